@@ -1,0 +1,151 @@
+//! Finds MLX, builds `cpp/` against it with CMake and tells cargo what to link.
+//!
+//! Never uses the network: `scripts/build_metal.sh` brings what is missing.
+
+use std::env;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context, Result, bail, ensure};
+
+fn main() -> Result<()> {
+    let root = PathBuf::from(env::var("CARGO_MANIFEST_DIR")?);
+    for path in ["build.rs", "src/ffi.rs", "cpp", "metal", "cmake", ".mlx/mlx_primitives.metallib"] {
+        println!("cargo::rerun-if-changed={path}");
+    }
+    for variable in ["MLX_DIR", "CMAKE", "DOCS_RS", "CXX", "CXXFLAGS"] {
+        println!("cargo::rerun-if-env-changed={variable}");
+    }
+    // docs.rs has no MLX and no network; rustdoc needs neither library nor headers.
+    if env::var_os("DOCS_RS").is_some() {
+        return Ok(());
+    }
+
+    let mlx = Mlx::find(&root)?;
+    println!("cargo::rerun-if-changed={}", mlx.header().display());
+    let bridge = cxx_build::bridges(["src/ffi.rs"]);
+    drop(bridge); // only the generated code is wanted: CMake compiles it with cpp/
+    build_cpp(&root, &mlx)?;
+    link(&mlx)
+}
+
+/// An MLX install prefix: `include`, `lib`, `share/cmake/MLX`.
+struct Mlx {
+    prefix: PathBuf,
+    version: String,
+}
+
+impl Mlx {
+    /// MLX_DIR, what the script provided, Homebrew, the Python package; in this order.
+    fn find(root: &Path) -> Result<Self> {
+        let pinned = fs::read_to_string(root.join("cmake/mlx_version.txt"))?;
+        let line = pinned.trim().rsplit_once('.').context("cmake/mlx_version.txt")?.0.to_owned();
+
+        if let Some(dir) = env::var_os("MLX_DIR") {
+            let mlx = Self::at(Path::new(&dir)).with_context(|| {
+                format!("MLX_DIR={} holds no MLX (include/mlx/version.h)", dir.display())
+            })?;
+            ensure!(mlx.is_on(&line), "MLX_DIR holds MLX {}, but {line}.x is needed", mlx.version);
+            return Ok(mlx);
+        }
+        let mut refused = Vec::new();
+        let mut candidates = vec![
+            root.join(".mlx/python/mlx"),
+            PathBuf::from("/opt/homebrew/opt/mlx"),
+            PathBuf::from("/usr/local/opt/mlx"),
+        ];
+        candidates.extend(python_prefix());
+        for prefix in candidates {
+            match Self::at(&prefix) {
+                Some(mlx) if mlx.is_on(&line) => return Ok(mlx),
+                Some(mlx) => refused.push(format!("MLX {} in {}", mlx.version, prefix.display())),
+                None => {}
+            }
+        }
+        let seen = match refused.as_slice() {
+            [] => String::new(),
+            found => format!(" (found only {})", found.join(", ")),
+        };
+        bail!("MLX {line}.x was not found{seen}: run scripts/build_metal.sh, or set MLX_DIR")
+    }
+
+    fn at(prefix: &Path) -> Option<Self> {
+        let header = fs::read_to_string(prefix.join("include/mlx/version.h")).ok()?;
+        let part = |name: &str| {
+            let (_, rest) = header.split_once(&format!("#define MLX_VERSION_{name} "))?;
+            Some(rest.lines().next()?.trim().to_owned())
+        };
+        let version = [part("MAJOR")?, part("MINOR")?, part("PATCH")?].join(".");
+        Some(Self { prefix: prefix.to_owned(), version })
+    }
+
+    fn is_on(&self, line: &str) -> bool {
+        self.version.strip_prefix(line).is_some_and(|patch| patch.starts_with('.'))
+    }
+
+    fn header(&self) -> PathBuf {
+        self.prefix.join("include/mlx/version.h")
+    }
+
+    fn lib(&self) -> PathBuf {
+        self.prefix.join("lib")
+    }
+}
+
+/// The prefix of MLX's Python package, if `python3` has it.
+fn python_prefix() -> Option<PathBuf> {
+    let output = Command::new("python3").args(["-m", "mlx", "--cmake-dir"]).output().ok()?;
+    let cmake_dir = PathBuf::from(String::from_utf8(output.stdout).ok()?.trim());
+    // <prefix>/share/cmake/MLX
+    cmake_dir.ancestors().nth(3).map(Path::to_owned)
+}
+
+fn build_cpp(root: &Path, mlx: &Mlx) -> Result<()> {
+    let out = PathBuf::from(env::var("OUT_DIR")?);
+    let tools = root.join(".mlx/python");
+    let mut config = cmake::Config::new("cpp");
+    // Optimised always: an unoptimised MLX template costs more than it shows.
+    config
+        .profile("Release")
+        .build_target("mlx_primitives_cpp")
+        .define("MLX_DIR", mlx.prefix.join("share/cmake/MLX"))
+        .define("MLX_HEADER_VERSION", &mlx.version)
+        .define("CXXBRIDGE_DIR", out.join("cxxbridge"))
+        .define("BUILT_METALLIB", root.join(".mlx/mlx_primitives.metallib"))
+        .define("CMAKE_EXPORT_COMPILE_COMMANDS", "ON");
+
+    let brought_cmake = tools.join("cmake/data/bin/cmake");
+    if env::var_os("CMAKE").is_none() && brought_cmake.exists() {
+        // SAFETY: this build script has one thread, so nobody reads the environment meanwhile.
+        unsafe { env::set_var("CMAKE", &brought_cmake) };
+    }
+    let brought_ninja = tools.join("ninja/data/bin/ninja");
+    if brought_ninja.exists() {
+        config.generator("Ninja").define("CMAKE_MAKE_PROGRAM", &brought_ninja);
+    }
+    ensure!(
+        env::var_os("CMAKE").is_some() || Command::new("cmake").arg("--version").output().is_ok(),
+        "CMake was not found: run scripts/build_metal.sh, or put cmake on PATH"
+    );
+    let built = config.build().join("build");
+    println!("cargo::rustc-link-search=native={}", built.display());
+    println!("cargo::rustc-link-lib=static=mlx_primitives_cpp");
+    Ok(())
+}
+
+fn link(mlx: &Mlx) -> Result<()> {
+    let lib = mlx.lib();
+    println!("cargo::rustc-link-search=native={}", lib.display());
+    println!("cargo::rustc-link-lib=dylib=mlx");
+    if env::var("CARGO_CFG_TARGET_OS")? == "macos" {
+        println!("cargo::rustc-link-lib=dylib=objc");
+    }
+    // Reaches this package's binaries and tests; dependents add it from the metadata below.
+    println!("cargo::rustc-link-arg=-Wl,-rpath,{}", lib.display());
+    println!("cargo::rustc-env=MLX_PRIMITIVES_MLX_PREFIX={}", mlx.prefix.display());
+    println!("cargo::metadata=libdir={}", lib.display());
+    println!("cargo::metadata=include={}", mlx.prefix.join("include").display());
+    println!("cargo::metadata=mlx_version={}", mlx.version);
+    Ok(())
+}

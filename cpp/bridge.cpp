@@ -1,0 +1,259 @@
+#include "bridge.h"
+
+#include <sstream>
+#include <stdexcept>
+
+#include "gpu/metallib.h"
+#include "mlx-primitives/src/ffi.rs.h"
+#include "mlx/version.h"
+#include "ops/common.h"
+
+#define MLX_PRIMITIVES_TEXT(x) #x
+#define MLX_PRIMITIVES_DOTTED(a, b, c) \
+  MLX_PRIMITIVES_TEXT(a) "." MLX_PRIMITIVES_TEXT(b) "." MLX_PRIMITIVES_TEXT(c)
+
+namespace mlx_primitives::bridge {
+
+static_assert(sizeof(mx::ShapeElem) == sizeof(int32_t));
+
+namespace {
+
+// Set by with_device and with_stream. MLX's own default device is one unsynchronised global.
+thread_local std::optional<Place> place_of_thread;
+
+constexpr mx::Dtype dtypes[] = {
+    mx::bool_,
+    mx::uint8,
+    mx::uint16,
+    mx::uint32,
+    mx::uint64,
+    mx::int8,
+    mx::int16,
+    mx::int32,
+    mx::int64,
+    mx::float16,
+    mx::float32,
+    mx::float64,
+    mx::bfloat16,
+    mx::complex64};
+
+// from_mlx casts an enumerator of one enum to the other.
+static_assert(static_cast<int>(Dtype::Bool) == static_cast<int>(mx::Dtype::Val::bool_));
+static_assert(static_cast<int>(Dtype::Int32) == static_cast<int>(mx::Dtype::Val::int32));
+static_assert(static_cast<int>(Dtype::Float16) == static_cast<int>(mx::Dtype::Val::float16));
+static_assert(static_cast<int>(Dtype::Float32) == static_cast<int>(mx::Dtype::Val::float32));
+static_assert(static_cast<int>(Dtype::Bfloat16) == static_cast<int>(mx::Dtype::Val::bfloat16));
+static_assert(static_cast<int>(Dtype::Complex64) == static_cast<int>(mx::Dtype::Val::complex64));
+
+mx::Device device_of(const Place& place) {
+  return place.gpu ? mx::Device::gpu : mx::Device::cpu;
+}
+
+mx::StreamOrDevice resolve(const Place& place) {
+  if (!place.explicit_device) {
+    return {};
+  }
+  if (place.stream >= 0) {
+    return mx::Stream(place.stream, device_of(place));
+  }
+  return device_of(place);
+}
+
+} // namespace
+
+mx::StreamOrDevice here() {
+  return place_of_thread ? resolve(*place_of_thread) : mx::StreamOrDevice{};
+}
+
+mx::Dtype to_mlx(Dtype dtype) {
+  auto index = static_cast<size_t>(dtype);
+  if (index >= std::size(dtypes)) {
+    throw std::invalid_argument("[dtype] expected one of MLX's dtypes");
+  }
+  return dtypes[index];
+}
+
+rust::String header_version() {
+  return MLX_PRIMITIVES_DOTTED(MLX_VERSION_MAJOR, MLX_VERSION_MINOR, MLX_VERSION_PATCH);
+}
+
+rust::String library_version() {
+  return mx::version();
+}
+
+rust::String version_mismatch(rust::Str header, rust::Str library) {
+  auto release = std::string(library);
+  release = release.substr(0, release.find(".dev"));
+  if (release == std::string(header)) {
+    return "";
+  }
+  std::ostringstream text;
+  text << "built with the headers of MLX " << std::string(header) << " but loaded libmlx "
+       << std::string(library) << ": build again, or set the rpath to the MLX it was built with";
+  return text.str();
+}
+
+void check_version() {
+  static const std::string mismatch(version_mismatch(header_version(), library_version()));
+  if (!mismatch.empty()) {
+    throw std::runtime_error(mismatch);
+  }
+}
+
+bool gpu_available() {
+  return mx::is_available(mx::Device::gpu);
+}
+
+bool default_is_gpu() {
+  return mx::default_device() == mx::Device::gpu;
+}
+
+rust::String device_name(bool gpu) {
+  const auto& info = mx::device_info(gpu ? mx::Device::gpu : mx::Device::cpu);
+  auto found = info.find("device_name");
+  if (found == info.end() || !std::holds_alternative<std::string>(found->second)) {
+    return "";
+  }
+  return std::get<std::string>(found->second);
+}
+
+rust::String kernels_origin() {
+  return metallib_description();
+}
+
+Place current_place() {
+  return place_of_thread.value_or(Place{false, false, -1});
+}
+
+void set_place(Place place) {
+  place_of_thread = place;
+}
+
+int32_t new_stream(bool gpu) {
+  return mx::new_stream(gpu ? mx::Device::gpu : mx::Device::cpu).index;
+}
+
+void synchronize(Place place) {
+  mx::synchronize(mx::to_stream(resolve(place)));
+}
+
+void clear_streams() {
+  mx::clear_streams();
+}
+
+size_t active_memory() {
+  return mx::get_active_memory();
+}
+
+size_t peak_memory() {
+  return mx::get_peak_memory();
+}
+
+size_t cache_memory() {
+  return mx::get_cache_memory();
+}
+
+void reset_peak_memory() {
+  mx::reset_peak_memory();
+}
+
+void clear_cache() {
+  mx::clear_cache();
+}
+
+ListHandle new_list() {
+  return std::make_unique<ArrayList>();
+}
+
+void push(ArrayList& list, const MlxArray& array) {
+  list.push_back(array);
+}
+
+Handle share(const MlxArray& array) {
+  return handle(array);
+}
+
+rust::Slice<const int32_t> shape(const MlxArray& array) {
+  const auto& dims = array.shape();
+  return {dims.begin(), dims.size()};
+}
+
+rust::Vec<int64_t> strides(const MlxArray& array) {
+  rust::Vec<int64_t> result;
+  for (auto stride : array.strides()) {
+    result.push_back(stride);
+  }
+  return result;
+}
+
+Dtype dtype(const MlxArray& array) {
+  return static_cast<Dtype>(array.dtype().val());
+}
+
+bool is_scheduled(const MlxArray& array) {
+  return array.status() != mx::array::Status::unscheduled;
+}
+
+bool is_row_contiguous(const MlxArray& array) {
+  return array.flags().row_contiguous;
+}
+
+rust::String primitive_name(const MlxArray& array) {
+  return array.has_primitive() ? array.primitive().name() : "";
+}
+
+rust::String to_text(const MlxArray& array) {
+  std::ostringstream text;
+  text << array;
+  return text.str();
+}
+
+void eval(const ArrayList& arrays) {
+  mx::eval(arrays);
+}
+
+void async_eval(const ArrayList& arrays) {
+  mx::async_eval(arrays);
+}
+
+Handle contents(const MlxArray& array) {
+  auto result = array;
+  result.eval();
+  if (!result.flags().row_contiguous) {
+    result = mx::contiguous(result, false, here());
+    result.eval();
+  }
+  return handle(std::move(result));
+}
+
+const uint8_t* data(const MlxArray& array) {
+  return array.size() ? array.data<uint8_t>() : nullptr;
+}
+
+Handle from_bytes(rust::Slice<const uint8_t> bytes, Ints shape, Dtype dtype) {
+  check_version();
+  auto type = to_mlx(dtype);
+  size_t elements = 1;
+  for (auto dim : shape) {
+    if (dim < 0 || __builtin_mul_overflow(elements, static_cast<size_t>(dim), &elements)) {
+      throw std::invalid_argument("[array] expected non-negative dimensions that fit in memory");
+    }
+  }
+  if (elements > bytes.size() || elements * mx::size_of(type) != bytes.size()) {
+    throw std::invalid_argument("[array] expected as many elements as the shape holds");
+  }
+  auto buffer = allocate(bytes.size());
+  std::copy(bytes.begin(), bytes.end(), static_cast<uint8_t*>(buffer.buffer().raw_ptr()));
+  return handle(mx::array(std::move(buffer), to_shape(shape), type));
+}
+
+Handle full(Ints shape, const MlxArray& value) {
+  return handle(mx::full(to_shape(shape), value, value.dtype(), here()));
+}
+
+Handle arange(double start, double stop, double step, Dtype dtype) {
+  check_version();
+  return handle(mx::arange(start, stop, step, to_mlx(dtype), here()));
+}
+
+} // namespace mlx_primitives::bridge

@@ -1,0 +1,197 @@
+// The C++ side of src/ffi.rs: conversions only, no logic. Groups follow ffi.rs.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "mlx/mlx.h"
+#include "rust/cxx.h"
+
+namespace mlx_primitives::bridge {
+
+namespace mx = mlx::core;
+
+// Defined by cxx in mlx-primitives/src/ffi.rs.h.
+enum class Dtype : uint8_t;
+enum class UnaryOp : uint8_t;
+enum class BinaryOp : uint8_t;
+enum class ReduceOp : uint8_t;
+struct Place;
+struct NamedArray;
+struct MetadataEntry;
+struct Loaded;
+struct ListPair;
+struct LaunchPlan;
+struct RopeCall;
+struct Closure;
+
+using MlxArray = mx::array;
+using Handle = std::unique_ptr<mx::array>;
+using ArrayList = std::vector<mx::array>;
+using ListHandle = std::unique_ptr<ArrayList>;
+using Ints = rust::Slice<const int32_t>;
+
+struct Compiled {
+  std::function<ArrayList(const ArrayList&)> function;
+};
+
+// Versions, devices, memory.
+rust::String header_version();
+rust::String library_version();
+void check_version();
+rust::String version_mismatch(rust::Str header, rust::Str library);
+bool gpu_available();
+bool default_is_gpu();
+rust::String device_name(bool gpu);
+rust::String kernels_origin();
+Place current_place();
+void set_place(Place place);
+int32_t new_stream(bool gpu);
+void synchronize(Place place);
+void clear_streams();
+size_t active_memory();
+size_t peak_memory();
+size_t cache_memory();
+void reset_peak_memory();
+void clear_cache();
+
+// Lists of arrays.
+ListHandle new_list();
+void push(ArrayList& list, const MlxArray& array);
+
+// Handles and what they describe.
+Handle share(const MlxArray& array);
+rust::Slice<const int32_t> shape(const MlxArray& array);
+rust::Vec<int64_t> strides(const MlxArray& array);
+Dtype dtype(const MlxArray& array);
+bool is_scheduled(const MlxArray& array);
+bool is_row_contiguous(const MlxArray& array);
+rust::String primitive_name(const MlxArray& array);
+rust::String to_text(const MlxArray& array);
+
+// Evaluation.
+void eval(const ArrayList& arrays);
+void async_eval(const ArrayList& arrays);
+Handle contents(const MlxArray& array);
+const uint8_t* data(const MlxArray& array);
+
+// Creation.
+Handle from_bytes(rust::Slice<const uint8_t> bytes, Ints shape, Dtype dtype);
+Handle full(Ints shape, const MlxArray& value);
+Handle arange(double start, double stop, double step, Dtype dtype);
+
+// Built-in ops of MLX.
+Handle unary(UnaryOp op, const MlxArray& a);
+Handle binary(BinaryOp op, const MlxArray& a, const MlxArray& b);
+Handle reduce(ReduceOp op, const MlxArray& a, Ints axes, bool keepdims);
+Handle reshape(const MlxArray& a, Ints shape);
+Handle transpose(const MlxArray& a, Ints axes);
+Handle slice(const MlxArray& a, Ints start, Ints stop, Ints steps);
+Handle slice_update(const MlxArray& a, const MlxArray& update, Ints start, Ints stop);
+Handle broadcast_to(const MlxArray& a, Ints shape);
+Handle expand_dims(const MlxArray& a, Ints axes);
+Handle squeeze(const MlxArray& a, Ints axes);
+Handle astype(const MlxArray& a, Dtype dtype);
+Handle contiguous(const MlxArray& a);
+Handle concatenate(const ArrayList& arrays, int32_t axis);
+Handle stack(const ArrayList& arrays, int32_t axis);
+Handle take(const MlxArray& a, const MlxArray& indices, int32_t axis);
+Handle take_along_axis(const MlxArray& a, const MlxArray& indices, int32_t axis);
+Handle put_along_axis(
+    const MlxArray& a, const MlxArray& indices, const MlxArray& values, int32_t axis);
+Handle select(const MlxArray& condition, const MlxArray& a, const MlxArray& b);
+Handle argmax(const MlxArray& a, int32_t axis, bool keepdims);
+Handle argsort(const MlxArray& a, int32_t axis);
+Handle sort(const MlxArray& a, int32_t axis);
+Handle cumsum(const MlxArray& a, int32_t axis);
+Handle stop_gradient(const MlxArray& a);
+
+// Random numbers.
+void random_seed(uint64_t seed);
+Handle random_key(uint64_t seed);
+Handle random_split(const MlxArray& key, int32_t count);
+Handle random_uniform(float low, float high, Ints shape, Dtype dtype, const MlxArray* key);
+Handle random_normal(Ints shape, Dtype dtype, const MlxArray* key);
+Handle random_randint(int32_t low, int32_t high, Ints shape, const MlxArray* key);
+Handle random_categorical(const MlxArray& logits, int32_t axis, const MlxArray* key);
+
+// The fused ops that MLX has itself.
+Handle builtin_rms_norm(const MlxArray& x, const MlxArray* weight, float eps);
+Handle builtin_softmax(const MlxArray& x, bool precise);
+Handle builtin_rope(
+    const MlxArray& x,
+    int32_t dims,
+    bool traditional,
+    const float* base,
+    float scale,
+    const MlxArray& offset,
+    const MlxArray* freqs);
+
+// Files.
+Loaded load_safetensors(rust::Str path);
+Loaded load_safetensors_bytes(rust::Slice<const uint8_t> bytes);
+void save_safetensors(
+    rust::Str path,
+    rust::Slice<const rust::String> names,
+    const ArrayList& arrays,
+    rust::Slice<const MetadataEntry> metadata);
+Loaded load_gguf(rust::Str path);
+
+// Transforms.
+ListPair vjp(const Closure& f, const ArrayList& primals, const ArrayList& cotangents);
+ListPair jvp(const Closure& f, const ArrayList& primals, const ArrayList& tangents);
+ListPair value_and_grad(const Closure& f, Ints argnums, const ArrayList& inputs);
+ListHandle vmap(const Closure& f, const ArrayList& inputs, Ints in_axes, Ints out_axes);
+std::unique_ptr<Compiled> compile(rust::Box<Closure> f, bool shapeless);
+ListHandle call_compiled(const Compiled& f, const ArrayList& inputs);
+
+// Launch plans.
+LaunchPlan rms_norm_plan(
+    uint64_t rows, uint32_t axis, rust::Str dtype, bool weighted, uint32_t max_threads);
+LaunchPlan softmax_plan(uint64_t rows, uint32_t axis, rust::Str dtype, uint32_t max_threads);
+LaunchPlan rope_plan(
+    const RopeCall& call, rust::Str dtype, bool explicit_freqs, bool in_place, uint32_t max_threads);
+
+// Our primitives.
+Handle rms_norm(const MlxArray& x, const MlxArray* weight, float eps);
+Handle softmax(const MlxArray& x);
+Handle rope(
+    const MlxArray& x,
+    int32_t dims,
+    bool traditional,
+    const float* base,
+    float scale,
+    const MlxArray& offset,
+    const MlxArray* freqs);
+
+// Conversions shared by the bridge's files.
+
+/** The stream or device that ops of this thread go to. */
+mx::StreamOrDevice here();
+mx::Dtype to_mlx(Dtype dtype);
+
+inline Handle handle(mx::array array) {
+  return std::make_unique<mx::array>(std::move(array));
+}
+
+inline ListHandle handle(ArrayList list) {
+  return std::make_unique<ArrayList>(std::move(list));
+}
+
+template <typename T>
+inline std::optional<T> optional(const T* value) {
+  return value ? std::optional<T>(*value) : std::nullopt;
+}
+
+inline mx::Shape to_shape(Ints dims) {
+  return mx::Shape(dims.begin(), dims.end());
+}
+
+inline std::vector<int> to_ints(Ints values) {
+  return std::vector<int>(values.begin(), values.end());
+}
+
+} // namespace mlx_primitives::bridge

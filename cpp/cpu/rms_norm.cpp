@@ -1,0 +1,26 @@
+#include "ops/rms_norm.h"
+
+#include "cpu/dispatch.h"
+
+namespace mlx_primitives {
+
+void RmsNorm::eval_cpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) {
+  const auto& x = inputs[0];
+  auto& out = outputs[0];
+  for (const auto& input : inputs) {
+    require_row_contiguous("rms_norm", input);
+  }
+  donate_or_allocate(x, out);
+  size_t axis = x.shape(-1);
+  cpu_dispatch(stream(), out, [&] {
+    return [dtype = kernel_dtype(x),
+            in = bytes(x),
+            weight = inputs.size() > 1 ? bytes(inputs[1]) : nullptr,
+            to = bytes(out),
+            rows = x.size() / axis,
+            axis,
+            eps = eps_] { bridge::rms_norm_cpu(dtype, in, weight, to, rows, axis, eps); };
+  });
+}
+
+} // namespace mlx_primitives

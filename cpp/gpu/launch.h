@@ -1,0 +1,54 @@
+#pragma once
+
+#include <functional>
+#include <initializer_list>
+
+#include "mlx/array.h"
+#include "mlx/backend/metal/device.h"
+#include "ops/common.h"
+#include "plan/launch.h"
+
+namespace mlx_primitives {
+
+/** A launch and the pipeline of its kernel, which takes that many threads. */
+struct Pipeline {
+  Launch launch;
+  MTL::ComputePipelineState* state;
+};
+
+/**
+ * Plans a launch for a largest threadgroup. A kernel that needs many registers may allow
+ * fewer threads than planned; the plan is then made again within that limit.
+ */
+Pipeline pipeline(const mx::Stream& stream, const std::function<Launch(uint32_t)>& plan);
+
+/** Throws std::invalid_argument unless `a`, the op's input called `what`, is row-contiguous. */
+void require_row_contiguous(const char* op, const char* what, const mx::array& a);
+
+/** Gives `out` x's buffer where nobody else needs it (true), else a new one (false). */
+bool take_buffer(const mx::array& x, mx::array& out);
+
+/** Opens the encoding: pipeline, threadgroup memory, then the inputs from buffer 0 on. */
+void bind(
+    mx::metal::CommandEncoder& encoder,
+    const Pipeline& pipeline,
+    std::initializer_list<std::reference_wrapper<const mx::array>> inputs);
+
+void dispatch(mx::metal::CommandEncoder& encoder, const Launch& launch);
+
+/** Encodes one dispatch. Buffers: the inputs, then the output, then the params. */
+template <typename Params>
+void encode(
+    const mx::Stream& stream,
+    const Pipeline& pipeline,
+    std::initializer_list<std::reference_wrapper<const mx::array>> inputs,
+    mx::array& out,
+    const Params& params) {
+  auto& encoder = mx::metal::get_command_encoder(stream);
+  bind(encoder, pipeline, inputs);
+  encoder.set_output_array(out, static_cast<int>(inputs.size()));
+  encoder.set_bytes(params, static_cast<int>(inputs.size()) + 1);
+  dispatch(encoder, pipeline.launch);
+}
+
+}  // namespace mlx_primitives

@@ -1,0 +1,25 @@
+#pragma once
+
+#include <string>
+
+namespace mlx_primitives {
+
+/** Where the kernels come from; an empty path means the embedded source. */
+struct Metallib {
+  std::string path;
+  std::string origin;
+};
+
+/**
+ * The first of: $MLX_PRIMITIVES_METALLIB (an error if it names no file),
+ * mlx_primitives.metallib beside this binary, the one this build made, the embedded source.
+ */
+Metallib find_metallib();
+
+/** The same as a sentence for a person. */
+std::string metallib_description();
+
+/** The kernels' source as one file; written by cmake/embed_metal.cmake. */
+std::string embedded_metal_source();
+
+}  // namespace mlx_primitives

@@ -1,0 +1,68 @@
+#include "ops/common.h"
+
+namespace mlx_primitives {
+
+void require_kernel_dtype(const char* op, mx::Dtype dtype) {
+  if (dtype != mx::float32 && dtype != mx::float16 && dtype != mx::bfloat16) {
+    refuse(op, "expected float32, float16 or bfloat16, got ", dtype);
+  }
+}
+
+void require_last_axis(const char* op, const mx::array& x) {
+  if (x.ndim() == 0) {
+    refuse(op, "expected an array of rank 1 or more, got a scalar");
+  }
+  if (x.shape(-1) == 0) {
+    refuse(op, "expected a last axis of at least one element, got shape ", x.shape());
+  }
+}
+
+mx::array row_contiguous(const mx::array& x, mx::Stream s) {
+  // Placeholders of a compiled function have no data: their layout is not known yet.
+  bool known = x.has_primitive() ? dynamic_cast<FusedPrimitive*>(&x.primitive()) != nullptr
+                                 : x.data_shared_ptr() != nullptr && x.flags().row_contiguous;
+  return known ? x : mx::contiguous(x, false, s);
+}
+
+void require_row_contiguous(const char* op, const mx::array& x) {
+  if (!x.flags().row_contiguous) {
+    refuse(op, "expected a row-contiguous input at evaluation, got strides of another layout");
+  }
+}
+
+mx::allocator::Data allocate(size_t bytes) {
+  auto data = mx::allocator::malloc(bytes);
+  mx::allocator::Buffer buffer = data.buffer();
+  if (!buffer.ptr() && bytes > 0) {
+    throw std::runtime_error("[allocate] no memory for " + std::to_string(bytes) + " bytes");
+  }
+  return data;
+}
+
+void donate_or_allocate(const mx::array& x, mx::array& out) {
+  if (x.is_donatable() && x.itemsize() == out.itemsize()) {
+    out.copy_shared_buffer(x);
+  } else {
+    out.set_data(allocate(out.nbytes()));
+  }
+}
+
+mx::array batch_first(const mx::array& x, int axis, int size, mx::Stream s) {
+  if (axis >= 0) {
+    return mx::moveaxis(x, axis, 0, s);
+  }
+  auto shape = x.shape();
+  shape.insert(shape.begin(), size);
+  return mx::broadcast_to(x, shape, s);
+}
+
+int batch_size(const std::vector<mx::array>& inputs, const std::vector<int>& axes) {
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    if (axes[i] >= 0) {
+      return inputs[i].shape(axes[i]);
+    }
+  }
+  throw std::invalid_argument("[vmap] expected at least one mapped input, got none");
+}
+
+} // namespace mlx_primitives

@@ -1,0 +1,123 @@
+#include "ops/rms_norm.h"
+
+#include <numeric>
+
+namespace mlx_primitives {
+
+namespace {
+constexpr auto op = "rms_norm";
+
+/** What derivatives share: x in float32 and its reciprocal root mean square. */
+struct Normalizer {
+  mx::array x;
+  mx::array inverse;
+
+  Normalizer(const mx::array& input, float eps, mx::Stream s)
+      : x(mx::astype(input, mx::float32, s)),
+        inverse(mx::rsqrt(
+            mx::add(mx::mean(mx::square(x, s), -1, true, s), mx::array(eps), s), s)) {}
+
+  /** d(x * inverse) along t; the map is symmetric, so this serves vjp and jvp alike. */
+  mx::array project(const mx::array& t, mx::Stream s) const {
+    auto along = mx::mean(mx::multiply(x, t, s), -1, true, s);
+    auto cube = mx::multiply(inverse, mx::square(inverse, s), s);
+    auto radial = mx::multiply(x, mx::multiply(cube, along, s), s);
+    return mx::subtract(mx::multiply(t, inverse, s), radial, s);
+  }
+};
+} // namespace
+
+mx::array rms_norm(
+    const mx::array& x,
+    const std::optional<mx::array>& weight,
+    float eps,
+    mx::StreamOrDevice s_) {
+  require_last_axis(op, x);
+  if (weight && (weight->ndim() != 1 || weight->shape(0) != x.shape(-1))) {
+    refuse(op, "expected weight of shape (", x.shape(-1), "), got ", weight->shape());
+  }
+  auto dtype = weight ? mx::result_type(x, *weight) : x.dtype();
+  require_kernel_dtype(op, dtype);
+
+  auto s = mx::to_stream(s_);
+  std::vector<mx::array> inputs = {row_contiguous(mx::astype(x, dtype, s), s)};
+  if (weight) {
+    inputs.push_back(row_contiguous(mx::astype(*weight, dtype, s), s));
+  }
+  return mx::array(x.shape(), dtype, std::make_shared<RmsNorm>(s, eps), std::move(inputs));
+}
+
+std::vector<mx::array> RmsNorm::vjp(
+    const std::vector<mx::array>& primals,
+    const std::vector<mx::array>& cotangents,
+    const std::vector<int>& argnums,
+    const std::vector<mx::array>&) {
+  auto s = stream();
+  auto dtype = primals[0].dtype();
+  Normalizer n(primals[0], eps_, s);
+  auto g = mx::astype(cotangents[0], mx::float32, s);
+
+  std::vector<mx::array> gradients;
+  for (auto argnum : argnums) {
+    if (argnum == 0) {
+      auto gw = primals.size() > 1 ? mx::multiply(g, mx::astype(primals[1], mx::float32, s), s) : g;
+      gradients.push_back(mx::astype(n.project(gw, s), dtype, s));
+    } else {
+      std::vector<int> rows(primals[0].ndim() - 1);
+      std::iota(rows.begin(), rows.end(), 0);
+      auto normed = mx::multiply(n.x, n.inverse, s);
+      auto gradient = mx::sum(mx::multiply(g, normed, s), rows, false, s);
+      gradients.push_back(mx::astype(gradient, dtype, s));
+    }
+  }
+  return gradients;
+}
+
+std::vector<mx::array> RmsNorm::jvp(
+    const std::vector<mx::array>& primals,
+    const std::vector<mx::array>& tangents,
+    const std::vector<int>& argnums) {
+  auto s = stream();
+  Normalizer n(primals[0], eps_, s);
+  auto total = mx::zeros(primals[0].shape(), mx::float32, s);
+  for (size_t i = 0; i < argnums.size(); ++i) {
+    auto t = mx::astype(tangents[i], mx::float32, s);
+    if (argnums[i] == 1) {
+      t = mx::multiply(mx::multiply(n.x, n.inverse, s), t, s);
+    } else {
+      t = n.project(t, s);
+      if (primals.size() > 1) {
+        t = mx::multiply(t, mx::astype(primals[1], mx::float32, s), s);
+      }
+    }
+    total = mx::add(total, t, s);
+  }
+  return {mx::astype(total, primals[0].dtype(), s)};
+}
+
+std::pair<std::vector<mx::array>, std::vector<int>> RmsNorm::vmap(
+    const std::vector<mx::array>& inputs, const std::vector<int>& axes) {
+  auto s = stream();
+  auto x = batch_first(inputs[0], axes[0], batch_size(inputs, axes), s);
+  if (inputs.size() == 1 || axes[1] < 0) {
+    auto weight = inputs.size() > 1 ? std::optional(inputs[1]) : std::nullopt;
+    return {{rms_norm(x, weight, eps_, s)}, {0}};
+  }
+  // One weight per batch entry: it multiplies the rounded, normalised x as the kernel would.
+  auto weight = mx::moveaxis(inputs[1], axes[1], 0, s);
+  mx::Shape shape(x.ndim(), 1);
+  shape.front() = weight.shape(0);
+  shape.back() = weight.shape(1);
+  auto normed = rms_norm(x, std::nullopt, eps_, s);
+  return {{mx::multiply(normed, mx::reshape(weight, shape, s), s)}, {0}};
+}
+
+bool RmsNorm::is_equivalent(const mx::Primitive& other) const {
+  return eps_ == static_cast<const RmsNorm&>(other).eps_;
+}
+
+std::vector<mx::Shape> RmsNorm::output_shapes(const std::vector<mx::array>& inputs) {
+  return {inputs[0].shape()};
+}
+
+} // namespace mlx_primitives

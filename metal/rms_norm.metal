@@ -1,0 +1,142 @@
+#include "common.h"
+#include "rms_norm.h"
+
+/** x as squares, added to `sum` in the order of the row. */
+template <typename T>
+METAL_FUNC float add_squares(float sum, packed4<T> x) {
+  for (uint i = 0; i < READS; i++) {
+    float value = float(x[i]);
+    sum += value * value;
+  }
+  return sum;
+}
+
+METAL_FUNC float inverse_rms(float sum_of_squares, constant RmsNormParams& params) {
+  return precise::rsqrt(sum_of_squares / float(params.axis) + params.eps);
+}
+
+/** As MLX does, the normalised x is rounded to T before the weight multiplies it. */
+template <typename T, bool WEIGHTED>
+METAL_FUNC packed4<T> scaled(packed4<T> x, packed4<T> weight, float inverse) {
+  packed4<T> y;
+  for (uint i = 0; i < READS; i++) {
+    T normalised = T(float(x[i]) * inverse);
+    y[i] = WEIGHTED ? T(float(weight[i]) * float(normalised)) : normalised;
+  }
+  return y;
+}
+
+/** Rows of up to SIMD_ROW elements, one for each SIMD group: no barrier. */
+template <typename T, bool WEIGHTED>
+[[kernel]] void rms_norm_simd(
+    const device T* x [[buffer(0)]],
+    const device T* weight [[buffer(1)]],
+    device T* out [[buffer(2)]],
+    constant RmsNormParams& params [[buffer(3)]],
+    uint group [[threadgroup_position_in_grid]],
+    uint lane [[thread_index_in_simdgroup]],
+    uint simd [[simdgroup_index_in_threadgroup]],
+    uint simds [[simdgroups_per_threadgroup]]) {
+  const size_t row = size_t(group) * simds + simd;
+  if (row >= params.rows) {
+    return;
+  }
+  x += row * params.axis;
+  out += row * params.axis;
+  const uint at = lane * READS;
+
+  packed4<T> values = load4(x, at, params.axis, T(0.0f));
+  packed4<T> weights = values;
+  if (WEIGHTED) {
+    weights = load4(weight, at, params.axis, T(0.0f));
+  }
+  const float inverse = inverse_rms(simd_sum(add_squares<T>(0.0f, values)), params);
+  store4(out, at, params.axis, scaled<T, WEIGHTED>(values, weights, inverse));
+}
+
+/**
+ * A row for each threadgroup, QUADS * READS elements for each thread, kept in registers.
+ * A thread's quads are a whole threadgroup apart: MLX's order of addition.
+ */
+template <typename T, uint QUADS, bool WEIGHTED>
+[[kernel]] void rms_norm_row(
+    const device T* x [[buffer(0)]],
+    const device T* weight [[buffer(1)]],
+    device T* out [[buffer(2)]],
+    constant RmsNormParams& params [[buffer(3)]],
+    threadgroup float* scratch [[threadgroup(0)]],
+    uint group [[threadgroup_position_in_grid]],
+    uint thread_index [[thread_index_in_threadgroup]],
+    uint threads [[threads_per_threadgroup]],
+    uint lane [[thread_index_in_simdgroup]],
+    uint simd [[simdgroup_index_in_threadgroup]],
+    uint simds [[simdgroups_per_threadgroup]]) {
+  const Place place = {thread_index, threads, lane, simd, simds};
+  x += size_t(group) * params.axis;
+  out += size_t(group) * params.axis;
+
+  packed4<T> values[QUADS];
+  packed4<T> weights[QUADS];
+  float sum = 0.0f;
+  for (uint q = 0; q < QUADS; q++) {
+    const uint at = (q * threads + thread_index) * READS;
+    values[q] = load4(x, at, params.axis, T(0.0f));
+    weights[q] = values[q];
+    if (WEIGHTED) {  // before the barrier, so that this load does not wait for it
+      weights[q] = load4(weight, at, params.axis, T(0.0f));
+    }
+    sum = add_squares<T>(sum, values[q]);
+  }
+  const float inverse = inverse_rms(group_sum(sum, scratch, place), params);
+  for (uint q = 0; q < QUADS; q++) {
+    const uint at = (q * threads + thread_index) * READS;
+    store4(out, at, params.axis, scaled<T, WEIGHTED>(values[q], weights[q], inverse));
+  }
+}
+
+/** A row of any length for each threadgroup, read twice. */
+template <typename T, bool WEIGHTED>
+[[kernel]] void rms_norm_looped(
+    const device T* x [[buffer(0)]],
+    const device T* weight [[buffer(1)]],
+    device T* out [[buffer(2)]],
+    constant RmsNormParams& params [[buffer(3)]],
+    threadgroup float* scratch [[threadgroup(0)]],
+    uint group [[threadgroup_position_in_grid]],
+    uint thread_index [[thread_index_in_threadgroup]],
+    uint threads [[threads_per_threadgroup]],
+    uint lane [[thread_index_in_simdgroup]],
+    uint simd [[simdgroup_index_in_threadgroup]],
+    uint simds [[simdgroups_per_threadgroup]]) {
+  const Place place = {thread_index, threads, lane, simd, simds};
+  x += size_t(group) * params.axis;
+  out += size_t(group) * params.axis;
+
+  float sum = 0.0f;
+  for (uint at = thread_index * READS; at < params.axis; at += threads * READS) {
+    sum = add_squares<T>(sum, load4(x, at, params.axis, T(0.0f)));
+  }
+  const float inverse = inverse_rms(group_sum(sum, scratch, place), params);
+  for (uint at = thread_index * READS; at < params.axis; at += threads * READS) {
+    packed4<T> values = load4(x, at, params.axis, T(0.0f));
+    packed4<T> weights = values;
+    if (WEIGHTED) {
+      weights = load4(weight, at, params.axis, T(0.0f));
+    }
+    store4(out, at, params.axis, scaled<T, WEIGHTED>(values, weights, inverse));
+  }
+}
+
+#define RMS_NORM_KERNELS(DTYPE, T)                                            \
+  MLXP_KERNEL("mlxp_rms_norm_simd_" DTYPE, rms_norm_simd<T, false>)           \
+  MLXP_KERNEL("mlxp_rms_norm_simd_weighted_" DTYPE, rms_norm_simd<T, true>)   \
+  MLXP_KERNEL("mlxp_rms_norm_row_" DTYPE, rms_norm_row<T, 1, false>)          \
+  MLXP_KERNEL("mlxp_rms_norm_row_weighted_" DTYPE, rms_norm_row<T, 1, true>)  \
+  MLXP_KERNEL("mlxp_rms_norm_row2_" DTYPE, rms_norm_row<T, 2, false>)         \
+  MLXP_KERNEL("mlxp_rms_norm_row2_weighted_" DTYPE, rms_norm_row<T, 2, true>) \
+  MLXP_KERNEL("mlxp_rms_norm_row4_" DTYPE, rms_norm_row<T, 4, false>)         \
+  MLXP_KERNEL("mlxp_rms_norm_row4_weighted_" DTYPE, rms_norm_row<T, 4, true>) \
+  MLXP_KERNEL("mlxp_rms_norm_looped_" DTYPE, rms_norm_looped<T, false>)       \
+  MLXP_KERNEL("mlxp_rms_norm_looped_weighted_" DTYPE, rms_norm_looped<T, true>)
+
+MLXP_EACH_DTYPE(RMS_NORM_KERNELS)

@@ -1,0 +1,115 @@
+#!/usr/bin/env bash
+# Brings what the build needs and this machine lacks (MLX, CMake, Ninja) into
+# .mlx/, and on macOS compiles metal/*.metal into mlx_primitives.metallib.
+# Run it as often as you like: what is already there is kept.
+set -euo pipefail
+
+root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+tools=$root/.mlx
+site=$tools/python
+pinned=$(tr -d '[:space:]' <"$root/cmake/mlx_version.txt")
+line=${pinned%.*}
+system=$(uname -s)
+
+say() { printf '%s\n' "build_metal: $*" >&2; }
+die() {
+  say "error: $*"
+  exit 1
+}
+
+# pip_install PACKAGE...: into .mlx/python, away from the user's own packages.
+pip_install() {
+  say "installing $* into .mlx/python"
+  "${pip[@]}" install --quiet --disable-pip-version-check --no-warn-script-location \
+    --no-deps --upgrade --target "$site" "$@" ||
+    die "pip could not install $*; check the network, or set MLX_DIR to an installed MLX $line and put cmake on PATH"
+}
+
+# find_pip: a working pip in the array `pip`, from a private venv if python3 has none.
+find_pip() {
+  [ ${#pip[@]} -gt 0 ] && return
+  command -v python3 >/dev/null || die "python3 is not on PATH; install Python 3.9 or later"
+  if python3 -m pip --version >/dev/null 2>&1; then
+    pip=(python3 -m pip)
+    return
+  fi
+  [ -x "$tools/venv/bin/pip" ] || python3 -m venv "$tools/venv" >/dev/null 2>&1 ||
+    die "python3 has neither pip nor venv; install them (Debian, Ubuntu: apt-get install python3-pip)"
+  pip=("$tools/venv/bin/python" -m pip)
+}
+pip=()
+
+# version_at PREFIX: the version in an MLX prefix's headers, or nothing.
+version_at() {
+  local header=$1/include/mlx/version.h
+  [ -f "$header" ] || return 0
+  sed -n -E 's/^#define MLX_VERSION_(MAJOR|MINOR|PATCH) ([0-9]+).*/\2/p' "$header" | paste -sd. -
+}
+
+mkdir -p "$tools"
+export PIP_ROOT_USER_ACTION=ignore
+
+# MLX: MLX_DIR, what an earlier run brought, Homebrew; else the wheel.
+mlx=
+for prefix in "${MLX_DIR:-}" "$site/mlx" /opt/homebrew/opt/mlx /usr/local/opt/mlx; do
+  [ -n "$prefix" ] || continue
+  found=$(version_at "$prefix")
+  case $found in
+    "$line".*) mlx=$prefix && break ;;
+    "") [ "$prefix" != "${MLX_DIR:-}" ] || die "MLX_DIR=$prefix holds no include/mlx/version.h; point it at an MLX install prefix or unset it" ;;
+    *) [ "$prefix" != "${MLX_DIR:-}" ] || die "MLX_DIR=$prefix holds MLX $found, and $line.x is needed; point it elsewhere or unset it" ;;
+  esac
+done
+if [ -z "$mlx" ]; then
+  find_pip
+  case $system in
+    Darwin) pip_install "mlx-metal==$pinned" ;;
+    Linux) pip_install "mlx-cpu==$pinned" ;;
+    *) die "no MLX wheel exists for $system; macOS on Apple silicon and Linux are supported" ;;
+  esac
+  mlx=$site/mlx
+  [ -n "$(version_at "$mlx")" ] || die "the MLX wheel has no headers under $mlx; remove .mlx and run this again"
+fi
+say "MLX $(version_at "$mlx") in $mlx"
+
+# CMake 3.25 or later, and Ninja where there is no make.
+cmake_is_new_enough() {
+  command -v cmake >/dev/null || return 1
+  local v major minor
+  v=$(cmake --version 2>/dev/null | sed -n '1s/[^0-9]*//p')
+  IFS=. read -r major minor _ <<<"$v"
+  [ "${major:-0}" -gt 3 ] || { [ "${major:-0}" -eq 3 ] && [ "${minor:-0}" -ge 25 ]; }
+}
+if ! cmake_is_new_enough && [ ! -x "$site/cmake/data/bin/cmake" ]; then
+  find_pip
+  pip_install "cmake==3.31.6"
+fi
+if ! command -v make >/dev/null && ! command -v ninja >/dev/null && [ ! -x "$site/ninja/data/bin/ninja" ]; then
+  find_pip
+  pip_install "ninja==1.11.1.4"
+fi
+command -v c++ >/dev/null || command -v g++ >/dev/null || command -v clang++ >/dev/null ||
+  die "no C++ compiler found; install one (Debian, Ubuntu: apt-get install g++; macOS: xcode-select --install)"
+
+# The kernels. They are embedded as source too, so a Mac without Xcode still works.
+if [ "$system" = Darwin ]; then
+  library=$tools/mlx_primitives.metallib
+  if ! xcrun --sdk macosx --find metal >/dev/null 2>&1; then
+    say "Xcode's Metal compiler was not found: the kernels will be compiled when first used (install Xcode, then run this again, to precompile them)"
+  elif [ -f "$library" ] && [ -z "$(find "$root/metal" -newer "$library" -type f)" ]; then
+    say "kernels are up to date in .mlx/mlx_primitives.metallib"
+  else
+    objects=$(mktemp -d)
+    for source in "$root"/metal/*.metal; do
+      say "compiling metal/$(basename "$source")"
+      xcrun --sdk macosx metal -std=metal3.1 -O2 -Wall -Wextra -fno-fast-math -I "$root/metal" \
+        -c "$source" -o "$objects/$(basename "$source" .metal).air"
+    done
+    xcrun --sdk macosx metallib "$objects"/*.air -o "$library"
+    rm -rf "$objects"
+    say "wrote .mlx/mlx_primitives.metallib"
+  fi
+else
+  say "$system has no Metal: the kernels of src/cpu are used here"
+fi
+say "ready: cargo build"

@@ -1,0 +1,13 @@
+#!/bin/sh
+# Rebuilds assets/demo and tests/fixtures/greedy.json from nothing but this directory.
+set -eu
+here=$(cd "$(dirname "$0")" && pwd)
+root=$(cd "$here/../.." && pwd)
+venv=${DEMO_VENV:-$root/target/demo_model/venv}
+
+export PYTHONDONTWRITEBYTECODE=1
+[ -x "$venv/bin/python" ] || python3 -m venv "$venv"
+"$venv/bin/pip" install --quiet --requirement "$here/requirements.txt"
+"$venv/bin/python" "$here/train.py" --out "$root/assets/demo"
+"$venv/bin/python" "$here/reference.py" --model "$root/assets/demo" --out "$root/tests/fixtures/greedy.json"
+"$venv/bin/python" "$here/sample.py" --model "$root/assets/demo"

@@ -1,0 +1,232 @@
+//! The array handle: what it describes, how it is evaluated and read.
+
+mod create;
+mod math;
+mod view;
+
+use std::fmt;
+
+use cxx::{CxxVector, UniquePtr};
+
+use crate::dtype::{Dtype, Element};
+use crate::error::{Error, Result};
+use crate::ffi::bridge as ffi;
+
+pub use math::{Operand, Reduce};
+pub use view::{IntoIndex, concatenate, select, stack};
+
+/// A lazy, n-dimensional array of MLX: a node of a computation that runs when it is read.
+///
+/// Building an op evaluates nothing; [`eval`], [`Array::to_vec`], [`Array::item`] and printing
+/// do. Cloning shares the node. Shapes, axes and indices are `i32`, as in MLX; negative axes
+/// count from the last.
+///
+/// MLX's streams belong to the thread that made them, so an array stays on its thread:
+///
+/// ```compile_fail,E0277
+/// let x = mlx_primitives::Array::ones::<f32>(&[2]).unwrap();
+/// std::thread::spawn(move || x.to_vec::<f32>());
+/// ```
+///
+/// ```compile_fail,E0277
+/// let x = mlx_primitives::Array::ones::<f32>(&[2]).unwrap();
+/// std::thread::scope(|s| { s.spawn(|| x.shape().len()); });
+/// ```
+pub struct Array {
+    /// Never null.
+    handle: UniquePtr<ffi::MlxArray>,
+}
+
+impl Array {
+    pub(crate) fn new(handle: UniquePtr<ffi::MlxArray>) -> Self {
+        debug_assert!(!handle.is_null());
+        Self { handle }
+    }
+
+    /// Wraps what a bridge function returned.
+    pub(crate) fn from_bridge(
+        result: std::result::Result<UniquePtr<ffi::MlxArray>, cxx::Exception>,
+    ) -> Result<Self> {
+        Ok(Self::new(result?))
+    }
+
+    pub(crate) fn from_ref(array: &ffi::MlxArray) -> Self {
+        Self::new(ffi::share(array))
+    }
+
+    pub(crate) fn raw(&self) -> &ffi::MlxArray {
+        &self.handle
+    }
+
+    /// The length of each dimension; empty for a scalar.
+    pub fn shape(&self) -> &[i32] {
+        ffi::shape(self.raw())
+    }
+
+    /// The length of dimension `axis`, which may be negative; an error outside the rank.
+    pub fn dim(&self, axis: i32) -> Result<i32> {
+        let rank = self.ndim() as i32;
+        let index = if axis < 0 { axis + rank } else { axis };
+        self.shape().get(usize::try_from(index).unwrap_or(usize::MAX)).copied().ok_or_else(|| {
+            Error::argument("dim", format_args!("an axis within rank {rank}, got {axis}"))
+        })
+    }
+
+    /// The number of dimensions.
+    pub fn ndim(&self) -> usize {
+        self.shape().len()
+    }
+
+    /// The number of elements.
+    pub fn size(&self) -> usize {
+        self.shape().iter().fold(1, |size, &dim| size.saturating_mul(dim as usize))
+    }
+
+    /// The bytes that the elements take when laid out without gaps.
+    pub fn nbytes(&self) -> usize {
+        self.size().saturating_mul(self.dtype().size())
+    }
+
+    /// Elements to step over in memory for each dimension. Known only once evaluated: before,
+    /// these are those of a row-major array.
+    pub fn strides(&self) -> Vec<i64> {
+        ffi::strides(self.raw())
+    }
+
+    /// The type of the elements.
+    pub fn dtype(&self) -> Dtype {
+        ffi::dtype(self.raw())
+    }
+
+    /// Whether the computation of this array has been handed to its device.
+    pub fn is_scheduled(&self) -> bool {
+        ffi::is_scheduled(self.raw())
+    }
+
+    /// Whether the elements lie in memory in row-major order without gaps; see [`Array::strides`].
+    pub fn is_row_contiguous(&self) -> bool {
+        ffi::is_row_contiguous(self.raw())
+    }
+
+    /// The name of the primitive that will compute this array; none for data and evaluated arrays.
+    pub fn primitive(&self) -> Option<String> {
+        Some(ffi::primitive_name(self.raw())).filter(|name| !name.is_empty())
+    }
+
+    /// Computes this array and what it depends on.
+    pub fn eval(&self) -> Result<()> {
+        eval([self])
+    }
+
+    /// Evaluates and copies the elements out in row-major order.
+    ///
+    /// An error if `T` is not the array's type; convert first with [`Array::astype`].
+    ///
+    /// ```
+    /// # use mlx_primitives::Array;
+    /// let x = Array::from_slice(&[1i32, 2, 3], &[3])?;
+    /// assert_eq!(x.to_vec::<i32>()?, [1, 2, 3]);
+    /// assert!(x.to_vec::<f32>().is_err());
+    /// # Ok::<(), mlx_primitives::Error>(())
+    /// ```
+    pub fn to_vec<T: Element>(&self) -> Result<Vec<T>> {
+        if T::DTYPE != self.dtype() {
+            return Err(Error::argument(
+                "to_vec",
+                format_args!("an array of {}, got {}", T::DTYPE, self.dtype()),
+            ));
+        }
+        let contents = ffi::contents(self.raw())?;
+        let data = ffi::data(&contents);
+        if data.is_null() {
+            return Ok(Vec::new());
+        }
+        // SAFETY: `contents` is evaluated and row-contiguous, so its size * itemsize bytes lie at
+        // `data`, and it stays alive until after the copy.
+        let bytes = unsafe { std::slice::from_raw_parts(data, self.nbytes()) };
+        Ok(T::copy_from(bytes))
+    }
+
+    /// The value of an array of one element; an error for other sizes or another type.
+    pub fn item<T: Element>(&self) -> Result<T> {
+        if self.size() != 1 {
+            return Err(Error::argument(
+                "item",
+                format_args!("an array of one element, got shape {:?}", self.shape()),
+            ));
+        }
+        Ok(self.to_vec()?[0])
+    }
+}
+
+impl Clone for Array {
+    fn clone(&self) -> Self {
+        Self::from_ref(self.raw())
+    }
+}
+
+/// Prints as MLX does: `array([1, 2, 3], dtype=int32)`. Evaluates; a failure is printed instead.
+impl fmt::Display for Array {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.eval().and_then(|()| Ok(ffi::to_text(self.raw())?)) {
+            Ok(text) => f.write_str(&text),
+            Err(error) => write!(f, "array(<{error}>)"),
+        }
+    }
+}
+
+/// As [`Display`](fmt::Display).
+impl fmt::Debug for Array {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+/// Computes several arrays together and waits for them.
+///
+/// ```
+/// # use mlx_primitives::{Array, eval};
+/// let x = Array::ones::<f32>(&[3])?;
+/// let (a, b) = (x.add(1.0)?, x.multiply(2.0)?);
+/// eval([&a, &b])?;
+/// assert!(a.is_scheduled() && b.is_scheduled());
+/// # Ok::<(), mlx_primitives::Error>(())
+/// ```
+pub fn eval<'a>(arrays: impl IntoIterator<Item = &'a Array>) -> Result<()> {
+    Ok(ffi::eval(&to_list(arrays))?)
+}
+
+/// Starts computing several arrays and returns; reading one of them waits for it.
+pub fn async_eval<'a>(arrays: impl IntoIterator<Item = &'a Array>) -> Result<()> {
+    Ok(ffi::async_eval(&to_list(arrays))?)
+}
+
+/// Refuses negative dimensions, and sizes beyond what a 64-bit machine addresses (2^47 bytes),
+/// where MLX would compute with a null pointer.
+fn require_addressable(op: &str, shape: &[i32], dtype: Dtype) -> Result<()> {
+    let bytes = shape.iter().try_fold(dtype.size() as u64, |bytes, &dim| {
+        bytes.checked_mul(u64::try_from(dim).ok()?).filter(|&bytes| bytes < 1 << 47)
+    });
+    bytes.map(|_| ()).ok_or_else(|| {
+        Error::argument(op, format_args!("a shape that memory can hold, got {shape:?}"))
+    })
+}
+
+pub(crate) type List = UniquePtr<CxxVector<ffi::MlxArray>>;
+
+pub(crate) fn to_list<'a>(arrays: impl IntoIterator<Item = &'a Array>) -> List {
+    let mut list = ffi::new_list();
+    for array in arrays {
+        ffi::push(list.pin_mut(), array.raw());
+    }
+    list
+}
+
+pub(crate) fn from_list(list: &CxxVector<ffi::MlxArray>) -> Vec<Array> {
+    list.iter().map(Array::from_ref).collect()
+}
+
+/// A pointer for the bridge's optional arguments: null for none.
+pub(crate) fn or_null(array: Option<&Array>) -> *const ffi::MlxArray {
+    array.map_or(std::ptr::null(), |array| array.raw())
+}

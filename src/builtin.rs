@@ -1,0 +1,36 @@
+//! MLX's own fused ops, under the names and with the arguments of ours in [`ops`](crate::ops):
+//! the references that tests and benchmarks compare with.
+
+use crate::array::{Array, or_null};
+use crate::error::Result;
+use crate::ffi::bridge as ffi;
+use crate::ops::Offset;
+
+/// `mlx.fast.rms_norm`.
+pub fn rms_norm(x: &Array, weight: Option<&Array>, eps: f32) -> Result<Array> {
+    // SAFETY: the pointer is null or that of a borrowed array, which outlives the call.
+    Array::from_bridge(unsafe { ffi::builtin_rms_norm(x.raw(), or_null(weight), eps) })
+}
+
+/// `mlx.softmax` over the last axis with `precise` accumulation in float32.
+pub fn softmax(x: &Array) -> Result<Array> {
+    Array::from_bridge(ffi::builtin_softmax(x.raw(), true))
+}
+
+/// `mlx.fast.rope`.
+pub fn rope<'a>(
+    x: &Array,
+    dims: i32,
+    traditional: bool,
+    base: Option<f32>,
+    scale: f32,
+    offset: impl Into<Offset<'a>>,
+    freqs: Option<&Array>,
+) -> Result<Array> {
+    let offset = offset.into().to_array()?;
+    let base = base.as_ref().map_or(std::ptr::null(), |base| base as *const f32);
+    // SAFETY: both pointers are null or those of borrowed values, which outlive the call.
+    Array::from_bridge(unsafe {
+        ffi::builtin_rope(x.raw(), dims, traditional, base, scale, offset.raw(), or_null(freqs))
+    })
+}

@@ -1,0 +1,157 @@
+//! The element types, seen by the kernels as loads and stores of `f32` lanes.
+
+use super::simd::F32x16;
+
+/// A buffer's element type.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Element {
+    F32,
+    F16,
+    BF16,
+}
+
+/// Calls a generic function with the type an [`Element`] names.
+macro_rules! with_element {
+    ($element:expr, $type:ident => $call:expr) => {
+        match $element {
+            $crate::cpu::element::Element::F32 => {
+                type $type = f32;
+                $call
+            }
+            $crate::cpu::element::Element::F16 => {
+                type $type = $crate::cpu::element::F16;
+                $call
+            }
+            $crate::cpu::element::Element::BF16 => {
+                type $type = $crate::cpu::element::Bf16;
+                $call
+            }
+        }
+    };
+}
+pub(super) use with_element;
+
+/// A storage type that converts to and from `f32` lanes in registers.
+///
+/// # Safety
+/// For every method the pointer covers sixteen elements, or `count <= 16` in the `_first` forms.
+pub trait Float: Copy + Send + Sync + 'static {
+    unsafe fn load<V: F32x16>(from: *const Self) -> V;
+    unsafe fn load_first<V: F32x16>(from: *const Self, count: usize) -> V;
+    unsafe fn store<V: F32x16>(lanes: V, to: *mut Self);
+    unsafe fn store_first<V: F32x16>(lanes: V, to: *mut Self, count: usize);
+    /// What a store followed by a load gives: the lanes rounded to this type.
+    fn round<V: F32x16>(lanes: V) -> V;
+}
+
+impl Float for f32 {
+    #[inline(always)]
+    unsafe fn load<V: F32x16>(from: *const f32) -> V {
+        // SAFETY: the trait's contract.
+        unsafe { V::load(from) }
+    }
+    #[inline(always)]
+    unsafe fn load_first<V: F32x16>(from: *const f32, count: usize) -> V {
+        // SAFETY: the trait's contract.
+        unsafe { V::load_first(from, count) }
+    }
+    #[inline(always)]
+    unsafe fn store<V: F32x16>(lanes: V, to: *mut f32) {
+        // SAFETY: the trait's contract.
+        unsafe { lanes.store(to) }
+    }
+    #[inline(always)]
+    unsafe fn store_first<V: F32x16>(lanes: V, to: *mut f32, count: usize) {
+        // SAFETY: the trait's contract.
+        unsafe { lanes.store_first(to, count) }
+    }
+    #[inline(always)]
+    fn round<V: F32x16>(lanes: V) -> V {
+        lanes
+    }
+}
+
+/// A sixteen-bit format: how its patterns become lanes and back.
+trait Sixteen: Copy + Send + Sync + 'static {
+    fn decode<V: F32x16>(half: V::Half) -> V;
+    fn encode<V: F32x16>(lanes: V) -> V::Half;
+    fn round<V: F32x16>(lanes: V) -> V;
+}
+
+/// IEEE binary16.
+#[derive(Clone, Copy)]
+#[repr(transparent)]
+pub struct F16(#[allow(dead_code)] u16);
+
+/// The upper half of a binary32.
+#[derive(Clone, Copy)]
+#[repr(transparent)]
+pub struct Bf16(#[allow(dead_code)] u16);
+
+impl Sixteen for F16 {
+    #[inline(always)]
+    fn decode<V: F32x16>(half: V::Half) -> V {
+        V::from_f16(half)
+    }
+    #[inline(always)]
+    fn encode<V: F32x16>(lanes: V) -> V::Half {
+        lanes.to_f16()
+    }
+    #[inline(always)]
+    fn round<V: F32x16>(lanes: V) -> V {
+        V::from_f16(lanes.to_f16())
+    }
+}
+
+/// The lanes' bits with the upper half rounded to nearest even; the lower half is left over.
+#[inline(always)]
+fn bf16_bits<V: F32x16>(lanes: V) -> V::Int {
+    let bits = lanes.to_bits();
+    let odd = V::and_int(V::shift_right::<16>(bits), V::splat_int(1));
+    let rounded = V::add_int(bits, V::add_int(odd, V::splat_int(0x7fff)));
+    // A NaN's carry could run into infinity or the sign.
+    let quiet = V::from_bits(V::splat_int(0x7fc0_0000));
+    V::select(lanes.is_nan(), quiet, V::from_bits(rounded)).to_bits()
+}
+
+impl Sixteen for Bf16 {
+    #[inline(always)]
+    fn decode<V: F32x16>(half: V::Half) -> V {
+        V::from_bits(V::shift_left::<16>(V::widen(half)))
+    }
+    #[inline(always)]
+    fn encode<V: F32x16>(lanes: V) -> V::Half {
+        V::narrow(V::shift_right::<16>(bf16_bits(lanes)))
+    }
+    #[inline(always)]
+    fn round<V: F32x16>(lanes: V) -> V {
+        V::from_bits(V::and_int(bf16_bits(lanes), V::splat_int(!0xffff)))
+    }
+}
+
+impl<T: Sixteen> Float for T {
+    #[inline(always)]
+    unsafe fn load<V: F32x16>(from: *const T) -> V {
+        // SAFETY: the trait's contract; both formats are transparent over u16.
+        T::decode(unsafe { V::load_half(from.cast()) })
+    }
+    #[inline(always)]
+    unsafe fn load_first<V: F32x16>(from: *const T, count: usize) -> V {
+        // SAFETY: as in `load`.
+        T::decode(unsafe { V::load_half_first(from.cast(), count) })
+    }
+    #[inline(always)]
+    unsafe fn store<V: F32x16>(lanes: V, to: *mut T) {
+        // SAFETY: as in `load`.
+        unsafe { V::store_half(T::encode(lanes), to.cast()) }
+    }
+    #[inline(always)]
+    unsafe fn store_first<V: F32x16>(lanes: V, to: *mut T, count: usize) {
+        // SAFETY: as in `load`.
+        unsafe { V::store_half_first(T::encode(lanes), to.cast(), count) }
+    }
+    #[inline(always)]
+    fn round<V: F32x16>(lanes: V) -> V {
+        T::round(lanes)
+    }
+}

@@ -1,0 +1,115 @@
+//! Elementary functions on blocks of lanes.
+
+use super::simd::{F32x16, LANES};
+
+/// e^x for x <= 0, within one ulp, subnormal results included; NaN gives NaN, -inf gives 0.
+#[inline(always)]
+pub fn exp_nonpositive<V: F32x16>(x: V) -> V {
+    // e^-104 rounds to zero; the clamp keeps -inf out of the reduction.
+    let x = V::splat(-104.0).max(x);
+    // x = n ln 2 + r with |r| <= ln 2 / 2. Adding 1.5 * 2^23 rounds to an integer, and
+    // ln 2's high part is short enough for n * high to be exact.
+    let magic = V::splat(12_582_912.0);
+    let n = x.mul_add(V::splat(std::f32::consts::LOG2_E), magic) - magic;
+    let r = n.mul_add(V::splat(-0.693_359_4), x);
+    let r = n.mul_add(V::splat(2.121_944_4e-4), r);
+    let p = V::splat(1.392_621_3e-3);
+    let p = p.mul_add(r, V::splat(8.363_203e-3));
+    let p = p.mul_add(r, V::splat(4.166_655_6e-2));
+    let p = p.mul_add(r, V::splat(1.666_657_6e-1));
+    let p = p.mul_add(r, V::splat(0.5));
+    let p = p.mul_add(r * r, r) + V::splat(1.0);
+    p.scale_by_power(n)
+}
+
+/// Beyond this MLX leaves its polynomials and calls libm.
+const SINCOS_LIMIT: f32 = 8_388_608.0;
+
+/// (sin x, cos x), operation by operation as MLX's CPU backend computes them (the Cephes
+/// single-precision polynomials), so that rotations match `mx.fast.rope` bit for bit.
+#[inline(always)]
+pub fn sin_cos<V: F32x16>(x: V) -> (V, V) {
+    let magnitude = x.abs();
+    let (sin, cos) = sin_cos_reduced(x, magnitude);
+    if magnitude.any_above(SINCOS_LIMIT) {
+        return sin_cos_by_lane(x, sin, cos);
+    }
+    (sin, cos)
+}
+
+#[inline(always)]
+fn sin_cos_reduced<V: F32x16>(x: V, magnitude: V) -> (V, V) {
+    // The octant, rounded up to even: 0, 2, 4, 6 are the multiples of pi/2.
+    let octant = (magnitude * V::splat(1.273_239_5)).to_int();
+    let octant = V::and_int(V::add_int(octant, V::splat_int(1)), V::splat_int(!1));
+    let y = V::from_int(octant);
+    let r = y.mul_add(V::splat(-0.785_156_25), magnitude);
+    let r = y.mul_add(V::splat(-2.418_756_5e-4), r);
+    let r = y.mul_add(V::splat(-3.774_895e-8), r);
+    let z = r * r;
+
+    let c = z.mul_add(V::splat(2.443_315_7e-5), V::splat(-1.388_731_6e-3));
+    let c = c.mul_add(z, V::splat(4.166_664_6e-2)) * z * z;
+    let c = z.mul_add(V::splat(-0.5), c) + V::splat(1.0);
+    let s = z.mul_add(V::splat(-1.951_529_6e-4), V::splat(8.332_161e-3));
+    let s = s.mul_add(z, V::splat(-1.666_665_5e-1)) * z;
+    let s = r.mul_add(s, r);
+
+    // Bit 1 exchanges the two, bit 2 carries the sign. -0 counts as positive: adding +0 clears it.
+    let swap = V::and_int(octant, V::splat_int(2));
+    let sign = V::splat_int(i32::MIN);
+    let sin_sign = V::and_int(V::shift_left::<29>(octant), sign);
+    let cos_sign = V::add_int(octant, V::splat_int(2));
+    let cos_sign = V::and_int(V::shift_left::<29>(cos_sign), sign);
+    let x_sign = V::and_int((x + V::splat(0.0)).to_bits(), sign);
+    let sin = V::select(swap, c, s).xor_bits(sin_sign).xor_bits(x_sign);
+    let cos = V::select(swap, s, c).xor_bits(cos_sign);
+    (sin, cos)
+}
+
+/// Replaces the lanes beyond the limit with libm's results.
+#[cold]
+#[inline(never)]
+fn sin_cos_by_lane<V: F32x16>(x: V, sin: V, cos: V) -> (V, V) {
+    let (mut xs, mut sines, mut cosines) = ([0.0; LANES], [0.0; LANES], [0.0; LANES]);
+    // SAFETY: each array holds sixteen floats.
+    unsafe {
+        x.store(xs.as_mut_ptr());
+        sin.store(sines.as_mut_ptr());
+        cos.store(cosines.as_mut_ptr());
+        for lane in 0..LANES {
+            if xs[lane].abs() > SINCOS_LIMIT {
+                sines[lane] = xs[lane].sin();
+                cosines[lane] = xs[lane].cos();
+            }
+        }
+        (V::load(sines.as_ptr()), V::load(cosines.as_ptr()))
+    }
+}
+
+/// e^x as MLX's CPU backend computes it. Only for rope's frequencies, where matching MLX
+/// matters more than the last bits.
+#[inline(always)]
+pub fn exp_like_mlx(x: f32) -> f32 {
+    if x.is_nan() {
+        return x;
+    }
+    if x > 88.0 {
+        return f32::INFINITY;
+    }
+    if x < -88.0 {
+        return 0.0;
+    }
+    let y = x * 1.442_695;
+    // MLX's 0.5 is a double.
+    let whole = (f64::from(y) + 0.5).floor() as f32;
+    let part = y - whole;
+    let p = 1.535_336_2e-4_f32;
+    let p = p.mul_add(part, 1.339_887_4e-3);
+    let p = p.mul_add(part, 9.618_437e-3);
+    let p = p.mul_add(part, 5.550_332_5e-2);
+    let p = p.mul_add(part, 2.402_264_8e-1);
+    let p = p.mul_add(part, 6.931_472e-1);
+    let p = p.mul_add(part, 1.0);
+    f32::from_bits(((whole as i32 + 127) << 23) as u32) * p
+}

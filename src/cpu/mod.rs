@@ -1,0 +1,84 @@
+//! The CPU kernels: what `eval_cpu` calls, on contiguous row-major buffers.
+//!
+//! One body for each kernel, generic over the element type ([`element::Float`]) and the vector
+//! ([`simd::F32x16`]), entered at the level [`simd::Level`] chose and split by [`pool::Pool`].
+
+mod element;
+mod math;
+mod pool;
+mod rms_norm;
+mod rope;
+mod simd;
+mod softmax;
+#[cfg(test)]
+mod testing;
+
+pub use element::Element;
+pub use rms_norm::rms_norm;
+pub use rope::{Frequencies, RopeShape, rope};
+pub use softmax::softmax;
+
+use pool::Pool;
+use simd::Level;
+
+/// Where a kernel runs: the process's own choice, or one a test makes.
+#[derive(Clone, Copy)]
+struct Machine {
+    level: Level,
+    pool: &'static Pool,
+}
+
+impl Machine {
+    fn current() -> Self {
+        Self { level: Level::current(), pool: Pool::current() }
+    }
+}
+
+/// The instruction set in use: `avx512`, `avx2`, `neon` or `scalar`.
+///
+/// `MLX_PRIMITIVES_SIMD` names one; a name this machine cannot run means the best it can.
+pub fn simd_level_name() -> &'static str {
+    Level::current().name()
+}
+
+/// Threads that share a large job; `MLX_PRIMITIVES_THREADS` sets it.
+pub fn thread_count() -> usize {
+    Pool::current().threads()
+}
+
+/// `memcpy` with the kernels' pool and splitting: the yardstick for their bandwidth.
+///
+/// # Safety
+/// `from` is readable and `to` writable for `bytes`, and they do not overlap.
+pub unsafe fn parallel_copy(from: *const u8, to: *mut u8, bytes: usize) {
+    const BLOCK: usize = 4096;
+    let (from, to) = (Shared(from.cast_mut()), Shared(to));
+    Pool::current().for_each(bytes.div_ceil(BLOCK), BLOCK / 8, &|blocks| {
+        let start = blocks.start * BLOCK;
+        let count = (blocks.end * BLOCK).min(bytes) - start;
+        // SAFETY: the ranges are disjoint and within the caller's buffers.
+        unsafe { std::ptr::copy_nonoverlapping(from.get().add(start), to.get().add(start), count) }
+    });
+}
+
+/// A buffer that several threads use at disjoint places.
+struct Shared<T>(*mut T);
+
+impl<T> Shared<T> {
+    fn get(&self) -> *mut T {
+        self.0
+    }
+}
+
+impl<T> Clone for Shared<T> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<T> Copy for Shared<T> {}
+
+// SAFETY: only an address; each kernel states how its threads divide the buffer.
+unsafe impl<T> Send for Shared<T> {}
+// SAFETY: as above.
+unsafe impl<T> Sync for Shared<T> {}

@@ -1,0 +1,225 @@
+//! Fork-join over index ranges: the calling thread and a few helpers share one job.
+//!
+//! A helper joins a job only while it is open, and the caller waits for those that joined,
+//! so a helper the system has not scheduled never holds a job up. A second caller finds the
+//! pool taken and does its work alone: no queue, hence no deadlock. Helpers spin briefly after
+//! a job and then park; they hold nothing, so the process may exit at any time.
+
+use std::cell::UnsafeCell;
+use std::ops::Range;
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::thread::Thread;
+use std::time::{Duration, Instant};
+
+/// Below this much work, in tenths of a nanosecond of one core, a job is not worth waking a
+/// parked helper for.
+const PARALLEL_WORK: usize = 250_000;
+/// How long a helper watches for the next job before it parks.
+const SPIN: Duration = Duration::from_micros(30);
+/// Ranges handed out per thread: enough to even out a disturbed core.
+const RANGES_PER_THREAD: usize = 4;
+
+/// `state`: job number in the upper half, then the open flag, then how many helpers are inside.
+const OPEN: u64 = 1 << 31;
+const INSIDE: u64 = OPEN - 1;
+const NUMBER: u64 = 1 << 32;
+
+type Body<'a> = dyn Fn(Range<usize>) + Sync + 'a;
+
+/// What the helpers see of the caller's job.
+#[derive(Clone, Copy)]
+struct Job {
+    body: *const Body<'static>,
+    items: usize,
+    step: usize,
+}
+
+struct Helper {
+    parked: AtomicBool,
+    thread: OnceLock<Thread>,
+}
+
+pub struct Pool {
+    taken: AtomicBool,
+    state: AtomicU64,
+    next: AtomicUsize,
+    job: UnsafeCell<Option<Job>>,
+    helpers: Box<[Helper]>,
+}
+
+// SAFETY: `job` is written only by the holder of `taken` while the job is closed and nobody is
+// inside, and read only by helpers inside an open job; `state` orders the two.
+unsafe impl Sync for Pool {}
+// SAFETY: the body's pointer is followed only while the caller keeps it alive.
+unsafe impl Send for Pool {}
+
+/// A panic must not leave helpers with a dangling body, nor a job half done.
+struct AbortOnUnwind;
+
+impl Drop for AbortOnUnwind {
+    fn drop(&mut self) {
+        std::process::abort();
+    }
+}
+
+impl Pool {
+    /// A pool of `threads` in all, the caller included. It lives as long as the process.
+    pub fn leak(threads: usize) -> &'static Pool {
+        let helpers = (1..threads.max(1))
+            .map(|_| Helper { parked: AtomicBool::new(false), thread: OnceLock::new() })
+            .collect();
+        let pool: &'static Pool = Box::leak(Box::new(Pool {
+            taken: AtomicBool::new(false),
+            state: AtomicU64::new(0),
+            next: AtomicUsize::new(0),
+            job: UnsafeCell::new(None),
+            helpers,
+        }));
+        for (index, helper) in pool.helpers.iter().enumerate() {
+            // A thread the system refuses is one helper fewer, nothing worse.
+            let _ = std::thread::Builder::new()
+                .name(format!("mlx-primitives-{index}"))
+                .spawn(move || pool.help(helper));
+        }
+        pool
+    }
+
+    /// The process's pool: `MLX_PRIMITIVES_THREADS` threads (at least 1), or one for each core.
+    pub fn current() -> &'static Pool {
+        static CURRENT: OnceLock<&Pool> = OnceLock::new();
+        CURRENT.get_or_init(|| {
+            let wanted = std::env::var("MLX_PRIMITIVES_THREADS").ok();
+            let wanted = wanted.and_then(|text| text.trim().parse::<usize>().ok());
+            let cores = || std::thread::available_parallelism().map_or(1, |cores| cores.get());
+            Pool::leak(wanted.filter(|&threads| threads >= 1).unwrap_or_else(cores).min(1024))
+        })
+    }
+
+    pub fn threads(&self) -> usize {
+        self.helpers.len() + 1
+    }
+
+    /// How many ranges a job of this much work is worth splitting into.
+    pub fn ranges(&self, work: usize) -> usize {
+        if work < PARALLEL_WORK || self.helpers.is_empty() {
+            return 1;
+        }
+        self.threads() * RANGES_PER_THREAD
+    }
+
+    /// Runs `body` over disjoint ranges that cover `0..items`, an item being about
+    /// `work` tenths of a nanosecond. Small jobs, and jobs that find the pool taken, run in place.
+    pub fn for_each(&self, items: usize, work: usize, body: &Body) {
+        if items == 0 {
+            return;
+        }
+        let ranges = self.ranges(items.saturating_mul(work)).min(items);
+        if ranges == 1 || self.taken.swap(true, Ordering::Acquire) {
+            return body(0..items);
+        }
+        let guard = AbortOnUnwind;
+        let step = items.div_ceil(ranges);
+        // SAFETY: only the lifetime changes; `close` returns after the last helper has left.
+        let body = unsafe { std::mem::transmute::<*const Body<'_>, *const Body<'static>>(body) };
+        let job = Job { body, items, step };
+        self.open(job);
+        self.work(job);
+        self.close();
+        std::mem::forget(guard);
+        self.taken.store(false, Ordering::Release);
+    }
+
+    fn open(&self, job: Job) {
+        // SAFETY: we hold `taken` and the last job is closed and empty.
+        unsafe { *self.job.get() = Some(job) };
+        self.next.store(0, Ordering::Relaxed);
+        // SeqCst here and at the helper's re-check: one of the two sees the other.
+        let number = (self.state.load(Ordering::Relaxed) & !INSIDE & !OPEN).wrapping_add(NUMBER);
+        self.state.store(number | OPEN, Ordering::SeqCst);
+        for helper in &self.helpers {
+            if helper.parked.load(Ordering::SeqCst)
+                && helper.parked.swap(false, Ordering::SeqCst)
+                && let Some(thread) = helper.thread.get()
+            {
+                thread.unpark();
+            }
+        }
+    }
+
+    /// Takes ranges until none is left.
+    fn work(&self, job: Job) {
+        loop {
+            let start = self.next.fetch_add(job.step, Ordering::Relaxed);
+            if start >= job.items {
+                return;
+            }
+            // SAFETY: the job is open or has us inside, so the caller still holds the body.
+            unsafe { (*job.body)(start..job.items.min(start + job.step)) };
+        }
+    }
+
+    /// Lets no further helper in and waits for those inside.
+    fn close(&self) {
+        self.state.fetch_and(!OPEN, Ordering::AcqRel);
+        let mut waited = 0u32;
+        while self.state.load(Ordering::Acquire) & INSIDE != 0 {
+            waited += 1;
+            if waited < 10_000 {
+                std::hint::spin_loop();
+            } else {
+                std::thread::yield_now();
+            }
+        }
+    }
+
+    /// A helper's life.
+    fn help(&self, me: &Helper) {
+        let _ = me.thread.set(std::thread::current());
+        let mut last = 0;
+        loop {
+            let state = self.wait(me, last);
+            last = state & !INSIDE & !OPEN;
+            // The job may have closed, or another helper come in, since `wait` looked.
+            if self
+                .state
+                .compare_exchange(state, state + 1, Ordering::AcqRel, Ordering::Relaxed)
+                .is_err()
+            {
+                last = last.wrapping_sub(NUMBER);
+                continue;
+            }
+            let guard = AbortOnUnwind;
+            // SAFETY: we are inside an open job, so it is set and stays so until we leave.
+            if let Some(job) = unsafe { *self.job.get() } {
+                self.work(job);
+            }
+            std::mem::forget(guard);
+            self.state.fetch_sub(1, Ordering::Release);
+        }
+    }
+
+    /// Waits for an open job other than number `last`.
+    fn wait(&self, me: &Helper, last: u64) -> u64 {
+        let fresh = |state: u64| state & OPEN != 0 && state & !INSIDE & !OPEN != last;
+        loop {
+            let start = Instant::now();
+            while start.elapsed() < SPIN {
+                for _ in 0..32 {
+                    let state = self.state.load(Ordering::Acquire);
+                    if fresh(state) {
+                        return state;
+                    }
+                    std::hint::spin_loop();
+                }
+                // Another thread may need this core, the caller's own among them.
+                std::thread::yield_now();
+            }
+            me.parked.store(true, Ordering::SeqCst);
+            if !fresh(self.state.load(Ordering::SeqCst)) {
+                std::thread::park();
+            }
+            me.parked.store(false, Ordering::SeqCst);
+        }
+    }
+}

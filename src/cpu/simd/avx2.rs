@@ -1,0 +1,241 @@
+//! AVX2 with FMA and F16C: a block is two registers, low lanes first.
+
+use std::arch::x86_64::*;
+use std::ops::{Add, Mul, Sub};
+
+use super::F32x16;
+
+#[derive(Clone, Copy)]
+pub struct Avx2(__m256, __m256);
+
+/// Lane numbers for `keep_first`.
+const INDEX: [i32; 16] = [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15];
+
+/// Intrinsic calls without memory access.
+macro_rules! lanes {
+    ($call:expr) => {
+        // SAFETY: this type is used only inside `Level::run` on a machine with AVX2, FMA, F16C.
+        unsafe { $call }
+    };
+}
+
+/// The same intrinsic on both halves.
+macro_rules! both {
+    ($name:ident($a:expr)) => { lanes!(($name($a.0), $name($a.1))) };
+    ($name:ident($a:expr, $b:expr)) => { lanes!(($name($a.0, $b.0), $name($a.1, $b.1))) };
+}
+
+#[inline(always)]
+fn floats((low, high): (__m256, __m256)) -> Avx2 {
+    Avx2(low, high)
+}
+
+impl Add for Avx2 {
+    type Output = Self;
+    #[inline(always)]
+    fn add(self, other: Self) -> Self {
+        floats(both!(_mm256_add_ps(self, other)))
+    }
+}
+
+impl Sub for Avx2 {
+    type Output = Self;
+    #[inline(always)]
+    fn sub(self, other: Self) -> Self {
+        floats(both!(_mm256_sub_ps(self, other)))
+    }
+}
+
+impl Mul for Avx2 {
+    type Output = Self;
+    #[inline(always)]
+    fn mul(self, other: Self) -> Self {
+        floats(both!(_mm256_mul_ps(self, other)))
+    }
+}
+
+impl F32x16 for Avx2 {
+    type Int = (__m256i, __m256i);
+    type Half = (__m128i, __m128i);
+
+    #[inline(always)]
+    fn splat(value: f32) -> Self {
+        let half = lanes!(_mm256_set1_ps(value));
+        Self(half, half)
+    }
+    #[inline(always)]
+    unsafe fn load(from: *const f32) -> Self {
+        // SAFETY: sixteen floats are readable; no alignment is needed.
+        unsafe { Self(_mm256_loadu_ps(from), _mm256_loadu_ps(from.add(8))) }
+    }
+    #[inline(always)]
+    unsafe fn store(self, to: *mut f32) {
+        // SAFETY: sixteen floats are writable; no alignment is needed.
+        unsafe {
+            _mm256_storeu_ps(to, self.0);
+            _mm256_storeu_ps(to.add(8), self.1);
+        }
+    }
+    #[inline(always)]
+    unsafe fn load_half(from: *const u16) -> Self::Half {
+        // SAFETY: sixteen patterns are readable; no alignment is needed.
+        unsafe { (_mm_loadu_si128(from.cast()), _mm_loadu_si128(from.add(8).cast())) }
+    }
+    #[inline(always)]
+    unsafe fn store_half(half: Self::Half, to: *mut u16) {
+        // SAFETY: sixteen patterns are writable; no alignment is needed.
+        unsafe {
+            _mm_storeu_si128(to.cast(), half.0);
+            _mm_storeu_si128(to.add(8).cast(), half.1);
+        }
+    }
+
+    #[inline(always)]
+    fn mul_add(self, factor: Self, addend: Self) -> Self {
+        lanes!(Self(
+            _mm256_fmadd_ps(self.0, factor.0, addend.0),
+            _mm256_fmadd_ps(self.1, factor.1, addend.1),
+        ))
+    }
+    #[inline(always)]
+    fn max(self, other: Self) -> Self {
+        floats(both!(_mm256_max_ps(self, other)))
+    }
+    #[inline(always)]
+    fn abs(self) -> Self {
+        let sign = Self::splat(-0.0);
+        floats(both!(_mm256_andnot_ps(sign, self)))
+    }
+    #[inline(always)]
+    fn swap_pairs(self) -> Self {
+        lanes!(Self(
+            _mm256_permute_ps::<0b10_11_00_01>(self.0),
+            _mm256_permute_ps::<0b10_11_00_01>(self.1),
+        ))
+    }
+    #[inline(always)]
+    fn reduce_add(self) -> f32 {
+        lanes!({
+            let sum = _mm256_add_ps(self.0, self.1);
+            let sum = _mm_add_ps(_mm256_castps256_ps128(sum), _mm256_extractf128_ps::<1>(sum));
+            let sum = _mm_add_ps(sum, _mm_movehl_ps(sum, sum));
+            _mm_cvtss_f32(_mm_add_ss(sum, _mm_movehdup_ps(sum)))
+        })
+    }
+    #[inline(always)]
+    fn reduce_max(self) -> f32 {
+        lanes!({
+            let max = _mm256_max_ps(self.0, self.1);
+            let max = _mm_max_ps(_mm256_castps256_ps128(max), _mm256_extractf128_ps::<1>(max));
+            let max = _mm_max_ps(max, _mm_movehl_ps(max, max));
+            _mm_cvtss_f32(_mm_max_ss(max, _mm_movehdup_ps(max)))
+        })
+    }
+    #[inline(always)]
+    fn any_above(self, limit: f32) -> bool {
+        lanes!({
+            let limit = _mm256_set1_ps(limit);
+            let low = _mm256_cmp_ps::<_CMP_GT_OQ>(self.0, limit);
+            let high = _mm256_cmp_ps::<_CMP_GT_OQ>(self.1, limit);
+            _mm256_movemask_ps(_mm256_or_ps(low, high)) != 0
+        })
+    }
+    #[inline(always)]
+    fn keep_first(self, count: usize, fill: f32) -> Self {
+        lanes!({
+            let count = _mm256_set1_epi32(count as i32);
+            let fill = _mm256_set1_ps(fill);
+            let low = _mm256_cmpgt_epi32(count, _mm256_loadu_si256(INDEX.as_ptr().cast()));
+            let high = _mm256_cmpgt_epi32(count, _mm256_loadu_si256(INDEX[8..].as_ptr().cast()));
+            Self(
+                _mm256_blendv_ps(fill, self.0, _mm256_castsi256_ps(low)),
+                _mm256_blendv_ps(fill, self.1, _mm256_castsi256_ps(high)),
+            )
+        })
+    }
+
+    #[inline(always)]
+    fn splat_int(value: i32) -> Self::Int {
+        let half = lanes!(_mm256_set1_epi32(value));
+        (half, half)
+    }
+    #[inline(always)]
+    fn add_int(a: Self::Int, b: Self::Int) -> Self::Int {
+        both!(_mm256_add_epi32(a, b))
+    }
+    #[inline(always)]
+    fn and_int(a: Self::Int, b: Self::Int) -> Self::Int {
+        both!(_mm256_and_si256(a, b))
+    }
+    #[inline(always)]
+    fn shift_left<const N: u32>(a: Self::Int) -> Self::Int {
+        let count = lanes!(_mm_cvtsi32_si128(N as i32));
+        lanes!((_mm256_sll_epi32(a.0, count), _mm256_sll_epi32(a.1, count)))
+    }
+    #[inline(always)]
+    fn shift_right<const N: u32>(a: Self::Int) -> Self::Int {
+        let count = lanes!(_mm_cvtsi32_si128(N as i32));
+        lanes!((_mm256_srl_epi32(a.0, count), _mm256_srl_epi32(a.1, count)))
+    }
+    #[inline(always)]
+    fn to_int(self) -> Self::Int {
+        both!(_mm256_cvttps_epi32(self))
+    }
+    #[inline(always)]
+    fn from_int(a: Self::Int) -> Self {
+        floats(both!(_mm256_cvtepi32_ps(a)))
+    }
+    #[inline(always)]
+    fn to_bits(self) -> Self::Int {
+        both!(_mm256_castps_si256(self))
+    }
+    #[inline(always)]
+    fn from_bits(a: Self::Int) -> Self {
+        floats(both!(_mm256_castsi256_ps(a)))
+    }
+    #[inline(always)]
+    fn xor_bits(self, a: Self::Int) -> Self {
+        floats(both!(_mm256_xor_ps(self, Self::from_bits(a))))
+    }
+    #[inline(always)]
+    fn select(mask: Self::Int, a: Self, b: Self) -> Self {
+        lanes!({
+            let zero = _mm256_setzero_si256();
+            let low = _mm256_castsi256_ps(_mm256_cmpeq_epi32(mask.0, zero));
+            let high = _mm256_castsi256_ps(_mm256_cmpeq_epi32(mask.1, zero));
+            Self(_mm256_blendv_ps(a.0, b.0, low), _mm256_blendv_ps(a.1, b.1, high))
+        })
+    }
+    #[inline(always)]
+    fn is_nan(self) -> Self::Int {
+        lanes!((
+            _mm256_castps_si256(_mm256_cmp_ps::<_CMP_UNORD_Q>(self.0, self.0)),
+            _mm256_castps_si256(_mm256_cmp_ps::<_CMP_UNORD_Q>(self.1, self.1)),
+        ))
+    }
+
+    #[inline(always)]
+    fn from_f16(half: Self::Half) -> Self {
+        floats(both!(_mm256_cvtph_ps(half)))
+    }
+    #[inline(always)]
+    fn to_f16(self) -> Self::Half {
+        lanes!((
+            _mm256_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(self.0),
+            _mm256_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(self.1),
+        ))
+    }
+    #[inline(always)]
+    fn widen(half: Self::Half) -> Self::Int {
+        both!(_mm256_cvtepu16_epi32(half))
+    }
+    #[inline(always)]
+    fn narrow(a: Self::Int) -> Self::Half {
+        lanes!({
+            // The pack works within 128-bit lanes; the permute puts its quarters in order.
+            let packed = _mm256_packus_epi32(a.0, a.1);
+            let ordered = _mm256_permute4x64_epi64::<0b11_01_10_00>(packed);
+            (_mm256_castsi256_si128(ordered), _mm256_extracti128_si256::<1>(ordered))
+        })
+    }
+}

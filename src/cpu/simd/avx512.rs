@@ -1,0 +1,207 @@
+//! AVX-512 (F, BW, VL, DQ): a block is one register, tails are masked.
+
+use std::arch::x86_64::*;
+use std::ops::{Add, Mul, Sub};
+
+use super::F32x16;
+
+#[derive(Clone, Copy)]
+pub struct Avx512(__m512);
+
+/// An intrinsic call without memory access.
+macro_rules! lanes {
+    ($call:expr) => {
+        // SAFETY: this type is used only inside `Level::run` on a machine with AVX-512.
+        unsafe { $call }
+    };
+}
+
+fn first(count: usize) -> u16 {
+    debug_assert!(count <= 16);
+    ((1u32 << count) - 1) as u16
+}
+
+impl Add for Avx512 {
+    type Output = Self;
+    #[inline(always)]
+    fn add(self, other: Self) -> Self {
+        Self(lanes!(_mm512_add_ps(self.0, other.0)))
+    }
+}
+
+impl Sub for Avx512 {
+    type Output = Self;
+    #[inline(always)]
+    fn sub(self, other: Self) -> Self {
+        Self(lanes!(_mm512_sub_ps(self.0, other.0)))
+    }
+}
+
+impl Mul for Avx512 {
+    type Output = Self;
+    #[inline(always)]
+    fn mul(self, other: Self) -> Self {
+        Self(lanes!(_mm512_mul_ps(self.0, other.0)))
+    }
+}
+
+impl F32x16 for Avx512 {
+    type Int = __m512i;
+    type Half = __m256i;
+
+    #[inline(always)]
+    fn splat(value: f32) -> Self {
+        Self(lanes!(_mm512_set1_ps(value)))
+    }
+    #[inline(always)]
+    unsafe fn load(from: *const f32) -> Self {
+        // SAFETY: sixteen floats are readable; no alignment is needed.
+        Self(unsafe { _mm512_loadu_ps(from) })
+    }
+    #[inline(always)]
+    unsafe fn store(self, to: *mut f32) {
+        // SAFETY: sixteen floats are writable; no alignment is needed.
+        unsafe { _mm512_storeu_ps(to, self.0) }
+    }
+    #[inline(always)]
+    unsafe fn load_half(from: *const u16) -> __m256i {
+        // SAFETY: sixteen patterns are readable; no alignment is needed.
+        unsafe { _mm256_loadu_si256(from.cast()) }
+    }
+    #[inline(always)]
+    unsafe fn store_half(half: __m256i, to: *mut u16) {
+        // SAFETY: sixteen patterns are writable; no alignment is needed.
+        unsafe { _mm256_storeu_si256(to.cast(), half) }
+    }
+    #[inline(always)]
+    unsafe fn load_first(from: *const f32, count: usize) -> Self {
+        // SAFETY: the mask confines the access to `count` floats.
+        Self(unsafe { _mm512_maskz_loadu_ps(first(count), from) })
+    }
+    #[inline(always)]
+    unsafe fn store_first(self, to: *mut f32, count: usize) {
+        // SAFETY: the mask confines the access to `count` floats.
+        unsafe { _mm512_mask_storeu_ps(to, first(count), self.0) }
+    }
+    #[inline(always)]
+    unsafe fn load_half_first(from: *const u16, count: usize) -> __m256i {
+        // SAFETY: the mask confines the access to `count` patterns.
+        unsafe { _mm256_maskz_loadu_epi16(first(count), from.cast()) }
+    }
+    #[inline(always)]
+    unsafe fn store_half_first(half: __m256i, to: *mut u16, count: usize) {
+        // SAFETY: the mask confines the access to `count` patterns.
+        unsafe { _mm256_mask_storeu_epi16(to.cast(), first(count), half) }
+    }
+
+    #[inline(always)]
+    fn mul_add(self, factor: Self, addend: Self) -> Self {
+        Self(lanes!(_mm512_fmadd_ps(self.0, factor.0, addend.0)))
+    }
+    #[inline(always)]
+    fn max(self, other: Self) -> Self {
+        Self(lanes!(_mm512_max_ps(self.0, other.0)))
+    }
+    #[inline(always)]
+    fn abs(self) -> Self {
+        Self(lanes!(_mm512_abs_ps(self.0)))
+    }
+    #[inline(always)]
+    fn swap_pairs(self) -> Self {
+        Self(lanes!(_mm512_permute_ps::<0b10_11_00_01>(self.0)))
+    }
+    #[inline(always)]
+    fn reduce_add(self) -> f32 {
+        lanes!({
+            let high = _mm512_extractf32x8_ps::<1>(self.0);
+            let sum = _mm256_add_ps(_mm512_castps512_ps256(self.0), high);
+            let sum = _mm_add_ps(_mm256_castps256_ps128(sum), _mm256_extractf128_ps::<1>(sum));
+            let sum = _mm_add_ps(sum, _mm_movehl_ps(sum, sum));
+            _mm_cvtss_f32(_mm_add_ss(sum, _mm_movehdup_ps(sum)))
+        })
+    }
+    #[inline(always)]
+    fn reduce_max(self) -> f32 {
+        lanes!(_mm512_reduce_max_ps(self.0))
+    }
+    #[inline(always)]
+    fn any_above(self, limit: f32) -> bool {
+        lanes!(_mm512_cmp_ps_mask::<_CMP_GT_OQ>(self.0, _mm512_set1_ps(limit))) != 0
+    }
+    #[inline(always)]
+    fn keep_first(self, count: usize, fill: f32) -> Self {
+        Self(lanes!(_mm512_mask_blend_ps(first(count), _mm512_set1_ps(fill), self.0)))
+    }
+
+    #[inline(always)]
+    fn splat_int(value: i32) -> __m512i {
+        lanes!(_mm512_set1_epi32(value))
+    }
+    #[inline(always)]
+    fn add_int(a: __m512i, b: __m512i) -> __m512i {
+        lanes!(_mm512_add_epi32(a, b))
+    }
+    #[inline(always)]
+    fn and_int(a: __m512i, b: __m512i) -> __m512i {
+        lanes!(_mm512_and_si512(a, b))
+    }
+    #[inline(always)]
+    fn shift_left<const N: u32>(a: __m512i) -> __m512i {
+        lanes!(_mm512_slli_epi32::<N>(a))
+    }
+    #[inline(always)]
+    fn shift_right<const N: u32>(a: __m512i) -> __m512i {
+        lanes!(_mm512_srli_epi32::<N>(a))
+    }
+    #[inline(always)]
+    fn to_int(self) -> __m512i {
+        lanes!(_mm512_cvttps_epi32(self.0))
+    }
+    #[inline(always)]
+    fn from_int(a: __m512i) -> Self {
+        Self(lanes!(_mm512_cvtepi32_ps(a)))
+    }
+    #[inline(always)]
+    fn to_bits(self) -> __m512i {
+        lanes!(_mm512_castps_si512(self.0))
+    }
+    #[inline(always)]
+    fn from_bits(a: __m512i) -> Self {
+        Self(lanes!(_mm512_castsi512_ps(a)))
+    }
+    #[inline(always)]
+    fn xor_bits(self, a: __m512i) -> Self {
+        Self(lanes!(_mm512_castsi512_ps(_mm512_xor_si512(_mm512_castps_si512(self.0), a))))
+    }
+    #[inline(always)]
+    fn select(mask: __m512i, a: Self, b: Self) -> Self {
+        Self(lanes!(_mm512_mask_blend_ps(_mm512_test_epi32_mask(mask, mask), b.0, a.0)))
+    }
+    #[inline(always)]
+    fn is_nan(self) -> __m512i {
+        lanes!(_mm512_movm_epi32(_mm512_cmp_ps_mask::<_CMP_UNORD_Q>(self.0, self.0)))
+    }
+
+    #[inline(always)]
+    fn from_f16(half: __m256i) -> Self {
+        Self(lanes!(_mm512_cvtph_ps(half)))
+    }
+    #[inline(always)]
+    fn to_f16(self) -> __m256i {
+        lanes!(_mm512_cvtps_ph::<{ _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC }>(self.0))
+    }
+    #[inline(always)]
+    fn widen(half: __m256i) -> __m512i {
+        lanes!(_mm512_cvtepu16_epi32(half))
+    }
+    #[inline(always)]
+    fn narrow(a: __m512i) -> __m256i {
+        lanes!(_mm512_cvtepi32_epi16(a))
+    }
+
+    /// One instruction here, and rounded once as well.
+    #[inline(always)]
+    fn scale_by_power(self, n: Self) -> Self {
+        Self(lanes!(_mm512_scalef_ps(self.0, n.0)))
+    }
+}

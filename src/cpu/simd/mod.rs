@@ -1,0 +1,151 @@
+//! Sixteen-lane vectors, one implementation per instruction set.
+//!
+//! Every level works on blocks of sixteen floats and adds lanes up in the same tree, so a
+//! kernel's result does not depend on the level that ran it.
+
+use std::ops::{Add, Mul, Sub};
+
+#[cfg(target_arch = "x86_64")]
+mod avx2;
+#[cfg(target_arch = "x86_64")]
+mod avx512;
+mod level;
+#[cfg(target_arch = "aarch64")]
+mod neon;
+mod scalar;
+
+pub use level::Level;
+
+/// Lanes in a block, whatever the level.
+pub const LANES: usize = 16;
+
+/// A kernel body written once over the vector type.
+pub trait Kernel {
+    /// # Safety
+    /// The pointers the kernel holds must be valid for the work it describes. Implementations
+    /// are `#[inline(always)]`, so that they compile with the features of [`Level::run`]'s entry.
+    unsafe fn run<V: F32x16>(self);
+}
+
+/// Sixteen `f32` lanes.
+///
+/// Implementations are named only by [`Level::run`], after the level was detected: that is
+/// what makes the intrinsics behind these safe methods sound.
+pub trait F32x16:
+    Copy + Add<Output = Self> + Sub<Output = Self> + Mul<Output = Self> + 'static
+{
+    /// Sixteen 32-bit integers.
+    type Int: Copy;
+    /// Sixteen 16-bit patterns.
+    type Half: Copy;
+
+    fn splat(value: f32) -> Self;
+    /// # Safety
+    /// `from` is readable for sixteen floats; it need not be aligned to the vector.
+    unsafe fn load(from: *const f32) -> Self;
+    /// # Safety
+    /// `to` is writable for sixteen floats.
+    unsafe fn store(self, to: *mut f32);
+    /// # Safety
+    /// `from` is readable for sixteen patterns.
+    unsafe fn load_half(from: *const u16) -> Self::Half;
+    /// # Safety
+    /// `to` is writable for sixteen patterns.
+    unsafe fn store_half(half: Self::Half, to: *mut u16);
+
+    /// The first `count <= 16` floats, then zeros.
+    /// # Safety
+    /// `from` is readable for `count` floats.
+    #[inline(always)]
+    unsafe fn load_first(from: *const f32, count: usize) -> Self {
+        let mut block = [0.0; LANES];
+        // SAFETY: the caller vouches for `count` floats at `from`; the block holds sixteen.
+        unsafe {
+            std::ptr::copy_nonoverlapping(from, block.as_mut_ptr(), count);
+            Self::load(block.as_ptr())
+        }
+    }
+    /// # Safety
+    /// `to` is writable for `count <= 16` floats.
+    #[inline(always)]
+    unsafe fn store_first(self, to: *mut f32, count: usize) {
+        let mut block = [0.0; LANES];
+        // SAFETY: as in `load_first`.
+        unsafe {
+            self.store(block.as_mut_ptr());
+            std::ptr::copy_nonoverlapping(block.as_ptr(), to, count);
+        }
+    }
+    /// # Safety
+    /// `from` is readable for `count <= 16` patterns.
+    #[inline(always)]
+    unsafe fn load_half_first(from: *const u16, count: usize) -> Self::Half {
+        let mut block = [0; LANES];
+        // SAFETY: as in `load_first`.
+        unsafe {
+            std::ptr::copy_nonoverlapping(from, block.as_mut_ptr(), count);
+            Self::load_half(block.as_ptr())
+        }
+    }
+    /// # Safety
+    /// `to` is writable for `count <= 16` patterns.
+    #[inline(always)]
+    unsafe fn store_half_first(half: Self::Half, to: *mut u16, count: usize) {
+        let mut block = [0; LANES];
+        // SAFETY: as in `load_first`.
+        unsafe {
+            Self::store_half(half, block.as_mut_ptr());
+            std::ptr::copy_nonoverlapping(block.as_ptr(), to, count);
+        }
+    }
+
+    /// `self * factor + addend`, rounded once on every level.
+    fn mul_add(self, factor: Self, addend: Self) -> Self;
+    /// The larger lane; a NaN in `other` always comes through, one in `self` may be dropped.
+    fn max(self, other: Self) -> Self;
+    fn abs(self) -> Self;
+    /// Exchanges lanes 0 and 1, 2 and 3, and so on.
+    fn swap_pairs(self) -> Self;
+    /// Sum by halves: lane i with i + 8, then i + 4, i + 2, i + 1.
+    fn reduce_add(self) -> f32;
+    fn reduce_max(self) -> f32;
+    fn any_above(self, limit: f32) -> bool;
+    /// Lanes `count..` replaced by `fill`.
+    fn keep_first(self, count: usize, fill: f32) -> Self;
+
+    fn splat_int(value: i32) -> Self::Int;
+    fn add_int(a: Self::Int, b: Self::Int) -> Self::Int;
+    fn and_int(a: Self::Int, b: Self::Int) -> Self::Int;
+    fn shift_left<const N: u32>(a: Self::Int) -> Self::Int;
+    /// Brings in zeros.
+    fn shift_right<const N: u32>(a: Self::Int) -> Self::Int;
+    /// Truncates; what comes of NaN and of values beyond `i32` is unspecified.
+    fn to_int(self) -> Self::Int;
+    fn from_int(a: Self::Int) -> Self;
+    fn to_bits(self) -> Self::Int;
+    fn from_bits(a: Self::Int) -> Self;
+    fn xor_bits(self, a: Self::Int) -> Self;
+    /// `a` where `mask` is nonzero, else `b`.
+    fn select(mask: Self::Int, a: Self, b: Self) -> Self;
+    /// Nonzero where the lane is NaN.
+    fn is_nan(self) -> Self::Int;
+
+    fn from_f16(half: Self::Half) -> Self;
+    /// Rounds to nearest even.
+    fn to_f16(self) -> Self::Half;
+    fn widen(half: Self::Half) -> Self::Int;
+    /// The low sixteen bits of each lane, which hold no more than that.
+    fn narrow(a: Self::Int) -> Self::Half;
+
+    /// `self * 2^n` for integral `n` in -252..=254, rounded once.
+    #[inline(always)]
+    fn scale_by_power(self, n: Self) -> Self {
+        // Two factors, so that a subnormal result is reached from a normal one.
+        let bias = Self::splat_int(127);
+        let half = (n * Self::splat(0.5)).to_int();
+        let rest = (n - Self::from_int(half)).to_int();
+        let first = Self::from_bits(Self::shift_left::<23>(Self::add_int(half, bias)));
+        let second = Self::from_bits(Self::shift_left::<23>(Self::add_int(rest, bias)));
+        self * first * second
+    }
+}

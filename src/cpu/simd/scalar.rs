@@ -1,0 +1,212 @@
+//! Portable lanes: plain arrays, the reference every other level is tested against.
+
+use std::array::from_fn;
+use std::ops::{Add, Mul, Sub};
+
+use super::{F32x16, LANES};
+
+#[derive(Clone, Copy)]
+pub struct Scalar([f32; LANES]);
+
+/// Halves an array by `combine(i, i + half)` until one value is left.
+#[inline(always)]
+fn reduce(mut lanes: [f32; LANES], combine: impl Fn(f32, f32) -> f32) -> f32 {
+    let mut half = LANES / 2;
+    while half > 0 {
+        for lane in 0..half {
+            lanes[lane] = combine(lanes[lane], lanes[lane + half]);
+        }
+        half /= 2;
+    }
+    lanes[0]
+}
+
+#[inline(always)]
+fn larger(a: f32, b: f32) -> f32 {
+    if a > b { a } else { b }
+}
+
+/// IEEE binary16 to binary32, exactly.
+fn f16_to_f32(half: u16) -> f32 {
+    let sign = u32::from(half & 0x8000) << 16;
+    let magnitude = u32::from(half & 0x7fff);
+    let bits = if magnitude >= 0x7c00 {
+        (magnitude << 13) | 0x7f80_0000
+    } else {
+        // As a binary32 the pattern is 2^112 too small; subnormals come out right as well.
+        (f32::from_bits(magnitude << 13) * f32::from_bits(0x7780_0000)).to_bits()
+    };
+    f32::from_bits(bits | sign)
+}
+
+/// IEEE binary32 to binary16, to nearest even.
+fn f32_to_f16(value: f32) -> u16 {
+    let bits = value.to_bits();
+    let sign = (bits >> 16) as u16 & 0x8000;
+    let magnitude = bits & 0x7fff_ffff;
+    let half = if magnitude > 0x7f80_0000 {
+        0x7e00
+    } else if magnitude >= 0x4780_0000 {
+        0x7c00
+    } else if magnitude < 0x3880_0000 {
+        // Subnormal: adding one half leaves the rounded units of 2^-24 in the low bits.
+        (f32::from_bits(magnitude) + 0.5).to_bits() - 0.5f32.to_bits()
+    } else {
+        let odd = (magnitude >> 13) & 1;
+        (magnitude - 0x3800_0000 + 0xfff + odd) >> 13
+    };
+    sign | half as u16
+}
+
+impl Add for Scalar {
+    type Output = Self;
+    #[inline(always)]
+    fn add(self, other: Self) -> Self {
+        Self(from_fn(|i| self.0[i] + other.0[i]))
+    }
+}
+
+impl Sub for Scalar {
+    type Output = Self;
+    #[inline(always)]
+    fn sub(self, other: Self) -> Self {
+        Self(from_fn(|i| self.0[i] - other.0[i]))
+    }
+}
+
+impl Mul for Scalar {
+    type Output = Self;
+    #[inline(always)]
+    fn mul(self, other: Self) -> Self {
+        Self(from_fn(|i| self.0[i] * other.0[i]))
+    }
+}
+
+impl F32x16 for Scalar {
+    type Int = [u32; LANES];
+    type Half = [u16; LANES];
+
+    #[inline(always)]
+    fn splat(value: f32) -> Self {
+        Self([value; LANES])
+    }
+    #[inline(always)]
+    unsafe fn load(from: *const f32) -> Self {
+        // SAFETY: sixteen floats are readable.
+        Self(unsafe { from.cast::<[f32; LANES]>().read_unaligned() })
+    }
+    #[inline(always)]
+    unsafe fn store(self, to: *mut f32) {
+        // SAFETY: sixteen floats are writable.
+        unsafe { to.cast::<[f32; LANES]>().write_unaligned(self.0) }
+    }
+    #[inline(always)]
+    unsafe fn load_half(from: *const u16) -> Self::Half {
+        // SAFETY: sixteen patterns are readable.
+        unsafe { from.cast::<[u16; LANES]>().read_unaligned() }
+    }
+    #[inline(always)]
+    unsafe fn store_half(half: Self::Half, to: *mut u16) {
+        // SAFETY: sixteen patterns are writable.
+        unsafe { to.cast::<[u16; LANES]>().write_unaligned(half) }
+    }
+
+    #[inline(always)]
+    fn mul_add(self, factor: Self, addend: Self) -> Self {
+        Self(from_fn(|i| self.0[i].mul_add(factor.0[i], addend.0[i])))
+    }
+    #[inline(always)]
+    fn max(self, other: Self) -> Self {
+        Self(from_fn(|i| larger(self.0[i], other.0[i])))
+    }
+    #[inline(always)]
+    fn abs(self) -> Self {
+        Self(from_fn(|i| self.0[i].abs()))
+    }
+    #[inline(always)]
+    fn swap_pairs(self) -> Self {
+        Self(from_fn(|i| self.0[i ^ 1]))
+    }
+    #[inline(always)]
+    fn reduce_add(self) -> f32 {
+        reduce(self.0, |a, b| a + b)
+    }
+    #[inline(always)]
+    fn reduce_max(self) -> f32 {
+        reduce(self.0, larger)
+    }
+    #[inline(always)]
+    fn any_above(self, limit: f32) -> bool {
+        self.0.iter().any(|&lane| lane > limit)
+    }
+    #[inline(always)]
+    fn keep_first(self, count: usize, fill: f32) -> Self {
+        Self(from_fn(|i| if i < count { self.0[i] } else { fill }))
+    }
+
+    #[inline(always)]
+    fn splat_int(value: i32) -> Self::Int {
+        [value as u32; LANES]
+    }
+    #[inline(always)]
+    fn add_int(a: Self::Int, b: Self::Int) -> Self::Int {
+        from_fn(|i| a[i].wrapping_add(b[i]))
+    }
+    #[inline(always)]
+    fn and_int(a: Self::Int, b: Self::Int) -> Self::Int {
+        from_fn(|i| a[i] & b[i])
+    }
+    #[inline(always)]
+    fn shift_left<const N: u32>(a: Self::Int) -> Self::Int {
+        a.map(|lane| lane << N)
+    }
+    #[inline(always)]
+    fn shift_right<const N: u32>(a: Self::Int) -> Self::Int {
+        a.map(|lane| lane >> N)
+    }
+    #[inline(always)]
+    fn to_int(self) -> Self::Int {
+        self.0.map(|lane| lane as i32 as u32)
+    }
+    #[inline(always)]
+    fn from_int(a: Self::Int) -> Self {
+        Self(a.map(|lane| lane as i32 as f32))
+    }
+    #[inline(always)]
+    fn to_bits(self) -> Self::Int {
+        self.0.map(f32::to_bits)
+    }
+    #[inline(always)]
+    fn from_bits(a: Self::Int) -> Self {
+        Self(a.map(f32::from_bits))
+    }
+    #[inline(always)]
+    fn xor_bits(self, a: Self::Int) -> Self {
+        Self(from_fn(|i| f32::from_bits(self.0[i].to_bits() ^ a[i])))
+    }
+    #[inline(always)]
+    fn select(mask: Self::Int, a: Self, b: Self) -> Self {
+        Self(from_fn(|i| if mask[i] != 0 { a.0[i] } else { b.0[i] }))
+    }
+    #[inline(always)]
+    fn is_nan(self) -> Self::Int {
+        self.0.map(|lane| u32::from(lane.is_nan()))
+    }
+
+    #[inline(always)]
+    fn from_f16(half: Self::Half) -> Self {
+        Self(half.map(f16_to_f32))
+    }
+    #[inline(always)]
+    fn to_f16(self) -> Self::Half {
+        self.0.map(f32_to_f16)
+    }
+    #[inline(always)]
+    fn widen(half: Self::Half) -> Self::Int {
+        half.map(u32::from)
+    }
+    #[inline(always)]
+    fn narrow(a: Self::Int) -> Self::Half {
+        a.map(|lane| lane as u16)
+    }
+}

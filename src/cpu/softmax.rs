@@ -1,0 +1,175 @@
+//! Softmax over the last axis, accumulated in f32 whatever the element type.
+
+use std::ops::Range;
+
+use super::element::{Element, Float, with_element};
+use super::math::exp_nonpositive;
+use super::simd::{F32x16, Kernel, LANES};
+use super::{Machine, Shared};
+
+/// MLX's `precise` softmax. A NaN, a +inf, or nothing but -inf in a row makes it all NaN.
+///
+/// # Safety
+/// `x` and `out` hold `rows * axis` elements, aligned to the element. `out` is `x` itself or
+/// overlaps nothing.
+pub unsafe fn softmax(element: Element, x: *const u8, out: *mut u8, rows: usize, axis: usize) {
+    let machine = Machine::current();
+    // SAFETY: the caller's contract, and the machine is this one.
+    with_element!(element, T => unsafe {
+        softmax_on::<T>(machine, x.cast(), out.cast(), rows, axis)
+    })
+}
+
+unsafe fn softmax_on<T: Float>(
+    machine: Machine,
+    x: *const T,
+    out: *mut T,
+    rows: usize,
+    axis: usize,
+) {
+    if axis == 0 {
+        return;
+    }
+    let (x, out) = (Shared(x.cast_mut()), Shared(out));
+    machine.pool.for_each(rows, 2 * axis, &|rows| {
+        let kernel = Softmax { x: x.get(), out: out.get(), rows, axis };
+        // SAFETY: the caller's contract; the ranges of rows are disjoint.
+        unsafe { machine.level.run(kernel) }
+    });
+}
+
+struct Softmax<T> {
+    x: *const T,
+    out: *mut T,
+    rows: Range<usize>,
+    axis: usize,
+}
+
+/// Exponentials kept in f32 on the stack between the passes; longer rows compute them twice.
+const KEPT: usize = 4096;
+
+impl<T: Float> Kernel for Softmax<T> {
+    #[inline(always)]
+    unsafe fn run<V: F32x16>(self) {
+        let mut kept = [const { std::mem::MaybeUninit::<f32>::uninit() }; KEPT];
+        for row in self.rows {
+            // SAFETY: the row lies within both buffers; see each pass.
+            unsafe {
+                let x = self.x.add(row * self.axis);
+                let out = self.out.add(row * self.axis);
+                let max = V::splat(row_max::<V, T>(x, self.axis));
+                // f32's own output can hold the exponentials.
+                let keep = if size_of::<T>() == size_of::<f32>() {
+                    out.cast()
+                } else {
+                    kept.as_mut_ptr().cast::<f32>()
+                };
+                if size_of::<T>() == size_of::<f32>() || self.axis <= KEPT {
+                    let sum = exponentials::<V, T, true>(x, self.axis, max, keep);
+                    scale_kept::<V, T>(keep, out, self.axis, V::splat(1.0 / sum));
+                } else {
+                    let sum = exponentials::<V, T, false>(x, self.axis, max, keep);
+                    scale_again::<V, T>(x, out, self.axis, max, V::splat(1.0 / sum));
+                }
+            }
+        }
+    }
+}
+
+/// The largest element. A NaN may be passed over: its exponential spoils the sum instead.
+#[inline(always)]
+unsafe fn row_max<V: F32x16, T: Float>(x: *const T, axis: usize) -> f32 {
+    let mut max = [V::splat(f32::NEG_INFINITY); 4];
+    let mut i = 0;
+    // SAFETY: every access is within the row.
+    unsafe {
+        while i + 4 * LANES <= axis {
+            for (block, max) in max.iter_mut().enumerate() {
+                *max = T::load::<V>(x.add(i + block * LANES)).max(*max);
+            }
+            i += 4 * LANES;
+        }
+        while i + LANES <= axis {
+            max[0] = T::load::<V>(x.add(i)).max(max[0]);
+            i += LANES;
+        }
+        if i < axis {
+            let lanes: V = T::load_first(x.add(i), axis - i);
+            max[1] = lanes.keep_first(axis - i, f32::NEG_INFINITY).max(max[1]);
+        }
+    }
+    max[0].max(max[1]).max(max[2].max(max[3])).reduce_max()
+}
+
+/// The sum of `exp(x - max)`; with `KEEP` the terms go to `keep`, which may be `x`.
+#[inline(always)]
+unsafe fn exponentials<V: F32x16, T: Float, const KEEP: bool>(
+    x: *const T,
+    axis: usize,
+    max: V,
+    keep: *mut f32,
+) -> f32 {
+    let mut sum = V::splat(0.0);
+    let mut i = 0;
+    // SAFETY: every access is within the row, and reads come before the write to their place.
+    unsafe {
+        while i + LANES <= axis {
+            let lanes = exp_nonpositive(T::load::<V>(x.add(i)) - max);
+            if KEEP {
+                lanes.store(keep.add(i));
+            }
+            sum = sum + lanes;
+            i += LANES;
+        }
+        if i < axis {
+            let count = axis - i;
+            let lanes = exp_nonpositive(T::load_first::<V>(x.add(i), count) - max);
+            if KEEP {
+                lanes.store_first(keep.add(i), count);
+            }
+            sum = sum + lanes.keep_first(count, 0.0);
+        }
+    }
+    sum.reduce_add()
+}
+
+/// `kept * scale`; `out` may be `kept`.
+#[inline(always)]
+unsafe fn scale_kept<V: F32x16, T: Float>(kept: *const f32, out: *mut T, axis: usize, scale: V) {
+    let mut i = 0;
+    // SAFETY: every access is within the row, and reads come before the write to their place.
+    unsafe {
+        while i + LANES <= axis {
+            T::store(V::load(kept.add(i)) * scale, out.add(i));
+            i += LANES;
+        }
+        if i < axis {
+            T::store_first(V::load_first(kept.add(i), axis - i) * scale, out.add(i), axis - i);
+        }
+    }
+}
+
+/// `exp(x - max) * scale`; `out` may be `x`.
+#[inline(always)]
+unsafe fn scale_again<V: F32x16, T: Float>(
+    x: *const T,
+    out: *mut T,
+    axis: usize,
+    max: V,
+    scale: V,
+) {
+    let mut i = 0;
+    // SAFETY: every access is within the row, and reads come before the write to their place.
+    unsafe {
+        while i + LANES <= axis {
+            let lanes = exp_nonpositive(T::load::<V>(x.add(i)) - max);
+            T::store(lanes * scale, out.add(i));
+            i += LANES;
+        }
+        if i < axis {
+            let count = axis - i;
+            let lanes = exp_nonpositive(T::load_first::<V>(x.add(i), count) - max);
+            T::store_first(lanes * scale, out.add(i), count);
+        }
+    }
+}

@@ -1,0 +1,132 @@
+//! Where ops run. By default on MLX's default device (the GPU where there is one), in order on a
+//! stream of the calling thread.
+
+use std::marker::PhantomData;
+
+use crate::error::Result;
+use crate::ffi::bridge::{self as ffi, Place};
+
+/// A kind of processor.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Device {
+    /// The CPU, present everywhere.
+    Cpu,
+    /// The GPU, where MLX was built with one.
+    Gpu,
+}
+
+impl Device {
+    /// The device of ops outside [`with_device`].
+    pub fn default() -> Result<Self> {
+        Ok(if ffi::default_is_gpu()? { Self::Gpu } else { Self::Cpu })
+    }
+
+    /// Whether this machine has the device.
+    pub fn is_available(self) -> Result<bool> {
+        Ok(self == Self::Cpu || ffi::gpu_available()?)
+    }
+
+    /// The processor's name.
+    pub fn name(self) -> Result<String> {
+        Ok(ffi::device_name(self == Self::Gpu)?)
+    }
+
+    fn place(self, stream: i32) -> Place {
+        Place { explicit_device: true, gpu: self == Self::Gpu, stream }
+    }
+}
+
+/// A queue of work on a device, run in order. Belongs to the thread that made it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Stream {
+    index: i32,
+    device: Device,
+    thread: PhantomData<*const ()>,
+}
+
+impl Stream {
+    /// A new stream; an error where the device is missing.
+    pub fn new(device: Device) -> Result<Self> {
+        let index = ffi::new_stream(device == Device::Gpu)?;
+        Ok(Self { index, device, thread: PhantomData })
+    }
+
+    /// Waits for all work given to the stream.
+    pub fn synchronize(&self) -> Result<()> {
+        Ok(ffi::synchronize(self.device.place(self.index))?)
+    }
+}
+
+/// Runs `f`; the ops it builds go to the device, each thread's own choice.
+///
+/// ```
+/// use mlx_primitives::{Array, device::{self, Device}};
+///
+/// let sum = device::with_device(Device::Cpu, || Array::ones::<f32>(&[3])?.sum(.., false))?;
+/// assert_eq!(sum.item::<f32>()?, 3.0);
+/// # Ok::<(), mlx_primitives::Error>(())
+/// ```
+pub fn with_device<R>(device: Device, f: impl FnOnce() -> R) -> R {
+    with_place(device.place(-1), f)
+}
+
+/// Runs `f`; the ops it builds go to the stream.
+pub fn with_stream<R>(stream: &Stream, f: impl FnOnce() -> R) -> R {
+    with_place(stream.device.place(stream.index), f)
+}
+
+fn with_place<R>(place: Place, f: impl FnOnce() -> R) -> R {
+    struct Restore(Place);
+    impl Drop for Restore {
+        fn drop(&mut self) {
+            ffi::set_place(self.0);
+        }
+    }
+    let _restore = Restore(ffi::current_place());
+    ffi::set_place(place);
+    f()
+}
+
+/// Waits for all work given to the thread's current stream.
+pub fn synchronize() -> Result<()> {
+    Ok(ffi::synchronize(ffi::current_place())?)
+}
+
+/// Ends the streams that this thread made; for threads that come and go. Arrays of the thread
+/// must have been evaluated or dropped.
+pub fn clear_streams() -> Result<()> {
+    Ok(ffi::clear_streams()?)
+}
+
+/// MLX's version: that of the headers this crate was built with, and of the library loaded.
+/// [`check_version`] refuses two different ones.
+pub fn mlx_versions() -> (String, String) {
+    (ffi::header_version(), ffi::library_version())
+}
+
+/// An error, naming both, unless the loaded libmlx has the version of the headers built with.
+///
+/// Creating the first array checks this too.
+pub fn check_version() -> Result<()> {
+    Ok(ffi::check_version()?)
+}
+
+/// The directory of the MLX this crate was built with.
+pub fn mlx_prefix() -> &'static str {
+    option_env!("MLX_PRIMITIVES_MLX_PREFIX").unwrap_or("")
+}
+
+/// Where the Metal kernels come from: the metallib's path, the embedded source, or none.
+pub fn kernels_origin() -> Result<String> {
+    Ok(ffi::kernels_origin()?)
+}
+
+/// The instruction set that the CPU kernels chose on this machine.
+pub fn cpu_kernels() -> &'static str {
+    crate::cpu::simd_level_name()
+}
+
+/// How many threads the CPU kernels use.
+pub fn cpu_threads() -> usize {
+    crate::cpu::thread_count()
+}

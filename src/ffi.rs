@@ -1,0 +1,402 @@
+//! The one bridge to C++: types and signatures only.
+//!
+//! Every function that can reach code that throws returns `Result`; an exception in one that
+//! does not would end the process. What is declared infallible only reads a descriptor.
+
+use crate::eval_cpu::{rms_norm_cpu, rope_cpu, softmax_cpu};
+use crate::transforms::Closure;
+
+#[cxx::bridge(namespace = "mlx_primitives::bridge")]
+pub(crate) mod bridge {
+    /// MLX's element types, in `mlx::core::Dtype::Val` order (asserted in bridge.cpp).
+    #[derive(Debug, Hash)]
+    #[repr(u8)]
+    enum Dtype {
+        Bool,
+        Uint8,
+        Uint16,
+        Uint32,
+        Uint64,
+        Int8,
+        Int16,
+        Int32,
+        Int64,
+        Float16,
+        Float32,
+        Float64,
+        Bfloat16,
+        Complex64,
+    }
+
+    #[derive(Debug)]
+    #[repr(u8)]
+    enum UnaryOp {
+        Abs,
+        Cos,
+        Erf,
+        Exp,
+        IsNan,
+        Log,
+        LogicalNot,
+        Negative,
+        Reciprocal,
+        Rsqrt,
+        Sigmoid,
+        Sin,
+        Sqrt,
+        Square,
+        Tanh,
+    }
+
+    #[derive(Debug)]
+    #[repr(u8)]
+    enum BinaryOp {
+        Add,
+        Divide,
+        Equal,
+        Greater,
+        GreaterEqual,
+        Less,
+        LessEqual,
+        LogicalAnd,
+        LogicalOr,
+        Matmul,
+        Maximum,
+        Minimum,
+        Multiply,
+        NotEqual,
+        Power,
+        Subtract,
+    }
+
+    #[derive(Debug)]
+    #[repr(u8)]
+    enum ReduceOp {
+        All,
+        Any,
+        LogSumExp,
+        Max,
+        Mean,
+        Min,
+        Prod,
+        Sum,
+        Var,
+    }
+
+    /// Where ops are placed: the default device and stream, a device, or one stream.
+    #[derive(Clone, Copy, PartialEq, Eq)]
+    struct Place {
+        explicit_device: bool,
+        gpu: bool,
+        /// Index of a stream, or -1 for the device's default one.
+        stream: i32,
+    }
+
+    struct NamedArray {
+        name: String,
+        array: UniquePtr<MlxArray>,
+    }
+
+    struct MetadataEntry {
+        key: String,
+        value: String,
+    }
+
+    struct Loaded {
+        arrays: Vec<NamedArray>,
+        metadata: Vec<MetadataEntry>,
+    }
+
+    struct ListPair {
+        first: UniquePtr<CxxVector<MlxArray>>,
+        second: UniquePtr<CxxVector<MlxArray>>,
+    }
+
+    /// What a Metal dispatch of a primitive looks like, without a GPU.
+    #[derive(Clone, Debug, PartialEq, Eq)]
+    struct LaunchPlan {
+        kernel: String,
+        /// Threadgroups in each dimension.
+        grid: [u32; 3],
+        /// Threads of a threadgroup in each dimension.
+        group: [u32; 3],
+        threadgroup_bytes: u32,
+    }
+
+    /// Extents and parameters of one rotary embedding.
+    struct RopeCall {
+        batch: usize,
+        heads: usize,
+        seq: usize,
+        head_dim: usize,
+        dims: usize,
+        traditional: bool,
+        forward: bool,
+        base: f32,
+        scale: f32,
+    }
+
+    unsafe extern "C++" {
+        include!("bridge.h");
+
+        #[namespace = "mlx::core"]
+        #[cxx_name = "array"]
+        type MlxArray;
+        type Compiled;
+
+        // Versions, devices, memory.
+        fn header_version() -> String;
+        fn library_version() -> String;
+        fn check_version() -> Result<()>;
+        fn version_mismatch(header: &str, library: &str) -> String;
+        fn gpu_available() -> Result<bool>;
+        fn default_is_gpu() -> Result<bool>;
+        fn device_name(gpu: bool) -> Result<String>;
+        fn kernels_origin() -> Result<String>;
+        fn current_place() -> Place;
+        fn set_place(place: Place);
+        fn new_stream(gpu: bool) -> Result<i32>;
+        fn synchronize(place: Place) -> Result<()>;
+        fn clear_streams() -> Result<()>;
+        fn active_memory() -> usize;
+        fn peak_memory() -> usize;
+        fn cache_memory() -> usize;
+        fn reset_peak_memory();
+        fn clear_cache() -> Result<()>;
+
+        // Lists of arrays.
+        fn new_list() -> UniquePtr<CxxVector<MlxArray>>;
+        fn push(list: Pin<&mut CxxVector<MlxArray>>, array: &MlxArray);
+
+        // Handles and what they describe.
+        fn share(array: &MlxArray) -> UniquePtr<MlxArray>;
+        fn shape(array: &MlxArray) -> &[i32];
+        fn strides(array: &MlxArray) -> Vec<i64>;
+        fn dtype(array: &MlxArray) -> Dtype;
+        fn is_scheduled(array: &MlxArray) -> bool;
+        fn is_row_contiguous(array: &MlxArray) -> bool;
+        fn primitive_name(array: &MlxArray) -> String;
+        fn to_text(array: &MlxArray) -> Result<String>;
+
+        // Evaluation.
+        fn eval(arrays: &CxxVector<MlxArray>) -> Result<()>;
+        fn async_eval(arrays: &CxxVector<MlxArray>) -> Result<()>;
+        fn contents(array: &MlxArray) -> Result<UniquePtr<MlxArray>>;
+        /// Address of the first element of an array that `contents` returned.
+        fn data(array: &MlxArray) -> *const u8;
+
+        // Creation.
+        fn from_bytes(bytes: &[u8], shape: &[i32], dtype: Dtype) -> Result<UniquePtr<MlxArray>>;
+        fn full(shape: &[i32], value: &MlxArray) -> Result<UniquePtr<MlxArray>>;
+        fn arange(start: f64, stop: f64, step: f64, dtype: Dtype) -> Result<UniquePtr<MlxArray>>;
+
+        // Built-in ops of MLX.
+        fn unary(op: UnaryOp, a: &MlxArray) -> Result<UniquePtr<MlxArray>>;
+        fn binary(op: BinaryOp, a: &MlxArray, b: &MlxArray) -> Result<UniquePtr<MlxArray>>;
+        fn reduce(
+            op: ReduceOp,
+            a: &MlxArray,
+            axes: &[i32],
+            keepdims: bool,
+        ) -> Result<UniquePtr<MlxArray>>;
+        fn reshape(a: &MlxArray, shape: &[i32]) -> Result<UniquePtr<MlxArray>>;
+        fn transpose(a: &MlxArray, axes: &[i32]) -> Result<UniquePtr<MlxArray>>;
+        fn slice(
+            a: &MlxArray,
+            start: &[i32],
+            stop: &[i32],
+            steps: &[i32],
+        ) -> Result<UniquePtr<MlxArray>>;
+        fn slice_update(
+            a: &MlxArray,
+            update: &MlxArray,
+            start: &[i32],
+            stop: &[i32],
+        ) -> Result<UniquePtr<MlxArray>>;
+        fn broadcast_to(a: &MlxArray, shape: &[i32]) -> Result<UniquePtr<MlxArray>>;
+        fn expand_dims(a: &MlxArray, axes: &[i32]) -> Result<UniquePtr<MlxArray>>;
+        fn squeeze(a: &MlxArray, axes: &[i32]) -> Result<UniquePtr<MlxArray>>;
+        fn astype(a: &MlxArray, dtype: Dtype) -> Result<UniquePtr<MlxArray>>;
+        fn contiguous(a: &MlxArray) -> Result<UniquePtr<MlxArray>>;
+        fn concatenate(
+            arrays: &CxxVector<MlxArray>,
+            axis: i32,
+        ) -> Result<UniquePtr<MlxArray>>;
+        fn stack(arrays: &CxxVector<MlxArray>, axis: i32) -> Result<UniquePtr<MlxArray>>;
+        fn take(a: &MlxArray, indices: &MlxArray, axis: i32) -> Result<UniquePtr<MlxArray>>;
+        fn take_along_axis(
+            a: &MlxArray,
+            indices: &MlxArray,
+            axis: i32,
+        ) -> Result<UniquePtr<MlxArray>>;
+        fn put_along_axis(
+            a: &MlxArray,
+            indices: &MlxArray,
+            values: &MlxArray,
+            axis: i32,
+        ) -> Result<UniquePtr<MlxArray>>;
+        fn select(
+            condition: &MlxArray,
+            a: &MlxArray,
+            b: &MlxArray,
+        ) -> Result<UniquePtr<MlxArray>>;
+        fn argmax(a: &MlxArray, axis: i32, keepdims: bool) -> Result<UniquePtr<MlxArray>>;
+        fn argsort(a: &MlxArray, axis: i32) -> Result<UniquePtr<MlxArray>>;
+        fn sort(a: &MlxArray, axis: i32) -> Result<UniquePtr<MlxArray>>;
+        fn cumsum(a: &MlxArray, axis: i32) -> Result<UniquePtr<MlxArray>>;
+        fn stop_gradient(a: &MlxArray) -> Result<UniquePtr<MlxArray>>;
+
+        // Random numbers; a null key draws from the thread's own sequence.
+        fn random_seed(seed: u64) -> Result<()>;
+        fn random_key(seed: u64) -> Result<UniquePtr<MlxArray>>;
+        fn random_split(key: &MlxArray, count: i32) -> Result<UniquePtr<MlxArray>>;
+        unsafe fn random_uniform(
+            low: f32,
+            high: f32,
+            shape: &[i32],
+            dtype: Dtype,
+            key: *const MlxArray,
+        ) -> Result<UniquePtr<MlxArray>>;
+        unsafe fn random_normal(
+            shape: &[i32],
+            dtype: Dtype,
+            key: *const MlxArray,
+        ) -> Result<UniquePtr<MlxArray>>;
+        unsafe fn random_randint(
+            low: i32,
+            high: i32,
+            shape: &[i32],
+            key: *const MlxArray,
+        ) -> Result<UniquePtr<MlxArray>>;
+        unsafe fn random_categorical(
+            logits: &MlxArray,
+            axis: i32,
+            key: *const MlxArray,
+        ) -> Result<UniquePtr<MlxArray>>;
+
+        // The fused ops that MLX has itself.
+        unsafe fn builtin_rms_norm(
+            x: &MlxArray,
+            weight: *const MlxArray,
+            eps: f32,
+        ) -> Result<UniquePtr<MlxArray>>;
+        fn builtin_softmax(x: &MlxArray, precise: bool) -> Result<UniquePtr<MlxArray>>;
+        unsafe fn builtin_rope(
+            x: &MlxArray,
+            dims: i32,
+            traditional: bool,
+            base: *const f32,
+            scale: f32,
+            offset: &MlxArray,
+            freqs: *const MlxArray,
+        ) -> Result<UniquePtr<MlxArray>>;
+
+        // Files.
+        fn load_safetensors(path: &str) -> Result<Loaded>;
+        fn load_safetensors_bytes(bytes: &[u8]) -> Result<Loaded>;
+        fn save_safetensors(
+            path: &str,
+            names: &[String],
+            arrays: &CxxVector<MlxArray>,
+            metadata: &[MetadataEntry],
+        ) -> Result<()>;
+        fn load_gguf(path: &str) -> Result<Loaded>;
+
+        // Transforms.
+        fn vjp(
+            f: &Closure,
+            primals: &CxxVector<MlxArray>,
+            cotangents: &CxxVector<MlxArray>,
+        ) -> Result<ListPair>;
+        fn jvp(
+            f: &Closure,
+            primals: &CxxVector<MlxArray>,
+            tangents: &CxxVector<MlxArray>,
+        ) -> Result<ListPair>;
+        fn value_and_grad(
+            f: &Closure,
+            argnums: &[i32],
+            inputs: &CxxVector<MlxArray>,
+        ) -> Result<ListPair>;
+        fn vmap(
+            f: &Closure,
+            inputs: &CxxVector<MlxArray>,
+            in_axes: &[i32],
+            out_axes: &[i32],
+        ) -> Result<UniquePtr<CxxVector<MlxArray>>>;
+        fn compile(f: Box<Closure>, shapeless: bool) -> Result<UniquePtr<Compiled>>;
+        fn call_compiled(
+            f: &Compiled,
+            inputs: &CxxVector<MlxArray>,
+        ) -> Result<UniquePtr<CxxVector<MlxArray>>>;
+
+        // Launch plans.
+        fn rms_norm_plan(
+            rows: u64,
+            axis: u32,
+            dtype: &str,
+            weighted: bool,
+            max_threads: u32,
+        ) -> Result<LaunchPlan>;
+        fn softmax_plan(rows: u64, axis: u32, dtype: &str, max_threads: u32)
+        -> Result<LaunchPlan>;
+        fn rope_plan(
+            call: &RopeCall,
+            dtype: &str,
+            explicit_freqs: bool,
+            in_place: bool,
+            max_threads: u32,
+        ) -> Result<LaunchPlan>;
+
+        // Our primitives.
+        unsafe fn rms_norm(
+            x: &MlxArray,
+            weight: *const MlxArray,
+            eps: f32,
+        ) -> Result<UniquePtr<MlxArray>>;
+
+        fn softmax(x: &MlxArray) -> Result<UniquePtr<MlxArray>>;
+
+        unsafe fn rope(
+            x: &MlxArray,
+            dims: i32,
+            traditional: bool,
+            base: *const f32,
+            scale: f32,
+            offset: &MlxArray,
+            freqs: *const MlxArray,
+        ) -> Result<UniquePtr<MlxArray>>;
+    }
+
+    extern "Rust" {
+        type Closure;
+
+        fn call(
+            self: &Closure,
+            inputs: &CxxVector<MlxArray>,
+        ) -> Result<UniquePtr<CxxVector<MlxArray>>>;
+
+        /// Row-wise kernels: `rows * axis` elements are readable at `x` and writable at `out`,
+        /// which may be the same address; `weight` is null or `axis` elements long.
+        unsafe fn rms_norm_cpu(
+            dtype: Dtype,
+            x: *const u8,
+            weight: *const u8,
+            out: *mut u8,
+            rows: usize,
+            axis: usize,
+            eps: f32,
+        );
+        unsafe fn softmax_cpu(dtype: Dtype, x: *const u8, out: *mut u8, rows: usize, axis: usize);
+        /// `freqs` is null or `dims / 2` long; `offsets` holds one entry or one a batch entry.
+        unsafe fn rope_cpu(
+            dtype: Dtype,
+            x: *const u8,
+            out: *mut u8,
+            call: &RopeCall,
+            freqs: *const f32,
+            offsets: *const i32,
+            offset_count: usize,
+        );
+    }
+}

@@ -1,0 +1,118 @@
+//! Files of named arrays. Loading is lazy: the elements are read when they are used.
+
+use std::collections::HashMap;
+use std::fs::File;
+use std::io::{self, Read};
+use std::path::Path;
+
+use safetensors::SafeTensors;
+
+use crate::array::{Array, to_list};
+use crate::error::{Error, Result};
+use crate::ffi::bridge as ffi;
+
+/// Named arrays and the file's own metadata.
+#[derive(Default)]
+pub struct Tensors {
+    /// The arrays by name.
+    pub arrays: HashMap<String, Array>,
+    /// Text entries of the file's header.
+    pub metadata: HashMap<String, String>,
+}
+
+impl From<ffi::Loaded> for Tensors {
+    fn from(loaded: ffi::Loaded) -> Self {
+        Self {
+            arrays: loaded.arrays.into_iter().map(|e| (e.name, Array::new(e.array))).collect(),
+            metadata: loaded.metadata.into_iter().map(|e| (e.key, e.value)).collect(),
+        }
+    }
+}
+
+/// Loads a safetensors file, whose header and length are checked first.
+///
+/// Errors name the file: missing, truncated, not safetensors, offsets outside the file.
+pub fn load_safetensors(path: impl AsRef<Path>) -> Result<Tensors> {
+    let path = path.as_ref();
+    check_safetensors(path).map_err(|reason| Error::file(path, reason))?;
+    ffi::load_safetensors(as_str(path)?)
+        .map(Tensors::from)
+        .map_err(|e| Error::file(path, e.what()))
+}
+
+/// Loads a safetensors file that is in memory; the bytes are copied.
+pub fn load_safetensors_bytes(bytes: &[u8]) -> Result<Tensors> {
+    SafeTensors::deserialize(bytes)
+        .map_err(|e| Error::argument("load_safetensors", format_args!("a whole file, got {e}")))?;
+    Ok(ffi::load_safetensors_bytes(bytes)?.into())
+}
+
+/// Writes arrays, which are evaluated first, and metadata as a safetensors file.
+///
+/// ```
+/// # use mlx_primitives::{Array, io};
+/// # let path = std::env::temp_dir().join(format!("doc-{}.safetensors", std::process::id()));
+/// let x = Array::ones::<f32>(&[2])?;
+/// io::save_safetensors(&path, [("x", &x)], [("format", "mlx")])?;
+/// assert_eq!(io::load_safetensors(&path)?.arrays["x"].to_vec::<f32>()?, [1.0, 1.0]);
+/// # std::fs::remove_file(&path).ok();
+/// # Ok::<(), mlx_primitives::Error>(())
+/// ```
+pub fn save_safetensors<'a>(
+    path: impl AsRef<Path>,
+    arrays: impl IntoIterator<Item = (&'a str, &'a Array)>,
+    metadata: impl IntoIterator<Item = (&'a str, &'a str)>,
+) -> Result<()> {
+    let path = path.as_ref();
+    let (names, arrays): (Vec<_>, Vec<_>) =
+        arrays.into_iter().map(|(name, array)| (name.to_owned(), array)).unzip();
+    let metadata: Vec<_> = metadata
+        .into_iter()
+        .map(|(key, value)| ffi::MetadataEntry { key: key.to_owned(), value: value.to_owned() })
+        .collect();
+    // MLX would append the extension where it is missing.
+    if path.extension().is_none_or(|extension| extension != "safetensors") {
+        return Err(Error::file(path, "expected a name that ends in .safetensors"));
+    }
+    ffi::save_safetensors(as_str(path)?, &names, &to_list(arrays), &metadata)
+        .map_err(|e| Error::file(path, e.what()))
+}
+
+/// Loads a GGUF file: F32, F16, Q4_0, Q4_1 and Q8_0 tensors as MLX keeps them.
+pub fn load_gguf(path: impl AsRef<Path>) -> Result<Tensors> {
+    let path = path.as_ref();
+    let mut magic = [0; 4];
+    File::open(path)
+        .and_then(|mut file| file.read_exact(&mut magic))
+        .map_err(|e| Error::file(path, e))?;
+    if &magic != b"GGUF" {
+        return Err(Error::file(path, "expected a GGUF file, got another format"));
+    }
+    ffi::load_gguf(as_str(path)?).map(Tensors::from).map_err(|e| Error::file(path, e.what()))
+}
+
+fn as_str(path: &Path) -> Result<&str> {
+    path.to_str().ok_or_else(|| Error::file(path, "expected a path of valid UTF-8"))
+}
+
+/// MLX trusts offsets and lengths, so nothing reaches it that does not add up.
+fn check_safetensors(path: &Path) -> std::result::Result<(), Box<dyn std::error::Error>> {
+    let mut file = File::open(path)?;
+    let length = file.metadata()?.len();
+    let mut prefix = [0; 8];
+    file.read_exact(&mut prefix).map_err(|_| "expected a safetensors file, got under 8 bytes")?;
+    let header = u64::from_le_bytes(prefix);
+    // The bound of the format's own reader.
+    if header > 100_000_000 || header > length - 8 {
+        return Err(format!("expected a header within the file, got {header} bytes").into());
+    }
+    let mut start = Vec::with_capacity(8 + header as usize);
+    start.extend_from_slice(&prefix);
+    io::copy(&mut file.take(header), &mut start)?;
+    let (_, metadata) = SafeTensors::read_metadata(&start)?;
+    let expected = 8 + header + metadata.data_len() as u64;
+    if expected != length {
+        return Err(format!("expected {expected} bytes, got {length}: truncated?").into());
+    }
+    Ok(())
+}

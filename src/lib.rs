@@ -1,0 +1,44 @@
+//! Custom [MLX](https://github.com/ml-explore/mlx) primitives from Rust: our own Metal and CPU
+//! kernels behind lazy arrays, with gradients and vmap, and a small Llama built on them.
+//!
+//! ```
+//! use mlx_primitives::{Array, ops};
+//!
+//! # fn main() -> mlx_primitives::Result<()> {
+//! let x = Array::from_slice(&[1.0f32, 2.0, 3.0, 4.0], &[2, 2])?;
+//! let weight = Array::ones::<f32>(&[2])?;
+//! let y = ops::rms_norm(&x, Some(&weight), 1e-5)?; // nothing is computed yet
+//! assert_eq!(y.shape(), [2, 2]);
+//! assert!((y.to_vec::<f32>()?[0] - 0.632455).abs() < 1e-5);
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! - [`ops`]: our primitives. [`builtin`]: MLX's own versions of them, for comparison.
+//! - [`Array`]: a lazy array and MLX's general ops as methods.
+//! - [`transforms`]: `grad`, `vjp`, `jvp`, `vmap`, `compile` of Rust closures.
+//! - [`device`], [`memory`], [`random`], [`io`]: the rest of MLX's runtime.
+#![cfg_attr(feature = "llama", doc = "- [`llama`]: a Llama's weights, cache, sampling and decode loop.")]
+#![warn(missing_docs)]
+#![deny(unsafe_op_in_unsafe_fn)]
+
+mod array;
+pub mod builtin;
+mod cpu;
+pub mod device;
+mod dtype;
+mod error;
+mod eval_cpu;
+mod ffi;
+pub mod io;
+#[cfg(feature = "llama")]
+pub mod llama;
+pub mod memory;
+pub mod ops;
+pub mod plan;
+pub mod random;
+pub mod transforms;
+
+pub use array::{Array, IntoIndex, Operand, Reduce, async_eval, concatenate, eval, select, stack};
+pub use dtype::{Dtype, Element};
+pub use error::{Error, Result};

@@ -1,0 +1,29 @@
+//! What MLX's allocator holds, in bytes.
+
+use crate::error::Result;
+use crate::ffi::bridge as ffi;
+
+/// Bytes of live arrays.
+pub fn active_memory() -> usize {
+    ffi::active_memory()
+}
+
+/// The most that [`active_memory`] has been since the start or [`reset_peak_memory`].
+pub fn peak_memory() -> usize {
+    ffi::peak_memory()
+}
+
+/// Bytes kept for reuse by later arrays.
+pub fn cache_memory() -> usize {
+    ffi::cache_memory()
+}
+
+/// Starts a new [`peak_memory`].
+pub fn reset_peak_memory() {
+    ffi::reset_peak_memory();
+}
+
+/// Gives the cached bytes back to the system.
+pub fn clear_cache() -> Result<()> {
+    Ok(ffi::clear_cache()?)
+}

@@ -1,0 +1,13 @@
+//! Our primitives: each a node of MLX's graph that runs a Metal kernel of ours on the GPU and a
+//! kernel of ours on the CPU, with `vjp`, `jvp` and `vmap`, usable inside `compile`.
+//!
+//! All are lazy and take float32, float16 or bfloat16 in any layout; an input that is not
+//! row-contiguous is copied first. Sums are accumulated in float32.
+
+mod rms_norm;
+mod rope;
+mod softmax;
+
+pub use rms_norm::rms_norm;
+pub use rope::{Offset, rope};
+pub use softmax::softmax;

@@ -1,0 +1,27 @@
+use crate::array::{Array, or_null};
+use crate::error::Result;
+use crate::ffi::bridge as ffi;
+
+/// Root mean square layer normalisation over the last axis
+/// ([Zhang and Sennrich 2019](https://arxiv.org/abs/1910.07467)):
+/// `y = x / sqrt(mean(x²) + eps) * weight`.
+///
+/// `x` is `[..., n]` with n >= 1, `weight` is `[n]` or none (all ones). The result has the shape
+/// of `x` and the type that `x` and `weight` promote to. The normalised `x` is rounded to that
+/// type before it is multiplied by the weight, as MLX's built-in does.
+///
+/// Errors: a scalar, an axis of no elements, a weight of another shape, a type other than
+/// float32, float16 and bfloat16. Differentiable in `x` and `weight`.
+///
+/// ```
+/// use mlx_primitives::{Array, ops};
+///
+/// let x = Array::from_slice(&[3.0f32, 4.0], &[1, 2])?;
+/// let y = ops::rms_norm(&x, None, 0.0)?.to_vec::<f32>()?;
+/// assert!((y[0] - 3.0 / 12.5f32.sqrt()).abs() < 1e-6);
+/// # Ok::<(), mlx_primitives::Error>(())
+/// ```
+pub fn rms_norm(x: &Array, weight: Option<&Array>, eps: f32) -> Result<Array> {
+    // SAFETY: the pointer is null or that of a borrowed array, which outlives the call.
+    Array::from_bridge(unsafe { ffi::rms_norm(x.raw(), or_null(weight), eps) })
+}

@@ -1,0 +1,21 @@
+use crate::array::Array;
+use crate::error::Result;
+use crate::ffi::bridge as ffi;
+
+/// Softmax over the last axis: `y = exp(x - max(x)) / sum(exp(x - max(x)))`.
+///
+/// `x` is `[..., n]` with n >= 1; the result has its shape and type (integers become float32).
+/// Always accumulated in float32, as MLX's built-in with `precise`.
+///
+/// Errors: a scalar, an axis of no elements, float64 or complex. Differentiable.
+///
+/// ```
+/// use mlx_primitives::{Array, ops};
+///
+/// let x = Array::from_slice(&[0.0f32, 0.0, f32::NEG_INFINITY], &[3])?;
+/// assert_eq!(ops::softmax(&x)?.to_vec::<f32>()?, [0.5, 0.5, 0.0]);
+/// # Ok::<(), mlx_primitives::Error>(())
+/// ```
+pub fn softmax(x: &Array) -> Result<Array> {
+    Array::from_bridge(ffi::softmax(x.raw()))
+}

@@ -1,0 +1,73 @@
+//! What a Metal dispatch of each primitive looks like: the plans that `eval_gpu` makes, in plain
+//! integers and without a GPU.
+
+use crate::dtype::Dtype;
+use crate::error::Result;
+use crate::ffi::bridge as ffi;
+
+pub use crate::ffi::bridge::LaunchPlan;
+
+/// The largest threadgroup of every Apple GPU, in threads.
+pub const MAX_THREADS: u32 = 1024;
+
+/// Plans `rms_norm` over `rows` rows of `axis` elements.
+///
+/// ```
+/// use mlx_primitives::{Dtype, plan};
+///
+/// let launch = plan::rms_norm(8, 4096, Dtype::Float16, true, plan::MAX_THREADS)?;
+/// assert_eq!(launch.kernel, "mlxp_rms_norm_row_weighted_float16");
+/// assert_eq!((launch.grid, launch.group), ([8, 1, 1], [1024, 1, 1]));
+/// # Ok::<(), mlx_primitives::Error>(())
+/// ```
+pub fn rms_norm(
+    rows: u64,
+    axis: u32,
+    dtype: Dtype,
+    weighted: bool,
+    max_threads: u32,
+) -> Result<LaunchPlan> {
+    Ok(ffi::rms_norm_plan(rows, axis, dtype.name(), weighted, max_threads)?)
+}
+
+/// Plans `softmax` over `rows` rows of `axis` elements.
+pub fn softmax(rows: u64, axis: u32, dtype: Dtype, max_threads: u32) -> Result<LaunchPlan> {
+    Ok(ffi::softmax_plan(rows, axis, dtype.name(), max_threads)?)
+}
+
+/// The extents of a `rope` call, `x` being `[batch, heads, seq, head_dim]`.
+#[derive(Clone, Copy, Debug)]
+pub struct Rope {
+    /// Batch entries.
+    pub batch: usize,
+    /// All dimensions between batch and time together.
+    pub heads: usize,
+    /// Positions.
+    pub seq: usize,
+    /// Features.
+    pub head_dim: usize,
+    /// Features that are rotated.
+    pub dims: usize,
+    /// Pairs of neighbours rather than of halves.
+    pub traditional: bool,
+    /// Frequencies given rather than made of a base.
+    pub explicit_freqs: bool,
+    /// The output takes the input's buffer.
+    pub in_place: bool,
+}
+
+/// Plans `rope`.
+pub fn rope(rope: Rope, dtype: Dtype, max_threads: u32) -> Result<LaunchPlan> {
+    let call = ffi::RopeCall {
+        batch: rope.batch,
+        heads: rope.heads,
+        seq: rope.seq,
+        head_dim: rope.head_dim,
+        dims: rope.dims,
+        traditional: rope.traditional,
+        forward: true,
+        base: 1.0,
+        scale: 1.0,
+    };
+    Ok(ffi::rope_plan(&call, dtype.name(), rope.explicit_freqs, rope.in_place, max_threads)?)
+}

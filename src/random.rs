@@ -1,0 +1,67 @@
+//! Random arrays. Without a key they draw from a sequence of the thread's own, see [`seed`];
+//! with one they are a function of it.
+
+use crate::array::{Array, or_null};
+use crate::dtype::{Dtype, Element};
+use crate::error::Result;
+use crate::ffi::bridge as ffi;
+
+/// Restarts the thread's own sequence.
+pub fn seed(seed: u64) -> Result<()> {
+    Ok(ffi::random_seed(seed)?)
+}
+
+/// A key for the functions below.
+pub fn key(seed: u64) -> Result<Array> {
+    Array::from_bridge(ffi::random_key(seed))
+}
+
+/// `count` new keys from one, along the first axis.
+pub fn split(key: &Array, count: i32) -> Result<Array> {
+    Array::from_bridge(ffi::random_split(key.raw(), count))
+}
+
+/// Uniform in `[low, high)`, of a floating type.
+///
+/// ```
+/// # use mlx_primitives::random;
+/// let key = random::key(7)?;
+/// let a = random::uniform::<f32>(0.0, 1.0, &[4], Some(&key))?.to_vec::<f32>()?;
+/// let b = random::uniform::<f32>(0.0, 1.0, &[4], Some(&key))?.to_vec::<f32>()?;
+/// assert_eq!(a, b);
+/// # Ok::<(), mlx_primitives::Error>(())
+/// ```
+pub fn uniform<T: Element>(
+    low: f32,
+    high: f32,
+    shape: &[i32],
+    key: Option<&Array>,
+) -> Result<Array> {
+    // SAFETY: the pointer is null or that of a borrowed array, which outlives the call.
+    Array::from_bridge(unsafe {
+        ffi::random_uniform(low, high, shape, T::DTYPE, or_null(key))
+    })
+}
+
+/// Normal of mean 0 and variance 1, of a floating type.
+pub fn normal<T: Element>(shape: &[i32], key: Option<&Array>) -> Result<Array> {
+    normal_of(shape, T::DTYPE, key)
+}
+
+/// [`normal`] of a type known only at run time.
+pub fn normal_of(shape: &[i32], dtype: Dtype, key: Option<&Array>) -> Result<Array> {
+    // SAFETY: the pointer is null or that of a borrowed array, which outlives the call.
+    Array::from_bridge(unsafe { ffi::random_normal(shape, dtype, or_null(key)) })
+}
+
+/// `int32` uniform in `[low, high)`.
+pub fn randint(low: i32, high: i32, shape: &[i32], key: Option<&Array>) -> Result<Array> {
+    // SAFETY: the pointer is null or that of a borrowed array, which outlives the call.
+    Array::from_bridge(unsafe { ffi::random_randint(low, high, shape, or_null(key)) })
+}
+
+/// `uint32` indices along `axis`, drawn with probability proportional to `exp(logits)`.
+pub fn categorical(logits: &Array, axis: i32, key: Option<&Array>) -> Result<Array> {
+    // SAFETY: the pointer is null or that of a borrowed array, which outlives the call.
+    Array::from_bridge(unsafe { ffi::random_categorical(logits.raw(), axis, or_null(key)) })
+}

@@ -1,0 +1,200 @@
+//! Derivatives, vectorisation and compilation of Rust closures over arrays.
+//!
+//! An `Err` or a panic inside a closure comes back as an `Err` of the transform.
+
+use std::any::Any;
+use std::cell::RefCell;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use cxx::{CxxVector, UniquePtr};
+
+use crate::array::{Array, from_list, to_list};
+use crate::error::{Error, Result};
+use crate::ffi::bridge as ffi;
+
+type Function<'a> = dyn FnMut(&[Array]) -> Result<Vec<Array>> + 'a;
+
+/// A Rust closure as C++ sees it.
+pub(crate) struct Closure(RefCell<Box<Function<'static>>>);
+
+impl Closure {
+    pub(crate) fn call(
+        &self,
+        inputs: &CxxVector<ffi::MlxArray>,
+    ) -> Result<UniquePtr<CxxVector<ffi::MlxArray>>> {
+        let inputs = from_list(inputs);
+        let mut function = self.0.try_borrow_mut().map_err(|_| {
+            Error::argument("transform", "a closure that does not call its own transform")
+        })?;
+        // Unwinding into C++ would end the process.
+        match catch_unwind(AssertUnwindSafe(|| function(&inputs))) {
+            Ok(outputs) => Ok(to_list(&outputs?)),
+            Err(payload) => Err(Error::Panic(format!(
+                "[transform] the closure panicked: {}",
+                panic_message(&*payload)
+            ))),
+        }
+    }
+}
+
+fn panic_message(payload: &(dyn Any + Send)) -> &str {
+    payload
+        .downcast_ref::<&str>()
+        .copied()
+        .or_else(|| payload.downcast_ref::<String>().map(String::as_str))
+        .unwrap_or("(no message)")
+}
+
+/// Lends a closure to C++ for the length of one call.
+fn with_closure<R>(
+    f: impl FnMut(&[Array]) -> Result<Vec<Array>>,
+    run: impl FnOnce(&Closure) -> R,
+) -> R {
+    let boxed: Box<Function<'_>> = Box::new(f);
+    // SAFETY: only the lifetime changes. The closure is dropped at the end of this function, and
+    // the C++ side keeps no copy of the function object beyond the call (bridge_transforms.cpp).
+    let boxed = unsafe { std::mem::transmute::<Box<Function<'_>>, Box<Function<'static>>>(boxed) };
+    run(&Closure(RefCell::new(boxed)))
+}
+
+fn pair(lists: ffi::ListPair) -> (Vec<Array>, Vec<Array>) {
+    (from_list(&lists.first), from_list(&lists.second))
+}
+
+/// The outputs of `f` at `primals`, and the cotangents pulled back to each primal.
+///
+/// ```
+/// use mlx_primitives::{Array, transforms};
+///
+/// let x = Array::scalar(3.0f32)?;
+/// let one = Array::scalar(1.0f32)?;
+/// let (y, dx) = transforms::vjp(|x| Ok(vec![x[0].square()?]), &[&x], &[&one])?;
+/// assert_eq!((y[0].item::<f32>()?, dx[0].item::<f32>()?), (9.0, 6.0));
+/// # Ok::<(), mlx_primitives::Error>(())
+/// ```
+pub fn vjp(
+    f: impl FnMut(&[Array]) -> Result<Vec<Array>>,
+    primals: &[&Array],
+    cotangents: &[&Array],
+) -> Result<(Vec<Array>, Vec<Array>)> {
+    let (primals, cotangents) =
+        (to_list(primals.iter().copied()), to_list(cotangents.iter().copied()));
+    Ok(pair(with_closure(f, |f| ffi::vjp(f, &primals, &cotangents))?))
+}
+
+/// The outputs of `f` at `primals`, and their derivatives along `tangents`.
+pub fn jvp(
+    f: impl FnMut(&[Array]) -> Result<Vec<Array>>,
+    primals: &[&Array],
+    tangents: &[&Array],
+) -> Result<(Vec<Array>, Vec<Array>)> {
+    let (primals, tangents) = (to_list(primals.iter().copied()), to_list(tangents.iter().copied()));
+    Ok(pair(with_closure(f, |f| ffi::jvp(f, &primals, &tangents))?))
+}
+
+/// The value of a function to a scalar, and its gradient in the arguments numbered `argnums`.
+///
+/// An error if the result is not a scalar or an argument number is out of range.
+pub fn value_and_grad(
+    mut f: impl FnMut(&[Array]) -> Result<Array>,
+    argnums: &[i32],
+    inputs: &[&Array],
+) -> Result<(Array, Vec<Array>)> {
+    let inputs = to_list(inputs.iter().copied());
+    let lists = with_closure(
+        |x| Ok(vec![f(x)?]),
+        |f| ffi::value_and_grad(f, argnums, &inputs),
+    )?;
+    let (mut values, gradients) = pair(lists);
+    let value = values.pop().ok_or_else(|| Error::argument("value_and_grad", "a value"))?;
+    Ok((value, gradients))
+}
+
+/// The gradient of a function to a scalar in the arguments numbered `argnums`.
+///
+/// ```
+/// use mlx_primitives::{Array, ops, transforms};
+///
+/// let x = Array::from_slice(&[1.0f32, 2.0], &[2])?;
+/// let weight = Array::ones::<f32>(&[2])?;
+/// let loss = |w: &[Array]| ops::rms_norm(&x, Some(&w[0]), 1e-5)?.sum(.., false);
+/// let gradient = transforms::grad(loss, &[0], &[&weight])?;
+/// assert_eq!(gradient[0].shape(), [2]);
+/// # Ok::<(), mlx_primitives::Error>(())
+/// ```
+pub fn grad(
+    f: impl FnMut(&[Array]) -> Result<Array>,
+    argnums: &[i32],
+    inputs: &[&Array],
+) -> Result<Vec<Array>> {
+    Ok(value_and_grad(f, argnums, inputs)?.1)
+}
+
+/// Maps `f` over an axis of each input (`None`: the same for all) and stacks each output along
+/// its axis in `out_axes`; an empty `out_axes` means 0.
+///
+/// ```
+/// use mlx_primitives::{Array, transforms};
+///
+/// let x = Array::ones::<f32>(&[4, 3])?;
+/// let sums = transforms::vmap(|x| Ok(vec![x[0].sum(.., false)?]), &[&x], &[Some(0)], &[])?;
+/// assert_eq!(sums[0].to_vec::<f32>()?, [3.0; 4]);
+/// # Ok::<(), mlx_primitives::Error>(())
+/// ```
+pub fn vmap(
+    f: impl FnMut(&[Array]) -> Result<Vec<Array>>,
+    inputs: &[&Array],
+    in_axes: &[Option<i32>],
+    out_axes: &[i32],
+) -> Result<Vec<Array>> {
+    let in_axes = inputs
+        .iter()
+        .zip(in_axes)
+        .map(|(input, axis)| {
+            let rank = input.ndim() as i32;
+            match *axis {
+                None => Ok(-1),
+                Some(axis) if (0..rank).contains(&axis) => Ok(axis),
+                Some(axis) if (-rank..0).contains(&axis) => Ok(axis + rank),
+                Some(axis) => Err(Error::argument(
+                    "vmap",
+                    format_args!("an axis within rank {rank}, got {axis}"),
+                )),
+            }
+        })
+        .collect::<Result<Vec<_>>>()?;
+    if in_axes.len() != inputs.len() || in_axes.iter().all(|&axis| axis < 0) {
+        return Err(Error::argument("vmap", "one axis an input, at least one of them mapped"));
+    }
+    let inputs = to_list(inputs.iter().copied());
+    Ok(from_list(&*with_closure(f, |f| ffi::vmap(f, &inputs, &in_axes, out_axes))?))
+}
+
+/// A function whose graph MLX traced, simplified and fused; see [`compile`].
+pub struct Compiled(UniquePtr<ffi::Compiled>);
+
+impl Compiled {
+    /// Runs the function, tracing it first for shapes and types not seen before.
+    pub fn call(&self, inputs: &[&Array]) -> Result<Vec<Array>> {
+        let inputs = to_list(inputs.iter().copied());
+        Ok(from_list(&*ffi::call_compiled(&self.0, &inputs)?))
+    }
+}
+
+/// Compiles `f`: it is traced once for each set of shapes and types (once for all of a rank
+/// with `shapeless`), then its optimised graph is reused.
+///
+/// ```
+/// use mlx_primitives::{Array, transforms};
+///
+/// let f = transforms::compile(|x| Ok(vec![x[0].exp()?.add(1.0)?.log()?]), false)?;
+/// let y = f.call(&[&Array::zeros::<f32>(&[1])?])?;
+/// assert!((y[0].item::<f32>()? - 2f32.ln()).abs() < 1e-6);
+/// # Ok::<(), mlx_primitives::Error>(())
+/// ```
+pub fn compile(
+    f: impl FnMut(&[Array]) -> Result<Vec<Array>> + 'static,
+    shapeless: bool,
+) -> Result<Compiled> {
+    Ok(Compiled(ffi::compile(Box::new(Closure(RefCell::new(Box::new(f)))), shapeless)?))
+}
