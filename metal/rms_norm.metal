@@ -1,7 +1,7 @@
 #include "common.h"
 #include "rms_norm.h"
 
-/** x as squares, added to `sum` in the order of the row. */
+/** Adds the squares of x to `sum` in the order of the row. */
 template <typename T>
 METAL_FUNC float add_squares(float sum, packed4<T> x) {
   for (uint i = 0; i < READS; i++) {

@@ -1,33 +1,81 @@
 use half::{bf16, f16};
 
-pub use crate::ffi::bridge::Dtype;
+use crate::ffi::bridge as ffi;
+
+macro_rules! dtypes {
+    ($($(#[$doc:meta])* $variant:ident => $name:literal;)*) => {
+        /// The type of an array's elements.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+        #[non_exhaustive]
+        pub enum Dtype {
+            $($(#[$doc])* $variant,)*
+        }
+
+        impl Dtype {
+            /// MLX's name of the type, such as `float32`.
+            ///
+            /// ```
+            /// assert_eq!(mlx_primitives::Dtype::Bfloat16.name(), "bfloat16");
+            /// ```
+            pub fn name(self) -> &'static str {
+                match self {
+                    $(Self::$variant => $name,)*
+                }
+            }
+        }
+
+        impl From<Dtype> for ffi::Dtype {
+            fn from(dtype: Dtype) -> Self {
+                match dtype {
+                    $(Dtype::$variant => Self::$variant,)*
+                }
+            }
+        }
+
+        impl From<ffi::Dtype> for Dtype {
+            fn from(dtype: ffi::Dtype) -> Self {
+                match dtype {
+                    $(ffi::Dtype::$variant => Self::$variant,)*
+                    // bridge.cpp asserts that MLX has no other.
+                    _ => unreachable!("MLX's dtypes are all listed"),
+                }
+            }
+        }
+    };
+}
+
+dtypes! {
+    /// `bool`, one byte.
+    Bool => "bool";
+    /// `u8`.
+    Uint8 => "uint8";
+    /// `u16`.
+    Uint16 => "uint16";
+    /// `u32`.
+    Uint32 => "uint32";
+    /// `u64`.
+    Uint64 => "uint64";
+    /// `i8`.
+    Int8 => "int8";
+    /// `i16`.
+    Int16 => "int16";
+    /// `i32`.
+    Int32 => "int32";
+    /// `i64`.
+    Int64 => "int64";
+    /// `half::f16`.
+    Float16 => "float16";
+    /// `f32`.
+    Float32 => "float32";
+    /// `f64`; on the CPU only.
+    Float64 => "float64";
+    /// `half::bf16`.
+    Bfloat16 => "bfloat16";
+    /// A pair of `f32`; no Rust type reads it.
+    Complex64 => "complex64";
+}
 
 impl Dtype {
-    /// MLX's name of the type, such as `float32`.
-    ///
-    /// ```
-    /// assert_eq!(mlx_primitives::Dtype::Bfloat16.name(), "bfloat16");
-    /// ```
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Bool => "bool",
-            Self::Uint8 => "uint8",
-            Self::Uint16 => "uint16",
-            Self::Uint32 => "uint32",
-            Self::Uint64 => "uint64",
-            Self::Int8 => "int8",
-            Self::Int16 => "int16",
-            Self::Int32 => "int32",
-            Self::Int64 => "int64",
-            Self::Float16 => "float16",
-            Self::Float32 => "float32",
-            Self::Float64 => "float64",
-            Self::Bfloat16 => "bfloat16",
-            Self::Complex64 => "complex64",
-            _ => "unknown",
-        }
-    }
-
     /// Bytes of one element.
     pub fn size(self) -> usize {
         match self {

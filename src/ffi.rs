@@ -9,7 +9,6 @@ use crate::transforms::Closure;
 #[cxx::bridge(namespace = "mlx_primitives::bridge")]
 pub(crate) mod bridge {
     /// MLX's element types, in `mlx::core::Dtype::Val` order (asserted in bridge.cpp).
-    #[derive(Debug, Hash)]
     #[repr(u8)]
     enum Dtype {
         Bool,
@@ -28,7 +27,6 @@ pub(crate) mod bridge {
         Complex64,
     }
 
-    #[derive(Debug)]
     #[repr(u8)]
     enum UnaryOp {
         Abs,
@@ -48,7 +46,6 @@ pub(crate) mod bridge {
         Tanh,
     }
 
-    #[derive(Debug)]
     #[repr(u8)]
     enum BinaryOp {
         Add,
@@ -69,7 +66,6 @@ pub(crate) mod bridge {
         Subtract,
     }
 
-    #[derive(Debug)]
     #[repr(u8)]
     enum ReduceOp {
         All,
@@ -113,7 +109,6 @@ pub(crate) mod bridge {
     }
 
     /// What a Metal dispatch of a primitive looks like, without a GPU.
-    #[derive(Clone, Debug, PartialEq, Eq)]
     struct LaunchPlan {
         kernel: String,
         /// Threadgroups in each dimension.

@@ -5,7 +5,25 @@ use crate::dtype::Dtype;
 use crate::error::Result;
 use crate::ffi::bridge as ffi;
 
-pub use crate::ffi::bridge::LaunchPlan;
+/// One dispatch of a kernel.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LaunchPlan {
+    /// The kernel's name in the metallib.
+    pub kernel: String,
+    /// Threadgroups in each dimension.
+    pub grid: [u32; 3],
+    /// Threads of a threadgroup in each dimension.
+    pub group: [u32; 3],
+    /// Threadgroup memory, in bytes.
+    pub threadgroup_bytes: u32,
+}
+
+impl From<ffi::LaunchPlan> for LaunchPlan {
+    fn from(plan: ffi::LaunchPlan) -> Self {
+        let ffi::LaunchPlan { kernel, grid, group, threadgroup_bytes } = plan;
+        Self { kernel, grid, group, threadgroup_bytes }
+    }
+}
 
 /// The largest threadgroup of every Apple GPU, in threads.
 pub const MAX_THREADS: u32 = 1024;
@@ -27,12 +45,12 @@ pub fn rms_norm(
     weighted: bool,
     max_threads: u32,
 ) -> Result<LaunchPlan> {
-    Ok(ffi::rms_norm_plan(rows, axis, dtype.name(), weighted, max_threads)?)
+    Ok(ffi::rms_norm_plan(rows, axis, dtype.name(), weighted, max_threads)?.into())
 }
 
 /// Plans `softmax` over `rows` rows of `axis` elements.
 pub fn softmax(rows: u64, axis: u32, dtype: Dtype, max_threads: u32) -> Result<LaunchPlan> {
-    Ok(ffi::softmax_plan(rows, axis, dtype.name(), max_threads)?)
+    Ok(ffi::softmax_plan(rows, axis, dtype.name(), max_threads)?.into())
 }
 
 /// The extents of a `rope` call, `x` being `[batch, heads, seq, head_dim]`.
@@ -69,5 +87,5 @@ pub fn rope(rope: Rope, dtype: Dtype, max_threads: u32) -> Result<LaunchPlan> {
         base: 1.0,
         scale: 1.0,
     };
-    Ok(ffi::rope_plan(&call, dtype.name(), rope.explicit_freqs, rope.in_place, max_threads)?)
+    Ok(ffi::rope_plan(&call, dtype.name(), rope.explicit_freqs, rope.in_place, max_threads)?.into())
 }

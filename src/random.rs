@@ -39,7 +39,7 @@ pub fn uniform<T: Element>(
 ) -> Result<Array> {
     // SAFETY: the pointer is null or that of a borrowed array, which outlives the call.
     Array::from_bridge(unsafe {
-        ffi::random_uniform(low, high, shape, T::DTYPE, or_null(key))
+        ffi::random_uniform(low, high, shape, T::DTYPE.into(), or_null(key))
     })
 }
 
@@ -51,7 +51,7 @@ pub fn normal<T: Element>(shape: &[i32], key: Option<&Array>) -> Result<Array> {
 /// [`normal`] of a type known only at run time.
 pub fn normal_of(shape: &[i32], dtype: Dtype, key: Option<&Array>) -> Result<Array> {
     // SAFETY: the pointer is null or that of a borrowed array, which outlives the call.
-    Array::from_bridge(unsafe { ffi::random_normal(shape, dtype, or_null(key)) })
+    Array::from_bridge(unsafe { ffi::random_normal(shape, dtype.into(), or_null(key)) })
 }
 
 /// `int32` uniform in `[low, high)`.

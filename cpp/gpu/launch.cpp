@@ -1,9 +1,6 @@
 #include "gpu/launch.h"
 
-#include <string>
-
 #include "gpu/metallib.h"
-#include "mlx/allocator.h"
 
 namespace mlx_primitives {
 
@@ -39,22 +36,6 @@ Pipeline pipeline(const mx::Stream& stream, const std::function<Launch(uint32_t)
     }
     limit = allowed;
   }
-}
-
-void require_row_contiguous(const char* op, const char* what, const mx::array& a) {
-  if (!a.flags().row_contiguous) {
-    throw std::invalid_argument(
-        std::string("[") + op + "] " + what + " must be row-contiguous at evaluation.");
-  }
-}
-
-bool take_buffer(const mx::array& x, mx::array& out) {
-  if (x.is_donatable()) {
-    out.copy_shared_buffer(x);
-    return true;
-  }
-  out.set_data(mx::allocator::malloc(out.nbytes()));
-  return false;
 }
 
 void bind(

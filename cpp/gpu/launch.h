@@ -22,12 +22,6 @@ struct Pipeline {
  */
 Pipeline pipeline(const mx::Stream& stream, const std::function<Launch(uint32_t)>& plan);
 
-/** Throws std::invalid_argument unless `a`, the op's input called `what`, is row-contiguous. */
-void require_row_contiguous(const char* op, const char* what, const mx::array& a);
-
-/** Gives `out` x's buffer where nobody else needs it (true), else a new one (false). */
-bool take_buffer(const mx::array& x, mx::array& out);
-
 /** Opens the encoding: pipeline, threadgroup memory, then the inputs from buffer 0 on. */
 void bind(
     mx::metal::CommandEncoder& encoder,

@@ -18,9 +18,10 @@ namespace {
 
 constexpr const char* VARIABLE = "MLX_PRIMITIVES_METALLIB";
 
-bool is_file(const fs::path& path) {
+/** MLX takes a path of any other extension for a folder to look in. */
+bool is_metallib(const fs::path& path) {
   std::error_code ignored;
-  return fs::is_regular_file(path, ignored);
+  return path.extension() == ".metallib" && fs::is_regular_file(path, ignored);
 }
 
 /** The executable or dylib that holds this very function. */
@@ -34,17 +35,18 @@ fs::path binary_path() {
 
 Metallib find_metallib() {
   if (const char* named = std::getenv(VARIABLE); named && *named) {
-    if (!is_file(named)) {
+    if (!is_metallib(named)) {
       throw std::runtime_error(
           std::string("[mlx_primitives] ") + VARIABLE + " names " + named +
-          ", where there is no file.");
+          ", which is not a .metallib file.");
     }
     return {named, std::string("named by ") + VARIABLE};
   }
-  if (auto beside = binary_path().replace_filename("mlx_primitives.metallib"); is_file(beside)) {
+  if (auto beside = binary_path().replace_filename("mlx_primitives.metallib");
+      is_metallib(beside)) {
     return {beside.string(), "beside this binary"};
   }
-  if (is_file(MLX_PRIMITIVES_BUILT_METALLIB)) {
+  if (is_metallib(MLX_PRIMITIVES_BUILT_METALLIB)) {
     return {MLX_PRIMITIVES_BUILT_METALLIB, "left by the build"};
   }
   return {"", "source embedded in this binary, compiled at first use"};

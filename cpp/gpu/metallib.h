@@ -11,7 +11,7 @@ struct Metallib {
 };
 
 /**
- * The first of: $MLX_PRIMITIVES_METALLIB (an error if it names no file),
+ * The first of: $MLX_PRIMITIVES_METALLIB (an error if it is not one),
  * mlx_primitives.metallib beside this binary, the one this build made, the embedded source.
  */
 Metallib find_metallib();

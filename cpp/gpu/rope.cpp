@@ -3,7 +3,6 @@
 #include <cmath>
 
 #include "gpu/launch.h"
-#include "mlx/allocator.h"
 #include "mlx/backend/metal/utils.h"
 #include "plan/rope.h"
 
@@ -13,15 +12,15 @@ void Rope::eval_gpu(const std::vector<mx::array>& inputs, std::vector<mx::array>
   auto& x = inputs[0];
   auto& offset = inputs[1];
   auto& out = outputs[0];
+  for (auto& input : inputs) {
+    require_row_contiguous("rope", input);
+  }
+  donate_or_allocate(x, out);
   if (out.size() == 0) {
-    out.set_data(mx::allocator::malloc(0));
     return;
   }
   bool explicit_freqs = inputs.size() > 2;
-  auto& freqs = explicit_freqs ? inputs[2] : offset;  // something has to be bound
-  require_row_contiguous("rope", "x", x);
-  require_row_contiguous("rope", "offset", offset);
-  require_row_contiguous("rope", "freqs", freqs);
+  bool in_place = out.buffer().ptr() == x.buffer().ptr();
 
   RopeParams params{};
   params.batch = x.shape(0);
@@ -29,20 +28,17 @@ void Rope::eval_gpu(const std::vector<mx::array>& inputs, std::vector<mx::array>
   params.features = x.shape(-1);
   params.heads = static_cast<uint32_t>(x.size() / x.shape(0) / x.shape(-2) / x.shape(-1));
   params.pairs = dims_ / 2;
+  params.columns = rope_columns(params.features, params.pairs, in_place);
   params.offset_stride = offset.size() > 1 ? 1 : 0;
   params.scale = scale_;
   params.log2_base = explicit_freqs ? 0.0f : std::log2(base_);
   params.direction = forward_ ? 1.0f : -1.0f;
 
-  bool in_place = take_buffer(x, out);
-  params.columns = rope_columns(params.features, params.pairs, in_place);
-  if (params.columns == 0) {
-    return;  // nothing to rotate and nothing to copy
-  }
   auto dtype = mx::type_to_name(x);
   auto fitted = pipeline(stream(), [&](uint32_t max_threads) {
     return plan_rope(params, dtype, traditional_, explicit_freqs, max_threads);
   });
+  auto& freqs = explicit_freqs ? inputs[2] : offset;  // something has to be bound
   encode(stream(), fitted, {x, offset, freqs}, out, params);
 }
 

@@ -34,14 +34,14 @@ constexpr uint32_t round_up(uint32_t a, uint32_t b) {
   return static_cast<uint32_t>(ceil_div(a, b)) * b;
 }
 
-/** A kernel's position in the grid is 32 bits wide. */
-inline uint32_t grid_size(std::string_view op, uint64_t groups) {
-  if (groups > std::numeric_limits<uint32_t>::max()) {
+/** Kernels count rows, threadgroups and threads along an axis of the grid in 32 bits. */
+inline uint32_t grid_count(std::string_view op, std::string_view what, uint64_t count) {
+  if (count > std::numeric_limits<uint32_t>::max()) {
     throw std::invalid_argument(
-        "[" + std::string(op) + "] " + std::to_string(groups) +
-        " threadgroups are more than a Metal grid can count.");
+        "[" + std::string(op) + "] " + std::to_string(count) + " " + std::string(what) +
+        " are more than a Metal kernel can count.");
   }
-  return static_cast<uint32_t>(groups);
+  return static_cast<uint32_t>(count);
 }
 
 /**
@@ -61,15 +61,16 @@ inline Launch plan_rows(
     throw std::invalid_argument(
         "[" + std::string(op) + "] a threadgroup needs at least one SIMD group.");
   }
-  auto launch = [&](std::string_view form, uint64_t groups, uint32_t threads, uint32_t bytes) {
+  const uint32_t count = grid_count(op, "rows", rows);
+  auto launch = [&](std::string_view form, uint32_t groups, uint32_t threads, uint32_t bytes) {
     std::string kernel = "mlxp_" + std::string(op) + "_" + std::string(form);
-    return Launch{
-        kernel + std::string(suffix), {grid_size(op, groups), 1, 1}, {threads, 1, 1}, bytes};
+    return Launch{kernel + std::string(suffix), {groups, 1, 1}, {threads, 1, 1}, bytes};
   };
   if (axis <= SIMD_ROW) {
-    uint64_t shared = std::clamp<uint64_t>(rows, 1, ROWS_PER_GROUP);
-    uint32_t together = std::min(static_cast<uint32_t>(shared), max_threads / SIMD_WIDTH);
-    return launch("simd", ceil_div(rows, together), together * SIMD_WIDTH, 0);
+    uint32_t together = std::min<uint32_t>(ROWS_PER_GROUP, max_threads / SIMD_WIDTH);
+    together = std::clamp<uint32_t>(count, 1, together);
+    auto groups = static_cast<uint32_t>(ceil_div(count, together));
+    return launch("simd", groups, together * SIMD_WIDTH, 0);
   }
   // Metal wants multiples of 16 bytes.
   auto scratch = [&](uint32_t threads) {
@@ -77,14 +78,14 @@ inline Launch plan_rows(
   };
   uint32_t threads = round_up(static_cast<uint32_t>(ceil_div(axis, READS)), SIMD_WIDTH);
   if (threads <= max_threads) {
-    return launch("row", rows, threads, scratch(threads));
+    return launch("row", count, threads, scratch(threads));
   }
   // From here on as many threads as possible: MLX's looped kernels do the same, and the
   // number of threads decides the order of addition.
   std::string_view form = threads <= 2 * max_threads   ? "row2"
                           : threads <= 4 * max_threads ? "row4"
                                                        : "looped";
-  return launch(form, rows, max_threads, scratch(max_threads));
+  return launch(form, count, max_threads, scratch(max_threads));
 }
 
 }  // namespace mlx_primitives

@@ -22,18 +22,17 @@ inline Launch plan_rope(
   bool one_head = shape.length == 1 || shape.heads == 1;
   uint64_t depth = shape.batch * ceil_div(shape.heads, one_head ? 1 : ROPE_HEADS);
 
+  // Threads left for the axes to come; an axis that needs several groups gets equal ones.
   uint32_t left = std::clamp<uint32_t>(max_threads, 1, ROPE_GROUP);
-  auto take = [&left](uint64_t size) {
-    uint32_t taken = static_cast<uint32_t>(std::clamp<uint64_t>(size, 1, left));
-    left /= taken;
-    return taken;
-  };
   std::array<uint64_t, 3> threads = {shape.columns, shape.length, depth};
   Launch launch;
   for (int i = 0; i < 3; i++) {
-    launch.group[i] = take(threads[i]);
-    launch.grid[i] = grid_size("rope", ceil_div(threads[i], launch.group[i]));
-    grid_size("rope", uint64_t(launch.grid[i]) * launch.group[i]);  // the position is a thread's
+    uint64_t groups = ceil_div(threads[i], left);
+    uint64_t width = groups ? ceil_div(threads[i], groups) : 1;
+    grid_count("rope", "threads", groups * width);
+    launch.grid[i] = static_cast<uint32_t>(groups);
+    launch.group[i] = static_cast<uint32_t>(width);
+    left /= launch.group[i];
   }
   launch.threadgroup_bytes = 0;
   launch.kernel = "mlxp_rope_";

@@ -25,7 +25,7 @@ impl Array {
                 format_args!("as many elements as shape {shape:?} holds, got {}", elements.len()),
             ));
         }
-        Self::from_bridge(ffi::from_bytes(as_bytes(elements), shape, T::DTYPE))
+        Self::from_bridge(ffi::from_bytes(as_bytes(elements), shape, T::DTYPE.into()))
     }
 
     /// A scalar.
@@ -63,6 +63,6 @@ impl Array {
     /// # Ok::<(), mlx_primitives::Error>(())
     /// ```
     pub fn arange<T: Element>(start: f64, stop: f64, step: f64) -> Result<Self> {
-        Self::from_bridge(ffi::arange(start, stop, step, T::DTYPE))
+        Self::from_bridge(ffi::arange(start, stop, step, T::DTYPE.into()))
     }
 }

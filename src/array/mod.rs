@@ -95,7 +95,7 @@ impl Array {
 
     /// The type of the elements.
     pub fn dtype(&self) -> Dtype {
-        ffi::dtype(self.raw())
+        ffi::dtype(self.raw()).into()
     }
 
     /// Whether the computation of this array has been handed to its device.

@@ -159,7 +159,7 @@ impl Array {
         if dtype == self.dtype() {
             return Ok(self.clone());
         }
-        Array::from_bridge(ffi::astype(self.raw(), dtype))
+        Array::from_bridge(ffi::astype(self.raw(), dtype.into()))
     }
 
     /// In row-major order, copied only if it is not already.

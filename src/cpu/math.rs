@@ -18,7 +18,8 @@ pub fn exp_nonpositive<V: F32x16>(x: V) -> V {
     let p = p.mul_add(r, V::splat(4.166_655_6e-2));
     let p = p.mul_add(r, V::splat(1.666_657_6e-1));
     let p = p.mul_add(r, V::splat(0.5));
-    let p = p.mul_add(r * r, r) + V::splat(1.0);
+    let p = p.mul_add(r, V::splat(1.0));
+    let p = p.mul_add(r, V::splat(1.0));
     p.scale_by_power(n)
 }
 
@@ -100,7 +101,7 @@ pub fn exp_like_mlx(x: f32) -> f32 {
     if x < -88.0 {
         return 0.0;
     }
-    let y = x * 1.442_695;
+    let y = x * std::f32::consts::LOG2_E;
     // MLX's 0.5 is a double.
     let whole = (f64::from(y) + 0.5).floor() as f32;
     let part = y - whole;
@@ -112,4 +113,113 @@ pub fn exp_like_mlx(x: f32) -> f32 {
     let p = p.mul_add(part, 6.931_472e-1);
     let p = p.mul_add(part, 1.0);
     f32::from_bits(((whole as i32 + 127) << 23) as u32) * p
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cpu::simd::{Kernel, Level};
+
+    /// All three functions over whole slices.
+    struct Apply<'a> {
+        x: &'a [f32],
+        exp: &'a mut [f32],
+        sin: &'a mut [f32],
+        cos: &'a mut [f32],
+    }
+
+    impl Kernel for Apply<'_> {
+        #[inline(always)]
+        unsafe fn run<V: F32x16>(self) {
+            for i in (0..self.x.len()).step_by(LANES) {
+                // SAFETY: the slices are equally long, in whole blocks.
+                unsafe {
+                    let x = V::load(self.x.as_ptr().add(i));
+                    exp_nonpositive(x).store(self.exp.as_mut_ptr().add(i));
+                    let (sin, cos) = sin_cos(x);
+                    sin.store(self.sin.as_mut_ptr().add(i));
+                    cos.store(self.cos.as_mut_ptr().add(i));
+                }
+            }
+        }
+    }
+
+    fn apply(level: Level, x: &[f32]) -> [Vec<f32>; 3] {
+        let mut out = [(); 3].map(|()| vec![0.0; x.len()]);
+        let [exp, sin, cos] = &mut out;
+        // SAFETY: the slices are equally long, in whole blocks.
+        unsafe { level.run(Apply { x, exp, sin, cos }) };
+        out
+    }
+
+    fn bits(values: &[f32]) -> Vec<u32> {
+        values.iter().map(|v| if v.is_nan() { 0x7fc0_0000 } else { v.to_bits() }).collect()
+    }
+
+    /// Error in units of the last place of the f32 result.
+    fn ulps(got: f32, exact: f64) -> f64 {
+        let exponent = (exact.abs().max(1e-300).log2().floor() as i32).max(-126);
+        (f64::from(got) - exact).abs() / f64::from(exponent - 23).exp2()
+    }
+
+    #[test]
+    fn exp_is_within_one_ulp() {
+        let x: Vec<f32> = (0..1 << 21).map(|i| -(i as f32) * (105.0 / (1 << 21) as f32)).collect();
+        let [got, ..] = apply(Level::current(), &x);
+        let worst = x.iter().zip(&got).map(|(&x, &got)| ulps(got, f64::from(x).exp()));
+        let worst = worst.fold(0.0, f64::max);
+        println!("exp: {worst:.3} ulp at worst");
+        assert!(worst <= 1.0, "{worst}");
+    }
+
+    #[test]
+    fn exp_at_the_ends() {
+        let mut x = [0.0f32; LANES];
+        x[..6].copy_from_slice(&[0.0, -0.0, f32::NEG_INFINITY, f32::NAN, f32::MIN, -1e-40]);
+        for level in Level::available() {
+            let [exp, ..] = apply(level, &x);
+            assert_eq!(exp[..3], [1.0, 1.0, 0.0]);
+            assert!(exp[3].is_nan());
+            assert_eq!(exp[4..6], [0.0, 1.0]);
+        }
+    }
+
+    #[test]
+    fn sine_and_cosine_are_close_to_libm() {
+        let x: Vec<f32> = (0..1 << 20).map(|i| (i as f32 - 524_288.0) * 0.017).collect();
+        let [_, sin, cos] = apply(Level::current(), &x);
+        for (i, &x) in x.iter().enumerate() {
+            let (s, c) = f64::from(x).sin_cos();
+            assert!((f64::from(sin[i]) - s).abs() < 1e-6 && (f64::from(cos[i]) - c).abs() < 1e-6);
+        }
+    }
+
+    #[test]
+    fn angles_beyond_the_polynomials_are_libms() {
+        let mut x = [1.5f32; LANES];
+        x[..5].copy_from_slice(&[8_388_610.0, -3e30, f32::INFINITY, f32::NAN, -0.0]);
+        for level in Level::available() {
+            let [_, sin, cos] = apply(level, &x);
+            assert_eq!(sin[..2], [x[0].sin(), x[1].sin()]);
+            assert_eq!(cos[..2], [x[0].cos(), x[1].cos()]);
+            assert!(sin[2..4].iter().chain(&cos[2..4]).all(|v| v.is_nan()));
+            assert_eq!(sin[4].to_bits(), 0);
+            assert!((sin[5] - 1.5f32.sin()).abs() < 1e-7);
+        }
+    }
+
+    #[test]
+    fn levels_agree_bit_for_bit() {
+        let x: Vec<f32> = (0..1 << 16).map(|i| f32::from_bits(i * 65_521)).collect();
+        let expected = apply(Level::Scalar, &x).map(|values| bits(&values));
+        let nonpositive = |values: &[u32]| -> Vec<u32> {
+            let kept = x.iter().zip(values).filter(|(x, _)| x.is_nan() || **x <= 0.0);
+            kept.map(|(_, &bits)| bits).collect()
+        };
+        for level in Level::available() {
+            let [exp, sin, cos] = apply(level, &x).map(|values| bits(&values));
+            assert_eq!(nonpositive(&exp), nonpositive(&expected[0]), "{level:?}");
+            assert!(sin == expected[1] && cos == expected[2], "{level:?}");
+        }
+    }
 }

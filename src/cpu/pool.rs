@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 
 /// Below this much work, in tenths of a nanosecond of one core, a job is not worth waking a
 /// parked helper for.
-const PARALLEL_WORK: usize = 250_000;
+const PARALLEL_WORK: usize = 400_000;
 /// How long a helper watches for the next job before it parks.
 const SPIN: Duration = Duration::from_micros(30);
 /// Ranges handed out per thread: enough to even out a disturbed core.
@@ -220,6 +220,65 @@ impl Pool {
                 std::thread::park();
             }
             me.parked.store(false, Ordering::SeqCst);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+
+    use super::Pool;
+
+    /// Enough work for any job to be shared.
+    const HEAVY: usize = 1 << 40;
+
+    #[test]
+    fn every_item_runs_once() {
+        for threads in [1, 2, 5] {
+            let pool = Pool::leak(threads);
+            for items in [0, 1, 2, 3, 7, 8, 9, 100, 1001] {
+                for _ in 0..50 {
+                    let counts: Vec<_> = (0..items).map(|_| AtomicUsize::new(0)).collect();
+                    pool.for_each(items, HEAVY / 1024, &|range| {
+                        counts[range].iter().for_each(|count| _ = count.fetch_add(1, Relaxed));
+                    });
+                    assert!(counts.iter().all(|count| count.load(Relaxed) == 1));
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn several_callers_share_a_pool() {
+        let pool = Pool::leak(3);
+        std::thread::scope(|scope| {
+            for _ in 0..4 {
+                scope.spawn(|| {
+                    for _ in 0..2000 {
+                        let sum = AtomicUsize::new(0);
+                        pool.for_each(100, HEAVY / 1024, &|range| {
+                            sum.fetch_add(range.sum::<usize>(), Relaxed);
+                        });
+                        assert_eq!(sum.load(Relaxed), 4950);
+                    }
+                });
+            }
+        });
+    }
+
+    #[test]
+    fn parked_helpers_wake_and_nested_calls_run() {
+        let pool = Pool::leak(2);
+        for _ in 0..20 {
+            std::thread::sleep(std::time::Duration::from_millis(1));
+            let sum = AtomicUsize::new(0);
+            pool.for_each(16, HEAVY, &|outer| {
+                pool.for_each(outer.len(), HEAVY, &|inner| {
+                    sum.fetch_add(inner.len(), Relaxed);
+                });
+            });
+            assert_eq!(sum.load(Relaxed), 16);
         }
     }
 }

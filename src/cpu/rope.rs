@@ -69,8 +69,8 @@ unsafe fn rope_on<T: Float>(
     if rows * shape.seq * shape.head_dim == 0 {
         return;
     }
-    // A tile is a run of positions in a group of rows that share its table: the tables stay in
-    // L1 and on the stack, however long the sequence.
+    // A tile is a run of positions in a group of rows that share its table: the tables stay
+    // on the stack and in L2, however long the sequence.
     let columns = if shape.traditional { shape.dims } else { shape.dims / 2 };
     let width = columns.clamp(1, COLUMNS).next_multiple_of(LANES);
     let ranges = machine.pool.ranges(rows * shape.seq * shape.head_dim);
@@ -120,10 +120,8 @@ struct Table {
 impl<T: Float> Kernel for Tile<'_, T> {
     #[inline(always)]
     unsafe fn run<V: F32x16>(self) {
-        let mut table = Table {
-            cos: [MaybeUninit::uninit(); TABLE],
-            sin: [MaybeUninit::uninit(); TABLE],
-        };
+        let mut table =
+            Table { cos: [MaybeUninit::uninit(); TABLE], sin: [MaybeUninit::uninit(); TABLE] };
         let RopeShape { seq, head_dim, traditional, .. } = *self.shape;
         let mut start = 0;
         while start < self.columns {
@@ -144,7 +142,14 @@ impl<T: Float> Kernel for Tile<'_, T> {
                         if traditional {
                             rotate_pairs::<V, T>(from, to, columns.clone(), cos, sin);
                         } else {
-                            rotate_halves::<V, T>(from, to, columns.clone(), self.columns, cos, sin);
+                            rotate_halves::<V, T>(
+                                from,
+                                to,
+                                columns.clone(),
+                                self.columns,
+                                cos,
+                                sin,
+                            );
                         }
                         at += head_dim;
                         line += stride;
@@ -285,3 +290,6 @@ unsafe fn rotate_pairs<V: F32x16, T: Float>(
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

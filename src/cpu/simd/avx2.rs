@@ -21,8 +21,12 @@ macro_rules! lanes {
 
 /// The same intrinsic on both halves.
 macro_rules! both {
-    ($name:ident($a:expr)) => { lanes!(($name($a.0), $name($a.1))) };
-    ($name:ident($a:expr, $b:expr)) => { lanes!(($name($a.0, $b.0), $name($a.1, $b.1))) };
+    ($name:ident($a:expr)) => {
+        lanes!(($name($a.0), $name($a.1)))
+    };
+    ($name:ident($a:expr, $b:expr)) => {
+        lanes!(($name($a.0, $b.0), $name($a.1, $b.1)))
+    };
 }
 
 #[inline(always)]

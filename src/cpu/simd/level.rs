@@ -2,11 +2,11 @@
 
 use std::sync::OnceLock;
 
+#[cfg(target_arch = "aarch64")]
+use super::neon::Neon;
 use super::{Kernel, scalar::Scalar};
 #[cfg(target_arch = "x86_64")]
 use super::{avx2::Avx2, avx512::Avx512};
-#[cfg(target_arch = "aarch64")]
-use super::neon::Neon;
 
 /// An instruction set this build knows.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -81,9 +81,7 @@ impl Level {
     /// The process's level: `MLX_PRIMITIVES_SIMD` (avx512, avx2, neon, scalar) or the best.
     pub fn current() -> Level {
         static CURRENT: OnceLock<Level> = OnceLock::new();
-        *CURRENT.get_or_init(|| {
-            Self::choose(std::env::var("MLX_PRIMITIVES_SIMD").ok().as_deref())
-        })
+        *CURRENT.get_or_init(|| Self::choose(std::env::var("MLX_PRIMITIVES_SIMD").ok().as_deref()))
     }
 
     /// Runs a kernel with this level's vectors and compiler features.

@@ -1,0 +1,229 @@
+//! NEON, the aarch64 baseline: a block is four registers, low lanes first.
+
+use std::arch::aarch64::*;
+use std::arch::asm;
+use std::ops::{Add, Mul, Sub};
+
+use super::F32x16;
+
+#[derive(Clone, Copy)]
+pub struct Neon([float32x4_t; 4]);
+
+const INDEX: [u32; 16] = [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15];
+
+/// Intrinsic calls without memory access.
+macro_rules! lanes {
+    ($call:expr) => {
+        // SAFETY: NEON is part of every aarch64 target this crate builds for.
+        unsafe { $call }
+    };
+}
+
+/// The same expression for each of the four registers.
+macro_rules! each {
+    ($i:ident => $call:expr) => {
+        lanes!([
+            {
+                const $i: usize = 0;
+                $call
+            },
+            {
+                const $i: usize = 1;
+                $call
+            },
+            {
+                const $i: usize = 2;
+                $call
+            },
+            {
+                const $i: usize = 3;
+                $call
+            },
+        ])
+    };
+}
+
+/// The conversions are baseline, but their intrinsics wait for a stable `f16`.
+#[inline(always)]
+fn widen_f16(half: uint16x4_t) -> float32x4_t {
+    let wide: float32x4_t;
+    // SAFETY: one register to another, exact.
+    unsafe {
+        asm!("fcvtl {0:v}.4s, {1:v}.4h", lateout(vreg) wide, in(vreg) half,
+            options(pure, nomem, nostack, preserves_flags));
+    }
+    wide
+}
+
+#[inline(always)]
+fn narrow_f16(wide: float32x4_t) -> uint16x4_t {
+    let half: uint16x4_t;
+    // SAFETY: one register to another, in the default rounding to nearest even.
+    unsafe {
+        asm!("fcvtn {0:v}.4h, {1:v}.4s", lateout(vreg) half, in(vreg) wide,
+            options(pure, nomem, nostack, preserves_flags));
+    }
+    half
+}
+
+impl Add for Neon {
+    type Output = Self;
+    #[inline(always)]
+    fn add(self, other: Self) -> Self {
+        Self(each!(I => vaddq_f32(self.0[I], other.0[I])))
+    }
+}
+
+impl Sub for Neon {
+    type Output = Self;
+    #[inline(always)]
+    fn sub(self, other: Self) -> Self {
+        Self(each!(I => vsubq_f32(self.0[I], other.0[I])))
+    }
+}
+
+impl Mul for Neon {
+    type Output = Self;
+    #[inline(always)]
+    fn mul(self, other: Self) -> Self {
+        Self(each!(I => vmulq_f32(self.0[I], other.0[I])))
+    }
+}
+
+impl F32x16 for Neon {
+    type Int = [uint32x4_t; 4];
+    type Half = [uint16x4_t; 4];
+
+    #[inline(always)]
+    fn splat(value: f32) -> Self {
+        Self([lanes!(vdupq_n_f32(value)); 4])
+    }
+    #[inline(always)]
+    unsafe fn load(from: *const f32) -> Self {
+        // Sixteen floats are readable, the caller says; `vld1q` needs the element's alignment.
+        Self(each!(I => vld1q_f32(from.add(4 * I))))
+    }
+    #[inline(always)]
+    unsafe fn store(self, to: *mut f32) {
+        each!(I => vst1q_f32(to.add(4 * I), self.0[I]));
+    }
+    #[inline(always)]
+    unsafe fn load_half(from: *const u16) -> Self::Half {
+        each!(I => vld1_u16(from.add(4 * I)))
+    }
+    #[inline(always)]
+    unsafe fn store_half(half: Self::Half, to: *mut u16) {
+        each!(I => vst1_u16(to.add(4 * I), half[I]));
+    }
+
+    #[inline(always)]
+    fn mul_add(self, factor: Self, addend: Self) -> Self {
+        Self(each!(I => vfmaq_f32(addend.0[I], self.0[I], factor.0[I])))
+    }
+    #[inline(always)]
+    fn max(self, other: Self) -> Self {
+        Self(each!(I => vmaxq_f32(self.0[I], other.0[I])))
+    }
+    #[inline(always)]
+    fn abs(self) -> Self {
+        Self(each!(I => vabsq_f32(self.0[I])))
+    }
+    #[inline(always)]
+    fn swap_pairs(self) -> Self {
+        Self(each!(I => vrev64q_f32(self.0[I])))
+    }
+    #[inline(always)]
+    fn reduce_add(self) -> f32 {
+        let [a, b, c, d] = self.0;
+        lanes!({
+            let sum = vaddq_f32(vaddq_f32(a, c), vaddq_f32(b, d));
+            let sum = vadd_f32(vget_low_f32(sum), vget_high_f32(sum));
+            vget_lane_f32::<0>(sum) + vget_lane_f32::<1>(sum)
+        })
+    }
+    #[inline(always)]
+    fn reduce_max(self) -> f32 {
+        let [a, b, c, d] = self.0;
+        lanes!(vmaxvq_f32(vmaxq_f32(vmaxq_f32(a, c), vmaxq_f32(b, d))))
+    }
+    #[inline(always)]
+    fn any_above(self, limit: f32) -> bool {
+        let [a, b, c, d] = each!(I => vcgtq_f32(self.0[I], vdupq_n_f32(limit)));
+        lanes!(vmaxvq_u32(vorrq_u32(vorrq_u32(a, b), vorrq_u32(c, d)))) != 0
+    }
+    #[inline(always)]
+    fn keep_first(self, count: usize, fill: f32) -> Self {
+        let (count, fill) = lanes!((vdupq_n_u32(count as u32), vdupq_n_f32(fill)));
+        Self(each!(I => {
+            let index = vld1q_u32(INDEX.as_ptr().add(4 * I));
+            vbslq_f32(vcltq_u32(index, count), self.0[I], fill)
+        }))
+    }
+
+    #[inline(always)]
+    fn splat_int(value: i32) -> Self::Int {
+        [lanes!(vdupq_n_u32(value as u32)); 4]
+    }
+    #[inline(always)]
+    fn add_int(a: Self::Int, b: Self::Int) -> Self::Int {
+        each!(I => vaddq_u32(a[I], b[I]))
+    }
+    #[inline(always)]
+    fn and_int(a: Self::Int, b: Self::Int) -> Self::Int {
+        each!(I => vandq_u32(a[I], b[I]))
+    }
+    #[inline(always)]
+    fn shift_left<const N: u32>(a: Self::Int) -> Self::Int {
+        each!(I => vshlq_u32(a[I], vdupq_n_s32(N as i32)))
+    }
+    #[inline(always)]
+    fn shift_right<const N: u32>(a: Self::Int) -> Self::Int {
+        // A negative count shifts right.
+        each!(I => vshlq_u32(a[I], vdupq_n_s32(-(N as i32))))
+    }
+    #[inline(always)]
+    fn to_int(self) -> Self::Int {
+        each!(I => vreinterpretq_u32_s32(vcvtq_s32_f32(self.0[I])))
+    }
+    #[inline(always)]
+    fn from_int(a: Self::Int) -> Self {
+        Self(each!(I => vcvtq_f32_s32(vreinterpretq_s32_u32(a[I]))))
+    }
+    #[inline(always)]
+    fn to_bits(self) -> Self::Int {
+        each!(I => vreinterpretq_u32_f32(self.0[I]))
+    }
+    #[inline(always)]
+    fn from_bits(a: Self::Int) -> Self {
+        Self(each!(I => vreinterpretq_f32_u32(a[I])))
+    }
+    #[inline(always)]
+    fn xor_bits(self, a: Self::Int) -> Self {
+        Self(each!(I => vreinterpretq_f32_u32(veorq_u32(vreinterpretq_u32_f32(self.0[I]), a[I]))))
+    }
+    #[inline(always)]
+    fn select(mask: Self::Int, a: Self, b: Self) -> Self {
+        Self(each!(I => vbslq_f32(vtstq_u32(mask[I], mask[I]), a.0[I], b.0[I])))
+    }
+    #[inline(always)]
+    fn is_nan(self) -> Self::Int {
+        each!(I => vmvnq_u32(vceqq_f32(self.0[I], self.0[I])))
+    }
+
+    #[inline(always)]
+    fn from_f16(half: Self::Half) -> Self {
+        Self(half.map(widen_f16))
+    }
+    #[inline(always)]
+    fn to_f16(self) -> Self::Half {
+        self.0.map(narrow_f16)
+    }
+    #[inline(always)]
+    fn widen(half: Self::Half) -> Self::Int {
+        each!(I => vmovl_u16(half[I]))
+    }
+    #[inline(always)]
+    fn narrow(a: Self::Int) -> Self::Half {
+        each!(I => vmovn_u32(a[I]))
+    }
+}

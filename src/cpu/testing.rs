@@ -1,0 +1,102 @@
+//! What the kernels' tests share: element buffers, inputs, comparisons.
+
+use half::{bf16, f16};
+
+use super::Machine;
+use super::element::{Bf16, F16, Float};
+use super::pool::Pool;
+use super::simd::Level;
+
+pub const AXES: [usize; 17] =
+    [0, 1, 2, 3, 7, 8, 15, 16, 17, 31, 33, 100, 768, 1000, 4096, 4097, 16384];
+pub const ROWS: [usize; 4] = [0, 1, 3, 67];
+
+/// An element type with its values' way to and from f32, by the `half` crate.
+pub trait Sample: Float + Default {
+    /// Largest relative error of one rounding.
+    const EPSILON: f32;
+    fn from_f32(value: f32) -> Self;
+    fn to_f32(self) -> f32;
+}
+
+impl Sample for f32 {
+    const EPSILON: f32 = f32::EPSILON;
+    fn from_f32(value: f32) -> Self {
+        value
+    }
+    fn to_f32(self) -> f32 {
+        self
+    }
+}
+
+impl Sample for F16 {
+    const EPSILON: f32 = 1.0 / 1024.0;
+    fn from_f32(value: f32) -> Self {
+        F16(f16::from_f32(value).to_bits())
+    }
+    fn to_f32(self) -> f32 {
+        f16::from_bits(self.0).to_f32()
+    }
+}
+
+impl Sample for Bf16 {
+    const EPSILON: f32 = 1.0 / 128.0;
+    fn from_f32(value: f32) -> Self {
+        Bf16(bf16::from_f32(value).to_bits())
+    }
+    fn to_f32(self) -> f32 {
+        bf16::from_bits(self.0).to_f32()
+    }
+}
+
+pub fn rounded<T: Sample>(value: f32) -> f32 {
+    T::from_f32(value).to_f32()
+}
+
+/// Values spread over [-scale, scale), the same on every run.
+pub fn values<T: Sample>(count: usize, scale: f32) -> Vec<T> {
+    let mut state = 0x9e37_79b9_7f4a_7c15_u64 ^ count as u64;
+    let mut next = || {
+        state =
+            state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (state >> 40) as f32 / (1 << 23) as f32 - 1.0
+    };
+    (0..count).map(|_| T::from_f32(next() * scale)).collect()
+}
+
+/// Every level this machine has, alone and with four threads.
+pub fn machines() -> Vec<Machine> {
+    static POOLS: std::sync::OnceLock<[&Pool; 2]> = std::sync::OnceLock::new();
+    let pools = POOLS.get_or_init(|| [Pool::leak(1), Pool::leak(4)]);
+    let with = |level| pools.map(|pool| Machine { level, pool });
+    Level::available().flat_map(with).collect()
+}
+
+/// Bit for bit, except that any NaN equals any other.
+pub fn assert_same<T: Sample>(got: &[T], expected: &[T], what: &str) {
+    assert_eq!(got.len(), expected.len());
+    for (index, (got, expected)) in got.iter().zip(expected).enumerate() {
+        let (got, expected) = (got.to_f32(), expected.to_f32());
+        let same = got.to_bits() == expected.to_bits() || got.is_nan() && expected.is_nan();
+        assert!(same, "{what}: {got:e} at {index}, expected {expected:e}");
+    }
+}
+
+/// Within `relative`, or within `absolute` where that is more.
+pub fn assert_close<T: Sample>(
+    got: &[T],
+    expected: &[f64],
+    relative: f64,
+    absolute: f64,
+    what: &str,
+) {
+    assert_eq!(got.len(), expected.len());
+    for (index, (got, &expected)) in got.iter().zip(expected).enumerate() {
+        let got = f64::from(got.to_f32());
+        let close = (got - expected).abs() <= (expected.abs() * relative).max(absolute);
+        assert!(
+            close || got.is_nan() && expected.is_nan() || got == expected,
+            "{what}: {got:e} at {index}, expected {expected:e}"
+        );
+    }
+}

@@ -1,0 +1,160 @@
+use serde::Deserialize;
+
+use crate::error::{Error, Result};
+
+/// `config.json` of a Llama, as Hugging Face and mlx-lm write it.
+#[derive(Clone, Debug, Deserialize)]
+pub struct Config {
+    /// Must be `llama`.
+    pub model_type: String,
+    /// Width of the residual stream.
+    pub hidden_size: i32,
+    /// Decoder layers.
+    pub num_hidden_layers: i32,
+    /// Width of the feed-forward layer.
+    pub intermediate_size: i32,
+    /// Query heads.
+    pub num_attention_heads: i32,
+    /// Key and value heads; as many as query heads if absent.
+    pub num_key_value_heads: Option<i32>,
+    /// Width of a head; `hidden_size / num_attention_heads` if absent.
+    pub head_dim: Option<i32>,
+    /// The norms' epsilon.
+    pub rms_norm_eps: f32,
+    /// Tokens known to the embedding.
+    pub vocab_size: i32,
+    /// The longest sequence the model was made for.
+    pub max_position_embeddings: Option<i32>,
+    /// Base of the rotary frequencies.
+    #[serde(default = "default_rope_theta")]
+    pub rope_theta: f32,
+    /// Rotate neighbours rather than halves.
+    #[serde(default)]
+    pub rope_traditional: bool,
+    /// Only none and the `default` type are supported.
+    pub rope_scaling: Option<serde_json::Value>,
+    /// Whether the embedding is the output projection too.
+    #[serde(default = "default_tie")]
+    pub tie_word_embeddings: bool,
+    /// Only none is supported.
+    pub quantization: Option<serde_json::Value>,
+    /// Attention of each layer; only `full_attention` is supported.
+    pub layer_types: Option<Vec<String>>,
+    /// Tokens that end a text; overridden by generation_config.json.
+    #[serde(default)]
+    pub eos_token_id: TokenIds,
+}
+
+/// One token or a list of them.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(untagged)]
+pub enum TokenIds {
+    /// None.
+    #[default]
+    None,
+    /// One.
+    One(u32),
+    /// Several.
+    Many(Vec<u32>),
+}
+
+impl TokenIds {
+    /// As a list.
+    pub fn to_vec(&self) -> Vec<u32> {
+        match self {
+            Self::None => Vec::new(),
+            Self::One(id) => vec![*id],
+            Self::Many(ids) => ids.clone(),
+        }
+    }
+}
+
+fn default_rope_theta() -> f32 {
+    10_000.0
+}
+
+fn default_tie() -> bool {
+    true
+}
+
+/// Far above any model, far below what overflows when extents are multiplied.
+const MAX_EXTENT: i32 = 1 << 24;
+
+impl Config {
+    /// Parses and checks `config.json`.
+    ///
+    /// ```
+    /// use mlx_primitives::llama::Config;
+    ///
+    /// let error = Config::parse(r#"{"model_type": "llama"}"#).unwrap_err();
+    /// assert!(error.to_string().contains("hidden_size"));
+    /// ```
+    pub fn parse(json: &str) -> Result<Self> {
+        let config: Self = serde_json::from_str(json)
+            .map_err(|e| Error::argument("config", format_args!("a Llama's config, got {e}")))?;
+        config.check()?;
+        Ok(config)
+    }
+
+    fn check(&self) -> Result<()> {
+        let refuse = |expected: &str, got: &dyn std::fmt::Display| {
+            Err(Error::argument("config", format_args!("{expected}, got {got}")))
+        };
+        if self.model_type != "llama" {
+            return refuse("model_type llama", &self.model_type);
+        }
+        if let Some(quantization) = &self.quantization {
+            return refuse("float weights", &format_args!("quantization {quantization}"));
+        }
+        if let Some(scaling) = &self.rope_scaling {
+            let kind = scaling.get("rope_type").or(scaling.get("type"));
+            if kind.and_then(|kind| kind.as_str()) != Some("default") {
+                return refuse("rope_scaling of type default", scaling);
+            }
+        }
+        if let Some(kind) = self.layer_types.iter().flatten().find(|t| *t != "full_attention") {
+            return refuse("layer_types of full_attention", kind);
+        }
+        let extents = [
+            ("hidden_size", self.hidden_size),
+            ("num_hidden_layers", self.num_hidden_layers),
+            ("intermediate_size", self.intermediate_size),
+            ("num_attention_heads", self.num_attention_heads),
+            ("num_key_value_heads", self.kv_heads()),
+            ("vocab_size", self.vocab_size),
+            ("max_position_embeddings", self.max_position_embeddings.unwrap_or(1)),
+        ];
+        for (name, extent) in extents {
+            if !(1..=MAX_EXTENT).contains(&extent) {
+                return refuse(&format!("{name} within 1 to {MAX_EXTENT}"), &extent);
+            }
+        }
+        let head_dim = self.head_dim();
+        if !(2..=MAX_EXTENT).contains(&head_dim) || head_dim % 2 != 0 {
+            return refuse("an even head_dim", &head_dim);
+        }
+        if self.num_attention_heads % self.kv_heads() != 0 {
+            return refuse("query heads in multiples of key heads", &self.num_attention_heads);
+        }
+        if self.num_attention_heads.checked_mul(head_dim).is_none() {
+            return refuse("heads times head_dim of 31 bits", &self.num_attention_heads);
+        }
+        if !(self.rms_norm_eps >= 0.0 && self.rms_norm_eps.is_finite()) {
+            return refuse("a finite rms_norm_eps >= 0", &self.rms_norm_eps);
+        }
+        if !(self.rope_theta > 0.0 && self.rope_theta.is_finite()) {
+            return refuse("a finite rope_theta > 0", &self.rope_theta);
+        }
+        Ok(())
+    }
+
+    /// Key and value heads.
+    pub fn kv_heads(&self) -> i32 {
+        self.num_key_value_heads.unwrap_or(self.num_attention_heads)
+    }
+
+    /// Features of a head.
+    pub fn head_dim(&self) -> i32 {
+        self.head_dim.unwrap_or_else(|| self.hidden_size / self.num_attention_heads.max(1))
+    }
+}

@@ -1,0 +1,77 @@
+//! Comparisons in units in the last place.
+
+use mlx_primitives::{Array, Dtype, Result};
+
+/// Fraction bits and the exponent of the smallest normal number.
+fn format(dtype: Dtype) -> (i32, i32) {
+    match dtype {
+        Dtype::Float16 => (10, -14),
+        Dtype::Bfloat16 => (7, -126),
+        Dtype::Float32 => (23, -126),
+        other => panic!("no ulps of {other}"),
+    }
+}
+
+/// The distance of neighbours in `dtype` at `value`.
+pub fn ulp(value: f64, dtype: Dtype) -> f64 {
+    let (fraction, least) = format(dtype);
+    let exponent = if value == 0.0 { least } else { value.abs().log2().floor() as i32 };
+    2f64.powi(exponent.max(least) - fraction)
+}
+
+/// The elements of an array of any float type.
+pub fn numbers(x: &Array) -> Result<Vec<f64>> {
+    let values = x.astype(Dtype::Float32)?.to_vec::<f32>()?;
+    Ok(values.into_iter().map(f64::from).collect())
+}
+
+/// The largest distance from `want` in ulps of `dtype`; NaN and infinities must agree exactly.
+#[track_caller]
+pub fn ulps(got: &[f64], want: &[f64], dtype: Dtype, what: &str) -> f64 {
+    assert_eq!(got.len(), want.len(), "{what}: lengths");
+    let mut worst = 0.0f64;
+    for (i, (&got, &want)) in got.iter().zip(want).enumerate() {
+        if got.is_finite() && want.is_finite() {
+            worst = worst.max((got - want).abs() / ulp(want, dtype));
+        } else {
+            let same = got == want || got.is_nan() && want.is_nan();
+            assert!(same, "{what}: {got} at {i}, expected {want}");
+        }
+    }
+    worst
+}
+
+/// As [`ulps`], of arrays, which must agree in shape and type.
+#[track_caller]
+pub fn array_ulps(got: &Array, want: &Array, what: &str) -> Result<f64> {
+    assert_eq!((got.shape(), got.dtype()), (want.shape(), want.dtype()), "{what}");
+    Ok(ulps(&numbers(got)?, &numbers(want)?, got.dtype(), what))
+}
+
+/// Within `tolerance * (1 + |want|)`.
+#[track_caller]
+pub fn assert_close(got: &[f64], want: &[f64], tolerance: f64, what: &str) {
+    assert_eq!(got.len(), want.len(), "{what}: lengths");
+    for (i, (&got, &want)) in got.iter().zip(want).enumerate() {
+        let close = (got - want).abs() <= tolerance * (1.0 + want.abs());
+        assert!(close, "{what}: {got:e} at {i}, expected {want:e} within {tolerance:e}");
+    }
+}
+
+/// How many elements differ in any bit; all NaN count as one.
+pub fn differing(got: &Array, want: &Array) -> Result<usize> {
+    let bits = |x: &Array| -> Result<Vec<u32>> {
+        let values = x.astype(Dtype::Float32)?.to_vec::<f32>()?;
+        Ok(values.iter().map(|v| if v.is_nan() { u32::MAX } else { v.to_bits() }).collect())
+    };
+    Ok(bits(got)?.iter().zip(bits(want)?).filter(|(got, want)| *got != want).count())
+}
+
+/// The same shape, type and bits; any NaN equals any other.
+#[track_caller]
+pub fn assert_same(got: &Array, want: &Array, what: &str) -> Result<()> {
+    assert_eq!((got.shape(), got.dtype()), (want.shape(), want.dtype()), "{what}");
+    let count = differing(got, want)?;
+    assert_eq!(count, 0, "{what}: {count} of {} elements differ\n{got}\n{want}", got.size());
+    Ok(())
+}

@@ -1,0 +1,134 @@
+//! Deterministic inputs in every layout that an array can come in.
+
+use half::{bf16, f16};
+use mlx_primitives::{Array, Dtype, Result};
+
+pub const FLOATS: [Dtype; 3] = [Dtype::Float32, Dtype::Float16, Dtype::Bfloat16];
+
+/// Uniform in [-scale, scale), the same for the same seed.
+pub fn values(count: usize, seed: u64, scale: f32) -> Vec<f32> {
+    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ 0x2545_f491_4f6c_dd1d;
+    let mut next = || {
+        // splitmix64
+        state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = state;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        ((z ^ (z >> 31)) >> 40) as f32 / (1 << 23) as f32 - 1.0
+    };
+    (0..count).map(|_| next() * scale).collect()
+}
+
+/// Numbers as data of a floating type, with no conversion left to run.
+pub fn data(values: &[f32], shape: &[i32], dtype: Dtype) -> Result<Array> {
+    match dtype {
+        Dtype::Float16 => {
+            let values: Vec<f16> = values.iter().map(|&v| f16::from_f32(v)).collect();
+            Array::from_slice(&values, shape)
+        }
+        Dtype::Bfloat16 => {
+            let values: Vec<bf16> = values.iter().map(|&v| bf16::from_f32(v)).collect();
+            Array::from_slice(&values, shape)
+        }
+        Dtype::Float32 => Array::from_slice(values, shape),
+        other => Array::from_slice(values, shape)?.astype(other),
+    }
+}
+
+/// Random data of a floating type, in [-3, 3).
+pub fn random(shape: &[i32], dtype: Dtype, seed: u64) -> Result<Array> {
+    let count = shape.iter().map(|&dim| dim as usize).product();
+    data(&values(count, seed, 3.0), shape, dtype)
+}
+
+/// Random float32 data.
+pub fn random32(shape: &[i32], seed: u64) -> Result<Array> {
+    random(shape, Dtype::Float32, seed)
+}
+
+/// How the elements of an array lie in memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Layout {
+    Contiguous,
+    /// The last two axes exchanged.
+    Transposed,
+    /// Every axis of the memory in reverse order.
+    ColumnMajor,
+    /// Every second element of the last axis.
+    Stepped,
+    /// All axes walked backwards.
+    Reversed,
+    /// One slice of the first axis, repeated.
+    Broadcast,
+    /// One element a row, repeated.
+    BroadcastLast,
+    /// Contiguous, but not from the start of the buffer.
+    OffsetView,
+    /// Rows further apart than they are long.
+    Padded,
+    /// Two new dimensions of 1 that were squeezed out of others.
+    Squeezed,
+}
+
+pub const LAYOUTS: [Layout; 10] = [
+    Layout::Contiguous,
+    Layout::Transposed,
+    Layout::ColumnMajor,
+    Layout::Stepped,
+    Layout::Reversed,
+    Layout::Broadcast,
+    Layout::BroadcastLast,
+    Layout::OffsetView,
+    Layout::Padded,
+    Layout::Squeezed,
+];
+
+impl Layout {
+    /// A lazy view of random data with this layout; of rank 2 or more, no dimension 0.
+    pub fn make(self, shape: &[i32], dtype: Dtype, seed: u64) -> Result<Array> {
+        let rank = shape.len();
+        let last = rank - 1;
+        let with = |axis: usize, dim: i32| {
+            let mut shape = shape.to_vec();
+            shape[axis] = dim;
+            shape
+        };
+        match self {
+            Self::Contiguous => random(shape, dtype, seed),
+            Self::Transposed => {
+                let mut swapped = shape.to_vec();
+                swapped.swap(last - 1, last);
+                random(&swapped, dtype, seed)?.t()
+            }
+            Self::ColumnMajor => {
+                let reversed: Vec<i32> = shape.iter().rev().copied().collect();
+                let axes: Vec<i32> = (0..rank as i32).rev().collect();
+                random(&reversed, dtype, seed)?.transpose(&axes)
+            }
+            Self::Stepped => {
+                let n = shape[last];
+                random(&with(last, 2 * n), dtype, seed)?.slice_axis(-1, (1..2 * n, 2))
+            }
+            Self::Reversed => {
+                let mut x = random(shape, dtype, seed)?;
+                for axis in 0..rank as i32 {
+                    x = x.slice_axis(axis, (.., -1))?;
+                }
+                Ok(x)
+            }
+            Self::Broadcast => random(&with(0, 1), dtype, seed)?.broadcast_to(shape),
+            Self::BroadcastLast => random(&with(last, 1), dtype, seed)?.broadcast_to(shape),
+            Self::OffsetView => random(&with(0, shape[0] + 2), dtype, seed)?.slice(&[&(2..)]),
+            Self::Padded => {
+                let n = shape[last];
+                random(&with(last, n + 5), dtype, seed)?.slice_axis(-1, 3..n + 3)
+            }
+            Self::Squeezed => {
+                let mut wide = shape.to_vec();
+                wide.insert(last, 3);
+                let x = random(&wide, dtype, seed)?.slice_axis(last as i32, 1..2)?;
+                x.squeeze(&[last as i32])?.expand_dims(&[0])?.squeeze(&[0])
+            }
+        }
+    }
+}

@@ -1,0 +1,40 @@
+//! What the suite's tests share: inputs in every layout, slow references, comparisons.
+
+pub mod compare;
+pub mod input;
+pub mod reference;
+
+use mlx_primitives::{Array, Result, builtin, ops};
+
+/// What a test returns.
+pub type Checked = anyhow::Result<()>;
+
+/// Borrows for the functions that take a list of references.
+pub fn refs(arrays: &[Array]) -> Vec<&Array> {
+    arrays.iter().collect()
+}
+
+/// The message of an expected error.
+#[track_caller]
+pub fn message<T>(result: Result<T>) -> String {
+    match result {
+        Ok(_) => panic!("expected an error"),
+        Err(error) => error.to_string(),
+    }
+}
+
+/// A primitive of ours as a function of x alone, of rank 3 or more with an even last axis.
+pub type Op = fn(&Array) -> Result<Array>;
+
+/// Ours: the name of the primitive, and ours and MLX's version of it.
+pub const OPS: [(&str, Op, Op); 3] = [
+    ("RmsNorm", |x| ops::rms_norm(x, None, EPS), |x| builtin::rms_norm(x, None, EPS)),
+    ("Softmax", ops::softmax, builtin::softmax),
+    (
+        "Rope",
+        |x| ops::rope(x, x.dim(-1)?, false, Some(1e4), 1.0, 3, None),
+        |x| builtin::rope(x, x.dim(-1)?, false, Some(1e4), 1.0, 3, None),
+    ),
+];
+
+pub const EPS: f32 = 1e-5;

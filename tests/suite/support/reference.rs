@@ -1,0 +1,129 @@
+//! Plain references in f64, and derivatives of any of them by central differences.
+
+/// `x / sqrt(mean(x²) + eps) * weight` of each row.
+pub fn rms_norm(x: &[f64], weight: Option<&[f64]>, axis: usize, eps: f64) -> Vec<f64> {
+    let mut out = Vec::with_capacity(x.len());
+    for row in x.chunks_exact(axis) {
+        let mean = row.iter().map(|v| v * v).sum::<f64>() / axis as f64;
+        let inverse = 1.0 / (mean + eps).sqrt();
+        out.extend(row.iter().enumerate().map(|(i, v)| v * inverse * weight.map_or(1.0, |w| w[i])));
+    }
+    out
+}
+
+/// The gradients of `sum(g * rms_norm(x, weight))` in x and in the weight.
+pub fn rms_norm_gradients(
+    x: &[f64],
+    weight: &[f64],
+    g: &[f64],
+    axis: usize,
+    eps: f64,
+) -> (Vec<f64>, Vec<f64>) {
+    let mut of_x = Vec::with_capacity(x.len());
+    let mut of_weight = vec![0.0; axis];
+    for (row, g) in x.chunks_exact(axis).zip(g.chunks_exact(axis)) {
+        let mean = row.iter().map(|v| v * v).sum::<f64>() / axis as f64;
+        let inverse = 1.0 / (mean + eps).sqrt();
+        let along = (0..axis).map(|i| g[i] * weight[i] * row[i]).sum::<f64>() / axis as f64;
+        for i in 0..axis {
+            of_x.push(g[i] * weight[i] * inverse - row[i] * inverse.powi(3) * along);
+            of_weight[i] += g[i] * row[i] * inverse;
+        }
+    }
+    (of_x, of_weight)
+}
+
+/// `exp(x - max) / sum(exp(x - max))` of each row.
+pub fn softmax(x: &[f64], axis: usize) -> Vec<f64> {
+    let mut out = Vec::with_capacity(x.len());
+    for row in x.chunks_exact(axis) {
+        let max = row.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+        let sum: f64 = row.iter().map(|v| (v - max).exp()).sum();
+        out.extend(row.iter().map(|v| (v - max).exp() / sum));
+    }
+    out
+}
+
+/// The gradient of `sum(g * softmax(x))`.
+pub fn softmax_gradient(x: &[f64], g: &[f64], axis: usize) -> Vec<f64> {
+    let y = softmax(x, axis);
+    let mut out = Vec::with_capacity(x.len());
+    for (y, g) in y.chunks_exact(axis).zip(g.chunks_exact(axis)) {
+        let along: f64 = y.iter().zip(g).map(|(y, g)| y * g).sum();
+        out.extend(y.iter().zip(g).map(|(y, g)| y * (g - along)));
+    }
+    out
+}
+
+/// What rotates by which angles; `x` is `[batch, heads, seq, features]`.
+pub struct Rope<'a> {
+    pub shape: [usize; 4],
+    pub dims: usize,
+    pub traditional: bool,
+    /// `dims / 2` periods.
+    pub freqs: Vec<f64>,
+    pub scale: f64,
+    /// One, or one a batch entry.
+    pub offsets: &'a [i32],
+}
+
+impl Rope<'_> {
+    pub fn base(base: f64, dims: usize) -> Vec<f64> {
+        (0..dims / 2).map(|i| base.powf(2.0 * i as f64 / dims as f64)).collect()
+    }
+
+    /// The angle of position `t` of batch entry `b` at pair `i`.
+    fn angle(&self, b: usize, t: usize, i: usize) -> f64 {
+        let offset = if self.offsets.len() > 1 { self.offsets[b] } else { self.offsets[0] };
+        (t as f64 + f64::from(offset)) * self.scale / self.freqs[i]
+    }
+
+    /// The rotated elements, and for each the length of its pair times (1 + |angle|): what an
+    /// error of angle or coordinates is proportional to. Zero where nothing is computed.
+    pub fn apply(&self, x: &[f64]) -> (Vec<f64>, Vec<f64>) {
+        let [_, heads, seq, features] = self.shape;
+        let mut out = x.to_vec();
+        let mut reach = vec![0.0; x.len()];
+        for (row, values) in x.chunks_exact(features).enumerate() {
+            let (b, t) = (row / (heads * seq), row % seq);
+            for i in 0..self.dims / 2 {
+                let (first, second) =
+                    if self.traditional { (2 * i, 2 * i + 1) } else { (i, i + self.dims / 2) };
+                let angle = self.angle(b, t, i);
+                let (x1, x2) = (values[first], values[second]);
+                let at = row * features;
+                out[at + first] = x1 * angle.cos() - x2 * angle.sin();
+                out[at + second] = x1 * angle.sin() + x2 * angle.cos();
+                reach[at + first] = x1.hypot(x2) * (1.0 + angle.abs());
+                reach[at + second] = reach[at + first];
+            }
+        }
+        (out, reach)
+    }
+}
+
+/// The gradient of a scalar function at `x`. Errors are about `h² + 1e-16 / h`.
+pub fn gradient(x: &[f64], h: f64, f: impl Fn(&[f64]) -> f64) -> Vec<f64> {
+    let mut at = x.to_vec();
+    (0..x.len())
+        .map(|i| {
+            let mut value = |step: f64| {
+                at[i] = x[i] + step;
+                let value = f(&at);
+                at[i] = x[i];
+                value
+            };
+            (value(h) - value(-h)) / (2.0 * h)
+        })
+        .collect()
+}
+
+/// The derivative of `f` at `x` along `t`.
+pub fn along(x: &[f64], t: &[f64], h: f64, f: impl Fn(&[f64]) -> Vec<f64>) -> Vec<f64> {
+    let moved = |h: f64| f(&x.iter().zip(t).map(|(x, t)| x + h * t).collect::<Vec<_>>());
+    moved(h).iter().zip(moved(-h)).map(|(a, b)| (a - b) / (2.0 * h)).collect()
+}
+
+pub fn dot(a: &[f64], b: &[f64]) -> f64 {
+    a.iter().zip(b).map(|(a, b)| a * b).sum()
+}
