@@ -153,7 +153,11 @@ LaunchPlan rms_norm_plan(
     uint64_t rows, uint32_t axis, rust::Str dtype, bool weighted, uint32_t max_threads);
 LaunchPlan softmax_plan(uint64_t rows, uint32_t axis, rust::Str dtype, uint32_t max_threads);
 LaunchPlan rope_plan(
-    const RopeCall& call, rust::Str dtype, bool explicit_freqs, bool in_place, uint32_t max_threads);
+    const RopeCall& call,
+    rust::Str dtype,
+    bool explicit_freqs,
+    bool in_place,
+    uint32_t max_threads);
 
 // Our primitives.
 Handle rms_norm(const MlxArray& x, const MlxArray* weight, float eps);

@@ -25,9 +25,9 @@ class MemoryReader : public mx::io::Reader {
     return position_;
   }
   void seek(int64_t off, std::ios_base::seekdir way) override {
-    size_t from = way == std::ios_base::beg ? 0
-        : way == std::ios_base::cur         ? position_
-                                            : bytes_.size();
+    size_t from = way == std::ios_base::beg   ? 0
+                  : way == std::ios_base::cur ? position_
+                                              : bytes_.size();
     position_ = from + off;
   }
   void read(char* data, size_t n) override {

@@ -213,14 +213,8 @@ Handle random_split(const MlxArray& key, int32_t count) {
 }
 
 Handle random_uniform(float low, float high, Ints shape, Dtype dtype, const MlxArray* key) {
-  return handle(
-      mx::random::uniform(
-          mx::array(low),
-          mx::array(high),
-          to_shape(shape),
-          to_mlx(dtype),
-          optional(key),
-          here()));
+  return handle(mx::random::uniform(
+      mx::array(low), mx::array(high), to_shape(shape), to_mlx(dtype), optional(key), here()));
 }
 
 Handle random_normal(Ints shape, Dtype dtype, const MlxArray* key) {
@@ -228,9 +222,8 @@ Handle random_normal(Ints shape, Dtype dtype, const MlxArray* key) {
 }
 
 Handle random_randint(int32_t low, int32_t high, Ints shape, const MlxArray* key) {
-  return handle(
-      mx::random::randint(
-          mx::array(low), mx::array(high), to_shape(shape), mx::int32, optional(key), here()));
+  return handle(mx::random::randint(
+      mx::array(low), mx::array(high), to_shape(shape), mx::int32, optional(key), here()));
 }
 
 Handle random_categorical(const MlxArray& logits, int32_t axis, const MlxArray* key) {
@@ -254,8 +247,7 @@ Handle builtin_rope(
     const MlxArray& offset,
     const MlxArray* freqs) {
   return handle(
-      mx::fast::rope(
-          x, dims, traditional, optional(base), scale, offset, optional(freqs), here()));
+      mx::fast::rope(x, dims, traditional, optional(base), scale, offset, optional(freqs), here()));
 }
 
 Handle rms_norm(const MlxArray& x, const MlxArray* weight, float eps) {
@@ -274,9 +266,8 @@ Handle rope(
     float scale,
     const MlxArray& offset,
     const MlxArray* freqs) {
-  return handle(
-      mlx_primitives::rope(
-          x, dims, traditional, optional(base), scale, offset, optional(freqs), here()));
+  return handle(mlx_primitives::rope(
+      x, dims, traditional, optional(base), scale, offset, optional(freqs), here()));
 }
 
 } // namespace mlx_primitives::bridge

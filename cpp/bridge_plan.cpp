@@ -35,7 +35,11 @@ LaunchPlan softmax_plan(uint64_t rows, uint32_t axis, rust::Str dtype, uint32_t 
 }
 
 LaunchPlan rope_plan(
-    const RopeCall& call, rust::Str dtype, bool explicit_freqs, bool in_place, uint32_t max_threads) {
+    const RopeCall& call,
+    rust::Str dtype,
+    bool explicit_freqs,
+    bool in_place,
+    uint32_t max_threads) {
   if (call.dims > call.head_dim) {
     throw std::invalid_argument("[rope] expected dims within the features");
   }

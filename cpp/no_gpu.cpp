@@ -21,4 +21,4 @@ std::string metallib_description() {
   return "none: built without Metal";
 }
 
-}  // namespace mlx_primitives
+} // namespace mlx_primitives

@@ -5,7 +5,7 @@
 namespace mlx_primitives {
 
 enum : unsigned {
-  RMS_NORM_SLOTS = 1,  // floats of threadgroup scratch for each SIMD group
+  RMS_NORM_SLOTS = 1, // floats of threadgroup scratch for each SIMD group
 };
 
 struct RmsNormParams {
@@ -14,4 +14,4 @@ struct RmsNormParams {
   float eps;
 };
 
-}  // namespace mlx_primitives
+} // namespace mlx_primitives

@@ -82,7 +82,7 @@ template <typename T, uint QUADS, bool WEIGHTED>
     const uint at = (q * threads + thread_index) * READS;
     values[q] = load4(x, at, params.axis, T(0.0f));
     weights[q] = values[q];
-    if (WEIGHTED) {  // before the barrier, so that this load does not wait for it
+    if (WEIGHTED) { // before the barrier, so that this load does not wait for it
       weights[q] = load4(weight, at, params.axis, T(0.0f));
     }
     sum = add_squares<T>(sum, values[q]);

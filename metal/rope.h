@@ -5,7 +5,7 @@
 namespace mlx_primitives {
 
 enum : unsigned {
-  ROPE_HEADS = 4,  // heads of one position that a thread rotates by the same angle
+  ROPE_HEADS = 4, // heads of one position that a thread rotates by the same angle
 };
 
 /** x is [batch, heads, length, features]; the first 2 * pairs features are rotated. */
@@ -15,11 +15,11 @@ struct RopeParams {
   unsigned length;
   unsigned features;
   unsigned pairs;
-  unsigned columns;        // threads along the features: the pairs, then the copied rest two by two
-  unsigned offset_stride;  // 0: one offset, 1: one for each batch entry
+  unsigned columns;       // threads along the features: the pairs, then the copied rest two by two
+  unsigned offset_stride; // 0: one offset, 1: one for each batch entry
   float scale;
-  float log2_base;  // unused with explicit frequencies
-  float direction;  // 1 forward, -1 inverse
+  float log2_base; // unused with explicit frequencies
+  float direction; // 1 forward, -1 inverse
 };
 
-}  // namespace mlx_primitives
+} // namespace mlx_primitives

@@ -4,10 +4,10 @@
 namespace mlx_primitives {
 
 enum : unsigned {
-  SIMD_WIDTH = 32,                // threads of a SIMD group on every Apple GPU
-  READS = 4,                      // consecutive elements of a row that a thread takes at a time
-  SIMD_ROW = SIMD_WIDTH * READS,  // the longest row that one SIMD group takes in one go
-  ROWS_PER_GROUP = 8,             // such short rows share a threadgroup, one SIMD group each
+  SIMD_WIDTH = 32,               // threads of a SIMD group on every Apple GPU
+  READS = 4,                     // consecutive elements of a row that a thread takes at a time
+  SIMD_ROW = SIMD_WIDTH * READS, // the longest row that one SIMD group takes in one go
+  ROWS_PER_GROUP = 8,            // such short rows share a threadgroup, one SIMD group each
 };
 
-}  // namespace mlx_primitives
+} // namespace mlx_primitives

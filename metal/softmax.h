@@ -5,7 +5,7 @@
 namespace mlx_primitives {
 
 enum : unsigned {
-  SOFTMAX_SLOTS = 2,  // floats of threadgroup scratch for each SIMD group: maximum and sum
+  SOFTMAX_SLOTS = 2, // floats of threadgroup scratch for each SIMD group: maximum and sum
 };
 
 struct SoftmaxParams {
@@ -13,4 +13,4 @@ struct SoftmaxParams {
   unsigned axis;
 };
 
-}  // namespace mlx_primitives
+} // namespace mlx_primitives

@@ -131,7 +131,7 @@ template <typename T>
   for (uint at = thread_index * READS; at < params.axis; at += threads * READS) {
     load_row4(values, x, at, params.axis);
     const float grown = max4(maximum, values);
-    if (grown > maximum) {  // else the factor is exp(0) = 1
+    if (grown > maximum) { // else the factor is exp(0) = 1
       sum *= softmax_exp(maximum - grown);
       maximum = grown;
     }

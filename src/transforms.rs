@@ -3,7 +3,7 @@
 //! An `Err` or a panic inside a closure comes back as an `Err` of the transform.
 
 use std::any::Any;
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use cxx::{CxxVector, UniquePtr};
@@ -100,13 +100,20 @@ pub fn value_and_grad(
     argnums: &[i32],
     inputs: &[&Array],
 ) -> Result<(Array, Vec<Array>)> {
+    let count = inputs.len() as i32;
     let inputs = to_list(inputs.iter().copied());
     let lists = with_closure(
         |x| Ok(vec![f(x)?]),
         |f| ffi::value_and_grad(f, argnums, &inputs),
     )?;
-    let (mut values, gradients) = pair(lists);
+    let (mut values, sorted) = pair(lists);
     let value = values.pop().ok_or_else(|| Error::argument("value_and_grad", "a value"))?;
+    // MLX returns them in the order of the arguments, whatever was asked for.
+    let position = |argnum: i32| if argnum < 0 { argnum + count } else { argnum };
+    let rank = |argnum: i32| {
+        argnums.iter().filter(|&&other| position(other) < position(argnum)).count()
+    };
+    let gradients = argnums.iter().map(|&argnum| sorted[rank(argnum)].clone()).collect();
     Ok((value, gradients))
 }
 
@@ -147,37 +154,66 @@ pub fn vmap(
     in_axes: &[Option<i32>],
     out_axes: &[i32],
 ) -> Result<Vec<Array>> {
+    if in_axes.len() != inputs.len() || in_axes.iter().all(Option::is_none) {
+        return Err(Error::argument("vmap", "one axis an input, at least one of them mapped"));
+    }
     let in_axes = inputs
         .iter()
         .zip(in_axes)
-        .map(|(input, axis)| {
-            let rank = input.ndim() as i32;
-            match *axis {
-                None => Ok(-1),
-                Some(axis) if (0..rank).contains(&axis) => Ok(axis),
-                Some(axis) if (-rank..0).contains(&axis) => Ok(axis + rank),
-                Some(axis) => Err(Error::argument(
-                    "vmap",
-                    format_args!("an axis within rank {rank}, got {axis}"),
-                )),
-            }
-        })
+        .map(|(input, axis)| axis.map_or(Ok(-1), |axis| within("vmap", axis, input.ndim())))
         .collect::<Result<Vec<_>>>()?;
-    if in_axes.len() != inputs.len() || in_axes.iter().all(|&axis| axis < 0) {
-        return Err(Error::argument("vmap", "one axis an input, at least one of them mapped"));
-    }
     let inputs = to_list(inputs.iter().copied());
-    Ok(from_list(&*with_closure(f, |f| ffi::vmap(f, &inputs, &in_axes, out_axes))?))
+    let outputs = from_list(&*with_closure(f, |f| ffi::vmap(f, &inputs, &in_axes, &[]))?);
+    if out_axes.is_empty() {
+        return Ok(outputs);
+    }
+    if out_axes.len() != outputs.len() {
+        return Err(Error::argument(
+            "vmap",
+            format_args!("one axis for each of {} outputs, got {}", outputs.len(), out_axes.len()),
+        ));
+    }
+    outputs.iter().zip(out_axes).map(|(output, &axis)| first_axis_to(output, axis)).collect()
+}
+
+/// An axis that may be negative, as the index of a dimension.
+fn within(op: &str, axis: i32, rank: usize) -> Result<i32> {
+    let rank = rank as i32;
+    match axis {
+        0.. if axis < rank => Ok(axis),
+        ..0 if axis >= -rank => Ok(axis + rank),
+        _ => Err(Error::argument(op, format_args!("an axis within rank {rank}, got {axis}"))),
+    }
+}
+
+fn first_axis_to(array: &Array, axis: i32) -> Result<Array> {
+    let axis = within("vmap", axis, array.ndim())?;
+    if axis == 0 {
+        return Ok(array.clone());
+    }
+    let mut order: Vec<i32> = (1..array.ndim() as i32).collect();
+    order.insert(axis as usize, 0);
+    array.transpose(&order)
 }
 
 /// A function whose graph MLX traced, simplified and fused; see [`compile`].
-pub struct Compiled(UniquePtr<ffi::Compiled>);
+pub struct Compiled {
+    function: UniquePtr<ffi::Compiled>,
+    running: Cell<bool>,
+}
 
 impl Compiled {
     /// Runs the function, tracing it first for shapes and types not seen before.
+    ///
+    /// An error if its own closure calls it: MLX's cache does not bear that.
     pub fn call(&self, inputs: &[&Array]) -> Result<Vec<Array>> {
+        if self.running.replace(true) {
+            return Err(Error::argument("compile", "a function that does not call itself"));
+        }
         let inputs = to_list(inputs.iter().copied());
-        Ok(from_list(&*ffi::call_compiled(&self.0, &inputs)?))
+        let outputs = ffi::call_compiled(&self.function, &inputs);
+        self.running.set(false);
+        Ok(from_list(&*outputs?))
     }
 }
 
@@ -196,5 +232,6 @@ pub fn compile(
     f: impl FnMut(&[Array]) -> Result<Vec<Array>> + 'static,
     shapeless: bool,
 ) -> Result<Compiled> {
-    Ok(Compiled(ffi::compile(Box::new(Closure(RefCell::new(Box::new(f)))), shapeless)?))
+    let function = ffi::compile(Box::new(Closure(RefCell::new(Box::new(f)))), shapeless)?;
+    Ok(Compiled { function, running: Cell::new(false) })
 }

@@ -26,15 +26,14 @@ void Rope::eval_cpu(const std::vector<mx::array>& inputs, std::vector<mx::array>
         .forward = forward_,
         .base = base_,
         .scale = scale_};
-    return [dtype = kernel_dtype(x),
-            in = bytes(x),
-            to = bytes(out),
-            call,
-            freqs = inputs.size() > 2 ? inputs[2].data<float>() : nullptr,
-            offsets = offset.data<int32_t>(),
-            count = offset.size()] {
-      bridge::rope_cpu(dtype, in, to, call, freqs, offsets, count);
-    };
+    return
+        [dtype = kernel_dtype(x),
+         in = bytes(x),
+         to = bytes(out),
+         call,
+         freqs = inputs.size() > 2 ? inputs[2].data<float>() : nullptr,
+         offsets = offset.data<int32_t>(),
+         count = offset.size()] { bridge::rope_cpu(dtype, in, to, call, freqs, offsets, count); };
   });
 }
 

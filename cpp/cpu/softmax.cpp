@@ -11,11 +11,9 @@ void Softmax::eval_cpu(const std::vector<mx::array>& inputs, std::vector<mx::arr
   donate_or_allocate(x, out);
   size_t axis = x.shape(-1);
   cpu_dispatch(stream(), out, [&] {
-    return [dtype = kernel_dtype(x),
-            in = bytes(x),
-            to = bytes(out),
-            rows = x.size() / axis,
-            axis] { bridge::softmax_cpu(dtype, in, to, rows, axis); };
+    return [dtype = kernel_dtype(x), in = bytes(x), to = bytes(out), rows = x.size() / axis, axis] {
+      bridge::softmax_cpu(dtype, in, to, rows, axis);
+    };
   });
 }
 

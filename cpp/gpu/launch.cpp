@@ -18,7 +18,7 @@ MTL::Library* library(mx::metal::Device& device) {
   return device.get_library("mlx_primitives", metallib.path);
 }
 
-}  // namespace
+} // namespace
 
 Pipeline pipeline(const mx::Stream& stream, const std::function<Launch(uint32_t)>& plan) {
   auto& device = mx::metal::device(stream.device);
@@ -58,4 +58,4 @@ void dispatch(mx::metal::CommandEncoder& encoder, const Launch& launch) {
   encoder.dispatch_threadgroups(MTL::Size(x, y, z), MTL::Size(width, height, depth));
 }
 
-}  // namespace mlx_primitives
+} // namespace mlx_primitives

@@ -45,4 +45,4 @@ void encode(
   dispatch(encoder, pipeline.launch);
 }
 
-}  // namespace mlx_primitives
+} // namespace mlx_primitives

@@ -7,7 +7,7 @@
 #include <stdexcept>
 
 #ifndef MLX_PRIMITIVES_BUILT_METALLIB
-#define MLX_PRIMITIVES_BUILT_METALLIB ""  // no metallib was compiled along with this code
+#define MLX_PRIMITIVES_BUILT_METALLIB "" // no metallib was compiled along with this code
 #endif
 
 namespace mlx_primitives {
@@ -31,7 +31,7 @@ fs::path binary_path() {
   return known && info.dli_fname ? fs::path(info.dli_fname) : fs::path();
 }
 
-}  // namespace
+} // namespace
 
 Metallib find_metallib() {
   if (const char* named = std::getenv(VARIABLE); named && *named) {
@@ -57,4 +57,4 @@ std::string metallib_description() {
   return found.path.empty() ? found.origin : found.path + " (" + found.origin + ")";
 }
 
-}  // namespace mlx_primitives
+} // namespace mlx_primitives

@@ -22,4 +22,4 @@ std::string metallib_description();
 /** The kernels' source as one file; written by cmake/embed_metal.cmake. */
 std::string embedded_metal_source();
 
-}  // namespace mlx_primitives
+} // namespace mlx_primitives

@@ -23,9 +23,9 @@ void RmsNorm::eval_gpu(const std::vector<mx::array>& inputs, std::vector<mx::arr
   auto fitted = pipeline(stream(), [&](uint32_t max_threads) {
     return plan_rms_norm(rows, axis, dtype, weighted, max_threads);
   });
-  auto& weight = weighted ? inputs[1] : x;  // something has to be bound
+  auto& weight = weighted ? inputs[1] : x; // something has to be bound
   RmsNormParams params{static_cast<uint32_t>(rows), axis, eps_};
   encode(stream(), fitted, {x, weight}, out, params);
 }
 
-}  // namespace mlx_primitives
+} // namespace mlx_primitives

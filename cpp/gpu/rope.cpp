@@ -38,8 +38,8 @@ void Rope::eval_gpu(const std::vector<mx::array>& inputs, std::vector<mx::array>
   auto fitted = pipeline(stream(), [&](uint32_t max_threads) {
     return plan_rope(params, dtype, traditional_, explicit_freqs, max_threads);
   });
-  auto& freqs = explicit_freqs ? inputs[2] : offset;  // something has to be bound
+  auto& freqs = explicit_freqs ? inputs[2] : offset; // something has to be bound
   encode(stream(), fitted, {x, offset, freqs}, out, params);
 }
 
-}  // namespace mlx_primitives
+} // namespace mlx_primitives

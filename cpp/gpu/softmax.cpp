@@ -22,4 +22,4 @@ void Softmax::eval_gpu(const std::vector<mx::array>& inputs, std::vector<mx::arr
   encode(stream(), fitted, {x}, out, SoftmaxParams{static_cast<uint32_t>(rows), axis});
 }
 
-}  // namespace mlx_primitives
+} // namespace mlx_primitives

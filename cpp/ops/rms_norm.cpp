@@ -14,8 +14,8 @@ struct Normalizer {
 
   Normalizer(const mx::array& input, float eps, mx::Stream s)
       : x(mx::astype(input, mx::float32, s)),
-        inverse(mx::rsqrt(
-            mx::add(mx::mean(mx::square(x, s), -1, true, s), mx::array(eps), s), s)) {}
+        inverse(mx::rsqrt(mx::add(mx::mean(mx::square(x, s), -1, true, s), mx::array(eps), s), s)) {
+  }
 
   /** d(x * inverse) along t; the map is symmetric, so this serves vjp and jvp alike. */
   mx::array project(const mx::array& t, mx::Stream s) const {
@@ -28,10 +28,7 @@ struct Normalizer {
 } // namespace
 
 mx::array rms_norm(
-    const mx::array& x,
-    const std::optional<mx::array>& weight,
-    float eps,
-    mx::StreamOrDevice s_) {
+    const mx::array& x, const std::optional<mx::array>& weight, float eps, mx::StreamOrDevice s_) {
   require_last_axis(op, x);
   if (weight && (weight->ndim() != 1 || weight->shape(0) != x.shape(-1))) {
     refuse(op, "expected weight of shape (", x.shape(-1), "), got ", weight->shape());
@@ -79,7 +76,8 @@ std::vector<mx::array> RmsNorm::jvp(
     const std::vector<int>& argnums) {
   auto s = stream();
   Normalizer n(primals[0], eps_, s);
-  auto total = mx::zeros(primals[0].shape(), mx::float32, s);
+  // Not a sum that starts at zeros: their shape would be fixed in a shapeless function.
+  std::optional<mx::array> total;
   for (size_t i = 0; i < argnums.size(); ++i) {
     auto t = mx::astype(tangents[i], mx::float32, s);
     if (argnums[i] == 1) {
@@ -90,9 +88,9 @@ std::vector<mx::array> RmsNorm::jvp(
         t = mx::multiply(t, mx::astype(primals[1], mx::float32, s), s);
       }
     }
-    total = mx::add(total, t, s);
+    total = total ? mx::add(*total, t, s) : t;
   }
-  return {mx::astype(total, primals[0].dtype(), s)};
+  return {mx::astype(*total, primals[0].dtype(), s)};
 }
 
 std::pair<std::vector<mx::array>, std::vector<int>> RmsNorm::vmap(

@@ -120,7 +120,7 @@ std::pair<std::vector<mx::array>, std::vector<int>> Rope::vmap_freqs(
 bool Rope::is_equivalent(const mx::Primitive& other) const {
   const auto& o = static_cast<const Rope&>(other);
   return dims_ == o.dims_ && traditional_ == o.traditional_ && base_ == o.base_ &&
-      scale_ == o.scale_ && forward_ == o.forward_;
+         scale_ == o.scale_ && forward_ == o.forward_;
 }
 
 std::vector<mx::Shape> Rope::output_shapes(const std::vector<mx::array>& inputs) {

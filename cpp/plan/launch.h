@@ -24,7 +24,7 @@ struct Launch {
   }
 };
 
-constexpr uint32_t MAX_THREADS = 1024;  // of a threadgroup, on every Apple GPU
+constexpr uint32_t MAX_THREADS = 1024; // of a threadgroup, on every Apple GPU
 
 constexpr uint64_t ceil_div(uint64_t a, uint64_t b) {
   return (a + b - 1) / b;
@@ -88,4 +88,4 @@ inline Launch plan_rows(
   return launch(form, count, max_threads, scratch(max_threads));
 }
 
-}  // namespace mlx_primitives
+} // namespace mlx_primitives

@@ -16,4 +16,4 @@ inline Launch plan_rms_norm(
   return plan_rows("rms_norm", suffix, rows, axis, RMS_NORM_SLOTS, max_threads);
 }
 
-}  // namespace mlx_primitives
+} // namespace mlx_primitives

@@ -5,7 +5,7 @@
 
 namespace mlx_primitives {
 
-constexpr uint32_t ROPE_GROUP = 256;  // threads; enough to hide latency, small enough to spread
+constexpr uint32_t ROPE_GROUP = 256; // threads; enough to hide latency, small enough to spread
 
 /** Features that are not rotated only need threads where out is another buffer than x. */
 constexpr uint32_t rope_columns(uint32_t features, uint32_t pairs, bool in_place) {
@@ -43,4 +43,4 @@ inline Launch plan_rope(
   return launch;
 }
 
-}  // namespace mlx_primitives
+} // namespace mlx_primitives

@@ -10,4 +10,4 @@ inline Launch plan_softmax(
   return plan_rows("softmax", "_" + std::string(dtype), rows, axis, SOFTMAX_SLOTS, max_threads);
 }
 
-}  // namespace mlx_primitives
+} // namespace mlx_primitives

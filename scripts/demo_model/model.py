@@ -15,7 +15,7 @@ CONFIG = {
     "num_key_value_heads": 2,
     "head_dim": 32,
     "hidden_act": "silu",
-    "max_position_embeddings": 512,
+    "max_position_embeddings": 256,
     "rms_norm_eps": 1e-5,
     "rope_theta": 10000.0,
     "rope_traditional": False,

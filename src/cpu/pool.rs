@@ -12,9 +12,10 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::thread::Thread;
 use std::time::{Duration, Instant};
 
-/// Below this much work, in tenths of a nanosecond of one core, a job is not worth waking a
-/// parked helper for.
-const PARALLEL_WORK: usize = 400_000;
+/// Work, in tenths of a nanosecond of one core, below which a job is not worth sharing with a
+/// helper that is still watching, and not worth waking a parked one for.
+const SHARED_WORK: usize = 100_000;
+const WAKING_WORK: usize = 400_000;
 /// How long a helper watches for the next job before it parks.
 const SPIN: Duration = Duration::from_micros(30);
 /// Ranges handed out per thread: enough to even out a disturbed core.
@@ -102,10 +103,9 @@ impl Pool {
 
     /// How many ranges a job of this much work is worth splitting into.
     pub fn ranges(&self, work: usize) -> usize {
-        if work < PARALLEL_WORK || self.helpers.is_empty() {
-            return 1;
-        }
-        self.threads() * RANGES_PER_THREAD
+        let watched = || self.helpers.iter().any(|helper| !helper.parked.load(Ordering::Relaxed));
+        let shared = work >= WAKING_WORK || work >= SHARED_WORK && watched();
+        if self.helpers.is_empty() || !shared { 1 } else { self.threads() * RANGES_PER_THREAD }
     }
 
     /// Runs `body` over disjoint ranges that cover `0..items`, an item being about
@@ -114,7 +114,8 @@ impl Pool {
         if items == 0 {
             return;
         }
-        let ranges = self.ranges(items.saturating_mul(work)).min(items);
+        let work = items.saturating_mul(work);
+        let ranges = self.ranges(work).min(items);
         if ranges == 1 || self.taken.swap(true, Ordering::Acquire) {
             return body(0..items);
         }
@@ -124,6 +125,9 @@ impl Pool {
         let body = unsafe { std::mem::transmute::<*const Body<'_>, *const Body<'static>>(body) };
         let job = Job { body, items, step };
         self.open(job);
+        if work >= WAKING_WORK {
+            self.wake();
+        }
         self.work(job);
         self.close();
         std::mem::forget(guard);
@@ -137,6 +141,9 @@ impl Pool {
         // SeqCst here and at the helper's re-check: one of the two sees the other.
         let number = (self.state.load(Ordering::Relaxed) & !INSIDE & !OPEN).wrapping_add(NUMBER);
         self.state.store(number | OPEN, Ordering::SeqCst);
+    }
+
+    fn wake(&self) {
         for helper in &self.helpers {
             if helper.parked.load(Ordering::SeqCst)
                 && helper.parked.swap(false, Ordering::SeqCst)

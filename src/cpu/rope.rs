@@ -5,7 +5,7 @@ use std::ops::Range;
 
 use super::element::{Element, Float, with_element};
 use super::math::{exp_like_mlx, sin_cos};
-use super::simd::{F32x16, Kernel, LANES};
+use super::simd::{F32x16, Kernel, LANES, prefetch};
 use super::{Machine, Shared};
 
 #[derive(Clone, Copy, Debug)]
@@ -56,6 +56,8 @@ pub unsafe fn rope(
 /// Columns of the sine and cosine tables computed at a time, and a table's floats.
 const COLUMNS: usize = 256;
 const TABLE: usize = 8192;
+/// How far ahead input is fetched, in bytes: a tile's rows are too short for the hardware's guess.
+const AHEAD: usize = 2048;
 
 unsafe fn rope_on<T: Float>(
     machine: Machine,
@@ -151,6 +153,7 @@ impl<T: Float> Kernel for Tile<'_, T> {
                                 sin,
                             );
                         }
+                        prefetch(from.cast::<u8>().wrapping_add(AHEAD), head_dim * size_of::<T>());
                         at += head_dim;
                         line += stride;
                     }

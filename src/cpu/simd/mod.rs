@@ -19,6 +19,21 @@ pub use level::Level;
 /// Lanes in a block, whatever the level.
 pub const LANES: usize = 16;
 
+/// Asks for the cache lines of `bytes` from `from` on; any address will do.
+#[inline(always)]
+pub fn prefetch(from: *const u8, bytes: usize) {
+    #[cfg(target_arch = "x86_64")]
+    for line in (0..bytes).step_by(64) {
+        // SAFETY: a prefetch never faults, and SSE is part of x86-64.
+        unsafe {
+            use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+            _mm_prefetch::<_MM_HINT_T0>(from.wrapping_add(line).cast());
+        }
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = (from, bytes);
+}
+
 /// A kernel body written once over the vector type.
 pub trait Kernel {
     /// # Safety

@@ -4,10 +4,21 @@ pub mod compare;
 pub mod input;
 pub mod reference;
 
+use mlx_primitives::device::{Device, with_device};
 use mlx_primitives::{Array, Result, builtin, ops};
 
 /// What a test returns.
 pub type Checked = anyhow::Result<()>;
+
+/// Runs a test on the CPU and, where there is one, on the GPU, telling it which.
+pub fn each_device(test: impl Fn(Device) -> Checked) -> Checked {
+    for device in [Device::Cpu, Device::Gpu] {
+        if device.is_available()? {
+            with_device(device, || test(device))?;
+        }
+    }
+    Ok(())
+}
 
 /// Borrows for the functions that take a list of references.
 pub fn refs(arrays: &[Array]) -> Vec<&Array> {

@@ -1,0 +1,7 @@
+//! A run-time path does not pass from a dependency to the program that uses it: ask for it here.
+
+fn main() {
+    println!("cargo::rerun-if-changed=build.rs");
+    let libdir = std::env::var("DEP_MLX_PRIMITIVES_LIBDIR").expect("mlx-primitives is a dependency");
+    println!("cargo::rustc-link-arg=-Wl,-rpath,{libdir}");
+}
