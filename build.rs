@@ -11,10 +11,11 @@ use anyhow::{Context, Result, bail, ensure};
 
 fn main() -> Result<()> {
     let root = PathBuf::from(env::var("CARGO_MANIFEST_DIR")?);
-    for path in ["build.rs", "src/ffi.rs", "cpp", "metal", "cmake", ".mlx/mlx_primitives.metallib"] {
+    for path in ["build.rs", "src/ffi.rs", "cpp", "metal", "cmake", ".mlx/mlx_primitives.metallib"]
+    {
         println!("cargo::rerun-if-changed={path}");
     }
-    for variable in ["MLX_DIR", "CMAKE", "DOCS_RS", "CXX", "CXXFLAGS"] {
+    for variable in ["MLX_DIR", "CMAKE", "DOCS_RS", "CXX", "CXXFLAGS", "MLX_PRIMITIVES_WERROR"] {
         println!("cargo::rerun-if-env-changed={variable}");
     }
     // docs.rs has no MLX and no network; rustdoc needs neither library nor headers.

@@ -81,22 +81,13 @@ rust::String library_version() {
   return mx::version();
 }
 
-rust::String version_mismatch(rust::Str header, rust::Str library) {
-  auto release = std::string(library);
-  release = release.substr(0, release.find(".dev"));
-  if (release == std::string(header)) {
-    return "";
-  }
-  std::ostringstream text;
-  text << "built with the headers of MLX " << std::string(header) << " but loaded libmlx "
-       << std::string(library) << ": build again, or set the rpath to the MLX it was built with";
-  return text.str();
-}
-
 void check_version() {
-  static const std::string mismatch(version_mismatch(header_version(), library_version()));
-  if (!mismatch.empty()) {
-    throw std::runtime_error(mismatch);
+  auto release = std::string(mx::version());
+  release = release.substr(0, release.find(".dev"));
+  if (release != std::string(header_version())) {
+    throw std::runtime_error(
+        "built with the headers of MLX " + std::string(header_version()) + " but loaded libmlx " +
+        mx::version() + ": build again, or set the rpath to the MLX it was built with");
   }
 }
 

@@ -42,7 +42,6 @@ struct Compiled {
 rust::String header_version();
 rust::String library_version();
 void check_version();
-rust::String version_mismatch(rust::Str header, rust::Str library);
 bool gpu_available();
 bool default_is_gpu();
 rust::String device_name(bool gpu);

@@ -143,7 +143,6 @@ pub(crate) mod bridge {
         fn header_version() -> String;
         fn library_version() -> String;
         fn check_version() -> Result<()>;
-        fn version_mismatch(header: &str, library: &str) -> String;
         fn gpu_available() -> Result<bool>;
         fn default_is_gpu() -> Result<bool>;
         fn device_name(gpu: bool) -> Result<String>;
@@ -213,10 +212,7 @@ pub(crate) mod bridge {
         fn squeeze(a: &MlxArray, axes: &[i32]) -> Result<UniquePtr<MlxArray>>;
         fn astype(a: &MlxArray, dtype: Dtype) -> Result<UniquePtr<MlxArray>>;
         fn contiguous(a: &MlxArray) -> Result<UniquePtr<MlxArray>>;
-        fn concatenate(
-            arrays: &CxxVector<MlxArray>,
-            axis: i32,
-        ) -> Result<UniquePtr<MlxArray>>;
+        fn concatenate(arrays: &CxxVector<MlxArray>, axis: i32) -> Result<UniquePtr<MlxArray>>;
         fn stack(arrays: &CxxVector<MlxArray>, axis: i32) -> Result<UniquePtr<MlxArray>>;
         fn take(a: &MlxArray, indices: &MlxArray, axis: i32) -> Result<UniquePtr<MlxArray>>;
         fn take_along_axis(
@@ -230,11 +226,7 @@ pub(crate) mod bridge {
             values: &MlxArray,
             axis: i32,
         ) -> Result<UniquePtr<MlxArray>>;
-        fn select(
-            condition: &MlxArray,
-            a: &MlxArray,
-            b: &MlxArray,
-        ) -> Result<UniquePtr<MlxArray>>;
+        fn select(condition: &MlxArray, a: &MlxArray, b: &MlxArray) -> Result<UniquePtr<MlxArray>>;
         fn argmax(a: &MlxArray, axis: i32, keepdims: bool) -> Result<UniquePtr<MlxArray>>;
         fn argsort(a: &MlxArray, axis: i32) -> Result<UniquePtr<MlxArray>>;
         fn sort(a: &MlxArray, axis: i32) -> Result<UniquePtr<MlxArray>>;
@@ -333,8 +325,7 @@ pub(crate) mod bridge {
             weighted: bool,
             max_threads: u32,
         ) -> Result<LaunchPlan>;
-        fn softmax_plan(rows: u64, axis: u32, dtype: &str, max_threads: u32)
-        -> Result<LaunchPlan>;
+        fn softmax_plan(rows: u64, axis: u32, dtype: &str, max_threads: u32) -> Result<LaunchPlan>;
         fn rope_plan(
             call: &RopeCall,
             dtype: &str,

@@ -36,9 +36,7 @@ impl From<ffi::Loaded> for Tensors {
 pub fn load_safetensors(path: impl AsRef<Path>) -> Result<Tensors> {
     let path = path.as_ref();
     check_safetensors(path).map_err(|reason| Error::file(path, reason))?;
-    ffi::load_safetensors(as_str(path)?)
-        .map(Tensors::from)
-        .map_err(|e| Error::file(path, e.what()))
+    ffi::load_safetensors(as_str(path)?).map(Tensors::from).map_err(|e| Error::file(path, e.what()))
 }
 
 /// Loads a safetensors file that is in memory; the bytes are copied.

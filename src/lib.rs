@@ -18,7 +18,10 @@
 //! - [`Array`]: a lazy array and MLX's general ops as methods.
 //! - [`transforms`]: `grad`, `vjp`, `jvp`, `vmap`, `compile` of Rust closures.
 //! - [`device`], [`memory`], [`random`], [`io`]: the rest of MLX's runtime.
-#![cfg_attr(feature = "llama", doc = "- [`llama`]: a Llama's weights, cache, sampling and decode loop.")]
+#![cfg_attr(
+    feature = "llama",
+    doc = "- [`llama`]: a Llama's weights, cache, sampling and decode loop."
+)]
 #![warn(missing_docs)]
 #![deny(unsafe_op_in_unsafe_fn)]
 

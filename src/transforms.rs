@@ -102,17 +102,13 @@ pub fn value_and_grad(
 ) -> Result<(Array, Vec<Array>)> {
     let count = inputs.len() as i32;
     let inputs = to_list(inputs.iter().copied());
-    let lists = with_closure(
-        |x| Ok(vec![f(x)?]),
-        |f| ffi::value_and_grad(f, argnums, &inputs),
-    )?;
+    let lists = with_closure(|x| Ok(vec![f(x)?]), |f| ffi::value_and_grad(f, argnums, &inputs))?;
     let (mut values, sorted) = pair(lists);
     let value = values.pop().ok_or_else(|| Error::argument("value_and_grad", "a value"))?;
     // MLX returns them in the order of the arguments, whatever was asked for.
     let position = |argnum: i32| if argnum < 0 { argnum + count } else { argnum };
-    let rank = |argnum: i32| {
-        argnums.iter().filter(|&&other| position(other) < position(argnum)).count()
-    };
+    let rank =
+        |argnum: i32| argnums.iter().filter(|&&other| position(other) < position(argnum)).count();
     let gradients = argnums.iter().map(|&argnum| sorted[rank(argnum)].clone()).collect();
     Ok((value, gradients))
 }

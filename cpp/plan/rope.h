@@ -20,7 +20,7 @@ inline Launch plan_rope(
     uint32_t max_threads = MAX_THREADS) {
   // A single position has too few threads to give each of them several heads.
   bool one_head = shape.length == 1 || shape.heads == 1;
-  uint64_t depth = shape.batch * ceil_div(shape.heads, one_head ? 1 : ROPE_HEADS);
+  uint64_t depth = shape.batch * ceil_div(shape.heads, one_head ? 1u : unsigned{ROPE_HEADS});
 
   // Threads left for the axes to come; an axis that needs several groups gets equal ones.
   uint32_t left = std::clamp<uint32_t>(max_threads, 1, ROPE_GROUP);

@@ -114,11 +114,7 @@ impl Array {
         Array::from_bridge(ffi::slice_update(self.raw(), update.raw(), &start, &stop))
     }
 
-    fn bounds(
-        &self,
-        op: &str,
-        index: &[&dyn IntoIndex],
-    ) -> Result<(Vec<i32>, Vec<i32>, Vec<i32>)> {
+    fn bounds(&self, op: &str, index: &[&dyn IntoIndex]) -> Result<(Vec<i32>, Vec<i32>, Vec<i32>)> {
         if index.len() > self.ndim() {
             return Err(Error::argument(
                 op,

@@ -51,8 +51,7 @@ impl Checkpoint {
         for file in safetensors_files(directory)? {
             arrays.extend(io::load_safetensors(file)?.arrays);
         }
-        let llama =
-            Llama::new(config, Weights::new(arrays)).map_err(|e| in_file(directory, e))?;
+        let llama = Llama::new(config, Weights::new(arrays)).map_err(|e| in_file(directory, e))?;
         Ok(Self { llama, tokenizer, eos })
     }
 

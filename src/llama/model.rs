@@ -55,7 +55,10 @@ impl Llama {
         if tokens.ndim() != 2 || cache.layers.len() != self.layers.len() {
             return Err(Error::argument(
                 "llama",
-                format_args!("tokens [batch, time] and this model's cache, got {:?}", tokens.shape()),
+                format_args!(
+                    "tokens [batch, time] and this model's cache, got {:?}",
+                    tokens.shape()
+                ),
             ));
         }
         let mut h = self.embed_tokens.take(tokens, 0)?; // [batch, time, hidden]

@@ -36,8 +36,9 @@ fn generate_writes_text_to_stdout_and_figures_to_stderr() {
 
 #[test]
 fn generate_prints_one_object_for_programs() {
-    let arguments =
-        ["generate", "One day", "--json", "-m", "6", "--temp", "0.7", "--seed", "5", "--top-k", "40"];
+    let arguments = [
+        "generate", "One day", "--json", "-m", "6", "--temp", "0.7", "--seed", "5", "--top-k", "40",
+    ];
     let output = run(&arguments);
     let object: Value = serde_json::from_str(&stdout(&output)).unwrap();
     assert_eq!(object["token_ids"].as_array().unwrap().len(), 6);
@@ -79,7 +80,8 @@ fn failures_exit_with_1_and_bad_usage_with_2() {
         let error = stderr(&output);
         assert!(error.starts_with("error: ") && error.contains(part), "{error}");
     }
-    for arguments in [&["generate"][..], &["frobnicate"], &["generate", "x", "--top-p", "two"], &[]] {
+    for arguments in [&["generate"][..], &["frobnicate"], &["generate", "x", "--top-p", "two"], &[]]
+    {
         assert_eq!(run(arguments).status.code(), Some(2), "{arguments:?}");
     }
     assert_eq!(run(&["--version"]).status.code(), Some(0));

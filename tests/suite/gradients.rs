@@ -58,9 +58,8 @@ fn the_references_gradients_are_right() -> Checked {
     let i = Inputs::new(Dtype::Float32)?;
     let (x, w, g) = (&numbers(&i.x)?, &numbers(&i.weight)?, &numbers(&i.g)?);
     let axis = AXIS as usize;
-    let norm = |x: &[f64], w: &[f64]| {
-        reference::dot(g, &reference::rms_norm(x, Some(w), axis, eps()))
-    };
+    let norm =
+        |x: &[f64], w: &[f64]| reference::dot(g, &reference::rms_norm(x, Some(w), axis, eps()));
     let (of_x, of_w) = reference::rms_norm_gradients(x, w, g, axis, eps());
     assert_close(&of_x, &reference::gradient(x, STEP, |x| norm(x, w)), 1e-8, "x");
     assert_close(&of_w, &reference::gradient(w, STEP, |w| norm(x, w)), 1e-8, "weight");
@@ -118,8 +117,7 @@ fn vjp_of_softmax() -> Checked {
     each_device(|_| {
         let i = Inputs::new(Dtype::Float32)?;
         let ours = vjp(softmax, &[&i.x], &[&i.g])?.1;
-        let want =
-            reference::softmax_gradient(&numbers(&i.x)?, &numbers(&i.g)?, AXIS as usize);
+        let want = reference::softmax_gradient(&numbers(&i.x)?, &numbers(&i.g)?, AXIS as usize);
         assert_close(&numbers(&ours[0])?, &want, TOLERANCE, "f64");
         let theirs = vjp(|p| Ok(vec![builtin::softmax(&p[0])?]), &[&i.x], &[&i.g])?.1;
         assert_close(&numbers(&ours[0])?, &numbers(&theirs[0])?, TOLERANCE, "MLX's");

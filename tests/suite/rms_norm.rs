@@ -54,7 +54,10 @@ fn sizes_in_every_type() -> Checked {
                     }
                 }
             }
-            println!("{device:?} {dtype}: at most {:.2} ulps from f64, {:.2} from MLX", worst.0, worst.1);
+            println!(
+                "{device:?} {dtype}: at most {:.2} ulps from f64, {:.2} from MLX",
+                worst.0, worst.1
+            );
         }
         Ok(())
     })
@@ -70,7 +73,8 @@ fn layouts_of_x_and_weight() -> Checked {
                     // A fresh view each time: evaluated arrays take another path than lazy ones.
                     let what = format!("{dtype} {shape:?} {layout:?}");
                     check(&layout.make(shape, dtype, 3)?, None, &what)?;
-                    let weight = layout.make(&[2, axis], dtype, 4)?.slice(&[&(1..2)])?.squeeze(&[0])?;
+                    let weight =
+                        layout.make(&[2, axis], dtype, 4)?.slice(&[&(1..2)])?.squeeze(&[0])?;
                     check(&layout.make(shape, dtype, 3)?, Some(&weight), &what)?;
                     let evaluated = layout.make(shape, dtype, 3)?;
                     evaluated.eval()?;
@@ -178,7 +182,8 @@ fn a_spoilt_row_spoils_no_other() -> Checked {
     each_device(|_| {
         for dtype in FLOATS {
             let clean = random(&[3, 100], dtype, 11)?;
-            let spoilt = clean.slice_update(&[&(1..2)], &Array::scalar(f32::NAN)?.astype(dtype)?)?;
+            let spoilt =
+                clean.slice_update(&[&(1..2)], &Array::scalar(f32::NAN)?.astype(dtype)?)?;
             let y = ops::rms_norm(&spoilt, None, EPS)?;
             let want = ops::rms_norm(&clean, None, EPS)?;
             for row in [0..1, 2..3] {

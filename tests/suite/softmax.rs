@@ -50,7 +50,10 @@ fn sizes_in_every_type() -> Checked {
                     worst = (worst.0.max(exact), worst.1.max(same));
                 }
             }
-            println!("{device:?} {dtype}: at most {:.2} ulps from f64, {:.2} from MLX", worst.0, worst.1);
+            println!(
+                "{device:?} {dtype}: at most {:.2} ulps from f64, {:.2} from MLX",
+                worst.0, worst.1
+            );
         }
         Ok(())
     })

@@ -132,7 +132,8 @@ fn rope_with_x_offset_or_freqs_mapped() -> Checked {
                     if x_axis.is_some() || o_axis.is_some() {
                         check(rope, &[&x, &offset], &[x_axis, o_axis], 0, &what)?;
                     }
-                    for (freqs, f_axis) in [(&[2][..], None), (&[3, 2], Some(0)), (&[2, 3], Some(1))]
+                    for (freqs, f_axis) in
+                        [(&[2][..], None), (&[3, 2], Some(0)), (&[2, 3], Some(1))]
                     {
                         let axes = [x_axis, o_axis, f_axis];
                         if axes.iter().any(Option::is_some) {
@@ -166,9 +167,8 @@ fn nested() -> Checked {
         let x = random32(&[2, 3, 4, 6, 8], 12)?;
         for inner in [0, 1, 3] {
             for outer in [0, 1, 4] {
-                let f = |p: &[Array]| {
-                    vmap(|p| Ok(vec![op(&p[0])?]), &refs(p), &[Some(inner)], &[1])
-                };
+                let f =
+                    |p: &[Array]| vmap(|p| Ok(vec![op(&p[0])?]), &refs(p), &[Some(inner)], &[1]);
                 check(f, &[&x], &[Some(outer)], 0, &format!("{name} {inner} in {outer}"))?;
             }
         }

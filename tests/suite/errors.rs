@@ -1,0 +1,284 @@
+//! What the primitives and the transforms refuse, and how they say so.
+
+use std::cell::RefCell;
+use std::rc::Rc;
+
+use mlx_primitives::ops::{rms_norm, rope, softmax};
+use mlx_primitives::transforms::{Compiled, compile, grad, jvp, value_and_grad, vjp, vmap};
+use mlx_primitives::{Array, Dtype, Error, Result};
+
+use crate::support::input::{random, random32};
+use crate::support::{Checked, EPS, message};
+
+/// The message starts with the op's name and says what was expected and what it got.
+#[track_caller]
+fn refused<T>(op: &str, result: Result<T>, mentions: &str) {
+    let text = message(result);
+    assert!(text.starts_with(&format!("[{op}] expected ")), "{text}");
+    assert!(text.contains("got ") && text.contains(mentions), "{text} lacks {mentions}");
+}
+
+const OTHERS: [Dtype; 5] =
+    [Dtype::Int32, Dtype::Bool, Dtype::Uint8, Dtype::Complex64, Dtype::Float64];
+
+#[test]
+fn rms_norm_refuses() -> Checked {
+    let x = random32(&[2, 8], 1)?;
+    for shape in [&[][..], &[1], &[7], &[9], &[8, 1], &[1, 8]] {
+        let weight = Array::ones::<f32>(shape)?;
+        refused("rms_norm", rms_norm(&x, Some(&weight), EPS), "weight of shape (8)");
+    }
+    refused("rms_norm", rms_norm(&Array::scalar(1.0f32)?, None, EPS), "scalar");
+    refused("rms_norm", rms_norm(&Array::zeros::<f32>(&[3, 0])?, None, EPS), "(3,0)");
+    for dtype in OTHERS {
+        refused("rms_norm", rms_norm(&x.astype(dtype)?, None, EPS), dtype.name());
+    }
+    let weight = Array::ones::<f32>(&[8])?.astype(Dtype::Complex64)?;
+    refused("rms_norm", rms_norm(&x, Some(&weight), EPS), "complex64");
+    Ok(())
+}
+
+#[test]
+fn softmax_refuses() -> Checked {
+    refused("softmax", softmax(&Array::scalar(1.0f32)?), "scalar");
+    refused("softmax", softmax(&Array::zeros::<f32>(&[2, 0])?), "(2,0)");
+    for dtype in [Dtype::Complex64, Dtype::Float64] {
+        refused("softmax", softmax(&random32(&[2, 8], 2)?.astype(dtype)?), dtype.name());
+    }
+    Ok(())
+}
+
+#[test]
+fn rope_refuses() -> Checked {
+    let x = random32(&[2, 3, 8], 3)?;
+    let plain = |x: &Array, dims: i32| rope(x, dims, false, Some(1e4), 1.0, 0, None);
+    for shape in [&[][..], &[8], &[3, 8]] {
+        refused("rope", plain(&Array::ones::<f32>(shape)?, 8), "rank 3");
+    }
+    for dims in [0, -2, 7, 9, 10, i32::MAX, i32::MIN, 1] {
+        refused("rope", plain(&x, dims), &dims.to_string());
+    }
+    refused("rope", plain(&Array::zeros::<f32>(&[2, 3, 0])?, 2), "2");
+    for dtype in OTHERS {
+        refused("rope", plain(&x.astype(dtype)?, 8), dtype.name());
+    }
+    let with_offset = |offset: &Array| rope(&x, 8, false, Some(1e4), 1.0, offset, None);
+    for shape in [&[3][..], &[0], &[2, 1], &[1, 1]] {
+        refused("rope", with_offset(&Array::zeros::<i32>(shape)?), "offset");
+    }
+    for dtype in [Dtype::Float32, Dtype::Bool, Dtype::Complex64] {
+        refused("rope", with_offset(&Array::scalar(1i32)?.astype(dtype)?), dtype.name());
+    }
+    let freqs = Array::ones::<f32>(&[4])?;
+    refused("rope", rope(&x, 8, false, None, 1.0, 0, None), "neither");
+    refused("rope", rope(&x, 8, false, Some(1e4), 1.0, 0, Some(&freqs)), "both");
+    for shape in [&[][..], &[3], &[8], &[1, 4]] {
+        let freqs = Array::ones::<f32>(shape)?;
+        refused("rope", rope(&x, 8, false, None, 1.0, 0, Some(&freqs)), "freqs of shape (4)");
+    }
+    Ok(())
+}
+
+#[test]
+fn rope_has_derivatives_in_x_alone() -> Checked {
+    let x = random32(&[2, 3, 8], 4)?;
+    let freqs = Array::ones::<f32>(&[4])?;
+    let in_freqs = |p: &[Array]| Ok(vec![rope(&x, 8, false, None, 1.0, 0, Some(&p[0]))?]);
+    let in_offset = |p: &[Array]| Ok(vec![rope(&x, 8, false, Some(1e4), 1.0, &p[0], None)?]);
+    refused("rope", vjp(in_freqs, &[&freqs], &[&x]), "freqs");
+    refused("rope", jvp(in_freqs, &[&freqs], &[&freqs]), "freqs");
+    let (offset, tangent) = (Array::scalar(1i32)?, Array::scalar(1i32)?);
+    refused("rope", vjp(in_offset, &[&offset], &[&x]), "offset");
+    refused("rope", jvp(in_offset, &[&offset], &[&tangent]), "offset");
+    Ok(())
+}
+
+type Run = fn(&mut dyn FnMut(&[Array]) -> Result<Vec<Array>>) -> Result<()>;
+
+/// Each transform, running a function of one array of shape (2, 4).
+fn transforms() -> [(&'static str, Run); 4] {
+    fn x() -> Result<Array> {
+        random32(&[2, 4], 5)
+    }
+    [
+        ("vjp", |f| vjp(f, &[&x()?], &[&x()?]).map(|_| ())),
+        ("jvp", |f| jvp(f, &[&x()?], &[&x()?]).map(|_| ())),
+        ("vmap", |f| vmap(f, &[&x()?], &[Some(0)], &[]).map(|_| ())),
+        ("grad", |f| grad(|p| Ok(f(p)?.swap_remove(0)), &[0], &[&x()?]).map(|_| ())),
+    ]
+}
+
+#[test]
+fn errors_in_closures_come_back() -> Checked {
+    for (name, run) in transforms() {
+        let text = message(run(&mut |_| Err(Error::Argument("my own words".into()))));
+        assert!(text.contains("my own words"), "{name}: {text}");
+        let text = message(run(&mut |p| Ok(vec![p[0].reshape(&[3, 3])?])));
+        assert!(text.contains("reshape"), "{name}: {text}");
+    }
+    let f = compile(|_| Err(Error::Argument("my own words".into())), false)?;
+    for _ in 0..3 {
+        let text = message(f.call(&[&random32(&[2], 6)?]));
+        assert!(text.contains("my own words"), "compile: {text}");
+    }
+    Ok(())
+}
+
+#[test]
+fn panics_in_closures_come_back() -> Checked {
+    for (name, run) in transforms() {
+        let text = message(run(&mut |_| panic!("a panic of {name}")));
+        assert!(text.contains(&format!("a panic of {name}")), "{text}");
+        // A payload that is no text.
+        assert!(run(&mut |_| std::panic::panic_any(7)).is_err(), "{name}");
+        run(&mut |p| Ok(vec![p[0].sum(.., false)?.broadcast_to(p[0].shape())?.sum(.., false)?]))
+            .or_else(|e| if name == "grad" { Err(e) } else { Ok(()) })?;
+    }
+    let f = compile(|_| panic!("a panic of compile"), true)?;
+    for _ in 0..3 {
+        let text = message(f.call(&[&random32(&[2], 7)?]));
+        assert!(text.contains("a panic of compile"), "{text}");
+    }
+    Ok(())
+}
+
+#[test]
+fn a_failed_trace_is_tried_again() -> Checked {
+    let mut calls = 0;
+    let f = compile(
+        move |p| {
+            calls += 1;
+            match calls {
+                1 => Err(Error::Argument("not yet".into())),
+                2 => panic!("not yet either"),
+                _ => Ok(vec![softmax(&p[0])?]),
+            }
+        },
+        false,
+    )?;
+    let x = random32(&[2, 4], 8)?;
+    assert!(message(f.call(&[&x])).contains("not yet"));
+    assert!(message(f.call(&[&x])).contains("not yet either"));
+    assert_eq!(f.call(&[&x])?[0].to_vec::<f32>()?, softmax(&x)?.to_vec::<f32>()?);
+    Ok(())
+}
+
+#[test]
+fn a_compiled_function_does_not_call_itself() -> Checked {
+    let slot: Rc<RefCell<Option<Compiled>>> = Rc::default();
+    let own = slot.clone();
+    // It even calls with another shape, and goes on after the refusal.
+    let f = compile(
+        move |p| {
+            let compiled = own.borrow();
+            if let Some(compiled) = &*compiled {
+                for shape in [[2, 4], [1, 8]] {
+                    let inner = compiled.call(&[&p[0].reshape(&shape)?]);
+                    assert!(message(inner).starts_with("[compile] expected "));
+                }
+            }
+            Ok(vec![p[0].add(1.0)?])
+        },
+        false,
+    )?;
+    *slot.borrow_mut() = Some(f);
+    let compiled = slot.borrow();
+    let f = compiled.as_ref().expect("just stored");
+    let x = Array::zeros::<f32>(&[2, 4])?;
+    for _ in 0..2 {
+        assert_eq!(f.call(&[&x])?[0].to_vec::<f32>()?, [1.0; 8]);
+    }
+    drop(compiled);
+    slot.borrow_mut().take(); // the closure holds the slot: end the cycle
+    Ok(())
+}
+
+#[test]
+fn an_output_that_is_an_uncaptured_input() -> Checked {
+    // MLX refuses graphs that lead past their placeholders to the real input.
+    let x = random32(&[2, 4], 9)?;
+    let y = Rc::new(x.clone());
+    let f = compile(move |p| Ok(vec![y.add(&p[0])?]), false)?;
+    assert!(message(f.call(&[&x])).contains("compile"));
+    Ok(())
+}
+
+#[test]
+fn cotangents_and_tangents_that_do_not_fit() -> Checked {
+    let x = random32(&[2, 4], 10)?;
+    let f = |p: &[Array]| Ok(vec![softmax(&p[0])?]);
+    let wrong = [random32(&[4, 2], 11)?, random32(&[2, 4, 1], 11)?, random32(&[3], 11)?];
+    assert!(vjp(f, &[&x], &[]).is_err());
+    assert!(vjp(f, &[&x], &[&x, &x]).is_err());
+    assert!(jvp(f, &[&x], &[]).is_err());
+    assert!(jvp(f, &[&x], &[&x, &x]).is_err());
+    for wrong in &wrong {
+        assert!(vjp(f, &[&x], &[wrong]).is_err(), "vjp {:?}", wrong.shape());
+        assert!(jvp(f, &[&x], &[wrong]).is_err(), "jvp {:?}", wrong.shape());
+    }
+    // Of another type: refused, or converted to the output's.
+    let half = random(&[2, 4], Dtype::Float16, 12)?;
+    for result in [vjp(f, &[&x], &[&half]), jvp(f, &[&x], &[&half])] {
+        if let Ok((_, derivatives)) = result {
+            assert_eq!(derivatives[0].to_vec::<f32>()?.len(), 8);
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn gradients_of_what_is_no_scalar_or_no_argument() -> Checked {
+    let x = random32(&[2, 4], 13)?;
+    let loss = |p: &[Array]| softmax(&p[0])?.sum(.., false);
+    assert!(grad(|p| softmax(&p[0]), &[0], &[&x]).is_err());
+    for argnums in [&[][..], &[1], &[-2], &[0, 0], &[0, -1], &[i32::MAX], &[i32::MIN]] {
+        assert!(value_and_grad(loss, argnums, &[&x]).is_err(), "{argnums:?}");
+    }
+    assert_eq!(grad(loss, &[-1], &[&x])?[0].shape(), [2, 4]);
+    assert!(grad(loss, &[0], &[]).is_err());
+    assert!(grad(loss, &[0], &[&Array::ones::<i32>(&[2])?]).is_err(), "integers");
+    Ok(())
+}
+
+#[test]
+fn axes_that_vmap_refuses() -> Checked {
+    let x = random32(&[2, 4], 14)?;
+    let f = |p: &[Array]| Ok(vec![softmax(&p[0])?]);
+    for axis in [2, -3, i32::MAX, i32::MIN] {
+        refused("vmap", vmap(f, &[&x], &[Some(axis)], &[]), &axis.to_string());
+        refused("vmap", vmap(f, &[&x], &[Some(0)], &[axis]), &axis.to_string());
+    }
+    for (axes, out) in
+        [(&[][..], &[][..]), (&[None], &[]), (&[Some(0), Some(0)], &[]), (&[Some(0)], &[0, 0])]
+    {
+        let text = message(vmap(f, &[&x], axes, out));
+        assert!(text.starts_with("[vmap] expected "), "{text}");
+    }
+    let two = |p: &[Array]| Ok(vec![softmax(&p[0])?, p[0].clone(), Array::scalar(1.0f32)?]);
+    assert!(vmap(two, &[&x], &[Some(0)], &[0]).is_err(), "too few out_axes");
+    assert_eq!(vmap(two, &[&x], &[Some(0)], &[1, 0, 0])?[2].to_vec::<f32>()?, [1.0; 2]);
+    let y = random32(&[3, 4], 15)?;
+    let add = |p: &[Array]| Ok(vec![p[0].add(&p[1])?]);
+    assert!(vmap(add, &[&x, &y], &[Some(0); 2], &[]).is_err(), "sizes 2 and 3");
+    assert!(vmap(f, &[&Array::scalar(1.0f32)?], &[Some(0)], &[]).is_err(), "a scalar");
+    Ok(())
+}
+
+#[test]
+fn evaluation_inside_a_traced_closure_is_an_error_or_right() -> Checked {
+    let x = random32(&[2, 4], 16)?;
+    // vjp has real values at hand.
+    let (y, _) = vjp(
+        |p| {
+            p[0].eval()?;
+            Ok(vec![softmax(&p[0])?])
+        },
+        &[&x],
+        &[&x],
+    )?;
+    assert_eq!(y[0].to_vec::<f32>()?, softmax(&x)?.to_vec::<f32>()?);
+    // compile has not.
+    let f = compile(|p| p[0].to_vec::<f32>().map(|_| vec![p[0].clone()]), false)?;
+    assert!(f.call(&[&x]).is_err());
+    Ok(())
+}

@@ -1,0 +1,176 @@
+//! Threads that come and go, each with arrays and streams of its own.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Barrier;
+use std::thread;
+
+use mlx_primitives::device::{
+    Device, Stream, clear_streams, synchronize, with_device, with_stream,
+};
+use mlx_primitives::{Array, async_eval, eval, transforms};
+
+use crate::support::compare::assert_same;
+use crate::support::input::random32;
+use crate::support::{Checked, OPS, message};
+
+const THREADS: u64 = 8;
+
+/// Builds, evaluates and drops for a while; what comes out depends on the seed alone.
+fn work(seed: u64, rounds: u64) -> mlx_primitives::Result<Vec<f32>> {
+    let mut results = Vec::new();
+    for round in 0..rounds {
+        let x = random32(&[4, 16, 64], seed + round)?;
+        for (_, op, _) in OPS {
+            let y = op(&op(&x)?)?;
+            let g = transforms::vjp(|p| Ok(vec![op(&p[0])?]), &[&x], &[&y])?.1;
+            async_eval([&y, &g[0]])?;
+            results.push(y.sum(.., false)?.item::<f32>()?);
+            results.push(g[0].abs()?.max(.., false)?.item::<f32>()?);
+        }
+    }
+    clear_streams()?;
+    Ok(results)
+}
+
+#[test]
+fn many_at_once_while_some_panic() -> Checked {
+    let alone: Vec<Vec<f32>> = (0..THREADS)
+        .map(|seed| thread::spawn(move || work(seed, 20)).join().expect("no panic"))
+        .collect::<Result<_, _>>()?;
+    let start = &Barrier::new(2 * THREADS as usize);
+    let together = thread::scope(|scope| {
+        let panicking: Vec<_> = (0..THREADS)
+            .map(|seed| {
+                scope.spawn(move || {
+                    start.wait();
+                    for _ in 0..10 {
+                        let panicked = catch_unwind(AssertUnwindSafe(|| {
+                            let x = random32(&[4, 16, 64], seed).expect("x");
+                            let _y = OPS[seed as usize % 3].1(&x).expect("y");
+                            panic!("on purpose");
+                        }));
+                        assert!(panicked.is_err());
+                    }
+                    panic!("on purpose, the thread too");
+                })
+            })
+            .collect();
+        let working: Vec<_> = (0..THREADS)
+            .map(|seed| {
+                scope.spawn(move || {
+                    start.wait();
+                    work(seed, 20)
+                })
+            })
+            .collect();
+        for thread in panicking {
+            assert!(thread.join().is_err());
+        }
+        working.into_iter().map(|t| t.join().expect("no panic")).collect::<Result<Vec<_>, _>>()
+    })?;
+    assert_eq!(together, alone);
+    Ok(())
+}
+
+#[test]
+fn hundreds_one_after_the_other() -> Checked {
+    for seed in 0..200 {
+        let sums = thread::spawn(move || work(seed % 3, 1)).join().expect("no panic")?;
+        assert_eq!(sums.len(), 2 * OPS.len());
+    }
+    Ok(())
+}
+
+#[test]
+fn compiled_functions_on_threads() -> Checked {
+    let run = || -> mlx_primitives::Result<Vec<f32>> {
+        let f = transforms::compile(|p| Ok(vec![OPS[0].1(&p[0])?]), true)?;
+        let mut last = Vec::new();
+        for rows in 1..20 {
+            last = f.call(&[&random32(&[rows, 3, 8], 1)?])?[0].to_vec::<f32>()?;
+        }
+        Ok(last)
+    };
+    let want = run()?;
+    let threads: Vec<_> = (0..THREADS).map(|_| thread::spawn(run)).collect();
+    for thread in threads {
+        assert_eq!(thread.join().expect("no panic")?, want);
+    }
+    Ok(())
+}
+
+#[test]
+fn arrays_that_outlive_their_threads_streams() -> Checked {
+    // Evaluated ones are plain data and stay readable after the streams have ended.
+    thread::spawn(|| -> Checked {
+        let y = OPS[1].1(&random32(&[2, 3, 8], 2)?)?;
+        y.eval()?;
+        clear_streams()?;
+        assert_eq!(y.to_vec::<f32>()?.len(), 48);
+        clear_streams()?;
+        // And new work gets a new stream.
+        assert_eq!(OPS[1].1(&y)?.to_vec::<f32>()?.len(), 48);
+        Ok(())
+    })
+    .join()
+    .expect("no panic")
+}
+
+#[test]
+fn streams_of_one_thread_depend_on_each_other() -> Checked {
+    let (a, b) = (Stream::new(Device::Cpu)?, Stream::new(Device::Cpu)?);
+    assert_ne!(a, b);
+    for seed in 0..20 {
+        for (name, op, _) in OPS {
+            let x = random32(&[8, 64, 64], seed)?;
+            let first = with_stream(&a, || op(&x))?;
+            let second = with_stream(&b, || op(&first))?;
+            let third = with_stream(&a, || op(&second))?;
+            async_eval([&third])?;
+            a.synchronize()?;
+            b.synchronize()?;
+            let want = with_device(Device::Cpu, || op(&op(&op(&x)?)?))?;
+            assert_same(&third, &want, name)?;
+        }
+    }
+    synchronize()?;
+    Ok(())
+}
+
+#[test]
+fn the_place_is_restored_and_each_threads_own() -> Checked {
+    let stream = Stream::new(Device::Cpu)?;
+    let x = random32(&[2, 3, 8], 3)?;
+    let panicked = catch_unwind(AssertUnwindSafe(|| with_stream(&stream, || panic!("inside"))));
+    assert!(panicked.is_err());
+    with_stream(&stream, || {
+        with_device(Device::Cpu, || OPS[0].1(&x)?.eval())?;
+        thread::spawn(|| work(4, 1)).join().expect("no panic")?;
+        OPS[0].1(&x)?.eval()
+    })?;
+    eval([&OPS[0].1(&x)?])?;
+    Ok(())
+}
+
+#[test]
+fn a_missing_gpu_is_an_error() -> Checked {
+    assert!(Device::Cpu.is_available()?);
+    if Device::Gpu.is_available()? {
+        // Where there is one it is the default, and the suite runs on it.
+        assert_eq!(Device::default()?, Device::Gpu);
+        return Ok(());
+    }
+    assert_eq!(Device::default()?, Device::Cpu);
+    message(Stream::new(Device::Gpu));
+    let x = random32(&[2, 3, 8], 5)?;
+    for (_, ours, theirs) in OPS {
+        message(with_device(Device::Gpu, || ours(&x)));
+        message(with_device(Device::Gpu, || theirs(&x)));
+    }
+    message(with_device(Device::Gpu, || x.add(1.0)));
+    message(with_device(Device::Gpu, || Array::zeros::<f32>(&[2])?.eval()));
+    message(with_device(Device::Gpu, synchronize));
+    // And the CPU still works.
+    OPS[0].1(&x)?.eval()?;
+    Ok(())
+}
