@@ -5,6 +5,7 @@
 
 #include "gpu/metallib.h"
 #include "mlx-primitives/src/ffi.rs.h"
+#include "mlx/utils.h"
 #include "mlx/version.h"
 #include "ops/common.h"
 
@@ -71,6 +72,17 @@ mx::Dtype to_mlx(Dtype dtype) {
     throw std::invalid_argument("[dtype] expected one of MLX's dtypes");
   }
   return dtypes[index];
+}
+
+void require_memory(const char* op, Ints shape, mx::Dtype dtype) {
+  static const double limit = static_cast<double>(mx::get_memory_limit());
+  double bytes = mx::size_of(dtype);
+  for (auto dim : shape) {
+    bytes *= dim;
+  }
+  if (bytes > limit) {
+    refuse(op, "expected an array of at most ", limit, " bytes, got ", bytes);
+  }
 }
 
 rust::String header_version() {
@@ -152,6 +164,10 @@ void clear_cache() {
   mx::clear_cache();
 }
 
+size_t set_cache_limit(size_t bytes) {
+  return mx::set_cache_limit(bytes);
+}
+
 ListHandle new_list() {
   return std::make_unique<ArrayList>();
 }
@@ -161,7 +177,7 @@ void push(ArrayList& list, const MlxArray& array) {
 }
 
 Handle share(const MlxArray& array) {
-  return handle(array);
+  return view(array);
 }
 
 rust::Slice<const int32_t> shape(const MlxArray& array) {
@@ -194,6 +210,9 @@ rust::String primitive_name(const MlxArray& array) {
 }
 
 rust::String to_text(const MlxArray& array) {
+  // True and False, as MLX's Python writes them.
+  static const bool python_style = mx::get_global_formatter().capitalize_bool = true;
+  (void)python_style;
   std::ostringstream text;
   text << array;
   return text.str();
@@ -239,6 +258,7 @@ Handle from_bytes(rust::Slice<const uint8_t> bytes, Ints shape, Dtype dtype) {
 }
 
 Handle full(Ints shape, const MlxArray& value) {
+  require_memory("full", shape, value.dtype());
   return handle(mx::full(to_shape(shape), value, value.dtype(), here()));
 }
 

@@ -56,6 +56,7 @@ size_t peak_memory();
 size_t cache_memory();
 void reset_peak_memory();
 void clear_cache();
+size_t set_cache_limit(size_t bytes);
 
 // Lists of arrays.
 ListHandle new_list();
@@ -176,8 +177,19 @@ Handle rope(
 mx::StreamOrDevice here();
 mx::Dtype to_mlx(Dtype dtype);
 
-inline Handle handle(mx::array array) {
+/** Refuses what MLX's allocator would refuse by a null pointer, through which it then writes. */
+void require_memory(const char* op, Ints shape, mx::Dtype dtype);
+
+/** Hands a result to Rust that takes no memory of its own. */
+inline Handle view(mx::array array) {
   return std::make_unique<mx::array>(std::move(array));
+}
+
+/** Hands a result to Rust, unless it is larger than memory. */
+inline Handle handle(mx::array array) {
+  const auto& shape = array.shape();
+  require_memory("array", {shape.begin(), shape.size()}, array.dtype());
+  return view(std::move(array));
 }
 
 inline ListHandle handle(ArrayList list) {

@@ -124,11 +124,11 @@ Handle reshape(const MlxArray& a, Ints shape) {
 }
 
 Handle transpose(const MlxArray& a, Ints axes) {
-  return handle(mx::transpose(a, to_ints(axes), here()));
+  return view(mx::transpose(a, to_ints(axes), here()));
 }
 
 Handle slice(const MlxArray& a, Ints start, Ints stop, Ints steps) {
-  return handle(mx::slice(a, to_shape(start), to_shape(stop), to_shape(steps), here()));
+  return view(mx::slice(a, to_shape(start), to_shape(stop), to_shape(steps), here()));
 }
 
 Handle slice_update(const MlxArray& a, const MlxArray& update, Ints start, Ints stop) {
@@ -136,15 +136,15 @@ Handle slice_update(const MlxArray& a, const MlxArray& update, Ints start, Ints 
 }
 
 Handle broadcast_to(const MlxArray& a, Ints shape) {
-  return handle(mx::broadcast_to(a, to_shape(shape), here()));
+  return view(mx::broadcast_to(a, to_shape(shape), here()));
 }
 
 Handle expand_dims(const MlxArray& a, Ints axes) {
-  return handle(mx::expand_dims(a, to_ints(axes), here()));
+  return view(mx::expand_dims(a, to_ints(axes), here()));
 }
 
 Handle squeeze(const MlxArray& a, Ints axes) {
-  return handle(mx::squeeze(a, to_ints(axes), here()));
+  return view(mx::squeeze(a, to_ints(axes), here()));
 }
 
 Handle astype(const MlxArray& a, Dtype dtype) {
@@ -213,15 +213,18 @@ Handle random_split(const MlxArray& key, int32_t count) {
 }
 
 Handle random_uniform(float low, float high, Ints shape, Dtype dtype, const MlxArray* key) {
+  require_memory("uniform", shape, to_mlx(dtype));
   return handle(mx::random::uniform(
       mx::array(low), mx::array(high), to_shape(shape), to_mlx(dtype), optional(key), here()));
 }
 
 Handle random_normal(Ints shape, Dtype dtype, const MlxArray* key) {
+  require_memory("normal", shape, to_mlx(dtype));
   return handle(mx::random::normal(to_shape(shape), to_mlx(dtype), optional(key), here()));
 }
 
 Handle random_randint(int32_t low, int32_t high, Ints shape, const MlxArray* key) {
+  require_memory("randint", shape, mx::int32);
   return handle(mx::random::randint(
       mx::array(low), mx::array(high), to_shape(shape), mx::int32, optional(key), here()));
 }

@@ -16,11 +16,6 @@ pub enum Device {
 }
 
 impl Device {
-    /// The device of ops outside [`with_device`].
-    pub fn default() -> Result<Self> {
-        Ok(if ffi::default_is_gpu()? { Self::Gpu } else { Self::Cpu })
-    }
-
     /// Whether this machine has the device.
     pub fn is_available(self) -> Result<bool> {
         Ok(self == Self::Cpu || ffi::gpu_available()?)
@@ -34,6 +29,11 @@ impl Device {
     fn place(self, stream: i32) -> Place {
         Place { explicit_device: true, gpu: self == Self::Gpu, stream }
     }
+}
+
+/// The device of ops outside [`with_device`]: the GPU where there is one.
+pub fn default_device() -> Result<Device> {
+    Ok(if ffi::default_is_gpu()? { Device::Gpu } else { Device::Cpu })
 }
 
 /// A queue of work on a device, run in order. Belongs to the thread that made it.
@@ -92,8 +92,10 @@ pub fn synchronize() -> Result<()> {
     Ok(ffi::synchronize(ffi::current_place())?)
 }
 
-/// Ends the streams that this thread made; for threads that come and go. Arrays of the thread
-/// must have been evaluated or dropped.
+/// Ends the streams that this thread made: the last thing that a thread which comes and goes does.
+///
+/// Arrays of the thread must have been evaluated or dropped. What is evaluated can still be read;
+/// computing more on this thread is an error.
 pub fn clear_streams() -> Result<()> {
     Ok(ffi::clear_streams()?)
 }

@@ -157,6 +157,7 @@ pub(crate) mod bridge {
         fn cache_memory() -> usize;
         fn reset_peak_memory();
         fn clear_cache() -> Result<()>;
+        fn set_cache_limit(bytes: usize) -> Result<usize>;
 
         // Lists of arrays.
         fn new_list() -> UniquePtr<CxxVector<MlxArray>>;

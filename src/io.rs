@@ -1,8 +1,9 @@
 //! Files of named arrays. Loading is lazy: the elements are read when they are used.
 
+mod gguf;
+
 use std::collections::HashMap;
 use std::fs::File;
-use std::io::Read;
 use std::path::Path;
 
 use memmap2::Mmap;
@@ -35,13 +36,13 @@ impl From<ffi::Loaded> for Tensors {
 /// Errors name the file: missing, truncated, not safetensors, offsets outside the file.
 pub fn load_safetensors(path: impl AsRef<Path>) -> Result<Tensors> {
     let path = path.as_ref();
-    check_safetensors(path).map_err(|reason| Error::file(path, reason))?;
+    map(path, check_safetensors).map_err(|reason| Error::file(path, reason))?;
     ffi::load_safetensors(as_str(path)?).map(Tensors::from).map_err(|e| Error::file(path, e.what()))
 }
 
 /// Loads a safetensors file that is in memory; the bytes are copied.
 pub fn load_safetensors_bytes(bytes: &[u8]) -> Result<Tensors> {
-    SafeTensors::deserialize(bytes)
+    check_safetensors(bytes)
         .map_err(|e| Error::argument("load_safetensors", format_args!("a whole file, got {e}")))?;
     Ok(ffi::load_safetensors_bytes(bytes)?.into())
 }
@@ -77,16 +78,13 @@ pub fn save_safetensors<'a>(
         .map_err(|e| Error::file(path, e.what()))
 }
 
-/// Loads a GGUF file: F32, F16, Q4_0, Q4_1 and Q8_0 tensors as MLX keeps them.
+/// Loads a GGUF file, whose header is checked first: F32, F16, integer, Q4_0, Q4_1 and Q8_0
+/// tensors as MLX keeps them, BF16, Q2_K, Q4_K and Q6_K as float16.
+///
+/// Errors name the file: missing, truncated, another format, a type that MLX cannot load.
 pub fn load_gguf(path: impl AsRef<Path>) -> Result<Tensors> {
     let path = path.as_ref();
-    let mut magic = [0; 4];
-    File::open(path)
-        .and_then(|mut file| file.read_exact(&mut magic))
-        .map_err(|e| Error::file(path, e))?;
-    if &magic != b"GGUF" {
-        return Err(Error::file(path, "expected a GGUF file, got another format"));
-    }
+    map(path, |bytes| Ok(gguf::check(bytes)?)).map_err(|reason| Error::file(path, reason))?;
     ffi::load_gguf(as_str(path)?).map(Tensors::from).map_err(|e| Error::file(path, e.what()))
 }
 
@@ -95,14 +93,34 @@ fn as_str(path: &Path) -> Result<&str> {
 }
 
 /// MLX trusts offsets and lengths, so nothing reaches it that does not add up.
-fn check_safetensors(path: &Path) -> std::result::Result<(), Box<dyn std::error::Error>> {
-    let file = File::open(path)?;
-    if file.metadata()?.len() < 8 {
+fn check_safetensors(bytes: &[u8]) -> Checked {
+    if bytes.len() < 8 {
         return Err("expected a safetensors file, got under 8 bytes".into());
+    }
+    let (header, metadata) = SafeTensors::read_metadata(bytes)?;
+    let data = bytes.len() - 8 - header;
+    if metadata.data_len() != data {
+        return Err(format!("expected {} bytes of data, got {data}", metadata.data_len()).into());
+    }
+    for (name, tensor) in metadata.tensors() {
+        if tensor.shape.iter().any(|&dim| i32::try_from(dim).is_err()) {
+            let shape = &tensor.shape;
+            return Err(format!("expected dimensions of 32 bits, got {shape:?} of {name}").into());
+        }
+    }
+    Ok(())
+}
+
+type Checked = std::result::Result<(), Box<dyn std::error::Error>>;
+
+/// Shows a file's bytes to `check`.
+fn map(path: &Path, check: impl FnOnce(&[u8]) -> Checked) -> Checked {
+    let file = File::open(path)?;
+    if file.metadata()?.len() == 0 {
+        return check(&[]); // nothing to map
     }
     // SAFETY: the map is only read, here, and dropped at the end of the function; a file that
     // another process truncates meanwhile is outside what a reader can guard against.
     let bytes = unsafe { Mmap::map(&file)? };
-    SafeTensors::read_metadata(&bytes)?;
-    Ok(())
+    check(&bytes)
 }

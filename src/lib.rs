@@ -41,6 +41,7 @@ pub mod ops;
 pub mod plan;
 pub mod random;
 pub mod transforms;
+pub mod yardstick;
 
 pub use array::{Array, IntoIndex, Operand, Reduce, async_eval, concatenate, eval, select, stack};
 pub use dtype::{Dtype, Element};

@@ -27,3 +27,9 @@ pub fn reset_peak_memory() {
 pub fn clear_cache() -> Result<()> {
     Ok(ffi::clear_cache()?)
 }
+
+/// Sets how many bytes are kept for reuse, and returns the limit before. Without a GPU MLX keeps
+/// 32 MB: larger arrays then get new pages from the system, which cost more than most ops.
+pub fn set_cache_limit(bytes: usize) -> Result<usize> {
+    Ok(ffi::set_cache_limit(bytes)?)
+}

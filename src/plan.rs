@@ -2,7 +2,7 @@
 //! integers and without a GPU.
 
 use crate::dtype::Dtype;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::ffi::bridge as ffi;
 
 /// One dispatch of a kernel.
@@ -45,12 +45,12 @@ pub fn rms_norm(
     weighted: bool,
     max_threads: u32,
 ) -> Result<LaunchPlan> {
-    Ok(ffi::rms_norm_plan(rows, axis, dtype.name(), weighted, max_threads)?.into())
+    Ok(ffi::rms_norm_plan(rows, axis, kernel_dtype(dtype)?, weighted, max_threads)?.into())
 }
 
 /// Plans `softmax` over `rows` rows of `axis` elements.
 pub fn softmax(rows: u64, axis: u32, dtype: Dtype, max_threads: u32) -> Result<LaunchPlan> {
-    Ok(ffi::softmax_plan(rows, axis, dtype.name(), max_threads)?.into())
+    Ok(ffi::softmax_plan(rows, axis, kernel_dtype(dtype)?, max_threads)?.into())
 }
 
 /// The extents of a `rope` call, `x` being `[batch, heads, seq, head_dim]`.
@@ -87,5 +87,22 @@ pub fn rope(rope: Rope, dtype: Dtype, max_threads: u32) -> Result<LaunchPlan> {
         base: 1.0,
         scale: 1.0,
     };
-    Ok(ffi::rope_plan(&call, dtype.name(), rope.explicit_freqs, rope.in_place, max_threads)?.into())
+    Ok(ffi::rope_plan(
+        &call,
+        kernel_dtype(dtype)?,
+        rope.explicit_freqs,
+        rope.in_place,
+        max_threads,
+    )?
+    .into())
+}
+
+/// The types that kernels are instantiated for, as their names spell them.
+fn kernel_dtype(dtype: Dtype) -> Result<&'static str> {
+    match dtype {
+        Dtype::Float32 | Dtype::Float16 | Dtype::Bfloat16 => Ok(dtype.name()),
+        other => {
+            Err(Error::argument("plan", format_args!("float32, float16 or bfloat16, got {other}")))
+        }
+    }
 }

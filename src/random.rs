@@ -1,7 +1,7 @@
 //! Random arrays. Without a key they draw from a sequence of the thread's own, see [`seed`];
 //! with one they are a function of it.
 
-use crate::array::{Array, or_null};
+use crate::array::{Array, or_null, require_addressable};
 use crate::dtype::{Dtype, Element};
 use crate::error::Result;
 use crate::ffi::bridge as ffi;
@@ -37,6 +37,7 @@ pub fn uniform<T: Element>(
     shape: &[i32],
     key: Option<&Array>,
 ) -> Result<Array> {
+    require_addressable("uniform", shape, T::DTYPE)?;
     // SAFETY: the pointer is null or that of a borrowed array, which outlives the call.
     Array::from_bridge(unsafe {
         ffi::random_uniform(low, high, shape, T::DTYPE.into(), or_null(key))
@@ -50,12 +51,14 @@ pub fn normal<T: Element>(shape: &[i32], key: Option<&Array>) -> Result<Array> {
 
 /// [`normal`] of a type known only at run time.
 pub fn normal_of(shape: &[i32], dtype: Dtype, key: Option<&Array>) -> Result<Array> {
+    require_addressable("normal", shape, dtype)?;
     // SAFETY: the pointer is null or that of a borrowed array, which outlives the call.
     Array::from_bridge(unsafe { ffi::random_normal(shape, dtype.into(), or_null(key)) })
 }
 
 /// `int32` uniform in `[low, high)`.
 pub fn randint(low: i32, high: i32, shape: &[i32], key: Option<&Array>) -> Result<Array> {
+    require_addressable("randint", shape, Dtype::Int32)?;
     // SAFETY: the pointer is null or that of a borrowed array, which outlives the call.
     Array::from_bridge(unsafe { ffi::random_randint(low, high, shape, or_null(key)) })
 }

@@ -79,7 +79,15 @@ pub fn vjp(
 ) -> Result<(Vec<Array>, Vec<Array>)> {
     let (primals, cotangents) =
         (to_list(primals.iter().copied()), to_list(cotangents.iter().copied()));
-    Ok(pair(with_closure(f, |f| ffi::vjp(f, &primals, &cotangents))?))
+    let (outputs, gradients) = pair(with_closure(f, |f| ffi::vjp(f, &primals, &cotangents))?);
+    // MLX refuses too few and passes over the rest.
+    if cotangents.len() > outputs.len() {
+        return Err(Error::argument(
+            "vjp",
+            format_args!("{} cotangents, got {}", outputs.len(), cotangents.len()),
+        ));
+    }
+    Ok((outputs, gradients))
 }
 
 /// The outputs of `f` at `primals`, and their derivatives along `tangents`.

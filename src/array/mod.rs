@@ -203,7 +203,7 @@ pub fn async_eval<'a>(arrays: impl IntoIterator<Item = &'a Array>) -> Result<()>
 
 /// Refuses negative dimensions, and sizes beyond what a 64-bit machine addresses (2^47 bytes),
 /// where MLX would compute with a null pointer.
-fn require_addressable(op: &str, shape: &[i32], dtype: Dtype) -> Result<()> {
+pub(crate) fn require_addressable(op: &str, shape: &[i32], dtype: Dtype) -> Result<()> {
     let bytes = shape.iter().try_fold(dtype.size() as u64, |bytes, &dim| {
         bytes.checked_mul(u64::try_from(dim).ok()?).filter(|&bytes| bytes < 1 << 47)
     });

@@ -201,11 +201,14 @@ impl Array {
         if dim == 0 {
             return Err(Error::argument(op, "an axis of at least one element, got 0"));
         }
+        // Within the axis first where the type is wider than what MLX takes, else after.
         match indices.dtype() {
-            Dtype::Uint8 | Dtype::Uint16 | Dtype::Uint32 | Dtype::Uint64 => {
+            Dtype::Uint64 => indices.minimum(dim - 1)?.astype(Dtype::Uint32),
+            Dtype::Int64 => indices.minimum(dim - 1)?.maximum(-dim)?.astype(Dtype::Int32),
+            Dtype::Uint8 | Dtype::Uint16 | Dtype::Uint32 => {
                 indices.astype(Dtype::Uint32)?.minimum(dim - 1)
             }
-            Dtype::Int8 | Dtype::Int16 | Dtype::Int32 | Dtype::Int64 => {
+            Dtype::Int8 | Dtype::Int16 | Dtype::Int32 => {
                 indices.astype(Dtype::Int32)?.minimum(dim - 1)?.maximum(-dim)
             }
             other => Err(Error::argument(op, format_args!("integer indices, got {other}"))),

@@ -103,29 +103,18 @@ impl Sixteen for F16 {
     }
 }
 
-/// The lanes' bits with the upper half rounded to nearest even; the lower half is left over.
-#[inline(always)]
-fn bf16_bits<V: F32x16>(lanes: V) -> V::Int {
-    let bits = lanes.to_bits();
-    let odd = V::and_int(V::shift_right::<16>(bits), V::splat_int(1));
-    let rounded = V::add_int(bits, V::add_int(odd, V::splat_int(0x7fff)));
-    // A NaN's carry could run into infinity or the sign.
-    let quiet = V::from_bits(V::splat_int(0x7fc0_0000));
-    V::select(lanes.is_nan(), quiet, V::from_bits(rounded)).to_bits()
-}
-
 impl Sixteen for Bf16 {
     #[inline(always)]
     fn decode<V: F32x16>(half: V::Half) -> V {
-        V::from_bits(V::shift_left::<16>(V::widen(half)))
+        V::from_bf16(half)
     }
     #[inline(always)]
     fn encode<V: F32x16>(lanes: V) -> V::Half {
-        V::narrow(V::shift_right::<16>(bf16_bits(lanes)))
+        lanes.to_bf16()
     }
     #[inline(always)]
     fn round<V: F32x16>(lanes: V) -> V {
-        V::from_bits(V::and_int(bf16_bits(lanes), V::splat_int(!0xffff)))
+        lanes.round_bf16()
     }
 }
 

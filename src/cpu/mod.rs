@@ -34,7 +34,7 @@ impl Machine {
     }
 }
 
-/// The instruction set in use: `avx512`, `avx2`, `neon` or `scalar`.
+/// The instruction set in use: `avx512bf16`, `avx512`, `avx2`, `neon` or `scalar`.
 ///
 /// `MLX_PRIMITIVES_SIMD` names one; a name this machine cannot run means the best it can.
 pub fn simd_level_name() -> &'static str {

@@ -41,7 +41,8 @@ impl Weights {
     pub fn finish(mut self, tied: bool) -> Result<()> {
         // Old checkpoints store what is computed; tied ones may store the embedding twice.
         self.arrays.retain(|name, _| {
-            !name.ends_with("rotary_emb.inv_freq") && !(tied && name == "lm_head.weight")
+            let stored_twice = tied && name == "lm_head.weight";
+            !stored_twice && !name.ends_with("rotary_emb.inv_freq")
         });
         match self.arrays.keys().min() {
             None => Ok(()),

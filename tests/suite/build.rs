@@ -7,8 +7,7 @@ use mlx_primitives::device;
 
 /// The CMake that build.rs would take.
 fn cmake() -> Command {
-    let brought =
-        Path::new(env!("CARGO_MANIFEST_DIR")).join(".mlx/python/cmake/data/bin/cmake");
+    let brought = Path::new(env!("CARGO_MANIFEST_DIR")).join(".mlx/python/cmake/data/bin/cmake");
     match std::env::var_os("CMAKE") {
         Some(path) => Command::new(path),
         None if brought.exists() => Command::new(brought),

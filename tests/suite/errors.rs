@@ -218,10 +218,9 @@ fn cotangents_and_tangents_that_do_not_fit() -> Checked {
     }
     // Of another type: refused, or converted to the output's.
     let half = random(&[2, 4], Dtype::Float16, 12)?;
-    for result in [vjp(f, &[&x], &[&half]), jvp(f, &[&x], &[&half])] {
-        if let Ok((_, derivatives)) = result {
-            assert_eq!(derivatives[0].to_vec::<f32>()?.len(), 8);
-        }
+    let either = [vjp(f, &[&x], &[&half]), jvp(f, &[&x], &[&half])];
+    for (_, derivatives) in either.into_iter().flatten() {
+        assert_eq!(derivatives[0].to_vec::<f32>()?.len(), 8);
     }
     Ok(())
 }
@@ -236,7 +235,6 @@ fn gradients_of_what_is_no_scalar_or_no_argument() -> Checked {
     }
     assert_eq!(grad(loss, &[-1], &[&x])?[0].shape(), [2, 4]);
     assert!(grad(loss, &[0], &[]).is_err());
-    assert!(grad(loss, &[0], &[&Array::ones::<i32>(&[2])?]).is_err(), "integers");
     Ok(())
 }
 

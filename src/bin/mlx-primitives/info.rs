@@ -12,7 +12,7 @@ pub struct Args {
 pub fn run(args: &Args) -> Result<()> {
     device::check_version()?;
     let (_, version) = device::mlx_versions();
-    let default = match Device::default()? {
+    let default = match device::default_device()? {
         Device::Gpu => "gpu",
         Device::Cpu => "cpu",
     };

@@ -1,12 +1,13 @@
-//! AVX-512 (F, BW, VL, DQ): a block is one register, tails are masked.
+//! AVX-512 (F, BW, VL, DQ, and BF16 where there is): a block is one register, tails are masked.
 
 use std::arch::x86_64::*;
 use std::ops::{Add, Mul, Sub};
 
 use super::F32x16;
 
+/// `BF16`: the machine has AVX512_BF16 too.
 #[derive(Clone, Copy)]
-pub struct Avx512(__m512);
+pub struct Avx512<const BF16: bool>(__m512);
 
 /// An intrinsic call without memory access.
 macro_rules! lanes {
@@ -21,7 +22,7 @@ fn first(count: usize) -> u16 {
     ((1u32 << count) - 1) as u16
 }
 
-impl Add for Avx512 {
+impl<const BF16: bool> Add for Avx512<BF16> {
     type Output = Self;
     #[inline(always)]
     fn add(self, other: Self) -> Self {
@@ -29,7 +30,7 @@ impl Add for Avx512 {
     }
 }
 
-impl Sub for Avx512 {
+impl<const BF16: bool> Sub for Avx512<BF16> {
     type Output = Self;
     #[inline(always)]
     fn sub(self, other: Self) -> Self {
@@ -37,7 +38,7 @@ impl Sub for Avx512 {
     }
 }
 
-impl Mul for Avx512 {
+impl<const BF16: bool> Mul for Avx512<BF16> {
     type Output = Self;
     #[inline(always)]
     fn mul(self, other: Self) -> Self {
@@ -45,7 +46,7 @@ impl Mul for Avx512 {
     }
 }
 
-impl F32x16 for Avx512 {
+impl<const BF16: bool> F32x16 for Avx512<BF16> {
     type Int = __m512i;
     type Half = __m256i;
 
@@ -189,6 +190,21 @@ impl F32x16 for Avx512 {
     #[inline(always)]
     fn to_f16(self) -> __m256i {
         lanes!(_mm512_cvtps_ph::<{ _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC }>(self.0))
+    }
+    #[inline(always)]
+    fn to_bf16(self) -> __m256i {
+        // The instruction takes subnormal numbers for zero.
+        const SUBNORMAL: i32 = 0x20;
+        if BF16 && lanes!(_mm512_fpclass_ps_mask::<SUBNORMAL>(self.0)) == 0 {
+            // SAFETY: only named for machines with AVX512_BF16; both types are 256 plain bits.
+            unsafe { std::mem::transmute::<__m256bh, __m256i>(_mm512_cvtneps_pbh(self.0)) }
+        } else {
+            Self::narrow(Self::shift_right::<16>(self.bf16_bits()))
+        }
+    }
+    #[inline(always)]
+    fn round_bf16(self) -> Self {
+        Self::from_bf16(self.to_bf16())
     }
     #[inline(always)]
     fn widen(half: __m256i) -> __m512i {

@@ -12,6 +12,8 @@ use super::{avx2::Avx2, avx512::Avx512};
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Level {
     #[cfg(target_arch = "x86_64")]
+    Avx512Bf16,
+    #[cfg(target_arch = "x86_64")]
     Avx512,
     #[cfg(target_arch = "x86_64")]
     Avx2,
@@ -24,6 +26,8 @@ impl Level {
     /// Best first.
     const ALL: &[Level] = &[
         #[cfg(target_arch = "x86_64")]
+        Level::Avx512Bf16,
+        #[cfg(target_arch = "x86_64")]
         Level::Avx512,
         #[cfg(target_arch = "x86_64")]
         Level::Avx2,
@@ -34,6 +38,8 @@ impl Level {
 
     pub fn name(self) -> &'static str {
         match self {
+            #[cfg(target_arch = "x86_64")]
+            Level::Avx512Bf16 => "avx512bf16",
             #[cfg(target_arch = "x86_64")]
             Level::Avx512 => "avx512",
             #[cfg(target_arch = "x86_64")]
@@ -46,6 +52,10 @@ impl Level {
 
     fn supported(self) -> bool {
         match self {
+            #[cfg(target_arch = "x86_64")]
+            Level::Avx512Bf16 => {
+                Level::Avx512.supported() && is_x86_feature_detected!("avx512bf16")
+            }
             #[cfg(target_arch = "x86_64")]
             Level::Avx512 => {
                 is_x86_feature_detected!("avx512f")
@@ -78,7 +88,7 @@ impl Level {
             .unwrap_or(Level::Scalar)
     }
 
-    /// The process's level: `MLX_PRIMITIVES_SIMD` (avx512, avx2, neon, scalar) or the best.
+    /// The process's level: `MLX_PRIMITIVES_SIMD` (avx512bf16, avx512, avx2, neon, scalar) or the best.
     pub fn current() -> Level {
         static CURRENT: OnceLock<Level> = OnceLock::new();
         *CURRENT.get_or_init(|| Self::choose(std::env::var("MLX_PRIMITIVES_SIMD").ok().as_deref()))
@@ -94,6 +104,8 @@ impl Level {
         unsafe {
             match self {
                 #[cfg(target_arch = "x86_64")]
+                Level::Avx512Bf16 => run_avx512_bf16(kernel),
+                #[cfg(target_arch = "x86_64")]
                 Level::Avx512 => run_avx512(kernel),
                 #[cfg(target_arch = "x86_64")]
                 Level::Avx2 => run_avx2(kernel),
@@ -106,10 +118,17 @@ impl Level {
 }
 
 #[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512bf16")]
+unsafe fn run_avx512_bf16<K: Kernel>(kernel: K) {
+    // SAFETY: the kernel's contract is the caller's.
+    unsafe { kernel.run::<Avx512<true>>() }
+}
+
+#[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
 unsafe fn run_avx512<K: Kernel>(kernel: K) {
     // SAFETY: the kernel's contract is the caller's.
-    unsafe { kernel.run::<Avx512>() }
+    unsafe { kernel.run::<Avx512<false>>() }
 }
 
 #[cfg(target_arch = "x86_64")]

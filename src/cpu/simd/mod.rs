@@ -152,6 +152,31 @@ pub trait F32x16:
     /// The low sixteen bits of each lane, which hold no more than that.
     fn narrow(a: Self::Int) -> Self::Half;
 
+    #[inline(always)]
+    fn from_bf16(half: Self::Half) -> Self {
+        Self::from_bits(Self::shift_left::<16>(Self::widen(half)))
+    }
+    /// Rounds to nearest even.
+    #[inline(always)]
+    fn to_bf16(self) -> Self::Half {
+        Self::narrow(Self::shift_right::<16>(self.bf16_bits()))
+    }
+    /// [`to_bf16`](Self::to_bf16) and back.
+    #[inline(always)]
+    fn round_bf16(self) -> Self {
+        Self::from_bits(Self::and_int(self.bf16_bits(), Self::splat_int(!0xffff)))
+    }
+    /// The bits with the upper half rounded to nearest even; the lower half is left over.
+    #[inline(always)]
+    fn bf16_bits(self) -> Self::Int {
+        let bits = self.to_bits();
+        let odd = Self::and_int(Self::shift_right::<16>(bits), Self::splat_int(1));
+        let rounded = Self::add_int(bits, Self::add_int(odd, Self::splat_int(0x7fff)));
+        // A NaN's carry could run into infinity or the sign.
+        let quiet = Self::from_bits(Self::splat_int(0x7fc0_0000));
+        Self::select(self.is_nan(), quiet, Self::from_bits(rounded)).to_bits()
+    }
+
     /// `self * 2^n` for integral `n` in -252..=254, rounded once.
     #[inline(always)]
     fn scale_by_power(self, n: Self) -> Self {

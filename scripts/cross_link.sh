@@ -1,0 +1,183 @@
+#!/usr/bin/env bash
+# Builds and links on Linux what a Mac builds: cpp/ by its own CMakeLists.txt against MLX's macOS
+# wheels, then the crate and its command for aarch64-apple-darwin. Nothing is run.
+#
+#   scripts/cross_link.sh [--no-rust] [--all]
+#
+# --no-rust leaves the Rust half out. --all fails if any part could not be run.
+set -euo pipefail
+# shellcheck source=tests/cross_link/tools.sh
+source "$(dirname "${BASH_SOURCE[0]}")/../tests/cross_link/tools.sh"
+
+rust=yes all=no
+for option in "$@"; do
+  case $option in
+    --no-rust) rust=no ;;
+    --all) all=yes ;;
+    *) die "unknown option $option; there are --no-rust and --all" ;;
+  esac
+done
+
+here=$root/tests/cross_link
+sdk=$here/sdk
+mlx_version=$(tr -d '[:space:]' <"$root/cmake/mlx_version.txt")
+cxx_version=$(sed -n '/^name = "cxx"$/{n;s/version = "\(.*\)"/\1/p}' "$root/Cargo.lock")
+releases=(14.0 26.0)
+not_run=()
+
+symbols() { python3 "$here/symbols.py" "$@"; }
+wheel() { printf '%s' "$cross/mlx-$mlx_version-macos$1/mlx"; }
+compiler() { printf '%s' "$cross/bin/macos${1%.0}-clang++"; }
+
+# What is brought.
+bring_zig
+zig_wrapper ar ar
+zig_wrapper ranlib ranlib
+for release in "${releases[@]}"; do
+  zig_wrapper "macos${release%.0}-clang++" c++ -target "aarch64-macos.$release" "-isystem '$sdk/include'"
+  bring_python "$cross/mlx-$mlx_version-macos$release" --only-binary=:all: \
+    --platform "macosx_${release/./_}_arm64" "mlx-metal==$mlx_version"
+done
+cxxbridge=$cross/cxxbridge-$cxx_version/bin/cxxbridge
+if [ ! -x "$cxxbridge" ]; then
+  say "bringing cxxbridge-cmd $cxx_version"
+  logged cxxbridge cargo install --debug --locked --root "${cxxbridge%/bin/*}" "cxxbridge-cmd@$cxx_version" ||
+    die "cargo could not install cxxbridge-cmd $cxx_version; check the network"
+fi
+cmake=${CMAKE:-$root/.mlx/python/cmake/data/bin/cmake}
+[ -x "$cmake" ] || cmake=$(command -v cmake) || die "CMake was not found; run scripts/build_metal.sh"
+ninja=$root/.mlx/python/ninja/data/bin/ninja
+generator=()
+[ ! -x "$ninja" ] || generator=(-G Ninja -DCMAKE_MAKE_PROGRAM="$ninja")
+
+# The bridge, laid out as cxx-build does. Generated here: a target/ may be absent or old.
+bridge=$cross/bridge
+generate() {
+  local output=$bridge/$1
+  shift
+  mkdir -p "$(dirname "$output")"
+  "$cxxbridge" "$@" >"$output.part" || die "cxxbridge refuses src/ffi.rs"
+  if cmp -s "$output.part" "$output"; then rm "$output.part"; else mv "$output.part" "$output"; fi
+}
+generate sources/mlx-primitives/src/ffi.rs.cc "$root/src/ffi.rs"
+generate include/mlx-primitives/src/ffi.rs.h "$root/src/ffi.rs" --header
+generate include/rust/cxx.h --header
+cxx=$(cd "$root" && cargo metadata --quiet --locked --format-version 1 --filter-platform aarch64-apple-darwin |
+  python3 -c 'import json, sys
+print(*(p["manifest_path"] for p in json.load(sys.stdin)["packages"] if p["name"] == "cxx"))') ||
+  die "cargo metadata failed; check the network, and Cargo.lock"
+cxx=$(dirname "$cxx")
+
+# compile RELEASE: cpp/ as a Mac compiles it. check_mlx.cmake would run a program of the target;
+# here it is told what that program would say.
+compile() {
+  local release=$1 build=$cross/build-$1
+  logged "configure-$release" "$cmake" -S "$root/cpp" -B "$build" "${generator[@]}" \
+    -DCMAKE_SYSTEM_NAME=Darwin -DCMAKE_SYSTEM_PROCESSOR=arm64 -DCMAKE_OSX_SYSROOT= \
+    -DCMAKE_CXX_COMPILER="$(compiler "$release")" \
+    -DCMAKE_AR="$cross/bin/ar" -DCMAKE_RANLIB="$cross/bin/ranlib" \
+    -DCMAKE_BUILD_TYPE=Release -DCMAKE_EXPORT_COMPILE_COMMANDS=ON \
+    -DMLX_DIR="$(wheel "$release")/share/cmake/MLX" -DMLX_HEADER_VERSION="$mlx_version" \
+    -DCXXBRIDGE_DIR="$bridge" -DBUILT_METALLIB="$root/.mlx/mlx_primitives.metallib" \
+    -Dprobe_ran=0 -Dprobe_ran__TRYRUN_OUTPUT="$mlx_version" ||
+    die "cpp/CMakeLists.txt does not configure for macOS $release"
+  logged "build-$release" env MLX_PRIMITIVES_WERROR=1 "$cmake" --build "$build" --parallel "$(nproc)" ||
+    die "cpp/ does not compile for macOS $release"
+  "$(compiler "$release")" -std=c++20 -I "$cxx/include" -c "$cxx/src/cxx.cc" -o "$build/cxx.o" \
+    2>"$logs/cxx-$release.log" || die "cxx's own runtime does not compile for macOS $release"
+}
+
+# The objects of the build, from its own list: a removed source's object may linger in the folder.
+objects() {
+  python3 -c 'import json, sys
+for entry in json.load(open(sys.argv[1] + "/compile_commands.json")):
+    print(sys.argv[1] + "/" + entry["output"])' "$cross/build-$1"
+}
+
+# link RELEASE OUTPUT OBJECT...: with everything cpp/ asks of the system and of MLX.
+link() {
+  local release=$1 output=$2
+  shift 2
+  "$(compiler "$release")" -shared "$@" -L "$(wheel "$release")/lib" -lmlx -L "$sdk/lib" -lobjc \
+    -o "$output" >"$output.log" 2>&1
+}
+
+# What Rust defines, and nothing else, may be missing from C++: one label for each such name.
+rust_symbols='^_(mlx_primitives\$bridge\$)?cxxbridge1\$'
+
+count=0
+declare -A taken
+for release in "${releases[@]}"; do
+  say "compiling and linking for macOS $release"
+  compile "$release"
+  build=$cross/build-$release
+  mapfile -t files < <(objects "$release")
+  count=$((count + ${#files[@]}))
+  symbols undefined "${files[@]}" "$build/cxx.o" | { grep -E "$rust_symbols" || true; } >"$build/rust_symbols.txt"
+  sed 's/.*/.globl "&"\n"&": ret/' "$build/rust_symbols.txt" >"$build/rust_symbols.s"
+  "$(compiler "$release")" -c "$build/rust_symbols.s" -o "$build/rust_symbols.o"
+  files+=("$build/cxx.o" "$build/rust_symbols.o")
+  if ! link "$release" "$build/cross.dylib" "${files[@]}"; then
+    grep -A 1 'error:' "$build/cross.dylib.log" | head -n 40 >&2 || true
+    die "cpp/ does not link against MLX $mlx_version for macOS $release"
+  fi
+  taken[$release]=$(symbols from libmlx.dylib "$build/cross.dylib")
+done
+
+# What either build takes, both wheels must export: a binary of one system runs on the other.
+all_taken=$(printf '%s\n' "${taken[@]}" | sort -u)
+for release in "${releases[@]}"; do
+  absent=$(LC_ALL=C comm -23 <(LC_ALL=C sort <<<"$all_taken") <(symbols exported "$(wheel "$release")/lib/libmlx.dylib" | LC_ALL=C sort))
+  [ -z "$absent" ] || die "MLX $mlx_version for macOS $release does not export: $absent"
+done
+mlx_symbols=$(wc -l <<<"$all_taken")
+say "$mlx_symbols MLX symbols used; the macOS ${releases[*]} wheels export each of them"
+
+# The link must be able to fail: planted mistakes, each named by the linker, each the only one.
+release=${releases[0]} build=$cross/build-${releases[0]}
+mapfile -t files < <(objects "$release")
+files+=("$build/cxx.o" "$build/rust_symbols.o")
+for plant in unexported:contiguous_copy_gpu wrong_signature:softmax; do
+  object=$build/${plant%%:*}.o log=$build/plant.dylib.log
+  "$(compiler "$release")" -std=c++20 -I "$(wheel "$release")/include" \
+    -c "$here/plants/${plant%%:*}.cpp" -o "$object" 2>"$logs/plant.log" ||
+    die "tests/cross_link/plants/${plant%%:*}.cpp does not compile"
+  ! link "$release" "$build/plant.dylib" "${files[@]}" "$object" ||
+    die "a planted mistake links: ${plant%%:*}"
+  [ "$(grep -c 'undefined symbol' "$log")" = 1 ] && grep -q "undefined symbol: .*${plant#*:}" "$log" ||
+    die "a planted mistake is not named by the linker: ${plant%%:*}"
+  say "planted ${plant%%:*}: refused, $(grep -o 'undefined symbol: [^ ]*' "$log")"
+done
+
+# The crate: std, dependencies, library and command, linked with the same objects and no labels.
+rust_for_apple() {
+  local target=aarch64-apple-darwin log=$logs/rust.log build=$cross/build-14.0 arguments file binary
+  arguments=(-Clinker="$(compiler 14.0)")
+  while read -r file; do arguments+=("-Clink-arg=$file"); done < <(objects 14.0)
+  for file in "-L$(wheel 14.0)/lib" -lmlx "-L$sdk/lib" -lobjc "-F$sdk/frameworks"; do
+    arguments+=("-Clink-arg=$file")
+  done
+  # DOCS_RS: build.rs then looks for no MLX; the objects above are what it would have built.
+  logged rust env -u RUSTFLAGS -C "$root" DOCS_RS=1 SDKROOT="$sdk" MACOSX_DEPLOYMENT_TARGET=14.0 \
+    CARGO_TARGET_DIR="$cross/target" CARGO_TERM_COLOR=never \
+    CARGO_PROFILE_DEV_OPT_LEVEL=0 CARGO_PROFILE_DEV_DEBUG=0 CARGO_PROFILE_DEV_STRIP=none \
+    CXX_aarch64_apple_darwin="$(compiler 14.0)" AR_aarch64_apple_darwin="$cross/bin/ar" \
+    "${rust_cargo[@]}" rustc --locked "${rust_std[@]}" --target "$target" --bin mlx-primitives \
+    -- "${arguments[@]}" || die "the crate does not build for $target"
+  ! grep -E 'mlx-primitives.* generated [0-9]+ warning' "$log" >&2 ||
+    die "the crate has warnings for $target: .mlx/cross/logs/rust.log"
+  binary=$cross/target/$target/debug/mlx-primitives
+  say "mlx-primitives for $target: linked, $(symbols from libmlx.dylib "$binary" | wc -l) MLX symbols bound ($rust_said)"
+}
+if [ "$rust" = no ]; then
+  not_run+=("the Rust half for aarch64-apple-darwin (--no-rust)")
+elif bring_rust aarch64-apple-darwin; then
+  say "building the crate for aarch64-apple-darwin"
+  rust_for_apple
+else
+  not_run+=("the Rust half for aarch64-apple-darwin: $rust_missing")
+fi
+
+for part in "${not_run[@]}"; do say "not run: $part"; done
+say "$count objects, ${#releases[@]} wheels, $mlx_symbols MLX symbols, 0 undefined"
+[ "$all" = no ] || [ ${#not_run[@]} = 0 ] || die "--all was asked for and not all was run"

@@ -1,0 +1,64 @@
+#!/usr/bin/env bash
+# Runs the tests of src/cpu on an emulated aarch64 processor: what NEON computes, not how fast.
+#
+#   scripts/test_neon.sh [TEST_FILTER...]
+set -euo pipefail
+# shellcheck source=tests/cross_link/tools.sh
+source "$(dirname "${BASH_SOURCE[0]}")/../tests/cross_link/tools.sh"
+
+target=aarch64-unknown-linux-musl
+runner=
+if [ "$(uname -m)" = aarch64 ]; then
+  say "this machine is aarch64: cargo test covers it" && exit 0
+fi
+for name in qemu-aarch64-static qemu-aarch64 "$cross/qemu/usr/bin/qemu-aarch64-static"; do
+  runner=$(command -v "$name") && break
+done
+if [ -z "$runner" ]; then
+  say "bringing Debian's qemu-user-static"
+  rm -rf "$cross/qemu.part" && mkdir -p "$cross/qemu.part"
+  (cd "$cross/qemu.part" && logged qemu apt-get -o APT::Sandbox::User=root download qemu-user-static) ||
+    die "no qemu-aarch64 here and apt-get could not download qemu-user-static; install it, or run apt-get update"
+  # Of its forty emulators one is wanted.
+  dpkg --fsys-tarfile "$cross"/qemu.part/*.deb | tar -x -C "$cross/qemu.part" ./usr/bin/qemu-aarch64-static
+  rm "$cross"/qemu.part/*.deb && rm -rf "$cross/qemu" && mv "$cross/qemu.part" "$cross/qemu"
+  runner=$cross/qemu/usr/bin/qemu-aarch64-static
+fi
+bring_zig
+zig_wrapper musl-clang cc -target aarch64-linux-musl -lunwind
+bring_rust "$target" std,panic_abort,test || die "not run: $rust_missing"
+
+# A crate of src/cpu alone: the rest of the library needs MLX.
+crate=$cross/neon
+mkdir -p "$crate"
+cp "$root/Cargo.lock" "$crate/"
+cat >"$crate/Cargo.toml" <<CRATE
+[package]
+name = "cpu"
+edition = "2024"
+
+[lib]
+path = "lib.rs"
+
+[dependencies]
+$(grep '^half = ' "$root/Cargo.toml")
+
+[profile.dev]
+opt-level = 1
+debug = 0
+strip = "none"
+
+[workspace]
+CRATE
+printf '#[path = "%s/src/cpu/mod.rs"]\npub mod cpu;\n' "$root" >"$crate/lib.rs"
+
+# zig brings musl and the unwinder, so nothing of the target need be installed.
+cd "$crate"
+say "testing src/cpu for $target ($rust_said) under $(basename "$runner")"
+CARGO_TARGET_DIR=$cross/target \
+  RUSTFLAGS="-Clink-self-contained=no -Ctarget-feature=+crt-static" \
+  CARGO_TARGET_AARCH64_UNKNOWN_LINUX_MUSL_LINKER=$cross/bin/musl-clang \
+  CARGO_TARGET_AARCH64_UNKNOWN_LINUX_MUSL_RUNNER=$runner \
+  "${rust_cargo[@]}" test --quiet "${rust_std[@]}" --target "$target" --lib -- "$@" 2>&1 |
+  tee "$logs/neon.log"
+grep -qE '^test result: ok\. [1-9][0-9]* passed' "$logs/neon.log" || die "no test passed"

@@ -1,0 +1,146 @@
+//! Runs the cases: ours, MLX's built-in and the copy that bounds both.
+
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use mlx_primitives::device::Device;
+use mlx_primitives::{Array, memory, yardstick};
+
+use super::cases::{Case, Inputs, Kind, Workload};
+use super::timing::{Contestant, Timing, interleave};
+
+pub use super::timing::Effort;
+
+impl Effort {
+    pub const FULL: Self = Self { budget: Duration::from_millis(400), least_rounds: 3 };
+    pub const QUICK: Self = Self { budget: Duration::from_millis(60), least_rounds: 2 };
+}
+
+/// A case's result.
+pub struct Row {
+    pub workload: &'static Workload,
+    pub dtype: mlx_primitives::Dtype,
+    pub device: Device,
+    pub kind: Kind,
+    pub ours: Timing,
+    pub builtin: Timing,
+    pub copy: Timing,
+    ideal_bytes: usize,
+    copied_bytes: usize,
+}
+
+impl Row {
+    pub fn speedup(&self) -> f64 {
+        self.builtin.median / self.ours.median
+    }
+
+    /// The ideal bytes over our time.
+    pub fn gbps(&self) -> f64 {
+        self.ideal_bytes as f64 / self.ours.median / 1e9
+    }
+
+    /// Our bandwidth over that of the copy.
+    pub fn copy_fraction(&self) -> f64 {
+        self.gbps() / (self.copied_bytes as f64 / self.copy.median / 1e9)
+    }
+}
+
+/// Measures every case, announcing each.
+pub fn all(
+    cases: &[Case],
+    device: Device,
+    effort: &Effort,
+    announce: impl Fn(&Case),
+) -> Result<Vec<Row>> {
+    let measured = cases.iter().map(|case| {
+        announce(case);
+        one(case, device, effort).with_context(|| case.to_string())
+    });
+    measured.collect()
+}
+
+fn one(case: &Case, device: Device, effort: &Effort) -> Result<Row> {
+    memory::clear_cache()?; // of buffers no use to this case
+    let inputs = Inputs::new(case.workload, case.dtype)?;
+    let calls = case.kind.calls();
+    let contestant = |op: fn(&Inputs, &Array) -> mlx_primitives::Result<Array>| {
+        let inputs = &inputs;
+        let run = move || Ok(chain(calls, &inputs.x, |x| op(inputs, x))?);
+        Contestant { calls, run: Box::new(run) }
+    };
+    let copy = match device {
+        Device::Cpu => pool_copy(inputs.x.nbytes()),
+        // Every GPU backend has it, and it reads and writes the same bytes.
+        Device::Gpu => contestant(|_, x| x.negative()),
+    };
+    let mut contestants = [contestant(Inputs::ours), contestant(Inputs::builtin), copy];
+    let timings = interleave(&mut contestants, effort)?;
+    Ok(Row {
+        workload: case.workload,
+        dtype: case.dtype,
+        device,
+        kind: case.kind,
+        ours: timings[0],
+        builtin: timings[1],
+        copy: timings[2],
+        ideal_bytes: inputs.ideal_bytes(),
+        copied_bytes: 2 * inputs.x.nbytes(),
+    })
+}
+
+/// `calls` ops, each fed by the last. Nothing else holds the arrays between, so that MLX can
+/// give an op its input's buffer to write to.
+fn chain(
+    calls: usize,
+    x: &Array,
+    op: impl Fn(&Array) -> mlx_primitives::Result<Array>,
+) -> mlx_primitives::Result<()> {
+    let mut y = op(x)?;
+    for _ in 1..calls {
+        y = op(&y)?;
+    }
+    y.eval()
+}
+
+/// A copy between buffers that stay.
+fn pool_copy(bytes: usize) -> Contestant<'static> {
+    // One copy of a small buffer is shorter than the clock's resolution on some machines.
+    let calls = (1 << 22 >> bytes.max(1).ilog2()).clamp(1, 256);
+    let (from, mut to) = (vec![1u8; bytes], vec![2u8; bytes]);
+    let run = move || {
+        for _ in 0..calls {
+            yardstick::copy(&from, &mut to)?;
+        }
+        Ok(())
+    };
+    Contestant { calls, run: Box::new(run) }
+}
+
+#[cfg(test)]
+mod tests {
+    use mlx_primitives::device;
+
+    use super::super::cases::select;
+    use super::*;
+
+    /// The allocator sees the output and nothing else: no hidden copy, no temporary.
+    #[test]
+    fn ours_allocates_its_output_only() {
+        device::with_device(Device::Cpu, || {
+            for case in select(&[], &[], false) {
+                let elements = case.workload.shape.iter().product::<i32>();
+                if !(1 << 19..=1 << 20).contains(&elements) {
+                    continue;
+                }
+                let inputs = Inputs::new(case.workload, case.dtype).unwrap();
+                device::synchronize().unwrap();
+                let before = memory::active_memory();
+                memory::reset_peak_memory();
+                chain(case.kind.calls(), &inputs.x, |x| inputs.ours(x)).unwrap();
+                // Some allocators round up to a page.
+                let beyond = memory::peak_memory() - before - inputs.x.nbytes();
+                assert!(beyond < 1 << 16, "{case}: {beyond} bytes beside the output");
+            }
+        });
+    }
+}

@@ -1,0 +1,43 @@
+// What compiled kernels ask of the executor. Implemented in runtime/runtime.cpp.
+#pragma once
+
+// convergent, nomerge: the compiler must neither give different threads different copies of
+// such a call nor make one of two.
+#define MSL_EXECUTOR extern "C" __attribute__((nothrow, convergent, nomerge))
+
+MSL_EXECUTOR void msl_threadgroup_barrier(uint flags);
+MSL_EXECUTOR void msl_simdgroup_barrier(uint flags);
+/** Shows every lane's value to its SIMD group: 32 slots of 32 bytes, and a mask of who is there. */
+MSL_EXECUTOR const uchar* msl_simd_exchange(const void* value, uint size, uint* active);
+MSL_EXECUTOR uint msl_lane();
+MSL_EXECUTOR void msl_inactive_lane(uint lane);
+/** Announces an atomic access: bit 0 of `kind` for a read, bit 1 for a write. */
+MSL_EXECUTOR void msl_atomic(const void* object, uint size, uint kind);
+MSL_EXECUTOR void msl_copy(void* to, const void* from, ulong size); // not watched
+MSL_EXECUTOR void* msl_threadgroup_variable(const void* key, ulong size, const char* name);
+
+namespace metal {
+
+enum class mem_flags : uint {
+  mem_none = 0,
+  mem_device = 1,
+  mem_threadgroup = 2,
+  mem_texture = 4,
+  mem_threadgroup_imageblock = 8,
+  mem_object_data = 16,
+};
+constexpr METAL_FUNC mem_flags operator|(mem_flags a, mem_flags b) {
+  return mem_flags(uint(a) | uint(b));
+}
+constexpr METAL_FUNC mem_flags operator&(mem_flags a, mem_flags b) {
+  return mem_flags(uint(a) & uint(b));
+}
+
+METAL_FUNC void threadgroup_barrier(mem_flags flags) {
+  msl_threadgroup_barrier(uint(flags));
+}
+METAL_FUNC void simdgroup_barrier(mem_flags flags) {
+  msl_simdgroup_barrier(uint(flags));
+}
+
+} // namespace metal

@@ -1,0 +1,124 @@
+// <metal_simdgroup_matrix>: 8x8 matrices, two neighbouring elements of a row in each lane, in
+// the layout that Apple GPUs use (MSL leaves it open; kernels that rely on it find it here).
+#pragma once
+
+namespace metal {
+
+METAL_FUNC uint matrix_row(uint lane) {
+  return (lane / 4 & 4) + lane / 2 % 4;
+}
+METAL_FUNC uint matrix_column(uint lane) {
+  return (lane / 4 & 2) * 2 + lane % 2 * 2;
+}
+
+template <class T, int Columns, int Rows>
+struct simdgroup_matrix {
+  static_assert(Columns == 8 && Rows == 8, "simdgroup_matrix is 8x8");
+  typedef vec<T, 2> storage_type;
+  storage_type elements;
+
+  simdgroup_matrix() = default;
+  /** MSL: the value on the diagonal, zeros elsewhere. */
+  METAL_FUNC explicit simdgroup_matrix(T diagonal) {
+    const uint row = matrix_row(msl_lane());
+    const uint column = matrix_column(msl_lane());
+    elements[0] = row == column ? diagonal : T(0);
+    elements[1] = row == column + 1 ? diagonal : T(0);
+  }
+  METAL_FUNC storage_type& thread_elements() {
+    return elements;
+  }
+  METAL_FUNC const storage_type& thread_elements() const {
+    return elements;
+  }
+};
+
+typedef simdgroup_matrix<float, 8, 8> simdgroup_float8x8;
+typedef simdgroup_matrix<half, 8, 8> simdgroup_half8x8;
+typedef simdgroup_matrix<bfloat, 8, 8> simdgroup_bfloat8x8;
+
+template <class T, int C, int R>
+METAL_FUNC simdgroup_matrix<T, C, R> make_filled_simdgroup_matrix(T value) {
+  simdgroup_matrix<T, C, R> filled;
+  filled.elements[0] = value;
+  filled.elements[1] = value;
+  return filled;
+}
+
+template <class T, int C, int R, class Pointer>
+METAL_FUNC void simdgroup_load(
+    simdgroup_matrix<T, C, R>& matrix,
+    Pointer from,
+    ulong per_row = 8,
+    ulong2 origin = ulong2(0),
+    bool transposed = false) {
+  const ulong row = matrix_row(msl_lane());
+  for (uint i = 0; i < 2; i++) {
+    const ulong column = matrix_column(msl_lane()) + i;
+    const ulong y = origin.y + (transposed ? column : row);
+    const ulong x = origin.x + (transposed ? row : column);
+    matrix.elements[i] = from[y * per_row + x];
+  }
+}
+
+template <class T, int C, int R, class Pointer>
+METAL_FUNC void simdgroup_store(
+    simdgroup_matrix<T, C, R> matrix,
+    Pointer to,
+    ulong per_row = 8,
+    ulong2 origin = ulong2(0),
+    bool transposed = false) {
+  const ulong row = matrix_row(msl_lane());
+  for (uint i = 0; i < 2; i++) {
+    const ulong column = matrix_column(msl_lane()) + i;
+    const ulong y = origin.y + (transposed ? column : row);
+    const ulong x = origin.x + (transposed ? row : column);
+    to[y * per_row + x] = matrix.elements[i];
+  }
+}
+
+/** Element (row, column) of what the lanes show. */
+template <class T>
+MSL_UNWATCHED T matrix_at(const uchar* slots, uint row, uint column) {
+  for (uint lane = 0; lane < simd_width; lane++) {
+    if (matrix_row(lane) == row && matrix_column(lane) == (column & ~1u)) {
+      T value;
+      __builtin_memcpy(&value, slots + slot_bytes * lane + sizeof(T) * (column & 1), sizeof(T));
+      return value;
+    }
+  }
+  return T(0);
+}
+
+template <class A, class B>
+MSL_UNWATCHED float matrix_dot(const uchar* a, const uchar* b, uint row, uint column, float sum) {
+  for (uint k = 0; k < 8; k++) {
+    sum += float(matrix_at<A>(a, row, k)) * float(matrix_at<B>(b, k, column));
+  }
+  return sum;
+}
+
+/** Products are summed in float in the order of k; the GPU's own order is not documented. */
+template <class D, class A, class B, class S>
+METAL_FUNC void simdgroup_multiply_accumulate(
+    simdgroup_matrix<D, 8, 8>& d,
+    simdgroup_matrix<A, 8, 8> a,
+    simdgroup_matrix<B, 8, 8> b,
+    simdgroup_matrix<S, 8, 8> start) {
+  Lanes<vec<A, 2>> left(a.elements);
+  Lanes<vec<B, 2>> right(b.elements);
+  const uint row = matrix_row(left.me);
+  for (uint i = 0; i < 2; i++) {
+    const uint column = matrix_column(left.me) + i;
+    d.elements[i] = D(matrix_dot<A, B>(
+        left.slots, right.slots, row, column, float(start.elements[i])));
+  }
+}
+
+template <class D, class A, class B>
+METAL_FUNC void simdgroup_multiply(
+    simdgroup_matrix<D, 8, 8>& d, simdgroup_matrix<A, 8, 8> a, simdgroup_matrix<B, 8, 8> b) {
+  simdgroup_multiply_accumulate(d, a, b, make_filled_simdgroup_matrix<D, 8, 8>(D(0)));
+}
+
+} // namespace metal

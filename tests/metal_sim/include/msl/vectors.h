@@ -1,0 +1,142 @@
+// Vectors are the compiler's ext_vector_type, so swizzles, arithmetic and comparisons come for free.
+#pragma once
+
+#define MSL_VECTOR(T)                                      \
+  typedef T T##2 __attribute__((ext_vector_type(2)));      \
+  typedef T T##3 __attribute__((ext_vector_type(3)));      \
+  typedef T T##4 __attribute__((ext_vector_type(4)));
+#define MSL_EACH_NUMBER(MACRO)                                                               \
+  MACRO(char) MACRO(uchar) MACRO(short) MACRO(ushort) MACRO(int) MACRO(uint) MACRO(long)     \
+  MACRO(ulong) MACRO(half) MACRO(bfloat) MACRO(float)
+MSL_EACH_NUMBER(MSL_VECTOR)
+MSL_VECTOR(bool)
+
+namespace metal {
+
+template <class T, int N>
+struct vector_of;
+/** Elements and element type of a vector; width 0 for anything else. */
+template <class V>
+struct vector_traits {
+  static constexpr int width = 0;
+  typedef V element;
+};
+
+#define MSL_VECTOR_TRAITS(T, N)                \
+  template <>                                  \
+  struct vector_of<T, N> {                     \
+    typedef T##N type;                         \
+  };                                           \
+  template <>                                  \
+  struct vector_traits<T##N> {                 \
+    static constexpr int width = N;            \
+    typedef T element;                         \
+  };
+#define MSL_VECTOR_TRAITS_EACH(T) \
+  MSL_VECTOR_TRAITS(T, 2) MSL_VECTOR_TRAITS(T, 3) MSL_VECTOR_TRAITS(T, 4)
+MSL_EACH_NUMBER(MSL_VECTOR_TRAITS_EACH)
+MSL_VECTOR_TRAITS_EACH(bool)
+#undef MSL_VECTOR_TRAITS
+#undef MSL_VECTOR_TRAITS_EACH
+
+/** `vec<T, N>` deduces in templates because the attribute is part of the type. */
+template <class T, int N>
+using vec = T __attribute__((ext_vector_type(N)));
+
+template <class V>
+constexpr bool is_vector_v = vector_traits<__remove_cv(V)>::width != 0;
+template <class V>
+using element_t = typename vector_traits<__remove_cv(V)>::element;
+template <class V>
+constexpr int width_v = vector_traits<__remove_cv(V)>::width;
+template <class V>
+using if_vector = enable_if_t<is_vector_v<V>>;
+
+template <class V, class A>
+constexpr METAL_FUNC void append(V& out, int& at, A a) {
+  if constexpr (width_v<A> != 0) {
+    for (int i = 0; i < width_v<A>; i++) {
+      out[at++] = element_t<V>(a[i]);
+    }
+  } else {
+    out[at++] = element_t<V>(a);
+  }
+}
+
+/** What `float4(a, b, cd)` becomes: a splat, a conversion or a concatenation. */
+template <class V, class... A>
+constexpr METAL_FUNC V make(A... a) {
+  V out = {};
+  int at = 0;
+  (append(out, at, a), ...);
+  if constexpr (sizeof...(A) == 1) {
+    for (int i = 1; at == 1 && i < width_v<V>; i++) {
+      out[i] = out[0];
+    }
+  }
+  return out;
+}
+
+} // namespace metal
+
+// A packed vector needs its element's alignment only. Two and four elements stay compiler
+// vectors; three must not be padded to four, so that one is a struct copied by elements.
+#define MSL_PACKED(T)                                                              \
+  typedef T packed_##T##2 __attribute__((ext_vector_type(2), aligned(sizeof(T)))); \
+  typedef T packed_##T##4 __attribute__((ext_vector_type(4), aligned(sizeof(T)))); \
+  struct packed_##T##3 {                                                           \
+    T x, y, z;                                                                     \
+    packed_##T##3() = default;                                                     \
+    METAL_FUNC packed_##T##3(T a, T b, T c) : x(a), y(b), z(c) {}                  \
+    METAL_FUNC packed_##T##3(T##3 v) : x(v[0]), y(v[1]), z(v[2]) {}                \
+    METAL_FUNC packed_##T##3(const packed_##T##3& o) : x(o.x), y(o.y), z(o.z) {}   \
+    METAL_FUNC packed_##T##3& operator=(const packed_##T##3& o) {                  \
+      x = o.x;                                                                     \
+      y = o.y;                                                                     \
+      z = o.z;                                                                     \
+      return *this;                                                                \
+    }                                                                              \
+    METAL_FUNC operator T##3() const {                                             \
+      return T##3{x, y, z};                                                        \
+    }                                                                              \
+    METAL_FUNC T& operator[](int i) {                                              \
+      return (&x)[i];                                                              \
+    }                                                                              \
+    METAL_FUNC T operator[](int i) const {                                         \
+      return (&x)[i];                                                              \
+    }                                                                              \
+  };
+MSL_EACH_NUMBER(MSL_PACKED)
+#undef MSL_PACKED
+
+namespace metal {
+
+template <class T, size_t N>
+struct array {
+  T elements[N];
+  constexpr METAL_FUNC T& operator[](size_t i) {
+    return elements[i];
+  }
+  constexpr METAL_FUNC const T& operator[](size_t i) const {
+    return elements[i];
+  }
+  static constexpr METAL_FUNC size_t size() {
+    return N;
+  }
+};
+
+template <class T>
+using uniform = T;
+template <class T>
+constexpr METAL_FUNC T make_uniform(T x) {
+  return x;
+}
+
+} // namespace metal
+using metal::vec;
+
+template <class To, class From>
+constexpr METAL_FUNC To as_type(From from) {
+  static_assert(sizeof(To) == sizeof(From), "as_type needs types of one size");
+  return __builtin_bit_cast(To, from);
+}

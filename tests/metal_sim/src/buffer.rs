@@ -1,0 +1,104 @@
+//! Memory that a dispatch binds.
+
+use std::marker::PhantomData;
+
+/// What a dispatch does with a buffer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Access {
+    /// Read only; a store is a fault.
+    Read,
+    /// Read and written.
+    ReadWrite,
+    /// An output: uninitialised, and every byte of it must be written.
+    Write,
+}
+
+/// Numbers without padding or invalid bit patterns.
+///
+/// # Safety
+/// Every bit pattern must be a value of the type, and none of its bytes may be padding.
+pub unsafe trait Plain: Copy {}
+
+macro_rules! plain {
+    ($($kind:ty),*) => {
+        // SAFETY: a primitive number.
+        $(unsafe impl Plain for $kind {})*
+    };
+}
+plain!(u8, u16, u32, u64, i8, i16, i32, i64, f32, f64);
+// SAFETY: arrays have no padding between elements.
+unsafe impl<T: Plain, const N: usize> Plain for [T; N] {}
+
+/// Memory bound to a kernel argument: borrowed, or owned by the dispatch.
+///
+/// Buffers of one dispatch may overlap, as they do when a kernel works in place; use
+/// [`Buffer::raw`] for that.
+#[derive(Debug)]
+pub struct Buffer<'a> {
+    pub(crate) memory: Memory,
+    pub(crate) access: Access,
+    borrow: PhantomData<&'a mut [u8]>,
+}
+
+#[derive(Debug)]
+pub(crate) enum Memory {
+    Borrowed(*mut u8, usize),
+    Owned(Vec<u8>),
+}
+
+impl<'a> Buffer<'a> {
+    /// Borrows memory that the kernel reads.
+    pub fn input<T: Plain>(data: &'a [T]) -> Self {
+        let memory = Memory::Borrowed(data.as_ptr().cast_mut().cast(), size_of_val(data));
+        Buffer { memory, access: Access::Read, borrow: PhantomData }
+    }
+
+    /// Borrows memory that the kernel must fill.
+    pub fn output<T: Plain>(data: &'a mut [T]) -> Self {
+        let memory = Memory::Borrowed(data.as_mut_ptr().cast(), size_of_val(data));
+        Buffer { memory, access: Access::Write, borrow: PhantomData }
+    }
+
+    /// Borrows memory that the kernel reads and writes.
+    pub fn in_out<T: Plain>(data: &'a mut [T]) -> Self {
+        Buffer { access: Access::ReadWrite, ..Self::output(data) }
+    }
+
+    /// Owns a copy of `data` that the kernel reads.
+    pub fn owned<T: Plain>(data: &[T]) -> Self {
+        Buffer::with(bytes_of(data), Access::Read)
+    }
+
+    /// Owns `bytes` with any access; what a kernel leaves in them is in
+    /// [`crate::Report::contents`].
+    pub fn with(bytes: Vec<u8>, access: Access) -> Self {
+        Buffer { memory: Memory::Owned(bytes), access, borrow: PhantomData }
+    }
+
+    /// Owns an output of `bytes` bytes.
+    pub fn zeroed(bytes: usize) -> Self {
+        Buffer::with(vec![0; bytes], Access::Write)
+    }
+
+    /// Memory of a running program, by its address. May overlap other buffers.
+    ///
+    /// # Safety
+    /// `bytes` bytes at `pointer` must be valid for the access, and untouched by anything
+    /// else, until the dispatch has run.
+    pub unsafe fn raw(pointer: *mut u8, bytes: usize, access: Access) -> Self {
+        Buffer { memory: Memory::Borrowed(pointer, bytes), access, borrow: PhantomData }
+    }
+
+    pub(crate) fn range(&self) -> (usize, usize) {
+        match &self.memory {
+            Memory::Borrowed(pointer, bytes) => (*pointer as usize, *bytes),
+            Memory::Owned(bytes) => (bytes.as_ptr() as usize, bytes.len()),
+        }
+    }
+}
+
+/// The bytes of plain data.
+pub(crate) fn bytes_of<T: Plain>(data: &[T]) -> Vec<u8> {
+    // SAFETY: plain data has no padding, so all of its bytes are initialised.
+    unsafe { std::slice::from_raw_parts(data.as_ptr().cast::<u8>(), size_of_val(data)) }.to_vec()
+}

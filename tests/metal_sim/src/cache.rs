@@ -1,0 +1,36 @@
+//! Names made of contents, and files that appear all at once.
+
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use crate::error::{Result, at_path};
+
+/// 128 bits of the parts, in hexadecimal.
+pub(crate) fn key<'a>(parts: impl Iterator<Item = &'a str>) -> String {
+    let mut low = DefaultHasher::new();
+    let mut high = DefaultHasher::new();
+    high.write_u8(1);
+    for part in parts {
+        part.hash(&mut low);
+        part.hash(&mut high);
+    }
+    format!("{:016x}{:016x}", high.finish(), low.finish())
+}
+
+/// A name under `folder` that no other thread or process uses.
+pub(crate) fn draft(folder: &Path) -> PathBuf {
+    static SERIAL: AtomicU32 = AtomicU32::new(0);
+    let serial = SERIAL.fetch_add(1, Ordering::Relaxed);
+    folder.join(format!("draft-{}-{serial}", std::process::id()))
+}
+
+/// Renames `draft` to `place`; if another process was first, its result stays.
+pub(crate) fn publish(draft: &Path, place: &Path) -> Result<()> {
+    let renamed = std::fs::rename(draft, place);
+    if renamed.is_err() && place.exists() {
+        let _ = std::fs::remove_dir_all(draft);
+        return Ok(());
+    }
+    at_path(place, renamed)
+}

@@ -1,0 +1,161 @@
+//! The clang that compiles kernels: Debian's, or the one inside zig.
+
+use std::ffi::OsStr;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+use crate::error::{Error, Result};
+
+/// Oldest clang that has all of what kernels need (`__bf16` arithmetic, excess precision off).
+const OLDEST: u32 = 17;
+
+/// A C++ compiler that is clang or carries one.
+#[derive(Clone, Debug)]
+pub struct Compiler {
+    program: PathBuf,
+    zig: bool,
+    version: String,
+}
+
+impl Compiler {
+    /// Looks for a compiler: `METAL_SIM_CLANG` (a clang++ or a zig, or a folder into which
+    /// `pip install --target` put `ziglang`), then `clang++-22` ... `clang++-17`, `clang++`,
+    /// `zig` and `python-zig` on the `PATH`.
+    ///
+    /// ```
+    /// let compiler = metal_sim::Compiler::find()?;
+    /// assert!(compiler.version().contains("clang"));
+    /// # Ok::<(), metal_sim::Error>(())
+    /// ```
+    pub fn find() -> Result<Self> {
+        if let Some(path) = std::env::var_os("METAL_SIM_CLANG") {
+            return Self::at(path);
+        }
+        let versioned = (OLDEST..=22).rev().map(|version| format!("clang++-{version}"));
+        let names = versioned.chain(["clang++", "zig", "python-zig"].map(String::from));
+        let path = std::env::var_os("PATH").unwrap_or_default();
+        for name in names {
+            for folder in std::env::split_paths(&path) {
+                let program = folder.join(&name);
+                if program.is_file()
+                    && let Ok(compiler) = Self::probe(program)
+                {
+                    return Ok(compiler);
+                }
+            }
+        }
+        Err(Error::NoCompiler(
+            "set METAL_SIM_CLANG to a clang++ (17 or later) or a zig, put one on the PATH, or \
+             `pip install ziglang`"
+                .to_string(),
+        ))
+    }
+
+    /// The compiler at `path`: a clang++, a zig, or a folder that holds the PyPI package
+    /// `ziglang` (the `--target` of pip, or a virtual environment).
+    pub fn at(path: impl AsRef<Path>) -> Result<Self> {
+        let path = path.as_ref();
+        if path.is_file() {
+            return Self::probe(path.to_path_buf());
+        }
+        let mut candidates = vec![path.join("ziglang/zig"), path.join("zig")];
+        if let Ok(libraries) = std::fs::read_dir(path.join("lib")) {
+            let pythons = libraries.flatten();
+            candidates.extend(pythons.map(|p| p.path().join("site-packages/ziglang/zig")));
+        }
+        match candidates.into_iter().find(|candidate| candidate.is_file()) {
+            Some(zig) => Self::probe(zig),
+            None => Err(Error::NoCompiler(format!(
+                "{} is neither a compiler nor a folder with the PyPI package ziglang",
+                path.display()
+            ))),
+        }
+    }
+
+    fn probe(program: PathBuf) -> Result<Self> {
+        let zig = program.file_name().is_some_and(|name| name.to_string_lossy().contains("zig"));
+        let mut compiler = Compiler { program, zig, version: String::new() };
+        let output = compiler.run(None, ["--version"])?;
+        let text = String::from_utf8_lossy(&output.stdout);
+        compiler.version = text.lines().next().unwrap_or_default().to_string();
+        let number = compiler.version.split_once("version ").and_then(|(_, rest)| {
+            rest.split(|c: char| !c.is_ascii_digit()).next().and_then(|n| n.parse::<u32>().ok())
+        });
+        let shown = compiler.program.display();
+        match number {
+            _ if !compiler.version.contains("clang") => {
+                Err(Error::NoCompiler(format!("{shown} is not a clang")))
+            }
+            Some(number) if number >= OLDEST => Ok(compiler),
+            _ => Err(Error::NoCompiler(format!(
+                "{shown} is '{}', but clang {OLDEST} or later is needed",
+                compiler.version
+            ))),
+        }
+    }
+
+    /// The first line of what the compiler says about itself.
+    pub fn version(&self) -> &str {
+        &self.version
+    }
+
+    /// The program that is run.
+    pub fn program(&self) -> &Path {
+        &self.program
+    }
+
+    /// What tells one compiler's output from another's.
+    pub(crate) fn identity(&self) -> String {
+        format!("{}\n{}", self.version, self.machine_flags().join(" "))
+    }
+
+    /// Instructions that make half conversions quick, where the host has them.
+    pub(crate) fn machine_flags(&self) -> Vec<String> {
+        #[cfg(target_arch = "x86_64")]
+        if is_x86_feature_detected!("avx2")
+            && is_x86_feature_detected!("f16c")
+            && is_x86_feature_detected!("fma")
+            && is_x86_feature_detected!("bmi2")
+        {
+            let flag = if self.zig { "-mcpu=x86_64_v3" } else { "-march=x86-64-v3" };
+            return vec![flag.to_string()];
+        }
+        if self.zig { vec!["-mcpu=baseline".to_string()] } else { Vec::new() }
+    }
+
+    /// Runs the compiler, zig with its caches under `scratch`.
+    pub(crate) fn run<S: AsRef<OsStr>>(
+        &self,
+        scratch: Option<&Path>,
+        arguments: impl IntoIterator<Item = S>,
+    ) -> Result<Output> {
+        let mut command = Command::new(&self.program);
+        if self.zig {
+            command.arg("c++");
+        }
+        if let (true, Some(scratch)) = (self.zig, scratch) {
+            for name in ["ZIG_GLOBAL_CACHE_DIR", "ZIG_LOCAL_CACHE_DIR"] {
+                if std::env::var_os(name).is_none() {
+                    command.env(name, scratch.join("zig"));
+                }
+            }
+        }
+        command.args(arguments);
+        command.output().map_err(|source| Error::Io { path: self.program.clone(), source })
+    }
+
+    /// Like [`Self::run`], a failure being the source's.
+    pub(crate) fn compile<S: AsRef<OsStr>>(
+        &self,
+        scratch: &Path,
+        source: &Path,
+        arguments: impl IntoIterator<Item = S>,
+    ) -> Result<Vec<u8>> {
+        let output = self.run(Some(scratch), arguments)?;
+        if output.status.success() {
+            return Ok(output.stdout);
+        }
+        let messages = String::from_utf8_lossy(&output.stderr).into_owned();
+        Err(Error::Compile { path: source.to_path_buf(), messages })
+    }
+}

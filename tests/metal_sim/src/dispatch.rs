@@ -1,0 +1,99 @@
+//! One dispatch of a kernel.
+
+use std::collections::BTreeMap;
+
+use crate::buffer::{Access, Buffer, bytes_of};
+use crate::error::Result;
+use crate::library::Kernel;
+use crate::report::Report;
+use crate::{Plain, exec};
+
+/// The order in which runnable threads, and the threadgroups of the grid, take their turns.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Schedule {
+    /// First to last.
+    #[default]
+    Forward,
+    /// Last to first.
+    Reversed,
+    /// A random order, the same for the same seed.
+    Shuffled(u64),
+}
+
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Grid {
+    Groups([u32; 3]),
+    Threads([u32; 3]),
+}
+
+/// A dispatch being prepared. Runs on the calling thread.
+///
+/// See [`crate::Library::compile`] for an example.
+pub struct Dispatch<'a> {
+    pub(crate) kernel: &'a Kernel,
+    pub(crate) buffers: BTreeMap<u32, Buffer<'a>>,
+    pub(crate) threadgroup: BTreeMap<u32, usize>,
+    pub(crate) grid: Grid,
+    pub(crate) group: [u32; 3],
+    pub(crate) schedule: Schedule,
+}
+
+impl<'a> Dispatch<'a> {
+    /// A dispatch of one thread, with nothing bound.
+    pub fn new(kernel: &'a Kernel) -> Self {
+        Dispatch {
+            kernel,
+            buffers: BTreeMap::new(),
+            threadgroup: BTreeMap::new(),
+            grid: Grid::Groups([1; 3]),
+            group: [1; 3],
+            schedule: Schedule::Forward,
+        }
+    }
+
+    /// Binds `[[buffer(index)]]`.
+    pub fn buffer(mut self, index: u32, buffer: Buffer<'a>) -> Self {
+        self.buffers.insert(index, buffer);
+        self
+    }
+
+    /// Binds a copy of `bytes` to `[[buffer(index)]]`, as `setBytes` does.
+    pub fn bytes(self, index: u32, bytes: &[u8]) -> Self {
+        let buffer = Buffer::with(bytes.to_vec(), Access::Read);
+        self.buffer(index, buffer)
+    }
+
+    /// Binds a copy of one value to `[[buffer(index)]]`.
+    pub fn value<T: Plain>(self, index: u32, value: T) -> Self {
+        self.bytes(index, &bytes_of(&[value]))
+    }
+
+    /// Binds `bytes` bytes of threadgroup memory to `[[threadgroup(index)]]`.
+    pub fn threadgroup(mut self, index: u32, bytes: usize) -> Self {
+        self.threadgroup.insert(index, bytes);
+        self
+    }
+
+    /// `dispatchThreadgroups`: so many whole threadgroups, of so many threads.
+    pub fn grid_groups(mut self, groups: [u32; 3], threads_per_group: [u32; 3]) -> Self {
+        (self.grid, self.group) = (Grid::Groups(groups), threads_per_group);
+        self
+    }
+
+    /// `dispatchThreads`: so many threads; threadgroups at the far edges may be smaller.
+    pub fn threads(mut self, threads: [u32; 3], threads_per_group: [u32; 3]) -> Self {
+        (self.grid, self.group) = (Grid::Threads(threads), threads_per_group);
+        self
+    }
+
+    /// Chooses the order of turns.
+    pub fn schedule(mut self, schedule: Schedule) -> Self {
+        self.schedule = schedule;
+        self
+    }
+
+    /// Runs the kernel. Faults are in the report; an error means that it could not run.
+    pub fn run(self) -> Result<Report> {
+        exec::run(self)
+    }
+}

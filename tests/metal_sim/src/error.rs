@@ -1,0 +1,75 @@
+//! What can go wrong outside a kernel.
+
+use std::fmt;
+use std::path::PathBuf;
+
+use crate::report::Fault;
+
+/// The result of everything fallible here.
+pub type Result<T> = std::result::Result<T, Error>;
+
+/// What can go wrong outside a kernel; [`Error::Faults`] carries what went wrong inside.
+#[derive(Debug)]
+#[non_exhaustive]
+pub enum Error {
+    /// No usable compiler; the text says where it was looked for.
+    NoCompiler(String),
+    /// The compiler refused the source; the text is its own.
+    Compile {
+        /// The Metal source.
+        path: PathBuf,
+        /// What the compiler printed.
+        messages: String,
+    },
+    /// A file could not be read or written.
+    Io {
+        /// The file.
+        path: PathBuf,
+        /// The system's reason.
+        source: std::io::Error,
+    },
+    /// The compiled library could not be loaded.
+    Load(String),
+    /// The library has no such kernel; the text names those that it has.
+    NoKernel(String),
+    /// A function constant is missing or unknown.
+    FunctionConstant(String),
+    /// The host could not provide the memory for a dispatch.
+    Memory(std::io::Error),
+    /// A dispatch ended with faults.
+    Faults(Vec<Fault>),
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Error::NoCompiler(text) => write!(f, "no clang found: {text}"),
+            Error::Compile { path, messages } => {
+                write!(f, "{} does not compile:\n{messages}", path.display())
+            }
+            Error::Io { path, source } => write!(f, "{}: {source}", path.display()),
+            Error::Load(text) => write!(f, "the compiled kernels cannot be loaded: {text}"),
+            Error::NoKernel(text) => f.write_str(text),
+            Error::FunctionConstant(text) => f.write_str(text),
+            Error::Memory(source) => write!(f, "no memory for a dispatch: {source}"),
+            Error::Faults(faults) => {
+                writeln!(f, "{} fault(s):", faults.len())?;
+                faults.iter().try_for_each(|fault| writeln!(f, "  {fault}"))
+            }
+        }
+    }
+}
+
+impl std::error::Error for Error {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        match self {
+            Error::Io { source, .. } | Error::Memory(source) => Some(source),
+            _ => None,
+        }
+    }
+}
+
+/// Adds the path to an I/O error.
+pub(crate) fn at_path<T>(path: &std::path::Path, result: std::io::Result<T>) -> Result<T> {
+    result.map_err(|source| Error::Io { path: path.to_path_buf(), source })
+}

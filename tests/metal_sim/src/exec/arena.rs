@@ -1,0 +1,90 @@
+//! Address space for one dispatch. Every binding gets a slot of 32 GiB with its data in the
+//! middle, so that an index gone wrong ends in its own slot and names its own buffer. Bindings
+//! of the same memory are mapped twice: own bounds, own counters, shared contents.
+
+use std::io;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::ptr;
+
+pub(super) const SLOT: usize = 1 << 35;
+pub(super) const SLOTS: usize = 128;
+pub(super) const PAGE: usize = 1 << 16; // no page of any host is larger
+
+pub(super) struct Arena {
+    base: usize,
+    file: OwnedFd,
+    used: usize,
+}
+
+impl Arena {
+    pub(super) fn new() -> io::Result<Self> {
+        // SAFETY: reserves addresses only; nothing is overlaid.
+        let base = unsafe {
+            libc::mmap(
+                ptr::null_mut(),
+                SLOT * SLOTS,
+                libc::PROT_NONE,
+                libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE,
+                -1,
+                0,
+            )
+        };
+        if base == libc::MAP_FAILED {
+            return Err(io::Error::last_os_error());
+        }
+        // SAFETY: a plain system call with a literal name.
+        let file = unsafe { libc::memfd_create(c"metal-sim".as_ptr(), libc::MFD_CLOEXEC) };
+        if file < 0 {
+            let error = io::Error::last_os_error();
+            // SAFETY: just mapped, and unused.
+            unsafe { libc::munmap(base, SLOT * SLOTS) };
+            return Err(error);
+        }
+        // SAFETY: the descriptor is new and owned by nothing else.
+        let file = unsafe { OwnedFd::from_raw_fd(file) };
+        Ok(Arena { base: base as usize, file, used: 0 })
+    }
+
+    /// Slot and offset of an address of the arena.
+    pub(super) fn slot(&self, address: usize) -> Option<usize> {
+        let offset = address.wrapping_sub(self.base);
+        (offset < SLOT * SLOTS).then_some(offset / SLOT)
+    }
+
+    /// Memory of `bytes` bytes to be mapped into slots; its offset in the file.
+    pub(super) fn allocate(&mut self, bytes: usize) -> io::Result<usize> {
+        let offset = self.used;
+        self.used += bytes.max(1).next_multiple_of(PAGE);
+        // SAFETY: a plain system call on our own file.
+        let result = unsafe { libc::ftruncate(self.file.as_raw_fd(), self.used as libc::off_t) };
+        if result == 0 { Ok(offset) } else { Err(io::Error::last_os_error()) }
+    }
+
+    /// Maps `bytes` bytes of the file into the middle of a slot and returns their address.
+    pub(super) fn map(&self, slot: usize, offset: usize, bytes: usize) -> io::Result<usize> {
+        debug_assert!(slot < SLOTS && bytes < SLOT / 2);
+        let address = self.base + slot * SLOT + SLOT / 2;
+        // SAFETY: overlays a part of our own reservation.
+        let mapped = unsafe {
+            libc::mmap(
+                address as *mut libc::c_void,
+                bytes.max(1).next_multiple_of(PAGE),
+                libc::PROT_READ | libc::PROT_WRITE,
+                libc::MAP_SHARED | libc::MAP_FIXED,
+                self.file.as_raw_fd(),
+                offset as libc::off_t,
+            )
+        };
+        if mapped == libc::MAP_FAILED {
+            return Err(io::Error::last_os_error());
+        }
+        Ok(address)
+    }
+}
+
+impl Drop for Arena {
+    fn drop(&mut self) {
+        // SAFETY: our own reservation; kernels that pointed into it are gone.
+        unsafe { libc::munmap(self.base as *mut libc::c_void, SLOT * SLOTS) };
+    }
+}

@@ -1,0 +1,227 @@
+//! The state of a dispatch that runs: threads, their memory, what they have done so far.
+
+use std::io;
+use std::sync::Arc;
+
+use super::arena::SLOTS;
+use super::faults::Faults;
+use super::memory::{Memory, READ, THREADGROUP_SLOTS, Trouble, WRITE};
+use super::scheduler::{Ready, Thread};
+use super::shadow::Stamp;
+use super::sync::{Barrier, Simd};
+use crate::buffer::Access;
+use crate::module::Module;
+use crate::report::{FaultKind, Report, ThreadPlace};
+
+/// Lanes of a SIMD group on every Apple GPU.
+pub(super) const SIMD_WIDTH: usize = 32;
+/// Bytes of threadgroup memory that every Apple GPU has.
+pub(super) const THREADGROUP_LIMIT: usize = 32 << 10;
+/// Threadgroup variables come after bound threadgroup memory.
+const VARIABLE_SLOTS: usize = THREADGROUP_SLOTS + 32;
+
+/// A `threadgroup` variable that a kernel has met.
+struct Variable {
+    key: usize,
+    address: usize,
+}
+
+pub(crate) struct Machine {
+    pub(super) memory: Memory,
+    pub(super) faults: Faults,
+    pub(super) threads: Vec<Thread>,
+    pub(super) simds: Vec<Simd>,
+    pub(super) ready: Ready,
+    pub(super) current: usize,
+    pub(super) live: usize,
+    pub(super) barrier: Barrier,
+    /// Threadgroup barriers passed, for device and for threadgroup memory.
+    pub(super) epochs: [u32; 2],
+    pub(super) group: u32,
+    pub(super) group_position: [u32; 3],
+    pub(super) report: Report,
+    pub(super) stopped: bool,
+    pub(super) module: Option<Arc<Module>>,
+    image: std::ops::Range<usize>,
+    variables: Vec<Variable>,
+    bound_bytes: usize,
+}
+
+impl Machine {
+    pub(super) fn new(ready: Ready, image: std::ops::Range<usize>) -> io::Result<Self> {
+        Ok(Machine {
+            memory: Memory::new()?,
+            faults: Faults::default(),
+            threads: Vec::new(),
+            simds: Vec::new(),
+            ready,
+            current: 0,
+            live: 0,
+            barrier: Barrier::default(),
+            epochs: [0; 2],
+            group: 0,
+            group_position: [0; 3],
+            report: Report::default(),
+            stopped: false,
+            module: None,
+            image,
+            variables: Vec::new(),
+            bound_bytes: 0,
+        })
+    }
+
+    pub(super) fn place(&self) -> Option<ThreadPlace> {
+        let thread = self.current as u32;
+        Some(ThreadPlace {
+            thread,
+            simdgroup: thread / SIMD_WIDTH as u32,
+            lane: thread % SIMD_WIDTH as u32,
+            threadgroup: self.group_position,
+        })
+    }
+
+    pub(super) fn fault(&mut self, kind: FaultKind, site: usize, message: impl FnOnce() -> String) {
+        let place = self.place();
+        self.faults.add(kind, site, 0, place, message);
+    }
+
+    /// Binds threadgroup memory; the address of its first byte.
+    pub(super) fn threadgroup_memory(
+        &mut self,
+        slot: usize,
+        bytes: usize,
+        name: String,
+        align: usize,
+    ) -> io::Result<usize> {
+        self.bound_bytes = self.bound_bytes.next_multiple_of(16) + bytes;
+        let storage = self.memory.storage(bytes)?;
+        let address = self.memory.bind(slot, storage, 0..bytes, name, Access::ReadWrite, align)?;
+        self.memory.spoil(slot);
+        self.report.threadgroup_bytes = self.bound_bytes as u64;
+        if self.bound_bytes > THREADGROUP_LIMIT {
+            let bytes = self.bound_bytes;
+            self.faults.add(FaultKind::ThreadgroupMemory, 0, 0, None, || {
+                format!("{bytes} bytes of threadgroup memory, more than {THREADGROUP_LIMIT}")
+            });
+        }
+        Ok(address)
+    }
+
+    /// The memory of a threadgroup variable; `None` if there is none left.
+    pub(super) fn variable(&mut self, key: usize, bytes: usize, name: &str) -> Option<usize> {
+        if let Some(known) = self.variables.iter().find(|known| known.key == key) {
+            return Some(known.address);
+        }
+        let slot = VARIABLE_SLOTS + self.variables.len();
+        let address = (slot < SLOTS)
+            .then(|| self.threadgroup_memory(slot, bytes, format!("'{name}'"), 1).ok())
+            .flatten();
+        match address {
+            Some(address) => self.variables.push(Variable { key, address }),
+            None => {
+                self.stopped = true;
+                self.fault(FaultKind::ThreadgroupMemory, 0, || {
+                    format!("no room for threadgroup variable '{name}'")
+                });
+            }
+        }
+        address
+    }
+
+    /// Threadgroup memory starts each threadgroup with junk in it.
+    pub(super) fn reset_threadgroup_memory(&mut self) {
+        for slot in THREADGROUP_SLOTS..SLOTS {
+            self.memory.forget(slot);
+            self.memory.spoil(slot);
+        }
+    }
+
+    fn stamps(&self) -> [Stamp; 2] {
+        let simd = &self.simds[self.current / SIMD_WIDTH];
+        [0, 1].map(|space| {
+            Stamp::new(self.group, self.current as u32, self.epochs[space], simd.epochs[space])
+        })
+    }
+
+    /// An access of the current thread; whether the thread must stop.
+    pub(super) fn access(&mut self, at: usize, bytes: usize, kind: u32, site: usize) -> bool {
+        let Some(slot) = self.memory.arena.slot(at) else {
+            return self.outside(at, bytes, kind, site);
+        };
+        let stamps = self.stamps();
+        let place = self.place();
+        let faults = &mut self.faults;
+        let mut located = false;
+        let inside = self.memory.access(slot, at, bytes, kind, stamps, |region, trouble| {
+            located = true;
+            let verb = if kind & WRITE != 0 { "store" } else { "load" };
+            let name = &region.name;
+            let offset = at.wrapping_sub(region.low) as isize;
+            let (fault, message) = match trouble {
+                Trouble::OutOfBounds => (
+                    FaultKind::OutOfBounds,
+                    format!(
+                        "{verb} of {bytes} bytes at offset {offset} of {name}, which has {} bytes",
+                        region.high - region.low
+                    ),
+                ),
+                Trouble::ReadOnly => (
+                    FaultKind::ReadOnlyWrite,
+                    format!("store to {name}, which is bound for reading"),
+                ),
+                Trouble::Misaligned(natural) => (
+                    FaultKind::Misaligned,
+                    format!("{verb} at offset {offset} of {name} needs an alignment of {natural}"),
+                ),
+                Trouble::Uninitialised => (
+                    FaultKind::UninitialisedRead,
+                    format!("{verb} at offset {offset} of {name} before any store to it"),
+                ),
+                Trouble::Race(before) => (
+                    FaultKind::DataRace,
+                    format!(
+                        "{verb} at offset {offset} of {name} races with thread {} of threadgroup \
+                         number {}",
+                        before.thread(),
+                        before.group()
+                    ),
+                ),
+            };
+            faults.add(fault, site, slot as u32, place, || message);
+        });
+        if !inside && !located {
+            self.fault(FaultKind::OutOfBounds, site, || {
+                format!("access of {bytes} bytes at an address that nothing is bound to")
+            });
+        }
+        self.stopped |= !inside;
+        !inside
+    }
+
+    /// Accesses to the thread's own stack and to constants of the program are fine.
+    fn outside(&mut self, at: usize, bytes: usize, kind: u32, site: usize) -> bool {
+        if self.threads[self.current].stack.contains(&at) {
+            return false;
+        }
+        if self.image.contains(&at) && kind & WRITE == 0 {
+            return false;
+        }
+        let (fault, message) = if self.image.contains(&at) {
+            (FaultKind::ReadOnlyWrite, "store to a constant of the program".to_string())
+        } else {
+            let verb = if kind & READ != 0 { "load" } else { "store" };
+            let message = format!("{verb} of {bytes} bytes at {at:#x}, which is in no buffer");
+            (FaultKind::OutOfBounds, message)
+        };
+        self.fault(fault, site, || message);
+        self.stopped = true;
+        true
+    }
+
+    pub(super) fn array_bounds(&mut self, index: u64, site: usize) {
+        self.fault(FaultKind::ArrayBounds, site, || {
+            format!("index {} is outside the array", index as i64)
+        });
+        self.stopped = true;
+    }
+}

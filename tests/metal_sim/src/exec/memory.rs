@@ -1,0 +1,209 @@
+//! The memory of a dispatch: what is bound where, and what each access does to it.
+
+use std::io;
+
+use super::arena::{Arena, SLOTS};
+use super::shadow::{Cell, Stamp};
+use crate::buffer::Access;
+use crate::report::Traffic;
+
+/// The first slot of threadgroup memory; buffers come before it.
+pub(super) const THREADGROUP_SLOTS: usize = 32;
+const JUNK: u8 = 0xfb; // of uninitialised memory: a NaN in every float type
+
+/// Contents, with the history of every byte.
+pub(super) struct Storage {
+    offset: usize,
+    bytes: usize,
+    cells: Vec<Cell>,
+    /// Whether a byte has a value.
+    given: Vec<bool>,
+}
+
+/// A binding's view of a storage.
+pub(super) struct Region {
+    pub(super) name: String,
+    pub(super) low: usize,
+    pub(super) high: usize,
+    pub(super) access: Access,
+    pub(super) threadgroup: bool,
+    pub(super) align: usize,
+    pub(super) traffic: Traffic,
+    storage: usize,
+    origin: usize,
+    seen: Vec<u8>,
+}
+
+/// What an access did wrong.
+pub(super) enum Trouble {
+    OutOfBounds,
+    ReadOnly,
+    Misaligned(usize),
+    Uninitialised,
+    Race(Stamp),
+}
+
+pub(super) struct Memory {
+    pub(super) arena: Arena,
+    pub(super) regions: Vec<Option<Region>>,
+    storages: Vec<Storage>,
+}
+
+pub(super) const READ: u32 = 1;
+pub(super) const WRITE: u32 = 2;
+pub(super) const ALIGNED: u32 = 4;
+pub(super) const ATOMIC: u32 = 8;
+
+impl Memory {
+    pub(super) fn new() -> io::Result<Self> {
+        let regions = (0..SLOTS).map(|_| None).collect();
+        Ok(Memory { arena: Arena::new()?, regions, storages: Vec::new() })
+    }
+
+    pub(super) fn storage(&mut self, bytes: usize) -> io::Result<usize> {
+        let offset = self.arena.allocate(bytes)?;
+        let cells = vec![Cell::default(); bytes];
+        self.storages.push(Storage { offset, bytes, cells, given: vec![false; bytes] });
+        Ok(self.storages.len() - 1)
+    }
+
+    /// Marks bytes of a storage as having had a value before the dispatch.
+    pub(super) fn give(&mut self, storage: usize, range: std::ops::Range<usize>) {
+        self.storages[storage].given[range].fill(true);
+    }
+
+    /// Binds bytes of a storage to a slot; the address of the first of them.
+    pub(super) fn bind(
+        &mut self,
+        slot: usize,
+        storage: usize,
+        range: std::ops::Range<usize>,
+        name: String,
+        access: Access,
+        align: usize,
+    ) -> io::Result<usize> {
+        let Storage { offset, bytes, .. } = self.storages[storage];
+        let origin = self.arena.map(slot, offset, bytes)?;
+        let threadgroup = slot >= THREADGROUP_SLOTS;
+        self.regions[slot] = Some(Region {
+            name,
+            low: origin + range.start,
+            high: origin + range.end,
+            access,
+            threadgroup,
+            align,
+            traffic: Traffic::default(),
+            storage,
+            origin,
+            seen: if threadgroup { Vec::new() } else { vec![0; range.len()] },
+        });
+        Ok(origin + range.start)
+    }
+
+    /// Spoils what the threadgroup before left behind.
+    pub(super) fn spoil(&mut self, slot: usize) {
+        if let Some(region) = &self.regions[slot] {
+            // SAFETY: the region is mapped, and no kernel runs.
+            unsafe {
+                std::ptr::write_bytes(region.low as *mut u8, JUNK, region.high - region.low);
+            }
+        }
+    }
+
+    /// Fills an uninitialised storage.
+    pub(super) fn spoil_at(&mut self, address: usize, bytes: usize) {
+        // SAFETY: called with mapped memory of a binding only, while no kernel runs.
+        unsafe { std::ptr::write_bytes(address as *mut u8, JUNK, bytes) };
+    }
+
+    /// Checks and counts an access to `slot`, and tells `report` what is wrong with it.
+    /// `stamps` are those of the thread for device and for threadgroup memory.
+    pub(super) fn access(
+        &mut self,
+        slot: usize,
+        at: usize,
+        bytes: usize,
+        kind: u32,
+        stamps: [Stamp; 2],
+        mut report: impl FnMut(&Region, Trouble),
+    ) -> bool {
+        let Some(region) = &mut self.regions[slot] else { return false };
+        if at < region.low || bytes > region.high.wrapping_sub(at) || at > region.high {
+            report(region, Trouble::OutOfBounds);
+            return false;
+        }
+        // Packed vectors: the compiler does not say, but no element is less aligned.
+        let natural = if kind & ALIGNED != 0 { bytes.min(16) } else { region.align };
+        if natural.is_power_of_two() && at & (natural - 1) != 0 {
+            report(region, Trouble::Misaligned(natural));
+        }
+        if kind & WRITE != 0 && region.access == Access::Read {
+            report(region, Trouble::ReadOnly);
+            return false;
+        }
+        if kind & READ != 0 {
+            region.traffic.loads += 1;
+            region.traffic.read_bytes += bytes as u64;
+        }
+        if kind & WRITE != 0 {
+            region.traffic.stores += 1;
+            region.traffic.written_bytes += bytes as u64;
+        }
+        let now = stamps[usize::from(region.threadgroup)];
+        let first = at - region.origin;
+        let storage = &mut self.storages[region.storage];
+        let mut trouble = None;
+        let given = &mut storage.given[first..first + bytes];
+        for (cell, given) in storage.cells[first..first + bytes].iter_mut().zip(given) {
+            if kind & READ != 0 && !*given {
+                trouble = trouble.or(Some(Trouble::Uninitialised));
+            }
+            let race = if kind & ATOMIC != 0 {
+                cell.atomic(now, kind & WRITE != 0)
+            } else if kind & WRITE != 0 {
+                cell.store(now)
+            } else {
+                cell.load(now)
+            };
+            trouble = race.map(Trouble::Race).or(trouble);
+            *given |= kind & WRITE != 0;
+        }
+        if !region.threadgroup {
+            let low = region.low - region.origin;
+            for seen in &mut region.seen[first - low..first - low + bytes] {
+                *seen |= (kind & (READ | WRITE)) as u8;
+            }
+        }
+        if let Some(trouble) = trouble {
+            report(region, trouble);
+        }
+        true
+    }
+
+    /// Forgets which threads of the last threadgroup touched threadgroup memory.
+    pub(super) fn forget(&mut self, slot: usize) {
+        if let Some(region) = &self.regions[slot] {
+            let storage = &mut self.storages[region.storage];
+            storage.cells.fill(Cell::default());
+            storage.given.fill(false);
+        }
+    }
+}
+
+impl Region {
+    /// Traffic, with the distinct bytes counted.
+    pub(super) fn total(&self) -> Traffic {
+        let count = |bit: u32| {
+            let touched = self.seen.iter().filter(|seen| u32::from(**seen) & bit != 0);
+            touched.count() as u64
+        };
+        Traffic { distinct_read: count(READ), distinct_written: count(WRITE), ..self.traffic }
+    }
+
+    /// The first byte that nothing wrote, and how many there are.
+    pub(super) fn unwritten(&self) -> Option<(usize, usize)> {
+        let untouched = |seen: &&u8| u32::from(**seen) & WRITE == 0;
+        let first = self.seen.iter().position(|seen| untouched(&seen))?;
+        Some((first, self.seen.iter().filter(untouched).count()))
+    }
+}

@@ -1,0 +1,173 @@
+//! Executes a dispatch: binds memory, then runs one threadgroup after another.
+
+pub(crate) mod abi;
+mod arena;
+mod faults;
+mod machine;
+mod memory;
+mod scheduler;
+mod setup;
+mod shadow;
+mod sync;
+
+use std::ffi::c_void;
+use std::ptr;
+
+use machine::{Machine, SIMD_WIDTH};
+use memory::THREADGROUP_SLOTS;
+use scheduler::{Ready, Thread};
+use sync::Simd;
+
+use crate::buffer::Access;
+use crate::dispatch::{Dispatch, Grid};
+use crate::error::{Error, Result};
+use crate::report::{FaultKind, Report};
+use crate::rewrite::BUILTINS;
+
+type Values = [[u32; 4]; BUILTINS.len()];
+
+/// Addresses for the two argument tables of a kernel.
+struct Tables {
+    buffers: [*mut c_void; THREADGROUP_SLOTS],
+    threadgroup: [*mut c_void; THREADGROUP_SLOTS],
+}
+
+pub(crate) fn run(mut dispatch: Dispatch<'_>) -> Result<Report> {
+    let module = dispatch.kernel.module.clone();
+    let ready = Ready::new(dispatch.schedule);
+    let mut machine = Machine::new(ready, module.image.clone()).map_err(Error::Memory)?;
+    machine.module = Some(module.clone());
+    let tables = setup::bind(&mut machine, &mut dispatch).map_err(Error::Memory)?;
+    let runnable = setup::grid_is_possible(&mut machine, &dispatch) && machine.faults.is_empty();
+    if runnable {
+        let result = abi::with_machine(&raw mut machine, || {
+            // SAFETY: the machine is only reached through this pointer until the run ends.
+            unsafe { run_groups(&raw mut machine, &dispatch, &tables) }
+        });
+        machine.threads.clear();
+        result.map_err(Error::Memory)?;
+        if !machine.stopped {
+            unwritten(&mut machine);
+        }
+    }
+    setup::finish(&mut machine, &mut dispatch);
+    let mut report = std::mem::take(&mut machine.report);
+    report.faults = std::mem::take(&mut machine.faults).finish(&module);
+    Ok(report)
+}
+
+/// # Safety
+/// `machine` must be valid and not otherwise referenced.
+unsafe fn run_groups(
+    machine: *mut Machine,
+    dispatch: &Dispatch<'_>,
+    tables: &Tables,
+) -> std::io::Result<()> {
+    let call = dispatch.kernel.module.kernels[dispatch.kernel.index].call;
+    let group = dispatch.group;
+    let (groups, grid) = match dispatch.grid {
+        Grid::Groups(groups) => (groups, [0, 1, 2].map(|d| groups[d] * group[d])),
+        Grid::Threads(threads) => ([0, 1, 2].map(|d| threads[d].div_ceil(group[d])), threads),
+    };
+    // SAFETY: each borrow ends with its statement; fibers run inside run_group only.
+    unsafe {
+        let count = groups[0] * groups[1] * groups[2];
+        for number in (*machine).ready.order(count) {
+            let position = [
+                number % groups[0],
+                number / groups[0] % groups[1],
+                number / groups[0] / groups[1],
+            ];
+            let size = [0, 1, 2].map(|d| group[d].min(grid[d] - position[d] * group[d]));
+            let shape = Shape { groups, grid, group, position, size };
+            let threads = (size[0] * size[1] * size[2]) as usize;
+            (*machine).group = number;
+            (*machine).group_position = position;
+            (*machine).epochs = [0; 2];
+            (*machine).barrier = sync::Barrier::default();
+            (*machine).live = threads;
+            (*machine).simds = (0..threads.div_ceil(SIMD_WIDTH))
+                .map(|simd| Simd::new((threads - simd * SIMD_WIDTH).min(SIMD_WIDTH) as u32))
+                .collect();
+            (*machine).reset_threadgroup_memory();
+            let values: Vec<Values> = (0..threads as u32).map(|i| shape.values(i)).collect();
+            let arguments: Vec<abi::Arguments> = values
+                .iter()
+                .map(|values| abi::Arguments {
+                    buffers: tables.buffers.as_ptr(),
+                    threadgroup: tables.threadgroup.as_ptr(),
+                    values: values.as_ptr(),
+                })
+                .collect();
+            (&mut (*machine).threads).clear();
+            for (i, arguments) in arguments.iter().enumerate() {
+                let thread = Thread::new(machine, i, call, ptr::from_ref(arguments))?;
+                (&mut (*machine).threads).push(thread);
+            }
+            Machine::run_group(machine);
+            (*machine).report.threads += threads as u64;
+            (*machine).report.threadgroups += 1;
+            if (*machine).stopped {
+                break;
+            }
+        }
+    }
+    Ok(())
+}
+
+/// The grid as one threadgroup sees it.
+struct Shape {
+    groups: [u32; 3],
+    grid: [u32; 3],
+    group: [u32; 3],
+    position: [u32; 3],
+    size: [u32; 3],
+}
+
+impl Shape {
+    /// The built-in values of thread `i`, in the order of [`BUILTINS`].
+    fn values(&self, i: u32) -> Values {
+        let size = self.size;
+        let local = [i % size[0], i / size[0] % size[1], i / size[0] / size[1]];
+        let global = [0, 1, 2].map(|d| self.position[d] * self.group[d] + local[d]);
+        let three = |v: [u32; 3]| [v[0], v[1], v[2], 0];
+        let one = |v: u32| [v, 1, 1, 0];
+        let width = SIMD_WIDTH as u32;
+        let count: u32 = size.iter().product();
+        let full: u32 = self.group.iter().product();
+        [
+            three(global),
+            three(self.position),
+            three(local),
+            three(size),
+            three(self.grid),
+            three(self.groups),
+            three(self.group),
+            one(i),
+            one(i % width),
+            one(i / width),
+            one(count.div_ceil(width)),
+            one(full.div_ceil(width)),
+            one(width),
+            one(width),
+            one(i % 4),
+            one(i / 4),
+            one(count.div_ceil(4)),
+            three([0; 3]),
+            three(self.grid),
+        ]
+    }
+}
+
+fn unwritten(machine: &mut Machine) {
+    for (slot, region) in machine.memory.regions[..THREADGROUP_SLOTS].iter().enumerate() {
+        let Some(region) = region else { continue };
+        if region.access == Access::Write
+            && let Some((first, count)) = region.unwritten()
+        {
+            machine.faults.add(FaultKind::UnwrittenOutput, 0, slot as u32, None, || {
+                format!("{count} bytes of {} are never written, the first at {first}", region.name)
+            });
+        }
+    }
+}

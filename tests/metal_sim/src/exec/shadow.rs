@@ -1,0 +1,129 @@
+//! Who touched a byte last, and whether a barrier lies between then and now.
+
+/// One access in 64 bits: threadgroup + 1 (24), thread (10), barriers passed by the
+/// threadgroup (15) and by the SIMD group (14), whether an atomic wrote (1). Zero: never.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Stamp(u64);
+
+const EPOCH: u64 = (1 << 15) - 1;
+const SIMD_EPOCH: u64 = (1 << 14) - 1;
+
+impl Stamp {
+    pub(super) fn new(group: u32, thread: u32, epoch: u32, simd_epoch: u32) -> Self {
+        Stamp(
+            (u64::from(group) + 1) << 40
+                | u64::from(thread) << 30
+                | (u64::from(epoch) & EPOCH) << 15
+                | (u64::from(simd_epoch) & SIMD_EPOCH) << 1,
+        )
+    }
+
+    fn wrote(self) -> bool {
+        self.0 & 1 != 0
+    }
+
+    pub(super) fn thread(self) -> u32 {
+        (self.0 >> 30 & 0x3ff) as u32
+    }
+
+    /// The threadgroup, by its number in the grid.
+    pub(super) fn group(self) -> u32 {
+        (self.0 >> 40).wrapping_sub(1) as u32
+    }
+
+    pub(super) fn same_group(self, other: Stamp) -> bool {
+        self.0 >> 40 == other.0 >> 40
+    }
+
+    /// Whether nothing orders this access before that of `now`, by another thread.
+    pub(super) fn races(self, now: Stamp) -> bool {
+        if self.0 == 0 || self.0 >> 30 == now.0 >> 30 {
+            return false; // by nobody, or by the same thread
+        }
+        if !self.same_group(now) {
+            return true; // nothing orders threadgroups of one dispatch
+        }
+        let epoch = |stamp: Stamp| stamp.0 >> 15 & EPOCH;
+        let simd_epoch = |stamp: Stamp| stamp.0 >> 1 & SIMD_EPOCH;
+        let same_simd = self.thread() / 32 == now.thread() / 32;
+        epoch(self) == epoch(now) && !(same_simd && simd_epoch(self) != simd_epoch(now))
+    }
+}
+
+/// The history of one byte.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Cell {
+    pub(super) write: Stamp,
+    /// The last two readers: a thread may store after its own load, but not after another's.
+    pub(super) read: Stamp,
+    pub(super) other_read: Stamp,
+    /// The last atomic access; atomics race with plain accesses, but not with each other.
+    atomic: Stamp,
+}
+
+impl Cell {
+    /// The earlier access that this load races with.
+    pub(super) fn load(&mut self, now: Stamp) -> Option<Stamp> {
+        let atomic = if self.atomic.wrote() { self.atomic } else { Stamp::default() };
+        let race = [self.write, atomic].into_iter().find(|before| before.races(now));
+        if self.read.0 >> 30 != now.0 >> 30 {
+            self.other_read = self.read;
+        }
+        self.read = now;
+        race
+    }
+
+    /// The earlier access that this store races with.
+    pub(super) fn store(&mut self, now: Stamp) -> Option<Stamp> {
+        let earlier = [self.write, self.read, self.other_read, self.atomic];
+        self.write = now;
+        earlier.into_iter().find(|before| before.races(now))
+    }
+
+    /// The earlier plain access that this atomic one races with.
+    pub(super) fn atomic(&mut self, now: Stamp, writes: bool) -> Option<Stamp> {
+        if writes {
+            self.atomic = Stamp(now.0 | 1);
+        } else if !(self.atomic.wrote() && self.atomic.races(now)) {
+            self.atomic = now;
+        }
+        let reads = if writes { [self.read, self.other_read] } else { Default::default() };
+        let earlier = [self.write].into_iter().chain(reads);
+        earlier.into_iter().find(|before| before.races(now))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn barriers_order() {
+        let first = Stamp::new(0, 1, 0, 0);
+        assert!(first.races(Stamp::new(0, 2, 0, 0)));
+        assert!(!first.races(Stamp::new(0, 1, 0, 0)));
+        assert!(!first.races(Stamp::new(0, 2, 1, 0)));
+        assert!(!first.races(Stamp::new(0, 2, 0, 1)));
+        assert!(first.races(Stamp::new(0, 40, 0, 1)));
+        assert!(first.races(Stamp::new(1, 2, 1, 0)));
+    }
+
+    #[test]
+    fn second_reader_is_remembered() {
+        let mut cell = Cell::default();
+        assert!(cell.load(Stamp::new(0, 1, 0, 0)).is_none());
+        assert!(cell.load(Stamp::new(0, 2, 0, 0)).is_none());
+        assert!(cell.store(Stamp::new(0, 2, 0, 0)).is_some());
+    }
+
+    #[test]
+    fn atomics_race_with_plain_accesses_only() {
+        let mut cell = Cell::default();
+        assert!(cell.store(Stamp::new(0, 1, 0, 0)).is_none());
+        assert!(cell.atomic(Stamp::new(0, 1, 0, 0), true).is_none());
+        assert!(cell.atomic(Stamp::new(0, 2, 0, 0), true).is_some());
+        assert!(cell.atomic(Stamp::new(0, 1, 1, 0), true).is_none());
+        assert!(cell.atomic(Stamp::new(0, 2, 1, 0), true).is_none());
+        assert!(cell.load(Stamp::new(0, 1, 1, 0)).is_some());
+    }
+}

@@ -1,0 +1,223 @@
+//! Where threads wait for each other: barriers and SIMD-group exchanges.
+
+use super::machine::{Machine, SIMD_WIDTH};
+use super::scheduler::State;
+use crate::report::FaultKind;
+
+const SLOT_BYTES: usize = 32;
+const MEM_DEVICE: u32 = 1;
+const MEM_THREADGROUP: u32 = 2;
+
+/// The threads of a group that have arrived at a threadgroup barrier.
+#[derive(Default)]
+pub(super) struct Barrier {
+    arrived: usize,
+    flags: u32,
+    site: usize,
+}
+
+/// Rounds take turns, since a lane may show its next value before others have read this one;
+/// a matrix product reads two rounds at a time.
+const ROUNDS: usize = 4;
+
+/// What lanes show each other.
+#[derive(Clone)]
+struct Round {
+    slots: [u8; SIMD_WIDTH * SLOT_BYTES],
+    mask: u32,
+}
+
+/// A SIMD group.
+#[derive(Clone)]
+pub(super) struct Simd {
+    /// SIMD-group barriers passed, for device and for threadgroup memory.
+    pub(super) epochs: [u32; 2],
+    pub(super) live: u32,
+    lanes: u32,
+    arrived: u32,
+    round: usize,
+    rounds: [Round; ROUNDS],
+    site: usize,
+    flags: u32,
+    bytes: usize,
+}
+
+impl Simd {
+    pub(super) fn new(live: u32) -> Self {
+        let round = Round { slots: [0; SIMD_WIDTH * SLOT_BYTES], mask: 0 };
+        Simd {
+            epochs: [0; 2],
+            live,
+            lanes: live,
+            arrived: 0,
+            round: 0,
+            rounds: std::array::from_fn(|_| round.clone()),
+            site: 0,
+            flags: 0,
+            bytes: 0,
+        }
+    }
+}
+
+fn advance(epochs: &mut [u32; 2], flags: u32) {
+    epochs[0] += u32::from(flags & MEM_DEVICE != 0);
+    epochs[1] += u32::from(flags & MEM_THREADGROUP != 0);
+}
+
+impl Machine {
+    pub(super) fn lane(&self) -> u32 {
+        (self.current % SIMD_WIDTH) as u32
+    }
+
+    fn lanes(&self) -> std::ops::Range<usize> {
+        let first = self.current / SIMD_WIDTH * SIMD_WIDTH;
+        first..(first + SIMD_WIDTH).min(self.threads.len())
+    }
+
+    /// Return addresses differ when the compiler copied a call; the lines tell.
+    fn same_place(&mut self, one: usize, other: usize) -> bool {
+        one == other
+            || self.module.as_ref().is_some_and(|module| {
+                let lines = module.lines();
+                lines.find(one) == lines.find(other)
+            })
+    }
+
+    pub(super) fn arrive_at_barrier(&mut self, flags: u32, site: usize) {
+        if self.barrier.arrived == 0 {
+            self.barrier = Barrier { arrived: 0, flags, site };
+        } else if self.barrier.flags != flags || !self.same_place(self.barrier.site, site) {
+            self.fault(FaultKind::DivergentBarrier, site, || {
+                "threads of a group meet at different barriers".to_string()
+            });
+        }
+        self.barrier.arrived += 1;
+        self.threads[self.current].state = State::Barrier(site);
+        if self.barrier.arrived == self.threads.len() {
+            self.barrier.arrived = 0;
+            self.report.threadgroup_barriers += 1;
+            advance(&mut self.epochs, flags);
+            for thread in 0..self.threads.len() {
+                self.wake(thread);
+            }
+        }
+    }
+
+    /// Counts a lane in; whether it was the last of its SIMD group.
+    fn meet(&mut self, state: State, site: usize, what: u32, bytes: usize) -> bool {
+        let group = self.current / SIMD_WIDTH;
+        let simd = &mut self.simds[group];
+        let first = simd.arrived == 0;
+        if first {
+            (simd.site, simd.flags, simd.bytes) = (site, what, bytes);
+        }
+        let expected = (simd.site, simd.flags, simd.bytes);
+        let returned = simd.lanes - simd.live;
+        simd.arrived += 1;
+        let last = simd.arrived == simd.live;
+        if last {
+            simd.arrived = 0;
+        }
+        let different = (expected.1, expected.2) != (what, bytes);
+        if !first && (different || !self.same_place(expected.0, site)) {
+            self.fault(FaultKind::DivergentSimd, site, || {
+                "lanes of a SIMD group meet at different SIMD-group functions".to_string()
+            });
+        }
+        if first && returned > 0 {
+            self.fault(FaultKind::DivergentSimd, site, || {
+                format!("{returned} lanes of the SIMD group have returned already")
+            });
+        }
+        self.threads[self.current].state = state;
+        if last {
+            for lane in self.lanes() {
+                if self.threads[lane].state.at_simd() {
+                    self.wake(lane);
+                }
+            }
+        }
+        last
+    }
+
+    pub(super) fn arrive_at_simd_barrier(&mut self, flags: u32, site: usize) {
+        if self.meet(State::SimdBarrier(site), site, flags, 0) {
+            self.report.simdgroup_barriers += 1;
+            advance(&mut self.simds[self.current / SIMD_WIDTH].epochs, flags);
+        }
+    }
+
+    /// Shows a value to the SIMD group; the round in which it can be read.
+    pub(super) fn arrive_at_exchange(&mut self, value: &[u8], site: usize) -> usize {
+        let (lane, group) = (self.current % SIMD_WIDTH, self.current / SIMD_WIDTH);
+        let simd = &mut self.simds[group];
+        let number = simd.round;
+        let fresh = simd.arrived == 0;
+        let round = &mut simd.rounds[number];
+        if fresh {
+            round.mask = 0;
+            round.slots.fill(0xfb);
+        }
+        round.mask |= 1 << lane;
+        round.slots[lane * SLOT_BYTES..][..value.len()].copy_from_slice(value);
+        if self.meet(State::Exchange(site), site, u32::MAX, value.len()) {
+            self.report.simd_operations += 1;
+            self.simds[group].round = (number + 1) % ROUNDS;
+        }
+        number
+    }
+
+    pub(super) fn exchanged(&self, round: usize) -> (*const u8, u32) {
+        let round = &self.simds[self.current / SIMD_WIDTH].rounds[round];
+        (round.slots.as_ptr(), round.mask)
+    }
+
+    pub(super) fn inactive_lane(&mut self, lane: u32, site: usize) {
+        self.fault(FaultKind::InactiveLane, site, || {
+            format!("reads the value of lane {lane}, which takes no part")
+        });
+    }
+
+    /// A thread returned; SIMD groups go on with the lanes that are left, barriers do not.
+    pub(super) fn leave(&mut self) {
+        self.live -= 1;
+        let group = self.current / SIMD_WIDTH;
+        self.simds[group].live -= 1;
+        let simd = &self.simds[group];
+        if simd.arrived > 0 {
+            let site = simd.site;
+            self.fault(FaultKind::DivergentSimd, site, || {
+                "a lane returns while others of its SIMD group wait for it here".to_string()
+            });
+            self.stopped = true;
+        }
+    }
+
+    /// Nothing can run, yet threads are left.
+    pub(super) fn stuck(&mut self) {
+        self.stopped = true;
+        let (mut at_barrier, mut in_simd, mut returned) = (Vec::new(), Vec::new(), 0);
+        for (i, thread) in self.threads.iter().enumerate() {
+            match thread.state {
+                State::Barrier(site) => at_barrier.push((i, site)),
+                State::Exchange(site) | State::SimdBarrier(site) => in_simd.push((i, site)),
+                _ => returned += 1,
+            }
+        }
+        let counts = format!(
+            "{} threads wait at a threadgroup barrier, {} in a SIMD-group function, {returned} have \
+             returned",
+            at_barrier.len(),
+            in_simd.len()
+        );
+        let (kind, waiting) = if in_simd.is_empty() {
+            (FaultKind::DivergentBarrier, at_barrier)
+        } else {
+            (FaultKind::DivergentSimd, in_simd)
+        };
+        if let Some(&(thread, site)) = waiting.first() {
+            self.current = thread;
+            self.fault(kind, site, || counts);
+        }
+    }
+}

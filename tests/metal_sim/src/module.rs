@@ -1,0 +1,237 @@
+//! A loaded kernel library: its registry, its place in memory, its line table.
+
+use std::ffi::{CStr, c_char, c_void};
+use std::path::{Component, Path, PathBuf};
+
+use crate::error::{Error, Result};
+use crate::exec::abi;
+
+/// What an argument of a kernel is bound to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum ArgumentKind {
+    /// `[[buffer(n)]]`
+    Buffer,
+    /// `[[threadgroup(n)]]`
+    Threadgroup,
+}
+
+/// An argument of a kernel.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Argument {
+    /// What it is bound to.
+    pub kind: ArgumentKind,
+    /// The `n` of its attribute.
+    pub index: u32,
+    /// Its name in the source.
+    pub name: String,
+    /// Whether the kernel may write through it.
+    pub writable: bool,
+    /// `false` if a function constant leaves it out.
+    pub required: bool,
+    /// Bytes of the type that it points to.
+    pub size: u32,
+    /// Alignment of that type's scalar elements.
+    pub align: u32,
+}
+
+pub(crate) type Call = unsafe extern "C" fn(*const abi::Arguments);
+
+pub(crate) struct Entry {
+    pub(crate) name: String,
+    pub(crate) file: String,
+    pub(crate) line: u32,
+    pub(crate) max_threads: u32,
+    pub(crate) call: Call,
+    pub(crate) arguments: Vec<Argument>,
+}
+
+pub(crate) struct Module {
+    pub(crate) kernels: Vec<Entry>,
+    path: PathBuf,
+    /// Where the loaded image begins and ends.
+    pub(crate) image: std::ops::Range<usize>,
+    _library: libloading::Library,
+}
+
+#[repr(C)]
+struct RawParameter {
+    kind: u32,
+    index: u32,
+    writable: u32,
+    required: u32,
+    name: *const c_char,
+}
+
+#[repr(C)]
+struct RawType {
+    size: u32,
+    align: u32,
+}
+
+/// `msl::Kernel` of registry.h.
+#[repr(C)]
+struct RawKernel {
+    name: *const c_char,
+    file: *const c_char,
+    line: u32,
+    max_threads: u32,
+    call: Call,
+    parameters: *const RawParameter,
+    types: *const RawType,
+    count: u32,
+    next: *const RawKernel,
+}
+
+impl Module {
+    pub(crate) fn load(path: &Path) -> Result<Self> {
+        let failed = |error: libloading::Error| Error::Load(error.to_string());
+        // SAFETY: the library was built from our runtime and rewritten kernels; its
+        // constructors only link its registry.
+        let library = unsafe { libloading::Library::new(path) }.map_err(failed)?;
+        // SAFETY: both symbols are defined in runtime.cpp with these types.
+        let (head, attach) = unsafe {
+            let head: libloading::Symbol<*const *const RawKernel> =
+                library.get(b"msl_kernels").map_err(failed)?;
+            let attach: libloading::Symbol<unsafe extern "C" fn(*const abi::Table)> =
+                library.get(b"msl_attach").map_err(failed)?;
+            (*head, *attach)
+        };
+        // SAFETY: the table is a static.
+        unsafe { attach(&raw const abi::TABLE) };
+        let mut kernels = Vec::new();
+        // SAFETY: the list was built by the library's constructors and is never changed.
+        unsafe {
+            let mut raw = *head;
+            while let Some(kernel) = raw.as_ref() {
+                kernels.push(entry(kernel));
+                raw = kernel.next;
+            }
+        }
+        kernels.reverse();
+        let image = image_of(head as usize);
+        Ok(Module { kernels, path: path.to_path_buf(), image, _library: library })
+    }
+
+    /// Opens the line table; slow, so only once there is something to look up.
+    pub(crate) fn lines(&self) -> Lines {
+        Lines { loader: addr2line::Loader::new(&self.path).ok(), base: self.image.start }
+    }
+}
+
+/// A place in the source.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Place {
+    /// The file, as the compiler was given it.
+    pub file: String,
+    /// The line, from 1.
+    pub line: u32,
+}
+
+pub(crate) struct Lines {
+    loader: Option<addr2line::Loader>,
+    base: usize,
+}
+
+impl Lines {
+    /// The lines around a return address, innermost inlined call first, the shim's left out.
+    pub(crate) fn find(&self, site: usize) -> Vec<Place> {
+        let mut places = Vec::new();
+        let Some(loader) = &self.loader else { return places };
+        let Some(address) = site.checked_sub(self.base + 1) else { return places };
+        let Ok(mut frames) = loader.find_frames(address as u64) else { return places };
+        while let Ok(Some(frame)) = frames.next() {
+            if let Some(location) = frame.location
+                && let (Some(file), Some(line)) = (location.file, location.line)
+                && line != 0
+                && !file.contains("/msl/")
+            {
+                places.push(Place { file: tidy(file), line });
+            }
+        }
+        places
+    }
+}
+
+/// The path without `.` and `..`, and below the current folder relative to it.
+fn tidy(path: &str) -> String {
+    let mut tidy = PathBuf::new();
+    for part in Path::new(path).components() {
+        match part {
+            Component::CurDir => {}
+            Component::ParentDir if tidy.file_name().is_some() => {
+                tidy.pop();
+            }
+            part => tidy.push(part),
+        }
+    }
+    let below = std::env::current_dir().ok().and_then(|folder| {
+        tidy.strip_prefix(folder).ok().map(|relative| relative.display().to_string())
+    });
+    below.unwrap_or_else(|| tidy.display().to_string())
+}
+
+/// # Safety
+/// `kernel` and all that it points to must be alive.
+unsafe fn entry(kernel: &RawKernel) -> Entry {
+    // SAFETY: the registry's strings are literals.
+    let text = |raw: *const c_char| unsafe { CStr::from_ptr(raw) }.to_string_lossy().into_owned();
+    let mut arguments = Vec::new();
+    for i in 0..kernel.count as usize {
+        // SAFETY: both arrays have at least `count` entries.
+        let (parameter, kind) = unsafe { (&*kernel.parameters.add(i), &*kernel.types.add(i)) };
+        if parameter.kind <= 1 {
+            arguments.push(Argument {
+                kind: [ArgumentKind::Buffer, ArgumentKind::Threadgroup][parameter.kind as usize],
+                index: parameter.index,
+                name: text(parameter.name),
+                writable: parameter.writable != 0,
+                required: parameter.required != 0,
+                size: kind.size,
+                align: kind.align,
+            });
+        }
+    }
+    Entry {
+        name: text(kernel.name),
+        file: text(kernel.file),
+        line: kernel.line,
+        max_threads: kernel.max_threads,
+        call: kernel.call,
+        arguments,
+    }
+}
+
+/// The loaded segments of the library around `address`.
+fn image_of(address: usize) -> std::ops::Range<usize> {
+    struct Search {
+        address: usize,
+        found: std::ops::Range<usize>,
+    }
+    unsafe extern "C" fn visit(
+        info: *mut libc::dl_phdr_info,
+        _size: libc::size_t,
+        data: *mut c_void,
+    ) -> i32 {
+        // SAFETY: the loader hands out valid headers, and `data` is our Search.
+        let (info, search) = unsafe { (&*info, &mut *data.cast::<Search>()) };
+        let base = info.dlpi_addr as usize;
+        // SAFETY: dlpi_phdr has dlpi_phnum entries.
+        let headers =
+            unsafe { std::slice::from_raw_parts(info.dlpi_phdr, usize::from(info.dlpi_phnum)) };
+        let end = headers
+            .iter()
+            .filter(|header| header.p_type == libc::PT_LOAD)
+            .map(|header| base + (header.p_vaddr + header.p_memsz) as usize)
+            .max()
+            .unwrap_or(base);
+        if (base..end).contains(&search.address) {
+            search.found = base..end;
+            return 1;
+        }
+        0
+    }
+    let mut search = Search { address, found: 0..0 };
+    // SAFETY: `visit` matches the expected signature, and `search` outlives the call.
+    unsafe { libc::dl_iterate_phdr(Some(visit), (&raw mut search).cast()) };
+    search.found
+}

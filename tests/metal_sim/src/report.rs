@@ -1,0 +1,145 @@
+//! What a dispatch did, and what it did wrong.
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+use crate::error::{Error, Result};
+use crate::module::Place;
+
+/// What is wrong.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[non_exhaustive]
+pub enum FaultKind {
+    /// An access outside every buffer, or across the end of one. Ends the dispatch.
+    OutOfBounds,
+    /// An index outside an array whose size the compiler knows. Ends the dispatch.
+    ArrayBounds,
+    /// Two accesses, one of them a store, that no barrier orders.
+    DataRace,
+    /// A load from threadgroup memory or an output that nothing has written yet.
+    UninitialisedRead,
+    /// Bytes of an output that no thread wrote.
+    UnwrittenOutput,
+    /// A store to a buffer bound for reading, or to a constant of the program.
+    ReadOnlyWrite,
+    /// An address that the accessed type's alignment does not allow.
+    Misaligned,
+    /// A threadgroup barrier that not all threads of the group reach.
+    DivergentBarrier,
+    /// A SIMD-group function that not all lanes reach.
+    DivergentSimd,
+    /// A lane asks for the value of a lane that is not there.
+    InactiveLane,
+    /// An argument that is missing, too small, or bound to no parameter.
+    Argument,
+    /// Threadgroup memory that is missing, too large or of a wrong size.
+    ThreadgroupMemory,
+    /// A threadgroup or grid of an impossible size.
+    GridSize,
+}
+
+/// Something a kernel or its dispatch did wrong, at the first time that it happened.
+#[derive(Clone, Debug)]
+pub struct Fault {
+    /// What is wrong.
+    pub kind: FaultKind,
+    /// What happened, in words.
+    pub message: String,
+    /// The lines of source, the innermost first and its callers after it. Empty for faults
+    /// of the dispatch as a whole.
+    pub places: Vec<Place>,
+    /// The thread that did it, if one did.
+    pub thread: Option<ThreadPlace>,
+    /// How often it happened.
+    pub times: u64,
+}
+
+/// Where a thread is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ThreadPlace {
+    /// Index in the threadgroup.
+    pub thread: u32,
+    /// SIMD group in the threadgroup.
+    pub simdgroup: u32,
+    /// Lane in the SIMD group.
+    pub lane: u32,
+    /// Position of the threadgroup in the grid.
+    pub threadgroup: [u32; 3],
+}
+
+impl fmt::Display for Fault {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if let Some(place) = self.places.first() {
+            write!(f, "{}:{}: ", place.file, place.line)?;
+        }
+        write!(f, "{:?}: {}", self.kind, self.message)?;
+        if let Some(at) = self.thread {
+            let [x, y, z] = at.threadgroup;
+            write!(f, " (thread {}, SIMD group {}, lane {}", at.thread, at.simdgroup, at.lane)?;
+            write!(f, ", threadgroup {x},{y},{z})")?;
+        }
+        if self.times > 1 {
+            write!(f, ", {} times", self.times)?;
+        }
+        Ok(())
+    }
+}
+
+/// Traffic of one buffer.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Traffic {
+    /// Load instructions.
+    pub loads: u64,
+    /// Store instructions.
+    pub stores: u64,
+    /// Bytes of all loads.
+    pub read_bytes: u64,
+    /// Bytes of all stores.
+    pub written_bytes: u64,
+    /// Bytes loaded at least once.
+    pub distinct_read: u64,
+    /// Bytes stored at least once.
+    pub distinct_written: u64,
+}
+
+/// What a dispatch did.
+#[derive(Clone, Debug, Default)]
+pub struct Report {
+    /// What went wrong, in the order of first occurrence.
+    pub faults: Vec<Fault>,
+    /// Traffic of each buffer, by its index.
+    pub buffers: BTreeMap<u32, Traffic>,
+    /// Traffic of all threadgroup memory together; distinct bytes are not counted.
+    pub threadgroup: Traffic,
+    /// Threads that ran.
+    pub threads: u64,
+    /// Threadgroups that ran.
+    pub threadgroups: u64,
+    /// Threadgroup barriers, counted once for each threadgroup that passes.
+    pub threadgroup_barriers: u64,
+    /// SIMD-group barriers, counted once for each SIMD group that passes.
+    pub simdgroup_barriers: u64,
+    /// SIMD-group exchanges, counted once for each SIMD group.
+    pub simd_operations: u64,
+    /// Threadgroup memory of a group: bound and declared.
+    pub threadgroup_bytes: u64,
+    pub(crate) contents: BTreeMap<u32, Vec<u8>>,
+}
+
+impl Report {
+    /// The report, or the faults as an error.
+    pub fn check(self) -> Result<Self> {
+        if self.faults.is_empty() { Ok(self) } else { Err(Error::Faults(self.faults)) }
+    }
+
+    /// What the kernel left in an owned buffer.
+    pub fn contents(&self, index: u32) -> Option<&[u8]> {
+        self.contents.get(&index).map(Vec::as_slice)
+    }
+
+    /// Bytes that the dispatch moved to and from device memory: the loads and stores of all
+    /// buffers.
+    pub fn device_bytes(&self) -> u64 {
+        self.buffers.values().map(|traffic| traffic.read_bytes + traffic.written_bytes).sum()
+    }
+}

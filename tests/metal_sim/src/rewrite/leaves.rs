@@ -1,0 +1,122 @@
+//! What single tokens become: address spaces, attributes, literals, vector constructors.
+
+use super::tokens::Kind;
+use super::{Purpose, Rewriter};
+
+const DROPPED: [&str; 4] = ["threadgroup_imageblock", "ray_data", "object_data", "kernel"];
+
+impl Rewriter {
+    pub(super) fn leaves(&mut self) {
+        for i in 0..self.tokens.len() {
+            if self.tokens.is_attribute(i) {
+                let end = self.tokens.close(i);
+                self.tokens.blank(i..end + 1);
+            }
+        }
+        for i in 0..self.tokens.len() {
+            match self.tokens.list[i].kind {
+                Kind::Word => self.word(i),
+                Kind::Number => {
+                    if let Some(text) = float_literal(self.tokens.at(i)) {
+                        self.tokens.list[i].text = text;
+                    }
+                }
+                _ => {}
+            }
+        }
+    }
+
+    fn word(&mut self, i: usize) {
+        let check = self.purpose == Purpose::Check;
+        let word = self.tokens.at(i);
+        let replacement = match word {
+            "thread" => "",
+            "device" if check => "__attribute__((address_space(1)))",
+            "constant" if check => "const __attribute__((address_space(2)))",
+            "threadgroup" if check => "__attribute__((address_space(3)))",
+            "constant" => "const",
+            "device" | "threadgroup" => "",
+            _ if DROPPED.contains(&word) => "",
+            _ => return self.constructor(i),
+        };
+        self.tokens.list[i].text = replacement.to_string();
+    }
+
+    fn constructor(&mut self, i: usize) {
+        if matches!(self.tokens.before(i), "operator" | "struct" | "~" | "::") {
+            return;
+        }
+        if is_vector(self.tokens.at(i)) && self.tokens.at(i + 1) == "(" {
+            let name = self.tokens.at(i);
+            self.tokens.list[i].text = format!("::metal::make<{name}>");
+        } else if self.tokens.at(i) == "vec" && self.tokens.at(i + 1) == "<" {
+            let end = self.tokens.close(i + 1);
+            if self.tokens.at(end + 1) == "(" {
+                self.tokens.list[i].text = "::metal::make<vec".to_string();
+                self.tokens.list[end].text = "> >".to_string();
+            }
+        }
+    }
+}
+
+/// `float4`, `packed_half2`, ...: what the shim declares as a compiler vector.
+fn is_vector(word: &str) -> bool {
+    let Some(width) = word.chars().last() else { return false };
+    let packed = word.strip_prefix("packed_");
+    let element = packed.unwrap_or(word).trim_end_matches(['2', '3', '4']);
+    let known = [
+        "bool", "char", "uchar", "short", "ushort", "int", "uint", "long", "ulong", "half",
+        "float", "bfloat",
+    ];
+    word.ends_with(|c: char| "234".contains(c))
+        && known.contains(&element)
+        && packed.unwrap_or(word).len() == element.len() + 1
+        && !(packed.is_some() && width == '3')
+}
+
+/// MSL reads `1.5` as a float, `1.5h` as a half and `1.5bf` as a bfloat.
+fn float_literal(text: &str) -> Option<String> {
+    if text.starts_with("0x") || text.starts_with("0X") {
+        return None;
+    }
+    let digits = text.find(|c: char| !c.is_ascii_digit() && !".eE+-'".contains(c));
+    let (value, suffix) = text.split_at(digits.unwrap_or(text.len()));
+    let fractional = value.contains(['.', 'e', 'E']);
+    let value = if fractional { value.to_string() } else { format!("{value}.0") };
+    match suffix {
+        "" if fractional => Some(format!("{value}f")),
+        "f" | "F" => Some(format!("{value}f")),
+        "h" | "H" => Some(format!("{value}f16")),
+        "bf" | "BF" => Some(format!("((bfloat){value}f)")),
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn literals() {
+        for (from, to) in [
+            ("1.5", Some("1.5f")),
+            ("1e-3", Some("1e-3f")),
+            ("2h", Some("2.0f16")),
+            ("3.0bf", Some("((bfloat)3.0f)")),
+            ("17", None),
+            ("17u", None),
+            ("0x1f", None),
+        ] {
+            assert_eq!(float_literal(from).as_deref(), to, "{from}");
+        }
+    }
+
+    #[test]
+    fn vectors() {
+        for (word, expected) in
+            [("float4", true), ("packed_half2", true), ("packed_float3", false), ("float44", false)]
+        {
+            assert_eq!(is_vector(word), expected, "{word}");
+        }
+    }
+}

@@ -1,0 +1,147 @@
+//! Declarations that differ by address space only would collide once the spaces are gone.
+
+use std::collections::HashSet;
+
+use super::{Purpose, Rewriter, SPACES};
+
+impl Rewriter {
+    /// `T get() const device {...}`: the qualifier goes, and of several such members one stays.
+    pub(super) fn method_qualifiers(&mut self) {
+        let mut seen = HashSet::new();
+        for i in 1..self.tokens.len() {
+            let constant_before = matches!(self.tokens.before(i), "const" | "volatile");
+            let closes = if constant_before { i.saturating_sub(2) } else { i - 1 };
+            let qualifies = SPACES.contains(&self.tokens.at(i))
+                && matches!(self.tokens.at(i + 1), "{" | ";" | ":" | "=")
+                && self.tokens.at(closes) == ")";
+            if !qualifies {
+                continue;
+            }
+            let start = self.member_start(closes);
+            let signature = format!("{}:{}", self.scope(start), self.plain(start, i));
+            self.tokens.blank(i..i + 1);
+            if !seen.insert(signature) {
+                let end = self.member_end(i + 1);
+                self.tokens.blank(start..end + 1);
+            }
+        }
+    }
+
+    /// The declaration without its address spaces.
+    fn plain(&self, start: usize, end: usize) -> String {
+        let words = (start..end).map(|i| self.tokens.at(i));
+        words.filter(|word| !SPACES.contains(word)).collect::<Vec<_>>().join(" ")
+    }
+
+    fn member_start(&self, from: usize) -> usize {
+        let mut depth = 0;
+        let mut at = from;
+        while at > 0 {
+            match self.tokens.at(at) {
+                ")" | "]" => depth += 1,
+                "(" | "[" => depth -= 1,
+                _ => {}
+            }
+            let label = self.tokens.before(at) == ":"
+                && at > 1
+                && matches!(self.tokens.at(at - 2), "public" | "private" | "protected");
+            if depth == 0 && (label || matches!(self.tokens.before(at), ";" | "{" | "}" | "")) {
+                return at; // an empty token: a member that was removed
+            }
+            at -= 1;
+        }
+        0
+    }
+
+    fn member_end(&self, from: usize) -> usize {
+        let mut at = from;
+        while at < self.tokens.len() {
+            match self.tokens.at(at) {
+                "(" => at = self.tokens.close(at),
+                "{" => {
+                    let end = self.tokens.close(at);
+                    return if self.tokens.at(end + 1) == ";" { end + 1 } else { end };
+                }
+                ";" => return at,
+                _ => {}
+            }
+            at += 1;
+        }
+        self.tokens.len() - 1
+    }
+
+    /// The opening brace around `i`, as a name for its scope.
+    fn scope(&self, i: usize) -> usize {
+        let mut depth = 0;
+        for at in (0..i).rev() {
+            match self.tokens.at(at) {
+                "}" => depth += 1,
+                "{" if depth == 0 => return at,
+                "{" => depth -= 1,
+                _ => {}
+            }
+        }
+        usize::MAX
+    }
+
+    /// `constant T x[2]` as a parameter is a pointer, which clang does not see through a space.
+    pub(super) fn array_parameters(&mut self) {
+        for open in 1..self.tokens.len() {
+            let end = self.tokens.close(open);
+            let definition = self.tokens.at(open) == "("
+                && self.tokens.is_word(open - 1)
+                && matches!(self.tokens.at(end + 1), "{" | "const");
+            if !definition {
+                continue;
+            }
+            for part in self.tokens.split(open) {
+                let spaced = part.clone().any(|i| SPACES.contains(&self.tokens.at(i)));
+                let bracket = part.clone().find(|&i| self.tokens.at(i) == "[");
+                if let (true, Some(bracket)) = (spaced, bracket)
+                    && !self.tokens.is_attribute(bracket)
+                {
+                    let end = self.tokens.close(bracket);
+                    self.tokens.blank(bracket..end + 1);
+                    let name = bracket - 1;
+                    self.tokens.list[name].text.insert_str(0, "* ");
+                }
+            }
+        }
+    }
+
+    /// Free functions and specialisations for several spaces: the first one stays.
+    pub(super) fn space_overloads(&mut self) {
+        debug_assert_eq!(self.purpose, Purpose::Run);
+        let mut seen = HashSet::new();
+        let mut scopes: Vec<String> = Vec::new();
+        let (mut i, mut start) = (0, 0);
+        while i < self.tokens.len() {
+            match self.tokens.at(i) {
+                ";" => start = i + 1,
+                "}" => {
+                    scopes.pop();
+                    start = i + 1;
+                }
+                "{" => {
+                    let heading: Vec<&str> = (start..i).map(|k| self.tokens.at(k)).collect();
+                    if heading.contains(&"namespace") || heading.first() == Some(&"extern") {
+                        scopes.push(heading.join(" "));
+                        start = i + 1;
+                    } else {
+                        let end = self.tokens.close(i);
+                        if heading.iter().any(|word| SPACES.contains(word)) {
+                            let key = format!("{}:{}", scopes.join("::"), self.plain(start, i));
+                            if !seen.insert(key) {
+                                self.tokens.blank(start..end + 1);
+                            }
+                        }
+                        i = end;
+                        start = end + 1;
+                    }
+                }
+                _ => {}
+            }
+            i += 1;
+        }
+    }
+}

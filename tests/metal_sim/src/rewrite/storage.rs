@@ -1,0 +1,112 @@
+//! `threadgroup float x[32];` in a function: storage that the executor hands out.
+
+use super::{Purpose, Rewriter};
+
+impl Rewriter {
+    pub(super) fn threadgroup_variables(&mut self) {
+        let mut i = 0;
+        while i < self.tokens.len() {
+            let starts = self.tokens.at(i) == "threadgroup"
+                && matches!(self.tokens.before(i), ";" | "{" | "}" | "static" | ")");
+            if starts && !self.in_struct(i) {
+                i = self.variable(i);
+            } else {
+                i += 1;
+            }
+        }
+    }
+
+    fn variable(&mut self, start: usize) -> usize {
+        let mut at = start + 1;
+        while !matches!(self.tokens.at(at), ";" | "=" | "[" | "," | "(" | "{" | "") {
+            match self.tokens.at(at) {
+                "*" | "&" => return at, // a pointer into threadgroup memory
+                "<" => at = self.tokens.close(at),
+                _ => {}
+            }
+            at += 1;
+        }
+        if !matches!(self.tokens.at(at), ";" | "=" | "[" | ",") {
+            return at;
+        }
+        let mut end = at;
+        while !matches!(self.tokens.at(end), ";" | "") {
+            end = match self.tokens.at(end) {
+                "(" | "[" | "{" => self.tokens.close(end) + 1,
+                _ => end + 1,
+            };
+        }
+        let (first, limit) = (self.kernels.first().map(|k| k.body.start), self.tokens.len());
+        let in_kernel = self.kernels.iter().any(|kernel| kernel.body.contains(&start));
+        if !in_kernel || first.is_none() || end >= limit {
+            self.remark(start, "threadgroup variable outside a kernel function");
+        }
+        let kind = self.tokens.join(start + 1..at - 1);
+        let mut declarations = String::new();
+        let mut name = at - 1;
+        while name < end {
+            let mut after = name + 1;
+            while self.tokens.at(after) == "[" {
+                after = self.tokens.close(after) + 1;
+            }
+            let word = self.tokens.at(name).to_string();
+            let extent = self.tokens.join(name + 1..after);
+            let mut next = after;
+            while next < end && self.tokens.at(next) != "," {
+                next = match self.tokens.at(next) {
+                    "(" | "[" | "{" => self.tokens.close(next) + 1,
+                    _ => next + 1,
+                };
+            }
+            if next > after {
+                self.advise(
+                    name,
+                    format!("initialiser on threadgroup variable '{word}' has no effect"),
+                );
+            }
+            let serial = self.serial();
+            declarations.push_str(&match self.purpose {
+                Purpose::Run => format!(
+                    "auto& {word} = ::msl::threadgroup_variable<{serial}, {kind} {extent}>(\"{word}\"); "
+                ),
+                Purpose::Check => {
+                    format!("static __attribute__((address_space(3))) {kind} {word} {extent}; ")
+                }
+            });
+            name = next + 1;
+        }
+        if self.tokens.before(start) == "static" {
+            self.tokens.blank(start - 1..start);
+        }
+        self.tokens.blank(start..end); // the semicolon stays
+        self.tokens.list[start].text = declarations;
+        end + 1
+    }
+
+    /// Whether `i` is at the level of a struct's members.
+    pub(super) fn in_struct(&self, i: usize) -> bool {
+        let mut depth = 0;
+        let mut at = i;
+        while at > 0 {
+            at -= 1;
+            match self.tokens.at(at) {
+                "}" => depth += 1,
+                "{" if depth > 0 => depth -= 1,
+                "{" => return self.opens_struct(at),
+                _ => {}
+            }
+        }
+        false
+    }
+
+    fn opens_struct(&self, brace: usize) -> bool {
+        let mut at = brace;
+        while at > 0 && !matches!(self.tokens.before(at), ";" | "}" | "{" | ")") {
+            at -= 1;
+            if matches!(self.tokens.at(at), "struct" | "class" | "union") {
+                return true;
+            }
+        }
+        false
+    }
+}

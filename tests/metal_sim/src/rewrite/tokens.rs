@@ -1,0 +1,253 @@
+//! Tokens of preprocessed source. Everything between two tokens, line markers and the
+//! shim's own text included, is kept with the token that follows it, so that the rewritten
+//! source has the line numbers of the original.
+
+use std::path::Path;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kind {
+    Word,
+    Number,
+    Text,
+    Mark,
+}
+
+#[derive(Clone, Debug)]
+pub(crate) struct Token {
+    pub(crate) kind: Kind,
+    pub(crate) before: String,
+    pub(crate) text: String,
+    pub(crate) file: usize,
+    pub(crate) line: u32,
+}
+
+/// A preprocessed translation unit.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Tokens {
+    pub(crate) list: Vec<Token>,
+    pub(crate) files: Vec<String>,
+    tail: String,
+}
+
+impl Tokens {
+    /// Splits what `clang -E` printed; text from `shim` passes through in one piece.
+    pub(crate) fn parse(preprocessed: &str, shim: &Path) -> Self {
+        let mut tokens = Tokens::default();
+        let shim = shim.to_string_lossy();
+        let mut in_shim = false;
+        let (mut file, mut line) = (0, 0);
+        for text in preprocessed.lines() {
+            if let Some((number, name)) = line_marker(text) {
+                in_shim = name.starts_with(&*shim);
+                line = number - 1;
+                file = tokens.file(&name);
+                tokens.tail.push_str(text);
+            } else {
+                line += 1;
+                if in_shim || text.trim_start().starts_with('#') {
+                    tokens.tail.push_str(text);
+                } else {
+                    tokens.split_line(text, file, line);
+                }
+            }
+            tokens.tail.push('\n');
+        }
+        tokens
+    }
+
+    fn file(&mut self, name: &str) -> usize {
+        self.files.iter().position(|known| known == name).unwrap_or_else(|| {
+            self.files.push(name.to_string());
+            self.files.len() - 1
+        })
+    }
+
+    fn split_line(&mut self, text: &str, file: usize, line: u32) {
+        let mut rest = text;
+        while let Some(first) = rest.chars().next() {
+            let (kind, length) = if first.is_whitespace() {
+                self.tail.push(first);
+                rest = &rest[first.len_utf8()..];
+                continue;
+            } else {
+                token_length(rest, first)
+            };
+            let before = std::mem::take(&mut self.tail);
+            let text = rest[..length].to_string();
+            self.list.push(Token { kind, before, text, file, line });
+            rest = &rest[length..];
+        }
+    }
+
+    pub(crate) fn text(&self) -> String {
+        let mut out = String::new();
+        for token in &self.list {
+            out.push_str(&token.before);
+            out.push_str(&token.text);
+        }
+        out.push_str(&self.tail);
+        out
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.list.len()
+    }
+
+    /// The text of token `i`; empty past either end.
+    pub(crate) fn at(&self, i: usize) -> &str {
+        self.list.get(i).map_or("", |token| &token.text)
+    }
+
+    /// The text of the token before `i`; empty if there is none.
+    pub(crate) fn before(&self, i: usize) -> &str {
+        if i == 0 { "" } else { self.at(i - 1) }
+    }
+
+    pub(crate) fn is_word(&self, i: usize) -> bool {
+        self.list.get(i).is_some_and(|token| token.kind == Kind::Word)
+    }
+
+    pub(crate) fn place(&self, i: usize) -> (String, u32) {
+        self.list.get(i).map_or((String::new(), 0), |token| {
+            (self.files.get(token.file).cloned().unwrap_or_default(), token.line)
+        })
+    }
+
+    /// Empties the tokens, leaving line markers and white space.
+    pub(crate) fn blank(&mut self, range: std::ops::Range<usize>) {
+        for token in &mut self.list[range] {
+            token.text.clear();
+        }
+    }
+
+    /// Tokens on one line, spaced.
+    pub(crate) fn join(&self, range: std::ops::Range<usize>) -> String {
+        let texts = self.list[range].iter().map(|token| token.text.as_str());
+        texts.filter(|text| !text.is_empty()).collect::<Vec<_>>().join(" ")
+    }
+
+    /// The token that closes the bracket at `open`, or the last one.
+    pub(crate) fn close(&self, open: usize) -> usize {
+        let opening = self.at(open).to_string();
+        let closing = match opening.as_str() {
+            "(" => ")",
+            "[" => "]",
+            "{" => "}",
+            _ => ">",
+        };
+        let mut depth = 0;
+        let mut i = open;
+        while i < self.len() {
+            if self.at(i) == opening {
+                depth += 1;
+            } else if self.at(i) == closing {
+                depth -= 1;
+                if depth == 0 {
+                    return i;
+                }
+            } else if closing == ">" && matches!(self.at(i), "(" | "[" | "{") {
+                i = self.close(i);
+            } else if closing == ">" && self.at(i) == ";" {
+                return i; // it was a comparison after all
+            }
+            i += 1;
+        }
+        self.len().saturating_sub(1)
+    }
+
+    /// Whether `[[` begins at `i`.
+    pub(crate) fn is_attribute(&self, i: usize) -> bool {
+        self.at(i) == "["
+            && self.at(i + 1) == "["
+            && self.list[i + 1].before.is_empty()
+            && self.is_word(i + 2)
+            && self.before(self.close(i)) == "]"
+    }
+
+    /// Splits the list in the bracket at `open` at its commas.
+    pub(crate) fn split(&self, open: usize) -> Vec<std::ops::Range<usize>> {
+        let end = self.close(open);
+        let (mut parts, mut start, mut i) = (Vec::new(), open + 1, open + 1);
+        while i < end {
+            match self.at(i) {
+                "(" | "[" | "{" | "<" => i = self.close(i),
+                "," => {
+                    parts.push(start..i);
+                    start = i + 1;
+                }
+                _ => {}
+            }
+            i += 1;
+        }
+        if start < end {
+            parts.push(start..end);
+        }
+        parts
+    }
+}
+
+/// `# 12 "path" flags`, the path's escapes undone.
+fn line_marker(text: &str) -> Option<(u32, String)> {
+    let (number, rest) = text.strip_prefix("# ")?.split_once(" \"")?;
+    let name = &rest[..rest.rfind('"')?];
+    Some((number.parse().ok()?, name.replace("\\\\", "\\").replace("\\\"", "\"")))
+}
+
+fn token_length(rest: &str, first: char) -> (Kind, usize) {
+    let bytes = rest.as_bytes();
+    let digit_after_dot = first == '.' && bytes.get(1).is_some_and(u8::is_ascii_digit);
+    if first.is_ascii_digit() || digit_after_dot {
+        return (Kind::Number, number_length(bytes));
+    }
+    if first.is_alphanumeric() || first == '_' {
+        let word = rest.find(|c: char| !c.is_alphanumeric() && c != '_');
+        return (Kind::Word, word.unwrap_or(rest.len()));
+    }
+    if first == '"' || first == '\'' {
+        let mut i = 1;
+        while i < bytes.len() && bytes[i] != first as u8 {
+            i += if bytes[i] == b'\\' { 2 } else { 1 };
+        }
+        return (Kind::Text, (i + 1).min(rest.len()));
+    }
+    // `>>` stays two tokens, for the sake of template brackets.
+    let pair = rest.starts_with("::") || rest.starts_with("->");
+    (Kind::Mark, if pair { 2 } else { first.len_utf8() })
+}
+
+fn number_length(bytes: &[u8]) -> usize {
+    let mut i = 1;
+    while i < bytes.len() {
+        let exponent = matches!(bytes[i - 1], b'e' | b'E' | b'p' | b'P')
+            && matches!(bytes[i], b'+' | b'-')
+            && !(matches!(bytes[i - 1], b'e' | b'E') && bytes.starts_with(b"0x"));
+        if !(bytes[i].is_ascii_alphanumeric() || matches!(bytes[i], b'.' | b'_') || exponent) {
+            break;
+        }
+        i += 1;
+    }
+    i
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn text_survives() {
+        let source =
+            "# 1 \"a.metal\"\nfloat x = 1.5e-3f; // y\n# 7 \"b.h\" 2\n  a[b[1]] >>= 0x1e+2;\n";
+        let tokens = Tokens::parse(source, Path::new("/shim"));
+        assert_eq!(tokens.text(), source);
+        assert_eq!(tokens.place(tokens.len() - 1), ("b.h".to_string(), 7));
+        assert!(tokens.list.iter().any(|token| token.text == "1.5e-3f"));
+        assert!(tokens.list.iter().any(|token| token.text == "0x1e"));
+    }
+
+    #[test]
+    fn brackets_close() {
+        let tokens = Tokens::parse("f(a<b<c>>, g(1, 2), [3])", Path::new("/shim"));
+        assert_eq!(tokens.close(1), tokens.len() - 1);
+        assert_eq!(tokens.split(1).len(), 3);
+    }
+}

@@ -1,0 +1,155 @@
+//! What MSL forbids and a host compiler would let pass.
+//!
+//! The source is rewritten a second time with its address spaces kept as clang address
+//! spaces and compiled without output; the tokens are looked through for the rest.
+
+mod functions;
+mod words;
+
+use std::path::Path;
+
+use crate::compiler::Compiler;
+use crate::error::Result;
+use crate::library::Source;
+use crate::rewrite::tokens::Tokens;
+use crate::rewrite::{self, Purpose, Remark, constant_prologue};
+
+/// Something in a source that Metal does not allow.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Violation {
+    /// The file, as it was given to the compiler.
+    pub file: String,
+    /// The line, from 1.
+    pub line: u32,
+    /// What is wrong.
+    pub message: String,
+    /// MSL allows it, but a reader or a check has less to go by.
+    pub advice: bool,
+}
+
+impl std::fmt::Display for Violation {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}:{}: {}", self.file, self.line, self.message)
+    }
+}
+
+/// Checks `source` against the rules of MSL; `cache` is the folder that
+/// [`crate::Library::compile`] takes.
+///
+/// ```
+/// # let folder = tempfile::tempdir()?;
+/// # let path = folder.path().join("bad.metal");
+/// std::fs::write(&path, "
+///     kernel void bad(device float* x [[buffer(0)]]) {
+///         x[0] = double(1);
+///     }")?;
+/// let source = metal_sim::Source::new(&path);
+/// let found = metal_sim::rules::check(&source, &metal_sim::Compiler::find()?, folder.path())?;
+/// assert_eq!(found[0].line, 3);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+pub fn check(source: &Source, compiler: &Compiler, cache: &Path) -> Result<Vec<Violation>> {
+    let preprocessed = source.preprocess(compiler, cache)?;
+    let shim = &preprocessed.shim;
+    let rewritten = rewrite::rewrite(&preprocessed.text, shim, Purpose::Check);
+    let tokens = Tokens::parse(&preprocessed.text, shim);
+    let remarks = rewritten.remarks.into_iter();
+    let remarks = remarks.chain(words::look(&tokens)).chain(functions::look(&tokens));
+    let mut found: Vec<Violation> = remarks
+        .map(|Remark { file, line, text, advice }| Violation { file, line, message: text, advice })
+        .collect();
+
+    let text = format!("{}{}", constant_prologue(&Default::default()), rewritten.text);
+    let draft = crate::cache::draft(&preprocessed.folder).with_extension("cpp");
+    crate::error::at_path(&draft, std::fs::write(&draft, text))?;
+    let mut arguments: Vec<String> = FLAGS.map(String::from).to_vec();
+    arguments.push(draft.display().to_string());
+    let output = compiler.run(Some(&preprocessed.folder), arguments);
+    let _ = std::fs::remove_file(&draft);
+    let messages = output?.stderr;
+    found.extend(diagnostics(&String::from_utf8_lossy(&messages), shim));
+    found.sort();
+    found.dedup();
+    Ok(found)
+}
+
+const FLAGS: [&str; 13] = [
+    "-x",
+    "c++",
+    "-std=c++17",
+    "-nostdinc",
+    "-nostdinc++",
+    "-fsyntax-only",
+    "-fsigned-char",
+    "-ferror-limit=0",
+    "-fno-caret-diagnostics",
+    "-Wno-everything",
+    "-Wimplicit-float-conversion",
+    "-Wreturn-type",
+    "-Wuninitialized",
+];
+
+const COPIES: [&str; 2] = ["no viable overloaded '='", "no matching constructor for init"];
+
+/// Errors, and the warnings that are errors in MSL. One inside the shim is the fault of
+/// the source line that a later note names.
+fn diagnostics(messages: &str, shim: &Path) -> Vec<Violation> {
+    let shim = shim.to_string_lossy();
+    let mut found = Vec::new();
+    let mut pending: Option<String> = None;
+    let mut fresh = false; // whether notes still belong to the last one found
+    for line in messages.lines() {
+        let Some((file, number, severity, text)) = diagnostic(line) else { continue };
+        let narrowing = text.contains("to 'bfloat'") || text.contains("__bf16')");
+        let counts = match severity {
+            "error" | "fatal error" => true,
+            "warning" => !text.contains("implicit conversion") || (narrowing && loses(text)),
+            _ => false,
+        };
+        if severity != "note" {
+            fresh = counts;
+        }
+        if counts && file.starts_with(&*shim) {
+            pending = Some(text.to_string());
+        } else if counts {
+            pending = None;
+            found.push(violation(file, number, text));
+        } else if fresh && text.contains("(the implicit ") {
+            // MSL makes and copies structs in any address space; clang has no such operators.
+            let spaced =
+                |message: &str| text.contains("address space") || message.contains("space(");
+            let copy = |message: &str| COPIES.iter().any(|copy| message.starts_with(copy));
+            if found.pop_if(|last| copy(&last.message) && spaced(&last.message)).is_some() {
+                fresh = false;
+            }
+        } else if severity == "note"
+            && !file.starts_with(&*shim)
+            && let Some(message) = pending.take()
+        {
+            found.push(violation(file, number, &message));
+        }
+    }
+    found
+}
+
+fn violation(file: &str, line: u32, message: &str) -> Violation {
+    Violation { file: file.to_string(), line, message: message.to_string(), advice: false }
+}
+
+/// Whether the target of an implicit conversion, the last type named, is bfloat.
+fn loses(text: &str) -> bool {
+    text.rsplit(" to ").next().is_some_and(|to| to.contains("bfloat") || to.contains("__bf16"))
+}
+
+/// `file:line:column: severity: text`
+fn diagnostic(line: &str) -> Option<(&str, u32, &str, &str)> {
+    let severities = ["fatal error", "error", "warning", "note"];
+    let (at, severity) = severities
+        .iter()
+        .filter_map(|s| line.find(&format!(": {s}: ")).map(|at| (at, *s)))
+        .min_by_key(|(at, _)| *at)?;
+    let text = &line[at + severity.len() + 4..];
+    let mut place = line[..at].rsplitn(3, ':');
+    let (_column, number, file) = (place.next()?, place.next()?, place.next()?);
+    Some((file, number.parse().ok()?, severity, text))
+}

@@ -1,0 +1,56 @@
+//! Words that MSL does not have.
+
+use crate::rewrite::Remark;
+use crate::rewrite::tokens::{Kind, Tokens};
+
+const FORBIDDEN: [(&str, &str); 14] = [
+    ("double", "double is not a type of MSL"),
+    ("goto", "goto is not part of MSL"),
+    ("virtual", "virtual functions are not part of MSL"),
+    ("try", "exceptions are not part of MSL"),
+    ("catch", "exceptions are not part of MSL"),
+    ("throw", "exceptions are not part of MSL"),
+    ("dynamic_cast", "dynamic_cast is not part of MSL"),
+    ("typeid", "run-time type information is not part of MSL"),
+    ("new", "new is not part of MSL"),
+    ("delete", "delete is not part of MSL"),
+    ("asm", "asm is not part of MSL"),
+    ("thread_local", "thread_local is not part of MSL"),
+    ("register", "register is not part of MSL"),
+    ("wchar_t", "wchar_t is not a type of MSL"),
+];
+
+pub(super) fn look(tokens: &Tokens) -> Vec<Remark> {
+    let mut found = Vec::new();
+    for i in (0..tokens.len()).filter(|&i| tokens.list[i].kind == Kind::Word) {
+        let word = tokens.at(i);
+        if word == "delete" && tokens.before(i) == "=" {
+            continue; // a deleted member
+        }
+        if let Some((_, text)) = FORBIDDEN.iter().find(|(name, _)| *name == word) {
+            let long = word == "double" && tokens.before(i) == "long";
+            remark(
+                tokens,
+                i,
+                if long { "long double is not a type of MSL" } else { text },
+                &mut found,
+            );
+        }
+        let function_pointer = tokens.before(i) == "*"
+            && i > 1
+            && tokens.at(i - 2) == "("
+            && tokens.at(i + 1) == ")"
+            && tokens.at(i + 2) == "("
+            && i > 2
+            && tokens.is_word(i - 3);
+        if function_pointer && !matches!(tokens.at(i - 3), "return" | "sizeof" | "decltype") {
+            remark(tokens, i, "pointers to functions are not part of MSL", &mut found);
+        }
+    }
+    found
+}
+
+fn remark(tokens: &Tokens, i: usize, text: &str, found: &mut Vec<Remark>) {
+    let (file, line) = tokens.place(i);
+    found.push(Remark { file, line, text: text.to_string(), advice: false });
+}

@@ -1,0 +1,82 @@
+//! The headers and the runtime travel inside the library and are written out once.
+
+use std::path::{Path, PathBuf};
+
+use crate::error::{Result, at_path};
+
+macro_rules! embedded {
+    ($($name:literal),* $(,)?) => {
+        &[$(($name, include_str!(concat!("../include/", $name)))),*]
+    };
+}
+
+const HEADERS: &[(&str, &str)] = embedded![
+    "metal_stdlib",
+    "msl/atomic.h",
+    "msl/builtins.h",
+    "msl/common.h",
+    "msl/geometric.h",
+    "msl/integer.h",
+    "msl/limits.h",
+    "msl/math.h",
+    "msl/pack.h",
+    "msl/quadgroup.h",
+    "msl/registry.h",
+    "msl/relational.h",
+    "msl/runtime.h",
+    "msl/simdgroup.h",
+    "msl/simdgroup_matrix.h",
+    "msl/traits.h",
+    "msl/types.h",
+    "msl/vectors.h",
+];
+
+/// Names of Apple's own headers, all of which come with `metal_stdlib` here.
+const FORWARDS: [&str; 19] = [
+    "array",
+    "atomic",
+    "common",
+    "compute",
+    "geometric",
+    "integer",
+    "limits",
+    "logging",
+    "math",
+    "pack",
+    "packing",
+    "quadgroup",
+    "relational",
+    "simdgroup",
+    "simdgroup_matrix",
+    "type_traits",
+    "types",
+    "uniform",
+    "numeric",
+];
+
+const FORWARD: &str = "#pragma once\n#include <metal_stdlib>\n";
+
+pub(crate) const RUNTIME: &str = include_str!("../runtime/runtime.cpp");
+
+/// Everything embedded, for the cache's key.
+pub(crate) fn contents() -> impl Iterator<Item = &'static str> {
+    HEADERS.iter().map(|(_, text)| *text).chain([RUNTIME])
+}
+
+/// Writes the headers under `folder` unless they are there, and returns their folder.
+pub(crate) fn write(folder: &Path) -> Result<PathBuf> {
+    let include = folder.join(format!("include-{}", crate::cache::key(contents())));
+    if include.is_dir() {
+        return Ok(include);
+    }
+    let draft = crate::cache::draft(folder);
+    at_path(&draft, std::fs::create_dir_all(draft.join("msl")))?;
+    for (name, text) in HEADERS {
+        at_path(&draft, std::fs::write(draft.join(name), text))?;
+    }
+    for name in FORWARDS {
+        at_path(&draft, std::fs::write(draft.join(format!("metal_{name}")), FORWARD))?;
+    }
+    crate::cache::publish(&draft, &include)?;
+    Ok(include)
+}

@@ -1,0 +1,358 @@
+//! The shim's functions against plain references.
+
+mod common;
+
+use common::kernel;
+use half::{bf16, f16};
+use metal_sim::{Buffer, Dispatch, Plain};
+
+/// Runs `expression` of the lane's `x` and `i` in each of `x.len()` threads.
+fn map<T: Plain, R: Plain + Default>(
+    input: &str,
+    output: &str,
+    expression: &str,
+    x: &[T],
+) -> Vec<R> {
+    let kernel = kernel(&format!(
+        "kernel void f(const device {input}* in [[buffer(0)]], device {output}* out [[buffer(1)]],\n\
+         uint i [[thread_position_in_grid]]) {{\n{input} x = in[i];\nout[i] = {output}({expression});\n}}"
+    ));
+    let mut out = vec![R::default(); x.len()];
+    let threads = [x.len() as u32, 1, 1];
+    Dispatch::new(&kernel)
+        .buffer(0, Buffer::input(x))
+        .buffer(1, Buffer::output(&mut out))
+        .threads(threads, threads)
+        .run()
+        .unwrap()
+        .check()
+        .unwrap_or_else(|error| panic!("{expression}: {error}"));
+    out
+}
+
+/// Runs several expressions as one kernel, with a row of outputs for each.
+fn table<T: Plain>(input: &str, expressions: &[&str], x: &[T]) -> Vec<Vec<f32>> {
+    let body: String = expressions
+        .iter()
+        .enumerate()
+        .map(|(row, text)| format!("out[{row} * count + i] = float({text});\n"))
+        .collect();
+    let kernel = kernel(&format!(
+        "kernel void f(const device {input}* in [[buffer(0)]], device float* out [[buffer(1)]],\n\
+         uint i [[thread_position_in_grid]], uint count [[threads_per_grid]]) {{\n\
+         {input} x = in[i];\n{body}}}"
+    ));
+    let mut out = vec![0.0f32; x.len() * expressions.len()];
+    let threads = [x.len() as u32, 1, 1];
+    Dispatch::new(&kernel)
+        .buffer(0, Buffer::input(x))
+        .buffer(1, Buffer::output(&mut out))
+        .threads(threads, threads)
+        .run()
+        .unwrap()
+        .check()
+        .unwrap();
+    out.chunks(x.len()).map(<[f32]>::to_vec).collect()
+}
+
+type Reference = (&'static str, fn(f64) -> f64);
+
+#[test]
+fn math() {
+    let references: &[Reference] = &[
+        ("sqrt(x)", f64::sqrt),
+        ("rsqrt(x)", |x| 1.0 / x.sqrt()),
+        ("exp(x)", f64::exp),
+        ("exp2(x)", f64::exp2),
+        ("exp10(x)", |x| 10f64.powf(x)),
+        ("log(x)", f64::ln),
+        ("log2(x)", f64::log2),
+        ("log10(x)", f64::log10),
+        ("sin(x)", f64::sin),
+        ("cos(x)", f64::cos),
+        ("tan(x)", f64::tan),
+        ("sinh(x)", f64::sinh),
+        ("cosh(x)", f64::cosh),
+        ("tanh(x)", f64::tanh),
+        ("asin(x / 8)", |x| (x / 8.0).asin()),
+        ("acos(x / 8)", |x| (x / 8.0).acos()),
+        ("atan(x)", f64::atan),
+        ("asinh(x)", f64::asinh),
+        ("acosh(x + 1)", |x| (x + 1.0).acosh()),
+        ("atanh(x / 8)", |x| (x / 8.0).atanh()),
+        ("sinpi(x)", |x| (std::f64::consts::PI * x).sin()),
+        ("cospi(x)", |x| (std::f64::consts::PI * x).cos()),
+        ("floor(x)", f64::floor),
+        ("ceil(x)", f64::ceil),
+        ("trunc(x)", f64::trunc),
+        ("round(x)", f64::round),
+        ("rint(x)", f64::round_ties_even),
+        ("fract(x)", f64::fract),
+        ("fabs(-x)", f64::abs),
+        ("abs(-x)", f64::abs),
+        ("sign(-x)", |_| -1.0),
+        ("pow(x, 1.5)", |x| x.powf(1.5)),
+        ("powr(x, 0.5)", f64::sqrt),
+        ("fmod(x, 1.5)", |x| x % 1.5),
+        ("atan2(x, 2.0)", |x| x.atan2(2.0)),
+        ("copysign(x, -1.0)", |x| -x),
+        ("fma(x, x, 1.0)", |x| x.mul_add(x, 1.0)),
+        ("fmin(x, 2.0)", |x| x.min(2.0)),
+        ("fmax(x, 2.0)", |x| x.max(2.0)),
+        ("fmax(x, NAN)", |x| x),
+        ("max3(x, 1.0f, 2.0f)", |x| x.max(2.0)),
+        ("min3(x, 1.0f, 2.0f)", |x| x.min(1.0)),
+        ("median3(x, 1.0f, 2.0f)", |x| x.clamp(1.0, 2.0)),
+        ("ldexp(x, 3)", |x| x * 8.0),
+        ("clamp(x, 1.0f, 3.0f)", |x| x.clamp(1.0, 3.0)),
+        ("saturate(x)", |x| x.clamp(0.0, 1.0)),
+        ("mix(x, 2.0f, 0.25f)", |x| x + (2.0 - x) * 0.25),
+        ("step(2.0f, x)", |x| f64::from(x >= 2.0)),
+        ("select(x, 9.0f, x > 2)", |x| if x > 2.0 { 9.0 } else { x }),
+        ("precise::exp(x)", f64::exp),
+        ("fast::exp(x)", f64::exp),
+        ("precise::rsqrt(x)", |x| 1.0 / x.sqrt()),
+        ("1.5 * x + 2.5e-1", |x| 1.5 * x + 0.25),
+        ("length(float3(x, 2, 3))", |x| (x * x + 13.0).sqrt()),
+        ("dot(float4(x), float4(1, 2, 3, 4))", |x| 10.0 * x),
+        ("normalize(float2(x, 0)).x", |_| 1.0),
+        ("cross(float3(1, 0, 0), float3(0, x, 0)).z", |x| x),
+        ("float4(float2(x, 2), 3, 4).wzyx[3]", |x| x),
+        ("exp(float4(x))[2]", f64::exp),
+        ("max(float4(x), 2.0f)[1]", |x| x.max(2.0)),
+        ("half(x) * 2.0h", |x| 2.0 * f16::from_f64(x).to_f64()),
+        ("float(bfloat(x))", |x| bf16::from_f64(x).to_f64()),
+        ("as_type<float>(as_type<uint>(x))", |x| x),
+        ("isnan(x) + 2 * isfinite(x) + 4 * isinf(INFINITY)", |_| 6.0),
+        ("any(float2(x, 0) > 100) + 2 * all(float2(x, 1) > 0)", |_| 2.0),
+        ("numeric_limits<half>::max()", |_| 65504.0),
+        ("packed_float3(x, 2, 3)[0] + sizeof(packed_float3)", |x| x + 12.0),
+        ("sizeof(float3) + alignof(packed_half4)", |_| 18.0),
+    ];
+    let x: Vec<f32> = (1..40).map(|i| i as f32 * 0.1875).collect();
+    let expressions: Vec<_> = references.iter().map(|(text, _)| *text).collect();
+    for ((text, reference), got) in references.iter().zip(table("float", &expressions, &x)) {
+        for (x, got) in x.iter().zip(got) {
+            let expected = reference(f64::from(*x));
+            let bound = 4e-6 * expected.abs().max(0.25);
+            assert!(
+                (f64::from(got) - expected).abs() <= bound,
+                "{text} at {x}: {got}, not {expected}"
+            );
+        }
+    }
+}
+
+#[test]
+fn half_rounds_after_every_operation() {
+    let x: Vec<u16> = (0..200).map(|i| f16::from_f32(i as f32 * 0.37 + 1.0).to_bits()).collect();
+    let got: Vec<u16> = map("half", "half", "x * x + x", &x);
+    for (x, got) in x.iter().map(|bits| f16::from_bits(*bits)).zip(got) {
+        let square = f16::from_f32(x.to_f32() * x.to_f32());
+        assert_eq!(got, f16::from_f32(square.to_f32() + x.to_f32()).to_bits());
+    }
+    let x: Vec<u16> = (0..200).map(|i| bf16::from_f32(i as f32 * 0.37 + 1.0).to_bits()).collect();
+    let got: Vec<u16> = map("bfloat", "bfloat", "x * x + x", &x);
+    for (x, got) in x.iter().map(|bits| bf16::from_bits(*bits)).zip(got) {
+        let square = bf16::from_f32(x.to_f32() * x.to_f32());
+        assert_eq!(got, bf16::from_f32(square.to_f32() + x.to_f32()).to_bits());
+    }
+}
+
+type IntegerReference = (&'static str, fn(i32) -> i32);
+
+#[test]
+fn integers() {
+    let references: &[IntegerReference] = &[
+        ("popcount(x)", |x| x.count_ones() as i32),
+        ("clz(x)", |x| x.leading_zeros() as i32),
+        ("ctz(x)", |x| x.trailing_zeros() as i32),
+        ("clz(ushort(x))", |x| (x as u16).leading_zeros() as i32),
+        ("reverse_bits(x)", i32::reverse_bits),
+        ("abs(x)", i32::wrapping_abs),
+        ("absdiff(x, 5)", |x| x.abs_diff(5) as i32),
+        ("addsat(x, 2000000000)", |x| x.saturating_add(2_000_000_000)),
+        ("subsat(x, 2000000000)", |x| x.saturating_sub(2_000_000_000)),
+        ("hadd(x, 3)", |x| ((i64::from(x) + 3) >> 1) as i32),
+        ("rhadd(x, 3)", |x| ((i64::from(x) + 4) >> 1) as i32),
+        ("mulhi(x, 123456789)", |x| ((i64::from(x) * 123_456_789) >> 32) as i32),
+        ("madhi(x, 123456789, 7)", |x| ((i64::from(x) * 123_456_789) >> 32) as i32 + 7),
+        ("mul24(x & 0xffff, 9)", |x| (x & 0xffff) * 9),
+        ("rotate(x, 7)", |x| x.rotate_left(7)),
+        ("extract_bits(x, 3, 5)", |x| x << 24 >> 27),
+        ("extract_bits(uint(x), 3, 5)", |x| x >> 3 & 31),
+        ("insert_bits(x, 21, 4, 6)", |x| (x & !(63 << 4)) | (21 << 4)),
+        ("max(x, 7)", |x| x.max(7)),
+        ("min(x, 7)", |x| x.min(7)),
+        ("clamp(x, -5, 5)", |x| x.clamp(-5, 5)),
+        ("popcount(int2(x, 1)).y + x", |x| x.wrapping_add(1)),
+        ("pack_float_to_unorm4x8(float4(0, 1, 0.5, 1))", |_| 0xff80_ff00u32 as i32),
+        ("unpack_snorm4x8_to_float(0x7f810000).z * 8", |_| -8),
+        ("unpack_unorm4x8_to_float(0xff).x * 3", |_| 3),
+        ("INT_MAX - int(numeric_limits<uint>::max() / 2)", |_| 0),
+        ("char(200) + uchar(200)", |_| 144),
+    ];
+    let x = [0, 1, -1, 5, 77, -12345, 0x1234_5678, i32::MAX, i32::MIN, -2_000_000_000];
+    let body: String = references
+        .iter()
+        .enumerate()
+        .map(|(row, (text, _))| format!("out[{row} * 10 + i] = {text};\n"))
+        .collect();
+    let kernel = kernel(&format!(
+        "kernel void f(const device int* in [[buffer(0)]], device int* out [[buffer(1)]],\n\
+         uint i [[thread_position_in_grid]]) {{\nint x = in[i];\n{body}}}"
+    ));
+    let mut out = vec![0i32; 10 * references.len()];
+    Dispatch::new(&kernel)
+        .buffer(0, Buffer::input(&x))
+        .buffer(1, Buffer::output(&mut out))
+        .threads([10, 1, 1], [10, 1, 1])
+        .run()
+        .unwrap()
+        .check()
+        .unwrap();
+    for ((text, reference), got) in references.iter().zip(out.chunks(10)) {
+        for (x, got) in x.iter().zip(got) {
+            assert_eq!(*got, reference(*x), "{text} at {x}");
+        }
+    }
+}
+
+type LaneReference = (&'static str, fn(&[i32], usize) -> i32);
+
+#[test]
+fn simd_functions() {
+    let references: &[LaneReference] = &[
+        ("simd_sum(x)", |x, _| x.iter().sum()),
+        ("simd_product(x % 2 + 1)", |x, _| x.iter().map(|x| x % 2 + 1).product()),
+        ("simd_max(x)", |x, _| x.iter().copied().max().unwrap_or(0)),
+        ("simd_min(x)", |x, _| x.iter().copied().min().unwrap_or(0)),
+        ("simd_and(x)", |x, _| x.iter().fold(-1, |a, b| a & b)),
+        ("simd_or(x)", |x, _| x.iter().fold(0, |a, b| a | b)),
+        ("simd_xor(x)", |x, _| x.iter().fold(0, |a, b| a ^ b)),
+        ("simd_broadcast(x, 5)", |x, _| x[5]),
+        ("simd_broadcast_first(x)", |x, _| x[0]),
+        ("simd_shuffle(x, 31 - lane)", |x, i| x[31 - i]),
+        ("simd_shuffle_xor(x, 9)", |x, i| x[i ^ 9]),
+        ("simd_shuffle_down(x, 3)", |x, i| x[if i + 3 < 32 { i + 3 } else { i }]),
+        ("simd_shuffle_up(x, 3)", |x, i| x[if i >= 3 { i - 3 } else { i }]),
+        ("simd_shuffle_rotate_down(x, 3)", |x, i| x[(i + 3) % 32]),
+        ("simd_shuffle_rotate_up(x, 3)", |x, i| x[(i + 29) % 32]),
+        ("simd_shuffle_and_fill_down(x, 7, 3)", |x, i| if i + 3 < 32 { x[i + 3] } else { 7 }),
+        ("simd_shuffle_and_fill_up(x, 7, 3)", |x, i| if i >= 3 { x[i - 3] } else { 7 }),
+        ("simd_shuffle_and_fill_up(x, 7, 3, 8)", |x, i| if i % 8 >= 3 { x[i - 3] } else { 7 }),
+        ("simd_prefix_inclusive_sum(x)", |x, i| x[..=i].iter().sum()),
+        ("simd_prefix_exclusive_sum(x)", |x, i| x[..i].iter().sum()),
+        ("simd_prefix_inclusive_product(x % 2 + 1)", |x, i| {
+            x[..=i].iter().map(|x| x % 2 + 1).product()
+        }),
+        ("simd_prefix_exclusive_product(x % 2 + 1)", |x, i| {
+            x[..i].iter().map(|x| x % 2 + 1).product()
+        }),
+        ("ulong(simd_ballot(x > 50)) == simd_sum(ulong_bit(x > 50, lane))", |_, _| 1),
+        ("simd_any(x > 90) + 2 * simd_all(x > 90)", |_, _| 1),
+        ("simd_is_first()", |_, i| i32::from(i == 0)),
+        ("popcount(ulong(simd_active_threads_mask()))", |_, _| 32),
+        ("simd_sum(int2(x, 1)).y", |_, _| 32),
+        ("quad_sum(x)", |x, i| x[i & !3..][..4].iter().sum()),
+        ("quad_max(x)", |x, i| x[i & !3..][..4].iter().copied().max().unwrap_or(0)),
+        ("quad_broadcast(x, 2)", |x, i| x[(i & !3) + 2]),
+        ("quad_shuffle_xor(x, 1)", |x, i| x[i ^ 1]),
+        ("quad_shuffle_down(x, 1)", |x, i| x[if i % 4 < 3 { i + 1 } else { i }]),
+        ("quad_shuffle_up(x, 1)", |x, i| x[if i % 4 > 0 { i - 1 } else { i }]),
+    ];
+    let x: Vec<i32> = (0..32).map(|i| (i * 37 + 11) % 97).collect();
+    let body: String = references
+        .iter()
+        .enumerate()
+        .map(|(row, (text, _))| format!("out[{row} * 32 + lane] = {text};\n"))
+        .collect();
+    let kernel = kernel(&format!(
+        "uint ulong_bit(bool b, uint lane) {{ return b ? 1u << lane : 0u; }}\n\
+         kernel void f(const device int* in [[buffer(0)]], device int* out [[buffer(1)]],\n\
+         uint lane [[thread_index_in_simdgroup]]) {{\nint x = in[lane];\n{body}}}"
+    ));
+    let mut out = vec![0i32; 32 * references.len()];
+    let report = Dispatch::new(&kernel)
+        .buffer(0, Buffer::input(&x))
+        .buffer(1, Buffer::output(&mut out))
+        .threads([32, 1, 1], [32, 1, 1])
+        .schedule(metal_sim::Schedule::Shuffled(1))
+        .run()
+        .unwrap()
+        .check()
+        .unwrap();
+    assert!(report.simd_operations >= references.len() as u64);
+    for ((text, reference), got) in references.iter().zip(out.chunks(32)) {
+        for (lane, got) in got.iter().enumerate() {
+            assert_eq!(*got, reference(&x, lane), "{text} in lane {lane}");
+        }
+    }
+}
+
+#[test]
+fn simdgroup_matrices() {
+    let kernel = kernel(
+        "kernel void f(const device float* a [[buffer(0)]], const device float* b [[buffer(1)]],\n\
+         device float* c [[buffer(2)]]) {\n\
+         simdgroup_float8x8 ma, mb, mc = make_filled_simdgroup_matrix<float, 8, 8>(2.0f);\n\
+         simdgroup_load(ma, a, 8);\nsimdgroup_load(mb, b, 8, ulong2(0, 0), true);\n\
+         simdgroup_multiply_accumulate(mc, ma, mb, mc);\nsimdgroup_store(mc, c, 8);\n\
+         simdgroup_float8x8 diagonal(3.0f), product;\n\
+         simdgroup_multiply(product, ma, diagonal);\nsimdgroup_store(product, c + 64, 8);\n}",
+    );
+    let a: Vec<f32> = (0..64).map(|i| (i % 7) as f32).collect();
+    let b: Vec<f32> = (0..64).map(|i| (i % 5) as f32).collect();
+    let mut c = vec![0.0f32; 128];
+    Dispatch::new(&kernel)
+        .buffer(0, Buffer::input(&a))
+        .buffer(1, Buffer::input(&b))
+        .buffer(2, Buffer::output(&mut c))
+        .grid_groups([1, 1, 1], [32, 1, 1])
+        .run()
+        .unwrap()
+        .check()
+        .unwrap();
+    for row in 0..8 {
+        for column in 0..8 {
+            let dot: f32 = (0..8).map(|k| a[row * 8 + k] * b[column * 8 + k]).sum();
+            assert_eq!(c[row * 8 + column], dot + 2.0);
+            assert_eq!(c[64 + row * 8 + column], 3.0 * a[row * 8 + column]);
+        }
+    }
+}
+
+#[test]
+fn atomics() {
+    let kernel = kernel(
+        "kernel void f(device atomic_int* v [[buffer(0)]], device atomic_float* s [[buffer(1)]],\n\
+         uint i [[thread_position_in_grid]]) {\nint k = int(i);\n\
+         atomic_fetch_add_explicit(v, k, memory_order_relaxed);\n\
+         atomic_fetch_sub_explicit(v + 1, k, memory_order_relaxed);\n\
+         atomic_fetch_max_explicit(v + 2, k, memory_order_relaxed);\n\
+         atomic_fetch_min_explicit(v + 3, -k, memory_order_relaxed);\n\
+         atomic_fetch_or_explicit(v + 4, 1 << (k % 32), memory_order_relaxed);\n\
+         atomic_fetch_and_explicit(v + 5, ~(1 << (k % 32)), memory_order_relaxed);\n\
+         atomic_fetch_xor_explicit(v + 6, k, memory_order_relaxed);\n\
+         if (i == 9) atomic_store_explicit(v + 7, 5, memory_order_relaxed);\n\
+         if (i == 9) atomic_exchange_explicit(v + 8, 6, memory_order_relaxed);\n\
+         int old = atomic_load_explicit(v + 9, memory_order_relaxed);\n\
+         while (!atomic_compare_exchange_weak_explicit(v + 9, &old, old + 2,\n\
+         memory_order_relaxed, memory_order_relaxed)) {}\n\
+         atomic_fetch_add_explicit(s, 0.5f, memory_order_relaxed);\n}",
+    );
+    let mut v = [0i32; 10];
+    v[5] = -1;
+    let mut s = [0.0f32];
+    Dispatch::new(&kernel)
+        .buffer(0, Buffer::in_out(&mut v))
+        .buffer(1, Buffer::in_out(&mut s))
+        .threads([100, 1, 1], [50, 1, 1])
+        .run()
+        .unwrap()
+        .check()
+        .unwrap();
+    let xor = (0..100).fold(0, |a, b| a ^ b);
+    assert_eq!(v, [4950, -4950, 99, -99, -1, 0, xor, 5, 6, 200]);
+    assert_eq!(s, [50.0]);
+}

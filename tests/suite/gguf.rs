@@ -1,0 +1,218 @@
+//! GGUF files, written here by hand after the format's own description.
+
+use std::fs;
+use std::path::Path;
+
+use half::f16;
+use mlx_primitives::Dtype;
+use mlx_primitives::io::load_gguf;
+use tempfile::TempDir;
+
+use crate::support::{Checked, message};
+
+const ALIGNMENT: usize = 32;
+
+fn text(bytes: &mut Vec<u8>, text: &str) {
+    bytes.extend((text.len() as u64).to_le_bytes());
+    bytes.extend(text.as_bytes());
+}
+
+/// One text entry, `f32` [2, 3] under "x" and `f16` [2] under "h".
+fn valid() -> Vec<u8> {
+    let mut bytes = b"GGUF".to_vec();
+    bytes.extend(3u32.to_le_bytes()); // version
+    bytes.extend(2u64.to_le_bytes()); // tensors
+    bytes.extend(1u64.to_le_bytes()); // entries
+    text(&mut bytes, "general.name");
+    bytes.extend(8u32.to_le_bytes()); // a string
+    text(&mut bytes, "tiny");
+    // Dimensions are listed from the last; offsets are within the data.
+    let tensors: [(&str, &[u64], u32, u64); 2] = [("x", &[3, 2], 0, 0), ("h", &[2], 1, 32)];
+    for (name, dims, dtype, offset) in tensors {
+        text(&mut bytes, name);
+        bytes.extend((dims.len() as u32).to_le_bytes());
+        dims.iter().for_each(|dim| bytes.extend(dim.to_le_bytes()));
+        bytes.extend(dtype.to_le_bytes());
+        bytes.extend(offset.to_le_bytes());
+    }
+    bytes.resize(bytes.len().next_multiple_of(ALIGNMENT), 0);
+    (1..=6).for_each(|v| bytes.extend((v as f32).to_le_bytes()));
+    bytes.resize(bytes.len().next_multiple_of(ALIGNMENT), 0);
+    [1.0, -2.0].iter().for_each(|&v| bytes.extend(f16::from_f32(v).to_le_bytes()));
+    bytes
+}
+
+#[track_caller]
+fn refused(path: &Path, bytes: &[u8]) -> Checked {
+    fs::write(path, bytes)?;
+    let text = message(load_gguf(path));
+    assert!(text.starts_with(&path.display().to_string()), "{text}");
+    Ok(())
+}
+
+#[test]
+fn a_valid_file() -> Checked {
+    let dir = TempDir::new()?;
+    let path = dir.path().join("tiny.gguf");
+    fs::write(&path, valid())?;
+    let loaded = load_gguf(&path)?;
+    fs::remove_file(&path)?;
+    assert_eq!(loaded.metadata["general.name"], "tiny");
+    assert_eq!(loaded.arrays.len(), 2);
+    let (x, h) = (&loaded.arrays["x"], &loaded.arrays["h"]);
+    assert_eq!((x.shape(), x.dtype()), (&[2, 3][..], Dtype::Float32));
+    assert_eq!(x.to_vec::<f32>()?, [1.0, 2.0, 3.0, 4.0, 5.0, 6.0]);
+    assert_eq!(h.to_vec::<f16>()?, [f16::from_f32(1.0), f16::from_f32(-2.0)]);
+    Ok(())
+}
+
+#[test]
+fn files_of_another_kind() -> Checked {
+    let dir = TempDir::new()?;
+    let path = dir.path().join("other.gguf");
+    for bytes in [&b""[..], b"G", b"GGU", b"GGML", b"hello, world", &[0; 100]] {
+        refused(&path, bytes)?;
+    }
+    Ok(())
+}
+
+#[test]
+fn truncated_anywhere() -> Checked {
+    let dir = TempDir::new()?;
+    let path = dir.path().join("short.gguf");
+    let whole = valid();
+    for length in 0..whole.len() {
+        refused(&path, &whole[..length])?;
+    }
+    Ok(())
+}
+
+#[test]
+fn giant_counts() -> Checked {
+    let dir = TempDir::new()?;
+    let path = dir.path().join("giant.gguf");
+    // Tensor count, entry count, the length of the first key.
+    for at in [8, 16, 24] {
+        for giant in [u64::MAX, 1 << 40, 1 << 63, u64::from(u32::MAX)] {
+            let mut bytes = valid();
+            bytes[at..at + 8].copy_from_slice(&giant.to_le_bytes());
+            refused(&path, &bytes)?;
+        }
+    }
+    Ok(())
+}
+
+/// Any one byte of a valid file changed: refused, or loaded with consistent arrays.
+#[test]
+fn flipped_bytes() -> Checked {
+    let dir = TempDir::new()?;
+    let path = dir.path().join("flipped.gguf");
+    let whole = valid();
+    for at in 0..whole.len() {
+        for flip in [1, 2, 4, 8, 0x80] {
+            let mut bytes = whole.clone();
+            bytes[at] ^= flip;
+            fs::write(&path, &bytes)?;
+            for array in load_gguf(&path).into_iter().flat_map(|t| t.arrays.into_values()) {
+                array.eval()?;
+                assert!(array.nbytes() <= whole.len());
+            }
+        }
+    }
+    Ok(())
+}
+
+/// A file of no tensors and one entry.
+fn entry(kind: u32, value: &[u8]) -> Vec<u8> {
+    let mut bytes = b"GGUF".to_vec();
+    bytes.extend(3u32.to_le_bytes());
+    bytes.extend(0u64.to_le_bytes());
+    bytes.extend(1u64.to_le_bytes());
+    text(&mut bytes, "key");
+    bytes.extend(kind.to_le_bytes());
+    bytes.extend(value);
+    bytes
+}
+
+#[test]
+fn entries_of_every_type() -> Checked {
+    let dir = TempDir::new()?;
+    let path = dir.path().join("entry.gguf");
+    let (mut words, mut empty) = (Vec::new(), Vec::new());
+    words.extend([8, 0, 0, 0, 2, 0, 0, 0, 0, 0, 0, 0]);
+    text(&mut words, "a");
+    text(&mut words, "bc");
+    text(&mut empty, "");
+    let numbers = [&[5, 0, 0, 0, 2, 0, 0, 0, 0, 0, 0, 0][..], &[7, 0, 0, 0, 8, 0, 0, 0]].concat();
+    for (kind, value, shown) in [
+        (0, &[7][..], Some("7")),
+        (3, &[7, 0], Some("7")),
+        (5, &[7, 0, 0, 0], Some("7")),
+        (6, &[0, 0, 0xc0, 0x3f], Some("1.5")),
+        (7, &[1], Some("True")),
+        (8, &empty, Some("")),
+        (9, &numbers, Some("[7, 8]")),
+        (9, &words, None),
+        (11, &[7, 0, 0, 0, 0, 0, 0, 0], Some("7")),
+    ] {
+        fs::write(&path, entry(kind, value))?;
+        let loaded = load_gguf(&path)?;
+        let got = loaded.metadata.get("key");
+        assert_eq!(got.is_some(), shown.is_some(), "{kind}");
+        assert!(got.is_none_or(|got| got.contains(shown.unwrap_or_default())), "{kind}: {got:?}");
+        // The same with its last byte missing.
+        let short = entry(kind, value);
+        refused(&path, &short[..short.len() - 1])?;
+    }
+    // MLX misreads float64; nested lists and unknown types it refuses.
+    let nested = [9, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0];
+    for (kind, value) in [(12, &[0; 8][..]), (9, &nested), (13, &[0; 8]), (u32::MAX, &[0; 8])] {
+        refused(&path, &entry(kind, value))?;
+    }
+    Ok(())
+}
+
+#[test]
+fn tensors_that_cannot_be() -> Checked {
+    let dir = TempDir::new()?;
+    let path = dir.path().join("tensor.gguf");
+    let file = |dims: &[u64], kind: u32, offset: u64| {
+        let mut bytes = b"GGUF".to_vec();
+        bytes.extend(3u32.to_le_bytes());
+        bytes.extend(1u64.to_le_bytes());
+        bytes.extend(0u64.to_le_bytes());
+        text(&mut bytes, "x.weight");
+        bytes.extend((dims.len() as u32).to_le_bytes());
+        dims.iter().for_each(|dim| bytes.extend(dim.to_le_bytes()));
+        bytes.extend(kind.to_le_bytes());
+        bytes.extend(offset.to_le_bytes());
+        bytes.resize(bytes.len().next_multiple_of(ALIGNMENT) + 1024, 0);
+        bytes
+    };
+    // Every type that is promised, 256 elements each.
+    for kind in [0, 1, 2, 3, 8, 10, 12, 14, 24, 25, 26, 30] {
+        fs::write(&path, file(&[256], kind, 0))?;
+        let loaded = load_gguf(&path)?;
+        assert!(loaded.arrays.contains_key("x.weight"), "type {kind}");
+        refused(&path, &file(&[1 << 20], kind, 0))?;
+        refused(&path, &file(&[256], kind, 1024))?;
+    }
+    for (dims, kind, offset) in [
+        (&[][..], 0, 0),
+        (&[1; 5], 0, 0),
+        (&[1 << 32, 1 << 32], 0, 0),
+        (&[u64::MAX], 0, 0),
+        (&[0, 1 << 33], 0, 0),
+        (&[1 << 30, 1 << 30, 16], 0, 0),
+        (&[33], 2, 0),
+        (&[256], 4, 0),
+        (&[256], 31, 0),
+        (&[256], u32::MAX, 0),
+        (&[4], 0, 3),
+        (&[4], 0, u64::MAX - 31),
+        (&[4], 0, 1 << 40),
+    ] {
+        refused(&path, &file(dims, kind, offset))?;
+    }
+    Ok(())
+}

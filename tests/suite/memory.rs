@@ -1,0 +1,164 @@
+//! Memory stays flat over many rounds of work.
+//!
+//! MLX's counters belong to the process, so each measurement runs in a process of its own: this
+//! binary again, with one test and an environment variable.
+
+use std::env;
+use std::fs;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::process::Command;
+
+use mlx_primitives::transforms::{compile, grad, jvp, vjp, vmap};
+use mlx_primitives::{Array, Error, async_eval, memory, ops};
+
+use crate::support::input::random32;
+use crate::support::{Checked, EPS, OPS};
+
+const CHILD: &str = "MLX_PRIMITIVES_TEST_MEMORY";
+/// Fragmentation and buffers of the allocator; one leaked array a round would be tens of times this.
+const SLACK: usize = 4 << 20;
+
+/// Resident bytes of this process, where the system tells.
+fn resident() -> usize {
+    let pages = fs::read_to_string("/proc/self/statm")
+        .ok()
+        .and_then(|statm| statm.split_whitespace().nth(1)?.parse::<usize>().ok());
+    pages.unwrap_or(0) * 4096
+}
+
+/// In a process of its own: `round` many times after a tenth as many to warm up.
+fn stays_flat(test: &str, rounds: u64, round: impl Fn(u64) -> anyhow::Result<()>) -> Checked {
+    if env::var_os(CHILD).is_none() {
+        let child = Command::new(env::current_exe()?)
+            .args(["--exact", &format!("memory::{test}"), "--nocapture"])
+            .env(CHILD, "1")
+            .env("RUST_BACKTRACE", "0")
+            .output()?;
+        let text = String::from_utf8_lossy(&child.stdout);
+        let errors = String::from_utf8_lossy(&child.stderr);
+        assert!(child.status.success(), "{test}: {}\n{text}\n{errors}", child.status);
+        assert!(text.contains("1 passed"), "{test} is not a test:\n{text}");
+        println!("{}", text.lines().find(|line| line.contains("rounds")).unwrap_or_default());
+        return Ok(());
+    }
+    for i in 0..rounds / 10 {
+        round(i)?;
+    }
+    memory::clear_cache()?;
+    let (active, before) = (memory::active_memory(), resident());
+    for i in 0..rounds {
+        round(i)?;
+    }
+    memory::clear_cache()?;
+    let grown = resident().saturating_sub(before);
+    let now = memory::active_memory();
+    println!("\n{rounds} rounds: {active} bytes active, then {now}; resident {grown} more");
+    assert_eq!(now, active, "active memory");
+    assert!(grown < SLACK, "resident memory grew by {grown} bytes");
+    Ok(())
+}
+
+#[test]
+fn of_chains() -> Checked {
+    let x = random32(&[2, 4, 16], 1)?;
+    let weight = random32(&[16], 2)?;
+    stays_flat("of_chains", 100_000, |i| {
+        let y = ops::softmax(&ops::rms_norm(&x, Some(&weight), EPS)?)?;
+        ops::rope(&y, 16, false, Some(1e4), 1.0, i as i32, None)?.eval()?;
+        Ok(())
+    })
+}
+
+#[test]
+fn of_graphs_never_evaluated() -> Checked {
+    let x = random32(&[2, 4, 16], 1)?;
+    stays_flat("of_graphs_never_evaluated", 20_000, |_| {
+        for (_, op, _) in OPS {
+            op(&op(&x)?)?;
+        }
+        Ok(())
+    })
+}
+
+#[test]
+fn of_large_arrays_dropped_while_computed() -> Checked {
+    let x = random32(&[64, 64, 64], 1)?;
+    stays_flat("of_large_arrays_dropped_while_computed", 200, |_| {
+        for (_, op, _) in OPS {
+            async_eval([&op(&x.add(1.0)?)?])?;
+        }
+        mlx_primitives::device::synchronize()?;
+        Ok(())
+    })
+}
+
+#[test]
+fn of_transforms() -> Checked {
+    let (x, t) = (random32(&[2, 4, 16], 1)?, random32(&[2, 4, 16], 2)?);
+    stays_flat("of_transforms", 2_000, |_| {
+        for (_, op, _) in OPS {
+            let f = |p: &[Array]| Ok(vec![op(&p[0])?]);
+            vjp(f, &[&x], &[&t])?.1[0].eval()?;
+            jvp(f, &[&x], &[&t])?.1[0].eval()?;
+            grad(|p| op(&p[0])?.square()?.sum(.., false), &[0], &[&x])?[0].eval()?;
+        }
+        let norm = |p: &[Array]| Ok(vec![ops::rms_norm(&p[0], None, EPS)?]);
+        vmap(norm, &[&x], &[Some(1)], &[1])?[0].eval()?;
+        Ok(())
+    })
+}
+
+#[test]
+fn of_compiled_functions() -> Checked {
+    let x = random32(&[2, 4, 16], 1)?;
+    let kept = compile(|p| Ok(vec![ops::softmax(&p[0])?]), false)?;
+    stays_flat("of_compiled_functions", 5_000, |_| {
+        kept.call(&[&x])?[0].eval()?;
+        // Made, traced and dropped with what its closure holds.
+        let held = x.add(1.0)?;
+        held.eval()?; // else the graph would lead to x itself, which MLX refuses
+        let made = compile(move |p| Ok(vec![ops::rms_norm(&p[0], None, EPS)?.add(&held)?]), true)?;
+        made.call(&[&x])?;
+        Ok(())
+    })
+}
+
+#[test]
+fn of_errors_and_panics() -> Checked {
+    let x = random32(&[2, 4, 16], 1)?;
+    std::panic::set_hook(Box::new(|_| {}));
+    let result = stays_flat("of_errors_and_panics", 5_000, |i| {
+        let fail = move |p: &[Array]| {
+            let y = ops::softmax(&p[0])?;
+            match i % 3 {
+                0 => Err(Error::Argument("on purpose".into())),
+                1 => panic!("on purpose"),
+                _ => y.reshape(&[7]).map(|y| vec![y]),
+            }
+        };
+        assert!(vjp(fail, &[&x], &[&x]).is_err());
+        assert!(jvp(fail, &[&x], &[&x]).is_err());
+        assert!(vmap(fail, &[&x], &[Some(0)], &[]).is_err());
+        assert!(compile(fail, false)?.call(&[&x]).is_err());
+        assert!(ops::rms_norm(&x, Some(&x), EPS).is_err());
+        let panicked = catch_unwind(AssertUnwindSafe(|| {
+            let _y = ops::softmax(&x).expect("y");
+            panic!("on purpose");
+        }));
+        assert!(panicked.is_err());
+        Ok(())
+    });
+    drop(std::panic::take_hook());
+    result
+}
+
+#[test]
+fn of_reading_and_printing() -> Checked {
+    let x = random32(&[2, 4, 16], 1)?;
+    stays_flat("of_reading_and_printing", 5_000, |_| {
+        let y = ops::softmax(&x.t()?)?;
+        assert_eq!(y.to_vec::<f32>()?.len(), 128);
+        assert!(y.t()?.to_string().starts_with("array("));
+        Ok(())
+    })
+}

@@ -1,0 +1,156 @@
+//! What ARCHITECTURE.md promises about the source tree.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use crate::support::Checked;
+
+fn root() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+}
+
+/// The files under a directory with one of these extensions; an empty answer is a mistake.
+fn files(dir: &str, extensions: &[&str]) -> anyhow::Result<Vec<PathBuf>> {
+    let mut found = Vec::new();
+    let mut left = vec![root().join(dir)];
+    while let Some(dir) = left.pop() {
+        for entry in fs::read_dir(&dir)? {
+            let path = entry?.path();
+            if path.is_dir() {
+                left.push(path);
+            } else if extensions.iter().any(|e| path.extension().is_some_and(|x| x == *e)) {
+                found.push(path);
+            }
+        }
+    }
+    found.sort();
+    assert!(!found.is_empty(), "no {extensions:?} in {dir}");
+    Ok(found)
+}
+
+fn show(path: &Path) -> String {
+    path.strip_prefix(root()).unwrap_or(path).display().to_string()
+}
+
+/// The lines of a file that are compiled into the library: no tests, comments or docs.
+fn library_lines(text: &str) -> impl Iterator<Item = (usize, &str)> {
+    text.lines()
+        .enumerate()
+        .take_while(|(_, line)| line.trim() != "#[cfg(test)]")
+        .filter(|(_, line)| !line.trim_start().starts_with("//"))
+}
+
+fn stems() -> anyhow::Result<Vec<String>> {
+    let stems: Vec<String> = files("src/ops", &["rs"])?
+        .iter()
+        .filter_map(|path| Some(path.file_stem()?.to_str()?.to_owned()))
+        .filter(|stem| stem != "mod")
+        .collect();
+    assert!(stems.len() >= 3, "{stems:?}");
+    Ok(stems)
+}
+
+#[test]
+fn a_primitive_is_one_stem_in_every_part() -> Checked {
+    for stem in stems()? {
+        for path in [
+            format!("cpp/ops/{stem}.h"),
+            format!("cpp/ops/{stem}.cpp"),
+            format!("cpp/plan/{stem}.h"),
+            format!("cpp/gpu/{stem}.cpp"),
+            format!("cpp/cpu/{stem}.cpp"),
+            format!("metal/{stem}.h"),
+            format!("metal/{stem}.metal"),
+            format!("src/cpu/{stem}.rs"),
+            format!("tests/suite/{stem}.rs"),
+        ] {
+            assert!(root().join(&path).is_file(), "{stem} lacks {path}");
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn no_part_has_a_primitive_of_its_own() -> Checked {
+    let stems = stems()?;
+    let shared = ["common", "shared", "launch", "metallib", "dispatch"];
+    for dir in ["cpp/ops", "cpp/plan", "cpp/gpu", "cpp/cpu", "metal"] {
+        for path in files(dir, &["cpp", "h", "metal"])? {
+            let stem = path.file_stem().unwrap_or_default().to_string_lossy();
+            let known = stems.iter().any(|s| *s == stem) || shared.contains(&&*stem);
+            assert!(known, "{} belongs to no primitive", show(&path));
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn unsafe_says_why_it_is_safe() -> Checked {
+    let mut blocks = 0;
+    for path in files("src", &["rs"])? {
+        let text = fs::read_to_string(&path)?;
+        let lines: Vec<&str> = text.lines().collect();
+        for (number, line) in lines.iter().enumerate() {
+            let code = line.split("//").next().unwrap_or_default();
+            if !code.contains("unsafe {") && !code.contains("unsafe impl") {
+                continue;
+            }
+            blocks += 1;
+            let above = &lines[number.saturating_sub(3)..number];
+            let said = above.iter().any(|line| line.contains("// SAFETY:"));
+            assert!(said, "{}:{} lacks // SAFETY:", show(&path), number + 1);
+        }
+    }
+    assert!(blocks > 10, "only {blocks} blocks found");
+    Ok(())
+}
+
+#[test]
+fn the_library_does_not_panic_by_itself() -> Checked {
+    let words = [".unwrap()", "panic!(", "todo!(", "unimplemented!(", "dbg!("];
+    for path in files("src", &["rs"])? {
+        if show(&path).ends_with("testing.rs") {
+            continue; // compiled for tests only
+        }
+        let text = fs::read_to_string(&path)?;
+        for (number, line) in library_lines(&text) {
+            for word in words {
+                assert!(!line.contains(word), "{}:{} has {word}", show(&path), number + 1);
+            }
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn platforms_are_chosen_by_files_not_by_the_preprocessor() -> Checked {
+    for path in files("cpp", &["cpp", "h"])? {
+        let text = fs::read_to_string(&path)?;
+        for word in ["__APPLE__", "_METAL_"] {
+            assert!(!text.contains(word), "{} mentions {word}", show(&path));
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn files_are_short() -> Checked {
+    for dir in ["src", "cpp", "metal", "tests"] {
+        for path in files(dir, &["rs", "cpp", "h", "metal"])? {
+            let lines = fs::read_to_string(&path)?.lines().count();
+            assert!(lines <= 400, "{} has {lines} lines", show(&path));
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn there_is_one_bridge() -> Checked {
+    let mut bridges = Vec::new();
+    for path in files("src", &["rs"])? {
+        let text = fs::read_to_string(&path)?;
+        bridges.extend(text.matches("#[cxx::bridge").map(|_| show(&path)));
+    }
+    assert_eq!(bridges, ["src/ffi.rs"]);
+    Ok(())
+}
