@@ -116,6 +116,13 @@ fn build_cpp(root: &Path, mlx: &Mlx) -> Result<()> {
         .define("BUILT_METALLIB", root.join(".mlx/mlx_primitives.metallib"))
         .define("CMAKE_EXPORT_COMPILE_COMMANDS", "ON");
 
+    // What MLX's own wheels are built for; Rust's default is older.
+    if env::var("CARGO_CFG_TARGET_OS")? == "macos" {
+        config
+            .env("MACOSX_DEPLOYMENT_TARGET", "14.0")
+            .define("CMAKE_OSX_DEPLOYMENT_TARGET", "14.0");
+    }
+
     let brought_cmake = tools.join("cmake/data/bin/cmake");
     if env::var_os("CMAKE").is_none() && brought_cmake.exists() {
         // SAFETY: this build script has one thread, so nobody reads the environment meanwhile.

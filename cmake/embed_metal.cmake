@@ -3,6 +3,9 @@
 #
 #   cmake -DMETAL_DIR=<dir> -DOUTPUT=<file.cpp> -P embed_metal.cmake
 
+# A script has no policies of its own, and IN_LIST is one.
+cmake_minimum_required(VERSION 3.25)
+
 foreach(required METAL_DIR OUTPUT)
   if(NOT ${required})
     message(FATAL_ERROR "embed_metal.cmake needs -D${required}=...")

@@ -23,6 +23,23 @@ pub fn exp_nonpositive<V: F32x16>(x: V) -> V {
     p.scale_by_power(n)
 }
 
+/// e^x for x <= 0, within |x| * 2^-23 + 2^-22 of the result: shorter than [`exp_nonpositive`],
+/// for what is rounded to eleven bits or fewer.
+#[inline(always)]
+pub fn exp_nonpositive_short<V: F32x16>(x: V) -> V {
+    // 2^-151 rounds to zero; the clamp keeps -inf out of the reduction.
+    let t = V::splat(-151.0).max(x * V::splat(std::f32::consts::LOG2_E));
+    let n = t.round();
+    let r = t - n;
+    let p = V::splat(1.327_647_1e-3);
+    let p = p.mul_add(r, V::splat(9.675_541e-3));
+    let p = p.mul_add(r, V::splat(5.550_713e-2));
+    let p = p.mul_add(r, V::splat(2.402_212e-1));
+    let p = p.mul_add(r, V::splat(6.931_469_4e-1));
+    let p = p.mul_add(r, V::splat(1.0));
+    p.scale_by_power(n)
+}
+
 /// Beyond this MLX leaves its polynomials and calls libm.
 const SINCOS_LIMIT: f32 = 8_388_608.0;
 
@@ -120,10 +137,11 @@ mod tests {
     use super::*;
     use crate::cpu::simd::{Kernel, Level};
 
-    /// All three functions over whole slices.
+    /// All functions over whole slices.
     struct Apply<'a> {
         x: &'a [f32],
         exp: &'a mut [f32],
+        short: &'a mut [f32],
         sin: &'a mut [f32],
         cos: &'a mut [f32],
     }
@@ -136,6 +154,7 @@ mod tests {
                 unsafe {
                     let x = V::load(self.x.as_ptr().add(i));
                     exp_nonpositive(x).store(self.exp.as_mut_ptr().add(i));
+                    exp_nonpositive_short(x).store(self.short.as_mut_ptr().add(i));
                     let (sin, cos) = sin_cos(x);
                     sin.store(self.sin.as_mut_ptr().add(i));
                     cos.store(self.cos.as_mut_ptr().add(i));
@@ -144,11 +163,11 @@ mod tests {
         }
     }
 
-    fn apply(level: Level, x: &[f32]) -> [Vec<f32>; 3] {
-        let mut out = [(); 3].map(|()| vec![0.0; x.len()]);
-        let [exp, sin, cos] = &mut out;
+    fn apply(level: Level, x: &[f32]) -> [Vec<f32>; 4] {
+        let mut out = [(); 4].map(|()| vec![0.0; x.len()]);
+        let [exp, sin, cos, short] = &mut out;
         // SAFETY: the slices are equally long, in whole blocks.
-        unsafe { level.run(Apply { x, exp, sin, cos }) };
+        unsafe { level.run(Apply { x, exp, short, sin, cos }) };
         out
     }
 
@@ -173,21 +192,34 @@ mod tests {
     }
 
     #[test]
+    fn short_exp_is_as_close_as_it_says() {
+        let x: Vec<f32> = (0..1 << 20).map(|i| -(i as f32) * (87.0 / (1 << 20) as f32)).collect();
+        let [.., short] = apply(Level::current(), &x);
+        for (&x, &got) in x.iter().zip(&short) {
+            let (x, got) = (f64::from(x), f64::from(got));
+            let relative = (got - x.exp()).abs() / x.exp();
+            assert!(relative <= x.abs() * 2f64.powi(-23) + 2f64.powi(-22), "{x}: {relative:e}");
+        }
+    }
+
+    #[test]
     fn exp_at_the_ends() {
         let mut x = [0.0f32; LANES];
         x[..6].copy_from_slice(&[0.0, -0.0, f32::NEG_INFINITY, f32::NAN, f32::MIN, -1e-40]);
         for level in Level::available() {
-            let [exp, ..] = apply(level, &x);
-            assert_eq!(exp[..3], [1.0, 1.0, 0.0]);
-            assert!(exp[3].is_nan());
-            assert_eq!(exp[4..6], [0.0, 1.0]);
+            let [exp, _, _, short] = apply(level, &x);
+            for exp in [exp, short] {
+                assert_eq!(exp[..3], [1.0, 1.0, 0.0]);
+                assert!(exp[3].is_nan());
+                assert_eq!(exp[4..6], [0.0, 1.0]);
+            }
         }
     }
 
     #[test]
     fn sine_and_cosine_are_close_to_libm() {
         let x: Vec<f32> = (0..1 << 20).map(|i| (i as f32 - 524_288.0) * 0.017).collect();
-        let [_, sin, cos] = apply(Level::current(), &x);
+        let [_, sin, cos, _] = apply(Level::current(), &x);
         for (i, &x) in x.iter().enumerate() {
             let (s, c) = f64::from(x).sin_cos();
             assert!((f64::from(sin[i]) - s).abs() < 1e-6 && (f64::from(cos[i]) - c).abs() < 1e-6);
@@ -199,7 +231,7 @@ mod tests {
         let mut x = [1.5f32; LANES];
         x[..5].copy_from_slice(&[8_388_610.0, -3e30, f32::INFINITY, f32::NAN, -0.0]);
         for level in Level::available() {
-            let [_, sin, cos] = apply(level, &x);
+            let [_, sin, cos, _] = apply(level, &x);
             assert_eq!(sin[..2], [x[0].sin(), x[1].sin()]);
             assert_eq!(cos[..2], [x[0].cos(), x[1].cos()]);
             assert!(sin[2..4].iter().chain(&cos[2..4]).all(|v| v.is_nan()));
@@ -217,8 +249,9 @@ mod tests {
             kept.map(|(_, &bits)| bits).collect()
         };
         for level in Level::available() {
-            let [exp, sin, cos] = apply(level, &x).map(|values| bits(&values));
+            let [exp, sin, cos, short] = apply(level, &x).map(|values| bits(&values));
             assert_eq!(nonpositive(&exp), nonpositive(&expected[0]), "{level:?}");
+            assert_eq!(nonpositive(&short), nonpositive(&expected[3]), "{level:?}");
             assert!(sin == expected[1] && cos == expected[2], "{level:?}");
         }
     }

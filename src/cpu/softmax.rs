@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use super::element::{Element, Float, with_element};
-use super::math::exp_nonpositive;
+use super::math::{exp_nonpositive, exp_nonpositive_short};
 use super::simd::{F32x16, Kernel, LANES};
 use super::{Machine, Shared};
 
@@ -101,6 +101,12 @@ unsafe fn row_max<V: F32x16, T: Float>(x: *const T, axis: usize) -> f32 {
     max[0].max(max[1]).max(max[2].max(max[3])).reduce_max()
 }
 
+/// e^x as precisely as the element type shows.
+#[inline(always)]
+fn exponential<V: F32x16, T: Float>(x: V) -> V {
+    if size_of::<T>() == size_of::<f32>() { exp_nonpositive(x) } else { exp_nonpositive_short(x) }
+}
+
 /// The sum of `exp(x - max)`; with `KEEP` the terms go to `keep`, which may be `x`.
 #[inline(always)]
 unsafe fn exponentials<V: F32x16, T: Float, const KEEP: bool>(
@@ -114,7 +120,7 @@ unsafe fn exponentials<V: F32x16, T: Float, const KEEP: bool>(
     // SAFETY: every access is within the row, and reads come before the write to their place.
     unsafe {
         while i + LANES <= axis {
-            let lanes = exp_nonpositive(T::load::<V>(x.add(i)) - max);
+            let lanes = exponential::<V, T>(T::load::<V>(x.add(i)) - max);
             if KEEP {
                 lanes.store(keep.add(i));
             }
@@ -123,7 +129,7 @@ unsafe fn exponentials<V: F32x16, T: Float, const KEEP: bool>(
         }
         if i < axis {
             let count = axis - i;
-            let lanes = exp_nonpositive(T::load_first::<V>(x.add(i), count) - max);
+            let lanes = exponential::<V, T>(T::load_first::<V>(x.add(i), count) - max);
             if KEEP {
                 lanes.store_first(keep.add(i), count);
             }
@@ -162,13 +168,13 @@ unsafe fn scale_again<V: F32x16, T: Float>(
     // SAFETY: every access is within the row, and reads come before the write to their place.
     unsafe {
         while i + LANES <= axis {
-            let lanes = exp_nonpositive(T::load::<V>(x.add(i)) - max);
+            let lanes = exponential::<V, T>(T::load::<V>(x.add(i)) - max);
             T::store(lanes * scale, out.add(i));
             i += LANES;
         }
         if i < axis {
             let count = axis - i;
-            let lanes = exp_nonpositive(T::load_first::<V>(x.add(i), count) - max);
+            let lanes = exponential::<V, T>(T::load_first::<V>(x.add(i), count) - max);
             T::store_first(lanes * scale, out.add(i), count);
         }
     }

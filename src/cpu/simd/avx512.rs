@@ -215,6 +215,10 @@ impl<const BF16: bool> F32x16 for Avx512<BF16> {
         lanes!(_mm512_cvtepi32_epi16(a))
     }
 
+    #[inline(always)]
+    fn round(self) -> Self {
+        Self(lanes!(_mm512_roundscale_ps::<0>(self.0)))
+    }
     /// One instruction here, and rounded once as well.
     #[inline(always)]
     fn scale_by_power(self, n: Self) -> Self {

@@ -177,6 +177,13 @@ pub trait F32x16:
         Self::select(self.is_nan(), quiet, Self::from_bits(rounded)).to_bits()
     }
 
+    /// The nearest integral value, ties to even, of lanes below 2^22 in magnitude.
+    #[inline(always)]
+    fn round(self) -> Self {
+        let magic = Self::splat(12_582_912.0); // 1.5 * 2^23, whose neighbours are integers
+        (self + magic) - magic
+    }
+
     /// `self * 2^n` for integral `n` in -252..=254, rounded once.
     #[inline(always)]
     fn scale_by_power(self, n: Self) -> Self {

@@ -123,7 +123,16 @@ impl Compiler {
         if self.zig { vec!["-mcpu=baseline".to_string()] } else { Vec::new() }
     }
 
-    /// Runs the compiler, zig with its caches under `scratch`.
+    /// Flags that type-check a source; zig insists on an object.
+    pub(crate) fn check_flags(&self, object: &Path) -> Vec<String> {
+        if self.zig {
+            let object = object.display().to_string();
+            return ["-c", "-O0", "-fno-sanitize=all", "-o", &object].map(String::from).to_vec();
+        }
+        vec!["-fsyntax-only".to_string()]
+    }
+
+    /// Runs the compiler; where there is no home for zig's cache, it is put into `scratch`.
     pub(crate) fn run<S: AsRef<OsStr>>(
         &self,
         scratch: Option<&Path>,
@@ -133,12 +142,11 @@ impl Compiler {
         if self.zig {
             command.arg("c++");
         }
-        if let (true, Some(scratch)) = (self.zig, scratch) {
-            for name in ["ZIG_GLOBAL_CACHE_DIR", "ZIG_LOCAL_CACHE_DIR"] {
-                if std::env::var_os(name).is_none() {
-                    command.env(name, scratch.join("zig"));
-                }
-            }
+        let home = ["ZIG_GLOBAL_CACHE_DIR", "XDG_CACHE_HOME", "HOME"]
+            .iter()
+            .any(|name| std::env::var_os(name).is_some());
+        if let (true, false, Some(scratch)) = (self.zig, home, scratch) {
+            command.env("ZIG_GLOBAL_CACHE_DIR", scratch.join("zig"));
         }
         command.args(arguments);
         command.output().map_err(|source| Error::Io { path: self.program.clone(), source })

@@ -2,8 +2,10 @@
 #![warn(missing_docs)]
 
 mod buffer;
+mod build;
 mod cache;
 mod compiler;
+mod constants;
 mod dispatch;
 mod error;
 mod exec;
@@ -13,12 +15,15 @@ mod report;
 mod rewrite;
 pub mod rules;
 mod shim;
+mod source;
 
 pub use buffer::{Access, Buffer, Plain};
 pub use compiler::Compiler;
+pub use constants::{ConstantBits, Constants};
 pub use dispatch::{Dispatch, Schedule};
 pub use error::{Error, Result};
-pub use library::{ConstantBits, Constants, Kernel, KernelInfo, Library, Source};
+pub use library::{Kernel, KernelInfo, Library};
 pub use module::{Argument, ArgumentKind, Place};
 pub use report::{Fault, FaultKind, Report, ThreadPlace, Traffic};
 pub use rewrite::Constant;
+pub use source::Source;

@@ -4,113 +4,16 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
+use crate::build::build;
 use crate::compiler::Compiler;
-use crate::error::{Error, Result, at_path};
+use crate::constants::Constants;
+use crate::error::{Error, Result};
 use crate::module::{Argument, Module};
 use crate::rewrite::{self, Constant, Purpose, constant_prologue};
-use crate::{cache, shim};
+use crate::source::Source;
 
-/// A Metal source file and how to preprocess it.
-#[derive(Clone, Debug, Default)]
-pub struct Source {
-    /// The `.metal` file.
-    pub path: PathBuf,
-    /// Folders for `#include`.
-    pub include_dirs: Vec<PathBuf>,
-    /// Macros, as `NAME` or `NAME=value`.
-    pub defines: Vec<String>,
-}
-
-impl Source {
-    /// A file without include folders or macros.
-    pub fn new(path: impl Into<PathBuf>) -> Self {
-        Source { path: path.into(), ..Source::default() }
-    }
-
-    /// Adds a folder for `#include`.
-    pub fn include_dir(mut self, folder: impl Into<PathBuf>) -> Self {
-        self.include_dirs.push(folder.into());
-        self
-    }
-
-    /// Adds a macro, as `NAME` or `NAME=value`.
-    pub fn define(mut self, define: impl Into<String>) -> Self {
-        self.defines.push(define.into());
-        self
-    }
-
-    pub(crate) fn preprocess(&self, compiler: &Compiler, folder: &Path) -> Result<Preprocessed> {
-        at_path(folder, std::fs::create_dir_all(folder))?;
-        let folder = at_path(folder, folder.canonicalize())?;
-        let shim = shim::write(&folder)?;
-        at_path(&self.path, std::fs::metadata(&self.path))?;
-        let mut arguments: Vec<String> =
-            ["-E", "-x", "c++", "-std=c++17", "-nostdinc", "-nostdinc++", "-Wno-everything"]
-                .map(String::from)
-                .to_vec();
-        arguments.push(format!("-I{}", shim.display()));
-        arguments.extend(self.include_dirs.iter().map(|dir| format!("-I{}", dir.display())));
-        arguments.extend(
-            ["__METAL__=1", "__METAL_VERSION__=320", "__METAL_MACOS__=1"].map(|d| format!("-D{d}")),
-        );
-        arguments.extend(self.defines.iter().map(|define| format!("-D{define}")));
-        arguments.extend(["__linux__", "__x86_64__", "__aarch64__"].map(|d| format!("-U{d}")));
-        arguments.push(self.path.display().to_string());
-        let text = compiler.compile(&folder, &self.path, arguments)?;
-        let text = String::from_utf8_lossy(&text).into_owned();
-        Ok(Preprocessed { text, shim, folder })
-    }
-}
-
-pub(crate) struct Preprocessed {
-    pub(crate) text: String,
-    pub(crate) shim: PathBuf,
-    pub(crate) folder: PathBuf,
-}
-
-/// Values of function constants by their index, as bits.
-///
-/// ```
-/// let constants = metal_sim::Constants::new().with(0, true).with(1, 0.5f32);
-/// ```
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Constants(BTreeMap<u32, u64>);
-
-impl Constants {
-    /// No values.
-    pub fn new() -> Self {
-        Self::default()
-    }
-
-    /// Gives constant `index` a value.
-    pub fn with(mut self, index: u32, value: impl ConstantBits) -> Self {
-        self.0.insert(index, value.bits());
-        self
-    }
-}
-
-/// Types that a function constant can have.
-pub trait ConstantBits {
-    /// The value as the low bits of a word.
-    fn bits(self) -> u64;
-}
-
-macro_rules! constant_bits {
-    ($($kind:ty: $value:ident => $bits:expr),* $(,)?) => {
-        $(impl ConstantBits for $kind {
-            fn bits(self) -> u64 {
-                let $value = self;
-                $bits
-            }
-        })*
-    };
-}
-constant_bits! {
-    bool: v => u64::from(v),
-    u8: v => u64::from(v), u16: v => u64::from(v), u32: v => u64::from(v), u64: v => v,
-    i8: v => v as u64, i16: v => v as u64, i32: v => v as u64, i64: v => v as u64,
-    f32: v => u64::from(v.to_bits()),
-}
+/// One module for each set of function constants.
+type Modules = BTreeMap<Vec<(u32, u64)>, Arc<Module>>;
 
 /// A compiled Metal source. Cheap to clone; may be shared between threads.
 #[derive(Clone)]
@@ -123,7 +26,7 @@ struct Inner {
     text: String,
     constants: Vec<Constant>,
     remarks: Vec<String>,
-    modules: Mutex<BTreeMap<Vec<(u32, u64)>, Arc<Module>>>,
+    modules: Mutex<Modules>,
 }
 
 impl Library {
@@ -277,91 +180,4 @@ impl Kernel {
     pub fn arguments(&self) -> &[Argument] {
         &self.module.kernels[self.index].arguments
     }
-}
-
-const COMMON_FLAGS: [&str; 10] = [
-    "-x",
-    "c++",
-    "-std=c++17",
-    "-nostdinc",
-    "-nostdinc++",
-    "-fPIC",
-    "-fno-exceptions",
-    "-fno-rtti",
-    "-fsigned-char",
-    "-w",
-];
-
-/// KASAN's outlined checks report every access, its exact size and its known alignment; the
-/// optimizer neither drops nor invents accesses under it.
-const KERNEL_FLAGS: [&str; 35] = [
-    "-O1",
-    "-gline-tables-only",
-    "-fno-threadsafe-statics",
-    "-ffp-contract=off",
-    "-fno-vectorize",
-    "-fno-slp-vectorize",
-    "-fno-strict-aliasing",
-    "-fno-delete-null-pointer-checks",
-    "-Xclang",
-    "-ffloat16-excess-precision=none",
-    "-Xclang",
-    "-fbfloat16-excess-precision=none",
-    "-fsanitize=kernel-address,array-bounds",
-    "-fsanitize-recover=kernel-address,array-bounds",
-    "-mllvm",
-    "-asan-instrumentation-with-call-threshold=0",
-    "-mllvm",
-    "-asan-stack=0",
-    "-mllvm",
-    "-asan-globals=0",
-    "-mllvm",
-    "-asan-opt-same-temp=0",
-    "-mllvm",
-    "-asan-kernel-mem-intrinsic-prefix=1",
-    "-mllvm",
-    "-asan-mapping-scale=4",
-    "-mllvm",
-    "-asan-opt-globals=0",
-    "-mllvm",
-    "-simplifycfg-hoist-common=false", // two accesses stay two, each with its line
-    "-mllvm",
-    "-simplifycfg-sink-common=false",
-    "-mllvm",
-    "-disable-loop-idiom-all", // a loop of loads must not become a memcpy next to them
-    "-c",
-];
-
-fn build(source: &Path, compiler: &Compiler, folder: &Path, text: &str) -> Result<PathBuf> {
-    let identity = compiler.identity();
-    let parts = [identity.as_str(), env!("CARGO_PKG_VERSION"), shim::RUNTIME, text];
-    let flags = COMMON_FLAGS.iter().chain(&KERNEL_FLAGS).copied();
-    let key = cache::key(parts.into_iter().chain(flags));
-    let library = folder.join(format!("{key}.so"));
-    if library.is_file() {
-        return Ok(library);
-    }
-    let draft = cache::draft(folder);
-    at_path(&draft, std::fs::create_dir_all(&draft))?;
-    let (kernels, runtime) = (draft.join("kernels.cpp"), draft.join("runtime.cpp"));
-    at_path(&kernels, std::fs::write(&kernels, text))?;
-    at_path(&runtime, std::fs::write(&runtime, shim::RUNTIME))?;
-    let outputs = [draft.join("kernels.o"), draft.join("runtime.o"), draft.join("kernels.so")];
-    let run = |flags: &[&str], inputs: &[&Path], output: &Path| {
-        let mut arguments = compiler.machine_flags();
-        arguments.extend(flags.iter().map(ToString::to_string));
-        arguments.extend(inputs.iter().map(|path| path.display().to_string()));
-        arguments.extend(["-o".to_string(), output.display().to_string()]);
-        arguments.extend(flags.contains(&"-shared").then(|| "-lm".to_string()));
-        compiler.compile(folder, source, arguments).map(drop)
-    };
-    let result = run(&[&COMMON_FLAGS[..], &KERNEL_FLAGS].concat(), &[&kernels], &outputs[0])
-        .and_then(|()| run(&[&COMMON_FLAGS[..], &["-O2", "-c"]].concat(), &[&runtime], &outputs[1]))
-        .and_then(|()| {
-            let inputs: [&Path; 2] = [&outputs[0], &outputs[1]];
-            run(&["-shared", "-nostdlib++"], &inputs, &outputs[2])
-        })
-        .and_then(|()| cache::publish(&outputs[2], &library));
-    let _ = std::fs::remove_dir_all(&draft);
-    result.map(|()| library)
 }

@@ -79,6 +79,49 @@ fn schedules() {
 }
 
 #[test]
+fn kernels_are_shared_between_threads() {
+    let kernel = kernel(ORDER);
+    std::thread::scope(|scope| {
+        for _ in 0..4 {
+            scope.spawn(|| {
+                for _ in 0..20 {
+                    let report = Dispatch::new(&kernel)
+                        .buffer(0, Buffer::with(vec![0; 4], Access::ReadWrite))
+                        .buffer(1, Buffer::zeroed(256))
+                        .grid_groups([2, 1, 1], [32, 1, 1])
+                        .run()
+                        .unwrap()
+                        .check()
+                        .unwrap();
+                    assert_eq!(report.contents(0), Some(&64u32.to_le_bytes()[..]));
+                }
+            });
+        }
+    });
+}
+
+#[test]
+fn unrolled_and_copied_calls_are_one_place() {
+    let kernel = kernel(
+        "kernel void f(device float* y [[buffer(0)]], uint i [[thread_position_in_grid]],\n\
+         constant uint& n [[buffer(1)]]) {\nfloat v = i;\n\
+         for (uint k = 0; k < 4; k++) {\nif (k < n || i % 2 == 0) v += 1;\n\
+         v = simd_max(v) - 1;\nthreadgroup_barrier(mem_flags::mem_none);\n}\ny[i] = v;\n}",
+    );
+    for schedule in [Schedule::Forward, Schedule::Reversed, Schedule::Shuffled(9)] {
+        Dispatch::new(&kernel)
+            .buffer(0, Buffer::zeroed(256))
+            .value(1, 2u32)
+            .grid_groups([1, 1, 1], [64, 1, 1])
+            .schedule(schedule)
+            .run()
+            .unwrap()
+            .check()
+            .unwrap();
+    }
+}
+
+#[test]
 fn in_place() {
     let kernel = kernel(
         "kernel void f(const device float* x [[buffer(0)]], device float* y [[buffer(1)]],\n\

@@ -11,7 +11,7 @@ enum memory_order {
   memory_order_acq_rel,
   memory_order_seq_cst,
 };
-enum thread_scope {
+enum thread_scope : uint {
   thread_scope_thread,
   thread_scope_simdgroup,
   thread_scope_threadgroup,

@@ -1,5 +1,6 @@
 //! The state of a dispatch that runs: threads, their memory, what they have done so far.
 
+use std::collections::HashMap;
 use std::io;
 use std::sync::Arc;
 
@@ -42,6 +43,8 @@ pub(crate) struct Machine {
     pub(super) report: Report,
     pub(super) stopped: bool,
     pub(super) module: Option<Arc<Module>>,
+    /// Pairs of return addresses that have been compared by their lines.
+    pub(super) same_places: HashMap<(usize, usize), bool>,
     image: std::ops::Range<usize>,
     variables: Vec<Variable>,
     bound_bytes: usize,
@@ -64,6 +67,7 @@ impl Machine {
             report: Report::default(),
             stopped: false,
             module: None,
+            same_places: HashMap::new(),
             image,
             variables: Vec::new(),
             bound_bytes: 0,

@@ -99,10 +99,10 @@ unsafe fn run_groups(
                     values: values.as_ptr(),
                 })
                 .collect();
-            (&mut (*machine).threads).clear();
+            (*machine).threads.clear();
             for (i, arguments) in arguments.iter().enumerate() {
                 let thread = Thread::new(machine, i, call, ptr::from_ref(arguments))?;
-                (&mut (*machine).threads).push(thread);
+                (*machine).threads.push(thread);
             }
             Machine::run_group(machine);
             (*machine).report.threads += threads as u64;

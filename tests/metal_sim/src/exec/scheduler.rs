@@ -165,7 +165,7 @@ impl Machine {
         // SAFETY: every borrow of the machine ends before a fiber is resumed.
         unsafe {
             (*machine).ready.queue.clear();
-            for thread in 0..(&(*machine).threads).len() {
+            for thread in 0..(*machine).threads.len() {
                 (*machine).ready.push(thread);
             }
             while (*machine).live > 0 && !(*machine).stopped {

@@ -76,11 +76,18 @@ impl Machine {
 
     /// Return addresses differ when the compiler copied a call; the lines tell.
     fn same_place(&mut self, one: usize, other: usize) -> bool {
-        one == other
-            || self.module.as_ref().is_some_and(|module| {
-                let lines = module.lines();
-                lines.find(one) == lines.find(other)
-            })
+        if one == other {
+            return true;
+        }
+        if let Some(&known) = self.same_places.get(&(one, other)) {
+            return known;
+        }
+        let same = self.module.as_ref().is_some_and(|module| {
+            let lines = module.lines();
+            lines.find(one) == lines.find(other)
+        });
+        self.same_places.insert((one, other), same);
+        same
     }
 
     pub(super) fn arrive_at_barrier(&mut self, flags: u32, site: usize) {

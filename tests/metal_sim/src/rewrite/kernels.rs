@@ -135,7 +135,10 @@ impl Rewriter {
         }
         let body = end + 1..self.tokens.close(end + 1);
         let (file, line) = self.tokens.place(open - 1);
-        let max_threads = attributes.max_threads.unwrap_or_else(|| "0".to_string());
+        let limit = attributes.max_threads;
+        // Parameters of a template mean nothing where its instances are registered.
+        let known = limit.filter(|limit| !template || limit.parse::<u32>().is_ok());
+        let max_threads = known.unwrap_or_else(|| "0".to_string());
         let kernel = KernelSource { name: name.clone(), parameters, file, line, max_threads, body };
         if !template {
             let host = attributes.host_name.unwrap_or_else(|| format!("\"{name}\""));
@@ -255,7 +258,7 @@ impl Rewriter {
             self.tokens.blank(start + 1..attributes.end);
             return last + 1;
         }
-        let function = self.without_spaces(at..end);
+        let function = self.tokens.join_without(at..end, &SPACES);
         self.tokens.blank(start..(last + 1).min(self.tokens.len()));
         self.tokens.list[start].text = self.registration(&kernel, &host, &function);
         last + 1
@@ -268,11 +271,6 @@ impl Rewriter {
             self.remark(at, format!("second kernel with the host name \"{name}\""));
         }
         self.host_names.push(name);
-    }
-
-    fn without_spaces(&self, range: Range<usize>) -> String {
-        let kept = range.filter(|&i| !SPACES.contains(&self.tokens.at(i)));
-        kept.map(|i| self.tokens.at(i)).collect::<Vec<_>>().join(" ")
     }
 
     fn registration(&mut self, kernel: &KernelSource, host: &str, function: &str) -> String {

@@ -46,11 +46,13 @@ impl Rewriter {
         let mut name = at - 1;
         while name < end {
             let mut after = name + 1;
+            let mut extent = String::new(); // in parentheses, as it may compare with `>`
             while self.tokens.at(after) == "[" {
-                after = self.tokens.close(after) + 1;
+                let end = self.tokens.close(after);
+                extent.push_str(&format!("[({})]", self.tokens.join(after + 1..end)));
+                after = end + 1;
             }
             let word = self.tokens.at(name).to_string();
-            let extent = self.tokens.join(name + 1..after);
             let mut next = after;
             while next < end && self.tokens.at(next) != "," {
                 next = match self.tokens.at(next) {

@@ -120,10 +120,23 @@ impl Tokens {
         }
     }
 
-    /// Tokens on one line, spaced.
+    /// Tokens on one line, spaced as they were.
     pub(crate) fn join(&self, range: std::ops::Range<usize>) -> String {
-        let texts = self.list[range].iter().map(|token| token.text.as_str());
-        texts.filter(|text| !text.is_empty()).collect::<Vec<_>>().join(" ")
+        self.join_without(range, &[])
+    }
+
+    /// Like [`Self::join`], without some words.
+    pub(crate) fn join_without(&self, range: std::ops::Range<usize>, words: &[&str]) -> String {
+        let mut out = String::new();
+        for token in &self.list[range] {
+            if !token.before.is_empty() && !out.is_empty() && !out.ends_with(' ') {
+                out.push(' ');
+            }
+            if !words.contains(&token.text.as_str()) {
+                out.push_str(&token.text);
+            }
+        }
+        out.trim_end().to_string()
     }
 
     /// The token that closes the bracket at `open`, or the last one.

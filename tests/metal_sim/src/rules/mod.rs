@@ -10,9 +10,9 @@ use std::path::Path;
 
 use crate::compiler::Compiler;
 use crate::error::Result;
-use crate::library::Source;
 use crate::rewrite::tokens::Tokens;
 use crate::rewrite::{self, Purpose, Remark, constant_prologue};
+use crate::source::Source;
 
 /// Something in a source that Metal does not allow.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -62,10 +62,12 @@ pub fn check(source: &Source, compiler: &Compiler, cache: &Path) -> Result<Vec<V
     let text = format!("{}{}", constant_prologue(&Default::default()), rewritten.text);
     let draft = crate::cache::draft(&preprocessed.folder).with_extension("cpp");
     crate::error::at_path(&draft, std::fs::write(&draft, text))?;
+    let object = draft.with_extension("o");
     let mut arguments: Vec<String> = FLAGS.map(String::from).to_vec();
+    arguments.extend(compiler.check_flags(&object));
     arguments.push(draft.display().to_string());
     let output = compiler.run(Some(&preprocessed.folder), arguments);
-    let _ = std::fs::remove_file(&draft);
+    let _ = (std::fs::remove_file(&draft), std::fs::remove_file(&object));
     let messages = output?.stderr;
     found.extend(diagnostics(&String::from_utf8_lossy(&messages), shim));
     found.sort();
@@ -73,13 +75,12 @@ pub fn check(source: &Source, compiler: &Compiler, cache: &Path) -> Result<Vec<V
     Ok(found)
 }
 
-const FLAGS: [&str; 13] = [
+const FLAGS: [&str; 12] = [
     "-x",
     "c++",
     "-std=c++17",
     "-nostdinc",
     "-nostdinc++",
-    "-fsyntax-only",
     "-fsigned-char",
     "-ferror-limit=0",
     "-fno-caret-diagnostics",

@@ -1,0 +1,100 @@
+//! From rewritten source to a shared library, by way of the cache.
+
+use std::path::{Path, PathBuf};
+
+use crate::compiler::Compiler;
+use crate::error::{Result, at_path};
+use crate::{cache, shim};
+
+const COMMON_FLAGS: [&str; 10] = [
+    "-x",
+    "c++",
+    "-std=c++17",
+    "-nostdinc",
+    "-nostdinc++",
+    "-fPIC",
+    "-fno-exceptions",
+    "-fno-rtti",
+    "-fsigned-char",
+    "-w",
+];
+
+/// KASAN's outlined checks report every access, its exact size and its known alignment; the
+/// optimizer neither drops nor invents accesses under it.
+const KERNEL_FLAGS: [&str; 35] = [
+    "-O1",
+    "-gline-tables-only",
+    "-fno-threadsafe-statics",
+    "-ffp-contract=off",
+    "-fno-vectorize",
+    "-fno-slp-vectorize",
+    "-fno-strict-aliasing",
+    "-fno-delete-null-pointer-checks",
+    "-Xclang",
+    "-ffloat16-excess-precision=none",
+    "-Xclang",
+    "-fbfloat16-excess-precision=none",
+    "-fsanitize=kernel-address,array-bounds",
+    "-fsanitize-recover=kernel-address,array-bounds",
+    "-mllvm",
+    "-asan-instrumentation-with-call-threshold=0",
+    "-mllvm",
+    "-asan-stack=0",
+    "-mllvm",
+    "-asan-globals=0",
+    "-mllvm",
+    "-asan-opt-same-temp=0",
+    "-mllvm",
+    "-asan-kernel-mem-intrinsic-prefix=1",
+    "-mllvm",
+    "-asan-mapping-scale=4",
+    "-mllvm",
+    "-asan-opt-globals=0",
+    "-mllvm",
+    "-simplifycfg-hoist-common=false", // two accesses stay two, each with its line
+    "-mllvm",
+    "-simplifycfg-sink-common=false",
+    "-mllvm",
+    "-disable-loop-idiom-all", // a loop of loads must not become a memcpy next to them
+    "-c",
+];
+
+/// Compiles `text`, unless the cache has it.
+pub(crate) fn build(
+    source: &Path,
+    compiler: &Compiler,
+    folder: &Path,
+    text: &str,
+) -> Result<PathBuf> {
+    let identity = compiler.identity();
+    let parts = [identity.as_str(), env!("CARGO_PKG_VERSION"), shim::RUNTIME, text];
+    let flags = COMMON_FLAGS.iter().chain(&KERNEL_FLAGS).copied();
+    let key = cache::key(parts.into_iter().chain(flags));
+    let library = folder.join(format!("{key}.so"));
+    if library.is_file() {
+        return Ok(library);
+    }
+    let draft = cache::draft(folder);
+    at_path(&draft, std::fs::create_dir_all(&draft))?;
+    let (kernels, runtime) = (draft.join("kernels.cpp"), draft.join("runtime.cpp"));
+    at_path(&kernels, std::fs::write(&kernels, text))?;
+    at_path(&runtime, std::fs::write(&runtime, shim::RUNTIME))?;
+    let outputs = [draft.join("kernels.o"), draft.join("runtime.o"), draft.join("kernels.so")];
+    let run = |flags: &[&str], inputs: &[&Path], output: &Path| {
+        let mut arguments = compiler.machine_flags();
+        arguments.extend(flags.iter().map(ToString::to_string));
+        arguments.extend(inputs.iter().map(|path| path.display().to_string()));
+        arguments.extend(["-o".to_string(), output.display().to_string()]);
+        arguments.extend(flags.contains(&"-shared").then(|| "-lm".to_string()));
+        compiler.compile(folder, source, arguments).map(drop)
+    };
+    let result = run(&[&COMMON_FLAGS[..], &KERNEL_FLAGS].concat(), &[&kernels], &outputs[0])
+        .and_then(|()| run(&[&COMMON_FLAGS[..], &["-O2", "-c"]].concat(), &[&runtime], &outputs[1]))
+        .and_then(|()| {
+            let inputs: [&Path; 2] = [&outputs[0], &outputs[1]];
+            run(&["-shared", "-nostdlib++"], &inputs, &outputs[2])
+        })
+        .and_then(|()| cache::publish(&outputs[2], &library));
+    let _ = std::fs::remove_dir_all(&draft);
+    result.map(|()| library)
+}
