@@ -71,6 +71,16 @@ pub fn with_device<R>(device: Device, f: impl FnOnce() -> R) -> R {
 }
 
 /// Runs `f`; the ops it builds go to the stream.
+///
+/// ```
+/// use mlx_primitives::{Array, device::{Device, Stream, with_stream}};
+///
+/// let stream = Stream::new(Device::Cpu)?;
+/// let x = with_stream(&stream, || Array::ones::<f32>(&[2])?.exp())?;
+/// x.eval()?;
+/// stream.synchronize()?;
+/// # Ok::<(), mlx_primitives::Error>(())
+/// ```
 pub fn with_stream<R>(stream: &Stream, f: impl FnOnce() -> R) -> R {
     with_place(stream.device.place(stream.index), f)
 }

@@ -4,6 +4,9 @@
 //! does not would end the process. What is declared infallible only reads a descriptor.
 
 use crate::eval_cpu::{rms_norm_cpu, rope_cpu, softmax_cpu};
+use crate::simulate::{
+    SimulatedKernel, SimulatedLibrary, simulate, simulated_kernel, simulated_library,
+};
 use crate::transforms::Closure;
 
 #[cxx::bridge(namespace = "mlx_primitives::bridge")]
@@ -129,6 +132,30 @@ pub(crate) mod bridge {
         forward: bool,
         base: f32,
         scale: f32,
+    }
+
+    /// Memory that a simulated dispatch binds to `[[buffer(index)]]`.
+    struct SimulatedBuffer {
+        index: u32,
+        address: usize,
+        bytes: usize,
+        writable: bool,
+    }
+
+    /// Bytes of `[[threadgroup(index)]]`.
+    struct SimulatedThreadgroup {
+        index: u32,
+        bytes: usize,
+    }
+
+    /// A dispatch of a Metal kernel that the simulator runs.
+    struct SimulatedDispatch {
+        buffers: Vec<SimulatedBuffer>,
+        threadgroup: Vec<SimulatedThreadgroup>,
+        /// Threadgroups, or threads, in each dimension.
+        grid: [u32; 3],
+        grid_is_threads: bool,
+        group: [u32; 3],
     }
 
     unsafe extern "C++" {
@@ -385,5 +412,15 @@ pub(crate) mod bridge {
             offsets: *const i32,
             offset_count: usize,
         );
+
+        // Metal in a simulator, for tests; in all other builds they fail.
+        type SimulatedLibrary;
+        type SimulatedKernel;
+
+        fn simulated_library(source: &str) -> Result<Box<SimulatedLibrary>>;
+        fn simulated_kernel(library: &SimulatedLibrary, name: &str)
+        -> Result<Box<SimulatedKernel>>;
+        /// The buffers are valid until it returns; an address bound twice is in place.
+        unsafe fn simulate(kernel: &SimulatedKernel, dispatch: &SimulatedDispatch) -> Result<()>;
     }
 }

@@ -40,6 +40,8 @@ pub mod memory;
 pub mod ops;
 pub mod plan;
 pub mod random;
+#[cfg_attr(not(all(feature = "simulate-metal", target_os = "linux")), path = "no_simulator.rs")]
+mod simulate;
 pub mod transforms;
 pub mod yardstick;
 

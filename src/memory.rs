@@ -1,4 +1,16 @@
 //! What MLX's allocator holds, in bytes.
+//!
+//! ```
+//! use mlx_primitives::{Array, memory};
+//!
+//! memory::reset_peak_memory();
+//! let x = Array::ones::<f32>(&[1024])?;
+//! x.eval()?;
+//! assert!(memory::active_memory() >= 4096 && memory::peak_memory() >= 4096);
+//! drop(x);
+//! memory::clear_cache()?;
+//! # Ok::<(), mlx_primitives::Error>(())
+//! ```
 
 use crate::error::Result;
 use crate::ffi::bridge as ffi;

@@ -91,6 +91,16 @@ pub fn vjp(
 }
 
 /// The outputs of `f` at `primals`, and their derivatives along `tangents`.
+///
+/// ```
+/// use mlx_primitives::{Array, transforms};
+///
+/// let x = Array::scalar(3.0f32)?;
+/// let t = Array::scalar(2.0f32)?;
+/// let (_, dy) = transforms::jvp(|x| Ok(vec![x[0].square()?]), &[&x], &[&t])?;
+/// assert_eq!(dy[0].item::<f32>()?, 12.0);
+/// # Ok::<(), mlx_primitives::Error>(())
+/// ```
 pub fn jvp(
     f: impl FnMut(&[Array]) -> Result<Vec<Array>>,
     primals: &[&Array],

@@ -72,6 +72,13 @@ impl Reduce for std::ops::RangeFull {
 macro_rules! unary {
     ($($(#[$doc:meta])* $name:ident => $op:ident;)*) => {
         /// Elementwise functions of one array.
+        ///
+        /// ```
+        /// # use mlx_primitives::Array;
+        /// let x = Array::from_slice(&[-4.0f32, 9.0], &[2])?;
+        /// assert_eq!(x.abs()?.sqrt()?.to_vec::<f32>()?, [2.0, 3.0]);
+        /// # Ok::<(), mlx_primitives::Error>(())
+        /// ```
         impl Array {$(
             $(#[$doc])*
             pub fn $name(&self) -> Result<Array> {
@@ -117,6 +124,15 @@ unary! {
 macro_rules! binary {
     ($($(#[$doc:meta])* $name:ident => $op:ident;)*) => {
         /// Elementwise functions of two arrays, which broadcast, or of an array and a number.
+        ///
+        /// ```
+        /// # use mlx_primitives::Array;
+        /// let x = Array::from_slice(&[1.0f32, 2.0], &[2])?;
+        /// let y = x.multiply(&x)?.add(0.5)?;
+        /// assert_eq!(y.to_vec::<f32>()?, [1.5, 4.5]);
+        /// assert_eq!(y.greater(2.0)?.to_vec::<bool>()?, [false, true]);
+        /// # Ok::<(), mlx_primitives::Error>(())
+        /// ```
         impl Array {$(
             $(#[$doc])*
             pub fn $name(&self, right: impl Operand) -> Result<Array> {
@@ -163,6 +179,15 @@ binary! {
 macro_rules! reductions {
     ($($(#[$doc:meta])* $name:ident => $op:ident;)*) => {
         /// Reductions over `axes` (`1`, `[0, -1]` or `..` for all); `keepdims` leaves them as 1.
+        ///
+        /// ```
+        /// # use mlx_primitives::Array;
+        /// let x = Array::arange::<f32>(0.0, 6.0, 1.0)?.reshape(&[2, 3])?;
+        /// assert_eq!(x.sum(-1, false)?.to_vec::<f32>()?, [3.0, 12.0]);
+        /// assert_eq!(x.max([0, 1], true)?.shape(), [1, 1]);
+        /// assert_eq!(x.mean(.., false)?.item::<f32>()?, 2.5);
+        /// # Ok::<(), mlx_primitives::Error>(())
+        /// ```
         impl Array {$(
             $(#[$doc])*
             pub fn $name(&self, axes: impl Reduce, keepdims: bool) -> Result<Array> {
@@ -210,6 +235,14 @@ impl Array {
     }
 
     /// The `uint32` index of the greatest element along `axis`.
+    ///
+    /// ```
+    /// # use mlx_primitives::Array;
+    /// let x = Array::from_slice(&[1i32, 7, 3], &[3])?;
+    /// assert_eq!(x.argmax(0, false)?.item::<u32>()?, 1);
+    /// assert_eq!(x.argsort(0)?.to_vec::<u32>()?, [0, 2, 1]);
+    /// # Ok::<(), mlx_primitives::Error>(())
+    /// ```
     pub fn argmax(&self, axis: i32, keepdims: bool) -> Result<Array> {
         Array::from_bridge(ffi::argmax(self.raw(), axis, keepdims))
     }

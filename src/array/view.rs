@@ -54,6 +54,14 @@ impl IntoIndex for (Range<i32>, i32) {
 /// Shapes, slices and types: all of them lazy, most of them without a copy.
 impl Array {
     /// The same elements in another shape; one dimension may be -1, to be worked out.
+    ///
+    /// ```
+    /// # use mlx_primitives::Array;
+    /// let x = Array::zeros::<f32>(&[2, 6])?;
+    /// assert_eq!(x.reshape(&[3, -1])?.shape(), [3, 4]);
+    /// assert!(x.reshape(&[5, 5]).is_err());
+    /// # Ok::<(), mlx_primitives::Error>(())
+    /// ```
     pub fn reshape(&self, shape: &[i32]) -> Result<Array> {
         Array::from_bridge(ffi::reshape(self.raw(), shape))
     }
@@ -106,6 +114,14 @@ impl Array {
     /// A copy with `update` written where `index` selects; in place if nothing else uses `self`.
     ///
     /// Steps are not supported; `update` broadcasts to the selection.
+    ///
+    /// ```
+    /// # use mlx_primitives::Array;
+    /// let x = Array::zeros::<i32>(&[4])?;
+    /// let y = x.slice_update(&[&(1..3)], &Array::scalar(7)?)?;
+    /// assert_eq!(y.to_vec::<i32>()?, [0, 7, 7, 0]);
+    /// # Ok::<(), mlx_primitives::Error>(())
+    /// ```
     pub fn slice_update(&self, index: &[&dyn IntoIndex], update: &Array) -> Result<Array> {
         let (start, stop, steps) = self.bounds("slice_update", index)?;
         if steps.iter().any(|&step| step != 1) {
@@ -151,6 +167,13 @@ impl Array {
     }
 
     /// Converted to another type; nothing to do if it has it.
+    ///
+    /// ```
+    /// # use mlx_primitives::{Array, Dtype};
+    /// let x = Array::from_slice(&[1.5f32], &[1])?.astype(Dtype::Int32)?;
+    /// assert_eq!(x.to_vec::<i32>()?, [1]);
+    /// # Ok::<(), mlx_primitives::Error>(())
+    /// ```
     pub fn astype(&self, dtype: Dtype) -> Result<Array> {
         if dtype == self.dtype() {
             return Ok(self.clone());
@@ -245,6 +268,14 @@ pub fn stack(arrays: &[&Array], axis: i32) -> Result<Array> {
 }
 
 /// Elements of `a` where `condition` is true, of `b` elsewhere; all three broadcast.
+///
+/// ```
+/// # use mlx_primitives::{Array, select};
+/// let x = Array::from_slice(&[-1.0f32, 2.0], &[2])?;
+/// let relu = select(&x.greater(0.0)?, &x, &Array::scalar(0.0f32)?)?;
+/// assert_eq!(relu.to_vec::<f32>()?, [0.0, 2.0]);
+/// # Ok::<(), mlx_primitives::Error>(())
+/// ```
 pub fn select(condition: &Array, a: &Array, b: &Array) -> Result<Array> {
     Array::from_bridge(ffi::select(condition.raw(), a.raw(), b.raw()))
 }

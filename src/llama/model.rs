@@ -51,6 +51,17 @@ impl Llama {
 
     /// Logits `[batch, time, vocab]` of what follows each of `tokens` (integers `[batch, time]`),
     /// which continue the positions in `cache` and are appended to it.
+    ///
+    /// ```
+    /// use mlx_primitives::{Array, llama::Checkpoint};
+    ///
+    /// let llama = Checkpoint::demo()?.llama;
+    /// let mut cache = llama.new_cache();
+    /// let tokens = Array::from_slice(&[423u32, 424], &[1, 2])?;
+    /// assert_eq!(llama.forward(&tokens, &mut cache)?.shape(), [1, 2, 512]);
+    /// assert_eq!(cache.len(), 2);
+    /// # Ok::<(), mlx_primitives::Error>(())
+    /// ```
     pub fn forward(&self, tokens: &Array, cache: &mut Cache) -> Result<Array> {
         if tokens.ndim() != 2 || cache.layers.len() != self.layers.len() {
             return Err(Error::argument(

@@ -26,6 +26,15 @@ impl Default for Sampling {
 }
 
 /// Draws tokens; the same seed draws the same ones.
+///
+/// ```
+/// use mlx_primitives::{Array, llama::{Sampler, Sampling}};
+///
+/// let logits = Array::from_slice(&[0.0f32, 9.0, 1.0], &[1, 3])?;
+/// let mut sampler = Sampler::new(Sampling { temp: 0.7, top_k: 1, ..Sampling::default() })?;
+/// assert_eq!(sampler.sample(&logits)?.to_vec::<u32>()?, [1]);
+/// # Ok::<(), mlx_primitives::Error>(())
+/// ```
 pub struct Sampler {
     sampling: Sampling,
     key: Array,

@@ -6,6 +6,15 @@ use tokenizers::{
 use crate::error::{Error, Result};
 
 /// Text to tokens and back, from a `tokenizer.json`.
+///
+/// ```
+/// use mlx_primitives::llama::Checkpoint;
+///
+/// let tokenizer = Checkpoint::demo()?.tokenizer;
+/// let tokens = tokenizer.encode("Zoë smiled.")?;
+/// assert_eq!(tokenizer.decode(&tokens)?, "Zoë smiled.");
+/// # Ok::<(), mlx_primitives::Error>(())
+/// ```
 pub struct Tokenizer(tokenizers::Tokenizer);
 
 impl Tokenizer {

@@ -1,0 +1,116 @@
+//! Where the stand-in for Metal's device enters Rust: kernels run in the simulator of
+//! `tests/metal_sim`. Compiled for tests only, by the feature `simulate-metal`.
+
+use std::fmt::Display;
+use std::fs::{File, OpenOptions};
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::io::Write;
+use std::path::Path;
+use std::sync::OnceLock;
+
+use metal_sim::{Access, Buffer, Compiler, Constants, Dispatch, Kernel, Library, Schedule, Source};
+
+use crate::error::{Error, Result};
+use crate::ffi::bridge::SimulatedDispatch;
+
+/// `forward`, `reversed` or `shuffled:<seed>`: the order that threads run in.
+const SCHEDULE: &str = "MLX_PRIMITIVES_SIMULATE_METAL";
+/// A file that gets a line, the kernel's name, for each dispatch that ran without a fault.
+const LOG: &str = "MLX_PRIMITIVES_SIMULATE_LOG";
+/// Compiled kernels, by their content.
+const CACHE: &str = concat!(env!("OUT_DIR"), "/metal-sim");
+/// Where `scripts/build_metal.sh` brings a compiler to.
+const BROUGHT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/.mlx/python");
+
+pub(crate) struct SimulatedLibrary(Library);
+
+pub(crate) struct SimulatedKernel(Kernel);
+
+fn failed(error: impl Display) -> Error {
+    Error::Mlx(format!("[simulate] {error}"))
+}
+
+pub(crate) fn simulated_library(source: &str) -> Result<Box<SimulatedLibrary>> {
+    // Named by content, for the cache; renamed into place, for processes that start together.
+    let mut hasher = DefaultHasher::new();
+    source.hash(&mut hasher);
+    let path = Path::new(CACHE).join(format!("embedded-{:016x}.metal", hasher.finish()));
+    let draft = path.with_extension(std::process::id().to_string());
+    std::fs::create_dir_all(CACHE).map_err(failed)?;
+    std::fs::write(&draft, source).map_err(failed)?;
+    std::fs::rename(&draft, &path).map_err(failed)?;
+    let library = Library::compile(&Source::new(&path), &compiler()?, Path::new(CACHE));
+    Ok(Box::new(SimulatedLibrary(library.map_err(failed)?)))
+}
+
+fn compiler() -> Result<Compiler> {
+    let found = Compiler::find();
+    if found.is_ok() || std::env::var_os("METAL_SIM_CLANG").is_some() {
+        return found.map_err(failed);
+    }
+    Compiler::at(BROUGHT).map_err(|_| {
+        failed(
+            "no clang 17 or later and no zig to compile kernels with: run scripts/build_metal.sh",
+        )
+    })
+}
+
+pub(crate) fn simulated_kernel(
+    library: &SimulatedLibrary,
+    name: &str,
+) -> Result<Box<SimulatedKernel>> {
+    let kernel = library.0.kernel(name, &Constants::new()).map_err(failed)?;
+    Ok(Box::new(SimulatedKernel(kernel)))
+}
+
+/// # Safety
+/// As declared in `ffi.rs`.
+pub(crate) unsafe fn simulate(
+    kernel: &SimulatedKernel,
+    dispatch: &SimulatedDispatch,
+) -> Result<()> {
+    let mut run = Dispatch::new(&kernel.0).schedule(schedule()?);
+    for bound in &dispatch.buffers {
+        let address = std::ptr::with_exposed_provenance_mut(bound.address);
+        let access = if bound.writable { Access::Write } else { Access::Read };
+        // SAFETY: the caller's promise is the simulator's.
+        run = run.buffer(bound.index, unsafe { Buffer::raw(address, bound.bytes, access) });
+    }
+    for memory in &dispatch.threadgroup {
+        run = run.threadgroup(memory.index, memory.bytes);
+    }
+    run = if dispatch.grid_is_threads {
+        run.threads(dispatch.grid, dispatch.group)
+    } else {
+        run.grid_groups(dispatch.grid, dispatch.group)
+    };
+    run.run().and_then(metal_sim::Report::check).map_err(|error| {
+        failed(format_args!("{} over {:?}: {error}", kernel.0.name(), dispatch.grid))
+    })?;
+    record(kernel.0.name())
+}
+
+fn schedule() -> Result<Schedule> {
+    let text = std::env::var(SCHEDULE).unwrap_or_default();
+    let seed = text.strip_prefix("shuffled:").and_then(|seed| seed.parse().ok());
+    match (text.as_str(), seed) {
+        ("forward", _) => Ok(Schedule::Forward),
+        ("reversed", _) => Ok(Schedule::Reversed),
+        (_, Some(seed)) => Ok(Schedule::Shuffled(seed)),
+        _ => Err(failed(format_args!(
+            "expected {SCHEDULE} to be forward, reversed or shuffled:<seed>, got '{text}'"
+        ))),
+    }
+}
+
+fn record(kernel: &str) -> Result<()> {
+    static FILE: OnceLock<Option<File>> = OnceLock::new();
+    let open = |path| OpenOptions::new().create(true).append(true).open(path).ok();
+    let file = FILE.get_or_init(|| std::env::var_os(LOG).and_then(open));
+    match file {
+        // One write: lines of several threads and processes do not mix.
+        Some(file) => (&*file).write_all(format!("{kernel}\n").as_bytes()).map_err(failed),
+        None if std::env::var_os(LOG).is_some() => Err(failed(format_args!("cannot open {LOG}"))),
+        None => Ok(()),
+    }
+}
