@@ -9,9 +9,14 @@ use std::process::Command;
 
 use anyhow::{Context, Result, bail, ensure};
 
+/// What stands in for a Mac's Metal device in tests.
+const STAND_IN: &str = "tests/metal_device";
+
 fn main() -> Result<()> {
     let root = PathBuf::from(env::var("CARGO_MANIFEST_DIR")?);
     for path in ["build.rs", "src/ffi.rs", "cpp", "metal", "cmake", ".mlx/mlx_primitives.metallib"]
+        .into_iter()
+        .chain(simulates_metal().then_some(STAND_IN))
     {
         println!("cargo::rerun-if-changed={path}");
     }
@@ -29,6 +34,12 @@ fn main() -> Result<()> {
     drop(bridge); // only the generated code is wanted: CMake compiles it with cpp/
     build_cpp(&root, &mlx)?;
     link(&mlx)
+}
+
+/// Whether `eval_gpu` is compiled for the simulator: a Mac has the real thing.
+fn simulates_metal() -> bool {
+    env::var_os("CARGO_FEATURE_SIMULATE_METAL").is_some()
+        && env::var("CARGO_CFG_TARGET_OS").is_ok_and(|os| os == "linux")
 }
 
 /// An MLX install prefix: `include`, `lib`, `share/cmake/MLX`.
@@ -114,6 +125,7 @@ fn build_cpp(root: &Path, mlx: &Mlx) -> Result<()> {
         .define("MLX_HEADER_VERSION", &mlx.version)
         .define("CXXBRIDGE_DIR", out.join("cxxbridge"))
         .define("BUILT_METALLIB", root.join(".mlx/mlx_primitives.metallib"))
+        .define("SIMULATE_METAL", if simulates_metal() { "ON" } else { "OFF" })
         .define("CMAKE_EXPORT_COMPILE_COMMANDS", "ON");
 
     // What MLX's own wheels are built for; Rust's default is older.

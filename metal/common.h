@@ -82,26 +82,61 @@ struct Place {
   uint simds;
 };
 
-// The reductions below cost one barrier: every SIMD group writes its partial result to a
-// slot of its own and then combines all of them itself, so nothing is broadcast back.
-// A threadgroup has at most 32 SIMD groups, so one lane each is enough for the slots.
+// Every SIMD group writes its partial result to a slot of its own. A threadgroup has at most
+// 32 SIMD groups, so one lane each is enough for the slots. The first SIMD group combines them
+// and shares the result, which takes a second barrier; the `_at_once` variants let every SIMD
+// group combine them, which takes one more SIMD operation each.
+
+METAL_FUNC float combined_sum(const threadgroup float* slots, Place at) {
+  return simd_sum(at.lane < at.simds ? slots[at.lane] : 0.0f);
+}
+
+METAL_FUNC float combined_max(const threadgroup float* slots, Place at) {
+  return simd_max(at.lane < at.simds ? slots[at.lane] : -FLT_MAX);
+}
+
+METAL_FUNC void write_slot(float partial, threadgroup float* slots, Place at) {
+  if (at.lane == 0) {
+    slots[at.simd] = partial;
+  }
+  threadgroup_barrier(mem_flags::mem_threadgroup);
+}
+
+/** What the first SIMD group holds in its first lane, in every thread. */
+METAL_FUNC float shared_result(float result, threadgroup float* slots, Place at) {
+  if (at.simd == 0 && at.lane == 0) {
+    slots[0] = result;
+  }
+  threadgroup_barrier(mem_flags::mem_threadgroup);
+  return slots[0];
+}
 
 /** Sum over the threadgroup, in every thread. */
 METAL_FUNC float group_sum(float value, threadgroup float* slots, Place at) {
-  value = simd_sum(value);
-  if (at.lane == 0) {
-    slots[at.simd] = value;
+  float sum = simd_sum(value);
+  write_slot(sum, slots, at);
+  if (at.simd == 0) {
+    sum = combined_sum(slots, at);
   }
-  threadgroup_barrier(mem_flags::mem_threadgroup);
-  return simd_sum(at.lane < at.simds ? slots[at.lane] : 0.0f);
+  return shared_result(sum, slots, at);
 }
 
 /** Maximum over the threadgroup, in every thread. */
 METAL_FUNC float group_max(float value, threadgroup float* slots, Place at) {
-  value = simd_max(value);
-  if (at.lane == 0) {
-    slots[at.simd] = value;
+  float maximum = simd_max(value);
+  write_slot(maximum, slots, at);
+  if (at.simd == 0) {
+    maximum = combined_max(slots, at);
   }
-  threadgroup_barrier(mem_flags::mem_threadgroup);
-  return simd_max(at.lane < at.simds ? slots[at.lane] : -FLT_MAX);
+  return shared_result(maximum, slots, at);
+}
+
+METAL_FUNC float group_sum_at_once(float value, threadgroup float* slots, Place at) {
+  write_slot(simd_sum(value), slots, at);
+  return combined_sum(slots, at);
+}
+
+METAL_FUNC float group_max_at_once(float value, threadgroup float* slots, Place at) {
+  write_slot(simd_max(value), slots, at);
+  return combined_max(slots, at);
 }

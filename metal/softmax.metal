@@ -96,14 +96,24 @@ template <typename T, uint QUADS>
     load_row4(values[q], x, (q * threads + thread_index) * READS, params.axis);
     maximum = max4(maximum, values[q]);
   }
-  maximum = group_max(maximum, scratch, place);
+  // MLX goes through rows of several quads in a loop, with two barriers in all: so do these.
+  if (QUADS == 1) {
+    maximum = group_max(maximum, scratch, place);
+  } else {
+    maximum = group_max_at_once(maximum, scratch, place);
+  }
 
   float sum = 0.0f;
   for (uint q = 0; q < QUADS; q++) {
     sum = exp4(sum, values[q], maximum);
   }
   // Slots of their own: a slow SIMD group may still be reading the maxima.
-  const float factor = 1.0f / group_sum(sum, scratch + simds, place);
+  if (QUADS == 1) {
+    sum = group_sum(sum, scratch + simds, place);
+  } else {
+    sum = group_sum_at_once(sum, scratch + simds, place);
+  }
+  const float factor = 1.0f / sum;
   for (uint q = 0; q < QUADS; q++) {
     store_scaled4(out, (q * threads + thread_index) * READS, params.axis, values[q], factor);
   }

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# Brings what the build needs and this machine lacks (MLX, CMake, Ninja) into
-# .mlx/, and on macOS compiles metal/*.metal into mlx_primitives.metallib.
+# Brings what the build needs and this machine lacks (MLX, CMake, Ninja; on Linux
+# a clang for the tests that simulate Metal) into .mlx/, and on macOS compiles
+# metal/*.metal into mlx_primitives.metallib.
 # Run it as often as you like: what is already there is kept.
 set -euo pipefail
 
@@ -110,6 +111,21 @@ if [ "$system" = Darwin ]; then
     say "wrote .mlx/mlx_primitives.metallib"
   fi
 else
-  say "$system has no Metal: the kernels of src/cpu are used here"
+  say "$system has no Metal: the kernels of src/cpu are used here, and tests simulate Metal"
+  # What compiles the kernels for the simulator: clang 17 or later, or the one inside zig.
+  compiler=
+  for name in clang++-22 clang++-21 clang++-20 clang++-19 clang++-18 clang++-17 clang++; do
+    major=$("$name" -dumpversion 2>/dev/null | cut -d. -f1) || major=
+    if [ "${major:-0}" -ge 17 ]; then compiler=$(command -v "$name") && break; fi
+  done
+  [ -n "$compiler" ] || compiler=$(command -v zig || command -v python-zig || true)
+  if [ -z "$compiler" ] && [ -z "${METAL_SIM_CLANG:-}" ]; then
+    if [ ! -x "$site/ziglang/zig" ]; then
+      find_pip
+      pip_install "ziglang==$(tr -d '[:space:]' <"$root/cmake/zig_version.txt")"
+    fi
+    compiler=$site/ziglang/zig
+  fi
+  say "the simulator's compiler is ${METAL_SIM_CLANG:-$compiler}"
 fi
 say "ready: cargo build"

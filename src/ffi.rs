@@ -4,9 +4,7 @@
 //! does not would end the process. What is declared infallible only reads a descriptor.
 
 use crate::eval_cpu::{rms_norm_cpu, rope_cpu, softmax_cpu};
-use crate::simulate::{
-    SimulatedKernel, SimulatedLibrary, simulate, simulated_kernel, simulated_library,
-};
+use crate::simulate::*;
 use crate::transforms::Closure;
 
 #[cxx::bridge(namespace = "mlx_primitives::bridge")]
@@ -132,30 +130,6 @@ pub(crate) mod bridge {
         forward: bool,
         base: f32,
         scale: f32,
-    }
-
-    /// Memory that a simulated dispatch binds to `[[buffer(index)]]`.
-    struct SimulatedBuffer {
-        index: u32,
-        address: usize,
-        bytes: usize,
-        writable: bool,
-    }
-
-    /// Bytes of `[[threadgroup(index)]]`.
-    struct SimulatedThreadgroup {
-        index: u32,
-        bytes: usize,
-    }
-
-    /// A dispatch of a Metal kernel that the simulator runs.
-    struct SimulatedDispatch {
-        buffers: Vec<SimulatedBuffer>,
-        threadgroup: Vec<SimulatedThreadgroup>,
-        /// Threadgroups, or threads, in each dimension.
-        grid: [u32; 3],
-        grid_is_threads: bool,
-        group: [u32; 3],
     }
 
     unsafe extern "C++" {
@@ -368,7 +342,6 @@ pub(crate) mod bridge {
             weight: *const MlxArray,
             eps: f32,
         ) -> Result<UniquePtr<MlxArray>>;
-
         fn softmax(x: &MlxArray) -> Result<UniquePtr<MlxArray>>;
 
         unsafe fn rope(
@@ -412,15 +385,16 @@ pub(crate) mod bridge {
             offsets: *const i32,
             offset_count: usize,
         );
-
-        // Metal in a simulator, for tests; in all other builds they fail.
+        // Metal in a simulator, for tests. What is bound is valid until `simulate` returns.
         type SimulatedLibrary;
         type SimulatedKernel;
-
+        type SimulatedDispatch;
         fn simulated_library(source: &str) -> Result<Box<SimulatedLibrary>>;
-        fn simulated_kernel(library: &SimulatedLibrary, name: &str)
-        -> Result<Box<SimulatedKernel>>;
-        /// The buffers are valid until it returns; an address bound twice is in place.
+        fn simulated_kernel(of: &SimulatedLibrary, name: &str) -> Result<Box<SimulatedKernel>>;
+        fn simulated_dispatch(grid: [u32; 3], group: [u32; 3]) -> Box<SimulatedDispatch>;
+        fn bind(self: &mut SimulatedDispatch, index: u32, at: usize, bytes: usize, writable: bool);
+        fn reserve(self: &mut SimulatedDispatch, index: u32, bytes: usize);
+        fn count_threads(self: &mut SimulatedDispatch);
         unsafe fn simulate(kernel: &SimulatedKernel, dispatch: &SimulatedDispatch) -> Result<()>;
     }
 }

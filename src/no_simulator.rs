@@ -1,11 +1,24 @@
 //! Takes the place of `simulate.rs` wherever Metal is not simulated: nothing ever gets here.
 
 use crate::error::{Error, Result};
-use crate::ffi::bridge::SimulatedDispatch;
 
 pub(crate) enum SimulatedLibrary {}
 
 pub(crate) enum SimulatedKernel {}
+
+pub(crate) struct SimulatedDispatch;
+
+impl SimulatedDispatch {
+    pub(crate) fn count_threads(&mut self) {}
+
+    pub(crate) fn bind(&mut self, _index: u32, _at: usize, _bytes: usize, _writable: bool) {}
+
+    pub(crate) fn reserve(&mut self, _index: u32, _bytes: usize) {}
+}
+
+pub(crate) fn simulated_dispatch(_grid: [u32; 3], _group: [u32; 3]) -> Box<SimulatedDispatch> {
+    Box::new(SimulatedDispatch)
+}
 
 pub(crate) fn simulated_library(_source: &str) -> Result<Box<SimulatedLibrary>> {
     Err(Error::Mlx("[simulate] mlx-primitives was built without the simulator".to_owned()))

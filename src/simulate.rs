@@ -11,7 +11,6 @@ use std::sync::OnceLock;
 use metal_sim::{Access, Buffer, Compiler, Constants, Dispatch, Kernel, Library, Schedule, Source};
 
 use crate::error::{Error, Result};
-use crate::ffi::bridge::SimulatedDispatch;
 
 /// `forward`, `reversed` or `shuffled:<seed>`: the order that threads run in.
 const SCHEDULE: &str = "MLX_PRIMITIVES_SIMULATE_METAL";
@@ -25,6 +24,44 @@ const BROUGHT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/.mlx/python");
 pub(crate) struct SimulatedLibrary(Library);
 
 pub(crate) struct SimulatedKernel(Kernel);
+
+struct Bound {
+    index: u32,
+    at: usize,
+    bytes: usize,
+    writable: bool,
+}
+
+/// A dispatch before it runs.
+pub(crate) struct SimulatedDispatch {
+    grid: [u32; 3],
+    group: [u32; 3],
+    grid_is_threads: bool,
+    buffers: Vec<Bound>,
+    threadgroup: Vec<(u32, usize)>,
+}
+
+pub(crate) fn simulated_dispatch(grid: [u32; 3], group: [u32; 3]) -> Box<SimulatedDispatch> {
+    let (buffers, threadgroup) = (Vec::new(), Vec::new());
+    Box::new(SimulatedDispatch { grid, group, grid_is_threads: false, buffers, threadgroup })
+}
+
+impl SimulatedDispatch {
+    /// The grid is one of threads, not of threadgroups.
+    pub(crate) fn count_threads(&mut self) {
+        self.grid_is_threads = true;
+    }
+
+    /// Binds memory to `[[buffer(index)]]`; an address bound twice is in place.
+    pub(crate) fn bind(&mut self, index: u32, at: usize, bytes: usize, writable: bool) {
+        self.buffers.push(Bound { index, at, bytes, writable });
+    }
+
+    /// Sizes `[[threadgroup(index)]]`.
+    pub(crate) fn reserve(&mut self, index: u32, bytes: usize) {
+        self.threadgroup.push((index, bytes));
+    }
+}
 
 fn failed(error: impl Display) -> Error {
     Error::Mlx(format!("[simulate] {error}"))
@@ -71,13 +108,17 @@ pub(crate) unsafe fn simulate(
 ) -> Result<()> {
     let mut run = Dispatch::new(&kernel.0).schedule(schedule()?);
     for bound in &dispatch.buffers {
-        let address = std::ptr::with_exposed_provenance_mut(bound.address);
-        let access = if bound.writable { Access::Write } else { Access::Read };
+        let address = std::ptr::with_exposed_provenance_mut(bound.at);
+        let access = match (bound.writable, in_place(dispatch, bound.at)) {
+            (false, _) => Access::Read,
+            (true, false) => Access::Write,
+            (true, true) => Access::ReadWrite, // what stays as it is need not be written
+        };
         // SAFETY: the caller's promise is the simulator's.
         run = run.buffer(bound.index, unsafe { Buffer::raw(address, bound.bytes, access) });
     }
-    for memory in &dispatch.threadgroup {
-        run = run.threadgroup(memory.index, memory.bytes);
+    for &(index, bytes) in &dispatch.threadgroup {
+        run = run.threadgroup(index, bytes);
     }
     run = if dispatch.grid_is_threads {
         run.threads(dispatch.grid, dispatch.group)
@@ -88,6 +129,10 @@ pub(crate) unsafe fn simulate(
         failed(format_args!("{} over {:?}: {error}", kernel.0.name(), dispatch.grid))
     })?;
     record(kernel.0.name())
+}
+
+fn in_place(dispatch: &SimulatedDispatch, output: usize) -> bool {
+    dispatch.buffers.iter().any(|bound| !bound.writable && bound.at == output)
 }
 
 fn schedule() -> Result<Schedule> {

@@ -1,4 +1,4 @@
-// What the eval_cpu of every primitive shares: hand a call of a Rust kernel to the stream.
+// What the run_on_cpu of every primitive shares: hand a call of a Rust kernel to the stream.
 #pragma once
 
 #include "mlx-primitives/src/ffi.rs.h"

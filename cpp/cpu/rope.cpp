@@ -4,7 +4,7 @@
 
 namespace mlx_primitives {
 
-void Rope::eval_cpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) {
+void Rope::run_on_cpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) {
   const auto& x = inputs[0];
   const auto& offset = inputs[1];
   auto& out = outputs[0];

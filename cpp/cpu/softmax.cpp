@@ -4,7 +4,7 @@
 
 namespace mlx_primitives {
 
-void Softmax::eval_cpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) {
+void Softmax::run_on_cpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) {
   const auto& x = inputs[0];
   auto& out = outputs[0];
   require_row_contiguous("softmax", x);

@@ -32,7 +32,9 @@ Pipeline pipeline(const mx::Stream& stream, const std::function<Launch(uint32_t)
       return {std::move(launch), state};
     }
     if (allowed >= limit) {
-      throw std::runtime_error("[mlx_primitives] the plan of " + launch.kernel + " has no end.");
+      throw std::runtime_error(
+          "[mlx_primitives] " + launch.kernel + " has no plan for at most " +
+          std::to_string(allowed) + " threads.");
     }
     limit = allowed;
   }

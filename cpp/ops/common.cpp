@@ -23,6 +23,15 @@ void prefer_large_pages([[maybe_unused]] void* data, [[maybe_unused]] size_t byt
 
 } // namespace
 
+void FusedPrimitive::eval_cpu(
+    const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) {
+  if (simulating()) {
+    eval_gpu(inputs, outputs);
+  } else {
+    run_on_cpu(inputs, outputs);
+  }
+}
+
 void require_kernel_dtype(const char* op, mx::Dtype dtype) {
   if (dtype != mx::float32 && dtype != mx::float16 && dtype != mx::bfloat16) {
     refuse(op, "expected float32, float16 or bfloat16, got ", dtype);

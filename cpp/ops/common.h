@@ -12,15 +12,25 @@ namespace mlx_primitives {
 
 namespace mx = mlx::core;
 
+/** Whether eval_gpu runs here without a GPU, in a simulator: in tests, and only if asked to. */
+bool simulating();
+
 /** Base of every primitive here. Invariant: outputs are row-contiguous once evaluated. */
 class FusedPrimitive : public mx::Primitive {
  public:
   using mx::Primitive::Primitive;
+
+  /** Runs run_on_cpu, or what a GPU would run if that is simulated. */
+  void eval_cpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) final;
+
+ protected:
+  virtual void run_on_cpu(
+      const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) = 0;
 };
 
 /** The methods that every primitive of this library overrides. */
 #define PRIMITIVE_METHODS(TYPE)                                                     \
-  void eval_cpu(const std::vector<mx::array>&, std::vector<mx::array>&) override;   \
+  void run_on_cpu(const std::vector<mx::array>&, std::vector<mx::array>&) override; \
   void eval_gpu(const std::vector<mx::array>&, std::vector<mx::array>&) override;   \
   std::vector<mx::array> jvp(                                                       \
       const std::vector<mx::array>& primals,                                        \

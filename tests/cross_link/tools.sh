@@ -5,7 +5,7 @@ root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
 cross=$root/.mlx/cross
 me=$(basename "$0" .sh)
 logs=$cross/logs
-zig_version=0.16.0
+zig_version=$(tr -d '[:space:]' <"$root/cmake/zig_version.txt")
 
 say() { printf '%s\n' "$me: $*"; }
 die() {

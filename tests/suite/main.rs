@@ -17,6 +17,8 @@ mod printing;
 mod random;
 mod rms_norm;
 mod rope;
+#[cfg(target_os = "linux")]
+mod simulated;
 mod softmax;
 mod support;
 mod threads;

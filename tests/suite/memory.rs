@@ -12,7 +12,7 @@ use mlx_primitives::transforms::{compile, grad, jvp, vjp, vmap};
 use mlx_primitives::{Array, Error, async_eval, memory, ops};
 
 use crate::support::input::random32;
-use crate::support::{Checked, EPS, OPS};
+use crate::support::{Checked, EPS, OPS, fewer_if_simulated};
 
 const CHILD: &str = "MLX_PRIMITIVES_TEST_MEMORY";
 /// Fragmentation and buffers of the allocator; one leaked array a round would be tens of times this.
@@ -28,6 +28,7 @@ fn resident() -> usize {
 
 /// In a process of its own: `round` many times after a tenth as many to warm up.
 fn stays_flat(test: &str, rounds: u64, round: impl Fn(u64) -> anyhow::Result<()>) -> Checked {
+    let rounds = fewer_if_simulated(test, rounds, 50);
     if env::var_os(CHILD).is_none() {
         let child = Command::new(env::current_exe()?)
             .args(["--exact", &format!("memory::{test}"), "--nocapture"])
@@ -41,7 +42,7 @@ fn stays_flat(test: &str, rounds: u64, round: impl Fn(u64) -> anyhow::Result<()>
         println!("{}", text.lines().find(|line| line.contains("rounds")).unwrap_or_default());
         return Ok(());
     }
-    for i in 0..rounds / 10 {
+    for i in 0..(rounds / 10).max(2) {
         round(i)?;
     }
     memory::clear_cache()?;

@@ -21,11 +21,12 @@ const COMMON_FLAGS: [&str; 10] = [
 
 /// KASAN's outlined checks report every access, its exact size and its known alignment; the
 /// optimizer neither drops nor invents accesses under it.
-const KERNEL_FLAGS: [&str; 35] = [
+const KERNEL_FLAGS: [&str; 36] = [
     "-O1",
     "-gline-tables-only",
     "-fno-threadsafe-statics",
     "-ffp-contract=off",
+    "-ftrivial-auto-var-init=pattern", // so that a variable without a value shows
     "-fno-vectorize",
     "-fno-slp-vectorize",
     "-fno-strict-aliasing",
@@ -66,10 +67,23 @@ pub(crate) fn build(
     folder: &Path,
     text: &str,
 ) -> Result<PathBuf> {
+    build_with(source, compiler, folder, text, &[])
+}
+
+/// Compiles `text` together with modules of LLVM IR. Those were optimised by who made them:
+/// here they only get the checks, so that every access stays as it is.
+pub(crate) fn build_with(
+    source: &Path,
+    compiler: &Compiler,
+    folder: &Path,
+    text: &str,
+    modules: &[String],
+) -> Result<PathBuf> {
     let identity = compiler.identity();
     let parts = [identity.as_str(), env!("CARGO_PKG_VERSION"), shim::RUNTIME, text];
     let flags = COMMON_FLAGS.iter().chain(&KERNEL_FLAGS).copied();
-    let key = cache::key(parts.into_iter().chain(flags));
+    let modules_text = modules.iter().map(String::as_str);
+    let key = cache::key(parts.into_iter().chain(flags).chain(modules_text));
     let library = folder.join(format!("{key}.so"));
     if library.is_file() {
         return Ok(library);
@@ -79,7 +93,8 @@ pub(crate) fn build(
     let (kernels, runtime) = (draft.join("kernels.cpp"), draft.join("runtime.cpp"));
     at_path(&kernels, std::fs::write(&kernels, text))?;
     at_path(&runtime, std::fs::write(&runtime, shim::RUNTIME))?;
-    let outputs = [draft.join("kernels.o"), draft.join("runtime.o"), draft.join("kernels.so")];
+    let library_draft = draft.join("kernels.so");
+    let mut objects = vec![draft.join("kernels.o"), draft.join("runtime.o")];
     let run = |flags: &[&str], inputs: &[&Path], output: &Path| {
         let mut arguments = compiler.machine_flags();
         arguments.extend(flags.iter().map(ToString::to_string));
@@ -88,13 +103,22 @@ pub(crate) fn build(
         arguments.extend(flags.contains(&"-shared").then(|| "-lm".to_string()));
         compiler.compile(folder, source, arguments).map(drop)
     };
-    let result = run(&[&COMMON_FLAGS[..], &KERNEL_FLAGS].concat(), &[&kernels], &outputs[0])
-        .and_then(|()| run(&[&COMMON_FLAGS[..], &["-O2", "-c"]].concat(), &[&runtime], &outputs[1]))
-        .and_then(|()| {
-            let inputs: [&Path; 2] = [&outputs[0], &outputs[1]];
-            run(&["-shared", "-nostdlib++"], &inputs, &outputs[2])
-        })
-        .and_then(|()| cache::publish(&outputs[2], &library));
+    let result = (|| {
+        run(&[&COMMON_FLAGS[..], &KERNEL_FLAGS].concat(), &[&kernels], &objects[0])?;
+        run(&[&COMMON_FLAGS[..], &["-O2", "-c"]].concat(), &[&runtime], &objects[1])?;
+        for (i, module) in modules.iter().enumerate() {
+            let path = draft.join(format!("module{i}.ll"));
+            at_path(&path, std::fs::write(&path, module))?;
+            objects.push(path.with_extension("o"));
+            let checks = KERNEL_FLAGS.iter().skip_while(|flag| !flag.starts_with("-fsanitize"));
+            let flags: Vec<&str> =
+                ["-O0", "-fPIC", "-w", "-ffp-contract=off"].iter().chain(checks).copied().collect();
+            run(&flags, &[&path], &objects[2 + i])?;
+        }
+        let inputs: Vec<&Path> = objects.iter().map(PathBuf::as_path).collect();
+        run(&["-shared", "-nostdlib++"], &inputs, &library_draft)?;
+        cache::publish(&library_draft, &library)
+    })();
     let _ = std::fs::remove_dir_all(&draft);
     result.map(|()| library)
 }

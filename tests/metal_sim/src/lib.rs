@@ -1,6 +1,8 @@
 #![doc = include_str!("../README.md")]
 #![warn(missing_docs)]
 
+#[cfg(feature = "calibration")]
+pub mod air;
 mod buffer;
 mod build;
 mod cache;
@@ -23,7 +25,7 @@ pub use constants::{ConstantBits, Constants};
 pub use dispatch::{Dispatch, Schedule};
 pub use error::{Error, Result};
 pub use library::{Kernel, KernelInfo, Library};
-pub use module::{Argument, ArgumentKind, Place};
+pub use module::{Argument, ArgumentKind, Place, Value};
 pub use report::{Fault, FaultKind, Report, ThreadPlace, Traffic};
 pub use rewrite::Constant;
 pub use source::Source;

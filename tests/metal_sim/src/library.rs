@@ -8,7 +8,7 @@ use crate::build::build;
 use crate::compiler::Compiler;
 use crate::constants::Constants;
 use crate::error::{Error, Result};
-use crate::module::{Argument, Module};
+use crate::module::{Argument, Module, Value};
 use crate::rewrite::{self, Constant, Purpose, constant_prologue};
 use crate::source::Source;
 
@@ -95,6 +95,7 @@ impl Library {
                 file: kernel.file.clone(),
                 line: kernel.line,
                 arguments: kernel.arguments.clone(),
+                values: kernel.values.clone(),
             })
             .collect())
     }
@@ -161,6 +162,8 @@ pub struct KernelInfo {
     pub line: u32,
     /// Buffers and threadgroup memory, in the order of the parameters.
     pub arguments: Vec<Argument>,
+    /// Built-in values, in the order of the parameters.
+    pub values: Vec<Value>,
 }
 
 /// A kernel that can be dispatched.

@@ -5,6 +5,7 @@ use std::path::{Component, Path, PathBuf};
 
 use crate::error::{Error, Result};
 use crate::exec::abi;
+use crate::rewrite::BUILTINS;
 
 /// What an argument of a kernel is bound to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -34,6 +35,15 @@ pub struct Argument {
     pub align: u32,
 }
 
+/// A parameter that receives a built-in value.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Value {
+    /// Its name in the source.
+    pub name: String,
+    /// The attribute, such as `thread_position_in_grid`.
+    pub builtin: &'static str,
+}
+
 pub(crate) type Call = unsafe extern "C" fn(*const abi::Arguments);
 
 pub(crate) struct Entry {
@@ -43,6 +53,7 @@ pub(crate) struct Entry {
     pub(crate) max_threads: u32,
     pub(crate) call: Call,
     pub(crate) arguments: Vec<Argument>,
+    pub(crate) values: Vec<Value>,
 }
 
 pub(crate) struct Module {
@@ -175,7 +186,7 @@ fn tidy(path: &str) -> String {
 unsafe fn entry(kernel: &RawKernel) -> Entry {
     // SAFETY: the registry's strings are literals.
     let text = |raw: *const c_char| unsafe { CStr::from_ptr(raw) }.to_string_lossy().into_owned();
-    let mut arguments = Vec::new();
+    let (mut arguments, mut values) = (Vec::new(), Vec::new());
     for i in 0..kernel.count as usize {
         // SAFETY: both arrays have at least `count` entries.
         let (parameter, kind) = unsafe { (&*kernel.parameters.add(i), &*kernel.types.add(i)) };
@@ -189,6 +200,8 @@ unsafe fn entry(kernel: &RawKernel) -> Entry {
                 size: kind.size,
                 align: kind.align,
             });
+        } else if let Some(builtin) = BUILTINS.get(parameter.index as usize).copied() {
+            values.push(Value { name: text(parameter.name), builtin });
         }
     }
     Entry {
@@ -198,6 +211,7 @@ unsafe fn entry(kernel: &RawKernel) -> Entry {
         max_threads: kernel.max_threads,
         call: kernel.call,
         arguments,
+        values,
     }
 }
 

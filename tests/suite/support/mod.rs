@@ -10,11 +10,26 @@ use mlx_primitives::{Array, Result, builtin, ops};
 /// What a test returns.
 pub type Checked = anyhow::Result<()>;
 
-/// Runs a test on the CPU and, where there is one, on the GPU, telling it which.
+/// Whether primitives run in the simulator of Metal: set by `simulated.rs` for a second run.
+pub fn simulated() -> bool {
+    std::env::var_os("MLX_PRIMITIVES_SIMULATE_METAL").is_some()
+}
+
+/// `rounds`, or one in `part` of them where each takes many times as long.
+pub fn fewer_if_simulated(test: &str, rounds: u64, part: u64) -> u64 {
+    if !simulated() {
+        return rounds;
+    }
+    eprintln!("thinned for the simulator: {test}, {} of {rounds} rounds", rounds / part);
+    rounds / part
+}
+
+/// Runs a test on the CPU and, where there is one, on the GPU, telling it whose kernels run.
 pub fn each_device(test: impl Fn(Device) -> Checked) -> Checked {
     for device in [Device::Cpu, Device::Gpu] {
         if device.is_available()? {
-            with_device(device, || test(device))?;
+            let kernels = if simulated() { Device::Gpu } else { device };
+            with_device(device, || test(kernels))?;
         }
     }
     Ok(())

@@ -1,8 +1,8 @@
 //! One fiber for each thread of a threadgroup, resumed in the order that the schedule asks for.
 
-use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::io;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use corosensei::stack::{DefaultStack, Stack};
 use corosensei::{Coroutine, CoroutineResult, Yielder};
@@ -15,8 +15,12 @@ use crate::module::Call;
 /// Bytes of a fiber's stack: a thread's private memory on a GPU is far smaller.
 const STACK_BYTES: usize = 256 << 10;
 
-thread_local! {
-    static STACKS: RefCell<Vec<DefaultStack>> = const { RefCell::new(Vec::new()) };
+/// Of the process: of each thread, those of threads at rest would add up to all the mappings that
+/// Linux allows.
+static STACKS: Mutex<Vec<DefaultStack>> = Mutex::new(Vec::new());
+
+fn stacks() -> MutexGuard<'static, Vec<DefaultStack>> {
+    STACKS.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// What a thread is doing; waiting threads know the place.
@@ -50,7 +54,7 @@ impl Thread {
         call: Call,
         arguments: *const abi::Arguments,
     ) -> io::Result<Self> {
-        let kept = STACKS.with_borrow_mut(Vec::pop);
+        let kept = stacks().pop();
         let stack = match kept {
             Some(stack) => stack,
             None => DefaultStack::new(STACK_BYTES)?,
@@ -78,7 +82,7 @@ impl Drop for Thread {
                 // SAFETY: kernels own nothing that would have to be dropped.
                 unsafe { fiber.force_reset() };
             }
-            STACKS.with_borrow_mut(|stacks| stacks.push(fiber.into_stack()));
+            stacks().push(fiber.into_stack());
         }
     }
 }

@@ -1,0 +1,101 @@
+#include <cstdlib>
+#include <sstream>
+#include <stdexcept>
+
+#include "mlx/backend/metal/utils.h"
+#include "ops/common.h"
+#include "simulator.h"
+
+namespace mlx_primitives {
+
+bool simulating() {
+  return std::getenv("MLX_PRIMITIVES_SIMULATE_METAL") != nullptr;
+}
+
+} // namespace mlx_primitives
+
+namespace MTL {
+
+class Library {
+ public:
+  explicit Library(rust::Box<bridge::SimulatedLibrary> library) : simulated(std::move(library)) {}
+
+  rust::Box<bridge::SimulatedLibrary> simulated;
+  std::unordered_map<std::string, std::unique_ptr<ComputePipelineState>> pipelines;
+};
+
+NS::UInteger ComputePipelineState::maxTotalThreadsPerThreadgroup() const {
+  const char* limit = std::getenv("MLX_PRIMITIVES_SIMULATE_THREADS");
+  return limit ? std::strtoul(limit, nullptr, 10) : 1024;
+}
+
+} // namespace MTL
+
+namespace mlx::core {
+
+std::string type_to_name(const Dtype& t) {
+  std::ostringstream name;
+  name << t;
+  return t == bool_ ? "bool_" : name.str();
+}
+
+std::string type_to_name(const array& a) {
+  return type_to_name(a.dtype());
+}
+
+} // namespace mlx::core
+
+namespace mlx::core::metal {
+
+Device::Device() = default;
+Device::~Device() = default;
+
+MTL::Library* Device::get_library(const std::string& name, const std::string& path) {
+  throw std::runtime_error(
+      "[simulate] the library " + name + " is " + path +
+      ", which only a Mac can run; the simulator needs its source.");
+}
+
+MTL::Library* Device::get_library(
+    const std::string& name,
+    const CompileOptions&,
+    const std::function<std::string(void)>& builder) {
+  std::lock_guard lock(mutex_);
+  auto& library = libraries_[name];
+  if (!library) {
+    library = std::make_unique<MTL::Library>(bridge::simulated_library(builder()));
+  }
+  return library.get();
+}
+
+void Device::clear_library(const std::string& name) {
+  std::lock_guard lock(mutex_);
+  libraries_.erase(name);
+}
+
+MTL::ComputePipelineState* Device::get_kernel(
+    const std::string& base_name,
+    MTL::Library* mtl_lib,
+    const std::string& hash_name,
+    const MTLFCList& func_consts,
+    const std::vector<MTL::Function*>& linked_functions) {
+  if (!func_consts.empty() || !linked_functions.empty()) {
+    throw std::runtime_error("[simulate] " + base_name + " is asked for with constants.");
+  }
+  std::lock_guard lock(mutex_);
+  auto& pipeline = mtl_lib->pipelines[hash_name.empty() ? base_name : hash_name];
+  if (!pipeline) {
+    pipeline = std::make_unique<MTL::ComputePipelineState>(
+        std::make_shared<MTL::ComputePipelineState::Kernel>(
+            bridge::simulated_kernel(*mtl_lib->simulated, base_name)));
+  }
+  return pipeline.get();
+}
+
+Device& device(mlx::core::Device) {
+  // Never destroyed: tasks may still run while the process ends.
+  static auto* device = new Device();
+  return *device;
+}
+
+} // namespace mlx::core::metal

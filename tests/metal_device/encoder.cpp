@@ -1,0 +1,114 @@
+#include <array>
+#include <stdexcept>
+#include <string>
+
+#include "mlx/backend/cpu/encoder.h"
+#include "simulator.h"
+
+namespace mlx::core::metal {
+
+namespace {
+
+std::array<uint32_t, 3> extents(MTL::Size size) {
+  for (NS::UInteger extent : {size.width, size.height, size.depth}) {
+    if (extent == 0 || extent > UINT32_MAX) {
+      throw std::runtime_error("[simulate] a grid or group of " + std::to_string(extent));
+    }
+  }
+  return {
+      static_cast<uint32_t>(size.width),
+      static_cast<uint32_t>(size.height),
+      static_cast<uint32_t>(size.depth)};
+}
+
+} // namespace
+
+void CommandEncoder::set_compute_pipeline_state(MTL::ComputePipelineState* kernel) {
+  pipeline_ = kernel;
+  bindings_.clear();
+  threadgroup_.clear();
+}
+
+void CommandEncoder::set_array(const array& a, int idx, int64_t offset, bool writable) {
+  // The view, not the whole buffer as in Metal: to read beside it is a mistake.
+  auto address = reinterpret_cast<uintptr_t>(a.data<uint8_t>());
+  size_t bytes = a.data_size() * a.itemsize();
+  bindings_[idx] = {address + offset, bytes - offset, writable, nullptr};
+}
+
+void CommandEncoder::set_input_array(const array& a, int idx, int64_t offset) {
+  set_array(a, idx, offset, false);
+}
+
+void CommandEncoder::set_output_array(array& a, int idx, int64_t offset) {
+  set_array(a, idx, offset, true);
+}
+
+void CommandEncoder::set_inline(const void* data, size_t bytes, int idx) {
+  if (bytes > 4096) {
+    throw std::runtime_error("[simulate] Metal takes at most 4096 bytes by value");
+  }
+  auto* first = static_cast<const uint8_t*>(data);
+  auto copy = std::make_shared<const std::vector<uint8_t>>(first, first + bytes);
+  bindings_[idx] = {reinterpret_cast<uintptr_t>(copy->data()), bytes, false, copy};
+}
+
+void CommandEncoder::set_threadgroup_memory_length(size_t length, int idx) {
+  if (length % 16 != 0) {
+    throw std::runtime_error("[simulate] Metal takes threadgroup memory in multiples of 16 bytes");
+  }
+  threadgroup_[idx] = length;
+}
+
+void CommandEncoder::add_temporary(array arr) {
+  cpu::get_command_encoder(stream_).add_temporary(std::move(arr));
+}
+
+void CommandEncoder::add_temporaries(std::vector<array> arrays) {
+  cpu::get_command_encoder(stream_).add_temporaries(std::move(arrays));
+}
+
+void CommandEncoder::dispatch_threadgroups(MTL::Size grid_dims, MTL::Size group_dims) {
+  dispatch(grid_dims, group_dims, false);
+}
+
+void CommandEncoder::dispatch_threads(MTL::Size grid_dims, MTL::Size group_dims) {
+  dispatch(grid_dims, group_dims, true);
+}
+
+void CommandEncoder::dispatch(MTL::Size grid, MTL::Size group, bool grid_is_threads) {
+  if (!pipeline_) {
+    throw std::runtime_error("[simulate] a dispatch without a pipeline state");
+  }
+  // Shared, as a task is copied and a Box is not.
+  auto call = std::make_shared<rust::Box<bridge::SimulatedDispatch>>(
+      bridge::simulated_dispatch(extents(grid), extents(group)));
+  if (grid_is_threads) {
+    (*call)->count_threads();
+  }
+  if (group.width * group.height * group.depth > pipeline_->maxTotalThreadsPerThreadgroup()) {
+    throw std::runtime_error("[simulate] a threadgroup of more threads than the pipeline takes");
+  }
+  std::vector<std::shared_ptr<const std::vector<uint8_t>>> copies;
+  for (auto& [index, bound] : bindings_) {
+    copies.push_back(bound.copy);
+    (*call)->bind(index, bound.address, bound.bytes, bound.writable);
+  }
+  for (auto& [index, bytes] : threadgroup_) {
+    (*call)->reserve(index, bytes);
+  }
+  // MLX keeps the buffers of a primitive's inputs and outputs until the tasks it made have run.
+  // What is thrown in a task comes out of the next eval or synchronize of the stream.
+  cpu::get_command_encoder(stream_).dispatch(
+      [kernel = pipeline_->kernel(), call, copies = std::move(copies)] {
+        bridge::simulate(*kernel->simulated, **call);
+      });
+}
+
+CommandEncoder& get_command_encoder(Stream s) {
+  // Streams belong to a thread, and so do their encoders.
+  thread_local std::unordered_map<int, CommandEncoder> encoders;
+  return encoders.try_emplace(s.index, s).first->second;
+}
+
+} // namespace mlx::core::metal

@@ -1,0 +1,11 @@
+// What the two sources of the stand-in share.
+#pragma once
+
+#include "mlx-primitives/src/ffi.rs.h"
+#include "mlx/backend/metal/device.h"
+
+namespace bridge = mlx_primitives::bridge;
+
+struct MTL::ComputePipelineState::Kernel {
+  rust::Box<bridge::SimulatedKernel> simulated;
+};

@@ -1,0 +1,125 @@
+//! Kernels that Apple compiled: AIR out of a `.metallib`, retargeted to the host and run in
+//! the same executor. What the shim says can be held against it.
+
+mod disassemble;
+mod metallib;
+mod retarget;
+mod signature;
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+pub use disassemble::Disassembler;
+pub use metallib::Metallib;
+
+use crate::build::build_with;
+use crate::compiler::Compiler;
+use crate::constants::Constants;
+use crate::error::{Error, Result, at_path};
+use crate::library::{Kernel, KernelInfo};
+use crate::module::{ArgumentKind, Module};
+use crate::rewrite::{self, Purpose, constant_prologue};
+use crate::source::Source;
+use signature::{Parameter, Signature};
+
+const RUNTIME: &str = include_str!("runtime.metal");
+
+/// Kernels of a [`Metallib`], as text.
+pub struct Library {
+    folder: PathBuf,
+    kernels: Vec<(String, String, Signature)>,
+}
+
+impl Library {
+    /// Disassembles the named kernels. `cache` is a folder, as for [`crate::Library`].
+    pub fn read(
+        metallib: &Metallib,
+        names: &[impl AsRef<str>],
+        disassembler: &Disassembler,
+        cache: &Path,
+    ) -> Result<Self> {
+        at_path(cache, std::fs::create_dir_all(cache))?;
+        let bitcode: Result<Vec<_>> =
+            names.iter().map(|name| metallib.bitcode(name.as_ref())).collect();
+        let texts = disassembler.text(cache, &bitcode?)?;
+        let mut kernels = Vec::new();
+        for (name, text) in names.iter().zip(texts) {
+            let signature = Signature::read(&text)?;
+            kernels.push((name.as_ref().to_string(), text, signature));
+        }
+        Ok(Library { folder: cache.to_path_buf(), kernels })
+    }
+
+    /// Every kernel with the arguments that Apple's compiler gave it.
+    pub fn kernels(&self) -> Vec<KernelInfo> {
+        let info = |(name, _, signature): &(String, String, Signature)| KernelInfo {
+            name: name.clone(),
+            file: String::new(),
+            line: 0,
+            arguments: signature.arguments(),
+            values: signature.values(),
+        };
+        self.kernels.iter().map(info).collect()
+    }
+
+    /// Compiles all kernels for these function constants; constants that a kernel lacks are
+    /// ignored by it.
+    pub fn compile(
+        &self,
+        compiler: &Compiler,
+        constants: &Constants,
+    ) -> Result<BTreeMap<String, Kernel>> {
+        let path = self.folder.join("air-runtime.metal");
+        at_path(&path, std::fs::write(&path, RUNTIME))?;
+        let head = Source::new(&path).preprocess(compiler, &self.folder)?;
+        let head_text = rewrite::rewrite(&head.text, &head.shim, Purpose::Run).text;
+        let mut text = format!("{}{head_text}\n", constant_prologue(&BTreeMap::new()));
+        let mut modules = Vec::new();
+        for (serial, (name, air, signature)) in self.kernels.iter().enumerate() {
+            modules.push(retarget::retarget(air, name, signature, constants, serial)?);
+            text.push_str(&registration(name, signature, serial));
+        }
+        let library = build_with(&path, compiler, &head.folder, &text, &modules)?;
+        let module = Arc::new(Module::load(&library)?);
+        let mut kernels = BTreeMap::new();
+        for (name, ..) in &self.kernels {
+            let Some(index) = module.kernels.iter().position(|kernel| kernel.name == *name) else {
+                return Err(Error::NoKernel(format!("'{name}' was not registered")));
+            };
+            kernels.insert(name.clone(), Kernel { module: module.clone(), index });
+        }
+        Ok(kernels)
+    }
+}
+
+/// An entry of the registry, as the rewriter makes it of source.
+fn registration(name: &str, signature: &Signature, serial: usize) -> String {
+    let (mut parameters, mut types) = (String::new(), String::new());
+    for parameter in &signature.parameters {
+        match parameter {
+            Parameter::Memory(argument) => {
+                let kind = u32::from(argument.kind == ArgumentKind::Threadgroup);
+                let (index, writable) = (argument.index, u32::from(argument.writable));
+                parameters.push_str(&format!("{{{kind}, {index}, {writable}, 1, "));
+                parameters.push_str(&format!("\"{}\"}}, ", argument.name));
+                types.push_str(&format!("{{{}, {}}}, ", argument.size, argument.align));
+            }
+            Parameter::Value(name, row) => {
+                parameters.push_str(&format!("{{2, {row}, 0, 1, \"{name}\"}}, "));
+                types.push_str("{4, 4}, ");
+            }
+        }
+    }
+    let count = signature.parameters.len();
+    format!(
+        "extern \"C\" void msl_call_{serial}(const ::msl::Arguments&);\n\
+         static const ::msl::Parameter msl_parameters_{serial}[] = {{{parameters}}};\n\
+         static const ::msl::ParameterType msl_types_{serial}[] = {{{types}}};\n\
+         static ::msl::Kernel msl_kernel_{serial} = {{\"{name}\", \"\", 0, 0, \
+         &msl_call_{serial}, msl_parameters_{serial}, msl_types_{serial}, {count}, nullptr}};\n\
+         __attribute__((constructor)) static void msl_register_{serial}() {{\n\
+         msl_kernel_{serial}.next = ::msl::msl_kernels;\n\
+         ::msl::msl_kernels = &msl_kernel_{serial};\n}}\n"
+    )
+}

@@ -1,0 +1,46 @@
+//! Apple's own compilations of MLX's kernels, out of MLX's macOS wheel, against the shim and
+//! against this crate's kernels. scripts/calibrate.sh brings the wheel and sets the variables.
+
+#[path = "../common/mod.rs"]
+mod common;
+mod counts;
+mod equal;
+mod launch;
+mod ours;
+mod sources;
+mod tables;
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::sync::OnceLock;
+
+use metal_sim::air::{Disassembler, Library, Metallib};
+use metal_sim::{Constants, Kernel};
+
+/// A path that scripts/calibrate.sh names; without it these tests fail.
+fn variable(name: &str) -> PathBuf {
+    let value = std::env::var_os(name);
+    value.unwrap_or_else(|| panic!("{name} is not set; run scripts/calibrate.sh")).into()
+}
+
+fn metallib() -> &'static Metallib {
+    static METALLIB: OnceLock<Metallib> = OnceLock::new();
+    METALLIB.get_or_init(|| Metallib::open(variable("METAL_SIM_METALLIB")).unwrap())
+}
+
+/// Kernels as Apple compiled them, as text.
+fn apple(names: &[impl AsRef<str>]) -> Library {
+    let disassembler = Disassembler::find().unwrap();
+    Library::read(metallib(), names, &disassembler, common::cache()).unwrap()
+}
+
+/// Kernels as Apple compiled them, ready to run.
+fn apple_kernels(names: &[impl AsRef<str>], constants: &Constants) -> BTreeMap<String, Kernel> {
+    apple(names).compile(common::compiler(), constants).unwrap()
+}
+
+/// What scripts/calibrate.sh adds up for its last line, and says before it.
+fn result(kind: &str, count: usize, text: &str) {
+    println!("count: {kind} {count}");
+    println!("result: {text}");
+}

@@ -1,0 +1,147 @@
+//! The suite once more with `eval_gpu` in place of `eval_cpu`: the Metal kernels in a simulator
+//! that finds races, stray accesses and divergent barriers. Each run is a process of its own, as
+//! the variables that choose the simulator belong to a process.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+use std::time::Instant;
+
+use mlx_primitives::async_eval;
+use mlx_primitives::device::synchronize;
+
+use crate::support::compare::assert_same;
+use crate::support::input::random32;
+use crate::support::{Checked, OPS, message};
+
+const SCHEDULE: &str = "MLX_PRIMITIVES_SIMULATE_METAL";
+const THREADS: &str = "MLX_PRIMITIVES_SIMULATE_THREADS";
+const LOG: &str = "MLX_PRIMITIVES_SIMULATE_LOG";
+const VARIABLES: [&str; 3] = [SCHEDULE, THREADS, LOG];
+
+/// What runs no primitive.
+const LEFT_OUT: [&str; 4] = ["build::", "plan::", "simulated::", "tidy::"];
+
+/// This binary again, with these variables alone of those that the simulator knows.
+fn suite(arguments: &[&str], variables: &[(&str, &Path)]) -> Output {
+    let mut command = Command::new(std::env::current_exe().expect("a running test"));
+    for name in VARIABLES {
+        command.env_remove(name);
+    }
+    command.args(arguments).envs(variables.iter().copied());
+    command.output().expect("the running binary")
+}
+
+fn text(output: &Output) -> String {
+    let parts = [&output.stdout, &output.stderr].map(|bytes| String::from_utf8_lossy(bytes));
+    parts.concat()
+}
+
+/// The number before `word` in libtest's summary.
+fn summary(text: &str, word: &str) -> usize {
+    let before = text.split(&format!(" {word}")).next().unwrap_or_default();
+    let digits = before.rsplit(|c: char| !c.is_ascii_digit()).next();
+    digits.and_then(|digits| digits.parse().ok()).unwrap_or_else(|| panic!("{word} in {text}"))
+}
+
+/// Runs the tests that `arguments` choose, all of which must pass: how often each kernel ran.
+fn run(schedule: &str, threads: u32, arguments: &[&str]) -> BTreeMap<String, usize> {
+    let folder = tempfile::tempdir().expect("a folder");
+    let log: PathBuf = folder.path().join("log");
+    let (start, limit) = (Instant::now(), threads.to_string());
+    let variables: [(&str, &Path); 3] =
+        [(SCHEDULE, schedule.as_ref()), (THREADS, limit.as_ref()), (LOG, &log)];
+    let listed = text(&suite(&[arguments, &["--list"]].concat(), &[]));
+    let listed = listed.lines().filter(|line| line.ends_with(": test")).count();
+    let output = suite(arguments, &variables);
+    let said = text(&output);
+    assert!(output.status.success(), "{schedule}, {threads} threads:\n{said}");
+    assert!(listed > 0 && summary(&said, "passed") == listed, "{listed} tests expected:\n{said}");
+    let mut kernels = BTreeMap::new();
+    for kernel in std::fs::read_to_string(&log).expect("dispatches").lines() {
+        *kernels.entry(kernel.to_owned()).or_default() += 1;
+    }
+    println!(
+        "{schedule}, at most {threads} threads: {listed} tests, {} dispatches of {} kernels, {:.0} s",
+        kernels.values().sum::<usize>(),
+        kernels.len(),
+        start.elapsed().as_secs_f64()
+    );
+    kernels
+}
+
+#[test]
+fn the_suite_in_every_order_of_threads() {
+    let arguments: Vec<&str> = LEFT_OUT.iter().flat_map(|name| ["--skip", *name]).collect();
+    for schedule in ["forward", "reversed", "shuffled:1"] {
+        let kernels = run(schedule, 1024, &arguments);
+        // Every form, type and variant that metal/ instantiates.
+        assert_eq!(kernels.len(), 69, "{kernels:?}");
+        assert!(kernels.values().sum::<usize>() > 50_000, "{kernels:?}");
+    }
+}
+
+/// A pipeline that allows fewer threads than were planned for makes the plan again.
+#[test]
+fn pipelines_of_fewer_threads() {
+    for threads in [32, 256] {
+        let kernels = run("forward", threads, &["sizes_in_every_type", "parameters_in_every_type"]);
+        assert!(kernels.values().sum::<usize>() > 300, "{kernels:?}");
+    }
+}
+
+/// The tests below that are ignored run in here, each in a process that something is wrong with.
+fn expect(test: &str, variables: &[(&str, &Path)]) {
+    let name = format!("simulated::{test}");
+    let output = suite(&["--exact", &name, "--ignored"], variables);
+    let said = text(&output);
+    assert!(output.status.success() && summary(&said, "passed") == 1, "{said}");
+}
+
+#[test]
+fn failures_are_errors() {
+    let nowhere = tempfile::tempdir().expect("a folder");
+    expect("an_error_of_a_task", &[(SCHEDULE, "sideways".as_ref())]);
+    expect("an_error_of_eval_gpu", &[(SCHEDULE, "forward".as_ref()), (THREADS, "0".as_ref())]);
+    let compiler = ("METAL_SIM_CLANG", nowhere.path());
+    expect("an_error_of_the_compiler", &[(SCHEDULE, "forward".as_ref()), compiler]);
+}
+
+#[test]
+#[ignore = "run by failures_are_errors"]
+fn an_error_of_a_task() -> Checked {
+    for (name, op, _) in OPS {
+        let x = random32(&[2, 3, 8], 1)?;
+        let expected = "expected MLX_PRIMITIVES_SIMULATE_METAL to be forward";
+        let said = message(op(&x)?.eval());
+        assert!(said.contains(expected), "{name}: {said}");
+        let said = message(op(&x)?.add(1.0)?.to_vec::<f32>());
+        assert!(said.contains(expected), "{name}, used later: {said}");
+        // From the first call that finds the task done, which may be async_eval itself.
+        let said = message(async_eval([&op(&x)?]).and_then(|()| synchronize()));
+        assert!(said.contains(expected), "{name}, asynchronous: {said}");
+        // Each error comes out once: the stream goes on.
+        assert_same(&x.multiply(1.0)?, &random32(&[2, 3, 8], 1)?, name)?;
+    }
+    Ok(())
+}
+
+fn each_says(expected: &str) -> Checked {
+    for (name, op, _) in OPS {
+        let said = message(op(&random32(&[2, 3, 8], 1)?)?.eval());
+        assert!(said.contains(expected), "{name}: {said}");
+    }
+    Ok(())
+}
+
+#[test]
+#[ignore = "run by failures_are_errors"]
+fn an_error_of_eval_gpu() -> Checked {
+    each_says("thread")
+}
+
+#[test]
+#[ignore = "run by failures_are_errors"]
+fn an_error_of_the_compiler() -> Checked {
+    each_says("neither a compiler nor a folder with the PyPI package ziglang")
+}
