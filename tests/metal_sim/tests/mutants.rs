@@ -80,8 +80,18 @@ fn copy(from: &Path, to: &Path, mutant: Option<&Mutant>) {
 /// Whether the code of `function` is part of a kernel.
 fn reaches(function: &str, kernel: &str) -> bool {
     match function {
-        "group_sum" => kernel.contains("row") || kernel.contains("rms_norm_looped"),
-        "group_max" => kernel.contains("softmax_row"),
+        "group_max" => kernel.contains("softmax_row_"),
+        "combined_max" => kernel.contains("softmax_row"),
+        "group_sum_at_once" | "group_max_at_once" => {
+            kernel.contains("softmax_row") && !kernel.contains("softmax_row_")
+        }
+        "group_sum" | "shared_result" => {
+            kernel.contains("softmax_row_")
+                || reaches("combined_sum", kernel) && kernel.contains("rms")
+        }
+        "combined_sum" | "write_slot" => {
+            kernel.contains("row") || kernel.contains("rms_norm_looped")
+        }
         "larger" | "softmax_exp" => kernel.contains("softmax"),
         name if name.starts_with("mlxp_") => kernel.starts_with(name),
         name if name.ends_with("_simd") => kernel.contains(name),

@@ -44,11 +44,11 @@ fn rotations(dtype: Dtype, cases: &mut Vec<Case>) {
                 for kind in 0..4 {
                     let number = cases.len() / 4 + kind * 3;
                     let (interleaved, freqs) = (kind % 2 == 1, kind / 2 == 1);
-                    let forward = number % 2 == 0;
-                    let offsets = if number % 3 == 0 { 1 } else { batch };
+                    let forward = number.is_multiple_of(2);
+                    let offsets = if number.is_multiple_of(3) { 1 } else { batch };
                     let op = Op::Rope { dims, interleaved, freqs, forward, offsets };
                     let shape = vec![batch, heads, length, features];
-                    let limit = if number % 5 == 0 { 100 } else { 1024 };
+                    let limit = if number.is_multiple_of(5) { 100 } else { 1024 };
                     let in_place = number % 4 >= 2;
                     cases.push(Case { op, dtype, shape, in_place, limit });
                 }

@@ -167,7 +167,8 @@ fn integers(line: &str) -> Vec<std::ops::Range<usize>> {
         let end = at + digits;
         let suffix = bytes.get(end).is_some_and(|b| part(*b) && *b != b'u');
         let binding = line[..at].ends_with("(") && line.contains("[[");
-        if !(at > 0 && part(bytes[at - 1])) && !suffix && !binding {
+        let word = at > 0 && part(bytes[at - 1]);
+        if !word && !suffix && !binding {
             found.push(at..end);
         }
         at = end;

@@ -67,7 +67,7 @@ fn threads(case: &Case) -> [u64; 3] {
     [dims / 2 + rest, length, depth].map(|count| count as u64)
 }
 
-/// Whether the traffic and the barriers are the least that there can be.
+/// Whether the traffic is the least that there can be, and barriers and SIMD operations as meant.
 pub fn budget(case: &Case, launch: &Launch, report: &Report) -> Result<(), String> {
     let size = case.dtype.size() as u64;
     let count = case.count() as u64;
@@ -101,7 +101,8 @@ pub fn budget(case: &Case, launch: &Launch, report: &Report) -> Result<(), Strin
             same("loads of x", x.loads, count / 2)?;
             same("stores of out", out.stores, count / 2)?;
         }
-        return same("barriers", report.threadgroup_barriers, 0);
+        same("barriers", report.threadgroup_barriers, 0)?;
+        return same("SIMD operations", report.simd_operations, 0);
     }
     let form = |name: &str| launch.kernel.contains(name);
     let passes = if form("looped") { 2 } else { 1 };
@@ -114,11 +115,17 @@ pub fn budget(case: &Case, launch: &Launch, report: &Report) -> Result<(), Strin
         same("loads of weight", second.loads, weight / 4)?;
         same("stores of out", out.stores, count / 4)?;
     }
-    let each = match case.op {
-        _ if form("_simd_") => 0,
-        Op::Softmax if form("looped") => 1,
-        Op::Softmax if form("_row_") => 4,
-        _ => 2,
+    // Of a row, with n SIMD groups.
+    let n = launch.group[0] / 32;
+    let (barriers, operations) = match case.op {
+        Op::Softmax if form("_simd_") => (0, 2),
+        Op::Softmax if form("looped") => (1, 4 * n),
+        Op::Softmax if form("_row_") => (4, 2 * n + 2),
+        Op::Softmax => (2, 4 * n),
+        _ if form("_simd_") => (0, 1),
+        _ => (2, n + 1),
     };
-    same("barriers", report.threadgroup_barriers, each * case.shape[0] as u64)
+    let rows = count / axis;
+    same("barriers", report.threadgroup_barriers, barriers * rows)?;
+    same("SIMD operations", report.simd_operations, operations * rows)
 }
