@@ -1,7 +1,7 @@
 //! A small Llama: every norm, rotary embedding and attention softmax is one of our primitives.
 //!
 //! Reads from the outside in: [`Checkpoint`] (files) holds a [`Tokenizer`] and a [`Llama`]
-//! (weights and forward pass), [`generate`] drives them through a [`Cache`] with a [`Sampler`].
+//! (weights and forward pass), [`Llama::generate`] drives them through a [`Cache`] with a [`Sampler`].
 //!
 //! ```
 //! use mlx_primitives::llama::{Checkpoint, Options};

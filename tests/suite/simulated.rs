@@ -3,6 +3,7 @@
 //! the variables that choose the simulator belong to a process.
 
 use std::collections::BTreeMap;
+use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::time::Instant;
@@ -61,8 +62,10 @@ fn run(schedule: &str, threads: u32, arguments: &[&str]) -> BTreeMap<String, usi
     for kernel in std::fs::read_to_string(&log).expect("dispatches").lines() {
         *kernels.entry(kernel.to_owned()).or_default() += 1;
     }
-    println!(
-        "{schedule}, at most {threads} threads: {listed} tests, {} dispatches of {} kernels, {:.0} s",
+    // Straight to stderr: libtest keeps what a passing test prints.
+    let _ = writeln!(
+        std::io::stderr(),
+        "simulated eval_gpu: {schedule}, at most {threads} threads: {listed} tests, {} dispatches of {} kernels, {:.0} s",
         kernels.values().sum::<usize>(),
         kernels.len(),
         start.elapsed().as_secs_f64()
