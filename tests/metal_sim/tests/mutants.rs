@@ -38,6 +38,15 @@ const DEFAULT: &[(bool, &str)] = &[
     (true, "buffers"),
 ];
 
+/// Strides, which the kernels compute in 64 bits, and the host's named constants run by default too.
+fn is_default(mutant: &Mutant, host: bool) -> bool {
+    let code = |text: &str| text.split("//").next().unwrap_or_default().trim().to_string();
+    let words = |text: &str| code(text).replace(|c: char| c.is_ascii_digit(), "");
+    let stride = !host && mutant.from.contains("size_t(");
+    let named = mutant.class == "constant" && words(&mutant.from) != words(&mutant.to);
+    DEFAULT.contains(&(host, mutant.class)) || stride || host && named
+}
+
 /// A case, its launch and the name of its kernel without the dtype.
 struct Planned {
     case: Case,
@@ -206,7 +215,7 @@ fn every_mutant_is_noticed() {
         jobs.retain(|(mutant, _)| mutant.name().contains(&only));
     }
     let all = std::env::var_os("METAL_SIM_ALL_MUTANTS").is_some();
-    jobs.retain(|(mutant, part)| all || DEFAULT.contains(&(*part == "host", mutant.class)));
+    jobs.retain(|(mutant, part)| all || is_default(mutant, *part == "host"));
     let outcomes = parallel(&jobs, |(mutant, part)| match *part {
         "host" => host_with(mutant, &libraries, &planned),
         op => kernels_with(mutant, op, &planned),

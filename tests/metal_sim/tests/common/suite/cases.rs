@@ -72,6 +72,7 @@ pub fn decisive(dtype: Dtype) -> Vec<Case> {
             add(7, axis, 96);
         }
         add(9, 33, 1024);
+        add(3, 33, 1024); // a single group, of fewer rows than it could have
         add(3, 769, 96);
         add(1, 128, 1024);
         add(1, 4096, 1024); // the longest of the form row
