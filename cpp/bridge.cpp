@@ -218,7 +218,23 @@ rust::String to_text(const MlxArray& array) {
   return text.str();
 }
 
+bool finished(const MlxArray& array) {
+  return array.is_available();
+}
+
+/**
+ * Evaluates on the CPU while this thread, which has to wait anyway, helps with the kernels: that
+ * is sooner than waking it, or a helper in its stead.
+ */
 void eval(const ArrayList& arrays) {
+  auto elsewhere = [](const mx::array& a) {
+    return a.is_tracer() || (a.has_primitive() && a.primitive().device() != mx::Device::cpu);
+  };
+  if (std::any_of(arrays.begin(), arrays.end(), elsewhere)) {
+    return mx::eval(arrays);
+  }
+  mx::async_eval(arrays);
+  lend_thread(arrays);
   mx::eval(arrays);
 }
 
@@ -228,10 +244,10 @@ void async_eval(const ArrayList& arrays) {
 
 Handle contents(const MlxArray& array) {
   auto result = array;
-  result.eval();
+  eval({result});
   if (!result.flags().row_contiguous) {
     result = mx::contiguous(result, false, here());
-    result.eval();
+    eval({result});
   }
   return handle(std::move(result));
 }

@@ -74,6 +74,7 @@ rust::String to_text(const MlxArray& array);
 
 // Evaluation.
 void eval(const ArrayList& arrays);
+bool finished(const MlxArray& array);
 void async_eval(const ArrayList& arrays);
 Handle contents(const MlxArray& array);
 const uint8_t* data(const MlxArray& array);

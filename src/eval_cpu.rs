@@ -2,8 +2,14 @@
 
 use std::slice;
 
+use cxx::CxxVector;
+
 use crate::cpu::{self, Element};
-use crate::ffi::bridge::{Dtype, RopeCall};
+use crate::ffi::bridge::{self as ffi, Dtype, MlxArray, RopeCall};
+
+pub(crate) fn lend_thread(arrays: &CxxVector<MlxArray>) {
+    cpu::lend_thread(&|| arrays.iter().all(ffi::finished));
+}
 
 /// The kernel's element type; the op functions let no other dtype through.
 fn element(dtype: Dtype) -> Option<Element> {

@@ -3,7 +3,7 @@
 //! Every function that can reach code that throws returns `Result`; an exception in one that
 //! does not would end the process. What is declared infallible only reads a descriptor.
 
-use crate::eval_cpu::{rms_norm_cpu, rope_cpu, softmax_cpu};
+use crate::eval_cpu::{lend_thread, rms_norm_cpu, rope_cpu, softmax_cpu};
 use crate::simulate::*;
 use crate::transforms::Closure;
 
@@ -177,6 +177,8 @@ pub(crate) mod bridge {
         // Evaluation.
         fn eval(arrays: &CxxVector<MlxArray>) -> Result<()>;
         fn async_eval(arrays: &CxxVector<MlxArray>) -> Result<()>;
+        /// Whether an array that was evaluated asynchronously is computed by now.
+        fn finished(array: &MlxArray) -> bool;
         fn contents(array: &MlxArray) -> Result<UniquePtr<MlxArray>>;
         /// Address of the first element of an array that `contents` returned.
         fn data(array: &MlxArray) -> *const u8;
@@ -362,6 +364,9 @@ pub(crate) mod bridge {
             self: &Closure,
             inputs: &CxxVector<MlxArray>,
         ) -> Result<UniquePtr<CxxVector<MlxArray>>>;
+
+        /// Shares in the kernels' work until the arrays are computed, or nothing comes for a while.
+        fn lend_thread(arrays: &CxxVector<MlxArray>);
 
         /// Row-wise kernels: `rows * axis` elements are readable at `x` and writable at `out`,
         /// which may be the same address; `weight` is null or `axis` elements long.

@@ -46,6 +46,11 @@ pub fn thread_count() -> usize {
     Pool::current().threads()
 }
 
+/// Lends the calling thread to the kernels until `done`, or until none has run for a while.
+pub fn lend_thread(done: &dyn Fn() -> bool) {
+    Pool::current().lend(done);
+}
+
 /// `memcpy` with the kernels' pool and splitting: the yardstick for their bandwidth.
 ///
 /// # Safety

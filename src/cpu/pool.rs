@@ -16,8 +16,9 @@ use std::time::{Duration, Instant};
 /// helper that is still watching, and not worth waking a parked one for.
 const SHARED_WORK: usize = 100_000;
 const WAKING_WORK: usize = 400_000;
-/// How long a helper watches for the next job before it parks.
+/// How long a helper watches for the next job before it parks, and a guest before it leaves.
 const SPIN: Duration = Duration::from_micros(30);
+const LENT: Duration = Duration::from_micros(100);
 /// Ranges handed out per thread: enough to even out a disturbed core.
 const RANGES_PER_THREAD: usize = 4;
 
@@ -47,6 +48,8 @@ pub struct Pool {
     next: AtomicUsize,
     job: UnsafeCell<Option<Job>>,
     helpers: Box<[Helper]>,
+    /// Threads that wait for a result and help meanwhile: so many helpers may sleep on.
+    guests: AtomicUsize,
 }
 
 // SAFETY: `job` is written only by the holder of `taken` while the job is closed and nobody is
@@ -76,6 +79,7 @@ impl Pool {
             next: AtomicUsize::new(0),
             job: UnsafeCell::new(None),
             helpers,
+            guests: AtomicUsize::new(0),
         }));
         for (index, helper) in pool.helpers.iter().enumerate() {
             // A thread the system refuses is one helper fewer, nothing worse.
@@ -103,7 +107,10 @@ impl Pool {
 
     /// How many ranges a job of this much work is worth splitting into.
     pub fn ranges(&self, work: usize) -> usize {
-        let watched = || self.helpers.iter().any(|helper| !helper.parked.load(Ordering::Relaxed));
+        let watched = || {
+            self.guests.load(Ordering::Relaxed) > 0
+                || self.helpers.iter().any(|helper| !helper.parked.load(Ordering::Relaxed))
+        };
         let shared = work >= WAKING_WORK || work >= SHARED_WORK && watched();
         if self.helpers.is_empty() || !shared { 1 } else { self.threads() * RANGES_PER_THREAD }
     }
@@ -144,7 +151,7 @@ impl Pool {
     }
 
     fn wake(&self) {
-        for helper in &self.helpers {
+        for helper in self.helpers.iter().skip(self.guests.load(Ordering::Relaxed)) {
             if helper.parked.load(Ordering::SeqCst)
                 && helper.parked.swap(false, Ordering::SeqCst)
                 && let Some(thread) = helper.thread.get()
@@ -185,50 +192,78 @@ impl Pool {
         let _ = me.thread.set(std::thread::current());
         let mut last = 0;
         loop {
-            let state = self.wait(me, last);
-            last = state & !INSIDE & !OPEN;
-            // The job may have closed, or another helper come in, since `wait` looked.
-            if self
-                .state
-                .compare_exchange(state, state + 1, Ordering::AcqRel, Ordering::Relaxed)
-                .is_err()
-            {
-                last = last.wrapping_sub(NUMBER);
-                continue;
-            }
-            let guard = AbortOnUnwind;
-            // SAFETY: we are inside an open job, so it is set and stays so until we leave.
-            if let Some(job) = unsafe { *self.job.get() } {
-                self.work(job);
-            }
-            std::mem::forget(guard);
-            self.state.fetch_sub(1, Ordering::Release);
+            let state = loop {
+                if let Some(state) = self.watch(last, SPIN, &|| false) {
+                    break state;
+                }
+                me.parked.store(true, Ordering::SeqCst);
+                if !is_fresh(self.state.load(Ordering::SeqCst), last) {
+                    std::thread::park();
+                }
+                me.parked.store(false, Ordering::SeqCst);
+            };
+            last = self.join(state);
         }
     }
 
-    /// Waits for an open job other than number `last`.
-    fn wait(&self, me: &Helper, last: u64) -> u64 {
-        let fresh = |state: u64| state & OPEN != 0 && state & !INSIDE & !OPEN != last;
-        loop {
-            let start = Instant::now();
-            while start.elapsed() < SPIN {
-                for _ in 0..32 {
-                    let state = self.state.load(Ordering::Acquire);
-                    if fresh(state) {
-                        return state;
-                    }
-                    std::hint::spin_loop();
-                }
-                // Another thread may need this core, the caller's own among them.
-                std::thread::yield_now();
-            }
-            me.parked.store(true, Ordering::SeqCst);
-            if !fresh(self.state.load(Ordering::SeqCst)) {
-                std::thread::park();
-            }
-            me.parked.store(false, Ordering::SeqCst);
+    /// Helps until `done`, or until no job has come for a while.
+    pub fn lend(&self, done: &dyn Fn() -> bool) {
+        if self.helpers.is_empty() {
+            return;
         }
+        self.guests.fetch_add(1, Ordering::Relaxed);
+        let mut last = 0;
+        while let Some(state) = self.watch(last, LENT, done) {
+            last = self.join(state);
+        }
+        self.guests.fetch_sub(1, Ordering::Relaxed);
     }
+
+    /// Does a share of the open job seen in `state`, and returns the last job's number.
+    fn join(&self, state: u64) -> u64 {
+        let number = state & !INSIDE & !OPEN;
+        // The job may have closed, or another thread come in, since `watch` looked.
+        if self
+            .state
+            .compare_exchange(state, state + 1, Ordering::AcqRel, Ordering::Relaxed)
+            .is_err()
+        {
+            return number.wrapping_sub(NUMBER);
+        }
+        let guard = AbortOnUnwind;
+        // SAFETY: we are inside an open job, so it is set and stays so until we leave.
+        if let Some(job) = unsafe { *self.job.get() } {
+            self.work(job);
+        }
+        std::mem::forget(guard);
+        self.state.fetch_sub(1, Ordering::Release);
+        number
+    }
+
+    /// The state once it shows an open job other than number `last`; none if `done` comes first
+    /// or nothing within `patience`.
+    fn watch(&self, last: u64, patience: Duration, done: &dyn Fn() -> bool) -> Option<u64> {
+        let start = Instant::now();
+        while start.elapsed() < patience {
+            for _ in 0..32 {
+                let state = self.state.load(Ordering::Acquire);
+                if is_fresh(state, last) {
+                    return Some(state);
+                }
+                std::hint::spin_loop();
+            }
+            if done() {
+                return None;
+            }
+            // Another thread may need this core, the caller's own among them.
+            std::thread::yield_now();
+        }
+        None
+    }
+}
+
+fn is_fresh(state: u64, last: u64) -> bool {
+    state & OPEN != 0 && state & !INSIDE & !OPEN != last
 }
 
 #[cfg(test)]
@@ -272,6 +307,27 @@ mod tests {
                 });
             }
         });
+    }
+
+    #[test]
+    fn a_guest_helps_until_done() {
+        let pool = Pool::leak(2);
+        let (done, sum) = (AtomicUsize::new(0), AtomicUsize::new(0));
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                for _ in 0..2000 {
+                    pool.for_each(100, HEAVY, &|range| {
+                        sum.fetch_add(range.len(), Relaxed);
+                    });
+                }
+                done.store(1, Relaxed);
+            });
+            while done.load(Relaxed) == 0 {
+                pool.lend(&|| done.load(Relaxed) == 1);
+            }
+        });
+        assert_eq!(sum.load(Relaxed), 200_000);
+        assert_eq!(pool.guests.load(Relaxed), 0);
     }
 
     #[test]
