@@ -14,7 +14,7 @@ const STAND_IN: &str = "tests/metal_device";
 
 fn main() -> Result<()> {
     let root = PathBuf::from(env::var("CARGO_MANIFEST_DIR")?);
-    for path in ["build.rs", "src/ffi.rs", "cpp", "metal", "cmake", ".mlx/mlx_primitives.metallib"]
+    for path in ["build.rs", "src/ffi", "cpp", "metal", "cmake", ".mlx/mlx_primitives.metallib"]
         .into_iter()
         .chain(simulates_metal().then_some(STAND_IN))
     {
@@ -30,10 +30,24 @@ fn main() -> Result<()> {
 
     let mlx = Mlx::find(&root)?;
     println!("cargo::rerun-if-changed={}", mlx.header().display());
-    let bridge = cxx_build::bridges(["src/ffi.rs"]);
+    let bridge = cxx_build::bridges(bridges()?);
     drop(bridge); // only the generated code is wanted: CMake compiles it with cpp/
     build_cpp(&root, &mlx)?;
     link(&mlx)
+}
+
+/// The bridge's files; what an earlier build made of one that is gone is removed.
+fn bridges() -> Result<Vec<String>> {
+    let made = PathBuf::from(env::var("OUT_DIR")?).join("cxxbridge/sources/mlx-primitives/src/ffi");
+    if made.exists() {
+        fs::remove_dir_all(&made)?;
+    }
+    let mut paths = Vec::new();
+    for entry in fs::read_dir("src/ffi")? {
+        paths.push(format!("src/ffi/{}", entry?.file_name().to_string_lossy()));
+    }
+    paths.sort();
+    Ok(paths)
 }
 
 /// Whether `eval_gpu` is compiled for the simulator: a Mac has the real thing.

@@ -56,11 +56,16 @@ generate() {
   local output=$bridge/$1
   shift
   mkdir -p "$(dirname "$output")"
-  "$cxxbridge" "$@" >"$output.part" || die "cxxbridge refuses src/ffi.rs"
+  "$cxxbridge" "$@" >"$output.part" || die "cxxbridge refuses $*"
   if cmp -s "$output.part" "$output"; then rm "$output.part"; else mv "$output.part" "$output"; fi
 }
-generate sources/mlx-primitives/src/ffi.rs.cc "$root/src/ffi.rs"
-generate include/mlx-primitives/src/ffi.rs.h "$root/src/ffi.rs" --header
+for file in "$bridge"/sources/mlx-primitives/src/ffi/*.cc; do
+  [ -f "$root/src/ffi/$(basename "$file" .cc)" ] || rm -f "$file"
+done
+for file in "$root"/src/ffi/*.rs; do
+  generate "sources/mlx-primitives/src/ffi/$(basename "$file").cc" "$file"
+  generate "include/mlx-primitives/src/ffi/$(basename "$file").h" "$file" --header
+done
 generate include/rust/cxx.h --header
 cxx=$(cd "$root" && cargo metadata --quiet --locked --format-version 1 --filter-platform aarch64-apple-darwin |
   python3 -c 'import json, sys

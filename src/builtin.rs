@@ -1,20 +1,22 @@
 //! MLX's own fused ops, under the names and with the arguments of ours in [`ops`](crate::ops):
 //! the references that tests and benchmarks compare with.
 
-use crate::array::{Array, or_null};
+use crate::array::{Array, from_list, or_null};
 use crate::error::Result;
-use crate::ffi::bridge as ffi;
+use crate::ffi;
 use crate::ops::Offset;
 
 /// `mlx.fast.rms_norm`.
 pub fn rms_norm(x: &Array, weight: Option<&Array>, eps: f32) -> Result<Array> {
     // SAFETY: the pointer is null or that of a borrowed array, which outlives the call.
-    Array::from_bridge(unsafe { ffi::builtin_rms_norm(x.raw(), or_null(weight), eps) })
+    Array::from_bridge(unsafe {
+        ffi::rms_norm::bridge::builtin_rms_norm(x.raw(), or_null(weight), eps)
+    })
 }
 
 /// `mlx.softmax` over the last axis with `precise` accumulation in float32.
 pub fn softmax(x: &Array) -> Result<Array> {
-    Array::from_bridge(ffi::builtin_softmax(x.raw(), true))
+    Array::from_bridge(ffi::softmax::bridge::builtin_softmax(x.raw(), true))
 }
 
 /// `mlx.fast.rope`.
@@ -31,6 +33,31 @@ pub fn rope<'a>(
     let base = base.as_ref().map_or(std::ptr::null(), |base| base as *const f32);
     // SAFETY: both pointers are null or those of borrowed values, which outlive the call.
     Array::from_bridge(unsafe {
-        ffi::builtin_rope(x.raw(), dims, traditional, base, scale, offset.raw(), or_null(freqs))
+        ffi::rope::bridge::builtin_rope(
+            x.raw(),
+            dims,
+            traditional,
+            base,
+            scale,
+            offset.raw(),
+            or_null(freqs),
+        )
     })
+}
+
+/// The same values as a lazy result of one of our ops, as a graph of MLX's own ops: an array for
+/// each output of the op.
+///
+/// Errors: an array that is evaluated already, or is no result of ours.
+///
+/// ```
+/// use mlx_primitives::{Array, builtin, ops};
+///
+/// let y = ops::softmax(&Array::from_slice(&[1.0f32, 2.0], &[1, 2])?)?;
+/// let peer = &builtin::composition(&y)?[0];
+/// assert_eq!((y.primitive().as_deref(), peer.primitive().as_deref()), (Some("Softmax"), Some("Softmax")));
+/// # Ok::<(), mlx_primitives::Error>(())
+/// ```
+pub fn composition(ours: &Array) -> Result<Vec<Array>> {
+    Ok(from_list(&*ffi::bridge::composition(ours.raw())?))
 }

@@ -31,7 +31,6 @@ mod cpu;
 pub mod device;
 mod dtype;
 mod error;
-mod eval_cpu;
 mod ffi;
 pub mod io;
 #[cfg(feature = "llama")]
@@ -44,6 +43,10 @@ pub mod random;
 mod simulate;
 pub mod transforms;
 pub mod yardstick;
+
+#[cfg(all(feature = "simulate-metal", target_os = "linux"))]
+#[doc(hidden)]
+pub use simulate::{Dispatched, dispatched};
 
 pub use array::{Array, IntoIndex, Operand, Reduce, async_eval, concatenate, eval, select, stack};
 pub use dtype::{Dtype, Element};

@@ -13,6 +13,8 @@ impl SimulatedDispatch {
 
     pub(crate) fn bind(&mut self, _index: u32, _at: usize, _bytes: usize, _writable: bool) {}
 
+    pub(crate) fn bind_constant(&mut self, _index: u32, _at: usize, _bytes: usize) {}
+
     pub(crate) fn reserve(&mut self, _index: u32, _bytes: usize) {}
 }
 

@@ -3,7 +3,7 @@
 
 use crate::dtype::Dtype;
 use crate::error::{Error, Result};
-use crate::ffi::bridge as ffi;
+use crate::ffi;
 
 /// One dispatch of a kernel.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -18,9 +18,9 @@ pub struct LaunchPlan {
     pub threadgroup_bytes: u32,
 }
 
-impl From<ffi::LaunchPlan> for LaunchPlan {
-    fn from(plan: ffi::LaunchPlan) -> Self {
-        let ffi::LaunchPlan { kernel, grid, group, threadgroup_bytes } = plan;
+impl From<ffi::bridge::LaunchPlan> for LaunchPlan {
+    fn from(plan: ffi::bridge::LaunchPlan) -> Self {
+        let ffi::bridge::LaunchPlan { kernel, grid, group, threadgroup_bytes } = plan;
         Self { kernel, grid, group, threadgroup_bytes }
     }
 }
@@ -45,12 +45,19 @@ pub fn rms_norm(
     weighted: bool,
     max_threads: u32,
 ) -> Result<LaunchPlan> {
-    Ok(ffi::rms_norm_plan(rows, axis, kernel_dtype(dtype)?, weighted, max_threads)?.into())
+    Ok(ffi::rms_norm::bridge::rms_norm_plan(
+        rows,
+        axis,
+        kernel_dtype(dtype)?,
+        weighted,
+        max_threads,
+    )?
+    .into())
 }
 
 /// Plans `softmax` over `rows` rows of `axis` elements.
 pub fn softmax(rows: u64, axis: u32, dtype: Dtype, max_threads: u32) -> Result<LaunchPlan> {
-    Ok(ffi::softmax_plan(rows, axis, kernel_dtype(dtype)?, max_threads)?.into())
+    Ok(ffi::softmax::bridge::softmax_plan(rows, axis, kernel_dtype(dtype)?, max_threads)?.into())
 }
 
 /// The extents of a `rope` call, `x` being `[batch, heads, seq, head_dim]`.
@@ -76,7 +83,7 @@ pub struct Rope {
 
 /// Plans `rope`.
 pub fn rope(rope: Rope, dtype: Dtype, max_threads: u32) -> Result<LaunchPlan> {
-    let call = ffi::RopeCall {
+    let call = ffi::rope::bridge::RopeCall {
         batch: rope.batch,
         heads: rope.heads,
         seq: rope.seq,
@@ -87,7 +94,7 @@ pub fn rope(rope: Rope, dtype: Dtype, max_threads: u32) -> Result<LaunchPlan> {
         base: 1.0,
         scale: 1.0,
     };
-    Ok(ffi::rope_plan(
+    Ok(ffi::rope::bridge::rope_plan(
         &call,
         kernel_dtype(dtype)?,
         rope.explicit_freqs,

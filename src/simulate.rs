@@ -6,7 +6,7 @@ use std::fs::{File, OpenOptions};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::io::Write;
 use std::path::Path;
-use std::sync::OnceLock;
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use metal_sim::{Access, Buffer, Compiler, Constants, Dispatch, Kernel, Library, Schedule, Source};
 
@@ -30,6 +30,43 @@ struct Bound {
     at: usize,
     bytes: usize,
     writable: bool,
+    constant: bool,
+}
+
+/// What one dispatch moved to and from the arrays bound to it; parameters are not counted.
+#[derive(Clone, Debug)]
+pub struct Dispatched {
+    /// The kernel's name.
+    pub kernel: String,
+    /// Bytes of all loads and of all stores, and the distinct bytes among the loads, for each
+    /// array in the order of its buffer index.
+    pub arrays: Vec<[u64; 3]>,
+}
+
+impl Dispatched {
+    /// Bytes of all loads.
+    pub fn read(&self) -> u64 {
+        self.arrays.iter().map(|array| array[0]).sum()
+    }
+
+    /// Bytes of all stores.
+    pub fn written(&self) -> u64 {
+        self.arrays.iter().map(|array| array[1]).sum()
+    }
+}
+
+type Journal = Arc<Mutex<Vec<Dispatched>>>;
+
+thread_local! {
+    // Of the thread that evaluates, which is not the one that its stream's tasks run on.
+    static JOURNAL: Journal = Journal::default();
+}
+
+/// What was dispatched for the evaluations of this thread since it was last asked.
+pub fn dispatched() -> Vec<Dispatched> {
+    JOURNAL.with(|journal| {
+        std::mem::take(&mut *journal.lock().unwrap_or_else(PoisonError::into_inner))
+    })
 }
 
 /// A dispatch before it runs.
@@ -39,11 +76,18 @@ pub(crate) struct SimulatedDispatch {
     grid_is_threads: bool,
     buffers: Vec<Bound>,
     threadgroup: Vec<(u32, usize)>,
+    journal: Journal,
 }
 
 pub(crate) fn simulated_dispatch(grid: [u32; 3], group: [u32; 3]) -> Box<SimulatedDispatch> {
-    let (buffers, threadgroup) = (Vec::new(), Vec::new());
-    Box::new(SimulatedDispatch { grid, group, grid_is_threads: false, buffers, threadgroup })
+    Box::new(SimulatedDispatch {
+        grid,
+        group,
+        grid_is_threads: false,
+        buffers: Vec::new(),
+        threadgroup: Vec::new(),
+        journal: JOURNAL.with(Arc::clone),
+    })
 }
 
 impl SimulatedDispatch {
@@ -54,7 +98,12 @@ impl SimulatedDispatch {
 
     /// Binds memory to `[[buffer(index)]]`; an address bound twice is in place.
     pub(crate) fn bind(&mut self, index: u32, at: usize, bytes: usize, writable: bool) {
-        self.buffers.push(Bound { index, at, bytes, writable });
+        self.buffers.push(Bound { index, at, bytes, writable, constant: false });
+    }
+
+    /// Binds parameters, which the encoder copied.
+    pub(crate) fn bind_constant(&mut self, index: u32, at: usize, bytes: usize) {
+        self.buffers.push(Bound { index, at, bytes, writable: false, constant: true });
     }
 
     /// Sizes `[[threadgroup(index)]]`.
@@ -101,7 +150,7 @@ pub(crate) fn simulated_kernel(
 }
 
 /// # Safety
-/// As declared in `ffi.rs`.
+/// As declared in `ffi/mod.rs`.
 pub(crate) unsafe fn simulate(
     kernel: &SimulatedKernel,
     dispatch: &SimulatedDispatch,
@@ -125,10 +174,20 @@ pub(crate) unsafe fn simulate(
     } else {
         run.grid_groups(dispatch.grid, dispatch.group)
     };
-    run.run().and_then(metal_sim::Report::check).map_err(|error| {
+    let report = run.run().and_then(metal_sim::Report::check).map_err(|error| {
         failed(format_args!("{} over {:?}: {error}", kernel.0.name(), dispatch.grid))
     })?;
-    record(kernel.0.name())
+    let mut bound: Vec<_> = dispatch.buffers.iter().filter(|bound| !bound.constant).collect();
+    bound.sort_by_key(|bound| bound.index);
+    let arrays = bound.iter().map(|bound| {
+        let traffic = report.buffers.get(&bound.index).copied().unwrap_or_default();
+        [traffic.read_bytes, traffic.written_bytes, traffic.distinct_read]
+    });
+    let kernel = kernel.0.name().to_owned();
+    record(&kernel)?;
+    let mut journal = dispatch.journal.lock().unwrap_or_else(PoisonError::into_inner);
+    journal.push(Dispatched { kernel, arrays: arrays.collect() });
+    Ok(())
 }
 
 fn in_place(dispatch: &SimulatedDispatch, output: usize) -> bool {

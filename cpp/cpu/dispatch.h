@@ -1,7 +1,7 @@
 // What the run_on_cpu of every primitive shares: hand a call of a Rust kernel to the stream.
 #pragma once
 
-#include "mlx-primitives/src/ffi.rs.h"
+#include "mlx-primitives/src/ffi/mod.rs.h"
 #include "mlx/backend/cpu/encoder.h"
 #include "ops/common.h"
 

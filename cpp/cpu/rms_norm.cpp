@@ -1,6 +1,7 @@
 #include "ops/rms_norm.h"
 
 #include "cpu/dispatch.h"
+#include "mlx-primitives/src/ffi/rms_norm.rs.h"
 
 namespace mlx_primitives {
 

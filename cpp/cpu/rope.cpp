@@ -1,6 +1,7 @@
 #include "ops/rope.h"
 
 #include "cpu/dispatch.h"
+#include "mlx-primitives/src/ffi/rope.rs.h"
 
 namespace mlx_primitives {
 

@@ -1,6 +1,7 @@
 #include "ops/softmax.h"
 
 #include "cpu/dispatch.h"
+#include "mlx-primitives/src/ffi/softmax.rs.h"
 
 namespace mlx_primitives {
 

@@ -10,19 +10,23 @@ namespace {
  * MLX keeps libraries by name and owns them, so ours is asked for by name each time and
  * no pointer to it is kept: clear_library() would free it under us.
  */
-MTL::Library* library(mx::metal::Device& device) {
+MTL::Library* library(mx::metal::Device& device, const std::string& stem) {
   static const Metallib metallib = find_metallib();
-  if (metallib.path.empty()) {
-    return device.get_library("mlx_primitives", embedded_metal_source);
+  if (metallib.path.empty()) { // a library for each stem: what is not used is not compiled
+    return device.get_library(
+        "mlx_primitives_" + stem, [&stem] { return embedded_metal_source(stem); });
   }
   return device.get_library("mlx_primitives", metallib.path);
 }
 
 } // namespace
 
-Pipeline pipeline(const mx::Stream& stream, const std::function<Launch(uint32_t)>& plan) {
+Pipeline pipeline(
+    const mx::Stream& stream,
+    const std::string& stem,
+    const std::function<Launch(uint32_t)>& plan) {
   auto& device = mx::metal::device(stream.device);
-  auto* kernels = library(device);
+  auto* kernels = library(device, stem);
   uint32_t limit = MAX_THREADS;
   while (true) {
     Launch launch = plan(limit);

@@ -18,9 +18,13 @@ struct Pipeline {
 
 /**
  * Plans a launch for a largest threadgroup. A kernel that needs many registers may allow
- * fewer threads than planned; the plan is then made again within that limit.
+ * fewer threads than planned; the plan is then made again within that limit. The kernel is that
+ * of metal/<stem>.metal.
  */
-Pipeline pipeline(const mx::Stream& stream, const std::function<Launch(uint32_t)>& plan);
+Pipeline pipeline(
+    const mx::Stream& stream, const std::string& stem, const std::function<Launch(uint32_t)>& plan);
+
+using Outputs = std::initializer_list<std::reference_wrapper<mx::array>>;
 
 /** Opens the encoding: pipeline, threadgroup memory, then the inputs from buffer 0 on. */
 void bind(
@@ -30,18 +34,21 @@ void bind(
 
 void dispatch(mx::metal::CommandEncoder& encoder, const Launch& launch);
 
-/** Encodes one dispatch. Buffers: the inputs, then the output, then the params. */
+/** Encodes one dispatch. Buffers: the inputs, then the outputs, then the params. */
 template <typename Params>
 void encode(
     const mx::Stream& stream,
     const Pipeline& pipeline,
     std::initializer_list<std::reference_wrapper<const mx::array>> inputs,
-    mx::array& out,
+    Outputs outputs,
     const Params& params) {
   auto& encoder = mx::metal::get_command_encoder(stream);
   bind(encoder, pipeline, inputs);
-  encoder.set_output_array(out, static_cast<int>(inputs.size()));
-  encoder.set_bytes(params, static_cast<int>(inputs.size()) + 1);
+  int index = static_cast<int>(inputs.size());
+  for (mx::array& output : outputs) {
+    encoder.set_output_array(output, index++);
+  }
+  encoder.set_bytes(params, index);
   dispatch(encoder, pipeline.launch);
 }
 

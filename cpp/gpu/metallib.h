@@ -19,7 +19,7 @@ Metallib find_metallib();
 /** The same as a sentence for a person. */
 std::string metallib_description();
 
-/** The kernels' source as one file; written by cmake/embed_metal.cmake. */
-std::string embedded_metal_source();
+/** metal/<stem>.metal and what it includes as one file; written by cmake/embed_metal.cmake. */
+std::string embedded_metal_source(const std::string& stem);
 
 } // namespace mlx_primitives

@@ -20,12 +20,12 @@ void RmsNorm::eval_gpu(const std::vector<mx::array>& inputs, std::vector<mx::arr
   uint64_t rows = x.size() / axis;
   bool weighted = inputs.size() > 1;
   auto dtype = mx::type_to_name(x);
-  auto fitted = pipeline(stream(), [&](uint32_t max_threads) {
+  auto fitted = pipeline(stream(), "rms_norm", [&](uint32_t max_threads) {
     return plan_rms_norm(rows, axis, dtype, weighted, max_threads);
   });
   auto& weight = weighted ? inputs[1] : x; // something has to be bound
   RmsNormParams params{static_cast<uint32_t>(rows), axis, eps_};
-  encode(stream(), fitted, {x, weight}, out, params);
+  encode(stream(), fitted, {x, weight}, {out}, params);
 }
 
 } // namespace mlx_primitives

@@ -35,11 +35,11 @@ void Rope::eval_gpu(const std::vector<mx::array>& inputs, std::vector<mx::array>
   params.direction = forward_ ? 1.0f : -1.0f;
 
   auto dtype = mx::type_to_name(x);
-  auto fitted = pipeline(stream(), [&](uint32_t max_threads) {
+  auto fitted = pipeline(stream(), "rope", [&](uint32_t max_threads) {
     return plan_rope(params, dtype, traditional_, explicit_freqs, max_threads);
   });
   auto& freqs = explicit_freqs ? inputs[2] : offset; // something has to be bound
-  encode(stream(), fitted, {x, offset, freqs}, out, params);
+  encode(stream(), fitted, {x, offset, freqs}, {out}, params);
 }
 
 } // namespace mlx_primitives

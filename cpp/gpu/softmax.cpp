@@ -17,9 +17,10 @@ void Softmax::eval_gpu(const std::vector<mx::array>& inputs, std::vector<mx::arr
   uint32_t axis = x.shape(-1);
   uint64_t rows = x.size() / axis;
   auto dtype = mx::type_to_name(x);
-  auto fitted = pipeline(
-      stream(), [&](uint32_t max_threads) { return plan_softmax(rows, axis, dtype, max_threads); });
-  encode(stream(), fitted, {x}, out, SoftmaxParams{static_cast<uint32_t>(rows), axis});
+  auto fitted = pipeline(stream(), "softmax", [&](uint32_t max_threads) {
+    return plan_softmax(rows, axis, dtype, max_threads);
+  });
+  encode(stream(), fitted, {x}, {out}, SoftmaxParams{static_cast<uint32_t>(rows), axis});
 }
 
 } // namespace mlx_primitives

@@ -32,6 +32,59 @@ void FusedPrimitive::eval_cpu(
   }
 }
 
+std::vector<mx::array> composition(const mx::array& ours) {
+  auto* fused = ours.has_primitive() ? dynamic_cast<FusedPrimitive*>(&ours.primitive()) : nullptr;
+  if (!fused) {
+    refuse("composition", "expected a lazy result of one of our ops, got another array");
+  }
+  return fused->compose(ours.inputs());
+}
+
+auto ComposedPrimitive::partial(
+    const std::vector<mx::array>& inputs, const std::vector<int>& argnums) {
+  return [this, inputs, argnums](const std::vector<mx::array>& arguments) {
+    auto all = inputs;
+    for (size_t i = 0; i < argnums.size(); ++i) {
+      all[argnums[i]] = arguments[i];
+    }
+    return compose(all);
+  };
+}
+
+namespace {
+std::vector<mx::array> named(
+    const std::vector<mx::array>& inputs, const std::vector<int>& argnums) {
+  std::vector<mx::array> arguments;
+  for (int argnum : argnums) {
+    arguments.push_back(inputs[argnum]);
+  }
+  return arguments;
+}
+} // namespace
+
+std::vector<mx::array> ComposedPrimitive::vjp(
+    const std::vector<mx::array>& primals,
+    const std::vector<mx::array>& cotangents,
+    const std::vector<int>& argnums,
+    const std::vector<mx::array>&) {
+  return mx::vjp(partial(primals, argnums), named(primals, argnums), cotangents).second;
+}
+
+std::vector<mx::array> ComposedPrimitive::jvp(
+    const std::vector<mx::array>& primals,
+    const std::vector<mx::array>& tangents,
+    const std::vector<int>& argnums) {
+  return mx::jvp(partial(primals, argnums), named(primals, argnums), tangents).second;
+}
+
+std::pair<std::vector<mx::array>, std::vector<int>> ComposedPrimitive::vmap(
+    const std::vector<mx::array>& inputs, const std::vector<int>& axes) {
+  auto function = [this](const std::vector<mx::array>& arguments) { return compose(arguments); };
+  auto outputs = mx::vmap(function, axes)(inputs);
+  std::vector<int> out_axes(outputs.size(), 0);
+  return {std::move(outputs), std::move(out_axes)};
+}
+
 void require_kernel_dtype(const char* op, mx::Dtype dtype) {
   if (dtype != mx::float32 && dtype != mx::float16 && dtype != mx::bfloat16) {
     refuse(op, "expected float32, float16 or bfloat16, got ", dtype);

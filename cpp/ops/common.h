@@ -26,28 +26,64 @@ class FusedPrimitive : public mx::Primitive {
  protected:
   virtual void run_on_cpu(
       const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) = 0;
+
+  /** The outputs as a graph of MLX's own ops, on this primitive's stream. */
+  virtual std::vector<mx::array> compose(const std::vector<mx::array>& inputs) = 0;
+
+  friend std::vector<mx::array> composition(const mx::array& ours);
 };
 
-/** The methods that every primitive of this library overrides. */
-#define PRIMITIVE_METHODS(TYPE)                                                     \
+/** The same values as a lazy node of ours, as a graph of MLX's own ops. */
+std::vector<mx::array> composition(const mx::array& ours);
+
+/** A primitive whose derivatives and vmap are those of its composition, unless it overrides them.
+ */
+class ComposedPrimitive : public FusedPrimitive {
+ public:
+  using FusedPrimitive::FusedPrimitive;
+
+  std::vector<mx::array> jvp(
+      const std::vector<mx::array>& primals,
+      const std::vector<mx::array>& tangents,
+      const std::vector<int>& argnums) override;
+  std::vector<mx::array> vjp(
+      const std::vector<mx::array>& primals,
+      const std::vector<mx::array>& cotangents,
+      const std::vector<int>& argnums,
+      const std::vector<mx::array>& outputs) override;
+  std::pair<std::vector<mx::array>, std::vector<int>> vmap(
+      const std::vector<mx::array>& inputs, const std::vector<int>& axes) override;
+
+ private:
+  /** compose as a function of the inputs that argnums name. */
+  auto partial(const std::vector<mx::array>& inputs, const std::vector<int>& argnums);
+};
+
+/** The methods that every composed primitive overrides. */
+#define COMPOSED_METHODS(TYPE)                                                      \
   void run_on_cpu(const std::vector<mx::array>&, std::vector<mx::array>&) override; \
   void eval_gpu(const std::vector<mx::array>&, std::vector<mx::array>&) override;   \
-  std::vector<mx::array> jvp(                                                       \
-      const std::vector<mx::array>& primals,                                        \
-      const std::vector<mx::array>& tangents,                                       \
-      const std::vector<int>& argnums) override;                                    \
-  std::vector<mx::array> vjp(                                                       \
-      const std::vector<mx::array>& primals,                                        \
-      const std::vector<mx::array>& cotangents,                                     \
-      const std::vector<int>& argnums,                                              \
-      const std::vector<mx::array>& outputs) override;                              \
-  std::pair<std::vector<mx::array>, std::vector<int>> vmap(                         \
-      const std::vector<mx::array>& inputs, const std::vector<int>& axes) override; \
+  std::vector<mx::array> compose(const std::vector<mx::array>&) override;           \
   const char* name() const override {                                               \
     return #TYPE;                                                                   \
   }                                                                                 \
   bool is_equivalent(const mx::Primitive& other) const override;                    \
   std::vector<mx::Shape> output_shapes(const std::vector<mx::array>& inputs) override;
+
+/** The methods of a primitive that has derivatives of its own. */
+#define PRIMITIVE_METHODS(TYPE)                             \
+  COMPOSED_METHODS(TYPE)                                    \
+  std::vector<mx::array> jvp(                               \
+      const std::vector<mx::array>& primals,                \
+      const std::vector<mx::array>& tangents,               \
+      const std::vector<int>& argnums) override;            \
+  std::vector<mx::array> vjp(                               \
+      const std::vector<mx::array>& primals,                \
+      const std::vector<mx::array>& cotangents,             \
+      const std::vector<int>& argnums,                      \
+      const std::vector<mx::array>& outputs) override;      \
+  std::pair<std::vector<mx::array>, std::vector<int>> vmap( \
+      const std::vector<mx::array>& inputs, const std::vector<int>& axes) override;
 
 /** Throws invalid_argument "[op] expected ..., got ...", built from the streamable parts. */
 template <typename... Parts>

@@ -44,6 +44,11 @@ mx::array rms_norm(
   return mx::array(x.shape(), dtype, std::make_shared<RmsNorm>(s, eps), std::move(inputs));
 }
 
+std::vector<mx::array> RmsNorm::compose(const std::vector<mx::array>& inputs) {
+  auto weight = inputs.size() > 1 ? std::optional(inputs[1]) : std::nullopt;
+  return {mx::fast::rms_norm(inputs[0], weight, eps_, stream())};
+}
+
 std::vector<mx::array> RmsNorm::vjp(
     const std::vector<mx::array>& primals,
     const std::vector<mx::array>& cotangents,

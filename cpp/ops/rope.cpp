@@ -55,6 +55,13 @@ mx::array Rope::apply(const mx::array& x, const std::vector<mx::array>& primals,
   return mx::array(x.shape(), x.dtype(), std::move(primitive), std::move(inputs));
 }
 
+std::vector<mx::array> Rope::compose(const std::vector<mx::array>& inputs) {
+  auto freqs = inputs.size() > 2 ? std::optional(inputs[2]) : std::nullopt;
+  auto base = freqs ? std::nullopt : std::optional(base_);
+  float scale = forward_ ? scale_ : -scale_;
+  return {mx::fast::rope(inputs[0], dims_, traditional_, base, scale, inputs[1], freqs, stream())};
+}
+
 std::vector<mx::array> Rope::vjp(
     const std::vector<mx::array>& primals,
     const std::vector<mx::array>& cotangents,

@@ -23,6 +23,10 @@ mx::array softmax(const mx::array& x, mx::StreamOrDevice s_) {
   return mx::array(x.shape(), dtype, std::make_shared<Softmax>(s), std::move(inputs));
 }
 
+std::vector<mx::array> Softmax::compose(const std::vector<mx::array>& inputs) {
+  return {mx::softmax(inputs[0], -1, true, stream())};
+}
+
 std::vector<mx::array> Softmax::vjp(
     const std::vector<mx::array>&,
     const std::vector<mx::array>& cotangents,

@@ -1,4 +1,5 @@
 #include <cstdlib>
+#include <optional>
 #include <sstream>
 #include <stdexcept>
 
@@ -18,9 +19,8 @@ namespace MTL {
 
 class Library {
  public:
-  explicit Library(rust::Box<bridge::SimulatedLibrary> library) : simulated(std::move(library)) {}
-
-  rust::Box<bridge::SimulatedLibrary> simulated;
+  std::mutex compiling;
+  std::optional<rust::Box<bridge::SimulatedLibrary>> simulated;
   std::unordered_map<std::string, std::unique_ptr<ComputePipelineState>> pipelines;
 };
 
@@ -60,12 +60,21 @@ MTL::Library* Device::get_library(
     const std::string& name,
     const CompileOptions&,
     const std::function<std::string(void)>& builder) {
-  std::lock_guard lock(mutex_);
-  auto& library = libraries_[name];
-  if (!library) {
-    library = std::make_unique<MTL::Library>(bridge::simulated_library(builder()));
+  MTL::Library* library;
+  {
+    std::lock_guard lock(mutex_);
+    auto& slot = libraries_[name];
+    if (!slot) {
+      slot = std::make_unique<MTL::Library>();
+    }
+    library = slot.get();
   }
-  return library.get();
+  // Not under the device's lock: other threads compile other libraries meanwhile.
+  std::lock_guard lock(library->compiling);
+  if (!library->simulated) {
+    library->simulated.emplace(bridge::simulated_library(builder()));
+  }
+  return library;
 }
 
 void Device::clear_library(const std::string& name) {
@@ -87,7 +96,7 @@ MTL::ComputePipelineState* Device::get_kernel(
   if (!pipeline) {
     pipeline = std::make_unique<MTL::ComputePipelineState>(
         std::make_shared<MTL::ComputePipelineState::Kernel>(
-            bridge::simulated_kernel(*mtl_lib->simulated, base_name)));
+            bridge::simulated_kernel(**mtl_lib->simulated, base_name)));
   }
   return pipeline.get();
 }

@@ -91,8 +91,12 @@ void CommandEncoder::dispatch(MTL::Size grid, MTL::Size group, bool grid_is_thre
   }
   std::vector<std::shared_ptr<const std::vector<uint8_t>>> copies;
   for (auto& [index, bound] : bindings_) {
-    copies.push_back(bound.copy);
-    (*call)->bind(index, bound.address, bound.bytes, bound.writable);
+    if (bound.copy) {
+      copies.push_back(bound.copy);
+      (*call)->bind_constant(index, bound.address, bound.bytes);
+    } else {
+      (*call)->bind(index, bound.address, bound.bytes, bound.writable);
+    }
   }
   for (auto& [index, bytes] : threadgroup_) {
     (*call)->reserve(index, bytes);

@@ -5,7 +5,7 @@ use mlx_primitives::{Array, Dtype, builtin, ops};
 
 use crate::support::compare::{array_ulps, assert_same, differing, numbers, ulps};
 use crate::support::input::{FLOATS, LAYOUTS, data, random, random32};
-use crate::support::{Checked, EPS, each_device, reference};
+use crate::support::{self, Checked, EPS, each_device, reference};
 
 /// The largest errors in ulps that the arithmetic allows, against f64 and against MLX's.
 ///
@@ -200,4 +200,18 @@ fn a_spoilt_row_spoils_no_other() -> Checked {
         }
         Ok(())
     })
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+#[ignore = "run by simulated::what_moves"]
+fn moves_each_byte_once() -> Checked {
+    let (rows, axis) = (8, 1024);
+    let (x, w) = (random32(&[rows, axis], 1)?, random32(&[axis], 2)?);
+    mlx_primitives::eval([&x, &w])?;
+    let moved = support::moved(|| ops::rms_norm(&x, Some(&w), EPS))?;
+    // The weight is asked for by every row; caches answer all but the first.
+    let (row, all) = (4 * axis as u64, 4 * (rows * axis) as u64);
+    assert_eq!(moved[0].arrays, [[all, 0, all], [all, 0, row], [0, all, 0]]);
+    support::report_traffic("rms_norm", &moved, x.nbytes() * 2 + w.nbytes() * rows as usize)
 }

@@ -6,7 +6,7 @@ use mlx_primitives::{Array, Dtype, builtin, ops, transforms};
 
 use crate::support::compare::{assert_close, assert_same, differing, numbers};
 use crate::support::input::{FLOATS, LAYOUTS, Layout, random, random32, values};
-use crate::support::{Checked, each_device, reference};
+use crate::support::{self, Checked, each_device, reference};
 
 /// MLX has other sines and cosines with Apple's libraries and on the GPU.
 fn follows_mlx_bit_for_bit(device: Device) -> bool {
@@ -307,4 +307,16 @@ fn degenerate_numbers_are_those_of_mlx() -> Checked {
         }
         Ok(())
     })
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+#[ignore = "run by simulated::what_moves"]
+fn moves_each_byte_once() -> Checked {
+    let x = random32(&[1, 8, 16, 64], 1)?;
+    x.eval()?;
+    let moved = support::moved(|| ops::rope(&x, 64, false, Some(1e4), 1.0, 3, None))?;
+    let bytes = x.nbytes() as u64;
+    assert_eq!((moved[0].arrays[0], moved[0].written()), ([bytes, 0, bytes], bytes));
+    support::report_traffic("rope", &moved[..1], x.nbytes() * 2)
 }

@@ -20,8 +20,8 @@ const THREADS: &str = "MLX_PRIMITIVES_SIMULATE_THREADS";
 const LOG: &str = "MLX_PRIMITIVES_SIMULATE_LOG";
 const VARIABLES: [&str; 3] = [SCHEDULE, THREADS, LOG];
 
-/// What runs no primitive.
-const LEFT_OUT: [&str; 4] = ["build::", "plan::", "simulated::", "tidy::"];
+/// What runs no primitive, or is run by `what_moves`.
+const LEFT_OUT: [&str; 5] = ["build::", "plan::", "simulated::", "tidy::", "::moves_"];
 
 /// This binary again, with these variables alone of those that the simulator knows.
 fn suite(arguments: &[&str], variables: &[(&str, &Path)]) -> Output {
@@ -91,6 +91,14 @@ fn pipelines_of_fewer_threads() {
         let kernels = run("forward", threads, &["sizes_in_every_type", "parameters_in_every_type"]);
         assert!(kernels.values().sum::<usize>() > 300, "{kernels:?}");
     }
+}
+
+/// What the kernels move is counted by tests of the primitives that are ignored elsewhere.
+#[test]
+fn what_moves() {
+    let arguments = ["--ignored", "::moves_"];
+    let kernels = run("forward", 1024, &arguments);
+    assert!(kernels.len() > 2, "{kernels:?}");
 }
 
 /// The tests below that are ignored run in here, each in a process that something is wrong with.

@@ -6,7 +6,7 @@ use mlx_primitives::{Array, Dtype, builtin, ops};
 
 use crate::support::compare::{array_ulps, assert_close, numbers, ulps};
 use crate::support::input::{FLOATS, LAYOUTS, data, random, random32};
-use crate::support::{Checked, each_device, reference};
+use crate::support::{self, Checked, each_device, reference};
 
 /// The largest errors in ulps that the arithmetic allows, against f64 and against MLX's.
 ///
@@ -190,4 +190,16 @@ fn exponentials_may_underflow_only_where_f32_does() -> Checked {
         assert_eq!(y[4..], [0.0, 0.0]);
         Ok(())
     })
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+#[ignore = "run by simulated::what_moves"]
+fn moves_each_byte_once() -> Checked {
+    let x = random32(&[8, 1024], 1)?;
+    x.eval()?;
+    let moved = support::moved(|| ops::softmax(&x))?;
+    let bytes = x.nbytes() as u64;
+    assert_eq!(moved[0].arrays, [[bytes, 0, bytes], [0, bytes, 0]]);
+    support::report_traffic("softmax", &moved, x.nbytes() * 2)
 }

@@ -11,11 +11,12 @@ use std::path::PathBuf;
 
 use anyhow::{Context, Result, ensure};
 use clap::ValueEnum;
+use clap::builder::PossibleValuesParser;
 use indicatif::{ProgressBar, ProgressStyle};
 use mlx_primitives::device::{self, Device};
 use mlx_primitives::memory;
 
-use cases::{Op, Type};
+use cases::Type;
 use measure::Effort;
 
 /// Bytes that MLX may keep for reuse: several of the largest array.
@@ -25,15 +26,15 @@ const CACHE_LIMIT: usize = 2 << 30;
 const COLUMNS: &str = "\
 Each call is timed in turn with the built-in's, in this process. `single` builds one op, evaluates \
 it and waits; `chain` is one of 64 ops in a graph, each fed by the last. Times are medians ± half \
-the interquartile range. GB/s counts the input and the output once; the copy is as large as the \
-input, by the CPU kernels' threads or, on a GPU, by MLX's `negative`.";
+the interquartile range. GB/s counts what has to be read and written, once; the copy moves as many \
+bytes, by the CPU kernels' threads or, on a GPU, by MLX's `negative`.";
 
 #[derive(clap::Args)]
 #[command(after_help = COLUMNS)]
 pub struct Args {
     /// Compare only these primitives.
-    #[arg(long, value_name = "NAME", num_args = 1.., value_enum)]
-    op: Vec<Op>,
+    #[arg(long, value_name = "NAME", num_args = 1.., value_parser = PossibleValuesParser::new(cases::names()))]
+    op: Vec<String>,
     /// Compare only these element types.
     #[arg(long, value_name = "TYPE", num_args = 1.., value_enum)]
     dtype: Vec<Type>,
@@ -74,7 +75,8 @@ pub fn run(args: &Args) -> Result<()> {
 
     // Both sides write to memory in use before, as under the limit of MLX's GPU allocators.
     memory::set_cache_limit(CACHE_LIMIT)?;
-    let cases = cases::select(&args.op, &args.dtype, args.quick);
+    let workloads = cases::all();
+    let cases = cases::select(&workloads, &args.op, &args.dtype, args.quick);
     let progress = ProgressBar::new(cases.len() as u64)
         .with_style(ProgressStyle::with_template("{bar:30} {pos}/{len} {msg}")?);
     let effort = if args.quick { Effort::QUICK } else { Effort::FULL };

@@ -15,6 +15,38 @@ pub fn simulated() -> bool {
     std::env::var_os("MLX_PRIMITIVES_SIMULATE_METAL").is_some()
 }
 
+/// What the dispatches of an op moved, in the simulator; the inputs are to be evaluated before.
+#[cfg(target_os = "linux")]
+pub fn moved(
+    op: impl FnOnce() -> Result<Array>,
+) -> anyhow::Result<Vec<mlx_primitives::Dispatched>> {
+    anyhow::ensure!(simulated(), "only the simulator counts bytes");
+    mlx_primitives::dispatched();
+    op()?.eval()?;
+    let dispatched = mlx_primitives::dispatched();
+    anyhow::ensure!(!dispatched.is_empty(), "nothing was dispatched");
+    Ok(dispatched)
+}
+
+/// Says how many device bytes an op's dispatches moved over the least possible, for the table of
+/// README: a line of `op`, `bytes` and `ideal` in the file that MLX_PRIMITIVES_TRAFFIC names.
+#[cfg(target_os = "linux")]
+pub fn report_traffic(
+    op: &str,
+    dispatched: &[mlx_primitives::Dispatched],
+    ideal: usize,
+) -> Checked {
+    use std::io::Write;
+    let bytes: u64 = dispatched.iter().map(|d| d.read() + d.written()).sum();
+    let line = format!("{op} {bytes} {ideal}\n");
+    eprint!("traffic: {line}");
+    if let Some(path) = std::env::var_os("MLX_PRIMITIVES_TRAFFIC") {
+        let mut file = std::fs::OpenOptions::new().create(true).append(true).open(path)?;
+        file.write_all(line.as_bytes())?;
+    }
+    Ok(())
+}
+
 /// `rounds`, or one in `part` of them where each takes many times as long.
 pub fn fewer_if_simulated(test: &str, rounds: u64, part: u64) -> u64 {
     if !simulated() {

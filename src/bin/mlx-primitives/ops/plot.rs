@@ -103,7 +103,7 @@ fn draw(root: &Area, groups: &[&[Row]], title: &str, bars: u32) -> Result<()> {
 }
 
 fn group_label(row: &Row) -> String {
-    format!("{} {} {}", row.workload.op.name(), row.workload.shape_label(), row.kind.name())
+    format!("{} {} {}", row.workload.op, row.workload.shape_label(), row.kind.name())
 }
 
 fn colour(dtype: Dtype) -> RGBColor {

@@ -8,7 +8,6 @@ use comfy_table::{CellAlignment, Table, presets};
 use mlx_primitives::device::Device;
 use serde_json::{Value, json};
 
-use super::cases::Op;
 use super::measure::Row;
 use super::timing::Timing;
 
@@ -20,7 +19,7 @@ pub fn json(rows: &[Row]) -> Result<()> {
 fn object(row: &Row) -> Value {
     let quartiles = |t: &Timing| json!([micros(t.lower_quartile), micros(t.upper_quartile)]);
     let mut object = json!({
-        "op": row.workload.op.name(),
+        "op": row.workload.op,
         "shape": row.workload.shape,
         "dtype": row.dtype.name(),
         "device": match row.device { Device::Cpu => "cpu", Device::Gpu => "gpu" },
@@ -37,8 +36,11 @@ fn object(row: &Row) -> Value {
         "gbps": row.gbps(),
         "copy_fraction": row.copy_fraction(),
     });
-    if row.workload.op == Op::Rope {
-        object["traditional"] = json!(row.workload.traditional);
+    if !row.workload.variant.is_empty() {
+        object["variant"] = json!(row.workload.variant);
+    }
+    if let Some(gflops) = row.gflops() {
+        object["gflops"] = json!(gflops);
     }
     object
 }
@@ -53,7 +55,7 @@ pub fn tables(rows: &[Row]) -> Result<()> {
     let mut text = String::new();
     for rows in rows.chunk_by(|a, b| a.workload.op == b.workload.op) {
         let mut table = Table::new();
-        table.load_preset(preset).set_header([
+        let mut header = vec![
             "shape",
             "dtype",
             "call",
@@ -62,9 +64,12 @@ pub fn tables(rows: &[Row]) -> Result<()> {
             "speedup",
             "GB/s",
             "% of copy",
-        ]);
+        ];
+        let flops = rows.iter().any(|row| row.gflops().is_some());
+        header.extend(flops.then_some("GFLOP/s"));
+        table.load_preset(preset).set_header(header);
         for row in rows {
-            table.add_row([
+            let mut cells = vec![
                 row.workload.shape_label(),
                 row.dtype.to_string(),
                 row.kind.name().to_owned(),
@@ -73,10 +78,12 @@ pub fn tables(rows: &[Row]) -> Result<()> {
                 format!("{}×", digits(row.speedup())),
                 digits(row.gbps()),
                 percent(row.copy_fraction()),
-            ]);
+            ];
+            cells.extend(row.gflops().map(digits));
+            table.add_row(cells);
         }
         table.column_iter_mut().skip(3).for_each(|c| c.set_cell_alignment(CellAlignment::Right));
-        writeln!(text, "{}", rows[0].workload.op.name())?;
+        writeln!(text, "{}", rows[0].workload.op)?;
         for line in table.lines() {
             writeln!(text, "{}", line.trim_end())?;
         }

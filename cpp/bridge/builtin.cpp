@@ -1,11 +1,8 @@
-// MLX's built-in ops and our primitives, as src/ffi.rs declares them.
+// MLX's built-in ops, as src/ffi/mod.rs declares them.
 #include <stdexcept>
 
-#include "bridge.h"
-#include "mlx-primitives/src/ffi.rs.h"
-#include "ops/rms_norm.h"
-#include "ops/rope.h"
-#include "ops/softmax.h"
+#include "bridge/core.h"
+#include "mlx-primitives/src/ffi/mod.rs.h"
 
 namespace mlx_primitives::bridge {
 
@@ -231,46 +228,6 @@ Handle random_randint(int32_t low, int32_t high, Ints shape, const MlxArray* key
 
 Handle random_categorical(const MlxArray& logits, int32_t axis, const MlxArray* key) {
   return handle(mx::random::categorical(logits, axis, optional(key), here()));
-}
-
-Handle builtin_rms_norm(const MlxArray& x, const MlxArray* weight, float eps) {
-  return handle(mx::fast::rms_norm(x, optional(weight), eps, here()));
-}
-
-Handle builtin_softmax(const MlxArray& x, bool precise) {
-  return handle(mx::softmax(x, -1, precise, here()));
-}
-
-Handle builtin_rope(
-    const MlxArray& x,
-    int32_t dims,
-    bool traditional,
-    const float* base,
-    float scale,
-    const MlxArray& offset,
-    const MlxArray* freqs) {
-  return handle(
-      mx::fast::rope(x, dims, traditional, optional(base), scale, offset, optional(freqs), here()));
-}
-
-Handle rms_norm(const MlxArray& x, const MlxArray* weight, float eps) {
-  return handle(mlx_primitives::rms_norm(x, optional(weight), eps, here()));
-}
-
-Handle softmax(const MlxArray& x) {
-  return handle(mlx_primitives::softmax(x, here()));
-}
-
-Handle rope(
-    const MlxArray& x,
-    int32_t dims,
-    bool traditional,
-    const float* base,
-    float scale,
-    const MlxArray& offset,
-    const MlxArray* freqs) {
-  return handle(mlx_primitives::rope(
-      x, dims, traditional, optional(base), scale, offset, optional(freqs), here()));
 }
 
 } // namespace mlx_primitives::bridge

@@ -1,15 +1,35 @@
-//! The one bridge to C++: types and signatures only.
+//! The bridge to C++: its core here, a module for each primitive beside it; conversions only.
 //!
 //! Every function that can reach code that throws returns `Result`; an exception in one that
 //! does not would end the process. What is declared infallible only reads a descriptor.
 
-use crate::eval_cpu::{lend_thread, rms_norm_cpu, rope_cpu, softmax_cpu};
+pub(crate) mod rms_norm;
+pub(crate) mod rope;
+pub(crate) mod softmax;
+
+use cxx::CxxVector;
+
+use crate::cpu::{self, Element};
 use crate::simulate::*;
 use crate::transforms::Closure;
 
+/// The kernels' element type; the op functions let no other dtype through.
+fn element(dtype: bridge::Dtype) -> Option<Element> {
+    match dtype {
+        bridge::Dtype::Float32 => Some(Element::F32),
+        bridge::Dtype::Float16 => Some(Element::F16),
+        bridge::Dtype::Bfloat16 => Some(Element::BF16),
+        _ => None,
+    }
+}
+
+fn lend_thread(arrays: &CxxVector<bridge::MlxArray>) {
+    cpu::lend_thread(&|| arrays.iter().all(bridge::finished));
+}
+
 #[cxx::bridge(namespace = "mlx_primitives::bridge")]
 pub(crate) mod bridge {
-    /// MLX's element types, in `mlx::core::Dtype::Val` order (asserted in bridge.cpp).
+    /// MLX's element types, in `mlx::core::Dtype::Val` order (asserted in cpp/bridge/core.cpp).
     #[repr(u8)]
     enum Dtype {
         Bool,
@@ -119,21 +139,8 @@ pub(crate) mod bridge {
         threadgroup_bytes: u32,
     }
 
-    /// Extents and parameters of one rotary embedding.
-    struct RopeCall {
-        batch: usize,
-        heads: usize,
-        seq: usize,
-        head_dim: usize,
-        dims: usize,
-        traditional: bool,
-        forward: bool,
-        base: f32,
-        scale: f32,
-    }
-
     unsafe extern "C++" {
-        include!("bridge.h");
+        include!("bridge/core.h");
 
         #[namespace = "mlx::core"]
         #[cxx_name = "array"]
@@ -265,23 +272,6 @@ pub(crate) mod bridge {
             key: *const MlxArray,
         ) -> Result<UniquePtr<MlxArray>>;
 
-        // The fused ops that MLX has itself.
-        unsafe fn builtin_rms_norm(
-            x: &MlxArray,
-            weight: *const MlxArray,
-            eps: f32,
-        ) -> Result<UniquePtr<MlxArray>>;
-        fn builtin_softmax(x: &MlxArray, precise: bool) -> Result<UniquePtr<MlxArray>>;
-        unsafe fn builtin_rope(
-            x: &MlxArray,
-            dims: i32,
-            traditional: bool,
-            base: *const f32,
-            scale: f32,
-            offset: &MlxArray,
-            freqs: *const MlxArray,
-        ) -> Result<UniquePtr<MlxArray>>;
-
         // Files.
         fn load_safetensors(path: &str) -> Result<Loaded>;
         fn load_safetensors_bytes(bytes: &[u8]) -> Result<Loaded>;
@@ -321,40 +311,8 @@ pub(crate) mod bridge {
             inputs: &CxxVector<MlxArray>,
         ) -> Result<UniquePtr<CxxVector<MlxArray>>>;
 
-        // Launch plans.
-        fn rms_norm_plan(
-            rows: u64,
-            axis: u32,
-            dtype: &str,
-            weighted: bool,
-            max_threads: u32,
-        ) -> Result<LaunchPlan>;
-        fn softmax_plan(rows: u64, axis: u32, dtype: &str, max_threads: u32) -> Result<LaunchPlan>;
-        fn rope_plan(
-            call: &RopeCall,
-            dtype: &str,
-            explicit_freqs: bool,
-            in_place: bool,
-            max_threads: u32,
-        ) -> Result<LaunchPlan>;
-
-        // Our primitives.
-        unsafe fn rms_norm(
-            x: &MlxArray,
-            weight: *const MlxArray,
-            eps: f32,
-        ) -> Result<UniquePtr<MlxArray>>;
-        fn softmax(x: &MlxArray) -> Result<UniquePtr<MlxArray>>;
-
-        unsafe fn rope(
-            x: &MlxArray,
-            dims: i32,
-            traditional: bool,
-            base: *const f32,
-            scale: f32,
-            offset: &MlxArray,
-            freqs: *const MlxArray,
-        ) -> Result<UniquePtr<MlxArray>>;
+        /// The same values as a node of ours, built of MLX's ops; the array stays as it is.
+        fn composition(array: &MlxArray) -> Result<UniquePtr<CxxVector<MlxArray>>>;
     }
 
     extern "Rust" {
@@ -368,28 +326,6 @@ pub(crate) mod bridge {
         /// Shares in the kernels' work until the arrays are computed, or nothing comes for a while.
         fn lend_thread(arrays: &CxxVector<MlxArray>);
 
-        /// Row-wise kernels: `rows * axis` elements are readable at `x` and writable at `out`,
-        /// which may be the same address; `weight` is null or `axis` elements long.
-        unsafe fn rms_norm_cpu(
-            dtype: Dtype,
-            x: *const u8,
-            weight: *const u8,
-            out: *mut u8,
-            rows: usize,
-            axis: usize,
-            eps: f32,
-        );
-        unsafe fn softmax_cpu(dtype: Dtype, x: *const u8, out: *mut u8, rows: usize, axis: usize);
-        /// `freqs` is null or `dims / 2` long; `offsets` holds one entry or one a batch entry.
-        unsafe fn rope_cpu(
-            dtype: Dtype,
-            x: *const u8,
-            out: *mut u8,
-            call: &RopeCall,
-            freqs: *const f32,
-            offsets: *const i32,
-            offset_count: usize,
-        );
         // Metal in a simulator, for tests. What is bound is valid until `simulate` returns.
         type SimulatedLibrary;
         type SimulatedKernel;
@@ -398,6 +334,7 @@ pub(crate) mod bridge {
         fn simulated_kernel(of: &SimulatedLibrary, name: &str) -> Result<Box<SimulatedKernel>>;
         fn simulated_dispatch(grid: [u32; 3], group: [u32; 3]) -> Box<SimulatedDispatch>;
         fn bind(self: &mut SimulatedDispatch, index: u32, at: usize, bytes: usize, writable: bool);
+        fn bind_constant(self: &mut SimulatedDispatch, index: u32, at: usize, bytes: usize);
         fn reserve(self: &mut SimulatedDispatch, index: u32, bytes: usize);
         fn count_threads(self: &mut SimulatedDispatch);
         unsafe fn simulate(kernel: &SimulatedKernel, dispatch: &SimulatedDispatch) -> Result<()>;

@@ -1,6 +1,6 @@
-// Function transforms over Rust closures, as src/ffi.rs declares them.
-#include "bridge.h"
-#include "mlx-primitives/src/ffi.rs.h"
+// Function transforms over Rust closures, as src/ffi/mod.rs declares them.
+#include "bridge/core.h"
+#include "mlx-primitives/src/ffi/mod.rs.h"
 
 namespace mlx_primitives::bridge {
 

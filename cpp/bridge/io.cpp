@@ -1,9 +1,9 @@
-// Files of tensors, as src/ffi.rs declares them.
+// Files of tensors, as src/ffi/mod.rs declares them.
 #include <cstring>
 #include <stdexcept>
 
-#include "bridge.h"
-#include "mlx-primitives/src/ffi.rs.h"
+#include "bridge/core.h"
+#include "mlx-primitives/src/ffi/mod.rs.h"
 #include "mlx/io.h"
 
 namespace mlx_primitives::bridge {

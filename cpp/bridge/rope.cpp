@@ -1,20 +1,15 @@
-// Launch plans, as src/ffi.rs declares them: the ones that eval_gpu makes, without a GPU.
+#include "bridge/rope.h"
+
 #include <limits>
 #include <stdexcept>
 
-#include "bridge.h"
-#include "mlx-primitives/src/ffi.rs.h"
-#include "plan/rms_norm.h"
+#include "mlx-primitives/src/ffi/rope.rs.h"
+#include "ops/rope.h"
 #include "plan/rope.h"
-#include "plan/softmax.h"
 
 namespace mlx_primitives::bridge {
 
 namespace {
-
-LaunchPlan to_bridge(const Launch& launch) {
-  return LaunchPlan{launch.kernel, launch.grid, launch.group, launch.threadgroup_bytes};
-}
 
 uint32_t narrow(size_t value) {
   if (value > std::numeric_limits<uint32_t>::max()) {
@@ -25,13 +20,28 @@ uint32_t narrow(size_t value) {
 
 } // namespace
 
-LaunchPlan rms_norm_plan(
-    uint64_t rows, uint32_t axis, rust::Str dtype, bool weighted, uint32_t max_threads) {
-  return to_bridge(plan_rms_norm(rows, axis, std::string(dtype), weighted, max_threads));
+Handle rope(
+    const MlxArray& x,
+    int32_t dims,
+    bool traditional,
+    const float* base,
+    float scale,
+    const MlxArray& offset,
+    const MlxArray* freqs) {
+  return handle(mlx_primitives::rope(
+      x, dims, traditional, optional(base), scale, offset, optional(freqs), here()));
 }
 
-LaunchPlan softmax_plan(uint64_t rows, uint32_t axis, rust::Str dtype, uint32_t max_threads) {
-  return to_bridge(plan_softmax(rows, axis, std::string(dtype), max_threads));
+Handle builtin_rope(
+    const MlxArray& x,
+    int32_t dims,
+    bool traditional,
+    const float* base,
+    float scale,
+    const MlxArray& offset,
+    const MlxArray* freqs) {
+  return handle(
+      mx::fast::rope(x, dims, traditional, optional(base), scale, offset, optional(freqs), here()));
 }
 
 LaunchPlan rope_plan(

@@ -1,4 +1,4 @@
-// The C++ side of src/ffi.rs: conversions only, no logic. Groups follow ffi.rs.
+// The C++ side of src/ffi/mod.rs: conversions only, no logic. Groups follow ffi.rs.
 #pragma once
 
 #include <functional>
@@ -8,13 +8,14 @@
 #include <vector>
 
 #include "mlx/mlx.h"
+#include "plan/launch.h"
 #include "rust/cxx.h"
 
 namespace mlx_primitives::bridge {
 
 namespace mx = mlx::core;
 
-// Defined by cxx in mlx-primitives/src/ffi.rs.h.
+// Defined by cxx in mlx-primitives/src/ffi/mod.rs.h.
 enum class Dtype : uint8_t;
 enum class UnaryOp : uint8_t;
 enum class BinaryOp : uint8_t;
@@ -25,7 +26,6 @@ struct MetadataEntry;
 struct Loaded;
 struct ListPair;
 struct LaunchPlan;
-struct RopeCall;
 struct Closure;
 
 using MlxArray = mx::array;
@@ -119,18 +119,6 @@ Handle random_normal(Ints shape, Dtype dtype, const MlxArray* key);
 Handle random_randint(int32_t low, int32_t high, Ints shape, const MlxArray* key);
 Handle random_categorical(const MlxArray& logits, int32_t axis, const MlxArray* key);
 
-// The fused ops that MLX has itself.
-Handle builtin_rms_norm(const MlxArray& x, const MlxArray* weight, float eps);
-Handle builtin_softmax(const MlxArray& x, bool precise);
-Handle builtin_rope(
-    const MlxArray& x,
-    int32_t dims,
-    bool traditional,
-    const float* base,
-    float scale,
-    const MlxArray& offset,
-    const MlxArray* freqs);
-
 // Files.
 Loaded load_safetensors(rust::Str path);
 Loaded load_safetensors_bytes(rust::Slice<const uint8_t> bytes);
@@ -149,28 +137,7 @@ ListHandle vmap(const Closure& f, const ArrayList& inputs, Ints in_axes, Ints ou
 std::unique_ptr<Compiled> compile(rust::Box<Closure> f, bool shapeless);
 ListHandle call_compiled(const Compiled& f, const ArrayList& inputs);
 
-// Launch plans.
-LaunchPlan rms_norm_plan(
-    uint64_t rows, uint32_t axis, rust::Str dtype, bool weighted, uint32_t max_threads);
-LaunchPlan softmax_plan(uint64_t rows, uint32_t axis, rust::Str dtype, uint32_t max_threads);
-LaunchPlan rope_plan(
-    const RopeCall& call,
-    rust::Str dtype,
-    bool explicit_freqs,
-    bool in_place,
-    uint32_t max_threads);
-
-// Our primitives.
-Handle rms_norm(const MlxArray& x, const MlxArray* weight, float eps);
-Handle softmax(const MlxArray& x);
-Handle rope(
-    const MlxArray& x,
-    int32_t dims,
-    bool traditional,
-    const float* base,
-    float scale,
-    const MlxArray& offset,
-    const MlxArray* freqs);
+ListHandle composition(const MlxArray& array);
 
 // Conversions shared by the bridge's files.
 
@@ -180,6 +147,8 @@ mx::Dtype to_mlx(Dtype dtype);
 
 /** Refuses what MLX's allocator would refuse by a null pointer, through which it then writes. */
 void require_memory(const char* op, Ints shape, mx::Dtype dtype);
+
+LaunchPlan to_bridge(const Launch& launch);
 
 /** Hands a result to Rust that takes no memory of its own. */
 inline Handle view(mx::array array) {

@@ -1,10 +1,10 @@
-#include "bridge.h"
+#include "bridge/core.h"
 
 #include <sstream>
 #include <stdexcept>
 
 #include "gpu/metallib.h"
-#include "mlx-primitives/src/ffi.rs.h"
+#include "mlx-primitives/src/ffi/mod.rs.h"
 #include "mlx/utils.h"
 #include "mlx/version.h"
 #include "ops/common.h"
@@ -216,6 +216,14 @@ rust::String to_text(const MlxArray& array) {
   std::ostringstream text;
   text << array;
   return text.str();
+}
+
+LaunchPlan to_bridge(const Launch& launch) {
+  return LaunchPlan{launch.kernel, launch.grid, launch.group, launch.threadgroup_bytes};
+}
+
+ListHandle composition(const MlxArray& array) {
+  return handle(mlx_primitives::composition(array));
 }
 
 bool finished(const MlxArray& array) {

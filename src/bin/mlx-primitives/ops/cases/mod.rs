@@ -1,0 +1,191 @@
+//! What is compared: which op, on what shape and type, called how. A file for each primitive.
+
+mod rms_norm;
+mod rope;
+mod softmax;
+
+use std::fmt;
+
+use anyhow::{Result, ensure};
+use clap::ValueEnum;
+use mlx_primitives::{Array, Dtype};
+
+/// Every workload, an op's together and in the order of the tables.
+pub fn all() -> Vec<Workload> {
+    [rms_norm::workloads(), softmax::workloads(), rope::workloads()].into_iter().flatten().collect()
+}
+
+/// The names of the ops.
+pub fn names() -> Vec<&'static str> {
+    let mut names: Vec<_> = all().iter().map(|workload| workload.op).collect();
+    names.dedup();
+    names
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+#[value(rename_all = "snake_case")]
+pub enum Type {
+    Float32,
+    Float16,
+    Bfloat16,
+}
+
+impl Type {
+    pub fn dtype(self) -> Dtype {
+        match self {
+            Self::Float32 => Dtype::Float32,
+            Self::Float16 => Dtype::Float16,
+            Self::Bfloat16 => Dtype::Bfloat16,
+        }
+    }
+}
+
+/// How an op is called.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// One op built, evaluated and waited for.
+    Single,
+    /// [`CHAIN`] ops in one graph, each fed by the last; the time is that of one of them.
+    Chain,
+}
+
+/// Ops in a chain.
+pub const CHAIN: usize = 64;
+
+impl Kind {
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Single => "single",
+            Self::Chain => "chain",
+        }
+    }
+
+    pub fn calls(self) -> usize {
+        match self {
+            Self::Single => 1,
+            Self::Chain => CHAIN,
+        }
+    }
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Size {
+    /// One token.
+    Decode,
+    /// A prompt.
+    Prefill,
+    /// A prompt where a chain of the built-ins would take many seconds, or an op whose result
+    /// cannot be its next input.
+    Wide,
+    /// Beyond the caches.
+    Large,
+}
+
+/// An op on a shape.
+pub struct Workload {
+    /// The function's name in `ops`.
+    pub op: &'static str,
+    pub shape: Vec<i32>,
+    /// What else tells it from the op's other workloads; empty for nothing.
+    pub variant: &'static str,
+    pub size: Size,
+    /// The inputs for an element type.
+    pub inputs: Box<dyn Fn(Dtype) -> Result<Inputs>>,
+}
+
+impl Workload {
+    pub fn shape_label(&self) -> String {
+        let dims: Vec<_> = self.shape.iter().map(i32::to_string).collect();
+        let space = if self.variant.is_empty() { "" } else { " " };
+        format!("[{}]{space}{}", dims.join(","), self.variant)
+    }
+}
+
+pub type Function = Box<dyn Fn(&Array) -> mlx_primitives::Result<Array>>;
+
+/// The evaluated arrays that a workload is called with, held by the functions but for `x`.
+pub struct Inputs {
+    pub x: Array,
+    pub ours: Function,
+    /// MLX's built-in, or the best composition of its built-ins.
+    pub builtin: Function,
+    /// What any implementation has to read and write at least.
+    pub ideal_bytes: usize,
+    /// Floating-point operations, where they and not the bytes are the limit; else 0.
+    pub flops: f64,
+}
+
+impl Inputs {
+    pub fn new(workload: &Workload, dtype: Dtype) -> Result<Self> {
+        let inputs = (workload.inputs)(dtype)?;
+        // A call must be one node over data: whatever else the graph held would be timed with it.
+        let data = inputs.x.is_scheduled() && inputs.x.primitive().is_none();
+        ensure!(data && inputs.x.is_row_contiguous(), "the input is not evaluated and contiguous");
+        Ok(inputs)
+    }
+}
+
+/// A workload with a type, called one way.
+pub struct Case<'a> {
+    pub workload: &'a Workload,
+    pub dtype: Dtype,
+    pub kind: Kind,
+}
+
+impl fmt::Display for Case<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (shape, kind) = (self.workload.shape_label(), self.kind.name());
+        write!(f, "{} {shape} {} {kind}", self.workload.op, self.dtype)
+    }
+}
+
+/// The cases of the ops and types, or of all where none is named; ordered by op, shape, kind.
+pub fn select<'a>(
+    workloads: &'a [Workload],
+    ops: &[String],
+    types: &[Type],
+    quick: bool,
+) -> Vec<Case<'a>> {
+    let types = if types.is_empty() { Type::value_variants() } else { types };
+    let mut cases = Vec::new();
+    for workload in workloads {
+        if !ops.is_empty() && !ops.iter().any(|op| op == workload.op) {
+            continue;
+        }
+        for kind in [Kind::Single, Kind::Chain] {
+            for (index, dtype) in types.iter().enumerate() {
+                let wanted = match (kind, workload.size) {
+                    (Kind::Single, Size::Large) => !quick || index == 0,
+                    (Kind::Single, _) | (Kind::Chain, Size::Decode) => true,
+                    (Kind::Chain, Size::Prefill) => !quick,
+                    (Kind::Chain, Size::Wide | Size::Large) => false,
+                };
+                if wanted {
+                    cases.push(Case { workload, dtype: dtype.dtype(), kind });
+                }
+            }
+        }
+    }
+    cases
+}
+
+const EPS: f32 = 1e-5;
+
+/// An evaluated array of numbers spread over the range, in no order.
+fn ready(
+    shape: &[i32],
+    dtype: Dtype,
+    range: std::ops::Range<f32>,
+) -> mlx_primitives::Result<Array> {
+    let count: usize = shape.iter().map(|&dim| dim as usize).product();
+    let mut state = 1u32;
+    let numbers: Vec<f32> = std::iter::repeat_with(|| {
+        state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+        range.start + (range.end - range.start) * (state >> 8) as f32 / (1 << 24) as f32
+    })
+    .take(count)
+    .collect();
+    let array = Array::from_slice(&numbers, shape)?.astype(dtype)?;
+    array.eval()?;
+    Ok(array)
+}

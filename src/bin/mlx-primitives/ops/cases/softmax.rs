@@ -1,0 +1,30 @@
+use mlx_primitives::{builtin, ops};
+
+use super::{Inputs, Size, Workload, ready};
+
+pub fn workloads() -> Vec<Workload> {
+    [
+        (&[1, 1, 4096][..], Size::Decode),
+        (&[1, 32, 1, 512], Size::Decode),
+        (&[8, 128, 768], Size::Prefill),
+        (&[1, 512, 2048], Size::Wide),
+        (&[1, 32, 512, 512], Size::Wide),
+        (&[4, 2048, 4096], Size::Large),
+    ]
+    .map(|(shape, size)| workload(shape, size))
+    .into()
+}
+
+fn workload(shape: &'static [i32], size: Size) -> Workload {
+    let inputs = move |dtype| {
+        let x = ready(shape, dtype, -4.0..4.0)?;
+        Ok(Inputs {
+            ideal_bytes: 2 * x.nbytes(),
+            flops: 0.0,
+            x,
+            ours: Box::new(ops::softmax),
+            builtin: Box::new(builtin::softmax),
+        })
+    };
+    Workload { op: "softmax", shape: shape.to_vec(), variant: "", size, inputs: Box::new(inputs) }
+}
