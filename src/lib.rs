@@ -32,6 +32,7 @@ pub mod device;
 mod dtype;
 mod error;
 mod ffi;
+pub mod graph;
 pub mod io;
 #[cfg(feature = "llama")]
 pub mod llama;

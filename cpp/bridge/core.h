@@ -26,6 +26,7 @@ struct MetadataEntry;
 struct Loaded;
 struct ListPair;
 struct LaunchPlan;
+struct GraphNode;
 struct Closure;
 
 using MlxArray = mx::array;
@@ -138,6 +139,7 @@ std::unique_ptr<Compiled> compile(rust::Box<Closure> f, bool shapeless);
 ListHandle call_compiled(const Compiled& f, const ArrayList& inputs);
 
 ListHandle composition(const MlxArray& array);
+rust::Vec<GraphNode> graph_nodes(const ArrayList& arrays);
 
 // Conversions shared by the bridge's files.
 

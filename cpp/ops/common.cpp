@@ -32,6 +32,17 @@ void FusedPrimitive::eval_cpu(
   }
 }
 
+Cost FusedPrimitive::cost(
+    const std::vector<mx::array>& inputs, const std::vector<mx::array>& outputs) const {
+  Cost cost{1, 0};
+  for (auto* arrays : {&inputs, &outputs}) {
+    for (const auto& array : *arrays) {
+      cost.device_bytes += array.nbytes();
+    }
+  }
+  return cost;
+}
+
 std::vector<mx::array> composition(const mx::array& ours) {
   auto* fused = ours.has_primitive() ? dynamic_cast<FusedPrimitive*>(&ours.primitive()) : nullptr;
   if (!fused) {

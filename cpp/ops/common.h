@@ -15,6 +15,12 @@ namespace mx = mlx::core;
 /** Whether eval_gpu runs here without a GPU, in a simulator: in tests, and only if asked to. */
 bool simulating();
 
+/** What an evaluation on a GPU takes. */
+struct Cost {
+  uint32_t dispatches;
+  size_t device_bytes; // least to read and write
+};
+
 /** Base of every primitive here. Invariant: outputs are row-contiguous once evaluated. */
 class FusedPrimitive : public mx::Primitive {
  public:
@@ -22,6 +28,10 @@ class FusedPrimitive : public mx::Primitive {
 
   /** Runs run_on_cpu, or what a GPU would run if that is simulated. */
   void eval_cpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) final;
+
+  /** One dispatch that reads the inputs and writes the outputs whole, unless overridden. */
+  virtual Cost cost(
+      const std::vector<mx::array>& inputs, const std::vector<mx::array>& outputs) const;
 
  protected:
   virtual void run_on_cpu(

@@ -139,6 +139,18 @@ pub(crate) mod bridge {
         threadgroup_bytes: u32,
     }
 
+    /// A node that has not been evaluated.
+    struct GraphNode {
+        name: String,
+        input_bytes: usize,
+        last_input_bytes: usize,
+        output_bytes: usize,
+        /// Whether it is a primitive of ours, which says the next two itself.
+        ours: bool,
+        dispatches: u32,
+        device_bytes: usize,
+    }
+
     unsafe extern "C++" {
         include!("bridge/core.h");
 
@@ -311,6 +323,8 @@ pub(crate) mod bridge {
             inputs: &CxxVector<MlxArray>,
         ) -> Result<UniquePtr<CxxVector<MlxArray>>>;
 
+        // Graphs.
+        fn graph_nodes(arrays: &CxxVector<MlxArray>) -> Result<Vec<GraphNode>>;
         /// The same values as a node of ours, built of MLX's ops; the array stays as it is.
         fn composition(array: &MlxArray) -> Result<UniquePtr<CxxVector<MlxArray>>>;
     }

@@ -4,6 +4,7 @@ mod cases;
 mod measure;
 mod plot;
 mod report;
+mod table;
 mod timing;
 
 use std::fs::OpenOptions;
@@ -47,6 +48,10 @@ pub struct Args {
     /// Print an array of JSON objects instead of tables.
     #[arg(long)]
     json: bool,
+    /// Print README's table of the ops, given a file of what their kernels move
+    /// (scripts/op_table.sh makes both).
+    #[arg(long, value_name = "TRAFFIC", conflicts_with = "json")]
+    table: Option<PathBuf>,
     /// Draw the speedups into this SVG file.
     #[arg(long, value_name = "FILE")]
     plot: Option<PathBuf>,
@@ -89,7 +94,9 @@ pub fn run(args: &Args) -> Result<()> {
     progress.finish_and_clear();
     let rows = rows?;
 
-    if args.json {
+    if let Some(traffic) = &args.table {
+        print!("{}", table::markdown(&workloads, &rows, traffic)?);
+    } else if args.json {
         report::json(&rows)?
     } else {
         report::tables(&rows)?

@@ -1,0 +1,63 @@
+// What a lazy graph will do, node by node, as src/ffi/mod.rs declares it.
+#include <unordered_set>
+
+#include "bridge/core.h"
+#include "mlx-primitives/src/ffi/mod.rs.h"
+#include "ops/common.h"
+
+namespace mlx_primitives::bridge {
+
+namespace {
+
+size_t total_bytes(const ArrayList& arrays) {
+  size_t bytes = 0;
+  for (const auto& array : arrays) {
+    bytes += array.nbytes();
+  }
+  return bytes;
+}
+
+GraphNode describe(mx::array& array) {
+  auto& primitive = array.primitive();
+  auto outputs = array.outputs();
+  GraphNode node{};
+  node.name = primitive.name();
+  node.input_bytes = total_bytes(array.inputs());
+  node.output_bytes = total_bytes(outputs);
+  for (const auto& input : array.inputs()) {
+    node.last_input_bytes = input.nbytes();
+  }
+  if (auto* fused = dynamic_cast<FusedPrimitive*>(&primitive)) {
+    auto cost = fused->cost(array.inputs(), outputs);
+    node.ours = true;
+    node.dispatches = cost.dispatches;
+    node.device_bytes = cost.device_bytes;
+  }
+  return node;
+}
+
+} // namespace
+
+rust::Vec<GraphNode> graph_nodes(const ArrayList& arrays) {
+  rust::Vec<GraphNode> nodes;
+  std::unordered_set<std::uintptr_t> seen;
+  std::vector<mx::array> left(arrays.begin(), arrays.end());
+  while (!left.empty()) {
+    auto array = left.back();
+    left.pop_back();
+    if (array.status() != mx::array::Status::unscheduled || !array.has_primitive()) {
+      continue;
+    }
+    bool known = false;
+    for (const auto& output : array.outputs()) {
+      known = !seen.insert(output.id()).second || known;
+    }
+    if (!known) {
+      nodes.push_back(describe(array));
+      left.insert(left.end(), array.inputs().begin(), array.inputs().end());
+    }
+  }
+  return nodes;
+}
+
+} // namespace mlx_primitives::bridge

@@ -1,0 +1,97 @@
+//! README's table of the ops, in Markdown: what was measured, probed and counted, nothing typed.
+
+use std::collections::HashMap;
+use std::fmt::Write as _;
+use std::path::Path;
+
+use anyhow::{Context, Result};
+use mlx_primitives::{Array, Dtype, transforms};
+
+use super::cases::{Inputs, Kind, Size, Workload};
+use super::measure::Row;
+
+/// One line for each op, in the order of the workloads. `traffic` is a file of lines of an op,
+/// the device bytes that its kernels moved in the simulator, and the least possible.
+pub fn markdown(workloads: &[Workload], rows: &[Row], traffic: &Path) -> Result<String> {
+    let traffic = read_traffic(traffic)?;
+    let mut text = String::from(
+        "| op | transforms | types | decode, chained: × built-in | prompt or large: × built-in | device bytes / least |\n\
+         |---|---|---|---|---|---|\n",
+    );
+    for group in workloads.chunk_by(|a, b| a.op == b.op) {
+        let op = group[0].op;
+        let of_op = |row: &&Row| row.workload.op == op;
+        let decode = |row: &Row| row.kind == Kind::Chain && row.workload.size == Size::Decode;
+        let prompt = |row: &Row| row.kind == Kind::Single && row.workload.size != Size::Decode;
+        let mut types: Vec<_> = rows.iter().filter(of_op).map(|row| short(row.dtype)).collect();
+        types.sort_by_key(|name| ["f32", "f16", "bf16"].iter().position(|known| known == name));
+        types.dedup();
+        let ratio = traffic.get(op).map_or("–".to_owned(), |ratio| format!("{ratio:.2}"));
+        writeln!(
+            text,
+            "| `{op}` | {} | {} | {} | {} | {ratio} |",
+            transforms_of(&group[0])?,
+            types.join(" "),
+            speedups(rows.iter().filter(of_op).filter(|row| decode(row))),
+            speedups(rows.iter().filter(of_op).filter(|row| prompt(row))),
+        )?;
+    }
+    Ok(text)
+}
+
+/// The speedups of the first workload among the rows, by type.
+fn speedups<'a>(rows: impl Iterator<Item = &'a Row<'a>>) -> String {
+    let rows: Vec<_> = rows.collect();
+    let Some(first) = rows.first() else { return "–".to_owned() };
+    let same = rows.iter().filter(|row| std::ptr::eq(row.workload, first.workload));
+    let numbers: Vec<_> = same
+        .map(|row| match row.speedup() {
+            v if v < 10.0 => format!("{v:.1}"),
+            v => format!("{v:.0}"),
+        })
+        .collect();
+    format!("{}: {}", first.workload.shape_label(), numbers.join(" / "))
+}
+
+/// Which transforms the op has, found out by asking for them.
+fn transforms_of(workload: &Workload) -> Result<String> {
+    let Inputs { x, ours, .. } = Inputs::new(workload, Dtype::Float32)?;
+    let call = |inputs: &[Array]| Ok(vec![ours(&inputs[0])?]);
+    let y = ours(&x)?;
+    let ones = |like: &Array| Array::ones::<f32>(like.shape())?.astype(like.dtype());
+    let batch = x.expand_dims(&[0])?;
+    let found = [
+        ("vjp", transforms::vjp(call, &[&x], &[&ones(&y)?]).is_ok()),
+        ("jvp", transforms::jvp(call, &[&x], &[&ones(&x)?]).is_ok()),
+        ("vmap", transforms::vmap(call, &[&batch], &[Some(0)], &[]).is_ok()),
+    ];
+    let names: Vec<_> = found.iter().filter(|(_, has)| *has).map(|(name, _)| *name).collect();
+    Ok(if names.is_empty() { "none".to_owned() } else { names.join(" ") })
+}
+
+fn read_traffic(path: &Path) -> Result<HashMap<String, f64>> {
+    let text = std::fs::read_to_string(path).with_context(|| path.display().to_string())?;
+    let mut ratios = HashMap::new();
+    for line in text.lines() {
+        let mut words = line.split_whitespace();
+        let op = words.next().context("a line of the traffic file is empty")?;
+        let mut number = || -> Result<f64> {
+            words
+                .next()
+                .with_context(|| format!("expected two numbers in: {line}"))?
+                .parse()
+                .context(line.to_owned())
+        };
+        let (moved, least) = (number()?, number()?);
+        ratios.insert(op.to_owned(), moved / least);
+    }
+    Ok(ratios)
+}
+
+fn short(dtype: Dtype) -> &'static str {
+    match dtype {
+        Dtype::Float32 => "f32",
+        Dtype::Float16 => "f16",
+        _ => "bf16",
+    }
+}

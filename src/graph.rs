@@ -1,0 +1,90 @@
+//! What a lazy graph will cost on a GPU, counted from its nodes before anything is evaluated.
+
+use crate::array::{Array, to_list};
+use crate::error::Result;
+use crate::ffi::bridge as ffi;
+
+/// A node of a graph that has not been evaluated yet.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Node {
+    /// The primitive's name.
+    pub name: String,
+    /// Whether it is one of ours.
+    pub ours: bool,
+    /// GPU dispatches of its evaluation; none for a view.
+    pub dispatches: u32,
+    /// The least that these dispatches read from and write to device memory, in bytes.
+    pub device_bytes: usize,
+}
+
+/// What a graph costs in all.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Cost {
+    /// GPU dispatches.
+    pub dispatches: u32,
+    /// Bytes read from and written to device memory, at least.
+    pub device_bytes: usize,
+}
+
+/// Built-ins of MLX that only describe their input's memory anew. A reshape or a `contiguous`
+/// copies what is not contiguous; the graphs counted here give it what is.
+const VIEWS: [&str; 15] = [
+    "AsStrided",
+    "Broadcast",
+    "BroadcastAxes",
+    "Contiguous",
+    "Depends",
+    "ExpandDims",
+    "Flatten",
+    "NumberOfElements",
+    "Reshape",
+    "Slice",
+    "Split",
+    "Squeeze",
+    "StopGradient",
+    "Transpose",
+    "Unflatten",
+];
+
+/// The nodes that evaluating `arrays` would run, the results first.
+///
+/// A node of MLX's own counts as the one dispatch that its Metal backend makes of it, a view as
+/// none; one of ours counts what its `eval_gpu` dispatches.
+///
+/// ```
+/// use mlx_primitives::{Array, graph, ops};
+///
+/// let x = Array::ones::<f32>(&[2, 8])?;
+/// x.eval()?;
+/// let y = ops::softmax(&x.reshape(&[4, 4])?)?;
+/// let nodes = graph::nodes([&y])?;
+/// assert_eq!((nodes[0].name.as_str(), nodes[0].device_bytes), ("Softmax", 128));
+/// assert_eq!(graph::total(&nodes).dispatches, 1);
+/// # Ok::<(), mlx_primitives::Error>(())
+/// ```
+pub fn nodes<'a>(arrays: impl IntoIterator<Item = &'a Array>) -> Result<Vec<Node>> {
+    Ok(ffi::graph_nodes(&*to_list(arrays))?.into_iter().map(Node::from).collect())
+}
+
+/// The sum over the nodes.
+pub fn total(nodes: &[Node]) -> Cost {
+    nodes.iter().fold(Cost::default(), |sum, node| Cost {
+        dispatches: sum.dispatches + node.dispatches,
+        device_bytes: sum.device_bytes + node.device_bytes,
+    })
+}
+
+impl From<ffi::GraphNode> for Node {
+    fn from(node: ffi::GraphNode) -> Self {
+        let name = node.name;
+        let (dispatches, device_bytes) = match name.as_str() {
+            _ if node.ours => (node.dispatches, node.device_bytes),
+            view if VIEWS.contains(&view) => (0, 0),
+            // Only the rows that are asked for, or written, move.
+            "Gather" | "GatherAxis" => (1, 2 * node.output_bytes + node.last_input_bytes),
+            "SliceUpdate" => (1, 2 * node.last_input_bytes),
+            _ => (1, node.input_bytes + node.output_bytes),
+        };
+        Self { name, ours: node.ours, dispatches, device_bytes }
+    }
+}
