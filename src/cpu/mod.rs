@@ -4,8 +4,12 @@
 //! ([`simd::F32x16`]), entered at the level [`simd::Level`] chose and split by [`pool::Pool`].
 
 mod element;
+mod fold;
+mod layer_norm;
 mod math;
 mod pool;
+mod reduce;
+mod residual_norm;
 mod rms_norm;
 mod rope;
 mod simd;
@@ -14,6 +18,9 @@ mod softmax;
 mod testing;
 
 pub use element::Element;
+pub use layer_norm::layer_norm;
+pub use reduce::{Reduction, reduce};
+pub use residual_norm::{ResidualNorm, residual_norm};
 pub use rms_norm::rms_norm;
 pub use rope::{Frequencies, RopeShape, rope};
 pub use softmax::softmax;
