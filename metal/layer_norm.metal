@@ -1,5 +1,5 @@
 #include "layer_norm.h"
-#include "normalize.h"
+#include "layer_norm_rows.h"
 
 /** Rows of up to SIMD_ROW elements, one for each SIMD group: no barrier. */
 template <typename T>

@@ -1,4 +1,4 @@
-#include "normalize.h"
+#include "layer_norm_rows.h"
 #include "residual_norm.h"
 
 /** x + residual, rounded to T: what MLX's add gives, and what is normalised. */

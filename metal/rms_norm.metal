@@ -1,6 +1,6 @@
 #include "common.h"
 #include "rms_norm.h"
-#include "root_mean_square.h"
+#include "rms_norm_sums.h"
 
 /** As MLX does, the normalised x is rounded to T before the weight multiplies it. */
 template <typename T, bool WEIGHTED>

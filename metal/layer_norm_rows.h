@@ -1,6 +1,6 @@
 #pragma once
 
-#include "root_mean_square.h"
+#include "rms_norm_sums.h"
 
 // What the kernels that normalise a row share, whatever its elements come from. CENTERED is
 // layer normalisation, else RMS normalisation, which has no mean and no bias.
