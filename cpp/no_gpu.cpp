@@ -1,6 +1,9 @@
 #include <stdexcept>
 
 #include "gpu/metallib.h"
+#include "ops/layer_norm.h"
+#include "ops/reduce.h"
+#include "ops/residual_norm.h"
 #include "ops/rms_norm.h"
 #include "ops/rope.h"
 #include "ops/softmax.h"
@@ -13,6 +16,9 @@ namespace mlx_primitives {
     throw std::runtime_error("[" OP "] mlx-primitives was built without Metal."); \
   }
 
+NO_GPU(LayerNorm, "layer_norm")
+NO_GPU(Reduction, "reduce")
+NO_GPU(ResidualNorm, "residual_norm")
 NO_GPU(RmsNorm, "rms_norm")
 NO_GPU(Softmax, "softmax")
 NO_GPU(Rope, "rope")

@@ -28,6 +28,25 @@ impl From<ffi::bridge::LaunchPlan> for LaunchPlan {
 /// The largest threadgroup of every Apple GPU, in threads.
 pub const MAX_THREADS: u32 = 1024;
 
+/// Plans `layer_norm` over `rows` rows of `axis` elements.
+pub fn layer_norm(rows: u64, axis: u32, dtype: Dtype, max_threads: u32) -> Result<LaunchPlan> {
+    let dtype = kernel_dtype(dtype)?;
+    Ok(ffi::layer_norm::bridge::layer_norm_plan(rows, axis, dtype, max_threads)?.into())
+}
+
+/// Plans `rms_norm_residual`, or `layer_norm_residual` if `centered`.
+pub fn residual_norm(
+    rows: u64,
+    axis: u32,
+    dtype: Dtype,
+    centered: bool,
+    max_threads: u32,
+) -> Result<LaunchPlan> {
+    let dtype = kernel_dtype(dtype)?;
+    Ok(ffi::residual_norm::bridge::residual_norm_plan(rows, axis, dtype, centered, max_threads)?
+        .into())
+}
+
 /// Plans `rms_norm` over `rows` rows of `axis` elements.
 ///
 /// ```

@@ -7,7 +7,5 @@
 namespace mlx_primitives::bridge {
 
 Handle reduction(const MlxArray& x, ReductionKind kind, bool all, bool keepdims);
-rust::Vec<LaunchPlan> reduction_plan(
-    ReductionKind kind, uint64_t rows, uint64_t axis, rust::Str dtype, uint32_t max_threads);
 
 } // namespace mlx_primitives::bridge

@@ -25,7 +25,14 @@ std::vector<mx::array> residual_norm(
 
   auto s = mx::to_stream(s_);
   // A weight of a wider type makes the norm of that type, but not the sum: two nodes.
-  if (affine.weight && mx::result_type(dtype, affine.weight->dtype()) != dtype) {
+  std::vector<mx::array> promoted = {x, residual};
+  if (affine.weight) { // without one, a bias does not count either
+    promoted.push_back(*affine.weight);
+    if (affine.bias) {
+      promoted.push_back(*affine.bias);
+    }
+  }
+  if (mx::result_type(promoted) != dtype) {
     auto sum = mx::add(x, residual, s);
     auto norm = centered ? layer_norm(sum, affine.weight, affine.bias, eps, s)
                          : rms_norm(sum, affine.weight, eps, s);

@@ -4,10 +4,16 @@
 //! All are lazy and take float32, float16 or bfloat16 in any layout; an input that is not
 //! row-contiguous is copied first. Sums are accumulated in float32.
 
+mod layer_norm;
+mod reduce;
+mod residual_norm;
 mod rms_norm;
 mod rope;
 mod softmax;
 
+pub use layer_norm::layer_norm;
+pub use reduce::{Axes, max, mean, norm, sum, sum_of_squares};
+pub use residual_norm::{layer_norm_residual, rms_norm_residual};
 pub use rms_norm::rms_norm;
 pub use rope::{Offset, rope};
 pub use softmax::softmax;
