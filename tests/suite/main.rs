@@ -10,11 +10,14 @@ mod gradients;
 mod graph;
 mod hostile;
 mod io;
+mod layer_norm;
 mod llama;
 mod memory;
 mod plan;
 mod printing;
 mod random;
+mod reduce;
+mod residual_norm;
 mod rms_norm;
 mod rope;
 #[cfg(target_os = "linux")]
