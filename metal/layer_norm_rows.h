@@ -57,12 +57,7 @@ METAL_FUNC float add_deviations(float sum, packed4<T> x, float mean, uint at, ui
 /** Each step is rounded to T before the next, as in MLX's composition. */
 template <typename T, bool CENTERED>
 METAL_FUNC packed4<T> normalized(
-    packed4<T> x,
-    float mean,
-    float inverse,
-    packed4<T> weight,
-    packed4<T> bias,
-    Affine<T> affine) {
+    packed4<T> x, float mean, float inverse, packed4<T> weight, packed4<T> bias, Affine<T> affine) {
   packed4<T> y;
   for (uint i = 0; i < READS; i++) {
     float value = CENTERED ? float(x[i]) - mean : float(x[i]);
@@ -102,8 +97,7 @@ METAL_FUNC void normalize_held(
     mean = sum / float(axis);
     float squares = 0.0f;
     for (uint q = 0; q < QUADS; q++) {
-      squares =
-          add_deviations<T>(squares, x[q], mean, (q * row.threads + row.index) * READS, axis);
+      squares = add_deviations<T>(squares, x[q], mean, (q * row.threads + row.index) * READS, axis);
     }
     sum = row.sum(squares, 1);
   }
@@ -111,10 +105,7 @@ METAL_FUNC void normalize_held(
   for (uint q = 0; q < QUADS; q++) {
     const uint at = (q * row.threads + row.index) * READS;
     store4(
-        out,
-        at,
-        axis,
-        normalized<T, CENTERED>(x[q], mean, inverse, weights[q], biases[q], affine));
+        out, at, axis, normalized<T, CENTERED>(x[q], mean, inverse, weights[q], biases[q], affine));
   }
 }
 
@@ -128,7 +119,7 @@ struct Moments {
 /** Chan, Golub and LeVeque's update: one reading of the row suffices, and nothing cancels. */
 template <typename T>
 METAL_FUNC Moments add_quad(Moments seen, packed4<T> x, uint at, uint axis) {
-  const float count = float(min(uint(READS), axis - at));
+  const float count = float(at + READS <= axis ? uint(READS) : axis - at);
   const float mean = add_values<T>(0.0f, x) / count;
   const float total = seen.count + count;
   const float delta = mean - seen.mean;

@@ -94,7 +94,8 @@ template <typename T, typename U, typename Fold>
   const Place place = {thread_index, threads, lane, simd, simds};
   const size_t row = group / params.pieces;
   const size_t start = size_t(group % params.pieces) * params.piece;
-  const uint length = uint(min(size_t(params.piece), size_t(params.axis) - start));
+  const size_t rest = params.axis - start;
+  const uint length = rest < params.piece ? uint(rest) : params.piece;
   x += row * params.axis + start;
   float value = fold_quads<T, Fold>(x, thread_index * READS, threads * READS, length);
   write_slot(Fold::over_simd(value), scratch, place);
@@ -107,17 +108,17 @@ template <typename T, typename U, typename Fold>
 }
 
 // From type to type: a row at once, then pieces to floats and floats to results.
-#define REDUCE_ROWS(NAME, FOLD, DTYPE, T)                                                       \
-  MLXP_KERNEL("mlxp_reduce_simd_" NAME DTYPE "_" DTYPE, reduce_simd<T, T, FOLD>)                \
+#define REDUCE_ROWS(NAME, FOLD, DTYPE, T)                                        \
+  MLXP_KERNEL("mlxp_reduce_simd_" NAME DTYPE "_" DTYPE, reduce_simd<T, T, FOLD>) \
   MLXP_KERNEL("mlxp_reduce_group_" NAME DTYPE "_" DTYPE, reduce_group<T, T, FOLD>)
 #define REDUCE_PIECES_OF(NAME, FOLD, DTYPE, T) \
   MLXP_KERNEL("mlxp_reduce_group_" NAME DTYPE "_float32", reduce_group<T, float, FOLD>)
 #define REDUCE_RESULTS(NAME, FOLD, DTYPE, T) \
   MLXP_KERNEL("mlxp_reduce_group_" NAME "float32_" DTYPE, reduce_group<float, T, FOLD>)
 
-#define REDUCE_KERNELS(DTYPE, T)                  \
-  REDUCE_ROWS("sum_", SumFold, DTYPE, T)          \
-  REDUCE_ROWS("squares_", SquaresFold, DTYPE, T)  \
+#define REDUCE_KERNELS(DTYPE, T)                 \
+  REDUCE_ROWS("sum_", SumFold, DTYPE, T)         \
+  REDUCE_ROWS("squares_", SquaresFold, DTYPE, T) \
   REDUCE_ROWS("max_", MaxFold, DTYPE, T)
 
 #define REDUCE_SPLIT_KERNELS(DTYPE, T)                \

@@ -16,9 +16,7 @@ void Reduction::run_on_cpu(const std::vector<mx::array>& inputs, std::vector<mx:
             in = bytes(x),
             to = bytes(out),
             rows = out.size(),
-            axis = x.size() / out.size()] {
-      bridge::reduce_cpu(dtype, kind, in, to, rows, axis);
-    };
+            axis = x.size() / out.size()] { bridge::reduce_cpu(dtype, kind, in, to, rows, axis); };
   });
 }
 

@@ -26,8 +26,7 @@ void ResidualNorm::eval_gpu(const std::vector<mx::array>& inputs, std::vector<mx
   auto& weight = weighted_ ? inputs[2] : x; // something has to be bound
   auto& bias = biased_ ? inputs[2 + weighted_] : x;
   ResidualNormParams params{static_cast<uint32_t>(rows), axis, eps_, weighted_, biased_};
-  encode(
-      stream(), fitted, {x, inputs[1], weight, bias}, {outputs[0], outputs[1]}, params);
+  encode(stream(), fitted, {x, inputs[1], weight, bias}, {outputs[0], outputs[1]}, params);
 }
 
 } // namespace mlx_primitives

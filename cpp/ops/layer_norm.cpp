@@ -6,8 +6,7 @@ namespace {
 constexpr auto op = "layer_norm";
 } // namespace
 
-Affine Affine::of(
-    const std::vector<mx::array>& inputs, size_t first, bool weighted, bool biased) {
+Affine Affine::of(const std::vector<mx::array>& inputs, size_t first, bool weighted, bool biased) {
   Affine affine;
   if (weighted) {
     affine.weight = inputs[first];
@@ -68,7 +67,7 @@ mx::array layer_norm(
   affine.require(op, x);
   // As in MLX, a bias alone does not promote.
   auto dtype = !weight ? x.dtype()
-      : bias           ? mx::result_type(x, *weight, *bias)
+               : bias  ? mx::result_type(x, *weight, *bias)
                        : mx::result_type(x, *weight);
   require_kernel_dtype(op, dtype);
 

@@ -23,8 +23,7 @@ struct Affine {
   std::optional<mx::array> bias;
 
   /** Of the inputs from `first` on. */
-  static Affine of(
-      const std::vector<mx::array>& inputs, size_t first, bool weighted, bool biased);
+  static Affine of(const std::vector<mx::array>& inputs, size_t first, bool weighted, bool biased);
 
   /** Refuses what is not as long as the last axis of x. */
   void require(const char* op, const mx::array& x) const;

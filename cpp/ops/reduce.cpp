@@ -2,6 +2,8 @@
 
 #include <numeric>
 
+#include "plan/reduce.h"
+
 namespace mlx_primitives {
 
 namespace {
@@ -90,6 +92,19 @@ std::pair<std::vector<mx::array>, std::vector<int>> Reduction::vmap(
   shape.front() = x.shape(0);
   shape.back() = std::accumulate(x.shape().begin() + 1, x.shape().end(), 1, std::multiplies<>());
   return {{reduce(mx::reshape(x, shape, s), kind_, false, kept, s)}, {0}};
+}
+
+Cost Reduction::cost(
+    const std::vector<mx::array>& inputs, const std::vector<mx::array>& outputs) const {
+  auto cost = FusedPrimitive::cost(inputs, outputs);
+  if (uint64_t rows = outputs[0].size()) {
+    uint64_t pieces = split_reduce(rows, inputs[0].size() / rows).pieces;
+    if (pieces > 1) {
+      cost.dispatches = 2;
+      cost.device_bytes += 2 * sizeof(float) * rows * pieces;
+    }
+  }
+  return cost;
 }
 
 bool Reduction::is_equivalent(const mx::Primitive& other) const {

@@ -20,6 +20,10 @@ class Reduction : public ComposedPrimitive {
   std::pair<std::vector<mx::array>, std::vector<int>> vmap(
       const std::vector<mx::array>& inputs, const std::vector<int>& axes) override;
 
+  /** Long rows take a second dispatch for the results of their pieces. */
+  Cost cost(
+      const std::vector<mx::array>& inputs, const std::vector<mx::array>& outputs) const override;
+
  private:
   ReductionKind kind_;
   bool all_; // axes, else the last

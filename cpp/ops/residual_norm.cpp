@@ -100,7 +100,7 @@ std::pair<std::vector<mx::array>, std::vector<int>> ResidualNorm::vmap(
 bool ResidualNorm::is_equivalent(const mx::Primitive& other) const {
   auto& norm = static_cast<const ResidualNorm&>(other);
   return centered_ == norm.centered_ && weighted_ == norm.weighted_ && biased_ == norm.biased_ &&
-      eps_ == norm.eps_;
+         eps_ == norm.eps_;
 }
 
 std::vector<mx::Shape> ResidualNorm::output_shapes(const std::vector<mx::array>& inputs) {

@@ -1,7 +1,7 @@
 //! `layer_norm` against MLX's and against f64: sizes, layouts, extremes, derivatives, vmap.
 
 use mlx_primitives::transforms::{jvp, vjp, vmap};
-use mlx_primitives::{Array, Dtype, Result, builtin, ops, stack};
+use mlx_primitives::{Array, Dtype, Result, builtin, ops, plan, stack};
 
 use crate::support::compare::{assert_close, assert_same, differing, numbers, ulp};
 use crate::support::input::{FLOATS, LAYOUTS, data, random, random32};
@@ -350,6 +350,26 @@ fn bad_input_is_refused() -> Checked {
     refused(ops::layer_norm(&Array::zeros::<f32>(&[3, 0])?, None, None, EPS), "(3,0)");
     for dtype in [Dtype::Int32, Dtype::Bool, Dtype::Complex64, Dtype::Float64] {
         refused(ops::layer_norm(&x.astype(dtype)?, None, None, EPS), dtype.name());
+    }
+    Ok(())
+}
+
+#[test]
+fn plans_keep_a_row_in_registers_while_it_fits() -> Checked {
+    for (axis, threads, form, group) in [
+        (128, 1024, "simd", 256),
+        (129, 1024, "row", 64),
+        (4096, 1024, "row", 1024),
+        (4096, 512, "row2", 512),
+        (16384, 1024, "row4", 1024),
+        (16385, 1024, "looped", 1024),
+    ] {
+        let launch = plan::layer_norm(8, axis, Dtype::Bfloat16, threads)?;
+        assert_eq!(launch.kernel, format!("mlxp_layer_norm_{form}_bfloat16"));
+        assert_eq!(launch.group, [group, 1, 1]);
+        // Two floats for each SIMD group.
+        let scratch = if form == "simd" { 0 } else { group / 32 * 8 };
+        assert_eq!(launch.threadgroup_bytes, scratch);
     }
     Ok(())
 }

@@ -1,8 +1,8 @@
 //! `sum`, `mean`, `max`, `sum_of_squares` and `norm` against f64 and against MLX's.
 
 use mlx_primitives::ops::{self, Axes};
-use mlx_primitives::transforms::{jvp, vjp, vmap};
-use mlx_primitives::{Array, Dtype, Result, builtin, stack};
+use mlx_primitives::transforms::{compile, jvp, vjp, vmap};
+use mlx_primitives::{Array, Dtype, Result, builtin, graph, stack};
 
 use crate::support::compare::{assert_close, assert_same, numbers, ulp};
 use crate::support::input::{FLOATS, LAYOUTS, data, random, random32};
@@ -313,6 +313,38 @@ fn vmap_over_each_axis() -> Checked {
         }
         Ok(())
     })
+}
+
+#[test]
+fn compiled_for_any_shape() -> Checked {
+    each_device(|_| {
+        for (name, op) in OPS {
+            let compiled = compile(
+                move |p: &[Array]| {
+                    Ok(vec![op(&p[0], Axes::Last, true)?, op(&p[0], Axes::All, false)?])
+                },
+                true,
+            )?;
+            for shape in [[2, 8], [5, 8], [3, 40]] {
+                let x = random32(&shape, 1)?;
+                let outputs = compiled.call(&[&x])?;
+                assert_same(&outputs[0], &op(&x, Axes::Last, true)?, name)?;
+                assert_same(&outputs[1], &op(&x, Axes::All, false)?, name)?;
+            }
+        }
+        Ok(())
+    })
+}
+
+#[test]
+fn costs_count_a_second_dispatch_for_what_is_split() -> Checked {
+    let x = random32(&[2, 20_000], 1)?;
+    let cost = graph::total(&graph::nodes([&ops::sum(&x, Axes::Last, false)?])?);
+    // Three pieces of each row are floats between the two.
+    assert_eq!((cost.dispatches, cost.device_bytes), (2, 4 * (40_000 + 2 + 2 * 6)));
+    let cost = graph::total(&graph::nodes([&ops::sum(&x.t()?.contiguous()?, Axes::Last, false)?])?);
+    assert_eq!((cost.dispatches, cost.device_bytes), (1, 4 * (40_000 + 20_000)));
+    Ok(())
 }
 
 #[test]

@@ -1,7 +1,7 @@
 //! `rms_norm_residual` and `layer_norm_residual`: bit for bit what two ops give, in one kernel.
 
-use mlx_primitives::transforms::{jvp, vjp, vmap};
-use mlx_primitives::{Array, Dtype, Result, builtin, eval, ops, stack};
+use mlx_primitives::transforms::{compile, jvp, vjp, vmap};
+use mlx_primitives::{Array, Dtype, Result, builtin, eval, ops, plan, stack};
 
 use crate::support::compare::{assert_close, assert_same, numbers, ulp};
 use crate::support::input::{FLOATS, LAYOUTS, data, random, random32};
@@ -332,6 +332,33 @@ fn bad_input_is_refused() -> Checked {
             let x = x.astype(dtype)?;
             refused(fused(centered, &x, &x, None, None), dtype.name());
         }
+    }
+    Ok(())
+}
+
+#[test]
+fn compiled_for_any_shape() -> Checked {
+    each_device(|_| {
+        for centered in [false, true] {
+            let compiled = compile(op(centered), true)?;
+            for shape in [[2, 8], [5, 8], [3, 40]] {
+                let (x, r) = (random32(&shape, 1)?, random32(&shape, 2)?);
+                let outputs = compiled.call(&[&x, &r])?;
+                let (sum, norm) = fused(centered, &x, &r, None, None)?;
+                assert_same(&outputs[0], &sum, "sum")?;
+                assert_same(&outputs[1], &norm, "norm")?;
+            }
+        }
+        Ok(())
+    })
+}
+
+#[test]
+fn plans_name_the_norm() -> Checked {
+    for (centered, name) in [(false, "rms"), (true, "layer")] {
+        let launch = plan::residual_norm(3, 4096, Dtype::Float16, centered, plan::MAX_THREADS)?;
+        assert_eq!(launch.kernel, format!("mlxp_residual_norm_row_{name}_float16"));
+        assert_eq!((launch.grid, launch.group), ([3, 1, 1], [1024, 1, 1]));
     }
     Ok(())
 }
