@@ -12,16 +12,15 @@ void LayerNorm::run_on_cpu(const std::vector<mx::array>& inputs, std::vector<mx:
     require_row_contiguous("layer_norm", input);
   }
   donate_or_allocate(x, out);
-  size_t axis = x.shape(-1);
   cpu_dispatch(stream(), out, [&] {
+    size_t axis = x.shape(-1);
+    bridge::LayerNormCall call{.rows = x.size() / axis, .axis = axis, .eps = eps_};
     return [dtype = kernel_dtype(x),
+            call,
             in = bytes(x),
             weight = weighted_ ? bytes(inputs[1]) : nullptr,
             bias = biased_ ? bytes(inputs[1 + weighted_]) : nullptr,
-            to = bytes(out),
-            rows = x.size() / axis,
-            axis,
-            eps = eps_] { bridge::layer_norm_cpu(dtype, in, weight, bias, to, rows, axis, eps); };
+            to = bytes(out)] { bridge::layer_norm_cpu(dtype, call, in, weight, bias, to); };
   });
 }
 

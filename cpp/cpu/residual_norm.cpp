@@ -17,16 +17,19 @@ void ResidualNorm::run_on_cpu(
   cpu_dispatch(stream(), x, [&] {
     size_t axis = x.shape(-1);
     bridge::ResidualNormCall call{
-        .rows = x.size() / axis, .axis = axis, .eps = eps_, .centered = centered_};
-    return [dtype = kernel_dtype(x),
-            call,
+        .dtype = kernel_dtype(x),
+        .rows = x.size() / axis,
+        .axis = axis,
+        .eps = eps_,
+        .centered = centered_};
+    return [call,
             in = bytes(x),
             residual = bytes(inputs[1]),
             weight = weighted_ ? bytes(inputs[2]) : nullptr,
             bias = biased_ ? bytes(inputs[2 + weighted_]) : nullptr,
             sum = bytes(outputs[0]),
             norm = bytes(outputs[1])] {
-      bridge::residual_norm_cpu(dtype, call, in, residual, weight, bias, sum, norm);
+      bridge::residual_norm_cpu(call, in, residual, weight, bias, sum, norm);
     };
   });
 }

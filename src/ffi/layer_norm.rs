@@ -3,6 +3,12 @@ use crate::cpu;
 
 #[cxx::bridge(namespace = "mlx_primitives::bridge")]
 pub(crate) mod bridge {
+    struct LayerNormCall {
+        rows: usize,
+        axis: usize,
+        eps: f32,
+    }
+
     unsafe extern "C++" {
         include!("bridge/layer_norm.h");
 
@@ -37,30 +43,26 @@ pub(crate) mod bridge {
         /// same address; `weight` and `bias` are null or `axis` elements long.
         unsafe fn layer_norm_cpu(
             dtype: Dtype,
+            call: &LayerNormCall,
             x: *const u8,
             weight: *const u8,
             bias: *const u8,
             out: *mut u8,
-            rows: usize,
-            axis: usize,
-            eps: f32,
         );
     }
 }
 
 /// # Safety
 /// As declared above.
-#[expect(clippy::too_many_arguments, reason = "buffers and extents of one call")]
 unsafe fn layer_norm_cpu(
     dtype: bridge::Dtype,
+    call: &bridge::LayerNormCall,
     x: *const u8,
     weight: *const u8,
     bias: *const u8,
     out: *mut u8,
-    rows: usize,
-    axis: usize,
-    eps: f32,
 ) {
+    let bridge::LayerNormCall { rows, axis, eps } = *call;
     if let Some(element) = element(dtype) {
         // SAFETY: the caller's promise is the kernel's.
         unsafe { cpu::layer_norm(element, x, weight, bias, out, rows, axis, eps) }

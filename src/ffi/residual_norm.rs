@@ -4,6 +4,7 @@ use crate::cpu;
 #[cxx::bridge(namespace = "mlx_primitives::bridge")]
 pub(crate) mod bridge {
     struct ResidualNormCall {
+        dtype: Dtype,
         rows: usize,
         axis: usize,
         eps: f32,
@@ -46,7 +47,6 @@ pub(crate) mod bridge {
         /// `rows * axis` elements are readable at `x` and `residual` and writable at `sum` and
         /// `norm`, which overlap nothing; `weight` and `bias` are null or `axis` elements long.
         unsafe fn residual_norm_cpu(
-            dtype: Dtype,
             call: &ResidualNormCall,
             x: *const u8,
             residual: *const u8,
@@ -60,9 +60,7 @@ pub(crate) mod bridge {
 
 /// # Safety
 /// As declared above.
-#[expect(clippy::too_many_arguments, reason = "buffers of one call")]
 unsafe fn residual_norm_cpu(
-    dtype: bridge::Dtype,
     call: &bridge::ResidualNormCall,
     x: *const u8,
     residual: *const u8,
@@ -71,7 +69,7 @@ unsafe fn residual_norm_cpu(
     sum: *mut u8,
     norm: *mut u8,
 ) {
-    let bridge::ResidualNormCall { rows, axis, eps, centered } = *call;
+    let bridge::ResidualNormCall { dtype, rows, axis, eps, centered } = *call;
     let call =
         cpu::ResidualNorm { x, residual, weight, bias, sum, norm, rows, axis, eps, centered };
     if let Some(element) = element(dtype) {

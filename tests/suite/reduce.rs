@@ -319,17 +319,10 @@ fn vmap_over_each_axis() -> Checked {
 fn compiled_for_any_shape() -> Checked {
     each_device(|_| {
         for (name, op) in OPS {
-            let compiled = compile(
-                move |p: &[Array]| {
-                    Ok(vec![op(&p[0], Axes::Last, true)?, op(&p[0], Axes::All, false)?])
-                },
-                true,
-            )?;
+            let compiled = compile(move |p| Ok(vec![op(&p[0], Axes::Last, true)?]), true)?;
             for shape in [[2, 8], [5, 8], [3, 40]] {
                 let x = random32(&shape, 1)?;
-                let outputs = compiled.call(&[&x])?;
-                assert_same(&outputs[0], &op(&x, Axes::Last, true)?, name)?;
-                assert_same(&outputs[1], &op(&x, Axes::All, false)?, name)?;
+                assert_same(&compiled.call(&[&x])?[0], &op(&x, Axes::Last, true)?, name)?;
             }
         }
         Ok(())
