@@ -15,7 +15,8 @@ void fold(
     const mx::array& from,
     mx::array& to,
     const ReduceParams& params) {
-  auto [from_type, to_type] = std::pair(mx::type_to_name(from), mx::type_to_name(to));
+  auto from_type = mx::type_to_name(from);
+  auto to_type = mx::type_to_name(to);
   auto fitted = pipeline(stream, "reduce", [&](uint32_t max_threads) {
     uint64_t pieces = uint64_t(params.rows) * params.pieces;
     return plan_reduce(pieces, params.piece, kind, from_type, to_type, max_threads);

@@ -1,5 +1,6 @@
 #include "ops/reduce.h"
 
+#include <functional>
 #include <numeric>
 
 #include "plan/reduce.h"

@@ -342,7 +342,10 @@ fn costs_count_a_second_dispatch_for_what_is_split() -> Checked {
 
 #[test]
 fn bad_input_is_refused() -> Checked {
+    // What is summed would have to be copied first, to four terabytes.
+    let large = Array::ones::<f32>(&[1, 1])?.broadcast_to(&[1 << 20, 1 << 20])?;
     for (name, op) in OPS {
+        assert!(message(op(&large, Axes::All, false)).starts_with("[reduce] expected"), "{name}");
         let refused = |result: Result<Array>, mentions: &str| {
             let text = message(result);
             assert!(text.starts_with(&format!("[{name}] expected ")), "{text}");
