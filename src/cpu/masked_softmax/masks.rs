@@ -37,7 +37,7 @@ pub struct Mask<'a> {
     /// Of the scores' element type, to be added; else of bools, true where a score counts.
     pub additive: bool,
     /// The extents that the rows' number runs over, the last one fastest, and their strides.
-    pub shape: &'a [i32],
+    pub shape: &'a [u32],
     pub strides: &'a [i64],
     pub key_stride: isize,
 }

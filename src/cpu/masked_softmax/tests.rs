@@ -62,7 +62,7 @@ fn mask_values<T: Sample>(count: usize) -> (Vec<u8>, Vec<T>) {
 /// The softmax and the gradient for `g`.
 fn run<T: Sample>(on: Machine, case: &Case, x: &[T], g: &[T]) -> (Vec<T>, Vec<T>) {
     let (bools, added) = mask_values::<T>(case.mask_length());
-    let extents = [case.batch as i32, case.queries as i32];
+    let extents = [case.batch as u32, case.queries as u32];
     let mask = (case.mask != Kind::None).then(|| Mask {
         data: if case.mask == Kind::Bool { bools.as_ptr() } else { added.as_ptr().cast() },
         additive: case.mask == Kind::Additive,
