@@ -238,6 +238,22 @@ std::pair<std::vector<mx::array>, std::vector<int>> MaskedSoftmax::vmap(
   return {{node<MaskedSoftmax>(mapped(inputs, axes, 1, stream()), masking_, stream())}, {0}};
 }
 
+Cost MaskedSoftmax::cost(
+    const std::vector<mx::array>& inputs, const std::vector<mx::array>& outputs) const {
+  auto result = ComposedPrimitive::cost(inputs, outputs);
+  int64_t queries = outputs[0].shape(-2);
+  int64_t keys = outputs[0].shape(-1);
+  int64_t hidden = 0;
+  for (int64_t q = 0; masking_.causal && q < queries; ++q) {
+    int64_t last = std::max<int64_t>(0, q + 1 + keys - queries);
+    hidden += keys - (masking_.window > 0 ? std::min<int64_t>(last, masking_.window) : last);
+  }
+  if (queries > 0) {
+    result.device_bytes -= inputs[0].nbytes() / (queries * keys) * hidden;
+  }
+  return result;
+}
+
 bool MaskedSoftmax::is_equivalent(const mx::Primitive& other) const {
   return masking_ == static_cast<const MaskedSoftmax&>(other).masking_;
 }

@@ -47,6 +47,8 @@ class MaskedSoftmax : public ComposedPrimitive {
       const std::vector<mx::array>& outputs) override;
   std::pair<std::vector<mx::array>, std::vector<int>> vmap(
       const std::vector<mx::array>& inputs, const std::vector<int>& axes) override;
+  Cost cost(
+      const std::vector<mx::array>& inputs, const std::vector<mx::array>& outputs) const override;
 
  private:
   Masking masking_;

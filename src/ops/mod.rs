@@ -4,10 +4,16 @@
 //! All are lazy and take float32, float16 or bfloat16 in any layout; an input that is not
 //! row-contiguous is copied first. Sums are accumulated in float32.
 
+mod cross_entropy;
+mod logsumexp;
+mod masked_softmax;
 mod rms_norm;
 mod rope;
 mod softmax;
 
+pub use cross_entropy::{CrossEntropyOptions, cross_entropy};
+pub use logsumexp::{log_softmax, logsumexp};
+pub use masked_softmax::{SoftmaxOptions, masked_softmax};
 pub use rms_norm::rms_norm;
 pub use rope::{Offset, rope};
 pub use softmax::softmax;

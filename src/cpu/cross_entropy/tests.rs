@@ -33,17 +33,11 @@ fn run<T: Sample>(on: Machine, x: &[T], g: &[T], targets: Targets, axis: usize) 
 }
 
 /// Losses and gradients in f64.
-fn reference<T: Sample>(
-    x: &[T],
-    g: &[T],
-    targets: Targets,
-    axis: usize,
-) -> (Vec<f64>, Vec<f64>) {
+fn reference<T: Sample>(x: &[T], g: &[T], targets: Targets, axis: usize) -> (Vec<f64>, Vec<f64>) {
     let (mut losses, mut grads) = (Vec::new(), Vec::new());
     let smoothing = f64::from(targets.smoothing);
     for (row, &class) in targets.classes.iter().enumerate() {
-        let x: Vec<f64> =
-            x[row * axis..][..axis].iter().map(|v| f64::from(v.to_f32())).collect();
+        let x: Vec<f64> = x[row * axis..][..axis].iter().map(|v| f64::from(v.to_f32())).collect();
         let g = f64::from(g[row].to_f32());
         if targets.ignored == Some(class) {
             losses.push(0.0);

@@ -40,8 +40,7 @@ fn shapes<T: Sample>() {
         let first = run::<T, false>(machines()[0], &x, axis);
         assert_close(&first, &expected, relative, 4e-6, "logsumexp");
         let log = |i: usize| T::from_f32(first[i / axis].to_f32()).to_f32();
-        let shifted: Vec<T> =
-            (0..x.len()).map(|i| T::from_f32(x[i].to_f32() - log(i))).collect();
+        let shifted: Vec<T> = (0..x.len()).map(|i| T::from_f32(x[i].to_f32() - log(i))).collect();
         for machine in machines() {
             assert_same(&run::<T, false>(machine, &x, axis), &first, "logsumexp");
             assert_same(&run::<T, true>(machine, &x, axis), &shifted, "log_softmax");

@@ -55,7 +55,8 @@ fn mask_values<T: Sample>(count: usize) -> (Vec<u8>, Vec<T>) {
     let numbers = values::<T>(count, 2.0);
     let far = |i: usize| i % 7 == 3;
     let bools = (0..count).map(|i| u8::from(!far(i))).collect();
-    let added = (0..count).map(|i| if far(i) { T::from_f32(f32::NEG_INFINITY) } else { numbers[i] });
+    let added =
+        (0..count).map(|i| if far(i) { T::from_f32(f32::NEG_INFINITY) } else { numbers[i] });
     (bools, added.collect())
 }
 
