@@ -25,7 +25,7 @@ void run(
     return plan_masked_softmax(op, rows, params.keys, mx::type_to_name(out), max_threads);
   });
   auto& encoder = mx::metal::get_command_encoder(stream);
-  bind(encoder, fitted, scores);
+  mlx_primitives::bind(encoder, fitted, scores); // not std::bind, by its arguments
   int index = static_cast<int>(scores.size());
   if (mask) {
     // From its lowest element on, where a stride leads backwards.

@@ -24,7 +24,8 @@ inline Launch plan_cross_entropy_grad(
   auto launch = plan_rows("cross_entropy_grad", suffix, rows, classes, 0, max_threads);
   if (classes > SIMD_ROW) {
     constexpr uint32_t enough = 256; // threads: more than that only wait for each other
-    auto each = static_cast<uint32_t>(ceil_div(classes, READS * CROSS_ENTROPY_QUADS));
+    constexpr uint32_t share = static_cast<uint32_t>(READS) * CROSS_ENTROPY_QUADS;
+    auto each = static_cast<uint32_t>(ceil_div(classes, share));
     uint32_t most = std::min(launch.group[0], enough);
     uint32_t threads = std::min(most, round_up(each, SIMD_WIDTH));
     launch.kernel = "mlxp_cross_entropy_grad_row" + suffix;

@@ -49,6 +49,8 @@ fn check(device: Device, x: &Array, options: CrossEntropyOptions, what: &str) ->
     let targets = Array::from_slice(&classes_of, shape)?;
     let y = cross_entropy(x, &targets, options)?;
     assert_eq!((y.shape(), y.dtype()), (shape, x.dtype()), "{what}");
+    // logsumexp of MLX refuses arrays of no elements.
+    let theirs = (rows > 0).then(|| builtin::composition(&y)).transpose()?;
     let want = losses(&numbers(x)?, &classes_of, classes, options);
     for (got, want) in numbers(&y)?.iter().zip(&want) {
         let allowed = bound(device, classes) + 0.51 * ulp(*want, x.dtype());
@@ -58,9 +60,8 @@ fn check(device: Device, x: &Array, options: CrossEntropyOptions, what: &str) ->
     // 10, the scores and what is made of them; and MLX adds up a mean in 16 bits.
     let steps = 4.0 + if options.label_smoothing > 0.0 { 8.0 } else { 0.0 };
     let tolerance = 2.0 * bound(device, classes) + steps * ulp(10.0, x.dtype());
-    if rows > 0 {
-        let theirs = &builtin::composition(&y)?[0];
-        for (got, theirs) in numbers(&y)?.iter().zip(numbers(theirs)?) {
+    if let Some(theirs) = theirs {
+        for (got, theirs) in numbers(&y)?.iter().zip(numbers(&theirs[0])?) {
             assert!((got - theirs).abs() <= tolerance, "{what}: {got} and MLX's {theirs}");
         }
     }
