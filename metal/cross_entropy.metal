@@ -7,7 +7,7 @@ METAL_FUNC bool is_ignored(constant CrossEntropyParams& params, int target) {
   return params.ignores != 0 && target == params.ignored;
 }
 
-METAL_FUNC bool is_class(constant CrossEntropyParams& params, int target) {
+METAL_FUNC bool has_class(constant CrossEntropyParams& params, int target) {
   return target >= 0 && uint(target) < params.classes;
 }
 
@@ -31,7 +31,7 @@ METAL_FUNC void store_loss(
   kept[0] = stats.maximum;
   kept[1] = stats.sum;
   float result = is_ignored(params, target) ? 0.0f : NAN;
-  if (!is_ignored(params, target) && is_class(params, target)) {
+  if (!is_ignored(params, target) && has_class(params, target)) {
     const float score = float(row[target]) - stats.maximum;
     result = log(stats.sum) - score;
     if (params.smoothing > 0.0f) {
@@ -135,7 +135,7 @@ METAL_FUNC Shares load_shares(
     const float weight = float(g[row]);
     if (is_ignored(params, shares.target)) {
       shares.target = -1;
-    } else if (!is_class(params, shares.target)) {
+    } else if (!has_class(params, shares.target)) {
       shares.target = -1;
       shares.spread = NAN;
     } else {

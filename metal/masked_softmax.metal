@@ -43,8 +43,7 @@ METAL_FUNC void load_scores4(
     values[i] = float(T(float(quad[i]) * params.scale));
   }
   if (params.mask_kind == MASK_ADDITIVE) {
-    const packed4<T> added =
-        load_mask4<T, packed4<T>>((const device T*)mask, params, row, key, T(0.0f));
+    const packed4<T> added = load_mask4((const device T*)mask, params, row, key, T(0.0f));
     for (uint i = 0; i < READS; i++) {
       values[i] = float(T(values[i] + float(added[i])));
     }

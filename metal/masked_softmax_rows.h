@@ -4,6 +4,13 @@
 #include "common.h"
 #include "masked_softmax.h"
 
+/** Of bools. */
+template <>
+struct Packed<uchar> {
+  typedef packed_uchar2 two;
+  typedef packed_uchar4 four;
+};
+
 /** A row of scores: the keys from first to last - 1 are seen, and where its mask begins. */
 struct MaskedRow {
   uint first;
@@ -43,8 +50,8 @@ METAL_FUNC MaskedRow masked_row(constant MaskedSoftmaxParams& params, uint row) 
 }
 
 /** Four elements of the mask from a key on; `other` for those that are not seen. */
-template <typename E, typename Four>
-METAL_FUNC Four load_mask4(
+template <typename E>
+METAL_FUNC packed4<E> load_mask4(
     const device E* mask,
     constant MaskedSoftmaxParams& params,
     MaskedRow row,
@@ -53,9 +60,9 @@ METAL_FUNC Four load_mask4(
   const device E* first = mask + row.mask;
   const long stride = params.mask_key_stride;
   if (stride == 1 && row.sees_all4(key)) {
-    return *(const device Four*)(first + key);
+    return *(const device packed4<E>*)(first + key);
   }
-  Four quad;
+  packed4<E> quad;
   for (uint i = 0; i < READS; i++) {
     quad[i] = row.sees(key + i) ? first[long(key + i) * stride] : other;
   }
@@ -73,7 +80,7 @@ METAL_FUNC void load_shown4(
     shown[i] = row.sees(key + i);
   }
   if (params.mask_kind == MASK_BOOL) {
-    const packed_uchar4 quad = load_mask4<uchar, packed_uchar4>(mask, params, row, key, uchar(0));
+    const packed4<uchar> quad = load_mask4(mask, params, row, key, uchar(0));
     for (uint i = 0; i < READS; i++) {
       shown[i] = quad[i] != 0;
     }
