@@ -156,12 +156,7 @@ METAL_FUNC Shares load_shares(
 /** Gradients at, ..., at + 3: weight * (softmax - (1 - smoothing) * onehot - spread). */
 template <typename T>
 METAL_FUNC void store_gradients4(
-    const device T* x,
-    device T* out,
-    uint at,
-    uint axis,
-    Shares shares,
-    bool counts) {
+    const device T* x, device T* out, uint at, uint axis, Shares shares, bool counts) {
   float values[READS] = {0.0f, 0.0f, 0.0f, 0.0f};
   if (counts) {
     load_row4(values, x, at, axis);
@@ -208,9 +203,9 @@ template <typename T, uint QUADS>
   }
 }
 
-#define CROSS_ENTROPY_KERNELS(DTYPE, T)                                       \
-  MLXP_KERNEL("mlxp_cross_entropy_simd_" DTYPE, cross_entropy_simd<T>)        \
-  MLXP_KERNEL("mlxp_cross_entropy_looped_" DTYPE, cross_entropy_looped<T>)    \
+#define CROSS_ENTROPY_KERNELS(DTYPE, T)                                        \
+  MLXP_KERNEL("mlxp_cross_entropy_simd_" DTYPE, cross_entropy_simd<T>)         \
+  MLXP_KERNEL("mlxp_cross_entropy_looped_" DTYPE, cross_entropy_looped<T>)     \
   MLXP_KERNEL("mlxp_cross_entropy_grad_simd_" DTYPE, cross_entropy_grad<T, 1>) \
   MLXP_KERNEL("mlxp_cross_entropy_grad_row_" DTYPE, cross_entropy_grad<T, CROSS_ENTROPY_QUADS>)
 

@@ -118,13 +118,13 @@ template <typename T, uint QUADS>
   }
 }
 
-#define LOGSUMEXP_KERNELS(DTYPE, T)                                               \
-  MLXP_KERNEL("mlxp_logsumexp_simd_" DTYPE, logsumexp_simd<T, false>)             \
-  MLXP_KERNEL("mlxp_logsumexp_looped_" DTYPE, logsumexp_looped<T, false>)         \
-  MLXP_KERNEL("mlxp_logsumexp_simd_subtracted_" DTYPE, logsumexp_simd<T, true>)   \
-  MLXP_KERNEL("mlxp_logsumexp_row_subtracted_" DTYPE, logsumexp_row<T, 1>)        \
-  MLXP_KERNEL("mlxp_logsumexp_row2_subtracted_" DTYPE, logsumexp_row<T, 2>)       \
-  MLXP_KERNEL("mlxp_logsumexp_row4_subtracted_" DTYPE, logsumexp_row<T, 4>)       \
+#define LOGSUMEXP_KERNELS(DTYPE, T)                                             \
+  MLXP_KERNEL("mlxp_logsumexp_simd_" DTYPE, logsumexp_simd<T, false>)           \
+  MLXP_KERNEL("mlxp_logsumexp_looped_" DTYPE, logsumexp_looped<T, false>)       \
+  MLXP_KERNEL("mlxp_logsumexp_simd_subtracted_" DTYPE, logsumexp_simd<T, true>) \
+  MLXP_KERNEL("mlxp_logsumexp_row_subtracted_" DTYPE, logsumexp_row<T, 1>)      \
+  MLXP_KERNEL("mlxp_logsumexp_row2_subtracted_" DTYPE, logsumexp_row<T, 2>)     \
+  MLXP_KERNEL("mlxp_logsumexp_row4_subtracted_" DTYPE, logsumexp_row<T, 4>)     \
   MLXP_KERNEL("mlxp_logsumexp_looped_subtracted_" DTYPE, logsumexp_looped<T, true>)
 
 MLXP_EACH_DTYPE(LOGSUMEXP_KERNELS)

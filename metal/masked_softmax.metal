@@ -59,8 +59,7 @@ METAL_FUNC void load_scores4(
 
 /** With the scores that are not seen, each of them the lowest number: all at once. */
 template <typename T>
-METAL_FUNC float with_unseen(
-    float maximum, constant MaskedSoftmaxParams& params, MaskedRow row) {
+METAL_FUNC float with_unseen(float maximum, constant MaskedSoftmaxParams& params, MaskedRow row) {
   return row.seen() < params.keys ? larger(maximum, lowest_of<T>()) : maximum;
 }
 

@@ -52,11 +52,7 @@ METAL_FUNC MaskedRow masked_row(constant MaskedSoftmaxParams& params, uint row) 
 /** Four elements of the mask from a key on; `other` for those that are not seen. */
 template <typename E>
 METAL_FUNC packed4<E> load_mask4(
-    const device E* mask,
-    constant MaskedSoftmaxParams& params,
-    MaskedRow row,
-    uint key,
-    E other) {
+    const device E* mask, constant MaskedSoftmaxParams& params, MaskedRow row, uint key, E other) {
   const device E* first = mask + row.mask;
   const long stride = params.mask_key_stride;
   if (stride == 1 && row.sees_all4(key)) {

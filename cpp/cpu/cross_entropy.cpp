@@ -29,15 +29,14 @@ void CrossEntropy::run_on_cpu(
     output.set_data(allocate(output.nbytes()));
   }
   cpu_dispatch(stream(), outputs[0], [&] {
-    return
-        [dtype = kernel_dtype(x),
-         in = bytes(x),
-         targets = inputs[1].data<int32_t>(),
-         loss = bytes(outputs[0]),
-         kept = outputs[1].data<float>(),
-         call = to_call(x, targets_)] {
-          bridge::cross_entropy_cpu(dtype, in, targets, loss, kept, call);
-        };
+    return [dtype = kernel_dtype(x),
+            in = bytes(x),
+            targets = inputs[1].data<int32_t>(),
+            loss = bytes(outputs[0]),
+            kept = outputs[1].data<float>(),
+            call = to_call(x, targets_)] {
+      bridge::cross_entropy_cpu(dtype, in, targets, loss, kept, call);
+    };
   });
 }
 
@@ -50,16 +49,15 @@ void CrossEntropyGrad::run_on_cpu(
   }
   donate_or_allocate(x, out);
   cpu_dispatch(stream(), out, [&] {
-    return
-        [dtype = kernel_dtype(x),
-         in = bytes(x),
-         targets = inputs[1].data<int32_t>(),
-         g = bytes(inputs[2]),
-         kept = inputs[3].data<float>(),
-         to = bytes(out),
-         call = to_call(x, targets_)] {
-          bridge::cross_entropy_grad_cpu(dtype, in, targets, g, kept, to, call);
-        };
+    return [dtype = kernel_dtype(x),
+            in = bytes(x),
+            targets = inputs[1].data<int32_t>(),
+            g = bytes(inputs[2]),
+            kept = inputs[3].data<float>(),
+            to = bytes(out),
+            call = to_call(x, targets_)] {
+      bridge::cross_entropy_grad_cpu(dtype, in, targets, g, kept, to, call);
+    };
   });
 }
 

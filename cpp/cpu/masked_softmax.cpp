@@ -37,14 +37,13 @@ void MaskedSoftmax::run_on_cpu(
   donate_or_allocate(x, out);
   const auto* mask = inputs.size() > 1 ? &inputs[1] : nullptr;
   cpu_dispatch(stream(), out, [&] {
-    return
-        [dtype = kernel_dtype(x),
-         in = bytes(x),
-         masked = mask ? bytes(*mask) : nullptr,
-         to = bytes(out),
-         call = to_call(x, mask, masking_)] {
-          bridge::masked_softmax_cpu(dtype, in, masked, to, call);
-        };
+    return [dtype = kernel_dtype(x),
+            in = bytes(x),
+            masked = mask ? bytes(*mask) : nullptr,
+            to = bytes(out),
+            call = to_call(x, mask, masking_)] {
+      bridge::masked_softmax_cpu(dtype, in, masked, to, call);
+    };
   });
 }
 
@@ -58,15 +57,14 @@ void MaskedSoftmaxGrad::run_on_cpu(
   donate_or_allocate(g, out);
   const auto* mask = inputs.size() > 2 ? &inputs[2] : nullptr;
   cpu_dispatch(stream(), out, [&] {
-    return
-        [dtype = kernel_dtype(y),
-         in = bytes(y),
-         gradient = bytes(g),
-         masked = mask ? bytes(*mask) : nullptr,
-         to = bytes(out),
-         call = to_call(y, mask, masking_)] {
-          bridge::masked_softmax_grad_cpu(dtype, in, gradient, masked, to, call);
-        };
+    return [dtype = kernel_dtype(y),
+            in = bytes(y),
+            gradient = bytes(g),
+            masked = mask ? bytes(*mask) : nullptr,
+            to = bytes(out),
+            call = to_call(y, mask, masking_)] {
+      bridge::masked_softmax_grad_cpu(dtype, in, gradient, masked, to, call);
+    };
   });
 }
 

@@ -6,8 +6,7 @@
 
 namespace mlx_primitives {
 
-void CrossEntropy::eval_gpu(
-    const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) {
+void CrossEntropy::eval_gpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) {
   auto& x = inputs[0];
   auto& targets = inputs[1];
   for (auto& input : inputs) {

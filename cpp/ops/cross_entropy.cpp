@@ -68,8 +68,8 @@ Rows rows(const mx::array& targets, int classes, CrossEntropyTargets how, mx::St
   auto zero = mx::array(0);
   auto valid = mx::logical_and(
       mx::greater_equal(targets, zero, s), mx::less(targets, mx::array(classes), s), s);
-  auto counts = how.ignored ? mx::not_equal(targets, mx::array(*how.ignored), s)
-                            : mx::ones_like(valid, s);
+  auto counts =
+      how.ignored ? mx::not_equal(targets, mx::array(*how.ignored), s) : mx::ones_like(valid, s);
   return {valid, counts, mx::expand_dims(mx::where(valid, targets, zero, s), -1, s)};
 }
 
@@ -161,12 +161,11 @@ std::vector<mx::array> CrossEntropyGrad::compose(const std::vector<mx::array>& i
   auto shares = mx::softmax(mx::astype(inputs[0], mx::float32, s), -1, true, s);
   auto hit = mx::equal(mx::arange(classes, s), row.classes, s);
   float spread = targets_.smoothing / static_cast<float>(classes);
-  auto expected = mx::where(
-      hit, mx::array(1.0f - targets_.smoothing + spread), mx::array(spread), s);
-  auto weight = mx::where(row.valid, mx::astype(inputs[2], mx::float32, s),
-                          mx::array(std::nanf("")), s);
-  auto result = mx::multiply(
-      mx::subtract(shares, expected, s), mx::expand_dims(weight, -1, s), s);
+  auto expected =
+      mx::where(hit, mx::array(1.0f - targets_.smoothing + spread), mx::array(spread), s);
+  auto weight =
+      mx::where(row.valid, mx::astype(inputs[2], mx::float32, s), mx::array(std::nanf("")), s);
+  auto result = mx::multiply(mx::subtract(shares, expected, s), mx::expand_dims(weight, -1, s), s);
   result = mx::where(mx::expand_dims(row.counts, -1, s), result, mx::array(0.0f), s);
   return {mx::astype(result, inputs[0].dtype(), s)};
 }

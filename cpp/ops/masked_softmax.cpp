@@ -121,7 +121,8 @@ mx::array masked_softmax(
   if (mask) {
     require_broadcast(*mask, x);
     if (mask->dtype() != mx::bool_ && mx::promote_types(mask->dtype(), x.dtype()) != x.dtype()) {
-      refuse(op, "expected a mask of bool or that promotes to ", x.dtype(), ", got ", mask->dtype());
+      refuse(
+          op, "expected a mask of bool or that promotes to ", x.dtype(), ", got ", mask->dtype());
     }
   }
   if (x.ndim() == 1) { // one query

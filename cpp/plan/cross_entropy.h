@@ -8,8 +8,7 @@ namespace mlx_primitives {
 inline Launch plan_cross_entropy(
     uint64_t rows, uint32_t classes, std::string_view dtype, uint32_t max_threads = MAX_THREADS) {
   const std::string suffix = "_" + std::string(dtype);
-  auto launch =
-      plan_rows("cross_entropy", suffix, rows, classes, CROSS_ENTROPY_SLOTS, max_threads);
+  auto launch = plan_rows("cross_entropy", suffix, rows, classes, CROSS_ENTROPY_SLOTS, max_threads);
   if (classes > SIMD_ROW) {
     // Nothing has to be kept for a second pass, so one form does for every length.
     launch.kernel = "mlxp_cross_entropy_looped" + suffix;
