@@ -79,6 +79,45 @@ pub fn softmax(rows: u64, axis: u32, dtype: Dtype, max_threads: u32) -> Result<L
     Ok(ffi::softmax::bridge::softmax_plan(rows, axis, kernel_dtype(dtype)?, max_threads)?.into())
 }
 
+/// Plans `masked_softmax`, or its gradient, over `rows` rows of `keys` scores.
+pub fn masked_softmax(
+    rows: u64,
+    keys: u32,
+    dtype: Dtype,
+    gradient: bool,
+    max_threads: u32,
+) -> Result<LaunchPlan> {
+    let dtype = kernel_dtype(dtype)?;
+    let plan = ffi::masked_softmax::bridge::masked_softmax_plan;
+    Ok(plan(rows, keys, dtype, gradient, max_threads)?.into())
+}
+
+/// Plans `logsumexp`, or with `subtract` `log_softmax`, over `rows` rows of `axis` elements.
+pub fn logsumexp(
+    rows: u64,
+    axis: u32,
+    dtype: Dtype,
+    subtract: bool,
+    max_threads: u32,
+) -> Result<LaunchPlan> {
+    let dtype = kernel_dtype(dtype)?;
+    let plan = ffi::logsumexp::bridge::logsumexp_plan;
+    Ok(plan(rows, axis, dtype, subtract, max_threads)?.into())
+}
+
+/// Plans `cross_entropy`, or its gradient, over `rows` rows of `classes` logits.
+pub fn cross_entropy(
+    rows: u64,
+    classes: u32,
+    dtype: Dtype,
+    gradient: bool,
+    max_threads: u32,
+) -> Result<LaunchPlan> {
+    let dtype = kernel_dtype(dtype)?;
+    let plan = ffi::cross_entropy::bridge::cross_entropy_plan;
+    Ok(plan(rows, classes, dtype, gradient, max_threads)?.into())
+}
+
 /// The extents of a `rope` call, `x` being `[batch, heads, seq, head_dim]`.
 #[derive(Clone, Copy, Debug)]
 pub struct Rope {

@@ -36,6 +36,8 @@ pub(super) use with_element;
 /// # Safety
 /// For every method the pointer covers sixteen elements, or `count <= 16` in the `_first` forms.
 pub trait Float: Copy + Send + Sync + 'static {
+    /// The lowest finite number.
+    const LOWEST: f32;
     unsafe fn load<V: F32x16>(from: *const Self) -> V;
     unsafe fn load_first<V: F32x16>(from: *const Self, count: usize) -> V;
     unsafe fn store<V: F32x16>(lanes: V, to: *mut Self);
@@ -45,6 +47,7 @@ pub trait Float: Copy + Send + Sync + 'static {
 }
 
 impl Float for f32 {
+    const LOWEST: f32 = f32::MIN;
     #[inline(always)]
     unsafe fn load<V: F32x16>(from: *const f32) -> V {
         // SAFETY: the trait's contract.
@@ -73,6 +76,7 @@ impl Float for f32 {
 
 /// A sixteen-bit format: how its patterns become lanes and back.
 trait Sixteen: Copy + Send + Sync + 'static {
+    const LOWEST: f32;
     fn decode<V: F32x16>(half: V::Half) -> V;
     fn encode<V: F32x16>(lanes: V) -> V::Half;
     fn round<V: F32x16>(lanes: V) -> V;
@@ -89,6 +93,7 @@ pub struct F16(pub(super) u16);
 pub struct Bf16(pub(super) u16);
 
 impl Sixteen for F16 {
+    const LOWEST: f32 = -65504.0;
     #[inline(always)]
     fn decode<V: F32x16>(half: V::Half) -> V {
         V::from_f16(half)
@@ -104,6 +109,7 @@ impl Sixteen for F16 {
 }
 
 impl Sixteen for Bf16 {
+    const LOWEST: f32 = f32::from_bits(0xff7f_0000);
     #[inline(always)]
     fn decode<V: F32x16>(half: V::Half) -> V {
         V::from_bf16(half)
@@ -119,6 +125,7 @@ impl Sixteen for Bf16 {
 }
 
 impl<T: Sixteen> Float for T {
+    const LOWEST: f32 = T::LOWEST;
     #[inline(always)]
     unsafe fn load<V: F32x16>(from: *const T) -> V {
         // SAFETY: the trait's contract; both formats are transparent over u16.

@@ -3,9 +3,12 @@
 //! One body for each kernel, generic over the element type ([`element::Float`]) and the vector
 //! ([`simd::F32x16`]), entered at the level [`simd::Level`] chose and split by [`pool::Pool`].
 
+mod cross_entropy;
 mod element;
 mod fold;
 mod layer_norm;
+mod logsumexp;
+mod masked_softmax;
 mod math;
 mod pool;
 mod reduce;
@@ -17,10 +20,13 @@ mod softmax;
 #[cfg(test)]
 mod testing;
 
+pub use cross_entropy::{Targets, cross_entropy, cross_entropy_grad};
 pub use element::Element;
 pub use layer_norm::layer_norm;
 pub use reduce::{Reduction, reduce};
 pub use residual_norm::{ResidualNorm, residual_norm};
+pub use logsumexp::{log_softmax, logsumexp};
+pub use masked_softmax::{Mask, MaskedSoftmaxShape, masked_softmax, masked_softmax_grad};
 pub use rms_norm::rms_norm;
 pub use rope::{Frequencies, RopeShape, rope};
 pub use softmax::softmax;

@@ -6,6 +6,9 @@
 pub(crate) mod layer_norm;
 pub(crate) mod reduce;
 pub(crate) mod residual_norm;
+pub(crate) mod cross_entropy;
+pub(crate) mod logsumexp;
+pub(crate) mod masked_softmax;
 pub(crate) mod rms_norm;
 pub(crate) mod rope;
 pub(crate) mod softmax;

@@ -5,7 +5,10 @@ use std::fs;
 use std::path::Path;
 
 use mlx_primitives::Dtype;
-use mlx_primitives::plan::{LaunchPlan, MAX_THREADS, Rope, rms_norm, rope, softmax};
+use mlx_primitives::plan::{
+    LaunchPlan, MAX_THREADS, Rope, cross_entropy, logsumexp, masked_softmax, rms_norm, rope,
+    softmax,
+};
 
 use crate::support::input::FLOATS;
 use crate::support::{Checked, message};
@@ -79,8 +82,8 @@ fn check_rows(plan: &LaunchPlan, rows: u64, axis: u32, slots: u64, max_threads: 
     assert!(threads > 0 && threads.is_multiple_of(SIMD.into()), "{what}");
     assert_eq!((plan.group[1], plan.group[2], plan.grid[1], plan.grid[2]), (1, 1, 1, 1), "{what}");
     let simds = threads / u64::from(SIMD);
-    let form = plan.kernel.trim_start_matches("mlxp_rms_norm_").trim_start_matches("mlxp_softmax_");
-    let form = form.split('_').next().unwrap_or_default();
+    let forms = ["simd", "row", "row2", "row4", "looped"];
+    let form = plan.kernel.split('_').find(|part| forms.contains(part)).unwrap_or_default();
     let groups = u64::from(plan.grid[0]);
     if form == "simd" {
         // A row for each SIMD group: enough of them, and none without a row but in the last group.
@@ -120,8 +123,40 @@ fn rows() -> Checked {
                     }
                     let plan = softmax(rows, axis, dtype, max_threads)?;
                     check_rows(&plan, rows, axis, 2, max_threads);
+                    for other in [false, true] {
+                        let plan = masked_softmax(rows, axis, dtype, other, max_threads)?;
+                        check_rows(&plan, rows, axis, 2, max_threads);
+                        let plan = logsumexp(rows, axis, dtype, other, max_threads)?;
+                        check_rows(&plan, rows, axis, 2, max_threads);
+                    }
+                    let plan = cross_entropy(rows, axis, dtype, false, max_threads)?;
+                    check_rows(&plan, rows, axis, 3, max_threads);
                 }
             }
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn gradients_of_cross_entropy_cover_each_class_once() -> Checked {
+    for max_threads in LIMITS {
+        for classes in AXES {
+            let plan = cross_entropy(3, classes, FLOATS[0], true, max_threads)?;
+            let what = format!("{classes} within {max_threads}: {plan:?}");
+            let threads = threads(&plan);
+            assert!(threads <= u64::from(max_threads.min(256)) && threads > 0, "{what}");
+            assert!(threads.is_multiple_of(SIMD.into()), "{what}");
+            if plan.kernel.contains("_simd_") {
+                check_rows(&plan, 3, classes, 0, max_threads);
+                continue;
+            }
+            // Threadgroups beside each other, the last of them with something to do.
+            let each = threads * READS * 4;
+            let parts = u64::from(plan.grid[1]);
+            assert!(parts * each >= classes.into(), "{what}");
+            assert!((parts - 1) * each < classes.into(), "{what}");
+            assert_eq!((plan.grid[0], plan.grid[2], plan.threadgroup_bytes), (3, 1, 0), "{what}");
         }
     }
     Ok(())
@@ -233,6 +268,11 @@ fn kernels_are_those_that_exist_and_all_are_used() -> Checked {
             used.insert(rms_norm(3, axis, dtype, false, MAX_THREADS)?.kernel);
             used.insert(rms_norm(3, axis, dtype, true, MAX_THREADS)?.kernel);
             used.insert(softmax(3, axis, dtype, MAX_THREADS)?.kernel);
+            for other in [false, true] {
+                used.insert(masked_softmax(3, axis, dtype, other, MAX_THREADS)?.kernel);
+                used.insert(logsumexp(3, axis, dtype, other, MAX_THREADS)?.kernel);
+                used.insert(cross_entropy(3, axis, dtype, other, MAX_THREADS)?.kernel);
+            }
         }
         for (seq, heads) in [(1, 4), (4, 1), (4, 4)] {
             for (traditional, explicit_freqs) in

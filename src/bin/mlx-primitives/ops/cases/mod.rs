@@ -3,6 +3,9 @@
 mod layer_norm;
 mod reduce;
 mod residual_norm;
+mod cross_entropy;
+mod logsumexp;
+mod masked_softmax;
 mod rms_norm;
 mod rope;
 mod softmax;
@@ -22,6 +25,9 @@ pub fn all() -> Vec<Workload> {
         softmax::workloads(),
         rope::workloads(),
         reduce::workloads(),
+        masked_softmax::workloads(),
+        logsumexp::workloads(),
+        cross_entropy::workloads(),
     ]
     .into_iter()
     .flatten()
