@@ -6,16 +6,20 @@
 mod element;
 mod math;
 mod pool;
+mod quantize;
 mod rms_norm;
 mod rope;
+mod rope_append;
 mod simd;
 mod softmax;
 #[cfg(test)]
 mod testing;
 
 pub use element::Element;
+pub use quantize::{QuantizeShape, dequantize, quantize};
 pub use rms_norm::rms_norm;
 pub use rope::{Frequencies, RopeShape, rope};
+pub use rope_append::{AppendShape, QUERY_POSITIONS, rope_append};
 pub use softmax::softmax;
 
 use pool::Pool;
