@@ -3,8 +3,10 @@
 //! Every function that can reach code that throws returns `Result`; an exception in one that
 //! does not would end the process. What is declared infallible only reads a descriptor.
 
+pub(crate) mod quantize;
 pub(crate) mod rms_norm;
 pub(crate) mod rope;
+pub(crate) mod rope_append;
 pub(crate) mod softmax;
 
 use cxx::CxxVector;
@@ -178,6 +180,9 @@ pub(crate) mod bridge {
         fn reset_peak_memory();
         fn clear_cache() -> Result<()>;
         fn set_cache_limit(bytes: usize) -> Result<usize>;
+        fn memory_limit() -> usize;
+        fn set_memory_limit(bytes: usize) -> Result<usize>;
+        fn set_wired_limit(bytes: usize) -> Result<usize>;
 
         // Lists of arrays.
         fn new_list() -> UniquePtr<CxxVector<MlxArray>>;

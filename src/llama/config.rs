@@ -40,6 +40,13 @@ pub struct Config {
     pub tie_word_embeddings: bool,
     /// Only none is supported.
     pub quantization: Option<serde_json::Value>,
+    /// Whether the attention's projections have biases; [`estimate`](super::estimate) asks, the
+    /// model takes what the checkpoint has.
+    #[serde(default)]
+    pub attention_bias: bool,
+    /// The same of the feed-forward layer's.
+    #[serde(default)]
+    pub mlp_bias: bool,
     /// Attention of each layer; only `full_attention` is supported.
     pub layer_types: Option<Vec<String>>,
     /// Tokens that end a text; overridden by generation_config.json.

@@ -122,7 +122,8 @@ impl RopeScaling {
             },
             Some("longrope" | "su") => {
                 let original = number(original, None)?;
-                let (short, long) = (fields.factors("short_factor")?, fields.factors("long_factor")?);
+                let (short, long) =
+                    (fields.factors("short_factor")?, fields.factors("long_factor")?);
                 if short.len() != long.len() {
                     return refuse(format_args!(
                         "as many short_factor as long_factor, got {} and {}",
@@ -246,7 +247,14 @@ impl RopeFrequencies {
                     }
                 }
             }
-            RopeScaling::Yarn { factor, original, beta_fast, beta_slow, mscale, mscale_all_dim } => {
+            RopeScaling::Yarn {
+                factor,
+                original,
+                beta_fast,
+                beta_slow,
+                mscale,
+                mscale_all_dim,
+            } => {
                 let factor = positive("factor", *factor)?;
                 let original = positive("original_max_position_embeddings", *original)?;
                 let (fast, slow) =

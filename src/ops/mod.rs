@@ -4,10 +4,14 @@
 //! All are lazy and take float32, float16 or bfloat16 in any layout; an input that is not
 //! row-contiguous is copied first. Sums are accumulated in float32.
 
+mod quantize;
 mod rms_norm;
 mod rope;
+mod rope_append;
 mod softmax;
 
+pub use quantize::{dequantize, quantize};
 pub use rms_norm::rms_norm;
 pub use rope::{Offset, rope};
+pub use rope_append::{Rotation, StateLayout, rope_append};
 pub use softmax::softmax;
