@@ -2,6 +2,7 @@
 
 mod array;
 mod build;
+mod cache;
 mod cli;
 mod compile;
 mod errors;
@@ -14,9 +15,12 @@ mod llama;
 mod memory;
 mod plan;
 mod printing;
+mod quantize;
 mod random;
 mod rms_norm;
 mod rope;
+mod rope_append;
+mod rope_scaling;
 #[cfg(target_os = "linux")]
 mod simulated;
 mod softmax;
