@@ -230,10 +230,21 @@ std::pair<std::vector<mx::array>, std::vector<int>> RopeAppend::vmap(
   }
   Rotation same{dims_, traditional_, base_, scale_, multiplier_, std::nullopt};
   auto primitive = std::make_shared<RopeAppend>(s, layout_, same);
-  auto dtype = inputs[0].dtype();
-  auto out = mx::array(folded[0].shape(), dtype, std::move(primitive), std::move(folded));
+  auto flat = folded[0].shape();
+  auto out = mx::array(flat, inputs[0].dtype(), std::move(primitive), std::move(folded));
   shape.insert(shape.begin(), size);
   return {{mx::reshape(out, shape, s)}, {0}};
+}
+
+Cost RopeAppend::cost(const std::vector<mx::array>& inputs, const std::vector<mx::array>&) const {
+  auto& qkv = inputs[1];
+  size_t all = layout_.heads + 2 * layout_.kv_heads;
+  size_t kept = qkv.shape(1) <= query_positions ? all : 2 * layout_.kv_heads;
+  size_t bytes = 2 * (qkv.nbytes() / all * kept);
+  for (size_t i = 2; i < inputs.size(); ++i) {
+    bytes += inputs[i].nbytes();
+  }
+  return {1, bytes};
 }
 
 bool RopeAppend::is_equivalent(const mx::Primitive& other) const {

@@ -60,6 +60,10 @@ class RopeAppend : public ComposedPrimitive {
   std::pair<std::vector<mx::array>, std::vector<int>> vmap(
       const std::vector<mx::array>& inputs, const std::vector<int>& axes) override;
 
+  /** The step's own rows: the state stays where it is. */
+  Cost cost(
+      const std::vector<mx::array>& inputs, const std::vector<mx::array>& outputs) const override;
+
  private:
   mx::array keys_and_values(
       const mx::array& state, const mx::array& stored, const mx::array& slots);
