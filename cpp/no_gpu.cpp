@@ -1,8 +1,10 @@
 #include <stdexcept>
 
 #include "gpu/metallib.h"
+#include "ops/quantize.h"
 #include "ops/rms_norm.h"
 #include "ops/rope.h"
+#include "ops/rope_append.h"
 #include "ops/softmax.h"
 
 // Compiled in place of gpu/ where the library is built without Metal.
@@ -13,9 +15,12 @@ namespace mlx_primitives {
     throw std::runtime_error("[" OP "] mlx-primitives was built without Metal."); \
   }
 
+NO_GPU(Quantize, "quantize")
+NO_GPU(Dequantize, "dequantize")
 NO_GPU(RmsNorm, "rms_norm")
 NO_GPU(Softmax, "softmax")
 NO_GPU(Rope, "rope")
+NO_GPU(RopeAppend, "rope_append")
 
 std::string metallib_description() {
   return "none: built without Metal";

@@ -2,7 +2,8 @@ use serde::Deserialize;
 
 use crate::error::{Error, Result};
 
-use super::rope_scaling::{RopeFrequencies, RopeScaling};
+use super::rope_frequencies::RopeFrequencies;
+use super::rope_scaling::RopeScaling;
 
 /// `config.json` of a Llama, as Hugging Face and mlx-lm write it.
 #[derive(Clone, Debug, Deserialize)]

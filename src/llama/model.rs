@@ -5,7 +5,7 @@ use crate::ops;
 
 use super::cache::{Cache, CacheKind, Heads, LayerCache};
 use super::config::Config;
-use super::rope_scaling::RopeFrequencies;
+use super::rope_frequencies::RopeFrequencies;
 use super::weights::Weights;
 
 /// A Llama's weights and forward pass.

@@ -10,7 +10,7 @@ use crate::error::{Error, Result};
 use crate::ops;
 
 use super::config::Config;
-use super::rope_scaling::RopeFrequencies;
+use super::rope_frequencies::RopeFrequencies;
 use plain::Plain;
 use quantized::Quantized;
 use rotating::Rotating;

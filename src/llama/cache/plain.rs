@@ -1,7 +1,7 @@
 use crate::array::Array;
 use crate::error::Result;
 
-use super::super::rope_scaling::RopeFrequencies;
+use super::super::rope_frequencies::RopeFrequencies;
 use super::state::State;
 use super::{Heads, STEP, Seen};
 

@@ -3,7 +3,7 @@ use crate::dtype::Dtype;
 use crate::error::{Error, Result};
 use crate::ops;
 
-use super::super::rope_scaling::RopeFrequencies;
+use super::super::rope_frequencies::RopeFrequencies;
 use super::plain::rounded_up;
 use super::{Heads, Seen, Stored};
 

@@ -2,7 +2,7 @@ use crate::array::{Array, concatenate};
 use crate::error::Result;
 use crate::ops::{self, StateLayout};
 
-use super::super::rope_scaling::RopeFrequencies;
+use super::super::rope_frequencies::RopeFrequencies;
 use super::{Heads, Seen, Stored};
 
 /// A layer's state and how it is divided.

@@ -1,13 +1,15 @@
 //! `rope_append` against `rope` and plain copies, bit for bit: parts, positions, buffers.
 
+mod buffers;
+mod derivatives;
+
 use mlx_primitives::device::Device;
 use mlx_primitives::ops::{Offset, Rotation, StateLayout};
-use mlx_primitives::transforms::{compile, jvp, vjp, vmap};
-use mlx_primitives::{Array, Dtype, Result, builtin, concatenate, eval, ops, stack};
+use mlx_primitives::{Array, Dtype, Result, builtin, concatenate, ops};
 
 use crate::support::compare::{assert_close, assert_same, numbers};
 use crate::support::input::{FLOATS, LAYOUTS, random, random32};
-use crate::support::{self, Checked, each_device, message, reference};
+use crate::support::{Checked, each_device, message};
 
 const LAYOUT: StateLayout = StateLayout { heads: 6, kv_heads: 2, head_dim: 8, capacity: 24 };
 
@@ -245,182 +247,6 @@ fn the_composition_has_the_same_value() -> Checked {
 }
 
 #[test]
-fn views_take_no_copy() -> Checked {
-    let layout = StateLayout { heads: 4, kv_heads: 2, head_dim: 16, capacity: 40 };
-    let new = ops::rope_append(
-        &layout.zeros(3, Dtype::Float32)?,
-        &step(&layout, 3, 2, Dtype::Float32, 1)?,
-        &layout,
-        &turning(16),
-        5,
-        None,
-    )?;
-    let (queries, keys) = (layout.queries(&new, 2)?, layout.keys(&new, 7)?);
-    let values = layout.values(&new, 40)?;
-    eval([&new, &queries, &keys, &values])?;
-    let entry = i64::from(layout.rows()) * 16;
-    assert_eq!(queries.strides(), [entry, 2 * 16, 16, 1]);
-    assert_eq!(keys.strides(), [entry, 40 * 16, 16, 1]);
-    assert_eq!(values.strides(), [entry, 40 * 16, 16, 1]);
-    assert_eq!(keys.shape(), [3, 2, 7, 16]);
-    // Of a single text the queries are contiguous, and lie where the state begins.
-    let one = step(&layout, 1, 2, Dtype::Float32, 1)?;
-    let new =
-        ops::rope_append(&layout.zeros(1, Dtype::Float32)?, &one, &layout, &turning(16), 5, None)?;
-    assert_eq!(layout.queries(&new, 2)?.address()?, new.address()?);
-    Ok(())
-}
-
-#[test]
-fn buffers_are_taken_over_unless_held() -> Checked {
-    each_device(|_| {
-        let mut now = state(&LAYOUT, 2, Dtype::Float32, 1)?;
-        let first = now.address()?;
-        for position in 0..24 {
-            let qkv = step(&LAYOUT, 2, 1, Dtype::Float32, u64::from(position as u32))?;
-            now = ops::rope_append(&now, &qkv, &LAYOUT, &turning(8), position, None)?;
-            assert_eq!(now.address()?, first, "step {position}");
-            // Looked at between the steps, as an attention does.
-            layout_sum(&now, position + 1)?.eval()?;
-        }
-        let (held, before) = (now.clone(), numbers(&now)?);
-        let qkv = step(&LAYOUT, 2, 1, Dtype::Float32, 99)?;
-        let new = ops::rope_append(&now, &qkv, &LAYOUT, &turning(8), 3, None)?;
-        assert_ne!(new.address()?, first);
-        assert_eq!(numbers(&held)?, before, "what is held is not written to");
-        let want = written(&LAYOUT.values(&held, 24)?, &part(&LAYOUT, &qkv, 8..10, None)?, &[3])?;
-        assert_same(&LAYOUT.values(&new, 24)?, &want, "the rest is copied")?;
-        Ok(())
-    })
-}
-
-fn layout_sum(state: &Array, len: i32) -> Result<Array> {
-    LAYOUT.keys(state, len)?.sum(.., false)?.add(LAYOUT.values(state, len)?.sum(.., false)?)
-}
-
-#[test]
-fn steps_add_up_to_a_prompt() -> Checked {
-    each_device(|_| {
-        for dtype in FLOATS {
-            let qkv = step(&LAYOUT, 2, 20, dtype, 3)?;
-            let mut now = LAYOUT.zeros(2, dtype)?;
-            let mut at = 0;
-            for time in [1, 1, 5, 8, 1, 4] {
-                let part = qkv.slice(&[&.., &(at..at + time)])?;
-                now = ops::rope_append(&now, &part, &LAYOUT, &turning(8), at, None)?;
-                at += time;
-            }
-            let zeros = LAYOUT.zeros(2, dtype)?;
-            let whole = ops::rope_append(&zeros, &qkv, &LAYOUT, &turning(8), 0, None)?;
-            assert_same(&LAYOUT.keys(&now, 24)?, &LAYOUT.keys(&whole, 24)?, "keys")?;
-            assert_same(&LAYOUT.values(&now, 24)?, &LAYOUT.values(&whole, 24)?, "values")?;
-        }
-        Ok(())
-    })
-}
-
-#[test]
-fn inside_a_compiled_function() -> Checked {
-    let by_position =
-        |p: &[Array]| Ok(vec![ops::rope_append(&p[0], &p[1], &LAYOUT, &turning(8), &p[2], None)?]);
-    let compiled = compile(by_position, false)?;
-    let mut now = LAYOUT.zeros(1, Dtype::Float32)?;
-    let mut want = LAYOUT.zeros(1, Dtype::Float32)?;
-    for position in 0..6 {
-        let qkv = step(&LAYOUT, 1, 1, Dtype::Float32, 7)?;
-        now = compiled.call(&[&now, &qkv, &Array::scalar(position)?])?.remove(0);
-        want = ops::rope_append(&want, &qkv, &LAYOUT, &turning(8), position, None)?;
-        assert_same(&now, &want, "compiled")?;
-    }
-    Ok(())
-}
-
-fn appended(p: &[Array]) -> Result<Vec<Array>> {
-    // One entry's last position has no room.
-    let slots = Array::from_slice(&[3i32, 1], &[2])?.maximum(0)?;
-    let by = Rotation { multiplier: 1.5, ..turning(4) };
-    Ok(vec![ops::rope_append(&p[0], &p[1], &SMALL, &by, 2, Some(Offset::Each(&slots)))?])
-}
-
-const SMALL: StateLayout = StateLayout { heads: 1, kv_heads: 1, head_dim: 6, capacity: 4 };
-
-#[test]
-fn derivatives_are_those_of_differences() -> Checked {
-    each_device(|_| {
-        let (old, qkv) =
-            (state(&SMALL, 2, Dtype::Float32, 1)?, step(&SMALL, 2, 2, Dtype::Float32, 2)?);
-        let g = state(&SMALL, 2, Dtype::Float32, 3)?;
-        let back = vjp(appended, &[&old, &qkv], &[&g])?.1;
-        // Linear in both, so a difference over any distance is the derivative.
-        let cotangent = numbers(&g)?;
-        for (i, (x, got)) in [&old, &qkv].iter().zip(&back).enumerate() {
-            let value = |x: &[f64]| -> f64 {
-                let x: Vec<f32> = x.iter().map(|&v| v as f32).collect();
-                let x = Array::from_slice(&x, if i == 0 { old.shape() } else { qkv.shape() });
-                let x = x.expect("the shape's elements");
-                let inputs = if i == 0 { [x, qkv.clone()] } else { [old.clone(), x] };
-                let y = appended(&inputs).and_then(|y| numbers(&y[0])).expect("a state");
-                reference::dot(&y, &cotangent)
-            };
-            let want = reference::gradient(&numbers(x)?, 1.0, value);
-            // Sums of 100 products up to 9, in f32, over a distance of 2.
-            assert_close(&numbers(got)?, &want, 1e-4, "vjp");
-        }
-        let (a, b) = (state(&SMALL, 2, Dtype::Float32, 4)?, step(&SMALL, 2, 2, Dtype::Float32, 5)?);
-        let forward = jvp(appended, &[&old, &qkv], &[&a, &b])?.1;
-        let left = reference::dot(&numbers(&forward[0])?, &cotangent);
-        let right = reference::dot(&numbers(&a)?, &numbers(&back[0])?)
-            + reference::dot(&numbers(&b)?, &numbers(&back[1])?);
-        assert!((left - right).abs() < 1e-3 * (1.0 + left.abs()), "{left} {right}");
-        Ok(())
-    })
-}
-
-#[test]
-fn vmap_over_every_input() -> Checked {
-    each_device(|_| {
-        let states = random32(&[3, 2, LAYOUT.rows(), 8], 1)?;
-        let steps = random32(&[2, 3, 2, width(&LAYOUT)], 2)?; // mapped over axis 1
-        let offsets = Array::from_slice(&[1i32, 9, 4, 0, 21, 7], &[3, 2])?;
-        let freqs = random32(&[3, 4], 3)?.abs()?.add(0.5)?;
-        let f = |p: &[Array]| {
-            let by = Rotation { base: None, freqs: Some(&p[3]), ..turning(8) };
-            Ok(vec![ops::rope_append(&p[0], &p[1], &LAYOUT, &by, &p[2], None)?])
-        };
-        let entry = |x: &Array, axis: i32, i: i32| x.slice_axis(axis, i..i + 1)?.squeeze(&[axis]);
-        for mapped in 1..16 {
-            let axes: Vec<Option<i32>> = [0, 1, 0, 0]
-                .iter()
-                .enumerate()
-                .map(|(i, &a)| (mapped >> i & 1 == 1).then_some(a))
-                .collect();
-            let all = [&states, &steps, &offsets, &freqs];
-            let at = |i: i32| -> Result<Vec<Array>> {
-                all.iter()
-                    .zip(&axes)
-                    .zip([0, 1, 0, 0])
-                    .map(|((x, axis), own)| entry(x, own, if axis.is_some() { i } else { 0 }))
-                    .collect()
-            };
-            let first = at(0)?;
-            let inputs: Vec<&Array> =
-                (0..4).map(|i| if axes[i].is_some() { all[i] } else { &first[i] }).collect();
-            let got = vmap(f, &inputs, &axes, &[0])?.remove(0);
-            let want: Vec<Array> =
-                (0..3).map(|i| Ok(f(&at(i)?)?.remove(0))).collect::<Result<_>>()?;
-            let want = stack(&want.iter().collect::<Vec<_>>(), 0)?;
-            // Frequencies of their own are composed of MLX's rope: an ulp of its angle at most.
-            if axes[3].is_some() {
-                assert_close(&numbers(&got)?, &numbers(&want)?, 1e-4, "mapped frequencies");
-            } else {
-                assert_same(&got, &want, &format!("{axes:?}"))?;
-            }
-        }
-        Ok(())
-    })
-}
-
-#[test]
 fn bad_input_is_an_error() -> Checked {
     let (old, qkv) =
         (state(&LAYOUT, 2, Dtype::Float32, 1)?, step(&LAYOUT, 2, 2, Dtype::Float32, 2)?);
@@ -468,31 +294,5 @@ fn bad_input_is_an_error() -> Checked {
     assert!(message(LAYOUT.keys(&old, 25)).contains("at most 24"));
     assert!(message(LAYOUT.values(&qkv, 5)).contains("a state [batch, 144, 8]"));
     assert!(message(LAYOUT.queries(&old, 9)).contains("at most 8"));
-    Ok(())
-}
-
-#[cfg(target_os = "linux")]
-#[test]
-#[ignore = "run by simulated::what_moves"]
-fn moves_the_new_positions_alone() -> Checked {
-    let layout = StateLayout { heads: 32, kv_heads: 8, head_dim: 64, capacity: 1024 };
-    let mut now = layout.zeros(1, Dtype::Float16)?;
-    now.eval()?;
-    for (position, time) in [(0, 1), (1, 1), (500, 4)] {
-        let qkv = step(&layout, 1, time, Dtype::Float16, 1)?;
-        let moved = support::moved(|| {
-            now = ops::rope_append(&now, &qkv, &layout, &turning(64), position, None)?;
-            Ok(now.clone())
-        })?;
-        let bytes = qkv.nbytes() as u64;
-        assert_eq!(moved.len(), 1, "one dispatch");
-        // The state as read, the step, its position twice, what stands for frequencies; the state.
-        let [before, step, _, _, none, after] = moved[0].arrays[..] else { panic!("{moved:?}") };
-        assert_eq!((before, none, step), ([0; 3], [0; 3], [bytes, 0, bytes]));
-        assert_eq!(after, [0, bytes, 0]);
-        if position == 0 {
-            support::report_traffic("rope_append", &moved, 2 * qkv.nbytes())?;
-        }
-    }
     Ok(())
 }
