@@ -146,27 +146,33 @@ impl<T: Float, const BITS: usize> Kernel for Quantize<'_, T, BITS> {
         let Groups { elements, packed, scales, biases, groups, shape } = self.0;
         let bits = if BITS == 0 { shape.bits } else { BITS };
         let top = ((1 << bits) - 1) as f32;
-        for group in groups {
-            // SAFETY: the group lies within each buffer, in whole units of 32.
+        // Sixteen groups at a time, whose scales are worked out together.
+        for first in groups.clone().step_by(LANES) {
+            let count = LANES.min(groups.end - first);
+            let (mut low, mut high) = ([0.0; LANES], [0.0; LANES]);
+            let (mut scale, mut bias, mut inverse) = ([0.0; LANES], [0.0; LANES], [0.0; LANES]);
+            // SAFETY: the groups lie within each buffer, in whole units of 32.
             unsafe {
-                let x = elements.add(group * shape.group_size);
-                let (low, high) = extremes::<V, T>(x, shape.group_size);
-                let (scale, bias) = scale_and_bias(low, high, top);
-                T::store_first(V::splat(scale), scales.add(group), 1);
-                T::store_first(V::splat(bias), biases.add(group), 1);
-                let coder = Coder {
-                    bias: V::splat(bias),
-                    opposite: V::splat(-scale),
-                    inverse: V::splat(1.0 / scale),
-                    top: V::splat(top),
-                };
-                let words = packed.add(group * shape.words());
-                for unit in 0..shape.group_size / UNIT {
-                    let from = x.add(unit * UNIT);
-                    let mut codes = [0u16; UNIT];
-                    coder.store(T::load(from), codes.as_mut_ptr());
-                    coder.store(T::load(from.add(LANES)), codes.as_mut_ptr().add(LANES));
-                    pack(&codes, bits, words.add(unit * bits));
+                for i in 0..count {
+                    let x = elements.add((first + i) * shape.group_size);
+                    (low[i], high[i]) = extremes::<V, T>(x, shape.group_size);
+                }
+                for i in 0..LANES {
+                    (scale[i], bias[i]) = scale_and_bias(low[i], high[i], top);
+                    inverse[i] = 1.0 / scale[i];
+                }
+                T::store_first(V::load(scale.as_ptr()), scales.add(first), count);
+                T::store_first(V::load(bias.as_ptr()), biases.add(first), count);
+                for i in 0..count {
+                    let coder = Coder {
+                        bias: V::splat(bias[i]),
+                        opposite: V::splat(-scale[i]),
+                        inverse: V::splat(inverse[i]),
+                        top: V::splat(top),
+                    };
+                    let x = elements.add((first + i) * shape.group_size);
+                    let words = packed.add((first + i) * shape.words());
+                    coder.group::<T, BITS>(x, shape, words);
                 }
             }
         }
@@ -185,16 +191,32 @@ impl<T: Float, const BITS: usize> Kernel for Dequantize<'_, T, BITS> {
                 let words = packed.add(group * shape.words());
                 let scale = V::splat(first::<V, T>(scales.add(group)));
                 let bias = V::splat(first::<V, T>(biases.add(group)));
-                for unit in 0..shape.group_size / UNIT {
-                    let codes = unpack(words.add(unit * bits), bits);
-                    for half in [0, LANES] {
-                        let code = V::widen(V::load_half(codes.as_ptr().add(half)));
-                        let product: V = T::round(V::from_int(code) * scale);
-                        T::store(product + bias, out.add(unit * UNIT + half));
+                if BITS == 0 {
+                    for unit in 0..shape.group_size / UNIT {
+                        let codes = unpack(words.add(unit * bits), bits);
+                        let out = out.add(unit * UNIT);
+                        decode::<V, T>(codes.as_ptr(), scale, bias, out);
+                        decode::<V, T>(codes.as_ptr().add(LANES), scale, bias, out.add(LANES));
+                    }
+                } else {
+                    for block in 0..shape.group_size / LANES {
+                        let codes = unpack_block::<BITS>(words.cast::<u16>().add(block * BITS));
+                        decode::<V, T>(codes.as_ptr(), scale, bias, out.add(block * LANES));
                     }
                 }
             }
         }
+    }
+}
+
+/// What sixteen codes stand for.
+#[inline(always)]
+unsafe fn decode<V: F32x16, T: Float>(codes: *const u16, scale: V, bias: V, to: *mut T) {
+    // SAFETY: sixteen codes are readable, and there is room for as many elements.
+    unsafe {
+        let code = V::from_int(V::widen(V::load_half(codes)));
+        let product: V = T::round(code * scale);
+        T::store(product + bias, to);
     }
 }
 
@@ -222,6 +244,7 @@ unsafe fn extremes<V: F32x16, T: Float>(x: *const T, count: usize) -> (f32, f32)
 }
 
 /// The bias is the extreme of larger magnitude, the scale such that zero has a code.
+#[inline(always)]
 fn scale_and_bias(low: f32, high: f32, top: f32) -> (f32, f32) {
     const LEAST: f32 = 1e-7;
     let below = low.abs() > high.abs();
@@ -240,6 +263,35 @@ struct Coder<V> {
 }
 
 impl<V: F32x16> Coder<V> {
+    /// The codes of a group.
+    #[inline(always)]
+    unsafe fn group<T: Float, const BITS: usize>(
+        &self,
+        x: *const T,
+        shape: &QuantizeShape,
+        words: *mut u32,
+    ) {
+        // SAFETY: the group is whole units of 32, whose codes are `bits` words each.
+        unsafe {
+            if BITS == 0 {
+                for unit in 0..shape.group_size / UNIT {
+                    let from = x.add(unit * UNIT);
+                    let mut codes = [0u16; UNIT];
+                    self.store(T::load(from), codes.as_mut_ptr());
+                    self.store(T::load(from.add(LANES)), codes.as_mut_ptr().add(LANES));
+                    pack(&codes, shape.bits, words.add(unit * shape.bits));
+                }
+            } else {
+                // A vector at a time, which stays in registers.
+                for block in 0..shape.group_size / LANES {
+                    let mut codes = [0u16; LANES];
+                    self.store(T::load(x.add(block * LANES)), codes.as_mut_ptr());
+                    pack_block::<BITS>(&codes, words.cast::<u16>().add(block * BITS));
+                }
+            }
+        }
+    }
+
     /// The codes of sixteen elements; those of NaN are 0.
     #[inline(always)]
     unsafe fn store(&self, x: V, to: *mut u16) {
@@ -256,62 +308,84 @@ impl<V: F32x16> Coder<V> {
     }
 }
 
+/// Sixteen codes of 4 or 8 bits; bytes fill words from the low end.
+///
 /// # Safety
-/// `to` has room for `bits` words.
+/// `to` has room for `BITS` times sixteen bits.
 #[inline(always)]
-unsafe fn pack(codes: &[u16; UNIT], bits: usize, to: *mut u32) {
-    // SAFETY: each form writes `bits` words, and bytes fill words from the low end.
-    unsafe {
-        match bits {
-            8 => to.cast::<[u8; 32]>().write(codes.map(|code| code as u8)),
-            4 => {
-                let mut bytes = [0u8; 16];
-                for (byte, pair) in bytes.iter_mut().zip(codes.chunks_exact(2)) {
-                    *byte = (pair[0] | pair[1] << 4) as u8;
-                }
-                to.cast::<[u8; 16]>().write(bytes);
-            }
-            _ => {
-                let (mut word, mut filled, mut at) = (0u64, 0, 0);
-                for code in codes {
-                    word |= u64::from(*code) << filled;
-                    filled += bits;
-                    if filled >= 32 {
-                        to.add(at).write((word as u32).to_le());
-                        (word, filled, at) = (word >> 32, filled - 32, at + 1);
-                    }
-                }
+unsafe fn pack_block<const BITS: usize>(codes: &[u16; LANES], to: *mut u16) {
+    for (at, four) in codes.chunks_exact(4).enumerate() {
+        let spread = u64::from(four[0])
+            | u64::from(four[1]) << 16
+            | u64::from(four[2]) << 32
+            | u64::from(four[3]) << 48;
+        // SAFETY: the fourth quarter ends where the room does.
+        unsafe {
+            if BITS == 4 {
+                let pairs = (spread | spread >> 12) & 0x0000_00ff_0000_00ff;
+                to.add(at).write_unaligned(((pairs | pairs >> 24) as u16).to_le());
+            } else {
+                let pairs = (spread | spread >> 8) & 0x0000_ffff_0000_ffff;
+                let four = (pairs | pairs >> 16) as u32;
+                to.cast::<u32>().add(at).write_unaligned(four.to_le());
             }
         }
     }
 }
 
 /// # Safety
-/// `bits` words are readable at `from`.
+/// As for [`pack_block`], readable.
+#[inline(always)]
+unsafe fn unpack_block<const BITS: usize>(from: *const u16) -> [u16; LANES] {
+    let mut codes = [0u16; LANES];
+    // SAFETY: as in `pack_block`.
+    unsafe {
+        if BITS == 4 {
+            let bytes = from.cast::<[u8; LANES / 2]>().read();
+            for (pair, byte) in codes.chunks_exact_mut(2).zip(bytes) {
+                (pair[0], pair[1]) = (u16::from(byte & 15), u16::from(byte >> 4));
+            }
+        } else {
+            let bytes = from.cast::<[u8; LANES]>().read();
+            for (code, byte) in codes.iter_mut().zip(bytes) {
+                *code = u16::from(byte);
+            }
+        }
+    }
+    codes
+}
+
+/// Bytes of 32 codes, and room to touch eight at a time.
+type Window = [u8; 4 * 8 + 8];
+
+/// # Safety
+/// `to` has room for `bits` words, at most 8.
+#[inline(always)]
+unsafe fn pack(codes: &[u16; UNIT], bits: usize, to: *mut u32) {
+    let mut window: Window = [0; 40];
+    for (at, eight) in codes.chunks_exact(8).enumerate() {
+        let word = eight.iter().rev().fold(0, |word, code| word << bits | u64::from(*code));
+        // SAFETY: eight codes are `bits` bytes, so the fourth write ends within the window.
+        unsafe { window.as_mut_ptr().add(at * bits).cast::<u64>().write_unaligned(word.to_le()) };
+    }
+    // SAFETY: 32 codes fill `bits` words.
+    unsafe { std::ptr::copy_nonoverlapping(window.as_ptr(), to.cast(), 4 * bits) };
+}
+
+/// # Safety
+/// `bits` words, at most 8, are readable at `from`.
 #[inline(always)]
 unsafe fn unpack(from: *const u32, bits: usize) -> [u16; UNIT] {
+    let mut window: Window = [0; 40];
+    // SAFETY: 32 codes take `bits` words.
+    unsafe { std::ptr::copy_nonoverlapping(from.cast(), window.as_mut_ptr(), 4 * bits) };
     let mut codes = [0u16; UNIT];
-    // SAFETY: each form reads `bits` words.
-    unsafe {
-        match bits {
-            8 => codes = from.cast::<[u8; 32]>().read().map(u16::from),
-            4 => {
-                let bytes = from.cast::<[u8; 16]>().read();
-                for (pair, byte) in codes.chunks_exact_mut(2).zip(bytes) {
-                    (pair[0], pair[1]) = (u16::from(byte & 15), u16::from(byte >> 4));
-                }
-            }
-            _ => {
-                let (mut word, mut filled, mut at) = (0u64, 0, 0);
-                for code in &mut codes {
-                    if filled < bits {
-                        word |= u64::from(u32::from_le(from.add(at).read())) << filled;
-                        (filled, at) = (filled + 32, at + 1);
-                    }
-                    *code = (word & ((1 << bits) - 1)) as u16;
-                    (word, filled) = (word >> bits, filled - bits);
-                }
-            }
+    for (at, eight) in codes.chunks_exact_mut(8).enumerate() {
+        // SAFETY: as in `pack`.
+        let word = unsafe { window.as_ptr().add(at * bits).cast::<u64>().read_unaligned() };
+        let word = u64::from_le(word);
+        for (i, code) in eight.iter_mut().enumerate() {
+            *code = (word >> (i * bits) & ((1 << bits) - 1)) as u16;
         }
     }
     codes

@@ -63,6 +63,7 @@ pub(crate) mod bridge {
         /// `state` and `out` hold a state of the call's extents and may be the same address,
         /// `qkv` a step; `freqs` is null or `dims / 2` long; `offsets` and `slots` hold as many
         /// numbers as the call says, one or one a batch entry.
+        #[allow(clippy::too_many_arguments)]
         unsafe fn rope_append_cpu(
             dtype: Dtype,
             state: *const u8,

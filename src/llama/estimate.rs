@@ -139,7 +139,7 @@ fn cache_of_layer(config: &Config, size: u64, kind: CacheKind, context: u64) -> 
         CacheKind::Plain => state(capacity),
         CacheKind::Rotating { max_size, .. } => state(capacity.min(extent(max_size))),
         CacheKind::Quantized { group_size, bits } => {
-            if group_size < 1 || features % extent(group_size) != 0 {
+            if group_size < 1 || !features.is_multiple_of(extent(group_size)) {
                 return Err(Error::argument(
                     "estimate",
                     format_args!("groups that divide {features} features, got {group_size}"),
