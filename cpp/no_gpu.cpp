@@ -4,8 +4,10 @@
 #include "ops/layer_norm.h"
 #include "ops/reduce.h"
 #include "ops/residual_norm.h"
+#include "ops/quantize.h"
 #include "ops/rms_norm.h"
 #include "ops/rope.h"
+#include "ops/rope_append.h"
 #include "ops/softmax.h"
 
 // Compiled in place of gpu/ where the library is built without Metal.
@@ -19,9 +21,12 @@ namespace mlx_primitives {
 NO_GPU(LayerNorm, "layer_norm")
 NO_GPU(Reduction, "reduce")
 NO_GPU(ResidualNorm, "residual_norm")
+NO_GPU(Quantize, "quantize")
+NO_GPU(Dequantize, "dequantize")
 NO_GPU(RmsNorm, "rms_norm")
 NO_GPU(Softmax, "softmax")
 NO_GPU(Rope, "rope")
+NO_GPU(RopeAppend, "rope_append")
 
 std::string metallib_description() {
   return "none: built without Metal";

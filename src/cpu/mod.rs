@@ -13,8 +13,10 @@ mod math;
 mod pool;
 mod reduce;
 mod residual_norm;
+mod quantize;
 mod rms_norm;
 mod rope;
+mod rope_append;
 mod simd;
 mod softmax;
 #[cfg(test)]
@@ -27,8 +29,10 @@ pub use reduce::{Reduction, reduce};
 pub use residual_norm::{ResidualNorm, residual_norm};
 pub use logsumexp::{log_softmax, logsumexp};
 pub use masked_softmax::{Mask, MaskedSoftmaxShape, masked_softmax, masked_softmax_grad};
+pub use quantize::{QuantizeShape, dequantize, quantize};
 pub use rms_norm::rms_norm;
 pub use rope::{Frequencies, RopeShape, rope};
+pub use rope_append::{AppendShape, QUERY_POSITIONS, rope_append};
 pub use softmax::softmax;
 
 use pool::Pool;

@@ -9,8 +9,10 @@ pub(crate) mod residual_norm;
 pub(crate) mod cross_entropy;
 pub(crate) mod logsumexp;
 pub(crate) mod masked_softmax;
+pub(crate) mod quantize;
 pub(crate) mod rms_norm;
 pub(crate) mod rope;
+pub(crate) mod rope_append;
 pub(crate) mod softmax;
 
 use cxx::CxxVector;
@@ -184,6 +186,9 @@ pub(crate) mod bridge {
         fn reset_peak_memory();
         fn clear_cache() -> Result<()>;
         fn set_cache_limit(bytes: usize) -> Result<usize>;
+        fn memory_limit() -> usize;
+        fn set_memory_limit(bytes: usize) -> Result<usize>;
+        fn set_wired_limit(bytes: usize) -> Result<usize>;
 
         // Lists of arrays.
         fn new_list() -> UniquePtr<CxxVector<MlxArray>>;

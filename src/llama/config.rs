@@ -2,6 +2,9 @@ use serde::Deserialize;
 
 use crate::error::{Error, Result};
 
+use super::rope_frequencies::RopeFrequencies;
+use super::rope_scaling::RopeScaling;
+
 /// `config.json` of a Llama, as Hugging Face and mlx-lm write it.
 #[derive(Clone, Debug, Deserialize)]
 pub struct Config {
@@ -31,13 +34,20 @@ pub struct Config {
     /// Rotate neighbours rather than halves.
     #[serde(default)]
     pub rope_traditional: bool,
-    /// Only none and the `default` type are supported.
+    /// How the rotary embedding is stretched, as [`RopeScaling::parse`] reads it.
     pub rope_scaling: Option<serde_json::Value>,
     /// Whether the embedding is the output projection too.
     #[serde(default = "default_tie")]
     pub tie_word_embeddings: bool,
     /// Only none is supported.
     pub quantization: Option<serde_json::Value>,
+    /// Whether the attention's projections have biases; [`estimate`](super::estimate) asks, the
+    /// model takes what the checkpoint has.
+    #[serde(default)]
+    pub attention_bias: bool,
+    /// The same of the feed-forward layer's.
+    #[serde(default)]
+    pub mlp_bias: bool,
     /// Attention of each layer; only `full_attention` is supported.
     pub layer_types: Option<Vec<String>>,
     /// Tokens that end a text; overridden by generation_config.json.
@@ -106,12 +116,6 @@ impl Config {
         if let Some(quantization) = &self.quantization {
             return refuse("float weights", &format_args!("quantization {quantization}"));
         }
-        if let Some(scaling) = &self.rope_scaling {
-            let kind = scaling.get("rope_type").or(scaling.get("type"));
-            if kind.and_then(|kind| kind.as_str()) != Some("default") {
-                return refuse("rope_scaling of type default", scaling);
-            }
-        }
         if let Some(kind) = self.layer_types.iter().flatten().find(|t| *t != "full_attention") {
             return refuse("layer_types of full_attention", kind);
         }
@@ -145,7 +149,22 @@ impl Config {
         if !(self.rope_theta > 0.0 && self.rope_theta.is_finite()) {
             return refuse("a finite rope_theta > 0", &self.rope_theta);
         }
-        Ok(())
+        self.rope_frequencies().map(|_| ())
+    }
+
+    /// What the rotary embedding turns by.
+    pub fn rope_frequencies(&self) -> Result<RopeFrequencies> {
+        let scaling = match &self.rope_scaling {
+            Some(scaling) => RopeScaling::parse(scaling)?,
+            None => RopeScaling::Default,
+        };
+        RopeFrequencies::new(
+            self.head_dim(),
+            self.rope_traditional,
+            self.rope_theta,
+            &scaling,
+            self.max_position_embeddings,
+        )
     }
 
     /// Key and value heads.

@@ -21,17 +21,23 @@
 mod cache;
 mod checkpoint;
 mod config;
+mod estimate;
 mod generate;
 mod model;
+mod rope_frequencies;
+mod rope_scaling;
 mod sampling;
 mod tokenizer;
 mod weights;
 
-pub use cache::Cache;
+pub use cache::{Cache, CacheKind, Heads, LayerCache, Seen, Stored};
 pub use checkpoint::Checkpoint;
 pub use config::Config;
+pub use estimate::{Estimate, Quantization, estimate};
 pub use generate::{FinishReason, Generation, Options, Statistics};
 pub use model::Llama;
+pub use rope_frequencies::RopeFrequencies;
+pub use rope_scaling::RopeScaling;
 pub use sampling::{Sampler, Sampling};
 pub use tokenizer::{TextStream, Tokenizer};
 pub use weights::Weights;

@@ -1,10 +1,11 @@
-use crate::array::{Array, select};
+use crate::array::{Array, concatenate, select};
 use crate::dtype::Dtype;
 use crate::error::{Error, Result};
 use crate::ops;
 
-use super::cache::{Cache, LayerCache};
+use super::cache::{Cache, CacheKind, Heads, LayerCache};
 use super::config::Config;
+use super::rope_frequencies::RopeFrequencies;
 use super::weights::Weights;
 
 /// A Llama's weights and forward pass.
@@ -44,9 +45,34 @@ impl Llama {
         self.embed_tokens.dtype()
     }
 
-    /// An empty cache for this model.
+    /// An empty cache for this model, of the plain kind.
     pub fn new_cache(&self) -> Cache {
-        Cache::new(self.layers.len())
+        Cache { layers: vec![LayerCache::default(); self.layers.len()] }
+    }
+
+    /// An empty cache for this model; an error for a kind that cannot be.
+    pub fn new_cache_of(&self, kind: CacheKind) -> Result<Cache> {
+        if let CacheKind::Quantized { group_size, .. } = kind
+            && group_size > 0
+            && self.config.head_dim() % group_size != 0
+        {
+            return Err(Error::argument(
+                "cache",
+                format_args!(
+                    "groups that divide {} features, got {group_size}",
+                    self.config.head_dim()
+                ),
+            ));
+        }
+        Cache::new(self.layers.len(), kind)
+    }
+
+    /// Bytes of the weights.
+    pub fn nbytes(&self) -> usize {
+        let tied = self.config.tie_word_embeddings;
+        let head = if tied { 0 } else { self.lm_head.nbytes() };
+        let layers: usize = self.layers.iter().map(DecoderLayer::nbytes).sum();
+        self.embed_tokens.nbytes() + self.norm.nbytes() + head + layers
     }
 
     /// Logits `[batch, time, vocab]` of what follows each of `tokens` (integers `[batch, time]`),
@@ -73,24 +99,13 @@ impl Llama {
             ));
         }
         let mut h = self.embed_tokens.take(tokens, 0)?; // [batch, time, hidden]
-        let mask = causal_mask(cache.len(), tokens.dim(1)?)?;
+        let mask = cache.mask(tokens.dim(1)?)?;
         for (layer, cache) in self.layers.iter().zip(&mut cache.layers) {
             h = layer.forward(&h, mask.as_ref(), cache)?;
         }
         let h = ops::rms_norm(&h, Some(&self.norm), self.config.rms_norm_eps)?;
         self.lm_head.forward(&h)
     }
-}
-
-/// True where a query may look, `[time, start + time]`; none for a single query, which sees all.
-fn causal_mask(start: i32, time: i32) -> Result<Option<Array>> {
-    if time == 1 {
-        return Ok(None);
-    }
-    let (start, end) = (f64::from(start), f64::from(start + time));
-    let queries = Array::arange::<i32>(start, end, 1.0)?.expand_dims(&[1])?;
-    let keys = Array::arange::<i32>(0.0, end, 1.0)?.expand_dims(&[0])?;
-    Ok(Some(queries.greater_equal(&keys)?))
 }
 
 struct DecoderLayer {
@@ -120,53 +135,50 @@ impl DecoderLayer {
         let normed = ops::rms_norm(&h, Some(&self.post_attention_layernorm), self.eps)?;
         h.add(self.mlp.forward(&normed)?)
     }
+
+    fn nbytes(&self) -> usize {
+        let norms = self.input_layernorm.nbytes() + self.post_attention_layernorm.nbytes();
+        norms + self.attention.nbytes() + self.mlp.nbytes()
+    }
 }
 
 struct Attention {
-    q_proj: Linear,
-    k_proj: Linear,
-    v_proj: Linear,
+    /// Queries, keys and values in one.
+    qkv_proj: Linear,
     o_proj: Linear,
-    heads: i32,
-    kv_heads: i32,
-    head_dim: i32,
-    rope_theta: f32,
-    rope_traditional: bool,
+    heads: Heads,
+    rope: RopeFrequencies,
 }
 
 impl Attention {
     fn new(config: &Config, path: &str, weights: &mut Weights) -> Result<Self> {
-        let (heads, kv_heads) = (config.num_attention_heads, config.kv_heads());
-        let (hidden, head_dim) = (config.hidden_size, config.head_dim());
+        let heads = Heads::from(config);
+        let (hidden, features) = (config.hidden_size, heads.head_dim);
         let mut linear =
             |name: &str, i, o| Linear::new(&format!("{path}.{name}"), i, o, &mut *weights);
+        let parts = [
+            linear("q_proj", hidden, heads.heads * features)?,
+            linear("k_proj", hidden, heads.kv_heads * features)?,
+            linear("v_proj", hidden, heads.kv_heads * features)?,
+        ];
         Ok(Self {
-            q_proj: linear("q_proj", hidden, heads * head_dim)?,
-            k_proj: linear("k_proj", hidden, kv_heads * head_dim)?,
-            v_proj: linear("v_proj", hidden, kv_heads * head_dim)?,
-            o_proj: linear("o_proj", heads * head_dim, hidden)?,
+            qkv_proj: Linear::joined(&parts)?,
+            o_proj: linear("o_proj", heads.heads * features, hidden)?,
             heads,
-            kv_heads,
-            head_dim,
-            rope_theta: config.rope_theta,
-            rope_traditional: config.rope_traditional,
+            rope: config.rope_frequencies()?,
         })
     }
 
     fn forward(&self, x: &Array, mask: Option<&Array>, cache: &mut LayerCache) -> Result<Array> {
         let (batch, time) = (x.dim(0)?, x.dim(1)?);
-        let split = |x: Array, heads| {
-            x.reshape(&[batch, time, heads, self.head_dim])?.transpose(&[0, 2, 1, 3])
-        };
-        let queries = self.rope(&split(self.q_proj.forward(x)?, self.heads)?, cache.len())?;
-        let keys = self.rope(&split(self.k_proj.forward(x)?, self.kv_heads)?, cache.len())?;
-        let values = split(self.v_proj.forward(x)?, self.kv_heads)?;
-        let [keys, values] = cache.append(keys, values)?;
+        let Heads { heads, kv_heads, head_dim } = self.heads;
+        let seen = cache.append(&self.qkv_proj.forward(x)?, self.heads, &self.rope)?;
+        let (keys, values) = (seen.keys.dequantized()?, seen.values.dequantized()?);
 
         // Query heads that share a key head: [batch, kv_heads, group, time, head_dim].
-        let group = self.heads / self.kv_heads;
-        let scaled = queries.multiply((self.head_dim as f32).powf(-0.5))?;
-        let queries = scaled.reshape(&[batch, self.kv_heads, group, time, self.head_dim])?;
+        let group = heads / kv_heads;
+        let scaled = seen.queries.multiply((head_dim as f32).powf(-0.5))?;
+        let queries = scaled.reshape(&[batch, kv_heads, group, time, head_dim])?;
         let (keys, values) = (keys.expand_dims(&[2])?, values.expand_dims(&[2])?);
         let scores = queries.matmul(&keys.t()?)?; // [batch, kv_heads, group, time, seen]
         let scores = match mask {
@@ -175,15 +187,14 @@ impl Attention {
         };
         let output = ops::softmax(&scores)?.matmul(&values)?;
         let output = output
-            .reshape(&[batch, self.heads, time, self.head_dim])?
+            .reshape(&[batch, heads, time, head_dim])?
             .transpose(&[0, 2, 1, 3])?
-            .reshape(&[batch, time, self.heads * self.head_dim])?;
+            .reshape(&[batch, time, heads * head_dim])?;
         self.o_proj.forward(&output)
     }
 
-    fn rope(&self, x: &Array, offset: i32) -> Result<Array> {
-        let base = Some(self.rope_theta);
-        ops::rope(x, self.head_dim, self.rope_traditional, base, 1.0, offset, None)
+    fn nbytes(&self) -> usize {
+        self.qkv_proj.nbytes() + self.o_proj.nbytes()
     }
 }
 
@@ -217,6 +228,10 @@ impl Mlp {
         let silu = gate.multiply(gate.sigmoid()?)?;
         self.down_proj.forward(&silu.multiply(self.up_proj.forward(x)?)?)
     }
+
+    fn nbytes(&self) -> usize {
+        self.gate_proj.nbytes() + self.up_proj.nbytes() + self.down_proj.nbytes()
+    }
 }
 
 struct Linear {
@@ -230,6 +245,30 @@ impl Linear {
         let weight = weights.take(&format!("{path}.weight"), &[outputs, inputs])?;
         let bias = weights.take_optional(&format!("{path}.bias"), &[outputs])?;
         Ok(Self { weight_t: weight.t()?, bias })
+    }
+
+    /// The outputs of several one after the other, of the same inputs.
+    fn joined(parts: &[Self]) -> Result<Self> {
+        let weights: Vec<&Array> = parts.iter().map(|part| &part.weight_t).collect();
+        // Rows stay as they were stored: `[outputs, inputs]`.
+        let rows: Vec<Array> = weights.iter().map(|weight| weight.t()).collect::<Result<_>>()?;
+        let weight = concatenate(&rows.iter().collect::<Vec<_>>(), 0)?;
+        let biases = match parts.iter().all(|part| part.bias.is_none()) {
+            true => None,
+            false => {
+                let of = |part: &Self| match &part.bias {
+                    Some(bias) => Ok(bias.clone()),
+                    None => Array::zeros_of(&[part.weight_t.dim(1)?], part.weight_t.dtype()),
+                };
+                let biases: Vec<Array> = parts.iter().map(of).collect::<Result<_>>()?;
+                Some(concatenate(&biases.iter().collect::<Vec<_>>(), 0)?)
+            }
+        };
+        Ok(Self { weight_t: weight.t()?, bias: biases })
+    }
+
+    fn nbytes(&self) -> usize {
+        self.weight_t.nbytes() + self.bias.as_ref().map_or(0, Array::nbytes)
     }
 
     fn forward(&self, x: &Array) -> Result<Array> {

@@ -260,7 +260,7 @@ fn configurations_that_cannot_run_are_refused() {
         ("vocab_size", json!(-5)),
         ("rms_norm_eps", json!(-1.0)),
         ("rope_theta", json!(0.0)),
-        ("rope_scaling", json!({"type": "yarn"})),
+        ("layer_types", json!(["full_attention", "linear_attention"])),
         ("quantization", json!({"bits": 4, "group_size": 64})),
         ("layer_types", json!(["sliding_attention"])),
     ] {

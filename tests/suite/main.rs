@@ -2,6 +2,7 @@
 
 mod array;
 mod build;
+mod cache;
 mod cli;
 mod compile;
 mod cross_entropy;
@@ -18,11 +19,14 @@ mod masked_softmax;
 mod memory;
 mod plan;
 mod printing;
+mod quantize;
 mod random;
 mod reduce;
 mod residual_norm;
 mod rms_norm;
 mod rope;
+mod rope_append;
+mod rope_scaling;
 #[cfg(target_os = "linux")]
 mod simulated;
 mod softmax;

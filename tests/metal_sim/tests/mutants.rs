@@ -191,6 +191,7 @@ fn every_mutant_is_noticed() {
         ("metal/softmax.metal", &OPS[1..2]),
         ("metal/rope.metal", &OPS[2..]),
         ("metal/rope.h", &OPS[2..]),
+        ("metal/rope_turn.h", &OPS[2..]),
     ] {
         let list = mutants(file, &read(file), RULES);
         jobs.extend(list.into_iter().flat_map(|m| ops.iter().map(move |op| (m.clone(), *op))));

@@ -6,8 +6,10 @@ mod residual_norm;
 mod cross_entropy;
 mod logsumexp;
 mod masked_softmax;
+mod quantize;
 mod rms_norm;
 mod rope;
+mod rope_append;
 mod softmax;
 
 use std::fmt;
@@ -28,6 +30,8 @@ pub fn all() -> Vec<Workload> {
         masked_softmax::workloads(),
         logsumexp::workloads(),
         cross_entropy::workloads(),
+        rope_append::workloads(),
+        quantize::workloads(),
     ]
     .into_iter()
     .flatten()
