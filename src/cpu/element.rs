@@ -36,6 +36,11 @@ pub(super) use with_element;
 /// # Safety
 /// For every method the pointer covers sixteen elements, or `count <= 16` in the `_first` forms.
 pub trait Float: Copy + Send + Sync + 'static {
+    const IS_BF16: bool = false;
+    /// The buffer itself, if this type is `f32`.
+    fn as_f32(_: *const Self) -> Option<*const f32> {
+        None
+    }
     unsafe fn load<V: F32x16>(from: *const Self) -> V;
     unsafe fn load_first<V: F32x16>(from: *const Self, count: usize) -> V;
     unsafe fn store<V: F32x16>(lanes: V, to: *mut Self);
@@ -45,6 +50,9 @@ pub trait Float: Copy + Send + Sync + 'static {
 }
 
 impl Float for f32 {
+    fn as_f32(from: *const f32) -> Option<*const f32> {
+        Some(from)
+    }
     #[inline(always)]
     unsafe fn load<V: F32x16>(from: *const f32) -> V {
         // SAFETY: the trait's contract.
@@ -73,6 +81,7 @@ impl Float for f32 {
 
 /// A sixteen-bit format: how its patterns become lanes and back.
 trait Sixteen: Copy + Send + Sync + 'static {
+    const IS_BF16: bool;
     fn decode<V: F32x16>(half: V::Half) -> V;
     fn encode<V: F32x16>(lanes: V) -> V::Half;
     fn round<V: F32x16>(lanes: V) -> V;
@@ -89,6 +98,7 @@ pub struct F16(pub(super) u16);
 pub struct Bf16(pub(super) u16);
 
 impl Sixteen for F16 {
+    const IS_BF16: bool = false;
     #[inline(always)]
     fn decode<V: F32x16>(half: V::Half) -> V {
         V::from_f16(half)
@@ -104,6 +114,7 @@ impl Sixteen for F16 {
 }
 
 impl Sixteen for Bf16 {
+    const IS_BF16: bool = true;
     #[inline(always)]
     fn decode<V: F32x16>(half: V::Half) -> V {
         V::from_bf16(half)
@@ -119,6 +130,7 @@ impl Sixteen for Bf16 {
 }
 
 impl<T: Sixteen> Float for T {
+    const IS_BF16: bool = T::IS_BF16;
     #[inline(always)]
     unsafe fn load<V: F32x16>(from: *const T) -> V {
         // SAFETY: the trait's contract; both formats are transparent over u16.

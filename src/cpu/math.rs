@@ -1,5 +1,6 @@
 //! Elementary functions on blocks of lanes.
 
+use super::element::Float;
 use super::simd::{F32x16, LANES};
 
 /// e^x for x <= 0, within one ulp, subnormal results included; NaN gives NaN, -inf gives 0.
@@ -130,6 +131,81 @@ pub fn exp_like_mlx(x: f32) -> f32 {
     let p = p.mul_add(part, 6.931_472e-1);
     let p = p.mul_add(part, 1.0);
     f32::from_bits(((whole as i32 + 127) << 23) as u32) * p
+}
+
+/// [`exp_like_mlx`] on lanes, bit for bit.
+#[inline(always)]
+pub fn exp_of_mlx<V: F32x16>(x: V) -> V {
+    let zero = V::splat(0.0);
+    let limit = V::splat(-89.0);
+    let clamped = zero - limit.max(zero - limit.max(x));
+    let y = clamped * V::splat(std::f32::consts::LOG2_E);
+    // floor(y + 1/2) without rounding the sum: half-way values, which `round` may take down, go up.
+    let nearest = y.round();
+    let below = (V::splat(0.5) - (y - nearest)).to_bits();
+    let whole = V::select(below, nearest, nearest + V::splat(1.0));
+    let part = y - whole;
+    let p = V::splat(1.535_336_2e-4);
+    let p = p.mul_add(part, V::splat(1.339_887_4e-3));
+    let p = p.mul_add(part, V::splat(9.618_437e-3));
+    let p = p.mul_add(part, V::splat(5.550_332_5e-2));
+    let p = p.mul_add(part, V::splat(2.402_264_8e-1));
+    let p = p.mul_add(part, V::splat(6.931_472e-1));
+    let p = p.mul_add(part, V::splat(1.0));
+    let power = V::shift_left::<23>(V::add_int(whole.to_int(), V::splat_int(127)));
+    let result = V::from_bits(power) * p;
+    let over = V::splat(88.0) - x;
+    let under = x - V::splat(-88.0);
+    let result = V::select(negative(over), V::splat(f32::INFINITY), result);
+    let result = V::select(negative(under), zero, result);
+    V::select(x.is_nan(), x, result)
+}
+
+/// Nonzero where the sign is set.
+#[inline(always)]
+fn negative<V: F32x16>(x: V) -> V::Int {
+    V::and_int(x.to_bits(), V::splat_int(i32::MIN))
+}
+
+/// The logistic function as MLX's CPU backend computes it for `T`, rounded to `T`.
+#[inline(always)]
+pub fn sigmoid<V: F32x16, T: Float>(x: V) -> V {
+    let one = V::splat(1.0);
+    let y = one / (one + T::round(exp_of_mlx(x.abs())));
+    T::round(V::select(negative(x), y, one - y))
+}
+
+/// The error function as MLX's CPU backend computes it, within 1.5e-7 (Abramowitz and Stegun 7.1.26).
+#[inline(always)]
+pub fn erf_of_mlx<V: F32x16>(x: V) -> V {
+    let (zero, one) = (V::splat(0.0), V::splat(1.0));
+    let t = one / V::splat(0.327_591_1).mul_add(x.abs(), one);
+    let r = V::splat(1.061_405_4).mul_add(t, V::splat(-1.453_152));
+    let r = r.mul_add(t, V::splat(1.421_413_7));
+    let r = r.mul_add(t, V::splat(-0.284_496_74));
+    let r = r.mul_add(t, V::splat(0.254_829_6));
+    let e = zero - exp_of_mlx((zero - x) * x);
+    let result = (e * t).mul_add(r, one);
+    V::select(negative(zero - x), result, zero - result)
+}
+
+/// tanh x, within two ulps; NaN gives NaN.
+#[inline(always)]
+pub fn tanh<V: F32x16>(x: V) -> V {
+    let one = V::splat(1.0);
+    let magnitude = x.abs();
+    // (1 - e^-2|x|) / (1 + e^-2|x|) cancels near 0, where Cephes' polynomial takes over.
+    let e = exp_nonpositive(magnitude * V::splat(-2.0));
+    let sign = V::and_int(x.to_bits(), V::splat_int(i32::MIN));
+    let large = ((one - e) / (one + e)).xor_bits(sign);
+    let z = x * x;
+    let p = V::splat(-5.704_988_7e-3);
+    let p = p.mul_add(z, V::splat(2.063_908_9e-2));
+    let p = p.mul_add(z, V::splat(-5.373_971_6e-2));
+    let p = p.mul_add(z, V::splat(1.333_144_2e-1));
+    let p = p.mul_add(z, V::splat(-3.333_328_2e-1));
+    let small = (p * z).mul_add(x, x);
+    V::select(negative(magnitude - V::splat(0.625)), small, large)
 }
 
 #[cfg(test)]

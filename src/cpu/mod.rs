@@ -3,7 +3,9 @@
 //! One body for each kernel, generic over the element type ([`element::Float`]) and the vector
 //! ([`simd::F32x16`]), entered at the level [`simd::Level`] chose and split by [`pool::Pool`].
 
+mod activation;
 mod element;
+mod linear;
 mod math;
 mod pool;
 mod rms_norm;
@@ -13,7 +15,9 @@ mod softmax;
 #[cfg(test)]
 mod testing;
 
+pub use activation::Activation;
 pub use element::Element;
+pub use linear::{LinearCall, linear};
 pub use rms_norm::rms_norm;
 pub use rope::{Frequencies, RopeShape, rope};
 pub use softmax::softmax;

@@ -1,7 +1,7 @@
 //! AVX2 with FMA and F16C: a block is two registers, low lanes first.
 
 use std::arch::x86_64::*;
-use std::ops::{Add, Mul, Sub};
+use std::ops::{Add, Div, Mul, Sub};
 
 use super::F32x16;
 
@@ -55,6 +55,14 @@ impl Mul for Avx2 {
     #[inline(always)]
     fn mul(self, other: Self) -> Self {
         floats(both!(_mm256_mul_ps(self, other)))
+    }
+}
+
+impl Div for Avx2 {
+    type Output = Self;
+    #[inline(always)]
+    fn div(self, other: Self) -> Self {
+        floats(both!(_mm256_div_ps(self, other)))
     }
 }
 

@@ -1,9 +1,9 @@
 //! AVX-512 (F, BW, VL, DQ, and BF16 where there is): a block is one register, tails are masked.
 
 use std::arch::x86_64::*;
-use std::ops::{Add, Mul, Sub};
+use std::ops::{Add, Div, Mul, Sub};
 
-use super::F32x16;
+use super::{F32x16, LANES};
 
 /// `BF16`: the machine has AVX512_BF16 too.
 #[derive(Clone, Copy)]
@@ -46,9 +46,20 @@ impl<const BF16: bool> Mul for Avx512<BF16> {
     }
 }
 
+impl<const BF16: bool> Div for Avx512<BF16> {
+    type Output = Self;
+    #[inline(always)]
+    fn div(self, other: Self) -> Self {
+        Self(lanes!(_mm512_div_ps(self.0, other.0)))
+    }
+}
+
 impl<const BF16: bool> F32x16 for Avx512<BF16> {
     type Int = __m512i;
     type Half = __m256i;
+
+    const ONE_REGISTER: bool = true;
+    const DOT_BF16: bool = BF16;
 
     #[inline(always)]
     fn splat(value: f32) -> Self {
@@ -98,6 +109,50 @@ impl<const BF16: bool> F32x16 for Avx512<BF16> {
     #[inline(always)]
     fn mul_add(self, factor: Self, addend: Self) -> Self {
         Self(lanes!(_mm512_fmadd_ps(self.0, factor.0, addend.0)))
+    }
+    /// Subnormal numbers count as zero where this is one instruction.
+    #[inline(always)]
+    fn dot_bf16(self, a: __m512i, b: __m512i) -> Self {
+        if BF16 {
+            // SAFETY: only named for machines with AVX512_BF16; both types are 512 plain bits.
+            let pairs = |x| unsafe { std::mem::transmute::<__m512i, __m512bh>(x) };
+            return Self(lanes!(_mm512_dpbf16_ps(self.0, pairs(a), pairs(b))));
+        }
+        let upper = |x| Self::from_bits(Self::and_int(x, Self::splat_int(!0xffff)));
+        let lower = |x| Self::from_bits(Self::shift_left::<16>(x));
+        lower(a).mul_add(lower(b), upper(a).mul_add(upper(b), self))
+    }
+    #[inline(always)]
+    fn transpose(rows: [Self; LANES]) -> [Self; LANES] {
+        lanes!({
+            // Pairs of rows, then fours, within 128-bit quarters; then the quarters.
+            let r = rows.map(|row| row.0);
+            let mut t = r;
+            for i in 0..8 {
+                t[2 * i] = _mm512_unpacklo_ps(r[2 * i], r[2 * i + 1]);
+                t[2 * i + 1] = _mm512_unpackhi_ps(r[2 * i], r[2 * i + 1]);
+            }
+            let mut q = t;
+            for i in 0..4 {
+                let [a, b, c, d] = [0, 1, 2, 3].map(|j| _mm512_castps_pd(t[4 * i + j]));
+                q[4 * i] = _mm512_castpd_ps(_mm512_unpacklo_pd(a, c));
+                q[4 * i + 1] = _mm512_castpd_ps(_mm512_unpackhi_pd(a, c));
+                q[4 * i + 2] = _mm512_castpd_ps(_mm512_unpacklo_pd(b, d));
+                q[4 * i + 3] = _mm512_castpd_ps(_mm512_unpackhi_pd(b, d));
+            }
+            let mut out = r;
+            for i in 0..4 {
+                let even = _mm512_shuffle_f32x4::<0b10_00_10_00>(q[i], q[4 + i]);
+                let odd = _mm512_shuffle_f32x4::<0b11_01_11_01>(q[i], q[4 + i]);
+                let even_below = _mm512_shuffle_f32x4::<0b10_00_10_00>(q[8 + i], q[12 + i]);
+                let odd_below = _mm512_shuffle_f32x4::<0b11_01_11_01>(q[8 + i], q[12 + i]);
+                out[i] = _mm512_shuffle_f32x4::<0b10_00_10_00>(even, even_below);
+                out[4 + i] = _mm512_shuffle_f32x4::<0b10_00_10_00>(odd, odd_below);
+                out[8 + i] = _mm512_shuffle_f32x4::<0b11_01_11_01>(even, even_below);
+                out[12 + i] = _mm512_shuffle_f32x4::<0b11_01_11_01>(odd, odd_below);
+            }
+            out.map(Self)
+        })
     }
     #[inline(always)]
     fn max(self, other: Self) -> Self {

@@ -3,7 +3,7 @@
 //! Every level works on blocks of sixteen floats and adds lanes up in the same tree, so a
 //! kernel's result does not depend on the level that ran it.
 
-use std::ops::{Add, Mul, Sub};
+use std::ops::{Add, Div, Mul, Sub};
 
 #[cfg(target_arch = "x86_64")]
 mod avx2;
@@ -47,8 +47,17 @@ pub trait Kernel {
 /// Implementations are named only by [`Level::run`], after the level was detected: that is
 /// what makes the intrinsics behind these safe methods sound.
 pub trait F32x16:
-    Copy + Add<Output = Self> + Sub<Output = Self> + Mul<Output = Self> + 'static
+    Copy
+    + Add<Output = Self>
+    + Sub<Output = Self>
+    + Mul<Output = Self>
+    + Div<Output = Self>
+    + 'static
 {
+    /// A block is one of 32 registers, so that two dozen sums stay in them.
+    const ONE_REGISTER: bool = false;
+    /// [`dot_bf16`](Self::dot_bf16) is one instruction.
+    const DOT_BF16: bool = false;
     /// Sixteen 32-bit integers.
     type Int: Copy;
     /// Sixteen 16-bit patterns.
@@ -116,6 +125,31 @@ pub trait F32x16:
 
     /// `self * factor + addend`, rounded once on every level.
     fn mul_add(self, factor: Self, addend: Self) -> Self;
+    /// Adds to each lane the product of two bf16 pairs, that of their upper halves first.
+    #[inline(always)]
+    fn dot_bf16(self, a: Self::Int, b: Self::Int) -> Self {
+        let upper = |x| Self::from_bits(Self::and_int(x, Self::splat_int(!0xffff)));
+        let lower = |x| Self::from_bits(Self::shift_left::<16>(x));
+        lower(a).mul_add(lower(b), upper(a).mul_add(upper(b), self))
+    }
+    /// Sixteen blocks as the rows of a square: its columns.
+    #[inline(always)]
+    fn transpose(rows: [Self; LANES]) -> [Self; LANES] {
+        let mut square = [0.0f32; LANES * LANES];
+        let mut column = [0.0f32; LANES];
+        // SAFETY: every row and column is sixteen floats of these arrays.
+        unsafe {
+            for (i, row) in rows.into_iter().enumerate() {
+                row.store(square.as_mut_ptr().add(i * LANES));
+            }
+            std::array::from_fn(|j| {
+                for (i, lane) in column.iter_mut().enumerate() {
+                    *lane = square[i * LANES + j];
+                }
+                Self::load(column.as_ptr())
+            })
+        }
+    }
     /// The larger lane; a NaN in `other` always comes through, one in `self` may be dropped.
     fn max(self, other: Self) -> Self;
     fn abs(self) -> Self;
