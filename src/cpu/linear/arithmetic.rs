@@ -76,7 +76,8 @@ impl Arithmetic for InBf16 {
             let first = InF32::words::<V, T>(from, count.min(LANES));
             V::store_half(first.to_bf16(), to);
             let rest = count.saturating_sub(LANES);
-            let second = if rest > 0 { InF32::words::<V, T>(from.add(LANES), rest) } else { V::splat(0.0) };
+            let second =
+                if rest > 0 { InF32::words::<V, T>(from.add(LANES), rest) } else { V::splat(0.0) };
             V::store_half(second.to_bf16(), to.add(LANES));
             V::load(to.cast())
         }

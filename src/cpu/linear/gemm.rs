@@ -183,7 +183,8 @@ impl<A: Arithmetic, W: Weights<A>, E: Epilogue> Kernel for Multiply<'_, A, W, E>
     #[inline(always)]
     unsafe fn run<V: F32x16>(self) {
         let mut tile = [0.0f32; TILE * STRIDE];
-        let mut sums = [const { std::mem::MaybeUninit::<f32>::uninit() }; BLOCK_COLUMNS * BLOCK_ROWS];
+        let mut sums =
+            [const { std::mem::MaybeUninit::<f32>::uninit() }; BLOCK_COLUMNS * BLOCK_ROWS];
         let sums = sums.as_mut_ptr().cast::<f32>();
         let across = self.extents.n.div_ceil(self.columns);
         for item in self.items.clone() {
@@ -200,7 +201,13 @@ impl<A: Arithmetic, W: Weights<A>, E: Epilogue> Kernel for Multiply<'_, A, W, E>
 impl<A: Arithmetic, W: Weights<A>, E: Epilogue> Multiply<'_, A, W, E> {
     /// All of k for one block: `sums[column][row]`.
     #[inline(always)]
-    unsafe fn sum_block<V: F32x16>(&self, row: usize, column: usize, tile: *mut f32, sums: *mut f32) {
+    unsafe fn sum_block<V: F32x16>(
+        &self,
+        row: usize,
+        column: usize,
+        tile: *mut f32,
+        sums: *mut f32,
+    ) {
         let Extents { m, n, k } = self.extents;
         let words = k.div_ceil(A::PER_WORD);
         let columns = self.columns.min(n - column);
@@ -227,9 +234,22 @@ impl<A: Arithmetic, W: Weights<A>, E: Epilogue> Multiply<'_, A, W, E> {
                     while panel < panels {
                         let to = sums.add(panel * LANES);
                         if !V::ONE_REGISTER {
-                            tile_sums::<V, A, { TILE / 2 }, 1>([x(panel)], tile, len, to, block == 0);
-                            let (tile, to) = (tile.add(TILE / 2 * STRIDE), to.add(TILE / 2 * BLOCK_ROWS));
-                            tile_sums::<V, A, { TILE / 2 }, 1>([x(panel)], tile, len, to, block == 0);
+                            tile_sums::<V, A, { TILE / 2 }, 1>(
+                                [x(panel)],
+                                tile,
+                                len,
+                                to,
+                                block == 0,
+                            );
+                            let (tile, to) =
+                                (tile.add(TILE / 2 * STRIDE), to.add(TILE / 2 * BLOCK_ROWS));
+                            tile_sums::<V, A, { TILE / 2 }, 1>(
+                                [x(panel)],
+                                tile,
+                                len,
+                                to,
+                                block == 0,
+                            );
                             panel += 1;
                         } else if panel + 1 < panels {
                             let x = [x(panel), x(panel + 1)];

@@ -41,10 +41,24 @@ pub unsafe fn gemv<T: Float>(
             // SAFETY: the caller's contract; the blocks' columns are disjoint.
             unsafe {
                 if pairs {
-                    machine.level.run(Gemv::<T, T, InBf16, _> { x, w, extents, blocks, epilogue, arithmetic: InBf16 });
+                    machine.level.run(Gemv::<T, T, InBf16, _> {
+                        x,
+                        w,
+                        extents,
+                        blocks,
+                        epilogue,
+                        arithmetic: InBf16,
+                    });
                 } else {
                     let x = converted.get();
-                    machine.level.run(Gemv::<f32, T, InF32, _> { x, w, extents, blocks, epilogue, arithmetic: InF32 });
+                    machine.level.run(Gemv::<f32, T, InF32, _> {
+                        x,
+                        w,
+                        extents,
+                        blocks,
+                        epilogue,
+                        arithmetic: InF32,
+                    });
                 }
             }
         });

@@ -4,15 +4,17 @@ mod arithmetic;
 mod dense;
 mod gemm;
 mod gemv;
+#[cfg(test)]
+mod tests;
 mod workspace;
 
 pub use arithmetic::{Arithmetic, InBf16, InF32};
 pub use gemm::{Epilogue, Extents, Weights, gemm};
 
+use super::Machine;
 use super::activation::Activation;
 use super::element::{Bf16, Element, Float, with_element};
 use super::simd::Level;
-use super::Machine;
 use dense::{Dense, Finish};
 
 /// The most rows of x that are multiplied by dot products with the rows of w.
@@ -76,7 +78,8 @@ unsafe fn linear_on<T: Float>(machine: Machine, call: &LinearCall) {
 }
 
 impl Level {
-    fn dots_bf16(self) -> bool {
+    /// Whether [`InBf16`] is one instruction on this level.
+    pub fn dots_bf16(self) -> bool {
         #[cfg(target_arch = "x86_64")]
         return self == Level::Avx512Bf16;
         #[cfg(not(target_arch = "x86_64"))]

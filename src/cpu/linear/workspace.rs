@@ -11,7 +11,8 @@ static SPARE: Mutex<Vec<f32>> = Mutex::new(Vec::new());
 pub fn with(floats: usize, body: &dyn Fn(*mut f32)) {
     const LINE: usize = 64 / size_of::<f32>();
     // A second caller, or one after a panic, makes do with memory of its own.
-    let mut buffer = SPARE.try_lock().map(|mut spare| std::mem::take(&mut *spare)).unwrap_or_default();
+    let mut buffer =
+        SPARE.try_lock().map(|mut spare| std::mem::take(&mut *spare)).unwrap_or_default();
     if buffer.capacity() < floats + LINE {
         buffer = Vec::with_capacity(floats + LINE);
     }

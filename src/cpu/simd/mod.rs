@@ -47,12 +47,7 @@ pub trait Kernel {
 /// Implementations are named only by [`Level::run`], after the level was detected: that is
 /// what makes the intrinsics behind these safe methods sound.
 pub trait F32x16:
-    Copy
-    + Add<Output = Self>
-    + Sub<Output = Self>
-    + Mul<Output = Self>
-    + Div<Output = Self>
-    + 'static
+    Copy + Add<Output = Self> + Sub<Output = Self> + Mul<Output = Self> + Div<Output = Self> + 'static
 {
     /// A block is one of 32 registers, so that two dozen sums stay in them.
     const ONE_REGISTER: bool = false;
