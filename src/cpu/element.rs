@@ -31,6 +31,12 @@ macro_rules! with_element {
 }
 pub(super) use with_element;
 
+impl Element {
+    pub fn bytes(self) -> usize {
+        with_element!(self, T => size_of::<T>())
+    }
+}
+
 /// A storage type that converts to and from `f32` lanes in registers.
 ///
 /// # Safety

@@ -15,7 +15,7 @@ mod softmax;
 #[cfg(test)]
 mod testing;
 
-pub use activation::Activation;
+pub use activation::{Activation, AffineShape, Combination, activation, affine, combination};
 pub use element::Element;
 pub use linear::{LinearCall, linear};
 pub use rms_norm::rms_norm;

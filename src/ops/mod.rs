@@ -4,10 +4,16 @@
 //! All are lazy and take float32, float16 or bfloat16 in any layout; an input that is not
 //! row-contiguous is copied first. Sums are accumulated in float32.
 
+mod activation;
+mod linear;
 mod rms_norm;
 mod rope;
 mod softmax;
 
+pub use activation::{
+    Activation, add_relu, affine, geglu, geglu_tanh, gelu, gelu_tanh, mul_relu, relu, silu, swiglu,
+};
+pub use linear::{LinearOptions, linear, matmul};
 pub use rms_norm::rms_norm;
 pub use rope::{Offset, rope};
 pub use softmax::softmax;

@@ -1,21 +1,20 @@
 //! `act(x · wᵀ + bias) + residual`: dot products for a few rows of x, tiles for many.
 
-mod arithmetic;
-mod dense;
-mod gemm;
+pub mod arithmetic;
+pub mod dense;
+pub mod gemm;
 mod gemv;
 #[cfg(test)]
 mod tests;
-mod workspace;
-
-pub use arithmetic::{Arithmetic, InBf16, InF32};
-pub use gemm::{Epilogue, Extents, Weights, gemm};
+pub mod workspace;
 
 use super::Machine;
 use super::activation::Activation;
 use super::element::{Bf16, Element, Float, with_element};
 use super::simd::Level;
+use arithmetic::{InBf16, InF32};
 use dense::{Dense, Finish};
+use gemm::{Extents, gemm};
 
 /// The most rows of x that are multiplied by dot products with the rows of w.
 const FEW_ROWS: usize = 8;

@@ -59,7 +59,6 @@ impl<const BF16: bool> F32x16 for Avx512<BF16> {
     type Half = __m256i;
 
     const ONE_REGISTER: bool = true;
-    const DOT_BF16: bool = BF16;
 
     #[inline(always)]
     fn splat(value: f32) -> Self {

@@ -51,8 +51,6 @@ pub trait F32x16:
 {
     /// A block is one of 32 registers, so that two dozen sums stay in them.
     const ONE_REGISTER: bool = false;
-    /// [`dot_bf16`](Self::dot_bf16) is one instruction.
-    const DOT_BF16: bool = false;
     /// Sixteen 32-bit integers.
     type Int: Copy;
     /// Sixteen 16-bit patterns.
