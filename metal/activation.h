@@ -6,6 +6,7 @@ namespace mlx_primitives {
 
 enum : unsigned {
   ACTIVATION_GROUP = 256, // threads
+  AFFINE_ROWS = 4,        // rows that a thread of `affine` goes through
 };
 
 /** Of one input, then of two. */

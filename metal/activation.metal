@@ -52,7 +52,21 @@ template <typename T, ActivationKind KIND>
   store4(out + span.start, span.at, span.end, values);
 }
 
-/** Quads of columns along x, rows along y. */
+/** Four factors from column `at` on, of which one number stands for all. */
+template <typename T>
+METAL_FUNC packed4<T> factors(const device T* of, uint columns, uint at) {
+  if (columns > 1) {
+    return load4(of, at, columns, T(0.0f));
+  }
+  packed4<T> quad;
+  const T all = of[0];
+  for (uint i = 0; i < READS; i++) {
+    quad[i] = all;
+  }
+  return quad;
+}
+
+/** Quads of columns along x; along y AFFINE_ROWS rows, for which scale and shift are read once. */
 template <typename T>
 [[kernel]] void activation_affine(
     const device T* x [[buffer(0)]],
@@ -62,20 +76,20 @@ template <typename T>
     constant AffineParams& params [[buffer(4)]],
     uint2 place [[thread_position_in_grid]]) {
   const uint at = place.x * READS;
-  if (at >= params.columns || place.y >= params.rows) {
+  const uint first = place.y * AFFINE_ROWS;
+  if (at >= params.columns || first >= params.rows) {
     return;
   }
-  const size_t row = size_t(place.y) * params.columns;
-  packed4<T> values = load4(x + row, at, params.columns, T(0.0f));
-  // One number stands for all columns: past its end it is its own padding.
-  const packed4<T> scales =
-      load4(scale, params.scale_columns > 1 ? at : 0, params.scale_columns, scale[0]);
-  const packed4<T> shifts =
-      load4(shift, params.shift_columns > 1 ? at : 0, params.shift_columns, shift[0]);
-  for (uint i = 0; i < READS; i++) {
-    values[i] = T(float(T(float(values[i]) * float(scales[i]))) + float(shifts[i]));
+  const packed4<T> scales = factors(scale, params.scale_columns, at);
+  const packed4<T> shifts = factors(shift, params.shift_columns, at);
+  for (uint row = first; row < min(first + AFFINE_ROWS, params.rows); row++) {
+    const size_t start = size_t(row) * params.columns;
+    packed4<T> values = load4(x + start, at, params.columns, T(0.0f));
+    for (uint i = 0; i < READS; i++) {
+      values[i] = T(float(T(float(values[i]) * float(scales[i]))) + float(shifts[i]));
+    }
+    store4(out + start, at, params.columns, values);
   }
-  store4(out + row, at, params.columns, values);
 }
 
 #define ACTIVATION_KERNELS(DTYPE, T)                                                            \

@@ -48,18 +48,18 @@ inline Launch plan_activation(
   return {kernel + std::string(dtype), {groups, 1, 1}, {threads, 1, 1}, 0};
 }
 
-/** Quads of columns along x, rows along y. */
+/** Quads of columns along x, AFFINE_ROWS rows for each thread along y. */
 inline Launch plan_affine(
     uint64_t rows, uint32_t columns, std::string_view dtype, uint32_t max_threads = MAX_THREADS) {
   auto threads = std::clamp<uint32_t>(max_threads, 1, ACTIVATION_GROUP);
   auto quads = static_cast<uint32_t>(ceil_div(columns, READS));
   auto width = std::clamp<uint32_t>(quads, 1, threads);
-  auto height = static_cast<uint32_t>(std::clamp<uint64_t>(rows, 1, threads / width));
-  grid_count("affine", "rows", rows);
+  uint64_t high = ceil_div(grid_count("affine", "rows", rows), AFFINE_ROWS);
+  auto height = static_cast<uint32_t>(std::clamp<uint64_t>(high, 1, threads / width));
   return {
       "mlxp_activation_affine_" + std::string(dtype),
       {static_cast<uint32_t>(ceil_div(quads, width)),
-       static_cast<uint32_t>(ceil_div(rows, height)),
+       static_cast<uint32_t>(ceil_div(high, height)),
        1},
       {width, height, 1},
       0};

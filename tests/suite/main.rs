@@ -1,5 +1,6 @@
 //! The integration tests, in one binary: a module for each part of the crate.
 
+mod activation;
 mod array;
 mod build;
 mod cli;
@@ -10,6 +11,7 @@ mod gradients;
 mod graph;
 mod hostile;
 mod io;
+mod linear;
 mod llama;
 mod memory;
 mod plan;
