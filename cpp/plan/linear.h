@@ -39,9 +39,9 @@ inline Launch plan_linear(
         {together * SIMD_WIDTH, 1, 1},
         LINEAR_STAGED * sizeof(float)};
   }
-  // Squares of a SIMD group down and across; a low one where rows would be padding.
-  const uint32_t high = simds >= 4 && shape.m > LINEAR_SQUARE ? 2 : 1;
-  const uint32_t wide = simds >= 2 ? 2 : 1;
+  // Squares of a SIMD group across and down: one where the others would be padding.
+  const uint32_t wide = simds >= 2 && shape.n > LINEAR_SQUARE ? 2 : 1;
+  const uint32_t high = simds >= 4 && wide == 2 && shape.m > LINEAR_SQUARE ? 2 : 1;
   const uint32_t tall = high * LINEAR_SQUARE;
   const uint32_t broad = wide * LINEAR_SQUARE;
   const uint32_t x_tile = tall * (LINEAR_DEPTH_BYTES + LINEAR_PAD_BYTES);

@@ -345,3 +345,6 @@ unsafe fn part<V: F32x16, T: Float>(from: *const T, count: usize) -> V {
     // SAFETY: the caller's contract.
     unsafe { if count == LANES { T::load(from) } else { T::load_first(from, count) } }
 }
+
+#[cfg(test)]
+mod tests;
