@@ -60,15 +60,12 @@ struct RmsNorm<T> {
 impl<T: Float> Kernel for RmsNorm<T> {
     #[inline(always)]
     unsafe fn run<V: F32x16>(self) {
-        // MLX multiplies the sum by this rounded reciprocal.
-        let reciprocal = (1.0 / self.axis as f64) as f32;
         for row in self.rows {
             // SAFETY: the row lies within both buffers.
             unsafe {
                 let x = self.x.add(row * self.axis);
                 let out = self.out.add(row * self.axis);
-                let mean = sum_of_squares::<V, T>(x, self.axis) * reciprocal;
-                let inverse = V::splat(1.0 / (mean + self.eps).sqrt());
+                let inverse = V::splat(inverse_rms::<V, T>(x, self.axis, self.eps));
                 if self.weight.is_null() {
                     normalize::<V, T, false>(x, self.weight, out, self.axis, inverse);
                 } else {
@@ -77,6 +74,19 @@ impl<T: Float> Kernel for RmsNorm<T> {
             }
         }
     }
+}
+
+/// `1 / sqrt(mean(x²) + eps)`, for every kernel that normalises.
+///
+/// # Safety
+/// `x` is readable for `axis` elements.
+#[inline(always)]
+pub(super) unsafe fn inverse_rms<V: F32x16, T: Float>(x: *const T, axis: usize, eps: f32) -> f32 {
+    // MLX multiplies the sum by this rounded reciprocal.
+    let reciprocal = (1.0 / axis as f64) as f32;
+    // SAFETY: the caller's contract.
+    let mean = unsafe { sum_of_squares::<V, T>(x, axis) } * reciprocal;
+    1.0 / (mean + eps).sqrt()
 }
 
 #[inline(always)]

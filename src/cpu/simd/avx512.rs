@@ -270,6 +270,45 @@ impl<const BF16: bool> F32x16 for Avx512<BF16> {
     }
 
     #[inline(always)]
+    unsafe fn load_bytes(from: *const u8) -> __m512i {
+        // SAFETY: sixteen bytes are readable; no alignment is needed.
+        unsafe { _mm512_cvtepu8_epi32(_mm_loadu_si128(from.cast())) }
+    }
+    #[inline(always)]
+    unsafe fn load_triples(from: *const u8) -> __m512i {
+        // SAFETY: the mask confines the access to 48 bytes.
+        unsafe {
+            let words = _mm512_maskz_loadu_epi32(0x0fff, from.cast());
+            let spread = _mm512_setr_epi32(0, 1, 2, 2, 3, 4, 5, 5, 6, 7, 8, 8, 9, 10, 11, 11);
+            let triples = _mm_setr_epi8(0, 1, 2, -1, 3, 4, 5, -1, 6, 7, 8, -1, 9, 10, 11, -1);
+            let words = _mm512_permutexvar_epi32(spread, words);
+            _mm512_shuffle_epi8(words, _mm512_broadcast_i32x4(triples))
+        }
+    }
+    #[inline(always)]
+    fn permute(self, index: __m512i) -> Self {
+        Self(lanes!(_mm512_permutexvar_ps(index, self.0)))
+    }
+    /// Up to four bits index a table of sixteen: one instruction.
+    #[inline(always)]
+    fn low_bits<const BITS: u32>(a: __m512i) -> Self {
+        if BITS > 4 {
+            return Self::from_int(Self::and_int(a, Self::splat_int((1 << BITS) - 1)));
+        }
+        let number = |i: u32| (i & ((1 << BITS) - 1)) as f32;
+        let table: [f32; 16] = std::array::from_fn(|i| number(i as u32));
+        // SAFETY: the table holds sixteen floats.
+        Self(unsafe { _mm512_permutexvar_ps(a, _mm512_loadu_ps(table.as_ptr())) })
+    }
+    #[inline(always)]
+    fn low_fp4(a: __m512i) -> Self {
+        let table =
+            [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0];
+        // SAFETY: the table holds sixteen floats.
+        Self(unsafe { _mm512_permutexvar_ps(a, _mm512_loadu_ps(table.as_ptr())) })
+    }
+
+    #[inline(always)]
     fn round(self) -> Self {
         Self(lanes!(_mm512_roundscale_ps::<0>(self.0)))
     }

@@ -14,6 +14,8 @@ mod level;
 mod neon;
 mod scalar;
 
+#[cfg(target_arch = "x86_64")]
+pub use avx512::Avx512;
 pub use level::Level;
 
 /// Lanes in a block, whatever the level.
@@ -178,6 +180,60 @@ pub trait F32x16:
     fn widen(half: Self::Half) -> Self::Int;
     /// The low sixteen bits of each lane, which hold no more than that.
     fn narrow(a: Self::Int) -> Self::Half;
+
+    /// Sixteen bytes, one in each lane.
+    /// # Safety
+    /// `from` is readable for sixteen bytes.
+    #[inline(always)]
+    unsafe fn load_bytes(from: *const u8) -> Self::Int {
+        // SAFETY: the array is sixteen words long; `load` takes any bits as they are.
+        unsafe {
+            let words: [u32; LANES] = std::array::from_fn(|i| u32::from(*from.add(i)));
+            Self::load(words.as_ptr().cast()).to_bits()
+        }
+    }
+    /// Three bytes in each lane, the first the lowest.
+    /// # Safety
+    /// `from` is readable for 48 bytes.
+    #[inline(always)]
+    unsafe fn load_triples(from: *const u8) -> Self::Int {
+        // SAFETY: as in `load_bytes`.
+        unsafe {
+            let words: [u32; LANES] = std::array::from_fn(|i| {
+                let byte = |at: usize| u32::from(*from.add(3 * i + at));
+                byte(0) | byte(1) << 8 | byte(2) << 16
+            });
+            Self::load(words.as_ptr().cast()).to_bits()
+        }
+    }
+    /// Lane i of the result is lane `index[i]`, which is below sixteen.
+    #[inline(always)]
+    fn permute(self, index: Self::Int) -> Self {
+        let (mut lanes, mut index_lanes) = ([0.0f32; LANES], [0.0f32; LANES]);
+        // SAFETY: each array holds sixteen floats; `load` takes any bits as they are.
+        unsafe {
+            self.store(lanes.as_mut_ptr());
+            Self::from_bits(index).store(index_lanes.as_mut_ptr());
+            let moved = index_lanes.map(|index| lanes[index.to_bits() as usize % LANES]);
+            Self::load(moved.as_ptr())
+        }
+    }
+    /// The low `BITS <= 8` bits of each lane as a number.
+    #[inline(always)]
+    fn low_bits<const BITS: u32>(a: Self::Int) -> Self {
+        Self::from_int(Self::and_int(a, Self::splat_int((1 << BITS) - 1)))
+    }
+    /// The low four bits of each lane as a 4-bit float: sign, two bits of exponent, one of mantissa.
+    #[inline(always)]
+    fn low_fp4(a: Self::Int) -> Self {
+        let sign = Self::shift_left::<28>(Self::and_int(a, Self::splat_int(8)));
+        // Exponent and mantissa in their places, 2^126 too small; below 1 there is only 0.5.
+        let magnitude = Self::shift_left::<22>(Self::and_int(a, Self::splat_int(7)));
+        let normal = Self::from_bits(Self::add_int(magnitude, Self::splat_int(126 << 23)));
+        let below_one = Self::from_int(Self::and_int(a, Self::splat_int(1))) * Self::splat(0.5);
+        let exponent = Self::and_int(a, Self::splat_int(6));
+        Self::select(exponent, normal, below_one).xor_bits(sign)
+    }
 
     #[inline(always)]
     fn from_bf16(half: Self::Half) -> Self {
