@@ -229,12 +229,12 @@ pub(super) unsafe fn project<T: Float>(machine: Machine, call: &Call, low: &LowR
     let padded = low.rank.next_multiple_of(LANES);
     let mut out = vec![0.0; call.rows * padded];
     let to = Shared(out.as_mut_ptr());
-    let rank = low.rank;
+    let (a, rank) = (Shared(low.a.cast_mut()), low.rank);
     // A row of A takes some twenty elements a nanosecond.
     machine.pool.for_each(call.rows * rank, call.axis / 2 + 10, &|range| {
         let project = Project::<T> {
             x: call.x.cast(),
-            a: low.a.cast(),
+            a: a.get().cast(),
             axis: call.axis,
             rank,
             padded,
