@@ -6,6 +6,7 @@
 
 mod activation;
 mod linear;
+mod quantized_matmul;
 mod rms_norm;
 mod rope;
 mod softmax;
@@ -14,6 +15,10 @@ pub use activation::{
     Activation, add_relu, affine, geglu, geglu_tanh, gelu, gelu_tanh, mul_relu, relu, silu, swiglu,
 };
 pub use linear::{LinearOptions, linear, matmul};
+pub use quantized_matmul::{
+    QuantizedMode, QuantizedOptions, QuantizedWeight, quantized_linear, quantized_linears,
+    quantized_swiglu,
+};
 pub use rms_norm::rms_norm;
 pub use rope::{Offset, rope};
 pub use softmax::softmax;

@@ -12,7 +12,7 @@ use crate::cpu::{Machine, Shared};
 /// A cache line; the scratch is a vector of these.
 #[derive(Clone, Copy)]
 #[repr(align(64))]
-struct Line(#[expect(dead_code, reason = "only room")] [u8; LINE]);
+struct Line([u8; LINE]);
 
 const LINE: usize = 64;
 
