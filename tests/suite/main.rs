@@ -16,6 +16,7 @@ mod llama;
 mod memory;
 mod plan;
 mod printing;
+mod quantized_matmul;
 mod random;
 mod rms_norm;
 mod rope;

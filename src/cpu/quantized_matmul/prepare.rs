@@ -12,6 +12,7 @@ use crate::cpu::{Machine, Shared};
 /// A cache line; the scratch is a vector of these.
 #[derive(Clone, Copy)]
 #[repr(align(64))]
+#[expect(dead_code, reason = "only room")]
 struct Line([u8; LINE]);
 
 const LINE: usize = 64;
