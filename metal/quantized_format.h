@@ -10,7 +10,9 @@
 template <uint BITS>
 struct Format {
   enum : uint {
-    fields = BITS == 2 ? 1 : BITS == 6 ? 4 : 2,
+    fields = BITS == 2   ? 1
+             : BITS == 6 ? 4
+                         : 2,
     per_field = (BITS == 3 || BITS == 6 ? 24 : 32) / BITS,
     values = fields * per_field, // of a lane
     step = SIMD_WIDTH * values,  // of a SIMD group
@@ -94,7 +96,8 @@ METAL_FUNC Part<T> part_of(uint index, Part<T> a, Part<T> b, Part<T> c) {
   return part;
 }
 
-/** The part that a threadgroup works on, its block within that, and where that part's columns begin. */
+/** The part that a threadgroup works on, its block within that, and where that part's columns
+ * begin. */
 struct Where {
   uint part;
   uint block;

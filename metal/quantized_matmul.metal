@@ -98,9 +98,9 @@ template <typename T, uint BITS, bool FP4, uint M>
     const device uchar* packed2 [[buffer(7)]],
     const device uchar* scales2 [[buffer(8)]],
     const device T* biases2 [[buffer(9)]],
-    const device T* norm [[buffer(10)]],
-    const device T* bias [[buffer(11)]],
-    const device T* residual [[buffer(12)]],
+    const device T* bias [[buffer(10)]],
+    const device T* residual [[buffer(11)]],
+    const device T* norm [[buffer(12)]],
     device T* out [[buffer(13)]],
     constant QuantizedMatmulParams& params [[buffer(14)]],
     threadgroup float* scratch [[threadgroup(0)]],
@@ -214,20 +214,19 @@ template <typename T, uint BITS, bool FP4, uint M>
   }
 }
 
-#define QUANTIZED_KERNELS(FORMAT, DTYPE, T, ...)                                     \
-  MLXP_KERNEL(                                                                       \
-      "mlxp_quantized_matmul_row_" FORMAT "_" DTYPE, quantized_matvec<T, __VA_ARGS__, 1>) \
-  MLXP_KERNEL(                                                                       \
-      "mlxp_quantized_matmul_band_" FORMAT "_" DTYPE,                                \
-      quantized_matvec<T, __VA_ARGS__, QUANTIZED_BAND>)                              \
+#define QUANTIZED_KERNELS(FORMAT, DTYPE, T, ...)                                                  \
+  MLXP_KERNEL("mlxp_quantized_matmul_row_" FORMAT "_" DTYPE, quantized_matvec<T, __VA_ARGS__, 1>) \
+  MLXP_KERNEL(                                                                                    \
+      "mlxp_quantized_matmul_band_" FORMAT "_" DTYPE,                                             \
+      quantized_matvec<T, __VA_ARGS__, QUANTIZED_BAND>)                                           \
   MLXP_KERNEL("mlxp_quantized_matmul_tile_" FORMAT "_" DTYPE, quantized_tile<T, __VA_ARGS__>)
 
-#define QUANTIZED_FORMATS(DTYPE, T)             \
-  QUANTIZED_KERNELS("b2", DTYPE, T, 2, false)   \
-  QUANTIZED_KERNELS("b3", DTYPE, T, 3, false)   \
-  QUANTIZED_KERNELS("b4", DTYPE, T, 4, false)   \
-  QUANTIZED_KERNELS("b6", DTYPE, T, 6, false)   \
-  QUANTIZED_KERNELS("b8", DTYPE, T, 8, false)   \
+#define QUANTIZED_FORMATS(DTYPE, T)           \
+  QUANTIZED_KERNELS("b2", DTYPE, T, 2, false) \
+  QUANTIZED_KERNELS("b3", DTYPE, T, 3, false) \
+  QUANTIZED_KERNELS("b4", DTYPE, T, 4, false) \
+  QUANTIZED_KERNELS("b6", DTYPE, T, 6, false) \
+  QUANTIZED_KERNELS("b8", DTYPE, T, 8, false) \
   QUANTIZED_KERNELS("mxfp4", DTYPE, T, 4, true)
 
 MLXP_EACH_DTYPE(QUANTIZED_FORMATS)

@@ -75,8 +75,8 @@ METAL_FUNC void multiply_tile(
       offset = bias_at<T, FP4>(part, index);
     }
     for (uint i = 0; i < 8; i++) {
-      const float q = BITS > 4 ? number<BITS, FP4>(fields[i / 4], i % 4)
-                               : number<BITS, FP4>(fields[0], i);
+      const float q =
+          BITS > 4 ? number<BITS, FP4>(fields[i / 4], i % 4) : number<BITS, FP4>(fields[0], i);
       of_w[line * QUANTIZED_TILE_PITCH + at + i] = T(fma(scale, q, offset));
     }
     threadgroup_barrier(mem_flags::mem_threadgroup);
@@ -119,10 +119,10 @@ template <typename T, uint BITS, bool FP4>
     const device uchar* packed2 [[buffer(7)]],
     const device uchar* scales2 [[buffer(8)]],
     const device T* biases2 [[buffer(9)]],
-    const device T* bias [[buffer(11)]],
-    const device T* residual [[buffer(12)]],
-    device T* out [[buffer(13)]],
-    constant QuantizedMatmulParams& params [[buffer(14)]],
+    const device T* bias [[buffer(10)]],
+    const device T* residual [[buffer(11)]],
+    device T* out [[buffer(12)]],
+    constant QuantizedMatmulParams& params [[buffer(13)]],
     threadgroup float* scratch [[threadgroup(0)]],
     uint2 group [[threadgroup_position_in_grid]],
     uint thread_index [[thread_index_in_threadgroup]],

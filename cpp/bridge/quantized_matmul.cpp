@@ -47,17 +47,16 @@ ListHandle quantize(const MlxArray& w, const QuantizedLayout& layout) {
 Handle dequantize(const ArrayList& weight, const QuantizedLayout& layout, Dtype dtype) {
   auto w = weights_of(weight, layout).at(0);
   auto format = format_of(layout);
-  return handle(
-      mx::dequantize(
-          w.packed,
-          w.scales,
-          w.biases,
-          format.group_size,
-          format.bits,
-          format.mode(),
-          std::nullopt,
-          to_mlx(dtype),
-          here()));
+  return handle(mx::dequantize(
+      w.packed,
+      w.scales,
+      w.biases,
+      format.group_size,
+      format.bits,
+      format.mode(),
+      std::nullopt,
+      to_mlx(dtype),
+      here()));
 }
 
 } // namespace mlx_primitives::bridge

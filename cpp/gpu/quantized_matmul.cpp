@@ -70,30 +70,56 @@ void QuantizedMatmul::eval_gpu(
   auto fitted = pipeline(stream(), "quantized_matmul", [&](uint32_t max_threads) {
     return plan_quantized_matmul(params, format, dtype, bytes, max_threads);
   });
-  bool tiled = fitted.launch.kernel.starts_with("mlxp_quantized_matmul_tile");
-  if (tiled && more.norm) {
-    x = normalized(x, *more.norm, kind_.eps, stream());
-  }
   auto& a = weights[0];
   auto& b = weights[1];
   auto& c = weights[2];
   auto& none = inputs[0];
+  auto& of_a = a.biases ? *a.biases : none;
+  auto& of_b = b.biases ? *b.biases : none;
+  auto& of_c = c.biases ? *c.biases : none;
+  auto& bias = more.bias ? *more.bias : none;
+  auto& residual = more.residual ? *more.residual : none;
+  // Spelled out twice: the list of inputs is made of references.
+  if (!fitted.launch.kernel.starts_with("mlxp_quantized_matmul_tile")) {
+    auto& norm = more.norm ? *more.norm : none;
+    encode(
+        stream(),
+        fitted,
+        {x,
+         a.packed,
+         a.scales,
+         of_a,
+         b.packed,
+         b.scales,
+         of_b,
+         c.packed,
+         c.scales,
+         of_c,
+         bias,
+         residual,
+         norm},
+        {out},
+        params);
+    return;
+  }
+  if (more.norm) {
+    x = normalized(x, *more.norm, kind_.eps, stream());
+  }
   encode(
       stream(),
       fitted,
       {x,
        a.packed,
        a.scales,
-       a.biases ? *a.biases : none,
+       of_a,
        b.packed,
        b.scales,
-       b.biases ? *b.biases : none,
+       of_b,
        c.packed,
        c.scales,
-       c.biases ? *c.biases : none,
-       more.norm ? *more.norm : none,
-       more.bias ? *more.bias : none,
-       more.residual ? *more.residual : none},
+       of_c,
+       bias,
+       residual},
       {out},
       params);
 }

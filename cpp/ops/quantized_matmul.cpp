@@ -28,7 +28,9 @@ int axis_of(const QuantizedWeight& weight, const QuantizedFormat& format) {
 
 /** The type that x and everything that meets it promote to. */
 mx::Dtype common_dtype(
-    const mx::array& x, const std::vector<QuantizedWeight>& weights, const QuantizedExtras& extras) {
+    const mx::array& x,
+    const std::vector<QuantizedWeight>& weights,
+    const QuantizedExtras& extras) {
   auto dtype = x.dtype();
   auto promote = [&](const std::optional<mx::array>& a) {
     if (a) {
@@ -198,21 +200,12 @@ std::vector<mx::array> QuantizedMatmul::compose(const std::vector<mx::array>& in
   for (int part = 0; part < kind_.parts; ++part) {
     auto w = weight(inputs, part);
     auto& format = kind_.format;
-    products.push_back(
-        mx::quantized_matmul(
-            x,
-            w.packed,
-            w.scales,
-            w.biases,
-            true,
-            format.group_size,
-            format.bits,
-            format.mode(),
-            s));
+    products.push_back(mx::quantized_matmul(
+        x, w.packed, w.scales, w.biases, true, format.group_size, format.bits, format.mode(), s));
   }
-  auto y = kind_.swiglu    ? mx::multiply(silu(products[0], s), products[1], s)
-      : products.size() > 1 ? mx::concatenate(products, -1, s)
-                            : products[0];
+  auto y = kind_.swiglu          ? mx::multiply(silu(products[0], s), products[1], s)
+           : products.size() > 1 ? mx::concatenate(products, -1, s)
+                                 : products[0];
   if (more.bias) {
     y = mx::add(y, *more.bias, s);
   }

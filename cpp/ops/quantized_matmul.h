@@ -27,7 +27,8 @@ struct QuantizedWeight {
 };
 
 /** Refuses what is not a matrix of this format. */
-void require_quantized(const char* op, const QuantizedWeight& weight, const QuantizedFormat& format);
+void require_quantized(
+    const char* op, const QuantizedWeight& weight, const QuantizedFormat& format);
 
 /** What surrounds the products. */
 struct QuantizedExtras {

@@ -6,6 +6,7 @@
 mod activation;
 mod element;
 mod linear;
+mod lora;
 mod math;
 mod pool;
 mod quantized_matmul;
@@ -19,7 +20,10 @@ mod testing;
 pub use activation::{Activation, AffineShape, Combination, activation, affine, combination};
 pub use element::Element;
 pub use linear::{LinearCall, linear};
-pub use quantized_matmul::{Call as QuantizedCall, Join, LowRank, Mode, Norm, Weights, quantized_matmul};
+pub use lora::{LoraCall, lora};
+pub use quantized_matmul::{
+    Call as QuantizedCall, Join, LowRank, Mode, Norm, Weights, quantized_matmul,
+};
 pub use rms_norm::rms_norm;
 pub use rope::{Frequencies, RopeShape, rope};
 pub use softmax::softmax;

@@ -28,7 +28,9 @@ pub unsafe fn rms_norm(
     })
 }
 
-unsafe fn rms_norm_on<T: Float>(
+/// # Safety
+/// As [`rms_norm`]'s.
+pub(super) unsafe fn rms_norm_on<T: Float>(
     machine: Machine,
     x: *const T,
     weight: *const T,

@@ -5,6 +5,7 @@
 
 pub(crate) mod activation;
 pub(crate) mod linear;
+pub(crate) mod lora;
 pub(crate) mod quantized_matmul;
 pub(crate) mod rms_norm;
 pub(crate) mod rope;

@@ -44,10 +44,7 @@ pub(crate) mod bridge {
         type MlxArray = crate::ffi::bridge::MlxArray;
         type Dtype = crate::ffi::bridge::Dtype;
 
-        fn check_quantized(
-            weight: &CxxVector<MlxArray>,
-            layout: &QuantizedLayout,
-        ) -> Result<()>;
+        fn check_quantized(weight: &CxxVector<MlxArray>, layout: &QuantizedLayout) -> Result<()>;
         unsafe fn quantized_matmul(
             x: &MlxArray,
             weights: &CxxVector<MlxArray>,

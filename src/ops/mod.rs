@@ -6,6 +6,7 @@
 
 mod activation;
 mod linear;
+mod lora;
 mod quantized_matmul;
 mod rms_norm;
 mod rope;
@@ -15,6 +16,7 @@ pub use activation::{
     Activation, add_relu, affine, geglu, geglu_tanh, gelu, gelu_tanh, mul_relu, relu, silu, swiglu,
 };
 pub use linear::{LinearOptions, linear, matmul};
+pub use lora::{LinearWeight, Lora, lora_linear};
 pub use quantized_matmul::{
     QuantizedMode, QuantizedOptions, QuantizedWeight, quantized_linear, quantized_linears,
     quantized_swiglu,

@@ -13,6 +13,7 @@ mod hostile;
 mod io;
 mod linear;
 mod llama;
+mod lora;
 mod memory;
 mod plan;
 mod printing;

@@ -134,8 +134,13 @@ fn every_format_and_size() -> Checked {
                     let x = random(&[rows, k], dtype, 2)?;
                     let what = format!("{format:?} {dtype} {rows}x{n}x{k}");
                     let y = linear(&x, &w)?;
-                    let peer = &builtin::composition(&y)?[0];
                     assert_eq!((y.shape(), y.dtype()), (&[rows, n][..], dtype), "{what}");
+                    if rows == 0 {
+                        // MLX's CPU backend divides by the number of rows.
+                        y.eval()?;
+                        continue;
+                    }
+                    let peer = &builtin::composition(&y)?[0];
                     assert_eq!((peer.shape(), peer.dtype()), (y.shape(), y.dtype()), "{what}");
                     let (want, reach) = product(&numbers(&x)?, &decoded(&w, dtype)?, k as usize);
                     check(&y, &want, &reach, rows as usize, &what)?;
@@ -286,7 +291,8 @@ fn several_weights_in_one_dispatch() -> Checked {
                         let (gate, up) =
                             (joined[i / 9 * 18 + i % 9], joined[i / 9 * 18 + 9 + i % 9]);
                         let want = gate / (1.0 + (-gate).exp()) * up;
-                        let bound = 2.5 * epsilon(dtype) * want.abs() + 1e-7;
+                        let bound =
+                            2.5 * epsilon(dtype) * want.abs() + 3.0 * ulp(0.0, dtype) + 1e-7;
                         assert!((got - want).abs() <= bound, "{what}: {got}, expected {want}");
                     }
                 }

@@ -3,7 +3,7 @@
 pub mod arithmetic;
 pub mod dense;
 pub mod gemm;
-mod gemv;
+pub mod gemv;
 #[cfg(test)]
 mod tests;
 pub mod workspace;

@@ -8,18 +8,18 @@ use std::mem::transmute;
 use super::columns::{Columns, Dots, Operands};
 use super::dot::AHEAD;
 use super::format::Format;
-use crate::cpu::element::Float;
+use crate::cpu::element::Bf16;
 use crate::cpu::simd::{Avx512, F32x16, LANES, prefetch};
 
 /// # Safety
-/// The machine's level is `Avx512Bf16`, `T` is bf16, and the contract of [`Columns::run`] holds.
+/// The machine's level is `Avx512Bf16`, and the contract of [`Columns::run`] holds.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512bf16,avx2,fma,f16c")]
-pub(super) unsafe fn run<T: Float, F: Format>(columns: Columns<T>) {
+pub(super) unsafe fn run<F: Format>(columns: Columns<Bf16>) {
     // SAFETY: the caller's contract.
-    unsafe { columns.run::<Avx512<true>, Lookup<T, F>>() }
+    unsafe { columns.run::<Avx512<true>, Lookup<F>>() }
 }
 
-struct Lookup<T, F>(PhantomData<(T, F)>);
+struct Lookup<F>(PhantomData<F>);
 
 /// bf16 patterns of 64 numbers, of which the indices use as many bits as a weight has.
 const fn table(bits: u32, fp4: bool, unit: f32) -> [u16; 64] {
@@ -39,7 +39,7 @@ const fn table(bits: u32, fp4: bool, unit: f32) -> [u16; 64] {
     table
 }
 
-impl<T, F: Format> Lookup<T, F> {
+impl<F: Format> Lookup<F> {
     /// Eight bits are looked up as two halves, of which this is the lower.
     const TABLE: [u16; 64] = table(if F::BITS == 8 { 4 } else { F::BITS }, !F::AFFINE, 1.0);
     const UPPER: [u16; 64] = table(4, false, 16.0);
@@ -81,7 +81,7 @@ unsafe fn load_bf16(from: *const u16, count: usize) -> __m512 {
     }
 }
 
-impl<T: Float, F: Format> Dots for Lookup<T, F> {
+impl<F: Format> Dots for Lookup<F> {
     const BITS: usize = F::BITS as usize;
     const SCALE_BYTES: usize = if F::AFFINE { 2 } else { 1 };
 
@@ -114,7 +114,7 @@ impl<T: Float, F: Format> Dots for Lookup<T, F> {
                     load_bf16(row.scales.cast::<u16>().add(at), count)
                 } else {
                     let mut lanes = [0.0f32; LANES];
-                    F::scales::<V, T>(row.scales, at, count).store(lanes.as_mut_ptr());
+                    F::scales::<V, Bf16>(row.scales, at, count).store(lanes.as_mut_ptr());
                     _mm512_loadu_ps(lanes.as_ptr())
                 };
                 let lanes = count << shift;

@@ -5,7 +5,9 @@
 mod avx512bf16;
 mod columns;
 mod dot;
+mod finish;
 mod format;
+mod prefill;
 mod prepare;
 #[cfg(test)]
 mod tests;
@@ -13,9 +15,10 @@ mod tests;
 use std::marker::PhantomData;
 
 use super::Machine;
-use super::element::{Element, Float, with_element};
+use super::element::{Bf16, Element, Float, with_element};
 use super::simd::{F32x16, Kernel, LANES};
 use columns::Columns;
+use finish::Finish;
 use format::{Affine, Format, Mxfp4};
 
 /// How numbers become bits, as MLX's `mode` says.
@@ -25,6 +28,9 @@ pub enum Mode {
     Affine,
     /// `2^(e - 127) * q`, with q a 4-bit float.
     Mxfp4,
+    /// No packing: `packed` is `[columns, axis]` of the element type, for a low-rank correction of
+    /// plain weights. One matrix, no norm.
+    Plain,
 }
 
 /// One packed matrix: `columns` rows of weights, each a column of the result.
@@ -145,13 +151,24 @@ macro_rules! with_format {
         }
     };
 }
+use with_format;
 
 unsafe fn quantized_matmul_on(machine: Machine, call: &Call) {
     if call.axis == 0 || call.rows == 0 {
         return;
     }
-    // SAFETY: the caller's contract.
-    with_element!(call.element, T => with_format!(call, F => unsafe { run::<T, F>(machine, call) }))
+    with_element!(call.element, T => {
+        if call.mode == Mode::Plain {
+            // SAFETY: the caller's contract.
+            unsafe { prefill::run_plain::<T>(machine, call) }
+        } else if call.rows > FEW_ROWS {
+            // SAFETY: as above.
+            unsafe { prefill::run::<T>(machine, call) }
+        } else {
+            // SAFETY: as above.
+            with_format!(call, F => unsafe { run::<T, F>(machine, call) })
+        }
+    })
 }
 
 /// The order in which prepared inputs lie: as a chunk's lanes give up their weights, one position
@@ -184,21 +201,11 @@ impl Order {
     }
 }
 
-/// Whether products of bf16 run on the instruction made for them.
-#[cfg(target_arch = "x86_64")]
-fn has_bf16_dot<T: Float>(machine: Machine) -> bool {
-    use std::any::TypeId;
-    let bf16 = TypeId::of::<T>() == TypeId::of::<super::element::Bf16>();
-    bf16 && machine.level == super::simd::Level::Avx512Bf16
-}
-
-#[cfg(not(target_arch = "x86_64"))]
-fn has_bf16_dot<T: Float>(_: Machine) -> bool {
-    false
-}
+/// The most rows of x that are multiplied by dot products with the rows of weights.
+const FEW_ROWS: usize = 8;
 
 unsafe fn run<T: Float, F: Format>(machine: Machine, call: &Call) {
-    let half = has_bf16_dot::<T>(machine);
+    let half = T::IS_BF16 && machine.level.dots_bf16();
     let order = if half {
         // Sixteen-bit lanes: half as many weights in twice as many.
         Order { lanes: 2 * LANES, per_lane: F::PER_LANE / 2, half }
@@ -207,28 +214,21 @@ unsafe fn run<T: Float, F: Format>(machine: Machine, call: &Call) {
     };
     // SAFETY: the caller's contract.
     let prepared = unsafe { prepare::prepare::<T>(machine, call, order) };
-    let low = call.low_rank.map(|low| {
-        // SAFETY: the caller's contract.
-        unsafe { columns::project::<T>(machine, call, &low) }
-    });
+    // SAFETY: the caller's contract.
+    let finish = unsafe { Finish::<T>::new(machine, call) };
     let products = if call.join == Join::Swiglu { 2 } else { 1 };
     let bytes = products * call.axis * F::BITS as usize / 8;
     // A core reads some twenty bytes a nanosecond; each further row of x costs half of the first.
     let work = bytes * (1 + call.rows.div_ceil(2)) / 2 / 2 + 10;
     machine.pool.for_each(call.columns(), work, &|range| {
-        let columns = Columns::<T> {
-            element: PhantomData,
-            call,
-            prepared: &prepared,
-            low: low.as_deref(),
-            range,
-        };
         // SAFETY: the caller's contract; the ranges of columns are disjoint.
         unsafe {
             #[cfg(target_arch = "x86_64")]
             if half {
-                return avx512bf16::run::<T, F>(columns);
+                let finish = finish.of::<Bf16>();
+                return avx512bf16::run::<F>(Columns { call, prepared: &prepared, finish, range });
             }
+            let columns = Columns::<T> { call, prepared: &prepared, finish: &finish, range };
             machine.level.run(Decoded::<T, F> { columns, format: PhantomData });
         }
     });

@@ -48,7 +48,10 @@ impl<T: Sample> Matrix<T> {
             for scale in &values {
                 // SAFETY: an element is plain bytes.
                 let bytes = unsafe {
-                    std::slice::from_raw_parts(std::ptr::from_ref(scale).cast::<u8>(), size_of::<T>())
+                    std::slice::from_raw_parts(
+                        std::ptr::from_ref(scale).cast::<u8>(),
+                        size_of::<T>(),
+                    )
                 };
                 scales.extend_from_slice(bytes);
             }
@@ -64,7 +67,7 @@ impl<T: Sample> Matrix<T> {
             let group = row * (axis / group) + k / group;
             match mode {
                 Mode::Affine => of_group[group] * f64::from(q) + f64::from(biases[group].to_f32()),
-                Mode::Mxfp4 => of_group[group] * fp4(q),
+                _ => of_group[group] * fp4(q),
             }
         };
         let dense = (0..columns * axis).map(|i| weight(i / axis, i % axis)).collect();
@@ -72,11 +75,8 @@ impl<T: Sample> Matrix<T> {
     }
 
     fn weights(&self) -> Weights {
-        let biases = if self.biases.is_empty() {
-            std::ptr::null()
-        } else {
-            self.biases.as_ptr().cast()
-        };
+        let biases =
+            if self.biases.is_empty() { std::ptr::null() } else { self.biases.as_ptr().cast() };
         let (packed, scales) = (self.packed.as_ptr(), self.scales.as_ptr());
         Weights { packed, scales, biases, columns: self.columns }
     }
@@ -168,7 +168,12 @@ fn products<T: Sample>() {
                     // SAFETY: the buffers above.
                     unsafe { quantized_matmul_on(machine, &call) };
                     let level = machine.level;
-                    check(&out, &want, &reach, &format!("{format:?} {group} {axis} {rows} {level:?}"));
+                    check(
+                        &out,
+                        &want,
+                        &reach,
+                        &format!("{format:?} {group} {axis} {rows} {level:?}"),
+                    );
                 }
             }
         }

@@ -261,7 +261,8 @@ impl F32x16 for Avx2 {
         let decode = |a: __m256i| {
             lanes!({
                 let table = _mm256_setr_ps(0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0);
-                let sign = _mm256_and_si256(_mm256_slli_epi32::<28>(a), _mm256_set1_epi32(i32::MIN));
+                let sign =
+                    _mm256_and_si256(_mm256_slli_epi32::<28>(a), _mm256_set1_epi32(i32::MIN));
                 _mm256_or_ps(_mm256_permutevar8x32_ps(table, a), _mm256_castsi256_ps(sign))
             })
         };

@@ -302,8 +302,9 @@ impl<const BF16: bool> F32x16 for Avx512<BF16> {
     }
     #[inline(always)]
     fn low_fp4(a: __m512i) -> Self {
-        let table =
-            [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0];
+        let table = [
+            0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0,
+        ];
         // SAFETY: the table holds sixteen floats.
         Self(unsafe { _mm512_permutexvar_ps(a, _mm512_loadu_ps(table.as_ptr())) })
     }
