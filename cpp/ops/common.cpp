@@ -2,6 +2,8 @@
 
 #include <sys/mman.h>
 
+#include <algorithm>
+
 namespace mlx_primitives {
 
 namespace {
@@ -140,6 +142,12 @@ void donate_or_allocate(const mx::array& x, mx::array& out) {
   } else {
     out.set_data(allocate(out.nbytes()));
   }
+}
+
+void donate_one_or_allocate(const std::vector<mx::array>& inputs, mx::array& out) {
+  auto free = std::find_if(
+      inputs.begin(), inputs.end(), [](const mx::array& input) { return input.is_donatable(); });
+  donate_or_allocate(free == inputs.end() ? inputs.front() : *free, out);
 }
 
 mx::array batch_first(const mx::array& x, int axis, int size, mx::Stream s) {

@@ -122,6 +122,9 @@ mx::allocator::Data allocate(size_t bytes);
 /** Gives out the buffer of x if nothing else will read it, else a new one. */
 void donate_or_allocate(const mx::array& x, mx::array& out);
 
+/** Gives out the buffer of the first input that nothing else will read, else a new one. */
+void donate_one_or_allocate(const std::vector<mx::array>& inputs, mx::array& out);
+
 /** x with the vmapped axis in front; unmapped inputs (axis -1) are broadcast to `size` there. */
 mx::array batch_first(const mx::array& x, int axis, int size, mx::Stream s);
 

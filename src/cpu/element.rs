@@ -31,6 +31,12 @@ macro_rules! with_element {
 }
 pub(super) use with_element;
 
+impl Element {
+    pub fn bytes(self) -> usize {
+        with_element!(self, T => size_of::<T>())
+    }
+}
+
 /// A storage type that converts to and from `f32` lanes in registers.
 ///
 /// # Safety
@@ -38,6 +44,11 @@ pub(super) use with_element;
 pub trait Float: Copy + Send + Sync + 'static {
     /// The lowest finite number.
     const LOWEST: f32;
+    const IS_BF16: bool = false;
+    /// The buffer itself, if this type is `f32`.
+    fn as_f32(_: *const Self) -> Option<*const f32> {
+        None
+    }
     unsafe fn load<V: F32x16>(from: *const Self) -> V;
     unsafe fn load_first<V: F32x16>(from: *const Self, count: usize) -> V;
     unsafe fn store<V: F32x16>(lanes: V, to: *mut Self);
@@ -48,6 +59,9 @@ pub trait Float: Copy + Send + Sync + 'static {
 
 impl Float for f32 {
     const LOWEST: f32 = f32::MIN;
+    fn as_f32(from: *const f32) -> Option<*const f32> {
+        Some(from)
+    }
     #[inline(always)]
     unsafe fn load<V: F32x16>(from: *const f32) -> V {
         // SAFETY: the trait's contract.
@@ -77,6 +91,7 @@ impl Float for f32 {
 /// A sixteen-bit format: how its patterns become lanes and back.
 trait Sixteen: Copy + Send + Sync + 'static {
     const LOWEST: f32;
+    const IS_BF16: bool;
     fn decode<V: F32x16>(half: V::Half) -> V;
     fn encode<V: F32x16>(lanes: V) -> V::Half;
     fn round<V: F32x16>(lanes: V) -> V;
@@ -94,6 +109,7 @@ pub struct Bf16(pub(super) u16);
 
 impl Sixteen for F16 {
     const LOWEST: f32 = -65504.0;
+    const IS_BF16: bool = false;
     #[inline(always)]
     fn decode<V: F32x16>(half: V::Half) -> V {
         V::from_f16(half)
@@ -110,6 +126,7 @@ impl Sixteen for F16 {
 
 impl Sixteen for Bf16 {
     const LOWEST: f32 = f32::from_bits(0xff7f_0000);
+    const IS_BF16: bool = true;
     #[inline(always)]
     fn decode<V: F32x16>(half: V::Half) -> V {
         V::from_bf16(half)
@@ -126,6 +143,7 @@ impl Sixteen for Bf16 {
 
 impl<T: Sixteen> Float for T {
     const LOWEST: f32 = T::LOWEST;
+    const IS_BF16: bool = T::IS_BF16;
     #[inline(always)]
     unsafe fn load<V: F32x16>(from: *const T) -> V {
         // SAFETY: the trait's contract; both formats are transparent over u16.

@@ -1,5 +1,6 @@
 //! Elementary functions on blocks of lanes.
 
+use super::element::Float;
 use super::simd::{F32x16, LANES};
 
 /// e^x for x <= 0, within one ulp, subnormal results included; NaN gives NaN, -inf gives 0.
@@ -132,6 +133,81 @@ pub fn exp_like_mlx(x: f32) -> f32 {
     f32::from_bits(((whole as i32 + 127) << 23) as u32) * p
 }
 
+/// [`exp_like_mlx`] on lanes, bit for bit.
+#[inline(always)]
+pub fn exp_of_mlx<V: F32x16>(x: V) -> V {
+    let zero = V::splat(0.0);
+    let limit = V::splat(-89.0);
+    let clamped = zero - limit.max(zero - limit.max(x));
+    let y = clamped * V::splat(std::f32::consts::LOG2_E);
+    // floor(y + 1/2) without rounding the sum: half-way values, which `round` may take down, go up.
+    let nearest = y.round();
+    let below = (V::splat(0.5) - (y - nearest)).to_bits();
+    let whole = V::select(below, nearest, nearest + V::splat(1.0));
+    let part = y - whole;
+    let p = V::splat(1.535_336_2e-4);
+    let p = p.mul_add(part, V::splat(1.339_887_4e-3));
+    let p = p.mul_add(part, V::splat(9.618_437e-3));
+    let p = p.mul_add(part, V::splat(5.550_332_5e-2));
+    let p = p.mul_add(part, V::splat(2.402_264_8e-1));
+    let p = p.mul_add(part, V::splat(6.931_472e-1));
+    let p = p.mul_add(part, V::splat(1.0));
+    let power = V::shift_left::<23>(V::add_int(whole.to_int(), V::splat_int(127)));
+    let result = V::from_bits(power) * p;
+    let over = V::splat(88.0) - x;
+    let under = x - V::splat(-88.0);
+    let result = V::select(negative(over), V::splat(f32::INFINITY), result);
+    let result = V::select(negative(under), zero, result);
+    V::select(x.is_nan(), x, result)
+}
+
+/// Nonzero where the sign is set.
+#[inline(always)]
+fn negative<V: F32x16>(x: V) -> V::Int {
+    V::and_int(x.to_bits(), V::splat_int(i32::MIN))
+}
+
+/// The logistic function as MLX's CPU backend computes it for `T`, rounded to `T`.
+#[inline(always)]
+pub fn sigmoid<V: F32x16, T: Float>(x: V) -> V {
+    let one = V::splat(1.0);
+    let y = one / (one + T::round(exp_of_mlx(x.abs())));
+    T::round(V::select(negative(x), y, one - y))
+}
+
+/// The error function as MLX's CPU backend computes it, within 1.5e-7 (Abramowitz and Stegun 7.1.26).
+#[inline(always)]
+pub fn erf_of_mlx<V: F32x16>(x: V) -> V {
+    let (zero, one) = (V::splat(0.0), V::splat(1.0));
+    let t = one / V::splat(0.327_591_1).mul_add(x.abs(), one);
+    let r = V::splat(1.061_405_4).mul_add(t, V::splat(-1.453_152_1));
+    let r = r.mul_add(t, V::splat(1.421_413_8));
+    let r = r.mul_add(t, V::splat(-0.284_496_72));
+    let r = r.mul_add(t, V::splat(0.254_829_6));
+    let e = zero - exp_of_mlx((zero - x) * x);
+    let result = (e * t).mul_add(r, one);
+    V::select(negative(zero - x), result, zero - result)
+}
+
+/// tanh x, within two ulps; NaN gives NaN.
+#[inline(always)]
+pub fn tanh<V: F32x16>(x: V) -> V {
+    let one = V::splat(1.0);
+    let magnitude = x.abs();
+    // (1 - e^-2|x|) / (1 + e^-2|x|) cancels near 0, where Cephes' polynomial takes over.
+    let e = exp_nonpositive(magnitude * V::splat(-2.0));
+    let sign = V::and_int(x.to_bits(), V::splat_int(i32::MIN));
+    let large = ((one - e) / (one + e)).xor_bits(sign);
+    let z = x * x;
+    let p = V::splat(-5.704_988_7e-3);
+    let p = p.mul_add(z, V::splat(2.063_908_9e-2));
+    let p = p.mul_add(z, V::splat(-5.373_971_6e-2));
+    let p = p.mul_add(z, V::splat(1.333_144_2e-1));
+    let p = p.mul_add(z, V::splat(-3.333_328_2e-1));
+    let small = (p * z).mul_add(x, x);
+    V::select(negative(magnitude - V::splat(0.625)), small, large)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -237,6 +313,84 @@ mod tests {
             assert!(sin[2..4].iter().chain(&cos[2..4]).all(|v| v.is_nan()));
             assert_eq!(sin[4].to_bits(), 0);
             assert!((sin[5] - 1.5f32.sin()).abs() < 1e-7);
+        }
+    }
+
+    /// One function of lanes over a whole slice.
+    struct Each<'a, F> {
+        x: &'a [f32],
+        out: &'a mut [f32],
+        function: F,
+    }
+
+    trait Function {
+        fn of<V: F32x16>(&self, x: V) -> V;
+    }
+
+    struct ExpOfMlx;
+    struct Tanh;
+
+    impl Function for ExpOfMlx {
+        #[inline(always)]
+        fn of<V: F32x16>(&self, x: V) -> V {
+            exp_of_mlx(x)
+        }
+    }
+
+    impl Function for Tanh {
+        #[inline(always)]
+        fn of<V: F32x16>(&self, x: V) -> V {
+            tanh(x)
+        }
+    }
+
+    impl<F: Function> Kernel for Each<'_, F> {
+        #[inline(always)]
+        unsafe fn run<V: F32x16>(self) {
+            for i in (0..self.x.len()).step_by(LANES) {
+                // SAFETY: the slices are equally long, in whole blocks.
+                unsafe {
+                    let x = V::load(self.x.as_ptr().add(i));
+                    self.function.of(x).store(self.out.as_mut_ptr().add(i));
+                }
+            }
+        }
+    }
+
+    fn each(level: Level, x: &[f32], function: impl Function) -> Vec<f32> {
+        let mut out = vec![0.0; x.len()];
+        // SAFETY: the slices are equally long, in whole blocks.
+        unsafe { level.run(Each { x, out: &mut out, function }) };
+        out
+    }
+
+    #[test]
+    fn exp_on_lanes_is_that_of_one() {
+        // Every kind of pattern, the range that matters, and halves of ln 2, where floor decides.
+        let x: Vec<f32> = (0..1 << 16)
+            .map(|i| f32::from_bits(i * 65_521))
+            .chain((0..1 << 17).map(|i| (i as f32 - 65_536.0) * (90.0 / 65_536.0)))
+            .chain((0..1 << 10).map(|i| (i as f32 - 512.0) * (std::f32::consts::LN_2 / 2.0)))
+            .collect();
+        let expected: Vec<f32> = x.iter().map(|&x| exp_like_mlx(x)).collect();
+        for level in Level::available() {
+            assert_eq!(bits(&each(level, &x, ExpOfMlx)), bits(&expected), "{level:?}");
+        }
+    }
+
+    #[test]
+    fn tanh_is_within_two_ulps() {
+        let x: Vec<f32> = (0..1 << 18)
+            .map(|i| (i as f32 - 131_072.0) * (12.0 / 131_072.0))
+            .chain((0..1 << 16).map(|i| f32::from_bits(i * 65_521)))
+            .collect();
+        let first = each(Level::Scalar, &x, Tanh);
+        for (&x, &got) in x.iter().zip(&first) {
+            let exact = f64::from(x).tanh();
+            assert!(x.is_nan() && got.is_nan() || ulps(got, exact) <= 2.0, "{x:e}: {got:e}");
+        }
+        for level in Level::available() {
+            assert_eq!(bits(&each(level, &x, Tanh)), bits(&first), "{level:?}");
         }
     }
 

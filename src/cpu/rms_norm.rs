@@ -29,7 +29,9 @@ pub unsafe fn rms_norm(
     })
 }
 
-unsafe fn rms_norm_on<T: Float>(
+/// # Safety
+/// As [`rms_norm`]'s.
+pub(super) unsafe fn rms_norm_on<T: Float>(
     machine: Machine,
     x: *const T,
     weight: *const T,
@@ -72,6 +74,19 @@ impl<T: Float> Kernel for RmsNorm<T> {
     }
 }
 
+/// `1 / sqrt(mean(x²) + eps)`, for every kernel that normalises.
+///
+/// # Safety
+/// `x` is readable for `axis` elements.
+#[inline(always)]
+pub(super) unsafe fn inverse_rms<V: F32x16, T: Float>(x: *const T, axis: usize, eps: f32) -> f32 {
+    // MLX multiplies the sum by this rounded reciprocal.
+    let reciprocal = (1.0 / axis as f64) as f32;
+    // SAFETY: the caller's contract.
+    let mean = unsafe { fold_row::<V, T, Squares>(Squares, x, axis) } * reciprocal;
+    1.0 / (mean + eps).sqrt()
+}
+
 /// One row of `axis >= 1` elements; `weight` may be null, and `out` may be `x`.
 #[inline(always)]
 pub(super) unsafe fn rms_norm_row<V: F32x16, T: Float>(
@@ -81,12 +96,9 @@ pub(super) unsafe fn rms_norm_row<V: F32x16, T: Float>(
     axis: usize,
     eps: f32,
 ) {
-    // MLX multiplies the sum by this rounded reciprocal.
-    let reciprocal = (1.0 / axis as f64) as f32;
     // SAFETY: the caller's row and weight.
     unsafe {
-        let mean = fold_row::<V, T, Squares>(Squares, x, axis) * reciprocal;
-        let inverse = V::splat(1.0 / (mean + eps).sqrt());
+        let inverse = V::splat(inverse_rms::<V, T>(x, axis, eps));
         if weight.is_null() {
             normalize::<V, T, false>(x, weight, out, axis, inverse);
         } else {

@@ -3,13 +3,17 @@
 //! Every function that can reach code that throws returns `Result`; an exception in one that
 //! does not would end the process. What is declared infallible only reads a descriptor.
 
-pub(crate) mod layer_norm;
-pub(crate) mod reduce;
-pub(crate) mod residual_norm;
+pub(crate) mod activation;
 pub(crate) mod cross_entropy;
+pub(crate) mod layer_norm;
+pub(crate) mod linear;
 pub(crate) mod logsumexp;
+pub(crate) mod lora;
 pub(crate) mod masked_softmax;
 pub(crate) mod quantize;
+pub(crate) mod quantized_matmul;
+pub(crate) mod reduce;
+pub(crate) mod residual_norm;
 pub(crate) mod rms_norm;
 pub(crate) mod rope;
 pub(crate) mod rope_append;

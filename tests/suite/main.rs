@@ -1,5 +1,6 @@
 //! The integration tests, in one binary: a module for each part of the crate.
 
+mod activation;
 mod array;
 mod build;
 mod cache;
@@ -13,13 +14,16 @@ mod graph;
 mod hostile;
 mod io;
 mod layer_norm;
+mod linear;
 mod llama;
 mod logsumexp;
+mod lora;
 mod masked_softmax;
 mod memory;
 mod plan;
 mod printing;
 mod quantize;
+mod quantized_matmul;
 mod random;
 mod reduce;
 mod residual_norm;

@@ -1,7 +1,7 @@
 //! AVX2 with FMA and F16C: a block is two registers, low lanes first.
 
 use std::arch::x86_64::*;
-use std::ops::{Add, Mul, Sub};
+use std::ops::{Add, Div, Mul, Sub};
 
 use super::F32x16;
 
@@ -55,6 +55,14 @@ impl Mul for Avx2 {
     #[inline(always)]
     fn mul(self, other: Self) -> Self {
         floats(both!(_mm256_mul_ps(self, other)))
+    }
+}
+
+impl Div for Avx2 {
+    type Output = Self;
+    #[inline(always)]
+    fn div(self, other: Self) -> Self {
+        floats(both!(_mm256_div_ps(self, other)))
     }
 }
 
@@ -216,6 +224,49 @@ impl F32x16 for Avx2 {
             _mm256_castps_si256(_mm256_cmp_ps::<_CMP_UNORD_Q>(self.0, self.0)),
             _mm256_castps_si256(_mm256_cmp_ps::<_CMP_UNORD_Q>(self.1, self.1)),
         ))
+    }
+
+    #[inline(always)]
+    unsafe fn load_bytes(from: *const u8) -> Self::Int {
+        // SAFETY: sixteen bytes are readable; no alignment is needed.
+        let bytes = unsafe { _mm_loadu_si128(from.cast()) };
+        lanes!((_mm256_cvtepu8_epi32(bytes), _mm256_cvtepu8_epi32(_mm_srli_si128::<8>(bytes))))
+    }
+    #[inline(always)]
+    unsafe fn load_triples(from: *const u8) -> Self::Int {
+        // SAFETY: four loads of sixteen bytes within the 48: the last begins four early.
+        unsafe {
+            let load = |at: usize| _mm_loadu_si128(from.add(at).cast());
+            let spread = _mm_setr_epi8(0, 1, 2, -1, 3, 4, 5, -1, 6, 7, 8, -1, 9, 10, 11, -1);
+            let last = _mm_setr_epi8(4, 5, 6, -1, 7, 8, 9, -1, 10, 11, 12, -1, 13, 14, 15, -1);
+            let quarter = |at: usize, order| _mm_shuffle_epi8(load(at), order);
+            let low = _mm256_set_m128i(quarter(12, spread), quarter(0, spread));
+            (low, _mm256_set_m128i(quarter(32, last), quarter(24, spread)))
+        }
+    }
+    #[inline(always)]
+    fn permute(self, index: Self::Int) -> Self {
+        let pick = |index: __m256i| {
+            lanes!({
+                let low = _mm256_permutevar8x32_ps(self.0, index);
+                let high = _mm256_permutevar8x32_ps(self.1, index);
+                let upper = _mm256_castsi256_ps(_mm256_slli_epi32::<28>(index));
+                _mm256_blendv_ps(low, high, upper)
+            })
+        };
+        Self(pick(index.0), pick(index.1))
+    }
+    #[inline(always)]
+    fn low_fp4(a: Self::Int) -> Self {
+        let decode = |a: __m256i| {
+            lanes!({
+                let table = _mm256_setr_ps(0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0);
+                let sign =
+                    _mm256_and_si256(_mm256_slli_epi32::<28>(a), _mm256_set1_epi32(i32::MIN));
+                _mm256_or_ps(_mm256_permutevar8x32_ps(table, a), _mm256_castsi256_ps(sign))
+            })
+        };
+        Self(decode(a.0), decode(a.1))
     }
 
     #[inline(always)]

@@ -1,9 +1,9 @@
 //! AVX-512 (F, BW, VL, DQ, and BF16 where there is): a block is one register, tails are masked.
 
 use std::arch::x86_64::*;
-use std::ops::{Add, Mul, Sub};
+use std::ops::{Add, Div, Mul, Sub};
 
-use super::F32x16;
+use super::{F32x16, LANES};
 
 /// `BF16`: the machine has AVX512_BF16 too.
 #[derive(Clone, Copy)]
@@ -46,9 +46,19 @@ impl<const BF16: bool> Mul for Avx512<BF16> {
     }
 }
 
+impl<const BF16: bool> Div for Avx512<BF16> {
+    type Output = Self;
+    #[inline(always)]
+    fn div(self, other: Self) -> Self {
+        Self(lanes!(_mm512_div_ps(self.0, other.0)))
+    }
+}
+
 impl<const BF16: bool> F32x16 for Avx512<BF16> {
     type Int = __m512i;
     type Half = __m256i;
+
+    const ONE_REGISTER: bool = true;
 
     #[inline(always)]
     fn splat(value: f32) -> Self {
@@ -98,6 +108,50 @@ impl<const BF16: bool> F32x16 for Avx512<BF16> {
     #[inline(always)]
     fn mul_add(self, factor: Self, addend: Self) -> Self {
         Self(lanes!(_mm512_fmadd_ps(self.0, factor.0, addend.0)))
+    }
+    /// Subnormal numbers count as zero where this is one instruction.
+    #[inline(always)]
+    fn dot_bf16(self, a: __m512i, b: __m512i) -> Self {
+        if BF16 {
+            // SAFETY: only named for machines with AVX512_BF16; both types are 512 plain bits.
+            let pairs = |x| unsafe { std::mem::transmute::<__m512i, __m512bh>(x) };
+            return Self(lanes!(_mm512_dpbf16_ps(self.0, pairs(a), pairs(b))));
+        }
+        let upper = |x| Self::from_bits(Self::and_int(x, Self::splat_int(!0xffff)));
+        let lower = |x| Self::from_bits(Self::shift_left::<16>(x));
+        lower(a).mul_add(lower(b), upper(a).mul_add(upper(b), self))
+    }
+    #[inline(always)]
+    fn transpose(rows: [Self; LANES]) -> [Self; LANES] {
+        lanes!({
+            // Pairs of rows, then fours, within 128-bit quarters; then the quarters.
+            let r = rows.map(|row| row.0);
+            let mut t = r;
+            for i in 0..8 {
+                t[2 * i] = _mm512_unpacklo_ps(r[2 * i], r[2 * i + 1]);
+                t[2 * i + 1] = _mm512_unpackhi_ps(r[2 * i], r[2 * i + 1]);
+            }
+            let mut q = t;
+            for i in 0..4 {
+                let [a, b, c, d] = [0, 1, 2, 3].map(|j| _mm512_castps_pd(t[4 * i + j]));
+                q[4 * i] = _mm512_castpd_ps(_mm512_unpacklo_pd(a, c));
+                q[4 * i + 1] = _mm512_castpd_ps(_mm512_unpackhi_pd(a, c));
+                q[4 * i + 2] = _mm512_castpd_ps(_mm512_unpacklo_pd(b, d));
+                q[4 * i + 3] = _mm512_castpd_ps(_mm512_unpackhi_pd(b, d));
+            }
+            let mut out = r;
+            for i in 0..4 {
+                let even = _mm512_shuffle_f32x4::<0b10_00_10_00>(q[i], q[4 + i]);
+                let odd = _mm512_shuffle_f32x4::<0b11_01_11_01>(q[i], q[4 + i]);
+                let even_below = _mm512_shuffle_f32x4::<0b10_00_10_00>(q[8 + i], q[12 + i]);
+                let odd_below = _mm512_shuffle_f32x4::<0b11_01_11_01>(q[8 + i], q[12 + i]);
+                out[i] = _mm512_shuffle_f32x4::<0b10_00_10_00>(even, even_below);
+                out[4 + i] = _mm512_shuffle_f32x4::<0b10_00_10_00>(odd, odd_below);
+                out[8 + i] = _mm512_shuffle_f32x4::<0b11_01_11_01>(even, even_below);
+                out[12 + i] = _mm512_shuffle_f32x4::<0b11_01_11_01>(odd, odd_below);
+            }
+            out.map(Self)
+        })
     }
     #[inline(always)]
     fn max(self, other: Self) -> Self {
@@ -213,6 +267,46 @@ impl<const BF16: bool> F32x16 for Avx512<BF16> {
     #[inline(always)]
     fn narrow(a: __m512i) -> __m256i {
         lanes!(_mm512_cvtepi32_epi16(a))
+    }
+
+    #[inline(always)]
+    unsafe fn load_bytes(from: *const u8) -> __m512i {
+        // SAFETY: sixteen bytes are readable; no alignment is needed.
+        unsafe { _mm512_cvtepu8_epi32(_mm_loadu_si128(from.cast())) }
+    }
+    #[inline(always)]
+    unsafe fn load_triples(from: *const u8) -> __m512i {
+        // SAFETY: the mask confines the access to 48 bytes.
+        unsafe {
+            let words = _mm512_maskz_loadu_epi32(0x0fff, from.cast());
+            let spread = _mm512_setr_epi32(0, 1, 2, 2, 3, 4, 5, 5, 6, 7, 8, 8, 9, 10, 11, 11);
+            let triples = _mm_setr_epi8(0, 1, 2, -1, 3, 4, 5, -1, 6, 7, 8, -1, 9, 10, 11, -1);
+            let words = _mm512_permutexvar_epi32(spread, words);
+            _mm512_shuffle_epi8(words, _mm512_broadcast_i32x4(triples))
+        }
+    }
+    #[inline(always)]
+    fn permute(self, index: __m512i) -> Self {
+        Self(lanes!(_mm512_permutexvar_ps(index, self.0)))
+    }
+    /// Up to four bits index a table of sixteen: one instruction.
+    #[inline(always)]
+    fn low_bits<const BITS: u32>(a: __m512i) -> Self {
+        if BITS > 4 {
+            return Self::from_int(Self::and_int(a, Self::splat_int((1 << BITS) - 1)));
+        }
+        let number = |i: u32| (i & ((1 << BITS) - 1)) as f32;
+        let table: [f32; 16] = std::array::from_fn(|i| number(i as u32));
+        // SAFETY: the table holds sixteen floats.
+        Self(unsafe { _mm512_permutexvar_ps(a, _mm512_loadu_ps(table.as_ptr())) })
+    }
+    #[inline(always)]
+    fn low_fp4(a: __m512i) -> Self {
+        let table = [
+            0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0,
+        ];
+        // SAFETY: the table holds sixteen floats.
+        Self(unsafe { _mm512_permutexvar_ps(a, _mm512_loadu_ps(table.as_ptr())) })
     }
 
     #[inline(always)]

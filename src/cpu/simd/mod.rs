@@ -3,7 +3,7 @@
 //! Every level works on blocks of sixteen floats and adds lanes up in the same tree, so a
 //! kernel's result does not depend on the level that ran it.
 
-use std::ops::{Add, Mul, Sub};
+use std::ops::{Add, Div, Mul, Sub};
 
 #[cfg(target_arch = "x86_64")]
 mod avx2;
@@ -14,6 +14,8 @@ mod level;
 mod neon;
 mod scalar;
 
+#[cfg(target_arch = "x86_64")]
+pub use avx512::Avx512;
 pub use level::Level;
 
 /// Lanes in a block, whatever the level.
@@ -47,8 +49,10 @@ pub trait Kernel {
 /// Implementations are named only by [`Level::run`], after the level was detected: that is
 /// what makes the intrinsics behind these safe methods sound.
 pub trait F32x16:
-    Copy + Add<Output = Self> + Sub<Output = Self> + Mul<Output = Self> + 'static
+    Copy + Add<Output = Self> + Sub<Output = Self> + Mul<Output = Self> + Div<Output = Self> + 'static
 {
+    /// A block is one of 32 registers, so that two dozen sums stay in them.
+    const ONE_REGISTER: bool = false;
     /// Sixteen 32-bit integers.
     type Int: Copy;
     /// Sixteen 16-bit patterns.
@@ -116,6 +120,31 @@ pub trait F32x16:
 
     /// `self * factor + addend`, rounded once on every level.
     fn mul_add(self, factor: Self, addend: Self) -> Self;
+    /// Adds to each lane the product of two bf16 pairs, that of their upper halves first.
+    #[inline(always)]
+    fn dot_bf16(self, a: Self::Int, b: Self::Int) -> Self {
+        let upper = |x| Self::from_bits(Self::and_int(x, Self::splat_int(!0xffff)));
+        let lower = |x| Self::from_bits(Self::shift_left::<16>(x));
+        lower(a).mul_add(lower(b), upper(a).mul_add(upper(b), self))
+    }
+    /// Sixteen blocks as the rows of a square: its columns.
+    #[inline(always)]
+    fn transpose(rows: [Self; LANES]) -> [Self; LANES] {
+        let mut square = [0.0f32; LANES * LANES];
+        let mut column = [0.0f32; LANES];
+        // SAFETY: every row and column is sixteen floats of these arrays.
+        unsafe {
+            for (i, row) in rows.into_iter().enumerate() {
+                row.store(square.as_mut_ptr().add(i * LANES));
+            }
+            std::array::from_fn(|j| {
+                for (i, lane) in column.iter_mut().enumerate() {
+                    *lane = square[i * LANES + j];
+                }
+                Self::load(column.as_ptr())
+            })
+        }
+    }
     /// The larger lane; a NaN in `other` always comes through, one in `self` may be dropped.
     fn max(self, other: Self) -> Self;
     fn abs(self) -> Self;
@@ -151,6 +180,60 @@ pub trait F32x16:
     fn widen(half: Self::Half) -> Self::Int;
     /// The low sixteen bits of each lane, which hold no more than that.
     fn narrow(a: Self::Int) -> Self::Half;
+
+    /// Sixteen bytes, one in each lane.
+    /// # Safety
+    /// `from` is readable for sixteen bytes.
+    #[inline(always)]
+    unsafe fn load_bytes(from: *const u8) -> Self::Int {
+        // SAFETY: the array is sixteen words long; `load` takes any bits as they are.
+        unsafe {
+            let words: [u32; LANES] = std::array::from_fn(|i| u32::from(*from.add(i)));
+            Self::load(words.as_ptr().cast()).to_bits()
+        }
+    }
+    /// Three bytes in each lane, the first the lowest.
+    /// # Safety
+    /// `from` is readable for 48 bytes.
+    #[inline(always)]
+    unsafe fn load_triples(from: *const u8) -> Self::Int {
+        // SAFETY: as in `load_bytes`.
+        unsafe {
+            let words: [u32; LANES] = std::array::from_fn(|i| {
+                let byte = |at: usize| u32::from(*from.add(3 * i + at));
+                byte(0) | byte(1) << 8 | byte(2) << 16
+            });
+            Self::load(words.as_ptr().cast()).to_bits()
+        }
+    }
+    /// Lane i of the result is lane `index[i]`, which is below sixteen.
+    #[inline(always)]
+    fn permute(self, index: Self::Int) -> Self {
+        let (mut lanes, mut index_lanes) = ([0.0f32; LANES], [0.0f32; LANES]);
+        // SAFETY: each array holds sixteen floats; `load` takes any bits as they are.
+        unsafe {
+            self.store(lanes.as_mut_ptr());
+            Self::from_bits(index).store(index_lanes.as_mut_ptr());
+            let moved = index_lanes.map(|index| lanes[index.to_bits() as usize % LANES]);
+            Self::load(moved.as_ptr())
+        }
+    }
+    /// The low `BITS <= 8` bits of each lane as a number.
+    #[inline(always)]
+    fn low_bits<const BITS: u32>(a: Self::Int) -> Self {
+        Self::from_int(Self::and_int(a, Self::splat_int((1 << BITS) - 1)))
+    }
+    /// The low four bits of each lane as a 4-bit float: sign, two bits of exponent, one of mantissa.
+    #[inline(always)]
+    fn low_fp4(a: Self::Int) -> Self {
+        let sign = Self::shift_left::<28>(Self::and_int(a, Self::splat_int(8)));
+        // Exponent and mantissa in their places, 2^126 too small; below 1 there is only 0.5.
+        let magnitude = Self::shift_left::<22>(Self::and_int(a, Self::splat_int(7)));
+        let normal = Self::from_bits(Self::add_int(magnitude, Self::splat_int(126 << 23)));
+        let below_one = Self::from_int(Self::and_int(a, Self::splat_int(1))) * Self::splat(0.5);
+        let exponent = Self::and_int(a, Self::splat_int(6));
+        Self::select(exponent, normal, below_one).xor_bits(sign)
+    }
 
     #[inline(always)]
     fn from_bf16(half: Self::Half) -> Self {

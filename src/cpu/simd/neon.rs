@@ -2,7 +2,7 @@
 
 use std::arch::aarch64::*;
 use std::arch::asm;
-use std::ops::{Add, Mul, Sub};
+use std::ops::{Add, Div, Mul, Sub};
 
 use super::F32x16;
 
@@ -87,6 +87,14 @@ impl Mul for Neon {
     #[inline(always)]
     fn mul(self, other: Self) -> Self {
         Self(each!(I => vmulq_f32(self.0[I], other.0[I])))
+    }
+}
+
+impl Div for Neon {
+    type Output = Self;
+    #[inline(always)]
+    fn div(self, other: Self) -> Self {
+        Self(each!(I => vdivq_f32(self.0[I], other.0[I])))
     }
 }
 

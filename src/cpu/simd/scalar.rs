@@ -1,7 +1,7 @@
 //! Portable lanes: plain arrays, the reference every other level is tested against.
 
 use std::array::from_fn;
-use std::ops::{Add, Mul, Sub};
+use std::ops::{Add, Div, Mul, Sub};
 
 use super::{F32x16, LANES};
 
@@ -79,6 +79,14 @@ impl Mul for Scalar {
     #[inline(always)]
     fn mul(self, other: Self) -> Self {
         Self(from_fn(|i| self.0[i] * other.0[i]))
+    }
+}
+
+impl Div for Scalar {
+    type Output = Self;
+    #[inline(always)]
+    fn div(self, other: Self) -> Self {
+        Self(from_fn(|i| self.0[i] / other.0[i]))
     }
 }
 

@@ -1,12 +1,14 @@
 //! What is compared: which op, on what shape and type, called how. A file for each primitive.
 
-mod layer_norm;
-mod reduce;
-mod residual_norm;
 mod cross_entropy;
+mod layer_norm;
 mod logsumexp;
+mod lora;
 mod masked_softmax;
 mod quantize;
+mod quantized_matmul;
+mod reduce;
+mod residual_norm;
 mod rms_norm;
 mod rope;
 mod rope_append;
@@ -32,6 +34,8 @@ pub fn all() -> Vec<Workload> {
         cross_entropy::workloads(),
         rope_append::workloads(),
         quantize::workloads(),
+        quantized_matmul::workloads(),
+        lora::workloads(),
     ]
     .into_iter()
     .flatten()

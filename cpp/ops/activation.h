@@ -1,0 +1,43 @@
+#pragma once
+
+#include "../../metal/activation.h"
+#include "ops/common.h"
+
+namespace mlx_primitives {
+
+/** An activation of x, or of a and b, which are broadcast to one shape; element by element. */
+mx::array activation(ActivationKind kind, const mx::array& x, mx::StreamOrDevice s = {});
+mx::array activation(
+    ActivationKind kind, const mx::array& a, const mx::array& b, mx::StreamOrDevice s = {});
+
+/** x * scale + shift, where scale and shift are numbers or vectors along the last axis. */
+mx::array affine(
+    const mx::array& x, const mx::array& scale, const mx::array& shift, mx::StreamOrDevice s = {});
+
+/** The activation of one input as a graph of MLX's ops, with the roundings of mlx.nn. */
+mx::array composed_activation(ActivationKind kind, const mx::array& x, mx::Stream s);
+
+/** Inputs: one or two row-contiguous arrays of one shape and floating dtype. */
+class Activation : public ComposedPrimitive {
+ public:
+  Activation(mx::Stream stream, ActivationKind kind) : ComposedPrimitive(stream), kind_(kind) {}
+
+  COMPOSED_METHODS(Activation)
+  std::pair<std::vector<mx::array>, std::vector<int>> vmap(
+      const std::vector<mx::array>& inputs, const std::vector<int>& axes) override;
+
+ private:
+  ActivationKind kind_;
+};
+
+/** Inputs: x, scale and shift of one dtype; the last two of one element or as long as a row. */
+class Affine : public ComposedPrimitive {
+ public:
+  using ComposedPrimitive::ComposedPrimitive;
+
+  COMPOSED_METHODS(Affine)
+  std::pair<std::vector<mx::array>, std::vector<int>> vmap(
+      const std::vector<mx::array>& inputs, const std::vector<int>& axes) override;
+};
+
+} // namespace mlx_primitives

@@ -1,0 +1,188 @@
+#include "ops/lora.h"
+
+#include "ops/linear.h"
+
+namespace mlx_primitives {
+
+namespace {
+constexpr auto op = "lora_linear";
+constexpr size_t BASE = 3; // the first input of the base
+
+QuantizedWeight packed(const std::vector<mx::array>& arrays, size_t at) {
+  auto biases = arrays.size() > at + 2 ? std::optional(arrays[at + 2]) : std::nullopt;
+  return {arrays[at], arrays[at + 1], biases};
+}
+
+/** All rows of x as a matrix. */
+mx::array rows_of(const mx::array& x, mx::Stream s) {
+  return mx::reshape(x, {-1, x.shape(-1)}, s);
+}
+} // namespace
+
+mx::array lora_linear(
+    const mx::array& x,
+    const LoraBase& base,
+    const mx::array& a,
+    const mx::array& b,
+    float scale,
+    mx::StreamOrDevice s_) {
+  auto& w = base.arrays.at(0);
+  int axis = 0;
+  if (base.format) {
+    require_quantized(op, packed(base.arrays, 0), *base.format);
+    axis = static_cast<int>(int64_t{w.shape(1)} * 32 / base.format->bits);
+  } else {
+    if (w.ndim() != 2) {
+      refuse(op, "expected a matrix of weights, got shape ", w.shape());
+    }
+    axis = w.shape(1);
+  }
+  int columns = w.shape(0);
+  if (axis == 0) {
+    refuse(op, "expected an axis of at least one element, got weights of shape ", w.shape());
+  }
+  if (x.ndim() == 0 || x.shape(-1) != axis) {
+    refuse(op, "expected x of a last axis of ", axis, ", got shape ", x.shape());
+  }
+  if (a.ndim() != 2 || a.shape(1) != axis) {
+    refuse(op, "expected a of shape (rank, ", axis, "), got ", a.shape());
+  }
+  if (b.shape() != mx::Shape{columns, a.shape(0)}) {
+    refuse(op, "expected b of shape (", columns, ", ", a.shape(0), "), got ", b.shape());
+  }
+  auto dtype = mx::promote_types(x.dtype(), mx::promote_types(a.dtype(), b.dtype()));
+  for (auto& array : base.arrays) {
+    if (mx::issubdtype(array.dtype(), mx::floating)) {
+      dtype = mx::promote_types(dtype, array.dtype());
+    } else if (!base.format) {
+      refuse(op, "expected floating weights, got ", array.dtype());
+    }
+  }
+  require_kernel_dtype(op, dtype);
+
+  auto s = mx::to_stream(s_);
+  std::vector<mx::array> inputs;
+  auto add = [&](const mx::array& array, bool convert) {
+    inputs.push_back(row_contiguous(convert ? mx::astype(array, dtype, s) : array, s));
+  };
+  add(x, true);
+  add(a, true);
+  add(b, true);
+  for (auto& array : base.arrays) {
+    add(array, mx::issubdtype(array.dtype(), mx::floating));
+  }
+  auto shape = x.shape();
+  shape.back() = columns;
+  auto primitive = std::make_shared<LoraLinear>(s, base.format, scale);
+  return mx::array(std::move(shape), dtype, std::move(primitive), std::move(inputs));
+}
+
+float LoraLinear::rounded_scale(mx::Dtype dtype) const {
+  if (dtype == mx::float16) {
+    return static_cast<float>(mx::float16_t(scale_));
+  }
+  return dtype == mx::bfloat16 ? static_cast<float>(mx::bfloat16_t(scale_)) : scale_;
+}
+
+std::vector<mx::array> LoraLinear::compose(const std::vector<mx::array>& inputs) {
+  auto s = stream();
+  auto& x = inputs[0];
+  auto product = [&] {
+    if (!format_) {
+      return mx::matmul(x, mx::transpose(inputs[BASE], s), s);
+    }
+    auto w = packed(inputs, BASE);
+    auto [group, bits, mxfp4] = *format_;
+    return mx::quantized_matmul(
+        x, w.packed, w.scales, w.biases, true, group, bits, format_->mode(), s);
+  };
+  auto low = mx::matmul(x, mx::transpose(inputs[1], s), s);
+  auto high = mx::matmul(low, mx::transpose(inputs[2], s), s);
+  return {mx::add(product(), mx::multiply(scale(x), high, s), s)};
+}
+
+std::vector<mx::array> LoraLinear::vjp(
+    const std::vector<mx::array>& primals,
+    const std::vector<mx::array>& cotangents,
+    const std::vector<int>& argnums,
+    const std::vector<mx::array>& outputs) {
+  for (int argnum : argnums) {
+    if (argnum >= static_cast<int>(BASE)) {
+      // The base is frozen where this op is worth while: no short cut.
+      return ComposedPrimitive::vjp(primals, cotangents, argnums, outputs);
+    }
+  }
+  auto s = stream();
+  auto& a = primals[1];
+  auto& b = primals[2];
+  // Two products with the small matrices serve all three gradients; none has the base's shape.
+  auto g = rows_of(cotangents[0], s);
+  auto x = rows_of(primals[0], s);
+  auto scaled = mx::multiply(scale(x), g, s);
+  auto pulled = matmul(scaled, b, false, s);
+  std::vector<mx::array> gradients;
+  for (int argnum : argnums) {
+    if (argnum == 0) {
+      auto through_base = [&] {
+        if (!format_) {
+          return matmul(g, primals[BASE], false, s);
+        }
+        auto w = packed(primals, BASE);
+        auto [group, bits, mxfp4] = *format_;
+        return mx::quantized_matmul(
+            g, w.packed, w.scales, w.biases, false, group, bits, format_->mode(), s);
+      };
+      auto of_x = mx::add(through_base(), matmul(pulled, a, false, s), s);
+      gradients.push_back(mx::reshape(of_x, primals[0].shape(), s));
+    } else if (argnum == 1) {
+      gradients.push_back(matmul(mx::transpose(pulled, s), x, false, s));
+    } else {
+      auto low = matmul(x, a, true, s);
+      gradients.push_back(matmul(mx::transpose(scaled, s), low, false, s));
+    }
+  }
+  return gradients;
+}
+
+std::pair<std::vector<mx::array>, std::vector<int>> LoraLinear::vmap(
+    const std::vector<mx::array>& inputs, const std::vector<int>& axes) {
+  auto s = stream();
+  int size = batch_size(inputs, axes);
+  auto run = [&](const std::vector<mx::array>& inputs) {
+    LoraBase base{{inputs.begin() + BASE, inputs.end()}, format_};
+    return lora_linear(inputs[0], base, inputs[1], inputs[2], scale_, s);
+  };
+  bool folds = true;
+  for (size_t i = 1; i < inputs.size(); ++i) {
+    folds = folds && axes[i] < 0;
+  }
+  if (folds) {
+    auto folded = inputs;
+    folded[0] = batch_first(inputs[0], axes[0], size, s);
+    return {{run(folded)}, {0}};
+  }
+  std::vector<mx::array> entries;
+  for (int entry = 0; entry < size; ++entry) {
+    auto taken = inputs;
+    for (size_t i = 0; i < inputs.size(); ++i) {
+      if (axes[i] >= 0) {
+        taken[i] = mx::take(inputs[i], entry, axes[i], s);
+      }
+    }
+    entries.push_back(run(taken));
+  }
+  return {{mx::stack(entries, 0, s)}, {0}};
+}
+
+bool LoraLinear::is_equivalent(const mx::Primitive& other) const {
+  auto& lora = static_cast<const LoraLinear&>(other);
+  return format_ == lora.format_ && scale_ == lora.scale_;
+}
+
+std::vector<mx::Shape> LoraLinear::output_shapes(const std::vector<mx::array>& inputs) {
+  auto shape = inputs[0].shape();
+  shape.back() = inputs[2].shape(0);
+  return {shape};
+}
+
+} // namespace mlx_primitives

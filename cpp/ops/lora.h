@@ -1,0 +1,50 @@
+#pragma once
+
+#include <optional>
+
+#include "ops/quantized_matmul.h"
+
+namespace mlx_primitives {
+
+/** A plain matrix [columns, axis], or a packed one with its format. */
+struct LoraBase {
+  std::vector<mx::array> arrays;
+  std::optional<QuantizedFormat> format;
+};
+
+/** x * W^T + scale * (x * A^T) * B^T: a [rank, axis], b [columns, rank]. */
+mx::array lora_linear(
+    const mx::array& x,
+    const LoraBase& base,
+    const mx::array& a,
+    const mx::array& b,
+    float scale,
+    mx::StreamOrDevice s = {});
+
+/** Inputs: x, a, b, then the arrays of the base; row-contiguous, the floating ones of one type. */
+class LoraLinear : public ComposedPrimitive {
+ public:
+  LoraLinear(mx::Stream stream, std::optional<QuantizedFormat> format, float scale)
+      : ComposedPrimitive(stream), format_(format), scale_(scale) {}
+
+  COMPOSED_METHODS(LoraLinear)
+  std::vector<mx::array> vjp(
+      const std::vector<mx::array>& primals,
+      const std::vector<mx::array>& cotangents,
+      const std::vector<int>& argnums,
+      const std::vector<mx::array>& outputs) override;
+  std::pair<std::vector<mx::array>, std::vector<int>> vmap(
+      const std::vector<mx::array>& inputs, const std::vector<int>& axes) override;
+
+ private:
+  /** The scale as a number of the arrays' type. */
+  float rounded_scale(mx::Dtype dtype) const;
+  mx::array scale(const mx::array& like) const {
+    return mx::array(scale_, like.dtype());
+  }
+
+  std::optional<QuantizedFormat> format_;
+  float scale_;
+};
+
+} // namespace mlx_primitives

@@ -1,0 +1,267 @@
+#include "ops/quantized_matmul.h"
+
+namespace mlx_primitives {
+
+namespace {
+constexpr auto op = "quantized_linear";
+constexpr size_t MOST_PARTS = 3;
+
+void require_format(const char* op, const QuantizedFormat& format) {
+  auto [group, bits, mxfp4] = format;
+  if (mxfp4) {
+    if (group != 32 || bits != 4) {
+      refuse(op, "expected groups of 32 and 4 bits for mxfp4, got ", group, " and ", bits);
+    }
+    return;
+  }
+  if (group != 32 && group != 64 && group != 128) {
+    refuse(op, "expected groups of 32, 64 or 128, got ", group);
+  }
+  if (bits != 2 && bits != 3 && bits != 4 && bits != 6 && bits != 8) {
+    refuse(op, "expected 2, 3, 4, 6 or 8 bits, got ", bits);
+  }
+}
+
+int axis_of(const QuantizedWeight& weight, const QuantizedFormat& format) {
+  return static_cast<int>(int64_t{weight.packed.shape(1)} * 32 / format.bits);
+}
+
+/** The type that x and everything that meets it promote to. */
+mx::Dtype common_dtype(
+    const mx::array& x,
+    const std::vector<QuantizedWeight>& weights,
+    const QuantizedExtras& extras) {
+  auto dtype = x.dtype();
+  auto promote = [&](const std::optional<mx::array>& a) {
+    if (a) {
+      dtype = mx::promote_types(dtype, a->dtype());
+    }
+  };
+  for (auto& weight : weights) {
+    if (weight.biases) {
+      promote(weight.scales);
+      promote(weight.biases);
+    }
+  }
+  promote(extras.norm);
+  promote(extras.bias);
+  promote(extras.residual);
+  return dtype;
+}
+
+mx::array silu(const mx::array& x, mx::Stream s) {
+  return mx::multiply(x, mx::sigmoid(x, s), s);
+}
+} // namespace
+
+void require_quantized(const char* op, const QuantizedWeight& w, const QuantizedFormat& format) {
+  require_format(op, format);
+  if (w.packed.ndim() != 2 || w.packed.dtype() != mx::uint32) {
+    refuse(
+        op,
+        "expected packed weights as a uint32 matrix, got ",
+        w.packed.dtype(),
+        " of shape ",
+        w.packed.shape());
+  }
+  if (w.packed.shape(1) == 0) {
+    refuse(op, "expected at least one group a row, got shape ", w.packed.shape());
+  }
+  auto bits = int64_t{w.packed.shape(1)} * 32;
+  auto group_bits = int64_t{format.bits} * format.group_size;
+  if (bits % group_bits != 0) {
+    refuse(op, "expected rows of whole groups, got ", w.packed.shape(1), " words a row");
+  }
+  mx::Shape groups = {w.packed.shape(0), static_cast<int>(bits / group_bits)};
+  if (w.scales.shape() != groups) {
+    refuse(op, "expected scales of shape ", groups, ", got ", w.scales.shape());
+  }
+  if (format.mxfp4) {
+    if (w.scales.dtype() != mx::uint8 || w.biases) {
+      refuse(op, "expected uint8 scales and no biases for mxfp4, got ", w.scales.dtype());
+    }
+    return;
+  }
+  require_kernel_dtype(op, w.scales.dtype());
+  if (!w.biases || w.biases->shape() != groups || w.biases->dtype() != w.scales.dtype()) {
+    refuse(op, "expected biases of the scales' shape and type, got others");
+  }
+}
+
+mx::array quantized_matmul(
+    const mx::array& x,
+    const std::vector<QuantizedWeight>& weights,
+    const QuantizedFormat& format,
+    const QuantizedExtras& extras,
+    mx::StreamOrDevice s_) {
+  if (weights.empty() || weights.size() > MOST_PARTS) {
+    refuse(op, "expected 1 to ", MOST_PARTS, " weights, got ", weights.size());
+  }
+  for (auto& weight : weights) {
+    require_quantized(op, weight, format);
+  }
+  int axis = axis_of(weights[0], format);
+  if (x.ndim() == 0 || x.shape(-1) != axis) {
+    refuse(op, "expected x of a last axis of ", axis, ", got shape ", x.shape());
+  }
+  int columns = 0;
+  for (auto& weight : weights) {
+    if (axis_of(weight, format) != axis) {
+      refuse(op, "expected weights of the same axis, got ", axis, " and ", axis_of(weight, format));
+    }
+    columns += weight.packed.shape(0);
+  }
+  if (extras.swiglu) {
+    columns = weights[0].packed.shape(0);
+    if (weights.size() != 2 || weights[1].packed.shape(0) != columns) {
+      refuse(op, "expected gate and up of one shape, got others");
+    }
+  }
+  auto shape = x.shape();
+  shape.back() = columns;
+  if (extras.norm && extras.norm->shape() != mx::Shape{axis}) {
+    refuse(op, "expected a norm's weight of shape (", axis, "), got ", extras.norm->shape());
+  }
+  if (extras.bias && extras.bias->shape() != mx::Shape{columns}) {
+    refuse(op, "expected a bias of shape (", columns, "), got ", extras.bias->shape());
+  }
+  if (extras.residual && extras.residual->shape() != shape) {
+    refuse(op, "expected a residual of shape ", shape, ", got ", extras.residual->shape());
+  }
+  auto dtype = common_dtype(x, weights, extras);
+  require_kernel_dtype(op, dtype);
+
+  auto s = mx::to_stream(s_);
+  std::vector<mx::array> inputs;
+  auto add = [&](const mx::array& a) {
+    inputs.push_back(row_contiguous(mx::astype(a, dtype, s), s));
+  };
+  auto add_any = [&](const std::optional<mx::array>& a) {
+    if (a) {
+      add(*a);
+    }
+  };
+  add(x);
+  for (auto& weight : weights) {
+    inputs.push_back(row_contiguous(weight.packed, s));
+    if (format.mxfp4) {
+      inputs.push_back(row_contiguous(weight.scales, s));
+    } else {
+      add(weight.scales);
+      add(*weight.biases);
+    }
+  }
+  add_any(extras.norm);
+  add_any(extras.bias);
+  add_any(extras.residual);
+  QuantizedMatmul::Kind kind{
+      format,
+      static_cast<int>(weights.size()),
+      extras.swiglu,
+      extras.norm.has_value(),
+      extras.eps,
+      extras.bias.has_value(),
+      extras.residual.has_value()};
+  return mx::array(
+      std::move(shape), dtype, std::make_shared<QuantizedMatmul>(s, kind), std::move(inputs));
+}
+
+QuantizedWeight QuantizedMatmul::weight(const std::vector<mx::array>& inputs, int part) const {
+  int at = 1 + part * stride();
+  auto biases = kind_.format.mxfp4 ? std::nullopt : std::optional(inputs[at + 2]);
+  return {inputs[at], inputs[at + 1], biases};
+}
+
+QuantizedExtras QuantizedMatmul::extras(const std::vector<mx::array>& inputs) const {
+  size_t at = 1 + kind_.parts * stride();
+  auto next = [&](bool there) { return there ? std::optional(inputs[at++]) : std::nullopt; };
+  QuantizedExtras extras;
+  extras.eps = kind_.eps;
+  extras.swiglu = kind_.swiglu;
+  extras.norm = next(kind_.normed);
+  extras.bias = next(kind_.biased);
+  extras.residual = next(kind_.added);
+  return extras;
+}
+
+int QuantizedMatmul::columns(const std::vector<mx::array>& inputs) const {
+  int columns = 0;
+  for (int part = 0; part < (kind_.swiglu ? 1 : kind_.parts); ++part) {
+    columns += inputs[1 + part * stride()].shape(0);
+  }
+  return columns;
+}
+
+std::vector<mx::array> QuantizedMatmul::compose(const std::vector<mx::array>& inputs) {
+  auto s = stream();
+  auto more = extras(inputs);
+  auto x = more.norm ? mx::fast::rms_norm(inputs[0], more.norm, kind_.eps, s) : inputs[0];
+  std::vector<mx::array> products;
+  for (int part = 0; part < kind_.parts; ++part) {
+    auto w = weight(inputs, part);
+    auto& format = kind_.format;
+    products.push_back(mx::quantized_matmul(
+        x, w.packed, w.scales, w.biases, true, format.group_size, format.bits, format.mode(), s));
+  }
+  auto y = kind_.swiglu          ? mx::multiply(silu(products[0], s), products[1], s)
+           : products.size() > 1 ? mx::concatenate(products, -1, s)
+                                 : products[0];
+  if (more.bias) {
+    y = mx::add(y, *more.bias, s);
+  }
+  if (more.residual) {
+    y = mx::add(y, *more.residual, s);
+  }
+  return {y};
+}
+
+std::pair<std::vector<mx::array>, std::vector<int>> QuantizedMatmul::vmap(
+    const std::vector<mx::array>& inputs, const std::vector<int>& axes) {
+  auto s = stream();
+  int size = batch_size(inputs, axes);
+  auto run = [&](const std::vector<mx::array>& inputs) {
+    std::vector<QuantizedWeight> weights;
+    for (int part = 0; part < kind_.parts; ++part) {
+      weights.push_back(weight(inputs, part));
+    }
+    return quantized_matmul(inputs[0], weights, kind_.format, extras(inputs), s);
+  };
+  // x and a residual take the new axis among their leading ones.
+  size_t residual = kind_.added ? inputs.size() - 1 : inputs.size();
+  bool folds = true;
+  for (size_t i = 1; i < inputs.size(); ++i) {
+    folds = folds && (i == residual || axes[i] < 0);
+  }
+  if (folds) {
+    auto folded = inputs;
+    folded[0] = batch_first(inputs[0], axes[0], size, s);
+    if (kind_.added) {
+      folded[residual] = batch_first(inputs[residual], axes[residual], size, s);
+    }
+    return {{run(folded)}, {0}};
+  }
+  // Weights of their own for each entry: MLX has no batched product of those either.
+  std::vector<mx::array> entries;
+  for (int entry = 0; entry < size; ++entry) {
+    auto taken = inputs;
+    for (size_t i = 0; i < inputs.size(); ++i) {
+      if (axes[i] >= 0) {
+        taken[i] = mx::take(inputs[i], entry, axes[i], s);
+      }
+    }
+    entries.push_back(run(taken));
+  }
+  return {{mx::stack(entries, 0, s)}, {0}};
+}
+
+bool QuantizedMatmul::is_equivalent(const mx::Primitive& other) const {
+  return kind_ == static_cast<const QuantizedMatmul&>(other).kind_;
+}
+
+std::vector<mx::Shape> QuantizedMatmul::output_shapes(const std::vector<mx::array>& inputs) {
+  auto shape = inputs[0].shape();
+  shape.back() = columns(inputs);
+  return {shape};
+}
+
+} // namespace mlx_primitives

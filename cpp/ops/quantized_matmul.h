@@ -1,0 +1,87 @@
+#pragma once
+
+#include <optional>
+
+#include "ops/common.h"
+
+namespace mlx_primitives {
+
+/** How weights are packed: MLX's affine layout, or mxfp4. */
+struct QuantizedFormat {
+  int group_size;
+  int bits;
+  bool mxfp4;
+
+  bool operator==(const QuantizedFormat&) const = default;
+
+  const char* mode() const {
+    return mxfp4 ? "mxfp4" : "affine";
+  }
+};
+
+/** A matrix [columns, axis]; biases unless mxfp4. */
+struct QuantizedWeight {
+  mx::array packed;
+  mx::array scales;
+  std::optional<mx::array> biases;
+};
+
+/** Refuses what is not a matrix of this format. */
+void require_quantized(
+    const char* op, const QuantizedWeight& weight, const QuantizedFormat& format);
+
+/** What surrounds the products. */
+struct QuantizedExtras {
+  std::optional<mx::array> norm; // weight of an RMS normalisation of x, [axis]
+  float eps = 0;
+  std::optional<mx::array> bias;     // [columns of the result]
+  std::optional<mx::array> residual; // of the result's shape
+  bool swiglu = false;               // silu(first) * second, not one after the other
+};
+
+/** x * W^T for up to three W of one format, joined along the last axis. */
+mx::array quantized_matmul(
+    const mx::array& x,
+    const std::vector<QuantizedWeight>& weights,
+    const QuantizedFormat& format,
+    const QuantizedExtras& extras,
+    mx::StreamOrDevice s = {});
+
+/**
+ * Inputs: x, the arrays of each weight, then the norm's weight, the bias and the residual as far as
+ * there are any; all row-contiguous, the floating ones of one type.
+ */
+class QuantizedMatmul : public ComposedPrimitive {
+ public:
+  /** What tells one from another. */
+  struct Kind {
+    QuantizedFormat format;
+    int parts;
+    bool swiglu;
+    bool normed;
+    float eps;
+    bool biased;
+    bool added;
+
+    bool operator==(const Kind&) const = default;
+  };
+
+  QuantizedMatmul(mx::Stream stream, Kind kind) : ComposedPrimitive(stream), kind_(kind) {}
+
+  COMPOSED_METHODS(QuantizedMatmul)
+  std::pair<std::vector<mx::array>, std::vector<int>> vmap(
+      const std::vector<mx::array>& inputs, const std::vector<int>& axes) override;
+
+ private:
+  /** Arrays of a weight. */
+  int stride() const {
+    return kind_.format.mxfp4 ? 2 : 3;
+  }
+  QuantizedWeight weight(const std::vector<mx::array>& inputs, int part) const;
+  QuantizedExtras extras(const std::vector<mx::array>& inputs) const;
+  int columns(const std::vector<mx::array>& inputs) const;
+
+  Kind kind_;
+};
+
+} // namespace mlx_primitives

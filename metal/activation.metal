@@ -1,0 +1,107 @@
+#include "activation_functions.h"
+
+/** A threadgroup's part of flat arrays, a quad for each thread. */
+struct Span {
+  size_t start;
+  uint at;
+  uint end;
+
+  Span(constant ActivationParams& params, uint group, uint index, uint threads)
+      : start(size_t(group) * threads * READS),
+        at(index * READS),
+        end(uint(min(size_t(threads) * READS, size_t(params.size) - start))) {}
+};
+
+template <typename T, ActivationKind KIND>
+[[kernel]] void activation_of_one(
+    const device T* x [[buffer(0)]],
+    device T* out [[buffer(1)]],
+    constant ActivationParams& params [[buffer(2)]],
+    uint group [[threadgroup_position_in_grid]],
+    uint index [[thread_index_in_threadgroup]],
+    uint threads [[threads_per_threadgroup]]) {
+  const Span span(params, group, index, threads);
+  if (span.at >= span.end) {
+    return;
+  }
+  packed4<T> values = load4(x + span.start, span.at, span.end, T(0.0f));
+  for (uint i = 0; i < READS; i++) {
+    values[i] = activated<T>(KIND, values[i]);
+  }
+  store4(out + span.start, span.at, span.end, values);
+}
+
+template <typename T, ActivationKind KIND>
+[[kernel]] void activation_of_two(
+    const device T* a [[buffer(0)]],
+    const device T* b [[buffer(1)]],
+    device T* out [[buffer(2)]],
+    constant ActivationParams& params [[buffer(3)]],
+    uint group [[threadgroup_position_in_grid]],
+    uint index [[thread_index_in_threadgroup]],
+    uint threads [[threads_per_threadgroup]]) {
+  const Span span(params, group, index, threads);
+  if (span.at >= span.end) {
+    return;
+  }
+  packed4<T> values = load4(a + span.start, span.at, span.end, T(0.0f));
+  const packed4<T> others = load4(b + span.start, span.at, span.end, T(0.0f));
+  for (uint i = 0; i < READS; i++) {
+    values[i] = combined<T, KIND>(values[i], others[i]);
+  }
+  store4(out + span.start, span.at, span.end, values);
+}
+
+/** Four factors from column `at` on, of which one number stands for all. */
+template <typename T>
+METAL_FUNC packed4<T> factors(const device T* of, uint columns, uint at) {
+  if (columns > 1) {
+    return load4(of, at, columns, T(0.0f));
+  }
+  packed4<T> quad;
+  const T all = of[0];
+  for (uint i = 0; i < READS; i++) {
+    quad[i] = all;
+  }
+  return quad;
+}
+
+/** Quads of columns along x; along y AFFINE_ROWS rows, for which scale and shift are read once. */
+template <typename T>
+[[kernel]] void activation_affine(
+    const device T* x [[buffer(0)]],
+    const device T* scale [[buffer(1)]],
+    const device T* shift [[buffer(2)]],
+    device T* out [[buffer(3)]],
+    constant AffineParams& params [[buffer(4)]],
+    uint2 place [[thread_position_in_grid]]) {
+  const uint at = place.x * READS;
+  const uint first = place.y * AFFINE_ROWS;
+  if (at >= params.columns || first >= params.rows) {
+    return;
+  }
+  const packed4<T> scales = factors(scale, params.scale_columns, at);
+  const packed4<T> shifts = factors(shift, params.shift_columns, at);
+  for (uint row = first; row < min(first + AFFINE_ROWS, params.rows); row++) {
+    const size_t start = size_t(row) * params.columns;
+    packed4<T> values = load4(x + start, at, params.columns, T(0.0f));
+    for (uint i = 0; i < READS; i++) {
+      values[i] = T(float(T(float(values[i]) * float(scales[i]))) + float(shifts[i]));
+    }
+    store4(out + start, at, params.columns, values);
+  }
+}
+
+#define ACTIVATION_KERNELS(DTYPE, T)                                                            \
+  MLXP_KERNEL("mlxp_activation_relu_" DTYPE, activation_of_one<T, ACTIVATION_RELU>)             \
+  MLXP_KERNEL("mlxp_activation_gelu_" DTYPE, activation_of_one<T, ACTIVATION_GELU>)             \
+  MLXP_KERNEL("mlxp_activation_gelu_tanh_" DTYPE, activation_of_one<T, ACTIVATION_GELU_TANH>)   \
+  MLXP_KERNEL("mlxp_activation_silu_" DTYPE, activation_of_one<T, ACTIVATION_SILU>)             \
+  MLXP_KERNEL("mlxp_activation_swiglu_" DTYPE, activation_of_two<T, ACTIVATION_SWIGLU>)         \
+  MLXP_KERNEL("mlxp_activation_geglu_" DTYPE, activation_of_two<T, ACTIVATION_GEGLU>)           \
+  MLXP_KERNEL("mlxp_activation_geglu_tanh_" DTYPE, activation_of_two<T, ACTIVATION_GEGLU_TANH>) \
+  MLXP_KERNEL("mlxp_activation_add_relu_" DTYPE, activation_of_two<T, ACTIVATION_ADD_RELU>)     \
+  MLXP_KERNEL("mlxp_activation_mul_relu_" DTYPE, activation_of_two<T, ACTIVATION_MUL_RELU>)     \
+  MLXP_KERNEL("mlxp_activation_affine_" DTYPE, activation_affine<T>)
+
+MLXP_EACH_DTYPE(ACTIVATION_KERNELS)

@@ -1,0 +1,102 @@
+#pragma once
+
+#include "activation.h"
+#include "common.h"
+
+// Each step is rounded to T, as MLX's kernels do, which compute in T.
+
+/**
+ * The error function within 7.1e-8 and 1.2 ulps: minimax polynomials of erf(x) / x - 1 in x^2,
+ * and of log(erfc(|x|)) from where the first would lose digits.
+ */
+METAL_FUNC float error_function(float x) {
+  const float t = fabs(x);
+  if (t < 0.93f) {
+    const float s = t * t;
+    float p = -5.976891e-4f;
+    p = fma(p, s, 4.9909796e-3f);
+    p = fma(p, s, -2.6765566e-2f);
+    p = fma(p, s, 1.12818025e-1f);
+    p = fma(p, s, -3.7612495e-1f);
+    p = fma(p, s, 1.2837915e-1f);
+    return fma(p, x, x);
+  }
+  const float a = min(t, 3.95f); // from there on the result is 1
+  float p = -2.1161906e-5f;
+  p = fma(p, a, 4.3521888e-4f);
+  p = fma(p, a, -4.174643e-3f);
+  p = fma(p, a, 2.5128625e-2f);
+  p = fma(p, a, -1.0829394e-1f);
+  p = fma(p, a, -6.333347e-1f);
+  p = fma(p, a, -1.1295208f);
+  p = fma(p, a, 1.7587456e-4f);
+  return copysign(1.0f - precise::exp(p), x);
+}
+
+template <typename T>
+METAL_FUNC T sigmoid_of(T x) {
+  const T e = T(precise::exp(fabs(float(x))));
+  const T y = T(1.0f / float(T(1.0f + float(e))));
+  return float(x) < 0.0f ? y : T(1.0f - float(y));
+}
+
+/** max(x, 0), where -0 counts as 0 and NaN stays. */
+template <typename T>
+METAL_FUNC T relu(T x) {
+  return float(x) <= 0.0f ? T(0.0f) : x;
+}
+
+template <typename T>
+METAL_FUNC T silu(T x) {
+  return T(float(x) * float(sigmoid_of(x)));
+}
+
+template <typename T>
+METAL_FUNC T gelu(T x) {
+  const T scaled = T(float(x) / float(T(M_SQRT2_F)));
+  const T sum = T(1.0f + float(T(error_function(float(scaled)))));
+  return T(float(T(float(x) * float(sum))) * 0.5f);
+}
+
+template <typename T>
+METAL_FUNC T gelu_tanh(T x_) {
+  const float x = float(x_);
+  const T cube = T(x * x * x);
+  const T cubic = T(float(T(0.044715f)) * float(cube));
+  const T inner = T(float(T(0.7978846f)) * float(T(x + float(cubic))));
+  const T outer = T(1.0f + float(T(precise::tanh(float(inner)))));
+  return T(float(T(0.5f * x)) * float(outer));
+}
+
+/** `kind` is the same for all threads, so this branches as one. */
+template <typename T>
+METAL_FUNC T activated(uint kind, T x) {
+  switch (kind) {
+    case ACTIVATION_RELU:
+      return relu(x);
+    case ACTIVATION_GELU:
+      return gelu(x);
+    case ACTIVATION_GELU_TANH:
+      return gelu_tanh(x);
+    case ACTIVATION_SILU:
+      return silu(x);
+    default:
+      return x;
+  }
+}
+
+template <typename T, ActivationKind KIND>
+METAL_FUNC T combined(T a, T b) {
+  switch (KIND) {
+    case ACTIVATION_SWIGLU:
+      return T(float(silu(a)) * float(b));
+    case ACTIVATION_GEGLU:
+      return T(float(gelu(a)) * float(b));
+    case ACTIVATION_GEGLU_TANH:
+      return T(float(gelu_tanh(a)) * float(b));
+    case ACTIVATION_ADD_RELU:
+      return relu(T(float(a) + float(b)));
+    default: // ACTIVATION_MUL_RELU
+      return relu(T(float(a) * float(b)));
+  }
+}

@@ -1,0 +1,240 @@
+#include "activation_functions.h"
+#include "linear.h"
+
+// Sums in float; then the product, the bias, the activation and the residual are each rounded
+// to T, as by MLX's kernels for them.
+
+template <typename T>
+METAL_FUNC T finished(
+    float sum,
+    const device T* bias,
+    const device T* residual,
+    constant LinearParams& params,
+    uint column,
+    size_t at) {
+  T y = T(sum);
+  if (params.biased) {
+    y = T(float(y) + float(bias[column]));
+  }
+  y = activated<T>(params.activation, y);
+  if (params.residual) {
+    y = T(float(y) + float(residual[at]));
+  }
+  return y;
+}
+
+/** Up to ROWS rows of x, staged as float for the threadgroup; each row of w is read once. */
+template <typename T, uint ROWS>
+[[kernel]] void linear_few(
+    const device T* x [[buffer(0)]],
+    const device T* w [[buffer(1)]],
+    const device T* bias [[buffer(2)]],
+    const device T* residual [[buffer(3)]],
+    device T* out [[buffer(4)]],
+    constant LinearParams& params [[buffer(5)]],
+    threadgroup float* staged [[threadgroup(0)]],
+    uint3 group [[threadgroup_position_in_grid]],
+    uint index [[thread_index_in_threadgroup]],
+    uint3 threads [[threads_per_threadgroup]],
+    uint lane [[thread_index_in_simdgroup]],
+    uint simd [[simdgroup_index_in_threadgroup]],
+    uint simds [[simdgroups_per_threadgroup]]) {
+  constexpr uint CHUNK = LINEAR_STAGED / ROWS;
+  const size_t batch = group.z;
+  x += batch * params.m * params.k;
+  w += batch * params.w_batched * params.n * params.k;
+  const uint first = (group.x * simds + simd) * LINEAR_SIMD_ROWS;
+
+  float sums[ROWS][LINEAR_SIMD_ROWS];
+  for (uint m = 0; m < ROWS; m++) {
+    for (uint r = 0; r < LINEAR_SIMD_ROWS; r++) {
+      sums[m][r] = 0.0f;
+    }
+  }
+  for (uint start = 0; start < params.k; start += CHUNK) {
+    const uint length = min(CHUNK, params.k - start);
+    if (start > 0) { // until every SIMD group is done with the last chunk
+      threadgroup_barrier(mem_flags::mem_threadgroup);
+    }
+    for (uint m = 0; m < ROWS; m++) {
+      const device T* row = x + size_t(min(m, params.m - 1)) * params.k + start;
+      for (uint at = index * READS; at < length; at += threads.x * READS) {
+        const packed4<T> values = load4(row, at, length, T(0.0f));
+        for (uint i = 0; i < READS; i++) {
+          staged[m * CHUNK + at + i] = float(values[i]);
+        }
+      }
+    }
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+
+    for (uint at = lane * READS; at < length; at += SIMD_ROW) {
+      packed4<T> weights[LINEAR_SIMD_ROWS];
+      for (uint r = 0; r < LINEAR_SIMD_ROWS; r++) {
+        const uint row = min(first + r, params.n - 1);
+        weights[r] = load4(w + size_t(row) * params.k + start, at, length, T(0.0f));
+      }
+      for (uint m = 0; m < ROWS; m++) {
+        for (uint i = 0; i < READS; i++) {
+          const float value = staged[m * CHUNK + at + i];
+          for (uint r = 0; r < LINEAR_SIMD_ROWS; r++) {
+            sums[m][r] += float(weights[r][i]) * value;
+          }
+        }
+      }
+    }
+  }
+
+  // One lane for each output of the SIMD group.
+  float mine = 0.0f;
+  for (uint m = 0; m < ROWS; m++) {
+    for (uint r = 0; r < LINEAR_SIMD_ROWS; r++) {
+      const float sum = simd_sum(sums[m][r]);
+      mine = lane == m * LINEAR_SIMD_ROWS + r ? sum : mine;
+    }
+  }
+  const uint m = lane / LINEAR_SIMD_ROWS;
+  const uint column = first + lane % LINEAR_SIMD_ROWS;
+  if (m < params.m && m < ROWS && column < params.n) {
+    const size_t at = (batch * params.m + m) * params.n + column;
+    out[at] = finished(mine, bias, residual, params, column, at);
+  }
+}
+
+/** `rows` by DEPTH elements from (row, column) of a matrix, zeros where it ends. */
+template <typename T>
+METAL_FUNC void load_tile(
+    threadgroup T* tile,
+    uint tile_rows,
+    uint tile_columns,
+    uint stride,
+    const device T* matrix,
+    uint row,
+    uint rows,
+    uint column,
+    uint columns,
+    uint index,
+    uint threads) {
+  const uint across = tile_columns / READS;
+  for (uint quad = index; quad < tile_rows * across; quad += threads) {
+    const uint r = quad / across;
+    const uint c = quad % across * READS;
+    packed4<T> values;
+    if (row + r < rows) {
+      values = load4(matrix + size_t(row + r) * columns, column + c, columns, T(0.0f));
+    } else {
+      for (uint i = 0; i < READS; i++) {
+        values[i] = T(0.0f);
+      }
+    }
+    for (uint i = 0; i < READS; i++) {
+      tile[r * stride + c + i] = values[i];
+    }
+  }
+}
+
+/**
+ * HIGH by WIDE SIMD groups, each with a square of outputs in registers; tiles of x and w go
+ * through threadgroup memory. w is [n, k], or [k, n] with COLUMNS.
+ */
+template <typename T, uint HIGH, uint WIDE, bool COLUMNS>
+[[kernel]] void linear_tiled(
+    const device T* x [[buffer(0)]],
+    const device T* w [[buffer(1)]],
+    const device T* bias [[buffer(2)]],
+    const device T* residual [[buffer(3)]],
+    device T* out [[buffer(4)]],
+    constant LinearParams& params [[buffer(5)]],
+    threadgroup float* scratch [[threadgroup(0)]],
+    uint3 group [[threadgroup_position_in_grid]],
+    uint index [[thread_index_in_threadgroup]],
+    uint lane [[thread_index_in_simdgroup]],
+    uint simd [[simdgroup_index_in_threadgroup]]) {
+  constexpr uint SIDE = 8;
+  constexpr uint SQUARES = LINEAR_SQUARE / SIDE;
+  constexpr uint DEPTH = LINEAR_DEPTH_BYTES / sizeof(T);
+  constexpr uint PAD = LINEAR_PAD_BYTES / sizeof(T);
+  constexpr uint TALL = HIGH * LINEAR_SQUARE;
+  constexpr uint BROAD = WIDE * LINEAR_SQUARE;
+  constexpr uint THREADS = HIGH * WIDE * SIMD_WIDTH;
+  constexpr uint X_STRIDE = DEPTH + PAD;
+  constexpr uint W_STRIDE = COLUMNS ? BROAD + PAD : DEPTH + PAD;
+  const size_t batch = group.z;
+  x += batch * params.m * params.k;
+  w += batch * params.w_batched * params.n * params.k;
+  const uint top = group.y * TALL;
+  const uint left = group.x * BROAD;
+  const uint down = simd / WIDE * LINEAR_SQUARE;
+  const uint along = simd % WIDE * LINEAR_SQUARE;
+  threadgroup T* x_tile = (threadgroup T*)scratch;
+  threadgroup T* w_tile = x_tile + TALL * X_STRIDE;
+
+  simdgroup_matrix<float, 8, 8> sums[SQUARES][SQUARES];
+  for (uint i = 0; i < SQUARES; i++) {
+    for (uint j = 0; j < SQUARES; j++) {
+      sums[i][j] = make_filled_simdgroup_matrix<float, 8, 8>(0.0f);
+    }
+  }
+  for (uint start = 0; start < params.k; start += DEPTH) {
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+    load_tile(x_tile, TALL, DEPTH, X_STRIDE, x, top, params.m, start, params.k, index, THREADS);
+    if (COLUMNS) {
+      load_tile(w_tile, DEPTH, BROAD, W_STRIDE, w, start, params.k, left, params.n, index, THREADS);
+    } else {
+      load_tile(w_tile, BROAD, DEPTH, W_STRIDE, w, left, params.n, start, params.k, index, THREADS);
+    }
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+
+    for (uint at = 0; at < DEPTH; at += SIDE) {
+      simdgroup_matrix<T, 8, 8> rows[SQUARES];
+      simdgroup_matrix<T, 8, 8> columns[SQUARES];
+      for (uint i = 0; i < SQUARES; i++) {
+        simdgroup_load(rows[i], x_tile + (down + i * SIDE) * X_STRIDE + at, X_STRIDE);
+        const uint column = along + i * SIDE;
+        if (COLUMNS) {
+          simdgroup_load(columns[i], w_tile + at * W_STRIDE + column, W_STRIDE);
+        } else {
+          simdgroup_load(columns[i], w_tile + column * W_STRIDE + at, W_STRIDE, ulong2(0, 0), true);
+        }
+      }
+      for (uint i = 0; i < SQUARES; i++) {
+        for (uint j = 0; j < SQUARES; j++) {
+          simdgroup_multiply_accumulate(sums[i][j], rows[i], columns[j], sums[i][j]);
+        }
+      }
+    }
+  }
+
+  // Eight rows of each SIMD group at a time through threadgroup memory, where the tiles were.
+  threadgroup_barrier(mem_flags::mem_threadgroup);
+  threadgroup float* strip = scratch + simd * SIDE * LINEAR_SQUARE;
+  for (uint i = 0; i < SQUARES; i++) {
+    for (uint j = 0; j < SQUARES; j++) {
+      simdgroup_store(sums[i][j], strip + j * SIDE, LINEAR_SQUARE);
+    }
+    simdgroup_barrier(mem_flags::mem_threadgroup);
+    for (uint r = 0; r < SIDE; r++) {
+      const uint row = top + down + i * SIDE + r;
+      const uint column = left + along + lane;
+      if (row < params.m && column < params.n) {
+        const size_t at = (batch * params.m + row) * params.n + column;
+        const float sum = strip[r * LINEAR_SQUARE + lane];
+        out[at] = finished(sum, bias, residual, params, column, at);
+      }
+    }
+    simdgroup_barrier(mem_flags::mem_threadgroup);
+  }
+}
+
+#define LINEAR_KERNELS(DTYPE, T)                                             \
+  MLXP_KERNEL("mlxp_linear_few1_" DTYPE, linear_few<T, 1>)                   \
+  MLXP_KERNEL("mlxp_linear_few2_" DTYPE, linear_few<T, 2>)                   \
+  MLXP_KERNEL("mlxp_linear_few4_" DTYPE, linear_few<T, 4>)                   \
+  MLXP_KERNEL("mlxp_linear_few8_" DTYPE, linear_few<T, 8>)                   \
+  MLXP_KERNEL("mlxp_linear_tiled_1x1_" DTYPE, linear_tiled<T, 1, 1, false>)  \
+  MLXP_KERNEL("mlxp_linear_tiled_1x2_" DTYPE, linear_tiled<T, 1, 2, false>)  \
+  MLXP_KERNEL("mlxp_linear_tiled_2x2_" DTYPE, linear_tiled<T, 2, 2, false>)  \
+  MLXP_KERNEL("mlxp_linear_columns_1x1_" DTYPE, linear_tiled<T, 1, 1, true>) \
+  MLXP_KERNEL("mlxp_linear_columns_1x2_" DTYPE, linear_tiled<T, 1, 2, true>) \
+  MLXP_KERNEL("mlxp_linear_columns_2x2_" DTYPE, linear_tiled<T, 2, 2, true>)
+
+MLXP_EACH_DTYPE(LINEAR_KERNELS)

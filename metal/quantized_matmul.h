@@ -1,0 +1,32 @@
+#pragma once
+
+#include "shared.h"
+
+namespace mlx_primitives {
+
+enum : unsigned {
+  QUANTIZED_PARTS = 3,       // matrices of one dispatch at most
+  QUANTIZED_ROWS = 4,        // rows of weights that a SIMD group multiplies at a time
+  QUANTIZED_BAND = 8,        // rows of x that share one reading of the weights
+  QUANTIZED_STAGED = 16384,  // bytes of x staged in threadgroup memory at a time
+  QUANTIZED_TILE = 32,       // rows and columns of a prefill tile, and the depth of its steps
+  QUANTIZED_TILE_PITCH = 40, // elements from one staged row of a tile to the next
+  QUANTIZED_TILE_THREADS = 128,
+};
+
+struct QuantizedMatmulParams {
+  unsigned rows;    // of x
+  unsigned axis;    // of x, a multiple of 32
+  unsigned columns; // of the result
+  unsigned parts;   // matrices, one after the other in the result unless `swiglu`
+  unsigned part_columns[QUANTIZED_PARTS];
+  unsigned part_blocks[QUANTIZED_PARTS]; // the first threadgroup of each
+  unsigned group_shift;                  // a group is 1 << this many weights
+  unsigned swiglu;                       // silu(part 0) * part 1
+  unsigned normed;
+  unsigned biased;
+  unsigned added; // a residual follows
+  float eps;
+};
+
+} // namespace mlx_primitives

@@ -1,0 +1,326 @@
+//! `out[m, n] = sum over k of x[m, k] * w[n, k]` for many rows, blocked for the caches.
+//!
+//! Lanes run along the rows of x, which are packed once, interleaved by sixteen. Weights stay in
+//! rows: a tile of them is unpacked to f32 or bf16 next to the level-one cache and broadcast word
+//! by word, so whatever can write its rows out (dense, converted, dequantised) can be multiplied.
+//! Every output is one chain of fused multiply-adds in the order of k, whatever the tile.
+
+use std::marker::PhantomData;
+use std::ops::Range;
+
+use super::super::element::Float;
+use super::super::simd::{F32x16, Kernel, LANES};
+use super::super::{Machine, Shared};
+use super::arithmetic::Arithmetic;
+use super::workspace;
+
+/// Rows of weights in a tile.
+pub const TILE: usize = 12;
+/// Words of a row in a tile; `k` is blocked by this many.
+const WORDS: usize = 512;
+/// Distance of a tile's rows in words: not a power of two, so that they spread over cache sets.
+const STRIDE: usize = WORDS + LANES;
+/// Rows of x in a block, which stays in the level-two cache, and tiles that pass over it.
+const BLOCK_ROWS: usize = 256;
+const BLOCK_TILES: usize = 8;
+const BLOCK_COLUMNS: usize = BLOCK_TILES * TILE;
+
+/// The right-hand matrix, `[n, k]`, in whatever form.
+pub trait Weights<A: Arithmetic>: Sync {
+    /// Writes elements `k..k + len` of the rows `row..row + rows` to `out`, one row each `stride`
+    /// factors. `k` is a multiple of 512 and `rows <= TILE`.
+    ///
+    /// # Safety
+    /// The rows and elements exist and `out` has room for them.
+    unsafe fn unpack<V: F32x16>(
+        &self,
+        row: usize,
+        rows: usize,
+        k: usize,
+        len: usize,
+        out: *mut A::Factor,
+        stride: usize,
+    );
+}
+
+/// What becomes of the sums.
+pub trait Epilogue: Sync {
+    /// Takes the first `count` lanes, which are `out[row, column..column + count]`. Each output
+    /// is finished once, by one thread.
+    ///
+    /// # Safety
+    /// The outputs exist.
+    unsafe fn finish<V: F32x16>(&self, sums: V, row: usize, column: usize, count: usize);
+}
+
+/// The extents of a product.
+#[derive(Clone, Copy, Debug)]
+pub struct Extents {
+    pub m: usize,
+    pub n: usize,
+    pub k: usize,
+}
+
+/// # Safety
+/// `x` holds `m * k` elements; the weights and the epilogue hold what `extents` says.
+pub unsafe fn gemm<A: Arithmetic, T: Float>(
+    machine: Machine,
+    extents: Extents,
+    x: *const T,
+    weights: &impl Weights<A>,
+    epilogue: &impl Epilogue,
+) {
+    let Extents { m, n, k } = extents;
+    let panels = m.div_ceil(LANES);
+    let words = k.div_ceil(A::PER_WORD);
+    workspace::with(panels * LANES * words, &|packed| {
+        let (x, packed) = (Shared(x.cast_mut()), Shared(packed));
+        let blocks = words.div_ceil(WORDS);
+        machine.pool.for_each(panels * blocks, 20 * WORDS, &|items| {
+            let kernel = Pack::<A, T> {
+                x: x.get(),
+                packed: packed.get(),
+                extents,
+                items,
+                arithmetic: PhantomData,
+            };
+            // SAFETY: the caller's contract; the workspace holds every panel.
+            unsafe { machine.level.run(kernel) }
+        });
+
+        // Smaller blocks where there would be too few for the threads.
+        let (mut rows, mut tiles) = (BLOCK_ROWS, BLOCK_TILES);
+        let count = |rows: usize, tiles: usize| m.div_ceil(rows) * n.div_ceil(tiles * TILE);
+        while count(rows, tiles) < 4 * machine.pool.threads() && tiles > 1 {
+            tiles /= 2;
+        }
+        while count(rows, tiles) < 2 * machine.pool.threads() && rows > 2 * LANES {
+            rows /= 2;
+        }
+        let work = rows.min(m) * (tiles * TILE).min(n) * k / 10;
+        machine.pool.for_each(count(rows, tiles), work, &|items| {
+            let kernel = Multiply {
+                packed: packed.get(),
+                extents,
+                rows,
+                columns: tiles * TILE,
+                items,
+                weights,
+                epilogue,
+                arithmetic: PhantomData::<A>,
+            };
+            // SAFETY: the caller's contract; the items' outputs are disjoint.
+            unsafe { machine.level.run(kernel) }
+        });
+    });
+}
+
+/// Where words `block * WORDS..` of a panel of sixteen rows begin.
+fn panel_at(extents: Extents, words: usize, block: usize, panel: usize) -> usize {
+    let panels = extents.m.div_ceil(LANES);
+    let start = block * WORDS;
+    (start * panels + panel * WORDS.min(words - start)) * LANES
+}
+
+/// Interleaves rows of x by sixteen; an item is a block of words of a panel.
+struct Pack<A, T> {
+    x: *const T,
+    packed: *mut f32,
+    extents: Extents,
+    items: Range<usize>,
+    arithmetic: PhantomData<A>,
+}
+
+impl<A: Arithmetic, T: Float> Kernel for Pack<A, T> {
+    #[inline(always)]
+    unsafe fn run<V: F32x16>(self) {
+        let Extents { m, k, .. } = self.extents;
+        let panels = m.div_ceil(LANES);
+        let words = k.div_ceil(A::PER_WORD);
+        let chunk = LANES * A::PER_WORD;
+        for item in self.items {
+            let (block, panel) = (item / panels, item % panels);
+            let rows = (m - panel * LANES).min(LANES);
+            let len = WORDS.min(words - block * WORDS);
+            let mut done = 0;
+            // SAFETY: every element read is within its row, every word written in the panel.
+            unsafe {
+                let to = self.packed.add(panel_at(self.extents, words, block, panel));
+                while done < len {
+                    let at = (block * WORDS + done) * A::PER_WORD;
+                    let count = chunk.min(k - at);
+                    let square = std::array::from_fn(|i| {
+                        if i < rows {
+                            A::words::<V, T>(self.x.add((panel * LANES + i) * k + at), count)
+                        } else {
+                            V::splat(0.0)
+                        }
+                    });
+                    let keep = LANES.min(len - done);
+                    for (j, lanes) in V::transpose(square).into_iter().enumerate().take(keep) {
+                        lanes.store(to.add((done + j) * LANES));
+                    }
+                    done += LANES;
+                }
+            }
+        }
+    }
+}
+
+/// An item is a block of outputs: `rows` by `columns`.
+struct Multiply<'a, A, W, E> {
+    packed: *const f32,
+    extents: Extents,
+    rows: usize,
+    columns: usize,
+    items: Range<usize>,
+    weights: &'a W,
+    epilogue: &'a E,
+    arithmetic: PhantomData<A>,
+}
+
+impl<A: Arithmetic, W: Weights<A>, E: Epilogue> Kernel for Multiply<'_, A, W, E> {
+    #[inline(always)]
+    unsafe fn run<V: F32x16>(self) {
+        let mut tile = [0.0f32; TILE * STRIDE];
+        let mut sums =
+            [const { std::mem::MaybeUninit::<f32>::uninit() }; BLOCK_COLUMNS * BLOCK_ROWS];
+        let sums = sums.as_mut_ptr().cast::<f32>();
+        let across = self.extents.n.div_ceil(self.columns);
+        for item in self.items.clone() {
+            let (row, column) = (item / across * self.rows, item % across * self.columns);
+            // SAFETY: the block lies within the outputs; `sums` holds one of the largest.
+            unsafe {
+                self.sum_block::<V>(row, column, tile.as_mut_ptr(), sums);
+                self.finish_block::<V>(row, column, sums);
+            }
+        }
+    }
+}
+
+impl<A: Arithmetic, W: Weights<A>, E: Epilogue> Multiply<'_, A, W, E> {
+    /// All of k for one block: `sums[column][row]`.
+    #[inline(always)]
+    unsafe fn sum_block<V: F32x16>(
+        &self,
+        row: usize,
+        column: usize,
+        tile: *mut f32,
+        sums: *mut f32,
+    ) {
+        let Extents { m, n, k } = self.extents;
+        let words = k.div_ceil(A::PER_WORD);
+        let columns = self.columns.min(n - column);
+        let panels = self.rows.min(m - row).div_ceil(LANES);
+        for block in 0..words.div_ceil(WORDS).max(1) {
+            let at = block * WORDS * A::PER_WORD;
+            let len = (WORDS * A::PER_WORD).min(k - at);
+            for first in (0..columns).step_by(TILE) {
+                let rows = TILE.min(columns - first);
+                // SAFETY: the tile holds `rows` rows of `len` factors, the rows and panels exist.
+                unsafe {
+                    let to = tile.cast::<A::Factor>();
+                    let stride = STRIDE * A::PER_WORD;
+                    self.weights.unpack::<V>(column + first, rows, at, len, to, stride);
+                    if len % A::PER_WORD != 0 {
+                        (0..rows).for_each(|i| *to.add(i * stride + len) = Default::default());
+                    }
+                    let x = |panel: usize| {
+                        self.packed.add(panel_at(self.extents, words, block, row / LANES + panel))
+                    };
+                    let len = len.div_ceil(A::PER_WORD);
+                    let sums = sums.add(first * BLOCK_ROWS);
+                    let mut panel = 0;
+                    while panel < panels {
+                        let to = sums.add(panel * LANES);
+                        if !V::ONE_REGISTER {
+                            tile_sums::<V, A, { TILE / 2 }, 1>(
+                                [x(panel)],
+                                tile,
+                                len,
+                                to,
+                                block == 0,
+                            );
+                            let (tile, to) =
+                                (tile.add(TILE / 2 * STRIDE), to.add(TILE / 2 * BLOCK_ROWS));
+                            tile_sums::<V, A, { TILE / 2 }, 1>(
+                                [x(panel)],
+                                tile,
+                                len,
+                                to,
+                                block == 0,
+                            );
+                            panel += 1;
+                        } else if panel + 1 < panels {
+                            let x = [x(panel), x(panel + 1)];
+                            tile_sums::<V, A, TILE, 2>(x, tile, len, to, block == 0);
+                            panel += 2;
+                        } else {
+                            tile_sums::<V, A, TILE, 1>([x(panel)], tile, len, to, block == 0);
+                            panel += 1;
+                        }
+                    }
+                }
+            }
+        }
+    }
+
+    /// Turns the sums around, into rows of the output.
+    #[inline(always)]
+    unsafe fn finish_block<V: F32x16>(&self, row: usize, column: usize, sums: *const f32) {
+        let Extents { m, n, .. } = self.extents;
+        let columns = self.columns.min(n - column);
+        let rows = self.rows.min(m - row);
+        for i in (0..rows).step_by(LANES) {
+            for j in (0..columns).step_by(LANES) {
+                let count = LANES.min(columns - j);
+                // SAFETY: within the block; rows and columns beyond it are not touched.
+                unsafe {
+                    let square = std::array::from_fn(|c| {
+                        V::load(sums.add((j + c.min(count - 1)) * BLOCK_ROWS + i))
+                    });
+                    let square = V::transpose(square);
+                    for (r, lanes) in square.into_iter().enumerate().take(rows - i) {
+                        self.epilogue.finish(lanes, row + i + r, column + j, count);
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// `sums[r][lane of panel p] += sum over words of x[p] * w[r]`, in registers.
+#[inline(always)]
+unsafe fn tile_sums<V: F32x16, A: Arithmetic, const ROWS: usize, const PANELS: usize>(
+    x: [*const f32; PANELS],
+    w: *const f32,
+    words: usize,
+    sums: *mut f32,
+    first: bool,
+) {
+    let mut total = [[V::splat(0.0); PANELS]; ROWS];
+    // SAFETY: the panels and the tile hold `words` words of each row, `sums` a row for each.
+    unsafe {
+        if !first {
+            for (r, total) in total.iter_mut().enumerate() {
+                for (p, total) in total.iter_mut().enumerate() {
+                    *total = V::load(sums.add(r * BLOCK_ROWS + p * LANES));
+                }
+            }
+        }
+        for at in 0..words {
+            let lanes: [V; PANELS] = std::array::from_fn(|p| V::load(x[p].add(at * LANES)));
+            for (r, total) in total.iter_mut().enumerate() {
+                let word = V::splat(*w.add(r * STRIDE + at));
+                for (total, lanes) in total.iter_mut().zip(lanes) {
+                    *total = A::step(*total, lanes, word);
+                }
+            }
+        }
+        for (r, total) in total.into_iter().enumerate() {
+            for (p, total) in total.into_iter().enumerate() {
+                total.store(sums.add(r * BLOCK_ROWS + p * LANES));
+            }
+        }
+    }
+}

@@ -1,0 +1,87 @@
+//! `act(x · wᵀ + bias) + residual`: dot products for a few rows of x, tiles for many.
+
+pub mod arithmetic;
+pub mod dense;
+pub mod gemm;
+pub mod gemv;
+#[cfg(test)]
+mod tests;
+pub mod workspace;
+
+use super::Machine;
+use super::activation::Activation;
+use super::element::{Bf16, Element, Float, with_element};
+use super::simd::Level;
+use arithmetic::{InBf16, InF32};
+use dense::{Dense, Finish};
+use gemm::{Extents, gemm};
+
+/// The most rows of x that are multiplied by dot products with the rows of w.
+const FEW_ROWS: usize = 8;
+
+/// A call of [`linear`], on row-major buffers of one element type.
+pub struct LinearCall {
+    pub m: usize,
+    pub n: usize,
+    pub k: usize,
+    /// `[m, k]`
+    pub x: *const u8,
+    /// `[n, k]`, or `[k, n]` if `columns`
+    pub w: *const u8,
+    pub columns: bool,
+    /// `[n]`, or null
+    pub bias: *const u8,
+    pub activation: Option<Activation>,
+    /// `[m, n]`, or null; may be `out`
+    pub residual: *const u8,
+    /// `[m, n]`
+    pub out: *mut u8,
+}
+
+/// Sums in f32, then one rounding for each step: product, bias, activation, residual.
+///
+/// # Safety
+/// The buffers hold what [`LinearCall`] says, aligned to the element; `out` overlaps no other
+/// but `residual`, which it may be.
+pub unsafe fn linear(element: Element, call: &LinearCall) {
+    let machine = Machine::current();
+    // SAFETY: the caller's contract, and the machine is this one.
+    with_element!(element, T => unsafe { linear_on::<T>(machine, call) })
+}
+
+unsafe fn linear_on<T: Float>(machine: Machine, call: &LinearCall) {
+    let extents = Extents { m: call.m, n: call.n, k: call.k };
+    if extents.m == 0 || extents.n == 0 {
+        return;
+    }
+    let finish = Finish::<T> {
+        out: call.out.cast(),
+        columns: call.n,
+        bias: call.bias.cast(),
+        activation: call.activation,
+        residual: call.residual.cast(),
+    };
+    let x = call.x.cast::<T>();
+    // SAFETY: the caller's contract.
+    unsafe {
+        if call.m <= FEW_ROWS && !call.columns {
+            return gemv::gemv(machine, extents, x, call.w.cast::<T>(), &finish);
+        }
+        if T::IS_BF16 && machine.level.dots_bf16() {
+            let weights = Dense::<Bf16> { w: call.w.cast(), extents, columns: call.columns };
+            return gemm::<InBf16, T>(machine, extents, x, &weights, &finish);
+        }
+        let weights = Dense::<T> { w: call.w.cast(), extents, columns: call.columns };
+        gemm::<InF32, T>(machine, extents, x, &weights, &finish);
+    }
+}
+
+impl Level {
+    /// Whether [`InBf16`] is one instruction on this level.
+    pub fn dots_bf16(self) -> bool {
+        #[cfg(target_arch = "x86_64")]
+        return self == Level::Avx512Bf16;
+        #[cfg(not(target_arch = "x86_64"))]
+        return false;
+    }
+}

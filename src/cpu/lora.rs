@@ -1,0 +1,48 @@
+//! `x · Wᵀ + s · (x · Aᵀ) · Bᵀ`: the products of the base, each corrected where it is rounded.
+
+use super::element::Element;
+use super::quantized_matmul::{Call, Join, LowRank, Mode, Weights, quantized_matmul};
+
+/// One call. Buffers hold elements of `element` and are aligned to them.
+pub struct LoraCall {
+    pub element: Element,
+    pub mode: Mode,
+    /// Of a packed base.
+    pub bits: u32,
+    pub group: usize,
+    /// `[rows, axis]`
+    pub x: *const u8,
+    pub rows: usize,
+    pub axis: usize,
+    /// `[columns, axis]`, plain or packed.
+    pub weights: Weights,
+    pub low: LowRank,
+    /// `[rows, columns]`
+    pub out: *mut u8,
+}
+
+/// The product with the base, that with A, that with B, its scaling and the sum are each rounded
+/// to the element type, as operations of their own would be.
+///
+/// # Safety
+/// The buffers hold what the fields say, and `out` overlaps none.
+pub unsafe fn lora(call: &LoraCall) {
+    let call = Call {
+        element: call.element,
+        mode: call.mode,
+        bits: call.bits,
+        group: call.group,
+        x: call.x,
+        rows: call.rows,
+        axis: call.axis,
+        norm: None,
+        weights: &[call.weights],
+        join: Join::Concatenate,
+        bias: std::ptr::null(),
+        residual: std::ptr::null(),
+        low_rank: Some(call.low),
+        out: call.out,
+    };
+    // SAFETY: the caller's contract.
+    unsafe { quantized_matmul(&call) }
+}

@@ -1,0 +1,167 @@
+//! bf16 inputs on AVX512_BF16: weights become bf16 by lookup, which is exact for up to eight bits,
+//! and 32 of them meet 32 inputs in one instruction that adds up in f32.
+
+use std::arch::x86_64::*;
+use std::marker::PhantomData;
+use std::mem::transmute;
+
+use super::columns::{Columns, Dots, Operands};
+use super::dot::AHEAD;
+use super::format::Format;
+use crate::cpu::element::Bf16;
+use crate::cpu::simd::{Avx512, F32x16, LANES, prefetch};
+
+/// # Safety
+/// The machine's level is `Avx512Bf16`, and the contract of [`Columns::run`] holds.
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512bf16,avx2,fma,f16c")]
+pub(super) unsafe fn run<F: Format>(columns: Columns<Bf16>) {
+    // SAFETY: the caller's contract.
+    unsafe { columns.run::<Avx512<true>, Lookup<F>>() }
+}
+
+struct Lookup<F>(PhantomData<F>);
+
+/// bf16 patterns of 64 numbers, of which the indices use as many bits as a weight has.
+const fn table(bits: u32, fp4: bool, unit: f32) -> [u16; 64] {
+    const FP4: [f32; 8] = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0];
+    let mut table = [0; 64];
+    let mut i = 0;
+    while i < 64 {
+        let q = i & ((1 << bits) - 1);
+        let value = match (fp4, q & 8) {
+            (false, _) => q as f32 * unit,
+            (true, 0) => FP4[q & 7],
+            (true, _) => -FP4[q & 7],
+        };
+        table[i] = (value.to_bits() >> 16) as u16;
+        i += 1;
+    }
+    table
+}
+
+impl<F: Format> Lookup<F> {
+    /// Eight bits are looked up as two halves, of which this is the lower.
+    const TABLE: [u16; 64] = table(if F::BITS == 8 { 4 } else { F::BITS }, !F::AFFINE, 1.0);
+    const UPPER: [u16; 64] = table(4, false, 16.0);
+}
+
+/// The lanes of a chunk as 32 of sixteen bits: the weights of each 32-bit lane, or 24-bit lane, in
+/// two halves of whole weights.
+#[inline(always)]
+unsafe fn load<F: Format>(from: *const u8, count: usize) -> __m512i {
+    // SAFETY: the caller vouches for `count` lanes; masks confine the access to them.
+    unsafe {
+        if !F::STRADDLES {
+            if count == LANES {
+                return _mm512_loadu_si512(from.cast());
+            }
+            return _mm512_maskz_loadu_epi32((1 << count) - 1, from.cast());
+        }
+        let words = if count == LANES {
+            _mm512_maskz_loadu_epi32(0x0fff, from.cast())
+        } else {
+            _mm512_maskz_loadu_epi8((1 << (3 * count)) - 1, from.cast())
+        };
+        // Twelve bytes to each quarter, where eight twelve-bit lanes find their two bytes.
+        let quarters = _mm512_setr_epi32(0, 1, 2, 2, 3, 4, 5, 5, 6, 7, 8, 8, 9, 10, 11, 11);
+        let pairs = _mm_setr_epi8(0, 1, 1, 2, 3, 4, 4, 5, 6, 7, 7, 8, 9, 10, 10, 11);
+        let words = _mm512_permutexvar_epi32(quarters, words);
+        let words = _mm512_shuffle_epi8(words, _mm512_broadcast_i32x4(pairs));
+        _mm512_srlv_epi16(words, _mm512_set1_epi32(4 << 16))
+    }
+}
+
+#[inline(always)]
+unsafe fn load_bf16(from: *const u16, count: usize) -> __m512 {
+    // SAFETY: the caller vouches for `count` elements; the mask confines the access to them.
+    unsafe {
+        let mask = ((1u32 << count) - 1) as u16;
+        let halves = _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(mask, from.cast()));
+        _mm512_castsi512_ps(_mm512_slli_epi32::<16>(halves))
+    }
+}
+
+impl<F: Format> Dots for Lookup<F> {
+    const BITS: usize = F::BITS as usize;
+    const SCALE_BYTES: usize = if F::AFFINE { 2 } else { 1 };
+
+    #[inline(always)]
+    unsafe fn dot<V: F32x16, const M: usize>(row: Operands, first: usize) -> [f32; M] {
+        let prepared = row.prepared;
+        let groups = row.axis / row.group;
+        let shift = (row.group / F::PER_LANE).trailing_zeros();
+        let mut packed = row.packed;
+        let mut x: [*const u16; M] = std::array::from_fn(|m| prepared.row(first + m));
+        // SAFETY: this machine has the instructions; the groups from `at` on are those of this
+        // row, and so are their weights; prepared rows cover whole chunks, their sums whole vectors.
+        unsafe {
+            let lane_groups: [u32; LANES] = std::array::from_fn(|lane| lane as u32 >> shift);
+            let lane_groups = _mm512_loadu_si512(lane_groups.as_ptr().cast());
+            let lower = _mm512_loadu_si512(Self::TABLE.as_ptr().cast());
+            let rest = _mm512_loadu_si512(Self::TABLE.as_ptr().add(32).cast());
+            let upper = _mm512_loadu_si512(Self::UPPER.as_ptr().cast());
+            let bits = _mm_cvtsi32_si128(F::BITS as i32);
+            let mut sums = [_mm512_setzero_ps(); M];
+            let mut biases = [_mm512_setzero_ps(); M];
+            for at in (0..groups).step_by(LANES) {
+                let count = LANES.min(groups - at);
+                let scales = if F::AFFINE {
+                    let bias = load_bf16(row.biases.cast::<u16>().add(at), count);
+                    for m in 0..M {
+                        let of_x = _mm512_loadu_ps(prepared.sums(first + m).add(at));
+                        biases[m] = _mm512_fmadd_ps(bias, of_x, biases[m]);
+                    }
+                    load_bf16(row.scales.cast::<u16>().add(at), count)
+                } else {
+                    let mut lanes = [0.0f32; LANES];
+                    F::scales::<V, Bf16>(row.scales, at, count).store(lanes.as_mut_ptr());
+                    _mm512_loadu_ps(lanes.as_ptr())
+                };
+                let lanes = count << shift;
+                for lane in (0..lanes).step_by(LANES) {
+                    prefetch(packed.wrapping_add(AHEAD), F::CHUNK_BYTES);
+                    let mut weights = load::<F>(packed, LANES.min(lanes - lane));
+                    packed = packed.wrapping_add(F::CHUNK_BYTES);
+                    let mut chunk = [_mm512_setzero_ps(); M];
+                    let mut add = |weight: __m512i, position: usize| {
+                        for m in 0..M {
+                            let of_x = _mm512_loadu_si512(x[m].add(position * 2 * LANES).cast());
+                            chunk[m] = _mm512_dpbf16_ps(
+                                chunk[m],
+                                transmute::<__m512i, __m512bh>(weight),
+                                transmute::<__m512i, __m512bh>(of_x),
+                            );
+                        }
+                    };
+                    for position in 0..F::PER_LANE / 2 {
+                        if F::BITS == 8 {
+                            add(_mm512_permutexvar_epi16(weights, lower), position);
+                            weights = _mm512_srli_epi16::<4>(weights);
+                            add(_mm512_permutexvar_epi16(weights, upper), position);
+                            weights = _mm512_srli_epi16::<4>(weights);
+                            continue;
+                        }
+                        if F::BITS == 6 {
+                            add(_mm512_permutex2var_epi16(lower, weights, rest), position);
+                        } else {
+                            add(_mm512_permutexvar_epi16(weights, lower), position);
+                        }
+                        weights = _mm512_srl_epi16(weights, bits);
+                    }
+                    let group = _mm512_set1_epi32((lane >> shift) as i32);
+                    let group = _mm512_add_epi32(lane_groups, group);
+                    let scale = _mm512_permutexvar_ps(group, scales);
+                    for m in 0..M {
+                        sums[m] = _mm512_fmadd_ps(chunk[m], scale, sums[m]);
+                        x[m] = x[m].add(F::CHUNK);
+                    }
+                }
+            }
+            let mut total = [0.0; M];
+            for m in 0..M {
+                total[m] = _mm512_reduce_add_ps(_mm512_add_ps(sums[m], biases[m]));
+            }
+            total
+        }
+    }
+}

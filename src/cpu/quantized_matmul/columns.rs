@@ -1,0 +1,138 @@
+//! A range of the result's columns: the products, then what follows them, sixteen at a time.
+
+use std::ops::Range;
+
+use super::finish::{Finish, swiglu};
+use super::prepare::Prepared;
+use super::{Call, Join, Weights};
+use crate::cpu::element::Float;
+use crate::cpu::simd::{F32x16, LANES};
+
+/// Rows of x that take part while a row of weights is in the cache.
+const BAND: usize = 8;
+
+/// One row of weights, and the rows of x.
+#[derive(Clone, Copy)]
+pub(super) struct Operands<'a> {
+    pub packed: *const u8,
+    pub scales: *const u8,
+    pub biases: *const u8,
+    pub axis: usize,
+    pub group: usize,
+    pub prepared: &'a Prepared,
+}
+
+/// How a row of weights is multiplied.
+pub(super) trait Dots {
+    const BITS: usize;
+    const SCALE_BYTES: usize;
+
+    /// The products of one row of weights with rows `first..first + M` of x.
+    ///
+    /// # Safety
+    /// The operands are those of a row of the call, prepared in this trait's order.
+    unsafe fn dot<V: F32x16, const M: usize>(row: Operands, first: usize) -> [f32; M];
+}
+
+/// Sixteen columns of a band of rows.
+type Block = [[f32; LANES]; BAND];
+
+pub(super) struct Columns<'a, T> {
+    pub call: &'a Call<'a>,
+    pub prepared: &'a Prepared,
+    pub finish: &'a Finish<'a, T>,
+    pub range: Range<usize>,
+}
+
+impl<T: Float> Columns<'_, T> {
+    /// # Safety
+    /// The contract of [`super::quantized_matmul`]; nobody else has these columns.
+    #[inline(always)]
+    pub unsafe fn run<V: F32x16, D: Dots>(&self) {
+        let call = self.call;
+        for top in (0..call.rows).step_by(BAND) {
+            let band = top..call.rows.min(top + BAND);
+            // SAFETY: the caller's contract; each block's columns are some of this range.
+            unsafe {
+                if let (Join::Swiglu, [gate, up, ..]) = (call.join, call.weights) {
+                    self.each_block(0, gate.columns, |at, count| {
+                        let gates = self.products::<V, D>(gate, at, count, &band);
+                        let ups = self.products::<V, D>(up, at, count, &band);
+                        for m in band.clone() {
+                            let gate = T::round(V::load(gates[m - top].as_ptr()));
+                            let up = T::round(V::load(ups[m - top].as_ptr()));
+                            self.finish.write(swiglu::<V, T>(gate, up), m, at, count);
+                        }
+                    });
+                    continue;
+                }
+                let mut first = 0;
+                for weights in call.weights {
+                    self.each_block(first, weights.columns, |at, count| {
+                        let block = self.products::<V, D>(weights, at - first, count, &band);
+                        for m in band.clone() {
+                            let y = T::round(V::load(block[m - top].as_ptr()));
+                            self.finish.write(y, m, at, count);
+                        }
+                    });
+                    first += weights.columns;
+                }
+            }
+        }
+    }
+
+    /// Blocks of up to sixteen of this range's columns that are among `first..first + count`.
+    #[inline(always)]
+    fn each_block(&self, first: usize, count: usize, mut run: impl FnMut(usize, usize)) {
+        let end = self.range.end.min(first + count);
+        let mut at = self.range.start.max(first);
+        while at < end {
+            let count = LANES.min(end - at);
+            run(at, count);
+            at += count;
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn products<V: F32x16, D: Dots>(
+        &self,
+        weights: &Weights,
+        at: usize,
+        count: usize,
+        band: &Range<usize>,
+    ) -> Block {
+        let call = self.call;
+        let row_bytes = call.axis * D::BITS / 8;
+        let scale_bytes = call.axis / call.group * D::SCALE_BYTES;
+        let mut block = [[0.0; LANES]; BAND];
+        for column in 0..count {
+            let row = at + column;
+            let operands = Operands {
+                packed: weights.packed.wrapping_add(row * row_bytes),
+                scales: weights.scales.wrapping_add(row * scale_bytes),
+                biases: weights.biases.wrapping_add(row * scale_bytes),
+                axis: call.axis,
+                group: call.group,
+                prepared: self.prepared,
+            };
+            let mut m = band.start;
+            while m < band.end {
+                let mut put = |products: &[f32]| {
+                    for (i, &product) in products.iter().enumerate() {
+                        block[m - band.start + i][column] = product;
+                    }
+                    products.len()
+                };
+                // SAFETY: the row is one of the weights', the rows of x are the call's.
+                m += unsafe {
+                    match band.end - m {
+                        4.. => put(&D::dot::<V, 4>(operands, m)),
+                        2.. => put(&D::dot::<V, 2>(operands, m)),
+                        _ => put(&D::dot::<V, 1>(operands, m)),
+                    }
+                };
+            }
+        }
+        block
+    }
+}

@@ -1,0 +1,244 @@
+//! Many rows of x: weights are decoded tile by tile for the GEMM of `linear`.
+
+use std::marker::PhantomData;
+
+use super::finish::{Finish, swiglu};
+use super::format::{Affine, Format, Mxfp4};
+use super::{Call, FEW_ROWS, Join, Mode, with_format};
+use crate::cpu::Machine;
+use crate::cpu::element::{Bf16, Float};
+use crate::cpu::linear::arithmetic::{InBf16, InF32};
+use crate::cpu::linear::dense::Dense;
+use crate::cpu::linear::gemm::{Epilogue, Extents, Weights, gemm};
+use crate::cpu::linear::gemv::gemv;
+use crate::cpu::rms_norm::rms_norm_on;
+use crate::cpu::simd::{F32x16, LANES};
+
+/// # Safety
+/// The contract of [`super::quantized_matmul`].
+pub(super) unsafe fn run<T: Float>(machine: Machine, call: &Call) {
+    let mut x = call.x.cast::<T>();
+    let mut normalised = Vec::<T>::new();
+    if let Some(norm) = call.norm {
+        let count = call.rows * call.axis;
+        normalised.reserve_exact(count);
+        let to = normalised.as_mut_ptr();
+        // SAFETY: the caller's contract; the vector has room for the elements.
+        unsafe {
+            let (rows, axis) = (call.rows, call.axis);
+            rms_norm_on::<T>(machine, x, norm.weight.cast(), to, rows, axis, norm.eps);
+            normalised.set_len(count);
+        }
+        x = normalised.as_ptr();
+    }
+    // SAFETY: the caller's contract.
+    let finish = unsafe { Finish::<T>::new(machine, call) };
+    let mut first = 0;
+    for (index, weights) in call.weights.iter().enumerate() {
+        let step = match (call.join, index) {
+            (Join::Concatenate, _) => Step::Finish,
+            (Join::Swiglu, 0) => Step::KeepGate,
+            (Join::Swiglu, _) => Step::Swiglu,
+        };
+        let packed = Packed::<T> { call, weights, element: PhantomData };
+        let epilogue = Columns { finish: &finish, first, step };
+        let extents = Extents { m: call.rows, n: weights.columns, k: call.axis };
+        // SAFETY: the caller's contract; the products are this call's, and where the element is
+        // bf16 `Bf16` is another name of T.
+        unsafe {
+            if T::IS_BF16 && machine.level.dots_bf16() {
+                let packed = Packed::<Bf16> { call, weights, element: PhantomData };
+                let epilogue = Columns { finish: finish.of::<Bf16>(), first, step };
+                gemm::<InBf16, Bf16>(machine, extents, x.cast(), &packed, &epilogue);
+            } else {
+                gemm::<InF32, T>(machine, extents, x, &packed, &epilogue);
+            }
+        }
+        if call.join == Join::Concatenate {
+            first += weights.columns;
+        }
+    }
+}
+
+/// # Safety
+/// As of [`run`]; the mode is plain, the weights are one.
+pub(super) unsafe fn run_plain<T: Float>(machine: Machine, call: &Call) {
+    let Some(weights) = call.weights.first() else { return };
+    let extents = Extents { m: call.rows, n: weights.columns, k: call.axis };
+    // SAFETY: the caller's contract.
+    unsafe {
+        let finish = Finish::<T>::new(machine, call);
+        let epilogue = Columns { finish: &finish, first: 0, step: Step::Finish };
+        product::<T>(machine, extents, call.x.cast(), weights.packed.cast(), &epilogue);
+    }
+}
+
+/// The product of plain matrices, few rows or many.
+///
+/// # Safety
+/// `x` is `[m, k]`, `w` is `[n, k]`; the epilogue takes `[m, n]`.
+pub(super) unsafe fn product<T: Float>(
+    machine: Machine,
+    extents: Extents,
+    x: *const T,
+    w: *const T,
+    epilogue: &impl Epilogue,
+) {
+    // SAFETY: the caller's contract; where the element is bf16 `Bf16` is another name of T.
+    unsafe {
+        if extents.m <= FEW_ROWS {
+            gemv(machine, extents, x, w, epilogue);
+        } else if T::IS_BF16 && machine.level.dots_bf16() {
+            let dense = Dense::<Bf16> { w: w.cast(), extents, columns: false };
+            gemm::<InBf16, Bf16>(machine, extents, x.cast(), &dense, epilogue);
+        } else {
+            let dense = Dense::<T> { w, extents, columns: false };
+            gemm::<InF32, T>(machine, extents, x, &dense, epilogue);
+        }
+    }
+}
+
+/// What becomes of one product.
+#[derive(Clone, Copy)]
+enum Step {
+    Finish,
+    /// Left rounded in the place of the result, for [`Step::Swiglu`] to take.
+    KeepGate,
+    Swiglu,
+}
+
+struct Columns<'a, T> {
+    finish: &'a Finish<'a, T>,
+    /// The result's column that is the product's first.
+    first: usize,
+    step: Step,
+}
+
+impl<T: Float> Epilogue for Columns<'_, T> {
+    #[inline(always)]
+    unsafe fn finish<V: F32x16>(&self, sums: V, row: usize, column: usize, count: usize) {
+        let at = self.first + column;
+        let mut y = T::round(sums);
+        let place = self.finish.place(row, at);
+        // SAFETY: the outputs exist; each has one thread at a time.
+        unsafe {
+            match self.step {
+                Step::Finish => {}
+                Step::KeepGate => return T::store_first(y, place, count),
+                Step::Swiglu => y = swiglu::<V, T>(T::load_first(place, count), y),
+            }
+            self.finish.write(y, row, at, count);
+        }
+    }
+}
+
+/// One matrix of a call.
+struct Packed<'a, T> {
+    call: &'a Call<'a>,
+    weights: &'a super::Weights,
+    element: PhantomData<T>,
+}
+
+// SAFETY: only read.
+unsafe impl<T> Sync for Packed<'_, T> {}
+
+impl<T: Float> Packed<'_, T> {
+    /// Hands out the weights `k..k + len` of a row, sixteen lanes of one position at a time:
+    /// `place(offset from k, lanes, count)`, the lanes being F::PER_LANE apart.
+    #[inline(always)]
+    unsafe fn decode<V: F32x16, F: Format>(
+        &self,
+        row: usize,
+        k: usize,
+        len: usize,
+        mut place: impl FnMut(usize, V, usize),
+    ) {
+        let Call { axis, group, .. } = *self.call;
+        let shift = (group / F::PER_LANE).trailing_zeros();
+        let lane_groups = super::dot::lane_groups::<V>(shift);
+        let groups = axis / group;
+        let scale_bytes = if F::AFFINE { size_of::<T>() } else { 1 };
+        let scales = self.weights.scales.wrapping_add(row * groups * scale_bytes);
+        let biases = self.weights.biases.cast::<T>().wrapping_add(row * groups);
+        let row_bytes = axis * F::BITS as usize / 8;
+        let packed = self.weights.packed.wrapping_add(row * row_bytes + k * F::BITS as usize / 8);
+        let lanes = len / F::PER_LANE;
+        for lane in (0..lanes).step_by(LANES) {
+            let count = LANES.min(lanes - lane);
+            let here = k + lane * F::PER_LANE;
+            // The groups of these lanes, which begin with a group or lie within one.
+            let group_count = (count * F::PER_LANE).div_ceil(group);
+            // SAFETY: the lanes and their groups are those of this row.
+            unsafe {
+                let scale = F::scales::<V, T>(scales, here / group, group_count);
+                let scale = scale.permute(lane_groups);
+                let bias = if F::AFFINE {
+                    let bias = T::load_first::<V>(biases.add(here / group), group_count);
+                    bias.permute(lane_groups)
+                } else {
+                    V::splat(0.0)
+                };
+                let mut weights = F::load::<V>(packed.add(lane * F::LANE_BYTES), count);
+                for position in 0..F::PER_LANE {
+                    let value = F::lowest::<V>(weights).mul_add(scale, bias);
+                    weights = F::rest::<V>(weights);
+                    place(lane * F::PER_LANE + position, value, count);
+                }
+            }
+        }
+    }
+}
+
+impl<T: Float> Weights<InF32> for Packed<'_, T> {
+    #[inline(always)]
+    unsafe fn unpack<V: F32x16>(
+        &self,
+        row: usize,
+        rows: usize,
+        k: usize,
+        len: usize,
+        out: *mut f32,
+        stride: usize,
+    ) {
+        with_format!(self.call, F => for i in 0..rows {
+            // SAFETY: the rows and elements exist and `out` has room for them, the caller says.
+            unsafe {
+                let to = out.add(i * stride);
+                self.decode::<V, F>(row + i, k, len, |at, value, count| {
+                    let mut lanes = [0.0f32; LANES];
+                    value.store(lanes.as_mut_ptr());
+                    for (lane, value) in lanes.iter().enumerate().take(count) {
+                        *to.add(at + lane * F::PER_LANE) = *value;
+                    }
+                });
+            }
+        })
+    }
+}
+
+impl Weights<InBf16> for Packed<'_, Bf16> {
+    #[inline(always)]
+    unsafe fn unpack<V: F32x16>(
+        &self,
+        row: usize,
+        rows: usize,
+        k: usize,
+        len: usize,
+        out: *mut u16,
+        stride: usize,
+    ) {
+        with_format!(self.call, F => for i in 0..rows {
+            // SAFETY: as above.
+            unsafe {
+                let to = out.add(i * stride);
+                self.decode::<V, F>(row + i, k, len, |at, value, count| {
+                    let mut lanes = [0u16; LANES];
+                    V::store_half(value.to_bf16(), lanes.as_mut_ptr());
+                    for (lane, value) in lanes.iter().enumerate().take(count) {
+                        *to.add(at + lane * F::PER_LANE) = *value;
+                    }
+                });
+            }
+        })
+    }
+}

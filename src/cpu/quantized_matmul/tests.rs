@@ -1,0 +1,196 @@
+use super::*;
+use crate::cpu::element::{Bf16, F16};
+use crate::cpu::testing::*;
+
+const FORMATS: [(Mode, u32); 6] = [
+    (Mode::Affine, 2),
+    (Mode::Affine, 3),
+    (Mode::Affine, 4),
+    (Mode::Affine, 6),
+    (Mode::Affine, 8),
+    (Mode::Mxfp4, 4),
+];
+
+/// A packed matrix of random bits, and what it stands for.
+struct Matrix<T> {
+    packed: Vec<u8>,
+    scales: Vec<u8>,
+    biases: Vec<T>,
+    dense: Vec<f64>,
+    columns: usize,
+}
+
+fn random_bytes(count: usize, seed: u64) -> Vec<u8> {
+    let mut state = 0x9e37_79b9_7f4a_7c15_u64 ^ seed;
+    let mut next = || {
+        state =
+            state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (state >> 40) as u8
+    };
+    (0..count).map(|_| next()).collect()
+}
+
+fn fp4(q: u32) -> f64 {
+    let magnitude = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0][(q & 7) as usize];
+    if q & 8 == 0 { magnitude } else { -magnitude }
+}
+
+impl<T: Sample> Matrix<T> {
+    fn random((mode, bits): (Mode, u32), columns: usize, axis: usize, group: usize) -> Self {
+        let packed = random_bytes(columns * axis * bits as usize / 8, columns as u64);
+        let groups = columns * axis / group;
+        let (mut scales, mut biases, mut of_group) = (Vec::new(), Vec::new(), Vec::new());
+        if mode == Mode::Affine {
+            let values: Vec<T> = values(groups, 2.0 / (1 << bits) as f32);
+            biases = self::values::<T>(groups + 1, 1.0);
+            biases.truncate(groups);
+            of_group.extend(values.iter().map(|scale| f64::from(scale.to_f32())));
+            for scale in &values {
+                // SAFETY: an element is plain bytes.
+                let bytes = unsafe {
+                    std::slice::from_raw_parts(
+                        std::ptr::from_ref(scale).cast::<u8>(),
+                        size_of::<T>(),
+                    )
+                };
+                scales.extend_from_slice(bytes);
+            }
+        } else {
+            scales = random_bytes(groups, 77).iter().map(|byte| 121 + byte % 12).collect();
+            of_group.extend(scales.iter().map(|&e| 2f64.powi(i32::from(e) - 127)));
+        }
+        let weight = |row: usize, k: usize| {
+            let at = k * bits as usize;
+            let start = row * axis * bits as usize / 8 + at / 8;
+            let byte = |i: usize| u32::from(packed.get(start + i).copied().unwrap_or(0));
+            let q = (byte(0) | byte(1) << 8) >> (at % 8) & ((1 << bits) - 1);
+            let group = row * (axis / group) + k / group;
+            match mode {
+                Mode::Affine => of_group[group] * f64::from(q) + f64::from(biases[group].to_f32()),
+                _ => of_group[group] * fp4(q),
+            }
+        };
+        let dense = (0..columns * axis).map(|i| weight(i / axis, i % axis)).collect();
+        Self { packed, scales, biases, dense, columns }
+    }
+
+    fn weights(&self) -> Weights {
+        let biases =
+            if self.biases.is_empty() { std::ptr::null() } else { self.biases.as_ptr().cast() };
+        let (packed, scales) = (self.packed.as_ptr(), self.scales.as_ptr());
+        Weights { packed, scales, biases, columns: self.columns }
+    }
+
+    /// Products, and the sums of their terms' magnitudes.
+    fn times(&self, x: &[f64], axis: usize) -> (Vec<f64>, Vec<f64>) {
+        let pairs = x.chunks_exact(axis).flat_map(|x| {
+            self.dense.chunks_exact(axis).map(move |w| {
+                let terms = || x.iter().zip(w).map(|(x, w)| x * w);
+                (terms().sum::<f64>(), terms().map(f64::abs).sum::<f64>())
+            })
+        });
+        pairs.unzip()
+    }
+}
+
+fn element<T: Sample>() -> Element {
+    match (size_of::<T>(), T::EPSILON) {
+        (4, _) => Element::F32,
+        (_, epsilon) if epsilon == F16::EPSILON => Element::F16,
+        _ => Element::BF16,
+    }
+}
+
+fn wide<T: Sample>(values: &[T]) -> Vec<f64> {
+    values.iter().map(|v| f64::from(v.to_f32())).collect()
+}
+
+/// A call without anything but a product.
+fn plain<'a, T: Sample>(
+    format: (Mode, u32),
+    group: usize,
+    x: &[T],
+    axis: usize,
+    weights: &'a [Weights],
+    out: &mut [T],
+) -> Call<'a> {
+    Call {
+        element: element::<T>(),
+        mode: format.0,
+        bits: format.1,
+        group,
+        x: x.as_ptr().cast(),
+        rows: x.len() / axis,
+        axis,
+        norm: None,
+        weights,
+        join: Join::Concatenate,
+        bias: std::ptr::null(),
+        residual: std::ptr::null(),
+        low_rank: None,
+        out: out.as_mut_ptr().cast(),
+    }
+}
+
+/// f32 adds in lanes of at most axis / 16 terms, q and bias parts apart, which together are at
+/// most a few times the terms' magnitudes; then one rounding to the element type.
+fn check<T: Sample>(got: &[T], want: &[f64], reach: &[f64], what: &str) {
+    for (i, got) in got.iter().enumerate() {
+        let got = f64::from(got.to_f32());
+        let bound = want[i].abs() * f64::from(T::EPSILON) / 2.0 * 1.01 + reach[i] * 4e-6;
+        assert!((got - want[i]).abs() <= bound, "{what}: {got} at {i}, expected {}", want[i]);
+    }
+}
+
+fn products<T: Sample>() {
+    for format in FORMATS {
+        for (group, axis) in [(32, 32), (32, 96), (64, 64), (64, 1088), (128, 384), (32, 1056)] {
+            if format.0 == Mode::Mxfp4 && group != 32 {
+                continue;
+            }
+            for rows in [1, 2, 5, 9] {
+                let matrices =
+                    [19, 3].map(|columns| Matrix::<T>::random(format, columns, axis, group));
+                let x: Vec<T> = values(rows * axis, 2.0);
+                let parts = matrices.each_ref().map(|m| m.times(&wide(&x), axis));
+                let join = |of: fn(&(Vec<f64>, Vec<f64>)) -> &Vec<f64>| -> Vec<f64> {
+                    let row = |m: usize| {
+                        let first = &of(&parts[0])[19 * m..][..19];
+                        first.iter().chain(&of(&parts[1])[3 * m..][..3]).copied()
+                    };
+                    (0..rows).flat_map(row).collect()
+                };
+                let (want, reach) = (join(|p| &p.0), join(|p| &p.1));
+                let weights = matrices.each_ref().map(Matrix::weights);
+                for machine in machines() {
+                    let mut out = vec![T::default(); rows * 22];
+                    let call = plain(format, group, &x, axis, &weights, &mut out);
+                    // SAFETY: the buffers above.
+                    unsafe { quantized_matmul_on(machine, &call) };
+                    let level = machine.level;
+                    check(
+                        &out,
+                        &want,
+                        &reach,
+                        &format!("{format:?} {group} {axis} {rows} {level:?}"),
+                    );
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn products_in_f32() {
+    products::<f32>();
+}
+
+#[test]
+fn products_in_f16() {
+    products::<F16>();
+}
+
+#[test]
+fn products_in_bf16() {
+    products::<Bf16>();
+}

@@ -1,0 +1,192 @@
+use crate::array::Array;
+use crate::error::Result;
+use crate::ffi::activation::bridge::{self as ffi, ActivationKind};
+
+/// What [`linear`](crate::ops::linear) applies to its result.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Activation {
+    /// [`relu`]
+    Relu,
+    /// [`gelu`]
+    Gelu,
+    /// [`gelu_tanh`]
+    GeluTanh,
+    /// [`silu`]
+    Silu,
+}
+
+impl Activation {
+    pub(crate) fn kind(self) -> ActivationKind {
+        match self {
+            Self::Relu => ActivationKind::Relu,
+            Self::Gelu => ActivationKind::Gelu,
+            Self::GeluTanh => ActivationKind::GeluTanh,
+            Self::Silu => ActivationKind::Silu,
+        }
+    }
+}
+
+fn of_one(kind: ActivationKind, x: &Array) -> Result<Array> {
+    Array::from_bridge(ffi::activation(kind, x.raw()))
+}
+
+fn of_two(kind: ActivationKind, a: &Array, b: &Array) -> Result<Array> {
+    Array::from_bridge(ffi::activation_of_two(kind, a.raw(), b.raw()))
+}
+
+/// Rectified linear unit: `max(x, 0)`. NaN stays.
+///
+/// The result has the shape and type of `x` (integers become float32), as for all activations
+/// here. Errors: float64 or complex. Differentiable.
+///
+/// ```
+/// use mlx_primitives::{Array, ops};
+///
+/// let x = Array::from_slice(&[-1.0f32, 2.0], &[2])?;
+/// assert_eq!(ops::relu(&x)?.to_vec::<f32>()?, [0.0, 2.0]);
+/// # Ok::<(), mlx_primitives::Error>(())
+/// ```
+pub fn relu(x: &Array) -> Result<Array> {
+    of_one(ActivationKind::Relu, x)
+}
+
+/// Sigmoid linear unit ([Elfwing et al. 2017](https://arxiv.org/abs/1702.03118)):
+/// `x * sigmoid(x)`, each factor rounded to the type of `x` as by `mlx.nn.silu`.
+///
+/// Any shape. Errors: float64 or complex. Differentiable.
+///
+/// ```
+/// use mlx_primitives::{Array, ops};
+///
+/// let y = ops::silu(&Array::from_slice(&[0.0f32, 1.0], &[2])?)?.to_vec::<f32>()?;
+/// assert!(y[0] == 0.0 && (y[1] - 1.0 / (1.0 + (-1f32).exp())).abs() < 1e-6);
+/// # Ok::<(), mlx_primitives::Error>(())
+/// ```
+pub fn silu(x: &Array) -> Result<Array> {
+    of_one(ActivationKind::Silu, x)
+}
+
+/// Gaussian error linear unit ([Hendrycks and Gimpel 2016](https://arxiv.org/abs/1606.08415)):
+/// `x * (1 + erf(x / sqrt(2))) / 2`, each step rounded as by `mlx.nn.gelu`.
+///
+/// Any shape. Errors: float64 or complex. Differentiable.
+///
+/// ```
+/// use mlx_primitives::{Array, ops};
+///
+/// let y = ops::gelu(&Array::from_slice(&[0.0f32, 1.0], &[2])?)?.to_vec::<f32>()?;
+/// assert!(y[0] == 0.0 && (y[1] - 0.841_344_7).abs() < 1e-6);
+/// # Ok::<(), mlx_primitives::Error>(())
+/// ```
+pub fn gelu(x: &Array) -> Result<Array> {
+    of_one(ActivationKind::Gelu, x)
+}
+
+/// The approximation of [`gelu`] by tanh:
+/// `x / 2 * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 x³)))`, rounded as by `mlx.nn.gelu_approx`.
+///
+/// Any shape. Errors: float64 or complex. Differentiable.
+///
+/// ```
+/// use mlx_primitives::{Array, ops};
+///
+/// let y = ops::gelu_tanh(&Array::from_slice(&[0.0f32, 1.0], &[2])?)?.to_vec::<f32>()?;
+/// assert!(y[0] == 0.0 && (y[1] - 0.841_192).abs() < 1e-6);
+/// # Ok::<(), mlx_primitives::Error>(())
+/// ```
+pub fn gelu_tanh(x: &Array) -> Result<Array> {
+    of_one(ActivationKind::GeluTanh, x)
+}
+
+/// Gated unit of a Llama's feed-forward ([Shazeer 2020](https://arxiv.org/abs/2002.05202)):
+/// `silu(gate) * up`, rounded after [`silu`].
+///
+/// The arrays are broadcast to one shape and promoted to one type. Errors: shapes that do not
+/// broadcast, float64 or complex. Differentiable in both.
+///
+/// ```
+/// use mlx_primitives::{Array, ops};
+///
+/// let (gate, up) = (Array::from_slice(&[1.0f32], &[1])?, Array::from_slice(&[2.0f32], &[1])?);
+/// let y = ops::swiglu(&gate, &up)?.to_vec::<f32>()?;
+/// assert!((y[0] - 2.0 / (1.0 + (-1f32).exp())).abs() < 1e-6);
+/// # Ok::<(), mlx_primitives::Error>(())
+/// ```
+pub fn swiglu(gate: &Array, up: &Array) -> Result<Array> {
+    of_two(ActivationKind::Swiglu, gate, up)
+}
+
+/// Gated unit ([Shazeer 2020](https://arxiv.org/abs/2002.05202)): `gelu(gate) * up`, rounded after
+/// [`gelu`]. Shapes, types and errors as for [`swiglu`]. Differentiable in both.
+///
+/// ```
+/// use mlx_primitives::{Array, ops};
+///
+/// let (gate, up) = (Array::from_slice(&[1.0f32], &[1])?, Array::from_slice(&[2.0f32], &[1])?);
+/// assert!((ops::geglu(&gate, &up)?.to_vec::<f32>()?[0] - 2.0 * 0.841_344_7).abs() < 1e-6);
+/// # Ok::<(), mlx_primitives::Error>(())
+/// ```
+pub fn geglu(gate: &Array, up: &Array) -> Result<Array> {
+    of_two(ActivationKind::Geglu, gate, up)
+}
+
+/// Gemma's gated unit: `gelu_tanh(gate) * up`, rounded after [`gelu_tanh`]. Shapes, types and
+/// errors as for [`swiglu`]. Differentiable in both.
+///
+/// ```
+/// use mlx_primitives::{Array, ops};
+///
+/// let (gate, up) = (Array::from_slice(&[1.0f32], &[1])?, Array::from_slice(&[2.0f32], &[1])?);
+/// assert!((ops::geglu_tanh(&gate, &up)?.to_vec::<f32>()?[0] - 2.0 * 0.841_192).abs() < 1e-6);
+/// # Ok::<(), mlx_primitives::Error>(())
+/// ```
+pub fn geglu_tanh(gate: &Array, up: &Array) -> Result<Array> {
+    of_two(ActivationKind::GegluTanh, gate, up)
+}
+
+/// `max(a + b, 0)`, the sum rounded first. Shapes, types and errors as for [`swiglu`].
+/// Differentiable in both.
+///
+/// ```
+/// use mlx_primitives::{Array, ops};
+///
+/// let (a, b) = (Array::from_slice(&[1.0f32, 1.0], &[2])?, Array::from_slice(&[2.0f32, -2.0], &[2])?);
+/// assert_eq!(ops::add_relu(&a, &b)?.to_vec::<f32>()?, [3.0, 0.0]);
+/// # Ok::<(), mlx_primitives::Error>(())
+/// ```
+pub fn add_relu(a: &Array, b: &Array) -> Result<Array> {
+    of_two(ActivationKind::AddRelu, a, b)
+}
+
+/// `max(a * b, 0)`, the product rounded first. Shapes, types and errors as for [`swiglu`].
+/// Differentiable in both.
+///
+/// ```
+/// use mlx_primitives::{Array, ops};
+///
+/// let (a, b) = (Array::from_slice(&[1.0f32, 1.0], &[2])?, Array::from_slice(&[2.0f32, -2.0], &[2])?);
+/// assert_eq!(ops::mul_relu(&a, &b)?.to_vec::<f32>()?, [2.0, 0.0]);
+/// # Ok::<(), mlx_primitives::Error>(())
+/// ```
+pub fn mul_relu(a: &Array, b: &Array) -> Result<Array> {
+    of_two(ActivationKind::MulRelu, a, b)
+}
+
+/// `x * scale + shift`, the product rounded first.
+///
+/// `scale` and `shift` are each a scalar array or a vector as long as the last axis of `x`; all
+/// three are promoted to one type. Errors: another shape, float64 or complex. Differentiable in
+/// all three.
+///
+/// ```
+/// use mlx_primitives::{Array, ops};
+///
+/// let x = Array::from_slice(&[1.0f32, 2.0, 3.0, 4.0], &[2, 2])?;
+/// let scale = Array::from_slice(&[10.0f32, 100.0], &[2])?;
+/// let y = ops::affine(&x, &scale, &Array::scalar(1.0f32)?)?;
+/// assert_eq!(y.to_vec::<f32>()?, [11.0, 201.0, 31.0, 401.0]);
+/// # Ok::<(), mlx_primitives::Error>(())
+/// ```
+pub fn affine(x: &Array, scale: &Array, shift: &Array) -> Result<Array> {
+    Array::from_bridge(ffi::affine(x.raw(), scale.raw(), shift.raw()))
+}

@@ -1,0 +1,66 @@
+use super::Activation;
+use crate::array::{Array, or_null};
+use crate::error::Result;
+use crate::ffi::activation::bridge::ActivationKind;
+use crate::ffi::linear::bridge as ffi;
+
+/// What [`linear`] does after the product; nothing by default.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct LinearOptions<'a> {
+    /// `[n]`, added to each row.
+    pub bias: Option<&'a Array>,
+    /// Applied to the sum.
+    pub activation: Option<Activation>,
+    /// `[..., n]`, added last; its buffer becomes the result's where nothing else reads it.
+    pub residual: Option<&'a Array>,
+}
+
+/// A linear layer and what surrounds it in a transformer: `act(x · wᵀ + bias) + residual`.
+///
+/// `x` is `[..., k]`, `w` is `[n, k]` as linear layers keep their weights; the result is
+/// `[..., n]` of the type that all inputs promote to. Products are summed in float32; then the
+/// product, the bias, the activation and the residual are each rounded to that type, as by the
+/// ops that this one stands for.
+///
+/// Errors: extents that do not match, a type other than float32, float16 and bfloat16.
+/// Differentiable in every array.
+///
+/// ```
+/// use mlx_primitives::ops::{self, Activation, LinearOptions};
+/// use mlx_primitives::Array;
+///
+/// let x = Array::from_slice(&[1.0f32, 2.0], &[1, 2])?;
+/// let w = Array::from_slice(&[1.0f32, 0.0, 0.0, -1.0, 1.0, 1.0], &[3, 2])?;
+/// let bias = Array::from_slice(&[0.5f32, 0.5, 0.5], &[3])?;
+/// let options =
+///     LinearOptions { bias: Some(&bias), activation: Some(Activation::Relu), ..Default::default() };
+/// assert_eq!(ops::linear(&x, &w, &options)?.to_vec::<f32>()?, [1.5, 0.0, 3.5]);
+/// # Ok::<(), mlx_primitives::Error>(())
+/// ```
+pub fn linear(x: &Array, w: &Array, options: &LinearOptions<'_>) -> Result<Array> {
+    let &LinearOptions { bias, activation, residual } = options;
+    let activation = activation.map_or(ActivationKind::None, Activation::kind);
+    // SAFETY: the pointers are null or those of borrowed arrays, which outlive the call.
+    Array::from_bridge(unsafe {
+        ffi::linear(x.raw(), w.raw(), or_null(bias), activation, or_null(residual))
+    })
+}
+
+/// Product of matrices: `a` is `[..., m, k]`, `b` is `[..., k, n]`, or `[..., n, k]` if
+/// `transposed`; leading axes are broadcast and the result is `[..., m, n]`.
+///
+/// Summed in float32 and rounded once. Errors: rank below 2, extents that do not match, a type
+/// other than float32, float16 and bfloat16. Differentiable in both.
+///
+/// ```
+/// use mlx_primitives::{Array, ops};
+///
+/// let a = Array::from_slice(&[1.0f32, 2.0], &[1, 2])?;
+/// let b = Array::from_slice(&[3.0f32, 4.0], &[2, 1])?;
+/// assert_eq!(ops::matmul(&a, &b, false)?.to_vec::<f32>()?, [11.0]);
+/// assert_eq!(ops::matmul(&b, &b, true)?.shape(), [2, 2]);
+/// # Ok::<(), mlx_primitives::Error>(())
+/// ```
+pub fn matmul(a: &Array, b: &Array, transposed: bool) -> Result<Array> {
+    Array::from_bridge(ffi::matmul(a.raw(), b.raw(), transposed))
+}

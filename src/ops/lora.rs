@@ -1,0 +1,136 @@
+use super::{QuantizedWeight, matmul};
+use crate::array::{Array, to_list};
+use crate::error::{Error, Result};
+use crate::ffi::lora::bridge as ffi;
+
+/// The frozen matrix `[n, k]` of a linear layer.
+#[derive(Clone)]
+pub enum LinearWeight {
+    /// An array of a floating type.
+    Plain(Array),
+    /// Packed numbers.
+    Quantized(QuantizedWeight),
+}
+
+impl From<Array> for LinearWeight {
+    fn from(weight: Array) -> Self {
+        Self::Plain(weight)
+    }
+}
+
+impl From<&Array> for LinearWeight {
+    fn from(weight: &Array) -> Self {
+        Self::Plain(weight.clone())
+    }
+}
+
+impl From<QuantizedWeight> for LinearWeight {
+    fn from(weight: QuantizedWeight) -> Self {
+        Self::Quantized(weight)
+    }
+}
+
+impl From<&QuantizedWeight> for LinearWeight {
+    fn from(weight: &QuantizedWeight) -> Self {
+        Self::Quantized(weight.clone())
+    }
+}
+
+/// A linear layer with a low-rank update ([Hu et al. 2021](https://arxiv.org/abs/2106.09685)):
+/// `x · Wᵀ + scale · (x · Aᵀ) · Bᵀ`, in one node of the graph.
+///
+/// `x` is `[..., k]`, the base `[n, k]`, `a` is `[rank, k]` and `b` is `[n, rank]`; the result is
+/// `[..., n]` of the type that all promote to. Products accumulate in float32; the product with
+/// the base, that with `a`, that with `b`, its scaling and the sum are each rounded to the result's
+/// type, as the same ops one after the other round. [`Lora`] takes matrices as mlx-lm stores them.
+///
+/// Errors: shapes that do not fit, a type other than float32, float16 and bfloat16. Differentiable
+/// in x, `a` and `b` without a gradient of the base, and in a plain base.
+///
+/// ```
+/// use mlx_primitives::{Array, ops};
+///
+/// let x = Array::from_slice(&[1.0f32, 2.0], &[1, 2])?;
+/// let w = Array::from_slice(&[1.0f32, 0.0, 0.0, 1.0, 1.0, 1.0], &[3, 2])?;
+/// let a = Array::from_slice(&[1.0f32, 1.0], &[1, 2])?;
+/// let b = Array::from_slice(&[1.0f32, 0.0, -1.0], &[3, 1])?;
+/// let y = ops::lora_linear(&x, &(&w).into(), &a, &b, 2.0)?;
+/// assert_eq!(y.to_vec::<f32>()?, [7.0, 2.0, -3.0]);
+/// # Ok::<(), mlx_primitives::Error>(())
+/// ```
+pub fn lora_linear(
+    x: &Array,
+    base: &LinearWeight,
+    a: &Array,
+    b: &Array,
+    scale: f32,
+) -> Result<Array> {
+    let (arrays, layout) = match base {
+        LinearWeight::Plain(weight) => (to_list([weight]), None),
+        LinearWeight::Quantized(weight) => (to_list(weight.arrays()), Some(weight.layout())),
+    };
+    let layout = layout.as_ref().map_or(std::ptr::null(), |layout| layout as *const _);
+    // SAFETY: the pointer is null or that of a value which outlives the call.
+    Array::from_bridge(unsafe {
+        ffi::lora_linear(x.raw(), &arrays, layout, a.raw(), b.raw(), scale)
+    })
+}
+
+/// A low-rank update `scale · B · A` of a linear layer.
+#[derive(Clone)]
+pub struct Lora {
+    a: Array,
+    b: Array,
+    scale: f32,
+}
+
+impl Lora {
+    /// From `a` `[rank, k]` and `b` `[n, rank]`, as the paper and PEFT write them.
+    pub fn new(a: Array, b: Array, scale: f32) -> Result<Self> {
+        match (a.shape(), b.shape()) {
+            (&[rank, _], &[_, same]) if rank == same => Ok(Self { a, b, scale }),
+            (of_a, of_b) => Err(Error::argument(
+                "lora",
+                format_args!("a of shape [rank, k] and b of [n, rank], got {of_a:?} and {of_b:?}"),
+            )),
+        }
+    }
+
+    /// From `lora_a` `[k, rank]` and `lora_b` `[rank, n]`, as adapters of mlx-lm store them.
+    pub fn from_mlx_lm(lora_a: &Array, lora_b: &Array, scale: f32) -> Result<Self> {
+        Self::new(lora_a.t()?.contiguous()?, lora_b.t()?.contiguous()?, scale)
+    }
+
+    /// [`lora_linear`] with this update.
+    pub fn apply(&self, x: &Array, base: &LinearWeight) -> Result<Array> {
+        lora_linear(x, base, &self.a, &self.b, self.scale)
+    }
+
+    /// `W + scale · B · A`, of the type and format of W; a packed W is quantized again, which
+    /// rounds what the update adds.
+    pub fn merge(&self, base: &LinearWeight) -> Result<LinearWeight> {
+        self.moved(base, self.scale)
+    }
+
+    /// `W - scale · B · A`: undoes [`merge`](Self::merge), but for rounding.
+    pub fn unmerge(&self, base: &LinearWeight) -> Result<LinearWeight> {
+        self.moved(base, -self.scale)
+    }
+
+    fn moved(&self, base: &LinearWeight, scale: f32) -> Result<LinearWeight> {
+        let plain = match base {
+            LinearWeight::Plain(weight) => weight.clone(),
+            LinearWeight::Quantized(weight) => weight.dequantize()?,
+        };
+        let scaled = self.b.multiply(Array::scalar(scale)?.astype(self.b.dtype())?)?;
+        let update = matmul(&scaled, &self.a, false)?.astype(plain.dtype())?;
+        let merged = plain.add(&update)?;
+        Ok(match base {
+            LinearWeight::Plain(_) => LinearWeight::Plain(merged),
+            LinearWeight::Quantized(weight) => {
+                let (group, bits) = (weight.group_size(), weight.bits());
+                QuantizedWeight::quantize(&merged, group, bits, weight.mode())?.into()
+            }
+        })
+    }
+}

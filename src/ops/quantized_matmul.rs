@@ -1,0 +1,255 @@
+use crate::array::{Array, from_list, or_null, to_list};
+use crate::dtype::Dtype;
+use crate::error::{Error, Result};
+use crate::ffi::quantized_matmul::bridge as ffi;
+
+/// How a group of quantized weights becomes numbers, as `mode` in MLX's `quantize`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum QuantizedMode {
+    /// `scale * q + bias` with q of 2, 3, 4, 6 or 8 bits and groups of 32, 64 or 128.
+    Affine,
+    /// [OCP microscaling](https://www.opencompute.org/documents/ocp-microscaling-formats-mx-v1-0-spec-final-pdf):
+    /// `2^(e - 127) * q` with 4-bit floats q, groups of 32 and one byte e for each.
+    Mxfp4,
+}
+
+/// A matrix `[n, k]` in MLX's packed layout, as `mx.quantize` and checkpoints of mlx-lm store it.
+///
+/// `packed` is uint32 `[n, k * bits / 32]`, lowest bits first. `scales` and `biases` are
+/// `[n, k / group_size]` of a floating type; for [`QuantizedMode::Mxfp4`] the scales are uint8 and
+/// there are no biases. Cloning shares the arrays.
+#[derive(Clone)]
+pub struct QuantizedWeight {
+    packed: Array,
+    scales: Array,
+    biases: Option<Array>,
+    group_size: i32,
+    bits: i32,
+    mode: QuantizedMode,
+}
+
+impl QuantizedWeight {
+    /// A matrix from its parts.
+    ///
+    /// Errors: a group size, a number of bits, shapes or types that the layout does not have.
+    pub fn new(
+        packed: Array,
+        scales: Array,
+        biases: Option<Array>,
+        group_size: i32,
+        bits: i32,
+        mode: QuantizedMode,
+    ) -> Result<Self> {
+        if biases.is_some() != (mode == QuantizedMode::Affine) {
+            let expected = format_args!("biases for affine and none for mxfp4, got {mode:?}");
+            return Err(Error::argument("quantized_weight", expected));
+        }
+        let weight = Self { packed, scales, biases, group_size, bits, mode };
+        ffi::check_quantized(&*to_list(weight.arrays()), &weight.layout())?;
+        Ok(weight)
+    }
+
+    /// Quantizes a matrix `[n, k]`, with `mx.quantize`; k is a multiple of the group size.
+    ///
+    /// ```
+    /// use mlx_primitives::Array;
+    /// use mlx_primitives::ops::{QuantizedMode, QuantizedWeight};
+    ///
+    /// let w = Array::from_slice(&[0.5f32; 128], &[2, 64])?;
+    /// let quantized = QuantizedWeight::quantize(&w, 64, 4, QuantizedMode::Affine)?;
+    /// assert_eq!(quantized.packed().shape(), [2, 8]);
+    /// assert_eq!(quantized.dequantize()?.to_vec::<f32>()?, [0.5; 128]);
+    /// # Ok::<(), mlx_primitives::Error>(())
+    /// ```
+    pub fn quantize(w: &Array, group_size: i32, bits: i32, mode: QuantizedMode) -> Result<Self> {
+        if w.ndim() != 2 {
+            let got = format_args!("a matrix, got shape {:?}", w.shape());
+            return Err(Error::argument("quantized_weight", got));
+        }
+        let layout = layout(group_size, bits, mode);
+        let mut parts = from_list(&*ffi::quantize(w.raw(), &layout)?).into_iter();
+        let mut next = || {
+            parts.next().ok_or_else(|| Error::argument("quantized_weight", "all parts of a result"))
+        };
+        let (packed, scales) = (next()?, next()?);
+        let biases = if mode == QuantizedMode::Affine { Some(next()?) } else { None };
+        Self::new(packed, scales, biases, group_size, bits, mode)
+    }
+
+    /// The matrix `[n, k]`, in the type of the scales, or bfloat16 if those are bytes.
+    pub fn dequantize(&self) -> Result<Array> {
+        let dtype = match self.mode {
+            QuantizedMode::Affine => self.scales.dtype(),
+            QuantizedMode::Mxfp4 => Dtype::Bfloat16,
+        };
+        self.dequantize_to(dtype)
+    }
+
+    /// The matrix `[n, k]` in a floating type.
+    pub fn dequantize_to(&self, dtype: Dtype) -> Result<Array> {
+        let list = to_list(self.arrays());
+        Array::from_bridge(ffi::dequantize(&*list, &self.layout(), dtype.into()))
+    }
+
+    /// Rows of the matrix: elements of a product.
+    pub fn outputs(&self) -> i32 {
+        self.packed.shape().first().copied().unwrap_or(0)
+    }
+
+    /// Columns of the matrix: elements of what it multiplies.
+    pub fn inputs(&self) -> i32 {
+        let words = self.packed.shape().last().copied().unwrap_or(0);
+        words * 32 / self.bits
+    }
+
+    /// The packed numbers, uint32.
+    pub fn packed(&self) -> &Array {
+        &self.packed
+    }
+
+    /// The groups' scales.
+    pub fn scales(&self) -> &Array {
+        &self.scales
+    }
+
+    /// The groups' biases; none for mxfp4.
+    pub fn biases(&self) -> Option<&Array> {
+        self.biases.as_ref()
+    }
+
+    /// Weights that share a scale.
+    pub fn group_size(&self) -> i32 {
+        self.group_size
+    }
+
+    /// Bits of a weight.
+    pub fn bits(&self) -> i32 {
+        self.bits
+    }
+
+    /// How groups become numbers.
+    pub fn mode(&self) -> QuantizedMode {
+        self.mode
+    }
+
+    /// The bytes that the arrays take.
+    pub fn nbytes(&self) -> usize {
+        self.arrays().map(Array::nbytes).sum()
+    }
+
+    pub(crate) fn arrays(&self) -> impl Iterator<Item = &Array> {
+        [&self.packed, &self.scales].into_iter().chain(&self.biases)
+    }
+
+    pub(crate) fn layout(&self) -> ffi::QuantizedLayout {
+        layout(self.group_size, self.bits, self.mode)
+    }
+
+    fn format(&self) -> (i32, i32, QuantizedMode) {
+        (self.group_size, self.bits, self.mode)
+    }
+}
+
+fn layout(group_size: i32, bits: i32, mode: QuantizedMode) -> ffi::QuantizedLayout {
+    ffi::QuantizedLayout { group_size, bits, mxfp4: mode == QuantizedMode::Mxfp4 }
+}
+
+/// What surrounds a product in [`quantized_linear`].
+#[derive(Clone, Copy, Default)]
+pub struct QuantizedOptions<'a> {
+    /// Added to the product: `[n]`.
+    pub bias: Option<&'a Array>,
+    /// Added last: of the result's shape. Its buffer becomes the result's where nothing else
+    /// reads it.
+    pub residual: Option<&'a Array>,
+    /// The weight `[k]` and epsilon of an RMS normalisation of x, as by
+    /// [`rms_norm`](crate::ops::rms_norm).
+    pub norm: Option<(&'a Array, f32)>,
+}
+
+fn run(
+    x: &Array,
+    weights: &[&QuantizedWeight],
+    options: &QuantizedOptions,
+    swiglu: bool,
+) -> Result<Array> {
+    let Some(first) = weights.first() else {
+        return Err(Error::argument("quantized_linear", "at least one weight, got none"));
+    };
+    if let Some(other) = weights.iter().find(|weight| weight.format() != first.format()) {
+        let (expected, got) = (first.format(), other.format());
+        let expected = format_args!("weights of one format, got {expected:?} and {got:?}");
+        return Err(Error::argument("quantized_linear", expected));
+    }
+    let arrays = to_list(weights.iter().flat_map(|weight| weight.arrays()));
+    let (norm, eps) = options.norm.unzip();
+    // SAFETY: the pointers are null or those of borrowed arrays, which outlive the call.
+    Array::from_bridge(unsafe {
+        ffi::quantized_matmul(
+            x.raw(),
+            &arrays,
+            &first.layout(),
+            or_null(norm),
+            eps.unwrap_or(0.0),
+            or_null(options.bias),
+            or_null(options.residual),
+            swiglu,
+        )
+    })
+}
+
+/// `norm(x) · Wᵀ + bias + residual` with packed weights, which are read once, in one dispatch for
+/// up to eight rows of x.
+///
+/// `x` is `[..., k]`, the weight `[n, k]`; the result is `[..., n]`, of the type that x, the
+/// scales (unless bytes) and the options promote to. Products accumulate in float32; the normalised
+/// x, the product and each sum after it are rounded to the result's type, as the same ops of MLX
+/// one after the other round.
+///
+/// Errors: shapes that do not fit, a type other than float32, float16 and bfloat16. Differentiable
+/// in x, the norm's weight, bias and residual, and once in affine scales and biases.
+///
+/// ```
+/// use mlx_primitives::ops::{self, QuantizedMode, QuantizedOptions, QuantizedWeight};
+/// use mlx_primitives::Array;
+///
+/// let w = Array::from_slice(&[0.5f32; 128], &[2, 64])?;
+/// let w = QuantizedWeight::quantize(&w, 64, 4, QuantizedMode::Affine)?;
+/// let x = Array::from_slice(&[1.0f32; 64], &[1, 64])?;
+/// let y = ops::quantized_linear(&x, &w, &QuantizedOptions::default())?;
+/// assert_eq!(y.to_vec::<f32>()?, [32.0, 32.0]);
+/// # Ok::<(), mlx_primitives::Error>(())
+/// ```
+pub fn quantized_linear(
+    x: &Array,
+    weight: &QuantizedWeight,
+    options: &QuantizedOptions,
+) -> Result<Array> {
+    run(x, &[weight], options, false)
+}
+
+/// Up to three products of one input, such as queries, keys and values, in one dispatch: the
+/// results of [`quantized_linear`] one after the other along the last axis.
+///
+/// The weights are of one format and have the same `k`; their `n` may differ.
+pub fn quantized_linears(
+    x: &Array,
+    weights: &[&QuantizedWeight],
+    norm: Option<(&Array, f32)>,
+) -> Result<Array> {
+    run(x, weights, &QuantizedOptions { norm, ..Default::default() }, false)
+}
+
+/// `silu(x · Gateᵀ) * (x · Upᵀ)` in one dispatch ([Shazeer 2020](https://arxiv.org/abs/2002.05202)),
+/// x normalised first where `norm` says so.
+///
+/// Both weights are `[n, k]` and of one format. Each product, the sigmoid and both multiplications
+/// are rounded to the result's type.
+pub fn quantized_swiglu(
+    x: &Array,
+    gate: &QuantizedWeight,
+    up: &QuantizedWeight,
+    norm: Option<(&Array, f32)>,
+) -> Result<Array> {
+    run(x, &[gate, up], &QuantizedOptions { norm, ..Default::default() }, true)
+}

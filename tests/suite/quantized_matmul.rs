@@ -1,0 +1,581 @@
+//! Quantized products against f64 and against MLX's: formats, sizes, layouts, what surrounds them.
+
+use mlx_primitives::ops::{self, QuantizedMode, QuantizedOptions, QuantizedWeight};
+use mlx_primitives::transforms::{jvp, vjp, vmap};
+use mlx_primitives::{Array, Dtype, Result, builtin, concatenate, stack};
+
+use crate::support::compare::{assert_close, assert_same, numbers, ulp};
+use crate::support::input::{FLOATS, LAYOUTS, random, random32};
+use crate::support::{Checked, EPS, each_device, message, reference, refs, simulated};
+
+pub const FORMATS: [(i32, i32, QuantizedMode); 8] = [
+    (64, 2, QuantizedMode::Affine),
+    (32, 3, QuantizedMode::Affine),
+    (32, 4, QuantizedMode::Affine),
+    (64, 4, QuantizedMode::Affine),
+    (128, 4, QuantizedMode::Affine),
+    (64, 6, QuantizedMode::Affine),
+    (64, 8, QuantizedMode::Affine),
+    (32, 4, QuantizedMode::Mxfp4),
+];
+
+/// A random matrix `[n, k]` with scales of `dtype`.
+pub fn weight(
+    (group, bits, mode): (i32, i32, QuantizedMode),
+    n: i32,
+    k: i32,
+    dtype: Dtype,
+    seed: u64,
+) -> Result<QuantizedWeight> {
+    let w = random(&[n, k], dtype, seed)?.multiply(Array::scalar(0.3f32)?.astype(dtype)?)?;
+    QuantizedWeight::quantize(&w, group, bits, mode)
+}
+
+/// What a packed matrix stands for, decoded bit by bit.
+pub fn decoded(w: &QuantizedWeight, dtype: Dtype) -> anyhow::Result<Vec<f64>> {
+    let (n, k) = (w.outputs() as usize, w.inputs() as usize);
+    let bytes: Vec<u8> =
+        w.packed().to_vec::<u32>()?.into_iter().flat_map(u32::to_le_bytes).collect();
+    let (bits, group) = (w.bits() as usize, w.group_size() as usize);
+    let affine = w.mode() == QuantizedMode::Affine;
+    let scales = if affine {
+        numbers(w.scales())?
+    } else {
+        let powers: Vec<f32> =
+            w.scales().to_vec::<u8>()?.iter().map(|&e| 2f32.powi(i32::from(e) - 127)).collect();
+        numbers(&Array::from_slice(&powers, w.scales().shape())?.astype(dtype)?)?
+    };
+    let biases = w.biases().map(numbers).transpose()?;
+    let row_bytes = k * bits / 8;
+    let fp4 = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0];
+    let value = |i: usize| {
+        let (row, at) = (i / k, i % k * bits);
+        let byte = |j: usize| bytes.get(row * row_bytes + at / 8 + j).copied().unwrap_or(0);
+        let window = u32::from(byte(0)) | u32::from(byte(1)) << 8;
+        let q = window >> (at % 8) & ((1 << bits) - 1);
+        let index = i / group;
+        match &biases {
+            Some(biases) => scales[index] * f64::from(q) + biases[index],
+            None => {
+                let magnitude = fp4[q as usize & 7] * scales[index];
+                if q & 8 == 0 { magnitude } else { -magnitude }
+            }
+        }
+    };
+    Ok((0..n * k).map(value).collect())
+}
+
+/// `x · Wᵀ`, and the sums of the terms' magnitudes.
+pub fn product(x: &[f64], w: &[f64], k: usize) -> (Vec<f64>, Vec<f64>) {
+    let pairs = x.chunks_exact(k).flat_map(|x| {
+        w.chunks_exact(k).map(move |w| {
+            let terms = || x.iter().zip(w).map(|(x, w)| x * w);
+            (terms().sum::<f64>(), terms().map(f64::abs).sum::<f64>())
+        })
+    });
+    pairs.unzip()
+}
+
+/// The least relative spacing of a type.
+fn epsilon(dtype: Dtype) -> f64 {
+    ulp(1.0, dtype)
+}
+
+/// f32 sums err by some ulps of their terms' magnitudes, of which an affine q and its bias have a
+/// few times those of the weight; the result is rounded once. Where many rows meet decoded weights,
+/// those were rounded to the type as well: half an ulp for each term.
+fn bound(want: f64, reach: f64, rows: usize, dtype: Dtype) -> f64 {
+    let decoded = if rows > 8 { reach * epsilon(dtype) / 2.0 } else { 0.0 };
+    ulp(want, dtype) * 0.51 + reach * 4e-6 + decoded
+}
+
+#[track_caller]
+fn check(y: &Array, want: &[f64], reach: &[f64], rows: usize, what: &str) -> anyhow::Result<()> {
+    let got = numbers(y)?;
+    assert_eq!(got.len(), want.len(), "{what}");
+    for (i, got) in got.iter().enumerate() {
+        let bound = bound(want[i], reach[i], rows, y.dtype());
+        let error = (got - want[i]).abs();
+        assert!(error <= bound, "{what}: {got} at {i}, expected {} within {bound:e}", want[i]);
+    }
+    Ok(())
+}
+
+fn linear(x: &Array, w: &QuantizedWeight) -> Result<Array> {
+    ops::quantized_linear(x, w, &QuantizedOptions::default())
+}
+
+/// (rows, n, k): staged once and more than once, beyond a tile, tails of every loop.
+fn sizes() -> Vec<(i32, i32, i32)> {
+    let mut sizes = vec![
+        (0, 3, 128),
+        (1, 1, 128),
+        (1, 37, 256),
+        (1, 3, 8320),
+        (2, 5, 128),
+        (5, 18, 1152),
+        (8, 33, 640),
+        (9, 7, 128),
+        (33, 35, 256),
+    ];
+    if !simulated() {
+        sizes.extend([(1, 130, 2048), (3, 100, 4224), (100, 67, 1152)]);
+    }
+    sizes
+}
+
+#[test]
+fn every_format_and_size() -> Checked {
+    each_device(|_| {
+        for format in FORMATS {
+            for dtype in FLOATS {
+                for (rows, n, k) in sizes() {
+                    let w = weight(format, n, k, dtype, 1)?;
+                    let x = random(&[rows, k], dtype, 2)?;
+                    let what = format!("{format:?} {dtype} {rows}x{n}x{k}");
+                    let y = linear(&x, &w)?;
+                    assert_eq!((y.shape(), y.dtype()), (&[rows, n][..], dtype), "{what}");
+                    if rows == 0 {
+                        // MLX's CPU backend divides by the number of rows.
+                        y.eval()?;
+                        continue;
+                    }
+                    let peer = &builtin::composition(&y)?[0];
+                    assert_eq!((peer.shape(), peer.dtype()), (y.shape(), y.dtype()), "{what}");
+                    let (want, reach) = product(&numbers(&x)?, &decoded(&w, dtype)?, k as usize);
+                    check(&y, &want, &reach, rows as usize, &what)?;
+                    // MLX's CPU backend adds three and six bits, and sixteen-bit results, up in
+                    // the type itself.
+                    if dtype == Dtype::Float32 && rows * n * k < 300_000 {
+                        let peer = numbers(peer)?;
+                        for (i, got) in numbers(&y)?.iter().enumerate() {
+                            let bound = reach[i] * 2e-5 + 1e-6;
+                            assert!((got - peer[i]).abs() <= bound, "{what}: {got} of {}", peer[i]);
+                        }
+                    }
+                }
+            }
+        }
+        Ok(())
+    })
+}
+
+#[test]
+fn a_row_is_the_same_among_others() -> Checked {
+    each_device(|_| {
+        for format in FORMATS {
+            for dtype in FLOATS {
+                let w = weight(format, 21, 640, dtype, 3)?;
+                let x = random(&[7, 640], dtype, 4)?;
+                let all = linear(&x, &w)?;
+                for row in [0, 3, 6] {
+                    let one = linear(&x.slice(&[&(row..row + 1)])?, &w)?;
+                    assert_same(&one, &all.slice(&[&(row..row + 1)])?, &format!("{format:?}"))?;
+                }
+            }
+        }
+        Ok(())
+    })
+}
+
+#[test]
+fn layouts_and_ranks_of_x() -> Checked {
+    each_device(|_| {
+        for dtype in FLOATS {
+            let w = weight(FORMATS[3], 19, 64, dtype, 5)?;
+            for shape in [&[3, 64][..], &[2, 3, 64], &[12, 64]] {
+                for layout in LAYOUTS {
+                    let x = layout.make(shape, dtype, 6)?;
+                    let plain =
+                        Array::from_slice(&x.astype(Dtype::Float32)?.to_vec::<f32>()?, shape)?;
+                    let what = format!("{dtype} {shape:?} {layout:?}");
+                    let want = linear(&plain.astype(dtype)?, &w)?;
+                    assert_same(&linear(&layout.make(shape, dtype, 6)?, &w)?, &want, &what)?;
+                }
+            }
+            let one = random(&[64], dtype, 7)?;
+            assert_eq!(linear(&one, &w)?.shape(), [19]);
+            assert_same(
+                &linear(&one, &w)?,
+                &linear(&one.expand_dims(&[0])?, &w)?.squeeze(&[0])?,
+                "vector",
+            )?;
+        }
+        Ok(())
+    })
+}
+
+/// The normalisation is the one of `rms_norm`: only a last bit of its sum may differ in a kernel
+/// that shares it among other threads, which tips a rounding here and there.
+#[test]
+fn norms_the_input() -> Checked {
+    each_device(|_| {
+        for format in [FORMATS[3], FORMATS[1], FORMATS[7]] {
+            for dtype in FLOATS {
+                for rows in [1, 4, 17] {
+                    let w = weight(format, 26, 1152, dtype, 8)?;
+                    let x = random(&[rows, 1152], dtype, 9)?;
+                    let gain = random(&[1152], dtype, 10)?;
+                    let options =
+                        QuantizedOptions { norm: Some((&gain, EPS)), ..Default::default() };
+                    let y = ops::quantized_linear(&x, &w, &options)?;
+                    let normed = ops::rms_norm(&x, Some(&gain), EPS)?;
+                    let what = format!("{format:?} {dtype} {rows}");
+                    if simulated() {
+                        let (want, reach) = product(&numbers(&normed)?, &decoded(&w, dtype)?, 1152);
+                        let tipped: Vec<f64> =
+                            reach.iter().map(|r| r * (1.0 + 1e4 * epsilon(dtype))).collect();
+                        check(&y, &want, &tipped, rows as usize, &what)?;
+                    } else {
+                        assert_same(&y, &linear(&normed, &w)?, &what)?;
+                    }
+                }
+            }
+        }
+        Ok(())
+    })
+}
+
+#[test]
+fn bias_and_residual_round_one_after_the_other() -> Checked {
+    each_device(|_| {
+        for dtype in FLOATS {
+            for rows in [1, 3, 40] {
+                let w = weight(FORMATS[3], 35, 128, dtype, 11)?;
+                let x = random(&[rows, 128], dtype, 12)?;
+                let bias = random(&[35], dtype, 13)?;
+                let residual = random(&[rows, 35], dtype, 14)?;
+                let product = linear(&x, &w)?;
+                let options = |bias, residual| QuantizedOptions { bias, residual, norm: None };
+                for (bias, residual) in
+                    [(Some(&bias), None), (None, Some(&residual)), (Some(&bias), Some(&residual))]
+                {
+                    let y = ops::quantized_linear(&x, &w, &options(bias, residual))?;
+                    let mut want = product.clone();
+                    for addend in [bias, residual].into_iter().flatten() {
+                        want = want.add(addend)?;
+                    }
+                    assert_same(&y, &want, &format!("{dtype} {rows}"))?;
+                }
+                // A residual that nothing else reads gives its buffer to the result.
+                let given =
+                    ops::quantized_linear(&x, &w, &options(None, Some(&residual.add(&residual)?)))?;
+                assert_same(&given, &product.add(residual.add(&residual)?)?, "donated")?;
+            }
+        }
+        Ok(())
+    })
+}
+
+#[test]
+fn several_weights_in_one_dispatch() -> Checked {
+    each_device(|_| {
+        for format in FORMATS {
+            for dtype in FLOATS {
+                for rows in [1, 5, 12] {
+                    let [q, k, v] = [(40, 15), (9, 16), (9, 17)]
+                        .map(|(n, seed)| weight(format, n, 256, dtype, seed));
+                    let (q, k, v) = (q?, k?, v?);
+                    let x = random(&[rows, 256], dtype, 18)?;
+                    let what = format!("{format:?} {dtype} {rows}");
+                    let y = ops::quantized_linears(&x, &[&q, &k, &v], None)?;
+                    let alone = [linear(&x, &q)?, linear(&x, &k)?, linear(&x, &v)?];
+                    assert_same(&y, &concatenate(&refs(&alone), -1)?, &what)?;
+
+                    let gain = random(&[256], dtype, 19)?;
+                    let y = ops::quantized_swiglu(&x, &k, &v, Some((&gain, EPS)))?;
+                    let joined = ops::quantized_linears(&x, &[&k, &v], Some((&gain, EPS)))?;
+                    let joined = numbers(&joined)?;
+                    // The sigmoid, its product and the result are rounded once each.
+                    for (i, got) in numbers(&y)?.into_iter().enumerate() {
+                        let (gate, up) =
+                            (joined[i / 9 * 18 + i % 9], joined[i / 9 * 18 + 9 + i % 9]);
+                        let want = gate / (1.0 + (-gate).exp()) * up;
+                        let bound =
+                            2.5 * epsilon(dtype) * want.abs() + 3.0 * ulp(0.0, dtype) + 1e-7;
+                        assert!((got - want).abs() <= bound, "{what}: {got}, expected {want}");
+                    }
+                }
+            }
+        }
+        Ok(())
+    })
+}
+
+#[test]
+fn swiglu_is_bit_for_bit_that_of_mlx() -> Checked {
+    if simulated() {
+        return Ok(());
+    }
+    for dtype in FLOATS {
+        let (gate, up) =
+            (weight(FORMATS[3], 70, 64, dtype, 20)?, weight(FORMATS[3], 70, 64, dtype, 21)?);
+        let x = random(&[3, 64], dtype, 22)?;
+        let y = ops::quantized_swiglu(&x, &gate, &up, None)?;
+        let (g, u) = (linear(&x, &gate)?, linear(&x, &up)?);
+        assert_same(&y, &g.multiply(g.sigmoid()?)?.multiply(&u)?, &format!("{dtype}"))?;
+    }
+    Ok(())
+}
+
+#[test]
+fn extremes() -> Checked {
+    each_device(|_| {
+        for dtype in FLOATS {
+            let w = weight(FORMATS[3], 5, 128, dtype, 23)?;
+            for rows in [1, 10] {
+                let clean = random(&[rows, 128], dtype, 24)?;
+                for value in [f32::NAN, f32::INFINITY] {
+                    let value = Array::scalar(value)?.astype(dtype)?;
+                    let x = clean.slice_update(&[&(0..1), &(77..78)], &value)?;
+                    let y = numbers(&linear(&x, &w)?)?;
+                    assert!(y[..5].iter().all(|v| !v.is_finite()), "{dtype}");
+                    assert!(y[5..].iter().all(|v| v.is_finite()), "{dtype}");
+                }
+            }
+        }
+        // Sums beyond the type become infinite, not those within it.
+        let w = weight(FORMATS[3], 2, 64, Dtype::Float16, 25)?;
+        let large = Array::from_slice(&[6e4f32; 64], &[1, 64])?.astype(Dtype::Float16)?;
+        let (want, _) = product(&[6e4; 64], &decoded(&w, Dtype::Float16)?, 64);
+        for (got, want) in numbers(&linear(&large, &w)?)?.iter().zip(want) {
+            assert_eq!(got.is_infinite(), want.abs() >= 65520.0, "{got} {want}");
+        }
+        Ok(())
+    })
+}
+
+const ROWS: i32 = 3;
+const N: i32 = 5;
+const K: i32 = 64;
+
+/// x, the norm's weight, the bias, the residual.
+fn everything(p: &[Array], w: &QuantizedWeight) -> Result<Vec<Array>> {
+    let options =
+        QuantizedOptions { norm: Some((&p[1], EPS)), bias: Some(&p[2]), residual: Some(&p[3]) };
+    Ok(vec![ops::quantized_linear(&p[0], w, &options)?])
+}
+
+fn everything_in_f64(p: &[Vec<f64>], w: &[f64]) -> Vec<f64> {
+    let normed = reference::rms_norm(&p[0], Some(&p[1]), K as usize, f64::from(EPS));
+    let (y, _) = product(&normed, w, K as usize);
+    y.iter().enumerate().map(|(i, y)| y + p[2][i % N as usize] + p[3][i]).collect()
+}
+
+/// Sums of 64 products of numbers up to 9, in f32.
+const TOLERANCE: f64 = 5e-5;
+
+#[test]
+fn derivatives_by_finite_differences() -> Checked {
+    each_device(|_| {
+        for format in [FORMATS[3], FORMATS[7]] {
+            let w = weight(format, N, K, Dtype::Float32, 26)?;
+            let dense = decoded(&w, Dtype::Float32)?;
+            let shapes: [&[i32]; 4] = [&[ROWS, K], &[K], &[N], &[ROWS, N]];
+            let make = |seed: u64| -> Result<Vec<Array>> {
+                shapes.iter().zip(seed..).map(|(shape, seed)| random32(shape, seed)).collect()
+            };
+            let (primals, tangents) = (make(30)?, make(40)?);
+            let g = random32(&[ROWS, N], 50)?;
+            let p: Vec<Vec<f64>> = primals.iter().map(numbers).collect::<Result<_>>()?;
+            let t: Vec<Vec<f64>> = tangents.iter().map(numbers).collect::<Result<_>>()?;
+            let of_g = numbers(&g)?;
+            let f = |p: &[Array]| everything(p, &w);
+
+            let (y, gradients) = vjp(f, &refs(&primals), &[&g])?;
+            assert_same(&y[0], &everything(&primals, &w)?[0], "value")?;
+            for argument in 0..4 {
+                let want = reference::gradient(&p[argument], 1e-5, |at| {
+                    let mut p = p.clone();
+                    p[argument] = at.to_vec();
+                    reference::dot(&of_g, &everything_in_f64(&p, &dense))
+                });
+                assert_close(&numbers(&gradients[argument])?, &want, TOLERANCE, "vjp");
+            }
+            let (_, forward) = jvp(f, &refs(&primals), &refs(&tangents))?;
+            let moved = |h: f64| {
+                let step = |(p, t): (&Vec<f64>, &Vec<f64>)| {
+                    p.iter().zip(t).map(|(p, t)| p + h * t).collect()
+                };
+                everything_in_f64(&p.iter().zip(&t).map(step).collect::<Vec<_>>(), &dense)
+            };
+            let want: Vec<f64> =
+                moved(1e-5).iter().zip(moved(-1e-5)).map(|(a, b)| (a - b) / 2e-5).collect();
+            assert_close(&numbers(&forward[0])?, &want, TOLERANCE, "jvp");
+            // <g, J t> = <Jᵀ g, t>
+            let pulled: f64 = (0..4)
+                .map(|i| Ok(reference::dot(&numbers(&gradients[i])?, &t[i])))
+                .sum::<Result<f64>>()?;
+            let pushed = reference::dot(&of_g, &numbers(&forward[0])?);
+            assert!((pulled - pushed).abs() <= 1e-3 * (1.0 + pushed.abs()), "{pulled} {pushed}");
+        }
+        Ok(())
+    })
+}
+
+#[test]
+fn vmap_over_each_input() -> Checked {
+    each_device(|_| {
+        let w = weight(FORMATS[3], N, K, Dtype::Float32, 60)?;
+        let f = |p: &[Array]| {
+            let options = QuantizedOptions { residual: p.get(1), ..Default::default() };
+            Ok(vec![ops::quantized_linear(&p[0], &w, &options)?])
+        };
+        let x = random32(&[2, ROWS, K], 61)?;
+        for axis in [0, 1] {
+            let y = &vmap(f, &[&x], &[Some(axis)], &[axis])?[0];
+            assert_same(y, &linear(&x, &w)?, "x")?;
+        }
+        let residual = random32(&[2, ROWS, N], 62)?;
+        let entry = |x: &Array, i: i32| x.slice(&[&(i..i + 1)])?.squeeze(&[0]);
+        let both = &vmap(f, &[&x, &residual], &[Some(0), Some(0)], &[0])?[0];
+        let alone = &vmap(f, &[&entry(&x, 0)?, &residual], &[None, Some(0)], &[0])?[0];
+        for i in 0..2 {
+            let want = &f(&[entry(&x, i)?, entry(&residual, i)?])?[0];
+            assert_same(&entry(both, i)?, want, "x and residual")?;
+            let want = &f(&[entry(&x, 0)?, entry(&residual, i)?])?[0];
+            assert_same(&entry(alone, i)?, want, "residual")?;
+        }
+
+        let weights = [weight(FORMATS[3], N, K, Dtype::Float32, 63)?, w.clone()];
+        let stacked = |part: fn(&QuantizedWeight) -> Array| {
+            let parts = weights.each_ref().map(part);
+            stack(&refs(&parts), 0)
+        };
+        let parts = [
+            stacked(|w| w.packed().clone())?,
+            stacked(|w| w.scales().clone())?,
+            stacked(|w| w.biases().expect("affine").clone())?,
+        ];
+        let of_parts = |p: &[Array]| {
+            let biases = Some(p[3].clone());
+            let (packed, scales) = (p[1].clone(), p[2].clone());
+            let w = QuantizedWeight::new(packed, scales, biases, 64, 4, QuantizedMode::Affine)?;
+            Ok(vec![linear(&p[0], &w)?])
+        };
+        let inputs = [&x, &parts[0], &parts[1], &parts[2]];
+        let y = &vmap(of_parts, &inputs, &[Some(0); 4], &[0])?[0];
+        for (i, w) in weights.iter().enumerate() {
+            let i = i as i32;
+            assert_same(&entry(y, i)?, &linear(&entry(&x, i)?, w)?, "weights")?;
+        }
+        Ok(())
+    })
+}
+
+#[test]
+fn dequantizes_as_packed() -> Checked {
+    for format in FORMATS {
+        let w = weight(format, 7, 128, Dtype::Float32, 64)?;
+        let dense = numbers(&w.dequantize_to(Dtype::Float32)?)?;
+        assert_close(&dense, &decoded(&w, Dtype::Float32)?, 1e-6, &format!("{format:?}"));
+        assert_eq!((w.outputs(), w.inputs()), (7, 128));
+    }
+    Ok(())
+}
+
+#[test]
+fn refuses_what_does_not_fit() -> Checked {
+    let affine = QuantizedMode::Affine;
+    let w = weight(FORMATS[3], 4, 128, Dtype::Float32, 65)?;
+    let x = random32(&[2, 128], 66)?;
+    let remade = |group, bits, mode| {
+        let biases = w.biases().cloned();
+        QuantizedWeight::new(w.packed().clone(), w.scales().clone(), biases, group, bits, mode)
+    };
+    for (weight, expected) in [
+        (remade(48, 4, affine), "groups of 32, 64 or 128"),
+        (remade(64, 5, affine), "2, 3, 4, 6 or 8 bits"),
+        (remade(64, 8, affine), "scales of shape"),
+        (remade(32, 4, affine), "scales of shape"),
+        (remade(32, 4, QuantizedMode::Mxfp4), "biases for affine"),
+        (
+            QuantizedWeight::new(
+                w.scales().clone(),
+                w.scales().clone(),
+                w.biases().cloned(),
+                64,
+                4,
+                affine,
+            ),
+            "packed weights as a uint32 matrix",
+        ),
+        (
+            QuantizedWeight::new(
+                w.packed().clone(),
+                w.scales().clone(),
+                None,
+                32,
+                4,
+                QuantizedMode::Mxfp4,
+            ),
+            "scales of shape",
+        ),
+        (QuantizedWeight::quantize(&random32(&[64], 1)?, 64, 4, affine), "a matrix"),
+    ] {
+        let text = message(weight);
+        assert!(text.contains(expected), "{text}");
+    }
+    let plain = QuantizedOptions::default();
+    let other = weight(FORMATS[2], 4, 128, Dtype::Float32, 67)?;
+    let short = weight(FORMATS[3], 4, 64, Dtype::Float32, 67)?;
+    let wide = weight(FORMATS[3], 6, 128, Dtype::Float32, 67)?;
+    let gain = random32(&[64], 68)?;
+    let scalar = Array::scalar(1.0f32)?;
+    for (y, expected) in [
+        (ops::quantized_linear(&random32(&[2, 64], 1)?, &w, &plain), "a last axis of 128"),
+        (ops::quantized_linear(&scalar, &w, &plain), "a last axis of 128"),
+        (ops::quantized_linears(&x, &[], None), "at least one weight"),
+        (ops::quantized_linears(&x, &[&w, &w, &w, &w], None), "1 to 3 weights"),
+        (ops::quantized_linears(&x, &[&w, &other], None), "weights of one format"),
+        (ops::quantized_linears(&x, &[&w, &short], None), "the same axis"),
+        (ops::quantized_swiglu(&x, &w, &wide, None), "gate and up of one shape"),
+        (ops::quantized_linears(&x, &[&w], Some((&gain, EPS))), "norm's weight of shape (128)"),
+        (
+            ops::quantized_linear(&x, &w, &QuantizedOptions { bias: Some(&gain), ..plain }),
+            "a bias of shape (4)",
+        ),
+        (
+            ops::quantized_linear(&x, &w, &QuantizedOptions { residual: Some(&gain), ..plain }),
+            "a residual of shape",
+        ),
+        (
+            ops::quantized_linear(&x.astype(Dtype::Complex64)?, &w, &plain),
+            "float32, float16 or bfloat16",
+        ),
+    ] {
+        let text = message(y);
+        assert!(text.contains(expected) && text.contains("expected"), "{text}");
+    }
+    Ok(())
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+#[ignore = "run by simulated::what_moves"]
+fn moves_weights_once() -> Checked {
+    use crate::support::{moved, report_traffic};
+
+    let (n, k) = (256, 1024);
+    let dtype = Dtype::Bfloat16;
+    for (rows, least) in [(1, true), (8, false)] {
+        let w = weight(FORMATS[3], n, k, dtype, 70)?;
+        let (x, gain) = (random(&[rows, k], dtype, 71)?, random(&[k], dtype, 72)?);
+        for array in [&x, &gain, w.packed(), w.scales(), w.biases().expect("affine")] {
+            array.eval()?;
+        }
+        let dispatched = moved(|| linear(&x, &w))?;
+        assert_eq!(dispatched.len(), 1);
+        // Packed weights, scales and biases are loaded once; x once for each threadgroup.
+        let of_weights: u64 = dispatched[0].arrays[1..4].iter().map(|array| array[0]).sum();
+        assert_eq!(of_weights as usize, w.nbytes());
+        assert_eq!(dispatched[0].arrays[0][0], x.nbytes() as u64 * (n as u64 / 16));
+        if least {
+            let ideal = w.nbytes() + x.nbytes() + (rows * n * 2) as usize;
+            report_traffic("quantized_linear", &dispatched, ideal)?;
+        }
+        let normed = moved(|| ops::quantized_linears(&x, &[&w], Some((&gain, EPS))))?;
+        assert_eq!(normed.len(), 1, "the norm takes no dispatch of its own");
+    }
+    Ok(())
+}
