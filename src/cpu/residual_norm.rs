@@ -148,6 +148,9 @@ mod tests {
     fn shapes<T: Sample>(element: Element) {
         for axis in AXES {
             for rows in [0, 1, 3, 67] {
+                if rows * axis > 300_000 {
+                    continue;
+                }
                 let x = values::<T>(rows * axis, 3.0);
                 let residual: Vec<T> = values::<T>(rows * axis + 1, 3.0).split_off(1);
                 let (weight, bias) = (values::<T>(axis, 2.0), values::<T>(axis + 1, 2.0));
