@@ -1,6 +1,9 @@
 #include <stdexcept>
 
 #include "gpu/metallib.h"
+#include "ops/cross_entropy.h"
+#include "ops/logsumexp.h"
+#include "ops/masked_softmax.h"
 #include "ops/rms_norm.h"
 #include "ops/rope.h"
 #include "ops/softmax.h"
@@ -13,6 +16,12 @@ namespace mlx_primitives {
     throw std::runtime_error("[" OP "] mlx-primitives was built without Metal."); \
   }
 
+NO_GPU(CrossEntropy, "cross_entropy")
+NO_GPU(CrossEntropyGrad, "cross_entropy")
+NO_GPU(LogSumExp, "logsumexp")
+NO_GPU(LogSoftmax, "log_softmax")
+NO_GPU(MaskedSoftmax, "masked_softmax")
+NO_GPU(MaskedSoftmaxGrad, "masked_softmax")
 NO_GPU(RmsNorm, "rms_norm")
 NO_GPU(Softmax, "softmax")
 NO_GPU(Rope, "rope")
