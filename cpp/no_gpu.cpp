@@ -5,6 +5,9 @@
 #include "ops/reduce.h"
 #include "ops/residual_norm.h"
 #include "ops/quantize.h"
+#include "ops/cross_entropy.h"
+#include "ops/logsumexp.h"
+#include "ops/masked_softmax.h"
 #include "ops/rms_norm.h"
 #include "ops/rope.h"
 #include "ops/rope_append.h"
@@ -23,6 +26,12 @@ NO_GPU(Reduction, "reduce")
 NO_GPU(ResidualNorm, "residual_norm")
 NO_GPU(Quantize, "quantize")
 NO_GPU(Dequantize, "dequantize")
+NO_GPU(CrossEntropy, "cross_entropy")
+NO_GPU(CrossEntropyGrad, "cross_entropy")
+NO_GPU(LogSumExp, "logsumexp")
+NO_GPU(LogSoftmax, "log_softmax")
+NO_GPU(MaskedSoftmax, "masked_softmax")
+NO_GPU(MaskedSoftmaxGrad, "masked_softmax")
 NO_GPU(RmsNorm, "rms_norm")
 NO_GPU(Softmax, "softmax")
 NO_GPU(Rope, "rope")
