@@ -9,6 +9,9 @@ mod quantize;
 mod quantized_matmul;
 mod reduce;
 mod residual_norm;
+mod activation;
+mod attention;
+mod linear;
 mod rms_norm;
 mod rope;
 mod rope_append;
@@ -27,15 +30,18 @@ pub fn all() -> Vec<Workload> {
         layer_norm::workloads(),
         residual_norm::workloads(),
         softmax::workloads(),
-        rope::workloads(),
-        reduce::workloads(),
         masked_softmax::workloads(),
         logsumexp::workloads(),
         cross_entropy::workloads(),
+        rope::workloads(),
         rope_append::workloads(),
         quantize::workloads(),
+        attention::workloads(),
+        linear::workloads(),
         quantized_matmul::workloads(),
         lora::workloads(),
+        activation::workloads(),
+        reduce::workloads(),
     ]
     .into_iter()
     .flatten()
