@@ -21,6 +21,11 @@ pub(super) trait Format: Copy + Send + Sync + 'static {
 
     /// The lowest weight of each lane, before its group's scale.
     fn lowest<V: F32x16>(lanes: V::Int) -> V;
+    /// Sixteen weights of a row in their order, before their group's scale.
+    ///
+    /// # Safety
+    /// `from` is readable for `2 * BITS` bytes.
+    unsafe fn in_order<V: F32x16>(from: *const u8) -> V;
     /// The lanes without their lowest weight.
     fn rest<V: F32x16>(lanes: V::Int) -> V::Int;
 
@@ -72,6 +77,20 @@ impl<const BITS: u32> Format for Affine<BITS> {
         V::low_bits::<BITS>(lanes)
     }
     #[inline(always)]
+    unsafe fn in_order<V: F32x16>(from: *const u8) -> V {
+        // SAFETY: the caller's contract.
+        let stream = unsafe {
+            match BITS {
+                2 => V::load_stream::<2>(from),
+                3 => V::load_stream::<3>(from),
+                4 => V::load_stream::<4>(from),
+                6 => V::load_stream::<6>(from),
+                _ => V::load_stream::<8>(from),
+            }
+        };
+        V::low_bits::<BITS>(stream)
+    }
+    #[inline(always)]
     fn rest<V: F32x16>(lanes: V::Int) -> V::Int {
         V::shift_right::<BITS>(lanes)
     }
@@ -89,6 +108,11 @@ impl Format for Mxfp4 {
     #[inline(always)]
     fn lowest<V: F32x16>(lanes: V::Int) -> V {
         V::low_fp4(lanes)
+    }
+    #[inline(always)]
+    unsafe fn in_order<V: F32x16>(from: *const u8) -> V {
+        // SAFETY: the caller's contract.
+        V::low_fp4(unsafe { V::load_stream::<4>(from) })
     }
     #[inline(always)]
     fn rest<V: F32x16>(lanes: V::Int) -> V::Int {

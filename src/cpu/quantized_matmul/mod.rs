@@ -15,7 +15,7 @@ mod tests;
 use std::marker::PhantomData;
 
 use super::Machine;
-use super::element::{Bf16, Element, Float, with_element};
+use super::element::{Element, Float, with_element};
 use super::simd::{F32x16, Kernel, LANES};
 use columns::Columns;
 use finish::Finish;
@@ -225,7 +225,7 @@ unsafe fn run<T: Float, F: Format>(machine: Machine, call: &Call) {
         unsafe {
             #[cfg(target_arch = "x86_64")]
             if half {
-                let finish = finish.of::<Bf16>();
+                let finish = finish.of::<super::element::Bf16>();
                 return avx512bf16::run::<F>(Columns { call, prepared: &prepared, finish, range });
             }
             let columns = Columns::<T> { call, prepared: &prepared, finish: &finish, range };

@@ -143,46 +143,38 @@ struct Packed<'a, T> {
 unsafe impl<T> Sync for Packed<'_, T> {}
 
 impl<T: Float> Packed<'_, T> {
-    /// Hands out the weights `k..k + len` of a row, sixteen lanes of one position at a time:
-    /// `place(offset from k, lanes, count)`, the lanes being F::PER_LANE apart.
+    /// Hands out the weights `k..k + len` of a row in their order, sixteen at a time, as
+    /// `place(offset from k, weights)`.
     #[inline(always)]
     unsafe fn decode<V: F32x16, F: Format>(
         &self,
         row: usize,
         k: usize,
         len: usize,
-        mut place: impl FnMut(usize, V, usize),
+        mut place: impl FnMut(usize, V),
     ) {
         let Call { axis, group, .. } = *self.call;
-        let shift = (group / F::PER_LANE).trailing_zeros();
-        let lane_groups = super::dot::lane_groups::<V>(shift);
         let groups = axis / group;
         let scale_bytes = if F::AFFINE { size_of::<T>() } else { 1 };
         let scales = self.weights.scales.wrapping_add(row * groups * scale_bytes);
         let biases = self.weights.biases.cast::<T>().wrapping_add(row * groups);
         let row_bytes = axis * F::BITS as usize / 8;
         let packed = self.weights.packed.wrapping_add(row * row_bytes + k * F::BITS as usize / 8);
-        let lanes = len / F::PER_LANE;
-        for lane in (0..lanes).step_by(LANES) {
-            let count = LANES.min(lanes - lane);
-            let here = k + lane * F::PER_LANE;
-            // The groups of these lanes, which begin with a group or lie within one.
-            let group_count = (count * F::PER_LANE).div_ceil(group);
-            // SAFETY: the lanes and their groups are those of this row.
+        let first = V::splat_int(0);
+        for start in (0..len).step_by(group) {
+            let index = (k + start) / group;
+            // SAFETY: the group and its weights are those of this row; k begins one, and len is
+            // whole ones.
             unsafe {
-                let scale = F::scales::<V, T>(scales, here / group, group_count);
-                let scale = scale.permute(lane_groups);
+                let scale = F::scales::<V, T>(scales, index, 1).permute(first);
                 let bias = if F::AFFINE {
-                    let bias = T::load_first::<V>(biases.add(here / group), group_count);
-                    bias.permute(lane_groups)
+                    T::load_first::<V>(biases.add(index), 1).permute(first)
                 } else {
                     V::splat(0.0)
                 };
-                let mut weights = F::load::<V>(packed.add(lane * F::LANE_BYTES), count);
-                for position in 0..F::PER_LANE {
-                    let value = F::lowest::<V>(weights).mul_add(scale, bias);
-                    weights = F::rest::<V>(weights);
-                    place(lane * F::PER_LANE + position, value, count);
+                for at in (start..start + group).step_by(LANES) {
+                    let weights = F::in_order::<V>(packed.add(at * F::BITS as usize / 8));
+                    place(at, weights.mul_add(scale, bias));
                 }
             }
         }
@@ -204,13 +196,7 @@ impl<T: Float> Weights<InF32> for Packed<'_, T> {
             // SAFETY: the rows and elements exist and `out` has room for them, the caller says.
             unsafe {
                 let to = out.add(i * stride);
-                self.decode::<V, F>(row + i, k, len, |at, value, count| {
-                    let mut lanes = [0.0f32; LANES];
-                    value.store(lanes.as_mut_ptr());
-                    for (lane, value) in lanes.iter().enumerate().take(count) {
-                        *to.add(at + lane * F::PER_LANE) = *value;
-                    }
-                });
+                self.decode::<V, F>(row + i, k, len, |at, weights| weights.store(to.add(at)));
             }
         })
     }
@@ -231,12 +217,8 @@ impl Weights<InBf16> for Packed<'_, Bf16> {
             // SAFETY: as above.
             unsafe {
                 let to = out.add(i * stride);
-                self.decode::<V, F>(row + i, k, len, |at, value, count| {
-                    let mut lanes = [0u16; LANES];
-                    V::store_half(value.to_bf16(), lanes.as_mut_ptr());
-                    for (lane, value) in lanes.iter().enumerate().take(count) {
-                        *to.add(at + lane * F::PER_LANE) = *value;
-                    }
+                self.decode::<V, F>(row + i, k, len, |at, weights| {
+                    V::store_half(weights.to_bf16(), to.add(at));
                 });
             }
         })

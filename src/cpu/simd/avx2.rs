@@ -245,6 +245,28 @@ impl F32x16 for Avx2 {
         }
     }
     #[inline(always)]
+    unsafe fn load_stream<const BITS: usize>(from: *const u8) -> Self::Int {
+        // Each lane takes the two bytes around its number, zeros for what is past the last one.
+        let bytes: [u8; 64] = std::array::from_fn(|i| match i % 4 {
+            0 => (i / 4 * BITS / 8) as u8,
+            1 if i / 4 * BITS / 8 < 15 => (i / 4 * BITS / 8 + 1) as u8,
+            _ => 0x80,
+        });
+        let shifts: [u32; 16] = std::array::from_fn(|i| (i * BITS % 8) as u32);
+        let mut stream = [0u8; 16];
+        // SAFETY: the caller vouches for the numbers' bytes, of which there are at most sixteen.
+        unsafe {
+            std::ptr::copy_nonoverlapping(from, stream.as_mut_ptr(), 2 * BITS);
+            let stream = _mm256_broadcastsi128_si256(_mm_loadu_si128(stream.as_ptr().cast()));
+            let half = |i: usize| {
+                let order = _mm256_loadu_si256(bytes.as_ptr().add(32 * i).cast());
+                let shifts = _mm256_loadu_si256(shifts.as_ptr().add(8 * i).cast());
+                _mm256_srlv_epi32(_mm256_shuffle_epi8(stream, order), shifts)
+            };
+            (half(0), half(1))
+        }
+    }
+    #[inline(always)]
     fn permute(self, index: Self::Int) -> Self {
         let pick = |index: __m256i| {
             lanes!({

@@ -286,6 +286,24 @@ impl<const BF16: bool> F32x16 for Avx512<BF16> {
         }
     }
     #[inline(always)]
+    unsafe fn load_stream<const BITS: usize>(from: *const u8) -> __m512i {
+        // Each lane takes the two bytes around its number; the second may be past the last one,
+        // where zeros are.
+        let bytes: [u8; 64] = std::array::from_fn(|i| match i % 4 {
+            0 => (i / 4 * BITS / 8) as u8,
+            1 if i / 4 * BITS / 8 < 15 => (i / 4 * BITS / 8 + 1) as u8,
+            _ => 0x80,
+        });
+        let shifts: [u32; 16] = std::array::from_fn(|i| (i * BITS % 8) as u32);
+        // SAFETY: the mask confines the access to the numbers; both arrays are 64 bytes.
+        unsafe {
+            let mask = ((1u32 << (2 * BITS)) - 1) as u16;
+            let stream = _mm512_broadcast_i32x4(_mm_maskz_loadu_epi8(mask, from.cast()));
+            let pairs = _mm512_shuffle_epi8(stream, _mm512_loadu_si512(bytes.as_ptr().cast()));
+            _mm512_srlv_epi32(pairs, _mm512_loadu_si512(shifts.as_ptr().cast()))
+        }
+    }
+    #[inline(always)]
     fn permute(self, index: __m512i) -> Self {
         Self(lanes!(_mm512_permutexvar_ps(index, self.0)))
     }

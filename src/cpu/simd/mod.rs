@@ -206,6 +206,24 @@ pub trait F32x16:
             Self::load(words.as_ptr().cast()).to_bits()
         }
     }
+    /// Sixteen `BITS`-bit numbers of a little-endian stream, one in the low bits of each lane; what
+    /// is above them is unspecified.
+    /// # Safety
+    /// `from` is readable for `2 * BITS <= 16` bytes.
+    #[inline(always)]
+    unsafe fn load_stream<const BITS: usize>(from: *const u8) -> Self::Int {
+        // SAFETY: as in `load_bytes`; the second byte of a number is read only if it has one.
+        unsafe {
+            let words: [u32; LANES] = std::array::from_fn(|i| {
+                let (byte, shift) = (i * BITS / 8, i * BITS % 8);
+                let low = u32::from(*from.add(byte));
+                let more = shift + BITS > 8;
+                let high = if more { u32::from(*from.add(byte + 1)) } else { 0 };
+                (low | high << 8) >> shift
+            });
+            Self::load(words.as_ptr().cast()).to_bits()
+        }
+    }
     /// Lane i of the result is lane `index[i]`, which is below sixteen.
     #[inline(always)]
     fn permute(self, index: Self::Int) -> Self {
