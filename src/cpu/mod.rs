@@ -3,6 +3,7 @@
 //! One body for each kernel, generic over the element type ([`element::Float`]) and the vector
 //! ([`simd::F32x16`]), entered at the level [`simd::Level`] chose and split by [`pool::Pool`].
 
+mod attention;
 mod element;
 mod math;
 mod pool;
