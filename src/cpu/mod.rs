@@ -14,6 +14,7 @@ mod softmax;
 #[cfg(test)]
 mod testing;
 
+pub use attention::{Attention, Mask, Source, View, attention};
 pub use element::Element;
 pub use rms_norm::rms_norm;
 pub use rope::{Frequencies, RopeShape, rope};

@@ -3,6 +3,7 @@
 //! Every function that can reach code that throws returns `Result`; an exception in one that
 //! does not would end the process. What is declared infallible only reads a descriptor.
 
+pub(crate) mod attention;
 pub(crate) mod rms_norm;
 pub(crate) mod rope;
 pub(crate) mod softmax;

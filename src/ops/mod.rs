@@ -4,10 +4,12 @@
 //! All are lazy and take float32, float16 or bfloat16 in any layout; an input that is not
 //! row-contiguous is copied first. Sums are accumulated in float32.
 
+mod attention;
 mod rms_norm;
 mod rope;
 mod softmax;
 
+pub use attention::{AttentionOptions, QuantizedRows, attention, attention_quantized};
 pub use rms_norm::rms_norm;
 pub use rope::{Offset, rope};
 pub use softmax::softmax;

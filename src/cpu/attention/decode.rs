@@ -89,7 +89,9 @@ struct Space {
 
 /// Keys or values that do not lie as rows of elements, as floats.
 #[repr(align(64))]
-struct Staged([f32; TILE * MAX_DIM]);
+struct Staged {
+    rows: [f32; TILE * MAX_DIM],
+}
 
 impl<T: Float> Kernel for Chunks<'_, T> {
     #[inline(always)]
@@ -159,7 +161,9 @@ impl<T: Float> Chunks<'_, T> {
         state: &State,
     ) {
         let mut staged = [const { std::mem::MaybeUninit::<Staged>::uninit() }; 2];
-        let [k, v] = staged.each_mut().map(|tile| tile.as_mut_ptr().cast::<f32>());
+        // SAFETY: only the address of the rows is taken.
+        let rows = |tile: *mut Staged| unsafe { (&raw mut (*tile).rows).cast::<f32>() };
+        let [k, v] = staged.each_mut().map(|tile| rows(tile.as_mut_ptr()));
         let (call, pitch) = (self.call, self.split.pitch);
         for at in range.clone().step_by(TILE) {
             let count = TILE.min(range.end - at);
