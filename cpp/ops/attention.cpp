@@ -196,9 +196,10 @@ std::pair<std::vector<mx::array>, std::vector<int>> Attention::vmap(
     all.push_back(inputs[sinks()]);
   }
   auto shape = all[0].shape();
+  auto dtype = all[0].dtype();
   auto out = mx::array(
       shape,
-      all[0].dtype(),
+      dtype,
       std::make_shared<Attention>(s, rules_, masked_, sinks_, bits_, group_size_),
       std::move(all));
   return {{mx::unflatten(out, 0, {size, shape[0] / std::max(size, 1)}, s)}, {0}};

@@ -1,6 +1,7 @@
 //! The integration tests, in one binary: a module for each part of the crate.
 
 mod array;
+mod attention;
 mod build;
 mod cli;
 mod compile;

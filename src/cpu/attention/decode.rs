@@ -227,12 +227,11 @@ impl<T: Float> Chunks<'_, T> {
                 }
                 let mut before = *sum;
                 if largest != *max {
-                    let mut factor = [0.0; LANES];
-                    exponential::<V, T>(V::splat(*max - largest)).store(factor.as_mut_ptr());
-                    before *= factor[0];
+                    let factor = factor::<V, T>(*max - largest);
+                    before *= factor;
                     for at in (0..pitch).step_by(LANES) {
                         let at = state.out.add(row * pitch + at);
-                        (V::load(at) * V::splat(factor[0])).store(at);
+                        (V::load(at) * V::splat(factor)).store(at);
                     }
                     *max = largest;
                 }
@@ -249,6 +248,15 @@ impl<T: Float> Chunks<'_, T> {
             }
         }
     }
+}
+
+/// e^x of one number.
+#[inline(always)]
+fn factor<V: F32x16, T: Float>(x: f32) -> f32 {
+    let mut lanes = [0.0; LANES];
+    // SAFETY: sixteen lanes.
+    unsafe { exponential::<V, T>(V::splat(x)).store(lanes.as_mut_ptr()) };
+    lanes[0]
 }
 
 /// Scores of `R` rows with `count` keys, `K` at a time, sixteen sums in all; returns `R`.
@@ -397,20 +405,16 @@ impl<T: Float> Kernel for Combine<'_, T> {
                     for i in 0..split.chunks {
                         largest = max(i).max(largest);
                     }
-                    let factor = |max: f32| {
-                        let mut lanes = [0.0f32; LANES];
-                        exponential::<V, T>(V::splat(max - largest)).store(lanes.as_mut_ptr());
-                        lanes[0]
-                    };
-                    let mut sum = weight * factor(sink);
+                    let mut sum = weight * factor::<V, T>(sink - largest);
                     for i in 0..split.chunks {
-                        sum += factor(max(i)) * *chunk(i).add(rows * pitch + rows + row);
+                        let weight = *chunk(i).add(rows * pitch + rows + row);
+                        sum += weight * factor::<V, T>(max(i) - largest);
                     }
                     // No key at all, and no sink: MLX's division of 0 by 0.
                     let scale = 1.0 / sum;
                     let mut total = [0.0f32; MAX_DIM];
                     for i in 0..split.chunks {
-                        let factor = V::splat(factor(max(i)));
+                        let factor = V::splat(factor::<V, T>(max(i) - largest));
                         for at in (0..pitch).step_by(LANES) {
                             let total = total.as_mut_ptr().add(at);
                             V::load(chunk(i).add(row * pitch + at))

@@ -185,17 +185,16 @@ impl<T: Float> Blocks<'_, T> {
                 let count = TILE.min(end - at);
                 let place = (block.batch, block.kv_head);
                 // The product takes keys several at a time, and values in whole blocks.
-                let k = floats::<V, T>(&call.k, place, (at, count), call.dim, count == TILE);
-                let k = k.unwrap_or_else(|| {
-                    call.k.load::<V, T>(place, (at, count), call.dim, space.keys, space.pitch);
-                    Rows { data: space.keys, stride: space.pitch as isize }
-                });
-                let whole = call.dim == space.pitch;
-                let v = floats::<V, T>(&call.v, place, (at, count), call.dim, whole);
-                let v = v.unwrap_or_else(|| {
-                    call.v.load::<V, T>(place, (at, count), call.dim, space.values, space.pitch);
-                    Rows { data: space.values, stride: space.pitch as isize }
-                });
+                let mut k = Rows { data: space.keys.cast_const(), stride: space.pitch as isize };
+                match floats::<T>(&call.k, place, at, count == TILE) {
+                    Some(rows) => k = rows,
+                    None => call.k.load::<V, T>(place, (at, count), call.dim, space.keys, space.pitch),
+                }
+                let mut v = Rows { data: space.values.cast_const(), stride: space.pitch as isize };
+                match floats::<T>(&call.v, place, at, call.dim == space.pitch) {
+                    Some(rows) => v = rows,
+                    None => call.v.load::<V, T>(place, (at, count), call.dim, space.values, space.pitch),
+                }
                 self.score::<V>(block, &k);
                 self.weigh::<V>(block, (at, count));
                 self.add_values::<V>(block, &v, count);
@@ -344,11 +343,10 @@ impl<T: Float> Blocks<'_, T> {
 
 /// The rows of a tile where they lie, if they are floats and `usable` there.
 #[inline(always)]
-fn floats<V: F32x16, T: Float>(
+fn floats<T: Float>(
     source: &Source,
     (batch, head): (usize, usize),
-    (first, _): (usize, usize),
-    _dim: usize,
+    first: usize,
     usable: bool,
 ) -> Option<Rows<f32>> {
     if !usable || size_of::<T>() != size_of::<f32>() {

@@ -11,6 +11,12 @@ pub struct Rows<T> {
 }
 
 impl<T> Rows<T> {
+    /// The rows of a head from `first` on.
+    #[inline(always)]
+    fn of(view: &View, batch: usize, head: usize, first: usize) -> Self {
+        Self { data: view.at(batch, head, first), stride: view.strides[2] }
+    }
+
     #[inline(always)]
     pub fn at(&self, row: usize) -> *const T {
         self.data.wrapping_offset(row as isize * self.stride)
@@ -23,7 +29,7 @@ impl Source {
     pub fn rows<T>(&self, batch: usize, head: usize) -> Option<Rows<T>> {
         match self {
             Source::Plain(view) if view.strides[3] == 1 => {
-                Some(Rows { data: view.at(batch, head, 0), stride: view.strides[2] })
+                Some(Rows::of(view, batch, head, 0))
             }
             _ => None,
         }
@@ -42,28 +48,27 @@ impl Source {
         out: *mut f32,
         pitch: usize,
     ) {
-        for i in 0..count {
-            // SAFETY: the caller's contract.
-            unsafe {
-                let out = out.add(i * pitch);
-                match self {
-                    Source::Plain(view) => {
-                        let row = view.at::<T>(batch, head, first + i);
-                        load_row::<V, T>(row, view.strides[3], dim, 1.0, out);
+        // SAFETY: the caller's contract.
+        unsafe {
+            match self {
+                Source::Plain(view) => {
+                    let rows = Rows::<T>::of(view, batch, head, first);
+                    for i in 0..count {
+                        let to = out.add(i * pitch);
+                        load_row::<V, T>(rows.at(i), view.strides[3], dim, 1.0, to);
                     }
-                    Source::Quantized { packed, scales, biases, bits, group } => {
-                        let row = QuantizedRow {
-                            packed: packed.at::<u32>(batch, head, first + i),
-                            step: packed.strides[3],
-                            scales: scales.at::<T>(batch, head, first + i),
-                            scale_step: scales.strides[3],
-                            biases: biases.at::<T>(batch, head, first + i),
-                            bias_step: biases.strides[3],
-                        };
-                        match bits {
-                            4 => row.load::<V, 4>(dim, *group, out),
-                            _ => row.load::<V, 8>(dim, *group, out),
-                        }
+                }
+                Source::Quantized { packed, scales, biases, bits, group } => {
+                    let rows = QuantizedRows::<T> {
+                        packed: Rows::of(packed, batch, head, first),
+                        scales: Rows::of(scales, batch, head, first),
+                        biases: Rows::of(biases, batch, head, first),
+                        steps: [packed.strides[3], scales.strides[3], biases.strides[3]],
+                        group: *group,
+                    };
+                    match bits {
+                        4 => rows.load::<V, 4>(count, dim, out, pitch),
+                        _ => rows.load::<V, 8>(count, dim, out, pitch),
                     }
                 }
             }
@@ -112,46 +117,65 @@ pub unsafe fn load_strided<V: F32x16, T: Float>(from: *const T, step: isize, cou
     unsafe { V::load(lanes.as_ptr()) }
 }
 
-struct QuantizedRow<T> {
-    packed: *const u32,
-    step: isize,
-    scales: *const T,
-    scale_step: isize,
-    biases: *const T,
-    bias_step: isize,
+struct QuantizedRows<T> {
+    packed: Rows<u32>,
+    scales: Rows<T>,
+    biases: Rows<T>,
+    /// From one word, scale and bias of a row to the next.
+    steps: [isize; 3],
+    group: usize,
 }
 
-impl<T: Float> QuantizedRow<T> {
+impl<T: Float> QuantizedRows<T> {
     /// # Safety
-    /// The row has `dim` features, a multiple of `group` and that of 32; `out` has room for them.
+    /// The rows have `dim` features, a multiple of the group and that of 32; `out` has room.
     #[inline(always)]
-    unsafe fn load<V: F32x16, const BITS: usize>(self, dim: usize, group: usize, out: *mut f32) {
+    unsafe fn load<V: F32x16, const BITS: usize>(
+        &self,
+        count: usize,
+        dim: usize,
+        out: *mut f32,
+        pitch: usize,
+    ) {
         let words = LANES * BITS / 32;
-        for g in 0..dim / group {
-            // SAFETY: the caller's contract; a group is whole blocks of sixteen.
-            unsafe {
-                let at = g as isize;
-                let scale = T::to_float(*self.scales.wrapping_offset(at * self.scale_step));
-                let bias = T::to_float(*self.biases.wrapping_offset(at * self.bias_step));
-                let (scale, bias) = (V::splat(scale), V::splat(bias));
-                for block in g * group / LANES..(g + 1) * group / LANES {
-                    let mut kept = [0u32; 4];
-                    let from = self.packed.wrapping_offset((block * words) as isize * self.step);
-                    let from = if self.step == 1 {
-                        from
-                    } else {
-                        for (word, kept) in kept.iter_mut().enumerate().take(words) {
-                            *kept = *from.wrapping_offset(word as isize * self.step);
-                        }
-                        kept.as_ptr()
-                    };
-                    let lanes =
-                        if BITS == 4 { V::from_nibbles(from.cast()) } else { V::from_bytes(from.cast()) };
-                    lanes.mul_add(scale, bias).store(out.add(block * LANES));
+        let [step, scale_step, bias_step] = self.steps;
+        for row in 0..count {
+            let (packed, to) = (self.packed.at(row), out.wrapping_add(row * pitch));
+            let (mut scales, mut biases) = (self.scales.at(row), self.biases.at(row));
+            for first in (0..dim).step_by(self.group) {
+                // SAFETY: the caller's contract; a group is whole blocks of sixteen.
+                unsafe {
+                    let scale = V::splat(T::to_float(*scales));
+                    let bias = V::splat(T::to_float(*biases));
+                    for at in (first..first + self.group).step_by(LANES) {
+                        let from = packed.wrapping_offset((at / LANES * words) as isize * step);
+                        let codes: V = if step == 1 {
+                            codes::<V, BITS>(from)
+                        } else {
+                            let mut kept = [0u32; 4];
+                            for (word, kept) in kept.iter_mut().enumerate().take(words) {
+                                *kept = *from.wrapping_offset(word as isize * step);
+                            }
+                            codes::<V, BITS>(kept.as_ptr())
+                        };
+                        codes.mul_add(scale, bias).store(to.add(at));
+                    }
                 }
+                scales = scales.wrapping_offset(scale_step);
+                biases = biases.wrapping_offset(bias_step);
             }
         }
     }
+}
+
+/// Sixteen codes of consecutive words.
+///
+/// # Safety
+/// The words are readable.
+#[inline(always)]
+unsafe fn codes<V: F32x16, const BITS: usize>(words: *const u32) -> V {
+    // SAFETY: the caller's contract.
+    unsafe { if BITS == 4 { V::from_nibbles(words.cast()) } else { V::from_bytes(words.cast()) } }
 }
 
 /// A query row, scaled.

@@ -330,7 +330,8 @@ fn quantized_keys_and_values() {
             let words: Vec<u32> = (0..2 * keys * dim * bits / 32)
                 .map(|i| (i as u32).wrapping_mul(2_654_435_761) ^ 0x5bd1_e995)
                 .collect();
-            let scales = values::<F16>(2 * keys * dim / group, 0.1);
+            // Numbers of about 1, so that scores stay small.
+            let scales = values::<F16>(2 * keys * dim / group, 1.6 / (1 << bits) as f32);
             let biases = values::<F16>(2 * keys * dim / group + 1, 0.5);
             let at = |row| strides(2, keys, row, 1, 0);
             let source = Source::Quantized {

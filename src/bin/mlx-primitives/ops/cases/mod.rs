@@ -1,5 +1,6 @@
 //! What is compared: which op, on what shape and type, called how. A file for each primitive.
 
+mod attention;
 mod rms_norm;
 mod rope;
 mod softmax;
@@ -12,7 +13,15 @@ use mlx_primitives::{Array, Dtype};
 
 /// Every workload, an op's together and in the order of the tables.
 pub fn all() -> Vec<Workload> {
-    [rms_norm::workloads(), softmax::workloads(), rope::workloads()].into_iter().flatten().collect()
+    [
+        rms_norm::workloads(),
+        softmax::workloads(),
+        rope::workloads(),
+        attention::workloads(),
+    ]
+    .into_iter()
+    .flatten()
+    .collect()
 }
 
 /// The names of the ops.
