@@ -16,7 +16,7 @@ template <typename T>
 METAL_FUNC const device T* row_of(
     const device T* data, constant AttentionView& view, uint batch, uint head, uint row) {
   return data + view.start + long(batch) * view.strides[0] + long(head) * view.strides[1] +
-      long(row) * view.strides[2];
+         long(row) * view.strides[2];
 }
 
 /** Keys from `first` to `end`. */
@@ -79,7 +79,8 @@ using stored_t = conditional_t<BITS == 0, T, uint>;
 
 /** `count` features of a plain row from `at` on; zeros past its end. */
 template <typename T, uint COUNT>
-METAL_FUNC void load_features(thread float* values, const device T* row, long step, uint at, uint dim) {
+METAL_FUNC void load_features(
+    thread float* values, const device T* row, long step, uint at, uint dim) {
   for (uint i = 0; i < COUNT; i += READS) {
     if (step == 1 && at + i + READS <= dim) {
       const packed4<T> quad = *(const device packed4<T>*)(row + at + i);

@@ -12,7 +12,7 @@ METAL_FUNC constexpr uint tile_keys() {
 template <typename T>
 METAL_FUNC uint tile_pitch(uint dim) {
   return (dim + ATTENTION_FRAGMENT - 1) / ATTENTION_FRAGMENT * ATTENTION_FRAGMENT +
-      16 / uint(sizeof(T));
+         16 / uint(sizeof(T));
 }
 
 /** Rows of a tile of keys or values, each element read once; zeros past the end of either. */
@@ -124,7 +124,7 @@ template <typename T, uint BITS, uint FRAGMENTS>
       float value = 0.0f;
       if (exists && feature < params.dim) {
         value = params.scale *
-            float(row_of(q, params.q, batch, head, query)[long(feature) * params.q.strides[3]]);
+                float(row_of(q, params.q, batch, head, query)[long(feature) * params.q.strides[3]]);
       }
       queries[f].thread_elements()[i] = value;
     }
@@ -157,7 +157,15 @@ template <typename T, uint BITS, uint FRAGMENTS>
       const KeySpan keys = {base, min(span.end, base + KEYS)};
       threadgroup_barrier(mem_flags::mem_threadgroup);
       load_tile<T, BITS, KEYS>(
-          tile, k, k_scales, k_biases, params.k, params, uint2(batch, kv_head), keys, thread_index,
+          tile,
+          k,
+          k_scales,
+          k_biases,
+          params.k,
+          params,
+          uint2(batch, kv_head),
+          keys,
+          thread_index,
           threads);
       threadgroup_barrier(mem_flags::mem_threadgroup);
 
@@ -169,8 +177,8 @@ template <typename T, uint BITS, uint FRAGMENTS>
         if (f < fragments) {
           for (uint c = 0; c < COLUMNS; c++) {
             // Features down, keys across.
-            const uint from = (c * ATTENTION_FRAGMENT + matrix_x) * pitch +
-                f * ATTENTION_FRAGMENT + matrix_y;
+            const uint from =
+                (c * ATTENTION_FRAGMENT + matrix_x) * pitch + f * ATTENTION_FRAGMENT + matrix_y;
             simdgroup_matrix<float, 8, 8> transposed;
             transposed.thread_elements()[0] = float(tile[from]);
             transposed.thread_elements()[1] = float(tile[from + pitch]);
@@ -211,14 +219,22 @@ template <typename T, uint BITS, uint FRAGMENTS>
 
       threadgroup_barrier(mem_flags::mem_threadgroup);
       load_tile<T, BITS, KEYS>(
-          tile, v, v_scales, v_biases, params.v, params, uint2(batch, kv_head), keys, thread_index,
+          tile,
+          v,
+          v_scales,
+          v_biases,
+          params.v,
+          params,
+          uint2(batch, kv_head),
+          keys,
+          thread_index,
           threads);
       threadgroup_barrier(mem_flags::mem_threadgroup);
       for (uint f = 0; f < FRAGMENTS; f++) {
         if (f < fragments) {
           for (uint c = 0; c < COLUMNS; c++) {
-            const uint from = (c * ATTENTION_FRAGMENT + matrix_y) * pitch +
-                f * ATTENTION_FRAGMENT + matrix_x;
+            const uint from =
+                (c * ATTENTION_FRAGMENT + matrix_y) * pitch + f * ATTENTION_FRAGMENT + matrix_x;
             simdgroup_matrix<float, 8, 8> values;
             values.thread_elements()[0] = float(tile[from]);
             values.thread_elements()[1] = float(tile[from + 1]);

@@ -30,8 +30,7 @@ METAL_FUNC void load_part(
   }
   if (BITS == 0) {
     if (valid) {
-      const device T* row =
-          row_of((const device T*)from.data, views[0], place.x, place.y, place.z);
+      const device T* row = row_of((const device T*)from.data, views[0], place.x, place.y, place.z);
       load_features<T, ATTENTION_PART>(
           values, row, views[0].strides[3], part * ATTENTION_PART, params.dim);
     }
@@ -95,6 +94,19 @@ template <typename T, uint BITS, uint ROWS>
   const Stored<T, BITS> keys = {k, k_scales, k_biases};
   const Stored<T, BITS> values = {v, v_scales, v_biases};
 
+  // The queries once for all workers; the scratch has another use only after a barrier.
+  for (uint i = thread_index; i < rows * lanes; i += threads) {
+    const uint r = i / lanes;
+    const uint head = kv_head * params.group + r % params.group;
+    const device T* row = row_of(q, params.q, batch, head, r / params.group);
+    float features[ATTENTION_PART];
+    load_features<T, ATTENTION_PART>(
+        features, row, params.q.strides[3], i % lanes * ATTENTION_PART, params.dim);
+    for (uint j = 0; j < ATTENTION_PART; j++) {
+      scratch[i * ATTENTION_PART + j] = features[j] * params.scale;
+    }
+  }
+  threadgroup_barrier(mem_flags::mem_threadgroup);
   float query[ROWS][ATTENTION_PART];
   float sums[ROWS][ATTENTION_PART];
   float maximum[ROWS];
@@ -103,17 +115,8 @@ template <typename T, uint BITS, uint ROWS>
     maximum[r] = MASKED_SCORE;
     weight[r] = 0.0f;
     for (uint i = 0; i < ATTENTION_PART; i++) {
-      query[r][i] = 0.0f;
+      query[r][i] = r < rows ? scratch[(r * lanes + part) * ATTENTION_PART + i] : 0.0f;
       sums[r][i] = 0.0f;
-    }
-    if (r < rows && part * ATTENTION_PART < params.dim) {
-      const uint head = kv_head * params.group + r % params.group;
-      const device T* row = row_of(q, params.q, batch, head, r / params.group);
-      load_features<T, ATTENTION_PART>(
-          query[r], row, params.q.strides[3], part * ATTENTION_PART, params.dim);
-      for (uint i = 0; i < ATTENTION_PART; i++) {
-        query[r][i] *= params.scale;
-      }
     }
   }
 
@@ -177,13 +180,13 @@ template <typename T, uint BITS, uint ROWS>
   }
 
   // The workers of a SIMD group, then the SIMD groups.
+  threadgroup_barrier(mem_flags::mem_threadgroup);
   threadgroup float* stats = scratch;
   threadgroup float* slots = scratch + 2 * ROWS * simds;
   for (uint r = 0; r < ROWS; r++) {
     if (r < rows) {
       for (uint step = lanes; step < SIMD_WIDTH; step *= 2) {
-        const float together =
-            larger_score(maximum[r], simd_shuffle_xor(maximum[r], ushort(step)));
+        const float together = larger_score(maximum[r], simd_shuffle_xor(maximum[r], ushort(step)));
         const float factor = fast::exp(maximum[r] - together);
         maximum[r] = together;
         weight[r] *= factor;

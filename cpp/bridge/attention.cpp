@@ -30,8 +30,8 @@ Handle attention(
     const AttentionRules& rules,
     const MlxArray* mask,
     const MlxArray* sinks) {
-  return handle(mlx_primitives::attention(
-      q, k, v, to_rules(rules), optional(mask), optional(sinks), here()));
+  return handle(
+      mlx_primitives::attention(q, k, v, to_rules(rules), optional(mask), optional(sinks), here()));
 }
 
 Handle attention_quantized(

@@ -92,14 +92,13 @@ mx::array node(
   if (keys[2] == 0) {
     return mx::zeros(shape, dtype, s); // a sum over no keys
   }
-  auto primitive = std::make_shared<Attention>(
-      s, rules, mask.has_value(), sinks.has_value(), bits, group_size);
+  auto primitive =
+      std::make_shared<Attention>(s, rules, mask.has_value(), sinks.has_value(), bits, group_size);
   return mx::array(std::move(shape), dtype, std::move(primitive), std::move(inputs));
 }
 
 /** The shape that quantized rows stand for. */
-mx::Shape check_quantized(
-    const char* name, const QuantizedRows& rows, int bits, int group_size) {
+mx::Shape check_quantized(const char* name, const QuantizedRows& rows, int bits, int group_size) {
   for (auto* x : {&rows.packed, &rows.scales, &rows.biases}) {
     require_rank(name, *x);
   }
@@ -113,8 +112,18 @@ mx::Shape check_quantized(
   if (shape[3] % group_size != 0 || rows.scales.shape() != groups ||
       rows.biases.shape() != groups) {
     refuse(
-        op, "expected ", name, " of whole groups of ", group_size, " with scales and biases ",
-        groups, ", got ", rows.packed.shape(), ", ", rows.scales.shape(), " and ",
+        op,
+        "expected ",
+        name,
+        " of whole groups of ",
+        group_size,
+        " with scales and biases ",
+        groups,
+        ", got ",
+        rows.packed.shape(),
+        ", ",
+        rows.scales.shape(),
+        " and ",
         rows.biases.shape());
   }
   return shape;
@@ -208,7 +217,7 @@ std::pair<std::vector<mx::array>, std::vector<int>> Attention::vmap(
 bool Attention::is_equivalent(const mx::Primitive& other_) const {
   auto& other = static_cast<const Attention&>(other_);
   return rules_ == other.rules_ && masked_ == other.masked_ && sinks_ == other.sinks_ &&
-      bits_ == other.bits_ && group_size_ == other.group_size_;
+         bits_ == other.bits_ && group_size_ == other.group_size_;
 }
 
 std::vector<mx::Shape> Attention::output_shapes(const std::vector<mx::array>& inputs) {

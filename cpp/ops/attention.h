@@ -9,7 +9,7 @@ namespace mlx_primitives {
 struct AttentionRules {
   float scale;
   bool causal;
-  int window; // how many positions back a query sees, itself included; 0 if unlimited
+  int window;     // how many positions back a query sees, itself included; 0 if unlimited
   float soft_cap; // 0 if none
 
   bool operator==(const AttentionRules&) const = default;

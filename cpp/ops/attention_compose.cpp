@@ -20,9 +20,9 @@ mx::array seen(int queries, int keys, const AttentionRules& rules, mx::Stream s)
 }
 
 float lowest(mx::Dtype dtype) {
-  return dtype == mx::float16 ? -65504.0f
-      : dtype == mx::bfloat16 ? -3.38953139e38f
-                              : std::numeric_limits<float>::lowest();
+  return dtype == mx::float16    ? -65504.0f
+         : dtype == mx::bfloat16 ? -3.38953139e38f
+                                 : std::numeric_limits<float>::lowest();
 }
 
 } // namespace
@@ -61,8 +61,8 @@ std::vector<mx::array> Attention::compose(const std::vector<mx::array>& inputs) 
   auto hidden = mx::array(lowest(dtype), dtype);
   if (mask_input) {
     auto mask = grouped(*mask_input);
-    scores = mask.dtype() == mx::bool_ ? mx::where(mask, scores, hidden, s)
-                                       : mx::add(scores, mask, s);
+    scores =
+        mask.dtype() == mx::bool_ ? mx::where(mask, scores, hidden, s) : mx::add(scores, mask, s);
   }
   if (rules_.causal || rules_.window > 0) {
     auto see = seen(scores.shape(-2), scores.shape(-1), rules_, s);

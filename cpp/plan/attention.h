@@ -8,9 +8,9 @@
 
 namespace mlx_primitives {
 
-constexpr uint32_t ATTENTION_SPLIT_KEYS = 256;   // of a split, at least
-constexpr uint32_t ATTENTION_SHORT_KEYS = 1024;  // up to which one dispatch does it all
-constexpr uint64_t ATTENTION_GROUPS = 1024;      // threadgroups that fill any GPU
+constexpr uint32_t ATTENTION_SPLIT_KEYS = 256;  // of a split, at least
+constexpr uint32_t ATTENTION_SHORT_KEYS = 1024; // up to which one dispatch does it all
+constexpr uint64_t ATTENTION_GROUPS = 1024;     // threadgroups that fill any GPU
 constexpr uint32_t ATTENTION_SPLIT_THREADS = 256;
 constexpr uint32_t ATTENTION_WHOLE_THREADS = 512;
 
@@ -39,8 +39,8 @@ inline void plan_attention_splits(AttentionParams& params) {
   params.splits = 1;
   if (keys > ATTENTION_SHORT_KEYS && groups < ATTENTION_GROUPS) {
     uint64_t wanted = ceil_div(ATTENTION_GROUPS, std::max<uint64_t>(groups, 1));
-    params.splits = static_cast<uint32_t>(
-        std::min(wanted, ceil_div(keys, uint64_t{ATTENTION_SPLIT_KEYS})));
+    params.splits =
+        static_cast<uint32_t>(std::min(wanted, ceil_div(keys, uint64_t{ATTENTION_SPLIT_KEYS})));
   }
   params.chunk = static_cast<uint32_t>(ceil_div(std::max(keys, 1u), params.splits));
   // No split without keys.
@@ -59,20 +59,27 @@ inline Launch plan_attention(
     uint32_t itemsize,
     uint32_t max_threads = MAX_THREADS) {
   auto rows = grid_count("attention", "rows", uint64_t{params.group} * params.queries);
-  uint32_t depth =
-      grid_count("attention", "splits of all batch entries", uint64_t{params.batch} * params.splits);
+  uint32_t depth = grid_count(
+      "attention", "splits of all batch entries", uint64_t{params.batch} * params.splits);
   auto suffix = attention_suffix(bits, dtype);
   if (attention_by_vector(params)) {
     uint32_t threads = params.splits > 1 ? ATTENTION_SPLIT_THREADS : ATTENTION_WHOLE_THREADS;
     // As many workers as keys are enough, each with a tile.
     uint64_t useful = ceil_div(params.chunk, unsigned{ATTENTION_TILE}) * params.lanes;
-    threads = std::min({threads, max_threads, round_up(static_cast<uint32_t>(
-        std::min<uint64_t>(useful, MAX_THREADS)), SIMD_WIDTH)}) / SIMD_WIDTH * SIMD_WIDTH;
+    threads =
+        std::min(
+            {threads,
+             max_threads,
+             round_up(
+                 static_cast<uint32_t>(std::min<uint64_t>(useful, MAX_THREADS)), SIMD_WIDTH)}) /
+        SIMD_WIDTH * SIMD_WIDTH;
     if (threads == 0) {
       throw std::invalid_argument("[attention] a threadgroup needs at least one SIMD group.");
     }
     uint32_t together = rows <= 1 ? 1 : rows <= 4 ? 4 : ATTENTION_VECTOR_ROWS;
-    uint32_t floats = threads / SIMD_WIDTH * (2 * together + params.lanes * ATTENTION_PART);
+    uint32_t row = params.lanes * ATTENTION_PART;
+    // The queries first, then a maximum and a sum for each row and a row for each SIMD group.
+    uint32_t floats = std::max(together * row, threads / SIMD_WIDTH * (2 * together + row));
     return {
         "mlxp_attention_vector_" + std::to_string(together) + suffix,
         {params.splits, params.kv_heads, params.batch},

@@ -95,12 +95,7 @@ pub(crate) mod bridge {
         /// The views hold the call's elements of `dtype` (words of u32 where packed, bytes where
         /// the mask is of bools); `sinks` is null or holds one for each head; `out` is
         /// row-contiguous, writable and overlaps none of them.
-        unsafe fn attention_cpu(
-            dtype: Dtype,
-            call: &AttentionCall,
-            sinks: *const u8,
-            out: *mut u8,
-        );
+        unsafe fn attention_cpu(dtype: Dtype, call: &AttentionCall, sinks: *const u8, out: *mut u8);
     }
 }
 

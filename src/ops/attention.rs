@@ -67,18 +67,11 @@ pub struct QuantizedRows<'a> {
 /// assert!((y[0] - weight).abs() < 1e-6 && (y[1] - (1.0 - weight)).abs() < 1e-6);
 /// # Ok::<(), mlx_primitives::Error>(())
 /// ```
-pub fn attention(
-    q: &Array,
-    k: &Array,
-    v: &Array,
-    options: &AttentionOptions<'_>,
-) -> Result<Array> {
+pub fn attention(q: &Array, k: &Array, v: &Array, options: &AttentionOptions<'_>) -> Result<Array> {
     let rules = options.rules(q.shape().last().copied().unwrap_or(1))?;
     let (mask, sinks) = (or_null(options.mask), or_null(options.sinks));
     // SAFETY: the pointers are null or those of borrowed arrays, which outlive the call.
-    Array::from_bridge(unsafe {
-        ffi::attention(q.raw(), k.raw(), v.raw(), &rules, mask, sinks)
-    })
+    Array::from_bridge(unsafe { ffi::attention(q.raw(), k.raw(), v.raw(), &rules, mask, sinks) })
 }
 
 /// [`attention`] over quantized keys and values, which are expanded in registers only.

@@ -5,7 +5,9 @@ use std::fs;
 use std::path::Path;
 
 use mlx_primitives::Dtype;
-use mlx_primitives::plan::{Attention, LaunchPlan, MAX_THREADS, Rope, attention, rms_norm, rope, softmax};
+use mlx_primitives::plan::{
+    Attention, LaunchPlan, MAX_THREADS, Rope, attention, rms_norm, rope, softmax,
+};
 
 use crate::support::input::FLOATS;
 use crate::support::{Checked, message};

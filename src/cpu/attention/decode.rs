@@ -49,8 +49,8 @@ pub unsafe fn run<T: Float>(machine: Machine, call: &Attention, out: Shared<T>) 
     let items = heads * split.chunks;
     with_scratch(items * split.floats(rows), |partials| {
         let partials = Shared(partials);
-        // Reading a key and a value, and a multiplication for each row and feature.
-        let work = CHUNK * call.dim * (3 + rows / 2);
+        // Reading a key and a value, and two multiplications for each row and feature.
+        let work = CHUNK.min(call.keys) * call.dim * (2 + rows) / 4;
         machine.pool.for_each(items, work, &|items| {
             let chunks = Chunks::<T> {
                 call,
@@ -64,8 +64,7 @@ pub unsafe fn run<T: Float>(machine: Machine, call: &Attention, out: Shared<T>) 
         });
         let work = 2 * rows * split.chunks * split.pitch;
         machine.pool.for_each(heads, work, &|heads| {
-            let combine =
-                Combine { call, split, partials: partials.get(), out: out.get(), heads };
+            let combine = Combine { call, split, partials: partials.get(), out: out.get(), heads };
             // SAFETY: the partials are complete; each head has rows of its own in `out`.
             unsafe { machine.level.run(combine) }
         });
@@ -305,7 +304,11 @@ unsafe fn scores_of<V: F32x16, E: Float, const R: usize, const K: usize>(
             V::reduce_add_each(sums).store(all.as_mut_ptr());
             for r in 0..R {
                 // `TILE` is a multiple of `K`.
-                std::ptr::copy_nonoverlapping(all.as_ptr().add(r * K), scores.add(r * TILE + at), K);
+                std::ptr::copy_nonoverlapping(
+                    all.as_ptr().add(r * K),
+                    scores.add(r * TILE + at),
+                    K,
+                );
             }
         }
     }

@@ -188,12 +188,16 @@ impl<T: Float> Blocks<'_, T> {
                 let mut k = Rows { data: space.keys.cast_const(), stride: space.pitch as isize };
                 match floats::<T>(&call.k, place, at, count == TILE) {
                     Some(rows) => k = rows,
-                    None => call.k.load::<V, T>(place, (at, count), call.dim, space.keys, space.pitch),
+                    None => {
+                        call.k.load::<V, T>(place, (at, count), call.dim, space.keys, space.pitch)
+                    }
                 }
                 let mut v = Rows { data: space.values.cast_const(), stride: space.pitch as isize };
                 match floats::<T>(&call.v, place, at, call.dim == space.pitch) {
                     Some(rows) => v = rows,
-                    None => call.v.load::<V, T>(place, (at, count), call.dim, space.values, space.pitch),
+                    None => {
+                        call.v.load::<V, T>(place, (at, count), call.dim, space.values, space.pitch)
+                    }
                 }
                 self.score::<V>(block, &k);
                 self.weigh::<V>(block, (at, count));

@@ -28,9 +28,7 @@ impl Source {
     #[inline(always)]
     pub fn rows<T>(&self, batch: usize, head: usize) -> Option<Rows<T>> {
         match self {
-            Source::Plain(view) if view.strides[3] == 1 => {
-                Some(Rows::of(view, batch, head, 0))
-            }
+            Source::Plain(view) if view.strides[3] == 1 => Some(Rows::of(view, batch, head, 0)),
             _ => None,
         }
     }

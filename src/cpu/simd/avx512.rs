@@ -147,8 +147,7 @@ impl<const BF16: bool> F32x16 for Avx512<BF16> {
                 let low = _mm512_shuffle_ps::<0x88>(a, b);
                 _mm512_add_ps(low, _mm512_shuffle_ps::<0xdd>(a, b))
             };
-            let four =
-                |i: usize| quarters(halves(b[i], b[i + 4]), halves(b[i + 8], b[i + 12]));
+            let four = |i: usize| quarters(halves(b[i], b[i + 4]), halves(b[i + 8], b[i + 12]));
             Self(ends(pairs(four(0), four(1)), pairs(four(2), four(3))))
         })
     }

@@ -5,8 +5,8 @@ mod quantized;
 mod reference;
 mod transforms;
 
-use mlx_primitives::ops::{self, AttentionOptions};
 use mlx_primitives::memory::{active_memory, peak_memory, reset_peak_memory};
+use mlx_primitives::ops::{self, AttentionOptions};
 use mlx_primitives::{Array, Dtype, Result, builtin};
 
 use crate::support::compare::{numbers, ulp};
@@ -234,7 +234,8 @@ fn extremes_are_those_of_mlx() -> Checked {
                     let mut k = values(160, 2, 1.0);
                     k[8 * 5 + 3] = special;
                     inputs.k = data(&k, &[1, 1, 20, 8], dtype)?;
-                    let ours = ops::attention(&inputs.q, &inputs.k, &inputs.v, &Default::default())?;
+                    let ours =
+                        ops::attention(&inputs.q, &inputs.k, &inputs.v, &Default::default())?;
                     let theirs = builtin::composition(&ours)?.swap_remove(0);
                     let what = format!("{dtype} {special} of {queries}");
                     let tolerance = tolerance_to_mlx(dtype);
@@ -308,7 +309,10 @@ fn bad_input_is_refused() -> Checked {
         (said(&q, &k, &v, &AttentionOptions { window: Some(0), ..plain }), "a window of at least"),
         (said(&q, &k, &v, &AttentionOptions { window: Some(-4), ..plain }), "a window of at least"),
         (said(&q, &k, &v, &AttentionOptions { soft_cap: Some(-1.0), ..plain }), "positive soft"),
-        (said(&q, &k, &v, &AttentionOptions { soft_cap: Some(f32::NAN), ..plain }), "positive soft"),
+        (
+            said(&q, &k, &v, &AttentionOptions { soft_cap: Some(f32::NAN), ..plain }),
+            "positive soft",
+        ),
         (said(&q, &k, &v, &AttentionOptions { scale: Some(f32::NAN), ..plain }), "finite scale"),
         (
             said(&q, &k, &v, &AttentionOptions { mask: Some(&of(&[3, 6])?), ..plain }),

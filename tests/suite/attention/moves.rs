@@ -17,7 +17,12 @@ const KEYS: usize = 1;
 const VALUES: usize = 4;
 
 /// Decode over a part of a cache: [1, kv_heads, keys, dim] of [1, kv_heads, more, dim].
-fn decode(heads: i32, kv_heads: i32, keys: i32, dim: i32) -> anyhow::Result<(Vec<Dispatched>, u64)> {
+fn decode(
+    heads: i32,
+    kv_heads: i32,
+    keys: i32,
+    dim: i32,
+) -> anyhow::Result<(Vec<Dispatched>, u64)> {
     let q = random(&[1, heads, 1, dim], Dtype::Float16, 1)?;
     let cache = |seed| -> Result<Array> {
         let cache = random(&[1, kv_heads, keys + 32, dim], Dtype::Float16, seed)?;
@@ -49,7 +54,7 @@ fn moves_keys_and_values_once_in_decode() -> Checked {
     let ideal = 2 * bytes as usize + 2 * 8 * 64 * 2;
     let all: u64 = moved.iter().map(|d| d.read() + d.written()).sum();
     assert!(all as f64 <= 1.1 * ideal as f64, "{all} bytes for {ideal}");
-    support::report_traffic("attention decode", &moved, ideal)
+    support::report_traffic("attention", &moved, ideal)
 }
 
 /// A cache that one dispatch goes through.
@@ -114,11 +119,10 @@ fn moves_quantized_keys_once_in_decode() -> Checked {
         biases: &parts[at + 2],
     };
     let options = AttentionOptions::default();
-    let moved =
-        support::moved(|| ops::attention_quantized(&q, rows(0), rows(3), 4, 64, &options))?;
+    let moved = support::moved(|| ops::attention_quantized(&q, rows(0), rows(3), 4, 64, &options))?;
     assert_eq!(moved.len(), 1);
     let all: u64 = (1..7).map(|buffer| read(&moved[0], buffer)).sum();
     let ideal: usize = parts.iter().map(Array::nbytes).sum();
     assert_eq!(all, ideal as u64);
-    support::report_traffic("attention_quantized decode", &moved, ideal + 2 * q.nbytes())
+    support::report_traffic("attention_quantized", &moved, ideal + 2 * q.nbytes())
 }

@@ -32,7 +32,8 @@ impl Reference {
             Some(mask) => {
                 let all = mask.broadcast_to(&[batch, heads, queries, keys])?;
                 let bools = mask.dtype() == Dtype::Bool;
-                let term = |value: f64| if bools { (value != 0.0).then_some(0.0) } else { Some(value) };
+                let term =
+                    |value: f64| if bools { (value != 0.0).then_some(0.0) } else { Some(value) };
                 Some(numbers(&all)?.into_iter().map(term).collect())
             }
         };

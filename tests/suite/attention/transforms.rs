@@ -40,8 +40,9 @@ fn gradients_in_queries_keys_values_and_sinks() -> Checked {
                 let Some(gradient) = gradients.get(i) else { continue };
                 let at = numbers(inputs[i])?;
                 let loss = |x: &[f64]| -> f64 {
-                    let mut moved = Reference::new(&q, &k, &v, &options(every.then_some(&sinks), every))
-                        .expect("a reference");
+                    let mut moved =
+                        Reference::new(&q, &k, &v, &options(every.then_some(&sinks), every))
+                            .expect("a reference");
                     match i {
                         0 => moved.q = x.to_vec(),
                         1 => moved.k = x.to_vec(),
@@ -93,10 +94,8 @@ fn vmap_over_each_axis() -> Checked {
                     for (i, x) in all.into_iter().enumerate() {
                         // Masks and sinks have fewer axes.
                         let axis = axis.min(x.shape().len() as i32 - 1);
-                        let order: Vec<i32> = (1..=axis)
-                            .chain([0])
-                            .chain(axis + 1..x.shape().len() as i32)
-                            .collect();
+                        let order: Vec<i32> =
+                            (1..=axis).chain([0]).chain(axis + 1..x.shape().len() as i32).collect();
                         inputs.push(if is(i) {
                             x.transpose(&order)?
                         } else {

@@ -13,15 +13,10 @@ use mlx_primitives::{Array, Dtype};
 
 /// Every workload, an op's together and in the order of the tables.
 pub fn all() -> Vec<Workload> {
-    [
-        rms_norm::workloads(),
-        softmax::workloads(),
-        rope::workloads(),
-        attention::workloads(),
-    ]
-    .into_iter()
-    .flatten()
-    .collect()
+    [rms_norm::workloads(), softmax::workloads(), rope::workloads(), attention::workloads()]
+        .into_iter()
+        .flatten()
+        .collect()
 }
 
 /// The names of the ops.
