@@ -162,6 +162,41 @@ pub fn rope(rope: Rope, dtype: Dtype, max_threads: u32) -> Result<LaunchPlan> {
     .into())
 }
 
+/// The extents of an `attention` call.
+#[derive(Clone, Copy, Debug)]
+pub struct Attention {
+    /// Batch entries.
+    pub batch: u32,
+    /// Key-value heads.
+    pub kv_heads: u32,
+    /// Query heads of each of them.
+    pub group: u32,
+    /// Queries.
+    pub queries: u32,
+    /// Keys.
+    pub keys: u32,
+    /// Features.
+    pub dim: u32,
+    /// Of a quantized key; 0 for plain ones.
+    pub bits: u32,
+}
+
+/// Plans `attention`: one dispatch, or one over splits of the keys and one that joins them.
+pub fn attention(call: Attention, dtype: Dtype, max_threads: u32) -> Result<Vec<LaunchPlan>> {
+    let Attention { batch, kv_heads, group, queries, keys, dim, bits } = call;
+    let shape =
+        ffi::attention::bridge::AttentionShape { batch, kv_heads, group, queries, keys, dim };
+    let dtype = kernel_dtype(dtype)?;
+    let plan = |joining| -> Result<LaunchPlan> {
+        let plan =
+            ffi::attention::bridge::attention_plan(&shape, joining, bits, dtype, max_threads)?;
+        Ok(plan.into())
+    };
+    let mut plans = vec![plan(false)?, plan(true)?];
+    plans.retain(|plan| plan.grid[0] > 0);
+    Ok(plans)
+}
+
 /// The types that kernels are instantiated for, as their names spell them.
 fn kernel_dtype(dtype: Dtype) -> Result<&'static str> {
     match dtype {

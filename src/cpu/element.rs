@@ -55,6 +55,8 @@ pub trait Float: Copy + Send + Sync + 'static {
     unsafe fn store_first<V: F32x16>(lanes: V, to: *mut Self, count: usize);
     /// What a store followed by a load gives: the lanes rounded to this type.
     fn round<V: F32x16>(lanes: V) -> V;
+    /// One element as a float.
+    fn to_float(self) -> f32;
 }
 
 impl Float for f32 {
@@ -86,6 +88,10 @@ impl Float for f32 {
     fn round<V: F32x16>(lanes: V) -> V {
         lanes
     }
+    #[inline(always)]
+    fn to_float(self) -> f32 {
+        self
+    }
 }
 
 /// A sixteen-bit format: how its patterns become lanes and back.
@@ -95,6 +101,7 @@ trait Sixteen: Copy + Send + Sync + 'static {
     fn decode<V: F32x16>(half: V::Half) -> V;
     fn encode<V: F32x16>(lanes: V) -> V::Half;
     fn round<V: F32x16>(lanes: V) -> V;
+    fn to_float(self) -> f32;
 }
 
 /// IEEE binary16.
@@ -122,6 +129,10 @@ impl Sixteen for F16 {
     fn round<V: F32x16>(lanes: V) -> V {
         V::from_f16(lanes.to_f16())
     }
+    #[inline(always)]
+    fn to_float(self) -> f32 {
+        half::f16::from_bits(self.0).to_f32()
+    }
 }
 
 impl Sixteen for Bf16 {
@@ -138,6 +149,10 @@ impl Sixteen for Bf16 {
     #[inline(always)]
     fn round<V: F32x16>(lanes: V) -> V {
         lanes.round_bf16()
+    }
+    #[inline(always)]
+    fn to_float(self) -> f32 {
+        f32::from_bits(u32::from(self.0) << 16)
     }
 }
 
@@ -167,6 +182,10 @@ impl<T: Sixteen> Float for T {
     #[inline(always)]
     fn round<V: F32x16>(lanes: V) -> V {
         T::round(lanes)
+    }
+    #[inline(always)]
+    fn to_float(self) -> f32 {
+        Sixteen::to_float(self)
     }
 }
 

@@ -4,6 +4,7 @@
 //! ([`simd::F32x16`]), entered at the level [`simd::Level`] chose and split by [`pool::Pool`].
 
 mod activation;
+mod attention;
 mod cross_entropy;
 mod element;
 mod fold;
@@ -27,6 +28,7 @@ mod softmax;
 mod testing;
 
 pub use activation::{Activation, AffineShape, Combination, activation, affine, combination};
+pub use attention::{Attention, Mask as AttentionMask, Source, View, attention};
 pub use cross_entropy::{Targets, cross_entropy, cross_entropy_grad};
 pub use element::Element;
 pub use layer_norm::layer_norm;

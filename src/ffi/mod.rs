@@ -4,6 +4,7 @@
 //! does not would end the process. What is declared infallible only reads a descriptor.
 
 pub(crate) mod activation;
+pub(crate) mod attention;
 pub(crate) mod cross_entropy;
 pub(crate) mod layer_norm;
 pub(crate) mod linear;

@@ -5,6 +5,7 @@
 //! row-contiguous is copied first. Sums are accumulated in float32.
 
 mod activation;
+mod attention;
 mod cross_entropy;
 mod layer_norm;
 mod linear;
@@ -23,6 +24,7 @@ mod softmax;
 pub use activation::{
     Activation, add_relu, affine, geglu, geglu_tanh, gelu, gelu_tanh, mul_relu, relu, silu, swiglu,
 };
+pub use attention::{AttentionOptions, QuantizedRows, attention, attention_quantized};
 pub use cross_entropy::{CrossEntropyOptions, cross_entropy};
 pub use layer_norm::layer_norm;
 pub use linear::{LinearOptions, linear, matmul};

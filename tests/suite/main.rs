@@ -2,6 +2,7 @@
 
 mod activation;
 mod array;
+mod attention;
 mod build;
 mod cache;
 mod cli;

@@ -6,8 +6,8 @@ use std::path::Path;
 
 use mlx_primitives::Dtype;
 use mlx_primitives::plan::{
-    LaunchPlan, MAX_THREADS, Rope, cross_entropy, logsumexp, masked_softmax, rms_norm, rope,
-    softmax,
+    Attention, LaunchPlan, MAX_THREADS, Rope, attention, cross_entropy, logsumexp, masked_softmax,
+    rms_norm, rope, softmax,
 };
 
 use crate::support::input::FLOATS;
@@ -259,6 +259,59 @@ fn check_rotation(plan: &LaunchPlan, shape: Rope, max_threads: u32) {
     }
 }
 
+const DECODE: Attention =
+    Attention { batch: 1, kv_heads: 8, group: 4, queries: 1, keys: 512, dim: 64, bits: 0 };
+
+fn attention_kernels() -> anyhow::Result<BTreeSet<String>> {
+    let mut used = BTreeSet::new();
+    for dtype in FLOATS {
+        for bits in [0, 4, 8] {
+            for (group, queries, dim) in
+                [(1, 1, 64), (4, 1, 64), (4, 2, 64), (4, 512, 64), (4, 512, 128), (4, 512, 256)]
+            {
+                for keys in [512, 4096] {
+                    let call = Attention { group, queries, dim, keys, bits, ..DECODE };
+                    used.extend(attention(call, dtype, MAX_THREADS)?.into_iter().map(|p| p.kernel));
+                }
+            }
+        }
+    }
+    Ok(used)
+}
+
+#[test]
+fn attention_within_limits() -> Checked {
+    for max_threads in LIMITS {
+        for (batch, kv_heads) in [(1, 1), (1, 8), (4, 32)] {
+            for (group, queries) in [(1, 1), (4, 1), (7, 1), (1, 5), (71, 1), (4, 100)] {
+                for keys in [1, 33, 512, 1025, 4096, 131_072] {
+                    for dim in [1, 64, 80, 128, 256] {
+                        let call =
+                            Attention { batch, kv_heads, group, queries, keys, dim, bits: 0 };
+                        let plans = attention(call, FLOATS[0], max_threads)?;
+                        let what = format!("{call:?} within {max_threads}: {plans:?}");
+                        for plan in &plans {
+                            assert!(threads(plan) <= max_threads.min(MAX_THREADS).into(), "{what}");
+                            assert!(threads(plan).is_multiple_of(SIMD.into()), "{what}");
+                            assert!(plan.threadgroup_bytes <= 32 << 10, "{what}");
+                            assert!(plan.threadgroup_bytes.is_multiple_of(16), "{what}");
+                        }
+                        let groups: u64 = plans[0].grid.iter().map(|&n| u64::from(n)).product();
+                        // Rows of a key-value head, and keys, are split where that fills a GPU.
+                        assert!(groups >= u64::from(batch * kv_heads), "{what}");
+                        assert!(plans.len() == 1 || keys > 1024 && groups < 4096, "{what}");
+                        assert!(keys < 4096 || groups >= 16, "{what}");
+                    }
+                }
+            }
+        }
+    }
+    for max_threads in [0, 31] {
+        assert!(attention(DECODE, FLOATS[0], max_threads).is_err());
+    }
+    Ok(())
+}
+
 #[test]
 fn kernels_are_those_that_exist_and_all_are_used() -> Checked {
     let exist = instantiated()?;
@@ -283,6 +336,7 @@ fn kernels_are_those_that_exist_and_all_are_used() -> Checked {
             }
         }
     }
+    used.extend(attention_kernels()?);
     assert!(exist.len() >= 60, "{exist:?}");
     assert_eq!(used, exist);
     Ok(())

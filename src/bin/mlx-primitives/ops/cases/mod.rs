@@ -1,7 +1,10 @@
 //! What is compared: which op, on what shape and type, called how. A file for each primitive.
 
+mod activation;
+mod attention;
 mod cross_entropy;
 mod layer_norm;
+mod linear;
 mod logsumexp;
 mod lora;
 mod masked_softmax;
@@ -9,9 +12,6 @@ mod quantize;
 mod quantized_matmul;
 mod reduce;
 mod residual_norm;
-mod activation;
-mod attention;
-mod linear;
 mod rms_norm;
 mod rope;
 mod rope_append;
