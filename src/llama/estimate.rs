@@ -1,18 +1,9 @@
 use crate::dtype::Dtype;
 use crate::error::{Error, Result};
-use crate::ops::StateLayout;
+use crate::ops::{QuantizedMode, StateLayout};
 
 use super::cache::{CacheKind, STEP};
-use super::config::Config;
-
-/// How weights are quantized: in MLX's affine layout.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Quantization {
-    /// Weights of a group, which has a scale and a bias of the model's type.
-    pub group_size: i32,
-    /// Bits of a weight.
-    pub bits: i32,
-}
+use super::config::{Config, Quantization};
 
 /// Bytes that a model will take, known before it is loaded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -45,7 +36,7 @@ impl Estimate {
 ///         "intermediate_size": 8192, "num_attention_heads": 32, "num_key_value_heads": 8,
 ///         "rms_norm_eps": 1e-5, "vocab_size": 128256}"#,
 /// )?;
-/// let four_bits = Some(Quantization { group_size: 64, bits: 4 });
+/// let four_bits = Some(Quantization::affine(64, 4));
 /// let bytes = estimate(&config, Dtype::Bfloat16, four_bits, CacheKind::Plain, 1, 4096)?;
 /// assert_eq!(bytes.weights >> 20, 662);
 /// assert_eq!(bytes.cache >> 20, 128);
@@ -62,7 +53,7 @@ pub fn estimate(
     if !dtype.is_floating() {
         return Err(Error::argument("estimate", format_args!("a floating type, got {dtype}")));
     }
-    if let Some(Quantization { group_size, bits }) = quantization
+    if let Some(Quantization { group_size, bits, .. }) = quantization
         && (group_size < 1 || !(1..=8).contains(&bits))
     {
         return Err(Error::argument(
@@ -89,11 +80,15 @@ fn weights(config: &Config, size: u64, quantization: Option<Quantization>) -> u6
     let matrix = |inputs: u64, outputs: u64, bias: bool| {
         let numbers = inputs.saturating_mul(outputs);
         let stored = match quantization {
-            Some(Quantization { group_size, bits })
+            Some(Quantization { group_size, bits, mode })
                 if inputs.is_multiple_of(extent(group_size)) =>
             {
+                let of_group = match mode {
+                    QuantizedMode::Affine => 2 * size,
+                    QuantizedMode::Mxfp4 => 1,
+                };
                 (numbers / 8).saturating_mul(extent(bits))
-                    + (numbers / extent(group_size)).saturating_mul(2 * size)
+                    + (numbers / extent(group_size)).saturating_mul(of_group)
             }
             _ => numbers.saturating_mul(size),
         };

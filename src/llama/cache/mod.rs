@@ -6,8 +6,9 @@ mod rotating;
 mod state;
 
 use crate::array::Array;
+use crate::dtype::Dtype;
 use crate::error::{Error, Result};
-use crate::ops;
+use crate::ops::{self, QuantizedRows};
 
 use super::config::Config;
 use super::rope_frequencies::RopeFrequencies;
@@ -91,6 +92,16 @@ pub enum Stored {
 }
 
 impl Stored {
+    /// Codes, bits and group size, where attention reads such codes as they are.
+    pub(super) fn rows(&self) -> Option<(QuantizedRows<'_>, i32, i32)> {
+        match self {
+            Self::Quantized { packed, scales, biases, group_size, bits: bits @ (4 | 8) } => {
+                Some((QuantizedRows { packed, scales, biases }, *bits, *group_size))
+            }
+            _ => None,
+        }
+    }
+
     /// The numbers, in the model's type.
     pub fn dequantized(&self) -> Result<Array> {
         match self {
@@ -100,6 +111,17 @@ impl Stored {
             }
         }
     }
+}
+
+/// Which keys the queries of a step may look at.
+#[derive(Clone, Debug)]
+pub enum Visible {
+    /// All of them, as a single query may.
+    All,
+    /// Those up to its own position, the last query being at the last key's.
+    Causal,
+    /// Where `[time, seen]` is true.
+    Mask(Array),
 }
 
 /// What a step of attention works on: views of the cache where the kind allows.
@@ -182,22 +204,24 @@ impl LayerCache {
         }
     }
 
-    /// Which of the keys seen each of the next `time` queries may look at, `[time, seen]`; none
-    /// for a single query, which looks at all.
-    pub fn mask(&self, time: i32) -> Result<Option<Array>> {
+    /// Which of the keys seen the next `time` queries may look at.
+    pub fn visible(&self, time: i32) -> Result<Visible> {
         if time == 1 {
-            return Ok(None);
+            return Ok(Visible::All);
         }
         let (start, window) = match &self.0 {
             Kind::Rotating(cache) => cache.before(),
-            _ => (self.len(), i32::MAX),
+            _ => return Ok(Visible::Causal),
         };
         let end = start.saturating_add(time);
         let queries = Array::arange::<i32>(f64::from(start), f64::from(end), 1.0)?;
         let keys = Array::arange::<i32>(0.0, f64::from(end), 1.0)?.expand_dims(&[0])?;
         let back = queries.expand_dims(&[1])?.subtract(keys)?;
         let causal = back.greater_equal(0)?;
-        Ok(Some(if end > window { causal.logical_and(back.less(window)?)? } else { causal }))
+        if end <= window {
+            return Ok(Visible::Causal);
+        }
+        Ok(Visible::Mask(causal.logical_and(back.less(window)?)?))
     }
 
     /// Bytes of the buffers.
@@ -261,9 +285,20 @@ impl Cache {
         self.layers.iter().map(LayerCache::nbytes).sum()
     }
 
-    /// As [`LayerCache::mask`]: the same for all layers.
-    pub fn mask(&self, time: i32) -> Result<Option<Array>> {
-        self.layers.first().map_or(Ok(None), |layer| layer.mask(time))
+    /// As [`LayerCache::visible`]: the same for all layers.
+    pub fn visible(&self, time: i32) -> Result<Visible> {
+        self.layers.first().map_or(Ok(Visible::All), |layer| layer.visible(time))
+    }
+
+    /// For a model of one text: empty positions up to `len`, evaluated; plain kind alone.
+    pub(super) fn reserve(&mut self, len: i32, heads: Heads, dtype: Dtype) -> Result<()> {
+        for layer in &mut self.layers {
+            let Kind::Plain(plain) = &mut layer.0 else {
+                return Err(Error::argument("cache", "one of the plain kind"));
+            };
+            plain.reserve(len, heads, dtype)?;
+        }
+        Ok(())
     }
 
     /// The buffers, to be evaluated.

@@ -1,5 +1,7 @@
 use crate::array::Array;
+use crate::dtype::Dtype;
 use crate::error::Result;
+use crate::ops::StateLayout;
 
 use super::super::rope_frequencies::RopeFrequencies;
 use super::state::State;
@@ -19,6 +21,15 @@ impl Plain {
 
     pub fn array(&self) -> Option<&Array> {
         self.state.as_ref().map(|state| &state.array)
+    }
+
+    pub fn reserve(&mut self, len: i32, heads: Heads, dtype: Dtype) -> Result<()> {
+        let Heads { heads, kv_heads, head_dim } = heads;
+        let layout = StateLayout { heads, kv_heads, head_dim, capacity: rounded_up(len + 1) };
+        let array = layout.zeros(1, dtype)?;
+        array.eval()?;
+        (self.state, self.len) = (Some(State { array, layout }), len);
+        Ok(())
     }
 
     pub fn append(&mut self, qkv: &Array, heads: Heads, rope: &RopeFrequencies) -> Result<Seen> {
