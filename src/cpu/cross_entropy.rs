@@ -220,13 +220,12 @@ impl<T: Float> Kernel for Grad<'_, T> {
                     }
                 };
                 let spread = g * self.targets.smoothing / self.axis as f32;
-                let share = |x: V| exponential::<V, T>(x - V::splat(max)) * V::splat(g / sum);
                 // Before its place may be overwritten.
                 let hit = columns.contains(&class).then(|| {
                     let at = class - columns.start;
                     let score = V::splat(element::<V, T>(x.add(at)));
                     let less = spread + g * (1.0 - self.targets.smoothing);
-                    (at, share(score) - V::splat(less))
+                    (at, share::<V, T>(score, max, g / sum) - V::splat(less))
                 });
                 shares::<V, T>(x, out, count, [max, g / sum, -spread], true);
                 if let Some((at, value)) = hit {
@@ -235,6 +234,12 @@ impl<T: Float> Kernel for Grad<'_, T> {
             }
         }
     }
+}
+
+/// A function and not a closure: those are not compiled for the level where they are not inlined.
+#[inline(always)]
+fn share<V: F32x16, T: Float>(x: V, max: f32, factor: f32) -> V {
+    exponential::<V, T>(x - V::splat(max)) * V::splat(factor)
 }
 
 /// `exp(x - max) * factor + shift`, or `shift` alone where x does not count.
@@ -249,19 +254,23 @@ unsafe fn shares<V: F32x16, T: Float>(
     [max, factor, shift]: [f32; 3],
     counts: bool,
 ) {
-    let (max, factor, shift) = (V::splat(max), V::splat(factor), V::splat(shift));
-    let value = |x: V| exponential::<V, T>(x - max) * factor + shift;
+    let shift = V::splat(shift);
     let mut i = 0;
     // SAFETY: every access is within the elements, and reads come before the write to their place.
     unsafe {
         while i + LANES <= count {
-            let lanes = if counts { value(T::load(x.add(i))) } else { shift };
+            let lanes =
+                if counts { share::<V, T>(T::load(x.add(i)), max, factor) + shift } else { shift };
             T::store(lanes, out.add(i));
             i += LANES;
         }
         if i < count {
             let tail = count - i;
-            let lanes = if counts { value(T::load_first(x.add(i), tail)) } else { shift };
+            let lanes = if counts {
+                share::<V, T>(T::load_first(x.add(i), tail), max, factor) + shift
+            } else {
+                shift
+            };
             T::store_first(lanes, out.add(i), tail);
         }
     }
