@@ -1,6 +1,7 @@
 #include <stdexcept>
 
 #include "gpu/metallib.h"
+#include "ops/attention.h"
 #include "ops/rms_norm.h"
 #include "ops/rope.h"
 #include "ops/softmax.h"
@@ -13,6 +14,7 @@ namespace mlx_primitives {
     throw std::runtime_error("[" OP "] mlx-primitives was built without Metal."); \
   }
 
+NO_GPU(Attention, "attention")
 NO_GPU(RmsNorm, "rms_norm")
 NO_GPU(Softmax, "softmax")
 NO_GPU(Rope, "rope")
