@@ -8,6 +8,7 @@
 #include "ops/cross_entropy.h"
 #include "ops/logsumexp.h"
 #include "ops/masked_softmax.h"
+#include "ops/attention.h"
 #include "ops/rms_norm.h"
 #include "ops/rope.h"
 #include "ops/rope_append.h"
@@ -32,6 +33,7 @@ NO_GPU(LogSumExp, "logsumexp")
 NO_GPU(LogSoftmax, "log_softmax")
 NO_GPU(MaskedSoftmax, "masked_softmax")
 NO_GPU(MaskedSoftmaxGrad, "masked_softmax")
+NO_GPU(Attention, "attention")
 NO_GPU(RmsNorm, "rms_norm")
 NO_GPU(Softmax, "softmax")
 NO_GPU(Rope, "rope")

@@ -3,7 +3,8 @@
 
 use std::ops::Range;
 
-use super::scores::exponential;
+use super::combine::Combine;
+use super::scores::{exponential, factor};
 use super::source::{Rows, load_query};
 use super::{Attention, DECODE_ROWS, MASKED, MAX_DIM, Mask, TILE, with_scratch};
 use crate::cpu::element::Float;
@@ -15,12 +16,12 @@ const CHUNK: usize = 256;
 
 /// How a call is split, and what a chunk leaves.
 #[derive(Clone, Copy)]
-struct Split {
+pub struct Split {
     first: usize,
     end: usize,
-    chunks: usize,
+    pub chunks: usize,
     /// Floats of a row's output.
-    pitch: usize,
+    pub pitch: usize,
 }
 
 impl Split {
@@ -35,7 +36,7 @@ impl Split {
     }
 
     /// Floats of a chunk: outputs, then maxima, then sums.
-    fn floats(&self, rows: usize) -> usize {
+    pub fn floats(&self, rows: usize) -> usize {
         (rows * (self.pitch + 2)).next_multiple_of(LANES)
     }
 }
@@ -240,22 +241,13 @@ impl<T: Float> Chunks<'_, T> {
             while row < rows {
                 let (p, out) = (scores.add(row * TILE), state.out.add(row * pitch));
                 row += match rows - row {
-                    4.. => add_values::<V, E, 4>(v, count, call.dim, p, out, pitch),
-                    2 | 3 => add_values::<V, E, 2>(v, count, call.dim, p, out, pitch),
-                    _ => add_values::<V, E, 1>(v, count, call.dim, p, out, pitch),
+                    4.. => add_values::<V, E, 4>(k, v, count, call.dim, p, out, pitch),
+                    2 | 3 => add_values::<V, E, 2>(k, v, count, call.dim, p, out, pitch),
+                    _ => add_values::<V, E, 1>(k, v, count, call.dim, p, out, pitch),
                 };
             }
         }
     }
-}
-
-/// e^x of one number.
-#[inline(always)]
-fn factor<V: F32x16, T: Float>(x: f32) -> f32 {
-    let mut lanes = [0.0; LANES];
-    // SAFETY: sixteen lanes.
-    unsafe { exponential::<V, T>(V::splat(x)).store(lanes.as_mut_ptr()) };
-    lanes[0]
 }
 
 /// Scores of `R` rows with `count` keys, `K` at a time, sixteen sums in all; returns `R`.
@@ -315,9 +307,11 @@ unsafe fn scores_of<V: F32x16, E: Float, const R: usize, const K: usize>(
     R
 }
 
-/// Adds `count` weighted values to the outputs of `R` rows; returns `R`.
+/// Adds `count` weighted values to the outputs of `R` rows; returns `R`. Asks for the keys that
+/// follow those in `k`, which are wanted next.
 #[inline(always)]
 unsafe fn add_values<V: F32x16, E: Float, const R: usize>(
+    k: &Rows<E>,
     v: &Rows<E>,
     count: usize,
     dim: usize,
@@ -329,15 +323,15 @@ unsafe fn add_values<V: F32x16, E: Float, const R: usize>(
     // SAFETY: the caller's contract.
     unsafe {
         while from + 4 * LANES <= dim {
-            add_columns::<V, E, R, 4, false>(v, count, p, out, pitch, (from, 0));
+            add_columns::<V, E, R, 4, false>(k, v, count, p, out, pitch, (from, 0));
             from += 4 * LANES;
         }
         while from + LANES <= dim {
-            add_columns::<V, E, R, 1, false>(v, count, p, out, pitch, (from, 0));
+            add_columns::<V, E, R, 1, false>(k, v, count, p, out, pitch, (from, 0));
             from += LANES;
         }
         if from < dim {
-            add_columns::<V, E, R, 1, true>(v, count, p, out, pitch, (from, dim - from));
+            add_columns::<V, E, R, 1, true>(k, v, count, p, out, pitch, (from, dim - from));
         }
     }
     R
@@ -346,6 +340,7 @@ unsafe fn add_values<V: F32x16, E: Float, const R: usize>(
 /// As `add_values`, of `N` blocks of features, or of the first few of one.
 #[inline(always)]
 unsafe fn add_columns<V: F32x16, E: Float, const R: usize, const N: usize, const PART: bool>(
+    k: &Rows<E>,
     v: &Rows<E>,
     count: usize,
     p: *const f32,
@@ -359,6 +354,8 @@ unsafe fn add_columns<V: F32x16, E: Float, const R: usize, const N: usize, const
         let mut sums: [[V; N]; R] =
             std::array::from_fn(|r| std::array::from_fn(|n| V::load(at(r, n))));
         for key in 0..count {
+            let next = k.at(count + key).wrapping_add(from);
+            prefetch(next.cast(), N * LANES * size_of::<E>());
             let row = v.at(key).add(from);
             let values: [V; N] = std::array::from_fn(|n| {
                 let at = row.add(n * LANES);
@@ -374,68 +371,6 @@ unsafe fn add_columns<V: F32x16, E: Float, const R: usize, const N: usize, const
         for (r, sums) in sums.into_iter().enumerate() {
             for (n, sum) in sums.into_iter().enumerate() {
                 sum.store(at(r, n));
-            }
-        }
-    }
-}
-
-/// Joins the chunks of each head's rows.
-struct Combine<'a, T> {
-    call: &'a Attention,
-    split: Split,
-    partials: *const f32,
-    out: *mut T,
-    heads: Range<usize>,
-}
-
-impl<T: Float> Kernel for Combine<'_, T> {
-    #[inline(always)]
-    unsafe fn run<V: F32x16>(self) {
-        let (call, split) = (self.call, self.split);
-        let (rows, pitch) = (call.rows(), split.pitch);
-        for item in self.heads.clone() {
-            for row in 0..rows {
-                let (head, query) = call.place(item % call.kv_heads, row);
-                let at = (item / call.kv_heads * call.heads + head) * call.queries + query;
-                // SAFETY: the caller's contract; the places are those that the chunks wrote.
-                unsafe {
-                    let chunk = |i: usize| {
-                        self.partials.add((item * split.chunks + i) * split.floats(rows))
-                    };
-                    let max = |i: usize| *chunk(i).add(rows * pitch + row);
-                    let (mut largest, weight) = call.start::<T>(head);
-                    let sink = largest;
-                    for i in 0..split.chunks {
-                        largest = max(i).max(largest);
-                    }
-                    let mut sum = weight * factor::<V, T>(sink - largest);
-                    for i in 0..split.chunks {
-                        let weight = *chunk(i).add(rows * pitch + rows + row);
-                        sum += weight * factor::<V, T>(max(i) - largest);
-                    }
-                    // No key at all, and no sink: MLX's division of 0 by 0.
-                    let scale = 1.0 / sum;
-                    let mut total = [0.0f32; MAX_DIM];
-                    for i in 0..split.chunks {
-                        let factor = V::splat(factor::<V, T>(max(i) - largest));
-                        for at in (0..pitch).step_by(LANES) {
-                            let total = total.as_mut_ptr().add(at);
-                            V::load(chunk(i).add(row * pitch + at))
-                                .mul_add(factor, V::load(total))
-                                .store(total);
-                        }
-                    }
-                    let out = self.out.add(at * call.dim);
-                    for at in (0..call.dim).step_by(LANES) {
-                        let lanes = V::load(total.as_ptr().add(at)) * V::splat(scale);
-                        let count = LANES.min(call.dim - at);
-                        if count == LANES {
-                            T::store(lanes, out.add(at));
-                        } else {
-                            T::store_first(lanes, out.add(at), count);
-                        }
-                    }
-                }
             }
         }
     }

@@ -11,6 +11,15 @@ pub fn exponential<V: F32x16, T: Float>(x: V) -> V {
     if size_of::<T>() == size_of::<f32>() { exp_nonpositive(x) } else { exp_nonpositive_short(x) }
 }
 
+/// e^x of one number.
+#[inline(always)]
+pub fn factor<V: F32x16, T: Float>(x: f32) -> f32 {
+    let mut lanes = [0.0; LANES];
+    // SAFETY: sixteen lanes.
+    unsafe { exponential::<V, T>(V::splat(x)).store(lanes.as_mut_ptr()) };
+    lanes[0]
+}
+
 /// `cap * tanh(score / cap)` of whole blocks, in place.
 ///
 /// # Safety
