@@ -145,7 +145,7 @@ fn an_ignored_row_costs_nothing_whatever_it_holds() -> Checked {
         let targets = Array::from_slice(&[-100i32, 1], &[2])?;
         let ignoring = CrossEntropyOptions { ignore_index: Some(-100), ..PLAIN };
         let loss = |p: &[Array]| cross_entropy(&p[0], &targets, ignoring)?.sum(.., false);
-        assert!((numbers(&loss(&[x.clone()])?)?[0] - 3f64.ln()).abs() < 1e-6);
+        assert!((numbers(&loss(std::slice::from_ref(&x))?)?[0] - 3f64.ln()).abs() < 1e-6);
         let g = numbers(&grad(loss, &[0], &[&x])?[0])?;
         assert_eq!(g[..3], [0.0; 3]);
         assert_close(&g[3..], &[1.0 / 3.0, -2.0 / 3.0, 1.0 / 3.0], 1e-6, "the other row");
