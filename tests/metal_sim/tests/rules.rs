@@ -107,7 +107,7 @@ fn planted_mistakes() {
 
 #[test]
 fn own_kernels_are_clean() {
-    for name in ["rms_norm", "softmax", "rope"] {
+    for name in ["attention", "rms_norm", "softmax", "rope"] {
         let path = common::metal(name);
         if !path.exists() {
             continue; // the crate has been taken out of its workspace
