@@ -37,7 +37,10 @@ fn main() -> Result<()> {
         let loss = trainer.step()?;
         if step % LOOK == 0 || step == steps {
             points.push((step, trainer.held_out_loss()?));
-            println!("step {step:4}  loss {loss:.3}  held-out loss {:.3}", points[points.len() - 1].1);
+            println!(
+                "step {step:4}  loss {loss:.3}  held-out loss {:.3}",
+                points[points.len() - 1].1
+            );
         }
     }
     plot::draw(&curve, &points)?;

@@ -5,7 +5,8 @@ struct Dice(u64);
 
 impl Dice {
     fn pick<'a>(&mut self, from: &[&'a str]) -> &'a str {
-        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        self.0 =
+            self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         from[(self.0 >> 33) as usize % from.len()]
     }
 }

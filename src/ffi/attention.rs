@@ -1,6 +1,7 @@
 use super::element;
 use crate::cpu;
 
+#[allow(clippy::too_many_arguments)] // C++ takes the parts of keys and values one by one
 #[cxx::bridge(namespace = "mlx_primitives::bridge")]
 pub(crate) mod bridge {
     /// How scores become weights; a window or a cap of 0 is none.

@@ -182,7 +182,11 @@ impl Projections {
         {
             let rows = concatenate(&[q, k, v], 0)?;
             let biases = joined_biases(&parts, &rows)?;
-            joined = Some(Linear { path: String::new(), matrix: Matrix::Plain(rows.clone()), bias: biases });
+            joined = Some(Linear {
+                path: String::new(),
+                matrix: Matrix::Plain(rows.clone()),
+                bias: biases,
+            });
             let mut start = 0;
             for part in &mut parts {
                 if let Matrix::Plain(own) = &mut part.matrix {
@@ -252,9 +256,9 @@ fn joined_biases(parts: &[Linear; 3], like: &Array) -> Result<Option<Array>> {
 
 /// `silu(gate(x)) * up(x)`.
 pub(super) fn swiglu(gate: &Linear, up: &Linear, x: &Array, around: Around) -> Result<Array> {
-    let adapted = around.adapters.is_some_and(|adapters| {
-        [gate, up].iter().any(|part| adapters.get(&part.path).is_some())
-    });
+    let adapted = around
+        .adapters
+        .is_some_and(|adapters| [gate, up].iter().any(|part| adapters.get(&part.path).is_some()));
     if let (Matrix::Quantized(g), Matrix::Quantized(u)) = (&gate.matrix, &up.matrix)
         && !adapted
         && gate.bias.is_none()

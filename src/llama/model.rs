@@ -200,8 +200,8 @@ impl DecoderLayer {
     }
 
     fn nbytes(&self) -> usize {
-        let norms = self.input_layernorm.weight.nbytes()
-            + self.post_attention_layernorm.weight.nbytes();
+        let norms =
+            self.input_layernorm.weight.nbytes() + self.post_attention_layernorm.weight.nbytes();
         norms + self.attention.nbytes() + self.mlp.nbytes()
     }
 
@@ -269,9 +269,11 @@ impl Attention {
         let around = Around { norm: Some(norm), adapters, ..Around::default() };
         let qkv = self.qkv_proj.forward(x, around)?;
         let seen = cache.append(&qkv, self.heads, &self.rope)?;
-        let output = attend(&seen, visible)?
-            .transpose(&[0, 2, 1, 3])?
-            .reshape(&[batch, time, self.heads.heads * self.heads.head_dim])?;
+        let output = attend(&seen, visible)?.transpose(&[0, 2, 1, 3])?.reshape(&[
+            batch,
+            time,
+            self.heads.heads * self.heads.head_dim,
+        ])?;
         let around = Around { residual: Some(x), adapters, ..Around::default() };
         self.o_proj.forward(&output, around)
     }

@@ -124,9 +124,8 @@ impl Attention {
     ) -> Result<Array> {
         let (batch, time) = (x.dim(0)?, x.dim(1)?);
         let features = self.heads.head_dim;
-        let split = |x: Array, heads| {
-            x.reshape(&[batch, time, heads, features])?.transpose(&[0, 2, 1, 3])
-        };
+        let split =
+            |x: Array, heads| x.reshape(&[batch, time, heads, features])?.transpose(&[0, 2, 1, 3]);
         let [q, k, v] = self.qkv_proj.parts().each_ref().map(|part| part.unfused(x));
         let queries = self.turned(&split(q?, self.heads.heads)?, len, fused)?;
         let keys = self.turned(&split(k?, self.heads.kv_heads)?, len, fused)?;
@@ -187,12 +186,7 @@ impl UnfusedCache {
 }
 
 /// The buffers, with room for `end` positions.
-fn grown(
-    buffers: Option<[Array; 2]>,
-    new: [&Array; 2],
-    len: i32,
-    end: i32,
-) -> Result<[Array; 2]> {
+fn grown(buffers: Option<[Array; 2]>, new: [&Array; 2], len: i32, end: i32) -> Result<[Array; 2]> {
     if let Some(buffers) = &buffers
         && end <= buffers[0].dim(2)?
     {

@@ -2,7 +2,8 @@
 //! kernel of ours on the CPU, with `vjp`, `jvp` and `vmap`, usable inside `compile`.
 //!
 //! All are lazy and take float32, float16 or bfloat16 in any layout; an input that is not
-//! row-contiguous is copied first. Sums are accumulated in float32.
+//! row-contiguous is copied first, but for those of `attention`, which reads views where they
+//! lie. Sums are accumulated in float32.
 
 mod activation;
 mod attention;

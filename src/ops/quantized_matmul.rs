@@ -93,7 +93,8 @@ impl QuantizedWeight {
 
     /// The rows that `ids` number, `[..., k]` in a floating type: what an embedding is asked for.
     pub fn take_rows(&self, ids: &Array, dtype: Dtype) -> Result<Array> {
-        let taken: Vec<Array> = self.arrays().map(|part| part.take(ids, 0)).collect::<Result<_>>()?;
+        let taken: Vec<Array> =
+            self.arrays().map(|part| part.take(ids, 0)).collect::<Result<_>>()?;
         let list = to_list(&taken);
         Array::from_bridge(ffi::dequantize(&*list, &self.layout(), dtype.into()))
     }

@@ -2,7 +2,7 @@
 
 use mlx_primitives::llama::{
     Cache, CacheKind, Checkpoint, Config, Heads, LayerCache, Options, Quantization,
-    RopeFrequencies, RopeScaling, Seen, Stored, estimate,
+    RopeFrequencies, RopeScaling, Seen, Stored, Visible, estimate,
 };
 use mlx_primitives::{Array, Dtype, eval, memory, ops};
 use serde_json::{Value, json};
@@ -100,6 +100,19 @@ fn quantized_caches_show_all_positions() -> Checked {
     Ok(())
 }
 
+/// What is visible as booleans `[time, seen]`; none for all.
+fn mask_of(visible: Visible, time: i32, seen: i32) -> anyhow::Result<Option<Array>> {
+    Ok(match visible {
+        Visible::All => None,
+        Visible::Mask(mask) => Some(mask),
+        Visible::Causal => {
+            let queries = Array::arange::<i32>(f64::from(seen - time), f64::from(seen), 1.0)?;
+            let keys = Array::arange::<i32>(0.0, f64::from(seen), 1.0)?.expand_dims(&[0])?;
+            Some(queries.expand_dims(&[1])?.greater_equal(&keys)?)
+        }
+    })
+}
+
 #[test]
 fn rotating_caches_show_what_mlx_lms_show() -> Checked {
     let fixture: Value = serde_json::from_str(include_str!("../fixtures/rotating_cache.json"))?;
@@ -112,7 +125,7 @@ fn rotating_caches_show_what_mlx_lms_show() -> Checked {
         let mut end = 0;
         for (i, time) in ints(&case["steps"]).into_iter().enumerate() {
             let what = format!("{max_size} keeping {keep}, step {i}");
-            let mask = cache.mask(time)?;
+            let visible_keys = cache.visible(time)?;
             // Every element of a position is its number.
             let step = Array::arange::<f32>(f64::from(end), f64::from(end + time), 1.0)?
                 .reshape(&[1, time, 1])?
@@ -131,6 +144,7 @@ fn rotating_caches_show_what_mlx_lms_show() -> Checked {
                 .broadcast_to(&[1, 2, end, 32])?;
             let keys = rope().rotate(&whole, 0)?.take(&ids, 2)?;
             assert_same(plain(&seen.keys), &keys, &what)?;
+            let mask = mask_of(visible_keys, time, visible.len() as i32)?;
             if let (Some(mask), Some(rows)) = (mask, case["masks"][i].as_array())
                 && !rows.is_empty()
             {
@@ -246,7 +260,7 @@ fn estimates_are_the_bytes_of_models_and_caches() -> Checked {
     assert!(estimate(config, Dtype::Int32, None, CacheKind::Plain, 1, 9).is_err());
     let bad = CacheKind::Quantized { group_size: 5, bits: 4 };
     assert!(estimate(config, dtype, None, bad, 1, 9).is_err());
-    let none = Some(Quantization { group_size: 0, bits: 4 });
+    let none = Some(Quantization::affine(0, 4));
     assert!(estimate(config, dtype, none, CacheKind::Plain, 1, 9).is_err());
     Ok(())
 }
@@ -278,7 +292,7 @@ fn estimates_of_quantized_and_biased_weights() -> Checked {
             add(embedding, if tied { 1 } else { 2 })?;
             let outputs: i32 = layer.iter().map(|shape| shape[0]).sum();
             want += 2 * (128 + 2 * 2 * 128 + if bias { 2 * outputs as usize } else { 0 });
-            let format = Some(Quantization { group_size, bits });
+            let format = Some(Quantization::affine(group_size, bits));
             let bytes =
                 estimate(&config(tied, bias)?, Dtype::Bfloat16, format, CacheKind::Plain, 1, 0)?;
             assert_eq!((bytes.weights, bytes.cache), (want as u64, 0), "{group_size} {bits}");

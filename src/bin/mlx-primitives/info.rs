@@ -83,21 +83,27 @@ fn token(args: &Args) -> Result<()> {
             let by_name: serde_json::Map<_, _> = by_name(nodes)
                 .into_iter()
                 .map(|(name, cost)| {
-                    let cost = json!({"dispatches": cost.dispatches, "device_bytes": cost.device_bytes});
+                    let cost =
+                        json!({"dispatches": cost.dispatches, "device_bytes": cost.device_bytes});
                     (name, cost)
                 })
                 .collect();
             json!({"dispatches": total.dispatches, "device_bytes": total.device_bytes, "nodes": by_name})
         };
         let [ours, theirs] = [0, 1].map(|i| side(&graphs[i], totals[i]));
-        let object = json!({"layers": layers, "context": args.context, "ours": ours, "builtins": theirs});
+        let object =
+            json!({"layers": layers, "context": args.context, "ours": ours, "builtins": theirs});
         println!("{object}");
         return Ok(());
     }
     for (title, nodes, total) in
         [("ours", &graphs[0], totals[0]), ("MLX's built-ins", &graphs[1], totals[1])]
     {
-        println!("{title}: {} dispatches, {} device bytes a token", total.dispatches, grouped(total.device_bytes));
+        println!(
+            "{title}: {} dispatches, {} device bytes a token",
+            total.dispatches,
+            grouped(total.device_bytes)
+        );
         for (name, cost) in by_name(nodes) {
             println!("  {:<28}{:>5}{:>16}", name, cost.dispatches, grouped(cost.device_bytes));
         }

@@ -3,6 +3,9 @@ use crate::cpu::element::{Bf16, F16};
 use crate::cpu::simd::Level;
 use crate::cpu::testing::*;
 
+/// Batch, heads, key-value heads; or queries, keys, features.
+type Three = (usize, usize, usize);
+
 /// A call on data of its own; strides are those of row-contiguous arrays, padded at will.
 struct Case<T> {
     call: Attention,
@@ -21,8 +24,8 @@ fn strides(heads: usize, rows: usize, dim: usize, step: usize, gap: usize) -> [i
 }
 
 fn case<T: Sample>(
-    (batch, heads, kv_heads): (usize, usize, usize),
-    (queries, keys, dim): (usize, usize, usize),
+    (batch, heads, kv_heads): Three,
+    (queries, keys, dim): Three,
     (step, gap): (usize, usize),
 ) -> Case<T> {
     let q = values::<T>(batch * heads * queries * dim * step + 64, 2.0);
@@ -201,7 +204,7 @@ fn element_row<T: Sample>(view: &View, b: usize, h: usize, r: usize, dim: usize)
 }
 
 /// Both kernels: one row and several, the whole of a block and beyond it, chunks, odd sizes.
-const SHAPES: [((usize, usize, usize), (usize, usize, usize)); 14] = [
+const SHAPES: [(Three, Three); 14] = [
     ((1, 1, 1), (1, 1, 1)),
     ((1, 4, 1), (1, 7, 64)),
     ((2, 6, 2), (1, 65, 32)),
