@@ -9,6 +9,7 @@ mod cli;
 mod compile;
 mod cross_entropy;
 mod errors;
+mod fused_llama;
 mod gguf;
 mod gradients;
 mod graph;
