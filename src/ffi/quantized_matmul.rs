@@ -55,11 +55,11 @@ pub(crate) mod bridge {
             residual: *const MlxArray,
             swiglu: bool,
         ) -> Result<UniquePtr<MlxArray>>;
-        fn quantize(
+        fn pack_matrix(
             w: &MlxArray,
             layout: &QuantizedLayout,
         ) -> Result<UniquePtr<CxxVector<MlxArray>>>;
-        fn dequantize(
+        fn unpack_matrix(
             weight: &CxxVector<MlxArray>,
             layout: &QuantizedLayout,
             dtype: Dtype,
