@@ -32,28 +32,7 @@ void Attention::eval_gpu(const std::vector<mx::array>& inputs, std::vector<mx::a
   if (out.size() == 0) {
     return;
   }
-  AttentionParams params{};
-  params.batch = q.shape(0);
-  params.kv_heads = inputs[1].shape(1);
-  params.group = q.shape(1) / inputs[1].shape(1);
-  params.queries = q.shape(2);
-  params.keys = inputs[1].shape(2);
-  params.dim = q.shape(3);
-  params.quantized_group = group_size_;
-  params.window = rules_.window;
-  params.causal = rules_.causal;
-  params.has_sinks = sinks_;
-  params.scale = rules_.scale;
-  params.soft_cap = rules_.soft_cap;
-  params.end = params.keys;
-  if (masked_) {
-    params.mask_kind =
-        inputs[mask()].dtype() == mx::bool_ ? ATTENTION_BOOL_MASK : ATTENTION_ADDITIVE_MASK;
-  } else if (params.window > 0 && params.keys + 1 > params.queries + params.window) {
-    params.first = params.keys + 1 - params.queries - params.window; // of the first query
-  }
-  plan_attention_splits(params);
-
+  auto params = plan(inputs);
   auto flat_q = reached(q, params.q);
   std::vector<mx::array> k;
   std::vector<mx::array> v;

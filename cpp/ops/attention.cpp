@@ -2,6 +2,8 @@
 
 #include <cmath>
 
+#include "plan/attention.h"
+
 namespace mlx_primitives {
 
 namespace {
@@ -212,6 +214,45 @@ std::pair<std::vector<mx::array>, std::vector<int>> Attention::vmap(
       std::make_shared<Attention>(s, rules_, masked_, sinks_, bits_, group_size_),
       std::move(all));
   return {{mx::unflatten(out, 0, {size, shape[0] / std::max(size, 1)}, s)}, {0}};
+}
+
+AttentionParams Attention::plan(const std::vector<mx::array>& inputs) const {
+  const auto& q = inputs[0];
+  AttentionParams params{};
+  params.batch = q.shape(0);
+  params.kv_heads = inputs[1].shape(1);
+  params.group = q.shape(1) / inputs[1].shape(1);
+  params.queries = q.shape(2);
+  params.keys = inputs[1].shape(2);
+  params.dim = q.shape(3);
+  params.quantized_group = group_size_;
+  params.window = rules_.window;
+  params.causal = rules_.causal;
+  params.has_sinks = sinks_;
+  params.scale = rules_.scale;
+  params.soft_cap = rules_.soft_cap;
+  params.end = params.keys;
+  if (masked_) {
+    params.mask_kind =
+        inputs[mask()].dtype() == mx::bool_ ? ATTENTION_BOOL_MASK : ATTENTION_ADDITIVE_MASK;
+  } else if (params.window > 0 && params.keys + 1 > params.queries + params.window) {
+    params.first = params.keys + 1 - params.queries - params.window; // of the first query
+  }
+  plan_attention_splits(params);
+  return params;
+}
+
+Cost Attention::cost(
+    const std::vector<mx::array>& inputs, const std::vector<mx::array>& outputs) const {
+  auto cost = ComposedPrimitive::cost(inputs, outputs);
+  uint32_t splits = outputs[0].size() > 0 ? plan(inputs).splits : 1;
+  if (splits > 1) {
+    auto dim = static_cast<size_t>(inputs[0].shape(3));
+    size_t partials = splits * (outputs[0].size() / dim) * (dim + 2) * sizeof(float);
+    cost.dispatches += 1;
+    cost.device_bytes += 2 * partials;
+  }
+  return cost;
 }
 
 bool Attention::is_equivalent(const mx::Primitive& other_) const {

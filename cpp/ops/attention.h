@@ -2,6 +2,7 @@
 
 #include <optional>
 
+#include "../../metal/attention.h"
 #include "ops/common.h"
 
 namespace mlx_primitives {
@@ -71,7 +72,14 @@ class Attention : public ComposedPrimitive {
   std::pair<std::vector<mx::array>, std::vector<int>> vmap(
       const std::vector<mx::array>& inputs, const std::vector<int>& axes) override;
 
+  /** With the partial results of splits, written and read. */
+  Cost cost(
+      const std::vector<mx::array>& inputs, const std::vector<mx::array>& outputs) const override;
+
  private:
+  /** Extents, rules and splits; the strides are known at evaluation alone. */
+  AttentionParams plan(const std::vector<mx::array>& inputs) const;
+
   int parts() const {
     return bits_ > 0 ? 3 : 1;
   }
