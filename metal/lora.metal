@@ -3,7 +3,7 @@
 #include "common.h"
 
 /**
- * out += scale * (projected * B^T), rounded after the product, the scale and the sum. A thread
+ * out = base + scale * (projected * B^T), rounded after the product, the scale and the sum. A thread
  * takes a column of up to LORA_ROWS rows.
  */
 template <typename T>

@@ -10,6 +10,8 @@ use crate::cpu::simd::{F32x16, LANES};
 
 /// Rows of x that take part while a row of weights is in the cache.
 const BAND: usize = 8;
+/// Rows of x that share the decoded weights in registers.
+const TOGETHER: usize = 4;
 
 /// One row of weights, and the rows of x.
 #[derive(Clone, Copy)]
@@ -27,11 +29,11 @@ pub(super) trait Dots {
     const BITS: usize;
     const SCALE_BYTES: usize;
 
-    /// The products of one row of weights with rows `first..first + M` of x.
+    /// The products of one row of weights with some rows of x.
     ///
     /// # Safety
     /// The operands are those of a row of the call, prepared in this trait's order.
-    unsafe fn dot<V: F32x16, const M: usize>(row: Operands, first: usize) -> [f32; M];
+    unsafe fn dot<V: F32x16, const M: usize>(row: Operands, rows: [usize; M]) -> [f32; M];
 }
 
 /// Sixteen columns of a band of rows.
@@ -117,20 +119,24 @@ impl<T: Float> Columns<'_, T> {
             };
             let mut m = band.start;
             while m < band.end {
+                // Two rows or three cost what four do: the weights, not the sums, are waited for.
+                let rows = (band.end - m).min(TOGETHER);
                 let mut put = |products: &[f32]| {
-                    for (i, &product) in products.iter().enumerate() {
+                    for (i, &product) in products.iter().enumerate().take(rows) {
                         block[m - band.start + i][column] = product;
                     }
-                    products.len()
                 };
                 // SAFETY: the row is one of the weights', the rows of x are the call's.
-                m += unsafe {
-                    match band.end - m {
-                        4.. => put(&D::dot::<V, 4>(operands, m)),
-                        2.. => put(&D::dot::<V, 2>(operands, m)),
-                        _ => put(&D::dot::<V, 1>(operands, m)),
+                unsafe {
+                    match rows {
+                        1 => put(&D::dot::<V, 1>(operands, [m])),
+                        _ => put(&D::dot::<V, TOGETHER>(
+                            operands,
+                            std::array::from_fn(|i| (m + i).min(band.end - 1)),
+                        )),
                     }
-                };
+                }
+                m += rows;
             }
         }
         block
