@@ -81,6 +81,27 @@ unsafe fn load_bf16(from: *const u16, count: usize) -> __m512 {
     }
 }
 
+/// Adds the products of one position's weights. Not a closure: those have no target features, so
+/// that intrinsics stay calls in them.
+#[inline(always)]
+unsafe fn add<const M: usize>(
+    mut sums: [__m512; M],
+    weight: __m512i,
+    x: [*const u16; M],
+    position: usize,
+) -> [__m512; M] {
+    for (sum, x) in sums.iter_mut().zip(x) {
+        // SAFETY: prepared rows cover whole chunks; this machine has the instructions.
+        unsafe {
+            let of_x = _mm512_loadu_si512(x.add(position * 2 * LANES).cast());
+            let (weight, of_x) =
+                (transmute::<__m512i, __m512bh>(weight), transmute::<__m512i, __m512bh>(of_x));
+            *sum = _mm512_dpbf16_ps(*sum, weight, of_x);
+        }
+    }
+    sums
+}
+
 impl<F: Format> Dots for Lookup<F> {
     const BITS: usize = F::BITS as usize;
     const SCALE_BYTES: usize = if F::AFFINE { 2 } else { 1 };
@@ -123,29 +144,22 @@ impl<F: Format> Dots for Lookup<F> {
                     let mut weights = load::<F>(packed, LANES.min(lanes - lane));
                     packed = packed.wrapping_add(F::CHUNK_BYTES);
                     let mut chunk = [_mm512_setzero_ps(); M];
-                    let mut add = |weight: __m512i, position: usize| {
-                        for m in 0..M {
-                            let of_x = _mm512_loadu_si512(x[m].add(position * 2 * LANES).cast());
-                            chunk[m] = _mm512_dpbf16_ps(
-                                chunk[m],
-                                transmute::<__m512i, __m512bh>(weight),
-                                transmute::<__m512i, __m512bh>(of_x),
-                            );
-                        }
-                    };
                     for position in 0..F::PER_LANE / 2 {
                         if F::BITS == 8 {
-                            add(_mm512_permutexvar_epi16(weights, lower), position);
+                            let weight = _mm512_permutexvar_epi16(weights, lower);
+                            chunk = add(chunk, weight, x, position);
                             weights = _mm512_srli_epi16::<4>(weights);
-                            add(_mm512_permutexvar_epi16(weights, upper), position);
+                            let weight = _mm512_permutexvar_epi16(weights, upper);
+                            chunk = add(chunk, weight, x, position);
                             weights = _mm512_srli_epi16::<4>(weights);
                             continue;
                         }
-                        if F::BITS == 6 {
-                            add(_mm512_permutex2var_epi16(lower, weights, rest), position);
+                        let weight = if F::BITS == 6 {
+                            _mm512_permutex2var_epi16(lower, weights, rest)
                         } else {
-                            add(_mm512_permutexvar_epi16(weights, lower), position);
-                        }
+                            _mm512_permutexvar_epi16(weights, lower)
+                        };
+                        chunk = add(chunk, weight, x, position);
                         weights = _mm512_srl_epi16(weights, bits);
                     }
                     let group = _mm512_set1_epi32((lane >> shift) as i32);
