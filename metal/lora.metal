@@ -3,15 +3,16 @@
 #include "common.h"
 
 /**
- * out += scale * (projected * B^T), rounded after the product, the scale and the sum. A thread
+ * out = base + scale * (projected * B^T), rounded after the product, the scale and the sum. A thread
  * takes a column of up to LORA_ROWS rows.
  */
 template <typename T>
 [[kernel]] void lora_correct(
     const device T* projected [[buffer(0)]],
     const device T* b [[buffer(1)]],
-    device T* out [[buffer(2)]],
-    constant LoraParams& params [[buffer(3)]],
+    const device T* base [[buffer(2)]], // where out is
+    device T* out [[buffer(3)]],
+    constant LoraParams& params [[buffer(4)]],
     uint2 position [[thread_position_in_grid]]) {
   const uint column = position.x;
   const uint top = position.y * LORA_ROWS;
@@ -37,7 +38,7 @@ template <typename T>
     if (m < rows) {
       const size_t at = size_t(top + m) * params.columns + column;
       const float correction = float(T(float(T(sums[m])) * params.scale));
-      out[at] = T(float(out[at]) + correction);
+      out[at] = T(float(base[at]) + correction);
     }
   }
 }

@@ -37,7 +37,7 @@ void LoraLinear::eval_gpu(const std::vector<mx::array>& inputs, std::vector<mx::
   auto fitted = pipeline(stream(), "lora", [&](uint32_t max_threads) {
     return plan_lora(params, mx::type_to_name(x), max_threads);
   });
-  encode(stream(), fitted, {projected[0], b}, {out}, params);
+  encode(stream(), fitted, {projected[0], b, out}, {out}, params);
 }
 
 } // namespace mlx_primitives

@@ -20,6 +20,8 @@ pub(crate) mod rope;
 pub(crate) mod rope_append;
 pub(crate) mod softmax;
 
+use std::cell::Cell;
+
 use cxx::CxxVector;
 
 use crate::cpu::{self, Element};
@@ -36,8 +38,18 @@ fn element(dtype: bridge::Dtype) -> Option<Element> {
     }
 }
 
-fn lend_thread(arrays: &CxxVector<bridge::MlxArray>) {
-    cpu::lend_thread(&|| arrays.iter().all(bridge::finished));
+/// An error of the evaluation may come out of the question whether it is done.
+fn lend_thread(arrays: &CxxVector<bridge::MlxArray>) -> Result<(), cxx::Exception> {
+    let error = Cell::new(None);
+    cpu::lend_thread(&|| {
+        arrays.iter().all(|array| {
+            bridge::finished(array).unwrap_or_else(|e| {
+                error.set(Some(e));
+                true
+            })
+        })
+    });
+    error.take().map_or(Ok(()), Err)
 }
 
 #[cxx::bridge(namespace = "mlx_primitives::bridge")]
@@ -213,7 +225,7 @@ pub(crate) mod bridge {
         fn eval(arrays: &CxxVector<MlxArray>) -> Result<()>;
         fn async_eval(arrays: &CxxVector<MlxArray>) -> Result<()>;
         /// Whether an array that was evaluated asynchronously is computed by now.
-        fn finished(array: &MlxArray) -> bool;
+        fn finished(array: &MlxArray) -> Result<bool>;
         fn contents(array: &MlxArray) -> Result<UniquePtr<MlxArray>>;
         /// Address of the first element of an array that `contents` returned.
         fn data(array: &MlxArray) -> *const u8;
@@ -354,7 +366,7 @@ pub(crate) mod bridge {
         ) -> Result<UniquePtr<CxxVector<MlxArray>>>;
 
         /// Shares in the kernels' work until the arrays are computed, or nothing comes for a while.
-        fn lend_thread(arrays: &CxxVector<MlxArray>);
+        fn lend_thread(arrays: &CxxVector<MlxArray>) -> Result<()>;
 
         // Metal in a simulator, for tests. What is bound is valid until `simulate` returns.
         type SimulatedLibrary;

@@ -107,12 +107,12 @@ impl<F: Format> Dots for Lookup<F> {
     const SCALE_BYTES: usize = if F::AFFINE { 2 } else { 1 };
 
     #[inline(always)]
-    unsafe fn dot<V: F32x16, const M: usize>(row: Operands, first: usize) -> [f32; M] {
+    unsafe fn dot<V: F32x16, const M: usize>(row: Operands, rows: [usize; M]) -> [f32; M] {
         let prepared = row.prepared;
         let groups = row.axis / row.group;
         let shift = (row.group / F::PER_LANE).trailing_zeros();
         let mut packed = row.packed;
-        let mut x: [*const u16; M] = std::array::from_fn(|m| prepared.row(first + m));
+        let mut x: [*const u16; M] = rows.map(|m| prepared.row(m));
         // SAFETY: this machine has the instructions; the groups from `at` on are those of this
         // row, and so are their weights; prepared rows cover whole chunks, their sums whole vectors.
         unsafe {
@@ -129,7 +129,7 @@ impl<F: Format> Dots for Lookup<F> {
                 let scales = if F::AFFINE {
                     let bias = load_bf16(row.biases.cast::<u16>().add(at), count);
                     for m in 0..M {
-                        let of_x = _mm512_loadu_ps(prepared.sums(first + m).add(at));
+                        let of_x = _mm512_loadu_ps(prepared.sums(rows[m]).add(at));
                         biases[m] = _mm512_fmadd_ps(bias, of_x, biases[m]);
                     }
                     load_bf16(row.scales.cast::<u16>().add(at), count)

@@ -10,6 +10,8 @@ use crate::cpu::simd::{F32x16, LANES};
 
 /// Rows of x that take part while a row of weights is in the cache.
 const BAND: usize = 8;
+/// Rows of x that share the decoded weights in registers.
+const TOGETHER: usize = 4;
 
 /// One row of weights, and the rows of x.
 #[derive(Clone, Copy)]
@@ -27,11 +29,11 @@ pub(super) trait Dots {
     const BITS: usize;
     const SCALE_BYTES: usize;
 
-    /// The products of one row of weights with rows `first..first + M` of x.
+    /// The products of one row of weights with some rows of x.
     ///
     /// # Safety
     /// The operands are those of a row of the call, prepared in this trait's order.
-    unsafe fn dot<V: F32x16, const M: usize>(row: Operands, first: usize) -> [f32; M];
+    unsafe fn dot<V: F32x16, const M: usize>(row: Operands, rows: [usize; M]) -> [f32; M];
 }
 
 /// Sixteen columns of a band of rows.
@@ -45,6 +47,9 @@ pub(super) struct Columns<'a, T> {
 }
 
 impl<T: Float> Columns<'_, T> {
+    /// No closure has the kernel's instructions in it: one that is not inlined would have none of
+    /// the level's features.
+    ///
     /// # Safety
     /// The contract of [`super::quantized_matmul`]; nobody else has these columns.
     #[inline(always)]
@@ -52,45 +57,43 @@ impl<T: Float> Columns<'_, T> {
         let call = self.call;
         for top in (0..call.rows).step_by(BAND) {
             let band = top..call.rows.min(top + BAND);
-            // SAFETY: the caller's contract; each block's columns are some of this range.
-            unsafe {
-                if let (Join::Swiglu, [gate, up, ..]) = (call.join, call.weights) {
-                    self.each_block(0, gate.columns, |at, count| {
-                        let gates = self.products::<V, D>(gate, at, count, &band);
-                        let ups = self.products::<V, D>(up, at, count, &band);
-                        for m in band.clone() {
-                            let gate = T::round(V::load(gates[m - top].as_ptr()));
-                            let up = T::round(V::load(ups[m - top].as_ptr()));
-                            self.finish.write(swiglu::<V, T>(gate, up), m, at, count);
-                        }
-                    });
-                    continue;
+            let mut first = 0;
+            for (index, weights) in call.weights.iter().enumerate() {
+                if call.join == Join::Swiglu && index > 0 {
+                    break;
                 }
-                let mut first = 0;
-                for weights in call.weights {
-                    self.each_block(first, weights.columns, |at, count| {
-                        let block = self.products::<V, D>(weights, at - first, count, &band);
+                for at in self.starts(first, weights.columns) {
+                    let count = LANES.min(self.end(first, weights.columns) - at);
+                    // SAFETY: the caller's contract; these columns are some of this range.
+                    unsafe {
+                        let mut block = self.products::<V, D>(weights, at - first, count, &band);
+                        if call.join == Join::Swiglu {
+                            let ups = self.products::<V, D>(&call.weights[1], at, count, &band);
+                            for (gate, up) in block.iter_mut().zip(&ups) {
+                                let (g, u) = (V::load(gate.as_ptr()), V::load(up.as_ptr()));
+                                let y = swiglu::<V, T>(T::round(g), T::round(u));
+                                y.store(gate.as_mut_ptr());
+                            }
+                        }
                         for m in band.clone() {
                             let y = T::round(V::load(block[m - top].as_ptr()));
                             self.finish.write(y, m, at, count);
                         }
-                    });
-                    first += weights.columns;
+                    }
                 }
+                first += weights.columns;
             }
         }
     }
 
-    /// Blocks of up to sixteen of this range's columns that are among `first..first + count`.
+    /// Where blocks of sixteen of this range's columns begin, among `first..first + count`.
     #[inline(always)]
-    fn each_block(&self, first: usize, count: usize, mut run: impl FnMut(usize, usize)) {
-        let end = self.range.end.min(first + count);
-        let mut at = self.range.start.max(first);
-        while at < end {
-            let count = LANES.min(end - at);
-            run(at, count);
-            at += count;
-        }
+    fn starts(&self, first: usize, count: usize) -> impl Iterator<Item = usize> + use<T> {
+        (self.range.start.max(first)..self.end(first, count)).step_by(LANES)
+    }
+
+    fn end(&self, first: usize, count: usize) -> usize {
+        self.range.end.min(first + count)
     }
 
     #[inline(always)]
@@ -117,20 +120,24 @@ impl<T: Float> Columns<'_, T> {
             };
             let mut m = band.start;
             while m < band.end {
+                // Two rows or three cost what four do: the weights, not the sums, are waited for.
+                let rows = (band.end - m).min(TOGETHER);
                 let mut put = |products: &[f32]| {
-                    for (i, &product) in products.iter().enumerate() {
+                    for (i, &product) in products.iter().enumerate().take(rows) {
                         block[m - band.start + i][column] = product;
                     }
-                    products.len()
                 };
                 // SAFETY: the row is one of the weights', the rows of x are the call's.
-                m += unsafe {
-                    match band.end - m {
-                        4.. => put(&D::dot::<V, 4>(operands, m)),
-                        2.. => put(&D::dot::<V, 2>(operands, m)),
-                        _ => put(&D::dot::<V, 1>(operands, m)),
+                unsafe {
+                    match rows {
+                        1 => put(&D::dot::<V, 1>(operands, [m])),
+                        _ => put(&D::dot::<V, TOGETHER>(
+                            operands,
+                            std::array::from_fn(|i| (m + i).min(band.end - 1)),
+                        )),
                     }
-                };
+                }
+                m += rows;
             }
         }
         block

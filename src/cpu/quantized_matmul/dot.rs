@@ -27,14 +27,14 @@ impl<T: Float, F: Format> Dots for Decode<T, F> {
     const SCALE_BYTES: usize = if F::AFFINE { size_of::<T>() } else { 1 };
 
     #[inline(always)]
-    unsafe fn dot<V: F32x16, const M: usize>(row: Operands, first: usize) -> [f32; M] {
+    unsafe fn dot<V: F32x16, const M: usize>(row: Operands, rows: [usize; M]) -> [f32; M] {
         let prepared = row.prepared;
         let groups = row.axis / row.group;
         // Lanes of a group: a power of two, as group sizes are.
         let shift = (row.group / F::PER_LANE).trailing_zeros();
         let lane_groups = lane_groups::<V>(shift);
         let mut packed = row.packed;
-        let mut x: [*const f32; M] = std::array::from_fn(|m| prepared.row(first + m));
+        let mut x: [*const f32; M] = rows.map(|m| prepared.row(m));
         let mut sums = [V::splat(0.0); M];
         let mut biases = [V::splat(0.0); M];
         for at in (0..groups).step_by(LANES) {
@@ -46,7 +46,7 @@ impl<T: Float, F: Format> Dots for Decode<T, F> {
                 if F::AFFINE {
                     let bias = load_first::<V, T>(row.biases.cast::<T>().add(at), count);
                     for m in 0..M {
-                        let of_x = V::load(prepared.sums(first + m).add(at));
+                        let of_x = V::load(prepared.sums(rows[m]).add(at));
                         biases[m] = bias.mul_add(of_x, biases[m]);
                     }
                 }

@@ -143,15 +143,17 @@ struct Packed<'a, T> {
 unsafe impl<T> Sync for Packed<'_, T> {}
 
 impl<T: Float> Packed<'_, T> {
-    /// Hands out the weights `k..k + len` of a row in their order, sixteen at a time, as
-    /// `place(offset from k, weights)`.
+    /// Writes the weights `k..k + len` of a row, as bf16 or as f32.
+    ///
+    /// # Safety
+    /// They exist and `out` has room for them.
     #[inline(always)]
-    unsafe fn decode<V: F32x16, F: Format>(
+    unsafe fn decode<V: F32x16, F: Format, const HALF: bool>(
         &self,
         row: usize,
         k: usize,
         len: usize,
-        mut place: impl FnMut(usize, V),
+        out: *mut u8,
     ) {
         let Call { axis, group, .. } = *self.call;
         let groups = axis / group;
@@ -174,7 +176,12 @@ impl<T: Float> Packed<'_, T> {
                 };
                 for at in (start..start + group).step_by(LANES) {
                     let weights = F::in_order::<V>(packed.add(at * F::BITS as usize / 8));
-                    place(at, weights.mul_add(scale, bias));
+                    let weights = weights.mul_add(scale, bias);
+                    if HALF {
+                        V::store_half(weights.to_bf16(), out.cast::<u16>().add(at));
+                    } else {
+                        weights.store(out.cast::<f32>().add(at));
+                    }
                 }
             }
         }
@@ -195,8 +202,7 @@ impl<T: Float> Weights<InF32> for Packed<'_, T> {
         with_format!(self.call, F => for i in 0..rows {
             // SAFETY: the rows and elements exist and `out` has room for them, the caller says.
             unsafe {
-                let to = out.add(i * stride);
-                self.decode::<V, F>(row + i, k, len, |at, weights| weights.store(to.add(at)));
+                self.decode::<V, F, false>(row + i, k, len, out.add(i * stride).cast());
             }
         })
     }
@@ -216,10 +222,7 @@ impl Weights<InBf16> for Packed<'_, Bf16> {
         with_format!(self.call, F => for i in 0..rows {
             // SAFETY: as above.
             unsafe {
-                let to = out.add(i * stride);
-                self.decode::<V, F>(row + i, k, len, |at, weights| {
-                    V::store_half(weights.to_bf16(), to.add(at));
-                });
+                self.decode::<V, F, true>(row + i, k, len, out.add(i * stride).cast());
             }
         })
     }
