@@ -6,8 +6,9 @@ namespace {
 constexpr auto op = "layer_norm";
 } // namespace
 
-Affine Affine::of(const std::vector<mx::array>& inputs, size_t first, bool weighted, bool biased) {
-  Affine affine;
+NormAffine NormAffine::of(
+    const std::vector<mx::array>& inputs, size_t first, bool weighted, bool biased) {
+  NormAffine affine;
   if (weighted) {
     affine.weight = inputs[first];
   }
@@ -17,7 +18,7 @@ Affine Affine::of(const std::vector<mx::array>& inputs, size_t first, bool weigh
   return affine;
 }
 
-void Affine::require(const char* name, const mx::array& x) const {
+void NormAffine::require(const char* name, const mx::array& x) const {
   auto fits = [&](const std::optional<mx::array>& vector, const char* what) {
     if (vector && (vector->ndim() != 1 || vector->shape(0) != x.shape(-1))) {
       refuse(name, "expected ", what, " of shape (", x.shape(-1), "), got ", vector->shape());
@@ -27,7 +28,7 @@ void Affine::require(const char* name, const mx::array& x) const {
   fits(bias, "bias");
 }
 
-void Affine::push(std::vector<mx::array>& inputs, mx::Dtype dtype, mx::Stream s) const {
+void NormAffine::push(std::vector<mx::array>& inputs, mx::Dtype dtype, mx::Stream s) const {
   for (auto& vector : {weight, bias}) {
     if (vector) {
       inputs.push_back(row_contiguous(mx::astype(*vector, dtype, s), s));
@@ -35,7 +36,7 @@ void Affine::push(std::vector<mx::array>& inputs, mx::Dtype dtype, mx::Stream s)
   }
 }
 
-Affine Affine::batched(int weight_axis, int bias_axis, size_t rank, mx::Stream s) const {
+NormAffine NormAffine::batched(int weight_axis, int bias_axis, size_t rank, mx::Stream s) const {
   auto batched = [&](const std::optional<mx::array>& vector, int axis) {
     if (!vector || axis < 0) {
       return vector;
@@ -49,7 +50,7 @@ Affine Affine::batched(int weight_axis, int bias_axis, size_t rank, mx::Stream s
   return {batched(weight, weight_axis), batched(bias, bias_axis)};
 }
 
-mx::array Affine::apply(mx::array y, mx::Stream s) const {
+mx::array NormAffine::apply(mx::array y, mx::Stream s) const {
   if (weight) {
     y = mx::multiply(y, *weight, s);
   }
@@ -63,7 +64,7 @@ mx::array layer_norm(
     float eps,
     mx::StreamOrDevice s_) {
   require_last_axis(op, x);
-  Affine affine{weight, bias};
+  NormAffine affine{weight, bias};
   affine.require(op, x);
   // As in MLX, a bias alone does not promote.
   auto dtype = !weight ? x.dtype()
@@ -79,14 +80,14 @@ mx::array layer_norm(
 }
 
 std::vector<mx::array> LayerNorm::compose(const std::vector<mx::array>& inputs) {
-  auto affine = Affine::of(inputs, 1, weighted_, biased_);
+  auto affine = NormAffine::of(inputs, 1, weighted_, biased_);
   return {mx::fast::layer_norm(inputs[0], affine.weight, affine.bias, eps_, stream())};
 }
 
 std::pair<std::vector<mx::array>, std::vector<int>> LayerNorm::vmap(
     const std::vector<mx::array>& inputs, const std::vector<int>& axes) {
   auto s = stream();
-  auto affine = Affine::of(inputs, 1, weighted_, biased_);
+  auto affine = NormAffine::of(inputs, 1, weighted_, biased_);
   int weight_axis = weighted_ ? axes[1] : -1;
   int bias_axis = biased_ ? axes[1 + weighted_] : -1;
   // x that is not mapped is normalised once.

@@ -18,12 +18,13 @@ mx::array layer_norm(
     mx::StreamOrDevice s = {});
 
 /** What a normalisation multiplies by and adds: its last inputs, where it has them. */
-struct Affine {
+struct NormAffine {
   std::optional<mx::array> weight;
   std::optional<mx::array> bias;
 
   /** Of the inputs from `first` on. */
-  static Affine of(const std::vector<mx::array>& inputs, size_t first, bool weighted, bool biased);
+  static NormAffine of(
+      const std::vector<mx::array>& inputs, size_t first, bool weighted, bool biased);
 
   /** Refuses what is not as long as the last axis of x. */
   void require(const char* op, const mx::array& x) const;
@@ -32,7 +33,7 @@ struct Affine {
   void push(std::vector<mx::array>& inputs, mx::Dtype dtype, mx::Stream s) const;
 
   /** With a mapped axis (-1 for none) in front, for a batched y of that rank. */
-  Affine batched(int weight_axis, int bias_axis, size_t rank, mx::Stream s) const;
+  NormAffine batched(int weight_axis, int bias_axis, size_t rank, mx::Stream s) const;
 
   /** y * weight + bias, each rounded as the kernels do. */
   mx::array apply(mx::array y, mx::Stream s) const;

@@ -12,7 +12,7 @@ std::vector<mx::array> residual_norm(
     bool centered,
     const mx::array& x,
     const mx::array& residual,
-    const Affine& affine,
+    const NormAffine& affine,
     float eps,
     mx::StreamOrDevice s_) {
   require_last_axis(op, x);
@@ -71,7 +71,7 @@ std::vector<mx::array> layer_norm_residual(
 
 std::vector<mx::array> ResidualNorm::compose(const std::vector<mx::array>& inputs) {
   auto s = stream();
-  auto [weight, bias] = Affine::of(inputs, 2, weighted_, biased_);
+  auto [weight, bias] = NormAffine::of(inputs, 2, weighted_, biased_);
   auto sum = mx::add(inputs[0], inputs[1], s);
   return {
       sum,
@@ -85,11 +85,11 @@ std::pair<std::vector<mx::array>, std::vector<int>> ResidualNorm::vmap(
   int size = batch_size(inputs, axes);
   auto x = batch_first(inputs[0], axes[0], size, s);
   auto residual = batch_first(inputs[1], axes[1], size, s);
-  auto affine = Affine::of(inputs, 2, weighted_, biased_);
+  auto affine = NormAffine::of(inputs, 2, weighted_, biased_);
   int weight_axis = weighted_ ? axes[2] : -1;
   int bias_axis = biased_ ? axes[2 + weighted_] : -1;
   bool own = weight_axis >= 0 || bias_axis >= 0; // for each batch entry
-  auto fused = own ? Affine{} : affine;
+  auto fused = own ? NormAffine{} : affine;
   auto outputs = residual_norm(name(), centered_, x, residual, fused, eps_, s);
   if (own) {
     outputs[1] = affine.batched(weight_axis, bias_axis, x.ndim(), s).apply(outputs[1], s);

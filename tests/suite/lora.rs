@@ -108,10 +108,12 @@ fn rounds_as_separate_ops() -> Checked {
                     let want = unfused(&x, &base, &a, &b)?;
                     let peer = builtin::composition(&ops::lora_linear(&x, &base, &a, &b, SCALE)?)?;
                     assert_eq!(peer[0].shape(), want.shape());
+                    // f32 sums in another order err by ulps of their largest terms.
+                    let ulps = if dtype == Dtype::Float32 { 16.0 } else { 4.0 };
                     let mut tipped = 0;
                     for (got, want) in y.iter().zip(numbers(&want)?) {
                         let error = (got - want).abs();
-                        assert!(error <= 4.0 * ulp(want.abs().max(1.0), dtype), "{got} {want}");
+                        assert!(error <= ulps * ulp(want.abs().max(1.0), dtype), "{got} {want}");
                         tipped += usize::from(error > 0.0);
                     }
                     let allowed = if dtype == Dtype::Float32 { y.len() } else { 1 + y.len() / 20 };

@@ -20,8 +20,12 @@ const THREADS: &str = "MLX_PRIMITIVES_SIMULATE_THREADS";
 const LOG: &str = "MLX_PRIMITIVES_SIMULATE_LOG";
 const VARIABLES: [&str; 3] = [SCHEDULE, THREADS, LOG];
 
-/// What runs no primitive, or is run by `what_moves`.
-const LEFT_OUT: [&str; 5] = ["build::", "plan::", "simulated::", "tidy::", "::moves_"];
+/// What runs no primitive, is run by `what_moves`, or takes minutes.
+const LEFT_OUT: [&str; 6] =
+    ["build::", "plan::", "simulated::", "tidy::", "::moves_", "generation_ends_for_a_reason"];
+
+/// What takes long and runs no kernel that the others do not: in one order of threads alone.
+const ONCE: [&str; 6] = ["llama::", "graph::dropped", "memory::", "cli::", "threads::", "cache::"];
 
 /// This binary again, with these variables alone of those that the simulator knows.
 fn suite(arguments: &[&str], variables: &[(&str, &Path)]) -> Output {
@@ -87,11 +91,15 @@ fn run_all(
 fn the_suite_in_every_order_of_threads() {
     let arguments: Vec<&str> = LEFT_OUT.iter().flat_map(|name| ["--skip", *name]).collect();
     for schedule in ["forward", "reversed", "shuffled:1"] {
+        let mut arguments = arguments.clone();
+        if schedule != "forward" {
+            arguments.extend(ONCE.iter().flat_map(|name| ["--skip", *name]));
+        }
         let (kernels, all) = run_all(schedule, 1024, &arguments);
         // Every form, type and variant that metal/ instantiates.
         let idle: Vec<_> = all.iter().filter(|name| !kernels.contains_key(*name)).collect();
         assert!(idle.is_empty() && all.len() > 300, "{} kernels, not run: {idle:?}", all.len());
-        assert!(kernels.values().sum::<usize>() > 50_000, "{kernels:?}");
+        assert!(kernels.values().sum::<usize>() > 20_000, "{kernels:?}");
     }
 }
 
