@@ -6,7 +6,7 @@ pub fn draw(path: &str, points: &[(usize, f32)]) -> Result<()> {
     let last = points.last().map_or(1, |point| point.0).max(1);
     let most = points.iter().map(|point| point.1).fold(0.0, f32::max);
     let root = SVGBackend::new(path, (640, 400)).into_drawing_area();
-    let failed = |e: DrawingAreaErrorKind<_>| anyhow!("{path}: {e}");
+    let failed = |e: DrawingAreaErrorKind<_>| anyhow!("the plot: {e}");
     root.fill(&WHITE).map_err(failed)?;
     let mut chart = ChartBuilder::on(&root)
         .caption("LoRA fine-tune of the demo model", ("sans-serif", 18))
@@ -23,9 +23,8 @@ pub fn draw(path: &str, points: &[(usize, f32)]) -> Result<()> {
         .draw()
         .map_err(failed)?;
     let line = RGBColor(33, 102, 172);
-    chart
-        .draw_series(LineSeries::new(points.iter().copied(), line.stroke_width(2)))
-        .map_err(failed)?;
+    let path = PathElement::new(points.to_vec(), line.stroke_width(2));
+    chart.draw_series([path]).map_err(failed)?;
     let dots = points.iter().map(|&point| Circle::new(point, 3, line.filled()));
     chart.draw_series(dots).map_err(failed)?;
     root.present().map_err(failed)
