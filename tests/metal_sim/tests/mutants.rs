@@ -189,6 +189,7 @@ fn every_mutant_is_noticed() {
         ("metal/rms_norm.metal", &OPS[..1]),
         ("metal/rms_norm_sums.h", &OPS[..1]),
         ("metal/softmax.metal", &OPS[1..2]),
+        ("metal/softmax_rows.h", &OPS[1..2]),
         ("metal/rope.metal", &OPS[2..]),
         ("metal/rope.h", &OPS[2..]),
         ("metal/rope_turn.h", &OPS[2..]),
