@@ -111,7 +111,10 @@ fn rounds_as_separate_ops() -> Checked {
                     let mut tipped = 0;
                     for (got, want) in y.iter().zip(numbers(&want)?) {
                         let error = (got - want).abs();
-                        assert!(error <= 4.0 * ulp(want.abs().max(1.0), dtype), "{got} {want}");
+                        // Sums of f32 in another order: some ulps of terms that add up to some forty.
+                        let order = if dtype == Dtype::Float32 { 1e-5 } else { 0.0 };
+                        let bound = 4.0 * ulp(want.abs().max(1.0), dtype) + order;
+                        assert!(error <= bound, "{got} {want}");
                         tipped += usize::from(error > 0.0);
                     }
                     let allowed = if dtype == Dtype::Float32 { y.len() } else { 1 + y.len() / 20 };
