@@ -45,7 +45,7 @@ impl QuantizedWeight {
             return Err(Error::argument("quantized_weight", expected));
         }
         let weight = Self { packed, scales, biases, group_size, bits, mode };
-        ffi::check_quantized(&*to_list(weight.arrays()), &weight.layout())?;
+        ffi::check_quantized(&to_list(weight.arrays()), &weight.layout())?;
         Ok(weight)
     }
 
@@ -88,7 +88,7 @@ impl QuantizedWeight {
     /// The matrix `[n, k]` in a floating type.
     pub fn dequantize_to(&self, dtype: Dtype) -> Result<Array> {
         let list = to_list(self.arrays());
-        Array::from_bridge(ffi::dequantize(&*list, &self.layout(), dtype.into()))
+        Array::from_bridge(ffi::dequantize(&list, &self.layout(), dtype.into()))
     }
 
     /// Rows of the matrix: elements of a product.
@@ -189,11 +189,10 @@ fn run(
             x.raw(),
             &arrays,
             &first.layout(),
+            &ffi::QuantizedSteps { eps: eps.unwrap_or(0.0), swiglu },
             or_null(norm),
-            eps.unwrap_or(0.0),
             or_null(options.bias),
             or_null(options.residual),
-            swiglu,
         )
     })
 }
