@@ -11,6 +11,9 @@ const FORMATS: [(Mode, u32); 6] = [
     (Mode::Mxfp4, 4),
 ];
 
+/// Products, and the sums of their terms' magnitudes.
+type Sums = (Vec<f64>, Vec<f64>);
+
 /// A packed matrix of random bits, and what it stands for.
 struct Matrix<T> {
     packed: Vec<u8>,
@@ -81,8 +84,7 @@ impl<T: Sample> Matrix<T> {
         Weights { packed, scales, biases, columns: self.columns }
     }
 
-    /// Products, and the sums of their terms' magnitudes.
-    fn times(&self, x: &[f64], axis: usize) -> (Vec<f64>, Vec<f64>) {
+    fn times(&self, x: &[f64], axis: usize) -> Sums {
         let pairs = x.chunks_exact(axis).flat_map(|x| {
             self.dense.chunks_exact(axis).map(move |w| {
                 let terms = || x.iter().zip(w).map(|(x, w)| x * w);
@@ -153,7 +155,7 @@ fn products<T: Sample>() {
                     [19, 3].map(|columns| Matrix::<T>::random(format, columns, axis, group));
                 let x: Vec<T> = values(rows * axis, 2.0);
                 let parts = matrices.each_ref().map(|m| m.times(&wide(&x), axis));
-                let join = |of: fn(&(Vec<f64>, Vec<f64>)) -> &Vec<f64>| -> Vec<f64> {
+                let join = |of: fn(&Sums) -> &Vec<f64>| -> Vec<f64> {
                     let row = |m: usize| {
                         let first = &of(&parts[0])[19 * m..][..19];
                         first.iter().chain(&of(&parts[1])[3 * m..][..3]).copied()
