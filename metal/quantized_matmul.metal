@@ -1,7 +1,7 @@
 #include "quantized_matmul.h"
 
-#include "quantized_format.h"
-#include "quantized_tile.h"
+#include "quantized_matmul_format.h"
+#include "quantized_matmul_tile.h"
 
 /** Reciprocal root mean squares of the band's rows, in threadgroup memory. */
 template <typename T, uint M>

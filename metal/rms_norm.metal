@@ -1,19 +1,6 @@
 #include "common.h"
 #include "rms_norm.h"
-
-/** Adds the squares of x to `sum` in the order of the row. */
-template <typename T>
-METAL_FUNC float add_squares(float sum, packed4<T> x) {
-  for (uint i = 0; i < READS; i++) {
-    float value = float(x[i]);
-    sum += value * value;
-  }
-  return sum;
-}
-
-METAL_FUNC float inverse_rms(float sum_of_squares, constant RmsNormParams& params) {
-  return precise::rsqrt(sum_of_squares / float(params.axis) + params.eps);
-}
+#include "rms_norm_sums.h"
 
 /** As MLX does, the normalised x is rounded to T before the weight multiplies it. */
 template <typename T, bool WEIGHTED>
@@ -50,7 +37,8 @@ template <typename T, bool WEIGHTED>
   if (WEIGHTED) {
     weights = load4(weight, at, params.axis, T(0.0f));
   }
-  const float inverse = inverse_rms(simd_sum(add_squares<T>(0.0f, values)), params);
+  const float sum = simd_sum(add_squares<T>(0.0f, values));
+  const float inverse = inverse_root(sum, params.axis, params.eps);
   store4(out, at, params.axis, scaled<T, WEIGHTED>(values, weights, inverse));
 }
 
@@ -87,7 +75,8 @@ template <typename T, uint QUADS, bool WEIGHTED>
     }
     sum = add_squares<T>(sum, values[q]);
   }
-  const float inverse = inverse_rms(group_sum(sum, scratch, place), params);
+  sum = group_sum(sum, scratch, place);
+  const float inverse = inverse_root(sum, params.axis, params.eps);
   for (uint q = 0; q < QUADS; q++) {
     const uint at = (q * threads + thread_index) * READS;
     store4(out, at, params.axis, scaled<T, WEIGHTED>(values[q], weights[q], inverse));
@@ -116,7 +105,8 @@ template <typename T, bool WEIGHTED>
   for (uint at = thread_index * READS; at < params.axis; at += threads * READS) {
     sum = add_squares<T>(sum, load4(x, at, params.axis, T(0.0f)));
   }
-  const float inverse = inverse_rms(group_sum(sum, scratch, place), params);
+  sum = group_sum(sum, scratch, place);
+  const float inverse = inverse_root(sum, params.axis, params.eps);
   for (uint at = thread_index * READS; at < params.axis; at += threads * READS) {
     packed4<T> values = load4(x, at, params.axis, T(0.0f));
     packed4<T> weights = values;

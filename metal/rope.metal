@@ -1,49 +1,6 @@
 #include "common.h"
 #include "rope.h"
-
-/** cos and sin of one (position, pair), the inverse rotation having the opposite sine. */
-struct Turn {
-  float cosine;
-  float sine;
-};
-
-METAL_FUNC Turn turn(int position, float inverse_frequency, constant RopeParams& params) {
-  const float angle = params.scale * float(position) * inverse_frequency;
-  // precise: the fast variants lose accuracy outside [-pi, pi], and angles reach the position
-  return {precise::cos(angle), params.direction * precise::sin(angle)};
-}
-
-template <typename T>
-METAL_FUNC packed2<T> rotated(packed2<T> pair, Turn by) {
-  const float a = float(pair[0]);
-  const float b = float(pair[1]);
-  packed2<T> turned;
-  turned[0] = T(a * by.cosine - b * by.sine);
-  turned[1] = T(a * by.sine + b * by.cosine);
-  return turned;
-}
-
-/** Pair `i` of a row: neighbours if interleaved (MLX's "traditional"), else half a row apart. */
-template <typename T, bool INTERLEAVED>
-METAL_FUNC packed2<T> load_pair(const device T* row, uint i, uint pairs) {
-  if (INTERLEAVED) {
-    return *(const device packed2<T>*)(row + 2 * i);
-  }
-  packed2<T> pair;
-  pair[0] = row[i];
-  pair[1] = row[pairs + i];
-  return pair;
-}
-
-template <typename T, bool INTERLEAVED>
-METAL_FUNC void store_pair(device T* row, uint i, uint pairs, packed2<T> pair) {
-  if (INTERLEAVED) {
-    *(device packed2<T>*)(row + 2 * i) = pair;
-    return;
-  }
-  row[i] = pair[0];
-  row[pairs + i] = pair[1];
-}
+#include "rope_turn.h"
 
 /**
  * Grid: columns x length x (batch * groups of HEADS heads). A thread owns one pair of
@@ -81,10 +38,9 @@ template <typename T, uint HEADS, bool INTERLEAVED, bool EXPLICIT>
     return;
   }
 
-  const float frequency =
-      EXPLICIT ? 1.0f / freqs[at.x]
-               : precise::exp2(-(float(at.x) / float(params.pairs)) * params.log2_base);
-  const Turn by = turn(int(at.y) + offset[batch * params.offset_stride], frequency, params);
+  const float frequency = inverse_frequency<EXPLICIT>(freqs, at.x, params.pairs, params.log2_base);
+  const int position = int(at.y) + offset[batch * params.offset_stride];
+  const Turn by = turn(position, frequency, params.scale, params.direction);
   // All loads come before the first store: out may be x, so the compiler cannot reorder them.
   packed2<T> pairs[HEADS];
   for (uint h = 0; h < HEADS; h++) {

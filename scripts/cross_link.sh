@@ -81,7 +81,7 @@ compile() {
     -DCMAKE_SYSTEM_NAME=Darwin -DCMAKE_SYSTEM_PROCESSOR=arm64 -DCMAKE_OSX_SYSROOT= \
     -DCMAKE_CXX_COMPILER="$(compiler "$release")" \
     -DCMAKE_AR="$cross/bin/ar" -DCMAKE_RANLIB="$cross/bin/ranlib" \
-    -DCMAKE_BUILD_TYPE=Release -DCMAKE_EXPORT_COMPILE_COMMANDS=ON \
+    -DCMAKE_BUILD_TYPE=Release -DCMAKE_DISABLE_PRECOMPILE_HEADERS=ON -DCMAKE_EXPORT_COMPILE_COMMANDS=ON \
     -DMLX_DIR="$(wheel "$release")/share/cmake/MLX" -DMLX_HEADER_VERSION="$mlx_version" \
     -DCXXBRIDGE_DIR="$bridge" -DBUILT_METALLIB="$root/.mlx/mlx_primitives.metallib" \
     -Dprobe_ran=0 -Dprobe_ran__TRYRUN_OUTPUT="$mlx_version" ||

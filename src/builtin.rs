@@ -6,6 +6,19 @@ use crate::error::Result;
 use crate::ffi;
 use crate::ops::Offset;
 
+/// `mlx.fast.layer_norm`.
+pub fn layer_norm(
+    x: &Array,
+    weight: Option<&Array>,
+    bias: Option<&Array>,
+    eps: f32,
+) -> Result<Array> {
+    // SAFETY: the pointers are null or those of borrowed arrays, which outlive the call.
+    Array::from_bridge(unsafe {
+        ffi::layer_norm::bridge::builtin_layer_norm(x.raw(), or_null(weight), or_null(bias), eps)
+    })
+}
+
 /// `mlx.fast.rms_norm`.
 pub fn rms_norm(x: &Array, weight: Option<&Array>, eps: f32) -> Result<Array> {
     // SAFETY: the pointer is null or that of a borrowed array, which outlives the call.

@@ -45,3 +45,33 @@ pub fn clear_cache() -> Result<()> {
 pub fn set_cache_limit(bytes: usize) -> Result<usize> {
     Ok(ffi::set_cache_limit(bytes)?)
 }
+
+/// Bytes of arrays beyond which MLX's evaluation holds back: it waits for what runs and gives
+/// cached buffers back before it allocates more. A guideline, not a wall.
+pub fn memory_limit() -> usize {
+    ffi::memory_limit()
+}
+
+/// Sets [`memory_limit`], and returns the limit before. Its first value is 1.5 times the working
+/// set that a GPU recommends, without one 0.8 of the machine's memory.
+pub fn set_memory_limit(bytes: usize) -> Result<usize> {
+    Ok(ffi::set_memory_limit(bytes)?)
+}
+
+/// Sets how many bytes stay resident for the GPU, and returns the limit before; at first 0.
+///
+/// Of use on macOS 15 and later alone: a model whose weights are wired is not paged out between
+/// tokens. An error above what the system allows. Without a GPU there is nothing to wire: the call
+/// changes nothing and returns 0.
+///
+/// ```
+/// use mlx_primitives::{device::Device, memory};
+///
+/// if !Device::Gpu.is_available()? {
+///     assert_eq!((memory::set_wired_limit(1 << 30)?, memory::set_wired_limit(0)?), (0, 0));
+/// }
+/// # Ok::<(), mlx_primitives::Error>(())
+/// ```
+pub fn set_wired_limit(bytes: usize) -> Result<usize> {
+    Ok(ffi::set_wired_limit(bytes)?)
+}

@@ -28,6 +28,25 @@ impl From<ffi::bridge::LaunchPlan> for LaunchPlan {
 /// The largest threadgroup of every Apple GPU, in threads.
 pub const MAX_THREADS: u32 = 1024;
 
+/// Plans `layer_norm` over `rows` rows of `axis` elements.
+pub fn layer_norm(rows: u64, axis: u32, dtype: Dtype, max_threads: u32) -> Result<LaunchPlan> {
+    let dtype = kernel_dtype(dtype)?;
+    Ok(ffi::layer_norm::bridge::layer_norm_plan(rows, axis, dtype, max_threads)?.into())
+}
+
+/// Plans `rms_norm_residual`, or `layer_norm_residual` if `centered`.
+pub fn residual_norm(
+    rows: u64,
+    axis: u32,
+    dtype: Dtype,
+    centered: bool,
+    max_threads: u32,
+) -> Result<LaunchPlan> {
+    let dtype = kernel_dtype(dtype)?;
+    Ok(ffi::residual_norm::bridge::residual_norm_plan(rows, axis, dtype, centered, max_threads)?
+        .into())
+}
+
 /// Plans `rms_norm` over `rows` rows of `axis` elements.
 ///
 /// ```
@@ -58,6 +77,45 @@ pub fn rms_norm(
 /// Plans `softmax` over `rows` rows of `axis` elements.
 pub fn softmax(rows: u64, axis: u32, dtype: Dtype, max_threads: u32) -> Result<LaunchPlan> {
     Ok(ffi::softmax::bridge::softmax_plan(rows, axis, kernel_dtype(dtype)?, max_threads)?.into())
+}
+
+/// Plans `masked_softmax`, or its gradient, over `rows` rows of `keys` scores.
+pub fn masked_softmax(
+    rows: u64,
+    keys: u32,
+    dtype: Dtype,
+    gradient: bool,
+    max_threads: u32,
+) -> Result<LaunchPlan> {
+    let dtype = kernel_dtype(dtype)?;
+    let plan = ffi::masked_softmax::bridge::masked_softmax_plan;
+    Ok(plan(rows, keys, dtype, gradient, max_threads)?.into())
+}
+
+/// Plans `logsumexp`, or with `subtract` `log_softmax`, over `rows` rows of `axis` elements.
+pub fn logsumexp(
+    rows: u64,
+    axis: u32,
+    dtype: Dtype,
+    subtract: bool,
+    max_threads: u32,
+) -> Result<LaunchPlan> {
+    let dtype = kernel_dtype(dtype)?;
+    let plan = ffi::logsumexp::bridge::logsumexp_plan;
+    Ok(plan(rows, axis, dtype, subtract, max_threads)?.into())
+}
+
+/// Plans `cross_entropy`, or its gradient, over `rows` rows of `classes` logits.
+pub fn cross_entropy(
+    rows: u64,
+    classes: u32,
+    dtype: Dtype,
+    gradient: bool,
+    max_threads: u32,
+) -> Result<LaunchPlan> {
+    let dtype = kernel_dtype(dtype)?;
+    let plan = ffi::cross_entropy::bridge::cross_entropy_plan;
+    Ok(plan(rows, classes, dtype, gradient, max_threads)?.into())
 }
 
 /// The extents of a `rope` call, `x` being `[batch, heads, seq, head_dim]`.
@@ -102,6 +160,41 @@ pub fn rope(rope: Rope, dtype: Dtype, max_threads: u32) -> Result<LaunchPlan> {
         max_threads,
     )?
     .into())
+}
+
+/// The extents of an `attention` call.
+#[derive(Clone, Copy, Debug)]
+pub struct Attention {
+    /// Batch entries.
+    pub batch: u32,
+    /// Key-value heads.
+    pub kv_heads: u32,
+    /// Query heads of each of them.
+    pub group: u32,
+    /// Queries.
+    pub queries: u32,
+    /// Keys.
+    pub keys: u32,
+    /// Features.
+    pub dim: u32,
+    /// Of a quantized key; 0 for plain ones.
+    pub bits: u32,
+}
+
+/// Plans `attention`: one dispatch, or one over splits of the keys and one that joins them.
+pub fn attention(call: Attention, dtype: Dtype, max_threads: u32) -> Result<Vec<LaunchPlan>> {
+    let Attention { batch, kv_heads, group, queries, keys, dim, bits } = call;
+    let shape =
+        ffi::attention::bridge::AttentionShape { batch, kv_heads, group, queries, keys, dim };
+    let dtype = kernel_dtype(dtype)?;
+    let plan = |joining| -> Result<LaunchPlan> {
+        let plan =
+            ffi::attention::bridge::attention_plan(&shape, joining, bits, dtype, max_threads)?;
+        Ok(plan.into())
+    };
+    let mut plans = vec![plan(false)?, plan(true)?];
+    plans.retain(|plan| plan.grid[0] > 0);
+    Ok(plans)
 }
 
 /// The types that kernels are instantiated for, as their names spell them.

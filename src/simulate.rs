@@ -14,7 +14,8 @@ use crate::error::{Error, Result};
 
 /// `forward`, `reversed` or `shuffled:<seed>`: the order that threads run in.
 const SCHEDULE: &str = "MLX_PRIMITIVES_SIMULATE_METAL";
-/// A file that gets a line, the kernel's name, for each dispatch that ran without a fault.
+/// A file that gets a line, the kernel's name, for each dispatch that ran without a fault. Beside
+/// it, `.kernels` gets the names of all kernels of each library that was compiled.
 const LOG: &str = "MLX_PRIMITIVES_SIMULATE_LOG";
 /// Compiled kernels, by their content.
 const CACHE: &str = concat!(env!("OUT_DIR"), "/metal-sim");
@@ -126,7 +127,15 @@ pub(crate) fn simulated_library(source: &str) -> Result<Box<SimulatedLibrary>> {
     std::fs::write(&draft, source).map_err(failed)?;
     std::fs::rename(&draft, &path).map_err(failed)?;
     let library = Library::compile(&Source::new(&path), &compiler()?, Path::new(CACHE));
-    Ok(Box::new(SimulatedLibrary(library.map_err(failed)?)))
+    let library = library.map_err(failed)?;
+    if let Some(log) = std::env::var_os(LOG) {
+        let names = library.kernels().map_err(failed)?.into_iter().map(|kernel| kernel.name + "\n");
+        let path = Path::new(&log).with_extension("kernels");
+        let file = OpenOptions::new().create(true).append(true).open(path);
+        let text: String = names.collect();
+        file.and_then(|mut file| file.write_all(text.as_bytes())).map_err(failed)?;
+    }
+    Ok(Box::new(SimulatedLibrary(library)))
 }
 
 fn compiler() -> Result<Compiler> {

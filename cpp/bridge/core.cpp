@@ -74,8 +74,14 @@ mx::Dtype to_mlx(Dtype dtype) {
   return dtypes[index];
 }
 
-void require_memory(const char* op, Ints shape, mx::Dtype dtype) {
+/** MLX's own limit, before anybody changed it: what the machine has. */
+static double machine_memory() {
   static const double limit = static_cast<double>(mx::get_memory_limit());
+  return limit;
+}
+
+void require_memory(const char* op, Ints shape, mx::Dtype dtype) {
+  double limit = machine_memory();
   double bytes = mx::size_of(dtype);
   for (auto dim : shape) {
     bytes *= dim;
@@ -166,6 +172,19 @@ void clear_cache() {
 
 size_t set_cache_limit(size_t bytes) {
   return mx::set_cache_limit(bytes);
+}
+
+size_t memory_limit() {
+  return mx::get_memory_limit();
+}
+
+size_t set_memory_limit(size_t bytes) {
+  machine_memory();
+  return mx::set_memory_limit(bytes);
+}
+
+size_t set_wired_limit(size_t bytes) {
+  return mx::set_wired_limit(bytes);
 }
 
 ListHandle new_list() {

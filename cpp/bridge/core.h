@@ -58,6 +58,9 @@ size_t cache_memory();
 void reset_peak_memory();
 void clear_cache();
 size_t set_cache_limit(size_t bytes);
+size_t memory_limit();
+size_t set_memory_limit(size_t bytes);
+size_t set_wired_limit(size_t bytes);
 
 // Lists of arrays.
 ListHandle new_list();

@@ -39,12 +39,12 @@ Handle quantized_matmul(
   return handle(mlx_primitives::quantized_matmul(x, list, format_of(layout), extras, here()));
 }
 
-ListHandle quantize(const MlxArray& w, const QuantizedLayout& layout) {
+ListHandle pack_matrix(const MlxArray& w, const QuantizedLayout& layout) {
   auto mode = format_of(layout).mode();
   return handle(mx::quantize(w, layout.group_size, layout.bits, mode, std::nullopt, here()));
 }
 
-Handle dequantize(const ArrayList& weight, const QuantizedLayout& layout, Dtype dtype) {
+Handle unpack_matrix(const ArrayList& weight, const QuantizedLayout& layout, Dtype dtype) {
   auto w = weights_of(weight, layout).at(0);
   auto format = format_of(layout);
   return handle(mx::dequantize(

@@ -17,7 +17,7 @@ Handle quantized_matmul(
     const MlxArray* norm,
     const MlxArray* bias,
     const MlxArray* residual);
-ListHandle quantize(const MlxArray& w, const QuantizedLayout& layout);
-Handle dequantize(const ArrayList& weight, const QuantizedLayout& layout, Dtype dtype);
+ListHandle pack_matrix(const MlxArray& w, const QuantizedLayout& layout);
+Handle unpack_matrix(const ArrayList& weight, const QuantizedLayout& layout, Dtype dtype);
 
 } // namespace mlx_primitives::bridge

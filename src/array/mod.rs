@@ -118,6 +118,17 @@ impl Array {
         eval([self])
     }
 
+    /// Evaluates, and says where in memory the first element lies: arrays that share a buffer
+    /// say the same. An error for an array that is not row-contiguous.
+    pub fn address(&self) -> Result<usize> {
+        self.eval()?;
+        if !self.is_row_contiguous() {
+            return Err(Error::argument("address", "a row-contiguous array, got a strided view"));
+        }
+        let contents = ffi::contents(self.raw())?;
+        Ok(ffi::data(&contents).addr())
+    }
+
     /// Evaluates and copies the elements out in row-major order.
     ///
     /// An error if `T` is not the array's type; convert first with [`Array::astype`].

@@ -42,6 +42,8 @@ impl Element {
 /// # Safety
 /// For every method the pointer covers sixteen elements, or `count <= 16` in the `_first` forms.
 pub trait Float: Copy + Send + Sync + 'static {
+    /// The lowest finite number.
+    const LOWEST: f32;
     const IS_BF16: bool = false;
     /// The buffer itself, if this type is `f32`.
     fn as_f32(_: *const Self) -> Option<*const f32> {
@@ -53,9 +55,12 @@ pub trait Float: Copy + Send + Sync + 'static {
     unsafe fn store_first<V: F32x16>(lanes: V, to: *mut Self, count: usize);
     /// What a store followed by a load gives: the lanes rounded to this type.
     fn round<V: F32x16>(lanes: V) -> V;
+    /// One element as a float.
+    fn to_float(self) -> f32;
 }
 
 impl Float for f32 {
+    const LOWEST: f32 = f32::MIN;
     fn as_f32(from: *const f32) -> Option<*const f32> {
         Some(from)
     }
@@ -83,14 +88,20 @@ impl Float for f32 {
     fn round<V: F32x16>(lanes: V) -> V {
         lanes
     }
+    #[inline(always)]
+    fn to_float(self) -> f32 {
+        self
+    }
 }
 
 /// A sixteen-bit format: how its patterns become lanes and back.
 trait Sixteen: Copy + Send + Sync + 'static {
+    const LOWEST: f32;
     const IS_BF16: bool;
     fn decode<V: F32x16>(half: V::Half) -> V;
     fn encode<V: F32x16>(lanes: V) -> V::Half;
     fn round<V: F32x16>(lanes: V) -> V;
+    fn to_float(self) -> f32;
 }
 
 /// IEEE binary16.
@@ -104,6 +115,7 @@ pub struct F16(pub(super) u16);
 pub struct Bf16(pub(super) u16);
 
 impl Sixteen for F16 {
+    const LOWEST: f32 = -65504.0;
     const IS_BF16: bool = false;
     #[inline(always)]
     fn decode<V: F32x16>(half: V::Half) -> V {
@@ -117,9 +129,14 @@ impl Sixteen for F16 {
     fn round<V: F32x16>(lanes: V) -> V {
         V::from_f16(lanes.to_f16())
     }
+    #[inline(always)]
+    fn to_float(self) -> f32 {
+        half::f16::from_bits(self.0).to_f32()
+    }
 }
 
 impl Sixteen for Bf16 {
+    const LOWEST: f32 = f32::from_bits(0xff7f_0000);
     const IS_BF16: bool = true;
     #[inline(always)]
     fn decode<V: F32x16>(half: V::Half) -> V {
@@ -133,9 +150,14 @@ impl Sixteen for Bf16 {
     fn round<V: F32x16>(lanes: V) -> V {
         lanes.round_bf16()
     }
+    #[inline(always)]
+    fn to_float(self) -> f32 {
+        f32::from_bits(u32::from(self.0) << 16)
+    }
 }
 
 impl<T: Sixteen> Float for T {
+    const LOWEST: f32 = T::LOWEST;
     const IS_BF16: bool = T::IS_BF16;
     #[inline(always)]
     unsafe fn load<V: F32x16>(from: *const T) -> V {
@@ -160,6 +182,10 @@ impl<T: Sixteen> Float for T {
     #[inline(always)]
     fn round<V: F32x16>(lanes: V) -> V {
         T::round(lanes)
+    }
+    #[inline(always)]
+    fn to_float(self) -> f32 {
+        Sixteen::to_float(self)
     }
 }
 

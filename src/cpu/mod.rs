@@ -4,28 +4,47 @@
 //! ([`simd::F32x16`]), entered at the level [`simd::Level`] chose and split by [`pool::Pool`].
 
 mod activation;
+mod attention;
+mod cross_entropy;
 mod element;
+mod fold;
+mod layer_norm;
 mod linear;
+mod logsumexp;
 mod lora;
+mod masked_softmax;
 mod math;
 mod pool;
+mod quantize;
 mod quantized_matmul;
+mod reduce;
+mod residual_norm;
 mod rms_norm;
 mod rope;
+mod rope_append;
 mod simd;
 mod softmax;
 #[cfg(test)]
 mod testing;
 
 pub use activation::{Activation, AffineShape, Combination, activation, affine, combination};
+pub use attention::{Attention, Mask as AttentionMask, Source, View, attention};
+pub use cross_entropy::{Targets, cross_entropy, cross_entropy_grad};
 pub use element::Element;
+pub use layer_norm::layer_norm;
 pub use linear::{LinearCall, linear};
+pub use logsumexp::{log_softmax, logsumexp};
 pub use lora::{LoraCall, lora};
+pub use masked_softmax::{Mask, MaskedSoftmaxShape, masked_softmax, masked_softmax_grad};
+pub use quantize::{QuantizeShape, dequantize, quantize};
 pub use quantized_matmul::{
     Call as QuantizedCall, Join, LowRank, Mode, Norm, Weights, quantized_matmul,
 };
+pub use reduce::{Reduction, reduce};
+pub use residual_norm::{ResidualNorm, residual_norm};
 pub use rms_norm::rms_norm;
 pub use rope::{Frequencies, RopeShape, rope};
+pub use rope_append::{AppendShape, QUERY_POSITIONS, rope_append};
 pub use softmax::softmax;
 
 use pool::Pool;

@@ -3,6 +3,7 @@
 use std::ops::Range;
 
 use super::element::{Element, Float, with_element};
+use super::fold::{Squares, fold_row};
 use super::simd::{F32x16, Kernel, LANES};
 use super::{Machine, Shared};
 
@@ -63,16 +64,11 @@ impl<T: Float> Kernel for RmsNorm<T> {
     #[inline(always)]
     unsafe fn run<V: F32x16>(self) {
         for row in self.rows {
+            let at = row * self.axis;
             // SAFETY: the row lies within both buffers.
             unsafe {
-                let x = self.x.add(row * self.axis);
-                let out = self.out.add(row * self.axis);
-                let inverse = V::splat(inverse_rms::<V, T>(x, self.axis, self.eps));
-                if self.weight.is_null() {
-                    normalize::<V, T, false>(x, self.weight, out, self.axis, inverse);
-                } else {
-                    normalize::<V, T, true>(x, self.weight, out, self.axis, inverse);
-                }
+                let (x, out) = (self.x.add(at), self.out.add(at));
+                rms_norm_row::<V, T>(x, self.weight, out, self.axis, self.eps);
             }
         }
     }
@@ -87,35 +83,28 @@ pub(super) unsafe fn inverse_rms<V: F32x16, T: Float>(x: *const T, axis: usize, 
     // MLX multiplies the sum by this rounded reciprocal.
     let reciprocal = (1.0 / axis as f64) as f32;
     // SAFETY: the caller's contract.
-    let mean = unsafe { sum_of_squares::<V, T>(x, axis) } * reciprocal;
+    let mean = unsafe { fold_row::<V, T, Squares>(Squares, x, axis) } * reciprocal;
     1.0 / (mean + eps).sqrt()
 }
 
+/// One row of `axis >= 1` elements; `weight` may be null, and `out` may be `x`.
 #[inline(always)]
-unsafe fn sum_of_squares<V: F32x16, T: Float>(x: *const T, axis: usize) -> f32 {
-    // Four sums hide the additions' latency.
-    let mut sums = [V::splat(0.0); 4];
-    let mut i = 0;
-    // SAFETY: every access is within the row.
+pub(super) unsafe fn rms_norm_row<V: F32x16, T: Float>(
+    x: *const T,
+    weight: *const T,
+    out: *mut T,
+    axis: usize,
+    eps: f32,
+) {
+    // SAFETY: the caller's row and weight.
     unsafe {
-        while i + 4 * LANES <= axis {
-            for (block, sum) in sums.iter_mut().enumerate() {
-                let lanes: V = T::load(x.add(i + block * LANES));
-                *sum = *sum + lanes * lanes;
-            }
-            i += 4 * LANES;
-        }
-        while i + LANES <= axis {
-            let lanes: V = T::load(x.add(i));
-            sums[0] = sums[0] + lanes * lanes;
-            i += LANES;
-        }
-        if i < axis {
-            let lanes: V = T::load_first(x.add(i), axis - i);
-            sums[1] = sums[1] + lanes * lanes;
+        let inverse = V::splat(inverse_rms::<V, T>(x, axis, eps));
+        if weight.is_null() {
+            normalize::<V, T, false>(x, weight, out, axis, inverse);
+        } else {
+            normalize::<V, T, true>(x, weight, out, axis, inverse);
         }
     }
-    ((sums[0] + sums[1]) + (sums[2] + sums[3])).reduce_add()
 }
 
 #[inline(always)]

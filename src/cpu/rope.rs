@@ -54,12 +54,12 @@ pub unsafe fn rope(
 }
 
 /// Columns of the sine and cosine tables computed at a time, and a table's floats.
-const COLUMNS: usize = 256;
-const TABLE: usize = 8192;
+pub(super) const COLUMNS: usize = 256;
+pub(super) const TABLE: usize = 8192;
 /// How far ahead input is fetched, in bytes: a tile's rows are too short for the hardware's guess.
 const AHEAD: usize = 2048;
 
-unsafe fn rope_on<T: Float>(
+pub(super) unsafe fn rope_on<T: Float>(
     machine: Machine,
     x: *const T,
     out: *mut T,
@@ -102,28 +102,34 @@ unsafe fn rope_on<T: Float>(
     });
 }
 
-struct Tile<'a, T> {
-    x: *const T,
-    out: *mut T,
-    shape: &'a RopeShape,
-    frequencies: Frequencies<'a>,
-    offset: i32,
-    rows: Range<usize>,
-    positions: Range<usize>,
-    columns: usize,
+pub(super) struct Tile<'a, T> {
+    pub x: *const T,
+    pub out: *mut T,
+    pub shape: &'a RopeShape,
+    pub frequencies: Frequencies<'a>,
+    pub offset: i32,
+    pub rows: Range<usize>,
+    pub positions: Range<usize>,
+    pub columns: usize,
 }
 
 /// Cosines and sines, a row of `stride` for each position of a tile.
-struct Table {
-    cos: [MaybeUninit<f32>; TABLE],
-    sin: [MaybeUninit<f32>; TABLE],
+pub(super) struct Table {
+    pub cos: [MaybeUninit<f32>; TABLE],
+    pub sin: [MaybeUninit<f32>; TABLE],
+}
+
+impl Table {
+    #[inline(always)]
+    pub fn new() -> Self {
+        Self { cos: [MaybeUninit::uninit(); TABLE], sin: [MaybeUninit::uninit(); TABLE] }
+    }
 }
 
 impl<T: Float> Kernel for Tile<'_, T> {
     #[inline(always)]
     unsafe fn run<V: F32x16>(self) {
-        let mut table =
-            Table { cos: [MaybeUninit::uninit(); TABLE], sin: [MaybeUninit::uninit(); TABLE] };
+        let mut table = Table::new();
         let RopeShape { seq, head_dim, traditional, .. } = *self.shape;
         let mut start = 0;
         while start < self.columns {
@@ -186,7 +192,12 @@ impl<T: Float> Tile<'_, T> {
     }
 
     #[inline(always)]
-    unsafe fn fill<V: F32x16>(&self, table: &mut Table, columns: Range<usize>, stride: usize) {
+    pub(super) unsafe fn fill<V: F32x16>(
+        &self,
+        table: &mut Table,
+        columns: Range<usize>,
+        stride: usize,
+    ) {
         let mut inverse = [0.0f32; COLUMNS];
         self.inverse_frequencies(&mut inverse[..columns.len()], columns.start);
         // The sine's sign: against the turn for a pair's first member, with it for the second.
@@ -234,7 +245,7 @@ impl<T: Float> Tile<'_, T> {
 
 /// Turns features `columns` against those `half` further on.
 #[inline(always)]
-unsafe fn rotate_halves<V: F32x16, T: Float>(
+pub(super) unsafe fn rotate_halves<V: F32x16, T: Float>(
     from: *const T,
     to: *mut T,
     columns: Range<usize>,
@@ -268,7 +279,7 @@ unsafe fn rotate_halves<V: F32x16, T: Float>(
 
 /// Turns features `columns`, each against its neighbour; the table's sines carry the signs.
 #[inline(always)]
-unsafe fn rotate_pairs<V: F32x16, T: Float>(
+pub(super) unsafe fn rotate_pairs<V: F32x16, T: Float>(
     from: *const T,
     to: *mut T,
     columns: Range<usize>,

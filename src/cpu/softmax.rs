@@ -103,7 +103,7 @@ unsafe fn row_max<V: F32x16, T: Float>(x: *const T, axis: usize) -> f32 {
 
 /// e^x as precisely as the element type shows.
 #[inline(always)]
-fn exponential<V: F32x16, T: Float>(x: V) -> V {
+pub(super) fn exponential<V: F32x16, T: Float>(x: V) -> V {
     if size_of::<T>() == size_of::<f32>() { exp_nonpositive(x) } else { exp_nonpositive_short(x) }
 }
 
@@ -141,7 +141,12 @@ unsafe fn exponentials<V: F32x16, T: Float, const KEEP: bool>(
 
 /// `kept * scale`; `out` may be `kept`.
 #[inline(always)]
-unsafe fn scale_kept<V: F32x16, T: Float>(kept: *const f32, out: *mut T, axis: usize, scale: V) {
+pub(super) unsafe fn scale_kept<V: F32x16, T: Float>(
+    kept: *const f32,
+    out: *mut T,
+    axis: usize,
+    scale: V,
+) {
     let mut i = 0;
     // SAFETY: every access is within the row, and reads come before the write to their place.
     unsafe {

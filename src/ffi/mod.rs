@@ -4,12 +4,23 @@
 //! does not would end the process. What is declared infallible only reads a descriptor.
 
 pub(crate) mod activation;
+pub(crate) mod attention;
+pub(crate) mod cross_entropy;
+pub(crate) mod layer_norm;
 pub(crate) mod linear;
+pub(crate) mod logsumexp;
 pub(crate) mod lora;
+pub(crate) mod masked_softmax;
+pub(crate) mod quantize;
 pub(crate) mod quantized_matmul;
+pub(crate) mod reduce;
+pub(crate) mod residual_norm;
 pub(crate) mod rms_norm;
 pub(crate) mod rope;
+pub(crate) mod rope_append;
 pub(crate) mod softmax;
+
+use std::cell::Cell;
 
 use cxx::CxxVector;
 
@@ -27,8 +38,18 @@ fn element(dtype: bridge::Dtype) -> Option<Element> {
     }
 }
 
-fn lend_thread(arrays: &CxxVector<bridge::MlxArray>) {
-    cpu::lend_thread(&|| arrays.iter().all(bridge::finished));
+/// An error of the evaluation may come out of the question whether it is done.
+fn lend_thread(arrays: &CxxVector<bridge::MlxArray>) -> Result<(), cxx::Exception> {
+    let error = Cell::new(None);
+    cpu::lend_thread(&|| {
+        arrays.iter().all(|array| {
+            bridge::finished(array).unwrap_or_else(|e| {
+                error.set(Some(e));
+                true
+            })
+        })
+    });
+    error.take().map_or(Ok(()), Err)
 }
 
 #[cxx::bridge(namespace = "mlx_primitives::bridge")]
@@ -182,6 +203,9 @@ pub(crate) mod bridge {
         fn reset_peak_memory();
         fn clear_cache() -> Result<()>;
         fn set_cache_limit(bytes: usize) -> Result<usize>;
+        fn memory_limit() -> usize;
+        fn set_memory_limit(bytes: usize) -> Result<usize>;
+        fn set_wired_limit(bytes: usize) -> Result<usize>;
 
         // Lists of arrays.
         fn new_list() -> UniquePtr<CxxVector<MlxArray>>;
@@ -201,7 +225,7 @@ pub(crate) mod bridge {
         fn eval(arrays: &CxxVector<MlxArray>) -> Result<()>;
         fn async_eval(arrays: &CxxVector<MlxArray>) -> Result<()>;
         /// Whether an array that was evaluated asynchronously is computed by now.
-        fn finished(array: &MlxArray) -> bool;
+        fn finished(array: &MlxArray) -> Result<bool>;
         fn contents(array: &MlxArray) -> Result<UniquePtr<MlxArray>>;
         /// Address of the first element of an array that `contents` returned.
         fn data(array: &MlxArray) -> *const u8;
@@ -342,7 +366,7 @@ pub(crate) mod bridge {
         ) -> Result<UniquePtr<CxxVector<MlxArray>>>;
 
         /// Shares in the kernels' work until the arrays are computed, or nothing comes for a while.
-        fn lend_thread(arrays: &CxxVector<MlxArray>);
+        fn lend_thread(arrays: &CxxVector<MlxArray>) -> Result<()>;
 
         // Metal in a simulator, for tests. What is bound is valid until `simulate` returns.
         type SimulatedLibrary;

@@ -60,11 +60,11 @@ pub(crate) mod bridge {
             bias: *const MlxArray,
             residual: *const MlxArray,
         ) -> Result<UniquePtr<MlxArray>>;
-        fn quantize(
+        fn pack_matrix(
             w: &MlxArray,
             layout: &QuantizedLayout,
         ) -> Result<UniquePtr<CxxVector<MlxArray>>>;
-        fn dequantize(
+        fn unpack_matrix(
             weight: &CxxVector<MlxArray>,
             layout: &QuantizedLayout,
             dtype: Dtype,

@@ -1,6 +1,10 @@
 use serde::Deserialize;
 
 use crate::error::{Error, Result};
+use crate::ops::QuantizedMode;
+
+use super::rope_frequencies::RopeFrequencies;
+use super::rope_scaling::RopeScaling;
 
 /// `config.json` of a Llama, as Hugging Face and mlx-lm write it.
 #[derive(Clone, Debug, Deserialize)]
@@ -31,13 +35,21 @@ pub struct Config {
     /// Rotate neighbours rather than halves.
     #[serde(default)]
     pub rope_traditional: bool,
-    /// Only none and the `default` type are supported.
+    /// How the rotary embedding is stretched, as [`RopeScaling::parse`] reads it.
     pub rope_scaling: Option<serde_json::Value>,
     /// Whether the embedding is the output projection too.
     #[serde(default = "default_tie")]
     pub tie_word_embeddings: bool,
-    /// Only none is supported.
+    /// How projections and embedding are packed: group_size, bits and mode, and under a module's
+    /// path the same for it alone, or false.
     pub quantization: Option<serde_json::Value>,
+    /// Whether the attention's projections have biases; [`estimate`](super::estimate) asks, the
+    /// model takes what the checkpoint has.
+    #[serde(default)]
+    pub attention_bias: bool,
+    /// The same of the feed-forward layer's.
+    #[serde(default)]
+    pub mlp_bias: bool,
     /// Attention of each layer; only `full_attention` is supported.
     pub layer_types: Option<Vec<String>>,
     /// Tokens that end a text; overridden by generation_config.json.
@@ -65,6 +77,48 @@ impl TokenIds {
             Self::None => Vec::new(),
             Self::One(id) => vec![*id],
             Self::Many(ids) => ids.clone(),
+        }
+    }
+}
+
+/// How the numbers of a matrix are packed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Quantization {
+    /// Numbers of a group, which has a scale.
+    pub group_size: i32,
+    /// Bits of a number.
+    pub bits: i32,
+    /// How groups become numbers.
+    pub mode: QuantizedMode,
+}
+
+impl Quantization {
+    /// With a scale and a bias for each group.
+    pub fn affine(group_size: i32, bits: i32) -> Self {
+        Self { group_size, bits, mode: QuantizedMode::Affine }
+    }
+
+    fn parse(value: &serde_json::Value) -> Result<Self> {
+        let number = |name: &str| {
+            let number = value.get(name).and_then(serde_json::Value::as_i64);
+            number.and_then(|number| i32::try_from(number).ok())
+        };
+        let mode = match value.get("mode").map(|mode| mode.as_str()) {
+            None | Some(Some("affine")) => Some(QuantizedMode::Affine),
+            Some(Some("mxfp4")) => Some(QuantizedMode::Mxfp4),
+            Some(_) => None,
+        };
+        match (number("group_size"), number("bits"), mode) {
+            (Some(group_size @ (32 | 64 | 128)), Some(bits @ (2 | 3 | 4 | 6 | 8)), Some(mode)) => {
+                Ok(Self { group_size, bits, mode })
+            }
+            _ => Err(Error::argument(
+                "config",
+                format_args!(
+                    "quantization with group_size 32, 64 or 128, bits 2, 3, 4, 6 or 8 and mode \
+                     affine or mxfp4, got {value}"
+                ),
+            )),
         }
     }
 }
@@ -103,15 +157,7 @@ impl Config {
         if self.model_type != "llama" {
             return refuse("model_type llama", &self.model_type);
         }
-        if let Some(quantization) = &self.quantization {
-            return refuse("float weights", &format_args!("quantization {quantization}"));
-        }
-        if let Some(scaling) = &self.rope_scaling {
-            let kind = scaling.get("rope_type").or(scaling.get("type"));
-            if kind.and_then(|kind| kind.as_str()) != Some("default") {
-                return refuse("rope_scaling of type default", scaling);
-            }
-        }
+        self.quantization_of("")?;
         if let Some(kind) = self.layer_types.iter().flatten().find(|t| *t != "full_attention") {
             return refuse("layer_types of full_attention", kind);
         }
@@ -145,7 +191,32 @@ impl Config {
         if !(self.rope_theta > 0.0 && self.rope_theta.is_finite()) {
             return refuse("a finite rope_theta > 0", &self.rope_theta);
         }
-        Ok(())
+        self.rope_frequencies().map(|_| ())
+    }
+
+    /// What the rotary embedding turns by.
+    pub fn rope_frequencies(&self) -> Result<RopeFrequencies> {
+        let scaling = match &self.rope_scaling {
+            Some(scaling) => RopeScaling::parse(scaling)?,
+            None => RopeScaling::Default,
+        };
+        RopeFrequencies::new(
+            self.head_dim(),
+            self.rope_traditional,
+            self.rope_theta,
+            &scaling,
+            self.max_position_embeddings,
+        )
+    }
+
+    /// How the module at `path` is packed, if its weights are.
+    pub fn quantization_of(&self, path: &str) -> Result<Option<Quantization>> {
+        let Some(all) = &self.quantization else { return Ok(None) };
+        match all.get(path) {
+            Some(serde_json::Value::Bool(false)) => Ok(None),
+            Some(own @ serde_json::Value::Object(_)) => Quantization::parse(own).map(Some),
+            _ => Quantization::parse(all).map(Some),
+        }
     }
 
     /// Key and value heads.

@@ -4,7 +4,7 @@ use crate::array::{Array, async_eval, eval};
 use crate::error::{Error, Result};
 use crate::memory;
 
-use super::cache::Cache;
+use super::cache::{Cache, CacheKind};
 use super::model::Llama;
 use super::sampling::{Sampler, Sampling};
 
@@ -20,6 +20,8 @@ pub struct Options {
     pub sampling: Sampling,
     /// Tokens that end the text.
     pub eos: Vec<u32>,
+    /// How keys and values are kept.
+    pub cache: CacheKind,
 }
 
 /// Why a text ended.
@@ -110,7 +112,7 @@ impl Llama {
         }
         let mut generation = Generation {
             model: self,
-            cache: self.new_cache(),
+            cache: self.new_cache_of(options.cache)?,
             sampler: Sampler::new(options.sampling)?,
             eos: options.eos.clone(),
             max_tokens: options.max_tokens.min(limit + 1 - prompt.len()),

@@ -1,4 +1,4 @@
-//! A small Llama: every norm, rotary embedding and attention softmax is one of our primitives.
+//! A Llama on our primitives: seven dispatches a layer for a decoded token of packed weights.
 //!
 //! Reads from the outside in: [`Checkpoint`] (files) holds a [`Tokenizer`] and a [`Llama`]
 //! (weights and forward pass), [`Llama::generate`] drives them through a [`Cache`] with a [`Sampler`].
@@ -18,20 +18,31 @@
 //! # Ok::<(), mlx_primitives::Error>(())
 //! ```
 
+mod adapters;
 mod cache;
 mod checkpoint;
 mod config;
+mod estimate;
 mod generate;
+mod linear;
 mod model;
+mod rope_frequencies;
+mod rope_scaling;
 mod sampling;
 mod tokenizer;
+mod unfused;
 mod weights;
 
-pub use cache::Cache;
+pub use adapters::Adapters;
+pub use cache::{Cache, CacheKind, Heads, LayerCache, Seen, Stored, Visible};
 pub use checkpoint::Checkpoint;
-pub use config::Config;
+pub use config::{Config, Quantization};
+pub use estimate::{Estimate, estimate};
 pub use generate::{FinishReason, Generation, Options, Statistics};
 pub use model::Llama;
+pub use rope_frequencies::RopeFrequencies;
+pub use rope_scaling::RopeScaling;
 pub use sampling::{Sampler, Sampling};
 pub use tokenizer::{TextStream, Tokenizer};
+pub use unfused::UnfusedCache;
 pub use weights::Weights;

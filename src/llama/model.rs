@@ -1,34 +1,42 @@
-use crate::array::{Array, select};
+use crate::array::Array;
 use crate::dtype::Dtype;
 use crate::error::{Error, Result};
-use crate::ops;
+use crate::ops::{self, AttentionOptions};
 
-use super::cache::{Cache, LayerCache};
-use super::config::Config;
+use super::adapters::Adapters;
+use super::cache::{Cache, CacheKind, Heads, LayerCache, Seen, Stored, Visible};
+use super::config::{Config, Quantization};
+use super::linear::{Around, Linear, Matrix, Norm, Projections, swiglu};
+use super::rope_frequencies::RopeFrequencies;
 use super::weights::Weights;
 
 /// A Llama's weights and forward pass.
 pub struct Llama {
-    config: Config,
-    embed_tokens: Array,
-    layers: Vec<DecoderLayer>,
-    norm: Array,
-    lm_head: Linear,
+    pub(super) config: Config,
+    pub(super) embed_tokens: Matrix,
+    pub(super) layers: Vec<DecoderLayer>,
+    pub(super) norm: Norm,
+    /// None where the embedding is the output projection too.
+    pub(super) lm_head: Option<Linear>,
 }
 
 impl Llama {
     /// Puts the model together; an error for missing, extra or misshapen tensors.
     pub fn new(config: Config, mut weights: Weights) -> Result<Self> {
         let (vocab, hidden) = (config.vocab_size, config.hidden_size);
-        let embed_tokens = weights.take("model.embed_tokens.weight", &[vocab, hidden])?;
+        let path = "model.embed_tokens";
+        let embed_tokens =
+            Matrix::load(path, [vocab, hidden], config.quantization_of(path)?, &mut weights)?;
         let layers = (0..config.num_hidden_layers)
             .map(|i| DecoderLayer::new(&config, &format!("model.layers.{i}"), &mut weights))
             .collect::<Result<_>>()?;
-        let norm = weights.take("model.norm.weight", &[hidden])?;
-        let lm_head = if config.tie_word_embeddings {
-            Linear { weight_t: embed_tokens.t()?, bias: None }
-        } else {
-            Linear::new("lm_head", hidden, vocab, &mut weights)?
+        let norm = Norm {
+            weight: weights.take("model.norm.weight", &[hidden])?,
+            eps: config.rms_norm_eps,
+        };
+        let lm_head = match config.tie_word_embeddings {
+            true => None,
+            false => Some(linear(&config, "lm_head", [vocab, hidden], &mut weights)?),
         };
         weights.finish(config.tie_word_embeddings)?;
         Ok(Self { config, embed_tokens, layers, norm, lm_head })
@@ -41,12 +49,62 @@ impl Llama {
 
     /// The type of the activations.
     pub fn dtype(&self) -> Dtype {
-        self.embed_tokens.dtype()
+        self.norm.weight.dtype()
     }
 
-    /// An empty cache for this model.
+    /// The same model with every projection, and the embedding, packed whose rows are whole groups.
+    ///
+    /// ```
+    /// use mlx_primitives::llama::{Checkpoint, Quantization};
+    ///
+    /// let llama = Checkpoint::demo()?.llama;
+    /// let packed = llama.quantized(Quantization::affine(32, 4))?;
+    /// assert!(packed.nbytes() * 4 < llama.nbytes());
+    /// # Ok::<(), mlx_primitives::Error>(())
+    /// ```
+    pub fn quantized(&self, to: Quantization) -> Result<Self> {
+        let packed = self.with_projections(&|projection| projection.quantized(to))?;
+        Ok(Self { embed_tokens: self.embed_tokens.quantized(to)?, ..packed })
+    }
+
+    /// The same model with other projections.
+    pub(super) fn with_projections(&self, f: &Change) -> Result<Self> {
+        Ok(Self {
+            config: self.config.clone(),
+            embed_tokens: self.embed_tokens.clone(),
+            layers: self.layers.iter().map(|layer| layer.changed(f)).collect::<Result<_>>()?,
+            norm: self.norm.clone(),
+            lm_head: self.lm_head.as_ref().map(f).transpose()?,
+        })
+    }
+
+    /// An empty cache for this model, of the plain kind.
     pub fn new_cache(&self) -> Cache {
-        Cache::new(self.layers.len())
+        Cache { layers: vec![LayerCache::default(); self.layers.len()] }
+    }
+
+    /// An empty cache for this model; an error for a kind that cannot be.
+    pub fn new_cache_of(&self, kind: CacheKind) -> Result<Cache> {
+        if let CacheKind::Quantized { group_size, .. } = kind
+            && group_size > 0
+            && self.config.head_dim() % group_size != 0
+        {
+            return Err(Error::argument(
+                "cache",
+                format_args!(
+                    "groups that divide {} features, got {group_size}",
+                    self.config.head_dim()
+                ),
+            ));
+        }
+        Cache::new(self.layers.len(), kind)
+    }
+
+    /// Bytes of the weights.
+    pub fn nbytes(&self) -> usize {
+        let head = self.lm_head.as_ref().map_or(0, Linear::nbytes);
+        let layers: usize = self.layers.iter().map(DecoderLayer::nbytes).sum();
+        self.embed_tokens.nbytes() + self.norm.weight.nbytes() + head + layers
     }
 
     /// Logits `[batch, time, vocab]` of what follows each of `tokens` (integers `[batch, time]`),
@@ -63,6 +121,16 @@ impl Llama {
     /// # Ok::<(), mlx_primitives::Error>(())
     /// ```
     pub fn forward(&self, tokens: &Array, cache: &mut Cache) -> Result<Array> {
+        self.forward_adapted(tokens, cache, None)
+    }
+
+    /// As [`forward`](Self::forward), with low-rank updates beside the projections they name.
+    pub fn forward_adapted(
+        &self,
+        tokens: &Array,
+        cache: &mut Cache,
+        adapters: Option<&Adapters>,
+    ) -> Result<Array> {
         if tokens.ndim() != 2 || cache.layers.len() != self.layers.len() {
             return Err(Error::argument(
                 "llama",
@@ -72,168 +140,198 @@ impl Llama {
                 ),
             ));
         }
-        let mut h = self.embed_tokens.take(tokens, 0)?; // [batch, time, hidden]
-        let mask = causal_mask(cache.len(), tokens.dim(1)?)?;
+        let mut h = self.embed_tokens.rows(tokens, self.dtype())?; // [batch, time, hidden]
+        let visible = cache.visible(tokens.dim(1)?)?;
         for (layer, cache) in self.layers.iter().zip(&mut cache.layers) {
-            h = layer.forward(&h, mask.as_ref(), cache)?;
+            h = layer.forward(&h, &visible, cache, adapters)?;
         }
-        let h = ops::rms_norm(&h, Some(&self.norm), self.config.rms_norm_eps)?;
-        self.lm_head.forward(&h)
+        self.logits(&h)
+    }
+
+    fn logits(&self, h: &Array) -> Result<Array> {
+        let around = Around { norm: Some(&self.norm), ..Around::default() };
+        match &self.lm_head {
+            Some(head) => head.forward(h, around),
+            None => {
+                let matrix = self.embed_tokens.clone();
+                Linear { path: String::new(), matrix, bias: None }.forward(h, around)
+            }
+        }
     }
 }
 
-/// True where a query may look, `[time, start + time]`; none for a single query, which sees all.
-fn causal_mask(start: i32, time: i32) -> Result<Option<Array>> {
-    if time == 1 {
-        return Ok(None);
-    }
-    let (start, end) = (f64::from(start), f64::from(start + time));
-    let queries = Array::arange::<i32>(start, end, 1.0)?.expand_dims(&[1])?;
-    let keys = Array::arange::<i32>(0.0, end, 1.0)?.expand_dims(&[0])?;
-    Ok(Some(queries.greater_equal(&keys)?))
+/// A change of a projection.
+pub(super) type Change<'a> = dyn Fn(&Linear) -> Result<Linear> + 'a;
+
+fn linear(config: &Config, path: &str, shape: [i32; 2], weights: &mut Weights) -> Result<Linear> {
+    Linear::new(path.to_owned(), shape, config.quantization_of(path)?, weights)
 }
 
-struct DecoderLayer {
-    input_layernorm: Array,
-    attention: Attention,
-    post_attention_layernorm: Array,
-    mlp: Mlp,
-    eps: f32,
+pub(super) struct DecoderLayer {
+    pub input_layernorm: Norm,
+    pub attention: Attention,
+    pub post_attention_layernorm: Norm,
+    pub mlp: Mlp,
 }
 
 impl DecoderLayer {
     fn new(config: &Config, path: &str, weights: &mut Weights) -> Result<Self> {
-        let hidden = [config.hidden_size];
+        let mut norm = |name: &str| -> Result<Norm> {
+            let weight = weights.take(&format!("{path}.{name}.weight"), &[config.hidden_size])?;
+            Ok(Norm { weight, eps: config.rms_norm_eps })
+        };
         Ok(Self {
-            input_layernorm: weights.take(&format!("{path}.input_layernorm.weight"), &hidden)?,
+            input_layernorm: norm("input_layernorm")?,
+            post_attention_layernorm: norm("post_attention_layernorm")?,
             attention: Attention::new(config, &format!("{path}.self_attn"), weights)?,
-            post_attention_layernorm: weights
-                .take(&format!("{path}.post_attention_layernorm.weight"), &hidden)?,
             mlp: Mlp::new(config, &format!("{path}.mlp"), weights)?,
-            eps: config.rms_norm_eps,
         })
     }
 
-    fn forward(&self, x: &Array, mask: Option<&Array>, cache: &mut LayerCache) -> Result<Array> {
-        let normed = ops::rms_norm(x, Some(&self.input_layernorm), self.eps)?;
-        let h = x.add(self.attention.forward(&normed, mask, cache)?)?;
-        let normed = ops::rms_norm(&h, Some(&self.post_attention_layernorm), self.eps)?;
-        h.add(self.mlp.forward(&normed)?)
+    fn forward(
+        &self,
+        x: &Array,
+        visible: &Visible,
+        cache: &mut LayerCache,
+        adapters: Option<&Adapters>,
+    ) -> Result<Array> {
+        let h = self.attention.forward(x, &self.input_layernorm, visible, cache, adapters)?;
+        self.mlp.forward(&h, &self.post_attention_layernorm, adapters)
+    }
+
+    fn nbytes(&self) -> usize {
+        let norms =
+            self.input_layernorm.weight.nbytes() + self.post_attention_layernorm.weight.nbytes();
+        norms + self.attention.nbytes() + self.mlp.nbytes()
+    }
+
+    fn changed(&self, f: &Change) -> Result<Self> {
+        let Attention { qkv_proj, o_proj, heads, rope } = &self.attention;
+        let Mlp { gate_proj, up_proj, down_proj } = &self.mlp;
+        Ok(Self {
+            input_layernorm: self.input_layernorm.clone(),
+            attention: Attention {
+                qkv_proj: qkv_proj.changed(f)?,
+                o_proj: f(o_proj)?,
+                heads: *heads,
+                rope: rope.clone(),
+            },
+            post_attention_layernorm: self.post_attention_layernorm.clone(),
+            mlp: Mlp { gate_proj: f(gate_proj)?, up_proj: f(up_proj)?, down_proj: f(down_proj)? },
+        })
+    }
+
+    /// Its projections, in the order that they run in.
+    pub fn projections(&self) -> impl Iterator<Item = &Linear> {
+        let Mlp { gate_proj, up_proj, down_proj } = &self.mlp;
+        let rest = [&self.attention.o_proj, gate_proj, up_proj, down_proj];
+        self.attention.qkv_proj.parts().iter().chain(rest)
     }
 }
 
-struct Attention {
-    q_proj: Linear,
-    k_proj: Linear,
-    v_proj: Linear,
-    o_proj: Linear,
-    heads: i32,
-    kv_heads: i32,
-    head_dim: i32,
-    rope_theta: f32,
-    rope_traditional: bool,
+pub(super) struct Attention {
+    pub qkv_proj: Projections,
+    pub o_proj: Linear,
+    pub heads: Heads,
+    pub rope: RopeFrequencies,
 }
 
 impl Attention {
     fn new(config: &Config, path: &str, weights: &mut Weights) -> Result<Self> {
-        let (heads, kv_heads) = (config.num_attention_heads, config.kv_heads());
-        let (hidden, head_dim) = (config.hidden_size, config.head_dim());
-        let mut linear =
-            |name: &str, i, o| Linear::new(&format!("{path}.{name}"), i, o, &mut *weights);
+        let heads = Heads::from(config);
+        let (hidden, features) = (config.hidden_size, heads.head_dim);
+        let mut projection = |name: &str, outputs: i32, inputs: i32| {
+            linear(config, &format!("{path}.{name}"), [outputs, inputs], weights)
+        };
+        let qkv = [
+            projection("q_proj", heads.heads * features, hidden)?,
+            projection("k_proj", heads.kv_heads * features, hidden)?,
+            projection("v_proj", heads.kv_heads * features, hidden)?,
+        ];
         Ok(Self {
-            q_proj: linear("q_proj", hidden, heads * head_dim)?,
-            k_proj: linear("k_proj", hidden, kv_heads * head_dim)?,
-            v_proj: linear("v_proj", hidden, kv_heads * head_dim)?,
-            o_proj: linear("o_proj", heads * head_dim, hidden)?,
+            o_proj: projection("o_proj", hidden, heads.heads * features)?,
+            qkv_proj: Projections::new(qkv)?,
             heads,
-            kv_heads,
-            head_dim,
-            rope_theta: config.rope_theta,
-            rope_traditional: config.rope_traditional,
+            rope: config.rope_frequencies()?,
         })
     }
 
-    fn forward(&self, x: &Array, mask: Option<&Array>, cache: &mut LayerCache) -> Result<Array> {
+    /// `x + attention(norm(x))`.
+    fn forward(
+        &self,
+        x: &Array,
+        norm: &Norm,
+        visible: &Visible,
+        cache: &mut LayerCache,
+        adapters: Option<&Adapters>,
+    ) -> Result<Array> {
         let (batch, time) = (x.dim(0)?, x.dim(1)?);
-        let split = |x: Array, heads| {
-            x.reshape(&[batch, time, heads, self.head_dim])?.transpose(&[0, 2, 1, 3])
-        };
-        let queries = self.rope(&split(self.q_proj.forward(x)?, self.heads)?, cache.len())?;
-        let keys = self.rope(&split(self.k_proj.forward(x)?, self.kv_heads)?, cache.len())?;
-        let values = split(self.v_proj.forward(x)?, self.kv_heads)?;
-        let [keys, values] = cache.append(keys, values)?;
-
-        // Query heads that share a key head: [batch, kv_heads, group, time, head_dim].
-        let group = self.heads / self.kv_heads;
-        let scaled = queries.multiply((self.head_dim as f32).powf(-0.5))?;
-        let queries = scaled.reshape(&[batch, self.kv_heads, group, time, self.head_dim])?;
-        let (keys, values) = (keys.expand_dims(&[2])?, values.expand_dims(&[2])?);
-        let scores = queries.matmul(&keys.t()?)?; // [batch, kv_heads, group, time, seen]
-        let scores = match mask {
-            Some(mask) => select(mask, &scores, &lowest(scores.dtype())?)?,
-            None => scores,
-        };
-        let output = ops::softmax(&scores)?.matmul(&values)?;
-        let output = output
-            .reshape(&[batch, self.heads, time, self.head_dim])?
-            .transpose(&[0, 2, 1, 3])?
-            .reshape(&[batch, time, self.heads * self.head_dim])?;
-        self.o_proj.forward(&output)
+        let around = Around { norm: Some(norm), adapters, ..Around::default() };
+        let qkv = self.qkv_proj.forward(x, around)?;
+        let seen = cache.append(&qkv, self.heads, &self.rope)?;
+        let output = attend(&seen, visible)?.transpose(&[0, 2, 1, 3])?.reshape(&[
+            batch,
+            time,
+            self.heads.heads * self.heads.head_dim,
+        ])?;
+        let around = Around { residual: Some(x), adapters, ..Around::default() };
+        self.o_proj.forward(&output, around)
     }
 
-    fn rope(&self, x: &Array, offset: i32) -> Result<Array> {
-        let base = Some(self.rope_theta);
-        ops::rope(x, self.head_dim, self.rope_traditional, base, 1.0, offset, None)
+    fn nbytes(&self) -> usize {
+        self.qkv_proj.nbytes() + self.o_proj.nbytes()
     }
 }
 
-/// The least finite number, which MLX's attention puts where a query may not look.
-fn lowest(dtype: Dtype) -> Result<Array> {
-    match dtype {
-        Dtype::Float16 => Array::scalar(half::f16::MIN),
-        Dtype::Bfloat16 => Array::scalar(half::bf16::MIN),
-        _ => Array::scalar(f32::MIN),
+/// `[batch, heads, time, head_dim]`.
+fn attend(seen: &Seen, visible: &Visible) -> Result<Array> {
+    let mut options = AttentionOptions::default();
+    match visible {
+        Visible::All => {}
+        Visible::Causal => options.causal = true,
+        Visible::Mask(mask) => options.mask = Some(mask),
+    }
+    match (&seen.keys, &seen.values) {
+        (Stored::Plain(keys), Stored::Plain(values)) => {
+            ops::attention(&seen.queries, keys, values, &options)
+        }
+        (keys, values) => {
+            if let (Some((k, bits, group_size)), Some((v, ..))) = (keys.rows(), values.rows()) {
+                return ops::attention_quantized(&seen.queries, k, v, bits, group_size, &options);
+            }
+            ops::attention(&seen.queries, &keys.dequantized()?, &values.dequantized()?, &options)
+        }
     }
 }
 
-struct Mlp {
-    gate_proj: Linear,
-    up_proj: Linear,
-    down_proj: Linear,
+pub(super) struct Mlp {
+    pub gate_proj: Linear,
+    pub up_proj: Linear,
+    pub down_proj: Linear,
 }
 
 impl Mlp {
     fn new(config: &Config, path: &str, weights: &mut Weights) -> Result<Self> {
         let (hidden, inner) = (config.hidden_size, config.intermediate_size);
+        let mut projection = |name: &str, outputs: i32, inputs: i32| {
+            linear(config, &format!("{path}.{name}"), [outputs, inputs], weights)
+        };
         Ok(Self {
-            gate_proj: Linear::new(&format!("{path}.gate_proj"), hidden, inner, weights)?,
-            up_proj: Linear::new(&format!("{path}.up_proj"), hidden, inner, weights)?,
-            down_proj: Linear::new(&format!("{path}.down_proj"), inner, hidden, weights)?,
+            gate_proj: projection("gate_proj", inner, hidden)?,
+            up_proj: projection("up_proj", inner, hidden)?,
+            down_proj: projection("down_proj", hidden, inner)?,
         })
     }
 
-    fn forward(&self, x: &Array) -> Result<Array> {
-        let gate = self.gate_proj.forward(x)?;
-        let silu = gate.multiply(gate.sigmoid()?)?;
-        self.down_proj.forward(&silu.multiply(self.up_proj.forward(x)?)?)
-    }
-}
-
-struct Linear {
-    /// `[inputs, outputs]`, a view of the stored `[outputs, inputs]`.
-    weight_t: Array,
-    bias: Option<Array>,
-}
-
-impl Linear {
-    fn new(path: &str, inputs: i32, outputs: i32, weights: &mut Weights) -> Result<Self> {
-        let weight = weights.take(&format!("{path}.weight"), &[outputs, inputs])?;
-        let bias = weights.take_optional(&format!("{path}.bias"), &[outputs])?;
-        Ok(Self { weight_t: weight.t()?, bias })
+    /// `x + down(silu(gate(norm(x))) * up(norm(x)))`.
+    fn forward(&self, x: &Array, norm: &Norm, adapters: Option<&Adapters>) -> Result<Array> {
+        let around = Around { norm: Some(norm), adapters, ..Around::default() };
+        let inner = swiglu(&self.gate_proj, &self.up_proj, x, around)?;
+        let around = Around { residual: Some(x), adapters, ..Around::default() };
+        self.down_proj.forward(&inner, around)
     }
 
-    fn forward(&self, x: &Array) -> Result<Array> {
-        let y = x.matmul(&self.weight_t)?;
-        self.bias.as_ref().map_or(Ok(y.clone()), |bias| y.add(bias))
+    fn nbytes(&self) -> usize {
+        self.gate_proj.nbytes() + self.up_proj.nbytes() + self.down_proj.nbytes()
     }
 }

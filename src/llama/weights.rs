@@ -37,6 +37,11 @@ impl Weights {
         Ok(Some(array))
     }
 
+    /// The tensor of that name, of any shape and type.
+    pub(super) fn take_any(&mut self, name: &str) -> Option<Array> {
+        self.arrays.remove(name)
+    }
+
     /// An error that names a tensor nobody took, if there is one that a Llama does not have.
     pub fn finish(mut self, tied: bool) -> Result<()> {
         // Old checkpoints store what is computed; tied ones may store the embedding twice.

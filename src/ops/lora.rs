@@ -2,6 +2,7 @@ use super::{QuantizedWeight, matmul};
 use crate::array::{Array, to_list};
 use crate::error::{Error, Result};
 use crate::ffi::lora::bridge as ffi;
+use crate::random;
 
 /// The frozen matrix `[n, k]` of a linear layer.
 #[derive(Clone)]
@@ -77,7 +78,7 @@ pub fn lora_linear(
 }
 
 /// A low-rank update `scale · B · A` of a linear layer.
-#[derive(Clone)]
+#[derive(Clone, Debug)]
 pub struct Lora {
     a: Array,
     b: Array,
@@ -99,6 +100,30 @@ impl Lora {
     /// From `lora_a` `[k, rank]` and `lora_b` `[rank, n]`, as adapters of mlx-lm store them.
     pub fn from_mlx_lm(lora_a: &Array, lora_b: &Array, scale: f32) -> Result<Self> {
         Self::new(lora_a.t()?.contiguous()?, lora_b.t()?.contiguous()?, scale)
+    }
+
+    /// An update that changes nothing yet, of a layer `[n, k]`: `a` is drawn evenly from the range
+    /// ±1 / √k, by the thread's random sequence, and `b` is zero; both float32.
+    pub fn initial([outputs, inputs]: [i32; 2], rank: i32, scale: f32) -> Result<Self> {
+        if rank < 1 || outputs < 1 || inputs < 1 {
+            return Err(Error::argument(
+                "lora",
+                format_args!("a rank and extents above 0, got {rank} for [{outputs}, {inputs}]"),
+            ));
+        }
+        let bound = 1.0 / (inputs as f32).sqrt();
+        let a = random::uniform::<f32>(-bound, bound, &[rank, inputs], None)?;
+        Self::new(a, Array::zeros::<f32>(&[outputs, rank])?, scale)
+    }
+
+    /// `[rank, k]`.
+    pub fn a(&self) -> &Array {
+        &self.a
+    }
+
+    /// `[n, rank]`.
+    pub fn b(&self) -> &Array {
+        &self.b
     }
 
     /// [`lora_linear`] with this update.

@@ -2,25 +2,44 @@
 //! kernel of ours on the CPU, with `vjp`, `jvp` and `vmap`, usable inside `compile`.
 //!
 //! All are lazy and take float32, float16 or bfloat16 in any layout; an input that is not
-//! row-contiguous is copied first. Sums are accumulated in float32.
+//! row-contiguous is copied first, but for those of `attention`, which reads views where they
+//! lie. Sums are accumulated in float32.
 
 mod activation;
+mod attention;
+mod cross_entropy;
+mod layer_norm;
 mod linear;
+mod logsumexp;
 mod lora;
+mod masked_softmax;
+mod quantize;
 mod quantized_matmul;
+mod reduce;
+mod residual_norm;
 mod rms_norm;
 mod rope;
+mod rope_append;
 mod softmax;
 
 pub use activation::{
     Activation, add_relu, affine, geglu, geglu_tanh, gelu, gelu_tanh, mul_relu, relu, silu, swiglu,
 };
+pub use attention::{AttentionOptions, QuantizedRows, attention, attention_quantized};
+pub use cross_entropy::{CrossEntropyOptions, cross_entropy};
+pub use layer_norm::layer_norm;
 pub use linear::{LinearOptions, linear, matmul};
+pub use logsumexp::{log_softmax, logsumexp};
 pub use lora::{LinearWeight, Lora, lora_linear};
+pub use masked_softmax::{SoftmaxOptions, masked_softmax};
+pub use quantize::{dequantize, quantize};
 pub use quantized_matmul::{
     QuantizedMode, QuantizedOptions, QuantizedWeight, quantized_linear, quantized_linears,
     quantized_swiglu,
 };
+pub use reduce::{Axes, max, mean, norm, sum, sum_of_squares};
+pub use residual_norm::{layer_norm_residual, rms_norm_residual};
 pub use rms_norm::rms_norm;
 pub use rope::{Offset, rope};
+pub use rope_append::{Rotation, StateLayout, rope_append};
 pub use softmax::softmax;

@@ -67,7 +67,7 @@ impl QuantizedWeight {
             return Err(Error::argument("quantized_weight", got));
         }
         let layout = layout(group_size, bits, mode);
-        let mut parts = from_list(&*ffi::quantize(w.raw(), &layout)?).into_iter();
+        let mut parts = from_list(&*ffi::pack_matrix(w.raw(), &layout)?).into_iter();
         let mut next = || {
             parts.next().ok_or_else(|| Error::argument("quantized_weight", "all parts of a result"))
         };
@@ -88,7 +88,15 @@ impl QuantizedWeight {
     /// The matrix `[n, k]` in a floating type.
     pub fn dequantize_to(&self, dtype: Dtype) -> Result<Array> {
         let list = to_list(self.arrays());
-        Array::from_bridge(ffi::dequantize(&list, &self.layout(), dtype.into()))
+        Array::from_bridge(ffi::unpack_matrix(&list, &self.layout(), dtype.into()))
+    }
+
+    /// The rows that `ids` number, `[..., k]` in a floating type: what an embedding is asked for.
+    pub fn take_rows(&self, ids: &Array, dtype: Dtype) -> Result<Array> {
+        let taken: Vec<Array> =
+            self.arrays().map(|part| part.take(ids, 0)).collect::<Result<_>>()?;
+        let list = to_list(&taken);
+        Array::from_bridge(ffi::unpack_matrix(&list, &self.layout(), dtype.into()))
     }
 
     /// Rows of the matrix: elements of a product.

@@ -2,25 +2,37 @@
 
 mod activation;
 mod array;
+mod attention;
 mod build;
+mod cache;
 mod cli;
 mod compile;
+mod cross_entropy;
 mod errors;
+mod fused_llama;
 mod gguf;
 mod gradients;
 mod graph;
 mod hostile;
 mod io;
+mod layer_norm;
 mod linear;
 mod llama;
+mod logsumexp;
 mod lora;
+mod masked_softmax;
 mod memory;
 mod plan;
 mod printing;
+mod quantize;
 mod quantized_matmul;
 mod random;
+mod reduce;
+mod residual_norm;
 mod rms_norm;
 mod rope;
+mod rope_append;
+mod rope_scaling;
 #[cfg(target_os = "linux")]
 mod simulated;
 mod softmax;

@@ -3,13 +3,16 @@
 //! MLX's counters belong to the process, so each measurement runs in a process of its own: this
 //! binary again, with one test and an environment variable.
 
+use std::cell::RefCell;
 use std::env;
 use std::fs;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::process::Command;
 
+use mlx_primitives::llama::{CacheKind, Checkpoint};
+use mlx_primitives::ops::{Rotation, StateLayout};
 use mlx_primitives::transforms::{compile, grad, jvp, vjp, vmap};
-use mlx_primitives::{Array, Error, async_eval, memory, ops};
+use mlx_primitives::{Array, Dtype, Error, async_eval, eval, memory, ops};
 
 use crate::support::input::random32;
 use crate::support::{Checked, EPS, OPS, fewer_if_simulated};
@@ -151,6 +154,44 @@ fn of_errors_and_panics() -> Checked {
     });
     drop(std::panic::take_hook());
     result
+}
+
+#[test]
+fn of_steps_into_a_state() -> Checked {
+    let layout = StateLayout { heads: 4, kv_heads: 2, head_dim: 16, capacity: 2048 };
+    let by = Rotation { dims: 16, ..Rotation::default() };
+    let empty = layout.zeros(2, Dtype::Float32)?;
+    let address = empty.address()?;
+    let state = RefCell::new(empty);
+    let qkv = random32(&[2, 1, 8 * 16], 1)?;
+    stays_flat("of_steps_into_a_state", 20_000, |i| {
+        let position = (i % 2048) as i32;
+        let held = memory::active_memory();
+        memory::reset_peak_memory();
+        let new = ops::rope_append(&state.borrow(), &qkv, &layout, &by, position, None)?;
+        state.replace(new);
+        let seen = layout.keys(&state.borrow(), position + 1)?;
+        eval([&*state.borrow(), &seen])?;
+        assert_eq!(state.borrow().address()?, address, "the buffer stays where it is");
+        // 1.1 MB, had it been copied; a position and its handles take some hundred bytes.
+        assert!(memory::peak_memory() < held + 4096, "{} more", memory::peak_memory() - held);
+        Ok(())
+    })
+}
+
+#[test]
+fn of_decoding() -> Checked {
+    let llama = Checkpoint::demo()?.llama;
+    let token = Array::from_slice(&[7u32], &[1, 1])?;
+    let rotating = CacheKind::Rotating { max_size: 32, keep: 4 };
+    let cache = RefCell::new(llama.new_cache_of(rotating)?);
+    stays_flat("of_decoding", 200, |_| {
+        // Past the size, every step replaces a position.
+        for _ in 0..8 {
+            llama.forward(&token, &mut cache.borrow_mut())?.eval()?;
+        }
+        Ok(())
+    })
 }
 
 #[test]

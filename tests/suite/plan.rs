@@ -5,7 +5,10 @@ use std::fs;
 use std::path::Path;
 
 use mlx_primitives::Dtype;
-use mlx_primitives::plan::{LaunchPlan, MAX_THREADS, Rope, rms_norm, rope, softmax};
+use mlx_primitives::plan::{
+    Attention, LaunchPlan, MAX_THREADS, Rope, attention, cross_entropy, logsumexp, masked_softmax,
+    rms_norm, rope, softmax,
+};
 
 use crate::support::input::FLOATS;
 use crate::support::{Checked, message};
@@ -38,6 +41,18 @@ const AXES: [u32; 20] = [
 ];
 const ROWS: [u64; 9] = [0, 1, 3, 7, 8, 9, 67, 1 << 20, u32::MAX as u64];
 
+/// The kernels whose plans `plan` shows; `simulated` runs those of all.
+const PLANNED: [&str; 8] = [
+    "attention",
+    "cross_entropy",
+    "logsumexp",
+    "masked_softmax",
+    "masked_softmax_grad",
+    "rms_norm",
+    "rope",
+    "softmax",
+];
+
 fn threads(plan: &LaunchPlan) -> u64 {
     plan.group.iter().map(|&n| u64::from(n)).product()
 }
@@ -47,7 +62,8 @@ fn instantiated() -> anyhow::Result<BTreeSet<String>> {
     let mut names = BTreeSet::new();
     for entry in fs::read_dir(Path::new(env!("CARGO_MANIFEST_DIR")).join("metal"))? {
         let path = entry?.path();
-        if path.extension().is_none_or(|e| e != "metal") {
+        let stem = path.file_stem().unwrap_or_default().to_string_lossy();
+        if path.extension().is_none_or(|e| e != "metal") || !PLANNED.contains(&&*stem) {
             continue;
         }
         let text = fs::read_to_string(&path)?;
@@ -79,8 +95,8 @@ fn check_rows(plan: &LaunchPlan, rows: u64, axis: u32, slots: u64, max_threads: 
     assert!(threads > 0 && threads.is_multiple_of(SIMD.into()), "{what}");
     assert_eq!((plan.group[1], plan.group[2], plan.grid[1], plan.grid[2]), (1, 1, 1, 1), "{what}");
     let simds = threads / u64::from(SIMD);
-    let form = plan.kernel.trim_start_matches("mlxp_rms_norm_").trim_start_matches("mlxp_softmax_");
-    let form = form.split('_').next().unwrap_or_default();
+    let forms = ["simd", "row", "row2", "row4", "looped"];
+    let form = plan.kernel.split('_').find(|part| forms.contains(part)).unwrap_or_default();
     let groups = u64::from(plan.grid[0]);
     if form == "simd" {
         // A row for each SIMD group: enough of them, and none without a row but in the last group.
@@ -120,8 +136,40 @@ fn rows() -> Checked {
                     }
                     let plan = softmax(rows, axis, dtype, max_threads)?;
                     check_rows(&plan, rows, axis, 2, max_threads);
+                    for other in [false, true] {
+                        let plan = masked_softmax(rows, axis, dtype, other, max_threads)?;
+                        check_rows(&plan, rows, axis, 2, max_threads);
+                        let plan = logsumexp(rows, axis, dtype, other, max_threads)?;
+                        check_rows(&plan, rows, axis, 2, max_threads);
+                    }
+                    let plan = cross_entropy(rows, axis, dtype, false, max_threads)?;
+                    check_rows(&plan, rows, axis, 3, max_threads);
                 }
             }
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn gradients_of_cross_entropy_cover_each_class_once() -> Checked {
+    for max_threads in LIMITS {
+        for classes in AXES {
+            let plan = cross_entropy(3, classes, FLOATS[0], true, max_threads)?;
+            let what = format!("{classes} within {max_threads}: {plan:?}");
+            let threads = threads(&plan);
+            assert!(threads <= u64::from(max_threads.min(256)) && threads > 0, "{what}");
+            assert!(threads.is_multiple_of(SIMD.into()), "{what}");
+            if plan.kernel.contains("_simd_") {
+                check_rows(&plan, 3, classes, 0, max_threads);
+                continue;
+            }
+            // Threadgroups beside each other, the last of them with something to do.
+            let each = threads * READS * 4;
+            let parts = u64::from(plan.grid[1]);
+            assert!(parts * each >= classes.into(), "{what}");
+            assert!((parts - 1) * each < classes.into(), "{what}");
+            assert_eq!((plan.grid[0], plan.grid[2], plan.threadgroup_bytes), (3, 1, 0), "{what}");
         }
     }
     Ok(())
@@ -224,6 +272,59 @@ fn check_rotation(plan: &LaunchPlan, shape: Rope, max_threads: u32) {
     }
 }
 
+const DECODE: Attention =
+    Attention { batch: 1, kv_heads: 8, group: 4, queries: 1, keys: 512, dim: 64, bits: 0 };
+
+fn attention_kernels() -> anyhow::Result<BTreeSet<String>> {
+    let mut used = BTreeSet::new();
+    for dtype in FLOATS {
+        for bits in [0, 4, 8] {
+            for (group, queries, dim) in
+                [(1, 1, 64), (4, 1, 64), (4, 2, 64), (4, 512, 64), (4, 512, 128), (4, 512, 256)]
+            {
+                for keys in [512, 4096] {
+                    let call = Attention { group, queries, dim, keys, bits, ..DECODE };
+                    used.extend(attention(call, dtype, MAX_THREADS)?.into_iter().map(|p| p.kernel));
+                }
+            }
+        }
+    }
+    Ok(used)
+}
+
+#[test]
+fn attention_within_limits() -> Checked {
+    for max_threads in LIMITS {
+        for (batch, kv_heads) in [(1, 1), (1, 8), (4, 32)] {
+            for (group, queries) in [(1, 1), (4, 1), (7, 1), (1, 5), (71, 1), (4, 100)] {
+                for keys in [1, 33, 512, 1025, 4096, 131_072] {
+                    for dim in [1, 64, 80, 128, 256] {
+                        let call =
+                            Attention { batch, kv_heads, group, queries, keys, dim, bits: 0 };
+                        let plans = attention(call, FLOATS[0], max_threads)?;
+                        let what = format!("{call:?} within {max_threads}: {plans:?}");
+                        for plan in &plans {
+                            assert!(threads(plan) <= max_threads.min(MAX_THREADS).into(), "{what}");
+                            assert!(threads(plan).is_multiple_of(SIMD.into()), "{what}");
+                            assert!(plan.threadgroup_bytes <= 32 << 10, "{what}");
+                            assert!(plan.threadgroup_bytes.is_multiple_of(16), "{what}");
+                        }
+                        let groups: u64 = plans[0].grid.iter().map(|&n| u64::from(n)).product();
+                        // Rows of a key-value head, and keys, are split where that fills a GPU.
+                        assert!(groups >= u64::from(batch * kv_heads), "{what}");
+                        assert!(plans.len() == 1 || keys > 1024 && groups < 4096, "{what}");
+                        assert!(keys < 4096 || groups >= 16, "{what}");
+                    }
+                }
+            }
+        }
+    }
+    for max_threads in [0, 31] {
+        assert!(attention(DECODE, FLOATS[0], max_threads).is_err());
+    }
+    Ok(())
+}
+
 #[test]
 fn kernels_are_those_that_exist_and_all_are_used() -> Checked {
     let exist = instantiated()?;
@@ -233,6 +334,11 @@ fn kernels_are_those_that_exist_and_all_are_used() -> Checked {
             used.insert(rms_norm(3, axis, dtype, false, MAX_THREADS)?.kernel);
             used.insert(rms_norm(3, axis, dtype, true, MAX_THREADS)?.kernel);
             used.insert(softmax(3, axis, dtype, MAX_THREADS)?.kernel);
+            for other in [false, true] {
+                used.insert(masked_softmax(3, axis, dtype, other, MAX_THREADS)?.kernel);
+                used.insert(logsumexp(3, axis, dtype, other, MAX_THREADS)?.kernel);
+                used.insert(cross_entropy(3, axis, dtype, other, MAX_THREADS)?.kernel);
+            }
         }
         for (seq, heads) in [(1, 4), (4, 1), (4, 4)] {
             for (traditional, explicit_freqs) in
@@ -243,6 +349,7 @@ fn kernels_are_those_that_exist_and_all_are_used() -> Checked {
             }
         }
     }
+    used.extend(attention_kernels()?);
     assert!(exist.len() >= 60, "{exist:?}");
     assert_eq!(used, exist);
     Ok(())

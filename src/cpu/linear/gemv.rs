@@ -66,13 +66,27 @@ pub unsafe fn gemv<T: Float>(
     if pairs {
         return run(std::ptr::null());
     }
-    if let Some(floats) = T::as_f32(x.get()) {
-        return run(floats);
+    // SAFETY: x holds so many elements.
+    unsafe { with_floats(machine, x.get(), m * k, &run) }
+}
+
+/// Calls `body` with x as floats: x itself, or a copy.
+///
+/// # Safety
+/// `x` holds `count` elements.
+pub unsafe fn with_floats<T: Float>(
+    machine: Machine,
+    x: *const T,
+    count: usize,
+    body: &dyn Fn(*const f32),
+) {
+    if let Some(floats) = T::as_f32(x) {
+        return body(floats);
     }
-    workspace::with(m * k, &|floats| {
-        // SAFETY: there is room for m * k floats.
-        unsafe { machine.level.run(Convert { from: x.get(), to: floats, count: m * k }) };
-        run(floats);
+    workspace::with(count, &|floats| {
+        // SAFETY: there is room for so many floats.
+        unsafe { machine.level.run(Convert { from: x, to: floats, count }) };
+        body(floats);
     });
 }
 

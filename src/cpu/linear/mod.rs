@@ -1,6 +1,7 @@
 //! `act(x · wᵀ + bias) + residual`: dot products for a few rows of x, tiles for many.
 
 pub mod arithmetic;
+mod columns;
 pub mod dense;
 pub mod gemm;
 pub mod gemv;
@@ -64,8 +65,12 @@ unsafe fn linear_on<T: Float>(machine: Machine, call: &LinearCall) {
     let x = call.x.cast::<T>();
     // SAFETY: the caller's contract.
     unsafe {
-        if call.m <= FEW_ROWS && !call.columns {
-            return gemv::gemv(machine, extents, x, call.w.cast::<T>(), &finish);
+        if call.m <= FEW_ROWS {
+            let w = call.w.cast::<T>();
+            if call.columns {
+                return columns::columns(machine, extents, x, w, &finish);
+            }
+            return gemv::gemv(machine, extents, x, w, &finish);
         }
         if T::IS_BF16 && machine.level.dots_bf16() {
             let weights = Dense::<Bf16> { w: call.w.cast(), extents, columns: call.columns };

@@ -3,7 +3,7 @@
 use std::arch::x86_64::*;
 use std::ops::{Add, Div, Mul, Sub};
 
-use super::F32x16;
+use super::{F32x16, LANES};
 
 #[derive(Clone, Copy)]
 pub struct Avx2(__m256, __m256);
@@ -141,6 +141,32 @@ impl F32x16 for Avx2 {
             let max = _mm_max_ps(_mm256_castps256_ps128(max), _mm256_extractf128_ps::<1>(max));
             let max = _mm_max_ps(max, _mm_movehl_ps(max, max));
             _mm_cvtss_f32(_mm_max_ss(max, _mm_movehdup_ps(max)))
+        })
+    }
+    #[inline(always)]
+    fn reduce_add_each(b: [Self; LANES]) -> Self {
+        // The tree of `reduce_add`: each node combines two blocks.
+        lanes!({
+            let halves = |a: Self| _mm256_add_ps(a.0, a.1);
+            let quarters = |a: Self, b: Self| {
+                let (a, b) = (halves(a), halves(b));
+                let low = _mm256_permute2f128_ps::<0x20>(a, b);
+                _mm256_add_ps(low, _mm256_permute2f128_ps::<0x31>(a, b))
+            };
+            let pairs = |a: __m256, b: __m256| {
+                let (a, b) = (_mm256_castps_pd(a), _mm256_castps_pd(b));
+                let low = _mm256_castpd_ps(_mm256_unpacklo_pd(a, b));
+                _mm256_add_ps(low, _mm256_castpd_ps(_mm256_unpackhi_pd(a, b)))
+            };
+            let ends = |a: __m256, b: __m256| {
+                let low = _mm256_shuffle_ps::<0x88>(a, b);
+                _mm256_add_ps(low, _mm256_shuffle_ps::<0xdd>(a, b))
+            };
+            let eight = |i: usize| {
+                let two = |j: usize| quarters(b[i + j], b[i + j + 4]);
+                ends(pairs(two(0), two(1)), pairs(two(2), two(3)))
+            };
+            Self(eight(0), eight(8))
         })
     }
     #[inline(always)]

@@ -179,6 +179,49 @@ impl<const BF16: bool> F32x16 for Avx512<BF16> {
     fn reduce_max(self) -> f32 {
         lanes!(_mm512_reduce_max_ps(self.0))
     }
+    const BLOCKS: usize = 32;
+    /// The tree of `reduce_add`, for two blocks at each of its nodes.
+    #[inline(always)]
+    fn reduce_add_each(b: [Self; LANES]) -> Self {
+        lanes!({
+            let halves = |a: Self, b: Self| {
+                let low = _mm512_shuffle_f32x4::<0x44>(a.0, b.0);
+                _mm512_add_ps(low, _mm512_shuffle_f32x4::<0xee>(a.0, b.0))
+            };
+            let quarters = |a: __m512, b: __m512| {
+                let low = _mm512_shuffle_f32x4::<0x88>(a, b);
+                _mm512_add_ps(low, _mm512_shuffle_f32x4::<0xdd>(a, b))
+            };
+            let pairs = |a: __m512, b: __m512| {
+                let (a, b) = (_mm512_castps_pd(a), _mm512_castps_pd(b));
+                let low = _mm512_castpd_ps(_mm512_unpacklo_pd(a, b));
+                _mm512_add_ps(low, _mm512_castpd_ps(_mm512_unpackhi_pd(a, b)))
+            };
+            let ends = |a: __m512, b: __m512| {
+                let low = _mm512_shuffle_ps::<0x88>(a, b);
+                _mm512_add_ps(low, _mm512_shuffle_ps::<0xdd>(a, b))
+            };
+            let four = |i: usize| quarters(halves(b[i], b[i + 4]), halves(b[i + 8], b[i + 12]));
+            Self(ends(pairs(four(0), four(1)), pairs(four(2), four(3))))
+        })
+    }
+    #[inline(always)]
+    unsafe fn from_bytes(from: *const u8) -> Self {
+        // SAFETY: sixteen bytes are readable; no alignment is needed.
+        let bytes = unsafe { _mm_loadu_si128(from.cast()) };
+        Self(lanes!(_mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(bytes))))
+    }
+    #[inline(always)]
+    unsafe fn from_nibbles(from: *const u8) -> Self {
+        // SAFETY: eight bytes are readable; no alignment is needed.
+        let pairs = unsafe { _mm_loadl_epi64(from.cast()) };
+        lanes!({
+            let low = _mm_set1_epi8(15);
+            let high = _mm_and_si128(_mm_srli_epi16::<4>(pairs), low);
+            let bytes = _mm_unpacklo_epi8(_mm_and_si128(pairs, low), high);
+            Self(_mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(bytes)))
+        })
+    }
     #[inline(always)]
     fn any_above(self, limit: f32) -> bool {
         lanes!(_mm512_cmp_ps_mask::<_CMP_GT_OQ>(self.0, _mm512_set1_ps(limit))) != 0

@@ -99,6 +99,8 @@ impl Level {
     /// # Safety
     /// `self` came from [`Level::current`] or [`Level::available`], and the kernel's own
     /// contract holds.
+    // `inline` puts each kernel with its caller: one module of them all takes minutes to compile.
+    #[inline]
     pub unsafe fn run<K: Kernel>(self, kernel: K) {
         // SAFETY: both constructors return supported levels only.
         unsafe {
@@ -119,6 +121,7 @@ impl Level {
 
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512bf16")]
+#[inline]
 unsafe fn run_avx512_bf16<K: Kernel>(kernel: K) {
     // SAFETY: the kernel's contract is the caller's.
     unsafe { kernel.run::<Avx512<true>>() }
@@ -126,6 +129,7 @@ unsafe fn run_avx512_bf16<K: Kernel>(kernel: K) {
 
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
+#[inline]
 unsafe fn run_avx512<K: Kernel>(kernel: K) {
     // SAFETY: the kernel's contract is the caller's.
     unsafe { kernel.run::<Avx512<false>>() }
@@ -133,6 +137,7 @@ unsafe fn run_avx512<K: Kernel>(kernel: K) {
 
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2,fma,f16c")]
+#[inline]
 unsafe fn run_avx2<K: Kernel>(kernel: K) {
     // SAFETY: the kernel's contract is the caller's.
     unsafe { kernel.run::<Avx2>() }
@@ -140,6 +145,7 @@ unsafe fn run_avx2<K: Kernel>(kernel: K) {
 
 #[cfg(target_arch = "aarch64")]
 #[target_feature(enable = "neon")]
+#[inline]
 unsafe fn run_neon<K: Kernel>(kernel: K) {
     // SAFETY: the kernel's contract is the caller's.
     unsafe { kernel.run::<Neon>() }

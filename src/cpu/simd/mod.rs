@@ -153,6 +153,42 @@ pub trait F32x16:
     /// Sum by halves: lane i with i + 8, then i + 4, i + 2, i + 1.
     fn reduce_add(self) -> f32;
     fn reduce_max(self) -> f32;
+    /// Blocks that the registers hold.
+    const BLOCKS: usize = 8;
+    /// Lane i is `blocks[i].reduce_add()`.
+    #[inline(always)]
+    fn reduce_add_each(blocks: [Self; LANES]) -> Self {
+        let sums = blocks.map(Self::reduce_add);
+        // SAFETY: sixteen sums.
+        unsafe { Self::load(sums.as_ptr()) }
+    }
+    /// Sixteen bytes as numbers.
+    /// # Safety
+    /// `from` is readable for sixteen bytes.
+    #[inline(always)]
+    unsafe fn from_bytes(from: *const u8) -> Self {
+        let mut lanes = [0.0; LANES];
+        for (i, lane) in lanes.iter_mut().enumerate() {
+            // SAFETY: the caller's contract.
+            *lane = f32::from(unsafe { *from.add(i) });
+        }
+        // SAFETY: sixteen lanes.
+        unsafe { Self::load(lanes.as_ptr()) }
+    }
+    /// Sixteen 4-bit numbers, of each byte the low one first.
+    /// # Safety
+    /// `from` is readable for eight bytes.
+    #[inline(always)]
+    unsafe fn from_nibbles(from: *const u8) -> Self {
+        let mut lanes = [0.0; LANES];
+        for i in 0..LANES / 2 {
+            // SAFETY: the caller's contract.
+            let byte = unsafe { *from.add(i) };
+            (lanes[2 * i], lanes[2 * i + 1]) = (f32::from(byte & 15), f32::from(byte >> 4));
+        }
+        // SAFETY: sixteen lanes.
+        unsafe { Self::load(lanes.as_ptr()) }
+    }
     fn any_above(self, limit: f32) -> bool;
     /// Lanes `count..` replaced by `fill`.
     fn keep_first(self, count: usize, fill: f32) -> Self;

@@ -187,9 +187,11 @@ fn every_mutant_is_noticed() {
         ("metal/common.h", &OPS[..2]),
         ("metal/shared.h", &OPS[..2]),
         ("metal/rms_norm.metal", &OPS[..1]),
+        ("metal/rms_norm_sums.h", &OPS[..1]),
         ("metal/softmax.metal", &OPS[1..2]),
         ("metal/rope.metal", &OPS[2..]),
         ("metal/rope.h", &OPS[2..]),
+        ("metal/rope_turn.h", &OPS[2..]),
     ] {
         let list = mutants(file, &read(file), RULES);
         jobs.extend(list.into_iter().flat_map(|m| ops.iter().map(move |op| (m.clone(), *op))));

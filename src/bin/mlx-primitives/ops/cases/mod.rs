@@ -1,9 +1,20 @@
 //! What is compared: which op, on what shape and type, called how. A file for each primitive.
 
+mod activation;
+mod attention;
+mod cross_entropy;
+mod layer_norm;
+mod linear;
+mod logsumexp;
 mod lora;
+mod masked_softmax;
+mod quantize;
 mod quantized_matmul;
+mod reduce;
+mod residual_norm;
 mod rms_norm;
 mod rope;
+mod rope_append;
 mod softmax;
 
 use std::fmt;
@@ -16,10 +27,21 @@ use mlx_primitives::{Array, Dtype};
 pub fn all() -> Vec<Workload> {
     [
         rms_norm::workloads(),
+        layer_norm::workloads(),
+        residual_norm::workloads(),
         softmax::workloads(),
+        masked_softmax::workloads(),
+        logsumexp::workloads(),
+        cross_entropy::workloads(),
         rope::workloads(),
+        rope_append::workloads(),
+        quantize::workloads(),
+        attention::workloads(),
+        linear::workloads(),
         quantized_matmul::workloads(),
         lora::workloads(),
+        activation::workloads(),
+        reduce::workloads(),
     ]
     .into_iter()
     .flatten()

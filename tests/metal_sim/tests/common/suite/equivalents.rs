@@ -32,13 +32,13 @@ pub const EQUIVALENTS: &[Equivalent] = &[
     ("load_pair", "INTERLEAVED", "false", "half", "false there"),
     ("store_pair", "INTERLEAVED", "true", "interleaved", "true there"),
     ("store_pair", "INTERLEAVED", "false", "half", "false there"),
-    ("rope", "EXPLICIT ? 1.0f", "EXPLICIT ? 2.0f", "base", "the other arm is taken"),
-    ("rope", "EXPLICIT ?", "true ?", "freqs", "true there"),
-    ("rope", "EXPLICIT ?", "false ?", "base", "false there"),
+    ("inverse_frequency", "EXPLICIT ? 1.0f", "EXPLICIT ? 2.0f", "base", "the other arm is taken"),
+    ("inverse_frequency", "EXPLICIT ?", "true ?", "freqs", "true there"),
+    ("inverse_frequency", "EXPLICIT ?", "false ?", "base", "false there"),
     ("rope", "h < heads", "h <= heads", "one_head", "HEADS and heads are 1"),
     ("rope", "h < heads", "if (true)", "one_head", "HEADS and heads are 1"),
     ("grid_count", "count > ", "count >= ", "host", "takes 2^32 - 1 rows to reach"),
-    ("plan_rope", "groups * width", "threads\", 1)", "host", "takes 2^32 threads to reach"),
+    ("plan_box", "groups * extent", "threads\", 1)", "host", "takes 2^32 threads to reach"),
 ];
 
 /// Whether `mutant` is known to leave `kernel` as it is.

@@ -1,6 +1,6 @@
 #pragma once
 
-#include "quantized_format.h"
+#include "quantized_matmul_format.h"
 
 /** Eight weights from a byte boundary on, as two fields of four or one of eight. */
 template <uint BITS>

@@ -1,0 +1,268 @@
+#include "ops/attention.h"
+
+#include <cmath>
+
+#include "plan/attention.h"
+
+namespace mlx_primitives {
+
+namespace {
+constexpr auto op = "attention";
+constexpr int max_dim = 256;
+
+using Optional = std::optional<mx::array>;
+
+void require_rank(const char* name, const mx::array& x) {
+  if (x.ndim() != 4) {
+    refuse(op, "expected ", name, " of rank 4, got shape ", x.shape());
+  }
+}
+
+/** The head dimension, once all that does not depend on how keys are stored is checked. */
+void check(const mx::array& q, mx::Shape k, mx::Shape v, const AttentionRules& rules) {
+  if (k != v) {
+    refuse(op, "expected keys and values of one shape, got ", k, " and ", v);
+  }
+  if (q.shape(0) != k[0] || q.shape(3) != k[3]) {
+    refuse(op, "expected keys of batch ", q.shape(0), " and dimension ", q.shape(3), ", got ", k);
+  }
+  if (k[1] == 0 ? q.shape(1) != 0 : q.shape(1) % k[1] != 0) {
+    refuse(op, "expected a multiple of ", k[1], " heads, got ", q.shape(1));
+  }
+  if (k[3] > max_dim) {
+    refuse(op, "expected a head dimension of at most ", max_dim, ", got ", k[3]);
+  }
+  if (!std::isfinite(rules.scale)) {
+    refuse(op, "expected a finite scale, got ", rules.scale);
+  }
+  if (rules.window < 0) {
+    refuse(op, "expected a window of at least one position, got ", rules.window);
+  }
+  if (!(rules.soft_cap >= 0 && std::isfinite(rules.soft_cap))) {
+    refuse(op, "expected a positive soft cap, got ", rules.soft_cap);
+  }
+}
+
+/** The mask as a view of [B, H, T, S], and the sinks, behind the other inputs. */
+void push_mask_and_sinks(
+    std::vector<mx::array>& inputs,
+    const Optional& mask,
+    const Optional& sinks,
+    const mx::Shape& scores,
+    mx::Dtype dtype,
+    mx::Stream s) {
+  if (mask) {
+    if (mx::promote_types(mask->dtype(), dtype) != dtype) {
+      refuse(op, "expected a mask whose type promotes to ", dtype, ", got ", mask->dtype());
+    }
+    bool fits = mask->ndim() <= 4;
+    for (int i = 1; fits && i <= static_cast<int>(mask->ndim()); ++i) {
+      fits = mask->shape(-i) == 1 || mask->shape(-i) == scores[4 - i];
+    }
+    if (!fits) {
+      refuse(op, "expected a mask that broadcasts to ", scores, ", got shape ", mask->shape());
+    }
+    auto typed = mask->dtype() == mx::bool_ ? *mask : mx::astype(*mask, dtype, s);
+    inputs.push_back(mx::broadcast_to(typed, scores, s));
+  }
+  if (sinks) {
+    if (sinks->ndim() != 1 || sinks->shape(0) != scores[1]) {
+      refuse(op, "expected sinks of shape (", scores[1], "), got ", sinks->shape());
+    }
+    if (mx::promote_types(sinks->dtype(), dtype) != dtype) {
+      refuse(op, "expected sinks whose type promotes to ", dtype, ", got ", sinks->dtype());
+    }
+    inputs.push_back(row_contiguous(mx::astype(*sinks, dtype, s), s));
+  }
+}
+
+mx::array node(
+    std::vector<mx::array> inputs,
+    mx::Shape keys,
+    const AttentionRules& rules,
+    const Optional& mask,
+    const Optional& sinks,
+    int bits,
+    int group_size,
+    mx::Stream s) {
+  auto& q = inputs[0];
+  auto shape = q.shape();
+  auto dtype = q.dtype();
+  auto scores = shape;
+  scores[3] = keys[2];
+  push_mask_and_sinks(inputs, mask, sinks, scores, dtype, s);
+  if (keys[2] == 0) {
+    return mx::zeros(shape, dtype, s); // a sum over no keys
+  }
+  auto primitive =
+      std::make_shared<Attention>(s, rules, mask.has_value(), sinks.has_value(), bits, group_size);
+  return mx::array(std::move(shape), dtype, std::move(primitive), std::move(inputs));
+}
+
+/** The shape that quantized rows stand for. */
+mx::Shape check_quantized(const char* name, const QuantizedRows& rows, int bits, int group_size) {
+  for (auto* x : {&rows.packed, &rows.scales, &rows.biases}) {
+    require_rank(name, *x);
+  }
+  if (rows.packed.dtype() != mx::uint32) {
+    refuse(op, "expected packed ", name, " of uint32, got ", rows.packed.dtype());
+  }
+  auto shape = rows.packed.shape();
+  shape[3] = static_cast<int>(int64_t{shape[3]} * 32 / bits);
+  auto groups = shape;
+  groups[3] = shape[3] / group_size;
+  if (shape[3] % group_size != 0 || rows.scales.shape() != groups ||
+      rows.biases.shape() != groups) {
+    refuse(
+        op,
+        "expected ",
+        name,
+        " of whole groups of ",
+        group_size,
+        " with scales and biases ",
+        groups,
+        ", got ",
+        rows.packed.shape(),
+        ", ",
+        rows.scales.shape(),
+        " and ",
+        rows.biases.shape());
+  }
+  return shape;
+}
+
+} // namespace
+
+mx::array attention(
+    const mx::array& q,
+    const mx::array& k,
+    const mx::array& v,
+    const AttentionRules& rules,
+    const Optional& mask,
+    const Optional& sinks,
+    mx::StreamOrDevice s_) {
+  require_rank("queries", q);
+  require_rank("keys", k);
+  require_rank("values", v);
+  check(q, k.shape(), v.shape(), rules);
+  auto dtype = mx::result_type(q, k, v);
+  require_kernel_dtype(op, dtype);
+  auto s = mx::to_stream(s_);
+  std::vector<mx::array> inputs;
+  for (auto* x : {&q, &k, &v}) {
+    inputs.push_back(mx::astype(*x, dtype, s));
+  }
+  return node(std::move(inputs), k.shape(), rules, mask, sinks, 0, 0, s);
+}
+
+mx::array attention_quantized(
+    const mx::array& q,
+    const QuantizedRows& k,
+    const QuantizedRows& v,
+    int bits,
+    int group_size,
+    const AttentionRules& rules,
+    const Optional& mask,
+    const Optional& sinks,
+    mx::StreamOrDevice s_) {
+  if (bits != 4 && bits != 8) {
+    refuse(op, "expected 4 or 8 bits, got ", bits);
+  }
+  if (group_size != 32 && group_size != 64 && group_size != 128) {
+    refuse(op, "expected groups of 32, 64 or 128, got ", group_size);
+  }
+  require_rank("queries", q);
+  auto shape = check_quantized("keys", k, bits, group_size);
+  check(q, shape, check_quantized("values", v, bits, group_size), rules);
+  auto dtype = mx::promote_types(
+      mx::result_type(q, k.scales, k.biases), mx::result_type(v.scales, v.biases));
+  require_kernel_dtype(op, dtype);
+  auto s = mx::to_stream(s_);
+  std::vector<mx::array> inputs = {mx::astype(q, dtype, s)};
+  for (auto* rows : {&k, &v}) {
+    inputs.push_back(rows->packed);
+    inputs.push_back(mx::astype(rows->scales, dtype, s));
+    inputs.push_back(mx::astype(rows->biases, dtype, s));
+  }
+  return node(std::move(inputs), shape, rules, mask, sinks, bits, group_size, s);
+}
+
+std::pair<std::vector<mx::array>, std::vector<int>> Attention::vmap(
+    const std::vector<mx::array>& inputs, const std::vector<int>& axes) {
+  if (sinks_ && axes[sinks()] >= 0) {
+    return ComposedPrimitive::vmap(inputs, axes); // our kernel has one set of sinks for the batch
+  }
+  auto s = stream();
+  int size = batch_size(inputs, axes);
+  // The new axis joins the batch: a view where the batch was one, or the axis is in front.
+  auto folded = [&](int i) {
+    auto x = batch_first(inputs[i], axes[i], size, s);
+    return x.shape(1) == 1 ? mx::squeeze(x, 1, s) : mx::flatten(x, 0, 1, s);
+  };
+  std::vector<mx::array> all;
+  for (int i = 0; i < sinks(); ++i) {
+    all.push_back(folded(i));
+  }
+  if (sinks_) {
+    all.push_back(inputs[sinks()]);
+  }
+  auto shape = all[0].shape();
+  auto dtype = all[0].dtype();
+  auto out = mx::array(
+      shape,
+      dtype,
+      std::make_shared<Attention>(s, rules_, masked_, sinks_, bits_, group_size_),
+      std::move(all));
+  return {{mx::unflatten(out, 0, {size, shape[0] / std::max(size, 1)}, s)}, {0}};
+}
+
+AttentionParams Attention::plan(const std::vector<mx::array>& inputs) const {
+  const auto& q = inputs[0];
+  AttentionParams params{};
+  params.batch = q.shape(0);
+  params.kv_heads = inputs[1].shape(1);
+  params.group = q.shape(1) / inputs[1].shape(1);
+  params.queries = q.shape(2);
+  params.keys = inputs[1].shape(2);
+  params.dim = q.shape(3);
+  params.quantized_group = group_size_;
+  params.window = rules_.window;
+  params.causal = rules_.causal;
+  params.has_sinks = sinks_;
+  params.scale = rules_.scale;
+  params.soft_cap = rules_.soft_cap;
+  params.end = params.keys;
+  if (masked_) {
+    params.mask_kind =
+        inputs[mask()].dtype() == mx::bool_ ? ATTENTION_BOOL_MASK : ATTENTION_ADDITIVE_MASK;
+  } else if (params.window > 0 && params.keys + 1 > params.queries + params.window) {
+    params.first = params.keys + 1 - params.queries - params.window; // of the first query
+  }
+  plan_attention_splits(params);
+  return params;
+}
+
+Cost Attention::cost(
+    const std::vector<mx::array>& inputs, const std::vector<mx::array>& outputs) const {
+  auto cost = ComposedPrimitive::cost(inputs, outputs);
+  uint32_t splits = outputs[0].size() > 0 ? plan(inputs).splits : 1;
+  if (splits > 1) {
+    auto dim = static_cast<size_t>(inputs[0].shape(3));
+    size_t partials = splits * (outputs[0].size() / dim) * (dim + 2) * sizeof(float);
+    cost.dispatches += 1;
+    cost.device_bytes += 2 * partials;
+  }
+  return cost;
+}
+
+bool Attention::is_equivalent(const mx::Primitive& other_) const {
+  auto& other = static_cast<const Attention&>(other_);
+  return rules_ == other.rules_ && masked_ == other.masked_ && sinks_ == other.sinks_ &&
+         bits_ == other.bits_ && group_size_ == other.group_size_;
+}
+
+std::vector<mx::Shape> Attention::output_shapes(const std::vector<mx::array>& inputs) {
+  return {inputs[0].shape()};
+}
+
+} // namespace mlx_primitives

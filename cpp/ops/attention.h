@@ -1,0 +1,104 @@
+#pragma once
+
+#include <optional>
+
+#include "../../metal/attention.h"
+#include "ops/common.h"
+
+namespace mlx_primitives {
+
+struct AttentionRules {
+  float scale;
+  bool causal;
+  int window;     // how many positions back a query sees, itself included; 0 if unlimited
+  float soft_cap; // 0 if none
+
+  bool operator==(const AttentionRules&) const = default;
+};
+
+/** Words of `bits`-bit numbers with a scale and a bias for each group, along the last axis. */
+struct QuantizedRows {
+  mx::array packed;
+  mx::array scales;
+  mx::array biases;
+};
+
+/**
+ * softmax(scale * q k^T, capped, masked) v. q [B, H, T, D], k and v [B, H / n, S, D] of any
+ * strides; mask of bools or additive, broadcast to [B, H, T, S]; sinks [H].
+ */
+mx::array attention(
+    const mx::array& q,
+    const mx::array& k,
+    const mx::array& v,
+    const AttentionRules& rules,
+    const std::optional<mx::array>& mask = std::nullopt,
+    const std::optional<mx::array>& sinks = std::nullopt,
+    mx::StreamOrDevice s = {});
+
+mx::array attention_quantized(
+    const mx::array& q,
+    const QuantizedRows& k,
+    const QuantizedRows& v,
+    int bits,
+    int group_size,
+    const AttentionRules& rules,
+    const std::optional<mx::array>& mask = std::nullopt,
+    const std::optional<mx::array>& sinks = std::nullopt,
+    mx::StreamOrDevice s = {});
+
+/**
+ * Inputs: q; k and v, each one array or packed, scales and biases; the mask; the sinks
+ * (row-contiguous). All others of any strides: they are read where they lie.
+ */
+class Attention : public ComposedPrimitive {
+ public:
+  Attention(
+      mx::Stream stream,
+      const AttentionRules& rules,
+      bool masked,
+      bool sinks,
+      int bits = 0,
+      int group_size = 0)
+      : ComposedPrimitive(stream),
+        rules_(rules),
+        masked_(masked),
+        sinks_(sinks),
+        bits_(bits),
+        group_size_(group_size) {}
+
+  COMPOSED_METHODS(Attention)
+
+  std::pair<std::vector<mx::array>, std::vector<int>> vmap(
+      const std::vector<mx::array>& inputs, const std::vector<int>& axes) override;
+
+  /** With the partial results of splits, written and read. */
+  Cost cost(
+      const std::vector<mx::array>& inputs, const std::vector<mx::array>& outputs) const override;
+
+ private:
+  /** Extents, rules and splits; the strides are known at evaluation alone. */
+  AttentionParams plan(const std::vector<mx::array>& inputs) const;
+
+  int parts() const {
+    return bits_ > 0 ? 3 : 1;
+  }
+  /** Where the values, the mask and the sinks are among the inputs. */
+  int values() const {
+    return 1 + parts();
+  }
+  int mask() const {
+    return 1 + 2 * parts();
+  }
+  int sinks() const {
+    return mask() + (masked_ ? 1 : 0);
+  }
+
+  AttentionRules rules_;
+  bool masked_;
+  bool sinks_;
+  int bits_; // 0 for plain keys and values
+  int group_size_;
+};
+
+} // namespace mlx_primitives

@@ -1,0 +1,186 @@
+#include "ops/cross_entropy.h"
+
+#include <cmath>
+#include <limits>
+
+namespace mlx_primitives {
+
+namespace {
+constexpr auto op = "cross_entropy";
+
+/** As int32; what that cannot hold is no class anyway, and must not become one. */
+mx::array narrowed(const mx::array& targets, mx::Stream s) {
+  auto dtype = targets.dtype();
+  if (dtype == mx::int32) {
+    return targets;
+  }
+  auto result = targets;
+  if (dtype == mx::uint32 || dtype == mx::uint64 || dtype == mx::int64) {
+    auto most = mx::array(std::numeric_limits<int32_t>::max(), dtype);
+    result = mx::minimum(result, most, s);
+  }
+  if (dtype == mx::int64) {
+    auto least = mx::array(std::numeric_limits<int32_t>::min(), dtype);
+    result = mx::maximum(result, least, s);
+  }
+  return mx::astype(result, mx::int32, s);
+}
+
+/** The losses, and what the gradient needs. */
+std::vector<mx::array> node(
+    const mx::array& x, const mx::array& targets, CrossEntropyTargets how, mx::Stream s) {
+  auto kept = targets.shape();
+  kept.push_back(2);
+  return mx::array::make_arrays(
+      {targets.shape(), kept},
+      {x.dtype(), mx::float32},
+      std::make_shared<CrossEntropy>(s, how),
+      {row_contiguous(x, s), row_contiguous(targets, s)});
+}
+
+mx::array gradient(std::vector<mx::array> inputs, CrossEntropyTargets how, mx::Stream s) {
+  for (auto& input : inputs) {
+    input = row_contiguous(input, s);
+  }
+  auto shape = inputs[0].shape();
+  auto dtype = inputs[0].dtype();
+  return mx::array(shape, dtype, std::make_shared<CrossEntropyGrad>(s, how), std::move(inputs));
+}
+
+std::vector<mx::array> mapped(
+    const std::vector<mx::array>& inputs, const std::vector<int>& axes, mx::Stream s) {
+  int size = batch_size(inputs, axes);
+  std::vector<mx::array> result;
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    result.push_back(batch_first(inputs[i], axes[i], size, s));
+  }
+  return result;
+}
+
+/** Which targets are classes, which rows count, and the targets with 0 for those that are none. */
+struct Rows {
+  mx::array valid;
+  mx::array counts;
+  mx::array classes;
+};
+
+Rows rows(const mx::array& targets, int classes, CrossEntropyTargets how, mx::Stream s) {
+  auto zero = mx::array(0);
+  auto valid = mx::logical_and(
+      mx::greater_equal(targets, zero, s), mx::less(targets, mx::array(classes), s), s);
+  auto counts =
+      how.ignored ? mx::not_equal(targets, mx::array(*how.ignored), s) : mx::ones_like(valid, s);
+  return {valid, counts, mx::expand_dims(mx::where(valid, targets, zero, s), -1, s)};
+}
+
+} // namespace
+
+mx::array cross_entropy(
+    const mx::array& x,
+    const mx::array& targets,
+    float smoothing,
+    std::optional<int> ignored,
+    mx::StreamOrDevice s_) {
+  require_last_axis(op, x);
+  require_kernel_dtype(op, x.dtype());
+  if (!mx::issubdtype(targets.dtype(), mx::integer)) {
+    refuse(op, "expected targets of an integer dtype, got ", targets.dtype());
+  }
+  auto expected = x.shape();
+  expected.pop_back();
+  if (targets.shape() != expected) {
+    refuse(op, "expected targets of shape ", expected, ", got ", targets.shape());
+  }
+  if (!(smoothing >= 0.0f && smoothing < 1.0f)) {
+    refuse(op, "expected label smoothing in [0, 1), got ", smoothing);
+  }
+  auto s = mx::to_stream(s_);
+  return node(x, narrowed(targets, s), {smoothing, ignored}, s)[0];
+}
+
+std::vector<mx::array> CrossEntropy::compose(const std::vector<mx::array>& inputs) {
+  auto s = stream();
+  int classes = inputs[0].shape(-1);
+  auto row = rows(inputs[1], classes, targets_, s);
+  auto maximum = mx::stop_gradient(mx::max(inputs[0], -1, true, s), s);
+  auto x = mx::subtract(inputs[0], maximum, s);
+  auto score = mx::squeeze(mx::take_along_axis(x, row.classes, -1, s), -1, s);
+  auto log = mx::logsumexp(x, -1, false, s);
+  auto loss = mx::subtract(log, score, s);
+  if (targets_.smoothing > 0.0f) {
+    auto share = [&](float value) { return mx::array(value, x.dtype()); };
+    score = mx::multiply(score, share(1.0f - targets_.smoothing), s);
+    auto mean = mx::multiply(mx::mean(x, -1, false, s), share(targets_.smoothing), s);
+    loss = mx::subtract(mx::subtract(log, score, s), mean, s);
+  }
+  auto nothing = [&](float value) { return mx::array(value, x.dtype()); };
+  loss = mx::where(row.valid, loss, nothing(std::nanf("")), s);
+  loss = mx::where(row.counts, loss, nothing(0.0f), s);
+  auto sum = mx::exp(mx::astype(mx::expand_dims(log, -1, s), mx::float32, s), s);
+  auto kept = mx::concatenate({mx::astype(maximum, mx::float32, s), sum}, -1, s);
+  return {loss, mx::stop_gradient(kept, s)};
+}
+
+std::vector<mx::array> CrossEntropy::vjp(
+    const std::vector<mx::array>& primals,
+    const std::vector<mx::array>& cotangents,
+    const std::vector<int>& argnums,
+    const std::vector<mx::array>& outputs) {
+  std::vector<mx::array> result;
+  for (int argnum : argnums) {
+    if (argnum == 0) {
+      result.push_back(
+          gradient({primals[0], primals[1], cotangents[0], outputs[1]}, targets_, stream()));
+    } else {
+      result.push_back(mx::zeros_like(primals[1], stream()));
+    }
+  }
+  return result;
+}
+
+std::pair<std::vector<mx::array>, std::vector<int>> CrossEntropy::vmap(
+    const std::vector<mx::array>& inputs, const std::vector<int>& axes) {
+  auto all = mapped(inputs, axes, stream());
+  return {node(all[0], all[1], targets_, stream()), {0, 0}};
+}
+
+bool CrossEntropy::is_equivalent(const mx::Primitive& other) const {
+  return targets_ == static_cast<const CrossEntropy&>(other).targets_;
+}
+
+std::vector<mx::Shape> CrossEntropy::output_shapes(const std::vector<mx::array>& inputs) {
+  auto kept = inputs[1].shape();
+  kept.push_back(2);
+  return {inputs[1].shape(), kept};
+}
+
+std::vector<mx::array> CrossEntropyGrad::compose(const std::vector<mx::array>& inputs) {
+  auto s = stream();
+  int classes = inputs[0].shape(-1);
+  auto row = rows(inputs[1], classes, targets_, s);
+  auto shares = mx::softmax(mx::astype(inputs[0], mx::float32, s), -1, true, s);
+  auto hit = mx::equal(mx::arange(classes, s), row.classes, s);
+  float spread = targets_.smoothing / static_cast<float>(classes);
+  auto expected =
+      mx::where(hit, mx::array(1.0f - targets_.smoothing + spread), mx::array(spread), s);
+  auto weight =
+      mx::where(row.valid, mx::astype(inputs[2], mx::float32, s), mx::array(std::nanf("")), s);
+  auto result = mx::multiply(mx::subtract(shares, expected, s), mx::expand_dims(weight, -1, s), s);
+  result = mx::where(mx::expand_dims(row.counts, -1, s), result, mx::array(0.0f), s);
+  return {mx::astype(result, inputs[0].dtype(), s)};
+}
+
+std::pair<std::vector<mx::array>, std::vector<int>> CrossEntropyGrad::vmap(
+    const std::vector<mx::array>& inputs, const std::vector<int>& axes) {
+  return {{gradient(mapped(inputs, axes, stream()), targets_, stream())}, {0}};
+}
+
+bool CrossEntropyGrad::is_equivalent(const mx::Primitive& other) const {
+  return targets_ == static_cast<const CrossEntropyGrad&>(other).targets_;
+}
+
+std::vector<mx::Shape> CrossEntropyGrad::output_shapes(const std::vector<mx::array>& inputs) {
+  return {inputs[0].shape()};
+}
+
+} // namespace mlx_primitives

@@ -1,0 +1,73 @@
+#pragma once
+
+#include <optional>
+
+#include "../../metal/cross_entropy.h"
+#include "ops/common.h"
+
+namespace mlx_primitives {
+
+struct CrossEntropyTargets {
+  float smoothing = 0.0f; // the share of each target that is spread over all classes
+  std::optional<int> ignored;
+
+  bool operator==(const CrossEntropyTargets&) const = default;
+
+  CrossEntropyParams params(uint32_t rows, uint32_t classes) const {
+    return {rows, classes, ignored.has_value(), ignored.value_or(0), smoothing};
+  }
+};
+
+/**
+ * logsumexp(x) - (1 - smoothing) * x[target] - smoothing * mean(x) for each row of the logits x
+ * [..., classes] and its target, an integer [...]. Rows of the ignored target give 0, those of a
+ * target that is no class NaN.
+ */
+mx::array cross_entropy(
+    const mx::array& x,
+    const mx::array& targets,
+    float smoothing,
+    std::optional<int> ignored,
+    mx::StreamOrDevice s = {});
+
+/**
+ * Inputs: x (row-contiguous, floating) and targets (row-contiguous, int32). Outputs: the losses,
+ * and for the gradient [..., 2] float32: each row's maximum and its sum of exponentials.
+ */
+class CrossEntropy : public ComposedPrimitive {
+ public:
+  CrossEntropy(mx::Stream stream, CrossEntropyTargets targets)
+      : ComposedPrimitive(stream), targets_(targets) {}
+
+  COMPOSED_METHODS(CrossEntropy)
+  std::vector<mx::array> vjp(
+      const std::vector<mx::array>& primals,
+      const std::vector<mx::array>& cotangents,
+      const std::vector<int>& argnums,
+      const std::vector<mx::array>& outputs) override;
+  std::pair<std::vector<mx::array>, std::vector<int>> vmap(
+      const std::vector<mx::array>& inputs, const std::vector<int>& axes) override;
+
+ private:
+  CrossEntropyTargets targets_;
+};
+
+/**
+ * g * (softmax(x) - (1 - smoothing) * onehot(target) - smoothing / classes). Inputs: x, targets,
+ * the gradient g of the losses, and what CrossEntropy kept of x: a shortcut to numbers that x
+ * alone decides, so that no derivative runs through it.
+ */
+class CrossEntropyGrad : public ComposedPrimitive {
+ public:
+  CrossEntropyGrad(mx::Stream stream, CrossEntropyTargets targets)
+      : ComposedPrimitive(stream), targets_(targets) {}
+
+  COMPOSED_METHODS(CrossEntropyGrad)
+  std::pair<std::vector<mx::array>, std::vector<int>> vmap(
+      const std::vector<mx::array>& inputs, const std::vector<int>& axes) override;
+
+ private:
+  CrossEntropyTargets targets_;
+};
+
+} // namespace mlx_primitives

@@ -1,0 +1,112 @@
+#include "ops/layer_norm.h"
+
+namespace mlx_primitives {
+
+namespace {
+constexpr auto op = "layer_norm";
+} // namespace
+
+NormAffine NormAffine::of(
+    const std::vector<mx::array>& inputs, size_t first, bool weighted, bool biased) {
+  NormAffine affine;
+  if (weighted) {
+    affine.weight = inputs[first];
+  }
+  if (biased) {
+    affine.bias = inputs[first + weighted];
+  }
+  return affine;
+}
+
+void NormAffine::require(const char* name, const mx::array& x) const {
+  auto fits = [&](const std::optional<mx::array>& vector, const char* what) {
+    if (vector && (vector->ndim() != 1 || vector->shape(0) != x.shape(-1))) {
+      refuse(name, "expected ", what, " of shape (", x.shape(-1), "), got ", vector->shape());
+    }
+  };
+  fits(weight, "weight");
+  fits(bias, "bias");
+}
+
+void NormAffine::push(std::vector<mx::array>& inputs, mx::Dtype dtype, mx::Stream s) const {
+  for (auto& vector : {weight, bias}) {
+    if (vector) {
+      inputs.push_back(row_contiguous(mx::astype(*vector, dtype, s), s));
+    }
+  }
+}
+
+NormAffine NormAffine::batched(int weight_axis, int bias_axis, size_t rank, mx::Stream s) const {
+  auto batched = [&](const std::optional<mx::array>& vector, int axis) {
+    if (!vector || axis < 0) {
+      return vector;
+    }
+    auto rows = mx::moveaxis(*vector, axis, 0, s);
+    mx::Shape shape(rank, 1);
+    shape.front() = rows.shape(0);
+    shape.back() = rows.shape(1);
+    return std::optional(mx::reshape(rows, shape, s));
+  };
+  return {batched(weight, weight_axis), batched(bias, bias_axis)};
+}
+
+mx::array NormAffine::apply(mx::array y, mx::Stream s) const {
+  if (weight) {
+    y = mx::multiply(y, *weight, s);
+  }
+  return bias ? mx::add(y, *bias, s) : y;
+}
+
+mx::array layer_norm(
+    const mx::array& x,
+    const std::optional<mx::array>& weight,
+    const std::optional<mx::array>& bias,
+    float eps,
+    mx::StreamOrDevice s_) {
+  require_last_axis(op, x);
+  NormAffine affine{weight, bias};
+  affine.require(op, x);
+  // As in MLX, a bias alone does not promote.
+  auto dtype = !weight ? x.dtype()
+               : bias  ? mx::result_type(x, *weight, *bias)
+                       : mx::result_type(x, *weight);
+  require_kernel_dtype(op, dtype);
+
+  auto s = mx::to_stream(s_);
+  std::vector<mx::array> inputs = {row_contiguous(mx::astype(x, dtype, s), s)};
+  affine.push(inputs, dtype, s);
+  auto primitive = std::make_shared<LayerNorm>(s, weight.has_value(), bias.has_value(), eps);
+  return mx::array(x.shape(), dtype, std::move(primitive), std::move(inputs));
+}
+
+std::vector<mx::array> LayerNorm::compose(const std::vector<mx::array>& inputs) {
+  auto affine = NormAffine::of(inputs, 1, weighted_, biased_);
+  return {mx::fast::layer_norm(inputs[0], affine.weight, affine.bias, eps_, stream())};
+}
+
+std::pair<std::vector<mx::array>, std::vector<int>> LayerNorm::vmap(
+    const std::vector<mx::array>& inputs, const std::vector<int>& axes) {
+  auto s = stream();
+  auto affine = NormAffine::of(inputs, 1, weighted_, biased_);
+  int weight_axis = weighted_ ? axes[1] : -1;
+  int bias_axis = biased_ ? axes[1 + weighted_] : -1;
+  // x that is not mapped is normalised once.
+  auto x = axes[0] < 0 ? mx::expand_dims(inputs[0], 0, s) : mx::moveaxis(inputs[0], axes[0], 0, s);
+  if (weight_axis < 0 && bias_axis < 0) {
+    return {{layer_norm(x, affine.weight, affine.bias, eps_, s)}, {0}};
+  }
+  auto own = affine.batched(weight_axis, bias_axis, x.ndim(), s);
+  auto normed = layer_norm(x, std::nullopt, std::nullopt, eps_, s);
+  return {{own.apply(normed, s)}, {0}};
+}
+
+bool LayerNorm::is_equivalent(const mx::Primitive& other) const {
+  auto& norm = static_cast<const LayerNorm&>(other);
+  return weighted_ == norm.weighted_ && biased_ == norm.biased_ && eps_ == norm.eps_;
+}
+
+std::vector<mx::Shape> LayerNorm::output_shapes(const std::vector<mx::array>& inputs) {
+  return {inputs[0].shape()};
+}
+
+} // namespace mlx_primitives

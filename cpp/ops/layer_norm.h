@@ -1,0 +1,58 @@
+#pragma once
+
+#include <optional>
+
+#include "ops/common.h"
+
+namespace mlx_primitives {
+
+/**
+ * y = (x - mean(x)) / sqrt(var(x) + eps) * weight + bias over the last axis, accumulated in
+ * float32.
+ */
+mx::array layer_norm(
+    const mx::array& x,
+    const std::optional<mx::array>& weight,
+    const std::optional<mx::array>& bias,
+    float eps,
+    mx::StreamOrDevice s = {});
+
+/** What a normalisation multiplies by and adds: its last inputs, where it has them. */
+struct NormAffine {
+  std::optional<mx::array> weight;
+  std::optional<mx::array> bias;
+
+  /** Of the inputs from `first` on. */
+  static NormAffine of(
+      const std::vector<mx::array>& inputs, size_t first, bool weighted, bool biased);
+
+  /** Refuses what is not as long as the last axis of x. */
+  void require(const char* op, const mx::array& x) const;
+
+  /** Appends both as inputs of a primitive. */
+  void push(std::vector<mx::array>& inputs, mx::Dtype dtype, mx::Stream s) const;
+
+  /** With a mapped axis (-1 for none) in front, for a batched y of that rank. */
+  NormAffine batched(int weight_axis, int bias_axis, size_t rank, mx::Stream s) const;
+
+  /** y * weight + bias, each rounded as the kernels do. */
+  mx::array apply(mx::array y, mx::Stream s) const;
+};
+
+/** Inputs: x (row-contiguous, floating) and, if there are, weight [axis] and bias [axis]. */
+class LayerNorm : public ComposedPrimitive {
+ public:
+  LayerNorm(mx::Stream stream, bool weighted, bool biased, float eps)
+      : ComposedPrimitive(stream), weighted_(weighted), biased_(biased), eps_(eps) {}
+
+  COMPOSED_METHODS(LayerNorm)
+  std::pair<std::vector<mx::array>, std::vector<int>> vmap(
+      const std::vector<mx::array>& inputs, const std::vector<int>& axes) override;
+
+ private:
+  bool weighted_;
+  bool biased_;
+  float eps_;
+};
+
+} // namespace mlx_primitives

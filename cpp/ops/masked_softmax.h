@@ -1,0 +1,74 @@
+#pragma once
+
+#include <optional>
+
+#include "../../metal/masked_softmax.h"
+#include "ops/common.h"
+
+namespace mlx_primitives {
+
+/** What a softmax of scores does to them first. */
+struct Masking {
+  float scale = 1.0f;
+  bool causal = false; // queries are aligned to the last keys, and see none after theirs
+  int window = 0;      // if causal: how many keys up to its own a query sees; 0 for all
+
+  bool operator==(const Masking&) const = default;
+};
+
+/**
+ * softmax(scale * x + mask) over the last axis of x [..., queries, keys]. The mask is additive or
+ * bool (true where a score counts) and of any shape that broadcasts to that of x; it is read
+ * where it lies. A window makes the mask causal.
+ */
+mx::array masked_softmax(
+    const mx::array& x,
+    float scale,
+    const std::optional<mx::array>& mask,
+    bool causal,
+    std::optional<int> window,
+    mx::StreamOrDevice s = {});
+
+/** What the kernels have to know of evaluated scores and their mask, if there is one. */
+MaskedSoftmaxParams masked_softmax_params(
+    const mx::array& x, const mx::array* mask, const Masking& masking);
+
+/** Inputs: x (row-contiguous, floating, rank >= 2) and perhaps a mask, in any layout. */
+class MaskedSoftmax : public ComposedPrimitive {
+ public:
+  MaskedSoftmax(mx::Stream stream, Masking masking)
+      : ComposedPrimitive(stream), masking_(masking) {}
+
+  COMPOSED_METHODS(MaskedSoftmax)
+  std::vector<mx::array> vjp(
+      const std::vector<mx::array>& primals,
+      const std::vector<mx::array>& cotangents,
+      const std::vector<int>& argnums,
+      const std::vector<mx::array>& outputs) override;
+  std::pair<std::vector<mx::array>, std::vector<int>> vmap(
+      const std::vector<mx::array>& inputs, const std::vector<int>& axes) override;
+  Cost cost(
+      const std::vector<mx::array>& inputs, const std::vector<mx::array>& outputs) const override;
+
+ private:
+  Masking masking_;
+};
+
+/**
+ * scale * y * (g - sum(y * g)) where a score counted, else 0. Inputs: y, what the softmax gave,
+ * its gradient g (both row-contiguous) and the bool mask, if that was one.
+ */
+class MaskedSoftmaxGrad : public ComposedPrimitive {
+ public:
+  MaskedSoftmaxGrad(mx::Stream stream, Masking masking)
+      : ComposedPrimitive(stream), masking_(masking) {}
+
+  COMPOSED_METHODS(MaskedSoftmaxGrad)
+  std::pair<std::vector<mx::array>, std::vector<int>> vmap(
+      const std::vector<mx::array>& inputs, const std::vector<int>& axes) override;
+
+ private:
+  Masking masking_;
+};
+
+} // namespace mlx_primitives

@@ -1,0 +1,55 @@
+#pragma once
+
+#include "ops/common.h"
+
+namespace mlx_primitives {
+
+/**
+ * Groups of the last axis of x as codes of `bits` bits in uint32 words, a scale and a bias each:
+ * MLX's affine layout.
+ */
+std::vector<mx::array> quantize(
+    const mx::array& x, int group_size, int bits, mx::StreamOrDevice s = {});
+
+/** codes * scales + biases, in the type of the scales. */
+mx::array dequantize(
+    const mx::array& packed,
+    const mx::array& scales,
+    const mx::array& biases,
+    int group_size,
+    int bits,
+    mx::StreamOrDevice s = {});
+
+/** Input: x (row-contiguous, floating). Outputs: codes, scales, biases. */
+class Quantize : public ComposedPrimitive {
+ public:
+  Quantize(mx::Stream stream, int group_size, int bits)
+      : ComposedPrimitive(stream), group_size_(group_size), bits_(bits) {}
+
+  COMPOSED_METHODS(Quantize)
+
+  std::pair<std::vector<mx::array>, std::vector<int>> vmap(
+      const std::vector<mx::array>& inputs, const std::vector<int>& axes) override;
+
+ private:
+  int group_size_;
+  int bits_;
+};
+
+/** Inputs: codes (uint32), scales, biases (of one floating type), all row-contiguous. */
+class Dequantize : public ComposedPrimitive {
+ public:
+  Dequantize(mx::Stream stream, int group_size, int bits)
+      : ComposedPrimitive(stream), group_size_(group_size), bits_(bits) {}
+
+  COMPOSED_METHODS(Dequantize)
+
+  std::pair<std::vector<mx::array>, std::vector<int>> vmap(
+      const std::vector<mx::array>& inputs, const std::vector<int>& axes) override;
+
+ private:
+  int group_size_;
+  int bits_;
+};
+
+} // namespace mlx_primitives

@@ -1,0 +1,33 @@
+#pragma once
+
+#include "ops/common.h"
+
+namespace mlx_primitives {
+
+enum class ReductionKind : uint8_t { Sum, Mean, Max, SumOfSquares, Norm };
+
+/** Over the last axis or over all of them, accumulated in float32 and rounded once. */
+mx::array reduce(
+    const mx::array& x, ReductionKind kind, bool all, bool keepdims, mx::StreamOrDevice s = {});
+
+/** Input: x (row-contiguous, floating). */
+class Reduction : public ComposedPrimitive {
+ public:
+  Reduction(mx::Stream stream, ReductionKind kind, bool all, bool keepdims)
+      : ComposedPrimitive(stream), kind_(kind), all_(all), keepdims_(keepdims) {}
+
+  COMPOSED_METHODS(Reduction)
+  std::pair<std::vector<mx::array>, std::vector<int>> vmap(
+      const std::vector<mx::array>& inputs, const std::vector<int>& axes) override;
+
+  /** Long rows take a second dispatch for the results of their pieces. */
+  Cost cost(
+      const std::vector<mx::array>& inputs, const std::vector<mx::array>& outputs) const override;
+
+ private:
+  ReductionKind kind_;
+  bool all_; // axes, else the last
+  bool keepdims_;
+};
+
+} // namespace mlx_primitives

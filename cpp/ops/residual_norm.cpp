@@ -1,0 +1,110 @@
+#include "ops/residual_norm.h"
+
+#include "ops/layer_norm.h"
+#include "ops/rms_norm.h"
+
+namespace mlx_primitives {
+
+namespace {
+
+std::vector<mx::array> residual_norm(
+    const char* op,
+    bool centered,
+    const mx::array& x,
+    const mx::array& residual,
+    const NormAffine& affine,
+    float eps,
+    mx::StreamOrDevice s_) {
+  require_last_axis(op, x);
+  if (residual.shape() != x.shape()) {
+    refuse(op, "expected a residual of shape ", x.shape(), ", got ", residual.shape());
+  }
+  affine.require(op, x);
+  auto dtype = mx::result_type(x, residual);
+  require_kernel_dtype(op, dtype);
+
+  auto s = mx::to_stream(s_);
+  // A weight of a wider type makes the norm of that type, but not the sum: two nodes.
+  std::vector<mx::array> promoted = {x, residual};
+  if (affine.weight) { // without one, a bias does not count either
+    promoted.push_back(*affine.weight);
+    if (affine.bias) {
+      promoted.push_back(*affine.bias);
+    }
+  }
+  if (mx::result_type(promoted) != dtype) {
+    auto sum = mx::add(x, residual, s);
+    auto norm = centered ? layer_norm(sum, affine.weight, affine.bias, eps, s)
+                         : rms_norm(sum, affine.weight, eps, s);
+    return {sum, norm};
+  }
+  std::vector<mx::array> inputs = {
+      row_contiguous(mx::astype(x, dtype, s), s),
+      row_contiguous(mx::astype(residual, dtype, s), s)};
+  affine.push(inputs, dtype, s);
+  auto primitive = std::make_shared<ResidualNorm>(
+      s, centered, affine.weight.has_value(), affine.bias.has_value(), eps);
+  return mx::array::make_arrays(
+      {x.shape(), x.shape()}, {dtype, dtype}, std::move(primitive), std::move(inputs));
+}
+
+} // namespace
+
+std::vector<mx::array> rms_norm_residual(
+    const mx::array& x,
+    const mx::array& residual,
+    const std::optional<mx::array>& weight,
+    float eps,
+    mx::StreamOrDevice s) {
+  return residual_norm("rms_norm_residual", false, x, residual, {weight, {}}, eps, s);
+}
+
+std::vector<mx::array> layer_norm_residual(
+    const mx::array& x,
+    const mx::array& residual,
+    const std::optional<mx::array>& weight,
+    const std::optional<mx::array>& bias,
+    float eps,
+    mx::StreamOrDevice s) {
+  return residual_norm("layer_norm_residual", true, x, residual, {weight, bias}, eps, s);
+}
+
+std::vector<mx::array> ResidualNorm::compose(const std::vector<mx::array>& inputs) {
+  auto s = stream();
+  auto [weight, bias] = NormAffine::of(inputs, 2, weighted_, biased_);
+  auto sum = mx::add(inputs[0], inputs[1], s);
+  return {
+      sum,
+      centered_ ? mx::fast::layer_norm(sum, weight, bias, eps_, s)
+                : mx::fast::rms_norm(sum, weight, eps_, s)};
+}
+
+std::pair<std::vector<mx::array>, std::vector<int>> ResidualNorm::vmap(
+    const std::vector<mx::array>& inputs, const std::vector<int>& axes) {
+  auto s = stream();
+  int size = batch_size(inputs, axes);
+  auto x = batch_first(inputs[0], axes[0], size, s);
+  auto residual = batch_first(inputs[1], axes[1], size, s);
+  auto affine = NormAffine::of(inputs, 2, weighted_, biased_);
+  int weight_axis = weighted_ ? axes[2] : -1;
+  int bias_axis = biased_ ? axes[2 + weighted_] : -1;
+  bool own = weight_axis >= 0 || bias_axis >= 0; // for each batch entry
+  auto fused = own ? NormAffine{} : affine;
+  auto outputs = residual_norm(name(), centered_, x, residual, fused, eps_, s);
+  if (own) {
+    outputs[1] = affine.batched(weight_axis, bias_axis, x.ndim(), s).apply(outputs[1], s);
+  }
+  return {outputs, {0, 0}};
+}
+
+bool ResidualNorm::is_equivalent(const mx::Primitive& other) const {
+  auto& norm = static_cast<const ResidualNorm&>(other);
+  return centered_ == norm.centered_ && weighted_ == norm.weighted_ && biased_ == norm.biased_ &&
+         eps_ == norm.eps_;
+}
+
+std::vector<mx::Shape> ResidualNorm::output_shapes(const std::vector<mx::array>& inputs) {
+  return {inputs[0].shape(), inputs[0].shape()};
+}
+
+} // namespace mlx_primitives

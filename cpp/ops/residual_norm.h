@@ -1,0 +1,50 @@
+#pragma once
+
+#include <optional>
+
+#include "ops/common.h"
+
+namespace mlx_primitives {
+
+/** {h, rms_norm(h)} for h = x + residual. */
+std::vector<mx::array> rms_norm_residual(
+    const mx::array& x,
+    const mx::array& residual,
+    const std::optional<mx::array>& weight,
+    float eps,
+    mx::StreamOrDevice s = {});
+
+/** {h, layer_norm(h)} for h = x + residual. */
+std::vector<mx::array> layer_norm_residual(
+    const mx::array& x,
+    const mx::array& residual,
+    const std::optional<mx::array>& weight,
+    const std::optional<mx::array>& bias,
+    float eps,
+    mx::StreamOrDevice s = {});
+
+/**
+ * Inputs: x and residual (row-contiguous, floating, of one shape) and, if there are, weight
+ * [axis] and bias [axis]; all of one dtype. Outputs: the sum and its normalisation.
+ */
+class ResidualNorm : public ComposedPrimitive {
+ public:
+  ResidualNorm(mx::Stream stream, bool centered, bool weighted, bool biased, float eps)
+      : ComposedPrimitive(stream),
+        centered_(centered),
+        weighted_(weighted),
+        biased_(biased),
+        eps_(eps) {}
+
+  COMPOSED_METHODS(ResidualNorm)
+  std::pair<std::vector<mx::array>, std::vector<int>> vmap(
+      const std::vector<mx::array>& inputs, const std::vector<int>& axes) override;
+
+ private:
+  bool centered_; // layer normalisation, else RMS, which has no bias
+  bool weighted_;
+  bool biased_;
+  float eps_;
+};
+
+} // namespace mlx_primitives

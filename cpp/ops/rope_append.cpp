@@ -1,0 +1,260 @@
+#include "ops/rope_append.h"
+
+#include <limits>
+
+#include "../../metal/rope_append.h"
+
+namespace mlx_primitives {
+
+namespace {
+
+constexpr auto op = "rope_append";
+constexpr int query_positions = QUERY_POSITIONS;
+
+int64_t rows(const StateLayout& layout) {
+  return int64_t{query_positions} * layout.heads + 2 * int64_t{layout.kv_heads} * layout.capacity;
+}
+
+void check_layout(const StateLayout& layout, const mx::array& state, const mx::array& qkv) {
+  auto& [heads, kv_heads, head_dim, capacity] = layout;
+  constexpr int limit = 1 << 24; // far above any model, and no product below overflows
+  for (int extent : {heads, kv_heads, head_dim}) {
+    if (extent < 1 || extent > limit) {
+      refuse(op, "expected heads, kv_heads and head_dim within 1 to ", limit, ", got ", extent);
+    }
+  }
+  if (capacity < 0 || rows(layout) > std::numeric_limits<int>::max()) {
+    refuse(op, "expected a capacity of at most 31 bits of rows, got ", capacity);
+  }
+  auto width = (int64_t{heads} + 2 * int64_t{kv_heads}) * head_dim;
+  if (state.ndim() != 3 || state.shape(1) != rows(layout) || state.shape(2) != head_dim) {
+    refuse(op, "expected a state (batch, ", rows(layout), ", ", head_dim, "), got ", state.shape());
+  }
+  if (qkv.ndim() != 3 || qkv.shape(0) != state.shape(0) || qkv.shape(2) != width) {
+    refuse(op, "expected qkv (", state.shape(0), ", time, ", width, "), got ", qkv.shape());
+  }
+  if (qkv.shape(1) > capacity) {
+    refuse(op, "expected at most ", capacity, " positions, got ", qkv.shape(1));
+  }
+}
+
+void check_rotation(const Rotation& rotation, int head_dim) {
+  auto& [dims, traditional, base, scale, multiplier, freqs] = rotation;
+  if (dims <= 0 || dims % 2 != 0 || dims > head_dim) {
+    refuse(op, "expected dims to be even and within 2 to ", head_dim, ", got ", dims);
+  }
+  if (base.has_value() == freqs.has_value()) {
+    refuse(op, "expected exactly one of base and freqs, got ", base ? "both" : "neither");
+  }
+  if (freqs && (freqs->ndim() != 1 || freqs->shape(0) != dims / 2)) {
+    refuse(op, "expected freqs of shape (", dims / 2, "), got ", freqs->shape());
+  }
+}
+
+void check_positions(const char* what, const mx::array& positions, int batch) {
+  if (!mx::issubdtype(positions.dtype(), mx::integer)) {
+    refuse(op, "expected ", what, " of an integer dtype, got ", positions.dtype());
+  }
+  if (positions.ndim() > 1 || (positions.size() != 1 && positions.size() != size_t(batch))) {
+    refuse(op, "expected ", what, " to be one number or ", batch, ", got ", positions.shape());
+  }
+}
+
+/** Refuses positions beyond the capacity, where the array is data that the host can read. */
+void check_room(const mx::array& slots, int time, int capacity) {
+  bool known = slots.dtype() == mx::int32 && !slots.has_primitive() && slots.data_shared_ptr() &&
+               slots.is_available();
+  for (size_t i = 0; known && i < slots.size(); ++i) {
+    int64_t stride = slots.ndim() ? slots.strides(0) : 0;
+    int64_t slot = slots.data<int32_t>()[static_cast<int64_t>(i) * stride];
+    if (slot < 0 || slot + time > capacity) {
+      refuse(
+          op,
+          "expected ",
+          time,
+          " positions within a capacity of ",
+          capacity,
+          ", got ",
+          slot,
+          " as the first");
+    }
+  }
+}
+
+} // namespace
+
+mx::array rope_append(
+    const mx::array& state,
+    const mx::array& qkv,
+    const StateLayout& layout,
+    const Rotation& rotation,
+    const mx::array& offset,
+    const std::optional<mx::array>& slots_,
+    mx::StreamOrDevice s_) {
+  require_kernel_dtype(op, state.dtype());
+  if (qkv.dtype() != state.dtype()) {
+    refuse(op, "expected qkv of the state's dtype ", state.dtype(), ", got ", qkv.dtype());
+  }
+  check_layout(layout, state, qkv);
+  check_rotation(rotation, layout.head_dim);
+  check_positions("offset", offset, state.shape(0));
+  auto& slots = slots_ ? *slots_ : offset;
+  check_positions("slots", slots, state.shape(0));
+  check_room(slots, qkv.shape(1), layout.capacity);
+
+  auto s = mx::to_stream(s_);
+  auto integers = [&](const mx::array& a) {
+    return row_contiguous(mx::astype(a, mx::int32, s), s);
+  };
+  auto positions = integers(offset);
+  std::vector<mx::array> inputs = {
+      row_contiguous(state, s),
+      row_contiguous(qkv, s),
+      positions,
+      slots_ ? integers(slots) : positions};
+  if (rotation.freqs) {
+    inputs.push_back(row_contiguous(mx::astype(*rotation.freqs, mx::float32, s), s));
+  }
+  auto primitive = std::make_shared<RopeAppend>(s, layout, rotation);
+  return mx::array(state.shape(), state.dtype(), std::move(primitive), std::move(inputs));
+}
+
+std::vector<mx::array> RopeAppend::compose(const std::vector<mx::array>& inputs) {
+  auto s = stream();
+  auto& [heads, kv_heads, head_dim, capacity] = layout_;
+  auto& qkv = inputs[1];
+  int batch = qkv.shape(0);
+  int time = qkv.shape(1);
+  if (batch == 0 || time == 0) {
+    return {inputs[0]};
+  }
+  auto vectors = mx::reshape(qkv, {batch, time, heads + 2 * kv_heads, head_dim}, s);
+  vectors = mx::transpose(vectors, {0, 2, 1, 3}, s);
+  auto of_heads = [&](const mx::array& x, int from, int to) {
+    return mx::slice(x, {0, from, 0, 0}, {batch, to, time, head_dim}, s);
+  };
+  auto turned = of_heads(vectors, 0, heads + kv_heads);
+  if (multiplier_ != 1.0f) {
+    auto factor = mx::array(multiplier_, qkv.dtype());
+    auto scaled = mx::multiply(
+        mx::slice(turned, {0, 0, 0, 0}, {batch, heads + kv_heads, time, dims_}, s), factor, s);
+    auto rest = mx::slice(turned, {0, 0, 0, dims_}, {batch, heads + kv_heads, time, head_dim}, s);
+    turned = mx::concatenate({scaled, rest}, -1, s);
+  }
+  bool explicit_freqs = inputs.size() > 4;
+  turned = mx::fast::rope(
+      turned,
+      dims_,
+      traditional_,
+      explicit_freqs ? std::nullopt : std::optional<float>(base_),
+      scale_,
+      inputs[2],
+      explicit_freqs ? std::optional<mx::array>(inputs[4]) : std::nullopt,
+      s);
+  auto state = inputs[0];
+  if (time <= query_positions) {
+    auto queries = mx::reshape(of_heads(turned, 0, heads), {batch, heads * time, head_dim}, s);
+    state = mx::slice_update(
+        state, queries, mx::Shape{0, 0, 0}, mx::Shape{batch, heads * time, head_dim}, s);
+  }
+  auto stored = mx::concatenate(
+      {of_heads(turned, heads, heads + kv_heads),
+       of_heads(vectors, heads + kv_heads, heads + 2 * kv_heads)},
+      1,
+      s);
+  return {keys_and_values(state, stored, inputs[3])};
+}
+
+/** The state with keys and values [batch, 2 * kv_heads, time, head_dim] at their slots. */
+mx::array RopeAppend::keys_and_values(
+    const mx::array& state, const mx::array& stored, const mx::array& slots) {
+  auto s = stream();
+  auto& [heads, kv_heads, head_dim, capacity] = layout_;
+  int batch = stored.shape(0);
+  int time = stored.shape(2);
+  int count = 2 * kv_heads * time;
+  auto slot = mx::add(mx::reshape(slots, {-1, 1, 1}, s), mx::arange(0, time, mx::int32, s), s);
+  auto zero = mx::array(0);
+  auto room = mx::array(capacity);
+  auto inside = mx::logical_and(mx::greater_equal(slot, zero, s), mx::less(slot, room, s), s);
+  // As many positions as there is room for stay apart when they wrap around, so that a position
+  // that is left out has a row of its own to leave as it was.
+  auto row = mx::add(
+      mx::remainder(slot, room, s),
+      mx::reshape(
+          mx::arange(
+              query_positions * heads,
+              query_positions * heads + 2 * kv_heads * capacity,
+              capacity,
+              mx::int32,
+              s),
+          {1, 2 * kv_heads, 1},
+          s),
+      s);
+  auto each = [&](const mx::array& x) {
+    auto all = mx::broadcast_to(x, {batch, 2 * kv_heads, time}, s);
+    return mx::broadcast_to(mx::reshape(all, {batch, count, 1}, s), {batch, count, head_dim}, s);
+  };
+  auto indices = each(row);
+  auto kept = mx::where(
+      each(inside),
+      mx::reshape(stored, {batch, count, head_dim}, s),
+      mx::take_along_axis(state, indices, 1, s),
+      s);
+  return mx::put_along_axis(state, indices, kept, 1, s);
+}
+
+std::pair<std::vector<mx::array>, std::vector<int>> RopeAppend::vmap(
+    const std::vector<mx::array>& inputs, const std::vector<int>& axes) {
+  if (inputs.size() > 4 && axes[4] >= 0) {
+    return ComposedPrimitive::vmap(inputs, axes); // the kernel takes one set of frequencies a call
+  }
+  // The mapped axis joins the batch, the only axis that positions may differ along.
+  auto s = stream();
+  int size = batch_size(inputs, axes);
+  auto folded = inputs;
+  for (int i : {0, 1}) {
+    auto x = batch_first(inputs[i], axes[i], size, s);
+    folded[i] = row_contiguous(mx::flatten(x, 0, 1, s), s);
+  }
+  auto shape = inputs[0].shape();
+  if (axes[0] >= 0) {
+    shape.erase(shape.begin() + axes[0]);
+  }
+  for (int i : {2, 3}) {
+    if (axes[i] >= 0 || inputs[i].size() > 1) {
+      auto each = batch_first(inputs[i], axes[i], size, s);
+      each = mx::broadcast_to(mx::reshape(each, {size, -1}, s), {size, shape[0]}, s);
+      folded[i] = row_contiguous(mx::flatten(each, s), s);
+    }
+  }
+  Rotation same{dims_, traditional_, base_, scale_, multiplier_, std::nullopt};
+  auto primitive = std::make_shared<RopeAppend>(s, layout_, same);
+  auto flat = folded[0].shape();
+  auto out = mx::array(flat, inputs[0].dtype(), std::move(primitive), std::move(folded));
+  shape.insert(shape.begin(), size);
+  return {{mx::reshape(out, shape, s)}, {0}};
+}
+
+Cost RopeAppend::cost(const std::vector<mx::array>& inputs, const std::vector<mx::array>&) const {
+  auto& qkv = inputs[1];
+  size_t all = layout_.heads + 2 * layout_.kv_heads;
+  size_t kept = qkv.shape(1) <= query_positions ? all : 2 * layout_.kv_heads;
+  size_t bytes = 2 * (qkv.nbytes() / all * kept);
+  for (size_t i = 2; i < inputs.size(); ++i) {
+    bytes += inputs[i].nbytes();
+  }
+  return {1, bytes};
+}
+
+bool RopeAppend::is_equivalent(const mx::Primitive& other) const {
+  const auto& o = static_cast<const RopeAppend&>(other);
+  return layout_ == o.layout_ && dims_ == o.dims_ && traditional_ == o.traditional_ &&
+         base_ == o.base_ && scale_ == o.scale_ && multiplier_ == o.multiplier_;
+}
+
+std::vector<mx::Shape> RopeAppend::output_shapes(const std::vector<mx::array>& inputs) {
+  return {inputs[0].shape()};
+}
+
+} // namespace mlx_primitives

@@ -1,0 +1,55 @@
+#pragma once
+
+#include "shared.h"
+
+namespace mlx_primitives {
+
+enum : unsigned {
+  ATTENTION_PART = 8,          // features of a key that a lane of the vector kernel takes
+  ATTENTION_VECTOR_ROWS = 8,   // rows that the vector kernel keeps in registers at most
+  ATTENTION_TILE = 4,          // keys that a lane weighs with one rescaling
+  ATTENTION_DIM = 256,         // the largest head dimension
+  ATTENTION_FRAGMENT = 8,      // rows and columns of a simdgroup_matrix
+  ATTENTION_MATRIX_SIMDS = 4,  // SIMD groups of the matrix kernel, each with eight rows
+  ATTENTION_COMBINED_ROWS = 8, // rows that a threadgroup of the combining kernel takes
+};
+
+enum : unsigned {
+  ATTENTION_NO_MASK = 0,
+  ATTENTION_BOOL_MASK = 1,
+  ATTENTION_ADDITIVE_MASK = 2,
+};
+
+/** Where the elements of a rank-4 array lie from the start of its binding. */
+struct AttentionView {
+  long start;
+  long strides[4];
+};
+
+/** Rows are the queries of a key-value head's heads: position by position, then head by head. */
+struct AttentionParams {
+  AttentionView q;
+  AttentionView k[3]; // elements or words, scales, biases
+  AttentionView v[3];
+  AttentionView mask;
+  unsigned batch;
+  unsigned kv_heads;
+  unsigned group; // heads of a key-value head
+  unsigned queries;
+  unsigned keys;
+  unsigned dim;
+  unsigned first;  // the keys that some row sees
+  unsigned end;    //
+  unsigned chunk;  // keys of a split
+  unsigned splits; // more than one leave partial results
+  unsigned lanes;  // of the vector kernel, for a key; a power of two
+  unsigned quantized_group;
+  unsigned window; // positions back, itself included; 0 if unlimited
+  unsigned causal;
+  unsigned mask_kind;
+  unsigned has_sinks;
+  float scale;
+  float soft_cap; // 0 if none
+};
+
+} // namespace mlx_primitives

@@ -1,0 +1,165 @@
+#pragma once
+
+#include "rms_norm_sums.h"
+
+// What the kernels that normalise a row share, whatever its elements come from. CENTERED is
+// layer normalisation, else RMS normalisation, which has no mean and no bias.
+
+/** What a normalised row is multiplied by and what is added to it, where that is present. */
+template <typename T>
+struct Affine {
+  const device T* weight;
+  const device T* bias;
+  uint weighted;
+  uint biased;
+};
+
+/** A row's threads where it has a SIMD group to itself. */
+struct SimdRow {
+  uint index;
+  uint threads;
+
+  METAL_FUNC float sum(float value, uint) const {
+    return simd_sum(value);
+  }
+};
+
+/** A row's threads where it has a threadgroup. Every sum needs slots of its own. */
+struct GroupRow {
+  uint index;
+  uint threads;
+  threadgroup float* slots;
+  Place place;
+
+  METAL_FUNC float sum(float value, uint which) const {
+    return group_sum(value, slots + which * place.simds, place);
+  }
+};
+
+template <typename T>
+METAL_FUNC float add_values(float sum, packed4<T> x) {
+  for (uint i = 0; i < READS; i++) {
+    sum += float(x[i]);
+  }
+  return sum;
+}
+
+/** Adds (x - mean)^2 for what lies within the row. */
+template <typename T>
+METAL_FUNC float add_deviations(float sum, packed4<T> x, float mean, uint at, uint axis) {
+  for (uint i = 0; i < READS; i++) {
+    float deviation = at + i < axis ? float(x[i]) - mean : 0.0f;
+    sum += deviation * deviation;
+  }
+  return sum;
+}
+
+/** Each step is rounded to T before the next, as in MLX's composition. */
+template <typename T, bool CENTERED>
+METAL_FUNC packed4<T> normalized(
+    packed4<T> x, float mean, float inverse, packed4<T> weight, packed4<T> bias, Affine<T> affine) {
+  packed4<T> y;
+  for (uint i = 0; i < READS; i++) {
+    float value = CENTERED ? float(x[i]) - mean : float(x[i]);
+    y[i] = T(value * inverse);
+    if (affine.weighted) {
+      y[i] = T(float(weight[i]) * float(y[i]));
+    }
+    if (CENTERED && affine.biased) {
+      y[i] = T(float(y[i]) + float(bias[i]));
+    }
+  }
+  return y;
+}
+
+/** Normalises the quads of a row that its threads hold. */
+template <typename T, uint QUADS, bool CENTERED, typename Row>
+METAL_FUNC void normalize_held(
+    const thread packed4<T>* x, Affine<T> affine, device T* out, uint axis, float eps, Row row) {
+  packed4<T> weights[QUADS];
+  packed4<T> biases[QUADS];
+  float sum = 0.0f;
+  for (uint q = 0; q < QUADS; q++) {
+    const uint at = (q * row.threads + row.index) * READS;
+    weights[q] = x[q];
+    biases[q] = x[q];
+    if (affine.weighted) { // before the barriers, so that these loads do not wait for them
+      weights[q] = load4(affine.weight, at, axis, T(0.0f));
+    }
+    if (CENTERED && affine.biased) {
+      biases[q] = load4(affine.bias, at, axis, T(0.0f));
+    }
+    sum = CENTERED ? add_values<T>(sum, x[q]) : add_squares<T>(sum, x[q]);
+  }
+  sum = row.sum(sum, 0);
+  float mean = 0.0f;
+  if (CENTERED) {
+    mean = sum / float(axis);
+    float squares = 0.0f;
+    for (uint q = 0; q < QUADS; q++) {
+      squares = add_deviations<T>(squares, x[q], mean, (q * row.threads + row.index) * READS, axis);
+    }
+    sum = row.sum(squares, 1);
+  }
+  const float inverse = inverse_root(sum, axis, eps);
+  for (uint q = 0; q < QUADS; q++) {
+    const uint at = (q * row.threads + row.index) * READS;
+    store4(
+        out, at, axis, normalized<T, CENTERED>(x[q], mean, inverse, weights[q], biases[q], affine));
+  }
+}
+
+/** Mean and squared deviations of what a thread has seen of a row, quad by quad. */
+struct Moments {
+  float count;
+  float mean;
+  float squares;
+};
+
+/** Chan, Golub and LeVeque's update: one reading of the row suffices, and nothing cancels. */
+template <typename T>
+METAL_FUNC Moments add_quad(Moments seen, packed4<T> x, uint at, uint axis) {
+  const float count = float(at + READS <= axis ? uint(READS) : axis - at);
+  const float mean = add_values<T>(0.0f, x) / count;
+  const float total = seen.count + count;
+  const float delta = mean - seen.mean;
+  const float share = count / total;
+  Moments next;
+  next.count = total;
+  next.mean = seen.mean + delta * share;
+  next.squares = add_deviations<T>(seen.squares, x, mean, at, axis);
+  next.squares += delta * (delta * (seen.count * share));
+  return next;
+}
+
+/** Normalises a row whose elements are read once more, each by the thread that saw it. */
+template <typename T, bool CENTERED>
+METAL_FUNC void normalize_again(
+    const device T* x,
+    Moments seen,
+    Affine<T> affine,
+    device T* out,
+    uint axis,
+    float eps,
+    GroupRow row) {
+  float mean = 0.0f;
+  float squares = seen.squares;
+  if (CENTERED) {
+    mean = row.sum(seen.count * seen.mean, 0) / float(axis);
+    const float delta = seen.mean - mean;
+    squares += seen.count * delta * delta;
+  }
+  const float inverse = inverse_root(row.sum(squares, 1), axis, eps);
+  for (uint at = row.index * READS; at < axis; at += row.threads * READS) {
+    packed4<T> values = load4(x, at, axis, T(0.0f));
+    packed4<T> weights = values;
+    packed4<T> biases = values;
+    if (affine.weighted) {
+      weights = load4(affine.weight, at, axis, T(0.0f));
+    }
+    if (CENTERED && affine.biased) {
+      biases = load4(affine.bias, at, axis, T(0.0f));
+    }
+    store4(out, at, axis, normalized<T, CENTERED>(values, mean, inverse, weights, biases, affine));
+  }
+}

@@ -1,0 +1,25 @@
+#pragma once
+
+#include "shared.h"
+
+namespace mlx_primitives {
+
+enum : unsigned {
+  REDUCE_SLOTS = 1,               // floats of threadgroup scratch for each SIMD group
+  REDUCE_SIMD_ROW = 4 * SIMD_ROW, // the longest row that one SIMD group takes
+  REDUCE_PIECE = 8192,            // elements of a piece of a row that is split, at least
+  REDUCE_PIECES = 1024,           // pieces of a row, at most
+  REDUCE_MANY_ROWS = 256,         // so many rows fill a GPU without being split
+};
+
+/** Rows are cut into `pieces` of `piece` elements, the last of which may be shorter. */
+struct ReduceParams {
+  unsigned long axis;
+  unsigned rows;
+  unsigned pieces;
+  unsigned piece;
+  float scale;   // what the result is multiplied by
+  unsigned root; // 1: what is stored is the square root
+};
+
+} // namespace mlx_primitives

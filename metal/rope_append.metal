@@ -1,0 +1,109 @@
+#include "common.h"
+#include "rope_append.h"
+#include "rope_turn.h"
+
+/** The row of the state that takes a head's vector of position `time`, or `rows` if none does. */
+METAL_FUNC uint state_row(uint head, uint time, int slot, constant RopeAppendParams& params) {
+  if (head < params.heads) {
+    return head * params.length + time;
+  }
+  // Compared as they are: slot + time may be more than an int holds.
+  if (slot < -int(time) || slot >= int(params.capacity) - int(time)) {
+    return params.rows;
+  }
+  const uint position = uint(slot + int(time));
+  return QUERY_POSITIONS * params.heads + (head - params.heads) * params.capacity + position;
+}
+
+/**
+ * Grid: columns x length x (batch * groups of HEADS heads). A thread owns one pair of up to HEADS
+ * heads, which share its angle, or two of the features that are only copied. Values are copied.
+ */
+template <typename T, uint HEADS, bool INTERLEAVED, bool EXPLICIT>
+[[kernel]] void rope_append(
+    const device T* [[maybe_unused]] before [[buffer(0)]], // the state too: most of it stays
+    const device T* qkv [[buffer(1)]],
+    const device int* offset [[buffer(2)]],
+    const device int* slots [[buffer(3)]],
+    const device float* freqs [[buffer(4)]],
+    device T* state [[buffer(5)]],
+    constant RopeAppendParams& params [[buffer(6)]],
+    uint3 at [[thread_position_in_grid]]) {
+  const uint all_heads = params.heads + 2 * params.kv_heads;
+  const uint head_groups = (all_heads - params.first_head + HEADS - 1) / HEADS;
+  const uint batch = at.z / head_groups;
+  if (at.x >= params.columns || at.y >= params.length || batch >= params.batch) {
+    return;
+  }
+  const uint first = params.first_head + (at.z - batch * head_groups) * HEADS;
+  const uint heads = min(uint(HEADS), all_heads - first);
+  const uint turned = params.heads + params.kv_heads;
+  const int slot = slots[batch * params.slot_stride];
+  qkv += ((size_t(batch) * params.length + at.y) * all_heads + first) * params.features;
+  state += size_t(batch) * params.rows * params.features;
+
+  if (at.x >= params.pairs) {
+    const uint feature = 2 * at.x;
+    for (uint h = 0; h < heads; h++) {
+      const uint row = state_row(first + h, at.y, slot, params);
+      if (row < params.rows) {
+        device T* out = state + size_t(row) * params.features;
+        out[feature] = qkv[h * params.features + feature];
+        if (feature + 1 < params.features) {
+          out[feature + 1] = qkv[h * params.features + feature + 1];
+        }
+      }
+    }
+    return;
+  }
+
+  Turn by = {1.0f, 0.0f};
+  if (first < turned) {
+    const float frequency =
+        inverse_frequency<EXPLICIT>(freqs, at.x, params.pairs, params.log2_base);
+    by = turn(int(at.y) + offset[batch * params.offset_stride], frequency, params.scale, 1.0f);
+  }
+  for (uint h = 0; h < heads; h++) {
+    const uint row = state_row(first + h, at.y, slot, params);
+    if (row < params.rows) {
+      packed2<T> pair = load_pair<T, INTERLEAVED>(qkv + h * params.features, at.x, params.pairs);
+      if (first + h < turned) {
+        if (params.multiplier != 1.0f) {
+          pair[0] = T(float(pair[0]) * params.multiplier);
+          pair[1] = T(float(pair[1]) * params.multiplier);
+        }
+        pair = rotated<T>(pair, by);
+      }
+      store_pair<T, INTERLEAVED>(state + size_t(row) * params.features, at.x, params.pairs, pair);
+    }
+  }
+}
+
+/** The state as it was, into a buffer of its own: four elements a thread. */
+template <typename T>
+[[kernel]] void copy_state(
+    const device T* from [[buffer(0)]],
+    device T* to [[buffer(1)]],
+    constant StateCopyParams& params [[buffer(2)]],
+    uint2 at [[thread_position_in_grid]]) {
+  const ulong count = (ulong(params.count_high) << 32) | ulong(params.count_low);
+  const ulong start = (ulong(at.y) * params.row + at.x) * READS;
+  if (at.x >= params.row || start >= count) {
+    return;
+  }
+  const uint left = uint(min(count - start, ulong(READS)));
+  store4(to + start, 0, left, load4(from + start, 0, left, T(0)));
+}
+
+#define APPEND_HEAD_KERNELS(DTYPE, T, NAME, HEADS)                                                \
+  MLXP_KERNEL("mlxp_rope_append_half_base" NAME DTYPE, rope_append<T, HEADS, false, false>)       \
+  MLXP_KERNEL("mlxp_rope_append_half_freqs" NAME DTYPE, rope_append<T, HEADS, false, true>)       \
+  MLXP_KERNEL("mlxp_rope_append_interleaved_base" NAME DTYPE, rope_append<T, HEADS, true, false>) \
+  MLXP_KERNEL("mlxp_rope_append_interleaved_freqs" NAME DTYPE, rope_append<T, HEADS, true, true>)
+
+#define APPEND_KERNELS(DTYPE, T)                   \
+  APPEND_HEAD_KERNELS(DTYPE, T, "_one_head_", 1)   \
+  APPEND_HEAD_KERNELS(DTYPE, T, "_", APPEND_HEADS) \
+  MLXP_KERNEL("mlxp_rope_append_copy_" DTYPE, copy_state<T>)
+
+MLXP_EACH_DTYPE(APPEND_KERNELS)

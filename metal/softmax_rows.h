@@ -1,0 +1,89 @@
+// What the kernels that take exponentials of a row share.
+#pragma once
+
+#include "common.h"
+
+/** fast::exp, as in MLX: its argument is never positive and its error cancels in the sum. */
+METAL_FUNC float softmax_exp(float x) {
+  return fast::exp(x);
+}
+
+/** max() would let a NaN through or not as the hardware likes; this comparison drops it. */
+METAL_FUNC float larger(float a, float b) {
+  return a < b ? b : a;
+}
+
+template <typename T>
+METAL_FUNC void load_row4(thread float* values, const device T* row, uint at, uint axis) {
+  packed4<T> quad = load4(row, at, axis, T(-INFINITY));
+  for (uint i = 0; i < READS; i++) {
+    values[i] = float(quad[i]);
+  }
+}
+
+template <typename T>
+METAL_FUNC void store_scaled4(
+    device T* row, uint at, uint axis, const thread float* values, float factor) {
+  packed4<T> quad;
+  for (uint i = 0; i < READS; i++) {
+    quad[i] = T(values[i] * factor);
+  }
+  store4(row, at, axis, quad);
+}
+
+METAL_FUNC float max4(float maximum, const thread float* values) {
+  for (uint i = 0; i < READS; i++) {
+    maximum = larger(maximum, values[i]);
+  }
+  return maximum;
+}
+
+/** Turns values into exp(values - maximum) and adds them to `sum` in the order of the row. */
+METAL_FUNC float exp4(float sum, thread float* values, float maximum) {
+  for (uint i = 0; i < READS; i++) {
+    values[i] = softmax_exp(values[i] - maximum);
+    sum += values[i];
+  }
+  return sum;
+}
+
+/** What is known of a row: its maximum, and the sum of exponentials relative to that. */
+struct RowStats {
+  float maximum;
+  float sum;
+};
+
+METAL_FUNC RowStats no_stats() {
+  return {-FLT_MAX, 0.0f};
+}
+
+/** With four more elements, which become their exponentials relative to the new maximum. */
+METAL_FUNC RowStats with4(RowStats stats, thread float* values) {
+  const float grown = max4(stats.maximum, values);
+  if (grown > stats.maximum) { // else the factor is exp(0) = 1
+    stats.sum *= softmax_exp(stats.maximum - grown);
+    stats.maximum = grown;
+  }
+  stats.sum = exp4(stats.sum, values, stats.maximum);
+  return stats;
+}
+
+METAL_FUNC RowStats simd_stats(RowStats stats) {
+  const float maximum = simd_max(stats.maximum);
+  return {maximum, simd_sum(stats.sum * softmax_exp(stats.maximum - maximum))};
+}
+
+/** Of the whole threadgroup, in every thread: both halves cross in one barrier. */
+METAL_FUNC RowStats group_stats(RowStats stats, threadgroup float* scratch, Place at) {
+  const RowStats simd = simd_stats(stats);
+  if (at.lane == 0) {
+    scratch[at.simd] = simd.maximum;
+    scratch[at.simds + at.simd] = simd.sum;
+  }
+  threadgroup_barrier(mem_flags::mem_threadgroup);
+  RowStats part = no_stats();
+  if (at.lane < at.simds) {
+    part = {scratch[at.lane], scratch[at.simds + at.lane]};
+  }
+  return simd_stats(part);
+}

@@ -1,0 +1,37 @@
+use mlx_primitives::{builtin, ops};
+
+use super::{EPS, Inputs, Size, Workload, ready};
+
+pub fn workloads() -> Vec<Workload> {
+    [
+        (&[1, 1, 4096][..], Size::Decode),
+        (&[8, 128, 768], Size::Prefill),
+        (&[1, 512, 2048], Size::Prefill),
+        (&[4, 2048, 4096], Size::Large),
+    ]
+    .map(|(shape, size)| workload(shape, size))
+    .into()
+}
+
+fn workload(shape: &'static [i32], size: Size) -> Workload {
+    let inputs = move |dtype| {
+        let x = ready(shape, dtype, -4.0..4.0)?;
+        let weight = ready(&shape[shape.len() - 1..], dtype, 0.8..1.2)?;
+        let bias = ready(&shape[shape.len() - 1..], dtype, -0.2..0.2)?;
+        let (w, b) = (weight.clone(), bias.clone());
+        Ok(Inputs {
+            ideal_bytes: 2 * x.nbytes() + 2 * weight.nbytes(),
+            flops: 0.0,
+            x,
+            ours: Box::new(move |x| ops::layer_norm(x, Some(&w), Some(&b), EPS)),
+            builtin: Box::new(move |x| builtin::layer_norm(x, Some(&weight), Some(&bias), EPS)),
+        })
+    };
+    Workload {
+        op: "layer_norm",
+        shape: shape.to_vec(),
+        variant: "",
+        size,
+        inputs: Box::new(inputs),
+    }
+}

@@ -1,0 +1,377 @@
+//! Few rows: the keys are split into chunks of a fixed length, so that the result does not
+//! depend on how many threads share them. Each chunk leaves its rows' outputs, maxima and sums.
+
+use std::ops::Range;
+
+use super::combine::Combine;
+use super::scores::{exponential, factor};
+use super::source::{Rows, load_query};
+use super::{Attention, DECODE_ROWS, MASKED, MAX_DIM, Mask, TILE, with_scratch};
+use crate::cpu::element::Float;
+use crate::cpu::simd::{F32x16, Kernel, LANES, prefetch};
+use crate::cpu::{Machine, Shared};
+
+/// Keys of a chunk: enough to hide its overhead, few enough to share a long cache evenly.
+const CHUNK: usize = 256;
+
+/// How a call is split, and what a chunk leaves.
+#[derive(Clone, Copy)]
+pub struct Split {
+    first: usize,
+    end: usize,
+    pub chunks: usize,
+    /// Floats of a row's output.
+    pub pitch: usize,
+}
+
+impl Split {
+    fn of(call: &Attention) -> Self {
+        let (first, end) = match call.mask {
+            Mask::None => call.span(0, call.queries - 1),
+            // A row that the mask leaves no key weighs all alike.
+            _ => (0, call.keys),
+        };
+        let pitch = call.blocks() * LANES;
+        Self { first, end, chunks: (end - first).div_ceil(CHUNK), pitch }
+    }
+
+    /// Floats of a chunk: outputs, then maxima, then sums.
+    pub fn floats(&self, rows: usize) -> usize {
+        (rows * (self.pitch + 2)).next_multiple_of(LANES)
+    }
+}
+
+/// # Safety
+/// As of [`super::attention`].
+pub unsafe fn run<T: Float>(machine: Machine, call: &Attention, out: Shared<T>) {
+    let split = Split::of(call);
+    let rows = call.rows();
+    let heads = call.batch * call.kv_heads;
+    let items = heads * split.chunks;
+    with_scratch(items * split.floats(rows), |partials| {
+        let partials = Shared(partials);
+        // Reading a key and a value, and two multiplications for each row and feature.
+        let work = CHUNK.min(call.keys) * call.dim * (2 + rows) / 4;
+        machine.pool.for_each(items, work, &|items| {
+            let chunks = Chunks::<T> {
+                call,
+                split,
+                partials: partials.get(),
+                items,
+                kind: std::marker::PhantomData,
+            };
+            // SAFETY: the caller's contract; each item writes its own part of `partials`.
+            unsafe { machine.level.run(chunks) }
+        });
+        let work = 2 * rows * split.chunks * split.pitch;
+        machine.pool.for_each(heads, work, &|heads| {
+            let combine = Combine { call, split, partials: partials.get(), out: out.get(), heads };
+            // SAFETY: the partials are complete; each head has rows of its own in `out`.
+            unsafe { machine.level.run(combine) }
+        });
+    });
+}
+
+struct Chunks<'a, T> {
+    call: &'a Attention,
+    split: Split,
+    partials: *mut f32,
+    items: Range<usize>,
+    kind: std::marker::PhantomData<T>,
+}
+
+/// What a chunk works with, on the stack.
+#[repr(align(64))]
+struct Space {
+    q: [f32; DECODE_ROWS * MAX_DIM],
+    scores: [f32; DECODE_ROWS * TILE],
+}
+
+/// Keys or values that do not lie as rows of elements, as floats.
+#[repr(align(64))]
+struct Staged {
+    rows: [f32; TILE * MAX_DIM],
+}
+
+impl<T: Float> Kernel for Chunks<'_, T> {
+    #[inline(always)]
+    unsafe fn run<V: F32x16>(self) {
+        let mut space = std::mem::MaybeUninit::<Space>::uninit();
+        let space = space.as_mut_ptr();
+        for item in self.items.clone() {
+            // SAFETY: the caller's contract; only what has been written is read of the space.
+            unsafe {
+                let q = (&raw mut (*space).q).cast::<f32>();
+                let scores = (&raw mut (*space).scores).cast::<f32>();
+                self.chunk::<V>(item, q, scores);
+            }
+        }
+    }
+}
+
+/// The running state of a chunk's rows.
+struct State {
+    out: *mut f32,
+    max: *mut f32,
+    sum: *mut f32,
+}
+
+impl<T: Float> Chunks<'_, T> {
+    #[inline(always)]
+    unsafe fn chunk<V: F32x16>(&self, item: usize, q: *mut f32, scores: *mut f32) {
+        let (call, split, rows) = (self.call, self.split, self.call.rows());
+        let head = item / split.chunks;
+        let place = (head / call.kv_heads, head % call.kv_heads);
+        let first = split.first + item % split.chunks * CHUNK;
+        let end = split.end.min(first + CHUNK);
+        // SAFETY: the caller's contract.
+        unsafe {
+            let out = self.partials.add(item * split.floats(rows));
+            let max = out.add(rows * split.pitch);
+            let state = State { out, max, sum: max.add(rows) };
+            std::ptr::write_bytes(out, 0, rows * (split.pitch + 2));
+            for row in 0..rows {
+                *max.add(row) = MASKED;
+                let (head, query) = call.place(place.1, row);
+                let to = q.add(row * split.pitch);
+                load_query::<V, T>(&call.q, (place.0, head, query), call.dim, call.scale, to);
+            }
+            let keys = call.k.rows::<T>(place.0, place.1);
+            let values = call.v.rows::<T>(place.0, place.1);
+            let (Some(keys), Some(values)) = (keys, values) else {
+                return self.staged::<V>(place, first..end, q, scores, &state);
+            };
+            for at in (first..end).step_by(TILE) {
+                let count = TILE.min(end - at);
+                let k = Rows { data: keys.at(at), stride: keys.stride };
+                let v = Rows { data: values.at(at), stride: values.stride };
+                self.tile::<V, T>(&k, &v, place, (at, count), q, scores, &state);
+            }
+        }
+    }
+
+    /// As `chunk`, of keys and values that become floats tile by tile first.
+    #[inline(always)]
+    unsafe fn staged<V: F32x16>(
+        &self,
+        place: (usize, usize),
+        range: Range<usize>,
+        q: *const f32,
+        scores: *mut f32,
+        state: &State,
+    ) {
+        let mut staged = [const { std::mem::MaybeUninit::<Staged>::uninit() }; 2];
+        // SAFETY: only the address of the rows is taken.
+        let rows = |tile: *mut Staged| unsafe { (&raw mut (*tile).rows).cast::<f32>() };
+        let [k, v] = staged.each_mut().map(|tile| rows(tile.as_mut_ptr()));
+        let (call, pitch) = (self.call, self.split.pitch);
+        for at in range.clone().step_by(TILE) {
+            let count = TILE.min(range.end - at);
+            // SAFETY: the caller's contract; a tile has room for that many rows.
+            unsafe {
+                call.k.load::<V, T>(place, (at, count), call.dim, k, pitch);
+                call.v.load::<V, T>(place, (at, count), call.dim, v, pitch);
+                let rows = |data| Rows::<f32> { data, stride: pitch as isize };
+                self.tile::<V, f32>(&rows(k), &rows(v), place, (at, count), q, scores, state);
+            }
+        }
+    }
+
+    /// Adds keys `first..first + count` to the state; `k` and `v` begin there.
+    #[allow(clippy::too_many_arguments)]
+    #[inline(always)]
+    unsafe fn tile<V: F32x16, E: Float>(
+        &self,
+        k: &Rows<E>,
+        v: &Rows<E>,
+        (batch, kv_head): (usize, usize),
+        (first, count): (usize, usize),
+        q: *const f32,
+        scores: *mut f32,
+        state: &State,
+    ) {
+        let (call, rows, pitch) = (self.call, self.call.rows(), self.split.pitch);
+        let blocks = count.div_ceil(LANES);
+        // SAFETY: the caller's contract; a row has `TILE` scores.
+        unsafe {
+            let mut row = 0;
+            while row < rows {
+                let (q, scores) = (q.add(row * pitch), scores.add(row * TILE));
+                row += match rows - row {
+                    4.. => scores_of::<V, E, 4, 4>(k, v, count, call.dim, q, pitch, scores),
+                    2 | 3 => scores_of::<V, E, 2, 8>(k, v, count, call.dim, q, pitch, scores),
+                    _ => scores_of::<V, E, 1, 16>(k, v, count, call.dim, q, pitch, scores),
+                };
+            }
+            for row in 0..rows {
+                let scores = scores.add(row * TILE);
+                let (head, query) = call.place(kv_head, row);
+                call.finish::<V, T>(scores, (batch, head, query), (first, count));
+                // Beyond the keys: no weight.
+                let last = scores.add((blocks - 1) * LANES);
+                let kept = count - (blocks - 1) * LANES;
+                V::load(last).keep_first(kept, f32::NEG_INFINITY).store(last);
+
+                let (max, sum) = (state.max.add(row), state.sum.add(row));
+                let mut largest = V::splat(*max);
+                for block in 0..blocks {
+                    largest = V::load(scores.add(block * LANES)).max(largest);
+                }
+                let largest = largest.reduce_max();
+                let mut total = V::splat(0.0);
+                for block in 0..blocks {
+                    let at = scores.add(block * LANES);
+                    let weights = exponential::<V, T>(V::load(at) - V::splat(largest));
+                    weights.store(at);
+                    total = total + weights;
+                }
+                let mut before = *sum;
+                if largest != *max {
+                    let factor = factor::<V, T>(*max - largest);
+                    before *= factor;
+                    for at in (0..pitch).step_by(LANES) {
+                        let at = state.out.add(row * pitch + at);
+                        (V::load(at) * V::splat(factor)).store(at);
+                    }
+                    *max = largest;
+                }
+                *sum = before + total.reduce_add();
+            }
+            let mut row = 0;
+            while row < rows {
+                let (p, out) = (scores.add(row * TILE), state.out.add(row * pitch));
+                row += match rows - row {
+                    4.. => add_values::<V, E, 4>(k, v, count, call.dim, p, out, pitch),
+                    2 | 3 => add_values::<V, E, 2>(k, v, count, call.dim, p, out, pitch),
+                    _ => add_values::<V, E, 1>(k, v, count, call.dim, p, out, pitch),
+                };
+            }
+        }
+    }
+}
+
+/// Scores of `R` rows with `count` keys, `K` at a time, sixteen sums in all; returns `R`.
+/// Asks for the values on the way, which are wanted next.
+#[inline(always)]
+unsafe fn scores_of<V: F32x16, E: Float, const R: usize, const K: usize>(
+    k: &Rows<E>,
+    v: &Rows<E>,
+    count: usize,
+    dim: usize,
+    q: *const f32,
+    pitch: usize,
+    scores: *mut f32,
+) -> usize {
+    let bytes = dim * size_of::<E>();
+    for at in (0..count).step_by(K) {
+        // Past the last key the last one again: its score is not used.
+        let keys: [*const E; K] = std::array::from_fn(|i| k.at((at + i).min(count - 1)));
+        for i in at..count.min(at + K) {
+            prefetch(v.at(i).cast(), bytes);
+        }
+        let mut sums = [V::splat(0.0); LANES];
+        let mut from = 0;
+        // SAFETY: the caller's contract; a row ends where its last block does.
+        unsafe {
+            while from + LANES <= dim {
+                for i in 0..K {
+                    let key: V = E::load(keys[i].add(from));
+                    for r in 0..R {
+                        let sum = &mut sums[r * K + i];
+                        *sum = V::load(q.add(r * pitch + from)).mul_add(key, *sum);
+                    }
+                }
+                from += LANES;
+            }
+            if from < dim {
+                for i in 0..K {
+                    let key: V = E::load_first(keys[i].add(from), dim - from);
+                    for r in 0..R {
+                        let sum = &mut sums[r * K + i];
+                        *sum = V::load(q.add(r * pitch + from)).mul_add(key, *sum);
+                    }
+                }
+            }
+            let mut all = [0.0f32; LANES];
+            V::reduce_add_each(sums).store(all.as_mut_ptr());
+            for r in 0..R {
+                // `TILE` is a multiple of `K`.
+                std::ptr::copy_nonoverlapping(
+                    all.as_ptr().add(r * K),
+                    scores.add(r * TILE + at),
+                    K,
+                );
+            }
+        }
+    }
+    R
+}
+
+/// Adds `count` weighted values to the outputs of `R` rows; returns `R`. Asks for the keys that
+/// follow those in `k`, which are wanted next.
+#[inline(always)]
+unsafe fn add_values<V: F32x16, E: Float, const R: usize>(
+    k: &Rows<E>,
+    v: &Rows<E>,
+    count: usize,
+    dim: usize,
+    p: *const f32,
+    out: *mut f32,
+    pitch: usize,
+) -> usize {
+    let mut from = 0;
+    // SAFETY: the caller's contract.
+    unsafe {
+        while from + 4 * LANES <= dim {
+            add_columns::<V, E, R, 4, false>(k, v, count, p, out, pitch, (from, 0));
+            from += 4 * LANES;
+        }
+        while from + LANES <= dim {
+            add_columns::<V, E, R, 1, false>(k, v, count, p, out, pitch, (from, 0));
+            from += LANES;
+        }
+        if from < dim {
+            add_columns::<V, E, R, 1, true>(k, v, count, p, out, pitch, (from, dim - from));
+        }
+    }
+    R
+}
+
+/// As `add_values`, of `N` blocks of features, or of the first few of one.
+#[inline(always)]
+unsafe fn add_columns<V: F32x16, E: Float, const R: usize, const N: usize, const PART: bool>(
+    k: &Rows<E>,
+    v: &Rows<E>,
+    count: usize,
+    p: *const f32,
+    out: *mut f32,
+    pitch: usize,
+    (from, part): (usize, usize),
+) {
+    // SAFETY: the caller's contract.
+    unsafe {
+        let at = |r: usize, n: usize| out.add(r * pitch + from + n * LANES);
+        let mut sums: [[V; N]; R] =
+            std::array::from_fn(|r| std::array::from_fn(|n| V::load(at(r, n))));
+        for key in 0..count {
+            let next = k.at(count + key).wrapping_add(from);
+            prefetch(next.cast(), N * LANES * size_of::<E>());
+            let row = v.at(key).add(from);
+            let values: [V; N] = std::array::from_fn(|n| {
+                let at = row.add(n * LANES);
+                if PART { E::load_first(at, part) } else { E::load(at) }
+            });
+            for (r, sums) in sums.iter_mut().enumerate() {
+                let weight = V::splat(*p.add(r * TILE + key));
+                for (sum, value) in sums.iter_mut().zip(values) {
+                    *sum = value.mul_add(weight, *sum);
+                }
+            }
+        }
+        for (r, sums) in sums.into_iter().enumerate() {
+            for (n, sum) in sums.into_iter().enumerate() {
+                sum.store(at(r, n));
+            }
+        }
+    }
+}

@@ -1,0 +1,181 @@
+//! Scaled dot-product attention, softmax in f32, over plain or group-quantized keys and values
+//! of any strides.
+//!
+//! A row is one query of one head. The rows of a key-value head are taken together, position by
+//! position and within a position head by head, so that its keys and values are read once for
+//! all of them. Few rows go to [`decode`], which splits the keys; more to [`prefill`], which
+//! splits the rows. Neither holds more scores than a tile's.
+
+mod combine;
+mod decode;
+mod prefill;
+mod product;
+mod scores;
+mod source;
+#[cfg(test)]
+mod tests;
+
+use super::element::{Element, Float, with_element};
+use super::simd::LANES;
+use super::{Machine, Shared};
+
+/// Rows up to which the keys are split instead of the rows.
+const DECODE_ROWS: usize = 16;
+/// The largest head dimension, rounded up to whole blocks.
+const MAX_DIM: usize = 256;
+/// Keys whose scores are held at a time.
+const TILE: usize = 64;
+
+/// An array of rank 4 as it lies in memory: strides in elements of [batch, head, row, feature].
+#[derive(Clone, Copy)]
+pub struct View {
+    pub data: *const u8,
+    pub strides: [isize; 4],
+}
+
+impl View {
+    /// The element at a place, of type `T`.
+    #[inline(always)]
+    fn at<T>(&self, batch: usize, head: usize, row: usize) -> *const T {
+        let [b, h, r, _] = self.strides;
+        let offset = batch as isize * b + head as isize * h + row as isize * r;
+        self.data.cast::<T>().wrapping_offset(offset)
+    }
+}
+
+/// Where keys or values come from.
+#[derive(Clone, Copy)]
+pub enum Source {
+    /// Elements of the call's type.
+    Plain(View),
+    /// MLX's affine layout: words of 4-bit or 8-bit numbers, with a scale and a bias for each
+    /// group of features.
+    Quantized { packed: View, scales: View, biases: View, bits: usize, group: usize },
+}
+
+#[derive(Clone, Copy)]
+pub enum Mask {
+    None,
+    /// Bytes; a key is attended to where they are not zero.
+    Bool(View),
+    /// Elements of the call's type, added to the scores.
+    Additive(View),
+}
+
+/// What is asked for. Extents are at least 1, `dim` at most 256.
+#[derive(Clone, Copy)]
+pub struct Attention {
+    pub batch: usize,
+    pub heads: usize,
+    pub kv_heads: usize,
+    pub queries: usize,
+    pub keys: usize,
+    pub dim: usize,
+    pub scale: f32,
+    /// None where it is 0.
+    pub soft_cap: f32,
+    pub causal: bool,
+    /// How many positions back a query sees, itself included; none where it is 0.
+    pub window: usize,
+    pub q: View,
+    pub k: Source,
+    pub v: Source,
+    pub mask: Mask,
+    /// A logit for each head, of the call's type; null where there are none.
+    pub sinks: *const u8,
+}
+
+// SAFETY: addresses of buffers that are only read; the entry's contract covers them.
+unsafe impl Sync for Attention {}
+
+/// A key that a row must not see. Finite, so that a row that sees none weighs all alike.
+const MASKED: f32 = f32::MIN;
+
+impl Attention {
+    /// Rows of a key-value head.
+    fn rows(&self) -> usize {
+        self.group() * self.queries
+    }
+
+    /// Heads that share a key-value head.
+    fn group(&self) -> usize {
+        self.heads / self.kv_heads
+    }
+
+    fn blocks(&self) -> usize {
+        self.dim.div_ceil(LANES)
+    }
+
+    /// Head and position of a row.
+    fn place(&self, kv_head: usize, row: usize) -> (usize, usize) {
+        (kv_head * self.group() + row % self.group(), row / self.group())
+    }
+
+    /// The keys that a query sees by the causal rule and the window; empty if there are none.
+    fn visible(&self, query: usize) -> (usize, usize) {
+        // One past the query's own position among the keys.
+        let end = (self.keys + query + 1).saturating_sub(self.queries);
+        let first = if self.window > 0 { end.saturating_sub(self.window) } else { 0 };
+        (first.min(self.keys), if self.causal { end.min(self.keys) } else { self.keys })
+    }
+
+    /// The keys that rows of these queries have to go through.
+    fn span(&self, first: usize, last: usize) -> (usize, usize) {
+        let ((start, first_end), (_, end)) = (self.visible(first), self.visible(last));
+        // A row without a key weighs all keys alike.
+        if start >= first_end { (0, self.keys) } else { (start, end) }
+    }
+
+    /// Where a row's maximum and sum start: at its head's sink, if there is one.
+    ///
+    /// # Safety
+    /// `sinks` is null or has an element of type `T` for each head.
+    unsafe fn start<T: Float>(&self, head: usize) -> (f32, f32) {
+        if self.sinks.is_null() {
+            return (MASKED, 0.0);
+        }
+        // SAFETY: the caller's contract.
+        let sink = unsafe { T::to_float(*self.sinks.cast::<T>().add(head)) };
+        let max = sink.max(MASKED);
+        (max, (sink - max).exp())
+    }
+}
+
+/// softmax(scale * q·kᵀ, capped and masked) · v into `out`, row-contiguous
+/// [batch, heads, queries, dim].
+///
+/// # Safety
+/// Every view covers the extents of the call with elements of `element` (words of u32 where
+/// packed, bytes where the mask is of bools), aligned. `out` overlaps none of them.
+pub unsafe fn attention(element: Element, call: &Attention, out: *mut u8) {
+    let machine = Machine::current();
+    // SAFETY: the caller's contract.
+    with_element!(element, T => unsafe { attention_on::<T>(machine, call, out.cast()) })
+}
+
+unsafe fn attention_on<T: Float>(machine: Machine, call: &Attention, out: *mut T) {
+    let out = Shared(out);
+    // SAFETY: the caller's contract.
+    unsafe {
+        if call.rows() <= DECODE_ROWS {
+            decode::run(machine, call, out);
+        } else {
+            prefill::run(machine, call, out);
+        }
+    }
+}
+
+/// Floats at a multiple of a cache line, kept by the thread from one call to the next.
+fn with_scratch(floats: usize, body: impl FnOnce(*mut f32)) {
+    const LINE: usize = 64;
+    thread_local! {
+        static KEPT: std::cell::Cell<Vec<f32>> = const { std::cell::Cell::new(Vec::new()) };
+    }
+    let mut kept = KEPT.take();
+    if kept.len() < floats + LINE {
+        kept = vec![0.0; floats + LINE];
+    }
+    let start = kept.as_mut_ptr();
+    body(start.wrapping_add(start.align_offset(LINE)));
+    KEPT.set(kept);
+}

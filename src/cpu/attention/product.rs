@@ -1,0 +1,83 @@
+//! A matrix product whose tiles stay in registers.
+
+use crate::cpu::simd::{F32x16, LANES};
+
+/// The left factor: floats from row to row, and along the depth.
+#[derive(Clone, Copy)]
+pub struct Left {
+    pub data: *const f32,
+    pub row: isize,
+    pub depth: isize,
+}
+
+/// The right factor: floats from row to row.
+#[derive(Clone, Copy)]
+pub struct Right {
+    pub data: *const f32,
+    pub pitch: isize,
+}
+
+/// `to = left · right`, or with `ADD` more of it, of `rows`, a multiple of `M`, times `blocks`
+/// of sixteen columns, in tiles of `M` rows times `N` blocks that stay in registers.
+#[inline(always)]
+pub unsafe fn product<V: F32x16, const M: usize, const N: usize, const ADD: bool>(
+    left: Left,
+    right: Right,
+    (to, pitch): (*mut f32, usize),
+    (rows, blocks, depth): (usize, usize, usize),
+) {
+    for row in (0..rows).step_by(M) {
+        let left = Left { data: left.data.wrapping_offset(row as isize * left.row), ..left };
+        let mut block = 0;
+        while block < blocks {
+            let n = N.min(blocks - block);
+            let data = right.data.wrapping_add(block * LANES);
+            let right = Right { data, ..right };
+            // SAFETY: the caller's contract.
+            unsafe {
+                let to = to.add(row * pitch + block * LANES);
+                match n {
+                    1 => tile::<V, M, 1, ADD>(left, right, to, pitch, depth),
+                    2 if N > 1 => tile::<V, M, 2, ADD>(left, right, to, pitch, depth),
+                    3 if N > 2 => tile::<V, M, 3, ADD>(left, right, to, pitch, depth),
+                    _ => tile::<V, M, N, ADD>(left, right, to, pitch, depth),
+                }
+            }
+            block += n;
+        }
+    }
+}
+
+#[inline(always)]
+unsafe fn tile<V: F32x16, const M: usize, const N: usize, const ADD: bool>(
+    left: Left,
+    right: Right,
+    to: *mut f32,
+    pitch: usize,
+    depth: usize,
+) {
+    // SAFETY: the caller's contract.
+    unsafe {
+        let at = |m: usize, n: usize| to.add(m * pitch + n * LANES);
+        let mut sums: [[V; N]; M] = std::array::from_fn(|m| {
+            std::array::from_fn(|n| if ADD { V::load(at(m, n)) } else { V::splat(0.0) })
+        });
+        let rows: [*const f32; M] =
+            std::array::from_fn(|m| left.data.wrapping_offset(m as isize * left.row));
+        for k in 0..depth as isize {
+            let from = right.data.wrapping_offset(k * right.pitch);
+            let blocks: [V; N] = std::array::from_fn(|n| V::load(from.wrapping_add(n * LANES)));
+            for (row, sums) in rows.iter().zip(sums.iter_mut()) {
+                let factor = V::splat(*row.wrapping_offset(k * left.depth));
+                for (sum, block) in sums.iter_mut().zip(blocks) {
+                    *sum = block.mul_add(factor, *sum);
+                }
+            }
+        }
+        for (m, sums) in sums.into_iter().enumerate() {
+            for (n, sum) in sums.into_iter().enumerate() {
+                sum.store(at(m, n));
+            }
+        }
+    }
+}

@@ -1,0 +1,108 @@
+//! How a row becomes one number: four chains of blocks, then a tree, on every level alike.
+
+use super::element::Float;
+use super::simd::{F32x16, LANES};
+
+/// What is done with each block of a row. The methods are inlined into the kernel's loop.
+pub trait Fold: Copy {
+    /// Lanes start with this, and those beyond the row's end count as `PAD`.
+    const START: f32;
+    const PAD: f32;
+    fn step<V: F32x16>(self, so_far: V, lanes: V) -> V;
+    fn merge<V: F32x16>(self, a: V, b: V) -> V;
+    fn finish<V: F32x16>(self, lanes: V) -> f32;
+}
+
+#[derive(Clone, Copy)]
+pub struct Sum;
+
+impl Fold for Sum {
+    const START: f32 = 0.0;
+    const PAD: f32 = 0.0;
+    #[inline(always)]
+    fn step<V: F32x16>(self, so_far: V, lanes: V) -> V {
+        so_far + lanes
+    }
+    #[inline(always)]
+    fn merge<V: F32x16>(self, a: V, b: V) -> V {
+        a + b
+    }
+    #[inline(always)]
+    fn finish<V: F32x16>(self, lanes: V) -> f32 {
+        lanes.reduce_add()
+    }
+}
+
+/// The sum of squares.
+#[derive(Clone, Copy)]
+pub struct Squares;
+
+impl Fold for Squares {
+    const START: f32 = 0.0;
+    const PAD: f32 = 0.0;
+    #[inline(always)]
+    fn step<V: F32x16>(self, so_far: V, lanes: V) -> V {
+        so_far + lanes * lanes
+    }
+    #[inline(always)]
+    fn merge<V: F32x16>(self, a: V, b: V) -> V {
+        a + b
+    }
+    #[inline(always)]
+    fn finish<V: F32x16>(self, lanes: V) -> f32 {
+        lanes.reduce_add()
+    }
+}
+
+/// The largest element; NaN if any is, as MLX has it.
+#[derive(Clone, Copy)]
+pub struct Max;
+
+impl Fold for Max {
+    const START: f32 = f32::NEG_INFINITY;
+    const PAD: f32 = f32::NEG_INFINITY;
+    #[inline(always)]
+    fn step<V: F32x16>(self, so_far: V, lanes: V) -> V {
+        // `max` lets a NaN of `so_far` through, but may drop one of `lanes`.
+        V::select(lanes.is_nan(), lanes, lanes.max(so_far))
+    }
+    #[inline(always)]
+    fn merge<V: F32x16>(self, a: V, b: V) -> V {
+        self.step(a, b)
+    }
+    #[inline(always)]
+    fn finish<V: F32x16>(self, lanes: V) -> f32 {
+        let nans = V::select(lanes.is_nan(), V::splat(1.0), V::splat(0.0));
+        if nans.any_above(0.0) { f32::NAN } else { lanes.reduce_max() }
+    }
+}
+
+/// The row's `axis` elements, folded.
+///
+/// # Safety
+/// `x` is readable for `axis` elements.
+#[inline(always)]
+pub unsafe fn fold_row<V: F32x16, T: Float, F: Fold>(fold: F, x: *const T, axis: usize) -> f32 {
+    // Four chains hide an addition's latency.
+    let mut chains = [V::splat(F::START); 4];
+    let mut i = 0;
+    // SAFETY: every access is within the row.
+    unsafe {
+        while i + 4 * LANES <= axis {
+            for (block, chain) in chains.iter_mut().enumerate() {
+                *chain = fold.step(*chain, T::load::<V>(x.add(i + block * LANES)));
+            }
+            i += 4 * LANES;
+        }
+        while i + LANES <= axis {
+            chains[0] = fold.step(chains[0], T::load::<V>(x.add(i)));
+            i += LANES;
+        }
+        if i < axis {
+            let lanes: V = T::load_first(x.add(i), axis - i);
+            chains[1] = fold.step(chains[1], lanes.keep_first(axis - i, F::PAD));
+        }
+    }
+    let [a, b, c, d] = chains;
+    fold.finish(fold.merge(fold.merge(a, b), fold.merge(c, d)))
+}

@@ -1,0 +1,76 @@
+use std::collections::BTreeMap;
+
+use crate::error::{Error, Result};
+use crate::ops::Lora;
+
+use super::linear::Linear;
+use super::model::Llama;
+
+/// Low-rank updates of a model's projections, by their names in checkpoints:
+/// `model.layers.0.self_attn.q_proj`.
+///
+/// ```
+/// use mlx_primitives::llama::{Adapters, Checkpoint};
+/// use mlx_primitives::ops::Lora;
+///
+/// let llama = Checkpoint::demo()?.llama;
+/// let name = "model.layers.0.self_attn.q_proj".to_owned();
+/// let update = Lora::initial(llama.projection_shape(&name)?, 4, 2.0)?;
+/// let adapters: Adapters = [(name, update)].into_iter().collect();
+/// assert_eq!(llama.merged(&adapters)?.nbytes(), llama.nbytes());
+/// # Ok::<(), mlx_primitives::Error>(())
+/// ```
+#[derive(Clone, Debug, Default)]
+pub struct Adapters {
+    updates: BTreeMap<String, Lora>,
+}
+
+impl Adapters {
+    /// The update of a projection.
+    pub fn get(&self, name: &str) -> Option<&Lora> {
+        self.updates.get(name)
+    }
+}
+
+impl FromIterator<(String, Lora)> for Adapters {
+    fn from_iter<I: IntoIterator<Item = (String, Lora)>>(updates: I) -> Self {
+        Self { updates: updates.into_iter().collect() }
+    }
+}
+
+impl Llama {
+    /// Outputs and inputs of a projection.
+    ///
+    /// ```
+    /// use mlx_primitives::llama::Checkpoint;
+    ///
+    /// let llama = Checkpoint::demo()?.llama;
+    /// assert_eq!(llama.projection_shape("model.layers.0.mlp.down_proj")?, [128, 352]);
+    /// assert!(llama.projection_shape("model.layers.9.mlp.down_proj").is_err());
+    /// # Ok::<(), mlx_primitives::Error>(())
+    /// ```
+    pub fn projection_shape(&self, name: &str) -> Result<[i32; 2]> {
+        let mut all = self.layers.iter().flat_map(|layer| layer.projections());
+        match all.find(|projection| projection.path == name) {
+            Some(projection) => projection.matrix.shape(),
+            None => {
+                Err(Error::argument("llama", format_args!("one of its projections, got {name}")))
+            }
+        }
+    }
+
+    /// The model with the updates added to its weights; packed ones are packed again.
+    ///
+    /// An error if an update names no projection, or is of another shape.
+    pub fn merged(&self, adapters: &Adapters) -> Result<Self> {
+        for name in adapters.updates.keys() {
+            self.projection_shape(name)?;
+        }
+        self.with_projections(&|projection: &Linear| match adapters.get(&projection.path) {
+            Some(update) => {
+                Ok(Linear { matrix: update.merge(&projection.matrix)?, ..projection.clone() })
+            }
+            None => Ok(projection.clone()),
+        })
+    }
+}

@@ -1,0 +1,91 @@
+use crate::array::{Array, concatenate};
+use crate::dtype::Dtype;
+use crate::error::{Error, Result};
+use crate::ops;
+
+use super::super::rope_frequencies::RopeFrequencies;
+use super::plain::rounded_up;
+use super::{Heads, Seen, Stored};
+
+/// All positions, in codes.
+#[derive(Clone)]
+pub(super) struct Quantized {
+    group_size: i32,
+    bits: i32,
+    /// Codes, scales and biases, `[batch, 2 * kv_heads, capacity, ...]`: keys, then values.
+    buffers: Option<[Array; 3]>,
+    len: i32,
+}
+
+impl Quantized {
+    pub fn new(group_size: i32, bits: i32) -> Self {
+        Self { group_size, bits, buffers: None, len: 0 }
+    }
+
+    pub fn len(&self) -> i32 {
+        self.len
+    }
+
+    pub fn buffers(&self) -> Option<&[Array; 3]> {
+        self.buffers.as_ref()
+    }
+
+    pub fn append(&mut self, qkv: &Array, heads: Heads, rope: &RopeFrequencies) -> Result<Seen> {
+        let Heads { heads: queries, kv_heads, head_dim } = heads;
+        if head_dim % self.group_size != 0 {
+            return Err(Error::argument(
+                "cache",
+                format_args!("groups that divide {head_dim} features, got {}", self.group_size),
+            ));
+        }
+        let (start, end) = (self.len, self.len + qkv.dim(1)?);
+        let turned = rope.rotate(&heads.split(qkv, 0, queries + kv_heads)?, start)?;
+        let keys = turned.slice_axis(1, queries..)?;
+        let values = heads.split(qkv, queries + kv_heads, queries + 2 * kv_heads)?;
+        let new = concatenate(&[&keys, &values], 1)?;
+        let (packed, scales, biases) = ops::quantize(&new, self.group_size, self.bits)?;
+        let mut buffers = self.with_room([&packed, &scales, &biases], end)?;
+        for (buffer, new) in buffers.iter_mut().zip([packed, scales, biases]) {
+            *buffer = buffer.slice_update(&[&.., &.., &(start..end)], &new)?;
+        }
+        let part = |from: i32, to: i32| -> Result<Stored> {
+            let view = |i: usize| {
+                let buffer: &Array = &buffers[i];
+                buffer.slice(&[&.., &(from..to), &(..end)])
+            };
+            let (group_size, bits) = (self.group_size, self.bits);
+            let (packed, scales, biases) = (view(0)?, view(1)?, view(2)?);
+            Ok(Stored::Quantized { packed, scales, biases, group_size, bits })
+        };
+        let (keys, values) = (part(0, kv_heads)?, part(kv_heads, 2 * kv_heads)?);
+        self.buffers = Some(buffers);
+        self.len = end;
+        Ok(Seen { queries: turned.slice_axis(1, ..queries)?, keys, values })
+    }
+
+    /// The buffers with room for `end` positions.
+    fn with_room(&self, new: [&Array; 3], end: i32) -> Result<[Array; 3]> {
+        let old = self.buffers.clone();
+        let capacity = old.as_ref().map_or(Ok(0), |buffers| buffers[0].dim(2))?;
+        let old = match old {
+            Some(buffers) if end <= capacity => return Ok(buffers),
+            old => old,
+        };
+        let empty = |i: usize| {
+            let mut shape = new[i].shape().to_vec();
+            shape[2] = rounded_up(end) - if old.is_some() { self.len } else { 0 };
+            match new[i].dtype() {
+                Dtype::Uint32 => Array::zeros::<u32>(&shape),
+                dtype => Array::zeros_of(&shape, dtype),
+            }
+        };
+        let grown = |i: usize| match &old {
+            Some(old) => {
+                let seen = old[i].slice(&[&.., &.., &(..self.len)])?;
+                concatenate(&[&seen, &empty(i)?], 2)
+            }
+            None => empty(i),
+        };
+        Ok([grown(0)?, grown(1)?, grown(2)?])
+    }
+}

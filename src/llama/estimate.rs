@@ -1,0 +1,147 @@
+use crate::dtype::Dtype;
+use crate::error::{Error, Result};
+use crate::ops::{QuantizedMode, StateLayout};
+
+use super::cache::{CacheKind, STEP};
+use super::config::{Config, Quantization};
+
+/// Bytes that a model will take, known before it is loaded.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Estimate {
+    /// Of the weights.
+    pub weights: u64,
+    /// Of the keys and values, once the cache has grown to the context.
+    pub cache: u64,
+}
+
+impl Estimate {
+    /// Weights and cache.
+    pub fn total(&self) -> u64 {
+        self.weights.saturating_add(self.cache)
+    }
+}
+
+/// Bytes of a model's weights in `dtype`, quantized if so asked, and of a cache of that kind for
+/// `batch` texts of `context` positions. What a step of the model computes comes on top.
+///
+/// As mlx-lm does, every projection and the embedding are quantized if their rows are whole groups;
+/// the norms are not. Errors: a type that is not floating, a quantization without groups or bits.
+///
+/// ```
+/// use mlx_primitives::Dtype;
+/// use mlx_primitives::llama::{CacheKind, Config, Quantization, estimate};
+///
+/// let config = Config::parse(
+///     r#"{"model_type": "llama", "hidden_size": 2048, "num_hidden_layers": 16,
+///         "intermediate_size": 8192, "num_attention_heads": 32, "num_key_value_heads": 8,
+///         "rms_norm_eps": 1e-5, "vocab_size": 128256}"#,
+/// )?;
+/// let four_bits = Some(Quantization::affine(64, 4));
+/// let bytes = estimate(&config, Dtype::Bfloat16, four_bits, CacheKind::Plain, 1, 4096)?;
+/// assert_eq!(bytes.weights >> 20, 662);
+/// assert_eq!(bytes.cache >> 20, 128);
+/// # Ok::<(), mlx_primitives::Error>(())
+/// ```
+pub fn estimate(
+    config: &Config,
+    dtype: Dtype,
+    quantization: Option<Quantization>,
+    cache: CacheKind,
+    batch: u32,
+    context: u32,
+) -> Result<Estimate> {
+    if !dtype.is_floating() {
+        return Err(Error::argument("estimate", format_args!("a floating type, got {dtype}")));
+    }
+    if let Some(Quantization { group_size, bits, .. }) = quantization
+        && (group_size < 1 || !(1..=8).contains(&bits))
+    {
+        return Err(Error::argument(
+            "estimate",
+            format_args!("groups and 1 to 8 bits, got {group_size} and {bits}"),
+        ));
+    }
+    let size = dtype.size() as u64;
+    let context = u64::from(context);
+    let per_layer = cache_of_layer(config, size, cache, context)?;
+    Ok(Estimate {
+        weights: weights(config, size, quantization),
+        cache: (per_layer.saturating_mul(u64::from(batch)))
+            .saturating_mul(extent(config.num_hidden_layers)),
+    })
+}
+
+/// A [`Config`] has been checked, and so is positive.
+fn extent(value: i32) -> u64 {
+    u64::from(value.unsigned_abs())
+}
+
+fn weights(config: &Config, size: u64, quantization: Option<Quantization>) -> u64 {
+    let matrix = |inputs: u64, outputs: u64, bias: bool| {
+        let numbers = inputs.saturating_mul(outputs);
+        let stored = match quantization {
+            Some(Quantization { group_size, bits, mode })
+                if inputs.is_multiple_of(extent(group_size)) =>
+            {
+                let of_group = match mode {
+                    QuantizedMode::Affine => 2 * size,
+                    QuantizedMode::Mxfp4 => 1,
+                };
+                (numbers / 8).saturating_mul(extent(bits))
+                    + (numbers / extent(group_size)).saturating_mul(of_group)
+            }
+            _ => numbers.saturating_mul(size),
+        };
+        stored.saturating_add(if bias { outputs * size } else { 0 })
+    };
+    let (hidden, inner) = (extent(config.hidden_size), extent(config.intermediate_size));
+    let queries = extent(config.num_attention_heads) * extent(config.head_dim());
+    let stored = extent(config.kv_heads()) * extent(config.head_dim());
+    let (attention, mlp) = (config.attention_bias, config.mlp_bias);
+    let layer = [
+        matrix(hidden, queries, attention),
+        matrix(hidden, stored, attention),
+        matrix(hidden, stored, attention),
+        matrix(queries, hidden, attention),
+        matrix(hidden, inner, mlp),
+        matrix(hidden, inner, mlp),
+        matrix(inner, hidden, mlp),
+        2 * hidden * size,
+    ];
+    let layer = layer.into_iter().fold(0, u64::saturating_add);
+    let embedding = matrix(hidden, extent(config.vocab_size), false);
+    let heads = if config.tie_word_embeddings { 1 } else { 2 };
+    layer
+        .saturating_mul(extent(config.num_hidden_layers))
+        .saturating_add(embedding.saturating_mul(heads))
+        .saturating_add(hidden * size)
+}
+
+/// For one text.
+fn cache_of_layer(config: &Config, size: u64, kind: CacheKind, context: u64) -> Result<u64> {
+    let (heads, kv_heads) = (extent(config.num_attention_heads), extent(config.kv_heads()));
+    let features = extent(config.head_dim());
+    let step = extent(STEP);
+    let capacity = context.div_ceil(step) * step;
+    if context == 0 {
+        return Ok(0);
+    }
+    let state = |capacity: u64| {
+        let rows = heads * extent(StateLayout::QUERY_POSITIONS) + 2 * kv_heads * capacity;
+        rows.saturating_mul(features * size)
+    };
+    Ok(match kind {
+        CacheKind::Plain => state(capacity),
+        CacheKind::Rotating { max_size, .. } => state(capacity.min(extent(max_size))),
+        CacheKind::Quantized { group_size, bits } => {
+            if group_size < 1 || !features.is_multiple_of(extent(group_size)) {
+                return Err(Error::argument(
+                    "estimate",
+                    format_args!("groups that divide {features} features, got {group_size}"),
+                ));
+            }
+            let vector = features / 8 * extent(bits) + features / extent(group_size) * 2 * size;
+            (2 * kv_heads * capacity).saturating_mul(vector)
+        }
+    })
+}

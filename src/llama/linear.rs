@@ -1,0 +1,273 @@
+use crate::array::{Array, concatenate};
+use crate::dtype::Dtype;
+use crate::error::{Error, Result};
+use crate::ops::{self, LinearOptions, QuantizedMode, QuantizedOptions, QuantizedWeight};
+
+use super::adapters::Adapters;
+use super::config::Quantization;
+use super::model::Change;
+use super::weights::Weights;
+
+/// The weight of an RMS normalisation.
+#[derive(Clone)]
+pub(super) struct Norm {
+    pub weight: Array,
+    pub eps: f32,
+}
+
+impl Norm {
+    pub fn forward(&self, x: &Array) -> Result<Array> {
+        ops::rms_norm(x, Some(&self.weight), self.eps)
+    }
+}
+
+/// A stored matrix `[outputs, inputs]`.
+pub(super) use crate::ops::LinearWeight as Matrix;
+
+impl Matrix {
+    /// The matrix at `path`: packed where the checkpoint has scales for it.
+    pub(super) fn load(
+        path: &str,
+        [outputs, inputs]: [i32; 2],
+        quantized: Option<Quantization>,
+        weights: &mut Weights,
+    ) -> Result<Self> {
+        let name = |part: &str| format!("{path}.{part}");
+        let scales = weights.take_any(&name("scales"));
+        let (Some(scales), Some(quantized)) = (scales, quantized) else {
+            return Ok(Self::Plain(weights.take(&name("weight"), &[outputs, inputs])?));
+        };
+        let packed = weights.take_any(&name("weight")).ok_or_else(|| {
+            Error::argument("weights", format_args!("a tensor {path}.weight, got none"))
+        })?;
+        let Quantization { group_size, bits, mode } = quantized;
+        let biases = weights.take_any(&name("biases"));
+        let matrix = QuantizedWeight::new(packed, scales, biases, group_size, bits, mode)
+            .map_err(|e| Error::argument("weights", format_args!("{path} to be quantized: {e}")))?;
+        if [matrix.outputs(), matrix.inputs()] != [outputs, inputs] {
+            return Err(Error::argument(
+                "weights",
+                format_args!(
+                    "{path} of shape [{outputs}, {inputs}], got [{}, {}]",
+                    matrix.outputs(),
+                    matrix.inputs()
+                ),
+            ));
+        }
+        Ok(Self::Quantized(matrix))
+    }
+
+    /// Rows that `ids` number, in `dtype`.
+    pub(super) fn rows(&self, ids: &Array, dtype: Dtype) -> Result<Array> {
+        match self {
+            Self::Plain(rows) => rows.take(ids, 0),
+            Self::Quantized(rows) => rows.take_rows(ids, dtype),
+        }
+    }
+
+    /// Outputs and inputs.
+    pub(super) fn shape(&self) -> Result<[i32; 2]> {
+        match self {
+            Self::Plain(rows) => Ok([rows.dim(0)?, rows.dim(1)?]),
+            Self::Quantized(rows) => Ok([rows.outputs(), rows.inputs()]),
+        }
+    }
+
+    pub(super) fn nbytes(&self) -> usize {
+        match self {
+            Self::Plain(rows) => rows.nbytes(),
+            Self::Quantized(rows) => rows.nbytes(),
+        }
+    }
+
+    /// Packed, where the rows are whole groups; what is packed stays as it is.
+    pub(super) fn quantized(&self, to: Quantization) -> Result<Self> {
+        match self {
+            Self::Plain(rows) if rows.dim(-1)? % to.group_size == 0 => {
+                let Quantization { group_size, bits, mode } = to;
+                Ok(Self::Quantized(QuantizedWeight::quantize(rows, group_size, bits, mode)?))
+            }
+            other => Ok(other.clone()),
+        }
+    }
+
+    pub(super) fn format(&self) -> Option<(i32, i32, QuantizedMode)> {
+        match self {
+            Self::Plain(_) => None,
+            Self::Quantized(rows) => Some((rows.group_size(), rows.bits(), rows.mode())),
+        }
+    }
+}
+
+/// What is around a projection: a norm before it, a residual after it, a low-rank update beside it.
+#[derive(Clone, Copy, Default)]
+pub(super) struct Around<'a> {
+    pub norm: Option<&'a Norm>,
+    pub residual: Option<&'a Array>,
+    pub adapters: Option<&'a Adapters>,
+}
+
+impl Around<'_> {
+    fn normed(&self, x: &Array) -> Result<Array> {
+        self.norm.map_or_else(|| Ok(x.clone()), |norm| norm.forward(x))
+    }
+
+    fn fused_norm(&self) -> Option<(&Array, f32)> {
+        self.norm.map(|norm| (&norm.weight, norm.eps))
+    }
+}
+
+/// A projection.
+#[derive(Clone)]
+pub(super) struct Linear {
+    /// Its name in checkpoints, `model.layers.0.self_attn.q_proj`.
+    pub path: String,
+    pub matrix: Matrix,
+    pub bias: Option<Array>,
+}
+
+impl Linear {
+    pub fn new(
+        path: String,
+        [outputs, inputs]: [i32; 2],
+        quantized: Option<Quantization>,
+        weights: &mut Weights,
+    ) -> Result<Self> {
+        let matrix = Matrix::load(&path, [outputs, inputs], quantized, weights)?;
+        let bias = weights.take_optional(&format!("{path}.bias"), &[outputs])?;
+        Ok(Self { path, matrix, bias })
+    }
+
+    pub fn forward(&self, x: &Array, around: Around) -> Result<Array> {
+        let (bias, residual) = (self.bias.as_ref(), around.residual);
+        if let Some(update) = around.adapters.and_then(|adapters| adapters.get(&self.path)) {
+            let y = update.apply(&around.normed(x)?, &self.matrix)?;
+            let y = bias.map_or_else(|| Ok(y.clone()), |bias| y.add(bias))?;
+            return residual.map_or_else(|| Ok(y.clone()), |residual| y.add(residual));
+        }
+        match &self.matrix {
+            Matrix::Plain(w) => {
+                let options = LinearOptions { bias, residual, ..Default::default() };
+                ops::linear(&around.normed(x)?, w, &options)
+            }
+            Matrix::Quantized(w) => {
+                let norm = around.fused_norm();
+                ops::quantized_linear(x, w, &QuantizedOptions { bias, residual, norm })
+            }
+        }
+    }
+
+    pub fn nbytes(&self) -> usize {
+        self.matrix.nbytes() + self.bias.as_ref().map_or(0, Array::nbytes)
+    }
+
+    pub fn quantized(&self, to: Quantization) -> Result<Self> {
+        Ok(Self { matrix: self.matrix.quantized(to)?, ..self.clone() })
+    }
+}
+
+/// Queries, keys and values of one input, in one dispatch where their formats allow.
+#[derive(Clone)]
+pub(super) struct Projections {
+    parts: [Linear; 3],
+    /// Plain rows of all three, of which the parts hold views.
+    joined: Option<Linear>,
+}
+
+impl Projections {
+    pub fn new(mut parts: [Linear; 3]) -> Result<Self> {
+        let mut joined = None;
+        if let [Matrix::Plain(q), Matrix::Plain(k), Matrix::Plain(v)] =
+            parts.each_ref().map(|part| &part.matrix)
+        {
+            let rows = concatenate(&[q, k, v], 0)?;
+            let biases = joined_biases(&parts, &rows)?;
+            joined = Some(Linear {
+                path: String::new(),
+                matrix: Matrix::Plain(rows.clone()),
+                bias: biases,
+            });
+            let mut start = 0;
+            for part in &mut parts {
+                if let Matrix::Plain(own) = &mut part.matrix {
+                    let end = start + own.dim(0)?;
+                    *own = rows.slice(&[&(start..end)])?;
+                    start = end;
+                }
+            }
+        }
+        Ok(Self { parts, joined })
+    }
+
+    /// The results one after the other along the last axis.
+    pub fn forward(&self, x: &Array, around: Around) -> Result<Array> {
+        let adapted = around.adapters.is_some_and(|adapters| {
+            self.parts.iter().any(|part| adapters.get(&part.path).is_some())
+        });
+        if let (Some(joined), false) = (&self.joined, adapted) {
+            return joined.forward(x, around);
+        }
+        let formats = self.parts.each_ref().map(|part| part.matrix.format());
+        if let ([Matrix::Quantized(q), Matrix::Quantized(k), Matrix::Quantized(v)], false) =
+            (self.parts.each_ref().map(|part| &part.matrix), adapted)
+            && formats[0] == formats[1]
+            && formats[0] == formats[2]
+        {
+            let y = ops::quantized_linears(x, &[q, k, v], around.fused_norm())?;
+            return match joined_biases(&self.parts, &y)? {
+                Some(biases) => y.add(biases),
+                None => Ok(y),
+            };
+        }
+        let x = around.normed(x)?;
+        let around = Around { norm: None, ..around };
+        let results: Vec<Array> =
+            self.parts.iter().map(|part| part.forward(&x, around)).collect::<Result<_>>()?;
+        concatenate(&results.iter().collect::<Vec<_>>(), -1)
+    }
+
+    pub fn nbytes(&self) -> usize {
+        self.parts.iter().map(Linear::nbytes).sum()
+    }
+
+    pub fn changed(&self, f: &Change) -> Result<Self> {
+        let [q, k, v] = self.parts.each_ref().map(f);
+        Self::new([q?, k?, v?])
+    }
+
+    pub fn parts(&self) -> &[Linear; 3] {
+        &self.parts
+    }
+}
+
+/// The biases one after the other, zeros for a part without; none if no part has any.
+fn joined_biases(parts: &[Linear; 3], like: &Array) -> Result<Option<Array>> {
+    if parts.iter().all(|part| part.bias.is_none()) {
+        return Ok(None);
+    }
+    let of = |part: &Linear| match (&part.bias, &part.matrix) {
+        (Some(bias), _) => Ok(bias.clone()),
+        (None, Matrix::Plain(rows)) => Array::zeros_of(&[rows.dim(0)?], like.dtype()),
+        (None, Matrix::Quantized(rows)) => Array::zeros_of(&[rows.outputs()], like.dtype()),
+    };
+    let biases: Vec<Array> = parts.iter().map(of).collect::<Result<_>>()?;
+    Ok(Some(concatenate(&biases.iter().collect::<Vec<_>>(), 0)?))
+}
+
+/// `silu(gate(x)) * up(x)`.
+pub(super) fn swiglu(gate: &Linear, up: &Linear, x: &Array, around: Around) -> Result<Array> {
+    let adapted = around
+        .adapters
+        .is_some_and(|adapters| [gate, up].iter().any(|part| adapters.get(&part.path).is_some()));
+    if let (Matrix::Quantized(g), Matrix::Quantized(u)) = (&gate.matrix, &up.matrix)
+        && !adapted
+        && gate.bias.is_none()
+        && up.bias.is_none()
+        && gate.matrix.format() == up.matrix.format()
+    {
+        return ops::quantized_swiglu(x, g, u, around.fused_norm());
+    }
+    let x = around.normed(x)?;
+    let around = Around { norm: None, ..around };
+    ops::swiglu(&gate.forward(&x, around)?, &up.forward(&x, around)?)
+}

@@ -1,0 +1,243 @@
+use crate::array::{Array, concatenate};
+use crate::error::Result;
+use crate::ops::{self, Rotation};
+
+use super::rope_scaling::{RopeScaling, refuse};
+
+/// What a rotary embedding turns by: its periods and scale, and what the rotated features are
+/// multiplied by before they turn.
+///
+/// ```
+/// use mlx_primitives::llama::{RopeFrequencies, RopeScaling};
+///
+/// let linear = RopeScaling::Linear { factor: 4.0 };
+/// let rope = RopeFrequencies::new(64, false, 10_000.0, &linear, None)?;
+/// assert_eq!((rope.scale(), rope.multiplier()), (0.25, 1.0));
+/// assert_eq!(rope.values(1)[0], 1.0);
+/// # Ok::<(), mlx_primitives::Error>(())
+/// ```
+#[derive(Clone, Debug)]
+pub struct RopeFrequencies {
+    dims: i32,
+    traditional: bool,
+    base: f32,
+    scale: f32,
+    multiplier: f32,
+    explicit: Option<Array>,
+    values: Vec<f32>,
+    dynamic: Option<Dynamic>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Dynamic {
+    factor: f64,
+    limit: f64,
+}
+
+impl RopeFrequencies {
+    /// For heads of `dims` features; `limit` is the model's `max_position_embeddings`.
+    ///
+    /// Errors: odd `dims`, a base or a number of the scaling that is not positive and finite,
+    /// lists of another length than `dims / 2`, `dynamic` and `longrope` without a limit, and
+    /// whatever else makes a frequency that is not positive and finite.
+    pub fn new(
+        dims: i32,
+        traditional: bool,
+        base: f32,
+        scaling: &RopeScaling,
+        limit: Option<i32>,
+    ) -> Result<Self> {
+        if dims < 2 || dims % 2 != 0 {
+            return refuse(format_args!("an even number of features, got {dims}"));
+        }
+        let mut rope = Self {
+            dims,
+            traditional,
+            base: positive("base", f64::from(base))? as f32,
+            scale: 1.0,
+            multiplier: 1.0,
+            explicit: None,
+            values: powers(base, dims),
+            dynamic: None,
+        };
+        match scaling {
+            RopeScaling::Default => {}
+            RopeScaling::Linear { factor } => {
+                rope.scale = (1.0 / positive("factor", *factor)?) as f32;
+                positive("factor of 32 bits", f64::from(rope.scale))?;
+            }
+            RopeScaling::Dynamic { factor } => {
+                let factor = positive("factor", *factor)?;
+                if dims == 2 {
+                    return refuse("more than 2 features for type dynamic, got 2");
+                }
+                rope.dynamic = Some(Dynamic { factor, limit: known(limit)? });
+            }
+            _ => {
+                rope.stretch(scaling, limit)?;
+                for value in &rope.values {
+                    positive("finite frequencies above 0", f64::from(*value))?;
+                }
+                positive("multiplier", f64::from(rope.multiplier))?;
+                rope.explicit = Some(Array::from_slice(&rope.values, &[dims / 2])?);
+            }
+        }
+        Ok(rope)
+    }
+
+    /// The kinds that have periods of their own. Operations and their types are mlx-lm's: numbers
+    /// of the config in double precision, arrays in single.
+    fn stretch(&mut self, scaling: &RopeScaling, limit: Option<i32>) -> Result<()> {
+        match scaling {
+            RopeScaling::Llama3 { factor, low_freq_factor, high_freq_factor, original } => {
+                let factor = positive("factor", *factor)? as f32;
+                let original = positive("original_max_position_embeddings", *original)?;
+                let low = positive("low_freq_factor", *low_freq_factor)?;
+                let high = positive("high_freq_factor", *high_freq_factor)?;
+                if high <= low {
+                    return refuse(format_args!("high_freq_factor above {low}, got {high}"));
+                }
+                let (long, short) = ((original / low) as f32, (original / high) as f32);
+                for freq in &mut self.values {
+                    let wavelength = std::f64::consts::TAU as f32 * *freq;
+                    if wavelength > long {
+                        *freq *= factor;
+                    } else if wavelength > short && wavelength < long {
+                        let smooth =
+                            (original as f32 / wavelength - low as f32) / (high - low) as f32;
+                        *freq /= (1.0 - smooth) / factor + smooth;
+                    }
+                }
+            }
+            RopeScaling::Yarn {
+                factor,
+                original,
+                beta_fast,
+                beta_slow,
+                mscale,
+                mscale_all_dim,
+            } => {
+                let factor = positive("factor", *factor)?;
+                let original = positive("original_max_position_embeddings", *original)?;
+                let (fast, slow) =
+                    (positive("beta_fast", *beta_fast)?, positive("beta_slow", *beta_slow)?);
+                let dims = f64::from(self.dims);
+                let column = |turns: f64| {
+                    dims * (original / (turns * std::f64::consts::TAU)).ln()
+                        / (2.0 * f64::from(self.base).ln())
+                };
+                let low = column(fast).floor().max(0.0);
+                let mut high = column(slow).ceil().min(dims - 1.0);
+                if low == high {
+                    high += 0.001;
+                }
+                let factor_f32 = factor as f32;
+                for (i, freq) in self.values.iter_mut().enumerate() {
+                    let ramp = (i as f32 - low as f32) / (high - low) as f32;
+                    let kept = 1.0 - ramp.clamp(0.0, 1.0);
+                    let slowed = factor_f32 * *freq;
+                    *freq = (slowed * *freq) / (slowed * kept + *freq * (1.0 - kept));
+                }
+                let weight = |mscale: f64| match factor <= 1.0 {
+                    true => 1.0,
+                    false => 0.1 * mscale * factor.ln() + 1.0,
+                };
+                self.multiplier = (weight(*mscale) / weight(*mscale_all_dim)) as f32;
+            }
+            RopeScaling::LongRope { long_factor, original } => {
+                let original = positive("original_max_position_embeddings", *original)?;
+                let half = self.values.len();
+                if long_factor.len() != half && long_factor.len() != 1 {
+                    return refuse(format_args!("{half} factors, got {}", long_factor.len()));
+                }
+                for (freq, factor) in self.values.iter_mut().zip(long_factor.iter().cycle()) {
+                    *freq *= *factor as f32;
+                }
+                let longer = known(limit)? / original;
+                if longer > 1.0 {
+                    self.multiplier = (1.0 + longer.ln() / original.ln()).sqrt() as f32;
+                }
+            }
+            _ => {}
+        }
+        Ok(())
+    }
+
+    /// Features that turn.
+    pub fn dims(&self) -> i32 {
+        self.dims
+    }
+
+    /// What positions are multiplied by.
+    pub fn scale(&self) -> f32 {
+        self.scale
+    }
+
+    /// What the features that turn are multiplied by before they do.
+    pub fn multiplier(&self) -> f32 {
+        self.multiplier
+    }
+
+    /// The base of a text of `len` positions; it depends on `len` in the kind `dynamic` alone.
+    pub fn base(&self, len: i32) -> f32 {
+        let Some(Dynamic { factor, limit }) = self.dynamic else { return self.base };
+        let dims = f64::from(self.dims);
+        let stretch = factor * f64::from(len).max(limit) / limit - (factor - 1.0);
+        (f64::from(self.base) * stretch.powf(dims / (dims - 2.0))) as f32
+    }
+
+    /// The `dims / 2` periods over 2 pi for a text of `len` positions, as `freqs` of [`ops::rope`].
+    pub fn values(&self, len: i32) -> Vec<f32> {
+        match self.dynamic {
+            Some(_) => powers(self.base(len), self.dims),
+            None => self.values.clone(),
+        }
+    }
+
+    /// For [`ops::rope_append`], once the text has `len` positions.
+    pub fn rotation(&self, len: i32) -> Rotation<'_> {
+        Rotation {
+            dims: self.dims,
+            traditional: self.traditional,
+            base: self.explicit.is_none().then(|| self.base(len)),
+            scale: self.scale,
+            freqs: self.explicit.as_ref(),
+            multiplier: self.multiplier,
+        }
+    }
+
+    /// Rotates `x` (`[batch, ..., time, features]`) whose first position is `offset`.
+    pub fn rotate(&self, x: &Array, offset: i32) -> Result<Array> {
+        let (features, time) = (x.dim(-1)?, x.dim(-2)?);
+        let Rotation { dims, traditional, base, scale, freqs, multiplier } =
+            self.rotation(offset.saturating_add(time));
+        let scaled = match (multiplier == 1.0, features == dims) {
+            (true, _) => x.clone(),
+            (false, true) => x.multiply(multiplier)?,
+            (false, false) => {
+                let turned = x.slice_axis(-1, ..dims)?.multiply(multiplier)?;
+                concatenate(&[&turned, &x.slice_axis(-1, dims..)?], -1)?
+            }
+        };
+        ops::rope(&scaled, dims, traditional, base, scale, offset, freqs)
+    }
+}
+
+/// `base^(2i / dims)`.
+fn powers(base: f32, dims: i32) -> Vec<f32> {
+    (0..dims / 2).map(|i| base.powf((2 * i) as f32 / dims as f32)).collect()
+}
+
+fn positive(name: &str, value: f64) -> Result<f64> {
+    match value > 0.0 && value.is_finite() {
+        true => Ok(value),
+        false => refuse(format_args!("a finite {name} above 0, got {value}")),
+    }
+}
+
+fn known(limit: Option<i32>) -> Result<f64> {
+    match limit {
+        Some(limit) if limit > 0 => Ok(f64::from(limit)),
+        _ => refuse("max_position_embeddings for this type, got none"),
+    }
+}

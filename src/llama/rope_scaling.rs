@@ -1,0 +1,141 @@
+use serde_json::Value;
+
+use crate::error::{Error, Result};
+
+/// How a model stretches its rotary embedding to longer texts than it was trained on: the
+/// `rope_scaling` of a `config.json`, with the meaning that mlx-lm gives it.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub enum RopeScaling {
+    /// Not at all.
+    #[default]
+    Default,
+    /// Positions divided by a factor.
+    Linear {
+        /// The divisor.
+        factor: f64,
+    },
+    /// A base that grows with the text once it is longer than the model's limit.
+    Dynamic {
+        /// How fast the base grows.
+        factor: f64,
+    },
+    /// Long wavelengths stretched, short ones kept, those between interpolated.
+    Llama3 {
+        /// What long wavelengths are multiplied by.
+        factor: f64,
+        /// Wavelengths above `original / low_freq_factor` are long.
+        low_freq_factor: f64,
+        /// Wavelengths below `original / high_freq_factor` are short.
+        high_freq_factor: f64,
+        /// Positions the model was first trained on.
+        original: f64,
+    },
+    /// [Peng et al. 2023](https://arxiv.org/abs/2309.00071).
+    Yarn {
+        /// What low frequencies are divided by.
+        factor: f64,
+        /// Positions the model was first trained on.
+        original: f64,
+        /// Turns over those positions from which a frequency is kept.
+        beta_fast: f64,
+        /// Turns over those positions up to which it is divided by the whole factor.
+        beta_slow: f64,
+        /// Weight of the logarithm of the factor in the multiplier.
+        mscale: f64,
+        /// The same in what the multiplier is divided by.
+        mscale_all_dim: f64,
+    },
+    /// A factor for each frequency ([Ding et al. 2024](https://arxiv.org/abs/2402.13753)).
+    LongRope {
+        /// `dims / 2` of them, or one for all.
+        long_factor: Vec<f64>,
+        /// Positions the model was first trained on.
+        original: f64,
+    },
+}
+
+pub(super) fn refuse<T>(expected: impl std::fmt::Display) -> Result<T> {
+    Err(Error::argument("rope_scaling", expected))
+}
+
+/// The fields of a `rope_scaling` object.
+struct Fields<'a>(&'a Value);
+
+impl Fields<'_> {
+    fn number(&self, name: &str, default: Option<f64>) -> Result<f64> {
+        match (self.0.get(name), default) {
+            (None | Some(Value::Null), Some(default)) => Ok(default),
+            (Some(value), _) if value.is_number() => Ok(value.as_f64().unwrap_or(f64::NAN)),
+            (value, _) => refuse(format_args!(
+                "a number {name}, got {}",
+                value.map_or("none".into(), Value::to_string)
+            )),
+        }
+    }
+
+    fn factors(&self, name: &str) -> Result<Vec<f64>> {
+        let numbers = match self.0.get(name) {
+            Some(Value::Array(list)) => list.iter().map(Value::as_f64).collect(),
+            Some(value) => value.as_f64().map(|factor| vec![factor]),
+            None => None,
+        };
+        numbers.map_or_else(|| refuse(format_args!("a list of numbers {name}")), Ok)
+    }
+}
+
+impl RopeScaling {
+    /// Reads a `rope_scaling` object; its kind is `type`, else `rope_type`, else `default`.
+    ///
+    /// Errors: kinds that a Llama has no use for, and missing fields. What the numbers may be is
+    /// checked where they are used, by [`RopeFrequencies::new`](super::RopeFrequencies::new).
+    pub fn parse(value: &Value) -> Result<Self> {
+        if value.is_null() {
+            return Ok(Self::Default);
+        }
+        if !value.is_object() {
+            return refuse(format_args!("an object, got {value}"));
+        }
+        let named = |key: &str| value.get(key).filter(|kind| !kind.is_null());
+        let kind = named("type").or(named("rope_type")).map_or(Some("default"), Value::as_str);
+        let fields = Fields(value);
+        let number = |name, default| fields.number(name, default);
+        let original = "original_max_position_embeddings";
+        Ok(match kind {
+            Some("default") => Self::Default,
+            Some("linear") => Self::Linear { factor: number("factor", None)? },
+            Some("dynamic") => Self::Dynamic { factor: number("factor", None)? },
+            Some("llama3") => Self::Llama3 {
+                factor: number("factor", None)?,
+                low_freq_factor: number("low_freq_factor", Some(1.0))?,
+                high_freq_factor: number("high_freq_factor", Some(4.0))?,
+                original: number(original, Some(8192.0))?,
+            },
+            Some("yarn") => Self::Yarn {
+                factor: number("factor", None)?,
+                original: number(original, Some(4096.0))?,
+                beta_fast: number("beta_fast", Some(32.0))?,
+                beta_slow: number("beta_slow", Some(1.0))?,
+                mscale: number("mscale", Some(1.0))?,
+                mscale_all_dim: number("mscale_all_dim", Some(0.0))?,
+            },
+            Some("longrope" | "su") => {
+                let original = number(original, None)?;
+                let (short, long) =
+                    (fields.factors("short_factor")?, fields.factors("long_factor")?);
+                if short.len() != long.len() {
+                    return refuse(format_args!(
+                        "as many short_factor as long_factor, got {} and {}",
+                        short.len(),
+                        long.len()
+                    ));
+                }
+                Self::LongRope { long_factor: long, original }
+            }
+            _ => {
+                return refuse(format_args!(
+                    "type default, linear, dynamic, llama3, yarn or longrope, got {value}"
+                ));
+            }
+        })
+    }
+}

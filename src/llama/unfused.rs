@@ -1,0 +1,208 @@
+//! The same model built of MLX's built-ins, op by op as mlx-lm calls them: what the fused one is
+//! compared with.
+
+use crate::array::{Array, concatenate};
+use crate::error::Result;
+use crate::ops::{self, AttentionOptions};
+use crate::{builtin, graph};
+
+use super::cache::Heads;
+use super::linear::{Linear, Matrix, Norm};
+use super::model::{Attention, DecoderLayer, Llama, Mlp};
+
+/// Who stands for the fused ops that MLX has itself: RMS norm, rotary embedding, attention, and
+/// the compiled SwiGLU of mlx-lm.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Fused {
+    /// MLX's own; on a CPU they are graphs of many ops.
+    BuiltIn,
+    /// Ours, which like MLX's own on its GPU are one node each: for counting.
+    StandIn,
+}
+
+/// Keys and values `[batch, kv_heads, capacity, head_dim]` of each layer, written in place.
+pub struct UnfusedCache {
+    layers: Vec<Option<[Array; 2]>>,
+    len: i32,
+}
+
+/// Positions by which buffers grow, as in mlx-lm.
+const STEP: i32 = 256;
+
+impl Llama {
+    /// An empty cache for [`forward_unfused`](Self::forward_unfused).
+    pub fn new_unfused_cache(&self) -> UnfusedCache {
+        UnfusedCache { layers: vec![None; self.layers.len()], len: 0 }
+    }
+
+    /// As [`forward`](Self::forward), by MLX's built-ins alone. One text, one position or more.
+    pub fn forward_unfused(&self, tokens: &Array, cache: &mut UnfusedCache) -> Result<Array> {
+        self.unfused(tokens, cache, Fused::BuiltIn)
+    }
+
+    /// What a decoded token costs on a GPU with `context` positions in the cache: the graph of
+    /// this model, and that of MLX's built-ins. Nothing but the caches is evaluated.
+    pub fn cost_of_a_token(&self, context: i32) -> Result<[Vec<graph::Node>; 2]> {
+        let token = Array::from_slice(&[0u32], &[1, 1])?;
+        let mut cache = self.new_cache();
+        cache.reserve(context, Heads::from(self.config()), self.dtype())?;
+        let mut unfused = self.new_unfused_cache();
+        unfused.reserve(context, self)?;
+        let ours = self.forward(&token, &mut cache)?;
+        let theirs = self.unfused(&token, &mut unfused, Fused::StandIn)?;
+        Ok([
+            graph::nodes([&ours].into_iter().chain(cache.arrays()))?,
+            graph::nodes([&theirs].into_iter().chain(unfused.layers.iter().flatten().flatten()))?,
+        ])
+    }
+
+    fn unfused(&self, tokens: &Array, cache: &mut UnfusedCache, fused: Fused) -> Result<Array> {
+        let mut h = self.embed_tokens.rows(tokens, self.dtype())?;
+        let len = cache.len;
+        for (layer, buffers) in self.layers.iter().zip(&mut cache.layers) {
+            h = layer.unfused(&h, buffers, len, fused)?;
+        }
+        cache.len += tokens.dim(1)?;
+        let h = self.norm.unfused(&h, fused)?;
+        match &self.lm_head {
+            Some(head) => head.unfused(&h),
+            None => self.embed_tokens.unfused(&h),
+        }
+    }
+}
+
+impl Norm {
+    fn unfused(&self, x: &Array, fused: Fused) -> Result<Array> {
+        match fused {
+            Fused::BuiltIn => builtin::rms_norm(x, Some(&self.weight), self.eps),
+            Fused::StandIn => self.forward(x),
+        }
+    }
+}
+
+impl Matrix {
+    fn unfused(&self, x: &Array) -> Result<Array> {
+        match self {
+            Self::Plain(rows) => x.matmul(&rows.t()?),
+            Self::Quantized(rows) => {
+                let ours = ops::quantized_linear(x, rows, &ops::QuantizedOptions::default())?;
+                Ok(builtin::composition(&ours)?.remove(0))
+            }
+        }
+    }
+}
+
+impl Linear {
+    fn unfused(&self, x: &Array) -> Result<Array> {
+        let y = self.matrix.unfused(x)?;
+        self.bias.as_ref().map_or_else(|| Ok(y.clone()), |bias| y.add(bias))
+    }
+}
+
+impl DecoderLayer {
+    fn unfused(
+        &self,
+        x: &Array,
+        buffers: &mut Option<[Array; 2]>,
+        len: i32,
+        fused: Fused,
+    ) -> Result<Array> {
+        let normed = self.input_layernorm.unfused(x, fused)?;
+        let h = x.add(self.attention.unfused(&normed, buffers, len, fused)?)?;
+        let normed = self.post_attention_layernorm.unfused(&h, fused)?;
+        h.add(self.mlp.unfused(&normed, fused)?)
+    }
+}
+
+impl Attention {
+    fn unfused(
+        &self,
+        x: &Array,
+        buffers: &mut Option<[Array; 2]>,
+        len: i32,
+        fused: Fused,
+    ) -> Result<Array> {
+        let (batch, time) = (x.dim(0)?, x.dim(1)?);
+        let features = self.heads.head_dim;
+        let split =
+            |x: Array, heads| x.reshape(&[batch, time, heads, features])?.transpose(&[0, 2, 1, 3]);
+        let [q, k, v] = self.qkv_proj.parts().each_ref().map(|part| part.unfused(x));
+        let queries = self.turned(&split(q?, self.heads.heads)?, len, fused)?;
+        let keys = self.turned(&split(k?, self.heads.kv_heads)?, len, fused)?;
+        let values = split(v?, self.heads.kv_heads)?;
+
+        let end = len + time;
+        let mut grown = grown(buffers.take(), [&keys, &values], len, end)?;
+        for (buffer, new) in grown.iter_mut().zip([&keys, &values]) {
+            *buffer = buffer.slice_update(&[&.., &.., &(len..end)], new)?;
+        }
+        let [keys, values] = grown.each_ref().map(|b| b.slice(&[&.., &.., &(..end)]));
+        *buffers = Some(grown);
+
+        let options = AttentionOptions { causal: time > 1, ..Default::default() };
+        let output = ops::attention(&queries, &keys?, &values?, &options)?;
+        let output = match fused {
+            Fused::BuiltIn => builtin::composition(&output)?.remove(0),
+            Fused::StandIn => output,
+        };
+        let width = self.heads.heads * features;
+        self.o_proj.unfused(&output.transpose(&[0, 2, 1, 3])?.reshape(&[batch, time, width])?)
+    }
+
+    fn turned(&self, x: &Array, offset: i32, fused: Fused) -> Result<Array> {
+        let turned = self.rope.rotate(x, offset)?;
+        match fused {
+            Fused::BuiltIn => Ok(builtin::composition(&turned)?.remove(0)),
+            Fused::StandIn => Ok(turned),
+        }
+    }
+}
+
+impl Mlp {
+    fn unfused(&self, x: &Array, fused: Fused) -> Result<Array> {
+        let (gate, up) = (self.gate_proj.unfused(x)?, self.up_proj.unfused(x)?);
+        let inner = match fused {
+            Fused::BuiltIn => gate.multiply(gate.sigmoid()?)?.multiply(up)?,
+            Fused::StandIn => ops::swiglu(&gate, &up)?,
+        };
+        self.down_proj.unfused(&inner)
+    }
+}
+
+impl UnfusedCache {
+    /// Evaluated buffers with `len` positions taken.
+    fn reserve(&mut self, len: i32, model: &Llama) -> Result<()> {
+        let config = model.config();
+        let shape = [1, config.kv_heads(), len / STEP * STEP + STEP, config.head_dim()];
+        for buffers in &mut self.layers {
+            let zeros = || Array::zeros_of(&shape, model.dtype());
+            let new = [zeros()?, zeros()?];
+            crate::array::eval(&new)?;
+            *buffers = Some(new);
+        }
+        self.len = len;
+        Ok(())
+    }
+}
+
+/// The buffers, with room for `end` positions.
+fn grown(buffers: Option<[Array; 2]>, new: [&Array; 2], len: i32, end: i32) -> Result<[Array; 2]> {
+    if let Some(buffers) = &buffers
+        && end <= buffers[0].dim(2)?
+    {
+        return Ok(buffers.clone());
+    }
+    let part = |i: usize| {
+        let mut shape = new[i].shape().to_vec();
+        shape[2] = (end - len + STEP - 1) / STEP * STEP;
+        let empty = Array::zeros_of(&shape, new[i].dtype())?;
+        match &buffers {
+            Some(buffers) => {
+                let seen = buffers[i].slice(&[&.., &.., &(..len)])?;
+                concatenate(&[&seen, &empty], 2)
+            }
+            None => Ok(empty),
+        }
+    };
+    Ok([part(0)?, part(1)?])
+}

@@ -1,0 +1,111 @@
+use crate::array::{Array, or_null, to_list};
+use crate::error::Result;
+use crate::ffi::attention::bridge as ffi;
+
+/// How scores become weights, in this order: scaled, capped, masked, normalised.
+#[derive(Clone, Copy, Default)]
+pub struct AttentionOptions<'a> {
+    /// Multiplies the scores; `1 / sqrt(d)` if none.
+    pub scale: Option<f32>,
+    /// The last query is at the last key's position, and none sees the keys after its own.
+    pub causal: bool,
+    /// A query sees only the last so many positions up to its own, itself included. Keys after
+    /// it stay visible unless `causal` hides them.
+    pub window: Option<i32>,
+    /// Of bools (a key counts where true), or a term of the scores. It broadcasts to
+    /// `[batch, heads, queries, keys]` and is read where it lies.
+    pub mask: Option<&'a Array>,
+    /// `cap * tanh(score / cap)`, as in Gemma 2.
+    pub soft_cap: Option<f32>,
+    /// A logit for each head, `[heads]`, that takes a share of the weight and adds no value.
+    pub sinks: Option<&'a Array>,
+}
+
+impl AttentionOptions<'_> {
+    fn rules(&self, dim: i32) -> Result<ffi::AttentionRules> {
+        // In C++ 0 is none; what a caller must not pass becomes what C++ refuses.
+        let window = self.window.map_or(0, |window| if window > 0 { window } else { -1 });
+        let soft_cap = self.soft_cap.map_or(0.0, |cap| if cap > 0.0 { cap } else { -1.0 });
+        let scale = self.scale.unwrap_or_else(|| 1.0 / (dim.max(1) as f32).sqrt());
+        Ok(ffi::AttentionRules { scale, causal: self.causal, window, soft_cap })
+    }
+}
+
+/// Keys or values in MLX's affine layout: what `mlx.quantize` makes of `[..., d]`.
+#[derive(Clone, Copy)]
+pub struct QuantizedRows<'a> {
+    /// `[batch, kv_heads, keys, d * bits / 32]` of uint32.
+    pub packed: &'a Array,
+    /// `[batch, kv_heads, keys, d / group_size]`.
+    pub scales: &'a Array,
+    /// As the scales.
+    pub biases: &'a Array,
+}
+
+/// Scaled dot-product attention ([Vaswani et al. 2017](https://arxiv.org/abs/1706.03762)) in one
+/// pass over keys and values ([Dao et al. 2022](https://arxiv.org/abs/2205.14135)):
+/// `softmax(scale * q·kᵀ) · v`.
+///
+/// `q` is `[batch, heads, queries, d]`, `k` and `v` are `[batch, kv_heads, keys, d]` with `heads`
+/// a multiple of `kv_heads` and d at most 256. All may have any strides, as views of a larger
+/// cache do: nothing is copied. The result has the shape of `q` and the type that the three
+/// promote to; scores and sums are float32, and only the result is rounded. A query that sees no
+/// key weighs all of them alike, as in MLX; if a mask adds -inf to all its scores it is NaN. With
+/// no keys at all the result is 0.
+///
+/// Errors: shapes that do not fit, d above 256, a mask or sinks of a type that does not promote
+/// to the result's, a window below 1, a cap that is not positive, a type other than float32,
+/// float16 and bfloat16. Differentiable in all but a mask of bools.
+///
+/// ```
+/// use mlx_primitives::{Array, ops};
+///
+/// let q = Array::from_slice(&[1.0f32, 0.0], &[1, 1, 1, 2])?;
+/// let k = Array::from_slice(&[1.0f32, 0.0, 0.0, 1.0], &[1, 1, 2, 2])?;
+/// let y = ops::attention(&q, &k, &k, &ops::AttentionOptions::default())?.to_vec::<f32>()?;
+/// let weight = 1.0 / (1.0 + (-0.5f32.sqrt()).exp());
+/// assert!((y[0] - weight).abs() < 1e-6 && (y[1] - (1.0 - weight)).abs() < 1e-6);
+/// # Ok::<(), mlx_primitives::Error>(())
+/// ```
+pub fn attention(q: &Array, k: &Array, v: &Array, options: &AttentionOptions<'_>) -> Result<Array> {
+    let rules = options.rules(q.shape().last().copied().unwrap_or(1))?;
+    let (mask, sinks) = (or_null(options.mask), or_null(options.sinks));
+    // SAFETY: the pointers are null or those of borrowed arrays, which outlive the call.
+    Array::from_bridge(unsafe { ffi::attention(q.raw(), k.raw(), v.raw(), &rules, mask, sinks) })
+}
+
+/// [`attention`] over quantized keys and values, which are expanded in registers only.
+///
+/// `bits` is 4 or 8, `group_size` 32, 64 or 128 and a divisor of d. The result has the type that
+/// `q` and the scales promote to. Errors: as of `attention`, and other bits, groups or shapes.
+/// Differentiable in `q`, and in scales and biases where MLX's `quantized_matmul` is.
+///
+/// ```
+/// use mlx_primitives::{Array, ops};
+///
+/// // 32 numbers of 4 bits, all 1, times 0.5 plus 0.25.
+/// let packed = Array::full(&[1, 1, 2, 4], 0x1111_1111u32)?;
+/// let scales = Array::full(&[1, 1, 2, 1], 0.5f32)?;
+/// let biases = Array::full(&[1, 1, 2, 1], 0.25f32)?;
+/// let rows = ops::QuantizedRows { packed: &packed, scales: &scales, biases: &biases };
+/// let q = Array::full(&[1, 1, 1, 32], 1.0f32)?;
+/// let y = ops::attention_quantized(&q, rows, rows, 4, 32, &ops::AttentionOptions::default())?;
+/// assert!(y.to_vec::<f32>()?.iter().all(|y| (y - 0.75).abs() < 1e-6));
+/// # Ok::<(), mlx_primitives::Error>(())
+/// ```
+pub fn attention_quantized(
+    q: &Array,
+    k: QuantizedRows<'_>,
+    v: QuantizedRows<'_>,
+    bits: i32,
+    group_size: i32,
+    options: &AttentionOptions<'_>,
+) -> Result<Array> {
+    let rules = options.rules(q.shape().last().copied().unwrap_or(1))?;
+    let (mask, sinks) = (or_null(options.mask), or_null(options.sinks));
+    let list = |rows: QuantizedRows<'_>| to_list([rows.packed, rows.scales, rows.biases]);
+    // SAFETY: the pointers are null or those of borrowed arrays, which outlive the call.
+    Array::from_bridge(unsafe {
+        ffi::attention_quantized(q.raw(), &list(k), &list(v), bits, group_size, &rules, mask, sinks)
+    })
+}

@@ -1,0 +1,51 @@
+use crate::array::Array;
+use crate::error::Result;
+use crate::ffi::cross_entropy::bridge as ffi;
+
+/// How [`cross_entropy`] takes its targets: by default as they are.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct CrossEntropyOptions {
+    /// The share of each target that is spread evenly over all classes, in `[0, 1)`
+    /// ([Szegedy et al. 2015](https://arxiv.org/abs/1512.00567)).
+    pub label_smoothing: f32,
+    /// Rows of this target cost nothing and have no gradient, whatever their logits.
+    pub ignore_index: Option<i32>,
+}
+
+/// Cross-entropy of logits against class numbers, a loss for each row:
+/// `logsumexp(logits) - logits[target]`, and with label smoothing `s`
+/// `logsumexp(logits) - (1 - s) * logits[target] - s * mean(logits)`, as `mlx.nn.losses` has it.
+///
+/// `logits` is `[..., classes]` of float32, float16 or bfloat16, `targets` is `[...]` of any
+/// integer type; the result has the shape of the targets and the type of the logits. Computed in
+/// float32 relative to each row's maximum and rounded once. The logits are read once; their
+/// gradient is one more kernel. The loss and the gradient of a row whose target is no class are
+/// NaN: nothing is read for it. A negative target is no class either.
+///
+/// Errors: scalar logits, an axis of no classes, another type, targets of another shape or of no
+/// integer type, smoothing outside `[0, 1)`. Differentiable in the logits.
+///
+/// ```
+/// use mlx_primitives::{Array, ops};
+///
+/// let logits = Array::from_slice(&[2.0f32, -1.0, -1.0, 2.0], &[2, 2])?;
+/// let targets = Array::from_slice(&[0i32, 1], &[2])?;
+/// let loss = ops::cross_entropy(&logits, &targets, Default::default())?.to_vec::<f32>()?;
+/// assert!(loss.iter().all(|loss| (loss - 0.048587).abs() < 1e-6));
+/// # Ok::<(), mlx_primitives::Error>(())
+/// ```
+pub fn cross_entropy(
+    logits: &Array,
+    targets: &Array,
+    options: CrossEntropyOptions,
+) -> Result<Array> {
+    let CrossEntropyOptions { label_smoothing, ignore_index } = options;
+    let (ignores, ignored) = (ignore_index.is_some(), ignore_index.unwrap_or(0));
+    Array::from_bridge(ffi::cross_entropy(
+        logits.raw(),
+        targets.raw(),
+        label_smoothing,
+        ignores,
+        ignored,
+    ))
+}

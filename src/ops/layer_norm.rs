@@ -1,0 +1,37 @@
+use crate::array::{Array, or_null};
+use crate::error::Result;
+use crate::ffi::layer_norm::bridge as ffi;
+
+/// Layer normalisation over the last axis
+/// ([Ba, Kiros and Hinton 2016](https://arxiv.org/abs/1607.06450)):
+/// `y = (x - mean(x)) / sqrt(var(x) + eps) * weight + bias`, the variance being that of the
+/// elements themselves (divided by their number).
+///
+/// `x` is `[..., n]` with n >= 1; `weight` is `[n]` or none (all ones), `bias` is `[n]` or none
+/// (all zeros). The result has the shape of `x` and the type that `x`, `weight` and, if there is
+/// a weight, `bias` promote to. The normalised `x` is rounded to that type before it is multiplied
+/// by the weight, and the product before the bias is added, as in MLX's composition. (MLX's own
+/// Metal kernel may fuse that multiplication and addition, and then rounds once.)
+///
+/// Errors: a scalar, an axis of no elements, a weight or bias of another shape, a type other than
+/// float32, float16 and bfloat16. Differentiable in `x`, `weight` and `bias`.
+///
+/// ```
+/// use mlx_primitives::{Array, ops};
+///
+/// let x = Array::from_slice(&[1.0f32, 3.0], &[1, 2])?;
+/// let weight = Array::from_slice(&[2.0f32, 2.0], &[2])?;
+/// let bias = Array::from_slice(&[10.0f32, 20.0], &[2])?;
+/// let y = ops::layer_norm(&x, Some(&weight), Some(&bias), 0.0)?;
+/// assert_eq!(y.to_vec::<f32>()?, [8.0, 22.0]);
+/// # Ok::<(), mlx_primitives::Error>(())
+/// ```
+pub fn layer_norm(
+    x: &Array,
+    weight: Option<&Array>,
+    bias: Option<&Array>,
+    eps: f32,
+) -> Result<Array> {
+    // SAFETY: the pointers are null or those of borrowed arrays, which outlive the call.
+    Array::from_bridge(unsafe { ffi::layer_norm(x.raw(), or_null(weight), or_null(bias), eps) })
+}

@@ -1,0 +1,44 @@
+use crate::array::Array;
+use crate::error::Result;
+use crate::ffi::logsumexp::bridge as ffi;
+
+/// The logarithm of a sum of exponentials over the last axis:
+/// `y = log(sum(exp(x - max(x)))) + max(x)`.
+///
+/// `x` is `[..., n]` with n >= 1 (integers become float32); the result is `[...]`, or `[..., 1]`
+/// with `keepdims`. Accumulated in float32 and rounded once. A row whose maximum is infinite gives
+/// that maximum, as MLX's built-in does.
+///
+/// Errors: a scalar, an axis of no elements, float64 or complex. Differentiable.
+///
+/// ```
+/// use mlx_primitives::{Array, ops};
+///
+/// let x = Array::from_slice(&[1000.0f32, 1000.0], &[2])?;
+/// let y = ops::logsumexp(&x, false)?.to_vec::<f32>()?;
+/// assert_eq!(y, [1000.0 + 2f32.ln()]);
+/// # Ok::<(), mlx_primitives::Error>(())
+/// ```
+pub fn logsumexp(x: &Array, keepdims: bool) -> Result<Array> {
+    Array::from_bridge(ffi::logsumexp(x.raw(), keepdims))
+}
+
+/// Logarithm of the softmax over the last axis: `y = x - logsumexp(x)`.
+///
+/// `x` is `[..., n]` with n >= 1; the result has its shape and type (integers become float32).
+/// The logarithm is rounded to that type before it is subtracted, as in MLX's composition: what is
+/// largest stays largest, and in 16 bits each result is as exact as that logarithm.
+///
+/// Errors: a scalar, an axis of no elements, float64 or complex. Differentiable.
+///
+/// ```
+/// use mlx_primitives::{Array, ops};
+///
+/// let x = Array::from_slice(&[0.0f32, 3f32.ln()], &[2])?;
+/// let y = ops::log_softmax(&x)?.to_vec::<f32>()?;
+/// assert!((y[0] - 0.25f32.ln()).abs() < 1e-6 && (y[1] - 0.75f32.ln()).abs() < 1e-6);
+/// # Ok::<(), mlx_primitives::Error>(())
+/// ```
+pub fn log_softmax(x: &Array) -> Result<Array> {
+    Array::from_bridge(ffi::log_softmax(x.raw()))
+}

@@ -1,0 +1,59 @@
+use crate::array::{Array, or_null};
+use crate::error::Result;
+use crate::ffi::masked_softmax::bridge as ffi;
+
+/// What [`masked_softmax`] does to scores before their softmax: by default nothing.
+#[derive(Clone, Copy)]
+pub struct SoftmaxOptions<'a> {
+    /// Multiplies the scores.
+    pub scale: f32,
+    /// Added to the scaled scores; or of bools, true where a score counts. Of any shape that
+    /// broadcasts to that of the scores.
+    pub mask: Option<&'a Array>,
+    /// Queries are aligned to the last keys, and see none after theirs.
+    pub causal: bool,
+    /// A sliding window: of the keys up to its own a query sees only so many. Implies `causal`.
+    pub window: Option<i32>,
+}
+
+impl Default for SoftmaxOptions<'_> {
+    fn default() -> Self {
+        Self { scale: 1.0, mask: None, causal: false, window: None }
+    }
+}
+
+/// Softmax of attention scores over the last axis:
+/// `softmax(scale * x + mask)`, as in [Vaswani et al. 2017](https://arxiv.org/abs/1706.03762).
+///
+/// `x` is `[..., queries, keys]` (a vector is one query) of float32, float16 or bfloat16; the
+/// result has its shape and type. Key `k` is visible to query `q` of a causal softmax if
+/// `k <= q + keys - queries`, and in a window of `w` if also `k > q + keys - queries - w`. Neither
+/// of these masks is ever made, what they hide is not read, and a mask in memory is read where it
+/// lies, broadcast or strided.
+///
+/// Rounds as MLX's composition: the scaled scores and the masked ones become the type of `x`, the
+/// rest is float32. What a bool mask, the causal one or the window hides counts as the type's
+/// lowest finite number, as in MLX's attention: a query that sees nothing gets `1 / keys`
+/// everywhere, and with an additive mask of `-inf` alone NaN.
+///
+/// Errors: a scalar, an axis of no keys, another type, a mask that does not broadcast to `x` or
+/// whose type is neither bool nor one that promotes to that of `x`, a window below 1.
+/// Differentiable in `x` and an additive mask.
+///
+/// ```
+/// use mlx_primitives::{Array, ops};
+///
+/// let scores = Array::from_slice(&[1.0f32, 9.0, 1.0, 1.0], &[2, 2])?;
+/// let causal = ops::SoftmaxOptions { causal: true, ..Default::default() };
+/// let y = ops::masked_softmax(&scores, causal)?;
+/// assert_eq!(y.to_vec::<f32>()?, [1.0, 0.0, 0.5, 0.5]);
+/// # Ok::<(), mlx_primitives::Error>(())
+/// ```
+pub fn masked_softmax(x: &Array, options: SoftmaxOptions) -> Result<Array> {
+    let SoftmaxOptions { scale, mask, causal, window } = options;
+    let (sliding, window) = (window.is_some(), window.unwrap_or(0));
+    // SAFETY: the pointer is null or that of a borrowed array, which outlives the call.
+    Array::from_bridge(unsafe {
+        ffi::masked_softmax(x.raw(), scale, or_null(mask), causal, sliding, window)
+    })
+}

@@ -1,0 +1,51 @@
+use crate::array::{Array, from_list};
+use crate::error::Result;
+use crate::ffi::quantize::bridge as ffi;
+
+/// Groups of the last axis as small integers, a scale and a bias each: `(packed, scales, biases)`
+/// in the layout of `mlx.quantize` with mode `affine`, equal to it in every bit.
+///
+/// `x` is `[..., n]` of rank 2 or more, `n` a multiple of `group_size` (32, 64, 128). Codes of
+/// `bits` bits (2, 3, 4, 5, 6, 8) lie one after the other from the low end of uint32 words:
+/// `packed` is `[..., n * bits / 32]`, scales and biases are `[..., n / group_size]` of the type of
+/// `x`. The element is about `code * scale + bias`; zero is kept.
+///
+/// A NaN gets the code 0. MLX's Metal kernel takes 0 for the largest element of a group of
+/// negative ones; this op, as MLX's CPU kernel, takes the largest. Errors: other group sizes and
+/// bits, a last axis that is no multiple, a type other than float32, float16 and bfloat16.
+/// Derivatives are those of `mlx.quantize`.
+///
+/// ```
+/// use mlx_primitives::{Array, ops};
+///
+/// let x = Array::arange::<f32>(0.0, 64.0, 1.0)?.reshape(&[1, 64])?;
+/// let (packed, scales, biases) = ops::quantize(&x, 32, 8)?;
+/// assert_eq!((packed.shape(), scales.shape()), (&[1, 16][..], &[1, 2][..]));
+/// let back = ops::dequantize(&packed, &scales, &biases, 32, 8)?;
+/// assert!(back.subtract(x)?.abs()?.max(.., false)?.item::<f32>()? < 0.1);
+/// # Ok::<(), mlx_primitives::Error>(())
+/// ```
+pub fn quantize(x: &Array, group_size: i32, bits: i32) -> Result<(Array, Array, Array)> {
+    let mut outputs = from_list(&*ffi::quantize(x.raw(), group_size, bits)?).into_iter();
+    match (outputs.next(), outputs.next(), outputs.next()) {
+        (Some(packed), Some(scales), Some(biases)) => Ok((packed, scales, biases)),
+        _ => unreachable!("the primitive has three outputs"),
+    }
+}
+
+/// `code * scale + bias`: what [`quantize`] packed, in the type of the scales, equal in every bit
+/// to `mlx.dequantize` on the CPU. The product is rounded to the type before the bias is added.
+///
+/// Errors: shapes that do not belong together, codes of another type than uint32, scales and
+/// biases of different types or of one other than float32, float16 and bfloat16. Differentiable
+/// in scales and biases.
+pub fn dequantize(
+    packed: &Array,
+    scales: &Array,
+    biases: &Array,
+    group_size: i32,
+    bits: i32,
+) -> Result<Array> {
+    let (packed, scales, biases) = (packed.raw(), scales.raw(), biases.raw());
+    Array::from_bridge(ffi::dequantize(packed, scales, biases, group_size, bits))
+}

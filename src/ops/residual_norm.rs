@@ -1,0 +1,74 @@
+use cxx::{CxxVector, UniquePtr};
+
+use crate::array::{Array, from_list, or_null};
+use crate::error::{Error, Result};
+use crate::ffi::bridge::MlxArray;
+use crate::ffi::residual_norm::bridge as ffi;
+
+/// The residual connection and the RMS normalisation after it, in one kernel:
+/// `(h, rms_norm(h, weight, eps))` for `h = x + residual`.
+///
+/// `x` and `residual` are `[..., n]` of one shape, n >= 1; `weight` is `[n]` or none. `h` is, bit
+/// for bit, what MLX's `add` gives, and the norm what [`rms_norm`](crate::ops::rms_norm) makes of
+/// it; both have the types that those have. A weight of a wider type than `x + residual` takes two
+/// nodes of the graph instead of one.
+///
+/// Errors: a scalar, an axis of no elements, a residual or weight of another shape, a type other
+/// than float32, float16 and bfloat16. Differentiable in `x`, `residual` and `weight`.
+///
+/// ```
+/// use mlx_primitives::{Array, ops};
+///
+/// let x = Array::from_slice(&[1.0f32, 2.0], &[1, 2])?;
+/// let residual = Array::from_slice(&[2.0f32, 2.0], &[1, 2])?;
+/// let (h, norm) = ops::rms_norm_residual(&x, &residual, None, 0.0)?;
+/// assert_eq!(h.to_vec::<f32>()?, [3.0, 4.0]);
+/// assert_eq!(norm.to_vec::<f32>()?, ops::rms_norm(&h, None, 0.0)?.to_vec::<f32>()?);
+/// # Ok::<(), mlx_primitives::Error>(())
+/// ```
+pub fn rms_norm_residual(
+    x: &Array,
+    residual: &Array,
+    weight: Option<&Array>,
+    eps: f32,
+) -> Result<(Array, Array)> {
+    // SAFETY: the pointer is null or that of a borrowed array, which outlives the call.
+    pair(unsafe { ffi::rms_norm_residual(x.raw(), residual.raw(), or_null(weight), eps) })
+}
+
+/// The residual connection and the layer normalisation after it, in one kernel:
+/// `(h, layer_norm(h, weight, bias, eps))` for `h = x + residual`.
+///
+/// As [`rms_norm_residual`], with [`layer_norm`](crate::ops::layer_norm) in place of the RMS
+/// normalisation; `bias` is `[n]` or none.
+///
+/// ```
+/// use mlx_primitives::{Array, ops};
+///
+/// let x = Array::from_slice(&[1.0f32, 2.0], &[1, 2])?;
+/// let residual = Array::from_slice(&[0.0f32, 1.0], &[1, 2])?;
+/// let (h, norm) = ops::layer_norm_residual(&x, &residual, None, None, 0.0)?;
+/// assert_eq!(h.to_vec::<f32>()?, [1.0, 3.0]);
+/// assert_eq!(norm.to_vec::<f32>()?, [-1.0, 1.0]);
+/// # Ok::<(), mlx_primitives::Error>(())
+/// ```
+pub fn layer_norm_residual(
+    x: &Array,
+    residual: &Array,
+    weight: Option<&Array>,
+    bias: Option<&Array>,
+    eps: f32,
+) -> Result<(Array, Array)> {
+    let (weight, bias) = (or_null(weight), or_null(bias));
+    // SAFETY: the pointers are null or those of borrowed arrays, which outlive the call.
+    pair(unsafe { ffi::layer_norm_residual(x.raw(), residual.raw(), weight, bias, eps) })
+}
+
+fn pair(
+    result: std::result::Result<UniquePtr<CxxVector<MlxArray>>, cxx::Exception>,
+) -> Result<(Array, Array)> {
+    let [sum, norm] = from_list(&*result?)
+        .try_into()
+        .map_err(|_| Error::argument("residual_norm", "a sum and its normalisation"))?;
+    Ok((sum, norm))
+}

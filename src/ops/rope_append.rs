@@ -1,0 +1,177 @@
+use super::Offset;
+use crate::array::{Array, or_null};
+use crate::dtype::Dtype;
+use crate::error::{Error, Result};
+use crate::ffi::rope_append::bridge as ffi;
+
+/// How a layer's state `[batch, rows, head_dim]` is divided: an area for the queries of a step,
+/// then the keys and then the values of `capacity` positions for each key head.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StateLayout {
+    /// Query heads.
+    pub heads: i32,
+    /// Key and value heads.
+    pub kv_heads: i32,
+    /// Features of a head.
+    pub head_dim: i32,
+    /// Positions that there is room for.
+    pub capacity: i32,
+}
+
+impl StateLayout {
+    /// The longest step whose queries a state has room for.
+    pub const QUERY_POSITIONS: i32 = crate::cpu::QUERY_POSITIONS as i32;
+
+    /// Rows before the first key.
+    fn area(&self) -> i32 {
+        self.heads.saturating_mul(Self::QUERY_POSITIONS)
+    }
+
+    /// Rows of a state.
+    pub fn rows(&self) -> i32 {
+        let stored = self.kv_heads.saturating_mul(2).saturating_mul(self.capacity);
+        self.area().saturating_add(stored)
+    }
+
+    /// An empty state.
+    pub fn zeros(&self, batch: i32, dtype: Dtype) -> Result<Array> {
+        Array::zeros_of(&[batch, self.rows(), self.head_dim], dtype)
+    }
+
+    /// The rotated queries of the last step, of `time` positions: `[batch, heads, time, head_dim]`,
+    /// a view.
+    pub fn queries(&self, state: &Array, time: i32) -> Result<Array> {
+        if !(0..=Self::QUERY_POSITIONS).contains(&time) {
+            return Err(Error::argument(
+                "queries",
+                format_args!("at most {} positions, got {time}", Self::QUERY_POSITIONS),
+            ));
+        }
+        self.check("queries", state)?;
+        let shape = [state.dim(0)?, self.heads, time, self.head_dim];
+        state.slice(&[&.., &(0..self.heads * time)])?.reshape(&shape)
+    }
+
+    /// The keys of the first `len` positions, `[batch, kv_heads, len, head_dim]`: a view.
+    pub fn keys(&self, state: &Array, len: i32) -> Result<Array> {
+        self.stored("keys", state, 0, len)
+    }
+
+    /// The values of the first `len` positions, `[batch, kv_heads, len, head_dim]`: a view.
+    pub fn values(&self, state: &Array, len: i32) -> Result<Array> {
+        self.stored("values", state, 1, len)
+    }
+
+    fn stored(&self, what: &str, state: &Array, part: i32, len: i32) -> Result<Array> {
+        if !(0..=self.capacity).contains(&len) {
+            return Err(Error::argument(
+                what,
+                format_args!("at most {} positions, got {len}", self.capacity),
+            ));
+        }
+        self.check(what, state)?;
+        let rows = self.kv_heads * self.capacity;
+        let start = self.area() + part * rows;
+        let shape = [state.dim(0)?, self.kv_heads, self.capacity, self.head_dim];
+        let all = state.slice(&[&.., &(start..start + rows)])?.reshape(&shape)?;
+        if len == self.capacity { Ok(all) } else { all.slice(&[&.., &.., &(..len)]) }
+    }
+
+    fn check(&self, what: &str, state: &Array) -> Result<()> {
+        match *state.shape() {
+            [_, rows, features] if rows == self.rows() && features == self.head_dim => Ok(()),
+            ref other => Err(Error::argument(
+                what,
+                format_args!("a state [batch, {}, {}], got {other:?}", self.rows(), self.head_dim),
+            )),
+        }
+    }
+}
+
+/// What queries and keys are turned by: the parameters of [`rope`](super::rope), and a multiplier.
+#[derive(Clone, Copy, Debug)]
+pub struct Rotation<'a> {
+    /// Features that turn.
+    pub dims: i32,
+    /// Pairs of neighbours rather than of halves.
+    pub traditional: bool,
+    /// Of the frequencies; exactly one of `base` and `freqs` is given.
+    pub base: Option<f32>,
+    /// What positions are multiplied by.
+    pub scale: f32,
+    /// Periods over 2 pi, `[dims / 2]`.
+    pub freqs: Option<&'a Array>,
+    /// What the features that turn are multiplied by before they do, rounded to the type.
+    pub multiplier: f32,
+}
+
+impl Default for Rotation<'_> {
+    /// 64 features with base 10000.
+    fn default() -> Self {
+        Self {
+            dims: 64,
+            traditional: false,
+            base: Some(10_000.0),
+            scale: 1.0,
+            freqs: None,
+            multiplier: 1.0,
+        }
+    }
+}
+
+/// One step of decoding: rotates the queries and keys of a fused projection and writes them, and
+/// its values, into a layer's state. The state's buffer is taken over where nothing else holds it,
+/// so a step writes its own positions and nothing more; where something does, it is copied first.
+///
+/// `qkv` is `[batch, time, (heads + 2 * kv_heads) * head_dim]` of the state's type. Queries and
+/// keys are turned as [`rope`](super::rope) turns them from position `offset` on, bit for bit.
+/// Keys and values are written from position `slots` of the capacity on, or from `offset` if none
+/// is given; the queries into their area, from which
+/// [`StateLayout::queries`] takes them. A step of more than [`StateLayout::QUERY_POSITIONS`]
+/// positions has no room there: its queries are left out.
+///
+/// Errors: shapes and types that do not belong together, more positions than the capacity, slots
+/// outside it where they are known; where they are not (the result of a computation), what has no
+/// room is left out. Differentiable in state and `qkv`; exactly one of base and freqs, as in `rope`.
+///
+/// ```
+/// use mlx_primitives::ops::{self, Rotation, StateLayout};
+/// use mlx_primitives::{Array, Dtype};
+///
+/// let layout = StateLayout { heads: 4, kv_heads: 2, head_dim: 64, capacity: 256 };
+/// let mut state = layout.zeros(1, Dtype::Float32)?;
+/// for position in 0..3 {
+///     let qkv = Array::ones::<f32>(&[1, 1, (4 + 2 * 2) * 64])?;
+///     state = ops::rope_append(&state, &qkv, &layout, &Rotation::default(), position, None)?;
+/// }
+/// assert_eq!(layout.queries(&state, 1)?.shape(), [1, 4, 1, 64]);
+/// assert_eq!(layout.keys(&state, 3)?.shape(), [1, 2, 3, 64]);
+/// # Ok::<(), mlx_primitives::Error>(())
+/// ```
+pub fn rope_append<'a>(
+    state: &Array,
+    qkv: &Array,
+    layout: &StateLayout,
+    rotation: &Rotation,
+    offset: impl Into<Offset<'a>>,
+    slots: Option<Offset>,
+) -> Result<Array> {
+    let offset = offset.into().to_array()?;
+    let slots = slots.map(|slots| slots.to_array()).transpose()?;
+    let StateLayout { heads, kv_heads, head_dim, capacity } = *layout;
+    let layout = ffi::AppendLayout { heads, kv_heads, head_dim, capacity };
+    let freqs = or_null(rotation.freqs);
+    let rotation = ffi::AppendRotation {
+        dims: rotation.dims,
+        traditional: rotation.traditional,
+        has_base: rotation.base.is_some(),
+        base: rotation.base.unwrap_or(1.0),
+        scale: rotation.scale,
+        multiplier: rotation.multiplier,
+    };
+    let (state, qkv, slots) = (state.raw(), qkv.raw(), or_null(slots.as_ref()));
+    // SAFETY: both pointers are null or those of borrowed arrays, which outlive the call.
+    Array::from_bridge(unsafe {
+        ffi::rope_append(state, qkv, &layout, &rotation, freqs, offset.raw(), slots)
+    })
+}

@@ -1,0 +1,339 @@
+//! `attention` against f64 and against MLX's: shapes, layouts, rules, masks, extremes.
+
+mod moves;
+mod quantized;
+mod reference;
+mod transforms;
+
+use mlx_primitives::memory::{active_memory, peak_memory, reset_peak_memory};
+use mlx_primitives::ops::{self, AttentionOptions};
+use mlx_primitives::{Array, Dtype, Result, builtin};
+
+use crate::support::compare::{numbers, ulp};
+use crate::support::input::{FLOATS, LAYOUTS, data, random, values};
+use crate::support::{Checked, each_device, message, simulated};
+use reference::Reference;
+
+/// Scores reach 12, so that a weight is off by 12 half ulps of f32 for each of the roundings of a
+/// dot of up to 256 products, the scale and the exponential (5 ulps where it is a GPU's fast one),
+/// and values reach 3.
+const TOLERANCE: f64 = 6e-5;
+
+/// Against MLX's: its scores and weights are rounded to the type; a score of 12 and two ulps.
+fn tolerance_to_mlx(dtype: Dtype) -> f64 {
+    match dtype {
+        Dtype::Float32 => 2.0 * TOLERANCE,
+        Dtype::Float16 => 0.05,
+        _ => 0.4,
+    }
+}
+
+#[track_caller]
+fn assert_near(got: &Array, want: &[f64], tolerance: f64, what: &str) -> Checked {
+    let got_numbers = numbers(got)?;
+    assert_eq!(got_numbers.len(), want.len(), "{what}");
+    for (i, (&got_number, &want)) in got_numbers.iter().zip(want).enumerate() {
+        let allowed = tolerance * (1.0 + want.abs()) + 0.51 * ulp(want, got.dtype());
+        let near = (got_number - want).abs() <= allowed;
+        let same = near || got_number.is_nan() && want.is_nan();
+        assert!(same, "{what}: {got_number:e} at {i}, expected {want:e} within {allowed:e}");
+    }
+    Ok(())
+}
+
+struct Inputs {
+    q: Array,
+    k: Array,
+    v: Array,
+}
+
+impl Inputs {
+    /// heads: [batch, heads, kv_heads]; extents: [queries, keys, dim].
+    fn new(heads: [i32; 3], extents: [i32; 3], dtype: Dtype) -> Result<Self> {
+        let ([batch, heads, kv_heads], [queries, keys, dim]) = (heads, extents);
+        Ok(Self {
+            q: random(&[batch, heads, queries, dim], dtype, 1)?,
+            k: random(&[batch, kv_heads, keys, dim], dtype, 2)?,
+            v: random(&[batch, kv_heads, keys, dim], dtype, 3)?,
+        })
+    }
+
+    /// Ours against f64 and against MLX's.
+    fn check(&self, options: &AttentionOptions<'_>, what: &str) -> Checked {
+        let ours = ops::attention(&self.q, &self.k, &self.v, options)?;
+        assert_eq!((ours.shape(), ours.dtype()), (self.q.shape(), self.q.dtype()), "{what}");
+        let theirs = builtin::composition(&ours)?.swap_remove(0);
+        assert_eq!((theirs.shape(), theirs.dtype()), (ours.shape(), ours.dtype()), "{what}");
+        let want = Reference::new(&self.q, &self.k, &self.v, options)?.apply();
+        assert_near(&ours, &want, TOLERANCE, what)?;
+        let tolerance = tolerance_to_mlx(ours.dtype());
+        assert_near(&ours, &numbers(&theirs)?, tolerance, &format!("{what}, MLX's"))
+    }
+}
+
+/// Both kernels of each device: one row to more than a block, one key to more than a tile, every
+/// usual head dimension and some unusual ones.
+const SHAPES: [([i32; 3], [i32; 3]); 16] = [
+    ([1, 1, 1], [1, 1, 1]),
+    ([1, 8, 2], [1, 67, 64]),
+    ([2, 3, 3], [1, 33, 32]),
+    ([1, 2, 1], [1, 5, 80]),
+    ([1, 6, 1], [1, 40, 96]),
+    ([1, 4, 2], [2, 19, 128]),
+    ([1, 2, 2], [3, 50, 256]),
+    ([2, 4, 4], [7, 9, 33]),
+    ([1, 4, 1], [3, 35, 64]),
+    ([2, 2, 1], [17, 17, 32]),
+    ([1, 1, 1], [33, 40, 64]),
+    ([1, 3, 1], [5, 70, 80]),
+    ([1, 1, 1], [9, 34, 128]),
+    ([1, 1, 1], [10, 18, 256]),
+    ([1, 5, 1], [2, 33, 7]),
+    ([1, 1, 1], [40, 11, 100]),
+];
+
+#[test]
+fn sizes_in_every_type() -> Checked {
+    each_device(|_| {
+        for dtype in FLOATS {
+            for (heads, extents) in SHAPES {
+                for causal in [false, true] {
+                    let options = AttentionOptions { causal, ..Default::default() };
+                    let what = format!("{dtype} {heads:?} {extents:?} causal {causal}");
+                    Inputs::new(heads, extents, dtype)?.check(&options, &what)?;
+                }
+            }
+        }
+        Ok(())
+    })
+}
+
+/// More keys than one dispatch takes; on the CPU, more than a chunk.
+#[test]
+fn long_caches() -> Checked {
+    each_device(|_| {
+        for (heads, extents) in [([1, 2, 1], [1, 1030, 32]), ([1, 3, 1], [3, 1100, 16])] {
+            for dtype in FLOATS {
+                let sinks = data(&values(heads[1] as usize, 4, 5.0), &[heads[1]], dtype)?;
+                let window = Some(1027);
+                let options =
+                    AttentionOptions { causal: true, sinks: Some(&sinks), ..Default::default() };
+                let inputs = Inputs::new(heads, extents, dtype)?;
+                inputs.check(&options, &format!("{dtype} {extents:?}"))?;
+                let options = AttentionOptions { window, ..options };
+                inputs.check(&options, &format!("{dtype} {extents:?} in a window"))?;
+            }
+        }
+        Ok(())
+    })
+}
+
+#[test]
+fn layouts() -> Checked {
+    each_device(|_| {
+        for dtype in [Dtype::Float32, Dtype::Bfloat16] {
+            for extents in [[1, 13, 12], [9, 13, 12]] {
+                for layout in LAYOUTS {
+                    let [queries, keys, dim] = extents;
+                    let inputs = Inputs {
+                        q: layout.make(&[2, 4, queries, dim], dtype, 1)?,
+                        k: layout.make(&[2, 2, keys, dim], dtype, 2)?,
+                        v: layout.make(&[2, 2, keys, dim], dtype, 3)?,
+                    };
+                    let what = format!("{dtype} {extents:?} {layout:?}");
+                    let mask = layout.make(&[2, 4, queries, keys], dtype, 4)?;
+                    let options = AttentionOptions { mask: Some(&mask), ..Default::default() };
+                    inputs.check(&options, &what)?;
+                }
+            }
+        }
+        Ok(())
+    })
+}
+
+/// A part of a larger cache is read where it lies.
+#[test]
+fn views_of_a_cache_are_not_copied() -> Checked {
+    let rows = if simulated() { 4096 } else { 65536 };
+    let cache = |seed| -> Result<Array> {
+        let cache = random(&[1, 2, rows, 64], Dtype::Float32, seed)?;
+        cache.eval()?;
+        Ok(cache)
+    };
+    let (keys, values) = (cache(1)?, cache(2)?);
+    let q = random(&[1, 4, 1, 64], Dtype::Float32, 3)?;
+    let part = |x: &Array| x.slice_axis(2, 3..103);
+    reset_peak_memory();
+    let before = active_memory();
+    let inputs = Inputs { q, k: part(&keys)?, v: part(&values)? };
+    ops::attention(&inputs.q, &inputs.k, &inputs.v, &AttentionOptions::default())?.eval()?;
+    let taken = peak_memory() - before;
+    assert!(taken < 25_000, "{taken} bytes, and a copy of the keys takes 51 KB");
+    inputs.check(&AttentionOptions::default(), "a view")
+}
+
+#[test]
+fn rules_masks_and_sinks() -> Checked {
+    each_device(|_| {
+        for (heads, extents) in [([2, 4, 2], [2, 37, 32]), ([2, 4, 2], [6, 37, 32])] {
+            let [queries, keys, _] = extents;
+            let inputs = Inputs::new(heads, extents, Dtype::Float32)?;
+            let sinks = data(&values(4, 4, 5.0), &[4], Dtype::Float32)?;
+            let additive = random(&[queries, keys], Dtype::Float32, 5)?;
+            let each = random(&[2, 4, queries, keys], Dtype::Float32, 6)?;
+            let bools = random(&[2, 1, 1, keys], Dtype::Float32, 7)?.greater(0.0)?;
+            // The second query sees nothing.
+            let nothing = Array::arange::<i32>(0.0, f64::from(queries), 1.0)?;
+            let nothing = nothing.not_equal(1)?.reshape(&[queries, 1])?;
+            for mask in [None, Some(&additive), Some(&each), Some(&bools), Some(&nothing)] {
+                for (sinks, causal, window, soft_cap) in [
+                    (Some(&sinks), false, None, None),
+                    (None, true, None, Some(2.0)),
+                    (None, true, Some(5), None),
+                    (Some(&sinks), true, Some(20), Some(30.0)),
+                    (None, false, Some(3), None),
+                    (None, false, None, None),
+                ] {
+                    let scale = soft_cap.map(|_| 0.3);
+                    let options = AttentionOptions { scale, causal, window, mask, soft_cap, sinks };
+                    let what = format!(
+                        "{extents:?} mask {:?} sinks {} {causal} {window:?} {soft_cap:?}",
+                        mask.map(Array::shape),
+                        sinks.is_some()
+                    );
+                    inputs.check(&options, &what)?;
+                }
+            }
+        }
+        Ok(())
+    })
+}
+
+/// Causal rows before the first key see nothing and weigh all keys alike, in MLX too.
+#[test]
+fn more_queries_than_keys() -> Checked {
+    each_device(|_| {
+        for (heads, extents) in [([1, 1, 1], [5, 2, 16]), ([1, 2, 1], [40, 9, 32])] {
+            let options = AttentionOptions { causal: true, ..Default::default() };
+            Inputs::new(heads, extents, Dtype::Float32)?.check(&options, "causal")?;
+            let options = AttentionOptions { window: Some(2), ..options };
+            Inputs::new(heads, extents, Dtype::Float32)?.check(&options, "in a window")?;
+        }
+        Ok(())
+    })
+}
+
+#[test]
+fn extremes_are_those_of_mlx() -> Checked {
+    each_device(|_| {
+        let (inf, nan) = (f32::INFINITY, f32::NAN);
+        for queries in [1, 12] {
+            for dtype in FLOATS {
+                for special in [nan, inf, -inf, 6e4] {
+                    let mut inputs = Inputs::new([1, 1, 1], [queries, 20, 8], dtype)?;
+                    let mut k = values(160, 2, 1.0);
+                    k[8 * 5 + 3] = special;
+                    inputs.k = data(&k, &[1, 1, 20, 8], dtype)?;
+                    let ours =
+                        ops::attention(&inputs.q, &inputs.k, &inputs.v, &Default::default())?;
+                    let theirs = builtin::composition(&ours)?.swap_remove(0);
+                    let what = format!("{dtype} {special} of {queries}");
+                    let tolerance = tolerance_to_mlx(dtype);
+                    assert_near(&ours, &numbers(&theirs)?, tolerance, &what)?;
+                }
+                let inputs = Inputs::new([1, 1, 1], [queries, 20, 8], dtype)?;
+                let mask = data(&[-inf; 20], &[20], dtype)?;
+                let options = AttentionOptions { mask: Some(&mask), ..Default::default() };
+                let y = ops::attention(&inputs.q, &inputs.k, &inputs.v, &options)?;
+                assert!(numbers(&y)?.iter().all(|y| y.is_nan()), "{dtype}: all scores -inf");
+            }
+        }
+        Ok(())
+    })
+}
+
+#[test]
+fn extents_of_zero() -> Checked {
+    each_device(|_| {
+        let empty = |heads, extents| -> Result<Array> {
+            let Inputs { q, k, v } = Inputs::new(heads, extents, Dtype::Float32)?;
+            ops::attention(&q, &k, &v, &AttentionOptions::default())
+        };
+        assert_eq!(empty([0, 2, 1], [3, 4, 8])?.to_vec::<f32>()?, [0.0; 0]);
+        assert_eq!(empty([1, 0, 0], [3, 4, 8])?.to_vec::<f32>()?, [0.0; 0]);
+        assert_eq!(empty([1, 2, 1], [0, 4, 8])?.to_vec::<f32>()?, [0.0; 0]);
+        assert_eq!(empty([1, 2, 1], [3, 4, 0])?.shape(), [1, 2, 3, 0]);
+        assert_eq!(empty([1, 2, 1], [3, 0, 8])?.to_vec::<f32>()?, [0.0; 48]);
+        Ok(())
+    })
+}
+
+#[test]
+fn types_promote() -> Checked {
+    let mut inputs = Inputs::new([1, 2, 1], [2, 9, 16], Dtype::Float16)?;
+    inputs.v = inputs.v.astype(Dtype::Float32)?;
+    let y = ops::attention(&inputs.q, &inputs.k, &inputs.v, &AttentionOptions::default())?;
+    assert_eq!(y.dtype(), Dtype::Float32);
+    inputs.q = inputs.q.astype(Dtype::Float32)?;
+    inputs.check(&AttentionOptions::default(), "promoted")
+}
+
+#[test]
+fn bad_input_is_refused() -> Checked {
+    let Inputs { q, k, v } = Inputs::new([1, 4, 2], [3, 5, 16], Dtype::Float32)?;
+    let plain = AttentionOptions::default();
+    let said = |q: &Array, k: &Array, v: &Array, options: &AttentionOptions<'_>| {
+        message(ops::attention(q, k, v, options))
+    };
+    let of = |shape: &[i32]| random(shape, Dtype::Float32, 9);
+    let cases = [
+        (said(&of(&[4, 3, 16])?, &k, &v, &plain), "queries of rank 4"),
+        (said(&q, &of(&[2, 5, 16])?, &v, &plain), "keys of rank 4"),
+        (said(&q, &k, &of(&[1, 2, 6, 16])?, &plain), "keys and values of one shape"),
+        (said(&of(&[2, 4, 3, 16])?, &k, &v, &plain), "keys of batch 2"),
+        (said(&of(&[1, 4, 3, 8])?, &k, &v, &plain), "dimension 8"),
+        (said(&of(&[1, 3, 3, 16])?, &k, &v, &plain), "a multiple of 2 heads, got 3"),
+        (
+            said(&of(&[1, 1, 1, 264])?, &of(&[1, 1, 1, 264])?, &of(&[1, 1, 1, 264])?, &plain),
+            "at most 256, got 264",
+        ),
+        (
+            said(
+                &q.astype(Dtype::Int32)?,
+                &k.astype(Dtype::Int32)?,
+                &v.astype(Dtype::Int32)?,
+                &plain,
+            ),
+            "float32, float16 or bfloat16, got int32",
+        ),
+        (said(&q, &k, &v, &AttentionOptions { window: Some(0), ..plain }), "a window of at least"),
+        (said(&q, &k, &v, &AttentionOptions { window: Some(-4), ..plain }), "a window of at least"),
+        (said(&q, &k, &v, &AttentionOptions { soft_cap: Some(-1.0), ..plain }), "positive soft"),
+        (
+            said(&q, &k, &v, &AttentionOptions { soft_cap: Some(f32::NAN), ..plain }),
+            "positive soft",
+        ),
+        (said(&q, &k, &v, &AttentionOptions { scale: Some(f32::NAN), ..plain }), "finite scale"),
+        (
+            said(&q, &k, &v, &AttentionOptions { mask: Some(&of(&[3, 6])?), ..plain }),
+            "broadcasts to (1,4,3,5)",
+        ),
+        (
+            said(&q, &k, &v, &AttentionOptions { mask: Some(&of(&[1, 1, 1, 3, 5])?), ..plain }),
+            "broadcasts to (1,4,3,5)",
+        ),
+        (
+            said(&q, &k, &v, &AttentionOptions { sinks: Some(&of(&[3])?), ..plain }),
+            "sinks of shape (4)",
+        ),
+    ];
+    for (said, expected) in cases {
+        assert!(said.starts_with("[attention] expected ") && said.contains(expected), "{said}");
+    }
+    let half = q.astype(Dtype::Float16)?;
+    let (k, v) = (k.astype(Dtype::Float16)?, v.astype(Dtype::Float16)?);
+    let wide = of(&[3, 5])?;
+    let said = said(&half, &k, &v, &AttentionOptions { mask: Some(&wide), ..plain });
+    assert!(said.contains("promotes to float16, got float32"), "{said}");
+    Ok(())
+}

@@ -1,0 +1,164 @@
+//! Attention over quantized keys and values.
+
+use mlx_primitives::ops::{self, AttentionOptions, QuantizedRows};
+use mlx_primitives::{Array, Dtype, Result, builtin};
+
+use super::reference::Reference;
+use super::{TOLERANCE, assert_near, tolerance_to_mlx};
+use crate::support::compare::numbers;
+use crate::support::input::{FLOATS, data, random, values};
+use crate::support::{Checked, each_device, message};
+
+struct Rows {
+    packed: Array,
+    scales: Array,
+    biases: Array,
+    /// What they stand for.
+    plain: Array,
+}
+
+impl Rows {
+    /// [batch, kv_heads, keys, dim] of random codes, for numbers up to about 3.
+    fn new(shape: [i32; 4], bits: i32, group: i32, dtype: Dtype, seed: u64) -> Result<Self> {
+        let [batch, heads, keys, dim] = shape;
+        let rows = (batch * heads * keys) as usize;
+        let (words, groups) = (dim * bits / 32, dim / group);
+        let packed: Vec<u32> = (0..rows as u64 * words as u64)
+            .map(|i| ((i + seed * 977).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 29) as u32)
+            .collect();
+        let of = |words: i32| [batch, heads, keys, words];
+        let scale = 2.0 / (1 << bits) as f32;
+        let scales = data(&values(rows * groups as usize, seed, scale), &of(groups), dtype)?;
+        let biases = data(&values(rows * groups as usize, seed + 1, 1.0), &of(groups), dtype)?;
+        let (scale, bias) = (numbers(&scales)?, numbers(&biases)?);
+        let plain: Vec<f32> = (0..rows * dim as usize)
+            .map(|i| {
+                let (row, d) = (i / dim as usize, i % dim as usize);
+                let each = 32 / bits as usize;
+                let word = packed[row * words as usize + d / each];
+                let code = word >> (d % each * bits as usize) & ((1 << bits) - 1);
+                let at = row * groups as usize + d / group as usize;
+                (scale[at] * f64::from(code) + bias[at]) as f32
+            })
+            .collect();
+        Ok(Self {
+            packed: Array::from_slice(&packed, &of(words))?,
+            scales,
+            biases,
+            plain: Array::from_slice(&plain, &shape)?,
+        })
+    }
+
+    fn borrowed(&self) -> QuantizedRows<'_> {
+        QuantizedRows { packed: &self.packed, scales: &self.scales, biases: &self.biases }
+    }
+}
+
+#[test]
+fn every_type_and_group() -> Checked {
+    each_device(|_| {
+        for dtype in FLOATS {
+            for (bits, group, dim) in
+                [(4, 32, 32), (4, 64, 128), (8, 32, 96), (8, 128, 256), (4, 128, 256), (8, 64, 64)]
+            {
+                for (heads, queries, keys) in [(2, 1, 37), (4, 2, 20), (6, 2, 9), (8, 5, 21)] {
+                    let shape = [1, 2, keys, dim];
+                    let k = Rows::new(shape, bits, group, dtype, 1)?;
+                    let v = Rows::new(shape, bits, group, dtype, 2)?;
+                    let q = random(&[1, heads, queries, dim], dtype, 3)?;
+                    let options = AttentionOptions { causal: true, ..Default::default() };
+                    let ours = ops::attention_quantized(
+                        &q,
+                        k.borrowed(),
+                        v.borrowed(),
+                        bits,
+                        group,
+                        &options,
+                    )?;
+                    let what = format!("{dtype} {bits} bits by {group} of {dim}, {queries}");
+                    let theirs = builtin::composition(&ours)?.swap_remove(0);
+                    assert_eq!((ours.shape(), ours.dtype()), (q.shape(), dtype), "{what}");
+                    let want = Reference::new(&q, &k.plain, &v.plain, &options)?.apply();
+                    // The matrix kernel rounds what it expands to the type, as MLX does.
+                    let rounding = match dtype {
+                        Dtype::Float32 => 0.0,
+                        Dtype::Float16 => 0.01,
+                        _ => 0.08,
+                    };
+                    assert_near(&ours, &want, TOLERANCE + rounding, &what)?;
+                    let theirs = numbers(&theirs)?;
+                    let what = format!("{what}, MLX's");
+                    assert_near(&ours, &theirs, tolerance_to_mlx(dtype), &what)?;
+                }
+            }
+        }
+        Ok(())
+    })
+}
+
+/// A long cache in few bytes, of which a part is read, with all the rules there are.
+#[test]
+fn views_of_a_cache() -> Checked {
+    each_device(|_| {
+        for queries in [1, 5] {
+            let shape = [1, 1, 1200, 32];
+            let (k, v) = (
+                Rows::new(shape, 4, 32, Dtype::Float32, 1)?,
+                Rows::new(shape, 4, 32, Dtype::Float32, 2)?,
+            );
+            let part = |rows: &Rows| -> Result<Rows> {
+                let cut = |x: &Array| x.slice_axis(2, 7..1107);
+                Ok(Rows {
+                    packed: cut(&rows.packed)?,
+                    scales: cut(&rows.scales)?,
+                    biases: cut(&rows.biases)?,
+                    plain: cut(&rows.plain)?,
+                })
+            };
+            let (k, v) = (part(&k)?, part(&v)?);
+            let q = random(&[1, 3, queries, 32], Dtype::Float32, 3)?;
+            let sinks = data(&[1.0, -2.0, 3.0], &[3], Dtype::Float32)?;
+            let mask = random(&[1100], Dtype::Float32, 5)?;
+            let options = AttentionOptions {
+                scale: Some(0.25),
+                causal: true,
+                window: Some(1090),
+                mask: Some(&mask),
+                soft_cap: Some(20.0),
+                sinks: Some(&sinks),
+            };
+            let ours = ops::attention_quantized(&q, k.borrowed(), v.borrowed(), 4, 32, &options)?;
+            let theirs = builtin::composition(&ours)?.swap_remove(0);
+            let want = Reference::new(&q, &k.plain, &v.plain, &options)?.apply();
+            assert_near(&ours, &want, TOLERANCE, "f64")?;
+            assert_near(&ours, &numbers(&theirs)?, 2.0 * TOLERANCE, "MLX's")?;
+        }
+        Ok(())
+    })
+}
+
+#[test]
+fn bad_input_is_refused() -> Checked {
+    let shape = [1, 1, 5, 64];
+    let k = Rows::new(shape, 4, 32, Dtype::Float32, 1)?;
+    let q = random(&[1, 1, 1, 64], Dtype::Float32, 2)?;
+    let said = |k: QuantizedRows<'_>, bits, group| {
+        message(ops::attention_quantized(&q, k, k, bits, group, &Default::default()))
+    };
+    let rows = k.borrowed();
+    let wrong = QuantizedRows { packed: &k.scales, ..rows };
+    let short = k.scales.slice_axis(3, 0..1)?;
+    let flat = k.packed.reshape(&[5, 8])?;
+    for (said, expected) in [
+        (said(rows, 3, 32), "4 or 8 bits, got 3"),
+        (said(rows, 4, 16), "groups of 32, 64 or 128, got 16"),
+        (said(rows, 4, 64), "whole groups of 64"),
+        (said(rows, 8, 32), "whole groups of 32"),
+        (said(wrong, 4, 32), "packed keys of uint32, got float32"),
+        (said(QuantizedRows { biases: &short, ..rows }, 4, 32), "scales and biases"),
+        (said(QuantizedRows { packed: &flat, ..rows }, 4, 32), "keys of rank 4"),
+    ] {
+        assert!(said.starts_with("[attention] expected ") && said.contains(expected), "{said}");
+    }
+    Ok(())
+}

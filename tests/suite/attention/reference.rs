@@ -1,0 +1,102 @@
+//! Attention in f64, as plainly as it can be written.
+
+use mlx_primitives::ops::AttentionOptions;
+use mlx_primitives::{Array, Dtype, Result};
+
+use crate::support::compare::numbers;
+
+pub struct Reference {
+    /// [batch, heads, queries, dim] and the heads and rows of keys.
+    pub shape: [usize; 4],
+    pub kv_heads: usize,
+    pub keys: usize,
+    pub q: Vec<f64>,
+    pub k: Vec<f64>,
+    pub v: Vec<f64>,
+    scale: f64,
+    causal: bool,
+    window: Option<i64>,
+    soft_cap: Option<f64>,
+    /// Terms of the scores, [batch, heads, queries, keys]; None for what a bool hides.
+    mask: Option<Vec<Option<f64>>>,
+    pub sinks: Option<Vec<f64>>,
+}
+
+impl Reference {
+    pub fn new(q: &Array, k: &Array, v: &Array, options: &AttentionOptions<'_>) -> Result<Self> {
+        let shape = [0, 1, 2, 3].map(|axis| q.shape()[axis] as usize);
+        let [batch, heads, queries, dim] = shape.map(|extent| extent as i32);
+        let keys = k.shape()[2];
+        let mask = match options.mask {
+            None => None,
+            Some(mask) => {
+                let all = mask.broadcast_to(&[batch, heads, queries, keys])?;
+                let bools = mask.dtype() == Dtype::Bool;
+                let term =
+                    |value: f64| if bools { (value != 0.0).then_some(0.0) } else { Some(value) };
+                Some(numbers(&all)?.into_iter().map(term).collect())
+            }
+        };
+        Ok(Self {
+            shape,
+            kv_heads: k.shape()[1] as usize,
+            keys: keys as usize,
+            q: numbers(q)?,
+            k: numbers(k)?,
+            v: numbers(v)?,
+            // What the op computes it in.
+            scale: f64::from(options.scale.unwrap_or(1.0 / (dim as f32).sqrt())),
+            causal: options.causal,
+            window: options.window.map(i64::from),
+            soft_cap: options.soft_cap.map(f64::from),
+            mask,
+            sinks: options.sinks.map(numbers).transpose()?,
+        })
+    }
+
+    /// [batch, heads, queries, dim].
+    pub fn apply(&self) -> Vec<f64> {
+        let [batch, heads, queries, dim] = self.shape;
+        let mut out = Vec::with_capacity(self.q.len());
+        for row in 0..batch * heads * queries {
+            let (b, h, t) = (row / queries / heads, row / queries % heads, row % queries);
+            let kv = b * self.kv_heads + h / (heads / self.kv_heads);
+            let at = |s: usize| (kv * self.keys + s) * dim..(kv * self.keys + s + 1) * dim;
+            let query = &self.q[row * dim..(row + 1) * dim];
+            let mut scores: Vec<f64> = (0..self.keys)
+                .map(|s| {
+                    let dot: f64 = query.iter().zip(&self.k[at(s)]).map(|(q, k)| q * k).sum();
+                    let mut score = dot * self.scale;
+                    if let Some(cap) = self.soft_cap {
+                        score = cap * (score / cap).tanh();
+                    }
+                    self.masked(score, row, t, s)
+                })
+                .collect();
+            scores.extend(self.sinks.as_ref().map(|sinks| sinks[h]));
+            let max = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+            let weights: Vec<f64> = scores.iter().map(|score| (score - max).exp()).collect();
+            let sum: f64 = weights.iter().sum();
+            let mut total = vec![0.0; dim];
+            for (s, weight) in weights.iter().enumerate().take(self.keys) {
+                for (total, v) in total.iter_mut().zip(&self.v[at(s)]) {
+                    *total += weight / sum * v;
+                }
+            }
+            out.extend(total);
+        }
+        out
+    }
+
+    fn masked(&self, score: f64, row: usize, t: usize, s: usize) -> f64 {
+        const HIDDEN: f64 = -1e300; // finite: where all is hidden, all weigh alike
+        let term = self.mask.as_ref().map_or(Some(0.0), |mask| mask[row * self.keys + s]);
+        let position = (self.keys + t) as i64 - self.shape[2] as i64;
+        let late = self.causal && s as i64 > position;
+        let early = self.window.is_some_and(|window| s as i64 <= position - window);
+        match term {
+            Some(term) if !late && !early => score + term,
+            _ => HIDDEN,
+        }
+    }
+}

@@ -1,0 +1,300 @@
+//! `quantize` and `dequantize` against MLX's, bit for bit, and against f64.
+
+use mlx_primitives::device::Device;
+use mlx_primitives::transforms::{jvp, vjp, vmap};
+use mlx_primitives::{Array, Dtype, Result, builtin, ops, stack};
+
+use crate::support::compare::{assert_close, assert_same, numbers};
+use crate::support::input::{FLOATS, LAYOUTS, data, random, random32, values};
+use crate::support::{self, Checked, each_device, message, reference, simulated};
+
+const BITS: [i32; 6] = [2, 3, 4, 5, 6, 8];
+const GROUPS: [i32; 3] = [32, 64, 128];
+
+/// MLX's Metal kernel rounds halves away from zero and takes 0 for the maximum of a group of
+/// negative numbers; ours does on every device what MLX does on the CPU.
+fn follows_mlx_bit_for_bit(device: Device) -> bool {
+    device == Device::Cpu || simulated()
+}
+
+fn check(device: Device, x: &Array, group_size: i32, bits: i32, what: &str) -> Checked {
+    let what = format!("{what} {} {:?} {group_size} {bits}", x.dtype(), x.shape());
+    let (packed, scales, biases) = ops::quantize(x, group_size, bits)?;
+    let back = ops::dequantize(&packed, &scales, &biases, group_size, bits)?;
+    assert_eq!((back.shape(), back.dtype()), (x.shape(), x.dtype()), "{what}");
+    if follows_mlx_bit_for_bit(device) {
+        let peers = builtin::composition(&packed)?;
+        assert_eq!(packed.shape(), peers[0].shape(), "{what}");
+        assert_eq!(packed.to_vec::<u32>()?, peers[0].to_vec::<u32>()?, "{what}: codes");
+        assert_same(&scales, &peers[1], &format!("{what}: scales"))?;
+        assert_same(&biases, &peers[2], &format!("{what}: biases"))?;
+        let peer = ops::dequantize(&packed, &scales, &biases, group_size, bits)?;
+        let peer = builtin::composition(&peer)?.remove(0);
+        assert_same(&back, &peer, &format!("{what}: back"))?;
+    }
+    near(x, [&packed, &scales, &biases, &back], group_size as usize, bits as usize, &what)
+}
+
+/// Codes taken out bit by bit: each is the nearest, and what they stand for is right, in f64.
+fn near(x: &Array, q: [&Array; 4], group_size: usize, bits: usize, what: &str) -> Checked {
+    let words = q[0].to_vec::<u32>()?;
+    let (scales, biases, back) = (numbers(q[1])?, numbers(q[2])?, numbers(q[3])?);
+    let epsilon = match x.dtype() {
+        Dtype::Float16 => 2f64.powi(-11),
+        Dtype::Bfloat16 => 2f64.powi(-8),
+        _ => 2f64.powi(-24),
+    };
+    let top = f64::from((1 << bits) - 1);
+    for (i, (x, back)) in numbers(x)?.into_iter().zip(back).enumerate() {
+        let code = (0..bits).fold(0, |code, bit| {
+            let at = i * bits + bit;
+            code | (words[at / 32] >> (at % 32) & 1) << bit
+        });
+        let (scale, bias) = (scales[i / group_size], biases[i / group_size]);
+        let exact = f64::from(code) * scale + bias;
+        // Product and sum are rounded to the type.
+        let rounding = epsilon * (2.0 * top * scale.abs() + bias.abs() + exact.abs());
+        assert!((back - exact).abs() <= rounding + 1e-7, "{what}: {back} {exact} at {i}");
+        // Half a step, and the roundings of scale and bias; an end of the range may be cut by half
+        // a step more, as the scale is stretched so that zero has a code.
+        let allowed = scale.abs() * (1.0 + 1e-3) + rounding + 1e-7;
+        assert!((exact - x).abs() <= allowed, "{what}: {x} became {exact} at {i}");
+    }
+    Ok(())
+}
+
+#[test]
+fn sizes_in_every_type() -> Checked {
+    each_device(|device| {
+        for dtype in FLOATS {
+            for bits in BITS {
+                for group_size in GROUPS {
+                    for rows in [&[1][..], &[3], &[2, 3, 5], &[67]] {
+                        let shape = [rows, &[group_size * (1 + bits % 3)]].concat();
+                        check(device, &random(&shape, dtype, 1)?, group_size, bits, "sizes")?;
+                    }
+                }
+            }
+        }
+        Ok(())
+    })
+}
+
+#[test]
+fn layouts_and_empty_axes() -> Checked {
+    each_device(|device| {
+        for layout in LAYOUTS {
+            let x = layout.make(&[4, 3, 64], Dtype::Bfloat16, 2)?;
+            check(device, &x, 32, 4, &format!("{layout:?}"))?;
+            let packed = Array::from_slice(&[0x1234_5678u32, 0x9abc_def0, 7, 1 << 31], &[2, 1, 2])?
+                .broadcast_to(&[2, 3, 2])?;
+            let of = |seed| layout.make(&[2, 3, 1], Dtype::Float32, seed);
+            let (scales, biases) = (of(3)?, of(4)?);
+            let packed = packed.contiguous()?.broadcast_to(&[2, 3, 2])?;
+            let got = ops::dequantize(&packed, &scales, &biases, 32, 2)?;
+            let plain =
+                ops::dequantize(&packed, &scales.contiguous()?, &biases.contiguous()?, 32, 2)?;
+            assert_same(&got, &plain, "strided scales")?;
+        }
+        for shape in [[0, 64], [3, 0]] {
+            let x = random(&shape, Dtype::Float16, 1)?;
+            let (packed, scales, biases) = ops::quantize(&x, 64, 4)?;
+            let back = ops::dequantize(&packed, &scales, &biases, 64, 4)?;
+            assert_eq!((back.shape(), numbers(&back)?.len()), (&shape[..], 0));
+        }
+        Ok(())
+    })
+}
+
+#[test]
+fn extremes_are_those_of_mlx() -> Checked {
+    each_device(|device| {
+        if !follows_mlx_bit_for_bit(device) {
+            return Ok(());
+        }
+        for dtype in FLOATS {
+            let top = if dtype == Dtype::Float16 { 65_504.0 } else { 3e38 };
+            let mut rows = vec![values(64, 1, 1.0); 14];
+            rows[0].fill(0.0);
+            rows[1].fill(-0.0);
+            rows[2].fill(2.5);
+            rows[3].fill(-2.5);
+            rows[4].iter_mut().for_each(|v| *v = v.abs() + 1.0);
+            rows[5].iter_mut().for_each(|v| *v = -v.abs() - 1.0);
+            rows[6].iter_mut().for_each(|v| *v *= 1e-7);
+            rows[7].iter_mut().for_each(|v| *v *= top);
+            (rows[8][7], rows[8][40]) = (f32::NAN, f32::NAN);
+            rows[9].fill(f32::NAN);
+            rows[10][3] = f32::INFINITY;
+            rows[11][3] = f32::NEG_INFINITY;
+            (rows[12][3], rows[12][5]) = (f32::INFINITY, f32::NEG_INFINITY);
+            rows[13].iter_mut().for_each(|v| *v = (*v * 15.0).round() / 2.0);
+            let x = data(&rows.concat(), &[14, 64], dtype)?;
+            for bits in BITS {
+                for group_size in [32, 64] {
+                    let (packed, scales, biases) = ops::quantize(&x, group_size, bits)?;
+                    let peers = builtin::composition(&packed)?;
+                    let what = format!("{dtype} {group_size} {bits}");
+                    let (got, want) = (packed.to_vec::<u32>()?, peers[0].to_vec::<u32>()?);
+                    assert_eq!(got, want, "{what}");
+                    assert_same(&scales, &peers[1], &what)?;
+                    assert_same(&biases, &peers[2], &what)?;
+                    let back = ops::dequantize(&packed, &scales, &biases, group_size, bits)?;
+                    assert_same(&back, &builtin::composition(&back)?[0], &what)?;
+                }
+            }
+        }
+        Ok(())
+    })
+}
+
+fn forward(p: &[Array]) -> Result<Vec<Array>> {
+    let packed = Array::from_slice(&[0x1234_5678u32, 0x9abc_def0, 7, 1 << 31], &[2, 2])?;
+    Ok(vec![ops::dequantize(&packed, &p[0], &p[1], 32, 2)?])
+}
+
+#[test]
+fn dequantize_has_derivatives_in_scales_and_biases() -> Checked {
+    each_device(|_| {
+        let (scales, biases, g) =
+            (random32(&[2, 1], 1)?, random32(&[2, 1], 2)?, random32(&[2, 32], 3)?);
+        let back = vjp(forward, &[&scales, &biases], &[&g])?.1;
+        let cotangent = numbers(&g)?;
+        for (i, got) in back.iter().enumerate() {
+            let value = |x: &[f64]| {
+                let x: Vec<f32> = x.iter().map(|&v| v as f32).collect();
+                let x = Array::from_slice(&x, &[2, 1]).expect("two numbers");
+                let inputs = if i == 0 { [x, biases.clone()] } else { [scales.clone(), x] };
+                let y = forward(&inputs).and_then(|y| numbers(&y[0])).expect("numbers");
+                reference::dot(&y, &cotangent)
+            };
+            let x = numbers(if i == 0 { &scales } else { &biases })?;
+            // Linear: the distance does not matter. 64 products of up to 40, in f32.
+            assert_close(&numbers(got)?, &reference::gradient(&x, 1.0, value), 1e-4, "vjp");
+        }
+        let (a, b) = (random32(&[2, 1], 4)?, random32(&[2, 1], 5)?);
+        let along = jvp(forward, &[&scales, &biases], &[&a, &b])?.1;
+        let left = reference::dot(&numbers(&along[0])?, &cotangent);
+        let right = reference::dot(&numbers(&a)?, &numbers(&back[0])?)
+            + reference::dot(&numbers(&b)?, &numbers(&back[1])?);
+        assert!((left - right).abs() < 1e-3 * (1.0 + left.abs()), "{left} {right}");
+        Ok(())
+    })
+}
+
+#[test]
+fn quantize_has_the_derivatives_of_mlxs() -> Checked {
+    let (x, g) = (random32(&[2, 64], 1)?, random32(&[2, 2], 2)?);
+    let scales = |p: &[Array]| Ok(vec![ops::quantize(&p[0], 32, 4)?.1]);
+    let peer = |p: &[Array]| {
+        let (packed, _, _) = ops::quantize(&p[0], 32, 4)?;
+        Ok(vec![builtin::composition(&packed)?.remove(1)])
+    };
+    let (ours, theirs) = (vjp(scales, &[&x], &[&g])?.1, vjp(peer, &[&x], &[&g])?.1);
+    assert_same(&ours[0], &theirs[0], "vjp of the scales")?;
+    assert!(numbers(&ours[0])?.iter().any(|v| *v != 0.0), "a gradient of nothing but zeros");
+    Ok(())
+}
+
+#[test]
+fn vmap_over_each_axis() -> Checked {
+    each_device(|_| {
+        let x = random32(&[3, 4, 5, 64], 1)?;
+        let there = |p: &[Array]| {
+            let (packed, scales, biases) = ops::quantize(&p[0], 32, 4)?;
+            Ok(vec![packed, scales, biases])
+        };
+        let back = |p: &[Array]| Ok(vec![ops::dequantize(&p[0], &p[1], &p[2], 32, 4)?]);
+        for axis in 0..3 {
+            let got = vmap(there, &[&x], &[Some(axis)], &[0, 0, 0])?;
+            let mut all = [Vec::new(), Vec::new(), Vec::new()];
+            for i in 0..x.dim(axis)? {
+                let entry = x.slice_axis(axis, i..i + 1)?.squeeze(&[axis])?;
+                all.iter_mut().zip(there(&[entry])?).for_each(|(list, part)| list.push(part));
+            }
+            let want: Vec<Array> = all
+                .iter()
+                .map(|list| stack(&list.iter().collect::<Vec<_>>(), 0))
+                .collect::<Result<_>>()?;
+            assert_eq!(got[0].to_vec::<u32>()?, want[0].to_vec::<u32>()?);
+            assert_same(&got[1], &want[1], "scales")?;
+            assert_same(&got[2], &want[2], "biases")?;
+            let axes = [Some(0), Some(0), Some(0)];
+            let whole = vmap(back, &[&got[0], &got[1], &got[2]], &axes, &[0])?;
+            let plain = ops::dequantize(&want[0], &want[1], &want[2], 32, 4)?;
+            assert_same(&whole[0], &plain, "back")?;
+            // One set of codes, several scales.
+            let one = got[0].slice(&[&(..1)])?.squeeze(&[0])?;
+            let axes = [None, Some(0), Some(0)];
+            let whole = vmap(back, &[&one, &got[1], &got[2]], &axes, &[0])?;
+            let codes = one.expand_dims(&[0])?.broadcast_to(got[0].shape())?;
+            let plain = ops::dequantize(&codes, &want[1], &want[2], 32, 4)?;
+            assert_same(&whole[0], &plain, "codes for all")?;
+        }
+        Ok(())
+    })
+}
+
+#[test]
+fn bad_input_is_an_error() -> Checked {
+    let x = random32(&[2, 64], 1)?;
+    for (group_size, bits, said) in [
+        (16, 4, "group size of 32, 64 or 128, got 16"),
+        (0, 4, "got 0"),
+        (64, 1, "2, 3, 4, 5, 6 or 8 bits, got 1"),
+        (64, 7, "got 7"),
+        (64, 16, "got 16"),
+        (128, 4, "multiples of 128, got shape (2,64)"),
+    ] {
+        let text = message(ops::quantize(&x, group_size, bits));
+        assert!(text.starts_with("[quantize] expected") && text.contains(said), "{text}");
+    }
+    assert!(message(ops::quantize(&x.astype(Dtype::Int32)?, 32, 4)).contains("int32"));
+    assert!(message(ops::quantize(&random32(&[64], 1)?, 32, 4)).contains("rank 2"));
+    let (packed, scales, biases) = ops::quantize(&x, 32, 4)?;
+    for text in [
+        message(ops::dequantize(&packed, &scales, &biases, 64, 4)),
+        message(ops::dequantize(&packed, &scales, &biases, 32, 8)),
+        message(ops::dequantize(&packed, &scales, &biases, 32, 9)),
+        message(ops::dequantize(&scales, &scales, &biases, 32, 4)),
+        message(ops::dequantize(&packed, &scales, &scales.slice(&[&(..1)])?, 32, 4)),
+        message(ops::dequantize(&packed, &scales, &biases.astype(Dtype::Float16)?, 32, 4)),
+        message(ops::dequantize(&packed, &packed, &packed, 32, 4)),
+    ] {
+        assert!(text.starts_with("[dequantize] expected"), "{text}");
+    }
+    Ok(())
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+#[ignore = "run by simulated::what_moves"]
+fn moves_each_byte_once() -> Checked {
+    for bits in BITS {
+        let x = random(&[16, 256], Dtype::Bfloat16, 1)?;
+        x.eval()?;
+        let mut all = None;
+        let moved = support::moved(|| {
+            let (packed, scales, biases) = ops::quantize(&x, 64, bits)?;
+            all = Some([packed.clone(), scales, biases]);
+            Ok(packed)
+        })?;
+        let [packed, scales, biases] = all.expect("outputs");
+        let sizes = [&packed, &scales, &biases].map(|a| a.nbytes() as u64);
+        let bytes = x.nbytes() as u64;
+        let [read, a, b, c] = moved[0].arrays[..] else { panic!("{moved:?}") };
+        assert_eq!((read, [a[1], b[1], c[1]]), ([bytes, 0, bytes], sizes));
+        if bits == 4 {
+            support::report_traffic(
+                "quantize",
+                &moved,
+                (bytes + sizes.iter().sum::<u64>()) as usize,
+            )?;
+        }
+        let moved = support::moved(|| ops::dequantize(&packed, &scales, &biases, 64, bits))?;
+        let [a, b, c, out] = moved[0].arrays[..] else { panic!("{moved:?}") };
+        assert_eq!(([a[2], b[2], c[2]], out), (sizes, [0, bytes, 0]));
+        assert_eq!(a[0], sizes[0], "codes are read once");
+    }
+    Ok(())
+}

@@ -1,0 +1,127 @@
+//! Whose memory is written, and how much of it.
+
+use mlx_primitives::ops::StateLayout;
+use mlx_primitives::transforms::compile;
+use mlx_primitives::{Array, Dtype, Result, eval, ops};
+
+use super::{LAYOUT, part, state, step, turning, written};
+use crate::support::compare::{assert_same, numbers};
+use crate::support::input::FLOATS;
+use crate::support::{self, Checked, each_device};
+
+#[test]
+fn views_take_no_copy() -> Checked {
+    let layout = StateLayout { heads: 4, kv_heads: 2, head_dim: 16, capacity: 40 };
+    let new = ops::rope_append(
+        &layout.zeros(3, Dtype::Float32)?,
+        &step(&layout, 3, 2, Dtype::Float32, 1)?,
+        &layout,
+        &turning(16),
+        5,
+        None,
+    )?;
+    let (queries, keys) = (layout.queries(&new, 2)?, layout.keys(&new, 7)?);
+    let values = layout.values(&new, 40)?;
+    eval([&new, &queries, &keys, &values])?;
+    let entry = i64::from(layout.rows()) * 16;
+    assert_eq!(queries.strides(), [entry, 2 * 16, 16, 1]);
+    assert_eq!(keys.strides(), [entry, 40 * 16, 16, 1]);
+    assert_eq!(values.strides(), [entry, 40 * 16, 16, 1]);
+    assert_eq!(keys.shape(), [3, 2, 7, 16]);
+    // Of a single text the queries are contiguous, and lie where the state begins.
+    let one = step(&layout, 1, 2, Dtype::Float32, 1)?;
+    let new =
+        ops::rope_append(&layout.zeros(1, Dtype::Float32)?, &one, &layout, &turning(16), 5, None)?;
+    assert_eq!(layout.queries(&new, 2)?.address()?, new.address()?);
+    Ok(())
+}
+
+#[test]
+fn buffers_are_taken_over_unless_held() -> Checked {
+    each_device(|_| {
+        let mut now = state(&LAYOUT, 2, Dtype::Float32, 1)?;
+        let first = now.address()?;
+        for position in 0..24 {
+            let qkv = step(&LAYOUT, 2, 1, Dtype::Float32, u64::from(position as u32))?;
+            now = ops::rope_append(&now, &qkv, &LAYOUT, &turning(8), position, None)?;
+            assert_eq!(now.address()?, first, "step {position}");
+            // Looked at between the steps, as an attention does.
+            layout_sum(&now, position + 1)?.eval()?;
+        }
+        let (held, before) = (now.clone(), numbers(&now)?);
+        let qkv = step(&LAYOUT, 2, 1, Dtype::Float32, 99)?;
+        let new = ops::rope_append(&now, &qkv, &LAYOUT, &turning(8), 3, None)?;
+        assert_ne!(new.address()?, first);
+        assert_eq!(numbers(&held)?, before, "what is held is not written to");
+        let want = written(&LAYOUT.values(&held, 24)?, &part(&LAYOUT, &qkv, 8..10, None)?, &[3])?;
+        assert_same(&LAYOUT.values(&new, 24)?, &want, "the rest is copied")?;
+        Ok(())
+    })
+}
+
+fn layout_sum(state: &Array, len: i32) -> Result<Array> {
+    LAYOUT.keys(state, len)?.sum(.., false)?.add(LAYOUT.values(state, len)?.sum(.., false)?)
+}
+
+#[test]
+fn steps_add_up_to_a_prompt() -> Checked {
+    each_device(|_| {
+        for dtype in FLOATS {
+            let qkv = step(&LAYOUT, 2, 20, dtype, 3)?;
+            let mut now = LAYOUT.zeros(2, dtype)?;
+            let mut at = 0;
+            for time in [1, 1, 5, 8, 1, 4] {
+                let part = qkv.slice(&[&.., &(at..at + time)])?;
+                now = ops::rope_append(&now, &part, &LAYOUT, &turning(8), at, None)?;
+                at += time;
+            }
+            let zeros = LAYOUT.zeros(2, dtype)?;
+            let whole = ops::rope_append(&zeros, &qkv, &LAYOUT, &turning(8), 0, None)?;
+            assert_same(&LAYOUT.keys(&now, 24)?, &LAYOUT.keys(&whole, 24)?, "keys")?;
+            assert_same(&LAYOUT.values(&now, 24)?, &LAYOUT.values(&whole, 24)?, "values")?;
+        }
+        Ok(())
+    })
+}
+
+#[test]
+fn inside_a_compiled_function() -> Checked {
+    let by_position =
+        |p: &[Array]| Ok(vec![ops::rope_append(&p[0], &p[1], &LAYOUT, &turning(8), &p[2], None)?]);
+    let compiled = compile(by_position, false)?;
+    let mut now = LAYOUT.zeros(1, Dtype::Float32)?;
+    let mut want = LAYOUT.zeros(1, Dtype::Float32)?;
+    for position in 0..6 {
+        let qkv = step(&LAYOUT, 1, 1, Dtype::Float32, 7)?;
+        now = compiled.call(&[&now, &qkv, &Array::scalar(position)?])?.remove(0);
+        want = ops::rope_append(&want, &qkv, &LAYOUT, &turning(8), position, None)?;
+        assert_same(&now, &want, "compiled")?;
+    }
+    Ok(())
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+#[ignore = "run by simulated::what_moves"]
+fn moves_the_new_positions_alone() -> Checked {
+    let layout = StateLayout { heads: 32, kv_heads: 8, head_dim: 64, capacity: 1024 };
+    let mut now = layout.zeros(1, Dtype::Float16)?;
+    now.eval()?;
+    for (position, time) in [(0, 1), (1, 1), (500, 4)] {
+        let qkv = step(&layout, 1, time, Dtype::Float16, 1)?;
+        let moved = support::moved(|| {
+            now = ops::rope_append(&now, &qkv, &layout, &turning(64), position, None)?;
+            Ok(now.clone())
+        })?;
+        let bytes = qkv.nbytes() as u64;
+        assert_eq!(moved.len(), 1, "one dispatch");
+        // The state as read, the step, its position twice, what stands for frequencies; the state.
+        let [before, step, _, _, none, after] = moved[0].arrays[..] else { panic!("{moved:?}") };
+        assert_eq!((before, none, step), ([0; 3], [0; 3], [bytes, 0, bytes]));
+        assert_eq!(after, [0, bytes, 0]);
+        if position == 0 {
+            support::report_traffic("rope_append", &moved, 2 * qkv.nbytes())?;
+        }
+    }
+    Ok(())
+}
