@@ -29,12 +29,12 @@ Handle quantized_matmul(
     const MlxArray& x,
     const ArrayList& weights,
     const QuantizedLayout& layout,
+    const QuantizedSteps& steps,
     const MlxArray* norm,
-    float eps,
     const MlxArray* bias,
-    const MlxArray* residual,
-    bool swiglu) {
-  QuantizedExtras extras{optional(norm), eps, optional(bias), optional(residual), swiglu};
+    const MlxArray* residual) {
+  QuantizedExtras extras{
+      optional(norm), steps.eps, optional(bias), optional(residual), steps.swiglu};
   auto list = weights_of(weights, layout);
   return handle(mlx_primitives::quantized_matmul(x, list, format_of(layout), extras, here()));
 }

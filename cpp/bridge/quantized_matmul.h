@@ -6,17 +6,17 @@
 namespace mlx_primitives::bridge {
 
 struct QuantizedLayout;
+struct QuantizedSteps;
 
 void check_quantized(const ArrayList& weight, const QuantizedLayout& layout);
 Handle quantized_matmul(
     const MlxArray& x,
     const ArrayList& weights,
     const QuantizedLayout& layout,
+    const QuantizedSteps& steps,
     const MlxArray* norm,
-    float eps,
     const MlxArray* bias,
-    const MlxArray* residual,
-    bool swiglu);
+    const MlxArray* residual);
 ListHandle pack_matrix(const MlxArray& w, const QuantizedLayout& layout);
 Handle unpack_matrix(const ArrayList& weight, const QuantizedLayout& layout, Dtype dtype);
 

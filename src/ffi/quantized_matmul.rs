@@ -11,6 +11,12 @@ pub(crate) mod bridge {
         mxfp4: bool,
     }
 
+    /// What surrounds the products, besides arrays.
+    struct QuantizedSteps {
+        eps: f32,
+        swiglu: bool,
+    }
+
     /// One product for the CPU; pointers to what is not there are null.
     struct QuantizedCall {
         dtype: Dtype,
@@ -49,11 +55,10 @@ pub(crate) mod bridge {
             x: &MlxArray,
             weights: &CxxVector<MlxArray>,
             layout: &QuantizedLayout,
+            steps: &QuantizedSteps,
             norm: *const MlxArray,
-            eps: f32,
             bias: *const MlxArray,
             residual: *const MlxArray,
-            swiglu: bool,
         ) -> Result<UniquePtr<MlxArray>>;
         fn pack_matrix(
             w: &MlxArray,

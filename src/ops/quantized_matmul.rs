@@ -45,7 +45,7 @@ impl QuantizedWeight {
             return Err(Error::argument("quantized_weight", expected));
         }
         let weight = Self { packed, scales, biases, group_size, bits, mode };
-        ffi::check_quantized(&*to_list(weight.arrays()), &weight.layout())?;
+        ffi::check_quantized(&to_list(weight.arrays()), &weight.layout())?;
         Ok(weight)
     }
 
@@ -88,7 +88,7 @@ impl QuantizedWeight {
     /// The matrix `[n, k]` in a floating type.
     pub fn dequantize_to(&self, dtype: Dtype) -> Result<Array> {
         let list = to_list(self.arrays());
-        Array::from_bridge(ffi::unpack_matrix(&*list, &self.layout(), dtype.into()))
+        Array::from_bridge(ffi::unpack_matrix(&list, &self.layout(), dtype.into()))
     }
 
     /// The rows that `ids` number, `[..., k]` in a floating type: what an embedding is asked for.
@@ -96,7 +96,7 @@ impl QuantizedWeight {
         let taken: Vec<Array> =
             self.arrays().map(|part| part.take(ids, 0)).collect::<Result<_>>()?;
         let list = to_list(&taken);
-        Array::from_bridge(ffi::unpack_matrix(&*list, &self.layout(), dtype.into()))
+        Array::from_bridge(ffi::unpack_matrix(&list, &self.layout(), dtype.into()))
     }
 
     /// Rows of the matrix: elements of a product.
@@ -197,11 +197,10 @@ fn run(
             x.raw(),
             &arrays,
             &first.layout(),
+            &ffi::QuantizedSteps { eps: eps.unwrap_or(0.0), swiglu },
             or_null(norm),
-            eps.unwrap_or(0.0),
             or_null(options.bias),
             or_null(options.residual),
-            swiglu,
         )
     })
 }

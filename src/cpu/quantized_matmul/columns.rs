@@ -108,7 +108,8 @@ impl<T: Float> Columns<'_, T> {
         let row_bytes = call.axis * D::BITS / 8;
         let scale_bytes = call.axis / call.group * D::SCALE_BYTES;
         let mut block = [[0.0; LANES]; BAND];
-        for column in 0..count {
+        let mut column = 0;
+        while column < count {
             let row = at + column;
             let operands = Operands {
                 packed: weights.packed.wrapping_add(row * row_bytes),
@@ -139,6 +140,7 @@ impl<T: Float> Columns<'_, T> {
                 }
                 m += rows;
             }
+            column += 1;
         }
         block
     }
