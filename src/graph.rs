@@ -63,7 +63,7 @@ const VIEWS: [&str; 15] = [
 /// # Ok::<(), mlx_primitives::Error>(())
 /// ```
 pub fn nodes<'a>(arrays: impl IntoIterator<Item = &'a Array>) -> Result<Vec<Node>> {
-    Ok(ffi::graph_nodes(&*to_list(arrays))?.into_iter().map(Node::from).collect())
+    Ok(ffi::graph_nodes(&to_list(arrays))?.into_iter().map(Node::from).collect())
 }
 
 /// The sum over the nodes.

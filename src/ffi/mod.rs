@@ -7,6 +7,8 @@ pub(crate) mod rms_norm;
 pub(crate) mod rope;
 pub(crate) mod softmax;
 
+use std::cell::Cell;
+
 use cxx::CxxVector;
 
 use crate::cpu::{self, Element};
@@ -23,8 +25,18 @@ fn element(dtype: bridge::Dtype) -> Option<Element> {
     }
 }
 
-fn lend_thread(arrays: &CxxVector<bridge::MlxArray>) {
-    cpu::lend_thread(&|| arrays.iter().all(bridge::finished));
+/// An error of the evaluation may come out of the question whether it is done.
+fn lend_thread(arrays: &CxxVector<bridge::MlxArray>) -> Result<(), cxx::Exception> {
+    let error = Cell::new(None);
+    cpu::lend_thread(&|| {
+        arrays.iter().all(|array| {
+            bridge::finished(array).unwrap_or_else(|e| {
+                error.set(Some(e));
+                true
+            })
+        })
+    });
+    error.take().map_or(Ok(()), Err)
 }
 
 #[cxx::bridge(namespace = "mlx_primitives::bridge")]
@@ -197,7 +209,7 @@ pub(crate) mod bridge {
         fn eval(arrays: &CxxVector<MlxArray>) -> Result<()>;
         fn async_eval(arrays: &CxxVector<MlxArray>) -> Result<()>;
         /// Whether an array that was evaluated asynchronously is computed by now.
-        fn finished(array: &MlxArray) -> bool;
+        fn finished(array: &MlxArray) -> Result<bool>;
         fn contents(array: &MlxArray) -> Result<UniquePtr<MlxArray>>;
         /// Address of the first element of an array that `contents` returned.
         fn data(array: &MlxArray) -> *const u8;
@@ -338,7 +350,7 @@ pub(crate) mod bridge {
         ) -> Result<UniquePtr<CxxVector<MlxArray>>>;
 
         /// Shares in the kernels' work until the arrays are computed, or nothing comes for a while.
-        fn lend_thread(arrays: &CxxVector<MlxArray>);
+        fn lend_thread(arrays: &CxxVector<MlxArray>) -> Result<()>;
 
         // Metal in a simulator, for tests. What is bound is valid until `simulate` returns.
         type SimulatedLibrary;

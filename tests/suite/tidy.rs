@@ -90,6 +90,7 @@ fn no_part_has_a_primitive_of_its_own() -> Checked {
         "builtin",
         "io",
         "transforms",
+        "graph",
     ];
     for dir in ["cpp/ops", "cpp/plan", "cpp/gpu", "cpp/cpu", "cpp/bridge", "metal"] {
         for path in files(dir, &["cpp", "h", "metal"])? {
