@@ -71,7 +71,11 @@ impl Library {
         constants: &Constants,
     ) -> Result<BTreeMap<String, Kernel>> {
         let path = self.folder.join("air-runtime.metal");
-        at_path(&path, std::fs::write(&path, RUNTIME))?;
+        // Renamed into place: threads that compile at the same time never see a part of it.
+        let this = (std::process::id(), std::thread::current().id());
+        let draft = path.with_extension(format!("{}-{:?}", this.0, this.1));
+        at_path(&draft, std::fs::write(&draft, RUNTIME))?;
+        at_path(&path, std::fs::rename(&draft, &path))?;
         let head = Source::new(&path).preprocess(compiler, &self.folder)?;
         let head_text = rewrite::rewrite(&head.text, &head.shim, Purpose::Run).text;
         let mut text = format!("{}{head_text}\n", constant_prologue(&BTreeMap::new()));
