@@ -26,6 +26,7 @@ struct RopeAppendParams {
   unsigned first_head;    // heads before it have no place in the state
   unsigned offset_stride; // 0: one offset, 1: one for each batch entry
   unsigned slot_stride;
+  unsigned slots_follow; // the slots are the offsets
   float scale;
   float log2_base;  // unused with explicit frequencies
   float multiplier; // of the features that turn

@@ -16,12 +16,13 @@ METAL_FUNC uint state_row(uint head, uint time, int slot, constant RopeAppendPar
 }
 
 /**
- * Grid: columns x length x (batch * groups of HEADS heads). A thread owns one pair of up to HEADS
- * heads, which share its angle, or two of the features that are only copied. Values are copied.
+ * Grid: columns x length x (batch * groups of APPEND_HEADS heads). A thread owns one pair of up to
+ * APPEND_HEADS heads, which share its angle, or two of the features that are only copied. Values
+ * are copied.
  */
-template <typename T, uint HEADS, bool INTERLEAVED, bool EXPLICIT>
+template <typename T, bool INTERLEAVED, bool EXPLICIT>
 [[kernel]] void rope_append(
-    const device T* [[maybe_unused]] before [[buffer(0)]], // the state too: most of it stays
+    const device T* before [[buffer(0)]], // the state too: most of it stays
     const device T* qkv [[buffer(1)]],
     const device int* offset [[buffer(2)]],
     const device int* slots [[buffer(3)]],
@@ -29,16 +30,18 @@ template <typename T, uint HEADS, bool INTERLEAVED, bool EXPLICIT>
     device T* state [[buffer(5)]],
     constant RopeAppendParams& params [[buffer(6)]],
     uint3 at [[thread_position_in_grid]]) {
+  (void)before;
   const uint all_heads = params.heads + 2 * params.kv_heads;
-  const uint head_groups = (all_heads - params.first_head + HEADS - 1) / HEADS;
+  const uint head_groups = (all_heads - params.first_head + APPEND_HEADS - 1) / APPEND_HEADS;
   const uint batch = at.z / head_groups;
   if (at.x >= params.columns || at.y >= params.length || batch >= params.batch) {
     return;
   }
-  const uint first = params.first_head + (at.z - batch * head_groups) * HEADS;
-  const uint heads = min(uint(HEADS), all_heads - first);
+  const uint first = params.first_head + (at.z - batch * head_groups) * APPEND_HEADS;
+  const uint heads = min(uint(APPEND_HEADS), all_heads - first);
   const uint turned = params.heads + params.kv_heads;
-  const int slot = slots[batch * params.slot_stride];
+  const int start = offset[batch * params.offset_stride];
+  const int slot = params.slots_follow ? start : slots[batch * params.slot_stride];
   qkv += ((size_t(batch) * params.length + at.y) * all_heads + first) * params.features;
   state += size_t(batch) * params.rows * params.features;
 
@@ -61,7 +64,7 @@ template <typename T, uint HEADS, bool INTERLEAVED, bool EXPLICIT>
   if (first < turned) {
     const float frequency =
         inverse_frequency<EXPLICIT>(freqs, at.x, params.pairs, params.log2_base);
-    by = turn(int(at.y) + offset[batch * params.offset_stride], frequency, params.scale, 1.0f);
+    by = turn(int(at.y) + start, frequency, params.scale, 1.0f);
   }
   for (uint h = 0; h < heads; h++) {
     const uint row = state_row(first + h, at.y, slot, params);
@@ -95,15 +98,11 @@ template <typename T>
   store4(to + start, 0, left, load4(from + start, 0, left, T(0)));
 }
 
-#define APPEND_HEAD_KERNELS(DTYPE, T, NAME, HEADS)                                                \
-  MLXP_KERNEL("mlxp_rope_append_half_base" NAME DTYPE, rope_append<T, HEADS, false, false>)       \
-  MLXP_KERNEL("mlxp_rope_append_half_freqs" NAME DTYPE, rope_append<T, HEADS, false, true>)       \
-  MLXP_KERNEL("mlxp_rope_append_interleaved_base" NAME DTYPE, rope_append<T, HEADS, true, false>) \
-  MLXP_KERNEL("mlxp_rope_append_interleaved_freqs" NAME DTYPE, rope_append<T, HEADS, true, true>)
-
-#define APPEND_KERNELS(DTYPE, T)                   \
-  APPEND_HEAD_KERNELS(DTYPE, T, "_one_head_", 1)   \
-  APPEND_HEAD_KERNELS(DTYPE, T, "_", APPEND_HEADS) \
+#define APPEND_KERNELS(DTYPE, T)                                                       \
+  MLXP_KERNEL("mlxp_rope_append_half_base_" DTYPE, rope_append<T, false, false>)       \
+  MLXP_KERNEL("mlxp_rope_append_half_freqs_" DTYPE, rope_append<T, false, true>)       \
+  MLXP_KERNEL("mlxp_rope_append_interleaved_base_" DTYPE, rope_append<T, true, false>) \
+  MLXP_KERNEL("mlxp_rope_append_interleaved_freqs_" DTYPE, rope_append<T, true, true>) \
   MLXP_KERNEL("mlxp_rope_append_copy_" DTYPE, copy_state<T>)
 
 MLXP_EACH_DTYPE(APPEND_KERNELS)

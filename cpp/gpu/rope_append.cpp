@@ -59,6 +59,7 @@ void RopeAppend::eval_gpu(const std::vector<mx::array>& inputs, std::vector<mx::
   params.first_head = params.length <= QUERY_POSITIONS ? 0 : params.heads;
   params.offset_stride = offset.size() > 1 ? 1 : 0;
   params.slot_stride = slots.size() > 1 ? 1 : 0;
+  params.slots_follow = slots.id() == offset.id() ? 1 : 0;
   params.scale = scale_;
   params.log2_base = explicit_freqs ? 0.0f : std::log2(base_);
   params.multiplier = rounded(multiplier_, state.dtype());

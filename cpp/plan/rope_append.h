@@ -12,14 +12,11 @@ inline Launch plan_rope_append(
     bool interleaved,
     bool explicit_freqs,
     uint32_t max_threads = MAX_THREADS) {
-  // A single position has too few threads to give each of them several heads.
-  bool one_head = shape.length == 1;
   uint64_t heads = uint64_t{shape.heads} + 2 * uint64_t{shape.kv_heads} - shape.first_head;
-  uint64_t depth = shape.batch * ceil_div(heads, one_head ? 1u : unsigned{APPEND_HEADS});
+  uint64_t depth = shape.batch * ceil_div(heads, APPEND_HEADS);
   std::string kernel = "mlxp_rope_append_";
   kernel += interleaved ? "interleaved_" : "half_";
   kernel += explicit_freqs ? "freqs_" : "base_";
-  kernel += one_head ? "one_head_" : "";
   kernel += dtype;
   return plan_box(
       "rope_append",

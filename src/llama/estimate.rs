@@ -38,7 +38,7 @@ impl Estimate {
 /// )?;
 /// let four_bits = Some(Quantization::affine(64, 4));
 /// let bytes = estimate(&config, Dtype::Bfloat16, four_bits, CacheKind::Plain, 1, 4096)?;
-/// assert_eq!(bytes.weights >> 20, 662);
+/// assert_eq!(bytes.weights >> 20, 663);
 /// assert_eq!(bytes.cache >> 20, 128);
 /// # Ok::<(), mlx_primitives::Error>(())
 /// ```

@@ -116,9 +116,12 @@ fn moves_the_new_positions_alone() -> Checked {
         let bytes = qkv.nbytes() as u64;
         assert_eq!(moved.len(), 1, "one dispatch");
         // The state as read, the step, its position twice, what stands for frequencies; the state.
-        let [before, step, _, _, none, after] = moved[0].arrays[..] else { panic!("{moved:?}") };
+        let [before, step, offset, slots, none, after] = moved[0].arrays[..] else {
+            panic!("{moved:?}")
+        };
         assert_eq!((before, none, step), ([0; 3], [0; 3], [bytes, 0, bytes]));
-        assert_eq!(after, [0, bytes, 0]);
+        assert_eq!((after, slots), ([0, bytes, 0], [0; 3]), "the slots are the offsets");
+        assert_eq!(offset[2], 4, "one position, which every thread asks the caches for");
         if position == 0 {
             support::report_traffic("rope_append", &moved, 2 * qkv.nbytes())?;
         }
