@@ -1,6 +1,8 @@
 #include <stdexcept>
 
 #include "gpu/metallib.h"
+#include "ops/activation.h"
+#include "ops/linear.h"
 #include "ops/rms_norm.h"
 #include "ops/rope.h"
 #include "ops/softmax.h"
@@ -13,6 +15,9 @@ namespace mlx_primitives {
     throw std::runtime_error("[" OP "] mlx-primitives was built without Metal."); \
   }
 
+NO_GPU(Activation, "activation")
+NO_GPU(Affine, "affine")
+NO_GPU(Linear, "linear")
 NO_GPU(RmsNorm, "rms_norm")
 NO_GPU(Softmax, "softmax")
 NO_GPU(Rope, "rope")
