@@ -200,10 +200,10 @@ pub fn tanh<V: F32x16>(x: V) -> V {
     let large = ((one - e) / (one + e)).xor_bits(sign);
     let z = x * x;
     let p = V::splat(-5.704_988_7e-3);
-    let p = p.mul_add(z, V::splat(2.063_908_9e-2));
+    let p = p.mul_add(z, V::splat(2.063_908_8e-2));
     let p = p.mul_add(z, V::splat(-5.373_971_6e-2));
     let p = p.mul_add(z, V::splat(1.333_144_2e-1));
-    let p = p.mul_add(z, V::splat(-3.333_328_2e-1));
+    let p = p.mul_add(z, V::splat(-3.333_328e-1));
     let small = (p * z).mul_add(x, x);
     V::select(negative(magnitude - V::splat(0.625)), small, large)
 }

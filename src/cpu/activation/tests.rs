@@ -4,7 +4,9 @@ use crate::cpu::testing::*;
 
 const SIZES: [usize; 8] = [0, 1, 15, 16, 17, 1000, 1024, 5003];
 
-const KINDS: [(Activation, fn(f64) -> f64); 4] = [
+type Exact = fn(f64) -> f64;
+
+const KINDS: [(Activation, Exact); 4] = [
     (Activation::Relu, |x| x.max(0.0)),
     (Activation::Gelu, |x| x * (1.0 + erf(x * std::f64::consts::FRAC_1_SQRT_2)) / 2.0),
     (Activation::GeluTanh, |x| {

@@ -222,7 +222,7 @@ impl<A: Arithmetic, W: Weights<A>, E: Epilogue> Multiply<'_, A, W, E> {
                     let to = tile.cast::<A::Factor>();
                     let stride = STRIDE * A::PER_WORD;
                     self.weights.unpack::<V>(column + first, rows, at, len, to, stride);
-                    if len % A::PER_WORD != 0 {
+                    if !len.is_multiple_of(A::PER_WORD) {
                         (0..rows).for_each(|i| *to.add(i * stride + len) = Default::default());
                     }
                     let x = |panel: usize| {
