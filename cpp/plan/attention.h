@@ -76,7 +76,9 @@ inline Launch plan_attention(
     if (threads == 0) {
       throw std::invalid_argument("[attention] a threadgroup needs at least one SIMD group.");
     }
-    uint32_t together = rows <= 1 ? 1 : rows <= 4 ? 4 : ATTENTION_VECTOR_ROWS;
+    uint32_t together = rows <= 1   ? 1
+                        : rows <= 4 ? 4u
+                                    : static_cast<uint32_t>(ATTENTION_VECTOR_ROWS);
     uint32_t row = params.lanes * ATTENTION_PART;
     // The queries first, then a maximum and a sum for each row and a row for each SIMD group.
     uint32_t floats = std::max(together * row, threads / SIMD_WIDTH * (2 * together + row));
@@ -87,7 +89,9 @@ inline Launch plan_attention(
         round_up(floats * static_cast<uint32_t>(sizeof(float)), 16)};
   }
   uint32_t block = attention_block_rows(max_threads);
-  uint32_t features = params.dim <= 64 ? 64 : params.dim <= 128 ? 128 : ATTENTION_DIM;
+  uint32_t features = params.dim <= 64    ? 64u
+                      : params.dim <= 128 ? 128u
+                                          : static_cast<uint32_t>(ATTENTION_DIM);
   uint32_t pitch = round_up(params.dim, ATTENTION_FRAGMENT) + 16 / itemsize;
   uint32_t keys = features > 128 ? 16 : 32;
   return {

@@ -51,7 +51,7 @@ inline Launch plan_quantized_matmul(
   // fill the GPU.
   uint32_t simds = std::min<uint32_t>(params.columns < 2048 ? 4 : 8, max_threads / SIMD_WIDTH);
   uint32_t columns = simds * (params.swiglu ? QUANTIZED_ROWS / 2 : QUANTIZED_ROWS);
-  uint32_t bytes = (QUANTIZED_BAND + SIMD_WIDTH) * sizeof(float) + QUANTIZED_STAGED;
+  uint32_t bytes = QUANTIZED_BAND * sizeof(float) + SIMD_WIDTH * sizeof(float) + QUANTIZED_STAGED;
   return params.rows == 1 ? launch("row", columns, 1, simds * SIMD_WIDTH, bytes)
                           : launch("band", columns, QUANTIZED_BAND, simds * SIMD_WIDTH, bytes);
 }
