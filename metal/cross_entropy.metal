@@ -1,5 +1,5 @@
 #include "cross_entropy.h"
-#include "softmax_rows.h"
+#include "softmax_stats.h"
 
 // A target that is no class makes its row NaN, and nothing is read there.
 

@@ -1,5 +1,5 @@
 #include "logsumexp.h"
-#include "softmax_rows.h"
+#include "softmax_stats.h"
 
 // Maxima start at the lowest finite number, so that a row of nothing but -inf ends in log(0).
 // SUBTRACT gives log-softmax: the logarithm, rounded as MLX rounds it, is taken off the row.

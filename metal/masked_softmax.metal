@@ -1,6 +1,6 @@
 #include "masked_softmax.h"
 #include "masked_softmax_rows.h"
-#include "softmax_rows.h"
+#include "softmax_stats.h"
 
 // Hidden scores count as the type's lowest finite number, as in MLX's attention: a row of
 // nothing else is uniform.

@@ -47,10 +47,10 @@ METAL_FUNC void load_fields(const device uchar* from, thread uint* fields) {
   } else if (BITS == 3) {
     load_halves(from, fields);
   } else if (BITS == 6) {
-    const packed_uint3 words = *(const device packed_uint3*)from;
-    const uint a = words.x;
-    const uint b = words.y;
-    const uint c = words.z;
+    const device uint* words = (const device uint*)from;
+    const uint a = words[0];
+    const uint b = words[1];
+    const uint c = words[2];
     fields[0] = a & 0xffffffu;
     fields[1] = (a >> 24) | ((b & 0xffffu) << 8);
     fields[2] = (b >> 16) | ((c & 0xffu) << 16);

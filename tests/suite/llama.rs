@@ -89,7 +89,8 @@ fn greedy_tokens_follow_mlx_lms_in_float16() {
     let directory = variant(Dtype::Float16, |_, _| {});
     let checkpoint = Checkpoint::load(directory.path()).unwrap();
     assert_eq!(checkpoint.llama.dtype(), Dtype::Float16);
-    assert!(assert_follows_mlx_lm(&checkpoint, "float16", 0.05) > 600);
+    let least = if simulated() { 12 } else { 600 };
+    assert!(assert_follows_mlx_lm(&checkpoint, "float16", 0.05) > least);
 }
 
 #[test]
@@ -97,7 +98,8 @@ fn greedy_tokens_follow_mlx_lms_in_bfloat16() {
     // Logits of up to 20 in steps of 2^-3, a few of them in error.
     let directory = variant(Dtype::Bfloat16, |_, _| {});
     let checkpoint = Checkpoint::load(directory.path()).unwrap();
-    assert!(assert_follows_mlx_lm(&checkpoint, "bfloat16", 0.4) > 100);
+    let least = if simulated() { 4 } else { 100 };
+    assert!(assert_follows_mlx_lm(&checkpoint, "bfloat16", 0.4) > least);
 }
 
 #[test]

@@ -108,8 +108,8 @@ fn rounds_as_separate_ops() -> Checked {
                     let want = unfused(&x, &base, &a, &b)?;
                     let peer = builtin::composition(&ops::lora_linear(&x, &base, &a, &b, SCALE)?)?;
                     assert_eq!(peer[0].shape(), want.shape());
-                    // f32 sums in another order err by ulps of their largest terms.
-                    let ulps = if dtype == Dtype::Float32 { 16.0 } else { 4.0 };
+                    // f32 sums of 128 products in another order err by half an ulp of a partial sum each.
+                    let ulps = if dtype == Dtype::Float32 { 64.0 } else { 4.0 };
                     let mut tipped = 0;
                     for (got, want) in y.iter().zip(numbers(&want)?) {
                         let error = (got - want).abs();

@@ -105,36 +105,23 @@ fn planted_mistakes() {
     );
 }
 
-const STEMS: [&str; 16] = [
-    "activation",
-    "attention",
-    "cross_entropy",
-    "layer_norm",
-    "linear",
-    "logsumexp",
-    "lora",
-    "masked_softmax",
-    "quantize",
-    "quantized_matmul",
-    "reduce",
-    "residual_norm",
-    "rms_norm",
-    "rope",
-    "rope_append",
-    "softmax",
-];
-
 #[test]
 fn own_kernels_are_clean() {
-    for name in STEMS {
-        let path = common::metal(name);
-        if !path.exists() {
-            continue; // the crate has been taken out of its workspace
+    let folder = common::metal("softmax");
+    let Some(folder) = folder.parent().filter(|folder| folder.exists()) else {
+        return; // the crate has been taken out of its workspace
+    };
+    let mut checked = 0;
+    for entry in std::fs::read_dir(folder).unwrap() {
+        let path = entry.unwrap().path();
+        if path.extension().is_some_and(|e| e == "metal") {
+            let source = Source::new(&path);
+            let found = rules::check(&source, common::compiler(), common::cache()).unwrap();
+            assert!(found.is_empty(), "{}: {found:#?}", path.display());
+            checked += 1;
         }
-        let source = Source::new(path);
-        let found = rules::check(&source, common::compiler(), common::cache()).unwrap();
-        assert!(found.is_empty(), "{name}: {found:#?}");
     }
+    assert!(checked > 0, "no kernels in {}", folder.display());
 }
 
 /// Apart from bindings without an index.

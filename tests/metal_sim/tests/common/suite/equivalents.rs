@@ -38,7 +38,6 @@ pub const EQUIVALENTS: &[Equivalent] = &[
     ("rope", "h < heads", "h <= heads", "one_head", "HEADS and heads are 1"),
     ("rope", "h < heads", "if (true)", "one_head", "HEADS and heads are 1"),
     ("grid_count", "count > ", "count >= ", "host", "takes 2^32 - 1 rows to reach"),
-    ("plan_box", "groups * extent", "threads\", 1)", "host", "takes 2^32 threads to reach"),
 ];
 
 /// Whether `mutant` is known to leave `kernel` as it is.
