@@ -41,19 +41,22 @@ impl Llama {
     }
 
     /// What a decoded token costs on a GPU with `context` positions in the cache: the graph of
-    /// this model, and that of MLX's built-ins. Nothing but the caches is evaluated.
+    /// this model, and that of MLX's built-ins. Runs a token through the model first, so that
+    /// no weight is still to be loaded.
     pub fn cost_of_a_token(&self, context: i32) -> Result<[Vec<graph::Node>; 2]> {
         let token = Array::from_slice(&[0u32], &[1, 1])?;
+        self.forward(&token, &mut self.new_cache())?.eval()?;
+        self.unfused(&token, &mut self.new_unfused_cache(), Fused::StandIn)?.eval()?;
         let mut cache = self.new_cache();
         cache.reserve(context, Heads::from(self.config()), self.dtype())?;
         let mut unfused = self.new_unfused_cache();
         unfused.reserve(context, self)?;
         let ours = self.forward(&token, &mut cache)?;
         let theirs = self.unfused(&token, &mut unfused, Fused::StandIn)?;
-        Ok([
-            graph::nodes([&ours].into_iter().chain(cache.arrays()))?,
-            graph::nodes([&theirs].into_iter().chain(unfused.layers.iter().flatten().flatten()))?,
-        ])
+        let ours = graph::nodes([&ours].into_iter().chain(cache.arrays()))?;
+        let arrays = [&theirs].into_iter().chain(unfused.layers.iter().flatten().flatten());
+        let theirs = graph::nodes(arrays)?.into_iter().map(stood_for).collect();
+        Ok([ours, theirs])
     }
 
     fn unfused(&self, tokens: &Array, cache: &mut UnfusedCache, fused: Fused) -> Result<Array> {
@@ -69,6 +72,18 @@ impl Llama {
             None => self.embed_tokens.unfused(&h),
         }
     }
+}
+
+/// A node of MLX's own in place of ours that stood for it.
+fn stood_for(node: graph::Node) -> graph::Node {
+    let name = match node.name.as_str() {
+        "RmsNorm" => "RMSNorm",
+        "Rope" => "RoPE",
+        "Attention" => "ScaledDotProductAttention",
+        "Activation" => "CompiledSwiGLU",
+        other => other,
+    };
+    graph::Node { name: name.to_owned(), ours: false, ..node }
 }
 
 impl Norm {

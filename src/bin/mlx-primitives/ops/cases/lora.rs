@@ -1,17 +1,41 @@
-use mlx_primitives::ops::{self, LinearWeight, QuantizedMode, QuantizedWeight};
+use mlx_primitives::ops::{
+    self, LinearOptions, LinearWeight, QuantizedMode, QuantizedOptions, QuantizedWeight,
+};
 use mlx_primitives::{Array, Dtype, builtin};
 
-use super::{Inputs, Size, Workload, ready};
+use super::{Function, Inputs, Size, Workload, ready};
 
 const K: i32 = 2048;
 const RANK: i32 = 8;
 
 pub fn workloads() -> Vec<Workload> {
+    let against = |rows, quantized, peer| workload(rows, quantized, Size::Wide, peer);
     vec![
-        workload(1, true, Size::Decode),
-        workload(1, false, Size::Decode),
-        workload(128, false, Size::Wide),
+        workload(1, true, Size::Decode, Peer::Builtins),
+        workload(1, false, Size::Decode, Peer::Builtins),
+        against(128, false, Peer::Builtins),
+        against(1, true, Peer::OwnOps),
+        against(1, false, Peer::OwnOps),
+        against(128, true, Peer::OwnOps),
+        against(128, false, Peer::OwnOps),
     ]
+}
+
+#[derive(Clone, Copy, PartialEq)]
+enum Peer {
+    Builtins,
+    /// The same of our separate ops, to see what fusing alone gains.
+    OwnOps,
+}
+
+/// `x W^T + 2 (x A^T) B^T`, an op of ours for each product, two of MLX's for the rest.
+fn separate(x: &Array, w: &LinearWeight, a: &Array, b: &Array) -> mlx_primitives::Result<Array> {
+    let base = match w {
+        LinearWeight::Plain(w) => ops::linear(x, w, &LinearOptions::default())?,
+        LinearWeight::Quantized(w) => ops::quantized_linear(x, w, &QuantizedOptions::default())?,
+    };
+    let low = ops::linear(x, a, &LinearOptions::default())?;
+    base.add(ops::linear(&low, b, &LinearOptions::default())?.multiply(2.0)?)
 }
 
 fn base(quantized: bool, dtype: Dtype) -> mlx_primitives::Result<(LinearWeight, usize)> {
@@ -28,24 +52,36 @@ fn base(quantized: bool, dtype: Dtype) -> mlx_primitives::Result<(LinearWeight, 
     Ok((w.into(), bytes))
 }
 
-fn workload(rows: i32, quantized: bool, size: Size) -> Workload {
+fn workload(rows: i32, quantized: bool, size: Size, peer: Peer) -> Workload {
     let inputs = move |dtype: Dtype| {
         let x = ready(&[rows, K], dtype, -1.0..1.0)?;
         let (a, b) = (ready(&[RANK, K], dtype, -0.1..0.1)?, ready(&[K, RANK], dtype, -0.1..0.1)?);
         let (w, bytes) = base(quantized, dtype)?;
         let bytes = bytes + 2 * x.nbytes() + a.nbytes() + b.nbytes();
+        let theirs = (w.clone(), a.clone(), b.clone());
         let run = move |x: &Array| ops::lora_linear(x, &w, &a, &b, 2.0);
-        let peer = run.clone();
+        let composed = run.clone();
+        let builtin: Function = match peer {
+            Peer::Builtins => {
+                Box::new(move |x| Ok(builtin::composition(&composed(x)?)?.swap_remove(0)))
+            }
+            Peer::OwnOps => Box::new(move |x| separate(x, &theirs.0, &theirs.1, &theirs.2)),
+        };
         let flops = 2.0 * f64::from(rows) * f64::from(K) * f64::from(K + 2 * RANK);
         Ok(Inputs {
             ideal_bytes: bytes,
             flops: if rows > 8 { flops } else { 0.0 },
             x,
             ours: Box::new(run),
-            builtin: Box::new(move |x| Ok(builtin::composition(&peer(x)?)?.swap_remove(0))),
+            builtin,
         })
     };
-    let variant = if quantized { "4-bit" } else { "plain" };
+    let variant = match (quantized, peer) {
+        (true, Peer::Builtins) => "4-bit",
+        (false, Peer::Builtins) => "plain",
+        (true, Peer::OwnOps) => "4-bit, by our separate ops",
+        (false, Peer::OwnOps) => "plain, by our separate ops",
+    };
     let (shape, inputs) = (vec![rows, K], Box::new(inputs));
     Workload { op: "lora_linear", shape, variant, size, inputs }
 }
