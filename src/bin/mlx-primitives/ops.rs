@@ -26,7 +26,7 @@ const CACHE_LIMIT: usize = 2 << 30;
 /// Below the options of `--help`.
 const COLUMNS: &str = "\
 Each call is timed in turn with the built-in's, in this process. `single` builds one op, evaluates \
-it and waits; `chain` is one of 64 ops in a graph, each fed by the last. Times are medians ± half \
+it and waits; `chain` is one of up to 64 ops in a graph, each fed by the last. Times are medians ± half \
 the interquartile range. GB/s counts what has to be read and written, once; the copy moves as many \
 bytes, by the CPU kernels' threads or, on a GPU, by MLX's `negative`.";
 
@@ -42,7 +42,7 @@ pub struct Args {
     /// The device to compare on; the GPU where there is one.
     #[arg(long, value_enum)]
     device: Option<Place>,
-    /// About ten seconds: fewer samples, large shapes in one type, chains in decode shapes only.
+    /// A minute or less: fewer samples, wide and large shapes in one type, chains in decode shapes only.
     #[arg(long)]
     quick: bool,
     /// Print an array of JSON objects instead of tables.

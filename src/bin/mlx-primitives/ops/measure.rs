@@ -68,7 +68,7 @@ pub fn all<'a>(
 fn one<'a>(case: &Case<'a>, device: Device, effort: &Effort) -> Result<Row<'a>> {
     memory::clear_cache()?; // of buffers no use to this case
     let inputs = Inputs::new(case.workload, case.dtype)?;
-    let calls = case.kind.calls();
+    let calls = calls(case.kind, &inputs)?;
     let copied_bytes = inputs.ideal_bytes / 2 * 2;
     let negative: Function = Box::new(Array::negative);
     let copy = match device {
@@ -92,6 +92,17 @@ fn one<'a>(case: &Case<'a>, device: Device, effort: &Effort) -> Result<Row<'a>> 
         copied_bytes,
         flops: inputs.flops,
     })
+}
+
+/// Calls in a run: fewer in a chain where the built-in takes long.
+fn calls(kind: Kind, inputs: &Inputs) -> Result<usize> {
+    const CHAIN_SECONDS: f64 = 0.1;
+    if kind == Kind::Single {
+        return Ok(1);
+    }
+    let mut once = contestant(1, &inputs.x, &inputs.builtin);
+    once.time()?;
+    Ok(((CHAIN_SECONDS / once.time()?) as usize).clamp(4, kind.calls()))
 }
 
 fn contestant<'a>(calls: usize, x: &'a Array, op: &'a Function) -> Contestant<'a> {

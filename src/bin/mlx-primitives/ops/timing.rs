@@ -42,7 +42,7 @@ pub struct Contestant<'a> {
 }
 
 impl Contestant<'_> {
-    fn time(&mut self) -> Result<f64> {
+    pub fn time(&mut self) -> Result<f64> {
         let start = Instant::now();
         (self.run)()?;
         Ok(start.elapsed().as_secs_f64())

@@ -78,11 +78,11 @@ impl Type {
 pub enum Kind {
     /// One op built, evaluated and waited for.
     Single,
-    /// [`CHAIN`] ops in one graph, each fed by the last; the time is that of one of them.
+    /// Up to [`CHAIN`] ops in one graph, each fed by the last; the time is that of one of them.
     Chain,
 }
 
-/// Ops in a chain.
+/// Ops in a chain, at most.
 pub const CHAIN: usize = 64;
 
 impl Kind {
@@ -188,7 +188,7 @@ pub fn select<'a>(
         for kind in [Kind::Single, Kind::Chain] {
             for (index, dtype) in types.iter().enumerate() {
                 let wanted = match (kind, workload.size) {
-                    (Kind::Single, Size::Large) => !quick || index == 0,
+                    (Kind::Single, Size::Wide | Size::Large) => !quick || index == 0,
                     (Kind::Single, _) | (Kind::Chain, Size::Decode) => true,
                     (Kind::Chain, Size::Prefill) => !quick,
                     (Kind::Chain, Size::Wide | Size::Large) => false,
