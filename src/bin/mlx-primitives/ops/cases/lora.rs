@@ -5,20 +5,17 @@ use mlx_primitives::{Array, Dtype, builtin};
 
 use super::{Function, Inputs, Size, Workload, ready};
 
-const K: i32 = 2048;
 const RANK: i32 = 8;
 
 pub fn workloads() -> Vec<Workload> {
-    let against = |rows, quantized, peer| workload(rows, quantized, Size::Wide, peer);
-    vec![
-        workload(1, true, Size::Decode, Peer::Builtins),
-        workload(1, false, Size::Decode, Peer::Builtins),
-        against(128, false, Peer::Builtins),
-        against(1, true, Peer::OwnOps),
-        against(1, false, Peer::OwnOps),
-        against(128, true, Peer::OwnOps),
-        against(128, false, Peer::OwnOps),
-    ]
+    let mut all = Vec::new();
+    for peer in [Peer::Builtins, Peer::OwnOps] {
+        for quantized in [true, false] {
+            all.push(workload([1, 2048], quantized, Size::Decode, peer));
+            all.push(workload([1024, 768], quantized, Size::Wide, peer));
+        }
+    }
+    all
 }
 
 #[derive(Clone, Copy, PartialEq)]
@@ -38,8 +35,8 @@ fn separate(x: &Array, w: &LinearWeight, a: &Array, b: &Array) -> mlx_primitives
     base.add(ops::linear(&low, b, &LinearOptions::default())?.multiply(2.0)?)
 }
 
-fn base(quantized: bool, dtype: Dtype) -> mlx_primitives::Result<(LinearWeight, usize)> {
-    let w = ready(&[K, K], dtype, -0.1..0.1)?;
+fn base(k: i32, quantized: bool, dtype: Dtype) -> mlx_primitives::Result<(LinearWeight, usize)> {
+    let w = ready(&[k, k], dtype, -0.1..0.1)?;
     if !quantized {
         let bytes = w.nbytes();
         return Ok((w.into(), bytes));
@@ -52,11 +49,11 @@ fn base(quantized: bool, dtype: Dtype) -> mlx_primitives::Result<(LinearWeight, 
     Ok((w.into(), bytes))
 }
 
-fn workload(rows: i32, quantized: bool, size: Size, peer: Peer) -> Workload {
+fn workload([rows, k]: [i32; 2], quantized: bool, size: Size, peer: Peer) -> Workload {
     let inputs = move |dtype: Dtype| {
-        let x = ready(&[rows, K], dtype, -1.0..1.0)?;
-        let (a, b) = (ready(&[RANK, K], dtype, -0.1..0.1)?, ready(&[K, RANK], dtype, -0.1..0.1)?);
-        let (w, bytes) = base(quantized, dtype)?;
+        let x = ready(&[rows, k], dtype, -1.0..1.0)?;
+        let (a, b) = (ready(&[RANK, k], dtype, -0.1..0.1)?, ready(&[k, RANK], dtype, -0.1..0.1)?);
+        let (w, bytes) = base(k, quantized, dtype)?;
         let bytes = bytes + 2 * x.nbytes() + a.nbytes() + b.nbytes();
         let theirs = (w.clone(), a.clone(), b.clone());
         let run = move |x: &Array| ops::lora_linear(x, &w, &a, &b, 2.0);
@@ -67,7 +64,7 @@ fn workload(rows: i32, quantized: bool, size: Size, peer: Peer) -> Workload {
             }
             Peer::OwnOps => Box::new(move |x| separate(x, &theirs.0, &theirs.1, &theirs.2)),
         };
-        let flops = 2.0 * f64::from(rows) * f64::from(K) * f64::from(K + 2 * RANK);
+        let flops = 2.0 * f64::from(rows) * f64::from(k) * f64::from(k + 2 * RANK);
         Ok(Inputs {
             ideal_bytes: bytes,
             flops: if rows > 8 { flops } else { 0.0 },
@@ -82,6 +79,6 @@ fn workload(rows: i32, quantized: bool, size: Size, peer: Peer) -> Workload {
         (true, Peer::OwnOps) => "4-bit, by our separate ops",
         (false, Peer::OwnOps) => "plain, by our separate ops",
     };
-    let (shape, inputs) = (vec![rows, K], Box::new(inputs));
+    let (shape, inputs) = (vec![rows, k], Box::new(inputs));
     Workload { op: "lora_linear", shape, variant, size, inputs }
 }
