@@ -76,6 +76,7 @@ pub fn run(args: &Args) -> Result<()> {
         let opened = OpenOptions::new().create(true).append(true).open(path);
         opened.with_context(|| format!("cannot write {}", path.display()))?;
     }
+    let traffic = args.table.as_deref().map(table::read_traffic).transpose()?;
     eprintln!("{}", machine(device)?);
 
     // Both sides write to memory in use before, as under the limit of MLX's GPU allocators.
@@ -94,7 +95,7 @@ pub fn run(args: &Args) -> Result<()> {
     progress.finish_and_clear();
     let rows = rows?;
 
-    if let Some(traffic) = &args.table {
+    if let Some(traffic) = &traffic {
         print!("{}", table::markdown(&workloads, &rows, traffic)?);
     } else if args.json {
         report::json(&rows)?

@@ -4,16 +4,18 @@ use std::collections::HashMap;
 use std::fmt::Write as _;
 use std::path::Path;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use mlx_primitives::{Array, Dtype, transforms};
 
 use super::cases::{Inputs, Kind, Size, Workload};
 use super::measure::Row;
 
-/// One line for each op, in the order of the workloads. `traffic` is a file of lines of an op,
-/// the device bytes that its kernels moved in the simulator, and the least possible.
-pub fn markdown(workloads: &[Workload], rows: &[Row], traffic: &Path) -> Result<String> {
-    let traffic = read_traffic(traffic)?;
+/// One line for each op, in the order of the workloads, with what [`read_traffic`] found.
+pub fn markdown(
+    workloads: &[Workload],
+    rows: &[Row],
+    traffic: &HashMap<String, f64>,
+) -> Result<String> {
     let mut text = String::from(
         "| op | transforms | types | decode, chained: × built-in | prompt or large: × built-in | device bytes / least |\n\
          |---|---|---|---|---|---|\n",
@@ -69,21 +71,18 @@ fn transforms_of(workload: &Workload) -> Result<String> {
     Ok(if names.is_empty() { "none".to_owned() } else { names.join(" ") })
 }
 
-fn read_traffic(path: &Path) -> Result<HashMap<String, f64>> {
+/// Device bytes over the least possible, from lines of an op, the bytes that its kernels moved in the
+/// simulator, and the least possible.
+pub fn read_traffic(path: &Path) -> Result<HashMap<String, f64>> {
     let text = std::fs::read_to_string(path).with_context(|| path.display().to_string())?;
     let mut ratios = HashMap::new();
     for line in text.lines() {
-        let mut words = line.split_whitespace();
-        let op = words.next().context("a line of the traffic file is empty")?;
-        let mut number = || -> Result<f64> {
-            words
-                .next()
-                .with_context(|| format!("expected two numbers in: {line}"))?
-                .parse()
-                .context(line.to_owned())
+        let words: Vec<&str> = line.rsplitn(3, ' ').collect();
+        let [least, moved, op] = words[..] else {
+            bail!("expected an op and two numbers, got {line}");
         };
-        let (moved, least) = (number()?, number()?);
-        ratios.insert(op.to_owned(), moved / least);
+        let [moved, least] = [moved, least].map(str::parse::<f64>);
+        ratios.insert(op.to_owned(), moved.context(line.to_owned())? / least?);
     }
     Ok(ratios)
 }

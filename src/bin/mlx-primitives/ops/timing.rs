@@ -56,6 +56,8 @@ pub struct Effort {
 }
 
 const MOST_ROUNDS: usize = 200;
+/// Seconds of a contestant's run beyond which one round is enough.
+const PATIENCE: f64 = 2.0;
 /// A turn is filled with samples up to this time, in seconds, or this part of the slowest
 /// contestant's run, and this many.
 const TURN: f64 = 1e-3;
@@ -77,8 +79,9 @@ pub fn interleave(contestants: &mut [Contestant], effort: &Effort) -> Result<Vec
     let turns: Vec<_> = estimates.into_iter().map(|e| Turn::new(e, slowest)).collect();
     let round: f64 = turns.iter().map(|turn| turn.cost).sum();
     let rounds = (effort.budget.as_secs_f64() / round) as usize;
+    let least_rounds = if slowest > PATIENCE { 1 } else { effort.least_rounds };
     let mut samples = vec![Vec::new(); contestants.len()];
-    for round in 0..rounds.clamp(effort.least_rounds, MOST_ROUNDS) {
+    for round in 0..rounds.clamp(least_rounds, MOST_ROUNDS) {
         for position in 0..contestants.len() {
             // Back and forth: nobody always follows the same one.
             let forth = round % 2 == 0;
