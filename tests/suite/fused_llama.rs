@@ -28,9 +28,11 @@ fn a_decoded_token_takes_few_dispatches() -> anyhow::Result<()> {
         let in_layers = fused.dispatches - outside - 1;
         let expected = if context > 1024 { 7 } else { 6 };
         assert_eq!(in_layers, expected * layers, "{context} positions: {ours:#?}");
-        // The same rows of the embedding, the last norm, the output projection.
+        // The same rows of the embedding, the last norm, the output projection; MLX splits long
+        // caches too.
         let in_layers = unfused.dispatches - outside - 2;
-        assert_eq!(in_layers, 17 * layers, "{theirs:#?}");
+        let expected = if context > 1024 { 18 } else { 17 };
+        assert_eq!(in_layers, expected * layers, "{context} positions: {theirs:#?}");
         assert!(fused.device_bytes < unfused.device_bytes, "{fused:?} {unfused:?}");
     }
     Ok(())
