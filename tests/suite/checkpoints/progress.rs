@@ -78,7 +78,7 @@ fn load_large(folder: &Path) -> Checked {
     let file = folder.join("model.safetensors");
     let size = fs::metadata(&file)?.len() as f64;
     Array::ones::<f32>(&[4])?.eval()?; // starts the runtime
-    // What cannot be loaded takes next to nothing, wherever it is found out.
+    // What cannot be loaded takes no more than what can, wherever it is found out.
     let whole = fs::read(&file)?;
     let length = u64::from_le_bytes(whole[..8].try_into()?) as usize;
     for (what, from, to) in [
