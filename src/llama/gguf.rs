@@ -82,6 +82,9 @@ fn config(
     let entry = |key: &str| metadata.get(&format!("{architecture}.{key}"));
     let number = |key: &str| -> Result<Option<Value>> {
         let Some(text) = entry(key) else { return Ok(None) };
+        // A number is a scalar array of MLX's, as it prints them.
+        let inner = text.strip_prefix("array(").and_then(|rest| rest.split_once(", dtype"));
+        let text = inner.map_or(text.as_str(), |(number, _)| number);
         if let Ok(whole) = text.parse::<i64>() {
             return Ok(Some(json!(whole)));
         }
