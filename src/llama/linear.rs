@@ -97,7 +97,8 @@ impl Matrix {
     pub(super) fn rows(&self, ids: &Array, dtype: Dtype) -> Result<Array> {
         match self {
             Self::Plain(rows) => rows.take(ids, 0)?.astype(dtype),
-            Self::Quantized(rows) => rows.take_rows(ids, dtype),
+            // Rounded to their own type first, as MLX does.
+            Self::Quantized(rows) => rows.take_rows(ids, self.dtype())?.astype(dtype),
         }
     }
 

@@ -6,7 +6,7 @@ use crate::error::Result;
 use crate::ops::{self, AttentionOptions};
 use crate::{builtin, graph};
 
-use super::cache::Heads;
+use super::cache::{Cache, CacheKind, Heads};
 use super::layer::{Attention, DecoderLayer, Mlp};
 use super::linear::{Gate, Linear, Matrix, Norm};
 use super::model::Llama;
@@ -49,7 +49,8 @@ impl Llama {
         let token = Array::from_slice(&[0u32], &[1, 1])?;
         self.forward(&token, &mut self.new_cache())?.eval()?;
         self.unfused(&token, &mut self.new_unfused_cache(), Fused::StandIn)?.eval()?;
-        let mut cache = self.new_cache();
+        // Sliding layers count as if they saw the whole context.
+        let mut cache = Cache::new(self.layers.len(), CacheKind::Plain)?;
         cache.reserve(context, Heads::from(self.config()), self.dtype())?;
         let mut unfused = self.new_unfused_cache();
         unfused.reserve(context, self)?;
