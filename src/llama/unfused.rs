@@ -6,9 +6,10 @@ use crate::error::Result;
 use crate::ops::{self, AttentionOptions};
 use crate::{builtin, graph};
 
-use super::cache::Heads;
-use super::linear::{Linear, Matrix, Norm};
-use super::model::{Attention, DecoderLayer, Llama, Mlp};
+use super::cache::{Cache, CacheKind, Heads};
+use super::layer::{Attention, DecoderLayer, Mlp};
+use super::linear::{Gate, Linear, Matrix, Norm};
+use super::model::Llama;
 
 /// Who stands for the fused ops that MLX has itself: RMS norm, rotary embedding, attention, and
 /// the compiled SwiGLU of mlx-lm.
@@ -35,7 +36,8 @@ impl Llama {
         UnfusedCache { layers: vec![None; self.layers.len()], len: 0 }
     }
 
-    /// As [`forward`](Self::forward), by MLX's built-ins alone. One text, one position or more.
+    /// As [`forward`](Self::forward), by MLX's built-ins alone. One text, one position or more;
+    /// layers of sliding attention see as far back as others.
     pub fn forward_unfused(&self, tokens: &Array, cache: &mut UnfusedCache) -> Result<Array> {
         self.unfused(tokens, cache, Fused::BuiltIn)
     }
@@ -47,7 +49,8 @@ impl Llama {
         let token = Array::from_slice(&[0u32], &[1, 1])?;
         self.forward(&token, &mut self.new_cache())?.eval()?;
         self.unfused(&token, &mut self.new_unfused_cache(), Fused::StandIn)?.eval()?;
-        let mut cache = self.new_cache();
+        // Sliding layers count as if they saw the whole context.
+        let mut cache = Cache::new(self.layers.len(), CacheKind::Plain)?;
         cache.reserve(context, Heads::from(self.config()), self.dtype())?;
         let mut unfused = self.new_unfused_cache();
         unfused.reserve(context, self)?;
@@ -60,7 +63,7 @@ impl Llama {
     }
 
     fn unfused(&self, tokens: &Array, cache: &mut UnfusedCache, fused: Fused) -> Result<Array> {
-        let mut h = self.embed_tokens.rows(tokens, self.dtype())?;
+        let mut h = self.embed(tokens)?;
         let len = cache.len;
         for (layer, buffers) in self.layers.iter().zip(&mut cache.layers) {
             h = layer.unfused(&h, buffers, len, fused)?;
@@ -142,8 +145,13 @@ impl Attention {
         let split =
             |x: Array, heads| x.reshape(&[batch, time, heads, features])?.transpose(&[0, 2, 1, 3]);
         let [q, k, v] = self.qkv_proj.parts().each_ref().map(|part| part.unfused(x));
-        let queries = self.turned(&split(q?, self.heads.heads)?, len, fused)?;
-        let keys = self.turned(&split(k?, self.heads.kv_heads)?, len, fused)?;
+        let (mut queries, mut keys) =
+            (split(q?, self.heads.heads)?, split(k?, self.heads.kv_heads)?);
+        if let Some([of_queries, of_keys]) = &self.head_norms {
+            (queries, keys) =
+                (of_queries.unfused(&queries, fused)?, of_keys.unfused(&keys, fused)?);
+        }
+        let (queries, keys) = (self.turned(&queries, len, fused)?, self.turned(&keys, len, fused)?);
         let values = split(v?, self.heads.kv_heads)?;
 
         let end = len + time;
@@ -176,9 +184,13 @@ impl Attention {
 impl Mlp {
     fn unfused(&self, x: &Array, fused: Fused) -> Result<Array> {
         let (gate, up) = (self.gate_proj.unfused(x)?, self.up_proj.unfused(x)?);
-        let inner = match fused {
-            Fused::BuiltIn => gate.multiply(gate.sigmoid()?)?.multiply(up)?,
-            Fused::StandIn => ops::swiglu(&gate, &up)?,
+        let inner = match (self.gate, fused) {
+            (Gate::Silu, Fused::BuiltIn) => gate.multiply(gate.sigmoid()?)?.multiply(up)?,
+            (Gate::Silu, Fused::StandIn) => ops::swiglu(&gate, &up)?,
+            (Gate::Gelu, Fused::BuiltIn) => {
+                builtin::composition(&ops::geglu(&gate, &up)?)?.remove(0)
+            }
+            (Gate::Gelu, Fused::StandIn) => ops::geglu(&gate, &up)?,
         };
         self.down_proj.unfused(&inner)
     }

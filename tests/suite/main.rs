@@ -5,6 +5,7 @@ mod array;
 mod attention;
 mod build;
 mod cache;
+mod checkpoints;
 mod cli;
 mod compile;
 mod cross_entropy;

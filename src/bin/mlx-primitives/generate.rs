@@ -39,7 +39,7 @@ pub struct Args {
 
 pub fn run(args: &Args) -> Result<()> {
     let checkpoint = match &args.model {
-        Some(directory) => Checkpoint::load(directory)?,
+        Some(directory) => crate::loading::load(directory)?,
         None => Checkpoint::demo()?,
     };
     let prompt_text = prompt_text(args)?;

@@ -3,6 +3,7 @@
 
 mod generate;
 mod info;
+mod loading;
 mod ops;
 
 use clap::{Parser, Subcommand};
