@@ -80,7 +80,7 @@ impl Llama {
 
     /// An empty cache for this model, of the plain kind.
     pub fn new_cache(&self) -> Cache {
-        Cache { layers: vec![LayerCache::default(); self.layers.len()] }
+        vec![LayerCache::default(); self.layers.len()].into()
     }
 
     /// An empty cache for this model; an error for a kind that cannot be.

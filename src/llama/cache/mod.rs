@@ -1,8 +1,10 @@
 //! Keys and values of the positions seen so far, for each layer.
 
+mod edit;
 mod plain;
 mod quantized;
 mod rotating;
+mod saved;
 mod state;
 
 use crate::array::Array;
@@ -15,6 +17,7 @@ use super::rope_frequencies::RopeFrequencies;
 use plain::Plain;
 use quantized::Quantized;
 use rotating::Rotating;
+pub(super) use saved::Expected;
 
 /// Positions by which a layer's buffers grow.
 pub(super) const STEP: i32 = 256;
@@ -253,6 +256,15 @@ impl Default for LayerCache {
 #[derive(Clone)]
 pub struct Cache {
     pub(super) layers: Vec<LayerCache>,
+    /// Positions before each text of a batch; none for a batch without.
+    padding: Vec<i32>,
+}
+
+impl From<Vec<LayerCache>> for Cache {
+    /// Of layers that were given the same positions.
+    fn from(layers: Vec<LayerCache>) -> Self {
+        Self { layers, padding: Vec::new() }
+    }
 }
 
 impl Cache {
@@ -267,7 +279,7 @@ impl Cache {
     /// # Ok::<(), mlx_primitives::Error>(())
     /// ```
     pub fn new(layers: usize, kind: CacheKind) -> Result<Self> {
-        Ok(Self { layers: vec![LayerCache::new(kind)?; layers] })
+        Ok(vec![LayerCache::new(kind)?; layers].into())
     }
 
     /// How many positions it was given.
@@ -287,7 +299,8 @@ impl Cache {
 
     /// As [`LayerCache::visible`]: the same for all layers.
     pub fn visible(&self, time: i32) -> Result<Visible> {
-        self.layers.first().map_or(Ok(Visible::All), |layer| layer.visible(time))
+        let visible = self.layers.first().map_or(Ok(Visible::All), |layer| layer.visible(time))?;
+        self.beside_padding(visible, time)
     }
 
     /// For a model of one text: empty positions up to `len`, evaluated; plain kind alone.
