@@ -204,7 +204,8 @@ impl Together<'_> {
         let longest = self.rows().map(|text| text.tokens.len()).max().unwrap_or(1);
         let padding = |text: &Text| longest - text.tokens.len();
         let positions = |count: usize| i32::try_from(count).unwrap_or(i32::MAX);
-        self.cache.set_padding(self.rows().map(|text| positions(padding(text))).collect());
+        let paddings: Vec<i32> = self.rows().map(|text| positions(padding(text))).collect();
+        self.cache.set_padding(&paddings);
         let mut start = 0;
         while start + 1 < longest {
             let end = start.saturating_add(self.prefill_step).min(longest - 1);

@@ -9,9 +9,8 @@ use crate::error::{Error, Result};
 use crate::io;
 
 use super::config::{Config, TokenIds};
-use super::generate::Generation;
+use super::generate::{Generation, Options};
 use super::model::Llama;
-use super::options::Options;
 use super::tokenizer::Tokenizer;
 use super::weights::Weights;
 

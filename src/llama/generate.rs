@@ -9,7 +9,8 @@ use crate::memory;
 use super::cache::Cache;
 use super::draw::{Draw, Drawn};
 use super::model::Llama;
-use super::options::{FinishReason, Options, Statistics, Token};
+pub(super) use super::options::Options;
+use super::options::{FinishReason, Statistics, Token};
 use super::prompt_cache::PromptCache;
 use super::speculative::Draft;
 

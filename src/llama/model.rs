@@ -80,7 +80,7 @@ impl Llama {
 
     /// An empty cache for this model, of the plain kind.
     pub fn new_cache(&self) -> Cache {
-        vec![LayerCache::default(); self.layers.len()].into()
+        Cache { layers: vec![LayerCache::default(); self.layers.len()] }
     }
 
     /// An empty cache for this model; an error for a kind that cannot be.

@@ -50,9 +50,12 @@ impl PromptCache {
         &self.tokens
     }
 
-    /// How keys and values are kept; of the first layer where they differ.
-    pub fn kind(&self) -> CacheKind {
-        self.cache.layers.first().map_or(CacheKind::Plain, |layer| layer.kind())
+    /// Whether keys and values are kept as in a [new cache](Llama::new_cache_of) of that kind.
+    pub fn is_of(&self, kind: CacheKind, model: &Llama) -> Result<bool> {
+        let new = model.new_cache_of(kind)?;
+        let kinds =
+            |cache: &Cache| cache.layers.iter().map(|layer| layer.kind()).collect::<Vec<_>>();
+        Ok(kinds(&new) == kinds(&self.cache))
     }
 
     /// Bytes of its buffers.
@@ -144,7 +147,7 @@ impl PromptCache {
         }
         let emptied: Result<Vec<_>> =
             self.cache.layers.iter().map(|layer| layer.emptied()).collect();
-        Ok((emptied?.into(), 0))
+        Ok((Cache { layers: emptied? }, 0))
     }
 }
 

@@ -138,7 +138,7 @@ fn xtc_leaves_out_top_choices_as_often_as_asked() -> Checked {
         (Sampling { xtc_threshold: 0.27, ..always }, &[]),
         (Sampling { xtc_threshold: 0.5, ..always }, &[]),
         (Sampling { xtc_threshold: 0.0, ..always }, &[]),
-        // Of the six left by top_p, scaled up; of what XTC leaves, two.
+        // Of the five left by top_p the last is a top choice too, once they are scaled up.
         (Sampling { top_p: 0.9, xtc_threshold: 0.075, top_k: 2, ..always }, &[]),
     ] {
         let tokens = draws(s, spared, rows)?;

