@@ -323,6 +323,6 @@ fn help_names_every_flag() {
         for flag in shared.iter().chain(flags) {
             assert!(help.contains(flag), "{name}: {flag}\n{help}");
         }
-        assert!(help.lines().all(|line| line.chars().count() <= 160), "{help}");
+        assert!(help.lines().all(|line| line.chars().count() <= 122), "{help}");
     }
 }

@@ -31,7 +31,7 @@ fn sentencepiece() -> Value {
         let id = vocab.len();
         vocab.entry(token).or_insert(json!(id));
     };
-    ["<unk>", "<s>", "</s>"].map(|token| add(token.to_owned()));
+    ["<unk>", "<s>", "</s>"].into_iter().for_each(|token| add(token.to_owned()));
     (0..=255).for_each(|byte| add(format!("<0x{byte:02X}>")));
     let letters = (' '..='~').filter(|c| *c != ' ' && *c != '<').map(|c| c.to_string());
     letters.chain(["▁".to_owned(), "▁a".to_owned(), "▁s".to_owned()]).for_each(&mut add);

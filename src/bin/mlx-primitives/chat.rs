@@ -14,8 +14,8 @@ use crate::text::{Session, TextArgs, report};
 
 /// Below the options of `--help`.
 const COMMANDS: &str = "\
-Each line is a message, and the model answers on stdout; what both said is kept, and so are its keys and \
-values. A model without a chat template goes on from the text so far. Lines can be piped in.
+Each line is a message, and the model answers on stdout; what both said is kept, and so are its
+keys and values. A model without a chat template goes on from the text so far. Lines can be piped in.
 
   /reset  forgets the conversation
   /exit   ends, as does the end of the input; Ctrl-C ends an answer

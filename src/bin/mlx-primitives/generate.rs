@@ -11,7 +11,7 @@ use crate::text::{Session, TextArgs, report};
 
 /// Below the options of `--help`.
 const EXAMPLES: &str = "\
-The text goes to stdout as it comes, figures to stderr. A model with a chat template answers the \
+The text goes to stdout as it comes, figures to stderr. A model with a chat template answers the
 prompt as a user's message; --ignore-chat-template continues it instead. Ctrl-C ends the text.
 
   mlx-primitives generate \"Once upon a time\"
@@ -35,8 +35,7 @@ pub struct Args {
     prompt_option: Option<String>,
     #[command(flatten)]
     text: TextArgs,
-    /// Take what this file has of the prompt's keys and values, if it exists, and write those of
-    /// prompt and text to it (.safetensors).
+    /// Start from the keys and values in this .safetensors file, if any, and write them there.
     #[arg(long, value_name = "FILE", help_heading = "Speed and memory")]
     prompt_cache_file: Option<PathBuf>,
     /// Print one JSON object instead of streaming the text.

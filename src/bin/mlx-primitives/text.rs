@@ -16,7 +16,7 @@ use serde_json::Value;
 
 #[derive(clap::Args)]
 pub struct TextArgs {
-    /// A checkpoint's directory; without it the small model that comes with the crate.
+    /// A checkpoint's directory; the demo model if absent.
     #[arg(long, value_name = "DIR")]
     model: Option<PathBuf>,
     /// What the chat template is told as the system's message.
@@ -28,7 +28,7 @@ pub struct TextArgs {
     /// End the text before this string; may be given several times.
     #[arg(long, value_name = "TEXT", help_heading = "When to stop")]
     stop: Vec<String>,
-    /// Tokens that end the text beside the model's own, as the vocabulary writes them.
+    /// More tokens that end the text, as the vocabulary writes them.
     #[arg(long, value_name = "TOKEN", num_args = 1.., help_heading = "When to stop")]
     extra_eos_token: Vec<String>,
     /// Do not use the model's chat template: the prompt is the text to continue.
@@ -41,8 +41,7 @@ pub struct TextArgs {
     sampling: SamplingArgs,
     #[command(flatten)]
     cache: CacheArgs,
-    /// A smaller model of the same vocabulary, whose guesses this one judges in one pass
-    /// (speculative decoding): the same text, sooner.
+    /// A smaller model of the same vocabulary that guesses ahead: the same text, sooner.
     #[arg(long, value_name = "DIR", help_heading = "Speed and memory")]
     draft_model: Option<PathBuf>,
     /// Tokens that the draft model guesses at a time.
@@ -71,7 +70,7 @@ struct SamplingArgs {
     /// How often the likeliest tokens are left out (XTC).
     #[arg(long, default_value_t = 0.0, value_name = "P")]
     xtc_probability: f32,
-    /// Probability above which XTC leaves tokens out, all but the least likely of them.
+    /// Probability above which XTC leaves out all tokens but the least likely.
     #[arg(long, default_value_t = 0.1, value_name = "P")]
     xtc_threshold: f32,
     /// Divide the logits of tokens seen lately by this; 1 for none.
@@ -92,7 +91,7 @@ struct SamplingArgs {
     /// Tokens that --frequency-penalty looks back.
     #[arg(long, default_value_t = 20, value_name = "N")]
     frequency_context_size: usize,
-    /// Add to the logit of a token, by its number: `1234:-5`; may be given several times.
+    /// Add to a token's logit, `1234:-5`; may be given several times.
     #[arg(long, value_name = "ID:BIAS", value_parser = parse_bias, allow_hyphen_values = true)]
     logit_bias: Vec<(u32, f32)>,
     /// Seed of the random numbers.
@@ -103,13 +102,13 @@ struct SamplingArgs {
 #[derive(clap::Args)]
 #[command(next_help_heading = "Speed and memory")]
 struct CacheArgs {
-    /// Keep the keys and values of this many positions: the first four and the latest.
+    /// Keep keys and values of the first four positions and the latest, so many in all.
     #[arg(long, value_name = "N", conflicts_with_all = ["kv_bits", "draft_model"])]
     max_kv_size: Option<i32>,
     /// Keep keys and values in this many bits (2, 3, 4, 5, 6 or 8).
     #[arg(long, value_name = "BITS")]
     kv_bits: Option<i32>,
-    /// Numbers that share a scale, with --kv-bits; a divisor of the head's features.
+    /// Numbers that share a scale with --kv-bits; it divides the head's features.
     #[arg(long, value_name = "N", default_value_t = 64)]
     kv_group_size: i32,
     /// Prompt tokens run at a time: fewer take less memory.

@@ -101,7 +101,9 @@ impl Cache {
                 ),
             ));
         }
-        self.layers.iter_mut().for_each(|layer| layer.trim(count));
+        if count > 0 {
+            self.layers.iter_mut().for_each(|layer| layer.trim(count));
+        }
         Ok(())
     }
 
