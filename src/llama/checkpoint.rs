@@ -90,7 +90,7 @@ fn eos_tokens(config: &Config, generation: Option<&str>) -> Result<Vec<u32>> {
     Ok(if own.is_empty() { config.eos_token_id.to_vec() } else { own })
 }
 
-fn safetensors_files(directory: &Path) -> Result<Vec<PathBuf>> {
+pub(super) fn safetensors_files(directory: &Path) -> Result<Vec<PathBuf>> {
     let entries = fs::read_dir(directory).map_err(|e| Error::file(directory, e))?;
     let mut files: Vec<PathBuf> = entries
         .filter_map(|entry| Some(entry.ok()?.path()))

@@ -32,6 +32,9 @@ impl Matrix {
         quantized: Option<Quantization>,
         weights: &mut Weights,
     ) -> Result<Self> {
+        if let Some(source) = weights.source() {
+            return source.matrix([outputs, inputs], quantized);
+        }
         let name = |part: &str| format!("{path}.{part}");
         let scales = weights.take_any(&name("scales"));
         let (Some(scales), Some(quantized)) = (scales, quantized) else {
@@ -70,6 +73,23 @@ impl Matrix {
         match self {
             Self::Plain(rows) => Ok([rows.dim(0)?, rows.dim(1)?]),
             Self::Quantized(rows) => Ok([rows.outputs(), rows.inputs()]),
+        }
+    }
+
+    pub(super) fn arrays(&self) -> Vec<&Array> {
+        match self {
+            Self::Plain(rows) => vec![rows],
+            Self::Quantized(rows) => rows.arrays().collect(),
+        }
+    }
+
+    /// Numbers it stands for.
+    pub(super) fn size(&self) -> u64 {
+        match self {
+            Self::Plain(rows) => rows.size() as u64,
+            Self::Quantized(rows) => {
+                u64::from(rows.outputs().unsigned_abs()) * u64::from(rows.inputs().unsigned_abs())
+            }
         }
     }
 
@@ -237,6 +257,10 @@ impl Projections {
 
     pub fn parts(&self) -> &[Linear; 3] {
         &self.parts
+    }
+
+    pub fn joined(&self) -> Option<&Linear> {
+        self.joined.as_ref()
     }
 }
 

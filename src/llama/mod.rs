@@ -18,6 +18,7 @@
 //! # Ok::<(), mlx_primitives::Error>(())
 //! ```
 
+mod adapter_files;
 mod adapters;
 mod cache;
 mod checkpoint;
@@ -26,9 +27,13 @@ mod estimate;
 mod generate;
 mod linear;
 mod model;
+mod model_files;
+mod random_weights;
 mod rope_frequencies;
 mod rope_scaling;
 mod sampling;
+mod save;
+mod score;
 mod tokenizer;
 mod unfused;
 mod weights;
@@ -40,9 +45,11 @@ pub use config::{Config, Quantization};
 pub use estimate::{Estimate, estimate};
 pub use generate::{FinishReason, Generation, Options, Statistics};
 pub use model::Llama;
+pub use model_files::ModelFiles;
 pub use rope_frequencies::RopeFrequencies;
 pub use rope_scaling::RopeScaling;
 pub use sampling::{Sampler, Sampling};
+pub use score::Score;
 pub use tokenizer::{TextStream, Tokenizer};
 pub use unfused::UnfusedCache;
 pub use weights::Weights;

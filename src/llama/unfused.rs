@@ -41,22 +41,44 @@ impl Llama {
     }
 
     /// What a decoded token costs on a GPU with `context` positions in the cache: the graph of
-    /// this model, and that of MLX's built-ins. Runs a token through the model first, so that
-    /// no weight is still to be loaded.
+    /// this model, and that of MLX's built-ins. Nothing but the caches is evaluated; what reads or
+    /// packs weights that are not in memory yet does not count.
     pub fn cost_of_a_token(&self, context: i32) -> Result<[Vec<graph::Node>; 2]> {
         let token = Array::from_slice(&[0u32], &[1, 1])?;
-        self.forward(&token, &mut self.new_cache())?.eval()?;
-        self.unfused(&token, &mut self.new_unfused_cache(), Fused::StandIn)?.eval()?;
         let mut cache = self.new_cache();
         cache.reserve(context, Heads::from(self.config()), self.dtype())?;
         let mut unfused = self.new_unfused_cache();
         unfused.reserve(context, self)?;
         let ours = self.forward(&token, &mut cache)?;
         let theirs = self.unfused(&token, &mut unfused, Fused::StandIn)?;
+        let once = self.pending()?;
+        let of_token = |nodes: Vec<graph::Node>| {
+            let mut once = once.clone();
+            nodes.into_iter().filter(move |node| match once.iter().position(|o| o == node) {
+                Some(place) => {
+                    once.swap_remove(place);
+                    false
+                }
+                None => true,
+            })
+        };
         let ours = graph::nodes([&ours].into_iter().chain(cache.arrays()))?;
         let arrays = [&theirs].into_iter().chain(unfused.layers.iter().flatten().flatten());
-        let theirs = graph::nodes(arrays)?.into_iter().map(stood_for).collect();
-        Ok([ours, theirs])
+        let theirs = graph::nodes(arrays)?;
+        Ok([of_token(ours).collect(), of_token(theirs).map(stood_for).collect()])
+    }
+
+    /// What is left to compute of the weights.
+    fn pending(&self) -> Result<Vec<graph::Node>> {
+        let joined = self.layers.iter().filter_map(|layer| layer.attention.qkv_proj.joined());
+        let projections: Vec<&Linear> = self.projections().chain(joined).collect();
+        let norms = self.layers.iter().flat_map(|layer| {
+            [&layer.input_layernorm.weight, &layer.post_attention_layernorm.weight]
+        });
+        let matrices = projections.iter().flat_map(|projection| projection.matrix.arrays());
+        let biases = projections.iter().filter_map(|projection| projection.bias.as_ref());
+        let rest = norms.chain(self.embed_tokens.arrays()).chain([&self.norm.weight]);
+        graph::nodes(matrices.chain(biases).chain(rest))
     }
 
     fn unfused(&self, tokens: &Array, cache: &mut UnfusedCache, fused: Fused) -> Result<Array> {

@@ -1,12 +1,14 @@
 //! The integration tests, in one binary: a module for each part of the crate.
 
 mod activation;
+mod adapters;
 mod array;
 mod attention;
 mod build;
 mod cache;
 mod cli;
 mod compile;
+mod conversions;
 mod cross_entropy;
 mod errors;
 mod fused_llama;
@@ -27,6 +29,7 @@ mod printing;
 mod quantize;
 mod quantized_matmul;
 mod random;
+mod random_weights;
 mod reduce;
 mod residual_norm;
 mod rms_norm;
@@ -39,4 +42,5 @@ mod softmax;
 mod support;
 mod threads;
 mod tidy;
+mod tools;
 mod vmap;
