@@ -8,7 +8,7 @@ use crate::array::{Array, eval};
 use crate::dtype::Dtype;
 use crate::error::{Error, Result};
 use crate::io;
-use crate::ops::{LinearWeight, QuantizedWeight};
+use crate::ops::{LinearWeight, Lora, QuantizedWeight};
 
 use super::adapters::Adapters;
 use super::checkpoint::safetensors_files;
@@ -184,7 +184,7 @@ impl ModelFiles {
                 matrix = packed.dequantize()?.into();
             }
             if let Some(update) = adapters.get(path) {
-                matrix = update.merge(&matrix).map_err(|e| self.of_tensor(&name, &e))?;
+                matrix = merged(update, matrix).map_err(|e| self.of_tensor(&name, &e))?;
             }
             store(&mut tensors, path, matrix)?;
         }
@@ -208,6 +208,25 @@ impl ModelFiles {
 /// The path of the module whose matrix a tensor is.
 pub(super) fn matrix_path<'a>(name: &'a str, array: &Array) -> Option<&'a str> {
     name.strip_suffix(".weight").filter(|_| array.ndim() == 2 && array.dtype().is_floating())
+}
+
+/// By MLX's own ops in mlx-lm's order, for the very bytes that it writes.
+fn merged(update: &Lora, matrix: LinearWeight) -> Result<LinearWeight> {
+    let plain = match &matrix {
+        LinearWeight::Plain(rows) => rows.clone(),
+        LinearWeight::Quantized(packed) => packed.dequantize()?,
+    };
+    let [a, b] = update.to_mlx_lm()?;
+    let scale = Array::scalar(update.scale())?.astype(b.dtype())?;
+    let delta = b.t()?.multiply(scale)?.matmul(&a.t()?)?;
+    let sum = plain.add(delta.astype(plain.dtype())?)?;
+    Ok(match matrix {
+        LinearWeight::Plain(_) => sum.into(),
+        LinearWeight::Quantized(packed) => {
+            let (group_size, bits) = (packed.group_size(), packed.bits());
+            QuantizedWeight::quantize(&sum, group_size, bits, packed.mode())?.into()
+        }
+    })
 }
 
 /// Computes a matrix and keeps its parts under their names.

@@ -52,20 +52,11 @@ impl Llama {
         let ours = self.forward(&token, &mut cache)?;
         let theirs = self.unfused(&token, &mut unfused, Fused::StandIn)?;
         let once = self.pending()?;
-        let of_token = |nodes: Vec<graph::Node>| {
-            let mut once = once.clone();
-            nodes.into_iter().filter(move |node| match once.iter().position(|o| o == node) {
-                Some(place) => {
-                    once.swap_remove(place);
-                    false
-                }
-                None => true,
-            })
-        };
         let ours = graph::nodes([&ours].into_iter().chain(cache.arrays()))?;
         let arrays = [&theirs].into_iter().chain(unfused.layers.iter().flatten().flatten());
         let theirs = graph::nodes(arrays)?;
-        Ok([of_token(ours).collect(), of_token(theirs).map(stood_for).collect()])
+        let theirs = without(theirs, &once).into_iter().map(stood_for).collect();
+        Ok([without(ours, &once), theirs])
     }
 
     /// What is left to compute of the weights.
@@ -94,6 +85,24 @@ impl Llama {
             None => self.embed_tokens.unfused(&h),
         }
     }
+}
+
+/// The nodes but for those of `once`. Of a node of several results either may have been met first,
+/// which tells other bytes: such ones go by name.
+fn without(mut nodes: Vec<graph::Node>, once: &[graph::Node]) -> Vec<graph::Node> {
+    let mut left = Vec::new();
+    for node in once {
+        match nodes.iter().position(|other| other == node) {
+            Some(place) => drop(nodes.remove(place)),
+            None => left.push(node),
+        }
+    }
+    for node in left {
+        if let Some(place) = nodes.iter().position(|other| other.name == node.name) {
+            nodes.remove(place);
+        }
+    }
+    nodes
 }
 
 /// A node of MLX's own in place of ours that stood for it.

@@ -232,5 +232,5 @@ fn report(args: &Args, llama: &Llama, trials: &[Figures]) {
     }
     println!("{:<14}{:>12}  {}", "peak memory", "", bytes(peak));
     let parameters = llama.parameters() as f64 / 1e6;
-    println!("{:<14}{:>12}  {}, {parameters:.1} M parameters", "weights", "", bytes(weights));
+    println!("{:<14}{:>12}  {}, {parameters:.2} M parameters", "weights", "", bytes(weights));
 }
