@@ -101,6 +101,15 @@ impl Quantization {
         Self { group_size, bits, mode: QuantizedMode::Affine }
     }
 
+    /// As `quantization` in `config.json`.
+    pub fn to_json(self) -> serde_json::Value {
+        let mode = match self.mode {
+            QuantizedMode::Affine => "affine",
+            QuantizedMode::Mxfp4 => "mxfp4",
+        };
+        serde_json::json!({"group_size": self.group_size, "bits": self.bits, "mode": mode})
+    }
+
     fn parse(value: &serde_json::Value) -> Result<Self> {
         let number = |name: &str, default: i32| match value.get(name) {
             None => Some(default),

@@ -41,6 +41,9 @@ impl Matrix {
         config: &Config,
         weights: &mut Weights,
     ) -> Result<Self> {
+        if let Some(source) = weights.source() {
+            return source.matrix([outputs, inputs], config.quantization_of(path)?);
+        }
         let name = |part: &str| format!("{path}.{part}");
         let (weight, scales) = (name("weight"), name("scales"));
         let quantized = match config.quantization_by_name(path)? {
@@ -107,6 +110,16 @@ impl Matrix {
         match self {
             Self::Plain(rows) => Ok([rows.dim(0)?, rows.dim(1)?]),
             Self::Quantized(rows) => Ok([rows.outputs(), rows.inputs()]),
+        }
+    }
+
+    /// Numbers it stands for.
+    pub(super) fn size(&self) -> u64 {
+        match self {
+            Self::Plain(rows) => rows.size() as u64,
+            Self::Quantized(rows) => {
+                u64::from(rows.outputs().unsigned_abs()) * u64::from(rows.inputs().unsigned_abs())
+            }
         }
     }
 

@@ -18,6 +18,7 @@
 //! # Ok::<(), mlx_primitives::Error>(())
 //! ```
 
+mod adapter_files;
 mod adapters;
 mod batch;
 mod cache;
@@ -32,13 +33,17 @@ mod layer;
 mod linear;
 mod load;
 mod model;
+mod model_files;
 mod model_type;
 mod options;
 mod penalties;
 mod prompt_cache;
+mod random_weights;
 mod rope_frequencies;
 mod rope_scaling;
 mod sampling;
+mod save;
+mod score;
 mod speculative;
 mod stop;
 mod text_generation;
@@ -57,6 +62,7 @@ pub use estimate::{Estimate, estimate};
 pub use generate::Generation;
 pub use load::Progress;
 pub use model::Llama;
+pub use model_files::ModelFiles;
 pub use model_type::ModelType;
 pub use options::{FinishReason, Options, Statistics, Token};
 pub use penalties::Penalties;
@@ -64,6 +70,7 @@ pub use prompt_cache::PromptCache;
 pub use rope_frequencies::RopeFrequencies;
 pub use rope_scaling::RopeScaling;
 pub use sampling::{Sampler, Sampling};
+pub use score::Score;
 pub use text_generation::{Piece, TextGeneration};
 pub use text_stream::TextStream;
 pub use tokenizer::Tokenizer;

@@ -18,6 +18,8 @@ pub struct Llama {
     pub(super) norm: Norm,
     /// None where the embedding is the output projection too.
     pub(super) lm_head: Option<Linear>,
+    /// What [`adapted`](Self::adapted) set.
+    pub(super) adapters: Option<Adapters>,
 }
 
 impl Llama {
@@ -62,7 +64,7 @@ impl Llama {
         rest.extend(lm_head.iter().flat_map(Linear::arrays));
         read(&rest, 0)?;
         weights.finish(config.tie_word_embeddings)?;
-        Ok(Self { config, embed_tokens, layers, norm, lm_head })
+        Ok(Self { config, embed_tokens, layers, norm, lm_head, adapters: None })
     }
 
     /// The configuration it was made from.
@@ -101,6 +103,7 @@ impl Llama {
             layers: self.layers.iter().map(|layer| layer.changed(f)).collect::<Result<_>>()?,
             norm: self.norm.clone(),
             lm_head: self.lm_head.as_ref().map(f).transpose()?,
+            adapters: self.adapters.clone(),
         })
     }
 
@@ -145,6 +148,23 @@ impl Llama {
         self.embed_tokens.nbytes() + self.norm.weight.nbytes() + head + layers
     }
 
+    /// All projections, in the order that they run in.
+    pub(super) fn projections(&self) -> impl Iterator<Item = &Linear> {
+        self.layers.iter().flat_map(DecoderLayer::projections).chain(&self.lm_head)
+    }
+
+    /// Numbers that the weights stand for, packed or not.
+    pub fn parameters(&self) -> u64 {
+        let matrices = self.projections().map(|projection| &projection.matrix);
+        let (mut numbers, mut bytes) = (0, 0);
+        for matrix in matrices.chain([&self.embed_tokens]) {
+            numbers += matrix.size();
+            bytes += matrix.nbytes();
+        }
+        // The rest, norms and biases, are stored as they are.
+        numbers + (self.nbytes().saturating_sub(bytes) / self.dtype().size()) as u64
+    }
+
     /// Logits `[batch, time, vocab]` of what follows each of `tokens` (integers `[batch, time]`),
     /// which continue the positions in `cache` and are appended to it.
     ///
@@ -159,10 +179,10 @@ impl Llama {
     /// # Ok::<(), mlx_primitives::Error>(())
     /// ```
     pub fn forward(&self, tokens: &Array, cache: &mut Cache) -> Result<Array> {
-        self.forward_adapted(tokens, cache, None)
+        self.forward_adapted(tokens, cache, self.adapters.as_ref())
     }
 
-    /// As [`forward`](Self::forward), with low-rank updates beside the projections they name.
+    /// As [`forward`](Self::forward), with these low-rank updates beside the projections they name.
     pub fn forward_adapted(
         &self,
         tokens: &Array,
@@ -190,7 +210,7 @@ impl Llama {
             };
             h = layer.forward(&h, visible, cache, adapters)?;
         }
-        self.logits(&h)
+        self.logits(&h, adapters)
     }
 
     /// What enters the first layer, `[batch, time, hidden]`.
@@ -202,8 +222,8 @@ impl Llama {
         }
     }
 
-    fn logits(&self, h: &Array) -> Result<Array> {
-        let around = Around { norm: Some(&self.norm), ..Around::default() };
+    fn logits(&self, h: &Array, adapters: Option<&Adapters>) -> Result<Array> {
+        let around = Around { norm: Some(&self.norm), adapters, ..Around::default() };
         match &self.lm_head {
             Some(head) => head.forward(h, around),
             None => {

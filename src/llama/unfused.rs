@@ -43,12 +43,10 @@ impl Llama {
     }
 
     /// What a decoded token costs on a GPU with `context` positions in the cache: the graph of
-    /// this model, and that of MLX's built-ins. Runs a token through the model first, so that
-    /// no weight is still to be loaded.
+    /// this model, and that of MLX's built-ins. Nothing but the caches is evaluated; what reads or
+    /// packs weights that are not in memory yet does not count.
     pub fn cost_of_a_token(&self, context: i32) -> Result<[Vec<graph::Node>; 2]> {
         let token = Array::from_slice(&[0u32], &[1, 1])?;
-        self.forward(&token, &mut self.new_cache())?.eval()?;
-        self.unfused(&token, &mut self.new_unfused_cache(), Fused::StandIn)?.eval()?;
         // Sliding layers count as if they saw the whole context.
         let mut cache = Cache::new(self.layers.len(), CacheKind::Plain)?;
         cache.reserve(context, Heads::from(self.config()), self.dtype())?;
@@ -56,10 +54,20 @@ impl Llama {
         unfused.reserve(context, self)?;
         let ours = self.forward(&token, &mut cache)?;
         let theirs = self.unfused(&token, &mut unfused, Fused::StandIn)?;
+        let once = self.pending()?;
         let ours = graph::nodes([&ours].into_iter().chain(cache.arrays()))?;
         let arrays = [&theirs].into_iter().chain(unfused.layers.iter().flatten().flatten());
-        let theirs = graph::nodes(arrays)?.into_iter().map(stood_for).collect();
-        Ok([ours, theirs])
+        let theirs = graph::nodes(arrays)?;
+        let theirs = without(theirs, &once).into_iter().map(stood_for).collect();
+        Ok([without(ours, &once), theirs])
+    }
+
+    /// What is left to compute of the weights.
+    fn pending(&self) -> Result<Vec<graph::Node>> {
+        let layers = self.layers.iter().flat_map(|layer| layer.arrays());
+        let head = self.lm_head.iter().flat_map(Linear::arrays);
+        let rest = self.embed_tokens.arrays().into_iter().chain([&self.norm.weight]);
+        graph::nodes(layers.chain(head).chain(rest))
     }
 
     fn unfused(&self, tokens: &Array, cache: &mut UnfusedCache, fused: Fused) -> Result<Array> {
@@ -75,6 +83,24 @@ impl Llama {
             None => self.embed_tokens.unfused(&h),
         }
     }
+}
+
+/// The nodes but for those of `once`. Of a node of several results either may have been met first,
+/// which tells other bytes: such ones go by name.
+fn without(mut nodes: Vec<graph::Node>, once: &[graph::Node]) -> Vec<graph::Node> {
+    let mut left = Vec::new();
+    for node in once {
+        match nodes.iter().position(|other| other == node) {
+            Some(place) => drop(nodes.remove(place)),
+            None => left.push(node),
+        }
+    }
+    for node in left {
+        if let Some(place) = nodes.iter().position(|other| other.name == node.name) {
+            nodes.remove(place);
+        }
+    }
+    nodes
 }
 
 /// A node of MLX's own in place of ours that stood for it.

@@ -6,6 +6,8 @@ use crate::array::Array;
 use crate::dtype::Dtype;
 use crate::error::{Error, Result};
 
+use super::random_weights::RandomWeights;
+
 /// A checkpoint's tensors, taken out one by one as the model is put together.
 #[derive(Default)]
 pub struct Weights {
@@ -14,6 +16,8 @@ pub struct Weights {
     files: HashMap<String, Arc<Path>>,
     /// Where a tensor that is in no file should have been.
     place: Option<PathBuf>,
+    /// Where tensors are drawn instead.
+    random: Option<RandomWeights>,
 }
 
 impl Weights {
@@ -63,8 +67,20 @@ impl Weights {
         }
     }
 
+    pub(super) fn random(source: RandomWeights) -> Self {
+        Self { random: Some(source), ..Self::default() }
+    }
+
+    /// Where matrices are drawn, if they are.
+    pub(super) fn source(&mut self) -> Option<&mut RandomWeights> {
+        self.random.as_mut()
+    }
+
     /// The tensor of that name, which must have that shape and a floating type.
     pub fn take(&mut self, name: &str, shape: &[i32]) -> Result<Array> {
+        if let Some(source) = &mut self.random {
+            return source.tensor(name, shape);
+        }
         self.take_optional(name, shape)?.ok_or_else(|| {
             self.error(name, format_args!("a tensor {name} of shape {shape:?}, got none"))
         })
@@ -72,6 +88,9 @@ impl Weights {
 
     /// As [`take`](Self::take), or none if there is no such tensor.
     pub fn take_optional(&mut self, name: &str, shape: &[i32]) -> Result<Option<Array>> {
+        if let Some(source) = &mut self.random {
+            return source.tensor(name, shape).map(Some);
+        }
         let Some(array) = self.arrays.remove(name) else { return Ok(None) };
         let floating = [Dtype::Float32, Dtype::Float16, Dtype::Bfloat16].contains(&array.dtype());
         if array.shape() != shape || !floating {

@@ -1,6 +1,7 @@
 //! The integration tests, in one binary: a module for each part of the crate.
 
 mod activation;
+mod adapters;
 mod array;
 mod attention;
 mod build;
@@ -9,6 +10,7 @@ mod checkpoints;
 mod chat_template;
 mod cli;
 mod compile;
+mod conversions;
 mod cross_entropy;
 mod errors;
 mod fused_llama;
@@ -30,6 +32,7 @@ mod printing;
 mod quantize;
 mod quantized_matmul;
 mod random;
+mod random_weights;
 mod reduce;
 mod residual_norm;
 mod rms_norm;
@@ -45,4 +48,5 @@ mod text_cli;
 mod threads;
 mod tidy;
 mod tokenizer;
+mod tools;
 mod vmap;
