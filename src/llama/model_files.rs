@@ -53,7 +53,8 @@ impl ModelFiles {
         // What a Llama does not take: computed tables, and the embedding a second time.
         let tied = files.parsed()?.tie_word_embeddings;
         files.tensors.retain(|name, _| {
-            !name.ends_with("rotary_emb.inv_freq") && !(tied && name == "lm_head.weight")
+            let stored_twice = tied && name == "lm_head.weight";
+            !stored_twice && !name.ends_with("rotary_emb.inv_freq")
         });
         Ok(files)
     }

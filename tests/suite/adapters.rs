@@ -1,6 +1,7 @@
 //! Low-rank adapters of mlx-lm (`tests/fixtures/adapters`, by `conversions.py`): the same logits,
 //! the same fused weights, and what is refused.
 
+use std::collections::HashMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -164,11 +165,11 @@ fn saved_adapters_load_as_they_were() -> Checked {
     Ok(())
 }
 
+type Tensors = HashMap<String, Array>;
+type Edit<'a> = &'a dyn Fn(&mut Tensors);
+
 /// The fixture's adapters with the configuration or the tensors edited.
-fn edited(
-    config: impl Fn(&mut Value),
-    tensors: impl Fn(&mut std::collections::HashMap<String, Array>),
-) -> tempfile::TempDir {
+fn edited(config: impl Fn(&mut Value), tensors: impl Fn(&mut Tensors)) -> tempfile::TempDir {
     let directory = tempfile::tempdir().unwrap();
     let from = PathBuf::from(ADAPTERS);
     let mut json: Value =
@@ -215,7 +216,7 @@ fn adapters_that_do_not_fit_are_refused_by_file_and_tensor() -> Checked {
     }
 
     let a = format!("{q}.lora_a");
-    let cases: [(&dyn Fn(&mut std::collections::HashMap<String, Array>), String); 5] = [
+    let cases: [(Edit, String); 5] = [
         (&|t| drop(t.remove(&a)), format!("a tensor {a}, got none")),
         (&|t| drop(t.remove(&format!("{q}.lora_b"))), format!("a tensor {q}.lora_b, got none")),
         (
