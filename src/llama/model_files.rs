@@ -11,8 +11,8 @@ use crate::io;
 use crate::ops::{LinearWeight, Lora, QuantizedWeight};
 
 use super::adapters::Adapters;
-use super::load::safetensors_files;
 use super::config::{Config, Quantization};
+use super::load::safetensors_files;
 use super::model::Llama;
 use super::weights::Weights;
 

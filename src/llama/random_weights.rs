@@ -68,10 +68,7 @@ impl Llama {
                 ),
             ));
         }
-        let source = RandomWeights {
-            state: seed,
-            dtype,
-        };
+        let source = RandomWeights { state: seed, dtype };
         Self::new(config, Weights::random(source))
     }
 }

@@ -190,7 +190,7 @@ fn prompts_are_messages_where_there_is_a_chat_template() -> Checked {
     };
     let (user, system) = (message("user", PROMPT), message("system", "Be brief."));
     let plain = ChatOptions::default();
-    assert_eq!(got(&[]), expected(&[user.clone()], &plain)?);
+    assert_eq!(got(&[]), expected(std::slice::from_ref(&user), &plain)?);
     assert_eq!(got(&["--system-prompt", "Be brief."]), expected(&[system, user.clone()], &plain)?);
     let mut other = plain.clone();
     other.variables.insert("opening".to_owned(), json!("The"));

@@ -62,7 +62,7 @@ pub fn run(args: &Args) -> Result<()> {
 
 /// The model, its weights not read.
 fn model(args: &Args) -> Result<Llama> {
-    let llama = args.source.load()?.llama;
+    let llama = args.source.load_lazily()?;
     Ok(match args.packing.quantization() {
         Some(to) => llama.quantized(to)?,
         None => llama,

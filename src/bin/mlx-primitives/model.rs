@@ -6,7 +6,7 @@ use anyhow::Result;
 use clap::ValueEnum;
 use indicatif::{ProgressBar, ProgressStyle};
 use mlx_primitives::Dtype;
-use mlx_primitives::llama::{Adapters, CacheKind, Checkpoint, Quantization};
+use mlx_primitives::llama::{Adapters, CacheKind, Checkpoint, Llama, Quantization};
 use mlx_primitives::ops::QuantizedMode;
 
 /// A checkpoint, with adapters beside it.
@@ -22,12 +22,26 @@ pub struct Source {
 
 impl Source {
     pub fn load(&self) -> Result<Checkpoint> {
-        let mut checkpoint = self.model.as_ref().map_or_else(Checkpoint::demo, Checkpoint::load)?;
-        if let Some(directory) = &self.adapter_path {
-            let adapters = Adapters::load(directory, &checkpoint.llama)?;
-            checkpoint.llama = checkpoint.llama.adapted(&adapters)?;
-        }
-        Ok(checkpoint)
+        let checkpoint = match &self.model {
+            Some(path) => crate::loading::load(path)?,
+            None => Checkpoint::demo()?,
+        };
+        Ok(Checkpoint { llama: self.adapted(checkpoint.llama)?, ..checkpoint })
+    }
+
+    /// The model alone, with nothing read but the files' headers.
+    pub fn load_lazily(&self) -> Result<Llama> {
+        let llama = match &self.model {
+            Some(path) => Llama::load_lazily(path)?,
+            None => Checkpoint::demo()?.llama,
+        };
+        self.adapted(llama)
+    }
+
+    fn adapted(&self, llama: Llama) -> Result<Llama> {
+        let Some(directory) = &self.adapter_path else { return Ok(llama) };
+        let adapters = Adapters::load(directory, &llama)?;
+        Ok(llama.adapted(&adapters)?)
     }
 }
 

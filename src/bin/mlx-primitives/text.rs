@@ -14,11 +14,12 @@ use mlx_primitives::llama::{
 };
 use serde_json::Value;
 
+use crate::model::Source;
+
 #[derive(clap::Args)]
 pub struct TextArgs {
-    /// A checkpoint's directory; the demo model if absent.
-    #[arg(long, value_name = "DIR")]
-    model: Option<PathBuf>,
+    #[command(flatten)]
+    source: Source,
     /// What the chat template is told as the system's message.
     #[arg(long, value_name = "TEXT")]
     pub system_prompt: Option<String>,
@@ -141,11 +142,8 @@ pub struct Session {
 
 impl Session {
     pub fn load(args: &TextArgs) -> Result<Self> {
-        let checkpoint = match &args.model {
-            Some(path) => crate::loading::load(path)?,
-            None => Checkpoint::demo()?,
-        };
-        let template = match &args.model {
+        let checkpoint = args.source.load()?;
+        let template = match &args.source.model {
             Some(directory) if !args.ignore_chat_template => ChatTemplate::load(directory)?,
             _ => None,
         };
