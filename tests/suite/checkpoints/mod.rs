@@ -8,6 +8,7 @@ mod progress;
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use anyhow::ensure;
 use mlx_primitives::llama::{Llama, Options};
 use mlx_primitives::{Array, Dtype};
 use serde_json::Value;
@@ -92,9 +93,9 @@ fn best(row: &[f64]) -> u32 {
 /// By how much our logits may differ from those of the same numbers in float32. In 32 bits sums in
 /// another order are all there is: up to 128 terms, and each level's errors multiplied by the next,
 /// 64 ulps. In 16 bits some ten roundings of half an ulp lead through a layer, and add up as random
-/// steps do: 4 ulps.
-fn own_error(dtype: Dtype, logits: &[f64]) -> f64 {
-    let ulps = if dtype == Dtype::Float32 { 64.0 } else { 4.0 };
+/// steps do: 4 ulps a layer, and 2 of what is around the layers.
+fn own_error(dtype: Dtype, layers: i32, logits: &[f64]) -> f64 {
+    let ulps = if dtype == Dtype::Float32 { 64.0 } else { 2.0 + 4.0 * f64::from(layers) };
     ulps * ulp(largest(logits), dtype)
 }
 
@@ -128,7 +129,7 @@ fn follow(llama: &Llama, want: &Value, prompt: &[u32], error: f64) -> anyhow::Re
         let logits = numbers(&llama.forward(&tokens(&next)?, &mut cache)?)?;
         if margin > 2.0 * error {
             let ours = best(&logits[logits.len() - vocab..]);
-            assert_eq!(ours, token, "token {step} of margin {margin}");
+            ensure!(ours == token, "token {step} of margin {margin}: {ours}, not {token}");
             decided += 1;
         }
         next = vec![token];
@@ -138,7 +139,7 @@ fn follow(llama: &Llama, want: &Value, prompt: &[u32], error: f64) -> anyhow::Re
 
 /// Holds a checkpoint against mlx-lm, against mlx-lm with the same numbers in float32 (on a CPU,
 /// MLX sums packed products in 16 bits, which costs it more than ours), and against transformers.
-fn assert_runs_as_mlx_lm_does(name: &str) -> anyhow::Result<()> {
+fn runs_as_mlx_lm_does(name: &str) -> anyhow::Result<()> {
     let (llama, want) = (load(name)?, expected(name)?);
     let (dtype, prompt) = (dtype(&want), ids(&want["prompt"]));
     let logits = numbers(&llama.forward(&tokens(&prompt)?, &mut llama.new_cache())?)?;
@@ -146,24 +147,30 @@ fn assert_runs_as_mlx_lm_does(name: &str) -> anyhow::Result<()> {
     let last = &logits[logits.len() - llama.config().vocab_size as usize..];
 
     let wide = &want["widened"];
-    let own = own_error(dtype, &reference);
+    let own = own_error(dtype, llama.config().num_hidden_layers, &reference);
+    // Where our type is float32 and some of the weights' is not, mlx-lm rounds in the same places.
+    let rounding = want["rounding"].as_f64().unwrap();
+    let (allowed, of_wide) = match dtype {
+        Dtype::Float32 => (own, own + rounding),
+        _ => (own + rounding, own),
+    };
     let from_wide = apart(last, &floats(&wide["last_logits"]));
-    assert!(from_wide <= own, "logits {from_wide:e} from float32's, at most {own:e} allowed");
-    let allowed = own + want["rounding"].as_f64().unwrap();
+    ensure!(from_wide <= of_wide, "logits {from_wide:e} from float32's, {of_wide:e} allowed");
     let error = apart(&logits, &reference);
-    assert!(error <= allowed, "logits {error:e} from mlx-lm's, at most {allowed:e} allowed");
+    ensure!(error <= allowed, "logits {error:e} from mlx-lm's, at most {allowed:e} allowed");
     let mut said = format!("logits {error:.1e} of {allowed:.1e} from mlx-lm's");
-    said += &format!(", {from_wide:.1e} of {own:.1e} from float32's");
+    said += &format!(", {from_wide:.1e} of {of_wide:.1e} from float32's");
 
-    let decided = [follow(&llama, &want, &prompt, allowed)?, follow(&llama, wide, &prompt, own)?];
+    let decided =
+        [follow(&llama, &want, &prompt, allowed)?, follow(&llama, wide, &prompt, of_wide)?];
     said += &format!("; {decided:?} tokens decided");
-    assert!(simulated() || decided[1] >= 12, "{said}");
+    ensure!(simulated() || decided[1] >= if dtype == Dtype::Bfloat16 { 6 } else { 12 }, "{said}");
     if dtype == Dtype::Float32 && !simulated() {
         let (greedy, options) = (ids(&want["greedy"]), Options::default());
         let options = Options { max_tokens: greedy.len(), ..options };
         let ours = llama.generate(&prompt, &options)?.collect::<Result<Vec<u32>, _>>()?;
-        assert_eq!(ours, greedy);
-        assert_eq!(decided, [greedy.len(); 2], "every margin is above the error");
+        ensure!(ours == greedy, "generated {ours:?}, not {greedy:?}");
+        ensure!(decided[0] == greedy.len(), "{said}: a margin within the error");
     }
 
     if !simulated() {
@@ -178,7 +185,7 @@ fn assert_runs_as_mlx_lm_does(name: &str) -> anyhow::Result<()> {
         {
             let off = perplexity_error(nll, of["mean_nll"].as_f64().unwrap());
             let allowed = allowed + if whose == "mlx-lm" { rounded } else { 0.0 };
-            assert!(off < allowed, "{said}; perplexity {off:e} off {whose}'s");
+            ensure!(off < allowed, "{said}; perplexity {off:e} off {whose}'s");
             said += &format!("; perplexity {off:.1e} off {whose}'s");
         }
     }
@@ -186,7 +193,7 @@ fn assert_runs_as_mlx_lm_does(name: &str) -> anyhow::Result<()> {
         // transformers' Gemma has another GELU, which differs from the exact one by up to 5e-4.
         let allowed = own + if name.starts_with("gemma") { 2e-3 } else { 0.0 };
         let error = apart(last, &floats(&transformers["last_logits"]));
-        assert!(error <= allowed, "logits {error:e} from transformers', {allowed:e} allowed");
+        ensure!(error <= allowed, "logits {error:e} from transformers', {allowed:e} allowed");
         said += &format!("; logits {error:.1e} from transformers'");
     }
     eprintln!("{name}: {said}");
@@ -195,15 +202,17 @@ fn assert_runs_as_mlx_lm_does(name: &str) -> anyhow::Result<()> {
 
 /// All whose name says so.
 fn assert_all_run(least: usize, chosen: impl Fn(&str) -> bool) -> Checked {
-    let mut checked = 0;
+    let (mut checked, mut wrong) = (0, Vec::new());
     for name in names()?.iter().filter(|name| chosen(name)) {
         if simulated() && !FEW.contains(&name.as_str()) {
             continue;
         }
-        eprintln!("{name}");
-        assert_runs_as_mlx_lm_does(name)?;
+        if let Err(error) = runs_as_mlx_lm_does(name) {
+            wrong.push(format!("{name}: {error}"));
+        }
         checked += 1;
     }
+    assert!(wrong.is_empty(), "{wrong:#?}");
     assert!(checked >= if simulated() { 1 } else { least }, "{checked} checkpoints found");
     Ok(())
 }
