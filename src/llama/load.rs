@@ -38,7 +38,7 @@ impl Llama {
     /// use mlx_primitives::llama::Llama;
     ///
     /// let llama = Llama::load(concat!(env!("CARGO_MANIFEST_DIR"), "/assets/demo"))?;
-    /// assert_eq!(llama.config().num_hidden_layers, 3);
+    /// assert_eq!(llama.config().num_hidden_layers, 4);
     /// let error = Llama::load("/nowhere").err().unwrap();
     /// assert!(error.to_string().starts_with("/nowhere/config.json"));
     /// # Ok::<(), mlx_primitives::Error>(())
