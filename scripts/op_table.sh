@@ -2,7 +2,7 @@
 # Measures every op and writes README's table of them, and assets/ops.svg, anew: device bytes from the
 # simulator, latencies from `mlx-primitives ops`. Leave the machine alone meanwhile.
 #
-#   scripts/op_table.sh
+#   scripts/op_table.sh [--quick]
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -12,7 +12,7 @@ echo "op_table: counting bytes in the simulator" >&2
 MLX_PRIMITIVES_TRAFFIC=$traffic MLX_PRIMITIVES_SIMULATE_METAL=forward \
   cargo test --quiet --test suite -- --ignored ::moves_ >&2
 echo "op_table: measuring latencies" >&2
-cargo run --quiet --release -- ops --plot assets/ops.svg --table "$traffic" >"$traffic.md"
+cargo run --quiet --release -- ops "$@" --plot assets/ops.svg --table "$traffic" >"$traffic.md"
 python3 - "$traffic.md" <<'PYTHON'
 import pathlib, re, sys
 

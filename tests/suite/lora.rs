@@ -295,3 +295,22 @@ fn refuses_what_does_not_fit() -> Checked {
     }
     Ok(())
 }
+
+#[cfg(target_os = "linux")]
+#[test]
+#[ignore = "run by simulated::what_moves"]
+fn moves_weights_once() -> Checked {
+    let (n, k, dtype) = (256, 1024, Dtype::Bfloat16);
+    let w = weight(FORMATS[3], n, k, dtype, 80)?;
+    let x = random(&[1, k], dtype, 81)?;
+    let (a, b) = (small(&[8, k], dtype, 82)?, small(&[n, 8], dtype, 83)?);
+    for array in [&x, &a, &b, w.packed(), w.scales(), w.biases().expect("affine")] {
+        array.eval()?;
+    }
+    let bytes = w.nbytes() + x.nbytes() + a.nbytes() + b.nbytes() + n as usize * 2;
+    let w = LinearWeight::from(w);
+    let moved = crate::support::moved(|| ops::lora_linear(&x, &w, &a, &b, SCALE))?;
+    // The base, x with A, and their product with B on top of the base.
+    assert_eq!(moved.len(), 3);
+    crate::support::report_traffic("lora_linear", &moved, bytes)
+}

@@ -2,7 +2,7 @@
 
 use super::super::activation::Activation;
 use super::super::element::{Bf16, Float};
-use super::super::simd::{F32x16, LANES};
+use super::super::simd::{F32x16, LANES, prefetch};
 use super::arithmetic::{Arithmetic, InBf16, InF32};
 use super::gemm::{Epilogue, Extents, Weights};
 
@@ -15,6 +15,33 @@ pub struct Dense<T> {
 
 // SAFETY: only read.
 unsafe impl<T> Sync for Dense<T> {}
+
+/// The columns of `count` rows of `columns` elements each, `stride` apart.
+///
+/// # Safety
+/// The rows exist; `columns` and `count` are at most sixteen.
+#[inline(always)]
+unsafe fn turned<V: F32x16, T: Float>(
+    from: *const T,
+    stride: usize,
+    columns: usize,
+    count: usize,
+) -> [V; LANES] {
+    let mut square = [V::splat(0.0); LANES];
+    for (i, lanes) in square.iter_mut().enumerate().take(count) {
+        let row = from.wrapping_add(i * stride);
+        // No prefetcher follows such strides.
+        prefetch(row.wrapping_add(2 * LANES * stride).cast(), columns * size_of::<T>());
+        // SAFETY: the caller's contract.
+        *lanes = unsafe {
+            match columns {
+                LANES => T::load(row),
+                _ => T::load_first(row, columns),
+            }
+        };
+    }
+    V::transpose(square)
+}
 
 impl<T: Float> Weights<InF32> for Dense<T> {
     #[inline(always)]
@@ -31,11 +58,18 @@ impl<T: Float> Weights<InF32> for Dense<T> {
         // SAFETY: the rows and elements exist and `out` has room for them, the caller says.
         unsafe {
             if self.columns {
-                for at in 0..len {
-                    let lanes: V = T::load_first(self.w.add((k + at) * n + row), rows);
-                    let mut column = [0.0f32; LANES];
-                    lanes.store(column.as_mut_ptr());
-                    (0..rows).for_each(|i| *out.add(i * stride + at) = column[i]);
+                // Beyond the tile there may be more of the row, which is read and not kept.
+                let wide = if row + LANES <= n { LANES } else { rows };
+                for at in (0..len).step_by(LANES) {
+                    let count = LANES.min(len - at);
+                    let turned = turned::<V, T>(self.w.add((k + at) * n + row), n, wide, count);
+                    for (i, lanes) in turned.into_iter().enumerate().take(rows) {
+                        let to = out.add(i * stride + at);
+                        match count {
+                            LANES => lanes.store(to),
+                            _ => lanes.store_first(to, count),
+                        }
+                    }
                 }
                 return;
             }
@@ -69,13 +103,22 @@ impl Weights<InBf16> for Dense<Bf16> {
         let w = self.w.cast::<u16>();
         // SAFETY: the rows and elements exist and `out` has room for them, the caller says.
         unsafe {
+            if self.columns {
+                let wide = if row + LANES <= n { LANES } else { rows };
+                for at in (0..len).step_by(LANES) {
+                    let count = LANES.min(len - at);
+                    let from = w.add((k + at) * n + row).cast::<Bf16>();
+                    let turned = turned::<V, Bf16>(from, n, wide, count);
+                    for (i, lanes) in turned.into_iter().enumerate().take(rows) {
+                        let to = out.add(i * stride + at).cast::<Bf16>();
+                        Bf16::store_first(lanes, to, count);
+                    }
+                }
+                return;
+            }
             for i in 0..rows {
                 let to = out.add(i * stride);
-                if self.columns {
-                    (0..len).for_each(|at| *to.add(at) = *w.add((k + at) * n + row + i));
-                } else {
-                    std::ptr::copy_nonoverlapping(w.add((row + i) * depth + k), to, len);
-                }
+                std::ptr::copy_nonoverlapping(w.add((row + i) * depth + k), to, len);
             }
         }
     }

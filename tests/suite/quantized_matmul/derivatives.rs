@@ -237,6 +237,16 @@ fn moves_weights_once() -> Checked {
         }
         let normed = moved(|| ops::quantized_linears(&x, &[&w], Some((&gain, EPS))))?;
         assert_eq!(normed.len(), 1, "the norm takes no dispatch of its own");
+        if least {
+            let up = weight(FORMATS[3], n, k, dtype, 73)?;
+            for array in [up.packed(), up.scales(), up.biases().expect("affine")] {
+                array.eval()?;
+            }
+            let gated = moved(|| ops::quantized_swiglu(&x, &w, &up, None))?;
+            assert_eq!(gated.len(), 1);
+            let ideal = w.nbytes() + up.nbytes() + x.nbytes() + (rows * n * 2) as usize;
+            report_traffic("quantized_swiglu", &gated, ideal)?;
+        }
     }
     Ok(())
 }
