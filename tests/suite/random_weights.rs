@@ -39,7 +39,9 @@ fn every_format_is_finite_lively_and_of_the_estimated_size() -> Checked {
         for to in formats {
             // Rows of 96 are no whole groups of 64: these matrices stay floats.
             let llama = Llama::random(config(|_| {}), dtype, to, 7)?;
-            assert_eq!(llama.dtype(), dtype);
+            // MLX makes bfloat16 of mxfp4, which float16 norms promote to float32.
+            let mixed = to == Some(mxfp4) && dtype == Dtype::Float16;
+            assert_eq!(llama.dtype(), if mixed { Dtype::Float32 } else { dtype });
             let sizes = estimate(llama.config(), dtype, to, CacheKind::Plain, 1, 0)?;
             assert_eq!(llama.nbytes() as u64, sizes.weights, "{dtype} {to:?}");
             assert_eq!(llama.parameters(), 2 * (12_288 + 3 * 6144 + 2 * 64) + 64 + 2 * 5120);
@@ -105,7 +107,7 @@ fn models_that_cannot_be_are_refused() {
         assert!(error.contains("expected"), "{bad:?}: {error}");
     }
     let huge = config(|config| {
-        config["hidden_size"] = json!(1 << 24);
+        config["hidden_size"] = json!(1 << 15);
         config["vocab_size"] = json!(1 << 24);
     });
     let error = error(huge, Dtype::Bfloat16, Some(Quantization::affine(32, 4)));
