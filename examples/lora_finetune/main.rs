@@ -2,8 +2,10 @@
 //! primitives' own derivatives, and draws how the loss falls.
 //!
 //! ```text
-//! cargo run --release --example lora_finetune [-- STEPS [CURVE.svg]]
+//! cargo run --release --example lora_finetune [-- STEPS [CURVE.svg [ADAPTERS]]]
 //! ```
+//!
+//! With a directory ADAPTERS the updates are saved there as mlx-lm's, for `--adapter-path`.
 
 mod plot;
 mod text;
@@ -24,6 +26,7 @@ fn main() -> Result<()> {
     let mut arguments = std::env::args().skip(1);
     let steps = arguments.next().map_or(Ok(STEPS), |steps| steps.parse())?;
     let curve = arguments.next().unwrap_or_else(|| "lora_finetune.svg".to_owned());
+    let adapters_path = arguments.next();
     random::seed(1)?;
 
     let checkpoint = Checkpoint::demo()?;
@@ -50,7 +53,12 @@ fn main() -> Result<()> {
     ensure!(last < first, "the held-out loss went from {first:.3} to {last:.3}");
 
     // The updates merged into the weights: the model alone now writes log entries.
-    let merged = checkpoint.llama.merged(&trainer.adapters()?)?;
+    let adapters = trainer.adapters()?;
+    if let Some(path) = &adapters_path {
+        adapters.save(path, &checkpoint.llama)?;
+        println!("wrote {path}");
+    }
+    let merged = checkpoint.llama.merged(&adapters)?;
     let prompt = checkpoint.tokenizer.encode("Log of the")?;
     let options = Options { max_tokens: 60, ..Options::default() };
     let tokens = merged.generate(&prompt, &options)?.collect::<mlx_primitives::Result<Vec<_>>>()?;

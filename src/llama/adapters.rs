@@ -20,6 +20,8 @@ use super::model::Llama;
 /// assert_eq!(llama.merged(&adapters)?.nbytes(), llama.nbytes());
 /// # Ok::<(), mlx_primitives::Error>(())
 /// ```
+///
+/// [`load`](Self::load) and [`save`](Self::save) are of mlx-lm's files.
 #[derive(Clone, Debug, Default)]
 pub struct Adapters {
     updates: BTreeMap<String, Lora>,
@@ -29,6 +31,21 @@ impl Adapters {
     /// The update of a projection.
     pub fn get(&self, name: &str) -> Option<&Lora> {
         self.updates.get(name)
+    }
+
+    /// The updates and the names of their projections, in order.
+    pub fn iter(&self) -> impl Iterator<Item = (&str, &Lora)> {
+        self.updates.iter().map(|(name, update)| (name.as_str(), update))
+    }
+
+    /// How many projections are updated.
+    pub fn len(&self) -> usize {
+        self.updates.len()
+    }
+
+    /// Whether none is.
+    pub fn is_empty(&self) -> bool {
+        self.updates.is_empty()
     }
 }
 
@@ -50,13 +67,34 @@ impl Llama {
     /// # Ok::<(), mlx_primitives::Error>(())
     /// ```
     pub fn projection_shape(&self, name: &str) -> Result<[i32; 2]> {
-        let mut all = self.layers.iter().flat_map(|layer| layer.projections());
-        match all.find(|projection| projection.path == name) {
+        match self.projections().find(|projection| projection.path == name) {
             Some(projection) => projection.matrix.shape(),
             None => {
                 Err(Error::argument("llama", format_args!("one of its projections, got {name}")))
             }
         }
+    }
+
+    /// The model with the updates beside its weights in every step that it runs, in the type of
+    /// its activations. They take the place of those that it had.
+    ///
+    /// An error if an update names no projection, or is of another shape.
+    pub fn adapted(self, adapters: &Adapters) -> Result<Self> {
+        let mut updates = BTreeMap::new();
+        for (name, update) in adapters.iter() {
+            let [outputs, inputs] = self.projection_shape(name)?;
+            let (a, b) = (update.a().shape(), update.b().shape());
+            if a.last() != Some(&inputs) || b.first() != Some(&outputs) {
+                return Err(Error::argument(
+                    "llama",
+                    format_args!(
+                        "an update of {name} [{outputs}, {inputs}], got a of {a:?} and b of {b:?}"
+                    ),
+                ));
+            }
+            updates.insert(name.to_owned(), update.astype(self.dtype())?);
+        }
+        Ok(Self { adapters: Some(Adapters { updates }), ..self })
     }
 
     /// The model with the updates added to its weights; packed ones are packed again.

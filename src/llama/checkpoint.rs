@@ -1,6 +1,6 @@
 use std::collections::HashMap;
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use serde::Deserialize;
 
@@ -10,6 +10,8 @@ use crate::io;
 
 use super::config::{Config, TokenIds};
 use super::generate::{Generation, Options};
+use super::gguf::is_gguf;
+use super::load::{Progress, in_file};
 use super::model::Llama;
 use super::tokenizer::Tokenizer;
 use super::weights::Weights;
@@ -32,26 +34,37 @@ struct GenerationConfig {
 
 impl Checkpoint {
     /// Loads `config.json`, `tokenizer.json`, `model*.safetensors` and, if there,
-    /// `generation_config.json`. Errors name the file.
-    pub fn load(directory: impl AsRef<Path>) -> Result<Self> {
-        let directory = directory.as_ref();
+    /// `generation_config.json`; or a `.gguf` file with a `tokenizer.json` beside it. Errors name
+    /// the file.
+    pub fn load(path: impl AsRef<Path>) -> Result<Self> {
+        Self::load_with(path, |_| {})
+    }
+
+    /// As [`load`](Self::load), with `progress` told as by [`Llama::load_with`].
+    pub fn load_with(path: impl AsRef<Path>, progress: impl FnMut(Progress)) -> Result<Self> {
+        let path = path.as_ref();
+        let directory = match is_gguf(path) {
+            true => path.parent().unwrap_or(Path::new("")),
+            false => path,
+        };
         let read = |name: &str| {
             let path = directory.join(name);
             fs::read_to_string(&path).map_err(|e| Error::file(&path, e))
         };
-        let config = Config::parse(&read("config.json")?).map_err(|e| in_file(directory, e))?;
-        let tokenizer = Tokenizer::parse(read("tokenizer.json")?.as_bytes())
-            .map_err(|e| in_file(directory, e))?;
-        let generation = match directory.join("generation_config.json").exists() {
+        let file = directory.join("tokenizer.json");
+        if !is_gguf(path) {
+            read("config.json")?; // what is missing first is named first
+        }
+        let tokenizer =
+            Tokenizer::parse(read("tokenizer.json")?.as_bytes()).map_err(|e| in_file(&file, e))?;
+        let llama = Llama::load_with(path, progress)?;
+        let file = directory.join("generation_config.json");
+        let generation = match file.exists() {
             true => Some(read("generation_config.json")?),
             false => None,
         };
-        let eos = eos_tokens(&config, generation.as_deref()).map_err(|e| in_file(directory, e))?;
-        let mut arrays = HashMap::new();
-        for file in safetensors_files(directory)? {
-            arrays.extend(io::load_safetensors(file)?.arrays);
-        }
-        let llama = Llama::new(config, Weights::new(arrays)).map_err(|e| in_file(directory, e))?;
+        let eos =
+            eos_tokens(&llama.config, generation.as_deref()).map_err(|e| in_file(&file, e))?;
         Ok(Self { llama, tokenizer, eos })
     }
 
@@ -75,10 +88,6 @@ impl Checkpoint {
     }
 }
 
-fn in_file(path: &Path, error: Error) -> Error {
-    Error::file(path, error)
-}
-
 fn eos_tokens(config: &Config, generation: Option<&str>) -> Result<Vec<u32>> {
     let generation: GenerationConfig = match generation {
         Some(json) => serde_json::from_str(json).map_err(|e| {
@@ -88,20 +97,4 @@ fn eos_tokens(config: &Config, generation: Option<&str>) -> Result<Vec<u32>> {
     };
     let own = generation.eos_token_id.to_vec();
     Ok(if own.is_empty() { config.eos_token_id.to_vec() } else { own })
-}
-
-fn safetensors_files(directory: &Path) -> Result<Vec<PathBuf>> {
-    let entries = fs::read_dir(directory).map_err(|e| Error::file(directory, e))?;
-    let mut files: Vec<PathBuf> = entries
-        .filter_map(|entry| Some(entry.ok()?.path()))
-        .filter(|path| {
-            let name = path.file_name().and_then(|name| name.to_str()).unwrap_or("");
-            name.starts_with("model") && name.ends_with(".safetensors")
-        })
-        .collect();
-    files.sort();
-    if files.is_empty() {
-        return Err(Error::file(directory, "expected model*.safetensors, got none"));
-    }
-    Ok(files)
 }

@@ -3,13 +3,14 @@ use serde::Deserialize;
 use crate::error::{Error, Result};
 use crate::ops::QuantizedMode;
 
+use super::model_type::{ModelType, normalised};
 use super::rope_frequencies::RopeFrequencies;
 use super::rope_scaling::RopeScaling;
 
-/// `config.json` of a Llama, as Hugging Face and mlx-lm write it.
+/// `config.json` of a Llama or its kin, as Hugging Face and mlx-lm write it.
 #[derive(Clone, Debug, Deserialize)]
 pub struct Config {
-    /// Must be `llama`.
+    /// The name of a [`ModelType`].
     pub model_type: String,
     /// Width of the residual stream.
     pub hidden_size: i32,
@@ -43,15 +44,17 @@ pub struct Config {
     /// How projections and embedding are packed: group_size, bits and mode, and under a module's
     /// path the same for it alone, or false.
     pub quantization: Option<serde_json::Value>,
-    /// Whether the attention's projections have biases; [`estimate`](super::estimate) asks, the
-    /// model takes what the checkpoint has.
+    /// Whether a Llama's projections of the attention have biases;
+    /// [`has_bias`](Self::has_bias) knows it of every type.
     #[serde(default)]
     pub attention_bias: bool,
     /// The same of the feed-forward layer's.
     #[serde(default)]
     pub mlp_bias: bool,
-    /// Attention of each layer; only `full_attention` is supported.
+    /// Attention of each layer, `full_attention` or `sliding_attention`; full if absent.
     pub layer_types: Option<Vec<String>>,
+    /// Positions that a layer of sliding attention looks back, its own included.
+    pub sliding_window: Option<i32>,
     /// Tokens that end a text; overridden by generation_config.json.
     #[serde(default)]
     pub eos_token_id: TokenIds,
@@ -98,25 +101,43 @@ impl Quantization {
         Self { group_size, bits, mode: QuantizedMode::Affine }
     }
 
-    fn parse(value: &serde_json::Value) -> Result<Self> {
-        let number = |name: &str| {
-            let number = value.get(name).and_then(serde_json::Value::as_i64);
-            number.and_then(|number| i32::try_from(number).ok())
+    /// As `quantization` in `config.json`.
+    pub fn to_json(self) -> serde_json::Value {
+        let mode = match self.mode {
+            QuantizedMode::Affine => "affine",
+            QuantizedMode::Mxfp4 => "mxfp4",
         };
+        serde_json::json!({"group_size": self.group_size, "bits": self.bits, "mode": mode})
+    }
+
+    fn parse(value: &serde_json::Value) -> Result<Self> {
+        let number = |name: &str, default: i32| match value.get(name) {
+            None => Some(default),
+            Some(number) => number.as_i64().and_then(|number| i32::try_from(number).ok()),
+        };
+        if !value.is_object() {
+            return Err(Error::argument("config", format_args!("quantization, got {value}")));
+        }
         let mode = match value.get("mode").map(|mode| mode.as_str()) {
             None | Some(Some("affine")) => Some(QuantizedMode::Affine),
             Some(Some("mxfp4")) => Some(QuantizedMode::Mxfp4),
             Some(_) => None,
         };
-        match (number("group_size"), number("bits"), mode) {
-            (Some(group_size @ (32 | 64 | 128)), Some(bits @ (2 | 3 | 4 | 6 | 8)), Some(mode)) => {
-                Ok(Self { group_size, bits, mode })
+        let group_size = if mode == Some(QuantizedMode::Mxfp4) { 32 } else { 64 };
+        match (number("group_size", group_size), number("bits", 4), mode) {
+            (Some(32), Some(4), Some(mode @ QuantizedMode::Mxfp4)) => {
+                Ok(Self { group_size: 32, bits: 4, mode })
             }
+            (
+                Some(group_size @ (32 | 64 | 128)),
+                Some(bits @ (2 | 3 | 4 | 6 | 8)),
+                Some(QuantizedMode::Affine),
+            ) => Ok(Self::affine(group_size, bits)),
             _ => Err(Error::argument(
                 "config",
                 format_args!(
-                    "quantization with group_size 32, 64 or 128, bits 2, 3, 4, 6 or 8 and mode \
-                     affine or mxfp4, got {value}"
+                    "quantization with group_size 32, 64 or 128 and bits 2, 3, 4, 6 or 8 of mode \
+                     affine, or 32 and 4 of mode mxfp4, got {value}"
                 ),
             )),
         }
@@ -133,6 +154,8 @@ fn default_tie() -> bool {
 
 /// Far above any model, far below what overflows when extents are multiplied.
 const MAX_EXTENT: i32 = 1 << 24;
+/// The same of a head's features, for each half of which there is a frequency.
+const MAX_HEAD_DIM: i32 = 1 << 13;
 
 impl Config {
     /// Parses and checks `config.json`.
@@ -144,22 +167,28 @@ impl Config {
     /// assert!(error.to_string().contains("hidden_size"));
     /// ```
     pub fn parse(json: &str) -> Result<Self> {
-        let config: Self = serde_json::from_str(json)
-            .map_err(|e| Error::argument("config", format_args!("a Llama's config, got {e}")))?;
+        let wrong = |e| Error::argument("config", format_args!("a Llama's config, got {e}"));
+        let (_, config) = normalised(serde_json::from_str(json).map_err(wrong)?)?;
+        let config: Self = serde_json::from_value(config).map_err(wrong)?;
         config.check()?;
         Ok(config)
+    }
+
+    /// Which of the architectures it is.
+    pub fn kind(&self) -> Result<ModelType> {
+        ModelType::parse(&self.model_type)
     }
 
     fn check(&self) -> Result<()> {
         let refuse = |expected: &str, got: &dyn std::fmt::Display| {
             Err(Error::argument("config", format_args!("{expected}, got {got}")))
         };
-        if self.model_type != "llama" {
-            return refuse("model_type llama", &self.model_type);
-        }
+        self.kind()?;
         self.quantization_of("")?;
-        if let Some(kind) = self.layer_types.iter().flatten().find(|t| *t != "full_attention") {
-            return refuse("layer_types of full_attention", kind);
+        if let Some(all) = &self.quantization
+            && ["group_size", "bits"].iter().any(|key| all.get(key).is_none())
+        {
+            return refuse("quantization with group_size and bits", all);
         }
         let extents = [
             ("hidden_size", self.hidden_size),
@@ -176,13 +205,14 @@ impl Config {
             }
         }
         let head_dim = self.head_dim();
-        if !(2..=MAX_EXTENT).contains(&head_dim) || head_dim % 2 != 0 {
-            return refuse("an even head_dim", &head_dim);
+        if !(2..=MAX_HEAD_DIM).contains(&head_dim) || head_dim % 2 != 0 {
+            return refuse(&format!("an even head_dim of at most {MAX_HEAD_DIM}"), &head_dim);
         }
         if self.num_attention_heads % self.kv_heads() != 0 {
             return refuse("query heads in multiples of key heads", &self.num_attention_heads);
         }
-        if self.num_attention_heads.checked_mul(head_dim).is_none() {
+        let rows = i64::from(self.num_attention_heads) + 2 * i64::from(self.kv_heads());
+        if i32::try_from(rows * i64::from(head_dim)).is_err() {
             return refuse("heads times head_dim of 31 bits", &self.num_attention_heads);
         }
         if !(self.rms_norm_eps >= 0.0 && self.rms_norm_eps.is_finite()) {
@@ -191,7 +221,51 @@ impl Config {
         if !(self.rope_theta > 0.0 && self.rope_theta.is_finite()) {
             return refuse("a finite rope_theta > 0", &self.rope_theta);
         }
+        self.check_layer_types()?;
         self.rope_frequencies().map(|_| ())
+    }
+
+    fn check_layer_types(&self) -> Result<()> {
+        let Some(types) = &self.layer_types else { return Ok(()) };
+        let refuse = |expected: &str, got: &dyn std::fmt::Display| {
+            Err(Error::argument("config", format_args!("{expected}, got {got}")))
+        };
+        let known = ["full_attention", "sliding_attention"];
+        if let Some(kind) = types.iter().find(|kind| !known.contains(&kind.as_str())) {
+            return refuse("layer_types of full_attention and sliding_attention", kind);
+        }
+        if i32::try_from(types.len()) != Ok(self.num_hidden_layers) {
+            return refuse("as many layer_types as num_hidden_layers", &types.len());
+        }
+        if !types.iter().any(|kind| kind == "full_attention") {
+            return refuse("at least one full_attention in layer_types", &"none");
+        }
+        match self.sliding_window {
+            Some(window) if window < 1 => refuse("a sliding_window above 0", &window),
+            None if types.iter().any(|kind| kind == "sliding_attention") => {
+                refuse("a sliding_window for sliding_attention", &"none")
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Positions that a layer looks back, its own included; none where it looks at all of them.
+    pub fn window_of(&self, layer: usize) -> Option<i32> {
+        let kind = self.layer_types.as_ref()?.get(layer)?;
+        self.sliding_window.filter(|_| kind == "sliding_attention")
+    }
+
+    /// Whether a projection has a bias; `name` is the last part of its path, such as `q_proj`.
+    pub fn has_bias(&self, name: &str) -> bool {
+        match self.kind() {
+            Ok(ModelType::Llama | ModelType::Mistral) => match name {
+                "q_proj" | "k_proj" | "v_proj" | "o_proj" => self.attention_bias,
+                "gate_proj" | "up_proj" | "down_proj" => self.mlp_bias,
+                _ => false,
+            },
+            Ok(ModelType::Qwen2) => matches!(name, "q_proj" | "k_proj" | "v_proj"),
+            _ => false,
+        }
     }
 
     /// What the rotary embedding turns by.
@@ -209,7 +283,19 @@ impl Config {
         )
     }
 
-    /// How the module at `path` is packed, if its weights are.
+    /// What `quantization` says of the module at `path` by name: `Some(None)` is false, that it is
+    /// not packed.
+    pub(super) fn quantization_by_name(&self, path: &str) -> Result<Option<Option<Quantization>>> {
+        match self.quantization.as_ref().and_then(|all| Some((all, all.get(path)?))) {
+            None => Ok(None),
+            Some((_, serde_json::Value::Bool(false))) => Ok(Some(None)),
+            Some((all, serde_json::Value::Bool(true))) => Ok(Some(Some(Quantization::parse(all)?))),
+            Some((_, own)) => Ok(Some(Some(Quantization::parse(own)?))),
+        }
+    }
+
+    /// How the module at `path` is packed, if its weights are; where it is not named, the weights
+    /// themselves may say something else.
     pub fn quantization_of(&self, path: &str) -> Result<Option<Quantization>> {
         let Some(all) = &self.quantization else { return Ok(None) };
         match all.get(path) {

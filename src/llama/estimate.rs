@@ -4,6 +4,7 @@ use crate::ops::{QuantizedMode, StateLayout};
 
 use super::cache::{CacheKind, STEP};
 use super::config::{Config, Quantization};
+use super::model_type::ModelType;
 
 /// Bytes that a model will take, known before it is loaded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -64,10 +65,18 @@ pub fn estimate(
     let size = dtype.size() as u64;
     let context = u64::from(context);
     let per_layer = cache_of_layer(config, size, cache, context)?;
+    let windows: Vec<i32> = (0..config.layer_types.as_ref().map_or(0, Vec::len))
+        .filter_map(|i| config.window_of(i))
+        .collect();
+    let full = extent(config.num_hidden_layers).saturating_sub(windows.len() as u64);
+    let mut caches = per_layer.saturating_mul(full);
+    for max_size in windows {
+        let kind = CacheKind::Rotating { max_size, keep: 0 };
+        caches = caches.saturating_add(cache_of_layer(config, size, kind, context)?);
+    }
     Ok(Estimate {
         weights: weights(config, size, quantization),
-        cache: (per_layer.saturating_mul(u64::from(batch)))
-            .saturating_mul(extent(config.num_hidden_layers)),
+        cache: caches.saturating_mul(u64::from(batch)),
     })
 }
 
@@ -97,16 +106,18 @@ fn weights(config: &Config, size: u64, quantization: Option<Quantization>) -> u6
     let (hidden, inner) = (extent(config.hidden_size), extent(config.intermediate_size));
     let queries = extent(config.num_attention_heads) * extent(config.head_dim());
     let stored = extent(config.kv_heads()) * extent(config.head_dim());
-    let (attention, mlp) = (config.attention_bias, config.mlp_bias);
+    let bias = |name| config.has_bias(name);
+    let head_norms = config.kind().is_ok_and(ModelType::normalises_heads);
     let layer = [
-        matrix(hidden, queries, attention),
-        matrix(hidden, stored, attention),
-        matrix(hidden, stored, attention),
-        matrix(queries, hidden, attention),
-        matrix(hidden, inner, mlp),
-        matrix(hidden, inner, mlp),
-        matrix(inner, hidden, mlp),
+        matrix(hidden, queries, bias("q_proj")),
+        matrix(hidden, stored, bias("k_proj")),
+        matrix(hidden, stored, bias("v_proj")),
+        matrix(queries, hidden, bias("o_proj")),
+        matrix(hidden, inner, bias("gate_proj")),
+        matrix(hidden, inner, bias("up_proj")),
+        matrix(inner, hidden, bias("down_proj")),
         2 * hidden * size,
+        if head_norms { 2 * extent(config.head_dim()) * size } else { 0 },
     ];
     let layer = layer.into_iter().fold(0, u64::saturating_add);
     let embedding = matrix(hidden, extent(config.vocab_size), false);

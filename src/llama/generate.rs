@@ -1,140 +1,130 @@
-use std::time::{Duration, Instant};
+use std::collections::VecDeque;
+use std::ops::ControlFlow;
+use std::time::Instant;
 
 use crate::array::{Array, async_eval, eval};
 use crate::error::{Error, Result};
 use crate::memory;
 
-use super::cache::{Cache, CacheKind};
+use super::cache::Cache;
+use super::draw::{Draw, Drawn};
 use super::model::Llama;
-use super::sampling::{Sampler, Sampling};
-
-/// Prompt tokens run through the model at a time.
-const PREFILL_STEP: usize = 512;
-
-/// What to generate and when to stop.
-#[derive(Clone, Debug, Default)]
-pub struct Options {
-    /// At most this many tokens.
-    pub max_tokens: usize,
-    /// How tokens are drawn.
-    pub sampling: Sampling,
-    /// Tokens that end the text.
-    pub eos: Vec<u32>,
-    /// How keys and values are kept.
-    pub cache: CacheKind,
-}
-
-/// Why a text ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum FinishReason {
-    /// The model ended it.
-    Stop,
-    /// `max_tokens`, or the longest sequence the model was made for.
-    Length,
-}
-
-impl FinishReason {
-    /// `stop` or `length`.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Stop => "stop",
-            Self::Length => "length",
-        }
-    }
-}
-
-/// How fast a generation went.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct Statistics {
-    /// Tokens of the prompt.
-    pub prompt_tokens: usize,
-    /// Tokens generated, the end token not counted.
-    pub generated_tokens: usize,
-    /// From the start to the first token.
-    pub prompt_time: Duration,
-    /// From the first token to the last.
-    pub generation_time: Duration,
-    /// The most memory that arrays took, in bytes.
-    pub peak_memory: usize,
-}
-
-impl Statistics {
-    /// Prompt tokens a second.
-    pub fn prompt_tps(&self) -> f64 {
-        rate(self.prompt_tokens, self.prompt_time)
-    }
-
-    /// Generated tokens a second, the first, which the prompt pays for, not counted.
-    pub fn generation_tps(&self) -> f64 {
-        rate(self.generated_tokens.saturating_sub(1), self.generation_time)
-    }
-}
-
-fn rate(tokens: usize, time: Duration) -> f64 {
-    if time.is_zero() { 0.0 } else { tokens as f64 / time.as_secs_f64() }
-}
+pub(super) use super::options::Options;
+use super::options::{FinishReason, Statistics, Token};
+use super::prompt_cache::PromptCache;
+use super::speculative::Draft;
 
 /// An iterator over the tokens that follow a prompt; drop it to stop early.
 ///
-/// Ends before an end token, or with an error, after which it yields nothing more.
+/// Nothing is computed before the first token is asked for, or the prompt is
+/// [run by itself](Self::prefill). Ends before an end token, or with an error, after which it
+/// yields nothing more.
+///
+/// ```
+/// use mlx_primitives::llama::{Checkpoint, Options};
+///
+/// let checkpoint = Checkpoint::demo()?;
+/// let prompt = checkpoint.tokenizer.encode("Once upon a time")?;
+/// let options = Options { max_tokens: 4, logprobs: Some(2), ..Options::default() };
+/// let mut generation = checkpoint.generate(&prompt, &options)?;
+/// while let Some(token) = generation.next_token()? {
+///     assert_eq!(token.top_logprobs[0], (token.id, token.logprob.unwrap()));
+/// }
+/// assert_eq!(generation.finish_reason().map(|reason| reason.name()), Some("length"));
+/// # Ok::<(), mlx_primitives::Error>(())
+/// ```
 pub struct Generation<'a> {
-    model: &'a Llama,
-    cache: Cache,
-    sampler: Sampler,
+    pub(super) model: &'a Llama,
+    pub(super) cache: Cache,
+    /// The prompt, and what was drawn after it; the first of them are in the cache.
+    pub(super) tokens: Vec<u32>,
+    pub(super) draw: Draw,
     eos: Vec<u32>,
-    max_tokens: usize,
-    /// The token being computed, `[1]`.
-    next: Option<Array>,
+    pub(super) max_tokens: usize,
+    prefill_step: usize,
+    /// The token being computed.
+    next: Option<Drawn>,
+    pub(super) draft: Option<Draft<'a>>,
+    /// Tokens drawn with others in one pass, at the end of `tokens`.
+    pub(super) ready: VecDeque<Token>,
     started: Instant,
     first: Option<Instant>,
-    statistics: Statistics,
+    pub(super) statistics: Statistics,
     finish: Option<FinishReason>,
+    failed: bool,
 }
 
 impl Llama {
     /// Runs the prompt and yields the tokens that follow it.
     ///
-    /// Errors: an empty prompt, one longer than `max_position_embeddings`, or tokens outside the
-    /// vocabulary.
+    /// Errors: an empty prompt, one longer than `max_position_embeddings`, tokens outside the
+    /// vocabulary, options that cannot be.
     pub fn generate(&self, prompt: &[u32], options: &Options) -> Result<Generation<'_>> {
-        let limit = self.position_limit();
-        if prompt.is_empty() || prompt.len() > limit {
-            return Err(Error::argument(
-                "generate",
-                format_args!("a prompt of 1 to {limit} tokens, got {}", prompt.len()),
-            ));
-        }
-        if let Some(token) = prompt.iter().find(|&&t| t >= self.config().vocab_size as u32) {
-            return Err(Error::argument(
-                "generate",
-                format_args!("tokens below {}, got {token}", self.config().vocab_size),
-            ));
-        }
-        let mut generation = Generation {
+        let limit = self.check_prompt(prompt, options)?;
+        memory::reset_peak_memory();
+        Ok(Generation {
             model: self,
             cache: self.new_cache_of(options.cache)?,
-            sampler: Sampler::new(options.sampling)?,
+            tokens: prompt.to_vec(),
+            draw: Draw::new(options, self.vocab())?,
             eos: options.eos.clone(),
             max_tokens: options.max_tokens.min(limit + 1 - prompt.len()),
+            prefill_step: options.prefill_step,
             next: None,
+            draft: None,
+            ready: VecDeque::new(),
             started: Instant::now(),
             first: None,
             statistics: Statistics { prompt_tokens: prompt.len(), ..Statistics::default() },
             finish: None,
-        };
-        if generation.max_tokens > 0 {
-            memory::reset_peak_memory();
-            generation.prefill(prompt)?;
-        }
-        Ok(generation)
+            failed: false,
+        })
     }
 
-    fn position_limit(&self) -> usize {
-        self.config().max_position_embeddings.map_or(i32::MAX as usize - 1, |limit| limit as usize)
+    /// The longest sequence, if the prompt is one that can be run.
+    pub(super) fn check_prompt(&self, prompt: &[u32], options: &Options) -> Result<usize> {
+        let limit = self
+            .config()
+            .max_position_embeddings
+            .map_or(i32::MAX as usize - 1, |limit| limit as usize);
+        let refuse = |expected: std::fmt::Arguments| Err(Error::argument("generate", expected));
+        if prompt.is_empty() || prompt.len() > limit {
+            return refuse(format_args!("a prompt of 1 to {limit} tokens, got {}", prompt.len()));
+        }
+        if let Some(token) = prompt.iter().find(|&&t| t as usize >= self.vocab()) {
+            return refuse(format_args!("tokens below {}, got {token}", self.vocab()));
+        }
+        if options.prefill_step == 0 {
+            return refuse(format_args!("a prefill step of at least 1 token, got 0"));
+        }
+        Ok(limit)
+    }
+
+    pub(super) fn vocab(&self) -> usize {
+        self.config().vocab_size.unsigned_abs() as usize
     }
 }
 
-impl Generation<'_> {
+impl<'a> Generation<'a> {
+    /// Starts from what a cache holds of the prompt: the positions of their common beginning are
+    /// not computed again. The cache keeps its kind, whatever the options say.
+    ///
+    /// Errors: a cache of another model, or after the first token was asked for.
+    pub fn with_cache(mut self, prompt_cache: PromptCache) -> Result<Self> {
+        self.check_unstarted()?;
+        let (cache, common) = prompt_cache.for_prompt(self.model, &self.tokens)?;
+        self.cache = cache;
+        self.statistics.cached_tokens = common;
+        if let Some(draft) = &self.draft {
+            draft.check(&self.cache)?;
+        }
+        Ok(self)
+    }
+
+    pub(super) fn check_unstarted(&self) -> Result<()> {
+        if self.cache.is_empty() { Ok(()) } else { Err(started()) }
+    }
+
     /// Why the text ended; none while it goes on.
     pub fn finish_reason(&self) -> Option<FinishReason> {
         self.finish
@@ -145,60 +135,149 @@ impl Generation<'_> {
         Statistics { peak_memory: memory::peak_memory(), ..self.statistics }
     }
 
-    /// All but the last prompt token only fill the cache.
-    fn prefill(&mut self, prompt: &[u32]) -> Result<()> {
-        let (rest, last) = prompt.split_at(prompt.len() - 1);
-        for chunk in rest.chunks(PREFILL_STEP) {
-            let tokens = Array::from_slice(chunk, &[1, chunk.len() as i32])?;
-            self.model.forward(&tokens, &mut self.cache)?;
-            eval(self.cache.arrays())?;
+    /// The prompt, and the tokens yielded so far.
+    pub fn tokens(&self) -> &[u32] {
+        let count = self.tokens.len() - self.ready.len();
+        self.tokens.get(..count).unwrap_or_default()
+    }
+
+    /// The cache and the tokens it holds, to go on from at another time.
+    pub fn into_prompt_cache(mut self) -> Result<PromptCache> {
+        // What was drawn and not yielded is not part of the text.
+        let seen = self.tokens().len();
+        let extra = (self.cache.len() as usize).saturating_sub(seen);
+        self.cache.trim(i32::try_from(extra).unwrap_or(i32::MAX))?;
+        self.tokens.truncate(self.cache.len() as usize);
+        PromptCache::new(self.model, self.cache, self.tokens)
+    }
+
+    /// Runs all but the last token of the prompt, which fill the cache, in steps of
+    /// [`Options::prefill_step`]; the first token that is asked for does so too.
+    ///
+    /// `progress` is told after each step how many tokens are done, and of how many; where it breaks,
+    /// the rest is left for later.
+    pub fn prefill(
+        &mut self,
+        mut progress: impl FnMut(usize, usize) -> ControlFlow<()>,
+    ) -> Result<ControlFlow<()>> {
+        let total = self.tokens.len() - 1;
+        let unstarted = self.statistics.generated_tokens == 0 && self.next.is_none();
+        while unstarted && (self.cache.len() as usize) < total {
+            let done = self.cache.len() as usize;
+            let end = (done.saturating_add(self.prefill_step)).min(total);
+            run(self.model, &mut self.cache, &self.tokens, end, self.prefill_step)?;
+            if let Some(draft) = &mut self.draft {
+                draft.catch_up(&self.tokens, end, self.prefill_step)?;
+            }
+            if progress(end, total).is_break() {
+                return Ok(ControlFlow::Break(()));
+            }
         }
-        self.step(&Array::from_slice(last, &[1])?)
+        Ok(ControlFlow::Continue(()))
     }
 
-    /// Starts computing the token that follows `token`, `[1]`.
-    fn step(&mut self, token: &Array) -> Result<()> {
-        let logits = self.model.forward(&token.reshape(&[1, 1])?, &mut self.cache)?;
-        let next = self.sampler.sample(&logits.squeeze(&[1])?)?;
-        async_eval([&next])?;
-        self.next = Some(next);
-        Ok(())
-    }
-
-    fn advance(&mut self) -> Result<Option<u32>> {
-        let Some(current) = self.next.take() else {
-            self.finish.get_or_insert(FinishReason::Length);
+    /// The next token with what [`Options::logprobs`] asks for; the iterator yields its number
+    /// alone.
+    pub fn next_token(&mut self) -> Result<Option<Token>> {
+        if self.finish.is_some() || self.failed {
             return Ok(None);
-        };
-        let token = current.item::<u32>()?;
-        let now = Instant::now();
-        let first = *self.first.get_or_insert(now);
-        self.statistics.prompt_time = first - self.started;
-        self.statistics.generation_time = now - first;
-        if self.eos.contains(&token) {
+        }
+        let token = self.advance();
+        if token.is_err() {
+            self.next = None;
+            self.failed = true;
+        }
+        token
+    }
+
+    fn advance(&mut self) -> Result<Option<Token>> {
+        if self.ready.is_empty() {
+            if self.statistics.generated_tokens >= self.max_tokens {
+                self.finish = Some(FinishReason::Length);
+                return Ok(None);
+            }
+            let _ = self.prefill(|_, _| ControlFlow::Continue(()))?;
+            if self.draft.is_some() {
+                self.speculate()?;
+            } else {
+                self.draw_one()?;
+            }
+            let now = Instant::now();
+            let first = *self.first.get_or_insert(now);
+            self.statistics.prompt_time = first - self.started;
+            self.statistics.generation_time = now - first;
+        }
+        let Some(token) = self.ready.pop_front() else { return Ok(None) };
+        if self.eos.contains(&token.id) {
             self.finish = Some(FinishReason::Stop);
+            self.forget(1 + self.ready.len());
             return Ok(None);
         }
         self.statistics.generated_tokens += 1;
-        if self.statistics.generated_tokens < self.max_tokens {
-            self.step(&current)?;
+        let more = self.statistics.generated_tokens < self.max_tokens;
+        if more && self.draft.is_none() {
+            self.start()?; // computed while the caller looks at this one
         }
         Ok(Some(token))
     }
+
+    /// Drops the last tokens, which are not part of the text.
+    fn forget(&mut self, count: usize) {
+        self.ready.clear();
+        self.tokens.truncate(self.tokens.len().saturating_sub(count));
+    }
+
+    fn draw_one(&mut self) -> Result<()> {
+        if self.next.is_none() {
+            self.start()?;
+        }
+        let Some(drawn) = self.next.take() else { return Ok(()) };
+        let token = drawn.read()?;
+        self.tokens.push(token.id);
+        self.ready.push_back(token);
+        Ok(())
+    }
+
+    /// Starts computing the token that follows the last.
+    fn start(&mut self) -> Result<()> {
+        let last = self.tokens.last().copied().unwrap_or_default();
+        let logits = self.model.forward(&row(&[last])?, &mut self.cache)?;
+        let drawn = self.draw.draw(&self.tokens, &logits.squeeze(&[1])?)?;
+        async_eval(drawn.arrays())?;
+        self.next = Some(drawn);
+        Ok(())
+    }
+}
+
+fn started() -> Error {
+    Error::argument("generate", "this before the first token is asked for")
+}
+
+/// Runs the model over those of `tokens[..end]` that the cache does not have, `step` at a time.
+pub(super) fn run(
+    model: &Llama,
+    cache: &mut Cache,
+    tokens: &[u32],
+    end: usize,
+    step: usize,
+) -> Result<()> {
+    let rest = tokens.get(cache.len() as usize..end).unwrap_or_default();
+    for chunk in rest.chunks(step.max(1)) {
+        model.forward(&row(chunk)?, cache)?;
+        eval(cache.arrays())?;
+    }
+    Ok(())
+}
+
+/// Tokens of one text, `[1, time]`.
+pub(super) fn row(tokens: &[u32]) -> Result<Array> {
+    Array::from_slice(tokens, &[1, i32::try_from(tokens.len()).unwrap_or(i32::MAX)])
 }
 
 impl Iterator for Generation<'_> {
     type Item = Result<u32>;
 
     fn next(&mut self) -> Option<Self::Item> {
-        if self.finish.is_some() {
-            return None;
-        }
-        let token = self.advance();
-        if token.is_err() {
-            self.next = None;
-            self.finish = Some(FinishReason::Length);
-        }
-        token.transpose()
+        self.next_token().map(|token| token.map(|token| token.id)).transpose()
     }
 }

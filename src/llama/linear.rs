@@ -1,11 +1,11 @@
 use crate::array::{Array, concatenate};
 use crate::dtype::Dtype;
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::ops::{self, LinearOptions, QuantizedMode, QuantizedOptions, QuantizedWeight};
 
 use super::adapters::Adapters;
-use super::config::Quantization;
-use super::model::Change;
+use super::config::{Config, Quantization};
+use super::layer::Change;
 use super::weights::Weights;
 
 /// The weight of an RMS normalisation.
@@ -16,6 +16,14 @@ pub(super) struct Norm {
 }
 
 impl Norm {
+    pub fn load(path: &str, features: i32, config: &Config, weights: &mut Weights) -> Result<Self> {
+        let mut weight = weights.take(&format!("{path}.weight"), &[features])?;
+        if config.kind()?.norms_from_one() {
+            weight = weight.add(1.0)?;
+        }
+        Ok(Self { weight, eps: config.rms_norm_eps })
+    }
+
     pub fn forward(&self, x: &Array) -> Result<Array> {
         ops::rms_norm(x, Some(&self.weight), self.eps)
     }
@@ -25,43 +33,75 @@ impl Norm {
 pub(super) use crate::ops::LinearWeight as Matrix;
 
 impl Matrix {
-    /// The matrix at `path`: packed where the checkpoint has scales for it.
+    /// The matrix at `path`: packed as the config says of it by name, else as its scales show
+    /// where the config has packed modules at all.
     pub(super) fn load(
         path: &str,
         [outputs, inputs]: [i32; 2],
-        quantized: Option<Quantization>,
+        config: &Config,
         weights: &mut Weights,
     ) -> Result<Self> {
+        if let Some(source) = weights.source() {
+            return source.matrix([outputs, inputs], config.quantization_of(path)?);
+        }
         let name = |part: &str| format!("{path}.{part}");
-        let scales = weights.take_any(&name("scales"));
-        let (Some(scales), Some(quantized)) = (scales, quantized) else {
-            return Ok(Self::Plain(weights.take(&name("weight"), &[outputs, inputs])?));
+        let (weight, scales) = (name("weight"), name("scales"));
+        let quantized = match config.quantization_by_name(path)? {
+            Some(named) => named,
+            None if config.quantization.is_some() && weights.contains(&scales) => {
+                Some(shown(path, inputs, weights)?)
+            }
+            None => None,
         };
-        let packed = weights.take_any(&name("weight")).ok_or_else(|| {
-            Error::argument("weights", format_args!("a tensor {path}.weight, got none"))
-        })?;
-        let Quantization { group_size, bits, mode } = quantized;
-        let biases = weights.take_any(&name("biases"));
-        let matrix = QuantizedWeight::new(packed, scales, biases, group_size, bits, mode)
-            .map_err(|e| Error::argument("weights", format_args!("{path} to be quantized: {e}")))?;
+        let Some(Quantization { group_size, bits, mode }) = quantized else {
+            return Ok(Self::Plain(weights.take(&weight, &[outputs, inputs])?));
+        };
+        let mut take = |part: &str| {
+            weights.take_any(part).ok_or_else(|| {
+                let expected = format_args!("a tensor {part} for packed weights, got none");
+                weights.error(part, expected)
+            })
+        };
+        let (packed, scales) = (take(&weight)?, take(&scales)?);
+        let biases = match mode {
+            QuantizedMode::Affine => Some(take(&name("biases"))?),
+            QuantizedMode::Mxfp4 => None,
+        };
+        let matrix = QuantizedWeight::new(packed, scales, biases, group_size, bits, mode);
+        let matrix = matrix
+            .map_err(|e| weights.error(&weight, format_args!("{weight} to be quantized: {e}")))?;
         if [matrix.outputs(), matrix.inputs()] != [outputs, inputs] {
-            return Err(Error::argument(
-                "weights",
-                format_args!(
-                    "{path} of shape [{outputs}, {inputs}], got [{}, {}]",
-                    matrix.outputs(),
-                    matrix.inputs()
-                ),
-            ));
+            let got = [matrix.outputs(), matrix.inputs()];
+            let expected = format_args!("{weight} of shape [{outputs}, {inputs}], got {got:?}");
+            return Err(weights.error(&weight, expected));
         }
         Ok(Self::Quantized(matrix))
+    }
+
+    /// The type of what comes out of it.
+    pub(super) fn dtype(&self) -> Dtype {
+        match self {
+            Self::Plain(rows) => rows.dtype(),
+            Self::Quantized(rows) => match rows.mode() {
+                QuantizedMode::Affine => rows.scales().dtype(),
+                QuantizedMode::Mxfp4 => Dtype::Bfloat16,
+            },
+        }
+    }
+
+    pub(super) fn arrays(&self) -> Vec<&Array> {
+        match self {
+            Self::Plain(rows) => vec![rows],
+            Self::Quantized(rows) => rows.arrays().collect(),
+        }
     }
 
     /// Rows that `ids` number, in `dtype`.
     pub(super) fn rows(&self, ids: &Array, dtype: Dtype) -> Result<Array> {
         match self {
-            Self::Plain(rows) => rows.take(ids, 0),
-            Self::Quantized(rows) => rows.take_rows(ids, dtype),
+            Self::Plain(rows) => rows.take(ids, 0)?.astype(dtype),
+            // Rounded to their own type first, as MLX does.
+            Self::Quantized(rows) => rows.take_rows(ids, self.dtype())?.astype(dtype),
         }
     }
 
@@ -70,6 +110,16 @@ impl Matrix {
         match self {
             Self::Plain(rows) => Ok([rows.dim(0)?, rows.dim(1)?]),
             Self::Quantized(rows) => Ok([rows.outputs(), rows.inputs()]),
+        }
+    }
+
+    /// Numbers it stands for.
+    pub(super) fn size(&self) -> u64 {
+        match self {
+            Self::Plain(rows) => rows.size() as u64,
+            Self::Quantized(rows) => {
+                u64::from(rows.outputs().unsigned_abs()) * u64::from(rows.inputs().unsigned_abs())
+            }
         }
     }
 
@@ -130,12 +180,19 @@ impl Linear {
     pub fn new(
         path: String,
         [outputs, inputs]: [i32; 2],
-        quantized: Option<Quantization>,
+        config: &Config,
         weights: &mut Weights,
     ) -> Result<Self> {
-        let matrix = Matrix::load(&path, [outputs, inputs], quantized, weights)?;
-        let bias = weights.take_optional(&format!("{path}.bias"), &[outputs])?;
+        let matrix = Matrix::load(&path, [outputs, inputs], config, weights)?;
+        let bias = match config.has_bias(path.rsplit('.').next().unwrap_or_default()) {
+            true => Some(weights.take(&format!("{path}.bias"), &[outputs])?),
+            false => None,
+        };
         Ok(Self { path, matrix, bias })
+    }
+
+    pub fn arrays(&self) -> Vec<&Array> {
+        self.matrix.arrays().into_iter().chain(&self.bias).collect()
     }
 
     pub fn forward(&self, x: &Array, around: Around) -> Result<Array> {
@@ -238,6 +295,10 @@ impl Projections {
     pub fn parts(&self) -> &[Linear; 3] {
         &self.parts
     }
+
+    pub fn arrays(&self) -> Vec<&Array> {
+        self.parts.iter().chain(&self.joined).flat_map(Linear::arrays).collect()
+    }
 }
 
 /// The biases one after the other, zeros for a part without; none if no part has any.
@@ -254,12 +315,26 @@ fn joined_biases(parts: &[Linear; 3], like: &Array) -> Result<Option<Array>> {
     Ok(Some(concatenate(&biases.iter().collect::<Vec<_>>(), 0)?))
 }
 
-/// `silu(gate(x)) * up(x)`.
-pub(super) fn swiglu(gate: &Linear, up: &Linear, x: &Array, around: Around) -> Result<Array> {
+/// The activation of a gated feed-forward layer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Gate {
+    Silu,
+    Gelu,
+}
+
+/// `act(gate(x)) * up(x)`.
+pub(super) fn gated(
+    act: Gate,
+    gate: &Linear,
+    up: &Linear,
+    x: &Array,
+    around: Around,
+) -> Result<Array> {
     let adapted = around
         .adapters
         .is_some_and(|adapters| [gate, up].iter().any(|part| adapters.get(&part.path).is_some()));
     if let (Matrix::Quantized(g), Matrix::Quantized(u)) = (&gate.matrix, &up.matrix)
+        && act == Gate::Silu
         && !adapted
         && gate.bias.is_none()
         && up.bias.is_none()
@@ -269,5 +344,37 @@ pub(super) fn swiglu(gate: &Linear, up: &Linear, x: &Array, around: Around) -> R
     }
     let x = around.normed(x)?;
     let around = Around { norm: None, ..around };
-    ops::swiglu(&gate.forward(&x, around)?, &up.forward(&x, around)?)
+    let (gate, up) = (gate.forward(&x, around)?, up.forward(&x, around)?);
+    match act {
+        Gate::Silu => ops::swiglu(&gate, &up),
+        Gate::Gelu => ops::geglu(&gate, &up),
+    }
+}
+
+/// The format that packed weights of `inputs` columns and their scales have.
+fn shown(path: &str, inputs: i32, weights: &Weights) -> Result<Quantization> {
+    let (weight, scales) = (format!("{path}.weight"), format!("{path}.scales"));
+    let columns = |name: &str| {
+        let last = weights.shape(name).and_then(|(shape, _)| shape.last().copied());
+        last.map(i64::from).filter(|&columns| columns > 0)
+    };
+    let bytes = weights.shape(&scales).is_some_and(|(_, dtype)| dtype == Dtype::Uint8);
+    let inputs = i64::from(inputs);
+    let format = match (columns(&weight), columns(&scales)) {
+        (Some(words), Some(groups)) => (words * 32 / inputs, inputs / groups, bytes),
+        _ => (0, 0, bytes),
+    };
+    match format {
+        (4, 32, true) => Ok(Quantization { group_size: 32, bits: 4, mode: QuantizedMode::Mxfp4 }),
+        (bits @ (2 | 3 | 4 | 6 | 8), group_size @ (32 | 64 | 128), false) => {
+            Ok(Quantization::affine(group_size as i32, bits as i32))
+        }
+        (bits, group_size, _) => Err(weights.error(
+            &weight,
+            format_args!(
+                "{weight} of 2, 3, 4, 6 or 8 bits in groups of 32, 64 or 128, or of mxfp4, got \
+                 {bits} bits in groups of {group_size}"
+            ),
+        )),
+    }
 }

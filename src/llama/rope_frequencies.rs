@@ -85,6 +85,11 @@ impl RopeFrequencies {
         Ok(rope)
     }
 
+    /// Whether a position turns by what depends on how many there are.
+    pub(super) fn depends_on_length(&self) -> bool {
+        self.dynamic.is_some()
+    }
+
     /// The kinds that have periods of their own. Operations and their types are mlx-lm's: numbers
     /// of the config in double precision, arrays in single.
     fn stretch(&mut self, scaling: &RopeScaling, limit: Option<i32>) -> Result<()> {

@@ -3,15 +3,23 @@ use crate::dtype::Dtype;
 use crate::error::{Error, Result};
 use crate::random;
 
-/// How the next token is drawn from the model's logits.
+/// How the next token is drawn from the model's logits: the steps of mlx-lm's `make_sampler`, in its
+/// order, which is that of the fields from `top_p` to `top_k`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Sampling {
-    /// Divides the logits; 0 takes the likeliest token.
+    /// Divides the logits of what is left in the end; 0 takes the likeliest token.
     pub temp: f32,
     /// Draw only from the likeliest tokens that together have this probability; 0 or 1: from all.
     pub top_p: f32,
     /// Draw only from tokens at least this fraction as likely as the likeliest; 0: from all.
     pub min_p: f32,
+    /// So many likeliest tokens are kept whatever `min_p` says; 0 is 1.
+    pub min_tokens_to_keep: u32,
+    /// How often the likeliest tokens are left out (XTC, "exclude top choices"): of those above
+    /// `xtc_threshold` all but the least likely.
+    pub xtc_probability: f32,
+    /// Probability, at most 0.5, above which a token is a top choice.
+    pub xtc_threshold: f32,
     /// Draw only from this many likeliest tokens; 0: from all.
     pub top_k: u32,
     /// Of the random numbers.
@@ -21,7 +29,39 @@ pub struct Sampling {
 impl Default for Sampling {
     /// Greedy.
     fn default() -> Self {
-        Self { temp: 0.0, top_p: 0.0, min_p: 0.0, top_k: 0, seed: 0 }
+        Self {
+            temp: 0.0,
+            top_p: 0.0,
+            min_p: 0.0,
+            min_tokens_to_keep: 1,
+            xtc_probability: 0.0,
+            xtc_threshold: 0.1,
+            top_k: 0,
+            seed: 0,
+        }
+    }
+}
+
+impl Sampling {
+    fn check(&self) -> Result<()> {
+        let temp = self.temp;
+        if !(temp >= 0.0 && temp.is_finite()) {
+            return Err(Error::argument("sampling", format_args!("temp >= 0, got {temp}")));
+        }
+        for (name, p, most) in [
+            ("top_p", self.top_p, 1.0),
+            ("min_p", self.min_p, 1.0),
+            ("xtc_probability", self.xtc_probability, 1.0),
+            ("xtc_threshold", self.xtc_threshold, 0.5),
+        ] {
+            if !(0.0..=most).contains(&p) {
+                return Err(Error::argument(
+                    "sampling",
+                    format_args!("{name} in 0..={most}, got {p}"),
+                ));
+            }
+        }
+        Ok(())
     }
 }
 
@@ -37,47 +77,87 @@ impl Default for Sampling {
 /// ```
 pub struct Sampler {
     sampling: Sampling,
+    /// Tokens that XTC leaves in.
+    spared: Vec<u32>,
     key: Array,
 }
 
 impl Sampler {
-    /// An error for a temperature that is negative or not finite, or probabilities outside 0..=1.
+    /// An error for a temperature that is negative or not finite, probabilities outside 0..=1, or
+    /// an XTC threshold outside 0..=0.5.
     pub fn new(sampling: Sampling) -> Result<Self> {
-        let Sampling { temp, top_p, min_p, .. } = sampling;
-        if !(temp >= 0.0 && temp.is_finite()) {
-            return Err(Error::argument("sampling", format_args!("temp >= 0, got {temp}")));
-        }
-        for (name, p) in [("top_p", top_p), ("min_p", min_p)] {
-            if !(0.0..=1.0).contains(&p) {
-                return Err(Error::argument("sampling", format_args!("{name} in 0..=1, got {p}")));
-            }
-        }
-        Ok(Self { sampling, key: random::key(sampling.seed)? })
+        sampling.check()?;
+        Ok(Self { sampling, spared: Vec::new(), key: random::key(sampling.seed)? })
+    }
+
+    /// The same, with tokens that XTC never leaves out: mlx-lm spares the ends of a text and of
+    /// a line.
+    pub fn sparing(self, tokens: &[u32]) -> Self {
+        Self { spared: tokens.to_vec(), ..self }
+    }
+
+    /// Whether it takes the likeliest token, which costs no random number.
+    pub fn is_greedy(&self) -> bool {
+        self.sampling.temp == 0.0
     }
 
     /// One `uint32` token for each row of logits `[batch, vocab]`; lazy.
     pub fn sample(&mut self, logits: &Array) -> Result<Array> {
-        let Sampling { temp, top_p, min_p, top_k, .. } = self.sampling;
-        if temp == 0.0 {
+        if self.is_greedy() {
             return logits.argmax(-1, false);
         }
         let logits = logits.astype(Dtype::Float32)?;
-        let mut logprobs = logits.subtract(logits.logsumexp(-1, true)?)?;
+        self.draw(&logits.subtract(logits.logsumexp(-1, true)?)?)
+    }
+
+    /// As [`sample`](Self::sample), from logarithms of probabilities.
+    fn draw(&mut self, logprobs: &Array) -> Result<Array> {
+        let Sampling { temp, top_p, min_p, top_k, xtc_probability, .. } = self.sampling;
+        let mut logprobs = logprobs.clone();
         if top_p > 0.0 && top_p < 1.0 {
             logprobs = keep_top_p(&logprobs, top_p)?;
         }
         if min_p > 0.0 {
-            let least = logprobs.max(-1, true)?.add(min_p.ln())?;
-            logprobs = keep_at_least(&logprobs, &least)?;
+            logprobs = keep_min_p(&logprobs, min_p, self.sampling.min_tokens_to_keep)?;
+        }
+        if xtc_probability > 0.0 {
+            let chance = random::uniform::<f32>(0.0, 1.0, &[], Some(&self.next_key()?))?;
+            let cut = self.without_top_choices(&logprobs)?;
+            logprobs = select(&chance.greater(xtc_probability)?, &logprobs, &cut)?;
         }
         if top_k > 0 && i64::from(top_k) < i64::from(logprobs.dim(-1)?) {
-            let least = logprobs.sort(-1)?.slice_axis(-1, -(top_k as i32)..)?;
-            logprobs = keep_at_least(&logprobs, &least.slice_axis(-1, ..1)?)?;
+            logprobs = keep_top_k(&logprobs, top_k as i32)?;
         }
+        let key = self.next_key()?;
+        random::categorical(&logprobs.multiply(1.0 / temp)?, -1, Some(&key))
+    }
+
+    fn next_key(&mut self) -> Result<Array> {
         let keys = random::split(&self.key, 2)?;
         self.key = keys.slice(&[&(..1)])?.squeeze(&[0])?;
-        let key = keys.slice(&[&(1..)])?.squeeze(&[0])?;
-        random::categorical(&logprobs.multiply(1.0 / temp)?, -1, Some(&key))
+        keys.slice(&[&(1..)])?.squeeze(&[0])
+    }
+
+    fn without_top_choices(&self, logprobs: &Array) -> Result<Array> {
+        // What was left out before has probability 0, and the rest is scaled up, as in mlx-lm.
+        let probs = logprobs.subtract(logprobs.logsumexp(-1, true)?)?.exp()?;
+        let above = probs.greater(self.sampling.xtc_threshold)?;
+        let least = select(&above, &probs, &Array::scalar(f32::INFINITY)?)?.min(-1, true)?;
+        let cut = select(&probs.greater(least)?, &Array::scalar(f32::NEG_INFINITY)?, logprobs)?;
+        let vocab = logprobs.dim(-1)?;
+        let spared: Vec<u32> = self
+            .spared
+            .iter()
+            .copied()
+            .filter(|&token| i64::from(token) < i64::from(vocab))
+            .collect();
+        if spared.is_empty() {
+            return Ok(cut);
+        }
+        let rows = logprobs.dim(0)?;
+        let count = i32::try_from(spared.len()).unwrap_or(i32::MAX);
+        let spared = Array::from_slice(&spared, &[1, count])?.broadcast_to(&[rows, count])?;
+        cut.put_along_axis(&spared, &logprobs.take_along_axis(&spared, -1)?, -1)
     }
 }
 
@@ -94,4 +174,23 @@ fn keep_top_p(logprobs: &Array, top_p: f32) -> Result<Array> {
     let dropped = total.subtract(&mass)?.greater_equal(total.multiply(top_p)?)?;
     let count = dropped.astype(Dtype::Int32)?.sum(-1, true)?;
     keep_at_least(logprobs, &ascending.take_along_axis(&count, -1)?)
+}
+
+/// The likeliest `k` tokens, exactly; of equal ones at the limit any.
+fn keep_top_k(logprobs: &Array, k: i32) -> Result<Array> {
+    let dropped = logprobs.negative()?.argsort(-1)?.slice_axis(-1, k..)?;
+    let lowest = Array::scalar(f32::NEG_INFINITY)?.broadcast_to(dropped.shape())?;
+    logprobs.put_along_axis(&dropped, &lowest, -1)
+}
+
+/// Tokens at least `min_p` as likely as the likeliest, and no fewer than `least`.
+fn keep_min_p(logprobs: &Array, min_p: f32, least: u32) -> Result<Array> {
+    let vocab = logprobs.dim(-1)?;
+    let mut bound = logprobs.max(-1, true)?.add(min_p.ln())?;
+    let least = i32::try_from(least).unwrap_or(i32::MAX).min(vocab);
+    if least > 1 {
+        let kept = logprobs.sort(-1)?.slice_axis(-1, vocab - least..vocab - least + 1)?;
+        bound = bound.minimum(kept)?;
+    }
+    keep_at_least(logprobs, &bound)
 }

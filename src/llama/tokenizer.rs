@@ -1,9 +1,8 @@
-use tokenizers::tokenizer::DecodeStream;
-use tokenizers::{
-    DecoderWrapper, ModelWrapper, NormalizerWrapper, PostProcessorWrapper, PreTokenizerWrapper,
-};
+use tokenizers::DecoderWrapper;
 
 use crate::error::{Error, Result};
+
+use super::text_stream::TextStream;
 
 /// Text to tokens and back, from a `tokenizer.json`.
 ///
@@ -13,19 +12,45 @@ use crate::error::{Error, Result};
 /// let tokenizer = Checkpoint::demo()?.tokenizer;
 /// let tokens = tokenizer.encode("Zoë smiled.")?;
 /// assert_eq!(tokenizer.decode(&tokens)?, "Zoë smiled.");
+/// assert_eq!(tokenizer.token_id("<|endoftext|>"), Some(0));
 /// # Ok::<(), mlx_primitives::Error>(())
 /// ```
 pub struct Tokenizer(tokenizers::Tokenizer);
 
+/// How a tokenizer's tokens become text.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Decoding {
+    /// Every character of a token is a byte, as in GPT-2 and Llama 3.
+    ByteLevel,
+    /// Tokens are text but for `<0x0A>` and its like, as in SentencePiece and Llama 2.
+    ByteFallback,
+    /// Whatever the decoder makes of them.
+    Other,
+}
+
 impl Tokenizer {
-    /// Reads the contents of a `tokenizer.json`.
+    /// Reads the contents of a `tokenizer.json`. Truncation and padding that it asks for are left
+    /// out: a prompt is encoded whole.
     pub fn parse(json: &[u8]) -> Result<Self> {
-        tokenizers::Tokenizer::from_bytes(json).map(Self).map_err(|e| failed(&*e))
+        let mut tokenizer = tokenizers::Tokenizer::from_bytes(json).map_err(|e| failed(&*e))?;
+        tokenizer.with_padding(None);
+        tokenizer.with_truncation(None).map_err(|e| failed(&*e))?;
+        Ok(Self(tokenizer))
     }
 
     /// The tokens of a text, with the special ones that the tokenizer adds itself.
     pub fn encode(&self, text: &str) -> Result<Vec<u32>> {
-        let encoding = self.0.encode(text, true).map_err(|e| failed(&*e))?;
+        self.encoded(text, true)
+    }
+
+    /// The tokens of a text alone, as is right for what a chat template wrote: special tokens
+    /// that the text spells out are found, none is added.
+    pub fn encode_verbatim(&self, text: &str) -> Result<Vec<u32>> {
+        self.encoded(text, false)
+    }
+
+    fn encoded(&self, text: &str, special: bool) -> Result<Vec<u32>> {
+        let encoding = self.0.encode_fast(text, special).map_err(|e| failed(&*e))?;
         Ok(encoding.get_ids().to_vec())
     }
 
@@ -36,26 +61,40 @@ impl Tokenizer {
 
     /// Decodes token by token.
     pub fn stream(&self) -> TextStream<'_> {
-        TextStream(self.0.decode_stream(true))
+        TextStream::new(self)
     }
-}
 
-/// Turns tokens into text as they come, whole characters at a time.
-pub struct TextStream<'a>(
-    DecodeStream<
-        'a,
-        ModelWrapper,
-        NormalizerWrapper,
-        PreTokenizerWrapper,
-        PostProcessorWrapper,
-        DecoderWrapper,
-    >,
-);
+    /// The number of a token that is written so, added ones included.
+    pub fn token_id(&self, token: &str) -> Option<u32> {
+        self.0.token_to_id(token)
+    }
 
-impl TextStream<'_> {
-    /// What the token adds to the text; empty while a character is incomplete.
-    pub fn push(&mut self, token: u32) -> Result<String> {
-        self.0.step(token).map(Option::unwrap_or_default).map_err(|e| failed(&*e))
+    /// How a token is written in the vocabulary, which is not always its text.
+    pub fn token(&self, id: u32) -> Option<String> {
+        self.0.id_to_token(id)
+    }
+
+    /// Whether a token is special: no part of the text.
+    pub fn is_special(&self, id: u32) -> bool {
+        self.token(id).is_some_and(|token| self.0.get_added_vocabulary().is_special_token(&token))
+    }
+
+    pub(super) fn decoding(&self) -> Decoding {
+        match self.0.get_decoder() {
+            Some(DecoderWrapper::ByteLevel(_)) => Decoding::ByteLevel,
+            Some(DecoderWrapper::ByteFallback(_)) => Decoding::ByteFallback,
+            Some(DecoderWrapper::Sequence(sequence)) => {
+                let parts = sequence.get_decoders();
+                match parts {
+                    [DecoderWrapper::ByteLevel(_)] => Decoding::ByteLevel,
+                    _ if parts.iter().any(|p| matches!(p, DecoderWrapper::ByteFallback(_))) => {
+                        Decoding::ByteFallback
+                    }
+                    _ => Decoding::Other,
+                }
+            }
+            _ => Decoding::Other,
+        }
     }
 }
 

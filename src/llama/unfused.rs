@@ -6,9 +6,10 @@ use crate::error::Result;
 use crate::ops::{self, AttentionOptions};
 use crate::{builtin, graph};
 
-use super::cache::Heads;
-use super::linear::{Linear, Matrix, Norm};
-use super::model::{Attention, DecoderLayer, Llama, Mlp};
+use super::cache::{Cache, CacheKind, Heads};
+use super::layer::{Attention, DecoderLayer, Mlp};
+use super::linear::{Gate, Linear, Matrix, Norm};
+use super::model::Llama;
 
 /// Who stands for the fused ops that MLX has itself: RMS norm, rotary embedding, attention, and
 /// the compiled SwiGLU of mlx-lm.
@@ -35,32 +36,42 @@ impl Llama {
         UnfusedCache { layers: vec![None; self.layers.len()], len: 0 }
     }
 
-    /// As [`forward`](Self::forward), by MLX's built-ins alone. One text, one position or more.
+    /// As [`forward`](Self::forward), by MLX's built-ins alone. One text, one position or more;
+    /// layers of sliding attention see as far back as others.
     pub fn forward_unfused(&self, tokens: &Array, cache: &mut UnfusedCache) -> Result<Array> {
         self.unfused(tokens, cache, Fused::BuiltIn)
     }
 
     /// What a decoded token costs on a GPU with `context` positions in the cache: the graph of
-    /// this model, and that of MLX's built-ins. Runs a token through the model first, so that
-    /// no weight is still to be loaded.
+    /// this model, and that of MLX's built-ins. Nothing but the caches is evaluated; what reads or
+    /// packs weights that are not in memory yet does not count.
     pub fn cost_of_a_token(&self, context: i32) -> Result<[Vec<graph::Node>; 2]> {
         let token = Array::from_slice(&[0u32], &[1, 1])?;
-        self.forward(&token, &mut self.new_cache())?.eval()?;
-        self.unfused(&token, &mut self.new_unfused_cache(), Fused::StandIn)?.eval()?;
-        let mut cache = self.new_cache();
+        // Sliding layers count as if they saw the whole context.
+        let mut cache = Cache::new(self.layers.len(), CacheKind::Plain)?;
         cache.reserve(context, Heads::from(self.config()), self.dtype())?;
         let mut unfused = self.new_unfused_cache();
         unfused.reserve(context, self)?;
         let ours = self.forward(&token, &mut cache)?;
         let theirs = self.unfused(&token, &mut unfused, Fused::StandIn)?;
+        let once = self.pending()?;
         let ours = graph::nodes([&ours].into_iter().chain(cache.arrays()))?;
         let arrays = [&theirs].into_iter().chain(unfused.layers.iter().flatten().flatten());
-        let theirs = graph::nodes(arrays)?.into_iter().map(stood_for).collect();
-        Ok([ours, theirs])
+        let theirs = graph::nodes(arrays)?;
+        let theirs = without(theirs, &once).into_iter().map(stood_for).collect();
+        Ok([without(ours, &once), theirs])
+    }
+
+    /// What is left to compute of the weights.
+    fn pending(&self) -> Result<Vec<graph::Node>> {
+        let layers = self.layers.iter().flat_map(|layer| layer.arrays());
+        let head = self.lm_head.iter().flat_map(Linear::arrays);
+        let rest = self.embed_tokens.arrays().into_iter().chain([&self.norm.weight]);
+        graph::nodes(layers.chain(head).chain(rest))
     }
 
     fn unfused(&self, tokens: &Array, cache: &mut UnfusedCache, fused: Fused) -> Result<Array> {
-        let mut h = self.embed_tokens.rows(tokens, self.dtype())?;
+        let mut h = self.embed(tokens)?;
         let len = cache.len;
         for (layer, buffers) in self.layers.iter().zip(&mut cache.layers) {
             h = layer.unfused(&h, buffers, len, fused)?;
@@ -72,6 +83,24 @@ impl Llama {
             None => self.embed_tokens.unfused(&h),
         }
     }
+}
+
+/// The nodes but for those of `once`. Of a node of several results either may have been met first,
+/// which tells other bytes: such ones go by name.
+fn without(mut nodes: Vec<graph::Node>, once: &[graph::Node]) -> Vec<graph::Node> {
+    let mut left = Vec::new();
+    for node in once {
+        match nodes.iter().position(|other| other == node) {
+            Some(place) => drop(nodes.remove(place)),
+            None => left.push(node),
+        }
+    }
+    for node in left {
+        if let Some(place) = nodes.iter().position(|other| other.name == node.name) {
+            nodes.remove(place);
+        }
+    }
+    nodes
 }
 
 /// A node of MLX's own in place of ours that stood for it.
@@ -142,8 +171,13 @@ impl Attention {
         let split =
             |x: Array, heads| x.reshape(&[batch, time, heads, features])?.transpose(&[0, 2, 1, 3]);
         let [q, k, v] = self.qkv_proj.parts().each_ref().map(|part| part.unfused(x));
-        let queries = self.turned(&split(q?, self.heads.heads)?, len, fused)?;
-        let keys = self.turned(&split(k?, self.heads.kv_heads)?, len, fused)?;
+        let (mut queries, mut keys) =
+            (split(q?, self.heads.heads)?, split(k?, self.heads.kv_heads)?);
+        if let Some([of_queries, of_keys]) = &self.head_norms {
+            (queries, keys) =
+                (of_queries.unfused(&queries, fused)?, of_keys.unfused(&keys, fused)?);
+        }
+        let (queries, keys) = (self.turned(&queries, len, fused)?, self.turned(&keys, len, fused)?);
         let values = split(v?, self.heads.kv_heads)?;
 
         let end = len + time;
@@ -176,9 +210,13 @@ impl Attention {
 impl Mlp {
     fn unfused(&self, x: &Array, fused: Fused) -> Result<Array> {
         let (gate, up) = (self.gate_proj.unfused(x)?, self.up_proj.unfused(x)?);
-        let inner = match fused {
-            Fused::BuiltIn => gate.multiply(gate.sigmoid()?)?.multiply(up)?,
-            Fused::StandIn => ops::swiglu(&gate, &up)?,
+        let inner = match (self.gate, fused) {
+            (Gate::Silu, Fused::BuiltIn) => gate.multiply(gate.sigmoid()?)?.multiply(up)?,
+            (Gate::Silu, Fused::StandIn) => ops::swiglu(&gate, &up)?,
+            (Gate::Gelu, Fused::BuiltIn) => {
+                builtin::composition(&ops::geglu(&gate, &up)?)?.remove(0)
+            }
+            (Gate::Gelu, Fused::StandIn) => ops::geglu(&gate, &up)?,
         };
         self.down_proj.unfused(&inner)
     }

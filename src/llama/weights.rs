@@ -1,36 +1,104 @@
 use std::collections::HashMap;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use crate::array::Array;
+use crate::dtype::Dtype;
 use crate::error::{Error, Result};
 
+use super::random_weights::RandomWeights;
+
 /// A checkpoint's tensors, taken out one by one as the model is put together.
+#[derive(Default)]
 pub struct Weights {
     arrays: HashMap<String, Array>,
+    /// Where each came from, for errors.
+    files: HashMap<String, Arc<Path>>,
+    /// Where a tensor that is in no file should have been.
+    place: Option<PathBuf>,
+    /// Where tensors are drawn instead.
+    random: Option<RandomWeights>,
 }
 
 impl Weights {
     /// The tensors of one or several files.
     pub fn new(arrays: HashMap<String, Array>) -> Self {
-        Self { arrays }
+        Self { arrays, ..Self::default() }
+    }
+
+    /// None yet, of the checkpoint at `place`.
+    pub(super) fn of(place: &Path) -> Self {
+        Self { place: Some(place.to_owned()), ..Self::default() }
+    }
+
+    /// Adds the tensors of a file; an error for one that another file has too.
+    pub(super) fn add(&mut self, file: &Path, arrays: HashMap<String, Array>) -> Result<()> {
+        let file: Arc<Path> = file.into();
+        for (name, array) in arrays {
+            if let Some(other) = self.files.insert(name.clone(), file.clone()) {
+                let expected = format_args!("each tensor in one file, got {name}");
+                let other = other.display();
+                return Err(Error::file(&file, format_args!("{expected} in {other} too")));
+            }
+            self.arrays.insert(name, array);
+        }
+        Ok(())
+    }
+
+    /// Bytes of what has not been taken yet.
+    pub(super) fn nbytes(&self) -> u64 {
+        self.arrays.values().map(|array| array.nbytes() as u64).sum()
+    }
+
+    pub(super) fn contains(&self, name: &str) -> bool {
+        self.arrays.contains_key(name)
+    }
+
+    pub(super) fn shape(&self, name: &str) -> Option<(&[i32], Dtype)> {
+        self.arrays.get(name).map(|array| (array.shape(), array.dtype()))
+    }
+
+    /// An error about the tensor `name` that names its file.
+    pub(super) fn error(&self, name: &str, expected: impl std::fmt::Display) -> Error {
+        let error = Error::argument("weights", expected);
+        match self.files.get(name).map(|file| &**file).or(self.place.as_deref()) {
+            Some(file) => Error::file(file, error),
+            None => error,
+        }
+    }
+
+    pub(super) fn random(source: RandomWeights) -> Self {
+        Self { random: Some(source), ..Self::default() }
+    }
+
+    /// Where matrices are drawn, if they are.
+    pub(super) fn source(&mut self) -> Option<&mut RandomWeights> {
+        self.random.as_mut()
     }
 
     /// The tensor of that name, which must have that shape and a floating type.
     pub fn take(&mut self, name: &str, shape: &[i32]) -> Result<Array> {
+        if let Some(source) = &mut self.random {
+            return source.tensor(name, shape);
+        }
         self.take_optional(name, shape)?.ok_or_else(|| {
-            Error::argument("weights", format_args!("a tensor {name} of shape {shape:?}, got none"))
+            self.error(name, format_args!("a tensor {name} of shape {shape:?}, got none"))
         })
     }
 
     /// As [`take`](Self::take), or none if there is no such tensor.
     pub fn take_optional(&mut self, name: &str, shape: &[i32]) -> Result<Option<Array>> {
+        if let Some(source) = &mut self.random {
+            return source.tensor(name, shape).map(Some);
+        }
         let Some(array) = self.arrays.remove(name) else { return Ok(None) };
-        if array.shape() != shape || !array.dtype().is_floating() {
-            return Err(Error::argument(
-                "weights",
+        let floating = [Dtype::Float32, Dtype::Float16, Dtype::Bfloat16].contains(&array.dtype());
+        if array.shape() != shape || !floating {
+            let got = format_args!("got {:?} of {}", array.shape(), array.dtype());
+            return Err(self.error(
+                name,
                 format_args!(
-                    "{name} of shape {shape:?} and a floating type, got {:?} of {}",
-                    array.shape(),
-                    array.dtype()
+                    "{name} of shape {shape:?} and type float32, float16 or bfloat16, {got}"
                 ),
             ));
         }
@@ -42,7 +110,7 @@ impl Weights {
         self.arrays.remove(name)
     }
 
-    /// An error that names a tensor nobody took, if there is one that a Llama does not have.
+    /// An error that names a tensor nobody took, if there is one that the model does not have.
     pub fn finish(mut self, tied: bool) -> Result<()> {
         // Old checkpoints store what is computed; tied ones may store the embedding twice.
         self.arrays.retain(|name, _| {
@@ -51,10 +119,13 @@ impl Weights {
         });
         match self.arrays.keys().min() {
             None => Ok(()),
-            Some(name) => Err(Error::argument(
-                "weights",
-                format_args!("only a Llama's tensors, got {name} ({} unused)", self.arrays.len()),
-            )),
+            Some(name) => {
+                let unused = self.arrays.len();
+                let expected = format_args!(
+                    "only tensors that the config asks for, got {name} ({unused} unused)"
+                );
+                Err(self.error(name, expected))
+            }
         }
     }
 }

@@ -1,5 +1,6 @@
 use super::{QuantizedWeight, matmul};
 use crate::array::{Array, to_list};
+use crate::dtype::Dtype;
 use crate::error::{Error, Result};
 use crate::ffi::lora::bridge as ffi;
 use crate::random;
@@ -124,6 +125,22 @@ impl Lora {
     /// `[n, rank]`.
     pub fn b(&self) -> &Array {
         &self.b
+    }
+
+    /// What the product of both is multiplied by.
+    pub fn scale(&self) -> f32 {
+        self.scale
+    }
+
+    /// `lora_a` `[k, rank]` and `lora_b` `[rank, n]`, as adapters of mlx-lm store them.
+    pub fn to_mlx_lm(&self) -> Result<[Array; 2]> {
+        Ok([self.a.t()?.contiguous()?, self.b.t()?.contiguous()?])
+    }
+
+    /// The same update in another type. One of the type of the layer's input keeps
+    /// [`apply`](Self::apply) from converting the base.
+    pub fn astype(&self, dtype: Dtype) -> Result<Self> {
+        Self::new(self.a.astype(dtype)?, self.b.astype(dtype)?, self.scale)
     }
 
     /// [`lora_linear`] with this update.

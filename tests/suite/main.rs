@@ -1,15 +1,20 @@
 //! The integration tests, in one binary: a module for each part of the crate.
 
 mod activation;
+mod adapters;
 mod array;
 mod attention;
 mod build;
 mod cache;
+mod chat_template;
+mod checkpoints;
 mod cli;
 mod compile;
+mod conversions;
 mod cross_entropy;
 mod errors;
 mod fused_llama;
+mod generation;
 mod gguf;
 mod gradients;
 mod graph;
@@ -27,16 +32,21 @@ mod printing;
 mod quantize;
 mod quantized_matmul;
 mod random;
+mod random_weights;
 mod reduce;
 mod residual_norm;
 mod rms_norm;
 mod rope;
 mod rope_append;
 mod rope_scaling;
+mod sampling;
 #[cfg(target_os = "linux")]
 mod simulated;
 mod softmax;
 mod support;
+mod text_cli;
 mod threads;
 mod tidy;
+mod tokenizer;
+mod tools;
 mod vmap;

@@ -1,107 +1,138 @@
 use std::io::{IsTerminal, Read, Write};
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::Ordering;
 
 use anyhow::{Context, Result, ensure};
-use mlx_primitives::llama::{Checkpoint, FinishReason, Options, Sampling, Statistics};
-use serde_json::json;
+use mlx_primitives::llama::{FinishReason, PromptCache, Statistics, Token, message};
+use serde_json::{Value, json};
+
+use crate::text::{Session, TextArgs, report};
+
+/// Below the options of `--help`.
+const EXAMPLES: &str = "\
+The text goes to stdout as it comes, figures to stderr. A model with a chat template answers the
+prompt as a user's message; --ignore-chat-template continues it instead. Ctrl-C ends the text.
+
+  mlx-primitives generate \"Once upon a time\"
+  mlx-primitives generate --model DIR -p \"Name three rivers.\" --temp 0.7 --top-p 0.9
+  mlx-primitives generate --model DIR -p - --json < prompt.txt";
 
 #[derive(clap::Args)]
+#[command(after_help = EXAMPLES)]
 pub struct Args {
-    /// The text to continue; `-` reads it from standard input.
-    prompt: String,
-    /// A checkpoint's directory; without it the small model that comes with the crate.
-    #[arg(long, value_name = "DIR")]
-    model: Option<PathBuf>,
-    /// Stop after this many tokens.
-    #[arg(long, short, default_value_t = 256, value_name = "N")]
-    max_tokens: usize,
-    /// Temperature; 0 always takes the likeliest token.
-    #[arg(long, default_value_t = 0.0, value_name = "T")]
-    temp: f32,
-    /// Draw from the likeliest tokens that together have this probability.
-    #[arg(long, default_value_t = 1.0, value_name = "P")]
-    top_p: f32,
-    /// Draw from tokens at least this fraction as likely as the likeliest.
-    #[arg(long, default_value_t = 0.0, value_name = "P")]
-    min_p: f32,
-    /// Draw from this many likeliest tokens; 0 for all.
-    #[arg(long, default_value_t = 0, value_name = "K")]
-    top_k: u32,
-    /// Seed of the random numbers.
-    #[arg(long, default_value_t = 0, value_name = "S")]
-    seed: u64,
+    /// The prompt; `-` reads it from standard input.
+    #[arg(required_unless_present = "prompt_option")]
+    prompt: Option<String>,
+    /// The prompt, as mlx_lm.generate takes it.
+    #[arg(
+        long = "prompt",
+        short = 'p',
+        id = "prompt_option",
+        value_name = "PROMPT",
+        conflicts_with = "prompt"
+    )]
+    prompt_option: Option<String>,
+    #[command(flatten)]
+    text: TextArgs,
+    /// Start from the keys and values in this .safetensors file, if any, and write them there.
+    #[arg(long, value_name = "FILE", help_heading = "Speed and memory")]
+    prompt_cache_file: Option<PathBuf>,
     /// Print one JSON object instead of streaming the text.
-    #[arg(long)]
+    #[arg(long, help_heading = "Output")]
     json: bool,
+    /// With --json: each token's log probability, and those of the N likeliest.
+    #[arg(long, value_name = "N", requires = "json", help_heading = "Output")]
+    logprobs: Option<usize>,
+    /// Whether to write figures to stderr.
+    #[arg(long, value_name = "BOOL", default_value_t = true, default_missing_value = "true", num_args = 0..=1,
+          action = clap::ArgAction::Set, value_parser = clap::builder::BoolishValueParser::new(),
+          help_heading = "Output")]
+    verbose: bool,
 }
 
 pub fn run(args: &Args) -> Result<()> {
-    let checkpoint = match &args.model {
-        Some(directory) => Checkpoint::load(directory)?,
-        None => Checkpoint::demo()?,
-    };
     let prompt_text = prompt_text(args)?;
-    let prompt = checkpoint.tokenizer.encode(&prompt_text)?;
+    let mut session = Session::load(&args.text)?;
+    session.options.logprobs = args.logprobs;
+    let mut messages = vec![message("user", &prompt_text)];
+    if let Some(text) = &args.text.system_prompt {
+        messages.insert(0, message("system", text));
+    }
+    let prompt = session.encode(&messages)?;
     ensure!(!prompt.is_empty(), "expected a prompt of at least one token, got an empty one");
-    let options = Options {
-        max_tokens: args.max_tokens,
-        sampling: Sampling {
-            temp: args.temp,
-            top_p: args.top_p,
-            min_p: args.min_p,
-            top_k: args.top_k,
-            seed: args.seed,
-        },
-        ..Options::default()
+    let cache = match &args.prompt_cache_file {
+        Some(path) if path.exists() => Some(PromptCache::load(path, &session.checkpoint.llama)?),
+        _ => None,
     };
-
-    let stop = Arc::new(AtomicBool::new(false));
-    let flag = Arc::clone(&stop);
+    if let (Some(cache), Some(path)) = (&cache, &args.prompt_cache_file) {
+        let kind = session.options.cache;
+        ensure!(
+            cache.is_of(kind, &session.checkpoint.llama)?,
+            "{}: expected a cache as the options ask for, {kind:?}, got one of another kind",
+            path.display()
+        );
+    }
+    let flag = Arc::clone(&session.stop);
     ctrlc::set_handler(move || flag.store(true, Ordering::Relaxed)).context("handling Ctrl-C")?;
 
-    let mut output = Output::start(args.json, &prompt_text)?;
-    let mut stream = checkpoint.tokenizer.stream();
-    let mut tokens = Vec::new();
-    let mut generation = checkpoint.generate(&prompt, &options)?;
-    while !stop.load(Ordering::Relaxed) {
-        let Some(token) = generation.next() else { break };
-        let token = token?;
-        tokens.push(token);
-        output.text(&stream.push(token)?)?;
+    let mut output = Output::start(args, &session, &prompt_text);
+    let mut generation = session.start(&prompt, cache)?;
+    while !session.interrupted() {
+        let Some(piece) = generation.next() else { break };
+        let piece = piece?;
+        output.text(&piece.text)?;
+        output.tokens.extend(piece.token);
     }
     let reason = generation.finish_reason().map_or("interrupted", FinishReason::name);
-    output.finish(&tokens, &generation.statistics(), reason)
+    output.finish(&generation.statistics(), reason)?;
+    if let Some(path) = &args.prompt_cache_file {
+        generation.into_prompt_cache()?.save(path)?;
+    }
+    Ok(())
 }
 
 fn prompt_text(args: &Args) -> Result<String> {
-    if args.prompt != "-" {
-        return Ok(args.prompt.clone());
+    let text = args.prompt.as_ref().or(args.prompt_option.as_ref());
+    match text.map(String::as_str) {
+        Some("-") => {
+            let mut text = String::new();
+            std::io::stdin().read_to_string(&mut text).context("reading the prompt from stdin")?;
+            Ok(text)
+        }
+        text => Ok(text.unwrap_or_default().to_owned()),
     }
-    let mut text = String::new();
-    std::io::stdin().read_to_string(&mut text).context("reading the prompt from stdin")?;
-    Ok(text)
 }
 
 /// Where the text goes: to the terminal as it comes, or into one object at the end.
 struct Output {
     json: bool,
+    verbose: bool,
+    logprobs: bool,
     text: String,
+    tokens: Vec<Token>,
 }
 
 impl Output {
-    fn start(json: bool, prompt: &str) -> Result<Self> {
+    fn start(args: &Args, session: &Session, prompt: &str) -> Self {
         // The prompt is not part of the result, but a person reads on from it.
-        if !json && std::io::stdout().is_terminal() {
+        let continues = session.template.is_none();
+        if !args.json && args.verbose && continues && std::io::stdout().is_terminal() {
             eprint!("{prompt}");
         }
-        Ok(Self { json, text: String::new() })
+        Self {
+            json: args.json,
+            verbose: args.verbose,
+            logprobs: args.logprobs.is_some(),
+            text: String::new(),
+            tokens: Vec::new(),
+        }
     }
 
     fn text(&mut self, piece: &str) -> Result<()> {
-        self.text.push_str(piece);
-        if !self.json && !piece.is_empty() {
+        if self.json {
+            self.text.push_str(piece);
+        } else if !piece.is_empty() {
             let mut stdout = std::io::stdout().lock();
             stdout.write_all(piece.as_bytes())?;
             stdout.flush()?;
@@ -109,31 +140,38 @@ impl Output {
         Ok(())
     }
 
-    fn finish(self, tokens: &[u32], statistics: &Statistics, reason: &str) -> Result<()> {
-        let s = statistics;
-        if self.json {
-            let object = json!({
-                "text": self.text,
-                "token_ids": tokens,
-                "prompt_tokens": s.prompt_tokens,
-                "generated_tokens": s.generated_tokens,
-                "prompt_tps": s.prompt_tps(),
-                "generation_tps": s.generation_tps(),
-                "peak_memory_bytes": s.peak_memory,
-                "finish_reason": reason,
-            });
-            println!("{object}");
+    fn finish(&self, s: &Statistics, reason: &str) -> Result<()> {
+        if !self.json {
+            println!();
+            if self.verbose {
+                eprintln!("{}", "-".repeat(10));
+                report(s, reason);
+            }
             return Ok(());
         }
-        println!();
-        eprintln!("{}", "-".repeat(10));
-        eprintln!("Prompt: {} tokens, {:.1} tokens-per-sec", s.prompt_tokens, s.prompt_tps());
-        eprintln!(
-            "Generation: {} tokens, {:.1} tokens-per-sec ({reason})",
-            s.generated_tokens,
-            s.generation_tps()
-        );
-        eprintln!("Peak memory: {:.1} MB", s.peak_memory as f64 / 1e6);
+        let ids: Vec<u32> = self.tokens.iter().map(|token| token.id).collect();
+        let mut object = json!({
+            "text": self.text,
+            "token_ids": ids,
+            "prompt_tokens": s.prompt_tokens,
+            "cached_tokens": s.cached_tokens,
+            "generated_tokens": s.generated_tokens,
+            "draft_tokens": s.draft_tokens,
+            "accepted_tokens": s.accepted_tokens,
+            "prompt_tps": s.prompt_tps(),
+            "generation_tps": s.generation_tps(),
+            "peak_memory_bytes": s.peak_memory,
+            "finish_reason": reason,
+        });
+        if self.logprobs {
+            object["logprobs"] = self.tokens.iter().map(logprobs).collect();
+        }
+        println!("{object}");
         Ok(())
     }
+}
+
+fn logprobs(token: &Token) -> Value {
+    let top = token.top_logprobs.iter().map(|(id, logprob)| json!({"id": id, "logprob": logprob}));
+    json!({"id": token.id, "logprob": token.logprob, "top": top.collect::<Vec<_>>()})
 }

@@ -1,9 +1,17 @@
 //! The `mlx-primitives` command. stdout carries the result, stderr the rest; the exit status is
 //! 0, 1 (failed) or 2 (bad usage).
 
+mod bench;
+mod chat;
+mod fuse;
 mod generate;
 mod info;
+mod loading;
+mod model;
 mod ops;
+mod perplexity;
+mod quantize;
+mod text;
 
 use clap::{Parser, Subcommand};
 
@@ -19,8 +27,18 @@ struct Cli {
 enum Command {
     /// Continue a prompt with a Llama that runs on our primitives.
     Generate(generate::Args),
+    /// Talk with a model, line by line.
+    Chat(chat::Args),
     /// Compare the latency of each primitive with MLX's built-in.
     Ops(ops::Args),
+    /// Score a text: how well a model foresees its tokens.
+    Perplexity(perplexity::Args),
+    /// Measure how fast a model runs its prompt and decodes.
+    Bench(bench::Args),
+    /// Pack the weights of a float checkpoint, in the layout of MLX.
+    Quantize(quantize::Args),
+    /// Add low-rank adapters to the weights of a checkpoint.
+    Fuse(fuse::Args),
     /// Show MLX's version, the devices, and where the kernels come from.
     Info(info::Args),
 }
@@ -29,7 +47,12 @@ fn main() {
     // clap exits with 2 for bad usage.
     let result = match Cli::parse().command {
         Command::Generate(args) => generate::run(&args),
+        Command::Chat(args) => chat::run(&args),
         Command::Ops(args) => ops::run(&args),
+        Command::Perplexity(args) => perplexity::run(&args),
+        Command::Bench(args) => bench::run(&args),
+        Command::Quantize(args) => quantize::run(&args),
+        Command::Fuse(args) => fuse::run(&args),
         Command::Info(args) => info::run(&args),
     };
     if let Err(error) = result {

@@ -1,8 +1,10 @@
 //! Keys and values of the positions seen so far, for each layer.
 
+mod edit;
 mod plain;
 mod quantized;
 mod rotating;
+mod saved;
 mod state;
 
 use crate::array::Array;
@@ -15,6 +17,7 @@ use super::rope_frequencies::RopeFrequencies;
 use plain::Plain;
 use quantized::Quantized;
 use rotating::Rotating;
+pub(super) use saved::Expected;
 
 /// Positions by which a layer's buffers grow.
 pub(super) const STEP: i32 = 256;
@@ -137,7 +140,10 @@ pub struct Seen {
 
 /// The cache of one layer.
 #[derive(Clone)]
-pub struct LayerCache(Kind);
+pub struct LayerCache(Kind, Padding);
+
+/// Positions before each text of a batch that are none of it; empty for a batch without.
+type Padding = Vec<i32>;
 
 #[derive(Clone)]
 enum Kind {
@@ -150,7 +156,7 @@ impl LayerCache {
     /// An empty cache; an error for a kind that cannot be.
     pub fn new(kind: CacheKind) -> Result<Self> {
         let refuse = |expected: std::fmt::Arguments| Err(Error::argument("cache", expected));
-        Ok(Self(match kind {
+        let kind = match kind {
             CacheKind::Plain => Kind::Plain(Plain::default()),
             CacheKind::Quantized { group_size, bits } => {
                 if ![32, 64, 128].contains(&group_size) || ![2, 3, 4, 5, 6, 8].contains(&bits) {
@@ -169,7 +175,8 @@ impl LayerCache {
                 }
                 Kind::Rotating(Rotating::new(max_size, keep))
             }
-        }))
+        };
+        Ok(kind.into())
     }
 
     /// How many positions it was given.
@@ -206,6 +213,9 @@ impl LayerCache {
 
     /// Which of the keys seen the next `time` queries may look at.
     pub fn visible(&self, time: i32) -> Result<Visible> {
+        if self.1.iter().any(|padding| *padding > 0) {
+            return self.beside_padding(time);
+        }
         if time == 1 {
             return Ok(Visible::All);
         }
@@ -243,7 +253,13 @@ impl LayerCache {
 impl Default for LayerCache {
     /// Of the plain kind.
     fn default() -> Self {
-        Self(Kind::Plain(Plain::default()))
+        Kind::Plain(Plain::default()).into()
+    }
+}
+
+impl From<Kind> for LayerCache {
+    fn from(kind: Kind) -> Self {
+        Self(kind, Padding::new())
     }
 }
 

@@ -32,6 +32,27 @@ impl Plain {
         Ok(())
     }
 
+    pub fn trim(&mut self, count: i32) {
+        self.len -= count;
+    }
+
+    pub fn select_rows(&mut self, rows: &Array) -> Result<()> {
+        self.state.as_mut().map_or(Ok(()), |state| state.select_rows(rows))
+    }
+
+    /// Keys and values of all positions, `[batch, kv_heads, len, head_dim]`.
+    pub fn stored(&self) -> Result<Option<[Array; 2]>> {
+        self.state.as_ref().map(|state| state.stored(self.len)).transpose()
+    }
+
+    /// One that has those.
+    pub fn holding(stored: [Array; 2], heads: Heads) -> Result<Self> {
+        let len = stored[0].dim(2)?;
+        let like = stored[0].clone();
+        let state = State::holding(Some(stored), &like, heads, rounded_up(len))?;
+        Ok(Self { state: Some(state), len })
+    }
+
     pub fn append(&mut self, qkv: &Array, heads: Heads, rope: &RopeFrequencies) -> Result<Seen> {
         let (start, end) = (self.len, self.len + qkv.dim(1)?);
         let mut state = match self.state.clone() {

@@ -5,7 +5,7 @@ use crate::ops;
 
 use super::super::rope_frequencies::RopeFrequencies;
 use super::plain::rounded_up;
-use super::{Heads, Seen, Stored};
+use super::{CacheKind, Heads, Seen, Stored};
 
 /// All positions, in codes.
 #[derive(Clone)]
@@ -28,6 +28,34 @@ impl Quantized {
 
     pub fn buffers(&self) -> Option<&[Array; 3]> {
         self.buffers.as_ref()
+    }
+
+    pub fn kind(&self) -> CacheKind {
+        CacheKind::Quantized { group_size: self.group_size, bits: self.bits }
+    }
+
+    pub fn trim(&mut self, count: i32) {
+        self.len -= count;
+    }
+
+    pub fn select_rows(&mut self, rows: &Array) -> Result<()> {
+        for buffer in self.buffers.iter_mut().flatten() {
+            *buffer = buffer.take(rows, 0)?;
+        }
+        Ok(())
+    }
+
+    /// Codes, scales and biases of all positions.
+    pub fn stored(&self) -> Result<Option<[Array; 3]>> {
+        let Some([packed, scales, biases]) = &self.buffers else { return Ok(None) };
+        let seen = |buffer: &Array| buffer.slice(&[&.., &.., &(..self.len)]);
+        Ok(Some([seen(packed)?, seen(scales)?, seen(biases)?]))
+    }
+
+    /// One that has those.
+    pub fn holding(group_size: i32, bits: i32, stored: [Array; 3]) -> Result<Self> {
+        let len = stored[0].dim(2)?;
+        Ok(Self { group_size, bits, buffers: Some(stored), len })
     }
 
     pub fn append(&mut self, qkv: &Array, heads: Heads, rope: &RopeFrequencies) -> Result<Seen> {

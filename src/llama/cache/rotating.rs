@@ -3,7 +3,7 @@ use crate::error::Result;
 
 use super::super::rope_frequencies::RopeFrequencies;
 use super::state::State;
-use super::{Heads, STEP, Seen};
+use super::{CacheKind, Heads, STEP, Seen};
 
 /// The first positions and the latest: what is seen, and in which order it is replaced, is that
 /// of mlx-lm's `RotatingKVCache`.
@@ -29,6 +29,45 @@ impl Rotating {
 
     pub fn array(&self) -> Option<&Array> {
         self.state.as_ref().map(|state| &state.array)
+    }
+
+    pub fn kind(&self) -> CacheKind {
+        CacheKind::Rotating { max_size: self.max_size, keep: self.keep }
+    }
+
+    /// Whether positions may have been replaced.
+    pub fn is_full(&self) -> bool {
+        self.len >= self.max_size
+    }
+
+    /// Of one that is not full.
+    pub fn trim(&mut self, count: i32) {
+        self.len -= count;
+        self.next = self.len;
+    }
+
+    pub fn select_rows(&mut self, rows: &Array) -> Result<()> {
+        self.state.as_mut().map_or(Ok(()), |state| state.select_rows(rows))
+    }
+
+    /// Keys and values in their slots, `[batch, kv_heads, slots, head_dim]`, and the next slot.
+    pub fn stored(&self) -> Result<Option<([Array; 2], i32)>> {
+        let Some(state) = &self.state else { return Ok(None) };
+        Ok(Some((state.stored(self.len.min(state.layout.capacity))?, self.next)))
+    }
+
+    /// One that has those, after `len` positions.
+    pub fn holding(
+        mut self,
+        stored: [Array; 2],
+        heads: Heads,
+        len: i32,
+        next: i32,
+    ) -> Result<Self> {
+        let (slots, like) = (stored[0].dim(2)?, stored[0].clone());
+        self.state = Some(State::holding(Some(stored), &like, heads, slots)?);
+        (self.len, self.next) = (len, next);
+        Ok(self)
     }
 
     /// How many positions a step of several sees before its own, and how far back it looks.

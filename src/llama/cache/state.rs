@@ -14,16 +14,16 @@ pub(super) struct State {
 
 impl State {
     /// Room for `capacity` positions, of which the first are those of `stored`: keys and values
-    /// `[batch, kv_heads, time, head_dim]`.
+    /// `[batch, kv_heads, time, head_dim]`. Of `like` the batch and the type count.
     pub fn holding(
         stored: Option<[Array; 2]>,
-        qkv: &Array,
+        like: &Array,
         heads: Heads,
         capacity: i32,
     ) -> Result<Self> {
         let Heads { heads, kv_heads, head_dim } = heads;
         let layout = StateLayout { heads, kv_heads, head_dim, capacity };
-        let (batch, dtype) = (qkv.dim(0)?, qkv.dtype());
+        let (batch, dtype) = (like.dim(0)?, like.dtype());
         let Some(stored) = stored else {
             return Ok(Self { array: layout.zeros(batch, dtype)?, layout });
         };
@@ -56,6 +56,12 @@ impl State {
         }
         let StateLayout { heads, kv_heads, head_dim, .. } = self.layout;
         rope.rotate(&Heads { heads, kv_heads, head_dim }.split(qkv, 0, heads)?, offset)
+    }
+
+    /// Keeps those texts of the batch.
+    pub fn select_rows(&mut self, rows: &Array) -> Result<()> {
+        self.array = self.array.take(rows, 0)?;
+        Ok(())
     }
 
     /// Keys and values of the first `len` positions of the capacity.

@@ -1,0 +1,159 @@
+//! `mlx-primitives chat`: a conversation, line by line.
+
+use std::io::{BufRead, IsTerminal, Write};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use anyhow::{Context, Result};
+use mlx_primitives::llama::{FinishReason, PromptCache, message};
+use rustyline::DefaultEditor;
+use rustyline::error::ReadlineError;
+use serde_json::Value;
+
+use crate::text::{Session, TextArgs, report};
+
+/// Below the options of `--help`.
+const COMMANDS: &str = "\
+Each line is a message, and the model answers on stdout; what both said is kept, and so are its
+keys and values. A model without a chat template goes on from the text so far. Lines can be piped in.
+
+  /reset  forgets the conversation
+  /exit   ends, as does the end of the input; Ctrl-C ends an answer
+  /help   shows these lines";
+
+#[derive(clap::Args)]
+#[command(after_help = COMMANDS)]
+pub struct Args {
+    #[command(flatten)]
+    text: TextArgs,
+    /// Write figures to stderr after each answer.
+    #[arg(long)]
+    verbose: bool,
+}
+
+pub fn run(args: &Args) -> Result<()> {
+    let session = Session::load(&args.text)?;
+    let answering = Arc::new(AtomicBool::new(false));
+    let (flag, busy) = (Arc::clone(&session.stop), Arc::clone(&answering));
+    ctrlc::set_handler(move || {
+        if !busy.load(Ordering::Relaxed) {
+            std::process::exit(0); // waiting for a line
+        }
+        flag.store(true, Ordering::Relaxed);
+    })
+    .context("handling Ctrl-C")?;
+
+    let system = args.text.system_prompt.as_deref().map(|text| message("system", text));
+    let mut chat = Chat { session, messages: system.iter().cloned().collect(), cache: None };
+    let mut lines = Lines::new()?;
+    if lines.interactive() {
+        eprintln!("{COMMANDS}\n");
+    }
+    while let Some(line) = lines.next()? {
+        match line.trim() {
+            "" => {}
+            "/exit" | "/quit" => break,
+            "/help" => eprintln!("{COMMANDS}"),
+            "/reset" => {
+                chat.messages = system.iter().cloned().collect();
+                chat.cache = None;
+            }
+            _ => {
+                answering.store(true, Ordering::Relaxed);
+                let answered = chat.answer(&line, args.verbose);
+                answering.store(false, Ordering::Relaxed);
+                match answered {
+                    // A person can say something else; a program is to know.
+                    Err(error) if lines.interactive() => eprintln!("error: {error:#}"),
+                    answered => answered?,
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
+struct Chat {
+    session: Session,
+    messages: Vec<Value>,
+    /// Of the conversation up to the last answer.
+    cache: Option<PromptCache>,
+}
+
+impl Chat {
+    fn answer(&mut self, line: &str, verbose: bool) -> Result<()> {
+        let session = &self.session;
+        session.stop.store(false, Ordering::Relaxed);
+        self.messages.push(message("user", line));
+        let answered = Self::run(session, &self.messages, self.cache.take(), verbose);
+        match answered {
+            Ok((text, cache)) => {
+                self.messages.push(message("assistant", &text));
+                self.cache = Some(cache);
+                Ok(())
+            }
+            Err(error) => {
+                self.messages.pop();
+                Err(error)
+            }
+        }
+    }
+
+    fn run(
+        session: &Session,
+        messages: &[Value],
+        cache: Option<PromptCache>,
+        verbose: bool,
+    ) -> Result<(String, PromptCache)> {
+        let prompt = session.encode(messages)?;
+        let mut generation = session.start(&prompt, cache)?;
+        let mut answer = String::new();
+        let mut stdout = std::io::stdout().lock();
+        while !session.interrupted() {
+            let Some(piece) = generation.next() else { break };
+            let text = piece?.text;
+            answer.push_str(&text);
+            stdout.write_all(text.as_bytes())?;
+            stdout.flush()?;
+        }
+        writeln!(stdout)?;
+        if verbose {
+            let reason = generation.finish_reason().map_or("interrupted", FinishReason::name);
+            report(&generation.statistics(), reason);
+        }
+        Ok((answer, generation.into_prompt_cache()?))
+    }
+}
+
+/// Lines of a person, who can edit them, or of a pipe.
+enum Lines {
+    Terminal(Box<DefaultEditor>),
+    Pipe(std::io::Lines<std::io::StdinLock<'static>>),
+}
+
+impl Lines {
+    fn new() -> Result<Self> {
+        if std::io::stdin().is_terminal() {
+            return Ok(Self::Terminal(Box::new(DefaultEditor::new()?)));
+        }
+        Ok(Self::Pipe(std::io::stdin().lock().lines()))
+    }
+
+    fn interactive(&self) -> bool {
+        matches!(self, Self::Terminal(_))
+    }
+
+    fn next(&mut self) -> Result<Option<String>> {
+        match self {
+            Self::Pipe(lines) => lines.next().transpose().context("reading a line from stdin"),
+            Self::Terminal(editor) => match editor.readline("> ") {
+                Ok(line) => {
+                    editor.add_history_entry(&line)?;
+                    Ok(Some(line))
+                }
+                Err(ReadlineError::Eof | ReadlineError::Interrupted) => Ok(None),
+                Err(error) => Err(error.into()),
+            },
+        }
+    }
+}

@@ -1,0 +1,65 @@
+//! `mlx-primitives fuse`: a checkpoint with low-rank adapters added to its weights.
+
+use std::path::PathBuf;
+
+use anyhow::{Result, ensure};
+use mlx_primitives::llama::{Adapters, ModelFiles};
+use serde_json::json;
+
+use crate::model::{bytes, progress};
+
+const EXAMPLES: &str = "\
+Writes what `mlx_lm.fuse` writes. Packed weights are packed again, which rounds what the adapters add.
+
+Examples:
+  mlx-primitives fuse --model Llama-3.2-1B-4bit --adapter-path adapters --save-path fused
+  mlx-primitives fuse --model Llama-3.2-1B-4bit --adapter-path adapters --save-path fused --dequantize";
+
+#[derive(clap::Args)]
+#[command(after_help = EXAMPLES)]
+pub struct Args {
+    /// The checkpoint's directory.
+    #[arg(long, value_name = "DIR")]
+    model: PathBuf,
+    /// The directory of the adapters, as mlx_lm.lora writes it.
+    #[arg(long, value_name = "DIR", default_value = "adapters")]
+    adapter_path: PathBuf,
+    /// The directory to write, which must not exist.
+    #[arg(long, value_name = "DIR", default_value = "fused_model")]
+    save_path: PathBuf,
+    /// Write float weights where the checkpoint has packed ones.
+    #[arg(long)]
+    dequantize: bool,
+    /// Print one JSON object: fused (projections), weight_bytes, parameters.
+    #[arg(long)]
+    json: bool,
+}
+
+pub fn run(args: &Args) -> Result<()> {
+    ensure!(!args.save_path.exists(), "{} exists already", args.save_path.display());
+    let files = ModelFiles::open(&args.model)?;
+    let adapters = Adapters::load(&args.adapter_path, &files.llama()?)?;
+    let bar = progress(0)?.with_message("tensors");
+    let fused = files.fused(&adapters, args.dequantize, |done, total| {
+        bar.set_length(total as u64);
+        bar.set_position(done as u64);
+    })?;
+    bar.set_message("writing");
+    let (weight_bytes, parameters) = (fused.nbytes(), fused.parameters()?);
+    fused.save(&args.save_path)?;
+    bar.finish_and_clear();
+    if args.json {
+        let object = json!({
+            "fused": adapters.len(), "weight_bytes": weight_bytes, "parameters": parameters,
+        });
+        println!("{object}");
+    } else {
+        println!(
+            "{}: {} projections fused, {}",
+            args.save_path.display(),
+            adapters.len(),
+            bytes(weight_bytes)
+        );
+    }
+    Ok(())
+}

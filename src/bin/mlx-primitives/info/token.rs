@@ -1,0 +1,88 @@
+//! What one decoded token costs.
+
+use std::collections::BTreeMap;
+
+use anyhow::{Result, ensure};
+use mlx_primitives::graph::{self, Cost, Node};
+use serde_json::json;
+
+use super::Args;
+
+/// Positions in the cache where the flags name none.
+pub const CONTEXT: u32 = 128;
+/// Caches of so many positions are made.
+const MOST_CONTEXT: u32 = 65_535;
+
+pub fn run(args: &Args) -> Result<()> {
+    let llama = super::model(args)?;
+    let context = match args.context[..] {
+        [] => CONTEXT,
+        [context] => context,
+        _ => anyhow::bail!("--graph takes one --context"),
+    };
+    let limit = llama.config().max_position_embeddings.unwrap_or(i32::MAX).unsigned_abs();
+    ensure!(context < limit, "the model was made for {limit} positions");
+    ensure!(context <= MOST_CONTEXT, "expected at most {MOST_CONTEXT} positions, got {context}");
+    let graphs = llama.cost_of_a_token(context.try_into()?)?;
+    let layers = llama.config().num_hidden_layers;
+    let totals = graphs.each_ref().map(|nodes| graph::total(nodes));
+    if args.json {
+        let side = |nodes: &[Node], total: Cost| {
+            let by_name: serde_json::Map<_, _> = by_name(nodes)
+                .into_iter()
+                .map(|(name, cost)| {
+                    let cost =
+                        json!({"dispatches": cost.dispatches, "device_bytes": cost.device_bytes});
+                    (name, cost)
+                })
+                .collect();
+            json!({"dispatches": total.dispatches, "device_bytes": total.device_bytes, "nodes": by_name})
+        };
+        let [ours, theirs] = [0, 1].map(|i| side(&graphs[i], totals[i]));
+        let object =
+            json!({"layers": layers, "context": context, "ours": ours, "builtins": theirs});
+        println!("{object}");
+        return Ok(());
+    }
+    for (title, nodes, total) in
+        [("ours", &graphs[0], totals[0]), ("MLX's built-ins", &graphs[1], totals[1])]
+    {
+        println!(
+            "{title}: {} dispatches, {} device bytes a token",
+            total.dispatches,
+            grouped(total.device_bytes)
+        );
+        for (name, cost) in by_name(nodes) {
+            println!("  {:<28}{:>5}{:>16}", name, cost.dispatches, grouped(cost.device_bytes));
+        }
+    }
+    eprintln!(
+        "{layers} layers, {context} positions in the cache. Counted from the graphs: a node of MLX's is the one \
+         dispatch that its Metal backend makes of it, views are none."
+    );
+    Ok(())
+}
+
+/// What dispatches, by the primitive's name.
+fn by_name(nodes: &[Node]) -> BTreeMap<String, Cost> {
+    let mut costs = BTreeMap::new();
+    for node in nodes.iter().filter(|node| node.dispatches > 0) {
+        let cost: &mut Cost = costs.entry(node.name.clone()).or_default();
+        cost.dispatches += node.dispatches;
+        cost.device_bytes += node.device_bytes;
+    }
+    costs
+}
+
+/// 1234567 as 1,234,567.
+fn grouped(number: usize) -> String {
+    let digits = number.to_string();
+    let mut text = String::new();
+    for (index, digit) in digits.chars().enumerate() {
+        if index > 0 && (digits.len() - index).is_multiple_of(3) {
+            text.push(',');
+        }
+        text.push(digit);
+    }
+    text
+}

@@ -1,0 +1,150 @@
+//! Flags that several commands share: which model, how packed, which cache.
+
+use std::path::PathBuf;
+
+use anyhow::Result;
+use clap::ValueEnum;
+use indicatif::{ProgressBar, ProgressStyle};
+use mlx_primitives::Dtype;
+use mlx_primitives::llama::{Adapters, CacheKind, Checkpoint, Llama, Quantization};
+use mlx_primitives::ops::QuantizedMode;
+
+/// A checkpoint, with adapters beside it.
+#[derive(clap::Args)]
+pub struct Source {
+    /// A checkpoint's directory; without it the small model that comes with the crate.
+    #[arg(long, value_name = "DIR")]
+    pub model: Option<PathBuf>,
+    /// A directory of low-rank adapters, as mlx_lm.lora writes it, to run beside the weights.
+    #[arg(long, value_name = "DIR")]
+    pub adapter_path: Option<PathBuf>,
+}
+
+impl Source {
+    pub fn load(&self) -> Result<Checkpoint> {
+        let checkpoint = match &self.model {
+            Some(path) => crate::loading::load(path)?,
+            None => Checkpoint::demo()?,
+        };
+        Ok(Checkpoint { llama: self.adapted(checkpoint.llama)?, ..checkpoint })
+    }
+
+    /// The model alone, with nothing read but the files' headers.
+    pub fn load_lazily(&self) -> Result<Llama> {
+        let llama = match &self.model {
+            Some(path) => Llama::load_lazily(path)?,
+            None => Checkpoint::demo()?.llama,
+        };
+        self.adapted(llama)
+    }
+
+    fn adapted(&self, llama: Llama) -> Result<Llama> {
+        let Some(directory) = &self.adapter_path else { return Ok(llama) };
+        let adapters = Adapters::load(directory, &llama)?;
+        Ok(llama.adapted(&adapters)?)
+    }
+}
+
+/// How matrices are packed.
+#[derive(clap::Args)]
+pub struct Packing {
+    /// Bits of a weight: 2, 3, 4, 6 or 8.
+    #[arg(long, value_name = "BITS")]
+    pub bits: Option<i32>,
+    /// Weights that share a scale: 32, 64 or 128 [default: 64, of mxfp4 32].
+    #[arg(long, value_name = "N")]
+    pub group_size: Option<i32>,
+    /// How groups become numbers [default: affine].
+    #[arg(long, value_enum)]
+    pub mode: Option<Mode>,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Mode {
+    /// A scale and a bias for each group.
+    Affine,
+    /// 4-bit floats that share a power of two.
+    Mxfp4,
+}
+
+impl Packing {
+    /// None if no flag was given.
+    pub fn quantization(&self) -> Option<Quantization> {
+        if self.bits.is_none() && self.group_size.is_none() && self.mode.is_none() {
+            return None;
+        }
+        let (mode, group_size) = match self.mode {
+            Some(Mode::Mxfp4) => (QuantizedMode::Mxfp4, 32),
+            _ => (QuantizedMode::Affine, 64),
+        };
+        Some(Quantization {
+            group_size: self.group_size.unwrap_or(group_size),
+            bits: self.bits.unwrap_or(4),
+            mode,
+        })
+    }
+}
+
+/// How keys and values are kept.
+#[derive(clap::Args)]
+pub struct KvArgs {
+    /// Keep keys and values in so many bits instead of the model's type.
+    #[arg(long, value_name = "BITS")]
+    pub kv_bits: Option<i32>,
+    /// Elements of a key or value that share a scale.
+    #[arg(long, value_name = "N", default_value_t = 64, requires = "kv_bits")]
+    pub kv_group_size: i32,
+}
+
+impl KvArgs {
+    pub fn kind(&self) -> CacheKind {
+        match self.kv_bits {
+            Some(bits) => CacheKind::Quantized { group_size: self.kv_group_size, bits },
+            None => CacheKind::Plain,
+        }
+    }
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Float {
+    Float32,
+    Float16,
+    Bfloat16,
+}
+
+impl From<Float> for Dtype {
+    fn from(float: Float) -> Self {
+        match float {
+            Float::Float32 => Self::Float32,
+            Float::Float16 => Self::Float16,
+            Float::Bfloat16 => Self::Bfloat16,
+        }
+    }
+}
+
+/// Steps of a long command, on stderr where that is a terminal.
+pub fn progress(steps: u64) -> Result<ProgressBar> {
+    let style = ProgressStyle::with_template("{bar:30} {pos}/{len} {msg}")?;
+    Ok(ProgressBar::new(steps).with_style(style))
+}
+
+/// 1_234_567 as "1.23 MB".
+pub fn bytes(number: u64) -> String {
+    let mut value = number as f64;
+    let mut unit = "B";
+    for larger in ["kB", "MB", "GB", "TB"] {
+        if value < 1000.0 {
+            break;
+        }
+        (value, unit) = (value / 1000.0, larger);
+    }
+    if unit == "B" { format!("{number} B") } else { format!("{value:.2} {unit}") }
+}
+
+/// "4 bits, affine, groups of 64".
+pub fn packing_name(to: Quantization) -> String {
+    match to.mode {
+        QuantizedMode::Affine => format!("{} bits, affine, groups of {}", to.bits, to.group_size),
+        QuantizedMode::Mxfp4 => "mxfp4".to_owned(),
+    }
+}

@@ -1,0 +1,288 @@
+//! What `generate` and `chat` share: their options, and what they need to have loaded.
+
+use std::collections::BTreeSet;
+use std::ops::ControlFlow;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use anyhow::{Context, Result, bail, ensure};
+use indicatif::{ProgressBar, ProgressStyle};
+use mlx_primitives::llama::{
+    CacheKind, ChatOptions, ChatTemplate, Checkpoint, Options, Penalties, PromptCache, Sampling,
+    Statistics, TextGeneration,
+};
+use serde_json::Value;
+
+use crate::model::Source;
+
+#[derive(clap::Args)]
+pub struct TextArgs {
+    #[command(flatten)]
+    source: Source,
+    /// What the chat template is told as the system's message.
+    #[arg(long, value_name = "TEXT")]
+    pub system_prompt: Option<String>,
+    /// Stop after this many tokens.
+    #[arg(long, short, default_value_t = 256, value_name = "N")]
+    max_tokens: usize,
+    /// End the text before this string; may be given several times.
+    #[arg(long, value_name = "TEXT", help_heading = "When to stop")]
+    stop: Vec<String>,
+    /// More tokens that end the text, as the vocabulary writes them.
+    #[arg(long, value_name = "TOKEN", num_args = 1.., help_heading = "When to stop")]
+    extra_eos_token: Vec<String>,
+    /// Do not use the model's chat template: the prompt is the text to continue.
+    #[arg(long)]
+    ignore_chat_template: bool,
+    /// Further variables of the chat template, as a JSON object.
+    #[arg(long, value_name = "JSON")]
+    chat_template_config: Option<String>,
+    #[command(flatten)]
+    sampling: SamplingArgs,
+    #[command(flatten)]
+    cache: CacheArgs,
+    /// A smaller model of the same vocabulary that guesses ahead: the same text, sooner.
+    #[arg(long, value_name = "DIR", help_heading = "Speed and memory")]
+    draft_model: Option<PathBuf>,
+    /// Tokens that the draft model guesses at a time.
+    #[arg(long, default_value_t = 3, value_name = "N", help_heading = "Speed and memory")]
+    num_draft_tokens: usize,
+}
+
+#[derive(clap::Args)]
+#[command(next_help_heading = "Sampling")]
+struct SamplingArgs {
+    /// Temperature; 0 always takes the likeliest token.
+    #[arg(long, default_value_t = 0.0, value_name = "T")]
+    temp: f32,
+    /// Draw from the likeliest tokens that together have this probability.
+    #[arg(long, default_value_t = 1.0, value_name = "P")]
+    top_p: f32,
+    /// Draw from tokens at least this fraction as likely as the likeliest.
+    #[arg(long, default_value_t = 0.0, value_name = "P")]
+    min_p: f32,
+    /// Keep at least this many tokens, whatever --min-p says.
+    #[arg(long, default_value_t = 1, value_name = "N")]
+    min_tokens_to_keep: u32,
+    /// Draw from this many likeliest tokens; 0 for all.
+    #[arg(long, default_value_t = 0, value_name = "K")]
+    top_k: u32,
+    /// How often the likeliest tokens are left out (XTC).
+    #[arg(long, default_value_t = 0.0, value_name = "P")]
+    xtc_probability: f32,
+    /// Probability above which XTC leaves out all tokens but the least likely.
+    #[arg(long, default_value_t = 0.1, value_name = "P")]
+    xtc_threshold: f32,
+    /// Divide the logits of tokens seen lately by this; 1 for none.
+    #[arg(long, default_value_t = 0.0, value_name = "X", hide_default_value = true)]
+    repetition_penalty: f32,
+    /// Tokens that --repetition-penalty looks back.
+    #[arg(long, default_value_t = 20, value_name = "N")]
+    repetition_context_size: usize,
+    /// Subtract this from the logits of tokens seen lately.
+    #[arg(long, default_value_t = 0.0, value_name = "X", allow_negative_numbers = true)]
+    presence_penalty: f32,
+    /// Tokens that --presence-penalty looks back.
+    #[arg(long, default_value_t = 20, value_name = "N")]
+    presence_context_size: usize,
+    /// Subtract this from the logits of tokens seen lately, for each time.
+    #[arg(long, default_value_t = 0.0, value_name = "X", allow_negative_numbers = true)]
+    frequency_penalty: f32,
+    /// Tokens that --frequency-penalty looks back.
+    #[arg(long, default_value_t = 20, value_name = "N")]
+    frequency_context_size: usize,
+    /// Add to a token's logit, `1234:-5`; may be given several times.
+    #[arg(long, value_name = "ID:BIAS", value_parser = parse_bias, allow_hyphen_values = true)]
+    logit_bias: Vec<(u32, f32)>,
+    /// Seed of the random numbers.
+    #[arg(long, default_value_t = 0, value_name = "S")]
+    seed: u64,
+}
+
+#[derive(clap::Args)]
+#[command(next_help_heading = "Speed and memory")]
+struct CacheArgs {
+    /// Keep keys and values of the first four positions and the latest, so many in all.
+    #[arg(long, value_name = "N", conflicts_with_all = ["kv_bits", "draft_model"])]
+    max_kv_size: Option<i32>,
+    /// Keep keys and values in this many bits (2, 3, 4, 5, 6 or 8).
+    #[arg(long, value_name = "BITS")]
+    kv_bits: Option<i32>,
+    /// Numbers that share a scale with --kv-bits; it divides the head's features.
+    #[arg(long, value_name = "N", default_value_t = 64)]
+    kv_group_size: i32,
+    /// Prompt tokens run at a time: fewer take less memory.
+    #[arg(long, value_name = "N", default_value_t = 512)]
+    prefill_step_size: usize,
+}
+
+/// Positions at the beginning that a rotating cache never replaces, as in mlx-lm.
+const KEPT: i32 = 4;
+
+fn parse_bias(text: &str) -> Result<(u32, f32), String> {
+    let parts = text.split_once(':');
+    let parsed =
+        parts.and_then(|(id, bias)| Some((id.trim().parse().ok()?, bias.trim().parse().ok()?)));
+    parsed.ok_or_else(|| format!("expected a token's number and a bias, 1234:-5, got {text}"))
+}
+
+/// The models and how to use them.
+pub struct Session {
+    pub checkpoint: Checkpoint,
+    pub draft: Option<Checkpoint>,
+    /// None where the model has none, or it is not wanted.
+    pub template: Option<ChatTemplate>,
+    pub chat: ChatOptions,
+    pub options: Options,
+    draft_tokens: usize,
+    /// Set by Ctrl-C.
+    pub stop: Arc<AtomicBool>,
+}
+
+impl Session {
+    pub fn load(args: &TextArgs) -> Result<Self> {
+        let checkpoint = args.source.load()?;
+        let template = match &args.source.model {
+            Some(directory) if !args.ignore_chat_template => ChatTemplate::load(directory)?,
+            _ => None,
+        };
+        ensure!(
+            template.is_some() || args.system_prompt.is_none(),
+            "expected a model with a chat template for --system-prompt"
+        );
+        let draft = args.draft_model.as_deref().map(crate::loading::load).transpose()?;
+        if let Some(draft) = &draft {
+            let sizes = [&checkpoint, draft].map(|c| c.llama.config().vocab_size);
+            let common = 0..sizes[0].min(sizes[1]).unsigned_abs();
+            let differs = |id: &u32| checkpoint.tokenizer.token(*id) != draft.tokenizer.token(*id);
+            if let Some(id) = common.into_iter().find(differs) {
+                bail!("expected a draft model of the same vocabulary, got another token {id}");
+            }
+        }
+        let mut chat = ChatOptions::default();
+        if let Some(text) = &args.chat_template_config {
+            let variables: Value =
+                serde_json::from_str(text).context("reading --chat-template-config")?;
+            match variables {
+                Value::Object(variables) => chat.variables = variables,
+                other => bail!("expected an object for --chat-template-config, got {other}"),
+            }
+        }
+        let options = options(args, &checkpoint)?;
+        let stop = Arc::new(AtomicBool::new(false));
+        let draft_tokens = args.num_draft_tokens;
+        Ok(Self { checkpoint, draft, template, chat, options, draft_tokens, stop })
+    }
+
+    /// The tokens of a conversation's text, or of one that the model goes on from.
+    pub fn encode(&self, messages: &[Value]) -> Result<Vec<u32>> {
+        let tokenizer = &self.checkpoint.tokenizer;
+        match &self.template {
+            Some(template) => {
+                let text = template.render(messages, &self.chat)?;
+                Ok(tokenizer.encode_verbatim(&text)?)
+            }
+            None => {
+                let texts = messages.iter().filter_map(|message| message["content"].as_str());
+                Ok(tokenizer.encode(&texts.collect::<String>())?)
+            }
+        }
+    }
+
+    /// Starts a text, from the cache if there is one, and runs the prompt; a bar tells how far it
+    /// is where a person looks on.
+    pub fn start(&self, prompt: &[u32], cache: Option<PromptCache>) -> Result<TextGeneration<'_>> {
+        let mut generation = self.checkpoint.generate_text(prompt, &self.options)?;
+        if let Some(cache) = cache {
+            generation = generation.with_cache(cache)?;
+        }
+        if let Some(draft) = &self.draft {
+            generation = generation.with_draft(&draft.llama, self.draft_tokens)?;
+        }
+        if self.options.max_tokens == 0 {
+            return Ok(generation);
+        }
+        // A prompt of one step is done before anybody has read the bar.
+        let long = prompt.len() > self.options.prefill_step;
+        let bar = if long { ProgressBar::new(prompt.len() as u64) } else { ProgressBar::hidden() };
+        bar.set_style(ProgressStyle::with_template("{bar:30} {pos}/{len} prompt tokens")?);
+        let _ = generation.prefill(|done, _| {
+            bar.set_position(done as u64);
+            if self.interrupted() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+        })?;
+        bar.finish_and_clear();
+        Ok(generation)
+    }
+
+    pub fn interrupted(&self) -> bool {
+        self.stop.load(Ordering::Relaxed)
+    }
+}
+
+fn options(args: &TextArgs, checkpoint: &Checkpoint) -> Result<Options> {
+    let TextArgs { sampling: s, cache: c, .. } = args;
+    let tokenizer = &checkpoint.tokenizer;
+    let mut eos = BTreeSet::new();
+    for token in &args.extra_eos_token {
+        let id = tokenizer.token_id(token);
+        eos.insert(
+            id.with_context(|| format!("expected a token of the vocabulary, got {token:?}"))?,
+        );
+    }
+    let mut xtc_spared = tokenizer.encode_verbatim("\n")?;
+    xtc_spared.extend(checkpoint.eos.iter().chain(&eos));
+    let cache = match (c.max_kv_size, c.kv_bits) {
+        (Some(max_size), _) => {
+            CacheKind::Rotating { max_size, keep: KEPT.min(max_size - 1).max(0) }
+        }
+        (None, Some(bits)) => CacheKind::Quantized { group_size: c.kv_group_size, bits },
+        (None, None) => CacheKind::Plain,
+    };
+    Ok(Options {
+        max_tokens: args.max_tokens,
+        sampling: Sampling {
+            temp: s.temp,
+            top_p: s.top_p,
+            min_p: s.min_p,
+            min_tokens_to_keep: s.min_tokens_to_keep,
+            xtc_probability: s.xtc_probability,
+            xtc_threshold: s.xtc_threshold,
+            top_k: s.top_k,
+            seed: s.seed,
+        },
+        penalties: Penalties {
+            logit_bias: s.logit_bias.clone(),
+            repetition: s.repetition_penalty,
+            repetition_context_size: s.repetition_context_size,
+            presence: s.presence_penalty,
+            presence_context_size: s.presence_context_size,
+            frequency: s.frequency_penalty,
+            frequency_context_size: s.frequency_context_size,
+        },
+        xtc_spared,
+        eos: eos.into_iter().collect(),
+        stop: args.stop.clone(),
+        cache,
+        prefill_step: c.prefill_step_size,
+        logprobs: None,
+    })
+}
+
+/// What a text cost, in mlx-lm's words.
+pub fn report(s: &Statistics, reason: &str) {
+    let cached = match s.cached_tokens {
+        0 => String::new(),
+        cached => format!(", {cached} of them cached"),
+    };
+    eprintln!("Prompt: {} tokens{cached}, {:.1} tokens-per-sec", s.prompt_tokens, s.prompt_tps());
+    eprintln!(
+        "Generation: {} tokens, {:.1} tokens-per-sec ({reason})",
+        s.generated_tokens,
+        s.generation_tps()
+    );
+    if s.draft_tokens > 0 {
+        eprintln!("Draft: {} of {} tokens accepted", s.accepted_tokens, s.draft_tokens);
+    }
+    eprintln!("Peak memory: {:.1} MB", s.peak_memory as f64 / 1e6);
+}

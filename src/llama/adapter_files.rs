@@ -1,0 +1,215 @@
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::fs;
+use std::path::Path;
+
+use serde::Deserialize;
+use serde_json::json;
+
+use crate::array::Array;
+use crate::error::{Error, Result};
+use crate::io;
+use crate::ops::Lora;
+
+use super::adapters::Adapters;
+use super::model::Llama;
+
+const CONFIG: &str = "adapter_config.json";
+const TENSORS: &str = "adapters.safetensors";
+
+/// `adapter_config.json` as mlx-lm writes it, among much that only training asks for.
+#[derive(Deserialize)]
+struct AdapterConfig {
+    /// The last layers that are updated; 0 or less for all.
+    num_layers: i64,
+    lora_parameters: LoraParameters,
+}
+
+#[derive(Deserialize)]
+struct LoraParameters {
+    rank: i32,
+    scale: f32,
+    /// Paths within a layer, or within the model, that are updated; all projections if absent.
+    keys: Option<Vec<String>>,
+}
+
+impl AdapterConfig {
+    fn parse(json: &str) -> std::result::Result<Self, String> {
+        let refuse = |expected: &str, got: &dyn std::fmt::Display| {
+            Err(format!("[adapters] expected {expected}, got {got}"))
+        };
+        // Before the rest, which other kinds have otherwise.
+        let value: serde_json::Value =
+            serde_json::from_str(json).map_err(|e| format!("[adapters] expected JSON, got {e}"))?;
+        if let Some(kind) = value.get("peft_type") {
+            return refuse("adapters of mlx-lm", &format_args!("peft_type {kind}"));
+        }
+        if let Some(kind) = value.get("fine_tune_type").filter(|kind| **kind != json!("lora")) {
+            return refuse("fine_tune_type lora", kind);
+        }
+        let config: Self = serde_json::from_value(value).map_err(|e| {
+            format!("[adapters] expected num_layers and lora_parameters of mlx-lm, got {e}")
+        })?;
+        let LoraParameters { rank, scale, .. } = &config.lora_parameters;
+        if *rank < 1 {
+            return refuse("a rank above 0", rank);
+        }
+        if !scale.is_finite() {
+            return refuse("a finite scale", scale);
+        }
+        Ok(config)
+    }
+
+    /// Whether mlx-lm would update the projection of that name.
+    fn updates(&self, name: &str, layers: i32) -> bool {
+        let keys = self.lora_parameters.keys.as_ref();
+        if keys.is_some_and(|keys| keys.iter().any(|key| key == name)) {
+            return true;
+        }
+        let Some((layer, path)) = split_layer(name) else { return false };
+        let updated = match self.num_layers {
+            ..=0 => true,
+            last => i64::from(layer) >= i64::from(layers).saturating_sub(last),
+        };
+        updated && keys.is_none_or(|keys| keys.iter().any(|key| key == path))
+    }
+}
+
+/// `model.layers.3.mlp.up_proj` as 3 and `mlp.up_proj`.
+fn split_layer(name: &str) -> Option<(i32, &str)> {
+    let (layer, path) = name.strip_prefix("model.layers.")?.split_once('.')?;
+    Some((layer.parse().ok()?, path))
+}
+
+impl Adapters {
+    /// Loads `adapter_config.json` and `adapters.safetensors` of mlx-lm, made for this model. What
+    /// `dropout` says is for training alone.
+    ///
+    /// Errors name the file, and the tensor where there is one: another `fine_tune_type` than lora,
+    /// a tensor that is none of the projections the configuration names, another shape or type,
+    /// one without its other half.
+    ///
+    /// ```
+    /// use mlx_primitives::llama::{Adapters, Checkpoint};
+    /// use mlx_primitives::ops::Lora;
+    ///
+    /// let llama = Checkpoint::demo()?.llama;
+    /// let name = "model.layers.3.self_attn.v_proj".to_owned();
+    /// let update = Lora::initial(llama.projection_shape(&name)?, 4, 2.0)?;
+    /// let adapters: Adapters = [(name, update)].into_iter().collect();
+    /// # let directory = std::env::temp_dir().join(format!("adapters-{}", std::process::id()));
+    /// adapters.save(&directory, &llama)?;
+    /// let llama = { let loaded = Adapters::load(&directory, &llama)?; llama.adapted(&loaded)? };
+    /// # std::fs::remove_dir_all(&directory).ok();
+    /// # Ok::<(), mlx_primitives::Error>(())
+    /// ```
+    pub fn load(directory: impl AsRef<Path>, llama: &Llama) -> Result<Self> {
+        let path = directory.as_ref().join(CONFIG);
+        let text = fs::read_to_string(&path).map_err(|e| Error::file(&path, e))?;
+        let config = AdapterConfig::parse(&text).map_err(|reason| Error::file(&path, reason))?;
+        let path = directory.as_ref().join(TENSORS);
+        let tensors = io::load_safetensors(&path)?.arrays;
+        config
+            .assembled(tensors, llama)
+            .map_err(|reason| Error::file(&path, format_args!("[adapters] expected {reason}")))
+    }
+
+    /// Writes `adapter_config.json` and `adapters.safetensors`, from which mlx-lm and
+    /// [`load`](Self::load) read the same updates of this model.
+    ///
+    /// Errors: no updates, or ones of several ranks or scales, which the format cannot say; names
+    /// that are no projections; a directory that cannot be written.
+    pub fn save(&self, directory: impl AsRef<Path>, llama: &Llama) -> Result<()> {
+        let directory = directory.as_ref();
+        let mut tensors = BTreeMap::new();
+        let (mut keys, mut first_layer) = (BTreeSet::new(), llama.config().num_hidden_layers);
+        let mut common = None;
+        for (name, update) in self.iter() {
+            llama.projection_shape(name)?;
+            let own = (update.a().dim(0)?, update.scale());
+            if *common.get_or_insert(own) != own {
+                return Err(Error::argument(
+                    "adapters",
+                    format_args!("updates of one rank and scale, got {common:?} and {own:?}"),
+                ));
+            }
+            match split_layer(name) {
+                Some((layer, path)) => {
+                    keys.insert(path.to_owned());
+                    first_layer = first_layer.min(layer);
+                }
+                None => {
+                    keys.insert(name.to_owned());
+                }
+            }
+            let [a, b] = update.to_mlx_lm()?;
+            tensors.insert(format!("{name}.lora_a"), a);
+            tensors.insert(format!("{name}.lora_b"), b);
+        }
+        let Some((rank, scale)) = common else {
+            return Err(Error::argument("adapters", "updates to save, got none"));
+        };
+        let config = json!({
+            "fine_tune_type": "lora",
+            // 0 would be all of them.
+            "num_layers": (llama.config().num_hidden_layers - first_layer).max(1),
+            "lora_parameters": {"rank": rank, "scale": scale, "dropout": 0.0, "keys": keys},
+        });
+        fs::create_dir_all(directory).map_err(|e| Error::file(directory, e))?;
+        let path = directory.join(CONFIG);
+        fs::write(&path, format!("{config:#}\n")).map_err(|e| Error::file(&path, e))?;
+        let named = tensors.iter().map(|(name, array)| (name.as_str(), array));
+        io::save_safetensors(directory.join(TENSORS), named, [])
+    }
+}
+
+impl AdapterConfig {
+    /// The updates that the file's tensors are, or what was expected of them.
+    fn assembled(
+        &self,
+        tensors: HashMap<String, Array>,
+        llama: &Llama,
+    ) -> std::result::Result<Adapters, String> {
+        let shapes: HashMap<&str, [i32; 2]> = llama
+            .projections()
+            .filter_map(|projection| {
+                Some((projection.path.as_str(), projection.matrix.shape().ok()?))
+            })
+            .collect();
+        let layers = llama.config().num_hidden_layers;
+        let rank = self.lora_parameters.rank;
+        let mut halves: BTreeMap<String, [Option<Array>; 2]> = BTreeMap::new();
+        for (name, tensor) in tensors {
+            let (path, half) = match name.rsplit_once('.') {
+                Some((path, "lora_a")) => (path, 0),
+                Some((path, "lora_b")) => (path, 1),
+                _ => return Err(format!("only tensors lora_a and lora_b, got {name}")),
+            };
+            let known = shapes.get(path).filter(|_| self.updates(path, layers));
+            let Some(&[outputs, inputs]) = known else {
+                return Err(format!(
+                    "tensors of projections that {CONFIG} names (num_layers {}, keys {:?}), got {name}",
+                    self.num_layers, self.lora_parameters.keys
+                ));
+            };
+            let shape = [[inputs, rank], [rank, outputs]][half];
+            if tensor.shape() != shape || !tensor.dtype().is_floating() {
+                return Err(format!(
+                    "{name} of shape {shape:?} and a floating type, got {:?} of {}",
+                    tensor.shape(),
+                    tensor.dtype()
+                ));
+            }
+            halves.entry(path.to_owned()).or_default()[half] = Some(tensor);
+        }
+        let scale = self.lora_parameters.scale;
+        let update = |(path, [a, b]): (String, [Option<Array>; 2])| match (a, b) {
+            (Some(a), Some(b)) => match Lora::from_mlx_lm(&a, &b, scale) {
+                Ok(update) => Ok((path, update)),
+                Err(error) => Err(format!("{path} to be an update: {error}")),
+            },
+            (None, _) => Err(format!("a tensor {path}.lora_a, got none")),
+            (_, None) => Err(format!("a tensor {path}.lora_b, got none")),
+        };
+        halves.into_iter().map(update).collect()
+    }
+}

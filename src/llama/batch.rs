@@ -1,0 +1,252 @@
+use std::collections::VecDeque;
+
+use crate::array::{Array, eval};
+use crate::error::{Error, Result};
+
+use super::cache::{Cache, CacheKind};
+use super::checkpoint::Checkpoint;
+use super::draw::Draw;
+use super::generate::Generation;
+use super::model::Llama;
+use super::options::{FinishReason, Options, Token};
+
+/// An iterator over the tokens that follow several prompts: the number of a prompt and a token,
+/// the prompts in turn. Those that have ended are left out.
+///
+/// Prompts of different lengths run together, the shorter ones behind positions that nobody sees.
+/// That changes the rounding of a text's logits, and nothing else: each draws from random numbers of
+/// its own, as if it were alone. Where the kind of cache or of rotary embedding depends on
+/// how many positions there are, each prompt runs by itself.
+///
+/// ```
+/// use mlx_primitives::llama::{Checkpoint, Options};
+///
+/// let checkpoint = Checkpoint::demo()?;
+/// let prompts = ["Once upon a time", "One day"].map(|text| checkpoint.tokenizer.encode(text));
+/// let prompts = prompts.into_iter().collect::<Result<Vec<_>, _>>()?;
+/// let options = Options { max_tokens: 5, ..Options::default() };
+/// let mut texts = vec![Vec::new(); 2];
+/// for step in checkpoint.generate_batch(&prompts, &options)? {
+///     let (prompt, token) = step?;
+///     texts[prompt].push(token.id);
+/// }
+/// for (prompt, text) in prompts.iter().zip(texts) {
+///     let alone: Result<Vec<u32>, _> = checkpoint.generate(prompt, &options)?.collect();
+///     assert_eq!(text, alone?);
+/// }
+/// # Ok::<(), mlx_primitives::Error>(())
+/// ```
+pub struct BatchGeneration<'a> {
+    rows: Rows<'a>,
+    ready: VecDeque<(usize, Token)>,
+    failed: bool,
+}
+
+enum Rows<'a> {
+    Together(Box<Together<'a>>),
+    Apart(Vec<Generation<'a>>),
+}
+
+struct Together<'a> {
+    model: &'a Llama,
+    cache: Cache,
+    texts: Vec<Text>,
+    /// The texts that go on: those of the cache, in its order.
+    active: Vec<usize>,
+    eos: Vec<u32>,
+    prefill_step: usize,
+    prefilled: bool,
+}
+
+struct Text {
+    tokens: Vec<u32>,
+    draw: Draw,
+    left: usize,
+    finish: Option<FinishReason>,
+}
+
+impl Checkpoint {
+    /// As [`Llama::generate_batch`], up to the checkpoint's end tokens or the options'.
+    pub fn generate_batch(
+        &self,
+        prompts: &[Vec<u32>],
+        options: &Options,
+    ) -> Result<BatchGeneration<'_>> {
+        let mut options = options.clone();
+        options.eos.extend(&self.eos);
+        self.llama.generate_batch(prompts, &options)
+    }
+}
+
+impl Llama {
+    /// Runs prompts side by side and yields the tokens that follow each.
+    ///
+    /// Errors: no prompts, and what [`generate`](Self::generate) refuses of any of them.
+    pub fn generate_batch(
+        &self,
+        prompts: &[Vec<u32>],
+        options: &Options,
+    ) -> Result<BatchGeneration<'_>> {
+        if prompts.is_empty() {
+            return Err(Error::argument("generate_batch", "at least one prompt, got none"));
+        }
+        let mut texts = Vec::with_capacity(prompts.len());
+        for prompt in prompts {
+            let limit = self.check_prompt(prompt, options)?;
+            texts.push(Text {
+                tokens: prompt.clone(),
+                draw: Draw::new(options, self.vocab())?,
+                left: options.max_tokens.min(limit + 1 - prompt.len()),
+                finish: None,
+            });
+        }
+        let cache = self.new_cache_of(options.cache)?;
+        let apart = cache.forgets()
+            || matches!(options.cache, CacheKind::Rotating { .. })
+            || self.config().rope_frequencies()?.depends_on_length();
+        let rows = if apart {
+            let each = prompts.iter().map(|prompt| self.generate(prompt, options));
+            Rows::Apart(each.collect::<Result<_>>()?)
+        } else {
+            Rows::Together(Box::new(Together {
+                model: self,
+                cache,
+                active: (0..texts.len()).collect(),
+                texts,
+                eos: options.eos.clone(),
+                prefill_step: options.prefill_step,
+                prefilled: false,
+            }))
+        };
+        Ok(BatchGeneration { rows, ready: VecDeque::new(), failed: false })
+    }
+}
+
+impl BatchGeneration<'_> {
+    /// Why the text of a prompt ended; none while it goes on, or if there is no such prompt.
+    pub fn finish_reason(&self, prompt: usize) -> Option<FinishReason> {
+        match &self.rows {
+            Rows::Together(rows) => rows.texts.get(prompt)?.finish,
+            Rows::Apart(rows) => rows.get(prompt)?.finish_reason(),
+        }
+    }
+
+    /// One token for each text that goes on.
+    fn step(&mut self) -> Result<()> {
+        match &mut self.rows {
+            Rows::Together(rows) => rows.step(&mut self.ready),
+            Rows::Apart(rows) => {
+                for (i, row) in rows.iter_mut().enumerate() {
+                    if let Some(token) = row.next_token()? {
+                        self.ready.push_back((i, token));
+                    }
+                }
+                Ok(())
+            }
+        }
+    }
+
+    fn goes_on(&self) -> bool {
+        match &self.rows {
+            Rows::Together(rows) => !rows.active.is_empty(),
+            Rows::Apart(rows) => rows.iter().any(|row| row.finish_reason().is_none()),
+        }
+    }
+}
+
+impl Iterator for BatchGeneration<'_> {
+    type Item = Result<(usize, Token)>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        while self.ready.is_empty() && !self.failed && self.goes_on() {
+            if let Err(error) = self.step() {
+                self.failed = true;
+                return Some(Err(error));
+            }
+        }
+        self.ready.pop_front().map(Ok)
+    }
+}
+
+impl Together<'_> {
+    fn step(&mut self, ready: &mut VecDeque<(usize, Token)>) -> Result<()> {
+        self.end(|text| (text.left == 0).then_some(FinishReason::Length))?;
+        if self.active.is_empty() {
+            return Ok(());
+        }
+        if !self.prefilled {
+            self.prefill()?;
+            self.prefilled = true;
+        }
+        let last = self.column(|text| text.tokens.last().copied().unwrap_or_default());
+        let logits = self.model.forward(&last?, &mut self.cache)?.squeeze(&[1])?;
+        let mut drawn = Vec::with_capacity(self.active.len());
+        for (at, &i) in (0..).zip(&self.active) {
+            let Some(text) = self.texts.get_mut(i) else { continue };
+            drawn.push((i, text.draw.draw(&text.tokens, &logits.slice_axis(0, at..at + 1)?)?));
+        }
+        eval(drawn.iter().flat_map(|(_, drawn)| drawn.arrays()))?;
+        for (i, drawn) in drawn {
+            let (token, Some(text)) = (drawn.read()?, self.texts.get_mut(i)) else { continue };
+            text.left -= 1;
+            if self.eos.contains(&token.id) {
+                text.finish = Some(FinishReason::Stop);
+                continue;
+            }
+            text.tokens.push(token.id);
+            ready.push_back((i, token));
+        }
+        self.end(|text| text.finish.or((text.left == 0).then_some(FinishReason::Length)))
+    }
+
+    /// All but the last token of each prompt, which end together.
+    fn prefill(&mut self) -> Result<()> {
+        let longest = self.rows().map(|text| text.tokens.len()).max().unwrap_or(1);
+        let padding = |text: &Text| longest - text.tokens.len();
+        let positions = |count: usize| i32::try_from(count).unwrap_or(i32::MAX);
+        let paddings: Vec<i32> = self.rows().map(|text| positions(padding(text))).collect();
+        self.cache.set_padding(&paddings);
+        let mut start = 0;
+        while start + 1 < longest {
+            let end = start.saturating_add(self.prefill_step).min(longest - 1);
+            let mut chunk = Vec::new();
+            for text in self.rows() {
+                let token = |at: usize| text.tokens.get(at.checked_sub(padding(text))?).copied();
+                chunk.extend((start..end).map(|at| token(at).unwrap_or_default()));
+            }
+            let shape = [positions(self.active.len()), positions(end - start)];
+            self.model.forward(&Array::from_slice(&chunk, &shape)?, &mut self.cache)?;
+            eval(self.cache.arrays())?;
+            start = end;
+        }
+        Ok(())
+    }
+
+    /// The texts that go on.
+    fn rows(&self) -> impl Iterator<Item = &Text> {
+        self.active.iter().filter_map(|&i| self.texts.get(i))
+    }
+
+    fn column(&self, token: impl Fn(&Text) -> u32) -> Result<Array> {
+        let tokens: Vec<u32> = self.rows().map(token).collect();
+        Array::from_slice(&tokens, &[i32::try_from(tokens.len()).unwrap_or(i32::MAX), 1])
+    }
+
+    /// Leaves out the texts for which there is a reason to end.
+    fn end(&mut self, reason: impl Fn(&Text) -> Option<FinishReason>) -> Result<()> {
+        let (mut kept, mut places) = (Vec::new(), Vec::new());
+        for (at, &i) in (0..).zip(&self.active) {
+            let Some(text) = self.texts.get_mut(i) else { continue };
+            text.finish = reason(text);
+            if text.finish.is_none() {
+                kept.push(i);
+                places.push(at);
+            }
+        }
+        if kept.len() < self.active.len() && !kept.is_empty() && self.prefilled {
+            self.cache.select_rows(&places)?;
+        }
+        self.active = kept;
+        Ok(())
+    }
+}

@@ -1,0 +1,120 @@
+//! What is done to a cache beside appending: taking back, choosing texts, leaving out padding.
+
+use crate::array::Array;
+use crate::error::{Error, Result};
+
+use super::{Cache, CacheKind, Kind, LayerCache, Visible};
+
+impl LayerCache {
+    /// What it was made as.
+    pub fn kind(&self) -> CacheKind {
+        match &self.0 {
+            Kind::Plain(_) => CacheKind::Plain,
+            Kind::Quantized(cache) => cache.kind(),
+            Kind::Rotating(cache) => cache.kind(),
+        }
+    }
+
+    /// An empty one of the same kind.
+    pub(in super::super) fn emptied(&self) -> Result<Self> {
+        Self::new(self.kind())
+    }
+
+    fn can_trim(&self, count: i32) -> bool {
+        let enough = (0..=self.len()).contains(&count);
+        enough && (count == 0 || !matches!(&self.0, Kind::Rotating(cache) if cache.is_full()))
+    }
+
+    fn trim(&mut self, count: i32) {
+        match &mut self.0 {
+            Kind::Plain(cache) => cache.trim(count),
+            Kind::Quantized(cache) => cache.trim(count),
+            Kind::Rotating(cache) => cache.trim(count),
+        }
+    }
+
+    fn select_rows(&mut self, rows: &[i32]) -> Result<()> {
+        let index = Array::from_slice(rows, &[i32::try_from(rows.len()).unwrap_or(i32::MAX)])?;
+        if !self.1.is_empty() {
+            let padding = |row: &i32| self.1.get(row.unsigned_abs() as usize).copied();
+            self.1 = rows.iter().filter_map(padding).collect();
+        }
+        match &mut self.0 {
+            Kind::Plain(cache) => cache.select_rows(&index),
+            Kind::Quantized(cache) => cache.select_rows(&index),
+            Kind::Rotating(cache) => cache.select_rows(&index),
+        }
+    }
+
+    /// Where padding is not seen.
+    pub(super) fn beside_padding(&self, time: i32) -> Result<Visible> {
+        if matches!(self.0, Kind::Rotating(_)) {
+            return Err(Error::argument("cache", "padding in a cache that shows all positions"));
+        }
+        let start = self.len();
+        let end = start.saturating_add(time);
+        let batch = i32::try_from(self.1.len()).unwrap_or(i32::MAX);
+        let queries = Array::arange::<i32>(f64::from(start), f64::from(end), 1.0)?;
+        let queries = queries.reshape(&[1, 1, time, 1])?;
+        let keys = Array::arange::<i32>(0.0, f64::from(end), 1.0)?.reshape(&[1, 1, 1, end])?;
+        let first = Array::from_slice(&self.1, &[batch, 1, 1, 1])?;
+        // Padding sees itself, so that what nobody looks at is at least a number.
+        let first = first.minimum(&queries)?;
+        let seen = keys.less_equal(&queries)?.logical_and(keys.greater_equal(&first)?)?;
+        Ok(Visible::Mask(seen))
+    }
+}
+
+impl Cache {
+    /// Whether positions are ever left out of it, so that not all can be taken back.
+    pub fn forgets(&self) -> bool {
+        self.layers.iter().any(|layer| matches!(layer.0, Kind::Rotating(_)))
+    }
+
+    /// Whether its last `count` positions can be taken back: no more than it has, and of a
+    /// rotating one only before it is full.
+    pub fn can_trim(&self, count: i32) -> bool {
+        self.layers.iter().all(|layer| layer.can_trim(count))
+    }
+
+    /// Takes back the last `count` positions; an error where that [cannot be](Self::can_trim).
+    ///
+    /// ```
+    /// use mlx_primitives::{Array, llama::Checkpoint};
+    ///
+    /// let llama = Checkpoint::demo()?.llama;
+    /// let mut cache = llama.new_cache();
+    /// llama.forward(&Array::from_slice(&[423u32, 424, 259], &[1, 3])?, &mut cache)?;
+    /// cache.trim(2)?;
+    /// assert_eq!(cache.len(), 1);
+    /// assert!(cache.trim(2).is_err());
+    /// # Ok::<(), mlx_primitives::Error>(())
+    /// ```
+    pub fn trim(&mut self, count: i32) -> Result<()> {
+        if !self.can_trim(count) {
+            return Err(Error::argument(
+                "cache",
+                format_args!(
+                    "at most its {} positions to take back, and none of a full rotating one, \
+                     got {count}",
+                    self.len()
+                ),
+            ));
+        }
+        if count > 0 {
+            self.layers.iter_mut().for_each(|layer| layer.trim(count));
+        }
+        Ok(())
+    }
+
+    /// For a batch whose texts end together: the first `padding[i]` positions of text `i` are none
+    /// of it, and no later one sees them. To be told before the first step.
+    pub(in super::super) fn set_padding(&mut self, padding: &[i32]) {
+        self.layers.iter_mut().for_each(|layer| layer.1 = padding.to_vec());
+    }
+
+    /// Keeps those texts of a batch, in that order.
+    pub(in super::super) fn select_rows(&mut self, rows: &[i32]) -> Result<()> {
+        self.layers.iter_mut().try_for_each(|layer| layer.select_rows(rows))
+    }
+}

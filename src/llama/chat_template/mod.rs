@@ -1,0 +1,207 @@
+//! Chat templates, rendered as transformers renders them.
+
+mod environment;
+mod json;
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::Path;
+
+use serde_json::{Map, Value, json};
+
+use crate::error::{Error, Result};
+
+/// The most bytes that a template may render.
+const MOST_BYTES: usize = 64 << 20;
+
+/// How a checkpoint writes a conversation: Jinja templates and the special tokens they name.
+///
+/// ```
+/// use mlx_primitives::llama::{ChatOptions, ChatTemplate, message};
+///
+/// let config = r#"{"eos_token": "</s>", "chat_template":
+///     "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}{{ eos_token }}{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"}"#;
+/// let template = ChatTemplate::parse(config)?.expect("a template");
+/// let messages = [message("system", "Be brief."), message("user", "Hi")];
+/// let text = template.render(&messages, &ChatOptions::default())?;
+/// assert_eq!(text, "<|system|>Be brief.</s><|user|>Hi</s><|assistant|>");
+/// # Ok::<(), mlx_primitives::Error>(())
+/// ```
+#[derive(Clone, Debug)]
+pub struct ChatTemplate {
+    /// By name; a checkpoint with one template calls it `default`.
+    templates: BTreeMap<String, String>,
+    /// `bos_token` and its like.
+    special_tokens: Map<String, Value>,
+}
+
+/// What a template is told beside the messages.
+#[derive(Clone, Debug)]
+pub struct ChatOptions {
+    /// Whether the text ends where the model's answer begins.
+    pub add_generation_prompt: bool,
+    /// Functions the model may call, as JSON schemas.
+    pub tools: Option<Vec<Value>>,
+    /// Which of several templates; if none `tool_use` where there are tools and such a template,
+    /// else `default`.
+    pub template: Option<String>,
+    /// Further variables, `enable_thinking` for instance.
+    pub variables: Map<String, Value>,
+}
+
+impl Default for ChatOptions {
+    /// For an answer of the model, without tools.
+    fn default() -> Self {
+        Self { add_generation_prompt: true, tools: None, template: None, variables: Map::new() }
+    }
+}
+
+/// A message as templates expect it: `{"role": ..., "content": ...}`.
+pub fn message(role: &str, content: &str) -> Value {
+    json!({"role": role, "content": content})
+}
+
+impl ChatTemplate {
+    /// The template of a checkpoint's directory: `chat_template.jinja` and those in
+    /// `additional_chat_templates`, else what `tokenizer_config.json` says; none if it has none.
+    /// Errors name the file.
+    pub fn load(directory: impl AsRef<Path>) -> Result<Option<Self>> {
+        let directory = directory.as_ref();
+        let path = directory.join("tokenizer_config.json");
+        let config = match path.exists() {
+            true => fs::read_to_string(&path).map_err(|e| Error::file(&path, e))?,
+            false => "{}".to_owned(),
+        };
+        let (mut template, from_config) =
+            Self::parts(&config).map_err(|error| Error::file(&path, error))?;
+        let mut files = BTreeMap::new();
+        let mut read = |name: &str, path: &Path| -> Result<()> {
+            let source = fs::read_to_string(path).map_err(|e| Error::file(path, e))?;
+            files.insert(name.to_owned(), source);
+            Ok(())
+        };
+        let path = directory.join("chat_template.jinja");
+        if path.is_file() {
+            read("default", &path)?;
+        }
+        if let Ok(entries) = fs::read_dir(directory.join("additional_chat_templates")) {
+            for path in entries.filter_map(|entry| Some(entry.ok()?.path())) {
+                let stem = path.file_stem().and_then(|stem| stem.to_str());
+                if let (Some(stem), Some("jinja")) =
+                    (stem, path.extension().and_then(|e| e.to_str()))
+                {
+                    read(stem, &path)?;
+                }
+            }
+        }
+        template.templates = if files.is_empty() { from_config } else { files };
+        Ok((!template.templates.is_empty()).then_some(template))
+    }
+
+    /// The template of a `tokenizer_config.json`: a string, or a list of named ones; none if it
+    /// has none.
+    pub fn parse(tokenizer_config: &str) -> Result<Option<Self>> {
+        let (template, templates) = Self::parts(tokenizer_config)?;
+        Ok((!templates.is_empty()).then_some(Self { templates, ..template }))
+    }
+
+    fn parts(tokenizer_config: &str) -> Result<(Self, BTreeMap<String, String>)> {
+        let config: Value = serde_json::from_str(tokenizer_config)
+            .map_err(|e| refused(format_args!("a JSON object, got {e}")))?;
+        let text = |value: &Value| value.as_str().map(str::to_owned);
+        let mut templates = BTreeMap::new();
+        match config.get("chat_template") {
+            None | Some(Value::Null) => {}
+            Some(Value::String(source)) => {
+                templates.insert("default".to_owned(), source.clone());
+            }
+            Some(Value::Array(named)) => {
+                for entry in named {
+                    let part = |key: &str| entry.get(key).and_then(text);
+                    let (Some(name), Some(source)) = (part("name"), part("template")) else {
+                        return Err(refused(format_args!(
+                            "chat templates with a name and a template, got {entry}"
+                        )));
+                    };
+                    templates.insert(name, source);
+                }
+            }
+            Some(other) => {
+                return Err(refused(format_args!("chat_template of text or a list, got {other}")));
+            }
+        }
+        let mut special_tokens = Map::new();
+        for name in ["bos", "eos", "unk", "sep", "pad", "cls", "mask"] {
+            let name = format!("{name}_token");
+            let token = config.get(&name);
+            let token = token.map(|token| token.get("content").unwrap_or(token)).and_then(text);
+            if let Some(token) = token {
+                special_tokens.insert(name, Value::String(token));
+            }
+        }
+        Ok((Self { templates: BTreeMap::new(), special_tokens }, templates))
+    }
+
+    /// A special token by its name in `tokenizer_config.json`, `eos_token` for instance.
+    pub fn special_token(&self, name: &str) -> Option<&str> {
+        self.special_tokens.get(name)?.as_str()
+    }
+
+    /// The text of a conversation, to be encoded
+    /// [without further special tokens](super::Tokenizer::encode_verbatim).
+    ///
+    /// Errors: messages that are no objects, a template that is missing or faulty, one that raises
+    /// an exception, does not end or renders more than 64 MiB.
+    pub fn render(&self, messages: &[Value], options: &ChatOptions) -> Result<String> {
+        if let Some(other) = messages.iter().find(|message| !message.is_object()) {
+            return Err(refused(format_args!("messages that are objects, got {other}")));
+        }
+        let source = self.source(options)?;
+        let mut context = self.special_tokens.clone();
+        context.extend(options.variables.clone());
+        let messages: Vec<Value> = messages.iter().map(with_reasoning).collect();
+        context.insert("messages".to_owned(), Value::Array(messages));
+        context.insert("tools".to_owned(), options.tools.clone().map_or(Value::Null, Value::Array));
+        context.insert("documents".to_owned(), Value::Null);
+        context
+            .insert("add_generation_prompt".to_owned(), Value::Bool(options.add_generation_prompt));
+        environment::render(source, context, MOST_BYTES).map_err(|reason| {
+            refused(format_args!("a template that can be rendered, got {reason}"))
+        })
+    }
+
+    fn source(&self, options: &ChatOptions) -> Result<&str> {
+        let tool_use = || match options.tools {
+            Some(_) => self.templates.get("tool_use"),
+            None => None,
+        };
+        let source = match &options.template {
+            Some(name) => self.templates.get(name),
+            None => tool_use().or_else(|| self.templates.get("default")),
+        };
+        source.map(String::as_str).ok_or_else(|| {
+            let names: Vec<&str> = self.templates.keys().map(String::as_str).collect();
+            let asked = options.template.as_deref().unwrap_or("default");
+            refused(format_args!("one of the templates {names:?}, got {asked:?}"))
+        })
+    }
+}
+
+/// What a message thought goes by several names, of which templates know one or another.
+fn with_reasoning(message: &Value) -> Value {
+    let names = ["reasoning_content", "thinking", "reasoning"];
+    let given = |name: &&str| message.get(name).is_some_and(|value| !value.is_null());
+    let (Some(name), Some(fields)) = (names.into_iter().find(given), message.as_object()) else {
+        return message.clone();
+    };
+    let thought = message.get(name).cloned().unwrap_or_default();
+    let mut all = Map::new();
+    all.insert("thinking".to_owned(), thought.clone());
+    all.extend(fields.clone());
+    all.insert("reasoning_content".to_owned(), thought);
+    Value::Object(all)
+}
+
+fn refused(expected: std::fmt::Arguments) -> Error {
+    Error::argument("chat_template", expected)
+}

@@ -1,0 +1,84 @@
+use crate::array::Array;
+use crate::dtype::Dtype;
+use crate::error::Result;
+
+use super::options::{Options, Token};
+use super::penalties::Penalties;
+use super::sampling::Sampler;
+
+/// From logits to a token.
+pub(super) struct Draw {
+    sampler: Sampler,
+    penalties: Penalties,
+    logprobs: Option<usize>,
+}
+
+/// A token that is being computed.
+pub(super) struct Drawn {
+    /// `[1]`.
+    pub token: Array,
+    /// `[1, vocab]`, and how many of them are asked for.
+    logprobs: Option<(Array, usize)>,
+}
+
+impl Draw {
+    pub fn new(options: &Options, vocab: usize) -> Result<Self> {
+        options.penalties.check(vocab)?;
+        Ok(Self {
+            sampler: Sampler::new(options.sampling)?.sparing(&options.xtc_spared),
+            penalties: options.penalties.clone(),
+            logprobs: options.logprobs,
+        })
+    }
+
+    /// Whether a token is the likeliest by its logits and nothing else is asked for.
+    pub fn is_argmax(&self) -> bool {
+        self.sampler.is_greedy() && self.penalties.is_none() && self.logprobs.is_none()
+    }
+
+    /// From the logits `[1, vocab]` that follow `tokens`; lazy.
+    pub fn draw(&mut self, tokens: &[u32], logits: &Array) -> Result<Drawn> {
+        let logits = self.penalties.apply(tokens, logits)?;
+        let logprobs = match self.logprobs {
+            None => None,
+            Some(count) => {
+                let logits = logits.astype(Dtype::Float32)?;
+                Some((logits.subtract(logits.logsumexp(-1, true)?)?, count))
+            }
+        };
+        Ok(Drawn { token: self.sampler.sample(&logits)?, logprobs })
+    }
+}
+
+impl Drawn {
+    /// What is to be evaluated.
+    pub fn arrays(&self) -> impl Iterator<Item = &Array> {
+        [&self.token].into_iter().chain(self.logprobs.as_ref().map(|(row, _)| row))
+    }
+
+    /// Waits for it.
+    pub fn read(&self) -> Result<Token> {
+        let id = self.token.item::<u32>()?;
+        let Some((row, count)) = &self.logprobs else {
+            return Ok(Token { id, ..Token::default() });
+        };
+        let row = row.to_vec::<f32>()?;
+        let logprob = row.get(id as usize).copied();
+        Ok(Token { id, logprob, top_logprobs: likeliest(&row, *count), from_draft: false })
+    }
+}
+
+/// The greatest of a row with their places, greatest first; equal ones in their order.
+fn likeliest(row: &[f32], count: usize) -> Vec<(u32, f32)> {
+    let mut all: Vec<(u32, f32)> = (0..).zip(row.iter().copied()).collect();
+    let order = |a: &(u32, f32), b: &(u32, f32)| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0));
+    if count == 0 {
+        return Vec::new();
+    }
+    if count < all.len() {
+        all.select_nth_unstable_by(count - 1, order);
+        all.truncate(count);
+    }
+    all.sort_unstable_by(order);
+    all
+}

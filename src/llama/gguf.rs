@@ -1,0 +1,153 @@
+//! Models of GGUF files: the names, the configuration and the order of rows that llama.cpp has.
+
+use std::collections::HashMap;
+use std::path::Path;
+
+use serde_json::{Map, Value, json};
+
+use crate::array::Array;
+use crate::error::{Error, Result};
+use crate::io;
+
+use super::config::Config;
+use super::weights::Weights;
+
+/// Parts of a tensor's name within a layer, there and here.
+const PARTS: [(&str, &str); 11] = [
+    ("attn_norm", "input_layernorm"),
+    ("ffn_norm", "post_attention_layernorm"),
+    ("attn_q", "self_attn.q_proj"),
+    ("attn_k", "self_attn.k_proj"),
+    ("attn_v", "self_attn.v_proj"),
+    ("attn_output", "self_attn.o_proj"),
+    ("attn_q_norm", "self_attn.q_norm"),
+    ("attn_k_norm", "self_attn.k_norm"),
+    ("ffn_gate", "mlp.gate_proj"),
+    ("ffn_up", "mlp.up_proj"),
+    ("ffn_down", "mlp.down_proj"),
+];
+
+/// Architectures that are written with a Llama's names.
+const ARCHITECTURES: [&str; 3] = ["llama", "qwen2", "qwen3"];
+
+pub(super) fn is_gguf(path: &Path) -> bool {
+    path.extension().is_some_and(|extension| extension.eq_ignore_ascii_case("gguf"))
+}
+
+/// The configuration and the tensors, by the names that a Llama has for them.
+pub(super) fn load(path: &Path) -> Result<(Config, Weights)> {
+    let io::Tensors { mut arrays, metadata } = io::load_gguf(path)?;
+    let factors = arrays.remove("rope_freqs.weight");
+    let named = arrays.into_iter().map(|(name, array)| (translated(&name), array)).collect();
+    let config = config(&metadata, &named, factors.as_ref()).map_err(|e| Error::file(path, e))?;
+    let mut weights = Weights::of(path);
+    weights.add(path, named)?;
+    Ok((config, weights))
+}
+
+/// The checkpoints' name of a tensor; what has none stays as it is, and is refused later.
+fn translated(name: &str) -> String {
+    let (stem, part) = name.rsplit_once('.').unwrap_or((name, ""));
+    let stem = match stem {
+        "token_embd" => "model.embed_tokens".to_owned(),
+        "output_norm" => "model.norm".to_owned(),
+        "output" => "lm_head".to_owned(),
+        _ => {
+            let layer = stem.strip_prefix("blk.").and_then(|rest| rest.split_once('.'));
+            let known = layer.and_then(|(layer, module)| {
+                let (_, ours) = PARTS.iter().find(|(theirs, _)| *theirs == module)?;
+                Some(format!("model.layers.{layer}.{ours}"))
+            });
+            match known {
+                Some(stem) => stem,
+                None => return name.to_owned(),
+            }
+        }
+    };
+    format!("{stem}.{part}")
+}
+
+/// The entries of a file as a `config.json`.
+fn config(
+    metadata: &HashMap<String, String>,
+    arrays: &HashMap<String, Array>,
+    factors: Option<&Array>,
+) -> Result<Config> {
+    let refuse = |expected: std::fmt::Arguments| Err(Error::argument("gguf", expected));
+    let architecture = metadata.get("general.architecture").map_or("none", String::as_str);
+    if !ARCHITECTURES.contains(&architecture) {
+        let known = ARCHITECTURES.join(", ");
+        return refuse(format_args!("general.architecture among {known}, got {architecture}"));
+    }
+    let entry = |key: &str| metadata.get(&format!("{architecture}.{key}"));
+    let number = |key: &str| -> Result<Option<Value>> {
+        let Some(text) = entry(key) else { return Ok(None) };
+        // A number is a scalar array of MLX's, as it prints them.
+        let inner = text.strip_prefix("array(").and_then(|rest| rest.split_once(", dtype"));
+        let text = inner.map_or(text.as_str(), |(number, _)| number);
+        if let Ok(whole) = text.parse::<i64>() {
+            return Ok(Some(json!(whole)));
+        }
+        match text.parse::<f64>() {
+            Ok(number) if number.is_finite() => Ok(Some(json!(number))),
+            _ => Err(Error::argument("gguf", format_args!("a number {key}, got {text}"))),
+        }
+    };
+    let mut config = Map::new();
+    config.insert("model_type".into(), json!(architecture));
+    for (key, theirs) in [
+        ("hidden_size", "embedding_length"),
+        ("num_hidden_layers", "block_count"),
+        ("intermediate_size", "feed_forward_length"),
+        ("num_attention_heads", "attention.head_count"),
+        ("num_key_value_heads", "attention.head_count_kv"),
+        ("head_dim", "attention.key_length"),
+        ("rms_norm_eps", "attention.layer_norm_rms_epsilon"),
+        ("rope_theta", "rope.freq_base"),
+        ("max_position_embeddings", "context_length"),
+    ] {
+        if let Some(value) = number(theirs)? {
+            config.insert(key.into(), value);
+        }
+    }
+    // llama.cpp orders a Llama's rows of queries and keys so that neighbours turn together.
+    config.insert("rope_traditional".into(), json!(architecture == "llama"));
+    let has = |name: &str| arrays.contains_key(name);
+    let vocab = arrays.get("model.embed_tokens.weight").and_then(|rows| rows.shape().first());
+    config.insert("vocab_size".into(), json!(vocab));
+    config.insert("tie_word_embeddings".into(), json!(!has("lm_head.weight")));
+    config.insert("attention_bias".into(), json!(has("model.layers.0.self_attn.o_proj.bias")));
+    config.insert("mlp_bias".into(), json!(has("model.layers.0.mlp.down_proj.bias")));
+    if arrays.keys().any(|name| name.ends_with(".scales")) {
+        // What each module has is read off its scales.
+        config.insert("quantization".into(), json!({"group_size": 32, "bits": 4}));
+    }
+    let scaling = match (entry("rope.scaling.type").map(String::as_str), factors) {
+        (_, Some(factors)) => Some(by_factors(factors, config.get("max_position_embeddings"))?),
+        (None | Some("none"), None) => None,
+        (Some("linear"), None) => {
+            Some(json!({"type": "linear", "factor": number("rope.scaling.factor")?}))
+        }
+        (Some("yarn"), None) => Some(json!({
+            "type": "yarn",
+            "factor": number("rope.scaling.factor")?,
+            "original_max_position_embeddings": number("rope.scaling.original_context_length")?,
+        })),
+        (Some(other), None) => {
+            return refuse(format_args!("rope.scaling.type none, linear or yarn, got {other}"));
+        }
+    };
+    config.insert("rope_scaling".into(), json!(scaling));
+    Config::parse(&Value::Object(config).to_string())
+}
+
+/// What each period is multiplied by; equal limits make a scaling of it that multiplies nothing else.
+fn by_factors(factors: &Array, limit: Option<&Value>) -> Result<Value> {
+    let factors = factors.astype(crate::Dtype::Float32)?.to_vec::<f32>()?;
+    Ok(json!({
+        "type": "longrope",
+        "short_factor": factors,
+        "long_factor": factors,
+        "original_max_position_embeddings": limit,
+    }))
+}

@@ -1,0 +1,167 @@
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use serde::Deserialize;
+
+use crate::error::{Error, Result};
+use crate::io;
+
+use super::config::Config;
+use super::gguf;
+use super::model::Llama;
+use super::weights::Weights;
+
+/// How much of a model is in memory.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Progress {
+    /// Bytes of weights that have been read.
+    pub done: u64,
+    /// Bytes of all of them.
+    pub total: u64,
+}
+
+impl Llama {
+    /// Loads a model without its tokenizer: a directory of `config.json` and `model*.safetensors`,
+    /// or a `.gguf` file. Weights are read layer by layer, so that no more than the model and the
+    /// layer at hand take memory.
+    ///
+    /// Where there is a `model.safetensors.index.json`, the files that it lists are read, and each
+    /// must hold the tensors that it says. GGUF: tensors of F32, F16, BF16, Q4_0, Q4_1 and Q8_0 of
+    /// the architectures llama, qwen2 and qwen3; K-quants are read as float16.
+    ///
+    /// Errors name the file, and the tensor where there is one: missing or truncated files,
+    /// configurations that are not a Llama's or its kin's, tensors that are missing, left over, in
+    /// two files, of another shape or type than the configuration says.
+    ///
+    /// ```
+    /// use mlx_primitives::llama::Llama;
+    ///
+    /// let llama = Llama::load(concat!(env!("CARGO_MANIFEST_DIR"), "/assets/demo"))?;
+    /// assert_eq!(llama.config().num_hidden_layers, 4);
+    /// let error = Llama::load("/nowhere").err().unwrap();
+    /// assert!(error.to_string().starts_with("/nowhere/config.json"));
+    /// # Ok::<(), mlx_primitives::Error>(())
+    /// ```
+    pub fn load(path: impl AsRef<Path>) -> Result<Self> {
+        Self::load_with(path, |_| {})
+    }
+
+    /// As [`load`](Self::load), with `progress` told before the first layer and after each.
+    ///
+    /// ```
+    /// use mlx_primitives::llama::{Llama, Progress};
+    ///
+    /// let mut seen = Progress::default();
+    /// let demo = concat!(env!("CARGO_MANIFEST_DIR"), "/assets/demo");
+    /// let llama = Llama::load_with(demo, |progress| seen = progress)?;
+    /// assert!(seen.done == seen.total && seen.total == llama.nbytes() as u64);
+    /// # Ok::<(), mlx_primitives::Error>(())
+    /// ```
+    pub fn load_with(path: impl AsRef<Path>, mut progress: impl FnMut(Progress)) -> Result<Self> {
+        let path = path.as_ref();
+        let (config, weights) = files(path)?;
+        Self::assemble(config, weights, Some(&mut progress)).map_err(|e| in_file(path, e))
+    }
+
+    /// As [`load`](Self::load), with nothing read but the headers: each tensor is read when it is
+    /// first used.
+    pub fn load_lazily(path: impl AsRef<Path>) -> Result<Self> {
+        let path = path.as_ref();
+        let (config, weights) = files(path)?;
+        Self::new(config, weights).map_err(|e| in_file(path, e))
+    }
+}
+
+/// The error, in `path` unless it names a file already.
+pub(super) fn in_file(path: &Path, error: Error) -> Error {
+    match error {
+        Error::File { .. } => error,
+        other => Error::file(path, other),
+    }
+}
+
+/// The configuration and the tensors, unread, of a directory or a GGUF file.
+fn files(path: &Path) -> Result<(Config, Weights)> {
+    if gguf::is_gguf(path) {
+        return gguf::load(path);
+    }
+    let file = path.join("config.json");
+    let json = fs::read_to_string(&file).map_err(|e| Error::file(&file, e))?;
+    let config = Config::parse(&json).map_err(|e| Error::file(&file, e))?;
+    Ok((config, safetensors(path)?))
+}
+
+#[derive(Deserialize)]
+struct Index {
+    weight_map: BTreeMap<String, String>,
+}
+
+fn safetensors(directory: &Path) -> Result<Weights> {
+    let index_file = directory.join("model.safetensors.index.json");
+    let index = match fs::read_to_string(&index_file) {
+        Ok(json) => {
+            let index: Index = serde_json::from_str(&json).map_err(|e| {
+                Error::file(&index_file, format_args!("expected an object weight_map, got {e}"))
+            })?;
+            Some(index.weight_map)
+        }
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => None,
+        Err(e) => return Err(Error::file(&index_file, e)),
+    };
+    let files = match &index {
+        Some(map) => listed_files(directory, &index_file, map)?,
+        None => safetensors_files(directory)?,
+    };
+    let mut weights = Weights::of(match files.as_slice() {
+        [file] => file,
+        _ => directory,
+    });
+    let mut names: BTreeMap<&Path, BTreeSet<String>> = BTreeMap::new();
+    for file in &files {
+        let arrays = io::load_safetensors(file)?.arrays;
+        names.insert(file, arrays.keys().cloned().collect());
+        weights.add(file, arrays)?;
+    }
+    for (name, file) in index.iter().flatten() {
+        let file = directory.join(file);
+        if !names.get(&*file).is_some_and(|names| names.contains(name)) {
+            let expected = format_args!("a tensor {name}, as {} says", index_file.display());
+            return Err(Error::file(file, format_args!("expected {expected}, got none")));
+        }
+    }
+    Ok(weights)
+}
+
+fn listed_files(
+    directory: &Path,
+    index: &Path,
+    map: &BTreeMap<String, String>,
+) -> Result<Vec<PathBuf>> {
+    let names: BTreeSet<&String> = map.values().collect();
+    let outside = |name: &str| Path::new(name).file_name() != Some(name.as_ref());
+    if let Some(name) = names.iter().find(|name| outside(name)) {
+        return Err(Error::file(index, format_args!("expected files beside it, got {name:?}")));
+    }
+    if names.is_empty() {
+        return Err(Error::file(index, "expected files in weight_map, got none"));
+    }
+    Ok(names.into_iter().map(|name| directory.join(name)).collect())
+}
+
+/// The files `model*.safetensors`, in the order of their names.
+pub(super) fn safetensors_files(directory: &Path) -> Result<Vec<PathBuf>> {
+    let entries = fs::read_dir(directory).map_err(|e| Error::file(directory, e))?;
+    let mut files: Vec<PathBuf> = entries
+        .filter_map(|entry| Some(entry.ok()?.path()))
+        .filter(|path| {
+            let name = path.file_name().and_then(|name| name.to_str()).unwrap_or("");
+            name.starts_with("model") && name.ends_with(".safetensors")
+        })
+        .collect();
+    files.sort();
+    if files.is_empty() {
+        return Err(Error::file(directory, "expected model*.safetensors, got none"));
+    }
+    Ok(files)
+}

@@ -1,0 +1,193 @@
+use std::path::Path;
+
+use crate::array::{Array, eval};
+use crate::error::{Error, Result};
+use crate::io;
+
+use super::cache::{Cache, CacheKind, Expected, Heads};
+use super::linear::Matrix;
+use super::model::Llama;
+
+/// What a file of ours says it is.
+const FORMAT: &str = "mlx-primitives prompt cache 1";
+
+/// A cache and the tokens it holds: a prompt that need not be computed again, in memory or in a
+/// safetensors file.
+///
+/// ```
+/// use mlx_primitives::llama::{Checkpoint, Options, PromptCache};
+///
+/// let checkpoint = Checkpoint::demo()?;
+/// let options = Options { max_tokens: 6, ..Options::default() };
+/// let prompt = checkpoint.tokenizer.encode("Once upon a time, there was a")?;
+/// let mut generation = checkpoint.generate(&prompt, &options)?;
+/// let plain: Vec<u32> = generation.by_ref().collect::<Result<_, _>>()?;
+/// # let path = std::env::temp_dir().join(format!("doc-cache-{}.safetensors", std::process::id()));
+/// generation.into_prompt_cache()?.save(&path)?;
+///
+/// let cache = PromptCache::load(&path, &checkpoint.llama)?;
+/// let again = checkpoint.generate(&prompt, &options)?.with_cache(cache)?;
+/// assert_eq!(again.statistics().cached_tokens, prompt.len() - 1);
+/// assert_eq!(again.collect::<Result<Vec<u32>, _>>()?, plain);
+/// # std::fs::remove_file(&path).ok();
+/// # Ok::<(), mlx_primitives::Error>(())
+/// ```
+#[derive(Clone)]
+pub struct PromptCache {
+    cache: Cache,
+    tokens: Vec<u32>,
+    /// Of the model that filled it.
+    model: String,
+}
+
+impl PromptCache {
+    pub(super) fn new(model: &Llama, cache: Cache, tokens: Vec<u32>) -> Result<Self> {
+        Ok(Self { cache, tokens, model: fingerprint(model)? })
+    }
+
+    /// The tokens it holds.
+    pub fn tokens(&self) -> &[u32] {
+        &self.tokens
+    }
+
+    /// Whether keys and values are kept as in a [new cache](Llama::new_cache_of) of that kind.
+    pub fn is_of(&self, kind: CacheKind, model: &Llama) -> Result<bool> {
+        let new = model.new_cache_of(kind)?;
+        let kinds =
+            |cache: &Cache| cache.layers.iter().map(|layer| layer.kind()).collect::<Vec<_>>();
+        Ok(kinds(&new) == kinds(&self.cache))
+    }
+
+    /// Bytes of its buffers.
+    pub fn nbytes(&self) -> usize {
+        self.cache.nbytes()
+    }
+
+    /// Writes it, over a file of that name if there is one. The name must end in `.safetensors`.
+    pub fn save(&self, path: impl AsRef<Path>) -> Result<()> {
+        let path = path.as_ref();
+        let (mut arrays, layers) = self.cache.saved()?;
+        if !self.tokens.is_empty() {
+            let count = i32::try_from(self.tokens.len()).unwrap_or(i32::MAX);
+            arrays.push(("tokens".to_owned(), Array::from_slice(&self.tokens, &[count])?));
+        }
+        let layers = layers.to_string();
+        let metadata = [("format", FORMAT), ("model", &self.model), ("layers", &layers)];
+        // Whoever reads it meanwhile, or finds it after this was interrupted, sees a whole file.
+        let partial = path.with_extension(format!("{}.part.safetensors", std::process::id()));
+        if path.extension().is_none_or(|extension| extension != "safetensors") {
+            return Err(Error::file(path, "expected a name that ends in .safetensors"));
+        }
+        let arrays = arrays.iter().map(|(name, array)| (name.as_str(), array));
+        io::save_safetensors(&partial, arrays, metadata)
+            .and_then(|()| std::fs::rename(&partial, path).map_err(|e| Error::file(path, e)))
+            .inspect_err(|_| _ = std::fs::remove_file(&partial))
+    }
+
+    /// Reads one that was written for this very model. Errors name the file: another model or
+    /// shape, what is missing, what is no prompt cache.
+    pub fn load(path: impl AsRef<Path>, model: &Llama) -> Result<Self> {
+        let path = path.as_ref();
+        Self::read(path, model).map_err(|error| match error {
+            error @ Error::File { .. } => error,
+            other => Error::file(path, other),
+        })
+    }
+
+    fn read(path: &Path, model: &Llama) -> Result<Self> {
+        let refuse = |expected: std::fmt::Arguments| Err(Error::argument("prompt_cache", expected));
+        let mut file = io::load_safetensors(path)?;
+        let text = |name: &str| file.metadata.get(name).map(String::as_str).unwrap_or_default();
+        if text("format") != FORMAT {
+            return refuse(format_args!("a file of format {FORMAT:?}, got {:?}", text("format")));
+        }
+        let own = fingerprint(model)?;
+        if text("model") != own {
+            return refuse(format_args!("a cache of model {own}, got one of {}", text("model")));
+        }
+        let layers = serde_json::from_str(text("layers")).map_err(|e| {
+            Error::argument("prompt_cache", format_args!("layers in JSON, got {e}"))
+        })?;
+        let tokens = match file.arrays.remove("tokens") {
+            Some(tokens) => tokens.to_vec::<u32>()?,
+            None => Vec::new(),
+        };
+        if let Some(token) = tokens.iter().find(|&&token| token as usize >= model.vocab()) {
+            return refuse(format_args!("tokens below {}, got {token}", model.vocab()));
+        }
+        let expected = Expected {
+            layers: model.config().num_hidden_layers.unsigned_abs() as usize,
+            heads: Heads::from(model.config()),
+            dtype: model.dtype(),
+        };
+        let cache = Cache::restored(&mut file.arrays, &layers, &expected)?;
+        if cache.len() as usize != tokens.len() {
+            return refuse(format_args!("{} tokens, got {}", cache.len(), tokens.len()));
+        }
+        Ok(Self { cache, tokens, model: own })
+    }
+
+    /// The cache with no more than it has in common with a prompt, of which at least the last
+    /// token is left to run, and how much that is. A rotating cache that has more and is full is
+    /// emptied.
+    pub(super) fn for_prompt(mut self, model: &Llama, prompt: &[u32]) -> Result<(Cache, usize)> {
+        let own = fingerprint(model)?;
+        if own != self.model {
+            return Err(Error::argument(
+                "prompt_cache",
+                format_args!("a cache of model {own}, got one of {}", self.model),
+            ));
+        }
+        let same = self.tokens.iter().zip(prompt).take_while(|(a, b)| a == b).count();
+        let common = same.min(prompt.len().saturating_sub(1));
+        let extra = i32::try_from(self.tokens.len() - common).unwrap_or(i32::MAX);
+        if self.cache.can_trim(extra) {
+            self.cache.trim(extra)?;
+            return Ok((self.cache, common));
+        }
+        let emptied: Result<Vec<_>> =
+            self.cache.layers.iter().map(|layer| layer.emptied()).collect();
+        Ok((Cache { layers: emptied? }, 0))
+    }
+}
+
+/// Tells models apart: a hash of the configuration and of a row of each projection, so that
+/// fine-tuned and repacked ones are other models.
+fn fingerprint(model: &Llama) -> Result<String> {
+    let config = model.config();
+    let mut hash = Fnv::default();
+    hash.add(format!("{config:?} {}", model.dtype()).as_bytes());
+    let mut rows = Vec::new();
+    for projection in model.layers.iter().flat_map(|layer| layer.projections()) {
+        let row = match &projection.matrix {
+            Matrix::Plain(rows) => rows.slice(&[&(..1)])?.astype(crate::Dtype::Float32)?,
+            Matrix::Quantized(rows) => rows.packed().slice(&[&(..1)])?,
+        };
+        rows.push(row.contiguous()?);
+    }
+    eval(&rows)?;
+    for row in &rows {
+        match row.to_vec::<f32>() {
+            Ok(values) => values.iter().for_each(|value| hash.add(&value.to_bits().to_le_bytes())),
+            Err(_) => row.to_vec::<u32>()?.iter().for_each(|code| hash.add(&code.to_le_bytes())),
+        }
+    }
+    Ok(format!("{}-{:016x}", config.model_type, hash.0))
+}
+
+/// FNV-1a of 64 bits: the same in every build, unlike the hash of the standard library.
+struct Fnv(u64);
+
+impl Default for Fnv {
+    fn default() -> Self {
+        Self(0xcbf2_9ce4_8422_2325)
+    }
+}
+
+impl Fnv {
+    fn add(&mut self, bytes: &[u8]) {
+        for byte in bytes {
+            self.0 = (self.0 ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3);
+        }
+    }
+}

@@ -1,0 +1,173 @@
+use crate::array::Array;
+use crate::dtype::{Dtype, Element};
+use crate::error::{Error, Result};
+use crate::memory;
+use crate::ops::{LinearWeight, QuantizedMode, QuantizedWeight};
+
+use super::cache::CacheKind;
+use super::config::{Config, Quantization};
+use super::estimate::estimate;
+use super::model::Llama;
+use super::weights::Weights;
+
+/// Distinct numbers that a float tensor is drawn from.
+const LEVELS: usize = 1 << 12;
+/// Mean square of the sixteen numbers that four bits stand for in mxfp4.
+const MXFP4_SQUARE: f64 = 8.5625;
+
+impl Llama {
+    /// A model of random weights, for a configuration without a checkpoint: as large and as fast as
+    /// a real one, its text is noise. Packed matrices are drawn packed, so a model of 4 bits never
+    /// takes the memory of its float weights.
+    ///
+    /// `dtype` is that of the activations: float32, float16 or bfloat16. `quantization` takes the
+    /// place of the configuration's; matrices whose rows are not whole groups stay floats. The same
+    /// seed draws the same model.
+    ///
+    /// Errors: another type, a quantization that MLX does not have, more than
+    /// [`memory_limit`](memory::memory_limit).
+    ///
+    /// ```
+    /// use mlx_primitives::llama::{Config, Llama, Quantization};
+    /// use mlx_primitives::Dtype;
+    ///
+    /// let config = Config::parse(
+    ///     r#"{"model_type": "llama", "hidden_size": 64, "num_hidden_layers": 2,
+    ///         "intermediate_size": 128, "num_attention_heads": 2, "rms_norm_eps": 1e-5,
+    ///         "vocab_size": 96}"#,
+    /// )?;
+    /// let four_bits = Some(Quantization::affine(32, 4));
+    /// let llama = Llama::random(config, Dtype::Float16, four_bits, 0)?;
+    /// let tokens = llama.generate(&[1, 2, 3], &Default::default())?;
+    /// assert_eq!(tokens.count(), 0); // the options ask for none
+    /// # Ok::<(), mlx_primitives::Error>(())
+    /// ```
+    pub fn random(
+        mut config: Config,
+        dtype: Dtype,
+        quantization: Option<Quantization>,
+        seed: u64,
+    ) -> Result<Self> {
+        if !matches!(dtype, Dtype::Float32 | Dtype::Float16 | Dtype::Bfloat16) {
+            return Err(Error::argument(
+                "random",
+                format_args!("float32, float16 or bfloat16, got {dtype}"),
+            ));
+        }
+        if let Some(to) = quantization {
+            config.quantization = Some(to.to_json());
+        }
+        let packed = config.quantization_of("")?;
+        let bytes = estimate(&config, dtype, packed, CacheKind::Plain, 1, 0)?.weights;
+        if bytes > memory::memory_limit() as u64 {
+            return Err(Error::argument(
+                "random",
+                format_args!(
+                    "weights within the memory limit of {} bytes, got {bytes}",
+                    memory::memory_limit()
+                ),
+            ));
+        }
+        let source = RandomWeights { state: seed, dtype };
+        Self::new(config, Weights::random(source))
+    }
+}
+
+/// Draws the tensors that a model asks for.
+pub(super) struct RandomWeights {
+    state: u64,
+    dtype: Dtype,
+}
+
+impl RandomWeights {
+    /// Norms are ones, all else is small.
+    pub fn tensor(&mut self, name: &str, shape: &[i32]) -> Result<Array> {
+        if shape.len() == 1 && name.ends_with("norm.weight") {
+            return Array::full(shape, 1.0f32)?.astype(self.dtype);
+        }
+        let inputs = f64::from(shape.last().copied().unwrap_or(1).max(1));
+        self.floats(shape, (3.0 / inputs).sqrt())
+    }
+
+    /// A matrix of variance 1 / inputs, so that activations keep their size.
+    pub fn matrix(
+        &mut self,
+        [outputs, inputs]: [i32; 2],
+        quantized: Option<Quantization>,
+    ) -> Result<LinearWeight> {
+        let Some(Quantization { group_size, bits, mode }) =
+            quantized.filter(|to| to.group_size > 0 && inputs % to.group_size == 0)
+        else {
+            return self.tensor("", &[outputs, inputs]).map(LinearWeight::Plain);
+        };
+        let (words, groups) = (inputs / 32 * bits, [outputs, inputs / group_size]);
+        let packed = self.words(&[outputs, words])?;
+        let variance = 1.0 / f64::from(inputs);
+        let (scales, biases) = match mode {
+            QuantizedMode::Affine => {
+                let top = f64::from((1u32 << bits.clamp(1, 8)) - 1);
+                let scale = (12.0 * variance / (top * (top + 2.0))).sqrt();
+                let fill = |value: f64| Array::full(&groups, value as f32)?.astype(self.dtype);
+                (fill(scale)?, Some(fill(-scale * top / 2.0)?))
+            }
+            QuantizedMode::Mxfp4 => {
+                let exponent = (variance / MXFP4_SQUARE).sqrt().log2().round() + 127.0;
+                (Array::full(&groups, exponent.clamp(0.0, 254.0) as u8)?, None)
+            }
+        };
+        // What `full` makes is computed once here, not in the first step of the model.
+        crate::array::eval([&scales].into_iter().chain(&biases))?;
+        QuantizedWeight::new(packed, scales, biases, group_size, bits, mode)
+            .map(LinearWeight::Quantized)
+    }
+
+    /// SplitMix64 ([Steele et al. 2014](https://doi.org/10.1145/2660193.2660195)).
+    fn next(&mut self) -> u64 {
+        self.state = self.state.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.state;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+
+    fn words(&mut self, shape: &[i32]) -> Result<Array> {
+        let count = count(shape)?;
+        let mut words = Vec::with_capacity(count);
+        while words.len() < count {
+            let bits = self.next();
+            words.extend([bits as u32, (bits >> 32) as u32]);
+        }
+        words.truncate(count);
+        Array::from_slice(&words, shape)
+    }
+
+    fn floats(&mut self, shape: &[i32], bound: f64) -> Result<Array> {
+        match self.dtype {
+            Dtype::Float16 => self.floats_of::<half::f16>(shape, bound),
+            Dtype::Bfloat16 => self.floats_of::<half::bf16>(shape, bound),
+            _ => self.floats_of::<f32>(shape, bound),
+        }
+    }
+
+    /// Even over ±`bound`.
+    fn floats_of<T: Element>(&mut self, shape: &[i32], bound: f64) -> Result<Array> {
+        let middle = (LEVELS - 1) as f64 / 2.0;
+        let levels: Vec<T> =
+            (0..LEVELS).map(|level| T::from_f64((level as f64 / middle - 1.0) * bound)).collect();
+        let count = count(shape)?;
+        let mut numbers = Vec::with_capacity(count);
+        while numbers.len() < count {
+            let bits = self.next();
+            let places = [0, 12, 24, 36, 48].map(|shift| (bits >> shift) as usize % LEVELS);
+            numbers.extend(places.iter().filter_map(|&place| levels.get(place)).copied());
+        }
+        numbers.truncate(count);
+        Array::from_slice(&numbers, shape)
+    }
+}
+
+fn count(shape: &[i32]) -> Result<usize> {
+    let elements =
+        shape.iter().try_fold(1usize, |size, &dim| size.checked_mul(usize::try_from(dim).ok()?));
+    elements.ok_or_else(|| Error::argument("random", format_args!("a shape, got {shape:?}")))
+}

@@ -1,0 +1,160 @@
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use serde_json::{Value, json};
+
+use crate::array::Array;
+use crate::error::{Error, Result};
+use crate::io;
+
+use super::model_files::ModelFiles;
+
+/// Bytes of tensors that a file holds at most, unless one tensor is larger: as of mlx-lm.
+const SHARD: u64 = 5 << 30;
+
+/// Files beside the weights that belong to the tokenizer and to generation, by how they begin.
+const COMPANIONS: [&str; 8] = [
+    "tokenizer",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.",
+    "merges.txt",
+    "generation_config.json",
+    "chat_template",
+    "tiktoken",
+];
+
+impl ModelFiles {
+    /// Writes the model as mlx-lm does: `config.json`, `model.safetensors` or shards of 5 GB, their
+    /// index, and the tokenizer's files as they were. The directory appears when it is whole.
+    ///
+    /// Errors name the file: one that exists and is not an empty directory, one that cannot be
+    /// written.
+    pub fn save(self, directory: impl AsRef<Path>) -> Result<()> {
+        self.save_sharded(directory, SHARD)
+    }
+
+    /// As [`save`](Self::save), in shards of that many bytes.
+    pub fn save_sharded(self, directory: impl AsRef<Path>, shard_bytes: u64) -> Result<()> {
+        let directory = directory.as_ref();
+        refuse_existing(directory)?;
+        let partial = partial_name(directory)?;
+        fs::create_dir_all(&partial).map_err(|e| Error::file(&partial, e))?;
+        let written = self.write(&partial, shard_bytes).and_then(|()| {
+            refuse_existing(directory)?;
+            fs::rename(&partial, directory).map_err(|e| Error::file(directory, e))
+        });
+        if written.is_err() {
+            // What failed is the error to tell of.
+            fs::remove_dir_all(&partial).ok();
+        }
+        written
+    }
+
+    fn write(mut self, directory: &Path, shard_bytes: u64) -> Result<()> {
+        self.copy_companions(directory)?;
+        self.write_config(&directory.join("config.json"))?;
+        let metadata = json!({
+            "total_size": self.nbytes(),
+            "total_parameters": self.parameters()?,
+        });
+        let shards = shards(std::mem::take(&mut self.tensors), shard_bytes);
+        let count = shards.len();
+        let mut weight_map = BTreeMap::new();
+        for (i, shard) in shards.into_iter().enumerate() {
+            let file = match count {
+                1 => "model.safetensors".to_owned(),
+                _ => format!("model-{:05}-of-{count:05}.safetensors", i + 1),
+            };
+            let named = shard.iter().map(|(name, array)| (name.as_str(), array));
+            io::save_safetensors(directory.join(&file), named, [("format", "mlx")])?;
+            weight_map.extend(shard.into_keys().map(|name| (name, file.clone())));
+        }
+        let index = json!({"metadata": metadata, "weight_map": weight_map});
+        write_json(&directory.join("model.safetensors.index.json"), &index)
+    }
+
+    /// Numbers that the tensors stand for; those of scales do not count.
+    pub fn parameters(&self) -> Result<u64> {
+        let config = self.parsed()?;
+        let mut total = 0;
+        for (name, array) in &self.tensors {
+            let (path, part) = name.rsplit_once('.').unwrap_or(("", name));
+            let packed = self.tensors.contains_key(&format!("{path}.scales"));
+            total += match (part, config.quantization_of(path)?) {
+                ("scales" | "biases", _) if packed => 0,
+                ("weight", Some(to)) if packed => {
+                    array.size() as u64 * 32 / u64::from(to.bits.unsigned_abs()).max(1)
+                }
+                _ => array.size() as u64,
+            };
+        }
+        Ok(total)
+    }
+
+    fn write_config(&self, path: &Path) -> Result<()> {
+        let mut config: BTreeMap<&str, &Value> =
+            self.config.iter().map(|(key, value)| (key.as_str(), value)).collect();
+        config.remove("_name_or_path");
+        // Where Hugging Face looks for it.
+        if let Some(quantization) = self.config.get("quantization") {
+            config.insert("quantization_config", quantization);
+        }
+        write_json(path, &json!(config))
+    }
+
+    fn copy_companions(&self, to: &Path) -> Result<()> {
+        let unreadable = |e| Error::file(&self.directory, e);
+        for entry in fs::read_dir(&self.directory).map_err(unreadable)? {
+            let from = entry.map_err(unreadable)?.path();
+            let Some(name) = from.file_name().and_then(|name| name.to_str()) else { continue };
+            let wanted = COMPANIONS.iter().any(|start| name.starts_with(start))
+                || name.ends_with(".jinja")
+                || name.ends_with(".tiktoken");
+            if wanted && from.is_file() {
+                fs::copy(&from, to.join(name)).map_err(|e| Error::file(&from, e))?;
+            }
+        }
+        Ok(())
+    }
+}
+
+fn refuse_existing(directory: &Path) -> Result<()> {
+    let empty = fs::read_dir(directory).is_ok_and(|mut entries| entries.next().is_none());
+    if directory.exists() && !empty {
+        return Err(Error::file(directory, "expected a new directory, got one with files"));
+    }
+    Ok(())
+}
+
+/// Beside the directory, so that it can be renamed to it.
+fn partial_name(directory: &Path) -> Result<PathBuf> {
+    let name = directory.file_name().and_then(|name| name.to_str());
+    let name = name.ok_or_else(|| Error::file(directory, "expected a directory's name"))?;
+    Ok(directory.with_file_name(format!(".{name}.partial-{}", std::process::id())))
+}
+
+/// Tensors in order, a new shard where the next one would make the last too large.
+fn shards(tensors: BTreeMap<String, Array>, limit: u64) -> Vec<BTreeMap<String, Array>> {
+    let mut shards: Vec<BTreeMap<String, Array>> = Vec::new();
+    let mut size = 0u64;
+    for (name, array) in tensors {
+        let bytes = array.nbytes() as u64;
+        match shards.last_mut().filter(|_| size.saturating_add(bytes) <= limit) {
+            Some(shard) => {
+                shard.insert(name, array);
+                size += bytes;
+            }
+            None => {
+                shards.push(BTreeMap::from([(name, array)]));
+                size = bytes;
+            }
+        }
+    }
+    shards
+}
+
+fn write_json(path: &Path, value: &Value) -> Result<()> {
+    fs::write(path, format!("{value:#}\n")).map_err(|e| Error::file(path, e))
+}

@@ -1,0 +1,80 @@
+use crate::array::{Array, eval};
+use crate::dtype::Dtype;
+use crate::error::{Error, Result};
+use crate::ops::{self, CrossEntropyOptions};
+
+use super::model::Llama;
+
+/// Tokens run through the model at a time, where their logits are few enough.
+const STEP: usize = 512;
+/// Logits that exist at a time: 64 MB of float32.
+const LOGITS: usize = 1 << 24;
+
+/// How well a model foresees a text.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Score {
+    /// Tokens that were foreseen: all but the first.
+    pub tokens: usize,
+    /// Mean of their negative log-likelihoods, in nats.
+    pub mean_nll: f64,
+}
+
+impl Score {
+    /// The exponential of [`mean_nll`](Self::mean_nll).
+    pub fn perplexity(&self) -> f64 {
+        self.mean_nll.exp()
+    }
+}
+
+impl Llama {
+    /// Scores every token after the first, each in the context of all before it.
+    ///
+    /// The likelihoods are taken from the logits in float32 and summed in float64. Logits exist for
+    /// some hundred tokens at a time, keys and values for all. `progress` is told how many tokens
+    /// have been scored.
+    ///
+    /// Errors: fewer than two tokens, tokens outside the vocabulary.
+    ///
+    /// ```
+    /// use mlx_primitives::llama::Checkpoint;
+    ///
+    /// let demo = Checkpoint::demo()?;
+    /// let score = |text: &str| demo.llama.score(&demo.tokenizer.encode(text)?, |_| {});
+    /// let [likely, odd] = [score("Once upon a time, there was")?, score("Was time upon, a there")?];
+    /// assert!(likely.perplexity() * 10.0 < odd.perplexity());
+    /// # Ok::<(), mlx_primitives::Error>(())
+    /// ```
+    pub fn score(&self, tokens: &[u32], mut progress: impl FnMut(usize)) -> Result<Score> {
+        let vocabulary = self.config().vocab_size.unsigned_abs();
+        if tokens.len() < 2 || i32::try_from(tokens.len()).is_err() {
+            return Err(Error::argument(
+                "score",
+                format_args!("a text of two tokens or more, got {}", tokens.len()),
+            ));
+        }
+        if let Some(token) = tokens.iter().find(|&&token| token >= vocabulary) {
+            return Err(Error::argument(
+                "score",
+                format_args!("tokens below {vocabulary}, got {token}"),
+            ));
+        }
+        let step = (LOGITS / (vocabulary as usize).max(1)).clamp(1, STEP);
+        let (context, targets) = (&tokens[..tokens.len() - 1], &tokens[1..]);
+        let mut cache = self.new_cache();
+        let (mut sum, mut scored) = (0.0, 0);
+        for (inputs, targets) in context.chunks(step).zip(targets.chunks(step)) {
+            let shape = [1, inputs.len() as i32];
+            let logits = self.forward(&Array::from_slice(inputs, &shape)?, &mut cache)?;
+            let losses = ops::cross_entropy(
+                &logits.astype(Dtype::Float32)?,
+                &Array::from_slice(targets, &shape)?,
+                CrossEntropyOptions::default(),
+            )?;
+            eval([&losses].into_iter().chain(cache.arrays()))?;
+            sum += losses.to_vec::<f32>()?.into_iter().map(f64::from).sum::<f64>();
+            scored += inputs.len();
+            progress(scored);
+        }
+        Ok(Score { tokens: scored, mean_nll: sum / scored as f64 })
+    }
+}

@@ -1,0 +1,287 @@
+//! Checkpoints that mlx-lm wrote, against what mlx-lm and transformers make of them.
+
+mod corrupt;
+mod damage;
+mod errors;
+mod progress;
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use anyhow::ensure;
+use mlx_primitives::llama::{Llama, Options};
+use mlx_primitives::{Array, Dtype};
+use serde_json::Value;
+
+use crate::support::compare::{numbers, ulp};
+use crate::support::{Checked, simulated};
+
+/// One small model of each kind, for the simulator.
+const FEW: [&str; 9] = [
+    "llama-f32-biases",
+    "llama-bf16-sharded",
+    "llama-q4-g32-biases",
+    "llama-mxfp4",
+    "mistral-f16",
+    "qwen2-f32",
+    "qwen3-f32",
+    "gemma-f32",
+    "gguf-q8_0",
+];
+
+pub fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/checkpoints")
+}
+
+/// The folders that hold a checkpoint.
+fn names() -> anyhow::Result<Vec<String>> {
+    let mut names = Vec::new();
+    for entry in fs::read_dir(root())? {
+        let entry = entry?;
+        if entry.path().join("expected.json").exists() {
+            names.push(entry.file_name().to_string_lossy().into_owned());
+        }
+    }
+    names.sort();
+    Ok(names)
+}
+
+pub fn load(name: &str) -> anyhow::Result<Llama> {
+    let folder = root().join(name);
+    let path = if name.starts_with("gguf") { folder.join("model.gguf") } else { folder };
+    Ok(Llama::load(path)?)
+}
+
+fn expected(name: &str) -> anyhow::Result<Value> {
+    Ok(serde_json::from_str(&fs::read_to_string(root().join(name).join("expected.json"))?)?)
+}
+
+fn floats(value: &Value) -> Vec<f64> {
+    value.as_array().unwrap().iter().map(|v| v.as_f64().unwrap()).collect()
+}
+
+fn ids(value: &Value) -> Vec<u32> {
+    value.as_array().unwrap().iter().map(|v| v.as_u64().unwrap() as u32).collect()
+}
+
+/// `[1, time]`.
+pub fn tokens(ids: &[u32]) -> anyhow::Result<Array> {
+    Ok(Array::from_slice(ids, &[1, ids.len() as i32])?)
+}
+
+fn dtype(expected: &Value) -> Dtype {
+    match expected["dtype"].as_str() {
+        Some("float32") => Dtype::Float32,
+        Some("float16") => Dtype::Float16,
+        _ => Dtype::Bfloat16,
+    }
+}
+
+fn largest(values: &[f64]) -> f64 {
+    values.iter().fold(0.0, |most: f64, v| most.max(v.abs()))
+}
+
+fn apart(got: &[f64], want: &[f64]) -> f64 {
+    assert_eq!(got.len(), want.len());
+    got.iter().zip(want).fold(0.0, |most: f64, (got, want)| most.max((got - want).abs()))
+}
+
+fn best(row: &[f64]) -> u32 {
+    row.iter().enumerate().max_by(|a, b| a.1.total_cmp(b.1)).map_or(0, |(i, _)| i as u32)
+}
+
+/// By how much our logits may differ from those of the same numbers in float32. In 32 bits sums in
+/// another order are all there is: up to 128 terms, and each level's errors multiplied by the next,
+/// 64 ulps. In 16 bits some ten roundings of half an ulp lead through a layer, and add up as random
+/// steps do: 4 ulps a layer, and 2 of what is around the layers.
+fn own_error(dtype: Dtype, layers: i32, logits: &[f64]) -> f64 {
+    let ulps = if dtype == Dtype::Float32 { 64.0 } else { 2.0 + 4.0 * f64::from(layers) };
+    ulps * ulp(largest(logits), dtype)
+}
+
+/// Of each token after the first, in one context.
+fn mean_nll(llama: &Llama, text: &[u32]) -> anyhow::Result<f64> {
+    let logits = llama.forward(&tokens(&text[..text.len() - 1])?, &mut llama.new_cache())?;
+    let logits = numbers(&logits)?;
+    let vocab = logits.len() / (text.len() - 1);
+    let losses = logits.chunks(vocab).zip(&text[1..]).map(|(row, &next)| {
+        let most = row.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+        most + row.iter().map(|v| (v - most).exp()).sum::<f64>().ln() - row[next as usize]
+    });
+    Ok(losses.sum::<f64>() / (text.len() - 1) as f64)
+}
+
+/// How far a perplexity is off, as a part of it.
+fn perplexity_error(got: f64, want: f64) -> f64 {
+    ((got - want).exp() - 1.0).abs()
+}
+
+/// Holds the best token of each step against those of `want` where their margin allows; how many
+/// that were. Each step is given the token expected, so that a tie decides nothing about those
+/// after it.
+fn follow(llama: &Llama, want: &Value, prompt: &[u32], error: f64) -> anyhow::Result<usize> {
+    let (greedy, margins) = (ids(&want["greedy"]), floats(&want["margins"]));
+    let vocab = llama.config().vocab_size as usize;
+    let mut cache = llama.new_cache();
+    let (mut decided, mut next) = (0, prompt.to_vec());
+    let steps = if simulated() { 3 } else { greedy.len() };
+    for (step, (&token, margin)) in greedy.iter().zip(margins).take(steps).enumerate() {
+        let logits = numbers(&llama.forward(&tokens(&next)?, &mut cache)?)?;
+        if margin > 2.0 * error {
+            let ours = best(&logits[logits.len() - vocab..]);
+            ensure!(ours == token, "token {step} of margin {margin}: {ours}, not {token}");
+            decided += 1;
+        }
+        next = vec![token];
+    }
+    Ok(decided)
+}
+
+/// Holds a checkpoint against mlx-lm, against mlx-lm with the same numbers in float32 (on a CPU,
+/// MLX sums packed products in 16 bits, which costs it more than ours), and against transformers.
+fn runs_as_mlx_lm_does(name: &str) -> anyhow::Result<()> {
+    let (llama, want) = (load(name)?, expected(name)?);
+    let (dtype, prompt) = (dtype(&want), ids(&want["prompt"]));
+    let logits = numbers(&llama.forward(&tokens(&prompt)?, &mut llama.new_cache())?)?;
+    let reference: Vec<f64> = want["logits"].as_array().unwrap().iter().flat_map(floats).collect();
+    let last = &logits[logits.len() - llama.config().vocab_size as usize..];
+
+    let wide = &want["widened"];
+    let own = own_error(dtype, llama.config().num_hidden_layers, &reference);
+    // Where our type is float32 and some of the weights' is not, mlx-lm rounds in the same places.
+    let rounding = want["rounding"].as_f64().unwrap();
+    let (allowed, of_wide) = match dtype {
+        Dtype::Float32 => (own, own + rounding),
+        _ => (own + rounding, own),
+    };
+    let from_wide = apart(last, &floats(&wide["last_logits"]));
+    ensure!(from_wide <= of_wide, "logits {from_wide:e} from float32's, {of_wide:e} allowed");
+    let error = apart(&logits, &reference);
+    ensure!(error <= allowed, "logits {error:e} from mlx-lm's, at most {allowed:e} allowed");
+    let mut said = format!("logits {error:.1e} of {allowed:.1e} from mlx-lm's");
+    said += &format!(", {from_wide:.1e} of {of_wide:.1e} from float32's");
+
+    let decided =
+        [follow(&llama, &want, &prompt, allowed)?, follow(&llama, wide, &prompt, of_wide)?];
+    said += &format!("; {decided:?} tokens decided");
+    ensure!(simulated() || decided[1] >= if dtype == Dtype::Bfloat16 { 4 } else { 12 }, "{said}");
+    if dtype == Dtype::Float32 && !simulated() {
+        let (greedy, options) = (ids(&want["greedy"]), Options::default());
+        let options = Options { max_tokens: greedy.len(), ..options };
+        let ours = llama.generate(&prompt, &options)?.collect::<Result<Vec<u32>, _>>()?;
+        ensure!(ours == greedy, "generated {ours:?}, not {greedy:?}");
+        ensure!(decided[0] == greedy.len(), "{said}: a margin within the error");
+    }
+
+    if !simulated() {
+        let nll = mean_nll(&llama, &ids(&want["text"]))?;
+        let allowed = if dtype == Dtype::Float32 { 1e-3 } else { 1e-2 };
+        // mlx-lm's own in 16 bits is as far as that from its own in float32.
+        let [theirs, wider] = [&want, wide].map(|of| of["mean_nll"].as_f64().unwrap());
+        let rounded = perplexity_error(theirs, wider);
+        for (whose, of) in [("mlx-lm", &want), ("float32", wide)]
+            .into_iter()
+            .chain(want.get("transformers").map(|of| ("transformers", of)))
+        {
+            let off = perplexity_error(nll, of["mean_nll"].as_f64().unwrap());
+            let allowed = allowed + if whose == "mlx-lm" { rounded } else { 0.0 };
+            ensure!(off < allowed, "{said}; perplexity {off:e} off {whose}'s");
+            said += &format!("; perplexity {off:.1e} off {whose}'s");
+        }
+    }
+    if let Some(transformers) = want.get("transformers") {
+        // transformers' Gemma has another GELU, which differs from the exact one by up to 5e-4.
+        let allowed = own + if name.starts_with("gemma") { 2e-3 } else { 0.0 };
+        let error = apart(last, &floats(&transformers["last_logits"]));
+        ensure!(error <= allowed, "logits {error:e} from transformers', {allowed:e} allowed");
+        said += &format!("; logits {error:.1e} from transformers'");
+    }
+    eprintln!("{name}: {said}");
+    Ok(())
+}
+
+/// All whose name says so.
+fn assert_all_run(least: usize, chosen: impl Fn(&str) -> bool) -> Checked {
+    let (mut checked, mut wrong) = (0, Vec::new());
+    for name in names()?.iter().filter(|name| chosen(name)) {
+        if simulated() && !FEW.contains(&name.as_str()) {
+            continue;
+        }
+        if let Err(error) = runs_as_mlx_lm_does(name) {
+            wrong.push(format!("{name}: {error}"));
+        }
+        checked += 1;
+    }
+    assert!(wrong.is_empty(), "{wrong:#?}");
+    assert!(checked >= if simulated() { 1 } else { least }, "{checked} checkpoints found");
+    Ok(())
+}
+
+fn is_packed(name: &str) -> bool {
+    ["-q", "mxfp4", "every", "overrides"].iter().any(|part| name.contains(part))
+}
+
+#[test]
+fn float32_runs_as_in_mlx_lm() -> Checked {
+    assert_all_run(6, |name| name.contains("f32") && !is_packed(name))
+}
+
+#[test]
+fn float16_runs_as_in_mlx_lm() -> Checked {
+    assert_all_run(8, |name| name.contains("-f16") && !name.starts_with("gguf"))
+}
+
+#[test]
+fn bfloat16_runs_as_in_mlx_lm() -> Checked {
+    assert_all_run(2, |name| name.contains("-bf16"))
+}
+
+#[test]
+fn packed_llamas_run_as_in_mlx_lm() -> Checked {
+    assert_all_run(10, |name| is_packed(name) && name.starts_with("llama"))
+}
+
+#[test]
+fn packed_kin_run_as_in_mlx_lm() -> Checked {
+    let chosen = |name: &str| {
+        is_packed(name) && !["llama", "gguf"].iter().any(|kind| name.starts_with(kind))
+    };
+    if simulated() { Ok(()) } else { assert_all_run(4, chosen) }
+}
+
+#[test]
+fn gguf_files_run_as_in_mlx_lm() -> Checked {
+    assert_all_run(4, |name| name.starts_with("gguf"))
+}
+
+/// Every folder is in one of the tests above, and together they have all that configs can say.
+#[test]
+fn every_kind_is_there() -> Checked {
+    let names = names()?;
+    assert!(names.len() >= 30, "{names:?}");
+    let mut configs = String::new();
+    for name in &names {
+        let known = is_packed(name)
+            || ["f32", "-f16", "-bf16"].iter().any(|part| name.contains(part))
+            || name.starts_with("gguf");
+        assert!(known, "{name}");
+        configs += &fs::read_to_string(root().join(name).join("config.json")).unwrap_or_default();
+    }
+    for part in ["llama3", "linear", "yarn", "dynamic", "longrope", "sliding_attention", "mxfp4"]
+        .into_iter()
+        .chain(["mistral", "qwen2", "qwen3", "gemma", "\"attention_bias\": true"])
+        .chain(["\"mlp_bias\": true", "\"tie_word_embeddings\": false", "rope_traditional"])
+        .chain(["\"model.layers.0.mlp.down_proj\": false"])
+    {
+        assert!(configs.contains(part), "{part}");
+    }
+    let packed: std::collections::BTreeSet<(i64, i64)> = ["llama-every-format"]
+        .iter()
+        .map(|name| fs::read_to_string(root().join(name).join("config.json")))
+        .map(|json| serde_json::from_str::<Value>(&json.unwrap()).unwrap())
+        .flat_map(|config| config["quantization"].as_object().unwrap().clone())
+        .filter_map(|(_, own)| Some((own["bits"].as_i64()?, own["group_size"].as_i64()?)))
+        .collect();
+    assert_eq!(packed.len(), 15, "{packed:?}");
+    Ok(())
+}

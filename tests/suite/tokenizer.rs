@@ -1,0 +1,217 @@
+//! Text to tokens and back in byte-level, SentencePiece-style and WordPiece vocabularies; the text
+//! of tokens that come one by one.
+
+use mlx_primitives::llama::{Checkpoint, Tokenizer};
+use proptest::prelude::*;
+use serde_json::{Value, json};
+
+use crate::support::{Checked, message};
+
+/// Texts whose characters take one to four bytes, alone and combined.
+const TEXTS: [&str; 8] = [
+    "Zoë saw a 🦊 and said “你好”.",
+    "e\u{301} n\u{303} — combining, 👩‍👩‍👧‍👦 and 🏳️‍🌈 joined",
+    "日本語と한국어、العربية",
+    "  two spaces, a\ttab,\n\nlines  ",
+    "🦊🦊🦊",
+    "\u{10ffff}\u{7ff}\u{800}\u{ffff}\u{10000}\u{0}",
+    "a legitimate \u{fffd} in between",
+    "",
+];
+
+fn parse(json: &Value) -> Tokenizer {
+    Tokenizer::parse(json.to_string().as_bytes()).unwrap()
+}
+
+/// In the manner of Llama 2: words start with `▁`, unknown characters are byte tokens, `<s>` is
+/// put before a text.
+fn sentencepiece() -> Value {
+    let mut vocab = serde_json::Map::new();
+    let mut add = |token: String| {
+        let id = vocab.len();
+        vocab.entry(token).or_insert(json!(id));
+    };
+    ["<unk>", "<s>", "</s>"].into_iter().for_each(|token| add(token.to_owned()));
+    (0..=255).for_each(|byte| add(format!("<0x{byte:02X}>")));
+    let letters = (' '..='~').filter(|c| *c != ' ' && *c != '<').map(|c| c.to_string());
+    letters.chain(["▁".to_owned(), "▁a".to_owned(), "▁s".to_owned()]).for_each(&mut add);
+    let special = |id: u32, content: &str| {
+        json!({"id": id, "content": content, "single_word": false, "lstrip": false,
+               "rstrip": false, "normalized": false, "special": true})
+    };
+    json!({
+        "version": "1.0",
+        "truncation": {"direction": "Right", "max_length": 5, "strategy": "LongestFirst", "stride": 0},
+        "padding": null,
+        "added_tokens": [special(0, "<unk>"), special(1, "<s>"), special(2, "</s>")],
+        "normalizer": {"type": "Sequence", "normalizers": [
+            {"type": "Prepend", "prepend": "▁"},
+            {"type": "Replace", "pattern": {"String": " "}, "content": "▁"},
+        ]},
+        "pre_tokenizer": null,
+        "post_processor": {
+            "type": "TemplateProcessing",
+            "single": [{"SpecialToken": {"id": "<s>", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}],
+            "pair": [{"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 1}}],
+            "special_tokens": {"<s>": {"id": "<s>", "ids": [1], "tokens": ["<s>"]}},
+        },
+        "decoder": {"type": "Sequence", "decoders": [
+            {"type": "Replace", "pattern": {"String": "▁"}, "content": " "},
+            {"type": "ByteFallback"},
+            {"type": "Fuse"},
+            {"type": "Strip", "content": " ", "start": 1, "stop": 0},
+        ]},
+        "model": {"type": "BPE", "dropout": null, "unk_token": "<unk>", "continuing_subword_prefix": null,
+            "end_of_word_suffix": null, "fuse_unk": true, "byte_fallback": true, "vocab": vocab,
+            "merges": ["▁ a", "▁ s"]},
+    })
+}
+
+fn wordpiece() -> Value {
+    let words = ["[UNK]", "the", "fox", "##es", "##\u{fffd}", ".", ",", "do", "n't", "'", "é"];
+    let vocab: serde_json::Map<String, Value> =
+        words.iter().enumerate().map(|(id, word)| ((*word).to_owned(), json!(id))).collect();
+    json!({
+        "version": "1.0", "truncation": null, "padding": null, "added_tokens": [], "normalizer": null,
+        "pre_tokenizer": {"type": "BertPreTokenizer"}, "post_processor": null,
+        "decoder": {"type": "WordPiece", "prefix": "##", "cleanup": true},
+        "model": {"type": "WordPiece", "unk_token": "[UNK]", "continuing_subword_prefix": "##",
+            "max_input_chars_per_word": 100, "vocab": vocab},
+    })
+}
+
+/// The pieces of a stream, the last of them what it had held back.
+fn pieces(tokenizer: &Tokenizer, tokens: &[u32]) -> Vec<String> {
+    let mut stream = tokenizer.stream();
+    let mut pieces: Vec<String> = tokens.iter().map(|&t| stream.push(t).unwrap()).collect();
+    pieces.push(stream.finish().unwrap());
+    assert_eq!(stream.finish().unwrap(), "", "what was held back comes once");
+    pieces
+}
+
+fn ids(tokenizer: &Tokenizer, tokens: &[&str]) -> Vec<u32> {
+    tokens.iter().map(|token| tokenizer.token_id(token).expect(token)).collect()
+}
+
+#[test]
+fn streams_give_the_text_in_whole_characters() -> Checked {
+    let byte_level = Checkpoint::demo()?.tokenizer;
+    for (name, tokenizer) in [("byte level", byte_level), ("bytes", parse(&sentencepiece()))] {
+        for text in TEXTS {
+            let tokens = tokenizer.encode(text)?;
+            let pieces = pieces(&tokenizer, &tokens);
+            assert_eq!(pieces.concat(), text, "{name}");
+            assert_eq!(pieces.last().map(String::as_str), Some(""), "{name}: {text:?}");
+            for piece in &pieces {
+                // No piece has a part of a character; the one that is there was in the text.
+                let replaced = piece.contains('\u{fffd}');
+                assert!(!replaced || text.contains('\u{fffd}'), "{name}: {pieces:?}");
+            }
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn bytes_that_are_no_text_are_replaced_and_never_held_for_long() -> Checked {
+    let tokenizer = parse(&sentencepiece());
+    let texts = |tokens: &[&str]| pieces(&tokenizer, &ids(&tokenizer, tokens));
+    let fox = ["<0xF0>", "<0x9F>", "<0xA6>", "<0x8A>"];
+    assert_eq!(texts(&fox), ["", "", "", "🦊", ""]);
+    // Held until the end: three bytes that were never completed.
+    assert_eq!(texts(&fox[..3]), ["", "", "", "\u{fffd}\u{fffd}\u{fffd}"]);
+    assert_eq!(texts(&["<0xE4>", "x"]), ["", "\u{fffd}x", ""]);
+    assert_eq!(texts(&["<0xFF>", "<0xFF>", "x"]), ["\u{fffd}", "\u{fffd}", "x", ""]);
+    // A byte that cannot continue what was begun shows it at once.
+    assert_eq!(texts(&["<0xE4>", "<0x41>"]), ["", "\u{fffd}A", ""]);
+    assert_eq!(texts(&["<0xE4>", "<0xE4>", "<0xBD>", "<0xA0>"]), ["", "\u{fffd}", "", "你", ""]);
+    assert_eq!(texts(&["<s>", "▁s", "</s>", "y"]), ["", "s", "", "y", ""]);
+
+    let tokenizer = Checkpoint::demo()?.tokenizer;
+    // The bytes F0 9F, and a stray A6.
+    let tokens = ids(&tokenizer, &["ð", "Ł", "a", "¦", "b", "ð", "Ł"]);
+    let shown = ["", "", "\u{fffd}a", "\u{fffd}", "b", "", "", "\u{fffd}"];
+    assert_eq!(pieces(&tokenizer, &tokens), shown);
+    assert_eq!(tokenizer.decode(&tokens)?, shown.concat());
+    // Tokens that are none add nothing, as when they are decoded together.
+    assert_eq!(pieces(&tokenizer, &[70, 9999, 71]).concat(), tokenizer.decode(&[70, 9999, 71])?);
+    Ok(())
+}
+
+#[test]
+fn decoders_that_look_at_words_stream_too() -> Checked {
+    let tokenizer = parse(&wordpiece());
+    let words = ["the", "fox", "##es", ",", "do", "n't", ".", "the", "é"];
+    let tokens = ids(&tokenizer, &words);
+    assert_eq!(tokenizer.decode(&tokens)?, "the foxes, don't. the é");
+    assert_eq!(pieces(&tokenizer, &tokens).concat(), "the foxes, don't. the é");
+    // A text may end in the replacement character for ever; it is shown all the same.
+    let tokens = ids(&tokenizer, &[&["fox"][..], &["##\u{fffd}"; 30]].concat());
+    let pieces = pieces(&tokenizer, &tokens);
+    assert_eq!(pieces.concat(), tokenizer.decode(&tokens)?);
+    assert!(pieces[..12].concat().contains('\u{fffd}'));
+    Ok(())
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(200))]
+
+    /// Any tokens, so mostly bytes that are no text.
+    #[test]
+    fn any_byte_level_tokens_stream_as_they_decode(tokens in prop::collection::vec(0u32..512, 0..40)) {
+        thread_local! {
+            static DEMO: Tokenizer = Checkpoint::demo().unwrap().tokenizer;
+        }
+        DEMO.with(|tokenizer| {
+            assert_eq!(pieces(tokenizer, &tokens).concat(), tokenizer.decode(&tokens).unwrap());
+        });
+    }
+
+    /// Text tokens, and bytes in runs that are one character or none.
+    #[test]
+    fn any_sentencepiece_tokens_stream_as_they_decode(
+        parts in prop::collection::vec(prop_oneof![
+            (259u32..355).prop_map(|id| vec![id]),
+            any::<char>().prop_map(|c| {
+                let mut bytes = [0; 4];
+                c.encode_utf8(&mut bytes).bytes().map(|byte| 3 + u32::from(byte)).chain([300]).collect()
+            }),
+            Just(vec![3 + 0xff, 3 + 0xfe, 301]),
+        ], 0..16),
+    ) {
+        thread_local! {
+            static OURS: Tokenizer = parse(&sentencepiece());
+        }
+        OURS.with(|tokenizer| {
+            // A word first: the decoder strips a space from the front, be it a byte.
+            let tokens: Vec<u32> = [300].into_iter().chain(parts.concat()).collect();
+            assert_eq!(pieces(tokenizer, &tokens).concat(), tokenizer.decode(&tokens).unwrap());
+        });
+    }
+}
+
+#[test]
+fn special_tokens_are_added_once() -> Checked {
+    let tokenizer = parse(&sentencepiece());
+    let [begin, word] = [1, tokenizer.token_id("▁a").unwrap()];
+    assert_eq!(tokenizer.encode("a")?, [begin, word]);
+    assert_eq!(tokenizer.encode_verbatim("a")?, [word]);
+    // What a chat template wrote has its own.
+    assert_eq!(tokenizer.encode_verbatim("<s>a</s>")?.first(), Some(&begin));
+    assert_eq!(tokenizer.encode_verbatim("<s>a</s>")?.last(), Some(&2));
+    assert_eq!(tokenizer.encode("<s>a")?[..2], [begin, begin]);
+    // The file asks for at most five tokens.
+    assert!(tokenizer.encode("a whole sentence of many words")?.len() > 20);
+    assert!(tokenizer.is_special(1) && !tokenizer.is_special(word) && !tokenizer.is_special(9999));
+    assert_eq!(tokenizer.token(word).as_deref(), Some("▁a"));
+    assert_eq!((tokenizer.token(9999), tokenizer.token_id("nowhere")), (None, None));
+    Ok(())
+}
+
+#[test]
+fn what_is_no_tokenizer_is_refused() {
+    for json in ["", "{}", "[1]", r#"{"model": {"type": "Other"}}"#, "\u{0}"] {
+        let text = message(Tokenizer::parse(json.as_bytes()));
+        assert!(text.starts_with("[tokenizer] expected a usable tokenizer"), "{text}");
+    }
+}
