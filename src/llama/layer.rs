@@ -52,8 +52,7 @@ impl DecoderLayer {
         let mut arrays = self.attention.qkv_proj.arrays();
         let linears = [&self.attention.o_proj, gate_proj, up_proj, down_proj];
         arrays.extend(linears.into_iter().flat_map(Linear::arrays));
-        arrays.extend([&self.input_layernorm.weight, &self.post_attention_layernorm.weight]);
-        arrays.extend(self.attention.head_norms.iter().flatten().map(|norm| &norm.weight));
+        arrays.extend(self.norms());
         arrays
     }
 
@@ -68,12 +67,10 @@ impl DecoderLayer {
         self.mlp.forward(&h, &self.post_attention_layernorm, adapters)
     }
 
-    pub fn nbytes(&self) -> usize {
-        let norms =
-            self.input_layernorm.weight.nbytes() + self.post_attention_layernorm.weight.nbytes();
+    pub fn norms(&self) -> impl Iterator<Item = &Array> {
+        let norms = [&self.input_layernorm, &self.post_attention_layernorm];
         let heads = self.attention.head_norms.iter().flatten();
-        let norms = norms + heads.map(|norm| norm.weight.nbytes()).sum::<usize>();
-        norms + self.attention.nbytes() + self.mlp.nbytes()
+        norms.into_iter().chain(heads).map(|norm| &norm.weight)
     }
 
     pub fn changed(&self, f: &Change) -> Result<Self> {
@@ -177,10 +174,6 @@ impl Attention {
         let values = all.slice_axis(2, heads + kv_heads..)?;
         concatenate(&[&queries, &keys, &values], 2)?.reshape(&shape)
     }
-
-    fn nbytes(&self) -> usize {
-        self.qkv_proj.nbytes() + self.o_proj.nbytes()
-    }
 }
 
 /// `[batch, heads, time, head_dim]`.
@@ -231,9 +224,5 @@ impl Mlp {
         let inner = gated(self.gate, &self.gate_proj, &self.up_proj, x, around)?;
         let around = Around { residual: Some(x), adapters, ..Around::default() };
         self.down_proj.forward(&inner, around)
-    }
-
-    fn nbytes(&self) -> usize {
-        self.gate_proj.nbytes() + self.up_proj.nbytes() + self.down_proj.nbytes()
     }
 }

@@ -214,6 +214,11 @@ impl Linear {
         }
     }
 
+    /// Numbers that it stands for, packed or not.
+    pub fn size(&self) -> u64 {
+        self.matrix.size() + self.bias.as_ref().map_or(0, |bias| bias.size() as u64)
+    }
+
     pub fn nbytes(&self) -> usize {
         self.matrix.nbytes() + self.bias.as_ref().map_or(0, Array::nbytes)
     }
@@ -281,10 +286,6 @@ impl Projections {
         let results: Vec<Array> =
             self.parts.iter().map(|part| part.forward(&x, around)).collect::<Result<_>>()?;
         concatenate(&results.iter().collect::<Vec<_>>(), -1)
-    }
-
-    pub fn nbytes(&self) -> usize {
-        self.parts.iter().map(Linear::nbytes).sum()
     }
 
     pub fn changed(&self, f: &Change) -> Result<Self> {

@@ -143,9 +143,16 @@ impl Llama {
 
     /// Bytes of the weights.
     pub fn nbytes(&self) -> usize {
-        let head = self.lm_head.as_ref().map_or(0, Linear::nbytes);
-        let layers: usize = self.layers.iter().map(DecoderLayer::nbytes).sum();
-        self.embed_tokens.nbytes() + self.norm.weight.nbytes() + head + layers
+        let projections: usize = self.projections().map(Linear::nbytes).sum();
+        let norms: usize = self.norms().map(Array::nbytes).sum();
+        self.embed_tokens.nbytes() + projections + norms
+    }
+
+    /// Numbers that the weights stand for, packed or not.
+    pub fn parameters(&self) -> u64 {
+        let projections: u64 = self.projections().map(Linear::size).sum();
+        let norms: u64 = self.norms().map(|norm| norm.size() as u64).sum();
+        self.embed_tokens.size() + projections + norms
     }
 
     /// All projections, in the order that they run in.
@@ -153,16 +160,8 @@ impl Llama {
         self.layers.iter().flat_map(DecoderLayer::projections).chain(&self.lm_head)
     }
 
-    /// Numbers that the weights stand for, packed or not.
-    pub fn parameters(&self) -> u64 {
-        let matrices = self.projections().map(|projection| &projection.matrix);
-        let (mut numbers, mut bytes) = (0, 0);
-        for matrix in matrices.chain([&self.embed_tokens]) {
-            numbers += matrix.size();
-            bytes += matrix.nbytes();
-        }
-        // The rest, norms and biases, are stored as they are.
-        numbers + (self.nbytes().saturating_sub(bytes) / self.dtype().size()) as u64
+    fn norms(&self) -> impl Iterator<Item = &Array> {
+        self.layers.iter().flat_map(DecoderLayer::norms).chain([&self.norm.weight])
     }
 
     /// Logits `[batch, time, vocab]` of what follows each of `tokens` (integers `[batch, time]`),
