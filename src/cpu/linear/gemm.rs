@@ -5,19 +5,16 @@
 //! by word, so whatever can write its rows out (dense, converted, dequantised) can be multiplied.
 //! Every output is one chain of fused multiply-adds in the order of k, whatever the tile.
 
-use std::marker::PhantomData;
 use std::ops::Range;
 
+use super::super::Machine;
 use super::super::element::Float;
 use super::super::simd::{F32x16, Kernel, LANES};
-use super::super::{Machine, Shared};
 use super::arithmetic::Arithmetic;
-use super::workspace;
+use super::interleaved::{Interleaved, WORDS, interleaved};
 
 /// Rows of weights in a tile.
 pub const TILE: usize = 12;
-/// Words of a row in a tile; `k` is blocked by this many.
-const WORDS: usize = 512;
 /// Distance of a tile's rows in words: not a power of two, so that they spread over cache sets.
 const STRIDE: usize = WORDS + LANES;
 /// Rows of x in a block, which stays in the level-two cache, and tiles that pass over it.
@@ -71,112 +68,48 @@ pub unsafe fn gemm<A: Arithmetic, T: Float>(
     epilogue: &impl Epilogue,
 ) {
     let Extents { m, n, k } = extents;
-    let panels = m.div_ceil(LANES);
-    let words = k.div_ceil(A::PER_WORD);
-    workspace::with(panels * LANES * words, &|packed| {
-        let (x, packed) = (Shared(x.cast_mut()), Shared(packed));
-        let blocks = words.div_ceil(WORDS);
-        machine.pool.for_each(panels * blocks, 20 * WORDS, &|items| {
-            let kernel = Pack::<A, T> {
-                x: x.get(),
-                packed: packed.get(),
-                extents,
-                items,
-                arithmetic: PhantomData,
-            };
-            // SAFETY: the caller's contract; the workspace holds every panel.
-            unsafe { machine.level.run(kernel) }
-        });
-
-        // Smaller blocks where there would be too few for the threads.
-        let (mut rows, mut tiles) = (BLOCK_ROWS, BLOCK_TILES);
-        let count = |rows: usize, tiles: usize| m.div_ceil(rows) * n.div_ceil(tiles * TILE);
-        while count(rows, tiles) < 4 * machine.pool.threads() && tiles > 1 {
-            tiles /= 2;
-        }
-        while count(rows, tiles) < 2 * machine.pool.threads() && rows > 2 * LANES {
-            rows /= 2;
-        }
-        let work = rows.min(m) * (tiles * TILE).min(n) * k / 10;
-        machine.pool.for_each(count(rows, tiles), work, &|items| {
-            let kernel = Multiply {
-                packed: packed.get(),
-                extents,
-                rows,
-                columns: tiles * TILE,
-                items,
-                weights,
-                epilogue,
-                arithmetic: PhantomData::<A>,
-            };
-            // SAFETY: the caller's contract; the items' outputs are disjoint.
-            unsafe { machine.level.run(kernel) }
-        });
-    });
+    // SAFETY: the caller's contract.
+    unsafe { interleaved(machine, m, k, x, &|x| multiply(machine, x, n, weights, epilogue)) }
 }
 
-/// Where words `block * WORDS..` of a panel of sixteen rows begin.
-fn panel_at(extents: Extents, words: usize, block: usize, panel: usize) -> usize {
-    let panels = extents.m.div_ceil(LANES);
-    let start = block * WORDS;
-    (start * panels + panel * WORDS.min(words - start)) * LANES
-}
-
-/// Interleaves rows of x by sixteen; an item is a block of words of a panel.
-struct Pack<A, T> {
-    x: *const T,
-    packed: *mut f32,
-    extents: Extents,
-    items: Range<usize>,
-    arithmetic: PhantomData<A>,
-}
-
-impl<A: Arithmetic, T: Float> Kernel for Pack<A, T> {
-    #[inline(always)]
-    unsafe fn run<V: F32x16>(self) {
-        let Extents { m, k, .. } = self.extents;
-        let panels = m.div_ceil(LANES);
-        let words = k.div_ceil(A::PER_WORD);
-        let chunk = LANES * A::PER_WORD;
-        for item in self.items {
-            let (block, panel) = (item / panels, item % panels);
-            let rows = (m - panel * LANES).min(LANES);
-            let len = WORDS.min(words - block * WORDS);
-            let mut done = 0;
-            // SAFETY: every element read is within its row, every word written in the panel.
-            unsafe {
-                let to = self.packed.add(panel_at(self.extents, words, block, panel));
-                while done < len {
-                    let at = (block * WORDS + done) * A::PER_WORD;
-                    let count = chunk.min(k - at);
-                    let square = std::array::from_fn(|i| {
-                        if i < rows {
-                            A::words::<V, T>(self.x.add((panel * LANES + i) * k + at), count)
-                        } else {
-                            V::splat(0.0)
-                        }
-                    });
-                    let keep = LANES.min(len - done);
-                    for (j, lanes) in V::transpose(square).into_iter().enumerate().take(keep) {
-                        lanes.store(to.add((done + j) * LANES));
-                    }
-                    done += LANES;
-                }
-            }
-        }
+/// One of several products of the same x.
+///
+/// # Safety
+/// The weights are `[n, k]`, the epilogue takes `[m, n]`, of the m and k of `x`.
+pub unsafe fn multiply<A: Arithmetic>(
+    machine: Machine,
+    x: &Interleaved<A>,
+    n: usize,
+    weights: &impl Weights<A>,
+    epilogue: &impl Epilogue,
+) {
+    let extents = Extents { m: x.m, n, k: x.k };
+    // Smaller blocks where there would be too few for the threads.
+    let (mut rows, mut tiles) = (BLOCK_ROWS, BLOCK_TILES);
+    let count = |rows: usize, tiles: usize| x.m.div_ceil(rows) * n.div_ceil(tiles * TILE);
+    while count(rows, tiles) < 4 * machine.pool.threads() && tiles > 1 {
+        tiles /= 2;
     }
+    while count(rows, tiles) < 2 * machine.pool.threads() && rows > 2 * LANES {
+        rows /= 2;
+    }
+    let work = rows.min(x.m) * (tiles * TILE).min(n) * x.k / 10;
+    machine.pool.for_each(count(rows, tiles), work, &|items| {
+        let kernel = Multiply { x, extents, rows, columns: tiles * TILE, items, weights, epilogue };
+        // SAFETY: the caller's contract; the items' outputs are disjoint.
+        unsafe { machine.level.run(kernel) }
+    });
 }
 
 /// An item is a block of outputs: `rows` by `columns`.
 struct Multiply<'a, A, W, E> {
-    packed: *const f32,
+    x: &'a Interleaved<A>,
     extents: Extents,
     rows: usize,
     columns: usize,
     items: Range<usize>,
     weights: &'a W,
     epilogue: &'a E,
-    arithmetic: PhantomData<A>,
 }
 
 impl<A: Arithmetic, W: Weights<A>, E: Epilogue> Kernel for Multiply<'_, A, W, E> {
@@ -225,9 +158,7 @@ impl<A: Arithmetic, W: Weights<A>, E: Epilogue> Multiply<'_, A, W, E> {
                     if !len.is_multiple_of(A::PER_WORD) {
                         (0..rows).for_each(|i| *to.add(i * stride + len) = Default::default());
                     }
-                    let x = |panel: usize| {
-                        self.packed.add(panel_at(self.extents, words, block, row / LANES + panel))
-                    };
+                    let x = |panel: usize| self.x.panel(block, row / LANES + panel);
                     let len = len.div_ceil(A::PER_WORD);
                     let sums = sums.add(first * BLOCK_ROWS);
                     let mut panel = 0;

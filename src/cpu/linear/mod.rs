@@ -5,6 +5,7 @@ mod columns;
 pub mod dense;
 pub mod gemm;
 pub mod gemv;
+pub mod interleaved;
 #[cfg(test)]
 mod tests;
 pub mod workspace;

@@ -4,9 +4,13 @@ use std::marker::PhantomData;
 use std::ops::Range;
 
 use super::format::load_first;
-use super::{Call, FEW_ROWS, LowRank, prefill};
+use super::{Call, FEW_ROWS, LowRank};
 use crate::cpu::element::Float;
-use crate::cpu::linear::gemm::{Epilogue, Extents};
+use crate::cpu::linear::arithmetic::Arithmetic;
+use crate::cpu::linear::dense::Dense;
+use crate::cpu::linear::gemm::{Epilogue, Extents, Weights, multiply};
+use crate::cpu::linear::gemv::gemv;
+use crate::cpu::linear::interleaved::Interleaved;
 use crate::cpu::math::sigmoid;
 use crate::cpu::simd::{F32x16, Kernel, LANES};
 use crate::cpu::{Machine, Shared};
@@ -27,9 +31,42 @@ impl<'a, T: Float> Finish<'a, T> {
     /// # Safety
     /// The contract of [`super::quantized_matmul`].
     pub unsafe fn new(machine: Machine, call: &'a Call) -> Self {
+        // SAFETY: the caller's contract; x is `[m, k]`, and a row of A as long.
+        unsafe {
+            Self::with(machine, call, |low, rows| {
+                let extents = Extents { m: call.rows, n: low.rank, k: call.axis };
+                gemv(machine, extents, call.x.cast::<T>(), low.a.cast(), rows);
+            })
+        }
+    }
+
+    /// The same, where many rows of x are interleaved.
+    ///
+    /// # Safety
+    /// As of [`new`](Self::new); `x` is that of the call.
+    pub unsafe fn of_many<A>(machine: Machine, call: &'a Call, x: &Interleaved<A>) -> Self
+    where
+        A: Arithmetic,
+        Dense<T>: Weights<A>,
+    {
+        // SAFETY: the caller's contract; A is `[rank, axis]`.
+        unsafe {
+            Self::with(machine, call, |low, rows| {
+                let extents = Extents { m: call.rows, n: low.rank, k: call.axis };
+                let a = Dense::<T> { w: low.a.cast(), extents, columns: false };
+                multiply(machine, x, low.rank, &a, rows);
+            })
+        }
+    }
+
+    unsafe fn with(
+        machine: Machine,
+        call: &'a Call,
+        project: impl FnOnce(LowRank, &Rows<T>),
+    ) -> Self {
         let low = call.low_rank.filter(|low| low.rank > 0);
         // SAFETY: the caller's contract.
-        let correction = low.map(|low| unsafe { Correction::new::<T>(machine, call, low) });
+        let correction = low.map(|low| unsafe { Correction::new(machine, call, low, project) });
         Self { call, columns: call.columns(), correction, element: PhantomData }
     }
 
@@ -91,15 +128,16 @@ struct Correction {
 impl Correction {
     /// # Safety
     /// The contract of [`super::quantized_matmul`].
-    unsafe fn new<T: Float>(machine: Machine, call: &Call, low: LowRank) -> Self {
+    unsafe fn new<T: Float>(
+        machine: Machine,
+        call: &Call,
+        low: LowRank,
+        project: impl FnOnce(LowRank, &Rows<T>),
+    ) -> Self {
         let padded = low.rank.next_multiple_of(LANES);
         let mut projected = vec![0.0; call.rows * padded];
         let rows = Rows::<T> { to: projected.as_mut_ptr(), padded, element: PhantomData };
-        let extents = Extents { m: call.rows, n: low.rank, k: call.axis };
-        // SAFETY: the caller's contract; there is room for a padded row for each row of x.
-        unsafe {
-            prefill::product::<T>(machine, extents, call.x.cast(), low.a.cast(), &rows);
-        }
+        project(low, &rows);
         let mut transposed = Vec::new();
         if call.rows > FEW_ROWS {
             let columns = call.columns();

@@ -158,12 +158,12 @@ unsafe fn quantized_matmul_on(machine: Machine, call: &Call) {
         return;
     }
     with_element!(call.element, T => {
-        if call.mode == Mode::Plain {
+        if call.rows > FEW_ROWS {
             // SAFETY: the caller's contract.
-            unsafe { prefill::run_plain::<T>(machine, call) }
-        } else if call.rows > FEW_ROWS {
-            // SAFETY: as above.
             unsafe { prefill::run::<T>(machine, call) }
+        } else if call.mode == Mode::Plain {
+            // SAFETY: as above.
+            unsafe { prefill::run_few_plain::<T>(machine, call) }
         } else {
             // SAFETY: as above.
             with_format!(call, F => unsafe { run::<T, F>(machine, call) })

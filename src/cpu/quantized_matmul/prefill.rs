@@ -4,19 +4,37 @@ use std::marker::PhantomData;
 
 use super::finish::{Finish, swiglu};
 use super::format::{Affine, Format, Mxfp4};
-use super::{Call, FEW_ROWS, Join, Mode, with_format};
+use super::{Call, Join, Mode, with_format};
 use crate::cpu::Machine;
 use crate::cpu::element::{Bf16, Float};
-use crate::cpu::linear::arithmetic::{InBf16, InF32};
+use crate::cpu::linear::arithmetic::{Arithmetic, InBf16, InF32};
 use crate::cpu::linear::dense::Dense;
-use crate::cpu::linear::gemm::{Epilogue, Extents, Weights, gemm};
+use crate::cpu::linear::gemm::{Epilogue, Extents, Weights, multiply};
 use crate::cpu::linear::gemv::gemv;
+use crate::cpu::linear::interleaved::interleaved;
 use crate::cpu::rms_norm::rms_norm_on;
 use crate::cpu::simd::{F32x16, LANES};
 
 /// # Safety
 /// The contract of [`super::quantized_matmul`].
 pub(super) unsafe fn run<T: Float>(machine: Machine, call: &Call) {
+    // SAFETY: the caller's contract; where the element is bf16 `Bf16` is another name of T.
+    unsafe {
+        if T::IS_BF16 && machine.level.dots_bf16() {
+            products::<InBf16, Bf16>(machine, call);
+        } else {
+            products::<InF32, T>(machine, call);
+        }
+    }
+}
+
+/// # Safety
+/// As of [`run`].
+unsafe fn products<A: Arithmetic, T: Float>(machine: Machine, call: &Call)
+where
+    for<'a> Packed<'a, T>: Weights<A>,
+    Dense<T>: Weights<A>,
+{
     let mut x = call.x.cast::<T>();
     let mut normalised = Vec::<T>::new();
     if let Some(norm) = call.norm {
@@ -31,70 +49,47 @@ pub(super) unsafe fn run<T: Float>(machine: Machine, call: &Call) {
         }
         x = normalised.as_ptr();
     }
-    // SAFETY: the caller's contract.
-    let finish = unsafe { Finish::<T>::new(machine, call) };
-    let mut first = 0;
-    for (index, weights) in call.weights.iter().enumerate() {
-        let step = match (call.join, index) {
-            (Join::Concatenate, _) => Step::Finish,
-            (Join::Swiglu, 0) => Step::KeepGate,
-            (Join::Swiglu, _) => Step::Swiglu,
-        };
-        let packed = Packed::<T> { call, weights, element: PhantomData };
-        let epilogue = Columns { finish: &finish, first, step };
-        let extents = Extents { m: call.rows, n: weights.columns, k: call.axis };
-        // SAFETY: the caller's contract; the products are this call's, and where the element is
-        // bf16 `Bf16` is another name of T.
-        unsafe {
-            if T::IS_BF16 && machine.level.dots_bf16() {
-                let packed = Packed::<Bf16> { call, weights, element: PhantomData };
-                let epilogue = Columns { finish: finish.of::<Bf16>(), first, step };
-                gemm::<InBf16, Bf16>(machine, extents, x.cast(), &packed, &epilogue);
-            } else {
-                gemm::<InF32, T>(machine, extents, x, &packed, &epilogue);
+    // SAFETY: the caller's contract; the products are this call's.
+    unsafe {
+        interleaved::<A, T>(machine, call.rows, call.axis, x, &|x| {
+            let finish = Finish::<T>::of_many(machine, call, x);
+            let mut first = 0;
+            for (index, weights) in call.weights.iter().enumerate() {
+                let step = match (call.join, index) {
+                    (Join::Concatenate, _) => Step::Finish,
+                    (Join::Swiglu, 0) => Step::KeepGate,
+                    (Join::Swiglu, _) => Step::Swiglu,
+                };
+                let epilogue = Columns { finish: &finish, first, step };
+                let n = weights.columns;
+                if call.mode == Mode::Plain {
+                    let extents = Extents { m: call.rows, n, k: call.axis };
+                    let w = Dense::<T> { w: weights.packed.cast(), extents, columns: false };
+                    multiply(machine, x, n, &w, &epilogue);
+                } else {
+                    let w = Packed::<T> { call, weights, element: PhantomData };
+                    multiply(machine, x, n, &w, &epilogue);
+                }
+                if call.join == Join::Concatenate {
+                    first += n;
+                }
             }
-        }
-        if call.join == Join::Concatenate {
-            first += weights.columns;
-        }
+        });
     }
 }
 
+/// Few rows and one plain matrix.
+///
 /// # Safety
-/// As of [`run`]; the mode is plain, the weights are one.
-pub(super) unsafe fn run_plain<T: Float>(machine: Machine, call: &Call) {
+/// As of [`run`]; the mode is plain.
+pub(super) unsafe fn run_few_plain<T: Float>(machine: Machine, call: &Call) {
     let Some(weights) = call.weights.first() else { return };
     let extents = Extents { m: call.rows, n: weights.columns, k: call.axis };
     // SAFETY: the caller's contract.
     unsafe {
         let finish = Finish::<T>::new(machine, call);
         let epilogue = Columns { finish: &finish, first: 0, step: Step::Finish };
-        product::<T>(machine, extents, call.x.cast(), weights.packed.cast(), &epilogue);
-    }
-}
-
-/// The product of plain matrices, few rows or many.
-///
-/// # Safety
-/// `x` is `[m, k]`, `w` is `[n, k]`; the epilogue takes `[m, n]`.
-pub(super) unsafe fn product<T: Float>(
-    machine: Machine,
-    extents: Extents,
-    x: *const T,
-    w: *const T,
-    epilogue: &impl Epilogue,
-) {
-    // SAFETY: the caller's contract; where the element is bf16 `Bf16` is another name of T.
-    unsafe {
-        if extents.m <= FEW_ROWS {
-            gemv(machine, extents, x, w, epilogue);
-        } else if T::IS_BF16 && machine.level.dots_bf16() {
-            let dense = Dense::<Bf16> { w: w.cast(), extents, columns: false };
-            gemm::<InBf16, Bf16>(machine, extents, x.cast(), &dense, epilogue);
-        } else {
-            let dense = Dense::<T> { w, extents, columns: false };
-            gemm::<InF32, T>(machine, extents, x, &dense, epilogue);
-        }
+        gemv(machine, extents, call.x.cast::<T>(), weights.packed.cast(), &epilogue);
     }
 }
 
