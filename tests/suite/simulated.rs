@@ -25,8 +25,22 @@ const LEFT_OUT: [&str; 6] =
     ["build::", "plan::", "simulated::", "tidy::", "::moves_", "generation_ends_for_a_reason"];
 
 /// What takes long and runs no kernel that the others do not: in one order of threads alone.
-const ONCE: [&str; 7] =
-    ["checkpoints::", "llama::", "graph::dropped", "memory::", "cli::", "threads::", "cache::"];
+const ONCE: [&str; 14] = [
+    "adapters::",
+    "cache::",
+    "checkpoints::",
+    "cli::",
+    "conversions::",
+    "generation::",
+    "graph::dropped",
+    "llama::",
+    "memory::",
+    "random_weights::",
+    "sampling::",
+    "threads::",
+    "tokenizer::",
+    "tools::",
+];
 
 /// This binary again, with these variables alone of those that the simulator knows.
 fn suite(arguments: &[&str], variables: &[(&str, &Path)]) -> Output {

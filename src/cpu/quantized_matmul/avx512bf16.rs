@@ -5,11 +5,10 @@ use std::arch::x86_64::*;
 use std::marker::PhantomData;
 use std::mem::transmute;
 
-use super::columns::{Columns, Dots, Operands};
-use super::dot::AHEAD;
+use super::columns::{Columns, Dots, Operands, prefetch_weights};
 use super::format::Format;
 use crate::cpu::element::Bf16;
-use crate::cpu::simd::{Avx512, F32x16, LANES, prefetch};
+use crate::cpu::simd::{Avx512, F32x16, LANES};
 
 /// # Safety
 /// The machine's level is `Avx512Bf16`, and the contract of [`Columns::run`] holds.
@@ -126,6 +125,7 @@ impl<F: Format> Dots for Lookup<F> {
             let mut biases = [_mm512_setzero_ps(); M];
             for at in (0..groups).step_by(LANES) {
                 let count = LANES.min(groups - at);
+                row.prefetch_scales::<Self>(at);
                 let scales = if F::AFFINE {
                     let bias = load_bf16(row.biases.cast::<u16>().add(at), count);
                     for m in 0..M {
@@ -140,7 +140,7 @@ impl<F: Format> Dots for Lookup<F> {
                 };
                 let lanes = count << shift;
                 for lane in (0..lanes).step_by(LANES) {
-                    prefetch(packed.wrapping_add(AHEAD), F::CHUNK_BYTES);
+                    prefetch_weights(packed, F::CHUNK_BYTES);
                     let mut weights = load::<F>(packed, LANES.min(lanes - lane));
                     packed = packed.wrapping_add(F::CHUNK_BYTES);
                     let mut chunk = [_mm512_setzero_ps(); M];
