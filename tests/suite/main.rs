@@ -21,6 +21,7 @@ mod graph;
 mod hostile;
 mod io;
 mod layer_norm;
+mod levels;
 mod linear;
 mod llama;
 mod logsumexp;

@@ -21,8 +21,15 @@ const LOG: &str = "MLX_PRIMITIVES_SIMULATE_LOG";
 const VARIABLES: [&str; 3] = [SCHEDULE, THREADS, LOG];
 
 /// What runs no primitive, is run by `what_moves`, or takes minutes.
-const LEFT_OUT: [&str; 6] =
-    ["build::", "plan::", "simulated::", "tidy::", "::moves_", "generation_ends_for_a_reason"];
+const LEFT_OUT: [&str; 7] = [
+    "build::",
+    "levels::",
+    "plan::",
+    "simulated::",
+    "tidy::",
+    "::moves_",
+    "generation_ends_for_a_reason",
+];
 
 /// What takes long and runs no kernel that the others do not: in one order of threads alone.
 const ONCE: [&str; 14] = [
