@@ -31,7 +31,7 @@ class Workshop:
     """The folder that all is built in, with a log for each step."""
 
     def __init__(self, folder, jobs):
-        self.folder = Path(folder)
+        self.folder = Path(folder).resolve()
         self.jobs = jobs
         self.folder.mkdir(parents=True, exist_ok=True)
 
@@ -134,7 +134,8 @@ def llama_cpp(shop):
                 "check the network",
             )
         with tarfile.open(archive) as packed:
-            packed.extractall(shop.folder)
+            safe = {"filter": "data"} if hasattr(tarfile, "data_filter") else {}
+            packed.extractall(shop.folder, **safe)
     return llama_bench(shop, "llama.cpp", source)
 
 
