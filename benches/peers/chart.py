@@ -4,14 +4,18 @@ from html import escape
 
 from report import against, limit, number, times
 
-WIDTH, LEFT, RIGHT = 860, 270, 120
+WIDTH, LEFT, RIGHT = 860, 260, 150
 BAR, GAP, GROUP = 16, 6, 10
 
 STYLE = """
   .page { fill: #ffffff; } .text { fill: #1f2328; } .faint { fill: #59636e; }
   .ours { fill: #1a6fc4; } .peer { fill: #9aa5b1; } .whisker { stroke: #1f2328; }
   .limit { fill: none; stroke: #9aa5b1; stroke-dasharray: 3 3; }
-  text { font: 12px system-ui, -apple-system, "Segoe UI", sans-serif; dominant-baseline: central; }
+  text {
+    font-family: system-ui, -apple-system, "Segoe UI", "DejaVu Sans", sans-serif;
+    font-size: 12px;
+    dominant-baseline: central;
+  }
   .title { font-size: 14px; font-weight: 600; }
   @media (prefers-color-scheme: dark) {
     .page { fill: #0d1117; } .text { fill: #e6edf3; } .faint { fill: #9198a1; }
