@@ -71,7 +71,7 @@ def machine():
     }
 
 
-def versions(options):
+def versions(options, everyone):
     """Of the contestants and of what compiled them."""
     if options.ours:
         ours = (first_line(options.ours, "--version") or "unknown").split()[-1]
@@ -84,14 +84,14 @@ def versions(options):
         "llama.cpp": f"in llama-cpp-python {build.LLAMA_CPP_PYTHON}",
         "candle": re.search(r'candle-core = "=(.*)"', candle_manifest())[1],
         "mlx-lm": f"{build.MLX_LM} on MLX {build.MLX}",
-        "rustc": first_line("rustc", "--version"),
-        "c++": first_line("c++", "--version"),
     }
     if options.ik_llama:
         found["ik_llama.cpp"] = (
             options.ik_llama_version or git_commit(options.ik_llama) or "of an unknown version"
         )
-    return found
+    compared = {contestant.who.split(",")[0] for contestant in everyone}
+    compilers = {name: first_line(name, "--version") for name in ["rustc", "c++"]}
+    return {**{who: what for who, what in found.items() if who in compared}, **compilers}
 
 
 def git_commit(folder):
@@ -201,7 +201,7 @@ def results(options, tests, shape, everyone, missing, measured):
         "threads": options.threads,
         "rounds": options.rounds,
         "quick": options.quick,
-        "versions": versions(options),
+        "versions": versions(options, everyone),
         "shape": {"config": json.loads(shape.path.read_text()), "parameters": shape.parameters()},
         "bandwidth": {"best_gb_s": best.get(form), "best_form": form, "samples": bandwidths},
         "tests": [{"key": test.key, "title": test.title} for test in tests],

@@ -57,7 +57,9 @@ def times(value):
 
 
 def percent(value):
-    return "–" if value is None else f"{100 * value:.0f}%"
+    if value is None:
+        return "–"
+    return f"{100 * value:.{0 if value >= 0.01 else 1}f}%"
 
 
 def limit(results, line):
@@ -128,7 +130,11 @@ def about(results):
     simd = f" ({', '.join(machine['simd'])})" if machine["simd"] else ""
     parameters = results["shape"]["parameters"] / 1e9
     config = results["shape"]["config"]
-    versions = "; ".join(f"{who} {what}" for who, what in results["versions"].items() if what)
+    versions = "; ".join(
+        what if what.startswith(who) else f"{who} {what}"
+        for who, what in results["versions"].items()
+        if what
+    )
     text = (
         f"Tokens per second, medians ± half the interquartile range of {results['rounds']} interleaved "
         f"round{'s' if results['rounds'] > 1 else ''}, {results['threads']} threads, {machine['cpu']}{simd}, "

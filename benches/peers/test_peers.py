@@ -46,7 +46,7 @@ def invented():
         "threads": 2,
         "rounds": 3,
         "quick": False,
-        "versions": {"mlx-primitives": "0", "c++": None},
+        "versions": {"mlx-primitives": "0", "rustc": "rustc 1", "c++": None},
         "shape": {
             "config": {
                 "num_hidden_layers": 1,
@@ -99,7 +99,7 @@ class Report(unittest.TestCase):
         self.assertEqual(ours[:4], ["**who <ours>**", "4-bit & more", "50.0 ± 5.00", "50%"])
         self.assertEqual(ours[-2:], ["45.0 ± 4.50", "90%"])
         self.assertEqual(fast[2:5], ["25.0 ± 2.50", "25%", "2.00×"])
-        self.assertEqual(slow[2:5], ["0.137", "0%", "292×"])
+        self.assertEqual(slow[2:5], ["0.137", "0.1%", "292×"])
         self.assertEqual(absent[2], "not run")
         columns = {row.count("|") for row in report.table(invented()).splitlines()}
         self.assertEqual(len(columns), 1)
@@ -109,6 +109,7 @@ class Report(unittest.TestCase):
         self.assertIn("4 tokens instead of 64, 1 round", text)
         self.assertIn("not run: no source; give --absent", text)
         self.assertIn("50.0 GB/s at best (a form)", text)
+        self.assertIn("Versions: mlx-primitives 0; rustc 1.", text)
         self.assertNotIn("None", text)
 
     def test_bandwidth_may_be_missing(self):
