@@ -128,7 +128,8 @@ def about(results):
     """What was measured, on what, when, and what a reader must know of single lines."""
     machine = results["machine"]
     simd = f" ({', '.join(machine['simd'])})" if machine["simd"] else ""
-    parameters = results["shape"]["parameters"] / 1e9
+    parameters = results["shape"]["parameters"]
+    size = f"{parameters / 1e9:.2f} B" if parameters >= 1e8 else f"{parameters / 1e6:.2f} M"
     config = results["shape"]["config"]
     versions = "; ".join(
         what if what.startswith(who) else f"{who} {what}"
@@ -139,7 +140,7 @@ def about(results):
         f"Tokens per second, medians ± half the interquartile range of {results['rounds']} interleaved "
         f"round{'s' if results['rounds'] > 1 else ''}, {results['threads']} threads, {machine['cpu']}{simd}, "
         f"{machine['cores']} cores, {machine['system']}, {results['date']}. A Llama of "
-        f"{parameters:.2f} B random weights: {config['num_hidden_layers']} layers, hidden size "
+        f"{size} random weights: {config['num_hidden_layers']} layers, hidden size "
         f"{config['hidden_size']}, feed-forward {config['intermediate_size']}, "
         f"{config['num_attention_heads']} heads, vocabulary {config['vocab_size']}. "
     )
