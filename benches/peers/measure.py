@@ -6,12 +6,11 @@ import os
 import platform
 import re
 import subprocess
-import sys
 from pathlib import Path
 
 import build
 from build import say
-from report import median, quartiles
+from report import BUSY, median, quartiles
 
 TURN_SECONDS = 1800
 BANDWIDTH_MEGABYTES = 1000
@@ -39,9 +38,17 @@ def run(command, threads):
     except (OSError, subprocess.TimeoutExpired) as error:
         raise build.Unavailable(str(error)) from error
     if done.returncode != 0:
-        complaint = done.stderr.strip().splitlines()[-1:] or ["no message"]
-        raise build.Unavailable(f"{' '.join(words)} failed ({done.returncode}): {complaint[0]}")
+        raise build.Unavailable(
+            f"{' '.join(words)} failed ({done.returncode}): {complaint(done.stderr)}"
+        )
     return done.stdout
+
+
+def complaint(text):
+    """The line that says most; a backtrace may follow it."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    telling = [line for line in lines if re.search(r"error|assert|fail|panic", line, re.I)]
+    return (telling[:1] or lines[-1:] or ["no message"])[0]
 
 
 def first_line(*command):
@@ -174,7 +181,7 @@ def without_paths(message):
     return message and message.replace(f"{build.ROOT}/", "")
 
 
-def results(options, tests, shape, everyone, missing, measured):
+def results(options, tests, shape, everyone, missing, load, measured):
     """All that the report needs, as it is written to the JSON file."""
     samples, bandwidths, failed = measured
     lines = []
@@ -201,6 +208,7 @@ def results(options, tests, shape, everyone, missing, measured):
         "threads": options.threads,
         "rounds": options.rounds,
         "quick": options.quick,
+        "load_before": load,
         "versions": versions(options, everyone),
         "shape": {"config": json.loads(shape.path.read_text()), "parameters": shape.parameters()},
         "bandwidth": {"best_gb_s": best.get(form), "best_form": form, "samples": bandwidths},
@@ -209,7 +217,9 @@ def results(options, tests, shape, everyone, missing, measured):
     }
 
 
-def warn_if_busy():
-    load = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0
-    if load > 0.5:
-        print(f"peers: the machine is busy (load {load:.1f}): figures will be low", file=sys.stderr)
+def load_before():
+    """The machine's load by others. Peers whose threads spin for each other lose most by it."""
+    load = round(os.getloadavg()[0], 1)
+    if load > BUSY:
+        say(f"the machine is busy (load {load}): figures will be low, and unfair to some")
+    return load

@@ -2,6 +2,9 @@
 
 import re
 
+# The load of others above which a report says so.
+BUSY = 0.5
+
 
 def median(values):
     return quantile(values, 0.5)
@@ -146,6 +149,8 @@ def about(results):
     )
     if results["quick"]:
         text += "A quick run: few tokens and rounds. "
+    if results["load_before"] > BUSY:
+        text += f"The machine was busy meanwhile (load {results['load_before']}): not to be relied on. "
     best = results["bandwidth"]["best_gb_s"]
     if best:
         text += (

@@ -88,9 +88,9 @@ def measured(options):
         return None
     if not ready:
         sys.exit("error: none of them can run")
-    measure.warn_if_busy()
+    load = measure.load_before()
     figures = measure.rounds(options, tests, ready, bandwidth)
-    return measure.results(options, tests, shape, everyone, missing, figures)
+    return measure.results(options, tests, shape, everyone, missing, load, figures)
 
 
 def written(path, text):

@@ -46,6 +46,7 @@ def invented():
         "threads": 2,
         "rounds": 3,
         "quick": False,
+        "load_before": 0.1,
         "versions": {"mlx-primitives": "0", "rustc": "rustc 1", "c++": None},
         "shape": {
             "config": {
@@ -112,6 +113,10 @@ class Report(unittest.TestCase):
         self.assertIn("Versions: mlx-primitives 0; rustc 1.", text)
         self.assertNotIn("None", text)
 
+    def test_a_busy_machine_is_told(self):
+        self.assertNotIn("busy", report.about(invented()))
+        self.assertIn("busy", report.about({**invented(), "load_before": 2.0}))
+
     def test_bandwidth_may_be_missing(self):
         results = invented()
         results["bandwidth"] = {"best_gb_s": None, "best_form": None, "samples": {}}
@@ -156,6 +161,12 @@ class Contestants(unittest.TestCase):
     def test_what_ours_prints_is_read(self):
         ours = contestants.everyone()[0]
         self.assertEqual(ours.read('{"prompt_tps": null, "generation_tps": 2.5}'), [2.5])
+
+    def test_a_complaint_is_found_before_its_backtrace(self):
+        text = "loading\nx.c:1: GGML_ASSERT(a == b) failed\n#1 main ()\n"
+        self.assertEqual(measure.complaint(text), "x.c:1: GGML_ASSERT(a == b) failed")
+        self.assertEqual(measure.complaint("one\ntwo\n"), "two")
+        self.assertEqual(measure.complaint(""), "no message")
 
     def test_a_failure_shows_no_path_of_the_machine(self):
         self.assertIsNone(measure.without_paths(None))
