@@ -6,6 +6,7 @@ import os
 import platform
 import re
 import subprocess
+import time
 from pathlib import Path
 
 import build
@@ -217,9 +218,24 @@ def results(options, tests, shape, everyone, missing, load, measured):
     }
 
 
+def busy_seconds():
+    """Seconds that all cores have worked, since the machine started; None where no file tells."""
+    try:
+        fields = Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:]
+    except OSError:
+        return None
+    user, nice, system, _, _, irq, softirq = map(int, fields[:7])
+    return (user + nice + system + irq + softirq) / os.sysconf("SC_CLK_TCK")
+
+
 def load_before():
-    """The machine's load by others. Peers whose threads spin for each other lose most by it."""
-    load = round(os.getloadavg()[0], 1)
+    """The cores that others keep busy. Peers whose threads spin for each other lose most by it."""
+    start, before = time.monotonic(), busy_seconds()
+    if before is None:
+        load = os.getloadavg()[0]
+    else:
+        time.sleep(2)
+        load = (busy_seconds() - before) / (time.monotonic() - start)
     if load > BUSY:
-        say(f"the machine is busy (load {load}): figures will be low, and unfair to some")
-    return load
+        say(f"the machine is busy ({load:.1f} cores): figures will be low, and unfair to some")
+    return round(load, 2)

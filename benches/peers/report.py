@@ -2,8 +2,8 @@
 
 import re
 
-# The load of others above which a report says so.
-BUSY = 0.5
+# So many cores kept busy by others, and a report says so.
+BUSY = 0.2
 
 
 def median(values):
@@ -150,7 +150,7 @@ def about(results):
     if results["quick"]:
         text += "A quick run: few tokens and rounds. "
     if results["load_before"] > BUSY:
-        text += f"The machine was busy meanwhile (load {results['load_before']}): not to be relied on. "
+        text += f"Others kept {results['load_before']} cores busy: not to be relied on. "
     best = results["bandwidth"]["best_gb_s"]
     if best:
         text += (

@@ -114,8 +114,8 @@ class Report(unittest.TestCase):
         self.assertNotIn("None", text)
 
     def test_a_busy_machine_is_told(self):
-        self.assertNotIn("busy", report.about(invented()))
-        self.assertIn("busy", report.about({**invented(), "load_before": 2.0}))
+        self.assertNotIn("relied on", report.about(invented()))
+        self.assertIn("2.0 cores busy", report.about({**invented(), "load_before": 2.0}))
 
     def test_bandwidth_may_be_missing(self):
         results = invented()
