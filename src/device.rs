@@ -174,9 +174,9 @@ pub enum CpuActivations {
     #[default]
     Exact,
     /// Where there are more than eight rows of it, as a prompt has, and the processor multiplies
-    /// bytes in one instruction (AVX-512 VNNI): rounded to eight bits, each group of weights having
-    /// a scale of its own. A product is then off by some 0.6 % of its terms' root mean square, five
-    /// times what rounding to bfloat16 costs. Elsewhere [`Exact`](Self::Exact).
+    /// bytes in one instruction (AVX-512 VNNI): rounded to eight bits, with a scale for each group
+    /// of weights. Normal numbers are then off by 0.6 % (root mean square; rounded to bfloat16 by
+    /// 0.17 %), and so are products, of their usual size. Elsewhere [`Exact`](Self::Exact).
     Int8,
 }
 

@@ -3,6 +3,7 @@
 use std::arch::x86_64::*;
 use std::ops::{Add, Div, Mul, Sub};
 
+use super::transpose::transpose;
 use super::{F32x16, LANES, dot_bf16_by_halves, dot_bytes_in_turn};
 
 /// `BF16`: the machine has AVX512_BF16 and AVX512_VNNI too.
@@ -143,35 +144,7 @@ impl<const BF16: bool> F32x16 for Avx512<BF16> {
     }
     #[inline(always)]
     fn transpose(rows: [Self; LANES]) -> [Self; LANES] {
-        lanes!({
-            // Pairs of rows, then fours, within 128-bit quarters; then the quarters.
-            let r = rows.map(|row| row.0);
-            let mut t = r;
-            for i in 0..8 {
-                t[2 * i] = _mm512_unpacklo_ps(r[2 * i], r[2 * i + 1]);
-                t[2 * i + 1] = _mm512_unpackhi_ps(r[2 * i], r[2 * i + 1]);
-            }
-            let mut q = t;
-            for i in 0..4 {
-                let [a, b, c, d] = [0, 1, 2, 3].map(|j| _mm512_castps_pd(t[4 * i + j]));
-                q[4 * i] = _mm512_castpd_ps(_mm512_unpacklo_pd(a, c));
-                q[4 * i + 1] = _mm512_castpd_ps(_mm512_unpackhi_pd(a, c));
-                q[4 * i + 2] = _mm512_castpd_ps(_mm512_unpacklo_pd(b, d));
-                q[4 * i + 3] = _mm512_castpd_ps(_mm512_unpackhi_pd(b, d));
-            }
-            let mut out = r;
-            for i in 0..4 {
-                let even = _mm512_shuffle_f32x4::<0b10_00_10_00>(q[i], q[4 + i]);
-                let odd = _mm512_shuffle_f32x4::<0b11_01_11_01>(q[i], q[4 + i]);
-                let even_below = _mm512_shuffle_f32x4::<0b10_00_10_00>(q[8 + i], q[12 + i]);
-                let odd_below = _mm512_shuffle_f32x4::<0b11_01_11_01>(q[8 + i], q[12 + i]);
-                out[i] = _mm512_shuffle_f32x4::<0b10_00_10_00>(even, even_below);
-                out[4 + i] = _mm512_shuffle_f32x4::<0b10_00_10_00>(odd, odd_below);
-                out[8 + i] = _mm512_shuffle_f32x4::<0b11_01_11_01>(even, even_below);
-                out[12 + i] = _mm512_shuffle_f32x4::<0b11_01_11_01>(odd, odd_below);
-            }
-            out.map(Self)
-        })
+        lanes!(transpose(rows.map(|row| row.0))).map(Self)
     }
     #[inline(always)]
     fn max(self, other: Self) -> Self {

@@ -13,6 +13,8 @@ mod level;
 #[cfg(target_arch = "aarch64")]
 mod neon;
 mod scalar;
+#[cfg(target_arch = "x86_64")]
+mod transpose;
 
 #[cfg(target_arch = "x86_64")]
 pub use avx512::Avx512;
