@@ -43,7 +43,7 @@ impl Block {
         // SAFETY: the array's bytes lie at its address and live until the end of this function; the
         // block's own memory from `offset` to `end` belongs to no array yet.
         unsafe { cpu::parallel_copy(std::ptr::with_exposed_provenance(from), to, bytes) };
-        self.used = end.next_multiple_of(LINE);
+        self.used = (self.start + end).next_multiple_of(LINE) - self.start;
         let shape = array.shape();
         let placed =
             Array::from_bridge(ffi::within(self.words.raw(), offset, shape, array.dtype().into()))?;
