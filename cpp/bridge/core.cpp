@@ -8,6 +8,7 @@
 #include "mlx/utils.h"
 #include "mlx/version.h"
 #include "ops/common.h"
+#include "ops/failed.h"
 
 #define MLX_PRIMITIVES_TEXT(x) #x
 #define MLX_PRIMITIVES_DOTTED(a, b, c) \
@@ -249,11 +250,13 @@ bool finished(const MlxArray& array) {
   return array.is_available();
 }
 
+namespace {
+
 /**
  * Evaluates on the CPU while this thread, which has to wait anyway, helps with the kernels: that
  * is sooner than waking it, or a helper in its stead.
  */
-void eval(const ArrayList& arrays) {
+void evaluate(const ArrayList& arrays) {
   auto elsewhere = [](const mx::array& a) {
     return a.is_tracer() || (a.has_primitive() && a.primitive().device() != mx::Device::cpu);
   };
@@ -263,6 +266,46 @@ void eval(const ArrayList& arrays) {
   mx::async_eval(arrays);
   lend_thread(arrays);
   mx::eval(arrays);
+}
+
+/** Takes the error that MLX holds ready for an array, so that nobody else is told. */
+void hear(mx::array array) {
+  try {
+    array.wait();
+  } catch (const std::exception&) {
+    // What is remembered of the array is said in its stead.
+  }
+}
+
+} // namespace
+
+/** An evaluation that fails leaves none of the arrays that it was to compute with a value. */
+void eval(const ArrayList& arrays) {
+  ArrayList awaited;
+  for (const auto& array : arrays) {
+    if (array.status() == mx::array::Status::evaluated && has_failed(array)) {
+      hear(array);
+    }
+    check_failure(array);
+    if (array.status() != mx::array::Status::available) {
+      awaited.push_back(array);
+    }
+  }
+  try {
+    evaluate(arrays);
+  } catch (const std::exception& error) {
+    for (const auto& array : awaited) {
+      // One that still has its primitive was not come to: it is computed when next asked for.
+      if (!array.has_primitive() && array.data_shared_ptr()) {
+        array.set_status(mx::array::Status::unscheduled); // MLX then refuses to build on it
+        remember_failure(array.data_shared_ptr(), error.what());
+      }
+    }
+    throw;
+  }
+  for (const auto& array : awaited) {
+    check_failure(array);
+  }
 }
 
 void async_eval(const ArrayList& arrays) {

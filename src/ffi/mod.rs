@@ -6,6 +6,7 @@
 pub(crate) mod activation;
 pub(crate) mod attention;
 pub(crate) mod cross_entropy;
+pub(crate) mod hosted;
 pub(crate) mod layer_norm;
 pub(crate) mod linear;
 pub(crate) mod logsumexp;
@@ -26,6 +27,7 @@ use cxx::CxxVector;
 
 use crate::cpu::{self, Element};
 use crate::simulate::*;
+use crate::simulator::chosen_simulation;
 use crate::transforms::Closure;
 
 /// The kernels' element type; the op functions let no other dtype through.
@@ -373,7 +375,15 @@ pub(crate) mod bridge {
         type SimulatedKernel;
         type SimulatedDispatch;
         fn simulated_library(source: &str) -> Result<Box<SimulatedLibrary>>;
-        fn simulated_kernel(of: &SimulatedLibrary, name: &str) -> Result<Box<SimulatedKernel>>;
+        /// The kernel with these bits as its function constants of these indices.
+        fn simulated_kernel(
+            of: &SimulatedLibrary,
+            name: &str,
+            indices: &[u32],
+            bits: &[u64],
+        ) -> Result<Box<SimulatedKernel>>;
+        /// 1 if this thread asked for it, 0 if it asked not to, -1 if it did not say.
+        fn chosen_simulation() -> i8;
         fn simulated_dispatch(grid: [u32; 3], group: [u32; 3]) -> Box<SimulatedDispatch>;
         fn bind(self: &mut SimulatedDispatch, index: u32, at: usize, bytes: usize, writable: bool);
         fn bind_constant(self: &mut SimulatedDispatch, index: u32, at: usize, bytes: usize);

@@ -20,9 +20,17 @@ const THREADS: &str = "MLX_PRIMITIVES_SIMULATE_THREADS";
 const LOG: &str = "MLX_PRIMITIVES_SIMULATE_LOG";
 const VARIABLES: [&str; 3] = [SCHEDULE, THREADS, LOG];
 
-/// What runs no primitive, is run by `what_moves`, or takes minutes.
-const LEFT_OUT: [&str; 6] =
-    ["build::", "plan::", "simulated::", "tidy::", "::moves_", "generation_ends_for_a_reason"];
+/// What runs no primitive, chooses what it runs on, is run by `what_moves`, or takes minutes.
+const LEFT_OUT: [&str; 8] = [
+    "build::",
+    "conformance::",
+    "hosted::faults::",
+    "plan::",
+    "simulated::",
+    "tidy::",
+    "::moves_",
+    "generation_ends_for_a_reason",
+];
 
 /// What takes long and runs no kernel that the others do not: in one order of threads alone.
 const ONCE: [&str; 7] =

@@ -1,0 +1,28 @@
+//! The reduction's kernel alone, in the simulator: what it moves, in every order of threads.
+#![cfg(target_os = "linux")]
+
+use metal_sim::{Buffer, Constants, Dispatch, Library, Schedule};
+
+#[test]
+fn mean_square_reads_each_element_once() -> metal_sim::Result<()> {
+    let library = Library::from_text(include_str!("../metal/own.metal"))?;
+    let kernel = library.kernel("mean_square_float32", &Constants::new())?;
+    let x: Vec<f32> = (0..3 * 100).map(|i| (i % 7) as f32).collect();
+    for schedule in Schedule::ALL {
+        let mut y = [0.0f32; 3];
+        let report = Dispatch::new(&kernel)
+            .buffer(0, Buffer::input(&x))
+            .buffer(1, Buffer::output(&mut y))
+            .value(2, 100u32)
+            .grid_groups([3, 1, 1], [32, 1, 1])
+            .schedule(schedule)
+            .run()?
+            .check()?; // races, stray accesses, unwritten outputs
+        assert_eq!((report.buffers[&0].read_bytes, report.buffers[&1].written_bytes), (1200, 12));
+        for (y, row) in y.iter().zip(x.chunks(100)) {
+            let want = row.iter().map(|x| x * x).sum::<f32>() / 100.0;
+            assert!((y - want).abs() < 1e-4, "{schedule:?}: {y} {want}");
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,215 @@
+//! What `eval_cpu` sees of an array.
+
+use std::marker::PhantomData;
+
+use crate::dtype::{Dtype, Element};
+use crate::error::{Error, Result};
+use crate::ffi::bridge::{self, MlxArray};
+use crate::ffi::hosted::bridge as ffi;
+
+/// An evaluated input.
+pub struct View<'a> {
+    op: &'a str,
+    index: usize,
+    array: &'a MlxArray,
+}
+
+impl<'a> View<'a> {
+    /// The array is evaluated, and its memory lives and is not written for `'a`.
+    pub(super) fn new(op: &'a str, index: usize, array: &'a MlxArray) -> Self {
+        Self { op, index, array }
+    }
+
+    /// The length of each dimension.
+    pub fn shape(&self) -> &'a [i32] {
+        bridge::shape(self.array)
+    }
+
+    /// Elements to step over in memory for each dimension.
+    pub fn strides(&self) -> &'a [i64] {
+        ffi::hosted_strides(self.array)
+    }
+
+    /// The type of the elements.
+    pub fn dtype(&self) -> Dtype {
+        bridge::dtype(self.array).into()
+    }
+
+    /// The number of elements.
+    pub fn size(&self) -> usize {
+        size(self.shape())
+    }
+
+    /// The elements in row-major order, where they lie.
+    ///
+    /// An error if `T` is not the type of the input, or if the input is not row-contiguous, which
+    /// only one of [`Layout::Any`](super::Layout::Any) can be.
+    pub fn as_slice<T: Element>(&self) -> Result<&'a [T]> {
+        let data = self.data::<T>()?;
+        if !bridge::is_row_contiguous(self.array) {
+            return Err(
+                self.expected("row-contiguous", format_args!("strides {:?}", self.strides()))
+            );
+        }
+        if self.size() == 0 {
+            return Ok(&[]);
+        }
+        // SAFETY: an evaluated row-contiguous array has its elements at `data`, which is aligned
+        // and of type T, any bits of which are a value; nothing writes them for 'a.
+        Ok(unsafe { std::slice::from_raw_parts(data, self.size()) })
+    }
+
+    /// The elements in row-major order, whatever the layout.
+    pub fn elements<T: Element>(&self) -> Result<Elements<'a, T>> {
+        Ok(self.walk(self.data::<T>()?))
+    }
+
+    fn walk<T>(&self, data: *const T) -> Elements<'a, T> {
+        let shape = self.shape();
+        Elements {
+            data,
+            shape,
+            strides: self.strides(),
+            at: vec![0; shape.len()],
+            left: self.size(),
+            lives: PhantomData,
+        }
+    }
+
+    fn data<T: Element>(&self) -> Result<*const T> {
+        if T::DTYPE != self.dtype() {
+            return Err(self.expected(T::DTYPE, self.dtype()));
+        }
+        if self.size() == 0 {
+            return Ok(std::ptr::dangling());
+        }
+        let data = ffi::hosted_data(self.array).cast_const().cast::<T>();
+        if !data.is_aligned() || data.is_null() {
+            return Err(self.expected("aligned to its elements", format_args!("{data:?}")));
+        }
+        // Other bytes than these are no bool in Rust.
+        if T::DTYPE == Dtype::Bool && self.walk(data.cast::<u8>()).any(|byte| byte > 1) {
+            return Err(self.expected("of bools", "other bytes than 0 and 1"));
+        }
+        Ok(data)
+    }
+
+    fn expected(&self, what: impl std::fmt::Display, got: impl std::fmt::Display) -> Error {
+        Error::argument(self.op, format_args!("input {} to be {what}, got {got}", self.index))
+    }
+}
+
+/// The elements of an input in row-major order; see [`View::elements`].
+pub struct Elements<'a, T> {
+    data: *const T,
+    shape: &'a [i32],
+    strides: &'a [i64],
+    at: Vec<i32>,
+    left: usize,
+    lives: PhantomData<&'a T>,
+}
+
+impl<T: Copy> Iterator for Elements<'_, T> {
+    type Item = T;
+
+    fn next(&mut self) -> Option<T> {
+        self.left = self.left.checked_sub(1)?;
+        // SAFETY: MLX's strides lead to an element of the array for every index within its shape,
+        // and there is one left.
+        let element = unsafe { *self.data };
+        if self.left > 0 {
+            let mut step = 0;
+            for axis in (0..self.at.len()).rev() {
+                self.at[axis] += 1;
+                step += self.strides[axis];
+                if self.at[axis] < self.shape[axis] {
+                    break;
+                }
+                step -= i64::from(self.at[axis]) * self.strides[axis];
+                self.at[axis] = 0;
+            }
+            self.data = self.data.wrapping_offset(step as isize);
+        }
+        Some(element)
+    }
+
+    fn size_hint(&self) -> (usize, Option<usize>) {
+        (self.left, Some(self.left))
+    }
+}
+
+impl<T: Copy> ExactSizeIterator for Elements<'_, T> {}
+
+/// An output to be filled.
+pub struct ViewMut<'a> {
+    op: &'a str,
+    index: usize,
+    array: &'a MlxArray,
+}
+
+impl<'a> ViewMut<'a> {
+    /// # Safety
+    /// The array's memory is allocated, row-contiguous, and for `'a` this view's alone.
+    pub(super) unsafe fn new(op: &'a str, index: usize, array: &'a MlxArray) -> Self {
+        // A debug build shows what eval_cpu leaves out: it stays NaN. Bools are all true.
+        if cfg!(debug_assertions) && !empty(array) {
+            let bool = bridge::dtype(array) == bridge::Dtype::Bool;
+            // SAFETY: the caller's promise.
+            unsafe { fill(array, if bool { 1 } else { 0xff }) };
+        } else if bridge::dtype(array) == bridge::Dtype::Bool && !empty(array) {
+            // SAFETY: the caller's promise.
+            unsafe { fill(array, 0) };
+        }
+        Self { op, index, array }
+    }
+
+    /// The length of each dimension.
+    pub fn shape(&self) -> &'a [i32] {
+        bridge::shape(self.array)
+    }
+
+    /// The type of the elements.
+    pub fn dtype(&self) -> Dtype {
+        bridge::dtype(self.array).into()
+    }
+
+    /// The number of elements.
+    pub fn size(&self) -> usize {
+        size(self.shape())
+    }
+
+    /// The elements in row-major order. What they are before they are written is not defined; in
+    /// debug builds they are NaN, or all bits set.
+    ///
+    /// An error if `T` is not the type of the output.
+    pub fn as_mut_slice<T: Element>(&mut self) -> Result<&mut [T]> {
+        if T::DTYPE != self.dtype() {
+            let expected =
+                format_args!("output {} to be {}, got {}", self.index, T::DTYPE, self.dtype());
+            return Err(Error::argument(self.op, expected));
+        }
+        if self.size() == 0 {
+            return Ok(&mut []);
+        }
+        let data = ffi::hosted_data(self.array).cast::<T>();
+        // SAFETY: `new`'s promise; MLX's allocator aligns to 16 bytes or more, and its memory,
+        // which comes from outside of Rust, has bits that are a value of T, bools being filled.
+        Ok(unsafe { std::slice::from_raw_parts_mut(data, self.size()) })
+    }
+}
+
+fn size(shape: &[i32]) -> usize {
+    shape.iter().map(|&dim| dim as usize).product()
+}
+
+fn empty(array: &MlxArray) -> bool {
+    size(bridge::shape(array)) == 0
+}
+
+/// # Safety
+/// The array's memory may be written.
+unsafe fn fill(array: &MlxArray, byte: u8) {
+    let bytes = size(bridge::shape(array)) * Dtype::from(bridge::dtype(array)).size();
+    // SAFETY: a row-contiguous array of this many bytes.
+    unsafe { std::ptr::write_bytes(ffi::hosted_data(array), byte, bytes) }
+}
