@@ -2,5 +2,6 @@
 
 mod faults;
 mod metal;
+mod metallib;
 mod ops;
 mod twin;

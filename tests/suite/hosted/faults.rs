@@ -22,6 +22,8 @@ enum Fault {
     HugeOutput,
     WrongOutputType,
     WrongInputType,
+    BeyondOutput,
+    SmallOutput,
     Shape,
     Type,
     Count,
@@ -63,6 +65,7 @@ impl HostedPrimitive for Faulty {
         match self.0 {
             Fault::NoOutput => Ok(Vec::new()),
             Fault::NegativeOutput => Ok(vec![Spec::new([2, -3], Dtype::Float32)]),
+            Fault::SmallOutput => Ok(vec![Spec::new([1], Dtype::Float32)]),
             Fault::HugeOutput => Ok(vec![Spec::new([i32::MAX; 4], Dtype::Float32)]),
             _ => Ok(inputs.to_vec()),
         }
@@ -80,6 +83,8 @@ impl HostedPrimitive for Faulty {
         self.enter("eval_cpu")?; // half-way
         match self.0 {
             Fault::WrongInputType => inputs[0].as_slice::<i32>().map(|_| ())?,
+            Fault::BeyondOutput => y[x.len()] = 1.0,
+            Fault::SmallOutput => y.copy_from_slice(x),
             Fault::WrongOutputType => outputs[0].as_mut_slice::<f64>().map(|_| ())?,
             _ => {
                 for (y, x) in y.iter_mut().zip(x) {
@@ -152,6 +157,8 @@ fn faults_of_eval_cpu() -> Checked {
         (Fault::PanicIn("eval_cpu"), "[faulty] eval_cpu panicked: a panic in eval_cpu"),
         (Fault::ErrIn("eval_cpu"), "[faulty] eval_cpu: words of its own"),
         (Fault::WrongInputType, "[faulty] expected input 0 to be int32, got float32"),
+        (Fault::BeyondOutput, "[faulty] eval_cpu panicked: index out of bounds"),
+        (Fault::SmallOutput, "[faulty] eval_cpu panicked: copy_from_slice: source"),
         (Fault::WrongOutputType, "[faulty] expected output 0 to be float64, got float32"),
     ];
     without_metal(|| {
@@ -164,7 +171,7 @@ fn faults_of_eval_cpu() -> Checked {
             }
             // Neither what shares its memory, nor what is made of it, now or before.
             let y = faulty(&x, fault)?;
-            let (view, more) = (y.reshape(&[6])?, y.add(1.0)?);
+            let (view, more) = (y.reshape(&[-1])?, y.add(1.0)?);
             assert!(message(eval([&more])).contains(mentions), "{fault:?}, used");
             assert!(more.to_vec::<f32>().is_err() && y.to_vec::<f32>().is_err(), "{fault:?}");
             assert!(view.to_vec::<f32>().is_err(), "{fault:?}, a view");

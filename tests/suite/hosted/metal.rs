@@ -3,11 +3,11 @@
 use std::sync::Arc;
 
 use mlx_primitives::hosted::{
-    Call, HostedPrimitive, Launch, MetalLibrary, MetalVersion, Spec, View, ViewMut, apply,
-    apply_one,
+    Call, HostedPrimitive, Launch, MetalLibrary, Spec, View, ViewMut, apply, apply_one,
 };
 use mlx_primitives::{Array, Error, Result, async_eval};
 
+use super::metallib::metallib;
 use super::ops::{SoftCap, kernels, soft_cap};
 use crate::support::input::random32;
 use crate::support::{Checked, message};
@@ -49,6 +49,11 @@ fn library(source: &str) -> Result<MetalLibrary> {
     MetalLibrary::from_source(format!("#include <metal_stdlib>\nusing namespace metal;\n{source}"))
 }
 
+/// Apart from the others: in the simulator, all constants of a library are to be set.
+fn with_constants() -> Result<MetalLibrary> {
+    MetalLibrary::from_source(include_str!("shifted.metal"))
+}
+
 /// y[i] = `value`, as every library here has it.
 fn constant_kernel(value: &str) -> String {
     format!(
@@ -73,7 +78,7 @@ mod simulated {
             let x = Array::from_slice(&[1.0f32, 2.0, 3.0, 4.0], &[4])?;
             for (negate, offset) in [(false, 0.5f32), (true, 0.5), (true, 2.0), (false, 0.5)] {
                 let plan = move |_: &Call| {
-                    let library = kernels().expect("a library");
+                    let library = with_constants().expect("a library");
                     let launch = Launch::new(&library, "shifted")
                         .constant(1, offset)
                         .constant(0, negate)
@@ -181,7 +186,7 @@ mod simulated {
     fn said_of(
         plan: impl Fn(&MetalLibrary) -> Vec<Launch> + Send + Sync + 'static,
     ) -> Result<String> {
-        let library = kernels()?;
+        let library = with_constants()?;
         let y = launches(&random32(&[64], 5)?, move |_| plan(&library))?;
         with_metal(Schedule::Forward, || {
             let said = message(y.eval());
@@ -300,89 +305,6 @@ mod simulated {
         assert_eq!(with_metal(Schedule::Forward, || y.to_vec::<f32>())??, [5.0; 8]);
         Ok(())
     }
-}
-
-/// What Apple's tools make for one function, without its bitcode.
-fn metallib(language: (u16, u16)) -> Vec<u8> {
-    let mut tags = Vec::new();
-    let mut tag = |name: &[u8], data: &[u8]| {
-        tags.extend(name);
-        tags.extend((data.len() as u16).to_le_bytes());
-        tags.extend(data);
-    };
-    tag(b"NAME", b"kernel_of_it\0");
-    tag(b"TYPE", &[2]);
-    tag(b"HASH", &[7; 32]);
-    tag(b"OFFT", &[0; 24]);
-    let version = [2, 6, language.0, language.1].map(u16::to_le_bytes).concat();
-    tag(b"VERS", &version);
-    tag(b"MDSZ", &16u64.to_le_bytes());
-    tags.extend(b"ENDT");
-    let mut list = 1u32.to_le_bytes().to_vec();
-    list.extend((tags.len() as u32 + 4).to_le_bytes());
-    list.extend(tags);
-    let (list_at, end) = (88, 88 + list.len() as u64);
-    let mut file = b"MTLB\x01\x80\x02\x00\x07\x00\x00\x81\x0e\x00\x00\x00".to_vec();
-    let words = [end + 32, list_at, list.len() as u64 - 4, end, 8, end + 8, 8, end + 16, 16];
-    file.extend(words.iter().flat_map(|word| word.to_le_bytes()));
-    file.extend(list);
-    file.extend([0; 32]);
-    file
-}
-
-#[test]
-fn metallibs_are_checked() -> Checked {
-    let good = metallib((3, 1));
-    let version = MetalLibrary::from_bytes(good.clone())?.version();
-    assert_eq!(version, Some(MetalVersion { major: 3, minor: 1 }));
-
-    let said = message(MetalLibrary::from_bytes(metallib((99, 7))));
-    assert!(said.contains("got one of Metal 99.7") && said.contains("-std=metal"), "{said}");
-    let refused = |bytes: Vec<u8>| message(MetalLibrary::from_bytes(bytes));
-    for end in 0..good.len() {
-        assert!(refused(good[..end].to_vec()).contains("[metal_library] expected"), "{end}");
-    }
-    assert!(refused([&good[..], &[0]].concat()).contains("size"));
-    assert!(refused(b"not a library at all".to_vec()).contains("header"));
-    let with = |at: usize, bytes: &[u8]| {
-        let mut spoiled = good.clone();
-        spoiled[at..at + bytes.len()].copy_from_slice(bytes);
-        refused(spoiled)
-    };
-    assert!(with(0, b"MTLX").contains("header"));
-    assert!(with(11, &[0x82]).contains("system"));
-    for (at, expected) in [(24, "functions"), (32, "functions"), (40, "sections"), (72, "sections")]
-    {
-        assert!(with(at, &u64::MAX.to_le_bytes()).contains(expected), "{at}");
-        assert!(with(at, &(good.len() as u64 + 1).to_le_bytes()).contains(expected), "{at}");
-    }
-    for (at, what) in [(88, "count"), (92, "size"), (100, "length of a tag")] {
-        assert!(with(at, &[0xff, 0xff]).contains("functions"), "{what}");
-    }
-    // Whatever is wrong, reading it is no more than an error.
-    for at in 0..good.len() {
-        for byte in [0, 1, 0x7f, 0xff] {
-            let mut spoiled = good.clone();
-            spoiled[at] = byte;
-            let _ = MetalLibrary::from_bytes(spoiled);
-        }
-    }
-    Ok(())
-}
-
-#[test]
-fn metallibs_are_files_too() -> Checked {
-    let folder = tempfile::tempdir()?;
-    let path = folder.path().join("own.metallib");
-    assert!(message(MetalLibrary::from_path(&path)).contains("own.metallib"));
-    std::fs::write(&path, metallib((3, 1)))?;
-    let library = MetalLibrary::from_path(&path)?;
-    std::fs::write(&path, b"changed")?;
-    assert_eq!(library.version(), Some(MetalVersion { major: 3, minor: 1 }));
-    let said = message(MetalLibrary::from_path(&path));
-    assert!(said.contains("own.metallib") && said.contains("header"), "{said}");
-    assert_eq!(MetalLibrary::from_build(&[], "// source")?.version(), None);
-    Ok(())
 }
 
 /// On the CPU nothing of Metal is needed.
