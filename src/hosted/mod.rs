@@ -204,7 +204,7 @@ pub fn apply_one<P: HostedPrimitive>(primitive: P, inputs: &[&Array]) -> Result<
 }
 
 /// The library that `mlx-primitives-build` made in this crate's build script, opened once: a
-/// [`MetalLibrary`], or the error of a metallib that this machine cannot run.
+/// [`MetalLibrary`](crate::hosted::MetalLibrary), or the error of a metallib that this machine cannot run.
 ///
 /// ```ignore
 /// let library = mlx_primitives::metal_library!("own")?; // of metal/own.metal

@@ -300,7 +300,7 @@ fn what_is_not_there_is_named() -> Checked {
     if mlx_primitives::simulator::is_available() {
         let simulated = mlx_primitives::simulator::with_metal(
             mlx_primitives::simulator::Schedule::Forward,
-            || f(&[x.clone()])?[0].eval(),
+            || f(std::slice::from_ref(&x))?[0].eval(),
         )?;
         let said = message(simulated);
         assert!(said.contains("[bare] expected a primitive with a Metal kernel"), "{said}");
