@@ -21,9 +21,14 @@ impl HostedPrimitive for RmsNorm {
         Ok(vec![inputs[0].clone()])
     }
 
+    // As the C++ subclass does.
+    fn in_place(&self) -> Option<usize> {
+        Some(0)
+    }
+
     fn eval_cpu(&self, inputs: &[View<'_>], outputs: &mut [ViewMut<'_>]) -> Result<()> {
-        let (x, weight) = (inputs[0].as_slice::<f32>()?, inputs[1].as_slice::<f32>()?);
-        yardstick::rms_norm(x, Some(weight), outputs[0].as_mut_slice()?, weight.len(), EPS)
+        let weight = inputs[1].as_slice::<f32>()?;
+        yardstick::rms_norm(None, Some(weight), outputs[0].as_mut_slice()?, weight.len(), EPS)
     }
 }
 

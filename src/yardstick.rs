@@ -29,17 +29,17 @@ pub fn copy(from: &[u8], to: &mut [u8]) -> Result<()> {
 /// The CPU kernel of [`ops::rms_norm`](crate::ops::rms_norm) on slices: what a hosted primitive
 /// would call, to see what hosting itself takes.
 ///
-/// `x` and `out` hold rows of `axis` elements, `weight` holds `axis`. An error otherwise, and for
-/// other types than float32, float16 and bfloat16.
+/// `out` holds rows of `axis` elements, and so does `x`; without one, the rows are those in `out`.
+/// `weight` holds `axis`. An error otherwise, and for other types than float32, float16 and bfloat16.
 ///
 /// ```
 /// let mut y = [0.0f32; 2];
-/// mlx_primitives::yardstick::rms_norm(&[3.0, 4.0], None, &mut y, 2, 0.0)?;
+/// mlx_primitives::yardstick::rms_norm(Some(&[3.0, 4.0]), None, &mut y, 2, 0.0)?;
 /// assert!((y[0] - 3.0 / 12.5f32.sqrt()).abs() < 1e-6);
 /// # Ok::<(), mlx_primitives::Error>(())
 /// ```
 pub fn rms_norm<T: Element>(
-    x: &[T],
+    x: Option<&[T]>,
     weight: Option<&[T]>,
     out: &mut [T],
     axis: usize,
@@ -53,14 +53,16 @@ pub fn rms_norm<T: Element>(
             return Err(Error::argument("rms_norm", format_args!("a kernel dtype, got {other}")));
         }
     };
-    let fits = axis > 0 && x.len().is_multiple_of(axis) && out.len() == x.len();
+    let fits = axis > 0 && out.len().is_multiple_of(axis) && x.is_none_or(|x| x.len() == out.len());
     if !fits || weight.is_some_and(|weight| weight.len() != axis) {
-        let got = format_args!("rows of {axis} elements and as many weights, got {}", x.len());
+        let got = format_args!("rows of {axis} elements and as many weights, got {}", out.len());
         return Err(Error::argument("rms_norm", got));
     }
     let weight = weight.map_or(std::ptr::null(), |weight| weight.as_ptr().cast());
-    let (rows, out) = (x.len() / axis, out.as_mut_ptr().cast());
-    // SAFETY: the lengths were checked, slices are aligned, and a unique borrow overlaps no other.
-    unsafe { cpu::rms_norm(element, x.as_ptr().cast(), weight, out, rows, axis, eps) };
+    let (rows, out) = (out.len() / axis, out.as_mut_ptr().cast::<u8>());
+    let x = x.map_or(out.cast_const(), |x| x.as_ptr().cast());
+    // SAFETY: the lengths were checked, slices are aligned, and a unique borrow overlaps no other;
+    // the kernel works in place too.
+    unsafe { cpu::rms_norm(element, x, weight, out, rows, axis, eps) };
     Ok(())
 }

@@ -17,6 +17,7 @@ struct Call {
   std::vector<mx::array> outputs;
   std::vector<Memory> read;
   std::vector<Memory> written;
+  int in_place;
 
   void operator()() {
     try {
@@ -24,6 +25,9 @@ struct Call {
         if (auto why = failure_of(memory); !why.empty()) {
           throw std::runtime_error(why);
         }
+      }
+      if (in_place >= 0 && bytes(outputs[0]) != bytes(inputs[in_place])) {
+        std::memcpy(bytes(outputs[0]), bytes(inputs[in_place]), outputs[0].nbytes());
       }
       bridge::hosted_eval(**op, inputs, outputs);
     } catch (const std::exception& error) {
@@ -61,15 +65,11 @@ std::vector<Memory> memory(const std::vector<mx::array>& arrays) {
 } // namespace
 
 void Hosted::run_on_cpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) {
-  size_t elements = 0;
-  for (auto& output : outputs) {
-    output.set_data(allocate(output.nbytes()));
-    elements += output.size();
-  }
+  size_t elements = allocate_outputs(inputs, outputs);
   if (elements == 0) {
     return;
   }
-  Call call{op_, borrowed(inputs), borrowed(outputs), memory(inputs), memory(outputs)};
+  Call call{op_, borrowed(inputs), borrowed(outputs), memory(inputs), memory(outputs), in_place_};
   mx::cpu::get_command_encoder(stream()).dispatch(std::move(call));
 }
 

@@ -74,11 +74,7 @@ void encode(
 } // namespace
 
 void Hosted::eval_gpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) {
-  size_t elements = 0;
-  for (auto& output : outputs) {
-    output.set_data(allocate(output.nbytes()));
-    elements += output.size();
-  }
+  size_t elements = allocate_outputs(inputs, outputs);
   if (elements == 0) {
     return;
   }

@@ -51,7 +51,25 @@ std::vector<mx::array> hosted(
 }
 
 Hosted::Hosted(mx::Stream stream, HostedHandle op)
-    : FusedPrimitive(stream), op_(std::move(op)), name_(bridge::hosted_name(**op_)) {}
+    : FusedPrimitive(stream),
+      op_(std::move(op)),
+      name_(bridge::hosted_name(**op_)),
+      in_place_(bridge::hosted_in_place(**op_)) {}
+
+size_t Hosted::allocate_outputs(
+    const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) const {
+  size_t elements = 0;
+  for (size_t i = 0; i < outputs.size(); ++i) {
+    elements += outputs[i].size();
+    if (i == 0 && in_place_ >= 0) {
+      require_row_contiguous(name_.c_str(), inputs.at(in_place_));
+      donate_or_allocate(inputs[in_place_], outputs[0]);
+    } else {
+      outputs[i].set_data(allocate(outputs[i].nbytes()));
+    }
+  }
+  return elements;
+}
 
 std::vector<mx::array> Hosted::compose(const std::vector<mx::array>&) {
   refuse(name(), "expected a primitive with a composition of MLX's ops, got a hosted one");

@@ -21,7 +21,10 @@ std::vector<mx::array> hosted(
     const std::vector<mx::Dtype>& dtypes,
     mx::StreamOrDevice s = {});
 
-/** Carries every primitive that a user of the crate wrote. Its outputs have memory of their own. */
+/**
+ * Carries every primitive that a user of the crate wrote. Its outputs have memory of their own, but
+ * for the first of one that works in place.
+ */
 class Hosted : public FusedPrimitive {
  public:
   Hosted(mx::Stream stream, HostedHandle op);
@@ -47,8 +50,13 @@ class Hosted : public FusedPrimitive {
       const std::vector<mx::array>& inputs, const std::vector<int>& axes) override;
 
  private:
+  /** Returns how many elements there are to compute. */
+  size_t allocate_outputs(
+      const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) const;
+
   HostedHandle op_;
   std::string name_;
+  int in_place_; // the input whose memory the first output takes over, or -1
 };
 
 } // namespace mlx_primitives

@@ -1,8 +1,8 @@
 //! Primitives that a user of the crate wrote: their one C++ class, and what it asks of Rust.
 
 use crate::hosted::calls::{
-    HostedOp, hosted_eval, hosted_is_equivalent, hosted_jvp, hosted_launches, hosted_name,
-    hosted_shapes, hosted_vjp, hosted_vmap,
+    HostedOp, hosted_eval, hosted_in_place, hosted_is_equivalent, hosted_jvp, hosted_launches,
+    hosted_name, hosted_shapes, hosted_vjp, hosted_vmap,
 };
 use crate::hosted::library::LibraryHandle;
 
@@ -104,6 +104,9 @@ pub(crate) mod bridge {
             max_threads: u32,
         ) -> Result<Vec<HostedLaunch>>;
         fn hosted_name(op: &HostedOp) -> &str;
+        /// The input whose memory the first output takes over, or -1; the output then holds the
+        /// input's elements when `hosted_eval` is called.
+        fn hosted_in_place(op: &HostedOp) -> i32;
         fn hosted_shapes(op: &HostedOp, inputs: &CxxVector<MlxArray>) -> Result<Vec<HostedOutput>>;
         fn hosted_vjp(
             op: &HostedOp,

@@ -33,6 +33,7 @@ impl<P: HostedPrimitive> Erased for P {
 /// A user's primitive, with its name as it was when it was applied.
 pub(crate) struct HostedOp {
     name: String,
+    in_place: Option<usize>,
     primitive: ManuallyDrop<Box<dyn Erased>>,
 }
 
@@ -67,7 +68,8 @@ impl HostedOp {
         if name.is_empty() || name.contains('\0') {
             return Err(Error::argument("hosted", format_args!("a name, got {name:?}")));
         }
-        Ok(Self { name, primitive: ManuallyDrop::new(Box::new(primitive)) })
+        let in_place = guard(&name, "in_place", || Ok(primitive.in_place()))?;
+        Ok(Self { name, in_place, primitive: ManuallyDrop::new(Box::new(primitive)) })
     }
 
     pub(super) fn name(&self) -> &str {
@@ -86,9 +88,18 @@ impl HostedOp {
         }
     }
 
-    pub(super) fn layouts(&self, inputs: usize) -> Result<Vec<bool>> {
+    /// Which inputs are wanted in any layout.
+    pub(super) fn layouts(&self, inputs: &[Spec], outputs: &[Spec]) -> Result<Vec<bool>> {
+        if let Some(input) = self.in_place
+            && inputs.get(input) != outputs.first()
+        {
+            let said = format_args!("input {input} to be what output 0 is, got another");
+            return Err(Error::argument(&self.name, said));
+        }
         self.call("layout", |primitive| {
-            Ok((0..inputs).map(|input| primitive.layout(input) == Layout::Any).collect())
+            let any =
+                |input| primitive.layout(input) == Layout::Any && self.in_place != Some(input);
+            Ok((0..inputs.len()).map(any).collect())
         })
     }
 
@@ -126,11 +137,15 @@ pub(crate) unsafe fn hosted_eval(
     inputs: &CxxVector<MlxArray>,
     outputs: &CxxVector<MlxArray>,
 ) -> Result<()> {
-    let views: Vec<_> =
-        inputs.iter().enumerate().map(|(i, a)| View::new(op.name(), i, a)).collect();
-    // SAFETY: each output has memory of its own, by the caller's promise, and one view.
-    let mut written: Vec<_> =
-        outputs.iter().enumerate().map(|(i, a)| unsafe { ViewMut::new(op.name(), i, a) }).collect();
+    let view = |(index, array)| View::new(op.name(), index, array, op.in_place == Some(index));
+    let views: Vec<_> = inputs.iter().enumerate().map(view).collect();
+    let view = |(index, array)| {
+        let filled = index == 0 && op.in_place.is_some();
+        // SAFETY: each output has memory of its own, by the caller's promise, and one view; that
+        // of an input which it took over is not read by another.
+        unsafe { ViewMut::new(op.name(), index, array, filled) }
+    };
+    let mut written: Vec<_> = outputs.iter().enumerate().map(view).collect();
     op.call("eval_cpu", |primitive| primitive.eval_cpu(&views, &mut written))
 }
 
@@ -163,6 +178,11 @@ pub(crate) fn hosted_launches(
 
 pub(crate) fn hosted_name(op: &HostedOp) -> &str {
     op.name()
+}
+
+/// -1 for none.
+pub(crate) fn hosted_in_place(op: &HostedOp) -> i32 {
+    op.in_place.map_or(-1, |input| input as i32)
 }
 
 pub(crate) fn hosted_shapes(

@@ -114,6 +114,15 @@ pub trait HostedPrimitive: Send + Sync + 'static {
         Layout::RowContiguous
     }
 
+    /// The input whose memory output 0, of the same shape and type, is to take over; none unless
+    /// overridden. Nothing is copied where nobody else will read the input.
+    ///
+    /// `eval_cpu` then finds the input's elements in output 0, and only there. Kernels have to bear
+    /// that the two are one buffer.
+    fn in_place(&self) -> Option<usize> {
+        None
+    }
+
     /// Computes all elements of all outputs. Outputs are row-contiguous, share memory with no
     /// input, and hold anything before. Not called where no output has elements.
     fn eval_cpu(&self, inputs: &[View<'_>], outputs: &mut [ViewMut<'_>]) -> Result<()>;
@@ -181,7 +190,7 @@ pub fn apply<P: HostedPrimitive>(primitive: P, inputs: &[&Array]) -> Result<Vec<
     let op = calls::HostedOp::new(primitive)?;
     let specs: Vec<Spec> = inputs.iter().map(|input| Spec::of(input)).collect();
     let outputs = op.outputs(&specs)?;
-    let any_layout = op.layouts(inputs.len())?;
+    let any_layout = op.layouts(&specs, &outputs)?;
     let outputs = outputs.into_iter().map(|spec| {
         require_addressable(op.name(), &spec.shape, spec.dtype)?;
         Ok(ffi::HostedOutput { shape: spec.shape, dtype: spec.dtype.into() })

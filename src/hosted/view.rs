@@ -12,12 +12,14 @@ pub struct View<'a> {
     op: &'a str,
     index: usize,
     array: &'a MlxArray,
+    taken: bool,
 }
 
 impl<'a> View<'a> {
-    /// The array is evaluated, and its memory lives and is not written for `'a`.
-    pub(super) fn new(op: &'a str, index: usize, array: &'a MlxArray) -> Self {
-        Self { op, index, array }
+    /// The array is evaluated, and its memory lives and is not written for `'a`, unless an output
+    /// took it over.
+    pub(super) fn new(op: &'a str, index: usize, array: &'a MlxArray, taken: bool) -> Self {
+        Self { op, index, array, taken }
     }
 
     /// The length of each dimension.
@@ -77,6 +79,9 @@ impl<'a> View<'a> {
     }
 
     fn data<T: Element>(&self) -> Result<*const T> {
+        if self.taken {
+            return Err(self.expected("read in output 0", "it read in its own view"));
+        }
         if T::DTYPE != self.dtype() {
             return Err(self.expected(T::DTYPE, self.dtype()));
         }
@@ -149,16 +154,14 @@ pub struct ViewMut<'a> {
 
 impl<'a> ViewMut<'a> {
     /// # Safety
-    /// The array's memory is allocated, row-contiguous, and for `'a` this view's alone.
-    pub(super) unsafe fn new(op: &'a str, index: usize, array: &'a MlxArray) -> Self {
-        // A debug build shows what eval_cpu leaves out: it stays NaN. Bools are all true.
-        if cfg!(debug_assertions) && !empty(array) {
-            let bool = bridge::dtype(array) == bridge::Dtype::Bool;
+    /// The array's memory is allocated, row-contiguous, and for `'a` this view's alone; with what
+    /// an input held in it, if `filled`.
+    pub(super) unsafe fn new(op: &'a str, index: usize, array: &'a MlxArray, filled: bool) -> Self {
+        let bool = bridge::dtype(array) == bridge::Dtype::Bool;
+        if !filled && !empty(array) && (bool || cfg!(debug_assertions)) {
+            // A debug build shows what eval_cpu leaves out: it stays NaN. Bools are always bools.
             // SAFETY: the caller's promise.
             unsafe { fill(array, if bool { 1 } else { 0xff }) };
-        } else if bridge::dtype(array) == bridge::Dtype::Bool && !empty(array) {
-            // SAFETY: the caller's promise.
-            unsafe { fill(array, 0) };
         }
         Self { op, index, array }
     }
@@ -192,7 +195,10 @@ impl<'a> ViewMut<'a> {
             return Ok(&mut []);
         }
         let data = ffi::hosted_data(self.array).cast::<T>();
-        // SAFETY: `new`'s promise; MLX's allocator aligns to 16 bytes or more, and its memory,
+        if !data.is_aligned() || data.is_null() {
+            return Err(Error::argument(self.op, format_args!("aligned memory, got {data:?}")));
+        }
+        // SAFETY: `new`'s promise; it is aligned, and MLX's memory,
         // which comes from outside of Rust, has bits that are a value of T, bools being filled.
         Ok(unsafe { std::slice::from_raw_parts_mut(data, self.size()) })
     }

@@ -24,6 +24,8 @@ enum Fault {
     WrongInputType,
     BeyondOutput,
     SmallOutput,
+    TakenInput,
+    OtherInPlace,
     Shape,
     Type,
     Count,
@@ -68,6 +70,15 @@ impl HostedPrimitive for Faulty {
             Fault::SmallOutput => Ok(vec![Spec::new([1], Dtype::Float32)]),
             Fault::HugeOutput => Ok(vec![Spec::new([i32::MAX; 4], Dtype::Float32)]),
             _ => Ok(inputs.to_vec()),
+        }
+    }
+
+    fn in_place(&self) -> Option<usize> {
+        match self.0 {
+            Fault::PanicIn("in_place") => panic!("a panic in in_place"),
+            Fault::TakenInput => Some(0),
+            Fault::OtherInPlace => Some(1),
+            _ => None,
         }
     }
 
@@ -138,13 +149,14 @@ fn says(said: &str, mentions: &str) {
 #[test]
 fn faults_before_there_is_a_node() -> Checked {
     let x = random32(&[2, 3], 1)?;
-    for method in ["outputs", "layout"] {
+    for method in ["outputs", "layout", "in_place"] {
         says(&message(faulty(&x, Fault::PanicIn(method))), "panic");
     }
     let said = message(faulty(&x, Fault::PanicIn("name")));
     assert!(said.contains("a panic in name"), "{said}");
     says(&message(faulty(&x, Fault::ErrIn("outputs"))), "words of its own");
     says(&message(faulty(&x, Fault::NoOutput)), "at least one output");
+    says(&message(faulty(&x, Fault::OtherInPlace)), "input 1 to be what output 0 is");
     for fault in [Fault::NegativeOutput, Fault::HugeOutput] {
         says(&message(faulty(&x, fault)), "a shape that memory can hold");
     }
@@ -157,6 +169,7 @@ fn faults_of_eval_cpu() -> Checked {
         (Fault::PanicIn("eval_cpu"), "[faulty] eval_cpu panicked: a panic in eval_cpu"),
         (Fault::ErrIn("eval_cpu"), "[faulty] eval_cpu: words of its own"),
         (Fault::WrongInputType, "[faulty] expected input 0 to be int32, got float32"),
+        (Fault::TakenInput, "[faulty] expected input 0 to be read in output 0"),
         (Fault::BeyondOutput, "[faulty] eval_cpu panicked: index out of bounds"),
         (Fault::SmallOutput, "[faulty] eval_cpu panicked: copy_from_slice: source"),
         (Fault::WrongOutputType, "[faulty] expected output 0 to be float64, got float32"),

@@ -14,6 +14,7 @@ use crate::support::{Checked, EPS, each_device};
 #[derive(Clone)]
 struct RmsNorm {
     eps: f32,
+    in_place: bool,
     library: MetalLibrary,
 }
 
@@ -26,10 +27,17 @@ struct Params {
 }
 
 fn rms_norm(x: &Array, weight: &Array) -> Result<Array> {
+    hosted(x, weight, false)
+}
+
+fn hosted(x: &Array, weight: &Array, in_place: bool) -> Result<Array> {
     let path = concat!(env!("CARGO_MANIFEST_DIR"), "/metal/rms_norm.metal");
     let source = mlx_primitives_build::flatten(path, &[])
         .map_err(|error| Error::Argument(error.to_string()))?;
-    apply_one(RmsNorm { eps: EPS, library: MetalLibrary::from_source(source)? }, &[x, weight])
+    apply_one(
+        RmsNorm { eps: EPS, in_place, library: MetalLibrary::from_source(source)? },
+        &[x, weight],
+    )
 }
 
 fn rows(x: &[i32]) -> (i32, i32) {
@@ -51,17 +59,24 @@ impl HostedPrimitive for RmsNorm {
             inputs: &[View<'_>],
             outputs: &mut [ViewMut<'_>],
             eps: f32,
+            in_place: bool,
         ) -> Result<()> {
             let (_, axis) = rows(inputs[0].shape());
             let weight = inputs[1].as_slice::<T>()?;
+            let x = if in_place { None } else { Some(inputs[0].as_slice::<T>()?) };
             let out = outputs[0].as_mut_slice::<T>()?;
-            yardstick::rms_norm(inputs[0].as_slice::<T>()?, Some(weight), out, axis as usize, eps)
+            yardstick::rms_norm(x, Some(weight), out, axis as usize, eps)
         }
+        let RmsNorm { eps, in_place, .. } = *self;
         match inputs[0].dtype() {
-            Dtype::Float16 => run::<f16>(inputs, outputs, self.eps),
-            Dtype::Bfloat16 => run::<bf16>(inputs, outputs, self.eps),
-            _ => run::<f32>(inputs, outputs, self.eps),
+            Dtype::Float16 => run::<f16>(inputs, outputs, eps, in_place),
+            Dtype::Bfloat16 => run::<bf16>(inputs, outputs, eps, in_place),
+            _ => run::<f32>(inputs, outputs, eps, in_place),
         }
+    }
+
+    fn in_place(&self) -> Option<usize> {
+        self.in_place.then_some(0)
     }
 
     fn launch(&self, call: &Call) -> Result<Vec<Launch>> {
@@ -115,6 +130,11 @@ fn gives_the_same_bits() -> Checked {
                 let what = format!("{dtype} of {axis}");
                 let want = ops::rms_norm(&x, Some(&weight), EPS)?;
                 assert_same(&rms_norm(&x, &weight)?, &want, &what)?;
+                // Copied, as x is held; and of a sum that nobody else will read.
+                assert_same(&hosted(&x, &weight, true)?, &want, &format!("{what}, in place"))?;
+                let sum = ops::rms_norm(&x.add(&x)?, Some(&weight), EPS)?;
+                let donated = hosted(&x.add(&x)?, &weight, true)?;
+                assert_same(&donated, &sum, &format!("{what}, donated"))?;
             }
             for layout in LAYOUTS {
                 let (x, weight) = (layout.make(&[2, 6, 10], dtype, 3)?, random(&[10], dtype, 4)?);
@@ -144,4 +164,19 @@ fn gives_the_same_bits() -> Checked {
         }
         Ok(())
     })
+}
+
+/// A chain of them needs no memory but its first array's.
+#[test]
+fn works_in_place() -> Checked {
+    let (x, weight) =
+        (random(&[64, 1024], Dtype::Float32, 7)?, random(&[1024], Dtype::Float32, 8)?);
+    let start = x.add(0.0)?;
+    let address = start.address()?;
+    let mut y = start;
+    for _ in 0..5 {
+        y = hosted(&y, &weight, true)?;
+    }
+    assert_eq!(y.address()?, address);
+    Ok(())
 }
