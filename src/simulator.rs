@@ -96,7 +96,6 @@ fn with<R>(choice: Choice, f: impl FnOnce() -> R) -> R {
 }
 
 /// The order that this thread chose, if it did.
-#[cfg(all(feature = "simulate-metal", target_os = "linux"))]
 pub(crate) fn chosen_schedule() -> Option<Schedule> {
     match CHOICE.get() {
         Choice::Metal(schedule) => Some(schedule),
@@ -108,7 +107,6 @@ pub(crate) fn chosen_schedule() -> Option<Schedule> {
 pub(crate) fn chosen_simulation() -> i8 {
     match CHOICE.get() {
         Choice::Environment => -1,
-        Choice::Metal(_) => 1,
-        Choice::Cpu => 0,
+        _ => i8::from(chosen_schedule().is_some()),
     }
 }
