@@ -3,7 +3,7 @@
 
 use std::marker::PhantomData;
 
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::ffi::bridge::{self as ffi, Place};
 
 /// A kind of processor.
@@ -141,4 +141,28 @@ pub fn cpu_kernels() -> &'static str {
 /// How many threads the CPU kernels use.
 pub fn cpu_threads() -> usize {
     crate::cpu::thread_count()
+}
+
+/// Sets [`cpu_threads`], which else is `MLX_PRIMITIVES_THREADS` or the number of cores. The threads
+/// live as long as the process: they are set before the first op of ours runs on the CPU.
+///
+/// Errors: not 1 to 1024, or another number runs already.
+///
+/// ```
+/// use mlx_primitives::device;
+///
+/// device::set_cpu_threads(1)?;
+/// assert_eq!(device::cpu_threads(), 1);
+/// assert!(device::set_cpu_threads(2).is_err());
+/// # Ok::<(), mlx_primitives::Error>(())
+/// ```
+pub fn set_cpu_threads(threads: usize) -> Result<()> {
+    let refuse = |expected: std::fmt::Arguments| Err(Error::argument("set_cpu_threads", expected));
+    if !(1..=crate::cpu::MAX_THREADS).contains(&threads) {
+        return refuse(format_args!("1 to {} threads, got {threads}", crate::cpu::MAX_THREADS));
+    }
+    match crate::cpu::start_threads(threads) {
+        running if running == threads => Ok(()),
+        running => refuse(format_args!("the {running} threads that run already, got {threads}")),
+    }
 }

@@ -343,6 +343,28 @@ Handle from_bytes(rust::Slice<const uint8_t> bytes, Ints shape, Dtype dtype) {
   return handle(mx::array(std::move(buffer), to_shape(shape), type));
 }
 
+Handle block(size_t bytes) {
+  check_version();
+  auto words = bytes / sizeof(uint64_t);
+  if (words > std::numeric_limits<mx::ShapeElem>::max()) {
+    throw std::invalid_argument("[block] expected at most 16 GiB, got more");
+  }
+  auto shape = mx::Shape{static_cast<mx::ShapeElem>(words)};
+  return handle(mx::array(allocate(words * sizeof(uint64_t)), std::move(shape), mx::uint64));
+}
+
+Handle within(const MlxArray& block, size_t offset, Ints shape, Dtype dtype) {
+  auto type = to_mlx(dtype);
+  size_t bytes = mx::size_of(type);
+  for (auto dim : shape) {
+    bytes *= dim;
+  }
+  auto first = static_cast<mx::ShapeElem>(offset / sizeof(uint64_t));
+  auto last = static_cast<mx::ShapeElem>((offset + bytes) / sizeof(uint64_t));
+  auto words = mx::slice(block, {first}, {last}, here());
+  return handle(mx::reshape(mx::view(words, type, here()), to_shape(shape), here()));
+}
+
 Handle full(Ints shape, const MlxArray& value) {
   require_memory("full", shape, value.dtype());
   return handle(mx::full(to_shape(shape), value, value.dtype(), here()));

@@ -85,6 +85,8 @@ const uint8_t* data(const MlxArray& array);
 
 // Creation.
 Handle from_bytes(rust::Slice<const uint8_t> bytes, Ints shape, Dtype dtype);
+Handle block(size_t bytes);
+Handle within(const MlxArray& block, size_t offset, Ints shape, Dtype dtype);
 Handle full(Ints shape, const MlxArray& value);
 Handle arange(double start, double stop, double step, Dtype dtype);
 

@@ -1,5 +1,6 @@
 //! The array handle: what it describes, how it is evaluated and read.
 
+mod block;
 mod create;
 mod math;
 mod view;
@@ -12,6 +13,7 @@ use crate::dtype::{Dtype, Element};
 use crate::error::{Error, Result};
 use crate::ffi::bridge as ffi;
 
+pub(crate) use block::Block;
 pub use math::{Operand, Reduce};
 pub use view::{IntoIndex, concatenate, select, stack};
 

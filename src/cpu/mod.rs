@@ -47,6 +47,7 @@ pub use rope::{Frequencies, RopeShape, rope};
 pub use rope_append::{AppendShape, QUERY_POSITIONS, rope_append};
 pub use softmax::softmax;
 
+pub use pool::MAX_THREADS;
 use pool::Pool;
 use simd::Level;
 
@@ -73,6 +74,11 @@ pub fn simd_level_name() -> &'static str {
 /// Threads that share a large job; `MLX_PRIMITIVES_THREADS` sets it.
 pub fn thread_count() -> usize {
     Pool::current().threads()
+}
+
+/// Sets [`thread_count`], at most [`MAX_THREADS`], if no kernel has run yet: what it is then.
+pub fn start_threads(threads: usize) -> usize {
+    Pool::start(threads).threads()
 }
 
 /// Lends the calling thread to the kernels until `done`, or until none has run for a while.

@@ -22,6 +22,11 @@ const LENT: Duration = Duration::from_micros(100);
 /// Ranges handed out per thread: enough to even out a disturbed core.
 const RANGES_PER_THREAD: usize = 4;
 
+/// More than any machine has cores.
+pub const MAX_THREADS: usize = 1024;
+
+static CURRENT: OnceLock<&Pool> = OnceLock::new();
+
 /// `state`: job number in the upper half, then the open flag, then how many helpers are inside.
 const OPEN: u64 = 1 << 31;
 const INSIDE: u64 = OPEN - 1;
@@ -90,15 +95,21 @@ impl Pool {
         pool
     }
 
-    /// The process's pool: `MLX_PRIMITIVES_THREADS` threads (at least 1), or one for each core.
+    /// The process's pool: as many threads as [`start`](Self::start) was told, or
+    /// `MLX_PRIMITIVES_THREADS` (at least 1), or one for each core.
     pub fn current() -> &'static Pool {
-        static CURRENT: OnceLock<&Pool> = OnceLock::new();
         CURRENT.get_or_init(|| {
             let wanted = std::env::var("MLX_PRIMITIVES_THREADS").ok();
             let wanted = wanted.and_then(|text| text.trim().parse::<usize>().ok());
             let cores = || std::thread::available_parallelism().map_or(1, |cores| cores.get());
-            Pool::leak(wanted.filter(|&threads| threads >= 1).unwrap_or_else(cores).min(1024))
+            let threads = wanted.filter(|&threads| threads >= 1).unwrap_or_else(cores);
+            Pool::leak(threads.min(MAX_THREADS))
         })
+    }
+
+    /// Starts the process's pool with so many threads, unless it has been started.
+    pub fn start(threads: usize) -> &'static Pool {
+        CURRENT.get_or_init(|| Pool::leak(threads))
     }
 
     pub fn threads(&self) -> usize {

@@ -234,6 +234,15 @@ pub(crate) mod bridge {
 
         // Creation.
         fn from_bytes(bytes: &[u8], shape: &[i32], dtype: Dtype) -> Result<UniquePtr<MlxArray>>;
+        /// Memory that nothing has been written to yet, as 64-bit words.
+        fn block(bytes: usize) -> Result<UniquePtr<MlxArray>>;
+        /// What lies at a byte of a block; both ends are at multiples of 8.
+        fn within(
+            block: &MlxArray,
+            offset: usize,
+            shape: &[i32],
+            dtype: Dtype,
+        ) -> Result<UniquePtr<MlxArray>>;
         fn full(shape: &[i32], value: &MlxArray) -> Result<UniquePtr<MlxArray>>;
         fn arange(start: f64, stop: f64, step: f64, dtype: Dtype) -> Result<UniquePtr<MlxArray>>;
 

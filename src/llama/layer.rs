@@ -1,11 +1,14 @@
-use crate::array::{Array, concatenate};
+use std::cell::RefCell;
+
+use crate::array::{Array, Block, concatenate};
 use crate::error::Result;
 use crate::ops::{self, AttentionOptions};
 
 use super::adapters::Adapters;
 use super::cache::{Heads, LayerCache, Seen, Stored, Visible};
 use super::config::Config;
-use super::linear::{Around, Gate, Linear, Norm, Projections, gated};
+use super::linear::{Around, Gate, Linear, Norm, gated};
+use super::projections::Projections;
 use super::rope_frequencies::RopeFrequencies;
 use super::weights::Weights;
 
@@ -74,12 +77,30 @@ impl DecoderLayer {
     }
 
     pub fn changed(&self, f: &Change) -> Result<Self> {
-        let Attention { qkv_proj, o_proj, heads, head_norms, rope } = &self.attention;
+        self.with(self.attention.qkv_proj.changed(f)?, f)
+    }
+
+    /// The same, its matrices in one block of memory; itself where no block is large enough.
+    pub fn placed(self) -> Result<Self> {
+        let Mlp { gate_proj, up_proj, down_proj, .. } = &self.mlp;
+        let qkv_proj = &self.attention.qkv_proj;
+        let linears = [&self.attention.o_proj, gate_proj, up_proj, down_proj];
+        let all = qkv_proj.linears().iter().chain(linears);
+        let Some(mut block) = Block::with_room_for(all.flat_map(Linear::arrays))? else {
+            return Ok(self);
+        };
+        let qkv_proj = qkv_proj.placed(&mut block)?;
+        let block = RefCell::new(block);
+        self.with(qkv_proj, &|linear| linear.placed(&mut block.borrow_mut()))
+    }
+
+    fn with(&self, qkv_proj: Projections, f: &Change) -> Result<Self> {
+        let Attention { o_proj, heads, head_norms, rope, .. } = &self.attention;
         let Mlp { gate_proj, up_proj, down_proj, gate } = &self.mlp;
         Ok(Self {
             input_layernorm: self.input_layernorm.clone(),
             attention: Attention {
-                qkv_proj: qkv_proj.changed(f)?,
+                qkv_proj,
                 o_proj: f(o_proj)?,
                 heads: *heads,
                 head_norms: head_norms.clone(),

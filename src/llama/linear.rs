@@ -1,11 +1,10 @@
-use crate::array::{Array, concatenate};
+use crate::array::{Array, Block};
 use crate::dtype::Dtype;
 use crate::error::Result;
 use crate::ops::{self, LinearOptions, QuantizedMode, QuantizedOptions, QuantizedWeight};
 
 use super::adapters::Adapters;
 use super::config::{Config, Quantization};
-use super::layer::Change;
 use super::weights::Weights;
 
 /// The weight of an RMS normalisation.
@@ -123,6 +122,22 @@ impl Matrix {
         }
     }
 
+    /// The same, in a block of its own; itself where no block is large enough.
+    pub(super) fn placed_alone(self) -> Result<Self> {
+        match Block::with_room_for(self.arrays())? {
+            Some(mut block) => self.placed(&mut block),
+            None => Ok(self),
+        }
+    }
+
+    /// The same, in a block.
+    fn placed(&self, block: &mut Block) -> Result<Self> {
+        Ok(match self {
+            Self::Plain(rows) => Self::Plain(block.place(rows)?),
+            Self::Quantized(rows) => Self::Quantized(rows.map_arrays(|array| block.place(array))?),
+        })
+    }
+
     pub(super) fn nbytes(&self) -> usize {
         match self {
             Self::Plain(rows) => rows.nbytes(),
@@ -158,11 +173,11 @@ pub(super) struct Around<'a> {
 }
 
 impl Around<'_> {
-    fn normed(&self, x: &Array) -> Result<Array> {
+    pub fn normed(&self, x: &Array) -> Result<Array> {
         self.norm.map_or_else(|| Ok(x.clone()), |norm| norm.forward(x))
     }
 
-    fn fused_norm(&self) -> Option<(&Array, f32)> {
+    pub fn fused_norm(&self) -> Option<(&Array, f32)> {
         self.norm.map(|norm| (&norm.weight, norm.eps))
     }
 }
@@ -214,6 +229,16 @@ impl Linear {
         }
     }
 
+    /// The same, its matrix in a block.
+    pub fn placed(&self, block: &mut Block) -> Result<Self> {
+        Ok(Self { matrix: self.matrix.placed(block)?, ..self.clone() })
+    }
+
+    /// The same, its matrix in a block of its own.
+    pub fn placed_alone(self) -> Result<Self> {
+        Ok(Self { matrix: self.matrix.placed_alone()?, ..self })
+    }
+
     /// Numbers that it stands for, packed or not.
     pub fn size(&self) -> u64 {
         self.matrix.size() + self.bias.as_ref().map_or(0, |bias| bias.size() as u64)
@@ -226,94 +251,6 @@ impl Linear {
     pub fn quantized(&self, to: Quantization) -> Result<Self> {
         Ok(Self { matrix: self.matrix.quantized(to)?, ..self.clone() })
     }
-}
-
-/// Queries, keys and values of one input, in one dispatch where their formats allow.
-#[derive(Clone)]
-pub(super) struct Projections {
-    parts: [Linear; 3],
-    /// Plain rows of all three, of which the parts hold views.
-    joined: Option<Linear>,
-}
-
-impl Projections {
-    pub fn new(mut parts: [Linear; 3]) -> Result<Self> {
-        let mut joined = None;
-        if let [Matrix::Plain(q), Matrix::Plain(k), Matrix::Plain(v)] =
-            parts.each_ref().map(|part| &part.matrix)
-        {
-            let rows = concatenate(&[q, k, v], 0)?;
-            let biases = joined_biases(&parts, &rows)?;
-            joined = Some(Linear {
-                path: String::new(),
-                matrix: Matrix::Plain(rows.clone()),
-                bias: biases,
-            });
-            let mut start = 0;
-            for part in &mut parts {
-                if let Matrix::Plain(own) = &mut part.matrix {
-                    let end = start + own.dim(0)?;
-                    *own = rows.slice(&[&(start..end)])?;
-                    start = end;
-                }
-            }
-        }
-        Ok(Self { parts, joined })
-    }
-
-    /// The results one after the other along the last axis.
-    pub fn forward(&self, x: &Array, around: Around) -> Result<Array> {
-        let adapted = around.adapters.is_some_and(|adapters| {
-            self.parts.iter().any(|part| adapters.get(&part.path).is_some())
-        });
-        if let (Some(joined), false) = (&self.joined, adapted) {
-            return joined.forward(x, around);
-        }
-        let formats = self.parts.each_ref().map(|part| part.matrix.format());
-        if let ([Matrix::Quantized(q), Matrix::Quantized(k), Matrix::Quantized(v)], false) =
-            (self.parts.each_ref().map(|part| &part.matrix), adapted)
-            && formats[0] == formats[1]
-            && formats[0] == formats[2]
-        {
-            let y = ops::quantized_linears(x, &[q, k, v], around.fused_norm())?;
-            return match joined_biases(&self.parts, &y)? {
-                Some(biases) => y.add(biases),
-                None => Ok(y),
-            };
-        }
-        let x = around.normed(x)?;
-        let around = Around { norm: None, ..around };
-        let results: Vec<Array> =
-            self.parts.iter().map(|part| part.forward(&x, around)).collect::<Result<_>>()?;
-        concatenate(&results.iter().collect::<Vec<_>>(), -1)
-    }
-
-    pub fn changed(&self, f: &Change) -> Result<Self> {
-        let [q, k, v] = self.parts.each_ref().map(f);
-        Self::new([q?, k?, v?])
-    }
-
-    pub fn parts(&self) -> &[Linear; 3] {
-        &self.parts
-    }
-
-    pub fn arrays(&self) -> Vec<&Array> {
-        self.parts.iter().chain(&self.joined).flat_map(Linear::arrays).collect()
-    }
-}
-
-/// The biases one after the other, zeros for a part without; none if no part has any.
-fn joined_biases(parts: &[Linear; 3], like: &Array) -> Result<Option<Array>> {
-    if parts.iter().all(|part| part.bias.is_none()) {
-        return Ok(None);
-    }
-    let of = |part: &Linear| match (&part.bias, &part.matrix) {
-        (Some(bias), _) => Ok(bias.clone()),
-        (None, Matrix::Plain(rows)) => Array::zeros_of(&[rows.dim(0)?], like.dtype()),
-        (None, Matrix::Quantized(rows)) => Array::zeros_of(&[rows.outputs()], like.dtype()),
-    };
-    let biases: Vec<Array> = parts.iter().map(of).collect::<Result<_>>()?;
-    Ok(Some(concatenate(&biases.iter().collect::<Vec<_>>(), 0)?))
 }
 
 /// The activation of a gated feed-forward layer.

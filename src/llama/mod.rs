@@ -37,6 +37,7 @@ mod model_files;
 mod model_type;
 mod options;
 mod penalties;
+mod projections;
 mod prompt_cache;
 mod random_weights;
 mod rope_frequencies;

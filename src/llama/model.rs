@@ -1,4 +1,5 @@
 use crate::array::Array;
+use crate::device::{Device, default_device};
 use crate::dtype::Dtype;
 use crate::error::{Error, Result};
 
@@ -36,6 +37,8 @@ impl Llama {
         mut progress: Option<&mut dyn FnMut(Progress)>,
     ) -> Result<Self> {
         let total = weights.nbytes();
+        // The CPU reads faster what lies together in large pages.
+        let place = progress.is_some() && default_device()? == Device::Cpu;
         let mut read = |arrays: &[&Array], left: u64| -> Result<()> {
             let Some(progress) = &mut progress else { return Ok(()) };
             crate::array::eval(arrays.iter().copied())?;
@@ -53,7 +56,7 @@ impl Llama {
             let path = format!("model.layers.{i}");
             let layer = DecoderLayer::new(&config, &path, &rope, &mut weights)?;
             read(&layer.arrays(), weights.nbytes())?;
-            layers.push(layer);
+            layers.push(if place { layer.placed()? } else { layer });
         }
         let norm = Norm::load("model.norm", hidden, &config, &mut weights)?;
         let lm_head = match config.tie_word_embeddings {
@@ -63,6 +66,11 @@ impl Llama {
         let mut rest = vec![&norm.weight];
         rest.extend(lm_head.iter().flat_map(Linear::arrays));
         read(&rest, 0)?;
+        let (embed_tokens, lm_head) = match (place, lm_head) {
+            (true, Some(head)) => (embed_tokens, Some(head.placed_alone()?)),
+            (true, None) => (embed_tokens.placed_alone()?, None),
+            (false, head) => (embed_tokens, head),
+        };
         weights.finish(config.tie_word_embeddings)?;
         Ok(Self { config, embed_tokens, layers, norm, lm_head, adapters: None })
     }

@@ -69,7 +69,8 @@ impl Llama {
             ));
         }
         let source = RandomWeights { state: seed, dtype };
-        Self::new(config, Weights::random(source))
+        // Drawn layer by layer, as a checkpoint is read.
+        Self::assemble(config, Weights::random(source), Some(&mut |_| {}))
     }
 }
 

@@ -145,6 +145,13 @@ impl QuantizedWeight {
         self.arrays().map(Array::nbytes).sum()
     }
 
+    /// The same numbers in other places.
+    pub(crate) fn map_arrays(&self, mut f: impl FnMut(&Array) -> Result<Array>) -> Result<Self> {
+        let (packed, scales) = (f(&self.packed)?, f(&self.scales)?);
+        let biases = self.biases.as_ref().map(f).transpose()?;
+        Ok(Self { packed, scales, biases, ..self.clone() })
+    }
+
     pub(crate) fn arrays(&self) -> impl Iterator<Item = &Array> {
         [&self.packed, &self.scales].into_iter().chain(&self.biases)
     }

@@ -94,6 +94,8 @@ fn info_tells_versions_and_kernels() {
     assert!(object["mlx"].as_str().unwrap().starts_with("0.32."));
     assert!(!object["metal_kernels"].as_str().unwrap().is_empty());
     assert!(stdout(&run(&["info"])).contains("CPU kernels"));
+    assert!(stdout(&run(&["info", "--threads", "3"])).contains(", 3 threads"));
+    assert_eq!(run(&["info", "--threads", "0"]).status.code(), Some(2));
 }
 
 /// A library of another version than the headers is refused when the program starts using it.

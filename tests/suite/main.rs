@@ -23,6 +23,7 @@ mod hosted;
 mod hostile;
 mod io;
 mod layer_norm;
+mod levels;
 mod linear;
 mod llama;
 mod logsumexp;

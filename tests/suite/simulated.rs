@@ -21,10 +21,11 @@ const LOG: &str = "MLX_PRIMITIVES_SIMULATE_LOG";
 const VARIABLES: [&str; 3] = [SCHEDULE, THREADS, LOG];
 
 /// What runs no primitive, chooses what it runs on, is run by `what_moves`, or takes minutes.
-const LEFT_OUT: [&str; 8] = [
+const LEFT_OUT: [&str; 9] = [
     "build::",
     "conformance::",
     "hosted::faults::",
+    "levels::",
     "plan::",
     "simulated::",
     "tidy::",
@@ -33,8 +34,22 @@ const LEFT_OUT: [&str; 8] = [
 ];
 
 /// What takes long and runs no kernel that the others do not: in one order of threads alone.
-const ONCE: [&str; 7] =
-    ["checkpoints::", "llama::", "graph::dropped", "memory::", "cli::", "threads::", "cache::"];
+const ONCE: [&str; 14] = [
+    "adapters::",
+    "cache::",
+    "checkpoints::",
+    "cli::",
+    "conversions::",
+    "generation::",
+    "graph::dropped",
+    "llama::",
+    "memory::",
+    "random_weights::",
+    "sampling::",
+    "threads::",
+    "tokenizer::",
+    "tools::",
+];
 
 /// This binary again, with these variables alone of those that the simulator knows.
 fn suite(arguments: &[&str], variables: &[(&str, &Path)]) -> Output {

@@ -14,11 +14,15 @@ mod quantize;
 mod text;
 
 use clap::{Parser, Subcommand};
+use mlx_primitives::device;
 
 /// Custom MLX primitives: generate text, compare latencies, inspect the build.
 #[derive(Parser)]
 #[command(version, arg_required_else_help = true)]
 struct Cli {
+    /// Threads of the CPU kernels: the number of cores, if not said.
+    #[arg(long, global = true, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
+    threads: Option<u16>,
     #[command(subcommand)]
     command: Command,
 }
@@ -45,7 +49,17 @@ enum Command {
 
 fn main() {
     // clap exits with 2 for bad usage.
-    let result = match Cli::parse().command {
+    if let Err(error) = run(Cli::parse()) {
+        eprintln!("error: {error:#}");
+        std::process::exit(1);
+    }
+}
+
+fn run(cli: Cli) -> anyhow::Result<()> {
+    if let Some(threads) = cli.threads {
+        device::set_cpu_threads(threads.into())?;
+    }
+    match cli.command {
         Command::Generate(args) => generate::run(&args),
         Command::Chat(args) => chat::run(&args),
         Command::Ops(args) => ops::run(&args),
@@ -54,9 +68,5 @@ fn main() {
         Command::Quantize(args) => quantize::run(&args),
         Command::Fuse(args) => fuse::run(&args),
         Command::Info(args) => info::run(&args),
-    };
-    if let Err(error) = result {
-        eprintln!("error: {error:#}");
-        std::process::exit(1);
     }
 }

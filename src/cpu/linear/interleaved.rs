@@ -82,13 +82,15 @@ impl<A: Arithmetic, T: Float> Kernel for Interleave<'_, A, T> {
                 while done < len {
                     let at = (block * WORDS + done) * A::PER_WORD;
                     let count = chunk.min(k - at);
-                    let square = std::array::from_fn(|i| {
-                        if i < rows {
-                            A::words::<V, T>(self.x.add((panel * LANES + i) * k + at), count)
-                        } else {
-                            V::splat(0.0)
-                        }
-                    });
+                    // No closure: it would have none of the level's features.
+                    let mut square = [V::splat(0.0); LANES];
+                    for (i, words) in square.iter_mut().enumerate().take(rows) {
+                        let x = self.x.add((panel * LANES + i) * k + at);
+                        *words = match count == chunk {
+                            true => A::whole::<V, T>(x),
+                            false => A::words::<V, T>(x, count),
+                        };
+                    }
                     let keep = LANES.min(len - done);
                     for (j, lanes) in V::transpose(square).into_iter().enumerate().take(keep) {
                         lanes.store(to.add((done + j) * LANES));

@@ -5,11 +5,10 @@ use std::arch::x86_64::*;
 use std::marker::PhantomData;
 use std::mem::transmute;
 
-use super::columns::{Columns, Dots, Operands};
-use super::dot::AHEAD;
+use super::columns::{Columns, Dots, Operands, prefetch_weights};
 use super::format::Format;
-use crate::cpu::element::Bf16;
-use crate::cpu::simd::{Avx512, F32x16, LANES, prefetch};
+use crate::cpu::element::{Bf16, Float};
+use crate::cpu::simd::{Avx512, F32x16, LANES};
 
 /// # Safety
 /// The machine's level is `Avx512Bf16`, and the contract of [`Columns::run`] holds.
@@ -102,6 +101,68 @@ unsafe fn add<const M: usize>(
     sums
 }
 
+/// Whether [`unpack`] knows the format: its weights are of few bits that divide sixteen.
+pub(super) const fn unpacks<F: Format>() -> bool {
+    F::BITS == 2 || F::BITS == 4
+}
+
+/// Writes weights of whole groups as bf16, scaled. A group has no more than sixteen different ones:
+/// those are computed and rounded, and the rest is lookup.
+///
+/// # Safety
+/// The machine's level is `Avx512Bf16`, and [`unpacks`] holds. `packed` has `groups * group` weights,
+/// `scales` and, if the format is affine, `biases` have one for each group, `out` has room.
+#[inline(always)]
+pub(super) unsafe fn unpack<V: F32x16, F: Format>(
+    packed: *const u8,
+    scales: *const u8,
+    biases: *const Bf16,
+    group: usize,
+    groups: usize,
+    out: *mut u16,
+) {
+    const WIDE: usize = 2 * LANES;
+    // SAFETY: the caller's contract; 32 weights are 8 or 16 bytes, and whole groups of them.
+    unsafe {
+        let bits = F::BITS as u16;
+        let (mut words, mut shifts) = ([0u16; WIDE], [0u16; WIDE]);
+        for lane in 0..WIDE as u16 {
+            words[lane as usize] = lane * bits / 16;
+            shifts[lane as usize] = lane * bits % 16;
+        }
+        let words = _mm512_loadu_si512(words.as_ptr().cast());
+        let shifts = _mm512_loadu_si512(shifts.as_ptr().cast());
+        let mut numbers = [0.0f32; LANES];
+        for (number, half) in numbers.iter_mut().zip(Lookup::<F>::TABLE) {
+            *number = f32::from_bits(u32::from(half) << 16);
+        }
+        let numbers = V::load(numbers.as_ptr());
+        let first = V::splat_int(0);
+        for index in 0..groups {
+            let scale = F::scales::<V, Bf16>(scales, index, 1).permute(first);
+            let bias = match F::AFFINE {
+                true => Bf16::load_first::<V>(biases.add(index), 1).permute(first),
+                false => V::splat(0.0),
+            };
+            let mut table = [0u16; LANES];
+            V::store_half(numbers.mul_add(scale, bias).to_bf16(), table.as_mut_ptr());
+            let table = _mm512_broadcast_i64x4(_mm256_loadu_si256(table.as_ptr().cast()));
+            let start = index * group;
+            for at in (start..start + group).step_by(WIDE) {
+                let from = packed.add(at * F::BITS as usize / 8);
+                let stream = match F::BITS {
+                    2 => _mm_loadl_epi64(from.cast()),
+                    _ => _mm_loadu_si128(from.cast()),
+                };
+                let lanes = _mm512_permutexvar_epi16(words, _mm512_castsi128_si512(stream));
+                let lanes = _mm512_srlv_epi16(lanes, shifts);
+                let weights = _mm512_permutexvar_epi16(lanes, table);
+                _mm512_storeu_si512(out.add(at).cast(), weights);
+            }
+        }
+    }
+}
+
 impl<F: Format> Dots for Lookup<F> {
     const BITS: usize = F::BITS as usize;
     const SCALE_BYTES: usize = if F::AFFINE { 2 } else { 1 };
@@ -126,6 +187,7 @@ impl<F: Format> Dots for Lookup<F> {
             let mut biases = [_mm512_setzero_ps(); M];
             for at in (0..groups).step_by(LANES) {
                 let count = LANES.min(groups - at);
+                row.prefetch_scales::<Self>(at);
                 let scales = if F::AFFINE {
                     let bias = load_bf16(row.biases.cast::<u16>().add(at), count);
                     for m in 0..M {
@@ -140,7 +202,7 @@ impl<F: Format> Dots for Lookup<F> {
                 };
                 let lanes = count << shift;
                 for lane in (0..lanes).step_by(LANES) {
-                    prefetch(packed.wrapping_add(AHEAD), F::CHUNK_BYTES);
+                    prefetch_weights(packed, F::CHUNK_BYTES);
                     let mut weights = load::<F>(packed, LANES.min(lanes - lane));
                     packed = packed.wrapping_add(F::CHUNK_BYTES);
                     let mut chunk = [_mm512_setzero_ps(); M];

@@ -6,7 +6,7 @@ use super::finish::{Finish, swiglu};
 use super::prepare::Prepared;
 use super::{Call, Join, Weights};
 use crate::cpu::element::Float;
-use crate::cpu::simd::{F32x16, LANES};
+use crate::cpu::simd::{F32x16, LANES, prefetch};
 
 /// Rows of x that take part while a row of weights is in the cache.
 const BAND: usize = 8;
@@ -22,6 +22,26 @@ pub(super) struct Operands<'a> {
     pub axis: usize,
     pub group: usize,
     pub prepared: &'a Prepared,
+}
+
+/// How far ahead of the weights the next ones are asked for, in bytes; their scales as far ahead.
+const AHEAD: usize = 4096;
+
+impl Operands<'_> {
+    /// Asks for the scales and biases that come `AHEAD` bytes of weights after those of the groups
+    /// from `at` on: no prefetcher follows two more streams so slow.
+    #[inline(always)]
+    pub fn prefetch_scales<D: Dots>(&self, at: usize) {
+        let ahead = at + AHEAD * 8 / (self.group * D::BITS);
+        prefetch(self.scales.wrapping_add(ahead * D::SCALE_BYTES), 1);
+        prefetch(self.biases.wrapping_add(ahead * D::SCALE_BYTES), 1);
+    }
+}
+
+/// Asks for the weights that come after a chunk of so many bytes.
+#[inline(always)]
+pub(super) fn prefetch_weights(chunk: *const u8, bytes: usize) {
+    prefetch(chunk.wrapping_add(AHEAD), bytes);
 }
 
 /// How a row of weights is multiplied.

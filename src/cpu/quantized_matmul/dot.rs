@@ -2,13 +2,10 @@
 
 use std::marker::PhantomData;
 
-use super::columns::{Dots, Operands};
+use super::columns::{Dots, Operands, prefetch_weights};
 use super::format::{Format, load_first};
 use crate::cpu::element::Float;
-use crate::cpu::simd::{F32x16, LANES, prefetch};
-
-/// How far ahead of the weights the next ones are asked for, in bytes.
-pub(super) const AHEAD: usize = 4096;
+use crate::cpu::simd::{F32x16, LANES};
 
 /// Decodes to f32 in registers.
 pub(super) struct Decode<T, F>(PhantomData<(T, F)>);
@@ -39,6 +36,7 @@ impl<T: Float, F: Format> Dots for Decode<T, F> {
         let mut biases = [V::splat(0.0); M];
         for at in (0..groups).step_by(LANES) {
             let count = LANES.min(groups - at);
+            row.prefetch_scales::<Self>(at);
             // SAFETY: the groups from `at` on are those of this row, and so are their weights;
             // prepared rows cover whole chunks, their sums whole vectors.
             unsafe {
@@ -52,7 +50,7 @@ impl<T: Float, F: Format> Dots for Decode<T, F> {
                 }
                 let lanes = count << shift;
                 for lane in (0..lanes).step_by(LANES) {
-                    prefetch(packed.wrapping_add(AHEAD), F::CHUNK_BYTES);
+                    prefetch_weights(packed, F::CHUNK_BYTES);
                     let mut weights = F::load::<V>(packed, LANES.min(lanes - lane));
                     packed = packed.wrapping_add(F::CHUNK_BYTES);
                     let mut chunk = [V::splat(0.0); M];

@@ -71,6 +71,7 @@ impl<'a, T: Float> Finish<'a, T> {
     }
 
     /// The same of another name for the element type.
+    #[cfg(target_arch = "x86_64")]
     pub fn of<U: Float>(&self) -> &Finish<'a, U> {
         // SAFETY: the type is only named in a `PhantomData`.
         unsafe { &*std::ptr::from_ref(self).cast() }

@@ -2,6 +2,8 @@
 
 use std::marker::PhantomData;
 
+#[cfg(target_arch = "x86_64")]
+use super::avx512bf16;
 use super::finish::{Finish, swiglu};
 use super::format::{Affine, Format, Mxfp4};
 use super::{Call, Join, Mode, with_format};
@@ -138,6 +140,19 @@ struct Packed<'a, T> {
 unsafe impl<T> Sync for Packed<'_, T> {}
 
 impl<T: Float> Packed<'_, T> {
+    /// Where the weights, scales and biases of a row begin that are for `k`, the first of a group.
+    #[inline(always)]
+    fn at<F: Format>(&self, row: usize, k: usize) -> (*const u8, *const u8, *const T) {
+        let Call { axis, group, .. } = *self.call;
+        let scale_bytes = if F::AFFINE { size_of::<T>() } else { 1 };
+        let index = row * (axis / group) + k / group;
+        (
+            self.weights.packed.wrapping_add((row * axis + k) * F::BITS as usize / 8),
+            self.weights.scales.wrapping_add(index * scale_bytes),
+            self.weights.biases.cast::<T>().wrapping_add(index),
+        )
+    }
+
     /// Writes the weights `k..k + len` of a row, as bf16 or as f32.
     ///
     /// # Safety
@@ -150,16 +165,11 @@ impl<T: Float> Packed<'_, T> {
         len: usize,
         out: *mut u8,
     ) {
-        let Call { axis, group, .. } = *self.call;
-        let groups = axis / group;
-        let scale_bytes = if F::AFFINE { size_of::<T>() } else { 1 };
-        let scales = self.weights.scales.wrapping_add(row * groups * scale_bytes);
-        let biases = self.weights.biases.cast::<T>().wrapping_add(row * groups);
-        let row_bytes = axis * F::BITS as usize / 8;
-        let packed = self.weights.packed.wrapping_add(row * row_bytes + k * F::BITS as usize / 8);
+        let (packed, scales, biases) = self.at::<F>(row, k);
+        let group = self.call.group;
         let first = V::splat_int(0);
         for start in (0..len).step_by(group) {
-            let index = (k + start) / group;
+            let index = start / group;
             // SAFETY: the group and its weights are those of this row; k begins one, and len is
             // whole ones.
             unsafe {
@@ -215,6 +225,18 @@ impl Weights<InBf16> for Packed<'_, Bf16> {
         stride: usize,
     ) {
         with_format!(self.call, F => for i in 0..rows {
+            #[cfg(target_arch = "x86_64")]
+            if avx512bf16::unpacks::<F>() {
+                let (packed, scales, biases) = self.at::<F>(row + i, k);
+                let (group, groups) = (self.call.group, len / self.call.group);
+                // SAFETY: the rows and elements exist and `out` has room for them, the caller says;
+                // bf16 is the factor on this level alone.
+                unsafe {
+                    let out = out.add(i * stride);
+                    avx512bf16::unpack::<V, F>(packed, scales, biases, group, groups, out);
+                }
+                continue;
+            }
             // SAFETY: as above.
             unsafe {
                 self.decode::<V, F, true>(row + i, k, len, out.add(i * stride).cast());

@@ -3,6 +3,7 @@
 pub mod compare;
 pub mod input;
 pub mod reference;
+pub mod reference_llama;
 
 use mlx_primitives::device::{Device, with_device};
 use mlx_primitives::{Array, Result, builtin, ops};

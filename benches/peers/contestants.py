@@ -1,0 +1,203 @@
+"""Who is compared: how each contestant is brought here, run, and read."""
+
+import json
+from dataclasses import dataclass
+
+import build
+import gguf
+
+
+@dataclass(frozen=True)
+class Test:
+    """A prompt of `prompt` tokens, or `generation` tokens decoded after `context` others."""
+
+    key: str
+    title: str
+    prompt: int = 0
+    generation: int = 0
+    context: int = 0
+    repetitions: int = 1
+
+    @property
+    def tokens(self):
+        return self.prompt or self.generation
+
+
+def tests(quick):
+    """What is measured, with how many repetitions in a process; the median of them counts."""
+    if quick:
+        return [
+            Test("decode", "decode", generation=16, context=128),
+            Test("prompt-128", "prompt of 128", prompt=128),
+        ]
+    return [
+        Test("decode", "decode", generation=64, context=128, repetitions=3),
+        Test("prompt-128", "prompt of 128", prompt=128, repetitions=3),
+        Test("prompt-512", "prompt of 512", prompt=512),
+        Test("decode-4096", "decode at 4096", generation=64, context=4096),
+    ]
+
+
+@dataclass(frozen=True)
+class Turn:
+    """One process that measures one test."""
+
+    command: list
+    tokens: int
+    context: int = 0
+    most_rounds: int = 10**9
+
+
+class Contestant:
+    """Holds what `run.py` knows of one line of the table. `rival` is the line of ours it is set against."""
+
+    def __init__(self, key, who, weights, bits, rival=None, long_context=False):
+        self.key, self.who, self.weights = key, who, weights
+        self.bits, self.rival, self.long_context = bits, rival, long_context
+
+    def prepare(self, shop, options, shape):
+        """Builds it; raises `build.Unavailable` where that fails."""
+        raise NotImplementedError
+
+    def turn(self, test):
+        """None if this contestant is not put to the test."""
+        raise NotImplementedError
+
+    def read(self, output):
+        """Tokens per second of each repetition, from what a turn's process printed."""
+        measured = json.loads(output)
+        return measured["prompt_tps"] or measured["generation_tps"]
+
+
+class Ours(Contestant):
+    def __init__(self, key, weights, bits, flags, **more):
+        super().__init__(key, "mlx-primitives", weights, bits, **more)
+        self.flags = flags
+
+    def prepare(self, shop, options, shape):
+        self.config = shape.path
+        self.binary = build.ours(shop, options.ours)
+
+    def turn(self, test):
+        if test.context > 1000 and not self.long_context:
+            return None
+        command = [self.binary, "bench", "--config", self.config, *self.flags, "--json"]
+        command += ["-p", test.prompt, "-g", test.generation, "--context", test.context]
+        return Turn(command + ["-n", test.repetitions], test.tokens, test.context)
+
+    def read(self, output):
+        measured = json.loads(output)
+        return [measured["prompt_tps"] or measured["generation_tps"]]
+
+
+class GgufContestant(Contestant):
+    def __init__(self, key, who, format, rival, **more):
+        _, _, block, size = gguf.FORMATS[format]
+        super().__init__(key, who, format, 8 * size / block, rival, **more)
+        self.format = format
+
+    def prepare(self, shop, options, shape):
+        self.options, self.threads = options, options.threads
+        self.binary = self.build(shop)
+        self.model = shop.folder / f"{shape.path.stem}-{shape.parameters()}-{self.format}.gguf"
+        if not self.model.exists():
+            build.say(f"writing {self.model}")
+            gguf.write(self.model, shape, self.format)
+
+
+class LlamaCpp(GgufContestant):
+    def build(self, shop):
+        return build.llama_cpp(shop)
+
+    def sizes(self, test):
+        if test.prompt:
+            return ["-p", test.prompt, "-n", 0]
+        return ["-p", 0, "-n", test.generation, "-d", test.context]
+
+    def turn(self, test):
+        if test.context > 1000 and not self.long_context:
+            return None
+        command = [self.binary, "-m", self.model, "-t", self.threads, "-ngl", 0, "-o", "json"]
+        command += ["-r", test.repetitions, *self.sizes(test)]
+        return Turn(command, test.tokens, test.context)
+
+    def read(self, output):
+        (measured,) = json.loads(output)
+        return measured["samples_ts"]
+
+
+class IkLlamaCpp(LlamaCpp):
+    def build(self, shop):
+        return build.ik_llama_cpp(shop, self.options.ik_llama)
+
+    def sizes(self, test):
+        # Weights are repacked at load, which is how it is fastest.
+        if test.prompt:
+            return ["-rtr", 1, "-p", test.prompt, "-n", 0]
+        return ["-rtr", 1, "-p", 0, "-n", 0, "-gp", f"{test.context},{test.generation}"]
+
+
+class Candle(GgufContestant):
+    """Slow enough that few tokens and rounds tell."""
+
+    def build(self, shop):
+        return build.candle(shop)
+
+    def turn(self, test):
+        if test.context > 1000:
+            return None
+        if test.prompt:
+            sizes = [test.prompt, 0]
+            return Turn([self.binary, self.model, *sizes, 1], test.prompt, most_rounds=3)
+        sizes = [test.context, 8]
+        return Turn([self.binary, self.model, *sizes, 1], 8, test.context, most_rounds=3)
+
+    def read(self, output):
+        measured = json.loads(output)
+        return measured["generation_tps"] or measured["prompt_tps"]
+
+
+class MlxLm(Contestant):
+    """Takes seconds a token on a CPU: a few tokens are all it is given, once."""
+
+    FEW = 4
+
+    def prepare(self, shop, options, shape):
+        self.config = shape.path
+        self.python = build.mlx_lm(shop)
+
+    def turn(self, test):
+        if test.context > 1000 or test.prompt > 128:
+            return None
+        command = [self.python, build.HERE / "mlx_lm_peer.py", self.config, self.bits_stored, 64]
+        if test.prompt:
+            return Turn([*command, self.FEW, 0, 1], self.FEW, most_rounds=1)
+        return Turn([*command, 1, self.FEW, 1], self.FEW, context=1, most_rounds=1)
+
+    bits_stored = 4
+
+    def read(self, output):
+        measured = json.loads(output)
+        return measured["generation_tps"] or measured["prompt_tps"]
+
+
+def packed(bits):
+    return ["--bits", bits, "--group-size", 64]
+
+
+def everyone():
+    """The table's lines, in its order."""
+    four, eight, half = "ours-4bit", "ours-8bit", "ours-bf16"
+    return [
+        # bf16 scale and bias for each group of 64: half a bit a weight.
+        Ours(four, "4-bit, groups of 64", 4.5, packed(4), long_context=True),
+        IkLlamaCpp("ik-q4_0", "ik_llama.cpp, repacked", "Q4_0", four, long_context=True),
+        LlamaCpp("llama.cpp-q4_0", "llama.cpp", "Q4_0", four, long_context=True),
+        LlamaCpp("llama.cpp-q4_1", "llama.cpp", "Q4_1", four),
+        Candle("candle-q4_0", "candle", "Q4_0", four),
+        MlxLm("mlx-lm-4bit", "mlx-lm", "4-bit, groups of 64", 4.5, four),
+        Ours(eight, "8-bit, groups of 64", 8.5, packed(8)),
+        LlamaCpp("llama.cpp-q8_0", "llama.cpp", "Q8_0", eight),
+        Ours(half, "bf16", 16.0, []),
+        LlamaCpp("llama.cpp-f16", "llama.cpp", "F16", half),
+    ]

@@ -1,0 +1,199 @@
+"""The comparison as a Markdown table, from the results of a run."""
+
+import re
+
+# So many cores kept busy by others, and a report says so.
+BUSY = 0.2
+
+
+def median(values):
+    return quantile(values, 0.5)
+
+
+def quartiles(values):
+    return quantile(values, 0.25), quantile(values, 0.75)
+
+
+def quantile(values, fraction):
+    """Between the two nearest values, in proportion."""
+    ordered = sorted(values)
+    place = fraction * (len(ordered) - 1)
+    low = int(place)
+    high = min(low + 1, len(ordered) - 1)
+    return ordered[low] + (ordered[high] - ordered[low]) * (place - low)
+
+
+def ratio(upper, lower):
+    """The median of upper ÷ lower over the rounds that have both, so that a drift of the machine's
+    speed cancels; None without such a round."""
+    if not upper or not lower:
+        return None
+    below = {sample["round"]: sample["tokens_per_second"] for sample in lower["samples"]}
+    pairs = [
+        sample["tokens_per_second"] / below[sample["round"]]
+        for sample in upper["samples"]
+        if below.get(sample["round"])
+    ]
+    return median(pairs) if pairs else None
+
+
+def number(value):
+    """Three digits, without an exponent."""
+    for limit, digits in [(1, 3), (10, 2), (100, 1)]:
+        if value < limit:
+            return f"{value:.{digits}f}"
+    return f"{value:.0f}"
+
+
+def speed(test):
+    """Median ± half the range between the quartiles, of several samples."""
+    if not test:
+        return "–"
+    if len(test["samples"]) < 2:
+        return number(test["median"])
+    low, high = test["quartiles"]
+    return f"{number(test['median'])} ± {number((high - low) / 2)}"
+
+
+def times(value):
+    return "–" if value is None else f"{number(value)}×"
+
+
+def percent(value):
+    if value is None:
+        return "–"
+    return f"{100 * value:.{0 if value >= 0.01 else 1}f}%"
+
+
+def limit(results, line):
+    """Tokens per second at which decoding would read weights as fast as memory was ever read here."""
+    best = results["bandwidth"]["best_gb_s"]
+    return best and best * 1e9 / line["bytes_a_token"]
+
+
+def rival(results, line):
+    """The line of ours that a peer's is set against."""
+    for other in results["contestants"]:
+        if other["key"] == line["rival"]:
+            return other
+    return None
+
+
+def against(results, line, key):
+    """Ours ÷ theirs in one test."""
+    other = rival(results, line)
+    return other and ratio(other["tests"].get(key), line["tests"].get(key))
+
+
+DECODE = "decode"
+LONG = "decode-4096"
+
+
+def row(results, line):
+    name = f"**{line['who']}**" if line["rival"] is None else line["who"]
+    cells = [name, line["weights"]]
+    tests = line["tests"]
+    for test in results["tests"]:
+        key = test["key"]
+        figures = tests.get(key)
+        if not figures and line["not_run"]:
+            cells.append("not run")
+        else:
+            cells.append(speed(figures))
+        if key == DECODE:
+            most = limit(results, line)
+            cells.append(percent(figures["median"] / most if figures and most else None))
+        if key == LONG:
+            cells.append(percent(ratio(figures, tests.get(DECODE))))
+        else:
+            cells.append(times(against(results, line, key)) if line["rival"] else "")
+    return cells
+
+
+def headings(results):
+    cells = ["", "weights"]
+    for test in results["tests"]:
+        cells.append(test["title"])
+        if test["key"] == DECODE:
+            cells.append("of what reads allow")
+        cells.append("of its decode" if test["key"] == LONG else "ours ÷ theirs")
+    return cells
+
+
+def table(results):
+    head = headings(results)
+    rows = [head, ["---"] * 2 + ["---:"] * (len(head) - 2)]
+    rows += [row(results, line) for line in results["contestants"]]
+    return "\n".join("| " + " | ".join(cells) + " |" for cells in rows) + "\n"
+
+
+def about(results):
+    """What was measured, on what, when, and what a reader must know of single lines."""
+    machine = results["machine"]
+    simd = f" ({', '.join(machine['simd'])})" if machine["simd"] else ""
+    parameters = results["shape"]["parameters"]
+    size = f"{parameters / 1e9:.2f} B" if parameters >= 1e8 else f"{parameters / 1e6:.2f} M"
+    config = results["shape"]["config"]
+    versions = "; ".join(
+        what if what.startswith(who) else f"{who} {what}"
+        for who, what in results["versions"].items()
+        if what
+    )
+    text = (
+        f"Tokens per second, medians ± half the interquartile range of {results['rounds']} interleaved "
+        f"round{'s' if results['rounds'] > 1 else ''}, {results['threads']} threads, {machine['cpu']}{simd}, "
+        f"{machine['cores']} cores, {machine['system']}, {results['date']}. A Llama of "
+        f"{size} random weights: {config['num_hidden_layers']} layers, hidden size "
+        f"{config['hidden_size']}, feed-forward {config['intermediate_size']}, "
+        f"{config['num_attention_heads']} heads, vocabulary {config['vocab_size']}. "
+    )
+    if results["quick"]:
+        text += "A quick run: few tokens and rounds. "
+    if results["load_before"] > BUSY:
+        text += f"Others kept {results['load_before']} cores busy: not to be relied on. "
+    best = results["bandwidth"]["best_gb_s"]
+    if best:
+        text += (
+            f"Memory was read at {best:.1f} GB/s at best ({results['bandwidth']['best_form']}); "
+            "“of what reads allow” is decode against that speed over the weights a token reads. "
+        )
+    text += "Ratios are medians over the rounds.\n"
+    notes = [f"- Versions: {versions}."]
+    for line in results["contestants"]:
+        name = f"{line['who']}, {line['weights']}"
+        if line["not_run"]:
+            notes.append(f"- {name}: not run: {line['not_run']}")
+        notes += [f"- {name}: {note}." for note in shortened(results, line)]
+    return text + "\n" + "\n".join(notes) + "\n"
+
+
+def shortened(results, line):
+    """Where a slow contestant was given less than ours was."""
+    other = rival(results, line)
+    for test in results["tests"]:
+        figures = line["tests"].get(test["key"])
+        full = other and other["tests"].get(test["key"])
+        if not figures or not full:
+            continue
+        less = []
+        if figures["tokens"] != full["tokens"]:
+            less.append(f"{figures['tokens']} tokens instead of {full['tokens']}")
+        if figures["context"] != full["context"]:
+            less.append(f"after {figures['context']} instead of {full['context']}")
+        if len(figures["samples"]) < len(full["samples"]):
+            count = len(figures["samples"])
+            less.append(f"{count} round{'s' if count > 1 else ''}")
+        if less:
+            yield f"{test['title']}: {', '.join(less)}"
+
+
+BEGIN, END = "<!-- peers:begin -->", "<!-- peers:end -->"
+
+
+def fill(readme, section):
+    """README's text with the section between its markers."""
+    pattern = re.compile(f"{BEGIN}.*?{END}", re.S)
+    text, count = pattern.subn(lambda _: f"{BEGIN}\n{section}{END}", readme)
+    if count != 1:
+        raise ValueError(f"README.md must have {BEGIN} and {END} once")
+    return text

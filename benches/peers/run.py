@@ -1,0 +1,126 @@
+#!/usr/bin/env python3
+"""Compares the CPU speed of our Llama with llama.cpp, ik_llama.cpp, candle and mlx-lm.
+
+Builds or installs all of them into target/peers/, runs the same shape with random weights on the same
+number of threads, interleaved, and prints a table. Needs Python 3.9, cargo and a C++ compiler.
+README.md beside this file says more.
+"""
+
+import argparse
+import fnmatch
+import json
+import os
+import sys
+from pathlib import Path
+
+import build
+import chart
+import contestants
+import gguf
+import measure
+import report
+from build import say
+
+
+def available_cores():
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def arguments():
+    keys = ", ".join(one.key for one in contestants.everyone())
+    parser = argparse.ArgumentParser(
+        description=__doc__,
+        epilog=f"Contestants: {keys}.",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    option = parser.add_argument
+    option("--quick", action="store_true", help="few tokens and two rounds: to see that all works")
+    option("--only", metavar="KEYS", help="contestants, by comma; * and ? stand for letters")
+    option("--tests", metavar="KEYS", help="tests, by comma: decode, prompt-128, prompt-512, decode-4096")
+    option("--rounds", type=int, help="rounds [default: 5, of a quick run 2]")
+    option("--threads", type=int, default=available_cores(), help="of everyone [default: all cores]")
+    option("--config", default=build.HERE / "llama-1b.json", help="the model's shape")
+    option("--ours", metavar="FILE", help="the mlx-primitives to measure, instead of building it")
+    option("--ik-llama", metavar="DIR", help="source of ik_llama.cpp; without it, it is not run")
+    option("--ik-llama-version", metavar="TEXT", help="what that source is, where git does not say")
+    option("--build-only", action="store_true", help="build everyone and write their models")
+    option("--folder", default=build.ROOT / "target/peers", help="where all is built")
+    option("--results", metavar="FILE", help="where results go [default: results.json in the folder]")
+    option("--report", metavar="FILE", help="tell of the results of an earlier run; measure nothing")
+    option(
+        "--readme",
+        action="store_true",
+        help="write the table into README.md, the chart to assets/peers.svg and the results beside this file",
+    )
+    options = parser.parse_args()
+    options.rounds = options.rounds or (2 if options.quick else 5)
+    if options.threads < 1 or options.rounds < 1:
+        parser.error("--threads and --rounds must be 1 or more")
+    return options
+
+
+def chosen(items, patterns):
+    if not patterns:
+        return items
+    wanted = patterns.split(",")
+    for pattern in wanted:
+        if not any(fnmatch.fnmatchcase(item.key, pattern) for item in items):
+            known = ", ".join(item.key for item in items)
+            sys.exit(f"error: {pattern} is none of {known}")
+    return [item for item in items if any(fnmatch.fnmatchcase(item.key, one) for one in wanted)]
+
+
+def measured(options):
+    """Runs everyone; None where only building was asked for."""
+    shape = gguf.Shape(options.config)
+    everyone = chosen(contestants.everyone(), options.only)
+    tests = chosen(contestants.tests(options.quick), options.tests)
+    shop = build.Workshop(options.folder, jobs=available_cores())
+    ready, missing = measure.prepare(everyone, shop, options, shape)
+    try:
+        bandwidth = build.read_bandwidth(shop)
+    except build.Unavailable as error:
+        say(f"read bandwidth will not be measured: {error}")
+        bandwidth = None
+    if options.build_only:
+        return None
+    if not ready:
+        sys.exit("error: none of them can run")
+    load = measure.load_before()
+    figures = measure.rounds(options, tests, ready, bandwidth)
+    return measure.results(options, tests, shape, everyone, missing, load, figures)
+
+
+def written(path, text):
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    say(f"wrote {path}")
+
+
+def main():
+    options = arguments()
+    if options.report:
+        results = json.loads(Path(options.report).read_text())
+    else:
+        results = measured(options)
+        if results is None:
+            return
+        file = options.results or Path(options.folder) / "results.json"
+        written(file, json.dumps(results, indent=1) + "\n")
+    table, about, drawing = report.table(results), report.about(results), chart.svg(results)
+    print(f"{table}\n{about}")
+    if not options.readme:
+        written(Path(options.folder) / "peers.svg", drawing)
+        return
+    readme = build.ROOT / "README.md"
+    section = f"{table}\n![The same as bars](assets/peers.svg)\n\n{about}"
+    written(readme, report.fill(readme.read_text(), section))
+    written(build.ROOT / "assets/peers.svg", drawing)
+    written(build.HERE / "results.json", json.dumps(results, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

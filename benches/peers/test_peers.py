@@ -1,0 +1,221 @@
+"""What can be tested of the comparison without its contestants: `python3 -m unittest` in this folder."""
+
+import json
+import struct
+import tempfile
+import unittest
+import xml.etree.ElementTree as ElementTree
+from pathlib import Path
+
+import chart
+import contestants
+import gguf
+import measure
+import report
+
+
+def figures(speeds, tokens=64, context=128):
+    samples = [{"round": i, "tokens_per_second": speed} for i, speed in enumerate(speeds)]
+    return {
+        "tokens": tokens,
+        "context": context,
+        "samples": samples,
+        "median": report.median(speeds),
+        "quartiles": list(report.quartiles(speeds)),
+    }
+
+
+def line(key, rival=None, not_run=None, **tests):
+    return {
+        "key": key,
+        "who": f"who <{key}>",
+        "weights": "4-bit & more",
+        "rival": rival,
+        "bits_a_weight": 4.5,
+        "bytes_a_token": 500_000_000,
+        "not_run": not_run,
+        "tests": {name.replace("_", "-"): value for name, value in tests.items()},
+    }
+
+
+def invented():
+    """Results that no machine measured."""
+    return {
+        "machine": {"cpu": "none", "cores": 2, "simd": ["avx2"], "memory_gb": 1, "system": "none"},
+        "date": "2000-01-01",
+        "threads": 2,
+        "rounds": 3,
+        "quick": False,
+        "load_before": 0.1,
+        "versions": {"mlx-primitives": "0", "rustc": "rustc 1", "c++": None},
+        "shape": {
+            "config": {
+                "num_hidden_layers": 1,
+                "hidden_size": 2,
+                "intermediate_size": 3,
+                "num_attention_heads": 4,
+                "vocab_size": 5,
+            },
+            "parameters": 10**9,
+        },
+        "bandwidth": {"best_gb_s": 50.0, "best_form": "a form", "samples": {}},
+        "tests": [
+            {"key": "decode", "title": "decode"},
+            {"key": "prompt-128", "title": "prompt of 128"},
+            {"key": "decode-4096", "title": "decode at 4096"},
+        ],
+        "contestants": [
+            line(
+                "ours",
+                decode=figures([40.0, 60.0, 50.0]),
+                prompt_128=figures([150.0], 128, 0),
+                decode_4096=figures([36.0, 54.0, 45.0], context=4096),
+            ),
+            line("fast", "ours", decode=figures([20.0, 30.0, 25.0])),
+            line("slow", "ours", decode=figures([0.137], tokens=4)),
+            line("absent", "ours", not_run="no source; give --absent"),
+        ],
+    }
+
+
+class Report(unittest.TestCase):
+    def test_quantiles(self):
+        self.assertEqual(report.median([3, 1, 2, 10]), 2.5)
+        self.assertEqual(report.quartiles([0, 1, 2, 3, 4]), (1, 3))
+        self.assertEqual(report.median([7]), 7)
+
+    def test_ratios_are_of_the_same_round(self):
+        ours, theirs = figures([40.0, 60.0, 50.0]), figures([20.0, 30.0])
+        self.assertEqual(report.ratio(ours, theirs), 2.0)
+        self.assertIsNone(report.ratio(ours, None))
+        late = figures([1.0])
+        late["samples"][0]["round"] = 9
+        self.assertIsNone(report.ratio(ours, late))
+
+    def test_table(self):
+        rows = [row.strip("| ").split(" | ") for row in report.table(invented()).splitlines()]
+        self.assertEqual(len(rows), 2 + 4)
+        ours, fast, slow, absent = rows[2:]
+        # 50 tokens/s of 0.5 GB are half of 50 GB/s.
+        self.assertEqual(ours[:4], ["**who <ours>**", "4-bit & more", "50.0 ± 5.00", "50%"])
+        self.assertEqual(ours[-2:], ["45.0 ± 4.50", "90%"])
+        self.assertEqual(fast[2:5], ["25.0 ± 2.50", "25%", "2.00×"])
+        self.assertEqual(slow[2:5], ["0.137", "0.1%", "292×"])
+        self.assertEqual(absent[2], "not run")
+        columns = {row.count("|") for row in report.table(invented()).splitlines()}
+        self.assertEqual(len(columns), 1)
+
+    def test_notes_say_what_was_cut_and_what_was_not_run(self):
+        text = report.about(invented())
+        self.assertIn("4 tokens instead of 64, 1 round", text)
+        self.assertIn("not run: no source; give --absent", text)
+        self.assertIn("50.0 GB/s at best (a form)", text)
+        self.assertIn("Versions: mlx-primitives 0; rustc 1.", text)
+        self.assertNotIn("None", text)
+
+    def test_a_busy_machine_is_told(self):
+        self.assertNotIn("relied on", report.about(invented()))
+        self.assertIn("2.0 cores busy", report.about({**invented(), "load_before": 2.0}))
+
+    def test_bandwidth_may_be_missing(self):
+        results = invented()
+        results["bandwidth"] = {"best_gb_s": None, "best_form": None, "samples": {}}
+        self.assertIn("50.0 ± 5.00 | – |", report.table(results))
+        self.assertNotIn("None", report.about(results) + chart.svg(results))
+
+    def test_readme_is_filled_between_its_markers(self):
+        readme = f"before\n{report.BEGIN}\nold\n{report.END}\nafter\n"
+        filled = report.fill(readme, r"new \1" + "\n")
+        self.assertEqual(filled, f"before\n{report.BEGIN}\nnew \\1\n{report.END}\nafter\n")
+        self.assertEqual(report.fill(filled, "old\n"), readme)
+        with self.assertRaises(ValueError):
+            report.fill("no markers", "new")
+
+    def test_chart_is_well_formed(self):
+        drawn = ElementTree.fromstring(chart.svg(invented()))
+        space = "{http://www.w3.org/2000/svg}"
+        bars = [box.get("class") for box in drawn.iter(f"{space}rect")]
+        self.assertEqual(bars.count("ours"), 3)
+        self.assertEqual(bars.count("peer"), 2)
+        words = "".join(drawn.itertext())
+        for expected in ["who <fast>", "ours 2.00×", "prefers-color-scheme"]:
+            self.assertIn(expected, words)
+        width = float(drawn.get("width"))
+        for box in drawn.iter(f"{space}rect"):
+            self.assertLessEqual(float(box.get("x")) + float(box.get("width")), width)
+
+
+class Contestants(unittest.TestCase):
+    def test_every_peer_is_set_against_a_line_of_ours(self):
+        lines = contestants.everyone()
+        ours = {one.key for one in lines if one.rival is None}
+        self.assertEqual(len({one.key for one in lines}), len(lines))
+        for one in lines:
+            self.assertTrue(one.rival is None or one.rival in ours, one.key)
+
+    def test_what_llama_bench_prints_is_read(self):
+        (peer,) = [one for one in contestants.everyone() if one.key == "llama.cpp-q4_0"]
+        output = json.dumps([{"n_prompt": 0, "n_gen": 8, "avg_ts": 2.0, "samples_ts": [1.0, 3.0]}])
+        self.assertEqual(peer.read(output), [1.0, 3.0])
+
+    def test_what_ours_prints_is_read(self):
+        ours = contestants.everyone()[0]
+        self.assertEqual(ours.read('{"prompt_tps": null, "generation_tps": 2.5}'), [2.5])
+
+    def test_a_complaint_is_found_before_its_backtrace(self):
+        text = "loading\nx.c:1: GGML_ASSERT(a == b) failed\n#1 main ()\n"
+        self.assertEqual(measure.complaint(text), "x.c:1: GGML_ASSERT(a == b) failed")
+        self.assertEqual(measure.complaint("one\ntwo\n"), "two")
+        self.assertEqual(measure.complaint(""), "no message")
+
+    def test_a_failure_shows_no_path_of_the_machine(self):
+        self.assertIsNone(measure.without_paths(None))
+        shown = measure.without_paths(f"see {measure.build.ROOT}/target/peers/x.log")
+        self.assertEqual(shown, "see target/peers/x.log")
+
+
+class Gguf(unittest.TestCase):
+    def test_the_shape_of_the_comparison(self):
+        shape = gguf.Shape(Path(__file__).parent / "llama-1b.json")
+        self.assertEqual(shape.parameters(), 1_104_218_112)
+        self.assertEqual(shape.parameters() - shape.read_a_token(), 32000 * 2048 + 33 * 2048)
+
+    def test_files_hold_what_their_headers_say(self):
+        config = {
+            "model_type": "llama",
+            "hidden_size": 64,
+            "num_hidden_layers": 2,
+            "intermediate_size": 96,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+            "rms_norm_eps": 1e-5,
+            "vocab_size": 50,
+            "tie_word_embeddings": False,
+        }
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "config.json"
+            path.write_text(json.dumps(config))
+            shape = gguf.Shape(path)
+            for format in ["F16", "Q4_0", "Q4_1", "Q8_0"]:
+                file = Path(folder) / f"{format}.gguf"
+                gguf.write(file, shape, format)
+                self.check(file.read_bytes(), shape, format)
+
+    def check(self, data, shape, format):
+        magic, version, tensors, fields = struct.unpack_from("<4sIQQ", data)
+        self.assertEqual((magic, version), (b"GGUF", 3))
+        self.assertEqual(tensors, 1 + 7 * shape.layers + 1 + 2 * shape.layers + 1)
+        self.assertEqual(fields, len(gguf.metadata(shape, format)))
+        _, _, block, size = gguf.FORMATS[format]
+        packed = (shape.read_a_token() + shape.vocabulary * shape.hidden) * size // block
+        norms = 4 * shape.hidden * (2 * shape.layers + 1)
+        rest = len(data) - packed - norms
+        self.assertGreater(rest, 0)
+        self.assertLess(rest, 100 * (tensors + fields))
+        if format == "Q4_0":
+            (scale,) = struct.unpack_from("<e", gguf.tile(format, shape.hidden))
+            self.assertAlmostEqual(scale * 4.6, shape.hidden**-0.5, delta=0.001)
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,55 @@
+use super::Array;
+use crate::cpu;
+use crate::error::{Error, Result};
+use crate::ffi::bridge as ffi;
+use crate::memory;
+
+/// A cache line: weights that begin at one are loaded without straddling two.
+const LINE: usize = 64;
+/// What a block is counted in.
+const WORD: usize = size_of::<u64>();
+
+/// Arrays one after the other in one piece of memory, on pages of 2 MB where the system has them.
+pub(crate) struct Block {
+    words: Array,
+    start: usize,
+    bytes: usize,
+    used: usize,
+}
+
+impl Block {
+    /// None where the arrays are too large for one.
+    pub fn with_room_for<'a>(arrays: impl IntoIterator<Item = &'a Array>) -> Result<Option<Self>> {
+        let each = arrays.into_iter().map(|array| array.nbytes().next_multiple_of(LINE));
+        let bytes = LINE + each.sum::<usize>();
+        if bytes / WORD > i32::MAX as usize {
+            return Ok(None);
+        }
+        let words = Array::from_bridge(ffi::block(bytes))?;
+        let start = words.address()?;
+        memory::advise_huge_pages(start, bytes);
+        Ok(Some(Self { words, start, bytes, used: start.next_multiple_of(LINE) - start }))
+    }
+
+    /// The same array, in the next place; itself where its bytes are no whole words or have no room.
+    pub fn place(&mut self, array: &Array) -> Result<Array> {
+        let array = array.contiguous()?;
+        let (from, bytes, offset) = (array.address()?, array.nbytes(), self.used);
+        let end = offset + bytes;
+        if bytes == 0 || bytes % WORD != 0 || end > self.bytes {
+            return Ok(array);
+        }
+        let to = std::ptr::with_exposed_provenance_mut(self.start + offset);
+        // SAFETY: the array's bytes lie at its address and live until the end of this function; the
+        // block's own memory from `offset` to `end` belongs to no array yet.
+        unsafe { cpu::parallel_copy(std::ptr::with_exposed_provenance(from), to, bytes) };
+        self.used = end.next_multiple_of(LINE);
+        let shape = array.shape();
+        let placed =
+            Array::from_bridge(ffi::within(self.words.raw(), offset, shape, array.dtype().into()))?;
+        if placed.address()? != self.start + offset {
+            return Err(Error::argument("block", format_args!("a view, got a copy")));
+        }
+        Ok(placed)
+    }
+}

@@ -1,0 +1,180 @@
+//! Logits of packed models at every instruction set this machine has, against f64 on the numbers
+//! that the packed weights stand for. Each set runs in a process of its own, as the variable that
+//! chooses it belongs to a process.
+
+use std::collections::HashMap;
+use std::process::Command;
+
+use mlx_primitives::llama::{Cache, Config, Llama, Weights};
+use mlx_primitives::ops::{QuantizedMode, QuantizedWeight};
+use mlx_primitives::{Array, Dtype, device};
+use serde_json::json;
+
+use crate::support::Checked;
+use crate::support::input::random32;
+use crate::support::reference_llama::{Matrix, Reference, Shape};
+
+const SIMD: &str = "MLX_PRIMITIVES_SIMD";
+/// Best first: a machine that has one has those after it.
+const LEVELS: [&str; 5] = ["avx512bf16", "avx512", "avx2", "neon", "scalar"];
+const SHAPE: Shape = Shape { hidden: 256, inner: 384, heads: 4, kv_heads: 2, head_dim: 64 };
+const LAYERS: usize = 2;
+const VOCAB: usize = 96;
+
+#[test]
+fn packed_models_are_exact_at_every_level() {
+    let own = device::cpu_kernels();
+    let other = if cfg!(target_arch = "x86_64") { "neon" } else { "avx2" };
+    let below = LEVELS.iter().skip_while(|name| **name != own).filter(|name| **name != other);
+    let mut run = 0;
+    for level in below {
+        let output = Command::new(std::env::current_exe().expect("a running test"))
+            .args(["--exact", "levels::logits_at_this_level", "--ignored", "--nocapture"])
+            .env(SIMD, level)
+            .output()
+            .expect("the running binary");
+        let said =
+            String::from_utf8_lossy(&output.stdout) + String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success() && said.contains("1 passed"), "{level}: {said}");
+        assert!(said.contains(&format!("logits at {level}")), "{level}: {said}");
+        run += 1;
+    }
+    assert!(run > 0, "{own}");
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Format {
+    Affine(i32, i32),
+    Mxfp4,
+}
+
+impl Format {
+    fn parts(self) -> (i32, i32, QuantizedMode) {
+        match self {
+            Self::Affine(group_size, bits) => (group_size, bits, QuantizedMode::Affine),
+            Self::Mxfp4 => (32, 4, QuantizedMode::Mxfp4),
+        }
+    }
+}
+
+#[test]
+#[ignore = "run by packed_models_are_exact_at_every_level"]
+fn logits_at_this_level() -> Checked {
+    println!("logits at {}", device::cpu_kernels());
+    let groups = [32, 64, 128];
+    let affine =
+        [2, 3, 4, 6, 8].into_iter().flat_map(|bits| groups.map(|g| Format::Affine(g, bits)));
+    for format in affine.chain([Format::Mxfp4]) {
+        for dtype in [Dtype::Float32, Dtype::Float16, Dtype::Bfloat16] {
+            check(format, dtype)?;
+        }
+    }
+    Ok(())
+}
+
+/// A prompt that is multiplied in tiles, then tokens that are multiplied one by one.
+fn check(format: Format, dtype: Dtype) -> Checked {
+    let (llama, reference) = model(format, dtype)?;
+    let tokens: Vec<u32> = (0..15).map(|i| (i * 37 + 11) % VOCAB as u32).collect();
+    let expected = reference.logits(&tokens);
+    let mut cache = llama.new_cache();
+    let mut logits = step(&llama, &tokens[..12], &mut cache)?;
+    for token in &tokens[12..] {
+        logits.extend(step(&llama, &[*token], &mut cache)?);
+    }
+    let (mut error, mut size) = (0.0, 0.0);
+    for (ours, theirs) in logits.iter().zip(&expected) {
+        error += (f64::from(*ours) - theirs).powi(2);
+        size += theirs.powi(2);
+    }
+    let relative = (error / size).sqrt();
+    // Two layers round some forty results in turn; independent errors of up to a unit add up as the
+    // root of their number, 6 units, and later layers may double them. In f32 sums of hundreds of
+    // products round as well.
+    let unit = match dtype {
+        Dtype::Float16 => 2f64.powi(-11),
+        Dtype::Bfloat16 => 2f64.powi(-9),
+        _ => 6.0 * 2f64.powi(-24),
+    };
+    let what = format!("{} {format:?} {dtype}", device::cpu_kernels());
+    assert!(logits.len() == expected.len() && size > 0.0, "{what}");
+    assert!(relative < 12.0 * unit, "{what}: {:.2} units", relative / unit);
+    Ok(())
+}
+
+fn step(llama: &Llama, tokens: &[u32], cache: &mut Cache) -> anyhow::Result<Vec<f32>> {
+    let tokens = Array::from_slice(tokens, &[1, tokens.len() as i32])?;
+    Ok(llama.forward(&tokens, cache)?.astype(Dtype::Float32)?.to_vec::<f32>()?)
+}
+
+/// The model, and the same in f64 of the packed numbers.
+fn model(format: Format, dtype: Dtype) -> anyhow::Result<(Llama, Reference)> {
+    let (group_size, bits, mode) = format.parts();
+    let mut arrays = HashMap::new();
+    let mut seed = 0;
+    let mut matrix = |name: String, outputs: usize, inputs: usize| -> anyhow::Result<Matrix> {
+        seed += 1;
+        let scale = (1.0 / (3.0 * inputs as f32)).sqrt();
+        let w = random32(&[outputs as i32, inputs as i32], seed)?.multiply(scale)?.astype(dtype)?;
+        let packed = QuantizedWeight::quantize(&w, group_size, bits, mode)?;
+        let numbers = unpack(&packed, inputs)?;
+        arrays.insert(format!("{name}.weight"), packed.packed().clone());
+        arrays.insert(format!("{name}.scales"), packed.scales().clone());
+        if let Some(biases) = packed.biases() {
+            arrays.insert(format!("{name}.biases"), biases.clone());
+        }
+        Ok(Matrix { numbers, inputs })
+    };
+    let reference = Reference::new(SHAPE, LAYERS, VOCAB, &mut matrix)?;
+    for (name, weights) in reference.norms() {
+        let weights: Vec<f32> = weights.iter().map(|&w| w as f32).collect();
+        arrays.insert(name, Array::from_slice(&weights, &[weights.len() as i32])?.astype(dtype)?);
+    }
+    let config = json!({
+        "model_type": "llama", "hidden_size": SHAPE.hidden, "num_hidden_layers": LAYERS,
+        "intermediate_size": SHAPE.inner, "num_attention_heads": SHAPE.heads,
+        "num_key_value_heads": SHAPE.kv_heads, "head_dim": SHAPE.head_dim, "rms_norm_eps": 1e-5,
+        "vocab_size": VOCAB, "tie_word_embeddings": false,
+        "quantization": {"group_size": group_size, "bits": bits, "mode": mode_name(mode)},
+    });
+    Ok((Llama::new(Config::parse(&config.to_string())?, Weights::new(arrays))?, reference))
+}
+
+fn mode_name(mode: QuantizedMode) -> &'static str {
+    match mode {
+        QuantizedMode::Affine => "affine",
+        QuantizedMode::Mxfp4 => "mxfp4",
+    }
+}
+
+/// What the codes, scales and biases stand for, decoded bit by bit.
+fn unpack(packed: &QuantizedWeight, inputs: usize) -> anyhow::Result<Vec<f64>> {
+    const FP4: [f64; 8] = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0];
+    let (bits, group) = (packed.bits() as usize, packed.group_size() as usize);
+    let words = packed.packed().to_vec::<u32>()?;
+    let per_row = inputs * bits / 32;
+    let floats = |array: &Array| array.astype(Dtype::Float32)?.to_vec::<f32>();
+    let (scales, biases) = match packed.biases() {
+        Some(biases) => (floats(packed.scales())?, floats(biases)?),
+        None => {
+            let exponents = packed.scales().to_vec::<u8>()?;
+            (exponents.iter().map(|&e| (f32::from(e) - 127.0).exp2()).collect(), Vec::new())
+        }
+    };
+    let code = |row: usize, column: usize| {
+        (0..bits).fold(0, |code, i| {
+            let at = column * bits + i;
+            code | (words[row * per_row + at / 32] >> (at % 32) & 1) << i
+        })
+    };
+    let number = |i: usize| {
+        let (row, column) = (i / inputs, i % inputs);
+        let of_group = row * (inputs / group) + column / group;
+        let (q, scale) = (code(row, column), f64::from(scales[of_group]));
+        match biases.get(of_group) {
+            Some(&bias) => f64::from(q) * scale + f64::from(bias),
+            None => FP4[q as usize & 7] * if q & 8 == 0 { scale } else { -scale },
+        }
+    };
+    Ok((0..words.len() / per_row * inputs).map(number).collect())
+}
