@@ -268,25 +268,31 @@ void evaluate(const ArrayList& arrays) {
   mx::eval(arrays);
 }
 
-/** Takes the error that MLX holds ready for an array, so that nobody else is told. */
-void hear(mx::array array) {
-  try {
-    array.wait();
-  } catch (const std::exception&) {
-    // What is remembered of the array is said in its stead.
+/** Throws what is remembered of one that failed of the arrays, or of those that they depend on. */
+void refuse_failed(const ArrayList& arrays) {
+  const auto* found = find_failed(arrays);
+  if (!found) {
+    return;
   }
+  auto failed = *found;
+  auto why = failure_of(failed.data_shared_ptr());
+  try {
+    if (failed.status() == mx::array::Status::evaluated) {
+      failed.wait(); // MLX may hold the error ready, which would be told to somebody else
+    }
+  } catch (const std::exception&) {
+    // It is said below.
+  }
+  throw std::runtime_error(why);
 }
 
 } // namespace
 
 /** An evaluation that fails leaves none of the arrays that it was to compute with a value. */
 void eval(const ArrayList& arrays) {
+  refuse_failed(arrays);
   ArrayList awaited;
   for (const auto& array : arrays) {
-    if (array.status() == mx::array::Status::evaluated && has_failed(array)) {
-      hear(array);
-    }
-    check_failure(array);
     if (array.status() != mx::array::Status::available) {
       awaited.push_back(array);
     }
@@ -303,12 +309,11 @@ void eval(const ArrayList& arrays) {
     }
     throw;
   }
-  for (const auto& array : awaited) {
-    check_failure(array);
-  }
+  refuse_failed(awaited);
 }
 
 void async_eval(const ArrayList& arrays) {
+  refuse_failed(arrays);
   mx::async_eval(arrays);
 }
 

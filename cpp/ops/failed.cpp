@@ -3,6 +3,7 @@
 #include <atomic>
 #include <map>
 #include <mutex>
+#include <unordered_set>
 
 namespace mlx_primitives {
 
@@ -23,12 +24,23 @@ Failures& failures() {
   return *failures;
 }
 
+/** Forgets memory that is gone. */
+bool any_left() {
+  if (!any) {
+    return false;
+  }
+  auto& all = failures();
+  std::lock_guard lock(all.mutex);
+  std::erase_if(all.why, [](const auto& entry) { return entry.first.expired(); });
+  any = !all.why.empty();
+  return any;
+}
+
 } // namespace
 
 void remember_failure(const Memory& memory, const std::string& why) {
   auto& all = failures();
   std::lock_guard lock(all.mutex);
-  std::erase_if(all.why, [](const auto& entry) { return entry.first.expired(); });
   all.why.emplace(memory, why); // the first reason stays
   any = true;
 }
@@ -43,10 +55,31 @@ std::string failure_of(const Memory& memory) {
   return found == all.why.end() ? std::string() : found->second;
 }
 
-void check_failure(const mx::array& array) {
-  if (auto why = failure_of(array.data_shared_ptr()); !why.empty()) {
-    throw std::runtime_error(why);
+const mx::array* find_failed(const std::vector<mx::array>& arrays) {
+  if (!any_left()) {
+    return nullptr;
   }
+  std::vector<const mx::array*> left;
+  std::unordered_set<uintptr_t> seen;
+  auto visit = [&](const std::vector<mx::array>& found) {
+    for (const auto& array : found) {
+      if (seen.insert(array.id()).second) {
+        left.push_back(&array);
+      }
+    }
+  };
+  visit(arrays);
+  while (!left.empty()) {
+    const auto* array = left.back();
+    left.pop_back();
+    if (!failure_of(array->data_shared_ptr()).empty()) {
+      return array;
+    }
+    if (array->status() == mx::array::Status::unscheduled) {
+      visit(array->inputs());
+    }
+  }
+  return nullptr;
 }
 
 } // namespace mlx_primitives

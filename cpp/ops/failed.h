@@ -20,11 +20,7 @@ void remember_failure(const Memory& memory, const std::string& why);
 /** What was remembered of the memory, if anything. */
 std::string failure_of(const Memory& memory);
 
-inline bool has_failed(const mx::array& array) {
-  return !failure_of(array.data_shared_ptr()).empty();
-}
-
-/** Throws what was remembered of the array's memory. */
-void check_failure(const mx::array& array);
+/** One of the arrays that failed, or one that failed of what they are to be computed from. */
+const mx::array* find_failed(const std::vector<mx::array>& arrays);
 
 } // namespace mlx_primitives

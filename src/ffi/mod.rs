@@ -19,6 +19,7 @@ pub(crate) mod residual_norm;
 pub(crate) mod rms_norm;
 pub(crate) mod rope;
 pub(crate) mod rope_append;
+mod simulator;
 pub(crate) mod softmax;
 
 use std::cell::Cell;
@@ -26,8 +27,6 @@ use std::cell::Cell;
 use cxx::CxxVector;
 
 use crate::cpu::{self, Element};
-use crate::simulate::*;
-use crate::simulator::chosen_simulation;
 use crate::transforms::Closure;
 
 /// The kernels' element type; the op functions let no other dtype through.
@@ -378,26 +377,5 @@ pub(crate) mod bridge {
 
         /// Shares in the kernels' work until the arrays are computed, or nothing comes for a while.
         fn lend_thread(arrays: &CxxVector<MlxArray>) -> Result<()>;
-
-        // Metal in a simulator, for tests. What is bound is valid until `simulate` returns.
-        type SimulatedLibrary;
-        type SimulatedKernel;
-        type SimulatedDispatch;
-        fn simulated_library(source: &str) -> Result<Box<SimulatedLibrary>>;
-        /// The kernel with these bits as its function constants of these indices.
-        fn simulated_kernel(
-            of: &SimulatedLibrary,
-            name: &str,
-            indices: &[u32],
-            bits: &[u64],
-        ) -> Result<Box<SimulatedKernel>>;
-        /// 1 if this thread asked for it, 0 if it asked not to, -1 if it did not say.
-        fn chosen_simulation() -> i8;
-        fn simulated_dispatch(grid: [u32; 3], group: [u32; 3]) -> Box<SimulatedDispatch>;
-        fn bind(self: &mut SimulatedDispatch, index: u32, at: usize, bytes: usize, writable: bool);
-        fn bind_constant(self: &mut SimulatedDispatch, index: u32, at: usize, bytes: usize);
-        fn reserve(self: &mut SimulatedDispatch, index: u32, bytes: usize);
-        fn count_threads(self: &mut SimulatedDispatch);
-        unsafe fn simulate(kernel: &SimulatedKernel, dispatch: &SimulatedDispatch) -> Result<()>;
     }
 }

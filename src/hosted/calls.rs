@@ -7,8 +7,9 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use cxx::{CxxVector, UniquePtr};
 
-use super::{Call, HostedPrimitive, Launch, Layout, Spec, View, ViewMut};
-use crate::array::{Array, from_list, to_list};
+use super::{Call, HostedPrimitive, Layout, Spec, View, ViewMut};
+use crate::array::{Array, from_list, require_addressable, to_list};
+use crate::dtype::Dtype;
 use crate::error::{Error, Result};
 use crate::ffi::bridge::MlxArray;
 use crate::ffi::hosted::bridge as ffi;
@@ -30,10 +31,12 @@ impl<P: HostedPrimitive> Erased for P {
     }
 }
 
-/// A user's primitive, with its name as it was when it was applied.
+/// A user's primitive, with what it said of itself when it was applied: it may say another thing
+/// the next time, and memory is laid out by what it said first.
 pub(crate) struct HostedOp {
     name: String,
     in_place: Option<usize>,
+    dtypes: Vec<Dtype>,
     primitive: ManuallyDrop<Box<dyn Erased>>,
 }
 
@@ -69,7 +72,20 @@ impl HostedOp {
             return Err(Error::argument("hosted", format_args!("a name, got {name:?}")));
         }
         let in_place = guard(&name, "in_place", || Ok(primitive.in_place()))?;
-        Ok(Self { name, in_place, primitive: ManuallyDrop::new(Box::new(primitive)) })
+        let primitive = ManuallyDrop::new(Box::new(primitive) as Box<dyn Erased>);
+        Ok(Self { name, in_place, dtypes: Vec::new(), primitive })
+    }
+
+    /// The outputs for the inputs of a new node, and which of these are wanted in any layout.
+    pub(super) fn begin(&mut self, inputs: &[Spec]) -> Result<(Vec<Spec>, Vec<bool>)> {
+        let outputs = self.outputs(inputs)?;
+        self.dtypes = outputs.iter().map(|output| output.dtype).collect();
+        let any_layout = self.call("layout", |primitive| {
+            let any =
+                |input| primitive.layout(input) == Layout::Any && self.in_place != Some(input);
+            Ok((0..inputs.len()).map(any).collect())
+        })?;
+        Ok((outputs, any_layout))
     }
 
     pub(super) fn name(&self) -> &str {
@@ -80,27 +96,22 @@ impl HostedOp {
         guard(&self.name, method, || call(&**self.primitive))
     }
 
-    pub(super) fn outputs(&self, inputs: &[Spec]) -> Result<Vec<Spec>> {
+    /// The outputs for these inputs, which memory can hold.
+    fn outputs(&self, inputs: &[Spec]) -> Result<Vec<Spec>> {
         let outputs = self.call("outputs", |primitive| primitive.outputs(inputs))?;
-        match outputs.is_empty() {
-            false => Ok(outputs),
-            true => Err(Error::argument(&self.name, "at least one output, got none")),
+        if outputs.is_empty() {
+            return Err(Error::argument(&self.name, "at least one output, got none"));
         }
-    }
-
-    /// Which inputs are wanted in any layout.
-    pub(super) fn layouts(&self, inputs: &[Spec], outputs: &[Spec]) -> Result<Vec<bool>> {
+        for output in &outputs {
+            require_addressable(&self.name, &output.shape, output.dtype)?;
+        }
         if let Some(input) = self.in_place
             && inputs.get(input) != outputs.first()
         {
             let said = format_args!("input {input} to be what output 0 is, got another");
             return Err(Error::argument(&self.name, said));
         }
-        self.call("layout", |primitive| {
-            let any =
-                |input| primitive.layout(input) == Layout::Any && self.in_place != Some(input);
-            Ok((0..inputs.len()).map(any).collect())
-        })
+        Ok(outputs)
     }
 
     /// What a transform's method returned, if it is what is expected in number, shape and type.
@@ -165,15 +176,19 @@ pub(crate) fn hosted_launches(
     if launches.is_empty() {
         return Err(Error::argument(op.name(), "launch to return at least one dispatch, got none"));
     }
+    let mut written = vec![false; call.outputs.len()];
+    let checked: Vec<_> = launches
+        .into_iter()
+        .map(|launch| launch.checked(op.name(), &call, &mut written))
+        .collect::<Result<_>>()?;
     for (index, output) in call.outputs.iter().enumerate() {
-        if output.size() > 0 && !launches.iter().flat_map(Launch::writes).any(|w| w == index) {
+        if output.size() > 0 && !written[index] {
             let said =
                 format_args!("launches that write every output, got none for number {index}");
             return Err(Error::argument(op.name(), said));
         }
     }
-    let checked = launches.into_iter().map(|launch| Launch::checked(launch, op.name(), &call));
-    checked.collect()
+    Ok(checked)
 }
 
 pub(crate) fn hosted_name(op: &HostedOp) -> &str {
@@ -190,8 +205,12 @@ pub(crate) fn hosted_shapes(
     inputs: &CxxVector<MlxArray>,
 ) -> Result<Vec<ffi::HostedOutput>> {
     let outputs = op.outputs(&specs(inputs))?;
-    let output = |spec: Spec| ffi::HostedOutput { shape: spec.shape, dtype: spec.dtype.into() };
-    Ok(outputs.into_iter().map(output).collect())
+    // Shapes are all that `compile` takes of this.
+    if !outputs.iter().map(|output| output.dtype).eq(op.dtypes.iter().copied()) {
+        let said = format_args!("outputs of {:?} whenever asked, got {outputs:?}", op.dtypes);
+        return Err(Error::argument(op.name(), said));
+    }
+    Ok(outputs.into_iter().map(ffi::HostedOutput::from).collect())
 }
 
 pub(crate) fn hosted_vjp(

@@ -6,8 +6,10 @@ use super::{MetalLibrary, Spec};
 use crate::error::{Error, Result};
 use crate::ffi::hosted::bridge as ffi;
 
-/// Buffer indices of a Metal kernel.
+/// Indices that a Metal kernel has for buffers, and for threadgroup memory.
 const BUFFERS: u32 = 31;
+/// Indices of function constants.
+const CONSTANTS: u32 = 65536;
 /// What Metal takes by value.
 const PARAMETER_BYTES: usize = 4096;
 /// Threadgroup memory of every Apple GPU.
@@ -177,16 +179,14 @@ impl Launch {
         Self { grid: threads, group: threads_per_group, grid_is_threads: true, ..self }
     }
 
-    /// The outputs that this launch writes.
-    pub(super) fn writes(&self) -> impl Iterator<Item = usize> {
-        self.buffers.iter().filter_map(|(_, buffer)| match buffer {
-            Buffer::Output(output) => Some(*output),
-            _ => None,
-        })
-    }
-
-    /// The launch for C++, unless it is one that no kernel could have.
-    pub(super) fn checked(mut self, op: &str, call: &Call) -> Result<ffi::HostedLaunch> {
+    /// The launch for C++, unless it is one that no kernel could have. `written` says which outputs
+    /// earlier launches wrote, and then those of this one too.
+    pub(super) fn checked(
+        mut self,
+        op: &str,
+        call: &Call,
+        written: &mut [bool],
+    ) -> Result<ffi::HostedLaunch> {
         let refuse = |text: std::fmt::Arguments<'_>| {
             Err(Error::argument(op, format_args!("a launch of '{}' with {text}", self.kernel)))
         };
@@ -194,12 +194,15 @@ impl Launch {
         if self.kernel.is_empty() || !self.kernel.chars().all(known) {
             return refuse(format_args!("a name of letters, digits and _"));
         }
-        for (at, (index, buffer)) in self.buffers.iter().enumerate() {
-            if *index >= BUFFERS || self.buffers[..at].iter().any(|(other, _)| other == index) {
-                return refuse(format_args!(
-                    "one buffer an index below {BUFFERS}, got index {index} wrong or twice"
-                ));
-            }
+        let bad = [
+            ("buffer", bad_index(&self.buffers, BUFFERS)),
+            ("threadgroup memory", bad_index(&self.threadgroup, BUFFERS)),
+            ("function constant", bad_index(&self.constants, CONSTANTS)),
+        ];
+        if let Some((what, index)) = bad.into_iter().find_map(|(what, bad)| Some((what, bad?))) {
+            return refuse(format_args!("one {what} an index, got index {index} wrong or twice"));
+        }
+        for (index, buffer) in &self.buffers {
             let (what, number, count) = match buffer {
                 Buffer::Input(input) => ("inputs", *input, call.inputs.len()),
                 Buffer::Output(output) | Buffer::Written(output) => {
@@ -219,6 +222,16 @@ impl Launch {
                 return refuse(format_args!(
                     "one of {count} {what}, got number {number} at index {index}"
                 ));
+            }
+            if matches!(buffer, Buffer::Written(_)) && !written[number] {
+                return refuse(format_args!(
+                    "an output that an earlier launch wrote at index {index}, got number {number}"
+                ));
+            }
+        }
+        for (_, buffer) in &self.buffers {
+            if let Buffer::Output(output) = buffer {
+                written[*output] = true;
             }
         }
         let threads = self.group.iter().fold(1u32, |product, &n| product.saturating_mul(n));
@@ -270,4 +283,13 @@ impl Launch {
             grid_is_threads: self.grid_is_threads,
         }
     }
+}
+
+/// The first index that is given twice, or that there is none of.
+fn bad_index<T>(indexed: &[(u32, T)], limit: u32) -> Option<u32> {
+    let bad = |(at, (index, _)): (usize, &(u32, T))| {
+        let twice = indexed[..at].iter().any(|(other, _)| other == index);
+        (*index >= limit || twice).then_some(*index)
+    };
+    indexed.iter().enumerate().find_map(bad)
 }

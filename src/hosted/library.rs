@@ -91,9 +91,9 @@ impl MetalLibrary {
             Some(bytes) => Some(metallib::check(bytes)?),
             None => None,
         };
-        // MLX hands sources to Metal as ASCII; in comments, where others stand, nothing is lost.
+        // MLX hands sources to Metal as ASCII; comments, where other characters stand, lose nothing.
         if let Some(source) = contents.source.take_if(|source| !source.is_ascii()) {
-            let ascii = source.chars().map(|c| if c.is_ascii() { c } else { '?' });
+            let ascii = source.chars().map(|c| if c.is_ascii() { c } else { ' ' });
             contents.source = Some(Cow::Owned(ascii.collect()));
         }
         if contents.source.as_ref().is_some_and(|source| source.contains('\0')) {
@@ -164,7 +164,13 @@ fn write(bytes: &[u8]) -> std::io::Result<PathBuf> {
         let name = format!("mlx-primitives-{}-{attempt}.metallib", std::process::id());
         let path = std::env::temp_dir().join(name);
         match OpenOptions::new().write(true).create_new(true).open(&path) {
-            Ok(mut file) => return file.write_all(bytes).map(|()| path),
+            Ok(mut file) => {
+                let written = file.write_all(bytes);
+                if written.is_err() {
+                    let _ = fs::remove_file(&path);
+                }
+                return written.map(|()| path);
+            }
             Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => {}
             Err(error) => return Err(error),
         }

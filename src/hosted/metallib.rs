@@ -66,8 +66,9 @@ pub(super) fn check(bytes: &[u8]) -> Result<MetalVersion> {
     let version = list
         .and_then(|list| newest(list, word(8)))
         .ok_or_else(|| damaged("list of functions is damaged"))?;
-    let supported = supported();
-    if version > supported {
+    if let Some(supported) = supported(macos_release())
+        && version > supported
+    {
         let needs = RELEASES.iter().find(|(_, brought)| *brought >= version);
         let needs =
             needs.map_or(String::new(), |(release, _)| format!(", which needs macOS {release}"));
@@ -113,14 +114,18 @@ fn newest(list: &[u8], bitcode: u64) -> Option<MetalVersion> {
     newest
 }
 
-/// The newest language that this system runs; on another than macOS, the newest that is known.
-fn supported() -> MetalVersion {
-    let known = RELEASES[RELEASES.len() - 1].1;
-    let Some(release) = macos_release() else {
-        return known;
-    };
-    let brought = RELEASES.iter().rev().find(|(first, _)| *first <= release);
-    brought.map_or(RELEASES[0].1, |(_, version)| *version)
+/// The newest language that a release of macOS runs, if it is known here; without a release, the
+/// newest that is.
+fn supported(release: Option<u32>) -> Option<MetalVersion> {
+    let [(_, oldest), .., (latest, newest)] = RELEASES;
+    match release {
+        None => Some(newest),
+        Some(release) if release > latest => None,
+        Some(release) => {
+            let brought = RELEASES.iter().rev().find(|(first, _)| *first <= release);
+            Some(brought.map_or(oldest, |(_, version)| *version))
+        }
+    }
 }
 
 /// The first number of the system's version, on macOS.
@@ -132,4 +137,25 @@ fn macos_release() -> Option<u32> {
     let (_, rest) = text.split_once("<key>ProductVersion</key>")?;
     let (_, rest) = rest.split_once("<string>")?;
     rest.split(['.', '<']).next()?.trim().parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{MetalVersion, supported};
+
+    #[test]
+    fn a_release_runs_what_it_and_earlier_ones_brought() {
+        let version = |major, minor| Some(MetalVersion { major, minor });
+        for (release, expected) in [
+            (Some(12), version(3, 0)),
+            (Some(14), version(3, 1)),
+            (Some(25), version(3, 2)),
+            (Some(26), version(4, 0)),
+            (Some(27), version(4, 1)),
+            (Some(28), None), // Metal itself refuses what that does not run
+            (None, version(4, 1)),
+        ] {
+            assert_eq!(supported(release), expected, "{release:?}");
+        }
+    }
 }

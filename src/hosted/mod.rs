@@ -41,7 +41,7 @@ pub(crate) mod library;
 mod metallib;
 mod view;
 
-use crate::array::{Array, from_list, require_addressable, to_list};
+use crate::array::{Array, from_list, to_list};
 use crate::dtype::Dtype;
 use crate::error::{Error, Result};
 use crate::ffi::hosted::bridge as ffi;
@@ -83,6 +83,12 @@ impl std::fmt::Display for Spec {
     }
 }
 
+impl From<Spec> for ffi::HostedOutput {
+    fn from(spec: Spec) -> Self {
+        Self { shape: spec.shape, dtype: spec.dtype.into() }
+    }
+}
+
 /// How a primitive takes an input.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Layout {
@@ -97,8 +103,9 @@ pub enum Layout {
 ///
 /// `eval_cpu` runs on the thread of a CPU stream, the other methods on the thread that builds or
 /// evaluates the graph, which is why the type is `Send` and `Sync`. An `Err` or a panic in any of
-/// them is an `Err` of the op, of the transform or of the evaluation, and names the primitive; what
-/// a failed `eval_cpu` left in its outputs is never given out.
+/// them is an `Err` of the op, of the transform or of the evaluation, and names the primitive (a
+/// panic in a program built with `panic = "abort"` ends it); what a failed `eval_cpu` left in its
+/// outputs is never given out.
 pub trait HostedPrimitive: Send + Sync + 'static {
     /// The name in errors and graphs.
     fn name(&self) -> &str;
@@ -187,15 +194,10 @@ pub trait HostedPrimitive: Send + Sync + 'static {
 ///
 /// An `Err` if the primitive refuses the inputs, says no outputs, or shapes that no memory holds.
 pub fn apply<P: HostedPrimitive>(primitive: P, inputs: &[&Array]) -> Result<Vec<Array>> {
-    let op = calls::HostedOp::new(primitive)?;
+    let mut op = calls::HostedOp::new(primitive)?;
     let specs: Vec<Spec> = inputs.iter().map(|input| Spec::of(input)).collect();
-    let outputs = op.outputs(&specs)?;
-    let any_layout = op.layouts(&specs, &outputs)?;
-    let outputs = outputs.into_iter().map(|spec| {
-        require_addressable(op.name(), &spec.shape, spec.dtype)?;
-        Ok(ffi::HostedOutput { shape: spec.shape, dtype: spec.dtype.into() })
-    });
-    let outputs = outputs.collect::<Result<Vec<_>>>()?;
+    let (outputs, any_layout) = op.begin(&specs)?;
+    let outputs: Vec<ffi::HostedOutput> = outputs.into_iter().map(Into::into).collect();
     let list = to_list(inputs.iter().copied());
     Ok(from_list(&*ffi::hosted(Box::new(op), &list, &any_layout, &outputs)?))
 }

@@ -157,13 +157,22 @@ impl<'a> ViewMut<'a> {
     /// The array's memory is allocated, row-contiguous, and for `'a` this view's alone; with what
     /// an input held in it, if `filled`.
     pub(super) unsafe fn new(op: &'a str, index: usize, array: &'a MlxArray, filled: bool) -> Self {
-        let bool = bridge::dtype(array) == bridge::Dtype::Bool;
-        if !filled && !empty(array) && (bool || cfg!(debug_assertions)) {
-            // A debug build shows what eval_cpu leaves out: it stays NaN. Bools are always bools.
-            // SAFETY: the caller's promise.
-            unsafe { fill(array, if bool { 1 } else { 0xff }) };
+        let view = Self { op, index, array };
+        let bool = view.dtype() == Dtype::Bool;
+        if view.size() > 0 && (bool || !filled && cfg!(debug_assertions)) {
+            let bytes = view.size() * view.dtype().size();
+            // SAFETY: the caller's promise: a row-contiguous array of this many bytes.
+            let memory =
+                unsafe { std::slice::from_raw_parts_mut(ffi::hosted_data(array), bytes) };
+            match (bool, filled) {
+                // Other bytes than 0 and 1 are no bool in Rust.
+                (true, true) => memory.iter_mut().for_each(|byte| *byte = u8::from(*byte != 0)),
+                (true, false) => memory.fill(1),
+                // What eval_cpu leaves out shows: it stays NaN.
+                (false, _) => memory.fill(0xff),
+            }
         }
-        Self { op, index, array }
+        view
     }
 
     /// The length of each dimension.
@@ -198,24 +207,12 @@ impl<'a> ViewMut<'a> {
         if !data.is_aligned() || data.is_null() {
             return Err(Error::argument(self.op, format_args!("aligned memory, got {data:?}")));
         }
-        // SAFETY: `new`'s promise; it is aligned, and MLX's memory,
-        // which comes from outside of Rust, has bits that are a value of T, bools being filled.
+        // SAFETY: `new`'s promise; it is aligned, and whatever MLX's memory holds is a value of T,
+        // as `new` saw to for bools.
         Ok(unsafe { std::slice::from_raw_parts_mut(data, self.size()) })
     }
 }
 
 fn size(shape: &[i32]) -> usize {
     shape.iter().map(|&dim| dim as usize).product()
-}
-
-fn empty(array: &MlxArray) -> bool {
-    size(bridge::shape(array)) == 0
-}
-
-/// # Safety
-/// The array's memory may be written.
-unsafe fn fill(array: &MlxArray, byte: u8) {
-    let bytes = size(bridge::shape(array)) * Dtype::from(bridge::dtype(array)).size();
-    // SAFETY: a row-contiguous array of this many bytes.
-    unsafe { std::ptr::write_bytes(ffi::hosted_data(array), byte, bytes) }
 }

@@ -1,5 +1,6 @@
 //! Primitives written through the trait: what they may be, and what their faults become.
 
+mod after;
 mod faults;
 mod metal;
 mod metallib;

@@ -21,9 +21,10 @@ const LOG: &str = "MLX_PRIMITIVES_SIMULATE_LOG";
 const VARIABLES: [&str; 3] = [SCHEDULE, THREADS, LOG];
 
 /// What runs no primitive, chooses what it runs on, is run by `what_moves`, or takes minutes.
-const LEFT_OUT: [&str; 9] = [
+const LEFT_OUT: [&str; 10] = [
     "build::",
     "conformance::",
+    "hosted::after::",
     "hosted::faults::",
     "levels::",
     "plan::",

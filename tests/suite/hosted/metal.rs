@@ -203,7 +203,7 @@ mod simulated {
     #[test]
     fn faults_of_a_launch() -> Checked {
         type Case = (&'static str, fn(&MetalLibrary) -> Vec<Launch>);
-        let cases: [Case; 16] = [
+        let cases: [Case; 20] = [
             ("at least one dispatch", |_| Vec::new()),
             ("write every output", |l| vec![shifted(l).input(0, 0)]),
             ("no kernel 'absent'", |l| {
@@ -226,6 +226,16 @@ mod simulated {
             ("grid", |l| vec![shifted(l).output(1, 0).groups([1, 1, 1], [u32::MAX, u32::MAX, 3])]),
             ("threadgroup memory", |l| vec![shifted(l).output(1, 0).threadgroup_memory(0, 15)]),
             ("threadgroup memory", |l| vec![shifted(l).output(1, 0).threadgroup_memory(0, 32784)]),
+            ("one threadgroup memory an index, got index 31", |l| {
+                vec![shifted(l).output(1, 0).threadgroup_memory(31, 16)]
+            }),
+            ("one function constant an index, got index 0", |l| {
+                vec![shifted(l).output(1, 0).constant(0, false)]
+            }),
+            ("that an earlier launch wrote at index 0, got number 0", |l| {
+                vec![shifted(l).written(0, 0).output(1, 0)]
+            }),
+            ("write every output", |l| vec![shifted(l).input(0, 0).input(1, 0)]),
         ];
         for (mentions, plan) in cases {
             let said = said_of(plan)?;

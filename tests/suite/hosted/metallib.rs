@@ -1,5 +1,7 @@
 //! What of a metallib is checked when it is opened.
 
+use std::io::Write;
+
 use mlx_primitives::hosted::{MetalLibrary, MetalVersion};
 
 use crate::support::{Checked, message};
@@ -84,5 +86,27 @@ fn metallibs_are_files_too() -> Checked {
     let said = message(MetalLibrary::from_path(&path));
     assert!(said.contains("own.metallib") && said.contains("header"), "{said}");
     assert_eq!(MetalLibrary::from_build(&[], "// source")?.version(), None);
+    Ok(())
+}
+
+/// MLX's own kernels for two releases of macOS, which `scripts/cross_link.sh` brings.
+#[test]
+fn metallibs_that_apple_compiled_are_taken() -> Checked {
+    let brought = concat!(env!("CARGO_MANIFEST_DIR"), "/.mlx/cross");
+    let mut found = 0;
+    for folder in std::fs::read_dir(brought).into_iter().flatten() {
+        let path = folder?.path().join("mlx/lib/mlx.metallib");
+        if path.is_file() {
+            let version = MetalLibrary::from_path(&path)?.version();
+            let known = (3..=4).contains(&version.map_or(0, |version| version.major));
+            assert!(known, "{}: {version:?}", path.display());
+            found += 1;
+        }
+    }
+    if found == 0 {
+        // Straight to stderr: libtest keeps what a passing test prints.
+        let mut stderr = std::io::stderr();
+        writeln!(stderr, "not run: Apple's metallibs; scripts/cross_link.sh brings them")?;
+    }
     Ok(())
 }
