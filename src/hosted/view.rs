@@ -162,8 +162,7 @@ impl<'a> ViewMut<'a> {
         if view.size() > 0 && (bool || !filled && cfg!(debug_assertions)) {
             let bytes = view.size() * view.dtype().size();
             // SAFETY: the caller's promise: a row-contiguous array of this many bytes.
-            let memory =
-                unsafe { std::slice::from_raw_parts_mut(ffi::hosted_data(array), bytes) };
+            let memory = unsafe { std::slice::from_raw_parts_mut(ffi::hosted_data(array), bytes) };
             match (bool, filled) {
                 // Other bytes than 0 and 1 are no bool in Rust.
                 (true, true) => memory.iter_mut().for_each(|byte| *byte = u8::from(*byte != 0)),

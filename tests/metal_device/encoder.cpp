@@ -108,20 +108,19 @@ void CommandEncoder::dispatch(MTL::Size grid, MTL::Size group, bool grid_is_thre
   }
   // MLX keeps the buffers of a primitive's inputs and outputs until the tasks it made have run.
   // What is thrown in a task comes out of the next eval or synchronize of the stream.
-  cpu::get_command_encoder(stream_).dispatch(
-      [kernel = pipeline_->kernel(),
-       call,
-       copies = std::move(copies),
-       outputs = std::move(outputs)] {
-        try {
-          bridge::simulate(*kernel->simulated, **call);
-        } catch (const std::exception& error) {
-          for (const auto& memory : outputs) {
-            mlx_primitives::remember_failure(memory, error.what());
-          }
-          throw;
-        }
-      });
+  cpu::get_command_encoder(stream_).dispatch([kernel = pipeline_->kernel(),
+                                              call,
+                                              copies = std::move(copies),
+                                              outputs = std::move(outputs)] {
+    try {
+      bridge::simulate(*kernel->simulated, **call);
+    } catch (const std::exception& error) {
+      for (const auto& memory : outputs) {
+        mlx_primitives::remember_failure(memory, error.what());
+      }
+      throw;
+    }
+  });
 }
 
 CommandEncoder& get_command_encoder(Stream s) {
