@@ -166,3 +166,36 @@ pub fn set_cpu_threads(threads: usize) -> Result<()> {
         running => refuse(format_args!("the {running} threads that run already, got {threads}")),
     }
 }
+
+/// How products with packed weights take their other factor on the CPU.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum CpuActivations {
+    /// As it is: sums in float32, rounded once to the dtype.
+    #[default]
+    Exact,
+    /// Where there are more than eight rows of it, as a prompt has, and the processor multiplies
+    /// bytes in one instruction (AVX-512 VNNI): rounded to eight bits, with a scale for each group
+    /// of weights. Normal numbers are then off by 0.6 % (root mean square; rounded to bfloat16 by
+    /// 0.17 %), and so are products, of their usual size. Elsewhere [`Exact`](Self::Exact).
+    Int8,
+}
+
+/// How products with packed weights take their other factor: exactly, unless told otherwise.
+pub fn cpu_activations() -> CpuActivations {
+    match crate::cpu::int8_activations() {
+        true => CpuActivations::Int8,
+        false => CpuActivations::Exact,
+    }
+}
+
+/// Sets [`cpu_activations`] for the process: for what is evaluated from now on.
+///
+/// ```
+/// use mlx_primitives::device::{self, CpuActivations};
+///
+/// device::set_cpu_activations(CpuActivations::Int8);
+/// assert_eq!(device::cpu_activations(), CpuActivations::Int8);
+/// ```
+pub fn set_cpu_activations(activations: CpuActivations) {
+    crate::cpu::allow_int8_activations(activations == CpuActivations::Int8);
+}

@@ -2,7 +2,7 @@
 
 from html import escape
 
-from report import against, limit, number, times
+from report import against, limit, number, own, rival, times
 
 WIDTH, LEFT, RIGHT = 860, 260, 150
 BAR, GAP, GROUP = 16, 6, 10
@@ -54,7 +54,7 @@ def panel(results, test, top):
         parts.append(text(LEFT + 26, top + 10, words, "faint"))
     y = top + 28
     for index, line in enumerate(lines):
-        if index and line["rival"] is None:
+        if index and own(line) and line["rival"] is None:
             y += GROUP
         parts += bar(results, line, key, y, scale, allowed.get(line["key"]))
         y += BAR + GAP
@@ -63,14 +63,13 @@ def panel(results, test, top):
 
 def bar(results, line, key, y, scale, allowed):
     figures, middle = line["tests"][key], y + BAR / 2
-    own = line["rival"] is None
     low, high = figures["quartiles"]
     parts = [text(LEFT - 10, middle, f"{line['who']}, {line['weights']}", anchor="end")]
     end = max(figures["median"], high) * scale
     if allowed:
         parts.append(box("limit", LEFT, y, allowed * scale, BAR))
         end = max(end, allowed * scale)
-    kind = "ours" if own else "peer"
+    kind = "ours" if own(line) else "peer"
     parts.append(box(kind, LEFT, y, figures["median"] * scale, BAR, ' rx="2"'))
     if high > low:
         parts.append(
@@ -79,7 +78,8 @@ def bar(results, line, key, y, scale, allowed):
     words = number(figures["median"])
     ahead = against(results, line, key)
     if ahead is not None:
-        words += f"  (ours {times(ahead)})"
+        of = f"{times(ahead)} {rival(results, line)['who']}" if own(line) else f"ours {times(ahead)}"
+        words += f"  ({of})"
     parts.append(text(LEFT + end + 8, middle, words))
     return parts
 

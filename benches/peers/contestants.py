@@ -70,16 +70,16 @@ class Contestant:
 
 
 class Ours(Contestant):
-    def __init__(self, key, weights, bits, flags, **more):
+    def __init__(self, key, weights, bits, flags, decodes=True, **more):
         super().__init__(key, "mlx-primitives", weights, bits, **more)
-        self.flags = flags
+        self.flags, self.decodes = flags, decodes
 
     def prepare(self, shop, options, shape):
         self.config = shape.path
         self.binary = build.ours(shop, options.ours)
 
     def turn(self, test):
-        if test.context > 1000 and not self.long_context:
+        if test.context > 1000 and not self.long_context or test.generation and not self.decodes:
             return None
         command = [self.binary, "bench", "--config", self.config, *self.flags, "--json"]
         command += ["-p", test.prompt, "-g", test.generation, "--context", test.context]
@@ -191,6 +191,15 @@ def everyone():
     return [
         # bf16 scale and bias for each group of 64: half a bit a weight.
         Ours(four, "4-bit, groups of 64", 4.5, packed(4), long_context=True),
+        # Rounds the prompt's side to eight bits, as the peers do; tokens are decoded as without.
+        Ours(
+            "ours-int8",
+            "4-bit, prompt in 8 bits",
+            4.5,
+            [*packed(4), "--activations", "int8"],
+            decodes=False,
+            rival="llama.cpp-q4_0",
+        ),
         IkLlamaCpp("ik-q4_0", "ik_llama.cpp, repacked", "Q4_0", four, long_context=True),
         LlamaCpp("llama.cpp-q4_0", "llama.cpp", "Q4_0", four, long_context=True),
         LlamaCpp("llama.cpp-q4_1", "llama.cpp", "Q4_1", four),

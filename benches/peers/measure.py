@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 import build
+import contestants
 from build import say
 from report import BUSY, median, quartiles
 
@@ -196,6 +197,7 @@ def results(options, tests, shape, everyone, missing, load, measured):
             "who": contestant.who,
             "weights": contestant.weights,
             "rival": contestant.rival,
+            "own": isinstance(contestant, contestants.Ours),
             "bits_a_weight": contestant.bits,
             "bytes_a_token": round(shape.read_a_token() * contestant.bits / 8),
             "not_run": without_paths(missing.get(contestant.key) or failed.get(contestant.key)),

@@ -71,8 +71,13 @@ def limit(results, line):
     return best and best * 1e9 / line["bytes_a_token"]
 
 
+def own(line):
+    """Whether a line is one of ours."""
+    return line.get("own", line["rival"] is None)
+
+
 def rival(results, line):
-    """The line of ours that a peer's is set against."""
+    """The line of ours that a peer's is set against; for one of ours, perhaps a peer's."""
     for other in results["contestants"]:
         if other["key"] == line["rival"]:
             return other
@@ -82,6 +87,8 @@ def rival(results, line):
 def against(results, line, key):
     """Ours ÷ theirs in one test."""
     other = rival(results, line)
+    if other and own(line):
+        line, other = other, line
     return other and ratio(other["tests"].get(key), line["tests"].get(key))
 
 
@@ -90,7 +97,7 @@ LONG = "decode-4096"
 
 
 def row(results, line):
-    name = f"**{line['who']}**" if line["rival"] is None else line["who"]
+    name = f"**{line['who']}**" if own(line) else line["who"]
     cells = [name, line["weights"]]
     tests = line["tests"]
     for test in results["tests"]:
@@ -106,7 +113,10 @@ def row(results, line):
         if key == LONG:
             cells.append(percent(ratio(figures, tests.get(DECODE))))
         else:
-            cells.append(times(against(results, line, key)) if line["rival"] else "")
+            ahead = times(against(results, line, key)) if line["rival"] else ""
+            if own(line) and ahead not in ("", "–"):
+                ahead += f" {rival(results, line)['who']}"
+            cells.append(ahead)
     return cells
 
 

@@ -105,6 +105,17 @@ class Report(unittest.TestCase):
         columns = {row.count("|") for row in report.table(invented()).splitlines()}
         self.assertEqual(len(columns), 1)
 
+    def test_a_second_line_of_ours_is_set_against_a_peer(self):
+        results = invented()
+        rounded = line("rounded", "fast", decode=figures([40.0, 60.0]))
+        results["contestants"].append({**rounded, "own": True})
+        row = report.table(results).splitlines()[-1].strip("| ").split(" | ")
+        self.assertEqual(row[0], "**who <rounded>**")
+        self.assertEqual(row[2:5], ["50.0 ± 5.00", "50%", "2.00× who <fast>"])
+        drawn = chart.svg(results)
+        self.assertIn("(2.00× who &lt;fast&gt;)", drawn)
+        self.assertEqual(drawn.count('class="ours"'), 3 + 1)
+
     def test_notes_say_what_was_cut_and_what_was_not_run(self):
         text = report.about(invented())
         self.assertIn("4 tokens instead of 64, 1 round", text)
@@ -148,10 +159,13 @@ class Report(unittest.TestCase):
 class Contestants(unittest.TestCase):
     def test_every_peer_is_set_against_a_line_of_ours(self):
         lines = contestants.everyone()
-        ours = {one.key for one in lines if one.rival is None}
+        ours = {one.key for one in lines if isinstance(one, contestants.Ours)}
         self.assertEqual(len({one.key for one in lines}), len(lines))
         for one in lines:
-            self.assertTrue(one.rival is None or one.rival in ours, one.key)
+            if one.key not in ours:
+                self.assertIn(one.rival, ours, one.key)
+            elif one.rival:
+                self.assertIn(one.rival, {one.key for one in lines} - ours)
 
     def test_what_llama_bench_prints_is_read(self):
         (peer,) = [one for one in contestants.everyone() if one.key == "llama.cpp-q4_0"]

@@ -71,6 +71,26 @@ fn perplexity_of_a_file_and_of_stdin() {
     assert!(stdout(&output).contains("tokens      619\n"), "{output:?}");
 }
 
+/// Rounds of a prompt's side to eight bits show in the score, but hardly.
+#[test]
+fn activations_of_eight_bits_score_almost_as_well() {
+    let fixture = fixture();
+    let directory = tempfile::tempdir().unwrap();
+    let (file, packed) = (directory.path().join("story.txt"), directory.path().join("packed"));
+    fs::write(&file, fixture["story"].as_str().unwrap()).unwrap();
+    let output = run(&["quantize", "--model", DEMO, "-o", path(&packed), "--bits", "4"]);
+    assert!(output.status.success(), "{}", stderr(&output));
+    let score = |activations: &str| {
+        let mut arguments = vec!["perplexity", "--model", path(&packed), "-f", path(&file)];
+        arguments.extend(["--json", "--activations", activations]);
+        object(&arguments)["mean_nll"].as_f64().unwrap()
+    };
+    let (exact, rounded) = (score("exact"), score("int8"));
+    assert!((rounded - exact).abs() < 0.01 * exact, "{exact} {rounded}");
+    let rounds = mlx_primitives::device::cpu_kernels() == "avx512bf16" && !simulated();
+    assert_eq!(rounded != exact, rounds, "{exact} {rounded}");
+}
+
 #[test]
 fn bench_measures_models_and_configurations() {
     let directory = tempfile::tempdir().unwrap();

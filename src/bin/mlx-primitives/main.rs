@@ -13,7 +13,7 @@ mod perplexity;
 mod quantize;
 mod text;
 
-use clap::{Parser, Subcommand};
+use clap::{Parser, Subcommand, ValueEnum};
 use mlx_primitives::device;
 
 /// Custom MLX primitives: generate text, compare latencies, inspect the build.
@@ -23,8 +23,18 @@ struct Cli {
     /// Threads of the CPU kernels: the number of cores, if not said.
     #[arg(long, global = true, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
     threads: Option<u16>,
+    /// How the CPU multiplies packed weights by a prompt: exactly, or faster, where it can, with the
+    /// prompt's side rounded to eight bits.
+    #[arg(long, global = true, value_enum, default_value_t = Activations::Exact)]
+    activations: Activations,
     #[command(subcommand)]
     command: Command,
+}
+
+#[derive(Clone, Copy, ValueEnum)]
+enum Activations {
+    Exact,
+    Int8,
 }
 
 #[derive(Subcommand)]
@@ -59,6 +69,10 @@ fn run(cli: Cli) -> anyhow::Result<()> {
     if let Some(threads) = cli.threads {
         device::set_cpu_threads(threads.into())?;
     }
+    device::set_cpu_activations(match cli.activations {
+        Activations::Exact => device::CpuActivations::Exact,
+        Activations::Int8 => device::CpuActivations::Int8,
+    });
     match cli.command {
         Command::Generate(args) => generate::run(&args),
         Command::Chat(args) => chat::run(&args),

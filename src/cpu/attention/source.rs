@@ -2,7 +2,7 @@
 
 use super::{Source, View};
 use crate::cpu::element::Float;
-use crate::cpu::simd::{F32x16, LANES};
+use crate::cpu::simd::{F32x16, LANES, prefetch};
 
 /// Rows that lie in memory as they are: address, elements from one to the next.
 pub struct Rows<T> {
@@ -140,6 +140,10 @@ impl<T: Float> QuantizedRows<T> {
         for row in 0..count {
             let (packed, to) = (self.packed.at(row), out.wrapping_add(row * pitch));
             let (mut scales, mut biases) = (self.scales.at(row), self.biases.at(row));
+            // The rows after these are asked for next.
+            prefetch(self.packed.at(row + count).cast(), dim * BITS / 8);
+            prefetch(self.scales.at(row + count).cast(), 1);
+            prefetch(self.biases.at(row + count).cast(), 1);
             for first in (0..dim).step_by(self.group) {
                 // SAFETY: the caller's contract; a group is whole blocks of sixteen.
                 unsafe {

@@ -15,10 +15,12 @@ use super::interleaved::{Interleaved, WORDS, interleaved};
 
 /// Rows of weights in a tile.
 pub const TILE: usize = 12;
-/// Distance of a tile's rows in words: not a power of two, so that they spread over cache sets.
-const STRIDE: usize = WORDS + LANES;
+/// Words behind a tile's row, for what its weights are scaled by.
+pub const EXTRA: usize = 128;
+/// Distance of a tile's rows in words: an odd number of cache lines, so that they spread over sets.
+pub const STRIDE: usize = WORDS + EXTRA + LANES;
 /// Rows of x in a block, which stays in the level-two cache, and tiles that pass over it.
-const BLOCK_ROWS: usize = 256;
+pub const BLOCK_ROWS: usize = 256;
 const BLOCK_TILES: usize = 8;
 const BLOCK_COLUMNS: usize = BLOCK_TILES * TILE;
 
@@ -38,6 +40,32 @@ pub trait Weights<A: Arithmetic>: Sync {
         out: *mut A::Factor,
         stride: usize,
     );
+
+    /// Adds the products of an unpacked tile with panels of x to sums that lie `BLOCK_ROWS` apart.
+    ///
+    /// # Safety
+    /// The panels and the tile hold `pass.words` words of each row, `sums` sixteen for each panel.
+    #[inline(always)]
+    unsafe fn add<V: F32x16, const ROWS: usize, const PANELS: usize>(
+        &self,
+        pass: Pass<PANELS>,
+        tile: *const f32,
+        sums: *mut f32,
+    ) {
+        // SAFETY: the caller's contract.
+        unsafe { tile_sums::<V, A, ROWS, PANELS>(pass, tile, sums) }
+    }
+}
+
+/// Some panels of x, and their words that meet a tile.
+#[derive(Clone, Copy)]
+pub struct Pass<const PANELS: usize> {
+    pub x: [*const f32; PANELS],
+    /// Which panel of x is the first.
+    pub panel: usize,
+    /// The first word, in a row.
+    pub at: usize,
+    pub words: usize,
 }
 
 /// What becomes of the sums.
@@ -158,37 +186,27 @@ impl<A: Arithmetic, W: Weights<A>, E: Epilogue> Multiply<'_, A, W, E> {
                     if !len.is_multiple_of(A::PER_WORD) {
                         (0..rows).for_each(|i| *to.add(i * stride + len) = Default::default());
                     }
-                    let x = |panel: usize| self.x.panel(block, row / LANES + panel);
-                    let len = len.div_ceil(A::PER_WORD);
+                    let (at, words) = (block * WORDS, len.div_ceil(A::PER_WORD));
+                    let x = |panel: usize| self.x.panel(block, panel);
                     let sums = sums.add(first * BLOCK_ROWS);
-                    let mut panel = 0;
-                    while panel < panels {
-                        let to = sums.add(panel * LANES);
+                    let mut done = 0;
+                    while done < panels {
+                        let (to, panel) = (sums.add(done * LANES), row / LANES + done);
+                        let one = Pass { x: [x(panel)], panel, at, words };
+                        let w = self.weights;
                         if !V::ONE_REGISTER {
-                            tile_sums::<V, A, { TILE / 2 }, 1>(
-                                [x(panel)],
-                                tile,
-                                len,
-                                to,
-                                block == 0,
-                            );
-                            let (tile, to) =
-                                (tile.add(TILE / 2 * STRIDE), to.add(TILE / 2 * BLOCK_ROWS));
-                            tile_sums::<V, A, { TILE / 2 }, 1>(
-                                [x(panel)],
-                                tile,
-                                len,
-                                to,
-                                block == 0,
-                            );
-                            panel += 1;
-                        } else if panel + 1 < panels {
-                            let x = [x(panel), x(panel + 1)];
-                            tile_sums::<V, A, TILE, 2>(x, tile, len, to, block == 0);
-                            panel += 2;
+                            const HALF: usize = TILE / 2;
+                            w.add::<V, HALF, 1>(one, tile, to);
+                            let (tile, to) = (tile.add(HALF * STRIDE), to.add(HALF * BLOCK_ROWS));
+                            w.add::<V, HALF, 1>(one, tile, to);
+                            done += 1;
+                        } else if done + 1 < panels {
+                            let two = Pass { x: [x(panel), x(panel + 1)], panel, at, words };
+                            w.add::<V, TILE, 2>(two, tile, to);
+                            done += 2;
                         } else {
-                            tile_sums::<V, A, TILE, 1>([x(panel)], tile, len, to, block == 0);
-                            panel += 1;
+                            w.add::<V, TILE, 1>(one, tile, to);
+                            done += 1;
                         }
                     }
                 }
@@ -223,16 +241,14 @@ impl<A: Arithmetic, W: Weights<A>, E: Epilogue> Multiply<'_, A, W, E> {
 /// `sums[r][lane of panel p] += sum over words of x[p] * w[r]`, in registers.
 #[inline(always)]
 unsafe fn tile_sums<V: F32x16, A: Arithmetic, const ROWS: usize, const PANELS: usize>(
-    x: [*const f32; PANELS],
+    Pass { x, at: start, words, .. }: Pass<PANELS>,
     w: *const f32,
-    words: usize,
     sums: *mut f32,
-    first: bool,
 ) {
     let mut total = [[V::splat(0.0); PANELS]; ROWS];
     // SAFETY: the panels and the tile hold `words` words of each row, `sums` a row for each.
     unsafe {
-        if !first {
+        if start > 0 {
             for (r, total) in total.iter_mut().enumerate() {
                 for (p, total) in total.iter_mut().enumerate() {
                     *total = V::load(sums.add(r * BLOCK_ROWS + p * LANES));

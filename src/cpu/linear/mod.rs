@@ -90,4 +90,10 @@ impl Level {
         #[cfg(not(target_arch = "x86_64"))]
         return false;
     }
+
+    /// Whether bytes are multiplied and added up in one instruction.
+    pub fn dots_bytes(self) -> bool {
+        // That level has AVX512_VNNI too.
+        self.dots_bf16()
+    }
 }

@@ -2,26 +2,41 @@
 
 use std::sync::Mutex;
 
-/// What is kept at most, in floats.
+/// What is kept at most: floats in all, and buffers.
 const KEPT: usize = 16 << 20;
+const BUFFERS: usize = 4;
 
-static SPARE: Mutex<Vec<f32>> = Mutex::new(Vec::new());
+static SPARE: Mutex<Vec<Vec<f32>>> = Mutex::new(Vec::new());
 
 /// Calls `body` with room for `floats` uninitialised floats, aligned to a cache line.
 pub fn with(floats: usize, body: &dyn Fn(*mut f32)) {
     const LINE: usize = 64 / size_of::<f32>();
-    // A second caller, or one after a panic, makes do with memory of its own.
-    let mut buffer =
-        SPARE.try_lock().map(|mut spare| std::mem::take(&mut *spare)).unwrap_or_default();
-    if buffer.capacity() < floats + LINE {
-        buffer = Vec::with_capacity(floats + LINE);
-    }
+    let mut buffer = take(floats + LINE).unwrap_or_else(|| Vec::with_capacity(floats + LINE));
     let start = buffer.as_mut_ptr();
     body(start.wrapping_add(start.align_offset(64)));
-    if buffer.capacity() <= KEPT
-        && let Ok(mut spare) = SPARE.try_lock()
-        && spare.capacity() < buffer.capacity()
-    {
-        *spare = buffer;
+    keep(buffer);
+}
+
+/// The smallest that is large enough. Where another thread is looking there is none.
+fn take(floats: usize) -> Option<Vec<f32>> {
+    let mut spare = SPARE.try_lock().ok()?;
+    let enough = spare.iter().enumerate().filter(|(_, buffer)| buffer.capacity() >= floats);
+    let (index, _) = enough.min_by_key(|(_, buffer)| buffer.capacity())?;
+    Some(spare.swap_remove(index))
+}
+
+/// Puts a buffer back, and drops the smallest where there are too many.
+fn keep(buffer: Vec<f32>) {
+    let Ok(mut spare) = SPARE.try_lock() else { return };
+    if buffer.capacity() > KEPT {
+        return;
     }
+    spare.push(buffer);
+    spare.sort_unstable_by_key(|buffer| std::cmp::Reverse(buffer.capacity()));
+    spare.truncate(BUFFERS);
+    let mut total = 0;
+    spare.retain(|buffer| {
+        total += buffer.capacity();
+        total <= KEPT
+    });
 }

@@ -7,12 +7,14 @@ mod columns;
 mod dot;
 mod finish;
 mod format;
+mod int8;
 mod prefill;
 mod prepare;
 #[cfg(test)]
 mod tests;
 
 use std::marker::PhantomData;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::Machine;
 use super::element::{Element, Float, with_element};
@@ -108,6 +110,20 @@ impl Call<'_> {
     }
 }
 
+/// Whether many rows of x may be rounded to eight bits.
+static INT8_ACTIVATIONS: AtomicBool = AtomicBool::new(false);
+
+/// Allows calls with many rows of x to round them to eight bits, where the machine is the faster
+/// for it.
+pub fn allow_int8_activations(allow: bool) {
+    INT8_ACTIVATIONS.store(allow, Ordering::Relaxed);
+}
+
+/// What [`allow_int8_activations`] was told.
+pub fn int8_activations() -> bool {
+    INT8_ACTIVATIONS.load(Ordering::Relaxed)
+}
+
 /// Products accumulate in f32; the element type rounds where MLX's composition would: the
 /// normalised x, the product, and each step after it.
 ///
@@ -159,8 +175,14 @@ unsafe fn quantized_matmul_on(machine: Machine, call: &Call) {
     }
     with_element!(call.element, T => {
         if call.rows > FEW_ROWS {
+            let int8 = int8_activations() && machine.level.dots_bytes() && int8::takes(call);
             // SAFETY: the caller's contract.
-            unsafe { prefill::run::<T>(machine, call) }
+            unsafe {
+                match int8 {
+                    true => int8::run::<T>(machine, call),
+                    false => prefill::run::<T>(machine, call),
+                }
+            }
         } else if call.mode == Mode::Plain {
             // SAFETY: as above.
             unsafe { prefill::run_few_plain::<T>(machine, call) }

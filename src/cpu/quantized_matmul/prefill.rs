@@ -14,6 +14,7 @@ use crate::cpu::linear::dense::Dense;
 use crate::cpu::linear::gemm::{Epilogue, Extents, Weights, multiply};
 use crate::cpu::linear::gemv::gemv;
 use crate::cpu::linear::interleaved::interleaved;
+use crate::cpu::linear::workspace;
 use crate::cpu::rms_norm::rms_norm_on;
 use crate::cpu::simd::{F32x16, LANES};
 
@@ -37,46 +38,59 @@ where
     for<'a> Packed<'a, T>: Weights<A>,
     Dense<T>: Weights<A>,
 {
-    let mut x = call.x.cast::<T>();
-    let mut normalised = Vec::<T>::new();
-    if let Some(norm) = call.norm {
-        let count = call.rows * call.axis;
-        normalised.reserve_exact(count);
-        let to = normalised.as_mut_ptr();
-        // SAFETY: the caller's contract; the vector has room for the elements.
-        unsafe {
-            let (rows, axis) = (call.rows, call.axis);
-            rms_norm_on::<T>(machine, x, norm.weight.cast(), to, rows, axis, norm.eps);
-            normalised.set_len(count);
-        }
-        x = normalised.as_ptr();
-    }
     // SAFETY: the caller's contract; the products are this call's.
     unsafe {
-        interleaved::<A, T>(machine, call.rows, call.axis, x, &|x| {
-            let finish = Finish::<T>::of_many(machine, call, x);
-            let mut first = 0;
-            for (index, weights) in call.weights.iter().enumerate() {
-                let step = match (call.join, index) {
-                    (Join::Concatenate, _) => Step::Finish,
-                    (Join::Swiglu, 0) => Step::KeepGate,
-                    (Join::Swiglu, _) => Step::Swiglu,
-                };
-                let epilogue = Columns { finish: &finish, first, step };
-                let n = weights.columns;
-                if call.mode == Mode::Plain {
-                    let extents = Extents { m: call.rows, n, k: call.axis };
-                    let w = Dense::<T> { w: weights.packed.cast(), extents, columns: false };
-                    multiply(machine, x, n, &w, &epilogue);
-                } else {
-                    let w = Packed::<T> { call, weights, element: PhantomData };
-                    multiply(machine, x, n, &w, &epilogue);
-                }
-                if call.join == Join::Concatenate {
-                    first += n;
-                }
-            }
+        normalised::<T>(machine, call, &|x| {
+            interleaved::<A, T>(machine, call.rows, call.axis, x, &|x| {
+                let finish = Finish::<T>::of_many(machine, call, x);
+                each_product(call, &finish, |weights, epilogue| {
+                    let n = weights.columns;
+                    if call.mode == Mode::Plain {
+                        let extents = Extents { m: call.rows, n, k: call.axis };
+                        let w = Dense::<T> { w: weights.packed.cast(), extents, columns: false };
+                        multiply(machine, x, n, &w, epilogue);
+                    } else {
+                        let w = Packed::<T> { call, weights, element: PhantomData };
+                        multiply(machine, x, n, &w, epilogue);
+                    }
+                });
+            });
         });
+    }
+}
+
+/// Calls `body` with x, normalised if the call says so.
+///
+/// # Safety
+/// As of [`run`].
+pub(super) unsafe fn normalised<T: Float>(machine: Machine, call: &Call, body: &dyn Fn(*const T)) {
+    let (x, rows, axis) = (call.x.cast::<T>(), call.rows, call.axis);
+    let Some(norm) = call.norm else { return body(x) };
+    workspace::with((rows * axis * size_of::<T>()).div_ceil(size_of::<f32>()), &|to| {
+        let to = to.cast::<T>();
+        // SAFETY: the caller's contract; the workspace has room for the elements.
+        unsafe { rms_norm_on::<T>(machine, x, norm.weight.cast(), to, rows, axis, norm.eps) };
+        body(to);
+    });
+}
+
+/// Calls `multiply` with each matrix of the call and what becomes of its product.
+pub(super) fn each_product<T: Float>(
+    call: &Call,
+    finish: &Finish<T>,
+    mut multiply: impl FnMut(&super::Weights, &Columns<T>),
+) {
+    let mut first = 0;
+    for (index, weights) in call.weights.iter().enumerate() {
+        let step = match (call.join, index) {
+            (Join::Concatenate, _) => Step::Finish,
+            (Join::Swiglu, 0) => Step::KeepGate,
+            (Join::Swiglu, _) => Step::Swiglu,
+        };
+        multiply(weights, &Columns { finish, first, step });
+        if call.join == Join::Concatenate {
+            first += weights.columns;
+        }
     }
 }
 
@@ -97,14 +111,14 @@ pub(super) unsafe fn run_few_plain<T: Float>(machine: Machine, call: &Call) {
 
 /// What becomes of one product.
 #[derive(Clone, Copy)]
-enum Step {
+pub(super) enum Step {
     Finish,
     /// Left rounded in the place of the result, for [`Step::Swiglu`] to take.
     KeepGate,
     Swiglu,
 }
 
-struct Columns<'a, T> {
+pub(super) struct Columns<'a, T> {
     finish: &'a Finish<'a, T>,
     /// The result's column that is the product's first.
     first: usize,

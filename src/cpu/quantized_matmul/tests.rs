@@ -195,3 +195,97 @@ fn products_in_f16() {
 fn products_in_bf16() {
     products::<Bf16>();
 }
+
+/// x rounded to eight bits in the weights' groups, step by step as the kernel says it does.
+fn in_bytes<T: Sample>(x: &[T], group: usize) -> Vec<f64> {
+    let rounded = |x: &[T]| -> Vec<f64> {
+        let most = x.iter().fold(0.0f32, |most, x| most.max(x.to_f32().abs()));
+        let byte = |x: &T| f64::from((x.to_f32() * (127.0 / most)).round_ties_even());
+        x.iter().map(|x| byte(x) * f64::from(most / 127.0)).collect()
+    };
+    x.chunks_exact(group).flat_map(rounded).collect()
+}
+
+/// They are those of the rounded x: nothing else is lost.
+fn products_of_bytes<T: Sample>() {
+    for format in FORMATS {
+        for (group, axis) in [(32, 32), (64, 1088), (128, 384), (32, 2080), (64, 4160)] {
+            if format.0 == Mode::Mxfp4 && group != 32 {
+                continue;
+            }
+            for rows in [9, 16, 33] {
+                let matrices =
+                    [29, 3].map(|columns| Matrix::<T>::random(format, columns, axis, group));
+                let x: Vec<T> = values(rows * axis, 2.0);
+                let x8 = in_bytes(&x, group);
+                let weights = matrices.each_ref().map(Matrix::weights);
+                for machine in machines() {
+                    let mut out = vec![T::default(); rows * 32];
+                    let call = plain(format, group, &x, axis, &weights, &mut out);
+                    // SAFETY: the buffers above.
+                    unsafe { int8::run::<T>(machine, &call) };
+                    let what = format!("{format:?} {group} {axis} {rows} {:?}", machine.level);
+                    for (first, matrix) in [0, 29].into_iter().zip(&matrices) {
+                        let (want, reach) = matrix.times(&x8, axis);
+                        let columns = matrix.columns;
+                        let of = |row: usize| out[row * 32 + first..][..columns].iter().copied();
+                        let got: Vec<T> = (0..rows).flat_map(of).collect();
+                        check(&got, (&want, &reach), 1, &what);
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn products_of_bytes_in_f32() {
+    products_of_bytes::<f32>();
+}
+
+#[test]
+fn products_of_bytes_in_f16() {
+    products_of_bytes::<F16>();
+}
+
+#[test]
+fn products_of_bytes_in_bf16() {
+    products_of_bytes::<Bf16>();
+}
+
+/// Groups of zeros, of the least and the largest numbers, and of what is no number.
+#[test]
+fn bytes_of_extreme_groups() {
+    let (group, axis, rows) = (32, 128, 9);
+    let matrix = Matrix::<f32>::random((Mode::Affine, 4), 16, axis, group);
+    let weights = [matrix.weights()];
+    for machine in machines() {
+        for (value, finite) in [
+            (0.0, true),
+            (f32::from_bits(1), true),
+            (f32::MIN_POSITIVE, true),
+            (1e37, true),
+            (f32::NAN, false),
+            (f32::INFINITY, false),
+            (f32::NEG_INFINITY, false),
+        ] {
+            let mut x = vec![0.0f32; rows * axis];
+            x[axis + group + 5] = value;
+            let mut out = vec![1.0f32; rows * 16];
+            let call = plain((Mode::Affine, 4), group, &x, axis, &weights, &mut out);
+            // SAFETY: the buffers above.
+            unsafe { int8::run::<f32>(machine, &call) };
+            let what = format!("{value} {:?}", machine.level);
+            let (want, reach) = matrix.times(&wide(&x), axis);
+            for (i, &got) in out.iter().enumerate() {
+                if i / 16 != 1 || finite {
+                    // The one element is the group's largest: 127 steps of a 127th of it.
+                    let bound = reach[i] * 1e-6 + 1e-37;
+                    assert!((f64::from(got) - want[i]).abs() <= bound, "{what}: {got} at {i}");
+                } else {
+                    assert!(!got.is_finite(), "{what}: {got} at {i}");
+                }
+            }
+        }
+    }
+}

@@ -1,11 +1,12 @@
-//! AVX-512 (F, BW, VL, DQ, and BF16 where there is): a block is one register, tails are masked.
+//! AVX-512 (F, BW, VL, DQ; perhaps BF16 and VNNI): a block is one register, tails are masked.
 
 use std::arch::x86_64::*;
 use std::ops::{Add, Div, Mul, Sub};
 
-use super::{F32x16, LANES};
+use super::transpose::transpose;
+use super::{F32x16, LANES, dot_bf16_by_halves, dot_bytes_in_turn};
 
-/// `BF16`: the machine has AVX512_BF16 too.
+/// `BF16`: the machine has AVX512_BF16 and AVX512_VNNI too.
 #[derive(Clone, Copy)]
 pub struct Avx512<const BF16: bool>(__m512);
 
@@ -117,41 +118,33 @@ impl<const BF16: bool> F32x16 for Avx512<BF16> {
             let pairs = |x| unsafe { std::mem::transmute::<__m512i, __m512bh>(x) };
             return Self(lanes!(_mm512_dpbf16_ps(self.0, pairs(a), pairs(b))));
         }
-        let upper = |x| Self::from_bits(Self::and_int(x, Self::splat_int(!0xffff)));
-        let lower = |x| Self::from_bits(Self::shift_left::<16>(x));
-        lower(a).mul_add(lower(b), upper(a).mul_add(upper(b), self))
+        dot_bf16_by_halves(self, a, b)
+    }
+    #[inline(always)]
+    fn dot_bytes(sum: __m512i, a: __m512i, b: __m512i) -> __m512i {
+        if BF16 {
+            lanes!(_mm512_dpbusd_epi32(sum, a, b))
+        } else {
+            dot_bytes_in_turn::<Self>(sum, a, b)
+        }
+    }
+    #[inline(always)]
+    unsafe fn store_bytes(a: __m512i, to: *mut u8) {
+        // SAFETY: sixteen bytes are writable; no alignment is needed.
+        unsafe { _mm_storeu_si128(to.cast(), _mm512_cvtepi32_epi8(a)) }
+    }
+    #[inline(always)]
+    unsafe fn spread_nibbles(from: *const u8, to: *mut u8) {
+        // SAFETY: sixteen bytes are readable, twice as many writable; no alignment is needed.
+        unsafe {
+            let pairs = _mm256_cvtepu8_epi16(_mm_loadu_si128(from.cast()));
+            let apart = _mm256_or_si256(pairs, _mm256_slli_epi16::<4>(pairs));
+            _mm256_storeu_si256(to.cast(), _mm256_and_si256(apart, _mm256_set1_epi8(15)));
+        }
     }
     #[inline(always)]
     fn transpose(rows: [Self; LANES]) -> [Self; LANES] {
-        lanes!({
-            // Pairs of rows, then fours, within 128-bit quarters; then the quarters.
-            let r = rows.map(|row| row.0);
-            let mut t = r;
-            for i in 0..8 {
-                t[2 * i] = _mm512_unpacklo_ps(r[2 * i], r[2 * i + 1]);
-                t[2 * i + 1] = _mm512_unpackhi_ps(r[2 * i], r[2 * i + 1]);
-            }
-            let mut q = t;
-            for i in 0..4 {
-                let [a, b, c, d] = [0, 1, 2, 3].map(|j| _mm512_castps_pd(t[4 * i + j]));
-                q[4 * i] = _mm512_castpd_ps(_mm512_unpacklo_pd(a, c));
-                q[4 * i + 1] = _mm512_castpd_ps(_mm512_unpackhi_pd(a, c));
-                q[4 * i + 2] = _mm512_castpd_ps(_mm512_unpacklo_pd(b, d));
-                q[4 * i + 3] = _mm512_castpd_ps(_mm512_unpackhi_pd(b, d));
-            }
-            let mut out = r;
-            for i in 0..4 {
-                let even = _mm512_shuffle_f32x4::<0b10_00_10_00>(q[i], q[4 + i]);
-                let odd = _mm512_shuffle_f32x4::<0b11_01_11_01>(q[i], q[4 + i]);
-                let even_below = _mm512_shuffle_f32x4::<0b10_00_10_00>(q[8 + i], q[12 + i]);
-                let odd_below = _mm512_shuffle_f32x4::<0b11_01_11_01>(q[8 + i], q[12 + i]);
-                out[i] = _mm512_shuffle_f32x4::<0b10_00_10_00>(even, even_below);
-                out[4 + i] = _mm512_shuffle_f32x4::<0b10_00_10_00>(odd, odd_below);
-                out[8 + i] = _mm512_shuffle_f32x4::<0b11_01_11_01>(even, even_below);
-                out[12 + i] = _mm512_shuffle_f32x4::<0b11_01_11_01>(odd, odd_below);
-            }
-            out.map(Self)
-        })
+        lanes!(transpose(rows.map(|row| row.0))).map(Self)
     }
     #[inline(always)]
     fn max(self, other: Self) -> Self {

@@ -54,7 +54,9 @@ impl Level {
         match self {
             #[cfg(target_arch = "x86_64")]
             Level::Avx512Bf16 => {
-                Level::Avx512.supported() && is_x86_feature_detected!("avx512bf16")
+                Level::Avx512.supported()
+                    && is_x86_feature_detected!("avx512bf16")
+                    && is_x86_feature_detected!("avx512vnni")
             }
             #[cfg(target_arch = "x86_64")]
             Level::Avx512 => {
@@ -120,7 +122,7 @@ impl Level {
 }
 
 #[cfg(target_arch = "x86_64")]
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512bf16")]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512bf16,avx512vnni")]
 #[inline]
 unsafe fn run_avx512_bf16<K: Kernel>(kernel: K) {
     // SAFETY: the kernel's contract is the caller's.

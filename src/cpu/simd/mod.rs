@@ -13,6 +13,8 @@ mod level;
 #[cfg(target_arch = "aarch64")]
 mod neon;
 mod scalar;
+#[cfg(target_arch = "x86_64")]
+mod transpose;
 
 #[cfg(target_arch = "x86_64")]
 pub use avx512::Avx512;
@@ -123,9 +125,7 @@ pub trait F32x16:
     /// Adds to each lane the product of two bf16 pairs, that of their upper halves first.
     #[inline(always)]
     fn dot_bf16(self, a: Self::Int, b: Self::Int) -> Self {
-        let upper = |x| Self::from_bits(Self::and_int(x, Self::splat_int(!0xffff)));
-        let lower = |x| Self::from_bits(Self::shift_left::<16>(x));
-        lower(a).mul_add(lower(b), upper(a).mul_add(upper(b), self))
+        dot_bf16_by_halves(self, a, b)
     }
     /// Sixteen blocks as the rows of a square: its columns.
     #[inline(always)]
@@ -260,6 +260,38 @@ pub trait F32x16:
             Self::load(words.as_ptr().cast()).to_bits()
         }
     }
+    /// The low byte of each lane.
+    /// # Safety
+    /// `to` is writable for sixteen bytes.
+    #[inline(always)]
+    unsafe fn store_bytes(a: Self::Int, to: *mut u8) {
+        let mut words = [0.0f32; LANES];
+        // SAFETY: the array holds sixteen words, the caller has room for as many bytes.
+        unsafe {
+            Self::from_bits(a).store(words.as_mut_ptr());
+            for (i, word) in words.iter().enumerate() {
+                *to.add(i) = word.to_bits() as u8;
+            }
+        }
+    }
+    /// Thirty-two 4-bit numbers as bytes, of each byte the low one first.
+    /// # Safety
+    /// `from` is readable for sixteen bytes, `to` writable for thirty-two.
+    #[inline(always)]
+    unsafe fn spread_nibbles(from: *const u8, to: *mut u8) {
+        for i in 0..LANES {
+            // SAFETY: the caller's contract.
+            unsafe {
+                let byte = *from.add(i);
+                (*to.add(2 * i), *to.add(2 * i + 1)) = (byte & 15, byte >> 4);
+            }
+        }
+    }
+    /// Adds to each lane the products of its four bytes, those of `a` unsigned, those of `b` signed.
+    #[inline(always)]
+    fn dot_bytes(sum: Self::Int, a: Self::Int, b: Self::Int) -> Self::Int {
+        dot_bytes_in_turn::<Self>(sum, a, b)
+    }
     /// Lane i of the result is lane `index[i]`, which is below sixteen.
     #[inline(always)]
     fn permute(self, index: Self::Int) -> Self {
@@ -331,5 +363,32 @@ pub trait F32x16:
         let first = Self::from_bits(Self::shift_left::<23>(Self::add_int(half, bias)));
         let second = Self::from_bits(Self::shift_left::<23>(Self::add_int(rest, bias)));
         self * first * second
+    }
+}
+
+/// [`F32x16::dot_bf16`] where it is no instruction.
+#[inline(always)]
+fn dot_bf16_by_halves<V: F32x16>(sum: V, a: V::Int, b: V::Int) -> V {
+    let upper = |x| V::from_bits(V::and_int(x, V::splat_int(!0xffff)));
+    let lower = |x| V::from_bits(V::shift_left::<16>(x));
+    lower(a).mul_add(lower(b), upper(a).mul_add(upper(b), sum))
+}
+
+/// [`F32x16::dot_bytes`] where it is no instruction.
+#[inline(always)]
+fn dot_bytes_in_turn<V: F32x16>(sum: V::Int, a: V::Int, b: V::Int) -> V::Int {
+    let mut words = [[0.0f32; LANES]; 3];
+    // SAFETY: each array holds sixteen words; `load` takes any bits as they are.
+    unsafe {
+        for (words, lanes) in words.iter_mut().zip([sum, a, b]) {
+            V::from_bits(lanes).store(words.as_mut_ptr());
+        }
+        let [sums, a, b] = words;
+        let lanes: [u32; LANES] = std::array::from_fn(|i| {
+            let (a, b) = (a[i].to_bits().to_le_bytes(), b[i].to_bits().to_le_bytes());
+            let products = a.iter().zip(b).map(|(&a, b)| i32::from(a) * i32::from(b as i8));
+            (sums[i].to_bits() as i32).wrapping_add(products.sum()) as u32
+        });
+        V::load(lanes.as_ptr().cast()).to_bits()
     }
 }

@@ -1,0 +1,42 @@
+//! A square of sixteen registers turned around.
+
+use std::arch::x86_64::*;
+
+use super::LANES;
+
+/// Row i of the result has element i of every row.
+///
+/// # Safety
+/// The machine has AVX-512 F and DQ, and this is inlined where they are enabled.
+#[inline(always)]
+pub unsafe fn transpose(rows: [__m512; LANES]) -> [__m512; LANES] {
+    // SAFETY: the caller vouches for the instructions; nothing is read or written.
+    unsafe {
+        // Pairs of rows, then fours, within 128-bit quarters; then the quarters.
+        let mut t = rows;
+        for i in 0..8 {
+            t[2 * i] = _mm512_unpacklo_ps(rows[2 * i], rows[2 * i + 1]);
+            t[2 * i + 1] = _mm512_unpackhi_ps(rows[2 * i], rows[2 * i + 1]);
+        }
+        let mut q = t;
+        for i in 0..4 {
+            let [a, b, c, d] = [0, 1, 2, 3].map(|j| _mm512_castps_pd(t[4 * i + j]));
+            q[4 * i] = _mm512_castpd_ps(_mm512_unpacklo_pd(a, c));
+            q[4 * i + 1] = _mm512_castpd_ps(_mm512_unpackhi_pd(a, c));
+            q[4 * i + 2] = _mm512_castpd_ps(_mm512_unpacklo_pd(b, d));
+            q[4 * i + 3] = _mm512_castpd_ps(_mm512_unpackhi_pd(b, d));
+        }
+        let mut out = rows;
+        for i in 0..4 {
+            let even = _mm512_shuffle_f32x4::<0b10_00_10_00>(q[i], q[4 + i]);
+            let odd = _mm512_shuffle_f32x4::<0b11_01_11_01>(q[i], q[4 + i]);
+            let even_below = _mm512_shuffle_f32x4::<0b10_00_10_00>(q[8 + i], q[12 + i]);
+            let odd_below = _mm512_shuffle_f32x4::<0b11_01_11_01>(q[8 + i], q[12 + i]);
+            out[i] = _mm512_shuffle_f32x4::<0b10_00_10_00>(even, even_below);
+            out[4 + i] = _mm512_shuffle_f32x4::<0b10_00_10_00>(odd, odd_below);
+            out[8 + i] = _mm512_shuffle_f32x4::<0b11_01_11_01>(even, even_below);
+            out[12 + i] = _mm512_shuffle_f32x4::<0b11_01_11_01>(odd, odd_below);
+        }
+        out
+    }
+}
