@@ -45,5 +45,5 @@ cd "$folder"
 bash "$steps" | tee "$folder/steps.log"
 printed=$(sed -n 's/^prints `\(array.*\)`\.$/\1/p' "$root/docs/write-your-own-primitive.md")
 [ -n "$printed" ] && grep -qF "$printed" "$folder/steps.log"
-grep -q "simulated metal\|gpu" "$folder/steps.log"
+grep -qE "simulated metal|gpu" "$folder/steps.log"
 echo "follow_guide: every step ran"

@@ -20,8 +20,6 @@ const SCHEDULE: &str = "MLX_PRIMITIVES_SIMULATE_METAL";
 const LOG: &str = "MLX_PRIMITIVES_SIMULATE_LOG";
 /// Compiled kernels, by their content.
 const CACHE: &str = concat!(env!("OUT_DIR"), "/metal-sim");
-/// Where `scripts/build_metal.sh` brings a compiler to.
-const BROUGHT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/.mlx/python");
 
 pub(crate) struct SimulatedLibrary(Library);
 
@@ -129,7 +127,8 @@ pub(crate) fn simulated_library(source: &str) -> Result<Box<SimulatedLibrary>> {
     std::fs::create_dir_all(CACHE).map_err(failed)?;
     std::fs::write(&draft, source).map_err(failed)?;
     std::fs::rename(&draft, &path).map_err(failed)?;
-    let library = Library::compile(&Source::new(&path), &compiler()?, Path::new(CACHE));
+    let library =
+        Library::compile(&Source::new(&path), &Compiler::find().map_err(failed)?, Path::new(CACHE));
     let library = library.map_err(failed)?;
     if let Some(log) = std::env::var_os(LOG) {
         let names = library.kernels().map_err(failed)?.into_iter().map(|kernel| kernel.name + "\n");
@@ -139,18 +138,6 @@ pub(crate) fn simulated_library(source: &str) -> Result<Box<SimulatedLibrary>> {
         file.and_then(|mut file| file.write_all(text.as_bytes())).map_err(failed)?;
     }
     Ok(Box::new(SimulatedLibrary(library)))
-}
-
-fn compiler() -> Result<Compiler> {
-    let found = Compiler::find();
-    if found.is_ok() || std::env::var_os("METAL_SIM_CLANG").is_some() {
-        return found.map_err(failed);
-    }
-    Compiler::at(BROUGHT).map_err(|_| {
-        failed(
-            "no clang 17 or later and no zig to compile kernels with: run scripts/build_metal.sh",
-        )
-    })
 }
 
 pub(crate) fn simulated_kernel(

@@ -234,8 +234,10 @@ pub(crate) mod bridge {
         // Creation.
         fn from_bytes(bytes: &[u8], shape: &[i32], dtype: Dtype) -> Result<UniquePtr<MlxArray>>;
         /// Memory that nothing has been written to yet, as 64-bit words.
+        #[allow(dead_code)] // but by the feature llama
         fn block(bytes: usize) -> Result<UniquePtr<MlxArray>>;
         /// What lies at a byte of a block; both ends are at multiples of 8.
+        #[allow(dead_code)]
         fn within(
             block: &MlxArray,
             offset: usize,
