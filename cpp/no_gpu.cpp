@@ -4,6 +4,7 @@
 #include "ops/activation.h"
 #include "ops/attention.h"
 #include "ops/cross_entropy.h"
+#include "ops/hosted.h"
 #include "ops/layer_norm.h"
 #include "ops/linear.h"
 #include "ops/logsumexp.h"
@@ -31,6 +32,7 @@ NO_GPU(Affine, "affine")
 NO_GPU(Attention, "attention")
 NO_GPU(CrossEntropy, "cross_entropy")
 NO_GPU(CrossEntropyGrad, "cross_entropy")
+NO_GPU(Hosted, "hosted")
 NO_GPU(LayerNorm, "layer_norm")
 NO_GPU(Linear, "linear")
 NO_GPU(LogSumExp, "logsumexp")

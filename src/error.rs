@@ -11,7 +11,7 @@ pub enum Error {
     Mlx(String),
     /// An argument was refused before it reached MLX; `[op] expected …, got …`.
     Argument(String),
-    /// A closure given to a transform panicked.
+    /// A closure given to a transform, or a method of a hosted primitive, panicked.
     Panic(String),
     /// A file is missing, unreadable or not what it should be.
     File {

@@ -15,6 +15,9 @@
 //! ```
 //!
 //! - [`ops`]: our primitives. [`builtin`]: MLX's own versions of them, for comparison.
+//! - [`hosted`]: primitives of your own, in Rust and Metal.
+//! - [`conformance`]: holds an op to a reference on every path.
+//! - [`simulator`]: Metal kernels on Linux, watched, for tests.
 //! - [`Array`]: a lazy array and MLX's general ops as methods.
 //! - [`transforms`]: `grad`, `vjp`, `jvp`, `vmap`, `compile` of Rust closures.
 //! - [`device`], [`memory`], [`random`], [`io`]: the rest of MLX's runtime.
@@ -27,12 +30,14 @@
 
 mod array;
 pub mod builtin;
+pub mod conformance;
 mod cpu;
 pub mod device;
 mod dtype;
 mod error;
 mod ffi;
 pub mod graph;
+pub mod hosted;
 pub mod io;
 #[cfg(feature = "llama")]
 pub mod llama;
@@ -42,6 +47,7 @@ pub mod plan;
 pub mod random;
 #[cfg_attr(not(all(feature = "simulate-metal", target_os = "linux")), path = "no_simulator.rs")]
 mod simulate;
+pub mod simulator;
 pub mod transforms;
 pub mod yardstick;
 

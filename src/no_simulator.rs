@@ -29,6 +29,8 @@ pub(crate) fn simulated_library(_source: &str) -> Result<Box<SimulatedLibrary>> 
 pub(crate) fn simulated_kernel(
     library: &SimulatedLibrary,
     _name: &str,
+    _indices: &[u32],
+    _bits: &[u64],
 ) -> Result<Box<SimulatedKernel>> {
     match *library {}
 }

@@ -11,6 +11,7 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use metal_sim::{Access, Buffer, Compiler, Constants, Dispatch, Kernel, Library, Schedule, Source};
 
 use crate::error::{Error, Result};
+use crate::simulator::{Schedule as Chosen, chosen_schedule};
 
 /// `forward`, `reversed` or `shuffled:<seed>`: the order that threads run in.
 const SCHEDULE: &str = "MLX_PRIMITIVES_SIMULATE_METAL";
@@ -19,8 +20,6 @@ const SCHEDULE: &str = "MLX_PRIMITIVES_SIMULATE_METAL";
 const LOG: &str = "MLX_PRIMITIVES_SIMULATE_LOG";
 /// Compiled kernels, by their content.
 const CACHE: &str = concat!(env!("OUT_DIR"), "/metal-sim");
-/// Where `scripts/build_metal.sh` brings a compiler to.
-const BROUGHT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/.mlx/python");
 
 pub(crate) struct SimulatedLibrary(Library);
 
@@ -78,6 +77,7 @@ pub(crate) struct SimulatedDispatch {
     buffers: Vec<Bound>,
     threadgroup: Vec<(u32, usize)>,
     journal: Journal,
+    chosen: Option<Chosen>,
 }
 
 pub(crate) fn simulated_dispatch(grid: [u32; 3], group: [u32; 3]) -> Box<SimulatedDispatch> {
@@ -88,6 +88,7 @@ pub(crate) fn simulated_dispatch(grid: [u32; 3], group: [u32; 3]) -> Box<Simulat
         buffers: Vec::new(),
         threadgroup: Vec::new(),
         journal: JOURNAL.with(Arc::clone),
+        chosen: chosen_schedule(),
     })
 }
 
@@ -126,7 +127,8 @@ pub(crate) fn simulated_library(source: &str) -> Result<Box<SimulatedLibrary>> {
     std::fs::create_dir_all(CACHE).map_err(failed)?;
     std::fs::write(&draft, source).map_err(failed)?;
     std::fs::rename(&draft, &path).map_err(failed)?;
-    let library = Library::compile(&Source::new(&path), &compiler()?, Path::new(CACHE));
+    let library =
+        Library::compile(&Source::new(&path), &Compiler::find().map_err(failed)?, Path::new(CACHE));
     let library = library.map_err(failed)?;
     if let Some(log) = std::env::var_os(LOG) {
         let names = library.kernels().map_err(failed)?.into_iter().map(|kernel| kernel.name + "\n");
@@ -138,23 +140,15 @@ pub(crate) fn simulated_library(source: &str) -> Result<Box<SimulatedLibrary>> {
     Ok(Box::new(SimulatedLibrary(library)))
 }
 
-fn compiler() -> Result<Compiler> {
-    let found = Compiler::find();
-    if found.is_ok() || std::env::var_os("METAL_SIM_CLANG").is_some() {
-        return found.map_err(failed);
-    }
-    Compiler::at(BROUGHT).map_err(|_| {
-        failed(
-            "no clang 17 or later and no zig to compile kernels with: run scripts/build_metal.sh",
-        )
-    })
-}
-
 pub(crate) fn simulated_kernel(
     library: &SimulatedLibrary,
     name: &str,
+    indices: &[u32],
+    bits: &[u64],
 ) -> Result<Box<SimulatedKernel>> {
-    let kernel = library.0.kernel(name, &Constants::new()).map_err(failed)?;
+    let values = indices.iter().zip(bits);
+    let constants = values.fold(Constants::new(), |all, (&index, &bits)| all.with(index, bits));
+    let kernel = library.0.kernel(name, &constants).map_err(failed)?;
     Ok(Box::new(SimulatedKernel(kernel)))
 }
 
@@ -164,7 +158,7 @@ pub(crate) unsafe fn simulate(
     kernel: &SimulatedKernel,
     dispatch: &SimulatedDispatch,
 ) -> Result<()> {
-    let mut run = Dispatch::new(&kernel.0).schedule(schedule()?);
+    let mut run = Dispatch::new(&kernel.0).schedule(schedule(dispatch)?);
     for bound in &dispatch.buffers {
         let address = std::ptr::with_exposed_provenance_mut(bound.at);
         let access = match (bound.writable, in_place(dispatch, bound.at)) {
@@ -203,7 +197,13 @@ fn in_place(dispatch: &SimulatedDispatch, output: usize) -> bool {
     dispatch.buffers.iter().any(|bound| !bound.writable && bound.at == output)
 }
 
-fn schedule() -> Result<Schedule> {
+fn schedule(dispatch: &SimulatedDispatch) -> Result<Schedule> {
+    match dispatch.chosen {
+        Some(Chosen::Forward) => return Ok(Schedule::Forward),
+        Some(Chosen::Reversed) => return Ok(Schedule::Reversed),
+        Some(Chosen::Shuffled(seed)) => return Ok(Schedule::Shuffled(seed)),
+        None => {}
+    }
     let text = std::env::var(SCHEDULE).unwrap_or_default();
     let seed = text.strip_prefix("shuffled:").and_then(|seed| seed.parse().ok());
     match (text.as_str(), seed) {

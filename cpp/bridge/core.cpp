@@ -8,6 +8,7 @@
 #include "mlx/utils.h"
 #include "mlx/version.h"
 #include "ops/common.h"
+#include "ops/failed.h"
 
 #define MLX_PRIMITIVES_TEXT(x) #x
 #define MLX_PRIMITIVES_DOTTED(a, b, c) \
@@ -249,11 +250,13 @@ bool finished(const MlxArray& array) {
   return array.is_available();
 }
 
+namespace {
+
 /**
  * Evaluates on the CPU while this thread, which has to wait anyway, helps with the kernels: that
  * is sooner than waking it, or a helper in its stead.
  */
-void eval(const ArrayList& arrays) {
+void evaluate(const ArrayList& arrays) {
   auto elsewhere = [](const mx::array& a) {
     return a.is_tracer() || (a.has_primitive() && a.primitive().device() != mx::Device::cpu);
   };
@@ -265,7 +268,52 @@ void eval(const ArrayList& arrays) {
   mx::eval(arrays);
 }
 
+/** Throws what is remembered of one that failed of the arrays, or of those that they depend on. */
+void refuse_failed(const ArrayList& arrays) {
+  const auto* found = find_failed(arrays);
+  if (!found) {
+    return;
+  }
+  auto failed = *found;
+  auto why = failure_of(failed.data_shared_ptr());
+  try {
+    if (failed.status() == mx::array::Status::evaluated) {
+      failed.wait(); // MLX may hold the error ready, which would be told to somebody else
+    }
+  } catch (const std::exception&) {
+    // It is said below.
+  }
+  throw std::runtime_error(why);
+}
+
+} // namespace
+
+/** An evaluation that fails leaves none of the arrays that it was to compute with a value. */
+void eval(const ArrayList& arrays) {
+  refuse_failed(arrays);
+  ArrayList awaited;
+  for (const auto& array : arrays) {
+    if (array.status() != mx::array::Status::available) {
+      awaited.push_back(array);
+    }
+  }
+  try {
+    evaluate(arrays);
+  } catch (const std::exception& error) {
+    for (const auto& array : awaited) {
+      // One that still has its primitive was not come to: it is computed when next asked for.
+      if (!array.has_primitive() && array.data_shared_ptr()) {
+        array.set_status(mx::array::Status::unscheduled); // MLX then refuses to build on it
+        remember_failure(array.data_shared_ptr(), error.what());
+      }
+    }
+    throw;
+  }
+  refuse_failed(awaited);
+}
+
 void async_eval(const ArrayList& arrays) {
+  refuse_failed(arrays);
   mx::async_eval(arrays);
 }
 

@@ -80,6 +80,7 @@ void save_safetensors(
     rust::Slice<const rust::String> names,
     const ArrayList& arrays,
     rust::Slice<const MetadataEntry> metadata) {
+  bridge::eval(arrays); // MLX's own, called below, does not know what failed
   std::unordered_map<std::string, mx::array> named;
   for (size_t i = 0; i < names.size() && i < arrays.size(); ++i) {
     named.insert_or_assign(std::string(names[i]), arrays[i]);

@@ -1,5 +1,6 @@
 //! The array handle: what it describes, how it is evaluated and read.
 
+#[cfg(feature = "llama")]
 mod block;
 mod create;
 mod math;
@@ -13,6 +14,7 @@ use crate::dtype::{Dtype, Element};
 use crate::error::{Error, Result};
 use crate::ffi::bridge as ffi;
 
+#[cfg(feature = "llama")]
 pub(crate) use block::Block;
 pub use math::{Operand, Reduce};
 pub use view::{IntoIndex, concatenate, select, stack};

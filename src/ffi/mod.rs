@@ -6,6 +6,7 @@
 pub(crate) mod activation;
 pub(crate) mod attention;
 pub(crate) mod cross_entropy;
+pub(crate) mod hosted;
 pub(crate) mod layer_norm;
 pub(crate) mod linear;
 pub(crate) mod logsumexp;
@@ -18,6 +19,7 @@ pub(crate) mod residual_norm;
 pub(crate) mod rms_norm;
 pub(crate) mod rope;
 pub(crate) mod rope_append;
+mod simulator;
 pub(crate) mod softmax;
 
 use std::cell::Cell;
@@ -25,7 +27,6 @@ use std::cell::Cell;
 use cxx::CxxVector;
 
 use crate::cpu::{self, Element};
-use crate::simulate::*;
 use crate::transforms::Closure;
 
 /// The kernels' element type; the op functions let no other dtype through.
@@ -233,8 +234,10 @@ pub(crate) mod bridge {
         // Creation.
         fn from_bytes(bytes: &[u8], shape: &[i32], dtype: Dtype) -> Result<UniquePtr<MlxArray>>;
         /// Memory that nothing has been written to yet, as 64-bit words.
+        #[allow(dead_code)] // but by the feature llama
         fn block(bytes: usize) -> Result<UniquePtr<MlxArray>>;
         /// What lies at a byte of a block; both ends are at multiples of 8.
+        #[allow(dead_code)]
         fn within(
             block: &MlxArray,
             offset: usize,
@@ -376,18 +379,5 @@ pub(crate) mod bridge {
 
         /// Shares in the kernels' work until the arrays are computed, or nothing comes for a while.
         fn lend_thread(arrays: &CxxVector<MlxArray>) -> Result<()>;
-
-        // Metal in a simulator, for tests. What is bound is valid until `simulate` returns.
-        type SimulatedLibrary;
-        type SimulatedKernel;
-        type SimulatedDispatch;
-        fn simulated_library(source: &str) -> Result<Box<SimulatedLibrary>>;
-        fn simulated_kernel(of: &SimulatedLibrary, name: &str) -> Result<Box<SimulatedKernel>>;
-        fn simulated_dispatch(grid: [u32; 3], group: [u32; 3]) -> Box<SimulatedDispatch>;
-        fn bind(self: &mut SimulatedDispatch, index: u32, at: usize, bytes: usize, writable: bool);
-        fn bind_constant(self: &mut SimulatedDispatch, index: u32, at: usize, bytes: usize);
-        fn reserve(self: &mut SimulatedDispatch, index: u32, bytes: usize);
-        fn count_threads(self: &mut SimulatedDispatch);
-        unsafe fn simulate(kernel: &SimulatedKernel, dispatch: &SimulatedDispatch) -> Result<()>;
     }
 }

@@ -146,6 +146,7 @@ impl QuantizedWeight {
     }
 
     /// The same numbers in other places.
+    #[cfg(feature = "llama")]
     pub(crate) fn map_arrays(&self, mut f: impl FnMut(&Array) -> Result<Array>) -> Result<Self> {
         let (packed, scales) = (f(&self.packed)?, f(&self.scales)?);
         let biases = self.biases.as_ref().map(f).transpose()?;

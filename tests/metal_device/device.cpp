@@ -1,4 +1,5 @@
 #include <cstdlib>
+#include <cstring>
 #include <optional>
 #include <sstream>
 #include <stdexcept>
@@ -10,7 +11,8 @@
 namespace mlx_primitives {
 
 bool simulating() {
-  return std::getenv("MLX_PRIMITIVES_SIMULATE_METAL") != nullptr;
+  int chosen = bridge::chosen_simulation();
+  return chosen < 0 ? std::getenv("MLX_PRIMITIVES_SIMULATE_METAL") != nullptr : chosen > 0;
 }
 
 } // namespace mlx_primitives
@@ -46,6 +48,37 @@ std::string type_to_name(const array& a) {
 } // namespace mlx::core
 
 namespace mlx::core::metal {
+
+namespace {
+
+/** As many bytes as the type has. */
+uint64_t constant_bits(const void* value, MTL::DataType type) {
+  size_t bytes;
+  switch (type) {
+    case MTL::DataTypeBool:
+    case MTL::DataTypeChar:
+    case MTL::DataTypeUChar:
+      bytes = 1;
+      break;
+    case MTL::DataTypeHalf:
+    case MTL::DataTypeShort:
+    case MTL::DataTypeUShort:
+      bytes = 2;
+      break;
+    case MTL::DataTypeFloat:
+    case MTL::DataTypeInt:
+    case MTL::DataTypeUInt:
+      bytes = 4;
+      break;
+    default:
+      throw std::runtime_error("[simulate] a function constant of an unknown type");
+  }
+  uint64_t bits = 0;
+  std::memcpy(&bits, value, bytes); // little-endian
+  return bits;
+}
+
+} // namespace
 
 Device::Device() = default;
 Device::~Device() = default;
@@ -88,15 +121,24 @@ MTL::ComputePipelineState* Device::get_kernel(
     const std::string& hash_name,
     const MTLFCList& func_consts,
     const std::vector<MTL::Function*>& linked_functions) {
-  if (!func_consts.empty() || !linked_functions.empty()) {
-    throw std::runtime_error("[simulate] " + base_name + " is asked for with constants.");
+  if (!linked_functions.empty()) {
+    throw std::runtime_error("[simulate] " + base_name + " is asked for with linked functions.");
+  }
+  std::vector<uint32_t> indices;
+  std::vector<uint64_t> bits;
+  for (const auto& [value, type, index] : func_consts) {
+    indices.push_back(static_cast<uint32_t>(index));
+    bits.push_back(constant_bits(value, type));
   }
   std::lock_guard lock(mutex_);
   auto& pipeline = mtl_lib->pipelines[hash_name.empty() ? base_name : hash_name];
   if (!pipeline) {
     pipeline = std::make_unique<MTL::ComputePipelineState>(
-        std::make_shared<MTL::ComputePipelineState::Kernel>(
-            bridge::simulated_kernel(**mtl_lib->simulated, base_name)));
+        std::make_shared<MTL::ComputePipelineState::Kernel>(bridge::simulated_kernel(
+            **mtl_lib->simulated,
+            base_name,
+            {indices.data(), indices.size()},
+            {bits.data(), bits.size()})));
   }
   return pipeline.get();
 }

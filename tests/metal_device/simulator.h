@@ -1,7 +1,7 @@
 // What the two sources of the stand-in share.
 #pragma once
 
-#include "mlx-primitives/src/ffi/mod.rs.h"
+#include "mlx-primitives/src/ffi/simulator.rs.h"
 #include "mlx/backend/metal/device.h"
 
 namespace bridge = mlx_primitives::bridge;

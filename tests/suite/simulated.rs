@@ -20,9 +20,12 @@ const THREADS: &str = "MLX_PRIMITIVES_SIMULATE_THREADS";
 const LOG: &str = "MLX_PRIMITIVES_SIMULATE_LOG";
 const VARIABLES: [&str; 3] = [SCHEDULE, THREADS, LOG];
 
-/// What runs no primitive, is run by `what_moves`, or takes minutes.
-const LEFT_OUT: [&str; 7] = [
+/// What runs no primitive, chooses what it runs on, is run by `what_moves`, or takes minutes.
+const LEFT_OUT: [&str; 10] = [
     "build::",
+    "conformance::",
+    "hosted::after::",
+    "hosted::faults::",
     "levels::",
     "plan::",
     "simulated::",

@@ -21,11 +21,13 @@ pub unsafe trait Plain: Copy {}
 
 macro_rules! plain {
     ($($kind:ty),*) => {
-        // SAFETY: a primitive number.
+        // SAFETY: a number of 1 to 8 bytes, all of them its value.
         $(unsafe impl Plain for $kind {})*
     };
 }
 plain!(u8, u16, u32, u64, i8, i16, i32, i64, f32, f64);
+#[cfg(feature = "half")]
+plain!(half::f16, half::bf16);
 // SAFETY: arrays have no padding between elements.
 unsafe impl<T: Plain, const N: usize> Plain for [T; N] {}
 

@@ -17,10 +17,14 @@ pub struct Compiler {
     version: String,
 }
 
+/// In a checkout of the workspace; elsewhere there is nothing.
+const BROUGHT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../.mlx/python");
+
 impl Compiler {
     /// Looks for a compiler: `METAL_SIM_CLANG` (a clang++ or a zig, or a folder into which
     /// `pip install --target` put `ziglang`), then `clang++-22` ... `clang++-17`, `clang++`,
-    /// `zig` and `python-zig` on the `PATH`.
+    /// `zig` and `python-zig` on the `PATH`, then what `scripts/build_metal.sh` brought into the
+    /// checkout that this crate was built in.
     ///
     /// ```
     /// let compiler = metal_sim::Compiler::find()?;
@@ -44,11 +48,14 @@ impl Compiler {
                 }
             }
         }
-        Err(Error::NoCompiler(
-            "set METAL_SIM_CLANG to a clang++ (17 or later) or a zig, put one on the PATH, or \
-             `pip install ziglang`"
-                .to_string(),
-        ))
+        Self::at(BROUGHT).map_err(|_| {
+            Error::NoCompiler(
+                "set METAL_SIM_CLANG to a clang++ (17 or later) or a zig, put one on the PATH, or \
+                 `pip install ziglang`; in a checkout of mlx-primitives, run \
+                 scripts/build_metal.sh"
+                    .to_string(),
+            )
+        })
     }
 
     /// The compiler at `path`: a clang++, a zig, or a folder that holds the PyPI package

@@ -20,6 +20,11 @@ pub enum Schedule {
     Shuffled(u64),
 }
 
+impl Schedule {
+    /// An order of each kind: what a kernel is to be run in.
+    pub const ALL: [Self; 3] = [Self::Forward, Self::Reversed, Self::Shuffled(1)];
+}
+
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Grid {
     Groups([u32; 3]),

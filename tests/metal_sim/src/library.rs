@@ -5,9 +5,10 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
 use crate::build::build;
+use crate::cache;
 use crate::compiler::Compiler;
 use crate::constants::Constants;
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, at_path};
 use crate::module::{Argument, Module, Value};
 use crate::rewrite::{self, Constant, Purpose, constant_prologue};
 use crate::source::Source;
@@ -81,6 +82,30 @@ impl Library {
             library.module(&Constants::new())?;
         }
         Ok(library)
+    }
+
+    /// Compiles a source given as text, such as that of `include_str!`, with the compiler that
+    /// [`Compiler::find`] finds and a cache beside the running program.
+    ///
+    /// ```
+    /// let library = metal_sim::Library::from_text(
+    ///     "#include <metal_stdlib>
+    ///      kernel void one(device float* y [[buffer(0)]]) { y[0] = 1; }",
+    /// )?;
+    /// assert_eq!(library.kernels()?[0].name, "one");
+    /// # Ok::<(), metal_sim::Error>(())
+    /// ```
+    pub fn from_text(text: &str) -> Result<Self> {
+        let program = std::env::current_exe();
+        let program = program.map_err(|source| Error::Io { path: "the program".into(), source })?;
+        let folder = program.with_file_name("metal-sim");
+        at_path(&folder, std::fs::create_dir_all(&folder))?;
+        let path = folder.join(format!("{}.metal", cache::key([text].into_iter())));
+        // Renamed into place, for programs that start together.
+        let draft = cache::draft(&folder);
+        at_path(&draft, std::fs::write(&draft, text))?;
+        at_path(&path, std::fs::rename(&draft, &path))?;
+        Self::compile(&Source::new(path), &Compiler::find()?, &folder)
     }
 
     /// Every kernel with its arguments. Arguments that depend on function constants are

@@ -8,16 +8,7 @@ use metal_sim::{Compiler, Constants, Kernel, Library, Source};
 
 pub fn compiler() -> &'static Compiler {
     static COMPILER: OnceLock<Compiler> = OnceLock::new();
-    COMPILER.get_or_init(|| {
-        let brought = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../.mlx/python");
-        match Compiler::find() {
-            Err(_) if std::env::var_os("METAL_SIM_CLANG").is_none() => Compiler::at(brought)
-                .unwrap_or_else(|_| {
-                    panic!("no clang 17 or later, no zig: run scripts/build_metal.sh")
-                }),
-            found => found.unwrap_or_else(|error| panic!("{error}")),
-        }
-    })
+    COMPILER.get_or_init(|| Compiler::find().unwrap_or_else(|error| panic!("{error}")))
 }
 
 pub fn cache() -> &'static Path {

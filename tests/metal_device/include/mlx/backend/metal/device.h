@@ -26,7 +26,17 @@ using UInteger = unsigned long;
 
 namespace MTL {
 
-enum DataType : NS::UInteger;
+enum DataType : NS::UInteger {
+  DataTypeFloat = 3,
+  DataTypeHalf = 16,
+  DataTypeInt = 29,
+  DataTypeUInt = 33,
+  DataTypeShort = 37,
+  DataTypeUShort = 41,
+  DataTypeChar = 45,
+  DataTypeUChar = 49,
+  DataTypeBool = 53,
+};
 class Function;
 class Library;
 
@@ -116,6 +126,7 @@ class CommandEncoder {
     size_t bytes;
     bool writable;
     std::shared_ptr<const std::vector<uint8_t>> copy; // what set_bytes was given
+    std::weak_ptr<array::Data> memory; // what set_output_array was given
   };
 
   void set_inline(const void* data, size_t bytes, int idx);
@@ -150,7 +161,7 @@ class Device {
 
   void clear_library(const std::string& name);
 
-  /** Refuses function constants and linked functions: no kernel here has any. */
+  /** Refuses linked functions: no kernel here has any. */
   MTL::ComputePipelineState* get_kernel(
       const std::string& base_name,
       MTL::Library* mtl_lib,

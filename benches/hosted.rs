@@ -1,0 +1,94 @@
+//! `cargo bench --bench hosted`: what hosting takes over a C++ subclass. `rms_norm` is the
+//! primitive of this crate on one side, and written through the trait on the other, with one kernel.
+
+use std::time::Instant;
+
+use mlx_primitives::hosted::{HostedPrimitive, Spec, View, ViewMut, apply_one};
+use mlx_primitives::{Array, Result, eval, ops, yardstick};
+
+const EPS: f32 = 1e-5;
+const CHAIN: usize = 500;
+const ROUNDS: usize = 41;
+
+struct RmsNorm;
+
+impl HostedPrimitive for RmsNorm {
+    fn name(&self) -> &str {
+        "hosted_rms_norm"
+    }
+
+    fn outputs(&self, inputs: &[Spec]) -> Result<Vec<Spec>> {
+        Ok(vec![inputs[0].clone()])
+    }
+
+    // As the C++ subclass does.
+    fn in_place(&self) -> Option<usize> {
+        Some(0)
+    }
+
+    fn eval_cpu(&self, inputs: &[View<'_>], outputs: &mut [ViewMut<'_>]) -> Result<()> {
+        let weight = inputs[1].as_slice::<f32>()?;
+        yardstick::rms_norm(None, Some(weight), outputs[0].as_mut_slice()?, weight.len(), EPS)
+    }
+}
+
+fn hosted(x: &Array, weight: &Array) -> Result<Array> {
+    apply_one(RmsNorm, &[x, weight])
+}
+
+fn subclass(x: &Array, weight: &Array) -> Result<Array> {
+    ops::rms_norm(x, Some(weight), EPS)
+}
+
+type Op = fn(&Array, &Array) -> Result<Array>;
+
+/// Nanoseconds an op: of building a chain, and of building and evaluating it.
+fn time(op: Op, x: &Array, weight: &Array) -> Result<[f64; 2]> {
+    let start = Instant::now();
+    let mut y = x.clone();
+    for _ in 0..CHAIN {
+        y = op(&y, weight)?;
+    }
+    let built = start.elapsed();
+    y.eval()?;
+    Ok([built, start.elapsed()].map(|time| time.as_nanos() as f64 / CHAIN as f64))
+}
+
+fn median(mut times: Vec<f64>) -> f64 {
+    times.sort_by(f64::total_cmp);
+    times[times.len() / 2]
+}
+
+fn main() -> Result<()> {
+    // `cargo test --all-targets` runs benches too, without this flag of cargo's.
+    if !std::env::args().any(|argument| argument == "--bench") {
+        return Ok(());
+    }
+    println!("ns an op, medians of {ROUNDS} interleaved chains of {CHAIN}, float32");
+    println!(
+        "{:>12} {:>10} {:>10} {:>10} {:>10} {:>10}",
+        "shape", "", "subclass", "hosted", "hosting", "share"
+    );
+    for shape in [[1, 16], [1, 1024], [1, 4096], [64, 1024]] {
+        let (x, weight) = (Array::ones::<f32>(&shape)?, Array::ones::<f32>(&shape[1..])?);
+        eval([&x, &weight])?;
+        let mut times: [[Vec<f64>; 2]; 2] = Default::default();
+        for _ in 0..ROUNDS {
+            for (side, op) in [subclass as Op, hosted].into_iter().enumerate() {
+                let [built, all] = time(op, &x, &weight)?;
+                times[side][0].push(built);
+                times[side][1].push(all);
+            }
+        }
+        let [subclass, hosted] = times;
+        for ((what, subclass), hosted) in ["build", "in all"].iter().zip(subclass).zip(hosted) {
+            let (subclass, hosted) = (median(subclass), median(hosted));
+            let (hosting, share) = (hosted - subclass, hosted / subclass);
+            println!(
+                "{:>12} {what:>10} {subclass:>10.0} {hosted:>10.0} {hosting:>10.0} {share:>10.2}",
+                format!("{shape:?}")
+            );
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,9 @@
+//! Compiles the kernels, and asks for the run-time path to MLX.
+
+fn main() -> Result<(), Box<dyn std::error::Error>> {
+    println!("cargo::rerun-if-changed=build.rs");
+    mlx_primitives_build::Metal::new("metal/own.metal").build()?;
+    let libdir = std::env::var("DEP_MLX_PRIMITIVES_LIBDIR")?;
+    println!("cargo::rustc-link-arg=-Wl,-rpath,{libdir}");
+    Ok(())
+}

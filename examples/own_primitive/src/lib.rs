@@ -1,0 +1,65 @@
+//! Two primitives of this crate's own, with CPU kernels in Rust and Metal kernels in
+//! `metal/own.metal`: an elementwise one and a reduction.
+
+mod mean_square;
+mod soft_cap;
+
+use half::{bf16, f16};
+use mlx_primitives::hosted::Spec;
+use mlx_primitives::{Dtype, Element, Error, Result};
+
+pub use mean_square::mean_square;
+pub use soft_cap::soft_cap;
+
+/// The types that there are kernels for; they compute in `f32`.
+pub(crate) trait Float: Element {
+    fn to_f32(self) -> f32;
+    fn of_f32(value: f32) -> Self;
+}
+
+impl Float for f32 {
+    fn to_f32(self) -> f32 {
+        self
+    }
+    fn of_f32(value: f32) -> Self {
+        value
+    }
+}
+
+impl Float for f16 {
+    fn to_f32(self) -> f32 {
+        f16::to_f32(self)
+    }
+    fn of_f32(value: f32) -> Self {
+        f16::from_f32(value)
+    }
+}
+
+impl Float for bf16 {
+    fn to_f32(self) -> f32 {
+        bf16::to_f32(self)
+    }
+    fn of_f32(value: f32) -> Self {
+        bf16::from_f32(value)
+    }
+}
+
+/// Calls a generic function for the type of an array; other types were refused before.
+macro_rules! with_float {
+    ($dtype:expr, $run:ident($($argument:expr),*)) => {
+        match $dtype {
+            mlx_primitives::Dtype::Float16 => $run::<half::f16>($($argument),*),
+            mlx_primitives::Dtype::Bfloat16 => $run::<half::bf16>($($argument),*),
+            _ => $run::<f32>($($argument),*),
+        }
+    };
+}
+pub(crate) use with_float;
+
+/// The one input of an op, if there are kernels for its type.
+pub(crate) fn one_float<'a>(op: &str, inputs: &'a [Spec]) -> Result<&'a Spec> {
+    match inputs {
+        [x] if [Dtype::Float32, Dtype::Float16, Dtype::Bfloat16].contains(&x.dtype) => Ok(x),
+        _ => Err(Error::Argument(format!("[{op}] expected one float array, got {inputs:?}"))),
+    }
+}

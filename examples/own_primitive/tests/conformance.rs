@@ -1,0 +1,63 @@
+//! Both ops against references in f64, on the CPU and in Metal: simulated on Linux, real on a Mac.
+
+use mlx_primitives::conformance::{Conformance, Report};
+use mlx_primitives::transforms::{compile, grad};
+use mlx_primitives::{Array, Result};
+use own_primitive::{mean_square, soft_cap};
+
+/// Passes if all comparisons did, and Metal kernels were among them.
+fn passed(report: &Report) -> Result<()> {
+    println!("{report}");
+    assert!(report.ran_metal(), "no Metal kernel ran: {:?}", report.not_run());
+    report.check()
+}
+
+#[test]
+fn soft_cap_conforms() -> Result<()> {
+    let report = Conformance::new(
+        "soft_cap",
+        |x| Ok(vec![soft_cap(&x[0], 2.0)?]),
+        |x| vec![x[0].map(|x| 2.0 * (x / 2.0).tanh())],
+    )
+    .shapes(&[&[]])
+    .shapes(&[&[0, 3]])
+    .shapes(&[&[4, 5, 6]])
+    .shapes(&[&[1000]])
+    .run();
+    passed(&report)
+}
+
+#[test]
+fn mean_square_conforms() -> Result<()> {
+    let report = Conformance::new(
+        "mean_square",
+        |x| Ok(vec![mean_square(&x[0])?]),
+        |x| vec![x[0].map_rows(|row| row.iter().map(|x| x * x).sum::<f64>() / row.len() as f64)],
+    )
+    .shapes(&[&[7]])
+    .shapes(&[&[3, 4, 33]])
+    .shapes(&[&[2, 300]])
+    .run();
+    passed(&report)
+}
+
+#[test]
+fn they_compile_together() -> Result<()> {
+    let loss = |x: &[Array]| mean_square(&soft_cap(&x[0], 3.0)?)?.sum(.., false);
+    let step = compile(move |x| grad(loss, &[0], &[&x[0]]), false)?;
+    let x = Array::from_slice(&[0.5f32, -1.0, 4.0, 2.0], &[2, 2])?;
+    let (compiled, plain) = (step.call(&[&x])?, grad(loss, &[0], &[&x])?);
+    let pairs = compiled[0].to_vec::<f32>()?.into_iter().zip(plain[0].to_vec::<f32>()?);
+    for (compiled, plain) in pairs {
+        assert!((compiled - plain).abs() <= 1e-6, "{compiled} {plain}");
+    }
+    Ok(())
+}
+
+#[test]
+fn bad_input_is_refused() -> Result<()> {
+    assert!(soft_cap(&Array::from_slice(&[1i32], &[1])?, 2.0).is_err());
+    assert!(mean_square(&Array::scalar(1.0f32)?).is_err());
+    assert!(mean_square(&Array::zeros::<f32>(&[2, 0])?).is_err());
+    Ok(())
+}

@@ -1,0 +1,213 @@
+#![doc = include_str!("../README.md")]
+#![warn(missing_docs)]
+#![forbid(unsafe_code)]
+
+mod flatten;
+
+use std::env;
+use std::fmt;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+pub use flatten::flatten;
+
+/// Why a library was not built.
+#[derive(Debug)]
+#[non_exhaustive]
+pub enum Error {
+    /// A file could not be read or written.
+    File {
+        /// The file.
+        path: PathBuf,
+        /// The system's reason.
+        reason: String,
+    },
+    /// Xcode or its Metal compiler is missing; the text says what to do.
+    NoXcode(String),
+    /// The Metal compiler refused the source; the text is its own.
+    Compiler(String),
+    /// A variable that cargo sets for build scripts is missing.
+    NotABuildScript(&'static str),
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::File { path, reason } => write!(f, "{}: {reason}", path.display()),
+            Self::NoXcode(text) => f.write_str(text),
+            Self::Compiler(text) => write!(f, "the Metal compiler failed:\n{text}"),
+            Self::NotABuildScript(variable) => {
+                write!(f, "{variable} is not set: this is for build scripts, run by cargo")
+            }
+        }
+    }
+}
+
+impl std::error::Error for Error {}
+
+fn file(path: &Path, reason: impl fmt::Display) -> Error {
+    Error::File { path: path.to_owned(), reason: reason.to_string() }
+}
+
+/// A `.metal` file and how it is compiled.
+#[derive(Clone, Debug)]
+pub struct Metal {
+    source: PathBuf,
+    name: Option<String>,
+    include_dirs: Vec<PathBuf>,
+    flags: Vec<String>,
+    standard: String,
+    require_xcode: bool,
+    xcrun: PathBuf,
+    target: Option<String>,
+    out_dir: Option<PathBuf>,
+}
+
+impl Metal {
+    /// A source, relative to the package; the library is called as the file is.
+    pub fn new(source: impl Into<PathBuf>) -> Self {
+        Self {
+            source: source.into(),
+            name: None,
+            include_dirs: Vec::new(),
+            flags: Vec::new(),
+            standard: "metal3.1".to_owned(),
+            require_xcode: false,
+            xcrun: PathBuf::from("xcrun"),
+            target: None,
+            out_dir: None,
+        }
+    }
+
+    /// Another name for the library.
+    pub fn name(self, name: impl Into<String>) -> Self {
+        Self { name: Some(name.into()), ..self }
+    }
+
+    /// Adds a folder for `#include "..."`, after the source's own.
+    pub fn include_dir(mut self, folder: impl Into<PathBuf>) -> Self {
+        self.include_dirs.push(folder.into());
+        self
+    }
+
+    /// The language, `metal3.1` (macOS 14) unless set: a system that runs no such library refuses
+    /// it.
+    pub fn standard(self, standard: impl Into<String>) -> Self {
+        Self { standard: standard.into(), ..self }
+    }
+
+    /// Adds a flag of the Metal compiler's.
+    pub fn flag(mut self, flag: impl Into<String>) -> Self {
+        self.flags.push(flag.into());
+        self
+    }
+
+    /// On macOS, makes a missing Xcode an error, not a warning.
+    pub fn require_xcode(self) -> Self {
+        Self { require_xcode: true, ..self }
+    }
+
+    /// The `xcrun` to use, instead of the one on the `PATH`.
+    pub fn xcrun(self, program: impl Into<PathBuf>) -> Self {
+        Self { xcrun: program.into(), ..self }
+    }
+
+    /// The system to build for, `macos` or another, instead of the one that cargo says.
+    pub fn target_os(self, os: impl Into<String>) -> Self {
+        Self { target: Some(os.into()), ..self }
+    }
+
+    /// Where the library goes, instead of cargo's `OUT_DIR`.
+    pub fn out_dir(self, folder: impl Into<PathBuf>) -> Self {
+        Self { out_dir: Some(folder.into()), ..self }
+    }
+
+    /// Writes `<name>.metal`, the source with the files that it includes, and `<name>.metallib`,
+    /// what was compiled of it or nothing, into `OUT_DIR`. Prints cargo's `rerun-if-changed` lines,
+    /// and a warning where Xcode is missing on macOS.
+    pub fn build(&self) -> Result<(), Error> {
+        println!("cargo::rerun-if-env-changed=DEVELOPER_DIR");
+        let folder = match &self.out_dir {
+            Some(folder) => folder.clone(),
+            None => PathBuf::from(variable("OUT_DIR")?),
+        };
+        let flat = flatten::files(&self.source, &self.include_dirs)?;
+        for path in &flat.files {
+            println!("cargo::rerun-if-changed={}", path.display());
+        }
+        let stem = self.source.file_stem().unwrap_or_default().to_string_lossy().into_owned();
+        let name = self.name.as_ref().unwrap_or(&stem);
+        let (source, library) =
+            (folder.join(format!("{name}.metal")), folder.join(format!("{name}.metallib")));
+        fs::write(&source, &flat.text).map_err(|error| file(&source, error))?;
+        let os = match &self.target {
+            Some(os) => os.clone(),
+            None => variable("CARGO_CFG_TARGET_OS")?,
+        };
+        let compiled = if os == "macos" { self.compile(&folder, &library) } else { Ok(false) };
+        let made = match compiled {
+            Err(Error::NoXcode(text)) if !self.require_xcode => {
+                println!("cargo::warning={text}");
+                false
+            }
+            other => other?,
+        };
+        if !made {
+            fs::write(&library, []).map_err(|error| file(&library, error))?;
+        }
+        Ok(())
+    }
+
+    fn compile(&self, folder: &Path, library: &Path) -> Result<bool, Error> {
+        let air = library.with_extension("air");
+        let mut arguments = vec![format!("-std={}", self.standard)];
+        arguments.extend(["-O2", "-Wall", "-Wextra", "-fno-fast-math"].map(String::from));
+        arguments.extend(self.include_dirs.iter().map(|dir| format!("-I{}", dir.display())));
+        arguments.extend(self.flags.iter().cloned());
+        arguments.extend(["-c".to_owned(), self.source.display().to_string()]);
+        self.run("metal", &arguments, &air)?;
+        self.run("metallib", &[air.display().to_string()], library)?;
+        let _ = fs::remove_file(folder.join(air));
+        Ok(true)
+    }
+
+    /// `xcrun`'s own failure to find a tool is a missing Xcode; the tool's is the source's.
+    fn run(&self, tool: &str, arguments: &[String], output: &Path) -> Result<(), Error> {
+        let xcrun = |arguments: &[&str]| -> Result<Output, Error> {
+            let output =
+                Command::new(&self.xcrun).args(["--sdk", "macosx"]).args(arguments).output();
+            output.map_err(|error| no_xcode(tool, &format!("{}: {error}", self.xcrun.display())))
+        };
+        let found = xcrun(&["--find", tool])?;
+        if !found.status.success() {
+            return Err(no_xcode(tool, &String::from_utf8_lossy(&found.stderr)));
+        }
+        let output = output.display().to_string();
+        let mut all = vec![tool];
+        all.extend(arguments.iter().map(String::as_str));
+        all.extend(["-o", &output]);
+        let ran = xcrun(&all)?;
+        let said = String::from_utf8_lossy(&ran.stderr);
+        match ran.status.success() {
+            true => Ok(()),
+            // Xcode 26 has the tool without the toolchain, which is a download of its own.
+            false if said.contains("missing Metal Toolchain") => Err(no_xcode(tool, &said)),
+            false => Err(Error::Compiler(said.into_owned())),
+        }
+    }
+}
+
+fn no_xcode(tool: &str, said: &str) -> Error {
+    let said = said.lines().next().unwrap_or_default();
+    Error::NoXcode(format!(
+        "Xcode's `{tool}` was not found ({said}): the kernels will be compiled when first used. To \
+         compile them now, install Xcode (the command line tools alone have no Metal compiler), \
+         then run `xcode-select --switch /Applications/Xcode.app` and, from Xcode 26 on, \
+         `xcodebuild -downloadComponent MetalToolchain`"
+    ))
+}
+
+fn variable(name: &'static str) -> Result<String, Error> {
+    env::var(name).map_err(|_| Error::NotABuildScript(name))
+}

@@ -1,0 +1,164 @@
+//! Values to run an op on, as arrays and as the reference sees them.
+
+use half::{bf16, f16};
+
+use crate::array::{Array, stack};
+use crate::dtype::Dtype;
+use crate::error::{Error, Result};
+
+/// Numbers of a shape, in row-major order.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Tensor {
+    /// The length of each dimension.
+    pub shape: Vec<usize>,
+    /// As many numbers as the shape holds.
+    pub values: Vec<f64>,
+}
+
+impl Tensor {
+    /// Numbers of a shape.
+    pub fn new(shape: impl Into<Vec<usize>>, values: impl Into<Vec<f64>>) -> Self {
+        Self { shape: shape.into(), values: values.into() }
+    }
+
+    /// The same shape with `f` of each number.
+    pub fn map(&self, f: impl Fn(f64) -> f64) -> Self {
+        Self::new(self.shape.clone(), self.values.iter().map(|&x| f(x)).collect::<Vec<_>>())
+    }
+
+    /// `f` of each row along the last axis, which goes; a scalar is a row of one.
+    pub fn map_rows(&self, f: impl Fn(&[f64]) -> f64) -> Self {
+        let (axis, rows) = match self.shape.split_last() {
+            Some((&axis, rows)) => (axis, rows),
+            None => (1, &[][..]),
+        };
+        let count: usize = rows.iter().product();
+        let row = |i: usize| f(self.values.get(i * axis..(i + 1) * axis).unwrap_or_default());
+        Self::new(rows, (0..count).map(row).collect::<Vec<_>>())
+    }
+
+    /// The numbers of an array of a floating type.
+    pub fn of(array: &Array) -> Result<Self> {
+        let shape: Vec<usize> = array.shape().iter().map(|&dim| dim as usize).collect();
+        let values = array.astype(Dtype::Float32)?.to_vec::<f32>()?;
+        Ok(Self::new(shape, values.into_iter().map(f64::from).collect::<Vec<_>>()))
+    }
+
+    /// An array of the numbers, rounded to a floating type.
+    pub fn array(&self, dtype: Dtype) -> Result<Array> {
+        let shape: Vec<i32> = self.shape.iter().map(|&dim| dim as i32).collect();
+        let values = &self.values;
+        match dtype {
+            Dtype::Float32 => Array::from_slice(&collect(values, |v| v as f32), &shape),
+            Dtype::Float16 => Array::from_slice(&collect(values, f16::from_f64), &shape),
+            Dtype::Bfloat16 => Array::from_slice(&collect(values, bf16::from_f64), &shape),
+            other => Err(Error::argument(
+                "conformance",
+                format_args!("float32, float16 or bfloat16, got {other}"),
+            )),
+        }
+    }
+
+    /// Uniform in the range, the same for the same seed.
+    pub(super) fn random(shape: &[i32], (low, high): (f64, f64), seed: u64) -> Self {
+        let shape: Vec<usize> = shape.iter().map(|&dim| dim.max(0) as usize).collect();
+        let count = shape.iter().product();
+        let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ 0x2545_f491_4f6c_dd1d;
+        let mut next = || {
+            // splitmix64
+            state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
+            let mut z = state;
+            z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+            z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+            ((z ^ (z >> 31)) >> 11) as f64 / (1u64 << 53) as f64
+        };
+        let values: Vec<f64> = (0..count).map(|_| low + (high - low) * next()).collect();
+        Self::new(shape, values)
+    }
+}
+
+fn collect<T>(values: &[f64], convert: impl Fn(f64) -> T) -> Vec<T> {
+    values.iter().map(|&value| convert(value)).collect()
+}
+
+/// The step from 1 to the next number.
+pub(super) fn epsilon(dtype: Dtype) -> f64 {
+    match dtype {
+        Dtype::Float16 => 2f64.powi(-10),
+        Dtype::Bfloat16 => 2f64.powi(-7),
+        _ => f64::from(f32::EPSILON),
+    }
+}
+
+pub(super) fn largest(dtype: Dtype) -> f64 {
+    match dtype {
+        Dtype::Float16 => f16::MAX.to_f64(),
+        Dtype::Bfloat16 => bf16::MAX.to_f64(),
+        _ => f64::from(f32::MAX),
+    }
+}
+
+/// Numbers at which formulas break.
+pub(super) fn extremes(dtype: Dtype) -> [(&'static str, f64); 9] {
+    let subnormal = match dtype {
+        Dtype::Float16 => f16::MIN_POSITIVE_SUBNORMAL.to_f64(),
+        Dtype::Bfloat16 => bf16::MIN_POSITIVE_SUBNORMAL.to_f64(),
+        _ => f64::from(f32::from_bits(1)),
+    };
+    [
+        ("0", 0.0),
+        ("-0", -0.0),
+        ("a subnormal", subnormal),
+        ("a negative subnormal", -subnormal),
+        ("the largest", largest(dtype)),
+        ("the lowest", -largest(dtype)),
+        ("inf", f64::INFINITY),
+        ("-inf", f64::NEG_INFINITY),
+        ("nan", f64::NAN),
+    ]
+}
+
+/// How an input's elements lie in memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Arrangement {
+    RowContiguous,
+    Transposed,
+    Stepped,
+    Reversed,
+    Offset,
+    Broadcast,
+}
+
+impl Arrangement {
+    pub(super) const ALL: [Self; 6] = [
+        Self::RowContiguous,
+        Self::Transposed,
+        Self::Stepped,
+        Self::Reversed,
+        Self::Offset,
+        Self::Broadcast,
+    ];
+
+    /// A view so arranged: of the same values, but that `Broadcast` repeats the first of an axis.
+    pub(super) fn of(self, x: &Array) -> Result<Array> {
+        let rank = x.ndim();
+        if rank == 0 || x.size() == 0 {
+            return Ok(x.clone());
+        }
+        match self {
+            Self::RowContiguous => Ok(x.clone()),
+            Self::Transposed if rank < 2 => Ok(x.clone()),
+            Self::Transposed => x.t()?.contiguous()?.t(),
+            Self::Stepped => {
+                let pairs = stack(&[x, &x.negative()?], rank as i32)?.contiguous()?;
+                pairs.slice_axis(-1, 0..1)?.squeeze(&[-1])
+            }
+            Self::Reversed => x.slice_axis(-1, (.., -1))?.contiguous()?.slice_axis(-1, (.., -1)),
+            Self::Offset => {
+                let more = crate::array::concatenate(&[x, x], 0)?.contiguous()?;
+                more.slice_axis(0, x.shape()[0]..2 * x.shape()[0])
+            }
+            Self::Broadcast => x.slice_axis(0, 0..1)?.contiguous()?.broadcast_to(x.shape()),
+        }
+    }
+}

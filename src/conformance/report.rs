@@ -1,0 +1,119 @@
+//! What a conformance run found.
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+use super::{Backend, Check};
+use crate::dtype::Dtype;
+use crate::error::{Error, Result};
+
+/// One comparison.
+#[derive(Clone, Debug)]
+pub struct Outcome {
+    /// What was checked.
+    pub check: Check,
+    /// What ran it.
+    pub backend: Backend,
+    /// The type of the inputs.
+    pub dtype: Dtype,
+    /// Shapes, layout and the like.
+    pub case: String,
+    /// What is wrong, if anything.
+    pub failure: Option<String>,
+}
+
+impl fmt::Display for Outcome {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let said = self.failure.as_deref().unwrap_or("as it should be");
+        write!(f, "{} on {}, {}, {}: {said}", self.check, self.backend, self.dtype, self.case)
+    }
+}
+
+/// All comparisons of a run. Prints as a table, with the failures below it.
+#[derive(Clone, Debug)]
+pub struct Report {
+    name: String,
+    outcomes: Vec<Outcome>,
+    not_run: Vec<String>,
+}
+
+impl Report {
+    pub(super) fn new(name: &str) -> Self {
+        Self { name: name.to_owned(), outcomes: Vec::new(), not_run: Vec::new() }
+    }
+
+    pub(super) fn leave_out(&mut self, what: impl fmt::Display) {
+        self.not_run.push(what.to_string());
+    }
+
+    pub(super) fn add(&mut self, outcome: Outcome) {
+        self.outcomes.push(outcome);
+    }
+
+    /// Every comparison, in the order in which they ran.
+    pub fn outcomes(&self) -> &[Outcome] {
+        &self.outcomes
+    }
+
+    /// Those that failed.
+    pub fn failures(&self) -> impl Iterator<Item = &Outcome> {
+        self.outcomes.iter().filter(|outcome| outcome.failure.is_some())
+    }
+
+    /// What was left out, and why.
+    pub fn not_run(&self) -> &[String] {
+        &self.not_run
+    }
+
+    /// Whether any comparison ran Metal kernels.
+    pub fn ran_metal(&self) -> bool {
+        self.outcomes.iter().any(|outcome| outcome.backend.is_metal())
+    }
+
+    /// An error that lists the failures; another if nothing was compared.
+    pub fn check(&self) -> Result<()> {
+        let failures: Vec<String> =
+            self.failures().map(|failure| format!("\n  {failure}")).collect();
+        if self.outcomes.is_empty() {
+            let said = format_args!("a comparison, got none: {}", self.not_run.join("; "));
+            return Err(Error::argument(&self.name, said));
+        }
+        if failures.is_empty() {
+            return Ok(());
+        }
+        let said = format_args!(
+            "the reference's values, got {} failures in {} comparisons:{}",
+            failures.len(),
+            self.outcomes.len(),
+            failures.concat()
+        );
+        Err(Error::argument(&self.name, said))
+    }
+}
+
+impl fmt::Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut rows: BTreeMap<String, BTreeMap<Check, (usize, usize)>> = BTreeMap::new();
+        for outcome in &self.outcomes {
+            let row = rows.entry(outcome.backend.to_string()).or_default();
+            let (passed, all) = row.entry(outcome.check).or_default();
+            *passed += usize::from(outcome.failure.is_none());
+            *all += 1;
+        }
+        writeln!(f, "{}: passed / compared", self.name)?;
+        for (backend, row) in rows {
+            write!(f, "  {backend:<28}")?;
+            for (check, (passed, all)) in row {
+                write!(f, "  {check} {passed}/{all}")?;
+            }
+            writeln!(f)?;
+        }
+        for failure in self.failures() {
+            writeln!(f, "  failed: {failure}")?;
+        }
+        for what in &self.not_run {
+            writeln!(f, "  not run: {what}")?;
+        }
+        Ok(())
+    }
+}

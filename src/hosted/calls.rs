@@ -1,0 +1,285 @@
+//! What C++ asks of a hosted primitive. Whatever the user's code does, it comes back as a value:
+//! an unwinding panic would end the process here.
+
+use std::any::Any;
+use std::mem::ManuallyDrop;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use cxx::{CxxVector, UniquePtr};
+
+use super::{Call, HostedPrimitive, Layout, Spec, View, ViewMut};
+use crate::array::{Array, from_list, require_addressable, to_list};
+use crate::dtype::Dtype;
+use crate::error::{Error, Result};
+use crate::ffi::bridge::MlxArray;
+use crate::ffi::hosted::bridge as ffi;
+use crate::transforms::panic_message;
+
+/// [`HostedPrimitive`] without its type.
+trait Erased: HostedPrimitive {
+    fn as_any(&self) -> &dyn Any;
+    fn is_equivalent_to(&self, other: &dyn Any) -> bool;
+}
+
+impl<P: HostedPrimitive> Erased for P {
+    fn as_any(&self) -> &dyn Any {
+        self
+    }
+
+    fn is_equivalent_to(&self, other: &dyn Any) -> bool {
+        other.downcast_ref::<P>().is_some_and(|other| self.is_equivalent(other))
+    }
+}
+
+/// A user's primitive, with what it said of itself when it was applied: it may say another thing
+/// the next time, and memory is laid out by what it said first.
+pub(crate) struct HostedOp {
+    name: String,
+    in_place: Option<usize>,
+    dtypes: Vec<Dtype>,
+    primitive: ManuallyDrop<Box<dyn Erased>>,
+}
+
+impl Drop for HostedOp {
+    fn drop(&mut self) {
+        // SAFETY: taken once, as nothing uses the op after its drop.
+        let primitive = unsafe { ManuallyDrop::take(&mut self.primitive) };
+        if let Err(payload) = catch_unwind(AssertUnwindSafe(|| drop(primitive))) {
+            std::mem::forget(payload); // its drop may panic too
+        }
+    }
+}
+
+/// Calls user code: its error or panic names the primitive.
+fn guard<T>(name: &str, method: &str, call: impl FnOnce() -> Result<T>) -> Result<T> {
+    let said = match catch_unwind(AssertUnwindSafe(call)) {
+        Ok(Ok(value)) => return Ok(value),
+        Ok(Err(error)) => error.to_string(),
+        Err(payload) => {
+            let said = format!("{method} panicked: {}", panic_message(&*payload));
+            std::mem::forget(payload);
+            return Err(Error::Panic(format!("[{name}] {said}")));
+        }
+    };
+    let own = said.starts_with(&format!("[{name}]"));
+    Err(Error::Argument(if own { said } else { format!("[{name}] {method}: {said}") }))
+}
+
+impl HostedOp {
+    pub(super) fn new(primitive: impl HostedPrimitive) -> Result<Self> {
+        let name = guard("hosted", "name", || Ok(primitive.name().to_owned()))?;
+        if name.is_empty() || name.contains('\0') {
+            return Err(Error::argument("hosted", format_args!("a name, got {name:?}")));
+        }
+        let in_place = guard(&name, "in_place", || Ok(primitive.in_place()))?;
+        let primitive = ManuallyDrop::new(Box::new(primitive) as Box<dyn Erased>);
+        Ok(Self { name, in_place, dtypes: Vec::new(), primitive })
+    }
+
+    /// The outputs for the inputs of a new node, and which of these are wanted in any layout.
+    pub(super) fn begin(&mut self, inputs: &[Spec]) -> Result<(Vec<Spec>, Vec<bool>)> {
+        let outputs = self.outputs(inputs)?;
+        self.dtypes = outputs.iter().map(|output| output.dtype).collect();
+        let any_layout = self.call("layout", |primitive| {
+            let any =
+                |input| primitive.layout(input) == Layout::Any && self.in_place != Some(input);
+            Ok((0..inputs.len()).map(any).collect())
+        })?;
+        Ok((outputs, any_layout))
+    }
+
+    pub(super) fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn call<T>(&self, method: &str, call: impl FnOnce(&dyn Erased) -> Result<T>) -> Result<T> {
+        guard(&self.name, method, || call(&**self.primitive))
+    }
+
+    /// The outputs for these inputs, which memory can hold.
+    fn outputs(&self, inputs: &[Spec]) -> Result<Vec<Spec>> {
+        let outputs = self.call("outputs", |primitive| primitive.outputs(inputs))?;
+        if outputs.is_empty() {
+            return Err(Error::argument(&self.name, "at least one output, got none"));
+        }
+        for output in &outputs {
+            require_addressable(&self.name, &output.shape, output.dtype)?;
+        }
+        if let Some(input) = self.in_place
+            && inputs.get(input) != outputs.first()
+        {
+            let said = format_args!("input {input} to be what output 0 is, got another");
+            return Err(Error::argument(&self.name, said));
+        }
+        Ok(outputs)
+    }
+
+    /// What a transform's method returned, if it is what is expected in number, shape and type.
+    fn checked(&self, method: &str, arrays: &[Array], expected: &[Spec]) -> Result<()> {
+        if arrays.len() != expected.len() {
+            let said =
+                format_args!("{method} to return {} arrays, got {}", expected.len(), arrays.len());
+            return Err(Error::argument(&self.name, said));
+        }
+        for (index, (array, expected)) in arrays.iter().zip(expected).enumerate() {
+            let got = Spec::of(array);
+            if got != *expected {
+                let said =
+                    format_args!("{method} to return {expected} as number {index}, got {got}");
+                return Err(Error::argument(&self.name, said));
+            }
+        }
+        Ok(())
+    }
+}
+
+fn specs(arrays: &CxxVector<MlxArray>) -> Vec<Spec> {
+    arrays.iter().map(|array| Spec::of(&Array::from_ref(array))).collect()
+}
+
+fn numbers(argnums: &[i32]) -> Vec<usize> {
+    argnums.iter().filter_map(|&argnum| usize::try_from(argnum).ok()).collect()
+}
+
+/// # Safety
+/// As declared in `ffi/hosted.rs`.
+pub(crate) unsafe fn hosted_eval(
+    op: &HostedOp,
+    inputs: &CxxVector<MlxArray>,
+    outputs: &CxxVector<MlxArray>,
+) -> Result<()> {
+    let view = |(index, array)| View::new(op.name(), index, array, op.in_place == Some(index));
+    let views: Vec<_> = inputs.iter().enumerate().map(view).collect();
+    let view = |(index, array)| {
+        let filled = index == 0 && op.in_place.is_some();
+        // SAFETY: each output has memory of its own, by the caller's promise, and one view; that
+        // of an input which it took over is not read by another.
+        unsafe { ViewMut::new(op.name(), index, array, filled) }
+    };
+    let mut written: Vec<_> = outputs.iter().enumerate().map(view).collect();
+    op.call("eval_cpu", |primitive| primitive.eval_cpu(&views, &mut written))
+}
+
+pub(crate) fn hosted_launches(
+    op: &HostedOp,
+    inputs: &CxxVector<MlxArray>,
+    outputs: &CxxVector<MlxArray>,
+    max_threads: u32,
+) -> Result<Vec<ffi::HostedLaunch>> {
+    let call = Call {
+        inputs: specs(inputs),
+        outputs: specs(outputs),
+        strides: inputs.iter().map(|input| ffi::hosted_strides(input).to_vec()).collect(),
+        max_threads,
+    };
+    let launches = op.call("launch", |primitive| primitive.launch(&call))?;
+    if launches.is_empty() {
+        return Err(Error::argument(op.name(), "launch to return at least one dispatch, got none"));
+    }
+    let mut written = vec![false; call.outputs.len()];
+    let checked: Vec<_> = launches
+        .into_iter()
+        .map(|launch| launch.checked(op.name(), &call, &mut written))
+        .collect::<Result<_>>()?;
+    for (index, output) in call.outputs.iter().enumerate() {
+        if output.size() > 0 && !written[index] {
+            let said =
+                format_args!("launches that write every output, got none for number {index}");
+            return Err(Error::argument(op.name(), said));
+        }
+    }
+    Ok(checked)
+}
+
+pub(crate) fn hosted_name(op: &HostedOp) -> &str {
+    op.name()
+}
+
+/// -1 for none.
+pub(crate) fn hosted_in_place(op: &HostedOp) -> i32 {
+    op.in_place.map_or(-1, |input| input as i32)
+}
+
+pub(crate) fn hosted_shapes(
+    op: &HostedOp,
+    inputs: &CxxVector<MlxArray>,
+) -> Result<Vec<ffi::HostedOutput>> {
+    let outputs = op.outputs(&specs(inputs))?;
+    // Shapes are all that `compile` takes of this.
+    if !outputs.iter().map(|output| output.dtype).eq(op.dtypes.iter().copied()) {
+        let said = format_args!("outputs of {:?} whenever asked, got {outputs:?}", op.dtypes);
+        return Err(Error::argument(op.name(), said));
+    }
+    Ok(outputs.into_iter().map(ffi::HostedOutput::from).collect())
+}
+
+pub(crate) fn hosted_vjp(
+    op: &HostedOp,
+    primals: &CxxVector<MlxArray>,
+    cotangents: &CxxVector<MlxArray>,
+    argnums: &[i32],
+    outputs: &CxxVector<MlxArray>,
+) -> Result<UniquePtr<CxxVector<MlxArray>>> {
+    let (primals, cotangents, outputs) =
+        (from_list(primals), from_list(cotangents), from_list(outputs));
+    let argnums = numbers(argnums);
+    let gradients =
+        op.call("vjp", |primitive| primitive.vjp(&primals, &cotangents, &argnums, &outputs))?;
+    let expected: Vec<_> = argnums.iter().filter_map(|&i| primals.get(i)).map(Spec::of).collect();
+    op.checked("vjp", &gradients, &expected)?;
+    Ok(to_list(&gradients))
+}
+
+pub(crate) fn hosted_jvp(
+    op: &HostedOp,
+    primals: &CxxVector<MlxArray>,
+    tangents: &CxxVector<MlxArray>,
+    argnums: &[i32],
+) -> Result<UniquePtr<CxxVector<MlxArray>>> {
+    let expected = op.outputs(&specs(primals))?;
+    let (primals, tangents) = (from_list(primals), from_list(tangents));
+    let argnums = numbers(argnums);
+    let derivatives = op.call("jvp", |primitive| primitive.jvp(&primals, &tangents, &argnums))?;
+    op.checked("jvp", &derivatives, &expected)?;
+    Ok(to_list(&derivatives))
+}
+
+pub(crate) fn hosted_vmap(
+    op: &HostedOp,
+    inputs: &CxxVector<MlxArray>,
+    axes: &[i32],
+) -> Result<ffi::HostedBatch> {
+    let inputs = from_list(inputs);
+    let axes: Vec<Option<usize>> = axes.iter().map(|&axis| usize::try_from(axis).ok()).collect();
+    let (mut unbatched, mut size) = (Vec::new(), 0);
+    for (input, axis) in inputs.iter().zip(&axes) {
+        let mut spec = Spec::of(input);
+        if let Some(axis) = axis.filter(|&axis| axis < spec.shape.len()) {
+            size = spec.shape.remove(axis);
+        }
+        unbatched.push(spec);
+    }
+    let (arrays, mapped) = op.call("vmap", |primitive| primitive.vmap(&inputs, &axes))?;
+    let mut expected = op.outputs(&unbatched)?;
+    if mapped.len() != expected.len() {
+        let said = format_args!("vmap to return {} axes, got {}", expected.len(), mapped.len());
+        return Err(Error::argument(op.name(), said));
+    }
+    for (spec, &axis) in expected.iter_mut().zip(&mapped) {
+        if axis > spec.shape.len() {
+            let rank = spec.shape.len() + 1;
+            let said = format_args!("vmap to return an axis within rank {rank}, got {axis}");
+            return Err(Error::argument(op.name(), said));
+        }
+        spec.shape.insert(axis, size);
+    }
+    op.checked("vmap", &arrays, &expected)?;
+    let axes = mapped.into_iter().map(|axis| axis as i32).collect();
+    Ok(ffi::HostedBatch { arrays: to_list(&arrays), axes })
+}
+
+pub(crate) fn hosted_is_equivalent(a: &HostedOp, b: &HostedOp) -> bool {
+    let same =
+        a.call("is_equivalent", |primitive| Ok(primitive.is_equivalent_to(b.primitive.as_any())));
+    same.unwrap_or(false)
+}

@@ -1,0 +1,179 @@
+//! Metal libraries of a user's own.
+
+use std::borrow::Cow;
+use std::collections::HashMap;
+use std::fs::{self, OpenOptions};
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+
+use super::metallib::{self, MetalVersion};
+use crate::error::{Error, Result};
+
+/// Metal kernels: compiled ahead of time, or the source to compile when one is first used.
+///
+/// Libraries of the same contents are one; those that differ never share a kernel, whatever their
+/// kernels are called. Loaded by MLX at the first launch and kept until the process ends, so that
+/// an array may outlive every handle to the library that computes it.
+///
+/// On Linux the simulator runs a library's kernels, from its source.
+#[derive(Clone)]
+pub struct MetalLibrary(Arc<Library>);
+
+#[derive(Clone, PartialEq, Eq, Hash)]
+struct Contents {
+    metallib: Option<Cow<'static, [u8]>>,
+    source: Option<Cow<'static, str>>,
+}
+
+struct Library {
+    name: String,
+    contents: Contents,
+    version: Option<MetalVersion>,
+    /// Where MLX reads the metallib from: it takes no bytes.
+    file: OnceLock<Result<PathBuf, String>>,
+}
+
+impl MetalLibrary {
+    /// The `.metallib` at a path, read now.
+    ///
+    /// An error if it cannot be read, or is none that this machine could load; see
+    /// [`MetalLibrary::from_bytes`].
+    pub fn from_path(path: impl AsRef<Path>) -> Result<Self> {
+        let path = path.as_ref();
+        let bytes = fs::read(path).map_err(|error| Error::file(path, error))?;
+        Self::from_bytes(bytes).map_err(|error| Error::file(path, error))
+    }
+
+    /// A `.metallib` in memory, such as that of `include_bytes!`.
+    ///
+    /// An error if its header or list of functions is damaged, if it is not for macOS, or if it was
+    /// compiled for a newer Metal than this system runs; elsewhere, than this crate knows.
+    pub fn from_bytes(metallib: impl Into<Cow<'static, [u8]>>) -> Result<Self> {
+        Self::new(Contents { metallib: Some(metallib.into()), source: None })
+    }
+
+    /// Source of the Metal shading language, with no `#include` but of Metal's own headers.
+    /// Compiled at the first launch: what is wrong with it is an error then.
+    ///
+    /// ```
+    /// use mlx_primitives::hosted::MetalLibrary;
+    ///
+    /// let library = MetalLibrary::from_source("#include <metal_stdlib>\n/* kernels */")?;
+    /// assert_eq!(library.version(), None);
+    /// # Ok::<(), mlx_primitives::Error>(())
+    /// ```
+    pub fn from_source(source: impl Into<Cow<'static, str>>) -> Result<Self> {
+        Self::new(Contents { metallib: None, source: Some(source.into()) })
+    }
+
+    /// A metallib and the source that it was compiled from, as `mlx-primitives-build` leaves them:
+    /// where it could compile none, the metallib is empty and the source is compiled when used.
+    pub fn from_build(metallib: &'static [u8], source: &'static str) -> Result<Self> {
+        let metallib = (!metallib.is_empty()).then_some(Cow::Borrowed(metallib));
+        Self::new(Contents { metallib, source: Some(source.into()) })
+    }
+
+    /// The same library with its source, for the simulator.
+    pub fn with_source(self, source: impl Into<Cow<'static, str>>) -> Result<Self> {
+        Self::new(Contents { source: Some(source.into()), ..self.0.contents.clone() })
+    }
+
+    /// The newest Metal that a function of the metallib was compiled for; none without a metallib.
+    pub fn version(&self) -> Option<MetalVersion> {
+        self.0.version
+    }
+
+    fn new(mut contents: Contents) -> Result<Self> {
+        static LIBRARIES: OnceLock<Mutex<HashMap<Contents, MetalLibrary>>> = OnceLock::new();
+
+        let version = match &contents.metallib {
+            Some(bytes) => Some(metallib::check(bytes)?),
+            None => None,
+        };
+        // MLX hands sources to Metal as ASCII; comments, where other characters stand, lose nothing.
+        if let Some(source) = contents.source.take_if(|source| !source.is_ascii()) {
+            let ascii = source.chars().map(|c| if c.is_ascii() { c } else { ' ' });
+            contents.source = Some(Cow::Owned(ascii.collect()));
+        }
+        if contents.source.as_ref().is_some_and(|source| source.contains('\0')) {
+            return Err(Error::argument("metal_library", "a source without a NUL"));
+        }
+        let libraries = LIBRARIES.get_or_init(Mutex::default);
+        let mut libraries = libraries.lock().unwrap_or_else(PoisonError::into_inner);
+        let name = format!("mlx_primitives_hosted_{}", libraries.len());
+        let library = libraries.entry(contents.clone()).or_insert_with(|| {
+            Self(Arc::new(Library { name, contents, version, file: OnceLock::new() }))
+        });
+        Ok(library.clone())
+    }
+
+    pub(super) fn handle(&self) -> LibraryHandle {
+        LibraryHandle(Arc::clone(&self.0))
+    }
+}
+
+impl std::fmt::Debug for MetalLibrary {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("MetalLibrary")
+            .field("name", &self.0.name)
+            .field("version", &self.0.version)
+            .finish_non_exhaustive()
+    }
+}
+
+/// A library as C++ sees it.
+pub(crate) struct LibraryHandle(Arc<Library>);
+
+impl LibraryHandle {
+    pub(crate) fn name(&self) -> &str {
+        &self.0.name
+    }
+
+    pub(crate) fn metallib(&self) -> Result<String> {
+        let Some(bytes) = &self.0.contents.metallib else {
+            return Ok(String::new());
+        };
+        let file = self.0.file.get_or_init(|| write(bytes).map_err(|error| error.to_string()));
+        let path =
+            file.as_ref().map_err(|said| Error::Argument(format!("[metal_library] {said}")))?;
+        Ok(path.display().to_string())
+    }
+
+    /// MLX has the library: the file is not needed any more.
+    pub(crate) fn loaded(&self) {
+        if let Some(Ok(path)) = self.0.file.get() {
+            let _ = fs::remove_file(path);
+        }
+    }
+
+    pub(crate) fn source(&self) -> Result<String> {
+        let source = self.0.contents.source.as_ref().ok_or_else(|| {
+            Error::argument(
+                "metal_library",
+                "the source of a metallib, which only a Mac runs, got none",
+            )
+        })?;
+        Ok(source.clone().into_owned())
+    }
+}
+
+/// A new file of these bytes, which nobody else could have put there.
+fn write(bytes: &[u8]) -> std::io::Result<PathBuf> {
+    for attempt in 0..100 {
+        let name = format!("mlx-primitives-{}-{attempt}.metallib", std::process::id());
+        let path = std::env::temp_dir().join(name);
+        match OpenOptions::new().write(true).create_new(true).open(&path) {
+            Ok(mut file) => {
+                let written = file.write_all(bytes);
+                if written.is_err() {
+                    let _ = fs::remove_file(&path);
+                }
+                return written.map(|()| path);
+            }
+            Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Err(std::io::Error::other("no name is free for a metallib in the temporary folder"))
+}

@@ -1,0 +1,161 @@
+//! What a `.metallib` says of itself, checked before Metal sees it: its message would be vague.
+
+use crate::error::{Error, Result};
+
+/// A version of the Metal shading language.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct MetalVersion {
+    /// 3 of 3.1.
+    pub major: u16,
+    /// 1 of 3.1.
+    pub minor: u16,
+}
+
+impl std::fmt::Display for MetalVersion {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Metal {}.{}", self.major, self.minor)
+    }
+}
+
+/// The languages that macOS brought, with the release that did.
+const RELEASES: [(u32, MetalVersion); 5] = [
+    (13, MetalVersion { major: 3, minor: 0 }),
+    (14, MetalVersion { major: 3, minor: 1 }),
+    (15, MetalVersion { major: 3, minor: 2 }),
+    (26, MetalVersion { major: 4, minor: 0 }),
+    (27, MetalVersion { major: 4, minor: 1 }),
+];
+
+const HEADER_BYTES: usize = 88;
+const MACOS: u8 = 0x81;
+
+fn damaged(what: &str) -> Error {
+    Error::argument("metal_library", format_args!("a .metallib, got one whose {what}"))
+}
+
+/// Little-endian, of up to eight bytes.
+fn number(bytes: &[u8]) -> u64 {
+    bytes.iter().rev().fold(0, |value, &byte| value << 8 | u64::from(byte))
+}
+
+/// `size` bytes from `at`, if there are so many.
+fn part(bytes: &[u8], at: u64, size: u64) -> Option<&[u8]> {
+    bytes.get(usize::try_from(at).ok()?..)?.get(..usize::try_from(size).ok()?)
+}
+
+/// The newest language that a function was compiled for, if this system runs it.
+pub(super) fn check(bytes: &[u8]) -> Result<MetalVersion> {
+    if bytes.len() < HEADER_BYTES || !bytes.starts_with(b"MTLB") {
+        return Err(damaged("header is not that of one"));
+    }
+    // From byte 16: the file's size; offset and size of the function list, of public and of
+    // private metadata, and of the bitcode.
+    let word = |i: usize| number(&bytes[16 + 8 * i..][..8]);
+    if word(0) != bytes.len() as u64 {
+        return Err(damaged("size is not what its header says: it may be cut short"));
+    }
+    if bytes[11] != MACOS {
+        return Err(damaged("system is not macOS"));
+    }
+    let sections = [(word(3), word(4)), (word(5), word(6)), (word(7), word(8))];
+    if sections.iter().any(|&(at, size)| part(bytes, at, size).is_none()) {
+        return Err(damaged("sections lie outside of it"));
+    }
+    // The function list's size does not count the number that it begins with.
+    let list = word(2).checked_add(4).and_then(|size| part(bytes, word(1), size));
+    let version = list
+        .and_then(|list| newest(list, word(8)))
+        .ok_or_else(|| damaged("list of functions is damaged"))?;
+    if let Some(supported) = supported(macos_release())
+        && version > supported
+    {
+        let needs = RELEASES.iter().find(|(_, brought)| *brought >= version);
+        let needs =
+            needs.map_or(String::new(), |(release, _)| format!(", which needs macOS {release}"));
+        let said = format_args!(
+            "a .metallib of at most {supported}, which is what this system runs, got one of {version}{needs}: compile it with -std=metal{}.{} or lower",
+            supported.major, supported.minor
+        );
+        return Err(Error::argument("metal_library", said));
+    }
+    Ok(version)
+}
+
+/// A count, then for each function its size and tags, each with a length and data.
+fn newest(list: &[u8], bitcode: u64) -> Option<MetalVersion> {
+    let mut newest = None;
+    let mut rest = list.get(4..)?;
+    let count = number(list.get(..4)?);
+    for _ in 0..count {
+        let (entry, after) =
+            rest.split_at_checked(usize::try_from(number(rest.get(..4)?)).ok()?)?;
+        let mut tags = entry.get(4..)?;
+        let (mut named, mut version, mut offset, mut size) = (false, None, None, None);
+        while !tags.starts_with(b"ENDT") {
+            let (head, data) = tags.split_at_checked(6)?;
+            let (data, after) = data.split_at_checked(number(&head[4..]) as usize)?;
+            match &head[..4] {
+                b"NAME" => named = data.len() > 1,
+                b"VERS" => {
+                    let [major, minor] = [4, 6].map(|at| data.get(at..at + 2).map(number));
+                    version = Some(MetalVersion { major: major? as u16, minor: minor? as u16 });
+                }
+                b"OFFT" => offset = Some(number(data.get(16..24)?)),
+                b"MDSZ" => size = Some(number(data.get(..8)?)),
+                _ => {}
+            }
+            tags = after;
+        }
+        let inside = offset?.checked_add(size?).is_some_and(|end| end <= bitcode);
+        newest = newest.max(version.filter(|_| named && inside));
+        version.filter(|_| named && inside)?;
+        rest = after;
+    }
+    newest
+}
+
+/// The newest language that a release of macOS runs, if it is known here; without a release, the
+/// newest that is.
+fn supported(release: Option<u32>) -> Option<MetalVersion> {
+    let [(_, oldest), .., (latest, newest)] = RELEASES;
+    match release {
+        None => Some(newest),
+        Some(release) if release > latest => None,
+        Some(release) => {
+            let brought = RELEASES.iter().rev().find(|(first, _)| *first <= release);
+            Some(brought.map_or(oldest, |(_, version)| *version))
+        }
+    }
+}
+
+/// The first number of the system's version, on macOS.
+fn macos_release() -> Option<u32> {
+    if !cfg!(target_os = "macos") {
+        return None;
+    }
+    let text = std::fs::read_to_string("/System/Library/CoreServices/SystemVersion.plist").ok()?;
+    let (_, rest) = text.split_once("<key>ProductVersion</key>")?;
+    let (_, rest) = rest.split_once("<string>")?;
+    rest.split(['.', '<']).next()?.trim().parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{MetalVersion, supported};
+
+    #[test]
+    fn a_release_runs_what_it_and_earlier_ones_brought() {
+        let version = |major, minor| Some(MetalVersion { major, minor });
+        for (release, expected) in [
+            (Some(12), version(3, 0)),
+            (Some(14), version(3, 1)),
+            (Some(25), version(3, 2)),
+            (Some(26), version(4, 0)),
+            (Some(27), version(4, 1)),
+            (Some(28), None), // Metal itself refuses what that does not run
+            (None, version(4, 1)),
+        ] {
+            assert_eq!(supported(release), expected, "{release:?}");
+        }
+    }
+}

@@ -1,0 +1,217 @@
+//! What `eval_cpu` sees of an array.
+
+use std::marker::PhantomData;
+
+use crate::dtype::{Dtype, Element};
+use crate::error::{Error, Result};
+use crate::ffi::bridge::{self, MlxArray};
+use crate::ffi::hosted::bridge as ffi;
+
+/// An evaluated input.
+pub struct View<'a> {
+    op: &'a str,
+    index: usize,
+    array: &'a MlxArray,
+    taken: bool,
+}
+
+impl<'a> View<'a> {
+    /// The array is evaluated, and its memory lives and is not written for `'a`, unless an output
+    /// took it over.
+    pub(super) fn new(op: &'a str, index: usize, array: &'a MlxArray, taken: bool) -> Self {
+        Self { op, index, array, taken }
+    }
+
+    /// The length of each dimension.
+    pub fn shape(&self) -> &'a [i32] {
+        bridge::shape(self.array)
+    }
+
+    /// Elements to step over in memory for each dimension.
+    pub fn strides(&self) -> &'a [i64] {
+        ffi::hosted_strides(self.array)
+    }
+
+    /// The type of the elements.
+    pub fn dtype(&self) -> Dtype {
+        bridge::dtype(self.array).into()
+    }
+
+    /// The number of elements.
+    pub fn size(&self) -> usize {
+        size(self.shape())
+    }
+
+    /// The elements in row-major order, where they lie.
+    ///
+    /// An error if `T` is not the type of the input, or if the input is not row-contiguous, which
+    /// only one of [`Layout::Any`](super::Layout::Any) can be.
+    pub fn as_slice<T: Element>(&self) -> Result<&'a [T]> {
+        let data = self.data::<T>()?;
+        if !bridge::is_row_contiguous(self.array) {
+            return Err(
+                self.expected("row-contiguous", format_args!("strides {:?}", self.strides()))
+            );
+        }
+        if self.size() == 0 {
+            return Ok(&[]);
+        }
+        // SAFETY: an evaluated row-contiguous array has its elements at `data`, which is aligned
+        // and of type T, any bits of which are a value; nothing writes them for 'a.
+        Ok(unsafe { std::slice::from_raw_parts(data, self.size()) })
+    }
+
+    /// The elements in row-major order, whatever the layout.
+    pub fn elements<T: Element>(&self) -> Result<Elements<'a, T>> {
+        Ok(self.walk(self.data::<T>()?))
+    }
+
+    fn walk<T>(&self, data: *const T) -> Elements<'a, T> {
+        let shape = self.shape();
+        Elements {
+            data,
+            shape,
+            strides: self.strides(),
+            at: vec![0; shape.len()],
+            left: self.size(),
+            lives: PhantomData,
+        }
+    }
+
+    fn data<T: Element>(&self) -> Result<*const T> {
+        if self.taken {
+            return Err(self.expected("read in output 0", "it read in its own view"));
+        }
+        if T::DTYPE != self.dtype() {
+            return Err(self.expected(T::DTYPE, self.dtype()));
+        }
+        if self.size() == 0 {
+            return Ok(std::ptr::dangling());
+        }
+        let data = ffi::hosted_data(self.array).cast_const().cast::<T>();
+        if !data.is_aligned() || data.is_null() {
+            return Err(self.expected("aligned to its elements", format_args!("{data:?}")));
+        }
+        // Other bytes than these are no bool in Rust.
+        if T::DTYPE == Dtype::Bool && self.walk(data.cast::<u8>()).any(|byte| byte > 1) {
+            return Err(self.expected("of bools", "other bytes than 0 and 1"));
+        }
+        Ok(data)
+    }
+
+    fn expected(&self, what: impl std::fmt::Display, got: impl std::fmt::Display) -> Error {
+        Error::argument(self.op, format_args!("input {} to be {what}, got {got}", self.index))
+    }
+}
+
+/// The elements of an input in row-major order; see [`View::elements`].
+pub struct Elements<'a, T> {
+    data: *const T,
+    shape: &'a [i32],
+    strides: &'a [i64],
+    at: Vec<i32>,
+    left: usize,
+    lives: PhantomData<&'a T>,
+}
+
+impl<T: Copy> Iterator for Elements<'_, T> {
+    type Item = T;
+
+    fn next(&mut self) -> Option<T> {
+        self.left = self.left.checked_sub(1)?;
+        // SAFETY: MLX's strides lead to an element of the array for every index within its shape,
+        // and there is one left.
+        let element = unsafe { *self.data };
+        if self.left > 0 {
+            let mut step = 0;
+            for axis in (0..self.at.len()).rev() {
+                self.at[axis] += 1;
+                step += self.strides[axis];
+                if self.at[axis] < self.shape[axis] {
+                    break;
+                }
+                step -= i64::from(self.at[axis]) * self.strides[axis];
+                self.at[axis] = 0;
+            }
+            self.data = self.data.wrapping_offset(step as isize);
+        }
+        Some(element)
+    }
+
+    fn size_hint(&self) -> (usize, Option<usize>) {
+        (self.left, Some(self.left))
+    }
+}
+
+impl<T: Copy> ExactSizeIterator for Elements<'_, T> {}
+
+/// An output to be filled.
+pub struct ViewMut<'a> {
+    op: &'a str,
+    index: usize,
+    array: &'a MlxArray,
+}
+
+impl<'a> ViewMut<'a> {
+    /// # Safety
+    /// The array's memory is allocated, row-contiguous, and for `'a` this view's alone; with what
+    /// an input held in it, if `filled`.
+    pub(super) unsafe fn new(op: &'a str, index: usize, array: &'a MlxArray, filled: bool) -> Self {
+        let view = Self { op, index, array };
+        let bool = view.dtype() == Dtype::Bool;
+        if view.size() > 0 && (bool || !filled && cfg!(debug_assertions)) {
+            let bytes = view.size() * view.dtype().size();
+            // SAFETY: the caller's promise: a row-contiguous array of this many bytes.
+            let memory = unsafe { std::slice::from_raw_parts_mut(ffi::hosted_data(array), bytes) };
+            match (bool, filled) {
+                // Other bytes than 0 and 1 are no bool in Rust.
+                (true, true) => memory.iter_mut().for_each(|byte| *byte = u8::from(*byte != 0)),
+                (true, false) => memory.fill(1),
+                // What eval_cpu leaves out shows: it stays NaN.
+                (false, _) => memory.fill(0xff),
+            }
+        }
+        view
+    }
+
+    /// The length of each dimension.
+    pub fn shape(&self) -> &'a [i32] {
+        bridge::shape(self.array)
+    }
+
+    /// The type of the elements.
+    pub fn dtype(&self) -> Dtype {
+        bridge::dtype(self.array).into()
+    }
+
+    /// The number of elements.
+    pub fn size(&self) -> usize {
+        size(self.shape())
+    }
+
+    /// The elements in row-major order. What they are before they are written is not defined; in
+    /// debug builds they are NaN, or all bits set.
+    ///
+    /// An error if `T` is not the type of the output.
+    pub fn as_mut_slice<T: Element>(&mut self) -> Result<&mut [T]> {
+        if T::DTYPE != self.dtype() {
+            let expected =
+                format_args!("output {} to be {}, got {}", self.index, T::DTYPE, self.dtype());
+            return Err(Error::argument(self.op, expected));
+        }
+        if self.size() == 0 {
+            return Ok(&mut []);
+        }
+        let data = ffi::hosted_data(self.array).cast::<T>();
+        if !data.is_aligned() || data.is_null() {
+            return Err(Error::argument(self.op, format_args!("aligned memory, got {data:?}")));
+        }
+        // SAFETY: `new`'s promise; it is aligned, and whatever MLX's memory holds is a value of T,
+        // as `new` saw to for bools.
+        Ok(unsafe { std::slice::from_raw_parts_mut(data, self.size()) })
+    }
+}
+
+fn size(shape: &[i32]) -> usize {
+    shape.iter().map(|&dim| dim as usize).product()
+}

@@ -1,0 +1,112 @@
+//! Metal in a simulator, for tests on Linux: kernels are compiled for this machine, and every load
+//! and store is watched for races, stray accesses and memory that nobody wrote.
+//!
+//! Only in a build with the feature `simulate-metal` and a clang 17 or later, or zig, to compile
+//! kernels with. To run a kernel alone, with its counts of bytes and barriers, use the crate
+//! `metal-sim`.
+//!
+//! ```
+//! use mlx_primitives::simulator::{self, Schedule};
+//! use mlx_primitives::{Array, ops};
+//!
+//! # if !simulator::is_available() { return Ok(()); }
+//! let x = Array::from_slice(&[0.0f32, 0.0], &[2])?;
+//! // Building would go anywhere: what is evaluated inside runs in the simulator.
+//! let y = simulator::with_metal(Schedule::Reversed, || ops::softmax(&x)?.to_vec::<f32>())??;
+//! assert_eq!(y, [0.5, 0.5]);
+//! # Ok::<(), mlx_primitives::Error>(())
+//! ```
+
+use std::cell::Cell;
+
+use crate::error::{Error, Result};
+
+/// The order in which the simulator runs threads, SIMD groups and threadgroups.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Schedule {
+    /// First to last.
+    Forward,
+    /// Last to first.
+    Reversed,
+    /// In an order that the number chooses.
+    Shuffled(u64),
+}
+
+impl Schedule {
+    /// An order of each kind.
+    pub const ALL: [Self; 3] = [Self::Forward, Self::Reversed, Self::Shuffled(1)];
+}
+
+impl std::fmt::Display for Schedule {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Forward => f.write_str("forward"),
+            Self::Reversed => f.write_str("reversed"),
+            Self::Shuffled(seed) => write!(f, "shuffled:{seed}"),
+        }
+    }
+}
+
+/// What a thread chose instead of what the environment says.
+#[derive(Clone, Copy)]
+enum Choice {
+    Environment,
+    Metal(Schedule),
+    Cpu,
+}
+
+thread_local! {
+    static CHOICE: Cell<Choice> = const { Cell::new(Choice::Environment) };
+}
+
+/// Whether this build can simulate Metal.
+pub const fn is_available() -> bool {
+    cfg!(all(feature = "simulate-metal", target_os = "linux"))
+}
+
+/// Runs `f`; primitives that it evaluates on this thread run their Metal kernels in the simulator,
+/// in place of their CPU kernels. What a kernel does wrong is an `Err` of the evaluation.
+///
+/// An error where the simulator is not available.
+pub fn with_metal<R>(schedule: Schedule, f: impl FnOnce() -> R) -> Result<R> {
+    if !is_available() {
+        return Err(Error::argument(
+            "simulator",
+            "Linux and the feature simulate-metal, got neither or one",
+        ));
+    }
+    Ok(with(Choice::Metal(schedule), f))
+}
+
+/// Runs `f`; primitives that it evaluates on this thread run their CPU kernels, even if
+/// `MLX_PRIMITIVES_SIMULATE_METAL` is set.
+pub fn without_metal<R>(f: impl FnOnce() -> R) -> R {
+    with(Choice::Cpu, f)
+}
+
+fn with<R>(choice: Choice, f: impl FnOnce() -> R) -> R {
+    struct Restore(Choice);
+    impl Drop for Restore {
+        fn drop(&mut self) {
+            CHOICE.set(self.0);
+        }
+    }
+    let _restore = Restore(CHOICE.replace(choice));
+    f()
+}
+
+/// The order that this thread chose, if it did.
+pub(crate) fn chosen_schedule() -> Option<Schedule> {
+    match CHOICE.get() {
+        Choice::Metal(schedule) => Some(schedule),
+        _ => None,
+    }
+}
+
+/// 1 to simulate Metal, 0 not to, -1 to ask the environment.
+pub(crate) fn chosen_simulation() -> i8 {
+    match CHOICE.get() {
+        Choice::Environment => -1,
+        _ => i8::from(chosen_schedule().is_some()),
+    }
+}

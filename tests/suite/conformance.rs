@@ -1,0 +1,166 @@
+//! The public conformance harness: what it passes, and that it finds what is wrong.
+
+use mlx_primitives::conformance::{Backend, Check, Conformance, Tensor};
+use mlx_primitives::hosted::{HostedPrimitive, Spec, View, ViewMut, apply};
+use mlx_primitives::{Array, Dtype, Result, ops};
+
+use crate::support::Checked;
+
+const EPS: f64 = 1e-5;
+
+fn rms_norm(x: &[Tensor]) -> Vec<Tensor> {
+    let axis = x[1].values.len();
+    let rows = x[0].values.chunks(axis).flat_map(|row| {
+        let mean = row.iter().map(|x| x * x).sum::<f64>() / axis as f64;
+        let inverse = 1.0 / (mean + f64::from(EPS as f32)).sqrt();
+        row.iter().zip(&x[1].values).map(move |(x, w)| x * inverse * w).collect::<Vec<_>>()
+    });
+    vec![Tensor::new(x[0].shape.clone(), rows.collect::<Vec<_>>())]
+}
+
+#[test]
+fn our_own_primitives_pass() -> Checked {
+    let report = Conformance::new(
+        "rms_norm",
+        |x| Ok(vec![ops::rms_norm(&x[0], Some(&x[1]), EPS as f32)?]),
+        rms_norm,
+    )
+    .shapes(&[&[3, 4, 10], &[10]])
+    .shapes(&[&[2, 130], &[130]])
+    .without(Check::Extremes, "the squares of the largest numbers overflow in float32")
+    .run();
+    report.check()?;
+    assert!(report.outcomes().len() > 100, "{report}");
+    assert_eq!(report.ran_metal(), Backend::available().len() > 1);
+    assert!(report.not_run()[0].contains("overflow") && report.to_string().contains("not run"));
+
+    let swish = |x: f64| if x == f64::NEG_INFINITY { f64::NAN } else { x / (1.0 + (-x).exp()) };
+    let report =
+        Conformance::new("silu", |x| Ok(vec![ops::silu(&x[0])?]), move |x| vec![x[0].map(swish)])
+            .shapes(&[&[5, 7]])
+            .shapes(&[&[]])
+            .shapes(&[&[0, 3]])
+            .without(Check::Extremes, "the built-in's limit at -inf is 0 in some types")
+            .run();
+    report.check()?;
+    Ok(())
+}
+
+/// 3 x, but for a mistake.
+#[derive(Clone, Copy, PartialEq)]
+enum Mistake {
+    None,
+    Value,
+    Layout,
+    Nan,
+    Unwritten,
+    Vjp,
+    Jvp,
+    Vmap,
+    Panic,
+    Shape,
+}
+
+struct Triple(Mistake);
+
+impl HostedPrimitive for Triple {
+    fn name(&self) -> &str {
+        "triple"
+    }
+
+    fn outputs(&self, inputs: &[Spec]) -> Result<Vec<Spec>> {
+        match self.0 {
+            Mistake::Shape => Ok(vec![Spec::new([1], Dtype::Float32)]),
+            _ => Ok(inputs.to_vec()),
+        }
+    }
+
+    fn eval_cpu(&self, inputs: &[View<'_>], outputs: &mut [ViewMut<'_>]) -> Result<()> {
+        assert!(self.0 != Mistake::Panic, "a mistake");
+        let x = inputs[0].as_slice::<f32>()?;
+        let y = outputs[0].as_mut_slice::<f32>()?;
+        let left_out = usize::from(self.0 == Mistake::Unwritten);
+        for (i, (y, x)) in y.iter_mut().zip(x).enumerate().skip(left_out) {
+            *y = match self.0 {
+                Mistake::Value if i == 3 => 3.001 * x,
+                Mistake::Nan => (3.0 * x).max(f32::MIN),
+                _ => 3.0 * x,
+            };
+        }
+        Ok(())
+    }
+
+    fn vjp(&self, _: &[Array], g: &[Array], _: &[usize], _: &[Array]) -> Result<Vec<Array>> {
+        Ok(vec![g[0].multiply(if self.0 == Mistake::Vjp { 2.0 } else { 3.0 })?])
+    }
+
+    fn jvp(&self, _: &[Array], t: &[Array], _: &[usize]) -> Result<Vec<Array>> {
+        Ok(vec![t[0].multiply(if self.0 == Mistake::Jvp { 2.0 } else { 3.0 })?])
+    }
+
+    fn vmap(&self, x: &[Array], axes: &[Option<usize>]) -> Result<(Vec<Array>, Vec<usize>)> {
+        let axis = axes[0].unwrap_or(0);
+        // Right in shape for a square alone.
+        let axis = if self.0 == Mistake::Vmap { 1 - axis } else { axis };
+        Ok((apply(Triple(Mistake::None), &[&x[0]])?, vec![axis]))
+    }
+}
+
+#[test]
+fn mistakes_are_found() -> Checked {
+    let of = |mistake: Mistake| {
+        let op = move |x: &[Array]| {
+            let x = match mistake {
+                // The row-major order of the memory, not of the array.
+                Mistake::Layout => x[0].t()?.contiguous()?.reshape(x[0].shape())?,
+                _ => x[0].clone(),
+            };
+            apply(Triple(mistake), &[&x])
+        };
+        Conformance::new("triple", op, |x| vec![x[0].map(|x| 3.0 * x)])
+            .shapes(&[&[4, 4]])
+            .dtypes(&[Dtype::Float32])
+            .run()
+    };
+    let failed = |mistake: Mistake, backend: Backend| -> Vec<Check> {
+        let report = of(mistake);
+        let failures = report.failures().filter(|failure| failure.backend == backend);
+        let mut checks: Vec<Check> = failures.map(|failure| failure.check).collect();
+        checks.dedup();
+        assert_eq!(report.check().is_err(), report.failures().count() > 0);
+        checks
+    };
+    use Check::*;
+    for (mistake, found) in [
+        (Mistake::None, vec![]),
+        (Mistake::Value, vec![Values, Extremes]),
+        (Mistake::Layout, vec![Values, Extremes, Vjp, Jvp]),
+        (Mistake::Nan, vec![Extremes]),
+        (Mistake::Vjp, vec![Vjp]),
+        (Mistake::Jvp, vec![Jvp]),
+        (Mistake::Vmap, vec![Vmap]),
+        (Mistake::Shape, vec![Values, Extremes, Vjp, Jvp, Vmap]),
+        (Mistake::Panic, vec![Values, Extremes, Vmap, Compile]),
+    ] {
+        let name = found.clone();
+        let got = failed(mistake, Backend::Cpu);
+        assert!(name.iter().all(|check| got.contains(check)), "{got:?} lacks some of {name:?}");
+        assert!(found.is_empty() == got.is_empty(), "{got:?}");
+    }
+    // What nobody wrote is NaN in a debug build.
+    if cfg!(debug_assertions) {
+        assert!(failed(Mistake::Unwritten, Backend::Cpu).contains(&Values));
+    }
+    // Triple has no kernel: that is a failure on Metal, not something left out.
+    if let Some(&metal) = Backend::available().iter().find(|backend| backend.is_metal()) {
+        assert!(failed(Mistake::None, metal).contains(&Values));
+    }
+    Ok(())
+}
+
+#[test]
+fn nothing_compared_is_no_success() {
+    let report = Conformance::new("nothing", |x| Ok(x.to_vec()), |x| x.to_vec()).run();
+    let said = report.check().map_or_else(|error| error.to_string(), |()| String::new());
+    assert!(said.contains("no shapes were given"), "{said}");
+}

@@ -1,0 +1,145 @@
+//! What is left after a fault: errors, and never a result.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use mlx_primitives::hosted::{HostedPrimitive, Spec, View, ViewMut, apply, apply_one};
+use mlx_primitives::simulator::without_metal;
+use mlx_primitives::transforms::compile;
+use mlx_primitives::{Array, Dtype, Error, Result, async_eval, eval, io};
+
+use super::faults::{Fault, faulty};
+use crate::support::input::random32;
+use crate::support::{Checked, message};
+
+#[test]
+fn faults_of_an_asynchronous_evaluation() -> Checked {
+    without_metal(|| {
+        let x = random32(&[2, 3], 3)?;
+        let y = faulty(&x, Fault::PanicIn("eval_cpu"))?;
+        let first = async_eval([&y]).and_then(|()| y.to_vec::<f32>().map(|_| ()));
+        assert!(message(first).contains("a panic in eval_cpu"));
+        for _ in 0..3 {
+            assert!(message(y.to_vec::<f32>()).contains("a panic in eval_cpu"));
+        }
+        // Somebody else may hear of it first: it is no result all the same.
+        let y = faulty(&x, Fault::PanicIn("eval_cpu"))?;
+        let _ = async_eval([&y]);
+        let _ = x.add(1.0)?.eval();
+        assert!(message(y.to_vec::<f32>()).contains("a panic in eval_cpu"));
+        assert_eq!(x.add(1.0)?.to_vec::<f32>()?.len(), 6);
+        Ok(())
+    })
+}
+
+/// Intermediate values that nobody asked for are NaN, never half of a result.
+#[test]
+fn what_was_made_of_a_fault_is_nan() -> Checked {
+    without_metal(|| {
+        let x = random32(&[1000], 4)?;
+        let y = faulty(&x, Fault::PanicIn("eval_cpu"))?; // held, so that nobody computes in it
+        let first = y.add(1.0)?;
+        let last = first.exp()?.sum(.., false)?;
+        assert!(message(last.eval()).contains("a panic in eval_cpu"));
+        assert!(first.to_vec::<f32>()?.iter().all(|v| v.is_nan()));
+        for later in [y.clone(), y.add(2.0)?, y.reshape(&[10, 100])?.sum(.., false)?] {
+            assert!(message(later.eval()).contains("a panic in eval_cpu"));
+            let started = message(async_eval([&later.add(1.0)?]));
+            assert!(started.contains("a panic in eval_cpu"), "{started}");
+        }
+        Ok(())
+    })
+}
+
+/// Zeros, where there is no NaN: those least of all may be taken for a result.
+#[test]
+fn integers_of_a_fault_are_no_result() -> Checked {
+    struct Half;
+    impl HostedPrimitive for Half {
+        fn name(&self) -> &str {
+            "half"
+        }
+        fn outputs(&self, inputs: &[Spec]) -> Result<Vec<Spec>> {
+            Ok(inputs.to_vec())
+        }
+        fn eval_cpu(&self, _: &[View<'_>], outputs: &mut [ViewMut<'_>]) -> Result<()> {
+            outputs[0].as_mut_slice::<i32>()?[0] = 7;
+            Err(Error::Argument("half-way".into()))
+        }
+    }
+    without_metal(|| {
+        let y = apply_one(Half, &[&Array::from_slice(&[1i32, 2, 3], &[3])?])?;
+        assert!(message(y.add(1)?.eval()).contains("[half] eval_cpu: half-way"));
+        for later in [y.clone(), y.add(1)?, y.multiply(0)?, y.sum(.., false)?] {
+            assert!(message(later.to_vec::<i32>()).contains("half-way"));
+        }
+        Ok(())
+    })
+}
+
+#[test]
+fn a_fault_is_not_saved() -> Checked {
+    let folder = tempfile::tempdir()?;
+    let path = folder.path().join("faulty.safetensors");
+    without_metal(|| {
+        let y = faulty(&random32(&[4], 5)?, Fault::PanicIn("eval_cpu"))?;
+        for _ in 0..2 {
+            let said = message(io::save_safetensors(&path, [("y", &y)], []));
+            assert!(said.contains("a panic in eval_cpu") && !path.exists(), "{said}");
+        }
+        assert!(y.to_string().contains("a panic in eval_cpu"), "{y}");
+        Ok(())
+    })
+}
+
+/// Says other outputs when it is asked again, as `compile` does for other shapes.
+struct Fickle {
+    asked: AtomicBool,
+    in_place: bool,
+    later: Vec<Spec>,
+}
+
+impl HostedPrimitive for Fickle {
+    fn name(&self) -> &str {
+        "fickle"
+    }
+
+    fn outputs(&self, inputs: &[Spec]) -> Result<Vec<Spec>> {
+        match self.asked.swap(true, Ordering::Relaxed) {
+            false => Ok(inputs.to_vec()),
+            true => Ok(self.later.clone()),
+        }
+    }
+
+    fn in_place(&self) -> Option<usize> {
+        self.in_place.then_some(0)
+    }
+
+    fn eval_cpu(&self, _: &[View<'_>], outputs: &mut [ViewMut<'_>]) -> Result<()> {
+        outputs[0].as_mut_slice::<f32>()?.fill(1.0);
+        Ok(())
+    }
+}
+
+#[test]
+fn outputs_that_change_are_refused() -> Checked {
+    let float = |shape: &[i32]| Spec::new(shape, Dtype::Float32);
+    let cases = [
+        ("at least one output", false, vec![]),
+        ("outputs of [Float32] whenever asked", false, vec![float(&[4]), float(&[4])]),
+        ("outputs of [Float32] whenever asked", false, vec![Spec::new([4], Dtype::Float64)]),
+        ("a shape that memory can hold", false, vec![float(&[-4])]),
+        ("input 0 to be what output 0 is", true, vec![float(&[4000])]),
+    ];
+    without_metal(|| {
+        let x = random32(&[4], 6)?;
+        for (mentions, in_place, later) in cases {
+            let f = move |x: &[Array]| {
+                let (asked, later) = (AtomicBool::new(false), later.clone());
+                apply(Fickle { asked, in_place, later }, &[&x[0].add(1.0)?])
+            };
+            let said = message(compile(f, true)?.call(&[&x]).and_then(|y| eval(&y)));
+            assert!(said.contains("[fickle] expected ") && said.contains(mentions), "{said}");
+        }
+        Ok(())
+    })
+}

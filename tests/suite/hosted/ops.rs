@@ -1,0 +1,335 @@
+//! Two ops written through the trait, and what MLX makes of them.
+
+use half::{bf16, f16};
+use mlx_primitives::hosted::{
+    Call, HostedPrimitive, Launch, Layout, MetalLibrary, Spec, View, ViewMut, apply, apply_one,
+};
+use mlx_primitives::transforms::{compile, grad, jvp, vjp, vmap};
+use mlx_primitives::{Array, Dtype, Error, Result, async_eval, eval, graph};
+
+use crate::support::compare::{assert_close, assert_same, numbers};
+use crate::support::input::{FLOATS, LAYOUTS, random, random32};
+use crate::support::{Checked, each_device, simulated};
+
+pub fn kernels() -> Result<MetalLibrary> {
+    MetalLibrary::from_source(include_str!("kernels.metal"))
+}
+
+/// cap * tanh(x / cap).
+#[derive(Clone)]
+pub struct SoftCap {
+    pub cap: f32,
+    pub library: MetalLibrary,
+}
+
+#[repr(C)]
+#[derive(Clone, Copy, bytemuck::NoUninit)]
+struct SoftCapParams {
+    count: u32,
+    cap: f32,
+}
+
+pub fn soft_cap(x: &Array, cap: f32) -> Result<Array> {
+    apply_one(SoftCap { cap, library: kernels()? }, &[x])
+}
+
+macro_rules! each_float {
+    ($dtype:expr, $T:ident => $body:expr) => {
+        match $dtype {
+            Dtype::Float16 => {
+                type $T = f16;
+                $body
+            }
+            Dtype::Bfloat16 => {
+                type $T = bf16;
+                $body
+            }
+            _ => {
+                type $T = f32;
+                $body
+            }
+        }
+    };
+}
+
+fn floating(op: &str, inputs: &[Spec]) -> Result<()> {
+    match inputs {
+        [x] if FLOATS.contains(&x.dtype) => Ok(()),
+        _ => Err(Error::Argument(format!("[{op}] expected one floating input, got {inputs:?}"))),
+    }
+}
+
+impl HostedPrimitive for SoftCap {
+    fn name(&self) -> &str {
+        "soft_cap"
+    }
+
+    fn outputs(&self, inputs: &[Spec]) -> Result<Vec<Spec>> {
+        floating("soft_cap", inputs)?;
+        Ok(inputs.to_vec())
+    }
+
+    fn eval_cpu(&self, inputs: &[View<'_>], outputs: &mut [ViewMut<'_>]) -> Result<()> {
+        each_float!(inputs[0].dtype(), T => {
+            let x = inputs[0].as_slice::<T>()?;
+            for (y, x) in outputs[0].as_mut_slice::<T>()?.iter_mut().zip(x) {
+                *y = T::from_f32(self.cap * (x.to_f32() / self.cap).tanh());
+            }
+        });
+        Ok(())
+    }
+
+    fn launch(&self, call: &Call) -> Result<Vec<Launch>> {
+        let x = &call.inputs[0];
+        let count = x.size() as u32;
+        let group = 256.min(call.max_threads);
+        let launch = Launch::new(&self.library, format!("soft_cap_{}", x.dtype))
+            .input(0, 0)
+            .output(1, 0)
+            .parameters(2, &SoftCapParams { count, cap: self.cap })
+            .groups([count.div_ceil(group), 1, 1], [group, 1, 1]);
+        Ok(vec![launch])
+    }
+
+    fn vjp(&self, _: &[Array], g: &[Array], _: &[usize], y: &[Array]) -> Result<Vec<Array>> {
+        // 1 - tanh²
+        let slope = y[0].divide(self.cap)?.square()?.negative()?.add(1.0)?;
+        Ok(vec![g[0].multiply(&slope)?.astype(g[0].dtype())?])
+    }
+
+    fn jvp(&self, x: &[Array], t: &[Array], argnums: &[usize]) -> Result<Vec<Array>> {
+        let y = [apply_one(self.clone(), &[&x[0]])?];
+        self.vjp(x, t, argnums, &y)
+    }
+
+    fn vmap(&self, x: &[Array], axes: &[Option<usize>]) -> Result<(Vec<Array>, Vec<usize>)> {
+        let y = apply_one(self.clone(), &[&x[0]])?;
+        Ok((vec![y], vec![axes[0].unwrap_or(0)]))
+    }
+
+    fn is_equivalent(&self, other: &Self) -> bool {
+        self.cap == other.cap
+    }
+}
+
+trait Float {
+    fn to_f32(self) -> f32;
+    fn from_f32(value: f32) -> Self;
+}
+
+impl Float for f32 {
+    fn to_f32(self) -> f32 {
+        self
+    }
+    fn from_f32(value: f32) -> Self {
+        value
+    }
+}
+
+fn reference(x: &Array, cap: f64) -> Result<Vec<f64>> {
+    Ok(numbers(x)?.iter().map(|x| cap * (x / cap).tanh()).collect())
+}
+
+#[test]
+fn computes_in_every_layout_and_type() -> Checked {
+    each_device(|_| {
+        for dtype in FLOATS {
+            for layout in LAYOUTS {
+                let x = layout.make(&[4, 6, 10], dtype, 1)?;
+                let want = reference(&x, 2.0)?;
+                let y = soft_cap(&x, 2.0)?;
+                assert_eq!((y.shape(), y.dtype()), (x.shape(), dtype));
+                assert!(!y.is_scheduled(), "lazy");
+                // A rounding of numbers up to 2, and of tanh.
+                let bound = match dtype {
+                    Dtype::Float32 => 5e-7,
+                    Dtype::Float16 => 1.1e-3,
+                    _ => 8.5e-3,
+                };
+                assert_close(&numbers(&y)?, &want, bound, &format!("{dtype} {layout:?}"));
+            }
+        }
+        Ok(())
+    })
+}
+
+#[test]
+fn sizes_in_every_type() -> Checked {
+    each_device(|_| {
+        for count in [0, 1, 31, 257, 1000] {
+            for dtype in FLOATS {
+                let y = soft_cap(&random(&[count], dtype, 2)?, 2.0)?;
+                let norms = mean_square(&random(&[3, count.max(1)], dtype, 3)?)?;
+                eval([&y, &norms])?;
+                assert_eq!((y.size(), norms.shape()), (count as usize, &[3][..]));
+            }
+        }
+        Ok(())
+    })
+}
+
+#[test]
+fn differentiates_vectorises_and_compiles() -> Checked {
+    each_device(|_| {
+        let x = random32(&[3, 5], 3)?;
+        let (t, g) = (random32(&[3, 5], 4)?, random32(&[3, 5], 5)?);
+        let f = |x: &[Array]| Ok(vec![soft_cap(&x[0], 2.0)?]);
+        let slope = numbers(&x)?.into_iter().map(|x| 1.0 - (x / 2.0).tanh().powi(2));
+        let slope: Vec<f64> = slope.collect();
+        let along = |v: &Array| -> Result<Vec<f64>> {
+            Ok(slope.iter().zip(numbers(v)?).map(|(s, v)| s * v).collect())
+        };
+        assert_close(&numbers(&vjp(f, &[&x], &[&g])?.1[0])?, &along(&g)?, 2e-6, "vjp");
+        assert_close(&numbers(&jvp(f, &[&x], &[&t])?.1[0])?, &along(&t)?, 2e-6, "jvp");
+        // The second derivative goes through the vjp's own graph.
+        let first = |x: &[Array]| {
+            grad(|x| soft_cap(&x[0], 2.0)?.sum(.., false), &[0], &[&x[0]])?[0].sum(.., false)
+        };
+        let second = grad(first, &[0], &[&x])?;
+        let want: Vec<f64> =
+            numbers(&x)?.iter().zip(&slope).map(|(x, s)| -(x / 2.0).tanh() * s).collect();
+        assert_close(&numbers(&second[0])?, &want, 4e-6, "second derivative");
+        for axis in [0, 1] {
+            let mapped = vmap(f, &[&x], &[Some(axis)], &[axis])?;
+            assert_same(&mapped[0], &soft_cap(&x, 2.0)?, "vmap")?;
+        }
+        for shapeless in [false, true] {
+            let compiled =
+                compile(|x| Ok(vec![soft_cap(&x[0].add(0.0)?, 2.0)?.exp()?]), shapeless)?;
+            for shape in [[3, 5], [2, 7]] {
+                let x = random32(&shape, 6)?;
+                assert_same(&compiled.call(&[&x])?[0], &soft_cap(&x, 2.0)?.exp()?, "compiled")?;
+            }
+        }
+        Ok(())
+    })
+}
+
+#[test]
+fn equivalent_nodes_are_merged_by_compile() -> Checked {
+    let x = random32(&[4], 7)?;
+    let nodes = |a: f32, b: f32| -> Result<usize> {
+        // The outputs of a compiled function are the lazy nodes of its simplified graph.
+        let f = move |x: &[Array]| Ok(vec![soft_cap(&x[0], a)?.matmul(&soft_cap(&x[0], b)?)?]);
+        let outputs = compile(f, false)?.call(&[&x])?;
+        Ok(graph::nodes(&outputs)?.iter().filter(|node| node.name == "soft_cap").count())
+    };
+    assert_eq!((nodes(2.0, 2.0)?, nodes(2.0, 3.0)?), (1, 2));
+    Ok(())
+}
+
+/// The mean of the squares of each row.
+#[derive(Clone)]
+struct MeanSquare(MetalLibrary);
+
+fn mean_square(x: &Array) -> Result<Array> {
+    apply_one(MeanSquare(kernels()?), &[x])
+}
+
+impl HostedPrimitive for MeanSquare {
+    fn name(&self) -> &str {
+        "mean_square"
+    }
+
+    fn outputs(&self, inputs: &[Spec]) -> Result<Vec<Spec>> {
+        floating("mean_square", inputs)?;
+        match inputs[0].shape.split_last() {
+            Some((1.., rows)) => Ok(vec![Spec::new(rows, inputs[0].dtype)]),
+            _ => Err(Error::Argument("[mean_square] expected a last axis, got none".into())),
+        }
+    }
+
+    fn layout(&self, _: usize) -> Layout {
+        if simulated() { Layout::RowContiguous } else { Layout::Any }
+    }
+
+    fn eval_cpu(&self, inputs: &[View<'_>], outputs: &mut [ViewMut<'_>]) -> Result<()> {
+        let axis = inputs[0].shape().last().map_or(0, |&n| n as usize);
+        each_float!(inputs[0].dtype(), T => {
+            let mut x = inputs[0].elements::<T>()?;
+            for y in outputs[0].as_mut_slice::<T>()? {
+                let squares = x.by_ref().take(axis).map(|x| x.to_f32() * x.to_f32());
+                *y = T::from_f32(squares.sum::<f32>() / axis as f32);
+            }
+            assert_eq!(x.len(), 0);
+        });
+        Ok(())
+    }
+
+    fn launch(&self, call: &Call) -> Result<Vec<Launch>> {
+        let axis = call.inputs[0].shape.last().map_or(0, |&n| n as u32);
+        let launch = Launch::new(&self.0, format!("mean_square_{}", call.inputs[0].dtype))
+            .input(0, 0)
+            .output(1, 0)
+            .parameters(2, &axis)
+            .groups([call.outputs[0].size() as u32, 1, 1], [32, 1, 1]);
+        Ok(vec![launch])
+    }
+}
+
+#[test]
+fn reads_any_layout_in_row_major_order() -> Checked {
+    for dtype in FLOATS {
+        for layout in LAYOUTS {
+            let x = layout.make(&[2, 6, 10], dtype, 8)?;
+            let want: Vec<f64> = numbers(&x)?
+                .chunks(10)
+                .map(|row| row.iter().map(|x| x * x).sum::<f64>() / 10.0)
+                .collect();
+            let bound = match dtype {
+                Dtype::Float32 => 1e-5,
+                Dtype::Float16 => 5e-3,
+                _ => 4e-2,
+            };
+            assert_close(
+                &numbers(&mean_square(&x)?)?,
+                &want,
+                bound,
+                &format!("{dtype} {layout:?}"),
+            );
+        }
+    }
+    Ok(())
+}
+
+/// Quotient and remainder by two, of different types.
+struct DivMod;
+
+impl HostedPrimitive for DivMod {
+    fn name(&self) -> &str {
+        "div_mod"
+    }
+
+    fn outputs(&self, inputs: &[Spec]) -> Result<Vec<Spec>> {
+        let odd = Spec::new(inputs[0].shape.clone(), Dtype::Bool);
+        Ok(vec![inputs[0].clone(), odd])
+    }
+
+    fn eval_cpu(&self, inputs: &[View<'_>], outputs: &mut [ViewMut<'_>]) -> Result<()> {
+        let x = inputs[0].as_slice::<u16>()?;
+        let [half, odd] = outputs else {
+            return Err(Error::Argument("two outputs".into()));
+        };
+        let (half, odd) = (half.as_mut_slice::<u16>()?, odd.as_mut_slice::<bool>()?);
+        for (i, x) in x.iter().enumerate() {
+            (half[i], odd[i]) = (x / 2, x % 2 == 1);
+        }
+        Ok(())
+    }
+}
+
+#[test]
+fn several_outputs_of_several_types() -> Checked {
+    mlx_primitives::simulator::without_metal(|| {
+        let x = Array::from_slice(&[4u16, 5, 65535], &[3])?;
+        let outputs = apply(DivMod, &[&x])?;
+        async_eval(&outputs)?;
+        assert_eq!(outputs[0].to_vec::<u16>()?, [2, 2, 32767]);
+        assert_eq!(outputs[1].to_vec::<bool>()?, [false, true, true]);
+        assert!(apply_one(DivMod, &[&x]).is_err());
+        // One of the two is dropped before it is computed.
+        let odd = apply(DivMod, &[&x])?.swap_remove(1);
+        assert_eq!(odd.to_vec::<bool>()?, [false, true, true]);
+        Ok(())
+    })
+}
