@@ -263,6 +263,7 @@ void eval(const ArrayList& arrays) {
   mx::async_eval(arrays);
   lend_thread(arrays);
   mx::eval(arrays);
+  part_thread();
 }
 
 void async_eval(const ArrayList& arrays) {
