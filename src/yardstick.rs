@@ -1,13 +1,29 @@
-//! What the latency comparison holds the kernels' bandwidth against.
+//! What the kernels' speed is held against: memory that is copied, read and written, registers that are
+//! multiplied, and jobs that are shared, all on the threads of the CPU kernels.
+//!
+//! Everything here is done even if no result of it is used; the caller takes the time.
 
-use crate::cpu;
+use std::ops::Range;
+
+use crate::cpu::{self, yardstick};
 use crate::dtype::{Dtype, Element};
 use crate::error::{Error, Result};
+use crate::memory;
 
-/// Copies `from` to `to` on the threads of the CPU kernels, split as they split a job: the most
-/// that a kernel which reads its input once and writes its output once could reach.
+/// So many bytes that have been written, in pages of 2 MB as far as the system grants them.
 ///
-/// The copy is always done, even if `to` is never read. An error unless both are equally long.
+/// ```
+/// assert_eq!(mlx_primitives::yardstick::buffer(5), [1; 5]);
+/// ```
+pub fn buffer(bytes: usize) -> Vec<u8> {
+    let mut buffer: Vec<u8> = Vec::with_capacity(bytes);
+    memory::advise_huge_pages(buffer.as_ptr().expose_provenance(), bytes);
+    buffer.resize(bytes, 1);
+    buffer
+}
+
+/// Copies `from` to `to`, split as the kernels split a job: the most that a kernel which reads its
+/// input once and writes its output once could reach. An error unless both are equally long.
 ///
 /// ```
 /// let mut to = [0; 3];
@@ -21,7 +37,7 @@ pub fn copy(from: &[u8], to: &mut [u8]) -> Result<()> {
         return Err(Error::argument("copy", expected));
     }
     // SAFETY: both slices have this length, and a unique borrow overlaps no other.
-    unsafe { cpu::parallel_copy(from.as_ptr(), to.as_mut_ptr(), from.len()) };
+    unsafe { yardstick::copy(from.as_ptr(), to.as_mut_ptr(), from.len()) };
     std::hint::black_box(to);
     Ok(())
 }
@@ -65,4 +81,83 @@ pub fn rms_norm<T: Element>(
     // the kernel works in place too.
     unsafe { cpu::rms_norm(element, x, weight, out, rows, axis, eps) };
     Ok(())
+}
+
+/// Loads all of `from` into registers: the most that a kernel which writes next to nothing could reach.
+///
+/// ```
+/// mlx_primitives::yardstick::read(&[1; 1000]);
+/// ```
+pub fn read(from: &[u8]) {
+    // SAFETY: the slice is readable.
+    unsafe { yardstick::read(from.as_ptr(), from.len()) }
+}
+
+/// Fills `to` with ones: the most that a kernel which reads next to nothing could reach.
+///
+/// ```
+/// let mut to = [0; 3];
+/// mlx_primitives::yardstick::fill(&mut to);
+/// assert_eq!(to, [1; 3]);
+/// ```
+pub fn fill(to: &mut [u8]) {
+    // SAFETY: the slice is writable, and borrowed by nobody else.
+    unsafe { yardstick::fill(to.as_mut_ptr(), to.len()) };
+    std::hint::black_box(to);
+}
+
+/// What [`multiply`] multiplies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Product {
+    /// float32 numbers.
+    Float32,
+    /// bfloat16 numbers, added up in float32, by the processor's instruction for it; float32 numbers
+    /// where there is none.
+    Bfloat16,
+}
+
+/// Multiplies and adds in registers alone for about `rounds` times ten microseconds, and returns how many
+/// floating-point operations that was: over their time, the most that a product of matrices could reach.
+///
+/// ```
+/// use mlx_primitives::yardstick::{Product, multiply};
+///
+/// assert!(multiply(Product::Float32, 10) > 1e6);
+/// assert_eq!(multiply(Product::Bfloat16, 0), 0.0);
+/// ```
+pub fn multiply(product: Product, rounds: usize) -> f64 {
+    yardstick::multiply(product == Product::Bfloat16, rounds)
+}
+
+/// Threads of their own that share jobs as those of the kernels do, to time what sharing costs.
+///
+/// They sleep when there is nothing to do, and live as long as the process.
+#[derive(Clone, Copy)]
+pub struct Team(yardstick::Team);
+
+impl Team {
+    /// So many threads, the caller's included. An error unless there are 1 to 1024.
+    pub fn new(threads: usize) -> Result<Self> {
+        if !(1..=cpu::MAX_THREADS).contains(&threads) {
+            let expected = format_args!("1 to {} threads, got {threads}", cpu::MAX_THREADS);
+            return Err(Error::argument("Team::new", expected));
+        }
+        Ok(Self(yardstick::Team::new(threads)))
+    }
+
+    /// Calls `body` with ranges that together are `0..items`, on several threads if `nanoseconds`, what
+    /// all of it takes one thread, are worth it. It must not panic: that ends the process.
+    ///
+    /// ```
+    /// use std::sync::atomic::{AtomicUsize, Ordering};
+    ///
+    /// let sum = AtomicUsize::new(0);
+    /// let team = mlx_primitives::yardstick::Team::new(2)?;
+    /// team.run(100, 1_000_000, &|range| _ = sum.fetch_add(range.sum(), Ordering::Relaxed));
+    /// assert_eq!(sum.into_inner(), 4950);
+    /// # Ok::<(), mlx_primitives::Error>(())
+    /// ```
+    pub fn run(&self, items: usize, nanoseconds: usize, body: &(dyn Fn(Range<usize>) + Sync)) {
+        self.0.run(items, nanoseconds, body);
+    }
 }

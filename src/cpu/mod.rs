@@ -26,6 +26,7 @@ mod simd;
 mod softmax;
 #[cfg(test)]
 mod testing;
+pub mod yardstick;
 
 pub use activation::{Activation, AffineShape, Combination, activation, affine, combination};
 pub use attention::{Attention, Mask as AttentionMask, Source, View, attention};
@@ -82,12 +83,17 @@ pub fn start_threads(threads: usize) -> usize {
     Pool::start(threads).threads()
 }
 
+/// Says that the calling thread has the result it waited for and is busy with other things.
+pub fn part_thread() {
+    Pool::current().part();
+}
+
 /// Lends the calling thread to the kernels until `done`, or until none has run for a while.
 pub fn lend_thread(done: &dyn Fn() -> bool) {
     Pool::current().lend(done);
 }
 
-/// `memcpy` with the kernels' pool and splitting: the yardstick for their bandwidth.
+/// `memcpy` with the kernels' pool and splitting.
 ///
 /// # Safety
 /// `from` is readable and `to` writable for `bytes`, and they do not overlap.

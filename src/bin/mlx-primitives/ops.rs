@@ -1,6 +1,7 @@
 //! `mlx-primitives ops`: our primitives against MLX's built-ins, in one process.
 
 mod cases;
+mod limits;
 mod measure;
 mod plot;
 mod report;
@@ -27,8 +28,9 @@ const CACHE_LIMIT: usize = 2 << 30;
 const COLUMNS: &str = "\
 Each call is timed in turn with the built-in's, in this process. `single` builds one op, evaluates \
 it and waits; `chain` is one of up to 64 ops in a graph, each fed by the last. Times are medians ± half \
-the interquartile range. GB/s counts what has to be read and written, once; the copy moves as many \
-bytes, by the CPU kernels' threads or, on a GPU, by MLX's `negative`.";
+the interquartile range. GB/s counts what has to be read and written, once. The limit is the time that the CPU kernels' \
+threads take to copy, read or fill as many bytes, or to do as many multiplications in registers, \
+whichever is longer; on a GPU that of MLX's `negative` for as many bytes.";
 
 #[derive(clap::Args)]
 #[command(after_help = COLUMNS)]
@@ -45,6 +47,9 @@ pub struct Args {
     /// A minute or less: fewer samples, wide and large shapes in one type, chains in decode shapes only.
     #[arg(long)]
     quick: bool,
+    /// Only shapes beyond the caches, and MLX's built-ins only where they take less than seconds.
+    #[arg(long)]
+    large: bool,
     /// Print an array of JSON objects instead of tables.
     #[arg(long)]
     json: bool,
@@ -82,10 +87,14 @@ pub fn run(args: &Args) -> Result<()> {
     // Both sides write to memory in use before, as under the limit of MLX's GPU allocators.
     memory::set_cache_limit(CACHE_LIMIT)?;
     let workloads = cases::all();
-    let cases = cases::select(&workloads, &args.op, &args.dtype, args.quick);
+    let cases = cases::select(&workloads, &args.op, &args.dtype, args.quick, args.large);
     let progress = ProgressBar::new(cases.len() as u64)
         .with_style(ProgressStyle::with_template("{bar:30} {pos}/{len} {msg}")?);
-    let effort = if args.quick { Effort::QUICK } else { Effort::FULL };
+    let effort = match (args.quick, args.large) {
+        (true, _) => Effort::QUICK,
+        (false, true) => Effort::LARGE,
+        (false, false) => Effort::FULL,
+    };
     let rows = device::with_device(device, || {
         measure::all(&cases, device, &effort, |case| {
             progress.set_message(case.to_string());

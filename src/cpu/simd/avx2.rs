@@ -89,6 +89,14 @@ impl F32x16 for Avx2 {
         }
     }
     #[inline(always)]
+    unsafe fn stream(self, to: *mut f32) {
+        // SAFETY: sixteen floats are writable, and aligned.
+        unsafe {
+            _mm256_stream_ps(to, self.0);
+            _mm256_stream_ps(to.add(8), self.1);
+        }
+    }
+    #[inline(always)]
     unsafe fn load_half(from: *const u16) -> Self::Half {
         // SAFETY: sixteen patterns are readable; no alignment is needed.
         unsafe { (_mm_loadu_si128(from.cast()), _mm_loadu_si128(from.add(8).cast())) }

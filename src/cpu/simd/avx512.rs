@@ -76,6 +76,11 @@ impl<const BF16: bool> F32x16 for Avx512<BF16> {
         unsafe { _mm512_storeu_ps(to, self.0) }
     }
     #[inline(always)]
+    unsafe fn stream(self, to: *mut f32) {
+        // SAFETY: sixteen floats are writable, and aligned.
+        unsafe { _mm512_stream_ps(to, self.0) }
+    }
+    #[inline(always)]
     unsafe fn load_half(from: *const u16) -> __m256i {
         // SAFETY: sixteen patterns are readable; no alignment is needed.
         unsafe { _mm256_loadu_si256(from.cast()) }

@@ -38,6 +38,16 @@ pub fn prefetch(from: *const u8, bytes: usize) {
     let _ = (from, bytes);
 }
 
+/// Ends a run of [`F32x16::stream`]s: they are seen before whatever is stored next.
+#[inline(always)]
+pub fn fence() {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: SSE is part of x86-64.
+    unsafe {
+        std::arch::x86_64::_mm_sfence();
+    }
+}
+
 /// A kernel body written once over the vector type.
 pub trait Kernel {
     /// # Safety
@@ -67,6 +77,14 @@ pub trait F32x16:
     /// # Safety
     /// `to` is writable for sixteen floats.
     unsafe fn store(self, to: *mut f32);
+    /// A store past the caches, where the level has one; [`fence`] comes before others read it.
+    /// # Safety
+    /// `to` is writable for sixteen floats and aligned to 64 bytes.
+    #[inline(always)]
+    unsafe fn stream(self, to: *mut f32) {
+        // SAFETY: the caller's contract.
+        unsafe { self.store(to) }
+    }
     /// # Safety
     /// `from` is readable for sixteen patterns.
     unsafe fn load_half(from: *const u16) -> Self::Half;

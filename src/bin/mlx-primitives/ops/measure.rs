@@ -1,53 +1,56 @@
-//! Runs the cases: ours, MLX's built-in and the copy that bounds both.
+//! Runs the cases: ours, MLX's built-in and what bounds both.
 
 use std::time::Duration;
 
 use anyhow::{Context, Result};
 use mlx_primitives::device::Device;
-use mlx_primitives::{Array, memory, yardstick};
+use mlx_primitives::{Array, Dtype, memory};
 
 use super::cases::{Case, Function, Inputs, Kind, Workload};
+use super::limits::{self, Limit, Limits};
 use super::timing::{Contestant, Timing, interleave};
 
 pub use super::timing::Effort;
 
 impl Effort {
     pub const FULL: Self = Self { budget: Duration::from_millis(400), least_rounds: 3 };
+    pub const LARGE: Self = Self { budget: Duration::from_millis(250), least_rounds: 3 };
     pub const QUICK: Self = Self { budget: Duration::from_millis(60), least_rounds: 2 };
 }
 
 /// A case's result.
 pub struct Row<'a> {
     pub workload: &'a Workload,
-    pub dtype: mlx_primitives::Dtype,
+    pub dtype: Dtype,
     pub device: Device,
     pub kind: Kind,
     pub ours: Timing,
-    pub builtin: Timing,
-    pub copy: Timing,
-    ideal_bytes: usize,
-    copied_bytes: usize,
+    /// None where it would take too long.
+    pub builtin: Option<Timing>,
+    pub limits: Limits,
+    bytes: usize,
     flops: f64,
 }
 
 impl Row<'_> {
-    pub fn speedup(&self) -> f64 {
-        self.builtin.median / self.ours.median
+    pub fn speedup(&self) -> Option<f64> {
+        self.builtin.map(|builtin| builtin.median / self.ours.median)
     }
 
-    /// The ideal bytes over our time.
+    /// What has to be read and written, over our time.
     pub fn gbps(&self) -> f64 {
-        self.ideal_bytes as f64 / self.ours.median / 1e9
+        self.bytes as f64 / self.ours.median / 1e9
     }
 
     /// GFLOP/s, where they are the limit.
     pub fn gflops(&self) -> Option<f64> {
-        (self.flops > 0.0).then(|| self.flops / self.ours.median / 1e9)
+        let limited = self.limits.nearest().0 == Limit::Compute;
+        limited.then(|| self.flops / self.ours.median / 1e9)
     }
 
-    /// Our bandwidth over that of the copy.
-    pub fn copy_fraction(&self) -> f64 {
-        self.gbps() / (self.copied_bytes as f64 / self.copy.median / 1e9)
+    /// The time that the machine needs at least, over ours.
+    pub fn limit_fraction(&self) -> f64 {
+        self.limits.nearest().1 / self.ours.median
     }
 }
 
@@ -69,27 +72,41 @@ fn one<'a>(case: &Case<'a>, device: Device, effort: &Effort) -> Result<Row<'a>> 
     memory::clear_cache()?; // of buffers no use to this case
     let inputs = Inputs::new(case.workload, case.dtype)?;
     let calls = calls(case.kind, &inputs)?;
-    let copied_bytes = inputs.ideal_bytes / 2 * 2;
     let negative: Function = Box::new(Array::negative);
-    let copy = match device {
-        Device::Cpu => pool_copy(copied_bytes / 2),
-        // Every GPU backend has it, and it reads and writes the same bytes.
-        Device::Gpu => contestant(calls, &inputs.x, &negative),
-    };
-    let (ours, builtin) = (&inputs.ours, &inputs.builtin);
-    let [ours, builtin] = [ours, builtin].map(|op| contestant(calls, &inputs.x, op));
-    let mut contestants = [ours, builtin, copy];
+    let mut contestants = vec![contestant(calls, &inputs.x, &inputs.ours)];
+    let mut flops = 0.0;
+    match device {
+        Device::Cpu => {
+            contestants.push(limits::memory(inputs.read, inputs.written));
+            if inputs.flops > 0.0 {
+                let (yardstick, done) = limits::compute(case.dtype);
+                contestants.push(yardstick);
+                flops = done;
+            }
+        }
+        // Every GPU backend has it, and it reads and writes as many bytes as x has.
+        Device::Gpu => contestants.push(contestant(calls, &inputs.x, &negative)),
+    }
+    let measured = contestants.len();
+    contestants.extend(inputs.builtin.iter().map(|op| contestant(calls, &inputs.x, op)));
     let timings = interleave(&mut contestants, effort)?;
+    let bytes = inputs.read + inputs.written;
+    let moved = match device {
+        Device::Cpu => bytes,
+        Device::Gpu => 2 * inputs.x.nbytes(),
+    };
     Ok(Row {
         workload: case.workload,
         dtype: case.dtype,
         device,
         kind: case.kind,
         ours: timings[0],
-        builtin: timings[1],
-        copy: timings[2],
-        ideal_bytes: inputs.ideal_bytes,
-        copied_bytes,
+        builtin: timings.get(measured).copied(),
+        limits: Limits {
+            memory: timings[1].median * bytes as f64 / moved as f64,
+            compute: if flops > 0.0 { timings[2].median * inputs.flops / flops } else { 0.0 },
+        },
+        bytes,
         flops: inputs.flops,
     })
 }
@@ -100,7 +117,8 @@ fn calls(kind: Kind, inputs: &Inputs) -> Result<usize> {
     if kind == Kind::Single {
         return Ok(1);
     }
-    let mut once = contestant(1, &inputs.x, &inputs.builtin);
+    let slowest = inputs.builtin.as_ref().unwrap_or(&inputs.ours);
+    let mut once = contestant(1, &inputs.x, slowest);
     once.time()?;
     Ok(((CHAIN_SECONDS / once.time()?) as usize).clamp(4, kind.calls()))
 }
@@ -119,20 +137,6 @@ fn chain(calls: usize, x: &Array, op: &Function) -> mlx_primitives::Result<()> {
     y.eval()
 }
 
-/// A copy between buffers that stay.
-fn pool_copy(bytes: usize) -> Contestant<'static> {
-    // One copy of a small buffer is shorter than the clock's resolution on some machines.
-    let calls = (1 << 22 >> bytes.max(1).ilog2()).clamp(1, 256);
-    let (from, mut to) = (vec![1u8; bytes], vec![2u8; bytes]);
-    let run = move || {
-        for _ in 0..calls {
-            yardstick::copy(&from, &mut to)?;
-        }
-        Ok(())
-    };
-    Contestant { calls, run: Box::new(run) }
-}
-
 #[cfg(test)]
 mod tests {
     use mlx_primitives::device;
@@ -146,7 +150,7 @@ mod tests {
         device::with_device(Device::Cpu, || {
             let workloads = all_workloads();
             let mut failures = Vec::new();
-            for case in select(&workloads, &[], &[], false) {
+            for case in select(&workloads, &[], &[], false, false) {
                 let op = case.workload.op;
                 let several_outputs = op.ends_with("_residual") || op == "quantize";
                 // These cannot write to their input's buffer: a chain holds what MLX has not freed.

@@ -22,7 +22,8 @@ type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;
 /// One bar a row, grouped by op, shape and kind, on a logarithmic axis from 1×.
 pub fn svg(rows: &[Row], title: &str) -> Result<String> {
     let mut text = String::new();
-    let groups: Vec<_> = rows.chunk_by(same_group).collect();
+    let rows: Vec<_> = rows.iter().filter(|row| row.builtin.is_some()).collect();
+    let groups: Vec<_> = rows.chunk_by(|a, b| same_group(a, b)).collect();
     let bars: u32 = groups.iter().map(|group| group.len() as u32 * BAR + GAP).sum();
     let root = SVGBackend::with_string(&mut text, (WIDTH, TOP + bars + BOTTOM)).into_drawing_area();
     let drawn = root.fill(&WHITE).map_err(|e| anyhow!("{e}")).and_then(|()| {
@@ -37,7 +38,7 @@ fn same_group(a: &Row, b: &Row) -> bool {
     std::ptr::eq(a.workload, b.workload) && a.kind == b.kind
 }
 
-fn draw(root: &Area, groups: &[&[Row]], title: &str, bars: u32) -> Result<()> {
+fn draw(root: &Area, groups: &[&[&Row]], title: &str, bars: u32) -> Result<()> {
     let failed = |e: DrawingAreaErrorKind<_>| anyhow!("{e}");
     let label = |size: i32, h, v| {
         TextStyle::from(("sans-serif", size).into_font()).color(&BLACK).pos(Pos::new(h, v))
@@ -53,7 +54,7 @@ fn draw(root: &Area, groups: &[&[Row]], title: &str, bars: u32) -> Result<()> {
         at += 100;
     }
 
-    let speedups = groups.iter().copied().flatten().map(Row::speedup);
+    let speedups = groups.iter().copied().flatten().filter_map(|row| row.speedup());
     let (least, most) = speedups.fold((0.5, 2.0), |(l, m): (f64, f64), s| (l.min(s), m.max(s)));
     let area = root.margin(TOP, 0, LEFT, 30);
     let mut chart = ChartBuilder::on(&area)
@@ -77,13 +78,13 @@ fn draw(root: &Area, groups: &[&[Row]], title: &str, bars: u32) -> Result<()> {
     let mut y = f64::from(GAP) / 2.0;
     for group in groups {
         let height = f64::from(BAR) * group.len() as f64;
-        let name = group_label(&group[0]);
+        let name = group_label(group[0]);
         let middle = TOP as i32 + (y + height / 2.0) as i32;
         let style = label(13, HPos::Right, VPos::Center);
         root.draw_text(&name, &style, (LEFT as i32 - 8, middle)).map_err(failed)?;
         for row in *group {
             let (top, bottom) = (y, y + f64::from(BAR) - 1.0);
-            let speedup = row.speedup();
+            let speedup = row.speedup().unwrap_or(1.0);
             let bar = Rectangle::new([(1.0, top), (speedup, bottom)], colour(row.dtype).filled());
             chart.draw_series([bar]).map_err(failed)?;
             let value =

@@ -8,6 +8,7 @@ use comfy_table::{CellAlignment, Table, presets};
 use mlx_primitives::device::Device;
 use serde_json::{Value, json};
 
+use super::cases::{Size, Workload};
 use super::measure::Row;
 use super::timing::Timing;
 
@@ -27,15 +28,20 @@ fn object(row: &Row) -> Value {
         "ours_us": micros(row.ours.median),
         "ours_quartiles_us": quartiles(&row.ours),
         "ours_samples": row.ours.samples,
-        "builtin_us": micros(row.builtin.median),
-        "builtin_quartiles_us": quartiles(&row.builtin),
-        "builtin_samples": row.builtin.samples,
-        "copy_us": micros(row.copy.median),
-        "copy_quartiles_us": quartiles(&row.copy),
-        "speedup": row.speedup(),
         "gbps": row.gbps(),
-        "copy_fraction": row.copy_fraction(),
+        "limit": row.limits.nearest().0.name(),
+        "limit_us": micros(row.limits.nearest().1),
+        "limit_fraction": row.limit_fraction(),
     });
+    if let Some(builtin) = &row.builtin {
+        object["builtin_us"] = json!(micros(builtin.median));
+        object["builtin_quartiles_us"] = quartiles(builtin);
+        object["builtin_samples"] = json!(builtin.samples);
+        object["speedup"] = json!(row.speedup());
+    }
+    if let Some(why) = why(row) {
+        object["why"] = json!(why);
+    }
     if !row.workload.variant.is_empty() {
         object["variant"] = json!(row.workload.variant);
     }
@@ -43,6 +49,13 @@ fn object(row: &Row) -> Value {
         object["gflops"] = json!(gflops);
     }
     object
+}
+
+/// What keeps a call from the limit, if it is far from it.
+fn why(row: &Row) -> Option<&'static str> {
+    const FAR: f64 = 0.7;
+    let Workload { why, size, .. } = row.workload;
+    (*size == Size::Large && row.limit_fraction() < FAR && !why.is_empty()).then_some(*why)
 }
 
 /// A table for each op; `±` is half the interquartile range.
@@ -53,6 +66,7 @@ pub fn tables(rows: &[Row]) -> Result<()> {
         presets::NOTHING
     };
     let mut text = String::new();
+    let none = || "—".to_owned();
     for rows in rows.chunk_by(|a, b| a.workload.op == b.workload.op) {
         let mut table = Table::new();
         let mut header = vec![
@@ -63,7 +77,8 @@ pub fn tables(rows: &[Row]) -> Result<()> {
             "built-in µs",
             "speedup",
             "GB/s",
-            "% of copy",
+            "% of limit",
+            "limit",
         ];
         let flops = rows.iter().any(|row| row.gflops().is_some());
         header.extend(flops.then_some("GFLOP/s"));
@@ -74,10 +89,11 @@ pub fn tables(rows: &[Row]) -> Result<()> {
                 row.dtype.to_string(),
                 row.kind.name().to_owned(),
                 with_spread(&row.ours),
-                with_spread(&row.builtin),
-                format!("{}×", digits(row.speedup())),
+                row.builtin.as_ref().map_or_else(none, with_spread),
+                row.speedup().map_or_else(none, |speedup| format!("{}×", digits(speedup))),
                 digits(row.gbps()),
-                percent(row.copy_fraction()),
+                percent(row.limit_fraction()),
+                row.limits.nearest().0.name().to_owned(),
             ];
             cells.extend(row.gflops().map(digits));
             table.add_row(cells);
@@ -86,6 +102,11 @@ pub fn tables(rows: &[Row]) -> Result<()> {
         writeln!(text, "{}", rows[0].workload.op)?;
         for line in table.lines() {
             writeln!(text, "{}", line.trim_end())?;
+        }
+        let mut reasons: Vec<_> = rows.iter().filter_map(why).collect();
+        reasons.dedup();
+        for why in reasons {
+            writeln!(text, "below the limit: {why}")?;
         }
         text.push('\n');
     }

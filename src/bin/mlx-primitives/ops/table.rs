@@ -17,8 +17,8 @@ pub fn markdown(
     traffic: &HashMap<String, f64>,
 ) -> Result<String> {
     let mut text = String::from(
-        "| op | transforms | types | decode, chained: × built-in | prompt: × built-in | device bytes / least |\n\
-         |---|---|---|---|---|---|\n",
+        "| op | transforms | types | decode, chained: × built-in | prompt: × built-in | beyond the caches: % of the limit | device bytes / least |\n\
+         |---|---|---|---|---|---|---|\n",
     );
     for group in workloads.chunk_by(|a, b| a.op == b.op) {
         let op = group[0].op;
@@ -31,11 +31,12 @@ pub fn markdown(
         let ratio = traffic.get(op).map_or("–".to_owned(), |ratio| format!("{ratio:.2}"));
         writeln!(
             text,
-            "| `{op}` | {} | {} | {} | {} | {ratio} |",
+            "| `{op}` | {} | {} | {} | {} | {} | {ratio} |",
             transforms_of(&group[0])?,
             types.join(" "),
             speedups(rows.iter().filter(of_op).filter(|row| decode(row))),
             speedups(rows.iter().filter(of_op).filter(|row| prompt(row))),
+            fractions(rows.iter().filter(of_op)),
         )?;
     }
     Ok(text)
@@ -53,11 +54,26 @@ fn speedups<'a>(rows: impl Iterator<Item = &'a Row<'a>>) -> String {
     let same = rows.iter().filter(|row| std::ptr::eq(row.workload, chosen.workload));
     let numbers: Vec<_> = same
         .map(|row| match row.speedup() {
-            v if v < 10.0 => format!("{v:.1}"),
-            v => format!("{v:.0}"),
+            None => "—".to_owned(),
+            Some(v) if v < 10.0 => format!("{v:.1}"),
+            Some(v) => format!("{v:.0}"),
         })
         .collect();
     format!("{}: {}", chosen.workload.shape_label(), numbers.join(" / "))
+}
+
+/// The least fraction of the limit beyond the caches, and the greatest if there are several.
+fn fractions<'a>(rows: impl Iterator<Item = &'a Row<'a>>) -> String {
+    let large = rows.filter(|row| row.workload.size == Size::Large);
+    let (least, most) = large.fold((f64::MAX, 0.0), |(least, most): (f64, f64), row| {
+        let percent = (100.0 * row.limit_fraction()).round();
+        (least.min(percent), most.max(percent))
+    });
+    match most {
+        0.0 => "–".to_owned(),
+        most if most > least => format!("{least:.0}–{most:.0}"),
+        most => format!("{most:.0}"),
+    }
 }
 
 /// Which transforms the op has, found out by asking for them.

@@ -42,15 +42,16 @@ fn workload(
             _ => 0,
         };
         Ok(Inputs {
-            ideal_bytes: 2 * x.nbytes() + read,
+            read: x.nbytes() + read,
+            written: x.nbytes(),
             flops: 0.0,
             x,
             ours: Box::new(move |x| call(x, &ours)),
             // Building ours first takes the peer about a microsecond.
-            builtin: Box::new(
-                move |x| Ok(builtin::composition(&call(x, &theirs)?)?.swap_remove(0)),
-            ),
+            builtin: Some(Box::new(move |x| {
+                Ok(builtin::composition(&call(x, &theirs)?)?.swap_remove(0))
+            })),
         })
     };
-    Workload { op, shape: shape.to_vec(), variant: "", size, inputs: Box::new(inputs) }
+    Workload::new(op, shape, "", size, inputs)
 }

@@ -20,18 +20,15 @@ fn workload(shape: &'static [i32], size: Size) -> Workload {
         let bias = ready(&shape[shape.len() - 1..], dtype, -0.2..0.2)?;
         let (w, b) = (weight.clone(), bias.clone());
         Ok(Inputs {
-            ideal_bytes: 2 * x.nbytes() + 2 * weight.nbytes(),
+            read: x.nbytes() + 2 * weight.nbytes(),
+            written: x.nbytes(),
             flops: 0.0,
             x,
             ours: Box::new(move |x| ops::layer_norm(x, Some(&w), Some(&b), EPS)),
-            builtin: Box::new(move |x| builtin::layer_norm(x, Some(&weight), Some(&bias), EPS)),
+            builtin: Some(Box::new(move |x| {
+                builtin::layer_norm(x, Some(&weight), Some(&bias), EPS)
+            })),
         })
     };
-    Workload {
-        op: "layer_norm",
-        shape: shape.to_vec(),
-        variant: "",
-        size,
-        inputs: Box::new(inputs),
-    }
+    Workload::new("layer_norm", shape, "", size, inputs)
 }

@@ -10,8 +10,16 @@ pub fn workloads() -> Vec<Workload> {
         (8, 2048, "8 rows", Size::Decode),
         (512, 2048, "", Size::Wide),
         (1, 8192, "up", Size::Wide),
+        (1, 32_768, "to 32768", Size::Large),
+        (8, 32_768, "8 rows to 32768", Size::Large),
+        (512, 16_384, "to 16384", Size::Large),
     ];
-    let products = [(1, 2048, "", Size::Decode), (512, 2048, "", Size::Wide)];
+    let products = [
+        (1, 2048, "", Size::Decode),
+        (512, 2048, "", Size::Wide),
+        (1, 32_768, "to 32768", Size::Large),
+        (512, 16_384, "to 16384", Size::Large),
+    ];
     let layers = layers.map(|(m, n, variant, size)| layer(m, n, variant, size));
     let products = products.map(|(m, n, variant, size)| product(m, n, variant, size));
     layers.into_iter().chain(products).collect()
@@ -26,14 +34,17 @@ fn inputs(
     w: Array,
     n: i32,
     dtype: Dtype,
+    size: Size,
     functions: impl FnOnce(Array) -> Result<(Function, Function)>,
 ) -> anyhow::Result<Inputs> {
     let x = ready(&[1, m, K], dtype, -1.0..1.0)?;
     let flops = 2.0 * f64::from(m) * f64::from(n) * f64::from(K);
-    let out = x.nbytes() / K as usize * n as usize;
-    let ideal_bytes = x.nbytes() + w.nbytes() + out;
+    let written = x.nbytes() / K as usize * n as usize;
+    let read = x.nbytes() + w.nbytes();
     let (ours, builtin) = functions(w)?;
-    Ok(Inputs { x, ours, builtin, ideal_bytes, flops: if m > 8 { flops } else { 0.0 } })
+    // MLX's takes seconds on large ones.
+    let builtin = (size != Size::Large).then_some(builtin);
+    Ok(Inputs { x, ours, builtin, read, written, flops })
 }
 
 fn layer(m: i32, n: i32, variant: &'static str, size: Size) -> Workload {
@@ -41,7 +52,7 @@ fn layer(m: i32, n: i32, variant: &'static str, size: Size) -> Workload {
     let inputs = move |dtype| {
         // Of a size that keeps a chain's numbers as they are.
         let w = ready(&[n, K], dtype, -0.035..0.035)?;
-        inputs(m, w, n, dtype, |w| {
+        inputs(m, w, n, dtype, size, |w| {
             let bias = ready(&[n], dtype, -0.1..0.1)?;
             let residual = ready(&[1, m, n], dtype, -0.1..0.1)?;
             let columns = w.t()?;
@@ -65,14 +76,13 @@ fn layer(m: i32, n: i32, variant: &'static str, size: Size) -> Workload {
             Ok((Box::new(ours), Box::new(builtin)))
         })
     };
-    let shape = vec![1, m, K];
-    Workload { op: "linear", shape, variant, size, inputs: Box::new(inputs) }
+    Workload::new("linear", &[1, m, K], variant, size, inputs)
 }
 
 fn product(m: i32, n: i32, variant: &'static str, size: Size) -> Workload {
     let inputs = move |dtype| {
         let w = ready(&[K, n], dtype, -0.035..0.035)?;
-        inputs(m, w, n, dtype, |w| {
+        inputs(m, w, n, dtype, size, |w| {
             let theirs = w.clone();
             Ok((
                 Box::new(move |x: &Array| ops::matmul(x, &w, false)),
@@ -80,5 +90,5 @@ fn product(m: i32, n: i32, variant: &'static str, size: Size) -> Workload {
             ))
         })
     };
-    Workload { op: "matmul", shape: vec![1, m, K], variant, size, inputs: Box::new(inputs) }
+    Workload::new("matmul", &[1, m, K], variant, size, inputs)
 }

@@ -20,32 +20,28 @@ fn logsumexp(shape: &'static [i32], size: Size) -> Workload {
     let inputs = move |dtype| {
         let x = ready(shape, dtype, -4.0..4.0)?;
         Ok(Inputs {
-            ideal_bytes: x.nbytes() + x.nbytes() / shape[shape.len() - 1] as usize,
+            read: x.nbytes(),
+            written: x.nbytes() / shape[shape.len() - 1] as usize,
             flops: 0.0,
             x,
             ours: Box::new(|x| ops::logsumexp(x, true)),
-            builtin: Box::new(|x| x.logsumexp(-1, true)),
+            builtin: Some(Box::new(|x| x.logsumexp(-1, true))),
         })
     };
-    Workload { op: "logsumexp", shape: shape.to_vec(), variant: "", size, inputs: Box::new(inputs) }
+    Workload::new("logsumexp", shape, "", size, inputs)
 }
 
 fn log_softmax(shape: &'static [i32], size: Size) -> Workload {
     let inputs = move |dtype| {
         let x = ready(shape, dtype, -4.0..4.0)?;
         Ok(Inputs {
-            ideal_bytes: 2 * x.nbytes(),
+            read: x.nbytes(),
+            written: x.nbytes(),
             flops: 0.0,
             x,
             ours: Box::new(ops::log_softmax),
-            builtin: Box::new(|x| x.subtract(x.logsumexp(-1, true)?)),
+            builtin: Some(Box::new(|x| x.subtract(x.logsumexp(-1, true)?))),
         })
     };
-    Workload {
-        op: "log_softmax",
-        shape: shape.to_vec(),
-        variant: "",
-        size,
-        inputs: Box::new(inputs),
-    }
+    Workload::new("log_softmax", shape, "", size, inputs)
 }

@@ -13,6 +13,10 @@ pub fn workloads() -> Vec<Workload> {
         for quantized in [true, false] {
             all.push(workload([1, 2048], quantized, Size::Decode, peer));
             all.push(workload([1024, 768], quantized, Size::Wide, peer));
+            if peer == Peer::Builtins {
+                all.push(workload([1, 12_288], quantized, Size::Large, peer));
+                all.push(workload([512, 4096], quantized, Size::Large, peer));
+            }
         }
     }
     all
@@ -54,7 +58,7 @@ fn workload([rows, k]: [i32; 2], quantized: bool, size: Size, peer: Peer) -> Wor
         let x = ready(&[rows, k], dtype, -1.0..1.0)?;
         let (a, b) = (ready(&[RANK, k], dtype, -0.1..0.1)?, ready(&[k, RANK], dtype, -0.1..0.1)?);
         let (w, bytes) = base(k, quantized, dtype)?;
-        let bytes = bytes + 2 * x.nbytes() + a.nbytes() + b.nbytes();
+        let read = bytes + x.nbytes() + a.nbytes() + b.nbytes();
         let theirs = (w.clone(), a.clone(), b.clone());
         let run = move |x: &Array| ops::lora_linear(x, &w, &a, &b, 2.0);
         let composed = run.clone();
@@ -66,11 +70,12 @@ fn workload([rows, k]: [i32; 2], quantized: bool, size: Size, peer: Peer) -> Wor
         };
         let flops = 2.0 * f64::from(rows) * f64::from(k) * f64::from(k + 2 * RANK);
         Ok(Inputs {
-            ideal_bytes: bytes,
-            flops: if rows > 8 { flops } else { 0.0 },
+            read,
+            written: x.nbytes(),
+            flops,
             x,
             ours: Box::new(run),
-            builtin,
+            builtin: (size != Size::Large).then_some(builtin),
         })
     };
     let variant = match (quantized, peer) {
@@ -79,6 +84,5 @@ fn workload([rows, k]: [i32; 2], quantized: bool, size: Size, peer: Peer) -> Wor
         (true, Peer::OwnOps) => "4-bit, by our separate ops",
         (false, Peer::OwnOps) => "plain, by our separate ops",
     };
-    let (shape, inputs) = (vec![rows, k], Box::new(inputs));
-    Workload { op: "lora_linear", shape, variant, size, inputs }
+    Workload::new("lora_linear", &[rows, k], variant, size, inputs)
 }

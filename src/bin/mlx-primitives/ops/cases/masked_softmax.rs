@@ -11,6 +11,8 @@ pub fn workloads() -> Vec<Workload> {
         (&[1, 8, 512, 512], "bool", Size::Wide),
         (&[1, 8, 512, 512], "additive", Size::Wide),
         (&[1, 32, 1024, 1024], "causal", Size::Large),
+        (&[1, 32, 1024, 1024], "bool", Size::Large),
+        (&[1, 32, 1024, 1024], "additive", Size::Large),
     ]
     .map(|(shape, variant, size)| workload(shape, variant, size))
     .into()
@@ -54,13 +56,13 @@ fn workload(shape: &'static [i32], variant: &'static str, size: Size) -> Workloa
         };
         let theirs = call.clone();
         Ok(Inputs {
-            ideal_bytes: seen + x.nbytes() + mask_bytes,
+            read: seen + mask_bytes,
+            written: x.nbytes(),
             flops: 0.0,
             x,
             ours: Box::new(call),
-            builtin: Box::new(move |x| Ok(builtin::composition(&theirs(x)?)?.swap_remove(0))),
+            builtin: Some(Box::new(move |x| Ok(builtin::composition(&theirs(x)?)?.swap_remove(0)))),
         })
     };
-    let shape = shape.to_vec();
-    Workload { op: "masked_softmax", shape, variant, size, inputs: Box::new(inputs) }
+    Workload::new("masked_softmax", shape, variant, size, inputs)
 }

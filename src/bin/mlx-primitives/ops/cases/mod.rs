@@ -21,6 +21,7 @@ use std::fmt;
 
 use anyhow::{Result, ensure};
 use clap::ValueEnum;
+use half::{bf16, f16};
 use mlx_primitives::{Array, Dtype};
 
 /// Every workload, an op's together and in the order of the tables.
@@ -122,11 +123,27 @@ pub struct Workload {
     /// What else tells it from the op's other workloads; empty for nothing.
     pub variant: &'static str,
     pub size: Size,
+    /// What keeps the op from the machine's limit; empty if nothing much does.
+    pub why: &'static str,
     /// The inputs for an element type.
     pub inputs: Box<dyn Fn(Dtype) -> Result<Inputs>>,
 }
 
 impl Workload {
+    fn new(
+        op: &'static str,
+        shape: &[i32],
+        variant: &'static str,
+        size: Size,
+        inputs: impl Fn(Dtype) -> Result<Inputs> + 'static,
+    ) -> Self {
+        Self { op, shape: shape.to_vec(), variant, size, why: "", inputs: Box::new(inputs) }
+    }
+
+    fn because(self, why: &'static str) -> Self {
+        Self { why, ..self }
+    }
+
     pub fn shape_label(&self) -> String {
         let dims: Vec<_> = self.shape.iter().map(i32::to_string).collect();
         let space = if self.variant.is_empty() { "" } else { " " };
@@ -140,11 +157,13 @@ pub type Function = Box<dyn Fn(&Array) -> mlx_primitives::Result<Array>>;
 pub struct Inputs {
     pub x: Array,
     pub ours: Function,
-    /// MLX's built-in, or the best composition of its built-ins.
-    pub builtin: Function,
-    /// What any implementation has to read and write at least.
-    pub ideal_bytes: usize,
-    /// Floating-point operations, where they and not the bytes are the limit; else 0.
+    /// MLX's built-in, or the best composition of its built-ins; none where that takes too long.
+    pub builtin: Option<Function>,
+    /// Bytes that any implementation has to read at least,
+    pub read: usize,
+    /// and to write.
+    pub written: usize,
+    /// Floating-point operations of products of matrices; else 0.
     pub flops: f64,
 }
 
@@ -178,11 +197,15 @@ pub fn select<'a>(
     ops: &[String],
     types: &[Type],
     quick: bool,
+    large: bool,
 ) -> Vec<Case<'a>> {
     let types = if types.is_empty() { Type::value_variants() } else { types };
     let mut cases = Vec::new();
     for workload in workloads {
         if !ops.is_empty() && !ops.iter().any(|op| op == workload.op) {
+            continue;
+        }
+        if large && workload.size != Size::Large {
             continue;
         }
         for kind in [Kind::Single, Kind::Chain] {
@@ -212,13 +235,21 @@ fn ready(
 ) -> mlx_primitives::Result<Array> {
     let count: usize = shape.iter().map(|&dim| dim as usize).product();
     let mut state = 1u32;
-    let numbers: Vec<f32> = std::iter::repeat_with(|| {
+    let numbers = std::iter::repeat_with(|| {
         state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
         range.start + (range.end - range.start) * (state >> 8) as f32 / (1 << 24) as f32
     })
-    .take(count)
-    .collect();
-    let array = Array::from_slice(&numbers, shape)?.astype(dtype)?;
+    .take(count);
+    // Converted here: MLX's own conversion would leave them in small pages.
+    let array = match dtype {
+        Dtype::Float16 => {
+            Array::from_slice(&numbers.map(f16::from_f32).collect::<Vec<_>>(), shape)?
+        }
+        Dtype::Bfloat16 => {
+            Array::from_slice(&numbers.map(bf16::from_f32).collect::<Vec<_>>(), shape)?
+        }
+        _ => Array::from_slice(&numbers.collect::<Vec<_>>(), shape)?,
+    };
     array.eval()?;
     Ok(array)
 }

@@ -6,37 +6,45 @@ const GROUP: i32 = 64;
 
 /// Keys and values of a decoded position, of a prompt, and a matrix of weights.
 pub fn workloads() -> Vec<Workload> {
-    let shapes = [(&[1, 16, 1, 64][..], 8), (&[1, 16, 512, 64], 8), (&[2048, 2048], 4)];
-    let there = shapes.map(|(shape, bits)| workload(shape, bits, false));
-    let back = shapes.map(|(shape, bits)| workload(shape, bits, true));
+    let shapes = [
+        (&[1, 16, 1, 64][..], 8, Size::Wide), // the result cannot be the next input
+        (&[1, 16, 512, 64], 8, Size::Wide),
+        (&[2048, 2048], 4, Size::Wide),
+        (&[16_384, 2048], 8, Size::Large),
+        (&[16_384, 2048], 4, Size::Large),
+    ];
+    let there = shapes.map(|(shape, bits, size)| workload(shape, bits, size, false));
+    let back = shapes.map(|(shape, bits, size)| workload(shape, bits, size, true));
     there.into_iter().chain(back).collect()
 }
 
-fn workload(shape: &'static [i32], bits: i32, back: bool) -> Workload {
+fn workload(shape: &'static [i32], bits: i32, size: Size, back: bool) -> Workload {
     let inputs = move |dtype| {
         let x = ready(shape, dtype, -4.0..4.0)?;
         let (packed, scales, biases) = ops::quantize(&x, GROUP, bits)?;
         mlx_primitives::eval([&packed, &scales, &biases])?;
-        let ideal_bytes = x.nbytes() + packed.nbytes() + scales.nbytes() + biases.nbytes();
+        let (read, written) = (x.nbytes(), packed.nbytes() + scales.nbytes() + biases.nbytes());
         if !back {
             return Ok(Inputs {
-                ideal_bytes,
+                read,
+                written,
                 flops: 0.0,
                 x,
                 ours: Box::new(move |x| Ok(ops::quantize(x, GROUP, bits)?.0)),
-                builtin: Box::new(move |x| {
+                builtin: Some(Box::new(move |x| {
                     Ok(builtin::composition(&ops::quantize(x, GROUP, bits)?.0)?.remove(0))
-                }),
+                })),
             });
         }
         let ours = move |x: &Array| ops::dequantize(x, &scales, &biases, GROUP, bits);
         let theirs = ours.clone();
         Ok(Inputs {
-            ideal_bytes,
+            read: written,
+            written: read,
             flops: 0.0,
             x: packed,
             ours: Box::new(ours),
-            builtin: Box::new(move |x| Ok(builtin::composition(&theirs(x)?)?.remove(0))),
+            builtin: Some(Box::new(move |x| Ok(builtin::composition(&theirs(x)?)?.remove(0)))),
         })
     };
     let variant = match (bits, back) {
@@ -45,6 +53,5 @@ fn workload(shape: &'static [i32], bits: i32, back: bool) -> Workload {
         (4, true) => "4 bits back",
         (_, true) => "8 bits back",
     };
-    let size = Size::Wide; // the result cannot be the next input
-    Workload { op: "quantize", shape: shape.to_vec(), variant, size, inputs: Box::new(inputs) }
+    Workload::new("quantize", shape, variant, size, inputs)
 }

@@ -1,7 +1,7 @@
 use mlx_primitives::ops::{self, QuantizedMode, QuantizedOptions, QuantizedWeight};
 use mlx_primitives::{Array, Dtype, builtin};
 
-use super::{EPS, Inputs, Size, Workload, ready};
+use super::{EPS, Function, Inputs, Size, Workload, ready};
 
 const FORMATS: [(&str, i32, i32, QuantizedMode); 6] = [
     ("4-bit", 64, 4, QuantizedMode::Affine),
@@ -16,9 +16,14 @@ pub fn workloads() -> Vec<Workload> {
     let mut all: Vec<Workload> =
         FORMATS.iter().map(|&format| workload(1, 2048, format, Size::Decode)).collect();
     all.push(workload(8, 2048, FORMATS[0], Size::Wide));
-    all.push(workload(1, 16384, FORMATS[0], Size::Large));
     all.push(workload(128, 2048, FORMATS[0], Size::Wide));
-    all.push(swiglu());
+    all.extend(FORMATS.map(|format| workload(1, 65_536, format, Size::Large)));
+    all.push(workload(8, 65_536, FORMATS[0], Size::Large));
+    all.push(workload(512, 16_384, FORMATS[0], Size::Large));
+    all.push(workload(512, 16_384, FORMATS[4], Size::Large));
+    all.push(workload(512, 16_384, FORMATS[5], Size::Large));
+    all.push(swiglu(8192, Size::Wide));
+    all.push(swiglu(32_768, Size::Large));
     all
 }
 
@@ -50,35 +55,40 @@ fn workload(
         let run = |x: &Array, w: &QuantizedWeight| {
             ops::quantized_linear(x, w, &QuantizedOptions::default())
         };
+        let builtin: Function =
+            Box::new(move |x| Ok(builtin::composition(&run(x, &peer)?)?.swap_remove(0)));
         Ok(Inputs {
-            ideal_bytes: x.nbytes() + w.nbytes() + (rows * n) as usize * dtype.size(),
-            flops: if rows > 8 { 2.0 * f64::from(rows) * f64::from(n) * f64::from(K) } else { 0.0 },
+            read: x.nbytes() + w.nbytes(),
+            written: (rows * n) as usize * dtype.size(),
+            flops: 2.0 * f64::from(rows) * f64::from(n) * f64::from(K),
             x,
             ours: Box::new(move |x| run(x, &w)),
-            builtin: Box::new(move |x| Ok(builtin::composition(&run(x, &peer)?)?.swap_remove(0))),
+            builtin: (size != Size::Large).then_some(builtin),
         })
     };
     let shape = if n == K { vec![rows, K] } else { vec![rows, K, n] };
-    Workload { op: "quantized_linear", shape, variant: format.0, size, inputs: Box::new(inputs) }
+    Workload::new("quantized_linear", &shape, format.0, size, inputs)
 }
 
-fn swiglu() -> Workload {
-    let (k, n) = (2048, 8192);
+fn swiglu(n: i32, size: Size) -> Workload {
+    let k = 2048;
     let inputs = move |dtype| {
         let x = ready(&[1, k], dtype, -1.0..1.0)?;
         let gain = ready(&[k], dtype, 0.8..1.2)?;
         let (gate, up) = (weight(n, k, dtype, FORMATS[0])?, weight(n, k, dtype, FORMATS[0])?);
-        let bytes = x.nbytes() + gate.nbytes() + up.nbytes() + n as usize * dtype.size();
+        let read = x.nbytes() + gate.nbytes() + up.nbytes();
         let run = move |x: &Array| ops::quantized_swiglu(x, &gate, &up, Some((&gain, EPS)));
         let peer = run.clone();
+        let builtin: Function =
+            Box::new(move |x| Ok(builtin::composition(&peer(x)?)?.swap_remove(0)));
         Ok(Inputs {
-            ideal_bytes: bytes,
-            flops: 0.0,
+            read,
+            written: n as usize * dtype.size(),
+            flops: 4.0 * f64::from(n) * f64::from(k),
             x,
             ours: Box::new(run),
-            builtin: Box::new(move |x| Ok(builtin::composition(&peer(x)?)?.swap_remove(0))),
+            builtin: (size != Size::Large).then_some(builtin),
         })
     };
-    let (shape, inputs) = (vec![1, k, n], Box::new(inputs));
-    Workload { op: "quantized_swiglu", shape, variant: "4-bit", size: Size::Wide, inputs }
+    Workload::new("quantized_swiglu", &[1, k, n], "4-bit", size, inputs)
 }

@@ -41,32 +41,36 @@ fn total(x: &Array, axes: Axes) -> Result<Array> {
 /// The result is no next input: nothing to chain, hence no decode or prefill sizes.
 pub fn workloads() -> Vec<Workload> {
     let shapes = [(&[1, 1, 4096][..], Axes::Last), (&[8, 128, 768], Axes::Last)];
-    let all = (&[1, 512, 2048][..], Axes::All);
+    let shapes = shapes.map(|(shape, axes)| (shape, axes, Size::Wide));
+    let others = [
+        (&[1, 512, 2048][..], Axes::All, Size::Wide),
+        (&[4, 2048, 4096], Axes::Last, Size::Large),
+        (&[4, 2048, 4096], Axes::All, Size::Large),
+    ];
     OPS.into_iter()
-        .flat_map(|op| shapes.into_iter().chain([all]).map(move |on| (op, on)))
-        .map(|((op, ours, builtin), (shape, axes))| workload(op, ours, builtin, shape, axes))
+        .flat_map(|op| shapes.into_iter().chain(others).map(move |on| (op, on)))
+        .map(|(op, (shape, axes, size))| workload(op, shape, axes, size))
         .collect()
 }
 
 fn workload(
-    op: &'static str,
-    ours: Reduce,
-    builtin: Reduce,
+    (op, ours, builtin): (&'static str, Reduce, Reduce),
     shape: &'static [i32],
     axes: Axes,
+    size: Size,
 ) -> Workload {
     let inputs = move |dtype| {
         let x = ready(shape, dtype, -4.0..4.0)?;
         let row = if axes == Axes::Last { shape[shape.len() - 1] as usize } else { x.size() };
         Ok(Inputs {
-            ideal_bytes: x.nbytes() + x.nbytes() / row,
+            read: x.nbytes(),
+            written: x.nbytes() / row,
             flops: 0.0,
             x,
             ours: Box::new(move |x| ours(x, axes)),
-            builtin: Box::new(move |x| builtin(x, axes)),
+            builtin: Some(Box::new(move |x| builtin(x, axes))),
         })
     };
     let variant = if axes == Axes::Last { "" } else { "all" };
-    let inputs = Box::new(inputs);
-    Workload { op, shape: shape.to_vec(), variant, size: Size::Wide, inputs }
+    Workload::new(op, shape, variant, size, inputs)
 }

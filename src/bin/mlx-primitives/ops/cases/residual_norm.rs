@@ -7,6 +7,7 @@ pub fn workloads() -> Vec<Workload> {
         (&[1, 1, 4096][..], Size::Decode),
         (&[8, 128, 768], Size::Prefill),
         (&[1, 512, 2048], Size::Prefill),
+        (&[4, 2048, 4096], Size::Large),
     ];
     let of = |op: &'static str| shapes.map(|(shape, size)| workload(op, shape, size));
     [of("rms_norm_residual"), of("layer_norm_residual")].into_iter().flatten().collect()
@@ -35,7 +36,14 @@ fn workload(op: &'static str, shape: &'static [i32], size: Size) -> Workload {
             )
         };
         let row = x.nbytes() / x.size() * shape[shape.len() - 1] as usize;
-        Ok(Inputs { ideal_bytes: 4 * x.nbytes() + vectors * row, flops: 0.0, x, ours, builtin })
+        Ok(Inputs {
+            read: 2 * x.nbytes() + vectors * row,
+            written: 2 * x.nbytes(),
+            flops: 0.0,
+            x,
+            ours,
+            builtin: Some(builtin),
+        })
     };
-    Workload { op, shape: shape.to_vec(), variant: "", size, inputs: Box::new(inputs) }
+    Workload::new(op, shape, "", size, inputs)
 }

@@ -19,12 +19,13 @@ fn workload(shape: &'static [i32], size: Size) -> Workload {
         let weight = ready(&shape[shape.len() - 1..], dtype, 0.8..1.2)?;
         let (ours, theirs) = (weight.clone(), weight.clone());
         Ok(Inputs {
-            ideal_bytes: 2 * x.nbytes() + weight.nbytes(),
+            read: x.nbytes() + weight.nbytes(),
+            written: x.nbytes(),
             flops: 0.0,
             x,
             ours: Box::new(move |x| ops::rms_norm(x, Some(&ours), EPS)),
-            builtin: Box::new(move |x| builtin::rms_norm(x, Some(&theirs), EPS)),
+            builtin: Some(Box::new(move |x| builtin::rms_norm(x, Some(&theirs), EPS))),
         })
     };
-    Workload { op: "rms_norm", shape: shape.to_vec(), variant: "", size, inputs: Box::new(inputs) }
+    Workload::new("rms_norm", shape, "", size, inputs)
 }

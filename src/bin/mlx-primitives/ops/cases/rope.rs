@@ -8,6 +8,7 @@ pub fn workloads() -> Vec<Workload> {
         (&[1, 32, 512, 64], "", Size::Prefill),
         (&[1, 32, 512, 64], "traditional", Size::Prefill),
         (&[4, 32, 2048, 128], "", Size::Large),
+        (&[4, 32, 2048, 128], "traditional", Size::Large),
     ]
     .map(|(shape, variant, size)| workload(shape, variant, size))
     .into()
@@ -24,14 +25,15 @@ fn workload(shape: &'static [i32], variant: &'static str, size: Size) -> Workloa
         offset.eval()?;
         let (ours, theirs) = (offset.clone(), offset);
         Ok(Inputs {
-            ideal_bytes: 2 * x.nbytes(),
+            read: x.nbytes(),
+            written: x.nbytes(),
             flops: 0.0,
             x,
             ours: Box::new(move |x| ops::rope(x, dims, traditional, Some(BASE), 1.0, &ours, None)),
-            builtin: Box::new(move |x| {
+            builtin: Some(Box::new(move |x| {
                 builtin::rope(x, dims, traditional, Some(BASE), 1.0, &theirs, None)
-            }),
+            })),
         })
     };
-    Workload { op: "rope", shape: shape.to_vec(), variant, size, inputs: Box::new(inputs) }
+    Workload::new("rope", shape, variant, size, inputs)
 }

@@ -19,12 +19,13 @@ fn workload(shape: &'static [i32], size: Size) -> Workload {
     let inputs = move |dtype| {
         let x = ready(shape, dtype, -4.0..4.0)?;
         Ok(Inputs {
-            ideal_bytes: 2 * x.nbytes(),
+            read: x.nbytes(),
+            written: x.nbytes(),
             flops: 0.0,
             x,
             ours: Box::new(ops::softmax),
-            builtin: Box::new(builtin::softmax),
+            builtin: Some(Box::new(builtin::softmax)),
         })
     };
-    Workload { op: "softmax", shape: shape.to_vec(), variant: "", size, inputs: Box::new(inputs) }
+    Workload::new("softmax", shape, "", size, inputs)
 }
