@@ -266,7 +266,6 @@ void evaluate(const ArrayList& arrays) {
   mx::async_eval(arrays);
   lend_thread(arrays);
   mx::eval(arrays);
-  part_thread();
 }
 
 /** Throws what is remembered of one that failed of the arrays, or of those that they depend on. */

@@ -83,11 +83,6 @@ pub fn start_threads(threads: usize) -> usize {
     Pool::start(threads).threads()
 }
 
-/// Says that the calling thread has the result it waited for and is busy with other things.
-pub fn part_thread() {
-    Pool::current().part();
-}
-
 /// Lends the calling thread to the kernels until `done`, or until none has run for a while.
 pub fn lend_thread(done: &dyn Fn() -> bool) {
     Pool::current().lend(done);

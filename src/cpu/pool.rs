@@ -1,13 +1,9 @@
 //! Fork-join over index ranges: the calling thread and a few helpers share one job.
 //!
-//! A job is cut into chunks, a share of them for each thread, counted in a cache line of its own; who
-//! has done his share takes chunks of the others'. A helper joins a job only while it is open, and the
-//! caller waits for those that joined, so a helper the system has not scheduled never holds a job up.
-//! A second caller finds the pool taken and does its work alone: no queue, hence no deadlock. Helpers
-//! watch for a while after a job and then park; they hold nothing, so the process may exit at any time.
-//!
-//! There are never more threads at work than the pool has: one that waits for a result helps as a
-//! guest in a helper's stead, and while it prepares the next evaluation that helper sleeps on.
+//! A helper joins a job only while it is open, and the caller waits for those that joined,
+//! so a helper the system has not scheduled never holds a job up. A second caller finds the
+//! pool taken and does its work alone: no queue, hence no deadlock. Helpers spin briefly after
+//! a job and then park; they hold nothing, so the process may exit at any time.
 
 use std::cell::UnsafeCell;
 use std::ops::Range;
@@ -16,27 +12,25 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::thread::Thread;
 use std::time::{Duration, Instant};
 
-#[cfg(test)]
-mod tests;
-
 /// Work, in tenths of a nanosecond of one core, below which a job is not worth sharing with a
-/// helper that is watching, and not worth waking a parked one for: that takes the caller up to 10 µs.
+/// helper that is still watching, and not worth waking a parked one for.
 const SHARED_WORK: usize = 100_000;
-const WAKING_WORK: usize = 1_000_000;
+const WAKING_WORK: usize = 400_000;
 /// How long a helper watches for the next job before it parks, and a guest before it leaves.
-const SPIN: Duration = Duration::from_micros(100);
+const SPIN: Duration = Duration::from_micros(30);
 const LENT: Duration = Duration::from_micros(100);
-/// How long a thread that got its result is taken to keep a core busy.
-const AWAY: Duration = Duration::from_millis(10);
-/// Chunks handed out per thread: enough to even out a disturbed core.
-const CHUNKS_PER_THREAD: usize = 4;
-/// Threads that may be guests at a time.
-const GUESTS: usize = 4;
+/// Ranges handed out per thread: enough to even out a disturbed core.
+const RANGES_PER_THREAD: usize = 4;
 
 /// More than any machine has cores.
 pub const MAX_THREADS: usize = 1024;
 
 static CURRENT: OnceLock<&Pool> = OnceLock::new();
+
+/// `state`: job number in the upper half, then the open flag, then how many helpers are inside.
+const OPEN: u64 = 1 << 31;
+const INSIDE: u64 = OPEN - 1;
+const NUMBER: u64 = 1 << 32;
 
 type Body<'a> = dyn Fn(Range<usize>) + Sync + 'a;
 
@@ -45,54 +39,26 @@ type Body<'a> = dyn Fn(Range<usize>) + Sync + 'a;
 struct Job {
     body: *const Body<'static>,
     items: usize,
-    chunks: usize,
-    /// Whether parked helpers are worth waking.
-    wakes: bool,
+    step: usize,
 }
 
-impl Job {
-    fn chunk(&self, index: usize) -> Range<usize> {
-        let (each, longer) = (self.items / self.chunks, self.items % self.chunks);
-        let start = |index: usize| index * each + index.min(longer);
-        start(index)..start(index + 1)
-    }
-}
-
-/// Alone in its cache lines: two, because they are fetched in pairs.
-#[repr(align(128))]
-#[derive(Default)]
-struct Apart<T>(T);
-
-#[derive(Default)]
 struct Helper {
-    parked: Apart<AtomicBool>,
+    parked: AtomicBool,
     thread: OnceLock<Thread>,
 }
 
 pub struct Pool {
-    taken: Apart<AtomicBool>,
-    /// Twice the number of the last job, and one more while it is open.
-    state: Apart<AtomicU64>,
+    taken: AtomicBool,
+    state: AtomicU64,
+    next: AtomicUsize,
     job: UnsafeCell<Option<Job>>,
-    /// For each thread the number of a job, then in the low byte how many chunks of its share are taken.
-    shares: Box<[Apart<AtomicU64>]>,
-    /// For each helper and then each guest the number of the job it is inside, or 0.
-    seats: Box<[Apart<AtomicU64>]>,
     helpers: Box<[Helper]>,
-    /// Helpers and guests that would see a job at once.
-    awake: Apart<AtomicUsize>,
-    /// A bit for each guest: so many helpers may sleep on.
+    /// Threads that wait for a result and help meanwhile: so many helpers may sleep on.
     guests: AtomicUsize,
-    /// Nanoseconds after `start` until which the thread `gone` is taken to keep a core busy.
-    busy_until: AtomicU64,
-    gone: AtomicUsize,
-    start: Instant,
-    /// Cores beyond those the threads need.
-    spare: bool,
 }
 
 // SAFETY: `job` is written only by the holder of `taken` while the job is closed and nobody is
-// inside, and read only by helpers inside an open job; `state` and `seats` order the two.
+// inside, and read only by helpers inside an open job; `state` orders the two.
 unsafe impl Sync for Pool {}
 // SAFETY: the body's pointer is followed only while the caller keeps it alive.
 unsafe impl Send for Pool {}
@@ -106,43 +72,25 @@ impl Drop for AbortOnUnwind {
     }
 }
 
-fn cores() -> usize {
-    std::thread::available_parallelism().map_or(1, |cores| cores.get())
-}
-
-/// A number that no other living thread has.
-fn this_thread() -> usize {
-    thread_local!(static PLACE: u8 = const { 0 });
-    PLACE.with(|place| std::ptr::from_ref(place).addr())
-}
-
-fn lines<T: Default>(count: usize) -> Box<[T]> {
-    std::iter::repeat_with(T::default).take(count).collect()
-}
-
 impl Pool {
     /// A pool of `threads` in all, the caller included. It lives as long as the process.
     pub fn leak(threads: usize) -> &'static Pool {
-        let threads = threads.max(1);
+        let helpers = (1..threads.max(1))
+            .map(|_| Helper { parked: AtomicBool::new(false), thread: OnceLock::new() })
+            .collect();
         let pool: &'static Pool = Box::leak(Box::new(Pool {
-            taken: Apart::default(),
-            state: Apart::default(),
+            taken: AtomicBool::new(false),
+            state: AtomicU64::new(0),
+            next: AtomicUsize::new(0),
             job: UnsafeCell::new(None),
-            shares: lines(threads),
-            seats: lines(threads - 1 + GUESTS),
-            helpers: lines(threads - 1),
-            awake: Apart::default(),
+            helpers,
             guests: AtomicUsize::new(0),
-            busy_until: AtomicU64::new(0),
-            gone: AtomicUsize::new(0),
-            start: Instant::now(),
-            spare: cores() > threads,
         }));
-        for index in 0..pool.helpers.len() {
+        for (index, helper) in pool.helpers.iter().enumerate() {
             // A thread the system refuses is one helper fewer, nothing worse.
             let _ = std::thread::Builder::new()
                 .name(format!("mlx-primitives-{index}"))
-                .spawn(move || pool.help(index));
+                .spawn(move || pool.help(helper));
         }
         pool
     }
@@ -153,6 +101,7 @@ impl Pool {
         CURRENT.get_or_init(|| {
             let wanted = std::env::var("MLX_PRIMITIVES_THREADS").ok();
             let wanted = wanted.and_then(|text| text.trim().parse::<usize>().ok());
+            let cores = || std::thread::available_parallelism().map_or(1, |cores| cores.get());
             let threads = wanted.filter(|&threads| threads >= 1).unwrap_or_else(cores);
             Pool::leak(threads.min(MAX_THREADS))
         })
@@ -164,16 +113,17 @@ impl Pool {
     }
 
     pub fn threads(&self) -> usize {
-        self.shares.len()
+        self.helpers.len() + 1
     }
 
     /// How many ranges a job of this much work is worth splitting into.
     pub fn ranges(&self, work: usize) -> usize {
-        let watched = || self.awake.0.load(Ordering::Relaxed) > 0;
-        let shared = work >= SHARED_WORK
-            && !self.helpers.is_empty()
-            && (watched() || work >= WAKING_WORK && self.wanted() > 0);
-        if shared { self.threads() * CHUNKS_PER_THREAD } else { 1 }
+        let watched = || {
+            self.guests.load(Ordering::Relaxed) > 0
+                || self.helpers.iter().any(|helper| !helper.parked.load(Ordering::Relaxed))
+        };
+        let shared = work >= WAKING_WORK || work >= SHARED_WORK && watched();
+        if self.helpers.is_empty() || !shared { 1 } else { self.threads() * RANGES_PER_THREAD }
     }
 
     /// Runs `body` over disjoint ranges that cover `0..items`, an item being about
@@ -182,45 +132,39 @@ impl Pool {
         if items == 0 {
             return;
         }
-        if self.gone.load(Ordering::Relaxed) == this_thread() {
-            // That core is this one.
-            self.busy_until.store(0, Ordering::Relaxed);
-            self.gone.store(0, Ordering::Relaxed);
-        }
         let work = items.saturating_mul(work);
-        let chunks = self.ranges(work).min(items);
-        if chunks == 1 || self.taken.0.swap(true, Ordering::Acquire) {
+        let ranges = self.ranges(work).min(items);
+        if ranges == 1 || self.taken.swap(true, Ordering::Acquire) {
             return body(0..items);
         }
         let guard = AbortOnUnwind;
+        let step = items.div_ceil(ranges);
         // SAFETY: only the lifetime changes; `close` returns after the last helper has left.
         let body = unsafe { std::mem::transmute::<*const Body<'_>, *const Body<'static>>(body) };
-        let job = Job { body, items, chunks, wakes: work >= WAKING_WORK };
-        let number = self.open(job);
-        if job.wakes {
-            self.wake(0..1);
+        let job = Job { body, items, step };
+        self.open(job);
+        if work >= WAKING_WORK {
+            self.wake();
         }
-        self.work(job, number, 0);
-        self.close(number);
+        self.work(job);
+        self.close();
         std::mem::forget(guard);
-        self.taken.0.store(false, Ordering::Release);
+        self.taken.store(false, Ordering::Release);
     }
 
-    fn open(&self, job: Job) -> u64 {
+    fn open(&self, job: Job) {
         // SAFETY: we hold `taken` and the last job is closed and empty.
         unsafe { *self.job.get() = Some(job) };
-        let number = self.state.0.load(Ordering::Relaxed) / 2 + 1;
-        // SeqCst here and where a helper parks: one of the two sees the other.
-        self.state.0.store(2 * number + 1, Ordering::SeqCst);
-        number
+        self.next.store(0, Ordering::Relaxed);
+        // SeqCst here and at the helper's re-check: one of the two sees the other.
+        let number = (self.state.load(Ordering::Relaxed) & !INSIDE & !OPEN).wrapping_add(NUMBER);
+        self.state.store(number | OPEN, Ordering::SeqCst);
     }
 
-    /// Wakes those of the helpers that are parked and wanted. Each that comes wakes two more.
-    fn wake(&self, helpers: Range<usize>) {
-        let end = helpers.end.min(self.wanted());
-        for helper in self.helpers.iter().take(end).skip(helpers.start) {
-            if helper.parked.0.load(Ordering::SeqCst)
-                && helper.parked.0.swap(false, Ordering::SeqCst)
+    fn wake(&self) {
+        for helper in self.helpers.iter().skip(self.guests.load(Ordering::Relaxed)) {
+            if helper.parked.load(Ordering::SeqCst)
+                && helper.parked.swap(false, Ordering::SeqCst)
                 && let Some(thread) = helper.thread.get()
             {
                 thread.unpark();
@@ -228,84 +172,48 @@ impl Pool {
         }
     }
 
-    /// How many helpers, the first ones, have a core to run on.
-    fn wanted(&self) -> usize {
-        let guests = self.guests.load(Ordering::Relaxed).count_ones() as usize;
-        let busy = !self.spare && {
-            let until = self.busy_until.load(Ordering::Relaxed);
-            until > 0 && self.now() < until
-        };
-        self.helpers.len().saturating_sub(guests.max(busy.into()))
-    }
-
-    fn now(&self) -> u64 {
-        self.start.elapsed().as_nanos() as u64
-    }
-
-    /// Takes chunks until none is left, first those of one share.
-    fn work(&self, job: Job, number: u64, first: usize) {
-        let threads = self.threads();
-        for share in (first..threads).chain(0..first) {
-            let (start, end) = (job.chunks * share / threads, job.chunks * (share + 1) / threads);
-            while let Some(taken) = self.take(share, number, end - start) {
-                // SAFETY: the job is open or has us inside, so the caller still holds the body.
-                unsafe { (*job.body)(job.chunk(start + taken)) };
-            }
-        }
-    }
-
-    /// The next chunk of a share of job `number`, if there is one. A count of an older job is none.
-    fn take(&self, share: usize, number: u64, chunks: usize) -> Option<usize> {
-        let counter = &self.shares[share].0;
-        let mut seen = counter.load(Ordering::Relaxed);
+    /// Takes ranges until none is left.
+    fn work(&self, job: Job) {
         loop {
-            let taken = if seen >> 8 == number { seen & 0xff } else { 0 };
-            if taken as usize >= chunks {
-                return None;
+            let start = self.next.fetch_add(job.step, Ordering::Relaxed);
+            if start >= job.items {
+                return;
             }
-            let next = number << 8 | (taken + 1);
-            match counter.compare_exchange_weak(seen, next, Ordering::Relaxed, Ordering::Relaxed) {
-                Ok(_) => return Some(taken as usize),
-                Err(now) => seen = now,
-            }
+            // SAFETY: the job is open or has us inside, so the caller still holds the body.
+            unsafe { (*job.body)(start..job.items.min(start + job.step)) };
         }
     }
 
     /// Lets no further helper in and waits for those inside.
-    fn close(&self, number: u64) {
-        // SeqCst here and in `join`: a helper sees this, or we see it seated.
-        self.state.0.store(2 * number, Ordering::SeqCst);
-        for seat in &self.seats {
-            let mut waited = 0u32;
-            while seat.0.load(Ordering::SeqCst) == number {
-                waited += 1;
-                if waited < 10_000 {
-                    std::hint::spin_loop();
-                } else {
-                    std::thread::yield_now();
-                }
+    fn close(&self) {
+        self.state.fetch_and(!OPEN, Ordering::AcqRel);
+        let mut waited = 0u32;
+        while self.state.load(Ordering::Acquire) & INSIDE != 0 {
+            waited += 1;
+            if waited < 10_000 {
+                std::hint::spin_loop();
+            } else {
+                std::thread::yield_now();
             }
         }
     }
 
     /// A helper's life.
-    fn help(&self, index: usize) {
-        let me = &self.helpers[index];
+    fn help(&self, me: &Helper) {
         let _ = me.thread.set(std::thread::current());
         let mut last = 0;
         loop {
-            self.awake.0.fetch_add(1, Ordering::Relaxed);
-            while let Some(number) = self.watch(last, SPIN, &|| index >= self.wanted()) {
-                self.join(number, index, index + 1, 2 * index + 1..2 * index + 3);
-                last = number;
-            }
-            self.awake.0.fetch_sub(1, Ordering::Relaxed);
-            me.parked.0.store(true, Ordering::SeqCst);
-            let fresh = is_fresh(self.state.0.load(Ordering::SeqCst), last);
-            if !fresh || index >= self.wanted() {
-                std::thread::park();
-            }
-            me.parked.0.store(false, Ordering::SeqCst);
+            let state = loop {
+                if let Some(state) = self.watch(last, SPIN, &|| false) {
+                    break state;
+                }
+                me.parked.store(true, Ordering::SeqCst);
+                if !is_fresh(self.state.load(Ordering::SeqCst), last) {
+                    std::thread::park();
+                }
+                me.parked.store(false, Ordering::SeqCst);
+            };
+            last = self.join(state);
         }
     }
 
@@ -314,60 +222,44 @@ impl Pool {
         if self.helpers.is_empty() {
             return;
         }
-        let sits = |guest: &usize| {
-            let seat = 1 << guest;
-            self.guests.fetch_or(seat, Ordering::Relaxed) & seat == 0
-        };
-        let Some(guest) = (0..GUESTS).find(sits) else {
-            return;
-        };
-        self.awake.0.fetch_add(1, Ordering::Relaxed);
+        self.guests.fetch_add(1, Ordering::Relaxed);
         let mut last = 0;
-        while let Some(number) = self.watch(last, LENT, done) {
-            // The last share is that of the helper which sleeps on.
-            self.join(number, self.helpers.len() + guest, self.threads() - 1, 0..0);
-            last = number;
+        while let Some(state) = self.watch(last, LENT, done) {
+            last = self.join(state);
         }
-        self.awake.0.fetch_sub(1, Ordering::Relaxed);
-        self.guests.fetch_and(!(1 << guest), Ordering::Relaxed);
+        self.guests.fetch_sub(1, Ordering::Relaxed);
     }
 
-    /// The calling thread has the result that it waited for, and will keep a core busy.
-    pub fn part(&self) {
-        if !self.helpers.is_empty() {
-            let until = self.now() + AWAY.as_nanos() as u64;
-            self.busy_until.store(until, Ordering::Relaxed);
-            self.gone.store(this_thread(), Ordering::Relaxed);
+    /// Does a share of the open job seen in `state`, and returns the last job's number.
+    fn join(&self, state: u64) -> u64 {
+        let number = state & !INSIDE & !OPEN;
+        // The job may have closed, or another thread come in, since `watch` looked.
+        if self
+            .state
+            .compare_exchange(state, state + 1, Ordering::AcqRel, Ordering::Relaxed)
+            .is_err()
+        {
+            return number.wrapping_sub(NUMBER);
         }
+        let guard = AbortOnUnwind;
+        // SAFETY: we are inside an open job, so it is set and stays so until we leave.
+        if let Some(job) = unsafe { *self.job.get() } {
+            self.work(job);
+        }
+        std::mem::forget(guard);
+        self.state.fetch_sub(1, Ordering::Release);
+        number
     }
 
-    /// Works on job `number` if it is still open, from a share on, after waking some helpers.
-    fn join(&self, number: u64, seat: usize, share: usize, wakes: Range<usize>) {
-        let seat = &self.seats[seat].0;
-        seat.store(number, Ordering::SeqCst);
-        if self.state.0.load(Ordering::SeqCst) == 2 * number + 1 {
-            let guard = AbortOnUnwind;
-            // SAFETY: we are inside an open job, so it is set and stays so until we leave.
-            if let Some(job) = unsafe { *self.job.get() } {
-                if job.wakes {
-                    self.wake(wakes);
-                }
-                self.work(job, number, share);
-            }
-            std::mem::forget(guard);
-        }
-        seat.store(0, Ordering::Release);
-    }
-
-    /// The number of an open job other than `last`; none if `done` comes first or nothing within
-    /// `patience`.
+    /// The state once it shows an open job other than number `last`; none if `done` comes first
+    /// or nothing within `patience`.
     fn watch(&self, last: u64, patience: Duration, done: &dyn Fn() -> bool) -> Option<u64> {
         let start = Instant::now();
         while start.elapsed() < patience {
             for _ in 0..32 {
-                let state = self.state.0.load(Ordering::Acquire);
+                let state = self.state.load(Ordering::Acquire);
                 if is_fresh(state, last) {
-                    return Some(state / 2);
+                    return Some(state);
                 }
                 std::hint::spin_loop();
             }
@@ -382,5 +274,85 @@ impl Pool {
 }
 
 fn is_fresh(state: u64, last: u64) -> bool {
-    state % 2 == 1 && state / 2 != last
+    state & OPEN != 0 && state & !INSIDE & !OPEN != last
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+
+    use super::Pool;
+
+    /// Enough work for any job to be shared.
+    const HEAVY: usize = 1 << 40;
+
+    #[test]
+    fn every_item_runs_once() {
+        for threads in [1, 2, 5] {
+            let pool = Pool::leak(threads);
+            for items in [0, 1, 2, 3, 7, 8, 9, 100, 1001] {
+                for _ in 0..50 {
+                    let counts: Vec<_> = (0..items).map(|_| AtomicUsize::new(0)).collect();
+                    pool.for_each(items, HEAVY / 1024, &|range| {
+                        counts[range].iter().for_each(|count| _ = count.fetch_add(1, Relaxed));
+                    });
+                    assert!(counts.iter().all(|count| count.load(Relaxed) == 1));
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn several_callers_share_a_pool() {
+        let pool = Pool::leak(3);
+        std::thread::scope(|scope| {
+            for _ in 0..4 {
+                scope.spawn(|| {
+                    for _ in 0..2000 {
+                        let sum = AtomicUsize::new(0);
+                        pool.for_each(100, HEAVY / 1024, &|range| {
+                            sum.fetch_add(range.sum::<usize>(), Relaxed);
+                        });
+                        assert_eq!(sum.load(Relaxed), 4950);
+                    }
+                });
+            }
+        });
+    }
+
+    #[test]
+    fn a_guest_helps_until_done() {
+        let pool = Pool::leak(2);
+        let (done, sum) = (AtomicUsize::new(0), AtomicUsize::new(0));
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                for _ in 0..2000 {
+                    pool.for_each(100, HEAVY, &|range| {
+                        sum.fetch_add(range.len(), Relaxed);
+                    });
+                }
+                done.store(1, Relaxed);
+            });
+            while done.load(Relaxed) == 0 {
+                pool.lend(&|| done.load(Relaxed) == 1);
+            }
+        });
+        assert_eq!(sum.load(Relaxed), 200_000);
+        assert_eq!(pool.guests.load(Relaxed), 0);
+    }
+
+    #[test]
+    fn parked_helpers_wake_and_nested_calls_run() {
+        let pool = Pool::leak(2);
+        for _ in 0..20 {
+            std::thread::sleep(std::time::Duration::from_millis(1));
+            let sum = AtomicUsize::new(0);
+            pool.for_each(16, HEAVY, &|outer| {
+                pool.for_each(outer.len(), HEAVY, &|inner| {
+                    sum.fetch_add(inner.len(), Relaxed);
+                });
+            });
+            assert_eq!(sum.load(Relaxed), 16);
+        }
+    }
 }

@@ -53,10 +53,6 @@ fn lend_thread(arrays: &CxxVector<bridge::MlxArray>) -> Result<(), cxx::Exceptio
     error.take().map_or(Ok(()), Err)
 }
 
-fn part_thread() {
-    cpu::part_thread();
-}
-
 #[cxx::bridge(namespace = "mlx_primitives::bridge")]
 pub(crate) mod bridge {
     /// MLX's element types, in `mlx::core::Dtype::Val` order (asserted in cpp/bridge/core.cpp).
@@ -383,6 +379,5 @@ pub(crate) mod bridge {
 
         /// Shares in the kernels' work until the arrays are computed, or nothing comes for a while.
         fn lend_thread(arrays: &CxxVector<MlxArray>) -> Result<()>;
-        fn part_thread();
     }
 }
