@@ -1,7 +1,7 @@
 use mlx_primitives::transforms::vjp;
 use mlx_primitives::{Array, Result, ops};
 
-use super::{Function, Inputs, Size, Workload, ready};
+use super::{EXPONENTIALS, Function, Inputs, Size, Workload, ready};
 
 pub fn workloads() -> Vec<Workload> {
     [
@@ -50,5 +50,5 @@ fn workload(shape: &'static [i32], variant: &'static str, size: Size) -> Workloa
             builtin: Some(call(composed)),
         })
     };
-    Workload::new("cross_entropy", shape, variant, size, inputs)
+    Workload::new("cross_entropy", shape, variant, size, inputs).because(EXPONENTIALS)
 }

@@ -1,6 +1,6 @@
 use mlx_primitives::ops;
 
-use super::{Inputs, Size, Workload, ready};
+use super::{EXPONENTIALS, Inputs, Size, Workload, ready};
 
 pub fn workloads() -> Vec<Workload> {
     let shapes = [
@@ -28,7 +28,7 @@ fn logsumexp(shape: &'static [i32], size: Size) -> Workload {
             builtin: Some(Box::new(|x| x.logsumexp(-1, true))),
         })
     };
-    Workload::new("logsumexp", shape, "", size, inputs)
+    Workload::new("logsumexp", shape, "", size, inputs).because(EXPONENTIALS)
 }
 
 fn log_softmax(shape: &'static [i32], size: Size) -> Workload {
@@ -43,5 +43,5 @@ fn log_softmax(shape: &'static [i32], size: Size) -> Workload {
             builtin: Some(Box::new(|x| x.subtract(x.logsumexp(-1, true)?))),
         })
     };
-    Workload::new("log_softmax", shape, "", size, inputs)
+    Workload::new("log_softmax", shape, "", size, inputs).because(EXPONENTIALS)
 }

@@ -1,6 +1,6 @@
 use mlx_primitives::{Array, Dtype, Result, builtin, ops};
 
-use super::{Inputs, Size, Workload, ready};
+use super::{EXPONENTIALS, Inputs, Size, Workload, ready};
 
 pub fn workloads() -> Vec<Workload> {
     [
@@ -64,5 +64,5 @@ fn workload(shape: &'static [i32], variant: &'static str, size: Size) -> Workloa
             builtin: Some(Box::new(move |x| Ok(builtin::composition(&theirs(x)?)?.swap_remove(0)))),
         })
     };
-    Workload::new("masked_softmax", shape, variant, size, inputs)
+    Workload::new("masked_softmax", shape, variant, size, inputs).because(EXPONENTIALS)
 }

@@ -129,6 +129,9 @@ pub struct Workload {
     pub inputs: Box<dyn Fn(Dtype) -> Result<Inputs>>,
 }
 
+/// Why ops with an exponential for each element stay below what memory allows in 16-bit types.
+const EXPONENTIALS: &str = "an exponential for each element takes longer than moving it";
+
 impl Workload {
     fn new(
         op: &'static str,
@@ -140,6 +143,7 @@ impl Workload {
         Self { op, shape: shape.to_vec(), variant, size, why: "", inputs: Box::new(inputs) }
     }
 
+    /// Said under the table where the op stays far below the limit.
     fn because(self, why: &'static str) -> Self {
         Self { why, ..self }
     }

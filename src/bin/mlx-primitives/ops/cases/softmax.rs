@@ -1,6 +1,6 @@
 use mlx_primitives::{builtin, ops};
 
-use super::{Inputs, Size, Workload, ready};
+use super::{EXPONENTIALS, Inputs, Size, Workload, ready};
 
 pub fn workloads() -> Vec<Workload> {
     [
@@ -27,5 +27,5 @@ fn workload(shape: &'static [i32], size: Size) -> Workload {
             builtin: Some(Box::new(builtin::softmax)),
         })
     };
-    Workload::new("softmax", shape, "", size, inputs)
+    Workload::new("softmax", shape, "", size, inputs).because(EXPONENTIALS)
 }
