@@ -275,7 +275,7 @@ void refuse_failed(const ArrayList& arrays) {
     return;
   }
   auto failed = *found;
-  auto why = failure_of(failed.data_shared_ptr());
+  auto why = failure_of(failed.data_shared_ptr().get());
   try {
     if (failed.status() == mx::array::Status::evaluated) {
       failed.wait(); // MLX may hold the error ready, which would be told to somebody else

@@ -31,8 +31,4 @@ rust::Slice<const int64_t> hosted_strides(const MlxArray& array) {
   return {strides.begin(), strides.size()};
 }
 
-uint8_t* hosted_data(const MlxArray& array) {
-  return const_cast<MlxArray&>(array).data<uint8_t>();
-}
-
 } // namespace mlx_primitives::bridge

@@ -14,6 +14,5 @@ ListHandle hosted(
     rust::Slice<const bool> any_layout,
     rust::Slice<const HostedOutput> outputs);
 rust::Slice<const int64_t> hosted_strides(const MlxArray& array);
-uint8_t* hosted_data(const MlxArray& array);
 
 } // namespace mlx_primitives::bridge

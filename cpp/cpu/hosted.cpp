@@ -2,6 +2,7 @@
 
 #include <cstring>
 
+#include "bridge/core.h"
 #include "cpu/dispatch.h"
 #include "mlx-primitives/src/ffi/hosted.rs.h"
 #include "ops/failed.h"
@@ -10,33 +11,90 @@ namespace mlx_primitives {
 
 namespace {
 
-/** One call of eval_cpu. Its arrays own nothing: MLX keeps the memory until the task has run. */
+/**
+ * One call of eval_cpu. It owns no array, whose memory MLX keeps until the task has run, and as few
+ * blocks of its own as may be: they are freed on another thread than made them.
+ */
 struct Call {
   HostedHandle op;
-  std::vector<mx::array> inputs;
-  std::vector<mx::array> outputs;
-  std::vector<Memory> read;
-  std::vector<Memory> written;
+  std::vector<bridge::HostedView> arrays; // the inputs, then the outputs
+  size_t inputs;
+  std::vector<int32_t> shapes;
+  std::vector<int64_t> strides;
+  std::vector<std::weak_ptr<Memory>> written;
   int in_place;
+
+  Call(
+      HostedHandle op_,
+      const std::vector<mx::array>& from,
+      const std::vector<mx::array>& to,
+      int in_place_)
+      : op(std::move(op_)), inputs(from.size()), in_place(in_place_) {
+    size_t rank = 0;
+    for (auto* all : {&from, &to}) {
+      for (const auto& array : *all) {
+        rank += array.ndim();
+      }
+    }
+    arrays.reserve(from.size() + to.size());
+    shapes.reserve(rank);
+    strides.reserve(rank);
+    written.reserve(to.size());
+    for (auto* all : {&from, &to}) {
+      for (const auto& array : *all) {
+        add(array);
+      }
+    }
+    for (const auto& output : to) {
+      written.emplace_back(output.data_shared_ptr());
+    }
+  }
+
+  void add(const mx::array& a) {
+    shapes.insert(shapes.end(), a.shape().begin(), a.shape().end());
+    strides.insert(strides.end(), a.strides().begin(), a.strides().end());
+    arrays.push_back(bridge::HostedView{
+        a.size() > 0 ? const_cast<uint8_t*>(bytes(a)) : nullptr,
+        a.nbytes(),
+        reinterpret_cast<uintptr_t>(a.data_shared_ptr().get()),
+        a.ndim(),
+        kernel_dtype(a),
+        a.flags().row_contiguous});
+  }
+
+  void run() {
+    for (size_t i = 0; i < inputs; ++i) {
+      if (auto why = failure_of(reinterpret_cast<const Memory*>(arrays[i].memory)); !why.empty()) {
+        throw std::runtime_error(why);
+      }
+    }
+    if (in_place >= 0) {
+      const auto& from = arrays[in_place];
+      const auto& to = arrays[inputs];
+      if (to.data != from.data) {
+        std::memcpy(to.data, from.data, to.bytes);
+      }
+    }
+    bridge::hosted_eval(
+        **op,
+        {arrays.data(), arrays.size()},
+        inputs,
+        {shapes.data(), shapes.size()},
+        {strides.data(), strides.size()});
+  }
 
   void operator()() {
     try {
-      for (const auto& memory : read) {
-        if (auto why = failure_of(memory); !why.empty()) {
-          throw std::runtime_error(why);
-        }
-      }
-      if (in_place >= 0 && bytes(outputs[0]) != bytes(inputs[in_place])) {
-        std::memcpy(bytes(outputs[0]), bytes(inputs[in_place]), outputs[0].nbytes());
-      }
-      bridge::hosted_eval(**op, inputs, outputs);
+      run();
     } catch (const std::exception& error) {
       // What others made of these outputs already waits for them: NaN, not half a result.
-      for (auto& output : outputs) {
-        bool floating = mx::issubdtype(output.dtype(), mx::inexact);
-        std::memset(bytes(output), floating ? 0xff : 0, output.nbytes());
+      for (size_t i = inputs; i < arrays.size(); ++i) {
+        bool floating = mx::issubdtype(bridge::to_mlx(arrays[i].dtype), mx::inexact);
+        if (arrays[i].bytes > 0) {
+          std::memset(arrays[i].data, floating ? 0xff : 0, arrays[i].bytes);
+        }
       }
-      for (auto& memory : written) {
+      for (const auto& memory : written) {
         remember_failure(memory, error.what());
       }
       throw;
@@ -44,33 +102,12 @@ struct Call {
   }
 };
 
-std::vector<mx::array> borrowed(const std::vector<mx::array>& arrays) {
-  std::vector<mx::array> views;
-  views.reserve(arrays.size());
-  for (const auto& array : arrays) {
-    views.push_back(mx::array::unsafe_weak_copy(array));
-  }
-  return views;
-}
-
-std::vector<Memory> memory(const std::vector<mx::array>& arrays) {
-  std::vector<Memory> all;
-  all.reserve(arrays.size());
-  for (const auto& array : arrays) {
-    all.emplace_back(array.data_shared_ptr());
-  }
-  return all;
-}
-
 } // namespace
 
 void Hosted::run_on_cpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) {
-  size_t elements = allocate_outputs(inputs, outputs);
-  if (elements == 0) {
-    return;
+  if (allocate_outputs(inputs, outputs) > 0) {
+    mx::cpu::get_command_encoder(stream()).dispatch(Call(op_, inputs, outputs, in_place_));
   }
-  Call call{op_, borrowed(inputs), borrowed(outputs), memory(inputs), memory(outputs), in_place_};
-  mx::cpu::get_command_encoder(stream()).dispatch(std::move(call));
 }
 
 } // namespace mlx_primitives

@@ -1,21 +1,24 @@
 #include "ops/failed.h"
 
 #include <atomic>
-#include <map>
 #include <mutex>
+#include <unordered_map>
 #include <unordered_set>
 
 namespace mlx_primitives {
 
 namespace {
 
-using ByOwner = std::map<Memory, std::string, std::owner_less<>>;
+struct Failure {
+  std::weak_ptr<Memory> memory; // gone if other memory has its place by now
+  std::string why;
+};
 
 std::atomic<bool> any{false};
 
 struct Failures {
   std::mutex mutex;
-  ByOwner why;
+  std::unordered_map<const Memory*, Failure> by_memory;
 };
 
 Failures& failures() {
@@ -29,30 +32,38 @@ bool any_left() {
   if (!any) {
     return false;
   }
-  auto& all = failures();
-  std::lock_guard lock(all.mutex);
-  std::erase_if(all.why, [](const auto& entry) { return entry.first.expired(); });
-  any = !all.why.empty();
+  auto& known = failures();
+  std::lock_guard lock(known.mutex);
+  std::erase_if(known.by_memory, [](const auto& entry) { return entry.second.memory.expired(); });
+  any = !known.by_memory.empty();
   return any;
 }
 
 } // namespace
 
-void remember_failure(const Memory& memory, const std::string& why) {
-  auto& all = failures();
-  std::lock_guard lock(all.mutex);
-  all.why.emplace(memory, why); // the first reason stays
+void remember_failure(const std::weak_ptr<Memory>& memory, const std::string& why) {
+  auto held = memory.lock();
+  if (!held) {
+    return;
+  }
+  auto& known = failures();
+  std::lock_guard lock(known.mutex);
+  auto& failure = known.by_memory[held.get()];
+  if (failure.memory.expired()) { // else the first reason stays
+    failure = {memory, why};
+  }
   any = true;
 }
 
-std::string failure_of(const Memory& memory) {
+std::string failure_of(const Memory* memory) {
   if (!any) {
     return {};
   }
-  auto& all = failures();
-  std::lock_guard lock(all.mutex);
-  auto found = all.why.find(memory);
-  return found == all.why.end() ? std::string() : found->second;
+  auto& known = failures();
+  std::lock_guard lock(known.mutex);
+  auto found = known.by_memory.find(memory);
+  bool failed = found != known.by_memory.end() && !found->second.memory.expired();
+  return failed ? found->second.why : std::string();
 }
 
 const mx::array* find_failed(const std::vector<mx::array>& arrays) {
@@ -72,7 +83,7 @@ const mx::array* find_failed(const std::vector<mx::array>& arrays) {
   while (!left.empty()) {
     const auto* array = left.back();
     left.pop_back();
-    if (!failure_of(array->data_shared_ptr()).empty()) {
+    if (!failure_of(array->data_shared_ptr().get()).empty()) {
       return array;
     }
     if (array->status() == mx::array::Status::unscheduled) {

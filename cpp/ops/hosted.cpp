@@ -42,7 +42,7 @@ std::vector<mx::array> hosted(
   for (size_t i = 0; i < inputs.size(); ++i) {
     arranged.push_back(any_layout.at(i) ? inputs[i] : row_contiguous(inputs[i], s));
   }
-  auto primitive = std::make_shared<Hosted>(s, std::move(op));
+  auto primitive = std::make_shared<Hosted>(s, std::move(op), dtypes);
   if (shapes.size() == 1) {
     return {
         mx::array(std::move(shapes[0]), dtypes.at(0), std::move(primitive), std::move(arranged))};
@@ -50,10 +50,11 @@ std::vector<mx::array> hosted(
   return mx::array::make_arrays(std::move(shapes), dtypes, primitive, arranged);
 }
 
-Hosted::Hosted(mx::Stream stream, HostedHandle op)
+Hosted::Hosted(mx::Stream stream, HostedHandle op, std::vector<mx::Dtype> dtypes)
     : FusedPrimitive(stream),
       op_(std::move(op)),
       name_(bridge::hosted_name(**op_)),
+      dtypes_(std::move(dtypes)),
       in_place_(bridge::hosted_in_place(**op_)) {}
 
 size_t Hosted::allocate_outputs(
@@ -81,8 +82,14 @@ bool Hosted::is_equivalent(const mx::Primitive& other) const {
 
 std::vector<mx::Shape> Hosted::output_shapes(const std::vector<mx::array>& inputs) {
   std::vector<mx::Shape> shapes;
+  std::vector<mx::Dtype> dtypes;
   for (const auto& output : bridge::hosted_shapes(**op_, inputs)) {
     shapes.emplace_back(output.shape.begin(), output.shape.end());
+    dtypes.push_back(bridge::to_mlx(output.dtype));
+  }
+  // Shapes are all that MLX asks for: the rest stays as it was.
+  if (dtypes != dtypes_) {
+    refuse(name(), "expected outputs of the same number and types whenever asked, got others");
   }
   return shapes;
 }

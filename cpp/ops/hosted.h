@@ -27,7 +27,7 @@ std::vector<mx::array> hosted(
  */
 class Hosted : public FusedPrimitive {
  public:
-  Hosted(mx::Stream stream, HostedHandle op);
+  Hosted(mx::Stream stream, HostedHandle op, std::vector<mx::Dtype> dtypes);
 
   void run_on_cpu(const std::vector<mx::array>&, std::vector<mx::array>&) override;
   void eval_gpu(const std::vector<mx::array>&, std::vector<mx::array>&) override;
@@ -56,7 +56,8 @@ class Hosted : public FusedPrimitive {
 
   HostedHandle op_;
   std::string name_;
-  int in_place_; // the input whose memory the first output takes over, or -1
+  std::vector<mx::Dtype> dtypes_; // of the outputs
+  int in_place_;                  // the input whose memory the first output takes over, or -1
 };
 
 } // namespace mlx_primitives

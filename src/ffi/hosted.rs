@@ -58,6 +58,17 @@ pub(crate) mod bridge {
         grid_is_threads: bool,
     }
 
+    /// An evaluated array: its dimensions and strides lie beside, after those of the arrays before.
+    struct HostedView {
+        data: *mut u8,
+        bytes: usize,
+        /// Which memory of MLX's it lies in.
+        memory: usize,
+        rank: usize,
+        dtype: Dtype,
+        row_contiguous: bool,
+    }
+
     struct HostedBatch {
         arrays: UniquePtr<CxxVector<MlxArray>>,
         axes: Vec<i32>,
@@ -82,20 +93,20 @@ pub(crate) mod bridge {
 
         /// Elements to step over in memory for each dimension, as evaluated.
         fn hosted_strides(array: &MlxArray) -> &[i64];
-        /// The first element of an evaluated array, which may be written if it is an output.
-        fn hosted_data(array: &MlxArray) -> *mut u8;
     }
 
     extern "Rust" {
         type HostedOp;
         type LibraryHandle;
 
-        /// The arrays are evaluated and their memory lives until the call returns; nothing else
-        /// touches that of the outputs, each of which has its own.
+        /// The arrays are so many inputs, then the outputs. Their memory lives until the call
+        /// returns; nothing else touches that of the outputs, each of which has its own.
         unsafe fn hosted_eval(
             op: &HostedOp,
-            inputs: &CxxVector<MlxArray>,
-            outputs: &CxxVector<MlxArray>,
+            arrays: &[HostedView],
+            inputs: usize,
+            shapes: &[i32],
+            strides: &[i64],
         ) -> Result<()>;
         fn hosted_launches(
             op: &HostedOp,

@@ -7,9 +7,9 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use cxx::{CxxVector, UniquePtr};
 
-use super::{Call, HostedPrimitive, Layout, Spec, View, ViewMut};
+use super::view::{Evaluated, View, ViewMut};
+use super::{Call, HostedPrimitive, Layout, Spec};
 use crate::array::{Array, from_list, require_addressable, to_list};
-use crate::dtype::Dtype;
 use crate::error::{Error, Result};
 use crate::ffi::bridge::MlxArray;
 use crate::ffi::hosted::bridge as ffi;
@@ -32,11 +32,10 @@ impl<P: HostedPrimitive> Erased for P {
 }
 
 /// A user's primitive, with what it said of itself when it was applied: it may say another thing
-/// the next time, and memory is laid out by what it said first.
+/// the next time.
 pub(crate) struct HostedOp {
     name: String,
     in_place: Option<usize>,
-    dtypes: Vec<Dtype>,
     primitive: ManuallyDrop<Box<dyn Erased>>,
 }
 
@@ -73,19 +72,7 @@ impl HostedOp {
         }
         let in_place = guard(&name, "in_place", || Ok(primitive.in_place()))?;
         let primitive = ManuallyDrop::new(Box::new(primitive) as Box<dyn Erased>);
-        Ok(Self { name, in_place, dtypes: Vec::new(), primitive })
-    }
-
-    /// The outputs for the inputs of a new node, and which of these are wanted in any layout.
-    pub(super) fn begin(&mut self, inputs: &[Spec]) -> Result<(Vec<Spec>, Vec<bool>)> {
-        let outputs = self.outputs(inputs)?;
-        self.dtypes = outputs.iter().map(|output| output.dtype).collect();
-        let any_layout = self.call("layout", |primitive| {
-            let any =
-                |input| primitive.layout(input) == Layout::Any && self.in_place != Some(input);
-            Ok((0..inputs.len()).map(any).collect())
-        })?;
-        Ok((outputs, any_layout))
+        Ok(Self { name, in_place, primitive })
     }
 
     pub(super) fn name(&self) -> &str {
@@ -97,7 +84,7 @@ impl HostedOp {
     }
 
     /// The outputs for these inputs, which memory can hold.
-    fn outputs(&self, inputs: &[Spec]) -> Result<Vec<Spec>> {
+    pub(super) fn outputs(&self, inputs: &[Spec]) -> Result<Vec<Spec>> {
         let outputs = self.call("outputs", |primitive| primitive.outputs(inputs))?;
         if outputs.is_empty() {
             return Err(Error::argument(&self.name, "at least one output, got none"));
@@ -112,6 +99,15 @@ impl HostedOp {
             return Err(Error::argument(&self.name, said));
         }
         Ok(outputs)
+    }
+
+    /// Which of so many inputs are wanted in any layout.
+    pub(super) fn any_layout(&self, inputs: usize) -> Result<Vec<bool>> {
+        self.call("layout", |primitive| {
+            let any =
+                |input| primitive.layout(input) == Layout::Any && self.in_place != Some(input);
+            Ok((0..inputs).map(any).collect())
+        })
     }
 
     /// What a transform's method returned, if it is what is expected in number, shape and type.
@@ -145,18 +141,26 @@ fn numbers(argnums: &[i32]) -> Vec<usize> {
 /// As declared in `ffi/hosted.rs`.
 pub(crate) unsafe fn hosted_eval(
     op: &HostedOp,
-    inputs: &CxxVector<MlxArray>,
-    outputs: &CxxVector<MlxArray>,
+    arrays: &[ffi::HostedView],
+    inputs: usize,
+    mut shapes: &[i32],
+    mut strides: &[i64],
 ) -> Result<()> {
+    let mut arrays = arrays.iter().map(|array| {
+        let (shape, stride);
+        (shape, shapes) = shapes.split_at(array.rank);
+        (stride, strides) = strides.split_at(array.rank);
+        Evaluated::new(array, shape, stride)
+    });
     let view = |(index, array)| View::new(op.name(), index, array, op.in_place == Some(index));
-    let views: Vec<_> = inputs.iter().enumerate().map(view).collect();
+    let views: Vec<_> = arrays.by_ref().take(inputs).enumerate().map(view).collect();
     let view = |(index, array)| {
         let filled = index == 0 && op.in_place.is_some();
         // SAFETY: each output has memory of its own, by the caller's promise, and one view; that
         // of an input which it took over is not read by another.
         unsafe { ViewMut::new(op.name(), index, array, filled) }
     };
-    let mut written: Vec<_> = outputs.iter().enumerate().map(view).collect();
+    let mut written: Vec<_> = arrays.enumerate().map(view).collect();
     op.call("eval_cpu", |primitive| primitive.eval_cpu(&views, &mut written))
 }
 
@@ -205,11 +209,6 @@ pub(crate) fn hosted_shapes(
     inputs: &CxxVector<MlxArray>,
 ) -> Result<Vec<ffi::HostedOutput>> {
     let outputs = op.outputs(&specs(inputs))?;
-    // Shapes are all that `compile` takes of this.
-    if !outputs.iter().map(|output| output.dtype).eq(op.dtypes.iter().copied()) {
-        let said = format_args!("outputs of {:?} whenever asked, got {outputs:?}", op.dtypes);
-        return Err(Error::argument(op.name(), said));
-    }
     Ok(outputs.into_iter().map(ffi::HostedOutput::from).collect())
 }
 

@@ -194,10 +194,10 @@ pub trait HostedPrimitive: Send + Sync + 'static {
 ///
 /// An `Err` if the primitive refuses the inputs, says no outputs, or shapes that no memory holds.
 pub fn apply<P: HostedPrimitive>(primitive: P, inputs: &[&Array]) -> Result<Vec<Array>> {
-    let mut op = calls::HostedOp::new(primitive)?;
+    let op = calls::HostedOp::new(primitive)?;
     let specs: Vec<Spec> = inputs.iter().map(|input| Spec::of(input)).collect();
-    let (outputs, any_layout) = op.begin(&specs)?;
-    let outputs: Vec<ffi::HostedOutput> = outputs.into_iter().map(Into::into).collect();
+    let outputs: Vec<_> = op.outputs(&specs)?.into_iter().map(ffi::HostedOutput::from).collect();
+    let any_layout = op.any_layout(specs.len())?;
     let list = to_list(inputs.iter().copied());
     Ok(from_list(&*ffi::hosted(Box::new(op), &list, &any_layout, &outputs)?))
 }

@@ -4,42 +4,68 @@ use std::marker::PhantomData;
 
 use crate::dtype::{Dtype, Element};
 use crate::error::{Error, Result};
-use crate::ffi::bridge::{self, MlxArray};
 use crate::ffi::hosted::bridge as ffi;
+
+/// Where an evaluated array lies, and how.
+#[derive(Clone, Copy)]
+pub(super) struct Evaluated<'a> {
+    data: *mut u8,
+    shape: &'a [i32],
+    strides: &'a [i64],
+    dtype: Dtype,
+    row_contiguous: bool,
+}
+
+impl<'a> Evaluated<'a> {
+    pub(super) fn new(array: &ffi::HostedView, shape: &'a [i32], strides: &'a [i64]) -> Self {
+        let ffi::HostedView { data, row_contiguous, .. } = *array;
+        Self { data, shape, strides, dtype: array.dtype.into(), row_contiguous }
+    }
+
+    fn size(&self) -> usize {
+        self.shape.iter().map(|&dim| dim as usize).product()
+    }
+
+    /// The first element, for reads or writes as far as `self` may be.
+    fn data<T>(&self) -> Option<*mut T> {
+        let data = self.data.cast::<T>();
+        (data.is_aligned() && !data.is_null()).then_some(data)
+    }
+}
 
 /// An evaluated input.
 pub struct View<'a> {
     op: &'a str,
     index: usize,
-    array: &'a MlxArray,
+    array: Evaluated<'a>,
     taken: bool,
 }
 
 impl<'a> View<'a> {
     /// The array is evaluated, and its memory lives and is not written for `'a`, unless an output
     /// took it over.
-    pub(super) fn new(op: &'a str, index: usize, array: &'a MlxArray, taken: bool) -> Self {
+    pub(super) fn new(op: &'a str, index: usize, array: Evaluated<'a>, taken: bool) -> Self {
         Self { op, index, array, taken }
     }
 
     /// The length of each dimension.
     pub fn shape(&self) -> &'a [i32] {
-        bridge::shape(self.array)
+        self.array.shape
     }
 
     /// Elements to step over in memory for each dimension.
     pub fn strides(&self) -> &'a [i64] {
-        ffi::hosted_strides(self.array)
+        self.array.strides
     }
 
     /// The type of the elements.
     pub fn dtype(&self) -> Dtype {
-        bridge::dtype(self.array).into()
+        self.array.dtype
     }
 
     /// The number of elements.
     pub fn size(&self) -> usize {
-        size(self.shape())
+        self.array.size()
     }
 
     /// The elements in row-major order, where they lie.
@@ -48,7 +74,7 @@ impl<'a> View<'a> {
     /// only one of [`Layout::Any`](super::Layout::Any) can be.
     pub fn as_slice<T: Element>(&self) -> Result<&'a [T]> {
         let data = self.data::<T>()?;
-        if !bridge::is_row_contiguous(self.array) {
+        if !self.array.row_contiguous {
             return Err(
                 self.expected("row-contiguous", format_args!("strides {:?}", self.strides()))
             );
@@ -88,10 +114,11 @@ impl<'a> View<'a> {
         if self.size() == 0 {
             return Ok(std::ptr::dangling());
         }
-        let data = ffi::hosted_data(self.array).cast_const().cast::<T>();
-        if !data.is_aligned() || data.is_null() {
-            return Err(self.expected("aligned to its elements", format_args!("{data:?}")));
-        }
+        let Some(data) = self.array.data::<T>() else {
+            let got = format_args!("{:?}", self.array.data);
+            return Err(self.expected("aligned to its elements", got));
+        };
+        let data = data.cast_const();
         // Other bytes than these are no bool in Rust.
         if T::DTYPE == Dtype::Bool && self.walk(data.cast::<u8>()).any(|byte| byte > 1) {
             return Err(self.expected("of bools", "other bytes than 0 and 1"));
@@ -149,20 +176,25 @@ impl<T: Copy> ExactSizeIterator for Elements<'_, T> {}
 pub struct ViewMut<'a> {
     op: &'a str,
     index: usize,
-    array: &'a MlxArray,
+    array: Evaluated<'a>,
 }
 
 impl<'a> ViewMut<'a> {
     /// # Safety
     /// The array's memory is allocated, row-contiguous, and for `'a` this view's alone; with what
     /// an input held in it, if `filled`.
-    pub(super) unsafe fn new(op: &'a str, index: usize, array: &'a MlxArray, filled: bool) -> Self {
+    pub(super) unsafe fn new(
+        op: &'a str,
+        index: usize,
+        array: Evaluated<'a>,
+        filled: bool,
+    ) -> Self {
         let view = Self { op, index, array };
         let bool = view.dtype() == Dtype::Bool;
         if view.size() > 0 && (bool || !filled && cfg!(debug_assertions)) {
             let bytes = view.size() * view.dtype().size();
             // SAFETY: the caller's promise: a row-contiguous array of this many bytes.
-            let memory = unsafe { std::slice::from_raw_parts_mut(ffi::hosted_data(array), bytes) };
+            let memory = unsafe { std::slice::from_raw_parts_mut(array.data, bytes) };
             match (bool, filled) {
                 // Other bytes than 0 and 1 are no bool in Rust.
                 (true, true) => memory.iter_mut().for_each(|byte| *byte = u8::from(*byte != 0)),
@@ -176,17 +208,17 @@ impl<'a> ViewMut<'a> {
 
     /// The length of each dimension.
     pub fn shape(&self) -> &'a [i32] {
-        bridge::shape(self.array)
+        self.array.shape
     }
 
     /// The type of the elements.
     pub fn dtype(&self) -> Dtype {
-        bridge::dtype(self.array).into()
+        self.array.dtype
     }
 
     /// The number of elements.
     pub fn size(&self) -> usize {
-        size(self.shape())
+        self.array.size()
     }
 
     /// The elements in row-major order. What they are before they are written is not defined; in
@@ -202,16 +234,12 @@ impl<'a> ViewMut<'a> {
         if self.size() == 0 {
             return Ok(&mut []);
         }
-        let data = ffi::hosted_data(self.array).cast::<T>();
-        if !data.is_aligned() || data.is_null() {
-            return Err(Error::argument(self.op, format_args!("aligned memory, got {data:?}")));
-        }
+        let Some(data) = self.array.data::<T>() else {
+            let got = format_args!("aligned memory, got {:?}", self.array.data);
+            return Err(Error::argument(self.op, got));
+        };
         // SAFETY: `new`'s promise; it is aligned, and whatever MLX's memory holds is a value of T,
         // as `new` saw to for bools.
         Ok(unsafe { std::slice::from_raw_parts_mut(data, self.size()) })
     }
-}
-
-fn size(shape: &[i32]) -> usize {
-    shape.iter().map(|&dim| dim as usize).product()
 }

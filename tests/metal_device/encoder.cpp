@@ -91,7 +91,7 @@ void CommandEncoder::dispatch(MTL::Size grid, MTL::Size group, bool grid_is_thre
     throw std::runtime_error("[simulate] a threadgroup of more threads than the pipeline takes");
   }
   std::vector<std::shared_ptr<const std::vector<uint8_t>>> copies;
-  std::vector<mlx_primitives::Memory> outputs;
+  std::vector<std::weak_ptr<mlx_primitives::Memory>> outputs;
   for (auto& [index, bound] : bindings_) {
     if (bound.copy) {
       copies.push_back(bound.copy);

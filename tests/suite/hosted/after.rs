@@ -125,8 +125,8 @@ fn outputs_that_change_are_refused() -> Checked {
     let float = |shape: &[i32]| Spec::new(shape, Dtype::Float32);
     let cases = [
         ("at least one output", false, vec![]),
-        ("outputs of [Float32] whenever asked", false, vec![float(&[4]), float(&[4])]),
-        ("outputs of [Float32] whenever asked", false, vec![Spec::new([4], Dtype::Float64)]),
+        ("outputs of the same number and types", false, vec![float(&[4]), float(&[4])]),
+        ("outputs of the same number and types", false, vec![Spec::new([4], Dtype::Float64)]),
         ("a shape that memory can hold", false, vec![float(&[-4])]),
         ("input 0 to be what output 0 is", true, vec![float(&[4000])]),
     ];
