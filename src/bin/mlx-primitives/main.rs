@@ -23,9 +23,15 @@ struct Cli {
     /// Threads of the CPU kernels: the number of cores, if not said.
     #[arg(long, global = true, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
     threads: Option<u16>,
-    /// How the CPU multiplies packed weights by a prompt: exactly, or faster, where it can, with the
-    /// prompt's side rounded to eight bits.
-    #[arg(long, global = true, value_enum, default_value_t = Activations::Exact)]
+    /// Prompts times packed weights: exact, or int8: rounded, faster.
+    #[arg(
+        long,
+        global = true,
+        value_enum,
+        value_name = "KIND",
+        default_value_t = Activations::Exact,
+        hide_possible_values = true
+    )]
     activations: Activations,
     #[command(subcommand)]
     command: Command,

@@ -1,0 +1,30 @@
+//! Dot products within a lane, where they are no instructions.
+
+use super::{F32x16, LANES};
+
+/// [`F32x16::dot_bf16`] where it is no instruction.
+#[inline(always)]
+pub fn dot_bf16_by_halves<V: F32x16>(sum: V, a: V::Int, b: V::Int) -> V {
+    let upper = |x| V::from_bits(V::and_int(x, V::splat_int(!0xffff)));
+    let lower = |x| V::from_bits(V::shift_left::<16>(x));
+    lower(a).mul_add(lower(b), upper(a).mul_add(upper(b), sum))
+}
+
+/// [`F32x16::dot_bytes`] where it is no instruction.
+#[inline(always)]
+pub fn dot_bytes_in_turn<V: F32x16>(sum: V::Int, a: V::Int, b: V::Int) -> V::Int {
+    let mut words = [[0.0f32; LANES]; 3];
+    // SAFETY: each array holds sixteen words; `load` takes any bits as they are.
+    unsafe {
+        for (words, lanes) in words.iter_mut().zip([sum, a, b]) {
+            V::from_bits(lanes).store(words.as_mut_ptr());
+        }
+        let [sums, a, b] = words;
+        let lanes: [u32; LANES] = std::array::from_fn(|i| {
+            let (a, b) = (a[i].to_bits().to_le_bytes(), b[i].to_bits().to_le_bytes());
+            let products = a.iter().zip(b).map(|(&a, b)| i32::from(a) * i32::from(b as i8));
+            (sums[i].to_bits() as i32).wrapping_add(products.sum()) as u32
+        });
+        V::load(lanes.as_ptr().cast()).to_bits()
+    }
+}
