@@ -78,7 +78,7 @@ pub fn set_wired_limit(bytes: usize) -> Result<usize> {
 
 /// Asks for pages of 2 MB, as far as whole ones lie in memory that is not touched yet: reading it then
 /// waits less for the page tables. Only advice, and only for Linux.
-#[cfg(all(feature = "llama", target_os = "linux"))]
+#[cfg(target_os = "linux")]
 pub(crate) fn advise_huge_pages(start: usize, bytes: usize) {
     const PAGE: usize = 2 << 20;
     let first = start.next_multiple_of(PAGE);
@@ -92,5 +92,5 @@ pub(crate) fn advise_huge_pages(start: usize, bytes: usize) {
     }
 }
 
-#[cfg(all(feature = "llama", not(target_os = "linux")))]
+#[cfg(not(target_os = "linux"))]
 pub(crate) fn advise_huge_pages(_start: usize, _bytes: usize) {}
