@@ -7,6 +7,11 @@ use super::element::{Element, Float, with_element};
 use super::math::{erf_of_mlx, sigmoid, tanh};
 use super::simd::{F32x16, Kernel, LANES};
 use super::{Machine, Shared};
+mod affine;
+mod table;
+
+pub use affine::{AffineShape, affine};
+use table::table;
 
 /// What is applied to each element.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -72,33 +77,75 @@ pub(super) fn gelu_tanh<V: F32x16, T: Float>(x: V) -> V {
     T::round(T::round(V::splat(0.5) * x) * outer)
 }
 
+/// A function of one element.
+trait Function: Sync {
+    /// Which table holds it for types of sixteen bits, if that is quicker than to compute it.
+    const TABLE: Option<usize>;
+    fn of<V: F32x16, T: Float>(x: V) -> V;
+}
+
 /// A function of two elements, the second of which it may ignore.
 trait Map: Sync {
     fn of<V: F32x16, T: Float>(a: V, b: V) -> V;
 }
 
-macro_rules! maps {
-    ($($name:ident: $a:ident, $b:pat => $call:expr;)*) => {$(
-        struct $name;
-        impl Map for $name {
+struct Relu;
+struct Gelu;
+struct GeluTanh;
+struct Silu;
+
+macro_rules! functions {
+    ($($name:ident, $table:expr, $x:ident => $call:expr;)*) => {$(
+        impl Function for $name {
+            const TABLE: Option<usize> = $table;
             #[inline(always)]
-            fn of<V: F32x16, T: Float>($a: V, $b: V) -> V {
+            fn of<V: F32x16, T: Float>($x: V) -> V {
                 $call
             }
         }
     )*};
 }
 
-maps! {
-    Relu: a, _ => relu(a);
-    Gelu: a, _ => gelu::<V, T>(a);
-    GeluTanh: a, _ => gelu_tanh::<V, T>(a);
-    Silu: a, _ => silu::<V, T>(a);
-    Swiglu: a, b => silu::<V, T>(a) * b;
-    Geglu: a, b => gelu::<V, T>(a) * b;
-    GegluTanh: a, b => gelu_tanh::<V, T>(a) * b;
-    AddRelu: a, b => relu(T::round(a + b));
-    MulRelu: a, b => relu(T::round(a * b));
+functions! {
+    Relu, None, x => relu(x);
+    Gelu, Some(0), x => gelu::<V, T>(x);
+    GeluTanh, Some(1), x => gelu_tanh::<V, T>(x);
+    Silu, Some(2), x => silu::<V, T>(x);
+}
+
+/// The function of the first element.
+struct Alone<F>(PhantomData<F>);
+/// The function of the first, times the second.
+struct Gated<F>(PhantomData<F>);
+struct AddRelu;
+struct MulRelu;
+
+impl<F: Function> Map for Alone<F> {
+    #[inline(always)]
+    fn of<V: F32x16, T: Float>(a: V, _: V) -> V {
+        F::of::<V, T>(a)
+    }
+}
+
+impl<F: Function> Map for Gated<F> {
+    #[inline(always)]
+    fn of<V: F32x16, T: Float>(a: V, b: V) -> V {
+        F::of::<V, T>(a) * b
+    }
+}
+
+impl Map for AddRelu {
+    #[inline(always)]
+    fn of<V: F32x16, T: Float>(a: V, b: V) -> V {
+        relu(T::round(a + b))
+    }
+}
+
+impl Map for MulRelu {
+    #[inline(always)]
+    fn of<V: F32x16, T: Float>(a: V, b: V) -> V {
+        relu(T::round(a * b))
+    }
 }
 
 /// # Safety
@@ -146,10 +193,10 @@ unsafe fn activation_on<T: Float>(
     // SAFETY: the caller's contract.
     unsafe {
         match kind {
-            Activation::Relu => map::<T, Relu>(machine, x, x, out, size, 1),
-            Activation::Gelu => map::<T, Gelu>(machine, x, x, out, size, 4),
-            Activation::GeluTanh => map::<T, GeluTanh>(machine, x, x, out, size, 4),
-            Activation::Silu => map::<T, Silu>(machine, x, x, out, size, 2),
+            Activation::Relu => alone::<T, Relu>(machine, x, out, size, 1),
+            Activation::Gelu => alone::<T, Gelu>(machine, x, out, size, 4),
+            Activation::GeluTanh => alone::<T, GeluTanh>(machine, x, out, size, 4),
+            Activation::Silu => alone::<T, Silu>(machine, x, out, size, 2),
         }
     }
 }
@@ -165,13 +212,55 @@ unsafe fn combination_on<T: Float>(
     // SAFETY: the caller's contract.
     unsafe {
         match kind {
-            Combination::Swiglu => map::<T, Swiglu>(machine, a, b, out, size, 3),
-            Combination::Geglu => map::<T, Geglu>(machine, a, b, out, size, 5),
-            Combination::GegluTanh => map::<T, GegluTanh>(machine, a, b, out, size, 5),
+            Combination::Swiglu => gated::<T, Silu>(machine, a, b, out, size, 3),
+            Combination::Geglu => gated::<T, Gelu>(machine, a, b, out, size, 5),
+            Combination::GegluTanh => gated::<T, GeluTanh>(machine, a, b, out, size, 5),
             Combination::AddRelu => map::<T, AddRelu>(machine, a, b, out, size, 1),
             Combination::MulRelu => map::<T, MulRelu>(machine, a, b, out, size, 1),
         }
     }
+}
+
+unsafe fn alone<T: Float, F: Function>(
+    machine: Machine,
+    x: *const T,
+    out: *mut T,
+    size: usize,
+    work: usize,
+) {
+    let Some(table) = table::<T, F>(machine, size) else {
+        // SAFETY: the caller's contract.
+        return unsafe { map::<T, Alone<F>>(machine, x, x, out, size, work) };
+    };
+    let (x, out) = (Shared(x.cast_mut()), Shared(out));
+    machine.pool.for_each(size.div_ceil(BLOCK), BLOCK, &|blocks| {
+        let (start, end) = (blocks.start * BLOCK, size.min(blocks.end * BLOCK));
+        // SAFETY: the caller's contract; the ranges are disjoint, and T has sixteen bits.
+        unsafe {
+            let (x, out) = (x.get().add(start), out.get().add(start));
+            table::map(table, x.cast(), out.cast(), end - start);
+        }
+    });
+}
+
+unsafe fn gated<T: Float, F: Function>(
+    machine: Machine,
+    a: *const T,
+    b: *const T,
+    out: *mut T,
+    size: usize,
+    work: usize,
+) {
+    let Some(table) = table::<T, F>(machine, size) else {
+        // SAFETY: the caller's contract.
+        return unsafe { map::<T, Gated<F>>(machine, a, b, out, size, work) };
+    };
+    let (a, b, out) = (Shared(a.cast_mut()), Shared(b.cast_mut()), Shared(out));
+    machine.pool.for_each(size.div_ceil(BLOCK), BLOCK, &|blocks| {
+        let range = blocks.start * BLOCK..size.min(blocks.end * BLOCK);
+        // SAFETY: the caller's contract; the ranges are disjoint, and T has sixteen bits.
+        unsafe { table::gated::<T>(machine, table, [a.get(), b.get()], out.get(), range) }
+    });
 }
 
 /// Elements that one item of a job stands for.
@@ -224,126 +313,6 @@ impl<T: Float, M: Map> Kernel for Mapped<T, M> {
             }
         }
     }
-}
-
-/// The extents of [`affine`]; scale and shift have one column or all of them.
-#[derive(Clone, Copy, Debug)]
-pub struct AffineShape {
-    pub rows: usize,
-    pub columns: usize,
-    pub scale_columns: usize,
-    pub shift_columns: usize,
-}
-
-/// `x * scale + shift`, the product rounded first.
-///
-/// # Safety
-/// `x` and `out` hold `rows * columns` elements, `scale` and `shift` what the shape says, aligned
-/// to the element. `out` is `x` itself or overlaps nothing.
-pub unsafe fn affine(
-    element: Element,
-    x: *const u8,
-    scale: *const u8,
-    shift: *const u8,
-    out: *mut u8,
-    shape: &AffineShape,
-) {
-    let machine = Machine::current();
-    // SAFETY: the caller's contract, and the machine is this one.
-    with_element!(element, T => unsafe {
-        affine_on::<T>(machine, x.cast(), scale.cast(), shift.cast(), out.cast(), shape)
-    })
-}
-
-unsafe fn affine_on<T: Float>(
-    machine: Machine,
-    x: *const T,
-    scale: *const T,
-    shift: *const T,
-    out: *mut T,
-    shape: &AffineShape,
-) {
-    let mut shape = *shape;
-    if shape.scale_columns == 1 && shape.shift_columns == 1 {
-        // Rows mean nothing then; of a fair size they make good items.
-        let size = shape.rows * shape.columns;
-        (shape.rows, shape.columns) = (size.div_ceil(BLOCK), BLOCK);
-        let (x, out) = (Shared(x.cast_mut()), Shared(out));
-        let (scale, shift) = (Shared(scale.cast_mut()), Shared(shift.cast_mut()));
-        machine.pool.for_each(shape.rows, BLOCK, &|rows| {
-            let flat = rows.start * BLOCK..size.min(rows.end * BLOCK);
-            let count = flat.len();
-            // SAFETY: the range lies within the buffers; the ranges are disjoint.
-            unsafe {
-                let (x, out) = (x.get().add(flat.start), out.get().add(flat.start));
-                let one = AffineShape { rows: 1, columns: count, ..shape };
-                let (scale, shift) = (scale.get(), shift.get());
-                machine.level.run(Affine { x, scale, shift, out, rows: 0..1, shape: one });
-            }
-        });
-        return;
-    }
-    let (x, out) = (Shared(x.cast_mut()), Shared(out));
-    let (scale, shift) = (Shared(scale.cast_mut()), Shared(shift.cast_mut()));
-    machine.pool.for_each(shape.rows, shape.columns, &|rows| {
-        let (x, out) = (x.get(), out.get());
-        let kernel = Affine { x, scale: scale.get(), shift: shift.get(), out, rows, shape };
-        // SAFETY: the caller's contract; the ranges of rows are disjoint.
-        unsafe { machine.level.run(kernel) }
-    });
-}
-
-struct Affine<T> {
-    x: *const T,
-    scale: *const T,
-    shift: *const T,
-    out: *mut T,
-    rows: Range<usize>,
-    shape: AffineShape,
-}
-
-impl<T: Float> Kernel for Affine<T> {
-    #[inline(always)]
-    unsafe fn run<V: F32x16>(self) {
-        let columns = self.shape.columns;
-        for row in self.rows.clone() {
-            for at in (0..columns).step_by(LANES) {
-                let count = LANES.min(columns - at);
-                // SAFETY: within the row, and the read comes before the write to its place.
-                unsafe {
-                    let x: V = part::<V, T>(self.x.add(row * columns + at), count);
-                    let scale = self.factor::<V>(self.scale, self.shape.scale_columns, at, count);
-                    let shift = self.factor::<V>(self.shift, self.shape.shift_columns, at, count);
-                    let y = T::round(x * scale) + shift;
-                    let to = self.out.add(row * columns + at);
-                    if count == LANES { T::store(y, to) } else { T::store_first(y, to, count) }
-                }
-            }
-        }
-    }
-}
-
-impl<T: Float> Affine<T> {
-    #[inline(always)]
-    unsafe fn factor<V: F32x16>(&self, of: *const T, columns: usize, at: usize, count: usize) -> V {
-        // SAFETY: one element, or as many as the row has.
-        unsafe {
-            if columns == 1 {
-                let mut first = [0.0; LANES];
-                T::load_first::<V>(of, 1).store(first.as_mut_ptr());
-                return V::splat(first[0]);
-            }
-            part::<V, T>(of.add(at), count)
-        }
-    }
-}
-
-/// # Safety
-/// `count <= 16` elements are readable.
-#[inline(always)]
-unsafe fn part<V: F32x16, T: Float>(from: *const T, count: usize) -> V {
-    // SAFETY: the caller's contract.
-    unsafe { if count == LANES { T::load(from) } else { T::load_first(from, count) } }
 }
 
 #[cfg(test)]

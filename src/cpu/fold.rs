@@ -1,7 +1,10 @@
 //! How a row becomes one number: four chains of blocks, then a tree, on every level alike.
 
 use super::element::Float;
-use super::simd::{F32x16, LANES};
+use super::simd::{F32x16, LANES, prefetch};
+
+/// How far ahead of the loads memory is asked for.
+const AHEAD: usize = 4096;
 
 /// What is done with each block of a row. The methods are inlined into the kernel's loop.
 pub trait Fold: Copy {
@@ -89,6 +92,10 @@ pub unsafe fn fold_row<V: F32x16, T: Float, F: Fold>(fold: F, x: *const T, axis:
     // SAFETY: every access is within the row.
     unsafe {
         while i + 4 * LANES <= axis {
+            prefetch(
+                x.wrapping_add(i).cast::<u8>().wrapping_add(AHEAD),
+                4 * LANES * size_of::<T>(),
+            );
             for (block, chain) in chains.iter_mut().enumerate() {
                 *chain = fold.step(*chain, T::load::<V>(x.add(i + block * LANES)));
             }

@@ -5,7 +5,7 @@
 use std::ops::Range;
 
 use super::element::{Element, Float, with_element};
-use super::simd::{F32x16, Kernel, LANES};
+use super::simd::{F32x16, Kernel, LANES, prefetch_block};
 use super::softmax::{exponential, scale_kept};
 use super::{Machine, Shared};
 
@@ -164,11 +164,12 @@ impl<T: Float> MaskedSoftmax<'_, T> {
                 } else {
                     heap.as_mut_ptr()
                 };
-                let mut max = scores.max::<V>();
+                let mut max = scores.keep::<V>(kept);
                 if hidden > 0 {
                     max = if T::LOWEST > max { T::LOWEST } else { max };
                 }
-                let mut sum = scores.exponentials::<V>(V::splat(max), kept);
+                let next = scores.x.wrapping_add(keys);
+                let mut sum = exponentials::<V, T>(kept, seen.len(), V::splat(max), next);
                 let lowest = one(exponential::<V, T>(V::splat(T::LOWEST - max)));
                 if hidden > 0 {
                     sum += hidden as f32 * lowest;
@@ -210,7 +211,7 @@ unsafe fn fill<V: F32x16, T: Float>(out: *mut T, count: usize, value: V) {
     }
 }
 
-/// The scores that one query sees, computed anew wherever they are needed.
+/// The scores that one query sees.
 struct Scores<T, M, const SCALED: bool> {
     x: *const T,
     mask: M,
@@ -239,54 +240,64 @@ impl<T: Float, M: RowMask<T>, const SCALED: bool> Scores<T, M, SCALED> {
         }
     }
 
-    /// The largest score. A NaN may be passed over: its exponential spoils the sum instead.
+    /// Keeps the scores at `kept`, which may be where `x` is, and returns the largest. A NaN may be
+    /// passed over: its exponential spoils the sum instead.
     #[inline(always)]
-    unsafe fn max<V: F32x16>(&self) -> f32 {
+    unsafe fn keep<V: F32x16>(&self, kept: *mut f32) -> f32 {
         let mut max = [V::splat(f32::NEG_INFINITY); 4];
         let mut i = 0;
-        // SAFETY: every access is within the row.
+        // SAFETY: every access is within the row, and reads come before the write to their place.
         unsafe {
             while i + 4 * LANES <= self.count {
                 for (block, max) in max.iter_mut().enumerate() {
-                    *max = self.block::<V>(i + block * LANES, LANES).max(*max);
+                    let lanes = self.block::<V>(i + block * LANES, LANES);
+                    lanes.store(kept.add(i + block * LANES));
+                    *max = lanes.max(*max);
                 }
                 i += 4 * LANES;
             }
-            while i + LANES <= self.count {
-                max[0] = self.block::<V>(i, LANES).max(max[0]);
+            while i < self.count {
+                let count = LANES.min(self.count - i);
+                let lanes = self.block::<V>(i, count);
+                lanes.store_first(kept.add(i), count);
+                max[0] = lanes.keep_first(count, f32::NEG_INFINITY).max(max[0]);
                 i += LANES;
-            }
-            if i < self.count {
-                let count = self.count - i;
-                let lanes = self.block::<V>(i, count).keep_first(count, f32::NEG_INFINITY);
-                max[1] = lanes.max(max[1]);
             }
         }
         max[0].max(max[1]).max(max[2].max(max[3])).reduce_max()
     }
+}
 
-    /// Keeps `exp(score - max)` at `kept`, which may be where `x` is, and returns the sum.
-    #[inline(always)]
-    unsafe fn exponentials<V: F32x16>(&self, max: V, kept: *mut f32) -> f32 {
-        let mut sum = V::splat(0.0);
-        let mut i = 0;
-        // SAFETY: every access is within the row, and reads come before the write to their place.
-        unsafe {
-            while i + LANES <= self.count {
-                let lanes = exponential::<V, T>(self.block::<V>(i, LANES) - max);
-                lanes.store(kept.add(i));
-                sum = sum + lanes;
-                i += LANES;
-            }
-            if i < self.count {
-                let count = self.count - i;
-                let lanes = exponential::<V, T>(self.block::<V>(i, count) - max);
-                lanes.store_first(kept.add(i), count);
-                sum = sum + lanes.keep_first(count, 0.0);
-            }
+/// `exp(score - max)` in the scores' place, and their sum. Asks for `next` on the way.
+///
+/// # Safety
+/// `kept` holds `count` floats.
+#[inline(always)]
+unsafe fn exponentials<V: F32x16, T: Float>(
+    kept: *mut f32,
+    count: usize,
+    max: V,
+    next: *const T,
+) -> f32 {
+    let mut sum = V::splat(0.0);
+    let mut i = 0;
+    // SAFETY: every access is within the floats.
+    unsafe {
+        while i + LANES <= count {
+            prefetch_block(next.wrapping_add(i));
+            let lanes = exponential::<V, T>(V::load(kept.add(i)) - max);
+            lanes.store(kept.add(i));
+            sum = sum + lanes;
+            i += LANES;
         }
-        sum.reduce_add()
+        if i < count {
+            let tail = count - i;
+            let lanes = exponential::<V, T>(V::load_first(kept.add(i), tail) - max);
+            lanes.store_first(kept.add(i), tail);
+            sum = sum + lanes.keep_first(tail, 0.0);
+        }
     }
+    sum.reduce_add()
 }
 
 struct Grad<'a, T> {

@@ -6,11 +6,16 @@ use super::element::{Element, Float, with_element};
 use super::rope::{
     COLUMNS, Frequencies, RopeShape, TABLE, Table, Tile, rotate_halves, rotate_pairs,
 };
-use super::simd::{F32x16, Kernel, LANES};
+use super::simd::{F32x16, Kernel, LANES, prefetch};
 use super::{Machine, Shared, parallel_copy};
 
 /// Positions that the query area of a state has room for.
 pub const QUERY_POSITIONS: usize = 8;
+
+/// Positions whose vectors of one head are written one after the other, as they lie in the state.
+const RUN: usize = 8;
+/// Heads ahead of the one that turns, whose vectors are asked for.
+const AHEAD: usize = 4;
 
 /// A state is `[batch, rows, head_dim]`: rows for the queries of 8 positions, then the keys and
 /// then the values of `capacity` positions for each head.
@@ -162,16 +167,22 @@ impl<T: Float> Kernel for Append<'_, T> {
             // before it is read, and every row lies within its buffer.
             unsafe {
                 self.turns.fill::<V>(&mut table, block.clone(), stride);
-                for (line, time) in self.turns.positions.clone().enumerate() {
-                    let cos = table.cos.as_ptr().cast::<f32>().add(line * stride);
-                    let sin = table.sin.as_ptr().cast::<f32>().add(line * stride);
+                let first = self.turns.positions.start;
+                for times in self.turns.positions.clone().step_by(RUN) {
+                    let times = times..self.turns.positions.end.min(times + RUN);
                     for head in shape.first_head()..last_turned {
-                        let Some((from, to)) = self.vectors(head, time) else { continue };
-                        let from = self.scaled::<V>(from, to, start == 0);
-                        if shape.traditional {
-                            rotate_pairs::<V, T>(from, to, block.clone(), cos, sin);
-                        } else {
-                            rotate_halves::<V, T>(from, to, block.clone(), columns, cos, sin);
+                        for time in times.clone() {
+                            let line = (time - first) * stride;
+                            let cos = table.cos.as_ptr().cast::<f32>().add(line);
+                            let sin = table.sin.as_ptr().cast::<f32>().add(line);
+                            let Some((from, to)) = self.vectors(head, time) else { continue };
+                            self.ask(from);
+                            let from = self.scaled::<V>(from, to, start == 0);
+                            if shape.traditional {
+                                rotate_pairs::<V, T>(from, to, block.clone(), cos, sin);
+                            } else {
+                                rotate_halves::<V, T>(from, to, block.clone(), columns, cos, sin);
+                            }
                         }
                     }
                 }
@@ -205,6 +216,13 @@ impl<T: Float> Append<'_, T> {
         unsafe { Some((self.qkv.add(from), self.out.add(row * shape.head_dim))) }
     }
 
+    /// Asks for the vector of a later head.
+    #[inline(always)]
+    fn ask(&self, from: *const T) {
+        let later = from.wrapping_add(AHEAD * self.shape.head_dim);
+        prefetch(later.cast(), self.shape.head_dim * size_of::<T>());
+    }
+
     /// Where to turn from: `from`, or `to` once it has the features times the multiplier.
     #[inline(always)]
     unsafe fn scaled<V: F32x16>(&self, from: *const T, to: *mut T, first: bool) -> *const T {
@@ -231,12 +249,15 @@ impl<T: Float> Append<'_, T> {
         if count == 0 {
             return;
         }
-        for time in self.turns.positions.clone() {
+        for times in self.turns.positions.clone().step_by(RUN) {
+            let times = times..self.turns.positions.end.min(times + RUN);
             for head in heads.clone() {
-                // SAFETY: within the vectors; the buffers do not overlap.
-                unsafe {
-                    if let Some((from, to)) = self.vectors(head, time) {
-                        std::ptr::copy_nonoverlapping(from.add(first), to.add(first), count);
+                for time in times.clone() {
+                    // SAFETY: within the vectors; the buffers do not overlap.
+                    unsafe {
+                        if let Some((from, to)) = self.vectors(head, time) {
+                            std::ptr::copy_nonoverlapping(from.add(first), to.add(first), count);
+                        }
                     }
                 }
             }

@@ -157,6 +157,29 @@ fn platforms_are_chosen_by_files_not_by_the_preprocessor() -> Checked {
 }
 
 #[test]
+fn closures_hold_no_lanes() -> Checked {
+    // Those of vectors without features of their own, or with what every machine has.
+    let free = ["scalar.rs", "neon.rs"];
+    let lanes = ["V::", "T::", "E::", "Self::load", "_mm", ".0)"];
+    for path in files("src/cpu", &["rs"])? {
+        if free.iter().any(|file| path.ends_with(file)) {
+            continue;
+        }
+        let text = fs::read_to_string(&path)?;
+        let library: String = library_lines(&text).map(|(_, line)| format!("{line}\n")).collect();
+        for start in ["from_fn(", ".map(Self::", ".map(|block|", ".map(|row|", ".map(|lanes|"] {
+            for (at, _) in library.match_indices(start) {
+                let closure = library[at..].split(';').next().unwrap_or_default();
+                let found = lanes.iter().find(|word| closure.contains(**word));
+                let file = show(&path);
+                assert!(found.is_none(), "{file}: {closure}: not inlined, it has no features");
+            }
+        }
+    }
+    Ok(())
+}
+
+#[test]
 fn files_are_short() -> Checked {
     for dir in ["src", "cpp", "metal", "tests"] {
         for path in files(dir, &["rs", "cpp", "h", "metal"])? {

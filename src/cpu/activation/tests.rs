@@ -1,3 +1,4 @@
+use super::affine::affine_on;
 use super::*;
 use crate::cpu::element::{Bf16, F16};
 use crate::cpu::testing::*;
@@ -111,6 +112,30 @@ fn sizes_in_f16() {
 #[test]
 fn sizes_in_bf16() {
     sizes::<Bf16>();
+}
+
+/// Long arrays of sixteen-bit types go by tables: each pattern comes out as in a short array.
+fn tables<T: Sample>(of: fn(u16) -> T) {
+    const SHORT: usize = 4096;
+    let a: Vec<T> = (0..=u16::MAX).chain(0..17).map(of).collect();
+    let b = values::<T>(a.len(), 3.0);
+    for machine in machines() {
+        for (kind, _) in KINDS {
+            let short: Vec<T> = a.chunks(SHORT).flat_map(|a| one(machine, kind, a)).collect();
+            assert_same(&one(machine, kind, &a), &short, &format!("{kind:?}"));
+        }
+        for kind in COMBINATIONS {
+            let pairs = a.chunks(SHORT).zip(b.chunks(SHORT));
+            let short: Vec<T> = pairs.flat_map(|(a, b)| two(machine, kind, a, b)).collect();
+            assert_same(&two(machine, kind, &a, &b), &short, &format!("{kind:?}"));
+        }
+    }
+}
+
+#[test]
+fn tables_of_sixteen_bits() {
+    tables(F16);
+    tables(Bf16);
 }
 
 #[test]

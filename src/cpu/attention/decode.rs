@@ -3,12 +3,14 @@
 
 use std::ops::Range;
 
+use super::coded;
 use super::combine::Combine;
+use super::plain;
 use super::scores::{exponential, factor};
 use super::source::{Rows, load_query};
 use super::{Attention, DECODE_ROWS, MASKED, MAX_DIM, Mask, TILE, with_scratch};
 use crate::cpu::element::Float;
-use crate::cpu::simd::{F32x16, Kernel, LANES, prefetch};
+use crate::cpu::simd::{F32x16, Kernel, LANES};
 use crate::cpu::{Machine, Shared};
 
 /// Keys of a chunk: enough to hide its overhead, few enough to share a long cache evenly.
@@ -139,13 +141,78 @@ impl<T: Float> Chunks<'_, T> {
             let keys = call.k.rows::<T>(place.0, place.1);
             let values = call.v.rows::<T>(place.0, place.1);
             let (Some(keys), Some(values)) = (keys, values) else {
-                return self.staged::<V>(place, first..end, q, scores, &state);
+                let coded = (call.k.coded::<T>(place, 0), call.v.coded::<T>(place, 0));
+                return match coded {
+                    (Some((_, 4)), Some((_, 4))) => {
+                        self.coded::<V, 4>(place, first..end, q, scores, &state)
+                    }
+                    (Some((_, 8)), Some((_, 8))) => {
+                        self.coded::<V, 8>(place, first..end, q, scores, &state)
+                    }
+                    _ => self.staged::<V>(place, first..end, q, scores, &state),
+                };
             };
             for at in (first..end).step_by(TILE) {
                 let count = TILE.min(end - at);
                 let k = Rows { data: keys.at(at), stride: keys.stride };
                 let v = Rows { data: values.at(at), stride: values.stride };
                 self.tile::<V, T>(&k, &v, place, (at, count), q, scores, &state);
+            }
+        }
+    }
+
+    /// As `chunk`, of keys and values of `BITS`-bit codes.
+    #[inline(always)]
+    unsafe fn coded<V: F32x16, const BITS: usize>(
+        &self,
+        place: (usize, usize),
+        range: Range<usize>,
+        q: *const f32,
+        scores: *mut f32,
+        state: &State,
+    ) {
+        let (call, rows, pitch) = (self.call, self.call.rows(), self.split.pitch);
+        let mut q_sums = [0.0f32; DECODE_ROWS * coded::GROUPS];
+        for at in range.clone().step_by(TILE) {
+            let count = TILE.min(range.end - at);
+            let keys = call.k.coded::<T>(place, at);
+            let values = call.v.coded::<T>(place, at);
+            let (Some((k, _)), Some((v, _))) = (keys, values) else { return };
+            // SAFETY: the caller's contract.
+            unsafe {
+                let mut row = 0;
+                while row < rows {
+                    let sums = q_sums.as_mut_ptr().add(row * coded::GROUPS);
+                    if at == range.start {
+                        for i in row..rows.min(row + 4) {
+                            let sums = sums.add((i - row) * coded::GROUPS);
+                            coded::sums::<V>(q.add(i * pitch), call.dim, k.group, sums);
+                        }
+                    }
+                    let (q, to, dim) =
+                        ((q.add(row * pitch), pitch), scores.add(row * TILE), call.dim);
+                    row += match rows - row {
+                        4.. => coded::scores::<V, T, BITS, 4, 4>([&k, &v], count, dim, q, sums, to),
+                        2 | 3 => {
+                            coded::scores::<V, T, BITS, 2, 8>([&k, &v], count, dim, q, sums, to)
+                        }
+                        _ => coded::scores::<V, T, BITS, 1, 16>([&k, &v], count, dim, q, sums, to),
+                    };
+                }
+                self.weigh::<V>(place, (at, count), scores, state);
+                let mut row = 0;
+                while row < rows {
+                    let (p, out) = (scores.add(row * TILE), (state.out.add(row * pitch), pitch));
+                    row += match rows - row {
+                        4.. => {
+                            coded::add_values::<V, T, BITS, 4>([&k, &v], count, call.dim, p, out)
+                        }
+                        2 | 3 => {
+                            coded::add_values::<V, T, BITS, 2>([&k, &v], count, call.dim, p, out)
+                        }
+                        _ => coded::add_values::<V, T, BITS, 1>([&k, &v], count, call.dim, p, out),
+                    };
+                }
             }
         }
     }
@@ -184,9 +251,44 @@ impl<T: Float> Chunks<'_, T> {
         &self,
         k: &Rows<E>,
         v: &Rows<E>,
-        (batch, kv_head): (usize, usize),
+        place: (usize, usize),
         (first, count): (usize, usize),
         q: *const f32,
+        scores: *mut f32,
+        state: &State,
+    ) {
+        let (call, rows, pitch) = (self.call, self.call.rows(), self.split.pitch);
+        // SAFETY: the caller's contract; a row has `TILE` scores.
+        unsafe {
+            let mut row = 0;
+            while row < rows {
+                let (q, scores) = (q.add(row * pitch), scores.add(row * TILE));
+                row += match rows - row {
+                    4.. => plain::scores::<V, E, 4, 4>(k, v, count, call.dim, q, pitch, scores),
+                    2 | 3 => plain::scores::<V, E, 2, 8>(k, v, count, call.dim, q, pitch, scores),
+                    _ => plain::scores::<V, E, 1, 16>(k, v, count, call.dim, q, pitch, scores),
+                };
+            }
+            self.weigh::<V>(place, (first, count), scores, state);
+            let mut row = 0;
+            while row < rows {
+                let (p, out) = (scores.add(row * TILE), state.out.add(row * pitch));
+                row += match rows - row {
+                    4.. => plain::add_values::<V, E, 4>(k, v, count, call.dim, p, out, pitch),
+                    2 | 3 => plain::add_values::<V, E, 2>(k, v, count, call.dim, p, out, pitch),
+                    _ => plain::add_values::<V, E, 1>(k, v, count, call.dim, p, out, pitch),
+                };
+            }
+        }
+    }
+
+    /// Scores of keys `first..first + count` become weights; maxima and sums follow, and outputs where a
+    /// maximum has grown.
+    #[inline(always)]
+    unsafe fn weigh<V: F32x16>(
+        &self,
+        (batch, kv_head): (usize, usize),
+        (first, count): (usize, usize),
         scores: *mut f32,
         state: &State,
     ) {
@@ -194,15 +296,6 @@ impl<T: Float> Chunks<'_, T> {
         let blocks = count.div_ceil(LANES);
         // SAFETY: the caller's contract; a row has `TILE` scores.
         unsafe {
-            let mut row = 0;
-            while row < rows {
-                let (q, scores) = (q.add(row * pitch), scores.add(row * TILE));
-                row += match rows - row {
-                    4.. => scores_of::<V, E, 4, 4>(k, v, count, call.dim, q, pitch, scores),
-                    2 | 3 => scores_of::<V, E, 2, 8>(k, v, count, call.dim, q, pitch, scores),
-                    _ => scores_of::<V, E, 1, 16>(k, v, count, call.dim, q, pitch, scores),
-                };
-            }
             for row in 0..rows {
                 let scores = scores.add(row * TILE);
                 let (head, query) = call.place(kv_head, row);
@@ -236,141 +329,6 @@ impl<T: Float> Chunks<'_, T> {
                     *max = largest;
                 }
                 *sum = before + total.reduce_add();
-            }
-            let mut row = 0;
-            while row < rows {
-                let (p, out) = (scores.add(row * TILE), state.out.add(row * pitch));
-                row += match rows - row {
-                    4.. => add_values::<V, E, 4>(k, v, count, call.dim, p, out, pitch),
-                    2 | 3 => add_values::<V, E, 2>(k, v, count, call.dim, p, out, pitch),
-                    _ => add_values::<V, E, 1>(k, v, count, call.dim, p, out, pitch),
-                };
-            }
-        }
-    }
-}
-
-/// Scores of `R` rows with `count` keys, `K` at a time, sixteen sums in all; returns `R`.
-/// Asks for the values on the way, which are wanted next.
-#[inline(always)]
-unsafe fn scores_of<V: F32x16, E: Float, const R: usize, const K: usize>(
-    k: &Rows<E>,
-    v: &Rows<E>,
-    count: usize,
-    dim: usize,
-    q: *const f32,
-    pitch: usize,
-    scores: *mut f32,
-) -> usize {
-    let bytes = dim * size_of::<E>();
-    for at in (0..count).step_by(K) {
-        // Past the last key the last one again: its score is not used.
-        let keys: [*const E; K] = std::array::from_fn(|i| k.at((at + i).min(count - 1)));
-        for i in at..count.min(at + K) {
-            prefetch(v.at(i).cast(), bytes);
-        }
-        let mut sums = [V::splat(0.0); LANES];
-        let mut from = 0;
-        // SAFETY: the caller's contract; a row ends where its last block does.
-        unsafe {
-            while from + LANES <= dim {
-                for i in 0..K {
-                    let key: V = E::load(keys[i].add(from));
-                    for r in 0..R {
-                        let sum = &mut sums[r * K + i];
-                        *sum = V::load(q.add(r * pitch + from)).mul_add(key, *sum);
-                    }
-                }
-                from += LANES;
-            }
-            if from < dim {
-                for i in 0..K {
-                    let key: V = E::load_first(keys[i].add(from), dim - from);
-                    for r in 0..R {
-                        let sum = &mut sums[r * K + i];
-                        *sum = V::load(q.add(r * pitch + from)).mul_add(key, *sum);
-                    }
-                }
-            }
-            let mut all = [0.0f32; LANES];
-            V::reduce_add_each(sums).store(all.as_mut_ptr());
-            for r in 0..R {
-                // `TILE` is a multiple of `K`.
-                std::ptr::copy_nonoverlapping(
-                    all.as_ptr().add(r * K),
-                    scores.add(r * TILE + at),
-                    K,
-                );
-            }
-        }
-    }
-    R
-}
-
-/// Adds `count` weighted values to the outputs of `R` rows; returns `R`. Asks for the keys that
-/// follow those in `k`, which are wanted next.
-#[inline(always)]
-unsafe fn add_values<V: F32x16, E: Float, const R: usize>(
-    k: &Rows<E>,
-    v: &Rows<E>,
-    count: usize,
-    dim: usize,
-    p: *const f32,
-    out: *mut f32,
-    pitch: usize,
-) -> usize {
-    let mut from = 0;
-    // SAFETY: the caller's contract.
-    unsafe {
-        while from + 4 * LANES <= dim {
-            add_columns::<V, E, R, 4, false>(k, v, count, p, out, pitch, (from, 0));
-            from += 4 * LANES;
-        }
-        while from + LANES <= dim {
-            add_columns::<V, E, R, 1, false>(k, v, count, p, out, pitch, (from, 0));
-            from += LANES;
-        }
-        if from < dim {
-            add_columns::<V, E, R, 1, true>(k, v, count, p, out, pitch, (from, dim - from));
-        }
-    }
-    R
-}
-
-/// As `add_values`, of `N` blocks of features, or of the first few of one.
-#[inline(always)]
-unsafe fn add_columns<V: F32x16, E: Float, const R: usize, const N: usize, const PART: bool>(
-    k: &Rows<E>,
-    v: &Rows<E>,
-    count: usize,
-    p: *const f32,
-    out: *mut f32,
-    pitch: usize,
-    (from, part): (usize, usize),
-) {
-    // SAFETY: the caller's contract.
-    unsafe {
-        let at = |r: usize, n: usize| out.add(r * pitch + from + n * LANES);
-        let mut sums: [[V; N]; R] =
-            std::array::from_fn(|r| std::array::from_fn(|n| V::load(at(r, n))));
-        for key in 0..count {
-            let next = k.at(count + key).wrapping_add(from);
-            prefetch(next.cast(), N * LANES * size_of::<E>());
-            let row = v.at(key).add(from);
-            let values: [V; N] = std::array::from_fn(|n| {
-                let at = row.add(n * LANES);
-                if PART { E::load_first(at, part) } else { E::load(at) }
-            });
-            for (r, sums) in sums.iter_mut().enumerate() {
-                let weight = V::splat(*p.add(r * TILE + key));
-                for (sum, value) in sums.iter_mut().zip(values) {
-                    *sum = value.mul_add(weight, *sum);
-                }
-            }
-        }
-        for (r, sums) in sums.into_iter().enumerate() {
-            for (n, sum) in sums.into_iter().enumerate() {
-                sum.store(at(r, n));
             }
         }
     }

@@ -6,8 +6,10 @@
 //! all of them. Few rows go to [`decode`], which splits the keys; more to [`prefill`], which
 //! splits the rows. Neither holds more scores than a tile's.
 
+mod coded;
 mod combine;
 mod decode;
+mod plain;
 mod prefill;
 mod product;
 mod scores;

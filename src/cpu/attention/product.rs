@@ -59,17 +59,25 @@ unsafe fn tile<V: F32x16, const M: usize, const N: usize, const ADD: bool>(
     // SAFETY: the caller's contract.
     unsafe {
         let at = |m: usize, n: usize| to.add(m * pitch + n * LANES);
-        let mut sums: [[V; N]; M] = std::array::from_fn(|m| {
-            std::array::from_fn(|n| if ADD { V::load(at(m, n)) } else { V::splat(0.0) })
-        });
-        let rows: [*const f32; M] =
-            std::array::from_fn(|m| left.data.wrapping_offset(m as isize * left.row));
+        let mut sums = [[V::splat(0.0); N]; M];
+        let mut rows = [left.data; M];
+        for (m, (sums, row)) in sums.iter_mut().zip(rows.iter_mut()).enumerate() {
+            *row = left.data.wrapping_offset(m as isize * left.row);
+            for (n, sum) in sums.iter_mut().enumerate() {
+                if ADD {
+                    *sum = V::load(at(m, n));
+                }
+            }
+        }
         for k in 0..depth as isize {
             let from = right.data.wrapping_offset(k * right.pitch);
-            let blocks: [V; N] = std::array::from_fn(|n| V::load(from.wrapping_add(n * LANES)));
+            let mut blocks = [V::splat(0.0); N];
+            for (n, block) in blocks.iter_mut().enumerate() {
+                *block = V::load(from.wrapping_add(n * LANES));
+            }
             for (row, sums) in rows.iter().zip(sums.iter_mut()) {
                 let factor = V::splat(*row.wrapping_offset(k * left.depth));
-                for (sum, block) in sums.iter_mut().zip(blocks) {
+                for (sum, block) in sums.iter_mut().zip(&blocks) {
                     *sum = block.mul_add(factor, *sum);
                 }
             }

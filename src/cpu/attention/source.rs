@@ -1,5 +1,6 @@
 //! Rows of keys, values and queries as floats.
 
+use super::coded::codes;
 use super::{Source, View};
 use crate::cpu::element::Float;
 use crate::cpu::simd::{F32x16, LANES, prefetch};
@@ -33,6 +34,22 @@ impl Source {
         }
     }
 
+    /// The rows of a head from `first` on, and their bits, if they are codes in words that follow each
+    /// other.
+    #[inline(always)]
+    pub fn coded<T: Float>(
+        &self,
+        place: (usize, usize),
+        first: usize,
+    ) -> Option<(QuantizedRows<T>, usize)> {
+        match self {
+            Source::Quantized { packed, scales, biases, bits, group } if packed.strides[3] == 1 => {
+                Some((QuantizedRows::of([packed, scales, biases], *group, place, first), *bits))
+            }
+            _ => None,
+        }
+    }
+
     /// Rows `first..first + count` as floats, `pitch` apart: `dim` features, then zeros.
     ///
     /// # Safety
@@ -57,13 +74,8 @@ impl Source {
                     }
                 }
                 Source::Quantized { packed, scales, biases, bits, group } => {
-                    let rows = QuantizedRows::<T> {
-                        packed: Rows::of(packed, batch, head, first),
-                        scales: Rows::of(scales, batch, head, first),
-                        biases: Rows::of(biases, batch, head, first),
-                        steps: [packed.strides[3], scales.strides[3], biases.strides[3]],
-                        group: *group,
-                    };
+                    let parts = [packed, scales, biases];
+                    let rows = QuantizedRows::<T>::of(parts, *group, (batch, head), first);
                     match bits {
                         4 => rows.load::<V, 4>(count, dim, out, pitch),
                         _ => rows.load::<V, 8>(count, dim, out, pitch),
@@ -115,16 +127,32 @@ pub unsafe fn load_strided<V: F32x16, T: Float>(from: *const T, step: isize, cou
     unsafe { V::load(lanes.as_ptr()) }
 }
 
-struct QuantizedRows<T> {
-    packed: Rows<u32>,
-    scales: Rows<T>,
-    biases: Rows<T>,
+pub struct QuantizedRows<T> {
+    pub packed: Rows<u32>,
+    pub scales: Rows<T>,
+    pub biases: Rows<T>,
     /// From one word, scale and bias of a row to the next.
-    steps: [isize; 3],
-    group: usize,
+    pub steps: [isize; 3],
+    pub group: usize,
 }
 
 impl<T: Float> QuantizedRows<T> {
+    #[inline(always)]
+    fn of(
+        [packed, scales, biases]: [&View; 3],
+        group: usize,
+        (batch, head): (usize, usize),
+        first: usize,
+    ) -> Self {
+        Self {
+            packed: Rows::of(packed, batch, head, first),
+            scales: Rows::of(scales, batch, head, first),
+            biases: Rows::of(biases, batch, head, first),
+            steps: [packed.strides[3], scales.strides[3], biases.strides[3]],
+            group,
+        }
+    }
+
     /// # Safety
     /// The rows have `dim` features, a multiple of the group and that of 32; `out` has room.
     #[inline(always)]
@@ -152,13 +180,13 @@ impl<T: Float> QuantizedRows<T> {
                     for at in (first..first + self.group).step_by(LANES) {
                         let from = packed.wrapping_offset((at / LANES * words) as isize * step);
                         let codes: V = if step == 1 {
-                            codes::<V, BITS>(from)
+                            codes::<V, BITS>(from.cast())
                         } else {
                             let mut kept = [0u32; 4];
                             for (word, kept) in kept.iter_mut().enumerate().take(words) {
                                 *kept = *from.wrapping_offset(word as isize * step);
                             }
-                            codes::<V, BITS>(kept.as_ptr())
+                            codes::<V, BITS>(kept.as_ptr().cast())
                         };
                         codes.mul_add(scale, bias).store(to.add(at));
                     }
@@ -168,16 +196,6 @@ impl<T: Float> QuantizedRows<T> {
             }
         }
     }
-}
-
-/// Sixteen codes of consecutive words.
-///
-/// # Safety
-/// The words are readable.
-#[inline(always)]
-unsafe fn codes<V: F32x16, const BITS: usize>(words: *const u32) -> V {
-    // SAFETY: the caller's contract.
-    unsafe { if BITS == 4 { V::from_nibbles(words.cast()) } else { V::from_bytes(words.cast()) } }
 }
 
 /// A query row, scaled.

@@ -225,9 +225,10 @@ impl<A: Arithmetic, W: Weights<A>, E: Epilogue> Multiply<'_, A, W, E> {
                 let count = LANES.min(columns - j);
                 // SAFETY: within the block; rows and columns beyond it are not touched.
                 unsafe {
-                    let square = std::array::from_fn(|c| {
-                        V::load(sums.add((j + c.min(count - 1)) * BLOCK_ROWS + i))
-                    });
+                    let mut square = [V::splat(0.0); LANES];
+                    for (c, lanes) in square.iter_mut().enumerate() {
+                        *lanes = V::load(sums.add((j + c.min(count - 1)) * BLOCK_ROWS + i));
+                    }
                     let square = V::transpose(square);
                     for (r, lanes) in square.into_iter().enumerate().take(rows - i) {
                         self.epilogue.finish(lanes, row + i + r, column + j, count);
@@ -256,11 +257,14 @@ unsafe fn tile_sums<V: F32x16, A: Arithmetic, const ROWS: usize, const PANELS: u
             }
         }
         for at in 0..words {
-            let lanes: [V; PANELS] = std::array::from_fn(|p| V::load(x[p].add(at * LANES)));
+            let mut lanes = [V::splat(0.0); PANELS];
+            for (p, lanes) in lanes.iter_mut().enumerate() {
+                *lanes = V::load(x[p].add(at * LANES));
+            }
             for (r, total) in total.iter_mut().enumerate() {
                 let word = V::splat(*w.add(r * STRIDE + at));
-                for (total, lanes) in total.iter_mut().zip(lanes) {
-                    *total = A::step(*total, lanes, word);
+                for (total, lanes) in total.iter_mut().zip(&lanes) {
+                    *total = A::step(*total, *lanes, word);
                 }
             }
         }

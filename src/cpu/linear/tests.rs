@@ -79,12 +79,13 @@ fn reference<T: Sample>(case: &Case, x: &[T], w: &[T], extra: &[T]) -> (Vec<f64>
     (out, bound)
 }
 
-const SHAPES: [(usize, usize, usize); 14] = [
+const SHAPES: [(usize, usize, usize); 15] = [
     (1, 1, 1),
     (1, 37, 100),
     (2, 16, 31),
     (3, 5, 0),
     (4, 33, 257),
+    (5, 1100, 19),
     (7, 12, 64),
     (8, 50, 1030),
     (9, 24, 33),

@@ -144,6 +144,10 @@ impl Hidden {
     /// `count` bytes are readable at `at`.
     #[inline(always)]
     unsafe fn shown<V: F32x16>(self, at: usize, count: usize) -> V::Int {
+        if count == LANES {
+            // SAFETY: sixteen bytes are readable.
+            return unsafe { V::load_bytes(self.0.add(at)) };
+        }
         let mut wide = [0u16; LANES];
         // SAFETY: the caller's contract; `wide` holds sixteen.
         unsafe {

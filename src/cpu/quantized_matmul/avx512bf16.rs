@@ -173,7 +173,10 @@ impl<F: Format> Dots for Lookup<F> {
         let groups = row.axis / row.group;
         let shift = (row.group / F::PER_LANE).trailing_zeros();
         let mut packed = row.packed;
-        let mut x: [*const u16; M] = rows.map(|m| prepared.row(m));
+        let mut x: [*const u16; M] = [prepared.row(rows[0]); M];
+        for (x, m) in x.iter_mut().zip(rows) {
+            *x = prepared.row(m);
+        }
         // SAFETY: this machine has the instructions; the groups from `at` on are those of this
         // row, and so are their weights; prepared rows cover whole chunks, their sums whole vectors.
         unsafe {

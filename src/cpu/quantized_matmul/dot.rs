@@ -31,7 +31,10 @@ impl<T: Float, F: Format> Dots for Decode<T, F> {
         let shift = (row.group / F::PER_LANE).trailing_zeros();
         let lane_groups = lane_groups::<V>(shift);
         let mut packed = row.packed;
-        let mut x: [*const f32; M] = rows.map(|m| prepared.row(m));
+        let mut x: [*const f32; M] = [prepared.row(rows[0]); M];
+        for (x, m) in x.iter_mut().zip(rows) {
+            *x = prepared.row(m);
+        }
         let mut sums = [V::splat(0.0); M];
         let mut biases = [V::splat(0.0); M];
         for at in (0..groups).step_by(LANES) {
@@ -71,6 +74,10 @@ impl<T: Float, F: Format> Dots for Decode<T, F> {
                 }
             }
         }
-        std::array::from_fn(|m| sums[m].reduce_add() + biases[m].reduce_add())
+        let mut total = [0.0; M];
+        for m in 0..M {
+            total[m] = sums[m].reduce_add() + biases[m].reduce_add();
+        }
+        total
     }
 }

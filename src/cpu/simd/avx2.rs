@@ -5,6 +5,8 @@ use std::ops::{Add, Div, Mul, Sub};
 
 use super::{F32x16, LANES};
 
+mod tree;
+
 #[derive(Clone, Copy)]
 pub struct Avx2(__m256, __m256);
 
@@ -122,6 +124,14 @@ impl F32x16 for Avx2 {
         floats(both!(_mm256_max_ps(self, other)))
     }
     #[inline(always)]
+    fn max_or(self, other: Self) -> Self {
+        self.max(other)
+    }
+    #[inline(always)]
+    fn min(self, other: Self) -> Self {
+        floats(both!(_mm256_min_ps(self, other)))
+    }
+    #[inline(always)]
     fn abs(self) -> Self {
         let sign = Self::splat(-0.0);
         floats(both!(_mm256_andnot_ps(sign, self)))
@@ -153,29 +163,7 @@ impl F32x16 for Avx2 {
     }
     #[inline(always)]
     fn reduce_add_each(b: [Self; LANES]) -> Self {
-        // The tree of `reduce_add`: each node combines two blocks.
-        lanes!({
-            let halves = |a: Self| _mm256_add_ps(a.0, a.1);
-            let quarters = |a: Self, b: Self| {
-                let (a, b) = (halves(a), halves(b));
-                let low = _mm256_permute2f128_ps::<0x20>(a, b);
-                _mm256_add_ps(low, _mm256_permute2f128_ps::<0x31>(a, b))
-            };
-            let pairs = |a: __m256, b: __m256| {
-                let (a, b) = (_mm256_castps_pd(a), _mm256_castps_pd(b));
-                let low = _mm256_castpd_ps(_mm256_unpacklo_pd(a, b));
-                _mm256_add_ps(low, _mm256_castpd_ps(_mm256_unpackhi_pd(a, b)))
-            };
-            let ends = |a: __m256, b: __m256| {
-                let low = _mm256_shuffle_ps::<0x88>(a, b);
-                _mm256_add_ps(low, _mm256_shuffle_ps::<0xdd>(a, b))
-            };
-            let eight = |i: usize| {
-                let two = |j: usize| quarters(b[i + j], b[i + j + 4]);
-                ends(pairs(two(0), two(1)), pairs(two(2), two(3)))
-            };
-            Self(eight(0), eight(8))
-        })
+        lanes!(Self(tree::eight(&b, 0), tree::eight(&b, 8)))
     }
     #[inline(always)]
     fn any_above(self, limit: f32) -> bool {

@@ -1,13 +1,17 @@
 //! AVX-512 (F, BW, VL, DQ; perhaps BF16 and VNNI): a block is one register, tails are masked.
 
 use std::arch::x86_64::*;
+use std::mem::transmute;
 use std::ops::{Add, Div, Mul, Sub};
 
 use super::transpose::transpose;
 use super::{F32x16, LANES, dot_bf16_by_halves, dot_bytes_in_turn};
 
+mod whole;
+
 /// `BF16`: the machine has AVX512_BF16 and AVX512_VNNI too.
 #[derive(Clone, Copy)]
+#[repr(transparent)]
 pub struct Avx512<const BF16: bool>(__m512);
 
 /// An intrinsic call without memory access.
@@ -16,6 +20,13 @@ macro_rules! lanes {
         // SAFETY: this type is used only inside `Level::run` on a machine with AVX-512.
         unsafe { $call }
     };
+}
+
+/// Not by `map`: its closure would be compiled without the level's features, and not inlined.
+#[inline(always)]
+fn registers<const BF16: bool>(blocks: [Avx512<BF16>; LANES]) -> [__m512; LANES] {
+    // SAFETY: a block is transparent over its register.
+    unsafe { transmute::<[Avx512<BF16>; LANES], [__m512; LANES]>(blocks) }
 }
 
 fn first(count: usize) -> u16 {
@@ -120,7 +131,7 @@ impl<const BF16: bool> F32x16 for Avx512<BF16> {
     fn dot_bf16(self, a: __m512i, b: __m512i) -> Self {
         if BF16 {
             // SAFETY: only named for machines with AVX512_BF16; both types are 512 plain bits.
-            let pairs = |x| unsafe { std::mem::transmute::<__m512i, __m512bh>(x) };
+            let pairs = |x| unsafe { transmute::<__m512i, __m512bh>(x) };
             return Self(lanes!(_mm512_dpbf16_ps(self.0, pairs(a), pairs(b))));
         }
         dot_bf16_by_halves(self, a, b)
@@ -149,11 +160,19 @@ impl<const BF16: bool> F32x16 for Avx512<BF16> {
     }
     #[inline(always)]
     fn transpose(rows: [Self; LANES]) -> [Self; LANES] {
-        lanes!(transpose(rows.map(|row| row.0))).map(Self)
+        lanes!(transmute::<[__m512; LANES], [Self; LANES]>(transpose(registers(rows))))
     }
     #[inline(always)]
     fn max(self, other: Self) -> Self {
         Self(lanes!(_mm512_max_ps(self.0, other.0)))
+    }
+    #[inline(always)]
+    fn max_or(self, other: Self) -> Self {
+        self.max(other)
+    }
+    #[inline(always)]
+    fn min(self, other: Self) -> Self {
+        Self(lanes!(_mm512_min_ps(self.0, other.0)))
     }
     #[inline(always)]
     fn abs(self) -> Self {
@@ -178,30 +197,13 @@ impl<const BF16: bool> F32x16 for Avx512<BF16> {
         lanes!(_mm512_reduce_max_ps(self.0))
     }
     const BLOCKS: usize = 32;
-    /// The tree of `reduce_add`, for two blocks at each of its nodes.
     #[inline(always)]
-    fn reduce_add_each(b: [Self; LANES]) -> Self {
-        lanes!({
-            let halves = |a: Self, b: Self| {
-                let low = _mm512_shuffle_f32x4::<0x44>(a.0, b.0);
-                _mm512_add_ps(low, _mm512_shuffle_f32x4::<0xee>(a.0, b.0))
-            };
-            let quarters = |a: __m512, b: __m512| {
-                let low = _mm512_shuffle_f32x4::<0x88>(a, b);
-                _mm512_add_ps(low, _mm512_shuffle_f32x4::<0xdd>(a, b))
-            };
-            let pairs = |a: __m512, b: __m512| {
-                let (a, b) = (_mm512_castps_pd(a), _mm512_castps_pd(b));
-                let low = _mm512_castpd_ps(_mm512_unpacklo_pd(a, b));
-                _mm512_add_ps(low, _mm512_castpd_ps(_mm512_unpackhi_pd(a, b)))
-            };
-            let ends = |a: __m512, b: __m512| {
-                let low = _mm512_shuffle_ps::<0x88>(a, b);
-                _mm512_add_ps(low, _mm512_shuffle_ps::<0xdd>(a, b))
-            };
-            let four = |i: usize| quarters(halves(b[i], b[i + 4]), halves(b[i + 8], b[i + 12]));
-            Self(ends(pairs(four(0), four(1)), pairs(four(2), four(3))))
-        })
+    fn reduce_add_each(blocks: [Self; LANES]) -> Self {
+        Self(lanes!(whole::tree::<false>(registers(blocks))))
+    }
+    #[inline(always)]
+    fn reduce_max_each(blocks: [Self; LANES]) -> Self {
+        Self(lanes!(whole::tree::<true>(registers(blocks))))
     }
     #[inline(always)]
     unsafe fn from_bytes(from: *const u8) -> Self {
@@ -209,16 +211,12 @@ impl<const BF16: bool> F32x16 for Avx512<BF16> {
         let bytes = unsafe { _mm_loadu_si128(from.cast()) };
         Self(lanes!(_mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(bytes))))
     }
+    /// The permutation looks at the low four bits of each lane and no others.
     #[inline(always)]
     unsafe fn from_nibbles(from: *const u8) -> Self {
         // SAFETY: eight bytes are readable; no alignment is needed.
-        let pairs = unsafe { _mm_loadl_epi64(from.cast()) };
-        lanes!({
-            let low = _mm_set1_epi8(15);
-            let high = _mm_and_si128(_mm_srli_epi16::<4>(pairs), low);
-            let bytes = _mm_unpacklo_epi8(_mm_and_si128(pairs, low), high);
-            Self(_mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(bytes)))
-        })
+        let pairs = unsafe { _mm512_cvtepu8_epi64(_mm_loadl_epi64(from.cast())) };
+        Self::low_bits::<4>(lanes!(_mm512_or_si512(pairs, _mm512_slli_epi64::<28>(pairs))))
     }
     #[inline(always)]
     fn any_above(self, limit: f32) -> bool {
@@ -292,7 +290,7 @@ impl<const BF16: bool> F32x16 for Avx512<BF16> {
         const SUBNORMAL: i32 = 0x20;
         if BF16 && lanes!(_mm512_fpclass_ps_mask::<SUBNORMAL>(self.0)) == 0 {
             // SAFETY: only named for machines with AVX512_BF16; both types are 256 plain bits.
-            unsafe { std::mem::transmute::<__m256bh, __m256i>(_mm512_cvtneps_pbh(self.0)) }
+            unsafe { transmute::<__m256bh, __m256i>(_mm512_cvtneps_pbh(self.0)) }
         } else {
             Self::narrow(Self::shift_right::<16>(self.bf16_bits()))
         }
@@ -343,6 +341,11 @@ impl<const BF16: bool> F32x16 for Avx512<BF16> {
             let pairs = _mm512_shuffle_epi8(stream, _mm512_loadu_si512(bytes.as_ptr().cast()));
             _mm512_srlv_epi32(pairs, _mm512_loadu_si512(shifts.as_ptr().cast()))
         }
+    }
+    #[inline(always)]
+    unsafe fn store_stream<const BITS: usize>(a: __m512i, to: *mut u8) {
+        // SAFETY: the caller's contract.
+        unsafe { whole::store_stream::<BITS>(a, to) }
     }
     #[inline(always)]
     fn permute(self, index: __m512i) -> Self {

@@ -5,9 +5,17 @@ use super::{F32x16, LANES};
 /// [`F32x16::dot_bf16`] where it is no instruction.
 #[inline(always)]
 pub fn dot_bf16_by_halves<V: F32x16>(sum: V, a: V::Int, b: V::Int) -> V {
-    let upper = |x| V::from_bits(V::and_int(x, V::splat_int(!0xffff)));
-    let lower = |x| V::from_bits(V::shift_left::<16>(x));
-    lower(a).mul_add(lower(b), upper(a).mul_add(upper(b), sum))
+    lower::<V>(a).mul_add(lower(b), upper::<V>(a).mul_add(upper(b), sum))
+}
+
+#[inline(always)]
+fn upper<V: F32x16>(pair: V::Int) -> V {
+    V::from_bits(V::and_int(pair, V::splat_int(!0xffff)))
+}
+
+#[inline(always)]
+fn lower<V: F32x16>(pair: V::Int) -> V {
+    V::from_bits(V::shift_left::<16>(pair))
 }
 
 /// [`F32x16::dot_bytes`] where it is no instruction.

@@ -11,6 +11,7 @@ mod avx2;
 mod avx512;
 mod dots;
 mod level;
+mod memory;
 #[cfg(target_arch = "aarch64")]
 mod neon;
 mod scalar;
@@ -21,34 +22,10 @@ mod transpose;
 pub use avx512::Avx512;
 use dots::{dot_bf16_by_halves, dot_bytes_in_turn};
 pub use level::Level;
+pub use memory::{fence, prefetch, prefetch_block};
 
 /// Lanes in a block, whatever the level.
 pub const LANES: usize = 16;
-
-/// Asks for the cache lines of `bytes` from `from` on; any address will do.
-#[inline(always)]
-pub fn prefetch(from: *const u8, bytes: usize) {
-    #[cfg(target_arch = "x86_64")]
-    for line in (0..bytes).step_by(64) {
-        // SAFETY: a prefetch never faults, and SSE is part of x86-64.
-        unsafe {
-            use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
-            _mm_prefetch::<_MM_HINT_T0>(from.wrapping_add(line).cast());
-        }
-    }
-    #[cfg(not(target_arch = "x86_64"))]
-    let _ = (from, bytes);
-}
-
-/// Ends a run of [`F32x16::stream`]s: they are seen before whatever is stored next.
-#[inline(always)]
-pub fn fence() {
-    #[cfg(target_arch = "x86_64")]
-    // SAFETY: SSE is part of x86-64.
-    unsafe {
-        std::arch::x86_64::_mm_sfence();
-    }
-}
 
 /// A kernel body written once over the vector type.
 pub trait Kernel {
@@ -157,16 +134,29 @@ pub trait F32x16:
             for (i, row) in rows.into_iter().enumerate() {
                 row.store(square.as_mut_ptr().add(i * LANES));
             }
-            std::array::from_fn(|j| {
+            let mut columns = rows;
+            for (j, lanes) in columns.iter_mut().enumerate() {
                 for (i, lane) in column.iter_mut().enumerate() {
                     *lane = square[i * LANES + j];
                 }
-                Self::load(column.as_ptr())
-            })
+                *lanes = Self::load(column.as_ptr());
+            }
+            columns
         }
     }
     /// The larger lane; a NaN in `other` always comes through, one in `self` may be dropped.
     fn max(self, other: Self) -> Self;
+    /// The larger lane; `other` where `self` is NaN.
+    #[inline(always)]
+    fn max_or(self, other: Self) -> Self {
+        Self::select(self.is_nan(), other, self.max(other))
+    }
+    /// The smaller lane, of numbers.
+    #[inline(always)]
+    fn min(self, other: Self) -> Self {
+        let zero = Self::splat(0.0);
+        zero - (zero - self).max(zero - other)
+    }
     fn abs(self) -> Self;
     /// Exchanges lanes 0 and 1, 2 and 3, and so on.
     fn swap_pairs(self) -> Self;
@@ -178,9 +168,22 @@ pub trait F32x16:
     /// Lane i is `blocks[i].reduce_add()`.
     #[inline(always)]
     fn reduce_add_each(blocks: [Self; LANES]) -> Self {
-        let sums = blocks.map(Self::reduce_add);
+        let mut sums = [0.0; LANES];
+        for (sum, block) in sums.iter_mut().zip(blocks) {
+            *sum = block.reduce_add();
+        }
         // SAFETY: sixteen sums.
         unsafe { Self::load(sums.as_ptr()) }
+    }
+    /// Lane i is `blocks[i].reduce_max()`.
+    #[inline(always)]
+    fn reduce_max_each(blocks: [Self; LANES]) -> Self {
+        let mut most = [0.0; LANES];
+        for (most, block) in most.iter_mut().zip(blocks) {
+            *most = block.reduce_max();
+        }
+        // SAFETY: sixteen maxima.
+        unsafe { Self::load(most.as_ptr()) }
     }
     /// Sixteen bytes as numbers.
     /// # Safety
@@ -311,6 +314,22 @@ pub trait F32x16:
     #[inline(always)]
     fn dot_bytes(sum: Self::Int, a: Self::Int, b: Self::Int) -> Self::Int {
         dot_bytes_in_turn::<Self>(sum, a, b)
+    }
+    /// What [`load_stream`](Self::load_stream) reads: lanes below `2^BITS` as a stream of bits.
+    /// # Safety
+    /// `to` is writable for `2 * BITS <= 16` bytes.
+    #[inline(always)]
+    unsafe fn store_stream<const BITS: usize>(a: Self::Int, to: *mut u8) {
+        let mut lanes = [0.0f32; LANES];
+        // SAFETY: the array holds sixteen floats, and a half of them fills `BITS` bytes.
+        unsafe {
+            Self::from_bits(a).store(lanes.as_mut_ptr());
+            for (half, lanes) in lanes.chunks_exact(LANES / 2).enumerate() {
+                let codes = lanes.iter().rev().map(|lane| u64::from(lane.to_bits()));
+                let bytes = codes.fold(0, |word, code| word << BITS | code).to_le_bytes();
+                std::ptr::copy_nonoverlapping(bytes.as_ptr(), to.add(half * BITS), BITS);
+            }
+        }
     }
     /// Lane i of the result is lane `index[i]`, which is below sixteen.
     #[inline(always)]

@@ -20,7 +20,8 @@ pub unsafe fn transpose(rows: [__m512; LANES]) -> [__m512; LANES] {
         }
         let mut q = t;
         for i in 0..4 {
-            let [a, b, c, d] = [0, 1, 2, 3].map(|j| _mm512_castps_pd(t[4 * i + j]));
+            let (a, b) = (_mm512_castps_pd(t[4 * i]), _mm512_castps_pd(t[4 * i + 1]));
+            let (c, d) = (_mm512_castps_pd(t[4 * i + 2]), _mm512_castps_pd(t[4 * i + 3]));
             q[4 * i] = _mm512_castpd_ps(_mm512_unpacklo_pd(a, c));
             q[4 * i + 1] = _mm512_castpd_ps(_mm512_unpackhi_pd(a, c));
             q[4 * i + 2] = _mm512_castpd_ps(_mm512_unpacklo_pd(b, d));

@@ -3,7 +3,6 @@
 
 use std::hint::black_box;
 
-use mlx_primitives::Dtype;
 use mlx_primitives::yardstick::{self, Product};
 
 use super::timing::Contestant;
@@ -62,9 +61,8 @@ pub fn memory(read: usize, written: usize) -> Contestant<'static> {
 }
 
 /// Multiplies in registers for about a millisecond; also how many operations that is.
-pub fn compute(dtype: Dtype) -> (Contestant<'static>, f64) {
+pub fn compute(product: Product) -> (Contestant<'static>, f64) {
     const ROUNDS: usize = 100;
-    let product = if dtype == Dtype::Bfloat16 { Product::Bfloat16 } else { Product::Float32 };
     let flops = yardstick::multiply(product, ROUNDS);
     let run = move || {
         black_box(yardstick::multiply(product, ROUNDS));

@@ -78,8 +78,8 @@ fn one<'a>(case: &Case<'a>, device: Device, effort: &Effort) -> Result<Row<'a>> 
     match device {
         Device::Cpu => {
             contestants.push(limits::memory(inputs.read, inputs.written));
-            if inputs.flops > 0.0 {
-                let (yardstick, done) = limits::compute(case.dtype);
+            if let Some((_, product)) = inputs.products {
+                let (yardstick, done) = limits::compute(product);
                 contestants.push(yardstick);
                 flops = done;
             }
@@ -91,6 +91,7 @@ fn one<'a>(case: &Case<'a>, device: Device, effort: &Effort) -> Result<Row<'a>> 
     contestants.extend(inputs.builtin.iter().map(|op| contestant(calls, &inputs.x, op)));
     let timings = interleave(&mut contestants, effort)?;
     let bytes = inputs.read + inputs.written;
+    let wanted = inputs.products.map_or(0.0, |(flops, _)| flops);
     let moved = match device {
         Device::Cpu => bytes,
         Device::Gpu => 2 * inputs.x.nbytes(),
@@ -104,10 +105,10 @@ fn one<'a>(case: &Case<'a>, device: Device, effort: &Effort) -> Result<Row<'a>> 
         builtin: timings.get(measured).copied(),
         limits: Limits {
             memory: timings[1].median * bytes as f64 / moved as f64,
-            compute: if flops > 0.0 { timings[2].median * inputs.flops / flops } else { 0.0 },
+            compute: if flops > 0.0 { timings[2].median * wanted / flops } else { 0.0 },
         },
         bytes,
-        flops: inputs.flops,
+        flops: wanted,
     })
 }
 

@@ -1,4 +1,5 @@
 use mlx_primitives::ops::{self, AttentionOptions, QuantizedRows};
+use mlx_primitives::yardstick::Product;
 use mlx_primitives::{Array, Dtype, builtin};
 
 use super::{Function, Inputs, Size, Workload, ready};
@@ -77,11 +78,15 @@ fn workload(
         Ok(Inputs {
             read: x.nbytes() + read,
             written: x.nbytes(),
-            flops: 2.0 * products * scores * f64::from(shape[3]),
+            // The weights are float32, and so is what quantized keys and values stand for.
+            products: Some((2.0 * products * scores * f64::from(shape[3]), Product::Float32)),
             x,
             ours,
             builtin: (size != Size::Large).then_some(builtin),
         })
     };
-    Workload::new("attention", shape, variant, size, inputs)
+    Workload::new("attention", shape, variant, size, inputs).because(match (bits, shape[2]) {
+        (Some(_), 1) => "codes become floats for no more than four rows of queries",
+        _ => "a softmax stands between the products, of weights that stay float32",
+    })
 }

@@ -44,7 +44,7 @@ fn workload(shape: &'static [i32], variant: &'static str, size: Size) -> Workloa
             // A gradient is of losses that have to be computed first.
             read: if variant.is_empty() { x.nbytes() } else { 2 * x.nbytes() } + rows,
             written: if variant.is_empty() { 0 } else { x.nbytes() },
-            flops: 0.0,
+            products: None,
             x,
             ours: call(|x, targets| ops::cross_entropy(x, targets, Default::default())),
             builtin: Some(call(composed)),

@@ -1,7 +1,7 @@
 use mlx_primitives::ops::{self, Activation, LinearOptions};
 use mlx_primitives::{Array, Dtype, Result};
 
-use super::{Function, Inputs, Size, Workload, ready};
+use super::{Function, Inputs, Size, Workload, product_of, ready};
 
 pub fn workloads() -> Vec<Workload> {
     let layers = [
@@ -44,7 +44,8 @@ fn inputs(
     let (ours, builtin) = functions(w)?;
     // MLX's takes seconds on large ones.
     let builtin = (size != Size::Large).then_some(builtin);
-    Ok(Inputs { x, ours, builtin, read, written, flops })
+    let products = Some((flops, product_of(dtype)));
+    Ok(Inputs { x, ours, builtin, read, written, products })
 }
 
 fn layer(m: i32, n: i32, variant: &'static str, size: Size) -> Workload {
@@ -77,6 +78,7 @@ fn layer(m: i32, n: i32, variant: &'static str, size: Size) -> Workload {
         })
     };
     Workload::new("linear", &[1, m, K], variant, size, inputs)
+        .because("eight rows of x are two times four, all that the registers hold sums for")
 }
 
 fn product(m: i32, n: i32, variant: &'static str, size: Size) -> Workload {
@@ -91,4 +93,5 @@ fn product(m: i32, n: i32, variant: &'static str, size: Size) -> Workload {
         })
     };
     Workload::new("matmul", &[1, m, K], variant, size, inputs)
+        .because("columns of w are turned into rows first, out of lines that lie far apart")
 }

@@ -3,7 +3,7 @@ use mlx_primitives::ops::{
 };
 use mlx_primitives::{Array, Dtype, builtin};
 
-use super::{Function, Inputs, Size, Workload, ready};
+use super::{Function, Inputs, Size, Workload, product_of, ready};
 
 const RANK: i32 = 8;
 
@@ -72,7 +72,7 @@ fn workload([rows, k]: [i32; 2], quantized: bool, size: Size, peer: Peer) -> Wor
         Ok(Inputs {
             read,
             written: x.nbytes(),
-            flops,
+            products: Some((flops, product_of(dtype))),
             x,
             ours: Box::new(run),
             builtin: (size != Size::Large).then_some(builtin),

@@ -58,7 +58,7 @@ fn workload(shape: &'static [i32], variant: &'static str, size: Size) -> Workloa
         Ok(Inputs {
             read: seen + mask_bytes,
             written: x.nbytes(),
-            flops: 0.0,
+            products: None,
             x,
             ours: Box::new(call),
             builtin: Some(Box::new(move |x| Ok(builtin::composition(&theirs(x)?)?.swap_remove(0)))),

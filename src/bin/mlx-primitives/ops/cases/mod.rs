@@ -22,6 +22,7 @@ use std::fmt;
 use anyhow::{Result, ensure};
 use clap::ValueEnum;
 use half::{bf16, f16};
+use mlx_primitives::yardstick::Product;
 use mlx_primitives::{Array, Dtype};
 
 /// Every workload, an op's together and in the order of the tables.
@@ -131,6 +132,8 @@ pub struct Workload {
 
 /// Why ops with an exponential for each element stay below what memory allows in 16-bit types.
 const EXPONENTIALS: &str = "an exponential for each element takes longer than moving it";
+/// Why norms do, and rotations: steps that are rounded as MLX's composition rounds them.
+const ROUNDINGS: &str = "each step is rounded to the type, which takes longer than moving it";
 
 impl Workload {
     fn new(
@@ -167,8 +170,8 @@ pub struct Inputs {
     pub read: usize,
     /// and to write.
     pub written: usize,
-    /// Floating-point operations of products of matrices; else 0.
-    pub flops: f64,
+    /// Floating-point operations of products of matrices, and of what numbers; none for other ops.
+    pub products: Option<(f64, Product)>,
 }
 
 impl Inputs {
@@ -230,6 +233,11 @@ pub fn select<'a>(
 }
 
 const EPS: f32 = 1e-5;
+
+/// What a product of numbers of this type is made of at best.
+fn product_of(dtype: Dtype) -> Product {
+    if dtype == Dtype::Bfloat16 { Product::Bfloat16 } else { Product::Float32 }
+}
 
 /// An evaluated array of numbers spread over the range, in no order.
 fn ready(

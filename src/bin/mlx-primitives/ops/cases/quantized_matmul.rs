@@ -1,7 +1,7 @@
 use mlx_primitives::ops::{self, QuantizedMode, QuantizedOptions, QuantizedWeight};
 use mlx_primitives::{Array, Dtype, builtin};
 
-use super::{EPS, Function, Inputs, Size, Workload, ready};
+use super::{EPS, Function, Inputs, Size, Workload, product_of, ready};
 
 const FORMATS: [(&str, i32, i32, QuantizedMode); 6] = [
     ("4-bit", 64, 4, QuantizedMode::Affine),
@@ -60,7 +60,10 @@ fn workload(
         Ok(Inputs {
             read: x.nbytes() + w.nbytes(),
             written: (rows * n) as usize * dtype.size(),
-            flops: 2.0 * f64::from(rows) * f64::from(n) * f64::from(K),
+            products: Some((
+                2.0 * f64::from(rows) * f64::from(n) * f64::from(K),
+                product_of(dtype),
+            )),
             x,
             ours: Box::new(move |x| run(x, &w)),
             builtin: (size != Size::Large).then_some(builtin),
@@ -68,6 +71,7 @@ fn workload(
     };
     let shape = if n == K { vec![rows, K] } else { vec![rows, K, n] };
     Workload::new("quantized_linear", &shape, format.0, size, inputs)
+        .because("eight rows of x are two times four, all that the registers hold sums for")
 }
 
 fn swiglu(n: i32, size: Size) -> Workload {
@@ -84,7 +88,7 @@ fn swiglu(n: i32, size: Size) -> Workload {
         Ok(Inputs {
             read,
             written: n as usize * dtype.size(),
-            flops: 4.0 * f64::from(n) * f64::from(k),
+            products: Some((4.0 * f64::from(n) * f64::from(k), product_of(dtype))),
             x,
             ours: Box::new(run),
             builtin: (size != Size::Large).then_some(builtin),

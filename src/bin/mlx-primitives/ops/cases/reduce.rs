@@ -65,7 +65,7 @@ fn workload(
         Ok(Inputs {
             read: x.nbytes(),
             written: x.nbytes() / row,
-            flops: 0.0,
+            products: None,
             x,
             ours: Box::new(move |x| ours(x, axes)),
             builtin: Some(Box::new(move |x| builtin(x, axes))),

@@ -39,7 +39,7 @@ fn workload(op: &'static str, shape: &'static [i32], size: Size) -> Workload {
         Ok(Inputs {
             read: 2 * x.nbytes() + vectors * row,
             written: 2 * x.nbytes(),
-            flops: 0.0,
+            products: None,
             x,
             ours,
             builtin: Some(builtin),

@@ -1,6 +1,6 @@
 use mlx_primitives::{builtin, ops};
 
-use super::{EPS, Inputs, Size, Workload, ready};
+use super::{EPS, Inputs, ROUNDINGS, Size, Workload, ready};
 
 pub fn workloads() -> Vec<Workload> {
     [
@@ -21,11 +21,11 @@ fn workload(shape: &'static [i32], size: Size) -> Workload {
         Ok(Inputs {
             read: x.nbytes() + weight.nbytes(),
             written: x.nbytes(),
-            flops: 0.0,
+            products: None,
             x,
             ours: Box::new(move |x| ops::rms_norm(x, Some(&ours), EPS)),
             builtin: Some(Box::new(move |x| builtin::rms_norm(x, Some(&theirs), EPS))),
         })
     };
-    Workload::new("rms_norm", shape, "", size, inputs)
+    Workload::new("rms_norm", shape, "", size, inputs).because(ROUNDINGS)
 }

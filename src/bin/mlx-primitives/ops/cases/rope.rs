@@ -1,6 +1,6 @@
 use mlx_primitives::{Array, builtin, ops};
 
-use super::{Inputs, Size, Workload, ready};
+use super::{Inputs, ROUNDINGS, Size, Workload, ready};
 
 pub fn workloads() -> Vec<Workload> {
     [
@@ -27,7 +27,7 @@ fn workload(shape: &'static [i32], variant: &'static str, size: Size) -> Workloa
         Ok(Inputs {
             read: x.nbytes(),
             written: x.nbytes(),
-            flops: 0.0,
+            products: None,
             x,
             ours: Box::new(move |x| ops::rope(x, dims, traditional, Some(BASE), 1.0, &ours, None)),
             builtin: Some(Box::new(move |x| {
@@ -35,5 +35,5 @@ fn workload(shape: &'static [i32], variant: &'static str, size: Size) -> Workloa
             })),
         })
     };
-    Workload::new("rope", shape, variant, size, inputs)
+    Workload::new("rope", shape, variant, size, inputs).because(ROUNDINGS)
 }

@@ -3,7 +3,7 @@ use std::cell::RefCell;
 use mlx_primitives::ops::{self, Rotation, StateLayout};
 use mlx_primitives::{Array, builtin};
 
-use super::{Inputs, Size, Workload, ready};
+use super::{Inputs, ROUNDINGS, Size, Workload, ready};
 
 /// The query area is as long as a head's keys, so that MLX's ops can take the state as one array
 /// of heads.
@@ -29,7 +29,7 @@ fn workload(time: i32, size: Size) -> Workload {
         Ok(Inputs {
             read: qkv.nbytes(),
             written: qkv.nbytes(),
-            flops: 0.0,
+            products: None,
             x,
             ours: Box::new(move |state| {
                 ops::rope_append(state, &qkv, &LAYOUT, &Rotation::default(), POSITION, None)
@@ -70,7 +70,7 @@ fn batched() -> Workload {
         Ok(Inputs {
             read: x.nbytes(),
             written: x.nbytes(),
-            flops: 0.0,
+            products: None,
             x,
             ours: Box::new(move |qkv| {
                 let rotation = Rotation::default();
@@ -81,5 +81,5 @@ fn batched() -> Workload {
             builtin: None,
         })
     };
-    Workload::new("rope_append", &shape, "a sequence each", Size::Large, inputs)
+    Workload::new("rope_append", &shape, "a sequence each", Size::Large, inputs).because(ROUNDINGS)
 }

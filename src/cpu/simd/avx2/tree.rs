@@ -1,0 +1,41 @@
+//! The tree of `reduce_add` for eight blocks at a time: each node combines two of them.
+//!
+//! Functions and not closures, which would be compiled without the level's features. All are called on
+//! machines with AVX2 only, from where it is on.
+
+use std::arch::x86_64::*;
+
+use super::{Avx2, LANES};
+
+/// Lane i is the sum of block `from + i`.
+#[inline(always)]
+pub unsafe fn eight(blocks: &[Avx2; LANES], from: usize) -> __m256 {
+    // SAFETY: the caller's promise of AVX2.
+    unsafe {
+        let low = pairs(two(blocks, from), two(blocks, from + 1));
+        let high = pairs(two(blocks, from + 2), two(blocks, from + 3));
+        let even = _mm256_shuffle_ps::<0x88>(low, high);
+        _mm256_add_ps(even, _mm256_shuffle_ps::<0xdd>(low, high))
+    }
+}
+
+#[inline(always)]
+unsafe fn two(blocks: &[Avx2; LANES], i: usize) -> __m256 {
+    // SAFETY: the caller's promise of AVX2.
+    unsafe {
+        let a = _mm256_add_ps(blocks[i].0, blocks[i].1);
+        let b = _mm256_add_ps(blocks[i + 4].0, blocks[i + 4].1);
+        let low = _mm256_permute2f128_ps::<0x20>(a, b);
+        _mm256_add_ps(low, _mm256_permute2f128_ps::<0x31>(a, b))
+    }
+}
+
+#[inline(always)]
+unsafe fn pairs(a: __m256, b: __m256) -> __m256 {
+    // SAFETY: the caller's promise of AVX2.
+    unsafe {
+        let (a, b) = (_mm256_castps_pd(a), _mm256_castps_pd(b));
+        let low = _mm256_castpd_ps(_mm256_unpacklo_pd(a, b));
+        _mm256_add_ps(low, _mm256_castpd_ps(_mm256_unpackhi_pd(a, b)))
+    }
+}

@@ -1,0 +1,84 @@
+//! Operations on all of sixteen registers, or across the lanes of one.
+//!
+//! All are called on machines with AVX-512 only, from where its features are on.
+
+use std::arch::x86_64::*;
+
+use super::LANES;
+
+/// Lane i is the sum of block i, or with `MAX` its largest lane: the tree of `reduce_add`, for two
+/// blocks at each of its nodes.
+#[inline(always)]
+pub unsafe fn tree<const MAX: bool>(b: [__m512; LANES]) -> __m512 {
+    // SAFETY: the caller's promise of AVX-512.
+    unsafe {
+        let low = pairs::<MAX>(four::<MAX>(&b, 0), four::<MAX>(&b, 1));
+        ends::<MAX>(low, pairs::<MAX>(four::<MAX>(&b, 2), four::<MAX>(&b, 3)))
+    }
+}
+
+#[inline(always)]
+unsafe fn four<const MAX: bool>(b: &[__m512; LANES], i: usize) -> __m512 {
+    // SAFETY: the caller's promise of AVX-512.
+    unsafe {
+        let low = node::<MAX, 0x44, 0xee>(b[i], b[i + 4]);
+        node::<MAX, 0x88, 0xdd>(low, node::<MAX, 0x44, 0xee>(b[i + 8], b[i + 12]))
+    }
+}
+
+#[inline(always)]
+unsafe fn join<const MAX: bool>(a: __m512, b: __m512) -> __m512 {
+    // SAFETY: the caller's promise of AVX-512.
+    unsafe { if MAX { _mm512_max_ps(a, b) } else { _mm512_add_ps(a, b) } }
+}
+
+#[inline(always)]
+unsafe fn node<const MAX: bool, const A: i32, const B: i32>(a: __m512, b: __m512) -> __m512 {
+    // SAFETY: the caller's promise of AVX-512.
+    unsafe { join::<MAX>(_mm512_shuffle_f32x4::<A>(a, b), _mm512_shuffle_f32x4::<B>(a, b)) }
+}
+
+#[inline(always)]
+unsafe fn pairs<const MAX: bool>(a: __m512, b: __m512) -> __m512 {
+    // SAFETY: the caller's promise of AVX-512.
+    unsafe {
+        let (a, b) = (_mm512_castps_pd(a), _mm512_castps_pd(b));
+        let low = _mm512_castpd_ps(_mm512_unpacklo_pd(a, b));
+        join::<MAX>(low, _mm512_castpd_ps(_mm512_unpackhi_pd(a, b)))
+    }
+}
+
+#[inline(always)]
+unsafe fn ends<const MAX: bool>(a: __m512, b: __m512) -> __m512 {
+    // SAFETY: the caller's promise of AVX-512.
+    unsafe { join::<MAX>(_mm512_shuffle_ps::<0x88>(a, b), _mm512_shuffle_ps::<0xdd>(a, b)) }
+}
+
+/// Lanes below `2^BITS` as a little-endian stream of bits.
+///
+/// # Safety
+/// `to` is writable for `2 * BITS <= 16` bytes.
+#[inline(always)]
+pub unsafe fn store_stream<const BITS: usize>(a: __m512i, to: *mut u8) {
+    // SAFETY: the caller's contract, and its promise of AVX-512.
+    unsafe {
+        // Neighbours come together, then pairs of them, then fours: each into what was free above.
+        let down = _mm_cvtsi32_si128(32 - BITS as i32);
+        let two = _mm512_or_si512(a, _mm512_srl_epi64(a, down));
+        match BITS {
+            4 => return _mm_storel_epi64(to.cast(), _mm512_cvtepi64_epi8(two)),
+            8 => return _mm_storeu_si128(to.cast(), _mm512_cvtepi64_epi16(two)),
+            _ => {}
+        }
+        let two = _mm512_cvtepi64_epi16(two);
+        let fours = _mm_srl_epi32(two, _mm_cvtsi32_si128(16 - 2 * BITS as i32));
+        let low = _mm_and_si128(two, _mm_set1_epi32(0xffff));
+        let high = _mm_andnot_si128(_mm_set1_epi32((1 << (2 * BITS)) - 1), fours);
+        let four = _mm_or_si128(low, high);
+        let eight = |word: u64| (word & 0xffff_ffff) | word >> 32 << (4 * BITS);
+        let first = eight(_mm_cvtsi128_si64(four) as u64);
+        let second = eight(_mm_extract_epi64::<1>(four) as u64);
+        let all = (u128::from(first) | u128::from(second) << (8 * BITS)).to_le_bytes();
+        std::ptr::copy_nonoverlapping(all.as_ptr(), to, 2 * BITS);
+    }
+}

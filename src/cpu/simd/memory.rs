@@ -1,0 +1,34 @@
+//! What kernels tell the caches.
+
+use super::LANES;
+
+/// Asks for the cache lines of `bytes` from `from` on; any address will do.
+#[inline(always)]
+pub fn prefetch(from: *const u8, bytes: usize) {
+    #[cfg(target_arch = "x86_64")]
+    for line in (0..bytes).step_by(64) {
+        // SAFETY: a prefetch never faults, and SSE is part of x86-64.
+        unsafe {
+            use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+            _mm_prefetch::<_MM_HINT_T0>(from.wrapping_add(line).cast());
+        }
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = (from, bytes);
+}
+
+/// As [`prefetch`], for a block of elements.
+#[inline(always)]
+pub fn prefetch_block<T>(from: *const T) {
+    prefetch(from.cast(), LANES * size_of::<T>());
+}
+
+/// Ends a run of [`F32x16::stream`]s: they are seen before whatever is stored next.
+#[inline(always)]
+pub fn fence() {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: SSE is part of x86-64.
+    unsafe {
+        std::arch::x86_64::_mm_sfence();
+    }
+}
