@@ -15,6 +15,7 @@ mod memory;
 #[cfg(target_arch = "aarch64")]
 mod neon;
 mod scalar;
+mod stream;
 #[cfg(target_arch = "x86_64")]
 mod transpose;
 
@@ -271,17 +272,8 @@ pub trait F32x16:
     /// `from` is readable for `2 * BITS <= 16` bytes.
     #[inline(always)]
     unsafe fn load_stream<const BITS: usize>(from: *const u8) -> Self::Int {
-        // SAFETY: as in `load_bytes`; the second byte of a number is read only if it has one.
-        unsafe {
-            let words: [u32; LANES] = std::array::from_fn(|i| {
-                let (byte, shift) = (i * BITS / 8, i * BITS % 8);
-                let low = u32::from(*from.add(byte));
-                let more = shift + BITS > 8;
-                let high = if more { u32::from(*from.add(byte + 1)) } else { 0 };
-                (low | high << 8) >> shift
-            });
-            Self::load(words.as_ptr().cast()).to_bits()
-        }
+        // SAFETY: the caller's contract.
+        unsafe { stream::load::<Self, BITS>(from) }
     }
     /// The low byte of each lane.
     /// # Safety
@@ -320,16 +312,8 @@ pub trait F32x16:
     /// `to` is writable for `2 * BITS <= 16` bytes.
     #[inline(always)]
     unsafe fn store_stream<const BITS: usize>(a: Self::Int, to: *mut u8) {
-        let mut lanes = [0.0f32; LANES];
-        // SAFETY: the array holds sixteen floats, and a half of them fills `BITS` bytes.
-        unsafe {
-            Self::from_bits(a).store(lanes.as_mut_ptr());
-            for (half, lanes) in lanes.chunks_exact(LANES / 2).enumerate() {
-                let codes = lanes.iter().rev().map(|lane| u64::from(lane.to_bits()));
-                let bytes = codes.fold(0, |word, code| word << BITS | code).to_le_bytes();
-                std::ptr::copy_nonoverlapping(bytes.as_ptr(), to.add(half * BITS), BITS);
-            }
-        }
+        // SAFETY: the caller's contract.
+        unsafe { stream::store::<Self, BITS>(a, to) }
     }
     /// Lane i of the result is lane `index[i]`, which is below sixteen.
     #[inline(always)]

@@ -1,0 +1,41 @@
+//! Numbers of a few bits that follow each other in memory, where no instruction spreads or joins them.
+
+use super::{F32x16, LANES};
+
+/// [`F32x16::load_stream`].
+///
+/// # Safety
+/// As there.
+#[inline(always)]
+pub unsafe fn load<V: F32x16, const BITS: usize>(from: *const u8) -> V::Int {
+    // SAFETY: the array is sixteen words long, which `load` takes as they are; the second byte of a
+    // number is read only if it has one.
+    unsafe {
+        let words: [u32; LANES] = std::array::from_fn(|i| {
+            let (byte, shift) = (i * BITS / 8, i * BITS % 8);
+            let low = u32::from(*from.add(byte));
+            let more = shift + BITS > 8;
+            let high = if more { u32::from(*from.add(byte + 1)) } else { 0 };
+            (low | high << 8) >> shift
+        });
+        V::load(words.as_ptr().cast()).to_bits()
+    }
+}
+
+/// [`F32x16::store_stream`].
+///
+/// # Safety
+/// As there.
+#[inline(always)]
+pub unsafe fn store<V: F32x16, const BITS: usize>(a: V::Int, to: *mut u8) {
+    let mut lanes = [0.0f32; LANES];
+    // SAFETY: the array holds sixteen floats, and a half of them fills `BITS` bytes.
+    unsafe {
+        V::from_bits(a).store(lanes.as_mut_ptr());
+        for (half, lanes) in lanes.chunks_exact(LANES / 2).enumerate() {
+            let codes = lanes.iter().rev().map(|lane| u64::from(lane.to_bits()));
+            let bytes = codes.fold(0, |word, code| word << BITS | code).to_le_bytes();
+            std::ptr::copy_nonoverlapping(bytes.as_ptr(), to.add(half * BITS), BITS);
+        }
+    }
+}
