@@ -44,19 +44,19 @@ impl<F: Format> Lookup<F> {
     const UPPER: [u16; 64] = table(4, false, 16.0);
 }
 
-/// The lanes of a chunk as 32 of sixteen bits: the weights of each 32-bit lane, or 24-bit lane, in
+/// The lanes of a chunk, all of them if `WHOLE`, as 32 of sixteen bits: the weights of each 32-bit lane, or 24-bit lane, in
 /// two halves of whole weights.
 #[inline(always)]
-unsafe fn load<F: Format>(from: *const u8, count: usize) -> __m512i {
+unsafe fn load<F: Format, const WHOLE: bool>(from: *const u8, count: usize) -> __m512i {
     // SAFETY: the caller vouches for `count` lanes; masks confine the access to them.
     unsafe {
         if !F::STRADDLES {
-            if count == LANES {
+            if WHOLE || count == LANES {
                 return _mm512_loadu_si512(from.cast());
             }
             return _mm512_maskz_loadu_epi32((1 << count) - 1, from.cast());
         }
-        let words = if count == LANES {
+        let words = if WHOLE || count == LANES {
             _mm512_maskz_loadu_epi32(0x0fff, from.cast())
         } else {
             _mm512_maskz_loadu_epi8((1 << (3 * count)) - 1, from.cast())
@@ -71,12 +71,29 @@ unsafe fn load<F: Format>(from: *const u8, count: usize) -> __m512i {
 }
 
 #[inline(always)]
-unsafe fn load_bf16(from: *const u16, count: usize) -> __m512 {
+unsafe fn load_bf16<const WHOLE: bool>(from: *const u16, count: usize) -> __m512 {
     // SAFETY: the caller vouches for `count` elements; the mask confines the access to them.
     unsafe {
-        let mask = ((1u32 << count) - 1) as u16;
-        let halves = _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(mask, from.cast()));
-        _mm512_castsi512_ps(_mm512_slli_epi32::<16>(halves))
+        let halves = if WHOLE {
+            _mm256_loadu_si256(from.cast())
+        } else {
+            _mm256_maskz_loadu_epi16(((1u32 << count) - 1) as u16, from.cast())
+        };
+        _mm512_castsi512_ps(_mm512_slli_epi32::<16>(_mm512_cvtepu16_epi32(halves)))
+    }
+}
+
+/// The sixteen-bit lanes without their lowest weight.
+#[inline(always)]
+unsafe fn next_weights<F: Format>(weights: __m512i) -> __m512i {
+    // SAFETY: the caller vouches for the instructions.
+    unsafe {
+        match F::BITS {
+            2 => _mm512_srli_epi16::<2>(weights),
+            3 => _mm512_srli_epi16::<3>(weights),
+            4 => _mm512_srli_epi16::<4>(weights),
+            _ => _mm512_srli_epi16::<6>(weights),
+        }
     }
 }
 
@@ -168,79 +185,117 @@ impl<F: Format> Dots for Lookup<F> {
     const SCALE_BYTES: usize = if F::AFFINE { 2 } else { 1 };
 
     #[inline(always)]
-    unsafe fn dot<V: F32x16, const M: usize>(row: Operands, rows: [usize; M]) -> [f32; M] {
-        let prepared = row.prepared;
+    unsafe fn dot<V: F32x16, const M: usize>(row: Operands, rows: [usize; M]) -> [V; M] {
         let groups = row.axis / row.group;
-        let shift = (row.group / F::PER_LANE).trailing_zeros();
-        let mut packed = row.packed;
-        let mut x: [*const u16; M] = [prepared.row(rows[0]); M];
-        for (x, m) in x.iter_mut().zip(rows) {
-            *x = prepared.row(m);
-        }
-        // SAFETY: this machine has the instructions; the groups from `at` on are those of this
-        // row, and so are their weights; prepared rows cover whole chunks, their sums whole vectors.
+        // SAFETY: this machine has the instructions; the groups from `at` on are those of this row.
         unsafe {
-            let lane_groups: [u32; LANES] = std::array::from_fn(|lane| lane as u32 >> shift);
-            let lane_groups = _mm512_loadu_si512(lane_groups.as_ptr().cast());
-            let lower = _mm512_loadu_si512(Self::TABLE.as_ptr().cast());
-            let rest = _mm512_loadu_si512(Self::TABLE.as_ptr().add(32).cast());
-            let upper = _mm512_loadu_si512(Self::UPPER.as_ptr().cast());
-            let bits = _mm_cvtsi32_si128(F::BITS as i32);
-            let mut sums = [_mm512_setzero_ps(); M];
-            let mut biases = [_mm512_setzero_ps(); M];
-            for at in (0..groups).step_by(LANES) {
-                let count = LANES.min(groups - at);
-                row.prefetch_scales::<Self>(at);
-                let scales = if F::AFFINE {
-                    let bias = load_bf16(row.biases.cast::<u16>().add(at), count);
-                    for m in 0..M {
-                        let of_x = _mm512_loadu_ps(prepared.sums(rows[m]).add(at));
-                        biases[m] = _mm512_fmadd_ps(bias, of_x, biases[m]);
-                    }
-                    load_bf16(row.scales.cast::<u16>().add(at), count)
-                } else {
-                    let mut lanes = [0.0f32; LANES];
-                    F::scales::<V, Bf16>(row.scales, at, count).store(lanes.as_mut_ptr());
-                    _mm512_loadu_ps(lanes.as_ptr())
-                };
-                let lanes = count << shift;
-                for lane in (0..lanes).step_by(LANES) {
-                    prefetch_weights(packed, F::CHUNK_BYTES);
-                    let mut weights = load::<F>(packed, LANES.min(lanes - lane));
-                    packed = packed.wrapping_add(F::CHUNK_BYTES);
-                    let mut chunk = [_mm512_setzero_ps(); M];
-                    for position in 0..F::PER_LANE / 2 {
-                        if F::BITS == 8 {
-                            let weight = _mm512_permutexvar_epi16(weights, lower);
-                            chunk = add(chunk, weight, x, position);
-                            weights = _mm512_srli_epi16::<4>(weights);
-                            let weight = _mm512_permutexvar_epi16(weights, upper);
-                            chunk = add(chunk, weight, x, position);
-                            weights = _mm512_srli_epi16::<4>(weights);
-                            continue;
-                        }
-                        let weight = if F::BITS == 6 {
-                            _mm512_permutex2var_epi16(lower, weights, rest)
-                        } else {
-                            _mm512_permutexvar_epi16(weights, lower)
-                        };
-                        chunk = add(chunk, weight, x, position);
-                        weights = _mm512_srl_epi16(weights, bits);
-                    }
-                    let group = _mm512_set1_epi32((lane >> shift) as i32);
-                    let group = _mm512_add_epi32(lane_groups, group);
-                    let scale = _mm512_permutexvar_ps(group, scales);
-                    for m in 0..M {
-                        sums[m] = _mm512_fmadd_ps(chunk[m], scale, sums[m]);
-                        x[m] = x[m].add(F::CHUNK);
-                    }
-                }
+            let mut sums = Sums::<M> {
+                shift: (row.group / F::PER_LANE).trailing_zeros(),
+                products: [_mm512_setzero_ps(); M],
+                biases: [_mm512_setzero_ps(); M],
+            };
+            let whole = groups / LANES * LANES;
+            for at in (0..whole).step_by(LANES) {
+                sums = sums.add::<V, F, true>(row, rows, at, LANES);
             }
-            let mut total = [0.0; M];
+            if whole < groups {
+                sums = sums.add::<V, F, false>(row, rows, whole, groups - whole);
+            }
+            let mut total = [V::splat(0.0); M];
             for m in 0..M {
-                total[m] = _mm512_reduce_add_ps(_mm512_add_ps(sums[m], biases[m]));
+                let lanes = _mm512_add_ps(sums.products[m], sums.biases[m]);
+                total[m] = V::load((&raw const lanes).cast());
             }
             total
         }
+    }
+}
+
+/// The sums of a row of weights with `M` rows of x.
+#[derive(Clone, Copy)]
+struct Sums<const M: usize> {
+    /// A group has `2^shift` lanes.
+    shift: u32,
+    products: [__m512; M],
+    biases: [__m512; M],
+}
+
+impl<const M: usize> Sums<M> {
+    /// Adds up to sixteen groups, from `at` on. `WHOLE` says that they are sixteen.
+    #[inline(always)]
+    unsafe fn add<V: F32x16, F: Format, const WHOLE: bool>(
+        mut self,
+        row: Operands,
+        rows: [usize; M],
+        at: usize,
+        count: usize,
+    ) -> Self {
+        row.prefetch_scales::<Lookup<F>>(at);
+        let prepared = row.prepared;
+        let mut packed = row.packed.wrapping_add(at * row.group * F::BITS as usize / 8);
+        let mut x: [*const u16; M] = [prepared.row(rows[0]); M];
+        for m in 0..M {
+            x[m] = prepared.row::<u16>(rows[m]).wrapping_add(at * row.group);
+        }
+        // SAFETY: this machine has the instructions; the weights and scales of these groups belong
+        // to this row; prepared rows cover whole chunks, their sums whole vectors.
+        unsafe {
+            let lower = _mm512_loadu_si512(Lookup::<F>::TABLE.as_ptr().cast());
+            let rest = _mm512_loadu_si512(Lookup::<F>::TABLE.as_ptr().add(32).cast());
+            let upper = _mm512_loadu_si512(Lookup::<F>::UPPER.as_ptr().cast());
+            let scales = if F::AFFINE {
+                let bias = load_bf16::<WHOLE>(row.biases.cast::<u16>().add(at), count);
+                for m in 0..M {
+                    let of_x = _mm512_loadu_ps(prepared.sums(rows[m]).add(at));
+                    self.biases[m] = _mm512_fmadd_ps(bias, of_x, self.biases[m]);
+                }
+                load_bf16::<WHOLE>(row.scales.cast::<u16>().add(at), count)
+            } else {
+                let mut lanes = [0.0f32; LANES];
+                F::scales::<V, Bf16>(row.scales, at, count).store(lanes.as_mut_ptr());
+                _mm512_loadu_ps(lanes.as_ptr())
+            };
+            let mut group: [u32; LANES] = [0; LANES];
+            for lane in 0..LANES {
+                group[lane] = lane as u32 >> self.shift;
+            }
+            let mut group = _mm512_loadu_si512(group.as_ptr().cast());
+            // A group of 128 bytes has two chunks: only every second one goes on to the next group.
+            let mut step = _mm512_set1_epi32(LANES as i32 >> self.shift);
+            let mut other = _mm512_sub_epi32(_mm512_set1_epi32(32 >> self.shift), step);
+            let lanes = count << self.shift;
+            for lane in (0..lanes).step_by(LANES) {
+                prefetch_weights(packed, F::CHUNK_BYTES);
+                let mut weights = load::<F, WHOLE>(packed, LANES.min(lanes - lane));
+                packed = packed.wrapping_add(F::CHUNK_BYTES);
+                let mut chunk = [_mm512_setzero_ps(); M];
+                for position in 0..F::PER_LANE / 2 {
+                    if F::BITS == 8 {
+                        let weight = _mm512_permutexvar_epi16(weights, lower);
+                        chunk = add(chunk, weight, x, position);
+                        weights = _mm512_srli_epi16::<4>(weights);
+                        let weight = _mm512_permutexvar_epi16(weights, upper);
+                        chunk = add(chunk, weight, x, position);
+                        weights = _mm512_srli_epi16::<4>(weights);
+                        continue;
+                    }
+                    let weight = if F::BITS == 6 {
+                        _mm512_permutex2var_epi16(lower, weights, rest)
+                    } else {
+                        _mm512_permutexvar_epi16(weights, lower)
+                    };
+                    chunk = add(chunk, weight, x, position);
+                    weights = next_weights::<F>(weights);
+                }
+                let scale = _mm512_permutexvar_ps(group, scales);
+                group = _mm512_add_epi32(group, step);
+                (step, other) = (other, step);
+                for m in 0..M {
+                    self.products[m] = _mm512_fmadd_ps(chunk[m], scale, self.products[m]);
+                    x[m] = x[m].add(F::CHUNK);
+                }
+            }
+        }
+        self
     }
 }

@@ -25,7 +25,7 @@ pub(super) struct Operands<'a> {
 }
 
 /// How far ahead of the weights the next ones are asked for, in bytes; their scales as far ahead.
-const AHEAD: usize = 4096;
+const AHEAD: usize = 8192;
 
 impl Operands<'_> {
     /// Asks for the scales and biases that come `AHEAD` bytes of weights after those of the groups
@@ -49,15 +49,12 @@ pub(super) trait Dots {
     const BITS: usize;
     const SCALE_BYTES: usize;
 
-    /// The products of one row of weights with some rows of x.
+    /// The products of one row of weights with some rows of x, each the sum of sixteen lanes.
     ///
     /// # Safety
     /// The operands are those of a row of the call, prepared in this trait's order.
-    unsafe fn dot<V: F32x16, const M: usize>(row: Operands, rows: [usize; M]) -> [f32; M];
+    unsafe fn dot<V: F32x16, const M: usize>(row: Operands, rows: [usize; M]) -> [V; M];
 }
-
-/// Sixteen columns of a band of rows.
-type Block = [[f32; LANES]; BAND];
 
 pub(super) struct Columns<'a, T> {
     pub call: &'a Call<'a>,
@@ -74,35 +71,44 @@ impl<T: Float> Columns<'_, T> {
     /// The contract of [`super::quantized_matmul`]; nobody else has these columns.
     #[inline(always)]
     pub unsafe fn run<V: F32x16, D: Dots>(&self) {
+        let rows = self.call.rows;
+        // SAFETY: the caller's contract; the bands hold each row once.
+        unsafe {
+            if rows == 1 {
+                return self.band::<V, D, 1>(0..1);
+            }
+            for top in (0..rows).step_by(BAND) {
+                self.band::<V, D, BAND>(top..rows.min(top + BAND));
+            }
+        }
+    }
+
+    /// The range's columns of up to `B` rows.
+    #[inline(always)]
+    unsafe fn band<V: F32x16, D: Dots, const B: usize>(&self, band: Range<usize>) {
         let call = self.call;
-        for top in (0..call.rows).step_by(BAND) {
-            let band = top..call.rows.min(top + BAND);
-            let mut first = 0;
-            for (index, weights) in call.weights.iter().enumerate() {
-                if call.join == Join::Swiglu && index > 0 {
-                    break;
-                }
-                for at in self.starts(first, weights.columns) {
-                    let count = LANES.min(self.end(first, weights.columns) - at);
-                    // SAFETY: the caller's contract; these columns are some of this range.
-                    unsafe {
-                        let mut block = self.products::<V, D>(weights, at - first, count, &band);
-                        if call.join == Join::Swiglu {
-                            let ups = self.products::<V, D>(&call.weights[1], at, count, &band);
-                            for (gate, up) in block.iter_mut().zip(&ups) {
-                                let (g, u) = (V::load(gate.as_ptr()), V::load(up.as_ptr()));
-                                let y = swiglu::<V, T>(T::round(g), T::round(u));
-                                y.store(gate.as_mut_ptr());
-                            }
-                        }
-                        for m in band.clone() {
-                            let y = T::round(V::load(block[m - top].as_ptr()));
-                            self.finish.write(y, m, at, count);
+        let mut first = 0;
+        for (index, weights) in call.weights.iter().enumerate() {
+            if call.join == Join::Swiglu && index > 0 {
+                break;
+            }
+            for at in self.starts(first, weights.columns) {
+                let count = LANES.min(self.end(first, weights.columns) - at);
+                // SAFETY: the caller's contract; these columns are some of this range.
+                unsafe {
+                    let mut block = self.products::<V, D, B>(weights, at - first, count, &band);
+                    if call.join == Join::Swiglu {
+                        let ups = self.products::<V, D, B>(&call.weights[1], at, count, &band);
+                        for (gate, up) in block.iter_mut().zip(&ups) {
+                            *gate = swiglu::<V, T>(T::round(*gate), T::round(*up));
                         }
                     }
+                    for m in band.clone() {
+                        self.finish.write(T::round(block[m - band.start]), m, at, count);
+                    }
                 }
-                first += weights.columns;
             }
+            first += weights.columns;
         }
     }
 
@@ -116,20 +122,20 @@ impl<T: Float> Columns<'_, T> {
         self.range.end.min(first + count)
     }
 
+    /// Sixteen columns of a band of rows.
     #[inline(always)]
-    unsafe fn products<V: F32x16, D: Dots>(
+    unsafe fn products<V: F32x16, D: Dots, const B: usize>(
         &self,
         weights: &Weights,
         at: usize,
         count: usize,
         band: &Range<usize>,
-    ) -> Block {
+    ) -> [V; B] {
         let call = self.call;
         let row_bytes = call.axis * D::BITS / 8;
         let scale_bytes = call.axis / call.group * D::SCALE_BYTES;
-        let mut block = [[0.0; LANES]; BAND];
-        let mut column = 0;
-        while column < count {
+        let mut sums = [[V::splat(0.0); LANES]; B];
+        for column in 0..count {
             let row = at + column;
             let operands = Operands {
                 packed: weights.packed.wrapping_add(row * row_bytes),
@@ -143,24 +149,26 @@ impl<T: Float> Columns<'_, T> {
             while m < band.end {
                 // Two rows or three cost what four do: the weights, not the sums, are waited for.
                 let rows = (band.end - m).min(TOGETHER);
-                let mut put = |products: &[f32]| {
-                    for (i, &product) in products.iter().enumerate().take(rows) {
-                        block[m - band.start + i][column] = product;
-                    }
-                };
+                let to = &mut sums[m - band.start..];
                 // SAFETY: the row is one of the weights', the rows of x are the call's.
                 unsafe {
-                    match rows {
-                        1 => put(&D::dot::<V, 1>(operands, [m])),
-                        _ => put(&D::dot::<V, TOGETHER>(
-                            operands,
-                            std::array::from_fn(|i| (m + i).min(band.end - 1)),
-                        )),
+                    if rows == 1 {
+                        to[0][column] = D::dot::<V, 1>(operands, [m])[0];
+                    } else {
+                        let last = band.end - 1;
+                        let four = [m, last.min(m + 1), last.min(m + 2), last.min(m + 3)];
+                        let dots = D::dot::<V, TOGETHER>(operands, four);
+                        for i in 0..rows {
+                            to[i][column] = dots[i];
+                        }
                     }
                 }
                 m += rows;
             }
-            column += 1;
+        }
+        let mut block = [V::splat(0.0); B];
+        for (sum, lanes) in block.iter_mut().zip(&sums).take(band.len()) {
+            *sum = V::reduce_add_each(*lanes);
         }
         block
     }

@@ -24,7 +24,7 @@ impl<T: Float, F: Format> Dots for Decode<T, F> {
     const SCALE_BYTES: usize = if F::AFFINE { size_of::<T>() } else { 1 };
 
     #[inline(always)]
-    unsafe fn dot<V: F32x16, const M: usize>(row: Operands, rows: [usize; M]) -> [f32; M] {
+    unsafe fn dot<V: F32x16, const M: usize>(row: Operands, rows: [usize; M]) -> [V; M] {
         let prepared = row.prepared;
         let groups = row.axis / row.group;
         // Lanes of a group: a power of two, as group sizes are.
@@ -74,10 +74,9 @@ impl<T: Float, F: Format> Dots for Decode<T, F> {
                 }
             }
         }
-        let mut total = [0.0; M];
         for m in 0..M {
-            total[m] = sums[m].reduce_add() + biases[m].reduce_add();
+            sums[m] = sums[m] + biases[m];
         }
-        total
+        sums
     }
 }

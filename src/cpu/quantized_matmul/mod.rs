@@ -242,7 +242,9 @@ unsafe fn run<T: Float, F: Format>(machine: Machine, call: &Call) {
     let bytes = products * call.axis * F::BITS as usize / 8;
     // A core reads some twenty bytes a nanosecond; each further row of x costs half of the first.
     let work = bytes * (1 + call.rows.div_ceil(2)) / 2 / 2 + 10;
-    machine.pool.for_each(call.columns(), work, &|range| {
+    let columns = call.columns();
+    machine.pool.for_each(columns.div_ceil(LANES), LANES * work, &|blocks| {
+        let range = LANES * blocks.start..columns.min(LANES * blocks.end);
         // SAFETY: the caller's contract; the ranges of columns are disjoint.
         unsafe {
             #[cfg(target_arch = "x86_64")]
