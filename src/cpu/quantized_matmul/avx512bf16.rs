@@ -202,9 +202,9 @@ impl<F: Format> Dots for Lookup<F> {
                 sums = sums.add::<V, F, false>(row, rows, whole, groups - whole);
             }
             let mut total = [V::splat(0.0); M];
-            for m in 0..M {
+            for (m, total) in total.iter_mut().enumerate() {
                 let lanes = _mm512_add_ps(sums.products[m], sums.biases[m]);
-                total[m] = V::load((&raw const lanes).cast());
+                *total = V::load((&raw const lanes).cast());
             }
             total
         }
@@ -245,9 +245,9 @@ impl<const M: usize> Sums<M> {
             let upper = _mm512_loadu_si512(Lookup::<F>::UPPER.as_ptr().cast());
             let scales = if F::AFFINE {
                 let bias = load_bf16::<WHOLE>(row.biases.cast::<u16>().add(at), count);
-                for m in 0..M {
-                    let of_x = _mm512_loadu_ps(prepared.sums(rows[m]).add(at));
-                    self.biases[m] = _mm512_fmadd_ps(bias, of_x, self.biases[m]);
+                for (sum, &m) in self.biases.iter_mut().zip(&rows) {
+                    let of_x = _mm512_loadu_ps(prepared.sums(m).add(at));
+                    *sum = _mm512_fmadd_ps(bias, of_x, *sum);
                 }
                 load_bf16::<WHOLE>(row.scales.cast::<u16>().add(at), count)
             } else {
@@ -256,8 +256,8 @@ impl<const M: usize> Sums<M> {
                 _mm512_loadu_ps(lanes.as_ptr())
             };
             let mut group: [u32; LANES] = [0; LANES];
-            for lane in 0..LANES {
-                group[lane] = lane as u32 >> self.shift;
+            for (lane, group) in group.iter_mut().enumerate() {
+                *group = lane as u32 >> self.shift;
             }
             let mut group = _mm512_loadu_si512(group.as_ptr().cast());
             // A group of 128 bytes has two chunks: only every second one goes on to the next group.
