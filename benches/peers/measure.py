@@ -61,20 +61,31 @@ def first_line(*command):
     return text.splitlines()[0].strip() if text else None
 
 
+def linux_cpu(info):
+    """Name and features as /proc/cpuinfo tells them. Virtual machines hide the name: numbers stand for it."""
+
+    def field(name):
+        return next(iter(re.findall(rf"^{name}\s*: (.*)$", info, re.M)), None)
+
+    model, numbers = field("model name"), (field("cpu family"), field("model"))
+    if model and all(numbers):
+        model += " family {}, model {}".format(*numbers)
+    return model, (field("flags") or "").split()
+
+
 def machine():
     system = platform.system()
-    model = first_line("sysctl", "-n", "machdep.cpu.brand_string") if system == "Darwin" else None
-    flags = ""
-    if system == "Linux":
-        info = Path("/proc/cpuinfo").read_text()
-        model = next(iter(re.findall(r"^model name\s*: (.*)$", info, re.M)), None)
-        flags = next(iter(re.findall(r"^flags\s*: (.*)$", info, re.M)), "")
+    model, flags = None, []
+    if system == "Darwin":
+        model = first_line("sysctl", "-n", "machdep.cpu.brand_string")
+    elif system == "Linux":
+        model, flags = linux_cpu(Path("/proc/cpuinfo").read_text())
     told = ["avx2", "avx512f", "avx512_vnni", "avx512_bf16", "amx_tile"]
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return {
         "cpu": model or platform.machine(),
         "cores": os.cpu_count(),
-        "simd": [flag for flag in told if flag in flags.split()],
+        "simd": [flag for flag in told if flag in flags],
         "memory_gb": round(memory / 1e9, 1),
         "system": f"{system} {platform.release().split('-')[0]} {platform.machine()}",
     }

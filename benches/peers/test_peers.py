@@ -188,6 +188,18 @@ class Contestants(unittest.TestCase):
         self.assertEqual(shown, "see target/peers/x.log")
 
 
+class Machine(unittest.TestCase):
+    def test_a_processor_is_named_with_its_numbers(self):
+        info = "cpu family\t: 25\nmodel\t\t: 17\nmodel name\t: AMD EPYC\nflags\t\t: fpu avx2\n"
+        self.assertEqual(
+            measure.linux_cpu(info + "\n" + info), ("AMD EPYC family 25, model 17", ["fpu", "avx2"])
+        )
+
+    def test_what_is_not_told_is_left_out(self):
+        self.assertEqual(measure.linux_cpu("model name\t: Some CPU\n"), ("Some CPU", []))
+        self.assertEqual(measure.linux_cpu("processor\t: 0\n"), (None, []))
+
+
 class Gguf(unittest.TestCase):
     def test_the_shape_of_the_comparison(self):
         shape = gguf.Shape(Path(__file__).parent / "llama-1b.json")

@@ -1,7 +1,7 @@
 //! Scores and weighted sums straight from the codes of quantized keys and values: a group's scale
 //! multiplies its part of a score or the weight of its values, and its bias what they sum to.
 
-use super::source::{QuantizedRows, Rows};
+use super::source::{QuantizedRows, Rows, load_strided};
 use super::{MAX_DIM, TILE};
 use crate::cpu::element::Float;
 use crate::cpu::simd::{F32x16, LANES, prefetch};
@@ -29,34 +29,46 @@ pub unsafe fn sums<V: F32x16>(q: *const f32, dim: usize, group: usize, sums: *mu
     }
 }
 
-/// Scales or biases of a group of features, for `count` rows; zeros fill the last block.
+/// Scales or biases of a group of features for up to sixteen of `left` rows from `at` on, then zeros.
 ///
 /// # Safety
 /// The rows exist.
 #[inline(always)]
-unsafe fn column<V: F32x16, T: Float>(
+pub unsafe fn column<V: F32x16, T: Float>(
+    of: &Rows<T>,
+    step: isize,
+    group: usize,
+    at: usize,
+    left: usize,
+) -> V {
+    let first = of.at(at).wrapping_offset(group as isize * step);
+    // SAFETY: the caller's contract.
+    unsafe {
+        match (of.stride, left) {
+            (1, LANES..) => T::load(first),
+            (1, _) => T::load_first(first, left),
+            _ => load_strided(first, of.stride, left.min(LANES)),
+        }
+    }
+}
+
+/// As [`column`], for the `count` rows of a tile.
+///
+/// # Safety
+/// The rows exist.
+#[inline(always)]
+unsafe fn tile_column<V: F32x16, T: Float>(
     of: &Rows<T>,
     step: isize,
     group: usize,
     count: usize,
 ) -> [f32; TILE] {
-    let mut column = [0.0; TILE];
-    let first = of.data.wrapping_offset(group as isize * step);
-    // SAFETY: the caller's contract.
-    unsafe {
-        if of.stride != 1 {
-            for (row, value) in column.iter_mut().enumerate().take(count) {
-                *value = (*first.wrapping_offset(row as isize * of.stride)).to_float();
-            }
-            return column;
-        }
-        for at in (0..count).step_by(LANES) {
-            let (from, left) = (first.add(at), count - at);
-            let lanes: V = if left < LANES { T::load_first(from, left) } else { T::load(from) };
-            lanes.store(column.as_mut_ptr().add(at));
-        }
+    let mut tile = [0.0; TILE];
+    for at in (0..count).step_by(LANES) {
+        // SAFETY: the caller's contract; a tile is whole blocks.
+        unsafe { column::<V, T>(of, step, group, at, count - at).store(tile.as_mut_ptr().add(at)) };
     }
-    column
+    tile
 }
 
 /// Scores of `R` query rows, `pitch` apart, with `count` keys, `K` at a time, sixteen sums in all;
@@ -108,8 +120,8 @@ pub unsafe fn scores<V: F32x16, T: Float, const BITS: usize, const R: usize, con
                 }
             }
             let group = first / k.group;
-            let scales = column::<V, T>(&k.scales, k.steps[1], group, count);
-            let biases = column::<V, T>(&k.biases, k.steps[2], group, count);
+            let scales = tile_column::<V, T>(&k.scales, k.steps[1], group, count);
+            let biases = tile_column::<V, T>(&k.biases, k.steps[2], group, count);
             for (r, dots) in dots.iter().enumerate() {
                 let sum = V::splat(*q_sums.add(r * GROUPS + group));
                 for at in (0..count).step_by(LANES) {
@@ -142,8 +154,8 @@ pub unsafe fn add_values<V: F32x16, T: Float, const BITS: usize, const R: usize>
     unsafe {
         for first in (0..dim).step_by(v.group) {
             let group = first / v.group;
-            let scales = column::<V, T>(&v.scales, v.steps[1], group, count);
-            let biases = column::<V, T>(&v.biases, v.steps[2], group, count);
+            let scales = tile_column::<V, T>(&v.scales, v.steps[1], group, count);
+            let biases = tile_column::<V, T>(&v.biases, v.steps[2], group, count);
             let mut weights = [[0.0f32; TILE]; R];
             let mut shifts = [0.0f32; R];
             for r in 0..R {

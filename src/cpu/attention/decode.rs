@@ -5,6 +5,7 @@ use std::ops::Range;
 
 use super::coded;
 use super::combine::Combine;
+use super::pairs;
 use super::plain;
 use super::scores::{exponential, factor};
 use super::source::{Rows, load_query};
@@ -173,6 +174,18 @@ impl<T: Float> Chunks<'_, T> {
     ) {
         let (call, rows, pitch) = (self.call, self.call.rows(), self.split.pitch);
         let mut q_sums = [0.0f32; DECODE_ROWS * coded::GROUPS];
+        let mut q_pairs = std::mem::MaybeUninit::<[u32; DECODE_ROWS * pairs::PAIRS]>::uninit();
+        let q_pairs = q_pairs.as_mut_ptr().cast::<u32>();
+        let paired = BITS == 4 && pairs::exact::<V, T>(call.dim);
+        if paired {
+            for row in 0..rows {
+                let (head, query) = call.place(place.1, row);
+                let (from, to) =
+                    (call.q.at(place.0, head, query), q_pairs.wrapping_add(row * pairs::PAIRS));
+                // SAFETY: the caller's contract; a row has room for the pairs of the largest dimension.
+                unsafe { pairs::pair_query::<T>(from, call.q.strides[3], call.dim, to) };
+            }
+        }
         for at in range.clone().step_by(TILE) {
             let count = TILE.min(range.end - at);
             let keys = call.k.coded::<T>(place, at);
@@ -191,6 +204,15 @@ impl<T: Float> Chunks<'_, T> {
                     }
                     let (q, to, dim) =
                         ((q.add(row * pitch), pitch), scores.add(row * TILE), call.dim);
+                    if paired {
+                        let q = (q_pairs.add(row * pairs::PAIRS).cast_const(), call.scale);
+                        row += match rows - row {
+                            4.. => pairs::scores::<V, T, 4>([&k, &v], count, dim, q, sums, to),
+                            2 | 3 => pairs::scores::<V, T, 2>([&k, &v], count, dim, q, sums, to),
+                            _ => pairs::scores::<V, T, 1>([&k, &v], count, dim, q, sums, to),
+                        };
+                        continue;
+                    }
                     row += match rows - row {
                         4.. => coded::scores::<V, T, BITS, 4, 4>([&k, &v], count, dim, q, sums, to),
                         2 | 3 => {
@@ -294,9 +316,11 @@ impl<T: Float> Chunks<'_, T> {
     ) {
         let (call, rows, pitch) = (self.call, self.call.rows(), self.split.pitch);
         let blocks = count.div_ceil(LANES);
+        let mut maxima = [0.0f32; DECODE_ROWS];
         // SAFETY: the caller's contract; a row has `TILE` scores.
         unsafe {
-            for row in 0..rows {
+            // All rows' maxima first: a row's exponentials wait for its own.
+            for (row, largest) in maxima.iter_mut().enumerate().take(rows) {
                 let scores = scores.add(row * TILE);
                 let (head, query) = call.place(kv_head, row);
                 call.finish::<V, T>(scores, (batch, head, query), (first, count));
@@ -304,13 +328,15 @@ impl<T: Float> Chunks<'_, T> {
                 let last = scores.add((blocks - 1) * LANES);
                 let kept = count - (blocks - 1) * LANES;
                 V::load(last).keep_first(kept, f32::NEG_INFINITY).store(last);
-
-                let (max, sum) = (state.max.add(row), state.sum.add(row));
-                let mut largest = V::splat(*max);
+                let mut lanes = V::splat(*state.max.add(row));
                 for block in 0..blocks {
-                    largest = V::load(scores.add(block * LANES)).max(largest);
+                    lanes = V::load(scores.add(block * LANES)).max(lanes);
                 }
-                let largest = largest.reduce_max();
+                *largest = lanes.reduce_max();
+            }
+            for (row, &largest) in maxima.iter().enumerate().take(rows) {
+                let scores = scores.add(row * TILE);
+                let (max, sum) = (state.max.add(row), state.sum.add(row));
                 let mut total = V::splat(0.0);
                 for block in 0..blocks {
                     let at = scores.add(block * LANES);

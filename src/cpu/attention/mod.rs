@@ -9,6 +9,7 @@
 mod coded;
 mod combine;
 mod decode;
+mod pairs;
 mod plain;
 mod prefill;
 mod product;

@@ -325,17 +325,24 @@ impl Fixed<'_> {
     }
 }
 
-#[test]
-fn quantized_keys_and_values() {
-    for (queries, keys) in [(1, 300), (3, 70), (40, 70)] {
-        for (bits, group, dim) in [(4, 32, 32), (4, 64, 128), (8, 32, 96), (8, 128, 128)] {
-            let mut case = case::<F16>((1, 4, 2), (queries, keys, dim), (1, 0));
+fn quantized<T: Sample>() {
+    for (heads, queries, keys) in [(4, 1, 300), (4, 3, 70), (2, 1, 33), (10, 1, 17), (4, 40, 70)] {
+        for (bits, group, dim) in [
+            (4, 32, 32),
+            (4, 32, 64),
+            (4, 64, 64),
+            (4, 64, 128),
+            (4, 128, 256),
+            (8, 32, 96),
+            (8, 128, 128),
+        ] {
+            let mut case = case::<T>((1, heads, 2), (queries, keys, dim), (1, 0));
             let words: Vec<u32> = (0..2 * keys * dim * bits / 32)
                 .map(|i| (i as u32).wrapping_mul(2_654_435_761) ^ 0x5bd1_e995)
                 .collect();
             // Numbers of about 1, so that scores stay small.
-            let scales = values::<F16>(2 * keys * dim / group, 1.6 / (1 << bits) as f32);
-            let biases = values::<F16>(2 * keys * dim / group + 1, 0.5);
+            let scales = values::<T>(2 * keys * dim / group, 1.6 / (1 << bits) as f32);
+            let biases = values::<T>(2 * keys * dim / group + 1, 0.5);
             let at = |row| strides(2, keys, row, 1, 0);
             let source = Source::Quantized {
                 packed: View { data: words.as_ptr().cast(), strides: at(dim * bits / 32) },
@@ -346,9 +353,24 @@ fn quantized_keys_and_values() {
             };
             (case.call.k, case.call.v) = (source, source);
             case.call.causal = true;
-            case.check(&format!("{queries}x{keys} {bits} bits by {group} of {dim}"));
+            case.check(&format!("{heads}x{queries}x{keys} {bits} bits by {group} of {dim}"));
         }
     }
+}
+
+#[test]
+fn quantized_keys_and_values_in_f32() {
+    quantized::<f32>();
+}
+
+#[test]
+fn quantized_keys_and_values_in_f16() {
+    quantized::<F16>();
+}
+
+#[test]
+fn quantized_keys_and_values_in_bf16() {
+    quantized::<Bf16>();
 }
 
 #[test]

@@ -6,7 +6,7 @@
 use std::ops::Range;
 
 use super::super::element::Float;
-use super::super::simd::{F32x16, Kernel, LANES, prefetch};
+use super::super::simd::{F32x16, Kernel, LANES, prefetch_far};
 use super::super::{Machine, Shared};
 use super::FEW_ROWS;
 use super::arithmetic::{Arithmetic, InBf16, InF32};
@@ -167,7 +167,8 @@ unsafe fn dots<V: F32x16, X: Float, T: Float, A: Arithmetic, const ROWS: usize>(
     // SAFETY: every access is within the rows.
     unsafe {
         while at + SUMS * chunk <= k {
-            prefetch(w.add(at).cast::<u8>().wrapping_add(AHEAD), SUMS * chunk * size_of::<T>());
+            let ahead = w.add(at).cast::<u8>().wrapping_add(AHEAD);
+            prefetch_far(ahead, SUMS * chunk * size_of::<T>());
             for s in 0..SUMS {
                 let here = at + s * chunk;
                 let lanes: V = A::whole(w.add(here));

@@ -6,7 +6,7 @@ use super::finish::{Finish, swiglu};
 use super::prepare::Prepared;
 use super::{Call, Join, Weights};
 use crate::cpu::element::Float;
-use crate::cpu::simd::{F32x16, LANES, prefetch};
+use crate::cpu::simd::{F32x16, LANES, prefetch_far};
 
 /// Rows of x that take part while a row of weights is in the cache.
 const BAND: usize = 8;
@@ -33,15 +33,15 @@ impl Operands<'_> {
     #[inline(always)]
     pub fn prefetch_scales<D: Dots>(&self, at: usize) {
         let ahead = at + AHEAD * 8 / (self.group * D::BITS);
-        prefetch(self.scales.wrapping_add(ahead * D::SCALE_BYTES), 1);
-        prefetch(self.biases.wrapping_add(ahead * D::SCALE_BYTES), 1);
+        prefetch_far(self.scales.wrapping_add(ahead * D::SCALE_BYTES), 1);
+        prefetch_far(self.biases.wrapping_add(ahead * D::SCALE_BYTES), 1);
     }
 }
 
 /// Asks for the weights that come after a chunk of so many bytes.
 #[inline(always)]
 pub(super) fn prefetch_weights(chunk: *const u8, bytes: usize) {
-    prefetch(chunk.wrapping_add(AHEAD), bytes);
+    prefetch_far(chunk.wrapping_add(AHEAD), bytes);
 }
 
 /// How a row of weights is multiplied.

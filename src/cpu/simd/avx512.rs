@@ -7,6 +7,7 @@ use std::ops::{Add, Div, Mul, Sub};
 use super::transpose::transpose;
 use super::{F32x16, LANES, dot_bf16_by_halves, dot_bytes_in_turn};
 
+mod pairs;
 mod whole;
 
 /// `BF16`: the machine has AVX512_BF16 and AVX512_VNNI too.
@@ -126,6 +127,7 @@ impl<const BF16: bool> F32x16 for Avx512<BF16> {
     fn mul_add(self, factor: Self, addend: Self) -> Self {
         Self(lanes!(_mm512_fmadd_ps(self.0, factor.0, addend.0)))
     }
+    const DOTS_BF16: bool = BF16;
     /// Subnormal numbers count as zero where this is one instruction.
     #[inline(always)]
     fn dot_bf16(self, a: __m512i, b: __m512i) -> Self {
@@ -217,6 +219,18 @@ impl<const BF16: bool> F32x16 for Avx512<BF16> {
         // SAFETY: eight bytes are readable; no alignment is needed.
         let pairs = unsafe { _mm512_cvtepu8_epi64(_mm_loadl_epi64(from.cast())) };
         Self::low_bits::<4>(lanes!(_mm512_or_si512(pairs, _mm512_slli_epi64::<28>(pairs))))
+    }
+    #[inline(always)]
+    unsafe fn load_halves(low: *const f32, high: *const f32) -> Self {
+        // SAFETY: eight floats are readable at each; no alignment is needed.
+        unsafe {
+            let low = _mm512_castps256_ps512(_mm256_loadu_ps(low));
+            Self(_mm512_insertf32x8::<1>(low, _mm256_loadu_ps(high)))
+        }
+    }
+    #[inline(always)]
+    fn nibble_pairs(words: __m512i) -> [__m512i; 4] {
+        lanes!(pairs::of_nibbles(words))
     }
     #[inline(always)]
     fn any_above(self, limit: f32) -> bool {

@@ -18,6 +18,24 @@ fn lower<V: F32x16>(pair: V::Int) -> V {
     V::from_bits(V::shift_left::<16>(pair))
 }
 
+/// [`F32x16::nibble_pairs`] where nothing looks them up.
+#[inline(always)]
+pub fn nibble_pairs<V: F32x16>(words: V::Int) -> [V::Int; 4] {
+    [
+        pair::<V>(words, V::shift_right::<16>(words)),
+        pair::<V>(V::shift_right::<4>(words), V::shift_right::<20>(words)),
+        pair::<V>(V::shift_right::<8>(words), V::shift_right::<24>(words)),
+        pair::<V>(V::shift_right::<12>(words), V::shift_right::<28>(words)),
+    ]
+}
+
+/// The low four bits of each as numbers, which as bf16 are the upper halves of floats.
+#[inline(always)]
+fn pair<V: F32x16>(low: V::Int, high: V::Int) -> V::Int {
+    let low = V::shift_right::<16>(V::low_bits::<4>(low).to_bits());
+    V::low_bits::<4>(high).xor_bits(low).to_bits()
+}
+
 /// [`F32x16::dot_bytes`] where it is no instruction.
 #[inline(always)]
 pub fn dot_bytes_in_turn<V: F32x16>(sum: V::Int, a: V::Int, b: V::Int) -> V::Int {

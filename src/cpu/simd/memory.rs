@@ -17,6 +17,22 @@ pub fn prefetch(from: *const u8, bytes: usize) {
     let _ = (from, bytes);
 }
 
+/// As [`prefetch`], into the second cache: what is wanted later would drive from the first what is used
+/// over and over.
+#[inline(always)]
+pub fn prefetch_far(from: *const u8, bytes: usize) {
+    #[cfg(target_arch = "x86_64")]
+    for line in (0..bytes).step_by(64) {
+        // SAFETY: a prefetch never faults, and SSE is part of x86-64.
+        unsafe {
+            use std::arch::x86_64::{_MM_HINT_T1, _mm_prefetch};
+            _mm_prefetch::<_MM_HINT_T1>(from.wrapping_add(line).cast());
+        }
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = (from, bytes);
+}
+
 /// As [`prefetch`], for a block of elements.
 #[inline(always)]
 pub fn prefetch_block<T>(from: *const T) {

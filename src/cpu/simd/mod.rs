@@ -16,14 +16,13 @@ mod memory;
 mod neon;
 mod scalar;
 mod stream;
-#[cfg(target_arch = "x86_64")]
 mod transpose;
 
 #[cfg(target_arch = "x86_64")]
 pub use avx512::Avx512;
 use dots::{dot_bf16_by_halves, dot_bytes_in_turn};
 pub use level::Level;
-pub use memory::{fence, prefetch, prefetch_block};
+pub use memory::{fence, prefetch, prefetch_block, prefetch_far};
 
 /// Lanes in a block, whatever the level.
 pub const LANES: usize = 16;
@@ -120,6 +119,8 @@ pub trait F32x16:
 
     /// `self * factor + addend`, rounded once on every level.
     fn mul_add(self, factor: Self, addend: Self) -> Self;
+    /// Whether [`dot_bf16`](Self::dot_bf16) is one instruction.
+    const DOTS_BF16: bool = false;
     /// Adds to each lane the product of two bf16 pairs, that of their upper halves first.
     #[inline(always)]
     fn dot_bf16(self, a: Self::Int, b: Self::Int) -> Self {
@@ -128,22 +129,7 @@ pub trait F32x16:
     /// Sixteen blocks as the rows of a square: its columns.
     #[inline(always)]
     fn transpose(rows: [Self; LANES]) -> [Self; LANES] {
-        let mut square = [0.0f32; LANES * LANES];
-        let mut column = [0.0f32; LANES];
-        // SAFETY: every row and column is sixteen floats of these arrays.
-        unsafe {
-            for (i, row) in rows.into_iter().enumerate() {
-                row.store(square.as_mut_ptr().add(i * LANES));
-            }
-            let mut columns = rows;
-            for (j, lanes) in columns.iter_mut().enumerate() {
-                for (i, lane) in column.iter_mut().enumerate() {
-                    *lane = square[i * LANES + j];
-                }
-                *lanes = Self::load(column.as_ptr());
-            }
-            columns
-        }
+        transpose::by_memory(rows)
     }
     /// The larger lane; a NaN in `other` always comes through, one in `self` may be dropped.
     fn max(self, other: Self) -> Self;
@@ -314,6 +300,24 @@ pub trait F32x16:
     unsafe fn store_stream<const BITS: usize>(a: Self::Int, to: *mut u8) {
         // SAFETY: the caller's contract.
         unsafe { stream::store::<Self, BITS>(a, to) }
+    }
+    /// Eight floats and eight more.
+    /// # Safety
+    /// Each address is readable for eight floats.
+    #[inline(always)]
+    unsafe fn load_halves(low: *const f32, high: *const f32) -> Self {
+        let mut lanes = [0.0f32; LANES];
+        // SAFETY: the caller's contract; the array holds both.
+        unsafe {
+            std::ptr::copy_nonoverlapping(low, lanes.as_mut_ptr(), LANES / 2);
+            std::ptr::copy_nonoverlapping(high, lanes.as_mut_ptr().add(LANES / 2), LANES / 2);
+            Self::load(lanes.as_ptr())
+        }
+    }
+    /// Of each lane's eight 4-bit numbers the n-th and the (n + 4)-th, as bf16 pairs.
+    #[inline(always)]
+    fn nibble_pairs(words: Self::Int) -> [Self::Int; 4] {
+        dots::nibble_pairs::<Self>(words)
     }
     /// Lane i of the result is lane `index[i]`, which is below sixteen.
     #[inline(always)]

@@ -1,13 +1,36 @@
 //! A square of sixteen registers turned around.
 
+#[cfg(target_arch = "x86_64")]
 use std::arch::x86_64::*;
 
-use super::LANES;
+use super::{F32x16, LANES};
+
+/// [`F32x16::transpose`] where nothing turns registers around.
+#[inline(always)]
+pub fn by_memory<V: F32x16>(rows: [V; LANES]) -> [V; LANES] {
+    let mut square = [0.0f32; LANES * LANES];
+    let mut column = [0.0f32; LANES];
+    // SAFETY: every row and column is sixteen floats of these arrays.
+    unsafe {
+        for (i, row) in rows.into_iter().enumerate() {
+            row.store(square.as_mut_ptr().add(i * LANES));
+        }
+        let mut columns = rows;
+        for (j, lanes) in columns.iter_mut().enumerate() {
+            for (i, lane) in column.iter_mut().enumerate() {
+                *lane = square[i * LANES + j];
+            }
+            *lanes = V::load(column.as_ptr());
+        }
+        columns
+    }
+}
 
 /// Row i of the result has element i of every row.
 ///
 /// # Safety
 /// The machine has AVX-512 F and DQ, and this is inlined where they are enabled.
+#[cfg(target_arch = "x86_64")]
 #[inline(always)]
 pub unsafe fn transpose(rows: [__m512; LANES]) -> [__m512; LANES] {
     // SAFETY: the caller vouches for the instructions; nothing is read or written.
