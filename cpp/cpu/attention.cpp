@@ -24,7 +24,7 @@ bridge::AttentionView view(const std::vector<mx::array>& inputs, int at, bool th
 
 void Attention::run_on_cpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) {
   auto& out = outputs[0];
-  out.set_data(allocate(out.nbytes()));
+  allocate(out);
   cpu_dispatch(stream(), out, [&] {
     auto& q = inputs[0];
     bool quantized = bits_ > 0;

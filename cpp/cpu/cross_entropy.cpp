@@ -26,7 +26,7 @@ void CrossEntropy::run_on_cpu(
     require_row_contiguous("cross_entropy", input);
   }
   for (auto& output : outputs) {
-    output.set_data(allocate(output.nbytes()));
+    allocate(output);
   }
   cpu_dispatch(stream(), outputs[0], [&] {
     return [dtype = kernel_dtype(x),

@@ -21,7 +21,7 @@ void run(mx::Stream stream, const mx::array& x, mx::array& out, bool subtract) {
 
 void LogSumExp::run_on_cpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) {
   require_row_contiguous("logsumexp", inputs[0]);
-  outputs[0].set_data(allocate(outputs[0].nbytes()));
+  allocate(outputs[0]);
   run(stream(), inputs[0], outputs[0], false);
 }
 

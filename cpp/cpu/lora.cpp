@@ -10,7 +10,7 @@ void LoraLinear::run_on_cpu(const std::vector<mx::array>& inputs, std::vector<mx
     require_row_contiguous("lora_linear", input);
   }
   auto& out = outputs[0];
-  out.set_data(allocate(out.nbytes()));
+  allocate(out);
   cpu_dispatch(stream(), out, [&] {
     auto& x = inputs[0];
     auto columns = static_cast<size_t>(out.shape(-1));

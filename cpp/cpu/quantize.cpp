@@ -9,7 +9,7 @@ void Quantize::run_on_cpu(const std::vector<mx::array>& inputs, std::vector<mx::
   const auto& x = inputs[0];
   require_row_contiguous("quantize", x);
   for (auto& out : outputs) {
-    out.set_data(allocate(out.nbytes()));
+    allocate(out);
   }
   cpu_dispatch(stream(), outputs[0], [&] {
     return [dtype = kernel_dtype(x),
@@ -30,7 +30,7 @@ void Dequantize::run_on_cpu(const std::vector<mx::array>& inputs, std::vector<mx
   for (const auto& input : inputs) {
     require_row_contiguous("dequantize", input);
   }
-  out.set_data(allocate(out.nbytes()));
+  allocate(out);
   cpu_dispatch(stream(), out, [&] {
     return [dtype = kernel_dtype(out),
             packed = inputs[0].data<uint32_t>(),

@@ -15,7 +15,7 @@ void QuantizedMatmul::run_on_cpu(
   if (more.residual) {
     donate_or_allocate(inputs.back(), out);
   } else {
-    out.set_data(allocate(out.nbytes()));
+    allocate(out);
   }
   cpu_dispatch(stream(), out, [&] {
     const auto& x = inputs[0];

@@ -9,7 +9,7 @@ void Reduction::run_on_cpu(const std::vector<mx::array>& inputs, std::vector<mx:
   const auto& x = inputs[0];
   auto& out = outputs[0];
   require_row_contiguous("reduce", x);
-  out.set_data(allocate(out.nbytes()));
+  allocate(out);
   cpu_dispatch(stream(), out, [&] {
     return [dtype = kernel_dtype(x),
             kind = kind_,

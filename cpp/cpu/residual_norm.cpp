@@ -12,7 +12,7 @@ void ResidualNorm::run_on_cpu(
     require_row_contiguous("residual_norm", input);
   }
   for (auto& out : outputs) {
-    out.set_data(allocate(out.nbytes()));
+    allocate(out);
   }
   cpu_dispatch(stream(), x, [&] {
     size_t axis = x.shape(-1);

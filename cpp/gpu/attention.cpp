@@ -28,7 +28,7 @@ mx::array reached(const mx::array& x, AttentionView& view) {
 void Attention::eval_gpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) {
   auto& q = inputs[0];
   auto& out = outputs[0];
-  out.set_data(allocate(out.nbytes()));
+  allocate(out);
   if (out.size() == 0) {
     return;
   }
@@ -77,7 +77,7 @@ void Attention::eval_gpu(const std::vector<mx::array>& inputs, std::vector<mx::a
       mx::float32,
       nullptr,
       {});
-  partials.set_data(allocate(partials.nbytes()));
+  allocate(partials);
   run(partials);
   auto combine = pipeline(stream(), "attention", [&](uint32_t max_threads) {
     return plan_attention_combine(params, dtype, max_threads);

@@ -13,7 +13,7 @@ void CrossEntropy::eval_gpu(const std::vector<mx::array>& inputs, std::vector<mx
     require_row_contiguous("cross_entropy", input);
   }
   for (auto& output : outputs) {
-    output.set_data(allocate(output.nbytes()));
+    allocate(output);
   }
   if (x.size() == 0) {
     return;

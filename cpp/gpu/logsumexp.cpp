@@ -25,7 +25,7 @@ void run(mx::Stream stream, const mx::array& x, mx::array& out, bool subtract) {
 
 void LogSumExp::eval_gpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) {
   require_row_contiguous("logsumexp", inputs[0]);
-  outputs[0].set_data(allocate(outputs[0].nbytes()));
+  allocate(outputs[0]);
   run(stream(), inputs[0], outputs[0], false);
 }
 

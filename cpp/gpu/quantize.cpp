@@ -10,7 +10,7 @@ void Quantize::eval_gpu(const std::vector<mx::array>& inputs, std::vector<mx::ar
   auto& x = inputs[0];
   require_row_contiguous("quantize", x);
   for (auto& out : outputs) {
-    out.set_data(allocate(out.nbytes()));
+    allocate(out);
   }
   if (x.size() == 0) {
     return;
@@ -34,7 +34,7 @@ void Dequantize::eval_gpu(const std::vector<mx::array>& inputs, std::vector<mx::
   for (auto& input : inputs) {
     require_row_contiguous("dequantize", input);
   }
-  out.set_data(allocate(out.nbytes()));
+  allocate(out);
   if (out.size() == 0) {
     return;
   }

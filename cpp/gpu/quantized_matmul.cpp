@@ -14,7 +14,7 @@ namespace {
 mx::array normalized(
     const mx::array& x, const mx::array& weight, float eps, const mx::Stream& stream) {
   mx::array out(x.shape(), x.dtype(), nullptr, {});
-  out.set_data(allocate(out.nbytes()));
+  allocate(out);
   mx::metal::get_command_encoder(stream).add_temporary(out);
   uint32_t axis = x.shape(-1);
   uint64_t rows = x.size() / axis;
@@ -37,7 +37,7 @@ void QuantizedMatmul::eval_gpu(
   if (more.residual) {
     donate_or_allocate(inputs.back(), out);
   } else {
-    out.set_data(allocate(out.nbytes()));
+    allocate(out);
   }
   if (out.size() == 0) {
     return;

@@ -31,7 +31,7 @@ void Reduction::eval_gpu(const std::vector<mx::array>& inputs, std::vector<mx::a
   auto& x = inputs[0];
   auto& out = outputs[0];
   require_row_contiguous("reduce", x);
-  out.set_data(allocate(out.nbytes()));
+  allocate(out);
   if (out.size() == 0) {
     return;
   }
@@ -50,7 +50,7 @@ void Reduction::eval_gpu(const std::vector<mx::array>& inputs, std::vector<mx::a
     return;
   }
   mx::array partial({static_cast<int>(rows), static_cast<int>(pieces)}, mx::float32, nullptr, {});
-  partial.set_data(allocate(partial.nbytes()));
+  allocate(partial);
   mx::metal::get_command_encoder(stream()).add_temporary(partial);
   fold(stream(), kind, x, partial, {axis, rows, pieces, piece, 1.0f, 0});
   fold(stream(), merge, partial, out, {pieces, rows, 1, pieces, scale, root});

@@ -12,7 +12,7 @@ void ResidualNorm::eval_gpu(const std::vector<mx::array>& inputs, std::vector<mx
     require_row_contiguous("residual_norm", input);
   }
   for (auto& out : outputs) {
-    out.set_data(allocate(out.nbytes()));
+    allocate(out);
   }
   if (x.size() == 0) {
     return;

@@ -8,16 +8,20 @@ namespace mlx_primitives {
 
 namespace {
 
+constexpr size_t page = 4096;
+constexpr uintptr_t large_page = 2 << 20;
+/** Arrays from so many bytes on are laid out with care. */
+constexpr size_t large_array = 4 * large_page;
+
 /**
  * MLX's CPU allocator returns large buffers to the system, so each output's pages are new: with
  * large pages they take a fraction of the faults. Only a hint, hence no error.
  */
 void prefer_large_pages([[maybe_unused]] void* data, [[maybe_unused]] size_t bytes) {
 #ifdef MADV_HUGEPAGE
-  constexpr uintptr_t page = 2 << 20;
-  auto start = (reinterpret_cast<uintptr_t>(data) + page - 1) / page * page;
-  auto end = (reinterpret_cast<uintptr_t>(data) + bytes) / page * page;
-  if (start < end && bytes >= 4 * page) {
+  auto start = (reinterpret_cast<uintptr_t>(data) + large_page - 1) / large_page * large_page;
+  auto end = (reinterpret_cast<uintptr_t>(data) + bytes) / large_page * large_page;
+  if (start < end) {
     madvise(reinterpret_cast<void*>(start), end - start, MADV_HUGEPAGE);
   }
 #endif
@@ -132,15 +136,32 @@ mx::allocator::Data allocate(size_t bytes) {
   if (!buffer.ptr() && bytes > 0) {
     throw std::runtime_error("[allocate] no memory for " + std::to_string(bytes) + " bytes");
   }
-  prefer_large_pages(buffer.raw_ptr(), bytes);
+  if (bytes >= large_array) {
+    prefer_large_pages(buffer.raw_ptr(), bytes);
+  }
   return data;
+}
+
+void allocate(mx::array& out) {
+  if (out.nbytes() < large_array) {
+    out.set_data(allocate(out.nbytes()));
+    return;
+  }
+  // MLX's large CPU buffers begin 24 bytes beside a page, where no vector can be stored past the
+  // caches. At a cache line further on in a page than its inputs, each load would wait for the last
+  // such store, whose address looks the same within a page.
+  out.set_data(allocate(out.nbytes() + page));
+  auto beyond = reinterpret_cast<uintptr_t>(out.data<char>()) % page;
+  auto elements = static_cast<int64_t>((page - beyond) % page / out.itemsize());
+  mx::Strides strides = out.strides();
+  out.copy_shared_buffer(out, strides, out.flags(), out.data_size(), elements);
 }
 
 void donate_or_allocate(const mx::array& x, mx::array& out) {
   if (x.is_donatable() && x.itemsize() == out.itemsize()) {
     out.copy_shared_buffer(x);
   } else {
-    out.set_data(allocate(out.nbytes()));
+    allocate(out);
   }
 }
 

@@ -119,6 +119,9 @@ void require_row_contiguous(const char* op, const mx::array& x);
 /** MLX's allocator, which returns null where there is no memory, as an exception. */
 mx::allocator::Data allocate(size_t bytes);
 
+/** Gives out a buffer of its own; a large one begins at a page. */
+void allocate(mx::array& out);
+
 /** Gives out the buffer of x if nothing else will read it, else a new one. */
 void donate_or_allocate(const mx::array& x, mx::array& out);
 

@@ -66,7 +66,7 @@ size_t Hosted::allocate_outputs(
       require_row_contiguous(name_.c_str(), inputs.at(in_place_));
       donate_or_allocate(inputs[in_place_], outputs[0]);
     } else {
-      outputs[i].set_data(allocate(outputs[i].nbytes()));
+      allocate(outputs[i]);
     }
   }
   return elements;

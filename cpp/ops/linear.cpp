@@ -111,7 +111,7 @@ void Linear::prepare(const std::vector<mx::array>& inputs, mx::array& out) const
   if (auto* last = residual(inputs)) {
     donate_or_allocate(*last, out);
   } else {
-    out.set_data(allocate(out.nbytes()));
+    allocate(out);
   }
 }
 

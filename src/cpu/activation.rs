@@ -5,7 +5,8 @@ use std::ops::Range;
 
 use super::element::{Element, Float, with_element};
 use super::math::{erf_of_mlx, sigmoid, tanh};
-use super::simd::{F32x16, Kernel, LANES};
+use super::output::Output;
+use super::simd::{F32x16, Kernel, LANES, prefetch_block};
 use super::{Machine, Shared};
 mod affine;
 mod table;
@@ -232,14 +233,12 @@ unsafe fn alone<T: Float, F: Function>(
         // SAFETY: the caller's contract.
         return unsafe { map::<T, Alone<F>>(machine, x, x, out, size, work) };
     };
-    let (x, out) = (Shared(x.cast_mut()), Shared(out));
+    let out = Output::new(out, &[x], size, BLOCK);
+    let x = Shared(x.cast_mut());
     machine.pool.for_each(size.div_ceil(BLOCK), BLOCK, &|blocks| {
-        let (start, end) = (blocks.start * BLOCK, size.min(blocks.end * BLOCK));
+        let range = blocks.start * BLOCK..size.min(blocks.end * BLOCK);
         // SAFETY: the caller's contract; the ranges are disjoint, and T has sixteen bits.
-        unsafe {
-            let (x, out) = (x.get().add(start), out.get().add(start));
-            table::map(table, x.cast(), out.cast(), end - start);
-        }
+        unsafe { table::map::<T>(machine, table, x.get(), out, range) }
     });
 }
 
@@ -255,16 +254,19 @@ unsafe fn gated<T: Float, F: Function>(
         // SAFETY: the caller's contract.
         return unsafe { map::<T, Gated<F>>(machine, a, b, out, size, work) };
     };
-    let (a, b, out) = (Shared(a.cast_mut()), Shared(b.cast_mut()), Shared(out));
+    let out = Output::new(out, &[a, b], size, BLOCK);
+    let (a, b) = (Shared(a.cast_mut()), Shared(b.cast_mut()));
     machine.pool.for_each(size.div_ceil(BLOCK), BLOCK, &|blocks| {
         let range = blocks.start * BLOCK..size.min(blocks.end * BLOCK);
         // SAFETY: the caller's contract; the ranges are disjoint, and T has sixteen bits.
-        unsafe { table::gated::<T>(machine, table, [a.get(), b.get()], out.get(), range) }
+        unsafe { table::gated::<T>(machine, table, [a.get(), b.get()], out, range) }
     });
 }
 
 /// Elements that one item of a job stands for.
 const BLOCK: usize = 1024;
+/// How far ahead of the loads elements are asked for.
+const AHEAD: usize = 1024;
 
 /// `work`: tenths of a nanosecond an element.
 unsafe fn map<T: Float, M: Map>(
@@ -275,11 +277,11 @@ unsafe fn map<T: Float, M: Map>(
     size: usize,
     work: usize,
 ) {
-    let (a, b, out) = (Shared(a.cast_mut()), Shared(b.cast_mut()), Shared(out));
+    let out = Output::new(out, &[a, b], size, BLOCK);
+    let (a, b) = (Shared(a.cast_mut()), Shared(b.cast_mut()));
     machine.pool.for_each(size.div_ceil(BLOCK), BLOCK * work, &|blocks| {
         let range = blocks.start * BLOCK..size.min(blocks.end * BLOCK);
-        let kernel =
-            Mapped { a: a.get(), b: b.get(), out: out.get(), range, map: PhantomData::<M> };
+        let kernel = Mapped { a: a.get(), b: b.get(), out, range, map: PhantomData::<M> };
         // SAFETY: the caller's contract; the ranges are disjoint.
         unsafe { machine.level.run(kernel) }
     });
@@ -288,7 +290,7 @@ unsafe fn map<T: Float, M: Map>(
 struct Mapped<T, M> {
     a: *const T,
     b: *const T,
-    out: *mut T,
+    out: Output<T>,
     range: Range<usize>,
     map: PhantomData<M>,
 }
@@ -301,15 +303,17 @@ impl<T: Float, M: Map> Kernel for Mapped<T, M> {
         // SAFETY: every access is within the range, and reads come before the write to their place.
         unsafe {
             while at + LANES <= self.range.end {
+                prefetch_block(self.a.wrapping_add(at + AHEAD));
+                prefetch_block(self.b.wrapping_add(at + AHEAD));
                 let (a, b): (V, V) = (T::load(self.a.add(at)), T::load(self.b.add(at)));
-                T::store(M::of::<V, T>(a, b), self.out.add(at));
+                self.out.put(M::of::<V, T>(a, b), at);
                 at += LANES;
             }
             let count = self.range.end - at;
             if count > 0 {
                 let a: V = T::load_first(self.a.add(at), count);
                 let b: V = T::load_first(self.b.add(at), count);
-                T::store_first(M::of::<V, T>(a, b), self.out.add(at), count);
+                self.out.put_first(M::of::<V, T>(a, b), at, count);
             }
         }
     }

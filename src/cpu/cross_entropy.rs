@@ -4,6 +4,7 @@ use std::ops::Range;
 
 use super::element::{Element, Float, with_element};
 use super::logsumexp::{CHUNK, Chunks, Stats, row_stats, stats_of_few};
+use super::output::Output;
 use super::simd::{F32x16, Kernel, LANES};
 use super::softmax::exponential;
 use super::{Machine, Shared};
@@ -175,11 +176,12 @@ unsafe fn grad_on<T: Float>(
         return;
     }
     let items = targets.classes.len() * Chunks::of(axis).each;
-    let (x, g, out) = (Shared(x.cast_mut()), Shared(g.cast_mut()), Shared(out));
+    let out = Output::new(out, &[x], targets.classes.len() * axis, axis);
+    let (x, g) = (Shared(x.cast_mut()), Shared(g.cast_mut()));
     let stats = Shared(stats.cast_mut());
     machine.pool.for_each(items, 2 * axis.min(CHUNK), &|range| {
         let (x, g, stats) = (x.get(), g.get(), stats.get());
-        let kernel = Grad { x, g, targets, stats, out: out.get(), axis, range };
+        let kernel = Grad { x, g, targets, stats, out, axis, range };
         // SAFETY: the caller's contract; the ranges of chunks are disjoint.
         unsafe { machine.level.run(kernel) }
     });
@@ -190,7 +192,7 @@ struct Grad<'a, T> {
     g: *const T,
     targets: Targets<'a>,
     stats: *const f32,
-    out: *mut T,
+    out: Output<T>,
     axis: usize,
     range: Range<usize>,
 }
@@ -229,7 +231,7 @@ impl<T: Float> Kernel for Grad<'_, T> {
                 });
                 shares::<V, T>(x, out, count, [max, g / sum, -spread], true);
                 if let Some((at, value)) = hit {
-                    T::store_first(value, out.add(at), 1);
+                    out.put_first(value, at, 1);
                 }
             }
         }
@@ -249,7 +251,7 @@ fn share<V: F32x16, T: Float>(x: V, max: f32, factor: f32) -> V {
 #[inline(always)]
 unsafe fn shares<V: F32x16, T: Float>(
     x: *const T,
-    out: *mut T,
+    out: Output<T>,
     count: usize,
     [max, factor, shift]: [f32; 3],
     counts: bool,
@@ -261,7 +263,7 @@ unsafe fn shares<V: F32x16, T: Float>(
         while i + LANES <= count {
             let lanes =
                 if counts { share::<V, T>(T::load(x.add(i)), max, factor) + shift } else { shift };
-            T::store(lanes, out.add(i));
+            out.put(lanes, i);
             i += LANES;
         }
         if i < count {
@@ -271,7 +273,7 @@ unsafe fn shares<V: F32x16, T: Float>(
             } else {
                 shift
             };
-            T::store_first(lanes, out.add(i), tail);
+            out.put_first(lanes, i, tail);
         }
     }
 }

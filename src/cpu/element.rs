@@ -53,6 +53,8 @@ pub trait Float: Copy + Send + Sync + 'static {
     unsafe fn load_first<V: F32x16>(from: *const Self, count: usize) -> V;
     unsafe fn store<V: F32x16>(lanes: V, to: *mut Self);
     unsafe fn store_first<V: F32x16>(lanes: V, to: *mut Self, count: usize);
+    /// A store past the caches; `to` is aligned to the block.
+    unsafe fn stream<V: F32x16>(lanes: V, to: *mut Self);
     /// What a store followed by a load gives: the lanes rounded to this type.
     fn round<V: F32x16>(lanes: V) -> V;
     /// One element as a float.
@@ -83,6 +85,11 @@ impl Float for f32 {
     unsafe fn store_first<V: F32x16>(lanes: V, to: *mut f32, count: usize) {
         // SAFETY: the trait's contract.
         unsafe { lanes.store_first(to, count) }
+    }
+    #[inline(always)]
+    unsafe fn stream<V: F32x16>(lanes: V, to: *mut f32) {
+        // SAFETY: the trait's contract.
+        unsafe { lanes.stream(to) }
     }
     #[inline(always)]
     fn round<V: F32x16>(lanes: V) -> V {
@@ -178,6 +185,11 @@ impl<T: Sixteen> Float for T {
     unsafe fn store_first<V: F32x16>(lanes: V, to: *mut T, count: usize) {
         // SAFETY: as in `load`.
         unsafe { V::store_half_first(T::encode(lanes), to.cast(), count) }
+    }
+    #[inline(always)]
+    unsafe fn stream<V: F32x16>(lanes: V, to: *mut T) {
+        // SAFETY: as in `load`.
+        unsafe { V::stream_half(T::encode(lanes), to.cast()) }
     }
     #[inline(always)]
     fn round<V: F32x16>(lanes: V) -> V {

@@ -4,7 +4,8 @@ use std::ops::Range;
 
 use super::element::{Element, Float, with_element};
 use super::fold::{Sum, fold_row};
-use super::simd::{F32x16, Kernel, LANES, prefetch_block};
+use super::output::Output;
+use super::simd::{F32x16, Kernel, LANES, prefetch_block_far};
 use super::{Machine, Shared};
 
 /// Rounds as MLX's composition does: f32 up to the normalised value, which becomes the element
@@ -61,9 +62,10 @@ unsafe fn layer_norm_on<T: Float>(
     if axis == 0 {
         return;
     }
-    let (x, out, affine) = (Shared(x.cast_mut()), Shared(out), &affine);
+    let out = Output::new(out, &[x], rows * axis, axis);
+    let (x, affine) = (Shared(x.cast_mut()), &affine);
     machine.pool.for_each(rows, axis + axis / 2, &|rows| {
-        let kernel = LayerNorm { x: x.get(), affine: *affine, out: out.get(), rows, axis, eps };
+        let kernel = LayerNorm { x: x.get(), affine: *affine, out, rows, axis, eps };
         // SAFETY: the caller's contract; the ranges of rows are disjoint.
         unsafe { machine.level.run(kernel) }
     });
@@ -72,7 +74,7 @@ unsafe fn layer_norm_on<T: Float>(
 struct LayerNorm<T> {
     x: *const T,
     affine: Affine<T>,
-    out: *mut T,
+    out: Output<T>,
     rows: Range<usize>,
     axis: usize,
     eps: f32,
@@ -97,7 +99,7 @@ impl<T: Float> Kernel for LayerNorm<T> {
 pub(super) unsafe fn layer_norm_row<V: F32x16, T: Float>(
     x: *const T,
     affine: Affine<T>,
-    out: *mut T,
+    out: Output<T>,
     axis: usize,
     eps: f32,
 ) {
@@ -150,7 +152,7 @@ unsafe fn squares_about<V: F32x16, T: Float>(mean: V, x: *const T, axis: usize) 
 unsafe fn normalize<V: F32x16, T: Float, const WEIGHTED: bool, const BIASED: bool>(
     x: *const T,
     Affine { weight, bias }: Affine<T>,
-    out: *mut T,
+    out: Output<T>,
     axis: usize,
     mean: V,
     inverse: V,
@@ -159,7 +161,7 @@ unsafe fn normalize<V: F32x16, T: Float, const WEIGHTED: bool, const BIASED: boo
     // SAFETY: every access is within the row, and reads come before the write to their place.
     unsafe {
         while i + LANES <= axis {
-            prefetch_block(x.wrapping_add(axis + i)); // of the next row
+            prefetch_block_far(x.wrapping_add(axis + i)); // of the next row
             let mut y = (T::load::<V>(x.add(i)) - mean) * inverse;
             if WEIGHTED {
                 y = T::round(y) * T::load(weight.add(i));
@@ -167,7 +169,7 @@ unsafe fn normalize<V: F32x16, T: Float, const WEIGHTED: bool, const BIASED: boo
             if BIASED {
                 y = T::round(y) + T::load(bias.add(i));
             }
-            T::store(y, out.add(i));
+            out.put(y, i);
             i += LANES;
         }
         if i < axis {
@@ -179,7 +181,7 @@ unsafe fn normalize<V: F32x16, T: Float, const WEIGHTED: bool, const BIASED: boo
             if BIASED {
                 y = T::round(y) + T::load_first(bias.add(i), count);
             }
-            T::store_first(y, out.add(i), count);
+            out.put_first(y, i, count);
         }
     }
 }

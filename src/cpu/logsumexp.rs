@@ -6,7 +6,8 @@
 use std::ops::Range;
 
 use super::element::{Element, Float, with_element};
-use super::simd::{F32x16, Kernel, LANES, prefetch_block};
+use super::output::Output;
+use super::simd::{F32x16, Kernel, LANES, prefetch_block_far};
 use super::softmax::exponential;
 use super::{Machine, Shared};
 
@@ -93,7 +94,7 @@ unsafe fn chunk_stats<V: F32x16, T: Float, const TOTAL: bool>(x: *const T, count
         i = 0;
         while i + 2 * LANES <= count {
             for (block, sum) in sum.iter_mut().enumerate() {
-                prefetch_block(x.wrapping_add(count + i + block * LANES)); // of the next chunk
+                prefetch_block_far(x.wrapping_add(count + i + block * LANES)); // of the next chunk
                 let lanes: V = T::load(x.add(i + block * LANES));
                 *sum = *sum + exponential::<V, T>(lanes - base);
             }
@@ -240,18 +241,19 @@ unsafe fn on<T: Float, const SUBTRACT: bool>(
     // SAFETY: the caller's contract.
     let stats = unsafe { stats_of_few::<T, false>(machine, x, rows, axis) };
     let stats = stats.as_deref();
-    let (x, out) = (Shared(x.cast_mut()), Shared(out));
+    let out = Output::new(out, &[x], if SUBTRACT { rows * axis } else { rows }, axis);
+    let x = Shared(x.cast_mut());
     let chunks = Chunks::of(axis);
     if let (true, Some(stats)) = (SUBTRACT, stats) {
         machine.pool.for_each(rows * chunks.each, CHUNK, &|range| {
-            let kernel = Subtract { x: x.get(), out: out.get(), stats, axis, range };
+            let kernel = Subtract { x: x.get(), out, stats, axis, range };
             // SAFETY: the caller's contract; the ranges of chunks are disjoint.
             unsafe { machine.level.run(kernel) }
         });
         return;
     }
     machine.pool.for_each(rows, (WORK + usize::from(SUBTRACT)) * axis, &|rows| {
-        let kernel = Rows::<T, SUBTRACT> { x: x.get(), out: out.get(), stats, axis, rows };
+        let kernel = Rows::<T, SUBTRACT> { x: x.get(), out, stats, axis, rows };
         // SAFETY: the caller's contract; the ranges of rows are disjoint.
         unsafe { machine.level.run(kernel) }
     });
@@ -259,7 +261,7 @@ unsafe fn on<T: Float, const SUBTRACT: bool>(
 
 struct Rows<'a, T, const SUBTRACT: bool> {
     x: *const T,
-    out: *mut T,
+    out: Output<T>,
     stats: Option<&'a [Stats]>,
     axis: usize,
     rows: Range<usize>,
@@ -281,7 +283,7 @@ impl<T: Float, const SUBTRACT: bool> Kernel for Rows<'_, T, SUBTRACT> {
                     let out = self.out.add(row * self.axis);
                     subtract::<V, T>(x, out, self.axis, T::round(log));
                 } else {
-                    T::store_first(log, self.out.add(row), 1);
+                    self.out.put_first(log, row, 1);
                 }
             }
         }
@@ -290,7 +292,7 @@ impl<T: Float, const SUBTRACT: bool> Kernel for Rows<'_, T, SUBTRACT> {
 
 struct Subtract<'a, T> {
     x: *const T,
-    out: *mut T,
+    out: Output<T>,
     stats: &'a [Stats],
     axis: usize,
     range: Range<usize>,
@@ -315,17 +317,17 @@ impl<T: Float> Kernel for Subtract<'_, T> {
 /// # Safety
 /// Both hold `count` elements; `out` may be `x`.
 #[inline(always)]
-unsafe fn subtract<V: F32x16, T: Float>(x: *const T, out: *mut T, count: usize, log: V) {
+unsafe fn subtract<V: F32x16, T: Float>(x: *const T, out: Output<T>, count: usize, log: V) {
     let mut i = 0;
     // SAFETY: every access is within the elements, and reads come before the write to their place.
     unsafe {
         while i + LANES <= count {
-            T::store(T::load::<V>(x.add(i)) - log, out.add(i));
+            out.put(T::load::<V>(x.add(i)) - log, i);
             i += LANES;
         }
         if i < count {
             let tail = count - i;
-            T::store_first(T::load_first::<V>(x.add(i), tail) - log, out.add(i), tail);
+            out.put_first(T::load_first::<V>(x.add(i), tail) - log, i, tail);
         }
     }
 }

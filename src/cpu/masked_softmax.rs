@@ -5,7 +5,8 @@
 use std::ops::Range;
 
 use super::element::{Element, Float, with_element};
-use super::simd::{F32x16, Kernel, LANES, prefetch_block};
+use super::output::Output;
+use super::simd::{F32x16, Kernel, LANES, prefetch_block_far};
 use super::softmax::{exponential, scale_kept};
 use super::{Machine, Shared};
 
@@ -64,9 +65,14 @@ unsafe fn masked_softmax_on<T: Float>(
     shape: &MaskedSoftmaxShape,
     scale: f32,
 ) {
-    let (x, out) = (Shared(x.cast_mut()), Shared(out));
+    // f32's exponentials wait in the output for their sum.
+    let out = match T::as_f32(x) {
+        Some(_) => Output::near(out),
+        None => Output::new(out, &[x], shape.rows * shape.keys, shape.keys),
+    };
+    let x = Shared(x.cast_mut());
     machine.pool.for_each(shape.rows, 3 * shape.keys, &|rows| {
-        let kernel = MaskedSoftmax { x: x.get(), mask, out: out.get(), rows, shape, scale };
+        let kernel = MaskedSoftmax { x: x.get(), mask, out, rows, shape, scale };
         // SAFETY: the caller's contract; the ranges of rows are disjoint.
         unsafe { machine.level.run(kernel) }
     });
@@ -80,9 +86,10 @@ unsafe fn grad_on<T: Float>(
     shape: &MaskedSoftmaxShape,
     scale: f32,
 ) {
-    let (y, g, out) = (Shared(y.cast_mut()), Shared(g.cast_mut()), Shared(out));
+    let out = Output::new(out, &[y, g], shape.rows * shape.keys, shape.keys);
+    let (y, g) = (Shared(y.cast_mut()), Shared(g.cast_mut()));
     machine.pool.for_each(shape.rows, 2 * shape.keys, &|rows| {
-        let kernel = Grad { y: y.get(), g: g.get(), mask, out: out.get(), rows, shape, scale };
+        let kernel = Grad { y: y.get(), g: g.get(), mask, out, rows, shape, scale };
         // SAFETY: the caller's contract; the ranges of rows are disjoint.
         unsafe { machine.level.run(kernel) }
     });
@@ -91,7 +98,7 @@ unsafe fn grad_on<T: Float>(
 struct MaskedSoftmax<'a, T> {
     x: *const T,
     mask: Option<Mask<'a>>,
-    out: *mut T,
+    out: Output<T>,
     rows: Range<usize>,
     shape: &'a MaskedSoftmaxShape,
     scale: f32,
@@ -150,7 +157,7 @@ impl<T: Float> MaskedSoftmax<'_, T> {
             // for it, and f32's own output can hold the exponentials.
             unsafe {
                 let out = self.out.add(row * keys);
-                let visible = out.add(seen.start);
+                let visible = out.from(seen.start);
                 let scores = Scores::<_, _, SCALED> {
                     x: self.x.add(row * keys + seen.start),
                     mask,
@@ -158,7 +165,7 @@ impl<T: Float> MaskedSoftmax<'_, T> {
                     scale: self.scale,
                 };
                 let kept = if wide {
-                    visible.cast()
+                    visible.to().cast()
                 } else if keys <= KEPT {
                     stack.as_mut_ptr().cast::<f32>()
                 } else {
@@ -178,8 +185,8 @@ impl<T: Float> MaskedSoftmax<'_, T> {
                 scale_kept::<V, T>(kept, visible, seen.len(), V::splat(inverse));
                 // Not simply 0: a NaN in the row spoils all of it, as in MLX.
                 let value = V::splat(lowest * inverse);
-                fill::<V, T>(out, seen.start, value);
-                fill::<V, T>(out.add(seen.end), keys - seen.end, value);
+                out.fill(value, 0..seen.start);
+                out.fill(value, seen.end..keys);
             }
         }
     }
@@ -192,23 +199,6 @@ fn one<V: F32x16>(lanes: V) -> f32 {
     // SAFETY: one float.
     unsafe { lanes.store_first(&mut first, 1) };
     first
-}
-
-/// # Safety
-/// `out` is writable for `count` elements.
-#[inline(always)]
-unsafe fn fill<V: F32x16, T: Float>(out: *mut T, count: usize, value: V) {
-    let mut i = 0;
-    // SAFETY: every access is within the caller's elements.
-    unsafe {
-        while i + LANES <= count {
-            T::store(value, out.add(i));
-            i += LANES;
-        }
-        if i < count {
-            T::store_first(value, out.add(i), count - i);
-        }
-    }
 }
 
 /// The scores that one query sees.
@@ -284,7 +274,7 @@ unsafe fn exponentials<V: F32x16, T: Float>(
     // SAFETY: every access is within the floats.
     unsafe {
         while i + LANES <= count {
-            prefetch_block(next.wrapping_add(i));
+            prefetch_block_far(next.wrapping_add(i));
             let lanes = exponential::<V, T>(V::load(kept.add(i)) - max);
             lanes.store(kept.add(i));
             sum = sum + lanes;
@@ -304,7 +294,7 @@ struct Grad<'a, T> {
     y: *const T,
     g: *const T,
     mask: Option<Mask<'a>>,
-    out: *mut T,
+    out: Output<T>,
     rows: Range<usize>,
     shape: &'a MaskedSoftmaxShape,
     scale: f32,
@@ -343,12 +333,13 @@ impl<T: Float> Grad<'_, T> {
             unsafe {
                 let (y, g) = (self.y.add(first), self.g.add(first));
                 let (out, count) = (self.out.add(row * keys), seen.len());
+                let visible = out.from(seen.start);
                 let along = V::splat(dot::<V, T>(y, g, count));
                 let mut i = 0;
                 while i + LANES <= count {
                     let (y, g): (V, V) = (T::load(y.add(i)), T::load(g.add(i)));
                     let lanes = mask.keep(y * (g - along) * scale, i, LANES);
-                    T::store(lanes, out.add(seen.start + i));
+                    visible.put(lanes, i);
                     i += LANES;
                 }
                 if i < count {
@@ -356,10 +347,10 @@ impl<T: Float> Grad<'_, T> {
                     let (y, g): (V, V) =
                         (T::load_first(y.add(i), tail), T::load_first(g.add(i), tail));
                     let lanes = mask.keep(y * (g - along) * scale, i, tail);
-                    T::store_first(lanes, out.add(seen.start + i), tail);
+                    visible.put_first(lanes, i, tail);
                 }
-                fill::<V, T>(out, seen.start, zero);
-                fill::<V, T>(out.add(seen.end), keys - seen.end, zero);
+                out.fill(zero, 0..seen.start);
+                out.fill(zero, seen.end..keys);
             }
         }
     }

@@ -14,6 +14,7 @@ mod logsumexp;
 mod lora;
 mod masked_softmax;
 mod math;
+mod output;
 mod pool;
 mod quantize;
 mod quantized_matmul;

@@ -12,6 +12,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::thread::Thread;
 use std::time::{Duration, Instant};
 
+use super::simd::fence;
+
 /// Work, in tenths of a nanosecond of one core, below which a job is not worth sharing with a
 /// helper that is still watching, and not worth waking a parked one for.
 const SHARED_WORK: usize = 100_000;
@@ -148,7 +150,8 @@ impl Pool {
         }
         let work = items.saturating_mul(work);
         if items == 1 || self.ranges(work) == 1 || self.taken.swap(true, Ordering::Acquire) {
-            return body(0..items);
+            body(0..items);
+            return fence();
         }
         let guard = AbortOnUnwind;
         // SAFETY: only the lifetime changes; `close` returns after the last helper has left.
@@ -184,13 +187,13 @@ impl Pool {
         }
     }
 
-    /// Takes ranges until none is left.
+    /// Takes ranges until none is left; what went past the caches is then seen by whoever waits.
     fn work(&self, job: Job) {
         let ranges = RANGES_PER_THREAD * job.threads;
         loop {
             let index = self.next.fetch_add(1, Ordering::Relaxed);
             if index >= ranges {
-                return;
+                return fence();
             }
             let range = job.start(index)..job.start(index + 1);
             if !range.is_empty() {

@@ -6,6 +6,7 @@
 use std::ops::Range;
 
 use super::element::{Element, Float, with_element};
+use super::output::Output;
 use super::simd::{F32x16, Kernel, LANES, prefetch_block};
 use super::{Machine, Shared};
 
@@ -115,7 +116,9 @@ unsafe fn dequantize_on<T: Float>(
     out: *mut T,
     shape: &QuantizeShape,
 ) {
-    let (out, packed) = (Shared(out), Shared(packed.cast_mut()));
+    let packed = Shared(packed.cast_mut());
+    let to = Output::new(out, &[], shape.groups * shape.group_size, shape.group_size);
+    let out = Shared(out);
     let (scales, biases) = (Shared(scales.cast_mut()), Shared(biases.cast_mut()));
     machine.pool.for_each(shape.groups, 2 * shape.group_size, &|groups| {
         let call = Groups {
@@ -127,7 +130,9 @@ unsafe fn dequantize_on<T: Float>(
             shape,
         };
         // SAFETY: the caller's contract; the ranges of groups are disjoint.
-        unsafe { with_bits!(shape.bits, BITS => machine.level.run(Dequantize::<T, BITS>(call))) }
+        unsafe {
+            with_bits!(shape.bits, BITS => machine.level.run(Dequantize::<T, BITS>(call, to)))
+        }
     });
 }
 
@@ -141,7 +146,7 @@ struct Groups<'a, T> {
 }
 
 struct Quantize<'a, T, const BITS: usize>(Groups<'a, T>);
-struct Dequantize<'a, T, const BITS: usize>(Groups<'a, T>);
+struct Dequantize<'a, T, const BITS: usize>(Groups<'a, T>, Output<T>);
 
 impl<T: Float, const BITS: usize> Kernel for Quantize<'_, T, BITS> {
     #[inline(always)]
@@ -193,11 +198,11 @@ impl<T: Float, const BITS: usize> Kernel for Quantize<'_, T, BITS> {
 impl<T: Float, const BITS: usize> Kernel for Dequantize<'_, T, BITS> {
     #[inline(always)]
     unsafe fn run<V: F32x16>(self) {
-        let Groups { elements, packed, scales, biases, groups, shape } = self.0;
+        let Groups { packed, scales, biases, groups, shape, .. } = self.0;
         for group in groups {
             // SAFETY: as in Quantize.
             unsafe {
-                let out = elements.add(group * shape.group_size);
+                let out = self.1.add(group * shape.group_size);
                 let bytes = packed.add(group * shape.words()).cast::<u8>();
                 let scale = V::splat((*scales.add(group)).to_float());
                 let bias = V::splat((*biases.add(group)).to_float());
@@ -211,7 +216,7 @@ impl<T: Float, const BITS: usize> Kernel for Dequantize<'_, T, BITS> {
                             V::from_int(V::and_int(V::load_stream::<BITS>(from), mask))
                         }
                     };
-                    T::store(T::round(code * scale) + bias, out.add(block * LANES));
+                    out.put(T::round(code * scale) + bias, block * LANES);
                 }
             }
         }

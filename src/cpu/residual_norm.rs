@@ -1,9 +1,11 @@
 //! `h = x + residual` and its RMS or layer normalisation, while each row of h is in the cache.
 
+use std::mem::MaybeUninit;
 use std::ops::Range;
 
 use super::element::{Element, Float, with_element};
 use super::layer_norm::{Affine, layer_norm_row};
+use super::output::Output;
 use super::rms_norm::rms_norm_row;
 use super::simd::{F32x16, Kernel, LANES};
 use super::{Machine, Shared};
@@ -42,15 +44,16 @@ unsafe fn residual_norm_on<T: Float>(machine: Machine, call: ResidualNorm) {
     }
     let (x, residual) = (Shared(call.x.cast_mut()), Shared(call.residual.cast_mut()));
     let (weight, bias) = (Shared(call.weight.cast_mut()), Shared(call.bias.cast_mut()));
-    let (sum, norm) = (Shared(call.sum), Shared(call.norm));
     let ResidualNorm { rows, axis, eps, centered, .. } = call;
+    let sum = Output::<T>::new(call.sum.cast(), &[], rows * axis, axis);
+    let norm = Output::<T>::new(call.norm.cast(), &[], rows * axis, axis);
     machine.pool.for_each(rows, 2 * axis, &|rows| {
         let kernel = Rows::<T> {
             x: x.get().cast(),
             residual: residual.get().cast(),
             affine: Affine { weight: weight.get().cast(), bias: bias.get().cast() },
-            sum: sum.get().cast(),
-            norm: norm.get().cast(),
+            sum,
+            norm,
             rows,
             axis,
             eps,
@@ -61,12 +64,15 @@ unsafe fn residual_norm_on<T: Float>(machine: Machine, call: ResidualNorm) {
     });
 }
 
+/// Elements of a row that wait on the stack for their norm while the sum goes past the caches.
+const KEPT: usize = 8192;
+
 struct Rows<T> {
     x: *const T,
     residual: *const T,
     affine: Affine<T>,
-    sum: *mut T,
-    norm: *mut T,
+    sum: Output<T>,
+    norm: Output<T>,
     rows: Range<usize>,
     axis: usize,
     eps: f32,
@@ -77,35 +83,56 @@ impl<T: Float> Kernel for Rows<T> {
     #[inline(always)]
     unsafe fn run<V: F32x16>(self) {
         let Self { affine, axis, eps, .. } = self;
+        let mut kept = [const { MaybeUninit::<T>::uninit() }; KEPT];
         for row in self.rows {
             let at = row * axis;
             // SAFETY: the row lies within all four buffers.
             unsafe {
-                let (sum, norm) = (self.sum.add(at), self.norm.add(at));
-                add::<V, T>(self.x.add(at), self.residual.add(at), sum, axis);
-                if self.centered {
-                    layer_norm_row::<V, T>(sum, affine, norm, axis, eps);
+                let (x, residual) = (self.x.add(at), self.residual.add(at));
+                let (mut sum, norm) = (self.sum.add(at), self.norm.add(at));
+                let h = if sum.is_past_caches() && axis <= KEPT {
+                    let h = kept.as_mut_ptr().cast();
+                    add::<V, T, true>(x, residual, sum, h, axis);
+                    h
                 } else {
-                    rms_norm_row::<V, T>(sum, affine.weight, norm, axis, eps);
+                    sum = Output::near(sum.to());
+                    add::<V, T, false>(x, residual, sum, sum.to(), axis);
+                    sum.to()
+                };
+                if self.centered {
+                    layer_norm_row::<V, T>(h, affine, norm, axis, eps);
+                } else {
+                    rms_norm_row::<V, T>(h, affine.weight, norm, axis, eps);
                 }
             }
         }
     }
 }
 
+/// With `KEEP` into `kept` too, for the norm to find it there.
 #[inline(always)]
-unsafe fn add<V: F32x16, T: Float>(x: *const T, residual: *const T, sum: *mut T, axis: usize) {
+unsafe fn add<V: F32x16, T: Float, const KEEP: bool>(
+    x: *const T,
+    residual: *const T,
+    sum: Output<T>,
+    kept: *mut T,
+    axis: usize,
+) {
     let mut i = 0;
     // SAFETY: every access is within the row.
     unsafe {
         while i + LANES <= axis {
-            T::store(T::load::<V>(x.add(i)) + T::load(residual.add(i)), sum.add(i));
+            let h = T::load::<V>(x.add(i)) + T::load(residual.add(i));
+            sum.put(h, i);
+            if KEEP {
+                T::store(h, kept.add(i));
+            }
             i += LANES;
         }
         if i < axis {
             let count = axis - i;
             let lanes = T::load_first::<V>(x.add(i), count);
-            T::store_first(lanes + T::load_first(residual.add(i), count), sum.add(i), count);
+            sum.put_first(lanes + T::load_first(residual.add(i), count), i, count);
         }
     }
 }

@@ -4,7 +4,8 @@ use std::ops::Range;
 
 use super::element::{Element, Float, with_element};
 use super::fold::{Squares, fold_row};
-use super::simd::{F32x16, Kernel, LANES, prefetch_block};
+use super::output::Output;
+use super::simd::{F32x16, Kernel, LANES, prefetch_block_far};
 use super::{Machine, Shared};
 
 /// Rounds as MLX's composition does: f32 up to the normalised value, which becomes the element
@@ -43,9 +44,10 @@ pub(super) unsafe fn rms_norm_on<T: Float>(
     if axis == 0 {
         return;
     }
-    let (x, weight, out) = (Shared(x.cast_mut()), Shared(weight.cast_mut()), Shared(out));
+    let out = Output::new(out, &[x], rows * axis, axis);
+    let (x, weight) = (Shared(x.cast_mut()), Shared(weight.cast_mut()));
     machine.pool.for_each(rows, axis, &|rows| {
-        let kernel = RmsNorm { x: x.get(), weight: weight.get(), out: out.get(), rows, axis, eps };
+        let kernel = RmsNorm { x: x.get(), weight: weight.get(), out, rows, axis, eps };
         // SAFETY: the caller's contract; the ranges of rows are disjoint.
         unsafe { machine.level.run(kernel) }
     });
@@ -54,7 +56,7 @@ pub(super) unsafe fn rms_norm_on<T: Float>(
 struct RmsNorm<T> {
     x: *const T,
     weight: *const T,
-    out: *mut T,
+    out: Output<T>,
     rows: Range<usize>,
     axis: usize,
     eps: f32,
@@ -92,7 +94,7 @@ pub(super) unsafe fn inverse_rms<V: F32x16, T: Float>(x: *const T, axis: usize, 
 pub(super) unsafe fn rms_norm_row<V: F32x16, T: Float>(
     x: *const T,
     weight: *const T,
-    out: *mut T,
+    out: Output<T>,
     axis: usize,
     eps: f32,
 ) {
@@ -111,7 +113,7 @@ pub(super) unsafe fn rms_norm_row<V: F32x16, T: Float>(
 unsafe fn normalize<V: F32x16, T: Float, const WEIGHTED: bool>(
     x: *const T,
     weight: *const T,
-    out: *mut T,
+    out: Output<T>,
     axis: usize,
     inverse: V,
 ) {
@@ -119,12 +121,12 @@ unsafe fn normalize<V: F32x16, T: Float, const WEIGHTED: bool>(
     // SAFETY: every access is within the row, and reads come before the write to their place.
     unsafe {
         while i + LANES <= axis {
-            prefetch_block(x.wrapping_add(axis + i)); // of the next row
+            prefetch_block_far(x.wrapping_add(axis + i)); // of the next row
             let mut y = T::load::<V>(x.add(i)) * inverse;
             if WEIGHTED {
                 y = T::round(y) * T::load(weight.add(i));
             }
-            T::store(y, out.add(i));
+            out.put(y, i);
             i += LANES;
         }
         if i < axis {
@@ -133,7 +135,7 @@ unsafe fn normalize<V: F32x16, T: Float, const WEIGHTED: bool>(
             if WEIGHTED {
                 y = T::round(y) * T::load_first(weight.add(i), count);
             }
-            T::store_first(y, out.add(i), count);
+            out.put_first(y, i, count);
         }
     }
 }

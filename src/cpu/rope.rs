@@ -5,6 +5,7 @@ use std::ops::Range;
 
 use super::element::{Element, Float, with_element};
 use super::math::{exp_like_mlx, sin_cos};
+use super::output::Output;
 use super::simd::{F32x16, Kernel, LANES, prefetch};
 use super::{Machine, Shared};
 
@@ -82,13 +83,17 @@ pub(super) unsafe fn rope_on<T: Float>(
     let group = if per_batch { shape.heads } else { rows.div_ceil(ranges.div_ceil(runs)) };
     let groups = rows.div_ceil(group);
     let tile = run * shape.head_dim * group;
-    let (x, out) = (Shared(x.cast_mut()), Shared(out));
+    // Halves are stored a block each.
+    let whole = shape.traditional || columns.is_multiple_of(LANES);
+    let row = if whole { shape.head_dim } else { 1 };
+    let out = Output::new(out, &[x], rows * shape.seq * shape.head_dim, row);
+    let x = Shared(x.cast_mut());
     machine.pool.for_each(runs * groups, tile, &|tiles| {
         for tile in tiles {
             let (index, start) = (tile / runs, tile % runs * run);
             let kernel = Tile {
                 x: x.get(),
-                out: out.get(),
+                out,
                 shape,
                 frequencies,
                 offset: if per_batch { offsets[index] } else { offsets[0] },
@@ -104,7 +109,7 @@ pub(super) unsafe fn rope_on<T: Float>(
 
 pub(super) struct Tile<'a, T> {
     pub x: *const T,
-    pub out: *mut T,
+    pub out: Output<T>,
     pub shape: &'a RopeShape,
     pub frequencies: Frequencies<'a>,
     pub offset: i32,
@@ -176,7 +181,7 @@ impl<T: Float> Tile<'_, T> {
     /// The features beyond `dims` pass unchanged.
     unsafe fn copy_rest(&self) {
         let RopeShape { seq, head_dim, dims, .. } = *self.shape;
-        if head_dim == dims || std::ptr::eq(self.x, self.out) {
+        if head_dim == dims || std::ptr::eq(self.x, self.out.to()) {
             return;
         }
         for row in self.rows.clone() {
@@ -184,7 +189,7 @@ impl<T: Float> Tile<'_, T> {
                 let at = (row * seq + position) * head_dim + dims;
                 // SAFETY: within the vector; the buffers do not overlap.
                 unsafe {
-                    let (from, to) = (self.x.add(at), self.out.add(at));
+                    let (from, to) = (self.x.add(at), self.out.to().add(at));
                     std::ptr::copy_nonoverlapping(from, to, head_dim - dims);
                 }
             }
@@ -247,7 +252,7 @@ impl<T: Float> Tile<'_, T> {
 #[inline(always)]
 pub(super) unsafe fn rotate_halves<V: F32x16, T: Float>(
     from: *const T,
-    to: *mut T,
+    to: Output<T>,
     columns: Range<usize>,
     half: usize,
     cos: *const f32,
@@ -262,8 +267,8 @@ pub(super) unsafe fn rotate_halves<V: F32x16, T: Float>(
         while i + LANES <= count {
             let (a, b) = (T::load::<V>(from.add(i)), T::load::<V>(from.add(half + i)));
             let (c, s) = (V::load(cos.add(i)), V::load(sin.add(i)));
-            T::store(T::round(a * c) - T::round(b * s), to.add(i));
-            T::store(T::round(a * s) + T::round(b * c), to.add(half + i));
+            to.put(T::round(a * c) - T::round(b * s), i);
+            to.put(T::round(a * s) + T::round(b * c), half + i);
             i += LANES;
         }
         if i < count {
@@ -271,8 +276,8 @@ pub(super) unsafe fn rotate_halves<V: F32x16, T: Float>(
             let a: V = T::load_first(from.add(i), rest);
             let b: V = T::load_first(from.add(half + i), rest);
             let (c, s) = (V::load(cos.add(i)), V::load(sin.add(i)));
-            T::store_first(T::round(a * c) - T::round(b * s), to.add(i), rest);
-            T::store_first(T::round(a * s) + T::round(b * c), to.add(half + i), rest);
+            to.put_first(T::round(a * c) - T::round(b * s), i, rest);
+            to.put_first(T::round(a * s) + T::round(b * c), half + i, rest);
         }
     }
 }
@@ -281,7 +286,7 @@ pub(super) unsafe fn rotate_halves<V: F32x16, T: Float>(
 #[inline(always)]
 pub(super) unsafe fn rotate_pairs<V: F32x16, T: Float>(
     from: *const T,
-    to: *mut T,
+    to: Output<T>,
     columns: Range<usize>,
     cos: *const f32,
     sin: *const f32,
@@ -294,13 +299,13 @@ pub(super) unsafe fn rotate_pairs<V: F32x16, T: Float>(
         while i + LANES <= count {
             let a: V = T::load(from.add(i));
             let (c, s) = (V::load(cos.add(i)), V::load(sin.add(i)));
-            T::store(T::round(a * c) + T::round(a.swap_pairs() * s), to.add(i));
+            to.put(T::round(a * c) + T::round(a.swap_pairs() * s), i);
             i += LANES;
         }
         if i < count {
             let a: V = T::load_first(from.add(i), count - i);
             let (c, s) = (V::load(cos.add(i)), V::load(sin.add(i)));
-            T::store_first(T::round(a * c) + T::round(a.swap_pairs() * s), to.add(i), count - i);
+            to.put_first(T::round(a * c) + T::round(a.swap_pairs() * s), i, count - i);
         }
     }
 }

@@ -3,6 +3,7 @@
 use std::ops::Range;
 
 use super::element::{Element, Float, with_element};
+use super::output::Output;
 use super::rope::{
     COLUMNS, Frequencies, RopeShape, TABLE, Table, Tile, rotate_halves, rotate_pairs,
 };
@@ -127,7 +128,7 @@ unsafe fn append_on<T: Float>(
                 shape,
                 turns: Tile {
                     x: qkv.get(),
-                    out: out.get(),
+                    out: Output::near(out.get()),
                     shape: &rope,
                     frequencies,
                     offset: of_batch(offsets),
@@ -178,6 +179,7 @@ impl<T: Float> Kernel for Append<'_, T> {
                             let Some((from, to)) = self.vectors(head, time) else { continue };
                             self.ask(from);
                             let from = self.scaled::<V>(from, to, start == 0);
+                            let to = Output::near(to);
                             if shape.traditional {
                                 rotate_pairs::<V, T>(from, to, block.clone(), cos, sin);
                             } else {

@@ -4,7 +4,8 @@ use std::ops::Range;
 
 use super::element::{Element, Float, with_element};
 use super::math::{exp_nonpositive, exp_nonpositive_short};
-use super::simd::{F32x16, Kernel, LANES, prefetch_block};
+use super::output::Output;
+use super::simd::{F32x16, Kernel, LANES, prefetch_block_far};
 use super::{Machine, Shared};
 
 /// MLX's `precise` softmax. A NaN, a +inf, or nothing but -inf in a row makes it all NaN.
@@ -30,9 +31,14 @@ unsafe fn softmax_on<T: Float>(
     if axis == 0 {
         return;
     }
-    let (x, out) = (Shared(x.cast_mut()), Shared(out));
+    // f32's exponentials wait in the output for their sum.
+    let out = match T::as_f32(x) {
+        Some(_) => Output::near(out),
+        None => Output::new(out, &[x], rows * axis, axis),
+    };
+    let x = Shared(x.cast_mut());
     machine.pool.for_each(rows, 2 * axis, &|rows| {
-        let kernel = Softmax { x: x.get(), out: out.get(), rows, axis };
+        let kernel = Softmax { x: x.get(), out, rows, axis };
         // SAFETY: the caller's contract; the ranges of rows are disjoint.
         unsafe { machine.level.run(kernel) }
     });
@@ -40,7 +46,7 @@ unsafe fn softmax_on<T: Float>(
 
 struct Softmax<T> {
     x: *const T,
-    out: *mut T,
+    out: Output<T>,
     rows: Range<usize>,
     axis: usize,
 }
@@ -60,7 +66,7 @@ impl<T: Float> Kernel for Softmax<T> {
                 let max = V::splat(row_max::<V, T>(x, self.axis));
                 // f32's own output can hold the exponentials.
                 let keep = if size_of::<T>() == size_of::<f32>() {
-                    out.cast()
+                    out.to().cast()
                 } else {
                     kept.as_mut_ptr().cast::<f32>()
                 };
@@ -120,7 +126,7 @@ unsafe fn exponentials<V: F32x16, T: Float, const KEEP: bool>(
     // SAFETY: every access is within the row, and reads come before the write to their place.
     unsafe {
         while i + LANES <= axis {
-            prefetch_block(x.wrapping_add(axis + i)); // of the next row
+            prefetch_block_far(x.wrapping_add(axis + i)); // of the next row
             let lanes = exponential::<V, T>(T::load::<V>(x.add(i)) - max);
             if KEEP {
                 lanes.store(keep.add(i));
@@ -144,7 +150,7 @@ unsafe fn exponentials<V: F32x16, T: Float, const KEEP: bool>(
 #[inline(always)]
 pub(super) unsafe fn scale_kept<V: F32x16, T: Float>(
     kept: *const f32,
-    out: *mut T,
+    out: Output<T>,
     axis: usize,
     scale: V,
 ) {
@@ -152,11 +158,11 @@ pub(super) unsafe fn scale_kept<V: F32x16, T: Float>(
     // SAFETY: every access is within the row, and reads come before the write to their place.
     unsafe {
         while i + LANES <= axis {
-            T::store(V::load(kept.add(i)) * scale, out.add(i));
+            out.put(V::load(kept.add(i)) * scale, i);
             i += LANES;
         }
         if i < axis {
-            T::store_first(V::load_first(kept.add(i), axis - i) * scale, out.add(i), axis - i);
+            out.put_first(V::load_first(kept.add(i), axis - i) * scale, i, axis - i);
         }
     }
 }
@@ -165,7 +171,7 @@ pub(super) unsafe fn scale_kept<V: F32x16, T: Float>(
 #[inline(always)]
 unsafe fn scale_again<V: F32x16, T: Float>(
     x: *const T,
-    out: *mut T,
+    out: Output<T>,
     axis: usize,
     max: V,
     scale: V,
@@ -175,13 +181,13 @@ unsafe fn scale_again<V: F32x16, T: Float>(
     unsafe {
         while i + LANES <= axis {
             let lanes = exponential::<V, T>(T::load::<V>(x.add(i)) - max);
-            T::store(lanes * scale, out.add(i));
+            out.put(lanes * scale, i);
             i += LANES;
         }
         if i < axis {
             let count = axis - i;
             let lanes = exponential::<V, T>(T::load_first::<V>(x.add(i), count) - max);
-            T::store_first(lanes * scale, out.add(i), count);
+            out.put_first(lanes * scale, i, count);
         }
     }
 }

@@ -2,9 +2,10 @@
 
 use std::ops::Range;
 
-use super::BLOCK;
+use super::{AHEAD, BLOCK};
 use crate::cpu::element::{Element, Float, with_element};
-use crate::cpu::simd::{F32x16, Kernel, LANES};
+use crate::cpu::output::Output;
+use crate::cpu::simd::{F32x16, Kernel, LANES, prefetch_block};
 use crate::cpu::{Machine, Shared};
 
 /// The extents of [`affine`]; scale and shift have one column or all of them.
@@ -49,14 +50,15 @@ pub(super) unsafe fn affine_on<T: Float>(
         // Rows mean nothing then; of a fair size they make good items.
         let size = shape.rows * shape.columns;
         (shape.rows, shape.columns) = (size.div_ceil(BLOCK), BLOCK);
-        let (x, out) = (Shared(x.cast_mut()), Shared(out));
+        let out = Output::new(out, &[x], size, BLOCK);
+        let x = Shared(x.cast_mut());
         let (scale, shift) = (Shared(scale.cast_mut()), Shared(shift.cast_mut()));
         machine.pool.for_each(shape.rows, BLOCK, &|rows| {
             let flat = rows.start * BLOCK..size.min(rows.end * BLOCK);
             let count = flat.len();
             // SAFETY: the range lies within the buffers; the ranges are disjoint.
             unsafe {
-                let (x, out) = (x.get().add(flat.start), out.get().add(flat.start));
+                let (x, out) = (x.get().add(flat.start), out.add(flat.start));
                 let one = AffineShape { rows: 1, columns: count, ..shape };
                 let (scale, shift) = (scale.get(), shift.get());
                 machine.level.run(Affine { x, scale, shift, out, rows: 0..1, shape: one });
@@ -64,11 +66,12 @@ pub(super) unsafe fn affine_on<T: Float>(
         });
         return;
     }
-    let (x, out) = (Shared(x.cast_mut()), Shared(out));
+    let out = Output::new(out, &[x], shape.rows * shape.columns, shape.columns);
+    let x = Shared(x.cast_mut());
     let (scale, shift) = (Shared(scale.cast_mut()), Shared(shift.cast_mut()));
     machine.pool.for_each(shape.rows, shape.columns, &|rows| {
-        let (x, out) = (x.get(), out.get());
-        let kernel = Affine { x, scale: scale.get(), shift: shift.get(), out, rows, shape };
+        let kernel =
+            Affine { x: x.get(), scale: scale.get(), shift: shift.get(), out, rows, shape };
         // SAFETY: the caller's contract; the ranges of rows are disjoint.
         unsafe { machine.level.run(kernel) }
     });
@@ -78,7 +81,7 @@ struct Affine<T> {
     x: *const T,
     scale: *const T,
     shift: *const T,
-    out: *mut T,
+    out: Output<T>,
     rows: Range<usize>,
     shape: AffineShape,
 }
@@ -92,12 +95,17 @@ impl<T: Float> Kernel for Affine<T> {
                 let count = LANES.min(columns - at);
                 // SAFETY: within the row, and the read comes before the write to its place.
                 unsafe {
+                    prefetch_block(self.x.wrapping_add(row * columns + at + AHEAD));
                     let x: V = part::<V, T>(self.x.add(row * columns + at), count);
                     let scale = self.factor::<V>(self.scale, self.shape.scale_columns, at, count);
                     let shift = self.factor::<V>(self.shift, self.shape.shift_columns, at, count);
                     let y = T::round(x * scale) + shift;
-                    let to = self.out.add(row * columns + at);
-                    if count == LANES { T::store(y, to) } else { T::store_first(y, to, count) }
+                    let at = row * columns + at;
+                    if count == LANES {
+                        self.out.put(y, at);
+                    } else {
+                        self.out.put_first(y, at, count);
+                    }
                 }
             }
         }

@@ -6,6 +6,7 @@ use std::sync::OnceLock;
 use super::{Function, Mapped};
 use crate::cpu::Machine;
 use crate::cpu::element::Float;
+use crate::cpu::output::Output;
 use crate::cpu::simd::{F32x16, Kernel, LANES, prefetch_block};
 
 /// Patterns of sixteen bits.
@@ -36,7 +37,7 @@ fn make<T: Float, F: Function>(machine: Machine) -> Box<Table> {
     let kernel = Mapped {
         a: place,
         b: place,
-        out: place,
+        out: Output::near(place),
         range: 0..ALL,
         map: std::marker::PhantomData::<super::Alone<F>>,
     };
@@ -48,21 +49,27 @@ fn make<T: Float, F: Function>(machine: Machine) -> Box<Table> {
 /// `out[i] = table[x[i]]`.
 ///
 /// # Safety
-/// Both hold `count` elements; `out` may be `x`.
-pub unsafe fn map(table: &Table, x: *const u16, out: *mut u16, count: usize) {
-    let mut values = [0u16; BATCH];
-    for at in (0..count).step_by(BATCH) {
-        let batch = BATCH.min(count - at);
-        // SAFETY: the caller's contract; the values of a batch are read before its place is written.
+/// Both hold the range's elements of a type of sixteen bits; `out` may be `x`.
+pub unsafe fn map<T: Float>(
+    machine: Machine,
+    table: &Table,
+    x: *const T,
+    out: Output<T>,
+    range: Range<usize>,
+) {
+    let mut values = [0; BATCH];
+    for start in range.clone().step_by(BATCH) {
+        let count = BATCH.min(range.end - start);
+        // SAFETY: within the range, and at most a batch, whose values are read before their place is written.
         unsafe {
-            look_up(table, x.add(at), &mut values[..batch]);
-            std::ptr::copy_nonoverlapping(values.as_ptr(), out.add(at), batch);
+            look_up(table, x.add(start).cast(), &mut values[..count]);
+            machine.level.run(Stored { values: &values[..count], out: out.add(start) });
         }
     }
 }
 
 /// Not a kernel: the levels' gathers are slower than plain loads. Its stores are too narrow to wait for
-/// memory, and so go to a few lines in the nearest cache.
+/// memory, and so go to a few lines in the nearest cache, four values each.
 ///
 /// # Safety
 /// `x` holds as many elements as there are values.
@@ -73,13 +80,37 @@ unsafe fn look_up(table: &Table, x: *const u16, values: &mut [u16]) {
     unsafe {
         for block in &mut blocks {
             prefetch_block(from.wrapping_add(BATCH));
-            for (i, value) in block.iter_mut().enumerate() {
-                *value = table[usize::from(*from.add(i))];
+            for four in block.chunks_exact_mut(4) {
+                let value = |i: usize| u64::from(table[usize::from(*from.add(i))]);
+                let word = value(0) | value(1) << 16 | value(2) << 32 | value(3) << 48;
+                four.as_mut_ptr().cast::<u64>().write_unaligned(word.to_le());
+                from = from.add(4);
             }
-            from = from.add(LANES);
         }
         for (i, value) in blocks.into_remainder().iter_mut().enumerate() {
             *value = table[usize::from(*from.add(i))];
+        }
+    }
+}
+
+/// Puts patterns where they belong.
+struct Stored<'a, T> {
+    values: &'a [u16],
+    out: Output<T>,
+}
+
+impl<T: Float> Kernel for Stored<'_, T> {
+    #[inline(always)]
+    unsafe fn run<V: F32x16>(self) {
+        let blocks = self.values.chunks_exact(LANES);
+        let (rest, whole) = (blocks.remainder(), self.values.len() / LANES * LANES);
+        // SAFETY: as many elements as values, of sixteen bits.
+        unsafe {
+            for (i, block) in blocks.enumerate() {
+                self.out.put_patterns::<V>(V::load_half(block.as_ptr()), i * LANES);
+            }
+            let to = self.out.to().add(whole).cast();
+            std::ptr::copy_nonoverlapping(rest.as_ptr(), to, rest.len());
         }
     }
 }
@@ -92,10 +123,10 @@ pub unsafe fn gated<T: Float>(
     machine: Machine,
     table: &Table,
     [a, b]: [*const T; 2],
-    out: *mut T,
+    out: Output<T>,
     range: Range<usize>,
 ) {
-    let mut values = [0u16; BATCH];
+    let mut values = [0; BATCH];
     for start in range.clone().step_by(BATCH) {
         let count = BATCH.min(range.end - start);
         // SAFETY: within the range, and at most a batch.
@@ -111,7 +142,7 @@ pub unsafe fn gated<T: Float>(
 struct Product<T> {
     a: *const T,
     b: *const T,
-    out: *mut T,
+    out: Output<T>,
     count: usize,
 }
 
@@ -122,13 +153,13 @@ impl<T: Float> Kernel for Product<T> {
             let count = LANES.min(self.count - at);
             // SAFETY: within the elements, and reads come before the write to their place.
             unsafe {
-                let (a, b, out) = (self.a.add(at), self.b.add(at), self.out.add(at));
+                let (a, b) = (self.a.add(at), self.b.add(at));
                 prefetch_block(b.wrapping_add(BATCH));
                 if count == LANES {
-                    T::store(T::load::<V>(a) * T::load::<V>(b), out);
+                    self.out.put(T::load::<V>(a) * T::load::<V>(b), at);
                 } else {
                     let b = T::load_first::<V>(b, count);
-                    T::store_first(T::load_first::<V>(a, count) * b, out, count);
+                    self.out.put_first(T::load_first::<V>(a, count) * b, at, count);
                 }
             }
         }

@@ -3,7 +3,7 @@
 use super::TILE;
 use super::source::Rows;
 use crate::cpu::element::Float;
-use crate::cpu::simd::{F32x16, LANES, prefetch};
+use crate::cpu::simd::{F32x16, LANES, prefetch_far};
 
 /// Scores of `R` rows with `count` keys, `K` at a time, sixteen sums in all; returns `R`.
 /// Asks for the values on the way, which are wanted next.
@@ -25,7 +25,7 @@ pub unsafe fn scores<V: F32x16, E: Float, const R: usize, const K: usize>(
             *key = k.at((at + i).min(count - 1));
         }
         for i in at..count.min(at + K) {
-            prefetch(v.at(i).cast(), bytes);
+            prefetch_far(v.at(i).cast(), bytes);
         }
         let mut sums = [V::splat(0.0); LANES];
         let mut from = 0;
@@ -117,7 +117,7 @@ unsafe fn add_columns<V: F32x16, E: Float, const R: usize, const N: usize, const
         }
         for key in 0..count {
             let next = k.at(count + key).wrapping_add(from);
-            prefetch(next.cast(), N * LANES * size_of::<E>());
+            prefetch_far(next.cast(), N * LANES * size_of::<E>());
             let row = v.at(key).add(from);
             let mut values = [V::splat(0.0); N];
             for (n, value) in values.iter_mut().enumerate() {

@@ -104,6 +104,14 @@ impl F32x16 for Avx2 {
         unsafe { (_mm_loadu_si128(from.cast()), _mm_loadu_si128(from.add(8).cast())) }
     }
     #[inline(always)]
+    unsafe fn stream_half(half: Self::Half, to: *mut u16) {
+        // SAFETY: sixteen patterns are writable, and aligned.
+        unsafe {
+            _mm_stream_si128(to.cast(), half.0);
+            _mm_stream_si128(to.add(8).cast(), half.1);
+        }
+    }
+    #[inline(always)]
     unsafe fn store_half(half: Self::Half, to: *mut u16) {
         // SAFETY: sixteen patterns are writable; no alignment is needed.
         unsafe {

@@ -103,6 +103,11 @@ impl<const BF16: bool> F32x16 for Avx512<BF16> {
         unsafe { _mm256_storeu_si256(to.cast(), half) }
     }
     #[inline(always)]
+    unsafe fn stream_half(half: __m256i, to: *mut u16) {
+        // SAFETY: sixteen patterns are writable, and aligned.
+        unsafe { _mm256_stream_si256(to.cast(), half) }
+    }
+    #[inline(always)]
     unsafe fn load_first(from: *const f32, count: usize) -> Self {
         // SAFETY: the mask confines the access to `count` floats.
         Self(unsafe { _mm512_maskz_loadu_ps(first(count), from) })
@@ -311,7 +316,7 @@ impl<const BF16: bool> F32x16 for Avx512<BF16> {
     }
     #[inline(always)]
     fn round_bf16(self) -> Self {
-        Self::from_bf16(self.to_bf16())
+        Self(lanes!(whole::round_bf16(self.0)))
     }
     #[inline(always)]
     fn widen(half: __m256i) -> __m512i {
@@ -329,14 +334,8 @@ impl<const BF16: bool> F32x16 for Avx512<BF16> {
     }
     #[inline(always)]
     unsafe fn load_triples(from: *const u8) -> __m512i {
-        // SAFETY: the mask confines the access to 48 bytes.
-        unsafe {
-            let words = _mm512_maskz_loadu_epi32(0x0fff, from.cast());
-            let spread = _mm512_setr_epi32(0, 1, 2, 2, 3, 4, 5, 5, 6, 7, 8, 8, 9, 10, 11, 11);
-            let triples = _mm_setr_epi8(0, 1, 2, -1, 3, 4, 5, -1, 6, 7, 8, -1, 9, 10, 11, -1);
-            let words = _mm512_permutexvar_epi32(spread, words);
-            _mm512_shuffle_epi8(words, _mm512_broadcast_i32x4(triples))
-        }
+        // SAFETY: the caller's contract.
+        unsafe { whole::load_triples(from) }
     }
     #[inline(always)]
     unsafe fn load_stream<const BITS: usize>(from: *const u8) -> __m512i {

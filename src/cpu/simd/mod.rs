@@ -22,7 +22,7 @@ mod transpose;
 pub use avx512::Avx512;
 use dots::{dot_bf16_by_halves, dot_bytes_in_turn};
 pub use level::Level;
-pub use memory::{fence, prefetch, prefetch_block, prefetch_far};
+pub use memory::{fence, prefetch, prefetch_block, prefetch_block_far, prefetch_far};
 
 /// Lanes in a block, whatever the level.
 pub const LANES: usize = 16;
@@ -70,6 +70,14 @@ pub trait F32x16:
     /// # Safety
     /// `to` is writable for sixteen patterns.
     unsafe fn store_half(half: Self::Half, to: *mut u16);
+    /// As [`stream`](Self::stream).
+    /// # Safety
+    /// `to` is writable for sixteen patterns and aligned to 32 bytes.
+    #[inline(always)]
+    unsafe fn stream_half(half: Self::Half, to: *mut u16) {
+        // SAFETY: the caller's contract.
+        unsafe { Self::store_half(half, to) }
+    }
 
     /// The first `count <= 16` floats, then zeros.
     /// # Safety
@@ -243,14 +251,8 @@ pub trait F32x16:
     /// `from` is readable for 48 bytes.
     #[inline(always)]
     unsafe fn load_triples(from: *const u8) -> Self::Int {
-        // SAFETY: as in `load_bytes`.
-        unsafe {
-            let words: [u32; LANES] = std::array::from_fn(|i| {
-                let byte = |at: usize| u32::from(*from.add(3 * i + at));
-                byte(0) | byte(1) << 8 | byte(2) << 16
-            });
-            Self::load(words.as_ptr().cast()).to_bits()
-        }
+        // SAFETY: the caller's contract.
+        unsafe { stream::triples::<Self>(from) }
     }
     /// Sixteen `BITS`-bit numbers of a little-endian stream, one in the low bits of each lane; what
     /// is above them is unspecified.

@@ -1,4 +1,5 @@
-//! Numbers of a few bits that follow each other in memory, where no instruction spreads or joins them.
+//! Numbers of a few bits or bytes that follow each other in memory, where no instruction spreads or joins
+//! them.
 
 use super::{F32x16, LANES};
 
@@ -17,6 +18,22 @@ pub unsafe fn load<V: F32x16, const BITS: usize>(from: *const u8) -> V::Int {
             let more = shift + BITS > 8;
             let high = if more { u32::from(*from.add(byte + 1)) } else { 0 };
             (low | high << 8) >> shift
+        });
+        V::load(words.as_ptr().cast()).to_bits()
+    }
+}
+
+/// [`F32x16::load_triples`].
+///
+/// # Safety
+/// As there.
+#[inline(always)]
+pub unsafe fn triples<V: F32x16>(from: *const u8) -> V::Int {
+    // SAFETY: the array is sixteen words long; `load` takes any bits as they are.
+    unsafe {
+        let words: [u32; LANES] = std::array::from_fn(|i| {
+            let byte = |at: usize| u32::from(*from.add(3 * i + at));
+            byte(0) | byte(1) << 8 | byte(2) << 16
         });
         V::load(words.as_ptr().cast()).to_bits()
     }

@@ -82,3 +82,35 @@ pub unsafe fn store_stream<const BITS: usize>(a: __m512i, to: *mut u8) {
         std::ptr::copy_nonoverlapping(all.as_ptr(), to, 2 * BITS);
     }
 }
+
+/// Sixteen numbers of three bytes each.
+///
+/// # Safety
+/// 48 bytes are readable.
+#[inline(always)]
+pub unsafe fn load_triples(from: *const u8) -> __m512i {
+    // SAFETY: the mask confines the access to 48 bytes.
+    unsafe {
+        let words = _mm512_maskz_loadu_epi32(0x0fff, from.cast());
+        let spread = _mm512_setr_epi32(0, 1, 2, 2, 3, 4, 5, 5, 6, 7, 8, 8, 9, 10, 11, 11);
+        let triples = _mm_setr_epi8(0, 1, 2, -1, 3, 4, 5, -1, 6, 7, 8, -1, 9, 10, 11, -1);
+        let words = _mm512_permutexvar_epi32(spread, words);
+        _mm512_shuffle_epi8(words, _mm512_broadcast_i32x4(triples))
+    }
+}
+
+/// To the nearest bf16, ties to even. The instruction for it would take subnormal numbers for zero, and
+/// to look for those first takes longer than this.
+#[inline(always)]
+pub unsafe fn round_bf16(x: __m512) -> __m512 {
+    // SAFETY: registers only.
+    unsafe {
+        let bits = _mm512_castps_si512(x);
+        let odd = _mm512_test_epi32_mask(bits, _mm512_set1_epi32(0x1_0000));
+        let up = _mm512_add_epi32(bits, _mm512_set1_epi32(0x7fff));
+        let up = _mm512_mask_sub_epi32(up, odd, up, _mm512_set1_epi32(-1));
+        let kept = _mm512_castsi512_ps(_mm512_and_si512(up, _mm512_set1_epi32(!0xffff)));
+        // Both kinds of NaN stay what they are.
+        _mm512_fixupimm_ps::<0>(kept, x, _mm512_set1_epi32(0x22))
+    }
+}

@@ -1,0 +1,134 @@
+//! Where results go: into the caches, or past them where they are too many to be found there again.
+
+use std::ops::Range;
+
+use super::element::Float;
+use super::simd::{F32x16, LANES};
+
+/// Bytes of results that no cache keeps until somebody reads them. Tests have no room for so many.
+const BEYOND_CACHES: usize = if cfg!(test) { 1 << 12 } else { 32 << 20 };
+
+/// A buffer of results, or a place in it. The threads of a job use disjoint places, and the pool makes
+/// what went past the caches seen before the job ends.
+#[derive(Clone, Copy)]
+pub struct Output<T> {
+    to: *mut T,
+    past: bool,
+}
+
+// SAFETY: only an address; each kernel states how its threads divide the buffer.
+unsafe impl<T> Send for Output<T> {}
+// SAFETY: as above.
+unsafe impl<T> Sync for Output<T> {}
+
+impl<T: Float> Output<T> {
+    /// `count` results made of `inputs`, in rows of `row`, whose blocks of sixteen begin with the row.
+    ///
+    /// What overwrites an input finds it in the caches, and goes there.
+    pub fn new(to: *mut T, inputs: &[*const T], count: usize, row: usize) -> Self {
+        let bytes = size_of::<T>();
+        let aligned = to.addr().is_multiple_of(LANES * bytes) && row.is_multiple_of(LANES);
+        let apart = inputs.iter().all(|&input| !std::ptr::eq(input, to));
+        Self { to, past: aligned && apart && count >= BEYOND_CACHES / bytes }
+    }
+
+    /// Results that the kernel itself reads again.
+    pub fn near(to: *mut T) -> Self {
+        Self { to, past: false }
+    }
+
+    /// The place `count` elements further.
+    ///
+    /// # Safety
+    /// It is within the buffer; rows and blocks of sixteen begin there.
+    #[inline(always)]
+    pub unsafe fn add(self, count: usize) -> Self {
+        // SAFETY: the caller's contract.
+        Self { to: unsafe { self.to.add(count) }, ..self }
+    }
+
+    /// The place `at` elements further, where blocks of sixteen may begin anew.
+    ///
+    /// # Safety
+    /// It is within the buffer.
+    #[inline(always)]
+    pub unsafe fn from(self, at: usize) -> Self {
+        // SAFETY: the caller's contract.
+        let to = unsafe { self.to.add(at) };
+        Self { to, past: self.past && at.is_multiple_of(LANES) }
+    }
+
+    pub fn to(self) -> *mut T {
+        self.to
+    }
+
+    pub fn is_past_caches(self) -> bool {
+        self.past
+    }
+
+    /// Stores a block at element `at`, counted in whole blocks.
+    ///
+    /// # Safety
+    /// Sixteen elements are writable there.
+    #[inline(always)]
+    pub unsafe fn put<V: F32x16>(self, lanes: V, at: usize) {
+        // SAFETY: the caller's contract; whole blocks from an aligned start on are aligned.
+        unsafe {
+            if self.past {
+                T::stream(lanes, self.to.add(at));
+            } else {
+                T::store(lanes, self.to.add(at));
+            }
+        }
+    }
+
+    /// As [`put`](Self::put), of sixteen patterns of as many bits.
+    ///
+    /// # Safety
+    /// As there; the type has sixteen bits.
+    #[inline(always)]
+    pub unsafe fn put_patterns<V: F32x16>(self, half: V::Half, at: usize) {
+        // SAFETY: the caller's contract; whole blocks from an aligned start on are aligned.
+        unsafe {
+            if self.past {
+                V::stream_half(half, self.to.add(at).cast());
+            } else {
+                V::store_half(half, self.to.add(at).cast());
+            }
+        }
+    }
+
+    /// As [`put`](Self::put), of the first `count` lanes.
+    ///
+    /// # Safety
+    /// `count <= 16` elements are writable there.
+    #[inline(always)]
+    pub unsafe fn put_first<V: F32x16>(self, lanes: V, at: usize, count: usize) {
+        // SAFETY: the caller's contract.
+        unsafe { T::store_first(lanes, self.to.add(at), count) };
+    }
+
+    /// The same block over a range of elements, which may begin and end within blocks.
+    ///
+    /// # Safety
+    /// The range is writable.
+    #[inline(always)]
+    pub unsafe fn fill<V: F32x16>(self, lanes: V, range: Range<usize>) {
+        let mut at = range.start;
+        while at < range.end {
+            let count = (LANES - at % LANES).min(range.end - at);
+            // SAFETY: the caller's contract; only whole blocks are put.
+            unsafe {
+                if count == LANES {
+                    self.put(lanes, at);
+                } else {
+                    self.put_first(lanes, at, count);
+                }
+            }
+            at += count;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;
