@@ -6,7 +6,7 @@ use std::ops::Range;
 use super::element::{Element, Float, with_element};
 use super::math::{erf_of_mlx, sigmoid, tanh};
 use super::output::Output;
-use super::simd::{F32x16, Kernel, LANES, prefetch_block};
+use super::simd::{F32x16, Kernel, LANES};
 use super::{Machine, Shared};
 mod affine;
 mod table;
@@ -265,8 +265,6 @@ unsafe fn gated<T: Float, F: Function>(
 
 /// Elements that one item of a job stands for.
 const BLOCK: usize = 1024;
-/// How far ahead of the loads elements are asked for.
-const AHEAD: usize = 1024;
 
 /// `work`: tenths of a nanosecond an element.
 unsafe fn map<T: Float, M: Map>(
@@ -303,8 +301,6 @@ impl<T: Float, M: Map> Kernel for Mapped<T, M> {
         // SAFETY: every access is within the range, and reads come before the write to their place.
         unsafe {
             while at + LANES <= self.range.end {
-                prefetch_block(self.a.wrapping_add(at + AHEAD));
-                prefetch_block(self.b.wrapping_add(at + AHEAD));
                 let (a, b): (V, V) = (T::load(self.a.add(at)), T::load(self.b.add(at)));
                 self.out.put(M::of::<V, T>(a, b), at);
                 at += LANES;

@@ -5,7 +5,7 @@ use std::ops::Range;
 use super::element::{Element, Float, with_element};
 use super::fold::{Sum, fold_row};
 use super::output::Output;
-use super::simd::{F32x16, Kernel, LANES, prefetch_block_far};
+use super::simd::{F32x16, Kernel, LANES, prefetch_block};
 use super::{Machine, Shared};
 
 /// Rounds as MLX's composition does: f32 up to the normalised value, which becomes the element
@@ -161,7 +161,7 @@ unsafe fn normalize<V: F32x16, T: Float, const WEIGHTED: bool, const BIASED: boo
     // SAFETY: every access is within the row, and reads come before the write to their place.
     unsafe {
         while i + LANES <= axis {
-            prefetch_block_far(x.wrapping_add(axis + i)); // of the next row
+            prefetch_block(x.wrapping_add(axis + i)); // of the next row
             let mut y = (T::load::<V>(x.add(i)) - mean) * inverse;
             if WEIGHTED {
                 y = T::round(y) * T::load(weight.add(i));

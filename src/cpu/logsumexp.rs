@@ -7,7 +7,7 @@ use std::ops::Range;
 
 use super::element::{Element, Float, with_element};
 use super::output::Output;
-use super::simd::{F32x16, Kernel, LANES, prefetch_block_far};
+use super::simd::{F32x16, Kernel, LANES, prefetch_block};
 use super::softmax::exponential;
 use super::{Machine, Shared};
 
@@ -94,7 +94,7 @@ unsafe fn chunk_stats<V: F32x16, T: Float, const TOTAL: bool>(x: *const T, count
         i = 0;
         while i + 2 * LANES <= count {
             for (block, sum) in sum.iter_mut().enumerate() {
-                prefetch_block_far(x.wrapping_add(count + i + block * LANES)); // of the next chunk
+                prefetch_block(x.wrapping_add(count + i + block * LANES)); // of the next chunk
                 let lanes: V = T::load(x.add(i + block * LANES));
                 *sum = *sum + exponential::<V, T>(lanes - base);
             }

@@ -6,7 +6,7 @@ use std::ops::Range;
 
 use super::element::{Element, Float, with_element};
 use super::output::Output;
-use super::simd::{F32x16, Kernel, LANES, prefetch_block_far};
+use super::simd::{F32x16, Kernel, LANES, prefetch_block};
 use super::softmax::{exponential, scale_kept};
 use super::{Machine, Shared};
 
@@ -274,7 +274,7 @@ unsafe fn exponentials<V: F32x16, T: Float>(
     // SAFETY: every access is within the floats.
     unsafe {
         while i + LANES <= count {
-            prefetch_block_far(next.wrapping_add(i));
+            prefetch_block(next.wrapping_add(i));
             let lanes = exponential::<V, T>(V::load(kept.add(i)) - max);
             lanes.store(kept.add(i));
             sum = sum + lanes;

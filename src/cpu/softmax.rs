@@ -5,7 +5,7 @@ use std::ops::Range;
 use super::element::{Element, Float, with_element};
 use super::math::{exp_nonpositive, exp_nonpositive_short};
 use super::output::Output;
-use super::simd::{F32x16, Kernel, LANES, prefetch_block_far};
+use super::simd::{F32x16, Kernel, LANES, prefetch_block};
 use super::{Machine, Shared};
 
 /// MLX's `precise` softmax. A NaN, a +inf, or nothing but -inf in a row makes it all NaN.
@@ -126,7 +126,7 @@ unsafe fn exponentials<V: F32x16, T: Float, const KEEP: bool>(
     // SAFETY: every access is within the row, and reads come before the write to their place.
     unsafe {
         while i + LANES <= axis {
-            prefetch_block_far(x.wrapping_add(axis + i)); // of the next row
+            prefetch_block(x.wrapping_add(axis + i)); // of the next row
             let lanes = exponential::<V, T>(T::load::<V>(x.add(i)) - max);
             if KEEP {
                 lanes.store(keep.add(i));

@@ -2,10 +2,10 @@
 
 use std::ops::Range;
 
-use super::{AHEAD, BLOCK};
+use super::BLOCK;
 use crate::cpu::element::{Element, Float, with_element};
 use crate::cpu::output::Output;
-use crate::cpu::simd::{F32x16, Kernel, LANES, prefetch_block};
+use crate::cpu::simd::{F32x16, Kernel, LANES};
 use crate::cpu::{Machine, Shared};
 
 /// The extents of [`affine`]; scale and shift have one column or all of them.
@@ -95,7 +95,6 @@ impl<T: Float> Kernel for Affine<T> {
                 let count = LANES.min(columns - at);
                 // SAFETY: within the row, and the read comes before the write to its place.
                 unsafe {
-                    prefetch_block(self.x.wrapping_add(row * columns + at + AHEAD));
                     let x: V = part::<V, T>(self.x.add(row * columns + at), count);
                     let scale = self.factor::<V>(self.scale, self.shape.scale_columns, at, count);
                     let shift = self.factor::<V>(self.shift, self.shape.shift_columns, at, count);

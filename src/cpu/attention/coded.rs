@@ -4,7 +4,7 @@
 use super::source::{QuantizedRows, Rows, load_strided};
 use super::{MAX_DIM, TILE};
 use crate::cpu::element::Float;
-use crate::cpu::simd::{F32x16, LANES, prefetch_far};
+use crate::cpu::simd::{F32x16, LANES, prefetch};
 
 /// The least features that share a scale.
 const LEAST_GROUP: usize = 32;
@@ -116,7 +116,7 @@ pub unsafe fn scores<V: F32x16, T: Float, const BITS: usize, const R: usize, con
                 }
                 for row in at..count.min(at + K) {
                     let value = v.packed.at(row).cast::<u8>();
-                    prefetch_far(value.wrapping_add(first * BITS / 8), k.group * BITS / 8);
+                    prefetch(value.wrapping_add(first * BITS / 8), k.group * BITS / 8);
                 }
             }
             let group = first / k.group;
@@ -215,7 +215,7 @@ unsafe fn add_columns<V: F32x16, T: Float, const BITS: usize, const R: usize, co
         }
         for key in 0..count {
             let next = k.packed.at(count + key).cast::<u8>().wrapping_add(start);
-            prefetch_far(next, N * bytes);
+            prefetch(next, N * bytes);
             let row = v.packed.at(key).cast::<u8>().add(start);
             let mut values = [V::splat(0.0); N];
             for (n, value) in values.iter_mut().enumerate() {

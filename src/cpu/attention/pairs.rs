@@ -5,7 +5,7 @@ use super::coded::{GROUPS, column};
 use super::source::QuantizedRows;
 use super::{MAX_DIM, TILE};
 use crate::cpu::element::Float;
-use crate::cpu::simd::{F32x16, LANES, prefetch_far};
+use crate::cpu::simd::{F32x16, LANES, prefetch};
 
 /// Keys that are taken at a time.
 const KEYS: usize = 2 * LANES;
@@ -63,7 +63,7 @@ pub unsafe fn scores<V: F32x16, T: Float, const R: usize>(
                 let words = V::transpose(words::<V, T>(k, at, count, first));
                 for row in at..count.min(at + KEYS) {
                     let value = v.packed.at(row).cast::<u8>();
-                    prefetch_far(value.wrapping_add(first / 2), BLOCK / 2);
+                    prefetch(value.wrapping_add(first / 2), BLOCK / 2);
                 }
                 for word in 0..WORDS {
                     let feature = first + 8 * word;

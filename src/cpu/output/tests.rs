@@ -81,13 +81,16 @@ fn what_cannot_go_past_the_caches_does_not() {
 
 const ROWS: usize = 67;
 
+/// A call of a kernel that writes to an address.
+type Run<'a> = &'a dyn Fn(*mut u8);
+
 /// Every kernel that may store past the caches, with what it writes where it does and where it does not.
 fn kernels<T: Sample>(element: Element, axis: usize) {
     let count = ROWS * axis;
     let (a, b) = (values::<T>(count, 3.0), values::<T>(count + 1, 2.0).split_off(1));
     let (weight, bias) = (values::<T>(axis, 2.0), values::<T>(axis + 1, 1.0));
     let [x, y, w, c] = [&a, &b, &weight, &bias].map(|v: &Vec<T>| v.as_ptr().cast::<u8>());
-    let same = |what: &str, run: &dyn Fn(*mut u8)| {
+    let same = |what: &str, run: Run| {
         let (mut near, mut past) = (Vec::new(), Vec::new());
         let near = place::<T>(&mut near, count, true);
         let past = place::<T>(&mut past, count, false);
@@ -156,7 +159,7 @@ fn masked<T: Sample>(
     element: Element,
     axis: usize,
     [x, y]: [*const u8; 2],
-    same: &dyn Fn(&str, &dyn Fn(*mut u8)),
+    same: &dyn Fn(&str, Run),
 ) {
     use crate::cpu::{MaskedSoftmaxShape, QuantizeShape, Targets};
     for (causal, window) in [(false, 0), (true, 0), (true, 21)] {

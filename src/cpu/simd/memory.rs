@@ -33,12 +33,6 @@ pub fn prefetch_far(from: *const u8, bytes: usize) {
     let _ = (from, bytes);
 }
 
-/// As [`prefetch_far`], for a block of elements.
-#[inline(always)]
-pub fn prefetch_block_far<T>(from: *const T) {
-    prefetch_far(from.cast(), LANES * size_of::<T>());
-}
-
 /// As [`prefetch`], for a block of elements.
 #[inline(always)]
 pub fn prefetch_block<T>(from: *const T) {

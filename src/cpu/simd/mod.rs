@@ -22,7 +22,7 @@ mod transpose;
 pub use avx512::Avx512;
 use dots::{dot_bf16_by_halves, dot_bytes_in_turn};
 pub use level::Level;
-pub use memory::{fence, prefetch, prefetch_block, prefetch_block_far, prefetch_far};
+pub use memory::{fence, prefetch, prefetch_block, prefetch_far};
 
 /// Lanes in a block, whatever the level.
 pub const LANES: usize = 16;
