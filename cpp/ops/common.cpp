@@ -143,7 +143,9 @@ mx::allocator::Data allocate(size_t bytes) {
 }
 
 void allocate(mx::array& out) {
-  if (out.nbytes() < large_array) {
+  // A GPU's buffers begin at a page.
+  static const bool for_gpu = mx::is_available(mx::Device::gpu);
+  if (for_gpu || out.nbytes() < large_array) {
     out.set_data(allocate(out.nbytes()));
     return;
   }
