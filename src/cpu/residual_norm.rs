@@ -109,7 +109,7 @@ impl<T: Float> Kernel for Rows<T> {
     }
 }
 
-/// With `KEEP` into `kept` too, for the norm to find it there.
+/// With `KEEP` into `kept` too, for the norm to find it there; the row is whole blocks then.
 #[inline(always)]
 unsafe fn add<V: F32x16, T: Float, const KEEP: bool>(
     x: *const T,
