@@ -150,8 +150,8 @@ void allocate(mx::array& out) {
     return;
   }
   // MLX's large CPU buffers begin 24 bytes beside a page, where no vector can be stored past the
-  // caches. At a cache line further on in a page than its inputs, loads were seen to wait, most likely
-  // for the last such store, whose address looks the same within a page.
+  // caches. At a cache line further on in a page than its inputs, loads were seen to wait, most
+  // likely for the last such store, whose address looks the same within a page.
   out.set_data(allocate(out.nbytes() + page));
   auto beyond = reinterpret_cast<uintptr_t>(out.data<char>()) % page;
   auto elements = static_cast<int64_t>((page - beyond) % page / out.itemsize());
