@@ -102,6 +102,14 @@ pub fn synchronize() -> Result<()> {
     Ok(ffi::synchronize(ffi::current_place())?)
 }
 
+/// How many groups of CPU tasks MLX has queued or is running, in the whole process: 0 at rest.
+///
+/// MLX delays a thread that evaluates while there are more than ten. The count also returns to 0 after
+/// evaluations that failed.
+pub fn active_tasks() -> Result<i32> {
+    Ok(ffi::active_tasks()?)
+}
+
 /// Ends the streams that this thread made: the last thing that a thread which comes and goes does.
 ///
 /// Arrays of the thread must have been evaluated or dropped. What is evaluated can still be read;

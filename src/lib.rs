@@ -55,6 +55,8 @@ pub mod yardstick;
 #[doc(hidden)]
 pub use simulate::{Dispatched, dispatched};
 
-pub use array::{Array, IntoIndex, Operand, Reduce, async_eval, concatenate, eval, select, stack};
+pub use array::{
+    Array, IntoIndex, Operand, Reduce, SendArray, async_eval, concatenate, eval, select, stack,
+};
 pub use dtype::{Dtype, Element};
 pub use error::{Error, Result};

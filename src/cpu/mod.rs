@@ -104,6 +104,20 @@ pub unsafe fn parallel_copy(from: *const u8, to: *mut u8, bytes: usize) {
     });
 }
 
+/// Calls `body` with parts of `bytes` and where each begins, on the threads of the kernels' pool.
+pub fn for_each_part(bytes: &mut [u8], body: impl Fn(usize, &mut [u8]) + Sync) {
+    const PART: usize = 1 << 20;
+    let (count, start) = (bytes.len(), Shared(bytes.as_mut_ptr()));
+    Pool::current().for_each(count.div_ceil(PART), PART, &|parts| {
+        for part in parts {
+            let begin = part * PART;
+            let length = PART.min(count - begin);
+            // SAFETY: the parts are disjoint and within `bytes`, which is borrowed until all end.
+            body(begin, unsafe { std::slice::from_raw_parts_mut(start.get().add(begin), length) });
+        }
+    });
+}
+
 /// A buffer that several threads use at disjoint places.
 struct Shared<T>(*mut T);
 
