@@ -1,5 +1,10 @@
 //! Where ops run. By default on MLX's default device (the GPU where there is one), in order on a
 //! stream of the calling thread.
+//!
+//! A thread gets its default CPU stream when it first builds an op, and the stream goes to another
+//! thread when the thread ends. Up to sixteen threads at a time share streams in this way. Each further
+//! one gets a stream whose thread of the operating system stays until the process ends, so programs
+//! with many threads evaluate on a fixed set of them.
 
 use std::marker::PhantomData;
 
@@ -110,10 +115,11 @@ pub fn active_tasks() -> Result<i32> {
     Ok(ffi::active_tasks()?)
 }
 
-/// Ends the streams that this thread made: the last thing that a thread which comes and goes does.
+/// Ends the streams that this thread made with [`Stream::new`], and on a GPU its default stream. A
+/// thread that comes and goes needs this only for those.
 ///
-/// Arrays of the thread must have been evaluated or dropped. What is evaluated can still be read;
-/// computing more on this thread is an error.
+/// Arrays of these streams must have been evaluated or dropped: evaluating them later is an error.
+/// What is evaluated can still be read.
 pub fn clear_streams() -> Result<()> {
     Ok(ffi::clear_streams()?)
 }

@@ -22,7 +22,7 @@ const CHILD: &str = "MLX_PRIMITIVES_TEST_MEMORY";
 const SLACK: usize = 4 << 20;
 
 /// Resident bytes of this process, where the system tells.
-fn resident() -> usize {
+pub fn resident() -> usize {
     let pages = fs::read_to_string("/proc/self/statm")
         .ok()
         .and_then(|statm| statm.split_whitespace().nth(1)?.parse::<usize>().ok());

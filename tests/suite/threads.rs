@@ -98,11 +98,14 @@ pub fn short_threads() -> Checked {
         Ok(())
     };
     run(20)?;
-    let before = system_threads()?;
+    let (before, memory) = (system_threads()?, crate::memory::resident());
     run(1000)?;
-    let after = system_threads()?;
-    println!("1000 short threads: {before} threads of the system before, {after} after");
+    let (after, grown) = (system_threads()?, crate::memory::resident().saturating_sub(memory));
+    println!(
+        "1000 short threads: {before} threads of the system, then {after}; {grown} bytes more"
+    );
     assert!(after <= before + 4, "{before} threads of the system became {after}");
+    assert!(grown < 4 << 20, "resident memory grew by {grown} bytes");
     Ok(())
 }
 

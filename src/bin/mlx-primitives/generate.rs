@@ -1,12 +1,11 @@
 use std::io::{IsTerminal, Read, Write};
 use std::path::PathBuf;
-use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 use anyhow::{Context, Result, ensure};
 use mlx_primitives::llama::{FinishReason, PromptCache, Statistics, Token, message};
 use serde_json::{Value, json};
 
+use crate::interrupt;
 use crate::text::{Session, TextArgs, report};
 
 /// Below the options of `--help`.
@@ -53,7 +52,9 @@ pub struct Args {
 
 pub fn run(args: &Args) -> Result<()> {
     let prompt_text = prompt_text(args)?;
+    let interrupted = interrupt::handle()?;
     let mut session = Session::load(&args.text)?;
+    session.stop = interrupted;
     session.options.logprobs = args.logprobs;
     let mut messages = vec![message("user", &prompt_text)];
     if let Some(text) = &args.text.system_prompt {
@@ -73,9 +74,6 @@ pub fn run(args: &Args) -> Result<()> {
             path.display()
         );
     }
-    let flag = Arc::clone(&session.stop);
-    ctrlc::set_handler(move || flag.store(true, Ordering::Relaxed)).context("handling Ctrl-C")?;
-
     let mut output = Output::start(args, &session, &prompt_text);
     let mut generation = session.start(&prompt, cache)?;
     while !session.interrupted() {

@@ -6,6 +6,7 @@ mod chat;
 mod fuse;
 mod generate;
 mod info;
+mod interrupt;
 mod loading;
 mod model;
 mod ops;

@@ -84,12 +84,35 @@ fn come_to_rest(running: &limit::Running) -> Result<(), String> {
     }
 }
 
+/// The command line, and the names that choose tests, of which libtest_mimic takes only one.
+fn command_line() -> (Arguments, Vec<String>) {
+    const WITH_VALUE: [&str; 5] = ["--test-threads", "--skip", "--color", "--format", "--logfile"];
+    let (mut options, mut names) = (Vec::new(), Vec::new());
+    let mut words = std::env::args();
+    options.extend(words.next());
+    while let Some(word) = words.next() {
+        if !word.starts_with('-') {
+            names.push(word);
+            continue;
+        }
+        let value = WITH_VALUE.contains(&&*word).then(|| words.next()).flatten();
+        options.push(word);
+        options.extend(value);
+    }
+    (Arguments::from_iter(options), names)
+}
+
 /// Runs the tests that the command line asks for.
 pub fn main() -> ExitCode {
-    let arguments = Arguments::from_args();
+    let (arguments, names) = command_line();
     let seed = std::env::var(SEED).ok().and_then(|text| text.parse().ok());
     let seed: u32 = seed.unwrap_or_else(|| fastrand::u32(..));
     let mut tests: Vec<&'static Test> = inventory::iter::<Test>.into_iter().collect();
+    let chosen = |test: &&Test| match arguments.exact {
+        true => names.iter().any(|name| test.name() == name),
+        false => names.is_empty() || names.iter().any(|name| test.name().contains(name.as_str())),
+    };
+    tests.retain(chosen);
     tests.sort_by_key(|test| test.path);
     fastrand::Rng::with_seed(seed.into()).shuffle(&mut tests);
     let trials = tests
