@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use serde::Deserialize;
 
 use crate::error::{Error, Result};
+use crate::files::{read_if_present, read_to_string};
 use crate::io;
 
 use super::config::Config;
@@ -87,7 +88,7 @@ fn files(path: &Path) -> Result<(Config, Weights)> {
         return gguf::load(path);
     }
     let file = path.join("config.json");
-    let json = fs::read_to_string(&file).map_err(|e| Error::file(&file, e))?;
+    let json = read_to_string(&file)?;
     let config = Config::parse(&json).map_err(|e| Error::file(&file, e))?;
     Ok((config, safetensors(path)?))
 }
@@ -99,15 +100,14 @@ struct Index {
 
 fn safetensors(directory: &Path) -> Result<Weights> {
     let index_file = directory.join("model.safetensors.index.json");
-    let index = match fs::read_to_string(&index_file) {
-        Ok(json) => {
+    let index = match read_if_present(&index_file)? {
+        Some(json) => {
             let index: Index = serde_json::from_str(&json).map_err(|e| {
                 Error::file(&index_file, format_args!("expected an object weight_map, got {e}"))
             })?;
             Some(index.weight_map)
         }
-        Err(e) if e.kind() == std::io::ErrorKind::NotFound => None,
-        Err(e) => return Err(Error::file(&index_file, e)),
+        None => None,
     };
     let files = match &index {
         Some(map) => listed_files(directory, &index_file, map)?,

@@ -145,6 +145,19 @@ fn the_library_does_not_panic_by_itself() -> Checked {
     Ok(())
 }
 
+/// The macros panic where stdout is closed or full; `output.rs` returns an error.
+#[test]
+fn the_command_prints_without_panicking() -> Checked {
+    for path in files("src/bin", &["rs"])? {
+        let text = fs::read_to_string(&path)?;
+        for (number, line) in library_lines(&text) {
+            let found = line.contains("print!(") || line.contains("println!(");
+            assert!(!found, "{}:{} prints by a macro", show(&path), number + 1);
+        }
+    }
+    Ok(())
+}
+
 #[test]
 fn platforms_are_chosen_by_files_not_by_the_preprocessor() -> Checked {
     for path in files("cpp", &["cpp", "h"])? {

@@ -1,4 +1,4 @@
-use std::io::{IsTerminal, Read, Write};
+use std::io::{IsTerminal, Read};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -7,6 +7,7 @@ use anyhow::{Context, Result, ensure};
 use mlx_primitives::llama::{FinishReason, PromptCache, Statistics, Token, message};
 use serde_json::{Value, json};
 
+use crate::output;
 use crate::text::{Session, TextArgs, report};
 
 /// Below the options of `--help`.
@@ -52,6 +53,9 @@ pub struct Args {
 }
 
 pub fn run(args: &Args) -> Result<()> {
+    if let Some(path) = &args.prompt_cache_file {
+        PromptCache::check_path(path)?; // found out now rather than after the text
+    }
     let prompt_text = prompt_text(args)?;
     let mut session = Session::load(&args.text)?;
     session.options.logprobs = args.logprobs;
@@ -118,7 +122,7 @@ impl Output {
         // The prompt is not part of the result, but a person reads on from it.
         let continues = session.template.is_none();
         if !args.json && args.verbose && continues && std::io::stdout().is_terminal() {
-            eprint!("{prompt}");
+            output::eprint(prompt);
         }
         Self {
             json: args.json,
@@ -133,18 +137,16 @@ impl Output {
         if self.json {
             self.text.push_str(piece);
         } else if !piece.is_empty() {
-            let mut stdout = std::io::stdout().lock();
-            stdout.write_all(piece.as_bytes())?;
-            stdout.flush()?;
+            output::print(piece)?;
         }
         Ok(())
     }
 
     fn finish(&self, s: &Statistics, reason: &str) -> Result<()> {
         if !self.json {
-            println!();
+            output::println("")?;
             if self.verbose {
-                eprintln!("{}", "-".repeat(10));
+                output::eprintln("-".repeat(10));
                 report(s, reason);
             }
             return Ok(());
@@ -166,8 +168,7 @@ impl Output {
         if self.logprobs {
             object["logprobs"] = self.tokens.iter().map(logprobs).collect();
         }
-        println!("{object}");
-        Ok(())
+        Ok(output::println(object)?)
     }
 }
 
