@@ -33,7 +33,18 @@ impl Llama {
     ///
     /// Errors name the file, and the tensor where there is one: missing or truncated files,
     /// configurations that are not a Llama's or its kin's, tensors that are missing, left over, in
-    /// two files, of another shape or type than the configuration says.
+    /// two files, of another shape or type than the configuration says; a named pipe, a device or a
+    /// directory in the place of a file.
+    ///
+    /// # Files that change meanwhile
+    ///
+    /// The elements of a `.safetensors` file are read by system calls: if another process makes the
+    /// file shorter before they are read, loading or the first evaluation is an error. A `.gguf` file
+    /// is mapped into memory while it is loaded, and so is the header of a `.safetensors` file while
+    /// it is checked: if another process makes the file shorter at that time, the system ends this
+    /// process with the signal SIGBUS, which no reader can turn into an error. Nothing is mapped any
+    /// more when this function returns. A file that is replaced by renaming another one to its name
+    /// never does harm.
     ///
     /// ```
     /// use mlx_primitives::llama::Llama;

@@ -9,11 +9,15 @@ mod cache;
 mod chat_template;
 mod checkpoints;
 mod cli;
+#[cfg(unix)]
+mod cli_faults;
 mod compile;
 mod conformance;
 mod conversions;
 mod cross_entropy;
 mod errors;
+#[cfg(unix)]
+mod file_faults;
 mod fused_llama;
 mod generation;
 mod gguf;

@@ -82,6 +82,7 @@ fn a_primitive_is_one_stem_in_every_part() -> Checked {
 fn no_part_has_a_primitive_of_its_own() -> Checked {
     let stems = stems()?;
     let shared = [
+        "allocator",
         "common",
         "shared",
         "launch",
