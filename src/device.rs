@@ -147,7 +147,23 @@ pub fn kernels_origin() -> Result<String> {
     Ok(ffi::kernels_origin()?)
 }
 
-/// The instruction set that the CPU kernels chose on this machine.
+/// An error if an environment variable of the CPU kernels holds a value that is not used:
+/// `MLX_PRIMITIVES_THREADS` anything but 1 to 1024, `MLX_PRIMITIVES_SIMD` anything but an instruction
+/// set that this machine has. An empty variable is as good as none.
+///
+/// The kernels themselves never fail for such a value: they run as if the variable were not set. A
+/// program that wants to tell its user calls this first, as the `mlx-primitives` command does.
+pub fn check_environment() -> Result<()> {
+    match crate::cpu::unusable_variable() {
+        Some((name, expected, got)) => {
+            Err(Error::argument(name, format_args!("{expected}, got {got:?}")))
+        }
+        None => Ok(()),
+    }
+}
+
+/// The instruction set that the CPU kernels chose on this machine: the best, or the one that
+/// `MLX_PRIMITIVES_SIMD` names.
 pub fn cpu_kernels() -> &'static str {
     crate::cpu::simd_level_name()
 }
@@ -157,7 +173,8 @@ pub fn cpu_threads() -> usize {
     crate::cpu::thread_count()
 }
 
-/// Sets [`cpu_threads`], which else is `MLX_PRIMITIVES_THREADS` or the number of cores. The threads
+/// Sets [`cpu_threads`], which else is `MLX_PRIMITIVES_THREADS` (1 to 1024; anything else is ignored,
+/// see [`check_environment`]) or the number of cores. The threads
 /// live as long as the process: they are set before the first op of ours runs on the CPU.
 ///
 /// Errors: not 1 to 1024, or another number runs already.

@@ -36,6 +36,8 @@ pub mod device;
 mod dtype;
 mod error;
 mod ffi;
+#[doc(hidden)]
+pub mod files;
 pub mod graph;
 pub mod hosted;
 pub mod io;

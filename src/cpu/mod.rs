@@ -74,6 +74,22 @@ pub fn simd_level_name() -> &'static str {
     Level::current().name()
 }
 
+/// What an environment variable has to hold and what it holds instead, of the first whose value is
+/// not used.
+pub fn unusable_variable() -> Option<(&'static str, String, String)> {
+    if let Err(text) = Pool::wanted() {
+        let expected = format!("1 to {MAX_THREADS} threads");
+        return Some(("MLX_PRIMITIVES_THREADS", expected, text));
+    }
+    let (wanted, known) = (Level::wanted(), Level::available().map(Level::name));
+    let known: Vec<_> = known.collect();
+    if wanted.is_empty() || known.iter().any(|name| name.eq_ignore_ascii_case(&wanted)) {
+        return None;
+    }
+    let expected = format!("an instruction set of this machine ({})", known.join(", "));
+    Some(("MLX_PRIMITIVES_SIMD", expected, wanted))
+}
+
 /// Threads that share a large job; `MLX_PRIMITIVES_THREADS` sets it.
 pub fn thread_count() -> usize {
     Pool::current().threads()

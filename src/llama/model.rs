@@ -134,8 +134,8 @@ impl Llama {
     /// An empty cache for this model, whose layers of sliding attention are as in
     /// [`new_cache`](Self::new_cache); an error for a kind that cannot be.
     pub fn new_cache_of(&self, kind: CacheKind) -> Result<Cache> {
+        let layer = LayerCache::new(kind)?;
         if let CacheKind::Quantized { group_size, .. } = kind
-            && group_size > 0
             && self.config.head_dim() % group_size != 0
         {
             return Err(Error::argument(
@@ -146,7 +146,7 @@ impl Llama {
                 ),
             ));
         }
-        Ok(Cache { layers: self.layer_caches(&LayerCache::new(kind)?) })
+        Ok(Cache { layers: self.layer_caches(&layer) })
     }
 
     /// Bytes of the weights.

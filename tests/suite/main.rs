@@ -13,6 +13,8 @@ mod cache;
 mod chat_template;
 mod checkpoints;
 mod cli;
+#[cfg(unix)]
+mod cli_faults;
 mod compile;
 mod conformance;
 mod conversions;
@@ -20,6 +22,8 @@ mod cross_entropy;
 mod endings;
 mod errors;
 mod failures;
+#[cfg(unix)]
+mod file_faults;
 mod fused_llama;
 mod generation;
 mod gguf;

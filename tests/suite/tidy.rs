@@ -82,6 +82,7 @@ fn a_primitive_is_one_stem_in_every_part() -> Checked {
 fn no_part_has_a_primitive_of_its_own() -> Checked {
     let stems = stems()?;
     let shared = [
+        "allocator",
         "common",
         "shared",
         "launch",
@@ -140,6 +141,19 @@ fn the_library_does_not_panic_by_itself() -> Checked {
             for word in words {
                 assert!(!line.contains(word), "{}:{} has {word}", show(&path), number + 1);
             }
+        }
+    }
+    Ok(())
+}
+
+/// The macros panic where stdout is closed or full; `output.rs` returns an error.
+#[test]
+fn the_command_prints_without_panicking() -> Checked {
+    for path in files("src/bin", &["rs"])? {
+        let text = fs::read_to_string(&path)?;
+        for (number, line) in library_lines(&text) {
+            let found = line.contains("print!(") || line.contains("println!(");
+            assert!(!found, "{}:{} prints by a macro", show(&path), number + 1);
         }
     }
     Ok(())

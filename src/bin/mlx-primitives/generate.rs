@@ -1,4 +1,4 @@
-use std::io::{IsTerminal, Read, Write};
+use std::io::{IsTerminal, Read};
 use std::path::PathBuf;
 
 use anyhow::{Context, Result, ensure};
@@ -6,6 +6,7 @@ use mlx_primitives::llama::{FinishReason, PromptCache, Statistics, Token, messag
 use serde_json::{Value, json};
 
 use crate::interrupt;
+use crate::output;
 use crate::text::{Session, TextArgs, report};
 
 /// Below the options of `--help`.
@@ -51,6 +52,9 @@ pub struct Args {
 }
 
 pub fn run(args: &Args) -> Result<()> {
+    if let Some(path) = &args.prompt_cache_file {
+        PromptCache::check_path(path)?; // found out now rather than after the text
+    }
     let prompt_text = prompt_text(args)?;
     let interrupted = interrupt::handle()?;
     let mut session = Session::load(&args.text)?;
@@ -116,7 +120,7 @@ impl Output {
         // The prompt is not part of the result, but a person reads on from it.
         let continues = session.template.is_none();
         if !args.json && args.verbose && continues && std::io::stdout().is_terminal() {
-            eprint!("{prompt}");
+            output::eprint(prompt);
         }
         Self {
             json: args.json,
@@ -131,18 +135,16 @@ impl Output {
         if self.json {
             self.text.push_str(piece);
         } else if !piece.is_empty() {
-            let mut stdout = std::io::stdout().lock();
-            stdout.write_all(piece.as_bytes())?;
-            stdout.flush()?;
+            output::print(piece)?;
         }
         Ok(())
     }
 
     fn finish(&self, s: &Statistics, reason: &str) -> Result<()> {
         if !self.json {
-            println!();
+            output::println("")?;
             if self.verbose {
-                eprintln!("{}", "-".repeat(10));
+                output::eprintln("-".repeat(10));
                 report(s, reason);
             }
             return Ok(());
@@ -164,8 +166,7 @@ impl Output {
         if self.logprobs {
             object["logprobs"] = self.tokens.iter().map(logprobs).collect();
         }
-        println!("{object}");
-        Ok(())
+        Ok(output::println(object)?)
     }
 }
 
