@@ -13,6 +13,7 @@ use memmap2::Mmap;
 use crate::array::{Array, to_list};
 use crate::error::{Error, Result};
 use crate::ffi::io::bridge as ffi;
+use crate::files;
 
 /// Named arrays and the file's own metadata.
 #[derive(Default)]
@@ -40,7 +41,7 @@ impl From<ffi::Loaded> for Tensors {
 /// shorter later is an error of the array that is read from it.
 pub fn load_safetensors(path: impl AsRef<Path>) -> Result<Tensors> {
     let path = path.as_ref();
-    let file = File::open(path).map_err(|e| Error::file(path, e))?;
+    let file = files::open(path).map_err(|e| Error::file(path, e))?;
     let header = map(&file, safetensors::check).map_err(|reason| Error::file(path, reason))?;
     header.load(stored::Source::File { file, path: path.to_owned() })
 }
@@ -92,7 +93,7 @@ pub fn save_safetensors<'a>(
 /// Errors name the file: missing, truncated, another format, a type that MLX cannot load.
 pub fn load_gguf(path: impl AsRef<Path>) -> Result<Tensors> {
     let path = path.as_ref();
-    File::open(path)
+    files::open(path)
         .map_err(|e| e.into())
         .and_then(|file| map(&file, gguf::check))
         .map_err(|reason: Failure| Error::file(path, reason))?;
