@@ -9,7 +9,7 @@ use mlx_primitives::llama::{
     Adapters, Cache, Checkpoint, Llama, ModelFiles, Options, PromptCache, Quantization,
 };
 use mlx_primitives::ops::Lora;
-use mlx_primitives::{Array, Dtype, memory};
+use mlx_primitives::{Array, Dtype, memory, ops};
 use tempfile::TempDir;
 
 use crate::cli_faults::{assert_refused, ended, run_after, text_of};
@@ -177,8 +177,45 @@ fn a_file_truncated_while_it_is_read_is_an_error() -> Checked {
             }
             false => message(Llama::load_with(folder.path(), |_| truncate().expect("a file"))),
         };
-        assert!(said.contains("Unable to read from file"), "{said}");
+        let file = file.display().to_string();
+        assert!(said.starts_with(&file) && said.contains("bytes, got fewer"), "{said}");
     }
+    Ok(())
+}
+
+/// The evaluation of an op of ours fails, the next ones do not.
+#[cfg(target_os = "linux")] // elsewhere the system does not keep to the limit
+#[test]
+fn memory_that_the_system_refuses_is_an_error() -> Checked {
+    if std::env::var_os(CHILD).is_some() {
+        let x = Array::ones::<f32>(&[1 << 14, 1 << 10])?; // 64 MB
+        x.eval()?;
+        let mut kept = Vec::new();
+        let said = loop {
+            let y = ops::softmax(&x)?;
+            match y.eval() {
+                Ok(()) => kept.push(y),
+                Err(error) => break error.to_string(),
+            }
+        };
+        assert!(said.contains("no memory for "), "{said}");
+        drop(kept);
+        // There is memory again, and a model loads and runs.
+        let checkpoint = Checkpoint::load(DEMO)?;
+        let tokens =
+            checkpoint.generate(&[5, 6], &Options { max_tokens: 8, ..Options::default() })?;
+        assert!(tokens.collect::<Result<Vec<u32>, _>>()?.len() <= 8);
+        return Ok(());
+    }
+    let folder = TempDir::new()?;
+    let limit = "ulimit -v 2500000;"; // kilobytes: room for the program and its threads
+    in_child(limit, "memory_that_the_system_refuses_is_an_error", folder.path())?;
+
+    // What Rust's collections are refused ends the command, by its own sentence.
+    let folder = variant(Dtype::Float32, |_, _| {});
+    fs::File::create(folder.path().join("tokenizer.json"))?.set_len(8 << 30)?;
+    let arguments = ["generate", "x", "--model", text_of(folder.path())];
+    assert_refused(&run_after("ulimit -v 4000000;", &arguments, ""), 1, &["out of memory: "]);
     Ok(())
 }
 

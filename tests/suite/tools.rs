@@ -214,6 +214,7 @@ fn failures_name_the_file_and_bad_usage_exits_with_2() {
         ),
         (&["info", "--model", "no/such"], "no/such/config.json"),
         (&["info", "--graph", "--context", "1,2"], "one --context"),
+        (&["info", "--graph", "--group-size", "0"], "group_size 32, 64 or 128"),
     ] {
         let output = run(arguments);
         assert_eq!(output.status.code(), Some(1), "{arguments:?}: {}", stderr(&output));
