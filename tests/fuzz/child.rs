@@ -20,7 +20,10 @@ pub enum Said {
     /// The fuzzer is prepared.
     Ready,
     Begins(u64),
-    Ends { accepted: bool, took: Duration },
+    Ends {
+        accepted: bool,
+        took: Duration,
+    },
     /// The library broke a promise.
     Fails(String),
     /// All cases have been run.
@@ -71,6 +74,11 @@ thread_local! {
     static PANIC: RefCell<String> = const { RefCell::new(String::new()) };
 }
 
+/// What a panic that was caught on this thread said.
+pub fn last_panic() -> String {
+    PANIC.take()
+}
+
 /// Runs the cases on a thread with the stack that any thread has, which is less than that of the
 /// first one.
 pub fn run(fuzzer: &'static Fuzzer, args: &Args, folder: &Path) -> ExitCode {
@@ -110,7 +118,7 @@ fn run_case(fuzzer: &Fuzzer, run: &mut Run, seed: u64, number: u64) {
                 )),
             }
         }
-        Err(_) => Said::Fails(PANIC.take()),
+        Err(_) => Said::Fails(last_panic()),
     }
     .say();
 }

@@ -63,8 +63,14 @@ pub fn run(fuzzer: &'static Fuzzer, args: &Args) -> Tally {
     }
     // A fuzzer whose cases are all taken, or all refused, tests one half of the library's code.
     let few = (end - args.range().0) / 50;
-    if tally.passed() && end - args.range().0 >= CASES / 4 && tally.accepted.min(tally.refused) < few {
-        eprintln!("fuzz {name}: of {} Ok and {} Err either is too rare", tally.accepted, tally.refused);
+    if tally.passed()
+        && end - args.range().0 >= CASES / 4
+        && tally.accepted.min(tally.refused) < few
+    {
+        eprintln!(
+            "fuzz {name}: of {} Ok and {} Err either is too rare",
+            tally.accepted, tally.refused
+        );
         tally.failures += 1;
     }
     tally
