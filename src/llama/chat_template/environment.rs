@@ -6,9 +6,9 @@ use std::io;
 use minijinja::syntax::SyntaxConfig;
 use minijinja::value::{Kwargs, Serde, Value, ValueKind};
 use minijinja::{AutoEscape, Environment, Error, ErrorKind};
-use minijinja_contrib::pycompat::unknown_method_callback;
 
 use super::json::{self, Style};
+use super::limits;
 
 /// Instructions that a template may take: some hundred times what a long conversation does.
 const FUEL: u64 = 5_000_000;
@@ -42,9 +42,9 @@ fn environment<'a>() -> Result<Environment<'a>, Error> {
     let mut environment = Environment::new();
     environment.set_syntax(SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build()?);
     environment.set_auto_escape_callback(|_| AutoEscape::None);
-    environment.set_unknown_method_callback(unknown_method_callback);
     environment.set_fuel(Some(FUEL));
     environment.set_recursion_limit(DEPTH);
+    limits::add_to(&mut environment);
     environment.add_filter("tojson", tojson);
     environment.add_function("raise_exception", |message: String| -> Result<Value, Error> {
         Err(Error::new(ErrorKind::InvalidOperation, message))

@@ -1,0 +1,67 @@
+//! Folders of adapters, for a small model.
+
+use std::fs;
+use std::path::Path;
+
+use fastrand::Rng;
+use mlx_primitives::llama::{Adapters, Llama};
+use mlx_primitives::ops::Lora;
+use mlx_primitives::{Array, Dtype};
+use serde_json::Value;
+
+use super::case::{Case, Fuzzer, Run};
+use super::mutation::{self, once_in};
+use super::prompt_cache::model;
+
+pub const FUZZER: Fuzzer = Fuzzer { name: "adapters", allowance: 16 << 20, prepare };
+
+const PATHS: [&str; 4] = [
+    "model.layers.0.self_attn.q_proj",
+    "model.layers.1.self_attn.v_proj",
+    "model.layers.1.mlp.down_proj",
+    "model.layers.0.mlp.up_proj",
+];
+
+fn prepare(folder: &Path) -> anyhow::Result<Run> {
+    let llama = model(Dtype::Float32)?;
+    let updates = PATHS.map(|path| {
+        let update = Lora::initial(llama.projection_shape(path)?, 2, 3.0)?;
+        Ok((path.to_owned(), update))
+    });
+    let adapters: Adapters = updates.into_iter().collect::<mlx_primitives::Result<_>>()?;
+    adapters.save(folder, &llama)?;
+    let (config, tensors) =
+        (folder.join("adapter_config.json"), folder.join("adapters.safetensors"));
+    let valid_config: Value = serde_json::from_slice(&fs::read(&config)?)?;
+    let valid_tensors = fs::read(&tensors)?;
+    let folder = folder.to_owned();
+    Ok(Box::new(move |rng| {
+        let (mut text, mut file) = (valid_config.to_string(), valid_tensors.clone());
+        match rng.u8(..5) {
+            0 | 1 => text = mutation::config(rng, &valid_config),
+            2 | 3 => file = mutation::safetensors(rng, &valid_tensors),
+            _ => {
+                text = mutation::config(rng, &valid_config);
+                file = mutation::safetensors(rng, &valid_tensors);
+            }
+        }
+        fs::write(&config, &text).expect("a file is written");
+        fs::write(&tensors, &file).expect("a file is written");
+        let adapters = Adapters::load(&folder, &llama);
+        if let Ok(adapters) = &adapters {
+            run(rng, &llama, adapters);
+        }
+        Case::new(text.len() + file.len(), &adapters)
+    }))
+}
+
+/// A model runs with the updates, beside its weights or added to them.
+fn run(rng: &mut Rng, llama: &Llama, adapters: &Adapters) {
+    let updated = match once_in(rng, 2) {
+        true => llama.merged(adapters).expect("a merged model"),
+        false => model(Dtype::Float32).and_then(|llama| llama.adapted(adapters)).expect("a model"),
+    };
+    let ids = Array::from_slice(&[1i32, 2], &[1, 2]).expect("tokens");
+    let logits = updated.forward(&ids, &mut updated.new_cache()).expect("logits");
+    assert_eq!(logits.to_vec::<f32>().expect("numbers").len(), 32);
+}

@@ -1,0 +1,183 @@
+//! Seeded fuzzers of whatever the library is given: files, templates, arguments and graphs.
+//!
+//! `cargo test` runs a few thousand cases of each, the same ones every time. For a night of new ones:
+//!
+//! ```text
+//! cargo test --test fuzz -- --cases 100000 --seed 7 [NAME...]
+//! ```
+//!
+//! Every case must end in `Ok` or `Err` within a second and take little memory. Each fuzzer runs in a
+//! child process, so that an abort or a hang is the failure of one case, which is printed with the
+//! command that repeats it.
+
+mod adapters;
+mod arrays;
+mod case;
+mod chat_template;
+mod child;
+mod config;
+mod gguf;
+mod graphs;
+mod memory;
+mod mutation;
+mod ops;
+mod parent;
+mod prompt_cache;
+mod safetensors;
+mod tokenizer;
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Instant;
+
+use clap::Parser;
+
+use case::Fuzzer;
+
+#[global_allocator]
+static ALLOCATOR: memory::Counting = memory::Counting;
+
+/// How many cases of each fuzzer a plain `cargo test` runs.
+const CASES: u64 = 2_000;
+/// The seed of those cases.
+const SEED: u64 = 1;
+
+static FUZZERS: [Fuzzer; 9] = [
+    safetensors::FUZZER,
+    gguf::FUZZER,
+    config::FUZZER,
+    tokenizer::FUZZER,
+    chat_template::FUZZER,
+    prompt_cache::FUZZER,
+    adapters::FUZZER,
+    ops::FUZZER,
+    graphs::FUZZER,
+];
+
+/// Fuzzes the library with seeded cases.
+#[derive(Parser, Clone)]
+#[command(name = "fuzz")]
+struct Args {
+    /// Runs the fuzzers whose name contains one of these texts; all of them if there is none.
+    names: Vec<String>,
+    /// How many cases of each fuzzer to run.
+    #[arg(long, default_value_t = CASES)]
+    cases: u64,
+    /// What the cases are drawn from: the same seed draws the same cases.
+    #[arg(long, default_value_t = SEED)]
+    seed: u64,
+    /// Runs this case alone.
+    #[arg(long)]
+    case: Option<u64>,
+    /// The first case to run.
+    #[arg(long, default_value_t = 0, conflicts_with = "case")]
+    first: u64,
+    /// How many seconds a case may take. A case should take one second at most; the default leaves
+    /// room for a machine that is busy with ten times as much work as it has cores.
+    #[arg(long, default_value_t = 10)]
+    limit: u64,
+    /// Lists the fuzzers.
+    #[arg(long)]
+    list: bool,
+    /// How many fuzzers run at the same time; as many as there are cores by default.
+    #[arg(long)]
+    test_threads: Option<usize>,
+    /// Leaves out the fuzzers whose name contains this text.
+    #[arg(long)]
+    skip: Vec<String>,
+    /// Takes names as whole names, not as parts of them.
+    #[arg(long)]
+    exact: bool,
+    /// Runs no fuzzer, as none is marked as ignored.
+    #[arg(long)]
+    ignored: bool,
+    /// What libtest takes and this program has no use for.
+    #[command(flatten)]
+    _unused: Unused,
+    /// The folder for a child process's files.
+    #[arg(long, hide = true)]
+    child: Option<PathBuf>,
+}
+
+#[derive(clap::Args, Clone)]
+struct Unused {
+    #[arg(long, hide = true, alias = "no-capture")]
+    nocapture: bool,
+    #[arg(long, hide = true)]
+    include_ignored: bool,
+    #[arg(long, hide = true)]
+    show_output: bool,
+    #[arg(short, long, hide = true)]
+    quiet: bool,
+    #[arg(long, hide = true)]
+    color: Option<String>,
+    #[arg(long, hide = true)]
+    format: Option<String>,
+}
+
+impl Args {
+    fn chooses(&self, fuzzer: &Fuzzer) -> bool {
+        let matches = |text: &String| match self.exact {
+            true => fuzzer.name == text,
+            false => fuzzer.name.contains(text.as_str()),
+        };
+        let named = self.names.is_empty() || self.names.iter().any(matches);
+        named && !self.ignored && !self.skip.iter().any(matches)
+    }
+
+    /// The first case and the one after the last.
+    fn range(&self) -> (u64, u64) {
+        match self.case {
+            Some(case) => (case, case + 1),
+            None => (self.first, self.first.saturating_add(self.cases)),
+        }
+    }
+}
+
+fn main() -> ExitCode {
+    let args = Args::parse();
+    let chosen: Vec<&'static Fuzzer> =
+        FUZZERS.iter().filter(|fuzzer| args.chooses(fuzzer)).collect();
+    if args.list {
+        chosen.iter().for_each(|fuzzer| println!("{}: test", fuzzer.name));
+        return ExitCode::SUCCESS;
+    }
+    if let (Some(folder), [fuzzer]) = (&args.child, &*chosen) {
+        return child::run(fuzzer, &args, folder);
+    }
+    run_all(&chosen, &args)
+}
+
+/// Runs the fuzzers, some at the same time, and says how each ended as libtest does.
+fn run_all(chosen: &[&'static Fuzzer], args: &Args) -> ExitCode {
+    let started = Instant::now();
+    println!("\nrunning {} fuzzers", chosen.len());
+    let next = AtomicUsize::new(0);
+    let failed = Mutex::new(0);
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    std::thread::scope(|scope| {
+        for _ in 0..args.test_threads.unwrap_or(cores).clamp(1, FUZZERS.len()) {
+            scope.spawn(|| {
+                while let Some(fuzzer) = chosen.get(next.fetch_add(1, Ordering::Relaxed)) {
+                    let tally = parent::run(fuzzer, args);
+                    // The lock keeps the lines of two fuzzers apart.
+                    let mut failed = failed.lock().unwrap();
+                    println!("fuzz {tally}");
+                    *failed += usize::from(!tally.passed());
+                }
+            });
+        }
+    });
+    let failed = failed.into_inner().unwrap();
+    println!(
+        "\ntest result: {}. {} passed; {failed} failed; 0 ignored; 0 measured; {} filtered out; \
+         finished in {:.2}s\n",
+        if failed == 0 { "ok" } else { "FAILED" },
+        chosen.len() - failed,
+        FUZZERS.len() - chosen.len(),
+        started.elapsed().as_secs_f64(),
+    );
+    if failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}

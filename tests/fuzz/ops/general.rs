@@ -1,0 +1,194 @@
+//! MLX's general ops, which are methods of arrays.
+
+use mlx_primitives::{Array, Dtype, Result, concatenate, select, stack};
+
+use super::Call;
+use crate::arrays::Draw;
+
+type Unary = fn(&Array) -> Result<Array>;
+type Binary = fn(&Array, &Array) -> Result<Array>;
+type Reduction = fn(&Array, &[i32], bool) -> Result<Array>;
+
+const UNARY: [Unary; 18] = [
+    Array::abs,
+    Array::cos,
+    Array::erf,
+    Array::exp,
+    Array::is_nan,
+    Array::log,
+    Array::logical_not,
+    Array::negative,
+    Array::reciprocal,
+    Array::rsqrt,
+    Array::sigmoid,
+    Array::sin,
+    Array::sqrt,
+    Array::square,
+    Array::tanh,
+    Array::t,
+    Array::contiguous,
+    Array::stop_gradient,
+];
+
+const BINARY: [Binary; 15] = [
+    |a, b| a.add(b),
+    |a, b| a.divide(b),
+    |a, b| a.equal(b),
+    |a, b| a.greater(b),
+    |a, b| a.greater_equal(b),
+    |a, b| a.less(b),
+    |a, b| a.less_equal(b),
+    |a, b| a.logical_and(b),
+    |a, b| a.logical_or(b),
+    |a, b| a.maximum(b),
+    |a, b| a.minimum(b),
+    |a, b| a.multiply(b),
+    |a, b| a.not_equal(b),
+    |a, b| a.power(b),
+    |a, b| a.subtract(b),
+];
+
+const REDUCTIONS: [Reduction; 9] = [
+    |x, axes, keepdims| x.all(axes, keepdims),
+    |x, axes, keepdims| x.any(axes, keepdims),
+    |x, axes, keepdims| x.logsumexp(axes, keepdims),
+    |x, axes, keepdims| x.max(axes, keepdims),
+    |x, axes, keepdims| x.mean(axes, keepdims),
+    |x, axes, keepdims| x.min(axes, keepdims),
+    |x, axes, keepdims| x.prod(axes, keepdims),
+    |x, axes, keepdims| x.sum(axes, keepdims),
+    |x, axes, keepdims| x.var(axes, keepdims),
+];
+
+pub const GENERAL: &[Call] = &[
+    ("a function of elements", |d| {
+        let (x, f) = (any(d, 0..=4)?, *d.one(&UNARY));
+        Ok(vec![f(&x)?])
+    }),
+    ("a function of two elements", |d| {
+        let (shape, dtype, f) = (d.shape(0..=4), d.dtype(), *d.one(&BINARY));
+        let narrow = d.narrower(&shape);
+        let other = if d.rng.bool() { dtype } else { d.dtype() };
+        Ok(vec![f(&d.array(&shape, dtype)?, &d.array(&narrow, other)?)?])
+    }),
+    ("a reduction", |d| {
+        let (x, f, keepdims) = (any(d, 0..=4)?, *d.one(&REDUCTIONS), d.rng.bool());
+        let mut axes: Vec<i32> = (0..x.ndim() as i32).collect();
+        d.rng.shuffle(&mut axes);
+        axes.truncate(d.rng.usize(..=axes.len()));
+        axes.iter_mut().for_each(|axis| *axis = d.int(*axis));
+        Ok(vec![f(&x, &axes, keepdims)?])
+    }),
+    ("an order along an axis", |d| {
+        let x = any(d, 1..=3)?;
+        let axis = d.axis(x.ndim());
+        let result = match d.rng.u8(..4) {
+            0 => x.argmax(axis, d.rng.bool()),
+            1 => x.sort(axis),
+            2 => x.cumsum(axis),
+            // Equal elements may come in any order.
+            _ => x.argsort(axis)?.sort(axis),
+        };
+        Ok(vec![result?])
+    }),
+    ("a product of matrices", |d| {
+        let (m, n, k, dtype) = (d.dim(), d.dim(), d.dim(), d.floating());
+        let batch = d.shape(0..=1);
+        let (a, b) = ([&batch[..], &[m, k]].concat(), [k, n]);
+        Ok(vec![d.array(&a, dtype)?.matmul(&d.array(&b, dtype)?)?])
+    }),
+    ("another shape", |d| {
+        let x = any(d, 0..=4)?;
+        let mut shape = d.shape(0..=4);
+        if d.rng.bool() {
+            shape = x.shape().to_vec();
+            d.rng.shuffle(&mut shape);
+        }
+        let whole = shape.clone();
+        if let Some(dim) = shape.first_mut() {
+            *dim = if d.rng.bool() { -1 } else { d.int(*dim) };
+        }
+        let axes: Vec<i32> = (0..d.rng.usize(..4)).map(|_| d.axis(x.ndim())).collect();
+        Ok(vec![match d.rng.u8(..5) {
+            0 => x.reshape(&shape)?,
+            1 => x.broadcast_to(&whole)?,
+            2 => x.transpose(&axes)?,
+            3 => x.expand_dims(&axes)?,
+            _ => x.squeeze(&axes)?,
+        }])
+    }),
+    ("a slice", |d| {
+        let x = any(d, 1..=4)?;
+        let axis = d.axis(x.ndim());
+        let dim = x.dim(axis)?;
+        let mut bound = || d.int(0).wrapping_add(d.rng.i32(-dim - 2..dim + 2));
+        let (start, stop) = (bound(), bound());
+        let step = d.rng.i32(-3..4);
+        let step = d.int(step);
+        Ok(vec![match d.rng.u8(..4) {
+            0 => x.slice_axis(axis, (start..stop, step))?,
+            1 => x.slice_axis(axis, start..)?,
+            2 => x.slice_axis(axis, (.., step))?,
+            _ => x.slice_axis(axis, start..stop)?,
+        }])
+    }),
+    ("an update of a slice", |d| {
+        let (shape, dtype) = (d.shape(1..=3), d.dtype());
+        let (x, dim) = (d.array(&shape, dtype)?, shape[0]);
+        let start = d.rng.i32(0..=dim);
+        let stop = d.rng.i32(start..=dim);
+        let mut part = shape.clone();
+        part[0] = stop - start;
+        let part = d.narrower(&part);
+        let update = d.array(&part, dtype)?;
+        Ok(vec![x.slice_update(&[&(d.int(start)..d.int(stop))], &update)?])
+    }),
+    ("elements at indices", |d| {
+        let x = any(d, 1..=3)?;
+        let axis = d.axis(x.ndim());
+        let dim = x.dim(axis)?;
+        let kind = *d.one(&[Dtype::Int32, Dtype::Uint32, Dtype::Int8, Dtype::Int64, Dtype::Uint64]);
+        if d.rng.bool() {
+            let shape = d.shape(0..=2);
+            return Ok(vec![x.take(&d.indices(&shape, -dim, dim, kind)?, axis)?]);
+        }
+        let mut shape = x.shape().to_vec();
+        let at = (axis + if axis < 0 { shape.len() as i32 } else { 0 }) as usize;
+        if d.rng.bool() {
+            shape[at] = d.rng.i32(1..6);
+            return Ok(vec![x.take_along_axis(&d.indices(&shape, -dim, dim, kind)?, axis)?]);
+        }
+        // One index a row, as the order of writes to the same element is not said.
+        shape[at] = 1;
+        let (indices, values) = (d.indices(&shape, -dim, dim, kind)?, d.array(&shape, x.dtype())?);
+        Ok(vec![x.put_along_axis(&indices, &values, axis)?])
+    }),
+    ("arrays put together", |d| {
+        let (shape, dtype) = (d.shape(0..=3), d.dtype());
+        let axis = d.axis(shape.len());
+        let arrays: Vec<Array> =
+            (0..d.rng.usize(..4)).map(|_| d.array(&shape, dtype)).collect::<Result<_>>()?;
+        let arrays: Vec<&Array> = arrays.iter().collect();
+        Ok(vec![match d.rng.bool() {
+            true => concatenate(&arrays, axis)?,
+            false => stack(&arrays, axis)?,
+        }])
+    }),
+    ("a choice", |d| {
+        let (shape, dtype) = (d.shape(0..=3), d.dtype());
+        let (a, b) = (d.narrower(&shape), d.narrower(&shape));
+        let condition = d.array(&shape, Dtype::Bool)?;
+        Ok(vec![select(&condition, &d.array(&a, dtype)?, &d.array(&b, dtype)?)?])
+    }),
+    ("another type", |d| {
+        // Numbers that a type does not hold become anything.
+        d.wild = false;
+        let (x, dtype) = (any(d, 0..=3)?.abs()?, d.dtype());
+        Ok(vec![x.astype(dtype)?])
+    }),
+];
+
+fn any(d: &mut Draw, ranks: std::ops::RangeInclusive<usize>) -> Result<Array> {
+    let (shape, dtype) = (d.shape(ranks), d.dtype());
+    d.array(&shape, dtype)
+}

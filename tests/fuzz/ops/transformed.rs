@@ -1,0 +1,96 @@
+//! Derivatives, vmap and compile of our primitives, and primitives of a user's own.
+
+use mlx_primitives::hosted::{HostedPrimitive, Layout, Spec, View, ViewMut, apply};
+use mlx_primitives::ops;
+use mlx_primitives::transforms::{compile, jvp, vjp, vmap};
+use mlx_primitives::{Array, Dtype, Result};
+
+use super::Call;
+use crate::arrays::Draw;
+
+type Op = fn(&Array) -> Result<Array>;
+
+const OPS: [Op; 12] = [
+    ops::silu,
+    ops::gelu,
+    ops::gelu_tanh,
+    ops::relu,
+    ops::softmax,
+    ops::log_softmax,
+    |x| ops::logsumexp(x, false),
+    |x| ops::rms_norm(x, None, 1e-5),
+    |x| ops::layer_norm(x, None, None, 1e-5),
+    |x| ops::sum(x, ops::Axes::Last, true),
+    |x| ops::norm(x, ops::Axes::All, false),
+    |x| ops::rope(x, 4, false, Some(1e4), 1.0, 3, None),
+];
+
+pub const TRANSFORMED: &[Call] = &[
+    ("vjp", |d| {
+        let (x, f) = drawn(d)?;
+        let shape = f(&x)?.shape().to_vec();
+        let cotangent = d.array(&shape, x.dtype())?;
+        let (outputs, gradients) = vjp(|p| Ok(vec![f(&p[0])?]), &[&x], &[&cotangent])?;
+        Ok(outputs.into_iter().chain(gradients).collect())
+    }),
+    ("jvp", |d| {
+        let (x, f) = drawn(d)?;
+        let tangent = d.array(&x.shape().to_vec(), x.dtype())?;
+        let (outputs, tangents) = jvp(|p| Ok(vec![f(&p[0])?]), &[&x], &[&tangent])?;
+        Ok(outputs.into_iter().chain(tangents).collect())
+    }),
+    ("vmap", |d| {
+        let (x, f) = drawn(d)?;
+        let (from, to) = (d.axis(x.ndim()), d.axis(1));
+        let from = if d.rng.u8(..8) == 0 { None } else { Some(from) };
+        vmap(|p| Ok(vec![f(&p[0])?]), &[&x], &[from], &[to])
+    }),
+    ("compile", |d| {
+        let ((x, f), shapeless) = (drawn(d)?, d.rng.bool());
+        let compiled = compile(move |p| Ok(vec![f(&f(&p[0])?.add(1.0)?)?]), shapeless)?;
+        let first = compiled.call(&[&x])?;
+        let other = d.array(&x.shape().to_vec(), x.dtype())?;
+        Ok(first.into_iter().chain(compiled.call(&[&other])?).collect())
+    }),
+    ("a primitive of a user's own", |d| {
+        let (shape, layout) = (d.shape(0..=4), *d.one(&[Layout::Any, Layout::RowContiguous]));
+        let x = d.array(&shape, Dtype::Float32)?;
+        apply(Twice { layout }, &[&x])
+    }),
+];
+
+fn drawn(d: &mut Draw) -> Result<(Array, Op)> {
+    let (mut shape, dtype) = (d.shape(1..=4), d.floating());
+    // Maxima of nothing and means of nothing have no derivatives.
+    shape.iter_mut().for_each(|dim| *dim = (*dim).max(1));
+    let f = *d.one(&OPS);
+    Ok((d.array(&shape, dtype)?, f))
+}
+
+/// y = 2 x
+struct Twice {
+    layout: Layout,
+}
+
+impl HostedPrimitive for Twice {
+    fn name(&self) -> &str {
+        "twice"
+    }
+
+    fn outputs(&self, inputs: &[Spec]) -> Result<Vec<Spec>> {
+        Ok(vec![inputs[0].clone()])
+    }
+
+    fn layout(&self, _: usize) -> Layout {
+        self.layout
+    }
+
+    fn eval_cpu(&self, inputs: &[View<'_>], outputs: &mut [ViewMut<'_>]) -> Result<()> {
+        if self.layout == Layout::RowContiguous {
+            inputs[0].as_slice::<f32>()?;
+        }
+        let elements = inputs[0].elements::<f32>()?;
+        outputs[0].as_mut_slice::<f32>()?.iter_mut().zip(elements).for_each(|(y, x)| *y = 2.0 * x);
+        Ok(())
+    }
+}
