@@ -140,15 +140,26 @@ struct Player {
 
 impl Player {
     fn start(role: &str) -> io::Result<Self> {
+        Self::run(role, Command::new(env::current_exe()?).env(ROLE, role))
+    }
+
+    fn run(role: &str, command: &mut Command) -> io::Result<Self> {
         let said = NamedTempFile::new()?;
-        let child = Command::new(env::current_exe()?)
-            .env(ROLE, role)
+        let child = command
             .env("RUST_BACKTRACE", "0")
             .stdin(Stdio::null())
             .stdout(said.reopen()?)
             .stderr(said.reopen()?)
             .spawn()?;
         Ok(Self { role: role.to_owned(), child, said })
+    }
+
+    #[cfg(unix)]
+    fn signal(&self, signal: i32) -> Checked {
+        let id = i32::try_from(self.child.id())?;
+        // SAFETY: a signal to a child that has not been waited for.
+        anyhow::ensure!(unsafe { libc::kill(id, signal) } == 0, "no signal reached {}", self.role);
+        Ok(())
     }
 
     /// Waits for the child, which is killed when it takes longer than the limit.
@@ -241,12 +252,55 @@ fn signals() -> Checked {
         for signal in [libc::SIGINT, libc::SIGTERM] {
             let player = Player::start("signal")?;
             thread::sleep(Duration::from_millis(u64::from(round) * 37 % 400));
-            let id = i32::try_from(player.child.id())?;
-            // SAFETY: a signal to a child that has not been waited for.
-            assert_eq!(unsafe { libc::kill(id, signal) }, 0);
+            player.signal(signal)?;
             let (ended, said) = player.finish(LIMIT)?;
             assert_eq!(ended.signal(), Some(signal), "round {round}: {ended}, {said}");
         }
+    }
+    Ok(())
+}
+
+/// Waits until a process handles SIGINT.
+#[cfg(target_os = "linux")]
+fn wait_for_handler(id: u32) -> Checked {
+    let start = Instant::now();
+    while start.elapsed() < LIMIT {
+        let status = std::fs::read_to_string(format!("/proc/{id}/status"))?;
+        let caught = status.lines().find_map(|line| line.strip_prefix("SigCgt:"));
+        let caught = u64::from_str_radix(caught.unwrap_or_default().trim(), 16)?;
+        if caught & (1 << (libc::SIGINT - 1)) != 0 {
+            return Ok(());
+        }
+        thread::sleep(Duration::from_millis(1));
+    }
+    anyhow::bail!("process {id} handles no SIGINT");
+}
+
+/// Whether a model is loaded, a prompt is read or tokens are made: the command says how far it came.
+#[test]
+#[cfg(target_os = "linux")]
+fn interrupted_generations() -> Checked {
+    let long_prompt = "Once upon a time there was a little girl. ".repeat(15);
+    for round in 0..rounds(6) {
+        let prompt = if round % 3 == 0 { &long_prompt } else { "Once upon a time" };
+        let player = Player::run(
+            "generate",
+            Command::new(env!("CARGO_BIN_EXE_mlx-primitives")).args([
+                "generate",
+                prompt,
+                "--verbose",
+                "--logit-bias",
+                "0:-1000",
+                "--max-tokens",
+                "100000",
+            ]),
+        )?;
+        wait_for_handler(player.child.id())?;
+        thread::sleep(Duration::from_micros(fastrand::u64(0..600_000)));
+        player.signal(if round % 2 == 0 { libc::SIGINT } else { libc::SIGTERM })?;
+        let (ended, said) = player.finish(LIMIT)?;
+        let stopped = said.contains("Generation: ") && said.contains("Peak memory: ");
+        assert!(ended.success() && stopped, "round {round}: {ended}, {said}");
     }
     Ok(())
 }
