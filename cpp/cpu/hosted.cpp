@@ -90,7 +90,7 @@ struct Call {
 void Hosted::run_on_cpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) {
   if (allocate_outputs(inputs, outputs) > 0) {
     auto call = std::make_shared<Call>(op_, inputs, outputs, in_place_);
-    queue(stream(), [call] { call->run(); }, [call] { call->spoil(); });
+    queue(stream(), outputs[0].id(), [call] { call->run(); }, [call] { call->spoil(); });
   }
 }
 

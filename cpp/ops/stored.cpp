@@ -18,6 +18,7 @@ void Read::eval_cpu(const std::vector<mx::array>&, mx::array& out) {
   size_t bytes = out.nbytes();
   queue(
       stream(),
+      out.id(),
       [from = from_, data, bytes] { (*from)->read({data, bytes}); },
       [data, bytes] { std::memset(data, 0, bytes); });
 }

@@ -56,6 +56,7 @@ void evaluate(const std::vector<mx::array>& arrays) {
     }
     throw;
   }
+  tracked.remember();
   tracked.check();
 }
 
@@ -77,8 +78,9 @@ void synchronize(mx::Stream stream) {
   mx::synchronize(stream);
 }
 
-void queue(mx::Stream stream, std::function<void()> task, std::function<void()> spoil) {
-  auto run = [reported = report(), task = std::move(task), spoil = std::move(spoil)] {
+void queue(
+    mx::Stream stream, uintptr_t output, std::function<void()> task, std::function<void()> spoil) {
+  auto run = [reported = report(output), task = std::move(task), spoil = std::move(spoil)] {
     if (abandoned()) {
       return;
     }

@@ -25,10 +25,15 @@ void evaluate_async(const std::vector<mx::array>& arrays);
 void synchronize(mx::Stream stream);
 
 /**
- * Queues a task on a stream of the CPU. What it throws fails the evaluation that is being queued,
- * after `spoil` has made the task's outputs look like no result; so does a failure of what the task
- * reads, and the task does not run then.
+ * Queues a task on a stream of the CPU that computes an output of a primitive that is being
+ * evaluated, by its `array::id`, and the output's siblings. What the task throws fails them and
+ * what is computed from them, after `spoil` has made them look like no result. Where what the task
+ * reads has failed, it does not run.
  */
-void queue(mx::Stream stream, std::function<void()> task, std::function<void()> spoil = [] {});
+void queue(
+    mx::Stream stream,
+    uintptr_t output,
+    std::function<void()> task,
+    std::function<void()> spoil = [] {});
 
 } // namespace mlx_primitives

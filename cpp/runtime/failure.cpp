@@ -28,29 +28,30 @@ template struct NodeAccess<&mx::array::array_desc_>;
 std::atomic<size_t> fallible_primitives{0};
 thread_local Tracked* tracked = nullptr;
 
-/** Arrays that an evaluation computed which is not over or has failed, by `array::id`. */
-struct Known {
-  struct Entry {
-    std::weak_ptr<const void> node; // keeps the id from being used again
-    std::shared_ptr<Record> record;
-  };
+using Records = std::vector<std::shared_ptr<Record>>;
 
+bool ended_well(Record& record) {
+  return record.over() && !record.failure();
+}
+
+/** Arrays whose computation is not over or has failed, by `array::id`. */
+struct Known {
   std::mutex mutex;
-  std::unordered_map<uintptr_t, Entry> entries;
+  std::unordered_map<uintptr_t, Tracked::Depending> entries; // a weak node keeps its id from reuse
   std::atomic<bool> any{false};
 
-  void remember(const std::weak_ptr<const void>& node, const std::shared_ptr<Record>& record) {
-    if (auto held = node.lock()) {
-      entries.insert_or_assign(reinterpret_cast<uintptr_t>(held.get()), Entry{node, record});
+  void remember(const Tracked::Depending& array) {
+    if (auto held = array.node.lock()) {
+      entries.insert_or_assign(reinterpret_cast<uintptr_t>(held.get()), array);
       any = true;
     }
   }
 
-  /** Forgets arrays that are gone, and those of evaluations that ended well. */
+  /** Forgets arrays that are gone, and those that were computed well. */
   void clean() {
     std::erase_if(entries, [](const auto& item) {
-      const auto& entry = item.second;
-      return entry.node.expired() || (entry.record->over() && !entry.record->failure());
+      const auto& array = item.second;
+      return array.node.expired() || ended_well(*array.record);
     });
     any = !entries.empty();
   }
@@ -71,49 +72,53 @@ bool can_fail(const mx::Primitive& primitive) {
          (simulating() && dynamic_cast<const FusedPrimitive*>(&primitive));
 }
 
-/** Walks from arrays to what they are to be computed from, and finds what depends on tasks that can
- * fail. */
+/** Walks from arrays to what they are to be computed from, and makes records. */
 class Walk {
  public:
-  std::vector<std::weak_ptr<const void>> depending;
-  std::vector<std::shared_ptr<Record>> read;
+  std::vector<Tracked::Depending> depending;
+  std::unordered_map<uintptr_t, std::shared_ptr<Report>> reports;
 
-  void visit(const mx::array& root) {
+  /** The record of an array, or null if nothing that it depends on can fail. */
+  std::shared_ptr<Record> visit(const mx::array& root) {
     enter(root);
     while (!path_.empty()) {
       auto& at = path_.back();
       const auto& inputs = at.array->inputs();
-      if (at.next < inputs.size()) {
-        const auto& input = inputs[at.next++];
-        if (auto seen = depends_.find(input.id()); seen != depends_.end()) {
-          at.depends = at.depends || seen->second;
-        } else {
-          enter(input);
-        }
+      if (at.next == inputs.size()) {
+        leave(at);
+        path_.pop_back();
         continue;
       }
-      bool depends = at.depends;
-      leave(*at.array, depends);
-      path_.pop_back();
-      if (!path_.empty()) {
-        path_.back().depends = path_.back().depends || depends;
+      const auto& input = inputs[at.next];
+      if (auto seen = records_.find(input.id()); seen != records_.end()) {
+        ++at.next;
+        const auto& record = seen->second;
+        if (record && std::find(at.read.begin(), at.read.end(), record) == at.read.end()) {
+          at.read.push_back(record);
+        }
+      } else {
+        enter(input);
       }
     }
+    return records_.at(root.id());
   }
 
  private:
   struct At {
     const mx::array* array;
-    size_t next;
-    bool depends;
+    size_t next = 0; // of its inputs
+    Records read{};
   };
 
   std::vector<At> path_;
-  std::unordered_map<uintptr_t, bool> depends_;
+  std::unordered_map<uintptr_t, std::shared_ptr<Record>> records_;
 
   void enter(const mx::array& array) {
+    if (records_.contains(array.id())) {
+      return;
+    }
     if (array.status() == mx::array::Status::unscheduled && array.has_primitive()) {
-      path_.push_back({&array, 0, can_fail(array.primitive())});
+      path_.push_back({&array});
       return;
     }
     auto record = known().record_of(array);
@@ -121,22 +126,32 @@ class Walk {
       if (auto why = record->failure()) {
         throw std::runtime_error(*why);
       }
-      if (std::find(read.begin(), read.end(), record) == read.end()) {
-        read.push_back(record);
-      }
     }
-    path_.push_back({&array, array.inputs().size(), record != nullptr});
+    records_[array.id()] = record;
   }
 
-  void leave(const mx::array& array, bool depends) {
-    depends_[array.id()] = depends;
-    if (depends) {
-      depending.push_back(node_of(array));
+  void leave(At& at) {
+    const auto& array = *at.array;
+    bool fallible = can_fail(array.primitive());
+    std::shared_ptr<Record> record;
+    if (fallible || at.read.size() > 1) {
+      record = std::make_shared<Record>(std::move(at.read));
+    } else if (at.read.size() == 1) {
+      record = at.read.front();
     }
-    for (const auto& sibling : array.siblings()) {
-      if (depends_.emplace(sibling.id(), depends).second && depends) {
-        depending.push_back(node_of(sibling));
+    auto reported = fallible ? std::make_shared<Report>(record) : nullptr;
+    auto assign = [&](const mx::array& output) {
+      records_[output.id()] = record;
+      if (record) {
+        depending.push_back({node_of(output), record});
       }
+      if (reported) {
+        reports[output.id()] = reported;
+      }
+    };
+    assign(array);
+    for (const auto& sibling : array.siblings()) {
+      assign(sibling);
     }
   }
 };
@@ -169,8 +184,12 @@ bool Record::over() {
          std::all_of(read_.begin(), read_.end(), [](const auto& read) { return read->over(); });
 }
 
-std::shared_ptr<Report> report() {
-  return tracked && tracked->record_ ? std::make_shared<Report>(tracked->record_) : nullptr;
+std::shared_ptr<Report> report(uintptr_t output) {
+  if (!tracked) {
+    return nullptr;
+  }
+  auto found = tracked->reports_.find(output);
+  return found == tracked->reports_.end() ? nullptr : found->second;
 }
 
 Fallible::Fallible() {
@@ -188,12 +207,12 @@ Tracked::Tracked(const std::vector<mx::array>& arrays) : outer_(tracked) {
     all.clean();
     Walk walk;
     for (const auto& array : arrays) {
-      walk.visit(array);
+      if (auto record = walk.visit(array)) {
+        asked_for_.push_back(std::move(record));
+      }
     }
-    if (!walk.depending.empty()) {
-      depending_ = std::move(walk.depending);
-      record_ = std::make_shared<Record>(std::move(walk.read));
-    }
+    depending_ = std::move(walk.depending);
+    reports_ = std::move(walk.reports);
   }
   tracked = this;
 }
@@ -203,32 +222,33 @@ Tracked::~Tracked() {
 }
 
 void Tracked::remember() {
-  if (!record_ || (record_->over() && !record_->failure())) {
+  reports_.clear(); // what has no task by now gets none
+  std::erase_if(depending_, [](const auto& array) { return ended_well(*array.record); });
+  if (depending_.empty()) {
     return;
   }
   auto& all = known();
   std::lock_guard lock(all.mutex);
-  for (const auto& node : depending_) {
-    all.remember(node, record_);
+  for (const auto& array : depending_) {
+    all.remember(array);
   }
 }
 
-void Tracked::check() {
-  remember();
-  if (record_) {
-    if (auto why = record_->failure()) {
+void Tracked::check() const {
+  for (const auto& record : asked_for_) {
+    if (auto why = record->failure()) {
       throw std::runtime_error(*why);
     }
   }
 }
 
 void remember_failure(const std::vector<mx::array>& arrays, const std::string& why) {
-  auto record = std::make_shared<Record>(std::vector<std::shared_ptr<Record>>());
+  auto record = std::make_shared<Record>(Records());
   record->fail(why);
   auto& all = known();
   std::lock_guard lock(all.mutex);
   for (const auto& array : arrays) {
-    all.remember(node_of(array), record);
+    all.remember({node_of(array), record});
   }
 }
 

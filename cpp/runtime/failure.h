@@ -11,6 +11,7 @@
 #include <mutex>
 #include <optional>
 #include <string>
+#include <unordered_map>
 #include <vector>
 
 #include "mlx/array.h"
@@ -19,15 +20,16 @@ namespace mlx_primitives {
 
 namespace mx = mlx::core;
 
-/** How an evaluation went, and the evaluations whose results it reads. */
+/** How the computation of an array went. */
 class Record {
  public:
+  /** `read`: the records of what it is computed from. */
   explicit Record(std::vector<std::shared_ptr<Record>> read) : read_(std::move(read)) {}
 
   /** Keeps the first reason. */
   void fail(const std::string& why);
 
-  /** The first reason why this evaluation, or one that it reads from, failed. */
+  /** The first reason why this, or what it is computed from, failed. */
   std::optional<std::string> failure();
 
   /** Whether no task is left to run, here and where it reads from. */
@@ -42,7 +44,7 @@ class Record {
   std::vector<std::shared_ptr<Record>> read_;
 };
 
-/** A task's access to its evaluation's record, which is not over while the task holds it. */
+/** A task's access to its record, which is not over while somebody holds this. */
 class Report {
  public:
   explicit Report(std::shared_ptr<Record> record) : record_(std::move(record)) {
@@ -63,10 +65,10 @@ class Report {
 };
 
 /**
- * For a task that is being queued: how it reports. Null while MLX evaluates without `Tracked`; a
- * task then throws, for want of a better place.
+ * For a task that is being queued and computes the output of this `array::id`: how it reports. Null
+ * while MLX evaluates without `Tracked`; a task then throws, for want of a better place.
  */
-std::shared_ptr<Report> report();
+std::shared_ptr<Report> report(uintptr_t output);
 
 /** A primitive derives from this if its tasks can fail. */
 class Fallible {
@@ -79,8 +81,8 @@ class Fallible {
 
 /**
  * One evaluation of arrays on this thread, from before its tasks are queued. It finds out which
- * arrays are computed from tasks that can fail. The constructor throws if the arrays, or what they
- * are to be computed from, failed before.
+ * arrays are computed from tasks that can fail, and gives each of them a record. The constructor
+ * throws if the arrays, or what they are to be computed from, failed before.
  */
 class Tracked {
  public:
@@ -89,20 +91,27 @@ class Tracked {
   Tracked(const Tracked&) = delete;
   Tracked& operator=(const Tracked&) = delete;
 
-  /** Lets the arrays that somebody still holds know this evaluation, unless all has gone well. */
+  /**
+   * To be called once all tasks are queued. Arrays that somebody still holds keep their records,
+   * unless all has gone well already.
+   */
   void remember();
 
-  /** Throws the failure, which the arrays then remember, if there is one. */
-  void check();
+  /** Throws the failure of one of the arrays, if there is one. */
+  void check() const;
+
+  struct Depending {
+    std::weak_ptr<const void> node;
+    std::shared_ptr<Record> record;
+  };
 
  private:
-  using Node = std::weak_ptr<const void>;
-
-  std::shared_ptr<Record> record_; // null where nothing can fail
-  std::vector<Node> depending_;    // on tasks that can fail
+  std::vector<Depending> depending_;               // arrays that depend on tasks that can fail
+  std::vector<std::shared_ptr<Record>> asked_for_; // those of them that are evaluated
+  std::unordered_map<uintptr_t, std::shared_ptr<Report>> reports_; // by `array::id` of outputs
   Tracked* outer_;
 
-  friend std::shared_ptr<Report> report();
+  friend std::shared_ptr<Report> report(uintptr_t output);
 };
 
 /** Remembers that these arrays hold no results, where MLX does not say which of them failed. */

@@ -39,6 +39,7 @@ class Shaky : public mx::UnaryPrimitive, public Fallible {
     size_t size = out.size();
     queue(
         stream(),
+        out.id(),
         [fails = fails_, from, to, size] {
           if (fails) {
             throw std::runtime_error("on purpose");
@@ -95,6 +96,10 @@ void fail_and_go_on(int rounds) {
     auto fine = shaky(mx::add(x, x), false);
     require(!fails(fine) && fine.data<float>()[3] == 2, "others are not told of it");
     require(fails(mx::add(held, x)) && fails(later) && fails(held), "it is told to dependents");
+    auto beside = shaky(x, false);
+    require(fails(mx::add(shaky(x, true), shaky(x, false))), "one of two is enough");
+    evaluate_async({mx::add(shaky(x, true), x), mx::exp(beside)});
+    require(!fails(beside), "nor is what was evaluated together with it");
     evaluate_async({mx::add(shaky(x, i % 2 == 0), x)});
   }
 }
@@ -147,8 +152,8 @@ void run(const std::string& role) {
     auto a = mx::new_stream(mx::Device::cpu);
     auto b = mx::new_stream(mx::Device::cpu);
     for (int i = 0; i < 1000; ++i) {
-      queue(a, task);
-      queue(b, task);
+      queue(a, 0, task);
+      queue(b, 0, task);
     }
     mlx_primitives::synchronize(a);
     mlx_primitives::synchronize(b);
@@ -156,7 +161,7 @@ void run(const std::string& role) {
     prepare();
     auto stream = mx::new_stream(mx::Device::cpu);
     auto memory = std::make_shared<std::vector<int>>(4);
-    queue(stream, [data = memory->data(), memory] { data[4] = 1; });
+    queue(stream, 0, [data = memory->data(), memory] { data[4] = 1; });
     mlx_primitives::synchronize(stream);
   } else {
     require(false, "a role: failures, threads, return, exit or busy");
