@@ -31,18 +31,21 @@ pub(crate) fn read_if_present(path: &Path) -> Result<Option<String>> {
 
 /// An error unless the path leads to a regular file.
 fn check(path: &Path) -> io::Result<()> {
-    let kind = fs::metadata(path)?.file_type();
-    if kind.is_file() {
-        return Ok(());
+    regular(fs::metadata(path)?.file_type())
+}
+
+fn regular(kind: FileType) -> io::Result<()> {
+    match kind.is_file() {
+        true => Ok(()),
+        false => Err(io::Error::other(format!("expected a regular file, got {}", name(kind)))),
     }
-    Err(io::Error::other(format!("expected a regular file, got {}", name(kind))))
 }
 
 /// An error if the path leads to something that is no regular file, which a file cannot replace.
 pub fn check_replaceable(path: &Path) -> Result<()> {
-    match check(path) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(Error::file(path, error)),
-        _ => Ok(()),
+    match fs::metadata(path) {
+        Ok(found) => regular(found.file_type()).map_err(|e| Error::file(path, e)),
+        Err(_) => Ok(()), // whoever creates it finds out
     }
 }
 

@@ -203,9 +203,8 @@ impl fmt::Debug for Array {
 /// Computes several arrays together and waits for them.
 ///
 /// # Errors
-/// One of the arrays, or what it is computed from, failed now or in an earlier evaluation. What an
-/// evaluation computed from a task that can fail, such as a primitive of the user, counts as failed
-/// when any such task of that evaluation failed; other arrays stay good.
+/// One of the arrays, or what it is computed from, failed now or in an earlier evaluation. What failed
+/// stays so; arrays that are not computed from it are results, also those of the same evaluation.
 ///
 /// ```
 /// # use mlx_primitives::{Array, eval};

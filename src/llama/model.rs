@@ -88,7 +88,8 @@ impl Llama {
         }
     }
 
-    /// The same model with every projection, and the embedding, packed whose rows are whole groups.
+    /// The same model with every projection, and the embedding, packed whose rows are whole groups;
+    /// an error for a format that MLX does not have.
     ///
     /// ```
     /// use mlx_primitives::llama::{Checkpoint, Quantization};
@@ -99,6 +100,7 @@ impl Llama {
     /// # Ok::<(), mlx_primitives::Error>(())
     /// ```
     pub fn quantized(&self, to: Quantization) -> Result<Self> {
+        to.check()?;
         let packed = self.with_projections(&|projection| projection.quantized(to))?;
         Ok(Self { embed_tokens: self.embed_tokens.quantized(to)?, ..packed })
     }

@@ -178,7 +178,7 @@ fn a_file_truncated_while_it_is_read_is_an_error() -> Checked {
             false => message(Llama::load_with(folder.path(), |_| truncate().expect("a file"))),
         };
         let file = file.display().to_string();
-        assert!(said.starts_with(&file) && said.contains("bytes, got fewer"), "{said}");
+        assert!(said.contains(&file) && said.contains("bytes, got fewer"), "{said}");
     }
     Ok(())
 }

@@ -20,12 +20,15 @@ const THREADS: &str = "MLX_PRIMITIVES_SIMULATE_THREADS";
 const LOG: &str = "MLX_PRIMITIVES_SIMULATE_LOG";
 const VARIABLES: [&str; 3] = [SCHEDULE, THREADS, LOG];
 
-/// What runs no primitive, chooses what it runs on, is run by `what_moves`, or takes minutes.
-const LEFT_OUT: [&str; 12] = [
+/// Tests that run no primitive, choose what they run on, are run by `what_moves`, fail what surrounds
+/// the kernels, or take minutes.
+const LEFT_OUT: [&str; 14] = [
     "build::",
+    "cli_faults::",
     "conformance::",
     "endings::",
     "failures::",
+    "file_faults::",
     "hosted::after::",
     "hosted::faults::",
     "levels::",

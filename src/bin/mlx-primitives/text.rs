@@ -110,7 +110,7 @@ struct CacheArgs {
     /// Keep keys and values in this many bits.
     #[arg(long, value_name = "BITS", value_parser = kv_bits(), allow_negative_numbers = true)]
     kv_bits: Option<i32>,
-    /// Numbers that share a scale with --kv-bits; it divides the head's features.
+    /// Numbers that share a scale with --kv-bits.
     #[arg(long, value_name = "N", default_value = "64", value_parser = kv_group_size(), allow_negative_numbers = true)]
     kv_group_size: i32,
     /// Prompt tokens run at a time: fewer take less memory.
