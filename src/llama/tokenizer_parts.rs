@@ -21,13 +21,11 @@ struct Parts {
     decoder: Value,
 }
 
-/// An error for parts that cannot be; what else is wrong with a file its own crate says.
+/// An error for parts that cannot be. Other faults of a file are left to the crate that reads it.
 pub(super) fn check(json: &[u8]) -> Result<()> {
-    let Ok(Parts { normalizer, pre_tokenizer, post_processor, decoder }) =
-        serde_json::from_slice(json)
-    else {
-        return Ok(());
-    };
+    // Parts that are there twice are refused too: only one of them would be checked.
+    let Parts { normalizer, pre_tokenizer, post_processor, decoder } = serde_json::from_slice(json)
+        .map_err(|e| refused(format_args!("a usable tokenizer and tokens, got {e}")))?;
     for part in [&normalizer, &pre_tokenizer, &post_processor, &decoder] {
         check_tables(part)?;
     }
