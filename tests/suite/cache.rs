@@ -301,7 +301,7 @@ fn estimates_of_quantized_and_biased_weights() -> Checked {
     Ok(())
 }
 
-#[test]
+#[test(alone)]
 fn limits_are_set_and_given_back() -> Checked {
     let before = memory::set_memory_limit(1 << 33)?;
     assert_eq!(memory::memory_limit(), 1 << 33);

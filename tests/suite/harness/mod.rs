@@ -6,6 +6,7 @@ mod panics;
 
 use std::panic::catch_unwind;
 use std::process::ExitCode;
+use std::sync::{PoisonError, RwLock};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -27,6 +28,8 @@ pub struct Test {
     pub path: &'static str,
     pub seconds: u64,
     pub ignored: bool,
+    /// Whether it looks at what the whole process does, so that no other test may run.
+    pub alone: bool,
     pub run: fn() -> Result<(), String>,
 }
 
@@ -56,6 +59,11 @@ impl Test {
     }
 
     fn check(&'static self) -> Result<(), Failed> {
+        static ALONE: RwLock<()> = RwLock::new(());
+        let lock = || ALONE.read().unwrap_or_else(PoisonError::into_inner);
+        let lock_all = || ALONE.write().unwrap_or_else(PoisonError::into_inner);
+        let _others = (!self.alone).then(lock);
+        let _all = self.alone.then(lock_all);
         let running = limit::Running::start(self.name(), self.seconds);
         // MLX keeps streams and more for a thread: no test finds what another one left there.
         let thread = thread::Builder::new().name(self.name().to_owned()).spawn(|| {

@@ -4,8 +4,9 @@
 
 use proc_macro::{Delimiter, TokenStream, TokenTree};
 
-/// Registers a test. `#[test(seconds = 900)]` gives it another time limit than the default, and
-/// `#[ignore = "why"]` below it means what it means to Rust's own harness.
+/// Registers a test. `#[test(seconds = 900)]` gives it another time limit than the default,
+/// `#[test(alone)]` runs it while no other test runs, and `#[ignore = "why"]` below it means what it
+/// means to Rust's own harness.
 #[proc_macro_attribute]
 pub fn test(arguments: TokenStream, function: TokenStream) -> TokenStream {
     let tokens: Vec<TokenTree> = function.clone().into_iter().collect();
@@ -24,16 +25,18 @@ pub fn test(arguments: TokenStream, function: TokenStream) -> TokenStream {
             _ => false,
         });
     let arguments = arguments.to_string();
+    let alone = arguments == "alone";
     let seconds = match arguments.strip_prefix("seconds =").map(str::trim) {
         Some(seconds) => seconds,
-        None if arguments.is_empty() => "crate::harness::DEFAULT_SECONDS",
-        None => return error("#[test] expects nothing or (seconds = N)"),
+        None if alone || arguments.is_empty() => "crate::harness::DEFAULT_SECONDS",
+        None => return error("#[test] expects nothing, (alone) or (seconds = N)"),
     };
     let registration = format!(
         "::inventory::submit! {{ crate::harness::Test {{ \
            path: concat!(module_path!(), \"::{name}\"), \
            seconds: {seconds}, \
            ignored: {ignored}, \
+           alone: {alone}, \
            run: || crate::harness::Outcome::into_result({name}()), \
          }} }}"
     );
