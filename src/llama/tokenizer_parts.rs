@@ -1,8 +1,9 @@
-//! What a `tokenizer.json` is checked for before its own crate reads it: tables that are as long as
+//! What a `tokenizer.json` is checked for before the tokenizer's crate reads it: tables that are as long as
 //! they say, and parts that do not multiply a text until it fills the memory.
 
 use base64::Engine;
-use base64::engine::general_purpose::STANDARD;
+use base64::alphabet::STANDARD;
+use base64::engine::{DecodePaddingMode, GeneralPurpose, GeneralPurposeConfig};
 use serde::Deserialize;
 use serde_json::Value;
 
@@ -10,6 +11,14 @@ use crate::error::{Error, Result};
 
 /// How many times as long a text may become, at most. Real tokenizers stay below 100.
 const MOST_GROWTH: f64 = 4096.0;
+
+/// As the tokenizer's crate decodes: with or without padding.
+const BASE64: GeneralPurpose = GeneralPurpose::new(
+    &STANDARD,
+    GeneralPurposeConfig::new()
+        .with_decode_padding_mode(DecodePaddingMode::Indifferent)
+        .with_decode_allow_trailing_bits(true),
+);
 
 /// The parts of a file that texts and tokens go through.
 #[derive(Default, Deserialize)]
@@ -21,11 +30,11 @@ struct Parts {
     decoder: Value,
 }
 
-/// An error for parts that cannot be. Other faults of a file are left to the crate that reads it.
+/// An error for parts that cannot be; what else is wrong with a file the tokenizer's crate says.
 pub(super) fn check(json: &[u8]) -> Result<()> {
-    // Parts that are there twice are refused too: only one of them would be checked.
+    // A file that ends in no JSON is refused for that, but only after its parts have been made.
     let Parts { normalizer, pre_tokenizer, post_processor, decoder } = serde_json::from_slice(json)
-        .map_err(|e| refused(format_args!("a usable tokenizer and tokens, got {e}")))?;
+        .map_err(|e| refused(format_args!("a usable tokenizer in JSON, got {e}")))?;
     for part in [&normalizer, &pre_tokenizer, &post_processor, &decoder] {
         check_tables(part)?;
     }
@@ -57,7 +66,7 @@ fn inner(value: &Value) -> Vec<&Value> {
 /// The tables of SentencePiece start with the length of what follows, for which memory is taken.
 fn check_tables(part: &Value) -> Result<()> {
     if let Some(Value::String(table)) = part.get("precompiled_charsmap") {
-        let bytes = STANDARD
+        let bytes = BASE64
             .decode(table)
             .map_err(|e| refused(format_args!("a precompiled_charsmap of base64, got {e}")))?;
         let length = bytes

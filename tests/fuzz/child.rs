@@ -20,6 +20,8 @@ pub enum Said {
     /// The fuzzer is prepared.
     Ready,
     Begins(u64),
+    /// What the case is about.
+    Notes(String),
     Ends {
         accepted: bool,
         took: Duration,
@@ -38,6 +40,7 @@ impl Said {
         let text = match self {
             Self::Ready => "ready".to_owned(),
             Self::Begins(case) => format!("begins {case}"),
+            Self::Notes(what) => format!("notes {what}"),
             Self::Ends { accepted, took } => format!("ends {accepted} {}", took.as_micros()),
             Self::Fails(what) => format!("fails {}", what.escape_debug()),
             Self::Done => "done".to_owned(),
@@ -57,6 +60,7 @@ impl FromStr for Said {
         Ok(match what {
             "ready" => Self::Ready,
             "begins" => Self::Begins(rest.parse().map_err(drop)?),
+            "notes" => Self::Notes(rest.to_owned()),
             "ends" => {
                 let (accepted, took) = rest.split_once(' ').ok_or(())?;
                 let took = Duration::from_micros(took.parse().map_err(drop)?);
@@ -67,6 +71,11 @@ impl FromStr for Said {
             _ => return Err(()),
         })
     }
+}
+
+/// Says what a case is about, for the message of its failure.
+pub fn note(what: &str) {
+    Said::Notes(what.to_owned()).say();
 }
 
 thread_local! {

@@ -2,6 +2,7 @@
 
 use std::fmt::Write as _;
 use std::io;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use minijinja::syntax::SyntaxConfig;
 use minijinja::value::{Kwargs, Serde, Value, ValueKind};
@@ -9,6 +10,7 @@ use minijinja::{AutoEscape, Environment, Error, ErrorKind};
 
 use super::json::{self, Style};
 use super::limits;
+use crate::transforms::panic_message;
 
 /// Instructions that a template may take: some hundred times what a long conversation does.
 const FUEL: u64 = 5_000_000;
@@ -24,10 +26,16 @@ pub(super) fn render(
 ) -> Result<String, String> {
     let mut output = Limited { bytes: Vec::new(), most, exceeded: false };
     let source = without_generation_tags(source);
-    let rendered = environment().and_then(|environment| {
+    let rendered = catch_unwind(AssertUnwindSafe(|| {
+        let environment = environment()?;
         let template = environment.template_from_str(&source)?;
         template.render_captured_to(Serde(&context), &mut output).map(|_| ())
-    });
+    }));
+    // minijinja takes the remainder of a division by zero, for instance.
+    let rendered = match rendered {
+        Ok(rendered) => rendered,
+        Err(payload) => return Err(format!("a panic: {}", panic_message(&*payload))),
+    };
     match rendered {
         _ if output.exceeded => Err(format!("more than {most} bytes")),
         Ok(()) => String::from_utf8(output.bytes).map_err(|e| e.to_string()),
