@@ -52,7 +52,7 @@ expect_fault asan "planted overflow"
 
 played=0
 for tool in tsan asan; do
-  for role in failures threads return exit busy; do
+  for role in failures threads diamonds return exit busy; do
     for round in $(seq "$rounds"); do
       if ! run "$out/$tool" "$role" >"$out/log" 2>&1; then
         cat "$out/log"

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <stdexcept>
 #include <unordered_map>
+#include <utility>
 
 #include "mlx/primitives.h"
 #include "ops/common.h"
@@ -31,7 +32,7 @@ thread_local Tracked* tracked = nullptr;
 using Records = std::vector<std::shared_ptr<Record>>;
 
 bool ended_well(Record& record) {
-  return record.over() && !record.failure();
+  return record.progress()->over() && !record.failure();
 }
 
 /** Arrays whose computation is not over or has failed, by `array::id`. */
@@ -110,6 +111,7 @@ class Walk {
     Records read{};
   };
 
+  std::shared_ptr<Progress> progress_ = std::make_shared<Progress>();
   std::vector<At> path_;
   std::unordered_map<uintptr_t, std::shared_ptr<Record>> records_;
 
@@ -126,6 +128,7 @@ class Walk {
       if (auto why = record->failure()) {
         throw std::runtime_error(*why);
       }
+      progress_->read(record->progress());
     }
     records_[array.id()] = record;
   }
@@ -135,7 +138,10 @@ class Walk {
     bool fallible = can_fail(array.primitive());
     std::shared_ptr<Record> record;
     if (fallible || at.read.size() > 1) {
-      record = std::make_shared<Record>(std::move(at.read));
+      record = std::make_shared<Record>(progress_);
+      for (const auto& read : at.read) {
+        record->read(*read);
+      }
     } else if (at.read.size() == 1) {
       record = at.read.front();
     }
@@ -158,30 +164,60 @@ class Walk {
 
 } // namespace
 
-void Record::fail(const std::string& why) {
+void Progress::read(std::shared_ptr<Progress> other) {
   std::lock_guard lock(mutex_);
-  if (!why_) {
-    why_ = why;
+  if (std::find(read_.begin(), read_.end(), other) == read_.end()) {
+    read_.push_back(std::move(other));
+  }
+}
+
+bool Progress::over() {
+  std::lock_guard lock(mutex_);
+  // Once over, always over: the evaluations that it read from can be forgotten.
+  over_ = over_ || (tasks_ == 0 && std::all_of(read_.begin(), read_.end(), [](auto& read) {
+                      return read->over();
+                    }));
+  if (over_) {
+    read_.clear();
+  }
+  return over_;
+}
+
+void Record::read(Record& other) {
+  std::optional<std::string> why;
+  {
+    std::lock_guard lock(other.mutex_);
+    why = other.why_;
+    if (!why) {
+      other.readers_.push_back(weak_from_this());
+    }
+  }
+  if (why) {
+    fail(*why);
+  }
+}
+
+void Record::fail(const std::string& why) {
+  std::vector<std::shared_ptr<Record>> left{shared_from_this()};
+  while (!left.empty()) {
+    auto record = std::move(left.back());
+    left.pop_back();
+    std::lock_guard lock(record->mutex_);
+    if (record->why_) {
+      continue;
+    }
+    record->why_ = why;
+    for (const auto& reader : std::exchange(record->readers_, {})) {
+      if (auto held = reader.lock()) {
+        left.push_back(std::move(held));
+      }
+    }
   }
 }
 
 std::optional<std::string> Record::failure() {
   std::lock_guard lock(mutex_);
-  for (size_t i = 0; i < read_.size() && !why_; ++i) {
-    why_ = read_[i]->failure();
-  }
-  if (why_) {
-    read_.clear();
-  }
   return why_;
-}
-
-bool Record::over() {
-  std::lock_guard lock(mutex_);
-  // What ended well need not be asked again: else a chain of evaluations would never be freed.
-  std::erase_if(read_, [](const auto& read) { return read->over() && !read->failure(); });
-  return tasks_ == 0 &&
-         std::all_of(read_.begin(), read_.end(), [](const auto& read) { return read->over(); });
 }
 
 std::shared_ptr<Report> report(uintptr_t output) {
@@ -243,7 +279,7 @@ void Tracked::check() const {
 }
 
 void remember_failure(const std::vector<mx::array>& arrays, const std::string& why) {
-  auto record = std::make_shared<Record>(Records());
+  auto record = std::make_shared<Record>(std::make_shared<Progress>());
   record->fail(why);
   auto& all = known();
   std::lock_guard lock(all.mutex);

@@ -20,17 +20,11 @@ namespace mlx_primitives {
 
 namespace mx = mlx::core;
 
-/** How the computation of an array went. */
-class Record {
+/** One evaluation's tasks, and the evaluations whose results they read. */
+class Progress {
  public:
-  /** `read`: the records of what it is computed from. */
-  explicit Record(std::vector<std::shared_ptr<Record>> read) : read_(std::move(read)) {}
-
-  /** Keeps the first reason. */
-  void fail(const std::string& why);
-
-  /** The first reason why this, or what it is computed from, failed. */
-  std::optional<std::string> failure();
+  /** Says that this reads results of another evaluation. */
+  void read(std::shared_ptr<Progress> other);
 
   /** Whether no task is left to run, here and where it reads from. */
   bool over();
@@ -40,18 +34,43 @@ class Record {
 
   std::atomic<int> tasks_{0};
   std::mutex mutex_;
-  std::optional<std::string> why_;
-  std::vector<std::shared_ptr<Record>> read_;
+  bool over_ = false;
+  std::vector<std::shared_ptr<Progress>> read_;
 };
 
-/** A task's access to its record, which is not over while somebody holds this. */
+/** How the computation of an array went. */
+class Record : public std::enable_shared_from_this<Record> {
+ public:
+  explicit Record(std::shared_ptr<Progress> progress) : progress_(std::move(progress)) {}
+
+  /** Says that this is computed from what `other` is the record of. */
+  void read(Record& other);
+
+  /** Fails this, and all that is computed from it; the first reason stays. */
+  void fail(const std::string& why);
+
+  /** The reason why this failed, if it did. */
+  std::optional<std::string> failure();
+
+  const std::shared_ptr<Progress>& progress() const {
+    return progress_;
+  }
+
+ private:
+  std::shared_ptr<Progress> progress_;
+  std::mutex mutex_;
+  std::optional<std::string> why_;
+  std::vector<std::weak_ptr<Record>> readers_;
+};
+
+/** A task's access to its record, whose evaluation is not over while somebody holds this. */
 class Report {
  public:
   explicit Report(std::shared_ptr<Record> record) : record_(std::move(record)) {
-    ++record_->tasks_;
+    ++record_->progress()->tasks_;
   }
   ~Report() {
-    --record_->tasks_;
+    --record_->progress()->tasks_;
   }
   Report(const Report&) = delete;
   Report& operator=(const Report&) = delete;

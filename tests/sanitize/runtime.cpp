@@ -120,6 +120,20 @@ void run(const std::string& role) {
     for (int i = 0; i < 300; ++i) {
       std::thread(fail_and_go_on, 1).join();
     }
+  } else if (role == "diamonds") {
+    // As many ways lead to the first op as there are subsets of the others.
+    prepare();
+    auto y = mx::ones({16});
+    for (int i = 0; i < 300; ++i) {
+      y = shaky(mx::add(shaky(y, false), mx::multiply(y, mx::array(0.5f))), false);
+    }
+    require(!fails(y), "a deep graph is computed");
+    auto bad = shaky(y, true);
+    for (int i = 0; i < 300; ++i) {
+      bad = shaky(mx::add(shaky(bad, false), bad), false);
+    }
+    evaluate_async({bad});
+    require(fails(mx::add(bad, y)) && fails(bad), "a deep graph fails");
   } else if (role == "return") {
     prepare();
     evaluate_async({long_graph(400)});
@@ -164,7 +178,7 @@ void run(const std::string& role) {
     queue(stream, 0, [data = memory->data(), memory] { data[4] = 1; });
     mlx_primitives::synchronize(stream);
   } else {
-    require(false, "a role: failures, threads, return, exit or busy");
+    require(false, "a role: failures, threads, diamonds, return, exit or busy");
   }
 }
 

@@ -11,6 +11,7 @@ use std::time::Instant;
 use mlx_primitives::async_eval;
 use mlx_primitives::device::synchronize;
 
+use crate::harness;
 use crate::support::compare::assert_same;
 use crate::support::input::random32;
 use crate::support::{Checked, OPS, message};
@@ -63,7 +64,8 @@ fn suite(arguments: &[&str], variables: &[(&str, &Path)]) -> Output {
     for name in VARIABLES {
         command.env_remove(name);
     }
-    command.args(arguments).envs(variables.iter().copied());
+    // The simulator takes some ten times as long as a CPU's kernels.
+    command.args(arguments).envs(variables.iter().copied()).env(harness::PATIENCE, "10");
     command.output().expect("the running binary")
 }
 

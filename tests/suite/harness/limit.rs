@@ -1,14 +1,14 @@
 //! Time limits: a test that takes too long ends the run, after its name and the stacks of all threads.
 
 use std::collections::BTreeMap;
-use std::process::Command;
+use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
 /// A factor for all limits, for machines that are slow or under load.
-const PATIENCE: &str = "MLX_PRIMITIVES_TEST_PATIENCE";
+pub const PATIENCE: &str = "MLX_PRIMITIVES_TEST_PATIENCE";
 
 struct Started {
     name: &'static str,
@@ -83,8 +83,13 @@ fn show_stacks() {
     unsafe {
         libc::prctl(libc::PR_SET_PTRACER, libc::PR_SET_PTRACER_ANY);
     }
-    match Command::new("gdb").args(arguments).output() {
-        Ok(output) => eprintln!("{}", String::from_utf8_lossy(&output.stdout)),
-        Err(error) => eprintln!("The stacks are not shown, since gdb did not run: {error}"),
+    let mut gdb = match Command::new("gdb").args(arguments).stdout(Stdio::inherit()).spawn() {
+        Ok(gdb) => gdb,
+        Err(error) => return eprintln!("The stacks are not shown, since gdb did not run: {error}"),
+    };
+    let start = Instant::now();
+    while matches!(gdb.try_wait(), Ok(None)) && start.elapsed() < Duration::from_secs(60) {
+        thread::sleep(Duration::from_millis(10));
     }
+    let _ = gdb.kill();
 }

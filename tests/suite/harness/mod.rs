@@ -13,6 +13,8 @@ use std::time::{Duration, Instant};
 use libtest_mimic::{Arguments, Failed, Trial};
 use mlx_primitives::device::active_tasks;
 
+pub use limit::PATIENCE;
+
 /// How long a test may take, in seconds, unless it says otherwise. It is some ten times what the
 /// slowest such test takes on two idle cores.
 pub const DEFAULT_SECONDS: u64 = 300;
