@@ -50,6 +50,7 @@ mod stop;
 mod text_generation;
 mod text_stream;
 mod tokenizer;
+mod tokenizer_parts;
 mod unfused;
 mod weights;
 

@@ -1,8 +1,12 @@
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
 use tokenizers::DecoderWrapper;
 
 use crate::error::{Error, Result};
+use crate::transforms::panic_message;
 
 use super::text_stream::TextStream;
+use super::tokenizer_parts;
 
 /// Text to tokens and back, from a `tokenizer.json`.
 ///
@@ -32,10 +36,13 @@ impl Tokenizer {
     /// Reads the contents of a `tokenizer.json`. Truncation and padding that it asks for are left
     /// out: a prompt is encoded whole.
     pub fn parse(json: &[u8]) -> Result<Self> {
-        let mut tokenizer = tokenizers::Tokenizer::from_bytes(json).map_err(|e| failed(&*e))?;
-        tokenizer.with_padding(None);
-        tokenizer.with_truncation(None).map_err(|e| failed(&*e))?;
-        Ok(Self(tokenizer))
+        tokenizer_parts::check(json)?;
+        guarded(|| {
+            let mut tokenizer = tokenizers::Tokenizer::from_bytes(json)?;
+            tokenizer.with_padding(None);
+            tokenizer.with_truncation(None)?;
+            Ok(Self(tokenizer))
+        })
     }
 
     /// The tokens of a text, with the special ones that the tokenizer adds itself.
@@ -50,13 +57,12 @@ impl Tokenizer {
     }
 
     fn encoded(&self, text: &str, special: bool) -> Result<Vec<u32>> {
-        let encoding = self.0.encode_fast(text, special).map_err(|e| failed(&*e))?;
-        Ok(encoding.get_ids().to_vec())
+        guarded(|| Ok(self.0.encode_fast(text, special)?.get_ids().to_vec()))
     }
 
     /// The text of tokens, without special ones.
     pub fn decode(&self, tokens: &[u32]) -> Result<String> {
-        self.0.decode(tokens, true).map_err(|e| failed(&*e))
+        guarded(|| self.0.decode(tokens, true))
     }
 
     /// Decodes token by token.
@@ -98,6 +104,14 @@ impl Tokenizer {
     }
 }
 
-fn failed(error: &(dyn std::error::Error + Send + Sync)) -> Error {
-    Error::argument("tokenizer", format_args!("a usable tokenizer and tokens, got {error}"))
+/// Calls the tokenizer's own code, which panics where a file asks for what it did not foresee, words
+/// of no length for instance: that is an error too. It leaves nothing behind but its caches.
+fn guarded<T>(call: impl FnOnce() -> tokenizers::Result<T>) -> Result<T> {
+    let failed = |error: &dyn std::fmt::Display| {
+        Error::argument("tokenizer", format_args!("a usable tokenizer and tokens, got {error}"))
+    };
+    match catch_unwind(AssertUnwindSafe(call)) {
+        Ok(result) => result.map_err(|error| failed(&error)),
+        Err(payload) => Err(failed(&format_args!("a panic: {}", panic_message(&*payload)))),
+    }
 }

@@ -142,7 +142,8 @@ impl Draw {
     pub fn indices(&mut self, shape: &[i32], from: i32, to: i32, dtype: Dtype) -> Result<Array> {
         let shape = self.bent(shape);
         let count = shape.iter().product::<i32>();
-        let (from, to) = if self.is_wrong() { (-100_000, 100_000) } else { (from, to.max(from + 1)) };
+        let (from, to) =
+            if self.is_wrong() { (-100_000, 100_000) } else { (from, to.max(from + 1)) };
         let numbers: Vec<i32> = (0..count).map(|_| self.rng.i32(from..to)).collect();
         let numbers = Array::from_slice(&numbers, &shape)?.astype(self.typed(dtype))?;
         self.given(numbers)
@@ -181,7 +182,7 @@ impl Draw {
         let mut taken: Vec<(std::ops::Range<i32>, i32)> = Vec::new();
         let mut lengths = Vec::new();
         for &dim in shape {
-            let (before, after) = (self.rng.i32(..2), self.rng.i32(..2));
+            let (before, after) = (self.rng.i32(0..2), self.rng.i32(0..2));
             let step = if once_in(&mut self.rng, 3) { self.rng.i32(1..3) } else { 1 };
             let (index, length) = match self.rng.u8(..6) {
                 0 if dim > 0 => ((0..1, 1), 1), // to be broadcast
@@ -207,7 +208,8 @@ impl Draw {
         if self.rng.bool() {
             x.eval()?;
         }
-        let index: Vec<&dyn IntoIndex> = taken.iter().map(|index| index as &dyn IntoIndex).collect();
+        let index: Vec<&dyn IntoIndex> =
+            taken.iter().map(|index| index as &dyn IntoIndex).collect();
         let x = x.slice(&index)?.broadcast_to(shape)?;
         if self.rng.bool() {
             x.eval()?;

@@ -35,7 +35,9 @@ impl Case {
 
 /// The generator of one case, which depends on nothing but the seed, the fuzzer and the number.
 pub fn generator(fuzzer: &str, seed: u64, case: u64) -> Rng {
-    let name = fuzzer.bytes().fold(0u64, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3));
+    let name = fuzzer
+        .bytes()
+        .fold(0u64, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3));
     let mut rng = Rng::with_seed(seed ^ name);
     let mixed = rng.u64(..) ^ case.wrapping_mul(0x9e37_79b9_7f4a_7c15);
     Rng::with_seed(mixed)

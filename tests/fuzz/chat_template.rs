@@ -125,7 +125,8 @@ fn render(
 /// Numbers of repetitions, widths and indices: most of them small.
 fn number(rng: &mut Rng) -> String {
     let numbers = ["0", "1", "-1", "2", "3", "7", "64"];
-    let large = ["1000", "99999", "100000", "1000000", "2147483648", "9223372036854775807", "1e300"];
+    let large =
+        ["1000", "99999", "100000", "1000000", "2147483648", "9223372036854775807", "1e300"];
     match once_in(rng, 4) {
         true => (*one(rng, &large)).to_owned(),
         false => (*one(rng, &numbers)).to_owned(),
@@ -133,34 +134,86 @@ fn number(rng: &mut Rng) -> String {
 }
 
 fn variable(rng: &mut Rng) -> &'static str {
-    word(rng, &["messages", "m", "x", "ns.x", "m.content", "messages[0]['role']", "tools", "loop", "f"])
+    word(
+        rng,
+        &["messages", "m", "x", "ns.x", "m.content", "messages[0]['role']", "tools", "loop", "f"],
+    )
 }
 
 fn expression(rng: &mut Rng, depth: u32) -> String {
     if depth == 0 {
         return match rng.u8(..4) {
             0 => number(rng),
-            1 => word(rng, &["'abc'", "''", "'é🦊'", "none", "true", "[]", "{}", "'a\\nb'"]).to_owned(),
+            1 => word(rng, &["'abc'", "''", "'é🦊'", "none", "true", "[]", "{}", "'a\\nb'"])
+                .to_owned(),
             _ => variable(rng).to_owned(),
         };
     }
     let a = expression(rng, depth - 1);
     match rng.u8(..16) {
         0..=2 => {
-            let operator = one(rng, &["+", "-", "*", "/", "//", "%", "**", "~", "in", "==", "<", "and", "or"]);
+            let operator =
+                one(rng, &["+", "-", "*", "/", "//", "%", "**", "~", "in", "==", "<", "and", "or"]);
             format!("({a} {operator} {})", expression(rng, depth - 1))
         }
         3..=6 => {
             let n = number(rng);
             let filters = [
-                "upper", "lower", "trim", "length", "list", "tojson", "first", "last", "join", "reverse", "sort",
-                "unique", "items", "string", "int", "float", "abs", "sum", "min", "max", "capitalize", "title",
-                "escape", "safe", "default('x')", "pprint", "lines", "dictsort", "urlencode", "bool", "groupby('role')",
-                "map('upper')", "map(attribute='content')", "select", "reject('none')", "selectattr('role')",
-                "replace('a', 'aaaa')", "replace('', 'x')", "split('a')", "chain([1])", "zip([1])", "attr('role')",
-                "format(1)", "tojson(indent=3, sort_keys=true, ensure_ascii=true)",
+                "upper",
+                "lower",
+                "trim",
+                "length",
+                "list",
+                "tojson",
+                "first",
+                "last",
+                "join",
+                "reverse",
+                "sort",
+                "unique",
+                "items",
+                "string",
+                "int",
+                "float",
+                "abs",
+                "sum",
+                "min",
+                "max",
+                "capitalize",
+                "title",
+                "escape",
+                "safe",
+                "default('x')",
+                "pprint",
+                "lines",
+                "dictsort",
+                "urlencode",
+                "bool",
+                "groupby('role')",
+                "map('upper')",
+                "map(attribute='content')",
+                "select",
+                "reject('none')",
+                "selectattr('role')",
+                "replace('a', 'aaaa')",
+                "replace('', 'x')",
+                "split('a')",
+                "chain([1])",
+                "zip([1])",
+                "attr('role')",
+                "format(1)",
+                "tojson(indent=3, sort_keys=true, ensure_ascii=true)",
             ];
-            let counted = ["indent", "batch", "slice", "round", "center", "truncate", "wordwrap", "indent(1)|indent"];
+            let counted = [
+                "indent",
+                "batch",
+                "slice",
+                "round",
+                "center",
+                "truncate",
+                "wordwrap",
+                "indent(1)|indent",
+            ];
             match once_in(rng, 3) {
                 true => format!("({a} | {}({n}))", one(rng, &counted)),
                 false => format!("({a} | {})", one(rng, &filters)),
@@ -170,9 +223,25 @@ fn expression(rng: &mut Rng, depth: u32) -> String {
         8 => format!("{a}[{}:{}:{}]", number(rng), number(rng), number(rng)),
         9 => {
             let methods = [
-                "strip()", "split()", "upper()", "items()", "keys()", "values()", "get('role')", "startswith('a')",
-                "replace('a', 'bb')", "format(1, 2)", "join(['a', 'b'])", "find('a')", "count('')", "splitlines()",
-                "split('')", "rstrip('é')", "title()", "isdigit()", "append(1)",
+                "strip()",
+                "split()",
+                "upper()",
+                "items()",
+                "keys()",
+                "values()",
+                "get('role')",
+                "startswith('a')",
+                "replace('a', 'bb')",
+                "format(1, 2)",
+                "join(['a', 'b'])",
+                "find('a')",
+                "count('')",
+                "splitlines()",
+                "split('')",
+                "rstrip('é')",
+                "title()",
+                "isdigit()",
+                "append(1)",
             ];
             format!("{a}.{}", one(rng, &methods))
         }
@@ -180,8 +249,14 @@ fn expression(rng: &mut Rng, depth: u32) -> String {
         11 => format!("range({}, {}, {})", number(rng), number(rng), number(rng)),
         12 => format!("[{a}, {}]", expression(rng, depth - 1)),
         13 => format!("({a} if {} else {})", expression(rng, 0), expression(rng, 0)),
-        14 => format!("({a} is {})", one(rng, &["defined", "string", "mapping", "iterable", "divisibleby(0)"])),
-        _ => format!("{}({a})", one(rng, &["f", "namespace", "dict", "strftime_now", "debug", "raise_exception"])),
+        14 => format!(
+            "({a} is {})",
+            one(rng, &["defined", "string", "mapping", "iterable", "divisibleby(0)"])
+        ),
+        _ => format!(
+            "{}({a})",
+            one(rng, &["f", "namespace", "dict", "strftime_now", "debug", "raise_exception"])
+        ),
     }
 }
 
@@ -199,7 +274,10 @@ fn statements(rng: &mut Rng, depth: u32) -> String {
             6 => format!("{{% set ns.x = {value} %}}{body}"),
             7 => format!("{{% macro f(x) %}}{body}{{% endmacro %}}"),
             8 => format!("{{% set x %}}{body}{{% endset %}}"),
-            9 => format!("{{% filter {} %}}{body}{{% endfilter %}}", one(rng, &["upper", "indent(3)", "trim"])),
+            9 => format!(
+                "{{% filter {} %}}{body}{{% endfilter %}}",
+                one(rng, &["upper", "indent(3)", "trim"])
+            ),
             _ => format!("{{{{ {value} }}}}{body}"),
         };
     }

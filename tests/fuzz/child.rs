@@ -20,7 +20,12 @@ pub enum Said {
     /// The fuzzer is prepared.
     Ready,
     Begins(u64),
-    Ends { accepted: bool, took: Duration },
+    /// What the case is about.
+    Notes(String),
+    Ends {
+        accepted: bool,
+        took: Duration,
+    },
     /// The library broke a promise.
     Fails(String),
     /// All cases have been run.
@@ -35,6 +40,7 @@ impl Said {
         let text = match self {
             Self::Ready => "ready".to_owned(),
             Self::Begins(case) => format!("begins {case}"),
+            Self::Notes(what) => format!("notes {what}"),
             Self::Ends { accepted, took } => format!("ends {accepted} {}", took.as_micros()),
             Self::Fails(what) => format!("fails {}", what.escape_debug()),
             Self::Done => "done".to_owned(),
@@ -54,6 +60,7 @@ impl FromStr for Said {
         Ok(match what {
             "ready" => Self::Ready,
             "begins" => Self::Begins(rest.parse().map_err(drop)?),
+            "notes" => Self::Notes(rest.to_owned()),
             "ends" => {
                 let (accepted, took) = rest.split_once(' ').ok_or(())?;
                 let took = Duration::from_micros(took.parse().map_err(drop)?);
@@ -66,9 +73,19 @@ impl FromStr for Said {
     }
 }
 
+/// Says what a case is about, for the message of its failure.
+pub fn note(what: &str) {
+    Said::Notes(what.to_owned()).say();
+}
+
 thread_local! {
     /// What the last panic of this thread said, and where.
     static PANIC: RefCell<String> = const { RefCell::new(String::new()) };
+}
+
+/// What a panic that was caught on this thread said.
+pub fn last_panic() -> String {
+    PANIC.take()
 }
 
 /// Runs the cases on a thread with the stack that any thread has, which is less than that of the
@@ -110,7 +127,7 @@ fn run_case(fuzzer: &Fuzzer, run: &mut Run, seed: u64, number: u64) {
                 )),
             }
         }
-        Err(_) => Said::Fails(PANIC.take()),
+        Err(_) => Said::Fails(last_panic()),
     }
     .say();
 }

@@ -9,7 +9,7 @@ use mlx_primitives::{Array, Dtype};
 use serde_json::{Value, json};
 
 use super::case::{Case, Fuzzer, Run};
-use super::mutation::{self, one, once_in};
+use super::mutation::{self, once_in, one};
 
 pub const FUZZER: Fuzzer = Fuzzer { name: "config", allowance: 16 << 20, prepare };
 

@@ -9,7 +9,7 @@ use mlx_primitives::io::load_gguf;
 use mlx_primitives::llama::Llama;
 
 use super::case::{Case, Fuzzer, Run};
-use super::mutation::{self, one, once_in};
+use super::mutation::{self, once_in, one};
 
 pub const FUZZER: Fuzzer = Fuzzer { name: "gguf", allowance: 16 << 20, prepare };
 
@@ -101,7 +101,8 @@ impl Gguf {
             let mut dims: Vec<u64> = (0..rng.usize(..3)).map(|_| rng.u64(..4)).collect();
             dims.insert(0, elements * rng.u64(1..3));
             let blocks = dims.iter().product::<u64>() / elements;
-            let name = (*one(rng, &["x", "blk.0.ffn_up.weight", "x.scales", "weight", ""])).to_owned();
+            let name =
+                (*one(rng, &["x", "blk.0.ffn_up.weight", "x.scales", "weight", ""])).to_owned();
             let name = if rng.bool() { name } else { format!("{name}{index}") };
             tensors.push(Tensor { name, dims, kind, bytes: blocks * bytes });
         }
@@ -113,7 +114,8 @@ impl Gguf {
         let architecture = *one(rng, &["llama", "qwen2", "qwen3"]);
         let (hidden, wide, heads, kv_heads, vocab) = (32u64, 32u64, 2u64, 1u64, 4u64);
         let head = hidden / heads;
-        let number = |key: &str, value: u64| (format!("{architecture}.{key}"), Entry::U32(value as u32));
+        let number =
+            |key: &str, value: u64| (format!("{architecture}.{key}"), Entry::U32(value as u32));
         let mut entries = vec![
             ("general.architecture".to_owned(), Entry::Text(architecture.to_owned())),
             number("embedding_length", hidden),
@@ -135,7 +137,12 @@ impl Gguf {
         let mut tensors = Vec::new();
         let mut matrix = |name: &str, rows: u64, columns: u64| {
             let bytes = rows * columns / elements * bytes;
-            tensors.push(Tensor { name: format!("{name}.weight"), dims: vec![columns, rows], kind, bytes });
+            tensors.push(Tensor {
+                name: format!("{name}.weight"),
+                dims: vec![columns, rows],
+                kind,
+                bytes,
+            });
         };
         matrix("token_embd", vocab, hidden);
         matrix("blk.0.attn_q", hidden, hidden);
@@ -189,7 +196,9 @@ impl Gguf {
                     0 => tensor.kind = rng.u32(..32),
                     1 => tensor.dims.reverse(),
                     2 => tensor.dims[0] = *one(rng, &[0, 1, 1 << 31, 1 << 32, 1 << 62, u64::MAX]),
-                    3 => tensor.name = (*one(rng, &["blk.0.", "blk.9.x.weight", "x", ""])).to_owned(),
+                    3 => {
+                        tensor.name = (*one(rng, &["blk.0.", "blk.9.x.weight", "x", ""])).to_owned()
+                    }
                     _ => drop(self.tensors.remove(at)),
                 }
             }

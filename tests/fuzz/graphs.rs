@@ -1,7 +1,7 @@
 //! Graphs of random ops that are evaluated on several threads, with primitives that fail: what
 //! depends on a failed one errs, and everything else is what plain Rust computes.
 
-use std::panic::{AssertUnwindSafe, catch_unwind, panic_any, resume_unwind};
+use std::panic::{AssertUnwindSafe, catch_unwind, panic_any};
 use std::path::Path;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread;
@@ -13,15 +13,19 @@ use mlx_primitives::hosted::{HostedPrimitive, Spec, View, ViewMut, apply};
 use mlx_primitives::{Array, Error, Result, async_eval, eval, ops};
 
 use super::case::{Case, Fuzzer, Run};
+use super::child::last_panic;
 use super::mutation::{once_in, one};
 
 pub const FUZZER: Fuzzer = Fuzzer { name: "graphs", allowance: 128 << 20, prepare };
+
+/// Whether nothing in a graph failed, or what the panic said that ended it.
+type Outcome = std::result::Result<bool, String>;
 
 /// Threads that stay, as MLX keeps the streams of those that come and go.
 const THREADS: usize = 3;
 
 fn prepare(_: &Path) -> anyhow::Result<Run> {
-    let workers: Vec<(Sender<u64>, Receiver<thread::Result<bool>>)> = (0..THREADS)
+    let workers: Vec<(Sender<u64>, Receiver<Outcome>)> = (0..THREADS)
         .map(|_| {
             let (seeds, inbox) = channel();
             let (outbox, outcomes) = channel();
@@ -36,19 +40,19 @@ fn prepare(_: &Path) -> anyhow::Result<Run> {
             busy.iter().map(|(_, outcomes)| outcomes.recv().expect("an outcome")).collect();
         let mut accepted = true;
         for outcome in outcomes {
-            accepted &= outcome.unwrap_or_else(|panic| resume_unwind(panic));
+            accepted &= outcome.unwrap_or_else(|panic| panic!("a thread {panic}"));
         }
         Case { input: 0, accepted }
     }))
 }
 
 /// Runs a graph for each seed.
-fn work(seeds: &Receiver<u64>, outcomes: &Sender<thread::Result<bool>>) {
-    let streams = [Stream::new(Device::Cpu), Stream::new(Device::Cpu)].map(|s| s.expect("a stream"));
+fn work(seeds: &Receiver<u64>, outcomes: &Sender<Outcome>) {
+    let streams =
+        [Stream::new(Device::Cpu), Stream::new(Device::Cpu)].map(|s| s.expect("a stream"));
     for seed in seeds {
         let run = || Graph::new(Rng::with_seed(seed)).run(&streams);
-        // What a panic says is kept for the thread that waits.
-        let outcome = catch_unwind(AssertUnwindSafe(run));
+        let outcome = catch_unwind(AssertUnwindSafe(run)).map_err(|_| last_panic());
         if outcomes.send(outcome).is_err() {
             break;
         }

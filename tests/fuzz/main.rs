@@ -138,7 +138,8 @@ impl Args {
 
 fn main() -> ExitCode {
     let args = Args::parse();
-    let chosen: Vec<&'static Fuzzer> = FUZZERS.iter().filter(|fuzzer| args.chooses(fuzzer)).collect();
+    let chosen: Vec<&'static Fuzzer> =
+        FUZZERS.iter().filter(|fuzzer| args.chooses(fuzzer)).collect();
     if args.list {
         chosen.iter().for_each(|fuzzer| println!("{}: test", fuzzer.name));
         return ExitCode::SUCCESS;

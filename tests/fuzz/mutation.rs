@@ -326,7 +326,8 @@ pub fn safetensors(rng: &mut Rng, file: &[u8]) -> Vec<u8> {
 /// Another shape or type of the same size, another name, or another tensor's data.
 fn retype(rng: &mut Rng, header: &mut Value) {
     let Some(fields) = header.as_object_mut() else { return };
-    let names: Vec<String> = fields.keys().filter(|name| *name != "__metadata__").cloned().collect();
+    let names: Vec<String> =
+        fields.keys().filter(|name| *name != "__metadata__").cloned().collect();
     if names.is_empty() {
         return;
     }

@@ -63,8 +63,14 @@ pub fn run(fuzzer: &'static Fuzzer, args: &Args) -> Tally {
     }
     // A fuzzer whose cases are all taken, or all refused, tests one half of the library's code.
     let few = (end - args.range().0) / 50;
-    if tally.passed() && end - args.range().0 >= CASES / 4 && tally.accepted.min(tally.refused) < few {
-        eprintln!("fuzz {name}: of {} Ok and {} Err either is too rare", tally.accepted, tally.refused);
+    if tally.passed()
+        && end - args.range().0 >= CASES / 4
+        && tally.accepted.min(tally.refused) < few
+    {
+        eprintln!(
+            "fuzz {name}: of {} Ok and {} Err either is too rare",
+            tally.accepted, tally.refused
+        );
         tally.failures += 1;
     }
     tally
@@ -89,13 +95,14 @@ fn watch(
         .spawn()?;
     let said = listen(&mut child)?;
     let limit = Duration::from_secs(args.limit);
-    let (mut case, mut wait, mut done) = (first, PREPARATION, false);
+    let (mut case, mut about, mut wait, mut done) = (first, String::new(), PREPARATION, false);
     let what = loop {
         match said.recv_timeout(wait) {
             Ok(Said::Ready) => wait = limit,
-            Ok(Said::Begins(number)) => case = number,
+            Ok(Said::Begins(number)) => (case, about) = (number, String::new()),
+            Ok(Said::Notes(what)) => about = format!("({what}) "),
             Ok(Said::Ends { took, .. }) if took > limit => {
-                failed(fuzzer, args, case, &format!("took {took:?}"));
+                failed(fuzzer, args, case, &format!("{about}took {took:?}"));
                 tally.failures += 1;
             }
             Ok(Said::Ends { accepted, took }) => {
@@ -103,7 +110,7 @@ fn watch(
                 tally.slowest = tally.slowest.max((took, case));
             }
             Ok(Said::Fails(what)) => {
-                failed(fuzzer, args, case, &what);
+                failed(fuzzer, args, case, &format!("{about}{what}"));
                 tally.failures += 1;
                 if tally.failures >= MOST_FAILURES {
                     child.kill()?;
@@ -127,7 +134,7 @@ fn watch(
         }
     };
     let when = if done { "after the last case, the process " } else { "" };
-    failed(fuzzer, args, case, &format!("{when}{what}"));
+    failed(fuzzer, args, case, &format!("{about}{when}{what}"));
     tally.failures += 1;
     Ok(if wait == limit { case + 1 } else { end })
 }

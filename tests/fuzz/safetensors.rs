@@ -10,7 +10,7 @@ use safetensors::SafeTensors;
 use serde_json::{Map, Value, json};
 
 use super::case::{Case, Fuzzer, Run};
-use super::mutation::{self, one, once_in};
+use super::mutation::{self, once_in, one};
 
 pub const FUZZER: Fuzzer = Fuzzer { name: "safetensors", allowance: 4 << 20, prepare };
 
@@ -32,7 +32,8 @@ const TYPES: [(&str, u64); 14] = [
 ];
 
 fn prepare(folder: &Path) -> anyhow::Result<Run> {
-    let adapters = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/adapters/adapters.safetensors");
+    let adapters =
+        concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/adapters/adapters.safetensors");
     let adapters = fs::read(adapters)?;
     let path = folder.join("x.safetensors");
     Ok(Box::new(move |rng| {

@@ -129,11 +129,15 @@ fn text(rng: &mut Rng) -> &'static str {
 
 fn normalizer(rng: &mut Rng, depth: u32) -> Value {
     match rng.u8(..12) {
-        0 if depth > 0 => json!({"type": "Sequence", "normalizers": several(rng, depth, normalizer)}),
+        0 if depth > 0 => {
+            json!({"type": "Sequence", "normalizers": several(rng, depth, normalizer)})
+        }
         1 => json!({"type": "Prepend", "prepend": text(rng)}),
         2 => json!({"type": "Replace", "pattern": pattern(rng), "content": text(rng)}),
-        3 => json!({"type": "BertNormalizer", "clean_text": rng.bool(), "handle_chinese_chars": rng.bool(),
-                    "strip_accents": rng.bool(), "lowercase": rng.bool()}),
+        3 => {
+            json!({"type": "BertNormalizer", "clean_text": rng.bool(), "handle_chinese_chars": rng.bool(),
+                    "strip_accents": rng.bool(), "lowercase": rng.bool()})
+        }
         4 => json!({"type": "Strip", "strip_left": rng.bool(), "strip_right": rng.bool()}),
         5 => json!({"type": "StripAccents"}),
         6 => json!({"type": one(rng, &["NFC", "NFD", "NFKC", "NFKD"])}),
@@ -190,7 +194,9 @@ fn pre_tokenizer(rng: &mut Rng, depth: u32) -> Value {
 
 fn post_processor(rng: &mut Rng, depth: u32) -> Value {
     match rng.u8(..6) {
-        0 if depth > 0 => json!({"type": "Sequence", "processors": several(rng, depth, post_processor)}),
+        0 if depth > 0 => {
+            json!({"type": "Sequence", "processors": several(rng, depth, post_processor)})
+        }
         1 => json!({"type": "BertProcessing", "sep": ["</s>", 2], "cls": ["<s>", rng.u32(..3)]}),
         2 => json!({"type": "RobertaProcessing", "sep": ["</s>", 2], "cls": ["<s>", 1],
                     "trim_offsets": rng.bool(), "add_prefix_space": rng.bool()}),
@@ -224,13 +230,15 @@ fn decoder(rng: &mut Rng, depth: u32) -> Value {
 
 fn model(rng: &mut Rng) -> Value {
     let pieces = [
-        "<unk>", "<s>", "</s>", "▁", "a", "b", "the", "fox", "##es", "é", "o", "x", "fo", "aa", " ", "▁a",
-        "\u{fffd}", "Ġ", "1", ".", "<0x41>", "<0xE2>", "<0x96>",
+        "<unk>", "<s>", "</s>", "▁", "a", "b", "the", "fox", "##es", "é", "o", "x", "fo", "aa",
+        " ", "▁a", "\u{fffd}", "Ġ", "1", ".", "<0x41>", "<0xE2>", "<0x96>",
     ];
     let vocab: Map<String, Value> =
         pieces.iter().enumerate().map(|(id, piece)| ((*piece).to_owned(), json!(id))).collect();
     match rng.u8(..8) {
-        0 => json!({"type": "WordLevel", "vocab": vocab, "unk_token": one(rng, &["<unk>", "none"])}),
+        0 => {
+            json!({"type": "WordLevel", "vocab": vocab, "unk_token": one(rng, &["<unk>", "none"])})
+        }
         1 => json!({"type": "WordPiece", "unk_token": one(rng, &["<unk>", "none"]), "vocab": vocab,
                     "continuing_subword_prefix": text(rng), "max_input_chars_per_word": rng.u32(..101)}),
         2 | 3 => {
@@ -238,7 +246,8 @@ fn model(rng: &mut Rng) -> Value {
                 .iter()
                 .map(|piece| json!([piece, if once_in(rng, 9) { 1e300 } else { -rng.f64() }]))
                 .collect();
-            let unknown = one(rng, &[json!(0), json!(0), json!(null), json!(22), json!(23)]).clone();
+            let unknown =
+                one(rng, &[json!(0), json!(0), json!(null), json!(22), json!(23)]).clone();
             json!({"type": "Unigram", "unk_id": unknown, "vocab": scored, "byte_fallback": rng.bool()})
         }
         _ => {

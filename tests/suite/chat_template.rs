@@ -150,6 +150,22 @@ fn json_is_written_as_python_writes_it() -> Checked {
 }
 
 #[test]
+fn numbers_say_how_much_filters_make() -> Checked {
+    for (expression, expected) in [
+        ("'a\nb'|indent(2)", "a\n  b"),
+        ("'a\nb'|indent(width=2, first=true)", "  a\n  b"),
+        ("[1, 2, 3]|batch(2, 0)|list", "[[1, 2], [3, 0]]"),
+        ("[1, 2, 3]|slice(2)|list", "[[1, 2], [3]]"),
+        ("'%3d|%s'|format(7, 'x')", "  7|x"),
+        ("'%(a)s'|format(a=100001)", "100001"),
+        ("'{:>3} {}'.format(7, 1000000)", "  7 1000000"),
+    ] {
+        assert_eq!(rendered(&format!("{{{{ {expression} }}}}"))?, expected, "{expression}");
+    }
+    Ok(())
+}
+
+#[test]
 fn hostile_templates_end_in_errors() {
     for (source, said) in [
         ("{{ raise_exception('No system role.') }}", "No system role."),
@@ -162,11 +178,20 @@ fn hostile_templates_end_in_errors() {
         ("{{ 'x' * 1000000000000 }}", "too large"),
         ("{% set x = 'x' * 9999999 %}{% for i in range(99999) %}{{ x }}{% endfor %}", "more than"),
         ("{{ [1] * 1000000000000 }}", ""),
+        ("{{ 'a\nb'|indent(1000000000000) }}", "at most 100000"),
+        ("{{ 'a\nb'|indent(width=18446744073709551615) }}", "at most 100000"),
+        ("{{ ('a\n' * 999999)|indent(99999) }}", "at most"),
+        ("{{ [1]|batch(1000000000000, 0) }}", "at most 100000"),
+        ("{{ [1]|slice(1000000000000)|length }}", "at most 100000"),
+        ("{{ '%1000000000000d'|format(1) }}", "at most 100000"),
+        ("{{ '%*d'|format(1000000000000, 1) }}", "at most 100000"),
+        ("{{ '{:>1000000000000}'.format(1) }}", "at most 100000"),
         ("{% for x in %}", ""),
         ("{{ messages[0].content.nowhere.further }}", ""),
         ("{{ unknown_function() }}", ""),
         ("{{ messages|unknown_filter }}", ""),
         ("{{ 1 // 0 }}", ""),
+        ("{{ 1 is divisibleby(0) }}", "divisor of zero"),
         ("{% include '/etc/passwd' %}", ""),
         ("{% if %}", ""),
         ("{%", ""),

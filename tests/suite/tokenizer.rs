@@ -215,3 +215,72 @@ fn what_is_no_tokenizer_is_refused() {
         assert!(text.starts_with("[tokenizer] expected a usable tokenizer"), "{text}");
     }
 }
+
+/// A tokenizer with one part in place of its own.
+fn with_part(name: &str, part: Value) -> mlx_primitives::Result<Tokenizer> {
+    let mut json = wordpiece();
+    json[name] = part;
+    Tokenizer::parse(json.to_string().as_bytes())
+}
+
+#[test]
+fn what_a_tokenizers_code_panics_on_is_refused() -> Checked {
+    let fixed = with_part("pre_tokenizer", json!({"type": "FixedLength", "length": 0}))?;
+    assert!(message(fixed.encode("the fox")).contains("chunk size must be non-zero"));
+    assert_eq!(fixed.encode("")?, [0u32; 0], "and goes on");
+    let charsmap = |text: &str| json!({"type": "Precompiled", "precompiled_charsmap": text});
+    // The charsmap is read before the end of the file is.
+    let cut = json!({"normalizer": charsmap("////fwAA")}).to_string();
+    assert!(message(Tokenizer::parse(&cut.as_bytes()[..cut.len() - 1])).contains("EOF"));
+    for (text, said) in [
+        ("AAAAAA==", "a panic"),       // a length of 0, so no table to look into
+        ("////fwAA", "a part of one"), // a length of 2 GB
+        ("AAAA", "a part of one"),     // less than a length
+        ("AA AA", "of base64"),
+    ] {
+        let text = message(with_part("normalizer", charsmap(text)).and_then(|t| t.encode("the")));
+        assert!(text.starts_with("[tokenizer] expected"), "{text}");
+        assert!(text.contains(said), "{text}");
+    }
+    let deep = wordpiece().to_string();
+    let nested = "[".repeat(300) + &"]".repeat(300);
+    let deep = deep.replace("\"prefix\":\"##\"", &format!(r#""prefix":{nested}"#));
+    message(Tokenizer::parse(deep.as_bytes()));
+    Ok(())
+}
+
+#[test]
+fn parts_that_multiply_a_text_are_refused() -> Checked {
+    let double = json!({"type": "Replace", "pattern": {"String": "a"}, "content": "aa"});
+    let sequence = |part: &Value, of: &str, count: usize| {
+        let parts = vec![part.clone(); count];
+        json!({"type": "Sequence", of: parts})
+    };
+    for (name, of, part) in [
+        ("normalizer", "normalizers", double.clone()),
+        ("normalizer", "normalizers", json!({"type": "ByteLevel"})),
+        (
+            "pre_tokenizer",
+            "pretokenizers",
+            json!({"type": "ByteLevel", "add_prefix_space": true,
+            "trim_offsets": true, "use_regex": false}),
+        ),
+        ("decoder", "decoders", double),
+        (
+            "post_processor",
+            "processors",
+            json!({"type": "TemplateProcessing", "pair": [],
+            "single": [{"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}],
+            "special_tokens": {}}),
+        ),
+    ] {
+        let text = message(with_part(name, sequence(&part, of, 60)));
+        assert!(
+            text.contains("parts that make a text at most 4096 times as long"),
+            "{name}: {text}"
+        );
+        let few = with_part(name, sequence(&part, of, 3));
+        assert!(few.is_ok(), "{name}: {:?}", few.err());
+    }
+    Ok(())
+}

@@ -2,13 +2,15 @@
 
 use std::fmt::Write as _;
 use std::io;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use minijinja::syntax::SyntaxConfig;
 use minijinja::value::{Kwargs, Serde, Value, ValueKind};
 use minijinja::{AutoEscape, Environment, Error, ErrorKind};
-use minijinja_contrib::pycompat::unknown_method_callback;
 
 use super::json::{self, Style};
+use super::limits;
+use crate::transforms::panic_message;
 
 /// Instructions that a template may take: some hundred times what a long conversation does.
 const FUEL: u64 = 5_000_000;
@@ -24,10 +26,16 @@ pub(super) fn render(
 ) -> Result<String, String> {
     let mut output = Limited { bytes: Vec::new(), most, exceeded: false };
     let source = without_generation_tags(source);
-    let rendered = environment().and_then(|environment| {
+    let rendered = catch_unwind(AssertUnwindSafe(|| {
+        let environment = environment()?;
         let template = environment.template_from_str(&source)?;
         template.render_captured_to(Serde(&context), &mut output).map(|_| ())
-    });
+    }));
+    // minijinja takes the remainder of a division by zero, for instance.
+    let rendered = match rendered {
+        Ok(rendered) => rendered,
+        Err(payload) => return Err(format!("a panic: {}", panic_message(&*payload))),
+    };
     match rendered {
         _ if output.exceeded => Err(format!("more than {most} bytes")),
         Ok(()) => String::from_utf8(output.bytes).map_err(|e| e.to_string()),
@@ -42,9 +50,9 @@ fn environment<'a>() -> Result<Environment<'a>, Error> {
     let mut environment = Environment::new();
     environment.set_syntax(SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build()?);
     environment.set_auto_escape_callback(|_| AutoEscape::None);
-    environment.set_unknown_method_callback(unknown_method_callback);
     environment.set_fuel(Some(FUEL));
     environment.set_recursion_limit(DEPTH);
+    limits::add_to(&mut environment);
     environment.add_filter("tojson", tojson);
     environment.add_function("raise_exception", |message: String| -> Result<Value, Error> {
         Err(Error::new(ErrorKind::InvalidOperation, message))

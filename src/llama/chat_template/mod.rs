@@ -2,6 +2,7 @@
 
 mod environment;
 mod json;
+mod limits;
 
 use std::collections::BTreeMap;
 use std::fs;

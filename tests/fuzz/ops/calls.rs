@@ -195,7 +195,7 @@ pub const OURS: &[Call] = &[
             multiplier: d.float(1.0),
         };
         let (last, far) = ((right.capacity - time).max(0), d.rng.bool());
-        let slot = d.rng.i32(..=last);
+        let slot = d.rng.i32(0..=last);
         let slot = d.int(slot);
         let slots = far.then_some(Offset::Position(slot));
         let offset = if far { d.int(7) } else { slot };
@@ -261,7 +261,12 @@ impl Given {
 }
 
 /// Packed numbers, scales and biases.
-fn rows(d: &mut Draw, shape: &[i32; 4], [bits, group]: [i32; 2], dtype: Dtype) -> Result<[Array; 3]> {
+fn rows(
+    d: &mut Draw,
+    shape: &[i32; 4],
+    [bits, group]: [i32; 2],
+    dtype: Dtype,
+) -> Result<[Array; 3]> {
     let &[batch, heads, keys, size] = shape;
     let packed = d.array(&[batch, heads, keys, size * bits / 32], Dtype::Uint32)?;
     let groups = [batch, heads, keys, size / group];

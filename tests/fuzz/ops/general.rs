@@ -135,7 +135,7 @@ pub const GENERAL: &[Call] = &[
     ("an update of a slice", |d| {
         let (shape, dtype) = (d.shape(1..=3), d.dtype());
         let (x, dim) = (d.array(&shape, dtype)?, shape[0]);
-        let start = d.rng.i32(..=dim);
+        let start = d.rng.i32(0..=dim);
         let stop = d.rng.i32(start..=dim);
         let mut part = shape.clone();
         part[0] = stop - start;

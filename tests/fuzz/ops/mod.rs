@@ -5,7 +5,6 @@ mod calls;
 mod general;
 mod transformed;
 
-use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::path::Path;
 
 use fastrand::Rng;
@@ -13,6 +12,7 @@ use mlx_primitives::{Array, Dtype, Result, eval};
 
 use super::arrays::{Draw, numbers};
 use super::case::{Case, Fuzzer, Run};
+use super::child::note;
 use super::mutation::one;
 
 pub const FUZZER: Fuzzer = Fuzzer { name: "ops", allowance: 64 << 20, prepare };
@@ -28,18 +28,13 @@ fn prepare(_: &Path) -> anyhow::Result<Run> {
     Ok(Box::new(move |rng| {
         let &(name, call) = one(rng, &calls);
         let drawn = Rng::with_seed(rng.u64(..));
-        let outcome = catch_unwind(AssertUnwindSafe(|| {
-            let mut draw = Draw::new(drawn.clone(), false);
-            let (wild, of_views) = (draw.wild, run(call, &mut draw));
-            draw.check_held();
-            let of_copies = run(call, &mut Draw::new(drawn, true));
-            compare(&of_views, &of_copies, wild);
-            Case::new(0, &of_views)
-        }));
-        outcome.unwrap_or_else(|panic| {
-            eprintln!("fuzz ops: the op is {name}");
-            resume_unwind(panic)
-        })
+        note(name);
+        let mut draw = Draw::new(drawn.clone(), false);
+        let of_views = run(call, &mut draw);
+        draw.check_held();
+        let of_copies = run(call, &mut Draw::new(drawn, true));
+        compare(&of_views, &of_copies, draw.wild);
+        Case::new(0, &of_views)
     }))
 }
 

@@ -32,6 +32,20 @@ pub fn weight(
     QuantizedWeight::quantize(&w, group, bits, mode)
 }
 
+#[test]
+fn groups_and_bits_that_no_kernel_has_are_refused() -> Checked {
+    let w = random(&[2, 64], Dtype::Float32, 1)?;
+    for number in [0, -1, 5, 1 << 20, i32::MAX, i32::MIN] {
+        for (group, bits) in [(number, 4), (32, number), (number, number)] {
+            for mode in [QuantizedMode::Affine, QuantizedMode::Mxfp4] {
+                let text = message(QuantizedWeight::quantize(&w, group, bits, mode));
+                assert!(text.starts_with("[quantized_weight] expected"), "{text}");
+            }
+        }
+    }
+    Ok(())
+}
+
 /// What a packed matrix stands for, decoded bit by bit.
 pub fn decoded(w: &QuantizedWeight, dtype: Dtype) -> anyhow::Result<Vec<f64>> {
     let (n, k) = (w.outputs() as usize, w.inputs() as usize);
