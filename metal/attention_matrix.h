@@ -94,12 +94,13 @@ template <typename T, uint BITS, uint FRAGMENTS>
     threadgroup T* tile [[threadgroup(0)]],
     uint3 at [[threadgroup_position_in_grid]],
     uint thread_index [[thread_index_in_threadgroup]],
-    uint threads [[threads_per_threadgroup]],
+    uint3 group_size [[threads_per_threadgroup]],
     uint lane [[thread_index_in_simdgroup]],
     uint simd [[simdgroup_index_in_threadgroup]],
     uint simds [[simdgroups_per_threadgroup]]) {
   constexpr uint KEYS = tile_keys<FRAGMENTS>();
   constexpr uint COLUMNS = KEYS / ATTENTION_FRAGMENT;
+  const uint threads = group_size.x;
   const uint kv_head = at.y;
   const uint batch = at.z / params.splits;
   const uint split = at.z % params.splits;

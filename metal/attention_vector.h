@@ -78,10 +78,11 @@ template <typename T, uint BITS, uint ROWS>
     threadgroup float* scratch [[threadgroup(0)]],
     uint3 at [[threadgroup_position_in_grid]],
     uint thread_index [[thread_index_in_threadgroup]],
-    uint threads [[threads_per_threadgroup]],
+    uint3 group_size [[threads_per_threadgroup]],
     uint lane [[thread_index_in_simdgroup]],
     uint simd [[simdgroup_index_in_threadgroup]],
     uint simds [[simdgroups_per_threadgroup]]) {
+  const uint threads = group_size.x;
   const uint kv_head = at.y;
   const uint batch = at.z;
   const uint rows = params.group * params.queries;

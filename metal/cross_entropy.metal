@@ -181,10 +181,11 @@ template <typename T, uint QUADS>
     constant CrossEntropyParams& params [[buffer(5)]],
     uint3 group [[threadgroup_position_in_grid]],
     uint thread_index [[thread_index_in_threadgroup]],
-    uint threads [[threads_per_threadgroup]],
+    uint3 group_size [[threads_per_threadgroup]],
     uint lane [[thread_index_in_simdgroup]],
     uint simd [[simdgroup_index_in_threadgroup]],
     uint simds [[simdgroups_per_threadgroup]]) {
+  const uint threads = group_size.x;
   const bool short_row = QUADS == 1;
   const size_t row = short_row ? size_t(group.x) * simds + simd : size_t(group.x);
   if (row >= params.rows) {

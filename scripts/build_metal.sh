@@ -95,8 +95,9 @@ command -v c++ >/dev/null || command -v g++ >/dev/null || command -v clang++ >/d
 # The kernels. They are embedded as source too, so a Mac without Xcode still works.
 if [ "$system" = Darwin ]; then
   library=$tools/mlx_primitives.metallib
-  if ! xcrun --sdk macosx --find metal >/dev/null 2>&1; then
-    say "Xcode's Metal compiler was not found: the kernels will be compiled when first used (install Xcode, then run this again, to precompile them)"
+  # Recent versions of Xcode bring a `metal` that only says how to download the real one.
+  if ! xcrun --sdk macosx metal --version >/dev/null 2>&1; then
+    say "Xcode's Metal compiler does not run: the kernels will be compiled when first used (to precompile them, install Xcode, from Xcode 26 on also run xcodebuild -downloadComponent MetalToolchain, then run this again)"
   elif [ -f "$library" ] && [ -z "$(find "$root/metal" -newer "$library" -type f)" ]; then
     say "kernels are up to date in .mlx/mlx_primitives.metallib"
   else

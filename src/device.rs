@@ -1,5 +1,10 @@
 //! Where ops run. By default on MLX's default device (the GPU where there is one), in order on a
 //! stream of the calling thread.
+//!
+//! A thread gets its default CPU stream when it first builds an op, and the stream goes to another
+//! thread when the thread ends. Up to sixteen threads at a time share streams in this way. Each further
+//! one gets a stream whose thread of the operating system stays until the process ends, so programs
+//! with many threads evaluate on a fixed set of them.
 
 use std::marker::PhantomData;
 
@@ -102,10 +107,19 @@ pub fn synchronize() -> Result<()> {
     Ok(ffi::synchronize(ffi::current_place())?)
 }
 
-/// Ends the streams that this thread made: the last thing that a thread which comes and goes does.
+/// How many groups of CPU tasks MLX has queued or is running, in the whole process: 0 at rest.
 ///
-/// Arrays of the thread must have been evaluated or dropped. What is evaluated can still be read;
-/// computing more on this thread is an error.
+/// MLX delays a thread that evaluates while there are more than ten. The count also returns to 0 after
+/// evaluations that failed.
+pub fn active_tasks() -> Result<i32> {
+    Ok(ffi::active_tasks()?)
+}
+
+/// Ends the streams that this thread made with [`Stream::new`], and on a GPU its default stream. A
+/// thread that comes and goes needs this only for those.
+///
+/// Arrays of these streams must have been evaluated or dropped: evaluating them later is an error.
+/// What is evaluated can still be read.
 pub fn clear_streams() -> Result<()> {
     Ok(ffi::clear_streams()?)
 }
@@ -133,7 +147,23 @@ pub fn kernels_origin() -> Result<String> {
     Ok(ffi::kernels_origin()?)
 }
 
-/// The instruction set that the CPU kernels chose on this machine.
+/// An error if an environment variable of the CPU kernels holds a value that is not used:
+/// `MLX_PRIMITIVES_THREADS` anything but 1 to 1024, `MLX_PRIMITIVES_SIMD` anything but an instruction
+/// set that this machine has. An empty variable is as good as none.
+///
+/// The kernels themselves never fail for such a value: they run as if the variable were not set. A
+/// program that wants to tell its user calls this first, as the `mlx-primitives` command does.
+pub fn check_environment() -> Result<()> {
+    match crate::cpu::unusable_variable() {
+        Some((name, expected, got)) => {
+            Err(Error::argument(name, format_args!("{expected}, got {got:?}")))
+        }
+        None => Ok(()),
+    }
+}
+
+/// The instruction set that the CPU kernels chose on this machine: the best, or the one that
+/// `MLX_PRIMITIVES_SIMD` names.
 pub fn cpu_kernels() -> &'static str {
     crate::cpu::simd_level_name()
 }
@@ -143,7 +173,8 @@ pub fn cpu_threads() -> usize {
     crate::cpu::thread_count()
 }
 
-/// Sets [`cpu_threads`], which else is `MLX_PRIMITIVES_THREADS` or the number of cores. The threads
+/// Sets [`cpu_threads`], which else is `MLX_PRIMITIVES_THREADS` (1 to 1024; anything else is ignored,
+/// see [`check_environment`]) or the number of cores. The threads
 /// live as long as the process: they are set before the first op of ours runs on the CPU.
 ///
 /// Errors: not 1 to 1024, or another number runs already.

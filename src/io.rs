@@ -2,6 +2,7 @@
 
 mod gguf;
 mod safetensors;
+pub(crate) mod stored;
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -11,7 +12,8 @@ use memmap2::Mmap;
 
 use crate::array::{Array, to_list};
 use crate::error::{Error, Result};
-use crate::ffi::bridge as ffi;
+use crate::ffi::io::bridge as ffi;
+use crate::files;
 
 /// Named arrays and the file's own metadata.
 #[derive(Default)]
@@ -33,19 +35,25 @@ impl From<ffi::Loaded> for Tensors {
 
 /// Loads a safetensors file, whose header and length are checked first.
 ///
+/// # Errors
 /// Errors name the file, and the tensor where there is one: missing, truncated, not safetensors,
-/// shapes and types that do not fit their offsets, offsets outside the file.
+/// shapes and types that do not fit their offsets, offsets outside the file. A file that becomes
+/// shorter later is an error of the array that is read from it.
 pub fn load_safetensors(path: impl AsRef<Path>) -> Result<Tensors> {
     let path = path.as_ref();
-    map(path, check_safetensors).map_err(|reason| Error::file(path, reason))?;
-    ffi::load_safetensors(as_str(path)?).map(Tensors::from).map_err(|e| Error::file(path, e.what()))
+    let file = files::open(path).map_err(|e| Error::file(path, e))?;
+    let header = map(&file, safetensors::check).map_err(|reason| Error::file(path, reason))?;
+    header.load(stored::Source::File { file, path: path.to_owned() })
 }
 
 /// Loads a safetensors file that is in memory; the bytes are copied.
+///
+/// # Errors
+/// As [`load_safetensors`], without a path.
 pub fn load_safetensors_bytes(bytes: &[u8]) -> Result<Tensors> {
-    check_safetensors(bytes)
+    let header = safetensors::check(bytes)
         .map_err(|e| Error::argument("load_safetensors", format_args!("a whole file, got {e}")))?;
-    Ok(ffi::load_safetensors_bytes(bytes)?.into())
+    header.load(stored::Source::Bytes(bytes.to_owned()))
 }
 
 /// Writes arrays, which are evaluated first, and metadata as a safetensors file.
@@ -85,7 +93,10 @@ pub fn save_safetensors<'a>(
 /// Errors name the file: missing, truncated, another format, a type that MLX cannot load.
 pub fn load_gguf(path: impl AsRef<Path>) -> Result<Tensors> {
     let path = path.as_ref();
-    map(path, |bytes| Ok(gguf::check(bytes)?)).map_err(|reason| Error::file(path, reason))?;
+    files::open(path)
+        .map_err(|e| e.into())
+        .and_then(|file| map(&file, gguf::check))
+        .map_err(|reason: Failure| Error::file(path, reason))?;
     ffi::load_gguf(as_str(path)?).map(Tensors::from).map_err(|e| Error::file(path, e.what()))
 }
 
@@ -93,20 +104,15 @@ fn as_str(path: &Path) -> Result<&str> {
     path.to_str().ok_or_else(|| Error::file(path, "expected a path of valid UTF-8"))
 }
 
-fn check_safetensors(bytes: &[u8]) -> Checked {
-    Ok(safetensors::check(bytes)?)
-}
-
-type Checked = std::result::Result<(), Box<dyn std::error::Error>>;
+type Failure = Box<dyn std::error::Error>;
 
 /// Shows a file's bytes to `check`.
-fn map(path: &Path, check: impl FnOnce(&[u8]) -> Checked) -> Checked {
-    let file = File::open(path)?;
+fn map<T>(file: &File, check: impl FnOnce(&[u8]) -> Result<T, String>) -> Result<T, Failure> {
     if file.metadata()?.len() == 0 {
-        return check(&[]); // nothing to map
+        return Ok(check(&[])?); // nothing to map
     }
     // SAFETY: the map is only read, here, and dropped at the end of the function; a file that
     // another process truncates meanwhile is outside what a reader can guard against.
-    let bytes = unsafe { Mmap::map(&file)? };
-    check(&bytes)
+    let bytes = unsafe { Mmap::map(file)? };
+    Ok(check(&bytes)?)
 }

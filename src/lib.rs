@@ -36,6 +36,8 @@ pub mod device;
 mod dtype;
 mod error;
 mod ffi;
+#[doc(hidden)]
+pub mod files;
 pub mod graph;
 pub mod hosted;
 pub mod io;
@@ -55,6 +57,8 @@ pub mod yardstick;
 #[doc(hidden)]
 pub use simulate::{Dispatched, dispatched};
 
-pub use array::{Array, IntoIndex, Operand, Reduce, async_eval, concatenate, eval, select, stack};
+pub use array::{
+    Array, IntoIndex, Operand, Reduce, SendArray, async_eval, concatenate, eval, select, stack,
+};
 pub use dtype::{Dtype, Element};
 pub use error::{Error, Result};

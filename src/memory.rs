@@ -1,5 +1,20 @@
 //! What MLX's allocator holds, in bytes.
 //!
+//! # When memory runs out
+//!
+//! Where the system refuses the memory of an array of one of our primitives, evaluating the array is an
+//! error, and what is evaluated afterwards is not affected. Four cases are outside what this crate can
+//! turn into an error:
+//!
+//! - MLX 0.32's own ops write to a null pointer on a CPU where the system refuses them memory, which
+//!   ends the process. On a GPU that is an error.
+//! - Rust's own collections end the process when the system refuses them memory, as in every Rust
+//!   program. They are small beside the arrays: names, tokens, texts, a checkpoint's JSON files. The
+//!   `mlx-primitives` command says "out of memory" then and exits with 1.
+//! - MLX 0.32 ends the process where the system refuses a thread to one of its streams.
+//! - Linux promises more memory than there is unless `vm.overcommit_memory` is 2. It then ends a
+//!   process, this one or another, when the memory is used.
+//!
 //! ```
 //! use mlx_primitives::{Array, memory};
 //!

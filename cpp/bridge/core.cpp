@@ -5,10 +5,12 @@
 
 #include "gpu/metallib.h"
 #include "mlx-primitives/src/ffi/mod.rs.h"
+#include "mlx/scheduler.h"
 #include "mlx/utils.h"
 #include "mlx/version.h"
 #include "ops/common.h"
-#include "ops/failed.h"
+#include "runtime/evaluate.h"
+#include "runtime/process.h"
 
 #define MLX_PRIMITIVES_TEXT(x) #x
 #define MLX_PRIMITIVES_DOTTED(a, b, c) \
@@ -64,6 +66,7 @@ mx::StreamOrDevice resolve(const Place& place) {
 } // namespace
 
 mx::StreamOrDevice here() {
+  prepare();
   return place_of_thread ? resolve(*place_of_thread) : mx::StreamOrDevice{};
 }
 
@@ -101,6 +104,7 @@ rust::String library_version() {
 }
 
 void check_version() {
+  prepare();
   auto release = std::string(mx::version());
   release = release.substr(0, release.find(".dev"));
   if (release != std::string(header_version())) {
@@ -140,14 +144,22 @@ void set_place(Place place) {
 }
 
 int32_t new_stream(bool gpu) {
+  prepare();
   return mx::new_stream(gpu ? mx::Device::gpu : mx::Device::cpu).index;
 }
 
 void synchronize(Place place) {
-  mx::synchronize(mx::to_stream(resolve(place)));
+  prepare();
+  mlx_primitives::synchronize(mx::to_stream(resolve(place)));
+}
+
+int32_t active_tasks() {
+  prepare();
+  return mx::scheduler::n_active_tasks();
 }
 
 void clear_streams() {
+  prepare();
   mx::clear_streams();
 }
 
@@ -168,10 +180,14 @@ void reset_peak_memory() {
 }
 
 void clear_cache() {
+  prepare();
+  Inside inside;
   mx::clear_cache();
 }
 
 size_t set_cache_limit(size_t bytes) {
+  prepare();
+  Inside inside;
   return mx::set_cache_limit(bytes);
 }
 
@@ -250,81 +266,36 @@ bool finished(const MlxArray& array) {
   return array.is_available();
 }
 
-namespace {
-
-/**
- * Evaluates on the CPU while this thread, which has to wait anyway, helps with the kernels: that
- * is sooner than waking it, or a helper in its stead.
- */
-void evaluate(const ArrayList& arrays) {
-  auto elsewhere = [](const mx::array& a) {
-    return a.is_tracer() || (a.has_primitive() && a.primitive().device() != mx::Device::cpu);
-  };
-  if (std::any_of(arrays.begin(), arrays.end(), elsewhere)) {
-    return mx::eval(arrays);
-  }
-  mx::async_eval(arrays);
-  lend_thread(arrays);
-  mx::eval(arrays);
-}
-
-/** Throws what is remembered of one that failed of the arrays, or of those that they depend on. */
-void refuse_failed(const ArrayList& arrays) {
-  const auto* found = find_failed(arrays);
-  if (!found) {
-    return;
-  }
-  auto failed = *found;
-  auto why = failure_of(failed.data_shared_ptr().get());
-  try {
-    if (failed.status() == mx::array::Status::evaluated) {
-      failed.wait(); // MLX may hold the error ready, which would be told to somebody else
-    }
-  } catch (const std::exception&) {
-    // It is said below.
-  }
-  throw std::runtime_error(why);
-}
-
-} // namespace
-
-/** An evaluation that fails leaves none of the arrays that it was to compute with a value. */
 void eval(const ArrayList& arrays) {
-  refuse_failed(arrays);
-  ArrayList awaited;
-  for (const auto& array : arrays) {
-    if (array.status() != mx::array::Status::available) {
-      awaited.push_back(array);
-    }
-  }
-  try {
-    evaluate(arrays);
-  } catch (const std::exception& error) {
-    for (const auto& array : awaited) {
-      // One that still has its primitive was not come to: it is computed when next asked for.
-      if (!array.has_primitive() && array.data_shared_ptr()) {
-        array.set_status(mx::array::Status::unscheduled); // MLX then refuses to build on it
-        remember_failure(array.data_shared_ptr(), error.what());
-      }
-    }
-    throw;
-  }
-  refuse_failed(awaited);
+  evaluate(arrays);
 }
 
 void async_eval(const ArrayList& arrays) {
-  refuse_failed(arrays);
-  mx::async_eval(arrays);
+  evaluate_async(arrays);
 }
 
 Handle contents(const MlxArray& array) {
   auto result = array;
-  eval({result});
+  evaluate({result});
   if (!result.flags().row_contiguous) {
     result = mx::contiguous(result, false, here());
-    eval({result});
+    evaluate({result});
   }
   return handle(std::move(result));
+}
+
+Handle detached(Handle array) {
+  evaluate({*array});
+  if (!array->is_donatable() || !array->flags().row_contiguous) {
+    auto from = contents(*array);
+    auto buffer = allocate(from->nbytes());
+    std::copy_n(data(*from), from->nbytes(), static_cast<uint8_t*>(buffer.buffer().raw_ptr()));
+    return view(mx::array(std::move(buffer), from->shape(), from->dtype()));
+  }
+  mx::array alone(array->shape(), array->dtype(), nullptr, {});
+  alone.copy_shared_buffer(*array);
+  alone.set_status(mx::array::Status::available);
+  return view(std::move(alone));
 }
 
 const uint8_t* data(const MlxArray& array) {

@@ -21,9 +21,6 @@ enum class UnaryOp : uint8_t;
 enum class BinaryOp : uint8_t;
 enum class ReduceOp : uint8_t;
 struct Place;
-struct NamedArray;
-struct MetadataEntry;
-struct Loaded;
 struct ListPair;
 struct LaunchPlan;
 struct GraphNode;
@@ -51,6 +48,7 @@ Place current_place();
 void set_place(Place place);
 int32_t new_stream(bool gpu);
 void synchronize(Place place);
+int32_t active_tasks();
 void clear_streams();
 size_t active_memory();
 size_t peak_memory();
@@ -81,6 +79,7 @@ void eval(const ArrayList& arrays);
 bool finished(const MlxArray& array);
 void async_eval(const ArrayList& arrays);
 Handle contents(const MlxArray& array);
+Handle detached(Handle array);
 const uint8_t* data(const MlxArray& array);
 
 // Creation.
@@ -124,16 +123,6 @@ Handle random_uniform(float low, float high, Ints shape, Dtype dtype, const MlxA
 Handle random_normal(Ints shape, Dtype dtype, const MlxArray* key);
 Handle random_randint(int32_t low, int32_t high, Ints shape, const MlxArray* key);
 Handle random_categorical(const MlxArray& logits, int32_t axis, const MlxArray* key);
-
-// Files.
-Loaded load_safetensors(rust::Str path);
-Loaded load_safetensors_bytes(rust::Slice<const uint8_t> bytes);
-void save_safetensors(
-    rust::Str path,
-    rust::Slice<const rust::String> names,
-    const ArrayList& arrays,
-    rust::Slice<const MetadataEntry> metadata);
-Loaded load_gguf(rust::Str path);
 
 // Transforms.
 ListPair vjp(const Closure& f, const ArrayList& primals, const ArrayList& cotangents);

@@ -4,6 +4,7 @@
 #include "mlx-primitives/src/ffi/mod.rs.h"
 #include "mlx/backend/cpu/encoder.h"
 #include "ops/common.h"
+#include "runtime/process.h"
 
 namespace mlx_primitives {
 
@@ -28,7 +29,11 @@ void cpu_dispatch(mx::Stream stream, const mx::array& out, Make make) {
   if (out.size() == 0) {
     return;
   }
-  mx::cpu::get_command_encoder(stream).dispatch(make());
+  mx::cpu::get_command_encoder(stream).dispatch([call = make()] {
+    if (!abandoned()) {
+      call();
+    }
+  });
 }
 
 } // namespace mlx_primitives

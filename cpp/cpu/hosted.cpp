@@ -5,7 +5,8 @@
 #include "bridge/core.h"
 #include "cpu/dispatch.h"
 #include "mlx-primitives/src/ffi/hosted.rs.h"
-#include "ops/failed.h"
+#include "runtime/evaluate.h"
+#include "runtime/process.h"
 
 namespace mlx_primitives {
 
@@ -21,7 +22,6 @@ struct Call {
   size_t inputs;
   std::vector<int32_t> shapes;
   std::vector<int64_t> strides;
-  std::vector<std::weak_ptr<Memory>> written;
   int in_place;
 
   Call(
@@ -39,14 +39,10 @@ struct Call {
     arrays.reserve(from.size() + to.size());
     shapes.reserve(rank);
     strides.reserve(rank);
-    written.reserve(to.size());
     for (auto* all : {&from, &to}) {
       for (const auto& array : *all) {
         add(array);
       }
-    }
-    for (const auto& output : to) {
-      written.emplace_back(output.data_shared_ptr());
     }
   }
 
@@ -56,18 +52,12 @@ struct Call {
     arrays.push_back(bridge::HostedView{
         a.size() > 0 ? const_cast<uint8_t*>(bytes(a)) : nullptr,
         a.nbytes(),
-        reinterpret_cast<uintptr_t>(a.data_shared_ptr().get()),
         a.ndim(),
         kernel_dtype(a),
         a.flags().row_contiguous});
   }
 
   void run() {
-    for (size_t i = 0; i < inputs; ++i) {
-      if (auto why = failure_of(reinterpret_cast<const Memory*>(arrays[i].memory)); !why.empty()) {
-        throw std::runtime_error(why);
-      }
-    }
     if (in_place >= 0) {
       const auto& from = arrays[in_place];
       const auto& to = arrays[inputs];
@@ -75,6 +65,7 @@ struct Call {
         std::memcpy(to.data, from.data, to.bytes);
       }
     }
+    InUserTask running;
     bridge::hosted_eval(
         **op,
         {arrays.data(), arrays.size()},
@@ -83,21 +74,13 @@ struct Call {
         {strides.data(), strides.size()});
   }
 
-  void operator()() {
-    try {
-      run();
-    } catch (const std::exception& error) {
-      // What others made of these outputs already waits for them: NaN, not half a result.
-      for (size_t i = inputs; i < arrays.size(); ++i) {
-        bool floating = mx::issubdtype(bridge::to_mlx(arrays[i].dtype), mx::inexact);
-        if (arrays[i].bytes > 0) {
-          std::memset(arrays[i].data, floating ? 0xff : 0, arrays[i].bytes);
-        }
+  /** What others made of these outputs already waits for them: NaN, not half a result. */
+  void spoil() {
+    for (size_t i = inputs; i < arrays.size(); ++i) {
+      bool floating = mx::issubdtype(bridge::to_mlx(arrays[i].dtype), mx::inexact);
+      if (arrays[i].bytes > 0) {
+        std::memset(arrays[i].data, floating ? 0xff : 0, arrays[i].bytes);
       }
-      for (const auto& memory : written) {
-        remember_failure(memory, error.what());
-      }
-      throw;
     }
   }
 };
@@ -106,7 +89,8 @@ struct Call {
 
 void Hosted::run_on_cpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) {
   if (allocate_outputs(inputs, outputs) > 0) {
-    mx::cpu::get_command_encoder(stream()).dispatch(Call(op_, inputs, outputs, in_place_));
+    auto call = std::make_shared<Call>(op_, inputs, outputs, in_place_);
+    queue(stream(), outputs[0].id(), [call] { call->run(); }, [call] { call->spoil(); });
   }
 }
 

@@ -2,6 +2,7 @@
 
 #include "mlx-primitives/src/ffi/mod.rs.h"
 #include "ops/common.h"
+#include "runtime/failure.h"
 
 namespace mlx_primitives::bridge {
 struct HostedOp;
@@ -25,7 +26,7 @@ std::vector<mx::array> hosted(
  * Carries every primitive that a user of the crate wrote. Its outputs have memory of their own, but
  * for the first of one that works in place.
  */
-class Hosted : public FusedPrimitive {
+class Hosted : public FusedPrimitive, public Fallible {
  public:
   Hosted(mx::Stream stream, HostedHandle op, std::vector<mx::Dtype> dtypes);
 

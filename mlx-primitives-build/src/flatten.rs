@@ -13,7 +13,8 @@ pub(crate) struct Flat {
 
 /// The source after the files of its `#include "..."` lines, each once: what compiles with no
 /// folder to look in. Files are looked for beside the one that includes them, then in
-/// `include_dirs`; includes in angle brackets stay.
+/// `include_dirs`; includes in angle brackets stay. A character that is not ASCII is an error, in a
+/// comment too: MLX hands sources to Metal as ASCII.
 ///
 /// ```
 /// let folder = tempfile::tempdir()?;
@@ -48,6 +49,13 @@ fn add(
     seen.push(identity);
     flat.files.push(path.to_owned());
     let text = fs::read_to_string(path).map_err(|error| file(path, error))?;
+    if let Some(above) = text.lines().position(|line| !line.is_ascii()) {
+        let line = above + 1;
+        return Err(file(
+            path,
+            format_args!("line {line} is not ASCII, as MLX wants Metal source"),
+        ));
+    }
     for line in text.lines() {
         let directive = line.trim().strip_prefix('#').map_or("", str::trim_start);
         if directive == "pragma once" {

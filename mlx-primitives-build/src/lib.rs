@@ -160,6 +160,12 @@ impl Metal {
     }
 
     fn compile(&self, folder: &Path, library: &Path) -> Result<bool, Error> {
+        // Recent versions of Xcode bring a `metal` that only says how to download the real one, so
+        // finding it is not enough: it has to run.
+        let version = self.ask_xcrun(&["metal", "--version"])?;
+        if !version.status.success() {
+            return Err(no_xcode(&String::from_utf8_lossy(&version.stderr)));
+        }
         let air = library.with_extension("air");
         let mut arguments = vec![format!("-std={}", self.standard)];
         arguments.extend(["-O2", "-Wall", "-Wextra", "-fno-fast-math"].map(String::from));
@@ -172,36 +178,28 @@ impl Metal {
         Ok(true)
     }
 
-    /// `xcrun`'s own failure to find a tool is a missing Xcode; the tool's is the source's.
     fn run(&self, tool: &str, arguments: &[String], output: &Path) -> Result<(), Error> {
-        let xcrun = |arguments: &[&str]| -> Result<Output, Error> {
-            let output =
-                Command::new(&self.xcrun).args(["--sdk", "macosx"]).args(arguments).output();
-            output.map_err(|error| no_xcode(tool, &format!("{}: {error}", self.xcrun.display())))
-        };
-        let found = xcrun(&["--find", tool])?;
-        if !found.status.success() {
-            return Err(no_xcode(tool, &String::from_utf8_lossy(&found.stderr)));
-        }
         let output = output.display().to_string();
         let mut all = vec![tool];
         all.extend(arguments.iter().map(String::as_str));
         all.extend(["-o", &output]);
-        let ran = xcrun(&all)?;
-        let said = String::from_utf8_lossy(&ran.stderr);
+        let ran = self.ask_xcrun(&all)?;
         match ran.status.success() {
             true => Ok(()),
-            // Xcode 26 has the tool without the toolchain, which is a download of its own.
-            false if said.contains("missing Metal Toolchain") => Err(no_xcode(tool, &said)),
-            false => Err(Error::Compiler(said.into_owned())),
+            false => Err(Error::Compiler(String::from_utf8_lossy(&ran.stderr).into_owned())),
         }
+    }
+
+    fn ask_xcrun(&self, arguments: &[&str]) -> Result<Output, Error> {
+        let output = Command::new(&self.xcrun).args(["--sdk", "macosx"]).args(arguments).output();
+        output.map_err(|error| no_xcode(&format!("{}: {error}", self.xcrun.display())))
     }
 }
 
-fn no_xcode(tool: &str, said: &str) -> Error {
+fn no_xcode(said: &str) -> Error {
     let said = said.lines().next().unwrap_or_default();
     Error::NoXcode(format!(
-        "Xcode's `{tool}` was not found ({said}): the kernels will be compiled when first used. To \
+        "Xcode's `metal` does not run ({said}): the kernels will be compiled when first used. To \
          compile them now, install Xcode (the command line tools alone have no Metal compiler), \
          then run `xcode-select --switch /Applications/Xcode.app` and, from Xcode 26 on, \
          `xcodebuild -downloadComponent MetalToolchain`"

@@ -21,7 +21,7 @@ fn package() -> Result<TempDir, std::io::Error> {
     Ok(folder)
 }
 
-/// An `xcrun` that finds its tools, or does not, and writes what it was told into its output.
+/// An `xcrun`; its tools' arguments begin at the third.
 fn xcrun(folder: &Path, script: &str) -> Result<PathBuf, std::io::Error> {
     let path = folder.join("xcrun");
     fs::write(&path, format!("#!/bin/sh\n{script}\n"))?;
@@ -29,7 +29,8 @@ fn xcrun(folder: &Path, script: &str) -> Result<PathBuf, std::io::Error> {
     Ok(path)
 }
 
-const WORKS: &str = "case \"$3\" in --find) exit 0;; esac\n\
+/// Tools that run: they write down what they were told, and something into their output.
+const WORKS: &str = "case \"$4\" in --version) exit 0;; esac\n\
     for last; do :; done\necho \"$@\" >>\"$0.log\"\necho compiled >\"$last\"";
 
 fn metal(folder: &Path, os: &str) -> Metal {
@@ -83,10 +84,11 @@ fn without_xcode_it_says_what_to_do() -> Checked {
     let folder = package()?;
     let folder = folder.path();
     let missing = "echo 'xcrun: error: unable to find utility \"metal\"' >&2; exit 72";
+    // Found, and without the compiler: nothing but --find succeeds.
     let no_toolchain = "case \"$3\" in --find) exit 0;; esac\n\
-        echo \"error: cannot execute tool 'metal' due to missing Metal Toolchain\" >&2; exit 1";
+        echo \"error: cannot execute tool 'metal'\" >&2; exit 1";
     for (script, said) in
-        [(missing, "unable to find utility"), (no_toolchain, "missing Metal Toolchain")]
+        [(missing, "unable to find utility"), (no_toolchain, "cannot execute tool")]
     {
         let xcrun = xcrun(folder, script)?;
         fs::write(folder.join("out/own.metallib"), "an old one")?;
@@ -107,13 +109,18 @@ fn without_xcode_it_says_what_to_do() -> Checked {
 fn mistakes_are_errors() -> Checked {
     let folder = package()?;
     let folder = folder.path();
-    let fails = "case \"$3\" in --find) exit 0;; esac\necho 'own.metal:1: error: no' >&2; exit 1";
+    let fails =
+        "case \"$4\" in --version) exit 0;; esac\necho 'own.metal:1: error: no' >&2; exit 1";
     let refused = metal(folder, "macos").xcrun(xcrun(folder, fails)?).build();
     let text = refused.map_or_else(|error| error.to_string(), |()| String::new());
     assert!(text.contains("own.metal:1: error: no"), "{text}");
 
     let absent = Metal::new(folder.join("absent.metal")).out_dir(folder).target_os("linux").build();
     assert!(matches!(absent, Err(Error::File { .. })), "{absent:?}");
+    fs::write(folder.join("metal/two.h"), "// two\n// x\u{b2}\n")?;
+    let planted = metal(folder, "linux").build();
+    let text = planted.map_or_else(|error| error.to_string(), |()| String::new());
+    assert!(text.contains("two.h: line 2 is not ASCII"), "{text}");
     fs::write(folder.join("metal/own.metal"), "#include \"absent.h\"\n")?;
     let text =
         metal(folder, "linux").build().map_or_else(|error| error.to_string(), |()| String::new());

@@ -4,6 +4,7 @@
 mod block;
 mod create;
 mod math;
+mod send;
 mod view;
 
 use std::fmt;
@@ -17,6 +18,7 @@ use crate::ffi::bridge as ffi;
 #[cfg(feature = "llama")]
 pub(crate) use block::Block;
 pub use math::{Operand, Reduce};
+pub use send::SendArray;
 pub use view::{IntoIndex, concatenate, select, stack};
 
 /// A lazy, n-dimensional array of MLX: a node of a computation that runs when it is read.
@@ -25,7 +27,8 @@ pub use view::{IntoIndex, concatenate, select, stack};
 /// do. Cloning shares the node. Shapes, axes and indices are `i32`, as in MLX; negative axes
 /// count from the last.
 ///
-/// MLX's streams belong to the thread that made them, so an array stays on its thread:
+/// MLX's streams belong to the thread that made them, so an array stays on its thread. One that is
+/// evaluated can move to another by [`Array::into_send`].
 ///
 /// ```compile_fail,E0277
 /// let x = mlx_primitives::Array::ones::<f32>(&[2]).unwrap();
@@ -199,6 +202,10 @@ impl fmt::Debug for Array {
 
 /// Computes several arrays together and waits for them.
 ///
+/// # Errors
+/// One of the arrays, or what it is computed from, failed now or in an earlier evaluation. What failed
+/// stays so; arrays that are not computed from it are results, also those of the same evaluation.
+///
 /// ```
 /// # use mlx_primitives::{Array, eval};
 /// let x = Array::ones::<f32>(&[3])?;
@@ -212,6 +219,10 @@ pub fn eval<'a>(arrays: impl IntoIterator<Item = &'a Array>) -> Result<()> {
 }
 
 /// Starts computing several arrays and returns; reading one of them waits for it.
+///
+/// # Errors
+/// As [`eval`], for what fails before the work has started. Later failures are errors of whoever
+/// reads one of the arrays, or computes with it, and of nobody else.
 pub fn async_eval<'a>(arrays: impl IntoIterator<Item = &'a Array>) -> Result<()> {
     Ok(ffi::async_eval(&to_list(arrays))?)
 }

@@ -74,6 +74,22 @@ pub fn simd_level_name() -> &'static str {
     Level::current().name()
 }
 
+/// What an environment variable has to hold and what it holds instead, of the first whose value is
+/// not used.
+pub fn unusable_variable() -> Option<(&'static str, String, String)> {
+    if let Err(text) = Pool::wanted() {
+        let expected = format!("1 to {MAX_THREADS} threads");
+        return Some(("MLX_PRIMITIVES_THREADS", expected, text));
+    }
+    let (wanted, known) = (Level::wanted(), Level::available().map(Level::name));
+    let known: Vec<_> = known.collect();
+    if wanted.is_empty() || known.iter().any(|name| name.eq_ignore_ascii_case(&wanted)) {
+        return None;
+    }
+    let expected = format!("an instruction set of this machine ({})", known.join(", "));
+    Some(("MLX_PRIMITIVES_SIMD", expected, wanted))
+}
+
 /// Threads that share a large job; `MLX_PRIMITIVES_THREADS` sets it.
 pub fn thread_count() -> usize {
     Pool::current().threads()
@@ -101,6 +117,20 @@ pub unsafe fn parallel_copy(from: *const u8, to: *mut u8, bytes: usize) {
         let count = (blocks.end * BLOCK).min(bytes) - start;
         // SAFETY: the ranges are disjoint and within the caller's buffers.
         unsafe { std::ptr::copy_nonoverlapping(from.get().add(start), to.get().add(start), count) }
+    });
+}
+
+/// Calls `body` with parts of `bytes` and where each begins, on the threads of the kernels' pool.
+pub fn for_each_part(bytes: &mut [u8], body: impl Fn(usize, &mut [u8]) + Sync) {
+    const PART: usize = 1 << 20;
+    let (count, start) = (bytes.len(), Shared(bytes.as_mut_ptr()));
+    Pool::current().for_each(count.div_ceil(PART), PART, &|parts| {
+        for part in parts {
+            let begin = part * PART;
+            let length = PART.min(count - begin);
+            // SAFETY: the parts are disjoint and within `bytes`, which is borrowed until all end.
+            body(begin, unsafe { std::slice::from_raw_parts_mut(start.get().add(begin), length) });
+        }
     });
 }
 

@@ -112,15 +112,25 @@ impl Pool {
     }
 
     /// The process's pool: as many threads as [`start`](Self::start) was told, or
-    /// `MLX_PRIMITIVES_THREADS` (at least 1), or one for each core.
+    /// `MLX_PRIMITIVES_THREADS` (1 to [`MAX_THREADS`]), or one for each core.
     pub fn current() -> &'static Pool {
         CURRENT.get_or_init(|| {
-            let wanted = std::env::var("MLX_PRIMITIVES_THREADS").ok();
-            let wanted = wanted.and_then(|text| text.trim().parse::<usize>().ok());
             let cores = || std::thread::available_parallelism().map_or(1, |cores| cores.get());
-            let threads = wanted.filter(|&threads| threads >= 1).unwrap_or_else(cores);
-            Pool::leak(threads.min(MAX_THREADS))
+            let wanted = Self::wanted().ok().flatten();
+            Pool::leak(wanted.unwrap_or_else(cores).min(MAX_THREADS))
         })
+    }
+
+    /// What `MLX_PRIMITIVES_THREADS` says, if it is set and not empty; its text if that is no number
+    /// of threads.
+    pub fn wanted() -> Result<Option<usize>, String> {
+        let text = std::env::var_os("MLX_PRIMITIVES_THREADS").unwrap_or_default();
+        let text = text.to_string_lossy();
+        match text.trim().parse() {
+            Ok(threads) if (1..=MAX_THREADS).contains(&threads) => Ok(Some(threads)),
+            _ if text.is_empty() => Ok(None),
+            _ => Err(text.into_owned()),
+        }
     }
 
     /// Starts the process's pool with so many threads, unless it has been started.

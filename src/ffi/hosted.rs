@@ -62,8 +62,6 @@ pub(crate) mod bridge {
     struct HostedView {
         data: *mut u8,
         bytes: usize,
-        /// Which memory of MLX's it lies in.
-        memory: usize,
         rank: usize,
         dtype: Dtype,
         row_contiguous: bool,

@@ -7,6 +7,7 @@ pub(crate) mod activation;
 pub(crate) mod attention;
 pub(crate) mod cross_entropy;
 pub(crate) mod hosted;
+pub(crate) mod io;
 pub(crate) mod layer_norm;
 pub(crate) mod linear;
 pub(crate) mod logsumexp;
@@ -135,21 +136,6 @@ pub(crate) mod bridge {
         stream: i32,
     }
 
-    struct NamedArray {
-        name: String,
-        array: UniquePtr<MlxArray>,
-    }
-
-    struct MetadataEntry {
-        key: String,
-        value: String,
-    }
-
-    struct Loaded {
-        arrays: Vec<NamedArray>,
-        metadata: Vec<MetadataEntry>,
-    }
-
     struct ListPair {
         first: UniquePtr<CxxVector<MlxArray>>,
         second: UniquePtr<CxxVector<MlxArray>>,
@@ -197,6 +183,8 @@ pub(crate) mod bridge {
         fn set_place(place: Place);
         fn new_stream(gpu: bool) -> Result<i32>;
         fn synchronize(place: Place) -> Result<()>;
+        /// How many groups of tasks MLX has queued or running.
+        fn active_tasks() -> Result<i32>;
         fn clear_streams() -> Result<()>;
         fn active_memory() -> usize;
         fn peak_memory() -> usize;
@@ -228,6 +216,8 @@ pub(crate) mod bridge {
         /// Whether an array that was evaluated asynchronously is computed by now.
         fn finished(array: &MlxArray) -> Result<bool>;
         fn contents(array: &MlxArray) -> Result<UniquePtr<MlxArray>>;
+        /// The evaluated array with memory that no other array uses and no graph.
+        fn detached(array: UniquePtr<MlxArray>) -> Result<UniquePtr<MlxArray>>;
         /// Address of the first element of an array that `contents` returned.
         fn data(array: &MlxArray) -> *const u8;
 
@@ -323,17 +313,6 @@ pub(crate) mod bridge {
             axis: i32,
             key: *const MlxArray,
         ) -> Result<UniquePtr<MlxArray>>;
-
-        // Files.
-        fn load_safetensors(path: &str) -> Result<Loaded>;
-        fn load_safetensors_bytes(bytes: &[u8]) -> Result<Loaded>;
-        fn save_safetensors(
-            path: &str,
-            names: &[String],
-            arrays: &CxxVector<MlxArray>,
-            metadata: &[MetadataEntry],
-        ) -> Result<()>;
-        fn load_gguf(path: &str) -> Result<Loaded>;
 
         // Transforms.
         fn vjp(

@@ -1,9 +1,17 @@
-//! A walk over a safetensors file's header, one tensor at a time. MLX trusts offsets and lengths,
-//! so nothing reaches it that does not add up; what is wrong is said of a tensor by name.
+//! A walk over a safetensors file's header, one tensor at a time. No array is made of a header that
+//! does not add up, and the error names the tensor.
+
+use std::collections::HashMap;
+use std::sync::Arc;
 
 use serde::de::{DeserializeSeed, Deserializer, Error, IgnoredAny, MapAccess, SeqAccess, Visitor};
 
 use safetensors::SafeTensors;
+use safetensors::tensor::{Dtype as StoredDtype, Metadata};
+
+use super::Tensors;
+use super::stored::{Source, Stored};
+use crate::dtype::Dtype;
 
 /// Bytes of a header beyond which the format's own reader refuses.
 const MAX_HEADER: usize = 100_000_000;
@@ -11,8 +19,52 @@ const MAX_HEADER: usize = 100_000_000;
 const MAX_RANK: usize = 32;
 const MAX_TENSORS: usize = 1 << 18;
 
-/// Whether every shape, type and offset of the header stays within the file.
-pub(super) fn check(bytes: &[u8]) -> Result<(), String> {
+/// A header in which every shape, type and offset stays within the file.
+pub(super) struct Header {
+    metadata: Metadata,
+    /// Where the data begins.
+    start: u64,
+}
+
+impl Header {
+    /// The file's arrays, to be read from `source` when they are used.
+    pub(super) fn load(self, source: Source) -> crate::Result<Tensors> {
+        let source = Arc::new(source);
+        let mut arrays = HashMap::new();
+        for (name, info) in self.metadata.tensors() {
+            let shape: Vec<i32> =
+                info.shape.iter().map(|&dim| i32::try_from(dim).unwrap_or(i32::MAX)).collect();
+            let offset = self.start + info.data_offsets.0 as u64;
+            let dtype = dtype(info.dtype);
+            let array = Stored::array(&source, name.clone(), offset, &shape, dtype)?;
+            arrays.insert(name, array);
+        }
+        let metadata = self.metadata.metadata().clone().unwrap_or_default();
+        Ok(Tensors { arrays, metadata })
+    }
+}
+
+/// How MLX keeps the elements: eight-bit floats as bytes, and no other type gets past `check`.
+fn dtype(stored: StoredDtype) -> Dtype {
+    match stored {
+        StoredDtype::BOOL => Dtype::Bool,
+        StoredDtype::I8 => Dtype::Int8,
+        StoredDtype::I16 => Dtype::Int16,
+        StoredDtype::I32 => Dtype::Int32,
+        StoredDtype::I64 => Dtype::Int64,
+        StoredDtype::U16 => Dtype::Uint16,
+        StoredDtype::U32 => Dtype::Uint32,
+        StoredDtype::U64 => Dtype::Uint64,
+        StoredDtype::F16 => Dtype::Float16,
+        StoredDtype::BF16 => Dtype::Bfloat16,
+        StoredDtype::F32 => Dtype::Float32,
+        StoredDtype::C64 => Dtype::Complex64,
+        _ => Dtype::Uint8,
+    }
+}
+
+/// Reads the header of a file.
+pub(super) fn check(bytes: &[u8]) -> Result<Header, String> {
     let Some((length, rest)) = bytes.split_first_chunk::<8>() else {
         return Err("expected a safetensors file, got under 8 bytes".into());
     };
@@ -35,10 +87,10 @@ pub(super) fn check(bytes: &[u8]) -> Result<(), String> {
     }
     // What is left is that tensors leave no gaps.
     let (_, metadata) = SafeTensors::read_metadata(bytes).map_err(|e| e.to_string())?;
-    match metadata.data_len() == data.len() {
-        true => Ok(()),
-        false => Err(format!("expected {} bytes of data, got {}", metadata.data_len(), data.len())),
+    if metadata.data_len() != data.len() {
+        return Err(format!("expected {} bytes of data, got {}", metadata.data_len(), data.len()));
     }
+    Ok(Header { metadata, start: 8 + length })
 }
 
 /// The header; `name` is that of the tensor at hand.

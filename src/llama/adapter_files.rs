@@ -7,6 +7,7 @@ use serde_json::json;
 
 use crate::array::Array;
 use crate::error::{Error, Result};
+use crate::files::{self, NewFolders, Replacement};
 use crate::io;
 use crate::ops::Lora;
 
@@ -104,7 +105,7 @@ impl Adapters {
     /// ```
     pub fn load(directory: impl AsRef<Path>, llama: &Llama) -> Result<Self> {
         let path = directory.as_ref().join(CONFIG);
-        let text = fs::read_to_string(&path).map_err(|e| Error::file(&path, e))?;
+        let text = files::read_to_string(&path)?;
         let config = AdapterConfig::parse(&text).map_err(|reason| Error::file(&path, reason))?;
         let path = directory.as_ref().join(TENSORS);
         let tensors = io::load_safetensors(&path)?.arrays;
@@ -114,7 +115,8 @@ impl Adapters {
     }
 
     /// Writes `adapter_config.json` and `adapters.safetensors`, from which mlx-lm and
-    /// [`load`](Self::load) read the same updates of this model.
+    /// [`load`](Self::load) read the same updates of this model. Both files are written beside
+    /// those of an earlier save, which they replace when both are whole.
     ///
     /// Errors: no updates, or ones of several ranks or scales, which the format cannot say; names
     /// that are no projections; a directory that cannot be written.
@@ -154,12 +156,22 @@ impl Adapters {
             "num_layers": (llama.config().num_hidden_layers - first_layer).max(1),
             "lora_parameters": {"rank": rank, "scale": scale, "dropout": 0.0, "keys": keys},
         });
-        fs::create_dir_all(directory).map_err(|e| Error::file(directory, e))?;
-        let path = directory.join(CONFIG);
-        fs::write(&path, format!("{config:#}\n")).map_err(|e| Error::file(&path, e))?;
-        let named = tensors.iter().map(|(name, array)| (name.as_str(), array));
-        io::save_safetensors(directory.join(TENSORS), named, [])
+        let folders = NewFolders::create(directory).map_err(|e| Error::file(directory, e))?;
+        write_pair(directory, &format!("{config:#}\n"), &tensors)?;
+        folders.keep();
+        Ok(())
     }
+}
+
+/// Writes both files; those before stay whole where that fails.
+fn write_pair(directory: &Path, config: &str, tensors: &BTreeMap<String, Array>) -> Result<()> {
+    let configured = Replacement::of(&directory.join(CONFIG))?;
+    configured.write(|path| fs::write(path, config).map_err(|e| Error::file(path, e)))?;
+    let stored = Replacement::of(&directory.join(TENSORS))?;
+    let named = tensors.iter().map(|(name, array)| (name.as_str(), array));
+    stored.write(|path| io::save_safetensors(path, named, []))?;
+    stored.commit()?;
+    configured.commit()
 }
 
 impl AdapterConfig {

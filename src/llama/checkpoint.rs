@@ -1,11 +1,11 @@
 use std::collections::HashMap;
-use std::fs;
 use std::path::Path;
 
 use serde::Deserialize;
 
 use crate::array::Array;
 use crate::error::{Error, Result};
+use crate::files;
 use crate::io;
 
 use super::config::{Config, TokenIds};
@@ -47,10 +47,7 @@ impl Checkpoint {
             true => path.parent().unwrap_or(Path::new("")),
             false => path,
         };
-        let read = |name: &str| {
-            let path = directory.join(name);
-            fs::read_to_string(&path).map_err(|e| Error::file(&path, e))
-        };
+        let read = |name: &str| files::read_to_string(&directory.join(name));
         let file = directory.join("tokenizer.json");
         if !is_gguf(path) {
             read("config.json")?; // what is missing first is named first
@@ -59,10 +56,7 @@ impl Checkpoint {
             Tokenizer::parse(read("tokenizer.json")?.as_bytes()).map_err(|e| in_file(&file, e))?;
         let llama = Llama::load_with(path, progress)?;
         let file = directory.join("generation_config.json");
-        let generation = match file.exists() {
-            true => Some(read("generation_config.json")?),
-            false => None,
-        };
+        let generation = files::read_if_present(&file)?;
         let eos =
             eos_tokens(&llama.config, generation.as_deref()).map_err(|e| in_file(&file, e))?;
         Ok(Self { llama, tokenizer, eos })

@@ -110,6 +110,11 @@ impl Quantization {
         serde_json::json!({"group_size": self.group_size, "bits": self.bits, "mode": mode})
     }
 
+    /// An error for a format that MLX does not have.
+    pub(super) fn check(self) -> Result<()> {
+        Self::parse(&self.to_json()).map(drop)
+    }
+
     fn parse(value: &serde_json::Value) -> Result<Self> {
         let number = |name: &str, default: i32| match value.get(name) {
             None => Some(default),

@@ -2,7 +2,7 @@ use crate::dtype::Dtype;
 use crate::error::{Error, Result};
 use crate::ops::{QuantizedMode, StateLayout};
 
-use super::cache::{CacheKind, STEP};
+use super::cache::{CacheKind, LayerCache, STEP};
 use super::config::{Config, Quantization};
 use super::model_type::ModelType;
 
@@ -130,6 +130,7 @@ fn weights(config: &Config, size: u64, quantization: Option<Quantization>) -> u6
 
 /// For one text.
 fn cache_of_layer(config: &Config, size: u64, kind: CacheKind, context: u64) -> Result<u64> {
+    LayerCache::new(kind)?; // refuses a kind that cannot be
     let (heads, kv_heads) = (extent(config.num_attention_heads), extent(config.kv_heads()));
     let features = extent(config.head_dim());
     let step = extent(STEP);
@@ -145,7 +146,7 @@ fn cache_of_layer(config: &Config, size: u64, kind: CacheKind, context: u64) -> 
         CacheKind::Plain => state(capacity),
         CacheKind::Rotating { max_size, .. } => state(capacity.min(extent(max_size))),
         CacheKind::Quantized { group_size, bits } => {
-            if group_size < 1 || !features.is_multiple_of(extent(group_size)) {
+            if !features.is_multiple_of(extent(group_size)) {
                 return Err(Error::argument(
                     "estimate",
                     format_args!("groups that divide {features} features, got {group_size}"),

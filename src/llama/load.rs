@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use serde::Deserialize;
 
 use crate::error::{Error, Result};
+use crate::files::{read_if_present, read_to_string};
 use crate::io;
 
 use super::config::Config;
@@ -32,7 +33,18 @@ impl Llama {
     ///
     /// Errors name the file, and the tensor where there is one: missing or truncated files,
     /// configurations that are not a Llama's or its kin's, tensors that are missing, left over, in
-    /// two files, of another shape or type than the configuration says.
+    /// two files, of another shape or type than the configuration says; a named pipe, a device or a
+    /// directory in the place of a file.
+    ///
+    /// # Files that change meanwhile
+    ///
+    /// The elements of a `.safetensors` file are read by system calls: if another process makes the
+    /// file shorter before they are read, loading or the first evaluation is an error. A `.gguf` file
+    /// is mapped into memory while it is loaded, and so is the header of a `.safetensors` file while
+    /// it is checked: if another process makes the file shorter at that time, the system ends this
+    /// process with the signal SIGBUS, which no reader can turn into an error. Nothing is mapped any
+    /// more when this function returns. A file that is replaced by renaming another one to its name
+    /// never does harm.
     ///
     /// ```
     /// use mlx_primitives::llama::Llama;
@@ -87,7 +99,7 @@ fn files(path: &Path) -> Result<(Config, Weights)> {
         return gguf::load(path);
     }
     let file = path.join("config.json");
-    let json = fs::read_to_string(&file).map_err(|e| Error::file(&file, e))?;
+    let json = read_to_string(&file)?;
     let config = Config::parse(&json).map_err(|e| Error::file(&file, e))?;
     Ok((config, safetensors(path)?))
 }
@@ -99,15 +111,14 @@ struct Index {
 
 fn safetensors(directory: &Path) -> Result<Weights> {
     let index_file = directory.join("model.safetensors.index.json");
-    let index = match fs::read_to_string(&index_file) {
-        Ok(json) => {
+    let index = match read_if_present(&index_file)? {
+        Some(json) => {
             let index: Index = serde_json::from_str(&json).map_err(|e| {
                 Error::file(&index_file, format_args!("expected an object weight_map, got {e}"))
             })?;
             Some(index.weight_map)
         }
-        Err(e) if e.kind() == std::io::ErrorKind::NotFound => None,
-        Err(e) => return Err(Error::file(&index_file, e)),
+        None => None,
     };
     let files = match &index {
         Some(map) => listed_files(directory, &index_file, map)?,

@@ -88,7 +88,8 @@ impl Llama {
         }
     }
 
-    /// The same model with every projection, and the embedding, packed whose rows are whole groups.
+    /// The same model with every projection, and the embedding, packed whose rows are whole groups;
+    /// an error for a format that MLX does not have.
     ///
     /// ```
     /// use mlx_primitives::llama::{Checkpoint, Quantization};
@@ -99,6 +100,7 @@ impl Llama {
     /// # Ok::<(), mlx_primitives::Error>(())
     /// ```
     pub fn quantized(&self, to: Quantization) -> Result<Self> {
+        to.check()?;
         let packed = self.with_projections(&|projection| projection.quantized(to))?;
         Ok(Self { embed_tokens: self.embed_tokens.quantized(to)?, ..packed })
     }
@@ -134,8 +136,8 @@ impl Llama {
     /// An empty cache for this model, whose layers of sliding attention are as in
     /// [`new_cache`](Self::new_cache); an error for a kind that cannot be.
     pub fn new_cache_of(&self, kind: CacheKind) -> Result<Cache> {
+        let layer = LayerCache::new(kind)?;
         if let CacheKind::Quantized { group_size, .. } = kind
-            && group_size > 0
             && self.config.head_dim() % group_size != 0
         {
             return Err(Error::argument(
@@ -146,7 +148,7 @@ impl Llama {
                 ),
             ));
         }
-        Ok(Cache { layers: self.layer_caches(&LayerCache::new(kind)?) })
+        Ok(Cache { layers: self.layer_caches(&layer) })
     }
 
     /// Bytes of the weights.

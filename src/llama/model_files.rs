@@ -1,5 +1,4 @@
 use std::collections::{BTreeMap, HashMap};
-use std::fs;
 use std::path::{Path, PathBuf};
 
 use serde_json::{Map, Value};
@@ -7,6 +6,7 @@ use serde_json::{Map, Value};
 use crate::array::{Array, eval};
 use crate::dtype::Dtype;
 use crate::error::{Error, Result};
+use crate::files;
 use crate::io;
 use crate::ops::{LinearWeight, Lora, QuantizedWeight};
 
@@ -40,7 +40,7 @@ impl ModelFiles {
     pub fn open(directory: impl AsRef<Path>) -> Result<Self> {
         let directory = directory.as_ref().to_owned();
         let path = directory.join("config.json");
-        let text = fs::read_to_string(&path).map_err(|e| Error::file(&path, e))?;
+        let text = files::read_to_string(&path)?;
         let config = serde_json::from_str(&text).map_err(|e| {
             Error::file(&path, format_args!("[config] expected an object, got {e}"))
         })?;

@@ -2,6 +2,7 @@ use std::path::Path;
 
 use crate::array::{Array, eval};
 use crate::error::{Error, Result};
+use crate::files::Replacement;
 use crate::io;
 
 use super::cache::{Cache, CacheKind, Expected, Heads};
@@ -64,8 +65,11 @@ impl PromptCache {
     }
 
     /// Writes it, over a file of that name if there is one. The name must end in `.safetensors`.
+    ///
+    /// A file that is there stays whole until the new one is: whoever reads it meanwhile, or after
+    /// a full disk or a loss of power, finds one of the two.
     pub fn save(&self, path: impl AsRef<Path>) -> Result<()> {
-        let path = path.as_ref();
+        let file = replacement(path.as_ref())?;
         let (mut arrays, layers) = self.cache.saved()?;
         if !self.tokens.is_empty() {
             let count = i32::try_from(self.tokens.len()).unwrap_or(i32::MAX);
@@ -73,15 +77,22 @@ impl PromptCache {
         }
         let layers = layers.to_string();
         let metadata = [("format", FORMAT), ("model", &self.model), ("layers", &layers)];
-        // Whoever reads it meanwhile, or finds it after this was interrupted, sees a whole file.
-        let partial = path.with_extension(format!("{}.part.safetensors", std::process::id()));
-        if path.extension().is_none_or(|extension| extension != "safetensors") {
-            return Err(Error::file(path, "expected a name that ends in .safetensors"));
-        }
         let arrays = arrays.iter().map(|(name, array)| (name.as_str(), array));
-        io::save_safetensors(&partial, arrays, metadata)
-            .and_then(|()| std::fs::rename(&partial, path).map_err(|e| Error::file(path, e)))
-            .inspect_err(|_| _ = std::fs::remove_file(&partial))
+        file.write(|partial| io::save_safetensors(partial, arrays, metadata))?;
+        file.commit()
+    }
+
+    /// Whether [`save`](Self::save) could write to that path now: the error that it would return for
+    /// its name, for a folder that is missing or read-only, for a path that is no regular file.
+    ///
+    /// ```
+    /// use mlx_primitives::llama::PromptCache;
+    ///
+    /// let error = PromptCache::check_path("/nowhere/prompt.safetensors").unwrap_err();
+    /// assert!(error.to_string().starts_with("/nowhere/prompt.safetensors: cannot be written"));
+    /// ```
+    pub fn check_path(path: impl AsRef<Path>) -> Result<()> {
+        replacement(path.as_ref()).map(drop)
     }
 
     /// Reads one that was written for this very model. Errors name the file: another model or
@@ -149,6 +160,14 @@ impl PromptCache {
             self.cache.layers.iter().map(|layer| layer.emptied()).collect();
         Ok((Cache { layers: emptied? }, 0))
     }
+}
+
+/// The new file of a cache, empty.
+fn replacement(path: &Path) -> Result<Replacement> {
+    if path.extension().is_none_or(|extension| extension != "safetensors") {
+        return Err(Error::file(path, "expected a name that ends in .safetensors"));
+    }
+    Replacement::of(path)
 }
 
 /// Tells models apart: a hash of the configuration and of a row of each projection, so that

@@ -1,11 +1,13 @@
 use std::collections::BTreeMap;
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use serde_json::{Value, json};
+use tempfile::TempDir;
 
 use crate::array::Array;
 use crate::error::{Error, Result};
+use crate::files::{self, NewFolders};
 use crate::io;
 
 use super::model_files::ModelFiles;
@@ -27,7 +29,9 @@ const COMPANIONS: [&str; 8] = [
 
 impl ModelFiles {
     /// Writes the model as mlx-lm does: `config.json`, `model.safetensors` or shards of 5 GB, their
-    /// index, and the tokenizer's files as they were. The directory appears when it is whole.
+    /// index, and the tokenizer's files as they were. The directory appears when it is whole; where
+    /// that fails, nothing of it is left. A process that is killed leaves a directory beside it,
+    /// whose name begins with `.partial-`.
     ///
     /// Errors name the file: one that exists and is not an empty directory, one that cannot be
     /// written.
@@ -39,17 +43,28 @@ impl ModelFiles {
     pub fn save_sharded(self, directory: impl AsRef<Path>, shard_bytes: u64) -> Result<()> {
         let directory = directory.as_ref();
         refuse_existing(directory)?;
-        let partial = partial_name(directory)?;
-        fs::create_dir_all(&partial).map_err(|e| Error::file(&partial, e))?;
-        let written = self.write(&partial, shard_bytes).and_then(|()| {
-            refuse_existing(directory)?;
-            fs::rename(&partial, directory).map_err(|e| Error::file(directory, e))
-        });
-        if written.is_err() {
-            // What failed is the error to tell of.
-            fs::remove_dir_all(&partial).ok();
-        }
-        written
+        let partial = Partial::of(directory)?;
+        let place = partial.directory.path();
+        self.write(place, shard_bytes).map_err(|error| match &error {
+            Error::File { path, .. } => match path.strip_prefix(place) {
+                Ok(file) => unwritten(&directory.join(file), files::reason(&error)),
+                Err(_) => error,
+            },
+            _ => error,
+        })?;
+        sync(place).map_err(|e| unwritten(directory, e))?;
+        refuse_existing(directory)?;
+        fs::rename(place, directory).map_err(|e| unwritten(directory, e))?;
+        partial.keep();
+        files::sync_folder(files::parent(directory));
+        Ok(())
+    }
+
+    /// Whether [`save`](Self::save) could write that directory now: the error that it would return
+    /// for one that has files, or one in a folder that is read-only.
+    pub fn check_path(directory: impl AsRef<Path>) -> Result<()> {
+        refuse_existing(directory.as_ref())?;
+        Partial::of(directory.as_ref()).map(drop)
     }
 
     fn write(mut self, directory: &Path, shard_bytes: u64) -> Result<()> {
@@ -113,7 +128,9 @@ impl ModelFiles {
                 || name.ends_with(".jinja")
                 || name.ends_with(".tiktoken");
             if wanted && from.is_file() {
-                fs::copy(&from, to.join(name)).map_err(|e| Error::file(&from, e))?;
+                let to = to.join(name);
+                let failed = |e| format!("cannot be copied from {}: {e}", from.display());
+                fs::copy(&from, &to).map_err(|e| Error::file(&to, failed(e)))?;
             }
         }
         Ok(())
@@ -128,11 +145,51 @@ fn refuse_existing(directory: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Beside the directory, so that it can be renamed to it.
-fn partial_name(directory: &Path) -> Result<PathBuf> {
-    let name = directory.file_name().and_then(|name| name.to_str());
-    let name = name.ok_or_else(|| Error::file(directory, "expected a directory's name"))?;
-    Ok(directory.with_file_name(format!(".{name}.partial-{}", std::process::id())))
+/// A new directory beside the one to write, so that it can be renamed to it. Dropped, it is removed,
+/// and then the folders that were created above it.
+struct Partial {
+    directory: TempDir,
+    folders: NewFolders,
+}
+
+impl Partial {
+    fn of(directory: &Path) -> Result<Self> {
+        if directory.file_name().is_none() {
+            return Err(Error::file(directory, "expected a directory's name"));
+        }
+        let folder = files::parent(directory);
+        let folders = NewFolders::create(folder).map_err(|e| unwritten(directory, e))?;
+        let mut builder = tempfile::Builder::new();
+        builder.prefix(".partial-");
+        #[cfg(unix)]
+        {
+            use std::os::unix::fs::PermissionsExt;
+            // As for any new directory: the process's umask takes from it what it should.
+            builder.permissions(fs::Permissions::from_mode(0o777));
+        }
+        // The kind alone: the error itself names the temporary directory.
+        let made = builder.tempdir_in(folder).map_err(|e| unwritten(directory, e.kind()))?;
+        Ok(Self { directory: made, folders })
+    }
+
+    /// After it was renamed: nothing is left to remove.
+    fn keep(self) {
+        let _ = self.directory.keep();
+        self.folders.keep();
+    }
+}
+
+fn unwritten(path: &Path, reason: impl std::fmt::Display) -> Error {
+    Error::file(path, format_args!("cannot be written: {reason}"))
+}
+
+/// Waits until the files of a directory are on the disk.
+fn sync(directory: &Path) -> std::io::Result<()> {
+    for entry in fs::read_dir(directory)? {
+        fs::File::open(entry?.path())?.sync_all()?;
+    }
+    files::sync_folder(directory);
+    Ok(())
 }
 
 /// Tensors in order, a new shard where the next one would make the last too large.

@@ -3,7 +3,8 @@
 #include <string>
 
 #include "mlx/backend/cpu/encoder.h"
-#include "ops/failed.h"
+#include "runtime/evaluate.h"
+#include "runtime/failure.h"
 #include "simulator.h"
 
 namespace mlx::core::metal {
@@ -34,7 +35,7 @@ void CommandEncoder::set_array(const array& a, int idx, int64_t offset, bool wri
   // The view, not the whole buffer as in Metal: to read beside it is a mistake.
   auto address = reinterpret_cast<uintptr_t>(a.data<uint8_t>());
   size_t bytes = a.data_size() * a.itemsize();
-  bindings_[idx] = {address + offset, bytes - offset, writable, nullptr, a.data_shared_ptr()};
+  bindings_[idx] = {address + offset, bytes - offset, writable, nullptr, a.id()};
 }
 
 void CommandEncoder::set_input_array(const array& a, int idx, int64_t offset) {
@@ -51,7 +52,7 @@ void CommandEncoder::set_inline(const void* data, size_t bytes, int idx) {
   }
   auto* first = static_cast<const uint8_t*>(data);
   auto copy = std::make_shared<const std::vector<uint8_t>>(first, first + bytes);
-  bindings_[idx] = {reinterpret_cast<uintptr_t>(copy->data()), bytes, false, copy, {}};
+  bindings_[idx] = {reinterpret_cast<uintptr_t>(copy->data()), bytes, false, copy, 0};
 }
 
 void CommandEncoder::set_threadgroup_memory_length(size_t length, int idx) {
@@ -91,36 +92,26 @@ void CommandEncoder::dispatch(MTL::Size grid, MTL::Size group, bool grid_is_thre
     throw std::runtime_error("[simulate] a threadgroup of more threads than the pipeline takes");
   }
   std::vector<std::shared_ptr<const std::vector<uint8_t>>> copies;
-  std::vector<std::weak_ptr<mlx_primitives::Memory>> outputs;
+  uintptr_t output = 0;
   for (auto& [index, bound] : bindings_) {
+    if (bound.writable && mlx_primitives::report(bound.array)) {
+      output = bound.array;
+    }
     if (bound.copy) {
       copies.push_back(bound.copy);
       (*call)->bind_constant(index, bound.address, bound.bytes);
     } else {
       (*call)->bind(index, bound.address, bound.bytes, bound.writable);
     }
-    if (bound.writable) {
-      outputs.push_back(bound.memory);
-    }
   }
   for (auto& [index, bytes] : threadgroup_) {
     (*call)->reserve(index, bytes);
   }
   // MLX keeps the buffers of a primitive's inputs and outputs until the tasks it made have run.
-  // What is thrown in a task comes out of the next eval or synchronize of the stream.
-  cpu::get_command_encoder(stream_).dispatch([kernel = pipeline_->kernel(),
-                                              call,
-                                              copies = std::move(copies),
-                                              outputs = std::move(outputs)] {
-    try {
-      bridge::simulate(*kernel->simulated, **call);
-    } catch (const std::exception& error) {
-      for (const auto& memory : outputs) {
-        mlx_primitives::remember_failure(memory, error.what());
-      }
-      throw;
-    }
-  });
+  mlx_primitives::queue(
+      stream_, output, [kernel = pipeline_->kernel(), call, copies = std::move(copies)] {
+        bridge::simulate(*kernel->simulated, **call);
+      });
 }
 
 CommandEncoder& get_command_encoder(Stream s) {

@@ -1,5 +1,9 @@
 //! The integration tests, in one binary: a module for each part of the crate.
 
+// `#[test]` registers a test with `harness`.
+#[macro_use]
+extern crate test_attribute;
+
 mod activation;
 mod adapters;
 mod array;
@@ -9,16 +13,23 @@ mod cache;
 mod chat_template;
 mod checkpoints;
 mod cli;
+#[cfg(unix)]
+mod cli_faults;
 mod compile;
 mod conformance;
 mod conversions;
 mod cross_entropy;
+mod endings;
 mod errors;
+mod failures;
+#[cfg(unix)]
+mod file_faults;
 mod fused_llama;
 mod generation;
 mod gguf;
 mod gradients;
 mod graph;
+mod harness;
 mod hosted;
 mod hostile;
 mod io;
@@ -53,3 +64,7 @@ mod tidy;
 mod tokenizer;
 mod tools;
 mod vmap;
+
+fn main() -> std::process::ExitCode {
+    endings::role().unwrap_or_else(harness::main)
+}

@@ -81,6 +81,59 @@ fn hundreds_one_after_the_other() -> Checked {
     Ok(())
 }
 
+/// Threads of the operating system that this process has.
+#[cfg(target_os = "linux")]
+fn system_threads() -> Result<usize, std::io::Error> {
+    Ok(std::fs::read_dir("/proc/self/task")?.count())
+}
+
+/// Run by `endings` in a process where no other test starts threads.
+#[cfg(target_os = "linux")]
+pub fn short_threads() -> Checked {
+    let run = |count: u64| -> Checked {
+        for seed in 0..count {
+            let one = thread::spawn(move || work(seed % 3, 1)).join().expect("no panic")?;
+            assert_eq!(one.len(), 2 * OPS.len());
+        }
+        Ok(())
+    };
+    run(20)?;
+    let (before, memory) = (system_threads()?, crate::memory::resident());
+    run(1000)?;
+    let (after, grown) = (system_threads()?, crate::memory::resident().saturating_sub(memory));
+    println!(
+        "1000 short threads: {before} threads of the system, then {after}; {grown} bytes more"
+    );
+    assert!(after <= before + 4, "{before} threads of the system became {after}");
+    assert!(grown < 4 << 20, "resident memory grew by {grown} bytes");
+    Ok(())
+}
+
+#[test]
+fn arrays_move_to_other_threads() -> Checked {
+    let x = random32(&[4, 6], 7)?;
+    let want = x.add(1.0)?.to_vec::<f32>()?;
+    // Alone, shared with another array, and a view that is not in row-major order.
+    let (alone, shared) = (x.add(1.0)?, x.add(1.0)?);
+    let address = alone.address()?;
+    let (kept, view) = (shared.clone(), x.add(1.0)?.transpose(&[1, 0])?);
+    let sent = [alone.into_send()?, shared.into_send()?, view.into_send()?];
+    let moved = thread::spawn(move || -> mlx_primitives::Result<_> {
+        let [alone, shared, view] = sent.map(mlx_primitives::SendArray::into_array);
+        let address = alone.address()?;
+        let sum = alone.add(&shared)?.subtract(&view.transpose(&[1, 0])?)?;
+        Ok((address, sum.to_vec::<f32>()?, shared.address()?))
+    });
+    let (moved_address, sum, shared_address) = moved.join().expect("no panic")?;
+    assert_eq!(moved_address, address, "nothing is copied of an array that is alone");
+    assert_ne!(shared_address, kept.address()?, "memory that two arrays use is copied");
+    let close = sum.iter().zip(&want).all(|(a, b)| (a - b).abs() <= 1e-5);
+    assert!(close && kept.to_vec::<f32>()? == want, "{sum:?}");
+    let empty = Array::zeros::<f32>(&[0, 3])?.into_send()?.into_array();
+    assert_eq!((empty.shape(), empty.to_vec::<f32>()?.len()), (&[0, 3][..], 0));
+    Ok(())
+}
+
 #[test]
 fn compiled_functions_on_threads() -> Checked {
     let run = || -> mlx_primitives::Result<Vec<f32>> {
@@ -107,9 +160,12 @@ fn arrays_that_outlive_their_threads_streams() -> Checked {
         y.eval()?;
         clear_streams()?;
         assert_eq!(y.to_vec::<f32>()?.len(), 48);
+        // A stream that this thread made is gone for good; its default stream is not.
+        let stream = Stream::new(Device::Cpu)?;
+        let lost = with_stream(&stream, || OPS[1].1(&y))?;
         clear_streams()?;
-        // The thread's default stream is gone for good.
-        assert!(message(OPS[1].1(&y)?.eval()).contains("tream"));
+        assert!(message(lost.eval()).contains("tream"));
+        assert_eq!(OPS[1].1(&y)?.to_vec::<f32>()?.len(), 48);
         Ok(())
     })
     .join()

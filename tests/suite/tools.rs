@@ -202,7 +202,7 @@ fn failures_name_the_file_and_bad_usage_exits_with_2() {
         (&["bench", "--config", path(&broken)], "c.json: [config] expected"),
         (&["bench", "--config", "no/such.json"], "no/such.json"),
         (&["bench", "-p", "0", "-g", "0"], "-p or -g"),
-        (&["bench", "-p", "4", "-g", "4", "--kv-bits", "7"], "[cache] expected"),
+        (&["bench", "-p", "4", "-g", "4", "--kv-bits", "8"], "--kv-group-size that divides the 32"),
         (&["quantize", "--model", "no/such", "--output", path(&nowhere)], "no/such/config.json"),
         (
             &["quantize", "--model", DEMO, "--output", path(&nowhere), "--bits", "9"],
@@ -214,6 +214,7 @@ fn failures_name_the_file_and_bad_usage_exits_with_2() {
         ),
         (&["info", "--model", "no/such"], "no/such/config.json"),
         (&["info", "--graph", "--context", "1,2"], "one --context"),
+        (&["info", "--graph", "--group-size", "0"], "group_size 32, 64 or 128"),
     ] {
         let output = run(arguments);
         assert_eq!(output.status.code(), Some(1), "{arguments:?}: {}", stderr(&output));
@@ -226,6 +227,7 @@ fn failures_name_the_file_and_bad_usage_exits_with_2() {
         &["perplexity"][..],
         &["bench", "--config", "a", "--model", "b"],
         &["bench", "-n", "0"],
+        &["bench", "--kv-bits", "7"],
         &["bench", "--dtype", "float16"],
         &["quantize", "--model", DEMO],
         &["quantize", "--output", "x"],

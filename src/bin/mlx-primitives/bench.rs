@@ -5,10 +5,11 @@ use std::time::Instant;
 
 use anyhow::{Context, Result, ensure};
 use mlx_primitives::llama::{Cache, CacheKind, Config, Llama};
-use mlx_primitives::{Array, async_eval, eval, memory};
+use mlx_primitives::{Array, async_eval, eval, files, memory};
 use serde_json::{Value, json};
 
-use crate::model::{Float, KvArgs, Packing, Source, bytes, progress};
+use crate::model::{Float, KvArgs, Packing, Source, bytes, check_kv, progress};
+use crate::output::{self, StdoutError};
 
 const EXAMPLES: &str = "\
 Each trial runs a prompt of random tokens through the model and then decodes greedily, end tokens \
@@ -66,9 +67,10 @@ pub fn run(args: &Args) -> Result<()> {
             + u64::from(args.prompt_tokens)
             + u64::from(args.generation_tokens);
         if end > u64::from(limit.unsigned_abs()) {
-            eprintln!("note: {end} positions, the model was made for {limit}");
+            output::eprintln(format_args!("note: {end} positions, the model was made for {limit}"));
         }
     }
+    check_kv(args.kv.kind(), &llama)?;
     let bench = Bench::new(&llama, args.kv.kind(), args.context)?;
     let (prompt, generation) = (args.prompt_tokens as usize, args.generation_tokens as usize);
     let bar = progress(u64::from(args.num_trials) + 1)?.with_message("trials");
@@ -82,8 +84,7 @@ pub fn run(args: &Args) -> Result<()> {
         bar.inc(1);
     }
     bar.finish_and_clear();
-    report(args, &llama, &trials);
-    Ok(())
+    Ok(report(args, &llama, &trials)?)
 }
 
 fn model(args: &Args) -> Result<Llama> {
@@ -96,7 +97,7 @@ fn model(args: &Args) -> Result<Llama> {
         });
     };
     let in_file = || path.display().to_string();
-    let text = std::fs::read_to_string(path).with_context(in_file)?;
+    let text = files::read_to_string(path)?;
     let config = Config::parse(&text).with_context(in_file)?;
     Llama::random(config, args.dtype.into(), to, 0).with_context(in_file)
 }
@@ -196,7 +197,7 @@ fn median(mut samples: Vec<f64>) -> Option<(f64, f64)> {
     Some((at(0.5)?, (at(0.75)? - at(0.25)?) / 2.0))
 }
 
-fn report(args: &Args, llama: &Llama, trials: &[Figures]) {
+fn report(args: &Args, llama: &Llama, trials: &[Figures]) -> Result<(), StdoutError> {
     let of =
         |figure: fn(&Figures) -> Option<f64>| median(trials.iter().filter_map(figure).collect());
     let (prompt, generation) = (of(|t| t.prompt_tps), of(|t| t.generation_tps));
@@ -218,19 +219,25 @@ fn report(args: &Args, llama: &Llama, trials: &[Figures]) {
             "num_trials": args.num_trials,
             "parameters": llama.parameters(),
         });
-        println!("{object}");
-        return;
+        return output::println(object);
     }
     let of_trials = format!("median of {} ± half the interquartile range", args.num_trials);
-    println!("{:<14}{:>12}  tokens a second, {of_trials}", "", "");
+    output::println(format_args!("{:<14}{:>12}  tokens a second, {of_trials}", "", ""))?;
     for (name, tokens, figure) in
         [("prompt", args.prompt_tokens, prompt), ("generation", args.generation_tokens, generation)]
     {
         if let Some((median, spread)) = figure {
-            println!("{name:<14}{tokens:>5} tokens  {median:.1} ± {spread:.1}");
+            output::println(format_args!(
+                "{name:<14}{tokens:>5} tokens  {median:.1} ± {spread:.1}"
+            ))?;
         }
     }
-    println!("{:<14}{:>12}  {}", "peak memory", "", bytes(peak));
+    output::println(format_args!("{:<14}{:>12}  {}", "peak memory", "", bytes(peak)))?;
     let parameters = llama.parameters() as f64 / 1e6;
-    println!("{:<14}{:>12}  {}, {parameters:.2} M parameters", "weights", "", bytes(weights));
+    output::println(format_args!(
+        "{:<14}{:>12}  {}, {parameters:.2} M parameters",
+        "weights",
+        "",
+        bytes(weights)
+    ))
 }

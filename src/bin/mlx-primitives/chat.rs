@@ -1,21 +1,24 @@
 //! `mlx-primitives chat`: a conversation, line by line.
 
-use std::io::{BufRead, IsTerminal, Write};
+use std::fmt::{self, Display};
+use std::io::{BufRead, IsTerminal};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use mlx_primitives::llama::{FinishReason, PromptCache, message};
 use rustyline::DefaultEditor;
 use rustyline::error::ReadlineError;
 use serde_json::Value;
 
+use crate::output::{self, StdoutError};
 use crate::text::{Session, TextArgs, report};
 
 /// Below the options of `--help`.
 const COMMANDS: &str = "\
 Each line is a message, and the model answers on stdout; what both said is kept, and so are its
-keys and values. A model without a chat template goes on from the text so far. Lines can be piped in.
+keys and values. A model without a chat template goes on from the text so far. Lines can be piped in:
+one that is too long for the model is left out, and the exit status is then 1.
 
   /reset  forgets the conversation
   /exit   ends, as does the end of the input; Ctrl-C ends an answer
@@ -47,13 +50,14 @@ pub fn run(args: &Args) -> Result<()> {
     let mut chat = Chat { session, messages: system.iter().cloned().collect(), cache: None };
     let mut lines = Lines::new()?;
     if lines.interactive() {
-        eprintln!("{COMMANDS}\n");
+        output::eprintln(format_args!("{COMMANDS}\n"));
     }
+    let mut left_out = 0;
     while let Some(line) = lines.next()? {
         match line.trim() {
             "" => {}
             "/exit" | "/quit" => break,
-            "/help" => eprintln!("{COMMANDS}"),
+            "/help" => output::eprintln(COMMANDS),
             "/reset" => {
                 chat.messages = system.iter().cloned().collect();
                 chat.cache = None;
@@ -63,15 +67,41 @@ pub fn run(args: &Args) -> Result<()> {
                 let answered = chat.answer(&line, args.verbose);
                 answering.store(false, Ordering::Relaxed);
                 match answered {
-                    // A person can say something else; a program is to know.
-                    Err(error) if lines.interactive() => eprintln!("error: {error:#}"),
+                    Err(error) if error.is::<StdoutError>() => return Err(error),
+                    // A person can say something else; the next line of a pipe may fit.
+                    Err(error) if lines.interactive() || error.is::<TooLong>() => {
+                        output::eprintln(format_args!("error: {error:#}"));
+                        left_out += 1;
+                    }
                     answered => answered?,
                 }
             }
         }
     }
+    // A program is to know.
+    ensure!(left_out == 0 || lines.interactive(), "{left_out} of the lines had no answer");
     Ok(())
 }
+
+/// The conversation with its last line does not fit the model.
+#[derive(Debug)]
+struct TooLong {
+    tokens: usize,
+    limit: usize,
+}
+
+impl Display for TooLong {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { tokens, limit } = self;
+        write!(
+            f,
+            "expected a prompt of 1 to {limit} tokens, got {tokens} with this line: write a shorter \
+             one, or forget the conversation with /reset"
+        )
+    }
+}
+
+impl std::error::Error for TooLong {}
 
 struct Chat {
     session: Session,
@@ -85,7 +115,8 @@ impl Chat {
         let session = &self.session;
         session.stop.store(false, Ordering::Relaxed);
         self.messages.push(message("user", line));
-        let answered = Self::run(session, &self.messages, self.cache.take(), verbose);
+        let answered = Self::prompt(session, &self.messages)
+            .and_then(|prompt| Self::run(session, &prompt, self.cache.take(), verbose));
         match answered {
             Ok((text, cache)) => {
                 self.messages.push(message("assistant", &text));
@@ -99,24 +130,32 @@ impl Chat {
         }
     }
 
+    fn prompt(session: &Session, messages: &[Value]) -> Result<Vec<u32>> {
+        let prompt = session.encode(messages)?;
+        match session.checkpoint.llama.config().max_position_embeddings {
+            Some(limit) if prompt.len() > limit.unsigned_abs() as usize => {
+                let limit = limit.unsigned_abs() as usize;
+                Err(TooLong { tokens: prompt.len(), limit }.into())
+            }
+            _ => Ok(prompt),
+        }
+    }
+
     fn run(
         session: &Session,
-        messages: &[Value],
+        prompt: &[u32],
         cache: Option<PromptCache>,
         verbose: bool,
     ) -> Result<(String, PromptCache)> {
-        let prompt = session.encode(messages)?;
-        let mut generation = session.start(&prompt, cache)?;
+        let mut generation = session.start(prompt, cache)?;
         let mut answer = String::new();
-        let mut stdout = std::io::stdout().lock();
         while !session.interrupted() {
             let Some(piece) = generation.next() else { break };
             let text = piece?.text;
             answer.push_str(&text);
-            stdout.write_all(text.as_bytes())?;
-            stdout.flush()?;
+            output::print(text)?;
         }
-        writeln!(stdout)?;
+        output::println("")?;
         if verbose {
             let reason = generation.finish_reason().map_or("interrupted", FinishReason::name);
             report(&generation.statistics(), reason);

@@ -7,6 +7,7 @@ use mlx_primitives::llama::{Adapters, ModelFiles};
 use serde_json::json;
 
 use crate::model::{bytes, progress};
+use crate::output;
 
 const EXAMPLES: &str = "\
 Writes what `mlx_lm.fuse` writes. Packed weights are packed again, which rounds what the adapters add.
@@ -37,6 +38,7 @@ pub struct Args {
 
 pub fn run(args: &Args) -> Result<()> {
     ensure!(!args.save_path.exists(), "{} exists already", args.save_path.display());
+    ModelFiles::check_path(&args.save_path)?; // found out now rather than after the work
     let files = ModelFiles::open(&args.model)?;
     let adapters = Adapters::load(&args.adapter_path, &files.llama()?)?;
     let bar = progress(0)?.with_message("tensors");
@@ -52,14 +54,14 @@ pub fn run(args: &Args) -> Result<()> {
         let object = json!({
             "fused": adapters.len(), "weight_bytes": weight_bytes, "parameters": parameters,
         });
-        println!("{object}");
+        output::println(object)?;
     } else {
-        println!(
+        output::println(format_args!(
             "{}: {} projections fused, {}",
             args.save_path.display(),
             adapters.len(),
             bytes(weight_bytes)
-        );
+        ))?;
     }
     Ok(())
 }

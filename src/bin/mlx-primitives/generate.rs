@@ -1,12 +1,12 @@
-use std::io::{IsTerminal, Read, Write};
+use std::io::{IsTerminal, Read};
 use std::path::PathBuf;
-use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 use anyhow::{Context, Result, ensure};
 use mlx_primitives::llama::{FinishReason, PromptCache, Statistics, Token, message};
 use serde_json::{Value, json};
 
+use crate::interrupt;
+use crate::output;
 use crate::text::{Session, TextArgs, report};
 
 /// Below the options of `--help`.
@@ -52,8 +52,13 @@ pub struct Args {
 }
 
 pub fn run(args: &Args) -> Result<()> {
+    if let Some(path) = &args.prompt_cache_file {
+        PromptCache::check_path(path)?; // found out now rather than after the text
+    }
     let prompt_text = prompt_text(args)?;
+    let interrupted = interrupt::handle()?;
     let mut session = Session::load(&args.text)?;
+    session.stop = interrupted;
     session.options.logprobs = args.logprobs;
     let mut messages = vec![message("user", &prompt_text)];
     if let Some(text) = &args.text.system_prompt {
@@ -73,9 +78,6 @@ pub fn run(args: &Args) -> Result<()> {
             path.display()
         );
     }
-    let flag = Arc::clone(&session.stop);
-    ctrlc::set_handler(move || flag.store(true, Ordering::Relaxed)).context("handling Ctrl-C")?;
-
     let mut output = Output::start(args, &session, &prompt_text);
     let mut generation = session.start(&prompt, cache)?;
     while !session.interrupted() {
@@ -118,7 +120,7 @@ impl Output {
         // The prompt is not part of the result, but a person reads on from it.
         let continues = session.template.is_none();
         if !args.json && args.verbose && continues && std::io::stdout().is_terminal() {
-            eprint!("{prompt}");
+            output::eprint(prompt);
         }
         Self {
             json: args.json,
@@ -133,18 +135,16 @@ impl Output {
         if self.json {
             self.text.push_str(piece);
         } else if !piece.is_empty() {
-            let mut stdout = std::io::stdout().lock();
-            stdout.write_all(piece.as_bytes())?;
-            stdout.flush()?;
+            output::print(piece)?;
         }
         Ok(())
     }
 
     fn finish(&self, s: &Statistics, reason: &str) -> Result<()> {
         if !self.json {
-            println!();
+            output::println("")?;
             if self.verbose {
-                eprintln!("{}", "-".repeat(10));
+                output::eprintln("-".repeat(10));
                 report(s, reason);
             }
             return Ok(());
@@ -166,8 +166,7 @@ impl Output {
         if self.logprobs {
             object["logprobs"] = self.tokens.iter().map(logprobs).collect();
         }
-        println!("{object}");
-        Ok(())
+        Ok(output::println(object)?)
     }
 }
 

@@ -10,6 +10,7 @@ use mlx_primitives::llama::Llama;
 use serde_json::json;
 
 use crate::model::{KvArgs, Packing, Source};
+use crate::output;
 
 const EXAMPLES: &str = "\
 Without flags: MLX's version, the devices, the origin of the kernels. With --model: the architecture, \
@@ -92,10 +93,10 @@ fn facts(args: &Args) -> Result<()> {
             .into_iter()
             .map(|(name, value)| (name.to_lowercase().replace([' ', '-'], "_"), json!(value)))
             .collect();
-        println!("{}", serde_json::Value::Object(object));
+        output::println(serde_json::Value::Object(object))?;
     } else {
         for (name, value) in facts {
-            println!("{name:<16}{value}");
+            output::println(format_args!("{name:<16}{value}"))?;
         }
     }
     Ok(())

@@ -1,20 +1,29 @@
 //! The `mlx-primitives` command. stdout carries the result, stderr the rest; the exit status is
-//! 0, 1 (failed) or 2 (bad usage).
+//! 0, 1 (failed) or 2 (bad usage). Where the reader of stdout goes away, as `head` does, the command
+//! ends without a word and with 0, as there is nobody left to fail.
 
 mod bench;
 mod chat;
 mod fuse;
 mod generate;
 mod info;
+mod interrupt;
 mod loading;
 mod model;
 mod ops;
+#[cfg(unix)]
+mod out_of_memory;
+mod output;
 mod perplexity;
 mod quantize;
 mod text;
 
+use std::process::ExitCode;
+
 use clap::{Parser, Subcommand, ValueEnum};
 use mlx_primitives::device;
+
+use output::StdoutError;
 
 /// Custom MLX primitives: generate text, compare latencies, inspect the build.
 #[derive(Parser)]
@@ -63,15 +72,39 @@ enum Command {
     Info(info::Args),
 }
 
-fn main() {
-    // clap exits with 2 for bad usage.
-    if let Err(error) = run(Cli::parse()) {
-        eprintln!("error: {error:#}");
-        std::process::exit(1);
+const FAILED: u8 = 1;
+const BAD_USAGE: u8 = 2;
+
+fn main() -> ExitCode {
+    let ended = match Cli::try_parse() {
+        Ok(cli) => {
+            if let Err(error) = device::check_environment() {
+                output::eprintln(format_args!("error: {error}"));
+                return ExitCode::from(BAD_USAGE);
+            }
+            run(cli)
+        }
+        Err(usage) if usage.use_stderr() => {
+            let _ = usage.print();
+            return ExitCode::from(BAD_USAGE);
+        }
+        // The help or the version is the result.
+        Err(asked) => output::printed(|| asked.print()).map_err(Into::into),
+    };
+    match ended {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) if error.downcast_ref().is_some_and(StdoutError::is_broken_pipe) => {
+            ExitCode::SUCCESS
+        }
+        Err(error) => {
+            output::eprintln(format_args!("error: {error:#}"));
+            ExitCode::from(FAILED)
+        }
     }
 }
 
 fn run(cli: Cli) -> anyhow::Result<()> {
+    output::check_stdout()?;
     if let Some(threads) = cli.threads {
         device::set_cpu_threads(threads.into())?;
     }

@@ -2,8 +2,9 @@
 
 use std::path::PathBuf;
 
-use anyhow::Result;
+use anyhow::{Result, ensure};
 use clap::ValueEnum;
+use clap::builder::{PossibleValuesParser, TypedValueParser};
 use indicatif::{ProgressBar, ProgressStyle};
 use mlx_primitives::Dtype;
 use mlx_primitives::llama::{Adapters, CacheKind, Checkpoint, Llama, Quantization};
@@ -88,12 +89,35 @@ impl Packing {
 /// How keys and values are kept.
 #[derive(clap::Args)]
 pub struct KvArgs {
-    /// Keep keys and values in so many bits instead of the model's type.
-    #[arg(long, value_name = "BITS")]
+    /// Keep keys and values in this many bits instead of the model's type.
+    #[arg(long, value_name = "BITS", value_parser = kv_bits(), allow_negative_numbers = true)]
     pub kv_bits: Option<i32>,
     /// Elements of a key or value that share a scale.
-    #[arg(long, value_name = "N", default_value_t = 64, requires = "kv_bits")]
+    #[arg(long, value_name = "N", default_value = "64", requires = "kv_bits", value_parser = kv_group_size(), allow_negative_numbers = true)]
     pub kv_group_size: i32,
+}
+
+/// Takes the bits that keys and values can be kept in.
+pub fn kv_bits() -> impl TypedValueParser<Value = i32> {
+    PossibleValuesParser::new(["2", "3", "4", "5", "6", "8"]).try_map(|text| text.parse())
+}
+
+/// Takes the sizes that groups of keys and values can have.
+pub fn kv_group_size() -> impl TypedValueParser<Value = i32> {
+    PossibleValuesParser::new(["32", "64", "128"]).try_map(|text| text.parse())
+}
+
+/// An error unless the model's keys and values are whole groups.
+pub fn check_kv(kind: CacheKind, llama: &Llama) -> Result<()> {
+    if let CacheKind::Quantized { group_size, .. } = kind {
+        let features = llama.config().head_dim();
+        ensure!(
+            features % group_size == 0,
+            "expected a --kv-group-size that divides the {features} features of this model's heads, \
+             got {group_size}"
+        );
+    }
+    Ok(())
 }
 
 impl KvArgs {

@@ -16,10 +16,12 @@ use clap::ValueEnum;
 use clap::builder::PossibleValuesParser;
 use indicatif::{ProgressBar, ProgressStyle};
 use mlx_primitives::device::{self, Device};
-use mlx_primitives::memory;
+use mlx_primitives::{files, memory};
 
 use cases::Type;
 use measure::Effort;
+
+use crate::output;
 
 /// Bytes that MLX may keep for reuse: several of the largest array.
 const CACHE_LIMIT: usize = 2 << 30;
@@ -78,11 +80,12 @@ pub fn run(args: &Args) -> Result<()> {
     ensure!(device.is_available()?, "this machine has no GPU that MLX can use: try --device cpu");
     if let Some(path) = &args.plot {
         // Found out now rather than after a minute of measuring.
+        files::check_replaceable(path)?;
         let opened = OpenOptions::new().create(true).append(true).open(path);
         opened.with_context(|| format!("cannot write {}", path.display()))?;
     }
     let traffic = args.table.as_deref().map(table::read_traffic).transpose()?;
-    eprintln!("{}", machine(device)?);
+    output::eprintln(machine(device)?);
 
     // Both sides write to memory in use before, as under the limit of MLX's GPU allocators.
     memory::set_cache_limit(CACHE_LIMIT)?;
@@ -105,7 +108,7 @@ pub fn run(args: &Args) -> Result<()> {
     let rows = rows?;
 
     if let Some(traffic) = &traffic {
-        print!("{}", table::markdown(&workloads, &rows, traffic)?);
+        output::print(table::markdown(&workloads, &rows, traffic)?)?;
     } else if args.json {
         report::json(&rows)?
     } else {

@@ -4,9 +4,11 @@ use std::io::Read;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
+use mlx_primitives::files;
 use serde_json::json;
 
 use crate::model::{Source, progress};
+use crate::output;
 
 const EXAMPLES: &str = "\
 The text is tokenised whole, with the special tokens that the tokenizer adds, and every token after \
@@ -37,7 +39,10 @@ pub fn run(args: &Args) -> Result<()> {
     if let Some(limit) = checkpoint.llama.config().max_position_embeddings
         && tokens.len() > limit.unsigned_abs() as usize
     {
-        eprintln!("note: {} tokens, the model was made for {limit} positions", tokens.len());
+        let tokens = tokens.len();
+        output::eprintln(format_args!(
+            "note: {tokens} tokens, the model was made for {limit} positions"
+        ));
     }
     let bar = progress(tokens.len().saturating_sub(1) as u64)?.with_message("tokens");
     let score = checkpoint
@@ -51,11 +56,11 @@ pub fn run(args: &Args) -> Result<()> {
             "mean_nll": score.mean_nll,
             "perplexity": score.perplexity(),
         });
-        println!("{object}");
+        output::println(object)?;
     } else {
-        println!("tokens      {}", score.tokens);
-        println!("mean NLL    {:.4} nats", score.mean_nll);
-        println!("perplexity  {:.4}", score.perplexity());
+        output::println(format_args!("tokens      {}", score.tokens))?;
+        output::println(format_args!("mean NLL    {:.4} nats", score.mean_nll))?;
+        output::println(format_args!("perplexity  {:.4}", score.perplexity()))?;
     }
     Ok(())
 }
@@ -66,5 +71,5 @@ fn read(path: &Path) -> Result<String> {
         std::io::stdin().read_to_string(&mut text).context("reading the text from stdin")?;
         return Ok(text);
     }
-    std::fs::read_to_string(path).with_context(|| path.display().to_string())
+    files::read_to_string(path).context("--file takes a regular file, or `-` for standard input")
 }

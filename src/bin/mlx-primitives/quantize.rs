@@ -7,6 +7,7 @@ use mlx_primitives::llama::{ModelFiles, Quantization};
 use serde_json::json;
 
 use crate::model::{Float, Packing, bytes, packing_name, progress};
+use crate::output;
 
 const EXAMPLES: &str = "\
 Writes what `mlx_lm.convert -q` writes: mlx-lm loads it, and so does --model of every command here. \
@@ -38,6 +39,7 @@ pub struct Args {
 
 pub fn run(args: &Args) -> Result<()> {
     anyhow::ensure!(!args.output.exists(), "{} exists already", args.output.display());
+    ModelFiles::check_path(&args.output)?; // found out now rather than after the work
     let files = ModelFiles::open(&args.model)?;
     let to = args.packing.quantization().unwrap_or(Quantization::affine(64, 4));
     let dtype = args.dtype.map(Into::into).or_else(|| files.dtype());
@@ -60,17 +62,17 @@ pub fn run(args: &Args) -> Result<()> {
             "bits_per_weight": bits_per_weight,
             "unquantized": unquantized,
         });
-        println!("{object}");
-        return Ok(());
+        return Ok(output::println(object)?);
     }
-    println!(
+    output::println(format_args!(
         "{}: {}, {} ({bits_per_weight:.3} bits a weight)",
         args.output.display(),
         packing_name(to),
         bytes(weight_bytes)
-    );
+    ))?;
     if !unquantized.is_empty() {
-        eprintln!("not quantized, rows of no whole groups: {}", unquantized.join(", "));
+        let names = unquantized.join(", ");
+        output::eprintln(format_args!("not quantized, rows of no whole groups: {names}"));
     }
     Ok(())
 }

@@ -14,7 +14,8 @@ use mlx_primitives::llama::{
 };
 use serde_json::Value;
 
-use crate::model::Source;
+use crate::model::{Source, check_kv, kv_bits, kv_group_size};
+use crate::output;
 
 #[derive(clap::Args)]
 pub struct TextArgs {
@@ -106,11 +107,11 @@ struct CacheArgs {
     /// Keep keys and values of the first four positions and the latest, so many in all.
     #[arg(long, value_name = "N", conflicts_with_all = ["kv_bits", "draft_model"])]
     max_kv_size: Option<i32>,
-    /// Keep keys and values in this many bits (2, 3, 4, 5, 6 or 8).
-    #[arg(long, value_name = "BITS")]
+    /// Keep keys and values in this many bits.
+    #[arg(long, value_name = "BITS", value_parser = kv_bits(), allow_negative_numbers = true)]
     kv_bits: Option<i32>,
-    /// Numbers that share a scale with --kv-bits; it divides the head's features.
-    #[arg(long, value_name = "N", default_value_t = 64)]
+    /// Numbers that share a scale with --kv-bits.
+    #[arg(long, value_name = "N", default_value = "64", value_parser = kv_group_size(), allow_negative_numbers = true)]
     kv_group_size: i32,
     /// Prompt tokens run at a time: fewer take less memory.
     #[arg(long, value_name = "N", default_value_t = 512)]
@@ -170,6 +171,7 @@ impl Session {
             }
         }
         let options = options(args, &checkpoint)?;
+        check_kv(options.cache, &checkpoint.llama)?;
         let stop = Arc::new(AtomicBool::new(false));
         let draft_tokens = args.num_draft_tokens;
         Ok(Self { checkpoint, draft, template, chat, options, draft_tokens, stop })
@@ -275,14 +277,19 @@ pub fn report(s: &Statistics, reason: &str) {
         0 => String::new(),
         cached => format!(", {cached} of them cached"),
     };
-    eprintln!("Prompt: {} tokens{cached}, {:.1} tokens-per-sec", s.prompt_tokens, s.prompt_tps());
-    eprintln!(
+    output::eprintln(format_args!(
+        "Prompt: {} tokens{cached}, {:.1} tokens-per-sec",
+        s.prompt_tokens,
+        s.prompt_tps()
+    ));
+    output::eprintln(format_args!(
         "Generation: {} tokens, {:.1} tokens-per-sec ({reason})",
         s.generated_tokens,
         s.generation_tps()
-    );
+    ));
     if s.draft_tokens > 0 {
-        eprintln!("Draft: {} of {} tokens accepted", s.accepted_tokens, s.draft_tokens);
+        let (accepted, drafted) = (s.accepted_tokens, s.draft_tokens);
+        output::eprintln(format_args!("Draft: {accepted} of {drafted} tokens accepted"));
     }
-    eprintln!("Peak memory: {:.1} MB", s.peak_memory as f64 / 1e6);
+    output::eprintln(format_args!("Peak memory: {:.1} MB", s.peak_memory as f64 / 1e6));
 }

@@ -93,7 +93,13 @@ impl Level {
     /// The process's level: `MLX_PRIMITIVES_SIMD` (avx512bf16, avx512, avx2, neon, scalar) or the best.
     pub fn current() -> Level {
         static CURRENT: OnceLock<Level> = OnceLock::new();
-        *CURRENT.get_or_init(|| Self::choose(std::env::var("MLX_PRIMITIVES_SIMD").ok().as_deref()))
+        *CURRENT.get_or_init(|| Self::choose(Some(&Self::wanted())))
+    }
+
+    /// What `MLX_PRIMITIVES_SIMD` says; empty if it is not set.
+    pub fn wanted() -> String {
+        let text = std::env::var_os("MLX_PRIMITIVES_SIMD").unwrap_or_default();
+        text.to_string_lossy().into_owned()
     }
 
     /// Runs a kernel with this level's vectors and compiler features.

@@ -159,11 +159,11 @@ impl LayerCache {
         let kind = match kind {
             CacheKind::Plain => Kind::Plain(Plain::default()),
             CacheKind::Quantized { group_size, bits } => {
-                if ![32, 64, 128].contains(&group_size) || ![2, 3, 4, 5, 6, 8].contains(&bits) {
-                    return refuse(format_args!(
-                        "groups of 32, 64 or 128 and 2, 3, 4, 5, 6 or 8 bits, got {group_size} \
-                         and {bits}"
-                    ));
+                if ![2, 3, 4, 5, 6, 8].contains(&bits) {
+                    return refuse(format_args!("2, 3, 4, 5, 6 or 8 bits, got {bits}"));
+                }
+                if ![32, 64, 128].contains(&group_size) {
+                    return refuse(format_args!("groups of 32, 64 or 128, got {group_size}"));
                 }
                 Kind::Quantized(Quantized::new(group_size, bits))
             }

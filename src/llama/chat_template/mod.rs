@@ -11,6 +11,7 @@ use std::path::Path;
 use serde_json::{Map, Value, json};
 
 use crate::error::{Error, Result};
+use crate::files;
 
 /// The most bytes that a template may render.
 const MOST_BYTES: usize = 64 << 20;
@@ -69,33 +70,23 @@ impl ChatTemplate {
     pub fn load(directory: impl AsRef<Path>) -> Result<Option<Self>> {
         let directory = directory.as_ref();
         let path = directory.join("tokenizer_config.json");
-        let config = match path.exists() {
-            true => fs::read_to_string(&path).map_err(|e| Error::file(&path, e))?,
-            false => "{}".to_owned(),
-        };
+        let config = files::read_if_present(&path)?.unwrap_or_else(|| "{}".to_owned());
         let (mut template, from_config) =
             Self::parts(&config).map_err(|error| Error::file(&path, error))?;
-        let mut files = BTreeMap::new();
-        let mut read = |name: &str, path: &Path| -> Result<()> {
-            let source = fs::read_to_string(path).map_err(|e| Error::file(path, e))?;
-            files.insert(name.to_owned(), source);
-            Ok(())
-        };
-        let path = directory.join("chat_template.jinja");
-        if path.is_file() {
-            read("default", &path)?;
-        }
+        let mut templates = BTreeMap::new();
+        let own = files::read_if_present(&directory.join("chat_template.jinja"))?;
+        templates.extend(own.map(|source| ("default".to_owned(), source)));
         if let Ok(entries) = fs::read_dir(directory.join("additional_chat_templates")) {
             for path in entries.filter_map(|entry| Some(entry.ok()?.path())) {
                 let stem = path.file_stem().and_then(|stem| stem.to_str());
                 if let (Some(stem), Some("jinja")) =
                     (stem, path.extension().and_then(|e| e.to_str()))
                 {
-                    read(stem, &path)?;
+                    templates.insert(stem.to_owned(), files::read_to_string(&path)?);
                 }
             }
         }
-        template.templates = if files.is_empty() { from_config } else { files };
+        template.templates = if templates.is_empty() { from_config } else { templates };
         Ok((!template.templates.is_empty()).then_some(template))
     }
 

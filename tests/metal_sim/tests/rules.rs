@@ -2,6 +2,8 @@
 
 mod common;
 
+use std::path::Path;
+
 use metal_sim::{Source, rules};
 
 /// A mistake for each line that has a `// !`, followed by a part of the message.
@@ -58,6 +60,31 @@ float helper(float x) {
 kernel void odd_attribute(device float* x [[buffer(0)]], uint i [[thread_position]]) { // ! unsupported attribute
   x[i] = 0.0f;
 }
+kernel void scalar_size(device float* x [[buffer(0)]],
+    uint3 group [[threadgroup_position_in_grid]],
+    uint index [[thread_index_in_threadgroup]],
+    uint threads [[threads_per_threadgroup]]) { // ! must all be scalars
+  x[group.y * threads + index] = 0.0f;
+}
+template <typename T> kernel void vector_size(device T* x [[buffer(0)]],
+    uint i [[thread_position_in_grid]],
+    const ushort2 size [[threads_per_grid]]) { // ! must all be scalars
+  x[i] = T(size.y);
+}
+kernel void two_widths(device float* x [[buffer(0)]],
+    uint2 i [[thread_position_in_grid]],
+    ushort lane [[thread_index_in_simdgroup]],
+    uint2 size [[threads_per_grid]],
+    uint3 groups [[threadgroups_per_grid]]) { // ! must all be scalars
+  x[i.y * size.x + i.x] = float(lane + groups.z);
+}
+kernel void one_width(device float* x [[buffer(0)]],
+    uint3 i [[thread_position_in_grid]],
+    ushort3 size [[threads_per_threadgroup]],
+    uint index [[thread_index_in_threadgroup]],
+    uint simd [[simdgroup_index_in_threadgroup]]) {
+  x[i.x] = float(size.x + index + simd);
+}
 kernel void copies(device float* x [[buffer(0)]], constant Pair& p [[buffer(1)]]) {
   Pair q = p;
   threadgroup Pair t[1];
@@ -79,6 +106,7 @@ kernel void throws(device float* x [[buffer(0)]]) {
 template <typename T> kernel void copy(device T* x [[buffer(0)]]) {
   x[0] = T(1);
 }
+template [[host_name("vector_size")]] [[kernel]] decltype(vector_size<float>) vector_size<float>;
 template [[host_name("copy_float")]] [[kernel]] decltype(copy<float>) copy<float>;
 template [[host_name("copy_float")]] [[kernel]] decltype(copy<half>) copy<half>; // ! second kernel
 "#;
@@ -107,21 +135,23 @@ fn planted_mistakes() {
 
 #[test]
 fn own_kernels_are_clean() {
-    let folder = common::metal("softmax");
-    let Some(folder) = folder.parent().filter(|folder| folder.exists()) else {
+    let workspace = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    if !workspace.join("metal").exists() {
         return; // the crate has been taken out of its workspace
-    };
-    let mut checked = 0;
-    for entry in std::fs::read_dir(folder).unwrap() {
-        let path = entry.unwrap().path();
-        if path.extension().is_some_and(|e| e == "metal") {
-            let source = Source::new(&path);
-            let found = rules::check(&source, common::compiler(), common::cache()).unwrap();
-            assert!(found.is_empty(), "{}: {found:#?}", path.display());
-            checked += 1;
-        }
     }
-    assert!(checked > 0, "no kernels in {}", folder.display());
+    for folder in ["metal", "examples/own_primitive/metal", "tests/suite/hosted"] {
+        let mut checked = 0;
+        for entry in std::fs::read_dir(workspace.join(folder)).unwrap() {
+            let path = entry.unwrap().path();
+            if path.extension().is_some_and(|e| e == "metal") {
+                let source = Source::new(&path);
+                let found = rules::check(&source, common::compiler(), common::cache()).unwrap();
+                assert!(found.is_empty(), "{}: {found:#?}", path.display());
+                checked += 1;
+            }
+        }
+        assert!(checked > 0, "no kernels in {folder}");
+    }
 }
 
 /// Apart from bindings without an index.

@@ -152,7 +152,7 @@ fn layouts() -> Checked {
 }
 
 /// A part of a larger cache is read where it lies.
-#[test]
+#[test(alone)]
 fn views_of_a_cache_are_not_copied() -> Checked {
     let rows = if simulated() { 4096 } else { 65536 };
     let cache = |seed| -> Result<Array> {

@@ -9,7 +9,7 @@ use mlx_primitives::device::{Device, with_device};
 use mlx_primitives::{Array, Result, builtin, ops};
 
 /// What a test returns.
-pub type Checked = anyhow::Result<()>;
+pub type Checked<T = ()> = anyhow::Result<T>;
 
 /// Whether primitives run in the simulator of Metal: set by `simulated.rs` for a second run.
 pub fn simulated() -> bool {

@@ -7,13 +7,15 @@ use serde_json::json;
 
 use super::Args;
 use super::token::CONTEXT;
-use crate::model::{bytes, packing_name};
+use crate::model::{bytes, check_kv, packing_name};
+use crate::output;
 
 /// Contexts shown where the flags name none, up to the model's limit.
 const CONTEXTS: [u32; 4] = [2048, 8192, 32768, 131_072];
 
 pub fn run(args: &Args) -> Result<()> {
     let llama = super::model(args)?;
+    check_kv(args.kv.kind(), &llama)?;
     let config = llama.config();
     let limit = config.max_position_embeddings.map(i32::unsigned_abs);
     let weights = llama.nbytes() as u64;
@@ -56,8 +58,7 @@ pub fn run(args: &Args) -> Result<()> {
             "builtin_dispatches_per_token": builtins,
             "memory": memory,
         });
-        println!("{object}");
-        return Ok(());
+        return Ok(output::println(object)?);
     }
     let heads = format!(
         "{} heads of {}, {} of keys and values",
@@ -80,11 +81,12 @@ pub fn run(args: &Args) -> Result<()> {
         ("weights", format!("{} ({format})", bytes(weights))),
         ("dispatches", format!("{ours} a token on a GPU, {builtins} of MLX's built-ins")),
     ] {
-        println!("{name:<16}{value}");
+        output::println(format_args!("{name:<16}{value}"))?;
     }
-    println!("\n{:>10}{:>14}{:>14}", "context", "cache", "with weights");
+    output::println(format_args!("\n{:>10}{:>14}{:>14}", "context", "cache", "with weights"))?;
     for (context, cache, total) in memory {
-        println!("{context:>10}{:>14}{:>14}", bytes(cache), bytes(total));
+        let (cache, total) = (bytes(cache), bytes(total));
+        output::println(format_args!("{context:>10}{cache:>14}{total:>14}"))?;
     }
     Ok(())
 }

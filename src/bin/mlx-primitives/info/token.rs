@@ -7,6 +7,7 @@ use mlx_primitives::graph::{self, Cost, Node};
 use serde_json::json;
 
 use super::Args;
+use crate::output;
 
 /// Positions in the cache where the flags name none.
 pub const CONTEXT: u32 = 128;
@@ -41,25 +42,25 @@ pub fn run(args: &Args) -> Result<()> {
         let [ours, theirs] = [0, 1].map(|i| side(&graphs[i], totals[i]));
         let object =
             json!({"layers": layers, "context": context, "ours": ours, "builtins": theirs});
-        println!("{object}");
-        return Ok(());
+        return Ok(output::println(object)?);
     }
     for (title, nodes, total) in
         [("ours", &graphs[0], totals[0]), ("MLX's built-ins", &graphs[1], totals[1])]
     {
-        println!(
+        output::println(format_args!(
             "{title}: {} dispatches, {} device bytes a token",
             total.dispatches,
             grouped(total.device_bytes)
-        );
+        ))?;
         for (name, cost) in by_name(nodes) {
-            println!("  {:<28}{:>5}{:>16}", name, cost.dispatches, grouped(cost.device_bytes));
+            let (dispatches, moved) = (cost.dispatches, grouped(cost.device_bytes));
+            output::println(format_args!("  {name:<28}{dispatches:>5}{moved:>16}"))?;
         }
     }
-    eprintln!(
+    output::eprintln(format_args!(
         "{layers} layers, {context} positions in the cache. Counted from the graphs: a node of MLX's is the one \
          dispatch that its Metal backend makes of it, views are none."
-    );
+    ));
     Ok(())
 }
 

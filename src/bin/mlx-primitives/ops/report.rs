@@ -1,7 +1,7 @@
 //! The rows as tables or as JSON, on stdout.
 
 use std::fmt::Write as _;
-use std::io::{IsTerminal, Write};
+use std::io::IsTerminal;
 
 use anyhow::Result;
 use comfy_table::{CellAlignment, Table, presets};
@@ -11,10 +11,11 @@ use serde_json::{Value, json};
 use super::cases::{Size, Workload};
 use super::measure::Row;
 use super::timing::Timing;
+use crate::output;
 
 pub fn json(rows: &[Row]) -> Result<()> {
     let objects: Vec<_> = rows.iter().map(|row| format!("  {}", object(row))).collect();
-    print(&format!("[\n{}\n]\n", objects.join(",\n")))
+    Ok(output::print(format_args!("[\n{}\n]\n", objects.join(",\n")))?)
 }
 
 fn object(row: &Row) -> Value {
@@ -110,8 +111,7 @@ pub fn tables(rows: &[Row]) -> Result<()> {
         }
         text.push('\n');
     }
-    print(text.trim_end_matches('\n'))?;
-    print("\n")
+    Ok(output::println(text.trim_end_matches('\n'))?)
 }
 
 fn with_spread(timing: &Timing) -> String {
@@ -136,10 +136,6 @@ fn digits(value: f64) -> String {
         v if v < 99.95 => format!("{v:.1}"),
         v => format!("{v:.0}"),
     }
-}
-
-fn print(text: &str) -> Result<()> {
-    Ok(std::io::stdout().lock().write_all(text.as_bytes())?)
 }
 
 #[cfg(test)]

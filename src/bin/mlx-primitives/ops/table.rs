@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 use std::path::Path;
 
 use anyhow::{Context, Result, bail};
-use mlx_primitives::{Array, Dtype, transforms};
+use mlx_primitives::{Array, Dtype, files, transforms};
 
 use super::cases::{Inputs, Kind, Size, Workload};
 use super::measure::Row;
@@ -95,7 +95,7 @@ fn transforms_of(workload: &Workload) -> Result<String> {
 /// Device bytes over the least possible, from lines of an op, the bytes that its kernels moved in the
 /// simulator, and the least possible.
 pub fn read_traffic(path: &Path) -> Result<HashMap<String, f64>> {
-    let text = std::fs::read_to_string(path).with_context(|| path.display().to_string())?;
+    let text = files::read_to_string(path)?;
     let mut ratios = HashMap::new();
     for line in text.lines() {
         let words: Vec<&str> = line.rsplitn(3, ' ').collect();

@@ -6,25 +6,24 @@ use std::ops::Range;
 use crate::rewrite::tokens::Tokens;
 use crate::rewrite::{Remark, SPACES};
 
-struct Function {
+pub(super) struct Function {
     name: String,
     /// The token of the name.
     at: usize,
-    parameters: Vec<Range<usize>>,
+    pub(super) parameters: Vec<Range<usize>>,
     body: Range<usize>,
 }
 
 const NOT_FUNCTIONS: [&str; 9] =
     ["if", "for", "while", "switch", "return", "sizeof", "decltype", "alignas", "static_assert"];
 
-pub(super) fn look(tokens: &Tokens) -> Vec<Remark> {
-    let functions = definitions(tokens);
-    let mut found = bare_pointers(tokens, &functions);
-    found.extend(recursion(tokens, &functions));
+pub(super) fn look(tokens: &Tokens, functions: &[Function]) -> Vec<Remark> {
+    let mut found = bare_pointers(tokens, functions);
+    found.extend(recursion(tokens, functions));
     found
 }
 
-fn definitions(tokens: &Tokens) -> Vec<Function> {
+pub(super) fn definitions(tokens: &Tokens) -> Vec<Function> {
     let mut found = Vec::new();
     for open in (1..tokens.len()).filter(|&i| tokens.at(i) == "(") {
         if !tokens.is_word(open - 1) || NOT_FUNCTIONS.contains(&tokens.at(open - 1)) {

@@ -4,6 +4,7 @@
 //! spaces and compiled without output; the tokens are looked through for the rest.
 
 mod functions;
+mod positions;
 mod words;
 
 use std::path::Path;
@@ -53,8 +54,11 @@ pub fn check(source: &Source, compiler: &Compiler, cache: &Path) -> Result<Vec<V
     let shim = &preprocessed.shim;
     let rewritten = rewrite::rewrite(&preprocessed.text, shim, Purpose::Check);
     let tokens = Tokens::parse(&preprocessed.text, shim);
-    let remarks = rewritten.remarks.into_iter();
-    let remarks = remarks.chain(words::look(&tokens)).chain(functions::look(&tokens));
+    let functions = functions::definitions(&tokens);
+    let remarks = (rewritten.remarks.into_iter())
+        .chain(words::look(&tokens))
+        .chain(functions::look(&tokens, &functions))
+        .chain(positions::look(&tokens, &functions));
     let mut found: Vec<Violation> = remarks
         .map(|Remark { file, line, text, advice }| Violation { file, line, message: text, advice })
         .collect();

@@ -126,7 +126,7 @@ class CommandEncoder {
     size_t bytes;
     bool writable;
     std::shared_ptr<const std::vector<uint8_t>> copy; // what set_bytes was given
-    std::weak_ptr<array::Data> memory;                // what set_output_array was given
+    uintptr_t array;                                  // the `array::id` of what is written
   };
 
   void set_inline(const void* data, size_t bytes, int idx);

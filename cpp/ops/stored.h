@@ -1,0 +1,37 @@
+#pragma once
+
+#include "mlx-primitives/src/ffi/mod.rs.h"
+#include "ops/common.h"
+#include "runtime/failure.h"
+
+namespace mlx_primitives::bridge {
+struct Stored;
+} // namespace mlx_primitives::bridge
+
+namespace mlx_primitives {
+
+/** Where elements are stored; shared by the graph's node and the task made from it. */
+using StoredHandle = std::shared_ptr<rust::Box<bridge::Stored>>;
+
+/** A lazy array whose elements are read from storage, on the CPU, when it is evaluated. */
+mx::array stored(StoredHandle from, mx::Shape shape, mx::Dtype dtype);
+
+/**
+ * Reads elements that are stored. MLX's own Load throws in a task if the file has become shorter,
+ * which MLX then tells whoever waits next.
+ */
+class Read : public mx::UnaryPrimitive, public Fallible {
+ public:
+  Read(mx::Stream stream, StoredHandle from) : UnaryPrimitive(stream), from_(std::move(from)) {}
+
+  void eval_cpu(const std::vector<mx::array>& inputs, mx::array& out) override;
+  void eval_gpu(const std::vector<mx::array>& inputs, mx::array& out) override;
+  const char* name() const override {
+    return "Read";
+  }
+
+ private:
+  StoredHandle from_;
+};
+
+} // namespace mlx_primitives

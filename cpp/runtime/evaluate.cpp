@@ -1,0 +1,103 @@
+#include "runtime/evaluate.h"
+
+#include <algorithm>
+#include <stdexcept>
+
+#include "mlx-primitives/src/ffi/mod.rs.h"
+#include "mlx/backend/cpu/encoder.h"
+#include "mlx/mlx.h"
+#include "mlx/primitives.h"
+#include "runtime/failure.h"
+#include "runtime/process.h"
+
+namespace mlx_primitives {
+
+namespace {
+
+/**
+ * Evaluates on the CPU while this thread, which has to wait anyway, helps with the kernels: that
+ * is sooner than waking it, or a helper in its stead.
+ */
+void compute(const std::vector<mx::array>& arrays) {
+  auto elsewhere = [](const mx::array& a) {
+    return a.is_tracer() || (a.has_primitive() && a.primitive().device() != mx::Device::cpu);
+  };
+  if (std::any_of(arrays.begin(), arrays.end(), elsewhere)) {
+    return mx::eval(arrays);
+  }
+  mx::async_eval(arrays);
+  bridge::lend_thread(arrays);
+  mx::eval(arrays);
+}
+
+} // namespace
+
+void evaluate(const std::vector<mx::array>& arrays) {
+  prepare();
+  Inside inside;
+  Tracked tracked(arrays);
+  std::vector<mx::array> awaited;
+  for (const auto& array : arrays) {
+    if (array.status() != mx::array::Status::available) {
+      awaited.push_back(array);
+    }
+  }
+  try {
+    compute(arrays);
+  } catch (const std::exception& error) {
+    tracked.remember();
+    // Where all were queued, MLX met the error of a task of its own while it waited. What was not
+    // queued is computed when it is next asked for.
+    bool queued = std::none_of(awaited.begin(), awaited.end(), [](const mx::array& array) {
+      return array.status() == mx::array::Status::unscheduled;
+    });
+    if (queued) {
+      remember_failure(awaited, error.what());
+    }
+    throw;
+  }
+  tracked.remember();
+  tracked.check();
+}
+
+void evaluate_async(const std::vector<mx::array>& arrays) {
+  prepare();
+  Inside inside;
+  Tracked tracked(arrays);
+  try {
+    mx::async_eval(arrays);
+  } catch (...) {
+    tracked.remember();
+    throw;
+  }
+  tracked.remember();
+}
+
+void synchronize(mx::Stream stream) {
+  Inside inside;
+  mx::synchronize(stream);
+}
+
+void queue(
+    mx::Stream stream, uintptr_t output, std::function<void()> task, std::function<void()> spoil) {
+  auto run = [reported = report(output), task = std::move(task), spoil = std::move(spoil)] {
+    if (abandoned()) {
+      return;
+    }
+    if (reported && reported->record().failure()) {
+      return spoil();
+    }
+    try {
+      task();
+    } catch (const std::exception& error) {
+      spoil();
+      if (!reported) {
+        throw;
+      }
+      reported->record().fail(error.what());
+    }
+  };
+  mx::cpu::get_command_encoder(stream).dispatch(std::move(run));
+}
+
+} // namespace mlx_primitives

@@ -1,0 +1,252 @@
+#include "runtime/process.h"
+
+#include <unistd.h>
+
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <cstdio>
+#include <cstdlib>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <stdexcept>
+#include <system_error>
+#include <thread>
+#include <vector>
+
+#include "mlx/mlx.h"
+#include "mlx/scheduler.h"
+
+namespace mlx_primitives {
+
+namespace mx = mlx::core;
+
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+/** How long the end of the process waits for work that is under way. */
+constexpr auto patience = std::chrono::seconds(1);
+
+/** How many threads can hold a leased CPU stream at the same time. */
+constexpr int leases = 16;
+
+std::atomic<int> inside{0};
+std::atomic<bool> ending{false};
+std::atomic<bool> dropping{false};
+thread_local int depth = 0;
+thread_local int user_tasks = 0;
+
+/**
+ * Makes a parked thread MLX's main thread. On its main thread, which is the first that uses MLX or
+ * a later one to which the system gives the same id, MLX throws an error that a task left behind
+ * while the next task is being queued. It then loses count of its tasks, or never signals an event,
+ * and somebody waits forever. A thread that never ends and never evaluates cannot meet that error;
+ * every other thread is told of errors where it waits for results.
+ */
+void park_main_thread() {
+  struct Parking {
+    std::mutex mutex;
+    std::condition_variable changed;
+    bool taken = false;
+  };
+  static auto& parking = *new Parking(); // never destroyed: the thread sleeps on it
+  std::thread([] {
+    mx::scheduler::scheduler();
+    std::unique_lock lock(parking.mutex);
+    parking.taken = true;
+    parking.changed.notify_all();
+    parking.changed.wait(lock, [] { return false; });
+  }).detach();
+  std::unique_lock lock(parking.mutex);
+  parking.changed.wait(lock, [] { return parking.taken; });
+}
+
+/** CPU streams that no thread uses. They work on any thread, one thread at a time. */
+struct Spare {
+  std::mutex mutex;
+  std::vector<mx::Stream> streams;
+};
+
+Spare& spare() {
+  static auto& spare = *new Spare(); // never destroyed: threads give streams back until the end
+  return spare;
+}
+
+/** MLX reads the list of such streams without a lock, so all are made before any is used. */
+void make_leases() {
+  auto& known = spare();
+  for (int i = 0; i < leases; ++i) {
+    known.streams.push_back(mx::new_thread_unsafe_stream(mx::Device::cpu));
+  }
+}
+
+/**
+ * A thread's default CPU stream. MLX never ends the operating system's thread behind a stream, so a
+ * stream of a thread that has ended goes to the next thread. Where more threads evaluate at once
+ * than there are leases, MLX makes the rest a stream each, which stays.
+ */
+class Lease {
+ public:
+  Lease() {
+    auto& known = spare();
+    std::lock_guard lock(known.mutex);
+    if (!known.streams.empty()) {
+      stream_ = known.streams.back();
+      known.streams.pop_back();
+      mx::set_default_stream(*stream_);
+    }
+  }
+  ~Lease() {
+    if (!stream_) {
+      return;
+    }
+    try {
+      // The stream's own thread gives it back, once it has done what it was given before.
+      mx::scheduler::enqueue(*stream_, [stream = *stream_] {
+        auto& known = spare();
+        std::lock_guard lock(known.mutex);
+        known.streams.push_back(stream);
+      });
+    } catch (const std::exception&) {
+      // The system has no thread for the stream: it stays unused.
+    }
+  }
+  Lease(const Lease&) = delete;
+  Lease& operator=(const Lease&) = delete;
+
+ private:
+  std::optional<mx::Stream> stream_;
+};
+
+bool wait_until(Clock::time_point deadline, const auto& done) {
+  while (!done()) {
+    if (Clock::now() > deadline) {
+      return false;
+    }
+    std::this_thread::sleep_for(std::chrono::microseconds(200));
+  }
+  return true;
+}
+
+/** Whether every CPU stream comes to rest before the deadline. */
+bool streams_rest(Clock::time_point deadline) {
+  auto busy = std::make_shared<std::atomic<int>>(0);
+  for (const auto& stream : mx::get_streams()) {
+    if (stream.device == mx::Device::cpu) {
+      ++*busy;
+      mx::scheduler::enqueue(stream, [busy] { --*busy; });
+    }
+  }
+  return wait_until(deadline, [&] { return *busy == 0; });
+}
+
+/**
+ * Brings the CPU streams to rest. MLX destroys its CPU allocator when the process ends, while a
+ * stream may still return memory to it; without a cache, memory that is returned later passes it
+ * by.
+ */
+bool settle() {
+  auto deadline = Clock::now() + patience;
+  ending = true;
+  if (user_tasks > 0 || depth > 0) {
+    return false; // exit was called by code that an evaluation waits for
+  }
+  if (!wait_until(deadline, [] { return inside == 0; })) {
+    return false;
+  }
+  dropping = true;
+  try {
+    if (!streams_rest(deadline)) {
+      return false;
+    }
+    for (const auto& stream : mx::get_streams()) {
+      try {
+        mx::scheduler::check_error(stream); // else set_cache_limit throws it
+      } catch (const std::exception&) {
+        // Nobody is left to hear of it.
+      }
+    }
+    mx::set_cache_limit(0);
+    return true;
+  } catch (const std::exception&) {
+    return false;
+  }
+}
+
+#ifdef MLX_PRIMITIVES_HAS_ON_EXIT
+/** Where a stream does not come to rest, ends the process before anything is destroyed. */
+void at_exit(int status, void*) {
+  if (!settle()) {
+    std::fflush(nullptr);
+    _exit(status);
+  }
+}
+
+void settle_at_exit() {
+  on_exit(at_exit, nullptr);
+}
+#else
+void at_exit() {
+  settle();
+}
+
+void settle_at_exit() {
+  std::atexit(at_exit);
+}
+#endif
+
+void prepare_process() {
+  try {
+    park_main_thread();
+  } catch (const std::system_error&) {
+    // The system refuses a thread, as it then will those of MLX's streams: each op is an error.
+  }
+  make_leases();
+  // MLX's allocator for a GPU is never destroyed.
+  if (!mx::is_available(mx::Device::gpu)) {
+    mx::get_active_memory(); // makes the allocator: what is registered later runs earlier
+    settle_at_exit();
+  }
+}
+
+} // namespace
+
+void prepare() {
+  static const bool prepared = (prepare_process(), true);
+  (void)prepared;
+  thread_local Lease lease;
+  (void)lease;
+}
+
+Inside::Inside() {
+  if (depth == 0) {
+    ++inside;
+    if (ending) {
+      --inside;
+      throw std::runtime_error("[eval] the process is ending");
+    }
+  }
+  ++depth;
+}
+
+Inside::~Inside() {
+  if (--depth == 0) {
+    --inside;
+  }
+}
+
+InUserTask::InUserTask() {
+  ++user_tasks;
+}
+
+InUserTask::~InUserTask() {
+  --user_tasks;
+}
+
+bool abandoned() {
+  return dropping.load(std::memory_order_relaxed);
+}
+
+} // namespace mlx_primitives

@@ -1,0 +1,72 @@
+#!/usr/bin/env bash
+# Runs under sanitizers what has threads: cpp/runtime/ (evaluation, failures, streams, the end of the
+# process) with ThreadSanitizer and with AddressSanitizer and UndefinedBehaviorSanitizer, and the
+# kernels' thread pool with ThreadSanitizer.
+#
+#   scripts/sanitize.sh [ROUNDS]     each role 3 times unless told otherwise
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+rounds=${1:-3}
+mlx=${MLX_DIR:-.mlx/python/mlx}
+[ -f "$mlx/include/mlx/version.h" ] || { echo "sanitize: run scripts/build_metal.sh first" >&2 && exit 1; }
+mlx=$(cd "$mlx" && pwd)
+out=target/sanitize
+mkdir -p "$out"
+cxx=${CXX:-c++}
+
+build() {
+  local name=$1
+  shift
+  echo "sanitize: building $name" >&2
+  "$cxx" -std=c++20 -g -O1 -fno-omit-frame-pointer "$@" -DMLX_PRIMITIVES_HAS_ON_EXIT \
+    -Itests/sanitize/include -Icpp -isystem "$mlx/include" \
+    tests/sanitize/runtime.cpp cpp/runtime/*.cpp cpp/ops/common.cpp cpp/no_simulator.cpp \
+    -L"$mlx/lib" -lmlx -Wl,-rpath,"$mlx/lib" -o "$out/$name"
+}
+build tsan -fsanitize=thread
+build asan -fsanitize=address,undefined -fno-sanitize-recover=undefined
+
+# The address space is laid out as without randomization, since ThreadSanitizer's shadow needs room.
+run() {
+  if command -v setarch >/dev/null; then
+    timeout -s KILL 300 setarch -R "$@"
+  else
+    timeout -s KILL 300 "$@"
+  fi
+}
+# MLX's library is not built with ThreadSanitizer, which cannot see its reference counts and would take
+# what they protect for races. So only accesses of our own code count; locks of both are seen.
+export TSAN_OPTIONS="ignore_noninstrumented_modules=1 exitcode=66"
+# MLX keeps its scheduler and streams until the process ends, which is no leak of ours.
+export ASAN_OPTIONS="detect_leaks=0 exitcode=66" UBSAN_OPTIONS="print_stacktrace=1"
+
+# expect_fault TOOL ROLE: a fault that is planted must be found.
+expect_fault() {
+  local status=0
+  run "$out/$1" "$2" >"$out/log" 2>&1 || status=$?
+  [ $status = 66 ] || { echo "sanitize: $1 did not find the $2 (status $status)" >&2 && exit 1; }
+}
+expect_fault tsan "planted race"
+expect_fault asan "planted overflow"
+
+played=0
+for tool in tsan asan; do
+  for role in failures threads return exit busy; do
+    for round in $(seq "$rounds"); do
+      if ! run "$out/$tool" "$role" >"$out/log" 2>&1; then
+        cat "$out/log"
+        echo "sanitize: $tool found a fault in the role '$role', round $round" >&2
+        exit 1
+      fi
+      played=$((played + 1))
+    done
+  done
+done
+
+# Stable compilers have the sanitizers too, but only let themselves be asked in this way.
+echo "sanitize: the thread pool" >&2
+RUSTC_BOOTSTRAP=1 rustc --edition 2024 --test -O -Zsanitizer=thread \
+  -Cunsafe-allow-abi-mismatch=sanitizer tests/sanitize/pool.rs -o "$out/pool"
+run "$out/pool" --test-threads 1
+echo "sanitize: $played runs without a fault"

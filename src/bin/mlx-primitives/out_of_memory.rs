@@ -1,0 +1,52 @@
+//! What the command does when the system refuses memory: it says so and ends with status 1. MLX's
+//! arrays report that as an error; Rust's own collections would end the process with a signal.
+
+use std::alloc::{GlobalAlloc, Layout, System};
+
+#[global_allocator]
+static ALLOCATOR: SystemOrExit = SystemOrExit;
+
+/// The system's allocator, which never returns null.
+struct SystemOrExit;
+
+// SAFETY: each function is that of the system's allocator, whose contract the caller keeps, or does
+// not return.
+unsafe impl GlobalAlloc for SystemOrExit {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        // SAFETY: as the caller promises.
+        present(unsafe { System.alloc(layout) })
+    }
+
+    unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
+        // SAFETY: as the caller promises.
+        present(unsafe { System.alloc_zeroed(layout) })
+    }
+
+    unsafe fn realloc(&self, memory: *mut u8, layout: Layout, size: usize) -> *mut u8 {
+        // SAFETY: as the caller promises.
+        present(unsafe { System.realloc(memory, layout, size) })
+    }
+
+    unsafe fn dealloc(&self, memory: *mut u8, layout: Layout) {
+        // SAFETY: as the caller promises.
+        unsafe { System.dealloc(memory, layout) }
+    }
+}
+
+fn present(memory: *mut u8) -> *mut u8 {
+    if memory.is_null() {
+        exit();
+    }
+    memory
+}
+
+/// Ends the process without a further allocation.
+#[cold]
+fn exit() -> ! {
+    const SAID: &[u8] = b"error: out of memory: free some, or use a smaller model or context\n";
+    // SAFETY: writes bytes that live as long as the process, and ends it; neither allocates.
+    unsafe {
+        libc::write(libc::STDERR_FILENO, SAID.as_ptr().cast(), SAID.len());
+        libc::_exit(1)
+    }
+}

@@ -1,0 +1,187 @@
+//! Files that a caller names: opened without waiting, and replaced whole or not at all.
+
+use std::fs::{self, File, FileType};
+use std::io;
+use std::path::Path;
+
+use crate::error::{Error, Result};
+
+/// Opens a regular file for reading.
+///
+/// Anything else is an error before it is opened: opening a named pipe waits until another process
+/// writes to it, and opening a device can act on the device.
+pub fn open(path: &Path) -> io::Result<File> {
+    check(path)?;
+    File::open(path)
+}
+
+/// The text of a regular file; an error that names the file if it is no regular file or not UTF-8.
+pub fn read_to_string(path: &Path) -> Result<String> {
+    check(path).and_then(|()| fs::read_to_string(path)).map_err(|e| Error::file(path, e))
+}
+
+/// As [`read_to_string`], or `None` if there is no file of that name.
+#[cfg(feature = "llama")]
+pub(crate) fn read_if_present(path: &Path) -> Result<Option<String>> {
+    match fs::metadata(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        _ => read_to_string(path).map(Some),
+    }
+}
+
+/// An error unless the path leads to a regular file.
+fn check(path: &Path) -> io::Result<()> {
+    regular(fs::metadata(path)?.file_type())
+}
+
+fn regular(kind: FileType) -> io::Result<()> {
+    match kind.is_file() {
+        true => Ok(()),
+        false => Err(io::Error::other(format!("expected a regular file, got {}", name(kind)))),
+    }
+}
+
+/// An error if the path leads to something that is no regular file, which a file cannot replace.
+pub fn check_replaceable(path: &Path) -> Result<()> {
+    match fs::metadata(path) {
+        Ok(found) => regular(found.file_type()).map_err(|e| Error::file(path, e)),
+        Err(_) => Ok(()), // whoever creates it finds out
+    }
+}
+
+fn name(kind: FileType) -> &'static str {
+    #[cfg(unix)]
+    {
+        use std::os::unix::fs::FileTypeExt;
+        if kind.is_fifo() {
+            return "a named pipe";
+        }
+        if kind.is_char_device() || kind.is_block_device() {
+            return "a device";
+        }
+        if kind.is_socket() {
+            return "a socket";
+        }
+    }
+    if kind.is_dir() { "a directory" } else { "another kind of file" }
+}
+
+#[cfg(feature = "llama")]
+pub(crate) use replacement::{NewFolders, Replacement, parent, reason, sync_folder};
+
+#[cfg(feature = "llama")]
+mod replacement {
+    use std::fs::{self, File};
+    use std::io;
+    use std::path::{Path, PathBuf};
+
+    use tempfile::{Builder, TempPath};
+
+    use crate::error::{Error, Result};
+
+    /// A new file in the folder of another, which it replaces once it is whole.
+    ///
+    /// Dropped before that, it is removed and the other file stays as it was. A process that is
+    /// killed leaves it behind, under a name that begins with `.partial-`.
+    pub(crate) struct Replacement {
+        path: PathBuf,
+        partial: TempPath,
+    }
+
+    impl Replacement {
+        /// Creates the new file, empty; an error if no file of that name can be written.
+        pub fn of(path: &Path) -> Result<Self> {
+            super::check_replaceable(path)?;
+            let extension = path.extension().unwrap_or_default().to_string_lossy();
+            let suffix = format!(".{extension}");
+            let mut builder = Builder::new();
+            builder.prefix(".partial-").suffix(&suffix);
+            #[cfg(unix)]
+            {
+                use std::os::unix::fs::PermissionsExt;
+                // As for any new file: the process's umask takes from it what it should.
+                builder.permissions(std::fs::Permissions::from_mode(0o666));
+            }
+            // The kind alone: the error itself names the temporary file.
+            let failed = |error: io::Error| {
+                Error::file(path, format_args!("cannot be written: {}", error.kind()))
+            };
+            let file = builder.tempfile_in(parent(path)).map_err(failed)?;
+            Ok(Self { path: path.to_owned(), partial: file.into_temp_path() })
+        }
+
+        /// Calls `write` with the path of the new file, and waits until what it wrote is on the disk.
+        pub fn write(&self, write: impl FnOnce(&Path) -> Result<()>) -> Result<()> {
+            write(&self.partial).map_err(|error| self.failed(&error))?;
+            File::open(&self.partial)
+                .and_then(|file| file.sync_all())
+                .map_err(|e| self.failed(&Error::file(&self.partial, e)))
+        }
+
+        /// Puts the new file in the place of the other.
+        pub fn commit(self) -> Result<()> {
+            let Self { path, partial } = self;
+            partial
+                .persist(&path)
+                .map_err(|e| Error::file(&path, format_args!("cannot be replaced: {}", e.error)))?;
+            sync_folder(parent(&path));
+            Ok(())
+        }
+
+        fn failed(&self, error: &Error) -> Error {
+            Error::file(&self.path, format_args!("cannot be written: {}", reason(error)))
+        }
+    }
+
+    /// Why a file was not written, without the name of a temporary one.
+    pub(crate) fn reason(error: &Error) -> String {
+        let reason = match error {
+            Error::File { reason, .. } => reason.clone(),
+            other => other.to_string(),
+        };
+        // MLX says how many bytes it could not write, not why.
+        let hint = if reason.contains("Unable to write") { " Is the disk full?" } else { "" };
+        reason + hint
+    }
+
+    /// Folders that were created to write something in them. Unless they are kept, those that are
+    /// empty are removed again.
+    pub(crate) struct NewFolders(Vec<PathBuf>);
+
+    impl NewFolders {
+        /// Creates a folder and those above it, as far as they are missing.
+        pub fn create(folder: &Path) -> io::Result<Self> {
+            let named = folder.ancestors().filter(|above| !above.as_os_str().is_empty());
+            let missing = named.take_while(|above| !above.exists());
+            let new = Self(missing.map(Path::to_owned).collect());
+            fs::create_dir_all(folder)?;
+            Ok(new)
+        }
+
+        pub fn keep(mut self) {
+            self.0.clear();
+        }
+    }
+
+    impl Drop for NewFolders {
+        fn drop(&mut self) {
+            for folder in &self.0 {
+                let _ = fs::remove_dir(folder); // what failed before is the error to tell of
+            }
+        }
+    }
+
+    /// The folder that a path lies in.
+    pub(crate) fn parent(path: &Path) -> &Path {
+        match path.parent() {
+            Some(folder) if !folder.as_os_str().is_empty() => folder,
+            _ => Path::new("."),
+        }
+    }
+
+    /// Has the disk keep the names in a folder, on file systems that can.
+    pub(crate) fn sync_folder(folder: &Path) {
+        // A name that is lost when the machine fails is no damage: the file before is whole.
+        let _ = File::open(folder).and_then(|folder| folder.sync_all());
+    }
+}

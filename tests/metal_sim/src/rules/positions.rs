@@ -1,0 +1,74 @@
+//! A kernel's positions and sizes in the grid: all scalars, or all vectors of one width.
+
+use std::ops::Range;
+
+use super::functions::Function;
+use crate::rewrite::Remark;
+use crate::rewrite::tokens::Tokens;
+
+/// The attributes that the rule is about. An index, such as `thread_index_in_simdgroup`, is always
+/// a scalar, and may stand beside vectors.
+const POSITIONS: [&str; 7] = [
+    "thread_position_in_grid",
+    "threadgroup_position_in_grid",
+    "thread_position_in_threadgroup",
+    "threads_per_threadgroup",
+    "threads_per_grid",
+    "threadgroups_per_grid",
+    "dispatch_threads_per_threadgroup",
+];
+
+/// A parameter with one of the attributes.
+struct Position<'a> {
+    attribute: &'a str,
+    width: u32,
+    at: usize,
+}
+
+pub(super) fn look(tokens: &Tokens, functions: &[Function]) -> Vec<Remark> {
+    functions.iter().filter_map(|function| mix(tokens, function)).collect()
+}
+
+/// The first parameter of another width than the first position's.
+fn mix(tokens: &Tokens, function: &Function) -> Option<Remark> {
+    let ranges = function.parameters.iter();
+    let mut positions = ranges.filter_map(|range| position(tokens, range.clone()));
+    let first = positions.next()?;
+    let other = positions.find(|position| position.width != first.width)?;
+    let (file, line) = tokens.place(other.at);
+    let kind = |width| match width {
+        1 => "a scalar".to_string(),
+        width => format!("a vector of {width}"),
+    };
+    let text = format!(
+        "[[{}]] is {} where [[{}]] is {}: a kernel's positions must all be scalars, or all be \
+         vectors of one width",
+        other.attribute,
+        kind(other.width),
+        first.attribute,
+        kind(first.width),
+    );
+    Some(Remark { file, line, text, advice: false })
+}
+
+fn position(tokens: &Tokens, range: Range<usize>) -> Option<Position<'_>> {
+    let start = range.clone().find(|&i| tokens.is_attribute(i))?;
+    let attribute = range
+        .clone()
+        .filter(|&i| tokens.is_attribute(i))
+        .flat_map(|i| tokens.split(i + 1))
+        .map(|part| tokens.at(part.start))
+        .find(|name| POSITIONS.contains(name))?;
+    let width = (range.start..start).find_map(|i| width(tokens.at(i)))?;
+    Some(Position { attribute, width, at: range.start })
+}
+
+/// Of a type that MSL allows there; other names, such as aliases, are left to the compiler.
+fn width(word: &str) -> Option<u32> {
+    match word {
+        "ushort" | "uint" | "uint16_t" | "uint32_t" => Some(1),
+        "ushort2" | "uint2" => Some(2),
+        "ushort3" | "uint3" => Some(3),
+        _ => None,
+    }
+}

@@ -1,0 +1,11 @@
+//! The kernels' thread pool alone, with its own tests, for ThreadSanitizer.
+
+#![allow(dead_code)]
+
+#[path = "../../src/cpu/pool.rs"]
+mod pool;
+
+mod simd {
+    /// Kernels store past the caches; these tests do not.
+    pub fn fence() {}
+}

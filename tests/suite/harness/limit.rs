@@ -1,0 +1,90 @@
+//! Time limits: a test that takes too long ends the run, after its name and the stacks of all threads.
+
+use std::collections::BTreeMap;
+use std::process::Command;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+/// A factor for all limits, for machines that are slow or under load.
+const PATIENCE: &str = "MLX_PRIMITIVES_TEST_PATIENCE";
+
+struct Started {
+    name: &'static str,
+    at: Instant,
+    limit: Duration,
+}
+
+static RUNNING: Mutex<BTreeMap<u64, Started>> = Mutex::new(BTreeMap::new());
+static NEXT: AtomicU64 = AtomicU64::new(0);
+
+/// A test while it runs.
+pub struct Running(u64);
+
+impl Running {
+    pub fn start(name: &'static str, seconds: u64) -> Self {
+        let number = NEXT.fetch_add(1, Ordering::Relaxed);
+        let limit = Duration::from_secs(seconds).mul_f64(patience());
+        let started = Started { name, at: Instant::now(), limit };
+        RUNNING.lock().unwrap_or_else(PoisonError::into_inner).insert(number, started);
+        Self(number)
+    }
+
+    /// Whether no other test runs.
+    pub fn is_alone(&self) -> bool {
+        RUNNING.lock().unwrap_or_else(PoisonError::into_inner).len() == 1
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        RUNNING.lock().unwrap_or_else(PoisonError::into_inner).remove(&self.0);
+    }
+}
+
+fn patience() -> f64 {
+    let factor = std::env::var(PATIENCE).ok().and_then(|text| text.parse().ok());
+    factor.filter(|factor| *factor > 0.0).unwrap_or(1.0)
+}
+
+/// Starts the thread that watches the limits.
+pub fn watch() {
+    thread::Builder::new()
+        .name("time limits".into())
+        .spawn(|| {
+            loop {
+                thread::sleep(Duration::from_millis(200));
+                let running = RUNNING.lock().unwrap_or_else(PoisonError::into_inner);
+                let late: Vec<_> =
+                    running.values().filter(|test| test.at.elapsed() > test.limit).collect();
+                if !late.is_empty() {
+                    for test in late {
+                        eprintln!(
+                            "\ntest {} ... FAILED: it took more than {:?}",
+                            test.name, test.limit
+                        );
+                    }
+                    show_stacks();
+                    // Not `exit`, which would wait for what hangs.
+                    std::process::abort();
+                }
+            }
+        })
+        .expect("a thread that watches the limits");
+}
+
+/// Prints what gdb says of every thread, where there is a gdb.
+fn show_stacks() {
+    let process = std::process::id().to_string();
+    let arguments = ["-p", &process, "--batch", "-ex", "thread apply all backtrace 40"];
+    #[cfg(target_os = "linux")]
+    // SAFETY: the call only allows a process to look into this one.
+    unsafe {
+        libc::prctl(libc::PR_SET_PTRACER, libc::PR_SET_PTRACER_ANY);
+    }
+    match Command::new("gdb").args(arguments).output() {
+        Ok(output) => eprintln!("{}", String::from_utf8_lossy(&output.stdout)),
+        Err(error) => eprintln!("The stacks are not shown, since gdb did not run: {error}"),
+    }
+}

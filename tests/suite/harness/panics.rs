@@ -1,0 +1,41 @@
+//! Panics, many of which are on purpose, are kept and shown only with a test that fails.
+
+use std::cell::RefCell;
+use std::collections::VecDeque;
+use std::sync::{Mutex, PoisonError};
+use std::{panic, thread};
+
+/// How many panics are kept.
+const KEPT: usize = 8;
+
+thread_local! {
+    static LAST: RefCell<String> = const { RefCell::new(String::new()) };
+}
+
+static RECENT: Mutex<VecDeque<String>> = Mutex::new(VecDeque::new());
+
+/// Takes the place of what prints each panic.
+pub fn keep() {
+    panic::set_hook(Box::new(|info| {
+        let thread = thread::current();
+        let text = format!("thread '{}': {info}", thread.name().unwrap_or("without a name"));
+        let mut recent = RECENT.lock().unwrap_or_else(PoisonError::into_inner);
+        recent.push_back(text.clone());
+        if recent.len() > KEPT {
+            recent.pop_front();
+        }
+        let _ = LAST.try_with(|last| last.replace(text));
+    }));
+}
+
+/// The last panic of this thread.
+pub fn last_of_this_thread() -> String {
+    LAST.with(RefCell::take)
+}
+
+/// The last panics of all threads, which may be those of tests that ran at the same time.
+pub fn of_other_threads() -> String {
+    let recent = RECENT.lock().unwrap_or_else(PoisonError::into_inner);
+    let lines: Vec<_> = recent.iter().map(|text| format!("  {text}\n")).collect();
+    format!("The last panics in this process, some of them on purpose:\n{}", lines.concat())
+}
