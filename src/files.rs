@@ -15,6 +15,11 @@ pub fn open(path: &Path) -> io::Result<File> {
     File::open(path)
 }
 
+/// The bytes of a regular file.
+pub(crate) fn read(path: &Path) -> Result<Vec<u8>> {
+    check(path).and_then(|()| fs::read(path)).map_err(|e| Error::file(path, e))
+}
+
 /// The text of a regular file; an error that names the file if it is no regular file or not UTF-8.
 pub fn read_to_string(path: &Path) -> Result<String> {
     check(path).and_then(|()| fs::read_to_string(path)).map_err(|e| Error::file(path, e))

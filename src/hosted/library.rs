@@ -9,6 +9,7 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use super::metallib::{self, MetalVersion};
 use crate::error::{Error, Result};
+use crate::files;
 
 /// Metal kernels: compiled ahead of time, or the source to compile when one is first used.
 ///
@@ -41,7 +42,7 @@ impl MetalLibrary {
     /// [`MetalLibrary::from_bytes`].
     pub fn from_path(path: impl AsRef<Path>) -> Result<Self> {
         let path = path.as_ref();
-        let bytes = fs::read(path).map_err(|error| Error::file(path, error))?;
+        let bytes = files::read(path)?;
         Self::from_bytes(bytes).map_err(|error| Error::file(path, error))
     }
 

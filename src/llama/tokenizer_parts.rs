@@ -1,5 +1,5 @@
-//! What a `tokenizer.json` is checked for before the crate `tokenizers` reads it: tables that are as
-//! long as they say, and parts that do not multiply a text until it fills the memory.
+//! What a `tokenizer.json` is checked for before the tokenizer's crate reads it: tables that are as long as
+//! they say, and parts that do not multiply a text until it fills the memory.
 
 use base64::Engine;
 use base64::alphabet::STANDARD;
@@ -30,12 +30,11 @@ struct Parts {
     decoder: Value,
 }
 
-/// An error for parts that cannot be. Other faults of a file are left to the crate that reads it.
+/// An error for parts that cannot be; what else is wrong with a file the tokenizer's crate says.
 pub(super) fn check(json: &[u8]) -> Result<()> {
-    // That crate makes the parts before it has read the whole file, so a file that is no JSON is
-    // refused here. Parts that are there twice are refused too: only one would be checked.
+    // A file that ends in no JSON is refused for that, but only after its parts have been made.
     let Parts { normalizer, pre_tokenizer, post_processor, decoder } = serde_json::from_slice(json)
-        .map_err(|e| refused(format_args!("a usable tokenizer and tokens, got {e}")))?;
+        .map_err(|e| refused(format_args!("a usable tokenizer in JSON, got {e}")))?;
     for part in [&normalizer, &pre_tokenizer, &post_processor, &decoder] {
         check_tables(part)?;
     }

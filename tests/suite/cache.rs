@@ -185,8 +185,8 @@ fn a_clone_goes_its_own_way() -> Checked {
 #[test]
 fn what_cannot_be_cached_is_refused() -> Checked {
     for (kind, said) in [
-        (CacheKind::Quantized { group_size: 48, bits: 4 }, "got 48"),
-        (CacheKind::Quantized { group_size: 64, bits: 7 }, "got 7"),
+        (CacheKind::Quantized { group_size: 48, bits: 4 }, "groups of 32, 64 or 128, got 48"),
+        (CacheKind::Quantized { group_size: 64, bits: 7 }, "2, 3, 4, 5, 6 or 8 bits, got 7"),
         (CacheKind::Rotating { max_size: 0, keep: 0 }, "got 0 and 0"),
         (CacheKind::Rotating { max_size: 8, keep: -1 }, "got 8 and -1"),
         (CacheKind::Rotating { max_size: 8, keep: 8 }, "got 8 and 8"),

@@ -89,11 +89,11 @@ impl Packing {
 /// How keys and values are kept.
 #[derive(clap::Args)]
 pub struct KvArgs {
-    /// Keep keys and values in this many bits instead of the model's type.
-    #[arg(long, value_name = "BITS", value_parser = kv_bits(), allow_negative_numbers = true)]
+    /// Keep keys and values in this many bits (2, 3, 4, 5, 6 or 8) instead of the model's type.
+    #[arg(long, value_name = "BITS", value_parser = kv_bits(), hide_possible_values = true, allow_negative_numbers = true)]
     pub kv_bits: Option<i32>,
-    /// Elements of a key or value that share a scale.
-    #[arg(long, value_name = "N", default_value = "64", requires = "kv_bits", value_parser = kv_group_size(), allow_negative_numbers = true)]
+    /// Elements of a key or value that share a scale: 32, 64 or 128.
+    #[arg(long, value_name = "N", default_value = "64", requires = "kv_bits", value_parser = kv_group_size(), hide_possible_values = true, allow_negative_numbers = true)]
     pub kv_group_size: i32,
 }
 

@@ -107,11 +107,11 @@ struct CacheArgs {
     /// Keep keys and values of the first four positions and the latest, so many in all.
     #[arg(long, value_name = "N", conflicts_with_all = ["kv_bits", "draft_model"])]
     max_kv_size: Option<i32>,
-    /// Keep keys and values in this many bits.
-    #[arg(long, value_name = "BITS", value_parser = kv_bits(), allow_negative_numbers = true)]
+    /// Keep keys and values in this many bits (2, 3, 4, 5, 6 or 8).
+    #[arg(long, value_name = "BITS", value_parser = kv_bits(), hide_possible_values = true, allow_negative_numbers = true)]
     kv_bits: Option<i32>,
-    /// Numbers that share a scale with --kv-bits.
-    #[arg(long, value_name = "N", default_value = "64", value_parser = kv_group_size(), allow_negative_numbers = true)]
+    /// Numbers that share a scale with --kv-bits: 32, 64 or 128.
+    #[arg(long, value_name = "N", default_value = "64", value_parser = kv_group_size(), hide_possible_values = true, allow_negative_numbers = true)]
     kv_group_size: i32,
     /// Prompt tokens run at a time: fewer take less memory.
     #[arg(long, value_name = "N", default_value_t = 512)]

@@ -35,7 +35,7 @@ pub const TRANSFORMED: &[Call] = &[
     }),
     ("jvp", |d| {
         let (x, f) = drawn(d)?;
-        let tangent = d.array(&x.shape().to_vec(), x.dtype())?;
+        let tangent = d.array(x.shape(), x.dtype())?;
         let (outputs, tangents) = jvp(|p| Ok(vec![f(&p[0])?]), &[&x], &[&tangent])?;
         Ok(outputs.into_iter().chain(tangents).collect())
     }),
@@ -50,7 +50,7 @@ pub const TRANSFORMED: &[Call] = &[
         // Of MLX's own ops it would make one, for which it runs a C++ compiler: that takes seconds.
         let compiled = compile(move |p| Ok(vec![f(&f(&p[0])?)?]), shapeless)?;
         let first = compiled.call(&[&x])?;
-        let other = d.array(&x.shape().to_vec(), x.dtype())?;
+        let other = d.array(x.shape(), x.dtype())?;
         Ok(first.into_iter().chain(compiled.call(&[&other])?).collect())
     }),
     ("a primitive of a user's own", |d| {
