@@ -40,8 +40,10 @@ Handle quantized_matmul(
 }
 
 ListHandle pack_matrix(const MlxArray& w, const QuantizedLayout& layout) {
-  auto mode = format_of(layout).mode();
-  return handle(mx::quantize(w, layout.group_size, layout.bits, mode, std::nullopt, here()));
+  auto format = format_of(layout);
+  require_format("quantized_weight", format); // MLX divides by both before it looks at them
+  auto [group, bits, mxfp4] = format;
+  return handle(mx::quantize(w, group, bits, format.mode(), std::nullopt, here()));
 }
 
 Handle unpack_matrix(const ArrayList& weight, const QuantizedLayout& layout, Dtype dtype) {

@@ -6,22 +6,6 @@ namespace {
 constexpr auto op = "quantized_linear";
 constexpr size_t MOST_PARTS = 3;
 
-void require_format(const char* op, const QuantizedFormat& format) {
-  auto [group, bits, mxfp4] = format;
-  if (mxfp4) {
-    if (group != 32 || bits != 4) {
-      refuse(op, "expected groups of 32 and 4 bits for mxfp4, got ", group, " and ", bits);
-    }
-    return;
-  }
-  if (group != 32 && group != 64 && group != 128) {
-    refuse(op, "expected groups of 32, 64 or 128, got ", group);
-  }
-  if (bits != 2 && bits != 3 && bits != 4 && bits != 6 && bits != 8) {
-    refuse(op, "expected 2, 3, 4, 6 or 8 bits, got ", bits);
-  }
-}
-
 int axis_of(const QuantizedWeight& weight, const QuantizedFormat& format) {
   return static_cast<int>(int64_t{weight.packed.shape(1)} * 32 / format.bits);
 }
@@ -53,6 +37,22 @@ mx::array silu(const mx::array& x, mx::Stream s) {
   return mx::multiply(x, mx::sigmoid(x, s), s);
 }
 } // namespace
+
+void require_format(const char* op, const QuantizedFormat& format) {
+  auto [group, bits, mxfp4] = format;
+  if (mxfp4) {
+    if (group != 32 || bits != 4) {
+      refuse(op, "expected groups of 32 and 4 bits for mxfp4, got ", group, " and ", bits);
+    }
+    return;
+  }
+  if (group != 32 && group != 64 && group != 128) {
+    refuse(op, "expected groups of 32, 64 or 128, got ", group);
+  }
+  if (bits != 2 && bits != 3 && bits != 4 && bits != 6 && bits != 8) {
+    refuse(op, "expected 2, 3, 4, 6 or 8 bits, got ", bits);
+  }
+}
 
 void require_quantized(const char* op, const QuantizedWeight& w, const QuantizedFormat& format) {
   require_format(op, format);

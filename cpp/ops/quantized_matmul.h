@@ -26,6 +26,9 @@ struct QuantizedWeight {
   std::optional<mx::array> biases;
 };
 
+/** Refuses groups and bits that no kernel has. */
+void require_format(const char* op, const QuantizedFormat& format);
+
 /** Refuses what is not a matrix of this format. */
 void require_quantized(
     const char* op, const QuantizedWeight& weight, const QuantizedFormat& format);
