@@ -1,6 +1,6 @@
 //! Filters and methods that make as much as a number says, which minijinja does not bound.
 
-use minijinja::value::{Rest, Value};
+use minijinja::value::{Rest, Value, ValueOrKwargs};
 use minijinja::{Environment, Error, ErrorKind, State, filters};
 use minijinja_contrib::pycompat::unknown_method_callback;
 
@@ -11,7 +11,8 @@ const MOST: i64 = 100_000;
 
 /// Puts those in place of minijinja's own.
 pub(super) fn add_to(environment: &mut Environment) {
-    environment.add_filter("indent", |state: &mut State, arguments: Rest<Value>| {
+    environment.add_filter("indent", |state: &mut State, arguments: Rest<ValueOrKwargs>| {
+        let arguments = arguments.into_values();
         within_limits(&arguments)?;
         let lines =
             arguments.first().and_then(Value::as_str).map_or(1, |text| text.lines().count());
@@ -21,15 +22,18 @@ pub(super) fn add_to(environment: &mut Environment) {
             false => Err(too_much(&width)),
         }
     });
-    environment.add_filter("batch", |state: &mut State, arguments: Rest<Value>| {
+    environment.add_filter("batch", |state: &mut State, arguments: Rest<ValueOrKwargs>| {
+        let arguments = arguments.into_values();
         within_limits(&arguments)?;
         Value::from_function(filters::batch).call(state, &arguments)
     });
-    environment.add_filter("slice", |state: &mut State, arguments: Rest<Value>| {
+    environment.add_filter("slice", |state: &mut State, arguments: Rest<ValueOrKwargs>| {
+        let arguments = arguments.into_values();
         within_limits(&arguments)?;
         Value::from_function(filters::slice).call(state, &arguments)
     });
-    environment.add_filter("format", |state: &mut State, arguments: Rest<Value>| {
+    environment.add_filter("format", |state: &mut State, arguments: Rest<ValueOrKwargs>| {
+        let arguments = arguments.into_values();
         within_widths(&arguments)?;
         Value::from_function(filters::format).call(state, &arguments)
     });
