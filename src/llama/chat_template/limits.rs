@@ -55,7 +55,8 @@ fn too_much(asked: &dyn std::fmt::Display) -> Error {
 fn numbers(argument: &Value) -> Vec<i64> {
     if argument.is_kwargs() {
         let names = argument.try_iter().into_iter().flatten();
-        return names.filter_map(|name| argument.get_item(&name).ok()?.as_i64()).collect();
+        let given = names.filter_map(|name| argument.get_item(&name).ok());
+        return given.flat_map(|value| numbers(&value)).collect();
     }
     match argument.is_number() {
         // What no i64 holds is more than any limit.
