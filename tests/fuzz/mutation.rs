@@ -249,7 +249,8 @@ pub fn written(rng: &mut Rng, document: &Value) -> String {
         text.replace_range(start..end, &inner);
     }
     while let Some((start, end, inner)) = marked(&text, DEEP) {
-        let depth = inner.parse().unwrap_or(0);
+        // A mutation may have changed the depth itself: a document stays within 100 KB.
+        let depth = inner.parse().unwrap_or(0).min(10_000);
         let [open, close] = *one(rng, &[["[", "]"], [r#"{"a":"#, "}"], ["[[],", "]"]]);
         let close = if rng.bool() { close.repeat(depth) } else { String::new() };
         text.replace_range(start..end, &format!("{}0{close}", open.repeat(depth)));
