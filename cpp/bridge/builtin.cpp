@@ -90,9 +90,13 @@ Handle binary(BinaryOp op, const MlxArray& a, const MlxArray& b) {
   unknown("binary");
 }
 
-Handle reduce(ReduceOp op, const MlxArray& a, Ints axes, bool keepdims) {
+Handle reduce(ReduceOp op, const MlxArray& input, Ints axes, bool keepdims) {
   auto s = here();
   auto over = to_ints(axes);
+  // If the reduced axes hold nothing and the array is not row-contiguous, MLX walks by a shape and
+  // strides that it never wrote (docs/upstream, section 7).
+  mx::array a = input;
+  if (a.size() == 0) a = mx::contiguous(a, false, s);
   switch (op) {
     case ReduceOp::All:
       return handle(mx::all(a, over, keepdims, s));

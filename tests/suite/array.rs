@@ -49,6 +49,29 @@ fn every_element_type_there_and_back() -> Checked {
     })
 }
 
+/// MLX by itself may not return from these: the reduced axis is empty and the array not row-contiguous.
+#[test]
+fn reductions_of_what_is_empty_and_transposed() -> Checked {
+    // A reduction with many axes first: what it leaves on the stack is what MLX would walk by.
+    let full = Array::ones::<u8>(&[5, 6, 7, 4])?.transpose(&[0, 2, 1, 3])?;
+    let full = full.slice(&[&.., &.., &(.., 2), &(.., 2)])?;
+    for dtype in [Dtype::Uint8, Dtype::Int64, Dtype::Float32, Dtype::Bfloat16] {
+        full.astype(dtype)?.sum(&[0, 1, 2][..], false)?.eval()?;
+        let empty = Array::zeros_of(&[3, 0, 4], dtype)?.transpose(&[2, 1, 0])?;
+        empty.eval()?;
+        let values = |x: Array| -> mlx_primitives::Result<Vec<f32>> {
+            assert_eq!(x.shape(), [4, 3]);
+            x.astype(Dtype::Float32)?.to_vec()
+        };
+        assert_eq!(values(empty.sum(1, false)?)?, [0.0; 12]);
+        assert_eq!(values(empty.prod(1, false)?)?, [1.0; 12]);
+        assert_eq!(values(empty.all(1, false)?)?, [1.0; 12]);
+        assert_eq!(values(empty.any(1, false)?)?, [0.0; 12]);
+        assert!(values(empty.mean(1, false)?)?.iter().all(|mean| mean.is_nan()));
+    }
+    Ok(())
+}
+
 #[test]
 fn every_bit_pattern_of_sixteen_bits() -> Checked {
     let all: Vec<u16> = (0..=u16::MAX).collect();
