@@ -138,6 +138,25 @@ struct Player {
     said: NamedTempFile,
 }
 
+/// Signals end the child even if this process was started to ignore them, as `nohup` and a shell's `&`
+/// have it.
+#[cfg(unix)]
+fn default_signals(command: &mut Command) {
+    use std::os::unix::process::CommandExt;
+
+    // SAFETY: between fork and exec nothing is called but `signal`, which is async-signal-safe.
+    unsafe {
+        command.pre_exec(|| {
+            for signal in [libc::SIGINT, libc::SIGTERM] {
+                if libc::signal(signal, libc::SIG_DFL) == libc::SIG_ERR {
+                    return Err(io::Error::last_os_error());
+                }
+            }
+            Ok(())
+        });
+    }
+}
+
 impl Player {
     fn start(role: &str) -> io::Result<Self> {
         Self::run(role, Command::new(env::current_exe()?).env(ROLE, role))
@@ -145,6 +164,8 @@ impl Player {
 
     fn run(role: &str, command: &mut Command) -> io::Result<Self> {
         let said = NamedTempFile::new()?;
+        #[cfg(unix)]
+        default_signals(command);
         let child = command
             .env("RUST_BACKTRACE", "0")
             .stdin(Stdio::null())
