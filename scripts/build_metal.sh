@@ -112,7 +112,7 @@ if [ "$system" = Darwin ]; then
     say "wrote .mlx/mlx_primitives.metallib"
   fi
 else
-  say "$system has no Metal: the kernels of src/cpu are used here, and tests simulate Metal"
+  say "$system has no Metal: the kernels of crates/kernels are used here, and tests simulate Metal"
   # What compiles the kernels for the simulator: clang 17 or later, or the one inside zig.
   compiler=
   for name in clang++-22 clang++-21 clang++-20 clang++-19 clang++-18 clang++-17 clang++; do

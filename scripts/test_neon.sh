@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Runs the tests of src/cpu on an emulated aarch64 processor: what NEON computes, not how fast.
+# Runs the tests of crates/kernels on an emulated aarch64 processor: what NEON computes, not how fast.
 #
 #   scripts/test_neon.sh [TEST_FILTER...]
 set -euo pipefail
@@ -28,20 +28,14 @@ bring_zig
 zig_wrapper musl-clang cc -target aarch64-linux-musl -lunwind
 bring_rust "$target" std,panic_abort,test || die "not run: $rust_missing"
 
-# A crate of src/cpu alone: the rest of the library needs MLX.
+# Outside of the workspace, whose other crates need more than the kernels do.
 crate=$cross/neon
 mkdir -p "$crate"
 cp "$root/Cargo.lock" "$crate/"
-cat >"$crate/Cargo.toml" <<CRATE
-[package]
-name = "cpu"
-edition = "2024"
-
-[lib]
-path = "lib.rs"
-
-[dependencies]
-$(grep '^half = ' "$root/Cargo.toml")
+cp "$root/crates/kernels/Cargo.toml" "$crate/"
+ln -sfn "$root/crates/kernels/src" "$crate/src"
+ln -sfn "$root/crates/kernels/README.md" "$crate/README.md"
+cat >>"$crate/Cargo.toml" <<CRATE
 
 [profile.dev]
 opt-level = 1
@@ -50,11 +44,10 @@ strip = "none"
 
 [workspace]
 CRATE
-printf '#[path = "%s/src/cpu/mod.rs"]\npub mod cpu;\n' "$root" >"$crate/lib.rs"
 
 # zig brings musl and the unwinder, so nothing of the target need be installed.
 cd "$crate"
-say "testing src/cpu for $target ($rust_said) under $(basename "$runner")"
+say "testing crates/kernels for $target ($rust_said) under $(basename "$runner")"
 CARGO_TARGET_DIR=$cross/target \
   RUSTFLAGS="-Clink-self-contained=no -Ctarget-feature=+crt-static" \
   CARGO_TARGET_AARCH64_UNKNOWN_LINUX_MUSL_LINKER=$cross/bin/musl-clang \

@@ -31,7 +31,6 @@
 mod array;
 pub mod builtin;
 pub mod conformance;
-mod cpu;
 pub mod device;
 mod dtype;
 mod error;
@@ -62,3 +61,11 @@ pub use array::{
 };
 pub use dtype::{Dtype, Element};
 pub use error::{Error, Result};
+use mlx_primitives_kernels as cpu;
+
+/// What only this package's own tests use; it may change at any time.
+#[doc(hidden)]
+pub mod internals {
+    pub use crate::array::{Block, LINE};
+    pub use crate::hosted::supported_metal;
+}

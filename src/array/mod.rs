@@ -16,7 +16,7 @@ use crate::error::{Error, Result};
 use crate::ffi::bridge as ffi;
 
 #[cfg(feature = "llama")]
-pub(crate) use block::Block;
+pub use block::{Block, LINE};
 pub use math::{Operand, Reduce};
 pub use send::SendArray;
 pub use view::{IntoIndex, concatenate, select, stack};

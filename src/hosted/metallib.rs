@@ -116,7 +116,7 @@ fn newest(list: &[u8], bitcode: u64) -> Option<MetalVersion> {
 
 /// The newest language that a release of macOS runs, if it is known here; without a release, the
 /// newest that is.
-fn supported(release: Option<u32>) -> Option<MetalVersion> {
+pub fn supported(release: Option<u32>) -> Option<MetalVersion> {
     let [(_, oldest), .., (latest, newest)] = RELEASES;
     match release {
         None => Some(newest),
@@ -137,25 +137,4 @@ fn macos_release() -> Option<u32> {
     let (_, rest) = text.split_once("<key>ProductVersion</key>")?;
     let (_, rest) = rest.split_once("<string>")?;
     rest.split(['.', '<']).next()?.trim().parse().ok()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::{MetalVersion, supported};
-
-    #[test]
-    fn a_release_runs_what_it_and_earlier_ones_brought() {
-        let version = |major, minor| Some(MetalVersion { major, minor });
-        for (release, expected) in [
-            (Some(12), version(3, 0)),
-            (Some(14), version(3, 1)),
-            (Some(25), version(3, 2)),
-            (Some(26), version(4, 0)),
-            (Some(27), version(4, 1)),
-            (Some(28), None), // Metal itself refuses what that does not run
-            (None, version(4, 1)),
-        ] {
-            assert_eq!(supported(release), expected, "{release:?}");
-        }
-    }
 }

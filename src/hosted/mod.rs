@@ -49,6 +49,8 @@ use crate::ffi::hosted::bridge as ffi;
 pub use launch::{Call, Constant, Launch};
 pub use library::MetalLibrary;
 pub use metallib::MetalVersion;
+#[doc(hidden)]
+pub use metallib::supported as supported_metal;
 pub use view::{Elements, View, ViewMut};
 
 /// Shape and type of an array.

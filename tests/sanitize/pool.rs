@@ -2,7 +2,7 @@
 
 #![allow(dead_code)]
 
-#[path = "../../src/cpu/pool.rs"]
+#[path = "../../crates/kernels/src/pool.rs"]
 mod pool;
 
 mod simd {

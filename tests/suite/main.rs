@@ -8,6 +8,7 @@ mod activation;
 mod adapters;
 mod array;
 mod attention;
+mod block;
 mod build;
 mod cache;
 mod chat_template;

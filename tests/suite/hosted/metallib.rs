@@ -3,6 +3,7 @@
 use std::io::Write;
 
 use mlx_primitives::hosted::{MetalLibrary, MetalVersion};
+use mlx_primitives::internals::supported_metal;
 
 use crate::support::{Checked, message};
 
@@ -109,4 +110,20 @@ fn metallibs_that_apple_compiled_are_taken() -> Checked {
         writeln!(stderr, "not run: Apple's metallibs; scripts/cross_link.sh brings them")?;
     }
     Ok(())
+}
+
+#[test]
+fn a_release_runs_what_it_and_earlier_ones_brought() {
+    let version = |major, minor| Some(MetalVersion { major, minor });
+    for (release, expected) in [
+        (Some(12), version(3, 0)),
+        (Some(14), version(3, 1)),
+        (Some(25), version(3, 2)),
+        (Some(26), version(4, 0)),
+        (Some(27), version(4, 1)),
+        (Some(28), None), // Metal itself refuses what that does not run
+        (None, version(4, 1)),
+    ] {
+        assert_eq!(supported_metal(release), expected, "{release:?}");
+    }
 }

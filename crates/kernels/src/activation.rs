@@ -1,0 +1,321 @@
+//! Activations, element by element, each step rounded where MLX's composition rounds.
+
+use std::marker::PhantomData;
+use std::ops::Range;
+
+use super::element::{Element, Float, with_element};
+use super::math::{erf_of_mlx, sigmoid, tanh};
+use super::output::Output;
+use super::simd::{F32x16, Kernel, LANES};
+use super::{Machine, Shared};
+mod affine;
+mod table;
+
+pub use affine::{AffineShape, affine};
+use table::table;
+
+/// What is applied to each element.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Activation {
+    Relu,
+    Gelu,
+    GeluTanh,
+    Silu,
+}
+
+/// What is made of two elements.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Combination {
+    Swiglu,
+    Geglu,
+    GegluTanh,
+    AddRelu,
+    MulRelu,
+}
+
+impl Activation {
+    #[inline(always)]
+    pub(super) fn apply<V: F32x16, T: Float>(self, x: V) -> V {
+        match self {
+            Self::Relu => relu(x),
+            Self::Gelu => gelu::<V, T>(x),
+            Self::GeluTanh => gelu_tanh::<V, T>(x),
+            Self::Silu => silu::<V, T>(x),
+        }
+    }
+}
+
+/// `max(x, 0)`, where -0 counts as 0 and NaN stays.
+#[inline(always)]
+pub(super) fn relu<V: F32x16>(x: V) -> V {
+    let zero = V::splat(0.0);
+    zero.max(x) + zero
+}
+
+/// `x * sigmoid(x)`
+#[inline(always)]
+pub(super) fn silu<V: F32x16, T: Float>(x: V) -> V {
+    T::round(x * sigmoid::<V, T>(x))
+}
+
+/// `x * (1 + erf(x / sqrt 2)) / 2`
+#[inline(always)]
+pub(super) fn gelu<V: F32x16, T: Float>(x: V) -> V {
+    let root: V = T::round(V::splat(std::f32::consts::SQRT_2));
+    let erf = T::round(erf_of_mlx(T::round(x / root)));
+    let y = T::round(x * T::round(V::splat(1.0) + erf));
+    T::round(y * V::splat(0.5))
+}
+
+/// `x / 2 * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 x³)))`
+#[inline(always)]
+pub(super) fn gelu_tanh<V: F32x16, T: Float>(x: V) -> V {
+    let factor: V = T::round(V::splat(0.797_884_6));
+    let cubic: V = T::round(V::splat(0.044_715));
+    let cube: V = T::round(x * x * x);
+    let inner = T::round(factor * T::round(x + T::round(cubic * cube)));
+    let outer = T::round(V::splat(1.0) + T::round(tanh(inner)));
+    T::round(T::round(V::splat(0.5) * x) * outer)
+}
+
+/// A function of one element.
+trait Function: Sync {
+    /// Which table holds it for types of sixteen bits, if that is quicker than to compute it.
+    const TABLE: Option<usize>;
+    fn of<V: F32x16, T: Float>(x: V) -> V;
+}
+
+/// A function of two elements, the second of which it may ignore.
+trait Map: Sync {
+    fn of<V: F32x16, T: Float>(a: V, b: V) -> V;
+}
+
+struct Relu;
+struct Gelu;
+struct GeluTanh;
+struct Silu;
+
+macro_rules! functions {
+    ($($name:ident, $table:expr, $x:ident => $call:expr;)*) => {$(
+        impl Function for $name {
+            const TABLE: Option<usize> = $table;
+            #[inline(always)]
+            fn of<V: F32x16, T: Float>($x: V) -> V {
+                $call
+            }
+        }
+    )*};
+}
+
+functions! {
+    Relu, None, x => relu(x);
+    Gelu, Some(0), x => gelu::<V, T>(x);
+    GeluTanh, Some(1), x => gelu_tanh::<V, T>(x);
+    Silu, Some(2), x => silu::<V, T>(x);
+}
+
+/// The function of the first element.
+struct Alone<F>(PhantomData<F>);
+/// The function of the first, times the second.
+struct Gated<F>(PhantomData<F>);
+struct AddRelu;
+struct MulRelu;
+
+impl<F: Function> Map for Alone<F> {
+    #[inline(always)]
+    fn of<V: F32x16, T: Float>(a: V, _: V) -> V {
+        F::of::<V, T>(a)
+    }
+}
+
+impl<F: Function> Map for Gated<F> {
+    #[inline(always)]
+    fn of<V: F32x16, T: Float>(a: V, b: V) -> V {
+        F::of::<V, T>(a) * b
+    }
+}
+
+impl Map for AddRelu {
+    #[inline(always)]
+    fn of<V: F32x16, T: Float>(a: V, b: V) -> V {
+        relu(T::round(a + b))
+    }
+}
+
+impl Map for MulRelu {
+    #[inline(always)]
+    fn of<V: F32x16, T: Float>(a: V, b: V) -> V {
+        relu(T::round(a * b))
+    }
+}
+
+/// # Safety
+/// `x` and `out` hold `size` elements, aligned to the element. `out` is `x` itself or overlaps
+/// nothing.
+pub unsafe fn activation(
+    element: Element,
+    kind: Activation,
+    x: *const u8,
+    out: *mut u8,
+    size: usize,
+) {
+    let machine = Machine::current();
+    // SAFETY: the caller's contract, and the machine is this one.
+    with_element!(element, T => unsafe {
+        activation_on::<T>(machine, kind, x.cast(), out.cast(), size)
+    })
+}
+
+/// # Safety
+/// `a`, `b` and `out` hold `size` elements, aligned to the element. `out` is one of the others or
+/// overlaps nothing.
+pub unsafe fn combination(
+    element: Element,
+    kind: Combination,
+    a: *const u8,
+    b: *const u8,
+    out: *mut u8,
+    size: usize,
+) {
+    let machine = Machine::current();
+    // SAFETY: the caller's contract, and the machine is this one.
+    with_element!(element, T => unsafe {
+        combination_on::<T>(machine, kind, a.cast(), b.cast(), out.cast(), size)
+    })
+}
+
+unsafe fn activation_on<T: Float>(
+    machine: Machine,
+    kind: Activation,
+    x: *const T,
+    out: *mut T,
+    size: usize,
+) {
+    // SAFETY: the caller's contract.
+    unsafe {
+        match kind {
+            Activation::Relu => alone::<T, Relu>(machine, x, out, size, 1),
+            Activation::Gelu => alone::<T, Gelu>(machine, x, out, size, 4),
+            Activation::GeluTanh => alone::<T, GeluTanh>(machine, x, out, size, 4),
+            Activation::Silu => alone::<T, Silu>(machine, x, out, size, 2),
+        }
+    }
+}
+
+unsafe fn combination_on<T: Float>(
+    machine: Machine,
+    kind: Combination,
+    a: *const T,
+    b: *const T,
+    out: *mut T,
+    size: usize,
+) {
+    // SAFETY: the caller's contract.
+    unsafe {
+        match kind {
+            Combination::Swiglu => gated::<T, Silu>(machine, a, b, out, size, 3),
+            Combination::Geglu => gated::<T, Gelu>(machine, a, b, out, size, 5),
+            Combination::GegluTanh => gated::<T, GeluTanh>(machine, a, b, out, size, 5),
+            Combination::AddRelu => map::<T, AddRelu>(machine, a, b, out, size, 1),
+            Combination::MulRelu => map::<T, MulRelu>(machine, a, b, out, size, 1),
+        }
+    }
+}
+
+unsafe fn alone<T: Float, F: Function>(
+    machine: Machine,
+    x: *const T,
+    out: *mut T,
+    size: usize,
+    work: usize,
+) {
+    let Some(table) = table::<T, F>(machine, size) else {
+        // SAFETY: the caller's contract.
+        return unsafe { map::<T, Alone<F>>(machine, x, x, out, size, work) };
+    };
+    let out = Output::new(out, &[x], size, BLOCK);
+    let x = Shared(x.cast_mut());
+    machine.pool.for_each(size.div_ceil(BLOCK), BLOCK, &|blocks| {
+        let range = blocks.start * BLOCK..size.min(blocks.end * BLOCK);
+        // SAFETY: the caller's contract; the ranges are disjoint, and T has sixteen bits.
+        unsafe { table::map::<T>(machine, table, x.get(), out, range) }
+    });
+}
+
+unsafe fn gated<T: Float, F: Function>(
+    machine: Machine,
+    a: *const T,
+    b: *const T,
+    out: *mut T,
+    size: usize,
+    work: usize,
+) {
+    let Some(table) = table::<T, F>(machine, size) else {
+        // SAFETY: the caller's contract.
+        return unsafe { map::<T, Gated<F>>(machine, a, b, out, size, work) };
+    };
+    let out = Output::new(out, &[a, b], size, BLOCK);
+    let (a, b) = (Shared(a.cast_mut()), Shared(b.cast_mut()));
+    machine.pool.for_each(size.div_ceil(BLOCK), BLOCK, &|blocks| {
+        let range = blocks.start * BLOCK..size.min(blocks.end * BLOCK);
+        // SAFETY: the caller's contract; the ranges are disjoint, and T has sixteen bits.
+        unsafe { table::gated::<T>(machine, table, [a.get(), b.get()], out, range) }
+    });
+}
+
+/// Elements that one item of a job stands for.
+const BLOCK: usize = 1024;
+
+/// `work`: tenths of a nanosecond an element.
+unsafe fn map<T: Float, M: Map>(
+    machine: Machine,
+    a: *const T,
+    b: *const T,
+    out: *mut T,
+    size: usize,
+    work: usize,
+) {
+    let out = Output::new(out, &[a, b], size, BLOCK);
+    let (a, b) = (Shared(a.cast_mut()), Shared(b.cast_mut()));
+    machine.pool.for_each(size.div_ceil(BLOCK), BLOCK * work, &|blocks| {
+        let range = blocks.start * BLOCK..size.min(blocks.end * BLOCK);
+        let kernel = Mapped { a: a.get(), b: b.get(), out, range, map: PhantomData::<M> };
+        // SAFETY: the caller's contract; the ranges are disjoint.
+        unsafe { machine.level.run(kernel) }
+    });
+}
+
+struct Mapped<T, M> {
+    a: *const T,
+    b: *const T,
+    out: Output<T>,
+    range: Range<usize>,
+    map: PhantomData<M>,
+}
+
+impl<T: Float, M: Map> Kernel for Mapped<T, M> {
+    const BF16: bool = T::IS_BF16;
+
+    #[inline(always)]
+    unsafe fn run<V: F32x16>(self) {
+        let PhantomData = self.map;
+        let mut at = self.range.start;
+        // SAFETY: every access is within the range, and reads come before the write to their place.
+        unsafe {
+            while at + LANES <= self.range.end {
+                let (a, b): (V, V) = (T::load(self.a.add(at)), T::load(self.b.add(at)));
+                self.out.put(M::of::<V, T>(a, b), at);
+                at += LANES;
+            }
+            let count = self.range.end - at;
+            if count > 0 {
+                let a: V = T::load_first(self.a.add(at), count);
+                let b: V = T::load_first(self.b.add(at), count);
+                self.out.put_first(M::of::<V, T>(a, b), at, count);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

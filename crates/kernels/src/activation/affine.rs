@@ -1,0 +1,137 @@
+//! A scale and a shift of each element.
+
+use std::ops::Range;
+
+use super::BLOCK;
+use crate::element::{Element, Float, with_element};
+use crate::output::Output;
+use crate::simd::{F32x16, Kernel, LANES};
+use crate::{Machine, Shared};
+
+/// The extents of [`affine`]; scale and shift have one column or all of them.
+#[derive(Clone, Copy, Debug)]
+pub struct AffineShape {
+    pub rows: usize,
+    pub columns: usize,
+    pub scale_columns: usize,
+    pub shift_columns: usize,
+}
+
+/// `x * scale + shift`, the product rounded first.
+///
+/// # Safety
+/// `x` and `out` hold `rows * columns` elements, `scale` and `shift` what the shape says, aligned
+/// to the element. `out` is `x` itself or overlaps nothing.
+pub unsafe fn affine(
+    element: Element,
+    x: *const u8,
+    scale: *const u8,
+    shift: *const u8,
+    out: *mut u8,
+    shape: &AffineShape,
+) {
+    let machine = Machine::current();
+    // SAFETY: the caller's contract, and the machine is this one.
+    with_element!(element, T => unsafe {
+        affine_on::<T>(machine, x.cast(), scale.cast(), shift.cast(), out.cast(), shape)
+    })
+}
+
+pub(super) unsafe fn affine_on<T: Float>(
+    machine: Machine,
+    x: *const T,
+    scale: *const T,
+    shift: *const T,
+    out: *mut T,
+    shape: &AffineShape,
+) {
+    let mut shape = *shape;
+    if shape.scale_columns == 1 && shape.shift_columns == 1 {
+        // Rows mean nothing then; of a fair size they make good items.
+        let size = shape.rows * shape.columns;
+        (shape.rows, shape.columns) = (size.div_ceil(BLOCK), BLOCK);
+        let out = Output::new(out, &[x], size, BLOCK);
+        let x = Shared(x.cast_mut());
+        let (scale, shift) = (Shared(scale.cast_mut()), Shared(shift.cast_mut()));
+        machine.pool.for_each(shape.rows, BLOCK, &|rows| {
+            let flat = rows.start * BLOCK..size.min(rows.end * BLOCK);
+            let count = flat.len();
+            // SAFETY: the range lies within the buffers; the ranges are disjoint.
+            unsafe {
+                let (x, out) = (x.get().add(flat.start), out.add(flat.start));
+                let one = AffineShape { rows: 1, columns: count, ..shape };
+                let (scale, shift) = (scale.get(), shift.get());
+                machine.level.run(Affine { x, scale, shift, out, rows: 0..1, shape: one });
+            }
+        });
+        return;
+    }
+    let out = Output::new(out, &[x], shape.rows * shape.columns, shape.columns);
+    let x = Shared(x.cast_mut());
+    let (scale, shift) = (Shared(scale.cast_mut()), Shared(shift.cast_mut()));
+    machine.pool.for_each(shape.rows, shape.columns, &|rows| {
+        let kernel =
+            Affine { x: x.get(), scale: scale.get(), shift: shift.get(), out, rows, shape };
+        // SAFETY: the caller's contract; the ranges of rows are disjoint.
+        unsafe { machine.level.run(kernel) }
+    });
+}
+
+struct Affine<T> {
+    x: *const T,
+    scale: *const T,
+    shift: *const T,
+    out: Output<T>,
+    rows: Range<usize>,
+    shape: AffineShape,
+}
+
+impl<T: Float> Kernel for Affine<T> {
+    const BF16: bool = T::IS_BF16;
+
+    #[inline(always)]
+    unsafe fn run<V: F32x16>(self) {
+        let columns = self.shape.columns;
+        for row in self.rows.clone() {
+            for at in (0..columns).step_by(LANES) {
+                let count = LANES.min(columns - at);
+                // SAFETY: within the row, and the read comes before the write to its place.
+                unsafe {
+                    let x: V = part::<V, T>(self.x.add(row * columns + at), count);
+                    let scale = self.factor::<V>(self.scale, self.shape.scale_columns, at, count);
+                    let shift = self.factor::<V>(self.shift, self.shape.shift_columns, at, count);
+                    let y = T::round(x * scale) + shift;
+                    let at = row * columns + at;
+                    if count == LANES {
+                        self.out.put(y, at);
+                    } else {
+                        self.out.put_first(y, at, count);
+                    }
+                }
+            }
+        }
+    }
+}
+
+impl<T: Float> Affine<T> {
+    #[inline(always)]
+    unsafe fn factor<V: F32x16>(&self, of: *const T, columns: usize, at: usize, count: usize) -> V {
+        // SAFETY: one element, or as many as the row has.
+        unsafe {
+            if columns == 1 {
+                let mut first = [0.0; LANES];
+                T::load_first::<V>(of, 1).store(first.as_mut_ptr());
+                return V::splat(first[0]);
+            }
+            part::<V, T>(of.add(at), count)
+        }
+    }
+}
+
+/// # Safety
+/// `count <= 16` elements are readable.
+#[inline(always)]
+unsafe fn part<V: F32x16, T: Float>(from: *const T, count: usize) -> V {
+    // SAFETY: the caller's contract.
+    unsafe { if count == LANES { T::load(from) } else { T::load_first(from, count) } }
+}

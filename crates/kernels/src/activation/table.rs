@@ -1,0 +1,171 @@
+//! Functions of sixteen bits as tables of all their values: a look-up takes a tenth of the time.
+
+use std::ops::Range;
+use std::sync::OnceLock;
+
+use super::{Function, Mapped};
+use crate::Machine;
+use crate::element::Float;
+use crate::output::Output;
+use crate::simd::{F32x16, Kernel, LANES, prefetch_block};
+
+/// Patterns of sixteen bits.
+const ALL: usize = 1 << 16;
+/// Elements from which on a table is worth making.
+const ENOUGH: usize = ALL;
+/// Elements that are looked up before the rest is done with them.
+const BATCH: usize = 512;
+
+type Table = [u16; ALL];
+
+/// The table of `F` for `T`, if the type has sixteen bits and there are enough elements.
+pub fn table<T: Float, F: Function>(machine: Machine, size: usize) -> Option<&'static Table> {
+    static TABLES: [[OnceLock<Box<Table>>; 2]; 3] = [const { [const { OnceLock::new() }; 2] }; 3];
+    if size_of::<T>() != size_of::<u16>() || size < ENOUGH {
+        return None;
+    }
+    let of_type = TABLES.get(F::TABLE?)?;
+    Some(of_type[usize::from(T::IS_BF16)].get_or_init(|| make::<T, F>(machine)))
+}
+
+fn make<T: Float, F: Function>(machine: Machine) -> Box<Table> {
+    let mut values: Box<Table> = vec![0; ALL].try_into().unwrap_or_else(|_| Box::new([0; ALL]));
+    for (pattern, value) in values.iter_mut().enumerate() {
+        *value = pattern as u16;
+    }
+    let place = values.as_mut_ptr().cast::<T>();
+    let kernel = Mapped {
+        a: place,
+        b: place,
+        out: Output::near(place),
+        range: 0..ALL,
+        map: std::marker::PhantomData::<super::Alone<F>>,
+    };
+    // SAFETY: as many elements as the range says; a map may work in place.
+    unsafe { machine.level.run(kernel) };
+    values
+}
+
+/// `out[i] = table[x[i]]`.
+///
+/// # Safety
+/// Both hold the range's elements of a type of sixteen bits; `out` may be `x`.
+pub unsafe fn map<T: Float>(
+    machine: Machine,
+    table: &Table,
+    x: *const T,
+    out: Output<T>,
+    range: Range<usize>,
+) {
+    let mut values = [0; BATCH];
+    for start in range.clone().step_by(BATCH) {
+        let count = BATCH.min(range.end - start);
+        // SAFETY: within the range, and at most a batch, whose values are read before their place is written.
+        unsafe {
+            look_up(table, x.add(start).cast(), &mut values[..count]);
+            machine.level.run(Stored { values: &values[..count], out: out.add(start) });
+        }
+    }
+}
+
+/// Not a kernel: the levels' gathers are slower than plain loads. Its stores are too narrow to wait for
+/// memory, and so go to a few lines in the nearest cache, four values each.
+///
+/// # Safety
+/// `x` holds as many elements as there are values.
+unsafe fn look_up(table: &Table, x: *const u16, values: &mut [u16]) {
+    let mut blocks = values.chunks_exact_mut(LANES);
+    let mut from = x;
+    // SAFETY: the caller's contract; a prefetch may be of any address.
+    unsafe {
+        for block in &mut blocks {
+            prefetch_block(from.wrapping_add(BATCH));
+            for four in block.chunks_exact_mut(4) {
+                let value = |i: usize| u64::from(table[usize::from(*from.add(i))]);
+                let word = value(0) | value(1) << 16 | value(2) << 32 | value(3) << 48;
+                four.as_mut_ptr().cast::<u64>().write_unaligned(word.to_le());
+                from = from.add(4);
+            }
+        }
+        for (i, value) in blocks.into_remainder().iter_mut().enumerate() {
+            *value = table[usize::from(*from.add(i))];
+        }
+    }
+}
+
+/// Puts patterns where they belong.
+struct Stored<'a, T> {
+    values: &'a [u16],
+    out: Output<T>,
+}
+
+impl<T: Float> Kernel for Stored<'_, T> {
+    const BF16: bool = T::IS_BF16;
+
+    #[inline(always)]
+    unsafe fn run<V: F32x16>(self) {
+        let blocks = self.values.chunks_exact(LANES);
+        let (rest, whole) = (blocks.remainder(), self.values.len() / LANES * LANES);
+        // SAFETY: as many elements as values, of sixteen bits.
+        unsafe {
+            for (i, block) in blocks.enumerate() {
+                self.out.put_patterns::<V>(V::load_half(block.as_ptr()), i * LANES);
+            }
+            let to = self.out.to().add(whole).cast();
+            std::ptr::copy_nonoverlapping(rest.as_ptr(), to, rest.len());
+        }
+    }
+}
+
+/// `f(a) * b` by the table of f.
+///
+/// # Safety
+/// All hold the range's elements of a type of sixteen bits; `out` may be `a` or `b`.
+pub unsafe fn gated<T: Float>(
+    machine: Machine,
+    table: &Table,
+    [a, b]: [*const T; 2],
+    out: Output<T>,
+    range: Range<usize>,
+) {
+    let mut values = [0; BATCH];
+    for start in range.clone().step_by(BATCH) {
+        let count = BATCH.min(range.end - start);
+        // SAFETY: within the range, and at most a batch.
+        unsafe {
+            look_up(table, a.add(start).cast(), &mut values[..count]);
+            let kernel =
+                Product { a: values.as_ptr().cast(), b: b.add(start), out: out.add(start), count };
+            machine.level.run(kernel);
+        }
+    }
+}
+
+struct Product<T> {
+    a: *const T,
+    b: *const T,
+    out: Output<T>,
+    count: usize,
+}
+
+impl<T: Float> Kernel for Product<T> {
+    const BF16: bool = T::IS_BF16;
+
+    #[inline(always)]
+    unsafe fn run<V: F32x16>(self) {
+        for at in (0..self.count).step_by(LANES) {
+            let count = LANES.min(self.count - at);
+            // SAFETY: within the elements, and reads come before the write to their place.
+            unsafe {
+                let (a, b) = (self.a.add(at), self.b.add(at));
+                prefetch_block(b.wrapping_add(BATCH));
+                if count == LANES {
+                    self.out.put(T::load::<V>(a) * T::load::<V>(b), at);
+                } else {
+                    let b = T::load_first::<V>(b, count);
+                    self.out.put_first(T::load_first::<V>(a, count) * b, at, count);
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,247 @@
+//! Scores and weighted sums straight from the codes of quantized keys and values: a group's scale
+//! multiplies its part of a score or the weight of its values, and its bias what they sum to.
+
+use super::source::{QuantizedRows, Rows, load_strided};
+use super::{MAX_DIM, TILE};
+use crate::element::Float;
+use crate::simd::{F32x16, LANES, prefetch};
+
+/// The least features that share a scale.
+const LEAST_GROUP: usize = 32;
+/// Groups of a row, at most.
+pub const GROUPS: usize = MAX_DIM / LEAST_GROUP;
+
+/// What [`scores`] needs of a query row: the sum of each group's features.
+///
+/// # Safety
+/// `q` holds `dim` floats, whole groups; `sums` has room for [`GROUPS`].
+#[inline(always)]
+pub unsafe fn sums<V: F32x16>(q: *const f32, dim: usize, group: usize, sums: *mut f32) {
+    for first in (0..dim).step_by(group) {
+        let mut sum = V::splat(0.0);
+        // SAFETY: the caller's contract.
+        unsafe {
+            for at in (first..first + group).step_by(LANES) {
+                sum = sum + V::load(q.add(at));
+            }
+            *sums.add(first / group) = sum.reduce_add();
+        }
+    }
+}
+
+/// Scales or biases of a group of features for up to sixteen of `left` rows from `at` on, then zeros.
+///
+/// # Safety
+/// The rows exist.
+#[inline(always)]
+pub unsafe fn column<V: F32x16, T: Float>(
+    of: &Rows<T>,
+    step: isize,
+    group: usize,
+    at: usize,
+    left: usize,
+) -> V {
+    let first = of.at(at).wrapping_offset(group as isize * step);
+    // SAFETY: the caller's contract.
+    unsafe {
+        match (of.stride, left) {
+            (1, LANES..) => T::load(first),
+            (1, _) => T::load_first(first, left),
+            _ => load_strided(first, of.stride, left.min(LANES)),
+        }
+    }
+}
+
+/// As [`column`], for the `count` rows of a tile.
+///
+/// # Safety
+/// The rows exist.
+#[inline(always)]
+unsafe fn tile_column<V: F32x16, T: Float>(
+    of: &Rows<T>,
+    step: isize,
+    group: usize,
+    count: usize,
+) -> [f32; TILE] {
+    let mut tile = [0.0; TILE];
+    for at in (0..count).step_by(LANES) {
+        // SAFETY: the caller's contract; a tile is whole blocks.
+        unsafe { column::<V, T>(of, step, group, at, count - at).store(tile.as_mut_ptr().add(at)) };
+    }
+    tile
+}
+
+/// Scores of `R` query rows, `pitch` apart, with `count` keys, `K` at a time, sixteen sums in all;
+/// returns `R`. Asks for the values on the way, which are wanted next.
+///
+/// # Safety
+/// The keys, values and query rows exist, each word next to the last; `scores` has [`TILE`] floats a row.
+#[allow(clippy::too_many_arguments)]
+#[inline(always)]
+pub unsafe fn scores<V: F32x16, T: Float, const BITS: usize, const R: usize, const K: usize>(
+    [k, v]: [&QuantizedRows<T>; 2],
+    count: usize,
+    dim: usize,
+    (q, pitch): (*const f32, usize),
+    q_sums: *const f32,
+    scores: *mut f32,
+) -> usize {
+    let bytes = LANES * BITS / 8;
+    // SAFETY: the caller's contract.
+    unsafe {
+        for first in (0..dim).step_by(k.group) {
+            let mut dots = [[0.0f32; TILE]; R];
+            for at in (0..count).step_by(K) {
+                // Past the last key the last one again: its score is not used.
+                let mut keys = [k.packed.data.cast::<u8>(); K];
+                for (i, key) in keys.iter_mut().enumerate() {
+                    *key = k.packed.at((at + i).min(count - 1)).cast();
+                }
+                let mut sums = [V::splat(0.0); LANES];
+                for from in (first..first + k.group).step_by(LANES) {
+                    for (i, key) in keys.iter().enumerate() {
+                        let codes = codes::<V, BITS>(key.add(from / LANES * bytes));
+                        for r in 0..R {
+                            let sum = &mut sums[r * K + i];
+                            *sum = V::load(q.add(r * pitch + from)).mul_add(codes, *sum);
+                        }
+                    }
+                }
+                let mut all = [0.0f32; LANES];
+                V::reduce_add_each(sums).store(all.as_mut_ptr());
+                for (r, dots) in dots.iter_mut().enumerate() {
+                    // `TILE` is a multiple of `K`.
+                    let to = dots.as_mut_ptr().add(at);
+                    std::ptr::copy_nonoverlapping(all.as_ptr().add(r * K), to, K);
+                }
+                for row in at..count.min(at + K) {
+                    let value = v.packed.at(row).cast::<u8>();
+                    prefetch(value.wrapping_add(first * BITS / 8), k.group * BITS / 8);
+                }
+            }
+            let group = first / k.group;
+            let scales = tile_column::<V, T>(&k.scales, k.steps[1], group, count);
+            let biases = tile_column::<V, T>(&k.biases, k.steps[2], group, count);
+            for (r, dots) in dots.iter().enumerate() {
+                let sum = V::splat(*q_sums.add(r * GROUPS + group));
+                for at in (0..count).step_by(LANES) {
+                    let to = scores.add(r * TILE + at);
+                    let shift = V::load(biases.as_ptr().add(at)) * sum;
+                    let scale = V::load(scales.as_ptr().add(at));
+                    let score = V::load(dots.as_ptr().add(at)).mul_add(scale, shift);
+                    if first == 0 { score.store(to) } else { (V::load(to) + score).store(to) }
+                }
+            }
+        }
+    }
+    R
+}
+
+/// Adds `count` weighted values to the outputs of `R` rows; returns `R`. Asks for the keys of the next
+/// tile, which are wanted next.
+///
+/// # Safety
+/// As of [`scores`]; `p` has [`TILE`] weights a row, `out` rows of `pitch` floats.
+#[inline(always)]
+pub unsafe fn add_values<V: F32x16, T: Float, const BITS: usize, const R: usize>(
+    [k, v]: [&QuantizedRows<T>; 2],
+    count: usize,
+    dim: usize,
+    p: *const f32,
+    (out, pitch): (*mut f32, usize),
+) -> usize {
+    // SAFETY: the caller's contract.
+    unsafe {
+        for first in (0..dim).step_by(v.group) {
+            let group = first / v.group;
+            let scales = tile_column::<V, T>(&v.scales, v.steps[1], group, count);
+            let biases = tile_column::<V, T>(&v.biases, v.steps[2], group, count);
+            let mut weights = [[0.0f32; TILE]; R];
+            let mut shifts = [0.0f32; R];
+            for r in 0..R {
+                let mut shift = V::splat(0.0);
+                for at in (0..count).step_by(LANES) {
+                    let p = V::load(p.add(r * TILE + at));
+                    (p * V::load(scales.as_ptr().add(at))).store(weights[r].as_mut_ptr().add(at));
+                    shift = p.mul_add(V::load(biases.as_ptr().add(at)), shift);
+                }
+                shifts[r] = shift.reduce_add();
+            }
+            if v.group == LEAST_GROUP {
+                add_columns::<V, T, BITS, R, 2>(
+                    [k, v],
+                    count,
+                    first,
+                    &weights,
+                    &shifts,
+                    (out, pitch),
+                );
+                continue;
+            }
+            for from in (first..first + v.group).step_by(4 * LANES) {
+                add_columns::<V, T, BITS, R, 4>(
+                    [k, v],
+                    count,
+                    from,
+                    &weights,
+                    &shifts,
+                    (out, pitch),
+                );
+            }
+        }
+    }
+    R
+}
+
+/// As `add_values`, of `N` blocks of features that share a scale.
+#[inline(always)]
+unsafe fn add_columns<V: F32x16, T: Float, const BITS: usize, const R: usize, const N: usize>(
+    [k, v]: [&QuantizedRows<T>; 2],
+    count: usize,
+    from: usize,
+    weights: &[[f32; TILE]; R],
+    shifts: &[f32; R],
+    (out, pitch): (*mut f32, usize),
+) {
+    let bytes = LANES * BITS / 8;
+    let start = from / LANES * bytes;
+    // SAFETY: the caller's contract.
+    unsafe {
+        let mut sums = [[V::splat(0.0); N]; R];
+        for (r, sums) in sums.iter_mut().enumerate() {
+            for (n, sum) in sums.iter_mut().enumerate() {
+                *sum = V::load(out.add(r * pitch + from + n * LANES)) + V::splat(shifts[r]);
+            }
+        }
+        for key in 0..count {
+            let next = k.packed.at(count + key).cast::<u8>().wrapping_add(start);
+            prefetch(next, N * bytes);
+            let row = v.packed.at(key).cast::<u8>().add(start);
+            let mut values = [V::splat(0.0); N];
+            for (n, value) in values.iter_mut().enumerate() {
+                *value = codes::<V, BITS>(row.add(n * bytes));
+            }
+            for (weights, sums) in weights.iter().zip(sums.iter_mut()) {
+                let weight = V::splat(weights[key]);
+                for (sum, value) in sums.iter_mut().zip(&values) {
+                    *sum = value.mul_add(weight, *sum);
+                }
+            }
+        }
+        for (r, sums) in sums.into_iter().enumerate() {
+            for (n, sum) in sums.into_iter().enumerate() {
+                sum.store(out.add(r * pitch + from + n * LANES));
+            }
+        }
+    }
+}
+
+/// Sixteen codes as numbers.
+///
+/// # Safety
+/// `2 * BITS` bytes are readable.
+#[inline(always)]
+pub unsafe fn codes<V: F32x16, const BITS: usize>(from: *const u8) -> V {
+    // SAFETY: the caller's contract.
+    unsafe { if BITS == 4 { V::from_nibbles(from) } else { V::from_bytes(from) } }
+}

@@ -1,0 +1,73 @@
+//! What the chunks of a head's keys left becomes its output.
+
+use std::ops::Range;
+
+use super::decode::Split;
+use super::scores::factor;
+use super::{Attention, MAX_DIM};
+use crate::element::Float;
+use crate::simd::{F32x16, Kernel, LANES};
+
+/// Joins the chunks of each head's rows.
+pub struct Combine<'a, T> {
+    pub call: &'a Attention,
+    pub split: Split,
+    pub partials: *const f32,
+    pub out: *mut T,
+    pub heads: Range<usize>,
+}
+
+impl<T: Float> Kernel for Combine<'_, T> {
+    const BF16: bool = T::IS_BF16;
+
+    #[inline(always)]
+    unsafe fn run<V: F32x16>(self) {
+        let (call, split) = (self.call, self.split);
+        let (rows, pitch) = (call.rows(), split.pitch);
+        for item in self.heads.clone() {
+            for row in 0..rows {
+                let (head, query) = call.place(item % call.kv_heads, row);
+                let at = (item / call.kv_heads * call.heads + head) * call.queries + query;
+                // SAFETY: the caller's contract; the places are those that the chunks wrote.
+                unsafe {
+                    let chunk = |i: usize| {
+                        self.partials.add((item * split.chunks + i) * split.floats(rows))
+                    };
+                    let max = |i: usize| *chunk(i).add(rows * pitch + row);
+                    let (mut largest, weight) = call.start::<T>(head);
+                    let sink = largest;
+                    for i in 0..split.chunks {
+                        largest = max(i).max(largest);
+                    }
+                    let mut sum = weight * factor::<V, T>(sink - largest);
+                    for i in 0..split.chunks {
+                        let weight = *chunk(i).add(rows * pitch + rows + row);
+                        sum += weight * factor::<V, T>(max(i) - largest);
+                    }
+                    // No key at all, and no sink: MLX's division of 0 by 0.
+                    let scale = 1.0 / sum;
+                    let mut total = [0.0f32; MAX_DIM];
+                    for i in 0..split.chunks {
+                        let factor = V::splat(factor::<V, T>(max(i) - largest));
+                        for at in (0..pitch).step_by(LANES) {
+                            let total = total.as_mut_ptr().add(at);
+                            V::load(chunk(i).add(row * pitch + at))
+                                .mul_add(factor, V::load(total))
+                                .store(total);
+                        }
+                    }
+                    let out = self.out.add(at * call.dim);
+                    for at in (0..call.dim).step_by(LANES) {
+                        let lanes = V::load(total.as_ptr().add(at)) * V::splat(scale);
+                        let count = LANES.min(call.dim - at);
+                        if count == LANES {
+                            T::store(lanes, out.add(at));
+                        } else {
+                            T::store_first(lanes, out.add(at), count);
+                        }
+                    }
+                }
+            }
+        }
+    }
+}

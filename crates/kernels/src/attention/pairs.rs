@@ -1,0 +1,132 @@
+//! Scores of bf16 queries with 4-bit keys, whose products are exact as pairs of bf16: thirty-two keys side
+//! by side, so that no sum goes across lanes.
+
+use super::coded::{GROUPS, column};
+use super::source::QuantizedRows;
+use super::{MAX_DIM, TILE};
+use crate::element::Float;
+use crate::simd::{F32x16, LANES, prefetch};
+
+/// Keys that are taken at a time.
+const KEYS: usize = 2 * LANES;
+/// Words of a key, of eight features each, that fill a key's half of a register.
+const WORDS: usize = LANES / 2;
+/// Features of as many words.
+const BLOCK: usize = 8 * WORDS;
+/// Pairs of a query row, at most.
+pub const PAIRS: usize = MAX_DIM / 2;
+
+/// Whether [`scores`] are worth it: a product of pairs is one instruction, and exact for queries of bf16.
+pub const fn exact<V: F32x16, T: Float>(dim: usize) -> bool {
+    V::DOTS_BF16 && T::IS_BF16 && dim.is_multiple_of(BLOCK)
+}
+
+/// A query row as bf16 pairs: of each eight features the first and the fifth, the second and the sixth, as
+/// [`F32x16::nibble_pairs`] has those of keys.
+///
+/// # Safety
+/// `q` holds `dim` elements, `step` apart; `pairs` has room for half as many.
+#[inline(always)]
+pub unsafe fn pair_query<T: Float>(q: *const T, step: isize, dim: usize, pairs: *mut u32) {
+    for at in 0..dim / 2 {
+        let feature = (at / 4 * 8 + at % 4) as isize;
+        // SAFETY: the caller's contract.
+        unsafe {
+            let low = (*q.wrapping_offset(feature * step)).to_float().to_bits() >> 16;
+            let high = (*q.wrapping_offset((feature + 4) * step)).to_float().to_bits();
+            *pairs.add(at) = low | high & 0xffff_0000;
+        }
+    }
+}
+
+/// Scores of `R` query rows, [`PAIRS`] apart, with `count` keys; returns `R`. `q_sums` are of the rows times
+/// `scale`. Asks for the values on the way, which are wanted next.
+///
+/// # Safety
+/// The keys, values and query rows exist, `dim` whole blocks, each word next to the last; `scores` has
+/// [`TILE`] floats a row.
+#[inline(always)]
+pub unsafe fn scores<V: F32x16, T: Float, const R: usize>(
+    [k, v]: [&QuantizedRows<T>; 2],
+    count: usize,
+    dim: usize,
+    (q, scale): (*const u32, f32),
+    q_sums: *const f32,
+    scores: *mut f32,
+) -> usize {
+    // SAFETY: the caller's contract.
+    unsafe {
+        for at in (0..count).step_by(KEYS) {
+            let mut sums = [[V::splat(0.0); R]; 2];
+            for first in (0..dim).step_by(BLOCK) {
+                // Word by word: those of sixteen keys, then those of sixteen more.
+                let words = V::transpose(words::<V, T>(k, at, count, first));
+                for row in at..count.min(at + KEYS) {
+                    let value = v.packed.at(row).cast::<u8>();
+                    prefetch(value.wrapping_add(first / 2), BLOCK / 2);
+                }
+                for word in 0..WORDS {
+                    let feature = first + 8 * word;
+                    let near = V::nibble_pairs(words[word].to_bits());
+                    let far = V::nibble_pairs(words[WORDS + word].to_bits());
+                    let [near_sums, far_sums] = &mut sums;
+                    for n in 0..4 {
+                        let both = near_sums.iter_mut().zip(far_sums.iter_mut());
+                        for (r, (near_sum, far_sum)) in both.enumerate() {
+                            let pair = V::splat_int(*q.add(r * PAIRS + feature / 2 + n) as i32);
+                            *near_sum = near_sum.dot_bf16(near[n], pair);
+                            *far_sum = far_sum.dot_bf16(far[n], pair);
+                        }
+                    }
+                    if (feature + 8) % k.group != 0 {
+                        continue;
+                    }
+                    let group = feature / k.group;
+                    for (half, sums) in sums.iter_mut().enumerate() {
+                        let at = at + half * LANES;
+                        if at >= count {
+                            continue;
+                        }
+                        let scales: V = column(&k.scales, k.steps[1], group, at, count - at);
+                        let biases: V = column(&k.biases, k.steps[2], group, at, count - at);
+                        let scales = scales * V::splat(scale);
+                        for (r, sum) in sums.iter_mut().enumerate() {
+                            let to = scores.add(r * TILE + at);
+                            let shift = biases * V::splat(*q_sums.add(r * GROUPS + group));
+                            let score = sum.mul_add(scales, shift);
+                            if group == 0 {
+                                score.store(to)
+                            } else {
+                                (V::load(to) + score).store(to)
+                            }
+                            *sum = V::splat(0.0);
+                        }
+                    }
+                }
+            }
+        }
+    }
+    R
+}
+
+/// A block's words of the keys from `at` on, two keys in a register: the i-th and the one sixteen further.
+///
+/// # Safety
+/// As of [`scores`].
+#[inline(always)]
+unsafe fn words<V: F32x16, T: Float>(
+    k: &QuantizedRows<T>,
+    at: usize,
+    count: usize,
+    first: usize,
+) -> [V; LANES] {
+    let mut words = [V::splat(0.0); LANES];
+    for (i, words) in words.iter_mut().enumerate() {
+        // Past the last key the last one again: its score is not used.
+        let near = k.packed.at((at + i).min(count - 1)).wrapping_add(first / 8);
+        let far = k.packed.at((at + LANES + i).min(count - 1)).wrapping_add(first / 8);
+        // SAFETY: the caller's contract.
+        *words = unsafe { V::load_halves(near.cast(), far.cast()) };
+    }
+    words
+}

@@ -1,0 +1,364 @@
+//! Many rows: blocks of rows go through the keys tile by tile. Scores are kept transposed, a
+//! lane for each row, so that the softmax needs no sum across lanes and its weights are the
+//! left factor of the second product as they lie.
+
+use std::ops::Range;
+
+use super::product::{Left, Right, product};
+use super::scores::{cap, exponential};
+use super::source::{Rows, load_query};
+use super::{Attention, MASKED, Mask, Source, TILE, with_scratch};
+use crate::element::Float;
+use crate::simd::{F32x16, Kernel, LANES};
+use crate::{Machine, Shared};
+
+/// Rows of a block: six vectors, and a multiple of the tiles that [`product`] is made of.
+const ROWS: usize = 96;
+
+/// # Safety
+/// As of [`super::attention`].
+pub unsafe fn run<T: Float>(machine: Machine, call: &Attention, out: Shared<T>) {
+    let blocks = call.rows().div_ceil(ROWS);
+    let items = call.batch * call.kv_heads * blocks;
+    // Four operations for each row, key and feature, some 100 of them in a nanosecond.
+    let work = ROWS * call.keys * call.dim / 2 / if call.causal { 4 } else { 2 };
+    machine.pool.for_each(items, work, &|items| {
+        let space = Space::new(call);
+        with_scratch(space.floats(), |at| {
+            let kernel = Blocks { call, out: out.get(), items, blocks, space: space.at(at) };
+            // SAFETY: the caller's contract; each item has rows of its own.
+            unsafe { machine.level.run(kernel) }
+        });
+    });
+}
+
+/// Offsets, then addresses, of what a block works with.
+struct Space<P> {
+    /// Features by rows.
+    q: P,
+    /// Keys by rows.
+    scores: P,
+    /// Rows by features.
+    out: P,
+    /// Keys by features, where they do not lie as floats already; and values.
+    keys: P,
+    values: P,
+    max: P,
+    sum: P,
+    factor: P,
+    end: P,
+    /// Floats of a row of features.
+    pitch: usize,
+}
+
+impl Space<usize> {
+    fn new(call: &Attention) -> Self {
+        let pitch = call.blocks() * LANES;
+        let mut end = 0;
+        let mut take = |floats: usize| {
+            end += floats;
+            end - floats
+        };
+        Space {
+            q: take(pitch * ROWS),
+            // The product may look at a few rows past the last.
+            scores: take(TILE * ROWS + LANES),
+            out: take(ROWS * pitch),
+            keys: take(TILE * pitch),
+            values: take(TILE * pitch),
+            max: take(ROWS),
+            sum: take(ROWS),
+            factor: take(ROWS),
+            end: take(0),
+            pitch,
+        }
+    }
+
+    fn floats(&self) -> usize {
+        self.end
+    }
+
+    fn at(&self, base: *mut f32) -> Space<*mut f32> {
+        let at = |offset| base.wrapping_add(offset);
+        Space {
+            q: at(self.q),
+            scores: at(self.scores),
+            out: at(self.out),
+            keys: at(self.keys),
+            values: at(self.values),
+            max: at(self.max),
+            sum: at(self.sum),
+            factor: at(self.factor),
+            end: at(self.end),
+            pitch: self.pitch,
+        }
+    }
+}
+
+struct Blocks<'a, T> {
+    call: &'a Attention,
+    out: *mut T,
+    items: Range<usize>,
+    blocks: usize,
+    space: Space<*mut f32>,
+}
+
+/// A block's rows of one key-value head.
+struct Block {
+    batch: usize,
+    kv_head: usize,
+    first: usize,
+    rows: usize,
+    /// Rows rounded up to whole vectors.
+    lanes: usize,
+}
+
+impl<T: Float> Kernel for Blocks<'_, T> {
+    const BF16: bool = T::IS_BF16;
+
+    #[inline(always)]
+    unsafe fn run<V: F32x16>(self) {
+        let call = self.call;
+        for item in self.items.clone() {
+            let head = item / self.blocks;
+            // Under the causal rule the last rows take longest: they come first.
+            let first = (self.blocks - 1 - item % self.blocks) * ROWS;
+            let rows = ROWS.min(call.rows() - first);
+            let block = Block {
+                batch: head / call.kv_heads,
+                kv_head: head % call.kv_heads,
+                first,
+                rows,
+                lanes: rows.next_multiple_of(LANES),
+            };
+            // SAFETY: the caller's contract.
+            unsafe {
+                self.load_queries::<V>(&block);
+                let query = |row: usize| (first + row) / call.group();
+                let span = call.span(query(0), query(rows - 1));
+                self.go_through::<V>(&block, span);
+                if span != (0, call.keys) && !matches!(call.mask, Mask::None) {
+                    // A row that the mask leaves no key weighs all alike.
+                    let max = std::slice::from_raw_parts(self.space.max, rows);
+                    if max.contains(&MASKED) {
+                        self.go_through::<V>(&block, (0, call.keys));
+                    }
+                }
+                self.store::<V>(&block);
+            }
+        }
+    }
+}
+
+impl<T: Float> Blocks<'_, T> {
+    /// The queries, transposed; rows that do not exist are zeros.
+    #[inline(always)]
+    unsafe fn load_queries<V: F32x16>(&self, block: &Block) {
+        let (call, space) = (self.call, &self.space);
+        let mut row_floats = [0.0f32; super::MAX_DIM];
+        for row in 0..block.lanes {
+            // SAFETY: the caller's contract; the space holds `ROWS` rows.
+            unsafe {
+                if row < block.rows {
+                    let (head, query) = call.place(block.kv_head, block.first + row);
+                    let (to, place) = (row_floats.as_mut_ptr(), (block.batch, head, query));
+                    load_query::<V, T>(&call.q, place, call.dim, call.scale, to);
+                } else {
+                    row_floats.fill(0.0);
+                }
+                for (feature, &value) in row_floats.iter().take(call.dim).enumerate() {
+                    *space.q.add(feature * block.lanes + row) = value;
+                }
+            }
+        }
+    }
+
+    /// Sets the block's outputs, maxima and sums from keys `first..end`.
+    #[inline(always)]
+    unsafe fn go_through<V: F32x16>(&self, block: &Block, (first, end): (usize, usize)) {
+        let (call, space) = (self.call, &self.space);
+        // SAFETY: the caller's contract; every place is within the space.
+        unsafe {
+            for row in 0..block.lanes {
+                let (head, _) = call.place(block.kv_head, block.first + row.min(block.rows - 1));
+                (*space.max.add(row), *space.sum.add(row)) = call.start::<T>(head);
+            }
+            std::ptr::write_bytes(space.out, 0, ROWS * space.pitch);
+            for at in (first..end).step_by(TILE) {
+                let count = TILE.min(end - at);
+                let place = (block.batch, block.kv_head);
+                // The product takes keys several at a time, and values in whole blocks.
+                let mut k = Rows { data: space.keys.cast_const(), stride: space.pitch as isize };
+                match floats::<T>(&call.k, place, at, count == TILE) {
+                    Some(rows) => k = rows,
+                    None => {
+                        call.k.load::<V, T>(place, (at, count), call.dim, space.keys, space.pitch)
+                    }
+                }
+                let mut v = Rows { data: space.values.cast_const(), stride: space.pitch as isize };
+                match floats::<T>(&call.v, place, at, call.dim == space.pitch) {
+                    Some(rows) => v = rows,
+                    None => {
+                        call.v.load::<V, T>(place, (at, count), call.dim, space.values, space.pitch)
+                    }
+                }
+                self.score::<V>(block, &k);
+                self.weigh::<V>(block, (at, count));
+                self.add_values::<V>(block, &v, count);
+            }
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn score<V: F32x16>(&self, block: &Block, k: &Rows<f32>) {
+        let left = Left { data: k.data, row: k.stride, depth: 1 };
+        let right = Right { data: self.space.q, pitch: block.lanes as isize };
+        let to = (self.space.scores, block.lanes);
+        let (blocks, depth) = (block.lanes / LANES, self.call.dim);
+        // SAFETY: the caller's contract; all of a tile's keys are there.
+        unsafe {
+            if V::BLOCKS >= 32 {
+                product::<V, 8, 3, false>(left, right, to, (TILE, blocks, depth));
+            } else {
+                product::<V, 4, 1, false>(left, right, to, (TILE, blocks, depth));
+            }
+        }
+    }
+
+    /// Scores become weights; maxima and sums follow, and outputs where a maximum has grown.
+    #[inline(always)]
+    unsafe fn weigh<V: F32x16>(&self, block: &Block, (first, count): (usize, usize)) {
+        let (space, lanes) = (&self.space, block.lanes);
+        // SAFETY: the caller's contract.
+        unsafe {
+            self.mask::<V>(block, (first, count));
+            let mut grown = false;
+            for lane in (0..lanes).step_by(LANES) {
+                let score = |key: usize| space.scores.add(key * lanes + lane);
+                let before = V::load(space.max.add(lane));
+                let mut largest = [before; 4];
+                for key in 0..count {
+                    largest[key % 4] = V::load(score(key)).max(largest[key % 4]);
+                }
+                let [a, b, c, d] = largest;
+                let largest = a.max(b).max(c.max(d));
+                let factor = exponential::<V, T>(before - largest);
+                grown |= (largest - before).any_above(0.0);
+                let mut sums = [V::splat(0.0); 2];
+                for key in 0..count {
+                    let weight = exponential::<V, T>(V::load(score(key)) - largest);
+                    weight.store(score(key));
+                    sums[key % 2] = sums[key % 2] + weight;
+                }
+                let sum = V::load(space.sum.add(lane)).mul_add(factor, sums[0] + sums[1]);
+                sum.store(space.sum.add(lane));
+                largest.store(space.max.add(lane));
+                factor.store(space.factor.add(lane));
+            }
+            if grown {
+                for row in 0..block.rows {
+                    let factor = V::splat(*space.factor.add(row));
+                    for at in (0..space.pitch).step_by(LANES) {
+                        let at = space.out.add(row * space.pitch + at);
+                        (V::load(at) * factor).store(at);
+                    }
+                }
+            }
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn mask<V: F32x16>(&self, block: &Block, (first, count): (usize, usize)) {
+        let (call, space, lanes) = (self.call, &self.space, block.lanes);
+        let query = |row: usize| (block.first + row.min(block.rows - 1)) / call.group();
+        // SAFETY: the caller's contract.
+        unsafe {
+            if call.soft_cap > 0.0 {
+                cap::<V>(space.scores, count * lanes, call.soft_cap);
+            }
+            if !matches!(call.mask, Mask::None) {
+                for row in 0..block.rows {
+                    let (head, query) = call.place(block.kv_head, block.first + row);
+                    let (scores, place) = (space.scores.add(row), (block.batch, head, query));
+                    call.mask_row::<V, T>(scores, place, (first, count), lanes);
+                }
+            }
+            // What the first row sees ends first, what the last sees begins last.
+            let (_, end) = call.visible(query(0));
+            let (start, _) = call.visible(query(block.rows - 1));
+            if start <= first && first + count <= end {
+                return;
+            }
+            let mut seen = [(0u32, 0u32); ROWS];
+            for (row, seen) in seen.iter_mut().enumerate().take(lanes) {
+                let (start, end) = call.visible(query(row));
+                let clamp = |key: usize| key.clamp(first, first + count) - first;
+                *seen = (clamp(start) as u32, clamp(end) as u32);
+            }
+            for key in 0..count {
+                let scores = std::slice::from_raw_parts_mut(space.scores.add(key * lanes), lanes);
+                for (score, (start, end)) in scores.iter_mut().zip(seen) {
+                    let hidden = (key as u32) < start || (key as u32) >= end;
+                    *score = if hidden { MASKED } else { *score };
+                }
+            }
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn add_values<V: F32x16>(&self, block: &Block, v: &Rows<f32>, count: usize) {
+        let space = &self.space;
+        let left = Left { data: space.scores, row: 1, depth: block.lanes as isize };
+        let right = Right { data: v.data, pitch: v.stride };
+        let to = (space.out, space.pitch);
+        let blocks = space.pitch / LANES;
+        // SAFETY: the caller's contract; rows past the last are not used.
+        unsafe {
+            if V::BLOCKS >= 32 {
+                let rows = block.rows.next_multiple_of(6);
+                product::<V, 6, 4, true>(left, right, to, (rows, blocks, count));
+            } else {
+                let rows = block.rows.next_multiple_of(4);
+                product::<V, 4, 1, true>(left, right, to, (rows, blocks, count));
+            }
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn store<V: F32x16>(&self, block: &Block) {
+        let (call, space) = (self.call, &self.space);
+        for row in 0..block.rows {
+            let (head, query) = call.place(block.kv_head, block.first + row);
+            let at = (block.batch * call.heads + head) * call.queries + query;
+            // SAFETY: the caller's contract.
+            unsafe {
+                let scale = V::splat(1.0 / *space.sum.add(row));
+                let out = self.out.add(at * call.dim);
+                for at in (0..call.dim).step_by(LANES) {
+                    let lanes = V::load(space.out.add(row * space.pitch + at)) * scale;
+                    let count = LANES.min(call.dim - at);
+                    if count == LANES {
+                        T::store(lanes, out.add(at));
+                    } else {
+                        T::store_first(lanes, out.add(at), count);
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// The rows of a tile where they lie, if they are floats and `usable` there.
+#[inline(always)]
+fn floats<T: Float>(
+    source: &Source,
+    (batch, head): (usize, usize),
+    first: usize,
+    usable: bool,
+) -> Option<Rows<f32>> {
+    if !usable || size_of::<T>() != size_of::<f32>() {
+        return None;
+    }
+    let rows = source.rows::<f32>(batch, head)?;
+    Some(Rows { data: rows.at(first), stride: rows.stride })
+}

@@ -1,0 +1,217 @@
+//! Rows of keys, values and queries as floats.
+
+use super::coded::codes;
+use super::{Source, View};
+use crate::element::Float;
+use crate::simd::{F32x16, LANES, prefetch};
+
+/// Rows that lie in memory as they are: address, elements from one to the next.
+pub struct Rows<T> {
+    pub data: *const T,
+    pub stride: isize,
+}
+
+impl<T> Rows<T> {
+    /// The rows of a head from `first` on.
+    #[inline(always)]
+    fn of(view: &View, batch: usize, head: usize, first: usize) -> Self {
+        Self { data: view.at(batch, head, first), stride: view.strides[2] }
+    }
+
+    #[inline(always)]
+    pub fn at(&self, row: usize) -> *const T {
+        self.data.wrapping_offset(row as isize * self.stride)
+    }
+}
+
+impl Source {
+    /// The rows of a head, if their features follow each other as elements.
+    #[inline(always)]
+    pub fn rows<T>(&self, batch: usize, head: usize) -> Option<Rows<T>> {
+        match self {
+            Source::Plain(view) if view.strides[3] == 1 => Some(Rows::of(view, batch, head, 0)),
+            _ => None,
+        }
+    }
+
+    /// The rows of a head from `first` on, and their bits, if they are codes in words that follow each
+    /// other.
+    #[inline(always)]
+    pub fn coded<T: Float>(
+        &self,
+        place: (usize, usize),
+        first: usize,
+    ) -> Option<(QuantizedRows<T>, usize)> {
+        match self {
+            Source::Quantized { packed, scales, biases, bits, group } if packed.strides[3] == 1 => {
+                Some((QuantizedRows::of([packed, scales, biases], *group, place, first), *bits))
+            }
+            _ => None,
+        }
+    }
+
+    /// Rows `first..first + count` as floats, `pitch` apart: `dim` features, then zeros.
+    ///
+    /// # Safety
+    /// The rows exist; `out` has room for `count * pitch` floats, `pitch` whole blocks.
+    #[inline(always)]
+    pub unsafe fn load<V: F32x16, T: Float>(
+        &self,
+        (batch, head): (usize, usize),
+        (first, count): (usize, usize),
+        dim: usize,
+        out: *mut f32,
+        pitch: usize,
+    ) {
+        // SAFETY: the caller's contract.
+        unsafe {
+            match self {
+                Source::Plain(view) => {
+                    let rows = Rows::<T>::of(view, batch, head, first);
+                    for i in 0..count {
+                        let to = out.add(i * pitch);
+                        load_row::<V, T>(rows.at(i), view.strides[3], dim, 1.0, to);
+                    }
+                }
+                Source::Quantized { packed, scales, biases, bits, group } => {
+                    let parts = [packed, scales, biases];
+                    let rows = QuantizedRows::<T>::of(parts, *group, (batch, head), first);
+                    match bits {
+                        4 => rows.load::<V, 4>(count, dim, out, pitch),
+                        _ => rows.load::<V, 8>(count, dim, out, pitch),
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// `dim` elements, `step` apart, times `scale`, filled up with zeros to whole blocks.
+///
+/// # Safety
+/// The elements exist, and `out` has room for the blocks.
+#[inline(always)]
+pub unsafe fn load_row<V: F32x16, T: Float>(
+    from: *const T,
+    step: isize,
+    dim: usize,
+    scale: f32,
+    out: *mut f32,
+) {
+    let scale = V::splat(scale);
+    for at in (0..dim).step_by(LANES) {
+        let count = LANES.min(dim - at);
+        // SAFETY: the caller's contract; a block ends where the row does.
+        unsafe {
+            let lanes: V = if step == 1 {
+                let from = from.add(at);
+                if count == LANES { T::load(from) } else { T::load_first(from, count) }
+            } else {
+                load_strided::<V, T>(from.wrapping_offset(at as isize * step), step, count)
+            };
+            (lanes * scale).store(out.add(at));
+        }
+    }
+}
+
+/// # Safety
+/// `count` elements lie at `from`, `step` apart.
+#[inline(always)]
+pub unsafe fn load_strided<V: F32x16, T: Float>(from: *const T, step: isize, count: usize) -> V {
+    let mut lanes = [0.0; LANES];
+    for (i, lane) in lanes.iter_mut().enumerate().take(count) {
+        // SAFETY: the caller's contract.
+        *lane = unsafe { T::to_float(*from.wrapping_offset(i as isize * step)) };
+    }
+    // SAFETY: sixteen lanes.
+    unsafe { V::load(lanes.as_ptr()) }
+}
+
+pub struct QuantizedRows<T> {
+    pub packed: Rows<u32>,
+    pub scales: Rows<T>,
+    pub biases: Rows<T>,
+    /// From one word, scale and bias of a row to the next.
+    pub steps: [isize; 3],
+    pub group: usize,
+}
+
+impl<T: Float> QuantizedRows<T> {
+    #[inline(always)]
+    fn of(
+        [packed, scales, biases]: [&View; 3],
+        group: usize,
+        (batch, head): (usize, usize),
+        first: usize,
+    ) -> Self {
+        Self {
+            packed: Rows::of(packed, batch, head, first),
+            scales: Rows::of(scales, batch, head, first),
+            biases: Rows::of(biases, batch, head, first),
+            steps: [packed.strides[3], scales.strides[3], biases.strides[3]],
+            group,
+        }
+    }
+
+    /// # Safety
+    /// The rows have `dim` features, a multiple of the group and that of 32; `out` has room.
+    #[inline(always)]
+    unsafe fn load<V: F32x16, const BITS: usize>(
+        &self,
+        count: usize,
+        dim: usize,
+        out: *mut f32,
+        pitch: usize,
+    ) {
+        let words = LANES * BITS / 32;
+        let [step, scale_step, bias_step] = self.steps;
+        for row in 0..count {
+            let (packed, to) = (self.packed.at(row), out.wrapping_add(row * pitch));
+            let (mut scales, mut biases) = (self.scales.at(row), self.biases.at(row));
+            // The rows after these are asked for next.
+            prefetch(self.packed.at(row + count).cast(), dim * BITS / 8);
+            prefetch(self.scales.at(row + count).cast(), 1);
+            prefetch(self.biases.at(row + count).cast(), 1);
+            for first in (0..dim).step_by(self.group) {
+                // SAFETY: the caller's contract; a group is whole blocks of sixteen.
+                unsafe {
+                    let scale = V::splat(T::to_float(*scales));
+                    let bias = V::splat(T::to_float(*biases));
+                    for at in (first..first + self.group).step_by(LANES) {
+                        let from = packed.wrapping_offset((at / LANES * words) as isize * step);
+                        let codes: V = if step == 1 {
+                            codes::<V, BITS>(from.cast())
+                        } else {
+                            let mut kept = [0u32; 4];
+                            for (word, kept) in kept.iter_mut().enumerate().take(words) {
+                                *kept = *from.wrapping_offset(word as isize * step);
+                            }
+                            codes::<V, BITS>(kept.as_ptr().cast())
+                        };
+                        codes.mul_add(scale, bias).store(to.add(at));
+                    }
+                }
+                scales = scales.wrapping_offset(scale_step);
+                biases = biases.wrapping_offset(bias_step);
+            }
+        }
+    }
+}
+
+/// A query row, scaled.
+///
+/// # Safety
+/// As of [`load_row`], for the row at that place.
+#[inline(always)]
+pub unsafe fn load_query<V: F32x16, T: Float>(
+    view: &View,
+    (batch, head, query): (usize, usize, usize),
+    dim: usize,
+    scale: f32,
+    out: *mut f32,
+) {
+    // SAFETY: the caller's contract.
+    unsafe {
+        load_row::<V, T>(view.at(batch, head, query), view.strides[3], dim, scale, out);
+    }
+}

@@ -1,0 +1,119 @@
+//! `cross_entropy` on every level and on several threads, against f64.
+
+use super::*;
+use crate::element::{Bf16, F16};
+use crate::testing::*;
+
+struct Results<T> {
+    loss: Vec<T>,
+    stats: Vec<f32>,
+    grad: Vec<T>,
+}
+
+fn run<T: Sample>(on: Machine, x: &[T], g: &[T], targets: Targets, axis: usize) -> Results<T> {
+    let rows = targets.classes.len();
+    let (mut loss, mut stats) = (vec![T::default(); rows], vec![0.0; 2 * rows]);
+    let mut grad = vec![T::default(); x.len()];
+    let (out, kept) = (loss.as_mut_ptr(), stats.as_mut_ptr());
+    let mut place = x.to_vec();
+    // SAFETY: the buffers hold what the row count and the axis say.
+    unsafe {
+        if targets.smoothing > 0.0 {
+            loss_on::<T, true>(on, x.as_ptr(), targets, out, kept, axis);
+        } else {
+            loss_on::<T, false>(on, x.as_ptr(), targets, out, kept, axis);
+        }
+        let kept = stats.as_ptr();
+        grad_on(on, [x.as_ptr(), g.as_ptr()], targets, kept, grad.as_mut_ptr(), axis);
+        let inputs = [place.as_ptr(), g.as_ptr()];
+        grad_on(on, inputs, targets, kept, place.as_mut_ptr(), axis);
+    }
+    assert_same(&place, &grad, "in place");
+    Results { loss, stats, grad }
+}
+
+/// Losses and gradients in f64.
+fn reference<T: Sample>(x: &[T], g: &[T], targets: Targets, axis: usize) -> (Vec<f64>, Vec<f64>) {
+    let (mut losses, mut grads) = (Vec::new(), Vec::new());
+    let smoothing = f64::from(targets.smoothing);
+    for (row, &class) in targets.classes.iter().enumerate() {
+        let x: Vec<f64> = x[row * axis..][..axis].iter().map(|v| f64::from(v.to_f32())).collect();
+        let g = f64::from(g[row].to_f32());
+        if targets.ignored == Some(class) {
+            losses.push(0.0);
+            grads.extend(vec![0.0; axis]);
+            continue;
+        }
+        if class < 0 || class as usize >= axis {
+            losses.push(f64::NAN);
+            grads.extend(vec![f64::NAN; axis]);
+            continue;
+        }
+        let max = x.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+        let sum: f64 = x.iter().map(|v| (v - max).exp()).sum();
+        let mean = x.iter().sum::<f64>() / axis as f64;
+        let score = (1.0 - smoothing) * x[class as usize] + smoothing * mean;
+        losses.push(sum.ln() + max - score);
+        grads.extend(x.iter().enumerate().map(|(i, v)| {
+            let hit = if i == class as usize { 1.0 - smoothing } else { 0.0 };
+            g * ((v - max).exp() / sum - hit - smoothing / axis as f64)
+        }));
+    }
+    (losses, grads)
+}
+
+fn shapes<T: Sample>() {
+    let short = AXES.iter().flat_map(|&axis| ROWS.map(|rows| (rows, axis)));
+    for (rows, axis) in short.chain([(1, 40_000), (1, 128_257), (3, 65_536)]) {
+        if axis == 0 {
+            continue;
+        }
+        let (x, g) = (values::<T>(rows * axis, 12.0), values::<T>(rows, 2.0));
+        let classes: Vec<i32> = (0..rows).map(|row| (row * 7919 % (axis + 2)) as i32).collect();
+        for (smoothing, ignored) in [(0.0, None), (0.1, None), (0.0, Some(0)), (0.3, Some(1))] {
+            let targets = Targets { classes: &classes, smoothing, ignored };
+            let (loss, grad) = reference(&x, &g, targets, axis);
+            let first = run(machines()[0], &x, &g, targets, axis);
+            let epsilon = f64::from(T::EPSILON);
+            // Differences of numbers up to 24 in f32, then one rounding.
+            assert_close(&first.loss, &loss, epsilon / 2.0 + 4e-6, 2e-5, "loss");
+            assert_close(&first.grad, &grad, epsilon / 2.0 + 8e-6, 1e-6, "gradient");
+            for machine in &machines()[1..] {
+                let other = run(*machine, &x, &g, targets, axis);
+                assert_same(&other.loss, &first.loss, "loss");
+                assert_same(&other.stats, &first.stats, "stats");
+                assert_same(&other.grad, &first.grad, "gradient");
+            }
+        }
+    }
+}
+
+#[test]
+fn shapes_in_f32() {
+    shapes::<f32>();
+}
+
+#[test]
+fn shapes_in_f16() {
+    shapes::<F16>();
+}
+
+#[test]
+fn shapes_in_bf16() {
+    shapes::<Bf16>();
+}
+
+#[test]
+fn targets_beyond_the_classes_are_nan() {
+    let x = values::<f32>(4 * 40, 3.0);
+    let classes = [-1, 40, i32::MIN, i32::MAX];
+    for machine in machines() {
+        let targets = Targets { classes: &classes, smoothing: 0.0, ignored: None };
+        let got = run(machine, &x, &[1.0; 4], targets, 40);
+        assert!(got.loss.iter().chain(&got.grad).all(|v| v.is_nan()));
+        let targets = Targets { ignored: Some(-1), ..targets };
+        let got = run(machine, &x, &[1.0; 4], targets, 40);
+        assert_eq!((got.loss[0], &got.grad[..40]), (0.0, &[0.0; 40][..]));
+        assert!(got.loss[1..].iter().chain(&got.grad[40..]).all(|v| v.is_nan()));
+    }
+}

@@ -1,0 +1,300 @@
+//! The element types, seen by the kernels as loads and stores of `f32` lanes.
+
+use super::simd::F32x16;
+
+/// A buffer's element type.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Element {
+    F32,
+    F16,
+    BF16,
+}
+
+/// Calls a generic function with the type an [`Element`] names.
+macro_rules! with_element {
+    ($element:expr, $type:ident => $call:expr) => {
+        match $element {
+            $crate::element::Element::F32 => {
+                type $type = f32;
+                $call
+            }
+            $crate::element::Element::F16 => {
+                type $type = $crate::element::F16;
+                $call
+            }
+            $crate::element::Element::BF16 => {
+                type $type = $crate::element::Bf16;
+                $call
+            }
+        }
+    };
+}
+pub(super) use with_element;
+
+impl Element {
+    pub fn bytes(self) -> usize {
+        with_element!(self, T => size_of::<T>())
+    }
+}
+
+/// A storage type that converts to and from `f32` lanes in registers.
+///
+/// # Safety
+/// For every method the pointer covers sixteen elements, or `count <= 16` in the `_first` forms.
+pub trait Float: Copy + Send + Sync + 'static {
+    /// The lowest finite number.
+    const LOWEST: f32;
+    const IS_BF16: bool = false;
+    /// The buffer itself, if this type is `f32`.
+    fn as_f32(_: *const Self) -> Option<*const f32> {
+        None
+    }
+    unsafe fn load<V: F32x16>(from: *const Self) -> V;
+    unsafe fn load_first<V: F32x16>(from: *const Self, count: usize) -> V;
+    unsafe fn store<V: F32x16>(lanes: V, to: *mut Self);
+    unsafe fn store_first<V: F32x16>(lanes: V, to: *mut Self, count: usize);
+    /// A store past the caches; `to` is aligned to the block.
+    unsafe fn stream<V: F32x16>(lanes: V, to: *mut Self);
+    /// What a store followed by a load gives: the lanes rounded to this type.
+    fn round<V: F32x16>(lanes: V) -> V;
+    /// One element as a float.
+    fn to_float(self) -> f32;
+}
+
+impl Float for f32 {
+    const LOWEST: f32 = f32::MIN;
+    fn as_f32(from: *const f32) -> Option<*const f32> {
+        Some(from)
+    }
+    #[inline(always)]
+    unsafe fn load<V: F32x16>(from: *const f32) -> V {
+        // SAFETY: the trait's contract.
+        unsafe { V::load(from) }
+    }
+    #[inline(always)]
+    unsafe fn load_first<V: F32x16>(from: *const f32, count: usize) -> V {
+        // SAFETY: the trait's contract.
+        unsafe { V::load_first(from, count) }
+    }
+    #[inline(always)]
+    unsafe fn store<V: F32x16>(lanes: V, to: *mut f32) {
+        // SAFETY: the trait's contract.
+        unsafe { lanes.store(to) }
+    }
+    #[inline(always)]
+    unsafe fn store_first<V: F32x16>(lanes: V, to: *mut f32, count: usize) {
+        // SAFETY: the trait's contract.
+        unsafe { lanes.store_first(to, count) }
+    }
+    #[inline(always)]
+    unsafe fn stream<V: F32x16>(lanes: V, to: *mut f32) {
+        // SAFETY: the trait's contract.
+        unsafe { lanes.stream(to) }
+    }
+    #[inline(always)]
+    fn round<V: F32x16>(lanes: V) -> V {
+        lanes
+    }
+    #[inline(always)]
+    fn to_float(self) -> f32 {
+        self
+    }
+}
+
+/// A sixteen-bit format: how its patterns become lanes and back.
+trait Sixteen: Copy + Send + Sync + 'static {
+    const LOWEST: f32;
+    const IS_BF16: bool;
+    fn decode<V: F32x16>(half: V::Half) -> V;
+    fn encode<V: F32x16>(lanes: V) -> V::Half;
+    fn round<V: F32x16>(lanes: V) -> V;
+    fn to_float(self) -> f32;
+}
+
+/// IEEE binary16.
+#[derive(Clone, Copy, Default)]
+#[repr(transparent)]
+pub struct F16(pub(super) u16);
+
+/// The upper half of a binary32.
+#[derive(Clone, Copy, Default)]
+#[repr(transparent)]
+pub struct Bf16(pub(super) u16);
+
+impl Sixteen for F16 {
+    const LOWEST: f32 = -65504.0;
+    const IS_BF16: bool = false;
+    #[inline(always)]
+    fn decode<V: F32x16>(half: V::Half) -> V {
+        V::from_f16(half)
+    }
+    #[inline(always)]
+    fn encode<V: F32x16>(lanes: V) -> V::Half {
+        lanes.to_f16()
+    }
+    #[inline(always)]
+    fn round<V: F32x16>(lanes: V) -> V {
+        V::from_f16(lanes.to_f16())
+    }
+    #[inline(always)]
+    fn to_float(self) -> f32 {
+        half::f16::from_bits(self.0).to_f32()
+    }
+}
+
+impl Sixteen for Bf16 {
+    const LOWEST: f32 = f32::from_bits(0xff7f_0000);
+    const IS_BF16: bool = true;
+    #[inline(always)]
+    fn decode<V: F32x16>(half: V::Half) -> V {
+        V::from_bf16(half)
+    }
+    #[inline(always)]
+    fn encode<V: F32x16>(lanes: V) -> V::Half {
+        lanes.to_bf16()
+    }
+    #[inline(always)]
+    fn round<V: F32x16>(lanes: V) -> V {
+        lanes.round_bf16()
+    }
+    #[inline(always)]
+    fn to_float(self) -> f32 {
+        f32::from_bits(u32::from(self.0) << 16)
+    }
+}
+
+impl<T: Sixteen> Float for T {
+    const LOWEST: f32 = T::LOWEST;
+    const IS_BF16: bool = T::IS_BF16;
+    #[inline(always)]
+    unsafe fn load<V: F32x16>(from: *const T) -> V {
+        // SAFETY: the trait's contract; both formats are transparent over u16.
+        T::decode(unsafe { V::load_half(from.cast()) })
+    }
+    #[inline(always)]
+    unsafe fn load_first<V: F32x16>(from: *const T, count: usize) -> V {
+        // SAFETY: as in `load`.
+        T::decode(unsafe { V::load_half_first(from.cast(), count) })
+    }
+    #[inline(always)]
+    unsafe fn store<V: F32x16>(lanes: V, to: *mut T) {
+        // SAFETY: as in `load`.
+        unsafe { V::store_half(T::encode(lanes), to.cast()) }
+    }
+    #[inline(always)]
+    unsafe fn store_first<V: F32x16>(lanes: V, to: *mut T, count: usize) {
+        // SAFETY: as in `load`.
+        unsafe { V::store_half_first(T::encode(lanes), to.cast(), count) }
+    }
+    #[inline(always)]
+    unsafe fn stream<V: F32x16>(lanes: V, to: *mut T) {
+        // SAFETY: as in `load`.
+        unsafe { V::stream_half(T::encode(lanes), to.cast()) }
+    }
+    #[inline(always)]
+    fn round<V: F32x16>(lanes: V) -> V {
+        T::round(lanes)
+    }
+    #[inline(always)]
+    fn to_float(self) -> f32 {
+        Sixteen::to_float(self)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::simd::{Kernel, LANES, Level};
+    use half::{bf16, f16};
+
+    /// Patterns to floats, floats to patterns, and floats rounded, a block at a time.
+    struct Convert<'a, T> {
+        patterns: &'a mut [T],
+        floats: &'a mut [f32],
+        encode: bool,
+    }
+
+    impl<T: Float> Kernel for Convert<'_, T> {
+        const BF16: bool = true;
+
+        #[inline(always)]
+        unsafe fn run<V: F32x16>(self) {
+            for i in (0..self.patterns.len()).step_by(LANES) {
+                // SAFETY: equally long, in whole blocks.
+                unsafe {
+                    let (pattern, float) =
+                        (self.patterns.as_mut_ptr().add(i), self.floats.as_mut_ptr().add(i));
+                    if self.encode {
+                        let lanes = V::load(float);
+                        T::store(lanes, pattern);
+                        T::round(lanes).store(float);
+                    } else {
+                        T::load::<V>(pattern).store(float);
+                    }
+                }
+            }
+        }
+    }
+
+    fn same(a: f32, b: f32) -> bool {
+        a.to_bits() == b.to_bits() || a.is_nan() && b.is_nan()
+    }
+
+    fn check<T: Float>(
+        make: fn(u16) -> T,
+        bits: fn(&T) -> u16,
+        to: fn(u16) -> f32,
+        from: fn(f32) -> u16,
+    ) {
+        for level in Level::available() {
+            let mut patterns: Vec<T> = (0..=u16::MAX).map(make).collect();
+            let mut floats = vec![0.0f32; 1 << 16];
+            let (p, f) = (&mut patterns[..], &mut floats[..]);
+            // SAFETY: equally long, in whole blocks.
+            unsafe { level.run(Convert { patterns: p, floats: f, encode: false }) };
+            for bits in 0..=u16::MAX {
+                assert!(same(floats[usize::from(bits)], to(bits)), "{level:?} {bits:#x}");
+            }
+            // The values themselves, then those between two of them: ties and both neighbours.
+            for nudge in [0, 1, 2, 3] {
+                let inputs: Vec<f32> = (0..=u16::MAX)
+                    .map(|bits| {
+                        let (low, high) = (to(bits), to(bits.wrapping_add(1)));
+                        let middle = ((f64::from(low) + f64::from(high)) / 2.0) as f32;
+                        match nudge {
+                            0 => low,
+                            1 => middle,
+                            2 => middle.next_up(),
+                            _ => middle.next_down(),
+                        }
+                    })
+                    .chain([65519.996, 65520.0, f32::MAX, -f32::MAX, 1e-45, f32::NAN])
+                    .chain([f32::from_bits(0x7fff_ffff), f32::from_bits(0xff80_0001)])
+                    .chain([0.0; 8])
+                    .collect();
+                let mut patterns: Vec<T> = inputs.iter().map(|_| make(0)).collect();
+                let mut floats = inputs.clone();
+                let (p, f) = (&mut patterns[..], &mut floats[..]);
+                // SAFETY: equally long, in whole blocks.
+                unsafe { level.run(Convert { patterns: p, floats: f, encode: true }) };
+                for (i, &input) in inputs.iter().enumerate() {
+                    let expected = to(from(input));
+                    assert!(same(to(bits(&patterns[i])), expected), "{level:?} {input:e}");
+                    assert!(same(floats[i], expected), "{level:?} {input:e} rounded");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn every_f16_pattern() {
+        let (to, from) = (|b| f16::from_bits(b).to_f32(), |v| f16::from_f32(v).to_bits());
+        check::<F16>(F16, |v| v.0, to, from);
+    }
+
+    #[test]
+    fn every_bf16_pattern() {
+        let (to, from) = (|b| bf16::from_bits(b).to_f32(), |v| bf16::from_f32(v).to_bits());
+        check::<Bf16>(Bf16, |v| v.0, to, from);
+    }
+}

@@ -1,0 +1,161 @@
+#![doc = include_str!("../README.md")]
+//!
+//! # How it is built
+//!
+//! The CPU kernels: what `eval_cpu` calls, on contiguous row-major buffers.
+//!
+//! One body for each kernel, generic over the element type ([`element::Float`]) and the vector
+//! ([`simd::F32x16`]), entered at the level [`simd::Level`] chose and split by [`pool::Pool`].
+
+mod activation;
+mod attention;
+mod cross_entropy;
+mod element;
+mod fold;
+mod layer_norm;
+mod linear;
+mod logsumexp;
+mod lora;
+mod masked_softmax;
+mod math;
+mod output;
+mod pool;
+mod quantize;
+mod quantized_matmul;
+mod reduce;
+mod residual_norm;
+mod rms_norm;
+mod rope;
+mod rope_append;
+mod simd;
+mod softmax;
+#[cfg(test)]
+mod testing;
+pub mod yardstick;
+
+pub use activation::{Activation, AffineShape, Combination, activation, affine, combination};
+pub use attention::{Attention, Mask as AttentionMask, Source, View, attention};
+pub use cross_entropy::{Targets, cross_entropy, cross_entropy_grad};
+pub use element::Element;
+pub use layer_norm::layer_norm;
+pub use linear::{LinearCall, linear};
+pub use logsumexp::{log_softmax, logsumexp};
+pub use lora::{LoraCall, lora};
+pub use masked_softmax::{Mask, MaskedSoftmaxShape, masked_softmax, masked_softmax_grad};
+pub use quantize::{QuantizeShape, dequantize, quantize};
+pub use quantized_matmul::{
+    Call as QuantizedCall, Join, LowRank, Mode, Norm, Weights, allow_int8_activations,
+    int8_activations, quantized_matmul,
+};
+pub use reduce::{Reduction, reduce};
+pub use residual_norm::{ResidualNorm, residual_norm};
+pub use rms_norm::rms_norm;
+pub use rope::{Frequencies, RopeShape, rope};
+pub use rope_append::{AppendShape, QUERY_POSITIONS, rope_append};
+pub use softmax::softmax;
+
+pub use pool::MAX_THREADS;
+use pool::Pool;
+use simd::Level;
+
+/// Where a kernel runs: the process's own choice, or one a test makes.
+#[derive(Clone, Copy)]
+struct Machine {
+    level: Level,
+    pool: &'static Pool,
+}
+
+impl Machine {
+    fn current() -> Self {
+        Self { level: Level::current(), pool: Pool::current() }
+    }
+}
+
+/// The instruction set in use: `avx512bf16`, `avx512`, `avx2`, `neon` or `scalar`.
+///
+/// `MLX_PRIMITIVES_SIMD` names one; a name this machine cannot run means the best it can.
+pub fn simd_level_name() -> &'static str {
+    Level::current().name()
+}
+
+/// What an environment variable has to hold and what it holds instead, of the first whose value is
+/// not used.
+pub fn unusable_variable() -> Option<(&'static str, String, String)> {
+    if let Err(text) = Pool::wanted() {
+        let expected = format!("1 to {MAX_THREADS} threads");
+        return Some(("MLX_PRIMITIVES_THREADS", expected, text));
+    }
+    let (wanted, known) = (Level::wanted(), Level::available().map(Level::name));
+    let known: Vec<_> = known.collect();
+    if wanted.is_empty() || known.iter().any(|name| name.eq_ignore_ascii_case(&wanted)) {
+        return None;
+    }
+    let expected = format!("an instruction set of this machine ({})", known.join(", "));
+    Some(("MLX_PRIMITIVES_SIMD", expected, wanted))
+}
+
+/// Threads that share a large job; `MLX_PRIMITIVES_THREADS` sets it.
+pub fn thread_count() -> usize {
+    Pool::current().threads()
+}
+
+/// Sets [`thread_count`], at most [`MAX_THREADS`], if no kernel has run yet: what it is then.
+pub fn start_threads(threads: usize) -> usize {
+    Pool::start(threads).threads()
+}
+
+/// Lends the calling thread to the kernels until `done`, or until none has run for a while.
+pub fn lend_thread(done: &dyn Fn() -> bool) {
+    Pool::current().lend(done);
+}
+
+/// `memcpy` with the kernels' pool and splitting.
+///
+/// # Safety
+/// `from` is readable and `to` writable for `bytes`, and they do not overlap.
+pub unsafe fn parallel_copy(from: *const u8, to: *mut u8, bytes: usize) {
+    const BLOCK: usize = 4096;
+    let (from, to) = (Shared(from.cast_mut()), Shared(to));
+    Pool::current().for_each(bytes.div_ceil(BLOCK), BLOCK / 8, &|blocks| {
+        let start = blocks.start * BLOCK;
+        let count = (blocks.end * BLOCK).min(bytes) - start;
+        // SAFETY: the ranges are disjoint and within the caller's buffers.
+        unsafe { std::ptr::copy_nonoverlapping(from.get().add(start), to.get().add(start), count) }
+    });
+}
+
+/// Calls `body` with parts of `bytes` and where each begins, on the threads of the kernels' pool.
+pub fn for_each_part(bytes: &mut [u8], body: impl Fn(usize, &mut [u8]) + Sync) {
+    const PART: usize = 1 << 20;
+    let (count, start) = (bytes.len(), Shared(bytes.as_mut_ptr()));
+    Pool::current().for_each(count.div_ceil(PART), PART, &|parts| {
+        for part in parts {
+            let begin = part * PART;
+            let length = PART.min(count - begin);
+            // SAFETY: the parts are disjoint and within `bytes`, which is borrowed until all end.
+            body(begin, unsafe { std::slice::from_raw_parts_mut(start.get().add(begin), length) });
+        }
+    });
+}
+
+/// A buffer that several threads use at disjoint places.
+struct Shared<T>(*mut T);
+
+impl<T> Shared<T> {
+    fn get(&self) -> *mut T {
+        self.0
+    }
+}
+
+impl<T> Clone for Shared<T> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<T> Copy for Shared<T> {}
+
+// SAFETY: only an address; each kernel states how its threads divide the buffer.
+unsafe impl<T> Send for Shared<T> {}
+// SAFETY: as above.
+unsafe impl<T> Sync for Shared<T> {}

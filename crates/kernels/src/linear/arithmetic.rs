@@ -1,0 +1,87 @@
+//! How the factors of a product are kept: as f32, or as bf16 in pairs for the dot instruction.
+
+use std::mem::MaybeUninit;
+
+use super::super::element::Float;
+use super::super::simd::{F32x16, LANES};
+
+/// A 32-bit word of a packed matrix holds one factor, or two that lie next to each other in k.
+pub trait Arithmetic: Copy + Send + Sync + 'static {
+    /// What rows of weights are unpacked to.
+    type Factor: Copy + Default + Send + Sync;
+    /// Factors in a word.
+    const PER_WORD: usize;
+    /// Whether a word holds two factors, for the instruction that [`Level::dots_bf16`](crate::simd::Level::dots_bf16) tells of.
+    const PAIRS: bool = Self::PER_WORD == 2;
+
+    /// Adds the product of two words to each lane.
+    fn step<V: F32x16>(sum: V, x: V, w: V) -> V;
+    /// Sixteen whole words.
+    ///
+    /// # Safety
+    /// `from` is readable for `16 * PER_WORD` elements, which are bf16 if factors are.
+    unsafe fn whole<V: F32x16, T: Float>(from: *const T) -> V;
+    /// Sixteen words made of the first `count` elements, then zeros.
+    ///
+    /// # Safety
+    /// `from` is readable for `count <= 16 * PER_WORD` elements.
+    unsafe fn words<V: F32x16, T: Float>(from: *const T, count: usize) -> V;
+}
+
+/// Factors and products in f32.
+#[derive(Clone, Copy)]
+pub struct InF32;
+
+/// Factors in bf16, products in f32: exact where both factors come as bf16.
+#[derive(Clone, Copy)]
+pub struct InBf16;
+
+impl Arithmetic for InF32 {
+    type Factor = f32;
+    const PER_WORD: usize = 1;
+
+    #[inline(always)]
+    fn step<V: F32x16>(sum: V, x: V, w: V) -> V {
+        x.mul_add(w, sum)
+    }
+    #[inline(always)]
+    unsafe fn whole<V: F32x16, T: Float>(from: *const T) -> V {
+        // SAFETY: the caller's contract.
+        unsafe { T::load(from) }
+    }
+    #[inline(always)]
+    unsafe fn words<V: F32x16, T: Float>(from: *const T, count: usize) -> V {
+        // SAFETY: the caller's contract.
+        unsafe { if count == LANES { T::load(from) } else { T::load_first(from, count) } }
+    }
+}
+
+impl Arithmetic for InBf16 {
+    type Factor = u16;
+    const PER_WORD: usize = 2;
+
+    #[inline(always)]
+    fn step<V: F32x16>(sum: V, x: V, w: V) -> V {
+        sum.dot_bf16(x.to_bits(), w.to_bits())
+    }
+    #[inline(always)]
+    unsafe fn whole<V: F32x16, T: Float>(from: *const T) -> V {
+        // SAFETY: the caller's contract; no alignment is needed.
+        unsafe { V::load(from.cast()) }
+    }
+    #[inline(always)]
+    unsafe fn words<V: F32x16, T: Float>(from: *const T, count: usize) -> V {
+        let mut words = MaybeUninit::<[u16; 2 * LANES]>::uninit();
+        let to = words.as_mut_ptr().cast::<u16>();
+        // SAFETY: both halves of the words are written, from no more than `count` elements.
+        unsafe {
+            let first = InF32::words::<V, T>(from, count.min(LANES));
+            V::store_half(first.to_bf16(), to);
+            let rest = count.saturating_sub(LANES);
+            let second =
+                if rest > 0 { InF32::words::<V, T>(from.add(LANES), rest) } else { V::splat(0.0) };
+            V::store_half(second.to_bf16(), to.add(LANES));
+            V::load(to.cast())
+        }
+    }
+}

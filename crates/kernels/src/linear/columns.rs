@@ -1,0 +1,156 @@
+//! A few rows of x times w as `[k, n]`: rows of w are added up, a strip of columns at a time.
+//!
+//! Every output is one chain of fused multiply-adds in the order of k, as in `gemm`.
+
+use std::ops::Range;
+
+use super::super::element::Float;
+use super::super::simd::{F32x16, Kernel, LANES, prefetch_block};
+use super::super::{Machine, Shared};
+use super::FEW_ROWS;
+use super::arithmetic::{Arithmetic, InF32};
+use super::gemm::{Epilogue, Extents};
+use super::gemv::with_floats;
+
+/// The most columns of a strip, whose sums stay in the nearest cache.
+const STRIP: usize = 1024;
+/// Rows of w that are added while sums are in registers: as many streams are read side by side.
+const DEPTH: usize = 8;
+/// Rows of x that share a load of w in registers.
+const TOGETHER: usize = 4;
+
+/// # Safety
+/// `x` is `[m, k]`, `w` is `[k, n]`; the epilogue takes `[m, n]`.
+pub unsafe fn columns<T: Float>(
+    machine: Machine,
+    extents: Extents,
+    x: *const T,
+    w: *const T,
+    epilogue: &impl Epilogue,
+) {
+    let Extents { m, n, k } = extents;
+    let w = Shared(w.cast_mut());
+    // Cache lines are shared by strips as little as may be, and each thread has some strips.
+    let each = n.div_ceil(4 * machine.pool.threads()).next_multiple_of(4 * LANES);
+    let strip = each.min(STRIP);
+    let work = strip * k * size_of::<T>() / 2 * m.div_ceil(TOGETHER);
+    let run = |x: *const f32| {
+        let x = Shared(x.cast_mut());
+        machine.pool.for_each(n.div_ceil(strip), work, &|strips| {
+            let columns = strips.start * strip..n.min(strips.end * strip);
+            let kernel = Columns { x: x.get(), w: w.get(), extents, columns, strip, epilogue };
+            // SAFETY: the caller's contract; the strips are disjoint.
+            unsafe { machine.level.run(kernel) }
+        });
+    };
+    // SAFETY: x holds so many elements.
+    unsafe { with_floats(machine, x, m * k, &run) }
+}
+
+struct Columns<'a, T, E> {
+    x: *const f32,
+    w: *const T,
+    extents: Extents,
+    columns: Range<usize>,
+    strip: usize,
+    epilogue: &'a E,
+}
+
+/// Of the columns of a strip, for each row of x.
+#[repr(align(64))]
+struct Sums([[f32; STRIP]; FEW_ROWS]);
+
+impl<T: Float, E: Epilogue> Kernel for Columns<'_, T, E> {
+    const BF16: bool = T::IS_BF16;
+
+    #[inline(always)]
+    unsafe fn run<V: F32x16>(self) {
+        let Extents { m, k, .. } = self.extents;
+        let mut sums = std::mem::MaybeUninit::<Sums>::uninit();
+        for first in self.columns.clone().step_by(self.strip) {
+            let columns = first..self.columns.end.min(first + self.strip);
+            // SAFETY: the rows and columns exist, and a strip's sums have room; those of the rows of x
+            // are set before they are read.
+            unsafe {
+                let sums = (&raw mut (*sums.as_mut_ptr()).0).cast::<f32>();
+                std::ptr::write_bytes(sums, 0, m * STRIP);
+                let whole = k / DEPTH * DEPTH;
+                for at in (0..whole).step_by(DEPTH) {
+                    self.add::<V, DEPTH>(at, &columns, sums);
+                }
+                for at in whole..k {
+                    self.add::<V, 1>(at, &columns, sums);
+                }
+                for row in 0..m {
+                    for column in columns.clone().step_by(LANES) {
+                        let sum = V::load(sums.add(row * STRIP + column - columns.start));
+                        let count = LANES.min(columns.end - column);
+                        self.epilogue.finish(sum, row, column, count);
+                    }
+                }
+            }
+        }
+    }
+}
+
+impl<T: Float, E: Epilogue> Columns<'_, T, E> {
+    /// Adds the products of `DEPTH` rows of w from `at` on. The last block may reach beyond the columns.
+    #[inline(always)]
+    unsafe fn add<V: F32x16, const DEPTH: usize>(
+        &self,
+        at: usize,
+        columns: &Range<usize>,
+        sums: *mut f32,
+    ) {
+        let Extents { m, n, k } = self.extents;
+        for column in columns.clone().step_by(LANES) {
+            let count = LANES.min(columns.end - column);
+            // SAFETY: every access is within the rows, whose last block has `count` columns.
+            unsafe {
+                let mut weights = [V::splat(0.0); DEPTH];
+                for (i, weights) in weights.iter_mut().enumerate() {
+                    let w = self.w.add((at + i) * n + column);
+                    prefetch_block(w.wrapping_add(DEPTH * n)); // no prefetcher follows such strides
+                    *weights = InF32::words::<V, T>(w, count);
+                }
+                let sums = sums.add(column - columns.start);
+                let x = self.x.add(at);
+                let mut row = 0;
+                while row < m {
+                    let (x, sums) = (x.add(row * k), sums.add(row * STRIP));
+                    row += match m - row {
+                        1 => add_rows::<V, 1, DEPTH>(x, k, &weights, sums),
+                        2 | 3 => add_rows::<V, 2, DEPTH>(x, k, &weights, sums),
+                        _ => add_rows::<V, TOGETHER, DEPTH>(x, k, &weights, sums),
+                    };
+                }
+            }
+        }
+    }
+}
+
+/// `sums[row] += x[row][i] * weights[i]`, one i after the other.
+#[inline(always)]
+unsafe fn add_rows<V: F32x16, const ROWS: usize, const DEPTH: usize>(
+    x: *const f32,
+    k: usize,
+    weights: &[V; DEPTH],
+    sums: *mut f32,
+) -> usize {
+    // SAFETY: the rows exist.
+    unsafe {
+        let mut total = [V::splat(0.0); ROWS];
+        for (r, total) in total.iter_mut().enumerate() {
+            *total = V::load(sums.add(r * STRIP));
+        }
+        for (i, weights) in weights.iter().enumerate() {
+            for (r, total) in total.iter_mut().enumerate() {
+                *total = V::splat(*x.add(r * k + i)).mul_add(*weights, *total);
+            }
+        }
+        for (r, total) in total.into_iter().enumerate() {
+            total.store(sums.add(r * STRIP));
+        }
+    }
+    ROWS
+}

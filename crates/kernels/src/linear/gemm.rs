@@ -1,0 +1,289 @@
+//! `out[m, n] = sum over k of x[m, k] * w[n, k]` for many rows, blocked for the caches.
+//!
+//! Lanes run along the rows of x, which are packed once, interleaved by sixteen. Weights stay in
+//! rows: a tile of them is unpacked to f32 or bf16 next to the level-one cache and broadcast word
+//! by word, so whatever can write its rows out (dense, converted, dequantised) can be multiplied.
+//! Every output is one chain of fused multiply-adds in the order of k, whatever the tile.
+
+use std::ops::Range;
+
+use super::super::Machine;
+use super::super::element::Float;
+use super::super::simd::{F32x16, Kernel, LANES};
+use super::arithmetic::Arithmetic;
+use super::interleaved::{Interleaved, WORDS, interleaved};
+
+/// Rows of weights in a tile.
+pub const TILE: usize = 12;
+/// Words behind a tile's row, for what its weights are scaled by.
+pub const EXTRA: usize = 128;
+/// Distance of a tile's rows in words: an odd number of cache lines, so that they spread over sets.
+pub const STRIDE: usize = WORDS + EXTRA + LANES;
+/// Rows of x in a block, which stays in the level-two cache, and tiles that pass over it.
+pub const BLOCK_ROWS: usize = 256;
+const BLOCK_TILES: usize = 8;
+const BLOCK_COLUMNS: usize = BLOCK_TILES * TILE;
+
+/// The right-hand matrix, `[n, k]`, in whatever form.
+pub trait Weights<A: Arithmetic>: Sync {
+    /// Whether [`add`](Self::add) multiplies bytes, by the instruction that
+    /// [`Level::dots_bytes`](crate::simd::Level::dots_bytes) tells of.
+    const BYTES: bool = false;
+
+    /// Writes elements `k..k + len` of the rows `row..row + rows` to `out`, one row each `stride`
+    /// factors. `k` is a multiple of 512 and `rows <= TILE`.
+    ///
+    /// # Safety
+    /// The rows and elements exist and `out` has room for them.
+    unsafe fn unpack<V: F32x16>(
+        &self,
+        row: usize,
+        rows: usize,
+        k: usize,
+        len: usize,
+        out: *mut A::Factor,
+        stride: usize,
+    );
+
+    /// Adds the products of an unpacked tile with panels of x to sums that lie `BLOCK_ROWS` apart.
+    ///
+    /// # Safety
+    /// The panels and the tile hold `pass.words` words of each row, `sums` sixteen for each panel.
+    #[inline(always)]
+    unsafe fn add<V: F32x16, const ROWS: usize, const PANELS: usize>(
+        &self,
+        pass: Pass<PANELS>,
+        tile: *const f32,
+        sums: *mut f32,
+    ) {
+        // SAFETY: the caller's contract.
+        unsafe { tile_sums::<V, A, ROWS, PANELS>(pass, tile, sums) }
+    }
+}
+
+/// Some panels of x, and their words that meet a tile.
+#[derive(Clone, Copy)]
+pub struct Pass<const PANELS: usize> {
+    pub x: [*const f32; PANELS],
+    /// Which panel of x is the first.
+    pub panel: usize,
+    /// The first word, in a row.
+    pub at: usize,
+    pub words: usize,
+}
+
+/// What becomes of the sums.
+pub trait Epilogue: Sync {
+    /// Takes the first `count` lanes, which are `out[row, column..column + count]`. Each output
+    /// is finished once, by one thread.
+    ///
+    /// # Safety
+    /// The outputs exist.
+    unsafe fn finish<V: F32x16>(&self, sums: V, row: usize, column: usize, count: usize);
+}
+
+/// The extents of a product.
+#[derive(Clone, Copy, Debug)]
+pub struct Extents {
+    pub m: usize,
+    pub n: usize,
+    pub k: usize,
+}
+
+/// # Safety
+/// `x` holds `m * k` elements; the weights and the epilogue hold what `extents` says.
+pub unsafe fn gemm<A: Arithmetic, T: Float>(
+    machine: Machine,
+    extents: Extents,
+    x: *const T,
+    weights: &impl Weights<A>,
+    epilogue: &impl Epilogue,
+) {
+    let Extents { m, n, k } = extents;
+    // SAFETY: the caller's contract.
+    unsafe { interleaved(machine, m, k, x, &|x| multiply(machine, x, n, weights, epilogue)) }
+}
+
+/// One of several products of the same x.
+///
+/// # Safety
+/// The weights are `[n, k]`, the epilogue takes `[m, n]`, of the m and k of `x`.
+pub unsafe fn multiply<A: Arithmetic>(
+    machine: Machine,
+    x: &Interleaved<A>,
+    n: usize,
+    weights: &impl Weights<A>,
+    epilogue: &impl Epilogue,
+) {
+    let extents = Extents { m: x.m, n, k: x.k };
+    // Smaller blocks where there would be too few for the threads.
+    let (mut rows, mut tiles) = (BLOCK_ROWS, BLOCK_TILES);
+    let count = |rows: usize, tiles: usize| x.m.div_ceil(rows) * n.div_ceil(tiles * TILE);
+    while count(rows, tiles) < 4 * machine.pool.threads() && tiles > 1 {
+        tiles /= 2;
+    }
+    while count(rows, tiles) < 2 * machine.pool.threads() && rows > 2 * LANES {
+        rows /= 2;
+    }
+    let work = rows.min(x.m) * (tiles * TILE).min(n) * x.k / 10;
+    machine.pool.for_each(count(rows, tiles), work, &|items| {
+        let kernel = Multiply { x, extents, rows, columns: tiles * TILE, items, weights, epilogue };
+        // SAFETY: the caller's contract; the items' outputs are disjoint.
+        unsafe { machine.level.run(kernel) }
+    });
+}
+
+/// An item is a block of outputs: `rows` by `columns`.
+struct Multiply<'a, A, W, E> {
+    x: &'a Interleaved<A>,
+    extents: Extents,
+    rows: usize,
+    columns: usize,
+    items: Range<usize>,
+    weights: &'a W,
+    epilogue: &'a E,
+}
+
+impl<A: Arithmetic, W: Weights<A>, E: Epilogue> Kernel for Multiply<'_, A, W, E> {
+    const BF16: bool = A::PAIRS || W::BYTES;
+    const ONLY_BF16: bool = Self::BF16;
+
+    #[inline(always)]
+    unsafe fn run<V: F32x16>(self) {
+        let mut tile = [0.0f32; TILE * STRIDE];
+        let mut sums =
+            [const { std::mem::MaybeUninit::<f32>::uninit() }; BLOCK_COLUMNS * BLOCK_ROWS];
+        let sums = sums.as_mut_ptr().cast::<f32>();
+        let across = self.extents.n.div_ceil(self.columns);
+        for item in self.items.clone() {
+            let (row, column) = (item / across * self.rows, item % across * self.columns);
+            // SAFETY: the block lies within the outputs; `sums` holds one of the largest.
+            unsafe {
+                self.sum_block::<V>(row, column, tile.as_mut_ptr(), sums);
+                self.finish_block::<V>(row, column, sums);
+            }
+        }
+    }
+}
+
+impl<A: Arithmetic, W: Weights<A>, E: Epilogue> Multiply<'_, A, W, E> {
+    /// All of k for one block: `sums[column][row]`.
+    #[inline(always)]
+    unsafe fn sum_block<V: F32x16>(
+        &self,
+        row: usize,
+        column: usize,
+        tile: *mut f32,
+        sums: *mut f32,
+    ) {
+        let Extents { m, n, k } = self.extents;
+        let words = k.div_ceil(A::PER_WORD);
+        let columns = self.columns.min(n - column);
+        let panels = self.rows.min(m - row).div_ceil(LANES);
+        for block in 0..words.div_ceil(WORDS).max(1) {
+            let at = block * WORDS * A::PER_WORD;
+            let len = (WORDS * A::PER_WORD).min(k - at);
+            for first in (0..columns).step_by(TILE) {
+                let rows = TILE.min(columns - first);
+                // SAFETY: the tile holds `rows` rows of `len` factors, the rows and panels exist.
+                unsafe {
+                    let to = tile.cast::<A::Factor>();
+                    let stride = STRIDE * A::PER_WORD;
+                    self.weights.unpack::<V>(column + first, rows, at, len, to, stride);
+                    if !len.is_multiple_of(A::PER_WORD) {
+                        (0..rows).for_each(|i| *to.add(i * stride + len) = Default::default());
+                    }
+                    let (at, words) = (block * WORDS, len.div_ceil(A::PER_WORD));
+                    let x = |panel: usize| self.x.panel(block, panel);
+                    let sums = sums.add(first * BLOCK_ROWS);
+                    let mut done = 0;
+                    while done < panels {
+                        let (to, panel) = (sums.add(done * LANES), row / LANES + done);
+                        let one = Pass { x: [x(panel)], panel, at, words };
+                        let w = self.weights;
+                        if V::SMALL {
+                            for r in 0..TILE {
+                                w.add::<V, 1, 1>(one, tile.add(r * STRIDE), to.add(r * BLOCK_ROWS));
+                            }
+                            done += 1;
+                        } else if !V::ONE_REGISTER {
+                            const HALF: usize = TILE / 2;
+                            w.add::<V, HALF, 1>(one, tile, to);
+                            let (tile, to) = (tile.add(HALF * STRIDE), to.add(HALF * BLOCK_ROWS));
+                            w.add::<V, HALF, 1>(one, tile, to);
+                            done += 1;
+                        } else if done + 1 < panels {
+                            let two = Pass { x: [x(panel), x(panel + 1)], panel, at, words };
+                            w.add::<V, TILE, 2>(two, tile, to);
+                            done += 2;
+                        } else {
+                            w.add::<V, TILE, 1>(one, tile, to);
+                            done += 1;
+                        }
+                    }
+                }
+            }
+        }
+    }
+
+    /// Turns the sums around, into rows of the output.
+    #[inline(always)]
+    unsafe fn finish_block<V: F32x16>(&self, row: usize, column: usize, sums: *const f32) {
+        let Extents { m, n, .. } = self.extents;
+        let columns = self.columns.min(n - column);
+        let rows = self.rows.min(m - row);
+        for i in (0..rows).step_by(LANES) {
+            for j in (0..columns).step_by(LANES) {
+                let count = LANES.min(columns - j);
+                // SAFETY: within the block; rows and columns beyond it are not touched.
+                unsafe {
+                    let mut square = [V::splat(0.0); LANES];
+                    for (c, lanes) in square.iter_mut().enumerate() {
+                        *lanes = V::load(sums.add((j + c.min(count - 1)) * BLOCK_ROWS + i));
+                    }
+                    let square = V::transpose(square);
+                    for (r, lanes) in square.into_iter().enumerate().take(rows - i) {
+                        self.epilogue.finish(lanes, row + i + r, column + j, count);
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// `sums[r][lane of panel p] += sum over words of x[p] * w[r]`, in registers.
+#[inline(always)]
+unsafe fn tile_sums<V: F32x16, A: Arithmetic, const ROWS: usize, const PANELS: usize>(
+    Pass { x, at: start, words, .. }: Pass<PANELS>,
+    w: *const f32,
+    sums: *mut f32,
+) {
+    let mut total = [[V::splat(0.0); PANELS]; ROWS];
+    // SAFETY: the panels and the tile hold `words` words of each row, `sums` a row for each.
+    unsafe {
+        if start > 0 {
+            for (r, total) in total.iter_mut().enumerate() {
+                for (p, total) in total.iter_mut().enumerate() {
+                    *total = V::load(sums.add(r * BLOCK_ROWS + p * LANES));
+                }
+            }
+        }
+        for at in 0..words {
+            let mut lanes = [V::splat(0.0); PANELS];
+            for (p, lanes) in lanes.iter_mut().enumerate() {
+                *lanes = V::load(x[p].add(at * LANES));
+            }
+            for (r, total) in total.iter_mut().enumerate() {
+                let word = V::splat(*w.add(r * STRIDE + at));
+                for (total, lanes) in total.iter_mut().zip(&lanes) {
+                    *total = A::step(*total, *lanes, word);
+                }
+            }
+        }
+        for (r, total) in total.into_iter().enumerate() {
+            for (p, total) in total.into_iter().enumerate() {
+                total.store(sums.add(r * BLOCK_ROWS + p * LANES));
+            }
+        }
+    }
+}

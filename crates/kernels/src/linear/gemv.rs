@@ -1,0 +1,200 @@
+//! A few rows of x: each row of w is read once, in order, and dotted with all of them.
+//!
+//! Every output is summed in the same order however many rows there are, so a token's result
+//! does not depend on what it is batched with.
+
+use std::ops::Range;
+
+use super::super::element::Float;
+use super::super::simd::{F32x16, Kernel, LANES, prefetch_far};
+use super::super::{Machine, Shared};
+use super::FEW_ROWS;
+use super::arithmetic::{Arithmetic, InBf16, InF32};
+use super::gemm::{Epilogue, Extents};
+use super::workspace;
+
+/// Independent sums of each dot product: they hide the latency of a multiply-add.
+const SUMS: usize = 4;
+/// How far ahead of the loads memory is asked for: one sequential stream alone does not fill it.
+const AHEAD: usize = 4096;
+/// Rows of x that share a load of w in registers.
+const TOGETHER: usize = 4;
+
+/// # Safety
+/// `x` is `[m, k]` with `m <= FEW_ROWS`, `w` is `[n, k]`; the epilogue takes `[m, n]`.
+pub unsafe fn gemv<T: Float>(
+    machine: Machine,
+    extents: Extents,
+    x: *const T,
+    w: *const T,
+    epilogue: &impl Epilogue,
+) {
+    let Extents { m, n, k } = extents;
+    let pairs = T::IS_BF16 && machine.level.dots_bf16();
+    let (x, w) = (Shared(x.cast_mut()), Shared(w.cast_mut()));
+    // A tenth of a nanosecond a byte and core is what memory gives at best.
+    let work = k * size_of::<T>() / 2 * m.div_ceil(TOGETHER);
+    let run = |converted: *const f32| {
+        let converted = Shared(converted.cast_mut());
+        machine.pool.for_each(n.div_ceil(LANES), LANES * work, &|blocks| {
+            let (w, x) = (w.get(), x.get());
+            // SAFETY: the caller's contract; the blocks' columns are disjoint.
+            unsafe {
+                if pairs {
+                    machine.level.run(Gemv::<T, T, InBf16, _> {
+                        x,
+                        w,
+                        extents,
+                        blocks,
+                        epilogue,
+                        arithmetic: InBf16,
+                    });
+                } else {
+                    let x = converted.get();
+                    machine.level.run(Gemv::<f32, T, InF32, _> {
+                        x,
+                        w,
+                        extents,
+                        blocks,
+                        epilogue,
+                        arithmetic: InF32,
+                    });
+                }
+            }
+        });
+    };
+    if pairs {
+        return run(std::ptr::null());
+    }
+    // SAFETY: x holds so many elements.
+    unsafe { with_floats(machine, x.get(), m * k, &run) }
+}
+
+/// Calls `body` with x as floats: x itself, or a copy.
+///
+/// # Safety
+/// `x` holds `count` elements.
+pub unsafe fn with_floats<T: Float>(
+    machine: Machine,
+    x: *const T,
+    count: usize,
+    body: &dyn Fn(*const f32),
+) {
+    if let Some(floats) = T::as_f32(x) {
+        return body(floats);
+    }
+    workspace::with(count, &|floats| {
+        // SAFETY: there is room for so many floats.
+        unsafe { machine.level.run(Convert { from: x, to: floats, count }) };
+        body(floats);
+    });
+}
+
+struct Convert<T> {
+    from: *const T,
+    to: *mut f32,
+    count: usize,
+}
+
+impl<T: Float> Kernel for Convert<T> {
+    const BF16: bool = false;
+
+    #[inline(always)]
+    unsafe fn run<V: F32x16>(self) {
+        for at in (0..self.count).step_by(LANES) {
+            let count = LANES.min(self.count - at);
+            // SAFETY: both buffers hold `count` elements from here on.
+            unsafe {
+                InF32::words::<V, T>(self.from.add(at), count).store_first(self.to.add(at), count);
+            }
+        }
+    }
+}
+
+/// A block is sixteen columns of the output: as many rows of w.
+struct Gemv<'a, X, T, A, E> {
+    x: *const X,
+    w: *const T,
+    extents: Extents,
+    blocks: Range<usize>,
+    epilogue: &'a E,
+    arithmetic: A,
+}
+
+impl<X: Float, T: Float, A: Arithmetic, E: Epilogue> Kernel for Gemv<'_, X, T, A, E> {
+    const BF16: bool = A::PAIRS;
+    const ONLY_BF16: bool = Self::BF16;
+
+    #[inline(always)]
+    unsafe fn run<V: F32x16>(self) {
+        let _ = self.arithmetic;
+        let Extents { m, n, k } = self.extents;
+        for block in self.blocks {
+            let column = block * LANES;
+            let count = LANES.min(n - column);
+            let mut sums = [[0.0f32; LANES]; FEW_ROWS];
+            for i in 0..count {
+                // SAFETY: the row of w and the rows of x exist.
+                unsafe {
+                    let w = self.w.add((column + i) * k);
+                    let mut row = 0;
+                    while row < m {
+                        let x = self.x.add(row * k);
+                        let to = &mut sums[row..];
+                        row += match m - row {
+                            2 | 3 if !V::SMALL => dots::<V, X, T, A, 2>(x, w, k, to, i),
+                            4.. if !V::SMALL => dots::<V, X, T, A, TOGETHER>(x, w, k, to, i),
+                            _ => dots::<V, X, T, A, 1>(x, w, k, to, i),
+                        };
+                    }
+                }
+            }
+            for (row, sums) in sums.iter().enumerate().take(m) {
+                // SAFETY: the outputs exist.
+                unsafe { self.epilogue.finish(V::load(sums.as_ptr()), row, column, count) };
+            }
+        }
+    }
+}
+
+/// Dot products of a row of w with `ROWS` rows of x, to element `i` of each row of `to`.
+#[inline(always)]
+unsafe fn dots<V: F32x16, X: Float, T: Float, A: Arithmetic, const ROWS: usize>(
+    x: *const X,
+    w: *const T,
+    k: usize,
+    to: &mut [[f32; LANES]],
+    i: usize,
+) -> usize {
+    let chunk = LANES * A::PER_WORD;
+    let mut sums = [[V::splat(0.0); SUMS]; ROWS];
+    let mut at = 0;
+    // SAFETY: every access is within the rows.
+    unsafe {
+        while at + SUMS * chunk <= k {
+            let ahead = w.add(at).cast::<u8>().wrapping_add(AHEAD);
+            prefetch_far(ahead, SUMS * chunk * size_of::<T>());
+            for s in 0..SUMS {
+                let here = at + s * chunk;
+                let lanes: V = A::whole(w.add(here));
+                for (row, sums) in sums.iter_mut().enumerate() {
+                    sums[s] = A::step(sums[s], A::whole(x.add(row * k + here)), lanes);
+                }
+            }
+            at += SUMS * chunk;
+        }
+        let mut s = 0;
+        while at < k {
+            let count = chunk.min(k - at);
+            let lanes = A::words::<V, T>(w.add(at), count);
+            for (row, sums) in sums.iter_mut().enumerate() {
+                sums[s] = A::step(sums[s], A::words::<V, X>(x.add(row * k + at), count), lanes);
+            }
+            (at, s) = (at + count, s + 1);
+        }
+    }
+    for (row, [a, b, c, d]) in sums.into_iter().enumerate() {
+        to[row][i] = ((a + b) + (c + d)).reduce_add();
+    }
+    ROWS
+}

@@ -1,0 +1,192 @@
+use super::*;
+use crate::element::F16;
+use crate::testing::*;
+
+struct Case {
+    m: usize,
+    n: usize,
+    k: usize,
+    columns: bool,
+    activation: Option<Activation>,
+    /// Bias and residual.
+    added: bool,
+}
+
+fn transposed<T: Copy>(w: &[T], n: usize, k: usize) -> Vec<T> {
+    (0..k * n).map(|i| w[i % n * k + i / n]).collect()
+}
+
+fn run<T: Sample>(on: Machine, case: &Case, x: &[T], w: &[T], extra: &[T]) -> Vec<T> {
+    let &Case { m, n, k, columns, activation, added } = case;
+    // A guard behind the output shows stray writes.
+    let mut out = vec![T::from_f32(7.0); m * n + 32];
+    let null = std::ptr::null();
+    let call = LinearCall {
+        m,
+        n,
+        k,
+        x: x.as_ptr().cast(),
+        w: w.as_ptr().cast(),
+        columns,
+        bias: if added { extra.as_ptr().cast() } else { null },
+        activation,
+        residual: if added { extra.as_ptr().cast() } else { null },
+        out: out.as_mut_ptr().cast(),
+    };
+    // SAFETY: all buffers are as long as the call says.
+    unsafe { linear_on::<T>(on, &call) };
+    assert!(out[m * n..].iter().all(|v| v.to_f32() == 7.0), "stray write");
+    if added {
+        // The residual's own buffer as the output.
+        let mut place = extra.to_vec();
+        let call =
+            LinearCall { residual: place.as_ptr().cast(), out: place.as_mut_ptr().cast(), ..call };
+        // SAFETY: as above; the residual may be the output.
+        unsafe { linear_on::<T>(on, &call) };
+        assert_same(&place[..m * n], &out[..m * n], "in place");
+    }
+    out.truncate(m * n);
+    out
+}
+
+/// Products in f64, then what follows, each step rounded.
+fn reference<T: Sample>(case: &Case, x: &[T], w: &[T], extra: &[T]) -> (Vec<f64>, Vec<f64>) {
+    let &Case { m, n, k, added, activation, .. } = case;
+    let of = |v: &T| f64::from(v.to_f32());
+    let (mut out, mut bound) = (Vec::new(), Vec::new());
+    for i in 0..m {
+        for j in 0..n {
+            let products =
+                || x[i * k..][..k].iter().zip(&w[j * k..][..k]).map(|(a, b)| of(a) * of(b));
+            let mut y: f64 = products().sum();
+            // Each rounding of a chain of k is at most half an ulp of the sum of magnitudes.
+            let slack = products().map(f64::abs).sum::<f64>() * 6e-8 * (4.0 + (k as f64).sqrt());
+            if added {
+                y += of(&extra[j]);
+            }
+            if activation == Some(Activation::Relu) {
+                y = y.max(0.0);
+            }
+            if added {
+                y += of(&extra[i * n + j]);
+            }
+            out.push(y);
+            bound.push(
+                slack + 3.0 * f64::from(T::EPSILON) * (y.abs() + f64::from(u8::from(added)) * 8.0),
+            );
+        }
+    }
+    (out, bound)
+}
+
+const SHAPES: [(usize, usize, usize); 15] = [
+    (1, 1, 1),
+    (1, 37, 100),
+    (2, 16, 31),
+    (3, 5, 0),
+    (4, 33, 257),
+    (5, 1100, 19),
+    (7, 12, 64),
+    (8, 50, 1030),
+    (9, 24, 33),
+    (16, 13, 513),
+    (17, 100, 129),
+    (33, 97, 40),
+    (48, 31, 1025),
+    (67, 7, 530),
+    (300, 15, 18),
+];
+
+fn shapes<T: Sample>() {
+    for (m, n, k) in SHAPES {
+        let (x, w) = (values::<T>(m * k, 2.0), values::<T>(n * k, 2.0));
+        let extra = values::<T>(m * n, 3.0);
+        let columns_of_w = transposed(&w, n, k);
+        for (columns, added, activation) in
+            [(false, false, None), (true, false, None), (false, true, Some(Activation::Relu))]
+        {
+            let case = Case { m, n, k, columns, activation, added };
+            let what = format!("{m}x{n}x{k} columns {columns} added {added}");
+            let (expected, bound) = reference(&case, &x, &w, &extra);
+            let w = if columns { &columns_of_w } else { &w };
+            let mut plain: Option<Vec<T>> = None;
+            for machine in machines() {
+                let got = run(machine, &case, &x, w, &extra);
+                for (i, got) in got.iter().enumerate() {
+                    let error = (f64::from(got.to_f32()) - expected[i]).abs();
+                    assert!(error <= bound[i], "{what} {:?}: {error} at {i}", machine.level);
+                }
+                // The dot instruction adds in an order of its own.
+                if !(T::IS_BF16 && machine.level.dots_bf16()) {
+                    let plain = plain.get_or_insert_with(|| got.clone());
+                    assert_same(&got, plain, &what);
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn shapes_in_f32() {
+    shapes::<f32>();
+}
+
+#[test]
+fn shapes_in_f16() {
+    shapes::<F16>();
+}
+
+#[test]
+fn shapes_in_bf16() {
+    shapes::<Bf16>();
+}
+
+#[test]
+fn a_row_does_not_depend_on_its_batch() {
+    let (n, k) = (40, 300);
+    for machine in machines() {
+        let (x, w) = (values::<Bf16>(8 * k, 2.0), values::<Bf16>(n * k, 2.0));
+        let case = |m| Case { m, n, k, columns: false, activation: None, added: false };
+        let all = run(machine, &case(8), &x, &w, &[]);
+        for m in 1..8 {
+            let some = run(machine, &case(m), &x[..m * k], &w, &[]);
+            assert_same(&some, &all[..m * n], "fewer rows");
+        }
+    }
+}
+
+#[test]
+fn each_step_is_rounded() {
+    let (m, n, k) = (2, 20, 64);
+    let (x, w) = (values::<Bf16>(m * k, 2.0), values::<Bf16>(n * k, 2.0));
+    let extra = values::<Bf16>(m * n, 3.0);
+    let case = |activation, added| Case { m, n, k, columns: false, activation, added };
+    let bare = run(Machine::current(), &case(None, false), &x, &w, &extra);
+    let full = run(Machine::current(), &case(Some(Activation::Relu), true), &x, &w, &extra);
+    for i in 0..m * n {
+        let biased = rounded::<Bf16>(bare[i].to_f32() + extra[i % n].to_f32());
+        let expected = rounded::<Bf16>(biased.max(0.0) + extra[i].to_f32());
+        assert_eq!(full[i].to_f32(), expected);
+    }
+}
+
+#[test]
+fn infinities_and_nan_stay_in_their_rows() {
+    for machine in machines() {
+        for m in [1, 8, 20] {
+            let (n, k) = (18, 70);
+            let mut x = vec![1.0f32; m * k];
+            let w = vec![1.0f32; n * k];
+            x[3] = f32::INFINITY;
+            if m > 1 {
+                x[k + 5] = f32::NAN;
+            }
+            let case = Case { m, n, k, columns: false, activation: None, added: false };
+            let out = run(machine, &case, &x, &w, &[]);
+            assert!(out[..n].iter().all(|&v| v == f32::INFINITY));
+            for (i, v) in out.iter().enumerate().skip(n) {
+                assert!(if i < 2 * n { v.is_nan() } else { *v == 70.0 }, "{m} {i}: {v}");
+            }
+        }
+    }
+}

@@ -1,0 +1,339 @@
+//! Logarithms of sums of exponentials over the last axis, and log-softmax by them, in f32.
+//!
+//! A row is taken in chunks that fit the nearest cache, so it is read from memory once. Chunks
+//! are combined in order, whoever computed them: results do not depend on the threads.
+
+use std::ops::Range;
+
+use super::element::{Element, Float, with_element};
+use super::output::Output;
+use super::simd::{F32x16, Kernel, LANES, prefetch_block};
+use super::softmax::exponential;
+use super::{Machine, Shared};
+
+#[cfg(test)]
+mod tests;
+
+/// Elements whose maximum and sum are taken in one go.
+pub(super) const CHUNK: usize = 4096;
+
+/// A row, or a part of it, as far as its exponentials go.
+#[derive(Clone, Copy)]
+pub(super) struct Stats {
+    /// The largest element; `sum` is relative to it, or to the lowest number if that is larger.
+    pub max: f32,
+    pub sum: f32,
+    /// The sum of the elements themselves, where asked for.
+    pub total: f32,
+}
+
+impl Stats {
+    const EMPTY: Stats = Stats { max: f32::NEG_INFINITY, sum: 0.0, total: 0.0 };
+
+    /// What `sum` is relative to: finite where only -inf was seen, so that a NaN still shows.
+    fn base(&self) -> f32 {
+        self.max.max(f32::MIN)
+    }
+
+    fn and(self, next: Stats) -> Stats {
+        let all = Stats {
+            max: if next.max > self.max { next.max } else { self.max },
+            sum: 0.0,
+            total: self.total + next.total,
+        };
+        let part = |part: Stats| {
+            // exp(0) = 1, and inf - inf must not spoil a chunk without a NaN.
+            let fall = part.base() - all.base();
+            if part.base() == all.base() { part.sum } else { part.sum * fall.exp() }
+        };
+        Stats { sum: part(self) + part(next), ..all }
+    }
+
+    /// The logarithm of the sum, less the maximum.
+    pub(super) fn log(&self) -> f32 {
+        self.sum.ln()
+    }
+
+    pub(super) fn logsumexp(&self) -> f32 {
+        let nothing = self.max == f32::NEG_INFINITY && self.sum == 0.0;
+        if self.max == f32::INFINITY || nothing { self.max } else { self.log() + self.max }
+    }
+}
+
+/// # Safety
+/// `x` is readable for `count` elements.
+#[inline(always)]
+unsafe fn chunk_stats<V: F32x16, T: Float, const TOTAL: bool>(x: *const T, count: usize) -> Stats {
+    let mut max = [V::splat(f32::NEG_INFINITY); 4];
+    let mut total = [V::splat(0.0); 4];
+    let mut sum = [V::splat(0.0); 2];
+    let mut i = 0;
+    // SAFETY: every access is within the caller's elements.
+    unsafe {
+        while i + 4 * LANES <= count {
+            for block in 0..4 {
+                let lanes: V = T::load(x.add(i + block * LANES));
+                max[block] = lanes.max(max[block]);
+                if TOTAL {
+                    total[block] = total[block] + lanes;
+                }
+            }
+            i += 4 * LANES;
+        }
+        while i < count {
+            let tail = (count - i).min(LANES);
+            let lanes: V = T::load_first(x.add(i), tail);
+            max[0] = lanes.keep_first(tail, f32::NEG_INFINITY).max(max[0]);
+            if TOTAL {
+                total[0] = total[0] + lanes;
+            }
+            i += LANES;
+        }
+        let max = max[0].max(max[1]).max(max[2].max(max[3])).reduce_max();
+        let base = V::splat(max.max(f32::MIN));
+        i = 0;
+        while i + 2 * LANES <= count {
+            for (block, sum) in sum.iter_mut().enumerate() {
+                prefetch_block(x.wrapping_add(count + i + block * LANES)); // of the next chunk
+                let lanes: V = T::load(x.add(i + block * LANES));
+                *sum = *sum + exponential::<V, T>(lanes - base);
+            }
+            i += 2 * LANES;
+        }
+        while i < count {
+            let tail = (count - i).min(LANES);
+            let lanes: V = T::load_first(x.add(i), tail);
+            sum[0] = sum[0] + exponential::<V, T>(lanes - base).keep_first(tail, 0.0);
+            i += LANES;
+        }
+        let sum = (sum[0] + sum[1]).reduce_add();
+        let total = ((total[0] + total[1]) + (total[2] + total[3])).reduce_add();
+        Stats { max, sum, total }
+    }
+}
+
+/// # Safety
+/// `x` is readable for `axis` elements.
+#[inline(always)]
+pub(super) unsafe fn row_stats<V: F32x16, T: Float, const TOTAL: bool>(
+    x: *const T,
+    axis: usize,
+) -> Stats {
+    let mut stats = Stats::EMPTY;
+    let mut start = 0;
+    while start < axis {
+        let count = (axis - start).min(CHUNK);
+        // SAFETY: the caller's contract.
+        let chunk = unsafe { chunk_stats::<V, T, TOTAL>(x.add(start), count) };
+        stats = if start == 0 { chunk } else { stats.and(chunk) };
+        start += count;
+    }
+    stats
+}
+
+/// Chunks of rows by their number among all.
+pub(super) struct Chunks {
+    pub axis: usize,
+    pub each: usize,
+}
+
+impl Chunks {
+    pub(super) fn of(axis: usize) -> Self {
+        Self { axis, each: axis.div_ceil(CHUNK) }
+    }
+
+    /// The row of a chunk and the columns it covers.
+    pub(super) fn place(&self, index: usize) -> (usize, Range<usize>) {
+        let start = index % self.each * CHUNK;
+        (index / self.each, start..self.axis.min(start + CHUNK))
+    }
+}
+
+struct StatsOfChunks<T, const TOTAL: bool> {
+    x: *const T,
+    out: *mut Stats,
+    axis: usize,
+    range: Range<usize>,
+}
+
+impl<T: Float, const TOTAL: bool> Kernel for StatsOfChunks<T, TOTAL> {
+    const BF16: bool = false;
+
+    #[inline(always)]
+    unsafe fn run<V: F32x16>(self) {
+        let chunks = Chunks::of(self.axis);
+        for index in self.range {
+            let (row, columns) = chunks.place(index);
+            // SAFETY: the chunk is within the rows, and `out` holds an entry for each.
+            unsafe {
+                let x = self.x.add(row * self.axis + columns.start);
+                self.out.add(index).write(chunk_stats::<V, T, TOTAL>(x, columns.len()));
+            }
+        }
+    }
+}
+
+/// Work of a chunk element, in tenths of a nanosecond.
+const WORK: usize = 2;
+
+/// The rows' stats by all threads together, where there are fewer long rows than would keep the
+/// threads busy with a row each. The same bits as [`row_stats`].
+///
+/// # Safety
+/// `x` is readable for `rows * axis` elements.
+pub(super) unsafe fn stats_of_few<T: Float, const TOTAL: bool>(
+    machine: Machine,
+    x: *const T,
+    rows: usize,
+    axis: usize,
+) -> Option<Vec<Stats>> {
+    let chunks = Chunks::of(axis);
+    let few = rows < 2 * machine.pool.threads() && chunks.each > 1;
+    if !few || machine.pool.ranges(rows * axis * WORK) == 1 {
+        return None;
+    }
+    let mut parts = vec![Stats::EMPTY; rows * chunks.each];
+    let (x, out) = (Shared(x.cast_mut()), Shared(parts.as_mut_ptr()));
+    machine.pool.for_each(parts.len(), CHUNK * WORK, &|range| {
+        let kernel = StatsOfChunks::<T, TOTAL> { x: x.get(), out: out.get(), axis, range };
+        // SAFETY: the caller's contract; the ranges of chunks are disjoint.
+        unsafe { machine.level.run(kernel) }
+    });
+    let combined = |row: &[Stats]| row[1..].iter().fold(row[0], |stats, next| stats.and(*next));
+    Some(parts.chunks_exact(chunks.each).map(combined).collect())
+}
+
+/// `log(sum(exp(x)))` of each row; an infinite maximum is itself the result, as in MLX.
+///
+/// # Safety
+/// `x` holds `rows * axis` elements and `out` holds `rows`, aligned to the element.
+pub unsafe fn logsumexp(element: Element, x: *const u8, out: *mut u8, rows: usize, axis: usize) {
+    let machine = Machine::current();
+    // SAFETY: the caller's contract, and the machine is this one.
+    with_element!(element, T => unsafe {
+        on::<T, false>(machine, x.cast(), out.cast(), rows, axis)
+    })
+}
+
+/// `x - logsumexp(x)` of each row, the latter rounded to the element type first, as MLX's
+/// composition rounds.
+///
+/// # Safety
+/// `x` and `out` hold `rows * axis` elements, aligned to the element. `out` is `x` itself or
+/// overlaps nothing.
+pub unsafe fn log_softmax(element: Element, x: *const u8, out: *mut u8, rows: usize, axis: usize) {
+    let machine = Machine::current();
+    // SAFETY: the caller's contract, and the machine is this one.
+    with_element!(element, T => unsafe {
+        on::<T, true>(machine, x.cast(), out.cast(), rows, axis)
+    })
+}
+
+/// Either of the two; `SUBTRACT` gives log-softmax.
+unsafe fn on<T: Float, const SUBTRACT: bool>(
+    machine: Machine,
+    x: *const T,
+    out: *mut T,
+    rows: usize,
+    axis: usize,
+) {
+    if axis == 0 {
+        return;
+    }
+    // SAFETY: the caller's contract.
+    let stats = unsafe { stats_of_few::<T, false>(machine, x, rows, axis) };
+    let stats = stats.as_deref();
+    let out = Output::new(out, &[x], if SUBTRACT { rows * axis } else { rows }, axis);
+    let x = Shared(x.cast_mut());
+    let chunks = Chunks::of(axis);
+    if let (true, Some(stats)) = (SUBTRACT, stats) {
+        machine.pool.for_each(rows * chunks.each, CHUNK, &|range| {
+            let kernel = Subtract { x: x.get(), out, stats, axis, range };
+            // SAFETY: the caller's contract; the ranges of chunks are disjoint.
+            unsafe { machine.level.run(kernel) }
+        });
+        return;
+    }
+    machine.pool.for_each(rows, (WORK + usize::from(SUBTRACT)) * axis, &|rows| {
+        let kernel = Rows::<T, SUBTRACT> { x: x.get(), out, stats, axis, rows };
+        // SAFETY: the caller's contract; the ranges of rows are disjoint.
+        unsafe { machine.level.run(kernel) }
+    });
+}
+
+struct Rows<'a, T, const SUBTRACT: bool> {
+    x: *const T,
+    out: Output<T>,
+    stats: Option<&'a [Stats]>,
+    axis: usize,
+    rows: Range<usize>,
+}
+
+impl<T: Float, const SUBTRACT: bool> Kernel for Rows<'_, T, SUBTRACT> {
+    const BF16: bool = T::IS_BF16;
+
+    #[inline(always)]
+    unsafe fn run<V: F32x16>(self) {
+        for row in self.rows {
+            // SAFETY: the row lies within both buffers.
+            unsafe {
+                let x = self.x.add(row * self.axis);
+                let stats = match self.stats {
+                    Some(stats) => stats[row],
+                    None => row_stats::<V, T, false>(x, self.axis),
+                };
+                let log = V::splat(stats.logsumexp());
+                if SUBTRACT {
+                    let out = self.out.add(row * self.axis);
+                    subtract::<V, T>(x, out, self.axis, T::round(log));
+                } else {
+                    self.out.put_first(log, row, 1);
+                }
+            }
+        }
+    }
+}
+
+struct Subtract<'a, T> {
+    x: *const T,
+    out: Output<T>,
+    stats: &'a [Stats],
+    axis: usize,
+    range: Range<usize>,
+}
+
+impl<T: Float> Kernel for Subtract<'_, T> {
+    const BF16: bool = T::IS_BF16;
+
+    #[inline(always)]
+    unsafe fn run<V: F32x16>(self) {
+        let chunks = Chunks::of(self.axis);
+        for index in self.range {
+            let (row, columns) = chunks.place(index);
+            let first = row * self.axis + columns.start;
+            let log = T::round(V::splat(self.stats[row].logsumexp()));
+            // SAFETY: the chunk lies within both buffers.
+            unsafe {
+                subtract::<V, T>(self.x.add(first), self.out.add(first), columns.len(), log);
+            }
+        }
+    }
+}
+
+/// # Safety
+/// Both hold `count` elements; `out` may be `x`.
+#[inline(always)]
+unsafe fn subtract<V: F32x16, T: Float>(x: *const T, out: Output<T>, count: usize, log: V) {
+    let mut i = 0;
+    // SAFETY: every access is within the elements, and reads come before the write to their place.
+    unsafe {
+        while i + LANES <= count {
+            out.put(T::load::<V>(x.add(i)) - log, i);
+            i += LANES;
+        }
+        if i < count {
+            let tail = count - i;
+            out.put_first(T::load_first::<V>(x.add(i), tail) - log, i, tail);
+        }
+    }
+}

@@ -1,0 +1,389 @@
+//! Softmax of scaled and masked scores over the last axis, accumulated in f32, and its gradient.
+//!
+//! A causal or sliding mask leaves each query one range of keys: nothing else is read.
+
+use std::ops::Range;
+
+use super::element::{Element, Float, with_element};
+use super::output::Output;
+use super::simd::{F32x16, Kernel, LANES, prefetch_block};
+use super::softmax::{exponential, scale_kept};
+use super::{Machine, Shared};
+
+mod masks;
+#[cfg(test)]
+mod tests;
+
+use masks::{Added, Hidden, NoMask, RowMask, Staged};
+pub use masks::{Mask, MaskedSoftmaxShape};
+
+/// `softmax(round(x * scale) + mask)` of each row, where what is hidden (by the causal mask, the
+/// window or a bool mask) counts as the type's lowest finite number, as in MLX's attention.
+///
+/// # Safety
+/// `x` and `out` hold `rows * keys` elements, aligned to the element, and `out` is `x` itself or
+/// overlaps nothing. `mask` holds an element wherever its strides lead.
+pub unsafe fn masked_softmax(
+    element: Element,
+    x: *const u8,
+    mask: Option<Mask>,
+    out: *mut u8,
+    shape: &MaskedSoftmaxShape,
+    scale: f32,
+) {
+    let machine = Machine::current();
+    // SAFETY: the caller's contract, and the machine is this one.
+    with_element!(element, T => unsafe {
+        masked_softmax_on::<T>(machine, x.cast(), mask, out.cast(), shape, scale)
+    })
+}
+
+/// `scale * y * (g - sum(y * g))` of each row, and zero where the softmax hid a score.
+///
+/// # Safety
+/// As for [`masked_softmax`], with two inputs; the mask is none or of bools.
+pub unsafe fn masked_softmax_grad(
+    element: Element,
+    [y, g]: [*const u8; 2],
+    mask: Option<Mask>,
+    out: *mut u8,
+    shape: &MaskedSoftmaxShape,
+    scale: f32,
+) {
+    let machine = Machine::current();
+    // SAFETY: the caller's contract, and the machine is this one.
+    with_element!(element, T => unsafe {
+        grad_on::<T>(machine, [y.cast(), g.cast()], mask, out.cast(), shape, scale)
+    })
+}
+
+unsafe fn masked_softmax_on<T: Float>(
+    machine: Machine,
+    x: *const T,
+    mask: Option<Mask>,
+    out: *mut T,
+    shape: &MaskedSoftmaxShape,
+    scale: f32,
+) {
+    // f32's exponentials wait in the output for their sum.
+    let out = match T::as_f32(x) {
+        Some(_) => Output::near(out),
+        None => Output::new(out, &[x], shape.rows * shape.keys, shape.keys),
+    };
+    let x = Shared(x.cast_mut());
+    machine.pool.for_each(shape.rows, 3 * shape.keys, &|rows| {
+        let kernel = MaskedSoftmax { x: x.get(), mask, out, rows, shape, scale };
+        // SAFETY: the caller's contract; the ranges of rows are disjoint.
+        unsafe { machine.level.run(kernel) }
+    });
+}
+
+unsafe fn grad_on<T: Float>(
+    machine: Machine,
+    [y, g]: [*const T; 2],
+    mask: Option<Mask>,
+    out: *mut T,
+    shape: &MaskedSoftmaxShape,
+    scale: f32,
+) {
+    let out = Output::new(out, &[y, g], shape.rows * shape.keys, shape.keys);
+    let (y, g) = (Shared(y.cast_mut()), Shared(g.cast_mut()));
+    machine.pool.for_each(shape.rows, 2 * shape.keys, &|rows| {
+        let kernel = Grad { y: y.get(), g: g.get(), mask, out, rows, shape, scale };
+        // SAFETY: the caller's contract; the ranges of rows are disjoint.
+        unsafe { machine.level.run(kernel) }
+    });
+}
+
+struct MaskedSoftmax<'a, T> {
+    x: *const T,
+    mask: Option<Mask<'a>>,
+    out: Output<T>,
+    rows: Range<usize>,
+    shape: &'a MaskedSoftmaxShape,
+    scale: f32,
+}
+
+/// Exponentials of a 16-bit row are kept in f32 between the passes: on the stack up to here.
+const KEPT: usize = 4096;
+
+impl<T: Float> Kernel for MaskedSoftmax<'_, T> {
+    const BF16: bool = T::IS_BF16;
+
+    #[inline(always)]
+    unsafe fn run<V: F32x16>(self) {
+        // SAFETY: the caller's contract, whichever way.
+        unsafe {
+            if self.scale == 1.0 {
+                self.scaled::<V, false>();
+            } else {
+                self.scaled::<V, true>();
+            }
+        }
+    }
+}
+
+impl<T: Float> MaskedSoftmax<'_, T> {
+    #[inline(always)]
+    unsafe fn scaled<V: F32x16, const SCALED: bool>(self) {
+        // SAFETY: the caller's contract; the elements are those that each kind of mask has.
+        unsafe {
+            match self.mask {
+                None => self.each_row::<V, SCALED, _>(|_, _| NoMask),
+                Some(mask) if mask.additive => {
+                    let mut staged = Staged::<T>::new(mask);
+                    self.each_row::<V, SCALED, _>(|row, keys| Added(staged.row(row, keys)));
+                }
+                Some(mask) => {
+                    let mut staged = Staged::<u8>::new(mask);
+                    self.each_row::<V, SCALED, _>(|row, keys| Hidden(staged.row(row, keys)));
+                }
+            }
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn each_row<V: F32x16, const SCALED: bool, M: RowMask<T>>(
+        &self,
+        mut mask_of: impl FnMut(usize, Range<usize>) -> M,
+    ) {
+        let keys = self.shape.keys;
+        let mut stack = [const { std::mem::MaybeUninit::<f32>::uninit() }; KEPT];
+        let wide = size_of::<T>() == size_of::<f32>();
+        let mut heap: Vec<f32> = Vec::with_capacity(if wide || keys <= KEPT { 0 } else { keys });
+        for row in self.rows.clone() {
+            let seen = self.shape.keys_of(row);
+            let hidden = keys - seen.len();
+            let mask = mask_of(row, seen.clone());
+            // SAFETY: `seen` lies within the row, which lies within both buffers; `kept` has room
+            // for it, and f32's own output can hold the exponentials.
+            unsafe {
+                let out = self.out.add(row * keys);
+                let visible = out.from(seen.start);
+                let scores = Scores::<_, _, SCALED> {
+                    x: self.x.add(row * keys + seen.start),
+                    mask,
+                    count: seen.len(),
+                    scale: self.scale,
+                };
+                let kept = if wide {
+                    visible.to().cast()
+                } else if keys <= KEPT {
+                    stack.as_mut_ptr().cast::<f32>()
+                } else {
+                    heap.as_mut_ptr()
+                };
+                let mut max = scores.keep::<V>(kept);
+                if hidden > 0 {
+                    max = if T::LOWEST > max { T::LOWEST } else { max };
+                }
+                let next = scores.x.wrapping_add(keys);
+                let mut sum = exponentials::<V, T>(kept, seen.len(), V::splat(max), next);
+                let lowest = one(exponential::<V, T>(V::splat(T::LOWEST - max)));
+                if hidden > 0 {
+                    sum += hidden as f32 * lowest;
+                }
+                let inverse = 1.0 / sum;
+                scale_kept::<V, T>(kept, visible, seen.len(), V::splat(inverse));
+                // Not simply 0: a NaN in the row spoils all of it, as in MLX.
+                let value = V::splat(lowest * inverse);
+                out.fill(value, 0..seen.start);
+                out.fill(value, seen.end..keys);
+            }
+        }
+    }
+}
+
+/// The first lane.
+#[inline(always)]
+fn one<V: F32x16>(lanes: V) -> f32 {
+    let mut first = 0.0;
+    // SAFETY: one float.
+    unsafe { lanes.store_first(&mut first, 1) };
+    first
+}
+
+/// The scores that one query sees.
+struct Scores<T, M, const SCALED: bool> {
+    x: *const T,
+    mask: M,
+    count: usize,
+    scale: f32,
+}
+
+impl<T: Float, M: RowMask<T>, const SCALED: bool> Scores<T, M, SCALED> {
+    /// Scores `at..at + count`, in as many lanes; a constant `count` of sixteen has no tail.
+    ///
+    /// # Safety
+    /// They are within the row.
+    #[inline(always)]
+    unsafe fn block<V: F32x16>(&self, at: usize, count: usize) -> V {
+        // SAFETY: the caller's contract.
+        unsafe {
+            let mut lanes: V = if count == LANES {
+                T::load(self.x.add(at))
+            } else {
+                T::load_first(self.x.add(at), count)
+            };
+            if SCALED {
+                lanes = T::round(lanes * V::splat(self.scale));
+            }
+            self.mask.apply(lanes, at, count)
+        }
+    }
+
+    /// Keeps the scores at `kept`, which may be where `x` is, and returns the largest. A NaN may be
+    /// passed over: its exponential spoils the sum instead.
+    #[inline(always)]
+    unsafe fn keep<V: F32x16>(&self, kept: *mut f32) -> f32 {
+        let mut max = [V::splat(f32::NEG_INFINITY); 4];
+        let mut i = 0;
+        // SAFETY: every access is within the row, and reads come before the write to their place.
+        unsafe {
+            while i + 4 * LANES <= self.count {
+                for (block, max) in max.iter_mut().enumerate() {
+                    let lanes = self.block::<V>(i + block * LANES, LANES);
+                    lanes.store(kept.add(i + block * LANES));
+                    *max = lanes.max(*max);
+                }
+                i += 4 * LANES;
+            }
+            while i < self.count {
+                let count = LANES.min(self.count - i);
+                let lanes = self.block::<V>(i, count);
+                lanes.store_first(kept.add(i), count);
+                max[0] = lanes.keep_first(count, f32::NEG_INFINITY).max(max[0]);
+                i += LANES;
+            }
+        }
+        max[0].max(max[1]).max(max[2].max(max[3])).reduce_max()
+    }
+}
+
+/// `exp(score - max)` in the scores' place, and their sum. Asks for `next` on the way.
+///
+/// # Safety
+/// `kept` holds `count` floats.
+#[inline(always)]
+unsafe fn exponentials<V: F32x16, T: Float>(
+    kept: *mut f32,
+    count: usize,
+    max: V,
+    next: *const T,
+) -> f32 {
+    let mut sum = V::splat(0.0);
+    let mut i = 0;
+    // SAFETY: every access is within the floats.
+    unsafe {
+        while i + LANES <= count {
+            prefetch_block(next.wrapping_add(i));
+            let lanes = exponential::<V, T>(V::load(kept.add(i)) - max);
+            lanes.store(kept.add(i));
+            sum = sum + lanes;
+            i += LANES;
+        }
+        if i < count {
+            let tail = count - i;
+            let lanes = exponential::<V, T>(V::load_first(kept.add(i), tail) - max);
+            lanes.store_first(kept.add(i), tail);
+            sum = sum + lanes.keep_first(tail, 0.0);
+        }
+    }
+    sum.reduce_add()
+}
+
+struct Grad<'a, T> {
+    y: *const T,
+    g: *const T,
+    mask: Option<Mask<'a>>,
+    out: Output<T>,
+    rows: Range<usize>,
+    shape: &'a MaskedSoftmaxShape,
+    scale: f32,
+}
+
+impl<T: Float> Kernel for Grad<'_, T> {
+    const BF16: bool = T::IS_BF16;
+
+    #[inline(always)]
+    unsafe fn run<V: F32x16>(self) {
+        // SAFETY: the caller's contract.
+        unsafe {
+            match self.mask {
+                None => self.each_row::<V, _>(|_, _| NoMask),
+                Some(mask) => {
+                    let mut staged = Staged::<u8>::new(mask);
+                    self.each_row::<V, _>(|row, keys| Hidden(staged.row(row, keys)));
+                }
+            }
+        }
+    }
+}
+
+impl<T: Float> Grad<'_, T> {
+    #[inline(always)]
+    unsafe fn each_row<V: F32x16, M: RowMask<T>>(
+        &self,
+        mut mask_of: impl FnMut(usize, Range<usize>) -> M,
+    ) {
+        let keys = self.shape.keys;
+        let (zero, scale) = (V::splat(0.0), V::splat(self.scale));
+        for row in self.rows.clone() {
+            let seen = self.shape.keys_of(row);
+            let mask = mask_of(row, seen.clone());
+            let first = row * keys + seen.start;
+            // SAFETY: `seen` lies within the row, which lies within all buffers, and reads come
+            // before the write to their place.
+            unsafe {
+                let (y, g) = (self.y.add(first), self.g.add(first));
+                let (out, count) = (self.out.add(row * keys), seen.len());
+                let visible = out.from(seen.start);
+                let along = V::splat(dot::<V, T>(y, g, count));
+                let mut i = 0;
+                while i + LANES <= count {
+                    let (y, g): (V, V) = (T::load(y.add(i)), T::load(g.add(i)));
+                    let lanes = mask.keep(y * (g - along) * scale, i, LANES);
+                    visible.put(lanes, i);
+                    i += LANES;
+                }
+                if i < count {
+                    let tail = count - i;
+                    let (y, g): (V, V) =
+                        (T::load_first(y.add(i), tail), T::load_first(g.add(i), tail));
+                    let lanes = mask.keep(y * (g - along) * scale, i, tail);
+                    visible.put_first(lanes, i, tail);
+                }
+                out.fill(zero, 0..seen.start);
+                out.fill(zero, seen.end..keys);
+            }
+        }
+    }
+}
+
+/// # Safety
+/// Both are readable for `count` elements.
+#[inline(always)]
+unsafe fn dot<V: F32x16, T: Float>(a: *const T, b: *const T, count: usize) -> f32 {
+    let mut sums = [V::splat(0.0); 4];
+    let mut i = 0;
+    // SAFETY: every access is within the caller's elements.
+    unsafe {
+        while i + 4 * LANES <= count {
+            for (block, sum) in sums.iter_mut().enumerate() {
+                let at = i + block * LANES;
+                *sum = T::load::<V>(a.add(at)).mul_add(T::load(b.add(at)), *sum);
+            }
+            i += 4 * LANES;
+        }
+        while i + LANES <= count {
+            sums[0] = T::load::<V>(a.add(i)).mul_add(T::load(b.add(i)), sums[0]);
+            i += LANES;
+        }
+        if i < count {
+            let tail = count - i;
+            let (a, b): (V, V) = (T::load_first(a.add(i), tail), T::load_first(b.add(i), tail));
+            sums[1] = a.mul_add(b, sums[1]);
+        }
+    }
+    ((sums[0] + sums[1]) + (sums[2] + sums[3])).reduce_add()
+}

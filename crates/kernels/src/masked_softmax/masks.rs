@@ -1,0 +1,173 @@
+//! Which keys a query sees, and the masks of its row.
+
+use std::ops::Range;
+
+use crate::element::Float;
+use crate::simd::{F32x16, LANES};
+
+/// Extents of the scores, and the mask that needs no memory.
+#[derive(Clone, Copy)]
+pub struct MaskedSoftmaxShape {
+    pub rows: usize,
+    pub queries: usize,
+    pub keys: usize,
+    /// Queries are aligned to the last keys, and see none that follow theirs.
+    pub causal: bool,
+    /// With `causal`: how many keys up to its own a query sees; 0 for all of them.
+    pub window: usize,
+}
+
+impl MaskedSoftmaxShape {
+    /// The keys that the query of a row sees.
+    #[inline(always)]
+    pub(super) fn keys_of(&self, row: usize) -> Range<usize> {
+        if !self.causal {
+            return 0..self.keys;
+        }
+        let end = (row % self.queries + 1 + self.keys).saturating_sub(self.queries);
+        let start = if self.window == 0 { 0 } else { end.saturating_sub(self.window) };
+        start..end
+    }
+}
+
+/// A mask in memory, broadcast by strides of zero.
+#[derive(Clone, Copy)]
+pub struct Mask<'a> {
+    pub data: *const u8,
+    /// Of the scores' element type, to be added; else of bools, true where a score counts.
+    pub additive: bool,
+    /// The extents that the rows' number runs over, the last one fastest, and their strides.
+    pub shape: &'a [u32],
+    pub strides: &'a [i64],
+    pub key_stride: isize,
+}
+
+// SAFETY: only an address that is read.
+unsafe impl Send for Mask<'_> {}
+// SAFETY: as above.
+unsafe impl Sync for Mask<'_> {}
+
+impl Mask<'_> {
+    /// Where the row begins, in elements.
+    fn offset(&self, mut row: usize) -> isize {
+        let mut offset = 0;
+        for (&extent, &stride) in self.shape.iter().zip(self.strides).rev() {
+            let extent = extent as usize;
+            offset += (row % extent) as isize * stride as isize;
+            row /= extent;
+        }
+        offset
+    }
+}
+
+/// Rows of a mask as neighbouring elements: read in place, or gathered where they lie apart.
+pub(super) struct Staged<'a, E> {
+    mask: Mask<'a>,
+    gathered: Vec<E>,
+}
+
+impl<'a, E: Copy> Staged<'a, E> {
+    /// # Safety
+    /// The mask has an element of this type wherever its strides lead.
+    pub(super) unsafe fn new(mask: Mask<'a>) -> Self {
+        Self { mask, gathered: Vec::new() }
+    }
+
+    /// The elements for `keys` of a row, until the next call.
+    pub(super) fn row(&mut self, row: usize, keys: Range<usize>) -> *const E {
+        let stride = self.mask.key_stride;
+        let first = self.mask.data.cast::<E>();
+        let offset = self.mask.offset(row) + keys.start as isize * stride;
+        if stride == 1 || keys.is_empty() {
+            return first.wrapping_offset(offset);
+        }
+        self.gathered.clear();
+        // SAFETY: these keys are within the row, and `new`'s contract.
+        let element = |key: usize| unsafe { *first.offset(offset + key as isize * stride) };
+        self.gathered.extend((0..keys.len()).map(element));
+        self.gathered.as_ptr()
+    }
+}
+
+/// What a mask does to scores `at..at + count` of its row, `count` being at most sixteen.
+///
+/// # Safety
+/// For both methods the row's mask covers those elements.
+pub(super) trait RowMask<T: Float>: Copy {
+    unsafe fn apply<V: F32x16>(self, scores: V, at: usize, count: usize) -> V;
+    /// The lanes whose score counts, and zero in the others.
+    unsafe fn keep<V: F32x16>(self, lanes: V, at: usize, count: usize) -> V;
+}
+
+#[derive(Clone, Copy)]
+pub(super) struct NoMask;
+
+impl<T: Float> RowMask<T> for NoMask {
+    #[inline(always)]
+    unsafe fn apply<V: F32x16>(self, scores: V, _: usize, _: usize) -> V {
+        scores
+    }
+    #[inline(always)]
+    unsafe fn keep<V: F32x16>(self, lanes: V, _: usize, _: usize) -> V {
+        lanes
+    }
+}
+
+#[derive(Clone, Copy)]
+pub(super) struct Added<T>(pub(super) *const T);
+
+impl<T: Float> RowMask<T> for Added<T> {
+    #[inline(always)]
+    unsafe fn apply<V: F32x16>(self, scores: V, at: usize, count: usize) -> V {
+        // SAFETY: the trait's contract.
+        let mask: V = unsafe {
+            if count == LANES {
+                T::load(self.0.add(at))
+            } else {
+                T::load_first(self.0.add(at), count)
+            }
+        };
+        T::round(scores + mask)
+    }
+    #[inline(always)]
+    unsafe fn keep<V: F32x16>(self, lanes: V, _: usize, _: usize) -> V {
+        lanes
+    }
+}
+
+/// True where a score counts.
+#[derive(Clone, Copy)]
+pub(super) struct Hidden(pub(super) *const u8);
+
+impl Hidden {
+    /// # Safety
+    /// `count` bytes are readable at `at`.
+    #[inline(always)]
+    unsafe fn shown<V: F32x16>(self, at: usize, count: usize) -> V::Int {
+        if count == LANES {
+            // SAFETY: sixteen bytes are readable.
+            return unsafe { V::load_bytes(self.0.add(at)) };
+        }
+        let mut wide = [0u16; LANES];
+        // SAFETY: the caller's contract; `wide` holds sixteen.
+        unsafe {
+            for (i, wide) in wide.iter_mut().enumerate().take(count) {
+                *wide = u16::from(*self.0.add(at + i));
+            }
+            V::widen(V::load_half(wide.as_ptr()))
+        }
+    }
+}
+
+impl<T: Float> RowMask<T> for Hidden {
+    #[inline(always)]
+    unsafe fn apply<V: F32x16>(self, scores: V, at: usize, count: usize) -> V {
+        // SAFETY: the trait's contract.
+        V::select(unsafe { self.shown::<V>(at, count) }, scores, V::splat(T::LOWEST))
+    }
+    #[inline(always)]
+    unsafe fn keep<V: F32x16>(self, lanes: V, at: usize, count: usize) -> V {
+        // SAFETY: the trait's contract.
+        V::select(unsafe { self.shown::<V>(at, count) }, lanes, V::splat(0.0))
+    }
+}

@@ -1,0 +1,277 @@
+//! MLX's affine quantization: groups of a row become small integers, a scale and a bias.
+//!
+//! The packed words are a little-endian stream of codes, so 32 codes of `bits` bits are `bits`
+//! words whatever `bits` is.
+
+use std::ops::Range;
+
+use super::element::{Element, Float, with_element};
+use super::output::Output;
+use super::simd::{F32x16, Kernel, LANES, prefetch_block};
+use super::{Machine, Shared};
+
+#[derive(Clone, Copy, Debug)]
+pub struct QuantizeShape {
+    pub groups: usize,
+    /// Elements of a group: a multiple of 32.
+    pub group_size: usize,
+    /// Of a code: 2, 3, 4, 5, 6 or 8.
+    pub bits: usize,
+}
+
+impl QuantizeShape {
+    fn words(&self) -> usize {
+        self.group_size / UNIT * self.bits
+    }
+}
+
+/// Codes that fill whole words.
+const UNIT: usize = 32;
+
+/// Runs `$run` with the bits of a code as a constant; nothing for a width that does not exist.
+macro_rules! with_bits {
+    ($bits:expr, $name:ident => $run:expr) => {
+        with_bits!(@ $bits, $name => $run, 2 3 4 5 6 8)
+    };
+    (@ $bits:expr, $name:ident => $run:expr, $($width:literal)*) => {
+        match $bits {
+            $($width => {
+                const $name: usize = $width;
+                $run
+            })*
+            _ => {}
+        }
+    };
+}
+
+/// Bit for bit `mx.quantize` on MLX's CPU backend.
+///
+/// # Safety
+/// `x` holds `groups * group_size` elements, `packed` the words of as many codes, `scales` and
+/// `biases` one element a group, all aligned to what they hold. No two overlap.
+pub unsafe fn quantize(
+    element: Element,
+    x: *const u8,
+    packed: *mut u32,
+    scales: *mut u8,
+    biases: *mut u8,
+    shape: &QuantizeShape,
+) {
+    let machine = Machine::current();
+    // SAFETY: the caller's contract, and the machine is this one.
+    with_element!(element, T => unsafe {
+        quantize_on::<T>(machine, x.cast(), packed, scales.cast(), biases.cast(), shape)
+    })
+}
+
+/// Bit for bit `mx.dequantize` on MLX's CPU backend: the product is rounded to the type, then the
+/// sum.
+///
+/// # Safety
+/// As for [`quantize`], with `out` in place of `x`.
+pub unsafe fn dequantize(
+    element: Element,
+    packed: *const u32,
+    scales: *const u8,
+    biases: *const u8,
+    out: *mut u8,
+    shape: &QuantizeShape,
+) {
+    let machine = Machine::current();
+    // SAFETY: the caller's contract, and the machine is this one.
+    with_element!(element, T => unsafe {
+        dequantize_on::<T>(machine, packed, scales.cast(), biases.cast(), out.cast(), shape)
+    })
+}
+
+unsafe fn quantize_on<T: Float>(
+    machine: Machine,
+    x: *const T,
+    packed: *mut u32,
+    scales: *mut T,
+    biases: *mut T,
+    shape: &QuantizeShape,
+) {
+    let (x, packed) = (Shared(x.cast_mut()), Shared(packed));
+    let (scales, biases) = (Shared(scales), Shared(biases));
+    machine.pool.for_each(shape.groups, 3 * shape.group_size, &|groups| {
+        let call = Groups {
+            elements: x.get(),
+            packed: packed.get(),
+            scales: scales.get(),
+            biases: biases.get(),
+            groups,
+            shape,
+        };
+        // SAFETY: the caller's contract; the ranges of groups are disjoint.
+        unsafe { with_bits!(shape.bits, BITS => machine.level.run(Quantize::<T, BITS>(call))) }
+    });
+}
+
+unsafe fn dequantize_on<T: Float>(
+    machine: Machine,
+    packed: *const u32,
+    scales: *const T,
+    biases: *const T,
+    out: *mut T,
+    shape: &QuantizeShape,
+) {
+    let packed = Shared(packed.cast_mut());
+    let to = Output::new(out, &[], shape.groups * shape.group_size, shape.group_size);
+    let out = Shared(out);
+    let (scales, biases) = (Shared(scales.cast_mut()), Shared(biases.cast_mut()));
+    machine.pool.for_each(shape.groups, 2 * shape.group_size, &|groups| {
+        let call = Groups {
+            elements: out.get(),
+            packed: packed.get(),
+            scales: scales.get(),
+            biases: biases.get(),
+            groups,
+            shape,
+        };
+        // SAFETY: the caller's contract; the ranges of groups are disjoint.
+        unsafe {
+            with_bits!(shape.bits, BITS => machine.level.run(Dequantize::<T, BITS>(call, to)))
+        }
+    });
+}
+
+struct Groups<'a, T> {
+    elements: *mut T,
+    packed: *mut u32,
+    scales: *mut T,
+    biases: *mut T,
+    groups: Range<usize>,
+    shape: &'a QuantizeShape,
+}
+
+struct Quantize<'a, T, const BITS: usize>(Groups<'a, T>);
+struct Dequantize<'a, T, const BITS: usize>(Groups<'a, T>, Output<T>);
+
+impl<T: Float, const BITS: usize> Kernel for Quantize<'_, T, BITS> {
+    const BF16: bool = T::IS_BF16;
+
+    #[inline(always)]
+    unsafe fn run<V: F32x16>(self) {
+        let Groups { elements, packed, scales, biases, groups, shape } = self.0;
+        let top = ((1 << BITS) - 1) as f32;
+        // Sixteen groups at a time, whose scales are worked out together.
+        for first in groups.clone().step_by(LANES) {
+            let count = LANES.min(groups.end - first);
+            let none = V::splat(f32::NEG_INFINITY);
+            let (mut least, mut most) = ([none; LANES], [none; LANES]);
+            let (mut low, mut high) = ([0.0; LANES], [0.0; LANES]);
+            let (mut scale, mut bias, mut inverse) = ([0.0; LANES], [0.0; LANES], [0.0; LANES]);
+            // SAFETY: the groups lie within each buffer, in whole units of 32.
+            unsafe {
+                for i in 0..count {
+                    let x = elements.add((first + i) * shape.group_size);
+                    (least[i], most[i]) = extremes::<V, T>(x, shape.group_size);
+                }
+                V::reduce_max_each(least).store(low.as_mut_ptr());
+                V::reduce_max_each(most).store(high.as_mut_ptr());
+                for i in 0..LANES {
+                    (scale[i], bias[i]) = scale_and_bias(-low[i], high[i], top);
+                    inverse[i] = 1.0 / scale[i];
+                }
+                T::store_first(V::load(scale.as_ptr()), scales.add(first), count);
+                T::store_first(V::load(bias.as_ptr()), biases.add(first), count);
+                for i in 0..count {
+                    let coder = Coder {
+                        bias: V::splat(bias[i]),
+                        opposite: V::splat(-scale[i]),
+                        inverse: V::splat(inverse[i]),
+                        top: V::splat(top),
+                    };
+                    let x = elements.add((first + i) * shape.group_size);
+                    let words = packed.add((first + i) * shape.words()).cast::<u8>();
+                    for block in 0..shape.group_size / LANES {
+                        let from = x.add(block * LANES);
+                        prefetch_block(from.wrapping_add(LANES * shape.group_size)); // wanted next
+                        let codes = coder.codes(T::load(from));
+                        V::store_stream::<BITS>(codes, words.add(block * 2 * BITS));
+                    }
+                }
+            }
+        }
+    }
+}
+
+impl<T: Float, const BITS: usize> Kernel for Dequantize<'_, T, BITS> {
+    const BF16: bool = T::IS_BF16;
+
+    #[inline(always)]
+    unsafe fn run<V: F32x16>(self) {
+        let Groups { packed, scales, biases, groups, shape, .. } = self.0;
+        for group in groups {
+            // SAFETY: as in Quantize.
+            unsafe {
+                let out = self.1.add(group * shape.group_size);
+                let bytes = packed.add(group * shape.words()).cast::<u8>();
+                let scale = V::splat((*scales.add(group)).to_float());
+                let bias = V::splat((*biases.add(group)).to_float());
+                for block in 0..shape.group_size / LANES {
+                    let from = bytes.add(block * 2 * BITS);
+                    let code: V = match BITS {
+                        4 => V::from_nibbles(from),
+                        8 => V::from_bytes(from),
+                        _ => {
+                            let mask = V::splat_int((1 << BITS) - 1);
+                            V::from_int(V::and_int(V::load_stream::<BITS>(from), mask))
+                        }
+                    };
+                    out.put(T::round(code * scale) + bias, block * LANES);
+                }
+            }
+        }
+    }
+}
+
+/// Lanes whose largest is the opposite of the least element, and the largest one, that are no NaN.
+#[inline(always)]
+unsafe fn extremes<V: F32x16, T: Float>(x: *const T, count: usize) -> (V, V) {
+    let none = V::splat(f32::NEG_INFINITY);
+    let (mut least, mut most) = (none, none);
+    for at in (0..count).step_by(LANES) {
+        // SAFETY: a group is whole blocks.
+        let v: V = unsafe { T::load(x.add(at)) };
+        most = v.max_or(most);
+        least = v.xor_bits(V::splat_int(i32::MIN)).max_or(least);
+    }
+    (least, most)
+}
+
+/// The bias is the extreme of larger magnitude, the scale such that zero has a code.
+#[inline(always)]
+fn scale_and_bias(low: f32, high: f32, top: f32) -> (f32, f32) {
+    const LEAST: f32 = 1e-7;
+    let below = low.abs() > high.abs();
+    let range = (high - low) / top;
+    let size = if range < LEAST { LEAST } else { range };
+    let (scale, edge) = if below { (size, low) } else { (-size, high) };
+    let steps = (edge / scale).round_ties_even();
+    if steps == 0.0 { (scale, 0.0) } else { (edge / steps, edge) }
+}
+
+struct Coder<V> {
+    bias: V,
+    opposite: V,
+    inverse: V,
+    top: V,
+}
+
+impl<V: F32x16> Coder<V> {
+    /// The codes of sixteen elements; those of NaN are 0.
+    #[inline(always)]
+    fn codes(&self, x: V) -> V::Int {
+        let x = x - self.bias;
+        // One step from the product with the rounded inverse gives the rounded quotient
+        // (Markstein 1990).
+        let near = x * self.inverse;
+        let quotient = near.mul_add(self.opposite, x).mul_add(self.inverse, near);
+        quotient.max_or(V::splat(0.0)).round().min(self.top).to_int()
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,301 @@
+//! bf16 inputs on AVX512_BF16: weights become bf16 by lookup, which is exact for up to eight bits,
+//! and 32 of them meet 32 inputs in one instruction that adds up in f32.
+
+use std::arch::x86_64::*;
+use std::marker::PhantomData;
+use std::mem::transmute;
+
+use super::columns::{Columns, Dots, Operands, prefetch_weights};
+use super::format::Format;
+use crate::element::{Bf16, Float};
+use crate::simd::{Avx512, F32x16, LANES};
+
+/// # Safety
+/// The machine's level is `Avx512Bf16`, and the contract of [`Columns::run`] holds.
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512bf16,avx2,fma,f16c")]
+pub(super) unsafe fn run<F: Format>(columns: Columns<Bf16>) {
+    // SAFETY: the caller's contract.
+    unsafe { columns.run::<Avx512<true>, Lookup<F>>() }
+}
+
+struct Lookup<F>(PhantomData<F>);
+
+/// bf16 patterns of 64 numbers, of which the indices use as many bits as a weight has.
+const fn table(bits: u32, fp4: bool, unit: f32) -> [u16; 64] {
+    const FP4: [f32; 8] = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0];
+    let mut table = [0; 64];
+    let mut i = 0;
+    while i < 64 {
+        let q = i & ((1 << bits) - 1);
+        let value = match (fp4, q & 8) {
+            (false, _) => q as f32 * unit,
+            (true, 0) => FP4[q & 7],
+            (true, _) => -FP4[q & 7],
+        };
+        table[i] = (value.to_bits() >> 16) as u16;
+        i += 1;
+    }
+    table
+}
+
+impl<F: Format> Lookup<F> {
+    /// Eight bits are looked up as two halves, of which this is the lower.
+    const TABLE: [u16; 64] = table(if F::BITS == 8 { 4 } else { F::BITS }, !F::AFFINE, 1.0);
+    const UPPER: [u16; 64] = table(4, false, 16.0);
+}
+
+/// The lanes of a chunk, all of them if `WHOLE`, as 32 of sixteen bits: the weights of each 32-bit lane, or 24-bit lane, in
+/// two halves of whole weights.
+#[inline(always)]
+unsafe fn load<F: Format, const WHOLE: bool>(from: *const u8, count: usize) -> __m512i {
+    // SAFETY: the caller vouches for `count` lanes; masks confine the access to them.
+    unsafe {
+        if !F::STRADDLES {
+            if WHOLE || count == LANES {
+                return _mm512_loadu_si512(from.cast());
+            }
+            return _mm512_maskz_loadu_epi32((1 << count) - 1, from.cast());
+        }
+        let words = if WHOLE || count == LANES {
+            _mm512_maskz_loadu_epi32(0x0fff, from.cast())
+        } else {
+            _mm512_maskz_loadu_epi8((1 << (3 * count)) - 1, from.cast())
+        };
+        // Twelve bytes to each quarter, where eight twelve-bit lanes find their two bytes.
+        let quarters = _mm512_setr_epi32(0, 1, 2, 2, 3, 4, 5, 5, 6, 7, 8, 8, 9, 10, 11, 11);
+        let pairs = _mm_setr_epi8(0, 1, 1, 2, 3, 4, 4, 5, 6, 7, 7, 8, 9, 10, 10, 11);
+        let words = _mm512_permutexvar_epi32(quarters, words);
+        let words = _mm512_shuffle_epi8(words, _mm512_broadcast_i32x4(pairs));
+        _mm512_srlv_epi16(words, _mm512_set1_epi32(4 << 16))
+    }
+}
+
+#[inline(always)]
+unsafe fn load_bf16<const WHOLE: bool>(from: *const u16, count: usize) -> __m512 {
+    // SAFETY: the caller vouches for `count` elements; the mask confines the access to them.
+    unsafe {
+        let halves = if WHOLE {
+            _mm256_loadu_si256(from.cast())
+        } else {
+            _mm256_maskz_loadu_epi16(((1u32 << count) - 1) as u16, from.cast())
+        };
+        _mm512_castsi512_ps(_mm512_slli_epi32::<16>(_mm512_cvtepu16_epi32(halves)))
+    }
+}
+
+/// The sixteen-bit lanes without their lowest weight.
+#[inline(always)]
+unsafe fn next_weights<F: Format>(weights: __m512i) -> __m512i {
+    // SAFETY: the caller vouches for the instructions.
+    unsafe {
+        match F::BITS {
+            2 => _mm512_srli_epi16::<2>(weights),
+            3 => _mm512_srli_epi16::<3>(weights),
+            4 => _mm512_srli_epi16::<4>(weights),
+            _ => _mm512_srli_epi16::<6>(weights),
+        }
+    }
+}
+
+/// Adds the products of one position's weights. Not a closure: those have no target features, so
+/// that intrinsics stay calls in them.
+#[inline(always)]
+unsafe fn add<const M: usize>(
+    mut sums: [__m512; M],
+    weight: __m512i,
+    x: [*const u16; M],
+    position: usize,
+) -> [__m512; M] {
+    for (sum, x) in sums.iter_mut().zip(x) {
+        // SAFETY: prepared rows cover whole chunks; this machine has the instructions.
+        unsafe {
+            let of_x = _mm512_loadu_si512(x.add(position * 2 * LANES).cast());
+            let (weight, of_x) =
+                (transmute::<__m512i, __m512bh>(weight), transmute::<__m512i, __m512bh>(of_x));
+            *sum = _mm512_dpbf16_ps(*sum, weight, of_x);
+        }
+    }
+    sums
+}
+
+/// Whether [`unpack`] knows the format: its weights are of few bits that divide sixteen.
+pub(super) const fn unpacks<F: Format>() -> bool {
+    F::BITS == 2 || F::BITS == 4
+}
+
+/// Writes weights of whole groups as bf16, scaled. A group has no more than sixteen different ones:
+/// those are computed and rounded, and the rest is lookup.
+///
+/// # Safety
+/// The machine's level is `Avx512Bf16`, and [`unpacks`] holds. `packed` has `groups * group` weights,
+/// `scales` and, if the format is affine, `biases` have one for each group, `out` has room.
+#[inline(always)]
+pub(super) unsafe fn unpack<V: F32x16, F: Format>(
+    packed: *const u8,
+    scales: *const u8,
+    biases: *const Bf16,
+    group: usize,
+    groups: usize,
+    out: *mut u16,
+) {
+    const WIDE: usize = 2 * LANES;
+    // SAFETY: the caller's contract; 32 weights are 8 or 16 bytes, and whole groups of them.
+    unsafe {
+        let bits = F::BITS as u16;
+        let (mut words, mut shifts) = ([0u16; WIDE], [0u16; WIDE]);
+        for lane in 0..WIDE as u16 {
+            words[lane as usize] = lane * bits / 16;
+            shifts[lane as usize] = lane * bits % 16;
+        }
+        let words = _mm512_loadu_si512(words.as_ptr().cast());
+        let shifts = _mm512_loadu_si512(shifts.as_ptr().cast());
+        let mut numbers = [0.0f32; LANES];
+        for (number, half) in numbers.iter_mut().zip(Lookup::<F>::TABLE) {
+            *number = f32::from_bits(u32::from(half) << 16);
+        }
+        let numbers = V::load(numbers.as_ptr());
+        let first = V::splat_int(0);
+        for index in 0..groups {
+            let scale = F::scales::<V, Bf16>(scales, index, 1).permute(first);
+            let bias = match F::AFFINE {
+                true => Bf16::load_first::<V>(biases.add(index), 1).permute(first),
+                false => V::splat(0.0),
+            };
+            let mut table = [0u16; LANES];
+            V::store_half(numbers.mul_add(scale, bias).to_bf16(), table.as_mut_ptr());
+            let table = _mm512_broadcast_i64x4(_mm256_loadu_si256(table.as_ptr().cast()));
+            let start = index * group;
+            for at in (start..start + group).step_by(WIDE) {
+                let from = packed.add(at * F::BITS as usize / 8);
+                let stream = match F::BITS {
+                    2 => _mm_loadl_epi64(from.cast()),
+                    _ => _mm_loadu_si128(from.cast()),
+                };
+                let lanes = _mm512_permutexvar_epi16(words, _mm512_castsi128_si512(stream));
+                let lanes = _mm512_srlv_epi16(lanes, shifts);
+                let weights = _mm512_permutexvar_epi16(lanes, table);
+                _mm512_storeu_si512(out.add(at).cast(), weights);
+            }
+        }
+    }
+}
+
+impl<F: Format> Dots for Lookup<F> {
+    const BITS: usize = F::BITS as usize;
+    const SCALE_BYTES: usize = if F::AFFINE { 2 } else { 1 };
+
+    #[inline(always)]
+    unsafe fn dot<V: F32x16, const M: usize>(row: Operands, rows: [usize; M]) -> [V; M] {
+        let groups = row.axis / row.group;
+        // SAFETY: this machine has the instructions; the groups from `at` on are those of this row.
+        unsafe {
+            let mut sums = Sums::<M> {
+                shift: (row.group / F::PER_LANE).trailing_zeros(),
+                products: [_mm512_setzero_ps(); M],
+                biases: [_mm512_setzero_ps(); M],
+            };
+            let whole = groups / LANES * LANES;
+            for at in (0..whole).step_by(LANES) {
+                sums = sums.add::<V, F, true>(row, rows, at, LANES);
+            }
+            if whole < groups {
+                sums = sums.add::<V, F, false>(row, rows, whole, groups - whole);
+            }
+            let mut total = [V::splat(0.0); M];
+            for (m, total) in total.iter_mut().enumerate() {
+                let lanes = _mm512_add_ps(sums.products[m], sums.biases[m]);
+                *total = V::load((&raw const lanes).cast());
+            }
+            total
+        }
+    }
+}
+
+/// The sums of a row of weights with `M` rows of x.
+#[derive(Clone, Copy)]
+struct Sums<const M: usize> {
+    /// A group has `2^shift` lanes.
+    shift: u32,
+    products: [__m512; M],
+    biases: [__m512; M],
+}
+
+impl<const M: usize> Sums<M> {
+    /// Adds up to sixteen groups, from `at` on. `WHOLE` says that they are sixteen.
+    #[inline(always)]
+    unsafe fn add<V: F32x16, F: Format, const WHOLE: bool>(
+        mut self,
+        row: Operands,
+        rows: [usize; M],
+        at: usize,
+        count: usize,
+    ) -> Self {
+        row.prefetch_scales::<Lookup<F>>(at);
+        let prepared = row.prepared;
+        let mut packed = row.packed.wrapping_add(at * row.group * F::BITS as usize / 8);
+        let mut x: [*const u16; M] = [prepared.row(rows[0]); M];
+        for m in 0..M {
+            x[m] = prepared.row::<u16>(rows[m]).wrapping_add(at * row.group);
+        }
+        // SAFETY: this machine has the instructions; the weights and scales of these groups belong
+        // to this row; prepared rows cover whole chunks, their sums whole vectors.
+        unsafe {
+            let lower = _mm512_loadu_si512(Lookup::<F>::TABLE.as_ptr().cast());
+            let rest = _mm512_loadu_si512(Lookup::<F>::TABLE.as_ptr().add(32).cast());
+            let upper = _mm512_loadu_si512(Lookup::<F>::UPPER.as_ptr().cast());
+            let scales = if F::AFFINE {
+                let bias = load_bf16::<WHOLE>(row.biases.cast::<u16>().add(at), count);
+                for (sum, &m) in self.biases.iter_mut().zip(&rows) {
+                    let of_x = _mm512_loadu_ps(prepared.sums(m).add(at));
+                    *sum = _mm512_fmadd_ps(bias, of_x, *sum);
+                }
+                load_bf16::<WHOLE>(row.scales.cast::<u16>().add(at), count)
+            } else {
+                let mut lanes = [0.0f32; LANES];
+                F::scales::<V, Bf16>(row.scales, at, count).store(lanes.as_mut_ptr());
+                _mm512_loadu_ps(lanes.as_ptr())
+            };
+            let mut group: [u32; LANES] = [0; LANES];
+            for (lane, group) in group.iter_mut().enumerate() {
+                *group = lane as u32 >> self.shift;
+            }
+            let mut group = _mm512_loadu_si512(group.as_ptr().cast());
+            // A group of 128 bytes has two chunks: only every second one goes on to the next group.
+            let mut step = _mm512_set1_epi32(LANES as i32 >> self.shift);
+            let mut other = _mm512_sub_epi32(_mm512_set1_epi32(32 >> self.shift), step);
+            let lanes = count << self.shift;
+            for lane in (0..lanes).step_by(LANES) {
+                prefetch_weights(packed, F::CHUNK_BYTES);
+                let mut weights = load::<F, WHOLE>(packed, LANES.min(lanes - lane));
+                packed = packed.wrapping_add(F::CHUNK_BYTES);
+                let mut chunk = [_mm512_setzero_ps(); M];
+                for position in 0..F::PER_LANE / 2 {
+                    if F::BITS == 8 {
+                        let weight = _mm512_permutexvar_epi16(weights, lower);
+                        chunk = add(chunk, weight, x, position);
+                        weights = _mm512_srli_epi16::<4>(weights);
+                        let weight = _mm512_permutexvar_epi16(weights, upper);
+                        chunk = add(chunk, weight, x, position);
+                        weights = _mm512_srli_epi16::<4>(weights);
+                        continue;
+                    }
+                    let weight = if F::BITS == 6 {
+                        _mm512_permutex2var_epi16(lower, weights, rest)
+                    } else {
+                        _mm512_permutexvar_epi16(weights, lower)
+                    };
+                    chunk = add(chunk, weight, x, position);
+                    weights = next_weights::<F>(weights);
+                }
+                let scale = _mm512_permutexvar_ps(group, scales);
+                group = _mm512_add_epi32(group, step);
+                (step, other) = (other, step);
+                for m in 0..M {
+                    self.products[m] = _mm512_fmadd_ps(chunk[m], scale, self.products[m]);
+                    x[m] = x[m].add(F::CHUNK);
+                }
+            }
+        }
+        self
+    }
+}

@@ -1,0 +1,181 @@
+//! A range of the result's columns: the products, then what follows them, sixteen at a time.
+
+use std::ops::Range;
+
+use super::finish::{Finish, swiglu};
+use super::prepare::Prepared;
+use super::{Call, Join, Weights};
+use crate::element::Float;
+use crate::simd::{F32x16, LANES, prefetch_far};
+
+/// Rows of x that take part while a row of weights is in the cache.
+const BAND: usize = 8;
+/// Rows of x that share the decoded weights in registers.
+const TOGETHER: usize = 4;
+
+/// One row of weights, and the rows of x.
+#[derive(Clone, Copy)]
+pub(super) struct Operands<'a> {
+    pub packed: *const u8,
+    pub scales: *const u8,
+    pub biases: *const u8,
+    pub axis: usize,
+    pub group: usize,
+    pub prepared: &'a Prepared,
+}
+
+/// How far ahead of the weights the next ones are asked for, in bytes; their scales as far ahead.
+const AHEAD: usize = 8192;
+
+impl Operands<'_> {
+    /// Asks for the scales and biases that come `AHEAD` bytes of weights after those of the groups
+    /// from `at` on: no prefetcher follows two more streams so slow.
+    #[inline(always)]
+    pub fn prefetch_scales<D: Dots>(&self, at: usize) {
+        let ahead = at + AHEAD * 8 / (self.group * D::BITS);
+        prefetch_far(self.scales.wrapping_add(ahead * D::SCALE_BYTES), 1);
+        prefetch_far(self.biases.wrapping_add(ahead * D::SCALE_BYTES), 1);
+    }
+}
+
+/// Asks for the weights that come after a chunk of so many bytes.
+#[inline(always)]
+pub(super) fn prefetch_weights(chunk: *const u8, bytes: usize) {
+    prefetch_far(chunk.wrapping_add(AHEAD), bytes);
+}
+
+/// How a row of weights is multiplied.
+pub(super) trait Dots {
+    const BITS: usize;
+    const SCALE_BYTES: usize;
+
+    /// The products of one row of weights with some rows of x, each the sum of sixteen lanes.
+    ///
+    /// # Safety
+    /// The operands are those of a row of the call, prepared in this trait's order.
+    unsafe fn dot<V: F32x16, const M: usize>(row: Operands, rows: [usize; M]) -> [V; M];
+}
+
+pub(super) struct Columns<'a, T> {
+    pub call: &'a Call<'a>,
+    pub prepared: &'a Prepared,
+    pub finish: &'a Finish<'a, T>,
+    pub range: Range<usize>,
+}
+
+impl<T: Float> Columns<'_, T> {
+    /// No closure has the kernel's instructions in it: one that is not inlined would have none of
+    /// the level's features.
+    ///
+    /// # Safety
+    /// The contract of [`super::quantized_matmul`]; nobody else has these columns.
+    #[inline(always)]
+    pub unsafe fn run<V: F32x16, D: Dots>(&self) {
+        let rows = self.call.rows;
+        // SAFETY: the caller's contract; the bands hold each row once.
+        unsafe {
+            if rows == 1 {
+                return self.band::<V, D, 1>(0..1);
+            }
+            if V::SMALL {
+                for row in 0..rows {
+                    self.band::<V, D, 1>(row..row + 1);
+                }
+                return;
+            }
+            for top in (0..rows).step_by(BAND) {
+                self.band::<V, D, BAND>(top..rows.min(top + BAND));
+            }
+        }
+    }
+
+    /// The range's columns of up to `B` rows.
+    #[inline(always)]
+    unsafe fn band<V: F32x16, D: Dots, const B: usize>(&self, band: Range<usize>) {
+        let call = self.call;
+        let mut first = 0;
+        for (index, weights) in call.weights.iter().enumerate() {
+            if call.join == Join::Swiglu && index > 0 {
+                break;
+            }
+            for at in self.starts(first, weights.columns) {
+                let count = LANES.min(self.end(first, weights.columns) - at);
+                // SAFETY: the caller's contract; these columns are some of this range.
+                unsafe {
+                    let mut block = self.products::<V, D, B>(weights, at - first, count, &band);
+                    if call.join == Join::Swiglu {
+                        let ups = self.products::<V, D, B>(&call.weights[1], at, count, &band);
+                        for (gate, up) in block.iter_mut().zip(&ups) {
+                            *gate = swiglu::<V, T>(T::round(*gate), T::round(*up));
+                        }
+                    }
+                    for m in band.clone() {
+                        self.finish.write(T::round(block[m - band.start]), m, at, count);
+                    }
+                }
+            }
+            first += weights.columns;
+        }
+    }
+
+    /// Where blocks of sixteen of this range's columns begin, among `first..first + count`.
+    #[inline(always)]
+    fn starts(&self, first: usize, count: usize) -> impl Iterator<Item = usize> + use<T> {
+        (self.range.start.max(first)..self.end(first, count)).step_by(LANES)
+    }
+
+    fn end(&self, first: usize, count: usize) -> usize {
+        self.range.end.min(first + count)
+    }
+
+    /// Sixteen columns of a band of rows.
+    #[inline(always)]
+    unsafe fn products<V: F32x16, D: Dots, const B: usize>(
+        &self,
+        weights: &Weights,
+        at: usize,
+        count: usize,
+        band: &Range<usize>,
+    ) -> [V; B] {
+        let call = self.call;
+        let row_bytes = call.axis * D::BITS / 8;
+        let scale_bytes = call.axis / call.group * D::SCALE_BYTES;
+        let mut sums = [[V::splat(0.0); LANES]; B];
+        for column in 0..count {
+            let row = at + column;
+            let operands = Operands {
+                packed: weights.packed.wrapping_add(row * row_bytes),
+                scales: weights.scales.wrapping_add(row * scale_bytes),
+                biases: weights.biases.wrapping_add(row * scale_bytes),
+                axis: call.axis,
+                group: call.group,
+                prepared: self.prepared,
+            };
+            let mut m = band.start;
+            while m < band.end {
+                // Two rows or three cost what four do: the weights, not the sums, are waited for.
+                let rows = if V::SMALL { 1 } else { (band.end - m).min(TOGETHER) };
+                let to = &mut sums[m - band.start..];
+                // SAFETY: the row is one of the weights', the rows of x are the call's.
+                unsafe {
+                    if rows == 1 || V::SMALL {
+                        to[0][column] = D::dot::<V, 1>(operands, [m])[0];
+                    } else {
+                        let last = band.end - 1;
+                        let four = [m, last.min(m + 1), last.min(m + 2), last.min(m + 3)];
+                        let dots = D::dot::<V, TOGETHER>(operands, four);
+                        for i in 0..rows {
+                            to[i][column] = dots[i];
+                        }
+                    }
+                }
+                m += rows;
+            }
+        }
+        let mut block = [V::splat(0.0); B];
+        for (sum, lanes) in block.iter_mut().zip(&sums).take(band.len()) {
+            *sum = V::reduce_add_each(*lanes);
+        }
+        block
+    }
+}

@@ -1,0 +1,82 @@
+//! One row of weights with a few rows of x, in f32 lanes on every level.
+
+use std::marker::PhantomData;
+
+use super::columns::{Dots, Operands, prefetch_weights};
+use super::format::{Format, load_first};
+use crate::element::Float;
+use crate::simd::{F32x16, LANES};
+
+/// Decodes to f32 in registers.
+pub(super) struct Decode<T, F>(PhantomData<(T, F)>);
+
+/// The group, counted from a chunk's first, that each of sixteen lanes belongs to, `2^shift`
+/// lanes being a group.
+#[inline(always)]
+pub(super) fn lane_groups<V: F32x16>(shift: u32) -> V::Int {
+    let groups: [u32; LANES] = std::array::from_fn(|lane| lane as u32 >> shift);
+    // SAFETY: sixteen words; `load` takes any bits as they are.
+    unsafe { V::load(groups.as_ptr().cast()).to_bits() }
+}
+
+impl<T: Float, F: Format> Dots for Decode<T, F> {
+    const BITS: usize = F::BITS as usize;
+    const SCALE_BYTES: usize = if F::AFFINE { size_of::<T>() } else { 1 };
+
+    #[inline(always)]
+    unsafe fn dot<V: F32x16, const M: usize>(row: Operands, rows: [usize; M]) -> [V; M] {
+        let prepared = row.prepared;
+        let groups = row.axis / row.group;
+        // Lanes of a group: a power of two, as group sizes are.
+        let shift = (row.group / F::PER_LANE).trailing_zeros();
+        let lane_groups = lane_groups::<V>(shift);
+        let mut packed = row.packed;
+        let mut x: [*const f32; M] = [prepared.row(rows[0]); M];
+        for (x, m) in x.iter_mut().zip(rows) {
+            *x = prepared.row(m);
+        }
+        let mut sums = [V::splat(0.0); M];
+        let mut biases = [V::splat(0.0); M];
+        for at in (0..groups).step_by(LANES) {
+            let count = LANES.min(groups - at);
+            row.prefetch_scales::<Self>(at);
+            // SAFETY: the groups from `at` on are those of this row, and so are their weights;
+            // prepared rows cover whole chunks, their sums whole vectors.
+            unsafe {
+                let scales = F::scales::<V, T>(row.scales, at, count);
+                if F::AFFINE {
+                    let bias = load_first::<V, T>(row.biases.cast::<T>().add(at), count);
+                    for m in 0..M {
+                        let of_x = V::load(prepared.sums(rows[m]).add(at));
+                        biases[m] = bias.mul_add(of_x, biases[m]);
+                    }
+                }
+                let lanes = count << shift;
+                for lane in (0..lanes).step_by(LANES) {
+                    prefetch_weights(packed, F::CHUNK_BYTES);
+                    let mut weights = F::load::<V>(packed, LANES.min(lanes - lane));
+                    packed = packed.wrapping_add(F::CHUNK_BYTES);
+                    let mut chunk = [V::splat(0.0); M];
+                    for position in 0..F::PER_LANE {
+                        let weight = F::lowest::<V>(weights);
+                        weights = F::rest::<V>(weights);
+                        for m in 0..M {
+                            let of_x = V::load(x[m].add(position * LANES));
+                            chunk[m] = weight.mul_add(of_x, chunk[m]);
+                        }
+                    }
+                    let group = V::splat_int((lane >> shift) as i32);
+                    let scale = scales.permute(V::add_int(lane_groups, group));
+                    for m in 0..M {
+                        sums[m] = chunk[m].mul_add(scale, sums[m]);
+                        x[m] = x[m].add(F::CHUNK);
+                    }
+                }
+            }
+        }
+        for m in 0..M {
+            sums[m] = sums[m] + biases[m];
+        }
+        sums
+    }
+}

@@ -1,0 +1,292 @@
+//! Many rows of x, rounded to eight bits in the weights' groups: products of bytes, added up as
+//! integers within a group and scaled after it. The GEMM is that of `linear`: it moves words of four
+//! bytes as it moves floats.
+//!
+//! x is about `s * q` with q in -127..=127 and s the group's largest magnitude over 127, a weight is
+//! `scale * p + bias` with p of at most eight bits: a group adds
+//! `s * scale * sum(q * p) + bias * s * sum(q)`.
+
+use std::marker::PhantomData;
+use std::ops::Range;
+
+use super::finish::Finish;
+use super::format::{Affine, Format, Mxfp4};
+use super::prefill;
+use super::{Call, Mode, with_format};
+use crate::element::Float;
+use crate::linear::arithmetic::InF32;
+use crate::linear::gemm::{BLOCK_ROWS, EXTRA, Pass, STRIDE, Weights, multiply};
+use crate::linear::interleaved::{WORDS, interleaved};
+use crate::linear::workspace;
+use crate::simd::{F32x16, Kernel, LANES};
+use crate::{Machine, Shared};
+
+/// Bytes in a word.
+const BYTES: usize = 4;
+/// The most groups of a row in a tile.
+const GROUPS: usize = WORDS * BYTES / 32;
+const _: () = assert!(2 * GROUPS <= EXTRA);
+
+/// Whether a call can be made of products of bytes.
+pub(super) fn takes(call: &Call) -> bool {
+    call.mode != Mode::Plain && call.low_rank.is_none()
+}
+
+/// # Safety
+/// The contract of [`super::quantized_matmul`], and [`takes`] holds.
+pub(super) unsafe fn run<T: Float>(machine: Machine, call: &Call) {
+    let (m, k) = (call.rows, call.axis);
+    let (panels, groups) = (m.div_ceil(LANES), k / call.group);
+    let scales = panels * groups * LANES;
+    // SAFETY: the caller's contract; the workspace holds x in bytes, and a scale and a sum for each
+    // of its groups, in whole panels.
+    unsafe {
+        prefill::normalised::<T>(machine, call, &|x| {
+            workspace::with(m * k / BYTES + 2 * scales, &|room| {
+                let scales_at = room.wrapping_add(m * k / BYTES);
+                let x8 = Rounded { words: room, scales: scales_at, count: scales, groups };
+                let from = Shared(x.cast_mut());
+                machine.pool.for_each(panels, 5 * LANES * k, &|panels| {
+                    let x = from.get().cast_const();
+                    machine.level.run(Round { x, m, k, group: call.group, to: &x8, panels });
+                });
+                interleaved::<InF32, f32>(machine, m, k / BYTES, x8.words, &|x| {
+                    let finish = Finish::<T>::new(machine, call);
+                    prefill::each_product(call, &finish, |weights, epilogue| {
+                        let w = Bytes::<T> { call, weights, x: &x8, element: PhantomData };
+                        multiply(machine, x, weights.columns, &w, epilogue);
+                    });
+                });
+            });
+        });
+    }
+}
+
+/// x in bytes, `[m, k]`, and for each panel and group sixteen scales; as many sums behind them.
+struct Rounded {
+    words: *mut f32,
+    scales: *mut f32,
+    /// Scales in all.
+    count: usize,
+    /// Groups in a row.
+    groups: usize,
+}
+
+// SAFETY: written by `Round` alone, each panel by one thread, before anyone reads.
+unsafe impl Sync for Rounded {}
+
+impl Rounded {
+    /// Scales of a panel's sixteen rows for one group.
+    #[inline(always)]
+    fn scales(&self, panel: usize, group: usize) -> *mut f32 {
+        self.scales.wrapping_add((panel * self.groups + group) * LANES)
+    }
+
+    /// Sums of their rounded x, scaled.
+    #[inline(always)]
+    fn sums(&self, panel: usize, group: usize) -> *mut f32 {
+        self.scales(panel, group).wrapping_add(self.count)
+    }
+}
+
+/// Rounds panels of x.
+struct Round<'a, T> {
+    x: *const T,
+    m: usize,
+    k: usize,
+    group: usize,
+    to: &'a Rounded,
+    panels: Range<usize>,
+}
+
+impl<T: Float> Kernel for Round<'_, T> {
+    const BF16: bool = true;
+    const ONLY_BF16: bool = Self::BF16;
+
+    #[inline(always)]
+    unsafe fn run<V: F32x16>(self) {
+        for panel in self.panels {
+            for lane in 0..LANES {
+                let row = panel * LANES + lane;
+                for group in 0..self.to.groups {
+                    // SAFETY: the group lies within its row, and every lane has a scale and a sum.
+                    unsafe {
+                        let (mut scale, mut sum) = (0.0, 0.0);
+                        if row < self.m {
+                            let at = row * self.k + group * self.group;
+                            let bytes = self.to.words.cast::<u8>().add(at);
+                            (scale, sum) = round::<V, T>(self.x.add(at), self.group, bytes);
+                        }
+                        *self.to.scales(panel, group).add(lane) = scale;
+                        *self.to.sums(panel, group).add(lane) = sum;
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// Writes a group as signed bytes; returns their scale and their scaled sum. Where an element is not
+/// finite neither is the scale, and so no product of the group.
+#[inline(always)]
+unsafe fn round<V: F32x16, T: Float>(x: *const T, group: usize, to: *mut u8) -> (f32, f32) {
+    let mut most = V::splat(0.0);
+    let mut sum = V::splat(0.0);
+    // SAFETY: the caller's group, of a multiple of sixteen elements.
+    unsafe {
+        for at in (0..group).step_by(LANES) {
+            most = most.max(T::load::<V>(x.add(at)).abs());
+        }
+        let most = most.reduce_max();
+        // The least numbers, whose inverse would be infinite, become zero.
+        let inverse = if most > 0.0 { (127.0 / most).min(f32::MAX) } else { 0.0 };
+        for at in (0..group).step_by(LANES) {
+            let rounded = (T::load::<V>(x.add(at)) * V::splat(inverse)).round();
+            V::store_bytes(rounded.to_int(), to.add(at));
+            sum = sum + rounded;
+        }
+        let scale = most / 127.0;
+        (scale, scale * sum.reduce_add())
+    }
+}
+
+/// One matrix of a call, for the x of that call.
+struct Bytes<'a, T> {
+    call: &'a Call<'a>,
+    weights: &'a super::Weights,
+    x: &'a Rounded,
+    element: PhantomData<T>,
+}
+
+// SAFETY: only read.
+unsafe impl<T> Sync for Bytes<'_, T> {}
+
+impl<T: Float> Bytes<'_, T> {
+    /// Writes the words `k..k + len` of a row, then its scales and biases behind [`WORDS`].
+    ///
+    /// # Safety
+    /// They exist and `out` has room for them.
+    #[inline(always)]
+    unsafe fn unpack_row<V: F32x16, F: Format>(
+        &self,
+        row: usize,
+        k: usize,
+        len: usize,
+        out: *mut f32,
+    ) {
+        let Call { axis, group, .. } = *self.call;
+        let scale_bytes = if F::AFFINE { size_of::<T>() } else { 1 };
+        let first = (row * axis + k * BYTES) / group;
+        let packed =
+            self.weights.packed.wrapping_add((row * axis + k * BYTES) / 8 * F::BITS as usize);
+        let scales = self.weights.scales.wrapping_add(first * scale_bytes);
+        let biases = self.weights.biases.cast::<T>().wrapping_add(first);
+        // SAFETY: the weights and groups are those of this row; a tile's row has room for the words
+        // and behind them for twice `GROUPS` floats.
+        unsafe {
+            codes::<V, F>(packed, len * BYTES, out.cast());
+            let groups = len * BYTES / group;
+            let to = out.add(WORDS);
+            for at in (0..groups).step_by(LANES) {
+                let count = LANES.min(groups - at);
+                let mut scale = F::scales::<V, T>(scales, at, count);
+                let bias = if F::AFFINE {
+                    T::load_first::<V>(biases.add(at), count)
+                } else {
+                    // Codes are twice the number, and twelve more.
+                    scale = scale * V::splat(0.5);
+                    scale * V::splat(-12.0)
+                };
+                scale.store(to.add(at));
+                bias.store(to.add(GROUPS + at));
+            }
+        }
+    }
+}
+
+/// The codes of `count` weights, whole groups, as bytes; those of 4-bit floats as whole numbers that
+/// are not negative.
+#[inline(always)]
+unsafe fn codes<V: F32x16, F: Format>(packed: *const u8, count: usize, out: *mut u8) {
+    // SAFETY: the caller's weights and bytes; groups are multiples of 32.
+    unsafe {
+        if F::AFFINE && F::BITS == 8 {
+            return std::ptr::copy_nonoverlapping(packed, out, count);
+        }
+        if F::AFFINE && F::BITS == 4 {
+            for at in (0..count).step_by(2 * LANES) {
+                V::spread_nibbles(packed.add(at / 2), out.add(at));
+            }
+            return;
+        }
+        for at in (0..count).step_by(LANES) {
+            let mut codes = F::in_order::<V>(packed.add(at / 8 * F::BITS as usize));
+            if !F::AFFINE {
+                codes = codes.mul_add(V::splat(2.0), V::splat(12.0));
+            }
+            V::store_bytes(codes.to_int(), out.add(at));
+        }
+    }
+}
+
+impl<T: Float> Weights<InF32> for Bytes<'_, T> {
+    const BYTES: bool = true;
+
+    #[inline(always)]
+    unsafe fn unpack<V: F32x16>(
+        &self,
+        row: usize,
+        rows: usize,
+        k: usize,
+        len: usize,
+        out: *mut f32,
+        stride: usize,
+    ) {
+        with_format!(self.call, F => for i in 0..rows {
+            // SAFETY: the rows and words exist and `out` has room for them, the caller says.
+            unsafe { self.unpack_row::<V, F>(row + i, k, len, out.add(i * stride)) }
+        })
+    }
+
+    #[inline(always)]
+    unsafe fn add<V: F32x16, const ROWS: usize, const PANELS: usize>(
+        &self,
+        Pass { x, panel, at, words }: Pass<PANELS>,
+        tile: *const f32,
+        sums: *mut f32,
+    ) {
+        let per_group = self.call.group / BYTES;
+        let first = at / per_group;
+        // SAFETY: the panels and the tile hold the words, behind which the tile has scales and biases
+        // of their groups; x has scales and sums of every panel and group.
+        unsafe {
+            for group in 0..words / per_group {
+                let mut total = [[V::splat_int(0); PANELS]; ROWS];
+                for at in group * per_group..(group + 1) * per_group {
+                    let mut lanes = [V::splat_int(0); PANELS];
+                    for (lanes, x) in lanes.iter_mut().zip(x) {
+                        *lanes = V::load(x.add(at * LANES)).to_bits();
+                    }
+                    for (r, total) in total.iter_mut().enumerate() {
+                        let word = V::splat(*tile.add(r * STRIDE + at)).to_bits();
+                        for (total, lanes) in total.iter_mut().zip(lanes) {
+                            *total = V::dot_bytes(*total, word, lanes);
+                        }
+                    }
+                }
+                for p in 0..PANELS {
+                    let of_x = V::load(self.x.scales(panel + p, first + group));
+                    let sum_of_x = V::load(self.x.sums(panel + p, first + group));
+                    for (r, total) in total.iter().enumerate() {
+                        let to = sums.add(r * BLOCK_ROWS + p * LANES);
+                        let scale = tile.add(r * STRIDE + WORDS + group);
+                        let before = if first + group > 0 { V::load(to) } else { V::splat(0.0) };
+                        let biased = V::splat(*scale.add(GROUPS)).mul_add(sum_of_x, before);
+                        let scale = V::splat(*scale) * of_x;
+                        V::from_int(total[p]).mul_add(scale, biased).store(to);
+                    }
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,275 @@
+//! `x · Wᵀ` with W in MLX's packed layouts: weights are read once, in place, and decoded in
+//! registers; each group's scale multiplies its part of the sum, its bias the sum of its inputs.
+
+#[cfg(target_arch = "x86_64")]
+mod avx512bf16;
+mod columns;
+mod dot;
+mod finish;
+mod format;
+mod int8;
+mod prefill;
+mod prepare;
+#[cfg(test)]
+mod tests;
+
+use std::marker::PhantomData;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use super::Machine;
+use super::element::{Element, Float, with_element};
+use super::simd::{F32x16, Kernel, LANES};
+use columns::Columns;
+use finish::Finish;
+use format::{Affine, Format, Mxfp4};
+
+/// How numbers become bits, as MLX's `mode` says.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Mode {
+    /// `scale * q + bias`, with q of 2, 3, 4, 6 or 8 bits.
+    Affine,
+    /// `2^(e - 127) * q`, with q a 4-bit float.
+    Mxfp4,
+    /// No packing: `packed` is `[columns, axis]` of the element type, for a low-rank correction of
+    /// plain weights. One matrix, no norm.
+    Plain,
+}
+
+/// One packed matrix: `columns` rows of weights, each a column of the result.
+#[derive(Clone, Copy)]
+pub struct Weights {
+    /// `axis * bits / 8` bytes for each row.
+    pub packed: *const u8,
+    /// One for each group, of the element type, or one byte.
+    pub scales: *const u8,
+    /// As the scales; null if the mode has none.
+    pub biases: *const u8,
+    pub columns: usize,
+}
+
+/// RMS normalisation of x on its way in.
+#[derive(Clone, Copy)]
+pub struct Norm {
+    pub weight: *const u8,
+    pub eps: f32,
+}
+
+/// A low-rank correction of the product, `scale * (x · Aᵀ) · Bᵀ`.
+#[derive(Clone, Copy)]
+pub struct LowRank {
+    /// `[rank, axis]`.
+    pub a: *const u8,
+    /// `[columns, rank]`.
+    pub b: *const u8,
+    pub rank: usize,
+    /// Already rounded to the element type.
+    pub scale: f32,
+}
+
+/// What the columns of the products become.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Join {
+    /// One after the other.
+    Concatenate,
+    /// `silu(first) * second`: both have the same number of columns.
+    Swiglu,
+}
+
+/// One call. Buffers hold elements of `element` and are aligned to them.
+pub struct Call<'a> {
+    pub element: Element,
+    pub mode: Mode,
+    pub bits: u32,
+    pub group: usize,
+    /// `[rows, axis]`; `axis` is a multiple of `group`.
+    pub x: *const u8,
+    pub rows: usize,
+    pub axis: usize,
+    pub norm: Option<Norm>,
+    pub weights: &'a [Weights],
+    pub join: Join,
+    /// `[columns of the result]`, or null.
+    pub bias: *const u8,
+    /// `[rows, columns of the result]`, or null; may be `out`.
+    pub residual: *const u8,
+    pub low_rank: Option<LowRank>,
+    pub out: *mut u8,
+}
+
+// SAFETY: the buffers are those of one call: its threads read the same inputs and write columns
+// that they divide among themselves.
+unsafe impl Sync for Call<'_> {}
+
+impl Call<'_> {
+    /// Columns of the result.
+    pub fn columns(&self) -> usize {
+        match self.join {
+            Join::Concatenate => self.weights.iter().map(|weights| weights.columns).sum(),
+            Join::Swiglu => self.weights.first().map_or(0, |weights| weights.columns),
+        }
+    }
+}
+
+/// Whether many rows of x may be rounded to eight bits.
+static INT8_ACTIVATIONS: AtomicBool = AtomicBool::new(false);
+
+/// Allows calls with many rows of x to round them to eight bits, where the machine is the faster
+/// for it.
+pub fn allow_int8_activations(allow: bool) {
+    INT8_ACTIVATIONS.store(allow, Ordering::Relaxed);
+}
+
+/// What [`allow_int8_activations`] was told.
+pub fn int8_activations() -> bool {
+    INT8_ACTIVATIONS.load(Ordering::Relaxed)
+}
+
+/// Products accumulate in f32; the element type rounds where MLX's composition would: the
+/// normalised x, the product, and each step after it.
+///
+/// # Safety
+/// The buffers hold what the fields say, `out` overlaps nothing but `residual`, which it may be;
+/// `bits` and `group` are some that MLX has.
+pub unsafe fn quantized_matmul(call: &Call) {
+    // SAFETY: the caller's contract, and the machine is this one.
+    unsafe { quantized_matmul_on(Machine::current(), call) }
+}
+
+/// Runs `$run` with the format that a call names; nothing for one that does not exist.
+macro_rules! with_format {
+    ($call:expr, $format:ident => $run:expr) => {
+        match ($call.mode, $call.bits) {
+            (Mode::Affine, 2) => {
+                type $format = Affine<2>;
+                $run
+            }
+            (Mode::Affine, 3) => {
+                type $format = Affine<3>;
+                $run
+            }
+            (Mode::Affine, 4) => {
+                type $format = Affine<4>;
+                $run
+            }
+            (Mode::Affine, 6) => {
+                type $format = Affine<6>;
+                $run
+            }
+            (Mode::Affine, 8) => {
+                type $format = Affine<8>;
+                $run
+            }
+            (Mode::Mxfp4, _) => {
+                type $format = Mxfp4;
+                $run
+            }
+            _ => {}
+        }
+    };
+}
+use with_format;
+
+unsafe fn quantized_matmul_on(machine: Machine, call: &Call) {
+    if call.axis == 0 || call.rows == 0 {
+        return;
+    }
+    with_element!(call.element, T => {
+        if call.rows > FEW_ROWS {
+            let int8 = int8_activations() && machine.level.dots_bytes() && int8::takes(call);
+            // SAFETY: the caller's contract.
+            unsafe {
+                match int8 {
+                    true => int8::run::<T>(machine, call),
+                    false => prefill::run::<T>(machine, call),
+                }
+            }
+        } else if call.mode == Mode::Plain {
+            // SAFETY: as above.
+            unsafe { prefill::run_few_plain::<T>(machine, call) }
+        } else {
+            // SAFETY: as above.
+            with_format!(call, F => unsafe { run::<T, F>(machine, call) })
+        }
+    })
+}
+
+/// The order in which prepared inputs lie: as a chunk's lanes give up their weights, one position
+/// of every lane after the other.
+#[derive(Clone, Copy)]
+struct Order {
+    lanes: usize,
+    per_lane: usize,
+    /// bf16 patterns instead of f32.
+    half: bool,
+}
+
+impl Order {
+    fn element_bytes(self) -> usize {
+        if self.half { 2 } else { 4 }
+    }
+
+    /// Calls `place(from, to)` for each of `count` elements, which are whole chunks.
+    #[inline(always)]
+    fn each(self, count: usize, mut place: impl FnMut(usize, usize)) {
+        let chunk = self.lanes * self.per_lane;
+        for start in (0..count).step_by(chunk) {
+            for position in 0..self.per_lane {
+                for lane in 0..self.lanes {
+                    let to = start + position * self.lanes + lane;
+                    place(start + lane * self.per_lane + position, to);
+                }
+            }
+        }
+    }
+}
+
+/// The most rows of x that are multiplied by dot products with the rows of weights.
+const FEW_ROWS: usize = 8;
+
+unsafe fn run<T: Float, F: Format>(machine: Machine, call: &Call) {
+    let half = T::IS_BF16 && machine.level.dots_bf16();
+    let order = if half {
+        // Sixteen-bit lanes: half as many weights in twice as many.
+        Order { lanes: 2 * LANES, per_lane: F::PER_LANE / 2, half }
+    } else {
+        Order { lanes: LANES, per_lane: F::PER_LANE, half }
+    };
+    // SAFETY: the caller's contract.
+    let prepared = unsafe { prepare::prepare::<T>(machine, call, order) };
+    // SAFETY: the caller's contract.
+    let finish = unsafe { Finish::<T>::new(machine, call) };
+    let products = if call.join == Join::Swiglu { 2 } else { 1 };
+    let bytes = products * call.axis * F::BITS as usize / 8;
+    // A core reads some twenty bytes a nanosecond; each further row of x costs half of the first.
+    let work = bytes * (1 + call.rows.div_ceil(2)) / 2 / 2 + 10;
+    let columns = call.columns();
+    machine.pool.for_each(columns.div_ceil(LANES), LANES * work, &|blocks| {
+        let range = LANES * blocks.start..columns.min(LANES * blocks.end);
+        // SAFETY: the caller's contract; the ranges of columns are disjoint.
+        unsafe {
+            #[cfg(target_arch = "x86_64")]
+            if half {
+                let finish = finish.of::<super::element::Bf16>();
+                return avx512bf16::run::<F>(Columns { call, prepared: &prepared, finish, range });
+            }
+            let columns = Columns::<T> { call, prepared: &prepared, finish: &finish, range };
+            machine.level.run(Decoded::<T, F> { columns, format: PhantomData });
+        }
+    });
+}
+
+/// The columns by the body that every level has.
+struct Decoded<'a, T, F> {
+    columns: Columns<'a, T>,
+    format: PhantomData<F>,
+}
+
+impl<T: Float, F: Format> Kernel for Decoded<'_, T, F> {
+    const BF16: bool = false;
+
+    #[inline(always)]
+    unsafe fn run<V: F32x16>(self) {
+        // SAFETY: the caller's contract.
+        unsafe { self.columns.run::<V, dot::Decode<T, F>>() }
+    }
+}

@@ -1,0 +1,154 @@
+//! The input, laid out once for all rows of weights: normalised, in the order in which a chunk's
+//! weights come out of their lanes, with the sum of each group.
+
+use std::cell::Cell;
+
+use super::{Call, Order};
+use crate::element::Float;
+use crate::rms_norm;
+use crate::simd::{F32x16, Kernel, LANES};
+use crate::{Machine, Shared};
+
+/// A cache line; the scratch is a vector of these.
+#[derive(Clone, Copy)]
+#[repr(align(64))]
+#[expect(dead_code, reason = "only room")]
+struct Line([u8; LINE]);
+
+const LINE: usize = 64;
+
+thread_local! {
+    /// Kept from call to call: a decoded token calls a hundred times with the same few sizes.
+    static SCRATCH: Cell<Vec<Line>> = const { Cell::new(Vec::new()) };
+}
+
+/// The prepared rows of x.
+pub(super) struct Prepared {
+    lines: Vec<Line>,
+    /// Bytes from one row's weights' factors to the next row's.
+    row_bytes: usize,
+    /// Where the sums begin, and how many each row has, padded to whole vectors.
+    sums_at: usize,
+    sums: usize,
+}
+
+impl Prepared {
+    /// Factors of row `m` in the chunks' order.
+    #[inline(always)]
+    pub fn row<E>(&self, m: usize) -> *const E {
+        self.lines.as_ptr().cast::<u8>().wrapping_add(m * self.row_bytes).cast()
+    }
+
+    /// Sums of the groups of row `m`, zeros up to a multiple of sixteen.
+    #[inline(always)]
+    pub fn sums(&self, m: usize) -> *const f32 {
+        let at = self.sums_at + m * self.sums * size_of::<f32>();
+        self.lines.as_ptr().cast::<u8>().wrapping_add(at).cast()
+    }
+}
+
+impl Drop for Prepared {
+    fn drop(&mut self) {
+        SCRATCH.set(std::mem::take(&mut self.lines));
+    }
+}
+
+/// Prepares all rows of x, in the type that `order` names.
+///
+/// # Safety
+/// The contract of [`super::quantized_matmul`].
+pub(super) unsafe fn prepare<T: Float>(machine: Machine, call: &Call, order: Order) -> Prepared {
+    let chunk = order.lanes * order.per_lane;
+    let padded = call.axis.div_ceil(chunk) * chunk;
+    let row_bytes = padded * order.element_bytes();
+    let sums = (call.axis / call.group).div_ceil(LANES) * LANES;
+    let sums_at = call.rows * row_bytes;
+    let bytes = sums_at + call.rows * sums * size_of::<f32>();
+    let mut lines = SCRATCH.take();
+    lines.resize(bytes.div_ceil(LINE), Line([0; LINE]));
+    let prepared = Prepared { lines, row_bytes, sums_at, sums };
+
+    let at = Shared(prepared.lines.as_ptr().cast_mut().cast::<u8>());
+    // A nanosecond for each element; several rows are worth sharing.
+    machine.pool.for_each(call.rows, 10 * call.axis, &|rows| {
+        let mut plain = vec![0.0f32; padded];
+        for m in rows {
+            let fill = Fill::<T> {
+                x: call.x.cast::<T>().wrapping_add(m * call.axis),
+                weight: call.norm.map(|norm| (norm.weight.cast::<T>(), norm.eps)),
+                plain: &mut plain,
+                axis: call.axis,
+                group: call.group,
+                order,
+                row: at.get().wrapping_add(m * row_bytes),
+                sums: at.get().wrapping_add(sums_at + m * sums * size_of::<f32>()).cast(),
+                sum_count: sums,
+            };
+            // SAFETY: the caller's contract; every row has its own part of the scratch.
+            unsafe { machine.level.run(fill) };
+        }
+    });
+    prepared
+}
+
+/// One row.
+struct Fill<'a, T> {
+    x: *const T,
+    weight: Option<(*const T, f32)>,
+    plain: &'a mut [f32],
+    axis: usize,
+    group: usize,
+    order: Order,
+    row: *mut u8,
+    sums: *mut f32,
+    sum_count: usize,
+}
+
+impl<T: Float> Kernel for Fill<'_, T> {
+    const BF16: bool = T::IS_BF16;
+
+    #[inline(always)]
+    unsafe fn run<V: F32x16>(self) {
+        let plain = self.plain.as_mut_ptr();
+        // SAFETY: the axis is a multiple of 32, so every block of sixteen lies within the row, the
+        // plain copy, and one group.
+        unsafe {
+            let inverse = self.weight.map(|(weight, eps)| {
+                (weight, V::splat(rms_norm::inverse_rms::<V, T>(self.x, self.axis, eps)))
+            });
+            for at in (0..self.axis).step_by(LANES) {
+                let mut lanes = T::load::<V>(self.x.add(at));
+                if let Some((weight, inverse)) = inverse {
+                    lanes = T::round(T::round(lanes * inverse) * T::load(weight.add(at)));
+                }
+                lanes.store(plain.add(at));
+            }
+            let groups = self.axis / self.group;
+            for index in 0..self.sum_count {
+                let mut sum = 0.0;
+                if index < groups {
+                    let mut lanes = V::splat(0.0);
+                    for at in (0..self.group).step_by(LANES) {
+                        lanes = lanes + V::load(plain.add(index * self.group + at));
+                    }
+                    sum = lanes.reduce_add();
+                }
+                *self.sums.add(index) = sum;
+            }
+        }
+        if self.order.half {
+            // The upper half is the number itself: these are bf16.
+            let halves = self.row.cast::<u16>();
+            self.order.each(self.plain.len(), |from, to| {
+                // SAFETY: both indices are below the padded length.
+                unsafe { *halves.add(to) = ((*plain.add(from)).to_bits() >> 16) as u16 };
+            });
+        } else {
+            let floats = self.row.cast::<f32>();
+            self.order.each(self.plain.len(), |from, to| {
+                // SAFETY: as above.
+                unsafe { *floats.add(to) = *plain.add(from) };
+            });
+        }
+    }
+}

@@ -1,0 +1,291 @@
+use super::*;
+use crate::element::{Bf16, F16};
+use crate::testing::*;
+
+const FORMATS: [(Mode, u32); 6] = [
+    (Mode::Affine, 2),
+    (Mode::Affine, 3),
+    (Mode::Affine, 4),
+    (Mode::Affine, 6),
+    (Mode::Affine, 8),
+    (Mode::Mxfp4, 4),
+];
+
+/// Products, and the sums of their terms' magnitudes.
+type Sums = (Vec<f64>, Vec<f64>);
+
+/// A packed matrix of random bits, and what it stands for.
+struct Matrix<T> {
+    packed: Vec<u8>,
+    scales: Vec<u8>,
+    biases: Vec<T>,
+    dense: Vec<f64>,
+    columns: usize,
+}
+
+fn random_bytes(count: usize, seed: u64) -> Vec<u8> {
+    let mut state = 0x9e37_79b9_7f4a_7c15_u64 ^ seed;
+    let mut next = || {
+        state =
+            state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (state >> 40) as u8
+    };
+    (0..count).map(|_| next()).collect()
+}
+
+fn fp4(q: u32) -> f64 {
+    let magnitude = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0][(q & 7) as usize];
+    if q & 8 == 0 { magnitude } else { -magnitude }
+}
+
+impl<T: Sample> Matrix<T> {
+    fn random((mode, bits): (Mode, u32), columns: usize, axis: usize, group: usize) -> Self {
+        let packed = random_bytes(columns * axis * bits as usize / 8, columns as u64);
+        let groups = columns * axis / group;
+        let (mut scales, mut biases, mut of_group) = (Vec::new(), Vec::new(), Vec::new());
+        if mode == Mode::Affine {
+            let values: Vec<T> = values(groups, 2.0 / (1 << bits) as f32);
+            biases = self::values::<T>(groups + 1, 1.0);
+            biases.truncate(groups);
+            of_group.extend(values.iter().map(|scale| f64::from(scale.to_f32())));
+            for scale in &values {
+                // SAFETY: an element is plain bytes.
+                let bytes = unsafe {
+                    std::slice::from_raw_parts(
+                        std::ptr::from_ref(scale).cast::<u8>(),
+                        size_of::<T>(),
+                    )
+                };
+                scales.extend_from_slice(bytes);
+            }
+        } else {
+            scales = random_bytes(groups, 77).iter().map(|byte| 121 + byte % 12).collect();
+            of_group.extend(scales.iter().map(|&e| 2f64.powi(i32::from(e) - 127)));
+        }
+        let weight = |row: usize, k: usize| {
+            let at = k * bits as usize;
+            let start = row * axis * bits as usize / 8 + at / 8;
+            let byte = |i: usize| u32::from(packed.get(start + i).copied().unwrap_or(0));
+            let q = (byte(0) | byte(1) << 8) >> (at % 8) & ((1 << bits) - 1);
+            let group = row * (axis / group) + k / group;
+            match mode {
+                Mode::Affine => of_group[group] * f64::from(q) + f64::from(biases[group].to_f32()),
+                _ => of_group[group] * fp4(q),
+            }
+        };
+        let dense = (0..columns * axis).map(|i| weight(i / axis, i % axis)).collect();
+        Self { packed, scales, biases, dense, columns }
+    }
+
+    fn weights(&self) -> Weights {
+        let biases =
+            if self.biases.is_empty() { std::ptr::null() } else { self.biases.as_ptr().cast() };
+        let (packed, scales) = (self.packed.as_ptr(), self.scales.as_ptr());
+        Weights { packed, scales, biases, columns: self.columns }
+    }
+
+    fn times(&self, x: &[f64], axis: usize) -> Sums {
+        let pairs = x.chunks_exact(axis).flat_map(|x| {
+            self.dense.chunks_exact(axis).map(move |w| {
+                let terms = || x.iter().zip(w).map(|(x, w)| x * w);
+                (terms().sum::<f64>(), terms().map(f64::abs).sum::<f64>())
+            })
+        });
+        pairs.unzip()
+    }
+}
+
+fn element<T: Sample>() -> Element {
+    match (size_of::<T>(), T::EPSILON) {
+        (4, _) => Element::F32,
+        (_, epsilon) if epsilon == F16::EPSILON => Element::F16,
+        _ => Element::BF16,
+    }
+}
+
+fn wide<T: Sample>(values: &[T]) -> Vec<f64> {
+    values.iter().map(|v| f64::from(v.to_f32())).collect()
+}
+
+/// A call without anything but a product.
+fn plain<'a, T: Sample>(
+    format: (Mode, u32),
+    group: usize,
+    x: &[T],
+    axis: usize,
+    weights: &'a [Weights],
+    out: &mut [T],
+) -> Call<'a> {
+    Call {
+        element: element::<T>(),
+        mode: format.0,
+        bits: format.1,
+        group,
+        x: x.as_ptr().cast(),
+        rows: x.len() / axis,
+        axis,
+        norm: None,
+        weights,
+        join: Join::Concatenate,
+        bias: std::ptr::null(),
+        residual: std::ptr::null(),
+        low_rank: None,
+        out: out.as_mut_ptr().cast(),
+    }
+}
+
+/// f32 adds in lanes of at most axis / 16 terms, q and bias parts apart, which together are at
+/// most a few times the terms' magnitudes; then one rounding to the element type. Where many rows
+/// meet bf16 weights, those were rounded as well.
+fn check<T: Sample>(got: &[T], (want, reach): (&[f64], &[f64]), rows: usize, what: &str) {
+    let decoded = rows > FEW_ROWS && T::EPSILON == Bf16::EPSILON;
+    let relative = if decoded { f64::from(T::EPSILON) / 2.0 } else { 0.0 } + 4e-6;
+    for (i, got) in got.iter().enumerate() {
+        let got = f64::from(got.to_f32());
+        let bound = want[i].abs() * f64::from(T::EPSILON) / 2.0 * 1.01 + reach[i] * relative;
+        assert!((got - want[i]).abs() <= bound, "{what}: {got} at {i}, expected {}", want[i]);
+    }
+}
+
+fn products<T: Sample>() {
+    for format in FORMATS {
+        for (group, axis) in [(32, 32), (32, 96), (64, 64), (64, 1088), (128, 384), (32, 1056)] {
+            if format.0 == Mode::Mxfp4 && group != 32 {
+                continue;
+            }
+            for rows in [1, 2, 5, 9] {
+                let matrices =
+                    [19, 3].map(|columns| Matrix::<T>::random(format, columns, axis, group));
+                let x: Vec<T> = values(rows * axis, 2.0);
+                let parts = matrices.each_ref().map(|m| m.times(&wide(&x), axis));
+                let join = |of: fn(&Sums) -> &Vec<f64>| -> Vec<f64> {
+                    let row = |m: usize| {
+                        let first = &of(&parts[0])[19 * m..][..19];
+                        first.iter().chain(&of(&parts[1])[3 * m..][..3]).copied()
+                    };
+                    (0..rows).flat_map(row).collect()
+                };
+                let (want, reach) = (join(|p| &p.0), join(|p| &p.1));
+                let weights = matrices.each_ref().map(Matrix::weights);
+                for machine in machines() {
+                    let mut out = vec![T::default(); rows * 22];
+                    let call = plain(format, group, &x, axis, &weights, &mut out);
+                    // SAFETY: the buffers above.
+                    unsafe { quantized_matmul_on(machine, &call) };
+                    let level = machine.level;
+                    let what = format!("{format:?} {group} {axis} {rows} {level:?}");
+                    check(&out, (&want, &reach), rows, &what);
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn products_in_f32() {
+    products::<f32>();
+}
+
+#[test]
+fn products_in_f16() {
+    products::<F16>();
+}
+
+#[test]
+fn products_in_bf16() {
+    products::<Bf16>();
+}
+
+/// x rounded to eight bits in the weights' groups, step by step as the kernel says it does.
+fn in_bytes<T: Sample>(x: &[T], group: usize) -> Vec<f64> {
+    let rounded = |x: &[T]| -> Vec<f64> {
+        let most = x.iter().fold(0.0f32, |most, x| most.max(x.to_f32().abs()));
+        let byte = |x: &T| f64::from((x.to_f32() * (127.0 / most)).round_ties_even());
+        x.iter().map(|x| byte(x) * f64::from(most / 127.0)).collect()
+    };
+    x.chunks_exact(group).flat_map(rounded).collect()
+}
+
+/// They are those of the rounded x: nothing else is lost.
+fn products_of_bytes<T: Sample>() {
+    for format in FORMATS {
+        for (group, axis) in [(32, 32), (64, 1088), (128, 384), (32, 2080), (64, 4160)] {
+            if format.0 == Mode::Mxfp4 && group != 32 {
+                continue;
+            }
+            for rows in [9, 16, 33] {
+                let matrices =
+                    [29, 3].map(|columns| Matrix::<T>::random(format, columns, axis, group));
+                let x: Vec<T> = values(rows * axis, 2.0);
+                let x8 = in_bytes(&x, group);
+                let weights = matrices.each_ref().map(Matrix::weights);
+                for machine in machines() {
+                    let mut out = vec![T::default(); rows * 32];
+                    let call = plain(format, group, &x, axis, &weights, &mut out);
+                    // SAFETY: the buffers above.
+                    unsafe { int8::run::<T>(machine, &call) };
+                    let what = format!("{format:?} {group} {axis} {rows} {:?}", machine.level);
+                    for (first, matrix) in [0, 29].into_iter().zip(&matrices) {
+                        let (want, reach) = matrix.times(&x8, axis);
+                        let columns = matrix.columns;
+                        let of = |row: usize| out[row * 32 + first..][..columns].iter().copied();
+                        let got: Vec<T> = (0..rows).flat_map(of).collect();
+                        check(&got, (&want, &reach), 1, &what);
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn products_of_bytes_in_f32() {
+    products_of_bytes::<f32>();
+}
+
+#[test]
+fn products_of_bytes_in_f16() {
+    products_of_bytes::<F16>();
+}
+
+#[test]
+fn products_of_bytes_in_bf16() {
+    products_of_bytes::<Bf16>();
+}
+
+/// Groups of zeros, of the least and the largest numbers, and of what is no number.
+#[test]
+fn bytes_of_extreme_groups() {
+    let (group, axis, rows) = (32, 128, 9);
+    let matrix = Matrix::<f32>::random((Mode::Affine, 4), 16, axis, group);
+    let weights = [matrix.weights()];
+    for machine in machines() {
+        for (value, finite) in [
+            (0.0, true),
+            (f32::from_bits(1), true),
+            (f32::MIN_POSITIVE, true),
+            (1e37, true),
+            (f32::NAN, false),
+            (f32::INFINITY, false),
+            (f32::NEG_INFINITY, false),
+        ] {
+            let mut x = vec![0.0f32; rows * axis];
+            x[axis + group + 5] = value;
+            let mut out = vec![1.0f32; rows * 16];
+            let call = plain((Mode::Affine, 4), group, &x, axis, &weights, &mut out);
+            // SAFETY: the buffers above.
+            unsafe { int8::run::<f32>(machine, &call) };
+            let what = format!("{value} {:?}", machine.level);
+            let (want, reach) = matrix.times(&wide(&x), axis);
+            for (i, &got) in out.iter().enumerate() {
+                if i / 16 != 1 || finite {
+                    // The one element is the group's largest: 127 steps of a 127th of it.
+                    let bound = reach[i] * 1e-6 + 1e-37;
+                    assert!((f64::from(got) - want[i]).abs() <= bound, "{what}: {got} at {i}");
+                } else {
+                    assert!(!got.is_finite(), "{what}: {got} at {i}");
+                }
+            }
+        }
+    }
+}

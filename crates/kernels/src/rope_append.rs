@@ -1,0 +1,273 @@
+//! Rotary embedding of the queries and keys of a step, written with its values into a state.
+
+use std::ops::Range;
+
+use super::element::{Element, Float, with_element};
+use super::output::Output;
+use super::rope::{
+    COLUMNS, Frequencies, RopeShape, TABLE, Table, Tile, rotate_halves, rotate_pairs,
+};
+use super::simd::{F32x16, Kernel, LANES, prefetch};
+use super::{Machine, Shared, parallel_copy};
+
+/// Positions that the query area of a state has room for.
+pub const QUERY_POSITIONS: usize = 8;
+
+/// Positions whose vectors of one head are written one after the other, as they lie in the state.
+const RUN: usize = 8;
+/// Heads ahead of the one that turns, whose vectors are asked for.
+const AHEAD: usize = 4;
+
+/// A state is `[batch, rows, head_dim]`: rows for the queries of 8 positions, then the keys and
+/// then the values of `capacity` positions for each head.
+#[derive(Clone, Copy, Debug)]
+pub struct AppendShape {
+    pub batch: usize,
+    pub heads: usize,
+    pub kv_heads: usize,
+    pub time: usize,
+    pub head_dim: usize,
+    pub capacity: usize,
+    /// Features that turn: even, at most `head_dim`; the rest are copied.
+    pub dims: usize,
+    pub traditional: bool,
+    /// Multiplies the positions.
+    pub scale: f32,
+    /// Multiplies the features that turn, before they do.
+    pub multiplier: f32,
+}
+
+impl AppendShape {
+    fn area(&self) -> usize {
+        QUERY_POSITIONS * self.heads
+    }
+
+    fn rows(&self) -> usize {
+        self.area() + 2 * self.kv_heads * self.capacity
+    }
+
+    /// Heads of `qkv`: queries, keys, values.
+    fn all_heads(&self) -> usize {
+        self.heads + 2 * self.kv_heads
+    }
+
+    /// The first head that has a place in the state: longer steps keep no queries.
+    fn first_head(&self) -> usize {
+        if self.time <= QUERY_POSITIONS { 0 } else { self.heads }
+    }
+}
+
+/// Queries, keys and values of `qkv`, `[batch, time, heads, head_dim]`, to their rows of `out`,
+/// queries and keys rotated as [`rope`](super::rope) does. Positions outside the capacity are
+/// left out.
+///
+/// # Safety
+/// `state`, `out` and `qkv` hold the shape's elements, aligned to the element; `out` is `state`
+/// or overlaps nothing. `offsets` and `slots` hold 1 or `batch` numbers, explicit frequencies
+/// `dims / 2`.
+#[allow(clippy::too_many_arguments)]
+pub unsafe fn rope_append(
+    element: Element,
+    state: *const u8,
+    out: *mut u8,
+    qkv: *const u8,
+    shape: &AppendShape,
+    frequencies: Frequencies,
+    offsets: &[i32],
+    slots: &[i32],
+) {
+    let machine = Machine::current();
+    // SAFETY: the caller's contract, and the machine is this one.
+    with_element!(element, T => unsafe {
+        if !std::ptr::eq(state, out) {
+            let bytes = shape.batch * shape.rows() * shape.head_dim * size_of::<T>();
+            parallel_copy(state, out, bytes);
+        }
+        append_on::<T>(machine, out.cast(), qkv.cast(), shape, frequencies, offsets, slots)
+    })
+}
+
+unsafe fn append_on<T: Float>(
+    machine: Machine,
+    out: *mut T,
+    qkv: *const T,
+    shape: &AppendShape,
+    frequencies: Frequencies,
+    offsets: &[i32],
+    slots: &[i32],
+) {
+    let position = shape.all_heads() * shape.head_dim;
+    if shape.batch * shape.time * position == 0 {
+        return;
+    }
+    let columns = if shape.traditional { shape.dims } else { shape.dims / 2 };
+    let width = columns.clamp(1, COLUMNS).next_multiple_of(LANES);
+    let ranges = machine.pool.ranges(shape.batch * shape.time * position);
+    let run = (TABLE / width).min(shape.time.div_ceil(ranges.div_ceil(shape.batch)));
+    let runs = shape.time.div_ceil(run);
+    let rope = RopeShape {
+        batch: shape.batch,
+        heads: shape.all_heads(),
+        seq: shape.time,
+        head_dim: shape.head_dim,
+        dims: shape.dims,
+        traditional: shape.traditional,
+        forward: true,
+        scale: shape.scale,
+    };
+    let (out, qkv) = (Shared(out), Shared(qkv.cast_mut()));
+    machine.pool.for_each(shape.batch * runs, run * position, &|tiles| {
+        for tile in tiles {
+            let (batch, start) = (tile / runs, tile % runs * run);
+            let of_batch = |numbers: &[i32]| numbers[if numbers.len() > 1 { batch } else { 0 }];
+            let kernel = Append {
+                // SAFETY: the batch entry lies within both buffers.
+                qkv: unsafe { qkv.get().add(batch * shape.time * position) },
+                // SAFETY: as above.
+                out: unsafe { out.get().add(batch * shape.rows() * shape.head_dim) },
+                shape,
+                turns: Tile {
+                    x: qkv.get(),
+                    out: Output::near(out.get()),
+                    shape: &rope,
+                    frequencies,
+                    offset: of_batch(offsets),
+                    rows: 0..0,
+                    positions: start..shape.time.min(start + run),
+                    columns,
+                },
+                slot: i64::from(of_batch(slots)),
+            };
+            // SAFETY: the caller's contract; tiles write rows of different positions.
+            unsafe { machine.level.run(kernel) }
+        }
+    });
+}
+
+struct Append<'a, T> {
+    qkv: *const T,
+    out: *mut T,
+    shape: &'a AppendShape,
+    /// Only its sines and cosines are used.
+    turns: Tile<'a, T>,
+    slot: i64,
+}
+
+impl<T: Float> Kernel for Append<'_, T> {
+    const BF16: bool = T::IS_BF16;
+
+    #[inline(always)]
+    unsafe fn run<V: F32x16>(self) {
+        let mut table = Table::new();
+        let shape = self.shape;
+        let last_turned = shape.heads + shape.kv_heads;
+        let columns = self.turns.columns;
+        let mut start = 0;
+        while start < columns {
+            let block = start..columns.min(start + COLUMNS);
+            let stride = block.len().next_multiple_of(LANES);
+            // SAFETY: the table has room for the tile's positions at this stride, is filled
+            // before it is read, and every row lies within its buffer.
+            unsafe {
+                self.turns.fill::<V>(&mut table, block.clone(), stride);
+                let first = self.turns.positions.start;
+                for times in self.turns.positions.clone().step_by(RUN) {
+                    let times = times..self.turns.positions.end.min(times + RUN);
+                    for head in shape.first_head()..last_turned {
+                        for time in times.clone() {
+                            let line = (time - first) * stride;
+                            let cos = table.cos.as_ptr().cast::<f32>().add(line);
+                            let sin = table.sin.as_ptr().cast::<f32>().add(line);
+                            let Some((from, to)) = self.vectors(head, time) else { continue };
+                            self.ask(from);
+                            let from = self.scaled::<V>(from, to, start == 0);
+                            let to = Output::near(to);
+                            if shape.traditional {
+                                rotate_pairs::<V, T>(from, to, block.clone(), cos, sin);
+                            } else {
+                                rotate_halves::<V, T>(from, to, block.clone(), columns, cos, sin);
+                            }
+                        }
+                    }
+                }
+            }
+            start += COLUMNS;
+        }
+        // SAFETY: the caller's contract.
+        unsafe {
+            self.copy(shape.first_head()..last_turned, shape.dims);
+            self.copy(last_turned..shape.all_heads(), 0);
+        }
+    }
+}
+
+impl<T: Float> Append<'_, T> {
+    /// Where a head's vector of a position comes from and where it goes.
+    #[inline(always)]
+    unsafe fn vectors(&self, head: usize, time: usize) -> Option<(*const T, *mut T)> {
+        let shape = self.shape;
+        let row = if head < shape.heads {
+            head * shape.time + time
+        } else {
+            let slot = usize::try_from(self.slot + time as i64).ok()?;
+            if slot >= shape.capacity {
+                return None;
+            }
+            shape.area() + (head - shape.heads) * shape.capacity + slot
+        };
+        let from = (time * shape.all_heads() + head) * shape.head_dim;
+        // SAFETY: the head and the position lie within the batch entry, the row within its state.
+        unsafe { Some((self.qkv.add(from), self.out.add(row * shape.head_dim))) }
+    }
+
+    /// Asks for the vector of a later head.
+    #[inline(always)]
+    fn ask(&self, from: *const T) {
+        let later = from.wrapping_add(AHEAD * self.shape.head_dim);
+        prefetch(later.cast(), self.shape.head_dim * size_of::<T>());
+    }
+
+    /// Where to turn from: `from`, or `to` once it has the features times the multiplier.
+    #[inline(always)]
+    unsafe fn scaled<V: F32x16>(&self, from: *const T, to: *mut T, first: bool) -> *const T {
+        if self.shape.multiplier == 1.0 {
+            return from;
+        }
+        if first {
+            let factor: V = T::round(V::splat(self.shape.multiplier));
+            for at in (0..self.shape.dims).step_by(LANES) {
+                let count = LANES.min(self.shape.dims - at);
+                // SAFETY: within the vector.
+                unsafe {
+                    let x: V = T::load_first(from.add(at), count);
+                    T::store_first(x * factor, to.add(at), count);
+                }
+            }
+        }
+        to
+    }
+
+    /// Features from `first` on pass unchanged.
+    unsafe fn copy(&self, heads: Range<usize>, first: usize) {
+        let count = self.shape.head_dim - first;
+        if count == 0 {
+            return;
+        }
+        for times in self.turns.positions.clone().step_by(RUN) {
+            let times = times..self.turns.positions.end.min(times + RUN);
+            for head in heads.clone() {
+                for time in times.clone() {
+                    // SAFETY: within the vectors; the buffers do not overlap.
+                    unsafe {
+                        if let Some((from, to)) = self.vectors(head, time) {
+                            std::ptr::copy_nonoverlapping(from.add(first), to.add(first), count);
+                        }
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,136 @@
+use super::super::rope::rope_on;
+use super::*;
+use crate::element::{Bf16, F16};
+use crate::testing::*;
+
+const SHAPE: AppendShape = AppendShape {
+    batch: 2,
+    heads: 6,
+    kv_heads: 2,
+    time: 3,
+    head_dim: 64,
+    capacity: 11,
+    dims: 64,
+    traditional: false,
+    scale: 1.0,
+    multiplier: 1.0,
+};
+
+/// The state by one rope for each head of each position and a copy for each row.
+fn reference<T: Sample>(
+    state: &[T],
+    qkv: &[T],
+    shape: &AppendShape,
+    frequencies: Frequencies,
+    offsets: &[i32],
+    slots: &[i32],
+) -> Vec<T> {
+    let AppendShape { heads, kv_heads, time, head_dim, capacity, dims, .. } = *shape;
+    let mut out = state.to_vec();
+    let factor = rounded::<T>(shape.multiplier);
+    for (index, vector) in qkv.chunks_exact(head_dim).enumerate() {
+        let head = index % shape.all_heads();
+        let t = index / shape.all_heads() % time;
+        let batch = index / shape.all_heads() / time;
+        let of = |numbers: &[i32]| numbers[if numbers.len() > 1 { batch } else { 0 }];
+        let mut vector = vector.to_vec();
+        if head < heads + kv_heads {
+            for v in &mut vector[..dims] {
+                *v = T::from_f32(v.to_f32() * factor);
+            }
+            let one = RopeShape {
+                batch: 1,
+                heads: 1,
+                seq: 1,
+                head_dim,
+                dims,
+                traditional: shape.traditional,
+                forward: true,
+                scale: shape.scale,
+            };
+            let place = vector.as_mut_ptr();
+            // SAFETY: one vector, in place.
+            unsafe {
+                rope_on(machines()[0], place, place, &one, frequencies, &[of(offsets) + t as i32])
+            };
+        }
+        let slot = i64::from(of(slots)) + t as i64;
+        let row = if head < heads {
+            if time > QUERY_POSITIONS {
+                continue;
+            }
+            head * time + t
+        } else if (0..capacity as i64).contains(&slot) {
+            shape.area() + (head - heads) * capacity + slot as usize
+        } else {
+            continue;
+        };
+        let at = (batch * shape.rows() + row) * head_dim;
+        out[at..at + head_dim].copy_from_slice(&vector);
+    }
+    out
+}
+
+fn check<T: Sample>(shape: &AppendShape, frequencies: Frequencies, offsets: &[i32], slots: &[i32]) {
+    let state = values::<T>(shape.batch * shape.rows() * shape.head_dim, 1.0);
+    let qkv = values::<T>(shape.batch * shape.time * shape.all_heads() * shape.head_dim, 4.0);
+    let expected = reference(&state, &qkv, shape, frequencies, offsets, slots);
+    for machine in machines() {
+        let mut got = state.clone();
+        let out = got.as_mut_ptr();
+        // SAFETY: the buffers hold the shape's elements.
+        unsafe { append_on(machine, out, qkv.as_ptr(), shape, frequencies, offsets, slots) };
+        assert_same(&got, &expected, &format!("{:?} {shape:?} {slots:?}", machine.level));
+    }
+}
+
+fn check_types(shape: &AppendShape, frequencies: Frequencies, offsets: &[i32], slots: &[i32]) {
+    check::<f32>(shape, frequencies, offsets, slots);
+    check::<F16>(shape, frequencies, offsets, slots);
+    check::<Bf16>(shape, frequencies, offsets, slots);
+}
+
+#[test]
+fn shapes() {
+    for (head_dim, dims) in [(64, 64), (80, 32), (6, 4), (7, 2), (1040, 1030)] {
+        for (traditional, multiplier) in [(false, 1.0), (true, 1.0), (false, 1.19), (true, 1.19)] {
+            for time in [1, 3, 8, 9] {
+                let shape = AppendShape { head_dim, dims, traditional, multiplier, time, ..SHAPE };
+                check_types(&shape, Frequencies::Base(1e4), &[5], &[2]);
+            }
+        }
+    }
+}
+
+#[test]
+fn positions_and_slots() {
+    for slots in [[0, 8], [-2, 9], [11, -5], [i32::MAX, i32::MIN]] {
+        check_types(&SHAPE, Frequencies::Base(1e4), &[700, 3], &slots);
+        check_types(&SHAPE, Frequencies::Base(1e4), &[700], &slots);
+        check_types(&SHAPE, Frequencies::Base(1e4), &[700, 3], &slots[..1]);
+    }
+    let periods: Vec<f32> = (0..32).map(|i| 1.0 + i as f32).collect();
+    check_types(&SHAPE, Frequencies::Explicit(&periods), &[4], &[4]);
+    check_types(&AppendShape { scale: 0.25, ..SHAPE }, Frequencies::Base(5e5), &[4], &[4]);
+}
+
+#[test]
+fn head_counts_and_empty_axes() {
+    for (heads, kv_heads) in [(1, 1), (4, 4), (8, 1), (0, 2), (3, 0)] {
+        check_types(&AppendShape { heads, kv_heads, ..SHAPE }, Frequencies::Base(1e4), &[1], &[1]);
+    }
+    for shape in [
+        AppendShape { batch: 0, ..SHAPE },
+        AppendShape { time: 0, ..SHAPE },
+        AppendShape { capacity: 0, ..SHAPE },
+    ] {
+        check_types(&shape, Frequencies::Base(1e4), &[1], &[1]);
+    }
+}
+
+#[test]
+fn long_steps_are_shared() {
+    let shape = AppendShape { time: 300, capacity: 320, batch: 1, ..SHAPE };
+    check_types(&shape, Frequencies::Base(1e4), &[1], &[1]);
+    check_types(&AppendShape { batch: 2, ..shape }, Frequencies::Base(1e4), &[1, 9], &[1]);
+}

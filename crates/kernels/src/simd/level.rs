@@ -1,0 +1,185 @@
+//! Which instruction set runs the kernels: detected once, overridable by environment.
+
+use std::sync::OnceLock;
+
+#[cfg(target_arch = "aarch64")]
+use super::neon::Neon;
+use super::{Kernel, scalar::Scalar};
+#[cfg(target_arch = "x86_64")]
+use super::{avx2::Avx2, avx512::Avx512};
+
+/// An instruction set this build knows.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Level {
+    #[cfg(target_arch = "x86_64")]
+    Avx512Bf16,
+    #[cfg(target_arch = "x86_64")]
+    Avx512,
+    #[cfg(target_arch = "x86_64")]
+    Avx2,
+    #[cfg(target_arch = "aarch64")]
+    Neon,
+    Scalar,
+}
+
+impl Level {
+    /// Best first.
+    const ALL: &[Level] = &[
+        #[cfg(target_arch = "x86_64")]
+        Level::Avx512Bf16,
+        #[cfg(target_arch = "x86_64")]
+        Level::Avx512,
+        #[cfg(target_arch = "x86_64")]
+        Level::Avx2,
+        #[cfg(target_arch = "aarch64")]
+        Level::Neon,
+        Level::Scalar,
+    ];
+
+    pub fn name(self) -> &'static str {
+        match self {
+            #[cfg(target_arch = "x86_64")]
+            Level::Avx512Bf16 => "avx512bf16",
+            #[cfg(target_arch = "x86_64")]
+            Level::Avx512 => "avx512",
+            #[cfg(target_arch = "x86_64")]
+            Level::Avx2 => "avx2",
+            #[cfg(target_arch = "aarch64")]
+            Level::Neon => "neon",
+            Level::Scalar => "scalar",
+        }
+    }
+
+    fn supported(self) -> bool {
+        match self {
+            #[cfg(target_arch = "x86_64")]
+            Level::Avx512Bf16 => {
+                Level::Avx512.supported()
+                    && is_x86_feature_detected!("avx512bf16")
+                    && is_x86_feature_detected!("avx512vnni")
+            }
+            #[cfg(target_arch = "x86_64")]
+            Level::Avx512 => {
+                is_x86_feature_detected!("avx512f")
+                    && is_x86_feature_detected!("avx512bw")
+                    && is_x86_feature_detected!("avx512vl")
+                    && is_x86_feature_detected!("avx512dq")
+            }
+            #[cfg(target_arch = "x86_64")]
+            Level::Avx2 => {
+                is_x86_feature_detected!("avx2")
+                    && is_x86_feature_detected!("fma")
+                    && is_x86_feature_detected!("f16c")
+            }
+            #[cfg(target_arch = "aarch64")]
+            Level::Neon => std::arch::is_aarch64_feature_detected!("neon"),
+            Level::Scalar => true,
+        }
+    }
+
+    /// Every level this machine can run, best first.
+    pub fn available() -> impl Iterator<Item = Level> {
+        Self::ALL.iter().copied().filter(|level| level.supported())
+    }
+
+    /// `wanted` where this machine can run it; for any other value the best level it can.
+    fn choose(wanted: Option<&str>) -> Level {
+        Self::available()
+            .find(|level| wanted.is_some_and(|name| name.eq_ignore_ascii_case(level.name())))
+            .or_else(|| Self::available().next())
+            .unwrap_or(Level::Scalar)
+    }
+
+    /// The process's level: `MLX_PRIMITIVES_SIMD` (avx512bf16, avx512, avx2, neon, scalar) or the best.
+    pub fn current() -> Level {
+        static CURRENT: OnceLock<Level> = OnceLock::new();
+        *CURRENT.get_or_init(|| Self::choose(Some(&Self::wanted())))
+    }
+
+    /// What `MLX_PRIMITIVES_SIMD` says; empty if it is not set.
+    pub fn wanted() -> String {
+        let text = std::env::var_os("MLX_PRIMITIVES_SIMD").unwrap_or_default();
+        text.to_string_lossy().into_owned()
+    }
+
+    /// Runs a kernel with this level's vectors and compiler features.
+    ///
+    /// # Safety
+    /// `self` came from [`Level::current`] or [`Level::available`], and the kernel's own
+    /// contract holds.
+    ///
+    /// A kernel is compiled for those levels alone that its constants name.
+    // `inline` puts each kernel with its caller: one module of them all takes minutes to compile.
+    #[inline]
+    pub unsafe fn run<K: Kernel>(self, kernel: K) {
+        // SAFETY: both constructors return supported levels only.
+        unsafe {
+            match self {
+                #[cfg(target_arch = "x86_64")]
+                Level::Avx512Bf16 if K::BF16 => run_avx512_bf16(kernel),
+                _ if K::ONLY_BF16 => unreachable!("a kernel of avx512bf16 on {}", self.name()),
+                #[cfg(target_arch = "x86_64")]
+                Level::Avx512Bf16 | Level::Avx512 => run_avx512(kernel),
+                #[cfg(target_arch = "x86_64")]
+                Level::Avx2 => run_avx2(kernel),
+                #[cfg(target_arch = "aarch64")]
+                Level::Neon => run_neon(kernel),
+                Level::Scalar => kernel.run::<Scalar>(),
+            }
+        }
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512bf16,avx512vnni")]
+#[inline]
+unsafe fn run_avx512_bf16<K: Kernel>(kernel: K) {
+    // SAFETY: the kernel's contract is the caller's.
+    unsafe { kernel.run::<Avx512<true>>() }
+}
+
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
+#[inline]
+unsafe fn run_avx512<K: Kernel>(kernel: K) {
+    // SAFETY: the kernel's contract is the caller's.
+    unsafe { kernel.run::<Avx512<false>>() }
+}
+
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx2,fma,f16c")]
+#[inline]
+unsafe fn run_avx2<K: Kernel>(kernel: K) {
+    // SAFETY: the kernel's contract is the caller's.
+    unsafe { kernel.run::<Avx2>() }
+}
+
+#[cfg(target_arch = "aarch64")]
+#[target_feature(enable = "neon")]
+#[inline]
+unsafe fn run_neon<K: Kernel>(kernel: K) {
+    // SAFETY: the kernel's contract is the caller's.
+    unsafe { kernel.run::<Neon>() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Level;
+
+    #[test]
+    fn a_named_level_is_taken_when_supported() {
+        for level in Level::available() {
+            assert_eq!(Level::choose(Some(level.name())), level);
+        }
+    }
+
+    #[test]
+    fn an_unknown_or_foreign_name_falls_back_to_the_best() {
+        let best = Level::available().next().unwrap();
+        assert_eq!(Level::choose(None), best);
+        assert_eq!(Level::choose(Some("")), best);
+        assert_eq!(Level::choose(Some("sse9")), best);
+        let foreign = if cfg!(target_arch = "x86_64") { "neon" } else { "avx2" };
+        assert_eq!(Level::choose(Some(foreign)), best);
+    }
+}

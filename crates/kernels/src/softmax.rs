@@ -1,0 +1,288 @@
+//! Softmax over the last axis, accumulated in f32 whatever the element type.
+
+use std::ops::Range;
+
+use super::element::{Element, Float, with_element};
+use super::math::{exp_nonpositive, exp_nonpositive_short};
+use super::output::Output;
+use super::simd::{F32x16, Kernel, LANES, prefetch_block};
+use super::{Machine, Shared};
+
+/// MLX's `precise` softmax. A NaN, a +inf, or nothing but -inf in a row makes it all NaN.
+///
+/// # Safety
+/// `x` and `out` hold `rows * axis` elements, aligned to the element. `out` is `x` itself or
+/// overlaps nothing.
+pub unsafe fn softmax(element: Element, x: *const u8, out: *mut u8, rows: usize, axis: usize) {
+    let machine = Machine::current();
+    // SAFETY: the caller's contract, and the machine is this one.
+    with_element!(element, T => unsafe {
+        softmax_on::<T>(machine, x.cast(), out.cast(), rows, axis)
+    })
+}
+
+unsafe fn softmax_on<T: Float>(
+    machine: Machine,
+    x: *const T,
+    out: *mut T,
+    rows: usize,
+    axis: usize,
+) {
+    if axis == 0 {
+        return;
+    }
+    // f32's exponentials wait in the output for their sum.
+    let out = match T::as_f32(x) {
+        Some(_) => Output::near(out),
+        None => Output::new(out, &[x], rows * axis, axis),
+    };
+    let x = Shared(x.cast_mut());
+    machine.pool.for_each(rows, 2 * axis, &|rows| {
+        let kernel = Softmax { x: x.get(), out, rows, axis };
+        // SAFETY: the caller's contract; the ranges of rows are disjoint.
+        unsafe { machine.level.run(kernel) }
+    });
+}
+
+struct Softmax<T> {
+    x: *const T,
+    out: Output<T>,
+    rows: Range<usize>,
+    axis: usize,
+}
+
+/// Exponentials kept in f32 on the stack between the passes; longer rows compute them twice.
+const KEPT: usize = 4096;
+
+impl<T: Float> Kernel for Softmax<T> {
+    const BF16: bool = T::IS_BF16;
+
+    #[inline(always)]
+    unsafe fn run<V: F32x16>(self) {
+        let mut kept = [const { std::mem::MaybeUninit::<f32>::uninit() }; KEPT];
+        for row in self.rows {
+            // SAFETY: the row lies within both buffers; see each pass.
+            unsafe {
+                let x = self.x.add(row * self.axis);
+                let out = self.out.add(row * self.axis);
+                let max = V::splat(row_max::<V, T>(x, self.axis));
+                // f32's own output can hold the exponentials.
+                let keep = if size_of::<T>() == size_of::<f32>() {
+                    out.to().cast()
+                } else {
+                    kept.as_mut_ptr().cast::<f32>()
+                };
+                if size_of::<T>() == size_of::<f32>() || self.axis <= KEPT {
+                    let sum = exponentials::<V, T, true>(x, self.axis, max, keep);
+                    scale_kept::<V, T>(keep, out, self.axis, V::splat(1.0 / sum));
+                } else {
+                    let sum = exponentials::<V, T, false>(x, self.axis, max, keep);
+                    scale_again::<V, T>(x, out, self.axis, max, V::splat(1.0 / sum));
+                }
+            }
+        }
+    }
+}
+
+/// The largest element. A NaN may be passed over: its exponential spoils the sum instead.
+#[inline(always)]
+unsafe fn row_max<V: F32x16, T: Float>(x: *const T, axis: usize) -> f32 {
+    let mut max = [V::splat(f32::NEG_INFINITY); 4];
+    let mut i = 0;
+    // SAFETY: every access is within the row.
+    unsafe {
+        while i + 4 * LANES <= axis {
+            for (block, max) in max.iter_mut().enumerate() {
+                *max = T::load::<V>(x.add(i + block * LANES)).max(*max);
+            }
+            i += 4 * LANES;
+        }
+        while i + LANES <= axis {
+            max[0] = T::load::<V>(x.add(i)).max(max[0]);
+            i += LANES;
+        }
+        if i < axis {
+            let lanes: V = T::load_first(x.add(i), axis - i);
+            max[1] = lanes.keep_first(axis - i, f32::NEG_INFINITY).max(max[1]);
+        }
+    }
+    max[0].max(max[1]).max(max[2].max(max[3])).reduce_max()
+}
+
+/// e^x as precisely as the element type shows.
+#[inline(always)]
+pub(super) fn exponential<V: F32x16, T: Float>(x: V) -> V {
+    if size_of::<T>() == size_of::<f32>() { exp_nonpositive(x) } else { exp_nonpositive_short(x) }
+}
+
+/// The sum of `exp(x - max)`; with `KEEP` the terms go to `keep`, which may be `x`.
+#[inline(always)]
+unsafe fn exponentials<V: F32x16, T: Float, const KEEP: bool>(
+    x: *const T,
+    axis: usize,
+    max: V,
+    keep: *mut f32,
+) -> f32 {
+    let mut sum = V::splat(0.0);
+    let mut i = 0;
+    // SAFETY: every access is within the row, and reads come before the write to their place.
+    unsafe {
+        while i + LANES <= axis {
+            prefetch_block(x.wrapping_add(axis + i)); // of the next row
+            let lanes = exponential::<V, T>(T::load::<V>(x.add(i)) - max);
+            if KEEP {
+                lanes.store(keep.add(i));
+            }
+            sum = sum + lanes;
+            i += LANES;
+        }
+        if i < axis {
+            let count = axis - i;
+            let lanes = exponential::<V, T>(T::load_first::<V>(x.add(i), count) - max);
+            if KEEP {
+                lanes.store_first(keep.add(i), count);
+            }
+            sum = sum + lanes.keep_first(count, 0.0);
+        }
+    }
+    sum.reduce_add()
+}
+
+/// `kept * scale`; `out` may be `kept`.
+#[inline(always)]
+pub(super) unsafe fn scale_kept<V: F32x16, T: Float>(
+    kept: *const f32,
+    out: Output<T>,
+    axis: usize,
+    scale: V,
+) {
+    let mut i = 0;
+    // SAFETY: every access is within the row, and reads come before the write to their place.
+    unsafe {
+        while i + LANES <= axis {
+            out.put(V::load(kept.add(i)) * scale, i);
+            i += LANES;
+        }
+        if i < axis {
+            out.put_first(V::load_first(kept.add(i), axis - i) * scale, i, axis - i);
+        }
+    }
+}
+
+/// `exp(x - max) * scale`; `out` may be `x`.
+#[inline(always)]
+unsafe fn scale_again<V: F32x16, T: Float>(
+    x: *const T,
+    out: Output<T>,
+    axis: usize,
+    max: V,
+    scale: V,
+) {
+    let mut i = 0;
+    // SAFETY: every access is within the row, and reads come before the write to their place.
+    unsafe {
+        while i + LANES <= axis {
+            let lanes = exponential::<V, T>(T::load::<V>(x.add(i)) - max);
+            out.put(lanes * scale, i);
+            i += LANES;
+        }
+        if i < axis {
+            let count = axis - i;
+            let lanes = exponential::<V, T>(T::load_first::<V>(x.add(i), count) - max);
+            out.put_first(lanes * scale, i, count);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::element::{Bf16, F16};
+    use crate::testing::*;
+
+    fn run<T: Sample>(on: Machine, x: &[T], axis: usize) -> Vec<T> {
+        let rows = x.len().checked_div(axis).unwrap_or(3);
+        let mut out = vec![T::default(); x.len()];
+        // SAFETY: both buffers hold rows * axis elements.
+        unsafe { softmax_on(on, x.as_ptr(), out.as_mut_ptr(), rows, axis) };
+        let mut place = x.to_vec();
+        // SAFETY: as above, in place.
+        unsafe { softmax_on(on, place.as_ptr(), place.as_mut_ptr(), rows, axis) };
+        assert_same(&place, &out, "in place");
+        out
+    }
+
+    fn reference<T: Sample>(x: &[T], axis: usize) -> Vec<f64> {
+        let mut out = Vec::with_capacity(x.len());
+        for row in x.chunks_exact(axis.max(1)) {
+            let row: Vec<f64> = row.iter().map(|v| f64::from(v.to_f32())).collect();
+            let max = row.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+            let sum: f64 = row.iter().map(|v| (v - max).exp()).sum();
+            out.extend(row.iter().map(|v| (v - max).exp() / sum));
+        }
+        out
+    }
+
+    fn shapes<T: Sample>() {
+        for axis in AXES {
+            for rows in ROWS {
+                let x = values::<T>(rows * axis, 12.0);
+                let expected = reference(&x, axis);
+                let first = run(machines()[0], &x, axis);
+                // Half a unit of f16's smallest, for values below its normal range.
+                let relative = f64::from(T::EPSILON) / 2.0 + 4e-6;
+                assert_close(&first, &expected, relative, 3.1e-8, "softmax");
+                for machine in &machines()[1..] {
+                    assert_same(&run(*machine, &x, axis), &first, "softmax");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn shapes_in_f32() {
+        shapes::<f32>();
+    }
+
+    #[test]
+    fn shapes_in_f16() {
+        shapes::<F16>();
+    }
+
+    #[test]
+    fn shapes_in_bf16() {
+        shapes::<Bf16>();
+    }
+
+    #[test]
+    fn extremes_as_mlx() {
+        const INF: f32 = f32::INFINITY;
+        for machine in machines() {
+            for axis in [1, 5, 16, 40, 5000] {
+                let row = |special: f32, at: usize| {
+                    let mut x = vec![1.0f32; axis];
+                    x[at] = special;
+                    run(machine, &x, axis)
+                };
+                for at in [0, axis / 2, axis - 1] {
+                    assert!(row(f32::NAN, at).iter().all(|v| v.is_nan()));
+                    assert!(row(INF, at).iter().all(|v| v.is_nan()));
+                    if axis > 1 {
+                        let masked = row(-INF, at);
+                        assert_eq!(masked[at], 0.0);
+                        let share = 1.0 / (axis - 1) as f32;
+                        assert!(masked.iter().all(|&v| v == 0.0 || (v / share - 1.0).abs() < 1e-6));
+                        assert_eq!(row(f32::MIN, at)[at], 0.0);
+                        assert_eq!(row(f32::MAX, at)[at], 1.0);
+                    }
+                }
+                assert!(run(machine, &vec![-INF; axis], axis).iter().all(|v| v.is_nan()));
+                let half = vec![F16::from_f32(-INF); axis];
+                assert!(run(machine, &half, axis).iter().all(|v| v.to_f32().is_nan()));
+            }
+            // Gradual underflow, as e^-100 is subnormal.
+            let out = run(machine, &[0.0f32, -100.0], 2);
+            assert!((f64::from(out[1]) / (-100f64).exp() - 1.0).abs() < 0.02, "{:e}", out[1]);
+        }
+    }
+}
