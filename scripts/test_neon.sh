@@ -34,6 +34,7 @@ mkdir -p "$crate"
 cp "$root/Cargo.lock" "$crate/"
 cp "$root/crates/kernels/Cargo.toml" "$crate/"
 ln -sfn "$root/crates/kernels/src" "$crate/src"
+ln -sfn "$root/crates/kernels/tests" "$crate/tests"
 ln -sfn "$root/crates/kernels/README.md" "$crate/README.md"
 cat >>"$crate/Cargo.toml" <<CRATE
 
@@ -52,6 +53,6 @@ CARGO_TARGET_DIR=$cross/target \
   RUSTFLAGS="-Clink-self-contained=no -Ctarget-feature=+crt-static" \
   CARGO_TARGET_AARCH64_UNKNOWN_LINUX_MUSL_LINKER=$cross/bin/musl-clang \
   CARGO_TARGET_AARCH64_UNKNOWN_LINUX_MUSL_RUNNER=$runner \
-  "${rust_cargo[@]}" test --quiet "${rust_std[@]}" --target "$target" --lib -- "$@" 2>&1 |
+  "${rust_cargo[@]}" test --quiet "${rust_std[@]}" --target "$target" --test kernels -- "$@" 2>&1 |
   tee "$logs/neon.log"
 grep -qE '^test result: ok\. [1-9][0-9]* passed' "$logs/neon.log" || die "no test passed"

@@ -1,9 +1,13 @@
-//! The kernels' thread pool alone, with its own tests, for ThreadSanitizer.
+//! The kernels' thread pool alone, with its tests, for ThreadSanitizer.
 
 #![allow(dead_code)]
 
+extern crate self as mlx_primitives_kernels;
+
 #[path = "../../crates/kernels/src/pool.rs"]
-mod pool;
+pub mod pool;
+#[path = "../../crates/kernels/tests/suite/pool.rs"]
+mod tests;
 
 mod simd {
     /// Kernels store past the caches; these tests do not.

@@ -8,7 +8,7 @@ use super::math::{erf_of_mlx, sigmoid, tanh};
 use super::output::Output;
 use super::simd::{F32x16, Kernel, LANES};
 use super::{Machine, Shared};
-mod affine;
+pub mod affine;
 mod table;
 
 pub use affine::{AffineShape, affine};
@@ -184,7 +184,7 @@ pub unsafe fn combination(
     })
 }
 
-unsafe fn activation_on<T: Float>(
+pub unsafe fn activation_on<T: Float>(
     machine: Machine,
     kind: Activation,
     x: *const T,
@@ -202,7 +202,7 @@ unsafe fn activation_on<T: Float>(
     }
 }
 
-unsafe fn combination_on<T: Float>(
+pub unsafe fn combination_on<T: Float>(
     machine: Machine,
     kind: Combination,
     a: *const T,
@@ -316,6 +316,3 @@ impl<T: Float, M: Map> Kernel for Mapped<T, M> {
         }
     }
 }
-
-#[cfg(test)]
-mod tests;

@@ -9,9 +9,6 @@ use super::simd::{F32x16, Kernel, LANES};
 use super::softmax::exponential;
 use super::{Machine, Shared};
 
-#[cfg(test)]
-mod tests;
-
 /// What the rows are held against.
 #[derive(Clone, Copy)]
 pub struct Targets<'a> {
@@ -89,7 +86,7 @@ pub unsafe fn cross_entropy_grad(
     })
 }
 
-unsafe fn loss_on<T: Float, const SMOOTH: bool>(
+pub unsafe fn loss_on<T: Float, const SMOOTH: bool>(
     machine: Machine,
     x: *const T,
     targets: Targets,
@@ -166,7 +163,7 @@ unsafe fn element<V: F32x16, T: Float>(from: *const T) -> f32 {
     unsafe { T::load_first::<V>(from, 1).reduce_add() }
 }
 
-unsafe fn grad_on<T: Float>(
+pub unsafe fn grad_on<T: Float>(
     machine: Machine,
     [x, g]: [*const T; 2],
     targets: Targets,

@@ -114,12 +114,12 @@ trait Sixteen: Copy + Send + Sync + 'static {
 /// IEEE binary16.
 #[derive(Clone, Copy, Default)]
 #[repr(transparent)]
-pub struct F16(pub(super) u16);
+pub struct F16(pub u16);
 
 /// The upper half of a binary32.
 #[derive(Clone, Copy, Default)]
 #[repr(transparent)]
-pub struct Bf16(pub(super) u16);
+pub struct Bf16(pub u16);
 
 impl Sixteen for F16 {
     const LOWEST: f32 = -65504.0;
@@ -198,103 +198,5 @@ impl<T: Sixteen> Float for T {
     #[inline(always)]
     fn to_float(self) -> f32 {
         Sixteen::to_float(self)
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::simd::{Kernel, LANES, Level};
-    use half::{bf16, f16};
-
-    /// Patterns to floats, floats to patterns, and floats rounded, a block at a time.
-    struct Convert<'a, T> {
-        patterns: &'a mut [T],
-        floats: &'a mut [f32],
-        encode: bool,
-    }
-
-    impl<T: Float> Kernel for Convert<'_, T> {
-        const BF16: bool = true;
-
-        #[inline(always)]
-        unsafe fn run<V: F32x16>(self) {
-            for i in (0..self.patterns.len()).step_by(LANES) {
-                // SAFETY: equally long, in whole blocks.
-                unsafe {
-                    let (pattern, float) =
-                        (self.patterns.as_mut_ptr().add(i), self.floats.as_mut_ptr().add(i));
-                    if self.encode {
-                        let lanes = V::load(float);
-                        T::store(lanes, pattern);
-                        T::round(lanes).store(float);
-                    } else {
-                        T::load::<V>(pattern).store(float);
-                    }
-                }
-            }
-        }
-    }
-
-    fn same(a: f32, b: f32) -> bool {
-        a.to_bits() == b.to_bits() || a.is_nan() && b.is_nan()
-    }
-
-    fn check<T: Float>(
-        make: fn(u16) -> T,
-        bits: fn(&T) -> u16,
-        to: fn(u16) -> f32,
-        from: fn(f32) -> u16,
-    ) {
-        for level in Level::available() {
-            let mut patterns: Vec<T> = (0..=u16::MAX).map(make).collect();
-            let mut floats = vec![0.0f32; 1 << 16];
-            let (p, f) = (&mut patterns[..], &mut floats[..]);
-            // SAFETY: equally long, in whole blocks.
-            unsafe { level.run(Convert { patterns: p, floats: f, encode: false }) };
-            for bits in 0..=u16::MAX {
-                assert!(same(floats[usize::from(bits)], to(bits)), "{level:?} {bits:#x}");
-            }
-            // The values themselves, then those between two of them: ties and both neighbours.
-            for nudge in [0, 1, 2, 3] {
-                let inputs: Vec<f32> = (0..=u16::MAX)
-                    .map(|bits| {
-                        let (low, high) = (to(bits), to(bits.wrapping_add(1)));
-                        let middle = ((f64::from(low) + f64::from(high)) / 2.0) as f32;
-                        match nudge {
-                            0 => low,
-                            1 => middle,
-                            2 => middle.next_up(),
-                            _ => middle.next_down(),
-                        }
-                    })
-                    .chain([65519.996, 65520.0, f32::MAX, -f32::MAX, 1e-45, f32::NAN])
-                    .chain([f32::from_bits(0x7fff_ffff), f32::from_bits(0xff80_0001)])
-                    .chain([0.0; 8])
-                    .collect();
-                let mut patterns: Vec<T> = inputs.iter().map(|_| make(0)).collect();
-                let mut floats = inputs.clone();
-                let (p, f) = (&mut patterns[..], &mut floats[..]);
-                // SAFETY: equally long, in whole blocks.
-                unsafe { level.run(Convert { patterns: p, floats: f, encode: true }) };
-                for (i, &input) in inputs.iter().enumerate() {
-                    let expected = to(from(input));
-                    assert!(same(to(bits(&patterns[i])), expected), "{level:?} {input:e}");
-                    assert!(same(floats[i], expected), "{level:?} {input:e} rounded");
-                }
-            }
-        }
-    }
-
-    #[test]
-    fn every_f16_pattern() {
-        let (to, from) = (|b| f16::from_bits(b).to_f32(), |v| f16::from_f32(v).to_bits());
-        check::<F16>(F16, |v| v.0, to, from);
-    }
-
-    #[test]
-    fn every_bf16_pattern() {
-        let (to, from) = (|b| bf16::from_bits(b).to_f32(), |v| bf16::from_f32(v).to_bits());
-        check::<Bf16>(Bf16, |v| v.0, to, from);
     }
 }

@@ -7,30 +7,50 @@
 //! One body for each kernel, generic over the element type ([`element::Float`]) and the vector
 //! ([`simd::F32x16`]), entered at the level [`simd::Level`] chose and split by [`pool::Pool`].
 
-mod activation;
-mod attention;
-mod cross_entropy;
-mod element;
-mod fold;
-mod layer_norm;
-mod linear;
-mod logsumexp;
-mod lora;
-mod masked_softmax;
-mod math;
-mod output;
-mod pool;
-mod quantize;
-mod quantized_matmul;
-mod reduce;
-mod residual_norm;
-mod rms_norm;
-mod rope;
-mod rope_append;
-mod simd;
-mod softmax;
-#[cfg(test)]
-mod testing;
+#[doc(hidden)]
+pub mod activation;
+#[doc(hidden)]
+pub mod attention;
+#[doc(hidden)]
+pub mod cross_entropy;
+#[doc(hidden)]
+pub mod element;
+#[doc(hidden)]
+pub mod fold;
+#[doc(hidden)]
+pub mod layer_norm;
+#[doc(hidden)]
+pub mod linear;
+#[doc(hidden)]
+pub mod logsumexp;
+#[doc(hidden)]
+pub mod lora;
+#[doc(hidden)]
+pub mod masked_softmax;
+#[doc(hidden)]
+pub mod math;
+#[doc(hidden)]
+pub mod output;
+#[doc(hidden)]
+pub mod pool;
+#[doc(hidden)]
+pub mod quantize;
+#[doc(hidden)]
+pub mod quantized_matmul;
+#[doc(hidden)]
+pub mod reduce;
+#[doc(hidden)]
+pub mod residual_norm;
+#[doc(hidden)]
+pub mod rms_norm;
+#[doc(hidden)]
+pub mod rope;
+#[doc(hidden)]
+pub mod rope_append;
+#[doc(hidden)]
+pub mod simd;
+#[doc(hidden)]
+pub mod softmax;
 pub mod yardstick;
 
 pub use activation::{Activation, AffineShape, Combination, activation, affine, combination};
@@ -59,14 +79,15 @@ use pool::Pool;
 use simd::Level;
 
 /// Where a kernel runs: the process's own choice, or one a test makes.
+#[doc(hidden)]
 #[derive(Clone, Copy)]
-struct Machine {
-    level: Level,
-    pool: &'static Pool,
+pub struct Machine {
+    pub level: Level,
+    pub pool: &'static Pool,
 }
 
 impl Machine {
-    fn current() -> Self {
+    pub fn current() -> Self {
         Self { level: Level::current(), pool: Pool::current() }
     }
 }

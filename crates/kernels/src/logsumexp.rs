@@ -11,9 +11,6 @@ use super::simd::{F32x16, Kernel, LANES, prefetch_block};
 use super::softmax::exponential;
 use super::{Machine, Shared};
 
-#[cfg(test)]
-mod tests;
-
 /// Elements whose maximum and sum are taken in one go.
 pub(super) const CHUNK: usize = 4096;
 
@@ -230,7 +227,7 @@ pub unsafe fn log_softmax(element: Element, x: *const u8, out: *mut u8, rows: us
 }
 
 /// Either of the two; `SUBTRACT` gives log-softmax.
-unsafe fn on<T: Float, const SUBTRACT: bool>(
+pub unsafe fn on<T: Float, const SUBTRACT: bool>(
     machine: Machine,
     x: *const T,
     out: *mut T,

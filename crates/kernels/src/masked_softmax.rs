@@ -11,8 +11,6 @@ use super::softmax::{exponential, scale_kept};
 use super::{Machine, Shared};
 
 mod masks;
-#[cfg(test)]
-mod tests;
 
 use masks::{Added, Hidden, NoMask, RowMask, Staged};
 pub use masks::{Mask, MaskedSoftmaxShape};
@@ -57,7 +55,7 @@ pub unsafe fn masked_softmax_grad(
     })
 }
 
-unsafe fn masked_softmax_on<T: Float>(
+pub unsafe fn masked_softmax_on<T: Float>(
     machine: Machine,
     x: *const T,
     mask: Option<Mask>,
@@ -78,7 +76,7 @@ unsafe fn masked_softmax_on<T: Float>(
     });
 }
 
-unsafe fn grad_on<T: Float>(
+pub unsafe fn grad_on<T: Float>(
     machine: Machine,
     [y, g]: [*const T; 2],
     mask: Option<Mask>,

@@ -207,6 +207,3 @@ pub fn tanh<V: F32x16>(x: V) -> V {
     let small = (p * z).mul_add(x, x);
     V::select(negative(magnitude - V::splat(0.625)), small, large)
 }
-
-#[cfg(test)]
-mod tests;

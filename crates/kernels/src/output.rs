@@ -1,12 +1,14 @@
 //! Where results go: into the caches, or past them where they are too many to be found there again.
 
 use std::ops::Range;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
 use super::element::Float;
 use super::simd::{F32x16, LANES};
 
-/// Bytes of results that no cache keeps until somebody reads them. Tests have no room for so many.
-const BEYOND_CACHES: usize = if cfg!(test) { 1 << 12 } else { 32 << 20 };
+/// Bytes of results that no cache keeps until somebody reads them. Tests, which have no room for that many,
+/// set another number.
+pub static BEYOND_CACHES: AtomicUsize = AtomicUsize::new(32 << 20);
 
 /// A buffer of results, or a place in it. The threads of a job use disjoint places, and the pool makes
 /// what went past the caches seen before the job ends.
@@ -28,8 +30,9 @@ impl<T: Float> Output<T> {
     pub fn new(to: *mut T, inputs: &[*const T], count: usize, row: usize) -> Self {
         let bytes = size_of::<T>();
         let aligned = to.addr().is_multiple_of(LANES * bytes) && row.is_multiple_of(LANES);
+        let beyond = BEYOND_CACHES.load(Relaxed);
         let apart = inputs.iter().all(|&input| !std::ptr::eq(input, to));
-        Self { to, past: aligned && apart && count >= BEYOND_CACHES / bytes }
+        Self { to, past: aligned && apart && count >= beyond / bytes }
     }
 
     /// Results that the kernel itself reads again.
@@ -129,6 +132,3 @@ impl<T: Float> Output<T> {
         }
     }
 }
-
-#[cfg(test)]
-mod tests;

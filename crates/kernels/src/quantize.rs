@@ -20,7 +20,7 @@ pub struct QuantizeShape {
 }
 
 impl QuantizeShape {
-    fn words(&self) -> usize {
+    pub fn words(&self) -> usize {
         self.group_size / UNIT * self.bits
     }
 }
@@ -84,7 +84,7 @@ pub unsafe fn dequantize(
     })
 }
 
-unsafe fn quantize_on<T: Float>(
+pub unsafe fn quantize_on<T: Float>(
     machine: Machine,
     x: *const T,
     packed: *mut u32,
@@ -108,7 +108,7 @@ unsafe fn quantize_on<T: Float>(
     });
 }
 
-unsafe fn dequantize_on<T: Float>(
+pub unsafe fn dequantize_on<T: Float>(
     machine: Machine,
     packed: *const u32,
     scales: *const T,
@@ -243,7 +243,7 @@ unsafe fn extremes<V: F32x16, T: Float>(x: *const T, count: usize) -> (V, V) {
 
 /// The bias is the extreme of larger magnitude, the scale such that zero has a code.
 #[inline(always)]
-fn scale_and_bias(low: f32, high: f32, top: f32) -> (f32, f32) {
+pub fn scale_and_bias(low: f32, high: f32, top: f32) -> (f32, f32) {
     const LEAST: f32 = 1e-7;
     let below = low.abs() > high.abs();
     let range = (high - low) / top;
@@ -272,6 +272,3 @@ impl<V: F32x16> Coder<V> {
         quotient.max_or(V::splat(0.0)).round().min(self.top).to_int()
     }
 }
-
-#[cfg(test)]
-mod tests;

@@ -56,11 +56,11 @@ pub unsafe fn rope(
 
 /// Columns of the sine and cosine tables computed at a time, and a table's floats.
 pub(super) const COLUMNS: usize = 256;
-pub(super) const TABLE: usize = 8192;
+pub const TABLE: usize = 8192;
 /// How far ahead input is fetched, in bytes: a tile's rows are too short for the hardware's guess.
 const AHEAD: usize = 2048;
 
-pub(super) unsafe fn rope_on<T: Float>(
+pub unsafe fn rope_on<T: Float>(
     machine: Machine,
     x: *const T,
     out: *mut T,
@@ -311,6 +311,3 @@ pub(super) unsafe fn rotate_pairs<V: F32x16, T: Float>(
         }
     }
 }
-
-#[cfg(test)]
-mod tests;

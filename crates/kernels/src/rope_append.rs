@@ -38,16 +38,16 @@ pub struct AppendShape {
 }
 
 impl AppendShape {
-    fn area(&self) -> usize {
+    pub fn area(&self) -> usize {
         QUERY_POSITIONS * self.heads
     }
 
-    fn rows(&self) -> usize {
+    pub fn rows(&self) -> usize {
         self.area() + 2 * self.kv_heads * self.capacity
     }
 
     /// Heads of `qkv`: queries, keys, values.
-    fn all_heads(&self) -> usize {
+    pub fn all_heads(&self) -> usize {
         self.heads + 2 * self.kv_heads
     }
 
@@ -87,7 +87,7 @@ pub unsafe fn rope_append(
     })
 }
 
-unsafe fn append_on<T: Float>(
+pub unsafe fn append_on<T: Float>(
     machine: Machine,
     out: *mut T,
     qkv: *const T,
@@ -268,6 +268,3 @@ impl<T: Float> Append<'_, T> {
         }
     }
 }
-
-#[cfg(test)]
-mod tests;

@@ -37,7 +37,7 @@ pub unsafe fn affine(
     })
 }
 
-pub(super) unsafe fn affine_on<T: Float>(
+pub unsafe fn affine_on<T: Float>(
     machine: Machine,
     x: *const T,
     scale: *const T,

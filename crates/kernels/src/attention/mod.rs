@@ -15,8 +15,6 @@ mod prefill;
 mod product;
 mod scores;
 mod source;
-#[cfg(test)]
-mod tests;
 
 use super::element::{Element, Float, with_element};
 use super::simd::LANES;
@@ -39,7 +37,7 @@ pub struct View {
 impl View {
     /// The element at a place, of type `T`.
     #[inline(always)]
-    fn at<T>(&self, batch: usize, head: usize, row: usize) -> *const T {
+    pub fn at<T>(&self, batch: usize, head: usize, row: usize) -> *const T {
         let [b, h, r, _] = self.strides;
         let offset = batch as isize * b + head as isize * h + row as isize * r;
         self.data.cast::<T>().wrapping_offset(offset)
@@ -156,7 +154,7 @@ pub unsafe fn attention(element: Element, call: &Attention, out: *mut u8) {
     with_element!(element, T => unsafe { attention_on::<T>(machine, call, out.cast()) })
 }
 
-unsafe fn attention_on<T: Float>(machine: Machine, call: &Attention, out: *mut T) {
+pub unsafe fn attention_on<T: Float>(machine: Machine, call: &Attention, out: *mut T) {
     let out = Shared(out);
     // SAFETY: the caller's contract.
     unsafe {

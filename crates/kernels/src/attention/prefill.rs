@@ -280,7 +280,7 @@ impl<T: Float> Blocks<'_, T> {
                 for row in 0..block.rows {
                     let (head, query) = call.place(block.kv_head, block.first + row);
                     let (scores, place) = (space.scores.add(row), (block.batch, head, query));
-                    call.mask_row::<V, T>(scores, place, (first, count), lanes);
+                    call.mask_row::<T>(scores, place, (first, count), lanes);
                 }
             }
             // What the first row sees ends first, what the last sees begins last.

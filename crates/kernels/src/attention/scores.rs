@@ -61,7 +61,7 @@ impl Attention {
             if self.soft_cap > 0.0 {
                 cap::<V>(scores, count.next_multiple_of(LANES), self.soft_cap);
             }
-            self.mask_row::<V, T>(scores, (batch, head, query), (first, count), 1);
+            self.mask_row::<T>(scores, (batch, head, query), (first, count), 1);
         }
         let (start, end) = self.visible(query);
         if start > first || end < first + count {
@@ -79,7 +79,7 @@ impl Attention {
     /// # Safety
     /// As of [`Attention::finish`].
     #[inline(always)]
-    pub(super) unsafe fn mask_row<V: F32x16, T: Float>(
+    pub(super) unsafe fn mask_row<T: Float>(
         &self,
         scores: *mut f32,
         (batch, head, query): (usize, usize, usize),

@@ -6,8 +6,6 @@ pub mod dense;
 pub mod gemm;
 pub mod gemv;
 pub mod interleaved;
-#[cfg(test)]
-mod tests;
 pub mod workspace;
 
 use super::Machine;
@@ -51,7 +49,7 @@ pub unsafe fn linear(element: Element, call: &LinearCall) {
     with_element!(element, T => unsafe { linear_on::<T>(machine, call) })
 }
 
-unsafe fn linear_on<T: Float>(machine: Machine, call: &LinearCall) {
+pub unsafe fn linear_on<T: Float>(machine: Machine, call: &LinearCall) {
     let extents = Extents { m: call.m, n: call.n, k: call.k };
     if extents.m == 0 || extents.n == 0 {
         return;

@@ -34,7 +34,7 @@ pub(super) fn takes(call: &Call) -> bool {
 
 /// # Safety
 /// The contract of [`super::quantized_matmul`], and [`takes`] holds.
-pub(super) unsafe fn run<T: Float>(machine: Machine, call: &Call) {
+pub unsafe fn run<T: Float>(machine: Machine, call: &Call) {
     let (m, k) = (call.rows, call.axis);
     let (panels, groups) = (m.div_ceil(LANES), k / call.group);
     let scales = panels * groups * LANES;

@@ -7,11 +7,9 @@ mod columns;
 mod dot;
 mod finish;
 mod format;
-mod int8;
+pub mod int8;
 mod prefill;
 mod prepare;
-#[cfg(test)]
-mod tests;
 
 use std::marker::PhantomData;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -169,7 +167,7 @@ macro_rules! with_format {
 }
 use with_format;
 
-unsafe fn quantized_matmul_on(machine: Machine, call: &Call) {
+pub unsafe fn quantized_matmul_on(machine: Machine, call: &Call) {
     if call.axis == 0 || call.rows == 0 {
         return;
     }
@@ -224,7 +222,7 @@ impl Order {
 }
 
 /// The most rows of x that are multiplied by dot products with the rows of weights.
-const FEW_ROWS: usize = 8;
+pub const FEW_ROWS: usize = 8;
 
 unsafe fn run<T: Float, F: Format>(machine: Machine, call: &Call) {
     let half = T::IS_BF16 && machine.level.dots_bf16();

@@ -83,7 +83,7 @@ impl Level {
     }
 
     /// `wanted` where this machine can run it; for any other value the best level it can.
-    fn choose(wanted: Option<&str>) -> Level {
+    pub fn choose(wanted: Option<&str>) -> Level {
         Self::available()
             .find(|level| wanted.is_some_and(|name| name.eq_ignore_ascii_case(level.name())))
             .or_else(|| Self::available().next())
@@ -117,6 +117,7 @@ impl Level {
             match self {
                 #[cfg(target_arch = "x86_64")]
                 Level::Avx512Bf16 if K::BF16 => run_avx512_bf16(kernel),
+                Level::Scalar => kernel.run::<Scalar>(),
                 _ if K::ONLY_BF16 => unreachable!("a kernel of avx512bf16 on {}", self.name()),
                 #[cfg(target_arch = "x86_64")]
                 Level::Avx512Bf16 | Level::Avx512 => run_avx512(kernel),
@@ -124,7 +125,6 @@ impl Level {
                 Level::Avx2 => run_avx2(kernel),
                 #[cfg(target_arch = "aarch64")]
                 Level::Neon => run_neon(kernel),
-                Level::Scalar => kernel.run::<Scalar>(),
             }
         }
     }
@@ -160,26 +160,4 @@ unsafe fn run_avx2<K: Kernel>(kernel: K) {
 unsafe fn run_neon<K: Kernel>(kernel: K) {
     // SAFETY: the kernel's contract is the caller's.
     unsafe { kernel.run::<Neon>() }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::Level;
-
-    #[test]
-    fn a_named_level_is_taken_when_supported() {
-        for level in Level::available() {
-            assert_eq!(Level::choose(Some(level.name())), level);
-        }
-    }
-
-    #[test]
-    fn an_unknown_or_foreign_name_falls_back_to_the_best() {
-        let best = Level::available().next().unwrap();
-        assert_eq!(Level::choose(None), best);
-        assert_eq!(Level::choose(Some("")), best);
-        assert_eq!(Level::choose(Some("sse9")), best);
-        let foreign = if cfg!(target_arch = "x86_64") { "neon" } else { "avx2" };
-        assert_eq!(Level::choose(Some(foreign)), best);
-    }
 }

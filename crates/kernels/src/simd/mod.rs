@@ -10,7 +10,7 @@ mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
 mod dots;
-mod level;
+pub mod level;
 mod memory;
 #[cfg(target_arch = "aarch64")]
 mod neon;
@@ -29,10 +29,9 @@ pub const LANES: usize = 16;
 
 /// A kernel body written once over the vector type.
 pub trait Kernel {
-    /// Whether the body is another one on [`Level::Avx512Bf16`] than on `Avx512`: it converts to bf16,
-    /// or multiplies pairs of bf16 or bytes.
+    /// Whether it gains from `avx512bf16`: it converts to bf16, or multiplies pairs of bf16 or bytes.
     const BF16: bool;
-    /// Whether it is never run but on [`Level::Avx512Bf16`].
+    /// Whether no other level runs it but the portable one, its reference.
     const ONLY_BF16: bool = false;
 
     /// # Safety
@@ -50,13 +49,12 @@ pub trait F32x16:
 {
     /// A block is one of 32 registers, so that two dozen sums stay in them.
     const ONE_REGISTER: bool = false;
-    /// Nobody waits for this level: kernels take rows one by one, with one body for any number of them.
+    /// Nobody waits for this level: kernels take rows one by one.
     const SMALL: bool = false;
     /// Sixteen 32-bit integers.
     type Int: Copy;
     /// Sixteen 16-bit patterns.
     type Half: Copy;
-
     fn splat(value: f32) -> Self;
     /// # Safety
     /// `from` is readable for sixteen floats; it need not be aligned to the vector.

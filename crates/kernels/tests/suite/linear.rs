@@ -1,6 +1,7 @@
-use super::*;
-use crate::element::F16;
 use crate::testing::*;
+use mlx_primitives_kernels::Activation;
+use mlx_primitives_kernels::element::F16;
+use mlx_primitives_kernels::linear::*;
 
 struct Case {
     m: usize,

@@ -1,6 +1,6 @@
-use super::*;
-use crate::element::{Bf16, F16};
 use crate::testing::*;
+use mlx_primitives_kernels::element::{Bf16, F16};
+use mlx_primitives_kernels::quantize::*;
 
 const BITS: [usize; 6] = [2, 3, 4, 5, 6, 8];
 

@@ -1,7 +1,7 @@
-use super::*;
-use crate::element::{Bf16, F16};
-use crate::simd::Level;
 use crate::testing::*;
+use mlx_primitives_kernels::attention::*;
+use mlx_primitives_kernels::element::{Bf16, F16};
+use mlx_primitives_kernels::simd::Level;
 
 /// Batch, heads, key-value heads; or queries, keys, features.
 type Three = (usize, usize, usize);

@@ -1,7 +1,8 @@
-use super::*;
-use crate::element::{Bf16, F16};
-use crate::simd::Level;
 use crate::testing::*;
+use mlx_primitives_kernels::element::{Bf16, F16};
+use mlx_primitives_kernels::math::{exp_like_mlx, sin_cos};
+use mlx_primitives_kernels::rope::*;
+use mlx_primitives_kernels::simd::{Kernel, Level};
 
 const SHAPE: RopeShape = RopeShape {
     batch: 2,

@@ -1,6 +1,7 @@
-use super::*;
-use crate::element::{Bf16, F16};
 use crate::testing::*;
+use mlx_primitives_kernels::element::{Bf16, F16};
+use mlx_primitives_kernels::quantized_matmul::*;
+use mlx_primitives_kernels::simd::Level;
 
 const FORMATS: [(Mode, u32); 6] = [
     (Mode::Affine, 2),
@@ -206,6 +207,12 @@ fn in_bytes<T: Sample>(x: &[T], group: usize) -> Vec<f64> {
     x.chunks_exact(group).flat_map(rounded).collect()
 }
 
+/// Those that products of bytes are compiled for.
+fn byte_machines() -> impl Iterator<Item = Machine> {
+    let bytes = |machine: &Machine| machine.level.dots_bytes() || machine.level == Level::Scalar;
+    machines().into_iter().filter(bytes)
+}
+
 /// They are those of the rounded x: nothing else is lost.
 fn products_of_bytes<T: Sample>() {
     for format in FORMATS {
@@ -219,7 +226,7 @@ fn products_of_bytes<T: Sample>() {
                 let x: Vec<T> = values(rows * axis, 2.0);
                 let x8 = in_bytes(&x, group);
                 let weights = matrices.each_ref().map(Matrix::weights);
-                for machine in machines() {
+                for machine in byte_machines() {
                     let mut out = vec![T::default(); rows * 32];
                     let call = plain(format, group, &x, axis, &weights, &mut out);
                     // SAFETY: the buffers above.
@@ -259,7 +266,7 @@ fn bytes_of_extreme_groups() {
     let (group, axis, rows) = (32, 128, 9);
     let matrix = Matrix::<f32>::random((Mode::Affine, 4), 16, axis, group);
     let weights = [matrix.weights()];
-    for machine in machines() {
+    for machine in byte_machines() {
         for (value, finite) in [
             (0.0, true),
             (f32::from_bits(1), true),

@@ -2,11 +2,18 @@
 
 use half::{bf16, f16};
 
-use super::Machine;
-use super::element::{Bf16, F16, Float};
-use super::pool::Pool;
-use super::simd::Level;
+use std::sync::atomic::Ordering::Relaxed;
 
+use mlx_primitives_kernels::output::BEYOND_CACHES;
+use mlx_primitives_kernels::pool::Pool;
+use mlx_primitives_kernels::simd::Level;
+
+pub use mlx_primitives_kernels::Machine;
+pub use mlx_primitives_kernels::element::{Bf16, Element, F16, Float};
+pub use mlx_primitives_kernels::simd::{F32x16, LANES};
+
+/// Results that go past the caches in these tests.
+pub const FEW_BYTES: usize = 1 << 12;
 pub const AXES: [usize; 17] =
     [0, 1, 2, 3, 7, 8, 15, 16, 17, 31, 33, 100, 768, 1000, 4096, 4097, 16384];
 pub const ROWS: [usize; 4] = [0, 1, 3, 67];
@@ -64,8 +71,14 @@ pub fn values<T: Sample>(count: usize, scale: f32) -> Vec<T> {
     (0..count).map(|_| T::from_f32(next() * scale)).collect()
 }
 
+/// Lets few results go past the caches.
+pub fn go_past_the_caches() {
+    BEYOND_CACHES.store(FEW_BYTES, Relaxed);
+}
+
 /// Every level this machine has, alone and with four threads.
 pub fn machines() -> Vec<Machine> {
+    go_past_the_caches();
     static POOLS: std::sync::OnceLock<[&Pool; 2]> = std::sync::OnceLock::new();
     let pools = POOLS.get_or_init(|| [Pool::leak(1), Pool::leak(4)]);
     let with = |level| pools.map(|pool| Machine { level, pool });

@@ -1,8 +1,8 @@
 //! `masked_softmax` and its gradient on every level and on several threads, against f64.
 
-use super::*;
-use crate::element::{Bf16, F16};
 use crate::testing::*;
+use mlx_primitives_kernels::element::{Bf16, F16};
+use mlx_primitives_kernels::masked_softmax::*;
 
 /// One call: extents, what is hidden how, and where the mask's rows and keys lie.
 #[derive(Clone, Copy, Debug)]

@@ -1,12 +1,16 @@
-use super::*;
-use crate::element::{Bf16, Element, F16};
-use crate::simd::{Kernel, Level};
 use crate::testing::*;
-use crate::{Activation, AffineShape, Combination, Frequencies, ResidualNorm, RopeShape};
+use mlx_primitives_kernels as kernels;
+use mlx_primitives_kernels::element::{Bf16, Element, F16};
+use mlx_primitives_kernels::output::*;
+use mlx_primitives_kernels::simd::{Kernel, Level};
+use mlx_primitives_kernels::{
+    Activation, AffineShape, Combination, Frequencies, ResidualNorm, RopeShape,
+};
 
 /// Memory for `count` elements, one block further than a multiple of a page, or `beside` it by an element.
 fn place<T: Sample>(memory: &mut Vec<T>, count: usize, beside: bool) -> &mut [T] {
     const PAGE: usize = 4096;
+    go_past_the_caches();
     *memory = vec![T::default(); count + 2 * PAGE];
     let start = memory.as_ptr().align_offset(PAGE) + LANES + usize::from(beside);
     &mut memory[start..start + count]
@@ -47,7 +51,7 @@ fn stores_the_same<T: Sample>() {
                 assert_eq!(output.is_past_caches(), count == 5000 && !beside);
                 // SAFETY: both hold as many elements, and the level is available.
                 unsafe { level.run(Copy { from: &from, to: output }) };
-                crate::simd::fence();
+                kernels::simd::fence();
                 assert_same(to, &from, "copied");
             }
         }
@@ -64,7 +68,7 @@ fn every_level_stores_past_the_caches() {
 #[test]
 fn what_cannot_go_past_the_caches_does_not() {
     let mut memory = Vec::new();
-    let count = BEYOND_CACHES;
+    let count = FEW_BYTES;
     let to = place::<f32>(&mut memory, count, false).as_mut_ptr();
     assert!(Output::new(to, &[], count, LANES).is_past_caches());
     assert!(!Output::new(to, &[to.cast_const()], count, LANES).is_past_caches());
@@ -85,7 +89,7 @@ const ROWS: usize = 67;
 type Run<'a> = &'a dyn Fn(*mut u8);
 
 /// Every kernel that may store past the caches, with what it writes where it does and where it does not.
-fn kernels<T: Sample>(element: Element, axis: usize) {
+fn every_kernel<T: Sample>(element: Element, axis: usize) {
     let count = ROWS * axis;
     let (a, b) = (values::<T>(count, 3.0), values::<T>(count + 1, 2.0).split_off(1));
     let (weight, bias) = (values::<T>(axis, 2.0), values::<T>(axis + 1, 1.0));
@@ -101,8 +105,8 @@ fn kernels<T: Sample>(element: Element, axis: usize) {
     };
     // SAFETY: every buffer holds what the kernel's contract says.
     unsafe {
-        same("rms_norm", &|to| crate::rms_norm(element, x, w, to, ROWS, axis, 1e-5));
-        same("layer_norm", &|to| crate::layer_norm(element, x, w, c, to, ROWS, axis, 1e-5));
+        same("rms_norm", &|to| kernels::rms_norm(element, x, w, to, ROWS, axis, 1e-5));
+        same("layer_norm", &|to| kernels::layer_norm(element, x, w, c, to, ROWS, axis, 1e-5));
         for (sums, centered) in [(false, false), (true, false), (false, true), (true, true)] {
             same("residual_norm", &|to| {
                 let mut memory = Vec::new();
@@ -120,21 +124,21 @@ fn kernels<T: Sample>(element: Element, axis: usize) {
                     eps: 1e-5,
                     centered,
                 };
-                crate::residual_norm(element, call);
+                kernels::residual_norm(element, call);
             });
         }
-        same("softmax", &|to| crate::softmax(element, x, to, ROWS, axis));
-        same("log_softmax", &|to| crate::log_softmax(element, x, to, ROWS, axis));
+        same("softmax", &|to| kernels::softmax(element, x, to, ROWS, axis));
+        same("log_softmax", &|to| kernels::log_softmax(element, x, to, ROWS, axis));
         for kind in [Activation::Relu, Activation::Silu] {
-            same("activation", &|to| crate::activation(element, kind, x, to, count));
+            same("activation", &|to| kernels::activation(element, kind, x, to, count));
         }
         for kind in [Combination::Swiglu, Combination::AddRelu] {
-            same("combination", &|to| crate::combination(element, kind, x, y, to, count));
+            same("combination", &|to| kernels::combination(element, kind, x, y, to, count));
         }
         for columns in [1, axis] {
             let (rows, scale_columns, shift_columns) = (ROWS, columns, columns);
             let shape = AffineShape { rows, columns: axis, scale_columns, shift_columns };
-            same("affine", &|to| crate::affine(element, x, w, c, to, &shape));
+            same("affine", &|to| kernels::affine(element, x, w, c, to, &shape));
         }
         for (dims, traditional) in [(axis, false), (axis, true), (axis / 2, false), (6, true)] {
             let shape = RopeShape {
@@ -148,7 +152,7 @@ fn kernels<T: Sample>(element: Element, axis: usize) {
                 scale: 1.0,
             };
             let base = Frequencies::Base(10000.0);
-            same("rope", &|to| crate::rope(element, x, to, &shape, base, &[3]));
+            same("rope", &|to| kernels::rope(element, x, to, &shape, base, &[3]));
         }
     }
     masked::<T>(element, axis, [x, y], &same);
@@ -161,17 +165,17 @@ fn masked<T: Sample>(
     [x, y]: [*const u8; 2],
     same: &dyn Fn(&str, Run),
 ) {
-    use crate::{MaskedSoftmaxShape, QuantizeShape, Targets};
+    use mlx_primitives_kernels::{MaskedSoftmaxShape, QuantizeShape, Targets};
     for (causal, window) in [(false, 0), (true, 0), (true, 21)] {
         let (rows, queries, keys) = (ROWS, ROWS, axis);
         let shape = MaskedSoftmaxShape { rows, queries, keys, causal, window };
         // SAFETY: the buffers hold rows of `axis`.
         unsafe {
             same("masked_softmax", &|to| {
-                crate::masked_softmax(element, x, None, to, &shape, 0.7);
+                kernels::masked_softmax(element, x, None, to, &shape, 0.7);
             });
             same("masked_softmax_grad", &|to| {
-                crate::masked_softmax_grad(element, [x, y], None, to, &shape, 0.7);
+                kernels::masked_softmax_grad(element, [x, y], None, to, &shape, 0.7);
             });
         }
     }
@@ -182,16 +186,16 @@ fn masked<T: Sample>(
     // SAFETY: the buffers hold rows of `axis`, and an element or two for each row.
     unsafe {
         let out = losses.as_mut_ptr().cast();
-        crate::cross_entropy(element, x, targets, out, stats.as_mut_ptr(), axis);
+        kernels::cross_entropy(element, x, targets, out, stats.as_mut_ptr(), axis);
         same("cross_entropy_grad", &|to| {
-            crate::cross_entropy_grad(element, [x, y], targets, stats.as_ptr(), to, axis);
+            kernels::cross_entropy_grad(element, [x, y], targets, stats.as_ptr(), to, axis);
         });
     }
     if axis.is_multiple_of(32) {
         let shape = QuantizeShape { groups: ROWS * axis / 32, group_size: 32, bits: 4 };
         // SAFETY: any words are codes of four bits; x and y have an element for each group.
         unsafe {
-            same("dequantize", &|to| crate::dequantize(element, x.cast(), x, y, to, &shape));
+            same("dequantize", &|to| kernels::dequantize(element, x.cast(), x, y, to, &shape));
         }
     }
 }
@@ -199,8 +203,8 @@ fn masked<T: Sample>(
 #[test]
 fn results_are_the_same_past_the_caches() {
     for axis in [96, 256, 1000, 1024] {
-        kernels::<f32>(Element::F32, axis);
-        kernels::<F16>(Element::F16, axis);
-        kernels::<Bf16>(Element::BF16, axis);
+        every_kernel::<f32>(Element::F32, axis);
+        every_kernel::<F16>(Element::F16, axis);
+        every_kernel::<Bf16>(Element::BF16, axis);
     }
 }

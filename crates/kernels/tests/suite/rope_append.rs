@@ -1,7 +1,8 @@
-use super::super::rope::rope_on;
-use super::*;
-use crate::element::{Bf16, F16};
 use crate::testing::*;
+use mlx_primitives_kernels::element::{Bf16, F16};
+use mlx_primitives_kernels::rope::rope_on;
+use mlx_primitives_kernels::rope_append::*;
+use mlx_primitives_kernels::{Frequencies, RopeShape};
 
 const SHAPE: AppendShape = AppendShape {
     batch: 2,

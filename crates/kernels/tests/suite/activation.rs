@@ -1,7 +1,7 @@
-use super::affine::affine_on;
-use super::*;
-use crate::element::{Bf16, F16};
 use crate::testing::*;
+use mlx_primitives_kernels::activation::affine::affine_on;
+use mlx_primitives_kernels::activation::*;
+use mlx_primitives_kernels::element::{Bf16, F16};
 
 const SIZES: [usize; 8] = [0, 1, 15, 16, 17, 1000, 1024, 5003];
 

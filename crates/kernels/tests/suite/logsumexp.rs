@@ -1,8 +1,8 @@
 //! `logsumexp` on every level and on several threads, against f64.
 
-use super::*;
-use crate::element::{Bf16, F16};
 use crate::testing::*;
+use mlx_primitives_kernels::element::{Bf16, F16};
+use mlx_primitives_kernels::logsumexp::*;
 
 const LONG: [usize; 3] = [40_000, 65_536, 128_257];
 

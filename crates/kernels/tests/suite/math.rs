@@ -1,5 +1,6 @@
-use super::*;
-use crate::simd::{Kernel, Level};
+use crate::testing::*;
+use mlx_primitives_kernels::math::*;
+use mlx_primitives_kernels::simd::{Kernel, Level};
 
 /// All functions over whole slices.
 struct Apply<'a> {

@@ -1,8 +1,8 @@
 //! `cross_entropy` on every level and on several threads, against f64.
 
-use super::*;
-use crate::element::{Bf16, F16};
 use crate::testing::*;
+use mlx_primitives_kernels::cross_entropy::*;
+use mlx_primitives_kernels::element::{Bf16, F16};
 
 struct Results<T> {
     loss: Vec<T>,

@@ -1,0 +1,23 @@
+//! The kernels against plain references, on every instruction set of this machine.
+
+mod activation;
+mod attention;
+mod cross_entropy;
+mod element;
+mod layer_norm;
+mod level;
+mod linear;
+mod logsumexp;
+mod masked_softmax;
+mod math;
+mod output;
+mod pool;
+mod quantize;
+mod quantized_matmul;
+mod reduce;
+mod residual_norm;
+mod rms_norm;
+mod rope;
+mod rope_append;
+mod softmax;
+mod testing;
