@@ -10,6 +10,7 @@ use mlx_primitives::ops::{QuantizedMode, QuantizedWeight};
 use mlx_primitives::{Array, Dtype, device};
 use serde_json::json;
 
+use crate::quantized_matmul::decoded;
 use crate::support::Checked;
 use crate::support::input::random32;
 use crate::support::reference_llama::{Matrix, Reference, Shape};
@@ -117,7 +118,7 @@ fn model(format: Format, dtype: Dtype) -> anyhow::Result<(Llama, Reference)> {
         let scale = (1.0 / (3.0 * inputs as f32)).sqrt();
         let w = random32(&[outputs as i32, inputs as i32], seed)?.multiply(scale)?.astype(dtype)?;
         let packed = QuantizedWeight::quantize(&w, group_size, bits, mode)?;
-        let numbers = unpack(&packed, inputs)?;
+        let numbers = decoded(&packed, Dtype::Float32)?;
         arrays.insert(format!("{name}.weight"), packed.packed().clone());
         arrays.insert(format!("{name}.scales"), packed.scales().clone());
         if let Some(biases) = packed.biases() {
@@ -145,36 +146,4 @@ fn mode_name(mode: QuantizedMode) -> &'static str {
         QuantizedMode::Affine => "affine",
         QuantizedMode::Mxfp4 => "mxfp4",
     }
-}
-
-/// What the codes, scales and biases stand for, decoded bit by bit.
-fn unpack(packed: &QuantizedWeight, inputs: usize) -> anyhow::Result<Vec<f64>> {
-    const FP4: [f64; 8] = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0];
-    let (bits, group) = (packed.bits() as usize, packed.group_size() as usize);
-    let words = packed.packed().to_vec::<u32>()?;
-    let per_row = inputs * bits / 32;
-    let floats = |array: &Array| array.astype(Dtype::Float32)?.to_vec::<f32>();
-    let (scales, biases) = match packed.biases() {
-        Some(biases) => (floats(packed.scales())?, floats(biases)?),
-        None => {
-            let exponents = packed.scales().to_vec::<u8>()?;
-            (exponents.iter().map(|&e| (f32::from(e) - 127.0).exp2()).collect(), Vec::new())
-        }
-    };
-    let code = |row: usize, column: usize| {
-        (0..bits).fold(0, |code, i| {
-            let at = column * bits + i;
-            code | (words[row * per_row + at / 32] >> (at % 32) & 1) << i
-        })
-    };
-    let number = |i: usize| {
-        let (row, column) = (i / inputs, i % inputs);
-        let of_group = row * (inputs / group) + column / group;
-        let (q, scale) = (code(row, column), f64::from(scales[of_group]));
-        match biases.get(of_group) {
-            Some(&bias) => f64::from(q) * scale + f64::from(bias),
-            None => FP4[q as usize & 7] * if q & 8 == 0 { scale } else { -scale },
-        }
-    };
-    Ok((0..words.len() / per_row * inputs).map(number).collect())
 }

@@ -4,6 +4,8 @@ use mlx_primitives::ops::{self, Axes};
 use mlx_primitives::transforms::{compile, jvp, vjp, vmap};
 use mlx_primitives::{Array, Dtype, Result, builtin, graph, stack};
 
+use reference_loops::Sums;
+
 use crate::support::compare::{assert_close, assert_same, numbers, ulp};
 use crate::support::input::{FLOATS, LAYOUTS, data, random, random32};
 use crate::support::{self, Checked, each_device, message, reference, refs};
@@ -22,17 +24,12 @@ const AXES: [Axes; 2] = [Axes::Last, Axes::All];
 
 /// The exact result, and what it is a sum of, in magnitude, as a multiple of the result's scale.
 fn exact(op: &str, x: &[f64]) -> (f64, f64) {
-    let magnitude: f64 = x.iter().map(|v| v.abs()).sum();
-    let squares: f64 = x.iter().map(|v| v * v).sum();
+    let Sums { sum, reach, squares, max } = reference_loops::sums(x);
     let count = x.len() as f64;
     match op {
-        "sum" => (x.iter().sum(), magnitude),
-        "mean" => (x.iter().sum::<f64>() / count, magnitude / count),
-        "max" => {
-            let nan = x.iter().any(|v| v.is_nan());
-            let max = x.iter().copied().fold(f64::NEG_INFINITY, f64::max);
-            (if nan { f64::NAN } else { max }, 0.0)
-        }
+        "sum" => (sum, reach),
+        "mean" => (sum / count, reach / count),
+        "max" => (max, 0.0),
         "sum_of_squares" => (squares, squares),
         "norm" => (squares.sqrt(), squares.sqrt()),
         other => panic!("{other}"),

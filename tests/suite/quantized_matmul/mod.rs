@@ -48,12 +48,7 @@ fn groups_and_bits_that_no_kernel_has_are_refused() -> Checked {
 
 /// What a packed matrix stands for, decoded bit by bit.
 pub fn decoded(w: &QuantizedWeight, dtype: Dtype) -> anyhow::Result<Vec<f64>> {
-    let (n, k) = (w.outputs() as usize, w.inputs() as usize);
-    let bytes: Vec<u8> =
-        w.packed().to_vec::<u32>()?.into_iter().flat_map(u32::to_le_bytes).collect();
-    let (bits, group) = (w.bits() as usize, w.group_size() as usize);
-    let affine = w.mode() == QuantizedMode::Affine;
-    let scales = if affine {
+    let scales = if w.mode() == QuantizedMode::Affine {
         numbers(w.scales())?
     } else {
         let powers: Vec<f32> =
@@ -61,33 +56,15 @@ pub fn decoded(w: &QuantizedWeight, dtype: Dtype) -> anyhow::Result<Vec<f64>> {
         numbers(&Array::from_slice(&powers, w.scales().shape())?.astype(dtype)?)?
     };
     let biases = w.biases().map(numbers).transpose()?;
-    let row_bytes = k * bits / 8;
-    let fp4 = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0];
-    let value = |i: usize| {
-        let (row, at) = (i / k, i % k * bits);
-        let byte = |j: usize| bytes.get(row * row_bytes + at / 8 + j).copied().unwrap_or(0);
-        let window = u32::from(byte(0)) | u32::from(byte(1)) << 8;
-        let q = window >> (at % 8) & ((1 << bits) - 1);
-        let index = i / group;
-        match &biases {
-            Some(biases) => scales[index] * f64::from(q) + biases[index],
-            None => {
-                let magnitude = fp4[q as usize & 7] * scales[index];
-                if q & 8 == 0 { magnitude } else { -magnitude }
-            }
-        }
-    };
-    Ok((0..n * k).map(value).collect())
+    let (inputs, format) = (w.inputs() as usize, (w.bits() as usize, w.group_size() as usize));
+    let words = w.packed().to_vec::<u32>()?;
+    Ok(reference_loops::decoded(&words, inputs, format, &scales, biases.as_deref()))
 }
 
 /// `x · Wᵀ`, and the sums of the terms' magnitudes.
 pub fn product(x: &[f64], w: &[f64], k: usize) -> (Vec<f64>, Vec<f64>) {
-    let pairs = x.chunks_exact(k).flat_map(|x| {
-        w.chunks_exact(k).map(move |w| {
-            let terms = || x.iter().zip(w).map(|(x, w)| x * w);
-            (terms().sum::<f64>(), terms().map(f64::abs).sum::<f64>())
-        })
-    });
+    let pairs =
+        x.chunks_exact(k).flat_map(|x| w.chunks_exact(k).map(move |w| reference_loops::dot(x, w)));
     pairs.unzip()
 }
 

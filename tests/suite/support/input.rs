@@ -3,21 +3,9 @@
 use half::{bf16, f16};
 use mlx_primitives::{Array, Dtype, Result};
 
-pub const FLOATS: [Dtype; 3] = [Dtype::Float32, Dtype::Float16, Dtype::Bfloat16];
+pub use reference_loops::values;
 
-/// Uniform in [-scale, scale), the same for the same seed.
-pub fn values(count: usize, seed: u64, scale: f32) -> Vec<f32> {
-    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ 0x2545_f491_4f6c_dd1d;
-    let mut next = || {
-        // splitmix64
-        state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = state;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        ((z ^ (z >> 31)) >> 40) as f32 / (1 << 23) as f32 - 1.0
-    };
-    (0..count).map(|_| next() * scale).collect()
-}
+pub const FLOATS: [Dtype; 3] = [Dtype::Float32, Dtype::Float16, Dtype::Bfloat16];
 
 /// Numbers as data of a floating type, with no conversion left to run.
 pub fn data(values: &[f32], shape: &[i32], dtype: Dtype) -> Result<Array> {

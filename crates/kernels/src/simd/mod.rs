@@ -49,8 +49,7 @@ pub trait F32x16:
 {
     /// A block is one of 32 registers, so that two dozen sums stay in them.
     const ONE_REGISTER: bool = false;
-    /// Nobody waits for this level: kernels take rows one by one.
-    const SMALL: bool = false;
+    const SMALL: bool = false; // nobody waits for this level: kernels take rows one by one
     /// Sixteen 32-bit integers.
     type Int: Copy;
     /// Sixteen 16-bit patterns.
@@ -76,9 +75,8 @@ pub trait F32x16:
     /// # Safety
     /// `to` is writable for sixteen patterns.
     unsafe fn store_half(half: Self::Half, to: *mut u16);
-    /// As [`stream`](Self::stream).
     /// # Safety
-    /// `to` is writable for sixteen patterns and aligned to 32 bytes.
+    /// As [`stream`](Self::stream), aligned to 32 bytes.
     #[inline(always)]
     unsafe fn stream_half(half: Self::Half, to: *mut u16) {
         // SAFETY: the caller's contract.
