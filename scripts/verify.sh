@@ -1,0 +1,48 @@
+#!/usr/bin/env bash
+# What takes too long for `cargo test`: the suite through eval_gpu in every order of threads, every planted
+# fault, the kernels with Rust's own checks, sanitizers, the macOS half, Apple's compiler, and NEON.
+#
+#   scripts/verify.sh              everything, about 25 minutes on 2 cores
+#   scripts/verify.sh STEP...      some of it: simulator mutants checks sanitizers macos calibration neon
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+logs=target/verify
+mkdir -p "$logs"
+steps=("$@")
+[ ${#steps[@]} -gt 0 ] || steps=(simulator mutants checks sanitizers macos calibration neon)
+
+for name in "${steps[@]}"; do
+  start=$SECONDS
+  echo "verify: $name" >&2
+  case $name in
+    simulator)
+      cargo test --test suite -- --ignored --exact \
+        simulated::the_suite_in_every_order_of_threads simulated::pipelines_of_fewer_threads
+      ;;
+    mutants) METAL_SIM_EVERY_MUTANT=1 cargo test -p metal-sim --test mutants ;;
+    checks)
+      # Apart from the other builds, which have these off.
+      kernels=profile.dev.package.mlx-primitives-kernels
+      CARGO_TARGET_DIR=target/checks cargo test -p mlx-primitives-kernels --test kernels \
+        --config "$kernels.debug-assertions=true" --config "$kernels.overflow-checks=true"
+      ;;
+    sanitizers) scripts/sanitize.sh ;;
+    macos)
+      if command -v apt-get >/dev/null && [ "$(id -u)" = 0 ]; then apt-get update -qq; fi
+      scripts/cross_link.sh
+      ;;
+    calibration) scripts/calibrate.sh --table ;;
+    neon) scripts/test_neon.sh ;;
+    *)
+      echo "verify: there is no step '$name'" >&2
+      exit 2
+      ;;
+  esac 2>&1 | tee "$logs/$name.log"
+  echo "verify: $name passed in $((SECONDS - start)) s" >&2
+done
+
+echo "verify: what was run"
+grep -hE "^(metal-sim|simulated eval_gpu|sanitize): " "$logs"/*.log || true
+echo "verify: what was not run"
+grep -h "not run:" "$logs"/*.log || echo "nothing"
