@@ -2,10 +2,9 @@
 //!
 //! # How it is built
 //!
-//! The CPU kernels: what `eval_cpu` calls, on contiguous row-major buffers.
-//!
-//! One body for each kernel, generic over the element type ([`element::Float`]) and the vector
-//! ([`simd::F32x16`]), entered at the level [`simd::Level`] chose and split by [`pool::Pool`].
+//! A kernel has one body, generic over the element type (`element::Float`) and the vector
+//! (`simd::F32x16`). `simd::Level` enters it with the instruction set of the process, and `pool::Pool`
+//! splits the work. These modules are public for this crate's own tests alone.
 
 #[doc(hidden)]
 pub mod activation;

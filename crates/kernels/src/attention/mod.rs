@@ -3,7 +3,7 @@
 //!
 //! A row is one query of one head. The rows of a key-value head are taken together, position by
 //! position and within a position head by head, so that its keys and values are read once for
-//! all of them. Few rows go to [`decode`], which splits the keys; more to [`prefill`], which
+//! all of them. Few rows go to `decode`, which splits the keys; more to `prefill`, which
 //! splits the rows. Neither holds more scores than a tile's.
 
 mod coded;

@@ -33,7 +33,7 @@ pub(super) fn takes(call: &Call) -> bool {
 }
 
 /// # Safety
-/// The contract of [`super::quantized_matmul`], and [`takes`] holds.
+/// The contract of [`super::quantized_matmul`], and `takes` holds.
 pub unsafe fn run<T: Float>(machine: Machine, call: &Call) {
     let (m, k) = (call.rows, call.axis);
     let (panels, groups) = (m.div_ceil(LANES), k / call.group);

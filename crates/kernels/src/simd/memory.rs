@@ -39,7 +39,7 @@ pub fn prefetch_block<T>(from: *const T) {
     prefetch(from.cast(), LANES * size_of::<T>());
 }
 
-/// Ends a run of [`F32x16::stream`]s: they are seen before whatever is stored next.
+/// Ends a run of [`F32x16::stream`](super::F32x16::stream)s: they are seen before whatever is stored next.
 #[inline(always)]
 pub fn fence() {
     #[cfg(target_arch = "x86_64")]
