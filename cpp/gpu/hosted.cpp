@@ -18,7 +18,7 @@ MTL::Library* library(mx::metal::Device& device, const bridge::LibraryHandle& ha
   return device.get_library(name, [&handle] { return std::string(handle.source()); });
 }
 
-MTL::ComputePipelineState* pipeline(mx::metal::Device& device, const bridge::HostedLaunch& launch) {
+MTL::ComputePipelineState* hosted_pipeline(mx::metal::Device& device, const bridge::HostedLaunch& launch) {
   mx::metal::MTLFCList constants;
   for (const auto& constant : launch.constants) {
     auto type = static_cast<MTL::DataType>(constant.data_type);
@@ -86,7 +86,7 @@ void Hosted::eval_gpu(const std::vector<mx::array>& inputs, std::vector<mx::arra
     uint32_t allowed = limit;
     uint32_t planned = 0;
     for (const auto& launch : launches) {
-      states.push_back(pipeline(device, launch));
+      states.push_back(hosted_pipeline(device, launch));
       auto most = static_cast<uint32_t>(states.back()->maxTotalThreadsPerThreadgroup());
       if (threads(launch) > most) {
         allowed = std::min(allowed, most);
