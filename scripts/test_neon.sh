@@ -42,6 +42,8 @@ cat >>"$crate/Cargo.toml" <<CRATE
 opt-level = 1
 debug = 0
 strip = "none"
+debug-assertions = false
+overflow-checks = false
 
 [workspace]
 CRATE
