@@ -66,6 +66,7 @@ use mlx_primitives_kernels as cpu;
 /// What only this package's own tests use; it may change at any time.
 #[doc(hidden)]
 pub mod internals {
+    #[cfg(feature = "llama")]
     pub use crate::array::{Block, LINE};
     pub use crate::hosted::supported_metal;
 }
