@@ -18,7 +18,8 @@ MTL::Library* library(mx::metal::Device& device, const bridge::LibraryHandle& ha
   return device.get_library(name, [&handle] { return std::string(handle.source()); });
 }
 
-MTL::ComputePipelineState* hosted_pipeline(mx::metal::Device& device, const bridge::HostedLaunch& launch) {
+MTL::ComputePipelineState* hosted_pipeline(
+    mx::metal::Device& device, const bridge::HostedLaunch& launch) {
   mx::metal::MTLFCList constants;
   for (const auto& constant : launch.constants) {
     auto type = static_cast<MTL::DataType>(constant.data_type);
