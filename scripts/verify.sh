@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
-# What takes too long for `cargo test`: the suite through eval_gpu in every order of threads, every planted
-# fault, the kernels with Rust's own checks, sanitizers, the macOS half, Apple's compiler, and NEON.
+# Runs the checks that take too long for `cargo test`: the suite through eval_gpu in every order of threads,
+# every planted fault, the kernels with overflow checks and debug assertions, sanitizers, the build for
+# macOS, the comparison with Apple's compiler, and NEON.
 #
-#   scripts/verify.sh              everything, about 25 minutes on 2 cores
+#   scripts/verify.sh              everything
 #   scripts/verify.sh STEP...      some of it: simulator mutants checks sanitizers macos calibration neon
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."

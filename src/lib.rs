@@ -63,7 +63,7 @@ pub use dtype::{Dtype, Element};
 pub use error::{Error, Result};
 use mlx_primitives_kernels as cpu;
 
-/// What only this package's own tests use; it may change at any time.
+/// Parts of the library that only this package's tests use. They may change at any time.
 #[doc(hidden)]
 pub mod internals {
     #[cfg(feature = "llama")]

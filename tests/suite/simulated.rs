@@ -40,7 +40,8 @@ const LEFT_OUT: [&str; 14] = [
     "generation_ends_for_a_reason",
 ];
 
-/// What takes long and runs no kernel that the others do not: for scripts/verify.sh, in one order of threads.
+/// Tests that take long and run only kernels that other tests run too. scripts/verify.sh runs them, in one
+/// order of threads.
 const ONCE: [&str; 14] = [
     "adapters::",
     "cache::",

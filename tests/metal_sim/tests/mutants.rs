@@ -23,7 +23,7 @@ const DTYPE: Dtype = Dtype::F32;
 const OPS: [&str; 3] = ["rms_norm", "softmax", "rope"];
 const EACH: &str = r#"MACRO("float32", float) MACRO("float16", half) MACRO("bfloat16", bfloat)"#;
 
-/// Of how many mutants one runs, unless `METAL_SIM_EVERY_MUTANT` is set.
+/// One in this many mutants runs, unless `METAL_SIM_EVERY_MUTANT` is set.
 const SAMPLE: usize = 8;
 
 /// The classes that run without `METAL_SIM_ALL_MUTANTS`; of the host's code or of kernels.

@@ -10,7 +10,7 @@ pub fn dot(a: &[f64], b: &[f64]) -> (f64, f64) {
     (sum, reach)
 }
 
-/// What reductions make of some numbers.
+/// The results of all reductions of the same numbers.
 pub struct Sums {
     pub sum: f64,
     /// Of the numbers' magnitudes.
