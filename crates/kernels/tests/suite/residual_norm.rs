@@ -30,7 +30,7 @@ fn run<T: Sample>(
     outputs
 }
 
-/// The sum is one rounded addition, and the norm that of the kernel of its own, to the bit.
+/// The sum is rounded once, and the norm equals bit for bit what the separate norm kernel makes of that sum.
 fn shapes<T: Sample>(element: Element) {
     for axis in AXES {
         for rows in [0, 1, 3, 67] {
