@@ -74,6 +74,55 @@ pub fn total(nodes: &[Node]) -> Cost {
     })
 }
 
+/// One dispatch of a Metal kernel.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Dispatch {
+    /// The kernel's name in the metallib.
+    pub kernel: String,
+    /// Threadgroups in each dimension.
+    pub grid: [u32; 3],
+    /// Threads of a threadgroup in each dimension.
+    pub group: [u32; 3],
+    /// Threadgroup memory, in bytes.
+    pub threadgroup_bytes: u32,
+}
+
+/// The largest threadgroup of every Apple GPU, in threads.
+pub const MAX_THREADS: u32 = 1024;
+
+/// What evaluating a lazy result of one of our ops on a GPU dispatches, in order, for pipelines that
+/// take up to `max_threads` threads in a group. Nothing is evaluated, and no GPU is needed.
+///
+/// Inputs that are not evaluated are taken to be row-contiguous, and an input whose memory the result
+/// may take over to give it up.
+///
+/// # Errors
+///
+/// If `array` is evaluated, or the result of another library's op, or if no kernel can count its
+/// elements or run in so small a group.
+///
+/// ```
+/// use mlx_primitives::{Array, graph, ops};
+///
+/// let x = Array::zeros::<half::f16>(&[8, 4096])?;
+/// let launch = &graph::dispatches(&ops::softmax(&x)?, graph::MAX_THREADS)?[0];
+/// assert_eq!(launch.kernel, "mlxp_softmax_row_float16");
+/// assert_eq!((launch.grid, launch.group), ([8, 1, 1], [1024, 1, 1]));
+/// # Ok::<(), mlx_primitives::Error>(())
+/// ```
+pub fn dispatches(array: &Array, max_threads: u32) -> Result<Vec<Dispatch>> {
+    let launches = ffi::dispatches(array.raw(), max_threads)?;
+    Ok(launches
+        .into_iter()
+        .map(|ffi::LaunchPlan { kernel, grid, group, threadgroup_bytes }| Dispatch {
+            kernel,
+            grid,
+            group,
+            threadgroup_bytes,
+        })
+        .collect())
+}
+
 impl From<ffi::GraphNode> for Node {
     fn from(node: ffi::GraphNode) -> Self {
         let name = node.name;

@@ -44,7 +44,6 @@ pub mod io;
 pub mod llama;
 pub mod memory;
 pub mod ops;
-pub mod plan;
 pub mod random;
 #[cfg_attr(not(all(feature = "simulate-metal", target_os = "linux")), path = "no_simulator.rs")]
 mod simulate;

@@ -3,13 +3,13 @@
 #include <sstream>
 #include <stdexcept>
 
-#include "gpu/metallib.h"
 #include "mlx-primitives/src/ffi/mod.rs.h"
 #include "mlx/scheduler.h"
 #include "mlx/utils.h"
 #include "mlx/version.h"
-#include "ops/common.h"
 #include "runtime/evaluate.h"
+#include "runtime/metallib.h"
+#include "runtime/primitive.h"
 #include "runtime/process.h"
 
 #define MLX_PRIMITIVES_TEXT(x) #x
@@ -252,10 +252,6 @@ rust::String to_text(const MlxArray& array) {
   std::ostringstream text;
   text << array;
   return text.str();
-}
-
-LaunchPlan to_bridge(const Launch& launch) {
-  return LaunchPlan{launch.kernel, launch.grid, launch.group, launch.threadgroup_bytes};
 }
 
 ListHandle composition(const MlxArray& array) {

@@ -8,7 +8,6 @@
 #include <vector>
 
 #include "mlx/mlx.h"
-#include "plan/launch.h"
 #include "rust/cxx.h"
 
 namespace mlx_primitives::bridge {
@@ -134,6 +133,7 @@ ListHandle call_compiled(const Compiled& f, const ArrayList& inputs);
 
 ListHandle composition(const MlxArray& array);
 rust::Vec<GraphNode> graph_nodes(const ArrayList& arrays);
+rust::Vec<LaunchPlan> dispatches(const MlxArray& array, uint32_t max_threads);
 
 // Conversions shared by the bridge's files.
 
@@ -143,8 +143,6 @@ mx::Dtype to_mlx(Dtype dtype);
 
 /** Refuses what MLX's allocator would refuse by a null pointer, through which it then writes. */
 void require_memory(const char* op, Ints shape, mx::Dtype dtype);
-
-LaunchPlan to_bridge(const Launch& launch);
 
 /** Hands a result to Rust that takes no memory of its own. */
 inline Handle view(mx::array array) {

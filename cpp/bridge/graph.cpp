@@ -3,7 +3,7 @@
 
 #include "bridge/core.h"
 #include "mlx-primitives/src/ffi/mod.rs.h"
-#include "ops/common.h"
+#include "runtime/primitive.h"
 
 namespace mlx_primitives::bridge {
 
@@ -58,6 +58,24 @@ rust::Vec<GraphNode> graph_nodes(const ArrayList& arrays) {
     }
   }
   return nodes;
+}
+
+rust::Vec<LaunchPlan> dispatches(const MlxArray& of, uint32_t max_threads) {
+  auto array = of;
+  auto* ours = array.has_primitive() ? dynamic_cast<FusedPrimitive*>(&array.primitive()) : nullptr;
+  if (!ours) {
+    refuse("dispatches", "expected a lazy result of one of our ops, got another array");
+  }
+  auto outputs = array.outputs();
+  rust::Vec<LaunchPlan> plans;
+  if (std::all_of(outputs.begin(), outputs.end(), [](auto& out) { return out.size() == 0; })) {
+    return plans;
+  }
+  for (const auto& dispatch : ours->dispatches(array.inputs(), outputs, max_threads)) {
+    const auto& launch = dispatch.launch;
+    plans.push_back({launch.kernel, launch.grid, launch.group, launch.threadgroup_bytes});
+  }
+  return plans;
 }
 
 } // namespace mlx_primitives::bridge

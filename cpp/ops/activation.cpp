@@ -2,11 +2,39 @@
 
 #include <algorithm>
 
-#include "plan/activation.h"
+#include "mlx-primitives/src/ffi/activation.rs.h"
+#include "runtime/cpu_call.h"
 
 namespace mlx_primitives {
 
 namespace {
+
+/** As in the names of the kernels. */
+constexpr std::string_view activation_name(ActivationKind kind) {
+  switch (kind) {
+    case ACTIVATION_NONE:
+      return "none";
+    case ACTIVATION_RELU:
+      return "relu";
+    case ACTIVATION_GELU:
+      return "gelu";
+    case ACTIVATION_GELU_TANH:
+      return "gelu_tanh";
+    case ACTIVATION_SILU:
+      return "silu";
+    case ACTIVATION_SWIGLU:
+      return "swiglu";
+    case ACTIVATION_GEGLU:
+      return "geglu";
+    case ACTIVATION_GEGLU_TANH:
+      return "geglu_tanh";
+    case ACTIVATION_ADD_RELU:
+      return "add_relu";
+    case ACTIVATION_MUL_RELU:
+      return "mul_relu";
+  }
+  return "";
+}
 
 std::string op_name(ActivationKind kind) {
   return std::string(activation_name(kind));
@@ -37,7 +65,7 @@ ActivationKind gate(ActivationKind kind) {
 mx::array activation(ActivationKind kind, const mx::array& x, mx::StreamOrDevice s_) {
   auto s = mx::to_stream(s_);
   auto dtype = floating(op_name(kind).c_str(), x.dtype());
-  std::vector<mx::array> inputs = {row_contiguous(mx::astype(x, dtype, s), s)};
+  Arrays inputs = {row_contiguous(mx::astype(x, dtype, s), s)};
   return mx::array(x.shape(), dtype, std::make_shared<Activation>(s, kind), std::move(inputs));
 }
 
@@ -45,7 +73,7 @@ mx::array activation(
     ActivationKind kind, const mx::array& a, const mx::array& b, mx::StreamOrDevice s_) {
   auto s = mx::to_stream(s_);
   auto dtype = floating(op_name(kind).c_str(), mx::result_type(a, b));
-  std::vector<mx::array> inputs = {a, b};
+  Arrays inputs = {a, b};
   if (a.shape() != b.shape()) {
     inputs = mx::broadcast_arrays(inputs, s);
   }
@@ -79,7 +107,7 @@ mx::array composed_activation(ActivationKind kind, const mx::array& x, mx::Strea
   }
 }
 
-std::vector<mx::array> Activation::compose(const std::vector<mx::array>& inputs) {
+Arrays Activation::compose(const Arrays& inputs) {
   auto s = stream();
   auto& x = inputs[0];
   switch (kind_) {
@@ -96,8 +124,8 @@ std::vector<mx::array> Activation::compose(const std::vector<mx::array>& inputs)
   }
 }
 
-std::pair<std::vector<mx::array>, std::vector<int>> Activation::vmap(
-    const std::vector<mx::array>& inputs, const std::vector<int>& axes) {
+std::pair<Arrays, std::vector<int>> Activation::vmap(
+    const Arrays& inputs, const std::vector<int>& axes) {
   int size = batch_size(inputs, axes);
   auto x = batch_first(inputs[0], axes[0], size, stream());
   if (inputs.size() == 1) {
@@ -111,16 +139,12 @@ bool Activation::is_equivalent(const mx::Primitive& other) const {
   return kind_ == static_cast<const Activation&>(other).kind_;
 }
 
-std::vector<mx::Shape> Activation::output_shapes(const std::vector<mx::array>& inputs) {
-  return {inputs[0].shape()};
-}
-
 mx::array affine(
     const mx::array& x, const mx::array& scale, const mx::array& shift, mx::StreamOrDevice s_) {
   constexpr auto op = "affine";
   auto s = mx::to_stream(s_);
   auto dtype = floating(op, mx::result_type({x, scale, shift}));
-  std::vector<mx::array> inputs = {row_contiguous(mx::astype(x, dtype, s), s)};
+  Arrays inputs = {row_contiguous(mx::astype(x, dtype, s), s)};
   for (const auto* factor : {&scale, &shift}) {
     bool vector = factor->ndim() == 1 && x.ndim() > 0 && factor->shape(0) == x.shape(-1);
     if (factor->ndim() != 0 && !vector) {
@@ -136,12 +160,12 @@ mx::array affine(
   return mx::array(x.shape(), dtype, std::make_shared<Affine>(s), std::move(inputs));
 }
 
-std::vector<mx::array> Affine::compose(const std::vector<mx::array>& inputs) {
+Arrays Affine::compose(const Arrays& inputs) {
   return {mx::add(mx::multiply(inputs[0], inputs[1], stream()), inputs[2], stream())};
 }
 
-std::pair<std::vector<mx::array>, std::vector<int>> Affine::vmap(
-    const std::vector<mx::array>& inputs, const std::vector<int>& axes) {
+std::pair<Arrays, std::vector<int>> Affine::vmap(
+    const Arrays& inputs, const std::vector<int>& axes) {
   if (axes[1] >= 0 || axes[2] >= 0) { // a scale or a shift for each batch entry
     return ComposedPrimitive::vmap(inputs, axes);
   }
@@ -153,8 +177,67 @@ bool Affine::is_equivalent(const mx::Primitive&) const {
   return true;
 }
 
-std::vector<mx::Shape> Affine::output_shapes(const std::vector<mx::array>& inputs) {
-  return {inputs[0].shape()};
+std::vector<Dispatch> Activation::dispatches(
+    const Arrays& inputs, const Arrays& outputs, uint32_t max_threads) {
+  // A quad of a flat array for each thread.
+  auto& out = outputs[0];
+  auto threads = std::clamp<uint32_t>(max_threads, 1, ACTIVATION_GROUP);
+  auto groups = ceil_div(out.size(), uint64_t{threads} * READS);
+  Launch launch{
+      "mlxp_activation_" + op_name(kind_) + type_suffix(out),
+      {grid_count("activation", "threadgroups", groups), 1, 1},
+      {threads, 1, 1}};
+  return {{"activation", launch, inputs, outputs, ActivationParams{out.size()}}};
+}
+
+CpuCall Activation::cpu_call(const Arrays& inputs, Arrays& outputs) const {
+  auto& out = outputs[0];
+  return [dtype = kernel_dtype(out),
+          kind = static_cast<bridge::ActivationKind>(kind_),
+          a = bytes(inputs[0]),
+          b = bytes(inputs.back()),
+          to = bytes(out),
+          size = out.size()] { bridge::activation_cpu(dtype, kind, a, b, to, size); };
+}
+
+std::vector<Dispatch> Affine::dispatches(
+    const Arrays& inputs, const Arrays& outputs, uint32_t max_threads) {
+  // Quads of columns along x, AFFINE_ROWS rows for each thread along y.
+  auto& x = inputs[0];
+  Rows rows(x);
+  auto threads = std::clamp<uint32_t>(max_threads, 1, ACTIVATION_GROUP);
+  auto quads = static_cast<uint32_t>(ceil_div(rows.axis, READS));
+  auto width = std::clamp<uint32_t>(quads, 1, threads);
+  uint64_t high = ceil_div(grid_count("affine", "rows", rows.count), AFFINE_ROWS);
+  auto height = static_cast<uint32_t>(std::clamp<uint64_t>(high, 1, threads / width));
+  Launch launch{
+      "mlxp_activation_affine" + type_suffix(x),
+      {static_cast<uint32_t>(ceil_div(quads, width)),
+       static_cast<uint32_t>(ceil_div(high, height)),
+       1},
+      {width, height, 1}};
+  AffineParams params{
+      rows.narrow(),
+      rows.axis,
+      static_cast<uint32_t>(inputs[1].size()),
+      static_cast<uint32_t>(inputs[2].size())};
+  return {{"activation", launch, inputs, outputs, params}};
+}
+
+CpuCall Affine::cpu_call(const Arrays& inputs, Arrays& outputs) const {
+  auto& x = inputs[0];
+  Rows rows(x);
+  return [call =
+              bridge::AffineCall{
+                  .rows = rows.count,
+                  .columns = rows.axis,
+                  .scale_columns = inputs[1].size(),
+                  .shift_columns = inputs[2].size()},
+          dtype = kernel_dtype(x),
+          in = bytes(x),
+          scale = bytes(inputs[1]),
+          shift = bytes(inputs[2]),
+          to = bytes(outputs[0])] { bridge::affine_cpu(dtype, in, scale, shift, to, call); };
 }
 
 } // namespace mlx_primitives

@@ -1,7 +1,7 @@
 #pragma once
 
 #include "../../metal/activation.h"
-#include "ops/common.h"
+#include "runtime/primitive.h"
 
 namespace mlx_primitives {
 
@@ -23,8 +23,11 @@ class Activation : public ComposedPrimitive {
   Activation(mx::Stream stream, ActivationKind kind) : ComposedPrimitive(stream), kind_(kind) {}
 
   COMPOSED_METHODS(Activation)
-  std::pair<std::vector<mx::array>, std::vector<int>> vmap(
-      const std::vector<mx::array>& inputs, const std::vector<int>& axes) override;
+  std::vector<size_t> donors(const Arrays& inputs) const override {
+    return inputs.size() > 1 ? std::vector<size_t>{0, 1} : std::vector<size_t>{0};
+  }
+  std::pair<Arrays, std::vector<int>> vmap(
+      const Arrays& inputs, const std::vector<int>& axes) override;
 
  private:
   ActivationKind kind_;
@@ -36,8 +39,9 @@ class Affine : public ComposedPrimitive {
   using ComposedPrimitive::ComposedPrimitive;
 
   COMPOSED_METHODS(Affine)
-  std::pair<std::vector<mx::array>, std::vector<int>> vmap(
-      const std::vector<mx::array>& inputs, const std::vector<int>& axes) override;
+  DONATES(0)
+  std::pair<Arrays, std::vector<int>> vmap(
+      const Arrays& inputs, const std::vector<int>& axes) override;
 };
 
 } // namespace mlx_primitives

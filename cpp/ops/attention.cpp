@@ -2,8 +2,6 @@
 
 #include <cmath>
 
-#include "plan/attention.h"
-
 namespace mlx_primitives {
 
 namespace {
@@ -45,7 +43,7 @@ void check(const mx::array& q, mx::Shape k, mx::Shape v, const AttentionRules& r
 
 /** The mask as a view of [B, H, T, S], and the sinks, behind the other inputs. */
 void push_mask_and_sinks(
-    std::vector<mx::array>& inputs,
+    Arrays& inputs,
     const Optional& mask,
     const Optional& sinks,
     const mx::Shape& scores,
@@ -77,7 +75,7 @@ void push_mask_and_sinks(
 }
 
 mx::array node(
-    std::vector<mx::array> inputs,
+    Arrays inputs,
     mx::Shape keys,
     const AttentionRules& rules,
     const Optional& mask,
@@ -148,7 +146,7 @@ mx::array attention(
   auto dtype = mx::result_type(q, k, v);
   require_kernel_dtype(op, dtype);
   auto s = mx::to_stream(s_);
-  std::vector<mx::array> inputs;
+  Arrays inputs;
   for (auto* x : {&q, &k, &v}) {
     inputs.push_back(mx::astype(*x, dtype, s));
   }
@@ -178,7 +176,7 @@ mx::array attention_quantized(
       mx::result_type(q, k.scales, k.biases), mx::result_type(v.scales, v.biases));
   require_kernel_dtype(op, dtype);
   auto s = mx::to_stream(s_);
-  std::vector<mx::array> inputs = {mx::astype(q, dtype, s)};
+  Arrays inputs = {mx::astype(q, dtype, s)};
   for (auto* rows : {&k, &v}) {
     inputs.push_back(rows->packed);
     inputs.push_back(mx::astype(rows->scales, dtype, s));
@@ -187,8 +185,8 @@ mx::array attention_quantized(
   return node(std::move(inputs), shape, rules, mask, sinks, bits, group_size, s);
 }
 
-std::pair<std::vector<mx::array>, std::vector<int>> Attention::vmap(
-    const std::vector<mx::array>& inputs, const std::vector<int>& axes) {
+std::pair<Arrays, std::vector<int>> Attention::vmap(
+    const Arrays& inputs, const std::vector<int>& axes) {
   if (sinks_ && axes[sinks()] >= 0) {
     return ComposedPrimitive::vmap(inputs, axes); // our kernel has one set of sinks for the batch
   }
@@ -199,7 +197,7 @@ std::pair<std::vector<mx::array>, std::vector<int>> Attention::vmap(
     auto x = batch_first(inputs[i], axes[i], size, s);
     return x.shape(1) == 1 ? mx::squeeze(x, 1, s) : mx::flatten(x, 0, 1, s);
   };
-  std::vector<mx::array> all;
+  Arrays all;
   for (int i = 0; i < sinks(); ++i) {
     all.push_back(folded(i));
   }
@@ -216,53 +214,10 @@ std::pair<std::vector<mx::array>, std::vector<int>> Attention::vmap(
   return {{mx::unflatten(out, 0, {size, shape[0] / std::max(size, 1)}, s)}, {0}};
 }
 
-AttentionParams Attention::plan(const std::vector<mx::array>& inputs) const {
-  const auto& q = inputs[0];
-  AttentionParams params{};
-  params.batch = q.shape(0);
-  params.kv_heads = inputs[1].shape(1);
-  params.group = q.shape(1) / inputs[1].shape(1);
-  params.queries = q.shape(2);
-  params.keys = inputs[1].shape(2);
-  params.dim = q.shape(3);
-  params.quantized_group = group_size_;
-  params.window = rules_.window;
-  params.causal = rules_.causal;
-  params.has_sinks = sinks_;
-  params.scale = rules_.scale;
-  params.soft_cap = rules_.soft_cap;
-  params.end = params.keys;
-  if (masked_) {
-    params.mask_kind =
-        inputs[mask()].dtype() == mx::bool_ ? ATTENTION_BOOL_MASK : ATTENTION_ADDITIVE_MASK;
-  } else if (params.window > 0 && params.keys + 1 > params.queries + params.window) {
-    params.first = params.keys + 1 - params.queries - params.window; // of the first query
-  }
-  plan_attention_splits(params);
-  return params;
-}
-
-Cost Attention::cost(
-    const std::vector<mx::array>& inputs, const std::vector<mx::array>& outputs) const {
-  auto cost = ComposedPrimitive::cost(inputs, outputs);
-  uint32_t splits = outputs[0].size() > 0 ? plan(inputs).splits : 1;
-  if (splits > 1) {
-    auto dim = static_cast<size_t>(inputs[0].shape(3));
-    size_t partials = splits * (outputs[0].size() / dim) * (dim + 2) * sizeof(float);
-    cost.dispatches += 1;
-    cost.device_bytes += 2 * partials;
-  }
-  return cost;
-}
-
 bool Attention::is_equivalent(const mx::Primitive& other_) const {
   auto& other = static_cast<const Attention&>(other_);
   return rules_ == other.rules_ && masked_ == other.masked_ && sinks_ == other.sinks_ &&
          bits_ == other.bits_ && group_size_ == other.group_size_;
-}
-
-std::vector<mx::Shape> Attention::output_shapes(const std::vector<mx::array>& inputs) {
-  return {inputs[0].shape()};
 }
 
 } // namespace mlx_primitives

@@ -3,7 +3,7 @@
 #include <optional>
 
 #include "../../metal/attention.h"
-#include "ops/common.h"
+#include "runtime/primitive.h"
 
 namespace mlx_primitives {
 
@@ -68,17 +68,16 @@ class Attention : public ComposedPrimitive {
         group_size_(group_size) {}
 
   COMPOSED_METHODS(Attention)
+  bool takes_strides(size_t input) const override {
+    return !sinks_ || static_cast<int>(input) != sinks();
+  }
 
-  std::pair<std::vector<mx::array>, std::vector<int>> vmap(
-      const std::vector<mx::array>& inputs, const std::vector<int>& axes) override;
-
-  /** With the partial results of splits, written and read. */
-  Cost cost(
-      const std::vector<mx::array>& inputs, const std::vector<mx::array>& outputs) const override;
+  std::pair<Arrays, std::vector<int>> vmap(
+      const Arrays& inputs, const std::vector<int>& axes) override;
 
  private:
   /** Extents, rules and splits; the strides are known at evaluation alone. */
-  AttentionParams plan(const std::vector<mx::array>& inputs) const;
+  AttentionParams params(const Arrays& inputs) const;
 
   int parts() const {
     return bits_ > 0 ? 3 : 1;

@@ -27,7 +27,7 @@ float lowest(mx::Dtype dtype) {
 
 } // namespace
 
-std::vector<mx::array> Attention::compose(const std::vector<mx::array>& inputs) {
+Arrays Attention::compose(const Arrays& inputs) {
   auto s = stream();
   auto& q = inputs[0];
   auto mask_input = masked_ ? std::optional(inputs[mask()]) : std::nullopt;

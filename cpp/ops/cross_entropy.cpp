@@ -3,6 +3,9 @@
 #include <cmath>
 #include <limits>
 
+#include "mlx-primitives/src/ffi/cross_entropy.rs.h"
+#include "runtime/cpu_call.h"
+
 namespace mlx_primitives {
 
 namespace {
@@ -27,8 +30,7 @@ mx::array narrowed(const mx::array& targets, mx::Stream s) {
 }
 
 /** The losses, and what the gradient needs. */
-std::vector<mx::array> node(
-    const mx::array& x, const mx::array& targets, CrossEntropyTargets how, mx::Stream s) {
+Arrays node(const mx::array& x, const mx::array& targets, CrossEntropyTargets how, mx::Stream s) {
   auto kept = targets.shape();
   kept.push_back(2);
   return mx::array::make_arrays(
@@ -38,7 +40,7 @@ std::vector<mx::array> node(
       {row_contiguous(x, s), row_contiguous(targets, s)});
 }
 
-mx::array gradient(std::vector<mx::array> inputs, CrossEntropyTargets how, mx::Stream s) {
+mx::array gradient(Arrays inputs, CrossEntropyTargets how, mx::Stream s) {
   for (auto& input : inputs) {
     input = row_contiguous(input, s);
   }
@@ -47,10 +49,9 @@ mx::array gradient(std::vector<mx::array> inputs, CrossEntropyTargets how, mx::S
   return mx::array(shape, dtype, std::make_shared<CrossEntropyGrad>(s, how), std::move(inputs));
 }
 
-std::vector<mx::array> mapped(
-    const std::vector<mx::array>& inputs, const std::vector<int>& axes, mx::Stream s) {
+Arrays mapped(const Arrays& inputs, const std::vector<int>& axes, mx::Stream s) {
   int size = batch_size(inputs, axes);
-  std::vector<mx::array> result;
+  Arrays result;
   for (size_t i = 0; i < inputs.size(); ++i) {
     result.push_back(batch_first(inputs[i], axes[i], size, s));
   }
@@ -58,13 +59,14 @@ std::vector<mx::array> mapped(
 }
 
 /** Which targets are classes, which rows count, and the targets with 0 for those that are none. */
-struct Rows {
+struct TargetMasks {
   mx::array valid;
   mx::array counts;
   mx::array classes;
 };
 
-Rows rows(const mx::array& targets, int classes, CrossEntropyTargets how, mx::Stream s) {
+TargetMasks target_masks(
+    const mx::array& targets, int classes, CrossEntropyTargets how, mx::Stream s) {
   auto zero = mx::array(0);
   auto valid = mx::logical_and(
       mx::greater_equal(targets, zero, s), mx::less(targets, mx::array(classes), s), s);
@@ -98,10 +100,10 @@ mx::array cross_entropy(
   return node(x, narrowed(targets, s), {smoothing, ignored}, s)[0];
 }
 
-std::vector<mx::array> CrossEntropy::compose(const std::vector<mx::array>& inputs) {
+Arrays CrossEntropy::compose(const Arrays& inputs) {
   auto s = stream();
   int classes = inputs[0].shape(-1);
-  auto row = rows(inputs[1], classes, targets_, s);
+  auto row = target_masks(inputs[1], classes, targets_, s);
   auto maximum = mx::stop_gradient(mx::max(inputs[0], -1, true, s), s);
   auto x = mx::subtract(inputs[0], maximum, s);
   auto score = mx::squeeze(mx::take_along_axis(x, row.classes, -1, s), -1, s);
@@ -121,12 +123,12 @@ std::vector<mx::array> CrossEntropy::compose(const std::vector<mx::array>& input
   return {loss, mx::stop_gradient(kept, s)};
 }
 
-std::vector<mx::array> CrossEntropy::vjp(
-    const std::vector<mx::array>& primals,
-    const std::vector<mx::array>& cotangents,
+Arrays CrossEntropy::vjp(
+    const Arrays& primals,
+    const Arrays& cotangents,
     const std::vector<int>& argnums,
-    const std::vector<mx::array>& outputs) {
-  std::vector<mx::array> result;
+    const Arrays& outputs) {
+  Arrays result;
   for (int argnum : argnums) {
     if (argnum == 0) {
       result.push_back(
@@ -138,8 +140,8 @@ std::vector<mx::array> CrossEntropy::vjp(
   return result;
 }
 
-std::pair<std::vector<mx::array>, std::vector<int>> CrossEntropy::vmap(
-    const std::vector<mx::array>& inputs, const std::vector<int>& axes) {
+std::pair<Arrays, std::vector<int>> CrossEntropy::vmap(
+    const Arrays& inputs, const std::vector<int>& axes) {
   auto all = mapped(inputs, axes, stream());
   return {node(all[0], all[1], targets_, stream()), {0, 0}};
 }
@@ -148,16 +150,16 @@ bool CrossEntropy::is_equivalent(const mx::Primitive& other) const {
   return targets_ == static_cast<const CrossEntropy&>(other).targets_;
 }
 
-std::vector<mx::Shape> CrossEntropy::output_shapes(const std::vector<mx::array>& inputs) {
+std::vector<mx::Shape> CrossEntropy::output_shapes(const Arrays& inputs) {
   auto kept = inputs[1].shape();
   kept.push_back(2);
   return {inputs[1].shape(), kept};
 }
 
-std::vector<mx::array> CrossEntropyGrad::compose(const std::vector<mx::array>& inputs) {
+Arrays CrossEntropyGrad::compose(const Arrays& inputs) {
   auto s = stream();
   int classes = inputs[0].shape(-1);
-  auto row = rows(inputs[1], classes, targets_, s);
+  auto row = target_masks(inputs[1], classes, targets_, s);
   auto shares = mx::softmax(mx::astype(inputs[0], mx::float32, s), -1, true, s);
   auto hit = mx::equal(mx::arange(classes, s), row.classes, s);
   float spread = targets_.smoothing / static_cast<float>(classes);
@@ -170,8 +172,8 @@ std::vector<mx::array> CrossEntropyGrad::compose(const std::vector<mx::array>& i
   return {mx::astype(result, inputs[0].dtype(), s)};
 }
 
-std::pair<std::vector<mx::array>, std::vector<int>> CrossEntropyGrad::vmap(
-    const std::vector<mx::array>& inputs, const std::vector<int>& axes) {
+std::pair<Arrays, std::vector<int>> CrossEntropyGrad::vmap(
+    const Arrays& inputs, const std::vector<int>& axes) {
   return {{gradient(mapped(inputs, axes, stream()), targets_, stream())}, {0}};
 }
 
@@ -179,8 +181,74 @@ bool CrossEntropyGrad::is_equivalent(const mx::Primitive& other) const {
   return targets_ == static_cast<const CrossEntropyGrad&>(other).targets_;
 }
 
-std::vector<mx::Shape> CrossEntropyGrad::output_shapes(const std::vector<mx::array>& inputs) {
-  return {inputs[0].shape()};
+namespace {
+
+bridge::CrossEntropyCall call_of(const mx::array& x, const CrossEntropyTargets& targets) {
+  Rows rows(x);
+  return {
+      .rows = rows.count,
+      .classes = rows.axis,
+      .smoothing = targets.smoothing,
+      .ignores = targets.ignored.has_value(),
+      .ignored = targets.ignored.value_or(0)};
+}
+
+} // namespace
+
+std::vector<Dispatch> CrossEntropy::dispatches(
+    const Arrays& inputs, const Arrays& outputs, uint32_t max_threads) {
+  auto& x = inputs[0];
+  Rows rows(x);
+  auto launch = plan_rows(op, type_suffix(x), rows, CROSS_ENTROPY_SLOTS, max_threads);
+  if (rows.axis > SIMD_ROW) {
+    // Nothing has to be kept for a second pass, so one form does for every length.
+    launch.kernel = "mlxp_cross_entropy_looped" + type_suffix(x);
+  }
+  return {{op, launch, inputs, outputs, targets_.params(rows.narrow(), rows.axis)}};
+}
+
+CpuCall CrossEntropy::cpu_call(const Arrays& inputs, Arrays& outputs) const {
+  auto& x = inputs[0];
+  return [dtype = kernel_dtype(x),
+          in = bytes(x),
+          targets = inputs[1].data<int32_t>(),
+          loss = bytes(outputs[0]),
+          kept = outputs[1].data<float>(),
+          call = call_of(x, targets_)] {
+    bridge::cross_entropy_cpu(dtype, in, targets, loss, kept, call);
+  };
+}
+
+std::vector<Dispatch> CrossEntropyGrad::dispatches(
+    const Arrays& inputs, const Arrays& outputs, uint32_t max_threads) {
+  auto& x = inputs[0];
+  Rows rows(x);
+  auto launch = plan_rows("cross_entropy_grad", type_suffix(x), rows, 0, max_threads);
+  if (rows.axis > SIMD_ROW) {
+    // No reductions are left: long rows are spread over several threadgroups.
+    constexpr uint32_t enough = 256; // threads: more than that only wait for each other
+    constexpr uint32_t share = static_cast<uint32_t>(READS) * CROSS_ENTROPY_QUADS;
+    auto each = static_cast<uint32_t>(ceil_div(rows.axis, share));
+    uint32_t threads = std::min({launch.group[0], enough, round_up(each, SIMD_WIDTH)});
+    launch.kernel = "mlxp_cross_entropy_grad_row" + type_suffix(x);
+    launch.grid[1] = static_cast<uint32_t>(ceil_div(each, threads));
+    launch.group[0] = threads;
+  }
+  auto params = targets_.params(rows.narrow(), rows.axis);
+  return {{op, launch, {x, inputs[1], inputs[3], inputs[2]}, outputs, params}};
+}
+
+CpuCall CrossEntropyGrad::cpu_call(const Arrays& inputs, Arrays& outputs) const {
+  auto& x = inputs[0];
+  return [dtype = kernel_dtype(x),
+          in = bytes(x),
+          targets = inputs[1].data<int32_t>(),
+          g = bytes(inputs[2]),
+          kept = inputs[3].data<float>(),
+          to = bytes(outputs[0]),
+          call = call_of(x, targets_)] {
+    bridge::cross_entropy_grad_cpu(dtype, in, targets, g, kept, to, call);
+  };
 }
 
 } // namespace mlx_primitives

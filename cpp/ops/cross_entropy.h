@@ -3,7 +3,7 @@
 #include <optional>
 
 #include "../../metal/cross_entropy.h"
-#include "ops/common.h"
+#include "runtime/primitive.h"
 
 namespace mlx_primitives {
 
@@ -40,13 +40,14 @@ class CrossEntropy : public ComposedPrimitive {
       : ComposedPrimitive(stream), targets_(targets) {}
 
   COMPOSED_METHODS(CrossEntropy)
-  std::vector<mx::array> vjp(
-      const std::vector<mx::array>& primals,
-      const std::vector<mx::array>& cotangents,
+  std::vector<mx::Shape> output_shapes(const Arrays& inputs) override;
+  Arrays vjp(
+      const Arrays& primals,
+      const Arrays& cotangents,
       const std::vector<int>& argnums,
-      const std::vector<mx::array>& outputs) override;
-  std::pair<std::vector<mx::array>, std::vector<int>> vmap(
-      const std::vector<mx::array>& inputs, const std::vector<int>& axes) override;
+      const Arrays& outputs) override;
+  std::pair<Arrays, std::vector<int>> vmap(
+      const Arrays& inputs, const std::vector<int>& axes) override;
 
  private:
   CrossEntropyTargets targets_;
@@ -63,8 +64,9 @@ class CrossEntropyGrad : public ComposedPrimitive {
       : ComposedPrimitive(stream), targets_(targets) {}
 
   COMPOSED_METHODS(CrossEntropyGrad)
-  std::pair<std::vector<mx::array>, std::vector<int>> vmap(
-      const std::vector<mx::array>& inputs, const std::vector<int>& axes) override;
+  DONATES(0)
+  std::pair<Arrays, std::vector<int>> vmap(
+      const Arrays& inputs, const std::vector<int>& axes) override;
 
  private:
   CrossEntropyTargets targets_;

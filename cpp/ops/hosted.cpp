@@ -1,7 +1,12 @@
 #include "ops/hosted.h"
 
+#include <cstring>
+
 #include "bridge/core.h"
 #include "mlx-primitives/src/ffi/hosted.rs.h"
+#include "runtime/cpu_call.h"
+#include "runtime/evaluate.h"
+#include "runtime/process.h"
 
 namespace mlx_primitives {
 
@@ -29,15 +34,15 @@ rust::Slice<const int32_t> slice(const std::vector<int>& values) {
 
 } // namespace
 
-std::vector<mx::array> hosted(
+Arrays hosted(
     HostedHandle op,
-    const std::vector<mx::array>& inputs,
+    const Arrays& inputs,
     const std::vector<bool>& any_layout,
     std::vector<mx::Shape> shapes,
     const std::vector<mx::Dtype>& dtypes,
     mx::StreamOrDevice s_) {
   auto s = mx::to_stream(s_);
-  std::vector<mx::array> arranged;
+  Arrays arranged;
   arranged.reserve(inputs.size());
   for (size_t i = 0; i < inputs.size(); ++i) {
     arranged.push_back(any_layout.at(i) ? inputs[i] : row_contiguous(inputs[i], s));
@@ -57,22 +62,7 @@ Hosted::Hosted(mx::Stream stream, HostedHandle op, std::vector<mx::Dtype> dtypes
       dtypes_(std::move(dtypes)),
       in_place_(bridge::hosted_in_place(**op_)) {}
 
-size_t Hosted::allocate_outputs(
-    const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) const {
-  size_t elements = 0;
-  for (size_t i = 0; i < outputs.size(); ++i) {
-    elements += outputs[i].size();
-    if (i == 0 && in_place_ >= 0) {
-      require_row_contiguous(name_.c_str(), inputs.at(in_place_));
-      donate_or_allocate(inputs[in_place_], outputs[0]);
-    } else {
-      allocate(outputs[i]);
-    }
-  }
-  return elements;
-}
-
-std::vector<mx::array> Hosted::compose(const std::vector<mx::array>&) {
+Arrays Hosted::compose(const Arrays&) {
   refuse(name(), "expected a primitive with a composition of MLX's ops, got a hosted one");
 }
 
@@ -80,7 +70,7 @@ bool Hosted::is_equivalent(const mx::Primitive& other) const {
   return bridge::hosted_is_equivalent(**op_, **static_cast<const Hosted&>(other).op_);
 }
 
-std::vector<mx::Shape> Hosted::output_shapes(const std::vector<mx::array>& inputs) {
+std::vector<mx::Shape> Hosted::output_shapes(const Arrays& inputs) {
   std::vector<mx::Shape> shapes;
   std::vector<mx::Dtype> dtypes;
   for (const auto& output : bridge::hosted_shapes(**op_, inputs)) {
@@ -94,28 +84,184 @@ std::vector<mx::Shape> Hosted::output_shapes(const std::vector<mx::array>& input
   return shapes;
 }
 
-std::vector<mx::array> Hosted::vjp(
-    const std::vector<mx::array>& primals,
-    const std::vector<mx::array>& cotangents,
+Arrays Hosted::vjp(
+    const Arrays& primals,
+    const Arrays& cotangents,
     const std::vector<int>& argnums,
-    const std::vector<mx::array>& outputs) {
+    const Arrays& outputs) {
   OnStream on(stream());
   return *bridge::hosted_vjp(**op_, primals, cotangents, slice(argnums), outputs);
 }
 
-std::vector<mx::array> Hosted::jvp(
-    const std::vector<mx::array>& primals,
-    const std::vector<mx::array>& tangents,
-    const std::vector<int>& argnums) {
+Arrays Hosted::jvp(const Arrays& primals, const Arrays& tangents, const std::vector<int>& argnums) {
   OnStream on(stream());
   return *bridge::hosted_jvp(**op_, primals, tangents, slice(argnums));
 }
 
-std::pair<std::vector<mx::array>, std::vector<int>> Hosted::vmap(
-    const std::vector<mx::array>& inputs, const std::vector<int>& axes) {
+std::pair<Arrays, std::vector<int>> Hosted::vmap(
+    const Arrays& inputs, const std::vector<int>& axes) {
   OnStream on(stream());
   auto batch = bridge::hosted_vmap(**op_, inputs, slice(axes));
   return {*batch.arrays, {batch.axes.begin(), batch.axes.end()}};
+}
+
+namespace {
+
+/** A Metal library of the user's, from the metallib or the source that Rust holds. */
+class HostedLibrary : public KernelLibrary {
+ public:
+  explicit HostedLibrary(std::shared_ptr<const bridge::LibraryHandle> handle)
+      : handle_(std::move(handle)) {}
+
+  std::string name() const override {
+    return std::string(handle_->name());
+  }
+  std::string metallib() const override {
+    return std::string(handle_->metallib());
+  }
+  std::string source() const override {
+    return std::string(handle_->source());
+  }
+  void loaded() const override {
+    handle_->loaded();
+  }
+
+ private:
+  std::shared_ptr<const bridge::LibraryHandle> handle_;
+};
+
+Binding binding_of(const bridge::HostedBinding& from, const Arrays& inputs, const Arrays& outputs) {
+  switch (from.buffer) {
+    case bridge::HostedBuffer::Input:
+      return {from.index, inputs.at(from.array), false, 0, {}};
+    case bridge::HostedBuffer::Output:
+      return {from.index, outputs.at(from.array), true, 0, {}};
+    case bridge::HostedBuffer::Written:
+      return {from.index, outputs.at(from.array), false, 0, {}};
+    default:
+      return {from.index, std::nullopt, false, 0, {from.bytes.begin(), from.bytes.end()}};
+  }
+}
+
+} // namespace
+
+std::vector<Dispatch> Hosted::dispatches(
+    const Arrays& inputs, const Arrays& outputs, uint32_t max_threads) {
+  std::vector<Dispatch> all;
+  // Shared, since a box cannot be moved out of a vector that Rust frees.
+  auto launches = std::make_shared<rust::Vec<bridge::HostedLaunch>>(
+      bridge::hosted_launches(**op_, inputs, outputs, max_threads));
+  for (const auto& launch : *launches) {
+    Dispatch dispatch;
+    dispatch.launch = {std::string(launch.kernel), launch.grid, launch.group};
+    dispatch.library = std::make_shared<HostedLibrary>(
+        std::shared_ptr<const bridge::LibraryHandle>(launches, &*launch.library));
+    dispatch.pipeline = std::string(launch.pipeline);
+    dispatch.grid_is_threads = launch.grid_is_threads;
+    for (const auto& binding : launch.bindings) {
+      dispatch.bindings.push_back(binding_of(binding, inputs, outputs));
+    }
+    for (const auto& constant : launch.constants) {
+      dispatch.constants.push_back({constant.index, constant.data_type, constant.bits});
+    }
+    for (const auto& memory : launch.threadgroup) {
+      dispatch.memory.push_back({memory.index, memory.bytes});
+    }
+    all.push_back(std::move(dispatch));
+  }
+  return all;
+}
+
+Cost Hosted::cost(const Arrays& inputs, const Arrays& outputs) {
+  Cost cost{1, 0};
+  for (auto* arrays : {&inputs, &outputs}) {
+    for (const auto& array : *arrays) {
+      cost.device_bytes += array.nbytes();
+    }
+  }
+  return cost;
+}
+
+namespace {
+
+/**
+ * One call of eval_cpu. It owns no array, whose memory MLX keeps until the task has run, and as few
+ * blocks of its own as may be: they are freed on another thread than made them.
+ */
+struct Call {
+  HostedHandle op;
+  std::vector<bridge::HostedView> arrays; // the inputs, then the outputs
+  size_t inputs;
+  std::vector<int32_t> shapes;
+  std::vector<int64_t> strides;
+  int in_place;
+
+  Call(
+      HostedHandle op_,
+      const std::vector<mx::array>& from,
+      const std::vector<mx::array>& to,
+      int in_place_)
+      : op(std::move(op_)), inputs(from.size()), in_place(in_place_) {
+    size_t rank = 0;
+    for (auto* all : {&from, &to}) {
+      for (const auto& array : *all) {
+        rank += array.ndim();
+      }
+    }
+    arrays.reserve(from.size() + to.size());
+    shapes.reserve(rank);
+    strides.reserve(rank);
+    for (auto* all : {&from, &to}) {
+      for (const auto& array : *all) {
+        add(array);
+      }
+    }
+  }
+
+  void add(const mx::array& a) {
+    shapes.insert(shapes.end(), a.shape().begin(), a.shape().end());
+    strides.insert(strides.end(), a.strides().begin(), a.strides().end());
+    arrays.push_back(bridge::HostedView{
+        a.size() > 0 ? const_cast<uint8_t*>(bytes(a)) : nullptr,
+        a.nbytes(),
+        a.ndim(),
+        kernel_dtype(a),
+        a.flags().row_contiguous});
+  }
+
+  void run() {
+    if (in_place >= 0) {
+      const auto& from = arrays[in_place];
+      const auto& to = arrays[inputs];
+      if (to.data != from.data) {
+        std::memcpy(to.data, from.data, to.bytes);
+      }
+    }
+    InUserTask running;
+    bridge::hosted_eval(
+        **op,
+        {arrays.data(), arrays.size()},
+        inputs,
+        {shapes.data(), shapes.size()},
+        {strides.data(), strides.size()});
+  }
+
+  /** What others made of these outputs already waits for them: NaN, not half a result. */
+  void spoil() {
+    for (size_t i = inputs; i < arrays.size(); ++i) {
+      bool floating = mx::issubdtype(bridge::to_mlx(arrays[i].dtype), mx::inexact);
+      if (arrays[i].bytes > 0) {
+        std::memset(arrays[i].data, floating ? 0xff : 0, arrays[i].bytes);
+      }
+    }
+  }
+};
+
+} // namespace
+
+void Hosted::queue_on_cpu(const Arrays& inputs, Arrays& outputs) {
+  auto call = std::make_shared<Call>(op_, inputs, outputs, in_place_);
+  queue(stream(), outputs[0].id(), [call] { call->run(); }, [call] { call->spoil(); });
 }
 
 } // namespace mlx_primitives

@@ -1,8 +1,8 @@
 #pragma once
 
 #include "mlx-primitives/src/ffi/mod.rs.h"
-#include "ops/common.h"
 #include "runtime/failure.h"
+#include "runtime/primitive.h"
 
 namespace mlx_primitives::bridge {
 struct HostedOp;
@@ -14,9 +14,9 @@ namespace mlx_primitives {
 using HostedHandle = std::shared_ptr<rust::Box<bridge::HostedOp>>;
 
 /** One node that computes the outputs; inputs of no `any_layout` are made row-contiguous. */
-std::vector<mx::array> hosted(
+Arrays hosted(
     HostedHandle op,
-    const std::vector<mx::array>& inputs,
+    const Arrays& inputs,
     const std::vector<bool>& any_layout,
     std::vector<mx::Shape> shapes,
     const std::vector<mx::Dtype>& dtypes,
@@ -30,31 +30,40 @@ class Hosted : public FusedPrimitive, public Fallible {
  public:
   Hosted(mx::Stream stream, HostedHandle op, std::vector<mx::Dtype> dtypes);
 
-  void run_on_cpu(const std::vector<mx::array>&, std::vector<mx::array>&) override;
-  void eval_gpu(const std::vector<mx::array>&, std::vector<mx::array>&) override;
-  std::vector<mx::array> compose(const std::vector<mx::array>&) override;
+  std::vector<Dispatch> dispatches(
+      const Arrays& inputs, const Arrays& outputs, uint32_t max_threads) override;
+  /** As one dispatch: before the arrays are evaluated, the user's launches are not asked for. */
+  Cost cost(const Arrays& inputs, const Arrays& outputs) override;
+  Arrays compose(const Arrays&) override;
   const char* name() const override {
     return name_.c_str();
   }
   bool is_equivalent(const mx::Primitive& other) const override;
-  std::vector<mx::Shape> output_shapes(const std::vector<mx::array>& inputs) override;
-  std::vector<mx::array> jvp(
-      const std::vector<mx::array>& primals,
-      const std::vector<mx::array>& tangents,
-      const std::vector<int>& argnums) override;
-  std::vector<mx::array> vjp(
-      const std::vector<mx::array>& primals,
-      const std::vector<mx::array>& cotangents,
+  std::vector<mx::Shape> output_shapes(const Arrays& inputs) override;
+  Arrays jvp(
+      const Arrays& primals, const Arrays& tangents, const std::vector<int>& argnums) override;
+  Arrays vjp(
+      const Arrays& primals,
+      const Arrays& cotangents,
       const std::vector<int>& argnums,
-      const std::vector<mx::array>& outputs) override;
-  std::pair<std::vector<mx::array>, std::vector<int>> vmap(
-      const std::vector<mx::array>& inputs, const std::vector<int>& axes) override;
+      const Arrays& outputs) override;
+  std::pair<Arrays, std::vector<int>> vmap(
+      const Arrays& inputs, const std::vector<int>& axes) override;
+
+ protected:
+  bool takes_strides(size_t input) const override {
+    return static_cast<int>(input) != in_place_;
+  }
+  std::vector<size_t> donors(const Arrays&) const override {
+    return in_place_ >= 0 ? std::vector<size_t>{static_cast<size_t>(in_place_)}
+                          : std::vector<size_t>{};
+  }
+  void queue_on_cpu(const Arrays& inputs, Arrays& outputs) override;
+  CpuCall cpu_call(const Arrays&, Arrays&) const override {
+    return {}; // queue_on_cpu makes it, which can fail
+  }
 
  private:
-  /** Returns how many elements there are to compute. */
-  size_t allocate_outputs(
-      const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) const;
-
   HostedHandle op_;
   std::string name_;
   std::vector<mx::Dtype> dtypes_; // of the outputs

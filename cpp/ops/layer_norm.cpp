@@ -1,13 +1,16 @@
 #include "ops/layer_norm.h"
 
+#include "../../metal/layer_norm.h"
+#include "mlx-primitives/src/ffi/layer_norm.rs.h"
+#include "runtime/cpu_call.h"
+
 namespace mlx_primitives {
 
 namespace {
 constexpr auto op = "layer_norm";
 } // namespace
 
-NormAffine NormAffine::of(
-    const std::vector<mx::array>& inputs, size_t first, bool weighted, bool biased) {
+NormAffine NormAffine::of(const Arrays& inputs, size_t first, bool weighted, bool biased) {
   NormAffine affine;
   if (weighted) {
     affine.weight = inputs[first];
@@ -28,7 +31,7 @@ void NormAffine::require(const char* name, const mx::array& x) const {
   fits(bias, "bias");
 }
 
-void NormAffine::push(std::vector<mx::array>& inputs, mx::Dtype dtype, mx::Stream s) const {
+void NormAffine::push(Arrays& inputs, mx::Dtype dtype, mx::Stream s) const {
   for (auto& vector : {weight, bias}) {
     if (vector) {
       inputs.push_back(row_contiguous(mx::astype(*vector, dtype, s), s));
@@ -73,19 +76,19 @@ mx::array layer_norm(
   require_kernel_dtype(op, dtype);
 
   auto s = mx::to_stream(s_);
-  std::vector<mx::array> inputs = {row_contiguous(mx::astype(x, dtype, s), s)};
+  Arrays inputs = {row_contiguous(mx::astype(x, dtype, s), s)};
   affine.push(inputs, dtype, s);
   auto primitive = std::make_shared<LayerNorm>(s, weight.has_value(), bias.has_value(), eps);
   return mx::array(x.shape(), dtype, std::move(primitive), std::move(inputs));
 }
 
-std::vector<mx::array> LayerNorm::compose(const std::vector<mx::array>& inputs) {
+Arrays LayerNorm::compose(const Arrays& inputs) {
   auto affine = NormAffine::of(inputs, 1, weighted_, biased_);
   return {mx::fast::layer_norm(inputs[0], affine.weight, affine.bias, eps_, stream())};
 }
 
-std::pair<std::vector<mx::array>, std::vector<int>> LayerNorm::vmap(
-    const std::vector<mx::array>& inputs, const std::vector<int>& axes) {
+std::pair<Arrays, std::vector<int>> LayerNorm::vmap(
+    const Arrays& inputs, const std::vector<int>& axes) {
   auto s = stream();
   auto affine = NormAffine::of(inputs, 1, weighted_, biased_);
   int weight_axis = weighted_ ? axes[1] : -1;
@@ -105,8 +108,26 @@ bool LayerNorm::is_equivalent(const mx::Primitive& other) const {
   return weighted_ == norm.weighted_ && biased_ == norm.biased_ && eps_ == norm.eps_;
 }
 
-std::vector<mx::Shape> LayerNorm::output_shapes(const std::vector<mx::array>& inputs) {
-  return {inputs[0].shape()};
+std::vector<Dispatch> LayerNorm::dispatches(
+    const Arrays& inputs, const Arrays& outputs, uint32_t max_threads) {
+  auto& x = inputs[0];
+  Rows rows(x);
+  auto launch = plan_rows(op, type_suffix(x), rows, LAYER_NORM_SLOTS, max_threads);
+  auto& weight = weighted_ ? inputs[1] : x; // something has to be bound
+  auto& bias = biased_ ? inputs[1 + weighted_] : x;
+  LayerNormParams params{rows.narrow(), rows.axis, eps_, weighted_, biased_};
+  return {{op, launch, {x, weight, bias}, outputs, params}};
+}
+
+CpuCall LayerNorm::cpu_call(const Arrays& inputs, Arrays& outputs) const {
+  auto& x = inputs[0];
+  Rows rows(x);
+  return [dtype = kernel_dtype(x),
+          call = bridge::LayerNormCall{.rows = rows.count, .axis = rows.axis, .eps = eps_},
+          in = bytes(x),
+          weight = weighted_ ? bytes(inputs[1]) : nullptr,
+          bias = biased_ ? bytes(inputs[1 + weighted_]) : nullptr,
+          to = bytes(outputs[0])] { bridge::layer_norm_cpu(dtype, call, in, weight, bias, to); };
 }
 
 } // namespace mlx_primitives

@@ -2,7 +2,7 @@
 
 #include <optional>
 
-#include "ops/common.h"
+#include "runtime/primitive.h"
 
 namespace mlx_primitives {
 
@@ -23,14 +23,13 @@ struct NormAffine {
   std::optional<mx::array> bias;
 
   /** Of the inputs from `first` on. */
-  static NormAffine of(
-      const std::vector<mx::array>& inputs, size_t first, bool weighted, bool biased);
+  static NormAffine of(const Arrays& inputs, size_t first, bool weighted, bool biased);
 
   /** Refuses what is not as long as the last axis of x. */
   void require(const char* op, const mx::array& x) const;
 
   /** Appends both as inputs of a primitive. */
-  void push(std::vector<mx::array>& inputs, mx::Dtype dtype, mx::Stream s) const;
+  void push(Arrays& inputs, mx::Dtype dtype, mx::Stream s) const;
 
   /** With a mapped axis (-1 for none) in front, for a batched y of that rank. */
   NormAffine batched(int weight_axis, int bias_axis, size_t rank, mx::Stream s) const;
@@ -46,8 +45,9 @@ class LayerNorm : public ComposedPrimitive {
       : ComposedPrimitive(stream), weighted_(weighted), biased_(biased), eps_(eps) {}
 
   COMPOSED_METHODS(LayerNorm)
-  std::pair<std::vector<mx::array>, std::vector<int>> vmap(
-      const std::vector<mx::array>& inputs, const std::vector<int>& axes) override;
+  DONATES(0)
+  std::pair<Arrays, std::vector<int>> vmap(
+      const Arrays& inputs, const std::vector<int>& axes) override;
 
  private:
   bool weighted_;

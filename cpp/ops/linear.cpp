@@ -1,6 +1,9 @@
 #include "ops/linear.h"
 
+#include "../../metal/linear.h"
+#include "mlx-primitives/src/ffi/linear.rs.h"
 #include "ops/activation.h"
+#include "runtime/cpu_call.h"
 
 namespace mlx_primitives {
 
@@ -33,7 +36,7 @@ mx::array linear(
   require_kernel_dtype(op, dtype);
 
   auto s = mx::to_stream(s_);
-  std::vector<mx::array> inputs = {x, w};
+  Arrays inputs = {x, w};
   if (bias) {
     inputs.push_back(*bias);
   }
@@ -56,7 +59,7 @@ mx::array matmul(const mx::array& a, const mx::array& b, bool transposed, mx::St
   auto dtype = mx::result_type(a, b);
   require_kernel_dtype(op, dtype);
   auto s = mx::to_stream(s_);
-  std::vector<mx::array> inputs = {a, b};
+  Arrays inputs = {a, b};
   if (b.ndim() > 2) { // else all rows of a meet the same b
     mx::Shape leading = mx::broadcast_shapes(
         mx::Shape(a.shape().begin(), a.shape().end() - 2),
@@ -76,15 +79,15 @@ mx::array matmul(const mx::array& a, const mx::array& b, bool transposed, mx::St
   return mx::array(shape, dtype, std::make_shared<Linear>(s, state), std::move(inputs));
 }
 
-const mx::array* Linear::bias(const std::vector<mx::array>& inputs) const {
+const mx::array* Linear::bias(const Arrays& inputs) const {
   return state_.biased ? &inputs[2] : nullptr;
 }
 
-const mx::array* Linear::residual(const std::vector<mx::array>& inputs) const {
+const mx::array* Linear::residual(const Arrays& inputs) const {
   return state_.residual ? &inputs.back() : nullptr;
 }
 
-LinearShape Linear::shape(const std::vector<mx::array>& inputs) const {
+LinearShape Linear::shape(const Arrays& inputs) const {
   auto& x = inputs[0].shape();
   auto& w = inputs[1].shape();
   auto product = [](auto from, auto to) {
@@ -104,18 +107,7 @@ LinearShape Linear::shape(const std::vector<mx::array>& inputs) const {
   return shape;
 }
 
-void Linear::prepare(const std::vector<mx::array>& inputs, mx::array& out) const {
-  for (auto& input : inputs) {
-    require_row_contiguous("linear", input);
-  }
-  if (auto* last = residual(inputs)) {
-    donate_or_allocate(*last, out);
-  } else {
-    allocate(out);
-  }
-}
-
-std::vector<mx::array> Linear::compose(const std::vector<mx::array>& inputs) {
+Arrays Linear::compose(const Arrays& inputs) {
   auto s = stream();
   auto& w = inputs[1];
   auto y = mx::matmul(inputs[0], state_.columns ? w : mx::swapaxes(w, -1, -2, s), s);
@@ -129,8 +121,8 @@ std::vector<mx::array> Linear::compose(const std::vector<mx::array>& inputs) {
   return {y};
 }
 
-std::pair<std::vector<mx::array>, std::vector<int>> Linear::vmap(
-    const std::vector<mx::array>& inputs, const std::vector<int>& axes) {
+std::pair<Arrays, std::vector<int>> Linear::vmap(
+    const Arrays& inputs, const std::vector<int>& axes) {
   auto s = stream();
   int size = batch_size(inputs, axes);
   auto& w = inputs[1];
@@ -153,10 +145,99 @@ bool Linear::is_equivalent(const mx::Primitive& other) const {
   return state_ == static_cast<const Linear&>(other).state_;
 }
 
-std::vector<mx::Shape> Linear::output_shapes(const std::vector<mx::array>& inputs) {
+std::vector<mx::Shape> Linear::output_shapes(const Arrays& inputs) {
   auto shape = inputs[0].shape();
   shape.back() = inputs[1].shape(state_.columns ? -1 : -2);
   return {shape};
+}
+
+namespace {
+
+Launch plan(
+    const LinearShape& shape,
+    const std::string& suffix,
+    uint32_t item_bytes,
+    uint32_t max_threads) {
+  grid_count("linear", "elements of an axis", std::max({shape.m, shape.n, shape.k}));
+  auto batch = grid_count("linear", "batch entries", shape.batch);
+  const uint32_t simds = whole_simds("linear", max_threads) / SIMD_WIDTH;
+  auto groups = [](uint64_t extent, uint32_t part) {
+    return static_cast<uint32_t>(ceil_div(extent, part));
+  };
+  if (!shape.columns && shape.m <= LINEAR_FEW_ROWS) {
+    uint32_t together = std::min<uint32_t>(simds, LINEAR_SIMDS);
+    together = std::clamp<uint32_t>(groups(shape.n, LINEAR_SIMD_ROWS), 1, together);
+    const char* rows = shape.m <= 1 ? "1" : shape.m <= 2 ? "2" : shape.m <= 4 ? "4" : "8";
+    return {
+        "mlxp_linear_few" + std::string(rows) + suffix,
+        {groups(shape.n, together * LINEAR_SIMD_ROWS), 1, batch},
+        {together * SIMD_WIDTH, 1, 1},
+        LINEAR_STAGED * sizeof(float)};
+  }
+  // Squares of a SIMD group across and down: one where the others would be padding.
+  const uint32_t wide = simds >= 2 && shape.n > LINEAR_SQUARE ? 2 : 1;
+  const uint32_t high = simds >= 4 && wide == 2 && shape.m > LINEAR_SQUARE ? 2 : 1;
+  const uint32_t tall = high * LINEAR_SQUARE;
+  const uint32_t broad = wide * LINEAR_SQUARE;
+  const uint32_t x_tile = tall * (LINEAR_DEPTH_BYTES + LINEAR_PAD_BYTES);
+  const uint32_t w_tile =
+      shape.columns ? LINEAR_DEPTH_BYTES / item_bytes * (broad * item_bytes + LINEAR_PAD_BYTES)
+                    : broad * (LINEAR_DEPTH_BYTES + LINEAR_PAD_BYTES);
+  const uint32_t strips = high * wide * 8 * LINEAR_SQUARE * sizeof(float);
+  std::string kernel = shape.columns ? "mlxp_linear_columns_" : "mlxp_linear_tiled_";
+  kernel += std::to_string(high) + "x" + std::to_string(wide);
+  return {
+      kernel + suffix,
+      {groups(shape.n, broad), groups(shape.m, tall), batch},
+      {high * wide * SIMD_WIDTH, 1, 1},
+      std::max(round_up(x_tile + w_tile, 16), strips)};
+}
+
+} // namespace
+
+std::vector<Dispatch> Linear::dispatches(
+    const Arrays& inputs, const Arrays& outputs, uint32_t max_threads) {
+  auto& x = inputs[0];
+  auto& w = inputs[1];
+  auto extents = shape(inputs);
+  auto launch = plan(extents, type_suffix(x), static_cast<uint32_t>(x.itemsize()), max_threads);
+  LinearParams params{};
+  params.m = static_cast<uint32_t>(extents.m);
+  params.n = static_cast<uint32_t>(extents.n);
+  params.k = static_cast<uint32_t>(extents.k);
+  params.w_batched = w.ndim() > 2;
+  params.biased = state_.biased;
+  params.residual = state_.residual;
+  params.activation = state_.activation;
+  auto* added = bias(inputs);
+  auto* last = residual(inputs);
+  // Something has to be bound.
+  return {{"linear", launch, {x, w, added ? *added : x, last ? *last : x}, outputs, params}};
+}
+
+CpuCall Linear::cpu_call(const Arrays& inputs, Arrays& outputs) const {
+  auto& x = inputs[0];
+  auto& w = inputs[1];
+  auto extents = shape(inputs);
+  auto* added = bias(inputs);
+  auto* last = residual(inputs);
+  return [call =
+              bridge::LinearCall{
+                  .batch = extents.batch,
+                  .m = extents.m,
+                  .n = extents.n,
+                  .k = extents.k,
+                  .columns = extents.columns,
+                  .w_batched = w.ndim() > 2,
+                  .activation = static_cast<bridge::ActivationKind>(state_.activation)},
+          dtype = kernel_dtype(x),
+          in = bytes(x),
+          weights = bytes(w),
+          biases = added ? bytes(*added) : nullptr,
+          residuals = last ? bytes(*last) : nullptr,
+          to = bytes(outputs[0])] {
+    bridge::linear_cpu(dtype, in, weights, biases, residuals, to, call);
+  };
 }
 
 } // namespace mlx_primitives

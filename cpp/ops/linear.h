@@ -3,10 +3,18 @@
 #include <optional>
 
 #include "../../metal/activation.h"
-#include "ops/common.h"
-#include "plan/linear.h"
+#include "runtime/primitive.h"
 
 namespace mlx_primitives {
+
+/** x is [batch, m, k]; w is [n, k], or [k, n] if `columns`, for one batch entry. */
+struct LinearShape {
+  uint64_t batch;
+  uint64_t m;
+  uint64_t n;
+  uint64_t k;
+  bool columns;
+};
 
 /** act(x * w^T + bias) + residual: x [..., k], w [n, k], bias [n], residual [..., n]. */
 mx::array linear(
@@ -39,15 +47,17 @@ class Linear : public ComposedPrimitive {
   Linear(mx::Stream stream, State state) : ComposedPrimitive(stream), state_(state) {}
 
   COMPOSED_METHODS(Linear)
-  std::pair<std::vector<mx::array>, std::vector<int>> vmap(
-      const std::vector<mx::array>& inputs, const std::vector<int>& axes) override;
+  std::vector<mx::Shape> output_shapes(const Arrays& inputs) override;
+  std::vector<size_t> donors(const Arrays& inputs) const override {
+    return state_.residual ? std::vector<size_t>{inputs.size() - 1} : std::vector<size_t>{};
+  }
+  std::pair<Arrays, std::vector<int>> vmap(
+      const Arrays& inputs, const std::vector<int>& axes) override;
 
  private:
-  const mx::array* bias(const std::vector<mx::array>& inputs) const;
-  const mx::array* residual(const std::vector<mx::array>& inputs) const;
-  LinearShape shape(const std::vector<mx::array>& inputs) const;
-  /** Checks the layouts and gives `out` a buffer, the residual's if nothing else reads it. */
-  void prepare(const std::vector<mx::array>& inputs, mx::array& out) const;
+  const mx::array* bias(const Arrays& inputs) const;
+  const mx::array* residual(const Arrays& inputs) const;
+  LinearShape shape(const Arrays& inputs) const;
 
   State state_;
 };

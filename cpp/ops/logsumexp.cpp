@@ -1,6 +1,9 @@
 #include "ops/logsumexp.h"
 
+#include "../../metal/logsumexp.h"
+#include "mlx-primitives/src/ffi/logsumexp.rs.h"
 #include "ops/softmax.h"
+#include "runtime/cpu_call.h"
 
 namespace mlx_primitives {
 
@@ -45,28 +48,22 @@ mx::array log_softmax(const mx::array& x_, mx::StreamOrDevice s_) {
   return mx::array(x.shape(), x.dtype(), std::make_shared<LogSoftmax>(s), {x});
 }
 
-std::vector<mx::array> LogSumExp::compose(const std::vector<mx::array>& inputs) {
+Arrays LogSumExp::compose(const Arrays& inputs) {
   return {mx::logsumexp(inputs[0], -1, true, stream())};
 }
 
-std::vector<mx::array> LogSumExp::vjp(
-    const std::vector<mx::array>& primals,
-    const std::vector<mx::array>& cotangents,
-    const std::vector<int>&,
-    const std::vector<mx::array>&) {
+Arrays LogSumExp::vjp(
+    const Arrays& primals, const Arrays& cotangents, const std::vector<int>&, const Arrays&) {
   auto s = stream();
   return {mx::multiply(cotangents[0], softmax(primals[0], s), s)};
 }
 
-std::vector<mx::array> LogSumExp::jvp(
-    const std::vector<mx::array>& primals,
-    const std::vector<mx::array>& tangents,
-    const std::vector<int>&) {
+Arrays LogSumExp::jvp(const Arrays& primals, const Arrays& tangents, const std::vector<int>&) {
   return {mx::astype(mean(primals[0], tangents[0], stream()), primals[0].dtype(), stream())};
 }
 
-std::pair<std::vector<mx::array>, std::vector<int>> LogSumExp::vmap(
-    const std::vector<mx::array>& inputs, const std::vector<int>& axes) {
+std::pair<Arrays, std::vector<int>> LogSumExp::vmap(
+    const Arrays& inputs, const std::vector<int>& axes) {
   auto x = batch_first(inputs[0], axes[0], batch_size(inputs, axes), stream());
   return {{reduced(row_contiguous(x, stream()), stream())}, {0}};
 }
@@ -75,22 +72,19 @@ bool LogSumExp::is_equivalent(const mx::Primitive&) const {
   return true;
 }
 
-std::vector<mx::Shape> LogSumExp::output_shapes(const std::vector<mx::array>& inputs) {
+std::vector<mx::Shape> LogSumExp::output_shapes(const Arrays& inputs) {
   auto shape = inputs[0].shape();
   shape.back() = 1;
   return {shape};
 }
 
-std::vector<mx::array> LogSoftmax::compose(const std::vector<mx::array>& inputs) {
+Arrays LogSoftmax::compose(const Arrays& inputs) {
   auto s = stream();
   return {mx::subtract(inputs[0], mx::logsumexp(inputs[0], -1, true, s), s)};
 }
 
-std::vector<mx::array> LogSoftmax::vjp(
-    const std::vector<mx::array>& primals,
-    const std::vector<mx::array>& cotangents,
-    const std::vector<int>&,
-    const std::vector<mx::array>&) {
+Arrays LogSoftmax::vjp(
+    const Arrays& primals, const Arrays& cotangents, const std::vector<int>&, const Arrays&) {
   auto s = stream();
   auto g = wide(cotangents[0], s);
   auto shares = softmax(wide(primals[0], s), s);
@@ -98,17 +92,14 @@ std::vector<mx::array> LogSoftmax::vjp(
   return {mx::astype(result, primals[0].dtype(), s)};
 }
 
-std::vector<mx::array> LogSoftmax::jvp(
-    const std::vector<mx::array>& primals,
-    const std::vector<mx::array>& tangents,
-    const std::vector<int>&) {
+Arrays LogSoftmax::jvp(const Arrays& primals, const Arrays& tangents, const std::vector<int>&) {
   auto s = stream();
   auto along = mean(primals[0], tangents[0], s);
   return {mx::astype(mx::subtract(wide(tangents[0], s), along, s), primals[0].dtype(), s)};
 }
 
-std::pair<std::vector<mx::array>, std::vector<int>> LogSoftmax::vmap(
-    const std::vector<mx::array>& inputs, const std::vector<int>& axes) {
+std::pair<Arrays, std::vector<int>> LogSoftmax::vmap(
+    const Arrays& inputs, const std::vector<int>& axes) {
   auto x = batch_first(inputs[0], axes[0], batch_size(inputs, axes), stream());
   return {{log_softmax(x, stream())}, {0}};
 }
@@ -117,8 +108,46 @@ bool LogSoftmax::is_equivalent(const mx::Primitive&) const {
   return true;
 }
 
-std::vector<mx::Shape> LogSoftmax::output_shapes(const std::vector<mx::array>& inputs) {
-  return {inputs[0].shape()};
+namespace {
+
+/** With `subtract` the logarithm is taken off the row: log-softmax. */
+std::vector<Dispatch> dispatch(
+    const Arrays& inputs, const Arrays& outputs, bool subtract, uint32_t max_threads) {
+  auto& x = inputs[0];
+  Rows rows(x);
+  auto suffix = (subtract ? "_subtracted" : "") + type_suffix(x);
+  auto launch = plan_rows("logsumexp", suffix, rows, LOGSUMEXP_SLOTS, max_threads);
+  if (!subtract && rows.axis > SIMD_ROW) {
+    // Nothing has to be kept for a second pass, so one form does for every length.
+    launch.kernel = "mlxp_logsumexp_looped" + suffix;
+  }
+  return {{"logsumexp", launch, {x}, outputs, LogSumExpParams{rows.narrow(), rows.axis}}};
+}
+
+CpuCall call(const mx::array& x, mx::array& out, bool subtract) {
+  return [dtype = kernel_dtype(x), in = bytes(x), to = bytes(out), rows = Rows(x), subtract] {
+    bridge::logsumexp_cpu(dtype, in, to, rows.count, rows.axis, subtract);
+  };
+}
+
+} // namespace
+
+std::vector<Dispatch> LogSumExp::dispatches(
+    const Arrays& inputs, const Arrays& outputs, uint32_t max_threads) {
+  return dispatch(inputs, outputs, false, max_threads);
+}
+
+CpuCall LogSumExp::cpu_call(const Arrays& inputs, Arrays& outputs) const {
+  return call(inputs[0], outputs[0], false);
+}
+
+std::vector<Dispatch> LogSoftmax::dispatches(
+    const Arrays& inputs, const Arrays& outputs, uint32_t max_threads) {
+  return dispatch(inputs, outputs, true, max_threads);
+}
+
+CpuCall LogSoftmax::cpu_call(const Arrays& inputs, Arrays& outputs) const {
+  return call(inputs[0], outputs[0], true);
 }
 
 } // namespace mlx_primitives

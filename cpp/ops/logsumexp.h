@@ -1,6 +1,6 @@
 #pragma once
 
-#include "ops/common.h"
+#include "runtime/primitive.h"
 
 namespace mlx_primitives {
 
@@ -16,6 +16,7 @@ class LogSumExp : public FusedPrimitive {
   explicit LogSumExp(mx::Stream stream) : FusedPrimitive(stream) {}
 
   PRIMITIVE_METHODS(LogSumExp)
+  std::vector<mx::Shape> output_shapes(const Arrays& inputs) override;
 };
 
 /** Input: x (row-contiguous, floating). */
@@ -24,6 +25,7 @@ class LogSoftmax : public FusedPrimitive {
   explicit LogSoftmax(mx::Stream stream) : FusedPrimitive(stream) {}
 
   PRIMITIVE_METHODS(LogSoftmax)
+  DONATES(0)
 };
 
 } // namespace mlx_primitives

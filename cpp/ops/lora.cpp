@@ -1,6 +1,9 @@
 #include "ops/lora.h"
 
+#include "../../metal/lora.h"
+#include "mlx-primitives/src/ffi/lora.rs.h"
 #include "ops/linear.h"
+#include "runtime/cpu_call.h"
 
 namespace mlx_primitives {
 
@@ -8,7 +11,7 @@ namespace {
 constexpr auto op = "lora_linear";
 constexpr size_t BASE = 3; // the first input of the base
 
-QuantizedWeight packed(const std::vector<mx::array>& arrays, size_t at) {
+QuantizedWeight packed(const Arrays& arrays, size_t at) {
   auto biases = arrays.size() > at + 2 ? std::optional(arrays[at + 2]) : std::nullopt;
   return {arrays[at], arrays[at + 1], biases};
 }
@@ -61,7 +64,7 @@ mx::array lora_linear(
   require_kernel_dtype(op, dtype);
 
   auto s = mx::to_stream(s_);
-  std::vector<mx::array> inputs;
+  Arrays inputs;
   auto add = [&](const mx::array& array, bool convert) {
     inputs.push_back(row_contiguous(convert ? mx::astype(array, dtype, s) : array, s));
   };
@@ -77,14 +80,7 @@ mx::array lora_linear(
   return mx::array(std::move(shape), dtype, std::move(primitive), std::move(inputs));
 }
 
-float LoraLinear::rounded_scale(mx::Dtype dtype) const {
-  if (dtype == mx::float16) {
-    return static_cast<float>(mx::float16_t(scale_));
-  }
-  return dtype == mx::bfloat16 ? static_cast<float>(mx::bfloat16_t(scale_)) : scale_;
-}
-
-std::vector<mx::array> LoraLinear::compose(const std::vector<mx::array>& inputs) {
+Arrays LoraLinear::compose(const Arrays& inputs) {
   auto s = stream();
   auto& x = inputs[0];
   auto product = [&] {
@@ -101,11 +97,11 @@ std::vector<mx::array> LoraLinear::compose(const std::vector<mx::array>& inputs)
   return {mx::add(product(), mx::multiply(scale(x), high, s), s)};
 }
 
-std::vector<mx::array> LoraLinear::vjp(
-    const std::vector<mx::array>& primals,
-    const std::vector<mx::array>& cotangents,
+Arrays LoraLinear::vjp(
+    const Arrays& primals,
+    const Arrays& cotangents,
     const std::vector<int>& argnums,
-    const std::vector<mx::array>& outputs) {
+    const Arrays& outputs) {
   for (int argnum : argnums) {
     if (argnum >= static_cast<int>(BASE)) {
       // The base is frozen where this op is worth while: no short cut.
@@ -120,7 +116,7 @@ std::vector<mx::array> LoraLinear::vjp(
   auto x = rows_of(primals[0], s);
   auto scaled = mx::multiply(scale(x), g, s);
   auto pulled = matmul(scaled, b, false, s);
-  std::vector<mx::array> gradients;
+  Arrays gradients;
   for (int argnum : argnums) {
     if (argnum == 0) {
       auto through_base = [&] {
@@ -144,11 +140,11 @@ std::vector<mx::array> LoraLinear::vjp(
   return gradients;
 }
 
-std::pair<std::vector<mx::array>, std::vector<int>> LoraLinear::vmap(
-    const std::vector<mx::array>& inputs, const std::vector<int>& axes) {
+std::pair<Arrays, std::vector<int>> LoraLinear::vmap(
+    const Arrays& inputs, const std::vector<int>& axes) {
   auto s = stream();
   int size = batch_size(inputs, axes);
-  auto run = [&](const std::vector<mx::array>& inputs) {
+  auto run = [&](const Arrays& inputs) {
     LoraBase base{{inputs.begin() + BASE, inputs.end()}, format_};
     return lora_linear(inputs[0], base, inputs[1], inputs[2], scale_, s);
   };
@@ -161,7 +157,7 @@ std::pair<std::vector<mx::array>, std::vector<int>> LoraLinear::vmap(
     folded[0] = batch_first(inputs[0], axes[0], size, s);
     return {{run(folded)}, {0}};
   }
-  std::vector<mx::array> entries;
+  Arrays entries;
   for (int entry = 0; entry < size; ++entry) {
     auto taken = inputs;
     for (size_t i = 0; i < inputs.size(); ++i) {
@@ -179,10 +175,71 @@ bool LoraLinear::is_equivalent(const mx::Primitive& other) const {
   return format_ == lora.format_ && scale_ == lora.scale_;
 }
 
-std::vector<mx::Shape> LoraLinear::output_shapes(const std::vector<mx::array>& inputs) {
+std::vector<mx::Shape> LoraLinear::output_shapes(const Arrays& inputs) {
   auto shape = inputs[0].shape();
   shape.back() = inputs[2].shape(0);
   return {shape};
+}
+
+std::vector<Dispatch> LoraLinear::dispatches(
+    const Arrays& inputs, const Arrays& outputs, uint32_t max_threads) {
+  auto& x = inputs[0];
+  auto& b = inputs[2];
+  auto& out = outputs[0];
+  Arrays of_base = {x};
+  of_base.insert(of_base.end(), inputs.begin() + BASE, inputs.end());
+  Linear plain(stream(), {false, false, false, ACTIVATION_NONE});
+  auto all = format_ ? QuantizedMatmul(stream(), {*format_, 1, false, false, 0, false, false})
+                           .dispatches(of_base, outputs, max_threads)
+                     : plain.dispatches(of_base, outputs, max_threads);
+  if (b.shape(1) == 0) {
+    return all;
+  }
+  auto shape = x.shape();
+  shape.back() = b.shape(1);
+  auto projected = temporary(shape, x.dtype());
+  all.push_back(plain.dispatches({x, inputs[1]}, {projected}, max_threads)[0]);
+
+  LoraParams params{};
+  params.columns = out.shape(-1);
+  params.rows = grid_count(op, "rows", out.size() / params.columns);
+  params.rank = b.shape(1);
+  params.scale = rounded(scale_, x.dtype());
+  uint32_t threads = std::clamp<uint32_t>(max_threads, 1, LORA_THREADS);
+  Launch correct{
+      "mlxp_lora_correct" + type_suffix(x),
+      {static_cast<uint32_t>(ceil_div(params.columns, threads)),
+       static_cast<uint32_t>(ceil_div(params.rows, LORA_ROWS)),
+       1},
+      {threads, 1, 1}};
+  all.emplace_back("lora", correct, Arrays{projected, b, out}, outputs, params);
+  return all;
+}
+
+CpuCall LoraLinear::cpu_call(const Arrays& inputs, Arrays& outputs) const {
+  auto& x = inputs[0];
+  auto& out = outputs[0];
+  auto columns = static_cast<size_t>(out.shape(-1));
+  bool biased = inputs.size() > BASE + 2;
+  bridge::LoraCall call{
+      kernel_dtype(x),
+      format_.has_value(),
+      format_ && format_->mxfp4,
+      format_ ? static_cast<uint32_t>(format_->bits) : 0,
+      format_ ? static_cast<size_t>(format_->group_size) : 0,
+      bytes(x),
+      out.size() / columns,
+      static_cast<size_t>(x.shape(-1)),
+      columns,
+      bytes(inputs[BASE]),
+      format_ ? bytes(inputs[BASE + 1]) : nullptr,
+      biased ? bytes(inputs[BASE + 2]) : nullptr,
+      bytes(inputs[1]),
+      bytes(inputs[2]),
+      static_cast<size_t>(inputs[2].shape(1)),
+      rounded(scale_, x.dtype()),
+      bytes(out)};
+  return [call] { bridge::lora_cpu(call); };
 }
 
 } // namespace mlx_primitives

@@ -8,7 +8,7 @@ namespace mlx_primitives {
 
 /** A plain matrix [columns, axis], or a packed one with its format. */
 struct LoraBase {
-  std::vector<mx::array> arrays;
+  Arrays arrays;
   std::optional<QuantizedFormat> format;
 };
 
@@ -28,17 +28,16 @@ class LoraLinear : public ComposedPrimitive {
       : ComposedPrimitive(stream), format_(format), scale_(scale) {}
 
   COMPOSED_METHODS(LoraLinear)
-  std::vector<mx::array> vjp(
-      const std::vector<mx::array>& primals,
-      const std::vector<mx::array>& cotangents,
+  std::vector<mx::Shape> output_shapes(const Arrays& inputs) override;
+  Arrays vjp(
+      const Arrays& primals,
+      const Arrays& cotangents,
       const std::vector<int>& argnums,
-      const std::vector<mx::array>& outputs) override;
-  std::pair<std::vector<mx::array>, std::vector<int>> vmap(
-      const std::vector<mx::array>& inputs, const std::vector<int>& axes) override;
+      const Arrays& outputs) override;
+  std::pair<Arrays, std::vector<int>> vmap(
+      const Arrays& inputs, const std::vector<int>& axes) override;
 
  private:
-  /** The scale as a number of the arrays' type. */
-  float rounded_scale(mx::Dtype dtype) const;
   mx::array scale(const mx::array& like) const {
     return mx::array(scale_, like.dtype());
   }

@@ -2,6 +2,9 @@
 
 #include <algorithm>
 
+#include "mlx-primitives/src/ffi/masked_softmax.rs.h"
+#include "runtime/cpu_call.h"
+
 namespace mlx_primitives {
 
 namespace {
@@ -17,14 +20,6 @@ void require_broadcast(const mx::array& mask, const mx::array& x) {
   }
 }
 
-/** As MLX multiplies by a scalar: after it became the array's type. */
-float rounded(float scale, mx::Dtype dtype) {
-  if (dtype == mx::float16) {
-    return static_cast<float>(mx::float16_t(scale));
-  }
-  return dtype == mx::bfloat16 ? static_cast<float>(mx::bfloat16_t(scale)) : scale;
-}
-
 /** The mask as the kernels read it, which is where it lies but for more than MASK_DIMS axes. */
 mx::array readable(const mx::array& mask, const mx::array& x, mx::Stream s) {
   if (mask.ndim() <= MASK_DIMS + 1) {
@@ -35,7 +30,7 @@ mx::array readable(const mx::array& mask, const mx::array& x, mx::Stream s) {
 
 /** A node of either primitive, of the shape and type of its first input. */
 template <typename Type>
-mx::array node(std::vector<mx::array> inputs, const Masking& masking, mx::Stream s) {
+mx::array node(Arrays inputs, const Masking& masking, mx::Stream s) {
   auto shape = inputs[0].shape();
   auto dtype = inputs[0].dtype();
   return mx::array(shape, dtype, std::make_shared<Type>(s, masking), std::move(inputs));
@@ -81,13 +76,13 @@ mx::array sum_to(const mx::array& x, const mx::Shape& shape, mx::Stream s) {
 }
 
 /** Inputs with the mapped axis in front of all; an unmapped mask broadcasts as it did. */
-std::vector<mx::array> mapped(
-    const std::vector<mx::array>& inputs,
+Arrays mapped(
+    const Arrays& inputs,
     const std::vector<int>& axes,
     size_t scores, // how many of the inputs are no mask
     mx::Stream s) {
   int size = batch_size(inputs, axes);
-  std::vector<mx::array> result;
+  Arrays result;
   for (size_t i = 0; i < inputs.size(); ++i) {
     if (i < scores) {
       result.push_back(row_contiguous(batch_first(inputs[i], axes[i], size, s), s));
@@ -129,7 +124,7 @@ mx::array masked_softmax(
     auto row = mx::expand_dims(x, 0, s);
     return mx::squeeze(masked_softmax(row, scale, mask, causal, window, s), 0, s);
   }
-  std::vector<mx::array> inputs = {row_contiguous(x, s)};
+  Arrays inputs = {row_contiguous(x, s)};
   if (mask) {
     auto typed = mask->dtype() == mx::bool_ ? *mask : mx::astype(*mask, x.dtype(), s);
     inputs.push_back(readable(typed, x, s));
@@ -138,8 +133,102 @@ mx::array masked_softmax(
   return node<MaskedSoftmax>(std::move(inputs), masking, s);
 }
 
-MaskedSoftmaxParams masked_softmax_params(
-    const mx::array& x, const mx::array* mask, const Masking& masking) {
+Arrays MaskedSoftmax::compose(const Arrays& inputs) {
+  auto s = stream();
+  auto& x = inputs[0];
+  auto scores = x;
+  if (masking_.scale != 1.0f) {
+    scores = mx::multiply(x, mx::array(masking_.scale, x.dtype()), s);
+  }
+  const auto* mask = inputs.size() > 1 ? &inputs[1] : nullptr;
+  const auto* bools = mask && mask->dtype() == mx::bool_ ? mask : nullptr;
+  if (mask && !bools) {
+    scores = mx::add(scores, *mask, s);
+  }
+  if (auto condition = shown(x, bools, masking_, s)) {
+    auto lowest = mx::array(mx::finfo(x.dtype()).min, x.dtype());
+    scores = mx::where(*condition, scores, lowest, s);
+  }
+  return {mx::softmax(scores, -1, true, s)};
+}
+
+Arrays MaskedSoftmax::vjp(
+    const Arrays& primals,
+    const Arrays& cotangents,
+    const std::vector<int>& argnums,
+    const Arrays& outputs) {
+  auto s = stream();
+  Arrays inputs = {outputs[0], row_contiguous(cotangents[0], s)};
+  bool bools = primals.size() > 1 && primals[1].dtype() == mx::bool_;
+  if (bools) {
+    inputs.push_back(primals[1]);
+  }
+  Arrays result;
+  for (int argnum : argnums) {
+    if (argnum == 0) {
+      result.push_back(node<MaskedSoftmaxGrad>(inputs, masking_, s));
+    } else if (bools) {
+      result.push_back(mx::zeros_like(primals[1], s));
+    } else {
+      auto masking = masking_;
+      masking.scale = 1.0f;
+      auto of_scores = node<MaskedSoftmaxGrad>(inputs, masking, s);
+      result.push_back(sum_to(of_scores, primals[1].shape(), s));
+    }
+  }
+  return result;
+}
+
+std::pair<Arrays, std::vector<int>> MaskedSoftmax::vmap(
+    const Arrays& inputs, const std::vector<int>& axes) {
+  return {{node<MaskedSoftmax>(mapped(inputs, axes, 1, stream()), masking_, stream())}, {0}};
+}
+
+Cost MaskedSoftmax::cost(const Arrays& inputs, const Arrays& outputs) {
+  auto result = ComposedPrimitive::cost(inputs, outputs);
+  int64_t queries = outputs[0].shape(-2);
+  int64_t keys = outputs[0].shape(-1);
+  int64_t hidden = 0;
+  for (int64_t q = 0; masking_.causal && q < queries; ++q) {
+    int64_t last = std::max<int64_t>(0, q + 1 + keys - queries);
+    hidden += keys - (masking_.window > 0 ? std::min<int64_t>(last, masking_.window) : last);
+  }
+  if (queries > 0) {
+    result.device_bytes -= inputs[0].nbytes() / (queries * keys) * hidden;
+  }
+  return result;
+}
+
+bool MaskedSoftmax::is_equivalent(const mx::Primitive& other) const {
+  return masking_ == static_cast<const MaskedSoftmax&>(other).masking_;
+}
+
+Arrays MaskedSoftmaxGrad::compose(const Arrays& inputs) {
+  auto s = stream();
+  auto y = mx::astype(inputs[0], mx::float32, s);
+  auto g = mx::astype(inputs[1], mx::float32, s);
+  auto along = mx::sum(mx::multiply(y, g, s), -1, true, s);
+  auto result = mx::multiply(y, mx::subtract(g, along, s), s);
+  result = mx::multiply(result, mx::array(masking_.scale), s);
+  if (auto condition = shown(y, inputs.size() > 2 ? &inputs[2] : nullptr, masking_, s)) {
+    result = mx::where(*condition, result, mx::array(0.0f), s);
+  }
+  return {mx::astype(result, inputs[0].dtype(), s)};
+}
+
+std::pair<Arrays, std::vector<int>> MaskedSoftmaxGrad::vmap(
+    const Arrays& inputs, const std::vector<int>& axes) {
+  return {{node<MaskedSoftmaxGrad>(mapped(inputs, axes, 2, stream()), masking_, stream())}, {0}};
+}
+
+bool MaskedSoftmaxGrad::is_equivalent(const mx::Primitive& other) const {
+  return masking_ == static_cast<const MaskedSoftmaxGrad&>(other).masking_;
+}
+
+namespace {
+
+/** What the kernels have to know of evaluated scores and their mask, if there is one. */
+MaskedSoftmaxParams params_of(const mx::array& x, const mx::array* mask, const Masking& masking) {
   MaskedSoftmaxParams params{};
   params.queries = x.shape(-2);
   params.keys = x.shape(-1);
@@ -188,105 +277,82 @@ MaskedSoftmaxParams masked_softmax_params(
   return params;
 }
 
-std::vector<mx::array> MaskedSoftmax::compose(const std::vector<mx::array>& inputs) {
-  auto s = stream();
+/** The scores' kernel, or the gradient's: its inputs are `scores` arrays and perhaps a mask. */
+std::vector<Dispatch> dispatch(
+    const char* stem,
+    size_t scores,
+    const Arrays& inputs,
+    const Arrays& outputs,
+    const Masking& masking,
+    uint32_t max_threads) {
+  auto& out = outputs[0];
+  const auto* mask = inputs.size() > scores ? &inputs[scores] : nullptr;
+  auto params = params_of(out, mask, masking);
+  Arrays bound(inputs.begin(), inputs.begin() + static_cast<long>(scores));
+  bound.push_back(mask ? *mask : inputs[0]); // something has to be bound
+  auto launch = plan_rows(stem, type_suffix(out), Rows(out), MASKED_SOFTMAX_SLOTS, max_threads);
+  Dispatch result(stem, launch, bound, outputs, params);
+  if (mask) {
+    // From its lowest element on, where a stride leads backwards.
+    auto size = static_cast<int64_t>(mask->itemsize());
+    result.bindings[scores].offset = -static_cast<int64_t>(params.mask_start) * size;
+  }
+  return {result};
+}
+
+bridge::MaskedSoftmaxCall call_of(
+    const mx::array& x, const mx::array* mask, const Masking& masking) {
+  auto params = params_of(x, mask, masking);
+  bridge::MaskedSoftmaxCall call{};
+  call.rows = x.size() / x.shape(-1);
+  call.queries = params.queries;
+  call.keys = params.keys;
+  call.causal = masking.causal;
+  call.window = params.window;
+  call.scale = params.scale;
+  call.additive = params.mask_kind == MASK_ADDITIVE;
+  call.mask_dims = params.mask_dims;
+  call.mask_key_stride = params.mask_key_stride;
+  std::copy_n(params.mask_strides, MASK_DIMS, call.mask_strides.begin());
+  std::copy_n(params.mask_shape, MASK_DIMS, call.mask_shape.begin());
+  return call;
+}
+
+} // namespace
+
+std::vector<Dispatch> MaskedSoftmax::dispatches(
+    const Arrays& inputs, const Arrays& outputs, uint32_t max_threads) {
+  return dispatch(op, 1, inputs, outputs, masking_, max_threads);
+}
+
+CpuCall MaskedSoftmax::cpu_call(const Arrays& inputs, Arrays& outputs) const {
   auto& x = inputs[0];
-  auto scores = x;
-  if (masking_.scale != 1.0f) {
-    scores = mx::multiply(x, mx::array(masking_.scale, x.dtype()), s);
-  }
   const auto* mask = inputs.size() > 1 ? &inputs[1] : nullptr;
-  const auto* bools = mask && mask->dtype() == mx::bool_ ? mask : nullptr;
-  if (mask && !bools) {
-    scores = mx::add(scores, *mask, s);
-  }
-  if (auto condition = shown(x, bools, masking_, s)) {
-    auto lowest = mx::array(mx::finfo(x.dtype()).min, x.dtype());
-    scores = mx::where(*condition, scores, lowest, s);
-  }
-  return {mx::softmax(scores, -1, true, s)};
+  return [dtype = kernel_dtype(x),
+          in = bytes(x),
+          masked = mask ? bytes(*mask) : nullptr,
+          to = bytes(outputs[0]),
+          call = call_of(x, mask, masking_)] {
+    bridge::masked_softmax_cpu(dtype, in, masked, to, call);
+  };
 }
 
-std::vector<mx::array> MaskedSoftmax::vjp(
-    const std::vector<mx::array>& primals,
-    const std::vector<mx::array>& cotangents,
-    const std::vector<int>& argnums,
-    const std::vector<mx::array>& outputs) {
-  auto s = stream();
-  std::vector<mx::array> inputs = {outputs[0], row_contiguous(cotangents[0], s)};
-  bool bools = primals.size() > 1 && primals[1].dtype() == mx::bool_;
-  if (bools) {
-    inputs.push_back(primals[1]);
-  }
-  std::vector<mx::array> result;
-  for (int argnum : argnums) {
-    if (argnum == 0) {
-      result.push_back(node<MaskedSoftmaxGrad>(inputs, masking_, s));
-    } else if (bools) {
-      result.push_back(mx::zeros_like(primals[1], s));
-    } else {
-      auto masking = masking_;
-      masking.scale = 1.0f;
-      auto of_scores = node<MaskedSoftmaxGrad>(inputs, masking, s);
-      result.push_back(sum_to(of_scores, primals[1].shape(), s));
-    }
-  }
-  return result;
+std::vector<Dispatch> MaskedSoftmaxGrad::dispatches(
+    const Arrays& inputs, const Arrays& outputs, uint32_t max_threads) {
+  return dispatch("masked_softmax_grad", 2, inputs, outputs, masking_, max_threads);
 }
 
-std::pair<std::vector<mx::array>, std::vector<int>> MaskedSoftmax::vmap(
-    const std::vector<mx::array>& inputs, const std::vector<int>& axes) {
-  return {{node<MaskedSoftmax>(mapped(inputs, axes, 1, stream()), masking_, stream())}, {0}};
-}
-
-Cost MaskedSoftmax::cost(
-    const std::vector<mx::array>& inputs, const std::vector<mx::array>& outputs) const {
-  auto result = ComposedPrimitive::cost(inputs, outputs);
-  int64_t queries = outputs[0].shape(-2);
-  int64_t keys = outputs[0].shape(-1);
-  int64_t hidden = 0;
-  for (int64_t q = 0; masking_.causal && q < queries; ++q) {
-    int64_t last = std::max<int64_t>(0, q + 1 + keys - queries);
-    hidden += keys - (masking_.window > 0 ? std::min<int64_t>(last, masking_.window) : last);
-  }
-  if (queries > 0) {
-    result.device_bytes -= inputs[0].nbytes() / (queries * keys) * hidden;
-  }
-  return result;
-}
-
-bool MaskedSoftmax::is_equivalent(const mx::Primitive& other) const {
-  return masking_ == static_cast<const MaskedSoftmax&>(other).masking_;
-}
-
-std::vector<mx::Shape> MaskedSoftmax::output_shapes(const std::vector<mx::array>& inputs) {
-  return {inputs[0].shape()};
-}
-
-std::vector<mx::array> MaskedSoftmaxGrad::compose(const std::vector<mx::array>& inputs) {
-  auto s = stream();
-  auto y = mx::astype(inputs[0], mx::float32, s);
-  auto g = mx::astype(inputs[1], mx::float32, s);
-  auto along = mx::sum(mx::multiply(y, g, s), -1, true, s);
-  auto result = mx::multiply(y, mx::subtract(g, along, s), s);
-  result = mx::multiply(result, mx::array(masking_.scale), s);
-  if (auto condition = shown(y, inputs.size() > 2 ? &inputs[2] : nullptr, masking_, s)) {
-    result = mx::where(*condition, result, mx::array(0.0f), s);
-  }
-  return {mx::astype(result, inputs[0].dtype(), s)};
-}
-
-std::pair<std::vector<mx::array>, std::vector<int>> MaskedSoftmaxGrad::vmap(
-    const std::vector<mx::array>& inputs, const std::vector<int>& axes) {
-  return {{node<MaskedSoftmaxGrad>(mapped(inputs, axes, 2, stream()), masking_, stream())}, {0}};
-}
-
-bool MaskedSoftmaxGrad::is_equivalent(const mx::Primitive& other) const {
-  return masking_ == static_cast<const MaskedSoftmaxGrad&>(other).masking_;
-}
-
-std::vector<mx::Shape> MaskedSoftmaxGrad::output_shapes(const std::vector<mx::array>& inputs) {
-  return {inputs[0].shape()};
+CpuCall MaskedSoftmaxGrad::cpu_call(const Arrays& inputs, Arrays& outputs) const {
+  auto& y = inputs[0];
+  const auto* mask = inputs.size() > 2 ? &inputs[2] : nullptr;
+  return [dtype = kernel_dtype(y),
+          in = bytes(y),
+          gradient = bytes(inputs[1]),
+          masked = mask ? bytes(*mask) : nullptr,
+          to = bytes(outputs[0]),
+          call = call_of(y, mask, masking_)] {
+    bridge::masked_softmax_grad_cpu(dtype, in, gradient, masked, to, call);
+  };
 }
 
 } // namespace mlx_primitives

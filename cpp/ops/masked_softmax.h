@@ -3,7 +3,7 @@
 #include <optional>
 
 #include "../../metal/masked_softmax.h"
-#include "ops/common.h"
+#include "runtime/primitive.h"
 
 namespace mlx_primitives {
 
@@ -29,10 +29,6 @@ mx::array masked_softmax(
     std::optional<int> window,
     mx::StreamOrDevice s = {});
 
-/** What the kernels have to know of evaluated scores and their mask, if there is one. */
-MaskedSoftmaxParams masked_softmax_params(
-    const mx::array& x, const mx::array* mask, const Masking& masking);
-
 /** Inputs: x (row-contiguous, floating, rank >= 2) and perhaps a mask, in any layout. */
 class MaskedSoftmax : public ComposedPrimitive {
  public:
@@ -40,15 +36,18 @@ class MaskedSoftmax : public ComposedPrimitive {
       : ComposedPrimitive(stream), masking_(masking) {}
 
   COMPOSED_METHODS(MaskedSoftmax)
-  std::vector<mx::array> vjp(
-      const std::vector<mx::array>& primals,
-      const std::vector<mx::array>& cotangents,
+  DONATES(0)
+  bool takes_strides(size_t input) const override {
+    return input == 1; // the mask
+  }
+  Arrays vjp(
+      const Arrays& primals,
+      const Arrays& cotangents,
       const std::vector<int>& argnums,
-      const std::vector<mx::array>& outputs) override;
-  std::pair<std::vector<mx::array>, std::vector<int>> vmap(
-      const std::vector<mx::array>& inputs, const std::vector<int>& axes) override;
-  Cost cost(
-      const std::vector<mx::array>& inputs, const std::vector<mx::array>& outputs) const override;
+      const Arrays& outputs) override;
+  std::pair<Arrays, std::vector<int>> vmap(
+      const Arrays& inputs, const std::vector<int>& axes) override;
+  Cost cost(const Arrays& inputs, const Arrays& outputs) override;
 
  private:
   Masking masking_;
@@ -64,8 +63,12 @@ class MaskedSoftmaxGrad : public ComposedPrimitive {
       : ComposedPrimitive(stream), masking_(masking) {}
 
   COMPOSED_METHODS(MaskedSoftmaxGrad)
-  std::pair<std::vector<mx::array>, std::vector<int>> vmap(
-      const std::vector<mx::array>& inputs, const std::vector<int>& axes) override;
+  DONATES(1)
+  bool takes_strides(size_t input) const override {
+    return input == 2; // the mask
+  }
+  std::pair<Arrays, std::vector<int>> vmap(
+      const Arrays& inputs, const std::vector<int>& axes) override;
 
  private:
   Masking masking_;

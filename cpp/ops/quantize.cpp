@@ -1,5 +1,9 @@
 #include "ops/quantize.h"
 
+#include "../../metal/quantize.h"
+#include "mlx-primitives/src/ffi/quantize.rs.h"
+#include "runtime/cpu_call.h"
+
 namespace mlx_primitives {
 
 namespace {
@@ -21,8 +25,7 @@ mx::Shape with_last(mx::Shape shape, int64_t last) {
 
 } // namespace
 
-std::vector<mx::array> quantize(
-    const mx::array& x, int group_size, int bits, mx::StreamOrDevice s_) {
+Arrays quantize(const mx::array& x, int group_size, int bits, mx::StreamOrDevice s_) {
   constexpr auto op = "quantize";
   require_kernel_dtype(op, x.dtype());
   check_format(op, group_size, bits);
@@ -89,12 +92,12 @@ mx::array dequantize(
       {row_contiguous(packed, s), row_contiguous(scales, s), row_contiguous(biases, s)});
 }
 
-std::vector<mx::array> Quantize::compose(const std::vector<mx::array>& inputs) {
+Arrays Quantize::compose(const Arrays& inputs) {
   return mx::quantize(inputs[0], group_size_, bits_, "affine", std::nullopt, stream());
 }
 
-std::pair<std::vector<mx::array>, std::vector<int>> Quantize::vmap(
-    const std::vector<mx::array>& inputs, const std::vector<int>& axes) {
+std::pair<Arrays, std::vector<int>> Quantize::vmap(
+    const Arrays& inputs, const std::vector<int>& axes) {
   auto x = batch_first(inputs[0], axes[0], batch_size(inputs, axes), stream());
   return {quantize(x, group_size_, bits_, stream()), {0, 0, 0}};
 }
@@ -104,7 +107,7 @@ bool Quantize::is_equivalent(const mx::Primitive& other) const {
   return group_size_ == o.group_size_ && bits_ == o.bits_;
 }
 
-std::vector<mx::Shape> Quantize::output_shapes(const std::vector<mx::array>& inputs) {
+std::vector<mx::Shape> Quantize::output_shapes(const Arrays& inputs) {
   auto& x = inputs[0];
   int64_t groups = x.shape(-1) / group_size_;
   return {
@@ -113,7 +116,7 @@ std::vector<mx::Shape> Quantize::output_shapes(const std::vector<mx::array>& inp
       with_last(x.shape(), groups)};
 }
 
-std::vector<mx::array> Dequantize::compose(const std::vector<mx::array>& inputs) {
+Arrays Dequantize::compose(const Arrays& inputs) {
   return {mx::dequantize(
       inputs[0],
       inputs[1],
@@ -126,8 +129,8 @@ std::vector<mx::array> Dequantize::compose(const std::vector<mx::array>& inputs)
       stream())};
 }
 
-std::pair<std::vector<mx::array>, std::vector<int>> Dequantize::vmap(
-    const std::vector<mx::array>& inputs, const std::vector<int>& axes) {
+std::pair<Arrays, std::vector<int>> Dequantize::vmap(
+    const Arrays& inputs, const std::vector<int>& axes) {
   int size = batch_size(inputs, axes);
   auto s = stream();
   auto first = [&](int i) { return batch_first(inputs[i], axes[i], size, s); };
@@ -139,9 +142,75 @@ bool Dequantize::is_equivalent(const mx::Primitive& other) const {
   return group_size_ == o.group_size_ && bits_ == o.bits_;
 }
 
-std::vector<mx::Shape> Dequantize::output_shapes(const std::vector<mx::array>& inputs) {
+std::vector<mx::Shape> Dequantize::output_shapes(const Arrays& inputs) {
   auto& scales = inputs[1];
   return {with_last(scales.shape(), int64_t{scales.shape(-1)} * group_size_)};
+}
+
+namespace {
+
+constexpr uint32_t QUANTIZE_GROUP = 256; // threads; whole SIMD groups
+
+/** Quantizes groups of elements `of` an array, or with `back` computes them. */
+Dispatch dispatch(
+    bool back,
+    const mx::array& of,
+    int group_size,
+    int bits,
+    const Arrays& inputs,
+    const Arrays& outputs,
+    uint32_t max_threads) {
+  uint32_t width = whole_simds("quantize", std::min(max_threads, QUANTIZE_GROUP));
+  uint64_t groups = of.size() / group_size;
+  QuantizeParams params{};
+  params.threads = group_size / CODES;
+  uint32_t threads = grid_count("quantize", "threads", groups * params.threads);
+  params.groups = static_cast<uint32_t>(groups);
+  auto count = static_cast<uint32_t>(ceil_div(threads, width));
+  grid_count("quantize", "threads", uint64_t{count} * width);
+  std::string kernel = back ? "mlxp_quantize_back_" : "mlxp_quantize_";
+  kernel += std::to_string(bits) + type_suffix(of);
+  return {"quantize", {kernel, {count, 1, 1}, {width, 1, 1}}, inputs, outputs, params};
+}
+
+} // namespace
+
+std::vector<Dispatch> Quantize::dispatches(
+    const Arrays& inputs, const Arrays& outputs, uint32_t max_threads) {
+  return {dispatch(false, inputs[0], group_size_, bits_, inputs, outputs, max_threads)};
+}
+
+CpuCall Quantize::cpu_call(const Arrays& inputs, Arrays& outputs) const {
+  auto& x = inputs[0];
+  return [dtype = kernel_dtype(x),
+          in = bytes(x),
+          packed = outputs[0].data<uint32_t>(),
+          scales = bytes(outputs[1]),
+          biases = bytes(outputs[2]),
+          groups = x.size() / group_size_,
+          group_size = static_cast<size_t>(group_size_),
+          bits = static_cast<size_t>(bits_)] {
+    bridge::quantize_cpu(dtype, in, packed, scales, biases, groups, group_size, bits);
+  };
+}
+
+std::vector<Dispatch> Dequantize::dispatches(
+    const Arrays& inputs, const Arrays& outputs, uint32_t max_threads) {
+  return {dispatch(true, outputs[0], group_size_, bits_, inputs, outputs, max_threads)};
+}
+
+CpuCall Dequantize::cpu_call(const Arrays& inputs, Arrays& outputs) const {
+  auto& out = outputs[0];
+  return [dtype = kernel_dtype(out),
+          packed = inputs[0].data<uint32_t>(),
+          scales = bytes(inputs[1]),
+          biases = bytes(inputs[2]),
+          to = bytes(out),
+          groups = out.size() / group_size_,
+          group_size = static_cast<size_t>(group_size_),
+          bits = static_cast<size_t>(bits_)] {
+    bridge::dequantize_cpu(dtype, packed, scales, biases, to, groups, group_size, bits);
+  };
 }
 
 } // namespace mlx_primitives

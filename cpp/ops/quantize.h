@@ -1,6 +1,6 @@
 #pragma once
 
-#include "ops/common.h"
+#include "runtime/primitive.h"
 
 namespace mlx_primitives {
 
@@ -8,8 +8,7 @@ namespace mlx_primitives {
  * Groups of the last axis of x as codes of `bits` bits in uint32 words, a scale and a bias each:
  * MLX's affine layout.
  */
-std::vector<mx::array> quantize(
-    const mx::array& x, int group_size, int bits, mx::StreamOrDevice s = {});
+Arrays quantize(const mx::array& x, int group_size, int bits, mx::StreamOrDevice s = {});
 
 /** codes * scales + biases, in the type of the scales. */
 mx::array dequantize(
@@ -27,9 +26,10 @@ class Quantize : public ComposedPrimitive {
       : ComposedPrimitive(stream), group_size_(group_size), bits_(bits) {}
 
   COMPOSED_METHODS(Quantize)
+  std::vector<mx::Shape> output_shapes(const Arrays& inputs) override;
 
-  std::pair<std::vector<mx::array>, std::vector<int>> vmap(
-      const std::vector<mx::array>& inputs, const std::vector<int>& axes) override;
+  std::pair<Arrays, std::vector<int>> vmap(
+      const Arrays& inputs, const std::vector<int>& axes) override;
 
  private:
   int group_size_;
@@ -43,9 +43,10 @@ class Dequantize : public ComposedPrimitive {
       : ComposedPrimitive(stream), group_size_(group_size), bits_(bits) {}
 
   COMPOSED_METHODS(Dequantize)
+  std::vector<mx::Shape> output_shapes(const Arrays& inputs) override;
 
-  std::pair<std::vector<mx::array>, std::vector<int>> vmap(
-      const std::vector<mx::array>& inputs, const std::vector<int>& axes) override;
+  std::pair<Arrays, std::vector<int>> vmap(
+      const Arrays& inputs, const std::vector<int>& axes) override;
 
  private:
   int group_size_;

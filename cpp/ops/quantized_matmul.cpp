@@ -1,5 +1,12 @@
 #include "ops/quantized_matmul.h"
 
+#include <bit>
+
+#include "../../metal/quantized_matmul.h"
+#include "mlx-primitives/src/ffi/quantized_matmul.rs.h"
+#include "ops/rms_norm.h"
+#include "runtime/cpu_call.h"
+
 namespace mlx_primitives {
 
 namespace {
@@ -16,20 +23,16 @@ mx::Dtype common_dtype(
     const std::vector<QuantizedWeight>& weights,
     const QuantizedExtras& extras) {
   auto dtype = x.dtype();
-  auto promote = [&](const std::optional<mx::array>& a) {
+  for (auto& weight : weights) {
+    if (weight.biases) { // mxfp4's scales are no numbers of the computation
+      dtype = mx::promote_types(dtype, mx::result_type(weight.scales, *weight.biases));
+    }
+  }
+  for (auto& a : {extras.norm, extras.bias, extras.residual}) {
     if (a) {
       dtype = mx::promote_types(dtype, a->dtype());
     }
-  };
-  for (auto& weight : weights) {
-    if (weight.biases) {
-      promote(weight.scales);
-      promote(weight.biases);
-    }
   }
-  promote(extras.norm);
-  promote(extras.bias);
-  promote(extras.residual);
   return dtype;
 }
 
@@ -132,14 +135,9 @@ mx::array quantized_matmul(
   require_kernel_dtype(op, dtype);
 
   auto s = mx::to_stream(s_);
-  std::vector<mx::array> inputs;
+  Arrays inputs;
   auto add = [&](const mx::array& a) {
     inputs.push_back(row_contiguous(mx::astype(a, dtype, s), s));
-  };
-  auto add_any = [&](const std::optional<mx::array>& a) {
-    if (a) {
-      add(*a);
-    }
   };
   add(x);
   for (auto& weight : weights) {
@@ -151,9 +149,11 @@ mx::array quantized_matmul(
       add(*weight.biases);
     }
   }
-  add_any(extras.norm);
-  add_any(extras.bias);
-  add_any(extras.residual);
+  for (auto& a : {extras.norm, extras.bias, extras.residual}) {
+    if (a) {
+      add(*a);
+    }
+  }
   QuantizedMatmul::Kind kind{
       format,
       static_cast<int>(weights.size()),
@@ -166,13 +166,13 @@ mx::array quantized_matmul(
       std::move(shape), dtype, std::make_shared<QuantizedMatmul>(s, kind), std::move(inputs));
 }
 
-QuantizedWeight QuantizedMatmul::weight(const std::vector<mx::array>& inputs, int part) const {
+QuantizedWeight QuantizedMatmul::weight(const Arrays& inputs, int part) const {
   int at = 1 + part * stride();
   auto biases = kind_.format.mxfp4 ? std::nullopt : std::optional(inputs[at + 2]);
   return {inputs[at], inputs[at + 1], biases};
 }
 
-QuantizedExtras QuantizedMatmul::extras(const std::vector<mx::array>& inputs) const {
+QuantizedExtras QuantizedMatmul::extras(const Arrays& inputs) const {
   size_t at = 1 + kind_.parts * stride();
   auto next = [&](bool there) { return there ? std::optional(inputs[at++]) : std::nullopt; };
   QuantizedExtras extras;
@@ -184,7 +184,7 @@ QuantizedExtras QuantizedMatmul::extras(const std::vector<mx::array>& inputs) co
   return extras;
 }
 
-int QuantizedMatmul::columns(const std::vector<mx::array>& inputs) const {
+int QuantizedMatmul::columns(const Arrays& inputs) const {
   int columns = 0;
   for (int part = 0; part < (kind_.swiglu ? 1 : kind_.parts); ++part) {
     columns += inputs[1 + part * stride()].shape(0);
@@ -192,11 +192,11 @@ int QuantizedMatmul::columns(const std::vector<mx::array>& inputs) const {
   return columns;
 }
 
-std::vector<mx::array> QuantizedMatmul::compose(const std::vector<mx::array>& inputs) {
+Arrays QuantizedMatmul::compose(const Arrays& inputs) {
   auto s = stream();
   auto more = extras(inputs);
   auto x = more.norm ? mx::fast::rms_norm(inputs[0], more.norm, kind_.eps, s) : inputs[0];
-  std::vector<mx::array> products;
+  Arrays products;
   for (int part = 0; part < kind_.parts; ++part) {
     auto w = weight(inputs, part);
     auto& format = kind_.format;
@@ -215,11 +215,11 @@ std::vector<mx::array> QuantizedMatmul::compose(const std::vector<mx::array>& in
   return {y};
 }
 
-std::pair<std::vector<mx::array>, std::vector<int>> QuantizedMatmul::vmap(
-    const std::vector<mx::array>& inputs, const std::vector<int>& axes) {
+std::pair<Arrays, std::vector<int>> QuantizedMatmul::vmap(
+    const Arrays& inputs, const std::vector<int>& axes) {
   auto s = stream();
   int size = batch_size(inputs, axes);
-  auto run = [&](const std::vector<mx::array>& inputs) {
+  auto run = [&](const Arrays& inputs) {
     std::vector<QuantizedWeight> weights;
     for (int part = 0; part < kind_.parts; ++part) {
       weights.push_back(weight(inputs, part));
@@ -241,7 +241,7 @@ std::pair<std::vector<mx::array>, std::vector<int>> QuantizedMatmul::vmap(
     return {{run(folded)}, {0}};
   }
   // Weights of their own for each entry: MLX has no batched product of those either.
-  std::vector<mx::array> entries;
+  Arrays entries;
   for (int entry = 0; entry < size; ++entry) {
     auto taken = inputs;
     for (size_t i = 0; i < inputs.size(); ++i) {
@@ -258,10 +258,142 @@ bool QuantizedMatmul::is_equivalent(const mx::Primitive& other) const {
   return kind_ == static_cast<const QuantizedMatmul&>(other).kind_;
 }
 
-std::vector<mx::Shape> QuantizedMatmul::output_shapes(const std::vector<mx::array>& inputs) {
+std::vector<mx::Shape> QuantizedMatmul::output_shapes(const Arrays& inputs) {
   auto shape = inputs[0].shape();
   shape.back() = columns(inputs);
   return {shape};
+}
+
+namespace {
+
+constexpr auto stem = "quantized_matmul";
+
+/** Threadgroups along the columns, `per_block` of them each; writes where each part begins. */
+uint32_t place_parts(QuantizedMatmulParams& params, uint32_t per_block) {
+  uint64_t blocks = 0;
+  for (uint32_t i = 0; i < params.parts; i++) {
+    params.part_blocks[i] = static_cast<uint32_t>(blocks);
+    blocks += ceil_div(params.part_columns[i], per_block);
+    if (params.swiglu) {
+      break; // both parts share their blocks
+    }
+  }
+  return grid_count(stem, "threadgroups", blocks);
+}
+
+/**
+ * One row of x, a band of a few, or tiles of many. A threadgroup that cannot hold the tile's four
+ * SIMD groups takes bands. Tiles want x normalised before.
+ */
+Launch plan(
+    QuantizedMatmulParams& params,
+    const std::string& suffix,
+    uint32_t element_bytes,
+    uint32_t max_threads) {
+  max_threads = whole_simds(stem, max_threads);
+  auto launch = [&](std::string_view form,
+                    uint32_t columns,
+                    uint32_t rows,
+                    uint32_t threads,
+                    uint32_t bytes) {
+    auto kernel = "mlxp_quantized_matmul_" + std::string(form) + suffix;
+    uint32_t across = place_parts(params, columns);
+    uint32_t down = static_cast<uint32_t>(ceil_div(params.rows, rows));
+    return Launch{kernel, {across, down, 1}, {threads, 1, 1}, bytes};
+  };
+  if (params.rows > QUANTIZED_BAND && max_threads >= QUANTIZED_TILE_THREADS) {
+    uint32_t products = QUANTIZED_TILE * QUANTIZED_TILE * sizeof(float);
+    uint32_t staged = 2 * QUANTIZED_TILE * QUANTIZED_TILE_PITCH * element_bytes;
+    uint32_t bytes = staged + products * (params.swiglu ? 2 : 1);
+    return launch("tile", QUANTIZED_TILE, QUANTIZED_TILE, QUANTIZED_TILE_THREADS, bytes);
+  }
+  // Each threadgroup reads x once: large ones for many columns, small ones that few columns still
+  // fill the GPU.
+  uint32_t simds = std::min<uint32_t>(params.columns < 2048 ? 4 : 8, max_threads / SIMD_WIDTH);
+  uint32_t columns = simds * (params.swiglu ? QUANTIZED_ROWS / 2 : QUANTIZED_ROWS);
+  uint32_t bytes = QUANTIZED_BAND * sizeof(float) + SIMD_WIDTH * sizeof(float) + QUANTIZED_STAGED;
+  return params.rows == 1 ? launch("row", columns, 1, simds * SIMD_WIDTH, bytes)
+                          : launch("band", columns, QUANTIZED_BAND, simds * SIMD_WIDTH, bytes);
+}
+
+} // namespace
+
+std::vector<Dispatch> QuantizedMatmul::dispatches(
+    const Arrays& inputs, const Arrays& outputs, uint32_t max_threads) {
+  auto x = inputs[0];
+  auto& out = outputs[0];
+  Rows rows(x);
+  QuantizedMatmulParams params{};
+  params.rows = grid_count(op, "rows", rows.count);
+  params.axis = rows.axis;
+  params.columns = out.shape(-1);
+  params.parts = kind_.parts;
+  params.group_shift = std::countr_zero(static_cast<unsigned>(kind_.format.group_size));
+  params.swiglu = kind_.swiglu;
+  params.normed = kind_.normed;
+  params.biased = kind_.biased;
+  params.added = kind_.added;
+  params.eps = kind_.eps;
+  for (int part = 0; part < kind_.parts; ++part) {
+    params.part_columns[part] = weight(inputs, part).packed.shape(0);
+  }
+  auto format = kind_.format.mxfp4 ? "_mxfp4" : "_b" + std::to_string(kind_.format.bits);
+  auto bytes = static_cast<uint32_t>(x.itemsize());
+  auto launch = plan(params, format + type_suffix(x), bytes, max_threads);
+
+  auto more = extras(inputs);
+  std::vector<Dispatch> all;
+  bool tiles = launch.kernel.starts_with("mlxp_quantized_matmul_tile");
+  if (tiles && more.norm) { // tiles want x normalized
+    auto normed = temporary(x.shape(), x.dtype());
+    all = RmsNorm(stream(), kind_.eps).dispatches({x, *more.norm}, {normed}, max_threads);
+    x = normed;
+  }
+  Arrays bound = {x};
+  auto bind = [&](const std::optional<mx::array>& a) { bound.push_back(a ? *a : inputs[0]); };
+  for (int part = 0; part < static_cast<int>(QUANTIZED_PARTS); ++part) {
+    auto w = weight(inputs, part < kind_.parts ? part : 0); // something has to be bound
+    bind(w.packed);
+    bind(w.scales);
+    bind(w.biases);
+  }
+  bind(more.bias);
+  bind(more.residual);
+  if (!tiles) {
+    bind(more.norm);
+  }
+  all.emplace_back(stem, launch, bound, outputs, params);
+  return all;
+}
+
+CpuCall QuantizedMatmul::cpu_call(const Arrays& inputs, Arrays& outputs) const {
+  auto& x = inputs[0];
+  Rows rows(x);
+  auto more = extras(inputs);
+  auto start = [](const std::optional<mx::array>& a) { return a ? bytes(*a) : nullptr; };
+  bridge::QuantizedCall call{
+      kernel_dtype(x),
+      kind_.format.mxfp4,
+      static_cast<uint32_t>(kind_.format.bits),
+      static_cast<size_t>(kind_.format.group_size),
+      bytes(x),
+      rows.count,
+      rows.axis,
+      start(more.norm),
+      kind_.eps,
+      kind_.swiglu,
+      start(more.bias),
+      start(more.residual),
+      bytes(outputs[0])};
+  std::vector<bridge::QuantizedPart> parts;
+  for (int part = 0; part < kind_.parts; ++part) {
+    auto w = weight(inputs, part);
+    auto columns = static_cast<size_t>(w.packed.shape(0));
+    parts.push_back({bytes(w.packed), bytes(w.scales), start(w.biases), columns});
+  }
+  return [call, parts = std::move(parts)] {
+    bridge::quantized_matmul_cpu(call, {parts.data(), parts.size()});
+  };
 }
 
 } // namespace mlx_primitives

@@ -2,7 +2,7 @@
 
 #include <optional>
 
-#include "ops/common.h"
+#include "runtime/primitive.h"
 
 namespace mlx_primitives {
 
@@ -72,17 +72,21 @@ class QuantizedMatmul : public ComposedPrimitive {
   QuantizedMatmul(mx::Stream stream, Kind kind) : ComposedPrimitive(stream), kind_(kind) {}
 
   COMPOSED_METHODS(QuantizedMatmul)
-  std::pair<std::vector<mx::array>, std::vector<int>> vmap(
-      const std::vector<mx::array>& inputs, const std::vector<int>& axes) override;
+  std::vector<mx::Shape> output_shapes(const Arrays& inputs) override;
+  std::vector<size_t> donors(const Arrays& inputs) const override {
+    return kind_.added ? std::vector<size_t>{inputs.size() - 1} : std::vector<size_t>{};
+  }
+  std::pair<Arrays, std::vector<int>> vmap(
+      const Arrays& inputs, const std::vector<int>& axes) override;
 
  private:
   /** Arrays of a weight. */
   int stride() const {
     return kind_.format.mxfp4 ? 2 : 3;
   }
-  QuantizedWeight weight(const std::vector<mx::array>& inputs, int part) const;
-  QuantizedExtras extras(const std::vector<mx::array>& inputs) const;
-  int columns(const std::vector<mx::array>& inputs) const;
+  QuantizedWeight weight(const Arrays& inputs, int part) const;
+  QuantizedExtras extras(const Arrays& inputs) const;
+  int columns(const Arrays& inputs) const;
 
   Kind kind_;
 };

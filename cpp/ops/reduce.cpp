@@ -3,7 +3,9 @@
 #include <functional>
 #include <numeric>
 
-#include "plan/reduce.h"
+#include "../../metal/reduce.h"
+#include "mlx-primitives/src/ffi/reduce.rs.h"
+#include "runtime/cpu_call.h"
 
 namespace mlx_primitives {
 
@@ -57,7 +59,7 @@ mx::array reduce(
       {row_contiguous(x, s)});
 }
 
-std::vector<mx::array> Reduction::compose(const std::vector<mx::array>& inputs) {
+Arrays Reduction::compose(const Arrays& inputs) {
   auto s = stream();
   auto& x = inputs[0];
   std::vector<int> axes = {-1};
@@ -80,8 +82,8 @@ std::vector<mx::array> Reduction::compose(const std::vector<mx::array>& inputs) 
   refuse(name(), "expected a known kind, got ", static_cast<int>(kind_));
 }
 
-std::pair<std::vector<mx::array>, std::vector<int>> Reduction::vmap(
-    const std::vector<mx::array>& inputs, const std::vector<int>& axes) {
+std::pair<Arrays, std::vector<int>> Reduction::vmap(
+    const Arrays& inputs, const std::vector<int>& axes) {
   auto s = stream();
   auto x = mx::moveaxis(inputs[0], axes[0], 0, s);
   if (!all_) {
@@ -95,26 +97,103 @@ std::pair<std::vector<mx::array>, std::vector<int>> Reduction::vmap(
   return {{reduce(mx::reshape(x, shape, s), kind_, false, kept, s)}, {0}};
 }
 
-Cost Reduction::cost(
-    const std::vector<mx::array>& inputs, const std::vector<mx::array>& outputs) const {
-  auto cost = FusedPrimitive::cost(inputs, outputs);
-  if (uint64_t rows = outputs[0].size()) {
-    uint64_t pieces = split_reduce(rows, inputs[0].size() / rows).pieces;
-    if (pieces > 1) {
-      cost.dispatches = 2;
-      cost.device_bytes += 2 * sizeof(float) * rows * pieces;
-    }
-  }
-  return cost;
-}
-
 bool Reduction::is_equivalent(const mx::Primitive& other) const {
   auto& reduction = static_cast<const Reduction&>(other);
   return kind_ == reduction.kind_ && all_ == reduction.all_ && keepdims_ == reduction.keepdims_;
 }
 
-std::vector<mx::Shape> Reduction::output_shapes(const std::vector<mx::array>& inputs) {
+std::vector<mx::Shape> Reduction::output_shapes(const Arrays& inputs) {
   return {reduced(inputs[0].shape(), all_, keepdims_)};
+}
+
+namespace {
+
+/** How rows are cut: a threadgroup for each piece. One piece takes one dispatch, more take two. */
+struct ReduceSplit {
+  uint32_t pieces;
+  uint32_t piece;
+};
+
+ReduceSplit split_reduce(uint64_t rows, uint64_t axis) {
+  constexpr uint64_t countable = 1u << 31; // kernels step through a piece in 32 bits
+  bool whole = axis <= 2 * REDUCE_PIECE || (rows >= REDUCE_MANY_ROWS && axis <= countable);
+  if (whole) {
+    return {1, static_cast<uint32_t>(axis)};
+  }
+  // Whole SIMD groups of quads, so that every piece starts as its row does.
+  uint64_t piece = std::max<uint64_t>(REDUCE_PIECE, ceil_div(axis, REDUCE_PIECES));
+  piece = ceil_div(piece, SIMD_ROW) * SIMD_ROW;
+  if (piece > countable) {
+    throw std::invalid_argument("[reduce] more elements than a Metal kernel can count.");
+  }
+  return {static_cast<uint32_t>(ceil_div(axis, piece)), static_cast<uint32_t>(piece)};
+}
+
+/** Folds each piece of `from` to one number of `to`. */
+Dispatch fold(
+    std::string_view kind,
+    const mx::array& from,
+    const mx::array& to,
+    const ReduceParams& params,
+    uint32_t max_threads) {
+  max_threads = whole_simds("reduce", max_threads);
+  uint32_t count = grid_count("reduce", "pieces", uint64_t{params.rows} * params.pieces);
+  uint32_t length = params.piece;
+  auto kernel = [&](std::string_view form) {
+    auto types = type_suffix(from) + type_suffix(to);
+    return "mlxp_reduce_" + std::string(form) + "_" + std::string(kind) + types;
+  };
+  Launch launch;
+  if (from.dtype() == to.dtype() && length <= REDUCE_SIMD_ROW) {
+    uint32_t together = std::min<uint32_t>(ROWS_PER_GROUP, max_threads / SIMD_WIDTH);
+    together = std::clamp<uint32_t>(count, 1, together);
+    auto groups = static_cast<uint32_t>(ceil_div(count, together));
+    launch = {kernel("simd"), {groups, 1, 1}, {together * SIMD_WIDTH, 1, 1}};
+  } else {
+    uint64_t quads = std::clamp<uint64_t>(ceil_div(length, READS), 1, max_threads);
+    uint32_t threads = round_up(static_cast<uint32_t>(quads), SIMD_WIDTH);
+    // Metal wants multiples of 16 bytes.
+    uint32_t bytes = round_up(REDUCE_SLOTS * (threads / SIMD_WIDTH) * sizeof(float), 16);
+    launch = {kernel("group"), {count, 1, 1}, {threads, 1, 1}, bytes};
+  }
+  // Metal has no buffer of no bytes; of those bound then, nothing is read.
+  return {"reduce", launch, {from.size() ? from : to}, {to}, params};
+}
+
+} // namespace
+
+std::vector<Dispatch> Reduction::dispatches(
+    const Arrays& inputs, const Arrays& outputs, uint32_t max_threads) {
+  auto& x = inputs[0];
+  auto& out = outputs[0];
+  uint64_t axis = x.size() / out.size();
+  auto rows = grid_count("reduce", "rows", out.size());
+  bool squared = kind_ == ReductionKind::SumOfSquares || kind_ == ReductionKind::Norm;
+  auto merge = kind_ == ReductionKind::Max ? "max" : "sum";
+  auto kind = squared ? "squares" : merge;
+  // MLX multiplies by this rounded reciprocal.
+  float scale = kind_ == ReductionKind::Mean ? static_cast<float>(1.0 / axis) : 1.0f;
+  uint32_t root = kind_ == ReductionKind::Norm;
+
+  auto [pieces, piece] = split_reduce(rows, axis);
+  if (pieces == 1) {
+    return {fold(kind, x, out, {axis, rows, 1, piece, scale, root}, max_threads)};
+  }
+  auto partial = temporary({static_cast<int>(rows), static_cast<int>(pieces)}, mx::float32);
+  return {
+      fold(kind, x, partial, {axis, rows, pieces, piece, 1.0f, 0}, max_threads),
+      fold(merge, partial, out, {pieces, rows, 1, pieces, scale, root}, max_threads)};
+}
+
+CpuCall Reduction::cpu_call(const Arrays& inputs, Arrays& outputs) const {
+  auto& x = inputs[0];
+  auto& out = outputs[0];
+  return [dtype = kernel_dtype(x),
+          kind = kind_,
+          in = bytes(x),
+          to = bytes(out),
+          rows = out.size(),
+          axis = x.size() / out.size()] { bridge::reduce_cpu(dtype, kind, in, to, rows, axis); };
 }
 
 } // namespace mlx_primitives

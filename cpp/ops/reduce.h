@@ -1,6 +1,6 @@
 #pragma once
 
-#include "ops/common.h"
+#include "runtime/primitive.h"
 
 namespace mlx_primitives {
 
@@ -17,12 +17,9 @@ class Reduction : public ComposedPrimitive {
       : ComposedPrimitive(stream), kind_(kind), all_(all), keepdims_(keepdims) {}
 
   COMPOSED_METHODS(Reduction)
-  std::pair<std::vector<mx::array>, std::vector<int>> vmap(
-      const std::vector<mx::array>& inputs, const std::vector<int>& axes) override;
-
-  /** Long rows take a second dispatch for the results of their pieces. */
-  Cost cost(
-      const std::vector<mx::array>& inputs, const std::vector<mx::array>& outputs) const override;
+  std::vector<mx::Shape> output_shapes(const Arrays& inputs) override;
+  std::pair<Arrays, std::vector<int>> vmap(
+      const Arrays& inputs, const std::vector<int>& axes) override;
 
  private:
   ReductionKind kind_;

@@ -1,13 +1,16 @@
 #include "ops/residual_norm.h"
 
+#include "../../metal/residual_norm.h"
+#include "mlx-primitives/src/ffi/residual_norm.rs.h"
 #include "ops/layer_norm.h"
 #include "ops/rms_norm.h"
+#include "runtime/cpu_call.h"
 
 namespace mlx_primitives {
 
 namespace {
 
-std::vector<mx::array> residual_norm(
+Arrays residual_norm(
     const char* op,
     bool centered,
     const mx::array& x,
@@ -25,7 +28,7 @@ std::vector<mx::array> residual_norm(
 
   auto s = mx::to_stream(s_);
   // A weight of a wider type makes the norm of that type, but not the sum: two nodes.
-  std::vector<mx::array> promoted = {x, residual};
+  Arrays promoted = {x, residual};
   if (affine.weight) { // without one, a bias does not count either
     promoted.push_back(*affine.weight);
     if (affine.bias) {
@@ -38,7 +41,7 @@ std::vector<mx::array> residual_norm(
                          : rms_norm(sum, affine.weight, eps, s);
     return {sum, norm};
   }
-  std::vector<mx::array> inputs = {
+  Arrays inputs = {
       row_contiguous(mx::astype(x, dtype, s), s),
       row_contiguous(mx::astype(residual, dtype, s), s)};
   affine.push(inputs, dtype, s);
@@ -50,7 +53,7 @@ std::vector<mx::array> residual_norm(
 
 } // namespace
 
-std::vector<mx::array> rms_norm_residual(
+Arrays rms_norm_residual(
     const mx::array& x,
     const mx::array& residual,
     const std::optional<mx::array>& weight,
@@ -59,7 +62,7 @@ std::vector<mx::array> rms_norm_residual(
   return residual_norm("rms_norm_residual", false, x, residual, {weight, {}}, eps, s);
 }
 
-std::vector<mx::array> layer_norm_residual(
+Arrays layer_norm_residual(
     const mx::array& x,
     const mx::array& residual,
     const std::optional<mx::array>& weight,
@@ -69,7 +72,7 @@ std::vector<mx::array> layer_norm_residual(
   return residual_norm("layer_norm_residual", true, x, residual, {weight, bias}, eps, s);
 }
 
-std::vector<mx::array> ResidualNorm::compose(const std::vector<mx::array>& inputs) {
+Arrays ResidualNorm::compose(const Arrays& inputs) {
   auto s = stream();
   auto [weight, bias] = NormAffine::of(inputs, 2, weighted_, biased_);
   auto sum = mx::add(inputs[0], inputs[1], s);
@@ -79,8 +82,8 @@ std::vector<mx::array> ResidualNorm::compose(const std::vector<mx::array>& input
                 : mx::fast::rms_norm(sum, weight, eps_, s)};
 }
 
-std::pair<std::vector<mx::array>, std::vector<int>> ResidualNorm::vmap(
-    const std::vector<mx::array>& inputs, const std::vector<int>& axes) {
+std::pair<Arrays, std::vector<int>> ResidualNorm::vmap(
+    const Arrays& inputs, const std::vector<int>& axes) {
   auto s = stream();
   int size = batch_size(inputs, axes);
   auto x = batch_first(inputs[0], axes[0], size, s);
@@ -103,8 +106,40 @@ bool ResidualNorm::is_equivalent(const mx::Primitive& other) const {
          eps_ == norm.eps_;
 }
 
-std::vector<mx::Shape> ResidualNorm::output_shapes(const std::vector<mx::array>& inputs) {
+std::vector<mx::Shape> ResidualNorm::output_shapes(const Arrays& inputs) {
   return {inputs[0].shape(), inputs[0].shape()};
+}
+
+std::vector<Dispatch> ResidualNorm::dispatches(
+    const Arrays& inputs, const Arrays& outputs, uint32_t max_threads) {
+  auto& x = inputs[0];
+  Rows rows(x);
+  auto suffix = (centered_ ? "_layer" : "_rms") + type_suffix(x);
+  auto launch = plan_rows("residual_norm", suffix, rows, RESIDUAL_NORM_SLOTS, max_threads);
+  auto& weight = weighted_ ? inputs[2] : x; // something has to be bound
+  auto& bias = biased_ ? inputs[2 + weighted_] : x;
+  ResidualNormParams params{rows.narrow(), rows.axis, eps_, weighted_, biased_};
+  return {{"residual_norm", launch, {x, inputs[1], weight, bias}, outputs, params}};
+}
+
+CpuCall ResidualNorm::cpu_call(const Arrays& inputs, Arrays& outputs) const {
+  auto& x = inputs[0];
+  Rows rows(x);
+  bridge::ResidualNormCall call{
+      .dtype = kernel_dtype(x),
+      .rows = rows.count,
+      .axis = rows.axis,
+      .eps = eps_,
+      .centered = centered_};
+  return [call,
+          in = bytes(x),
+          residual = bytes(inputs[1]),
+          weight = weighted_ ? bytes(inputs[2]) : nullptr,
+          bias = biased_ ? bytes(inputs[2 + weighted_]) : nullptr,
+          sum = bytes(outputs[0]),
+          norm = bytes(outputs[1])] {
+    bridge::residual_norm_cpu(call, in, residual, weight, bias, sum, norm);
+  };
 }
 
 } // namespace mlx_primitives

@@ -2,12 +2,12 @@
 
 #include <optional>
 
-#include "ops/common.h"
+#include "runtime/primitive.h"
 
 namespace mlx_primitives {
 
 /** {h, rms_norm(h)} for h = x + residual. */
-std::vector<mx::array> rms_norm_residual(
+Arrays rms_norm_residual(
     const mx::array& x,
     const mx::array& residual,
     const std::optional<mx::array>& weight,
@@ -15,7 +15,7 @@ std::vector<mx::array> rms_norm_residual(
     mx::StreamOrDevice s = {});
 
 /** {h, layer_norm(h)} for h = x + residual. */
-std::vector<mx::array> layer_norm_residual(
+Arrays layer_norm_residual(
     const mx::array& x,
     const mx::array& residual,
     const std::optional<mx::array>& weight,
@@ -37,8 +37,9 @@ class ResidualNorm : public ComposedPrimitive {
         eps_(eps) {}
 
   COMPOSED_METHODS(ResidualNorm)
-  std::pair<std::vector<mx::array>, std::vector<int>> vmap(
-      const std::vector<mx::array>& inputs, const std::vector<int>& axes) override;
+  std::vector<mx::Shape> output_shapes(const Arrays& inputs) override;
+  std::pair<Arrays, std::vector<int>> vmap(
+      const Arrays& inputs, const std::vector<int>& axes) override;
 
  private:
   bool centered_; // layer normalisation, else RMS, which has no bias

@@ -2,6 +2,10 @@
 
 #include <numeric>
 
+#include "../../metal/rms_norm.h"
+#include "mlx-primitives/src/ffi/rms_norm.rs.h"
+#include "runtime/cpu_call.h"
+
 namespace mlx_primitives {
 
 namespace {
@@ -37,29 +41,29 @@ mx::array rms_norm(
   require_kernel_dtype(op, dtype);
 
   auto s = mx::to_stream(s_);
-  std::vector<mx::array> inputs = {row_contiguous(mx::astype(x, dtype, s), s)};
+  Arrays inputs = {row_contiguous(mx::astype(x, dtype, s), s)};
   if (weight) {
     inputs.push_back(row_contiguous(mx::astype(*weight, dtype, s), s));
   }
   return mx::array(x.shape(), dtype, std::make_shared<RmsNorm>(s, eps), std::move(inputs));
 }
 
-std::vector<mx::array> RmsNorm::compose(const std::vector<mx::array>& inputs) {
+Arrays RmsNorm::compose(const Arrays& inputs) {
   auto weight = inputs.size() > 1 ? std::optional(inputs[1]) : std::nullopt;
   return {mx::fast::rms_norm(inputs[0], weight, eps_, stream())};
 }
 
-std::vector<mx::array> RmsNorm::vjp(
-    const std::vector<mx::array>& primals,
-    const std::vector<mx::array>& cotangents,
+Arrays RmsNorm::vjp(
+    const Arrays& primals,
+    const Arrays& cotangents,
     const std::vector<int>& argnums,
-    const std::vector<mx::array>&) {
+    const Arrays&) {
   auto s = stream();
   auto dtype = primals[0].dtype();
   Normalizer n(primals[0], eps_, s);
   auto g = mx::astype(cotangents[0], mx::float32, s);
 
-  std::vector<mx::array> gradients;
+  Arrays gradients;
   for (auto argnum : argnums) {
     if (argnum == 0) {
       auto gw = primals.size() > 1 ? mx::multiply(g, mx::astype(primals[1], mx::float32, s), s) : g;
@@ -75,10 +79,8 @@ std::vector<mx::array> RmsNorm::vjp(
   return gradients;
 }
 
-std::vector<mx::array> RmsNorm::jvp(
-    const std::vector<mx::array>& primals,
-    const std::vector<mx::array>& tangents,
-    const std::vector<int>& argnums) {
+Arrays RmsNorm::jvp(
+    const Arrays& primals, const Arrays& tangents, const std::vector<int>& argnums) {
   auto s = stream();
   Normalizer n(primals[0], eps_, s);
   // Not a sum that starts at zeros: their shape would be fixed in a shapeless function.
@@ -98,8 +100,8 @@ std::vector<mx::array> RmsNorm::jvp(
   return {mx::astype(*total, primals[0].dtype(), s)};
 }
 
-std::pair<std::vector<mx::array>, std::vector<int>> RmsNorm::vmap(
-    const std::vector<mx::array>& inputs, const std::vector<int>& axes) {
+std::pair<Arrays, std::vector<int>> RmsNorm::vmap(
+    const Arrays& inputs, const std::vector<int>& axes) {
   auto s = stream();
   auto x = batch_first(inputs[0], axes[0], batch_size(inputs, axes), s);
   if (inputs.size() == 1 || axes[1] < 0) {
@@ -119,8 +121,25 @@ bool RmsNorm::is_equivalent(const mx::Primitive& other) const {
   return eps_ == static_cast<const RmsNorm&>(other).eps_;
 }
 
-std::vector<mx::Shape> RmsNorm::output_shapes(const std::vector<mx::array>& inputs) {
-  return {inputs[0].shape()};
+std::vector<Dispatch> RmsNorm::dispatches(
+    const Arrays& inputs, const Arrays& outputs, uint32_t max_threads) {
+  auto& x = inputs[0];
+  Rows rows(x);
+  bool weighted = inputs.size() > 1;
+  auto suffix = (weighted ? "_weighted" : "") + type_suffix(x);
+  auto launch = plan_rows(op, suffix, rows, RMS_NORM_SLOTS, max_threads);
+  auto& weight = weighted ? inputs[1] : x; // something has to be bound
+  return {{op, launch, {x, weight}, outputs, RmsNormParams{rows.narrow(), rows.axis, eps_}}};
+}
+
+CpuCall RmsNorm::cpu_call(const Arrays& inputs, Arrays& outputs) const {
+  auto& x = inputs[0];
+  return [dtype = kernel_dtype(x),
+          in = bytes(x),
+          weight = inputs.size() > 1 ? bytes(inputs[1]) : nullptr,
+          to = bytes(outputs[0]),
+          rows = Rows(x),
+          eps = eps_] { bridge::rms_norm_cpu(dtype, in, weight, to, rows.count, rows.axis, eps); };
 }
 
 } // namespace mlx_primitives

@@ -2,7 +2,7 @@
 
 #include <optional>
 
-#include "ops/common.h"
+#include "runtime/primitive.h"
 
 namespace mlx_primitives {
 
@@ -19,6 +19,7 @@ class RmsNorm : public FusedPrimitive {
   RmsNorm(mx::Stream stream, float eps) : FusedPrimitive(stream), eps_(eps) {}
 
   PRIMITIVE_METHODS(RmsNorm)
+  DONATES(0)
 
  private:
   float eps_;

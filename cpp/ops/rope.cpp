@@ -1,5 +1,11 @@
 #include "ops/rope.h"
 
+#include <cmath>
+
+#include "../../metal/rope.h"
+#include "mlx-primitives/src/ffi/rope.rs.h"
+#include "runtime/cpu_call.h"
+
 namespace mlx_primitives {
 
 namespace {
@@ -36,8 +42,7 @@ mx::array rope(
   }
 
   auto s = mx::to_stream(s_);
-  std::vector<mx::array> inputs = {
-      row_contiguous(x, s), row_contiguous(mx::astype(offset, mx::int32, s), s)};
+  Arrays inputs = {row_contiguous(x, s), row_contiguous(mx::astype(offset, mx::int32, s), s)};
   if (freqs) {
     inputs.push_back(row_contiguous(mx::astype(*freqs, mx::float32, s), s));
   }
@@ -47,34 +52,31 @@ mx::array rope(
 }
 
 /** The same rotation, or its inverse, of other values at the same positions. */
-mx::array Rope::apply(const mx::array& x, const std::vector<mx::array>& primals, bool forward) {
+mx::array Rope::apply(const mx::array& x, const Arrays& primals, bool forward) {
   auto s = stream();
-  std::vector<mx::array> inputs = {row_contiguous(x, s)};
+  Arrays inputs = {row_contiguous(x, s)};
   inputs.insert(inputs.end(), primals.begin() + 1, primals.end());
   auto primitive = std::make_shared<Rope>(s, dims_, traditional_, base_, scale_, forward);
   return mx::array(x.shape(), x.dtype(), std::move(primitive), std::move(inputs));
 }
 
-std::vector<mx::array> Rope::compose(const std::vector<mx::array>& inputs) {
+Arrays Rope::compose(const Arrays& inputs) {
   auto freqs = inputs.size() > 2 ? std::optional(inputs[2]) : std::nullopt;
   auto base = freqs ? std::nullopt : std::optional(base_);
   float scale = forward_ ? scale_ : -scale_;
   return {mx::fast::rope(inputs[0], dims_, traditional_, base, scale, inputs[1], freqs, stream())};
 }
 
-std::vector<mx::array> Rope::vjp(
-    const std::vector<mx::array>& primals,
-    const std::vector<mx::array>& cotangents,
+Arrays Rope::vjp(
+    const Arrays& primals,
+    const Arrays& cotangents,
     const std::vector<int>& argnums,
-    const std::vector<mx::array>&) {
+    const Arrays&) {
   require_only_x(argnums);
   return {apply(cotangents[0], primals, !forward_)};
 }
 
-std::vector<mx::array> Rope::jvp(
-    const std::vector<mx::array>& primals,
-    const std::vector<mx::array>& tangents,
-    const std::vector<int>& argnums) {
+Arrays Rope::jvp(const Arrays& primals, const Arrays& tangents, const std::vector<int>& argnums) {
   require_only_x(argnums);
   return {apply(tangents[0], primals, forward_)};
 }
@@ -87,8 +89,7 @@ void Rope::require_only_x(const std::vector<int>& argnums) {
   }
 }
 
-std::pair<std::vector<mx::array>, std::vector<int>> Rope::vmap(
-    const std::vector<mx::array>& inputs, const std::vector<int>& axes) {
+std::pair<Arrays, std::vector<int>> Rope::vmap(const Arrays& inputs, const std::vector<int>& axes) {
   auto s = stream();
   int size = batch_size(inputs, axes);
   if (inputs.size() > 2 && axes[2] >= 0) {
@@ -108,13 +109,13 @@ std::pair<std::vector<mx::array>, std::vector<int>> Rope::vmap(
   return {{mx::reshape(apply(folded[0], folded, forward_), shape, s)}, {0}};
 }
 
-std::pair<std::vector<mx::array>, std::vector<int>> Rope::vmap_freqs(
-    const std::vector<mx::array>& inputs, const std::vector<int>& axes, int size) {
+std::pair<Arrays, std::vector<int>> Rope::vmap_freqs(
+    const Arrays& inputs, const std::vector<int>& axes, int size) {
   // The kernel takes one set of frequencies a call.
   auto s = stream();
-  std::vector<mx::array> results;
+  Arrays results;
   for (int i = 0; i < size; ++i) {
-    std::vector<mx::array> entry;
+    Arrays entry;
     for (size_t k = 0; k < inputs.size(); ++k) {
       auto input = axes[k] < 0 ? inputs[k] : mx::take(inputs[k], i, axes[k], s);
       entry.push_back(row_contiguous(input, s));
@@ -130,8 +131,82 @@ bool Rope::is_equivalent(const mx::Primitive& other) const {
          scale_ == o.scale_ && forward_ == o.forward_;
 }
 
-std::vector<mx::Shape> Rope::output_shapes(const std::vector<mx::array>& inputs) {
-  return {inputs[0].shape()};
+/** One thread for each point of a box, in groups of at most ROPE_GROUP threads. */
+Launch plan_box(
+    std::string_view op,
+    std::string kernel,
+    std::array<uint64_t, 3> threads,
+    uint32_t max_threads) {
+  // Threads left for the axes to come; an axis that needs several groups gets equal ones.
+  uint32_t left = std::clamp<uint32_t>(max_threads, 1, ROPE_GROUP);
+  Launch launch;
+  for (int i = 0; i < 3; i++) {
+    uint64_t groups = ceil_div(threads[i], left);
+    uint64_t extent = groups ? ceil_div(threads[i], groups) : 1;
+    grid_count(op, "threads", groups * extent);
+    launch.grid[i] = static_cast<uint32_t>(groups);
+    launch.group[i] = static_cast<uint32_t>(extent);
+    left /= launch.group[i];
+  }
+  launch.threadgroup_bytes = 0;
+  launch.kernel = std::move(kernel);
+  return launch;
+}
+
+std::vector<Dispatch> Rope::dispatches(
+    const Arrays& inputs, const Arrays& outputs, uint32_t max_threads) {
+  auto& x = inputs[0];
+  auto& offset = inputs[1];
+  bool explicit_freqs = inputs.size() > 2;
+  RopeParams params{};
+  params.batch = x.shape(0);
+  params.length = x.shape(-2);
+  params.features = x.shape(-1);
+  params.heads = static_cast<uint32_t>(x.size() / x.shape(0) / x.shape(-2) / x.shape(-1));
+  params.pairs = dims_ / 2;
+  params.columns = rope_columns(params.features, params.pairs, in_place(x, outputs[0]));
+  params.offset_stride = offset.size() > 1 ? 1 : 0;
+  params.scale = scale_;
+  params.log2_base = explicit_freqs ? 0.0f : std::log2(base_);
+  params.direction = forward_ ? 1.0f : -1.0f;
+
+  // A single position has too few threads to give each of them several heads.
+  bool one_head = params.length == 1 || params.heads == 1;
+  uint64_t depth =
+      uint64_t{params.batch} * ceil_div(params.heads, one_head ? 1u : unsigned{ROPE_HEADS});
+  std::string kernel = "mlxp_rope";
+  kernel += traditional_ ? "_interleaved" : "_half";
+  kernel += explicit_freqs ? "_freqs" : "_base";
+  kernel += one_head ? "_one_head" : "";
+  auto launch =
+      plan_box(op, kernel + type_suffix(x), {params.columns, params.length, depth}, max_threads);
+  auto& freqs = explicit_freqs ? inputs[2] : offset; // something has to be bound
+  return {{op, launch, {x, offset, freqs}, outputs, params}};
+}
+
+CpuCall Rope::cpu_call(const Arrays& inputs, Arrays& outputs) const {
+  auto& x = inputs[0];
+  auto& offset = inputs[1];
+  size_t batch = x.shape(0);
+  size_t seq = x.shape(-2);
+  size_t head_dim = x.shape(-1);
+  bridge::RopeCall call{
+      .batch = batch,
+      .heads = x.size() / (batch * seq * head_dim),
+      .seq = seq,
+      .head_dim = head_dim,
+      .dims = static_cast<size_t>(dims_),
+      .traditional = traditional_,
+      .forward = forward_,
+      .base = base_,
+      .scale = scale_};
+  return [dtype = kernel_dtype(x),
+          in = bytes(x),
+          to = bytes(outputs[0]),
+          call,
+          freqs = inputs.size() > 2 ? inputs[2].data<float>() : nullptr,
+          offsets = offset.data<int32_t>(),
+          count = offset.size()] { bridge::rope_cpu(dtype, in, to, call, freqs, offsets, count); };
 }
 
 } // namespace mlx_primitives

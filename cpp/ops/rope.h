@@ -2,7 +2,7 @@
 
 #include <optional>
 
-#include "ops/common.h"
+#include "runtime/primitive.h"
 
 namespace mlx_primitives {
 
@@ -36,12 +36,13 @@ class Rope : public FusedPrimitive {
         forward_(forward) {}
 
   PRIMITIVE_METHODS(Rope)
+  DONATES(0)
 
  private:
-  mx::array apply(const mx::array& x, const std::vector<mx::array>& primals, bool forward);
+  mx::array apply(const mx::array& x, const Arrays& primals, bool forward);
   static void require_only_x(const std::vector<int>& argnums);
-  std::pair<std::vector<mx::array>, std::vector<int>> vmap_freqs(
-      const std::vector<mx::array>& inputs, const std::vector<int>& axes, int size);
+  std::pair<Arrays, std::vector<int>> vmap_freqs(
+      const Arrays& inputs, const std::vector<int>& axes, int size);
 
   int dims_;
   bool traditional_;
@@ -49,5 +50,16 @@ class Rope : public FusedPrimitive {
   float scale_;
   bool forward_; // false rotates by the negative angle, the gradient
 };
+
+constexpr uint32_t ROPE_GROUP = 256; // threads; enough to hide latency, small enough to spread
+
+/** Features that are not rotated only need threads where out is another buffer than x. */
+constexpr uint32_t rope_columns(uint32_t features, uint32_t pairs, bool in_place) {
+  return in_place ? pairs : pairs + static_cast<uint32_t>(ceil_div(features - 2 * pairs, 2));
+}
+
+/** One thread for each point of a box, in groups of at most ROPE_GROUP threads. */
+Launch plan_box(
+    std::string_view op, std::string kernel, std::array<uint64_t, 3> threads, uint32_t max_threads);
 
 } // namespace mlx_primitives

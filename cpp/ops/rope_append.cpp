@@ -1,8 +1,12 @@
 #include "ops/rope_append.h"
 
+#include <cmath>
 #include <limits>
 
 #include "../../metal/rope_append.h"
+#include "mlx-primitives/src/ffi/rope_append.rs.h"
+#include "ops/rope.h"
+#include "runtime/cpu_call.h"
 
 namespace mlx_primitives {
 
@@ -107,7 +111,7 @@ mx::array rope_append(
     return row_contiguous(mx::astype(a, mx::int32, s), s);
   };
   auto positions = integers(offset);
-  std::vector<mx::array> inputs = {
+  Arrays inputs = {
       row_contiguous(state, s),
       row_contiguous(qkv, s),
       positions,
@@ -119,7 +123,7 @@ mx::array rope_append(
   return mx::array(state.shape(), state.dtype(), std::move(primitive), std::move(inputs));
 }
 
-std::vector<mx::array> RopeAppend::compose(const std::vector<mx::array>& inputs) {
+Arrays RopeAppend::compose(const Arrays& inputs) {
   auto s = stream();
   auto& [heads, kv_heads, head_dim, capacity] = layout_;
   auto& qkv = inputs[1];
@@ -204,8 +208,8 @@ mx::array RopeAppend::keys_and_values(
   return mx::put_along_axis(state, indices, kept, 1, s);
 }
 
-std::pair<std::vector<mx::array>, std::vector<int>> RopeAppend::vmap(
-    const std::vector<mx::array>& inputs, const std::vector<int>& axes) {
+std::pair<Arrays, std::vector<int>> RopeAppend::vmap(
+    const Arrays& inputs, const std::vector<int>& axes) {
   if (inputs.size() > 4 && axes[4] >= 0) {
     return ComposedPrimitive::vmap(inputs, axes); // the kernel takes one set of frequencies a call
   }
@@ -236,7 +240,7 @@ std::pair<std::vector<mx::array>, std::vector<int>> RopeAppend::vmap(
   return {{mx::reshape(out, shape, s)}, {0}};
 }
 
-Cost RopeAppend::cost(const std::vector<mx::array>& inputs, const std::vector<mx::array>&) const {
+Cost RopeAppend::cost(const Arrays& inputs, const Arrays&) {
   auto& qkv = inputs[1];
   size_t all = layout_.heads + 2 * layout_.kv_heads;
   size_t kept = qkv.shape(1) <= query_positions ? all : 2 * layout_.kv_heads;
@@ -253,8 +257,102 @@ bool RopeAppend::is_equivalent(const mx::Primitive& other) const {
          base_ == o.base_ && scale_ == o.scale_ && multiplier_ == o.multiplier_;
 }
 
-std::vector<mx::Shape> RopeAppend::output_shapes(const std::vector<mx::array>& inputs) {
-  return {inputs[0].shape()};
+namespace {
+
+/** A copy of a whole state, four elements a thread. */
+Dispatch copy(const mx::array& from, const mx::array& to, uint32_t max_threads) {
+  uint64_t count = to.size();
+  uint64_t threads = ceil_div(count, READS);
+  uint32_t group = std::clamp<uint32_t>(max_threads, 1, ROPE_GROUP);
+  uint64_t columns = std::min<uint64_t>(ceil_div(threads, group), 1u << 16);
+  StateCopyParams params{};
+  params.count_low = static_cast<uint32_t>(count);
+  params.count_high = static_cast<uint32_t>(count >> 32);
+  params.row = static_cast<uint32_t>(columns * group);
+  uint32_t rows = grid_count(op, "threads", ceil_div(threads, params.row));
+  Launch launch{
+      "mlxp_rope_append_copy" + type_suffix(to),
+      {static_cast<uint32_t>(columns), rows, 1},
+      {group, 1, 1}};
+  return {op, launch, {from}, {to}, params};
+}
+
+} // namespace
+
+std::vector<Dispatch> RopeAppend::dispatches(
+    const Arrays& inputs, const Arrays& outputs, uint32_t max_threads) {
+  auto& state = inputs[0];
+  auto& qkv = inputs[1];
+  auto& offset = inputs[2];
+  auto& slots = inputs[3];
+  auto& out = outputs[0];
+  std::vector<Dispatch> all;
+  if (!in_place(state, out)) {
+    all.push_back(copy(state, out, max_threads));
+  }
+  if (qkv.size() == 0) {
+    return all;
+  }
+  bool explicit_freqs = inputs.size() > 4;
+  RopeAppendParams params{};
+  params.batch = state.shape(0);
+  params.heads = layout_.heads;
+  params.kv_heads = layout_.kv_heads;
+  params.length = qkv.shape(1);
+  params.features = layout_.head_dim;
+  params.capacity = layout_.capacity;
+  params.rows = state.shape(1);
+  params.pairs = dims_ / 2;
+  params.columns = rope_columns(params.features, params.pairs, /* in_place */ false);
+  params.first_head = params.length <= QUERY_POSITIONS ? 0 : params.heads;
+  params.offset_stride = offset.size() > 1 ? 1 : 0;
+  params.slot_stride = slots.size() > 1 ? 1 : 0;
+  params.slots_follow = slots.id() == offset.id() ? 1 : 0;
+  params.scale = scale_;
+  params.log2_base = explicit_freqs ? 0.0f : std::log2(base_);
+  params.multiplier = rounded(multiplier_, state.dtype());
+
+  uint64_t heads = uint64_t{params.heads} + 2 * uint64_t{params.kv_heads} - params.first_head;
+  uint64_t depth = params.batch * ceil_div(heads, APPEND_HEADS);
+  std::string kernel = "mlxp_rope_append";
+  kernel += traditional_ ? "_interleaved" : "_half";
+  kernel += explicit_freqs ? "_freqs" : "_base";
+  auto launch = plan_box(
+      op, kernel + type_suffix(state), {params.columns, params.length, depth}, max_threads);
+  auto& freqs = explicit_freqs ? inputs[4] : offset; // something has to be bound
+  all.emplace_back(op, launch, Arrays{out, qkv, offset, slots, freqs}, outputs, params);
+  return all;
+}
+
+CpuCall RopeAppend::cpu_call(const Arrays& inputs, Arrays& outputs) const {
+  auto& state = inputs[0];
+  auto& qkv = inputs[1];
+  auto& offset = inputs[2];
+  auto& slots = inputs[3];
+  bridge::RopeAppendCall call{
+      .batch = static_cast<size_t>(state.shape(0)),
+      .heads = static_cast<size_t>(layout_.heads),
+      .kv_heads = static_cast<size_t>(layout_.kv_heads),
+      .time = static_cast<size_t>(qkv.shape(1)),
+      .head_dim = static_cast<size_t>(layout_.head_dim),
+      .capacity = static_cast<size_t>(layout_.capacity),
+      .dims = static_cast<size_t>(dims_),
+      .traditional = traditional_,
+      .base = base_,
+      .scale = scale_,
+      .multiplier = multiplier_,
+      .offset_count = offset.size(),
+      .slot_count = slots.size()};
+  return [dtype = kernel_dtype(state),
+          from = bytes(state),
+          to = bytes(outputs[0]),
+          step = bytes(qkv),
+          call,
+          freqs = inputs.size() > 4 ? inputs[4].data<float>() : nullptr,
+          offsets = offset.data<int32_t>(),
+          places = slots.data<int32_t>()] {
+    bridge::rope_append_cpu(dtype, from, to, step, call, freqs, offsets, places);
+  };
 }
 
 } // namespace mlx_primitives

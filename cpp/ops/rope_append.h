@@ -2,7 +2,7 @@
 
 #include <optional>
 
-#include "ops/common.h"
+#include "runtime/primitive.h"
 
 namespace mlx_primitives {
 
@@ -56,13 +56,13 @@ class RopeAppend : public ComposedPrimitive {
         multiplier_(rotation.multiplier) {}
 
   COMPOSED_METHODS(RopeAppend)
+  DONATES(0)
 
-  std::pair<std::vector<mx::array>, std::vector<int>> vmap(
-      const std::vector<mx::array>& inputs, const std::vector<int>& axes) override;
+  std::pair<Arrays, std::vector<int>> vmap(
+      const Arrays& inputs, const std::vector<int>& axes) override;
 
   /** The step's own rows: the state stays where it is. */
-  Cost cost(
-      const std::vector<mx::array>& inputs, const std::vector<mx::array>& outputs) const override;
+  Cost cost(const Arrays& inputs, const Arrays& outputs) override;
 
  private:
   mx::array keys_and_values(

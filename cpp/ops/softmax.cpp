@@ -1,5 +1,9 @@
 #include "ops/softmax.h"
 
+#include "../../metal/softmax.h"
+#include "mlx-primitives/src/ffi/softmax.rs.h"
+#include "runtime/cpu_call.h"
+
 namespace mlx_primitives {
 
 namespace {
@@ -19,31 +23,25 @@ mx::array softmax(const mx::array& x, mx::StreamOrDevice s_) {
   auto dtype = mx::issubdtype(x.dtype(), mx::inexact) ? x.dtype() : mx::float32;
   require_kernel_dtype(op, dtype);
   auto s = mx::to_stream(s_);
-  std::vector<mx::array> inputs = {row_contiguous(mx::astype(x, dtype, s), s)};
+  Arrays inputs = {row_contiguous(mx::astype(x, dtype, s), s)};
   return mx::array(x.shape(), dtype, std::make_shared<Softmax>(s), std::move(inputs));
 }
 
-std::vector<mx::array> Softmax::compose(const std::vector<mx::array>& inputs) {
+Arrays Softmax::compose(const Arrays& inputs) {
   return {mx::softmax(inputs[0], -1, true, stream())};
 }
 
-std::vector<mx::array> Softmax::vjp(
-    const std::vector<mx::array>&,
-    const std::vector<mx::array>& cotangents,
-    const std::vector<int>&,
-    const std::vector<mx::array>& outputs) {
+Arrays Softmax::vjp(
+    const Arrays&, const Arrays& cotangents, const std::vector<int>&, const Arrays& outputs) {
   return {project(outputs[0], cotangents[0], stream())};
 }
 
-std::vector<mx::array> Softmax::jvp(
-    const std::vector<mx::array>& primals,
-    const std::vector<mx::array>& tangents,
-    const std::vector<int>&) {
+Arrays Softmax::jvp(const Arrays& primals, const Arrays& tangents, const std::vector<int>&) {
   return {project(softmax(primals[0], stream()), tangents[0], stream())};
 }
 
-std::pair<std::vector<mx::array>, std::vector<int>> Softmax::vmap(
-    const std::vector<mx::array>& inputs, const std::vector<int>& axes) {
+std::pair<Arrays, std::vector<int>> Softmax::vmap(
+    const Arrays& inputs, const std::vector<int>& axes) {
   auto x = batch_first(inputs[0], axes[0], batch_size(inputs, axes), stream());
   return {{softmax(x, stream())}, {0}};
 }
@@ -52,8 +50,20 @@ bool Softmax::is_equivalent(const mx::Primitive&) const {
   return true;
 }
 
-std::vector<mx::Shape> Softmax::output_shapes(const std::vector<mx::array>& inputs) {
-  return {inputs[0].shape()};
+std::vector<Dispatch> Softmax::dispatches(
+    const Arrays& inputs, const Arrays& outputs, uint32_t max_threads) {
+  auto& x = inputs[0];
+  Rows rows(x);
+  auto launch = plan_rows(op, type_suffix(x), rows, SOFTMAX_SLOTS, max_threads);
+  return {{op, launch, {x}, outputs, SoftmaxParams{rows.narrow(), rows.axis}}};
+}
+
+CpuCall Softmax::cpu_call(const Arrays& inputs, Arrays& outputs) const {
+  auto& x = inputs[0];
+  Rows rows(x);
+  return [dtype = kernel_dtype(x), in = bytes(x), to = bytes(outputs[0]), rows] {
+    bridge::softmax_cpu(dtype, in, to, rows.count, rows.axis);
+  };
 }
 
 } // namespace mlx_primitives

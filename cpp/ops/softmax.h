@@ -1,6 +1,6 @@
 #pragma once
 
-#include "ops/common.h"
+#include "runtime/primitive.h"
 
 namespace mlx_primitives {
 
@@ -13,6 +13,7 @@ class Softmax : public FusedPrimitive {
   explicit Softmax(mx::Stream stream) : FusedPrimitive(stream) {}
 
   PRIMITIVE_METHODS(Softmax)
+  DONATES(0)
 };
 
 } // namespace mlx_primitives

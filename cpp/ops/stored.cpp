@@ -12,7 +12,7 @@ mx::array stored(StoredHandle from, mx::Shape shape, mx::Dtype dtype) {
   return mx::array(std::move(shape), dtype, std::make_shared<Read>(stream, std::move(from)), {});
 }
 
-void Read::eval_cpu(const std::vector<mx::array>&, mx::array& out) {
+void Read::eval_cpu(const Arrays&, mx::array& out) {
   allocate(out);
   auto* data = out.data<uint8_t>();
   size_t bytes = out.nbytes();
@@ -23,7 +23,7 @@ void Read::eval_cpu(const std::vector<mx::array>&, mx::array& out) {
       [data, bytes] { std::memset(data, 0, bytes); });
 }
 
-void Read::eval_gpu(const std::vector<mx::array>&, mx::array&) {
+void Read::eval_gpu(const Arrays&, mx::array&) {
   refuse("stored", "expected a stream of the CPU, got one of a GPU");
 }
 

@@ -1,8 +1,8 @@
 #pragma once
 
 #include "mlx-primitives/src/ffi/mod.rs.h"
-#include "ops/common.h"
 #include "runtime/failure.h"
+#include "runtime/primitive.h"
 
 namespace mlx_primitives::bridge {
 struct Stored;
@@ -24,8 +24,8 @@ class Read : public mx::UnaryPrimitive, public Fallible {
  public:
   Read(mx::Stream stream, StoredHandle from) : UnaryPrimitive(stream), from_(std::move(from)) {}
 
-  void eval_cpu(const std::vector<mx::array>& inputs, mx::array& out) override;
-  void eval_gpu(const std::vector<mx::array>& inputs, mx::array& out) override;
+  void eval_cpu(const Arrays& inputs, mx::array& out) override;
+  void eval_gpu(const Arrays& inputs, mx::array& out) override;
   const char* name() const override {
     return "Read";
   }

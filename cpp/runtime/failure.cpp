@@ -6,7 +6,7 @@
 #include <utility>
 
 #include "mlx/primitives.h"
-#include "ops/common.h"
+#include "runtime/primitive.h"
 
 namespace mlx_primitives {
 

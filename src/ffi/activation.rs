@@ -27,7 +27,7 @@ pub(crate) mod bridge {
     }
 
     unsafe extern "C++" {
-        include!("bridge/activation.h");
+        include!("bridge/ops.h");
 
         #[namespace = "mlx::core"]
         #[cxx_name = "array"]

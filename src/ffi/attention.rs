@@ -12,16 +12,6 @@ pub(crate) mod bridge {
         soft_cap: f32,
     }
 
-    /// What a launch plan depends on.
-    struct AttentionShape {
-        batch: u32,
-        kv_heads: u32,
-        group: u32,
-        queries: u32,
-        keys: u32,
-        dim: u32,
-    }
-
     /// Address of the first element, and strides in elements; address 0 for none.
     #[derive(Clone, Copy)]
     struct AttentionView {
@@ -55,13 +45,12 @@ pub(crate) mod bridge {
     }
 
     unsafe extern "C++" {
-        include!("bridge/attention.h");
+        include!("bridge/ops.h");
 
         #[namespace = "mlx::core"]
         #[cxx_name = "array"]
         type MlxArray = crate::ffi::bridge::MlxArray;
         type Dtype = crate::ffi::bridge::Dtype;
-        type LaunchPlan = crate::ffi::bridge::LaunchPlan;
 
         unsafe fn attention(
             q: &MlxArray,
@@ -81,15 +70,6 @@ pub(crate) mod bridge {
             mask: *const MlxArray,
             sinks: *const MlxArray,
         ) -> Result<UniquePtr<MlxArray>>;
-        /// The dispatch over keys and values, or the one that joins its splits; that one has no
-        /// threadgroups where there is one split.
-        fn attention_plan(
-            shape: &AttentionShape,
-            joining: bool,
-            bits: u32,
-            dtype: &str,
-            max_threads: u32,
-        ) -> Result<LaunchPlan>;
     }
 
     extern "Rust" {

@@ -16,13 +16,12 @@ pub(crate) mod bridge {
     }
 
     unsafe extern "C++" {
-        include!("bridge/cross_entropy.h");
+        include!("bridge/ops.h");
 
         #[namespace = "mlx::core"]
         #[cxx_name = "array"]
         type MlxArray = crate::ffi::bridge::MlxArray;
         type Dtype = crate::ffi::bridge::Dtype;
-        type LaunchPlan = crate::ffi::bridge::LaunchPlan;
 
         fn cross_entropy(
             x: &MlxArray,
@@ -31,13 +30,6 @@ pub(crate) mod bridge {
             ignores: bool,
             ignored: i32,
         ) -> Result<UniquePtr<MlxArray>>;
-        fn cross_entropy_plan(
-            rows: u64,
-            classes: u32,
-            dtype: &str,
-            gradient: bool,
-            max_threads: u32,
-        ) -> Result<LaunchPlan>;
     }
 
     extern "Rust" {

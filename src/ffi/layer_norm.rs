@@ -10,13 +10,12 @@ pub(crate) mod bridge {
     }
 
     unsafe extern "C++" {
-        include!("bridge/layer_norm.h");
+        include!("bridge/ops.h");
 
         #[namespace = "mlx::core"]
         #[cxx_name = "array"]
         type MlxArray = crate::ffi::bridge::MlxArray;
         type Dtype = crate::ffi::bridge::Dtype;
-        type LaunchPlan = crate::ffi::bridge::LaunchPlan;
 
         unsafe fn layer_norm(
             x: &MlxArray,
@@ -30,12 +29,6 @@ pub(crate) mod bridge {
             bias: *const MlxArray,
             eps: f32,
         ) -> Result<UniquePtr<MlxArray>>;
-        fn layer_norm_plan(
-            rows: u64,
-            axis: u32,
-            dtype: &str,
-            max_threads: u32,
-        ) -> Result<LaunchPlan>;
     }
 
     extern "Rust" {

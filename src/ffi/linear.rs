@@ -17,7 +17,7 @@ pub(crate) mod bridge {
     }
 
     unsafe extern "C++" {
-        include!("bridge/linear.h");
+        include!("bridge/ops.h");
         include!("mlx-primitives/src/ffi/activation.rs.h");
 
         #[namespace = "mlx::core"]

@@ -4,23 +4,15 @@ use crate::cpu;
 #[cxx::bridge(namespace = "mlx_primitives::bridge")]
 pub(crate) mod bridge {
     unsafe extern "C++" {
-        include!("bridge/logsumexp.h");
+        include!("bridge/ops.h");
 
         #[namespace = "mlx::core"]
         #[cxx_name = "array"]
         type MlxArray = crate::ffi::bridge::MlxArray;
         type Dtype = crate::ffi::bridge::Dtype;
-        type LaunchPlan = crate::ffi::bridge::LaunchPlan;
 
         fn logsumexp(x: &MlxArray, keepdims: bool) -> Result<UniquePtr<MlxArray>>;
         fn log_softmax(x: &MlxArray) -> Result<UniquePtr<MlxArray>>;
-        fn logsumexp_plan(
-            rows: u64,
-            axis: u32,
-            dtype: &str,
-            subtract: bool,
-            max_threads: u32,
-        ) -> Result<LaunchPlan>;
     }
 
     extern "Rust" {

@@ -25,7 +25,7 @@ pub(crate) mod bridge {
     }
 
     unsafe extern "C++" {
-        include!("bridge/lora.h");
+        include!("bridge/ops.h");
 
         #[namespace = "mlx::core"]
         #[cxx_name = "array"]

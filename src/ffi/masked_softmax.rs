@@ -21,13 +21,12 @@ pub(crate) mod bridge {
     }
 
     unsafe extern "C++" {
-        include!("bridge/masked_softmax.h");
+        include!("bridge/ops.h");
 
         #[namespace = "mlx::core"]
         #[cxx_name = "array"]
         type MlxArray = crate::ffi::bridge::MlxArray;
         type Dtype = crate::ffi::bridge::Dtype;
-        type LaunchPlan = crate::ffi::bridge::LaunchPlan;
 
         unsafe fn masked_softmax(
             x: &MlxArray,
@@ -37,13 +36,6 @@ pub(crate) mod bridge {
             sliding: bool,
             window: i32,
         ) -> Result<UniquePtr<MlxArray>>;
-        fn masked_softmax_plan(
-            rows: u64,
-            keys: u32,
-            dtype: &str,
-            gradient: bool,
-            max_threads: u32,
-        ) -> Result<LaunchPlan>;
     }
 
     extern "Rust" {

@@ -344,6 +344,8 @@ pub(crate) mod bridge {
 
         // Graphs.
         fn graph_nodes(arrays: &CxxVector<MlxArray>) -> Result<Vec<GraphNode>>;
+        /// What evaluating a lazy node of ours on a GPU dispatches.
+        fn dispatches(array: &MlxArray, max_threads: u32) -> Result<Vec<LaunchPlan>>;
         /// The same values as a node of ours, built of MLX's ops; the array stays as it is.
         fn composition(array: &MlxArray) -> Result<UniquePtr<CxxVector<MlxArray>>>;
     }

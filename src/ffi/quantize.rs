@@ -4,7 +4,7 @@ use crate::cpu::{self, QuantizeShape};
 #[cxx::bridge(namespace = "mlx_primitives::bridge")]
 pub(crate) mod bridge {
     unsafe extern "C++" {
-        include!("bridge/quantize.h");
+        include!("bridge/ops.h");
 
         #[namespace = "mlx::core"]
         #[cxx_name = "array"]

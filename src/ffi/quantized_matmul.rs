@@ -43,7 +43,7 @@ pub(crate) mod bridge {
     }
 
     unsafe extern "C++" {
-        include!("bridge/quantized_matmul.h");
+        include!("bridge/ops.h");
 
         #[namespace = "mlx::core"]
         #[cxx_name = "array"]

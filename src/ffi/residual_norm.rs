@@ -13,13 +13,12 @@ pub(crate) mod bridge {
     }
 
     unsafe extern "C++" {
-        include!("bridge/residual_norm.h");
+        include!("bridge/ops.h");
 
         #[namespace = "mlx::core"]
         #[cxx_name = "array"]
         type MlxArray = crate::ffi::bridge::MlxArray;
         type Dtype = crate::ffi::bridge::Dtype;
-        type LaunchPlan = crate::ffi::bridge::LaunchPlan;
 
         unsafe fn rms_norm_residual(
             x: &MlxArray,
@@ -34,13 +33,6 @@ pub(crate) mod bridge {
             bias: *const MlxArray,
             eps: f32,
         ) -> Result<UniquePtr<CxxVector<MlxArray>>>;
-        fn residual_norm_plan(
-            rows: u64,
-            axis: u32,
-            dtype: &str,
-            centered: bool,
-            max_threads: u32,
-        ) -> Result<LaunchPlan>;
     }
 
     extern "Rust" {

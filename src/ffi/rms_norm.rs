@@ -4,13 +4,12 @@ use crate::cpu;
 #[cxx::bridge(namespace = "mlx_primitives::bridge")]
 pub(crate) mod bridge {
     unsafe extern "C++" {
-        include!("bridge/rms_norm.h");
+        include!("bridge/ops.h");
 
         #[namespace = "mlx::core"]
         #[cxx_name = "array"]
         type MlxArray = crate::ffi::bridge::MlxArray;
         type Dtype = crate::ffi::bridge::Dtype;
-        type LaunchPlan = crate::ffi::bridge::LaunchPlan;
 
         unsafe fn rms_norm(
             x: &MlxArray,
@@ -22,13 +21,6 @@ pub(crate) mod bridge {
             weight: *const MlxArray,
             eps: f32,
         ) -> Result<UniquePtr<MlxArray>>;
-        fn rms_norm_plan(
-            rows: u64,
-            axis: u32,
-            dtype: &str,
-            weighted: bool,
-            max_threads: u32,
-        ) -> Result<LaunchPlan>;
     }
 
     extern "Rust" {

@@ -19,13 +19,12 @@ pub(crate) mod bridge {
     }
 
     unsafe extern "C++" {
-        include!("bridge/rope.h");
+        include!("bridge/ops.h");
 
         #[namespace = "mlx::core"]
         #[cxx_name = "array"]
         type MlxArray = crate::ffi::bridge::MlxArray;
         type Dtype = crate::ffi::bridge::Dtype;
-        type LaunchPlan = crate::ffi::bridge::LaunchPlan;
 
         unsafe fn rope(
             x: &MlxArray,
@@ -45,13 +44,6 @@ pub(crate) mod bridge {
             offset: &MlxArray,
             freqs: *const MlxArray,
         ) -> Result<UniquePtr<MlxArray>>;
-        fn rope_plan(
-            call: &RopeCall,
-            dtype: &str,
-            explicit_freqs: bool,
-            in_place: bool,
-            max_threads: u32,
-        ) -> Result<LaunchPlan>;
     }
 
     extern "Rust" {

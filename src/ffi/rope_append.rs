@@ -41,7 +41,7 @@ pub(crate) mod bridge {
     }
 
     unsafe extern "C++" {
-        include!("bridge/rope_append.h");
+        include!("bridge/ops.h");
 
         #[namespace = "mlx::core"]
         #[cxx_name = "array"]

@@ -5,7 +5,7 @@
 #include <stdexcept>
 
 #include "mlx/backend/metal/utils.h"
-#include "ops/common.h"
+#include "runtime/primitive.h"
 #include "simulator.h"
 
 namespace mlx_primitives {

@@ -1,7 +1,7 @@
 //! `rms_norm_residual` and `layer_norm_residual`: bit for bit what two ops give, in one kernel.
 
 use mlx_primitives::transforms::{compile, jvp, vjp, vmap};
-use mlx_primitives::{Array, Dtype, Result, builtin, eval, ops, plan, stack};
+use mlx_primitives::{Array, Dtype, Result, builtin, eval, graph, ops, stack};
 
 use crate::support::compare::{assert_close, assert_same, numbers, ulp};
 use crate::support::input::{FLOATS, LAYOUTS, data, random, random32};
@@ -356,7 +356,9 @@ fn compiled_for_any_shape() -> Checked {
 #[test]
 fn plans_name_the_norm() -> Checked {
     for (centered, name) in [(false, "rms"), (true, "layer")] {
-        let launch = plan::residual_norm(3, 4096, Dtype::Float16, centered, plan::MAX_THREADS)?;
+        let x = Array::zeros::<half::f16>(&[3, 4096])?;
+        let (_, norm) = fused(centered, &x, &x, None, None)?;
+        let launch = &graph::dispatches(&norm, graph::MAX_THREADS)?[0];
         assert_eq!(launch.kernel, format!("mlxp_residual_norm_row_{name}_float16"));
         assert_eq!((launch.grid, launch.group), ([3, 1, 1], [1024, 1, 1]));
     }

@@ -33,7 +33,7 @@ const LEFT_OUT: [&str; 14] = [
     "hosted::after::",
     "hosted::faults::",
     "levels::",
-    "plan::",
+    "dispatches::",
     "simulated::",
     "tidy::",
     "::moves_",

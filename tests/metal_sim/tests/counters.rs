@@ -78,6 +78,28 @@ fn schedules() {
     assert_eq!(shuffled, forward);
 }
 
+/// Each dispatch reserves terabytes of addresses, which a process has for some thirty at once.
+#[test]
+fn more_dispatches_at_once_than_there_are_addresses_for() {
+    let kernel = kernel(ORDER);
+    let start = std::sync::Barrier::new(48);
+    std::thread::scope(|scope| {
+        for _ in 0..48 {
+            scope.spawn(|| {
+                let (mut next, mut turn) = ([0u32], vec![0u32; 1 << 14]);
+                start.wait();
+                Dispatch::new(&kernel)
+                    .buffer(0, Buffer::in_out(&mut next))
+                    .buffer(1, Buffer::output(&mut turn))
+                    .grid_groups([512, 1, 1], [32, 1, 1])
+                    .run()
+                    .unwrap();
+                assert_eq!(next, [1 << 14]);
+            });
+        }
+    });
+}
+
 #[test]
 fn kernels_are_shared_between_threads() {
     let kernel = kernel(ORDER);

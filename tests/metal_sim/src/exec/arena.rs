@@ -5,19 +5,49 @@
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::ptr;
+use std::sync::{Condvar, Mutex, PoisonError};
 
 pub(super) const SLOT: usize = 1 << 35;
 pub(super) const SLOTS: usize = 128;
 pub(super) const PAGE: usize = 1 << 16; // no page of any host is larger
 
+/// Arenas that may be at the same time: an x86-64 process has addresses for 31 of them.
+const MOST: usize = 16;
+static ARENAS: Mutex<usize> = Mutex::new(0);
+static ONE_LESS: Condvar = Condvar::new();
+
+/// The right to hold an arena. A thread waits here until another dispatch has ended; nobody who holds
+/// one waits for another.
+struct Permit;
+
+impl Permit {
+    fn wait() -> Self {
+        let count = ARENAS.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut count = ONE_LESS
+            .wait_while(count, |count| *count >= MOST)
+            .unwrap_or_else(PoisonError::into_inner);
+        *count += 1;
+        Permit
+    }
+}
+
+impl Drop for Permit {
+    fn drop(&mut self) {
+        *ARENAS.lock().unwrap_or_else(PoisonError::into_inner) -= 1;
+        ONE_LESS.notify_one();
+    }
+}
+
 pub(super) struct Arena {
     base: usize,
     file: OwnedFd,
     used: usize,
+    _permit: Permit,
 }
 
 impl Arena {
     pub(super) fn new() -> io::Result<Self> {
+        let permit = Permit::wait();
         // SAFETY: reserves addresses only; nothing is overlaid.
         let base = unsafe {
             libc::mmap(
@@ -42,7 +72,7 @@ impl Arena {
         }
         // SAFETY: the descriptor is new and owned by nothing else.
         let file = unsafe { OwnedFd::from_raw_fd(file) };
-        Ok(Arena { base: base as usize, file, used: 0 })
+        Ok(Arena { base: base as usize, file, used: 0, _permit: permit })
     }
 
     /// Slot and offset of an address of the arena.

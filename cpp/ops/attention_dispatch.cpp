@@ -1,0 +1,221 @@
+// How an Attention runs: its Metal dispatches and its CPU kernel.
+#include <bit>
+
+#include "mlx-primitives/src/ffi/attention.rs.h"
+#include "ops/attention.h"
+#include "runtime/cpu_call.h"
+
+namespace mlx_primitives {
+
+namespace {
+
+constexpr auto op = "attention";
+
+constexpr uint32_t ATTENTION_SPLIT_KEYS = 256;  // of a split, at least
+constexpr uint32_t ATTENTION_SHORT_KEYS = 1024; // up to which one dispatch does it all
+constexpr uint64_t ATTENTION_GROUPS = 1024;     // threadgroups that fill any GPU
+constexpr uint32_t ATTENTION_SPLIT_THREADS = 256;
+constexpr uint32_t ATTENTION_WHOLE_THREADS = 512;
+
+bool by_vector(const AttentionParams& params) {
+  return uint64_t{params.group} * params.queries <= ATTENTION_VECTOR_ROWS;
+}
+
+/** Rows that a threadgroup of the matrix kernel takes, where a threadgroup may be that large. */
+uint32_t block_rows(uint32_t max_threads) {
+  uint32_t simds = whole_simds(op, max_threads) / SIMD_WIDTH;
+  return std::min<uint32_t>(simds, ATTENTION_MATRIX_SIMDS) * ATTENTION_FRAGMENT;
+}
+
+/** Fills in how the keys from `first` to `end` are split and how lanes share them. */
+void plan_splits(AttentionParams& params) {
+  params.lanes = std::bit_ceil(
+      static_cast<uint32_t>(ceil_div(std::max(params.dim, 1u), unsigned{ATTENTION_PART})));
+  uint32_t keys = params.end - params.first;
+  uint64_t groups = uint64_t{params.batch} * params.kv_heads;
+  if (!by_vector(params)) {
+    groups *= ceil_div(uint64_t{params.group} * params.queries, block_rows(MAX_THREADS));
+  }
+  params.splits = 1;
+  if (keys > ATTENTION_SHORT_KEYS && groups < ATTENTION_GROUPS) {
+    uint64_t wanted = ceil_div(ATTENTION_GROUPS, std::max<uint64_t>(groups, 1));
+    params.splits =
+        static_cast<uint32_t>(std::min(wanted, ceil_div(keys, uint64_t{ATTENTION_SPLIT_KEYS})));
+  }
+  params.chunk = static_cast<uint32_t>(ceil_div(std::max(keys, 1u), params.splits));
+  // No split without keys.
+  params.splits = static_cast<uint32_t>(ceil_div(std::max(keys, 1u), params.chunk));
+}
+
+/** `suffix` names how keys and values are stored, and the type. */
+Launch plan_keys(
+    const AttentionParams& params,
+    const std::string& suffix,
+    uint32_t itemsize,
+    uint32_t max_threads) {
+  max_threads = whole_simds(op, max_threads);
+  auto rows = grid_count(op, "rows", uint64_t{params.group} * params.queries);
+  uint32_t depth =
+      grid_count(op, "splits of all batch entries", uint64_t{params.batch} * params.splits);
+  if (by_vector(params)) {
+    uint32_t threads = params.splits > 1 ? ATTENTION_SPLIT_THREADS : ATTENTION_WHOLE_THREADS;
+    // As many workers as keys are enough, each with a tile.
+    uint64_t useful = ceil_div(params.chunk, unsigned{ATTENTION_TILE}) * params.lanes;
+    threads =
+        std::min(
+            {threads,
+             max_threads,
+             round_up(
+                 static_cast<uint32_t>(std::min<uint64_t>(useful, MAX_THREADS)), SIMD_WIDTH)}) /
+        SIMD_WIDTH * SIMD_WIDTH;
+    uint32_t together = rows <= 1   ? 1
+                        : rows <= 4 ? 4u
+                                    : static_cast<uint32_t>(ATTENTION_VECTOR_ROWS);
+    uint32_t row = params.lanes * ATTENTION_PART;
+    // The queries first, then a maximum and a sum for each row and a row for each SIMD group.
+    uint32_t floats = std::max(together * row, threads / SIMD_WIDTH * (2 * together + row));
+    return {
+        "mlxp_attention_vector_" + std::to_string(together) + suffix,
+        {params.splits, params.kv_heads, params.batch},
+        {threads, 1, 1},
+        round_up(floats * static_cast<uint32_t>(sizeof(float)), 16)};
+  }
+  uint32_t block = block_rows(max_threads);
+  uint32_t features = params.dim <= 64    ? 64u
+                      : params.dim <= 128 ? 128u
+                                          : static_cast<uint32_t>(ATTENTION_DIM);
+  uint32_t pitch = round_up(params.dim, ATTENTION_FRAGMENT) + 16 / itemsize;
+  uint32_t keys = features > 128 ? 16 : 32;
+  return {
+      "mlxp_attention_matrix_" + std::to_string(features) + suffix,
+      {static_cast<uint32_t>(ceil_div(rows, block)), params.kv_heads, depth},
+      {block / ATTENTION_FRAGMENT * SIMD_WIDTH, 1, 1},
+      round_up(keys * pitch * itemsize, 16)};
+}
+
+/** Joins what the splits left. */
+Launch plan_combine(const AttentionParams& params, const std::string& type, uint32_t max_threads) {
+  uint32_t together =
+      std::min<uint32_t>(whole_simds(op, max_threads) / SIMD_WIDTH, ATTENTION_COMBINED_ROWS);
+  uint64_t rows = uint64_t{params.batch} * params.kv_heads * params.group * params.queries;
+  uint32_t groups = grid_count(op, "rows", ceil_div(rows, together));
+  return {"mlxp_attention_combine" + type, {groups, 1, 1}, {together * SIMD_WIDTH, 1, 1}, 0};
+}
+
+/** All that the strides of x reach, as a flat array that begins at the lowest address. */
+mx::array reached(const mx::array& x, AttentionView& view) {
+  int64_t lowest = 0;
+  int64_t highest = 0;
+  for (int i = 0; i < 4; ++i) {
+    view.strides[i] = x.strides(i);
+    (x.strides(i) < 0 ? lowest : highest) += (x.shape(i) - 1) * x.strides(i);
+  }
+  view.start = -lowest;
+  auto size = static_cast<size_t>(highest - lowest + 1);
+  mx::array flat({1}, x.dtype(), nullptr, {}); // an extent of 32 bits would not do
+  flat.copy_shared_buffer(x, {1}, {true, true, true}, size, lowest);
+  return flat;
+}
+
+/** One of up to three arrays from `at` on, for the CPU. */
+bridge::AttentionView view(const Arrays& inputs, int at, bool there = true) {
+  if (!there) {
+    return {0, {}};
+  }
+  auto& x = inputs[at];
+  bridge::AttentionView view{reinterpret_cast<size_t>(bytes(x)), {}};
+  for (int i = 0; i < 4; ++i) {
+    view.strides[i] = x.strides(i);
+  }
+  return view;
+}
+
+} // namespace
+
+AttentionParams Attention::params(const Arrays& inputs) const {
+  const auto& q = inputs[0];
+  AttentionParams params{};
+  params.batch = q.shape(0);
+  params.kv_heads = inputs[1].shape(1);
+  params.group = q.shape(1) / inputs[1].shape(1);
+  params.queries = q.shape(2);
+  params.keys = inputs[1].shape(2);
+  params.dim = q.shape(3);
+  params.quantized_group = group_size_;
+  params.window = rules_.window;
+  params.causal = rules_.causal;
+  params.has_sinks = sinks_;
+  params.scale = rules_.scale;
+  params.soft_cap = rules_.soft_cap;
+  params.end = params.keys;
+  if (masked_) {
+    params.mask_kind =
+        inputs[mask()].dtype() == mx::bool_ ? ATTENTION_BOOL_MASK : ATTENTION_ADDITIVE_MASK;
+  } else if (params.window > 0 && params.keys + 1 > params.queries + params.window) {
+    params.first = params.keys + 1 - params.queries - params.window; // of the first query
+  }
+  plan_splits(params);
+  return params;
+}
+
+std::vector<Dispatch> Attention::dispatches(
+    const Arrays& inputs, const Arrays& outputs, uint32_t max_threads) {
+  auto& out = outputs[0];
+  auto all = params(inputs);
+  Arrays bound = {reached(inputs[0], all.q)};
+  for (int first : {1, values()}) {
+    auto* views = first == 1 ? all.k : all.v;
+    for (int i = 0; i < 3; ++i) { // something has to be bound where there is nothing
+      bound.push_back(
+          i < parts() ? reached(inputs[first + i], views[i]) : bound[first == 1 ? 1 : 4]);
+    }
+  }
+  bound.push_back(masked_ ? reached(inputs[mask()], all.mask) : bound[0]);
+  bound.push_back(sinks_ ? inputs[sinks()] : bound[0]);
+
+  auto type = type_suffix(out);
+  auto suffix = (bits_ > 0 ? "_q" + std::to_string(bits_) : std::string()) + type;
+  auto launch = plan_keys(all, suffix, static_cast<uint32_t>(out.itemsize()), max_threads);
+  if (all.splits == 1) {
+    return {{op, launch, bound, outputs, all}};
+  }
+  auto rows = out.size() / all.dim;
+  auto partials = temporary(
+      {static_cast<int>(all.splits), static_cast<int>(rows * (all.dim + 2))}, mx::float32);
+  return {
+      {op, launch, bound, {partials}, all},
+      {op, plan_combine(all, type, max_threads), {partials, bound.back()}, outputs, all}};
+}
+
+CpuCall Attention::cpu_call(const Arrays& inputs, Arrays& outputs) const {
+  auto& q = inputs[0];
+  bool quantized = bits_ > 0;
+  bridge::AttentionCall call{
+      .batch = static_cast<size_t>(q.shape(0)),
+      .heads = static_cast<size_t>(q.shape(1)),
+      .kv_heads = static_cast<size_t>(inputs[1].shape(1)),
+      .queries = static_cast<size_t>(q.shape(2)),
+      .keys = static_cast<size_t>(inputs[1].shape(2)),
+      .dim = static_cast<size_t>(q.shape(3)),
+      .scale = rules_.scale,
+      .soft_cap = rules_.soft_cap,
+      .causal = rules_.causal,
+      .window = static_cast<size_t>(rules_.window),
+      .bits = static_cast<size_t>(bits_),
+      .group_size = static_cast<size_t>(group_size_),
+      .bool_mask = masked_ && inputs[mask()].dtype() == mx::bool_,
+      .q = view(inputs, 0),
+      .k = view(inputs, 1),
+      .k_scales = view(inputs, 2, quantized),
+      .k_biases = view(inputs, 3, quantized),
+      .v = view(inputs, values()),
+      .v_scales = view(inputs, values() + 1, quantized),
+      .v_biases = view(inputs, values() + 2, quantized),
+      .mask = view(inputs, mask(), masked_)};
+  return [dtype = kernel_dtype(q),
+          call,
+          sinks = sinks_ ? bytes(inputs[sinks()]) : nullptr,
+          to = bytes(outputs[0])] { bridge::attention_cpu(dtype, call, sinks, to); };
+}
+
+} // namespace mlx_primitives

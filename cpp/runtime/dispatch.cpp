@@ -1,0 +1,66 @@
+#include "runtime/dispatch.h"
+
+#include <sstream>
+#include <stdexcept>
+
+namespace mlx_primitives {
+
+uint32_t grid_count(std::string_view op, std::string_view what, uint64_t count) {
+  if (count > std::numeric_limits<uint32_t>::max()) {
+    throw std::invalid_argument(
+        "[" + std::string(op) + "] " + std::to_string(count) + " " + std::string(what) +
+        " are more than a Metal kernel can count.");
+  }
+  return static_cast<uint32_t>(count);
+}
+
+uint32_t whole_simds(std::string_view op, uint32_t most) {
+  uint32_t threads = std::min(most, MAX_THREADS) / SIMD_WIDTH * SIMD_WIDTH;
+  if (threads == 0) {
+    throw std::invalid_argument(
+        "[" + std::string(op) + "] a threadgroup needs at least one SIMD group.");
+  }
+  return threads;
+}
+
+mx::array temporary(mx::Shape shape, mx::Dtype dtype) {
+  return mx::array(std::move(shape), dtype, nullptr, {});
+}
+
+std::string type_suffix(const mx::array& x) {
+  std::ostringstream suffix;
+  suffix << "_" << x.dtype();
+  return suffix.str();
+}
+
+Launch plan_rows(
+    std::string_view op, std::string_view suffix, Rows rows, uint32_t slots, uint32_t max_threads) {
+  max_threads = whole_simds(op, max_threads);
+  const uint32_t count = grid_count(op, "rows", rows.count);
+  auto launch = [&](std::string_view form, uint32_t groups, uint32_t threads, uint32_t bytes) {
+    std::string kernel = "mlxp_" + std::string(op) + "_" + std::string(form);
+    return Launch{kernel + std::string(suffix), {groups, 1, 1}, {threads, 1, 1}, bytes};
+  };
+  if (rows.axis <= SIMD_ROW) {
+    uint32_t together = std::min<uint32_t>(ROWS_PER_GROUP, max_threads / SIMD_WIDTH);
+    together = std::clamp<uint32_t>(count, 1, together);
+    auto groups = static_cast<uint32_t>(ceil_div(count, together));
+    return launch("simd", groups, together * SIMD_WIDTH, 0);
+  }
+  // Metal wants multiples of 16 bytes.
+  auto scratch = [&](uint32_t threads) {
+    return round_up(slots * (threads / SIMD_WIDTH) * sizeof(float), 16);
+  };
+  uint32_t threads = round_up(static_cast<uint32_t>(ceil_div(rows.axis, READS)), SIMD_WIDTH);
+  if (threads <= max_threads) {
+    return launch("row", count, threads, scratch(threads));
+  }
+  // From here on as many threads as possible: MLX's looped kernels do the same, and the
+  // number of threads decides the order of addition.
+  std::string_view form = threads <= 2 * max_threads   ? "row2"
+                          : threads <= 4 * max_threads ? "row4"
+                                                       : "looped";
+  return launch(form, count, max_threads, scratch(max_threads));
+}
+
+} // namespace mlx_primitives

@@ -1,0 +1,159 @@
+// What a primitive asks of Metal, as data: nothing here needs a GPU or Metal's headers.
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <cstdint>
+#include <cstring>
+#include <limits>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "../../metal/shared.h"
+#include "mlx/array.h"
+
+namespace mlx_primitives {
+
+namespace mx = mlx::core;
+
+using Arrays = std::vector<mx::array>;
+
+/** Which kernel runs, in how many threadgroups, of how many threads each. */
+struct Launch {
+  std::string kernel;
+  std::array<uint32_t, 3> grid;
+  std::array<uint32_t, 3> group;
+  uint32_t threadgroup_bytes = 0; // at index 0
+
+  uint32_t threads_per_group() const {
+    return group[0] * group[1] * group[2];
+  }
+};
+
+/** What a kernel finds at a buffer index: an array, or bytes by value. */
+struct Binding {
+  uint32_t index;
+  std::optional<mx::array> array;
+  bool written = false;
+  int64_t offset = 0; // in bytes, from the first element of the array
+  std::vector<uint8_t> bytes;
+};
+
+/** A function constant that a kernel is specialized by. */
+struct Constant {
+  uint32_t index;
+  uint32_t data_type; // an MTL::DataType
+  uint64_t bits;      // the value in its low bytes
+};
+
+/** Threadgroup memory at an index other than a launch's own. */
+struct ThreadgroupMemory {
+  uint32_t index;
+  uint32_t bytes;
+};
+
+/** A library of kernels that a user of the crate brought. */
+class KernelLibrary {
+ public:
+  virtual ~KernelLibrary() = default;
+  virtual std::string name() const = 0;
+  /** The path of a metallib; empty if the library is its source. */
+  virtual std::string metallib() const = 0;
+  virtual std::string source() const = 0;
+  /** Says that Metal has loaded the metallib. */
+  virtual void loaded() const = 0;
+};
+
+/**
+ * One dispatch of a kernel. An array that is bound and has neither a primitive nor memory is a
+ * temporary: the encoder allocates it and keeps it until the GPU is done.
+ */
+struct Dispatch {
+  std::string stem; // of metal/<stem>.metal, where there is no library
+  Launch launch;
+  std::vector<Binding> bindings;
+
+  // Only kernels that a user brought have these.
+  std::shared_ptr<const KernelLibrary> library;
+  std::string pipeline; // the name that Metal's pipeline is cached under
+  std::vector<Constant> constants;
+  std::vector<ThreadgroupMemory> memory;
+  bool grid_is_threads = false;
+
+  Dispatch() = default;
+
+  /** The inputs are bound from index 0 on, then the outputs, then the parameters by value. */
+  template <typename Params>
+  Dispatch(
+      std::string stem_,
+      Launch launch_,
+      const Arrays& inputs,
+      const Arrays& outputs,
+      const Params& params)
+      : stem(std::move(stem_)), launch(std::move(launch_)) {
+    bind(inputs, false);
+    bind(outputs, true);
+    Binding by_value{next(), std::nullopt, false, 0, std::vector<uint8_t>(sizeof(Params))};
+    std::memcpy(by_value.bytes.data(), &params, sizeof(Params));
+    bindings.push_back(std::move(by_value));
+  }
+
+ private:
+  uint32_t next() const {
+    return static_cast<uint32_t>(bindings.size());
+  }
+  void bind(const Arrays& arrays, bool written) {
+    for (const auto& array : arrays) {
+      bindings.push_back({next(), array, written, 0, {}});
+    }
+  }
+};
+
+constexpr uint32_t MAX_THREADS = 1024; // of a threadgroup, on every Apple GPU
+
+constexpr uint64_t ceil_div(uint64_t a, uint64_t b) {
+  return (a + b - 1) / b;
+}
+
+constexpr uint32_t round_up(uint32_t a, uint32_t b) {
+  return static_cast<uint32_t>(ceil_div(a, b)) * b;
+}
+
+/** A count of rows, threadgroups or threads, which kernels take in 32 bits; throws beyond them. */
+uint32_t grid_count(std::string_view op, std::string_view what, uint64_t count);
+
+/** At most `most` threads in whole SIMD groups; throws if not even one is allowed. */
+uint32_t whole_simds(std::string_view op, uint32_t most);
+
+/** An array without memory for results that only other dispatches of the same op read. */
+mx::array temporary(mx::Shape shape, mx::Dtype dtype);
+
+/** How the names of kernels spell the type of an array: _float32, _float16, _bfloat16, _uint32. */
+std::string type_suffix(const mx::array& x);
+
+/** The rows along the last axis of an array; a scalar is one row of one element. */
+struct Rows {
+  uint64_t count;
+  uint32_t axis;
+
+  explicit Rows(const mx::array& x) : axis(x.ndim() > 0 ? static_cast<uint32_t>(x.shape(-1)) : 1) {
+    count = axis > 0 ? x.size() / axis : 0;
+  }
+  /** For the kernels' parameters, once a plan has checked that 32 bits hold it. */
+  uint32_t narrow() const {
+    return static_cast<uint32_t>(count);
+  }
+};
+
+/**
+ * The kernels that reduce a row come in the same forms for every op:
+ * simd (one SIMD group a row), row, row2, row4 (a threadgroup a row, 1, 2 or 4 quads a
+ * thread) and looped (any length). `slots` is the scratch of a SIMD group, in floats.
+ */
+Launch plan_rows(
+    std::string_view op, std::string_view suffix, Rows rows, uint32_t slots, uint32_t max_threads);
+
+} // namespace mlx_primitives

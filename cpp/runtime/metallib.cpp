@@ -1,0 +1,60 @@
+#include "runtime/metallib.h"
+
+#include <dlfcn.h>
+
+#include <cstdlib>
+#include <filesystem>
+#include <stdexcept>
+
+#ifndef MLX_PRIMITIVES_BUILT_METALLIB
+#define MLX_PRIMITIVES_BUILT_METALLIB "" // no metallib was compiled along with this code
+#endif
+
+namespace mlx_primitives {
+
+namespace fs = std::filesystem;
+
+namespace {
+
+constexpr const char* VARIABLE = "MLX_PRIMITIVES_METALLIB";
+
+/** MLX takes a path of any other extension for a folder to look in. */
+bool is_metallib(const fs::path& path) {
+  std::error_code ignored;
+  return path.extension() == ".metallib" && fs::is_regular_file(path, ignored);
+}
+
+/** The executable or dylib that holds this very function. */
+fs::path binary_path() {
+  Dl_info info;
+  bool known = dladdr(reinterpret_cast<const void*>(&binary_path), &info) != 0;
+  return known && info.dli_fname ? fs::path(info.dli_fname) : fs::path();
+}
+
+} // namespace
+
+Metallib find_metallib() {
+  if (const char* named = std::getenv(VARIABLE); named && *named) {
+    if (!is_metallib(named)) {
+      throw std::runtime_error(
+          std::string("[mlx_primitives] ") + VARIABLE + " names " + named +
+          ", which is not a .metallib file.");
+    }
+    return {named, std::string("named by ") + VARIABLE};
+  }
+  if (auto beside = binary_path().replace_filename("mlx_primitives.metallib");
+      is_metallib(beside)) {
+    return {beside.string(), "beside this binary"};
+  }
+  if (is_metallib(MLX_PRIMITIVES_BUILT_METALLIB)) {
+    return {MLX_PRIMITIVES_BUILT_METALLIB, "left by the build"};
+  }
+  return {"", "source embedded in this binary, compiled at first use"};
+}
+
+std::string metallib_description() {
+  Metallib found = find_metallib();
+  return found.path.empty() ? found.origin : found.path + " (" + found.origin + ")";
+}
+
+} // namespace mlx_primitives

@@ -1,0 +1,242 @@
+#include "runtime/primitive.h"
+
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <set>
+
+#include "mlx/backend/cpu/encoder.h"
+#include "runtime/encode.h"
+#include "runtime/process.h"
+
+namespace mlx_primitives {
+
+namespace {
+
+constexpr size_t page = 4096;
+constexpr uintptr_t large_page = 2 << 20;
+/** Arrays from so many bytes on are laid out with care. */
+constexpr size_t large_array = 4 * large_page;
+
+/**
+ * MLX's CPU allocator returns large buffers to the system, so each output's pages are new: with
+ * large pages they take a fraction of the faults. Only a hint, hence no error.
+ */
+void prefer_large_pages([[maybe_unused]] void* data, [[maybe_unused]] size_t bytes) {
+#ifdef MADV_HUGEPAGE
+  auto start = (reinterpret_cast<uintptr_t>(data) + large_page - 1) / large_page * large_page;
+  auto end = (reinterpret_cast<uintptr_t>(data) + bytes) / large_page * large_page;
+  if (start < end) {
+    madvise(reinterpret_cast<void*>(start), end - start, MADV_HUGEPAGE);
+  }
+#endif
+}
+
+} // namespace
+
+bool FusedPrimitive::prepare(const Arrays& inputs, Arrays& outputs) const {
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    if (!takes_strides(i) && !inputs[i].flags().row_contiguous) {
+      refuse(
+          name(), "expected input ", i, " to be row-contiguous at evaluation, got other strides");
+    }
+  }
+  bool any = false;
+  for (size_t i = 0; i < outputs.size(); ++i) {
+    const mx::array* donor = nullptr;
+    for (size_t input : i == 0 ? donors(inputs) : std::vector<size_t>()) {
+      bool fits = inputs[input].itemsize() == outputs[0].itemsize();
+      if (!donor && fits && inputs[input].is_donatable()) {
+        donor = &inputs[input];
+      }
+    }
+    if (donor) {
+      outputs[i].copy_shared_buffer(*donor);
+    } else {
+      allocate(outputs[i]);
+    }
+    any = any || outputs[i].size() > 0;
+  }
+  return any;
+}
+
+void FusedPrimitive::eval_cpu(const Arrays& inputs, Arrays& outputs) {
+  if (simulating()) {
+    eval_gpu(inputs, outputs);
+  } else if (prepare(inputs, outputs)) {
+    queue_on_cpu(inputs, outputs);
+  }
+}
+
+void FusedPrimitive::eval_gpu(const Arrays& inputs, Arrays& outputs) {
+  if (prepare(inputs, outputs)) {
+    encode(stream(), name(), [&](uint32_t max_threads) {
+      return dispatches(inputs, outputs, max_threads);
+    });
+  }
+}
+
+void FusedPrimitive::queue_on_cpu(const Arrays& inputs, Arrays& outputs) {
+  // MLX keeps the memory of inputs and outputs until the task has run.
+  mx::cpu::get_command_encoder(stream()).dispatch([call = cpu_call(inputs, outputs)] {
+    if (!abandoned()) {
+      call();
+    }
+  });
+}
+
+bool FusedPrimitive::in_place(const mx::array& x, const mx::array& out) const {
+  bool evaluated = x.data_shared_ptr() && out.data_shared_ptr();
+  return evaluated ? x.buffer().ptr() == out.buffer().ptr() : x.itemsize() == out.itemsize();
+}
+
+Cost FusedPrimitive::cost(const Arrays& inputs, const Arrays& outputs) {
+  Cost cost{0, 0};
+  std::set<std::uintptr_t> known;
+  for (auto* arrays : {&inputs, &outputs}) {
+    for (const auto& array : *arrays) {
+      cost.device_bytes += array.nbytes();
+      known.insert(array.id());
+    }
+  }
+  if (std::all_of(outputs.begin(), outputs.end(), [](auto& out) { return out.size() == 0; })) {
+    return cost;
+  }
+  for (const auto& dispatch : dispatches(inputs, outputs, MAX_THREADS)) {
+    cost.dispatches += 1;
+    for (const auto& binding : dispatch.bindings) {
+      bool passing = binding.array && !binding.array->has_primitive() && binding.written;
+      if (passing && known.insert(binding.array->id()).second) {
+        cost.device_bytes += 2 * binding.array->nbytes();
+      }
+    }
+  }
+  return cost;
+}
+
+float rounded(float value, mx::Dtype dtype) {
+  if (dtype == mx::float16) {
+    return static_cast<float>(static_cast<mx::float16_t>(value));
+  }
+  return dtype == mx::bfloat16 ? static_cast<float>(static_cast<mx::bfloat16_t>(value)) : value;
+}
+
+Arrays composition(const mx::array& ours) {
+  auto* fused = ours.has_primitive() ? dynamic_cast<FusedPrimitive*>(&ours.primitive()) : nullptr;
+  if (!fused) {
+    refuse("composition", "expected a lazy result of one of our ops, got another array");
+  }
+  return fused->compose(ours.inputs());
+}
+
+auto ComposedPrimitive::partial(const Arrays& inputs, const std::vector<int>& argnums) {
+  return [this, inputs, argnums](const Arrays& arguments) {
+    auto all = inputs;
+    for (size_t i = 0; i < argnums.size(); ++i) {
+      all[argnums[i]] = arguments[i];
+    }
+    return compose(all);
+  };
+}
+
+namespace {
+Arrays named(const Arrays& inputs, const std::vector<int>& argnums) {
+  Arrays arguments;
+  for (int argnum : argnums) {
+    arguments.push_back(inputs[argnum]);
+  }
+  return arguments;
+}
+} // namespace
+
+Arrays ComposedPrimitive::vjp(
+    const Arrays& primals,
+    const Arrays& cotangents,
+    const std::vector<int>& argnums,
+    const Arrays&) {
+  return mx::vjp(partial(primals, argnums), named(primals, argnums), cotangents).second;
+}
+
+Arrays ComposedPrimitive::jvp(
+    const Arrays& primals, const Arrays& tangents, const std::vector<int>& argnums) {
+  return mx::jvp(partial(primals, argnums), named(primals, argnums), tangents).second;
+}
+
+std::pair<Arrays, std::vector<int>> ComposedPrimitive::vmap(
+    const Arrays& inputs, const std::vector<int>& axes) {
+  auto function = [this](const Arrays& arguments) { return compose(arguments); };
+  auto outputs = mx::vmap(function, axes)(inputs);
+  std::vector<int> out_axes(outputs.size(), 0);
+  return {std::move(outputs), std::move(out_axes)};
+}
+
+void require_kernel_dtype(const char* op, mx::Dtype dtype) {
+  if (dtype != mx::float32 && dtype != mx::float16 && dtype != mx::bfloat16) {
+    refuse(op, "expected float32, float16 or bfloat16, got ", dtype);
+  }
+}
+
+void require_last_axis(const char* op, const mx::array& x) {
+  if (x.ndim() == 0) {
+    refuse(op, "expected an array of rank 1 or more, got a scalar");
+  }
+  if (x.shape(-1) == 0) {
+    refuse(op, "expected a last axis of at least one element, got shape ", x.shape());
+  }
+}
+
+mx::array row_contiguous(const mx::array& x, mx::Stream s) {
+  // Placeholders of a compiled function have no data: their layout is not known yet.
+  bool known = x.has_primitive() ? dynamic_cast<FusedPrimitive*>(&x.primitive()) != nullptr
+                                 : x.data_shared_ptr() != nullptr && x.flags().row_contiguous;
+  return known ? x : mx::contiguous(x, false, s);
+}
+
+mx::allocator::Data allocate(size_t bytes) {
+  auto data = mx::allocator::malloc(bytes);
+  mx::allocator::Buffer buffer = data.buffer();
+  if (!buffer.ptr() && bytes > 0) {
+    throw std::runtime_error("[allocate] no memory for " + std::to_string(bytes) + " bytes");
+  }
+  if (bytes >= large_array) {
+    prefer_large_pages(buffer.raw_ptr(), bytes);
+  }
+  return data;
+}
+
+void allocate(mx::array& out) {
+  // A GPU's buffers begin at a page.
+  static const bool for_gpu = mx::is_available(mx::Device::gpu);
+  if (for_gpu || out.nbytes() < large_array) {
+    out.set_data(allocate(out.nbytes()));
+    return;
+  }
+  // MLX's large CPU buffers begin 24 bytes beside a page, where no vector can be stored past the
+  // caches. At a cache line further on in a page than its inputs, loads were seen to wait, most
+  // likely for the last such store, whose address looks the same within a page.
+  out.set_data(allocate(out.nbytes() + page));
+  auto beyond = reinterpret_cast<uintptr_t>(out.data<char>()) % page;
+  auto elements = static_cast<int64_t>((page - beyond) % page / out.itemsize());
+  mx::Strides strides = out.strides();
+  out.copy_shared_buffer(out, strides, out.flags(), out.data_size(), elements);
+}
+
+mx::array batch_first(const mx::array& x, int axis, int size, mx::Stream s) {
+  if (axis >= 0) {
+    return mx::moveaxis(x, axis, 0, s);
+  }
+  auto shape = x.shape();
+  shape.insert(shape.begin(), size);
+  return mx::broadcast_to(x, shape, s);
+}
+
+int batch_size(const Arrays& inputs, const std::vector<int>& axes) {
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    if (axes[i] >= 0) {
+      return inputs[i].shape(axes[i]);
+    }
+  }
+  throw std::invalid_argument("[vmap] expected at least one mapped input, got none");
+}
+
+} // namespace mlx_primitives
