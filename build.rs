@@ -44,7 +44,10 @@ fn bridges() -> Result<Vec<String>> {
     }
     let mut paths = Vec::new();
     for entry in fs::read_dir("src/ffi")? {
-        paths.push(format!("src/ffi/{}", entry?.file_name().to_string_lossy()));
+        let entry = entry?;
+        if entry.file_type()?.is_file() {
+            paths.push(format!("src/ffi/{}", entry.file_name().to_string_lossy()));
+        }
     }
     paths.sort();
     Ok(paths)

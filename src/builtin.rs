@@ -15,21 +15,19 @@ pub fn layer_norm(
 ) -> Result<Array> {
     // SAFETY: the pointers are null or those of borrowed arrays, which outlive the call.
     Array::from_bridge(unsafe {
-        ffi::layer_norm::bridge::builtin_layer_norm(x.raw(), or_null(weight), or_null(bias), eps)
+        ffi::ops::bridge::builtin_layer_norm(x.raw(), or_null(weight), or_null(bias), eps)
     })
 }
 
 /// `mlx.fast.rms_norm`.
 pub fn rms_norm(x: &Array, weight: Option<&Array>, eps: f32) -> Result<Array> {
     // SAFETY: the pointer is null or that of a borrowed array, which outlives the call.
-    Array::from_bridge(unsafe {
-        ffi::rms_norm::bridge::builtin_rms_norm(x.raw(), or_null(weight), eps)
-    })
+    Array::from_bridge(unsafe { ffi::ops::bridge::builtin_rms_norm(x.raw(), or_null(weight), eps) })
 }
 
 /// `mlx.softmax` over the last axis with `precise` accumulation in float32.
 pub fn softmax(x: &Array) -> Result<Array> {
-    Array::from_bridge(ffi::softmax::bridge::builtin_softmax(x.raw(), true))
+    Array::from_bridge(ffi::ops::bridge::builtin_softmax(x.raw(), true))
 }
 
 /// `mlx.fast.rope`.
@@ -46,7 +44,7 @@ pub fn rope<'a>(
     let base = base.as_ref().map_or(std::ptr::null(), |base| base as *const f32);
     // SAFETY: both pointers are null or those of borrowed values, which outlive the call.
     Array::from_bridge(unsafe {
-        ffi::rope::bridge::builtin_rope(
+        ffi::ops::bridge::builtin_rope(
             x.raw(),
             dims,
             traditional,

@@ -1,7 +1,6 @@
 // How an Attention runs: its Metal dispatches and its CPU kernel.
 #include <bit>
 
-#include "mlx-primitives/src/ffi/attention.rs.h"
 #include "ops/attention.h"
 #include "runtime/cpu_call.h"
 

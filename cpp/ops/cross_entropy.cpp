@@ -3,7 +3,6 @@
 #include <cmath>
 #include <limits>
 
-#include "mlx-primitives/src/ffi/cross_entropy.rs.h"
 #include "runtime/cpu_call.h"
 
 namespace mlx_primitives {

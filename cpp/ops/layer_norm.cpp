@@ -1,7 +1,6 @@
 #include "ops/layer_norm.h"
 
 #include "../../metal/layer_norm.h"
-#include "mlx-primitives/src/ffi/layer_norm.rs.h"
 #include "runtime/cpu_call.h"
 
 namespace mlx_primitives {

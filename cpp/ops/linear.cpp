@@ -1,7 +1,6 @@
 #include "ops/linear.h"
 
 #include "../../metal/linear.h"
-#include "mlx-primitives/src/ffi/linear.rs.h"
 #include "ops/activation.h"
 #include "runtime/cpu_call.h"
 

@@ -1,7 +1,6 @@
 #include "ops/logsumexp.h"
 
 #include "../../metal/logsumexp.h"
-#include "mlx-primitives/src/ffi/logsumexp.rs.h"
 #include "ops/softmax.h"
 #include "runtime/cpu_call.h"
 

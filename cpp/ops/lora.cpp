@@ -1,7 +1,6 @@
 #include "ops/lora.h"
 
 #include "../../metal/lora.h"
-#include "mlx-primitives/src/ffi/lora.rs.h"
 #include "ops/linear.h"
 #include "runtime/cpu_call.h"
 

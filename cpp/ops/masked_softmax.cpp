@@ -2,7 +2,6 @@
 
 #include <algorithm>
 
-#include "mlx-primitives/src/ffi/masked_softmax.rs.h"
 #include "runtime/cpu_call.h"
 
 namespace mlx_primitives {

@@ -1,7 +1,6 @@
 #include "ops/quantize.h"
 
 #include "../../metal/quantize.h"
-#include "mlx-primitives/src/ffi/quantize.rs.h"
 #include "runtime/cpu_call.h"
 
 namespace mlx_primitives {

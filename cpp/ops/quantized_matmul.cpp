@@ -3,7 +3,6 @@
 #include <bit>
 
 #include "../../metal/quantized_matmul.h"
-#include "mlx-primitives/src/ffi/quantized_matmul.rs.h"
 #include "ops/rms_norm.h"
 #include "runtime/cpu_call.h"
 

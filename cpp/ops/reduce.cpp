@@ -4,7 +4,6 @@
 #include <numeric>
 
 #include "../../metal/reduce.h"
-#include "mlx-primitives/src/ffi/reduce.rs.h"
 #include "runtime/cpu_call.h"
 
 namespace mlx_primitives {

@@ -1,7 +1,6 @@
 #include "ops/residual_norm.h"
 
 #include "../../metal/residual_norm.h"
-#include "mlx-primitives/src/ffi/residual_norm.rs.h"
 #include "ops/layer_norm.h"
 #include "ops/rms_norm.h"
 #include "runtime/cpu_call.h"

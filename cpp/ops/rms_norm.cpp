@@ -3,7 +3,6 @@
 #include <numeric>
 
 #include "../../metal/rms_norm.h"
-#include "mlx-primitives/src/ffi/rms_norm.rs.h"
 #include "runtime/cpu_call.h"
 
 namespace mlx_primitives {

@@ -3,7 +3,6 @@
 #include <cmath>
 
 #include "../../metal/rope.h"
-#include "mlx-primitives/src/ffi/rope.rs.h"
 #include "runtime/cpu_call.h"
 
 namespace mlx_primitives {

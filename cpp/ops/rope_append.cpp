@@ -4,7 +4,6 @@
 #include <limits>
 
 #include "../../metal/rope_append.h"
-#include "mlx-primitives/src/ffi/rope_append.rs.h"
 #include "ops/rope.h"
 #include "runtime/cpu_call.h"
 

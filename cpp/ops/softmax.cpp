@@ -1,7 +1,6 @@
 #include "ops/softmax.h"
 
 #include "../../metal/softmax.h"
-#include "mlx-primitives/src/ffi/softmax.rs.h"
 #include "runtime/cpu_call.h"
 
 namespace mlx_primitives {

@@ -1,6 +1,7 @@
 // What every `cpu_call` uses to hand arrays to a Rust kernel.
 #pragma once
 
+#include "mlx-primitives/src/ffi/kernels.rs.h"
 #include "mlx-primitives/src/ffi/mod.rs.h"
 #include "runtime/primitive.h"
 

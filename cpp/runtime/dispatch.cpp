@@ -3,6 +3,8 @@
 #include <sstream>
 #include <stdexcept>
 
+#include "mlx/utils.h"
+
 namespace mlx_primitives {
 
 uint32_t grid_count(std::string_view op, std::string_view what, uint64_t count) {

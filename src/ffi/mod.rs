@@ -1,27 +1,13 @@
-//! The bridge to C++: its core here, a module for each primitive beside it; conversions only.
+//! The bridge to C++: its core here; the ops, the CPU kernels and the rest beside it. Conversions only.
 //!
 //! Every function that can reach code that throws returns `Result`; an exception in one that
 //! does not would end the process. What is declared infallible only reads a descriptor.
 
-pub(crate) mod activation;
-pub(crate) mod attention;
-pub(crate) mod cross_entropy;
 pub(crate) mod hosted;
 pub(crate) mod io;
-pub(crate) mod layer_norm;
-pub(crate) mod linear;
-pub(crate) mod logsumexp;
-pub(crate) mod lora;
-pub(crate) mod masked_softmax;
-pub(crate) mod quantize;
-pub(crate) mod quantized_matmul;
-pub(crate) mod reduce;
-pub(crate) mod residual_norm;
-pub(crate) mod rms_norm;
-pub(crate) mod rope;
-pub(crate) mod rope_append;
+mod kernels;
+pub(crate) mod ops;
 mod simulator;
-pub(crate) mod softmax;
 
 use std::cell::Cell;
 

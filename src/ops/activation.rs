@@ -1,6 +1,6 @@
 use crate::array::Array;
 use crate::error::Result;
-use crate::ffi::activation::bridge::{self as ffi, ActivationKind};
+use crate::ffi::ops::bridge::{self as ffi, ActivationKind};
 
 /// What [`linear`](crate::ops::linear) applies to its result.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

@@ -1,6 +1,6 @@
 use crate::array::{Array, or_null, to_list};
 use crate::error::Result;
-use crate::ffi::attention::bridge as ffi;
+use crate::ffi::ops::bridge as ffi;
 
 /// How scores become weights, in this order: scaled, capped, masked, normalised.
 #[derive(Clone, Copy, Default)]

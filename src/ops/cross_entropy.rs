@@ -1,6 +1,6 @@
 use crate::array::Array;
 use crate::error::Result;
-use crate::ffi::cross_entropy::bridge as ffi;
+use crate::ffi::ops::bridge as ffi;
 
 /// How [`cross_entropy`] takes its targets: by default as they are.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]

@@ -1,6 +1,6 @@
 use crate::array::{Array, or_null};
 use crate::error::Result;
-use crate::ffi::layer_norm::bridge as ffi;
+use crate::ffi::ops::bridge as ffi;
 
 /// Layer normalisation over the last axis
 /// ([Ba, Kiros and Hinton 2016](https://arxiv.org/abs/1607.06450)):

@@ -1,8 +1,8 @@
 use super::Activation;
 use crate::array::{Array, or_null};
 use crate::error::Result;
-use crate::ffi::activation::bridge::ActivationKind;
-use crate::ffi::linear::bridge as ffi;
+use crate::ffi::ops::bridge as ffi;
+use crate::ffi::ops::bridge::ActivationKind;
 
 /// What [`linear`] does after the product; nothing by default.
 #[derive(Clone, Copy, Debug, Default)]

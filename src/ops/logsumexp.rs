@@ -1,6 +1,6 @@
 use crate::array::Array;
 use crate::error::Result;
-use crate::ffi::logsumexp::bridge as ffi;
+use crate::ffi::ops::bridge as ffi;
 
 /// The logarithm of a sum of exponentials over the last axis:
 /// `y = log(sum(exp(x - max(x)))) + max(x)`.

@@ -2,7 +2,7 @@ use super::{QuantizedWeight, matmul};
 use crate::array::{Array, to_list};
 use crate::dtype::Dtype;
 use crate::error::{Error, Result};
-use crate::ffi::lora::bridge as ffi;
+use crate::ffi::ops::bridge as ffi;
 use crate::random;
 
 /// The frozen matrix `[n, k]` of a linear layer.

@@ -1,6 +1,6 @@
 use crate::array::{Array, or_null};
 use crate::error::Result;
-use crate::ffi::masked_softmax::bridge as ffi;
+use crate::ffi::ops::bridge as ffi;
 
 /// What [`masked_softmax`] does to scores before their softmax: by default nothing.
 #[derive(Clone, Copy)]

@@ -1,6 +1,6 @@
 use crate::array::{Array, from_list};
 use crate::error::Result;
-use crate::ffi::quantize::bridge as ffi;
+use crate::ffi::ops::bridge as ffi;
 
 /// Groups of the last axis as small integers, a scale and a bias each: `(packed, scales, biases)`
 /// in the layout of `mlx.quantize` with mode `affine`, equal to it in every bit.

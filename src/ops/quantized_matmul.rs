@@ -1,7 +1,7 @@
 use crate::array::{Array, from_list, or_null, to_list};
 use crate::dtype::Dtype;
 use crate::error::{Error, Result};
-use crate::ffi::quantized_matmul::bridge as ffi;
+use crate::ffi::ops::bridge as ffi;
 
 /// How a group of quantized weights becomes numbers, as `mode` in MLX's `quantize`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

@@ -1,6 +1,6 @@
 use crate::array::Array;
 use crate::error::Result;
-use crate::ffi::reduce::bridge::{self as ffi, ReductionKind};
+use crate::ffi::ops::bridge::{self as ffi, ReductionKind};
 
 /// What a reduction runs over.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -3,7 +3,7 @@ use cxx::{CxxVector, UniquePtr};
 use crate::array::{Array, from_list, or_null};
 use crate::error::{Error, Result};
 use crate::ffi::bridge::MlxArray;
-use crate::ffi::residual_norm::bridge as ffi;
+use crate::ffi::ops::bridge as ffi;
 
 /// The residual connection and the RMS normalisation after it, in one kernel:
 /// `(h, rms_norm(h, weight, eps))` for `h = x + residual`.

@@ -1,6 +1,6 @@
 use crate::array::{Array, or_null};
 use crate::error::Result;
-use crate::ffi::rms_norm::bridge as ffi;
+use crate::ffi::ops::bridge as ffi;
 
 /// Root mean square layer normalisation over the last axis
 /// ([Zhang and Sennrich 2019](https://arxiv.org/abs/1910.07467)):

@@ -1,6 +1,6 @@
 use crate::array::{Array, or_null};
 use crate::error::Result;
-use crate::ffi::rope::bridge as ffi;
+use crate::ffi::ops::bridge as ffi;
 
 /// Where a sequence starts: one position for all, or an integer array of one or of one for each
 /// batch entry.

@@ -2,7 +2,7 @@ use super::Offset;
 use crate::array::{Array, or_null};
 use crate::dtype::Dtype;
 use crate::error::{Error, Result};
-use crate::ffi::rope_append::bridge as ffi;
+use crate::ffi::ops::bridge as ffi;
 
 /// How a layer's state `[batch, rows, head_dim]` is divided: an area for the queries of a step,
 /// then the keys and then the values of `capacity` positions for each key head.

@@ -1,6 +1,6 @@
 use crate::array::Array;
 use crate::error::Result;
-use crate::ffi::softmax::bridge as ffi;
+use crate::ffi::ops::bridge as ffi;
 
 /// Softmax over the last axis: `y = exp(x - max(x)) / sum(exp(x - max(x)))`.
 ///
