@@ -232,7 +232,10 @@ impl Compiled {
 }
 
 /// Compiles `f`: it is traced once for each set of shapes and types (once for all of a rank
-/// with `shapeless`), then its optimised graph is reused.
+/// with `shapeless`), then its optimized graph is reused.
+///
+/// For a CPU, MLX fuses ops by running `g++` on a source that it writes. The first call of this function
+/// tries that once. Where there is no `g++` that can, ops are not fused.
 ///
 /// ```
 /// use mlx_primitives::{Array, transforms};

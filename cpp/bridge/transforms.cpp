@@ -1,6 +1,9 @@
 // Function transforms over Rust closures, as src/ffi/mod.rs declares them.
 #include "bridge/core.h"
 #include "mlx-primitives/src/ffi/mod.rs.h"
+#include "mlx/compile.h"
+#include "runtime/evaluate.h"
+#include "runtime/process.h"
 
 namespace mlx_primitives::bridge {
 
@@ -15,6 +18,25 @@ Function borrowed(const Closure& f) {
 
 ListPair pair(std::pair<ArrayList, ArrayList> lists) {
   return ListPair{handle(std::move(lists.first)), handle(std::move(lists.second))};
+}
+
+/**
+ * For a CPU, MLX writes what it fuses as a C++ source and runs `g++` on it. Where that fails,
+ * because there is no g++ or one that does not take MLX's source, functions are compiled without
+ * fusion.
+ */
+void fuse_where_possible() {
+  [[maybe_unused]] static const bool once = [] {
+    if (mx::default_device() == mx::Device::cpu) {
+      auto two_ops = [](const ArrayList& x) { return ArrayList{mx::square(mx::exp(x[0]))}; };
+      try {
+        evaluate(mx::compile(two_ops)({mx::array({1.0f})}));
+      } catch (const std::exception&) {
+        mx::set_compile_mode(mx::CompileMode::no_fuse);
+      }
+    }
+    return true;
+  }();
 }
 
 } // namespace
@@ -36,6 +58,8 @@ ListHandle vmap(const Closure& f, const ArrayList& inputs, Ints in_axes, Ints ou
 }
 
 std::unique_ptr<Compiled> compile(rust::Box<Closure> f, bool shapeless) {
+  prepare();
+  fuse_where_possible();
   // std::function must be copyable and a Box is not.
   auto owned = std::make_shared<rust::Box<Closure>>(std::move(f));
   Function function = [owned](const ArrayList& inputs) { return *(*owned)->call(inputs); };

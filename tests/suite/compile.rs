@@ -1,6 +1,8 @@
 //! Compiled functions give what the plain ones give, for every shape and layout.
 
 use std::cell::Cell;
+use std::path::Path;
+use std::process::Command;
 use std::rc::Rc;
 
 use mlx_primitives::transforms::{Compiled, compile, grad, jvp, vmap};
@@ -31,6 +33,27 @@ fn values_over_shapes_and_types() -> Checked {
             }
         }
     }
+    Ok(())
+}
+
+/// MLX runs g++ on what it fuses for a CPU. A child process finds none, nor what earlier runs left.
+#[test]
+fn without_a_compiler_nothing_is_fused() -> Checked {
+    let folder = tempfile::tempdir()?;
+    let output = Command::new(std::env::current_exe()?)
+        .args(["--exact", "compile::values_over_shapes_and_types"])
+        .env("TMPDIR", folder.path())
+        .env("PATH", folder.path())
+        .env_remove("MLX_PRIMITIVES_SIMULATE_METAL")
+        .output()?;
+    let said = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success() && said.contains("1 passed"), "{said}");
+    let libraries = |folder: &Path| -> anyhow::Result<usize> {
+        let entries = std::fs::read_dir(folder)?.collect::<std::io::Result<Vec<_>>>()?;
+        Ok(entries.iter().filter(|entry| entry.path().extension() == Some("so".as_ref())).count())
+    };
+    let made = folder.path().join("mlx").join(mlx_primitives::device::mlx_versions().1).join("cpu");
+    assert_eq!(libraries(&made)?, 0, "MLX compiled after all");
     Ok(())
 }
 
