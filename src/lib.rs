@@ -53,7 +53,7 @@ pub mod yardstick;
 
 #[cfg(all(feature = "simulate-metal", target_os = "linux"))]
 #[doc(hidden)]
-pub use simulate::{Dispatched, dispatched};
+pub use simulate::{Change, Dispatched, Encoded, Planted, dispatched, with_planted};
 
 pub use array::{
     Array, IntoIndex, Operand, Reduce, SendArray, async_eval, concatenate, eval, select, stack,

@@ -13,6 +13,10 @@ use metal_sim::{Access, Buffer, Compiler, Constants, Dispatch, Kernel, Library, 
 use crate::error::{Error, Result};
 use crate::simulator::{Schedule as Chosen, chosen_schedule};
 
+mod planted;
+
+pub use planted::{Change, Encoded, Planted, with_planted};
+
 /// `forward`, `reversed` or `shuffled:<seed>`: the order that threads run in.
 const SCHEDULE: &str = "MLX_PRIMITIVES_SIMULATE_METAL";
 /// A file that gets a line, the kernel's name, for each dispatch that ran without a fault. Beside
@@ -23,8 +27,12 @@ const CACHE: &str = concat!(env!("OUT_DIR"), "/metal-sim");
 
 pub(crate) struct SimulatedLibrary(Library);
 
-pub(crate) struct SimulatedKernel(Kernel);
+pub(crate) struct SimulatedKernel {
+    kernel: Kernel,
+    constants: Constants,
+}
 
+#[derive(Clone)]
 struct Bound {
     index: u32,
     at: usize,
@@ -41,6 +49,10 @@ pub struct Dispatched {
     /// Bytes of all loads and of all stores, and the distinct bytes among the loads, for each
     /// array in the order of its buffer index.
     pub arrays: Vec<[u64; 3]>,
+    /// All that the kernel did: loads and stores of each buffer, barriers, exchanges.
+    pub report: metal_sim::Report,
+    /// What the kernel was dispatched with.
+    pub encoded: Encoded,
 }
 
 impl Dispatched {
@@ -70,6 +82,7 @@ pub fn dispatched() -> Vec<Dispatched> {
 }
 
 /// A dispatch before it runs.
+#[derive(Clone)]
 pub(crate) struct SimulatedDispatch {
     grid: [u32; 3],
     group: [u32; 3],
@@ -78,6 +91,7 @@ pub(crate) struct SimulatedDispatch {
     threadgroup: Vec<(u32, usize)>,
     journal: Journal,
     chosen: Option<Chosen>,
+    planted: Option<Planted>,
 }
 
 pub(crate) fn simulated_dispatch(grid: [u32; 3], group: [u32; 3]) -> Box<SimulatedDispatch> {
@@ -89,6 +103,7 @@ pub(crate) fn simulated_dispatch(grid: [u32; 3], group: [u32; 3]) -> Box<Simulat
         threadgroup: Vec::new(),
         journal: JOURNAL.with(Arc::clone),
         chosen: chosen_schedule(),
+        planted: planted::next(),
     })
 }
 
@@ -111,6 +126,10 @@ impl SimulatedDispatch {
     /// Sizes `[[threadgroup(index)]]`.
     pub(crate) fn reserve(&mut self, index: u32, bytes: usize) {
         self.threadgroup.push((index, bytes));
+    }
+
+    fn bound(&mut self, index: u32) -> Option<&mut Bound> {
+        self.buffers.iter_mut().find(|bound| bound.index == index)
     }
 }
 
@@ -149,7 +168,7 @@ pub(crate) fn simulated_kernel(
     let values = indices.iter().zip(bits);
     let constants = values.fold(Constants::new(), |all, (&index, &bits)| all.with(index, bits));
     let kernel = library.0.kernel(name, &constants).map_err(failed)?;
-    Ok(Box::new(SimulatedKernel(kernel)))
+    Ok(Box::new(SimulatedKernel { kernel, constants }))
 }
 
 /// # Safety
@@ -158,7 +177,29 @@ pub(crate) unsafe fn simulate(
     kernel: &SimulatedKernel,
     dispatch: &SimulatedDispatch,
 ) -> Result<()> {
-    let mut run = Dispatch::new(&kernel.0).schedule(schedule(dispatch)?);
+    let mut kept = Vec::new();
+    match &dispatch.planted {
+        None => {}
+        Some(Planted::Kernels(library)) => {
+            let kernel = library.kernel(kernel.kernel.name(), &kernel.constants).map_err(failed)?;
+            // SAFETY: the caller's promise.
+            return unsafe { run(&kernel, dispatch) };
+        }
+        Some(Planted::Dispatch(_, change)) => {
+            // SAFETY: the caller's promise; `kept` lives until the kernel has run.
+            return unsafe {
+                run(&kernel.kernel, &planted::changed(dispatch, *change, &mut kept)?)
+            };
+        }
+    }
+    // SAFETY: the caller's promise.
+    unsafe { run(&kernel.kernel, dispatch) }
+}
+
+/// # Safety
+/// What is bound must be valid until this returns.
+unsafe fn run(kernel: &Kernel, dispatch: &SimulatedDispatch) -> Result<()> {
+    let mut run = Dispatch::new(kernel).schedule(schedule(dispatch)?);
     for bound in &dispatch.buffers {
         let address = std::ptr::with_exposed_provenance_mut(bound.at);
         let access = match (bound.writable, in_place(dispatch, bound.at)) {
@@ -178,18 +219,23 @@ pub(crate) unsafe fn simulate(
         run.grid_groups(dispatch.grid, dispatch.group)
     };
     let report = run.run().and_then(metal_sim::Report::check).map_err(|error| {
-        failed(format_args!("{} over {:?}: {error}", kernel.0.name(), dispatch.grid))
+        failed(format_args!("{} over {:?}: {error}", kernel.name(), dispatch.grid))
     })?;
     let mut bound: Vec<_> = dispatch.buffers.iter().filter(|bound| !bound.constant).collect();
     bound.sort_by_key(|bound| bound.index);
-    let arrays = bound.iter().map(|bound| {
-        let traffic = report.buffers.get(&bound.index).copied().unwrap_or_default();
-        [traffic.read_bytes, traffic.written_bytes, traffic.distinct_read]
-    });
-    let kernel = kernel.0.name().to_owned();
+    // SAFETY: the caller's promise.
+    let encoded = unsafe { Encoded::of(dispatch) };
+    let arrays: Vec<_> = bound
+        .iter()
+        .map(|bound| {
+            let traffic = report.buffers.get(&bound.index).copied().unwrap_or_default();
+            [traffic.read_bytes, traffic.written_bytes, traffic.distinct_read]
+        })
+        .collect();
+    let kernel = kernel.name().to_owned();
     record(&kernel)?;
     let mut journal = dispatch.journal.lock().unwrap_or_else(PoisonError::into_inner);
-    journal.push(Dispatched { kernel, arrays: arrays.collect() });
+    journal.push(Dispatched { kernel, arrays, report, encoded });
     Ok(())
 }
 

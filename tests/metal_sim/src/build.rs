@@ -60,6 +60,8 @@ const KERNEL_FLAGS: [&str; 36] = [
     "-c",
 ];
 
+const RUNTIME_FLAGS: [&str; 2] = ["-O2", "-c"];
+
 /// Compiles `text`, unless the cache has it.
 pub(crate) fn build(
     source: &Path,
@@ -94,7 +96,11 @@ pub(crate) fn build_with(
     at_path(&kernels, std::fs::write(&kernels, text))?;
     at_path(&runtime, std::fs::write(&runtime, shim::RUNTIME))?;
     let library_draft = draft.join("kernels.so");
-    let mut objects = vec![draft.join("kernels.o"), draft.join("runtime.o")];
+    // The same for every library, so it is kept.
+    let runtime_key =
+        cache::key([identity.as_str(), shim::RUNTIME].into_iter().chain(RUNTIME_FLAGS));
+    let runtime_object = folder.join(format!("runtime-{runtime_key}.o"));
+    let mut objects = vec![draft.join("kernels.o"), runtime_object.clone()];
     let run = |flags: &[&str], inputs: &[&Path], output: &Path| {
         let mut arguments = compiler.machine_flags();
         arguments.extend(flags.iter().map(ToString::to_string));
@@ -105,7 +111,11 @@ pub(crate) fn build_with(
     };
     let result = (|| {
         run(&[&COMMON_FLAGS[..], &KERNEL_FLAGS].concat(), &[&kernels], &objects[0])?;
-        run(&[&COMMON_FLAGS[..], &["-O2", "-c"]].concat(), &[&runtime], &objects[1])?;
+        if !runtime_object.is_file() {
+            let object = draft.join("runtime.o");
+            run(&[&COMMON_FLAGS[..], &RUNTIME_FLAGS].concat(), &[&runtime], &object)?;
+            cache::publish(&object, &runtime_object)?;
+        }
         for (i, module) in modules.iter().enumerate() {
             let path = draft.join(format!("module{i}.ll"));
             at_path(&path, std::fs::write(&path, module))?;

@@ -1,6 +1,6 @@
 //! Mutants: copies of a source in which one thing is wrong.
 
-use super::rules::Rule;
+use crate::rules::Rule;
 
 #[derive(Clone, Debug)]
 pub struct Mutant {

@@ -1,0 +1,48 @@
+//! Small calls of every op that together launch every float32 kernel, in every form, with every tail.
+
+mod inputs;
+mod products;
+mod rotations;
+mod rows;
+
+use mlx_primitives::{Array, Result};
+
+/// A call of an op that runs kernels of `metal/<stem>.metal`.
+pub struct Case {
+    pub stem: &'static str,
+    pub name: String,
+    call: Box<dyn Fn() -> Result<Vec<Array>>>,
+}
+
+impl Case {
+    /// The lazy results.
+    pub fn results(&self) -> Result<Vec<Array>> {
+        (self.call)()
+    }
+}
+
+/// A list of cases of one stem, as it is written down.
+struct Cases {
+    stem: &'static str,
+    all: Vec<Case>,
+}
+
+impl Cases {
+    fn of(stem: &'static str) -> Self {
+        Self { stem, all: Vec::new() }
+    }
+
+    fn add(
+        &mut self,
+        name: impl std::fmt::Display,
+        call: impl Fn() -> Result<Vec<Array>> + 'static,
+    ) {
+        let name = format!("{} {name}", self.stem);
+        self.all.push(Case { stem: self.stem, name, call: Box::new(call) });
+    }
+}
+
+/// Every case, the same in every process.
+pub fn all() -> Vec<Case> {
+    [rows::all(), products::all(), rotations::all()].into_iter().flatten().collect()
+}

@@ -1,0 +1,215 @@
+//! Products of matrices, plain and packed, attention among them.
+
+use mlx_primitives::ops::{
+    self, Activation, AttentionOptions, LinearOptions, LinearWeight, QuantizedMode,
+    QuantizedOptions, QuantizedRows, QuantizedWeight,
+};
+use mlx_primitives::{Array, Result};
+
+use super::inputs::wave;
+use super::{Case, Cases};
+
+pub fn all() -> Vec<Case> {
+    let parts = [linear(), lora(), quantize(), quantized(), attention()];
+    parts.into_iter().flat_map(|cases| cases.all).collect()
+}
+
+fn linear() -> Cases {
+    let mut cases = Cases::of("linear");
+    for (number, [m, n, k]) in [
+        [1, 9, 70],
+        [2, 33, 129],
+        [3, 41, 4],
+        [7, 5, 600],
+        [8, 64, 31],
+        [9, 31, 33],
+        [12, 65, 40],
+        [33, 40, 18],
+        [65, 70, 7],
+        [1, 40, 4100],
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        cases.add(format_args!("{m} x {n} x {k}"), move || {
+            let (x, w) = (wave(&[m, k], 1)?, wave(&[n, k], 2)?);
+            let (bias, residual) = (wave(&[n], 3)?, wave(&[m, n], 4)?);
+            let kinds =
+                [Activation::Relu, Activation::Gelu, Activation::GeluTanh, Activation::Silu];
+            let options = LinearOptions {
+                bias: Some(&bias),
+                activation: Some(kinds[number % 4]),
+                residual: Some(&residual),
+            };
+            let plain = LinearOptions::default();
+            Ok(vec![ops::linear(&x, &w, &plain)?, ops::linear(&x, &w, &options)?])
+        });
+        cases.add(format_args!("batches of {m} x {n} x {k}"), move || {
+            let x = wave(&[2, m, k], 1)?;
+            Ok(vec![
+                ops::matmul(&x, &wave(&[2, n, k], 2)?, true)?,
+                ops::matmul(&x, &wave(&[2, k, n], 2)?, false)?,
+                ops::matmul(&wave(&[m, k], 3)?, &wave(&[k, n], 4)?, false)?,
+            ])
+        });
+    }
+    cases
+}
+
+fn lora() -> Cases {
+    let mut cases = Cases::of("lora");
+    for [rows, n, k, rank] in [[1, 7, 9, 3], [9, 130, 16, 4], [17, 40, 8, 1]] {
+        cases.add(format_args!("{rows} x {n} x {k} of rank {rank}"), move || {
+            let base = LinearWeight::Plain(wave(&[n, k], 1)?);
+            let (a, b) = (wave(&[rank, k], 2)?, wave(&[n, rank], 3)?);
+            Ok(vec![ops::lora_linear(&wave(&[rows, k], 4)?, &base, &a, &b, 1.5)?])
+        });
+    }
+    cases
+}
+
+fn quantize() -> Cases {
+    let mut cases = Cases::of("quantize");
+    for bits in [2, 3, 4, 5, 6, 8] {
+        for (group, shape) in [(32, [3, 96]), (64, [1, 64]), (128, [5, 640])] {
+            cases.add(format_args!("{bits} bits, {group} of {shape:?}"), move || {
+                let (packed, scales, biases) = ops::quantize(&wave(&shape, 1)?, group, bits)?;
+                Ok(vec![packed, scales, biases])
+            });
+            cases.add(format_args!("back from {bits} bits, {group} of {shape:?}"), move || {
+                let codes: Vec<u32> = (1..=(shape[0] * shape[1] * bits / 32) as u32)
+                    .map(|i| i.wrapping_mul(2_654_435_769))
+                    .collect();
+                let packed = Array::from_slice(&codes, &[shape[0], shape[1] * bits / 32])?;
+                let groups = [shape[0], shape[1] / group];
+                let (scales, biases) = (wave(&groups, 1)?, wave(&groups, 2)?);
+                Ok(vec![ops::dequantize(&packed, &scales, &biases, group, bits)?])
+            });
+        }
+    }
+    cases
+}
+
+fn quantized() -> Cases {
+    let mut cases = Cases::of("quantized_matmul");
+    let formats = [
+        (QuantizedMode::Affine, 2, 32),
+        (QuantizedMode::Affine, 3, 64),
+        (QuantizedMode::Affine, 4, 64),
+        (QuantizedMode::Affine, 6, 32),
+        (QuantizedMode::Affine, 8, 128),
+        (QuantizedMode::Mxfp4, 4, 32),
+    ];
+    for (number, (mode, bits, group)) in formats.into_iter().enumerate() {
+        for [rows, n, k] in [[1, 19, 128], [3, 40, 256], [9, 33, 128], [37, 70, 128]] {
+            let name = format!("{rows} x {n} x {k}, {mode:?} {bits}");
+            let weight = move |n: i32, seed| -> Result<QuantizedWeight> {
+                let w = wave(&[n, k], seed)?;
+                mlx_primitives::simulator::without_metal(|| {
+                    let weight = QuantizedWeight::quantize(&w, group, bits, mode)?;
+                    let parts = [Some(weight.packed()), Some(weight.scales()), weight.biases()];
+                    parts.into_iter().flatten().try_for_each(Array::eval)?;
+                    Ok(weight)
+                })
+            };
+            cases.add(&name, move || {
+                let (x, w) = (wave(&[rows, k], 1)?, weight(n, 2)?);
+                let (bias, residual) = (wave(&[n], 3)?, wave(&[rows, n], 4)?);
+                let norm = wave(&[k], 5)?;
+                let all = QuantizedOptions {
+                    bias: Some(&bias),
+                    residual: Some(&residual),
+                    norm: (number % 2 == 0).then_some((&norm, 0.01)),
+                };
+                let plain = QuantizedOptions::default();
+                let second = weight(n + 3, 6)?;
+                Ok(vec![
+                    ops::quantized_linear(&x, &w, &plain)?,
+                    ops::quantized_linear(&x, &w, &all)?,
+                    ops::quantized_linears(&x, &[&w, &second, &w], Some((&norm, 0.01)))?,
+                    ops::quantized_swiglu(&x, &w, &weight(n, 7)?, Some((&norm, 0.01)))?,
+                ])
+            });
+        }
+    }
+    cases
+}
+
+/// Queries, keys, the size of a head, the bits of keys and values, and the rules of a call.
+struct Attended {
+    heads: [i32; 2],
+    queries: i32,
+    keys: i32,
+    dim: i32,
+    bits: i32,
+    rules: i32,
+}
+
+impl Attended {
+    fn call(&self) -> Result<Vec<Array>> {
+        let &Self { heads: [heads, kv_heads], queries, keys, dim, bits, rules } = self;
+        let q = wave(&[2, heads, queries, dim], 1)?;
+        let mask = match rules % 3 {
+            1 => Some(wave(&[heads, queries, keys], 2)?.greater(-1.2)?),
+            2 => Some(wave(&[2, 1, queries, keys], 2)?),
+            _ => None,
+        };
+        let sinks = wave(&[heads], 3)?;
+        let options = AttentionOptions {
+            scale: Some(0.4),
+            causal: rules % 2 == 0,
+            window: (rules % 4 == 0).then_some(keys / 2 + 1),
+            mask: mask.as_ref(),
+            soft_cap: (rules % 5 == 1).then_some(3.0),
+            sinks: (rules % 3 != 0).then_some(&sinks),
+        };
+        let (k, v) = ([2, kv_heads, keys, dim], [2, kv_heads, keys, dim]);
+        if bits == 0 {
+            // Heads that are not neighbors in memory: the kernels follow the strides.
+            let [b, h, n, d] = k;
+            let k = wave(&[b, n, h, d], 4)?.transpose(&[0, 2, 1, 3])?;
+            return Ok(vec![ops::attention(&q, &k, &wave(&v, 5)?, &options)?]);
+        }
+        let rows = |shape: &[i32; 4], seed| -> Result<[Array; 3]> {
+            mlx_primitives::simulator::without_metal(|| {
+                let (packed, scales, biases) = ops::quantize(&wave(shape, seed)?, 32, bits)?;
+                [&packed, &scales, &biases].into_iter().try_for_each(Array::eval)?;
+                Ok([packed, scales, biases])
+            })
+        };
+        let (k, v) = (rows(&k, 4)?, rows(&v, 5)?);
+        Ok(vec![ops::attention_quantized(&q, of(&k), of(&v), bits, 32, &options)?])
+    }
+}
+
+fn of([packed, scales, biases]: &[Array; 3]) -> QuantizedRows<'_> {
+    QuantizedRows { packed, scales, biases }
+}
+
+fn attention() -> Cases {
+    let mut cases = Cases::of("attention");
+    let mut add = |heads, queries, keys, dim, bits, rules| {
+        let name = format!("{heads:?} {queries} x {keys} x {dim}, {bits} bits, {rules}");
+        let attended = Attended { heads, queries, keys, dim, bits, rules };
+        cases.add(name, move || attended.call());
+    };
+    // The rules of most have a mask and sinks.
+    for (bits, rules) in [
+        (0, [0, 1, 2, 4, 5, 7, 8, 10]),
+        (4, [1, 2, 4, 3, 5, 7, 8, 10]),
+        (8, [2, 4, 5, 6, 7, 8, 10, 11]),
+    ] {
+        let dims = if bits == 0 { [8, 20, 65, 256] } else { [32, 64, 96, 256] };
+        add([2, 2], 1, 7, dims[0], bits, rules[0]);
+        add([4, 2], 2, 33, dims[1], bits, rules[1]);
+        add([4, 1], 2, 70, dims[2], bits, rules[2]);
+        add([2, 2], 1, 1100, dims[0], bits, rules[3]);
+        add([2, 1], 9, 21, dims[0], bits, rules[4]);
+        add([4, 2], 17, 40, dims[1], bits, rules[5]);
+        add([2, 1], 9, 35, dims[2], bits, rules[6]);
+        add([1, 1], 12, 19, dims[3], bits, rules[7]);
+    }
+    add([2, 1], 40, 90, 24, 0, 0);
+    add([2, 1], 9, 1050, 16, 0, 3);
+    cases
+}

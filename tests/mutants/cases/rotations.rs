@@ -1,0 +1,97 @@
+//! Rotations of positions.
+
+use mlx_primitives::ops::{self, Offset, Rotation, StateLayout};
+use mlx_primitives::{Array, Result};
+
+use super::inputs::wave;
+use super::{Case, Cases};
+
+const SCALE: f32 = 0.75;
+
+/// Batch, heads, length and features; then the features that turn.
+const SHAPES: [([i32; 4], i32); 10] = [
+    ([2, 5, 3, 7], 4),
+    ([2, 5, 3, 8], 8),
+    ([5, 4, 3, 40], 40),
+    ([1, 2, 13, 40], 38),
+    ([1, 2, 3, 514], 514),
+    ([2, 3, 1, 7], 4),
+    ([2, 1, 3, 8], 8),
+    ([1, 13, 1, 40], 40),
+    ([1, 1, 13, 40], 38),
+    ([1, 1, 2, 514], 514),
+];
+
+/// Heads, heads of keys, features, those that turn, batch and length. In the last two the grid has
+/// more threads than there are features or heads.
+const APPENDED: [(i32, i32, i32, i32, i32, i32); 6] = [
+    (5, 2, 8, 8, 2, 3),
+    (2, 1, 12, 6, 1, 1),
+    (3, 3, 40, 40, 2, 9),
+    (9, 2, 6, 4, 1, 5),
+    (2, 1, 514, 514, 1, 1),
+    (23, 2, 6, 6, 3, 5),
+];
+
+pub fn all() -> Vec<Case> {
+    [ropes(), appends()].into_iter().flat_map(|cases| cases.all).collect()
+}
+
+fn frequencies(dims: i32) -> Result<Array> {
+    let values: Vec<f32> = (0..dims / 2).map(|i| 1.25f32.powi(i)).collect();
+    Array::from_slice(&values, &[dims / 2])
+}
+
+fn ropes() -> Cases {
+    let mut cases = Cases::of("rope");
+    for kind in 0..4 {
+        let (traditional, explicit) = (kind % 2 == 1, kind / 2 == 1);
+        for (number, (shape, dims)) in SHAPES.into_iter().enumerate() {
+            cases.add(format_args!("{shape:?} {dims} {kind}"), move || {
+                let x = wave(&shape, 1)?;
+                let freqs = explicit.then(|| frequencies(dims)).transpose()?;
+                let base = (!explicit).then_some(10_000.0);
+                let offsets: Vec<i32> = [5, 2, -9, 3, 7][..shape[0] as usize].to_vec();
+                let offsets = Array::from_slice(&offsets, &shape[..1])?;
+                let offset = match number % 2 {
+                    0 => Offset::Each(&offsets),
+                    _ => Offset::Position(5),
+                };
+                Ok(vec![ops::rope(&x, dims, traditional, base, SCALE, offset, freqs.as_ref())?])
+            });
+        }
+    }
+    cases
+}
+
+fn appends() -> Cases {
+    let mut cases = Cases::of("rope_append");
+    for kind in 0..4 {
+        let (traditional, explicit) = (kind % 2 == 1, kind / 2 == 1);
+        for (heads, kv_heads, head_dim, dims, batch, time) in APPENDED {
+            cases.add(format_args!("{heads} {kv_heads} {head_dim} {kind}"), move || {
+                let layout = StateLayout { heads, kv_heads, head_dim, capacity: 16 };
+                let state = wave(&[batch, layout.rows(), head_dim], 1)?;
+                let qkv = wave(&[batch, time, (heads + 2 * kv_heads) * head_dim], 2)?;
+                let freqs = explicit.then(|| frequencies(dims)).transpose()?;
+                let rotation = Rotation {
+                    dims,
+                    traditional,
+                    base: (!explicit).then_some(10_000.0),
+                    scale: SCALE,
+                    freqs: freqs.as_ref(),
+                    multiplier: 1.5,
+                };
+                let offsets = Array::from_slice(&[5, 9, 2][..batch as usize], &[batch])?;
+                let slots = Array::from_slice(&[4, 1, 7][..batch as usize], &[batch])?;
+                let offset = Offset::Each(&offsets);
+                let slots = (kind != 1).then_some(Offset::Each(&slots));
+                let offset = if kind == 1 { Offset::Position(3) } else { offset };
+                let after = ops::rope_append(&state, &qkv, &layout, &rotation, offset, slots)?;
+                // A state that something else uses is copied, another one is written in place.
+                Ok(if kind % 2 == 0 { vec![after, state] } else { vec![after] })
+            });
+        }
+    }
+    cases
+}

@@ -1,0 +1,186 @@
+//! Ops along rows, and ops of single elements.
+
+use mlx_primitives::ops::{self, Axes, CrossEntropyOptions, SoftmaxOptions};
+use mlx_primitives::transforms::vjp;
+use mlx_primitives::{Array, Result};
+
+use super::inputs::{logits, wave};
+use super::{Case, Cases};
+
+/// Rows for one SIMD group each, for one threadgroup with one, two and four quads a thread, and
+/// for a loop; with a last quad that is whole and with every kind of tail.
+const ROWS: [[i32; 2]; 14] = [
+    [9, 31],
+    [7, 128],
+    [3, 126],
+    [3, 1],
+    [2, 129],
+    [3, 387],
+    [2, 770],
+    [1, 4096],
+    [2, 4099],
+    [1, 8192],
+    [2, 8197],
+    [1, 16_384],
+    [2, 16_386],
+    [1, 20_485],
+];
+
+const EPS: f32 = 0.01;
+
+pub fn all() -> Vec<Case> {
+    let parts = [softmaxes(), norms(), masked(), losses(), reductions(), elements()];
+    parts.into_iter().flatten().flat_map(|cases| cases.all).collect()
+}
+
+fn softmaxes() -> Vec<Cases> {
+    let (mut softmax, mut logsumexp) = (Cases::of("softmax"), Cases::of("logsumexp"));
+    for shape in ROWS {
+        softmax.add(format_args!("{shape:?}"), move || Ok(vec![ops::softmax(&logits(&shape)?)?]));
+        logsumexp.add(format_args!("{shape:?}"), move || {
+            let x = logits(&shape)?;
+            Ok(vec![ops::logsumexp(&x, false)?, ops::log_softmax(&x)?])
+        });
+    }
+    vec![softmax, logsumexp]
+}
+
+fn norms() -> Vec<Cases> {
+    let mut rms = Cases::of("rms_norm");
+    let mut layer = Cases::of("layer_norm");
+    let mut residual = Cases::of("residual_norm");
+    for shape in ROWS {
+        let of = move || -> Result<[Array; 4]> {
+            let vector = |seed| wave(&shape[1..], seed)?.subtract(1.5);
+            Ok([wave(&shape, 0)?.add(0.5)?, wave(&shape, 2)?, vector(5)?, vector(6)?])
+        };
+        rms.add(format_args!("{shape:?}"), move || {
+            let [x, _, weight, _] = of()?;
+            Ok(vec![ops::rms_norm(&x, None, EPS)?, ops::rms_norm(&x, Some(&weight), EPS)?])
+        });
+        layer.add(format_args!("{shape:?}"), move || {
+            let [x, _, weight, bias] = of()?;
+            Ok(vec![
+                ops::layer_norm(&x, None, None, EPS)?,
+                ops::layer_norm(&x, Some(&weight), Some(&bias), EPS)?,
+                ops::layer_norm(&x, None, Some(&bias), EPS)?,
+            ])
+        });
+        residual.add(format_args!("{shape:?}"), move || {
+            let [x, y, weight, bias] = of()?;
+            let (a, b) = ops::rms_norm_residual(&x, &y, Some(&weight), EPS)?;
+            let (c, d) = ops::layer_norm_residual(&x, &y, Some(&weight), Some(&bias), EPS)?;
+            let (e, f) = ops::rms_norm_residual(&x, &y, None, EPS)?;
+            Ok(vec![a, b, c, d, e, f])
+        });
+    }
+    vec![rms, layer, residual]
+}
+
+/// Every second gradient is of a softmax whose mask is added.
+fn masked() -> Vec<Cases> {
+    let (mut forward, mut grad) = (Cases::of("masked_softmax"), Cases::of("masked_softmax_grad"));
+    for (number, [rows, keys]) in ROWS.into_iter().enumerate() {
+        let shape = [1, 1 + rows % 2, rows, keys];
+        for kind in 0..4 {
+            if keys > 5000 && kind != number % 4 {
+                continue; // long rows are one kernel whatever masks them
+            }
+            let call = move |x: &Array| {
+                let mask = match kind {
+                    1 => Some(wave(&[rows, keys], 3)?.greater(-1.0)?),
+                    2 if keys < 1000 => Some(logits(&[shape[1], 1, keys])?),
+                    2 => Some(wave(&[shape[1], 1, keys], 3)?),
+                    _ => None,
+                };
+                let window = (kind == 3).then_some(keys / 3 + 1);
+                let options =
+                    SoftmaxOptions { scale: 0.7, mask: mask.as_ref(), causal: kind != 1, window };
+                ops::masked_softmax(x, options)
+            };
+            forward
+                .add(format_args!("{shape:?} {kind}"), move || Ok(vec![call(&wave(&shape, 1)?)?]));
+            grad.add(format_args!("{shape:?} {kind}"), move || {
+                let (x, cotangent) = (wave(&shape, 1)?, wave(&shape, 4)?);
+                Ok(vjp(|x| Ok(vec![call(&x[0])?]), &[&x], &[&cotangent])?.1)
+            });
+        }
+    }
+    vec![forward, grad]
+}
+
+fn losses() -> Vec<Cases> {
+    let mut cases = Cases::of("cross_entropy");
+    for (number, [rows, classes]) in ROWS.into_iter().enumerate() {
+        for label_smoothing in [0.0, 0.25] {
+            cases.add(format_args!("[{rows}, {classes}] {label_smoothing}"), move || {
+                let x = if number % 3 == 2 {
+                    wave(&[rows, classes], 1)?
+                } else {
+                    logits(&[rows, classes])?
+                };
+                // One target that is ignored, one that is no class.
+                let target = |row: i32| match row {
+                    1 if number % 2 == 0 => -100,
+                    2 => classes,
+                    _ => (row * 7 + classes / 2) % classes,
+                };
+                let targets: Vec<i32> = (0..rows).map(target).collect();
+                let targets = Array::from_slice(&targets, &[rows])?;
+                let options = CrossEntropyOptions { label_smoothing, ignore_index: Some(-100) };
+                let loss = |x: &[Array]| Ok(vec![ops::cross_entropy(&x[0], &targets, options)?]);
+                let (mut values, gradients) = vjp(loss, &[&x], &[&wave(&[rows], 6)?])?;
+                values.extend(gradients);
+                Ok(values)
+            });
+        }
+    }
+    vec![cases]
+}
+
+fn reductions() -> Vec<Cases> {
+    let mut cases = Cases::of("reduce");
+    let all = [ops::sum, ops::mean, ops::max, ops::sum_of_squares, ops::norm];
+    for shape in [[9, 31], [3, 512], [2, 513], [2, 4099], [1, 16_384], [1, 20_485], [2, 30_001]] {
+        cases.add(format_args!("{shape:?}"), move || {
+            let x = wave(&shape, 1)?;
+            all.iter().map(|reduce| reduce(&x, Axes::Last, false)).collect()
+        });
+        cases.add(format_args!("all of {shape:?}"), move || {
+            let x = wave(&shape, 2)?.subtract(3.0)?;
+            all.iter().map(|reduce| reduce(&x, Axes::All, false)).collect()
+        });
+    }
+    cases.add("of NaN", || {
+        let x = wave(&[3, 600], 1)?;
+        let nan = Array::from_slice(&[1.0f32, f32::NAN, 1.0], &[3, 1])?;
+        Ok(vec![ops::max(&x.multiply(&nan)?, Axes::Last, false)?])
+    });
+    vec![cases]
+}
+
+fn elements() -> Vec<Cases> {
+    let mut cases = Cases::of("activation");
+    for count in [1, 6, 1023, 1024, 4099] {
+        cases.add(format_args!("[{count}]"), move || {
+            let (x, y) = (wave(&[count], 0)?, wave(&[count], 3)?);
+            let one = [ops::relu, ops::silu, ops::gelu, ops::gelu_tanh];
+            let two = [ops::swiglu, ops::geglu, ops::geglu_tanh, ops::add_relu, ops::mul_relu];
+            let one = one.iter().map(|f| f(&x));
+            one.chain(two.iter().map(|f| f(&x, &y))).collect()
+        });
+    }
+    for shape in [[1, 1], [9, 31], [13, 128], [3, 1030]] {
+        cases.add(format_args!("affine {shape:?}"), move || {
+            let x = wave(&shape, 0)?;
+            let (scale, shift) = (wave(&shape[1..], 1)?, wave(&shape[1..], 2)?);
+            let one = Array::from_slice(&[1.5f32], &[])?;
+            Ok(vec![
+                ops::affine(&x, &scale, &shift)?,
+                ops::affine(&x, &one, &shift)?,
+                ops::affine(&x, &scale, &one)?,
+            ])
+        });
+    }
+    vec![cases]
+}

@@ -1,0 +1,96 @@
+//! Faults in the data of dispatches.
+
+use std::collections::BTreeMap;
+
+use mlx_primitives::{Change, Dispatched};
+
+/// A fault, and the dispatches that it may be planted in: the number of a case, and that of a
+/// dispatch of it.
+pub struct Job {
+    /// The kernel, or the stem of a parameter, which its kernels share.
+    pub of: String,
+    pub change: Change,
+    pub places: Vec<(usize, usize)>,
+}
+
+/// The dispatches that are tried until one shows the fault, at most.
+const PLACES: usize = 16;
+
+/// The changes of a dispatch. Sizes vary, so `Memory` takes all of it away by the largest number.
+fn changes(dispatched: &Dispatched) -> Vec<Change> {
+    let encoded = &dispatched.encoded;
+    let mut all = Vec::new();
+    for axis in 0..3 {
+        all.extend([Change::Grid(axis, 1), Change::Grid(axis, -1)]);
+    }
+    all.extend([Change::Group(0, 32), Change::Group(0, -32)]);
+    for &(index, bytes) in &encoded.memory {
+        if bytes > 0 {
+            all.extend([Change::Memory(index, -16), Change::Memory(index, i32::MIN)]);
+        }
+    }
+    let read: Vec<_> = encoded.arrays.iter().filter(|(_, _, written)| !written).collect();
+    all.extend(read.windows(2).map(|pair| Change::Swapped(pair[0].0, pair[1].0)));
+    let written = encoded.arrays.iter().filter(|(_, _, written)| *written);
+    all.extend(written.map(|(index, _, _)| Change::Offset(*index, 4)));
+    for (index, words) in &encoded.parameters {
+        let words = (0..words.len()).flat_map(|word| [(word, 1), (word, -1)]);
+        all.extend(words.map(|(word, by)| Change::Word(*index, word, by)));
+    }
+    all
+}
+
+/// Every fault of these dispatches: each of a case, with the stem and the number of that case.
+pub fn jobs<'a>(originals: impl Iterator<Item = (&'a str, usize, Vec<Dispatched>)>) -> Vec<Job> {
+    let mut found: BTreeMap<(String, String), Job> = BTreeMap::new();
+    for (stem, case, dispatched) in originals {
+        for (number, dispatched) in dispatched.iter().enumerate() {
+            for change in changes(dispatched) {
+                let of = match change {
+                    Change::Word(..) => stem.to_owned(),
+                    _ => dispatched.kernel.clone(),
+                };
+                let job = found.entry((of.clone(), name(change))).or_insert_with(|| Job {
+                    of,
+                    change,
+                    places: Vec::new(),
+                });
+                job.places.push((case, number));
+            }
+        }
+    }
+    let mut jobs: Vec<Job> = found.into_values().collect();
+    for job in &mut jobs {
+        // Of all kinds of cases, not only the first.
+        let step = job.places.len().div_ceil(PLACES);
+        job.places = job.places.iter().copied().step_by(step).collect();
+    }
+    jobs
+}
+
+pub fn name(change: Change) -> String {
+    match change {
+        Change::Grid(axis, by) => format!("grid {axis} {by}"),
+        Change::Group(axis, by) => format!("group {axis} {by}"),
+        Change::Memory(index, by) => format!("memory {index} {by}"),
+        Change::Swapped(a, b) => format!("swapped {a} {b}"),
+        Change::Word(index, word, by) => format!("word {index} {word} {by}"),
+        Change::Offset(index, bytes) => format!("offset {index} {bytes}"),
+    }
+}
+
+/// The change of that name.
+pub fn parse(name: &str) -> Change {
+    let mut words = name.split(' ');
+    let kind = words.next().unwrap_or_default();
+    let numbers: Vec<i64> = words.map(|word| word.parse().expect("a number")).collect();
+    match (kind, &numbers[..]) {
+        ("grid", &[axis, by]) => Change::Grid(axis as usize, by as i32),
+        ("group", &[axis, by]) => Change::Group(axis as usize, by as i32),
+        ("memory", &[index, by]) => Change::Memory(index as u32, by as i32),
+        ("swapped", &[a, b]) => Change::Swapped(a as u32, b as u32),
+        ("word", &[index, word, by]) => Change::Word(index as u32, word as usize, by as i32),
+        ("offset", &[index, bytes]) => Change::Offset(index as u32, bytes as usize),
+        _ => panic!("no change is named {name}"),
+    }
+}

@@ -1,0 +1,87 @@
+//! Mutants that change nothing that a check can show, each with the reason.
+
+use crate::mutate::Mutant;
+
+/// Function, part of the line as it was, part of the line as it became, and why.
+pub type Equivalent = (&'static str, &'static str, &'static str, &'static str);
+
+pub const KERNELS: &[Equivalent] = &[
+    ("store4", "i < READS", "i + 1 < READS", "the fourth is past the end, or the quad whole"),
+    ("rms_norm", "= load4(weight", "T(1.0f)", "weights past the end are never stored"),
+    ("rms_norm_looped", "values = load4(x", "T(1.0f)", "only what is stored is used"),
+    ("rms_norm_looped", "at < params.axis", "at <= params.axis", "a quad of nothing but pad"),
+    ("softmax_looped", "at < params.axis", "at <= params.axis", "a quad of nothing but pad"),
+    ("larger", "a < b", "a <= b", "equal numbers"),
+    ("larger", "a < b", "a + 1 < b", "softmax is the same for any maximum that is near enough"),
+    ("softmax_looped", "grown > maximum", "grown >= maximum", "the factor is exp(0) = 1"),
+    ("softmax_looped", "grown > maximum", "if (true)", "grown is never below the maximum"),
+    ("softmax_looped", "exp4(0.0f", "exp4(1.0f", "the second sum is not used"),
+];
+
+/// Part of the kernel's name, or the stem whose parameter it is; the change, of which `a..b` stands
+/// for the words in that range and a last number may be left out; and why.
+pub const DISPATCHES: &[(&str, &str, &str)] = &[
+    ("activation_add_relu", "swapped 0 1", "a sum is the same in both orders"),
+    ("activation_mul_relu", "swapped 0 1", "a product is the same in both orders"),
+    ("residual_norm", "swapped 0 1", "the norm is of the sum, which is the same in both orders"),
+    ("rms_norm_", "swapped 0 1", "without a weight x stands in for it"),
+    ("rope_half_base", "swapped 1 2", "without frequencies the offsets stand in for them"),
+    ("rope_interleaved_base", "swapped 1 2", "without frequencies the offsets stand in for them"),
+    ("rope_append_interleaved_base", "swapped 2 3", "one array stands in for what is not there"),
+    ("rope_append_interleaved_base", "swapped 3 4", "one array stands in for what is not there"),
+    ("linear_columns", "swapped 2 3", "these products have neither bias nor residual"),
+    ("attention_", "swapped 1 2", "plain keys have no scales"),
+    ("attention_", "swapped 2 3", "plain keys have no scales and no biases"),
+    ("attention_", "swapped 4 5", "plain values have no scales"),
+    ("attention_", "swapped 5 6", "plain values have no scales and no biases"),
+    ("quantized_matmul_row", "swapped 10 11", "these cases have a bias and a residual only"),
+    ("attention_matrix", "memory 0 -16", "the last staged row ends in padding"),
+    ("linear_", "memory 0 -16", "rows end in padding, and short rows of x fill no stage"),
+    ("quantized_matmul_", "memory 0 -16", "short rows of x fill no stage"),
+    ("masked_softmax_grad_", "memory 0 -16", "one of the two slots of a SIMD group is used"),
+    ("residual_norm_row", "memory 0 -16", "a norm without a mean uses one of two slots"),
+    ("masked_softmax", "word 3 16..36", "the masks have no more extents"),
+    ("masked_softmax_grad", "word 4 12..36", "the mask of a gradient is in the result"),
+    ("attention", "word 3 0..80", "the kernel that combines splits reads no view"),
+    ("attention", "word 3 84..98", "the kernel that combines splits reads neither keys nor rules"),
+    ("attention", "word 10 87 1", "chunks end where the keys end"),
+    ("cross_entropy", "word 4 2 1", "any number but 0 is true"),
+    ("cross_entropy", "word 5 2 1", "any number but 0 is true"),
+    ("residual_norm", "word 6 4 1", "any number but 0 is true"),
+    ("lora", "word 5 3", "a single product has no stride from batch to batch"),
+    ("lora", "word 5 6 -1", "any number but 0 is true"),
+    ("quantized_matmul", "word 13 12", "x of a tile is normalized before"),
+    ("quantized_matmul", "word 13 15", "x of a tile is normalized before"),
+    ("quantized_matmul", "word 13 7", "the first matrix begins at block 0, which nothing reads"),
+    ("quantized_matmul", "word 14 7", "the first matrix begins at block 0, which nothing reads"),
+    ("reduce", "word 2 7", "padding"),
+    ("rope_append", "word 2 2", "the copies are of one row of the grid"),
+];
+
+/// The entry that says why this mutant of a kernel changes nothing.
+pub fn of_kernel(mutant: &Mutant) -> Option<usize> {
+    KERNELS.iter().position(|(function, from, to, _)| {
+        mutant.function.starts_with(function)
+            && mutant.from.contains(from)
+            && mutant.to.contains(to)
+    })
+}
+
+/// The entry that says why this change of a dispatch changes nothing.
+pub fn of_dispatch(of: &str, change: &str) -> Option<usize> {
+    DISPATCHES
+        .iter()
+        .position(|(part, pattern, _)| of.contains(part) && stands_for(pattern, change))
+}
+
+fn stands_for(pattern: &str, change: &str) -> bool {
+    let mut words = change.split(' ');
+    pattern.split(' ').all(|expected| match (expected.split_once(".."), words.next()) {
+        (Some((first, end)), Some(word)) => {
+            let number = |text: &str| text.parse::<usize>().unwrap_or(usize::MAX);
+            (number(first)..number(end)).contains(&number(word))
+        }
+        (None, Some(word)) => word == expected,
+        (_, None) => false,
+    })
+}

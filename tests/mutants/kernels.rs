@@ -1,0 +1,131 @@
+//! Mutants of the kernels' sources.
+
+use std::path::{Path, PathBuf};
+
+use metal_sim::{Compiler, Library, Source};
+
+use crate::mutate::{Mutant, mutants};
+use crate::rules::RULES;
+
+const EACH: &str = r#"MACRO("float32", float) MACRO("float16", half) MACRO("bfloat16", bfloat)"#;
+
+/// The classes that run without `METAL_SIM_ALL_MUTANTS`.
+const DEFAULT: [&str; 6] = ["barrier", "guard", "slots", "initial", "buffers", "bound"];
+
+/// Files of `metal/`, and the stems of the kernels that show what is wrong in them.
+const FILES: [(&str, &[&str]); 13] = [
+    ("common.h", &["softmax", "rms_norm"]),
+    ("shared.h", &["softmax", "rms_norm"]),
+    ("rms_norm.metal", &["rms_norm"]),
+    ("rms_norm_sums.h", &["rms_norm"]),
+    ("softmax.metal", &["softmax"]),
+    ("softmax_rows.h", &["softmax"]),
+    ("softmax_stats.h", &["logsumexp"]),
+    ("rope.metal", &["rope"]),
+    ("rope_turn.h", &["rope"]),
+    ("logsumexp.metal", &["logsumexp"]),
+    ("reduce.metal", &["reduce"]),
+    ("lora.metal", &["lora"]),
+    ("activation.metal", &["activation"]),
+];
+
+/// Files whose kernels take longer to compile or to run, and the classes that run of them.
+const LONGER: [(&str, &[&str]); 10] = [
+    ("attention_matrix.h", &["attention"]),
+    ("attention_vector.h", &["attention"]),
+    ("cross_entropy.metal", &["cross_entropy"]),
+    ("layer_norm.metal", &["layer_norm"]),
+    ("layer_norm_rows.h", &["layer_norm", "residual_norm"]),
+    ("linear.metal", &["linear"]),
+    ("masked_softmax.metal", &["masked_softmax"]),
+    ("masked_softmax_grad.metal", &["masked_softmax_grad"]),
+    ("quantized_matmul.metal", &["quantized_matmul"]),
+    ("quantized_matmul_tile.h", &["quantized_matmul"]),
+];
+const OF_LONGER: [&str; 3] = ["barrier", "slots", "initial"];
+
+/// Instances that mutants are compiled without: others of the same template stay.
+const LEFT_OUT: [(&str, &[&str]); 2] = [
+    ("attention", &["_q8_", "_128_", "_256_", "vector_4_"]),
+    ("quantized_matmul", &["(\"b2\"", "(\"b3\"", "(\"b6\"", "(\"mxfp4\""]),
+];
+
+pub struct Job {
+    pub mutant: Mutant,
+    pub stems: &'static [&'static str],
+}
+
+fn metal() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("metal")
+}
+
+/// Every mutant that there is to run; strides, which kernels compute in 64 bits, count as bounds.
+pub fn jobs() -> Vec<Job> {
+    let all = std::env::var_os("METAL_SIM_ALL_MUTANTS").is_some();
+    let of = |(file, stems): (&str, &'static [&'static str]), classes: &'static [&str]| {
+        let text = std::fs::read_to_string(metal().join(file)).expect("a source");
+        let stride = |mutant: &Mutant| classes == DEFAULT && mutant.from.contains("size_t(");
+        let chosen = move |m: &Mutant| all || classes.contains(&m.class) || stride(m);
+        let list = mutants(file, &text, RULES).into_iter().filter(chosen);
+        list.map(|mutant| Job { mutant, stems }).collect::<Vec<_>>()
+    };
+    let files = FILES.into_iter().map(|file| (file, &DEFAULT[..]));
+    let longer = LONGER.into_iter().map(|file| (file, &OF_LONGER[..]));
+    files.chain(longer).flat_map(|(file, classes)| of(file, classes)).collect()
+}
+
+/// Compiles kernels in folders that go with it.
+pub struct Kernels {
+    compiler: Compiler,
+    sources: tempfile::TempDir,
+    cache: tempfile::TempDir,
+}
+
+impl Kernels {
+    pub fn new() -> Self {
+        let folder = || tempfile::tempdir().expect("a folder");
+        let compiler = Compiler::find().expect("a compiler");
+        Self { compiler, sources: folder(), cache: folder() }
+    }
+
+    /// The float32 kernels of a stem with a mutant, or as they are; every instance, or without
+    /// those that take long to compile.
+    pub fn compile(
+        &self,
+        mutant: Option<&Mutant>,
+        stem: &str,
+        every: bool,
+    ) -> metal_sim::Result<Library> {
+        let left_out = LEFT_OUT.iter().filter(|(of, _)| !every && *of == stem);
+        let left_out: Vec<_> = left_out.flat_map(|(_, parts)| *parts).collect();
+        for entry in std::fs::read_dir(metal()).expect("sources").flatten() {
+            let name = entry.file_name().to_string_lossy().into_owned();
+            let mut text = match mutant.filter(|mutant| mutant.file == name) {
+                Some(mutant) => mutant.text.clone(),
+                None => std::fs::read_to_string(entry.path()).expect("a source"),
+            };
+            if name == "common.h" {
+                assert!(text.contains(EACH), "common.h lists the types in another way");
+                text = text.replace(EACH, "MACRO(\"float32\", float)");
+            }
+            if name.strip_suffix(".metal") == Some(stem) {
+                // The lines of a macro go on where one is left out.
+                let keep = |line: &str| match left_out.iter().any(|part| line.contains(**part)) {
+                    true => "  \\".to_owned(),
+                    false => line.to_owned(),
+                };
+                text = text.lines().map(|line| keep(line) + "\n").collect();
+            }
+            std::fs::write(self.sources.path().join(name), text).expect("a copy");
+        }
+        let source = Source::new(self.sources.path().join(format!("{stem}.metal")));
+        let library = Library::compile(&source, &self.compiler, self.cache.path());
+        // The library is loaded, and no other is the same.
+        for entry in std::fs::read_dir(self.cache.path()).expect("a cache").flatten() {
+            if entry.path().extension().is_some_and(|extension| extension == "so") {
+                std::fs::remove_file(entry.path()).expect("a compiled mutant");
+            }
+        }
+        library
+    }
+}

@@ -1,0 +1,32 @@
+//! Checks over the checks: kernels, and the data of dispatches, with one thing wrong each. Every op
+//! runs through `eval_gpu` in the simulator, and every mutant has to show.
+
+#[cfg(target_os = "linux")]
+mod cases;
+#[cfg(target_os = "linux")]
+mod check;
+#[cfg(target_os = "linux")]
+mod dispatches;
+#[cfg(target_os = "linux")]
+mod equivalents;
+#[cfg(target_os = "linux")]
+mod kernels;
+#[cfg(target_os = "linux")]
+mod mutate;
+#[cfg(target_os = "linux")]
+mod rules;
+#[cfg(target_os = "linux")]
+mod tests;
+#[cfg(target_os = "linux")]
+mod workers;
+
+#[cfg(target_os = "linux")]
+fn main() -> std::process::ExitCode {
+    tests::main()
+}
+
+/// A Mac has no simulator of these dispatches.
+#[cfg(not(target_os = "linux"))]
+fn main() {
+    println!("mutants: not run: the simulator of Metal is for Linux");
+}

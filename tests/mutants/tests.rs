@@ -1,0 +1,263 @@
+//! The tests of this binary, and the workers that they ask.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::process::ExitCode;
+use std::sync::OnceLock;
+use std::time::Instant;
+
+use libtest_mimic::{Arguments, Failed, Trial};
+use metal_sim::Library;
+use mlx_primitives::simulator::Schedule;
+use mlx_primitives::{Dispatched, Planted, with_planted};
+
+use crate::cases::{self, Case};
+use crate::check::{self, Failure, Original};
+use crate::equivalents::{self, DISPATCHES, KERNELS};
+use crate::{dispatches, kernels, workers};
+
+/// One in this many mutants runs, unless `METAL_SIM_EVERY_MUTANT` is set.
+const SAMPLE: usize = 8;
+
+pub fn main() -> ExitCode {
+    let cases = cases::all();
+    if workers::is_worker() {
+        let mut worker = Worker::new(cases);
+        workers::serve(|job| worker.answer(job));
+        return ExitCode::SUCCESS;
+    }
+    let trials = vec![
+        Trial::test("every_kernel_is_right_in_every_order", every_kernel),
+        Trial::test("mutants_are_noticed", mutants_are_noticed),
+    ];
+    libtest_mimic::run(&Arguments::from_args(), trials).exit_code()
+}
+
+/// Runs mutants, and keeps what their cases give without one.
+struct Worker {
+    cases: Vec<Case>,
+    originals: Vec<Option<Original>>,
+    kernels: kernels::Kernels,
+    mutants: Vec<kernels::Job>,
+}
+
+impl Worker {
+    fn new(cases: Vec<Case>) -> Self {
+        let originals = cases.iter().map(|_| None).collect();
+        Self { cases, originals, kernels: kernels::Kernels::new(), mutants: kernels::jobs() }
+    }
+
+    /// How the mutant of a job is noticed, or that it is not.
+    fn answer(&mut self, job: &str) -> String {
+        let (kind, rest) = job.split_once(' ').unwrap_or((job, ""));
+        let outcome = match kind {
+            "kernel" => self.kernel(rest.parse().expect("a number")),
+            _ => self.dispatch(rest),
+        };
+        match outcome {
+            Ok(said) => said.to_owned(),
+            Err(failure) => format!("{} {}", failure.kind, failure.text),
+        }
+    }
+
+    fn kernel(&mut self, number: usize) -> Result<&'static str, Failure> {
+        let stems = self.mutants[number].stems;
+        let mutant = self.mutants[number].mutant.clone();
+        for stem in stems {
+            let Ok(library) = self.kernels.compile(Some(&mutant), stem, false) else {
+                return Ok("none");
+            };
+            let kernels: Vec<_> = library.kernels().expect("kernels");
+            for case in 0..self.cases.len() {
+                if self.cases[case].stem != *stem {
+                    continue;
+                }
+                // A longer case may also run kernels that are left out to compile faster.
+                let launched = self.original(case)?.dispatched.iter();
+                let mut names = launched.map(|dispatched| &dispatched.kernel);
+                if names.all(|name| kernels.iter().any(|kernel| kernel.name == *name)) {
+                    self.run(case, Planted::Kernels(Library::clone(&library)))?;
+                }
+            }
+        }
+        Ok("missed")
+    }
+
+    /// `<change>: <case>.<dispatch> ...`
+    fn dispatch(&mut self, job: &str) -> Result<&'static str, Failure> {
+        let (change, places) = job.split_once(": ").expect("a job");
+        let change = dispatches::parse(change);
+        for place in places.split(' ') {
+            let (case, number) = place.split_once('.').expect("a place");
+            let number = number.parse().expect("a number");
+            self.run(case.parse().expect("a number"), Planted::Dispatch(number, change))?;
+        }
+        Ok("missed")
+    }
+
+    fn original(&mut self, case: usize) -> Result<&Original, Failure> {
+        Ok(match &mut self.originals[case] {
+            Some(original) => original,
+            empty => empty.insert(check::original(&self.cases[case], &[])?),
+        })
+    }
+
+    fn run(&mut self, case: usize, planted: Planted) -> Result<(), Failure> {
+        self.original(case)?;
+        let original = self.originals[case].as_ref().expect("just computed");
+        with_planted(planted, || check::mutant(&self.cases[case], original))
+    }
+}
+
+/// What each case dispatches, or how it fails.
+fn originals() -> &'static [Result<Vec<Dispatched>, String>] {
+    static ORIGINALS: OnceLock<Vec<Result<Vec<Dispatched>, String>>> = OnceLock::new();
+    ORIGINALS.get_or_init(|| {
+        let count = cases::all().len();
+        let threads = std::thread::available_parallelism().map_or(2, usize::from);
+        let part = |first: usize| {
+            let of = |case: &Case| match check::original(case, &Schedule::ALL[1..]) {
+                Ok(original) => Ok(original.dispatched),
+                Err(failure) => Err(format!("{}: {failure:?}", case.name)),
+            };
+            let cases = cases::all();
+            let some = cases.iter().enumerate().skip(first).step_by(threads);
+            some.map(|(number, case)| (number, of(case))).collect::<Vec<_>>()
+        };
+        let mut all: Vec<_> = std::thread::scope(|scope| {
+            let parts: Vec<_> = (0..threads).map(|i| scope.spawn(move || part(i))).collect();
+            parts.into_iter().flat_map(|part| part.join().expect("originals")).collect()
+        });
+        all.sort_by_key(|(number, _)| *number);
+        assert_eq!(all.len(), count);
+        all.into_iter().map(|(_, original)| original).collect()
+    })
+}
+
+/// The cases are right, in every order of threads, and launch every float32 kernel.
+fn every_kernel() -> Result<(), Failed> {
+    let start = Instant::now();
+    let failures: Vec<_> = originals().iter().filter_map(|o| o.as_ref().err()).collect();
+    if !failures.is_empty() {
+        return Err(format!("{} cases fail: {failures:#?}", failures.len()).into());
+    }
+    let dispatched = || originals().iter().flatten().flatten();
+    let launched: BTreeSet<_> = dispatched().map(|dispatched| &*dispatched.kernel).collect();
+    eprintln!(
+        "metal-sim: {} kernels in {} dispatches of {} cases, each in every order of threads, 0 faults; {:.0?}",
+        launched.len(),
+        dispatched().count(),
+        originals().len(),
+        start.elapsed()
+    );
+    let mut idle = Vec::new();
+    let kernels = kernels::Kernels::new();
+    for stem in cases::all().iter().map(|case| case.stem).collect::<BTreeSet<_>>() {
+        let library = kernels.compile(None, stem, true)?;
+        let names = library.kernels()?.into_iter().map(|kernel| kernel.name);
+        idle.extend(names.filter(|name| !launched.contains(&**name) && !name.contains("float16")));
+    }
+    match idle.is_empty() {
+        true => Ok(()),
+        false => Err(format!("no case launches {idle:#?}").into()),
+    }
+}
+
+/// A mutant, as a line for workers and for people, and the entry of the equivalents that it is.
+struct Job {
+    line: String,
+    name: String,
+    class: String,
+    equivalent: Option<usize>,
+}
+
+fn jobs() -> Vec<Job> {
+    let sources = kernels::jobs().into_iter().enumerate().map(|(number, job)| Job {
+        line: format!("kernel {number}"),
+        name: job.mutant.name(),
+        class: format!("kernel {}", job.mutant.class),
+        equivalent: equivalents::of_kernel(&job.mutant),
+    });
+    let cases = cases::all();
+    let originals = originals()
+        .iter()
+        .zip(&cases)
+        .enumerate()
+        .filter_map(|(number, (o, case))| Some((case.stem, number, o.as_ref().ok()?.clone())));
+    let dispatches = dispatches::jobs(originals).into_iter().map(|job| {
+        let change = dispatches::name(job.change);
+        let equivalent = equivalents::of_dispatch(&job.of, &change);
+        // What is said to change nothing is held to it by a few.
+        let most = if equivalent.is_some() { 3 } else { usize::MAX };
+        let places = job.places.iter().map(|(c, d)| format!("{c}.{d}"));
+        let places: Vec<_> = places.take(most).collect();
+        Job {
+            line: format!("dispatch {change}: {}", places.join(" ")),
+            name: format!("{}: {change}", job.of),
+            class: format!("dispatch {}", change.split(' ').next().unwrap_or_default()),
+            equivalent,
+        }
+    });
+    sources.chain(dispatches).collect()
+}
+
+fn mutants_are_noticed() -> Result<(), Failed> {
+    let start = Instant::now();
+    let mut jobs = jobs();
+    let found = jobs.len();
+    let only = std::env::var("METAL_SIM_MUTANTS").ok();
+    let every = std::env::var_os("METAL_SIM_EVERY_MUTANT").is_some();
+    match &only {
+        Some(only) => jobs.retain(|job| job.class.contains(only) || job.name.contains(only)),
+        None if every => {}
+        None => jobs = jobs.into_iter().step_by(SAMPLE).collect(),
+    }
+    let lines: Vec<String> = jobs.iter().map(|job| job.line.clone()).collect();
+    let verbose = std::env::var_os("METAL_SIM_VERBOSE").is_some();
+    let answers = workers::run(&lines, |index, answer| {
+        if verbose {
+            eprintln!("{}: {answer:?}", jobs[index].name);
+        }
+    });
+    let (mut classes, mut kinds) = (BTreeMap::<_, usize>::new(), BTreeMap::<_, usize>::new());
+    let (mut survivors, mut used, mut none, mut equal) = (Vec::new(), BTreeSet::new(), 0, 0);
+    for (job, answer) in jobs.iter().zip(answers) {
+        let answer = answer.unwrap_or_else(str::to_owned);
+        match answer.split(' ').next().unwrap_or_default() {
+            "none" => none += 1,
+            "missed" => match job.equivalent {
+                Some(entry) => {
+                    used.insert((job.class.starts_with("kernel"), entry));
+                    equal += 1;
+                }
+                None => survivors.push(job.name.clone()),
+            },
+            kind @ ("reference" | "original") => return Err(format!("{}: {kind}", job.name).into()),
+            kind => {
+                *kinds.entry(kind.to_owned()).or_default() += 1;
+                *classes.entry(job.class.clone()).or_default() += 1;
+            }
+        }
+    }
+    let noticed: usize = kinds.values().sum();
+    let programs = jobs.len() - none;
+    eprintln!(
+        "metal-sim: {} of {found} mutants, {none} of them no programs: noticed {noticed} of {}, {equal} change nothing; \
+         by {kinds:?} of {classes:?}; {:.0?}",
+        jobs.len(),
+        programs - equal,
+        start.elapsed()
+    );
+    if !survivors.is_empty() {
+        return Err(format!("{} survive:\n{}", survivors.len(), survivors.join("\n")).into());
+    }
+    let tables = [(true, KERNELS.len()), (false, DISPATCHES.len())];
+    let entries = tables.iter().flat_map(|&(kernel, len)| (0..len).map(move |i| (kernel, i)));
+    let unused: Vec<_> = entries.filter(|entry| !used.contains(entry)).collect();
+    match unused.is_empty() || !every || only.is_some() {
+        true => Ok(()),
+        false => {
+            Err(format!("entries of equivalents that none is (kernels?, number): {unused:?}")
+                .into())
+        }
+    }
+}
