@@ -1,4 +1,4 @@
-use crate::array::Array;
+use crate::array::{Array, eval};
 use crate::device::{Device, default_device};
 use crate::dtype::Dtype;
 use crate::error::{Error, Result};
@@ -8,8 +8,7 @@ use super::cache::{Cache, CacheKind, LayerCache, Visible};
 use super::config::{Config, Quantization};
 use super::layer::{Change, DecoderLayer, linear};
 use super::linear::{Around, Linear, Matrix, Norm};
-use super::load::Progress;
-use super::weights::Weights;
+use super::weights::{Progress, Weights};
 
 /// A Llama's weights and forward pass.
 pub struct Llama {
@@ -41,7 +40,7 @@ impl Llama {
         let place = progress.is_some() && default_device()? == Device::Cpu;
         let mut read = |arrays: &[&Array], left: u64| -> Result<()> {
             let Some(progress) = &mut progress else { return Ok(()) };
-            crate::array::eval(arrays.iter().copied())?;
+            eval(arrays.iter().copied())?;
             progress(Progress { done: total.saturating_sub(left), total });
             Ok(())
         };
@@ -231,6 +230,22 @@ impl Llama {
         }
     }
 
+    /// Runs those of `tokens[..end]` that the cache does not have, `step` at a time.
+    pub(super) fn prefill(
+        &self,
+        tokens: &[u32],
+        end: usize,
+        step: usize,
+        cache: &mut Cache,
+    ) -> Result<()> {
+        let rest = tokens.get(cache.len() as usize..end).unwrap_or_default();
+        for chunk in rest.chunks(step.max(1)) {
+            self.forward(&row(chunk)?, cache)?;
+            eval(cache.arrays())?;
+        }
+        Ok(())
+    }
+
     fn logits(&self, h: &Array, adapters: Option<&Adapters>) -> Result<Array> {
         let around = Around { norm: Some(&self.norm), adapters, ..Around::default() };
         match &self.lm_head {
@@ -241,4 +256,9 @@ impl Llama {
             }
         }
     }
+}
+
+/// Tokens of one text, `[1, time]`.
+pub(super) fn row(tokens: &[u32]) -> Result<Array> {
+    Array::from_slice(tokens, &[1, i32::try_from(tokens.len()).unwrap_or(i32::MAX)])
 }
