@@ -5,7 +5,7 @@ use crate::error::Result;
 use crate::ops::{self, AttentionOptions};
 
 use super::adapters::Adapters;
-use super::cache::{Heads, LayerCache, Seen, Stored, Visible};
+use super::cache::{AttentionInputs, AttentionMask, Heads, KvTensor, LayerCache};
 use super::config::Config;
 use super::linear::{Around, Gate, Linear, Norm, gated};
 use super::projections::Projections;
@@ -62,11 +62,11 @@ impl DecoderLayer {
     pub fn forward(
         &self,
         x: &Array,
-        visible: &Visible,
+        mask: &AttentionMask,
         cache: &mut LayerCache,
         adapters: Option<&Adapters>,
     ) -> Result<Array> {
-        let h = self.attention.forward(x, &self.input_layernorm, visible, cache, adapters)?;
+        let h = self.attention.forward(x, &self.input_layernorm, mask, cache, adapters)?;
         self.mlp.forward(&h, &self.post_attention_layernorm, adapters)
     }
 
@@ -167,15 +167,15 @@ impl Attention {
         &self,
         x: &Array,
         norm: &Norm,
-        visible: &Visible,
+        mask: &AttentionMask,
         cache: &mut LayerCache,
         adapters: Option<&Adapters>,
     ) -> Result<Array> {
         let (batch, time) = (x.dim(0)?, x.dim(1)?);
         let around = Around { norm: Some(norm), adapters, ..Around::default() };
         let qkv = self.normed_heads(self.qkv_proj.forward(x, around)?)?;
-        let seen = cache.append(&qkv, self.heads, &self.rope)?;
-        let output = attend(&seen, visible)?.transpose(&[0, 2, 1, 3])?.reshape(&[
+        let inputs = cache.append(&qkv, self.heads, &self.rope)?;
+        let output = attend(&inputs, mask)?.transpose(&[0, 2, 1, 3])?.reshape(&[
             batch,
             time,
             self.heads.heads * self.heads.head_dim,
@@ -198,22 +198,22 @@ impl Attention {
 }
 
 /// `[batch, heads, time, head_dim]`.
-fn attend(seen: &Seen, visible: &Visible) -> Result<Array> {
+fn attend(inputs: &AttentionInputs, mask: &AttentionMask) -> Result<Array> {
     let mut options = AttentionOptions::default();
-    match visible {
-        Visible::All => {}
-        Visible::Causal => options.causal = true,
-        Visible::Mask(mask) => options.mask = Some(mask),
+    match mask {
+        AttentionMask::All => {}
+        AttentionMask::Causal => options.causal = true,
+        AttentionMask::Mask(mask) => options.mask = Some(mask),
     }
-    match (&seen.keys, &seen.values) {
-        (Stored::Plain(keys), Stored::Plain(values)) => {
-            ops::attention(&seen.queries, keys, values, &options)
+    match (&inputs.keys, &inputs.values) {
+        (KvTensor::Plain(keys), KvTensor::Plain(values)) => {
+            ops::attention(&inputs.queries, keys, values, &options)
         }
         (keys, values) => {
             if let (Some((k, bits, group_size)), Some((v, ..))) = (keys.rows(), values.rows()) {
-                return ops::attention_quantized(&seen.queries, k, v, bits, group_size, &options);
+                return ops::attention_quantized(&inputs.queries, k, v, bits, group_size, &options);
             }
-            ops::attention(&seen.queries, &keys.dequantized()?, &values.dequantized()?, &options)
+            ops::attention(&inputs.queries, &keys.dequantized()?, &values.dequantized()?, &options)
         }
     }
 }

@@ -56,7 +56,7 @@ mod weights;
 
 pub use adapters::Adapters;
 pub use batch::BatchGeneration;
-pub use cache::{Cache, CacheKind, Heads, LayerCache, Seen, Stored, Visible};
+pub use cache::{AttentionInputs, AttentionMask, Cache, CacheKind, Heads, KvTensor, LayerCache};
 pub use chat_template::{ChatOptions, ChatTemplate, message};
 pub use checkpoint::Checkpoint;
 pub use config::{Config, Quantization};

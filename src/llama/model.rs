@@ -4,7 +4,7 @@ use crate::dtype::Dtype;
 use crate::error::{Error, Result};
 
 use super::adapters::Adapters;
-use super::cache::{Cache, CacheKind, LayerCache, Visible};
+use super::cache::{AttentionMask, Cache, CacheKind, LayerCache};
 use super::config::{Config, Quantization};
 use super::layer::{Change, DecoderLayer, linear};
 use super::linear::{Around, Linear, Matrix, Norm};
@@ -207,16 +207,15 @@ impl Llama {
             ));
         }
         let mut h = self.embed(tokens)?;
-        // One for each sort of attention.
-        let mut visible: [Option<Visible>; 2] = [None, None];
+        // Layers of full attention share a mask, and so do layers of sliding attention.
+        let mut masks: [Option<AttentionMask>; 2] = [None, None];
         for (i, (layer, cache)) in self.layers.iter().zip(&mut cache.layers).enumerate() {
-            let [full, sliding] = &mut visible;
-            let known = if self.config.window_of(i).is_some() { sliding } else { full };
-            let visible = match known {
-                Some(visible) => visible,
-                None => known.insert(cache.visible(tokens.dim(1)?)?),
+            let shared = &mut masks[usize::from(self.config.window_of(i).is_some())];
+            let mask = match shared {
+                Some(mask) => mask,
+                None => shared.insert(cache.mask(tokens.dim(1)?)?),
             };
-            h = layer.forward(&h, visible, cache, adapters)?;
+            h = layer.forward(&h, mask, cache, adapters)?;
         }
         self.logits(&h, adapters)
     }
