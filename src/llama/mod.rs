@@ -20,6 +20,7 @@
 
 mod adapter_files;
 mod adapters;
+mod attention;
 mod batch;
 mod cache;
 mod chat_template;
@@ -32,13 +33,15 @@ mod gguf;
 mod layer;
 mod linear;
 mod load;
+mod matrix;
+mod mlp;
 mod model;
 mod model_files;
 mod model_type;
 mod options;
 mod penalties;
-mod projections;
 mod prompt_cache;
+mod qkv_projection;
 mod random_weights;
 mod rope_frequencies;
 mod rope_scaling;

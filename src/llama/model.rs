@@ -3,11 +3,11 @@ use crate::device::{Device, default_device};
 use crate::dtype::Dtype;
 use crate::error::{Error, Result};
 
-use super::adapters::Adapters;
 use super::cache::{AttentionMask, Cache, CacheKind, LayerCache};
 use super::config::{Config, Quantization};
-use super::layer::{Change, DecoderLayer, linear};
-use super::linear::{Around, Linear, Matrix, Norm};
+use super::layer::DecoderLayer;
+use super::linear::{Change, Fusion, Linear, Norm};
+use super::matrix::Matrix;
 use super::weights::{Progress, Weights};
 
 /// A Llama's weights and forward pass.
@@ -18,8 +18,6 @@ pub struct Llama {
     pub(super) norm: Norm,
     /// None where the embedding is the output projection too.
     pub(super) lm_head: Option<Linear>,
-    /// What [`adapted`](Self::adapted) set.
-    pub(super) adapters: Option<Adapters>,
 }
 
 impl Llama {
@@ -53,14 +51,14 @@ impl Llama {
         let mut layers = Vec::new();
         for i in 0..config.num_hidden_layers {
             let path = format!("model.layers.{i}");
-            let layer = DecoderLayer::new(&config, &path, &rope, &mut weights)?;
+            let layer = DecoderLayer::load(&config, &path, &rope, &mut weights)?;
             read(&layer.arrays(), weights.nbytes())?;
             layers.push(if place { layer.placed()? } else { layer });
         }
         let norm = Norm::load("model.norm", hidden, &config, &mut weights)?;
         let lm_head = match config.tie_word_embeddings {
             true => None,
-            false => Some(linear(&config, "lm_head", [vocab, hidden], &mut weights)?),
+            false => Some(Linear::load("lm_head", [vocab, hidden], &config, &mut weights)?),
         };
         let mut rest = vec![&norm.weight];
         rest.extend(lm_head.iter().flat_map(Linear::arrays));
@@ -71,7 +69,7 @@ impl Llama {
             (false, head) => (embed_tokens, head),
         };
         weights.finish(config.tie_word_embeddings)?;
-        Ok(Self { config, embed_tokens, layers, norm, lm_head, adapters: None })
+        Ok(Self { config, embed_tokens, layers, norm, lm_head })
     }
 
     /// The configuration it was made from.
@@ -104,15 +102,27 @@ impl Llama {
         Ok(Self { embed_tokens: self.embed_tokens.quantized(to)?, ..packed })
     }
 
-    /// The same model with other projections.
+    /// The model with each projection changed by `f`.
     pub(super) fn with_projections(&self, f: &Change) -> Result<Self> {
+        self.with(&|layer| layer.changed(f), f)
+    }
+
+    /// The model with each projection changed by `f`, which leaves the matrices as they are.
+    pub(super) fn with_updates(&self, f: &Change) -> Result<Self> {
+        self.with(&|layer| layer.updated(f), f)
+    }
+
+    fn with(
+        &self,
+        of_layer: &dyn Fn(&DecoderLayer) -> Result<DecoderLayer>,
+        of_head: &Change,
+    ) -> Result<Self> {
         Ok(Self {
             config: self.config.clone(),
             embed_tokens: self.embed_tokens.clone(),
-            layers: self.layers.iter().map(|layer| layer.changed(f)).collect::<Result<_>>()?,
+            layers: self.layers.iter().map(of_layer).collect::<Result<_>>()?,
             norm: self.norm.clone(),
-            lm_head: self.lm_head.as_ref().map(f).transpose()?,
-            adapters: self.adapters.clone(),
+            lm_head: self.lm_head.as_ref().map(of_head).transpose()?,
         })
     }
 
@@ -187,16 +197,6 @@ impl Llama {
     /// # Ok::<(), mlx_primitives::Error>(())
     /// ```
     pub fn forward(&self, tokens: &Array, cache: &mut Cache) -> Result<Array> {
-        self.forward_adapted(tokens, cache, self.adapters.as_ref())
-    }
-
-    /// As [`forward`](Self::forward), with these low-rank updates beside the projections they name.
-    pub fn forward_adapted(
-        &self,
-        tokens: &Array,
-        cache: &mut Cache,
-        adapters: Option<&Adapters>,
-    ) -> Result<Array> {
         if tokens.ndim() != 2 || cache.layers.len() != self.layers.len() {
             return Err(Error::argument(
                 "llama",
@@ -215,9 +215,9 @@ impl Llama {
                 Some(mask) => mask,
                 None => shared.insert(cache.mask(tokens.dim(1)?)?),
             };
-            h = layer.forward(&h, mask, cache, adapters)?;
+            h = layer.forward(&h, mask, cache)?;
         }
-        self.logits(&h, adapters)
+        self.logits(&h)
     }
 
     /// What enters the first layer, `[batch, time, hidden]`.
@@ -245,14 +245,11 @@ impl Llama {
         Ok(())
     }
 
-    fn logits(&self, h: &Array, adapters: Option<&Adapters>) -> Result<Array> {
-        let around = Around { norm: Some(&self.norm), adapters, ..Around::default() };
+    fn logits(&self, h: &Array) -> Result<Array> {
+        let fusion = Fusion::norm(&self.norm);
         match &self.lm_head {
-            Some(head) => head.forward(h, around),
-            None => {
-                let matrix = self.embed_tokens.clone();
-                Linear { path: String::new(), matrix, bias: None }.forward(h, around)
-            }
+            Some(head) => head.forward(h, fusion),
+            None => self.embed_tokens.forward(h, None, fusion),
         }
     }
 }
