@@ -1,8 +1,10 @@
 use std::collections::BTreeMap;
 
+use crate::array::Array;
 use crate::error::{Error, Result};
 use crate::ops::Lora;
 
+use super::cache::Cache;
 use super::linear::Linear;
 use super::model::Llama;
 
@@ -94,7 +96,26 @@ impl Llama {
             }
             updates.insert(name.to_owned(), update.astype(self.dtype())?);
         }
-        Ok(Self { adapters: Some(Adapters { updates }), ..self })
+        self.beside(Some(&Adapters { updates }))
+    }
+
+    /// As [`forward`](Self::forward), with these low-rank updates beside the projections that they
+    /// name, in the place of those that [`adapted`](Self::adapted) attached.
+    pub fn forward_adapted(
+        &self,
+        tokens: &Array,
+        cache: &mut Cache,
+        adapters: Option<&Adapters>,
+    ) -> Result<Array> {
+        self.beside(adapters)?.forward(tokens, cache)
+    }
+
+    /// The model with these updates, and no others, beside its weights.
+    fn beside(&self, adapters: Option<&Adapters>) -> Result<Self> {
+        self.with_updates(&|projection: &Linear| {
+            let update = adapters.and_then(|adapters| adapters.get(&projection.path)).cloned();
+            Ok(Linear { update, ..projection.clone() })
+        })
     }
 
     /// The model with the updates added to its weights; packed ones are packed again.

@@ -9,12 +9,13 @@ use crate::files;
 use crate::io;
 
 use super::config::{Config, TokenIds};
-use super::generate::{Generation, Options};
+use super::generate::Generation;
 use super::gguf::is_gguf;
-use super::load::{Progress, in_file};
+use super::load::in_file;
 use super::model::Llama;
+use super::options::Options;
 use super::tokenizer::Tokenizer;
-use super::weights::Weights;
+use super::weights::{Progress, Weights};
 
 /// A model and its tokenizer, as a directory of Hugging Face or mlx-lm holds them.
 pub struct Checkpoint {

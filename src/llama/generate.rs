@@ -2,15 +2,14 @@ use std::collections::VecDeque;
 use std::ops::ControlFlow;
 use std::time::Instant;
 
-use crate::array::{Array, async_eval, eval};
+use crate::array::async_eval;
 use crate::error::{Error, Result};
 use crate::memory;
 
 use super::cache::Cache;
 use super::draw::{Draw, Drawn};
-use super::model::Llama;
-pub(super) use super::options::Options;
-use super::options::{FinishReason, Statistics, Token};
+use super::model::{Llama, row};
+use super::options::{FinishReason, Options, Statistics, Token};
 use super::prompt_cache::PromptCache;
 use super::speculative::Draft;
 
@@ -34,22 +33,22 @@ use super::speculative::Draft;
 /// # Ok::<(), mlx_primitives::Error>(())
 /// ```
 pub struct Generation<'a> {
-    pub(super) model: &'a Llama,
-    pub(super) cache: Cache,
+    model: &'a Llama,
+    cache: Cache,
     /// The prompt, and what was drawn after it; the first of them are in the cache.
-    pub(super) tokens: Vec<u32>,
-    pub(super) draw: Draw,
+    tokens: Vec<u32>,
+    draw: Draw,
     eos: Vec<u32>,
-    pub(super) max_tokens: usize,
+    max_tokens: usize,
     prefill_step: usize,
     /// The token being computed.
     next: Option<Drawn>,
-    pub(super) draft: Option<Draft<'a>>,
+    draft: Option<Draft<'a>>,
     /// Tokens drawn with others in one pass, at the end of `tokens`.
-    pub(super) ready: VecDeque<Token>,
+    ready: VecDeque<Token>,
     started: Instant,
     first: Option<Instant>,
-    pub(super) statistics: Statistics,
+    statistics: Statistics,
     finish: Option<FinishReason>,
     failed: bool,
 }
@@ -121,7 +120,42 @@ impl<'a> Generation<'a> {
         Ok(self)
     }
 
-    pub(super) fn check_unstarted(&self) -> Result<()> {
+    /// Lets a smaller model of the same vocabulary propose `count` tokens at a time, all of which
+    /// this model then judges in one pass. Every token is drawn by this model as it would be
+    /// without the draft, from the same random numbers; a draft that guesses well only saves time.
+    ///
+    /// A pass over several tokens rounds in other places than one over each, so that tokens whose
+    /// logits are equal but for rounding may come out otherwise.
+    ///
+    /// Errors: a count that is not within 1 to 64, a rotating cache, which cannot be taken back,
+    /// a draft made for shorter sequences than prompt and `max_tokens`, or after the first token
+    /// was asked for.
+    ///
+    /// ```
+    /// use mlx_primitives::llama::{Checkpoint, Options, Quantization};
+    ///
+    /// let checkpoint = Checkpoint::demo()?;
+    /// let draft = checkpoint.llama.quantized(Quantization::affine(32, 4))?;
+    /// let prompt = checkpoint.tokenizer.encode("Once upon a time")?;
+    /// let options = Options { max_tokens: 12, ..Options::default() };
+    /// let plain: Vec<u32> = checkpoint.generate(&prompt, &options)?.collect::<Result<_, _>>()?;
+    /// let mut generation = checkpoint.generate(&prompt, &options)?.with_draft(&draft, 3)?;
+    /// assert_eq!(generation.by_ref().collect::<Result<Vec<_>, _>>()?, plain);
+    /// assert!(generation.statistics().accepted_tokens > 0);
+    /// # Ok::<(), mlx_primitives::Error>(())
+    /// ```
+    pub fn with_draft(mut self, draft: &'a Llama, count: usize) -> Result<Self> {
+        if self.cache.len() as usize > self.statistics.cached_tokens {
+            return Err(Error::argument("speculative", "this before the first token is asked for"));
+        }
+        let positions = self.tokens.len().saturating_add(self.max_tokens).saturating_sub(1);
+        let draft = Draft::new(draft, count, positions)?;
+        draft.check(&self.cache)?;
+        self.draft = Some(draft);
+        Ok(self)
+    }
+
+    fn check_unstarted(&self) -> Result<()> {
         if self.cache.is_empty() { Ok(()) } else { Err(started()) }
     }
 
@@ -165,7 +199,7 @@ impl<'a> Generation<'a> {
         while unstarted && (self.cache.len() as usize) < total {
             let done = self.cache.len() as usize;
             let end = (done.saturating_add(self.prefill_step)).min(total);
-            run(self.model, &mut self.cache, &self.tokens, end, self.prefill_step)?;
+            self.model.prefill(&self.tokens, end, self.prefill_step, &mut self.cache)?;
             if let Some(draft) = &mut self.draft {
                 draft.catch_up(&self.tokens, end, self.prefill_step)?;
             }
@@ -197,10 +231,17 @@ impl<'a> Generation<'a> {
                 return Ok(None);
             }
             let _ = self.prefill(|_, _| ControlFlow::Continue(()))?;
-            if self.draft.is_some() {
-                self.speculate()?;
-            } else {
-                self.draw_one()?;
+            match &mut self.draft {
+                Some(draft) => {
+                    let left = self.max_tokens - self.statistics.generated_tokens;
+                    let (cache, draw) = (&mut self.cache, &mut self.draw);
+                    let round = draft.round(self.model, cache, draw, &self.tokens, left)?;
+                    self.statistics.draft_tokens += round.proposed;
+                    self.statistics.accepted_tokens += round.accepted;
+                    self.tokens.extend(round.tokens.iter().map(|token| token.id));
+                    self.ready.extend(round.tokens);
+                }
+                None => self.draw_one()?,
             }
             let now = Instant::now();
             let first = *self.first.get_or_insert(now);
@@ -251,27 +292,6 @@ impl<'a> Generation<'a> {
 
 fn started() -> Error {
     Error::argument("generate", "this before the first token is asked for")
-}
-
-/// Runs the model over those of `tokens[..end]` that the cache does not have, `step` at a time.
-pub(super) fn run(
-    model: &Llama,
-    cache: &mut Cache,
-    tokens: &[u32],
-    end: usize,
-    step: usize,
-) -> Result<()> {
-    let rest = tokens.get(cache.len() as usize..end).unwrap_or_default();
-    for chunk in rest.chunks(step.max(1)) {
-        model.forward(&row(chunk)?, cache)?;
-        eval(cache.arrays())?;
-    }
-    Ok(())
-}
-
-/// Tokens of one text, `[1, time]`.
-pub(super) fn row(tokens: &[u32]) -> Result<Array> {
-    Array::from_slice(tokens, &[1, i32::try_from(tokens.len()).unwrap_or(i32::MAX)])
 }
 
 impl Iterator for Generation<'_> {

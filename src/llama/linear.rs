@@ -1,13 +1,15 @@
 use crate::array::{Array, Block};
-use crate::dtype::Dtype;
 use crate::error::Result;
-use crate::ops::{self, LinearOptions, QuantizedMode, QuantizedOptions, QuantizedWeight};
+use crate::ops::{self, LinearOptions, Lora, QuantizedOptions};
 
-use super::adapters::Adapters;
 use super::config::{Config, Quantization};
+use super::matrix::Matrix;
 use super::weights::Weights;
 
-/// The weight of an RMS normalisation.
+/// Makes another projection of one, for instance with packed weights.
+pub(super) type Change<'a> = dyn Fn(&Linear) -> Result<Linear> + 'a;
+
+/// The weight of an RMS normalization.
 #[derive(Clone)]
 pub(super) struct Norm {
     pub weight: Array,
@@ -26,220 +28,104 @@ impl Norm {
     pub fn forward(&self, x: &Array) -> Result<Array> {
         ops::rms_norm(x, Some(&self.weight), self.eps)
     }
-}
 
-/// A stored matrix `[outputs, inputs]`.
-pub(super) use crate::ops::LinearWeight as Matrix;
-
-impl Matrix {
-    /// The matrix at `path`: packed as the config says of it by name, else as its scales show
-    /// where the config has packed modules at all.
-    pub(super) fn load(
-        path: &str,
-        [outputs, inputs]: [i32; 2],
-        config: &Config,
-        weights: &mut Weights,
-    ) -> Result<Self> {
-        if let Some(source) = weights.source() {
-            return source.matrix([outputs, inputs], config.quantization_of(path)?);
-        }
-        let name = |part: &str| format!("{path}.{part}");
-        let (weight, scales) = (name("weight"), name("scales"));
-        let quantized = match config.quantization_by_name(path)? {
-            Some(named) => named,
-            None if config.quantization.is_some() && weights.contains(&scales) => {
-                Some(shown(path, inputs, weights)?)
-            }
-            None => None,
-        };
-        let Some(Quantization { group_size, bits, mode }) = quantized else {
-            return Ok(Self::Plain(weights.take(&weight, &[outputs, inputs])?));
-        };
-        let mut take = |part: &str| {
-            weights.take_any(part).ok_or_else(|| {
-                let expected = format_args!("a tensor {part} for packed weights, got none");
-                weights.error(part, expected)
-            })
-        };
-        let (packed, scales) = (take(&weight)?, take(&scales)?);
-        let biases = match mode {
-            QuantizedMode::Affine => Some(take(&name("biases"))?),
-            QuantizedMode::Mxfp4 => None,
-        };
-        let matrix = QuantizedWeight::new(packed, scales, biases, group_size, bits, mode);
-        let matrix = matrix
-            .map_err(|e| weights.error(&weight, format_args!("{weight} to be quantized: {e}")))?;
-        if [matrix.outputs(), matrix.inputs()] != [outputs, inputs] {
-            let got = [matrix.outputs(), matrix.inputs()];
-            let expected = format_args!("{weight} of shape [{outputs}, {inputs}], got {got:?}");
-            return Err(weights.error(&weight, expected));
-        }
-        Ok(Self::Quantized(matrix))
-    }
-
-    /// The type of what comes out of it.
-    pub(super) fn dtype(&self) -> Dtype {
-        match self {
-            Self::Plain(rows) => rows.dtype(),
-            Self::Quantized(rows) => match rows.mode() {
-                QuantizedMode::Affine => rows.scales().dtype(),
-                QuantizedMode::Mxfp4 => Dtype::Bfloat16,
-            },
-        }
-    }
-
-    pub(super) fn arrays(&self) -> Vec<&Array> {
-        match self {
-            Self::Plain(rows) => vec![rows],
-            Self::Quantized(rows) => rows.arrays().collect(),
-        }
-    }
-
-    /// Rows that `ids` number, in `dtype`.
-    pub(super) fn rows(&self, ids: &Array, dtype: Dtype) -> Result<Array> {
-        match self {
-            Self::Plain(rows) => rows.take(ids, 0)?.astype(dtype),
-            // Rounded to their own type first, as MLX does.
-            Self::Quantized(rows) => rows.take_rows(ids, self.dtype())?.astype(dtype),
-        }
-    }
-
-    /// Outputs and inputs.
-    pub(super) fn shape(&self) -> Result<[i32; 2]> {
-        match self {
-            Self::Plain(rows) => Ok([rows.dim(0)?, rows.dim(1)?]),
-            Self::Quantized(rows) => Ok([rows.outputs(), rows.inputs()]),
-        }
-    }
-
-    /// Numbers it stands for.
-    pub(super) fn size(&self) -> u64 {
-        match self {
-            Self::Plain(rows) => rows.size() as u64,
-            Self::Quantized(rows) => {
-                u64::from(rows.outputs().unsigned_abs()) * u64::from(rows.inputs().unsigned_abs())
-            }
-        }
-    }
-
-    /// The same, in a block of its own; itself where no block is large enough.
-    pub(super) fn placed_alone(self) -> Result<Self> {
-        match Block::with_room_for(self.arrays())? {
-            Some(mut block) => self.placed(&mut block),
-            None => Ok(self),
-        }
-    }
-
-    /// The same, in a block.
-    fn placed(&self, block: &mut Block) -> Result<Self> {
-        Ok(match self {
-            Self::Plain(rows) => Self::Plain(block.place(rows)?),
-            Self::Quantized(rows) => Self::Quantized(rows.map_arrays(|array| block.place(array))?),
-        })
-    }
-
-    pub(super) fn nbytes(&self) -> usize {
-        match self {
-            Self::Plain(rows) => rows.nbytes(),
-            Self::Quantized(rows) => rows.nbytes(),
-        }
-    }
-
-    /// Packed, where the rows are whole groups; what is packed stays as it is.
-    pub(super) fn quantized(&self, to: Quantization) -> Result<Self> {
-        match self {
-            Self::Plain(rows) if rows.dim(-1)? % to.group_size == 0 => {
-                let Quantization { group_size, bits, mode } = to;
-                Ok(Self::Quantized(QuantizedWeight::quantize(rows, group_size, bits, mode)?))
-            }
-            other => Ok(other.clone()),
-        }
-    }
-
-    pub(super) fn format(&self) -> Option<(i32, i32, QuantizedMode)> {
-        match self {
-            Self::Plain(_) => None,
-            Self::Quantized(rows) => Some((rows.group_size(), rows.bits(), rows.mode())),
-        }
+    /// The norm as the quantized ops take it.
+    pub fn fused(&self) -> (&Array, f32) {
+        (&self.weight, self.eps)
     }
 }
 
-/// What is around a projection: a norm before it, a residual after it, a low-rank update beside it.
+/// The neighbors of a projection that run in its dispatch where its weights allow.
 #[derive(Clone, Copy, Default)]
-pub(super) struct Around<'a> {
-    pub norm: Option<&'a Norm>,
-    pub residual: Option<&'a Array>,
-    pub adapters: Option<&'a Adapters>,
+pub(super) struct Fusion<'a> {
+    /// Normalizes the input.
+    norm: Option<&'a Norm>,
+    /// Is added to the result.
+    residual: Option<&'a Array>,
 }
 
-impl Around<'_> {
-    pub fn normed(&self, x: &Array) -> Result<Array> {
+impl<'a> Fusion<'a> {
+    pub fn norm(norm: &'a Norm) -> Self {
+        Self { norm: Some(norm), residual: None }
+    }
+
+    pub fn residual(residual: &'a Array) -> Self {
+        Self { norm: None, residual: Some(residual) }
+    }
+
+    /// The input after the norm, where that runs by itself.
+    fn normed(&self, x: &Array) -> Result<Array> {
         self.norm.map_or_else(|| Ok(x.clone()), |norm| norm.forward(x))
     }
+}
 
-    pub fn fused_norm(&self) -> Option<(&Array, f32)> {
-        self.norm.map(|norm| (&norm.weight, norm.eps))
+impl Matrix {
+    /// The product of `x` with the transposed matrix, plus the bias.
+    pub(super) fn forward(&self, x: &Array, bias: Option<&Array>, fusion: Fusion) -> Result<Array> {
+        let residual = fusion.residual;
+        match self {
+            Self::Plain(rows) => {
+                let options = LinearOptions { bias, residual, ..Default::default() };
+                ops::linear(&fusion.normed(x)?, rows, &options)
+            }
+            Self::Quantized(rows) => {
+                let norm = fusion.norm.map(Norm::fused);
+                ops::quantized_linear(x, rows, &QuantizedOptions { bias, residual, norm })
+            }
+        }
     }
 }
 
-/// A projection.
+/// A projection: a matrix, perhaps with a bias and a low-rank update.
 #[derive(Clone)]
 pub(super) struct Linear {
     /// Its name in checkpoints, `model.layers.0.self_attn.q_proj`.
     pub path: String,
     pub matrix: Matrix,
     pub bias: Option<Array>,
+    /// Runs beside the matrix in every pass.
+    pub update: Option<Lora>,
 }
 
 impl Linear {
-    pub fn new(
-        path: String,
+    pub fn load(
+        path: &str,
         [outputs, inputs]: [i32; 2],
         config: &Config,
         weights: &mut Weights,
     ) -> Result<Self> {
-        let matrix = Matrix::load(&path, [outputs, inputs], config, weights)?;
+        let matrix = Matrix::load(path, [outputs, inputs], config, weights)?;
         let bias = match config.has_bias(path.rsplit('.').next().unwrap_or_default()) {
             true => Some(weights.take(&format!("{path}.bias"), &[outputs])?),
             false => None,
         };
-        Ok(Self { path, matrix, bias })
+        Ok(Self { path: path.to_owned(), matrix, bias, update: None })
+    }
+
+    pub fn forward(&self, x: &Array, fusion: Fusion) -> Result<Array> {
+        let Some(update) = &self.update else {
+            return self.matrix.forward(x, self.bias.as_ref(), fusion);
+        };
+        let y = update.apply(&fusion.normed(x)?, &self.matrix)?;
+        let terms = self.bias.iter().chain(fusion.residual);
+        terms.into_iter().try_fold(y, |y, term| y.add(term))
     }
 
     pub fn arrays(&self) -> Vec<&Array> {
         self.matrix.arrays().into_iter().chain(&self.bias).collect()
     }
 
-    pub fn forward(&self, x: &Array, around: Around) -> Result<Array> {
-        let (bias, residual) = (self.bias.as_ref(), around.residual);
-        if let Some(update) = around.adapters.and_then(|adapters| adapters.get(&self.path)) {
-            let y = update.apply(&around.normed(x)?, &self.matrix)?;
-            let y = bias.map_or_else(|| Ok(y.clone()), |bias| y.add(bias))?;
-            return residual.map_or_else(|| Ok(y.clone()), |residual| y.add(residual));
-        }
-        match &self.matrix {
-            Matrix::Plain(w) => {
-                let options = LinearOptions { bias, residual, ..Default::default() };
-                ops::linear(&around.normed(x)?, w, &options)
-            }
-            Matrix::Quantized(w) => {
-                let norm = around.fused_norm();
-                ops::quantized_linear(x, w, &QuantizedOptions { bias, residual, norm })
-            }
-        }
-    }
-
-    /// The same, its matrix in a block.
+    /// The same projection with its matrix in a block.
     pub fn placed(&self, block: &mut Block) -> Result<Self> {
         Ok(Self { matrix: self.matrix.placed(block)?, ..self.clone() })
     }
 
-    /// The same, its matrix in a block of its own.
+    /// The same projection with its matrix in a block of its own.
     pub fn placed_alone(self) -> Result<Self> {
         Ok(Self { matrix: self.matrix.placed_alone()?, ..self })
     }
 
-    /// Numbers that it stands for, packed or not.
+    /// How many numbers it stands for, packed or not.
     pub fn size(&self) -> u64 {
         self.matrix.size() + self.bias.as_ref().map_or(0, |bias| bias.size() as u64)
     }
@@ -250,69 +136,5 @@ impl Linear {
 
     pub fn quantized(&self, to: Quantization) -> Result<Self> {
         Ok(Self { matrix: self.matrix.quantized(to)?, ..self.clone() })
-    }
-}
-
-/// The activation of a gated feed-forward layer.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Gate {
-    Silu,
-    Gelu,
-}
-
-/// `act(gate(x)) * up(x)`.
-pub(super) fn gated(
-    act: Gate,
-    gate: &Linear,
-    up: &Linear,
-    x: &Array,
-    around: Around,
-) -> Result<Array> {
-    let adapted = around
-        .adapters
-        .is_some_and(|adapters| [gate, up].iter().any(|part| adapters.get(&part.path).is_some()));
-    if let (Matrix::Quantized(g), Matrix::Quantized(u)) = (&gate.matrix, &up.matrix)
-        && act == Gate::Silu
-        && !adapted
-        && gate.bias.is_none()
-        && up.bias.is_none()
-        && gate.matrix.format() == up.matrix.format()
-    {
-        return ops::quantized_swiglu(x, g, u, around.fused_norm());
-    }
-    let x = around.normed(x)?;
-    let around = Around { norm: None, ..around };
-    let (gate, up) = (gate.forward(&x, around)?, up.forward(&x, around)?);
-    match act {
-        Gate::Silu => ops::swiglu(&gate, &up),
-        Gate::Gelu => ops::geglu(&gate, &up),
-    }
-}
-
-/// The format that packed weights of `inputs` columns and their scales have.
-fn shown(path: &str, inputs: i32, weights: &Weights) -> Result<Quantization> {
-    let (weight, scales) = (format!("{path}.weight"), format!("{path}.scales"));
-    let columns = |name: &str| {
-        let last = weights.shape(name).and_then(|(shape, _)| shape.last().copied());
-        last.map(i64::from).filter(|&columns| columns > 0)
-    };
-    let bytes = weights.shape(&scales).is_some_and(|(_, dtype)| dtype == Dtype::Uint8);
-    let inputs = i64::from(inputs);
-    let format = match (columns(&weight), columns(&scales)) {
-        (Some(words), Some(groups)) => (words * 32 / inputs, inputs / groups, bytes),
-        _ => (0, 0, bytes),
-    };
-    match format {
-        (4, 32, true) => Ok(Quantization { group_size: 32, bits: 4, mode: QuantizedMode::Mxfp4 }),
-        (bits @ (2 | 3 | 4 | 6 | 8), group_size @ (32 | 64 | 128), false) => {
-            Ok(Quantization::affine(group_size as i32, bits as i32))
-        }
-        (bits, group_size, _) => Err(weights.error(
-            &weight,
-            format_args!(
-                "{weight} of 2, 3, 4, 6 or 8 bits in groups of 32, 64 or 128, or of mxfp4, got \
-                 {bits} bits in groups of {group_size}"
-            ),
-        )),
     }
 }

@@ -11,16 +11,7 @@ use crate::io;
 use super::config::Config;
 use super::gguf;
 use super::model::Llama;
-use super::weights::Weights;
-
-/// How much of a model is in memory.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Progress {
-    /// Bytes of weights that have been read.
-    pub done: u64,
-    /// Bytes of all of them.
-    pub total: u64,
-}
+use super::weights::{Progress, Weights};
 
 impl Llama {
     /// Loads a model without its tokenizer: a directory of `config.json` and `model*.safetensors`,

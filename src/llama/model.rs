@@ -1,15 +1,14 @@
-use crate::array::Array;
+use crate::array::{Array, eval};
 use crate::device::{Device, default_device};
 use crate::dtype::Dtype;
 use crate::error::{Error, Result};
 
-use super::adapters::Adapters;
-use super::cache::{Cache, CacheKind, LayerCache, Visible};
+use super::cache::{AttentionMask, Cache, CacheKind, LayerCache};
 use super::config::{Config, Quantization};
-use super::layer::{Change, DecoderLayer, linear};
-use super::linear::{Around, Linear, Matrix, Norm};
-use super::load::Progress;
-use super::weights::Weights;
+use super::layer::DecoderLayer;
+use super::linear::{Change, Fusion, Linear, Norm};
+use super::matrix::Matrix;
+use super::weights::{Progress, Weights};
 
 /// A Llama's weights and forward pass.
 pub struct Llama {
@@ -19,8 +18,6 @@ pub struct Llama {
     pub(super) norm: Norm,
     /// None where the embedding is the output projection too.
     pub(super) lm_head: Option<Linear>,
-    /// What [`adapted`](Self::adapted) set.
-    pub(super) adapters: Option<Adapters>,
 }
 
 impl Llama {
@@ -41,7 +38,7 @@ impl Llama {
         let place = progress.is_some() && default_device()? == Device::Cpu;
         let mut read = |arrays: &[&Array], left: u64| -> Result<()> {
             let Some(progress) = &mut progress else { return Ok(()) };
-            crate::array::eval(arrays.iter().copied())?;
+            eval(arrays.iter().copied())?;
             progress(Progress { done: total.saturating_sub(left), total });
             Ok(())
         };
@@ -54,14 +51,14 @@ impl Llama {
         let mut layers = Vec::new();
         for i in 0..config.num_hidden_layers {
             let path = format!("model.layers.{i}");
-            let layer = DecoderLayer::new(&config, &path, &rope, &mut weights)?;
+            let layer = DecoderLayer::load(&config, &path, &rope, &mut weights)?;
             read(&layer.arrays(), weights.nbytes())?;
             layers.push(if place { layer.placed()? } else { layer });
         }
         let norm = Norm::load("model.norm", hidden, &config, &mut weights)?;
         let lm_head = match config.tie_word_embeddings {
             true => None,
-            false => Some(linear(&config, "lm_head", [vocab, hidden], &mut weights)?),
+            false => Some(Linear::load("lm_head", [vocab, hidden], &config, &mut weights)?),
         };
         let mut rest = vec![&norm.weight];
         rest.extend(lm_head.iter().flat_map(Linear::arrays));
@@ -72,7 +69,7 @@ impl Llama {
             (false, head) => (embed_tokens, head),
         };
         weights.finish(config.tie_word_embeddings)?;
-        Ok(Self { config, embed_tokens, layers, norm, lm_head, adapters: None })
+        Ok(Self { config, embed_tokens, layers, norm, lm_head })
     }
 
     /// The configuration it was made from.
@@ -105,15 +102,27 @@ impl Llama {
         Ok(Self { embed_tokens: self.embed_tokens.quantized(to)?, ..packed })
     }
 
-    /// The same model with other projections.
+    /// The model with each projection changed by `f`.
     pub(super) fn with_projections(&self, f: &Change) -> Result<Self> {
+        self.with(&|layer| layer.changed(f), f)
+    }
+
+    /// The model with each projection changed by `f`, which leaves the matrices as they are.
+    pub(super) fn with_updates(&self, f: &Change) -> Result<Self> {
+        self.with(&|layer| layer.updated(f), f)
+    }
+
+    fn with(
+        &self,
+        of_layer: &dyn Fn(&DecoderLayer) -> Result<DecoderLayer>,
+        of_head: &Change,
+    ) -> Result<Self> {
         Ok(Self {
             config: self.config.clone(),
             embed_tokens: self.embed_tokens.clone(),
-            layers: self.layers.iter().map(|layer| layer.changed(f)).collect::<Result<_>>()?,
+            layers: self.layers.iter().map(of_layer).collect::<Result<_>>()?,
             norm: self.norm.clone(),
-            lm_head: self.lm_head.as_ref().map(f).transpose()?,
-            adapters: self.adapters.clone(),
+            lm_head: self.lm_head.as_ref().map(of_head).transpose()?,
         })
     }
 
@@ -188,16 +197,6 @@ impl Llama {
     /// # Ok::<(), mlx_primitives::Error>(())
     /// ```
     pub fn forward(&self, tokens: &Array, cache: &mut Cache) -> Result<Array> {
-        self.forward_adapted(tokens, cache, self.adapters.as_ref())
-    }
-
-    /// As [`forward`](Self::forward), with these low-rank updates beside the projections they name.
-    pub fn forward_adapted(
-        &self,
-        tokens: &Array,
-        cache: &mut Cache,
-        adapters: Option<&Adapters>,
-    ) -> Result<Array> {
         if tokens.ndim() != 2 || cache.layers.len() != self.layers.len() {
             return Err(Error::argument(
                 "llama",
@@ -208,18 +207,17 @@ impl Llama {
             ));
         }
         let mut h = self.embed(tokens)?;
-        // One for each sort of attention.
-        let mut visible: [Option<Visible>; 2] = [None, None];
+        // Layers of full attention share a mask, and so do layers of sliding attention.
+        let mut masks: [Option<AttentionMask>; 2] = [None, None];
         for (i, (layer, cache)) in self.layers.iter().zip(&mut cache.layers).enumerate() {
-            let [full, sliding] = &mut visible;
-            let known = if self.config.window_of(i).is_some() { sliding } else { full };
-            let visible = match known {
-                Some(visible) => visible,
-                None => known.insert(cache.visible(tokens.dim(1)?)?),
+            let shared = &mut masks[usize::from(self.config.window_of(i).is_some())];
+            let mask = match shared {
+                Some(mask) => mask,
+                None => shared.insert(cache.mask(tokens.dim(1)?)?),
             };
-            h = layer.forward(&h, visible, cache, adapters)?;
+            h = layer.forward(&h, mask, cache)?;
         }
-        self.logits(&h, adapters)
+        self.logits(&h)
     }
 
     /// What enters the first layer, `[batch, time, hidden]`.
@@ -231,14 +229,32 @@ impl Llama {
         }
     }
 
-    fn logits(&self, h: &Array, adapters: Option<&Adapters>) -> Result<Array> {
-        let around = Around { norm: Some(&self.norm), adapters, ..Around::default() };
+    /// Runs those of `tokens[..end]` that the cache does not have, `step` at a time.
+    pub(super) fn prefill(
+        &self,
+        tokens: &[u32],
+        end: usize,
+        step: usize,
+        cache: &mut Cache,
+    ) -> Result<()> {
+        let rest = tokens.get(cache.len() as usize..end).unwrap_or_default();
+        for chunk in rest.chunks(step.max(1)) {
+            self.forward(&row(chunk)?, cache)?;
+            eval(cache.arrays())?;
+        }
+        Ok(())
+    }
+
+    fn logits(&self, h: &Array) -> Result<Array> {
+        let fusion = Fusion::norm(&self.norm);
         match &self.lm_head {
-            Some(head) => head.forward(h, around),
-            None => {
-                let matrix = self.embed_tokens.clone();
-                Linear { path: String::new(), matrix, bias: None }.forward(h, around)
-            }
+            Some(head) => head.forward(h, fusion),
+            None => self.embed_tokens.forward(h, None, fusion),
         }
     }
+}
+
+/// Tokens of one text, `[1, time]`.
+pub(super) fn row(tokens: &[u32]) -> Result<Array> {
+    Array::from_slice(tokens, &[1, i32::try_from(tokens.len()).unwrap_or(i32::MAX)])
 }

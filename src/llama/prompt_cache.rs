@@ -6,7 +6,7 @@ use crate::files::Replacement;
 use crate::io;
 
 use super::cache::{Cache, CacheKind, Expected, Heads};
-use super::linear::Matrix;
+use super::matrix::Matrix;
 use super::model::Llama;
 
 /// What a file of ours says it is.

@@ -8,7 +8,7 @@ use super::cache::CacheKind;
 use super::config::{Config, Quantization};
 use super::estimate::estimate;
 use super::model::Llama;
-use super::weights::Weights;
+use super::weights::{WeightSource, Weights};
 
 /// Distinct numbers that a float tensor is drawn from.
 const LEVELS: usize = 1 << 12;
@@ -70,19 +70,19 @@ impl Llama {
         }
         let source = RandomWeights { state: seed, dtype };
         // Drawn layer by layer, as a checkpoint is read.
-        Self::assemble(config, Weights::random(source), Some(&mut |_| {}))
+        Self::assemble(config, Weights::made_by(source), Some(&mut |_| {}))
     }
 }
 
 /// Draws the tensors that a model asks for.
-pub(super) struct RandomWeights {
+struct RandomWeights {
     state: u64,
     dtype: Dtype,
 }
 
-impl RandomWeights {
+impl WeightSource for RandomWeights {
     /// Norms are ones, all else is small.
-    pub fn tensor(&mut self, name: &str, shape: &[i32]) -> Result<Array> {
+    fn tensor(&mut self, name: &str, shape: &[i32]) -> Result<Array> {
         if shape.len() == 1 && name.ends_with("norm.weight") {
             return Array::full(shape, 1.0f32)?.astype(self.dtype);
         }
@@ -91,7 +91,7 @@ impl RandomWeights {
     }
 
     /// A matrix of variance 1 / inputs, so that activations keep their size.
-    pub fn matrix(
+    fn matrix(
         &mut self,
         [outputs, inputs]: [i32; 2],
         quantized: Option<Quantization>,
@@ -121,7 +121,9 @@ impl RandomWeights {
         QuantizedWeight::new(packed, scales, biases, group_size, bits, mode)
             .map(LinearWeight::Quantized)
     }
+}
 
+impl RandomWeights {
     /// SplitMix64 ([Steele et al. 2014](https://doi.org/10.1145/2660193.2660195)).
     fn next(&mut self) -> u64 {
         self.state = self.state.wrapping_add(0x9e37_79b9_7f4a_7c15);

@@ -38,12 +38,15 @@ pub struct TextStream<'a> {
     shown: usize,
 }
 
-impl<'a> TextStream<'a> {
-    pub(super) fn new(tokenizer: &'a Tokenizer) -> Self {
-        let decoding = tokenizer.decoding();
-        Self { tokenizer, decoding, bytes: Vec::new(), window: Vec::new(), shown: 0 }
+impl Tokenizer {
+    /// Decodes token by token.
+    pub fn stream(&self) -> TextStream<'_> {
+        let decoding = self.decoding();
+        TextStream { tokenizer: self, decoding, bytes: Vec::new(), window: Vec::new(), shown: 0 }
     }
+}
 
+impl TextStream<'_> {
     /// What the token adds to the text; empty while a character is incomplete.
     pub fn push(&mut self, token: u32) -> Result<String> {
         let Some(written) = self.tokenizer.token(token) else { return Ok(String::new()) };

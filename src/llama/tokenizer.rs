@@ -5,7 +5,6 @@ use tokenizers::DecoderWrapper;
 use crate::error::{Error, Result};
 use crate::transforms::panic_message;
 
-use super::text_stream::TextStream;
 use super::tokenizer_parts;
 
 /// Text to tokens and back, from a `tokenizer.json`.
@@ -63,11 +62,6 @@ impl Tokenizer {
     /// The text of tokens, without special ones.
     pub fn decode(&self, tokens: &[u32]) -> Result<String> {
         guarded(|| self.0.decode(tokens, true))
-    }
-
-    /// Decodes token by token.
-    pub fn stream(&self) -> TextStream<'_> {
-        TextStream::new(self)
     }
 
     /// The number of a token that is written so, added ones included.

@@ -6,9 +6,12 @@ use crate::error::Result;
 use crate::ops::{self, AttentionOptions};
 use crate::{builtin, graph};
 
+use super::attention::Attention;
 use super::cache::{Cache, CacheKind, Heads};
-use super::layer::{Attention, DecoderLayer, Mlp};
-use super::linear::{Gate, Linear, Matrix, Norm};
+use super::layer::DecoderLayer;
+use super::linear::{Linear, Norm};
+use super::matrix::Matrix;
+use super::mlp::{Activation, Mlp};
 use super::model::Llama;
 
 /// Who stands for the fused ops that MLX has itself: RMS norm, rotary embedding, attention, and
@@ -152,7 +155,7 @@ impl DecoderLayer {
         fused: Fused,
     ) -> Result<Array> {
         let normed = self.input_layernorm.unfused(x, fused)?;
-        let h = x.add(self.attention.unfused(&normed, buffers, len, fused)?)?;
+        let h = x.add(self.self_attn.unfused(&normed, buffers, len, fused)?)?;
         let normed = self.post_attention_layernorm.unfused(&h, fused)?;
         h.add(self.mlp.unfused(&normed, fused)?)
     }
@@ -210,13 +213,13 @@ impl Attention {
 impl Mlp {
     fn unfused(&self, x: &Array, fused: Fused) -> Result<Array> {
         let (gate, up) = (self.gate_proj.unfused(x)?, self.up_proj.unfused(x)?);
-        let inner = match (self.gate, fused) {
-            (Gate::Silu, Fused::BuiltIn) => gate.multiply(gate.sigmoid()?)?.multiply(up)?,
-            (Gate::Silu, Fused::StandIn) => ops::swiglu(&gate, &up)?,
-            (Gate::Gelu, Fused::BuiltIn) => {
+        let inner = match (self.activation, fused) {
+            (Activation::Silu, Fused::BuiltIn) => gate.multiply(gate.sigmoid()?)?.multiply(up)?,
+            (Activation::Silu, Fused::StandIn) => ops::swiglu(&gate, &up)?,
+            (Activation::Gelu, Fused::BuiltIn) => {
                 builtin::composition(&ops::geglu(&gate, &up)?)?.remove(0)
             }
-            (Gate::Gelu, Fused::StandIn) => ops::geglu(&gate, &up)?,
+            (Activation::Gelu, Fused::StandIn) => ops::geglu(&gate, &up)?,
         };
         self.down_proj.unfused(&inner)
     }

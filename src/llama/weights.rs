@@ -5,8 +5,27 @@ use std::sync::Arc;
 use crate::array::Array;
 use crate::dtype::Dtype;
 use crate::error::{Error, Result};
+use crate::ops::LinearWeight;
 
-use super::random_weights::RandomWeights;
+use super::config::Quantization;
+
+/// How much of a model is in memory.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Progress {
+    /// Bytes of weights that have been read.
+    pub done: u64,
+    /// Bytes of all of them.
+    pub total: u64,
+}
+
+/// Makes the tensors of a model that no file holds.
+pub(super) trait WeightSource {
+    /// The tensor of that name and shape.
+    fn tensor(&mut self, name: &str, shape: &[i32]) -> Result<Array>;
+
+    /// A matrix `[outputs, inputs]`, packed in that format where its rows are whole groups.
+    fn matrix(&mut self, shape: [i32; 2], quantized: Option<Quantization>) -> Result<LinearWeight>;
+}
 
 /// A checkpoint's tensors, taken out one by one as the model is put together.
 #[derive(Default)]
@@ -16,8 +35,8 @@ pub struct Weights {
     files: HashMap<String, Arc<Path>>,
     /// Where a tensor that is in no file should have been.
     place: Option<PathBuf>,
-    /// Where tensors are drawn instead.
-    random: Option<RandomWeights>,
+    /// Makes all tensors, where no file holds them.
+    source: Option<Box<dyn WeightSource>>,
 }
 
 impl Weights {
@@ -67,18 +86,19 @@ impl Weights {
         }
     }
 
-    pub(super) fn random(source: RandomWeights) -> Self {
-        Self { random: Some(source), ..Self::default() }
+    /// Tensors that `source` makes.
+    pub(super) fn made_by(source: impl WeightSource + 'static) -> Self {
+        Self { source: Some(Box::new(source)), ..Self::default() }
     }
 
-    /// Where matrices are drawn, if they are.
-    pub(super) fn source(&mut self) -> Option<&mut RandomWeights> {
-        self.random.as_mut()
+    /// What makes the tensors, where no file holds them.
+    pub(super) fn source(&mut self) -> Option<&mut (dyn WeightSource + 'static)> {
+        self.source.as_deref_mut()
     }
 
     /// The tensor of that name, which must have that shape and a floating type.
     pub fn take(&mut self, name: &str, shape: &[i32]) -> Result<Array> {
-        if let Some(source) = &mut self.random {
+        if let Some(source) = &mut self.source {
             return source.tensor(name, shape);
         }
         self.take_optional(name, shape)?.ok_or_else(|| {
@@ -88,7 +108,7 @@ impl Weights {
 
     /// As [`take`](Self::take), or none if there is no such tensor.
     pub fn take_optional(&mut self, name: &str, shape: &[i32]) -> Result<Option<Array>> {
-        if let Some(source) = &mut self.random {
+        if let Some(source) = &mut self.source {
             return source.tensor(name, shape).map(Some);
         }
         let Some(array) = self.arrays.remove(name) else { return Ok(None) };

@@ -1,8 +1,8 @@
 //! The caches of every kind: what they show, in what memory, and the estimates of both.
 
 use mlx_primitives::llama::{
-    Cache, CacheKind, Checkpoint, Config, Heads, LayerCache, Options, Quantization,
-    RopeFrequencies, RopeScaling, Seen, Stored, Visible, estimate,
+    AttentionInputs, AttentionMask, Cache, CacheKind, Checkpoint, Config, Heads, KvTensor,
+    LayerCache, Options, Quantization, RopeFrequencies, RopeScaling, estimate,
 };
 use mlx_primitives::{Array, Dtype, eval, memory, ops};
 use serde_json::{Value, json};
@@ -24,10 +24,10 @@ fn split(qkv: &Array, from: i32, to: i32) -> anyhow::Result<Array> {
     Ok(qkv.reshape(&shape)?.transpose(&[0, 2, 1, 3])?.slice_axis(1, from..to)?)
 }
 
-fn plain(stored: &Stored) -> &Array {
+fn plain(stored: &KvTensor) -> &Array {
     match stored {
-        Stored::Plain(array) => array,
-        Stored::Quantized { .. } => panic!("quantized"),
+        KvTensor::Plain(array) => array,
+        KvTensor::Quantized { .. } => panic!("quantized"),
     }
 }
 
@@ -36,7 +36,7 @@ fn each_step(
     kind: CacheKind,
     dtype: Dtype,
     steps: &[i32],
-    check: impl Fn(&LayerCache, &Array, &Seen) -> Checked,
+    check: impl Fn(&LayerCache, &Array, &AttentionInputs) -> Checked,
 ) -> Checked {
     let total: i32 = steps.iter().sum();
     let all = random(&[2, total, WIDTH], dtype, 1)?;
@@ -81,7 +81,7 @@ fn quantized_caches_show_all_positions() -> Checked {
         each_step(kind, dtype, &STEPS, |cache, all, seen| {
             let keys = rope().rotate(&split(all, 4, 6)?, 0)?;
             for (got, whole) in [(&seen.keys, keys), (&seen.values, split(all, 6, 8)?)] {
-                let Stored::Quantized { packed, scales, biases, group_size, bits } = got else {
+                let KvTensor::Quantized { packed, scales, biases, group_size, bits } = got else {
                     panic!("plain");
                 };
                 let want = ops::quantize(&whole, *group_size, *bits)?;
@@ -101,11 +101,11 @@ fn quantized_caches_show_all_positions() -> Checked {
 }
 
 /// What is visible as booleans `[time, seen]`; none for all.
-fn mask_of(visible: Visible, time: i32, seen: i32) -> anyhow::Result<Option<Array>> {
+fn mask_of(visible: AttentionMask, time: i32, seen: i32) -> anyhow::Result<Option<Array>> {
     Ok(match visible {
-        Visible::All => None,
-        Visible::Mask(mask) => Some(mask),
-        Visible::Causal => {
+        AttentionMask::All => None,
+        AttentionMask::Mask(mask) => Some(mask),
+        AttentionMask::Causal => {
             let queries = Array::arange::<i32>(f64::from(seen - time), f64::from(seen), 1.0)?;
             let keys = Array::arange::<i32>(0.0, f64::from(seen), 1.0)?.expand_dims(&[0])?;
             Some(queries.expand_dims(&[1])?.greater_equal(&keys)?)
@@ -125,7 +125,7 @@ fn rotating_caches_show_what_mlx_lms_show() -> Checked {
         let mut end = 0;
         for (i, time) in ints(&case["steps"]).into_iter().enumerate() {
             let what = format!("{max_size} keeping {keep}, step {i}");
-            let visible_keys = cache.visible(time)?;
+            let visible_keys = cache.mask(time)?;
             // Every element of a position is its number.
             let step = Array::arange::<f32>(f64::from(end), f64::from(end + time), 1.0)?
                 .reshape(&[1, time, 1])?

@@ -1,7 +1,9 @@
 //! What ARCHITECTURE.md promises about the source tree.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::slice;
 
 use crate::support::Checked;
 
@@ -205,4 +207,134 @@ fn bridges_are_in_one_room() -> Checked {
         assert_eq!(bridges, expected, "{}", show(&path));
     }
     Ok(())
+}
+
+/// Modules of one folder, be they files or folders, import each other in one direction. A folder's
+/// own `mod.rs` and what is in the folder count as one.
+///
+/// What `src/ffi` imports does not count: the bridge names the Rust types and functions that C++
+/// calls back into.
+#[test]
+fn imports_run_in_no_circle() -> Checked {
+    let library = Library::read()?;
+    let mut folders: BTreeMap<Module, Edges> = BTreeMap::new();
+    for (module, text) in library.modules.iter().filter(|(module, _)| !of_bridge(module)) {
+        for import in library.imports(module, text) {
+            let shared = module.iter().zip(&import).take_while(|(a, b)| a == b).count();
+            let (folder, rest) = import.split_at(shared);
+            if let (Some(from), Some(to)) = (module.get(shared), rest.first()) {
+                let edges = folders.entry(folder.to_vec()).or_default();
+                edges.insert((from.clone(), to.clone()));
+            }
+        }
+    }
+    assert!(folders.len() > 3 && folders.values().any(|edges| edges.len() > 50), "{folders:?}");
+    for (folder, mut edges) in folders {
+        loop {
+            let before = edges.len();
+            let left = edges.clone();
+            edges.retain(|(from, to)| {
+                left.iter().any(|(_, to)| to == from) && left.iter().any(|(from, _)| from == to)
+            });
+            if edges.len() == before {
+                break;
+            }
+        }
+        assert!(edges.is_empty(), "src/{} has a circle among {edges:?}", folder.join("/"));
+    }
+    Ok(())
+}
+
+/// The names from the root of the library: `["llama", "cache", "plain"]`.
+type Module = Vec<String>;
+/// Which module of a folder imports which other.
+type Edges = BTreeSet<(String, String)>;
+
+fn of_bridge(module: &Module) -> bool {
+    module.first().is_some_and(|first| first == "ffi")
+}
+
+/// The library's modules and their text without comments.
+struct Library {
+    modules: BTreeMap<Module, String>,
+}
+
+impl Library {
+    fn read() -> anyhow::Result<Self> {
+        let mut modules = BTreeMap::new();
+        for path in files("src", &["rs"])? {
+            let inside = path.strip_prefix(root().join("src"))?.with_extension("");
+            let mut names: Module =
+                inside.iter().map(|name| name.to_string_lossy().into_owned()).collect();
+            if names.first().is_some_and(|first| first == "bin") {
+                continue;
+            }
+            names.retain(|name| name != "mod" && name != "lib");
+            let text = fs::read_to_string(&path)?;
+            let code = library_lines(&text).map(|(_, line)| format!("{line}\n")).collect();
+            modules.insert(names, code);
+        }
+        Ok(Self { modules })
+    }
+
+    /// The modules that a module names by paths from `crate` or `super`, those behind a folder's
+    /// `use` included.
+    fn imports(&self, module: &Module, text: &str) -> BTreeSet<Module> {
+        let mut found = BTreeSet::new();
+        let paths = text.match_indices("crate::").chain(text.match_indices("super::"));
+        for (at, _) in paths.filter(|(at, _)| !text[..*at].ends_with("::")) {
+            for path in leaves(&text[at..]) {
+                let mut target = module.clone();
+                let mut names: Vec<&str> = path.split("::").collect();
+                while let Some(first @ ("crate" | "super")) = names.first().copied() {
+                    target.truncate(if first == "super" { target.len().max(1) - 1 } else { 0 });
+                    names.remove(0);
+                }
+                for name in names {
+                    target.push(name.to_owned());
+                    if !self.modules.contains_key(&target) {
+                        target.pop();
+                        target.extend(self.origin(&target, name));
+                        break;
+                    }
+                }
+                found.insert(target);
+            }
+        }
+        found
+    }
+
+    /// The module in a folder from which the folder's own file has a name.
+    fn origin(&self, folder: &[String], name: &str) -> Option<String> {
+        let text = self.modules.get(folder)?;
+        let uses =
+            text.match_indices("use ").flat_map(|(at, word)| leaves(&text[at + word.len()..]));
+        let mut firsts = uses.filter_map(|path| {
+            let (first, rest) = path.split_once("::")?;
+            (rest.rsplit("::").next() == Some(name)).then(|| first.to_owned())
+        });
+        firsts.find(|first| self.modules.contains_key(&[folder, slice::from_ref(first)].concat()))
+    }
+}
+
+/// The paths at the beginning of a text, `a::{b, c::d}` as `a::b` and `a::c::d`.
+fn leaves(text: &str) -> Vec<String> {
+    let end = text.find(|c: char| !c.is_alphanumeric() && c != '_' && c != ':');
+    let (path, rest) = text.split_at(end.unwrap_or(text.len()));
+    let Some(inside) = rest.strip_prefix('{').filter(|_| path.ends_with("::")) else {
+        return vec![path.to_owned()];
+    };
+    let (mut parts, mut depth) = (vec![String::new()], 0);
+    for c in inside.chars() {
+        match c {
+            '}' if depth == 0 => break,
+            ',' if depth == 0 => parts.push(String::new()),
+            _ => {
+                depth += i32::from(c == '{') - i32::from(c == '}');
+                parts.last_mut().into_iter().for_each(|part| part.push(c));
+            }
+        }
+    }
+    let below = parts.iter().flat_map(|part| leaves(part.trim()));
+    below.map(|leaf| format!("{path}{leaf}")).collect()
 }

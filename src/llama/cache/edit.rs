@@ -3,7 +3,7 @@
 use crate::array::Array;
 use crate::error::{Error, Result};
 
-use super::{Cache, CacheKind, Kind, LayerCache, Visible};
+use super::{AttentionMask, Cache, CacheKind, Kind, LayerCache};
 
 impl LayerCache {
     /// What it was made as.
@@ -47,7 +47,7 @@ impl LayerCache {
     }
 
     /// Where padding is not seen.
-    pub(super) fn beside_padding(&self, time: i32) -> Result<Visible> {
+    pub(super) fn beside_padding(&self, time: i32) -> Result<AttentionMask> {
         if matches!(self.0, Kind::Rotating(_)) {
             return Err(Error::argument("cache", "padding in a cache that shows all positions"));
         }
@@ -61,7 +61,7 @@ impl LayerCache {
         // Padding sees itself, so that what nobody looks at is at least a number.
         let first = first.minimum(&queries)?;
         let seen = keys.less_equal(&queries)?.logical_and(keys.greater_equal(&first)?)?;
-        Ok(Visible::Mask(seen))
+        Ok(AttentionMask::Mask(seen))
     }
 }
 

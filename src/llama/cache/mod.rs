@@ -1,16 +1,16 @@
 //! Keys and values of the positions seen so far, for each layer.
 
 mod edit;
+mod kv_buffer;
 mod plain;
 mod quantized;
 mod rotating;
 mod saved;
-mod state;
 
 use crate::array::Array;
 use crate::dtype::Dtype;
 use crate::error::{Error, Result};
-use crate::ops::{self, QuantizedRows};
+use crate::ops::{self, QuantizedRows, StateLayout};
 
 use super::config::Config;
 use super::rope_frequencies::RopeFrequencies;
@@ -64,6 +64,12 @@ impl From<&Config> for Heads {
 }
 
 impl Heads {
+    /// How a layer's buffer with room for `capacity` positions is divided.
+    fn layout(&self, capacity: i32) -> StateLayout {
+        let Self { heads, kv_heads, head_dim } = *self;
+        StateLayout { heads, kv_heads, head_dim, capacity }
+    }
+
     /// The vectors of heads `from` to `to` of a projection that has this head's features one
     /// after the other: `[batch, to - from, time, head_dim]`.
     fn split(&self, qkv: &Array, from: i32, to: i32) -> Result<Array> {
@@ -76,7 +82,7 @@ impl Heads {
 
 /// Keys or values of a layer, `[batch, kv_heads, seen, head_dim]` with the last axis as stored.
 #[derive(Clone, Debug)]
-pub enum Stored {
+pub enum KvTensor {
     /// As they are.
     Plain(Array),
     /// What [`ops::quantize`] makes of them.
@@ -94,7 +100,7 @@ pub enum Stored {
     },
 }
 
-impl Stored {
+impl KvTensor {
     /// Codes, bits and group size, where attention reads such codes as they are.
     pub(super) fn rows(&self) -> Option<(QuantizedRows<'_>, i32, i32)> {
         match self {
@@ -118,7 +124,7 @@ impl Stored {
 
 /// Which keys the queries of a step may look at.
 #[derive(Clone, Debug)]
-pub enum Visible {
+pub enum AttentionMask {
     /// All of them, as a single query may.
     All,
     /// Those up to its own position, the last query being at the last key's.
@@ -127,15 +133,15 @@ pub enum Visible {
     Mask(Array),
 }
 
-/// What a step of attention works on: views of the cache where the kind allows.
+/// Queries, keys and values of a step of attention: views of the cache where the kind allows.
 #[derive(Clone, Debug)]
-pub struct Seen {
+pub struct AttentionInputs {
     /// Rotated queries of the step, `[batch, heads, time, head_dim]`.
     pub queries: Array,
     /// Keys of all that is kept, those of the step included.
-    pub keys: Stored,
+    pub keys: KvTensor,
     /// Values of the same positions.
-    pub values: Stored,
+    pub values: KvTensor,
 }
 
 /// The cache of one layer.
@@ -195,7 +201,12 @@ impl LayerCache {
 
     /// Takes the next positions: the fused projection `[batch, time, (heads + 2 * kv_heads) *
     /// head_dim]` of queries, keys and values, the first two of which it rotates.
-    pub fn append(&mut self, qkv: &Array, heads: Heads, rope: &RopeFrequencies) -> Result<Seen> {
+    pub fn append(
+        &mut self,
+        qkv: &Array,
+        heads: Heads,
+        rope: &RopeFrequencies,
+    ) -> Result<AttentionInputs> {
         let width = (heads.heads + 2 * heads.kv_heads) * heads.head_dim;
         let shape = qkv.shape();
         if shape.len() != 3 || shape[2] != width || self.len().checked_add(shape[1]).is_none() {
@@ -212,16 +223,16 @@ impl LayerCache {
     }
 
     /// Which of the keys seen the next `time` queries may look at.
-    pub fn visible(&self, time: i32) -> Result<Visible> {
+    pub fn mask(&self, time: i32) -> Result<AttentionMask> {
         if self.1.iter().any(|padding| *padding > 0) {
             return self.beside_padding(time);
         }
         if time == 1 {
-            return Ok(Visible::All);
+            return Ok(AttentionMask::All);
         }
         let (start, window) = match &self.0 {
             Kind::Rotating(cache) => cache.before(),
-            _ => return Ok(Visible::Causal),
+            _ => return Ok(AttentionMask::Causal),
         };
         let end = start.saturating_add(time);
         let queries = Array::arange::<i32>(f64::from(start), f64::from(end), 1.0)?;
@@ -229,9 +240,9 @@ impl LayerCache {
         let back = queries.expand_dims(&[1])?.subtract(keys)?;
         let causal = back.greater_equal(0)?;
         if end <= window {
-            return Ok(Visible::Causal);
+            return Ok(AttentionMask::Causal);
         }
-        Ok(Visible::Mask(causal.logical_and(back.less(window)?)?))
+        Ok(AttentionMask::Mask(causal.logical_and(back.less(window)?)?))
     }
 
     /// Bytes of the buffers.
@@ -241,12 +252,12 @@ impl LayerCache {
 
     /// The buffers.
     pub fn arrays(&self) -> impl Iterator<Item = &Array> {
-        let (state, buffers) = match &self.0 {
+        let (kv, buffers) = match &self.0 {
             Kind::Plain(cache) => (cache.array(), None),
             Kind::Quantized(cache) => (None, cache.buffers()),
             Kind::Rotating(cache) => (cache.array(), None),
         };
-        state.into_iter().chain(buffers.into_iter().flatten())
+        kv.into_iter().chain(buffers.into_iter().flatten())
     }
 }
 
@@ -301,9 +312,9 @@ impl Cache {
         self.layers.iter().map(LayerCache::nbytes).sum()
     }
 
-    /// As [`LayerCache::visible`]: the same for all layers.
-    pub fn visible(&self, time: i32) -> Result<Visible> {
-        self.layers.first().map_or(Ok(Visible::All), |layer| layer.visible(time))
+    /// As [`LayerCache::mask`]: the same for all layers.
+    pub fn mask(&self, time: i32) -> Result<AttentionMask> {
+        self.layers.first().map_or(Ok(AttentionMask::All), |layer| layer.mask(time))
     }
 
     /// For a model of one text: empty positions up to `len`, evaluated; plain kind alone.

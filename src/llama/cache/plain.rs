@@ -1,16 +1,15 @@
 use crate::array::Array;
 use crate::dtype::Dtype;
 use crate::error::Result;
-use crate::ops::StateLayout;
 
 use super::super::rope_frequencies::RopeFrequencies;
-use super::state::State;
-use super::{Heads, STEP, Seen};
+use super::kv_buffer::KvBuffer;
+use super::{AttentionInputs, Heads, STEP};
 
 /// All positions, in the model's type.
 #[derive(Clone, Default)]
 pub(super) struct Plain {
-    state: Option<State>,
+    buffer: Option<KvBuffer>,
     len: i32,
 }
 
@@ -20,15 +19,14 @@ impl Plain {
     }
 
     pub fn array(&self) -> Option<&Array> {
-        self.state.as_ref().map(|state| &state.array)
+        self.buffer.as_ref().map(|buffer| &buffer.array)
     }
 
     pub fn reserve(&mut self, len: i32, heads: Heads, dtype: Dtype) -> Result<()> {
-        let Heads { heads, kv_heads, head_dim } = heads;
-        let layout = StateLayout { heads, kv_heads, head_dim, capacity: rounded_up(len + 1) };
+        let layout = heads.layout(rounded_up(len + 1));
         let array = layout.zeros(1, dtype)?;
         array.eval()?;
-        (self.state, self.len) = (Some(State { array, layout }), len);
+        (self.buffer, self.len) = (Some(KvBuffer { array, layout }), len);
         Ok(())
     }
 
@@ -37,37 +35,37 @@ impl Plain {
     }
 
     pub fn select_rows(&mut self, rows: &Array) -> Result<()> {
-        self.state.as_mut().map_or(Ok(()), |state| state.select_rows(rows))
+        self.buffer.as_mut().map_or(Ok(()), |buffer| buffer.select_rows(rows))
     }
 
     /// Keys and values of all positions, `[batch, kv_heads, len, head_dim]`.
     pub fn stored(&self) -> Result<Option<[Array; 2]>> {
-        self.state.as_ref().map(|state| state.stored(self.len)).transpose()
+        self.buffer.as_ref().map(|buffer| buffer.stored(self.len)).transpose()
     }
 
     /// One that has those.
     pub fn holding(stored: [Array; 2], heads: Heads) -> Result<Self> {
         let len = stored[0].dim(2)?;
         let like = stored[0].clone();
-        let state = State::holding(Some(stored), &like, heads, rounded_up(len))?;
-        Ok(Self { state: Some(state), len })
+        let buffer = KvBuffer::holding(Some(stored), &like, heads, rounded_up(len))?;
+        Ok(Self { buffer: Some(buffer), len })
     }
 
-    pub fn append(&mut self, qkv: &Array, heads: Heads, rope: &RopeFrequencies) -> Result<Seen> {
+    pub fn append(
+        &mut self,
+        qkv: &Array,
+        heads: Heads,
+        rope: &RopeFrequencies,
+    ) -> Result<AttentionInputs> {
         let (start, end) = (self.len, self.len + qkv.dim(1)?);
-        let mut state = match self.state.clone() {
-            Some(state) if end <= state.layout.capacity => state,
-            old => {
-                let stored = old.map(|state| state.stored(start)).transpose()?;
-                State::holding(stored, qkv, heads, rounded_up(end))?
-            }
+        let mut buffer = match &self.buffer {
+            Some(buffer) if end <= buffer.layout.capacity => buffer.clone(),
+            _ => KvBuffer::holding(self.stored()?, qkv, heads, rounded_up(end))?,
         };
-        let queries = state.append(qkv, rope, start, start)?;
-        let seen = state.seen(queries, end)?;
-        // Drops the state before: by the time this one is computed, nothing else holds its buffer.
-        self.state = Some(state);
-        self.len = end;
-        Ok(seen)
+        let inputs = buffer.append(qkv, rope, start, start)?;
+        // Drops the array before, so that nothing else holds its memory when this one is computed.
+        (self.buffer, self.len) = (Some(buffer), end);
+        Ok(inputs)
     }
 }
 

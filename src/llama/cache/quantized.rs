@@ -5,7 +5,7 @@ use crate::ops;
 
 use super::super::rope_frequencies::RopeFrequencies;
 use super::plain::rounded_up;
-use super::{CacheKind, Heads, Seen, Stored};
+use super::{AttentionInputs, CacheKind, Heads, KvTensor};
 
 /// All positions, in codes.
 #[derive(Clone)]
@@ -58,7 +58,12 @@ impl Quantized {
         Ok(Self { group_size, bits, buffers: Some(stored), len })
     }
 
-    pub fn append(&mut self, qkv: &Array, heads: Heads, rope: &RopeFrequencies) -> Result<Seen> {
+    pub fn append(
+        &mut self,
+        qkv: &Array,
+        heads: Heads,
+        rope: &RopeFrequencies,
+    ) -> Result<AttentionInputs> {
         let Heads { heads: queries, kv_heads, head_dim } = heads;
         if head_dim % self.group_size != 0 {
             return Err(Error::argument(
@@ -76,19 +81,19 @@ impl Quantized {
         for (buffer, new) in buffers.iter_mut().zip([packed, scales, biases]) {
             *buffer = buffer.slice_update(&[&.., &.., &(start..end)], &new)?;
         }
-        let part = |from: i32, to: i32| -> Result<Stored> {
+        let part = |from: i32, to: i32| -> Result<KvTensor> {
             let view = |i: usize| {
                 let buffer: &Array = &buffers[i];
                 buffer.slice(&[&.., &(from..to), &(..end)])
             };
             let (group_size, bits) = (self.group_size, self.bits);
             let (packed, scales, biases) = (view(0)?, view(1)?, view(2)?);
-            Ok(Stored::Quantized { packed, scales, biases, group_size, bits })
+            Ok(KvTensor::Quantized { packed, scales, biases, group_size, bits })
         };
         let (keys, values) = (part(0, kv_heads)?, part(kv_heads, 2 * kv_heads)?);
         self.buffers = Some(buffers);
         self.len = end;
-        Ok(Seen { queries: turned.slice_axis(1, ..queries)?, keys, values })
+        Ok(AttentionInputs { queries: turned.slice_axis(1, ..queries)?, keys, values })
     }
 
     /// The buffers with room for `end` positions.

@@ -2,8 +2,8 @@ use crate::array::{Array, concatenate};
 use crate::error::Result;
 
 use super::super::rope_frequencies::RopeFrequencies;
-use super::state::State;
-use super::{CacheKind, Heads, STEP, Seen};
+use super::kv_buffer::KvBuffer;
+use super::{AttentionInputs, CacheKind, Heads, STEP};
 
 /// The first positions and the latest: what is seen, and in which order it is replaced, is that
 /// of mlx-lm's `RotatingKVCache`.
@@ -11,7 +11,7 @@ use super::{CacheKind, Heads, STEP, Seen};
 pub(super) struct Rotating {
     max_size: i32,
     keep: i32,
-    state: Option<State>,
+    buffer: Option<KvBuffer>,
     /// Positions given so far.
     len: i32,
     /// Where the next position is written, unless that is the end.
@@ -20,7 +20,7 @@ pub(super) struct Rotating {
 
 impl Rotating {
     pub fn new(max_size: i32, keep: i32) -> Self {
-        Self { max_size, keep, state: None, len: 0, next: 0 }
+        Self { max_size, keep, buffer: None, len: 0, next: 0 }
     }
 
     pub fn len(&self) -> i32 {
@@ -28,7 +28,7 @@ impl Rotating {
     }
 
     pub fn array(&self) -> Option<&Array> {
-        self.state.as_ref().map(|state| &state.array)
+        self.buffer.as_ref().map(|buffer| &buffer.array)
     }
 
     pub fn kind(&self) -> CacheKind {
@@ -47,13 +47,13 @@ impl Rotating {
     }
 
     pub fn select_rows(&mut self, rows: &Array) -> Result<()> {
-        self.state.as_mut().map_or(Ok(()), |state| state.select_rows(rows))
+        self.buffer.as_mut().map_or(Ok(()), |buffer| buffer.select_rows(rows))
     }
 
     /// Keys and values in their slots, `[batch, kv_heads, slots, head_dim]`, and the next slot.
     pub fn stored(&self) -> Result<Option<([Array; 2], i32)>> {
-        let Some(state) = &self.state else { return Ok(None) };
-        Ok(Some((state.stored(self.len.min(state.layout.capacity))?, self.next)))
+        let Some(buffer) = &self.buffer else { return Ok(None) };
+        Ok(Some((buffer.stored(self.len.min(buffer.layout.capacity))?, self.next)))
     }
 
     /// One that has those, after `len` positions.
@@ -65,7 +65,7 @@ impl Rotating {
         next: i32,
     ) -> Result<Self> {
         let (slots, like) = (stored[0].dim(2)?, stored[0].clone());
-        self.state = Some(State::holding(Some(stored), &like, heads, slots)?);
+        self.buffer = Some(KvBuffer::holding(Some(stored), &like, heads, slots)?);
         (self.len, self.next) = (len, next);
         Ok(self)
     }
@@ -75,48 +75,51 @@ impl Rotating {
         (self.len.min(self.max_size - 1), self.max_size)
     }
 
-    pub fn append(&mut self, qkv: &Array, heads: Heads, rope: &RopeFrequencies) -> Result<Seen> {
+    pub fn append(
+        &mut self,
+        qkv: &Array,
+        heads: Heads,
+        rope: &RopeFrequencies,
+    ) -> Result<AttentionInputs> {
         let time = qkv.dim(1)?;
-        let (mut state, slot) =
+        let (mut buffer, slot) =
             if time == 1 { self.with_slot(qkv, heads)? } else { self.in_order(qkv, heads, time)? };
-        let queries = state.append(qkv, rope, self.len, slot)?;
-        let len = self.len + time;
-        let seen = state.seen(queries, len.min(state.layout.capacity))?;
-        (self.state, self.len, self.next) = (Some(state), len, slot + time);
-        Ok(seen)
+        let inputs = buffer.append(qkv, rope, self.len, slot)?;
+        (self.buffer, self.len, self.next) = (Some(buffer), self.len + time, slot + time);
+        Ok(inputs)
     }
 
-    /// For one position: the state, and its slot.
-    fn with_slot(&self, qkv: &Array, heads: Heads) -> Result<(State, i32)> {
-        let old = self.state.clone();
+    /// For one position: the buffer, and its slot.
+    fn with_slot(&self, qkv: &Array, heads: Heads) -> Result<(KvBuffer, i32)> {
+        let old = self.buffer.clone();
         let mut next = self.next;
-        let capacity = old.as_ref().map_or(0, |state| state.layout.capacity);
-        let state = match old {
-            Some(state) if capacity > self.max_size => {
-                let stored = state.stored(capacity)?;
+        let capacity = old.as_ref().map_or(0, |buffer| buffer.layout.capacity);
+        let buffer = match old {
+            Some(buffer) if capacity > self.max_size => {
+                let stored = buffer.stored(capacity)?;
                 let trimmed = self.without(capacity - self.max_size, stored)?;
                 next = self.max_size;
-                State::holding(Some(trimmed), qkv, heads, self.max_size)?
+                KvBuffer::holding(Some(trimmed), qkv, heads, self.max_size)?
             }
-            Some(state) if self.len < capacity || capacity == self.max_size => state,
+            Some(buffer) if self.len < capacity || capacity == self.max_size => buffer,
             old => {
-                let stored = old.map(|state| state.stored(capacity)).transpose()?;
+                let stored = old.map(|buffer| buffer.stored(capacity)).transpose()?;
                 next = self.len;
                 let room = STEP.min(self.max_size - self.len);
-                State::holding(stored, qkv, heads, capacity + room)?
+                KvBuffer::holding(stored, qkv, heads, capacity + room)?
             }
         };
-        Ok((state, if next == self.max_size { self.keep } else { next }))
+        Ok((buffer, if next == self.max_size { self.keep } else { next }))
     }
 
     /// For several positions: the latest in their order with room for `time` behind them, and
     /// where that is.
-    fn in_order(&self, qkv: &Array, heads: Heads, time: i32) -> Result<(State, i32)> {
-        let Some(state) = self.state.clone() else {
-            return Ok((State::holding(None, qkv, heads, time)?, 0));
+    fn in_order(&self, qkv: &Array, heads: Heads, time: i32) -> Result<(KvBuffer, i32)> {
+        let Some(buffer) = self.buffer.clone() else {
+            return Ok((KvBuffer::holding(None, qkv, heads, time)?, 0));
         };
-        let capacity = state.layout.capacity;
-        let mut stored = state.stored(capacity)?;
+        let capacity = buffer.layout.capacity;
+        let mut stored = buffer.stored(capacity)?;
         let mut count = capacity;
         if self.next < self.len && self.next < capacity {
             for part in &mut stored {
@@ -127,14 +130,14 @@ impl Rotating {
             }
         } else if self.next < capacity {
             count = self.next;
-            stored = state.stored(count)?;
+            stored = buffer.stored(count)?;
         }
         let spare = count - self.max_size + 1;
         if spare > 0 {
             stored = self.without(spare, stored)?;
             count -= spare;
         }
-        Ok((State::holding(Some(stored), qkv, heads, count + time)?, count))
+        Ok((KvBuffer::holding(Some(stored), qkv, heads, count + time)?, count))
     }
 
     /// Without the `count` oldest positions after those that are kept.

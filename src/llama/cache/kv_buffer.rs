@@ -3,26 +3,27 @@ use crate::error::Result;
 use crate::ops::{self, StateLayout};
 
 use super::super::rope_frequencies::RopeFrequencies;
-use super::{Heads, Seen, Stored};
+use super::{AttentionInputs, Heads, KvTensor};
 
-/// A layer's state and how it is divided.
+/// A layer's buffer: the queries of the last step, then the keys and the values of all positions.
+/// One array holds them, so that the op which appends to it can take over its memory.
 #[derive(Clone)]
-pub(super) struct State {
+pub(super) struct KvBuffer {
     pub array: Array,
     pub layout: StateLayout,
 }
 
-impl State {
+impl KvBuffer {
     /// Room for `capacity` positions, of which the first are those of `stored`: keys and values
-    /// `[batch, kv_heads, time, head_dim]`. Of `like` the batch and the type count.
+    /// `[batch, kv_heads, time, head_dim]`. Batch and type are those of `like`.
     pub fn holding(
         stored: Option<[Array; 2]>,
         like: &Array,
         heads: Heads,
         capacity: i32,
     ) -> Result<Self> {
+        let layout = heads.layout(capacity);
         let Heads { heads, kv_heads, head_dim } = heads;
-        let layout = StateLayout { heads, kv_heads, head_dim, capacity };
         let (batch, dtype) = (like.dim(0)?, like.dtype());
         let Some(stored) = stored else {
             return Ok(Self { array: layout.zeros(batch, dtype)?, layout });
@@ -38,30 +39,29 @@ impl State {
         Ok(Self { array: concatenate(&parts, 1)?, layout })
     }
 
-    /// Writes a step whose first position is `offset` from position `slot` of the capacity on, and
-    /// returns its rotated queries.
+    /// Rotates a step whose first position is `offset`, writes its keys and values from position
+    /// `slot` of the capacity on, and returns them behind those of all positions before.
     pub fn append(
         &mut self,
         qkv: &Array,
         rope: &RopeFrequencies,
         offset: i32,
         slot: i32,
-    ) -> Result<Array> {
-        let time = qkv.dim(1)?;
-        let rotation = rope.rotation(offset + time);
+    ) -> Result<AttentionInputs> {
+        let (time, layout) = (qkv.dim(1)?, self.layout);
+        let end = offset + time;
         let slots = (slot != offset).then(|| slot.into());
-        self.array = ops::rope_append(&self.array, qkv, &self.layout, &rotation, offset, slots)?;
-        if time <= StateLayout::QUERY_POSITIONS {
-            return self.layout.queries(&self.array, time);
-        }
-        let StateLayout { heads, kv_heads, head_dim, .. } = self.layout;
-        rope.rotate(&Heads { heads, kv_heads, head_dim }.split(qkv, 0, heads)?, offset)
-    }
-
-    /// Keeps those texts of the batch.
-    pub fn select_rows(&mut self, rows: &Array) -> Result<()> {
-        self.array = self.array.take(rows, 0)?;
-        Ok(())
+        self.array =
+            ops::rope_append(&self.array, qkv, &layout, &rope.rotation(end), offset, slots)?;
+        let queries = match time <= StateLayout::QUERY_POSITIONS {
+            true => layout.queries(&self.array, time)?,
+            false => {
+                let StateLayout { heads, kv_heads, head_dim, .. } = layout;
+                rope.rotate(&Heads { heads, kv_heads, head_dim }.split(qkv, 0, heads)?, offset)?
+            }
+        };
+        let [keys, values] = self.stored(end.min(layout.capacity))?.map(KvTensor::Plain);
+        Ok(AttentionInputs { queries, keys, values })
     }
 
     /// Keys and values of the first `len` positions of the capacity.
@@ -69,9 +69,9 @@ impl State {
         Ok([self.layout.keys(&self.array, len)?, self.layout.values(&self.array, len)?])
     }
 
-    /// With the queries of a step, what its attention works on.
-    pub fn seen(&self, queries: Array, len: i32) -> Result<Seen> {
-        let [keys, values] = self.stored(len)?;
-        Ok(Seen { queries, keys: Stored::Plain(keys), values: Stored::Plain(values) })
+    /// Keeps the texts of the batch that `rows` names.
+    pub fn select_rows(&mut self, rows: &Array) -> Result<()> {
+        self.array = self.array.take(rows, 0)?;
+        Ok(())
     }
 }

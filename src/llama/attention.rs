@@ -1,0 +1,87 @@
+use crate::array::{Array, concatenate};
+use crate::error::Result;
+use crate::ops::{self, AttentionOptions};
+
+use super::cache::{AttentionMask, Heads, KvTensor};
+use super::config::Config;
+use super::linear::{Linear, Norm};
+use super::qkv_projection::QkvProjection;
+use super::rope_frequencies::RopeFrequencies;
+use super::weights::Weights;
+
+/// The weights of self-attention.
+#[derive(Clone)]
+pub(super) struct Attention {
+    pub qkv_proj: QkvProjection,
+    pub o_proj: Linear,
+    pub heads: Heads,
+    /// Norms of each head's queries and keys before the rotary embedding, in Qwen3.
+    pub head_norms: Option<[Norm; 2]>,
+    pub rope: RopeFrequencies,
+}
+
+impl Attention {
+    pub fn load(
+        config: &Config,
+        path: &str,
+        rope: &RopeFrequencies,
+        weights: &mut Weights,
+    ) -> Result<Self> {
+        let heads = Heads::from(config);
+        let (hidden, features) = (config.hidden_size, heads.head_dim);
+        let mut projection = |name: &str, outputs: i32, inputs: i32| {
+            Linear::load(&format!("{path}.{name}"), [outputs, inputs], config, weights)
+        };
+        let qkv = [
+            projection("q_proj", heads.heads * features, hidden)?,
+            projection("k_proj", heads.kv_heads * features, hidden)?,
+            projection("v_proj", heads.kv_heads * features, hidden)?,
+        ];
+        let o_proj = projection("o_proj", hidden, heads.heads * features)?;
+        let head_norms = match config.kind()?.normalises_heads() {
+            true => {
+                let mut norm =
+                    |name: &str| Norm::load(&format!("{path}.{name}"), features, config, weights);
+                Some([norm("q_norm")?, norm("k_norm")?])
+            }
+            false => None,
+        };
+        let qkv_proj = QkvProjection::new(qkv)?;
+        Ok(Self { qkv_proj, o_proj, heads, head_norms, rope: rope.clone() })
+    }
+
+    /// Normalizes each head's queries and keys in a fused projection `[batch, time, features]`,
+    /// where the model does that.
+    pub fn norm_heads(&self, qkv: Array) -> Result<Array> {
+        let Some([q_norm, k_norm]) = &self.head_norms else { return Ok(qkv) };
+        let Heads { heads, kv_heads, head_dim } = self.heads;
+        let shape = qkv.shape().to_vec();
+        let all = qkv.reshape(&[shape[0], shape[1], heads + 2 * kv_heads, head_dim])?;
+        let queries = q_norm.forward(&all.slice_axis(2, ..heads)?)?;
+        let keys = k_norm.forward(&all.slice_axis(2, heads..heads + kv_heads)?)?;
+        let values = all.slice_axis(2, heads + kv_heads..)?;
+        concatenate(&[&queries, &keys, &values], 2)?.reshape(&shape)
+    }
+}
+
+/// Attention `[batch, heads, time, head_dim]` over keys and values as a cache stores them.
+pub(super) fn scaled_dot_product_attention(
+    queries: &Array,
+    keys: &KvTensor,
+    values: &KvTensor,
+    mask: &AttentionMask,
+) -> Result<Array> {
+    let mut options = AttentionOptions::default();
+    match mask {
+        AttentionMask::All => {}
+        AttentionMask::Causal => options.causal = true,
+        AttentionMask::Mask(mask) => options.mask = Some(mask),
+    }
+    if let (KvTensor::Plain(keys), KvTensor::Plain(values)) = (keys, values) {
+        return ops::attention(queries, keys, values, &options);
+    }
+    if let (Some((k, bits, group_size)), Some((v, ..))) = (keys.rows(), values.rows()) {
+        return ops::attention_quantized(queries, k, v, bits, group_size, &options);
+    }
+    ops::attention(queries, &keys.dequantized()?, &values.dequantized()?, &options)
+}

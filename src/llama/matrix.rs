@@ -1,0 +1,169 @@
+use crate::array::{Array, Block};
+use crate::dtype::Dtype;
+use crate::error::Result;
+use crate::ops::{QuantizedMode, QuantizedWeight};
+
+use super::config::{Config, Quantization};
+use super::weights::Weights;
+
+/// A stored matrix `[outputs, inputs]`.
+pub(super) use crate::ops::LinearWeight as Matrix;
+
+impl Matrix {
+    /// The matrix at `path`: packed as the config says of it by name, else as its scales show
+    /// where the config has packed modules at all.
+    pub(super) fn load(
+        path: &str,
+        [outputs, inputs]: [i32; 2],
+        config: &Config,
+        weights: &mut Weights,
+    ) -> Result<Self> {
+        if let Some(source) = weights.source() {
+            return source.matrix([outputs, inputs], config.quantization_of(path)?);
+        }
+        let name = |part: &str| format!("{path}.{part}");
+        let (weight, scales) = (name("weight"), name("scales"));
+        let quantized = match config.quantization_by_name(path)? {
+            Some(named) => named,
+            None if config.quantization.is_some() && weights.contains(&scales) => {
+                Some(shown(path, inputs, weights)?)
+            }
+            None => None,
+        };
+        let Some(Quantization { group_size, bits, mode }) = quantized else {
+            return Ok(Self::Plain(weights.take(&weight, &[outputs, inputs])?));
+        };
+        let mut take = |part: &str| {
+            weights.take_any(part).ok_or_else(|| {
+                let expected = format_args!("a tensor {part} for packed weights, got none");
+                weights.error(part, expected)
+            })
+        };
+        let (packed, scales) = (take(&weight)?, take(&scales)?);
+        let biases = match mode {
+            QuantizedMode::Affine => Some(take(&name("biases"))?),
+            QuantizedMode::Mxfp4 => None,
+        };
+        let matrix = QuantizedWeight::new(packed, scales, biases, group_size, bits, mode);
+        let matrix = matrix
+            .map_err(|e| weights.error(&weight, format_args!("{weight} to be quantized: {e}")))?;
+        if [matrix.outputs(), matrix.inputs()] != [outputs, inputs] {
+            let got = [matrix.outputs(), matrix.inputs()];
+            let expected = format_args!("{weight} of shape [{outputs}, {inputs}], got {got:?}");
+            return Err(weights.error(&weight, expected));
+        }
+        Ok(Self::Quantized(matrix))
+    }
+
+    /// The type of what comes out of it.
+    pub(super) fn dtype(&self) -> Dtype {
+        match self {
+            Self::Plain(rows) => rows.dtype(),
+            Self::Quantized(rows) => match rows.mode() {
+                QuantizedMode::Affine => rows.scales().dtype(),
+                QuantizedMode::Mxfp4 => Dtype::Bfloat16,
+            },
+        }
+    }
+
+    pub(super) fn arrays(&self) -> Vec<&Array> {
+        match self {
+            Self::Plain(rows) => vec![rows],
+            Self::Quantized(rows) => rows.arrays().collect(),
+        }
+    }
+
+    /// Rows that `ids` number, in `dtype`.
+    pub(super) fn rows(&self, ids: &Array, dtype: Dtype) -> Result<Array> {
+        match self {
+            Self::Plain(rows) => rows.take(ids, 0)?.astype(dtype),
+            // Rounded to their own type first, as MLX does.
+            Self::Quantized(rows) => rows.take_rows(ids, self.dtype())?.astype(dtype),
+        }
+    }
+
+    /// Outputs and inputs.
+    pub(super) fn shape(&self) -> Result<[i32; 2]> {
+        match self {
+            Self::Plain(rows) => Ok([rows.dim(0)?, rows.dim(1)?]),
+            Self::Quantized(rows) => Ok([rows.outputs(), rows.inputs()]),
+        }
+    }
+
+    /// Numbers it stands for.
+    pub(super) fn size(&self) -> u64 {
+        match self {
+            Self::Plain(rows) => rows.size() as u64,
+            Self::Quantized(rows) => {
+                u64::from(rows.outputs().unsigned_abs()) * u64::from(rows.inputs().unsigned_abs())
+            }
+        }
+    }
+
+    /// The same, in a block of its own; itself where no block is large enough.
+    pub(super) fn placed_alone(self) -> Result<Self> {
+        match Block::with_room_for(self.arrays())? {
+            Some(mut block) => self.placed(&mut block),
+            None => Ok(self),
+        }
+    }
+
+    /// The same, in a block.
+    pub(super) fn placed(&self, block: &mut Block) -> Result<Self> {
+        Ok(match self {
+            Self::Plain(rows) => Self::Plain(block.place(rows)?),
+            Self::Quantized(rows) => Self::Quantized(rows.map_arrays(|array| block.place(array))?),
+        })
+    }
+
+    pub(super) fn nbytes(&self) -> usize {
+        match self {
+            Self::Plain(rows) => rows.nbytes(),
+            Self::Quantized(rows) => rows.nbytes(),
+        }
+    }
+
+    /// Packed, where the rows are whole groups; what is packed stays as it is.
+    pub(super) fn quantized(&self, to: Quantization) -> Result<Self> {
+        match self {
+            Self::Plain(rows) if rows.dim(-1)? % to.group_size == 0 => {
+                let Quantization { group_size, bits, mode } = to;
+                Ok(Self::Quantized(QuantizedWeight::quantize(rows, group_size, bits, mode)?))
+            }
+            other => Ok(other.clone()),
+        }
+    }
+}
+
+/// Whether one dispatch can read both.
+pub(super) fn same_format(a: &QuantizedWeight, b: &QuantizedWeight) -> bool {
+    (a.group_size(), a.bits(), a.mode()) == (b.group_size(), b.bits(), b.mode())
+}
+
+/// The format that packed weights of `inputs` columns and their scales have.
+fn shown(path: &str, inputs: i32, weights: &Weights) -> Result<Quantization> {
+    let (weight, scales) = (format!("{path}.weight"), format!("{path}.scales"));
+    let columns = |name: &str| {
+        let last = weights.shape(name).and_then(|(shape, _)| shape.last().copied());
+        last.map(i64::from).filter(|&columns| columns > 0)
+    };
+    let bytes = weights.shape(&scales).is_some_and(|(_, dtype)| dtype == Dtype::Uint8);
+    let inputs = i64::from(inputs);
+    let format = match (columns(&weight), columns(&scales)) {
+        (Some(words), Some(groups)) => (words * 32 / inputs, inputs / groups, bytes),
+        _ => (0, 0, bytes),
+    };
+    match format {
+        (4, 32, true) => Ok(Quantization { group_size: 32, bits: 4, mode: QuantizedMode::Mxfp4 }),
+        (bits @ (2 | 3 | 4 | 6 | 8), group_size @ (32 | 64 | 128), false) => {
+            Ok(Quantization::affine(group_size as i32, bits as i32))
+        }
+        (bits, group_size, _) => Err(weights.error(
+            &weight,
+            format_args!(
+                "{weight} of 2, 3, 4, 6 or 8 bits in groups of 32, 64 or 128, or of mxfp4, got \
+                 {bits} bits in groups of {group_size}"
+            ),
+        )),
+    }
+}
