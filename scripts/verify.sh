@@ -21,7 +21,7 @@ for name in "${steps[@]}"; do
       cargo test --test suite -- --ignored --exact \
         simulated::the_suite_in_every_order_of_threads simulated::pipelines_of_fewer_threads
       ;;
-    mutants) METAL_SIM_EVERY_MUTANT=1 cargo test -p metal-sim --test mutants ;;
+    mutants) METAL_SIM_EVERY_MUTANT=1 cargo test -p mlx-primitives --test mutants ;;
     checks)
       # Apart from the other builds, which have these off.
       kernels=profile.dev.package.mlx-primitives-kernels

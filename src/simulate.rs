@@ -181,9 +181,9 @@ pub(crate) unsafe fn simulate(
     match &dispatch.planted {
         None => {}
         Some(Planted::Kernels(library)) => {
-            let kernel = library.kernel(kernel.kernel.name(), &kernel.constants).map_err(failed)?;
+            let mutant = library.kernel(kernel.kernel.name(), &kernel.constants);
             // SAFETY: the caller's promise.
-            return unsafe { run(&kernel, dispatch) };
+            return unsafe { run(mutant.as_ref().unwrap_or(&kernel.kernel), dispatch) };
         }
         Some(Planted::Dispatch(_, change)) => {
             // SAFETY: the caller's promise; `kept` lives until the kernel has run.

@@ -126,20 +126,29 @@ pub(super) enum Arrangement {
     Stepped,
     Reversed,
     Offset,
+    ColumnMajor,
+    Padded,
+    Squeezed,
     Broadcast,
+    BroadcastLast,
 }
 
 impl Arrangement {
-    pub(super) const ALL: [Self; 6] = [
+    pub(super) const ALL: [Self; 10] = [
         Self::RowContiguous,
         Self::Transposed,
         Self::Stepped,
         Self::Reversed,
         Self::Offset,
+        Self::ColumnMajor,
+        Self::Padded,
+        Self::Squeezed,
         Self::Broadcast,
+        Self::BroadcastLast,
     ];
 
-    /// A view so arranged: of the same values, but that `Broadcast` repeats the first of an axis.
+    /// A view so arranged: of the same values, but that `Broadcast` and `BroadcastLast` repeat the
+    /// first of an axis.
     pub(super) fn of(self, x: &Array) -> Result<Array> {
         let rank = x.ndim();
         if rank == 0 || x.size() == 0 {
@@ -158,6 +167,19 @@ impl Arrangement {
                 let more = crate::array::concatenate(&[x, x], 0)?.contiguous()?;
                 more.slice_axis(0, x.shape()[0]..2 * x.shape()[0])
             }
+            Self::ColumnMajor => {
+                let axes: Vec<i32> = (0..rank as i32).rev().collect();
+                x.transpose(&axes)?.contiguous()?.transpose(&axes)
+            }
+            Self::Padded => {
+                let more = crate::array::concatenate(&[x, x], -1)?.contiguous()?;
+                more.slice_axis(-1, 0..x.dim(-1)?)
+            }
+            Self::Squeezed => {
+                let pairs = stack(&[x, &x.negative()?], rank as i32 - 1)?.contiguous()?;
+                pairs.slice_axis(-2, 0..1)?.squeeze(&[-2])?.expand_dims(&[0])?.squeeze(&[0])
+            }
+            Self::BroadcastLast => x.slice_axis(-1, 0..1)?.contiguous()?.broadcast_to(x.shape()),
             Self::Broadcast => x.slice_axis(0, 0..1)?.contiguous()?.broadcast_to(x.shape()),
         }
     }

@@ -20,6 +20,7 @@
 //! # Ok::<(), mlx_primitives::Error>(())
 //! ```
 
+mod bounds;
 mod checks;
 mod inputs;
 mod report;
@@ -33,6 +34,8 @@ use crate::dtype::Dtype;
 use crate::error::Result;
 use crate::simulator::{self, Schedule, with_metal, without_metal};
 
+use bounds::Tolerance;
+pub use bounds::{Bound, Compared};
 pub use inputs::Tensor;
 pub use report::{Outcome, Report};
 
@@ -130,10 +133,13 @@ pub struct Conformance {
     name: String,
     op: Rc<Op>,
     reference: Box<Reference>,
+    backends: Vec<Backend>,
     cases: Vec<Vec<Vec<i32>>>,
+    sizes: Vec<Vec<Vec<i32>>>,
     dtypes: Vec<Dtype>,
     range: (f64, f64),
-    tolerance: f64,
+    tolerance: Tolerance,
+    peer: Option<(Rc<Op>, Tolerance)>,
     derivative_tolerance: f64,
     left_out: BTreeMap<Check, String>,
 }
@@ -149,10 +155,13 @@ impl Conformance {
             name: name.into(),
             op: Rc::new(op),
             reference: Box::new(reference),
+            backends: Backend::available(),
             cases: Vec::new(),
+            sizes: Vec::new(),
             dtypes: vec![Dtype::Float32, Dtype::Float16, Dtype::Bfloat16],
             range: (-3.0, 3.0),
-            tolerance: 4.0,
+            tolerance: Tolerance::Epsilons(4.0),
+            peer: None,
             derivative_tolerance: 16.0,
             left_out: BTreeMap::new(),
         }
@@ -162,6 +171,17 @@ impl Conformance {
     pub fn shapes(mut self, inputs: &[&[i32]]) -> Self {
         self.cases.push(inputs.iter().map(|shape| shape.to_vec()).collect());
         self
+    }
+
+    /// Adds a case for values alone, of row-contiguous inputs: for large shapes, which take long.
+    pub fn sizes(mut self, inputs: &[&[i32]]) -> Self {
+        self.sizes.push(inputs.iter().map(|shape| shape.to_vec()).collect());
+        self
+    }
+
+    /// What runs the op; all that this machine has unless set.
+    pub fn backends(self, backends: &[Backend]) -> Self {
+        Self { backends: backends.to_vec(), ..self }
     }
 
     /// The types of the inputs; float32, float16 and bfloat16 unless set.
@@ -177,7 +197,29 @@ impl Conformance {
     /// How far a value may be from the reference: so many times the type's epsilon, of the larger
     /// of 1 and the value itself. 4 unless set.
     pub fn tolerance(self, epsilons: f64) -> Self {
-        Self { tolerance: epsilons, ..self }
+        Self { tolerance: Tolerance::Epsilons(epsilons), ..self }
+    }
+
+    /// In place of [`tolerance`](Self::tolerance): how far a value may be from the reference, in
+    /// units in the last place of the reference's value.
+    pub fn ulps(self, ulps: impl Fn(Dtype) -> f64 + 'static) -> Self {
+        self.bounds(move |compared| Bound { ulps: ulps(compared.dtype), absolute: 0.0 })
+    }
+
+    /// In place of [`tolerance`](Self::tolerance): a bound for each comparison, which may depend on
+    /// the backend, the type and the inputs.
+    pub fn bounds(self, bound: impl Fn(&Compared<'_>) -> Bound + 'static) -> Self {
+        Self { tolerance: Tolerance::Bounds(Box::new(bound)), ..self }
+    }
+
+    /// Holds the values to another implementation too, such as MLX's own op, which may round where
+    /// the op does and the reference does not. Empty arrays are not compared with it.
+    pub fn peer(
+        self,
+        peer: impl Fn(&[Array]) -> Result<Vec<Array>> + 'static,
+        bound: impl Fn(&Compared<'_>) -> Bound + 'static,
+    ) -> Self {
+        Self { peer: Some((Rc::new(peer), Tolerance::Bounds(Box::new(bound)))), ..self }
     }
 
     /// The same for derivatives; 16 unless set.
@@ -193,18 +235,19 @@ impl Conformance {
 
     /// Runs everything. Whatever the op does, panics included, ends in the report.
     pub fn run(&self) -> Report {
-        let backends = Backend::available();
         let mut report = Report::new(&self.name);
-        if !backends.iter().any(|backend| backend.is_metal()) {
-            report.leave_out("Metal: there is neither a GPU nor, in this build, the simulator");
+        if !self.backends.iter().any(|backend| backend.is_metal()) {
+            report.leave_out(
+                "Metal: it was not asked for, or there is neither a GPU nor the simulator",
+            );
         }
         for (check, why) in &self.left_out {
             report.leave_out(format_args!("{check}: {why}"));
         }
-        if self.cases.is_empty() {
+        if self.cases.is_empty() && self.sizes.is_empty() {
             report.leave_out("everything: no shapes were given");
         }
-        for backend in backends {
+        for &backend in &self.backends {
             for check in Check::ALL {
                 if !self.left_out.contains_key(&check) {
                     self.run_check(backend, check, &mut report);

@@ -12,7 +12,7 @@ use crate::error::Result;
 /// A fault in the kernels or in the data of a dispatch.
 #[derive(Clone)]
 pub enum Planted {
-    /// Every kernel comes from this library, by its name, and not from the embedded source.
+    /// Kernels that this library has come from it, by their names, and not from the embedded source.
     Kernels(Library),
     /// The dispatch of this number, counted from 0, is encoded with one number wrong.
     Dispatch(usize, Change),

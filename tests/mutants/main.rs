@@ -18,6 +18,8 @@ mod rules;
 #[cfg(target_os = "linux")]
 mod tests;
 #[cfg(target_os = "linux")]
+mod traffic;
+#[cfg(target_os = "linux")]
 mod workers;
 
 #[cfg(target_os = "linux")]

@@ -1,6 +1,6 @@
 //! The public conformance harness: what it passes, and that it finds what is wrong.
 
-use mlx_primitives::conformance::{Backend, Check, Conformance, Tensor};
+use mlx_primitives::conformance::{Backend, Bound, Check, Conformance, Tensor};
 use mlx_primitives::hosted::{HostedPrimitive, Spec, View, ViewMut, apply};
 use mlx_primitives::{Array, Dtype, Result, ops};
 
@@ -53,6 +53,7 @@ enum Mistake {
     Value,
     Layout,
     Nan,
+    Infinity,
     Unwritten,
     Vjp,
     Jvp,
@@ -84,6 +85,7 @@ impl HostedPrimitive for Triple {
             *y = match self.0 {
                 Mistake::Value if i == 3 => 3.001 * x,
                 Mistake::Nan => (3.0 * x).max(f32::MIN),
+                Mistake::Infinity if x.is_infinite() => 3.0,
                 _ => 3.0 * x,
             };
         }
@@ -136,6 +138,7 @@ fn mistakes_are_found() -> Checked {
         (Mistake::Value, vec![Values, Extremes]),
         (Mistake::Layout, vec![Values, Extremes, Vjp, Jvp]),
         (Mistake::Nan, vec![Extremes]),
+        (Mistake::Infinity, vec![Extremes]),
         (Mistake::Vjp, vec![Vjp]),
         (Mistake::Jvp, vec![Jvp]),
         (Mistake::Vmap, vec![Vmap]),
@@ -156,6 +159,30 @@ fn mistakes_are_found() -> Checked {
         assert!(failed(Mistake::None, metal).contains(&Values));
     }
     Ok(())
+}
+
+/// Ulps, sizes and a peer are held to as the reference is.
+#[test]
+fn bounds_are_held() {
+    let of = |ulps: f64, of_peer: f64| {
+        let report = Conformance::new(
+            "third",
+            |x| Ok(vec![x[0].multiply(1.0f32 / 3.0)?]),
+            |x| vec![x[0].map(|x| x / 3.0)],
+        )
+        .sizes(&[&[7, 9]])
+        .dtypes(&[Dtype::Float32])
+        .backends(&[Backend::Cpu])
+        .ulps(move |_| ulps)
+        .peer(|x| Ok(vec![x[0].divide(3.0)?]), move |_| Bound { ulps: of_peer, absolute: 0.0 })
+        .run();
+        assert_eq!(report.outcomes().len(), 2, "lazy and evaluated");
+        report.check().is_ok()
+    };
+    // The factor is off by a third of an ulp, and the product is rounded.
+    assert!(of(1.5, 2.0));
+    assert!(!of(0.1, 2.0));
+    assert!(!of(1.5, 0.1));
 }
 
 #[test]

@@ -59,6 +59,7 @@ mod sampling;
 mod simulated;
 mod softmax;
 mod support;
+mod table;
 mod text_cli;
 mod threads;
 mod tidy;

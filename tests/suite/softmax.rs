@@ -1,90 +1,20 @@
-//! `softmax` against MLX's and against f64: sizes, layouts, extremes.
+//! `softmax` beside its row of `table`: other types, scales, extremes, traffic.
 
 use half::f16;
 use mlx_primitives::device::Device;
-use mlx_primitives::{Array, Dtype, builtin, ops};
+use mlx_primitives::{Dtype, builtin, ops};
 
 use crate::support::compare::{array_ulps, assert_close, numbers, ulps};
-use crate::support::input::{FLOATS, LAYOUTS, data, random, random32};
+use crate::support::input::{FLOATS, data, random32};
 use crate::support::{self, Checked, each_device, reference};
 
-/// The largest errors in ulps that the arithmetic allows, against f64 and against MLX's.
-///
-/// f32: x - max is rounded once, which its exponential sees times the range, 6: 3 ulps; two for
-/// the exponential (15 for Metal's fast one), two for the reciprocal and the product, and two for
-/// a sum of positive terms in 16 chains. MLX adds in fewer: a walk of an ulp over the whole axis.
-/// 16-bit: the last rounding, and one that a last bit of f32 may tip over.
+/// The largest errors in ulps against f64 and against MLX's; `table` argues for them.
 fn bounds(device: Device, dtype: Dtype, axis: usize) -> (f64, f64) {
     let exp = if device == Device::Gpu { 15.0 } else { 2.0 };
     match dtype {
         Dtype::Float32 => (7.0 + exp, 7.0 + 2.0 * exp + (axis as f64).sqrt()),
         _ => (0.51, 1.0),
     }
-}
-
-fn check(device: Device, x: &Array, what: &str) -> anyhow::Result<(f64, f64)> {
-    let axis = x.dim(-1)? as usize;
-    let y = ops::softmax(x)?;
-    assert_eq!((y.shape(), y.dtype()), (x.shape(), x.dtype()), "{what}");
-    let want = reference::softmax(&numbers(x)?, axis);
-    let exact = ulps(&numbers(&y)?, &want, y.dtype(), what);
-    let same = array_ulps(&y, &builtin::softmax(x)?, what)?;
-    let bound = bounds(device, y.dtype(), axis);
-    assert!(exact <= bound.0, "{what}: {exact} ulps from f64, at most {}", bound.0);
-    assert!(same <= bound.1, "{what}: {same} ulps from MLX, at most {}", bound.1);
-    Ok((exact, same))
-}
-
-#[test]
-fn sizes_in_every_type() -> Checked {
-    each_device(|device| {
-        for dtype in FLOATS {
-            let mut worst = (0.0f64, 0.0f64);
-            for axis in [1, 3, 31, 33, 100, 1000, 4096, 4097, 16384, 20001] {
-                for rows in [0, 1, 3, 7, 67] {
-                    if rows * axis > 100_000 {
-                        continue;
-                    }
-                    let what = format!("{dtype} {rows}x{axis}");
-                    let (exact, same) = check(device, &random(&[rows, axis], dtype, 1)?, &what)?;
-                    worst = (worst.0.max(exact), worst.1.max(same));
-                }
-            }
-            println!(
-                "{device:?} {dtype}: at most {:.2} ulps from f64, {:.2} from MLX",
-                worst.0, worst.1
-            );
-        }
-        Ok(())
-    })
-}
-
-#[test]
-fn layouts() -> Checked {
-    each_device(|device| {
-        for dtype in FLOATS {
-            for shape in [&[3, 33][..], &[2, 5, 31], &[7, 1], &[1, 7], &[2, 3, 1, 100]] {
-                for layout in LAYOUTS {
-                    let what = format!("{dtype} {shape:?} {layout:?}");
-                    check(device, &layout.make(shape, dtype, 2)?, &what)?;
-                    let evaluated = layout.make(shape, dtype, 2)?;
-                    evaluated.eval()?;
-                    check(device, &evaluated, &what)?;
-                }
-            }
-        }
-        Ok(())
-    })
-}
-
-#[test]
-fn a_vector_is_one_row() -> Checked {
-    each_device(|device| {
-        for dtype in FLOATS {
-            check(device, &random(&[257], dtype, 3)?, "rank 1")?;
-        }
-        Ok(())
-    })
 }
 
 #[test]

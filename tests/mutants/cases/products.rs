@@ -210,6 +210,8 @@ fn attention() -> Cases {
         add([1, 1], 12, 19, dims[3], bits, rules[7]);
     }
     add([2, 1], 40, 90, 24, 0, 0);
+    // Spans of keys under a mask: the threads of a group agree whether to look at every key.
+    add([2, 1], 40, 90, 24, 0, 4);
     add([2, 1], 9, 1050, 16, 0, 3);
     cases
 }
