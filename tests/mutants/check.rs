@@ -80,7 +80,8 @@ fn compare(got: &[Output], want: &[Output]) -> std::result::Result<(), Failure> 
             let bound = bound(want);
             for (at, (got, want)) in got.iter().zip(want).enumerate() {
                 let same = got == want || got.is_nan() && want.is_nan();
-                if !same && !((got - want).abs() <= bound(*want) && got.is_finite()) {
+                let near = got.is_finite() && (got - want).abs() <= bound(*want);
+                if !same && !near {
                     return fail(
                         "result",
                         format!("{output}, row {row} at {at}: {got}, not {want}"),

@@ -39,6 +39,9 @@ pub const KERNELS: &[Equivalent] = &[
         "a quad of nothing but pad",
     ),
     ("activation_affine", "first >= params.rows", "first > params.rows", "a thread without rows"),
+    ("lora_correct", "m < LORA_ROWS", "m <= LORA_ROWS", "no group has more than LORA_ROWS rows"),
+    ("multiply_tile", "threadgroup_barrier(", "mem_none", "products lie beside what was staged"),
+    ("multiply_tile", "threadgroup_barrier(", "mem_device", "products lie beside what was staged"),
 ];
 
 /// Part of the kernel's name, or the stem whose parameter it is; the change, of which `a..b` stands

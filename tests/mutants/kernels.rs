@@ -88,21 +88,15 @@ impl Kernels {
         Self { compiler, sources: folder(), cache: folder() }
     }
 
-    /// The float32 kernels of a stem with a mutant, or as they are; every instance, or without
-    /// those that take long to compile.
-    pub fn compile(
-        &self,
-        mutant: Option<&Mutant>,
-        stem: &str,
-        every: bool,
-    ) -> metal_sim::Result<Library> {
-        let left_out = LEFT_OUT.iter().filter(|(of, _)| !every && *of == stem);
+    /// The float32 kernels of a stem with a mutant, without those that take long to compile.
+    pub fn compile(&self, mutant: &Mutant, stem: &str) -> metal_sim::Result<Library> {
+        let left_out = LEFT_OUT.iter().filter(|(of, _)| *of == stem);
         let left_out: Vec<_> = left_out.flat_map(|(_, parts)| *parts).collect();
         for entry in std::fs::read_dir(metal()).expect("sources").flatten() {
             let name = entry.file_name().to_string_lossy().into_owned();
-            let mut text = match mutant.filter(|mutant| mutant.file == name) {
-                Some(mutant) => mutant.text.clone(),
-                None => std::fs::read_to_string(entry.path()).expect("a source"),
+            let mut text = match mutant.file == name {
+                true => mutant.text.clone(),
+                false => std::fs::read_to_string(entry.path()).expect("a source"),
             };
             if name == "common.h" {
                 assert!(text.contains(EACH), "common.h lists the types in another way");

@@ -40,6 +40,7 @@ impl Worker {
         let program = std::env::current_exe().expect("a running test");
         let mut child = Command::new(program)
             .env(ROLE, "1")
+            .env_remove("MLX_PRIMITIVES_SIMULATE_LOG")
             .env_remove("MLX_PRIMITIVES_SIMULATE_METAL")
             .env_remove("MLX_PRIMITIVES_SIMULATE_THREADS")
             .stdin(Stdio::piped())
