@@ -33,7 +33,7 @@ pub fn main() -> ExitCode {
     // SAFETY: this process has no other thread yet.
     unsafe { std::env::set_var(LOG, folder.path().join("log")) };
     let trials = vec![
-        Trial::test("every_kernel_is_right_in_every_order", every_kernel),
+        Trial::test("every_kernel_is_right_in_any_order", every_kernel),
         Trial::test("mutants_are_noticed", mutants_are_noticed),
     ];
     libtest_mimic::run(&Arguments::from_args(), trials).exit_code()
@@ -115,6 +115,16 @@ impl Worker {
     }
 }
 
+/// Whether scripts/verify.sh runs everything.
+fn every() -> bool {
+    std::env::var_os("METAL_SIM_EVERY_MUTANT").is_some()
+}
+
+/// The orders of threads that every case runs in.
+fn orders() -> &'static [Schedule] {
+    if every() { &Schedule::ALL } else { &Schedule::ALL[..2] }
+}
+
 /// What each case dispatches, or how it fails.
 fn originals() -> &'static [Result<Vec<Dispatched>, String>] {
     static ORIGINALS: OnceLock<Vec<Result<Vec<Dispatched>, String>>> = OnceLock::new();
@@ -122,7 +132,7 @@ fn originals() -> &'static [Result<Vec<Dispatched>, String>] {
         let count = cases::all().len();
         let threads = std::thread::available_parallelism().map_or(2, usize::from);
         let part = |first: usize| {
-            let of = |case: &Case| match check::original(case, &Schedule::ALL[1..]) {
+            let of = |case: &Case| match check::original(case, &orders()[1..]) {
                 Ok(original) => Ok(original.dispatched),
                 Err(failure) => Err(format!("{}: {failure:?}", case.name)),
             };
@@ -140,7 +150,7 @@ fn originals() -> &'static [Result<Vec<Dispatched>, String>] {
     })
 }
 
-/// The cases are right, in every order of threads, and launch every float32 kernel.
+/// The cases are right, whatever the order of threads, and launch every float32 kernel.
 fn every_kernel() -> Result<(), Failed> {
     let start = Instant::now();
     let failures: Vec<_> = originals().iter().filter_map(|o| o.as_ref().err()).collect();
@@ -150,10 +160,11 @@ fn every_kernel() -> Result<(), Failed> {
     let dispatched = || originals().iter().flatten().flatten();
     let launched: BTreeSet<_> = dispatched().map(|dispatched| &*dispatched.kernel).collect();
     eprintln!(
-        "metal-sim: {} kernels in {} dispatches of {} cases, each in every order of threads, 0 faults; {:.0?}",
+        "metal-sim: {} kernels in {} dispatches of {} cases, each in {} orders of threads, 0 faults; {:.0?}",
         launched.len(),
         dispatched().count(),
         originals().len(),
+        orders().len(),
         start.elapsed()
     );
     let mut least = 0;
@@ -216,7 +227,7 @@ fn mutants_are_noticed() -> Result<(), Failed> {
     let mut jobs = jobs();
     let found = jobs.len();
     let only = std::env::var("METAL_SIM_MUTANTS").ok();
-    let every = std::env::var_os("METAL_SIM_EVERY_MUTANT").is_some();
+    let every = every();
     match &only {
         Some(only) => jobs.retain(|job| job.class.contains(only) || job.name.contains(only)),
         None if every => {}
