@@ -235,7 +235,7 @@ impl Compiled {
 /// with `shapeless`), then its optimized graph is reused.
 ///
 /// For a CPU, MLX fuses ops by running `g++` on a source that it writes. The first call of this function
-/// tries that once. Where there is no `g++` that can, ops are not fused.
+/// tries that once; where it fails, ops are not fused.
 ///
 /// ```
 /// use mlx_primitives::{Array, transforms};

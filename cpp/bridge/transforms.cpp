@@ -21,9 +21,8 @@ ListPair pair(std::pair<ArrayList, ArrayList> lists) {
 }
 
 /**
- * For a CPU, MLX writes what it fuses as a C++ source and runs `g++` on it. Where that fails,
- * because there is no g++ or one that does not take MLX's source, functions are compiled without
- * fusion.
+ * For a CPU, MLX writes what it fuses as a C++ source and runs `g++` on it, if there is one. Where
+ * that `g++` refuses the source, every later function is compiled without fusion.
  */
 void fuse_where_possible() {
   [[maybe_unused]] static const bool once = [] {
