@@ -7,7 +7,7 @@ use std::path::Path;
 use anyhow::{Context, Result, bail};
 use mlx_primitives::{Array, Dtype, files, transforms};
 
-use super::cases::{Inputs, Kind, Size, Workload};
+use super::cases::{Case, Inputs, Kind, Size, Workload};
 use super::measure::Row;
 
 /// One line for each op, in the order of the workloads, with what [`read_traffic`] found.
@@ -78,9 +78,10 @@ fn fractions<'a>(rows: impl Iterator<Item = &'a Row<'a>>) -> String {
 
 /// Which transforms the op has, found out by asking for them.
 fn transforms_of(workload: &Workload) -> Result<String> {
-    let Inputs { x, ours, .. } = Inputs::new(workload, Dtype::Float32)?;
-    let call = |inputs: &[Array]| Ok(vec![ours(&inputs[0])?]);
-    let y = ours(&x)?;
+    let case = Case { workload, dtype: Dtype::Float32, kind: Kind::Single };
+    let Inputs { x, others, ours, .. } = case.inputs()?;
+    let call = |inputs: &[Array]| Ok(vec![ours(&inputs[0], &others)?]);
+    let y = ours(&x, &others)?;
     let ones = |like: &Array| Array::ones::<f32>(like.shape())?.astype(like.dtype());
     let batch = x.expand_dims(&[0])?;
     let found = [
