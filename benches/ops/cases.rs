@@ -10,29 +10,18 @@ use mlx_primitives::{Array, Dtype, Result, builtin};
 
 pub const TYPES: [Dtype; 3] = [Dtype::Float32, Dtype::Float16, Dtype::Bfloat16];
 
-/// How an op is called.
+/// How an op is called; the number is of the ops in a graph at most.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     /// One op built, evaluated and waited for.
-    Single,
-    /// Up to 64 ops in one graph, each fed by the last; the time is that of one of them.
-    Chain,
+    Single = 1,
+    /// Several ops in one graph, each fed by the last; the time is that of one of them.
+    Chain = 64,
 }
 
 impl Kind {
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Single => "single",
-            Self::Chain => "chain",
-        }
-    }
-
-    /// Ops in a graph, at most.
-    pub fn calls(self) -> usize {
-        match self {
-            Self::Single => 1,
-            Self::Chain => 64,
-        }
+    pub fn name(self) -> String {
+        format!("{self:?}").to_lowercase()
     }
 }
 
@@ -106,18 +95,6 @@ impl Inputs {
 
     pub fn against(self, builtin: impl Fn(&Array, &[Array]) -> Result<Array> + 'static) -> Self {
         Self { builtin: Some(Rc::new(builtin)), ..self }
-    }
-
-    pub fn reads(self, read: usize) -> Self {
-        Self { read, ..self }
-    }
-
-    pub fn writes(self, written: usize) -> Self {
-        Self { written, ..self }
-    }
-
-    pub fn computes(self, flops: f64, dtype: Dtype) -> Self {
-        Self { products: Some((flops, dtype)), ..self }
     }
 }
 

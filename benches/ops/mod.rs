@@ -4,7 +4,6 @@ mod cases;
 mod inputs;
 mod measure;
 mod plot;
-mod products;
 mod report;
 mod roofline;
 mod table;

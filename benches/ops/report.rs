@@ -69,7 +69,7 @@ pub fn tables(rows: &[Row]) -> Result<String> {
             let mut cells = vec![
                 row.workload.shape_label(),
                 row.dtype.to_string(),
-                row.kind.name().to_owned(),
+                row.kind.name(),
                 with_spread(&row.ours),
                 row.builtin.as_ref().map_or_else(none, with_spread),
                 row.speedup().map_or_else(none, |speedup| format!("{}×", digits(speedup))),

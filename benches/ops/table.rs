@@ -7,7 +7,7 @@ use std::path::Path;
 use anyhow::{Context, Result, bail};
 use mlx_primitives::{Array, Dtype, files, transforms};
 
-use super::cases::{Case, Inputs, Kind, Size, Workload};
+use super::cases::{Case, Inputs, Kind, Size, TYPES, Workload};
 use super::measure::Row;
 
 /// One line for each op, in the order of the workloads, with what [`read_traffic`] found.
@@ -25,9 +25,8 @@ pub fn markdown(
         let of_op = |row: &&Row| row.workload.op == op;
         let decode = |row: &Row| row.kind == Kind::Chain && row.workload.size == Size::Decode;
         let prompt = |row: &Row| row.kind == Kind::Single && row.workload.size != Size::Decode;
-        let mut types: Vec<_> = rows.iter().filter(of_op).map(|row| short(row.dtype)).collect();
-        types.sort_by_key(|name| ["f32", "f16", "bf16"].iter().position(|known| known == name));
-        types.dedup();
+        let has = |dtype| rows.iter().any(|row| of_op(&row) && row.dtype == dtype);
+        let types: Vec<_> = TYPES.into_iter().filter(|&dtype| has(dtype)).map(short).collect();
         let ratio = traffic.get(op).map_or("–".to_owned(), |ratio| format!("{ratio:.2}"));
         writeln!(
             text,
