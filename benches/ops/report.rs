@@ -74,7 +74,10 @@ pub fn tables(rows: &[Row]) -> Result<String> {
                 row.builtin.as_ref().map_or_else(none, with_spread),
                 row.speedup().map_or_else(none, |speedup| format!("{}×", digits(speedup))),
                 digits(row.gbps()),
-                percent(row.limit_fraction()),
+                match 100.0 * row.limit_fraction() {
+                    percent if percent < 0.5 => "<1".to_owned(),
+                    percent => format!("{percent:.0}"),
+                },
                 row.limit().0.to_owned(),
             ];
             cells.extend(row.gflops().map(digits));
@@ -97,13 +100,6 @@ pub fn tables(rows: &[Row]) -> Result<String> {
 
 fn with_spread(timing: &Timing) -> String {
     format!("{} ±{}", digits(micros(timing.median)), digits(micros(timing.spread())))
-}
-
-fn percent(fraction: f64) -> String {
-    match 100.0 * fraction {
-        v if v < 0.5 => "<1".to_owned(),
-        v => format!("{v:.0}"),
-    }
 }
 
 fn micros(seconds: f64) -> f64 {
