@@ -22,9 +22,8 @@ pub struct Row<'a> {
     bytes: usize,
     /// Floating-point operations of products of matrices.
     flops: f64,
-    /// Seconds that the machine needs at least: for the bytes, and for the operations.
-    memory: f64,
-    compute: f64,
+    /// The limit that binds, and the seconds that the machine needs at least.
+    pub limit: (&'static str, f64),
 }
 
 impl Row<'_> {
@@ -39,22 +38,13 @@ impl Row<'_> {
 
     /// GFLOP/s, where they are the limit.
     pub fn gflops(&self) -> Option<f64> {
-        (self.limit().0 == "compute").then(|| self.flops / self.ours.median / 1e9)
-    }
-
-    /// The limit that binds, and its seconds.
-    pub fn limit(&self) -> (&'static str, f64) {
-        later(self.memory, self.compute)
+        (self.limit.0 == "compute").then(|| self.flops / self.ours.median / 1e9)
     }
 
     /// The time that the machine needs at least, over ours.
     pub fn limit_fraction(&self) -> f64 {
-        self.limit().1 / self.ours.median
+        self.limit.1 / self.ours.median
     }
-}
-
-fn later(memory: f64, compute: f64) -> (&'static str, f64) {
-    if compute > memory { ("compute", compute) } else { ("memory", memory) }
 }
 
 pub fn measure<'a>(case: &Case<'a>, device: Device, effort: &Effort) -> Result<Row<'a>> {
@@ -79,6 +69,8 @@ pub fn measure<'a>(case: &Case<'a>, device: Device, effort: &Effort) -> Result<R
     competitors.extend(inputs.builtin.iter().map(|op| competitor(calls, &inputs, op)));
     let timings = interleave(&mut competitors, effort)?;
     let flops = inputs.products.map_or(0.0, |(flops, _)| flops);
+    let memory = timings[1].median * bytes as f64 / moved as f64;
+    let compute = if done > 0.0 { timings[2].median * flops / done } else { 0.0 };
     Ok(Row {
         workload: case.workload,
         dtype: case.dtype,
@@ -88,9 +80,13 @@ pub fn measure<'a>(case: &Case<'a>, device: Device, effort: &Effort) -> Result<R
         builtin: timings.get(limits).copied(),
         bytes,
         flops,
-        memory: timings[1].median * bytes as f64 / moved as f64,
-        compute: if done > 0.0 { timings[2].median * flops / done } else { 0.0 },
+        limit: later(memory, compute),
     })
+}
+
+/// The limit that binds.
+fn later(memory: f64, compute: f64) -> (&'static str, f64) {
+    if compute > memory { ("compute", compute) } else { ("memory", memory) }
 }
 
 /// Calls in a run: fewer in a chain where the built-in takes long.

@@ -30,8 +30,8 @@ fn object(row: &Row) -> Value {
         "ours_quartiles_us": quartiles(&row.ours),
         "ours_samples": row.ours.samples,
         "gbps": row.gbps(),
-        "limit": row.limit().0,
-        "limit_us": micros(row.limit().1),
+        "limit": row.limit.0,
+        "limit_us": micros(row.limit.1),
         "limit_fraction": row.limit_fraction(),
         "builtin_us": row.builtin.map(|builtin| micros(builtin.median)),
         "builtin_quartiles_us": row.builtin.as_ref().map(quartiles),
@@ -78,7 +78,7 @@ pub fn tables(rows: &[Row]) -> Result<String> {
                     percent if percent < 0.5 => "<1".to_owned(),
                     percent => format!("{percent:.0}"),
                 },
-                row.limit().0.to_owned(),
+                row.limit.0.to_owned(),
             ];
             cells.extend(row.gflops().map(digits));
             table.add_row(cells);

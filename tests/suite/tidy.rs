@@ -62,7 +62,7 @@ fn a_primitive_is_one_stem_in_every_part_and_benchmarked() -> Checked {
         let mut functions = text.lines().filter_map(|line| line.strip_prefix("pub fn "));
         let benchmarked = functions.any(|function| {
             let name = function.split(['(', '<']).next().unwrap_or_default();
-            ['(', ','].iter().any(|after| calls.contains(&format!(" ops::{name}{after}")))
+            ['(', ','].iter().any(|after| calls.contains(&format!("ops::{name}{after}")))
         });
         assert!(benchmarked, "no benchmark calls {stem}");
         for path in [
