@@ -1,11 +1,10 @@
-//! What the kernels are held against: memory read and filled, and registers multiplied, by
-//! the kernels' threads and vectors and nothing else.
+//! The machine's roofline, for benchmarks: how fast its memory is copied, read and filled, and its registers
+//! multiplied, by the kernels' threads and vectors and nothing else. The caller takes the time.
 
 use std::hint::black_box;
 use std::ops::Range;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use super::pool::Pool;
 use super::simd::{F32x16, Kernel, LANES, fence, prefetch};
 use super::{Machine, Shared, parallel_copy};
 
@@ -16,25 +15,26 @@ const AHEAD: usize = 4096;
 /// Multiplications that a sum goes through in an item of a job.
 const STEPS: usize = 1024;
 
-/// Copies, past the caches if the buffers are larger than those.
-///
-/// # Safety
-/// `from` is readable and `to` writable for `bytes`, and they do not overlap.
-pub unsafe fn copy(from: *const u8, to: *mut u8, bytes: usize) {
+/// Copies as many bytes as both have, past the caches if there are more than those hold: the most that a
+/// kernel which reads its input once and writes its output once could reach.
+pub fn copy(from: &[u8], to: &mut [u8]) {
     const CACHES: usize = 32 << 20;
+    let bytes = from.len().min(to.len());
+    let (from, start) = (Shared(from.as_ptr().cast_mut()), Shared(to.as_mut_ptr()));
     if bytes < CACHES {
-        // SAFETY: the caller's contract.
-        return unsafe { parallel_copy(from, to, bytes) };
+        // SAFETY: both slices have so many bytes, and a unique borrow overlaps no other.
+        unsafe { parallel_copy(from.get(), start.get(), bytes) };
+    } else {
+        let level = Machine::current().level;
+        for_blocks(bytes, &|part| {
+            // SAFETY: the parts are disjoint and within both slices; the level is this machine's.
+            unsafe {
+                let (from, to) = (from.get().add(part.start), start.get().add(part.start));
+                level.run(Stream { from, to, bytes: part.len() });
+            }
+        });
     }
-    let level = Machine::current().level;
-    let (from, to) = (Shared(from.cast_mut()), Shared(to));
-    for_blocks(bytes, &|part| {
-        // SAFETY: the parts are disjoint and within the caller's buffers; the level is this machine's.
-        unsafe {
-            let (from, to) = (from.get().add(part.start), to.get().add(part.start));
-            level.run(Stream { from, to, bytes: part.len() });
-        }
-    });
+    black_box(to);
 }
 
 struct Stream {
@@ -64,34 +64,22 @@ impl Kernel for Stream {
     }
 }
 
-/// Writes the same byte everywhere.
-///
-/// # Safety
-/// `to` is writable for `bytes`.
-pub unsafe fn fill(to: *mut u8, bytes: usize) {
-    let to = Shared(to);
-    for_blocks(bytes, &|part| {
-        // SAFETY: the parts are disjoint and within the caller's buffer.
-        unsafe { std::ptr::write_bytes(to.get().add(part.start), 1, part.len()) }
+/// Fills all with ones: the most that a kernel which reads next to nothing could reach.
+pub fn fill(to: &mut [u8]) {
+    let start = Shared(to.as_mut_ptr());
+    for_blocks(to.len(), &|part| {
+        // SAFETY: the parts are disjoint and within the slice.
+        unsafe { std::ptr::write_bytes(start.get().add(part.start), 1, part.len()) }
     });
+    black_box(to);
 }
 
-/// Loads all of it, as whole vectors.
-///
-/// # Safety
-/// `from` is readable for `bytes`.
-pub unsafe fn read(from: *const u8, bytes: usize) {
+/// Loads all into registers, as whole vectors: the most that a kernel which writes next to nothing could
+/// reach.
+pub fn read(from: &[u8]) {
     let level = Machine::current().level;
-    let (from, all) = (Shared(from.cast_mut()), AtomicU32::new(0));
-    for_blocks(bytes, &|part| {
-        let mut seen = 0;
-        // SAFETY: the part is within the caller's buffer, and the level is this machine's.
-        unsafe {
-            level.run(Read { from: from.get().add(part.start), bytes: part.len(), seen: &mut seen })
-        };
-        all.fetch_xor(seen, Ordering::Relaxed);
-    });
-    black_box(all);
+    // SAFETY: the level is this machine's, and the kernel reads a slice.
+    for_blocks(from.len(), &|part| unsafe { level.run(Read(&from[part])) });
 }
 
 fn for_blocks(bytes: usize, body: &(dyn Fn(Range<usize>) + Sync)) {
@@ -100,11 +88,7 @@ fn for_blocks(bytes: usize, body: &(dyn Fn(Range<usize>) + Sync)) {
     });
 }
 
-struct Read<'a> {
-    from: *const u8,
-    bytes: usize,
-    seen: &'a mut u32,
-}
+struct Read<'a>(&'a [u8]);
 
 impl Kernel for Read<'_> {
     const BF16: bool = false;
@@ -114,50 +98,43 @@ impl Kernel for Read<'_> {
         const WIDTH: usize = LANES * size_of::<f32>();
         let mut seen = [V::splat(0.0); 4];
         let step = seen.len() * WIDTH;
-        for at in (0..self.bytes / step).map(|i| i * step) {
-            let from = self.from.wrapping_add(at);
+        let mut steps = self.0.chunks_exact(step);
+        for from in &mut steps {
+            let from = from.as_ptr();
             prefetch(from.wrapping_add(AHEAD), step);
             for (i, seen) in seen.iter_mut().enumerate() {
-                // SAFETY: a whole step is left; `load` needs no alignment and takes any bits.
+                // SAFETY: the chunk is a whole step; `load` needs no alignment and takes any bits.
                 *seen = seen.xor_bits(unsafe { V::load(from.add(i * WIDTH).cast()) }.to_bits());
             }
         }
         let [a, b, c, d] = seen;
         let both = a.xor_bits(b.to_bits()).xor_bits(c.xor_bits(d.to_bits()).to_bits());
-        let mut lanes = [0.0f32; LANES];
-        // SAFETY: sixteen lanes.
-        unsafe { both.store(lanes.as_mut_ptr()) };
-        *self.seen = lanes.iter().fold(0, |all, lane| all ^ lane.to_bits());
-        for at in self.bytes / step * step..self.bytes {
-            // SAFETY: within the buffer.
-            *self.seen ^= u32::from(unsafe { *self.from.add(at) });
-        }
+        black_box(both.reduce_add());
+        black_box(steps.remainder().iter().fold(0, |all, &byte| all ^ byte));
     }
 }
 
-/// Multiplies and adds in registers, `rounds` times on every thread; returns how many
-/// floating-point operations that was. `pairs`: of bf16 numbers, with the level's instruction for
-/// their dot products if it has one.
+/// Multiplies and adds in registers, `rounds` times about ten microseconds on every thread, and returns how
+/// many floating-point operations that was: over their time, the most that a product of matrices could
+/// reach. `pairs`: of bf16 numbers, with the level's instruction for their dot products if it has one.
 pub fn multiply(pairs: bool, rounds: usize) -> f64 {
     let machine = Machine::current();
     let pairs = pairs && machine.level.dots_bf16();
-    let all = AtomicU32::new(0);
+    let done = AtomicU32::new(0);
     let items = rounds * machine.pool.threads();
     machine.pool.for_each(items, 10 * STEPS, &|items| {
-        let mut done = 0;
         // SAFETY: the level is this machine's, and the kernel needs nothing else.
-        unsafe { machine.level.run(Multiply { pairs, items: items.len(), done: &mut done }) };
-        all.fetch_add(done, Ordering::Relaxed);
+        unsafe { machine.level.run(Multiply { pairs, items: items.len(), done: &done }) };
     });
     let per_sum = LANES * 2 * if pairs { 2 } else { 1 };
-    all.into_inner() as f64 * (STEPS * per_sum) as f64
+    done.into_inner() as f64 * (STEPS * per_sum) as f64
 }
 
 struct Multiply<'a> {
     pairs: bool,
     items: usize,
     /// Sums, times items.
-    done: &'a mut u32,
+    done: &'a AtomicU32,
 }
 
 impl Kernel for Multiply<'_> {
@@ -171,7 +148,7 @@ impl Kernel for Multiply<'_> {
             (true, false) => spin::<V, 16, false>(self.items),
             (false, _) => spin::<V, 5, false>(self.items),
         };
-        *self.done = (sums * self.items) as u32;
+        self.done.fetch_add((sums * self.items) as u32, Ordering::Relaxed);
     }
 }
 
@@ -187,19 +164,4 @@ fn spin<V: F32x16, const SUMS: usize, const PAIRS: bool>(items: usize) -> usize 
     let total = sums.into_iter().fold(V::splat(0.0), V::add);
     black_box(total.reduce_add());
     SUMS
-}
-
-/// A pool for itself, apart from the kernels'.
-#[derive(Clone, Copy)]
-pub struct Team(&'static Pool);
-
-impl Team {
-    pub fn new(threads: usize) -> Self {
-        Self(Pool::leak(threads))
-    }
-
-    pub fn run(&self, items: usize, nanoseconds: usize, body: &(dyn Fn(Range<usize>) + Sync)) {
-        let tenths = nanoseconds.saturating_mul(10);
-        self.0.for_each(items, tenths.div_ceil(items.max(1)), body);
-    }
 }

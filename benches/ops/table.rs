@@ -7,7 +7,7 @@ use std::path::Path;
 use anyhow::{Context, Result, bail};
 use mlx_primitives::{Array, Dtype, files, transforms};
 
-use super::cases::{Inputs, Kind, Size, Workload};
+use super::cases::{Case, Inputs, Kind, Size, TYPES, Workload};
 use super::measure::Row;
 
 /// One line for each op, in the order of the workloads, with what [`read_traffic`] found.
@@ -22,65 +22,57 @@ pub fn markdown(
     );
     for group in workloads.chunk_by(|a, b| a.op == b.op) {
         let op = group[0].op;
-        let of_op = |row: &&Row| row.workload.op == op;
+        let rows: Vec<&Row> = rows.iter().filter(|row| row.workload.op == op).collect();
         let decode = |row: &Row| row.kind == Kind::Chain && row.workload.size == Size::Decode;
         let prompt = |row: &Row| row.kind == Kind::Single && row.workload.size != Size::Decode;
-        let mut types: Vec<_> = rows.iter().filter(of_op).map(|row| short(row.dtype)).collect();
-        types.sort_by_key(|name| ["f32", "f16", "bf16"].iter().position(|known| known == name));
-        types.dedup();
+        let has = |dtype| rows.iter().any(|row| row.dtype == dtype);
+        let types: Vec<_> = TYPES.into_iter().filter(|&dtype| has(dtype)).map(short).collect();
         let ratio = traffic.get(op).map_or("–".to_owned(), |ratio| format!("{ratio:.2}"));
         writeln!(
             text,
             "| `{op}` | {} | {} | {} | {} | {} | {ratio} |",
             transforms_of(&group[0])?,
             types.join(" "),
-            speedups(rows.iter().filter(of_op).filter(|row| decode(row))),
-            speedups(rows.iter().filter(of_op).filter(|row| prompt(row))),
-            fractions(rows.iter().filter(of_op)),
+            speedups(&rows, decode),
+            speedups(&rows, prompt),
+            fractions(&rows),
         )?;
     }
     Ok(text)
 }
 
-/// The speedups, by type, of the first workload among the rows of the most elements that fit the
+/// The speedups, by type, of the first workload among the wanted rows of the most elements that fit the
 /// caches.
-fn speedups<'a>(rows: impl Iterator<Item = &'a Row<'a>>) -> String {
-    let rows: Vec<_> = rows.filter(|row| row.workload.size != Size::Large).collect();
+fn speedups(rows: &[&Row], wanted: impl Fn(&Row) -> bool) -> String {
+    let rows = rows.iter().filter(|row| wanted(row) && row.workload.size != Size::Large);
     let elements = |row: &Row| row.workload.shape.iter().map(|&n| i64::from(n)).product::<i64>();
-    let most = rows.iter().map(|row| elements(row)).max();
-    let Some(chosen) = rows.iter().find(|row| Some(elements(row)) == most) else {
+    let Some(chosen) = rows.clone().rev().max_by_key(|row| elements(row)) else {
         return "–".to_owned();
     };
-    let same = rows.iter().filter(|row| std::ptr::eq(row.workload, chosen.workload));
-    let numbers: Vec<_> = same
-        .map(|row| match row.speedup() {
-            None => "—".to_owned(),
-            Some(v) if v < 10.0 => format!("{v:.1}"),
-            Some(v) => format!("{v:.0}"),
-        })
-        .collect();
-    format!("{}: {}", chosen.workload.shape_label(), numbers.join(" / "))
+    let same = rows.filter(|row| std::ptr::eq(row.workload, chosen.workload));
+    let number = |v| format!("{v:.*}", usize::from(v < 10.0));
+    let numbers = same.map(|row| row.speedup().map_or("—".to_owned(), number));
+    format!("{}: {}", chosen.workload.shape_label(), numbers.collect::<Vec<_>>().join(" / "))
 }
 
 /// The least fraction of the limit beyond the caches, and the greatest if there are several.
-fn fractions<'a>(rows: impl Iterator<Item = &'a Row<'a>>) -> String {
-    let large = rows.filter(|row| row.workload.size == Size::Large);
-    let (least, most) = large.fold((f64::MAX, 0.0), |(least, most): (f64, f64), row| {
-        let percent = (100.0 * row.limit_fraction()).round();
-        (least.min(percent), most.max(percent))
-    });
-    match most {
-        0.0 => "–".to_owned(),
-        most if most > least => format!("{least:.0}–{most:.0}"),
-        most => format!("{most:.0}"),
+fn fractions(rows: &[&Row]) -> String {
+    let large = rows.iter().filter(|row| row.workload.size == Size::Large);
+    let mut percents: Vec<_> = large.map(|row| (100.0 * row.limit_fraction()).round()).collect();
+    percents.sort_by(f64::total_cmp);
+    match percents[..] {
+        [] => "–".to_owned(),
+        [least, .., most] if most > least => format!("{least:.0}–{most:.0}"),
+        [least, ..] => format!("{least:.0}"),
     }
 }
 
 /// Which transforms the op has, found out by asking for them.
 fn transforms_of(workload: &Workload) -> Result<String> {
-    let Inputs { x, ours, .. } = Inputs::new(workload, Dtype::Float32)?;
-    let call = |inputs: &[Array]| Ok(vec![ours(&inputs[0])?]);
-    let y = ours(&x)?;
+    let case = Case { workload, dtype: Dtype::Float32, kind: Kind::Single };
+    let Inputs { x, others, ours, .. } = case.inputs()?;
+    let call = |inputs: &[Array]| Ok(vec![ours(&inputs[0], &others)?]);
+    let y = ours(&x, &others)?;
     let ones = |like: &Array| Array::ones::<f32>(like.shape())?.astype(like.dtype());
     let batch = x.expand_dims(&[0])?;
     let found = [

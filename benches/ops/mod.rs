@@ -1,26 +1,26 @@
 //! `mlx-primitives ops`: our primitives against MLX's built-ins, in one process.
 
 mod cases;
-mod limits;
+mod inputs;
 mod measure;
 mod plot;
 mod report;
+mod roofline;
 mod table;
 mod timing;
+mod workloads;
 
 use std::fs::OpenOptions;
 use std::path::PathBuf;
 
 use anyhow::{Context, Result, ensure};
-use clap::ValueEnum;
 use clap::builder::PossibleValuesParser;
-use indicatif::{ProgressBar, ProgressStyle};
 use mlx_primitives::device::{self, Device};
 use mlx_primitives::{files, memory};
 
-use cases::Type;
-use measure::Effort;
+use timing::Effort;
 
+use crate::model::{Float, progress};
 use crate::output;
 
 /// Bytes that MLX may keep for reuse: several of the largest array.
@@ -38,14 +38,14 @@ whichever is longer; on a GPU that of MLX's `negative` for as many bytes.";
 #[command(after_help = COLUMNS)]
 pub struct Args {
     /// Compare only these primitives.
-    #[arg(long, value_name = "NAME", num_args = 1.., value_parser = PossibleValuesParser::new(cases::names()))]
+    #[arg(long, value_name = "NAME", num_args = 1.., value_parser = PossibleValuesParser::new(workloads::names()))]
     op: Vec<String>,
     /// Compare only these element types.
     #[arg(long, value_name = "TYPE", num_args = 1.., value_enum)]
-    dtype: Vec<Type>,
+    dtype: Vec<Float>,
     /// The device to compare on; the GPU where there is one.
-    #[arg(long, value_enum)]
-    device: Option<Place>,
+    #[arg(long, value_parser = ["cpu", "gpu"])]
+    device: Option<String>,
     /// A minute or less: fewer samples, wide and large shapes in one type, chains in decode shapes only.
     #[arg(long)]
     quick: bool,
@@ -64,17 +64,11 @@ pub struct Args {
     plot: Option<PathBuf>,
 }
 
-#[derive(Clone, Copy, ValueEnum)]
-enum Place {
-    Cpu,
-    Gpu,
-}
-
 pub fn run(args: &Args) -> Result<()> {
     device::check_version()?;
-    let device = match args.device {
-        Some(Place::Cpu) => Device::Cpu,
-        Some(Place::Gpu) => Device::Gpu,
+    let device = match args.device.as_deref() {
+        Some("gpu") => Device::Gpu,
+        Some(_) => Device::Cpu,
         None => device::default_device()?,
     };
     ensure!(device.is_available()?, "this machine has no GPU that MLX can use: try --device cpu");
@@ -89,31 +83,29 @@ pub fn run(args: &Args) -> Result<()> {
 
     // Both sides write to memory in use before, as under the limit of MLX's GPU allocators.
     memory::set_cache_limit(CACHE_LIMIT)?;
-    let workloads = cases::all();
-    let cases = cases::select(&workloads, &args.op, &args.dtype, args.quick, args.large);
-    let progress = ProgressBar::new(cases.len() as u64)
-        .with_style(ProgressStyle::with_template("{bar:30} {pos}/{len} {msg}")?);
+    let workloads = workloads::all();
+    let types: Vec<_> = args.dtype.iter().map(|&float| float.into()).collect();
+    let cases = cases::select(&workloads, &args.op, &types, args.quick, args.large);
     let effort = match (args.quick, args.large) {
         (true, _) => Effort::QUICK,
         (false, true) => Effort::LARGE,
         (false, false) => Effort::FULL,
     };
-    let rows = device::with_device(device, || {
-        measure::all(&cases, device, &effort, |case| {
-            progress.set_message(case.to_string());
-            progress.inc(1);
-        })
+    let progress = progress(cases.len() as u64)?;
+    let measured = cases.iter().map(|case| {
+        progress.set_message(case.to_string());
+        progress.inc(1);
+        measure::measure(case, device, &effort).with_context(|| case.to_string())
     });
+    let rows = device::with_device(device, || measured.collect::<Result<Vec<_>>>());
     progress.finish_and_clear();
     let rows = rows?;
 
-    if let Some(traffic) = &traffic {
-        output::print(table::markdown(&workloads, &rows, traffic)?)?;
-    } else if args.json {
-        report::json(&rows)?
-    } else {
-        report::tables(&rows)?
-    }
+    output::print(match &traffic {
+        Some(traffic) => table::markdown(&workloads, &rows, traffic)?,
+        None if args.json => report::json(&rows),
+        None => report::tables(&rows)?,
+    })?;
     if let Some(path) = &args.plot {
         let title = format!("Speedup over MLX's built-ins ({})", device.name()?);
         let svg = plot::svg(&rows, &title)?;

@@ -1,4 +1,4 @@
-//! The rows as tables or as JSON, on stdout.
+//! The rows as tables or as JSON.
 
 use std::fmt::Write as _;
 use std::io::IsTerminal;
@@ -11,18 +11,18 @@ use serde_json::{Value, json};
 use super::cases::{Size, Workload};
 use super::measure::Row;
 use super::timing::Timing;
-use crate::output;
 
-pub fn json(rows: &[Row]) -> Result<()> {
+pub fn json(rows: &[Row]) -> String {
     let objects: Vec<_> = rows.iter().map(|row| format!("  {}", object(row))).collect();
-    Ok(output::print(format_args!("[\n{}\n]\n", objects.join(",\n")))?)
+    format!("[\n{}\n]\n", objects.join(",\n"))
 }
 
 fn object(row: &Row) -> Value {
-    let quartiles = |t: &Timing| json!([micros(t.lower_quartile), micros(t.upper_quartile)]);
+    let Workload { op, shape, variant, .. } = row.workload;
+    let quartiles = |t: &Timing| [micros(t.lower_quartile), micros(t.upper_quartile)];
     let mut object = json!({
-        "op": row.workload.op,
-        "shape": row.workload.shape,
+        "op": op,
+        "shape": shape,
         "dtype": row.dtype.name(),
         "device": match row.device { Device::Cpu => "cpu", Device::Gpu => "gpu" },
         "kind": row.kind.name(),
@@ -30,25 +30,18 @@ fn object(row: &Row) -> Value {
         "ours_quartiles_us": quartiles(&row.ours),
         "ours_samples": row.ours.samples,
         "gbps": row.gbps(),
-        "limit": row.limits.nearest().0.name(),
-        "limit_us": micros(row.limits.nearest().1),
+        "limit": row.limit.0,
+        "limit_us": micros(row.limit.1),
         "limit_fraction": row.limit_fraction(),
+        "builtin_us": row.builtin.map(|builtin| micros(builtin.median)),
+        "builtin_quartiles_us": row.builtin.as_ref().map(quartiles),
+        "builtin_samples": row.builtin.map(|builtin| builtin.samples),
+        "speedup": row.speedup(),
+        "why": why(row),
+        "variant": (!variant.is_empty()).then_some(variant),
+        "gflops": row.gflops(),
     });
-    if let Some(builtin) = &row.builtin {
-        object["builtin_us"] = json!(micros(builtin.median));
-        object["builtin_quartiles_us"] = quartiles(builtin);
-        object["builtin_samples"] = json!(builtin.samples);
-        object["speedup"] = json!(row.speedup());
-    }
-    if let Some(why) = why(row) {
-        object["why"] = json!(why);
-    }
-    if !row.workload.variant.is_empty() {
-        object["variant"] = json!(row.workload.variant);
-    }
-    if let Some(gflops) = row.gflops() {
-        object["gflops"] = json!(gflops);
-    }
+    object.as_object_mut().into_iter().for_each(|all| all.retain(|_, value| !value.is_null()));
     object
 }
 
@@ -60,41 +53,32 @@ fn why(row: &Row) -> Option<&'static str> {
 }
 
 /// A table for each op; `±` is half the interquartile range.
-pub fn tables(rows: &[Row]) -> Result<()> {
-    let preset = if std::io::stdout().is_terminal() {
-        presets::UTF8_FULL_CONDENSED
-    } else {
-        presets::NOTHING
+pub fn tables(rows: &[Row]) -> Result<String> {
+    let preset = match std::io::stdout().is_terminal() {
+        true => presets::UTF8_FULL_CONDENSED,
+        false => presets::NOTHING,
     };
     let mut text = String::new();
     let none = || "—".to_owned();
     for rows in rows.chunk_by(|a, b| a.workload.op == b.workload.op) {
         let mut table = Table::new();
-        let mut header = vec![
-            "shape",
-            "dtype",
-            "call",
-            "ours µs",
-            "built-in µs",
-            "speedup",
-            "GB/s",
-            "% of limit",
-            "limit",
-        ];
+        let header = "shape,dtype,call,ours µs,built-in µs,speedup,GB/s,% of limit,limit,GFLOP/s";
         let flops = rows.iter().any(|row| row.gflops().is_some());
-        header.extend(flops.then_some("GFLOP/s"));
-        table.load_preset(preset).set_header(header);
+        table.load_preset(preset).set_header(header.split(',').take(9 + usize::from(flops)));
         for row in rows {
             let mut cells = vec![
                 row.workload.shape_label(),
                 row.dtype.to_string(),
-                row.kind.name().to_owned(),
+                row.kind.name(),
                 with_spread(&row.ours),
                 row.builtin.as_ref().map_or_else(none, with_spread),
                 row.speedup().map_or_else(none, |speedup| format!("{}×", digits(speedup))),
                 digits(row.gbps()),
-                percent(row.limit_fraction()),
-                row.limits.nearest().0.name().to_owned(),
+                match 100.0 * row.limit_fraction() {
+                    percent if percent < 0.5 => "<1".to_owned(),
+                    percent => format!("{percent:.0}"),
+                },
+                row.limit.0.to_owned(),
             ];
             cells.extend(row.gflops().map(digits));
             table.add_row(cells);
@@ -111,18 +95,11 @@ pub fn tables(rows: &[Row]) -> Result<()> {
         }
         text.push('\n');
     }
-    Ok(output::println(text.trim_end_matches('\n'))?)
+    Ok(format!("{}\n", text.trim_end_matches('\n')))
 }
 
 fn with_spread(timing: &Timing) -> String {
     format!("{} ±{}", digits(micros(timing.median)), digits(micros(timing.spread())))
-}
-
-fn percent(fraction: f64) -> String {
-    match 100.0 * fraction {
-        v if v < 0.5 => "<1".to_owned(),
-        v => format!("{v:.0}"),
-    }
 }
 
 fn micros(seconds: f64) -> f64 {
