@@ -23,6 +23,7 @@ mod cross_entropy;
 mod dispatches;
 mod endings;
 mod errors;
+mod every;
 mod failures;
 #[cfg(unix)]
 mod file_faults;
