@@ -30,7 +30,6 @@ mod file_faults;
 mod fused_llama;
 mod generation;
 mod gguf;
-mod gradients;
 mod graph;
 mod harness;
 mod hosted;
@@ -66,7 +65,6 @@ mod threads;
 mod tidy;
 mod tokenizer;
 mod tools;
-mod vmap;
 
 fn main() -> std::process::ExitCode {
     endings::role().unwrap_or_else(harness::main)

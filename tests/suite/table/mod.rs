@@ -4,9 +4,11 @@
 //!
 //! Special cases stand beside each op, in `<op>.rs`.
 
+mod attention;
 mod elements;
 mod norms;
 mod products;
+mod quantized;
 mod reductions;
 mod rotations;
 mod softmaxes;
@@ -131,7 +133,7 @@ fn exact(_: &Compared<'_>) -> Bound {
 
 /// Where the element `index` of an array of shape `all` lies in one that is broadcast to it, whose
 /// dimensions are as many.
-fn broadcast(all: &[usize], own: &[usize], mut index: usize) -> usize {
+pub fn broadcast(all: &[usize], own: &[usize], mut index: usize) -> usize {
     let (mut at, mut step) = (0, 1);
     for (&all, &dim) in all.iter().zip(own).rev() {
         at += if dim == 1 { 0 } else { index % all * step };
