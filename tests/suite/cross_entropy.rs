@@ -1,13 +1,12 @@
-//! `cross_entropy` beside its row of `table`: kinds of targets, ignored rows, large logits, refusals,
-//! traffic.
+//! `cross_entropy` beside its row of `table`: kinds of targets, ignored rows, large logits, traffic.
 
 use mlx_primitives::ops::{CrossEntropyOptions, cross_entropy};
 use mlx_primitives::transforms::{grad, vjp};
-use mlx_primitives::{Array, Dtype, Result};
+use mlx_primitives::{Array, Dtype};
 
 use crate::support::compare::{assert_close, assert_same, numbers};
 use crate::support::input::{FLOATS, data, random, random32};
-use crate::support::{self, Checked, each_device, message};
+use crate::support::{self, Checked, each_device};
 
 const PLAIN: CrossEntropyOptions = CrossEntropyOptions { label_smoothing: 0.0, ignore_index: None };
 
@@ -86,29 +85,6 @@ fn large_logits_keep_their_gaps() -> Checked {
         assert_close(&numbers(&grad(loss, &[0], &[&x])?[0])?, &want, 2e-6, "gradient");
         Ok(())
     })
-}
-
-#[test]
-fn bad_input_is_refused() -> Checked {
-    let (x, targets) = (random32(&[2, 8], 13)?, Array::from_slice(&[1i32, 2], &[2])?);
-    let says = |result: Result<Array>, part: &str| {
-        let text = message(result);
-        assert!(text.starts_with("[cross_entropy] expected ") && text.contains(part), "{text}");
-    };
-    says(cross_entropy(&Array::scalar(1.0f32)?, &targets, PLAIN), "scalar");
-    says(cross_entropy(&Array::zeros::<f32>(&[2, 0])?, &targets, PLAIN), "(2,0)");
-    says(cross_entropy(&x.astype(Dtype::Int32)?, &targets, PLAIN), "int32");
-    says(cross_entropy(&x, &targets.astype(Dtype::Float32)?, PLAIN), "integer");
-    says(cross_entropy(&x, &targets.astype(Dtype::Bool)?, PLAIN), "integer");
-    says(cross_entropy(&x, &targets.reshape(&[2, 1])?, PLAIN), "shape (2)");
-    says(cross_entropy(&x, &targets.slice(&[&(..1)])?, PLAIN), "shape (2)");
-    for label_smoothing in [-0.1, 1.0, f32::NAN] {
-        says(
-            cross_entropy(&x, &targets, CrossEntropyOptions { label_smoothing, ..PLAIN }),
-            "[0, 1)",
-        );
-    }
-    Ok(())
 }
 
 #[cfg(target_os = "linux")]

@@ -49,6 +49,7 @@ mod quantized_matmul;
 mod random;
 mod random_weights;
 mod reduce;
+mod refusals;
 mod residual_norm;
 mod rms_norm;
 mod rope;
@@ -65,6 +66,8 @@ mod threads;
 mod tidy;
 mod tokenizer;
 mod tools;
+#[cfg(target_os = "linux")]
+mod traffic;
 
 fn main() -> std::process::ExitCode {
     endings::role().unwrap_or_else(harness::main)

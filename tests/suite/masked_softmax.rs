@@ -1,4 +1,4 @@
-//! `masked_softmax` beside its rows of `table`: rows that see nothing, long gradients, refusals, traffic.
+//! `masked_softmax` beside its rows of `table`: rows that see nothing, long gradients, traffic.
 
 use mlx_primitives::ops::{SoftmaxOptions, masked_softmax};
 use mlx_primitives::transforms::vjp;
@@ -6,7 +6,7 @@ use mlx_primitives::{Array, Dtype};
 
 use crate::support::compare::{numbers, ulp};
 use crate::support::input::{FLOATS, data, random, random32};
-use crate::support::{self, Checked, each_device, message, reference};
+use crate::support::{self, Checked, each_device, reference};
 
 const PLAIN: SoftmaxOptions =
     SoftmaxOptions { scale: 1.0, mask: None, causal: false, window: None };
@@ -79,35 +79,6 @@ fn gradients_in_every_type_and_size() -> Checked {
         }
         Ok(())
     })
-}
-
-#[test]
-fn bad_input_is_refused() -> Checked {
-    let x = random32(&[2, 3, 8], 36)?;
-    let says = |x: &Array, options: SoftmaxOptions, part: &str| {
-        let text = message(masked_softmax(x, options));
-        assert!(text.starts_with("[masked_softmax] expected ") && text.contains(part), "{text}");
-    };
-    says(&Array::scalar(1.0f32)?, PLAIN, "scalar");
-    says(&Array::zeros::<f32>(&[2, 0])?, PLAIN, "(2,0)");
-    for dtype in [Dtype::Int32, Dtype::Bool, Dtype::Complex64, Dtype::Float64] {
-        says(&x.astype(dtype)?, PLAIN, dtype.name());
-    }
-    for shape in [&[2][..], &[2, 8], &[3, 3, 8], &[1, 2, 3, 8], &[3, 7], &[0]] {
-        let mask = Array::zeros::<f32>(shape)?;
-        says(&x, SoftmaxOptions { mask: Some(&mask), ..PLAIN }, "broadcasts to (2,3,8)");
-    }
-    let wide = Array::zeros::<f32>(&[8])?;
-    let half = x.astype(Dtype::Float16)?;
-    says(&half, SoftmaxOptions { mask: Some(&wide), ..PLAIN }, "float16");
-    for window in [0, -1, i32::MIN] {
-        says(&x, SoftmaxOptions { window: Some(window), ..PLAIN }, &window.to_string());
-    }
-    // Integers promote, and are added.
-    let ones = Array::ones::<i32>(&[8])?;
-    let y = masked_softmax(&half, SoftmaxOptions { mask: Some(&ones), ..PLAIN })?;
-    assert_eq!(y.dtype(), Dtype::Float16);
-    Ok(())
 }
 
 #[cfg(target_os = "linux")]

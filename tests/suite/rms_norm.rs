@@ -1,10 +1,10 @@
-//! `rms_norm` beside its row of `table`: epsilons, traffic.
+//! `rms_norm` beside its row of `table`: epsilons.
 
 use mlx_primitives::{Dtype, ops};
 
 use crate::support::compare::{numbers, ulps};
 use crate::support::input::random32;
-use crate::support::{self, Checked, EPS, each_device, reference};
+use crate::support::{Checked, each_device, reference};
 
 #[test]
 fn epsilon_counts() -> Checked {
@@ -18,18 +18,4 @@ fn epsilon_counts() -> Checked {
         }
         Ok(())
     })
-}
-
-#[cfg(target_os = "linux")]
-#[test]
-#[ignore = "run by simulated::what_moves"]
-fn moves_each_byte_once() -> Checked {
-    let (rows, axis) = (8, 1024);
-    let (x, w) = (random32(&[rows, axis], 1)?, random32(&[axis], 2)?);
-    mlx_primitives::eval([&x, &w])?;
-    let moved = support::moved(|| ops::rms_norm(&x, Some(&w), EPS))?;
-    // The weight is asked for by every row; caches answer all but the first.
-    let (row, all) = (4 * axis as u64, 4 * (rows * axis) as u64);
-    assert_eq!(moved[0].arrays, [[all, 0, all], [all, 0, row], [0, all, 0]]);
-    support::report_traffic("rms_norm", &moved, x.nbytes() * 2 + w.nbytes() * rows as usize)
 }

@@ -1,11 +1,11 @@
-//! `softmax` beside its row of `table`: scales, underflow, traffic.
+//! `softmax` beside its row of `table`: scales and underflow.
 
 use mlx_primitives::device::Device;
 use mlx_primitives::{Dtype, ops};
 
 use crate::support::compare::{assert_close, numbers, ulps};
 use crate::support::input::{data, random32};
-use crate::support::{self, Checked, each_device, reference};
+use crate::support::{Checked, each_device, reference};
 
 #[test]
 fn rows_sum_to_one_whatever_their_scale() -> Checked {
@@ -46,16 +46,4 @@ fn exponentials_may_underflow_only_where_f32_does() -> Checked {
         assert_eq!(y[4..], [0.0, 0.0]);
         Ok(())
     })
-}
-
-#[cfg(target_os = "linux")]
-#[test]
-#[ignore = "run by simulated::what_moves"]
-fn moves_each_byte_once() -> Checked {
-    let x = random32(&[8, 1024], 1)?;
-    x.eval()?;
-    let moved = support::moved(|| ops::softmax(&x))?;
-    let bytes = x.nbytes() as u64;
-    assert_eq!(moved[0].arrays, [[bytes, 0, bytes], [0, bytes, 0]]);
-    support::report_traffic("softmax", &moved, x.nbytes() * 2)
 }
