@@ -1,8 +1,8 @@
-//! Derivatives, vmap, refusals, and what the kernels move.
+//! Packed weights: vmap over them, what does not fit, and what the kernels move.
 
 use mlx_primitives::ops::{self, QuantizedMode, QuantizedOptions, QuantizedWeight};
-use mlx_primitives::transforms::{jvp, vjp, vmap};
-use mlx_primitives::{Array, Dtype, Result, stack};
+use mlx_primitives::transforms::vmap;
+use mlx_primitives::{Array, Dtype, stack};
 
 use super::*;
 
@@ -10,94 +10,12 @@ const ROWS: i32 = 3;
 const N: i32 = 5;
 const K: i32 = 64;
 
-/// x, the norm's weight, the bias, the residual.
-fn everything(p: &[Array], w: &QuantizedWeight) -> Result<Vec<Array>> {
-    let options =
-        QuantizedOptions { norm: Some((&p[1], EPS)), bias: Some(&p[2]), residual: Some(&p[3]) };
-    Ok(vec![ops::quantized_linear(&p[0], w, &options)?])
-}
-
-fn everything_in_f64(p: &[Vec<f64>], w: &[f64]) -> Vec<f64> {
-    let normed = reference::rms_norm(&p[0], Some(&p[1]), K as usize, f64::from(EPS));
-    let (y, _) = product(&normed, w, K as usize);
-    y.iter().enumerate().map(|(i, y)| y + p[2][i % N as usize] + p[3][i]).collect()
-}
-
-/// Sums of 64 products of numbers up to 9, in f32.
-const TOLERANCE: f64 = 5e-5;
-
 #[test]
-fn derivatives_by_finite_differences() -> Checked {
-    each_device(|_| {
-        for format in [FORMATS[3], FORMATS[7]] {
-            let w = weight(format, N, K, Dtype::Float32, 26)?;
-            let dense = decoded(&w, Dtype::Float32)?;
-            let shapes: [&[i32]; 4] = [&[ROWS, K], &[K], &[N], &[ROWS, N]];
-            let make = |seed: u64| -> Result<Vec<Array>> {
-                shapes.iter().zip(seed..).map(|(shape, seed)| random32(shape, seed)).collect()
-            };
-            let (primals, tangents) = (make(30)?, make(40)?);
-            let g = random32(&[ROWS, N], 50)?;
-            let p: Vec<Vec<f64>> = primals.iter().map(numbers).collect::<Result<_>>()?;
-            let t: Vec<Vec<f64>> = tangents.iter().map(numbers).collect::<Result<_>>()?;
-            let of_g = numbers(&g)?;
-            let f = |p: &[Array]| everything(p, &w);
-
-            let (y, gradients) = vjp(f, &refs(&primals), &[&g])?;
-            assert_same(&y[0], &everything(&primals, &w)?[0], "value")?;
-            for argument in 0..4 {
-                let want = reference::gradient(&p[argument], 1e-5, |at| {
-                    let mut p = p.clone();
-                    p[argument] = at.to_vec();
-                    reference::dot(&of_g, &everything_in_f64(&p, &dense))
-                });
-                assert_close(&numbers(&gradients[argument])?, &want, TOLERANCE, "vjp");
-            }
-            let (_, forward) = jvp(f, &refs(&primals), &refs(&tangents))?;
-            let moved = |h: f64| {
-                let step = |(p, t): (&Vec<f64>, &Vec<f64>)| {
-                    p.iter().zip(t).map(|(p, t)| p + h * t).collect()
-                };
-                everything_in_f64(&p.iter().zip(&t).map(step).collect::<Vec<_>>(), &dense)
-            };
-            let want: Vec<f64> =
-                moved(1e-5).iter().zip(moved(-1e-5)).map(|(a, b)| (a - b) / 2e-5).collect();
-            assert_close(&numbers(&forward[0])?, &want, TOLERANCE, "jvp");
-            // <g, J t> = <Jᵀ g, t>
-            let pulled: f64 = (0..4)
-                .map(|i| Ok(reference::dot(&numbers(&gradients[i])?, &t[i])))
-                .sum::<Result<f64>>()?;
-            let pushed = reference::dot(&of_g, &numbers(&forward[0])?);
-            assert!((pulled - pushed).abs() <= 1e-3 * (1.0 + pushed.abs()), "{pulled} {pushed}");
-        }
-        Ok(())
-    })
-}
-
-#[test]
-fn vmap_over_each_input() -> Checked {
+fn vmap_over_weights() -> Checked {
     each_device(|_| {
         let w = weight(FORMATS[3], N, K, Dtype::Float32, 60)?;
-        let f = |p: &[Array]| {
-            let options = QuantizedOptions { residual: p.get(1), ..Default::default() };
-            Ok(vec![ops::quantized_linear(&p[0], &w, &options)?])
-        };
         let x = random32(&[2, ROWS, K], 61)?;
-        for axis in [0, 1] {
-            let y = &vmap(f, &[&x], &[Some(axis)], &[axis])?[0];
-            assert_same(y, &linear(&x, &w)?, "x")?;
-        }
-        let residual = random32(&[2, ROWS, N], 62)?;
         let entry = |x: &Array, i: i32| x.slice(&[&(i..i + 1)])?.squeeze(&[0]);
-        let both = &vmap(f, &[&x, &residual], &[Some(0), Some(0)], &[0])?[0];
-        let alone = &vmap(f, &[&entry(&x, 0)?, &residual], &[None, Some(0)], &[0])?[0];
-        for i in 0..2 {
-            let want = &f(&[entry(&x, i)?, entry(&residual, i)?])?[0];
-            assert_same(&entry(both, i)?, want, "x and residual")?;
-            let want = &f(&[entry(&x, 0)?, entry(&residual, i)?])?[0];
-            assert_same(&entry(alone, i)?, want, "residual")?;
-        }
-
         let weights = [weight(FORMATS[3], N, K, Dtype::Float32, 63)?, w.clone()];
         let stacked = |part: fn(&QuantizedWeight) -> Array| {
             let parts = weights.each_ref().map(part);
