@@ -4,6 +4,7 @@
 //!
 //! Special cases stand beside each op, in `<op>.rs`.
 
+mod appending;
 mod attention;
 mod elements;
 mod norms;
