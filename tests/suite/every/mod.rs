@@ -185,7 +185,7 @@ fn types_are_promoted() -> Checked {
 fn other_types_are_refused() -> Checked {
     for op in &OPS {
         let wide = [Dtype::Complex64, Dtype::Float64];
-        let whole = [Dtype::Int32, Dtype::Bool];
+        let whole = [Dtype::Int32, Dtype::Bool, Dtype::Uint8];
         for dtype in wide.iter().chain(whole.iter().filter(|_| !op.integers)) {
             let inputs: Result<Vec<Array>> =
                 op.inputs(2, 1)?.iter().map(|x| x.astype(*dtype)).collect();
