@@ -144,6 +144,9 @@ fn reductions_and_elements() -> Checked {
     refused("max", ops::max(&ones(&[])?, Axes::Last, false), "scalar");
     refused("sum_of_squares", ops::sum_of_squares(&ones(&[])?, Axes::Last, false), "scalar");
     refused("norm", ops::norm(&ones(&[])?, Axes::Last, false), "scalar");
+    for (shape, axes) in [(&[3, 0][..], Axes::Last), (&[0, 3], Axes::All), (&[0], Axes::All)] {
+        refused("max", ops::max(&ones(shape)?, axes, false), "at least one element");
+    }
     // What is summed would have to be copied first, to four terabytes.
     let large = ones(&[1, 1])?.broadcast_to(&[1 << 20, 1 << 20])?;
     for op in [ops::sum, ops::mean, ops::max, ops::sum_of_squares, ops::norm] {
