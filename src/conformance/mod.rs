@@ -258,7 +258,8 @@ impl Conformance {
     }
 
     /// Holds the values to another implementation too, such as MLX's own op, which may round where
-    /// the op does and the reference does not. Empty arrays are not compared with it.
+    /// the op does and the reference does not. Of empty inputs, which it may refuse, the shapes and
+    /// types of its outputs count alone.
     pub fn peer(
         self,
         peer: impl Fn(&[Array]) -> Result<Vec<Array>> + 'static,

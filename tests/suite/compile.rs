@@ -5,12 +5,12 @@ use std::os::unix::fs::PermissionsExt;
 use std::process::Command;
 use std::rc::Rc;
 
-use mlx_primitives::transforms::{Compiled, compile, grad, jvp, vmap};
+use mlx_primitives::transforms::{Compiled, compile};
 use mlx_primitives::{Array, Dtype, Result, ops};
 
-use crate::support::compare::{assert_close, assert_same, numbers};
+use crate::support::compare::assert_same;
 use crate::support::input::{FLOATS, LAYOUTS, random, random32};
-use crate::support::{Checked, EPS, OPS, refs};
+use crate::support::{Checked, OPS, refs};
 
 const SHAPES: [&[i32]; 6] =
     [&[2, 3, 8], &[2, 3, 8], &[1, 1, 8], &[5, 2, 8], &[1, 1, 8], &[2, 3, 8]];
@@ -67,108 +67,20 @@ fn where_the_compiler_fails_nothing_is_fused() -> Checked {
 }
 
 #[test]
-fn layouts_other_than_the_traced_one() -> Checked {
-    for (name, op, _) in OPS {
-        for f in each_mode(move |p| Ok(vec![op(&p[0])?]))? {
-            for layout in LAYOUTS {
-                for shape in SHAPES {
-                    for evaluated in [false, true] {
-                        let x = layout.make(shape, Dtype::Float32, 2)?;
-                        if evaluated {
-                            x.eval()?;
-                        }
-                        let what = format!("{name} {layout:?} {shape:?} evaluated {evaluated}");
-                        assert_same(&f.call(&[&x])?[0], &op(&x)?, &what)?;
-                    }
-                }
-            }
-        }
-    }
-    Ok(())
-}
-
-#[test]
-fn all_inputs_of_one_primitive() -> Checked {
-    let norm = |p: &[Array]| Ok(vec![ops::rms_norm(&p[0], Some(&p[1]), EPS)?]);
+fn all_inputs_of_rope() -> Checked {
     let rope = |p: &[Array]| Ok(vec![ops::rope(&p[0], 8, true, None, 1.0, &p[1], Some(&p[2]))?]);
     for shapeless in [false, true] {
-        let (norm_compiled, rope_compiled) = (compile(norm, shapeless)?, compile(rope, shapeless)?);
+        let compiled = compile(rope, shapeless)?;
         for batch in [2, 3, 2] {
             for layout in LAYOUTS {
                 let x = layout.make(&[batch, 4, 8], Dtype::Float32, 3)?;
-                let weight = random32(&[16], 4)?.slice(&[&(.., 2)])?;
-                let inputs = [&x, &weight];
-                let want = norm(&[x.clone(), weight.clone()])?;
-                assert_same(&norm_compiled.call(&inputs)?[0], &want[0], "rms_norm")?;
                 let all = Array::arange::<i32>(0.0, 10.0, 1.0)?;
                 let offset = all.slice(&[&(0..2 * batch, 2)])?;
                 let freqs = random32(&[4], 5)?.slice(&[&(.., -1)])?.abs()?.add(0.5)?;
                 let inputs = [&x, &offset, &freqs];
                 let want = rope(&[x.clone(), offset.clone(), freqs.clone()])?;
-                assert_same(&rope_compiled.call(&inputs)?[0], &want[0], "rope")?;
+                assert_same(&compiled.call(&inputs)?[0], &want[0], "rope")?;
             }
-        }
-    }
-    Ok(())
-}
-
-#[test]
-fn gradients_inside() -> Checked {
-    for (name, op, _) in OPS {
-        let loss = move |p: &[Array]| op(&p[0])?.square()?.sum(.., false);
-        for f in each_mode(move |p| grad(loss, &[0], &refs(p)))? {
-            for shape in SHAPES {
-                let x = random32(shape, 6)?;
-                let want = grad(loss, &[0], &[&x])?;
-                // Fused code may keep a product unrounded: a few half ulps of terms up to 10.
-                let what = format!("{name} {shape:?}");
-                let got = numbers(&f.call(&[&x])?[0])?;
-                assert_close(&got, &numbers(&want[0])?, 1e-5, &what);
-            }
-        }
-    }
-    Ok(())
-}
-
-#[test]
-fn forward_derivatives_and_weights_inside() -> Checked {
-    let both = |p: &[Array]| {
-        let norm = |p: &[Array]| Ok(vec![ops::rms_norm(&p[0], Some(&p[1]), EPS)?]);
-        Ok(jvp(norm, &[&p[0], &p[1]], &[&p[2], &p[3]])?.1)
-    };
-    for f in each_mode(both)? {
-        for shape in SHAPES {
-            let (x, t) = (random32(shape, 7)?, random32(shape, 8)?);
-            let (w, tw) = (random32(&[8], 9)?, random32(&[8], 10)?);
-            let want = both(&[x.clone(), w.clone(), t.clone(), tw.clone()])?;
-            let got = f.call(&[&x, &w, &t, &tw])?;
-            assert_close(&numbers(&got[0])?, &numbers(&want[0])?, 1e-5, &format!("{shape:?}"));
-        }
-    }
-    Ok(())
-}
-
-#[test]
-fn gradient_of_a_compiled_function() -> Checked {
-    let x = random32(&[2, 3, 8], 11)?;
-    for (name, op, _) in OPS {
-        let compiled = compile(move |p| Ok(vec![op(&p[0])?]), false)?;
-        let through = |p: &[Array]| compiled.call(&refs(p))?[0].square()?.sum(.., false);
-        let plain = |p: &[Array]| op(&p[0])?.square()?.sum(.., false);
-        let (got, want) = (grad(through, &[0], &[&x])?, grad(plain, &[0], &[&x])?);
-        assert_close(&numbers(&got[0])?, &numbers(&want[0])?, 1e-5, name);
-    }
-    Ok(())
-}
-
-#[test]
-fn vmap_inside() -> Checked {
-    for (name, op, _) in OPS {
-        let f = move |p: &[Array]| vmap(|p| Ok(vec![op(&p[0])?]), &refs(p), &[Some(1)], &[1]);
-        let compiled = compile(f, false)?;
-        for shape in [[2, 3, 4, 8], [1, 2, 3, 8]] {
-            let x = random32(&shape, 12)?;
-            assert_same(&compiled.call(&[&x])?[0], &f(std::slice::from_ref(&x))?[0], name)?;
         }
     }
     Ok(())

@@ -1,83 +1,15 @@
-//! What the primitives and the transforms refuse, and how they say so.
+//! What the transforms refuse, and how they say so.
 
 use std::cell::RefCell;
 use std::rc::Rc;
 
-use mlx_primitives::ops::{rms_norm, rope, softmax};
+use mlx_primitives::ops::{rope, softmax};
 use mlx_primitives::transforms::{Compiled, compile, grad, jvp, value_and_grad, vjp, vmap};
 use mlx_primitives::{Array, Dtype, Error, Result};
 
+use crate::refusals::refused;
 use crate::support::input::{random, random32};
-use crate::support::{Checked, EPS, message};
-
-/// The message starts with the op's name and says what was expected and what it got.
-#[track_caller]
-fn refused<T>(op: &str, result: Result<T>, mentions: &str) {
-    let text = message(result);
-    assert!(text.starts_with(&format!("[{op}] expected ")), "{text}");
-    assert!(text.contains("got ") && text.contains(mentions), "{text} lacks {mentions}");
-}
-
-const OTHERS: [Dtype; 5] =
-    [Dtype::Int32, Dtype::Bool, Dtype::Uint8, Dtype::Complex64, Dtype::Float64];
-
-#[test]
-fn rms_norm_refuses() -> Checked {
-    let x = random32(&[2, 8], 1)?;
-    for shape in [&[][..], &[1], &[7], &[9], &[8, 1], &[1, 8]] {
-        let weight = Array::ones::<f32>(shape)?;
-        refused("rms_norm", rms_norm(&x, Some(&weight), EPS), "weight of shape (8)");
-    }
-    refused("rms_norm", rms_norm(&Array::scalar(1.0f32)?, None, EPS), "scalar");
-    refused("rms_norm", rms_norm(&Array::zeros::<f32>(&[3, 0])?, None, EPS), "(3,0)");
-    for dtype in OTHERS {
-        refused("rms_norm", rms_norm(&x.astype(dtype)?, None, EPS), dtype.name());
-    }
-    let weight = Array::ones::<f32>(&[8])?.astype(Dtype::Complex64)?;
-    refused("rms_norm", rms_norm(&x, Some(&weight), EPS), "complex64");
-    Ok(())
-}
-
-#[test]
-fn softmax_refuses() -> Checked {
-    refused("softmax", softmax(&Array::scalar(1.0f32)?), "scalar");
-    refused("softmax", softmax(&Array::zeros::<f32>(&[2, 0])?), "(2,0)");
-    for dtype in [Dtype::Complex64, Dtype::Float64] {
-        refused("softmax", softmax(&random32(&[2, 8], 2)?.astype(dtype)?), dtype.name());
-    }
-    Ok(())
-}
-
-#[test]
-fn rope_refuses() -> Checked {
-    let x = random32(&[2, 3, 8], 3)?;
-    let plain = |x: &Array, dims: i32| rope(x, dims, false, Some(1e4), 1.0, 0, None);
-    for shape in [&[][..], &[8], &[3, 8]] {
-        refused("rope", plain(&Array::ones::<f32>(shape)?, 8), "rank 3");
-    }
-    for dims in [0, -2, 7, 9, 10, i32::MAX, i32::MIN, 1] {
-        refused("rope", plain(&x, dims), &dims.to_string());
-    }
-    refused("rope", plain(&Array::zeros::<f32>(&[2, 3, 0])?, 2), "2");
-    for dtype in OTHERS {
-        refused("rope", plain(&x.astype(dtype)?, 8), dtype.name());
-    }
-    let with_offset = |offset: &Array| rope(&x, 8, false, Some(1e4), 1.0, offset, None);
-    for shape in [&[3][..], &[0], &[2, 1], &[1, 1]] {
-        refused("rope", with_offset(&Array::zeros::<i32>(shape)?), "offset");
-    }
-    for dtype in [Dtype::Float32, Dtype::Bool, Dtype::Complex64] {
-        refused("rope", with_offset(&Array::scalar(1i32)?.astype(dtype)?), dtype.name());
-    }
-    let freqs = Array::ones::<f32>(&[4])?;
-    refused("rope", rope(&x, 8, false, None, 1.0, 0, None), "neither");
-    refused("rope", rope(&x, 8, false, Some(1e4), 1.0, 0, Some(&freqs)), "both");
-    for shape in [&[][..], &[3], &[8], &[1, 4]] {
-        let freqs = Array::ones::<f32>(shape)?;
-        refused("rope", rope(&x, 8, false, None, 1.0, 0, Some(&freqs)), "freqs of shape (4)");
-    }
-    Ok(())
-}
+use crate::support::{Checked, message};
 
 #[test]
 fn rope_has_derivatives_in_x_alone() -> Checked {

@@ -4,9 +4,9 @@
 use mlx_primitives::ops::{self, Axes};
 use mlx_primitives::{Array, Dtype, Result, builtin, graph};
 
-use crate::support::compare::{assert_same, numbers};
+use crate::support::compare::numbers;
 use crate::support::input::{FLOATS, data, random, random32};
-use crate::support::{self, Checked, each_device, message};
+use crate::support::{self, Checked, each_device};
 
 type Op = fn(&Array, Axes, bool) -> Result<Array>;
 
@@ -64,40 +64,6 @@ fn extremes_are_those_of_mlx() -> Checked {
         assert_eq!(numbers(&ops::norm(&x, Axes::All, false)?)?, [f64::INFINITY]);
         let x = data(&[300.0; 100], &[100], Dtype::Float16)?;
         assert_eq!(numbers(&ops::norm(&x, Axes::All, false)?)?, [3000.0]);
-        Ok(())
-    })
-}
-
-#[test]
-fn nothing_to_reduce() -> Checked {
-    each_device(|_| {
-        for dtype in FLOATS {
-            for (shape, axes) in [
-                (&[0][..], Axes::Last),
-                (&[3, 0], Axes::Last),
-                (&[0, 3], Axes::Last),
-                (&[2, 0, 3], Axes::Last),
-                (&[0], Axes::All),
-                (&[3, 0], Axes::All),
-            ] {
-                let x = Array::zeros::<f32>(shape)?.astype(dtype)?;
-                for (name, op) in OPS {
-                    let what = format!("{name} {dtype} {shape:?} {axes:?}");
-                    let empty = axes == Axes::All || shape[shape.len() - 1] == 0;
-                    if name == "max" && empty {
-                        let text = message(op(&x, axes, false));
-                        assert!(text.starts_with("[max] expected at least one element"), "{text}");
-                        continue;
-                    }
-                    let y = op(&x, axes, true)?;
-                    let theirs = builtin::composition(&y)?.swap_remove(0);
-                    assert_same(&y, &theirs, &what)?;
-                    let numbers = numbers(&y)?;
-                    let expected = |v: &f64| if name == "mean" { v.is_nan() } else { *v == 0.0 };
-                    assert!(numbers.iter().all(expected), "{what}: {numbers:?}");
-                }
-            }
-        }
         Ok(())
     })
 }

@@ -10,7 +10,7 @@ use crate::support::{Checked, EPS, message};
 
 /// That `op` says what it expected and what it got, with `part` in it.
 #[track_caller]
-fn refused<T>(op: &str, result: Result<T>, part: &str) {
+pub fn refused<T>(op: &str, result: Result<T>, part: &str) {
     let said = message(result);
     let expected = said.starts_with(&format!("[{op}] expected ")) && said.contains("got ");
     assert!(expected && said.contains(part), "{said} lacks {part}");
@@ -31,6 +31,7 @@ fn norms() -> Checked {
     let scalar = ones(&[])?;
     for shape in [&[][..], &[1], &[7], &[9], &[8, 1], &[1, 8]] {
         let v = ones(shape)?;
+        refused("rms_norm", ops::rms_norm(&x, Some(&v), EPS), "weight of shape (8)");
         refused("layer_norm", ops::layer_norm(&x, Some(&v), None, EPS), "weight of shape (8)");
         refused("layer_norm", ops::layer_norm(&x, None, Some(&v), EPS), "bias of shape (8)");
         let op = "layer_norm_residual";
@@ -41,7 +42,10 @@ fn norms() -> Checked {
         let y = ops::rms_norm_residual(&x, &r, Some(&v), EPS);
         refused("rms_norm_residual", y, "weight of shape (8)");
     }
+    let complex = ones(&[8])?.astype(Dtype::Complex64)?;
+    refused("rms_norm", ops::rms_norm(&x, Some(&complex), EPS), "complex64");
     for (x, part) in [(&scalar, "scalar"), (&empty, "(3,0)")] {
+        refused("rms_norm", ops::rms_norm(x, None, EPS), part);
         refused("layer_norm", ops::layer_norm(x, None, None, EPS), part);
         refused("layer_norm_residual", ops::layer_norm_residual(x, x, None, None, EPS), part);
         refused("rms_norm_residual", ops::rms_norm_residual(x, x, None, EPS), part);
@@ -56,11 +60,40 @@ fn norms() -> Checked {
 }
 
 #[test]
+fn rotations() -> Checked {
+    let x = of(&[2, 3, 8])?;
+    let plain = |x: &Array, dims: i32| ops::rope(x, dims, false, Some(1e4), 1.0, 0, None);
+    for shape in [&[][..], &[8], &[3, 8]] {
+        refused("rope", plain(&ones(shape)?, 8), "rank 3");
+    }
+    for dims in [0, -2, 7, 9, 10, i32::MAX, i32::MIN, 1] {
+        refused("rope", plain(&x, dims), &dims.to_string());
+    }
+    refused("rope", plain(&ones(&[2, 3, 0])?, 2), "2");
+    let with_offset = |offset: &Array| ops::rope(&x, 8, false, Some(1e4), 1.0, offset, None);
+    for shape in [&[3][..], &[0], &[2, 1], &[1, 1]] {
+        refused("rope", with_offset(&Array::zeros::<i32>(shape)?), "offset");
+    }
+    for dtype in [Dtype::Float32, Dtype::Bool, Dtype::Complex64] {
+        refused("rope", with_offset(&Array::scalar(1i32)?.astype(dtype)?), dtype.name());
+    }
+    let freqs = ones(&[4])?;
+    refused("rope", ops::rope(&x, 8, false, None, 1.0, 0, None), "neither");
+    refused("rope", ops::rope(&x, 8, false, Some(1e4), 1.0, 0, Some(&freqs)), "both");
+    for shape in [&[][..], &[3], &[8], &[1, 4]] {
+        let freqs = ones(shape)?;
+        refused("rope", ops::rope(&x, 8, false, None, 1.0, 0, Some(&freqs)), "freqs of shape (4)");
+    }
+    Ok(())
+}
+
+#[test]
 fn softmaxes() -> Checked {
     let (x, scalar, empty) = (of(&[2, 3, 8])?, ones(&[])?, ones(&[2, 0])?);
     const PLAIN: SoftmaxOptions =
         SoftmaxOptions { scale: 1.0, mask: None, causal: false, window: None };
     for (x, part) in [(&scalar, "scalar"), (&empty, "(2,0)")] {
+        refused("softmax", ops::softmax(x), part);
         refused("logsumexp", ops::logsumexp(x, false), "");
         refused("log_softmax", ops::log_softmax(x), "");
         refused("masked_softmax", ops::masked_softmax(x, PLAIN), part);
@@ -111,6 +144,9 @@ fn reductions_and_elements() -> Checked {
     refused("max", ops::max(&ones(&[])?, Axes::Last, false), "scalar");
     refused("sum_of_squares", ops::sum_of_squares(&ones(&[])?, Axes::Last, false), "scalar");
     refused("norm", ops::norm(&ones(&[])?, Axes::Last, false), "scalar");
+    for (shape, axes) in [(&[3, 0][..], Axes::Last), (&[0, 3], Axes::All), (&[0], Axes::All)] {
+        refused("max", ops::max(&ones(shape)?, axes, false), "at least one element");
+    }
     // What is summed would have to be copied first, to four terabytes.
     let large = ones(&[1, 1])?.broadcast_to(&[1 << 20, 1 << 20])?;
     for op in [ops::sum, ops::mean, ops::max, ops::sum_of_squares, ops::norm] {

@@ -1,4 +1,4 @@
-//! Plain references in f64, and derivatives of any of them by central differences.
+//! Plain references in f64.
 
 /// `x / sqrt(mean(x²) + eps) * weight` of each row.
 pub fn rms_norm(x: &[f64], weight: Option<&[f64]>, axis: usize, eps: f64) -> Vec<f64> {
@@ -67,22 +67,6 @@ impl Rope<'_> {
         }
         (out, reach)
     }
-}
-
-/// The gradient of a scalar function at `x`. Errors are about `h² + 1e-16 / h`.
-pub fn gradient(x: &[f64], h: f64, f: impl Fn(&[f64]) -> f64) -> Vec<f64> {
-    let mut at = x.to_vec();
-    (0..x.len())
-        .map(|i| {
-            let mut value = |step: f64| {
-                at[i] = x[i] + step;
-                let value = f(&at);
-                at[i] = x[i];
-                value
-            };
-            (value(h) - value(-h)) / (2.0 * h)
-        })
-        .collect()
 }
 
 pub fn dot(a: &[f64], b: &[f64]) -> f64 {

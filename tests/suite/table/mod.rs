@@ -4,6 +4,7 @@
 //!
 //! Special cases stand beside each op, in `<op>.rs`.
 
+mod appending;
 mod attention;
 mod elements;
 mod norms;
@@ -22,7 +23,7 @@ use crate::support::compare::ulp;
 use crate::support::{Checked, simulated};
 
 /// The CPU and the GPU, or what the environment simulates.
-fn backends() -> anyhow::Result<Vec<Backend>> {
+pub fn backends() -> anyhow::Result<Vec<Backend>> {
     if !simulated() {
         let simulated = |backend: &Backend| matches!(backend, Backend::SimulatedMetal(_));
         return Ok(Backend::available().into_iter().filter(|b| !simulated(b)).collect());

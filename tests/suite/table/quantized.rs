@@ -1,6 +1,6 @@
 //! Rows of products with packed weights, which belong to a row, and of low-rank updates of any weights.
 
-use mlx_primitives::conformance::{Bound, Check, Conformance, Tensor};
+use mlx_primitives::conformance::{Backend, Bound, Check, Conformance, Tensor};
 use mlx_primitives::ops::{self, LinearWeight, QuantizedOptions, QuantizedWeight};
 use mlx_primitives::{Array, Dtype};
 
@@ -198,4 +198,33 @@ fn lora_linear() -> Checked {
         hold(lora(None, [6, 12], dtype).shapes(&[&[2, 3, 12], &[4, 12], &[6, 4], &[6, 12]]))?;
     }
     Ok(())
+}
+
+/// Codes of two bits in fixed words: a product and a sum, each rounded to the type, as MLX's on the CPU.
+#[test]
+fn dequantize() -> Checked {
+    const WORDS: [u32; 4] = [0x1234_5678, 0x9abc_def0, 7, 1 << 31];
+    fn products(x: &[Tensor]) -> impl Iterator<Item = (f64, f64)> {
+        let code = |i: usize| WORDS[i / 16] >> (i % 16 * 2) & 3;
+        (0..64).map(move |i| (f64::from(code(i)) * x[0].values[i / 32], x[1].values[i / 32]))
+    }
+    let op = |x: &[Array]| {
+        let packed = Array::from_slice(&WORDS, &[2, 2])?;
+        Ok(vec![ops::dequantize(&packed, &x[0], &x[1], 32, 2)?])
+    };
+    let row = Conformance::new("dequantize", op, |x| {
+        vec![Tensor::new([2, 32], products(x).map(|(a, b)| a + b).collect::<Vec<_>>())]
+    })
+    .shapes(&[&[2, 1], &[2, 1]])
+    .bounds(|_| Bound::ulps(0.51))
+    .errors(|compared| {
+        let half = if compared.peer { 0.0 } else { ulp(1.0, compared.dtype) / 2.0 };
+        let errors = products(compared.inputs).map(|(a, _)| half * a.abs());
+        vec![Tensor::new([2, 32], errors.collect::<Vec<_>>())]
+    })
+    .peer(composed(op), |compared| {
+        if compared.backend == Backend::Gpu { Bound::ulps(1.0) } else { Bound::default() }
+    })
+    .extremes_as_peer();
+    hold(row.vmap_bounds(|_| Bound::default()).derivative_bounds(derivatives_of_ops(1e-4, 40.0)))
 }

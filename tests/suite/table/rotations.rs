@@ -18,7 +18,7 @@ struct Rotation {
 }
 
 /// MLX has other sines and cosines with Apple's libraries and on the GPU.
-fn follows_mlx(compared: &Compared<'_>) -> bool {
+pub(super) fn follows_mlx(compared: &Compared<'_>) -> bool {
     compared.backend == Backend::Cpu && cfg!(all(target_os = "linux", target_arch = "x86_64"))
 }
 

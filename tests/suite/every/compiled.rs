@@ -1,0 +1,97 @@
+//! Every op inside `compile`, for any shape and layout, plain and under the other transforms.
+
+use mlx_primitives::transforms::{compile, grad, jvp, vmap};
+use mlx_primitives::{Array, Result};
+
+use super::{OPS, Op, loss};
+use crate::support::compare::{assert_close, assert_same, numbers};
+use crate::support::input::{LAYOUTS, random32};
+use crate::support::{Checked, each_device, refs};
+
+type Function = Box<dyn Fn(&[Array]) -> Result<Vec<Array>>>;
+
+/// What may be compiled of an op: its values, gradients, derivatives along the inputs, and its values
+/// for a batch; and whether they are the same in every bit.
+fn functions(op: &'static Op) -> [(Function, bool); 4] {
+    let run = op.run;
+    let batch = move |p: &[Array]| {
+        let inputs: Result<Vec<Array>> = p.iter().map(|x| x.expand_dims(&[0])).collect();
+        vmap(run, &refs(&inputs?), &vec![Some(0); p.len()], &[])
+    };
+    [
+        (Box::new(run), true),
+        (Box::new(move |p| grad(loss(run), &op.numbers(), &refs(p))), false),
+        (Box::new(move |p| Ok(jvp(run, &refs(p), &refs(p))?.1)), false),
+        (Box::new(batch), true),
+    ]
+}
+
+/// Fused code may keep a product unrounded: a few half ulps of terms up to 10.
+#[test]
+fn for_any_shape_and_layout() -> Checked {
+    each_device(|_| {
+        for (op, kind) in OPS.iter().flat_map(|op| (0..4).map(move |kind| (op, kind))) {
+            // MLX runs g++ on each kind of derivative: of three ops, which have all that others have.
+            if (kind == 1 || kind == 2) && !["rms_norm", "softmax", "rope"].contains(&op.name) {
+                continue;
+            }
+            // Inputs and outputs of other ops, which MLX may fuse.
+            let moved = move |x: &[Array]| {
+                let moved: Result<Vec<Array>> = x.iter().map(|x| x.add(1.0)).collect();
+                let outputs = functions(op)[kind].0(&moved?)?;
+                outputs.iter().map(|y| y.multiply(2.0)).collect()
+            };
+            // MLX has no derivative of the number of elements, by which means of any shape divide, and
+            // vmap knows its shapes.
+            let fixed = kind == 3 || kind == 2 && op.name != "rms_norm";
+            let modes = if fixed { &[false][..] } else { &[false, true] };
+            for &shapeless in modes {
+                let compiled = compile(moved, shapeless)?;
+                // MLX reads beside its memory where a function of any shape sums over an axis of
+                // one that was longer when it was traced.
+                let last = if kind == 0 || kind == 3 { 1 } else { 3 };
+                for (rows, seed) in [(2, 9), (5, 19), (last, 29)] {
+                    for &layout in &LAYOUTS[..if kind == 0 { LAYOUTS.len() } else { 2 }] {
+                        let make = |(x, seed): (Array, u64)| match x.ndim() {
+                            0 | 1 => random32(x.shape(), seed),
+                            _ => layout.make(x.shape(), x.dtype(), seed),
+                        };
+                        let inputs = op.inputs(rows, 0)?.into_iter().zip(seed..).map(make);
+                        let inputs = inputs.collect::<Result<Vec<_>>>()?;
+                        if seed == 19 {
+                            inputs.iter().try_for_each(Array::eval)?;
+                        }
+                        let outputs = compiled.call(&refs(&inputs))?;
+                        let what = format!("{} {kind}, {rows} rows, {layout:?}", op.name);
+                        for (got, want) in outputs.iter().zip(moved(&inputs)?) {
+                            if functions(op)[kind].1 {
+                                assert_same(got, &want, &what)?;
+                            } else {
+                                assert_close(&numbers(got)?, &numbers(&want)?, 1e-4, &what);
+                            }
+                        }
+                    }
+                }
+            }
+        }
+        Ok(())
+    })
+}
+
+#[test]
+fn gradients_of_compiled_functions() -> Checked {
+    for op in &OPS {
+        let inputs = op.inputs(3, 39)?;
+        let compiled = compile(op.run, false)?;
+        let through = |p: &[Array]| {
+            let all = compiled.call(&refs(p))?.into_iter().map(|y| y.square()?.sum(.., false));
+            all.reduce(|a, b| a?.add(b?)).unwrap_or_else(|| Array::scalar(0.0f32))
+        };
+        let got = grad(through, &op.numbers(), &refs(&inputs))?;
+        let want = grad(loss(op.run), &op.numbers(), &refs(&inputs))?;
+        for (got, want) in got.iter().zip(&want) {
+            assert_close(&numbers(got)?, &numbers(want)?, 1e-4, op.name);
+        }
+    }
+    Ok(())
+}
