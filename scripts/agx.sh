@@ -1,8 +1,39 @@
 #!/usr/bin/env bash
+# Counts what the kernels of metal/ cost as machine code of Apple's G13 (M1), beside MLX's as Apple's own
+# front end compiled them: registers, threads, spills, cycles. docs/metal-without-a-mac.md says how.
+#
+#   scripts/agx.sh --table [WORD...]   prints the table, or the cases and kernels with a word in their name
+#   scripts/agx.sh --check             fails if a kernel is worse than in tests/agx/table.json
+#   scripts/agx.sh --update            writes tests/agx/table.json and docs/metal-table.md
 set -euo pipefail
 # shellcheck source=tests/cross_link/tools.sh
 source "$(dirname "${BASH_SOURCE[0]}")/../tests/cross_link/tools.sh"
 # shellcheck source=tests/agx/tools.sh
 source "$root/tests/agx/tools.sh"
-bring_clang
+
+mode=${1:-}
+case $mode in
+  --table) ;;
+  --check | --update) [ $# = 1 ] || die "$mode takes no words: it is about all kernels" ;;
+  *) die "the options are --table [WORD...], --check and --update" ;;
+esac
+[ "$(uname -m)" = x86_64 ] ||
+  die "not run: this is made on Linux on x86-64, for which Debian's clang $clang_version is brought"
+
 bring_agxstat
+bring_clang
+if [ "$mode" != --check ]; then
+  mlx_version=$(tr -d '[:space:]' <"$root/cmake/mlx_version.txt")
+  wheel=$cross/mlx-$mlx_version-macos14.0
+  bring_python "$wheel" --only-binary=:all: --platform macosx_14_0_arm64 "mlx-metal==$mlx_version"
+  export AGX_METALLIB=$wheel/mlx/lib/mlx.metallib
+fi
+say "building the rewriter of tests/metal_sim"
+(cd "$root" && CARGO_TARGET_DIR=$cross/target logged agx-cargo \
+  cargo build --locked -p metal-sim --features gpu --bin metal-sim-gpu) ||
+  die "tests/metal_sim does not build: .mlx/cross/logs/agx-cargo.log"
+say "compiling kernels"
+export AGX_REWRITER=$cross/target/debug/metal-sim-gpu AGX_STAT=$agxstat AGX_CLANG=$clang_root AGX_CACHE=$cross/agx-cache
+export PYTHONDONTWRITEBYTECODE=1
+cd "$root"
+exec python3 tests/agx/table.py "$@"

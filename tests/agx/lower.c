@@ -7,12 +7,20 @@
 #include "compiler/spirv/nir_spirv.h"
 #include "nir_builder.h"
 
+static void
+say(void *data, enum nir_spirv_debug_level level, size_t offset, const char *message)
+{
+   if (level == NIR_SPIRV_DEBUG_LEVEL_ERROR)
+      fprintf(stderr, "%s\n", message);
+}
+
 static const struct spirv_to_nir_options spirv_options = {
    .environment = NIR_SPIRV_OPENCL,
    .shared_addr_format = nir_address_format_62bit_generic,
    .global_addr_format = nir_address_format_62bit_generic,
    .temp_addr_format = nir_address_format_62bit_generic,
    .constant_addr_format = nir_address_format_64bit_global,
+   .debug.func = say,
 };
 
 static void
