@@ -86,8 +86,8 @@ find_kernels(uint32_t *module, size_t count, const char **names)
 static void
 print_counts(const char *name, const struct counts *c)
 {
-   printf("\"%s\":{\"instructions\":%u,\"fscib\":%u,\"ic\":%u,\"spills\":%u,\"fills\":%u}", name,
-          c->instructions, c->fscib, c->ic, c->spills, c->fills);
+   printf("\"%s\":{\"instructions\":%u,\"floats\":%u,\"fscib\":%u,\"ic\":%u,\"spills\":%u,\"fills\":%u}", name,
+          c->instructions, c->floats, c->fscib, c->ic, c->spills, c->fills);
 }
 
 static void

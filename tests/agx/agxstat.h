@@ -7,6 +7,7 @@
 /* One block of counts. The cycles are those that a SIMD group of 32 threads keeps a unit busy. */
 struct counts {
    unsigned instructions;
+   unsigned floats; /* instructions that compute floats */
    unsigned fscib; /* floats, logic, dispatch */
    unsigned ic;    /* integers and complex functions */
    unsigned spills, fills; /* accesses to the stack */
@@ -15,7 +16,7 @@ struct counts {
 struct loop {
    unsigned first, last; /* blocks */
    int parent;           /* the loop around it, or -1 */
-   struct counts hot;    /* without inner loops and the longer arms of branches */
+   struct counts hot;    /* without inner loops and cold arms of branches */
 };
 
 struct statistics {

@@ -36,9 +36,7 @@ class Metallib:
         return self.file.read(size)
 
 
-LAYOUT = (
-    "e-i64:64-v16:16-v24:32-v32:32-v48:64-v96:128-v192:256-v256:256-v512:512-v1024:1024-n8:16:32:64-G1"
-)
+LAYOUT = "e-i64:64-v16:16-v24:32-v32:32-v48:64-v96:128-v192:256-v256:256-v512:512-v1024:1024-n8:16:32:64-G1"
 # What a thread is told: OpenCL's function, and whether it takes a dimension, and its type.
 BUILT_IN = {
     "threadgroup_position_in_grid": ("_Z12get_group_idj", True, "i64"),
@@ -73,7 +71,9 @@ def lane(operation):
 
 def reduce(operation, of):
     """Over a SIMD group; bfloat by way of float."""
-    kind, letters = {"f32": ("float", "f"), "f16": ("half", "Dh"), "bf16": ("float", "f")}.get(of, ("i32", "j"))
+    kind, letters = {"f32": ("float", "f"), "f16": ("half", "Dh"), "bf16": ("float", "f")}.get(
+        of, ("i32", "j")
+    )
     function = f"_Z20sub_group_reduce_{operation}{letters}"
     if of != "bf16":
         return by_call(kind, function, [kind])
@@ -83,6 +83,14 @@ def reduce(operation, of):
     return lines, [(kind, function, [kind])]
 
 
+def by_float(lines, calls, parameters):
+    """A function of halves, computed as one of floats."""
+    for n, kind in enumerate(parameters):
+        if kind == "half":
+            lines = f"%wide{n} = fpext half %{n} to float\n " + re.sub(rf"%{n}\b", f"%wide{n}", lines)
+    return lines.replace("%r =", "%wide =") + "\n %r = fptrunc float %wide to half", calls
+
+
 def scaled(function, factor, before):
     """exp and log by the hardware's powers of two."""
     call = "call spir_func float @" + function
@@ -90,9 +98,7 @@ def scaled(function, factor, before):
         return f"%m = fmul contract float %0, {factor}\n %r = {call}(float %m)", [
             ("float", function, ["float"])
         ]
-    return f"%m = {call}(float %0)\n %r = fmul contract float %m, {factor}", [
-        ("float", function, ["float"])
-    ]
+    return f"%m = {call}(float %0)\n %r = fmul contract float %m, {factor}", [("float", function, ["float"])]
 
 
 def compare(predicate):
@@ -143,9 +149,9 @@ def definition(name, kind, parameters):
         "simd_shuffle_down": lane("add"),
         "simd_shuffle_up": lane("sub"),
     }
-    base = re.fullmatch(r"air\.(?:fast_)?(\w+)\.f32", name)
+    base = re.fullmatch(r"air\.(?:fast_)?(\w+)\.(f32|f16)", name)
     if base and base[1] in simple:
-        return simple[base[1]]
+        return simple[base[1]] if base[2] == "f32" else by_float(*simple[base[1]], parameters)
     reduction = re.fullmatch(r"air\.simd_(sum|max|min)\.(f32|f16|bf16|[us]\.i32)", name)
     if reduction:
         return reduce({"sum": "add"}.get(reduction[1], reduction[1]), reduction[2])
@@ -202,7 +208,9 @@ class Module:
     def pointers(self):
         """The names of the arguments that the entry point takes."""
         found = [a for a in self.arguments() if re.search(r'"air\.(indirect_)?buffer"', a)]
-        names = [re.search(r'"air\.arg_name", !"(\w*)"', a)[1] for a in found if "i32 3, !\"air.arg_type" not in a]
+        names = [
+            re.search(r'"air\.arg_name", !"(\w*)"', a)[1] for a in found if 'i32 3, !"air.arg_type' not in a
+        ]
         return names
 
     def body(self):
@@ -213,11 +221,17 @@ class Module:
                 continue
             line = re.sub(r", ![\w.]+ ![\w]+", "", line)
             line = re.sub(r' "air-[\w-]+"', "", line)
-            line = re.sub(r' #\d+(?= |$)', "", line).replace(' section "air.static_init"', "")
+            line = re.sub(r" #\d+(?= |$)", "", line).replace(' section "air.static_init"', "")
             line = re.sub(r', section "air[\w.]*"', "", line)
             declared = re.match(r"declare (.*?) @([\w.]+)\((.*)\)", line)
             if declared and declared[2].startswith("air."):
-                out.append(self.define(declared[2], declared[1].split()[-1] if ">" not in declared[1] else "<2 x float>", declared[3]))
+                out.append(
+                    self.define(
+                        declared[2],
+                        declared[1].split()[-1] if ">" not in declared[1] else "<2 x float>",
+                        declared[3],
+                    )
+                )
                 continue
             if line.startswith("define") and re.search(rf'@"?{re.escape(self.kernel)}"?\(', line):
                 types = self.types(line)
@@ -237,7 +251,9 @@ class Module:
         """Variables: threadgroup memory has no value, function constants get theirs."""
         if line.startswith("@") and "addrspace(3)" in line:
             return line.replace(" zeroinitializer", " undef")
-        found = re.match(r"(@\S+) = .*addrspace\(2\) (?:externally_initialized )?(global|constant) (\S+) (.*)", line)
+        found = re.match(
+            r"(@\S+) = .*addrspace\(2\) (?:externally_initialized )?(global|constant) (\S+) (.*)", line
+        )
         if not found or found[3].startswith("["):
             return line
         index = re.search(r"MTL_FC_INIT_(\d+)_", found[1])
@@ -300,7 +316,27 @@ class Module:
             passed.append(f"{kind} {name}")
         entry = [f"define spir_kernel void @{self.kernel}__c{mask:x}({', '.join(parameters)}) {{"]
         entry += lines + [f" call void @msl_kernel({', '.join(passed)})", " ret void", "}"]
-        declared = [f"declare {'spir_func ' * (not f.startswith('llvm.'))}{kind} @{f}({', '.join(p)})" + " convergent" * ("group" in f and "get" not in f) + " memory(none)" * ("get_" in f) for kind, f, p in self.declared.values()]
+        declared = [
+            f"declare {'spir_func ' * (not f.startswith('llvm.'))}{kind} @{f}({', '.join(p)})"
+            + " convergent" * ("group" in f and "get" not in f)
+            + " memory(none)" * ("get_" in f)
+            for kind, f, p in self.declared.values()
+        ]
         present = "\n".join(body)
-        declared = [d for d in declared if not re.search(rf"^declare [^@]*@{re.escape(re.search(r'@([^(]+)', d)[1])}\(", present, re.M)]
-        return "\n".join([f'target datalayout = "{LAYOUT}"', 'target triple = "spirv64-unknown-unknown"', *body, *declared, *entry]) + "\n"
+        declared = [
+            d
+            for d in declared
+            if not re.search(rf"^declare [^@]*@{re.escape(re.search(r'@([^(]+)', d)[1])}\(", present, re.M)
+        ]
+        return (
+            "\n".join(
+                [
+                    f'target datalayout = "{LAYOUT}"',
+                    'target triple = "spirv64-unknown-unknown"',
+                    *body,
+                    *declared,
+                    *entry,
+                ]
+            )
+            + "\n"
+        )

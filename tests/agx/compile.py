@@ -13,7 +13,8 @@ import bfloat
 
 # Private arrays stay in registers only where all loops over them are unrolled, and that takes
 # everything inlined. Apple's back end does it to AIR, in which little is inlined or unrolled.
-THRESHOLDS = ["-inline-threshold=100000", "-unroll-threshold=10000"]
+# Loops of an unknown number of turns are left alone, so that a turn of them is one of the source.
+THRESHOLDS = ["-inline-threshold=100000", "-unroll-threshold=10000", "-unroll-max-upperbound=0"]
 # Address spaces can be inferred once all is inlined; what an access of no space costs is no measure.
 PASSES = "globalopt,default<O2>,function(infer-address-spaces),default<O2>"
 
@@ -32,9 +33,9 @@ class Tools:
         self.cache = Path(os.environ["AGX_CACHE"])
         self.cache.mkdir(parents=True, exist_ok=True)
         # What results depend on beside the kernels.
-        sources = [Path(module.__file__ or "").read_bytes() for module in (air, bfloat)]
-        parts = [root.name.encode(), Path(__file__).read_bytes(), Path(self.agxstat).read_bytes()]
-        self.identity = hashlib.sha256(b"\0".join(parts + sources)).hexdigest()
+        files = [Path(__file__), Path(bfloat.__file__), Path(self.agxstat)]
+        parts = [root.name.encode(), *(path.read_bytes() for path in files)]
+        self.identity = hashlib.sha256(b"\0".join(parts)).hexdigest()
 
     def run(self, *command):
         command = [str(part) for part in command]

@@ -11,6 +11,7 @@ count(struct counts *c, const agx_instr *I)
 {
    const struct alu_timing *timing = &op_timings[I->op];
    c->instructions++;
+   c->floats += timing->unit == F32 || timing->unit == F16;
    if (timing->unit == IC) {
       c->ic += 2 * timing->tp;
       c->fscib += 1; /* which dispatches it */
@@ -65,10 +66,11 @@ arm_of(agx_block **blocks, const bool *cold, unsigned first, unsigned end)
    return arm;
 }
 
-/* By rule of thumb: of `if` and `else` that both work the one that loops, else the shorter one, is
- * what the kernel was written for; an `if` alone is taken. The other arm is cold. */
+/* By rule of thumb: of `if` and `else` that both work, the shorter one is what the kernel was written
+ * for; an `if` alone is taken. The other arm is cold. Where only one arm loops, it is that one which
+ * matters to who looks at loops, and the other to who looks at what is in none. */
 static void
-find_cold(agx_block **blocks, unsigned nr, bool *cold)
+find_cold(agx_block **blocks, unsigned nr, bool loops_matter, bool *cold)
 {
    for (int i = nr - 1; i >= 0; i--) {
       agx_block *b = blocks[i];
@@ -88,7 +90,7 @@ find_cold(agx_block **blocks, unsigned nr, bool *cold)
       struct arm c = arm_of(blocks, cold, other, merge);
       if (a.work == 0 || c.work == 0)
          continue;
-      bool first = a.loops != c.loops ? a.loops : a.work <= c.work;
+      bool first = a.loops != c.loops ? a.loops == loops_matter : a.work <= c.work;
       const struct arm *left = first ? &c : &a;
       memset(cold + left->first, true, left->end - left->first);
    }
@@ -145,21 +147,23 @@ count_kernel(agx_context *ctx)
    agx_foreach_block(ctx, b)
       b->index = nr++;
    agx_block **blocks = calloc(nr, sizeof(*blocks));
-   bool *cold = calloc(nr, sizeof(*cold));
+   bool *cold[2] = {calloc(nr, sizeof(bool)), calloc(nr, sizeof(bool))};
    agx_foreach_block(ctx, b)
       blocks[b->index] = b;
    find_loops(ctx);
-   find_cold(blocks, nr, cold);
+   find_cold(blocks, nr, false, cold[false]);
+   find_cold(blocks, nr, true, cold[true]);
    agx_foreach_block(ctx, b) {
       struct loop *loop = innermost(b->index);
       agx_foreach_instr_in_block(b, I) {
          count(&statistics.total, I);
-         if (!cold[b->index])
+         if (!cold[loop != NULL][b->index])
             count(loop ? &loop->hot : &statistics.hot, I);
       }
    }
    free(blocks);
-   free(cold);
+   free(cold[false]);
+   free(cold[true]);
    statistics.registers = ctx->max_reg + 1;
    statistics.threads = agx_occupancy_for_register_count(statistics.registers).max_threads;
    statistics.array_bytes = ctx->spill_base_B;

@@ -5,7 +5,6 @@ and the values follow from how a kernel shares its work: they change when the ke
 """
 
 from dataclasses import dataclass, field
-from fractions import Fraction
 
 DTYPES = ("float32", "float16", "bfloat16")
 
@@ -16,8 +15,9 @@ class Side:
 
     kernel: str
     per: float = 1  # units of work in what is counted
-    # "once": all that is in no loop. "loop": a turn of the loop that takes longest, in which each
-    # loop inside goes around `trips` times.
+    # "loop": a turn of the loop that computes most, in which each loop inside goes around `trips`
+    # times. "once": all that is in no loop, and `trips` turns of that loop. "all": everything, both
+    # arms of branches too, where no rule of thumb finds the path that is used.
     count: str = "loop"
     trips: float = 0
     # Known parameters: ours of a struct in metal/, MLX's by the names of its arguments.
@@ -36,17 +36,35 @@ class Case:
 
 def rows(t):
     """Norms and softmax over rows of 4096."""
-    axis = {"axis": 4096}
-    affine = {**axis, "weighted": 1, "biased": 1}
-    element = lambda kernel, struct, values=axis: Side(kernel, 4, "once", struct=struct, values=values)
-    known = {"axis_size": 4096, "w_stride": 1, "b_stride": 1}
-    theirs = lambda kernel, per: Side(kernel, per, "once", values=known, constants={20: 1})
-    add = Side(f"vvn_Add{t}", 2 if t == "float32" else 4, "once", values={"size": 1 << 20})
+    affine = {"weighted": 1, "biased": 1}
+    element = lambda kernel, struct, values={}: Side(kernel, 4, "once", struct=struct, values=values)
+    theirs = lambda kernel, per: Side(f"{kernel}{t}", per, "once", constants={20: 1})
+    add = Side(f"vvn_Add{t}", 2 if t == "float32" else 4, "once")
     return [
-        Case("rms_norm row", "element", element(f"mlxp_rms_norm_row_weighted_{t}", "RmsNormParams"), (theirs(f"rms{t}", 4),)),
-        Case("layer_norm row", "element", element(f"mlxp_layer_norm_row_{t}", "LayerNormParams", affine), (theirs(f"layer_norm{t}", 8),)),
-        Case("residual_norm row", "element", element(f"mlxp_residual_norm_row_rms_{t}", "ResidualNormParams", affine), (add, theirs(f"rms{t}", 4))),
-        Case("softmax row", "element", element(f"mlxp_softmax_row_{t}", "SoftmaxParams"), (theirs(f"block_softmax_{t}", 4),)),
+        Case(
+            "rms_norm row",
+            "element",
+            element(f"mlxp_rms_norm_row_weighted_{t}", "RmsNormParams"),
+            (theirs("rms", 4),),
+        ),
+        Case(
+            "layer_norm row",
+            "element",
+            element(f"mlxp_layer_norm_row_{t}", "LayerNormParams", affine),
+            (theirs("layer_norm", 8),),
+        ),
+        Case(
+            "residual_norm row",
+            "element",
+            element(f"mlxp_residual_norm_row_rms_{t}", "ResidualNormParams", affine),
+            (add, theirs("rms", 4)),
+        ),
+        Case(
+            "softmax row",
+            "element",
+            element(f"mlxp_softmax_row_{t}", "SoftmaxParams"),
+            (theirs("block_softmax_", 4),),
+        ),
         Case("logsumexp row", "element", element(f"mlxp_logsumexp_row_subtracted_{t}", "LogSumExpParams")),
     ]
 
@@ -54,44 +72,46 @@ def rows(t):
 def quantized(t):
     """Weights in groups of 64, one to eight rows of x; then a step of 32 of a tile."""
     mlx = {"float32": "float", "float16": "float16_t", "bfloat16": "bfloat16_t"}[t]
-    vectors = {"in_vec_size": 4096, "out_vec_size": 4096, "K": 4096, "N": 4096}
+    plain = dict(parts=1, group_shift=6, swiglu=0, normed=0, biased=0, added=0)
     cases = []
     for bits, each, fast in ((3, 16, 16), (4, 16, 16), (6, 16, 8), (8, 8, 8)):
         name = f"quantized {bits} bits"
         of = f"{mlx}_gs_64_b_{bits}"
         for count in (1, 2, 4, 8) if bits == 4 else (1, 8):
             form = "row" if count == 1 else "band"
-            values = dict(rows=count, axis=4096, columns=4096, parts=1, group_shift=6, swiglu=0, normed=0, biased=0, added=0)
-            ours = Side(f"mlxp_quantized_matmul_{form}_b{bits}_{t}", 4 * each * count, struct="QuantizedMatmulParams", values=values)
+            ours = Side(
+                f"mlxp_quantized_matmul_{form}_b{bits}_{t}",
+                4 * each * count,
+                struct="QuantizedMatmulParams",
+                values=plain,
+            )
             if count == 1:
-                theirs = Side(f"affine_qmv_fast_{of}_batch_0_pr_0_hgs_0_r_4", 4 * fast, values=vectors)
+                theirs = Side(f"affine_qmv_fast_{of}_batch_0_pr_0_hgs_0_r_4", 4 * fast)
             else:
                 together = min(count, 4)
-                theirs = Side(f"affine_qmv_wide_{of}_nv_{together}_kl_8_batch_0", 64 * together, values={**vectors, "M": count})
+                theirs = Side(f"affine_qmv_wide_{of}_nv_{together}_kl_8_batch_0", 64 * together)
             unit = "weight" if count == 1 else "weight, row"
             cases.append(Case(f"{name}, {count} row{'s' * (count > 1)}", unit, ours, (theirs,)))
-        values = dict(rows=512, axis=4096, columns=4096, parts=1, group_shift=6, swiglu=0, normed=0, biased=0, added=0)
-        ours = Side(f"mlxp_quantized_matmul_tile_b{bits}_{t}", struct="QuantizedMatmulParams", values=values)
-        theirs = Side(f"affine_qmm_t_{of}_alN_true_batch_0", values={**vectors, "M": 512})
+        ours = Side(f"mlxp_quantized_matmul_tile_b{bits}_{t}", struct="QuantizedMatmulParams", values=plain)
+        theirs = Side(f"affine_qmm_t_{of}_alN_true_batch_0")
         cases.append(Case(f"{name}, tile", "depth of 32", ours, (theirs,)))
     return cases
 
 
 def linear(t):
     """Plain weights: vectors, then 32 x 32 outputs of a SIMD group by a depth of 16."""
-    shape = dict(n=4096, k=4096, w_batched=0, biased=0, residual=0, activation=0)
-    side = lambda kernel, per, m: Side(f"mlxp_linear_{kernel}_{t}", per, struct="LinearParams", values={**shape, "m": m})
-    vectors = {"in_vec_size": 4096, "out_vec_size": 4096}
-    gemv = Side(f"gemv_{t}_bm8_bn1_sm1_sn32_tm4_tn4_nc0_axpby0", 16, values=vectors)
+    plain = dict(w_batched=0, biased=0, residual=0, activation=0)
+    side = lambda kernel, per, trips=0: Side(
+        f"mlxp_linear_{kernel}_{t}", per, trips=trips, struct="LinearParams", values=plain
+    )
+    gemv = Side(f"gemv_{t}_bm8_bn1_sm1_sn32_tm4_tn4_nc0_axpby0", 16)
     aligned = {10: 0, 100: 0, 110: 0, 200: 1, 201: 1, 202: 1}
     gemm = Side(f"steel_gemm_fused_nt_{t}_{t}_bm64_bn64_bk16_wm2_wn2", constants=aligned)
-    cases = [Case("linear, 1 row", "weight", side("few1", 16, 1), (gemv,))]
-    cases += [Case(f"linear, {m} rows", "weight, row", side(f"few{m}", 16 * m, m)) for m in (2, 4, 8)]
+    cases = [Case("linear, 1 row", "weight", side("few1", 16), (gemv,))]
+    cases += [Case(f"linear, {m} rows", "weight, row", side(f"few{m}", 16 * m)) for m in (2, 4, 8)]
     depth = 1 if t == "float32" else 2
-    trips = 64 * 32 / 4 / 128 if t != "float32" else 64 * 16 / 4 / 128  # quads of a tile a thread
-    tile = side("tiled_2x2", depth, 512)
-    tile.trips = trips
-    return cases + [Case("linear, tile", "depth of 16", tile, (gemm,))]
+    quads = 64 * 16 * depth // 4  # of a tile, for 128 threads
+    return cases + [Case("linear, tile", "depth of 16", side("tiled_2x2", depth, quads / 128), (gemm,))]
 
 
 def attention(t):
@@ -104,39 +124,61 @@ def attention(t):
     whole = {200: 1, 201: 1, 300: 0, 301: 0, 302: 0, 303: 0}
     cases = []
     for heads in (1, 4, 8):
-        values = {**plain, "group": heads, "queries": 1, "dim": 128, "lanes": 16}
-        ours = Side(f"mlxp_attention_vector_{heads}_{t}", 8 * heads, struct="AttentionParams", values=values)
+        # 16 lanes share a key: 4 shuffles, and 8 keys of a SIMD group in a turn.
+        ours = Side(
+            f"mlxp_attention_vector_{heads}_{t}", 8 * heads, trips=4, struct="AttentionParams", values=plain
+        )
         gqa = "_gqa_8" if heads == 8 else ""
         theirs = Side(f"sdpa_vector_2pass_1{gqa}_{mlx}_128_128", 4, constants=none)
-        cases.append(Case(f"attention, {heads} head{'s' * (heads > 1)} a key head", "key, row", ours, (theirs,)))
+        cases.append(
+            Case(f"attention, {heads} head{'s' * (heads > 1)} a key head", "key, row", ours, (theirs,))
+        )
     for dim in (64, 80, 96, 128, 256):
         form = 64 if dim <= 64 else 128 if dim <= 128 else 256
         keys = 16 if dim > 128 else 32
-        values = {**plain, "group": 4, "queries": 512, "dim": dim, "splits": 1}
-        trips = float(Fraction(keys * dim // 8, 128)) # pieces of a tile that a thread loads
-        ours = Side(f"mlxp_attention_matrix_{form}_{t}", keys, trips=trips, struct="AttentionParams", values=values)
+        values = {**plain, "dim": dim, "splits": 1}
+        trips = keys * dim / 8 / 128  # pieces of a tile that a thread loads
+        ours = Side(
+            f"mlxp_attention_matrix_{form}_{t}", keys, trips=trips, struct="AttentionParams", values=values
+        )
         # From 256 on two SIMD groups share a row's features.
         mlx_keys, groups = (16, 2) if dim == 256 else (16, 1) if dim == 128 else (32, 1)
         steel = f"steel_attention_{t}_bq32_bk{mlx_keys}_bd{dim}_bv{dim}_wm4_wn{groups}_maskbool_"
-        cases.append(Case(f"attention, prefill, {dim} features", "key, 8 rows", ours, (Side(steel, mlx_keys / groups, constants=whole),)))
+        cases.append(
+            Case(
+                f"attention, prefill, {dim} features",
+                "key, 8 rows",
+                ours,
+                (Side(steel, mlx_keys / groups, constants=whole),),
+            )
+        )
     return cases
 
 
 def the_rest(t):
-    rope = dict(scale=1.0, direction=1.0, batch=1, features=128, pairs=64, columns=64, offset_stride=0)
     along = {1: 1, 2: 0, 3: 0, 4: 0}
     each = 2 if t == "float32" else 4
-    flat = {"size": 1 << 20}
-    sigmoid = Side(f"vn_Sigmoid{t}{t}", each, "once", values=flat)
-    multiply = Side(f"vvn_Multiply{t}", each, "once", values=flat)
-    append = dict(batch=1, heads=32, kv_heads=8, length=1, features=128, pairs=64, columns=64, first_head=0, offset_stride=0, slots_follow=1, multiplier=1.0)
+    sigmoid = Side(f"vn_Sigmoid{t}{t}", each, "once")
+    multiply = Side(f"vvn_Multiply{t}", each, "once")
     return [
-        Case("rope, one position", "pair", Side(f"mlxp_rope_half_base_one_head_{t}", 1, "once", struct="RopeParams", values={**rope, "heads": 32, "length": 1}), (Side(f"rope_single_{t}", 1, "once", constants=along),)),
-        Case("rope, many positions", "pair", Side(f"mlxp_rope_half_base_{t}", 4, "once", struct="RopeParams", values={**rope, "heads": 32, "length": 512}), (Side(f"rope_{t}", 4, "once", constants=along),)),
-        Case("rope_append", "pair", Side(f"mlxp_rope_append_half_base_{t}", struct="RopeAppendParams", values=append)),
-        Case("swiglu", "element", Side(f"mlxp_activation_swiglu_{t}", 4, "once", struct="ActivationParams", values=flat), (sigmoid, multiply, multiply)),
-        Case("gelu", "element", Side(f"mlxp_activation_gelu_{t}", 4, "once", struct="ActivationParams", values=flat)),
-        Case("lora, 8 rows", "rank, row", Side(f"mlxp_lora_correct_{t}", 8, struct="LoraParams", values=dict(rows=512, columns=4096, rank=16))),
+        Case(
+            "rope, one position",
+            "pair",
+            Side(f"mlxp_rope_half_base_one_head_{t}", 1, "once"),
+            (Side(f"rope_single_{t}", 1, "once", constants=along),),
+        ),
+        Case(
+            "rope, many positions",
+            "pair",
+            Side(f"mlxp_rope_half_base_{t}", 4, "once"),
+            (Side(f"rope_{t}", 4, "once", 4, constants=along),),
+        ),
+        Case("rope_append", "thread", Side(f"mlxp_rope_append_half_base_{t}", count="all")),
+        Case(
+            "swiglu", "element", Side(f"mlxp_activation_swiglu_{t}", 4, "once"), (sigmoid, multiply, multiply)
+        ),
+        Case("gelu", "element", Side(f"mlxp_activation_gelu_{t}", 4, "once")),
+        Case("lora, 8 rows", "rank, row", Side(f"mlxp_lora_correct_{t}", 8)),
     ]
 
 

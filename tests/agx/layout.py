@@ -4,7 +4,14 @@ import re
 import struct
 from pathlib import Path
 
-NUMBERS = {"unsigned": (4, "I"), "uint": (4, "I"), "int": (4, "i"), "float": (4, "f"), "long": (8, "q"), "unsigned long": (8, "Q")}
+NUMBERS = {
+    "unsigned": (4, "I"),
+    "uint": (4, "I"),
+    "int": (4, "i"),
+    "float": (4, "f"),
+    "long": (8, "q"),
+    "unsigned long": (8, "Q"),
+}
 
 
 class Layouts:

@@ -52,6 +52,18 @@ optimize(nir_shader *nir)
    } while (progress);
 }
 
+/* The uniform registers of what describes the grid. */
+static unsigned
+grid_place(nir_intrinsic_instr *intr)
+{
+   switch (intr->intrinsic) {
+   case nir_intrinsic_load_num_workgroups: return GRID_AT;
+   case nir_intrinsic_load_global_size: return GRID_AT + 6;
+   case nir_intrinsic_load_workgroup_size: return GRID_AT + 12;
+   default: return GRID_AT + 18;
+   }
+}
+
 /* Arguments and the grid's size come in uniform registers, as from a driver. */
 static bool
 lower_input(nir_builder *b, nir_intrinsic_instr *intr, void *data)
@@ -71,9 +83,10 @@ lower_input(nir_builder *b, nir_intrinsic_instr *intr, void *data)
    }
    case nir_intrinsic_load_num_workgroups:
    case nir_intrinsic_load_global_size:
-      def = nir_load_preamble(
-         b, 3, 32, .base = GRID_AT + (intr->intrinsic == nir_intrinsic_load_global_size ? 6 : 0));
-      def = bits == 64 ? nir_u2u64(b, def) : def;
+   case nir_intrinsic_load_workgroup_size:
+   case nir_intrinsic_load_num_subgroups:
+      def = nir_load_preamble(b, intr->def.num_components, 32, .base = grid_place(intr));
+      def = nir_u2uN(b, def, bits);
       break;
    case nir_intrinsic_load_base_global_invocation_id:
    case nir_intrinsic_load_base_workgroup_id:
@@ -208,12 +221,18 @@ lower(const uint32_t *spirv, size_t count, const char *kernel, uint64_t constant
       struct known known, unsigned *generic)
 {
    nir_variable_mode memory = nir_var_shader_temp | nir_var_function_temp | nir_var_mem_global;
+   /* LLVM has unrolled loops of a constant number of turns. The others stay: a turn is what is
+    * looked at, and known words must not change what it is. */
+   static nir_shader_compiler_options options;
+   options = agx_nir_options;
+   options.max_unroll_iterations = options.max_unroll_iterations_aggressive = 0;
    nir_shader *nir = spirv_to_nir(spirv, count, NULL, 0, MESA_SHADER_KERNEL, kernel,
-                                  &spirv_options, &agx_nir_options);
+                                  &spirv_options, &options);
    if (!nir) {
       fprintf(stderr, "%s: Mesa refuses its SPIR-V\n", kernel);
       return NULL;
    }
+   nir->info.workgroup_size_variable = true;
    NIR_PASS(_, nir, nir_lower_system_values);
    nir_lower_compute_system_values_options values = {.global_id_is_32bit = true};
    NIR_PASS(_, nir, nir_lower_compute_system_values, &values);
@@ -260,10 +279,6 @@ lower(const uint32_t *spirv, size_t count, const char *kernel, uint64_t constant
             &constants);
    optimize(nir);
    nir->info.stage = MESA_SHADER_COMPUTE;
-   /* Small: of 1024 threads each has 104 registers at most, and the rest would be spilled. */
-   nir->info.workgroup_size_variable = false;
-   nir->info.workgroup_size[0] = 128;
-   nir->info.workgroup_size[1] = nir->info.workgroup_size[2] = 1;
 
    bool progress;
    do {

@@ -16,7 +16,7 @@ struct known {
 
 /* Registers that are not the kernel's own: arguments, then the grid. */
 #define GRID_AT 160
-#define RESERVED_UNIFORMS (GRID_AT + 12)
+#define RESERVED_UNIFORMS (GRID_AT + 20)
 
 /* The shader, or NULL after a message. Bit n of `constant` says that argument n points to constant
  * memory. `generic` gets the number of accesses whose address space stayed unknown. */

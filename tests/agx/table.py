@@ -20,18 +20,19 @@ PRINTED = ROOT / "docs" / "metal-table.md"
 
 def cost(side, row, case):
     """Cycles of the busiest pipe and of the integer pipe, for a unit of work."""
-    if side.count == "once":
-        fscib, ic = row["hot"]["fscib"], row["hot"]["ic"]
-    else:
-        loops = row["loops"]
-        if not loops:
-            raise SystemExit(f"{case}: {side.kernel} has no loop: see tests/agx/kernels.py")
-        longest = max(range(len(loops)), key=lambda i: max(loops[i]["hot"]["fscib"], loops[i]["hot"]["ic"]))
-        inside = [loop["hot"] for loop in loops if loop["parent"] == longest]
-        fscib, ic = (
-            loops[longest]["hot"][pipe] + side.trips * sum(loop[pipe] for loop in inside)
-            for pipe in ("fscib", "ic")
-        )
+    loops = row["loops"]
+    outside = {"once": row["hot"], "all": row["total"]}.get(side.count)
+    if not loops and (outside is None or side.trips):
+        raise SystemExit(f"{case}: {side.kernel} has no loop: see tests/agx/kernels.py")
+    inside = []
+    if loops:
+        main = max(range(len(loops)), key=lambda i: (loops[i]["hot"]["floats"], loops[i]["hot"]["fscib"]))
+        if outside is None:
+            outside = loops[main]["hot"]
+            inside = [loop["hot"] for loop in loops if loop["parent"] == main]
+        else:
+            inside = [loops[main]["hot"]]
+    fscib, ic = (outside[pipe] + side.trips * sum(loop[pipe] for loop in inside) for pipe in ("fscib", "ic"))
     return max(fscib, ic) / side.per, ic / side.per
 
 
@@ -71,7 +72,7 @@ def measure_ours(tools, pool, cases, wanted):
             }
             known = []
             for name, case in cases.items():
-                if case.ours.kernel in chosen:
+                if case.ours.kernel in chosen and case.ours.values:
                     # The parameters are the last argument, and in constant memory.
                     mask = int(chosen[case.ours.kernel].split("__c")[1].split("(")[0], 16)
                     for offset, value in layouts.words(case.ours.struct, case.ours.values):
@@ -90,11 +91,9 @@ def measure_theirs(tools, pool, cases):
     def rows(side):
         module = tools.kernel_air(side.kernel, side.constants)
         names = module.pointers()
-        known = [
-            ("known", side.kernel, names.index(name), 0, value)
-            for name, value in side.values.items()
-            if name in names
-        ]
+        for name in set(side.values) - set(names):
+            raise SystemExit(f"{side.kernel} has no argument {name}: see tests/agx/kernels.py")
+        known = [("known", side.kernel, names.index(name), 0, value) for name, value in side.values.items()]
         return tools.statistics(side.kernel, module.ir(), known, tools.from_air)
 
     return Measured(pool.map(rows, sides.values()))

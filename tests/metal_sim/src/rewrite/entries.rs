@@ -8,6 +8,8 @@ use super::{KernelSource, Purpose, Rewriter};
 pub(super) const ALWAYS_INLINE: &str = "inline __attribute__((always_inline)) ";
 pub(super) const SHARED: &str = "__attribute__((shared, aligned(16)))";
 
+const KEPT: &str = "_Pragma(\"clang loop unroll(disable)\") ";
+
 /// Bytes behind a threadgroup argument, whose size the host chooses.
 const THREADGROUP_BYTES: u32 = 4096;
 
@@ -46,6 +48,20 @@ impl Rewriter {
             parameters.join(", "),
             arguments.join(", "),
         );
+    }
+
+    /// A loop that ends for either of two reasons has an unknown number of turns, though the
+    /// optimizer may find a bound for it, and unroll it to that.
+    pub(super) fn keep_loops(&mut self) {
+        for i in 0..self.tokens.len() {
+            if self.tokens.at(i) == "for" && self.tokens.at(i + 1) == "(" {
+                let inside = i + 2..self.tokens.close(i + 1);
+                let either = |k: usize| self.tokens.at(k) == "&" && self.tokens.at(k + 1) == "&";
+                if inside.clone().any(either) {
+                    self.tokens.list[i].text.insert_str(0, KEPT);
+                }
+            }
+        }
     }
 
     /// The rewritten source; for a GPU, functions without a mark are the device's.
@@ -91,6 +107,17 @@ mod tests {
     }
 
     #[test]
+    fn loops_of_two_ends_stay() {
+        let (_, before) = rewritten(
+            "kernel void sum(device float* x [[buffer(0)]], constant uint& n [[buffer(1)]]) { \
+             for (uint i = 0; i < 8 && i < n; i++) { x[i] = 0; } \
+             for (uint i = 0; i < 8; i++) { x[i] = i < 4 && n > 1; } }",
+        );
+        assert_eq!(before.matches("unroll(disable)").count(), 1, "{before}");
+        assert!(before.contains("unroll(disable)\") for (uint i = 0; i < 8 && i < n"), "{before}");
+    }
+
+    #[test]
     fn every_instance_gets_an_entry() {
         let (entries, before) = rewritten(
             "template <class T> [[kernel]] void copy(device T* x [[buffer(0)]], \
@@ -99,7 +126,9 @@ mod tests {
              template [[host_name(\"copy_h\")]] [[kernel]] decltype(copy<half>) copy<half>;\n",
         );
         assert_eq!(entries.len(), 2);
-        assert!(entries[0].contains("void copy_f__c0(") && entries[0].contains("::copy < float >("));
+        assert!(
+            entries[0].contains("void copy_f__c0(") && entries[0].contains("::copy < float >(")
+        );
         assert!(entries[1].contains("void copy_h__c0("));
         assert!(before.contains("static __attribute__((shared, aligned(16))) T held [(32)]"));
     }

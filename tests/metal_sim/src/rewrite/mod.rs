@@ -75,15 +75,15 @@ pub(crate) fn rewrite(preprocessed: &str, shim: &Path, purpose: Purpose) -> Rewr
     rewriter.threadgroup_variables();
     rewriter.method_qualifiers();
     match purpose {
-        Purpose::Run | Purpose::Gpu => rewriter.space_overloads(),
+        Purpose::Run => rewriter.space_overloads(),
+        Purpose::Gpu => {
+            rewriter.space_overloads();
+            rewriter.keep_loops();
+        }
         Purpose::Check => rewriter.array_parameters(),
     }
     rewriter.leaves();
-    Rewritten {
-        text: rewriter.text(),
-        constants: rewriter.constants,
-        remarks: rewriter.remarks,
-    }
+    Rewritten { text: rewriter.text(), constants: rewriter.constants, remarks: rewriter.remarks }
 }
 
 struct Rewriter {
