@@ -1,17 +1,18 @@
 #!/usr/bin/env bash
 # Runs the checks that take too long for `cargo test`: the suite through eval_gpu in every order of threads,
 # every planted fault, the kernels with overflow checks and debug assertions, sanitizers, the build for
-# macOS, the comparison with Apple's compiler, and NEON.
+# macOS, the comparison with Apple's compiler, what the kernels cost on an M1, and NEON.
 #
 #   scripts/verify.sh              everything
-#   scripts/verify.sh STEP...      some of it: simulator mutants checks sanitizers macos calibration neon
+#   scripts/verify.sh STEP...      some of it: simulator mutants checks sanitizers macos calibration agx
+#                                  neon
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 logs=target/verify
 mkdir -p "$logs"
 steps=("$@")
-[ ${#steps[@]} -gt 0 ] || steps=(simulator mutants checks sanitizers macos calibration neon)
+[ ${#steps[@]} -gt 0 ] || steps=(simulator mutants checks sanitizers macos calibration agx neon)
 
 for name in "${steps[@]}"; do
   start=$SECONDS
@@ -34,6 +35,7 @@ for name in "${steps[@]}"; do
       scripts/cross_link.sh
       ;;
     calibration) scripts/calibrate.sh --table ;;
+    agx) scripts/agx.sh --check ;;
     neon) scripts/test_neon.sh ;;
     *)
       echo "verify: there is no step '$name'" >&2
@@ -44,6 +46,6 @@ for name in "${steps[@]}"; do
 done
 
 echo "verify: what was run"
-grep -hE "^(metal-sim|simulated eval_gpu|sanitize): " "$logs"/*.log || true
+grep -hE "^(metal-sim|simulated eval_gpu|sanitize|agx): " "$logs"/*.log || true
 echo "verify: what was not run"
 grep -h "not run:" "$logs"/*.log || echo "nothing"

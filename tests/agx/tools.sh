@@ -8,6 +8,13 @@ mesa=$cross/mesa-$mesa_version
 agxstat=$cross/agxstat-$mesa_version
 meson=$cross/meson-1.12.1
 
+# missing WHY: no table can be made.
+missing() {
+  say "not run: what the kernels cost: $*"
+  [ "$lenient" = yes ] && exit 0
+  exit 1
+}
+
 # Debian's lists of packages, apart from those of this machine.
 debian=(-q -o "Dir::Etc::sourcelist=$cross/apt/sources.list" -o Dir::Etc::sourceparts=- -o Dir::State::status=/dev/null
   -o "Dir::State::lists=$cross/apt/lists" -o "Dir::Cache=$cross/apt/cache" -o APT::Architecture=amd64 -o APT::Sandbox::User=root)
@@ -15,8 +22,8 @@ read_lists() {
   local key=/usr/share/keyrings/debian-archive-keyring.gpg
   [ ! -f "$cross/apt/read" ] || return 0
   command -v apt-get >/dev/null && command -v dpkg-deb >/dev/null ||
-    die "not run: clang $clang_version and Mesa's source come from Debian's archive, and there is no apt-get; use Debian or Ubuntu"
-  [ -f "$key" ] || die "not run: $key is missing; apt-get install debian-archive-keyring"
+    missing "clang $clang_version and Mesa's source come from Debian's archive, and there is no apt-get; use Debian or Ubuntu"
+  [ -f "$key" ] || missing "$key is missing; apt-get install debian-archive-keyring"
   say "reading Debian's lists of packages"
   rm -rf "$cross/apt" && mkdir -p "$cross/apt/lists/partial" "$cross/apt/cache/archives/partial"
   cat >"$cross/apt/sources.list" <<SOURCES
@@ -24,7 +31,7 @@ deb [signed-by=$key] http://deb.debian.org/debian-security bookworm-security mai
 deb-src [signed-by=$key] http://deb.debian.org/debian trixie main
 SOURCES
   logged agx-lists apt-get "${debian[@]}" update ||
-    die "not run: apt-get could not read Debian's lists; check the network"
+    missing "apt-get could not read Debian's lists; check the network"
   touch "$cross/apt/read"
 }
 
@@ -37,11 +44,11 @@ bring_clang() {
   version=$(apt-cache "${debian[@]}" policy "clang-$major" | sed -n "s/^ *Candidate: \(.*[^0-9]$clang_version-.*\)/\1/p")
   if [ -z "$version" ]; then
     rm -rf "$cross/apt"
-    die "not run: Debian no longer has clang $clang_version; set a later version in cmake/clang_version.txt, then scripts/agx.sh --update"
+    missing "Debian no longer has clang $clang_version; set a later version in cmake/clang_version.txt, then scripts/agx.sh --update"
   fi
   rm -rf "$part" && mkdir -p "$part"
   (cd "$part" && logged agx-clang apt-get "${debian[@]}" download {clang-,libclang-cpp,libllvm,llvm-}"$major=$version") ||
-    die "not run: apt-get could not download clang $version; check the network"
+    missing "apt-get could not download clang $version; check the network"
   for package in "$part"/*.deb; do
     dpkg-deb --fsys-tarfile "$package" | tar -x -C "$part" --wildcards --exclude='*/share/*' \
       '*/lib*.so*' "*/llvm-$major/bin/clang" "*/llvm-$major/bin/opt" "*/llvm-$major/bin/llc" "*/llvm-$major/bin/llvm-dis" \
@@ -60,11 +67,11 @@ bring_mesa() {
   version=$(apt-cache "${debian[@]}" showsrc mesa | sed -n "s/^Version: \($mesa_version-.*\)/\1/p" | tail -n 1)
   if [ -z "$version" ]; then
     rm -rf "$cross/apt"
-    die "not run: Debian no longer has the source of Mesa $mesa_version; set a later version in cmake/mesa_version.txt, then scripts/agx.sh --update"
+    missing "Debian no longer has the source of Mesa $mesa_version; set a later version in cmake/mesa_version.txt, then scripts/agx.sh --update"
   fi
   rm -rf "$mesa" "$part" && mkdir -p "$mesa/source" "$part"
   (cd "$part" && logged agx-mesa apt-get "${debian[@]}" --download-only --tar-only source "mesa=$version") ||
-    die "not run: apt-get could not download Mesa's source; check the network"
+    missing "apt-get could not download Mesa's source; check the network"
   for name in amd broadcom egl etnaviv freedreno gallium glx imagination intel microsoft nouveau panfrost; do
     excluded+=(--exclude="mesa-*/src/$name")
   done
@@ -92,7 +99,7 @@ bring_agxstat() {
     return 0
   fi
   for file in cc c++ patch; do
-    command -v "$file" >/dev/null || die "not run: $file is missing; install it (Debian, Ubuntu: apt-get install g++ patch zlib1g-dev)"
+    command -v "$file" >/dev/null || missing "$file is missing; install it (Debian, Ubuntu: apt-get install g++ patch zlib1g-dev)"
   done
   bring_mesa
   say "building agxstat"
