@@ -80,6 +80,7 @@ mod tests {
     use std::path::Path;
 
     use super::super::{Purpose, rewrite};
+    use super::ALWAYS_INLINE;
 
     /// The lines of the entry points, and what is before them.
     fn rewritten(source: &str) -> (Vec<String>, String) {
@@ -102,7 +103,7 @@ mod tests {
         assert_eq!(entry.matches("::msl::Bound<").count(), 3, "{entry}");
         assert!(entry.contains("static __attribute__((shared, aligned(16)))"), "{entry}");
         assert!(entry.contains("::msl::value<0, ::msl::Signature_1::argument<4>>()"), "{entry}");
-        assert!(before.contains("inline __attribute__((always_inline)) void twice("), "{before}");
+        assert!(before.contains(ALWAYS_INLINE) && before.contains("void twice("), "{before}");
         assert!(!before.contains("[["), "{before}");
     }
 
