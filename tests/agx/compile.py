@@ -48,7 +48,9 @@ class Tools:
     def rewrite(self, source):
         """A Metal source as C++: what all kernels share, and an entry point for each by its name."""
         text = self.run(self.rewriter, self.bin / "clang", self.folder / "sim", source, source.parent)
-        head, pragma, entries = text.decode().partition("#pragma clang force_cuda_host_device end\n")
+        # Without the lines that say which file comes from where, one text is one result.
+        text = re.sub(r"(?m)^# \d+ .*\n", "", text.decode())
+        head, pragma, entries = text.partition("#pragma clang force_cuda_host_device end\n")
         found = {re.search(r"void (\w+)__c[0-9a-f]+\(", line)[1]: line for line in entries.splitlines()}
         return head + pragma, found
 

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use crate::compiler::Compiler;
 use crate::constants::Constants;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::rewrite::{self, Purpose, constant_prologue};
 use crate::source::Source;
 
@@ -20,5 +20,12 @@ pub fn rewrite(
 ) -> Result<String> {
     let preprocessed = source.clone().define("MSL_GPU").preprocess(compiler, cache)?;
     let rewritten = rewrite::rewrite(&preprocessed.text, &preprocessed.shim, Purpose::Gpu);
+    let faults = rewritten.remarks.iter().filter(|remark| !remark.advice);
+    let messages: Vec<String> =
+        faults.map(|remark| format!("{}:{}: {}", remark.file, remark.line, remark.text)).collect();
+    if !messages.is_empty() {
+        let path = source.path.clone();
+        return Err(Error::Compile { path, messages: messages.join("\n") });
+    }
     Ok(format!("{}{}", constant_prologue(&constants.0), rewritten.text))
 }
