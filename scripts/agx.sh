@@ -16,6 +16,7 @@ fi
 source "$(dirname "${BASH_SOURCE[0]}")/../tests/cross_link/tools.sh"
 # shellcheck source=tests/agx/tools.sh
 source "$root/tests/agx/tools.sh"
+say() { printf '%s\n' "$me: $*" >&2; } # the table alone goes to stdout
 
 mode=${1:-} lenient=no
 case "$*" in

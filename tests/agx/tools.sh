@@ -48,7 +48,10 @@ bring_clang() {
   fi
   rm -rf "$part" && mkdir -p "$part"
   (cd "$part" && logged agx-clang apt-get "${debian[@]}" download {clang-,libclang-cpp,libllvm,llvm-}"$major=$version") ||
-    missing "apt-get could not download clang $version; check the network"
+    {
+      rm -rf "$cross/apt" # it may be of yesterday
+      missing "apt-get could not download clang $version; check the network"
+    }
   for package in "$part"/*.deb; do
     dpkg-deb --fsys-tarfile "$package" | tar -x -C "$part" --wildcards --exclude='*/share/*' \
       '*/lib*.so*' "*/llvm-$major/bin/clang" "*/llvm-$major/bin/opt" "*/llvm-$major/bin/llc" "*/llvm-$major/bin/llvm-dis" \
@@ -71,7 +74,10 @@ bring_mesa() {
   fi
   rm -rf "$mesa" "$part" && mkdir -p "$mesa/source" "$part"
   (cd "$part" && logged agx-mesa apt-get "${debian[@]}" --download-only --tar-only source "mesa=$version") ||
-    missing "apt-get could not download Mesa's source; check the network"
+    {
+      rm -rf "$cross/apt"
+      missing "apt-get could not download Mesa's source; check the network"
+    }
   for name in amd broadcom egl etnaviv freedreno gallium glx imagination intel microsoft nouveau panfrost; do
     excluded+=(--exclude="mesa-*/src/$name")
   done
@@ -83,7 +89,7 @@ bring_mesa() {
   logged agx-meson env "${with_meson[@]}" python3 -m mesonbuild.mesonmain setup "$mesa/build" "$mesa/source" \
     --buildtype=release -Doptimization=1 -Db_ndebug=true -Dtools=nir -Dgallium-drivers= -Dvulkan-drivers= -Dplatforms= \
     -Dopengl=false -D{glx,egl,shader-cache,shared-glapi,xmlconfig,expat,gbm,gles1,gles2,llvm,zstd,valgrind,libunwind,lmsensors,android-libbacktrace}=disabled ||
-    die "Mesa $mesa_version does not configure: .mlx/cross/logs/agx-meson.log"
+    missing "Mesa $mesa_version does not configure: .mlx/cross/logs/agx-meson.log; it needs g++, pkg-config and zlib1g-dev"
   logged agx-ninja env "${with_meson[@]}" ninja -C "$mesa/build" "${mesa_libraries[@]}" ||
     die "Mesa $mesa_version does not build: .mlx/cross/logs/agx-ninja.log"
   touch "$mesa/built"
