@@ -46,6 +46,6 @@ for name in "${steps[@]}"; do
 done
 
 echo "verify: what was run"
-grep -hE "^(metal-sim|simulated eval_gpu|sanitize|agx): " "$logs"/*.log || true
+grep -hE "^((metal-sim|simulated eval_gpu|sanitize): |agx: [0-9])" "$logs"/*.log || true
 echo "verify: what was not run"
 grep -h "not run:" "$logs"/*.log || echo "nothing"

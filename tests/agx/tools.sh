@@ -5,7 +5,7 @@ mesa_version=$(tr -d '[:space:]' <"$root/cmake/mesa_version.txt")
 clang_version=$(tr -d '[:space:]' <"$root/cmake/clang_version.txt")
 clang_root=$cross/clang-$clang_version
 mesa=$cross/mesa-$mesa_version
-agxstat=$cross/agxstat-$mesa_version
+agxstat=$cross/agxstat-$mesa_version-$(cat "$root"/tests/agx/*.[ch] "$root"/tests/agx/*.patch | sha256sum | cut -c 1-12)
 meson=$cross/meson-1.12.1
 
 # missing WHY: no table can be made.
@@ -58,6 +58,8 @@ bring_clang() {
       2>/dev/null || true # no package has all of these
     rm "$package"
   done
+  LD_LIBRARY_PATH=$part/usr/lib/x86_64-linux-gnu "$part/usr/lib/llvm-$major/bin/clang" --version >/dev/null 2>"$logs/agx-clang.log" ||
+    missing "Debian's clang $version does not start on this system: $(tail -n 1 "$logs/agx-clang.log")"
   mv "$part" "$clang_root"
 }
 
@@ -101,9 +103,7 @@ mesa_libraries=(src/compiler/spirv/libvtn.a src/compiler/nir/libnir.a src/compil
 # agxstat: Mesa's AGX compiler, but for textures, and what tests/agx adds to it.
 bring_agxstat() {
   local agx=$mesa/source/src/asahi/compiler here=$root/tests/agx objects=$agxstat.part file flags jobs=()
-  if [ -x "$agxstat" ] && [ -z "$(find "$here" "$mesa/built" -newer "$agxstat" \( -name '*.[ch]' -o -name '*.patch' -o -name built \))" ]; then
-    return 0
-  fi
+  [ ! -x "$agxstat" ] || return 0
   for file in cc c++ patch; do
     command -v "$file" >/dev/null || missing "$file is missing; install it (Debian, Ubuntu: apt-get install g++ patch zlib1g-dev)"
   done
