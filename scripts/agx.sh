@@ -36,7 +36,8 @@ if [ "$mode" != --check ]; then
 fi
 say "building the rewriter of tests/metal_sim"
 (cd "$root" && CARGO_TARGET_DIR=$cross/target logged agx-cargo \
-  cargo build --quiet --locked -p metal-sim --features gpu --bin metal-sim-gpu) ||
+  cargo build --quiet --locked -p metal-sim --features gpu --bin metal-sim-gpu \
+  --config profile.dev.package.metal-sim.opt-level=0) ||
   die "tests/metal_sim does not build: .mlx/cross/logs/agx-cargo.log"
 say "compiling kernels"
 export AGX_REWRITER=$cross/target/debug/metal-sim-gpu AGX_STAT=$agxstat AGX_CLANG=$clang_root AGX_CACHE=$cross/agx-cache
