@@ -6,7 +6,7 @@
 use std::hint::spin_loop;
 use std::time::{Duration, Instant};
 
-use mlx_primitives::yardstick::Team;
+use mlx_primitives_kernels::pool::{MAX_THREADS, Pool};
 
 const ROUNDS: usize = 1000;
 const THREADS: [usize; 7] = [1, 2, 4, 8, 16, 32, 64];
@@ -30,15 +30,16 @@ fn main() {
         "threads", "empty, watched", "empty, asleep", "50 µs, watched", "200 µs, asleep"
     );
     for threads in if wanted.is_empty() { THREADS.to_vec() } else { wanted } {
-        let team = match Team::new(threads) {
-            Ok(team) => team,
-            Err(error) => return eprintln!("{error}"),
-        };
+        if !(1..=MAX_THREADS).contains(&threads) {
+            return eprintln!("expected 1 to {MAX_THREADS} threads, got {threads}");
+        }
+        // Apart from the kernels' pool; its threads sleep once they are done, and end with the process.
+        let team = Pool::leak(threads);
         let cells = [
-            region(&team, threads, Duration::ZERO, BRIEF),
-            region(&team, threads, Duration::ZERO, LONG),
-            region(&team, threads, Duration::from_micros(50), BRIEF),
-            region(&team, threads, Duration::from_micros(200), LONG),
+            region(team, Duration::ZERO, BRIEF),
+            region(team, Duration::ZERO, LONG),
+            region(team, Duration::from_micros(50), BRIEF),
+            region(team, Duration::from_micros(200), LONG),
         ];
         let cells: String = cells.map(|cell| format!(" {cell:>16}")).concat();
         println!("{threads:>7}{cells}{}", if threads > cores { "  oversubscribed" } else { "" });
@@ -46,15 +47,15 @@ fn main() {
 }
 
 /// A job that takes one thread `work`, after a `pause`: the median and the 99th percentile.
-fn region(team: &Team, threads: usize, work: Duration, pause: Duration) -> String {
-    let items = ITEMS * threads;
+fn region(team: &Pool, work: Duration, pause: Duration) -> String {
+    let items = ITEMS * team.threads();
     let item = work / items as u32;
     let mut times: Vec<_> = (0..ROUNDS)
         .map(|_| {
             spin(pause);
             let start = Instant::now();
             // Said to be worth waking sleepers for, whatever it is.
-            team.run(items, 1_000_000, &|range| spin(item * range.len() as u32));
+            team.for_each(items, 1_000_000, &|range| spin(item * range.len() as u32));
             start.elapsed()
         })
         .collect();

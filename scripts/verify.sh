@@ -3,9 +3,12 @@
 # every planted fault, the kernels with overflow checks and debug assertions, sanitizers, the build for
 # macOS, the comparison with Apple's compiler, what the kernels cost on an M1, and NEON.
 #
-#   scripts/verify.sh              everything
+#   scripts/verify.sh              everything but `suite_sanitizer`
 #   scripts/verify.sh STEP...      some of it: simulator mutants checks sanitizers macos calibration agx
-#                                  neon
+#                                  neon suite_sanitizer
+#
+# `suite_sanitizer` builds everything again with AddressSanitizer, which takes some 15 minutes on 2 cores: run
+# it before a release, and after a change of what owns memory.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -30,6 +33,7 @@ for name in "${steps[@]}"; do
         --config "$kernels.debug-assertions=true" --config "$kernels.overflow-checks=true"
       ;;
     sanitizers) scripts/sanitize.sh ;;
+    suite_sanitizer) scripts/sanitize_suite.sh ;;
     macos)
       if command -v apt-get >/dev/null && [ "$(id -u)" = 0 ]; then apt-get update -qq; fi
       scripts/cross_link.sh

@@ -49,7 +49,6 @@ pub mod random;
 mod simulate;
 pub mod simulator;
 pub mod transforms;
-pub mod yardstick;
 
 #[cfg(all(feature = "simulate-metal", target_os = "linux"))]
 #[doc(hidden)]

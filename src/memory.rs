@@ -93,8 +93,9 @@ pub fn set_wired_limit(bytes: usize) -> Result<usize> {
 
 /// Asks for pages of 2 MB, as far as whole ones lie in memory that is not touched yet: reading it then
 /// waits less for the page tables. Only advice, and only for Linux.
+#[doc(hidden)]
 #[cfg(target_os = "linux")]
-pub(crate) fn advise_huge_pages(start: usize, bytes: usize) {
+pub fn advise_huge_pages(start: usize, bytes: usize) {
     const PAGE: usize = 2 << 20;
     let first = start.next_multiple_of(PAGE);
     let length = (start + bytes).saturating_sub(first) / PAGE * PAGE;
@@ -107,5 +108,6 @@ pub(crate) fn advise_huge_pages(start: usize, bytes: usize) {
     }
 }
 
+#[doc(hidden)]
 #[cfg(not(target_os = "linux"))]
-pub(crate) fn advise_huge_pages(_start: usize, _bytes: usize) {}
+pub fn advise_huge_pages(_start: usize, _bytes: usize) {}

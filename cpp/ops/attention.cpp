@@ -192,6 +192,7 @@ std::pair<Arrays, std::vector<int>> Attention::vmap(
   }
   auto s = stream();
   int size = batch_size(inputs, axes);
+  int batch = batch_first(inputs[0], axes[0], size, s).shape(1);
   // The new axis joins the batch: a view where the batch was one, or the axis is in front.
   auto folded = [&](int i) {
     auto x = batch_first(inputs[i], axes[i], size, s);
@@ -211,7 +212,7 @@ std::pair<Arrays, std::vector<int>> Attention::vmap(
       dtype,
       std::make_shared<Attention>(s, rules_, masked_, sinks_, bits_, group_size_),
       std::move(all));
-  return {{mx::unflatten(out, 0, {size, shape[0] / std::max(size, 1)}, s)}, {0}};
+  return {{mx::unflatten(out, 0, {size, batch}, s)}, {0}};
 }
 
 bool Attention::is_equivalent(const mx::Primitive& other_) const {

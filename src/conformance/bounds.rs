@@ -1,12 +1,12 @@
 //! How far a value may be from the one that it is compared with.
 
-use super::Backend;
 use super::inputs::{Tensor, epsilon, largest};
+use super::{Backend, Check};
 use crate::dtype::Dtype;
 use crate::error::{Error, Result};
 
 /// The largest error of a value: units in the last place of the expected value, in the output's
-/// type, and an absolute error beside them.
+/// type, and an absolute error beside them. The default allows none.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Bound {
     /// Distances from the expected value to its neighbor; of subnormal numbers that of the smallest
@@ -14,6 +14,16 @@ pub struct Bound {
     pub ulps: f64,
     /// An error of any value, whatever its size.
     pub absolute: f64,
+    /// The least share of an output's values that must have no error at all; up to two may have one
+    /// besides. For what is rounded where the peer rounds, so that only last bits of a sum tip it.
+    pub same: f64,
+}
+
+impl Bound {
+    /// So many units in the last place.
+    pub fn ulps(ulps: f64) -> Self {
+        Self { ulps, ..Self::default() }
+    }
 }
 
 /// What a bound may depend on.
@@ -22,11 +32,17 @@ pub struct Bound {
 pub struct Compared<'a> {
     /// What computed the value.
     pub backend: Backend,
+    /// What is checked.
+    pub check: Check,
     /// The type of the inputs.
     pub dtype: Dtype,
     /// The inputs of the op.
     pub inputs: &'a [Tensor],
+    /// Whether the value is compared with the peer's, not with the reference's.
+    pub peer: bool,
 }
+
+pub(super) type Errors = dyn Fn(&Compared<'_>) -> Vec<Tensor>;
 
 /// A bound for each comparison.
 pub(super) enum Tolerance {
@@ -35,50 +51,95 @@ pub(super) enum Tolerance {
     Bounds(Box<dyn Fn(&Compared<'_>) -> Bound>),
 }
 
-/// The bound of one comparison.
-#[derive(Clone, Copy)]
-pub(super) enum Limit {
+enum Allowed {
     Epsilons(f64),
     Bound(Bound),
 }
 
+/// The bound of one comparison.
+pub(super) struct Limit {
+    allowed: Allowed,
+    /// Beside it, for each value of each output.
+    errors: Vec<Tensor>,
+}
+
 impl Tolerance {
-    pub(super) fn limit(&self, compared: &Compared<'_>) -> Limit {
-        match self {
-            Self::Epsilons(count) => Limit::Epsilons(*count),
-            Self::Bounds(bound) => Limit::Bound(bound(compared)),
-        }
+    pub(super) fn limit(&self, errors: Option<&Errors>, compared: &Compared<'_>) -> Limit {
+        let allowed = match self {
+            Self::Epsilons(count) => Allowed::Epsilons(*count),
+            Self::Bounds(bound) => Allowed::Bound(bound(compared)),
+        };
+        Limit { allowed, errors: errors.map(|errors| errors(compared)).unwrap_or_default() }
     }
+}
+
+/// Which value of which output.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Place {
+    pub(super) output: usize,
+    pub(super) at: usize,
 }
 
 impl Limit {
     /// The largest error of a value that should be `want`.
-    fn of(self, want: f64, dtype: Dtype) -> f64 {
-        match self {
-            Self::Epsilons(count) => count * epsilon(dtype) * want.abs().max(1.0),
-            Self::Bound(Bound { ulps, absolute }) => ulps * ulp(want, dtype) + absolute,
+    fn of(&self, want: f64, dtype: Dtype, place: Place) -> f64 {
+        let errors = self.errors.get(place.output);
+        // An output without an error for this value has none that is allowed.
+        let beside = errors.map_or(0.0, |e| e.values.get(place.at).copied().unwrap_or(f64::NAN));
+        beside
+            + match self.allowed {
+                Allowed::Epsilons(count) => count * epsilon(dtype) * want.abs().max(1.0),
+                Allowed::Bound(Bound { ulps, absolute, .. }) => ulps * ulp(want, dtype) + absolute,
+            }
+    }
+
+    /// An error unless so many of an output's values may differ at all.
+    pub(super) fn hold_share(&self, differing: usize, count: usize, what: &str) -> Result<()> {
+        match self.allowed {
+            Allowed::Bound(Bound { same, .. })
+                if differing as f64 > 2.0 + (1.0 - same) * count as f64 =>
+            {
+                let said = format!("{what}: {differing} of {count} values differ");
+                Err(Error::Argument(said))
+            }
+            _ => Ok(()),
         }
     }
 
     /// An error unless `got` is NaN where `want` is, infinite where that is or rounds to infinity,
-    /// and else near it.
+    /// and else near it. Where the error that is allowed is infinite or NaN, there is no near; where
+    /// it is 0, zeros have the same sign.
     pub(super) fn hold(
-        self,
+        &self,
         got: f64,
         want: f64,
         dtype: Dtype,
-        what: impl FnOnce() -> String,
+        place: Place,
+        what: &str,
     ) -> Result<()> {
-        let same = got.is_nan() && want.is_nan() || got == want;
-        let allowed = self.of(want, dtype);
-        let near = got.is_finite() && want.is_finite() && (got - want).abs() <= allowed;
+        let allowed = self.of(want, dtype, place);
+        let same = is_same(got, want)
+            && (allowed > 0.0 || got.is_sign_negative() == want.is_sign_negative() || got.is_nan());
+        let near = allowed > 0.0
+            && allowed.is_finite()
+            && want.is_finite()
+            && (got - want).abs() <= allowed;
         let overflows =
             got.is_infinite() && got * want > 0.0 && want.abs() + allowed > largest(dtype);
         if same || near || overflows {
             return Ok(());
         }
-        Err(Error::Argument(format!("{} is {got}, and {want} by the reference", what())))
+        let at = place.at;
+        let said = format!(
+            "{what} at {at} is {got}, and {want} by the reference: {allowed:e} off is allowed"
+        );
+        Err(Error::Argument(said))
     }
+}
+
+/// Any NaN is any other.
+pub(super) fn is_same(got: f64, want: f64) -> bool {
+    got == want || got.is_nan() && want.is_nan()
 }
 
 /// The distance of neighbors at `value`; at subnormal numbers that of the smallest normal one.

@@ -37,14 +37,25 @@ impl Tensor {
         Self::new(rows, (0..count).map(row).collect::<Vec<_>>())
     }
 
-    /// The numbers of an array of a floating type.
+    /// The numbers of an array of float32, float16, bfloat16 or int32, or of bools: 1 for true.
     pub fn of(array: &Array) -> Result<Self> {
         let shape: Vec<usize> = array.shape().iter().map(|&dim| dim as usize).collect();
-        let values = array.astype(Dtype::Float32)?.to_vec::<f32>()?;
-        Ok(Self::new(shape, values.into_iter().map(f64::from).collect::<Vec<_>>()))
+        let values: Vec<f64> = match array.dtype() {
+            Dtype::Int32 => array.to_vec::<i32>()?.into_iter().map(f64::from).collect(),
+            _ => {
+                let values = array.astype(Dtype::Float32)?.to_vec::<f32>()?;
+                values.into_iter().map(f64::from).collect()
+            }
+        };
+        Ok(Self::new(shape, values))
     }
 
-    /// An array of the numbers, rounded to a floating type.
+    /// An array of the numbers, rounded to a floating type, cut to int32, or true where they are not 0.
+    ///
+    /// # Errors
+    ///
+    /// If the type is none of float32, float16, bfloat16, int32 and bool, or the numbers are not as
+    /// many as the shape holds.
     pub fn array(&self, dtype: Dtype) -> Result<Array> {
         let shape: Vec<i32> = self.shape.iter().map(|&dim| dim as i32).collect();
         let values = &self.values;
@@ -52,15 +63,22 @@ impl Tensor {
             Dtype::Float32 => Array::from_slice(&collect(values, |v| v as f32), &shape),
             Dtype::Float16 => Array::from_slice(&collect(values, f16::from_f64), &shape),
             Dtype::Bfloat16 => Array::from_slice(&collect(values, bf16::from_f64), &shape),
+            Dtype::Int32 => Array::from_slice(&collect(values, |v| v as i32), &shape),
+            Dtype::Bool => Array::from_slice(&collect(values, |v| v != 0.0), &shape),
             other => Err(Error::argument(
                 "conformance",
-                format_args!("float32, float16 or bfloat16, got {other}"),
+                format_args!("float32, float16, bfloat16, int32 or bool, got {other}"),
             )),
         }
     }
 
-    /// Uniform in the range, the same for the same seed.
-    pub(super) fn random(shape: &[i32], (low, high): (f64, f64), seed: u64) -> Self {
+    /// Uniform in the input's range, the same for the same seed.
+    pub(super) fn random(shape: &[i32], input: Input, seed: u64) -> Self {
+        let (low, high) = match input {
+            Input::Float(low, high) | Input::Float32(low, high) => (low, high),
+            Input::Integer(low, high) => (f64::from(low), f64::from(high)),
+            Input::Bool => (0.0, 4.0),
+        };
         let shape: Vec<usize> = shape.iter().map(|&dim| dim.max(0) as usize).collect();
         let count = shape.iter().product();
         let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ 0x2545_f491_4f6c_dd1d;
@@ -72,8 +90,45 @@ impl Tensor {
             z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
             ((z ^ (z >> 31)) >> 11) as f64 / (1u64 << 53) as f64
         };
-        let values: Vec<f64> = (0..count).map(|_| low + (high - low) * next()).collect();
+        let held = |value: f64| match input {
+            Input::Float(..) | Input::Float32(..) => value,
+            Input::Integer(..) => value.floor(),
+            Input::Bool => f64::from(u8::from(value >= 1.0)),
+        };
+        let values: Vec<f64> = (0..count).map(|_| held(low + (high - low) * next())).collect();
         Self::new(shape, values)
+    }
+}
+
+/// What an input of an op is made of.
+#[derive(Clone, Copy, Debug, PartialEq)]
+#[non_exhaustive]
+pub enum Input {
+    /// Numbers of the type that is checked, from the first to the second. The op has derivatives in
+    /// them, and they may be extreme.
+    Float(f64, f64),
+    /// Numbers of float32 whatever type is checked, from the first to the second; neither
+    /// differentiated in nor extreme.
+    Float32(f64, f64),
+    /// Numbers of int32, from the first to before the second.
+    Integer(i32, i32),
+    /// Bools, of which three in four are true.
+    Bool,
+}
+
+impl Input {
+    pub(super) fn is_differentiable(self) -> bool {
+        matches!(self, Self::Float(..))
+    }
+
+    /// The type of its arrays where `dtype` is checked.
+    pub(super) fn dtype(self, dtype: Dtype) -> Dtype {
+        match self {
+            Self::Float(..) => dtype,
+            Self::Float32(..) => Dtype::Float32,
+            Self::Integer(..) => Dtype::Int32,
+            Self::Bool => Dtype::Bool,
+        }
     }
 }
 
@@ -154,15 +209,21 @@ impl Arrangement {
         if rank == 0 || x.size() == 0 {
             return Ok(x.clone());
         }
+        // What lies between the elements and is not to be read.
+        let other = || if x.dtype() == Dtype::Bool { x.logical_not() } else { x.negative() };
         match self {
             Self::RowContiguous => Ok(x.clone()),
             Self::Transposed if rank < 2 => Ok(x.clone()),
             Self::Transposed => x.t()?.contiguous()?.t(),
             Self::Stepped => {
-                let pairs = stack(&[x, &x.negative()?], rank as i32)?.contiguous()?;
+                let pairs = stack(&[x, &other()?], rank as i32)?.contiguous()?;
                 pairs.slice_axis(-1, 0..1)?.squeeze(&[-1])
             }
-            Self::Reversed => x.slice_axis(-1, (.., -1))?.contiguous()?.slice_axis(-1, (.., -1)),
+            Self::Reversed => {
+                let all = 0..rank as i32;
+                let reversed = |x: Array| all.clone().try_fold(x, |x, i| x.slice_axis(i, (.., -1)));
+                reversed(reversed(x.clone())?.contiguous()?)
+            }
             Self::Offset => {
                 let more = crate::array::concatenate(&[x, x], 0)?.contiguous()?;
                 more.slice_axis(0, x.shape()[0]..2 * x.shape()[0])
@@ -176,7 +237,7 @@ impl Arrangement {
                 more.slice_axis(-1, 0..x.dim(-1)?)
             }
             Self::Squeezed => {
-                let pairs = stack(&[x, &x.negative()?], rank as i32 - 1)?.contiguous()?;
+                let pairs = stack(&[x, &other()?], rank as i32 - 1)?.contiguous()?;
                 pairs.slice_axis(-2, 0..1)?.squeeze(&[-2])?.expand_dims(&[0])?.squeeze(&[0])
             }
             Self::BroadcastLast => x.slice_axis(-1, 0..1)?.contiguous()?.broadcast_to(x.shape()),

@@ -2,8 +2,9 @@
 //! derivatives, vmap and `compile`, on the CPU, on the GPU where there is one, and on simulated
 //! Metal where the build has the simulator.
 //!
-//! For ops of floating inputs, hosted or not. Inputs whose values the op does not differentiate in,
-//! such as indices, belong into the closures.
+//! For ops of floating outputs, hosted or not. Their inputs are of one floating type unless
+//! [`inputs`](Conformance::inputs) says otherwise. Cases of one op may differ in the number of their
+//! inputs: the closures see as many as the case has shapes.
 //!
 //! ```
 //! use mlx_primitives::conformance::{Conformance, Tensor};
@@ -22,7 +23,9 @@
 
 mod bounds;
 mod checks;
+mod compare;
 mod inputs;
+mod mapped;
 mod report;
 
 use std::collections::BTreeMap;
@@ -34,9 +37,9 @@ use crate::dtype::Dtype;
 use crate::error::Result;
 use crate::simulator::{self, Schedule, with_metal, without_metal};
 
-use bounds::Tolerance;
 pub use bounds::{Bound, Compared};
-pub use inputs::Tensor;
+use bounds::{Errors, Limit, Tolerance};
+pub use inputs::{Input, Tensor};
 pub use report::{Outcome, Report};
 
 /// A thing to be held to.
@@ -45,14 +48,15 @@ pub use report::{Outcome, Report};
 pub enum Check {
     /// Values of all types in all layouts, and that nothing is computed before it is asked for.
     Values,
-    /// Zeros, subnormals, the largest numbers, infinities and NaN, one at a time among others and
-    /// all together.
+    /// Zeros, subnormals, the largest numbers, infinities and NaN, one at a time among others in each
+    /// input and everywhere in the first, and all of them, each beside each of the other inputs.
     Extremes,
-    /// `vjp` against differences of the reference.
+    /// `vjp` against differences of the reference, in the inputs that are [`Input::Float`].
     Vjp,
-    /// `jvp` against differences of the reference.
+    /// `jvp` against differences of the reference, in the same inputs.
     Jvp,
-    /// `vmap` over each axis of each input, and of all inputs together, against a loop.
+    /// `vmap` against a loop: over one more axis at each place of each input, over one of every set of
+    /// inputs, and over the short axes of a case as they are.
     Vmap,
     /// The same values from inside `compile`.
     Compile,
@@ -138,9 +142,14 @@ pub struct Conformance {
     sizes: Vec<Vec<Vec<i32>>>,
     dtypes: Vec<Dtype>,
     range: (f64, f64),
+    inputs: Vec<Input>,
+    extremes: Vec<f64>,
+    extremes_as_peer: bool,
     tolerance: Tolerance,
+    errors: Option<Box<Errors>>,
     peer: Option<(Rc<Op>, Tolerance)>,
-    derivative_tolerance: f64,
+    vmap_tolerance: Option<Tolerance>,
+    derivative_tolerance: Tolerance,
     left_out: BTreeMap<Check, String>,
 }
 
@@ -160,9 +169,14 @@ impl Conformance {
             sizes: Vec::new(),
             dtypes: vec![Dtype::Float32, Dtype::Float16, Dtype::Bfloat16],
             range: (-3.0, 3.0),
+            inputs: Vec::new(),
+            extremes: Vec::new(),
+            extremes_as_peer: false,
             tolerance: Tolerance::Epsilons(4.0),
+            errors: None,
             peer: None,
-            derivative_tolerance: 16.0,
+            vmap_tolerance: None,
+            derivative_tolerance: Tolerance::Epsilons(16.0),
             left_out: BTreeMap::new(),
         }
     }
@@ -194,6 +208,24 @@ impl Conformance {
         Self { range: (low, high), ..self }
     }
 
+    /// What the inputs are, in their order. Those beyond the list are [`Input::Float`] in the
+    /// [`range`](Self::range), as all are unless set.
+    pub fn inputs(self, inputs: &[Input]) -> Self {
+        Self { inputs: inputs.to_vec(), ..self }
+    }
+
+    /// Numbers that are extreme for this op beside those that are for any; they are rounded to the
+    /// type.
+    pub fn extremes(self, numbers: &[f64]) -> Self {
+        Self { extremes: numbers.to_vec(), ..self }
+    }
+
+    /// Holds extreme numbers to the peer alone, not to the reference: for ops that overflow on the
+    /// way, where `f64` does not.
+    pub fn extremes_as_peer(self) -> Self {
+        Self { extremes_as_peer: true, ..self }
+    }
+
     /// How far a value may be from the reference: so many times the type's epsilon, of the larger
     /// of 1 and the value itself. 4 unless set.
     pub fn tolerance(self, epsilons: f64) -> Self {
@@ -203,13 +235,26 @@ impl Conformance {
     /// In place of [`tolerance`](Self::tolerance): how far a value may be from the reference, in
     /// units in the last place of the reference's value.
     pub fn ulps(self, ulps: impl Fn(Dtype) -> f64 + 'static) -> Self {
-        self.bounds(move |compared| Bound { ulps: ulps(compared.dtype), absolute: 0.0 })
+        self.bounds(move |compared| Bound::ulps(ulps(compared.dtype)))
     }
 
     /// In place of [`tolerance`](Self::tolerance): a bound for each comparison, which may depend on
     /// the backend, the type and the inputs.
     pub fn bounds(self, bound: impl Fn(&Compared<'_>) -> Bound + 'static) -> Self {
         Self { tolerance: Tolerance::Bounds(Box::new(bound)), ..self }
+    }
+
+    /// An error for each value of each output, beside what [`bounds`](Self::bounds) and the like
+    /// allow: for sums whose terms may be larger than they are. Where an error is infinite or NaN, the
+    /// value has to be the same.
+    pub fn errors(self, errors: impl Fn(&Compared<'_>) -> Vec<Tensor> + 'static) -> Self {
+        Self { errors: Some(Box::new(errors)), ..self }
+    }
+
+    /// How far a value of `vmap` may be from that of the op on a slice; as far as from the reference
+    /// unless set. The default [`Bound`] allows no difference.
+    pub fn vmap_bounds(self, bound: impl Fn(&Compared<'_>) -> Bound + 'static) -> Self {
+        Self { vmap_tolerance: Some(Tolerance::Bounds(Box::new(bound))), ..self }
     }
 
     /// Holds the values to another implementation too, such as MLX's own op, which may round where
@@ -222,15 +267,32 @@ impl Conformance {
         Self { peer: Some((Rc::new(peer), Tolerance::Bounds(Box::new(bound)))), ..self }
     }
 
-    /// The same for derivatives; 16 unless set.
+    /// How far a derivative may be from the reference's: so many times the type's epsilon, of the
+    /// larger of 1 and the derivative. 16 unless set.
     pub fn derivative_tolerance(self, epsilons: f64) -> Self {
-        Self { derivative_tolerance: epsilons, ..self }
+        Self { derivative_tolerance: Tolerance::Epsilons(epsilons), ..self }
+    }
+
+    /// In place of [`derivative_tolerance`](Self::derivative_tolerance): a bound for each comparison.
+    pub fn derivative_bounds(self, bound: impl Fn(&Compared<'_>) -> Bound + 'static) -> Self {
+        Self { derivative_tolerance: Tolerance::Bounds(Box::new(bound)), ..self }
     }
 
     /// Leaves a check out; the report says so, and why.
     pub fn without(mut self, check: Check, why: impl Into<String>) -> Self {
         self.left_out.insert(check, why.into());
         self
+    }
+
+    fn limit(&self, tolerance: &Tolerance, compared: &Compared<'_>) -> Limit {
+        tolerance.limit(self.errors.as_deref(), compared)
+    }
+
+    fn vmap_limit(&self, compared: &Compared<'_>) -> Limit {
+        match &self.vmap_tolerance {
+            Some(tolerance) => tolerance.limit(None, compared),
+            None => self.limit(&self.tolerance, compared),
+        }
     }
 
     /// Runs everything. Whatever the op does, panics included, ends in the report.

@@ -1,6 +1,9 @@
 //! The public conformance harness: what it passes, and that it finds what is wrong.
 
-use mlx_primitives::conformance::{Backend, Bound, Check, Conformance, Tensor};
+use std::cell::RefCell;
+use std::rc::Rc;
+
+use mlx_primitives::conformance::{Backend, Bound, Check, Conformance, Input, Tensor};
 use mlx_primitives::hosted::{HostedPrimitive, Spec, View, ViewMut, apply};
 use mlx_primitives::{Array, Dtype, Result, ops};
 
@@ -174,15 +177,139 @@ fn bounds_are_held() {
         .dtypes(&[Dtype::Float32])
         .backends(&[Backend::Cpu])
         .ulps(move |_| ulps)
-        .peer(|x| Ok(vec![x[0].divide(3.0)?]), move |_| Bound { ulps: of_peer, absolute: 0.0 })
+        .peer(|x| Ok(vec![x[0].divide(3.0)?]), move |_| Bound::ulps(of_peer))
         .run();
-        assert_eq!(report.outcomes().len(), 2, "lazy and evaluated");
+        assert_eq!(report.outcomes().len(), 1);
         report.check().is_ok()
     };
     // The factor is off by a third of an ulp, and the product is rounded.
     assert!(of(1.5, 2.0));
     assert!(!of(0.1, 2.0));
     assert!(!of(1.5, 0.1));
+}
+
+/// Of x, a factor for each row by number, and whether to count it at all.
+fn chosen(x: &[Array]) -> Result<Vec<Array>> {
+    let factor = x[1].astype(x[0].dtype())?.multiply(x[2].astype(x[0].dtype())?)?;
+    Ok(vec![x[0].multiply(factor)?])
+}
+
+fn row() -> Conformance {
+    let of = |x: &[Tensor]| {
+        let factors = x[1].values.iter().zip(&x[2].values).map(|(a, b)| a * b);
+        let values = x[0].values.iter().zip(factors).map(|(x, factor)| x * factor);
+        vec![Tensor::new(x[0].shape.clone(), values.collect::<Vec<_>>())]
+    };
+    Conformance::new("chosen", chosen, of)
+        .inputs(&[Input::Float(1.0, 2.0), Input::Integer(2, 5), Input::Bool])
+        .shapes(&[&[4, 4], &[4, 4], &[4, 4]])
+        .backends(&[Backend::Cpu])
+}
+
+fn failing(row: &Conformance) -> Vec<Check> {
+    let mut checks: Vec<Check> = row.run().failures().map(|failure| failure.check).collect();
+    checks.dedup();
+    checks
+}
+
+/// Integers and bools are given as such, neither extreme nor differentiated in.
+#[test]
+fn inputs_are_of_their_kinds() -> Checked {
+    row().run().check()?;
+    let seen = |kinds: &[Input; 3]| {
+        let types = Rc::new(RefCell::new(Vec::new()));
+        let seen = Rc::clone(&types);
+        let op = move |x: &[Array]| {
+            seen.borrow_mut().extend(x.iter().map(Array::dtype));
+            chosen(x)
+        };
+        let row = Conformance::new("chosen", op, |x| x.to_vec()).inputs(kinds);
+        let row = row.sizes(&[&[4], &[4], &[4]]).dtypes(&[Dtype::Float16]);
+        row.backends(&[Backend::Cpu]).run();
+        types.take()
+    };
+    let kinds = [Input::Float(1.0, 2.0), Input::Integer(2, 5), Input::Bool];
+    assert_eq!(seen(&kinds), [Dtype::Float16, Dtype::Int32, Dtype::Bool]);
+    let kinds = [Input::Float32(1.0, 2.0), Input::Integer(2, 5), Input::Bool];
+    assert_eq!(seen(&kinds), [Dtype::Float32, Dtype::Int32, Dtype::Bool]);
+    Ok(())
+}
+
+/// Each bound is held to in the check that it is for.
+#[test]
+fn errors_shares_and_derivatives_are_held() {
+    let third = |x: &[Array]| Ok(vec![x[0].multiply(1.0f32 / 3.0)?]);
+    let row = || {
+        Conformance::new("third", third, |x| vec![x[0].map(|x| x / 3.0)])
+            .shapes(&[&[7, 9]])
+            .dtypes(&[Dtype::Float32])
+            .backends(&[Backend::Cpu])
+            .derivative_bounds(|_| Bound::ulps(2.0))
+    };
+    let of = |error: f64| {
+        row()
+            .bounds(|_| Bound { absolute: 1e-40, ..Bound::default() })
+            .errors(move |compared| vec![compared.inputs[0].map(|x| error * x.abs())])
+    };
+    assert_eq!(failing(&of(1e-7)), []);
+    assert_eq!(failing(&of(1e-9)), [Check::Values, Check::Extremes]);
+    assert_eq!(
+        failing(&of(1e-7).derivative_bounds(|_| Bound::default())),
+        [Check::Vjp, Check::Jvp]
+    );
+    // A product in place of a quotient is off where a third is, and nearly nowhere else.
+    let share = |same: f64| {
+        let quotient = |x: &[Array]| Ok(vec![x[0].divide(3.0)?]);
+        row().ulps(|_| 2.0).peer(quotient, move |_| Bound { same, ..Bound::ulps(2.0) })
+    };
+    assert_eq!(failing(&share(0.0)), []);
+    assert!(failing(&share(1.0)).contains(&Check::Values));
+    // Without a peer there is nothing to be extreme beside.
+    assert_eq!(failing(&row().ulps(|_| 2.0).extremes_as_peer()), [Check::Extremes]);
+    // An extreme number of its own, at which the op jumps.
+    let jump = |x: &[Array]| Ok(vec![x[0].equal(100.0)?.astype(Dtype::Float32)?.add(&x[0])?]);
+    let row = Conformance::new("jump", jump, |x| x.to_vec())
+        .shapes(&[&[7, 9]])
+        .dtypes(&[Dtype::Float32])
+        .backends(&[Backend::Cpu]);
+    assert_eq!(failing(&row), []);
+    assert_eq!(failing(&row.extremes(&[100.0])), [Check::Extremes]);
+}
+
+/// vmap is held to the op on slices, in every bit if so asked.
+#[test]
+fn bounds_of_vmap_are_held() {
+    struct Nearly;
+
+    impl HostedPrimitive for Nearly {
+        fn name(&self) -> &str {
+            "nearly"
+        }
+
+        fn outputs(&self, inputs: &[Spec]) -> Result<Vec<Spec>> {
+            Ok(inputs.to_vec())
+        }
+
+        fn eval_cpu(&self, inputs: &[View<'_>], outputs: &mut [ViewMut<'_>]) -> Result<()> {
+            let y = outputs[0].as_mut_slice::<f32>()?;
+            y.copy_from_slice(inputs[0].as_slice::<f32>()?);
+            Ok(())
+        }
+
+        fn vmap(&self, x: &[Array], axes: &[Option<usize>]) -> Result<(Vec<Array>, Vec<usize>)> {
+            let y = x[0].multiply(1.0 + f32::EPSILON)?;
+            Ok((vec![y], vec![axes[0].unwrap_or(0)]))
+        }
+    }
+
+    let row = Conformance::new("nearly", |x| apply(Nearly, &[&x[0]]), |x| x.to_vec())
+        .shapes(&[&[4, 9]])
+        .backends(&[Backend::Cpu])
+        .dtypes(&[Dtype::Float32])
+        .without(Check::Vjp, "it has none")
+        .without(Check::Jvp, "it has none");
+    assert_eq!(failing(&row), []);
+    assert_eq!(failing(&row.vmap_bounds(|_| Bound::default())), [Check::Vmap]);
 }
 
 #[test]

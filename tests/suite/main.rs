@@ -23,13 +23,13 @@ mod cross_entropy;
 mod dispatches;
 mod endings;
 mod errors;
+mod every;
 mod failures;
 #[cfg(unix)]
 mod file_faults;
 mod fused_llama;
 mod generation;
 mod gguf;
-mod gradients;
 mod graph;
 mod harness;
 mod hosted;
@@ -49,6 +49,7 @@ mod quantized_matmul;
 mod random;
 mod random_weights;
 mod reduce;
+mod refusals;
 mod residual_norm;
 mod rms_norm;
 mod rope;
@@ -65,7 +66,8 @@ mod threads;
 mod tidy;
 mod tokenizer;
 mod tools;
-mod vmap;
+#[cfg(target_os = "linux")]
+mod traffic;
 
 fn main() -> std::process::ExitCode {
     endings::role().unwrap_or_else(harness::main)

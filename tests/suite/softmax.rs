@@ -1,35 +1,11 @@
-//! `softmax` beside its row of `table`: other types, scales, extremes, traffic.
+//! `softmax` beside its row of `table`: scales and underflow.
 
-use half::f16;
 use mlx_primitives::device::Device;
-use mlx_primitives::{Dtype, builtin, ops};
+use mlx_primitives::{Dtype, ops};
 
-use crate::support::compare::{array_ulps, assert_close, numbers, ulps};
-use crate::support::input::{FLOATS, data, random32};
-use crate::support::{self, Checked, each_device, reference};
-
-/// The largest errors in ulps against f64 and against MLX's; `table` argues for them.
-fn bounds(device: Device, dtype: Dtype, axis: usize) -> (f64, f64) {
-    let exp = if device == Device::Gpu { 15.0 } else { 2.0 };
-    match dtype {
-        Dtype::Float32 => (7.0 + exp, 7.0 + 2.0 * exp + (axis as f64).sqrt()),
-        _ => (0.51, 1.0),
-    }
-}
-
-#[test]
-fn integers_become_float32() -> Checked {
-    each_device(|device| {
-        for dtype in [Dtype::Int8, Dtype::Int32, Dtype::Uint16, Dtype::Bool, Dtype::Int64] {
-            let x = random32(&[3, 33], 4)?.abs()?.astype(dtype)?;
-            let y = ops::softmax(&x)?;
-            let error = array_ulps(&y, &builtin::softmax(&x)?, dtype.name())?;
-            assert!(error <= bounds(device, Dtype::Float32, 33).1, "{dtype}: {error} ulps");
-            assert_eq!(y.dtype(), Dtype::Float32);
-        }
-        Ok(())
-    })
-}
+use crate::support::compare::{assert_close, numbers, ulps};
+use crate::support::input::{data, random32};
+use crate::support::{Checked, each_device, reference};
 
 #[test]
 fn rows_sum_to_one_whatever_their_scale() -> Checked {
@@ -56,58 +32,6 @@ fn a_shift_of_powers_of_two_changes_nothing() -> Checked {
     })
 }
 
-/// Rows at the edges of the types, each finished with ordinary numbers to 40 elements.
-fn extreme_rows(dtype: Dtype) -> Vec<Vec<f32>> {
-    let (inf, nan) = (f32::INFINITY, f32::NAN);
-    let large = if dtype == Dtype::Float16 { f16::MAX.to_f32() } else { 1e30 };
-    let small = if dtype == Dtype::Float16 { 6e-8 } else { 1e-42 };
-    let spread = |head: &[f32]| {
-        let mut row: Vec<f32> = (0..40).map(|i| i as f32 / 8.0 - 2.0).collect();
-        row[..head.len()].copy_from_slice(head);
-        row
-    };
-    let mut one_finite = vec![-inf; 40];
-    one_finite[17] = -3.0;
-    vec![
-        vec![0.0; 40],
-        vec![5.0; 40],
-        vec![large; 40],
-        vec![-large; 40],
-        vec![small; 40],
-        vec![-inf; 40],
-        vec![inf; 40],
-        vec![nan; 40],
-        one_finite,
-        spread(&[large]),
-        spread(&[-large, large]),
-        spread(&[small, -small, 0.0, -0.0]),
-        spread(&[inf]),
-        spread(&[-inf, -inf, -inf]),
-        spread(&[inf, -inf]),
-        spread(&[nan]),
-        spread(&[nan, inf]),
-    ]
-}
-
-#[test]
-fn extremes_are_those_of_mlx() -> Checked {
-    each_device(|device| {
-        for dtype in FLOATS {
-            for (i, row) in extreme_rows(dtype).into_iter().enumerate() {
-                // Alone, and between two ordinary rows that must not notice.
-                let ordinary: Vec<f32> = (0..40).map(|i| i as f32 / 16.0).collect();
-                let all = [&ordinary[..], &row, &ordinary].concat();
-                for x in [data(&row, &[1, 40], dtype)?, data(&all, &[3, 40], dtype)?] {
-                    let what = format!("{dtype} row {i}");
-                    let error = array_ulps(&ops::softmax(&x)?, &builtin::softmax(&x)?, &what)?;
-                    assert!(error <= bounds(device, dtype, 40).1, "{what}: {error} ulps");
-                }
-            }
-        }
-        Ok(())
-    })
-}
-
 #[test]
 fn exponentials_may_underflow_only_where_f32_does() -> Checked {
     each_device(|device| {
@@ -116,20 +40,10 @@ fn exponentials_may_underflow_only_where_f32_does() -> Checked {
         let y = numbers(&ops::softmax(&x)?)?;
         let want = reference::softmax(&numbers(&x)?, 6);
         let error = ulps(&y[..4], &want[..4], Dtype::Float32, "normal");
-        assert!(error <= bounds(device, Dtype::Float32, 6).0, "{error} ulps");
+        // As the row of the table argues.
+        let bound = if device == Device::Gpu { 22.0 } else { 9.0 };
+        assert!(error <= bound, "{error} ulps");
         assert_eq!(y[4..], [0.0, 0.0]);
         Ok(())
     })
-}
-
-#[cfg(target_os = "linux")]
-#[test]
-#[ignore = "run by simulated::what_moves"]
-fn moves_each_byte_once() -> Checked {
-    let x = random32(&[8, 1024], 1)?;
-    x.eval()?;
-    let moved = support::moved(|| ops::softmax(&x))?;
-    let bytes = x.nbytes() as u64;
-    assert_eq!(moved[0].arrays, [[bytes, 0, bytes], [0, bytes, 0]]);
-    support::report_traffic("softmax", &moved, x.nbytes() * 2)
 }

@@ -54,8 +54,17 @@ fn stems() -> anyhow::Result<Vec<String>> {
 }
 
 #[test]
-fn a_primitive_is_one_stem_in_every_part() -> Checked {
+fn a_primitive_is_one_stem_in_every_part_and_benchmarked() -> Checked {
+    let inputs = fs::read_to_string(root().join("benches/ops/inputs.rs"))?;
+    let calls = inputs + &fs::read_to_string(root().join("benches/ops/workloads.rs"))?;
     for stem in stems()? {
+        let text = fs::read_to_string(root().join(format!("src/ops/{stem}.rs")))?;
+        let mut functions = text.lines().filter_map(|line| line.strip_prefix("pub fn "));
+        let benchmarked = functions.any(|function| {
+            let name = function.split(['(', '<']).next().unwrap_or_default();
+            ['(', ','].iter().any(|after| calls.contains(&format!("ops::{name}{after}")))
+        });
+        assert!(benchmarked, "no benchmark calls {stem}");
         for path in [
             format!("src/ops/{stem}.rs"),
             format!("cpp/ops/{stem}.h"),
@@ -64,7 +73,6 @@ fn a_primitive_is_one_stem_in_every_part() -> Checked {
             format!("metal/{stem}.metal"),
             format!("crates/kernels/src/{stem}.rs"),
             format!("tests/suite/{stem}.rs"),
-            format!("src/bin/mlx-primitives/ops/cases/{stem}.rs"),
         ] {
             let folder = path.replace(".rs", "/mod.rs"); // where one file would be too long
             let found = root().join(&path).is_file() || root().join(folder).is_file();
@@ -93,7 +101,9 @@ fn no_part_has_a_primitive_of_its_own() -> Checked {
 #[test]
 fn unsafe_says_why_it_is_safe() -> Checked {
     let mut blocks = 0;
-    for path in [files("src", &["rs"])?, files("crates", &["rs"])?].concat() {
+    for path in
+        [files("src", &["rs"])?, files("crates", &["rs"])?, files("benches", &["rs"])?].concat()
+    {
         let text = fs::read_to_string(&path)?;
         let lines: Vec<&str> = text.lines().collect();
         for (number, line) in lines.iter().enumerate() {
@@ -114,7 +124,8 @@ fn unsafe_says_why_it_is_safe() -> Checked {
 #[test]
 fn the_library_does_not_panic_by_itself() -> Checked {
     let words = [".unwrap()", "panic!(", "todo!(", "unimplemented!(", "dbg!("];
-    for path in [files("src", &["rs"])?, files("crates/kernels/src", &["rs"])?].concat() {
+    let commands = files("benches/ops", &["rs"])?;
+    for path in [files("src", &["rs"])?, files("crates/kernels/src", &["rs"])?, commands].concat() {
         if show(&path).ends_with("testing.rs") {
             continue; // compiled for tests only
         }
@@ -131,7 +142,7 @@ fn the_library_does_not_panic_by_itself() -> Checked {
 /// The macros panic where stdout is closed or full; `output.rs` returns an error.
 #[test]
 fn the_command_prints_without_panicking() -> Checked {
-    for path in files("src/bin", &["rs"])? {
+    for path in [files("src/bin", &["rs"])?, files("benches/ops", &["rs"])?].concat() {
         let text = fs::read_to_string(&path)?;
         for (number, line) in library_lines(&text) {
             let found = line.contains("print!(") || line.contains("println!(");
@@ -190,7 +201,7 @@ fn closures_hold_no_lanes() -> Checked {
 
 #[test]
 fn files_are_short() -> Checked {
-    for dir in ["src", "crates", "cpp", "metal", "tests"] {
+    for dir in ["src", "crates", "cpp", "metal", "benches", "tests"] {
         for path in files(dir, &["rs", "cpp", "h", "metal"])? {
             let lines = fs::read_to_string(&path)?.lines().count();
             assert!(lines <= 400, "{} has {lines} lines", show(&path));

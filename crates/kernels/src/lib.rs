@@ -42,6 +42,7 @@ pub mod reduce;
 pub mod residual_norm;
 #[doc(hidden)]
 pub mod rms_norm;
+pub mod roofline;
 #[doc(hidden)]
 pub mod rope;
 #[doc(hidden)]
@@ -50,7 +51,6 @@ pub mod rope_append;
 pub mod simd;
 #[doc(hidden)]
 pub mod softmax;
-pub mod yardstick;
 
 pub use activation::{Activation, AffineShape, Combination, activation, affine, combination};
 pub use attention::{Attention, Mask as AttentionMask, Source, View, attention};

@@ -10,6 +10,7 @@ mod info;
 mod interrupt;
 mod loading;
 mod model;
+#[path = "../../../benches/ops/mod.rs"]
 mod ops;
 #[cfg(unix)]
 mod out_of_memory;

@@ -1,57 +1,70 @@
 //! Attention in f64, as plainly as it can be written.
 
+use mlx_primitives::conformance::Tensor;
 use mlx_primitives::ops::AttentionOptions;
-use mlx_primitives::{Array, Dtype, Result};
+use mlx_primitives::{Array, Dtype, Error, Result};
 
-use crate::support::compare::numbers;
+use crate::table::broadcast;
 
 pub struct Reference {
     /// [batch, heads, queries, dim] and the heads and rows of keys.
-    pub shape: [usize; 4],
-    pub kv_heads: usize,
-    pub keys: usize,
-    pub q: Vec<f64>,
-    pub k: Vec<f64>,
-    pub v: Vec<f64>,
+    shape: [usize; 4],
+    kv_heads: usize,
+    keys: usize,
+    q: Vec<f64>,
+    k: Vec<f64>,
+    v: Vec<f64>,
     scale: f64,
     causal: bool,
     window: Option<i64>,
     soft_cap: Option<f64>,
     /// Terms of the scores, [batch, heads, queries, keys]; None for what a bool hides.
     mask: Option<Vec<Option<f64>>>,
-    pub sinks: Option<Vec<f64>>,
+    sinks: Option<Vec<f64>>,
 }
 
 impl Reference {
     pub fn new(q: &Array, k: &Array, v: &Array, options: &AttentionOptions<'_>) -> Result<Self> {
-        let shape = [0, 1, 2, 3].map(|axis| q.shape()[axis] as usize);
-        let [batch, heads, queries, dim] = shape.map(|extent| extent as i32);
-        let keys = k.shape()[2];
-        let mask = match options.mask {
-            None => None,
-            Some(mask) => {
-                let all = mask.broadcast_to(&[batch, heads, queries, keys])?;
-                let bools = mask.dtype() == Dtype::Bool;
-                let term =
-                    |value: f64| if bools { (value != 0.0).then_some(0.0) } else { Some(value) };
-                Some(numbers(&all)?.into_iter().map(term).collect())
-            }
-        };
-        Ok(Self {
+        let [q, k, v] = [Tensor::of(q)?, Tensor::of(k)?, Tensor::of(v)?];
+        let mask = options.mask.map(|mask| Ok::<_, Error>((Tensor::of(mask)?, mask.dtype())));
+        let mask = mask.transpose()?;
+        let mask = mask.as_ref().map(|(mask, dtype)| (mask, *dtype == Dtype::Bool));
+        let sinks = options.sinks.map(Tensor::of).transpose()?;
+        Ok(Self::of([&q, &k, &v], mask, sinks.as_ref(), options))
+    }
+
+    /// Queries, keys and values; a mask, and whether it is of bools. Those of the options do not count.
+    pub fn of(
+        [q, k, v]: [&Tensor; 3],
+        mask: Option<(&Tensor, bool)>,
+        sinks: Option<&Tensor>,
+        options: &AttentionOptions<'_>,
+    ) -> Self {
+        let shape = [0, 1, 2, 3].map(|axis| q.shape[axis]);
+        let [batch, heads, queries, dim] = shape;
+        let (kv_heads, keys) = (k.shape[1], k.shape[2]);
+        let mask = mask.map(|(mask, bools)| {
+            let scores = [batch, heads, queries, keys];
+            let own = [vec![1; 4 - mask.shape.len()], mask.shape.clone()].concat();
+            let value = |index| mask.values[broadcast(&scores, &own, index)];
+            let term = |value: f64| if bools { (value != 0.0).then_some(0.0) } else { Some(value) };
+            (0..scores.iter().product()).map(|index| term(value(index))).collect()
+        });
+        Self {
             shape,
-            kv_heads: k.shape()[1] as usize,
-            keys: keys as usize,
-            q: numbers(q)?,
-            k: numbers(k)?,
-            v: numbers(v)?,
+            kv_heads,
+            keys,
+            q: q.values.clone(),
+            k: k.values.clone(),
+            v: v.values.clone(),
             // What the op computes it in.
             scale: f64::from(options.scale.unwrap_or(1.0 / (dim as f32).sqrt())),
             causal: options.causal,
             window: options.window.map(i64::from),
             soft_cap: options.soft_cap.map(f64::from),
             mask,
-            sinks: options.sinks.map(numbers).transpose()?,
-        })
+            sinks: sinks.map(|sinks| sinks.values.clone()),
+        }
     }
 
     /// [batch, heads, queries, dim].

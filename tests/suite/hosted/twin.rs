@@ -5,7 +5,8 @@ use mlx_primitives::hosted::{
     Call, HostedPrimitive, Launch, MetalLibrary, Spec, View, ViewMut, apply_one,
 };
 use mlx_primitives::transforms::{grad, vmap};
-use mlx_primitives::{Array, Dtype, Error, Result, graph, ops, yardstick};
+use mlx_primitives::{Array, Dtype, Error, Result, graph, ops};
+use mlx_primitives_kernels as kernels;
 
 use crate::support::compare::assert_same;
 use crate::support::input::{FLOATS, LAYOUTS, random};
@@ -56,22 +57,29 @@ impl HostedPrimitive for RmsNorm {
 
     fn eval_cpu(&self, inputs: &[View<'_>], outputs: &mut [ViewMut<'_>]) -> Result<()> {
         fn run<T: mlx_primitives::Element>(
+            element: kernels::Element,
             inputs: &[View<'_>],
             outputs: &mut [ViewMut<'_>],
             eps: f32,
             in_place: bool,
         ) -> Result<()> {
-            let (_, axis) = rows(inputs[0].shape());
+            let (rows, axis) = rows(inputs[0].shape());
+            let (rows, axis) = (rows as usize, axis as usize);
             let weight = inputs[1].as_slice::<T>()?;
-            let x = if in_place { None } else { Some(inputs[0].as_slice::<T>()?) };
             let out = outputs[0].as_mut_slice::<T>()?;
-            yardstick::rms_norm(x, Some(weight), out, axis as usize, eps)
+            assert_eq!((weight.len(), out.len()), (axis, rows * axis));
+            let out = out.as_mut_ptr().cast();
+            let x =
+                if in_place { out } else { inputs[0].as_slice::<T>()?.as_ptr().cast_mut().cast() };
+            // SAFETY: the lengths were checked, x's is that of its shape, and the types are the kernel's.
+            unsafe { kernels::rms_norm(element, x, weight.as_ptr().cast(), out, rows, axis, eps) };
+            Ok(())
         }
         let RmsNorm { eps, in_place, .. } = *self;
         match inputs[0].dtype() {
-            Dtype::Float16 => run::<f16>(inputs, outputs, eps, in_place),
-            Dtype::Bfloat16 => run::<bf16>(inputs, outputs, eps, in_place),
-            _ => run::<f32>(inputs, outputs, eps, in_place),
+            Dtype::Float16 => run::<f16>(kernels::Element::F16, inputs, outputs, eps, in_place),
+            Dtype::Bfloat16 => run::<bf16>(kernels::Element::BF16, inputs, outputs, eps, in_place),
+            _ => run::<f32>(kernels::Element::F32, inputs, outputs, eps, in_place),
         }
     }
 

@@ -1,13 +1,14 @@
-//! Quantized products against f64 and against MLX's: formats, sizes, layouts, what surrounds them.
+//! Quantized products beside their rows of `table`: rows among others, what surrounds the product,
+//! several weights at once, extremes.
 
-mod derivatives;
+mod weights;
 
 use mlx_primitives::ops::{self, QuantizedMode, QuantizedOptions, QuantizedWeight};
-use mlx_primitives::{Array, Dtype, Result, builtin, concatenate};
+use mlx_primitives::{Array, Dtype, Result, concatenate};
 
 use crate::support::compare::{assert_close, assert_same, numbers, ulp};
-use crate::support::input::{FLOATS, LAYOUTS, random, random32};
-use crate::support::{Checked, EPS, each_device, message, reference, refs, simulated};
+use crate::support::input::{FLOATS, random, random32};
+use crate::support::{Checked, EPS, each_device, message, refs, simulated};
 
 pub const FORMATS: [(i32, i32, QuantizedMode); 8] = [
     (64, 2, QuantizedMode::Affine),
@@ -97,61 +98,6 @@ fn linear(x: &Array, w: &QuantizedWeight) -> Result<Array> {
     ops::quantized_linear(x, w, &QuantizedOptions::default())
 }
 
-/// (rows, n, k): staged once and more than once, beyond a tile, tails of every loop.
-fn sizes() -> Vec<(i32, i32, i32)> {
-    let mut sizes = vec![
-        (0, 3, 128),
-        (1, 1, 128),
-        (1, 37, 256),
-        (1, 3, 8320),
-        (2, 5, 128),
-        (5, 18, 1152),
-        (8, 33, 640),
-        (9, 7, 128),
-        (33, 35, 256),
-    ];
-    if !simulated() {
-        sizes.extend([(1, 130, 2048), (3, 100, 4224), (100, 67, 1152)]);
-    }
-    sizes
-}
-
-#[test]
-fn every_format_and_size() -> Checked {
-    each_device(|_| {
-        for format in FORMATS {
-            for dtype in FLOATS {
-                for (rows, n, k) in sizes() {
-                    let w = weight(format, n, k, dtype, 1)?;
-                    let x = random(&[rows, k], dtype, 2)?;
-                    let what = format!("{format:?} {dtype} {rows}x{n}x{k}");
-                    let y = linear(&x, &w)?;
-                    assert_eq!((y.shape(), y.dtype()), (&[rows, n][..], dtype), "{what}");
-                    if rows == 0 {
-                        // MLX's CPU backend divides by the number of rows.
-                        y.eval()?;
-                        continue;
-                    }
-                    let peer = &builtin::composition(&y)?[0];
-                    assert_eq!((peer.shape(), peer.dtype()), (y.shape(), y.dtype()), "{what}");
-                    let (want, reach) = product(&numbers(&x)?, &decoded(&w, dtype)?, k as usize);
-                    check(&y, &want, &reach, rows as usize, &what)?;
-                    // MLX's CPU backend adds three and six bits, and sixteen-bit results, up in
-                    // the type itself.
-                    if dtype == Dtype::Float32 && rows * n * k < 300_000 {
-                        let peer = numbers(peer)?;
-                        for (i, got) in numbers(&y)?.iter().enumerate() {
-                            let bound = reach[i] * 2e-5 + 1e-6;
-                            assert!((got - peer[i]).abs() <= bound, "{what}: {got} of {}", peer[i]);
-                        }
-                    }
-                }
-            }
-        }
-        Ok(())
-    })
-}
-
 #[test]
 fn a_row_is_the_same_among_others() -> Checked {
     each_device(|_| {
@@ -165,33 +111,6 @@ fn a_row_is_the_same_among_others() -> Checked {
                     assert_same(&one, &all.slice(&[&(row..row + 1)])?, &format!("{format:?}"))?;
                 }
             }
-        }
-        Ok(())
-    })
-}
-
-#[test]
-fn layouts_and_ranks_of_x() -> Checked {
-    each_device(|_| {
-        for dtype in FLOATS {
-            let w = weight(FORMATS[3], 19, 64, dtype, 5)?;
-            for shape in [&[3, 64][..], &[2, 3, 64], &[12, 64]] {
-                for layout in LAYOUTS {
-                    let x = layout.make(shape, dtype, 6)?;
-                    let plain =
-                        Array::from_slice(&x.astype(Dtype::Float32)?.to_vec::<f32>()?, shape)?;
-                    let what = format!("{dtype} {shape:?} {layout:?}");
-                    let want = linear(&plain.astype(dtype)?, &w)?;
-                    assert_same(&linear(&layout.make(shape, dtype, 6)?, &w)?, &want, &what)?;
-                }
-            }
-            let one = random(&[64], dtype, 7)?;
-            assert_eq!(linear(&one, &w)?.shape(), [19]);
-            assert_same(
-                &linear(&one, &w)?,
-                &linear(&one.expand_dims(&[0])?, &w)?.squeeze(&[0])?,
-                "vector",
-            )?;
         }
         Ok(())
     })

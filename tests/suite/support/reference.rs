@@ -11,28 +11,6 @@ pub fn rms_norm(x: &[f64], weight: Option<&[f64]>, axis: usize, eps: f64) -> Vec
     out
 }
 
-/// The gradients of `sum(g * rms_norm(x, weight))` in x and in the weight.
-pub fn rms_norm_gradients(
-    x: &[f64],
-    weight: &[f64],
-    g: &[f64],
-    axis: usize,
-    eps: f64,
-) -> (Vec<f64>, Vec<f64>) {
-    let mut of_x = Vec::with_capacity(x.len());
-    let mut of_weight = vec![0.0; axis];
-    for (row, g) in x.chunks_exact(axis).zip(g.chunks_exact(axis)) {
-        let mean = row.iter().map(|v| v * v).sum::<f64>() / axis as f64;
-        let inverse = 1.0 / (mean + eps).sqrt();
-        let along = (0..axis).map(|i| g[i] * weight[i] * row[i]).sum::<f64>() / axis as f64;
-        for i in 0..axis {
-            of_x.push(g[i] * weight[i] * inverse - row[i] * inverse.powi(3) * along);
-            of_weight[i] += g[i] * row[i] * inverse;
-        }
-    }
-    (of_x, of_weight)
-}
-
 /// `exp(x - max) / sum(exp(x - max))` of each row.
 pub fn softmax(x: &[f64], axis: usize) -> Vec<f64> {
     let mut out = Vec::with_capacity(x.len());
@@ -40,17 +18,6 @@ pub fn softmax(x: &[f64], axis: usize) -> Vec<f64> {
         let max = row.iter().copied().fold(f64::NEG_INFINITY, f64::max);
         let sum: f64 = row.iter().map(|v| (v - max).exp()).sum();
         out.extend(row.iter().map(|v| (v - max).exp() / sum));
-    }
-    out
-}
-
-/// The gradient of `sum(g * softmax(x))`.
-pub fn softmax_gradient(x: &[f64], g: &[f64], axis: usize) -> Vec<f64> {
-    let y = softmax(x, axis);
-    let mut out = Vec::with_capacity(x.len());
-    for (y, g) in y.chunks_exact(axis).zip(g.chunks_exact(axis)) {
-        let along: f64 = y.iter().zip(g).map(|(y, g)| y * g).sum();
-        out.extend(y.iter().zip(g).map(|(y, g)| y * (g - along)));
     }
     out
 }
@@ -116,12 +83,6 @@ pub fn gradient(x: &[f64], h: f64, f: impl Fn(&[f64]) -> f64) -> Vec<f64> {
             (value(h) - value(-h)) / (2.0 * h)
         })
         .collect()
-}
-
-/// The derivative of `f` at `x` along `t`.
-pub fn along(x: &[f64], t: &[f64], h: f64, f: impl Fn(&[f64]) -> Vec<f64>) -> Vec<f64> {
-    let moved = |h: f64| f(&x.iter().zip(t).map(|(x, t)| x + h * t).collect::<Vec<_>>());
-    moved(h).iter().zip(moved(-h)).map(|(a, b)| (a - b) / (2.0 * h)).collect()
 }
 
 pub fn dot(a: &[f64], b: &[f64]) -> f64 {

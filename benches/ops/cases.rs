@@ -1,0 +1,198 @@
+//! What a workload, its inputs and a case are: which op, on what shape and type, called how.
+
+use std::fmt;
+use std::ops::Range;
+use std::rc::Rc;
+
+use anyhow::ensure;
+use half::{bf16, f16};
+use mlx_primitives::{Array, Dtype, Result, builtin};
+
+pub const TYPES: [Dtype; 3] = [Dtype::Float32, Dtype::Float16, Dtype::Bfloat16];
+
+/// How an op is called; the number is of the ops in a graph at most.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// One op built, evaluated and waited for.
+    Single = 1,
+    /// Several ops in one graph, each fed by the last; the time is that of one of them.
+    Chain = 64,
+}
+
+impl Kind {
+    pub fn name(self) -> String {
+        format!("{self:?}").to_lowercase()
+    }
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Size {
+    /// One token.
+    Decode,
+    /// A prompt.
+    Prefill,
+    /// A prompt where a chain of the built-ins would take many seconds, or an op whose result
+    /// cannot be its next input.
+    Wide,
+    /// Beyond the caches.
+    Large,
+}
+
+pub type MakeInputs = dyn Fn(&Case) -> Result<Inputs>;
+
+/// An op on a shape.
+pub struct Workload {
+    /// The function's name in `ops`.
+    pub op: &'static str,
+    pub shape: &'static [i32],
+    /// What else tells it from the op's other workloads, for its inputs too; empty for nothing.
+    pub variant: &'static str,
+    pub size: Size,
+    /// What keeps the op from the machine's limit; empty if nothing much does.
+    pub why: &'static str,
+    pub inputs: Rc<MakeInputs>,
+}
+
+impl Workload {
+    pub fn shape_label(&self) -> String {
+        let dims: Vec<_> = self.shape.iter().map(i32::to_string).collect();
+        format!("[{}] {}", dims.join(","), self.variant).trim_end().to_owned()
+    }
+}
+
+pub type Function = Rc<dyn Fn(&Array, &[Array]) -> Result<Array>>;
+
+/// The evaluated arrays that an op is called with, and the calls.
+pub struct Inputs {
+    pub x: Array,
+    pub others: Vec<Array>,
+    pub ours: Function,
+    /// MLX's built-in, or the best composition of its built-ins; none where that takes too long.
+    pub builtin: Option<Function>,
+    /// Bytes that any implementation has to read at least,
+    pub read: usize,
+    /// and to write.
+    pub written: usize,
+    /// Floating-point operations of products of matrices, and the type of what is multiplied; none for
+    /// other ops.
+    pub products: Option<(f64, Dtype)>,
+}
+
+impl Inputs {
+    /// An op that reads `x` and the others, writes as much as `x` has, and is compared with its composition.
+    pub fn new(
+        x: Array,
+        others: impl Into<Vec<Array>>,
+        ours: impl Fn(&Array, &[Array]) -> Result<Array> + 'static,
+    ) -> Self {
+        let (others, ours): (_, Function) = (others.into(), Rc::new(ours));
+        let (written, peer) = (x.nbytes(), ours.clone());
+        let read = written + others.iter().map(Array::nbytes).sum::<usize>();
+        let inputs = Self { x, others, ours, builtin: None, read, written, products: None };
+        // Building ours first takes the peer about a microsecond.
+        inputs.against(move |x, others| Ok(builtin::composition(&peer(x, others)?)?.swap_remove(0)))
+    }
+
+    pub fn against(self, builtin: impl Fn(&Array, &[Array]) -> Result<Array> + 'static) -> Self {
+        Self { builtin: Some(Rc::new(builtin)), ..self }
+    }
+}
+
+/// A workload with a type, called one way.
+#[derive(Clone, Copy)]
+pub struct Case<'a> {
+    pub workload: &'a Workload,
+    pub dtype: Dtype,
+    pub kind: Kind,
+}
+
+impl Case<'_> {
+    pub fn inputs(&self) -> anyhow::Result<Inputs> {
+        let mut inputs = (self.workload.inputs)(self)?;
+        // A call must be one node over data: whatever else the graph held would be timed with it.
+        let data = inputs.x.is_scheduled() && inputs.x.primitive().is_none();
+        ensure!(data && inputs.x.is_row_contiguous(), "the input is not evaluated and contiguous");
+        if self.workload.size == Size::Large && inputs.products.is_some() {
+            inputs.builtin = None; // MLX's takes seconds
+        }
+        Ok(inputs)
+    }
+
+    /// An extent of the shape, counted from the last if negative.
+    pub fn dim(&self, axis: i32) -> i32 {
+        let rank = self.workload.shape.len() as i32;
+        self.workload.shape[axis.rem_euclid(rank) as usize]
+    }
+
+    /// An input of the workload's shape.
+    pub fn x(&self) -> Result<Array> {
+        self.ready(self.workload.shape, -4.0..4.0)
+    }
+
+    /// A factor for each element of the last axis.
+    pub fn weight(&self) -> Result<Array> {
+        self.ready(&[self.dim(-1)], 0.8..1.2)
+    }
+
+    /// A term for each element of the last axis.
+    pub fn bias(&self) -> Result<Array> {
+        self.ready(&[self.dim(-1)], -0.2..0.2)
+    }
+
+    /// An evaluated array of numbers spread over the range, in no order.
+    pub fn ready(&self, shape: &[i32], range: Range<f32>) -> Result<Array> {
+        let count: usize = shape.iter().map(|&dim| dim as usize).product();
+        let mut state = 1u32;
+        let numbers = std::iter::repeat_with(|| {
+            state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+            range.start + (range.end - range.start) * (state >> 8) as f32 / (1 << 24) as f32
+        });
+        let numbers = numbers.take(count);
+        // Converted here: MLX's own conversion would leave them in small pages.
+        let array = match self.dtype {
+            Dtype::Float16 => Array::from_slice(&Vec::from_iter(numbers.map(f16::from_f32)), shape),
+            Dtype::Bfloat16 => {
+                Array::from_slice(&Vec::from_iter(numbers.map(bf16::from_f32)), shape)
+            }
+            _ => Array::from_slice(&Vec::from_iter(numbers), shape),
+        }?;
+        array.eval()?;
+        Ok(array)
+    }
+}
+
+impl fmt::Display for Case<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (shape, kind) = (self.workload.shape_label(), self.kind.name());
+        write!(f, "{} {shape} {} {kind}", self.workload.op, self.dtype)
+    }
+}
+
+/// The cases of the ops and types, or of all where none is named; ordered by op, shape, kind.
+pub fn select<'a>(
+    workloads: &'a [Workload],
+    ops: &[String],
+    types: &[Dtype],
+    quick: bool,
+    large: bool,
+) -> Vec<Case<'a>> {
+    let types = if types.is_empty() { &TYPES } else { types };
+    let mut cases = Vec::new();
+    for workload in workloads {
+        let named = ops.is_empty() || ops.iter().any(|op| op == workload.op);
+        if !named || large && workload.size != Size::Large {
+            continue;
+        }
+        let wide = matches!(workload.size, Size::Wide | Size::Large);
+        for kind in [Kind::Single, Kind::Chain] {
+            for (index, &dtype) in types.iter().enumerate() {
+                let wanted = match kind {
+                    Kind::Single => !quick || !wide || index == 0,
+                    Kind::Chain => !wide && (!quick || workload.size == Size::Decode),
+                };
+                cases.extend(wanted.then_some(Case { workload, dtype, kind }));
+            }
+        }
+    }
+    cases
+}

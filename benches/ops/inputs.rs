@@ -1,0 +1,360 @@
+//! The inputs of the ops: arrays, calls of ours and of MLX's, bytes and operations.
+
+use std::cell::RefCell;
+
+use mlx_primitives::ops::{
+    self, Activation, AttentionOptions, LinearOptions, LinearWeight, QuantizedMode,
+    QuantizedOptions, QuantizedRows, QuantizedWeight, Rotation, SoftmaxOptions, StateLayout,
+};
+use mlx_primitives::transforms::vjp;
+use mlx_primitives::{Array, Dtype, Result, builtin, eval};
+
+use super::cases::{Case, Inputs};
+
+pub type Call = fn(&Array, &[Array]) -> Result<Array>;
+
+const EPS: f32 = 1e-5;
+const GROUP: i32 = 64;
+
+pub fn rms_norm(case: &Case) -> Result<Inputs> {
+    let ours: Call = |x, o| ops::rms_norm(x, Some(&o[0]), EPS);
+    let inputs = Inputs::new(case.x()?, [case.weight()?], ours);
+    Ok(inputs.against(|x, o| builtin::rms_norm(x, Some(&o[0]), EPS)))
+}
+
+pub fn layer_norm(case: &Case) -> Result<Inputs> {
+    let ours: Call = |x, o| ops::layer_norm(x, Some(&o[0]), Some(&o[1]), EPS);
+    let inputs = Inputs::new(case.x()?, [case.weight()?, case.bias()?], ours);
+    Ok(inputs.against(|x, o| builtin::layer_norm(x, Some(&o[0]), Some(&o[1]), EPS)))
+}
+
+/// The sum is made by both, though the built-ins may overwrite it with the norm.
+pub fn rms_norm_residual(case: &Case) -> Result<Inputs> {
+    let x = case.x()?;
+    let (written, others) = (2 * x.nbytes(), [case.x()?, case.weight()?]);
+    let ours: Call = |x, o| Ok(ops::rms_norm_residual(x, &o[0], Some(&o[1]), EPS)?.1);
+    let builtin: Call = |x, o| builtin::rms_norm(&x.add(&o[0])?, Some(&o[1]), EPS);
+    Ok(Inputs { written, ..Inputs::new(x, others, ours).against(builtin) })
+}
+
+/// As [`rms_norm_residual`].
+pub fn layer_norm_residual(case: &Case) -> Result<Inputs> {
+    let x = case.x()?;
+    let (written, others) = (2 * x.nbytes(), [case.x()?, case.weight()?, case.bias()?]);
+    let ours: Call =
+        |x, o| Ok(ops::layer_norm_residual(x, &o[0], Some(&o[1]), Some(&o[2]), EPS)?.1);
+    let builtin: Call = |x, o| builtin::layer_norm(&x.add(&o[0])?, Some(&o[1]), Some(&o[2]), EPS);
+    Ok(Inputs { written, ..Inputs::new(x, others, ours).against(builtin) })
+}
+
+pub fn softmax(case: &Case) -> Result<Inputs> {
+    let inputs = Inputs::new(case.x()?, [], |x, _| ops::softmax(x));
+    Ok(inputs.against(|x, _| builtin::softmax(x)))
+}
+
+pub fn masked_softmax(case: &Case) -> Result<Inputs> {
+    const WINDOW: i32 = 512;
+    let (x, variant) = (case.x()?, case.workload.variant);
+    let (queries, keys) = (case.dim(-2) as usize, case.dim(-1) as usize);
+    let seen = match variant {
+        "causal" => x.nbytes() / keys * (queries + 1) / 2,
+        "sliding" => x.nbytes() / keys * WINDOW as usize,
+        _ => x.nbytes(),
+    };
+    let numbers = || case.ready(&case.workload.shape[2..], -4.0..4.0);
+    let mask = match variant {
+        "bool" => Some(numbers()?.greater(-3.0)?),
+        "additive" => Some(numbers()?),
+        _ => None,
+    };
+    eval(&mask)?;
+    let read = seen + mask.as_ref().map_or(0, Array::nbytes);
+    let (causal, window) = (variant == "causal", (variant == "sliding").then_some(WINDOW));
+    let ours = move |x: &Array, _: &[Array]| {
+        let mask = mask.as_ref();
+        ops::masked_softmax(x, SoftmaxOptions { scale: 0.125, mask, causal, window })
+    };
+    Ok(Inputs { read, ..Inputs::new(x, [], ours) })
+}
+
+pub fn logsumexp(case: &Case) -> Result<Inputs> {
+    let x = case.x()?;
+    let written = x.nbytes() / case.dim(-1) as usize;
+    let inputs = Inputs::new(x, [], |x, _| ops::logsumexp(x, true));
+    Ok(Inputs { written, ..inputs.against(|x, _| x.logsumexp(-1, true)) })
+}
+
+pub fn log_softmax(case: &Case) -> Result<Inputs> {
+    let inputs = Inputs::new(case.x()?, [], |x, _| ops::log_softmax(x));
+    Ok(inputs.against(|x, _| x.subtract(x.logsumexp(-1, true)?)))
+}
+
+pub fn cross_entropy(case: &Case) -> Result<Inputs> {
+    let (rows, classes) = (case.dim(0), case.dim(1));
+    let targets: Vec<i32> = (0..rows).map(|row| row * 7919 % classes).collect();
+    let targets = Array::from_slice(&targets, &[rows])?;
+    targets.eval()?;
+    let (x, others) = (case.x()?, [targets, case.ready(&[rows], 0.5..1.5)?]);
+    let ours: Call = |x, o| ops::cross_entropy(x, &o[0], Default::default());
+    // As `mlx.nn.losses.cross_entropy` computes it.
+    let composed: Call = |x, o| {
+        let x = x.subtract(x.max(-1, true)?.stop_gradient()?)?;
+        let score = x.take_along_axis(&o[0].expand_dims(&[-1])?, -1)?.squeeze(&[-1])?;
+        x.logsumexp(-1, false)?.subtract(score)
+    };
+    if case.workload.variant.is_empty() {
+        return Ok(Inputs { written: 0, ..Inputs::new(x, others, ours).against(composed) });
+    }
+    let gradient = |losses: Call| {
+        move |x: &Array, o: &[Array]| {
+            let losses = |p: &[Array]| Ok(vec![losses(&p[0], o)?]);
+            Ok(vjp(losses, &[x], &[&o[1]])?.1.swap_remove(0))
+        }
+    };
+    let inputs = Inputs::new(x, others, gradient(ours)).against(gradient(composed));
+    // A gradient is of losses that have to be computed first.
+    Ok(Inputs { read: inputs.read + inputs.x.nbytes(), ..inputs })
+}
+
+const BASE: Option<f32> = Some(10_000.0);
+const POSITION: i32 = 100;
+
+pub fn rope(case: &Case) -> Result<Inputs> {
+    let (x, offset) = (case.x()?, Array::scalar(POSITION)?);
+    offset.eval()?;
+    let (read, dims) = (x.nbytes(), case.dim(-1));
+    let pairs = case.workload.variant == "traditional";
+    let ours = move |x: &Array, o: &[Array]| ops::rope(x, dims, pairs, BASE, 1.0, &o[0], None);
+    let builtin =
+        move |x: &Array, o: &[Array]| builtin::rope(x, dims, pairs, BASE, 1.0, &o[0], None);
+    Ok(Inputs { read, ..Inputs::new(x, [offset], ours).against(builtin) })
+}
+
+/// The query area is as long as a head's keys, so that MLX's ops can take the state as one array of heads.
+const LAYOUT: StateLayout = StateLayout { heads: 32, kv_heads: 8, head_dim: 64, capacity: 256 };
+
+/// The shape is that of the step, `x` is the state.
+pub fn rope_append(case: &Case) -> Result<Inputs> {
+    let StateLayout { heads, kv_heads, head_dim, capacity } = LAYOUT;
+    let x = case.ready(&[1, LAYOUT.rows(), head_dim], -4.0..4.0)?;
+    let (time, step) = (case.dim(1), case.x()?);
+    let bytes = step.nbytes();
+    let inputs = Inputs::new(x, [step], |state, o| {
+        ops::rope_append(state, &o[0], &LAYOUT, &Rotation::default(), POSITION, None)
+    });
+    // Queries and keys in one rope, then two writes: fewer ops than a rope for each.
+    let builtin = move |state: &Array, o: &[Array]| {
+        let vectors = o[0].reshape(&[1, time, heads + 2 * kv_heads, head_dim])?;
+        let vectors = vectors.transpose(&[0, 2, 1, 3])?;
+        let turned = vectors.slice_axis(1, ..heads + kv_heads)?;
+        let turned = builtin::rope(&turned, head_dim, false, BASE, 1.0, POSITION, None)?;
+        let keys = turned.slice_axis(1, heads..)?;
+        let values = vectors.slice_axis(1, heads + kv_heads..)?;
+        let at = POSITION..POSITION + time;
+        state
+            .reshape(&[1, 1 + 2 * kv_heads, capacity, head_dim])?
+            .slice_update(&[&.., &(1..1 + kv_heads), &at], &keys)?
+            .slice_update(&[&.., &(1 + kv_heads..1 + 2 * kv_heads), &at], &values)?
+            .reshape(&[1, LAYOUT.rows(), head_dim])
+    };
+    Ok(Inputs { read: bytes, written: bytes, ..inputs.against(builtin) })
+}
+
+/// Many sequences, each with its own few positions. `x` is the step: the state is handed on from call to
+/// call, as a decoder does, so that it is written in place.
+pub fn rope_append_batched(case: &Case) -> Result<Inputs> {
+    let layout = StateLayout { capacity: 16, ..LAYOUT };
+    let state = RefCell::new(layout.zeros(case.dim(0), case.dtype)?);
+    let inputs = Inputs::new(case.x()?, [], move |step, _| {
+        let rotation = Rotation::default();
+        let next = ops::rope_append(&state.borrow(), step, &layout, &rotation, 0, None)?;
+        state.replace(next.clone());
+        Ok(next)
+    });
+    Ok(Inputs { builtin: None, ..inputs })
+}
+
+/// There, or back from packed numbers.
+pub fn quantize(case: &Case) -> Result<Inputs> {
+    let (x, variant) = (case.x()?, case.workload.variant);
+    let bits = if variant.starts_with('4') { 4 } else { 8 };
+    let (packed, scales, biases) = ops::quantize(&x, GROUP, bits)?;
+    eval([&packed, &scales, &biases])?;
+    if variant.ends_with("back") {
+        let ours = move |x: &Array, o: &[Array]| ops::dequantize(x, &o[0], &o[1], GROUP, bits);
+        return Ok(Inputs { written: x.nbytes(), ..Inputs::new(packed, [scales, biases], ours) });
+    }
+    let written = packed.nbytes() + scales.nbytes() + biases.nbytes();
+    let ours = move |x: &Array, _: &[Array]| Ok(ops::quantize(x, GROUP, bits)?.0);
+    Ok(Inputs { written, ..Inputs::new(x, [], ours) })
+}
+
+pub fn attention(case: &Case) -> Result<Inputs> {
+    let number = |unit: &str| {
+        let mut words = case.workload.variant.split(", ").filter_map(|it| it.strip_suffix(unit));
+        words.next()?.parse().ok()
+    };
+    let (keys, bits) = (number(" keys").unwrap_or(case.dim(2)), number(" bits"));
+    // A cache as a decoder has it: eight key-value heads, some room behind the keys.
+    let cache = [case.dim(0), 8, keys + 64, case.dim(3)];
+    let mut parts = Vec::new();
+    for range in [-2.0..2.0, -1.0..1.0] {
+        let cache = case.ready(&cache, range)?;
+        let arrays = match bits {
+            Some(bits) => ops::quantize(&cache, GROUP, bits).map(|(p, s, b)| vec![p, s, b])?,
+            None => vec![cache],
+        };
+        for array in arrays {
+            let part = array.slice_axis(2, 0..keys)?;
+            part.eval()?;
+            parts.push(part);
+        }
+    }
+    let options = AttentionOptions { causal: case.dim(2) > 1, ..Default::default() };
+    let ours = move |x: &Array, parts: &[Array]| match (parts, bits) {
+        ([kp, ks, kb, vp, vs, vb], Some(bits)) => {
+            let k = QuantizedRows { packed: kp, scales: ks, biases: kb };
+            let v = QuantizedRows { packed: vp, scales: vs, biases: vb };
+            ops::attention_quantized(x, k, v, bits, GROUP, &options)
+        }
+        _ => ops::attention(x, &parts[0], &parts[1], &options),
+    };
+    let x = case.ready(case.workload.shape, -2.0..2.0)?;
+    // Two products; the causal rule halves them.
+    let flops = if options.causal { 2.0 } else { 4.0 } * x.size() as f64 * f64::from(keys);
+    // The weights are float32, and so is what quantized keys and values stand for.
+    let products = Some((flops, Dtype::Float32));
+    Ok(Inputs { products, ..Inputs::new(x, parts, ours) })
+}
+
+/// Inner extent of the products below.
+const K: i32 = 2048;
+
+/// The inputs of `x` times a matrix of `n` columns.
+fn product(inputs: Inputs, n: i32) -> Inputs {
+    let (x, n) = (&inputs.x, n as usize);
+    let written = x.nbytes() / K as usize * n;
+    Inputs { written, products: Some((2.0 * (x.size() * n) as f64, x.dtype())), ..inputs }
+}
+
+/// Columns of the result, which a variant ends with if they are not [`K`].
+fn columns(case: &Case) -> i32 {
+    match case.workload.variant.rsplit(' ').next() {
+        Some("up") => 8192,
+        last => last.and_then(|number| number.parse().ok()).unwrap_or(K),
+    }
+}
+
+pub fn linear(case: &Case) -> Result<Inputs> {
+    let n = columns(case);
+    // Of a size that keeps a chain's numbers as they are.
+    let w = case.ready(&[n, K], -0.035..0.035)?;
+    let bias = case.ready(&[n], -0.1..0.1)?;
+    let residual = case.ready(&[1, case.dim(1), n], -0.1..0.1)?;
+    let x = case.ready(case.workload.shape, -1.0..1.0)?;
+    let (read, full) = (x.nbytes() + w.nbytes(), case.workload.variant.starts_with("bias"));
+    let ours = move |x: &Array, o: &[Array]| {
+        let mut options = LinearOptions::default();
+        if full {
+            (options.bias, options.residual) = (Some(&o[2]), Some(&o[3]));
+            options.activation = Some(Activation::Silu);
+        }
+        ops::linear(x, &o[0], &options)
+    };
+    let builtin = move |x: &Array, o: &[Array]| {
+        let y = x.matmul(&o[1])?;
+        if !full {
+            return Ok(y);
+        }
+        let y = y.add(&o[2])?;
+        y.multiply(&y.sigmoid()?)?.add(&o[3])
+    };
+    let others = [w.clone(), w.t()?, bias, residual];
+    let inputs = Inputs { read, ..Inputs::new(x, others, ours).against(builtin) };
+    Ok(product(inputs, n))
+}
+
+pub fn matmul(case: &Case) -> Result<Inputs> {
+    let n = columns(case);
+    let x = case.ready(case.workload.shape, -1.0..1.0)?;
+    let w = case.ready(&[K, n], -0.035..0.035)?;
+    let inputs = Inputs::new(x, [w], |x, o| ops::matmul(x, &o[0], false));
+    Ok(product(inputs.against(|x, o| x.matmul(&o[0])), n))
+}
+
+/// Name, group size, bits.
+pub const FORMATS: [(&str, i32, i32, QuantizedMode); 6] = [
+    ("4-bit", 64, 4, QuantizedMode::Affine),
+    ("2-bit", 64, 2, QuantizedMode::Affine),
+    ("3-bit", 64, 3, QuantizedMode::Affine),
+    ("6-bit", 64, 6, QuantizedMode::Affine),
+    ("8-bit", 64, 8, QuantizedMode::Affine),
+    ("mxfp4", 32, 4, QuantizedMode::Mxfp4),
+];
+
+/// A matrix in the format that the variant begins with, and its arrays.
+fn packed(case: &Case, n: i32, k: i32) -> Result<(QuantizedWeight, Vec<Array>)> {
+    let named = FORMATS.iter().find(|format| case.workload.variant.starts_with(format.0));
+    let (_, group, bits, mode) = *named.unwrap_or(&FORMATS[0]);
+    let w = QuantizedWeight::quantize(&case.ready(&[n, k], -0.1..0.1)?, group, bits, mode)?;
+    let parts = [Some(w.packed()), Some(w.scales()), w.biases()];
+    let parts: Vec<_> = parts.into_iter().flatten().cloned().collect();
+    eval(&parts)?;
+    Ok((w, parts))
+}
+
+/// `[rows, K]` with `[n, K]`; the shape has no `n` if it is [`K`].
+pub fn quantized_linear(case: &Case) -> Result<Inputs> {
+    let (rows, n) = (case.dim(0), case.dim(-1));
+    let x = case.ready(&[rows, K], -1.0..1.0)?;
+    let (w, parts) = packed(case, n, K)?;
+    let ours =
+        move |x: &Array, _: &[Array]| ops::quantized_linear(x, &w, &QuantizedOptions::default());
+    Ok(product(Inputs::new(x, parts, ours), n))
+}
+
+pub fn quantized_swiglu(case: &Case) -> Result<Inputs> {
+    let n = case.dim(-1);
+    let x = case.ready(&[1, K], -1.0..1.0)?;
+    let gain = case.ready(&[K], 0.8..1.2)?;
+    let ((gate, gate_parts), (up, up_parts)) = (packed(case, n, K)?, packed(case, n, K)?);
+    let ours =
+        move |x: &Array, _: &[Array]| ops::quantized_swiglu(x, &gate, &up, Some((&gain, EPS)));
+    let inputs = product(Inputs::new(x, [gate_parts, up_parts].concat(), ours), n);
+    let flops = 4.0 * f64::from(n) * f64::from(K);
+    Ok(Inputs { products: Some((flops, case.dtype)), ..inputs })
+}
+
+pub fn lora_linear(case: &Case) -> Result<Inputs> {
+    const RANK: i32 = 8;
+    let (k, variant) = (case.dim(1), case.workload.variant);
+    let x = case.ready(case.workload.shape, -1.0..1.0)?;
+    let a = case.ready(&[RANK, k], -0.1..0.1)?;
+    let b = case.ready(&[k, RANK], -0.1..0.1)?;
+    let (w, parts): (LinearWeight, _) = if variant.starts_with("plain") {
+        let w = case.ready(&[k, k], -0.1..0.1)?;
+        ((&w).into(), vec![w])
+    } else {
+        let (w, parts) = packed(case, k, k)?;
+        (w.into(), parts)
+    };
+    let flops = 2.0 * x.size() as f64 * f64::from(k + 2 * RANK);
+    let base = w.clone();
+    let ours = move |x: &Array, o: &[Array]| ops::lora_linear(x, &w, &o[0], &o[1], 2.0);
+    let inputs = Inputs::new(x, [vec![a, b], parts].concat(), ours);
+    let inputs = Inputs { products: Some((flops, case.dtype)), ..inputs };
+    if !variant.ends_with("ops") {
+        return Ok(inputs);
+    }
+    // `x W^T + 2 (x A^T) B^T`, an op of ours for each product, two of MLX's for the rest.
+    Ok(inputs.against(move |x, o| {
+        let base = match &base {
+            LinearWeight::Plain(w) => ops::linear(x, w, &LinearOptions::default())?,
+            LinearWeight::Quantized(w) => {
+                ops::quantized_linear(x, w, &QuantizedOptions::default())?
+            }
+        };
+        let low = ops::linear(x, &o[0], &LinearOptions::default())?;
+        base.add(ops::linear(&low, &o[1], &LinearOptions::default())?.multiply(2.0)?)
+    }))
+}

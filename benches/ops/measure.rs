@@ -1,0 +1,158 @@
+//! Runs the cases: ours, MLX's built-in and what bounds both.
+
+use std::rc::Rc;
+
+use anyhow::Result;
+use mlx_primitives::device::Device;
+use mlx_primitives::{Dtype, memory};
+
+use super::cases::{Case, Function, Inputs, Kind, Workload};
+use super::roofline;
+use super::timing::{Competitor, Effort, Timing, interleave};
+
+/// A case's result.
+pub struct Row<'a> {
+    pub workload: &'a Workload,
+    pub dtype: Dtype,
+    pub kind: Kind,
+    pub device: Device,
+    pub ours: Timing,
+    /// None where it would take too long.
+    pub builtin: Option<Timing>,
+    bytes: usize,
+    /// Floating-point operations of products of matrices.
+    flops: f64,
+    /// The limit that binds, and the seconds that the machine needs at least.
+    pub limit: (&'static str, f64),
+}
+
+impl Row<'_> {
+    pub fn speedup(&self) -> Option<f64> {
+        self.builtin.map(|builtin| builtin.median / self.ours.median)
+    }
+
+    /// What has to be read and written, over our time.
+    pub fn gbps(&self) -> f64 {
+        self.bytes as f64 / self.ours.median / 1e9
+    }
+
+    /// GFLOP/s, where they are the limit.
+    pub fn gflops(&self) -> Option<f64> {
+        (self.limit.0 == "compute").then(|| self.flops / self.ours.median / 1e9)
+    }
+
+    /// The time that the machine needs at least, over ours.
+    pub fn limit_fraction(&self) -> f64 {
+        self.limit.1 / self.ours.median
+    }
+}
+
+pub fn measure<'a>(case: &Case<'a>, device: Device, effort: &Effort) -> Result<Row<'a>> {
+    memory::clear_cache()?; // of buffers no use to this case
+    let inputs = case.inputs()?;
+    let calls = calls(case.kind, &inputs)?;
+    let bytes = inputs.read + inputs.written;
+    let negative: Function = Rc::new(|x, _| x.negative());
+    let (mover, moved) = match device {
+        Device::Cpu => (roofline::bandwidth(inputs.read, inputs.written), bytes),
+        // Every GPU backend has it, and it reads and writes as many bytes as x has.
+        Device::Gpu => (competitor(calls, &inputs, &negative), 2 * inputs.x.nbytes()),
+    };
+    let mut competitors = vec![competitor(calls, &inputs, &inputs.ours), mover];
+    let mut done = 0.0;
+    if let (Device::Cpu, Some((_, dtype))) = (device, inputs.products) {
+        let (multiplier, operations) = roofline::arithmetic(dtype);
+        competitors.push(multiplier);
+        done = operations;
+    }
+    let limits = competitors.len();
+    competitors.extend(inputs.builtin.iter().map(|op| competitor(calls, &inputs, op)));
+    let timings = interleave(&mut competitors, effort)?;
+    let flops = inputs.products.map_or(0.0, |(flops, _)| flops);
+    let memory = timings[1].median * bytes as f64 / moved as f64;
+    let compute = if done > 0.0 { timings[2].median * flops / done } else { 0.0 };
+    Ok(Row {
+        workload: case.workload,
+        dtype: case.dtype,
+        kind: case.kind,
+        device,
+        ours: timings[0],
+        builtin: timings.get(limits).copied(),
+        bytes,
+        flops,
+        limit: later(memory, compute),
+    })
+}
+
+/// The limit that binds.
+fn later(memory: f64, compute: f64) -> (&'static str, f64) {
+    if compute > memory { ("compute", compute) } else { ("memory", memory) }
+}
+
+/// Calls in a run: fewer in a chain where the built-in takes long.
+fn calls(kind: Kind, inputs: &Inputs) -> Result<usize> {
+    const CHAIN_SECONDS: f64 = 0.1;
+    if kind == Kind::Single {
+        return Ok(1);
+    }
+    let slowest = inputs.builtin.as_ref().unwrap_or(&inputs.ours);
+    let mut once = competitor(1, inputs, slowest);
+    once.time()?;
+    Ok(((CHAIN_SECONDS / once.time()?) as usize).clamp(4, kind as usize))
+}
+
+/// `calls` ops, each fed by the last. Nothing else holds the arrays between, so that MLX can
+/// give an op its input's buffer to write to.
+fn competitor<'a>(calls: usize, inputs: &'a Inputs, op: &'a Function) -> Competitor<'a> {
+    Competitor::new(calls, move || {
+        let mut y = op(&inputs.x, &inputs.others)?;
+        for _ in 1..calls {
+            y = op(&y, &inputs.others)?;
+        }
+        Ok(y.eval()?)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use mlx_primitives::device;
+
+    use super::super::{cases, cases::Size, workloads};
+    use super::*;
+
+    #[test]
+    fn the_later_limit_binds() {
+        assert_eq!((later(1.0, 0.0), later(1.0, 2.0)), (("memory", 1.0), ("compute", 2.0)));
+    }
+
+    /// The allocator sees the output and nothing else: no hidden copy, no temporary.
+    #[test]
+    fn ours_allocates_its_output_only() {
+        device::with_device(Device::Cpu, || {
+            let workloads = workloads::all();
+            let mut failures = Vec::new();
+            for case in cases::select(&workloads, &[], &[], false, false) {
+                let op = case.workload.op;
+                let several_outputs = op.ends_with("_residual") || op == "quantize";
+                // These cannot write to their input's buffer: a chain holds what MLX has not freed.
+                let in_place = !["linear", "matmul", "attention"].iter().any(|&o| op.contains(o));
+                let alone = several_outputs || case.kind == Kind::Chain && !in_place;
+                if case.workload.size == Size::Large || alone {
+                    continue;
+                }
+                let inputs = case.inputs().unwrap();
+                let output = (inputs.ours)(&inputs.x, &inputs.others).unwrap().nbytes();
+                device::synchronize().unwrap();
+                let before = memory::active_memory();
+                memory::reset_peak_memory();
+                (competitor(case.kind as usize, &inputs, &inputs.ours).run)().unwrap();
+                // Some allocators round up to a page.
+                let beyond = memory::peak_memory().saturating_sub(before + output);
+                if beyond >= 1 << 16 {
+                    failures.push(format!("{case}: {beyond} bytes beside the output"));
+                }
+            }
+            assert!(failures.is_empty(), "{failures:#?}");
+        });
+    }
+}

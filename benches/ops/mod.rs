@@ -1,0 +1,128 @@
+//! `mlx-primitives ops`: our primitives against MLX's built-ins, in one process.
+
+mod cases;
+mod inputs;
+mod measure;
+mod plot;
+mod report;
+mod roofline;
+mod table;
+mod timing;
+mod workloads;
+
+use std::fs::OpenOptions;
+use std::path::PathBuf;
+
+use anyhow::{Context, Result, ensure};
+use clap::builder::PossibleValuesParser;
+use mlx_primitives::device::{self, Device};
+use mlx_primitives::{files, memory};
+
+use timing::Effort;
+
+use crate::model::{Float, progress};
+use crate::output;
+
+/// Bytes that MLX may keep for reuse: several of the largest array.
+const CACHE_LIMIT: usize = 2 << 30;
+
+/// Below the options of `--help`.
+const COLUMNS: &str = "\
+Each call is timed in turn with the built-in's, in this process. `single` builds one op, evaluates \
+it and waits; `chain` is one of up to 64 ops in a graph, each fed by the last. Times are medians ± half \
+the interquartile range. GB/s counts what has to be read and written, once. The limit is the time that the CPU kernels' \
+threads take to copy, read or fill as many bytes, or to do as many multiplications in registers, \
+whichever is longer; on a GPU that of MLX's `negative` for as many bytes.";
+
+#[derive(clap::Args)]
+#[command(after_help = COLUMNS)]
+pub struct Args {
+    /// Compare only these primitives.
+    #[arg(long, value_name = "NAME", num_args = 1.., value_parser = PossibleValuesParser::new(workloads::names()))]
+    op: Vec<String>,
+    /// Compare only these element types.
+    #[arg(long, value_name = "TYPE", num_args = 1.., value_enum)]
+    dtype: Vec<Float>,
+    /// The device to compare on; the GPU where there is one.
+    #[arg(long, value_parser = ["cpu", "gpu"])]
+    device: Option<String>,
+    /// A minute or less: fewer samples, wide and large shapes in one type, chains in decode shapes only.
+    #[arg(long)]
+    quick: bool,
+    /// Only shapes beyond the caches, and MLX's built-ins only where they take less than seconds.
+    #[arg(long)]
+    large: bool,
+    /// Print an array of JSON objects instead of tables.
+    #[arg(long)]
+    json: bool,
+    /// Print README's table of the ops, given a file of what their kernels move
+    /// (scripts/op_table.sh makes both).
+    #[arg(long, value_name = "TRAFFIC", conflicts_with = "json")]
+    table: Option<PathBuf>,
+    /// Draw the speedups into this SVG file.
+    #[arg(long, value_name = "FILE")]
+    plot: Option<PathBuf>,
+}
+
+pub fn run(args: &Args) -> Result<()> {
+    device::check_version()?;
+    let device = match args.device.as_deref() {
+        Some("gpu") => Device::Gpu,
+        Some(_) => Device::Cpu,
+        None => device::default_device()?,
+    };
+    ensure!(device.is_available()?, "this machine has no GPU that MLX can use: try --device cpu");
+    if let Some(path) = &args.plot {
+        // Found out now rather than after a minute of measuring.
+        files::check_replaceable(path)?;
+        let opened = OpenOptions::new().create(true).append(true).open(path);
+        opened.with_context(|| format!("cannot write {}", path.display()))?;
+    }
+    let traffic = args.table.as_deref().map(table::read_traffic).transpose()?;
+    output::eprintln(machine(device)?);
+
+    // Both sides write to memory in use before, as under the limit of MLX's GPU allocators.
+    memory::set_cache_limit(CACHE_LIMIT)?;
+    let workloads = workloads::all();
+    let types: Vec<_> = args.dtype.iter().map(|&float| float.into()).collect();
+    let cases = cases::select(&workloads, &args.op, &types, args.quick, args.large);
+    let effort = match (args.quick, args.large) {
+        (true, _) => Effort::QUICK,
+        (false, true) => Effort::LARGE,
+        (false, false) => Effort::FULL,
+    };
+    let progress = progress(cases.len() as u64)?;
+    let measured = cases.iter().map(|case| {
+        progress.set_message(case.to_string());
+        progress.inc(1);
+        measure::measure(case, device, &effort).with_context(|| case.to_string())
+    });
+    let rows = device::with_device(device, || measured.collect::<Result<Vec<_>>>());
+    progress.finish_and_clear();
+    let rows = rows?;
+
+    output::print(match &traffic {
+        Some(traffic) => table::markdown(&workloads, &rows, traffic)?,
+        None if args.json => report::json(&rows),
+        None => report::tables(&rows)?,
+    })?;
+    if let Some(path) = &args.plot {
+        let title = format!("Speedup over MLX's built-ins ({})", device.name()?);
+        let svg = plot::svg(&rows, &title)?;
+        std::fs::write(path, svg).with_context(|| format!("cannot write {}", path.display()))?;
+    }
+    Ok(())
+}
+
+/// What the numbers depend on.
+fn machine(device: Device) -> Result<String> {
+    let (_, version) = device::mlx_versions();
+    let cpu = Device::Cpu.name()?;
+    let processor = match device {
+        Device::Cpu => {
+            format!("{cpu}, {} threads, {}", device::cpu_threads(), device::cpu_kernels())
+        }
+        Device::Gpu => format!("{} of {cpu}", device.name()?),
+    };
+    Ok(format!("{processor}, MLX {version}"))
+}

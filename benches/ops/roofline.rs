@@ -1,0 +1,67 @@
+//! What no implementation can go below on this machine, measured beside the op: the time to move its bytes
+//! and the time to do its multiplications.
+
+use std::hint::black_box;
+
+use mlx_primitives::{Dtype, memory};
+use mlx_primitives_kernels::roofline;
+
+use super::timing::Competitor;
+
+/// So many bytes that have been written, in pages of 2 MB as far as the system grants them.
+fn buffer(bytes: usize) -> Vec<u8> {
+    let mut buffer: Vec<u8> = Vec::with_capacity(bytes);
+    memory::advise_huge_pages(buffer.as_ptr().expose_provenance(), bytes);
+    buffer.resize(bytes, 1);
+    buffer
+}
+
+/// Reads and writes as many bytes between buffers that stay: copies what is both read and written, and
+/// reads or fills the rest.
+pub fn bandwidth(read: usize, written: usize) -> Competitor<'static> {
+    // Small buffers take less than the clock's resolution on some machines.
+    let calls = (1 << 22 >> read.max(written).max(1).ilog2()).clamp(1, 256);
+    let (from, mut to) = (buffer(read), buffer(written));
+    let both = read.min(written);
+    Competitor::new(calls, move || {
+        for _ in 0..calls {
+            let (copied, filled) = to.split_at_mut(both);
+            roofline::copy(&from[..both], copied);
+            roofline::read(&from[both..]);
+            roofline::fill(filled);
+        }
+        Ok(())
+    })
+}
+
+/// Multiplies in registers for about a millisecond, as well as numbers of the type can be; also how many
+/// operations that is.
+pub fn arithmetic(dtype: Dtype) -> (Competitor<'static>, f64) {
+    let multiply = move || roofline::multiply(dtype == Dtype::Bfloat16, 100);
+    let run = move || {
+        black_box(multiply());
+        Ok(())
+    };
+    (Competitor::new(1, run), multiply())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn memory_is_moved_and_numbers_are_multiplied() {
+        for bytes in [5, 33 << 20] {
+            let mut to = buffer(bytes);
+            roofline::copy(&vec![7; bytes], &mut to);
+            assert!(to.iter().all(|&byte| byte == 7));
+            roofline::fill(&mut to);
+            assert_eq!(to, buffer(bytes));
+            roofline::read(&to);
+        }
+        for (read, written) in [(0, 9), (9, 0), (5000, 9)] {
+            (bandwidth(read, written).run)().unwrap();
+        }
+        assert!([Dtype::Float32, Dtype::Bfloat16].into_iter().all(|it| arithmetic(it).1 > 1e6));
+    }
+}

@@ -1,0 +1,138 @@
+//! Interleaved timing: competitors take turns, so that a machine that slows down slows all.
+
+use std::time::{Duration, Instant};
+
+use anyhow::Result;
+
+/// Times are of one call, in seconds.
+#[derive(Clone, Copy, Debug)]
+pub struct Timing {
+    pub lower_quartile: f64,
+    pub median: f64,
+    pub upper_quartile: f64,
+    pub samples: usize,
+}
+
+impl Timing {
+    fn of(mut times: Vec<f64>) -> Self {
+        times.sort_by(f64::total_cmp);
+        let [lower_quartile, median, upper_quartile] = [0.25, 0.5, 0.75].map(|fraction| {
+            let place = fraction * (times.len() - 1) as f64;
+            let (low, high) = (times[place.floor() as usize], times[place.ceil() as usize]);
+            low + (high - low) * place.fract()
+        });
+        Self { lower_quartile, median, upper_quartile, samples: times.len() }
+    }
+
+    /// Half the interquartile range.
+    pub fn spread(&self) -> f64 {
+        (self.upper_quartile - self.lower_quartile) / 2.0
+    }
+}
+
+/// Something to time. A run is `calls` calls.
+pub struct Competitor<'a> {
+    pub calls: usize,
+    pub run: Box<dyn FnMut() -> Result<()> + 'a>,
+}
+
+impl<'a> Competitor<'a> {
+    pub fn new(calls: usize, run: impl FnMut() -> Result<()> + 'a) -> Self {
+        Self { calls, run: Box::new(run) }
+    }
+
+    pub fn time(&mut self) -> Result<f64> {
+        let start = Instant::now();
+        (self.run)()?;
+        Ok(start.elapsed().as_secs_f64())
+    }
+}
+
+/// How long to go on.
+pub struct Effort {
+    pub budget: Duration,
+    pub least_rounds: usize,
+}
+
+impl Effort {
+    pub const FULL: Self = Self { budget: Duration::from_millis(400), least_rounds: 3 };
+    pub const LARGE: Self = Self { budget: Duration::from_millis(250), least_rounds: 3 };
+    pub const QUICK: Self = Self { budget: Duration::from_millis(60), least_rounds: 2 };
+}
+
+const MOST_ROUNDS: usize = 200;
+/// Seconds of a competitor's run beyond which one round is enough.
+const PATIENCE: f64 = 2.0;
+/// A turn is filled with samples up to this time, in seconds, or this part of the slowest
+/// competitor's run, and this many.
+const TURN: f64 = 1e-3;
+const TURN_PART: f64 = 0.25;
+const TURN_SAMPLES: f64 = 16.0;
+
+/// A timing for each competitor.
+pub fn interleave(competitors: &mut [Competitor], effort: &Effort) -> Result<Vec<Timing>> {
+    let mut estimates = Vec::new();
+    for competitor in &mut *competitors {
+        // The first run warms up; where a second is cheap it tells the time better.
+        let mut estimate = competitor.time()?;
+        if estimate < 0.05 {
+            estimate = competitor.time()?;
+        }
+        estimates.push(estimate.max(1e-8));
+    }
+    let slowest = estimates.iter().copied().fold(0.0, f64::max);
+    // A short run's turn starts with one that is not counted: it finds the other's data in the caches and
+    // the threads asleep.
+    let warms_up = |estimate: f64| estimate < 2.0 * TURN;
+    let samples =
+        |estimate: f64| (TURN.max(TURN_PART * slowest) / estimate).clamp(1.0, TURN_SAMPLES).floor();
+    let cost = |&it: &f64| it * (samples(it) + f64::from(u8::from(warms_up(it))));
+    let round: f64 = estimates.iter().map(cost).sum();
+    let rounds = (effort.budget.as_secs_f64() / round) as usize;
+    let least_rounds = if slowest > PATIENCE { 1 } else { effort.least_rounds };
+    let mut times = vec![Vec::new(); competitors.len()];
+    let mut order: Vec<_> = (0..competitors.len()).collect();
+    for _ in 0..rounds.clamp(least_rounds, MOST_ROUNDS) {
+        for &index in &order {
+            let (competitor, estimate) = (&mut competitors[index], estimates[index]);
+            if warms_up(estimate) {
+                competitor.time()?;
+            }
+            for _ in 0..samples(estimate) as usize {
+                times[index].push(competitor.time()? / competitor.calls as f64);
+            }
+        }
+        order.reverse(); // nobody always follows the same one
+    }
+    Ok(times.into_iter().map(Timing::of).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn quartiles_of_few_samples() {
+        let timing = Timing::of(vec![4.0, 1.0, 3.0, 2.0, 5.0]);
+        assert_eq!((timing.median, timing.lower_quartile, timing.spread()), (3.0, 2.0, 1.0));
+        assert_eq!(Timing::of(vec![1.0, 2.0]).median, 1.5);
+        assert_eq!(Timing::of(vec![7.0]).upper_quartile, 7.0);
+    }
+
+    #[test]
+    fn competitors_take_turns() {
+        let order = std::cell::RefCell::new(Vec::new());
+        let competitor = |name| {
+            let order = &order;
+            Competitor::new(1, move || {
+                std::thread::sleep(Duration::from_millis(60));
+                order.borrow_mut().push(name);
+                Ok(())
+            })
+        };
+        let effort = Effort { budget: Duration::ZERO, least_rounds: 2 };
+        let timings = interleave(&mut [competitor('a'), competitor('b')], &effort).unwrap();
+        assert!(timings.iter().all(|timing| timing.samples == 2 && timing.median >= 0.06));
+        assert_eq!(order.into_inner(), ['a', 'b', 'a', 'b', 'b', 'a']);
+    }
+}

@@ -1,0 +1,65 @@
+//! What one array is held to beside another.
+
+use super::bounds::{Limit, Place, is_same};
+use super::inputs::Tensor;
+use crate::array::Array;
+use crate::dtype::Dtype;
+use crate::error::{Error, Result};
+
+pub(super) fn refs(arrays: &[Array]) -> Vec<&Array> {
+    arrays.iter().collect()
+}
+
+pub(super) fn wrong<T>(said: impl std::fmt::Display) -> Result<T> {
+    Err(Error::Argument(said.to_string()))
+}
+
+pub(super) fn same_spec(got: &Array, want: &Array, what: &str) -> Result<()> {
+    if (got.shape(), got.dtype()) == (want.shape(), want.dtype()) {
+        return Ok(());
+    }
+    wrong(format_args!(
+        "{what} is {} {:?}, not {} {:?}",
+        got.dtype(),
+        got.shape(),
+        want.dtype(),
+        want.shape()
+    ))
+}
+
+pub(super) fn compare_outputs(
+    got: &[Array],
+    want: &[Tensor],
+    limit: &Limit,
+    dtype: Dtype,
+    what: &str,
+) -> Result<()> {
+    if got.len() != want.len() {
+        return wrong(format_args!("{} outputs, and {} of the reference", got.len(), want.len()));
+    }
+    let mut pairs = got.iter().zip(want).enumerate();
+    pairs.try_for_each(|(output, (got, want))| {
+        close(got, want, limit, output, dtype, &format!("{what} {output}"))
+    })
+}
+
+/// `got` is the output of number `output`.
+pub(super) fn close(
+    got: &Array,
+    want: &Tensor,
+    limit: &Limit,
+    output: usize,
+    dtype: Dtype,
+    what: &str,
+) -> Result<()> {
+    let got = Tensor::of(got)?;
+    if got.shape != want.shape || got.values.len() != want.values.len() {
+        return wrong(format_args!("{what} has shape {:?}, not {:?}", got.shape, want.shape));
+    }
+    let mut differing = 0;
+    for (at, (&got, &want)) in got.values.iter().zip(&want.values).enumerate() {
+        limit.hold(got, want, dtype, Place { output, at }, what)?;
+        differing += usize::from(!is_same(got, want));
+    }
+    limit.hold_share(differing, want.values.len(), what)
+}

@@ -1,0 +1,106 @@
+//! Derivatives of every op, beside those of first order that `table` holds to f64.
+
+use mlx_primitives::transforms::{grad, jvp, vjp};
+use mlx_primitives::{Array, Result};
+
+use super::{OPS, loss};
+use crate::support::compare::{assert_close, numbers, ulp};
+use crate::support::input::{FLOATS, LAYOUTS, random, random32};
+use crate::support::{Checked, each_device, refs};
+
+/// The gradient along a direction, forward and reverse, against differences of the gradient.
+#[test]
+fn second_derivatives() -> Checked {
+    each_device(|_| {
+        for op in OPS.iter().filter(|op| op.smooth) {
+            let (x, t) = (op.inputs(3, 5)?, op.inputs(3, 15)?);
+            let g: Vec<Array> = (op.run)(&x)?
+                .iter()
+                .zip(25..)
+                .map(|(y, seed)| random32(y.shape(), seed))
+                .collect::<Result<_>>()?;
+            let inner = |p: &[Array]| Ok(vjp(op.run, &refs(p), &refs(&g))?.1);
+            let second = jvp(inner, &refs(&x), &refs(&t))?.1;
+            let along = |p: &[Array]| {
+                let parts = inner(p)?.into_iter().zip(&t);
+                let parts = parts.map(|(d, t)| d.multiply(t)?.sum(.., false));
+                parts.reduce(|a, b| a?.add(b?)).unwrap_or_else(|| Array::scalar(0.0f32))
+            };
+            let reverse = grad(along, &op.numbers(), &refs(&x))?;
+            let of = |h: f32| {
+                let moved = x.iter().zip(&t).map(|(x, t)| x.add(t.multiply(h)?));
+                inner(&moved.collect::<Result<Vec<_>>>()?)
+            };
+            let (above, below) = (of(1e-2)?, of(-1e-2)?);
+            for (i, second) in second.iter().enumerate() {
+                let want = numbers(&above[i].subtract(&below[i])?.divide(2e-2)?)?;
+                // Errors of h² and third derivatives, and of f32's 1e-6 over h.
+                let scale = want.iter().fold(1.0f64, |a, b| a.max(b.abs()));
+                let what = format!("{}, input {i}", op.name);
+                assert_close(&numbers(second)?, &want, 4e-3 * scale, &what);
+                assert_close(&numbers(&reverse[i])?, &numbers(second)?, 2e-4 * scale, &what);
+            }
+        }
+        Ok(())
+    })
+}
+
+#[test]
+fn gradients_in_some_arguments_are_those_in_all() -> Checked {
+    for op in &OPS {
+        let inputs = op.inputs(3, 60)?;
+        let all = grad(loss(op.run), &op.numbers(), &refs(&inputs))?;
+        for argument in op.numbers() {
+            let alone = grad(loss(op.run), &[argument], &refs(&inputs))?;
+            let (alone, all) = (numbers(&alone[0])?, numbers(&all[argument as usize])?);
+            assert_close(&alone, &all, 1e-4, op.name);
+        }
+    }
+    Ok(())
+}
+
+/// Each gradient is of its argument's type, whatever the others are.
+#[test]
+fn gradients_of_promoted_types_keep_each_arguments_type() -> Checked {
+    for op in OPS.iter().filter(|op| op.promotes) {
+        let inputs = op.inputs(3, 60)?.into_iter().enumerate();
+        let inputs: Vec<Array> =
+            inputs.map(|(i, x)| x.astype(FLOATS[(i + 1) % 3])).collect::<Result<_>>()?;
+        for (x, gradient) in inputs.iter().zip(grad(loss(op.run), &op.numbers(), &refs(&inputs))?) {
+            assert_eq!((gradient.shape(), gradient.dtype()), (x.shape(), x.dtype()), "{}", op.name);
+        }
+    }
+    Ok(())
+}
+
+/// Sums over strided memory may be added in another order.
+#[test]
+fn derivatives_of_inputs_in_every_layout() -> Checked {
+    for (op, dtype) in OPS.iter().flat_map(|op| FLOATS.map(|dtype| (op, dtype))) {
+        for layout in LAYOUTS {
+            let make = |x: &Array, seed| match x.ndim() {
+                0 | 1 => random(x.shape(), dtype, seed),
+                _ => layout.make(x.shape(), dtype, seed),
+            };
+            let of = |list: &[Array], seed: u64| -> Result<[Vec<Array>; 2]> {
+                let views = list.iter().zip(seed..).map(|(x, seed)| make(x, seed));
+                let views = views.collect::<Result<Vec<_>>>()?;
+                let plain = views.iter().map(Array::contiguous).collect::<Result<_>>()?;
+                Ok([views, plain])
+            };
+            let inputs = op.inputs(2, 0)?;
+            let (x, t) = (of(&inputs, 70)?, of(&inputs, 80)?);
+            let g = of(&(op.run)(&inputs)?, 90)?;
+            let what = format!("{} {dtype} {layout:?}", op.name);
+            let tolerance = 2e-5 + 4.0 * ulp(1.0, dtype);
+            let back = [0, 1].map(|i| vjp(op.run, &refs(&x[i]), &refs(&g[i])));
+            let forward = [0, 1].map(|i| jvp(op.run, &refs(&x[i]), &refs(&t[i])));
+            for [ours, want] in [back, forward] {
+                for (ours, want) in ours?.1.iter().zip(want?.1) {
+                    assert_close(&numbers(ours)?, &numbers(&want)?, tolerance, &what);
+                }
+            }
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,230 @@
+//! What every op has to do with its inputs' types and under the transforms, a row for an op. Values are
+//! held to references by `table`.
+
+mod derivatives;
+mod maps;
+
+use mlx_primitives::ops::{
+    self, Activation, AttentionOptions, Axes, CrossEntropyOptions, LinearOptions, LinearWeight,
+    SoftmaxOptions,
+};
+use mlx_primitives::transforms::compile;
+use mlx_primitives::{Array, Dtype, Result, builtin};
+
+use crate::support::compare::{assert_close, assert_same, numbers, ulp};
+use crate::support::input::random32;
+use crate::support::{Checked, EPS, each_device, message, refs};
+
+type Run = fn(&[Array]) -> Result<Vec<Array>>;
+
+/// Whose first dimension is to be the number of rows.
+const ROWS: i32 = -1;
+
+struct Op {
+    name: &'static str,
+    run: Run,
+    shapes: &'static [&'static [i32]],
+    /// Whether x may hold integers, and what else than floats other inputs may.
+    integers: bool,
+    promotes: bool,
+    /// Whether its derivatives have no jumps.
+    smooth: bool,
+}
+
+const X: &[i32] = &[ROWS, 8];
+const V: &[i32] = &[8];
+
+const fn op(name: &'static str, shapes: &'static [&'static [i32]], run: Run) -> Op {
+    Op { name, run, shapes, integers: false, promotes: true, smooth: true }
+}
+
+/// An op that takes integers for floats.
+const fn of_any(name: &'static str, shapes: &'static [&'static [i32]], run: Run) -> Op {
+    Op { integers: true, ..op(name, shapes, run) }
+}
+
+const fn angular(op: Op) -> Op {
+    Op { smooth: false, ..op }
+}
+
+const fn strict(op: Op) -> Op {
+    Op { promotes: false, ..op }
+}
+
+fn one(y: Result<Array>) -> Result<Vec<Array>> {
+    Ok(vec![y?])
+}
+
+fn two(y: Result<(Array, Array)>) -> Result<Vec<Array>> {
+    y.map(|(a, b)| vec![a, b])
+}
+
+fn cross_entropy(x: &[Array]) -> Result<Vec<Array>> {
+    let sums = x[0].stop_gradient()?.abs()?.sum(-1, false)?;
+    let targets = sums.astype(Dtype::Int32)?.minimum(7)?;
+    one(ops::cross_entropy(&x[0], &targets, CrossEntropyOptions::default()))
+}
+
+fn linear(x: &[Array]) -> Result<Vec<Array>> {
+    let (activation, bias, residual) = (Some(Activation::Silu), x.get(2), x.get(3));
+    one(ops::linear(&x[0], &x[1], &LinearOptions { bias, activation, residual }))
+}
+
+fn lora_linear(x: &[Array]) -> Result<Vec<Array>> {
+    one(ops::lora_linear(&x[0], &LinearWeight::from(&x[1]), &x[2], &x[3], 1.5))
+}
+
+fn attention(x: &[Array]) -> Result<Vec<Array>> {
+    one(ops::attention(
+        &x[0],
+        &x[1],
+        &x[2],
+        &AttentionOptions { causal: true, ..Default::default() },
+    ))
+}
+
+const OPS: [Op; 28] = [
+    op("rms_norm", &[X, V], |x| one(ops::rms_norm(&x[0], x.get(1), EPS))),
+    op("layer_norm", &[X, V, V], |x| one(ops::layer_norm(&x[0], x.get(1), x.get(2), EPS))),
+    op("layer_norm", &[X], |x| one(ops::layer_norm(&x[0], None, None, EPS))),
+    strict(op("rms_norm_residual", &[X, X, V], |x| {
+        two(ops::rms_norm_residual(&x[0], &x[1], x.get(2), EPS))
+    })),
+    strict(op("layer_norm_residual", &[X, X, V, V], |x| {
+        two(ops::layer_norm_residual(&x[0], &x[1], x.get(2), x.get(3), EPS))
+    })),
+    of_any("softmax", &[X], |x| one(ops::softmax(&x[0]))),
+    of_any("logsumexp", &[X], |x| one(ops::logsumexp(&x[0], true))),
+    of_any("log_softmax", &[X], |x| one(ops::log_softmax(&x[0]))),
+    strict(op("masked_softmax", &[X, V], |x| {
+        one(ops::masked_softmax(&x[0], SoftmaxOptions { mask: x.get(1), ..Default::default() }))
+    })),
+    op("cross_entropy", &[X], cross_entropy),
+    op("sum", &[X], |x| one(ops::sum(&x[0], Axes::Last, true))),
+    op("mean", &[X], |x| one(ops::mean(&x[0], Axes::Last, true))),
+    angular(op("max", &[X], |x| one(ops::max(&x[0], Axes::Last, true)))),
+    op("sum_of_squares", &[X], |x| one(ops::sum_of_squares(&x[0], Axes::All, false))),
+    op("norm", &[X], |x| one(ops::norm(&x[0], Axes::Last, true))),
+    angular(of_any("relu", &[X], |x| one(ops::relu(&x[0])))),
+    of_any("silu", &[X], |x| one(ops::silu(&x[0]))),
+    of_any("gelu", &[X], |x| one(ops::gelu(&x[0]))),
+    of_any("gelu_tanh", &[X], |x| one(ops::gelu_tanh(&x[0]))),
+    of_any("swiglu", &[X, X], |x| one(ops::swiglu(&x[0], &x[1]))),
+    of_any("geglu", &[X, X], |x| one(ops::geglu(&x[0], &x[1]))),
+    of_any("geglu_tanh", &[X, X], |x| one(ops::geglu_tanh(&x[0], &x[1]))),
+    angular(of_any("add_relu", &[X, X], |x| one(ops::add_relu(&x[0], &x[1])))),
+    angular(of_any("mul_relu", &[X, X], |x| one(ops::mul_relu(&x[0], &x[1])))),
+    op("linear", &[X, &[6, 8], &[6], &[ROWS, 6]], linear),
+    strict(op("lora_linear", &[X, &[6, 8], &[2, 8], &[6, 2]], lora_linear)),
+    op("rope", &[&[ROWS, 2, 5, 8]], |x| one(ops::rope(&x[0], 8, false, Some(1e4), 1.0, 3, None))),
+    op("attention", &[&[ROWS, 4, 3, 8], &[ROWS, 2, 5, 8], &[ROWS, 2, 5, 8]], attention),
+];
+
+impl Op {
+    /// Of all its arguments.
+    fn numbers(&self) -> Vec<i32> {
+        (0..self.shapes.len() as i32).collect()
+    }
+
+    fn inputs(&self, rows: i32, seed: u64) -> Result<Vec<Array>> {
+        let shape = |shape: &[i32]| -> Vec<i32> {
+            shape.iter().map(|&dim| if dim == ROWS { rows } else { dim }).collect()
+        };
+        self.shapes.iter().zip(seed..).map(|(of, seed)| random32(&shape(of), seed)).collect()
+    }
+}
+
+/// Results are of the types of MLX's, and near its values: each op rounds a few times.
+#[test]
+fn types_are_promoted() -> Checked {
+    each_device(|_| {
+        let types = [Dtype::Float32, Dtype::Float16, Dtype::Bfloat16, Dtype::Int32];
+        for op in OPS.iter().filter(|op| op.promotes) {
+            for (first, step) in (0..4).flat_map(|first| (0..4).map(move |step| (first, step))) {
+                let of = |i: usize| types[(first + step * i) % 4];
+                if !op.integers && of(0) == Dtype::Int32 {
+                    continue;
+                }
+                let inputs = op.inputs(3, 1)?.into_iter().enumerate();
+                let inputs: Vec<Array> =
+                    inputs.map(|(i, x)| x.astype(of(i))).collect::<Result<_>>()?;
+                let ours = (op.run)(&inputs)?;
+                let theirs = builtin::composition(&ours[0])
+                    .map_err(|e| anyhow::anyhow!("{} {e}", op.name))?;
+                for (ours, theirs) in ours.iter().zip(&theirs) {
+                    let what = format!(
+                        "{} of {:?}",
+                        op.name,
+                        inputs.iter().map(Array::dtype).collect::<Vec<_>>()
+                    );
+                    assert_eq!(
+                        (ours.shape(), ours.dtype()),
+                        (theirs.shape(), theirs.dtype()),
+                        "{what}"
+                    );
+                    let tolerance = 6.0 * ulp(1.0, ours.dtype()) + 2e-5;
+                    assert_close(&numbers(ours)?, &numbers(theirs)?, tolerance, &what);
+                }
+            }
+            let others = [Dtype::Int8, Dtype::Int64, Dtype::Uint16, Dtype::Bool];
+            for other in others.into_iter().filter(|_| op.integers) {
+                let whole = |x: &Array| x.abs()?.astype(other);
+                let inputs: Vec<Array> =
+                    op.inputs(3, 1)?.iter().map(whole).collect::<Result<_>>()?;
+                let ours = (op.run)(&inputs)?.swap_remove(0);
+                assert_eq!(ours.dtype(), Dtype::Float32, "{} of {other}", op.name);
+                let theirs = numbers(&builtin::composition(&ours)?[0])?;
+                assert_close(&numbers(&ours)?, &theirs, 4e-6, op.name);
+            }
+        }
+        Ok(())
+    })
+}
+
+#[test]
+fn other_types_are_refused() -> Checked {
+    for op in &OPS {
+        let wide = [Dtype::Complex64, Dtype::Float64];
+        let whole = [Dtype::Int32, Dtype::Bool];
+        for dtype in wide.iter().chain(whole.iter().filter(|_| !op.integers)) {
+            let inputs: Result<Vec<Array>> =
+                op.inputs(2, 1)?.iter().map(|x| x.astype(*dtype)).collect();
+            let said = message((op.run)(&inputs?));
+            let expected = format!("[{}] expected ", op.name);
+            assert!(said.starts_with(&expected) && said.contains(dtype.name()), "{said}");
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn compiled_for_any_shape() -> Checked {
+    each_device(|_| {
+        for op in &OPS {
+            let run = op.run;
+            let moved = move |x: &[Array]| {
+                let moved: Result<Vec<Array>> = x.iter().map(|x| x.add(1.0)).collect();
+                run(&moved?)
+            };
+            for shapeless in [false, true] {
+                let compiled = compile(moved, shapeless)?;
+                for rows in [2, 5, 1] {
+                    let inputs = op.inputs(rows, 9)?;
+                    let outputs = compiled.call(&refs(&inputs))?;
+                    for (got, want) in outputs.iter().zip(moved(&inputs)?) {
+                        assert_same(got, &want, &format!("{}, {rows} rows", op.name))?;
+                    }
+                }
+            }
+        }
+        Ok(())
+    })
+}
+
+/// A loss that weighs every output.
+fn loss(run: Run) -> impl Fn(&[Array]) -> Result<Array> {
+    move |p| {
+        let all = run(p)?.into_iter().map(|y| y.square()?.sum(.., false));
+        all.reduce(|a, b| a?.add(b?)).unwrap_or_else(|| Array::scalar(0.0f32))
+    }
+}

@@ -1,0 +1,84 @@
+//! Linear layers and products of matrices beside their rows of `table`: sums beyond a type, chains of
+//! residuals, traffic.
+
+use half::f16;
+use mlx_primitives::Dtype;
+use mlx_primitives::ops::{self, LinearOptions};
+
+use crate::support::compare::{assert_same, numbers};
+use crate::support::input::{data, random, random32};
+use crate::support::{self, Checked, each_device, simulated};
+
+#[test]
+fn only_the_result_has_to_fit() -> Checked {
+    each_device(|_| {
+        // Sums beyond float16 on the way, but not in the end; then also in the end.
+        let large = f16::MAX.to_f32();
+        let x = data(&[large, large, -large, -large, 1.0], &[1, 5], Dtype::Float16)?;
+        let w = data(&[1.0; 5], &[1, 5], Dtype::Float16)?;
+        assert_eq!(numbers(&ops::matmul(&x, &w, true)?)?, [1.0]);
+        let x = data(&[large, large, 0.0, 0.0, 1.0], &[1, 5], Dtype::Float16)?;
+        assert_eq!(numbers(&ops::matmul(&x, &w, true)?)?, [f64::INFINITY]);
+        Ok(())
+    })
+}
+
+/// A residual that nothing else reads lends its buffer; one that is read again keeps it.
+#[test]
+fn a_chain_of_residuals() -> Checked {
+    each_device(|_| {
+        let (x, w) = (random32(&[4, 16], 70)?, random32(&[16, 16], 71)?.multiply(0.01f32)?);
+        let rounds = if simulated() { 10 } else { 100 };
+        let (mut y, mut want) = (x.clone(), x.clone());
+        for _ in 0..rounds {
+            y = ops::linear(&x, &w, &LinearOptions { residual: Some(&y), ..Default::default() })?;
+            want = ops::matmul(&x, &w, true)?.add(&want)?;
+        }
+        assert_same(&y, &want, "chain")?;
+        assert_same(&x, &random32(&[4, 16], 70)?, "the input")?;
+        Ok(())
+    })
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+#[ignore = "run by simulated::what_moves"]
+fn moves_weights_once_for_few_rows() -> Checked {
+    for (dtype, m) in [(Dtype::Float32, 1), (Dtype::Bfloat16, 1), (Dtype::Float16, 8)] {
+        let (x, w) = (random(&[m, 512], dtype, 80)?, random(&[128, 512], dtype, 81)?);
+        x.eval()?;
+        w.eval()?;
+        let moved = support::moved(|| ops::linear(&x, &w, &LinearOptions::default()))?;
+        let (wide, rows) = (w.nbytes() as u64, x.nbytes() as u64);
+        let out = rows / 4;
+        assert_eq!(moved[0].arrays[1], [wide, 0, wide], "{dtype} {m}");
+        assert_eq!(*moved[0].arrays.last().expect("out"), [0, out, 0], "{dtype} {m}");
+        // Each threadgroup of 32 rows of w stages x.
+        assert_eq!(moved[0].arrays[0], [4 * rows, 0, rows], "{dtype} {m}");
+        let name = if m > 1 { "linear, 8 rows" } else { "linear" };
+        support::report_traffic(name, &moved, x.nbytes() + w.nbytes() + out as usize)?;
+    }
+    Ok(())
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+#[ignore = "run by simulated::what_moves"]
+fn moves_tiles_as_often_as_they_are_needed() -> Checked {
+    let (m, n, k) = (128u64, 192u64, 64u64);
+    let (x, w) = (random32(&[128, 64], 82)?, random32(&[192, 64], 83)?);
+    x.eval()?;
+    w.eval()?;
+    for transposed in [true, false] {
+        let w = if transposed { w.clone() } else { w.t()?.contiguous()? };
+        w.eval()?;
+        let moved = support::moved(|| ops::matmul(&x, &w, transposed))?;
+        // Tiles of 64 by 64 outputs.
+        assert_eq!(moved[0].arrays[0], [4 * m * k * (n / 64), 0, 4 * m * k]);
+        assert_eq!(moved[0].arrays[1], [4 * n * k * (m / 64), 0, 4 * n * k]);
+        assert_eq!(*moved[0].arrays.last().expect("out"), [0, 4 * m * n, 0]);
+        let name = if transposed { "linear, 128 rows" } else { "matmul" };
+        support::report_traffic(name, &moved, 4 * (m * k + n * k + m * n) as usize)?;
+    }
+    Ok(())
+}

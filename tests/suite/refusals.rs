@@ -1,0 +1,219 @@
+//! Input that ops refuse, and what they say; types are refused in `every`.
+
+use mlx_primitives::ops::{
+    self, Axes, CrossEntropyOptions, LinearOptions, LinearWeight, Lora, SoftmaxOptions,
+};
+use mlx_primitives::{Array, Dtype, Result};
+
+use crate::support::input::random32;
+use crate::support::{Checked, EPS, message};
+
+/// That `op` says what it expected and what it got, with `part` in it.
+#[track_caller]
+fn refused<T>(op: &str, result: Result<T>, part: &str) {
+    let said = message(result);
+    let expected = said.starts_with(&format!("[{op}] expected ")) && said.contains("got ");
+    assert!(expected && said.contains(part), "{said} lacks {part}");
+}
+
+fn ones(shape: &[i32]) -> Result<Array> {
+    Array::ones::<f32>(shape)
+}
+
+fn of(shape: &[i32]) -> Result<Array> {
+    random32(shape, 9)
+}
+
+#[test]
+fn norms() -> Checked {
+    let (x, r) = (of(&[2, 8])?, ones(&[2, 8])?);
+    let empty = ones(&[3, 0])?;
+    let scalar = ones(&[])?;
+    for shape in [&[][..], &[1], &[7], &[9], &[8, 1], &[1, 8]] {
+        let v = ones(shape)?;
+        refused("layer_norm", ops::layer_norm(&x, Some(&v), None, EPS), "weight of shape (8)");
+        refused("layer_norm", ops::layer_norm(&x, None, Some(&v), EPS), "bias of shape (8)");
+        let op = "layer_norm_residual";
+        let y = ops::layer_norm_residual(&x, &r, Some(&v), None, EPS);
+        refused(op, y, "weight of shape (8)");
+        let y = ops::layer_norm_residual(&x, &r, None, Some(&v), EPS);
+        refused(op, y, "bias of shape (8)");
+        let y = ops::rms_norm_residual(&x, &r, Some(&v), EPS);
+        refused("rms_norm_residual", y, "weight of shape (8)");
+    }
+    for (x, part) in [(&scalar, "scalar"), (&empty, "(3,0)")] {
+        refused("layer_norm", ops::layer_norm(x, None, None, EPS), part);
+        refused("layer_norm_residual", ops::layer_norm_residual(x, x, None, None, EPS), part);
+        refused("rms_norm_residual", ops::rms_norm_residual(x, x, None, EPS), part);
+    }
+    for shape in [&[][..], &[8], &[1, 8], &[2, 7], &[8, 2], &[1, 2, 8]] {
+        let r = ones(shape)?;
+        let part = "residual of shape (2,8)";
+        refused("layer_norm_residual", ops::layer_norm_residual(&x, &r, None, None, EPS), part);
+        refused("rms_norm_residual", ops::rms_norm_residual(&x, &r, None, EPS), part);
+    }
+    Ok(())
+}
+
+#[test]
+fn softmaxes() -> Checked {
+    let (x, scalar, empty) = (of(&[2, 3, 8])?, ones(&[])?, ones(&[2, 0])?);
+    const PLAIN: SoftmaxOptions =
+        SoftmaxOptions { scale: 1.0, mask: None, causal: false, window: None };
+    for (x, part) in [(&scalar, "scalar"), (&empty, "(2,0)")] {
+        refused("logsumexp", ops::logsumexp(x, false), "");
+        refused("log_softmax", ops::log_softmax(x), "");
+        refused("masked_softmax", ops::masked_softmax(x, PLAIN), part);
+    }
+    fn masked(x: &Array, options: SoftmaxOptions<'_>, part: &str) {
+        refused("masked_softmax", ops::masked_softmax(x, options), part);
+    }
+    for shape in [&[2][..], &[2, 8], &[3, 3, 8], &[1, 2, 3, 8], &[3, 7], &[0]] {
+        let mask = ones(shape)?;
+        masked(&x, SoftmaxOptions { mask: Some(&mask), ..PLAIN }, "broadcasts to (2,3,8)");
+    }
+    let (half, wide) = (x.astype(Dtype::Float16)?, ones(&[8])?);
+    masked(&half, SoftmaxOptions { mask: Some(&wide), ..PLAIN }, "float16");
+    for window in [0, -1, i32::MIN] {
+        masked(&x, SoftmaxOptions { window: Some(window), ..PLAIN }, &window.to_string());
+    }
+    // Integers promote, and are added.
+    let mask = Array::ones::<i32>(&[8])?;
+    let y = ops::masked_softmax(&half, SoftmaxOptions { mask: Some(&mask), ..PLAIN })?;
+    assert_eq!(y.dtype(), Dtype::Float16);
+    Ok(())
+}
+
+#[test]
+fn cross_entropy() -> Checked {
+    let plain = CrossEntropyOptions::default();
+    let (x, targets) = (of(&[2, 8])?, Array::from_slice(&[1i32, 2], &[2])?);
+    let says = |x: &Array, targets: &Array, part: &str| {
+        refused("cross_entropy", ops::cross_entropy(x, targets, plain), part);
+    };
+    says(&ones(&[])?, &targets, "scalar");
+    says(&ones(&[2, 0])?, &targets, "(2,0)");
+    says(&x, &targets.astype(Dtype::Float32)?, "integer");
+    says(&x, &targets.astype(Dtype::Bool)?, "integer");
+    says(&x, &targets.reshape(&[2, 1])?, "shape (2)");
+    says(&x, &targets.slice(&[&(..1)])?, "shape (2)");
+    for label_smoothing in [-0.1, 1.0, f32::NAN] {
+        let options = CrossEntropyOptions { label_smoothing, ..plain };
+        refused("cross_entropy", ops::cross_entropy(&x, &targets, options), "[0, 1)");
+    }
+    Ok(())
+}
+
+#[test]
+fn reductions_and_elements() -> Checked {
+    refused("sum", ops::sum(&ones(&[])?, Axes::Last, false), "scalar");
+    refused("mean", ops::mean(&ones(&[])?, Axes::Last, false), "scalar");
+    refused("max", ops::max(&ones(&[])?, Axes::Last, false), "scalar");
+    refused("sum_of_squares", ops::sum_of_squares(&ones(&[])?, Axes::Last, false), "scalar");
+    refused("norm", ops::norm(&ones(&[])?, Axes::Last, false), "scalar");
+    // What is summed would have to be copied first, to four terabytes.
+    let large = ones(&[1, 1])?.broadcast_to(&[1 << 20, 1 << 20])?;
+    for op in [ops::sum, ops::mean, ops::max, ops::sum_of_squares, ops::norm] {
+        assert!(message(op(&large, Axes::All, false)).starts_with("[reduce] expected"));
+    }
+    let (x, other) = (of(&[2, 8])?, of(&[3, 8])?);
+    for op in [ops::swiglu, ops::geglu, ops::geglu_tanh, ops::add_relu, ops::mul_relu] {
+        assert!(message(op(&x, &other)).contains("broadcast"));
+    }
+    for shape in [&[1][..], &[7], &[2, 8], &[1, 8]] {
+        let factor = of(shape)?;
+        refused("affine", ops::affine(&x, &factor, &x), "scale and shift");
+        refused("affine", ops::affine(&x, &x, &factor), "scale and shift");
+    }
+    Ok(())
+}
+
+#[test]
+fn products() -> Checked {
+    let (x, w) = (of(&[2, 8])?, of(&[5, 8])?);
+    let none = LinearOptions::default();
+    for (x, w) in [
+        (&[2, 7][..], &[5, 8][..]),
+        (&[], &[5, 8]),
+        (&[2, 8], &[8]),
+        (&[2, 8], &[1, 5, 8]),
+        (&[8, 2], &[5, 8]),
+    ] {
+        let y = ops::linear(&of(x)?, &of(w)?, &none);
+        refused("linear", y, "x [..., k] and w [n, k], got ");
+    }
+    for shape in [&[1][..], &[8], &[1, 5], &[]] {
+        let bias = of(shape)?;
+        let y = ops::linear(&x, &w, &LinearOptions { bias: Some(&bias), ..none });
+        refused("linear", y, "bias of shape (5), got ");
+    }
+    for shape in [&[5][..], &[1, 5], &[2, 8], &[1, 2, 5]] {
+        let residual = of(shape)?;
+        let y = ops::linear(&x, &w, &LinearOptions { residual: Some(&residual), ..none });
+        refused("linear", y, "residual of shape (2,5), got ");
+    }
+    for dtype in [Dtype::Int32, Dtype::Bool, Dtype::Complex64, Dtype::Float64] {
+        let y = ops::matmul(&x.astype(dtype)?, &w.astype(dtype)?, true);
+        refused("matmul", y, &format!("float32, float16 or bfloat16, got {dtype}"));
+    }
+    for (a, b, transposed) in [
+        (&[2, 8][..], &[5, 8][..], false),
+        (&[2, 8], &[8, 5], true),
+        (&[8], &[8, 5], false),
+        (&[2, 8], &[8], true),
+    ] {
+        refused("matmul", ops::matmul(&of(a)?, &of(b)?, transposed), "a [..., m, k] and b");
+    }
+    assert!(ops::matmul(&of(&[2, 3, 8])?, &of(&[3, 5, 8])?, true).is_err());
+    Ok(())
+}
+
+#[test]
+fn low_rank_updates() -> Checked {
+    let (x, w) = (of(&[2, 64])?, of(&[5, 64])?);
+    let (a, b) = (of(&[3, 64])?, of(&[5, 3])?);
+    let base = LinearWeight::from(&w);
+    let vector = LinearWeight::from(of(&[64])?);
+    let whole = LinearWeight::from(w.astype(Dtype::Int32)?);
+    let says = |x: &Array, base: &LinearWeight, a: &Array, b: &Array, part: &str| {
+        refused("lora_linear", ops::lora_linear(x, base, a, b, 1.0), part);
+    };
+    says(&w.t()?, &base, &a, &b, "a last axis of 64");
+    says(&x, &vector, &a, &b, "a matrix of weights");
+    says(&x, &whole, &a, &b, "floating weights");
+    says(&x, &base, &b, &b, "a of shape (rank, 64)");
+    says(&x, &base, &a, &a, "b of shape (5, 3)");
+    assert!(message(Lora::new(b, a, 1.0)).contains("a of shape [rank, k]"));
+    Ok(())
+}
+
+#[test]
+fn quantization() -> Checked {
+    let x = of(&[2, 64])?;
+    for (group_size, bits, part) in [
+        (16, 4, "group size of 32, 64 or 128, got 16"),
+        (0, 4, "got 0"),
+        (64, 1, "2, 3, 4, 5, 6 or 8 bits, got 1"),
+        (64, 7, "got 7"),
+        (64, 16, "got 16"),
+        (128, 4, "multiples of 128, got shape (2,64)"),
+    ] {
+        refused("quantize", ops::quantize(&x, group_size, bits), part);
+    }
+    refused("quantize", ops::quantize(&x.astype(Dtype::Int32)?, 32, 4), "int32");
+    refused("quantize", ops::quantize(&of(&[64])?, 32, 4), "rank 2");
+    let (packed, scales, biases) = ops::quantize(&x, 32, 4)?;
+    let (short, half) = (scales.slice(&[&(..1)])?, biases.astype(Dtype::Float16)?);
+    for (packed, scales, biases, group, bits) in [
+        (&packed, &scales, &biases, 64, 4),
+        (&packed, &scales, &biases, 32, 8),
+        (&packed, &scales, &biases, 32, 9),
+        (&scales, &scales, &biases, 32, 4),
+        (&packed, &scales, &short, 32, 4),
+        (&packed, &scales, &half, 32, 4),
+        (&packed, &packed, &packed, 32, 4),
+    ] {
+        refused("dequantize", ops::dequantize(packed, scales, biases, group, bits), "");
+    }
+    Ok(())
+}

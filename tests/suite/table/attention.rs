@@ -1,0 +1,165 @@
+//! Rows of attention.
+
+use mlx_primitives::conformance::{Bound, Check, Compared, Conformance, Input, Tensor};
+use mlx_primitives::ops::{self, AttentionOptions};
+use mlx_primitives::{Array, Result};
+
+use super::{composed, derivatives_of_ops, hold, hold_only, slices};
+use crate::attention::{Reference, TOLERANCE, tolerance_to_mlx};
+use crate::support::Checked;
+use crate::support::compare::ulp;
+
+/// Of the inputs queries, keys and values, then a mask and sinks, if there are.
+#[derive(Clone, Copy, Debug, Default)]
+struct Rules {
+    scale: Option<f32>,
+    causal: bool,
+    window: Option<i32>,
+    soft_cap: Option<f32>,
+    /// Whether a mask follows, and whether it is of bools.
+    mask: Option<bool>,
+    sinks: bool,
+}
+
+impl Rules {
+    fn split<'a, T>(&self, x: &'a [T]) -> [Option<&'a T>; 2] {
+        let mask = self.mask.and(x.get(3));
+        [mask, x.get(if self.mask.is_some() { 4 } else { 3 }).filter(|_| self.sinks)]
+    }
+
+    fn op(self) -> impl Fn(&[Array]) -> Result<Vec<Array>> + Copy {
+        move |x| {
+            let Self { scale, causal, window, soft_cap, .. } = self;
+            let [mask, sinks] = self.split(x);
+            let options = AttentionOptions { scale, causal, window, mask, soft_cap, sinks };
+            Ok(vec![ops::attention(&x[0], &x[1], &x[2], &options)?])
+        }
+    }
+
+    fn exact(self, x: &[Tensor]) -> Vec<Tensor> {
+        let Self { scale, causal, window, soft_cap, .. } = self;
+        let options = AttentionOptions { scale, causal, window, soft_cap, ..Default::default() };
+        let [mask, sinks] = self.split(x);
+        let mask = mask.map(|mask| (mask, self.mask == Some(true)));
+        let reference = Reference::of([&x[0], &x[1], &x[2]], mask, sinks, &options);
+        vec![Tensor::new(x[0].shape.clone(), reference.apply())]
+    }
+
+    fn row(self) -> Conformance {
+        let near = |error: f64| {
+            move |compared: &Compared<'_>| {
+                let ulps = error / ulp(1.0, compared.dtype) + 0.51;
+                Bound { absolute: error, ..Bound::ulps(ulps) }
+            }
+        };
+        let mask = if self.mask == Some(true) { Input::Bool } else { Input::Float(-3.0, 3.0) };
+        let float = Input::Float(-3.0, 3.0);
+        Conformance::new(format!("attention, {self:?}"), self.op(), move |x| self.exact(x))
+            .inputs(&[float, float, float, mask])
+            .bounds(near(TOLERANCE))
+            .peer(composed(self.op()), move |c| near(tolerance_to_mlx(c.dtype))(c))
+            // Sinks that are mapped are MLX's.
+            .vmap_bounds(move |c| {
+                near(if self.sinks { tolerance_to_mlx(c.dtype) } else { TOLERANCE })(c)
+            })
+            // Sums of some tens of products of up to 27.
+            .derivative_bounds(derivatives_of_ops(1e-4, 27.0))
+            .without(Check::Extremes, "attention/mod.rs has those of which MLX makes the same")
+    }
+
+    /// heads: [batch, heads, kv_heads]; extents: [queries, keys, dim]; the mask is for each score.
+    fn shapes(self, heads: [i32; 3], extents: [i32; 3]) -> Vec<Vec<i32>> {
+        let ([batch, heads, kv_heads], [queries, keys, dim]) = (heads, extents);
+        let rows = vec![batch, kv_heads, keys, dim];
+        let mut all = vec![vec![batch, heads, queries, dim], rows.clone(), rows];
+        all.extend(self.mask.map(|_| vec![batch, heads, queries, keys]));
+        all.extend(self.sinks.then(|| vec![heads]));
+        all
+    }
+}
+
+/// One row to more than a block, one key to more than a tile, every usual head dimension and some
+/// unusual ones; queries that see nothing. Two of more keys than a dispatch or a chunk takes.
+const SIZES: [([i32; 3], [i32; 3]); 18] = [
+    ([1, 1, 1], [1, 1, 1]),
+    ([1, 8, 2], [1, 67, 64]),
+    ([2, 3, 3], [1, 33, 32]),
+    ([1, 2, 1], [1, 5, 80]),
+    ([1, 6, 1], [1, 40, 96]),
+    ([1, 4, 2], [2, 19, 128]),
+    ([1, 2, 2], [3, 50, 256]),
+    ([2, 4, 4], [7, 9, 33]),
+    ([1, 4, 1], [3, 35, 64]),
+    ([2, 2, 1], [17, 17, 32]),
+    ([1, 1, 1], [33, 40, 64]),
+    ([1, 3, 1], [5, 70, 80]),
+    ([1, 1, 1], [9, 34, 128]),
+    ([1, 1, 1], [10, 18, 256]),
+    ([1, 5, 1], [2, 33, 7]),
+    ([1, 1, 1], [40, 11, 100]),
+    ([1, 1, 1], [5, 2, 16]),
+    ([1, 2, 1], [40, 9, 32]),
+];
+
+#[test]
+fn attention_of_every_size() -> Checked {
+    for (causal, window) in [(false, None), (true, None), (true, Some(2))] {
+        let rules = Rules { causal, window, ..Default::default() };
+        let row = SIZES.iter().fold(rules.row(), |row, (heads, extents)| {
+            row.sizes(&slices(&rules.shapes(*heads, *extents)))
+        });
+        hold_only(Check::Values, row)?;
+    }
+    for window in [None, Some(1027)] {
+        let rules = Rules { causal: true, window, sinks: true, ..Default::default() };
+        let long = [([1, 2, 1], [1, 1030, 32]), ([1, 3, 1], [3, 1100, 16])];
+        let row = long.iter().fold(rules.row(), |row, (heads, extents)| {
+            row.sizes(&slices(&rules.shapes(*heads, *extents)))
+        });
+        hold_only(Check::Values, row)?;
+    }
+    Ok(())
+}
+
+#[test]
+fn attention_by_every_rule() -> Checked {
+    for mask in [None, Some(false), Some(true)] {
+        for (sinks, causal, window, soft_cap) in [
+            (true, false, None, None),
+            (false, true, None, Some(2.0)),
+            (false, true, Some(5), None),
+            (true, true, Some(20), Some(30.0)),
+            (false, false, Some(3), None),
+            (false, false, None, None),
+        ] {
+            let scale = soft_cap.map(|_| 0.3);
+            let rules = Rules { scale, causal, window, soft_cap, mask, sinks };
+            let mut row = rules.row();
+            for queries in [2, 6] {
+                let mut shapes = rules.shapes([2, 4, 2], [queries, 37, 32]);
+                row = row.sizes(&slices(&shapes));
+                if mask == Some(false) {
+                    shapes[3] = vec![queries, 37];
+                    row = row.sizes(&slices(&shapes));
+                } else if mask == Some(true) {
+                    shapes[3] = vec![2, 1, 1, 37];
+                    row = row.sizes(&slices(&shapes));
+                }
+            }
+            hold_only(Check::Values, row)?;
+        }
+    }
+    Ok(())
+}
+
+/// MLX's own attention has no gradient in sinks on a GPU.
+#[test]
+fn attention() -> Checked {
+    for (mask, every) in [(None, false), (Some(true), true), (Some(false), false)] {
+        let (window, soft_cap) = (every.then_some(4), every.then_some(4.0));
+        let rules = Rules { causal: true, window, soft_cap, mask, sinks: every, scale: None };
+        let row = rules.row().shapes(&slices(&rules.shapes([1, 4, 2], [2, 6, 3])));
+        hold(row.shapes(&slices(&rules.shapes([2, 2, 1], [9, 5, 4]))))?;
+    }
+    Ok(())
+}

@@ -1,0 +1,153 @@
+//! The conformance table: a row for an op, with its reference in f64, its shapes, and its bounds with
+//! the argument for them. The harness that users have holds each row on the CPU and on a GPU;
+//! `simulated` runs the table once more through `eval_gpu`.
+//!
+//! Special cases stand beside each op, in `<op>.rs`.
+
+mod attention;
+mod elements;
+mod norms;
+mod products;
+mod quantized;
+mod reductions;
+mod rotations;
+mod softmaxes;
+mod sums;
+
+use mlx_primitives::conformance::{Backend, Bound, Check, Compared, Conformance, Tensor};
+use mlx_primitives::simulator::Schedule;
+use mlx_primitives::{Array, Dtype, Result, builtin};
+
+use crate::support::compare::ulp;
+use crate::support::{Checked, simulated};
+
+/// The CPU and the GPU, or what the environment simulates.
+fn backends() -> anyhow::Result<Vec<Backend>> {
+    if !simulated() {
+        let simulated = |backend: &Backend| matches!(backend, Backend::SimulatedMetal(_));
+        return Ok(Backend::available().into_iter().filter(|b| !simulated(b)).collect());
+    }
+    let order = std::env::var("MLX_PRIMITIVES_SIMULATE_METAL")?;
+    let schedule = match order.split_once(':') {
+        Some((_, seed)) => Schedule::Shuffled(seed.parse()?),
+        None if order == "reversed" => Schedule::Reversed,
+        None => Schedule::Forward,
+    };
+    Ok(vec![Backend::SimulatedMetal(schedule)])
+}
+
+/// Rows of every form of a kernel along rows, up to this many elements, and fewer shapes with every
+/// check where they are few: in `like` inputs of one shape,
+/// beside as many `vectors` as long as the rows.
+fn row_sizes(mut row: Conformance, elements: i32, like: usize, vectors: usize) -> Conformance {
+    let inputs = |shape: &[i32]| -> Vec<Vec<i32>> {
+        let axis = shape.last().copied().unwrap_or(1);
+        [vec![shape.to_vec(); like], vec![vec![axis]; vectors]].concat()
+    };
+    for axis in [1, 3, 31, 33, 100, 129, 1000, 4096, 4097, 16384, 20001] {
+        for rows in [0, 1, 3, 7, 67] {
+            if rows * axis <= elements {
+                row = row.sizes(&slices(&inputs(&[rows, axis])));
+            }
+        }
+    }
+    let shapes = [&[3, 33][..], &[2, 5, 31], &[7, 1], &[1, 7], &[2, 3, 1, 100], &[257]];
+    for shape in &shapes[..if elements > 10_000 { 6 } else { 2 }] {
+        row = row.shapes(&slices(&inputs(shape)));
+    }
+    row
+}
+
+fn slices(shapes: &[Vec<i32>]) -> Vec<&[i32]> {
+    shapes.iter().map(Vec::as_slice).collect()
+}
+
+/// One check alone: for what has a row with every check beside it.
+fn hold_only(check: Check, row: Conformance) -> Checked {
+    let others = Check::ALL.into_iter().filter(|other| *other != check);
+    let row = others.fold(row, |row, other| row.without(other, "there is another row for it"));
+    let report = row.backends(&backends()?).run();
+    report.check()?;
+    Ok(())
+}
+
+fn hold(row: Conformance) -> Checked {
+    let report = row.backends(&backends()?).run();
+    report.check()?;
+    // Every check of every type but those that a row leaves out with a reason.
+    let ran = |check: Check| report.outcomes().iter().any(|outcome| outcome.check == check);
+    let reasons = report.not_run().join("; ");
+    for check in Check::ALL {
+        assert!(ran(check) || reasons.contains(&format!("{check}: ")), "{check}: {reasons}");
+    }
+    Ok(())
+}
+
+/// MLX's own ops for those of ours: the peer of an op that has no other.
+fn composed(
+    op: impl Fn(&[Array]) -> Result<Vec<Array>>,
+) -> impl Fn(&[Array]) -> Result<Vec<Array>> {
+    move |x| {
+        let ours = op(x)?;
+        let all = builtin::composition(&ours[0])?;
+        if all.len() == ours.len() {
+            return Ok(all);
+        }
+        ours.iter().map(|y| Ok(builtin::composition(y)?.swap_remove(0))).collect()
+    }
+}
+
+/// Derivatives that are off by so much in f32, and as much of themselves, before they are rounded.
+fn derivatives(error: f64) -> impl Fn(&Compared<'_>) -> Bound {
+    move |compared| {
+        let rounding = if compared.dtype == Dtype::Float32 { 0.0 } else { 0.51 };
+        Bound { absolute: error, ..Bound::ulps(error / ulp(1.0, compared.dtype) + rounding) }
+    }
+}
+
+/// The same of ops whose derivatives are made of several, each of which rounds to the type: eight
+/// roundings of numbers up to `reach`, or of the derivative.
+fn derivatives_of_ops(error: f64, reach: f64) -> impl Fn(&Compared<'_>) -> Bound {
+    move |compared| {
+        let all = derivatives(error)(compared);
+        if compared.dtype == Dtype::Float32 {
+            return all;
+        }
+        let absolute = all.absolute + 8.0 * reach * ulp(1.0, compared.dtype);
+        Bound { absolute, ..Bound::ulps(all.ulps + 8.0) }
+    }
+}
+
+/// The share of 16-bit values that are MLX's: where both round alike, only sums a few f32 ulps apart
+/// may tip a rounding, of which there are 2^13 f32 ulps to each. A row of one number tips as a whole.
+fn share(compared: &Compared<'_>, same: f64) -> f64 {
+    let x = &compared.inputs[0].values;
+    let one = x.chunks(axis(compared.inputs).max(1)).any(|row| row.iter().all(|v| *v == row[0]));
+    if compared.dtype == Dtype::Float32 || one { 0.0 } else { same }
+}
+
+/// Every bit the same.
+fn exact(_: &Compared<'_>) -> Bound {
+    Bound::default()
+}
+
+/// Where the element `index` of an array of shape `all` lies in one that is broadcast to it, whose
+/// dimensions are as many.
+pub fn broadcast(all: &[usize], own: &[usize], mut index: usize) -> usize {
+    let (mut at, mut step) = (0, 1);
+    for (&all, &dim) in all.iter().zip(own).rev() {
+        at += if dim == 1 { 0 } else { index % all * step };
+        (index, step) = (index / all, step * dim);
+    }
+    at
+}
+
+/// The length of the rows of the first input.
+fn axis(inputs: &[Tensor]) -> usize {
+    inputs[0].shape.last().copied().unwrap_or(1)
+}
+
+/// The error of an exponential in ulps; Metal's fast one has a larger one.
+fn exponential(compared: &Compared<'_>) -> f64 {
+    if compared.backend.is_metal() { 15.0 } else { 2.0 }
+}

@@ -1,0 +1,203 @@
+//! Rows of normalisations.
+
+use mlx_primitives::conformance::{Bound, Compared, Conformance, Tensor};
+use mlx_primitives::{Array, Dtype, Result, builtin, ops};
+
+use super::{axis, composed, derivatives, derivatives_of_ops, exact, hold, row_sizes, share};
+use crate::support::compare::ulp;
+use crate::support::{Checked, EPS};
+
+/// An element in f64, and what its errors are proportional to.
+struct Normed {
+    y: f64,
+    /// What is normalised, that less the mean or not over the deviation, and the weight.
+    x: f64,
+    normalised: f64,
+    weight: f64,
+    /// Of the row: the mean of the magnitudes and what multiplies.
+    magnitude: f64,
+    inverse: f64,
+}
+
+fn normed(
+    x: &Tensor,
+    weight: Option<&Tensor>,
+    bias: Option<&Tensor>,
+    centered: bool,
+    eps: f32,
+) -> Vec<Normed> {
+    let axis = x.shape.last().copied().unwrap_or(1);
+    let mean = |row: &[f64], of: &dyn Fn(f64) -> f64| {
+        row.iter().map(|&v| of(v)).sum::<f64>() / axis as f64
+    };
+    let of_row = |row: &[f64]| {
+        let center = if centered { mean(row, &|v| v) } else { 0.0 };
+        let inverse = 1.0 / (mean(row, &|v| (v - center).powi(2)) + f64::from(eps)).sqrt();
+        let magnitude = mean(row, &f64::abs);
+        let element = |(i, &x): (usize, &f64)| {
+            let (normalised, weight) =
+                ((x - center) * inverse, weight.map_or(1.0, |w| w.values[i]));
+            let y = normalised * weight + bias.map_or(0.0, |b| b.values[i]);
+            Normed { y, x, normalised, weight, magnitude, inverse }
+        };
+        row.iter().enumerate().map(element).collect::<Vec<_>>()
+    };
+    x.values.chunks_exact(axis.max(1)).flat_map(of_row).collect()
+}
+
+fn tensor(like: &Tensor, all: &[Normed], of: impl Fn(&Normed) -> f64) -> Tensor {
+    Tensor::new(like.shape.clone(), all.iter().map(of).collect::<Vec<_>>())
+}
+
+/// The normalised value and the product are each rounded once to 16 bits, half an ulp each; a last
+/// bit of the first can weigh two of the second. f32: four roundings after the sum; the sum's own
+/// error, halved by the root, stays below one more, as its positive terms are added in 64 chains
+/// whose errors average out. MLX adds in fewer: a walk of an ulp over the whole axis.
+///
+/// 16 bits are rounded where MLX rounds, and where a rounding tips, that of the product may too.
+#[test]
+fn rms_norm() -> Checked {
+    for eps in [EPS, 0.0] {
+        let row = Conformance::new(
+            format!("rms_norm, epsilon {eps}"),
+            move |x| Ok(vec![ops::rms_norm(&x[0], x.get(1), eps)?]),
+            move |x| vec![tensor(&x[0], &normed(&x[0], x.get(1), None, false, eps), |e| e.y)],
+        )
+        .bounds(|compared| Bound::ulps(if compared.dtype == Dtype::Float32 { 4.0 } else { 2.0 }))
+        .peer(
+            move |x| Ok(vec![builtin::rms_norm(&x[0], x.get(1), eps)?]),
+            |compared| match compared.dtype {
+                Dtype::Float32 => Bound::ulps(5.0 + (axis(compared.inputs) as f64).sqrt()),
+                _ => Bound { same: share(compared, 0.98), ..Bound::ulps(3.0) },
+            },
+        )
+        .extremes_as_peer()
+        .vmap_bounds(exact)
+        .derivative_bounds(derivatives(2e-5));
+        let elements = if eps == 0.0 { 1000 } else { 100_000 };
+        hold(row_sizes(row_sizes(row, elements, 1, 0), elements, 1, 1))?;
+    }
+    Ok(())
+}
+
+/// In f32 the mean is off by some half ulps of the elements' magnitude, x less the mean by half an
+/// ulp of its own; the deviation and the products add a few more. Then come at most three roundings
+/// to the type, of which the bound has the last. MLX adds in one chain: its sums are off by a walk of
+/// half ulps over the whole axis.
+fn errors_of_layer_norm(all: &[Normed], like: &Tensor, compared: &Compared<'_>) -> Tensor {
+    let (dtype, chain) = (compared.dtype, 2.0 + (axis(compared.inputs) as f64).sqrt() / 4.0);
+    let (times, rounds) = if compared.peer { (chain, 2.0) } else { (1.0, 1.0) };
+    tensor(like, all, |e| {
+        let weight = e.weight.abs();
+        let centered = (6.0 * e.magnitude + e.x.abs()) * e.inverse + 6.0 * e.normalised.abs();
+        let rounded = ulp(e.normalised, dtype) * weight + ulp(e.normalised * e.weight, dtype);
+        times * 2f64.powi(-24) * centered * weight + rounds * rounded / 2.0
+    })
+}
+
+/// The weight and the bias of the inputs from `first` on; a vector alone may be either.
+fn vectors<T>(x: &[T], first: usize, bias_alone: bool) -> (Option<&T>, Option<&T>) {
+    if bias_alone { (None, x.get(first)) } else { (x.get(first), x.get(first + 1)) }
+}
+
+#[test]
+fn layer_norm() -> Checked {
+    for bias_alone in [false, true] {
+        let op = move |x: &[Array]| {
+            let (weight, bias) = vectors(x, 1, bias_alone);
+            Ok(vec![ops::layer_norm(&x[0], weight, bias, EPS)?])
+        };
+        let of = move |x: &[Tensor]| {
+            let (weight, bias) = vectors(x, 1, bias_alone);
+            normed(&x[0], weight, bias, true, EPS)
+        };
+        let row = Conformance::new("layer_norm", op, move |x| vec![tensor(&x[0], &of(x), |e| e.y)])
+            .range(-1.5, 4.5)
+            .bounds(|_| Bound::ulps(0.51))
+            .errors(move |compared| {
+                let x = compared.inputs;
+                vec![errors_of_layer_norm(&of(x), &x[0], compared)]
+            })
+            .peer(composed(op), |compared| Bound {
+                same: share(compared, 0.96),
+                ..Bound::ulps(1.02)
+            })
+            .extremes_as_peer()
+            .vmap_bounds(exact)
+            .derivative_bounds(derivatives_of_ops(3e-5, 1.0));
+        hold(if bias_alone {
+            row_sizes(row, 10_000, 1, 1)
+        } else {
+            row_sizes(row_sizes(row_sizes(row, 70_000, 1, 0), 10_000, 1, 1), 70_000, 1, 2)
+        })?;
+    }
+    Ok(())
+}
+
+/// Bit for bit what two ops give, of which the sum is one rounding off and the norm, beside the
+/// errors of its own, half an ulp of each element and of their mean.
+#[test]
+fn residual_norm() -> Checked {
+    for (centered, bias_alone) in [(false, false), (true, false), (true, true)] {
+        let op = move |x: &[Array]| -> Result<Vec<Array>> {
+            let (weight, bias) = vectors(x, 2, bias_alone);
+            let (sum, norm) = if centered {
+                ops::layer_norm_residual(&x[0], &x[1], weight, bias, EPS)?
+            } else {
+                ops::rms_norm_residual(&x[0], &x[1], weight, EPS)?
+            };
+            Ok(vec![sum, norm])
+        };
+        let two = move |x: &[Array]| -> Result<Vec<Array>> {
+            let (weight, bias) = vectors(x, 2, bias_alone);
+            let sum = x[0].add(&x[1])?;
+            let norm = if centered {
+                ops::layer_norm(&sum, weight, bias, EPS)?
+            } else {
+                ops::rms_norm(&sum, weight, EPS)?
+            };
+            Ok(vec![sum, norm])
+        };
+        let of = move |x: &[Tensor]| {
+            let values: Vec<f64> =
+                x[0].values.iter().zip(&x[1].values).map(|(a, b)| a + b).collect();
+            let sum = Tensor::new(x[0].shape.clone(), values);
+            let (weight, bias) = vectors(x, 2, bias_alone);
+            let norm = normed(&sum, weight, bias, centered, EPS);
+            (sum, norm)
+        };
+        let row = Conformance::new("residual_norm", op, move |x| {
+            let (sum, norm) = of(x);
+            let norm = tensor(&sum, &norm, |e| e.y);
+            vec![sum, norm]
+        })
+        .bounds(|_| Bound::ulps(0.51))
+        .errors(move |compared| {
+            let (sum, norm) = of(compared.inputs);
+            let zeros = sum.map(|_| 0.0);
+            if compared.peer {
+                return vec![zeros.clone(), zeros];
+            }
+            let of_norm = errors_of_layer_norm(&norm, &sum, compared);
+            let half = ulp(1.0, compared.dtype) / 2.0;
+            let of_sum = tensor(&sum, &norm, |e| {
+                let of_row = e.magnitude * e.inverse * (1.0 + e.normalised.abs());
+                half * (e.x.abs() * e.inverse + of_row) * e.weight.abs()
+            });
+            let both = of_norm.values.iter().zip(&of_sum.values).map(|(a, b)| a + b);
+            vec![zeros, Tensor::new(sum.shape.clone(), both.collect::<Vec<_>>())]
+        })
+        .peer(two, exact)
+        .extremes_as_peer()
+        .vmap_bounds(exact)
+        .derivative_bounds(derivatives_of_ops(3e-5, 1.0));
+        hold(match (centered, bias_alone) {
+            (false, _) => row_sizes(row_sizes(row, 10_000, 2, 0), 60_000, 2, 1),
+            (true, true) => row_sizes(row, 10_000, 2, 1),
+            (true, false) => {
+                row_sizes(row_sizes(row_sizes(row, 10_000, 2, 0), 10_000, 2, 1), 60_000, 2, 2)
+            }
+        })?;
+    }
+    Ok(())
+}

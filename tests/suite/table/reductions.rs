@@ -1,0 +1,127 @@
+//! Rows of reductions.
+
+use mlx_primitives::conformance::{Bound, Check, Conformance, Tensor};
+use mlx_primitives::ops::{self, Axes};
+use mlx_primitives::{Array, Dtype, Result};
+use reference_loops::Sums;
+
+use super::{composed, derivatives_of_ops, exact, hold, hold_only};
+use crate::support::{Checked, simulated};
+
+type Op = fn(&Array, Axes, bool) -> Result<Array>;
+
+const OPS: [(&str, Op); 5] = [
+    ("sum", ops::sum),
+    ("mean", ops::mean),
+    ("max", ops::max),
+    ("sum_of_squares", ops::sum_of_squares),
+    ("norm", ops::norm),
+];
+
+/// The exact result, and what it is a sum of, in magnitude, as a multiple of the result's scale.
+fn reduced(op: &str, x: &[f64]) -> (f64, f64) {
+    let Sums { sum, reach, squares, max } = reference_loops::sums(x);
+    let count = x.len() as f64;
+    match op {
+        "sum" => (sum, reach),
+        "mean" => (sum / count, reach / count),
+        "max" => (max, 0.0),
+        "sum_of_squares" => (squares, squares),
+        _ => (squares.sqrt(), squares.sqrt()),
+    }
+}
+
+/// Of each row or of all, without the axes that are reduced and with them.
+fn each(x: &Tensor, axes: Axes, f: impl Fn(&[f64]) -> f64) -> Vec<Tensor> {
+    let rank = x.shape.len();
+    let rows = if axes == Axes::All { 0 } else { rank - 1 };
+    let one = Tensor::new([x.values.len()], x.values.clone());
+    let values = if axes == Axes::All { one.map_rows(f) } else { x.map_rows(f) }.values;
+    let kept = [&x.shape[..rows], &vec![1; rank - rows]].concat();
+    vec![Tensor::new(&x.shape[..rows], values.clone()), Tensor::new(kept, values)]
+}
+
+/// Chains of up to 64 additions or so, their half ulps of the running sum averaging out, then one
+/// rounding to the type. MLX, which adds in one chain and sixteen bits in sixteen bits, is further
+/// off, the more the longer the chain; it is held to the same in f32, and 16 bits to its f32 op rounded.
+fn row(name: &'static str, op: Op, axes: Axes) -> Conformance {
+    let both = move |x: &[Array]| Ok(vec![op(&x[0], axes, false)?, op(&x[0], axes, true)?]);
+    Conformance::new(format!("{name} {axes:?}"), both, move |x| {
+        each(&x[0], axes, |row| reduced(name, row).0)
+    })
+    .range(-2.5, 3.5)
+    .bounds(|_| Bound::ulps(0.51))
+    .errors(move |compared| {
+        let chain = (compared.inputs[0].values.len() as f64 / 5_000.0).max(1.0);
+        let times = if compared.peer { 1e-5 * chain } else { 8.0 * 2f64.powi(-24) };
+        each(&compared.inputs[0], axes, |row| times * reduced(name, row).1)
+    })
+    .peer(
+        move |x| {
+            let theirs = composed(both)(x)?;
+            let wide = composed(both)(&[x[0].astype(Dtype::Float32)?])?;
+            let as_theirs = |(wide, theirs): (&Array, &Array)| {
+                let wide = wide.astype(theirs.dtype())?;
+                wide.reshape(theirs.shape())
+            };
+            wide.iter().zip(&theirs).map(as_theirs).collect()
+        },
+        move |_| if name == "max" { Bound::default() } else { Bound::ulps(1.0) },
+    )
+    .extremes_as_peer()
+    .vmap_bounds(exact)
+    .derivative_bounds(derivatives_of_ops(2e-6, 1.0))
+}
+
+#[test]
+fn reductions() -> Checked {
+    for (name, op) in OPS {
+        for axes in [Axes::Last, Axes::All] {
+            let mut row = row(name, op, axes);
+
+            for [rows, axis] in [
+                [1, 1],
+                [7, 1],
+                [67, 3],
+                [1, 31],
+                [9, 33],
+                [3, 100],
+                [2, 512],
+                [2, 513],
+                [3, 1000],
+                [2, 4097],
+                [1, 16384],
+                [2, 16385],
+                [1, 50_021],
+            ] {
+                row = row.sizes(&[&[rows, axis]]);
+            }
+            // Of many numbers of few bits, the largest may be several: it has no derivative there.
+            let short = name == "max";
+            let many: &[&[i32]] = if short { &[] } else { &[&[2, 5, 31], &[2, 3, 1, 100], &[600]] };
+            for shape in [&[3, 3][..], &[7, 1], &[6]].iter().chain(many) {
+                row = row.shapes(&[shape]);
+            }
+            if axes == Axes::All {
+                row = row.shapes(&[&[]]);
+            }
+            hold(row)?;
+        }
+    }
+    Ok(())
+}
+
+/// So many rows that none of them is split, and so many pieces that they grow.
+#[test]
+fn many_rows_and_many_pieces() -> Checked {
+    if simulated() {
+        return Ok(()); // ten million elements take minutes there
+    }
+    for (name, op) in OPS {
+        for axes in [Axes::Last, Axes::All] {
+            let row = row(name, op, axes).dtypes(&[Dtype::Float32]);
+            hold_only(Check::Values, row.sizes(&[&[256, 20_000]]))?;
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,117 @@
+//! What the kernels of ops that take one dispatch move, counted by the simulator.
+
+use mlx_primitives::ops::{self, Axes};
+use mlx_primitives::{Array, Result, eval};
+
+use crate::support::input::{FLOATS, random, random32};
+use crate::support::{Checked, EPS, moved, report_traffic};
+
+/// Bytes of an array that are asked for, written, and read at least once.
+type Moved = [u64; 3];
+
+/// What is asked for once.
+fn read(bytes: u64) -> Moved {
+    [bytes, 0, bytes]
+}
+
+fn written(bytes: u64) -> Moved {
+    [0, bytes, 0]
+}
+
+/// One dispatch moves so many bytes of each array, for the table of README if the op has a name there.
+fn check(
+    name: Option<&str>,
+    op: impl FnOnce(&[Array]) -> Result<Array>,
+    inputs: &[Array],
+    want: &[Moved],
+) -> Checked {
+    eval(inputs)?;
+    let moved = moved(|| op(inputs))?;
+    assert_eq!(moved.len(), 1);
+    assert_eq!(moved[0].arrays, want, "{}", moved[0].kernel);
+    let ideal: u64 = want.iter().map(|array| array[0] + array[1]).sum();
+    name.map_or(Ok(()), |name| report_traffic(name, &moved, ideal as usize))
+}
+
+#[test]
+#[ignore = "run by simulated::what_moves"]
+fn moves_rows_once() -> Checked {
+    let (x, long) = (random32(&[8, 1024], 1)?, random32(&[8, 5000], 1)?);
+    let (all, of_long) = (x.nbytes() as u64, long.nbytes() as u64);
+    let (x, long) = ([x], [long]);
+    let softmax = |x: &[Array]| ops::softmax(&x[0]);
+    check(Some("softmax"), softmax, &x, &[read(all), written(all)])?;
+    let op = |x: &[Array]| ops::logsumexp(&x[0], true);
+    check(Some("logsumexp"), op, &long, &[read(of_long), written(32)])?;
+    let op = |x: &[Array]| ops::log_softmax(&x[0]);
+    check(Some("log_softmax"), op, &long, &[read(of_long), written(of_long)])?;
+    for (dtype, shape) in
+        FLOATS.iter().flat_map(|d| [[20, 300], [4, 1024], [3, 16384]].map(|s| (d, s)))
+    {
+        let x = [random(&shape, *dtype, 1)?];
+        let out = dtype.size() as u64 * shape[0] as u64;
+        for op in [ops::sum, ops::mean, ops::max, ops::sum_of_squares, ops::norm] {
+            let want = [read(x[0].nbytes() as u64), written(out)];
+            check(None, |x| op(&x[0], Axes::Last, false), &x, &want)?;
+        }
+    }
+    Ok(())
+}
+
+/// Weight and bias are asked for by every row; caches answer all but the first. Rows that do not fit
+/// into registers are read twice.
+#[test]
+#[ignore = "run by simulated::what_moves"]
+fn moves_what_norms_need() -> Checked {
+    for (rows, axis) in [(8, 100), (4, 1024), (2, 16384), (1, 20_000)] {
+        let (x, r) = (random32(&[rows, axis], 1)?, random32(&[rows, axis], 2)?);
+        let (w, b) = (random32(&[axis], 3)?, random32(&[axis], 4)?);
+        let (row, all) = (4 * axis as u64, 4 * (rows * axis) as u64);
+        let (again, vector) = (if axis == 20_000 { all } else { 0 }, [all, 0, row]);
+        let name = |name| (axis == 1024).then_some(name);
+        let once = [x.clone(), w.clone(), b.clone()];
+        let want = [[all + again, 0, all], vector, vector, written(all)];
+        let op = |x: &[Array]| ops::layer_norm(&x[0], Some(&x[1]), Some(&x[2]), EPS);
+        check(name("layer_norm"), op, &once, &want)?;
+        let both = [x, r, w, b];
+        let sums = [[again, all, again], written(all)];
+        let want = [&[read(all), read(all), vector, vector][..], &sums].concat();
+        let op = |x: &[Array]| {
+            Ok(ops::layer_norm_residual(&x[0], &x[1], Some(&x[2]), Some(&x[3]), EPS)?.1)
+        };
+        check(name("layer_norm_residual"), op, &both, &want)?;
+        let want = [&[read(all), read(all), vector, [0; 3]][..], &sums].concat();
+        let op = |x: &[Array]| Ok(ops::rms_norm_residual(&x[0], &x[1], Some(&x[2]), EPS)?.1);
+        check(name("rms_norm_residual"), op, &both, &want)?;
+    }
+    let (x, w) = (random32(&[8, 1024], 1)?, random32(&[1024], 2)?);
+    let all = x.nbytes() as u64;
+    let op = |x: &[Array]| ops::rms_norm(&x[0], Some(&x[1]), EPS);
+    check(Some("rms_norm"), op, &[x, w], &[read(all), [all, 0, 4096], written(all)])
+}
+
+type Of = fn(&[Array]) -> Result<Array>;
+
+const ACTIVATIONS: [(&str, usize, Of); 9] = [
+    ("relu", 1, |x| ops::relu(&x[0])),
+    ("silu", 1, |x| ops::silu(&x[0])),
+    ("gelu", 1, |x| ops::gelu(&x[0])),
+    ("gelu_tanh", 1, |x| ops::gelu_tanh(&x[0])),
+    ("swiglu", 2, |x| ops::swiglu(&x[0], &x[1])),
+    ("geglu", 2, |x| ops::geglu(&x[0], &x[1])),
+    ("geglu_tanh", 2, |x| ops::geglu_tanh(&x[0], &x[1])),
+    ("add_relu", 2, |x| ops::add_relu(&x[0], &x[1])),
+    ("mul_relu", 2, |x| ops::mul_relu(&x[0], &x[1])),
+];
+
+#[test]
+#[ignore = "run by simulated::what_moves"]
+fn moves_elements_once() -> Checked {
+    let inputs = [random32(&[8, 1031], 50)?, random32(&[8, 1031], 51)?];
+    let bytes = inputs[0].nbytes() as u64;
+    for (name, count, op) in ACTIVATIONS {
+        let want = [vec![read(bytes); count], vec![written(bytes)]].concat();
+        check(Some(name), op, &inputs[..count], &want)?;
+    }
+    Ok(())
+}
