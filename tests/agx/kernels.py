@@ -20,10 +20,10 @@ class Side:
     # arms of branches too, where no rule of thumb finds the path that is used.
     count: str = "loop"
     trips: float = 0
-    # Known parameters: ours of a struct in metal/, MLX's by the names of its arguments.
+    # Ours: parameters that choose a way through the kernel, of a struct in metal/.
     struct: str = ""
     values: dict = field(default_factory=dict)
-    constants: dict = field(default_factory=dict)  # MLX's function constants
+    constants: dict = field(default_factory=dict)  # MLX's: function constants
 
 
 @dataclass
