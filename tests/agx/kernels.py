@@ -32,6 +32,7 @@ class Case:
     unit: str
     ours: Side
     theirs: tuple = ()  # several that do together what ours does
+    least: float = 0  # instructions of floats for a unit, as a check of `per`
 
 
 def rows(t):
@@ -91,10 +92,10 @@ def quantized(t):
                 together = min(count, 4)
                 theirs = Side(f"affine_qmv_wide_{of}_nv_{together}_kl_8_batch_0", 64 * together)
             unit = "weight" if count == 1 else "weight, row"
-            cases.append(Case(f"{name}, {count} row{'s' * (count > 1)}", unit, ours, (theirs,)))
+            cases.append(Case(f"{name}, {count} row{'s' * (count > 1)}", unit, ours, (theirs,), least=1))
         ours = Side(f"mlxp_quantized_matmul_tile_b{bits}_{t}", struct="QuantizedMatmulParams", values=plain)
         theirs = Side(f"affine_qmm_t_{of}_alN_true_batch_0")
-        cases.append(Case(f"{name}, tile", "depth of 32", ours, (theirs,)))
+        cases.append(Case(f"{name}, tile", "depth of 32", ours, (theirs,), least=256))
     return cases
 
 
@@ -107,11 +108,11 @@ def linear(t):
     gemv = Side(f"gemv_{t}_bm8_bn1_sm1_sn32_tm4_tn4_nc0_axpby0", 16)
     aligned = {10: 0, 100: 0, 110: 0, 200: 1, 201: 1, 202: 1}
     gemm = Side(f"steel_gemm_fused_nt_{t}_{t}_bm64_bn64_bk16_wm2_wn2", constants=aligned)
-    cases = [Case("linear, 1 row", "weight", side("few1", 16), (gemv,))]
-    cases += [Case(f"linear, {m} rows", "weight, row", side(f"few{m}", 16 * m)) for m in (2, 4, 8)]
+    cases = [Case("linear, 1 row", "weight", side("few1", 16), (gemv,), least=1)]
+    cases += [Case(f"linear, {m} rows", "weight, row", side(f"few{m}", 16 * m), least=1) for m in (2, 4, 8)]
     depth = 1 if t == "float32" else 2
     quads = 64 * 16 * depth // 4  # of a tile, for 128 threads
-    return cases + [Case("linear, tile", "depth of 16", side("tiled_2x2", depth, quads / 128), (gemm,))]
+    return cases + [Case("linear, tile", "depth of 16", side("tiled_2x2", depth, quads / 128), (gemm,), 512)]
 
 
 def attention(t):
@@ -131,7 +132,9 @@ def attention(t):
         gqa = "_gqa_8" if heads == 8 else ""
         theirs = Side(f"sdpa_vector_2pass_1{gqa}_{mlx}_128_128", 4, constants=none)
         cases.append(
-            Case(f"attention, {heads} head{'s' * (heads > 1)} a key head", "key, row", ours, (theirs,))
+            Case(
+                f"attention, {heads} head{'s' * (heads > 1)} a key head", "key, row", ours, (theirs,), least=8
+            )
         )
     for dim in (64, 80, 96, 128, 256):
         form = 64 if dim <= 64 else 128 if dim <= 128 else 256
@@ -150,6 +153,7 @@ def attention(t):
                 "key, 8 rows",
                 ours,
                 (Side(steel, mlx_keys / groups, constants=whole),),
+                least=dim / 2,
             )
         )
     return cases
@@ -178,7 +182,7 @@ def the_rest(t):
             "swiglu", "element", Side(f"mlxp_activation_swiglu_{t}", 4, "once"), (sigmoid, multiply, multiply)
         ),
         Case("gelu", "element", Side(f"mlxp_activation_gelu_{t}", 4, "once")),
-        Case("lora, 8 rows", "rank, row", Side(f"mlxp_lora_correct_{t}", 8)),
+        Case("lora, 8 rows", "rank, row", Side(f"mlxp_lora_correct_{t}", 8), least=1),
     ]
 
 

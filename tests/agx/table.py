@@ -18,8 +18,9 @@ TABLE = Path(__file__).with_name("table.json")
 PRINTED = ROOT / "docs" / "metal-table.md"
 
 
-def cost(side, row, case):
-    """Cycles of the busiest pipe and of the integer pipe, for a unit of work."""
+def cost(side, row, case, least=0):
+    """Cycles of the busiest pipe and of the integer pipe, for a unit of work, which takes at least so
+    many instructions of floats."""
     loops = row["loops"]
     outside = {"once": row["hot"], "all": row["total"]}.get(side.count)
     if not loops and (outside is None or side.trips):
@@ -32,8 +33,15 @@ def cost(side, row, case):
             inside = [loop["hot"] for loop in loops if loop["parent"] == main]
         else:
             inside = [loops[main]["hot"]]
-    fscib, ic = (outside[pipe] + side.trips * sum(loop[pipe] for loop in inside) for pipe in ("fscib", "ic"))
-    return max(fscib, ic) / side.per, ic / side.per
+    fscib, ic, floats = (
+        (outside[key] + side.trips * sum(loop[key] for loop in inside)) / side.per
+        for key in ("fscib", "ic", "floats")
+    )
+    # Far from that, `per` is not what the kernel does.
+    if least and not least <= floats <= 4 * least:
+        said = f"{floats:.2f} instructions of floats for each unit, and {least} is the least"
+        raise SystemExit(f"{case}: {side.kernel} has {said}: see `per` in tests/agx/kernels.py")
+    return max(fscib, ic), ic
 
 
 class Measured:
@@ -45,13 +53,13 @@ class Measured:
     def kernel(self, name):
         return self.rows[name, ""]
 
-    def case(self, side, known, case):
+    def case(self, side, known, case, least):
         row = self.rows.get((side.kernel, known)) or self.rows.get((side.kernel, ""))
         if row is None:
             raise SystemExit(f"{case}: there is no kernel {side.kernel}: see tests/agx/kernels.py")
         if row["generic"]:
             raise SystemExit(f"{side.kernel} has {row['generic']} accesses of no address space")
-        return cost(side, row, case)
+        return cost(side, row, case, least)
 
 
 def word(name):
@@ -96,10 +104,10 @@ def measure_theirs(tools, pool, cases):
 
 
 def case_entry(name, case, ours, theirs):
-    alu, ic = ours.case(case.ours, word(name), name)
+    alu, ic = ours.case(case.ours, word(name), name, case.least)
     entry = {"kernel": case.ours.kernel, "unit": case.unit, "alu": round(alu, 3), "ic": round(ic, 3)}
     if theirs and case.theirs:
-        costs = [theirs.case(side, "", name) for side in case.theirs]
+        costs = [theirs.case(side, "", name, case.least) for side in case.theirs]
         rows = [theirs.kernel(side.kernel) for side in case.theirs]
         entry["mlx"] = {
             "kernel": " + ".join(dict.fromkeys(side.kernel for side in case.theirs)),

@@ -75,6 +75,9 @@ class Cost(unittest.TestCase):
         self.assertEqual(cost(1, "once"), (40, 40))
         self.assertEqual(cost(1, "once", 2), (230, 160))
         self.assertEqual(cost(1, "all"), (900, 700))
+        for least in (10, 70):  # for 64 instructions of floats
+            with self.assertRaisesRegex(SystemExit, "see `per`"):
+                table.cost(kernels.Side("k"), measured, "case", least)
 
     def test_every_case_has_a_name_of_its_own(self):
         names = [case.name for case in kernels.cases("float16")]
