@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
 # Runs the checks that take too long for `cargo test`: the suite through eval_gpu in every order of threads,
 # every planted fault, the kernels with overflow checks and debug assertions, sanitizers, the build for
-# macOS, the comparison with Apple's compiler, and NEON.
+# macOS, the comparison with Apple's compiler, what the kernels cost on an M1, and NEON.
 #
 #   scripts/verify.sh              everything but `suite_sanitizer`
-#   scripts/verify.sh STEP...      some of it: simulator mutants checks sanitizers macos calibration neon
-#                                  suite_sanitizer
+#   scripts/verify.sh STEP...      some of it: simulator mutants checks sanitizers macos calibration agx
+#                                  neon suite_sanitizer
 #
 # `suite_sanitizer` builds everything again with AddressSanitizer, which takes some 15 minutes on 2 cores: run
 # it before a release, and after a change of what owns memory.
@@ -15,7 +15,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 logs=target/verify
 mkdir -p "$logs"
 steps=("$@")
-[ ${#steps[@]} -gt 0 ] || steps=(simulator mutants checks sanitizers macos calibration neon)
+[ ${#steps[@]} -gt 0 ] || steps=(simulator mutants checks sanitizers macos calibration agx neon)
 
 for name in "${steps[@]}"; do
   start=$SECONDS
@@ -39,6 +39,7 @@ for name in "${steps[@]}"; do
       scripts/cross_link.sh
       ;;
     calibration) scripts/calibrate.sh --table ;;
+    agx) scripts/agx.sh --check ;;
     neon) scripts/test_neon.sh ;;
     *)
       echo "verify: there is no step '$name'" >&2
@@ -49,6 +50,6 @@ for name in "${steps[@]}"; do
 done
 
 echo "verify: what was run"
-grep -hE "^(metal-sim|simulated eval_gpu|sanitize): " "$logs"/*.log || true
+grep -hE "^((metal-sim|simulated eval_gpu|sanitize): |agx: [0-9])" "$logs"/*.log || true
 echo "verify: what was not run"
 grep -h "not run:" "$logs"/*.log || echo "nothing"

@@ -11,6 +11,7 @@ mod constants;
 mod dispatch;
 mod error;
 mod exec;
+pub mod gpu;
 mod library;
 mod module;
 mod report;

@@ -10,7 +10,11 @@
 /** The scalar float functions that libm has under another name or not at all. */
 namespace msl_float {
 METAL_FUNC float rsqrt(float x) {
+#ifdef MSL_GPU
+  return msl_gpu::rsqrt(x);
+#else
   return 1.0f / __builtin_sqrtf(x);
+#endif
 }
 METAL_FUNC float fract(float x) {
   return __builtin_fminf(x - __builtin_floorf(x), 0x1.fffffep-1f);

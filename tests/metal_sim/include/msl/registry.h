@@ -138,11 +138,13 @@ constexpr T function_constant() {
   }
 }
 
+#ifndef MSL_GPU
 /** Executor storage of one `threadgroup` variable; ID is its place in the source. */
 template <int ID, class T>
 METAL_FUNC T& threadgroup_variable(const char* name) {
   static char key;
   return *(T*)msl_threadgroup_variable(&key, sizeof(T), name);
 }
+#endif
 
 } // namespace msl

@@ -1,6 +1,7 @@
 // What compiled kernels ask of the executor. Implemented in runtime/runtime.cpp.
 #pragma once
 
+#ifndef MSL_GPU
 // convergent, nomerge: the compiler must neither give different threads different copies of
 // such a call nor make one of two.
 #define MSL_EXECUTOR extern "C" __attribute__((nothrow, convergent, nomerge))
@@ -15,6 +16,7 @@ MSL_EXECUTOR void msl_inactive_lane(uint lane);
 MSL_EXECUTOR void msl_atomic(const void* object, uint size, uint kind);
 MSL_EXECUTOR void msl_copy(void* to, const void* from, ulong size); // not watched
 MSL_EXECUTOR void* msl_threadgroup_variable(const void* key, ulong size, const char* name);
+#endif
 
 namespace metal {
 

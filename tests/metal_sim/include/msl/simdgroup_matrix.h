@@ -4,6 +4,12 @@
 
 namespace metal {
 
+#ifdef MSL_GPU
+typedef uint matrix_index; // as Apple's compiler has an instruction for it
+#else
+typedef ulong matrix_index; // so that what is out of bounds is found
+#endif
+
 METAL_FUNC uint matrix_row(uint lane) {
   return (lane / 4 & 4) + lane / 2 % 4;
 }
@@ -52,12 +58,12 @@ METAL_FUNC void simdgroup_load(
     ulong per_row = 8,
     ulong2 origin = ulong2(0),
     bool transposed = false) {
-  const ulong row = matrix_row(msl_lane());
+  const matrix_index row = matrix_row(msl_lane());
   for (uint i = 0; i < 2; i++) {
-    const ulong column = matrix_column(msl_lane()) + i;
-    const ulong y = origin.y + (transposed ? column : row);
-    const ulong x = origin.x + (transposed ? row : column);
-    matrix.elements[i] = from[y * per_row + x];
+    const matrix_index column = matrix_column(msl_lane()) + i;
+    const matrix_index y = matrix_index(origin.y) + (transposed ? column : row);
+    const matrix_index x = matrix_index(origin.x) + (transposed ? row : column);
+    matrix.elements[i] = from[y * matrix_index(per_row) + x];
   }
 }
 
@@ -68,15 +74,36 @@ METAL_FUNC void simdgroup_store(
     ulong per_row = 8,
     ulong2 origin = ulong2(0),
     bool transposed = false) {
-  const ulong row = matrix_row(msl_lane());
+  const matrix_index row = matrix_row(msl_lane());
   for (uint i = 0; i < 2; i++) {
-    const ulong column = matrix_column(msl_lane()) + i;
-    const ulong y = origin.y + (transposed ? column : row);
-    const ulong x = origin.x + (transposed ? row : column);
-    to[y * per_row + x] = matrix.elements[i];
+    const matrix_index column = matrix_column(msl_lane()) + i;
+    const matrix_index y = matrix_index(origin.y) + (transposed ? column : row);
+    const matrix_index x = matrix_index(origin.x) + (transposed ? row : column);
+    to[y * matrix_index(per_row) + x] = matrix.elements[i];
   }
 }
 
+#ifdef MSL_GPU
+/**
+ * The hardware's product keeps a SIMD group's float unit busy for 16 cycles. 16 steps of two
+ * polynomials, which no optimizer folds, cost that and take its registers; they are not its value.
+ */
+template <class D, class A, class B, class S>
+METAL_FUNC void simdgroup_multiply_accumulate(
+    simdgroup_matrix<D, 8, 8>& d,
+    simdgroup_matrix<A, 8, 8> a,
+    simdgroup_matrix<B, 8, 8> b,
+    simdgroup_matrix<S, 8, 8> start) {
+  float x = float(start.elements[0]);
+  float y = float(start.elements[1]);
+  for (uint k = 0; k < 8; k++) {
+    x = __builtin_fmaf(x, float(a.elements[k & 1]), float(b.elements[0]));
+    y = __builtin_fmaf(y, float(a.elements[k & 1]), float(b.elements[1]));
+  }
+  d.elements[0] = D(x);
+  d.elements[1] = D(y);
+}
+#else
 /** Element (row, column) of what the lanes show. */
 template <class T>
 MSL_UNWATCHED T matrix_at(const uchar* slots, uint row, uint column) {
@@ -114,6 +141,8 @@ METAL_FUNC void simdgroup_multiply_accumulate(
         left.slots, right.slots, row, column, float(start.elements[i])));
   }
 }
+
+#endif
 
 template <class D, class A, class B>
 METAL_FUNC void simdgroup_multiply(

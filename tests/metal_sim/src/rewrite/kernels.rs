@@ -2,6 +2,7 @@
 
 use std::ops::Range;
 
+use super::entries::ALWAYS_INLINE;
 use super::{KernelSource, Purpose, Rewriter, SPACES};
 
 /// What a thread can ask of the executor; the position is the row of its value table.
@@ -42,6 +43,7 @@ pub(crate) struct Parameter {
     /// A number, or an expression for the compiler to evaluate.
     pub(crate) index: Option<String>,
     pub(crate) writable: bool,
+    pub(crate) constant: bool,
     /// The function constant that decides whether the parameter exists.
     pub(crate) condition: Option<String>,
 }
@@ -114,6 +116,9 @@ impl Rewriter {
     fn kernel(&mut self, start: usize, attributes: Attributes, template: bool) -> usize {
         let mut at = attributes.end;
         self.tokens.blank(start..at);
+        if self.purpose == Purpose::Gpu {
+            self.tokens.list[start].text = ALWAYS_INLINE.to_string();
+        }
         while matches!(self.tokens.at(at), "static" | "inline" | "constexpr") {
             at += 1;
         }
@@ -147,6 +152,9 @@ impl Rewriter {
                 let entry = self.registration(&kernel, &host, &name);
                 let closing = kernel.body.end;
                 self.tokens.list[closing].text.push_str(&entry);
+            }
+            if self.purpose == Purpose::Gpu {
+                self.entry(&kernel, &host, &name);
             }
         }
         self.kernels.push(kernel);
@@ -210,6 +218,7 @@ impl Rewriter {
         let bracket = words.iter().position(|word| *word == "[").unwrap_or(words.len());
         let name = words[..bracket].last().copied().unwrap_or("").to_string();
         let writable = indirect && !words.contains(&"const") && space == Some("device");
+        let constant = space == Some("constant");
         let in_threadgroup = space == Some("threadgroup");
         if role.is_none() {
             if indirect {
@@ -222,7 +231,7 @@ impl Rewriter {
             self.remark(range.start, format!("kernel parameter '{name}' has no address space"));
         }
         let role = role.unwrap_or(if in_threadgroup { Role::Threadgroup } else { Role::Buffer });
-        Parameter { name, role, index, writable, condition }
+        Parameter { name, role, index, writable, constant, condition }
     }
 
     /// `template [[host_name("x")]] [[kernel]] decltype(f<T>) f<T>;` or `... void f<T>(...);`
@@ -260,7 +269,11 @@ impl Rewriter {
         }
         let function = self.tokens.join_without(at..end, &SPACES);
         self.tokens.blank(start..(last + 1).min(self.tokens.len()));
-        self.tokens.list[start].text = self.registration(&kernel, &host, &function);
+        if self.purpose == Purpose::Gpu {
+            self.entry(&kernel, &host, &function);
+        } else {
+            self.tokens.list[start].text = self.registration(&kernel, &host, &function);
+        }
         last + 1
     }
 

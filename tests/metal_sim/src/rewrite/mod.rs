@@ -1,6 +1,7 @@
 //! Turns preprocessed Metal source into C++ that a host compiler takes.
 
 mod constants;
+mod entries;
 mod kernels;
 mod leaves;
 mod overloads;
@@ -24,6 +25,8 @@ pub(crate) enum Purpose {
     Run,
     /// To be type-checked: address spaces are kept.
     Check,
+    /// To become a GPU's machine code, by way of clang's SPIR-V target.
+    Gpu,
 }
 
 /// Something that MSL does not allow, seen while rewriting.
@@ -65,6 +68,7 @@ pub(crate) fn rewrite(preprocessed: &str, shim: &Path, purpose: Purpose) -> Rewr
         host_names: Vec::new(),
         constants: Vec::new(),
         remarks: Vec::new(),
+        entries: String::new(),
     };
     rewriter.function_constants();
     rewriter.kernels();
@@ -72,14 +76,14 @@ pub(crate) fn rewrite(preprocessed: &str, shim: &Path, purpose: Purpose) -> Rewr
     rewriter.method_qualifiers();
     match purpose {
         Purpose::Run => rewriter.space_overloads(),
+        Purpose::Gpu => {
+            rewriter.space_overloads();
+            rewriter.keep_loops();
+        }
         Purpose::Check => rewriter.array_parameters(),
     }
     rewriter.leaves();
-    Rewritten {
-        text: rewriter.tokens.text(),
-        constants: rewriter.constants,
-        remarks: rewriter.remarks,
-    }
+    Rewritten { text: rewriter.text(), constants: rewriter.constants, remarks: rewriter.remarks }
 }
 
 struct Rewriter {
@@ -90,6 +94,8 @@ struct Rewriter {
     host_names: Vec<String>,
     constants: Vec<Constant>,
     remarks: Vec<Remark>,
+    /// For a GPU, the kernels' entry points.
+    entries: String,
 }
 
 impl Rewriter {

@@ -111,7 +111,7 @@ impl Rewriter {
 
     /// Free functions and specialisations for several spaces: the first one stays.
     pub(super) fn space_overloads(&mut self) {
-        debug_assert_eq!(self.purpose, Purpose::Run);
+        debug_assert_ne!(self.purpose, Purpose::Check);
         let mut seen = HashSet::new();
         let mut scopes: Vec<String> = Vec::new();
         let (mut i, mut start) = (0, 0);

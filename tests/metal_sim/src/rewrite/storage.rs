@@ -1,5 +1,6 @@
 //! `threadgroup float x[32];` in a function: storage that the executor hands out.
 
+use super::entries::SHARED;
 use super::{Purpose, Rewriter};
 
 impl Rewriter {
@@ -71,6 +72,9 @@ impl Rewriter {
                 Purpose::Run => format!(
                     "auto& {word} = ::msl::threadgroup_variable<{serial}, {kind} {extent}>(\"{word}\"); "
                 ),
+                Purpose::Gpu => {
+                    format!("static {SHARED} {kind} {word} {extent}; ")
+                }
                 Purpose::Check => {
                     format!("static __attribute__((address_space(3))) {kind} {word} {extent}; ")
                 }

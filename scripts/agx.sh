@@ -1,0 +1,47 @@
+#!/usr/bin/env bash
+# Counts what the kernels of metal/ cost as machine code of Apple's G13 (M1), beside MLX's as Apple's own
+# front end compiled them: registers, threads, spills, cycles. docs/metal-without-a-mac.md says how.
+#
+#   scripts/agx.sh --table [WORD...]   prints the table, or the cases and kernels with a word in their name
+#   scripts/agx.sh --check [--all]     fails if a kernel is worse than in tests/agx/table.json
+#   scripts/agx.sh --update            writes tests/agx/table.json and docs/metal-table.md
+#
+# Where the tools cannot be had, --check says so and succeeds, but with --all.
+set -euo pipefail
+if [ "$(uname -s)-$(uname -m)" != Linux-x86_64 ]; then
+  echo "agx: error: the table is made on Linux on x86-64; docs/metal-table.md is the committed one" >&2
+  exit 1
+fi
+# shellcheck source=tests/cross_link/tools.sh
+source "$(dirname "${BASH_SOURCE[0]}")/../tests/cross_link/tools.sh"
+# shellcheck source=tests/agx/tools.sh
+source "$root/tests/agx/tools.sh"
+say() { printf '%s\n' "$me: $*" >&2; } # the table alone goes to stdout
+
+mode=${1:-} lenient=no
+case "$*" in
+  --table | "--table "* | --update | "--check --all") ;;
+  --check) lenient=yes ;;
+  *) die "the options are --table [WORD...], --check [--all] and --update" ;;
+esac
+[ "$mode" != --check ] || set -- --check
+
+bring_agxstat
+bring_clang
+if [ "$mode" != --check ]; then
+  mlx_version=$(tr -d '[:space:]' <"$root/cmake/mlx_version.txt")
+  wheel=$cross/mlx-$mlx_version-macos14.0
+  bring_python "$wheel" --only-binary=:all: --platform macosx_14_0_arm64 "mlx-metal==$mlx_version"
+  export AGX_METALLIB=$wheel/mlx/lib/mlx.metallib
+fi
+say "building the rewriter of tests/metal_sim"
+(cd "$root" && CARGO_TARGET_DIR=$cross/target logged agx-cargo \
+  cargo build --quiet --locked -p metal-sim --features gpu --bin metal-sim-gpu \
+  --config profile.dev.package.metal-sim.opt-level=0) ||
+  die "tests/metal_sim does not build: .mlx/cross/logs/agx-cargo.log"
+say "compiling kernels"
+export AGX_REWRITER=$cross/target/debug/metal-sim-gpu AGX_STAT=$agxstat AGX_CLANG=$clang_root AGX_CACHE=$cross/agx-cache
+export PYTHONDONTWRITEBYTECODE=1
+cd "$root"
+[ "$mode" != --check ] || python3 -m unittest discover --quiet --start-directory tests/agx
+exec python3 tests/agx/table.py "$@"

@@ -1,0 +1,41 @@
+"""What got worse since a table was written."""
+
+MORE = 1.03  # what is let pass
+
+
+def worse(before, after):
+    """Faults, and what got better, as sentences."""
+    faults, better = [], []
+    if before["versions"] != after["versions"]:
+        faults.append(f"the table is of {before['versions']}, and these are {after['versions']}")
+    for key in ("kernels", "cases"):
+        for name in sorted(set(before[key]) ^ set(after[key])):
+            said = "in the table and no longer there" if name in before[key] else "not in the table yet"
+            faults.append(f"{name}: {said}")
+
+    def compare(name, figure, old, new):
+        if new > old * MORE:
+            faults.append(f"{name}: {figure} {old:g} -> {new:g}")
+        elif new * MORE < old:
+            better.append(f"{name}: {figure} {old:g} -> {new:g}")
+
+    # A kernel that has a case is judged by the code which that spends its time in.
+    judged = {entry["kernel"] for entry in after["cases"].values()}
+    for name in sorted(set(before["kernels"]) & set(after["kernels"])):
+        old, new = before["kernels"][name], after["kernels"][name]
+        if old["threads"] != new["threads"]:
+            said = f"{name}: threads {old['threads']} -> {new['threads']}"
+            said += f" (registers {old['registers']} -> {new['registers']})"
+            (faults if new["threads"] < old["threads"] else better).append(said)
+        compare(name, "bytes spilled", old["spilled"], new["spilled"])
+        compare(name, "bytes of arrays on the stack", old["arrays"], new["arrays"])
+        if name not in judged:
+            compare(name, "cycles", old["alu"], new["alu"])
+            compare(name, "cycles of the integer pipe", old["ic"], new["ic"])
+    for name in before["cases"]:
+        if name in after["cases"]:
+            old, new = before["cases"][name], after["cases"][name]
+            said = f"{name} ({new['kernel']})"
+            compare(said, f"cycles for each {new['unit']}", old["alu"], new["alu"])
+            compare(said, f"cycles of the integer pipe for each {new['unit']}", old["ic"], new["ic"])
+    return faults, better

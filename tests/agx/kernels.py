@@ -1,0 +1,190 @@
+"""What is measured: cases of use of a Llama, each of a kernel of metal/ and of MLX's counterpart.
+
+A case counts the cycles of the code that such a use spends its time in, for a unit of work. `per`
+and the values follow from how a kernel shares its work: they change when the kernel does.
+"""
+
+from dataclasses import dataclass, field
+
+DTYPES = ("float32", "float16", "bfloat16")
+
+
+@dataclass
+class Side:
+    """A kernel's part of a case."""
+
+    kernel: str
+    per: float = 1  # units of work in what is counted
+    # "loop": a turn of the loop that computes most, in which each loop inside goes around `trips`
+    # times. "once": all that is in no loop, and `trips` turns of that loop. "all": everything, both
+    # arms of branches too, where no rule of thumb finds the path that is used.
+    count: str = "loop"
+    trips: float = 0
+    # Ours: parameters that choose a way through the kernel, of a struct in metal/.
+    struct: str = ""
+    values: dict = field(default_factory=dict)
+    constants: dict = field(default_factory=dict)  # MLX's: function constants
+
+
+@dataclass
+class Case:
+    name: str
+    unit: str
+    ours: Side
+    theirs: tuple = ()  # several that do together what ours does
+    least: float = 0  # instructions of floats for a unit, as a check of `per`
+
+
+def rows(t):
+    """Norms and softmax over rows of 4096."""
+    affine = {"weighted": 1, "biased": 1}
+    element = lambda kernel, struct, values={}: Side(kernel, 4, "once", struct=struct, values=values)
+    theirs = lambda kernel, per: Side(f"{kernel}{t}", per, "once", constants={20: 1})
+    add = Side(f"vvn_Add{t}", 2 if t == "float32" else 4, "once")
+    return [
+        Case(
+            "rms_norm row",
+            "element",
+            element(f"mlxp_rms_norm_row_weighted_{t}", "RmsNormParams"),
+            (theirs("rms", 4),),
+        ),
+        Case(
+            "layer_norm row",
+            "element",
+            element(f"mlxp_layer_norm_row_{t}", "LayerNormParams", affine),
+            (theirs("layer_norm", 8),),
+        ),
+        Case(
+            "residual_norm row",
+            "element",
+            element(f"mlxp_residual_norm_row_rms_{t}", "ResidualNormParams", affine),
+            (add, theirs("rms", 4)),
+        ),
+        Case(
+            "softmax row",
+            "element",
+            element(f"mlxp_softmax_row_{t}", "SoftmaxParams"),
+            (theirs("block_softmax_", 4),),
+        ),
+        Case("logsumexp row", "element", element(f"mlxp_logsumexp_row_subtracted_{t}", "LogSumExpParams")),
+    ]
+
+
+def quantized(t):
+    """Weights in groups of 64, one to eight rows of x; then a step of 32 of a tile."""
+    mlx = {"float32": "float", "float16": "float16_t", "bfloat16": "bfloat16_t"}[t]
+    plain = dict(parts=1, group_shift=6, swiglu=0, normed=0, biased=0, added=0)
+    cases = []
+    for bits, each, fast in ((3, 16, 16), (4, 16, 16), (6, 16, 8), (8, 8, 8)):
+        name = f"quantized {bits} bits"
+        of = f"{mlx}_gs_64_b_{bits}"
+        for count in (1, 2, 4, 8) if bits == 4 else (1, 8):
+            form = "row" if count == 1 else "band"
+            ours = Side(
+                f"mlxp_quantized_matmul_{form}_b{bits}_{t}",
+                4 * each * count,
+                struct="QuantizedMatmulParams",
+                values=plain,
+            )
+            if count == 1:
+                theirs = Side(f"affine_qmv_fast_{of}_batch_0_pr_0_hgs_0_r_4", 4 * fast)
+            else:
+                together = min(count, 4)
+                theirs = Side(f"affine_qmv_wide_{of}_nv_{together}_kl_8_batch_0", 64 * together)
+            unit = "weight" if count == 1 else "weight, row"
+            cases.append(Case(f"{name}, {count} row{'s' * (count > 1)}", unit, ours, (theirs,), least=1))
+        ours = Side(f"mlxp_quantized_matmul_tile_b{bits}_{t}", struct="QuantizedMatmulParams", values=plain)
+        theirs = Side(f"affine_qmm_t_{of}_alN_true_batch_0")
+        cases.append(Case(f"{name}, tile", "depth of 32", ours, (theirs,), least=256))
+    return cases
+
+
+def linear(t):
+    """Plain weights: vectors, then 32 x 32 outputs of a SIMD group by a depth of 16."""
+    plain = dict(w_batched=0, biased=0, residual=0, activation=0)
+    side = lambda kernel, per, trips=0: Side(
+        f"mlxp_linear_{kernel}_{t}", per, trips=trips, struct="LinearParams", values=plain
+    )
+    gemv = Side(f"gemv_{t}_bm8_bn1_sm1_sn32_tm4_tn4_nc0_axpby0", 16)
+    aligned = {10: 0, 100: 0, 110: 0, 200: 1, 201: 1, 202: 1}
+    gemm = Side(f"steel_gemm_fused_nt_{t}_{t}_bm64_bn64_bk16_wm2_wn2", constants=aligned)
+    cases = [Case("linear, 1 row", "weight", side("few1", 16), (gemv,), least=1)]
+    cases += [Case(f"linear, {m} rows", "weight, row", side(f"few{m}", 16 * m), least=1) for m in (2, 4, 8)]
+    depth = 1 if t == "float32" else 2
+    quads = 64 * 16 * depth // 4  # of a tile, for 128 threads
+    return cases + [Case("linear, tile", "depth of 16", side("tiled_2x2", depth, quads / 128), (gemm,), 512)]
+
+
+def attention(t):
+    """Decoding with 1, 4 and 8 query heads to a key head, then prefill."""
+    mlx = {"float32": "float", "float16": "float16_t", "bfloat16": "bfloat16_t"}[t]
+    plain = dict(quantized_group=0, window=0, causal=0, mask_kind=0, has_sinks=0, soft_cap=0)
+    for view in ("q", "k[0]", "k[1]", "k[2]", "v[0]", "v[1]", "v[2]", "mask"):
+        plain[f"{view}.strides[3]"] = 1
+    none = {20: 0, 21: 0, 22: 0, 23: 0, 24: 0, 25: 0, 26: 16}
+    whole = {200: 1, 201: 1, 300: 0, 301: 0, 302: 0, 303: 0}
+    cases = []
+    for heads in (1, 4, 8):
+        # 16 lanes share a key: 4 shuffles, and 8 keys of a SIMD group in a turn.
+        ours = Side(
+            f"mlxp_attention_vector_{heads}_{t}", 8 * heads, trips=4, struct="AttentionParams", values=plain
+        )
+        gqa = "_gqa_8" if heads == 8 else ""
+        theirs = Side(f"sdpa_vector_2pass_1{gqa}_{mlx}_128_128", 4, constants=none)
+        cases.append(
+            Case(
+                f"attention, {heads} head{'s' * (heads > 1)} a key head", "key, row", ours, (theirs,), least=8
+            )
+        )
+    for dim in (64, 80, 96, 128, 256):
+        form = 64 if dim <= 64 else 128 if dim <= 128 else 256
+        keys = 16 if dim > 128 else 32
+        values = {**plain, "dim": dim, "splits": 1}
+        trips = keys * dim / 8 / 128  # pieces of a tile that a thread loads
+        ours = Side(
+            f"mlxp_attention_matrix_{form}_{t}", keys, trips=trips, struct="AttentionParams", values=values
+        )
+        # From 256 on two SIMD groups share a row's features.
+        mlx_keys, groups = (16, 2) if dim == 256 else (16, 1) if dim == 128 else (32, 1)
+        steel = f"steel_attention_{t}_bq32_bk{mlx_keys}_bd{dim}_bv{dim}_wm4_wn{groups}_maskbool_"
+        cases.append(
+            Case(
+                f"attention, prefill, {dim} features",
+                "key, 8 rows",
+                ours,
+                (Side(steel, mlx_keys / groups, constants=whole),),
+                least=dim / 2,
+            )
+        )
+    return cases
+
+
+def the_rest(t):
+    along = {1: 1, 2: 0, 3: 0, 4: 0}
+    each = 2 if t == "float32" else 4
+    sigmoid = Side(f"vn_Sigmoid{t}{t}", each, "once")
+    multiply = Side(f"vvn_Multiply{t}", each, "once")
+    return [
+        Case(
+            "rope, one position",
+            "pair",
+            Side(f"mlxp_rope_half_base_one_head_{t}", 1, "once"),
+            (Side(f"rope_single_{t}", 1, "once", constants=along),),
+        ),
+        Case(
+            "rope, many positions",
+            "pair",
+            Side(f"mlxp_rope_half_base_{t}", 4, "once"),
+            (Side(f"rope_{t}", 4, "once", 4, constants=along),),
+        ),
+        Case("rope_append", "thread", Side(f"mlxp_rope_append_half_base_{t}", count="all")),
+        Case(
+            "swiglu", "element", Side(f"mlxp_activation_swiglu_{t}", 4, "once"), (sigmoid, multiply, multiply)
+        ),
+        Case("gelu", "element", Side(f"mlxp_activation_gelu_{t}", 4, "once")),
+        Case("lora, 8 rows", "rank, row", Side(f"mlxp_lora_correct_{t}", 8), least=1),
+    ]
+
+
+def cases(t):
+    return rows(t) + quantized(t) + linear(t) + attention(t) + the_rest(t)

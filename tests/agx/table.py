@@ -1,0 +1,182 @@
+"""Prints, writes or checks the table of what kernels cost: scripts/agx.sh runs this."""
+
+import json
+import os
+import sys
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import kernels
+from compare import worse
+from compile import Tools
+from layout import Layouts
+from render import markdown
+
+ROOT = Path(__file__).resolve().parents[2]
+TABLE = Path(__file__).with_name("table.json")
+PRINTED = ROOT / "docs" / "metal-table.md"
+
+
+def cost(side, row, case, least=0):
+    """Cycles of the busiest pipe and of the integer pipe, for a unit of work, which takes at least so
+    many instructions of floats."""
+    loops = row["loops"]
+    outside = {"once": row["hot"], "all": row["total"]}.get(side.count)
+    if not loops and (outside is None or side.trips):
+        raise SystemExit(f"{case}: {side.kernel} has no loop: see tests/agx/kernels.py")
+    inside = []
+    if loops:
+        main = max(range(len(loops)), key=lambda i: (loops[i]["hot"]["floats"], loops[i]["hot"]["fscib"]))
+        if outside is None:
+            outside = loops[main]["hot"]
+            inside = [loop["hot"] for loop in loops if loop["parent"] == main]
+        else:
+            inside = [loops[main]["hot"]]
+    fscib, ic, floats = (
+        (outside[key] + side.trips * sum(loop[key] for loop in inside)) / side.per
+        for key in ("fscib", "ic", "floats")
+    )
+    # Far from that, `per` is not what the kernel does.
+    if least and not least <= floats <= 4 * least:
+        said = f"{floats:.2f} instructions of floats for each unit, and {least} is the least"
+        raise SystemExit(f"{case}: {side.kernel} has {said}: see `per` in tests/agx/kernels.py")
+    return max(fscib, ic), ic
+
+
+class Measured:
+    """Rows by kernel and by the name of the known words, or "" without any."""
+
+    def __init__(self, results):
+        self.rows = {(row["kernel"], row["known"]): row for rows in results for row in rows}
+
+    def kernel(self, name):
+        return self.rows[name, ""]
+
+    def case(self, side, known, case, least):
+        row = self.rows.get((side.kernel, known)) or self.rows.get((side.kernel, ""))
+        if row is None:
+            raise SystemExit(f"{case}: there is no kernel {side.kernel}: see tests/agx/kernels.py")
+        if row["generic"]:
+            raise SystemExit(f"{side.kernel} has {row['generic']} accesses of no address space")
+        return cost(side, row, case, least)
+
+
+def word(name):
+    """A case's name, for a file of words."""
+    return name.replace(" ", "_")
+
+
+def measure_ours(tools, pool, cases, wanted):
+    layouts = Layouts(ROOT / "metal")
+    used = {case.ours.kernel for case in cases.values()}
+    jobs = []
+    for head, entries in pool.map(tools.rewrite, sorted((ROOT / "metal").glob("*.metal"))):
+        for t in kernels.DTYPES:
+            chosen = {
+                name: entry
+                for name, entry in entries.items()
+                if name.endswith(f"_{t}") and (not wanted or name in used or any(w in name for w in wanted))
+            }
+            known = []
+            for name, case in cases.items():
+                if case.ours.kernel in chosen and case.ours.values:
+                    # The parameters are the last argument, and in constant memory.
+                    mask = int(chosen[case.ours.kernel].split("__c")[1].split("(")[0], 16)
+                    for offset, value in layouts.words(case.ours.struct, case.ours.values):
+                        known.append((word(name), case.ours.kernel, mask.bit_length() - 1, offset, value))
+            if chosen:
+                text = head + "\n".join(chosen.values()) + "\n"
+                jobs.append((min(chosen), text, known, tools.from_source))
+    # The largest first, so that no processor has to wait for one of them at the end.
+    jobs.sort(key=lambda job: -len(job[1]))
+    return Measured(pool.map(lambda job: tools.statistics(*job), jobs))
+
+
+def measure_theirs(tools, pool, cases):
+    sides = {side.kernel: side for case in cases.values() for side in case.theirs}
+
+    def rows(side):
+        text = tools.kernel_air(side.kernel, side.constants).ir()
+        return tools.statistics(side.kernel, text, [], tools.from_air)
+
+    return Measured(pool.map(rows, sides.values()))
+
+
+def case_entry(name, case, ours, theirs):
+    alu, ic = ours.case(case.ours, word(name), name, case.least)
+    entry = {"kernel": case.ours.kernel, "unit": case.unit, "alu": round(alu, 3), "ic": round(ic, 3)}
+    if theirs and case.theirs:
+        costs = [theirs.case(side, "", name, case.least) for side in case.theirs]
+        rows = [theirs.kernel(side.kernel) for side in case.theirs]
+        entry["mlx"] = {
+            "kernel": " + ".join(dict.fromkeys(side.kernel for side in case.theirs)),
+            "registers": max(row["registers"] for row in rows),
+            "threads": min(row["threads"] for row in rows),
+            "spilled": sum(row["spilled"] for row in rows),
+            "alu": round(sum(alu for alu, _ in costs), 3),
+            "ic": round(sum(ic for _, ic in costs), 3),
+        }
+    return entry
+
+
+def kernel_entry(row):
+    entry = {key: row[key] for key in ("registers", "threads", "spilled", "arrays")}
+    total = row["total"]
+    return {**entry, "alu": max(total["fscib"], total["ic"]), "ic": total["ic"]}
+
+
+def measure(wanted, with_mlx):
+    """The table; with words, only of cases and kernels whose names contain one of them."""
+    cases = {f"{case.name}, {t}": case for t in kernels.DTYPES for case in kernels.cases(t)}
+    if wanted:
+        meant = lambda name, case: any(w in name or w in case.ours.kernel for w in wanted)
+        cases = {name: case for name, case in cases.items() if meant(name, case)}
+    with tempfile.TemporaryDirectory(prefix="agx-") as folder, ThreadPoolExecutor(os.cpu_count()) as pool:
+        tools = Tools(folder)
+        ours = measure_ours(tools, pool, cases, wanted)
+        theirs = measure_theirs(tools, pool, cases) if with_mlx else None
+    versions = ("mesa", "clang", "mlx")
+    return {
+        "versions": {v: (ROOT / "cmake" / f"{v}_version.txt").read_text().strip() for v in versions},
+        "cases": {name: case_entry(name, case, ours, theirs) for name, case in cases.items()},
+        "kernels": {name: kernel_entry(row) for (name, known), row in sorted(ours.rows.items()) if not known},
+    }
+
+
+def dumped(found):
+    """JSON with a line for each case and kernel, so that changes can be read."""
+    parts = ['{\n"versions": ' + json.dumps(found["versions"])]
+    for key in ("cases", "kernels"):
+        lines = [f"{json.dumps(name)}: {json.dumps(entry)}" for name, entry in found[key].items()]
+        parts.append(f'"{key}": {{\n' + ",\n".join(lines) + "\n}")
+    return ",\n".join(parts) + "\n}\n"
+
+
+def check(found):
+    faults, better = worse(json.loads(TABLE.read_text()), found)
+    for line in better:
+        print(f"agx: better: {line}")
+    for line in faults:
+        print(f"agx: error: {line}")
+    if faults:
+        sys.exit("agx: error: if that is meant, scripts/agx.sh --update writes the table anew")
+    cases, count = len(found["cases"]), len(found["kernels"])
+    print(f"agx: {count} kernels, {cases} cases: none is worse than in tests/agx/table.json")
+
+
+def main():
+    mode, *wanted = sys.argv[1:]
+    found = measure(wanted, mode != "--check")
+    if mode == "--check":
+        check(found)
+    elif mode == "--update":
+        TABLE.write_text(dumped(found))
+        PRINTED.write_text(markdown(found))
+        print(f"agx: wrote {TABLE.relative_to(ROOT)} and {PRINTED.relative_to(ROOT)}")
+    else:
+        print(markdown(found), end="")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,17 @@
+//! `metal-sim-gpu CLANG CACHE SOURCE.metal [INCLUDE_DIR...]`: see [`metal_sim::gpu::rewrite`].
+
+use metal_sim::{Compiler, Constants, Error, Result, Source, gpu};
+
+fn main() -> Result<()> {
+    let mut arguments = std::env::args().skip(1);
+    let (Some(clang), Some(cache), Some(path)) =
+        (arguments.next(), arguments.next(), arguments.next())
+    else {
+        let usage = "usage: metal-sim-gpu CLANG CACHE SOURCE.metal [INCLUDE_DIR...]";
+        return Err(Error::NoCompiler(usage.to_string()));
+    };
+    let source = arguments.fold(Source::new(path), Source::include_dir);
+    let compiler = Compiler::at(clang)?;
+    print!("{}", gpu::rewrite(&source, &compiler, cache.as_ref(), &Constants::new())?);
+    Ok(())
+}

@@ -1,0 +1,31 @@
+//! Metal sources on the way to a GPU's machine code, for compilers that count what it costs. What
+//! comes out is for them alone: matrix products, for one, take their time and give no result.
+
+use std::path::Path;
+
+use crate::compiler::Compiler;
+use crate::constants::Constants;
+use crate::error::{Error, Result};
+use crate::rewrite::{self, Purpose, constant_prologue};
+use crate::source::Source;
+
+/// C++ for clang's CUDA front end and SPIR-V back end, with an entry point for each kernel on a
+/// line of its own. The name of an entry point is the kernel's, `__c` and a hexadecimal mask of the
+/// arguments in constant memory.
+pub fn rewrite(
+    source: &Source,
+    compiler: &Compiler,
+    cache: &Path,
+    constants: &Constants,
+) -> Result<String> {
+    let preprocessed = source.clone().define("MSL_GPU").preprocess(compiler, cache)?;
+    let rewritten = rewrite::rewrite(&preprocessed.text, &preprocessed.shim, Purpose::Gpu);
+    let faults = rewritten.remarks.iter().filter(|remark| !remark.advice);
+    let messages: Vec<String> =
+        faults.map(|remark| format!("{}:{}: {}", remark.file, remark.line, remark.text)).collect();
+    if !messages.is_empty() {
+        let path = source.path.clone();
+        return Err(Error::Compile { path, messages: messages.join("\n") });
+    }
+    Ok(format!("{}{}", constant_prologue(&constants.0), rewritten.text))
+}

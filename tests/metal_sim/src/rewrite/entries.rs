@@ -1,0 +1,135 @@
+//! For a GPU: an entry point for each kernel, as clang's CUDA front end takes it.
+
+use std::fmt::Write;
+
+use super::kernels::Role;
+use super::{KernelSource, Purpose, Rewriter};
+
+pub(super) const ALWAYS_INLINE: &str = "inline __attribute__((always_inline)) ";
+pub(super) const SHARED: &str = "__attribute__((shared, aligned(16)))";
+
+const KEPT: &str = "_Pragma(\"clang loop unroll(disable)\") ";
+
+/// Bytes behind a threadgroup argument, whose size the host chooses.
+const THREADGROUP_BYTES: u32 = 4096;
+
+impl Rewriter {
+    /// A line of its own. Its name ends with `__c` and a mask of the arguments that are in constant
+    /// memory: pointers to it look like those to device memory, or no address space would be found.
+    pub(super) fn entry(&mut self, kernel: &KernelSource, host: &str, function: &str) {
+        let serial = self.serial();
+        let name: String = host.split('"').skip(1).step_by(2).collect();
+        let (mut parameters, mut arguments, mut locals) = (Vec::new(), Vec::new(), String::new());
+        let mut mask = 0u64;
+        for (i, parameter) in kernel.parameters.iter().enumerate() {
+            let kind = format!("::msl::Signature_{serial}::argument<{i}>");
+            match parameter.role {
+                Role::Buffer => {
+                    mask |= u64::from(parameter.constant) << parameters.len();
+                    parameters.push(format!("::msl::Bound<{kind}> a{i}"));
+                    arguments.push(format!("::msl::argument<{kind}>(a{i})"));
+                }
+                Role::Threadgroup => {
+                    let element = format!("::msl::Pointee<{kind}>::type");
+                    let _ = write!(
+                        locals,
+                        "static {SHARED} {element} a{i}[{THREADGROUP_BYTES} / sizeof({element})]; "
+                    );
+                    arguments.push(format!("a{i}"));
+                }
+                Role::Value(row) => arguments.push(format!("::msl::value<{row}, {kind}>()")),
+            }
+        }
+        let _ = writeln!(
+            self.entries,
+            "namespace msl {{ typedef Signature<decltype(&::{function})> Signature_{serial}; }} \
+             extern \"C\" __attribute__((global)) void {name}__c{mask:x}({}) \
+             {{ {locals}::{function}({}); }}",
+            parameters.join(", "),
+            arguments.join(", "),
+        );
+    }
+
+    /// A loop that ends for either of two reasons has an unknown number of turns, though the
+    /// optimizer may find a bound for it, and unroll it to that.
+    pub(super) fn keep_loops(&mut self) {
+        for i in 0..self.tokens.len() {
+            if self.tokens.at(i) == "for" && self.tokens.at(i + 1) == "(" {
+                let inside = i + 2..self.tokens.close(i + 1);
+                let either = |k: usize| self.tokens.at(k) == "&" && self.tokens.at(k + 1) == "&";
+                if inside.clone().any(either) {
+                    self.tokens.list[i].text.insert_str(0, KEPT);
+                }
+            }
+        }
+    }
+
+    /// The rewritten source; for a GPU, functions without a mark are the device's.
+    pub(super) fn text(&self) -> String {
+        let text = self.tokens.text();
+        if self.purpose != Purpose::Gpu {
+            return text;
+        }
+        let pragma = "#pragma clang force_cuda_host_device";
+        format!("{pragma} begin\n{text}\n{pragma} end\n{}", self.entries)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use super::super::{Purpose, rewrite};
+    use super::ALWAYS_INLINE;
+
+    /// The lines of the entry points, and what is before them.
+    fn rewritten(source: &str) -> (Vec<String>, String) {
+        let text = rewrite(source, Path::new("/shim"), Purpose::Gpu).text;
+        let (before, entries) = text.split_once("host_device end\n").unwrap();
+        (entries.lines().map(String::from).collect(), before.to_string())
+    }
+
+    #[test]
+    fn a_kernel_gets_an_entry() {
+        let (entries, before) = rewritten(
+            "kernel void twice(const device float* x [[buffer(0)]], constant uint& n [[buffer(2)]], \
+             device float* y [[buffer(1)]], threadgroup float* s [[threadgroup(0)]], \
+             uint i [[thread_position_in_grid]]) { y[i] = 2 * x[i]; }",
+        );
+        assert_eq!(entries.len(), 1);
+        let entry = &entries[0];
+        // The second of three pointers is in constant memory.
+        assert!(entry.contains("void twice__c2(::msl::Bound<"), "{entry}");
+        assert_eq!(entry.matches("::msl::Bound<").count(), 3, "{entry}");
+        assert!(entry.contains("static __attribute__((shared, aligned(16)))"), "{entry}");
+        assert!(entry.contains("::msl::value<0, ::msl::Signature_1::argument<4>>()"), "{entry}");
+        assert!(before.contains(ALWAYS_INLINE) && before.contains("void twice("), "{before}");
+        assert!(!before.contains("[["), "{before}");
+    }
+
+    #[test]
+    fn loops_of_two_ends_stay() {
+        let (_, before) = rewritten(
+            "kernel void sum(device float* x [[buffer(0)]], constant uint& n [[buffer(1)]]) { \
+             for (uint i = 0; i < 8 && i < n; i++) { x[i] = 0; } \
+             for (uint i = 0; i < 8; i++) { x[i] = i < 4 && n > 1; } }",
+        );
+        assert_eq!(before.matches("unroll(disable)").count(), 1, "{before}");
+        assert!(before.contains("unroll(disable)\") for (uint i = 0; i < 8 && i < n"), "{before}");
+    }
+
+    #[test]
+    fn every_instance_gets_an_entry() {
+        let (entries, before) = rewritten(
+            "template <class T> [[kernel]] void copy(device T* x [[buffer(0)]], \
+             uint i [[thread_index_in_threadgroup]]) { threadgroup T held[32]; held[i] = x[i]; }\n\
+             template [[host_name(\"copy_\" \"f\")]] [[kernel]] decltype(copy<float>) copy<float>;\n\
+             template [[host_name(\"copy_h\")]] [[kernel]] decltype(copy<half>) copy<half>;\n",
+        );
+        assert_eq!(entries.len(), 2);
+        assert!(entries[0].contains("void copy_f__c0("), "{}", entries[0]);
+        assert!(entries[0].contains("float"), "{}", entries[0]);
+        assert!(entries[1].contains("void copy_h__c0("));
+        assert!(before.contains("static __attribute__((shared, aligned(16))) T held [(32)]"));
+    }
+}
