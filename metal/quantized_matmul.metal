@@ -82,6 +82,73 @@ METAL_FUNC void stage(
   }
 }
 
+/** A lane's products: a group's scale and bias apply to the sums of them, as in MLX. */
+template <typename T, uint BITS, bool FP4, uint M>
+METAL_FUNC void add_products(
+    thread float (&sums)[M][QUANTIZED_ROWS],
+    thread uint (&fields)[QUANTIZED_ROWS][Format<BITS>::fields],
+    thread float (&scale)[QUANTIZED_ROWS],
+    thread float (&offset)[QUANTIZED_ROWS],
+    const threadgroup T* values,
+    uint depth) {
+  typedef Format<BITS> F;
+  float dots[M][QUANTIZED_ROWS];
+  float totals[M];
+  for (uint m = 0; m < M; m++) {
+    totals[m] = 0.0f;
+    for (uint r = 0; r < QUANTIZED_ROWS; r++) {
+      dots[m][r] = 0.0f;
+    }
+  }
+  for (uint f = 0; f < F::fields; f++) {
+    for (uint i = 0; i < F::per_field; i++) {
+      float weights[QUANTIZED_ROWS];
+      for (uint r = 0; r < QUANTIZED_ROWS; r++) {
+        weights[r] = number_in_place<BITS, FP4>(fields[r][f], i);
+      }
+      for (uint m = 0; m < M; m++) {
+        const float value = float(values[m * depth + (f * F::per_field + i) * SIMD_WIDTH]);
+        totals[m] += value;
+        const float scaled = value * unit_in_place<BITS, FP4>(i);
+        for (uint r = 0; r < QUANTIZED_ROWS; r++) {
+          dots[m][r] = fma(weights[r], scaled, dots[m][r]);
+        }
+      }
+    }
+  }
+  for (uint m = 0; m < M; m++) {
+    for (uint r = 0; r < QUANTIZED_ROWS; r++) {
+      sums[m][r] = fma(scale[r], dots[m][r], fma(offset[r], totals[m], sums[m][r]));
+    }
+  }
+}
+
+/** The same with every weight scaled before it is multiplied: fewer sums, where M rows share it. */
+template <typename T, uint BITS, bool FP4, uint M>
+METAL_FUNC void add_scaled_products(
+    thread float (&sums)[M][QUANTIZED_ROWS],
+    thread uint (&fields)[QUANTIZED_ROWS][Format<BITS>::fields],
+    thread float (&scale)[QUANTIZED_ROWS],
+    thread float (&offset)[QUANTIZED_ROWS],
+    const threadgroup T* values,
+    uint depth) {
+  typedef Format<BITS> F;
+  for (uint f = 0; f < F::fields; f++) {
+    for (uint i = 0; i < F::per_field; i++) {
+      float weights[QUANTIZED_ROWS];
+      for (uint r = 0; r < QUANTIZED_ROWS; r++) {
+        weights[r] = fma(scale[r], number<BITS, FP4>(fields[r][f], i), offset[r]);
+      }
+      for (uint m = 0; m < M; m++) {
+        const float value = float(values[m * depth + (f * F::per_field + i) * SIMD_WIDTH]);
+        for (uint r = 0; r < QUANTIZED_ROWS; r++) {
+          sums[m][r] = fma(weights[r], value, sums[m][r]);
+        }
+      }
+    }
+  }
+}
+
 /**
  * Up to M rows of x with QUANTIZED_ROWS rows of weights for each SIMD group, which reads them
  * once; x is staged for the whole threadgroup.
@@ -146,50 +213,30 @@ template <typename T, uint BITS, bool FP4, uint M>
       sums[m][r] = 0.0f;
     }
   }
-  // The scales and biases of 32 groups, one for each lane.
-  float scales[QUANTIZED_ROWS];
-  float biases[QUANTIZED_ROWS];
   for (uint k0 = 0; k0 < params.axis; k0 += depth) {
     threadgroup_barrier(mem_flags::mem_threadgroup);
     stage<T, M, F::values>(x, norm, top, k0, staged, inverses, place, params);
     threadgroup_barrier(mem_flags::mem_threadgroup);
     for (uint at = 0; at < depth && k0 + at < params.axis; at += F::step) {
-      if (((k0 + at) & ((SIMD_WIDTH << params.group_shift) - 1)) == 0) {
-        const uint mine = ((k0 + at) >> params.group_shift) + lane;
-        for (uint r = 0; r < QUANTIZED_ROWS; r++) {
-          scales[r] = mine < groups ? scale_at<T, FP4>(parts[r], mine) : 0.0f;
-          biases[r] = mine < groups ? bias_at<T, FP4>(parts[r], mine) : 0.0f;
-        }
-      }
+      // A lane's weights are of one group: its scale and bias apply to the sums of its products.
+      // Lanes beyond the end multiply zeros with weights of the last lane before it.
       const uint k = k0 + at + lane * F::values;
-      const ushort owner = ushort((k >> params.group_shift) % SIMD_WIDTH);
+      const bool live = k < params.axis;
+      const uint read = live ? k : params.axis - F::values;
+      const uint own = read >> params.group_shift;
       float scale[QUANTIZED_ROWS];
       float offset[QUANTIZED_ROWS];
       uint fields[QUANTIZED_ROWS][F::fields];
       for (uint r = 0; r < QUANTIZED_ROWS; r++) {
-        scale[r] = simd_shuffle(scales[r], owner);
-        offset[r] = FP4 ? 0.0f : simd_shuffle(biases[r], owner);
-        for (uint f = 0; f < F::fields; f++) {
-          fields[r][f] = 0;
-        }
-        if (k < params.axis) {
-          load_fields<BITS>(parts[r].packed + k / 8 * BITS, fields[r]);
-        }
+        load_fields<BITS>(parts[r].packed, read / F::values, fields[r]);
+        scale[r] = live ? scale_at<T, FP4>(parts[r], own) : 0.0f;
+        offset[r] = live ? bias_at<T, FP4>(parts[r], own) : 0.0f;
       }
       const threadgroup T* values = staged + at + lane;
-      for (uint f = 0; f < F::fields; f++) {
-        for (uint i = 0; i < F::per_field; i++) {
-          float weights[QUANTIZED_ROWS];
-          for (uint r = 0; r < QUANTIZED_ROWS; r++) {
-            weights[r] = fma(scale[r], number<BITS, FP4>(fields[r][f], i), offset[r]);
-          }
-          for (uint m = 0; m < M; m++) {
-            const float value = float(values[m * depth + (f * F::per_field + i) * SIMD_WIDTH]);
-            for (uint r = 0; r < QUANTIZED_ROWS; r++) {
-              sums[m][r] = fma(weights[r], value, sums[m][r]);
-            }
-          }
-        }
+      if (M < QUANTIZED_BAND) {
+        add_products<T, BITS, FP4, M>(sums, fields, scale, offset, values, depth);
+      } else {
+        add_scaled_products<T, BITS, FP4, M>(sums, fields, scale, offset, values, depth);
       }
     }
   }
@@ -208,8 +255,8 @@ template <typename T, uint BITS, bool FP4, uint M>
   if (params.swiglu != 0) {
     y = swiglu<T>(y, simd_shuffle_down(y, ushort(QUANTIZED_ROWS / 2)));
   }
-  const bool live = lane < M * QUANTIZED_ROWS && r < together && row < params.rows;
-  if (live && column + r <= last) {
+  const bool writes = lane < M * QUANTIZED_ROWS && r < together && row < params.rows;
+  if (writes && column + r <= last) {
     write_result(y, row, where.columns_before + column + r, bias, residual, out, params);
   }
 }
@@ -217,8 +264,11 @@ template <typename T, uint BITS, bool FP4, uint M>
 #define QUANTIZED_KERNELS(FORMAT, DTYPE, T, ...)                                                  \
   MLXP_KERNEL("mlxp_quantized_matmul_row_" FORMAT "_" DTYPE, quantized_matvec<T, __VA_ARGS__, 1>) \
   MLXP_KERNEL(                                                                                    \
-      "mlxp_quantized_matmul_band_" FORMAT "_" DTYPE,                                             \
-      quantized_matvec<T, __VA_ARGS__, QUANTIZED_BAND>)                                           \
+      "mlxp_quantized_matmul_band2_" FORMAT "_" DTYPE, quantized_matvec<T, __VA_ARGS__, 2>)       \
+  MLXP_KERNEL(                                                                                    \
+      "mlxp_quantized_matmul_band4_" FORMAT "_" DTYPE, quantized_matvec<T, __VA_ARGS__, 4>)       \
+  MLXP_KERNEL(                                                                                    \
+      "mlxp_quantized_matmul_band8_" FORMAT "_" DTYPE, quantized_matvec<T, __VA_ARGS__, 8>)       \
   MLXP_KERNEL("mlxp_quantized_matmul_tile_" FORMAT "_" DTYPE, quantized_tile<T, __VA_ARGS__>)
 
 #define QUANTIZED_FORMATS(DTYPE, T)           \

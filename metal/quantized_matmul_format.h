@@ -31,23 +31,49 @@ METAL_FUNC float number(uint field, uint index) {
   return (q & 8u) != 0u ? -magnitude : magnitude;
 }
 
+/**
+ * The same without a shift: the number times a power of two, of which `unit_in_place` is the
+ * reciprocal. Of a word it is taken from the half that holds it.
+ */
+template <uint BITS, bool FP4>
+METAL_FUNC float number_in_place(uint field, uint index) {
+  if (FP4) {
+    return number<BITS, FP4>(field, index);
+  }
+  const uint mask = (1u << BITS) - 1u;
+  if (BITS == 3 || BITS == 6) {
+    return float(field & (mask << (index * BITS)));
+  }
+  const ushort2 halves = as_type<ushort2>(field);
+  const ushort half_field = index * BITS < 16 ? halves[0] : halves[1];
+  return float(ushort(half_field & ushort(mask << (index * BITS % 16))));
+}
+
+template <uint BITS, bool FP4>
+METAL_FUNC float unit_in_place(uint index) {
+  if (FP4) {
+    return 1.0f;
+  }
+  const uint shift = BITS == 3 || BITS == 6 ? index * BITS : index * BITS % 16;
+  return 1.0f / float(1u << shift);
+}
+
 /** Six bytes as two fields of 24 bits. */
-METAL_FUNC void load_halves(const device uchar* from, thread uint* fields) {
-  const device ushort* halves = (const device ushort*)from;
+METAL_FUNC void load_halves(const device ushort* halves, thread uint* fields) {
   const uint middle = halves[1];
   fields[0] = uint(halves[0]) | ((middle & 0xffu) << 16);
   fields[1] = (middle >> 8) | (uint(halves[2]) << 8);
 }
 
-/** The fields of a lane. */
+/** The fields of the lane of this number, counted from the beginning of a row. */
 template <uint BITS>
-METAL_FUNC void load_fields(const device uchar* from, thread uint* fields) {
+METAL_FUNC void load_fields(const device uchar* row, uint lane, thread uint* fields) {
   if (BITS == 2) {
-    fields[0] = *(const device uint*)from;
+    fields[0] = ((const device uint*)row)[lane];
   } else if (BITS == 3) {
-    load_halves(from, fields);
+    load_halves((const device ushort*)row + lane * 3, fields);
   } else if (BITS == 6) {
-    const device uint* words = (const device uint*)from;
+    const device uint* words = (const device uint*)row + lane * 3;
     const uint a = words[0];
     const uint b = words[1];
     const uint c = words[2];
@@ -56,7 +82,7 @@ METAL_FUNC void load_fields(const device uchar* from, thread uint* fields) {
     fields[2] = (b >> 16) | ((c & 0xffu) << 16);
     fields[3] = c >> 8;
   } else {
-    const packed_uint2 words = *(const device packed_uint2*)from;
+    const packed_uint2 words = ((const device packed_uint2*)row)[lane];
     fields[0] = words[0];
     fields[1] = words[1];
   }
@@ -70,8 +96,8 @@ struct Part {
   const device T* biases;
 };
 
-template <typename T, bool FP4>
-METAL_FUNC float scale_at(Part<T> part, size_t index) {
+template <typename T, bool FP4, typename I>
+METAL_FUNC float scale_at(Part<T> part, I index) {
   if (!FP4) {
     return float(((const device T*)part.scales)[index]);
   }
@@ -79,8 +105,8 @@ METAL_FUNC float scale_at(Part<T> part, size_t index) {
   return float(T(as_type<float>(e == 0u ? 0x00400000u : e << 23)));
 }
 
-template <typename T, bool FP4>
-METAL_FUNC float bias_at(Part<T> part, size_t index) {
+template <typename T, bool FP4, typename I>
+METAL_FUNC float bias_at(Part<T> part, I index) {
   return FP4 ? 0.0f : float(part.biases[index]);
 }
 

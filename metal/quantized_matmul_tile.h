@@ -12,9 +12,9 @@ METAL_FUNC void load_eight(const device uchar* from, thread uint* fields) {
   } else if (BITS == 4) {
     fields[0] = *(const device uint*)from;
   } else if (BITS == 6) {
-    load_halves(from, fields);
+    load_halves((const device ushort*)from, fields);
   } else {
-    load_fields<BITS>(from, fields);
+    load_fields<BITS>(from, 0, fields);
   }
 }
 

@@ -265,8 +265,6 @@ std::vector<mx::Shape> QuantizedMatmul::output_shapes(const Arrays& inputs) {
 
 namespace {
 
-constexpr auto stem = "quantized_matmul";
-
 /** Threadgroups along the columns, `per_block` of them each; writes where each part begins. */
 uint32_t place_parts(QuantizedMatmulParams& params, uint32_t per_block) {
   uint64_t blocks = 0;
@@ -277,28 +275,27 @@ uint32_t place_parts(QuantizedMatmulParams& params, uint32_t per_block) {
       break; // both parts share their blocks
     }
   }
-  return grid_count(stem, "threadgroups", blocks);
+  return grid_count(op, "threadgroups", blocks);
 }
 
 /**
- * One row of x, a band of a few, or tiles of many. A threadgroup that cannot hold the tile's four
- * SIMD groups takes bands. Tiles want x normalised before.
+ * One row of x, a band of two, four or eight, or tiles of many. A threadgroup that cannot hold the
+ * tile's four SIMD groups takes bands. Tiles want x normalised before.
  */
 Launch plan(
     QuantizedMatmulParams& params,
     const std::string& suffix,
     uint32_t element_bytes,
     uint32_t max_threads) {
-  max_threads = whole_simds(stem, max_threads);
-  auto launch = [&](std::string_view form,
+  max_threads = whole_simds(op, max_threads);
+  auto launch = [&](const std::string& form,
                     uint32_t columns,
                     uint32_t rows,
                     uint32_t threads,
                     uint32_t bytes) {
-    auto kernel = "mlxp_quantized_matmul_" + std::string(form) + suffix;
-    uint32_t across = place_parts(params, columns);
-    uint32_t down = static_cast<uint32_t>(ceil_div(params.rows, rows));
-    return Launch{kernel, {across, down, 1}, {threads, 1, 1}, bytes};
+    std::array grid = {
+        place_parts(params, columns), static_cast<uint32_t>(ceil_div(params.rows, rows)), 1u};
+    return Launch{"mlxp_quantized_matmul_" + form + suffix, grid, {threads, 1, 1}, bytes};
   };
   if (params.rows > QUANTIZED_BAND && max_threads >= QUANTIZED_TILE_THREADS) {
     uint32_t products = QUANTIZED_TILE * QUANTIZED_TILE * sizeof(float);
@@ -310,9 +307,14 @@ Launch plan(
   // fill the GPU.
   uint32_t simds = std::min<uint32_t>(params.columns < 2048 ? 4 : 8, max_threads / SIMD_WIDTH);
   uint32_t columns = simds * (params.swiglu ? QUANTIZED_ROWS / 2 : QUANTIZED_ROWS);
-  uint32_t bytes = QUANTIZED_BAND * sizeof(float) + SIMD_WIDTH * sizeof(float) + QUANTIZED_STAGED;
-  return params.rows == 1 ? launch("row", columns, 1, simds * SIMD_WIDTH, bytes)
-                          : launch("band", columns, QUANTIZED_BAND, simds * SIMD_WIDTH, bytes);
+  uint32_t rows = std::max(params.rows, 1u);
+  uint32_t band = rows <= 2 ? rows : rows <= 4 ? 4 : uint32_t{QUANTIZED_BAND};
+  // Of a single row no more is staged than there is, in whole steps of the longest.
+  uint64_t row = ceil_div(params.axis, QUANTIZED_STEP) * QUANTIZED_STEP * element_bytes;
+  uint64_t staged = band == 1 ? std::min<uint64_t>(row, QUANTIZED_STAGED) : QUANTIZED_STAGED;
+  auto bytes = static_cast<uint32_t>((QUANTIZED_BAND + SIMD_WIDTH) * sizeof(float) + staged);
+  auto form = band == 1 ? "row" : "band" + std::to_string(band);
+  return launch(form, columns, band, simds * SIMD_WIDTH, bytes);
 }
 
 } // namespace
@@ -361,7 +363,7 @@ std::vector<Dispatch> QuantizedMatmul::dispatches(
   if (!tiles) {
     bind(more.norm);
   }
-  all.emplace_back(stem, launch, bound, outputs, params);
+  all.emplace_back("quantized_matmul", launch, bound, outputs, params);
   return all;
 }
 

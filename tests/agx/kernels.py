@@ -79,7 +79,7 @@ def quantized(t):
         name = f"quantized {bits} bits"
         of = f"{mlx}_gs_64_b_{bits}"
         for count in (1, 2, 4, 8) if bits == 4 else (1, 8):
-            form = "row" if count == 1 else "band"
+            form = "row" if count == 1 else f"band{count}"
             ours = Side(
                 f"mlxp_quantized_matmul_{form}_b{bits}_{t}",
                 4 * each * count,
