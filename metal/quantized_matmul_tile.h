@@ -2,19 +2,29 @@
 
 #include "quantized_matmul_format.h"
 
-/** Eight weights from a byte boundary on, as two fields of four or one of eight. */
+/** Eight weights from a byte boundary on, as two words of four. */
 template <uint BITS>
-METAL_FUNC void load_eight(const device uchar* from, thread uint* fields) {
+METAL_FUNC void load_eight(const device uchar* from, thread uint* words) {
   if (BITS == 2) {
-    fields[0] = *(const device ushort*)from;
+    const uint both = *(const device ushort*)from;
+    words[0] = both;
+    words[1] = both >> 8;
   } else if (BITS == 3) {
-    fields[0] = uint(from[0]) | (uint(from[1]) << 8) | (uint(from[2]) << 16);
+    words[0] = uint(from[0]) | (uint(from[1]) << 8);
+    words[1] = (uint(from[1]) >> 4) | (uint(from[2]) << 4);
   } else if (BITS == 4) {
-    fields[0] = *(const device uint*)from;
+    const uint both = *(const device uint*)from;
+    words[0] = both;
+    words[1] = both >> 16;
   } else if (BITS == 6) {
-    load_halves((const device ushort*)from, fields);
+    const device ushort* halves = (const device ushort*)from;
+    const uint middle = halves[1];
+    words[0] = uint(halves[0]) | (middle << 16);
+    words[1] = (middle >> 8) | (uint(halves[2]) << 8);
   } else {
-    load_fields<BITS>(from, 0, fields);
+    const packed_uint2 both = *(const device packed_uint2*)from;
+    words[0] = both[0];
+    words[1] = both[1];
   }
 }
 
@@ -65,18 +75,17 @@ METAL_FUNC void multiply_tile(
       }
     }
     const uint k = k0 + at;
-    uint fields[2] = {0, 0};
+    uint words[2] = {0, 0};
     float scale = 0.0f;
     float offset = 0.0f;
     if (column_live) {
-      load_eight<BITS>(packed + k / 8 * BITS, fields);
+      load_eight<BITS>(packed + k / 8 * BITS, words);
       const size_t index = column * groups + (k >> params.group_shift);
       scale = scale_at<T, FP4>(part, index);
       offset = bias_at<T, FP4>(part, index);
     }
     for (uint i = 0; i < 8; i++) {
-      const float q =
-          BITS > 4 ? number<BITS, FP4>(fields[i / 4], i % 4) : number<BITS, FP4>(fields[0], i);
+      const float q = number<BITS, FP4>(words[i / 4], i % 4 * BITS);
       of_w[line * QUANTIZED_TILE_PITCH + at + i] = T(fma(scale, q, offset));
     }
     threadgroup_barrier(mem_flags::mem_threadgroup);

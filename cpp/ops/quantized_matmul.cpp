@@ -306,13 +306,14 @@ Launch plan(
   // Each threadgroup reads x once: large ones for many columns, small ones that few columns still
   // fill the GPU.
   uint32_t simds = std::min<uint32_t>(params.columns < 2048 ? 4 : 8, max_threads / SIMD_WIDTH);
-  uint32_t columns = simds * (params.swiglu ? QUANTIZED_ROWS / 2 : QUANTIZED_ROWS);
   uint32_t rows = std::max(params.rows, 1u);
   uint32_t band = rows <= 2 ? rows : rows <= 4 ? 4 : uint32_t{QUANTIZED_BAND};
-  // Of a single row no more is staged than there is, in whole steps of the longest.
-  uint64_t row = ceil_div(params.axis, QUANTIZED_STEP) * QUANTIZED_STEP * element_bytes;
-  uint64_t staged = band == 1 ? std::min<uint64_t>(row, QUANTIZED_STAGED) : QUANTIZED_STAGED;
-  auto bytes = static_cast<uint32_t>((QUANTIZED_BAND + SIMD_WIDTH) * sizeof(float) + staged);
+  uint32_t columns = simds * quantized_rows(band) / (params.swiglu ? 2 : 1);
+  // No more is staged than there is, in whole steps, with a sum for each lane's share of a step.
+  uint64_t axis = ceil_div(params.axis, QUANTIZED_STEP) * QUANTIZED_STEP;
+  uint64_t staged = band * std::min<uint64_t>(axis, QUANTIZED_STAGED / (band * element_bytes));
+  uint64_t sums = QUANTIZED_BAND + SIMD_WIDTH + staged / QUANTIZED_VALUES;
+  auto bytes = static_cast<uint32_t>(sums * sizeof(float) + staged * element_bytes);
   auto form = band == 1 ? "row" : "band" + std::to_string(band);
   return launch(form, columns, band, simds * SIMD_WIDTH, bytes);
 }
