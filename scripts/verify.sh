@@ -7,8 +7,8 @@
 #   scripts/verify.sh STEP...      some of it: simulator mutants checks sanitizers macos calibration agx
 #                                  neon suite_sanitizer
 #
-# `suite_sanitizer` builds everything again with AddressSanitizer, which takes some 15 minutes on 2 cores: run
-# it before a release, and after a change of what owns memory.
+# `suite_sanitizer` builds everything again with AddressSanitizer, which takes much longer than the other steps.
+# Run it before a release, and after a change to memory ownership.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 

@@ -1,4 +1,5 @@
-//! What a workload, its inputs and a case are: which op, on what shape and type, called how.
+//! The types of the comparison: a workload is an op on a shape, a case is a workload in one element type,
+//! called in one way.
 
 use std::fmt;
 use std::ops::Range;
@@ -45,10 +46,10 @@ pub struct Workload {
     /// The function's name in `ops`.
     pub op: &'static str,
     pub shape: &'static [i32],
-    /// What else tells it from the op's other workloads, for its inputs too; empty for nothing.
+    /// A label that distinguishes workloads of one op and shape, and selects their inputs; may be empty.
     pub variant: &'static str,
     pub size: Size,
-    /// What keeps the op from the machine's limit; empty if nothing much does.
+    /// The reason why the op stays below the machine's limit; empty if it comes close.
     pub why: &'static str,
     pub inputs: Rc<MakeInputs>,
 }

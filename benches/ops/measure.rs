@@ -31,7 +31,7 @@ impl Row<'_> {
         self.builtin.map(|builtin| builtin.median / self.ours.median)
     }
 
-    /// What has to be read and written, over our time.
+    /// Bandwidth: the bytes that the op must read and write, divided by our time.
     pub fn gbps(&self) -> f64 {
         self.bytes as f64 / self.ours.median / 1e9
     }

@@ -1,5 +1,5 @@
-//! What no implementation can go below on this machine, measured beside the op: the time to move its bytes
-//! and the time to do its multiplications.
+//! The roofline: the least time that this machine needs to move an op's bytes and to do its multiplications.
+//! It is measured next to the op.
 
 use std::hint::black_box;
 

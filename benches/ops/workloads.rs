@@ -178,7 +178,7 @@ fn matrices(table: &mut Table) {
     for (variant, count) in [
         ("4-bit", 4),
         ("plain", 4),
-        // The same of our separate ops, to see what fusing alone gains.
+        // The peer runs our separate ops, so that the ratio shows what fusing alone gains.
         ("4-bit, by our separate ops", 2),
         ("plain, by our separate ops", 2),
     ] {

@@ -46,7 +46,7 @@ pub(super) type Errors = dyn Fn(&Compared<'_>) -> Vec<Tensor>;
 
 /// A bound for each comparison.
 pub(super) enum Tolerance {
-    /// So many times the type's epsilon, of the larger of 1 and the expected value.
+    /// The allowed error as a multiple of the type's epsilon times the larger of 1 and the expected value.
     Epsilons(f64),
     Bounds(Box<dyn Fn(&Compared<'_>) -> Bound>),
 }

@@ -1,6 +1,6 @@
 """The table as Markdown."""
 
-HEAD = """# What the kernels cost on Apple's G13
+HEAD = """# Cost of the Metal kernels on Apple's G13 GPU
 
 Written by `scripts/agx.sh --update`. [metal-without-a-mac.md](metal-without-a-mac.md) says how it is made,
 and what it does not show. Cycles are those that 32 threads keep a core's pipes busy for a unit of work: of
@@ -48,7 +48,7 @@ def grid(head, rows):
 
 def markdown(found):
     versions = ", ".join(f"{name} {version}" for name, version in found["versions"].items())
-    text = f"{HEAD}\nMade with {versions}.\n\n## What a Llama does\n\n"
+    text = f"{HEAD}\nMade with {versions}.\n\n## Kernels that a Llama runs\n\n"
     head = "case, unit of work, registers, threads, bytes spilled, cycles, integer pipe, ratio, integer ratio"
     kernels = found["kernels"]
     cases = found["cases"].items()

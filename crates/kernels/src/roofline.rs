@@ -22,7 +22,7 @@ pub fn copy(from: &[u8], to: &mut [u8]) {
     let bytes = from.len().min(to.len());
     let (from, start) = (Shared(from.as_ptr().cast_mut()), Shared(to.as_mut_ptr()));
     if bytes < CACHES {
-        // SAFETY: both slices have so many bytes, and a unique borrow overlaps no other.
+        // SAFETY: both slices hold the number of bytes that is copied, and a unique borrow overlaps no other.
         unsafe { parallel_copy(from.get(), start.get(), bytes) };
     } else {
         let level = Machine::current().level;

@@ -43,7 +43,7 @@ fn mean_square_conforms() -> Result<()> {
     .bounds(|compared| {
         let n = compared.inputs[0].shape.last().map_or(1, |&n| n);
         let ulps = if compared.dtype == Dtype::Float32 { n as f64 + 2.0 } else { 0.6 };
-        Bound { ulps, absolute: 0.0 }
+        Bound::ulps(ulps)
     })
     .run();
     passed(&report)
