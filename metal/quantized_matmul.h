@@ -10,7 +10,7 @@ enum : unsigned {
   QUANTIZED_STAGED = 16384,  // bytes of x staged in threadgroup memory at a time, at most
   QUANTIZED_VALUES = 16,     // columns of x that a lane multiplies at a time
   QUANTIZED_STEP = 512,      // columns of x that a SIMD group multiplies at a time
-  QUANTIZED_TILE = 32,       // rows and columns of a prefill tile, and the depth of its steps
+  QUANTIZED_TILE = 32,       // columns of a tile, depth of its steps, and its rows or half of them
   QUANTIZED_TILE_PITCH = 40, // elements from one staged row of a tile to the next
   QUANTIZED_TILE_THREADS = 128,
 };

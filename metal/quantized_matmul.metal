@@ -141,13 +141,13 @@ template <typename T, uint BITS, bool FP4, uint M, uint R>
     const device T* x [[buffer(0)]],
     const device uchar* packed0 [[buffer(1)]],
     const device uchar* scales0 [[buffer(2)]],
-    const device T* biases0 [[buffer(3)]],
+    const device uchar* biases0 [[buffer(3)]],
     const device uchar* packed1 [[buffer(4)]],
     const device uchar* scales1 [[buffer(5)]],
-    const device T* biases1 [[buffer(6)]],
+    const device uchar* biases1 [[buffer(6)]],
     const device uchar* packed2 [[buffer(7)]],
     const device uchar* scales2 [[buffer(8)]],
-    const device T* biases2 [[buffer(9)]],
+    const device uchar* biases2 [[buffer(9)]],
     const device T* bias [[buffer(10)]],
     const device T* residual [[buffer(11)]],
     const device T* norm [[buffer(12)]],
@@ -196,7 +196,7 @@ template <typename T, uint BITS, bool FP4, uint M, uint R>
         part_of(where.part + half_of_rows * (R / 2) / together, first, second, third);
     parts[half_of_rows].packed += size_t(row) * (params.axis / 8 * BITS);
     parts[half_of_rows].scales += size_t(row) * groups * (FP4 ? 1 : sizeof(T));
-    parts[half_of_rows].biases += FP4 ? 0 : size_t(row) * groups;
+    parts[half_of_rows].biases += FP4 ? 0 : size_t(row) * groups * sizeof(T);
   }
 
   float sums[M][R];
@@ -252,16 +252,19 @@ template <typename T, uint BITS, bool FP4, uint M, uint R>
   }
 }
 
-#define QUANTIZED_BAND_KERNEL(NAME, FORMAT, DTYPE, ROWS, ...) \
-  MLXP_KERNEL(                                                \
-      "mlxp_quantized_matmul_" NAME "_" FORMAT "_" DTYPE,     \
+#define QUANTIZED_MATVEC(NAME, FORMAT, DTYPE, ROWS, ...)  \
+  MLXP_KERNEL(                                            \
+      "mlxp_quantized_matmul_" NAME "_" FORMAT "_" DTYPE, \
       quantized_matvec<__VA_ARGS__, ROWS, quantized_rows(ROWS)>)
-#define QUANTIZED_KERNELS(FORMAT, DTYPE, T, ...)                   \
-  QUANTIZED_BAND_KERNEL("row", FORMAT, DTYPE, 1, T, __VA_ARGS__)   \
-  QUANTIZED_BAND_KERNEL("band2", FORMAT, DTYPE, 2, T, __VA_ARGS__) \
-  QUANTIZED_BAND_KERNEL("band4", FORMAT, DTYPE, 4, T, __VA_ARGS__) \
-  QUANTIZED_BAND_KERNEL("band8", FORMAT, DTYPE, 8, T, __VA_ARGS__) \
-  MLXP_KERNEL("mlxp_quantized_matmul_tile_" FORMAT "_" DTYPE, quantized_tile<T, __VA_ARGS__>)
+#define QUANTIZED_TILES(NAME, FORMAT, DTYPE, ROWS, ...) \
+  MLXP_KERNEL("mlxp_quantized_matmul_" NAME "_" FORMAT "_" DTYPE, quantized_tile<__VA_ARGS__, ROWS>)
+#define QUANTIZED_KERNELS(FORMAT, DTYPE, ...)              \
+  QUANTIZED_MATVEC("row", FORMAT, DTYPE, 1, __VA_ARGS__)   \
+  QUANTIZED_MATVEC("band2", FORMAT, DTYPE, 2, __VA_ARGS__) \
+  QUANTIZED_MATVEC("band4", FORMAT, DTYPE, 4, __VA_ARGS__) \
+  QUANTIZED_MATVEC("band8", FORMAT, DTYPE, 8, __VA_ARGS__) \
+  QUANTIZED_TILES("tile", FORMAT, DTYPE, 32, __VA_ARGS__)  \
+  QUANTIZED_TILES("tall", FORMAT, DTYPE, 64, __VA_ARGS__)
 
 #define QUANTIZED_FORMATS(DTYPE, T)           \
   QUANTIZED_KERNELS("b2", DTYPE, T, 2, false) \

@@ -83,12 +83,12 @@ METAL_FUNC void load_words(const device uchar* row, uint lane, thread uint* word
   }
 }
 
-/** One matrix. Scales are of T, or bytes that stand for powers of two. */
+/** One matrix. Scales and biases are of T, or scales are bytes that stand for powers of two. */
 template <typename T>
 struct Part {
   const device uchar* packed;
   const device uchar* scales;
-  const device T* biases;
+  const device uchar* biases;
 };
 
 template <typename T, bool FP4, typename I>
@@ -102,7 +102,7 @@ METAL_FUNC float scale_at(Part<T> part, I index) {
 
 template <typename T, bool FP4, typename I>
 METAL_FUNC float bias_at(Part<T> part, I index) {
-  return FP4 ? 0.0f : float(part.biases[index]);
+  return FP4 ? 0.0f : float(((const device T*)part.biases)[index]);
 }
 
 template <typename T>

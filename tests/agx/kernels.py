@@ -93,9 +93,12 @@ def quantized(t):
                 theirs = Side(f"affine_qmv_wide_{of}_nv_{together}_kl_8_batch_0", 64 * together)
             unit = "weight" if count == 1 else "weight, row"
             cases.append(Case(f"{name}, {count} row{'s' * (count > 1)}", unit, ours, (theirs,), least=1))
-        ours = Side(f"mlxp_quantized_matmul_tile_b{bits}_{t}", struct="QuantizedMatmulParams", values=plain)
         theirs = Side(f"affine_qmm_t_{of}_alN_true_batch_0")
-        cases.append(Case(f"{name}, tile", "depth of 32", ours, (theirs,), least=256))
+        for form, count in (("tile", 1), ("tall", 2)):
+            ours = Side(
+                f"mlxp_quantized_matmul_{form}_b{bits}_{t}", count, struct="QuantizedMatmulParams", values=plain
+            )
+            cases.append(Case(f"{name}, {form}", "32 x 32 x 32", ours, (theirs,), least=256))
     return cases
 
 
