@@ -6,13 +6,19 @@ namespace mlx_primitives {
 
 enum : unsigned {
   QUANTIZED_PARTS = 3,       // matrices of one dispatch at most
-  QUANTIZED_ROWS = 4,        // rows of weights that a SIMD group multiplies at a time
-  QUANTIZED_BAND = 8,        // rows of x that share one reading of the weights
-  QUANTIZED_STAGED = 16384,  // bytes of x staged in threadgroup memory at a time
-  QUANTIZED_TILE = 32,       // rows and columns of a prefill tile, and the depth of its steps
+  QUANTIZED_BAND = 8,        // rows of x at most that share one reading of the weights
+  QUANTIZED_STAGED = 16384,  // bytes of x staged in threadgroup memory at a time, at most
+  QUANTIZED_VALUES = 16,     // columns of x that a lane multiplies at a time
+  QUANTIZED_STEP = 512,      // columns of x that a SIMD group multiplies at a time
+  QUANTIZED_TILE = 32,       // columns of a tile, depth of its steps, and its rows or half of them
   QUANTIZED_TILE_PITCH = 40, // elements from one staged row of a tile to the next
   QUANTIZED_TILE_THREADS = 128,
 };
+
+/** Rows of weights that a SIMD group multiplies at a time with so many rows of x. */
+constexpr unsigned quantized_rows(unsigned band) {
+  return band < QUANTIZED_BAND ? 4 : 2; // as many as there are registers for
+}
 
 struct QuantizedMatmulParams {
   unsigned rows;    // of x

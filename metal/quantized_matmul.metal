@@ -42,62 +42,112 @@ METAL_FUNC void find_inverses(
 }
 
 /**
- * Columns k0.. of the band's rows, zeros beyond their ends, in the order in which the lanes of a
- * SIMD group want them: position after position of all lanes.
+ * Columns k0.. of the band's rows, `count` of each with zeros beyond the end, in the order in which
+ * a SIMD group wants them: step after step, row after row, position after position of all lanes.
+ * The sum of what a lane multiplies in a step goes to `totals`.
  */
-template <typename T, uint M, uint VALUES>
+template <typename T, uint M>
 METAL_FUNC void stage(
     const device T* x,
     const device T* norm,
     uint top,
     uint k0,
+    uint count,
     threadgroup T* staged,
+    threadgroup float* totals,
     const threadgroup float* inverses,
     Place place,
     constant QuantizedMatmulParams& params) {
-  const uint depth = QUANTIZED_STAGED / (M * uint(sizeof(T)));
-  const uint step = SIMD_WIDTH * VALUES;
-  const uint wanted = min(depth, (params.axis - k0 + step - 1) / step * step);
-  for (uint i = place.index * READS; i < M * wanted; i += place.threads * READS) {
-    const uint m = i / wanted;
-    const uint at = i % wanted;
-    const uint k = k0 + at;
-    packed4<T> quad;
-    for (uint j = 0; j < READS; j++) {
-      quad[j] = T(0.0f);
+  const uint lanes = count / QUANTIZED_VALUES;
+  for (uint i = place.index; i < M * lanes; i += place.threads) {
+    const uint m = i / lanes;
+    const uint at = i % lanes;
+    const uint k = k0 + at * QUANTIZED_VALUES;
+    const bool live = top + m < params.rows && k < params.axis;
+    const uint of_lanes = (at / SIMD_WIDTH * M + m) * SIMD_WIDTH;
+    threadgroup T* to = staged + of_lanes * QUANTIZED_VALUES + at % SIMD_WIDTH;
+    float total = 0.0f;
+    for (uint from = 0; from < QUANTIZED_VALUES; from += READS) {
+      packed4<T> quad;
+      for (uint j = 0; j < READS; j++) {
+        quad[j] = T(0.0f);
+      }
+      if (live) {
+        quad = *(const device packed4<T>*)(x + size_t(top + m) * params.axis + k + from);
+        if (params.normed != 0) {
+          packed4<T> weight = *(const device packed4<T>*)(norm + k + from);
+          for (uint j = 0; j < READS; j++) {
+            quad[j] = T(float(T(float(quad[j]) * inverses[m])) * float(weight[j]));
+          }
+        }
+      }
+      for (uint j = 0; j < READS; j++) {
+        to[(from + j) * SIMD_WIDTH] = quad[j];
+        total += float(quad[j]);
+      }
     }
-    if (top + m < params.rows && k < params.axis) {
-      quad = *(const device packed4<T>*)(x + size_t(top + m) * params.axis + k);
-      if (params.normed != 0) {
-        packed4<T> weight = *(const device packed4<T>*)(norm + k);
-        for (uint j = 0; j < READS; j++) {
-          quad[j] = T(float(T(float(quad[j]) * inverses[m])) * float(weight[j]));
+    totals[of_lanes + at % SIMD_WIDTH] = total;
+  }
+}
+
+/** A lane's products: a group's scale and bias apply to the sums of them, as in MLX. */
+template <typename T, uint BITS, bool FP4, uint M, uint R>
+METAL_FUNC void add_products(
+    thread float (*sums)[R],
+    thread uint (&words)[R][Format<BITS>::words],
+    thread float (&scale)[R],
+    thread float (&offset)[R],
+    const threadgroup T* values,
+    const threadgroup float* totals) {
+  typedef Format<BITS> F;
+  float dots[M][R];
+  for (uint m = 0; m < M; m++) {
+    for (uint r = 0; r < R; r++) {
+      dots[m][r] = 0.0f;
+    }
+  }
+  for (uint w = 0; w < F::words; w++) {
+    for (uint i = 0; i < F::per_half; i++) {
+      float2 weights[R];
+      for (uint r = 0; r < R; r++) {
+        weights[r] = two_numbers<T, BITS, FP4>(words[r][w], i);
+      }
+      for (uint m = 0; m < M; m++) {
+        const threadgroup T* from =
+            values + m * QUANTIZED_STEP + (w * 2 * F::per_half + i) * SIMD_WIDTH;
+        const float low = float(from[0]);
+        const float high = float(from[F::per_half * SIMD_WIDTH]);
+        for (uint r = 0; r < R; r++) {
+          dots[m][r] = fma(weights[r][0], low, dots[m][r]);
+          dots[m][r] = fma(weights[r][1], high, dots[m][r]);
         }
       }
     }
-    threadgroup T* to = staged + m * depth + at / step * step + at % step / VALUES;
-    for (uint j = 0; j < READS; j++) {
-      to[(at % VALUES + j) * SIMD_WIDTH] = quad[j];
+  }
+  for (uint m = 0; m < M; m++) {
+    const float total = totals[m * SIMD_WIDTH];
+    for (uint r = 0; r < R; r++) {
+      sums[m][r] = fma(scale[r], dots[m][r], FP4 ? sums[m][r] : fma(offset[r], total, sums[m][r]));
     }
   }
 }
 
 /**
- * Up to M rows of x with QUANTIZED_ROWS rows of weights for each SIMD group, which reads them
+ * Up to M rows of x with R rows of weights for each SIMD group, which reads them
  * once; x is staged for the whole threadgroup.
  */
-template <typename T, uint BITS, bool FP4, uint M>
+template <typename T, uint BITS, bool FP4, uint M, uint R>
 [[kernel]] void quantized_matvec(
     const device T* x [[buffer(0)]],
     const device uchar* packed0 [[buffer(1)]],
     const device uchar* scales0 [[buffer(2)]],
-    const device T* biases0 [[buffer(3)]],
+    const device uchar* biases0 [[buffer(3)]],
     const device uchar* packed1 [[buffer(4)]],
     const device uchar* scales1 [[buffer(5)]],
-    const device T* biases1 [[buffer(6)]],
+    const device uchar* biases1 [[buffer(6)]],
     const device uchar* packed2 [[buffer(7)]],
     const device uchar* scales2 [[buffer(8)]],
-    const device T* biases2 [[buffer(9)]],
+    const device uchar* biases2 [[buffer(9)]],
     const device T* bias [[buffer(10)]],
     const device T* residual [[buffer(11)]],
     const device T* norm [[buffer(12)]],
@@ -115,7 +165,11 @@ template <typename T, uint BITS, bool FP4, uint M>
   const uint top = group.y * M;
   threadgroup float* inverses = scratch;
   threadgroup float* slots = scratch + QUANTIZED_BAND;
-  threadgroup T* staged = (threadgroup T*)(slots + SIMD_WIDTH);
+  threadgroup float* totals = slots + SIMD_WIDTH;
+  const uint count =
+      min(QUANTIZED_STAGED / (M * uint(sizeof(T))),
+          (params.axis + QUANTIZED_STEP - 1) / QUANTIZED_STEP * QUANTIZED_STEP);
+  threadgroup T* staged = (threadgroup T*)(totals + M * count / QUANTIZED_VALUES);
   if (params.normed != 0) {
     find_inverses<T, M>(x, top, inverses, slots, place, params);
   }
@@ -125,101 +179,92 @@ template <typename T, uint BITS, bool FP4, uint M>
   const Part<T> third = {packed2, scales2, biases2};
   const Where where = find_part(group.x, params);
   // Half of the rows are the gate's and half those of what it multiplies.
-  const uint together = params.swiglu != 0 ? QUANTIZED_ROWS / 2 : QUANTIZED_ROWS;
+  const uint together = params.swiglu != 0 ? R / 2 : R;
   const uint column = (where.block * simds + simd) * together;
   const uint last = params.part_columns[where.part] - 1;
 
-  Part<T> parts[QUANTIZED_ROWS];
+  // Two rows each from two places on; the last rows stand in for those after them.
+  Part<T> parts[2];
+  uint next[2];
   const uint groups = params.axis >> params.group_shift;
-  for (uint r = 0; r < QUANTIZED_ROWS; r++) {
-    parts[r] = part_of(where.part + r / together, first, second, third);
-    const size_t row = min(column + r % together, last);
-    parts[r].packed += row * (params.axis / 8 * BITS);
-    parts[r].scales += row * groups * (FP4 ? 1 : sizeof(T));
-    parts[r].biases += FP4 ? 0 : row * groups;
+  const uint units = params.axis / QUANTIZED_VALUES;
+  for (uint half_of_rows = 0; half_of_rows < 2; half_of_rows++) {
+    const uint from = half_of_rows * (R / 2) % together;
+    const uint row = min(column + from, last);
+    next[half_of_rows] = column + from < last ? 1 : 0;
+    parts[half_of_rows] =
+        part_of(where.part + half_of_rows * (R / 2) / together, first, second, third);
+    parts[half_of_rows].packed += size_t(row) * (params.axis / 8 * BITS);
+    parts[half_of_rows].scales += size_t(row) * groups * (FP4 ? 1 : sizeof(T));
+    parts[half_of_rows].biases += FP4 ? 0 : size_t(row) * groups * sizeof(T);
   }
 
-  const uint depth = QUANTIZED_STAGED / (M * uint(sizeof(T)));
-  float sums[M][QUANTIZED_ROWS];
+  float sums[M][R];
   for (uint m = 0; m < M; m++) {
-    for (uint r = 0; r < QUANTIZED_ROWS; r++) {
+    for (uint r = 0; r < R; r++) {
       sums[m][r] = 0.0f;
     }
   }
-  // The scales and biases of 32 groups, one for each lane.
-  float scales[QUANTIZED_ROWS];
-  float biases[QUANTIZED_ROWS];
-  for (uint k0 = 0; k0 < params.axis; k0 += depth) {
+  for (uint k0 = 0; k0 < params.axis; k0 += count) {
     threadgroup_barrier(mem_flags::mem_threadgroup);
-    stage<T, M, F::values>(x, norm, top, k0, staged, inverses, place, params);
+    stage<T, M>(x, norm, top, k0, count, staged, totals, inverses, place, params);
     threadgroup_barrier(mem_flags::mem_threadgroup);
-    for (uint at = 0; at < depth && k0 + at < params.axis; at += F::step) {
-      if (((k0 + at) & ((SIMD_WIDTH << params.group_shift) - 1)) == 0) {
-        const uint mine = ((k0 + at) >> params.group_shift) + lane;
-        for (uint r = 0; r < QUANTIZED_ROWS; r++) {
-          scales[r] = mine < groups ? scale_at<T, FP4>(parts[r], mine) : 0.0f;
-          biases[r] = mine < groups ? bias_at<T, FP4>(parts[r], mine) : 0.0f;
-        }
+    // A lane's weights are of one group: its scale and bias apply to the sums of its products.
+    const uint end = min(k0 + count, params.axis);
+    const threadgroup T* values = staged + lane;
+    const threadgroup float* line = totals + lane;
+    for (uint k = k0 + lane * QUANTIZED_VALUES; k < end; k += QUANTIZED_STEP) {
+      const uint unit = k / QUANTIZED_VALUES;
+      const uint own = k >> params.group_shift;
+      float scale[R];
+      float offset[R];
+      uint words[R][F::words];
+      for (uint r = 0; r < R; r++) {
+        const uint row = r % (R / 2) * next[r / (R / 2)];
+        load_words<BITS>(parts[r / (R / 2)].packed, unit + row * units, words[r]);
+        scale[r] = scale_at<T, FP4>(parts[r / (R / 2)], own + row * groups);
+        offset[r] = bias_at<T, FP4>(parts[r / (R / 2)], own + row * groups);
+        offset[r] = fma(-added_number<T, BITS, FP4>(), scale[r], offset[r]);
       }
-      const uint k = k0 + at + lane * F::values;
-      const ushort owner = ushort((k >> params.group_shift) % SIMD_WIDTH);
-      float scale[QUANTIZED_ROWS];
-      float offset[QUANTIZED_ROWS];
-      uint fields[QUANTIZED_ROWS][F::fields];
-      for (uint r = 0; r < QUANTIZED_ROWS; r++) {
-        scale[r] = simd_shuffle(scales[r], owner);
-        offset[r] = FP4 ? 0.0f : simd_shuffle(biases[r], owner);
-        for (uint f = 0; f < F::fields; f++) {
-          fields[r][f] = 0;
-        }
-        if (k < params.axis) {
-          load_fields<BITS>(parts[r].packed + k / 8 * BITS, fields[r]);
-        }
-      }
-      const threadgroup T* values = staged + at + lane;
-      for (uint f = 0; f < F::fields; f++) {
-        for (uint i = 0; i < F::per_field; i++) {
-          float weights[QUANTIZED_ROWS];
-          for (uint r = 0; r < QUANTIZED_ROWS; r++) {
-            weights[r] = fma(scale[r], number<BITS, FP4>(fields[r][f], i), offset[r]);
-          }
-          for (uint m = 0; m < M; m++) {
-            const float value = float(values[m * depth + (f * F::per_field + i) * SIMD_WIDTH]);
-            for (uint r = 0; r < QUANTIZED_ROWS; r++) {
-              sums[m][r] = fma(weights[r], value, sums[m][r]);
-            }
-          }
-        }
-      }
+      add_products<T, BITS, FP4, M, R>(sums, words, scale, offset, values, line);
+      values += M * QUANTIZED_STEP;
+      line += M * SIMD_WIDTH;
     }
   }
 
-  // Lane m * QUANTIZED_ROWS + r finishes the product of row m with row r.
+  // Lane m * R + r finishes the product of row m with row r.
   float mine = 0.0f;
   for (uint m = 0; m < M; m++) {
-    for (uint r = 0; r < QUANTIZED_ROWS; r++) {
+    for (uint r = 0; r < R; r++) {
       const float sum = simd_sum(sums[m][r]);
-      mine = lane == m * QUANTIZED_ROWS + r ? sum : mine;
+      mine = lane == m * R + r ? sum : mine;
     }
   }
-  const uint row = top + lane / QUANTIZED_ROWS;
-  const uint r = lane % QUANTIZED_ROWS;
+  const uint row = top + lane / R;
+  const uint r = lane % R;
   float y = float(T(mine));
   if (params.swiglu != 0) {
-    y = swiglu<T>(y, simd_shuffle_down(y, ushort(QUANTIZED_ROWS / 2)));
+    y = swiglu<T>(y, simd_shuffle_down(y, ushort(R / 2)));
   }
-  const bool live = lane < M * QUANTIZED_ROWS && r < together && row < params.rows;
-  if (live && column + r <= last) {
+  const bool writes = lane < M * R && r < together && row < params.rows;
+  if (writes && column + r <= last) {
     write_result(y, row, where.columns_before + column + r, bias, residual, out, params);
   }
 }
 
-#define QUANTIZED_KERNELS(FORMAT, DTYPE, T, ...)                                                  \
-  MLXP_KERNEL("mlxp_quantized_matmul_row_" FORMAT "_" DTYPE, quantized_matvec<T, __VA_ARGS__, 1>) \
-  MLXP_KERNEL(                                                                                    \
-      "mlxp_quantized_matmul_band_" FORMAT "_" DTYPE,                                             \
-      quantized_matvec<T, __VA_ARGS__, QUANTIZED_BAND>)                                           \
-  MLXP_KERNEL("mlxp_quantized_matmul_tile_" FORMAT "_" DTYPE, quantized_tile<T, __VA_ARGS__>)
+#define QUANTIZED_MATVEC(NAME, FORMAT, DTYPE, ROWS, ...)  \
+  MLXP_KERNEL(                                            \
+      "mlxp_quantized_matmul_" NAME "_" FORMAT "_" DTYPE, \
+      quantized_matvec<__VA_ARGS__, ROWS, quantized_rows(ROWS)>)
+#define QUANTIZED_TILES(NAME, FORMAT, DTYPE, ROWS, ...) \
+  MLXP_KERNEL("mlxp_quantized_matmul_" NAME "_" FORMAT "_" DTYPE, quantized_tile<__VA_ARGS__, ROWS>)
+#define QUANTIZED_KERNELS(FORMAT, DTYPE, ...)              \
+  QUANTIZED_MATVEC("row", FORMAT, DTYPE, 1, __VA_ARGS__)   \
+  QUANTIZED_MATVEC("band2", FORMAT, DTYPE, 2, __VA_ARGS__) \
+  QUANTIZED_MATVEC("band4", FORMAT, DTYPE, 4, __VA_ARGS__) \
+  QUANTIZED_MATVEC("band8", FORMAT, DTYPE, 8, __VA_ARGS__) \
+  QUANTIZED_TILES("tile", FORMAT, DTYPE, 32, __VA_ARGS__)  \
+  QUANTIZED_TILES("tall", FORMAT, DTYPE, 64, __VA_ARGS__)
 
 #define QUANTIZED_FORMATS(DTYPE, T)           \
   QUANTIZED_KERNELS("b2", DTYPE, T, 2, false) \

@@ -4,24 +4,25 @@
 #include "common.h"
 #include "quantized_matmul.h"
 
-// Rows of packed weights are little-endian streams of BITS-bit numbers. A lane takes them in fields
-// of whole words, or of 24 bits where numbers of three and six bits would straddle words.
+// Rows of packed weights are little-endian streams of BITS-bit numbers. A lane takes them in words
+// of which each half of 16 bits begins with whole numbers: QUANTIZED_VALUES of them at a time.
 
 template <uint BITS>
 struct Format {
   enum : uint {
-    fields = BITS == 2   ? 1
-             : BITS == 6 ? 4
-                         : 2,
-    per_field = (BITS == 3 || BITS == 6 ? 24 : 32) / BITS,
-    values = fields * per_field, // of a lane
-    step = SIMD_WIDTH * values,  // of a SIMD group
+    words = BITS == 2  ? 1
+            : BITS > 4 ? 4
+                       : 2,
+    per_half = BITS == 3   ? 4
+               : BITS == 6 ? 2
+                           : 16 / BITS,
   };
 };
 
+/** The number that begins at a bit of a word. */
 template <uint BITS, bool FP4>
-METAL_FUNC float number(uint field, uint index) {
-  const uint q = (field >> (index * BITS)) & ((1u << BITS) - 1u);
+METAL_FUNC float number(uint word, uint bit) {
+  const uint q = (word >> bit) & ((1u << BITS) - 1u);
   if (!FP4) {
     return float(q);
   }
@@ -31,47 +32,67 @@ METAL_FUNC float number(uint field, uint index) {
   return (q & 8u) != 0u ? -magnitude : magnitude;
 }
 
-/** Six bytes as two fields of 24 bits. */
-METAL_FUNC void load_halves(const device uchar* from, thread uint* fields) {
-  const device ushort* halves = (const device ushort*)from;
-  const uint middle = halves[1];
-  fields[0] = uint(halves[0]) | ((middle & 0xffu) << 16);
-  fields[1] = (middle >> 8) | (uint(halves[2]) << 8);
+/** What `two_numbers` adds to each: a number is then the mantissa of a half, with no conversion. */
+template <typename T, uint BITS, bool FP4>
+METAL_FUNC float added_number() {
+  return FP4 || sizeof(T) == sizeof(float) ? 0.0f : float(1u << BITS);
 }
 
-/** The fields of a lane. */
+/** The numbers at an index in both halves of a word; of float32 exactly as they are. */
+template <typename T, uint BITS, bool FP4>
+METAL_FUNC float2 two_numbers(uint word, uint index) {
+  const uint bit = index * BITS;
+  if (FP4 || sizeof(T) == sizeof(float)) {
+    return float2(number<BITS, FP4>(word, bit), number<BITS, FP4>(word, 16 + bit));
+  }
+  const uint place = 10 - BITS; // the upper bits of a mantissa
+  const uint placed =
+      bit < place ? word << (place - min(bit, place)) : word >> (bit - min(bit, place));
+  const uint mask = ((1u << BITS) - 1u) << place;
+  const uint exponent = (15 + BITS) << 10;
+  return float2(as_type<half2>((placed & mask * 0x10001u) | exponent * 0x10001u));
+}
+
+/** The words of the lane of this number, counted from the beginning of a row. */
 template <uint BITS>
-METAL_FUNC void load_fields(const device uchar* from, thread uint* fields) {
+METAL_FUNC void load_words(const device uchar* row, uint lane, thread uint* words) {
   if (BITS == 2) {
-    fields[0] = *(const device uint*)from;
+    words[0] = ((const device uint*)row)[lane];
   } else if (BITS == 3) {
-    load_halves(from, fields);
+    const device ushort* from = (const device ushort*)row + lane * 3;
+    const uint a = from[0];
+    const uint b = from[1];
+    const uint c = from[2];
+    words[0] = as_type<uint>(ushort2(ushort(a), ushort(a >> 12 | b << 4)));
+    words[1] = as_type<uint>(ushort2(ushort(b >> 8 | c << 8), ushort(c >> 4)));
   } else if (BITS == 6) {
-    const device uint* words = (const device uint*)from;
-    const uint a = words[0];
-    const uint b = words[1];
-    const uint c = words[2];
-    fields[0] = a & 0xffffffu;
-    fields[1] = (a >> 24) | ((b & 0xffffu) << 8);
-    fields[2] = (b >> 16) | ((c & 0xffu) << 16);
-    fields[3] = c >> 8;
+    const packed_uint3 from = ((const device packed_uint3*)row)[lane];
+    words[0] = as_type<uint>(ushort2(ushort(from[0]), ushort(from[0] >> 12)));
+    words[1] = as_type<uint>(ushort2(ushort(from[0] >> 24 | from[1] << 8), ushort(from[1] >> 4)));
+    words[2] = as_type<uint>(ushort2(ushort(from[1] >> 16), ushort(from[1] >> 28 | from[2] << 4)));
+    words[3] = as_type<uint>(ushort2(ushort(from[2] >> 8), ushort(from[2] >> 20)));
+  } else if (BITS == 8) {
+    const packed_uint4 from = ((const device packed_uint4*)row)[lane];
+    for (uint w = 0; w < 4; w++) {
+      words[w] = from[w];
+    }
   } else {
-    const packed_uint2 words = *(const device packed_uint2*)from;
-    fields[0] = words[0];
-    fields[1] = words[1];
+    const packed_uint2 from = ((const device packed_uint2*)row)[lane];
+    words[0] = from[0];
+    words[1] = from[1];
   }
 }
 
-/** One matrix. Scales are of T, or bytes that stand for powers of two. */
+/** One matrix. Scales and biases are of T, or scales are bytes that stand for powers of two. */
 template <typename T>
 struct Part {
   const device uchar* packed;
   const device uchar* scales;
-  const device T* biases;
+  const device uchar* biases;
 };
 
-template <typename T, bool FP4>
-METAL_FUNC float scale_at(Part<T> part, size_t index) {
+template <typename T, bool FP4, typename I>
+METAL_FUNC float scale_at(Part<T> part, I index) {
   if (!FP4) {
     return float(((const device T*)part.scales)[index]);
   }
@@ -79,9 +100,9 @@ METAL_FUNC float scale_at(Part<T> part, size_t index) {
   return float(T(as_type<float>(e == 0u ? 0x00400000u : e << 23)));
 }
 
-template <typename T, bool FP4>
-METAL_FUNC float bias_at(Part<T> part, size_t index) {
-  return FP4 ? 0.0f : float(part.biases[index]);
+template <typename T, bool FP4, typename I>
+METAL_FUNC float bias_at(Part<T> part, I index) {
+  return FP4 ? 0.0f : float(((const device T*)part.biases)[index]);
 }
 
 template <typename T>

@@ -2,24 +2,41 @@
 
 #include "quantized_matmul_format.h"
 
-/** Eight weights from a byte boundary on, as two fields of four or one of eight. */
+/**
+ * The eight weights of this number, counted from the beginning of a row, as two words of four: two
+ * begin each half.
+ */
 template <uint BITS>
-METAL_FUNC void load_eight(const device uchar* from, thread uint* fields) {
-  if (BITS == 2) {
-    fields[0] = *(const device ushort*)from;
-  } else if (BITS == 3) {
-    fields[0] = uint(from[0]) | (uint(from[1]) << 8) | (uint(from[2]) << 16);
-  } else if (BITS == 4) {
-    fields[0] = *(const device uint*)from;
-  } else if (BITS == 6) {
-    load_halves(from, fields);
-  } else {
-    load_fields<BITS>(from, fields);
+METAL_FUNC void load_eight(const device uchar* row, uint index, thread uint* words) {
+  if (BITS == 8) {
+    const packed_uint2 both = ((const device packed_uint2*)row)[index];
+    words[0] = both[0];
+    words[1] = both[1];
+    return;
   }
+  uint low;
+  uint high = 0; // from the fifth number on, if they need more than a word
+  if (BITS == 2) {
+    low = ((const device ushort*)row)[index];
+    high = low >> 8;
+  } else if (BITS == 3) {
+    const device uchar* from = row + index * 3;
+    low = uint(from[0]) | (uint(from[1]) << 8);
+    high = (uint(from[1]) >> 4) | (uint(from[2]) << 4);
+  } else if (BITS == 4) {
+    low = ((const device uint*)row)[index];
+    high = low >> 16;
+  } else {
+    const device ushort* from = (const device ushort*)row + index * 3;
+    low = uint(from[0]) | (uint(from[1]) << 16);
+    high = (uint(from[1]) >> 8) | (uint(from[2]) << 8);
+  }
+  words[0] = as_type<uint>(ushort2(ushort(low), ushort(low >> (2 * BITS))));
+  words[1] = as_type<uint>(ushort2(ushort(high), ushort(high >> (2 * BITS))));
 }
 
-/** A tile of the product with one part: 16 x 16 for each of four SIMD groups, left in `tile`. */
-template <typename T, uint BITS, bool FP4>
+/** A tile of the product with one part, a quarter for each of four SIMD groups, left in `tile`. */
+template <typename T, uint BITS, bool FP4, uint ROWS>
 METAL_FUNC void multiply_tile(
     const device T* x,
     Part<T> part,
@@ -31,65 +48,69 @@ METAL_FUNC void multiply_tile(
     Place place,
     constant QuantizedMatmulParams& params) {
   threadgroup T* of_x = staged;
-  threadgroup T* of_w = staged + QUANTIZED_TILE * QUANTIZED_TILE_PITCH;
-  const uint groups = params.axis >> params.group_shift;
-  // A thread stages eight elements of a row of each.
+  threadgroup T* of_w = staged + ROWS * QUANTIZED_TILE_PITCH;
+  // A thread stages eight elements of a row of weights, and of one or two rows of x. What lies
+  // beyond the ends is multiplied with the last row or column, and not written.
   const uint line = place.index / 4;
   const uint at = place.index % 4 * 8;
-  const bool row_live = top + line < params.rows;
-  const bool column_live = left + line < columns;
-  const size_t column = min(left + line, columns - 1);
-  x += size_t(min(top + line, params.rows - 1)) * params.axis;
-  const device uchar* packed = part.packed + column * (params.axis / 8 * BITS);
+  const uint column = min(left + line, columns - 1);
+  part.packed += size_t(column) * (params.axis / 8 * BITS);
+  const size_t groups = size_t(column) * (params.axis >> params.group_shift);
+  part.scales += groups * (FP4 ? 1 : sizeof(T));
+  part.biases += FP4 ? 0 : groups * sizeof(T);
+  const device T* rows[ROWS / QUANTIZED_TILE];
+  for (uint i = 0; i < ROWS / QUANTIZED_TILE; i++) {
+    const uint row = min(top + line + i * QUANTIZED_TILE, params.rows - 1);
+    rows[i] = x + size_t(row) * params.axis + at;
+  }
+  threadgroup T* to_x = of_x + line * QUANTIZED_TILE_PITCH + at;
+  threadgroup T* to_w = of_w + line * QUANTIZED_TILE_PITCH + at;
 
-  const uint y0 = place.simd / 2 * 16;
+  const uint y0 = place.simd / 2 * (ROWS / 2);
   const uint x0 = place.simd % 2 * 16;
-  simdgroup_float8x8 sums[2][2];
-  for (uint i = 0; i < 2; i++) {
+  simdgroup_float8x8 sums[ROWS / 16][2];
+  for (uint i = 0; i < ROWS / 16; i++) {
     for (uint j = 0; j < 2; j++) {
       sums[i][j] = make_filled_simdgroup_matrix<float, 8, 8>(0.0f);
     }
   }
-  for (uint k0 = 0; k0 < params.axis; k0 += QUANTIZED_TILE) {
+  for (uint k = at; k < params.axis; k += QUANTIZED_TILE) {
     threadgroup_barrier(mem_flags::mem_threadgroup);
-    for (uint i = 0; i < 8; i += READS) {
-      packed4<T> quad;
-      for (uint j = 0; j < READS; j++) {
-        quad[j] = T(0.0f);
+    for (uint i = 0; i < ROWS / QUANTIZED_TILE; i++) {
+      for (uint j = 0; j < 8; j += READS) {
+        const packed4<T> quad = *(const device packed4<T>*)(rows[i] + j);
+        *(threadgroup vec<T, 4>*)(to_x + i * QUANTIZED_TILE * QUANTIZED_TILE_PITCH + j) =
+            vec<T, 4>(quad);
       }
-      if (row_live) {
-        quad = *(const device packed4<T>*)(x + k0 + at + i);
-      }
-      for (uint j = 0; j < READS; j++) {
-        of_x[line * QUANTIZED_TILE_PITCH + at + i + j] = quad[j];
-      }
+      rows[i] += QUANTIZED_TILE;
     }
-    const uint k = k0 + at;
-    uint fields[2] = {0, 0};
-    float scale = 0.0f;
-    float offset = 0.0f;
-    if (column_live) {
-      load_eight<BITS>(packed + k / 8 * BITS, fields);
-      const size_t index = column * groups + (k >> params.group_shift);
-      scale = scale_at<T, FP4>(part, index);
-      offset = bias_at<T, FP4>(part, index);
-    }
-    for (uint i = 0; i < 8; i++) {
-      const float q =
-          BITS > 4 ? number<BITS, FP4>(fields[i / 4], i % 4) : number<BITS, FP4>(fields[0], i);
-      of_w[line * QUANTIZED_TILE_PITCH + at + i] = T(fma(scale, q, offset));
+    uint words[2];
+    load_eight<BITS>(part.packed, k / 8, words);
+    const uint own = k >> params.group_shift;
+    const float scale = scale_at<T, FP4>(part, own);
+    const float offset = fma(-added_number<T, BITS, FP4>(), scale, bias_at<T, FP4>(part, own));
+    for (uint i = 0; i < 2; i++) {
+      vec<T, 4> quad;
+      for (uint j = 0; j < 2; j++) {
+        const float2 pair = two_numbers<T, BITS, FP4>(words[i], j);
+        quad[j] = T(fma(scale, pair[0], offset));
+        quad[j + 2] = T(fma(scale, pair[1], offset));
+      }
+      *(threadgroup vec<T, 4>*)(to_w + i * 4) = quad;
     }
     threadgroup_barrier(mem_flags::mem_threadgroup);
     for (uint step = 0; step < QUANTIZED_TILE; step += 8) {
-      simdgroup_matrix<T, 8, 8> a[2];
+      simdgroup_matrix<T, 8, 8> a[ROWS / 16];
       simdgroup_matrix<T, 8, 8> b[2];
-      for (uint i = 0; i < 2; i++) {
+      for (uint i = 0; i < ROWS / 16; i++) {
         const threadgroup T* from = of_x + (y0 + 8 * i) * QUANTIZED_TILE_PITCH + step;
         simdgroup_load(a[i], from, QUANTIZED_TILE_PITCH);
-        from = of_w + (x0 + 8 * i) * QUANTIZED_TILE_PITCH + step;
-        simdgroup_load(b[i], from, QUANTIZED_TILE_PITCH, ulong2(0), true);
       }
       for (uint i = 0; i < 2; i++) {
+        const threadgroup T* from = of_w + (x0 + 8 * i) * QUANTIZED_TILE_PITCH + step;
+        simdgroup_load(b[i], from, QUANTIZED_TILE_PITCH, ulong2(0), true);
+      }
+      for (uint i = 0; i < ROWS / 16; i++) {
         for (uint j = 0; j < 2; j++) {
           simdgroup_multiply_accumulate(sums[i][j], a[i], b[j], sums[i][j]);
         }
@@ -97,7 +118,7 @@ METAL_FUNC void multiply_tile(
     }
   }
   threadgroup_barrier(mem_flags::mem_threadgroup);
-  for (uint i = 0; i < 2; i++) {
+  for (uint i = 0; i < ROWS / 16; i++) {
     for (uint j = 0; j < 2; j++) {
       threadgroup float* to = tile + (y0 + 8 * i) * QUANTIZED_TILE + x0 + 8 * j;
       simdgroup_store(sums[i][j], to, QUANTIZED_TILE);
@@ -107,18 +128,18 @@ METAL_FUNC void multiply_tile(
 }
 
 /** Many rows of x: tiles whose weights are decoded into threadgroup memory. x is normalised. */
-template <typename T, uint BITS, bool FP4>
+template <typename T, uint BITS, bool FP4, uint ROWS>
 [[kernel]] void quantized_tile(
     const device T* x [[buffer(0)]],
     const device uchar* packed0 [[buffer(1)]],
     const device uchar* scales0 [[buffer(2)]],
-    const device T* biases0 [[buffer(3)]],
+    const device uchar* biases0 [[buffer(3)]],
     const device uchar* packed1 [[buffer(4)]],
     const device uchar* scales1 [[buffer(5)]],
-    const device T* biases1 [[buffer(6)]],
+    const device uchar* biases1 [[buffer(6)]],
     const device uchar* packed2 [[buffer(7)]],
     const device uchar* scales2 [[buffer(8)]],
-    const device T* biases2 [[buffer(9)]],
+    const device uchar* biases2 [[buffer(9)]],
     const device T* bias [[buffer(10)]],
     const device T* residual [[buffer(11)]],
     device T* out [[buffer(12)]],
@@ -135,23 +156,23 @@ template <typename T, uint BITS, bool FP4>
   const Part<T> second = {packed1, scales1, biases1};
   const Part<T> third = {packed2, scales2, biases2};
   const Where where = find_part(group.x, params);
-  const uint top = group.y * QUANTIZED_TILE;
+  const uint top = group.y * ROWS;
   const uint left = where.block * QUANTIZED_TILE;
   const uint columns = params.part_columns[where.part];
   threadgroup float* tile = scratch;
-  threadgroup T* staged = (threadgroup T*)(tile + QUANTIZED_TILE * QUANTIZED_TILE);
+  threadgroup T* staged = (threadgroup T*)(tile + ROWS * QUANTIZED_TILE);
   // Only there for swiglu.
   threadgroup float* gates =
-      (threadgroup float*)(staged + 2 * QUANTIZED_TILE * QUANTIZED_TILE_PITCH);
+      (threadgroup float*)(staged + (ROWS + QUANTIZED_TILE) * QUANTIZED_TILE_PITCH);
 
   if (params.swiglu != 0) {
-    multiply_tile<T, BITS, FP4>(x, first, top, left, columns, staged, gates, place, params);
-    multiply_tile<T, BITS, FP4>(x, second, top, left, columns, staged, tile, place, params);
+    multiply_tile<T, BITS, FP4, ROWS>(x, first, top, left, columns, staged, gates, place, params);
+    multiply_tile<T, BITS, FP4, ROWS>(x, second, top, left, columns, staged, tile, place, params);
   } else {
     const Part<T> part = part_of(where.part, first, second, third);
-    multiply_tile<T, BITS, FP4>(x, part, top, left, columns, staged, tile, place, params);
+    multiply_tile<T, BITS, FP4, ROWS>(x, part, top, left, columns, staged, tile, place, params);
   }
-  for (uint i = thread_index; i < QUANTIZED_TILE * QUANTIZED_TILE; i += place.threads) {
+  for (uint i = thread_index; i < ROWS * QUANTIZED_TILE; i += place.threads) {
     const uint row = top + i / QUANTIZED_TILE;
     const uint column = left + i % QUANTIZED_TILE;
     if (row < params.rows && column < columns) {

@@ -265,54 +265,55 @@ std::vector<mx::Shape> QuantizedMatmul::output_shapes(const Arrays& inputs) {
 
 namespace {
 
-constexpr auto stem = "quantized_matmul";
-
 /** Threadgroups along the columns, `per_block` of them each; writes where each part begins. */
 uint32_t place_parts(QuantizedMatmulParams& params, uint32_t per_block) {
   uint64_t blocks = 0;
-  for (uint32_t i = 0; i < params.parts; i++) {
+  for (uint32_t i = 0; i < (params.swiglu ? 1 : params.parts); i++) { // swiglu's parts share them
     params.part_blocks[i] = static_cast<uint32_t>(blocks);
     blocks += ceil_div(params.part_columns[i], per_block);
-    if (params.swiglu) {
-      break; // both parts share their blocks
-    }
   }
-  return grid_count(stem, "threadgroups", blocks);
+  return grid_count(op, "threadgroups", blocks);
 }
 
-/**
- * One row of x, a band of a few, or tiles of many. A threadgroup that cannot hold the tile's four
- * SIMD groups takes bands. Tiles want x normalised before.
- */
+/** Many rows take tiles, if a threadgroup holds a tile's four SIMD groups. */
+bool takes_tiles(uint32_t rows, uint32_t max_threads) {
+  return rows > QUANTIZED_BAND && max_threads >= QUANTIZED_TILE_THREADS;
+}
+
+/** One row of x, a band of two, four or eight, or tiles of many, which want x normalized before. */
 Launch plan(
     QuantizedMatmulParams& params,
     const std::string& suffix,
     uint32_t element_bytes,
     uint32_t max_threads) {
-  max_threads = whole_simds(stem, max_threads);
-  auto launch = [&](std::string_view form,
-                    uint32_t columns,
-                    uint32_t rows,
-                    uint32_t threads,
-                    uint32_t bytes) {
-    auto kernel = "mlxp_quantized_matmul_" + std::string(form) + suffix;
-    uint32_t across = place_parts(params, columns);
-    uint32_t down = static_cast<uint32_t>(ceil_div(params.rows, rows));
-    return Launch{kernel, {across, down, 1}, {threads, 1, 1}, bytes};
-  };
-  if (params.rows > QUANTIZED_BAND && max_threads >= QUANTIZED_TILE_THREADS) {
-    uint32_t products = QUANTIZED_TILE * QUANTIZED_TILE * sizeof(float);
-    uint32_t staged = 2 * QUANTIZED_TILE * QUANTIZED_TILE_PITCH * element_bytes;
-    uint32_t bytes = staged + products * (params.swiglu ? 2 : 1);
-    return launch("tile", QUANTIZED_TILE, QUANTIZED_TILE, QUANTIZED_TILE_THREADS, bytes);
+  std::string form;
+  uint32_t rows, columns, threads, bytes; // of a threadgroup
+  if (takes_tiles(params.rows, max_threads)) {
+    // A tile of 64 rows costs a little less for each of them, unless many are not there.
+    auto of_32 = ceil_div(params.rows, QUANTIZED_TILE);
+    bool tall = ceil_div(of_32, 2) * 2 * 7 <= of_32 * 8;
+    form = tall ? "tall" : "tile";
+    rows = QUANTIZED_TILE * (tall ? 2 : 1);
+    columns = QUANTIZED_TILE;
+    threads = QUANTIZED_TILE_THREADS;
+    uint32_t products = rows * QUANTIZED_TILE * sizeof(float) * (params.swiglu ? 2 : 1);
+    bytes = products + (rows + QUANTIZED_TILE) * QUANTIZED_TILE_PITCH * element_bytes;
+  } else {
+    rows = std::min(std::bit_ceil(params.rows), uint32_t{QUANTIZED_BAND});
+    form = rows == 1 ? "row" : "band" + std::to_string(rows);
+    // Each threadgroup reads x once; of few columns small threadgroups still fill the GPU.
+    uint32_t simds = std::min<uint32_t>(params.columns < 2048 ? 4 : 8, max_threads / SIMD_WIDTH);
+    columns = simds * quantized_rows(rows) / (params.swiglu ? 2 : 1);
+    threads = simds * SIMD_WIDTH;
+    // No more is staged than there is, in whole steps, with a sum for each lane's share of a step.
+    uint64_t axis = ceil_div(params.axis, QUANTIZED_STEP) * QUANTIZED_STEP;
+    uint64_t staged = rows * std::min<uint64_t>(axis, QUANTIZED_STAGED / (rows * element_bytes));
+    uint64_t sums = staged / QUANTIZED_VALUES + QUANTIZED_BAND + SIMD_WIDTH;
+    bytes = static_cast<uint32_t>(sums * sizeof(float) + staged * element_bytes);
   }
-  // Each threadgroup reads x once: large ones for many columns, small ones that few columns still
-  // fill the GPU.
-  uint32_t simds = std::min<uint32_t>(params.columns < 2048 ? 4 : 8, max_threads / SIMD_WIDTH);
-  uint32_t columns = simds * (params.swiglu ? QUANTIZED_ROWS / 2 : QUANTIZED_ROWS);
-  uint32_t bytes = QUANTIZED_BAND * sizeof(float) + SIMD_WIDTH * sizeof(float) + QUANTIZED_STAGED;
-  return params.rows == 1 ? launch("row", columns, 1, simds * SIMD_WIDTH, bytes)
-                          : launch("band", columns, QUANTIZED_BAND, simds * SIMD_WIDTH, bytes);
+  auto bands = static_cast<uint32_t>(ceil_div(params.rows, rows));
+  std::array grid = {place_parts(params, columns), bands, 1u};
+  return {"mlxp_quantized_matmul_" + form + suffix, grid, {threads, 1, 1}, bytes};
 }
 
 } // namespace
@@ -338,12 +339,13 @@ std::vector<Dispatch> QuantizedMatmul::dispatches(
   }
   auto format = kind_.format.mxfp4 ? "_mxfp4" : "_b" + std::to_string(kind_.format.bits);
   auto bytes = static_cast<uint32_t>(x.itemsize());
+  max_threads = whole_simds(op, max_threads);
   auto launch = plan(params, format + type_suffix(x), bytes, max_threads);
 
   auto more = extras(inputs);
   std::vector<Dispatch> all;
-  bool tiles = launch.kernel.starts_with("mlxp_quantized_matmul_tile");
-  if (tiles && more.norm) { // tiles want x normalized
+  bool tiles = takes_tiles(params.rows, max_threads);
+  if (tiles && more.norm) {
     auto normed = temporary(x.shape(), x.dtype());
     all = RmsNorm(stream(), kind_.eps).dispatches({x, *more.norm}, {normed}, max_threads);
     x = normed;
@@ -361,7 +363,7 @@ std::vector<Dispatch> QuantizedMatmul::dispatches(
   if (!tiles) {
     bind(more.norm);
   }
-  all.emplace_back(stem, launch, bound, outputs, params);
+  all.emplace_back("quantized_matmul", launch, bound, outputs, params);
   return all;
 }
 

@@ -75,14 +75,14 @@ def quantized(t):
     mlx = {"float32": "float", "float16": "float16_t", "bfloat16": "bfloat16_t"}[t]
     plain = dict(parts=1, group_shift=6, swiglu=0, normed=0, biased=0, added=0)
     cases = []
-    for bits, each, fast in ((3, 16, 16), (4, 16, 16), (6, 16, 8), (8, 8, 8)):
+    for bits, fast in ((3, 16), (4, 16), (6, 8), (8, 8)):
         name = f"quantized {bits} bits"
         of = f"{mlx}_gs_64_b_{bits}"
         for count in (1, 2, 4, 8) if bits == 4 else (1, 8):
-            form = "row" if count == 1 else "band"
+            form = "row" if count == 1 else f"band{count}"
             ours = Side(
                 f"mlxp_quantized_matmul_{form}_b{bits}_{t}",
-                4 * each * count,
+                16 * (4 if count < 8 else 2) * count,  # as quantized_rows says
                 struct="QuantizedMatmulParams",
                 values=plain,
             )
@@ -93,9 +93,12 @@ def quantized(t):
                 theirs = Side(f"affine_qmv_wide_{of}_nv_{together}_kl_8_batch_0", 64 * together)
             unit = "weight" if count == 1 else "weight, row"
             cases.append(Case(f"{name}, {count} row{'s' * (count > 1)}", unit, ours, (theirs,), least=1))
-        ours = Side(f"mlxp_quantized_matmul_tile_b{bits}_{t}", struct="QuantizedMatmulParams", values=plain)
         theirs = Side(f"affine_qmm_t_{of}_alN_true_batch_0")
-        cases.append(Case(f"{name}, tile", "depth of 32", ours, (theirs,), least=256))
+        for form, count in (("tile", 1), ("tall", 2)):
+            ours = Side(
+                f"mlxp_quantized_matmul_{form}_b{bits}_{t}", count, struct="QuantizedMatmulParams", values=plain
+            )
+            cases.append(Case(f"{name}, {form}", "32 x 32 x 32", ours, (theirs,), least=256))
     return cases
 
 

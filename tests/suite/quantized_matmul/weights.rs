@@ -145,10 +145,16 @@ fn moves_weights_once() -> Checked {
         }
         let dispatched = moved(|| linear(&x, &w))?;
         assert_eq!(dispatched.len(), 1);
-        // Packed weights, scales and biases are loaded once; x once for each threadgroup.
-        let of_weights: u64 = dispatched[0].arrays[1..4].iter().map(|array| array[0]).sum();
-        assert_eq!(of_weights as usize, w.nbytes());
-        assert_eq!(dispatched[0].arrays[0][0], x.nbytes() as u64 * (n as u64 / 16));
+        // Packed weights are loaded once. Scales and biases are loaded by the four lanes that share a
+        // group, in one instruction of their SIMD group, of which a GPU makes one access; the simulator
+        // counts four. x is loaded once for each threadgroup.
+        let of_weights = &dispatched[0].arrays[1..4];
+        assert_eq!(of_weights[0][0] as usize, w.packed().nbytes());
+        for array in &of_weights[1..] {
+            assert_eq!((array[0], array[2] as usize), (4 * array[2], w.scales().nbytes()));
+        }
+        let columns = if rows == 1 { 16 } else { 8 };
+        assert_eq!(dispatched[0].arrays[0][0], x.nbytes() as u64 * (n as u64 / columns));
         if least {
             let ideal = w.nbytes() + x.nbytes() + (rows * n * 2) as usize;
             report_traffic("quantized_linear", &dispatched, ideal)?;

@@ -51,12 +51,13 @@ fn linear(w: QuantizedWeight, dtype: Dtype) -> anyhow::Result<Conformance> {
 }
 
 /// (rows, n, k): staged once and more than once, beyond a tile, tails of every loop.
-const SIZES: [[i32; 3]; 12] = [
+const SIZES: [[i32; 3]; 13] = [
     [0, 3, 128],
     [1, 1, 128],
     [1, 37, 256],
     [1, 3, 8320],
     [2, 5, 128],
+    [3, 6, 640],
     [5, 18, 1152],
     [8, 33, 640],
     [9, 7, 128],
@@ -70,7 +71,7 @@ const SIZES: [[i32; 3]; 12] = [
 fn quantized_linear_of_every_format_and_size() -> Checked {
     for (format, dtype) in FORMATS.into_iter().flat_map(|format| FLOATS.map(|d| (format, d))) {
         // The last take long in the simulator.
-        for [rows, n, k] in SIZES.into_iter().take(if simulated() { 9 } else { 12 }) {
+        for [rows, n, k] in SIZES.into_iter().take(if simulated() { 10 } else { 13 }) {
             let w = weight(format, n, k, dtype, 1)?;
             let mut row = linear(w.clone(), dtype)?.sizes(&[&[rows, k]]);
             // MLX's CPU backend adds three and six bits, and sixteen-bit results, up in the type
