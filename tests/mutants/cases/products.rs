@@ -100,8 +100,11 @@ fn quantized() -> Cases {
         (QuantizedMode::Affine, 8, 128),
         (QuantizedMode::Mxfp4, 4, 32),
     ];
+    /// One row, bands of two, four and eight, tiles of 32 rows and of 64.
+    const SIZES: [[i32; 3]; 6] =
+        [[1, 19, 128], [2, 21, 128], [3, 40, 256], [7, 24, 128], [9, 33, 128], [37, 70, 128]];
     for (number, (mode, bits, group)) in formats.into_iter().enumerate() {
-        for [rows, n, k] in [[1, 19, 128], [3, 40, 256], [9, 33, 128], [37, 70, 128]] {
+        for [rows, n, k] in SIZES {
             let name = format!("{rows} x {n} x {k}, {mode:?} {bits}");
             let weight = move |n: i32, seed| -> Result<QuantizedWeight> {
                 let w = wave(&[n, k], seed)?;
