@@ -231,8 +231,9 @@ impl Compiled {
     }
 }
 
-/// Compiles `f`: it is traced once for each set of shapes and types (once for all of a rank
-/// with `shapeless`), then its optimized graph is reused.
+/// Compiles `f`: it is traced once for each set of shapes and types, then its optimized graph is reused.
+/// With `shapeless` it is traced once for each set of ranks, of types, and of axes that are 0 or 1 long; if it
+/// reduces an array along such axes alone, once for each set of shapes.
 ///
 /// For a CPU, MLX fuses ops by running `g++` on a source that it writes. The first call of this function
 /// tries that once; where it fails, ops are not fused.

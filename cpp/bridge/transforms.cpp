@@ -1,7 +1,12 @@
 // Function transforms over Rust closures, as src/ffi/mod.rs declares them.
+#include <algorithm>
+#include <map>
+#include <unordered_set>
+
 #include "bridge/core.h"
 #include "mlx-primitives/src/ffi/mod.rs.h"
 #include "mlx/compile.h"
+#include "mlx/primitives.h"
 #include "runtime/evaluate.h"
 #include "runtime/process.h"
 
@@ -38,6 +43,63 @@ void fuse_where_possible() {
   }();
 }
 
+/** Whether a graph reduces an array along no axis that is longer than 1. */
+bool reduces_short_axes(ArrayList arrays) {
+  std::unordered_set<std::uintptr_t> seen;
+  while (!arrays.empty()) {
+    auto array = std::move(arrays.back());
+    arrays.pop_back();
+    if (!array.has_primitive() || !seen.insert(array.id()).second) {
+      continue;
+    }
+    auto& inputs = array.inputs();
+    if (auto* reduce = dynamic_cast<mx::Reduce*>(&array.primitive())) {
+      auto axes = reduce->state().second;
+      auto is_short = [&](int axis) { return inputs[0].shape(axis) <= 1; };
+      if (std::all_of(axes.begin(), axes.end(), is_short)) {
+        return true;
+      }
+    }
+    arrays.insert(arrays.end(), inputs.begin(), inputs.end());
+  }
+  return false;
+}
+
+/**
+ * Compiled for any shape, once for each choice of axes that are empty or 1 long. Where a function
+ * reduces along those alone, it is compiled for each shape: in functions for any shape MLX would
+ * read strides that are not there (docs/upstream, section 9).
+ */
+Function compile_for_any_shape(Function function) {
+  auto compiled = std::make_shared<std::map<std::vector<int>, Function>>();
+  return [function = std::move(function), compiled](const ArrayList& inputs) {
+    std::vector<int> short_axes;
+    for (auto& input : inputs) {
+      short_axes.push_back(static_cast<int>(input.ndim()));
+      for (auto size : input.shape()) {
+        short_axes.push_back(std::min(size, 2));
+      }
+    }
+    if (auto found = compiled->find(short_axes); found != compiled->end()) {
+      return found->second(inputs);
+    }
+    auto unsafe = std::make_shared<bool>(false);
+    Function watched = [function, unsafe](const ArrayList& inputs) {
+      auto outputs = function(inputs);
+      *unsafe = *unsafe || reduces_short_axes(outputs);
+      return outputs;
+    };
+    auto chosen = mx::compile(std::move(watched), true);
+    auto outputs = chosen(inputs); // traced, not evaluated
+    if (*unsafe) {
+      chosen = mx::compile(function);
+      outputs = chosen(inputs);
+    }
+    (*compiled)[std::move(short_axes)] = std::move(chosen);
+    return outputs;
+  };
+}
+
 } // namespace
 
 ListPair vjp(const Closure& f, const ArrayList& primals, const ArrayList& cotangents) {
@@ -62,7 +124,8 @@ std::unique_ptr<Compiled> compile(rust::Box<Closure> f, bool shapeless) {
   // std::function must be copyable and a Box is not.
   auto owned = std::make_shared<rust::Box<Closure>>(std::move(f));
   Function function = [owned](const ArrayList& inputs) { return *(*owned)->call(inputs); };
-  return std::make_unique<Compiled>(Compiled{mx::compile(std::move(function), shapeless)});
+  return std::make_unique<Compiled>(Compiled{
+      shapeless ? compile_for_any_shape(std::move(function)) : mx::compile(std::move(function))});
 }
 
 ListHandle call_compiled(const Compiled& f, const ArrayList& inputs) {
