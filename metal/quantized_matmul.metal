@@ -93,10 +93,10 @@ METAL_FUNC void stage(
 /** A lane's products: a group's scale and bias apply to the sums of them, as in MLX. */
 template <typename T, uint BITS, bool FP4, uint M, uint R>
 METAL_FUNC void add_products(
-    thread float (*sums)[R],
-    thread uint (&words)[R][Format<BITS>::words],
-    thread float (&scale)[R],
-    thread float (&offset)[R],
+    thread float* sums,       // of each row of x with each of weights
+    const thread uint* words, // of each row of weights
+    const thread float* scale,
+    const thread float* offset,
     const threadgroup T* values,
     const threadgroup float* totals) {
   typedef Format<BITS> F;
@@ -110,7 +110,7 @@ METAL_FUNC void add_products(
     for (uint i = 0; i < F::per_half; i++) {
       float2 weights[R];
       for (uint r = 0; r < R; r++) {
-        weights[r] = two_numbers<T, BITS, FP4>(words[r][w], i);
+        weights[r] = two_numbers<T, BITS, FP4>(words[r * F::words + w], i);
       }
       for (uint m = 0; m < M; m++) {
         const threadgroup T* from =
@@ -127,14 +127,15 @@ METAL_FUNC void add_products(
   for (uint m = 0; m < M; m++) {
     const float total = totals[m * SIMD_WIDTH];
     for (uint r = 0; r < R; r++) {
-      sums[m][r] = fma(scale[r], dots[m][r], FP4 ? sums[m][r] : fma(offset[r], total, sums[m][r]));
+      const float sum = sums[m * R + r];
+      sums[m * R + r] = fma(scale[r], dots[m][r], FP4 ? sum : fma(offset[r], total, sum));
     }
   }
 }
 
 /**
- * Up to M rows of x with R rows of weights for each SIMD group, which reads them
- * once; x is staged for the whole threadgroup.
+ * Up to M rows of x with R rows of weights for each SIMD group, which reads them once; x is staged
+ * for the whole threadgroup.
  */
 template <typename T, uint BITS, bool FP4, uint M, uint R>
 [[kernel]] void quantized_matvec(
@@ -199,11 +200,9 @@ template <typename T, uint BITS, bool FP4, uint M, uint R>
     parts[half_of_rows].biases += FP4 ? 0 : size_t(row) * groups * sizeof(T);
   }
 
-  float sums[M][R];
-  for (uint m = 0; m < M; m++) {
-    for (uint r = 0; r < R; r++) {
-      sums[m][r] = 0.0f;
-    }
+  float sums[M * R];
+  for (uint i = 0; i < M * R; i++) {
+    sums[i] = 0.0f;
   }
   for (uint k0 = 0; k0 < params.axis; k0 += count) {
     threadgroup_barrier(mem_flags::mem_threadgroup);
@@ -218,10 +217,10 @@ template <typename T, uint BITS, bool FP4, uint M, uint R>
       const uint own = k >> params.group_shift;
       float scale[R];
       float offset[R];
-      uint words[R][F::words];
+      uint words[R * F::words];
       for (uint r = 0; r < R; r++) {
         const uint row = r % (R / 2) * next[r / (R / 2)];
-        load_words<BITS>(parts[r / (R / 2)].packed, unit + row * units, words[r]);
+        load_words<BITS>(parts[r / (R / 2)].packed, unit + row * units, words + r * F::words);
         scale[r] = scale_at<T, FP4>(parts[r / (R / 2)], own + row * groups);
         offset[r] = bias_at<T, FP4>(parts[r / (R / 2)], own + row * groups);
         offset[r] = fma(-added_number<T, BITS, FP4>(), scale[r], offset[r]);
@@ -234,11 +233,9 @@ template <typename T, uint BITS, bool FP4, uint M, uint R>
 
   // Lane m * R + r finishes the product of row m with row r.
   float mine = 0.0f;
-  for (uint m = 0; m < M; m++) {
-    for (uint r = 0; r < R; r++) {
-      const float sum = simd_sum(sums[m][r]);
-      mine = lane == m * R + r ? sum : mine;
-    }
+  for (uint i = 0; i < M * R; i++) {
+    const float sum = simd_sum(sums[i]);
+    mine = lane == i ? sum : mine;
   }
   const uint row = top + lane / R;
   const uint r = lane % R;

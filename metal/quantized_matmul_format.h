@@ -66,11 +66,14 @@ METAL_FUNC void load_words(const device uchar* row, uint lane, thread uint* word
     words[0] = as_type<uint>(ushort2(ushort(a), ushort(a >> 12 | b << 4)));
     words[1] = as_type<uint>(ushort2(ushort(b >> 8 | c << 8), ushort(c >> 4)));
   } else if (BITS == 6) {
-    const packed_uint3 from = ((const device packed_uint3*)row)[lane];
-    words[0] = as_type<uint>(ushort2(ushort(from[0]), ushort(from[0] >> 12)));
-    words[1] = as_type<uint>(ushort2(ushort(from[0] >> 24 | from[1] << 8), ushort(from[1] >> 4)));
-    words[2] = as_type<uint>(ushort2(ushort(from[1] >> 16), ushort(from[1] >> 28 | from[2] << 4)));
-    words[3] = as_type<uint>(ushort2(ushort(from[2] >> 8), ushort(from[2] >> 20)));
+    const device uint* from = (const device uint*)row + lane * 3;
+    const uint a = from[0];
+    const uint b = from[1];
+    const uint c = from[2];
+    words[0] = as_type<uint>(ushort2(ushort(a), ushort(a >> 12)));
+    words[1] = as_type<uint>(ushort2(ushort(a >> 24 | b << 8), ushort(b >> 4)));
+    words[2] = as_type<uint>(ushort2(ushort(b >> 16), ushort(b >> 28 | c << 4)));
+    words[3] = as_type<uint>(ushort2(ushort(c >> 8), ushort(c >> 20)));
   } else if (BITS == 8) {
     const packed_uint4 from = ((const device packed_uint4*)row)[lane];
     for (uint w = 0; w < 4; w++) {
