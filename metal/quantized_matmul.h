@@ -15,9 +15,9 @@ enum : unsigned {
   QUANTIZED_TILE_THREADS = 128,
 };
 
-/** Rows of weights that a SIMD group multiplies at a time with so many rows of x. */
+/** Returns how many rows of weights a SIMD group multiplies at a time with `band` rows of x. */
 constexpr unsigned quantized_rows(unsigned band) {
-  return band < QUANTIZED_BAND ? 4 : 2; // as many as there are registers for
+  return band < QUANTIZED_BAND ? 4 : 2; // A thread has too few registers for more.
 }
 
 struct QuantizedMatmulParams {

@@ -32,7 +32,10 @@ METAL_FUNC float number(uint word, uint bit) {
   return (q & 8u) != 0u ? -magnitude : magnitude;
 }
 
-/** What `two_numbers` adds to each: a number is then the mantissa of a half, with no conversion. */
+/**
+ * Returns what `two_numbers` adds to each number. It writes a number into the mantissa of a half,
+ * which takes no conversion, and so gets the number plus a power of two.
+ */
 template <typename T, uint BITS, bool FP4>
 METAL_FUNC float added_number() {
   return FP4 || sizeof(T) == sizeof(float) ? 0.0f : float(1u << BITS);

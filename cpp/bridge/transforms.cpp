@@ -43,7 +43,7 @@ void fuse_where_possible() {
   }();
 }
 
-/** Whether a graph reduces an array along no axis that is longer than 1. */
+/** Returns whether a graph has a reduction of which every axis is empty or 1 long. */
 bool reduces_short_axes(ArrayList arrays) {
   std::unordered_set<std::uintptr_t> seen;
   while (!arrays.empty()) {
@@ -66,15 +66,16 @@ bool reduces_short_axes(ArrayList arrays) {
 }
 
 /**
- * Compiled for any shape, once for each choice of axes that are empty or 1 long. Where a function
- * reduces along those alone, it is compiled for each shape: in functions for any shape MLX would
- * read strides that are not there (docs/upstream, section 9).
+ * Compiles a function for any shape, once for each choice of types and of axes that are empty or 1
+ * long. A function that reduces along such axes alone is compiled for each shape instead, because
+ * MLX would read strides that do not exist (docs/upstream, section 9).
  */
 Function compile_for_any_shape(Function function) {
   auto compiled = std::make_shared<std::map<std::vector<int>, Function>>();
   return [function = std::move(function), compiled](const ArrayList& inputs) {
     std::vector<int> short_axes;
     for (auto& input : inputs) {
+      short_axes.push_back(static_cast<int>(input.dtype().val()));
       short_axes.push_back(static_cast<int>(input.ndim()));
       for (auto size : input.shape()) {
         short_axes.push_back(std::min(size, 2));

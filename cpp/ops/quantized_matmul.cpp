@@ -289,7 +289,7 @@ Launch plan(
   std::string form;
   uint32_t rows, columns, threads, bytes; // of a threadgroup
   if (takes_tiles(params.rows, max_threads)) {
-    // A tile of 64 rows costs a little less for each of them, unless many are not there.
+    // A tile of 64 rows costs less for each row than one of 32, unless x lacks many of them.
     auto of_32 = ceil_div(params.rows, QUANTIZED_TILE);
     bool tall = ceil_div(of_32, 2) * 2 * 7 <= of_32 * 8;
     form = tall ? "tall" : "tile";
@@ -301,11 +301,11 @@ Launch plan(
   } else {
     rows = std::min(std::bit_ceil(params.rows), uint32_t{QUANTIZED_BAND});
     form = rows == 1 ? "row" : "band" + std::to_string(rows);
-    // Each threadgroup reads x once; of few columns small threadgroups still fill the GPU.
+    // Each threadgroup reads x once. With few columns, small threadgroups still fill the GPU.
     uint32_t simds = std::min<uint32_t>(params.columns < 2048 ? 4 : 8, max_threads / SIMD_WIDTH);
     columns = simds * quantized_rows(rows) / (params.swiglu ? 2 : 1);
     threads = simds * SIMD_WIDTH;
-    // No more is staged than there is, in whole steps, with a sum for each lane's share of a step.
+    // A threadgroup stages the columns that x has, in whole steps, and a sum for each lane.
     uint64_t axis = ceil_div(params.axis, QUANTIZED_STEP) * QUANTIZED_STEP;
     uint64_t staged = rows * std::min<uint64_t>(axis, QUANTIZED_STAGED / (rows * element_bytes));
     uint64_t sums = staged / QUANTIZED_VALUES + QUANTIZED_BAND + SIMD_WIDTH;

@@ -145,9 +145,8 @@ fn moves_weights_once() -> Checked {
         }
         let dispatched = moved(|| linear(&x, &w))?;
         assert_eq!(dispatched.len(), 1);
-        // Packed weights are loaded once. Scales and biases are loaded by the four lanes that share a
-        // group, in one instruction of their SIMD group, of which a GPU makes one access; the simulator
-        // counts four. x is loaded once for each threadgroup.
+        // The kernel loads packed weights once, and x once for each threadgroup. Four lanes share a group
+        // of weights, and each of them loads its scale and bias; the simulator counts all four loads.
         let of_weights = &dispatched[0].arrays[1..4];
         assert_eq!(of_weights[0][0] as usize, w.packed().nbytes());
         for array in &of_weights[1..] {
