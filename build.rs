@@ -2,6 +2,9 @@
 //!
 //! Never uses the network: `scripts/build_metal.sh` brings what is missing.
 
+#[path = "src/hash.rs"]
+mod hash;
+
 use std::env;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -23,6 +26,7 @@ fn main() -> Result<()> {
     for variable in ["MLX_DIR", "CMAKE", "DOCS_RS", "CXX", "CXXFLAGS", "MLX_PRIMITIVES_WERROR"] {
         println!("cargo::rerun-if-env-changed={variable}");
     }
+    println!("cargo::rustc-env=MLX_PRIMITIVES_KERNELS_HASH={}", kernels_hash(&root)?);
     // docs.rs has no MLX and no network; rustdoc needs neither library nor headers.
     if env::var_os("DOCS_RS").is_some() {
         return Ok(());
@@ -34,6 +38,25 @@ fn main() -> Result<()> {
     drop(bridge); // only the generated code is wanted: CMake compiles it with cpp/
     build_cpp(&root, &mlx)?;
     link(&mlx)
+}
+
+/// A hash of what decides which kernels run and how fast. In a package the CPU's are another package's.
+fn kernels_hash(root: &Path) -> Result<String> {
+    let folders = ["metal", "cpp/ops", "crates/kernels/src"].map(|folder| root.join(folder));
+    let mut left: Vec<_> = folders.into_iter().filter(|folder| folder.is_dir()).collect();
+    let mut files = Vec::new();
+    while let Some(folder) = left.pop() {
+        for entry in fs::read_dir(&folder)? {
+            let path = entry?.path();
+            if path.is_dir() { left.push(path) } else { files.push(path) }
+        }
+    }
+    files.sort();
+    let mut hash = hash::Fnv::default();
+    for file in files {
+        hash.add(&fs::read(&file).with_context(|| file.display().to_string())?);
+    }
+    Ok(format!("{:016x}", hash.0))
 }
 
 /// The bridge's files; what an earlier build made of one that is gone is removed.

@@ -5,12 +5,13 @@
 namespace mlx_primitives {
 
 enum : unsigned {
-  ATTENTION_PART = 8,          // features of a key that a lane of the vector kernel takes
-  ATTENTION_VECTOR_ROWS = 8,   // rows that the vector kernel keeps in registers at most
-  ATTENTION_TILE = 4,          // keys that a lane weighs with one rescaling
-  ATTENTION_DIM = 256,         // the largest head dimension
-  ATTENTION_FRAGMENT = 8,      // rows and columns of a simdgroup_matrix
-  ATTENTION_MATRIX_SIMDS = 4,  // SIMD groups of the matrix kernel, each with eight rows
+  ATTENTION_PART = 8,        // features of a quantized key that a thread of the matrix kernel loads
+  ATTENTION_VECTOR_ROWS = 8, // rows that the vector kernel keeps in registers at most
+  ATTENTION_TILE = 8,     // keys that a SIMD group of the vector kernel weighs with one rescaling
+  ATTENTION_DIM = 256,    // the largest head dimension
+  ATTENTION_FRAGMENT = 8, // rows and columns of a simdgroup_matrix
+  ATTENTION_MATRIX_SIMDS = 4, // SIMD groups of the matrix kernel, each with eight rows
+  ATTENTION_BEGINS = 6 + ATTENTION_MATRIX_SIMDS * ATTENTION_FRAGMENT, // of arrays, of a mask's rows
   ATTENTION_COMBINED_ROWS = 8, // rows that a threadgroup of the combining kernel takes
 };
 
@@ -19,6 +20,12 @@ enum : unsigned {
   ATTENTION_BOOL_MASK = 1,
   ATTENTION_ADDITIVE_MASK = 2,
 };
+
+/** Keys of a tile of the matrix kernel, so that 32 KB of threadgroup memory take it beside the
+ * queries. */
+constexpr unsigned attention_tile_keys(unsigned row_bytes) {
+  return row_bytes > 512 ? 8 : row_bytes > 384 ? 16 : 32;
+}
 
 /** Where the elements of a rank-4 array lie from the start of its binding. */
 struct AttentionView {
@@ -37,12 +44,12 @@ struct AttentionParams {
   unsigned group; // heads of a key-value head
   unsigned queries;
   unsigned keys;
-  unsigned dim;
-  unsigned first;  // the keys that some row sees
-  unsigned end;    //
-  unsigned chunk;  // keys of a split
-  unsigned splits; // more than one leave partial results
-  unsigned lanes;  // of the vector kernel, for a key; a power of two
+  unsigned dim;       // features of a query and a key
+  unsigned value_dim; // and of a value and a result
+  unsigned first;     // the keys that some row sees
+  unsigned end;       //
+  unsigned chunk;     // keys of a split
+  unsigned splits;    // more than one leave partial results
   unsigned quantized_group;
   unsigned window; // positions back, itself included; 0 if unlimited
   unsigned causal;

@@ -47,35 +47,43 @@ METAL_FUNC KeySpan spanned_keys(constant AttentionParams& params, uint query, ui
   return {head.first, visible_keys(params, last).end};
 }
 
-/** Caps and masks the score of a row with a key. */
+METAL_FUNC float capped_score(float score, float cap) {
+  return cap * precise::tanh(score / cap);
+}
+
+/** Where the mask has the element for a row's first key. */
+METAL_FUNC long mask_of_row(constant AttentionParams& params, uint batch, uint head, uint query) {
+  constant AttentionView& view = params.mask;
+  return view.start + long(batch) * view.strides[0] + long(head) * view.strides[1] +
+         long(query) * view.strides[2];
+}
+
+/** Adds the mask's element to a score, or lets it say whether the score counts. */
 template <typename T>
-METAL_FUNC float finished_score(
-    float score,
-    const device uchar* mask,
-    constant AttentionParams& params,
-    uint batch,
-    uint kv_head,
-    uint row,
-    uint key) {
-  if (params.soft_cap > 0.0f) {
-    score = params.soft_cap * precise::tanh(score / params.soft_cap);
+METAL_FUNC float masked_score(
+    float score, const device uchar* mask, constant AttentionParams& params, long at) {
+  if (params.mask_kind == ATTENTION_BOOL_MASK) {
+    return mask[at] != 0 ? score : MASKED_SCORE;
   }
-  const uint query = row / params.group;
-  if (params.mask_kind != ATTENTION_NO_MASK) {
-    const uint head = kv_head * params.group + row % params.group;
-    const long step = long(key) * params.mask.strides[3];
-    if (params.mask_kind == ATTENTION_BOOL_MASK) {
-      score = row_of(mask, params.mask, batch, head, query)[step] != 0 ? score : MASKED_SCORE;
-    } else {
-      score += float(row_of((const device T*)mask, params.mask, batch, head, query)[step]);
-    }
-  }
-  const KeySpan span = visible_keys(params, query);
-  return key >= span.first && key < span.end ? score : MASKED_SCORE;
+  return score + float(((const device T*)mask)[at]);
+}
+
+METAL_FUNC float seen_score(float score, uint key, KeySpan seen) {
+  // One comparison of unsigned numbers for two.
+  const uint keys = max(seen.end, seen.first) - seen.first;
+  return key - seen.first < keys ? score : MASKED_SCORE;
 }
 
 template <typename T, uint BITS>
 using stored_t = conditional_t<BITS == 0, T, uint>;
+
+/** Keys or values: elements, or words with the scale and bias of each group. */
+template <typename T, uint BITS>
+struct Stored {
+  const device stored_t<T, BITS>* data;
+  const device T* scales;
+  const device T* biases;
+};
 
 /** `count` features of a plain row from `at` on; zeros past its end. */
 template <typename T, uint COUNT>
@@ -92,19 +100,6 @@ METAL_FUNC void load_features(
         const uint feature = at + i + j;
         values[i + j] = feature < dim ? float(row[long(feature) * step]) : 0.0f;
       }
-    }
-  }
-}
-
-/** Eight features of a quantized row, without their group's scale and bias. */
-template <uint BITS>
-METAL_FUNC void load_codes(thread float* values, const device uint* row, long step, uint part) {
-  constexpr uint words = ATTENTION_PART * BITS / 32;
-  constexpr uint each = 32 / BITS;
-  for (uint w = 0; w < words; w++) {
-    const uint word = row[long(part * words + w) * step];
-    for (uint i = 0; i < each; i++) {
-      values[w * each + i] = float(word >> (BITS * i) & ((1u << BITS) - 1));
     }
   }
 }

@@ -1,66 +1,6 @@
 #pragma once
 
-#include "attention_common.h"
-
-/** Keys of a tile: 32 KB of threadgroup memory take 32 rows of 128 floats, or 16 of 256. */
-template <uint FRAGMENTS>
-METAL_FUNC constexpr uint tile_keys() {
-  return FRAGMENTS > 16 ? 16 : 32;
-}
-
-/** Elements from one row of a tile to the next; the odd 16 bytes spread the columns' banks. */
-template <typename T>
-METAL_FUNC uint tile_pitch(uint dim) {
-  return (dim + ATTENTION_FRAGMENT - 1) / ATTENTION_FRAGMENT * ATTENTION_FRAGMENT +
-         16 / uint(sizeof(T));
-}
-
-/** Rows of a tile of keys or values, each element read once; zeros past the end of either. */
-template <typename T, uint BITS, uint KEYS>
-METAL_FUNC void load_tile(
-    threadgroup T* tile,
-    const device stored_t<T, BITS>* data,
-    const device T* scales,
-    const device T* biases,
-    constant AttentionView* views,
-    constant AttentionParams& params,
-    uint2 head, // batch, head
-    KeySpan keys,
-    uint thread_index,
-    uint threads) {
-  const uint parts = (params.dim + ATTENTION_PART - 1) / ATTENTION_PART;
-  const uint pitch = tile_pitch<T>(params.dim);
-  for (uint i = thread_index; i < KEYS * parts; i += threads) {
-    const uint part = i % parts;
-    const uint row = i / parts;
-    const uint key = keys.first + row;
-    float values[ATTENTION_PART];
-    for (uint j = 0; j < ATTENTION_PART; j++) {
-      values[j] = 0.0f;
-    }
-    if (key < keys.end) {
-      if (BITS == 0) {
-        const device T* from = row_of((const device T*)data, views[0], head.x, head.y, key);
-        load_features<T, ATTENTION_PART>(
-            values, from, views[0].strides[3], part * ATTENTION_PART, params.dim);
-      } else {
-        const long group = long(part * ATTENTION_PART / params.quantized_group);
-        const device T* scale_row = row_of(scales, views[1], head.x, head.y, key);
-        const device T* bias_row = row_of(biases, views[2], head.x, head.y, key);
-        const float scale = float(scale_row[group * views[1].strides[3]]);
-        const float bias = float(bias_row[group * views[2].strides[3]]);
-        const device uint* from = row_of((const device uint*)data, views[0], head.x, head.y, key);
-        load_codes<BITS == 0 ? 4 : BITS>(values, from, views[0].strides[3], part);
-        for (uint j = 0; j < ATTENTION_PART; j++) {
-          values[j] = scale * values[j] + bias;
-        }
-      }
-    }
-    for (uint j = 0; j < ATTENTION_PART; j++) {
-      tile[row * pitch + part * ATTENTION_PART + j] = T(values[j]);
-    }
-  }
-}
+#include "attention_tile.h"
 
 /** Of the four lanes that hold a row of a matrix. */
 METAL_FUNC float row_max(float value) {
@@ -74,11 +14,11 @@ METAL_FUNC float row_sum(float value) {
 }
 
 /**
- * Eight rows for each SIMD group, up to FRAGMENTS * 8 features. Tiles of keys, then of values,
- * pass through threadgroup memory; queries, scores and outputs stay in registers. A lane holds
- * two neighbouring elements of a row of each 8x8 matrix.
+ * Eight rows for each SIMD group, up to FEATURES features. Queries lie in threadgroup memory, and
+ * tiles of keys, then of values, pass through it; scores and outputs stay in registers. A lane
+ * holds two neighboring elements of a row of each 8x8 matrix.
  */
-template <typename T, uint BITS, uint FRAGMENTS>
+template <typename T, uint BITS, uint FEATURES, bool PLAIN>
 [[kernel]] void attention_matrix(
     const device T* q [[buffer(0)]],
     const device stored_t<T, BITS>* k [[buffer(1)]],
@@ -91,83 +31,118 @@ template <typename T, uint BITS, uint FRAGMENTS>
     const device T* sinks [[buffer(8)]],
     device float* out [[buffer(9)]],
     constant AttentionParams& params [[buffer(10)]],
-    threadgroup T* tile [[threadgroup(0)]],
+    threadgroup T* scratch [[threadgroup(0)]],
     uint3 at [[threadgroup_position_in_grid]],
     uint thread_index [[thread_index_in_threadgroup]],
     uint3 group_size [[threads_per_threadgroup]],
     uint lane [[thread_index_in_simdgroup]],
     uint simd [[simdgroup_index_in_threadgroup]],
     uint simds [[simdgroups_per_threadgroup]]) {
-  constexpr uint KEYS = tile_keys<FRAGMENTS>();
+  constexpr uint KEYS = attention_tile_keys(FEATURES * sizeof(T));
   constexpr uint COLUMNS = KEYS / ATTENTION_FRAGMENT;
+  constexpr uint FRAGMENTS = FEATURES / ATTENTION_FRAGMENT;
+  constexpr uint PITCH = tile_pitch<T, FEATURES>();
   const uint threads = group_size.x;
   const uint kv_head = at.y;
   const uint batch = at.z / params.splits;
   const uint split = at.z % params.splits;
   const uint rows = params.group * params.queries;
-  const uint fragments = (params.dim + ATTENTION_FRAGMENT - 1) / ATTENTION_FRAGMENT;
-  const uint pitch = tile_pitch<T>(params.dim);
 
   // The layout of simdgroup_matrix.
   const uint matrix_y = (lane / 4 & 4) + lane / 2 % 4;
   const uint matrix_x = (lane / 4 & 2) * 2 + lane % 2 * 2;
 
   const uint block_rows = simds * ATTENTION_FRAGMENT;
-  const uint row = at.x * block_rows + simd * ATTENTION_FRAGMENT + matrix_y;
+  const uint first_row = at.x * block_rows + simd * ATTENTION_FRAGMENT;
+  const uint row = first_row + matrix_y;
   const bool exists = row < rows;
   const uint head = kv_head * params.group + row % params.group;
   const uint query = row / params.group;
 
-  simdgroup_matrix<float, 8, 8> queries[FRAGMENTS];
-  for (uint f = 0; f < FRAGMENTS; f++) {
-    for (uint i = 0; i < 2; i++) {
-      const uint feature = f * ATTENTION_FRAGMENT + matrix_x + i;
-      float value = 0.0f;
-      if (exists && feature < params.dim) {
-        value = params.scale *
-                float(row_of(q, params.q, batch, head, query)[long(feature) * params.q.strides[3]]);
-      }
-      queries[f].thread_elements()[i] = value;
+  // A tile first, at constant places; then where arrays and the rows of a mask begin; then queries.
+  threadgroup T* tile = scratch;
+  threadgroup long* begins = (threadgroup long*)(tile + KEYS * PITCH);
+  threadgroup T* all_queries = (threadgroup T*)(begins + (PLAIN ? 0 : ATTENTION_BEGINS));
+  for (uint i = thread_index; i < block_rows * FEATURES; i += threads) {
+    const uint feature = i % FEATURES;
+    const uint r = at.x * block_rows + i / FEATURES;
+    T value = T(0.0f);
+    if (r < rows && feature < params.dim) {
+      const uint r_head = kv_head * params.group + r % params.group;
+      value = row_of(q, params.q, batch, r_head, r / params.group)[feature * params.q.strides[3]];
     }
+    all_queries[i / FEATURES * PITCH + feature] = value;
   }
+  // Where a lane's elements are in the first matrices.
+  const threadgroup T* own_queries =
+      all_queries + ((simd * ATTENTION_FRAGMENT + matrix_y) * PITCH + matrix_x);
 
   simdgroup_matrix<float, 8, 8> sums[FRAGMENTS];
   float maximum = MASKED_SCORE;
   float weight = 0.0f;
   const uint last_row = min(rows, (at.x + 1) * block_rows) - 1;
   KeySpan seen = spanned_keys(params, at.x * block_rows / params.group, last_row / params.group);
-  if (params.mask_kind != ATTENTION_NO_MASK && params.splits > 1) {
+  if (!PLAIN && params.mask_kind != ATTENTION_NO_MASK && params.splits > 1) {
     seen.first = 0; // a row that the mask leaves no key weighs all alike
     seen.end = params.keys;
   }
-  KeySpan span = {max(seen.first, params.first), min(seen.end, params.end)};
+  uint first = max(seen.first, params.first);
+  uint end = min(seen.end, params.end);
   if (params.splits > 1) {
-    span.first = max(span.first, params.first + split * params.chunk);
-    span.end = min(span.end, params.first + (split + 1) * params.chunk);
+    first = max(first, params.first + split * params.chunk);
+    end = min(end, params.first + (split + 1) * params.chunk);
+  }
+  // What this row sees, and what every row of the SIMD group sees if there is no mask.
+  const KeySpan own = visible_keys(params, query);
+  const KeySpan shared = {
+      visible_keys(params, (first_row + ATTENTION_FRAGMENT - 1) / params.group).first,
+      visible_keys(params, first_row / params.group).end};
+  // Plain rows are stepped through. Where others begin, and where rows of the mask do, is kept in
+  // threadgroup memory.
+  const device T* keys = (const device T*)k;
+  const device T* values = (const device T*)v;
+  if (PLAIN) {
+    const uint copied = first + first_copied<T, FEATURES>(thread_index);
+    keys = row_of(keys, params.k[0], batch, kv_head, copied);
+    values = row_of(values, params.v[0], batch, kv_head, copied);
+  } else if (thread_index < 6) {
+    constant AttentionView& view =
+        thread_index < 3 ? params.k[thread_index] : params.v[thread_index - 3];
+    begins[thread_index] =
+        view.start + long(batch) * view.strides[0] + long(kv_head) * view.strides[1];
+  }
+  threadgroup long* begin_of_mask = begins + (6 + simd * ATTENTION_FRAGMENT + matrix_y);
+  if (!PLAIN && matrix_x == 0) {
+    *begin_of_mask = mask_of_row(params, batch, head, query);
   }
 
   // Twice where the mask left a row no key in the span: it weighs all keys alike.
-  bool again = true;
-  while (again) {
+  for (uint pass = 0; pass < 2; pass++) {
     maximum = MASKED_SCORE;
     weight = 0.0f;
     for (uint f = 0; f < FRAGMENTS; f++) {
       sums[f] = make_filled_simdgroup_matrix<float, 8, 8>(0.0f);
     }
-    for (uint base = span.first; base < span.end; base += KEYS) {
-      const KeySpan keys = {base, min(span.end, base + KEYS)};
+    for (uint base = first; base < end; base += KEYS) {
+      const uint count = min(end - base, KEYS);
       threadgroup_barrier(mem_flags::mem_threadgroup);
-      load_tile<T, BITS, KEYS>(
-          tile,
-          k,
-          k_scales,
-          k_biases,
-          params.k,
-          params,
-          uint2(batch, kv_head),
-          keys,
-          thread_index,
-          threads);
+      if (PLAIN) {
+        const long stride = params.k[0].strides[2];
+        load_plain_tile<T, FEATURES>(tile, keys, stride, count, thread_index, threads);
+        keys += long(KEYS) * stride;
+      } else {
+        load_tile<T, BITS, FEATURES>(
+            tile,
+            {k, k_scales, k_biases},
+            begins,
+            params.k,
+            params,
+            params.dim,
+            base,
+            count,
+            thread_index,
+            threads);
+      }
       threadgroup_barrier(mem_flags::mem_threadgroup);
 
       simdgroup_matrix<float, 8, 8> scores[COLUMNS];
@@ -175,27 +150,39 @@ template <typename T, uint BITS, uint FRAGMENTS>
         scores[c] = make_filled_simdgroup_matrix<float, 8, 8>(0.0f);
       }
       for (uint f = 0; f < FRAGMENTS; f++) {
-        if (f < fragments) {
-          for (uint c = 0; c < COLUMNS; c++) {
-            // Features down, keys across.
-            const uint from =
-                (c * ATTENTION_FRAGMENT + matrix_x) * pitch + f * ATTENTION_FRAGMENT + matrix_y;
-            simdgroup_matrix<float, 8, 8> transposed;
-            transposed.thread_elements()[0] = float(tile[from]);
-            transposed.thread_elements()[1] = float(tile[from + pitch]);
-            simdgroup_multiply_accumulate(scores[c], queries[f], transposed, scores[c]);
-          }
+        simdgroup_matrix<float, 8, 8> queries;
+        const packed2<T> pair =
+            *(const threadgroup packed2<T>*)(own_queries + f * ATTENTION_FRAGMENT);
+        queries.thread_elements()[0] = float(pair[0]);
+        queries.thread_elements()[1] = float(pair[1]);
+        for (uint c = 0; c < COLUMNS; c++) {
+          // Features down, keys across.
+          const threadgroup T* from =
+              tile + ((c * ATTENTION_FRAGMENT + matrix_x) * PITCH + matrix_y);
+          simdgroup_matrix<float, 8, 8> transposed;
+          transposed.thread_elements()[0] = float(from[f * ATTENTION_FRAGMENT]);
+          transposed.thread_elements()[1] = float(from[f * ATTENTION_FRAGMENT + PITCH]);
+          simdgroup_multiply_accumulate(scores[c], queries, transposed, scores[c]);
         }
       }
 
       float grown = maximum;
+      const bool masked = !PLAIN && params.mask_kind != ATTENTION_NO_MASK;
+      const bool edge = masked || base < shared.first || base + KEYS > shared.end || count < KEYS;
       for (uint c = 0; c < COLUMNS; c++) {
         for (uint i = 0; i < 2; i++) {
           const uint key = base + c * ATTENTION_FRAGMENT + matrix_x + i;
-          float score = -INFINITY;
-          if (exists && key < keys.end) {
-            score = finished_score<T>(
-                scores[c].thread_elements()[i], mask, params, batch, kv_head, row, key);
+          float score = params.scale * scores[c].thread_elements()[i];
+          if (params.soft_cap > 0.0f) {
+            score = capped_score(score, params.soft_cap);
+          }
+          if (edge) {
+            if (masked && exists && key < end) {
+              const long at = *begin_of_mask + long(key) * params.mask.strides[3];
+              score = masked_score<T>(score, mask, params, at);
+            }
+            score = seen_score(score, key, own);
+            score = key < end ? score : -INFINITY;
           }
           scores[c].thread_elements()[i] = score;
           grown = larger_score(grown, score);
@@ -219,51 +206,60 @@ template <typename T, uint BITS, uint FRAGMENTS>
       }
 
       threadgroup_barrier(mem_flags::mem_threadgroup);
-      load_tile<T, BITS, KEYS>(
-          tile,
-          v,
-          v_scales,
-          v_biases,
-          params.v,
-          params,
-          uint2(batch, kv_head),
-          keys,
-          thread_index,
-          threads);
+      if (PLAIN) {
+        const long stride = params.v[0].strides[2];
+        load_plain_tile<T, FEATURES>(tile, values, stride, count, thread_index, threads);
+        values += long(KEYS) * stride;
+      } else {
+        load_tile<T, BITS, FEATURES>(
+            tile,
+            {v, v_scales, v_biases},
+            begins + 3,
+            params.v,
+            params,
+            params.value_dim,
+            base,
+            count,
+            thread_index,
+            threads);
+      }
       threadgroup_barrier(mem_flags::mem_threadgroup);
       for (uint f = 0; f < FRAGMENTS; f++) {
-        if (f < fragments) {
-          for (uint c = 0; c < COLUMNS; c++) {
-            const uint from =
-                (c * ATTENTION_FRAGMENT + matrix_y) * pitch + f * ATTENTION_FRAGMENT + matrix_x;
-            simdgroup_matrix<float, 8, 8> values;
-            values.thread_elements()[0] = float(tile[from]);
-            values.thread_elements()[1] = float(tile[from + 1]);
-            simdgroup_multiply_accumulate(sums[f], scores[c], values, sums[f]);
-          }
+        for (uint c = 0; c < COLUMNS; c++) {
+          const threadgroup T* from =
+              tile + ((c * ATTENTION_FRAGMENT + matrix_y) * PITCH + matrix_x);
+          const packed2<T> pair = *(const threadgroup packed2<T>*)(from + f * ATTENTION_FRAGMENT);
+          simdgroup_matrix<float, 8, 8> part;
+          part.thread_elements()[0] = float(pair[0]);
+          part.thread_elements()[1] = float(pair[1]);
+          simdgroup_multiply_accumulate(sums[f], scores[c], part, sums[f]);
         }
       }
     }
-    again = false;
-    if (params.mask_kind != ATTENTION_NO_MASK && params.splits == 1 &&
-        span.end - span.first < params.keys) {
-      // The threads agree through the tile, which nobody reads any more after the barrier.
-      threadgroup_barrier(mem_flags::mem_threadgroup);
-      const bool none = simd_any(exists && maximum == MASKED_SCORE);
-      if (lane == 0) {
-        tile[simd] = none ? T(1.0f) : T(0.0f);
-      }
-      threadgroup_barrier(mem_flags::mem_threadgroup);
-      for (uint s = 0; s < simds; s++) {
-        again = again || float(tile[s]) != 0.0f;
-      }
-      span.first = 0;
-      span.end = params.keys;
+    if (PLAIN || params.mask_kind == ATTENTION_NO_MASK || params.splits > 1 || pass == 1 ||
+        end - first == params.keys) {
+      break;
     }
+    // The threads agree through the tile, which nobody reads any more after the barrier.
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+    const bool none = simd_any(exists && maximum == MASKED_SCORE);
+    if (lane == 0) {
+      tile[simd] = none ? T(1.0f) : T(0.0f);
+    }
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+    float some = 0.0f;
+    for (uint s = 0; s < simds; s++) {
+      some += float(tile[s]);
+    }
+    if (some == 0.0f) {
+      break;
+    }
+    first = 0;
+    end = params.keys;
   }
 
   const uint heads = params.kv_heads * params.group;
-  const size_t place = (size_t(batch) * heads + head) * params.queries + query;
+  const size_t place = (size_t(batch) * params.queries + query) * heads + head;
   const size_t all_rows = size_t(params.batch) * heads * params.queries;
   const size_t partial = split * all_rows + place;
   float scale = 1.0f;
@@ -274,19 +270,19 @@ template <typename T, uint BITS, uint FRAGMENTS>
     weight = weight * scale + fast::exp(sink - most);
   }
   if (exists && params.splits > 1 && matrix_x == 0) {
-    device float* kept = out + params.splits * all_rows * params.dim + 2 * partial;
+    device float* kept = out + params.splits * all_rows * params.value_dim + 2 * partial;
     kept[0] = maximum;
     kept[1] = weight;
   }
   for (uint f = 0; f < FRAGMENTS; f++) {
     for (uint i = 0; i < 2; i++) {
       const uint feature = f * ATTENTION_FRAGMENT + matrix_x + i;
-      if (exists && feature < params.dim) {
+      if (exists && feature < params.value_dim) {
         const float sum = sums[f].thread_elements()[i];
         if (params.splits > 1) {
-          out[partial * params.dim + feature] = sum;
+          out[partial * params.value_dim + feature] = sum;
         } else {
-          ((device T*)out)[place * params.dim + feature] = T(sum * scale / weight);
+          ((device T*)out)[place * params.value_dim + feature] = T(sum * scale / weight);
         }
       }
     }
@@ -311,8 +307,8 @@ template <typename T>
   if (row >= all_rows) {
     return;
   }
-  const device float* stats = partials + params.splits * all_rows * params.dim;
-  const float sink = params.has_sinks != 0 ? float(sinks[row / params.queries % heads]) : 0.0f;
+  const device float* stats = partials + params.splits * all_rows * params.value_dim;
+  const float sink = params.has_sinks != 0 ? float(sinks[row % heads]) : 0.0f;
 
   float maximum = params.has_sinks != 0 ? larger_score(MASKED_SCORE, sink) : MASKED_SCORE;
   float weight = 0.0f;
@@ -342,10 +338,10 @@ template <typename T>
     maximum = grown;
     for (uint s = 0; s < count; s++) {
       const float share = simd_shuffle(factor, ushort(s));
-      const device float* from = partials + (size_t(base + s) * all_rows + row) * params.dim;
+      const device float* from = partials + (size_t(base + s) * all_rows + row) * params.value_dim;
       for (uint i = 0; i < EACH; i++) {
         const uint d = i * SIMD_WIDTH + lane;
-        if (d < params.dim) {
+        if (d < params.value_dim) {
           sums[i] += share * from[d];
         }
       }
@@ -353,8 +349,8 @@ template <typename T>
   }
   for (uint i = 0; i < EACH; i++) {
     const uint d = i * SIMD_WIDTH + lane;
-    if (d < params.dim) {
-      out[row * params.dim + d] = T(sums[i] / weight);
+    if (d < params.value_dim) {
+      out[row * params.value_dim + d] = T(sums[i] / weight);
     }
   }
 }

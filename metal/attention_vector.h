@@ -2,67 +2,126 @@
 
 #include "attention_common.h"
 
-/** Keys or values: elements, or words with the scale and bias of each group. */
-template <typename T, uint BITS>
-struct Stored {
-  const device stored_t<T, BITS>* data;
-  const device T* scales;
-  const device T* biases;
-};
-
-/**
- * Eight features of a key or value for each lane. Only the first lane of a quantized group reads
- * its scale and bias, so every lane of the SIMD group has to come here; none reads if not `valid`.
- */
-template <typename T, uint BITS>
-METAL_FUNC void load_part(
-    thread float* values,
-    Stored<T, BITS> from,
+/** What a lane loads of a row of one head: features from `part * PART` on, and their group's
+ * numbers. */
+template <typename T, uint BITS, uint PART>
+METAL_FUNC Stored<T, BITS> part_of_row(
+    Stored<T, BITS> all,
     constant AttentionView* views, // of the data, the scales, the biases
     constant AttentionParams& params,
-    uint3 place, // batch, head, key
+    uint3 place, // batch, head, row
+    uint part) {
+  const long elements = part * PART / (BITS == 0 ? 1 : 32 / BITS);
+  all.data = row_of(all.data, views[0], place.x, place.y, place.z) + elements * views[0].strides[3];
+  if (BITS != 0) {
+    const long group = part * PART / params.quantized_group;
+    all.scales =
+        row_of(all.scales, views[1], place.x, place.y, place.z) + group * views[1].strides[3];
+    all.biases =
+        row_of(all.biases, views[2], place.x, place.y, place.z) + group * views[2].strides[3];
+  }
+  return all;
+}
+
+/** Features as they are loaded: elements, or the numbers that codes stand for. */
+template <typename T, uint BITS>
+using feature_t = conditional_t<BITS == 0, T, float>;
+
+/** Loads that part if a key or a value has it, zeros where this one does not, and moves on by a
+ * number of rows. */
+template <typename T, uint BITS, uint PART>
+METAL_FUNC void load_part(
+    thread feature_t<T, BITS>* features,
+    thread Stored<T, BITS>& from,
+    constant AttentionView* views,
+    constant AttentionParams& params,
     uint part,
-    bool valid,
-    uint lane) {
-  valid = valid && part * ATTENTION_PART < params.dim;
-  for (uint i = 0; i < ATTENTION_PART; i++) {
-    values[i] = 0.0f;
-  }
-  if (BITS == 0) {
-    if (valid) {
-      const device T* row = row_of((const device T*)from.data, views[0], place.x, place.y, place.z);
-      load_features<T, ATTENTION_PART>(
-          values, row, views[0].strides[3], part * ATTENTION_PART, params.dim);
+    uint dim, // features of a row
+    uint rows) {
+  const uint most = max(params.dim, params.value_dim);
+  if (part * PART < most) {
+    const long step = views[0].strides[3];
+    if (BITS == 0) {
+      const device T* row = (const device T*)from.data;
+      if (step == 1 && dim % PART == 0 && dim == most) {
+        for (uint i = 0; i < PART; i += PART < READS ? PART : READS) {
+          if (PART < READS) {
+            const packed2<T> two = *(const device packed2<T>*)row;
+            features[0] = two[0];
+            features[1] = two[1];
+          } else {
+            const packed4<T> quad = *(const device packed4<T>*)(row + i);
+            for (uint j = 0; j < READS; j++) {
+              features[i + j] = quad[j];
+            }
+          }
+        }
+      } else {
+        for (uint i = 0; i < PART; i++) {
+          features[i] = part * PART + i < dim ? row[long(i) * step] : T(0.0f);
+        }
+      }
+    } else if (dim == most || part * PART < dim) {
+      constexpr uint codes = BITS == 0 ? 1 : 32 / BITS; // of a word
+      constexpr uint words = PART < codes ? 1 : PART / codes;
+      const float scale = float(*from.scales);
+      const float bias = float(*from.biases);
+      for (uint w = 0; w < words; w++) {
+        const uint word =
+            ((const device uint*)from.data)[long(w) * step] >> (part * PART % codes * BITS);
+        for (uint i = 0; i < PART / words; i++) {
+          const float code = float(word >> (BITS * i) & ((1u << BITS) - 1));
+          features[w * codes + i] = feature_t<T, BITS>(fma(scale, code, bias));
+        }
+      }
+    } else {
+      for (uint i = 0; i < PART; i++) {
+        features[i] = feature_t<T, BITS>(0.0f);
+      }
     }
-    return;
   }
-  const uint sharing = params.quantized_group / ATTENTION_PART;
-  const uint leader = part % sharing;
-  float2 affine = float2(0.0f);
-  if (valid && leader == 0) {
-    const long group = long(part / sharing);
-    const device T* scale = row_of(from.scales, views[1], place.x, place.y, place.z);
-    const device T* bias = row_of(from.biases, views[2], place.x, place.y, place.z);
-    affine.x = float(scale[group * views[1].strides[3]]);
-    affine.y = float(bias[group * views[2].strides[3]]);
-  }
-  affine = simd_shuffle(affine, ushort(lane - leader));
-  if (valid) {
-    const device uint* row =
-        row_of((const device uint*)from.data, views[0], place.x, place.y, place.z);
-    load_codes<BITS == 0 ? 4 : BITS>(values, row, views[0].strides[3], part);
-    for (uint i = 0; i < ATTENTION_PART; i++) {
-      values[i] = affine.x * values[i] + affine.y;
-    }
+  from.data += long(rows) * views[0].strides[2];
+  if (BITS != 0) {
+    from.scales += long(rows) * views[1].strides[2];
+    from.biases += long(rows) * views[2].strides[2];
   }
 }
 
+/** A lane gives N of its 2 N sums to the lane at this distance, and adds what it gets to the
+ * others. */
+template <uint N>
+METAL_FUNC void exchange(thread float* sums, uint distance, uint lane) {
+  const bool upper = (lane & distance) != 0;
+  for (uint i = 0; i < N; i++) {
+    const float given = upper ? sums[i] : sums[i + N];
+    const float kept = upper ? sums[i + N] : sums[i];
+    sums[i] = kept + simd_shuffle_xor(given, ushort(distance));
+  }
+}
+
+/** Eight sums over a SIMD group: each lane gets the one of its slot, of four lanes each. */
+METAL_FUNC float sum_of_slot(thread float* eight, uint lane) {
+  exchange<4>(eight, 16, lane);
+  exchange<2>(eight, 8, lane);
+  exchange<1>(eight, 4, lane);
+  const float sum = eight[0] + simd_shuffle_xor(eight[0], ushort(2));
+  return sum + simd_shuffle_xor(sum, ushort(1));
+}
+
+/** How far apart the lanes are that keep scores of a row for keys whose numbers differ in a bit. */
+template <uint ROWS>
+METAL_FUNC ushort lanes_apart(uint bit) {
+  constexpr uint together = ATTENTION_TILE / ROWS;
+  return ushort(bit < together ? bit * ROWS * (SIMD_WIDTH / ATTENTION_TILE) : bit / together);
+}
+
 /**
- * Up to ROWS rows of a key-value head with a split of its keys. `lanes` neighbouring lanes share
- * a key, with eight features each; every such worker has a maximum and a sum of its own until
- * the end. Each key and value is read once, for all the rows.
+ * Up to ROWS rows of a key-value head with a split of its keys. The lanes of a SIMD group share a
+ * key, with PART features each; every SIMD group has maxima and sums of its own until the end. Each
+ * key and value is read once, for all the rows. A row is computed in the same order whatever ROWS
+ * is.
  */
-template <typename T, uint BITS, uint ROWS>
+template <typename T, uint BITS, uint ROWS, uint PART>
 [[kernel]] void attention_vector(
     const device T* q [[buffer(0)]],
     const device stored_t<T, BITS>* k [[buffer(1)]],
@@ -82,121 +141,172 @@ template <typename T, uint BITS, uint ROWS>
     uint lane [[thread_index_in_simdgroup]],
     uint simd [[simdgroup_index_in_threadgroup]],
     uint simds [[simdgroups_per_threadgroup]]) {
+  constexpr uint TOGETHER = ATTENTION_TILE / ROWS; // keys whose scores are summed together
+  constexpr uint UNROLLED = ROWS * PART < 64 ? ROWS : 1;
+  constexpr bool HELD = ROWS * PART <= 16; // whether registers hold the queries
   const uint threads = group_size.x;
   const uint kv_head = at.y;
   const uint batch = at.z;
   const uint rows = params.group * params.queries;
-  const uint lanes = params.lanes;
-  const uint part = lane % lanes;
-  const uint worker = simd * (SIMD_WIDTH / lanes) + lane / lanes;
-  const uint workers = simds * (SIMD_WIDTH / lanes);
+  const uint part = lane;
   const uint first = params.first + at.x * params.chunk;
   const uint end = min(params.end, first + params.chunk);
-  const Stored<T, BITS> keys = {k, k_scales, k_biases};
-  const Stored<T, BITS> values = {v, v_scales, v_biases};
+  Stored<T, BITS> keys = part_of_row<T, BITS, PART>(
+      {k, k_scales, k_biases}, params.k, params, uint3(batch, kv_head, first + simd), part);
+  Stored<T, BITS> values = part_of_row<T, BITS, PART>(
+      {v, v_scales, v_biases}, params.v, params, uint3(batch, kv_head, first + simd), part);
 
   // The queries once for all workers; the scratch has another use only after a barrier.
-  for (uint i = thread_index; i < rows * lanes; i += threads) {
-    const uint r = i / lanes;
+  for (uint i = thread_index; i < ROWS * SIMD_WIDTH; i += threads) {
+    const uint r = min(i / SIMD_WIDTH, rows - 1);
     const uint head = kv_head * params.group + r % params.group;
     const device T* row = row_of(q, params.q, batch, head, r / params.group);
-    float features[ATTENTION_PART];
-    load_features<T, ATTENTION_PART>(
-        features, row, params.q.strides[3], i % lanes * ATTENTION_PART, params.dim);
-    for (uint j = 0; j < ATTENTION_PART; j++) {
-      scratch[i * ATTENTION_PART + j] = features[j] * params.scale;
+    float features[PART];
+    load_features<T, PART>(features, row, params.q.strides[3], i % SIMD_WIDTH * PART, params.dim);
+    for (uint j = 0; j < PART; j++) {
+      scratch[i * PART + j] = features[j] * params.scale;
     }
   }
   threadgroup_barrier(mem_flags::mem_threadgroup);
-  float query[ROWS][ATTENTION_PART];
-  float sums[ROWS][ATTENTION_PART];
-  float maximum[ROWS];
-  float weight[ROWS];
+  float query[HELD ? ROWS * PART : 1];
+  float sums[ROWS][PART];
   for (uint r = 0; r < ROWS; r++) {
-    maximum[r] = MASKED_SCORE;
-    weight[r] = 0.0f;
-    for (uint i = 0; i < ATTENTION_PART; i++) {
-      query[r][i] = r < rows ? scratch[(r * lanes + part) * ATTENTION_PART + i] : 0.0f;
+    for (uint i = 0; i < PART; i++) {
+      if (HELD) {
+        query[r * PART + i] = scratch[(r * SIMD_WIDTH + part) * PART + i];
+      }
       sums[r][i] = 0.0f;
     }
   }
 
-  // At each step the workers take neighbouring keys.
-  for (uint base = first; base < end; base += workers * ATTENTION_TILE) {
-    float scores[ROWS][ATTENTION_TILE];
-    for (uint i = 0; i < ATTENTION_TILE; i++) {
-      const uint key = base + i * workers + worker;
-      float features[ATTENTION_PART];
-      load_part<T, BITS>(
-          features, keys, params.k, params, uint3(batch, kv_head, key), part, key < end, lane);
+  // A slot of four lanes has the scores of one row with one of TOGETHER keys. Each of its lanes
+  // keeps those of every fourth turn, the last one first.
+  constexpr uint OF_SLOT = SIMD_WIDTH / ATTENTION_TILE; // lanes
+  constexpr uint KEPT = (ROWS + OF_SLOT - 1) / OF_SLOT;
+  const uint own_row = part / OF_SLOT % ROWS;
+  const uint own_turn = ROWS == 1 ? 0 : part % OF_SLOT;
+  const uint own_key = (own_turn * TOGETHER + part / OF_SLOT / ROWS) * simds + simd;
+  const KeySpan span = visible_keys(params, min(own_row, rows - 1) / params.group);
+  feature_t<T, BITS> features[PART]; // zeros where a row has none
+  for (uint i = 0; i < PART; i++) {
+    features[i] = feature_t<T, BITS>(0.0f);
+  }
+  float maximum_of_slot = MASKED_SCORE;
+  float weight_of_slot = 0.0f;
+
+  // At each step the SIMD groups take neighboring keys, ATTENTION_TILE times.
+  for (uint base = first; base < end; base += simds * ATTENTION_TILE) {
+    if (!HELD) {
+      simdgroup_barrier(mem_flags::mem_threadgroup); // or the queries would be held after all
+    }
+    const uint start = base + simd;
+    float scores[KEPT];
+    for (uint i = 0; i < KEPT; i++) {
+      scores[i] = 0.0f;
+    }
+#pragma clang loop unroll_count(UNROLLED)
+    for (uint x = 0; x < ROWS; x++) {
+      float dots[ATTENTION_TILE];
+      for (uint y = 0; y < TOGETHER; y++) {
+        for (uint r = 0; r < ROWS; r++) {
+          dots[y * ROWS + r] = 0.0f;
+        }
+        if (start + (x * TOGETHER + y) * simds < end) {
+          load_part<T, BITS, PART>(features, keys, params.k, params, part, params.dim, simds);
+          for (uint r = 0; r < ROWS; r++) {
+            thread float& dot = dots[y * ROWS + r];
+            for (uint j = 0; j < PART; j += HELD ? 1 : READS) {
+              if (HELD) {
+                dot = fma(query[r * PART + j], float(features[j]), dot);
+                continue;
+              }
+              const float4 quad =
+                  *(const threadgroup float4*)(scratch + (r * SIMD_WIDTH + part) * PART + j);
+              for (uint i = 0; i < READS; i++) {
+                dot = fma(quad[i], float(features[j + i]), dot);
+              }
+            }
+          }
+        }
+      }
+      const float score = sum_of_slot(dots, lane);
+      const bool own = x % OF_SLOT == own_turn;
+      scores[KEPT - 1] = own ? scores[0] : scores[KEPT - 1];
+      scores[0] = own ? score : scores[0];
+    }
+    float grown = maximum_of_slot;
+    for (uint i = 0; i < KEPT; i++) {
+      const uint key = base + (KEPT - 1 - i) * OF_SLOT * TOGETHER * simds + own_key;
+      if (params.soft_cap > 0.0f) {
+        scores[i] = capped_score(scores[i], params.soft_cap);
+      }
+      if (key < end && own_row < rows) {
+        if (params.mask_kind != ATTENTION_NO_MASK) {
+          const uint head = kv_head * params.group + own_row % params.group;
+          const long at = mask_of_row(params, batch, head, own_row / params.group) +
+                          long(key) * params.mask.strides[3];
+          scores[i] = masked_score<T>(scores[i], mask, params, at);
+        }
+        scores[i] = seen_score(scores[i], key, span);
+      } else {
+        scores[i] = -INFINITY;
+      }
+      grown = larger_score(grown, scores[i]);
+    }
+    for (uint bit = ATTENTION_TILE / KEPT / 2; bit > 0; bit /= 2) {
+      grown = larger_score(grown, simd_shuffle_xor(grown, lanes_apart<ROWS>(bit)));
+    }
+    const float factor = fast::exp(maximum_of_slot - grown);
+    if (simd_any(grown > maximum_of_slot)) {
       for (uint r = 0; r < ROWS; r++) {
-        if (r < rows) {
-          float score = 0.0f;
-          for (uint j = 0; j < ATTENTION_PART; j++) {
-            score += query[r][j] * features[j];
-          }
-          for (uint step = lanes / 2; step > 0; step /= 2) {
-            score += simd_shuffle_xor(score, ushort(step));
-          }
-          scores[r][i] = -INFINITY;
-          if (key < end) {
-            scores[r][i] = finished_score<T>(score, mask, params, batch, kv_head, r, key);
-          }
+        const float of_row = simd_broadcast(factor, ushort(r * OF_SLOT));
+        for (uint j = 0; j < PART; j++) {
+          sums[r][j] *= of_row;
         }
       }
     }
-    for (uint r = 0; r < ROWS; r++) {
-      if (r < rows) {
-        float grown = maximum[r];
-        for (uint i = 0; i < ATTENTION_TILE; i++) {
-          grown = larger_score(grown, scores[r][i]);
-        }
-        if (grown > maximum[r]) {
-          const float factor = fast::exp(maximum[r] - grown);
-          weight[r] *= factor;
-          for (uint j = 0; j < ATTENTION_PART; j++) {
-            sums[r][j] *= factor;
-          }
-          maximum[r] = grown;
-        }
-        for (uint i = 0; i < ATTENTION_TILE; i++) {
-          scores[r][i] = fast::exp(scores[r][i] - grown);
-          weight[r] += scores[r][i];
-        }
-      }
+    maximum_of_slot = grown;
+    float total = 0.0f;
+    for (uint i = 0; i < KEPT; i++) {
+      scores[i] = fast::exp(scores[i] - grown);
+      total += scores[i];
     }
-    for (uint i = 0; i < ATTENTION_TILE; i++) {
-      const uint key = base + i * workers + worker;
-      float features[ATTENTION_PART];
-      load_part<T, BITS>(
-          features, values, params.v, params, uint3(batch, kv_head, key), part, key < end, lane);
-      for (uint r = 0; r < ROWS; r++) {
-        if (r < rows) {
-          for (uint j = 0; j < ATTENTION_PART; j++) {
-            sums[r][j] += scores[r][i] * features[j];
+    for (uint bit = ATTENTION_TILE / KEPT / 2; bit > 0; bit /= 2) {
+      total += simd_shuffle_xor(total, lanes_apart<ROWS>(bit));
+    }
+    weight_of_slot = fma(weight_of_slot, factor, total);
+    float next = scores[KEPT - 1];
+#pragma clang loop unroll_count(UNROLLED)
+    for (uint x = 0; x < ROWS; x++) {
+      for (uint y = 0; y < TOGETHER; y++) {
+        if (start + (x * TOGETHER + y) * simds < end) {
+          load_part<T, BITS, PART>(
+              features, values, params.v, params, part, params.value_dim, simds);
+          for (uint r = 0; r < ROWS; r++) {
+            const float weight = simd_broadcast(next, ushort((y * ROWS + r) * OF_SLOT));
+            for (uint j = 0; j < PART; j++) {
+              sums[r][j] = fma(weight, float(features[j]), sums[r][j]);
+            }
           }
         }
       }
+      // The first lane of a slot gets the score of the next turn.
+      next = x % OF_SLOT == OF_SLOT - 1 ? scores[0] : simd_shuffle_down(next, ushort(1));
     }
   }
+  float maximum[ROWS];
+  float weight[ROWS];
+  for (uint r = 0; r < ROWS; r++) {
+    maximum[r] = simd_broadcast(maximum_of_slot, ushort(r * OF_SLOT));
+    weight[r] = simd_broadcast(weight_of_slot, ushort(r * OF_SLOT));
+  }
 
-  // The workers of a SIMD group, then the SIMD groups.
+  // The SIMD groups together.
   threadgroup_barrier(mem_flags::mem_threadgroup);
   threadgroup float* stats = scratch;
   threadgroup float* slots = scratch + 2 * ROWS * simds;
   for (uint r = 0; r < ROWS; r++) {
     if (r < rows) {
-      for (uint step = lanes; step < SIMD_WIDTH; step *= 2) {
-        const float together = larger_score(maximum[r], simd_shuffle_xor(maximum[r], ushort(step)));
-        const float factor = fast::exp(maximum[r] - together);
-        maximum[r] = together;
-        weight[r] *= factor;
-        weight[r] += simd_shuffle_xor(weight[r], ushort(step));
-        for (uint j = 0; j < ATTENTION_PART; j++) {
-          sums[r][j] *= factor;
-          sums[r][j] += simd_shuffle_xor(sums[r][j], ushort(step));
-        }
-      }
       if (lane == 0) {
         stats[2 * (r * simds + simd)] = maximum[r];
         stats[2 * (r * simds + simd) + 1] = weight[r];
@@ -217,19 +327,19 @@ template <typename T, uint BITS, uint ROWS>
       total += stats[2 * (r * simds + s) + 1] * fast::exp(stats[2 * (r * simds + s)] - together);
     }
     for (uint row = 0; row < ROWS; row++) {
-      if (row == r && lane < lanes) { // an index of constants keeps the sums in registers
+      if (row == r) { // an index of constants keeps the sums in registers
         const float factor = fast::exp(maximum[row] - together);
-        for (uint j = 0; j < ATTENTION_PART; j++) {
-          slots[(simd * lanes + part) * ATTENTION_PART + j] = sums[row][j] * factor;
+        for (uint j = 0; j < PART; j++) {
+          slots[(simd * SIMD_WIDTH + part) * PART + j] = sums[row][j] * factor;
         }
       }
     }
     threadgroup_barrier(mem_flags::mem_threadgroup);
     const uint head = kv_head * params.group + r % params.group;
-    const size_t row = (size_t(batch) * heads + head) * params.queries + r / params.group;
+    const size_t row = (size_t(batch) * params.queries + r / params.group) * heads + head;
     const size_t partial = at.x * all_rows + row;
     if (params.splits > 1 && thread_index == 0) {
-      device float* kept = out + params.splits * all_rows * params.dim + 2 * partial;
+      device float* kept = out + params.splits * all_rows * params.value_dim + 2 * partial;
       kept[0] = together;
       kept[1] = total;
     }
@@ -240,15 +350,15 @@ template <typename T, uint BITS, uint ROWS>
       scale = fast::exp(together - most);
       total = total * scale + fast::exp(sink - most);
     }
-    for (uint d = thread_index; d < params.dim; d += threads) {
+    for (uint d = thread_index; d < params.value_dim; d += threads) {
       float sum = 0.0f;
       for (uint s = 0; s < simds; s++) {
-        sum += slots[s * lanes * ATTENTION_PART + d];
+        sum += slots[s * SIMD_WIDTH * PART + d];
       }
       if (params.splits > 1) {
-        out[partial * params.dim + d] = sum;
+        out[partial * params.value_dim + d] = sum;
       } else {
-        ((device T*)out)[row * params.dim + d] = T(sum * scale / total);
+        ((device T*)out)[row * params.value_dim + d] = T(sum * scale / total);
       }
     }
     threadgroup_barrier(mem_flags::mem_threadgroup);

@@ -50,25 +50,27 @@ using packed4 = typename Packed<T>::four;
 /** Elements at, ..., at + 3 of a row; `pad` stands for those past its end. */
 template <typename T>
 METAL_FUNC packed4<T> load4(const device T* row, uint at, uint axis, T pad) {
+  const device T* from = row + at;
   if (at + READS <= axis) {
-    return *(const device packed4<T>*)(row + at);
+    return *(const device packed4<T>*)from;
   }
   packed4<T> quad;
   for (uint i = 0; i < READS; i++) {
-    quad[i] = at + i < axis ? row[at + i] : pad;
+    quad[i] = at + i < axis ? from[i] : pad;
   }
   return quad;
 }
 
 template <typename T>
 METAL_FUNC void store4(device T* row, uint at, uint axis, packed4<T> quad) {
+  device T* to = row + at;
   if (at + READS <= axis) {
-    *(device packed4<T>*)(row + at) = quad;
+    *(device packed4<T>*)to = quad;
     return;
   }
   for (uint i = 0; i < READS; i++) {
     if (at + i < axis) {
-      row[at + i] = quad[i];
+      to[i] = quad[i];
     }
   }
 }

@@ -81,7 +81,6 @@ template <typename T>
 
 #define LAYER_NORM_KERNELS(DTYPE, T)                               \
   MLXP_KERNEL("mlxp_layer_norm_simd_" DTYPE, layer_norm_simd<T>)   \
-  MLXP_KERNEL("mlxp_layer_norm_row_" DTYPE, layer_norm_row<T, 1>)  \
   MLXP_KERNEL("mlxp_layer_norm_row2_" DTYPE, layer_norm_row<T, 2>) \
   MLXP_KERNEL("mlxp_layer_norm_row4_" DTYPE, layer_norm_row<T, 4>) \
   MLXP_KERNEL("mlxp_layer_norm_looped_" DTYPE, layer_norm_looped<T>)

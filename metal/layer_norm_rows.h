@@ -32,7 +32,7 @@ struct GroupRow {
   Place place;
 
   METAL_FUNC float sum(float value, uint which) const {
-    return group_sum(value, slots + which * place.simds, place);
+    return group_sum_at_once(value, slots + which * place.simds, place);
   }
 };
 
@@ -47,8 +47,9 @@ METAL_FUNC float add_values(float sum, packed4<T> x) {
 /** Adds (x - mean)^2 for what lies within the row. */
 template <typename T>
 METAL_FUNC float add_deviations(float sum, packed4<T> x, float mean, uint at, uint axis) {
-  for (uint i = 0; i < READS; i++) {
-    float deviation = at + i < axis ? float(x[i]) - mean : 0.0f;
+  const int left = int(axis) - int(at);
+  for (int i = 0; i < int(READS); i++) {
+    const float deviation = i < left ? float(x[i]) - mean : 0.0f;
     sum += deviation * deviation;
   }
   return sum;

@@ -1,5 +1,6 @@
 #include "activation_functions.h"
 #include "linear.h"
+#include "linear_tile.h"
 
 // Sums in float; then the product, the bias, the activation and the residual are each rounded
 // to T, as by MLX's kernels for them.
@@ -74,10 +75,10 @@ template <typename T, uint ROWS>
         weights[r] = load4(w + size_t(row) * params.k + start, at, length, T(0.0f));
       }
       for (uint m = 0; m < ROWS; m++) {
+        const float4 values = *(const threadgroup float4*)(staged + (m * CHUNK + at));
         for (uint i = 0; i < READS; i++) {
-          const float value = staged[m * CHUNK + at + i];
           for (uint r = 0; r < LINEAR_SIMD_ROWS; r++) {
-            sums[m][r] += float(weights[r][i]) * value;
+            sums[m][r] += float(weights[r][i]) * values[i];
           }
         }
       }
@@ -100,35 +101,45 @@ template <typename T, uint ROWS>
   }
 }
 
-/** `rows` by DEPTH elements from (row, column) of a matrix, zeros where it ends. */
-template <typename T>
+/**
+ * Copies ROWS by COLUMNS elements from (row, column) of a matrix, zeros where it ends; PARTED as
+ * `add_staged_products` has them.
+ */
+template <typename T, uint ROWS, uint COLUMNS, uint STRIDE, uint THREADS, bool PARTED>
 METAL_FUNC void load_tile(
     threadgroup T* tile,
-    uint tile_rows,
-    uint tile_columns,
-    uint stride,
     const device T* matrix,
     uint row,
     uint rows,
     uint column,
     uint columns,
-    uint index,
-    uint threads) {
-  const uint across = tile_columns / READS;
-  for (uint quad = index; quad < tile_rows * across; quad += threads) {
-    const uint r = quad / across;
-    const uint c = quad % across * READS;
+    uint index) {
+  constexpr uint ACROSS = COLUMNS / READS;
+  constexpr uint STEP = THREADS / ACROSS; // rows at a time
+  row += index / ACROSS;
+  column += index % ACROSS * READS;
+  const uint part = COLUMNS / 8; // of even, and of odd elements
+  const uint at = index % ACROSS * READS;
+  tile += index / ACROSS * STRIDE + (PARTED ? at - at % (2 * part) / 2 : at);
+  matrix += size_t(row) * columns;
+#pragma clang loop unroll(disable)
+  for (uint i = 0; i < ROWS; i += STEP) {
     packed4<T> values;
-    if (row + r < rows) {
-      values = load4(matrix + size_t(row + r) * columns, column + c, columns, T(0.0f));
+    if (row + i < rows) {
+      values = load4(matrix, column, columns, T(0.0f));
     } else {
-      for (uint i = 0; i < READS; i++) {
-        values[i] = T(0.0f);
+      for (uint j = 0; j < READS; j++) {
+        values[j] = T(0.0f);
       }
     }
-    for (uint i = 0; i < READS; i++) {
-      tile[r * stride + c + i] = values[i];
+    if (PARTED) {
+      *(threadgroup vec<T, 2>*)tile = vec<T, 2>(values[0], values[2]);
+      *(threadgroup vec<T, 2>*)(tile + part) = vec<T, 2>(values[1], values[3]);
+    } else {
+      *(threadgroup vec<T, 4>*)tile = vec<T, 4>(values);
     }
+    tile += STEP * STRIDE;
+    matrix += size_t(STEP) * columns;
   }
 }
 
@@ -157,7 +168,9 @@ template <typename T, uint HIGH, uint WIDE, bool COLUMNS>
   constexpr uint BROAD = WIDE * LINEAR_SQUARE;
   constexpr uint THREADS = HIGH * WIDE * SIMD_WIDTH;
   constexpr uint X_STRIDE = DEPTH + PAD;
-  constexpr uint W_STRIDE = COLUMNS ? BROAD + PAD : DEPTH + PAD;
+  constexpr uint W_ROWS = COLUMNS ? DEPTH : BROAD;
+  constexpr uint W_COLUMNS = COLUMNS ? BROAD : DEPTH;
+  constexpr uint W_STRIDE = W_COLUMNS + PAD;
   const size_t batch = group.z;
   x += batch * params.m * params.k;
   w += batch * params.w_batched * params.n * params.k;
@@ -168,37 +181,40 @@ template <typename T, uint HIGH, uint WIDE, bool COLUMNS>
   threadgroup T* x_tile = (threadgroup T*)scratch;
   threadgroup T* w_tile = x_tile + TALL * X_STRIDE;
 
-  simdgroup_matrix<float, 8, 8> sums[SQUARES][SQUARES];
-  for (uint i = 0; i < SQUARES; i++) {
-    for (uint j = 0; j < SQUARES; j++) {
-      sums[i][j] = make_filled_simdgroup_matrix<float, 8, 8>(0.0f);
-    }
+  simdgroup_float8x8 sums[SQUARES * SQUARES];
+  for (uint i = 0; i < SQUARES * SQUARES; i++) {
+    sums[i] = make_filled_simdgroup_matrix<float, 8, 8>(0.0f);
   }
   for (uint start = 0; start < params.k; start += DEPTH) {
     threadgroup_barrier(mem_flags::mem_threadgroup);
-    load_tile(x_tile, TALL, DEPTH, X_STRIDE, x, top, params.m, start, params.k, index, THREADS);
-    if (COLUMNS) {
-      load_tile(w_tile, DEPTH, BROAD, W_STRIDE, w, start, params.k, left, params.n, index, THREADS);
-    } else {
-      load_tile(w_tile, BROAD, DEPTH, W_STRIDE, w, left, params.n, start, params.k, index, THREADS);
-    }
+    load_tile<T, TALL, DEPTH, X_STRIDE, THREADS, false>(
+        x_tile, x, top, params.m, start, params.k, index);
+    load_tile<T, W_ROWS, W_COLUMNS, W_STRIDE, THREADS, !COLUMNS>(
+        w_tile,
+        w,
+        COLUMNS ? start : left,
+        COLUMNS ? params.k : params.n,
+        COLUMNS ? left : start,
+        COLUMNS ? params.n : params.k,
+        index);
     threadgroup_barrier(mem_flags::mem_threadgroup);
 
+    if (!COLUMNS) {
+      add_staged_products<T, SQUARES, SQUARES, DEPTH, X_STRIDE>(
+          sums, x_tile, down, w_tile, along, lane);
+      continue;
+    }
     for (uint at = 0; at < DEPTH; at += SIDE) {
       simdgroup_matrix<T, 8, 8> rows[SQUARES];
       simdgroup_matrix<T, 8, 8> columns[SQUARES];
       for (uint i = 0; i < SQUARES; i++) {
         simdgroup_load(rows[i], x_tile + (down + i * SIDE) * X_STRIDE + at, X_STRIDE);
-        const uint column = along + i * SIDE;
-        if (COLUMNS) {
-          simdgroup_load(columns[i], w_tile + at * W_STRIDE + column, W_STRIDE);
-        } else {
-          simdgroup_load(columns[i], w_tile + column * W_STRIDE + at, W_STRIDE, ulong2(0, 0), true);
-        }
+        simdgroup_load(columns[i], w_tile + at * W_STRIDE + along + i * SIDE, W_STRIDE);
       }
       for (uint i = 0; i < SQUARES; i++) {
         for (uint j = 0; j < SQUARES; j++) {
-          simdgroup_multiply_accumulate(sums[i][j], rows[i], columns[j], sums[i][j]);
+          thread simdgroup_float8x8& sum = sums[i * SQUARES + j];
+          simdgroup_multiply_accumulate(sum, rows[i], columns[j], sum);
         }
       }
     }
@@ -209,7 +225,7 @@ template <typename T, uint HIGH, uint WIDE, bool COLUMNS>
   threadgroup float* strip = scratch + simd * SIDE * LINEAR_SQUARE;
   for (uint i = 0; i < SQUARES; i++) {
     for (uint j = 0; j < SQUARES; j++) {
-      simdgroup_store(sums[i][j], strip + j * SIDE, LINEAR_SQUARE);
+      simdgroup_store(sums[i * SQUARES + j], strip + j * SIDE, LINEAR_SQUARE);
     }
     simdgroup_barrier(mem_flags::mem_threadgroup);
     for (uint r = 0; r < SIDE; r++) {

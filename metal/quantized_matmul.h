@@ -20,6 +20,14 @@ constexpr unsigned quantized_rows(unsigned band) {
   return band < QUANTIZED_BAND ? 4 : 2; // A thread has too few registers for more.
 }
 
+/** Returns the bytes that a tile of so many rows stages, or its product takes, if those are more.
+ */
+constexpr unsigned quantized_tile_bytes(unsigned rows, unsigned element_bytes) {
+  unsigned staged = (rows + QUANTIZED_TILE) * QUANTIZED_TILE_PITCH * element_bytes;
+  unsigned product = rows * QUANTIZED_TILE * 4;
+  return staged > product ? staged : product;
+}
+
 struct QuantizedMatmulParams {
   unsigned rows;    // of x
   unsigned axis;    // of x, a multiple of 32

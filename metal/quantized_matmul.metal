@@ -91,7 +91,7 @@ METAL_FUNC void stage(
 }
 
 /** A lane's products: a group's scale and bias apply to the sums of them, as in MLX. */
-template <typename T, uint BITS, bool FP4, uint M, uint R>
+template <typename T, uint BITS, uint FLOATS, uint M, uint R>
 METAL_FUNC void add_products(
     thread float* sums,       // of each row of x with each of weights
     const thread uint* words, // of each row of weights
@@ -110,7 +110,7 @@ METAL_FUNC void add_products(
     for (uint i = 0; i < F::per_half; i++) {
       float2 weights[R];
       for (uint r = 0; r < R; r++) {
-        weights[r] = two_numbers<T, BITS, FP4>(words[r * F::words + w], i);
+        weights[r] = two_numbers<T, BITS, FLOATS>(words[r * F::words + w], i);
       }
       for (uint m = 0; m < M; m++) {
         const threadgroup T* from =
@@ -128,7 +128,7 @@ METAL_FUNC void add_products(
     const float total = totals[m * SIMD_WIDTH];
     for (uint r = 0; r < R; r++) {
       const float sum = sums[m * R + r];
-      sums[m * R + r] = fma(scale[r], dots[m][r], FP4 ? sum : fma(offset[r], total, sum));
+      sums[m * R + r] = fma(scale[r], dots[m][r], FLOATS ? sum : fma(offset[r], total, sum));
     }
   }
 }
@@ -137,7 +137,7 @@ METAL_FUNC void add_products(
  * Up to M rows of x with R rows of weights for each SIMD group, which reads them once; x is staged
  * for the whole threadgroup.
  */
-template <typename T, uint BITS, bool FP4, uint M, uint R>
+template <typename T, uint BITS, uint FLOATS, uint M, uint R>
 [[kernel]] void quantized_matvec(
     const device T* x [[buffer(0)]],
     const device uchar* packed0 [[buffer(1)]],
@@ -196,8 +196,8 @@ template <typename T, uint BITS, bool FP4, uint M, uint R>
     parts[half_of_rows] =
         part_of(where.part + half_of_rows * (R / 2) / together, first, second, third);
     parts[half_of_rows].packed += size_t(row) * (params.axis / 8 * BITS);
-    parts[half_of_rows].scales += size_t(row) * groups * (FP4 ? 1 : sizeof(T));
-    parts[half_of_rows].biases += FP4 ? 0 : size_t(row) * groups * sizeof(T);
+    parts[half_of_rows].scales += size_t(row) * groups * (FLOATS ? 1 : sizeof(T));
+    parts[half_of_rows].biases += FLOATS ? 0 : size_t(row) * groups * sizeof(T);
   }
 
   float sums[M * R];
@@ -221,11 +221,11 @@ template <typename T, uint BITS, bool FP4, uint M, uint R>
       for (uint r = 0; r < R; r++) {
         const uint row = r % (R / 2) * next[r / (R / 2)];
         load_words<BITS>(parts[r / (R / 2)].packed, unit + row * units, words + r * F::words);
-        scale[r] = scale_at<T, FP4>(parts[r / (R / 2)], own + row * groups);
-        offset[r] = bias_at<T, FP4>(parts[r / (R / 2)], own + row * groups);
-        offset[r] = fma(-added_number<T, BITS, FP4>(), scale[r], offset[r]);
+        scale[r] = scale_at<T, FLOATS>(parts[r / (R / 2)], own + row * groups);
+        offset[r] = bias_at<T, FLOATS>(parts[r / (R / 2)], own + row * groups);
+        offset[r] = fma(-added_number<T, BITS, FLOATS>(), scale[r], offset[r]);
       }
-      add_products<T, BITS, FP4, M, R>(sums, words, scale, offset, values, line);
+      add_products<T, BITS, FLOATS, M, R>(sums, words, scale, offset, values, line);
       values += M * QUANTIZED_STEP;
       line += M * SIMD_WIDTH;
     }
@@ -263,12 +263,15 @@ template <typename T, uint BITS, bool FP4, uint M, uint R>
   QUANTIZED_TILES("tile", FORMAT, DTYPE, 32, __VA_ARGS__)  \
   QUANTIZED_TILES("tall", FORMAT, DTYPE, 64, __VA_ARGS__)
 
-#define QUANTIZED_FORMATS(DTYPE, T)           \
-  QUANTIZED_KERNELS("b2", DTYPE, T, 2, false) \
-  QUANTIZED_KERNELS("b3", DTYPE, T, 3, false) \
-  QUANTIZED_KERNELS("b4", DTYPE, T, 4, false) \
-  QUANTIZED_KERNELS("b6", DTYPE, T, 6, false) \
-  QUANTIZED_KERNELS("b8", DTYPE, T, 8, false) \
-  QUANTIZED_KERNELS("mxfp4", DTYPE, T, 4, true)
+#define QUANTIZED_FORMATS(DTYPE, T)                  \
+  QUANTIZED_KERNELS("b2", DTYPE, T, 2, INTEGERS)     \
+  QUANTIZED_KERNELS("b3", DTYPE, T, 3, INTEGERS)     \
+  QUANTIZED_KERNELS("b4", DTYPE, T, 4, INTEGERS)     \
+  QUANTIZED_KERNELS("b5", DTYPE, T, 5, INTEGERS)     \
+  QUANTIZED_KERNELS("b6", DTYPE, T, 6, INTEGERS)     \
+  QUANTIZED_KERNELS("b8", DTYPE, T, 8, INTEGERS)     \
+  QUANTIZED_KERNELS("mxfp4", DTYPE, T, 4, MX_FLOATS) \
+  QUANTIZED_KERNELS("mxfp8", DTYPE, T, 8, MX_FLOATS) \
+  QUANTIZED_KERNELS("nvfp4", DTYPE, T, 4, NV_FLOATS)
 
 MLXP_EACH_DTYPE(QUANTIZED_FORMATS)

@@ -14,44 +14,60 @@ struct Format {
             : BITS > 4 ? 4
                        : 2,
     per_half = BITS == 3   ? 4
+               : BITS == 5 ? 2
                : BITS == 6 ? 2
                            : 16 / BITS,
   };
 };
 
-/** The number that begins at a bit of a word. */
-template <uint BITS, bool FP4>
-METAL_FUNC float number(uint word, uint bit) {
-  const uint q = (word >> bit) & ((1u << BITS) - 1u);
-  if (!FP4) {
-    return float(q);
+/** What codes stand for: integers, or floats whose scales are bytes. */
+enum : uint {
+  INTEGERS = 0, // scaled by numbers of the model's type, with biases
+  MX_FLOATS,    // scaled by powers of two
+  NV_FLOATS,    // scaled by floats of 8 bits
+};
+
+/** The float of 4 or 8 bits at an index in both halves of a word. */
+template <uint BITS>
+METAL_FUNC half2 two_floats(uint word, uint index) {
+  // Exponent and mantissa go to where those of a half meet, the sign to its own place. The exponent
+  // is too small then by a power of two, also that of numbers without a leading one.
+  const uint bit = index * BITS;
+  const uint place = BITS == 4 ? 9 : 7;
+  const uint placed =
+      bit < place ? word << (place - min(bit, place)) : word >> (bit - min(bit, place));
+  uint magnitude = placed & (BITS == 4 ? 0x0e000e00u : 0x3f803f80u);
+  if (BITS == 8) {
+    magnitude |= (magnitude + 0x00800080u) & 0x40004000u; // all ones are NaN
   }
-  // Sign, two bits of exponent, one of mantissa: 2^126 too small once in place; below 1 only 0.5.
-  const float above = as_type<float>(((q & 7u) << 22) + (126u << 23));
-  const float magnitude = (q & 6u) != 0u ? above : 0.5f * float(q & 1u);
-  return (q & 8u) != 0u ? -magnitude : magnitude;
+  const uint sign = word << (16 - BITS - bit) & 0x80008000u;
+  return as_type<half2>(magnitude | sign) * half2(BITS == 4 ? 16384.0f : 256.0f);
 }
 
 /**
  * Returns what `two_numbers` adds to each number. It writes a number into the mantissa of a half,
  * which takes no conversion, and so gets the number plus a power of two.
  */
-template <typename T, uint BITS, bool FP4>
+template <typename T, uint BITS, uint FLOATS>
 METAL_FUNC float added_number() {
-  return FP4 || sizeof(T) == sizeof(float) ? 0.0f : float(1u << BITS);
+  return FLOATS || sizeof(T) == sizeof(float) ? 0.0f : float(1u << BITS);
 }
 
 /** The numbers at an index in both halves of a word; of float32 exactly as they are. */
-template <typename T, uint BITS, bool FP4>
+template <typename T, uint BITS, uint FLOATS>
 METAL_FUNC float2 two_numbers(uint word, uint index) {
+  if (FLOATS) {
+    return float2(two_floats<BITS>(word, index));
+  }
   const uint bit = index * BITS;
-  if (FP4 || sizeof(T) == sizeof(float)) {
-    return float2(number<BITS, FP4>(word, bit), number<BITS, FP4>(word, 16 + bit));
+  const uint ones = (1u << BITS) - 1u;
+  if (sizeof(T) == sizeof(float)) {
+    return float2(float((word >> bit) & ones), float((word >> (16 + bit)) & ones));
   }
   const uint place = 10 - BITS; // the upper bits of a mantissa
   const uint placed =
       bit < place ? word << (place - min(bit, place)) : word >> (bit - min(bit, place));
-  const uint mask = ((1u << BITS) - 1u) << place;
+  const uint mask = ones << place;
   const uint exponent = (15 + BITS) << 10;
   return float2(as_type<half2>((placed & mask * 0x10001u) | exponent * 0x10001u));
 }
@@ -68,6 +84,17 @@ METAL_FUNC void load_words(const device uchar* row, uint lane, thread uint* word
     const uint c = from[2];
     words[0] = as_type<uint>(ushort2(ushort(a), ushort(a >> 12 | b << 4)));
     words[1] = as_type<uint>(ushort2(ushort(b >> 8 | c << 8), ushort(c >> 4)));
+  } else if (BITS == 5) {
+    const device ushort* from = (const device ushort*)row + lane * 5;
+    const uint a = from[0];
+    const uint b = from[1];
+    const uint c = from[2];
+    const uint d = from[3];
+    const uint e = from[4];
+    words[0] = as_type<uint>(ushort2(ushort(a), ushort(a >> 10 | b << 6)));
+    words[1] = as_type<uint>(ushort2(ushort(b >> 4), ushort(b >> 14 | c << 2)));
+    words[2] = as_type<uint>(ushort2(ushort(c >> 8 | d << 8), ushort(d >> 2)));
+    words[3] = as_type<uint>(ushort2(ushort(d >> 12 | e << 4), ushort(e >> 6)));
   } else if (BITS == 6) {
     const device uint* from = (const device uint*)row + lane * 3;
     const uint a = from[0];
@@ -89,7 +116,7 @@ METAL_FUNC void load_words(const device uchar* row, uint lane, thread uint* word
   }
 }
 
-/** One matrix. Scales and biases are of T, or scales are bytes that stand for powers of two. */
+/** One matrix. Scales and biases are of T, or scales are bytes. */
 template <typename T>
 struct Part {
   const device uchar* packed;
@@ -97,18 +124,21 @@ struct Part {
   const device uchar* biases;
 };
 
-template <typename T, bool FP4, typename I>
+template <typename T, uint FLOATS, typename I>
 METAL_FUNC float scale_at(Part<T> part, I index) {
-  if (!FP4) {
+  if (!FLOATS) {
     return float(((const device T*)part.scales)[index]);
   }
   const uint e = part.scales[index];
+  if (FLOATS == NV_FLOATS) {
+    return float(two_floats<8>(e, 0)[0]);
+  }
   return float(T(as_type<float>(e == 0u ? 0x00400000u : e << 23)));
 }
 
-template <typename T, bool FP4, typename I>
+template <typename T, uint FLOATS, typename I>
 METAL_FUNC float bias_at(Part<T> part, I index) {
-  return FP4 ? 0.0f : float(((const device T*)part.biases)[index]);
+  return FLOATS ? 0.0f : float(((const device T*)part.biases)[index]);
 }
 
 template <typename T>

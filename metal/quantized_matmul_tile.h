@@ -1,5 +1,6 @@
 #pragma once
 
+#include "linear_tile.h"
 #include "quantized_matmul_format.h"
 
 /**
@@ -26,6 +27,10 @@ METAL_FUNC void load_eight(const device uchar* row, uint index, thread uint* wor
   } else if (BITS == 4) {
     low = ((const device uint*)row)[index];
     high = low >> 16;
+  } else if (BITS == 5) {
+    const device uchar* from = row + index * 5;
+    low = uint(from[0]) | (uint(from[1]) << 8) | (uint(from[2]) << 16);
+    high = (uint(from[2]) >> 4) | (uint(from[3]) << 4) | (uint(from[4]) << 12);
   } else {
     const device ushort* from = (const device ushort*)row + index * 3;
     low = uint(from[0]) | (uint(from[1]) << 16);
@@ -36,7 +41,7 @@ METAL_FUNC void load_eight(const device uchar* row, uint index, thread uint* wor
 }
 
 /** A tile of the product with one part, a quarter for each of four SIMD groups, left in `tile`. */
-template <typename T, uint BITS, bool FP4, uint ROWS>
+template <typename T, uint BITS, uint FP4, uint ROWS>
 METAL_FUNC void multiply_tile(
     const device T* x,
     Part<T> part,
@@ -63,16 +68,14 @@ METAL_FUNC void multiply_tile(
     const uint row = min(top + line + i * QUANTIZED_TILE, params.rows - 1);
     rows[i] = x + size_t(row) * params.axis + at;
   }
-  threadgroup T* to_x = of_x + line * QUANTIZED_TILE_PITCH + at;
-  threadgroup T* to_w = of_w + line * QUANTIZED_TILE_PITCH + at;
+  threadgroup T* to_x = of_x + (line * QUANTIZED_TILE_PITCH + at);
+  threadgroup T* to_w = of_w + (line * QUANTIZED_TILE_PITCH + at);
 
   const uint y0 = place.simd / 2 * (ROWS / 2);
   const uint x0 = place.simd % 2 * 16;
-  simdgroup_float8x8 sums[ROWS / 16][2];
-  for (uint i = 0; i < ROWS / 16; i++) {
-    for (uint j = 0; j < 2; j++) {
-      sums[i][j] = make_filled_simdgroup_matrix<float, 8, 8>(0.0f);
-    }
+  simdgroup_float8x8 sums[ROWS / 16 * 2];
+  for (uint i = 0; i < ROWS / 16 * 2; i++) {
+    sums[i] = make_filled_simdgroup_matrix<float, 8, 8>(0.0f);
   }
   for (uint k = at; k < params.axis; k += QUANTIZED_TILE) {
     threadgroup_barrier(mem_flags::mem_threadgroup);
@@ -89,46 +92,31 @@ METAL_FUNC void multiply_tile(
     const uint own = k >> params.group_shift;
     const float scale = scale_at<T, FP4>(part, own);
     const float offset = fma(-added_number<T, BITS, FP4>(), scale, bias_at<T, FP4>(part, own));
-    for (uint i = 0; i < 2; i++) {
+    for (uint i = 0; i < 2; i++) { // even weights, then odd ones
       vec<T, 4> quad;
       for (uint j = 0; j < 2; j++) {
-        const float2 pair = two_numbers<T, BITS, FP4>(words[i], j);
-        quad[j] = T(fma(scale, pair[0], offset));
-        quad[j + 2] = T(fma(scale, pair[1], offset));
+        const float2 pair = two_numbers<T, BITS, FP4>(words[j], i);
+        quad[2 * j] = T(fma(scale, pair[0], offset));
+        quad[2 * j + 1] = T(fma(scale, pair[1], offset));
       }
       *(threadgroup vec<T, 4>*)(to_w + i * 4) = quad;
     }
     threadgroup_barrier(mem_flags::mem_threadgroup);
-    for (uint step = 0; step < QUANTIZED_TILE; step += 8) {
-      simdgroup_matrix<T, 8, 8> a[ROWS / 16];
-      simdgroup_matrix<T, 8, 8> b[2];
-      for (uint i = 0; i < ROWS / 16; i++) {
-        const threadgroup T* from = of_x + (y0 + 8 * i) * QUANTIZED_TILE_PITCH + step;
-        simdgroup_load(a[i], from, QUANTIZED_TILE_PITCH);
-      }
-      for (uint i = 0; i < 2; i++) {
-        const threadgroup T* from = of_w + (x0 + 8 * i) * QUANTIZED_TILE_PITCH + step;
-        simdgroup_load(b[i], from, QUANTIZED_TILE_PITCH, ulong2(0), true);
-      }
-      for (uint i = 0; i < ROWS / 16; i++) {
-        for (uint j = 0; j < 2; j++) {
-          simdgroup_multiply_accumulate(sums[i][j], a[i], b[j], sums[i][j]);
-        }
-      }
-    }
+    add_staged_products<T, ROWS / 16, 2, QUANTIZED_TILE, QUANTIZED_TILE_PITCH>(
+        sums, of_x, y0, of_w, x0, place.lane);
   }
   threadgroup_barrier(mem_flags::mem_threadgroup);
   for (uint i = 0; i < ROWS / 16; i++) {
     for (uint j = 0; j < 2; j++) {
       threadgroup float* to = tile + (y0 + 8 * i) * QUANTIZED_TILE + x0 + 8 * j;
-      simdgroup_store(sums[i][j], to, QUANTIZED_TILE);
+      simdgroup_store(sums[i * 2 + j], to, QUANTIZED_TILE);
     }
   }
   threadgroup_barrier(mem_flags::mem_threadgroup);
 }
 
 /** Many rows of x: tiles whose weights are decoded into threadgroup memory. x is normalised. */
-template <typename T, uint BITS, bool FP4, uint ROWS>
+template <typename T, uint BITS, uint FP4, uint ROWS>
 [[kernel]] void quantized_tile(
     const device T* x [[buffer(0)]],
     const device uchar* packed0 [[buffer(1)]],
@@ -159,11 +147,10 @@ template <typename T, uint BITS, bool FP4, uint ROWS>
   const uint top = group.y * ROWS;
   const uint left = where.block * QUANTIZED_TILE;
   const uint columns = params.part_columns[where.part];
+  // A product takes the place of what was staged for it; the gates are only there for swiglu.
   threadgroup float* tile = scratch;
-  threadgroup T* staged = (threadgroup T*)(tile + ROWS * QUANTIZED_TILE);
-  // Only there for swiglu.
-  threadgroup float* gates =
-      (threadgroup float*)(staged + (ROWS + QUANTIZED_TILE) * QUANTIZED_TILE_PITCH);
+  threadgroup T* staged = (threadgroup T*)scratch;
+  threadgroup float* gates = scratch + quantized_tile_bytes(ROWS, sizeof(T)) / sizeof(float);
 
   if (params.swiglu != 0) {
     multiply_tile<T, BITS, FP4, ROWS>(x, first, top, left, columns, staged, gates, place, params);

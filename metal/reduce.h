@@ -9,7 +9,7 @@ enum : unsigned {
   REDUCE_SIMD_ROW = 4 * SIMD_ROW, // the longest row that one SIMD group takes
   REDUCE_PIECE = 8192,            // elements of a piece of a row that is split, at least
   REDUCE_PIECES = 1024,           // pieces of a row, at most
-  REDUCE_MANY_ROWS = 256,         // so many rows fill a GPU without being split
+  REDUCE_MANY_ROWS = 256,         // rows that fill a GPU without being split
 };
 
 /** Rows are cut into `pieces` of `piece` elements, the last of which may be shorter. */

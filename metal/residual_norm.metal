@@ -106,12 +106,13 @@ template <typename T, bool CENTERED>
 
 #define RESIDUAL_NORM_KERNELS(KIND, CENTERED, DTYPE, T)                                 \
   MLXP_KERNEL("mlxp_residual_norm_simd_" KIND DTYPE, residual_norm_simd<T, CENTERED>)   \
-  MLXP_KERNEL("mlxp_residual_norm_row_" KIND DTYPE, residual_norm_row<T, 1, CENTERED>)  \
   MLXP_KERNEL("mlxp_residual_norm_row2_" KIND DTYPE, residual_norm_row<T, 2, CENTERED>) \
   MLXP_KERNEL("mlxp_residual_norm_row4_" KIND DTYPE, residual_norm_row<T, 4, CENTERED>) \
   MLXP_KERNEL("mlxp_residual_norm_looped_" KIND DTYPE, residual_norm_looped<T, CENTERED>)
 
-#define RESIDUAL_RMS_KERNELS(DTYPE, T) RESIDUAL_NORM_KERNELS("rms_", false, DTYPE, T)
+#define RESIDUAL_RMS_KERNELS(DTYPE, T)           \
+  RESIDUAL_NORM_KERNELS("rms_", false, DTYPE, T) \
+  MLXP_KERNEL("mlxp_residual_norm_row_rms_" DTYPE, residual_norm_row<T, 1, false>)
 #define RESIDUAL_LAYER_KERNELS(DTYPE, T) RESIDUAL_NORM_KERNELS("layer_", true, DTYPE, T)
 
 MLXP_EACH_DTYPE(RESIDUAL_RMS_KERNELS)

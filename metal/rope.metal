@@ -15,12 +15,13 @@ template <typename T, uint HEADS, bool INTERLEAVED, bool EXPLICIT>
     constant RopeParams& params [[buffer(4)]],
     uint3 at [[thread_position_in_grid]]) {
   const uint head_groups = (params.heads + HEADS - 1) / HEADS;
-  const uint batch = at.z / head_groups;
-  if (at.x >= params.columns || at.y >= params.length || batch >= params.batch) {
+  if (at.x >= params.columns || at.y >= params.length || at.z >= params.batch * head_groups) {
     return;
   }
+  // With one head a thread and one offset for all, `head` counts the heads of all entries.
+  const uint batch = HEADS == 1 && params.offset_stride == 0 ? 0 : at.z / head_groups;
   const uint head = (at.z - batch * head_groups) * HEADS;
-  const uint heads = min(uint(HEADS), params.heads - head);
+  const uint heads = HEADS > 1 ? min(uint(HEADS), params.heads - head) : 1;
   const size_t next_head = size_t(params.length) * params.features;
   const size_t start =
       (size_t(batch) * params.heads + head) * next_head + size_t(at.y) * params.features;

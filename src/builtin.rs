@@ -59,7 +59,9 @@ pub fn rope<'a>(
 /// The same values as a lazy result of one of our ops, as a graph of MLX's own ops: an array for
 /// each output of the op.
 ///
-/// Errors: an array that is evaluated already, or is no result of ours.
+/// # Errors
+///
+/// Returns an error for an array that is evaluated already, or is no result of ours.
 ///
 /// ```
 /// use mlx_primitives::{Array, builtin, ops};

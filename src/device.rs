@@ -62,6 +62,15 @@ impl Stream {
     }
 }
 
+/// The device that ops of this thread go to now.
+pub fn current() -> Result<Device> {
+    let place = ffi::current_place();
+    if !place.explicit_device {
+        return default_device();
+    }
+    Ok(if place.gpu { Device::Gpu } else { Device::Cpu })
+}
+
 /// Runs `f`; the ops it builds go to the device, each thread's own choice.
 ///
 /// ```
@@ -147,6 +156,29 @@ pub fn kernels_origin() -> Result<String> {
     Ok(ffi::kernels_origin()?)
 }
 
+/// A hash of the sources of all kernels, which tells those of two builds apart. A metallib of other
+/// sources is refused.
+pub fn kernels_hash() -> &'static str {
+    option_env!("MLX_PRIMITIVES_KERNELS_HASH").unwrap_or("")
+}
+
+/// The operating system: its kernel's name and release, and the kind of machine.
+pub fn system() -> String {
+    #[cfg(unix)]
+    {
+        // SAFETY: all fields are arrays of characters, for which zeros are valid.
+        let mut names: libc::utsname = unsafe { std::mem::zeroed() };
+        // SAFETY: the pointer is that of a local value, which the call fills.
+        if unsafe { libc::uname(&mut names) } == 0 {
+            let text = |field: &[libc::c_char]| -> String {
+                field.iter().take_while(|c| **c != 0).map(|c| char::from(*c as u8)).collect()
+            };
+            return [text(&names.sysname), text(&names.release), text(&names.machine)].join(" ");
+        }
+    }
+    format!("{} {}", std::env::consts::OS, std::env::consts::ARCH)
+}
+
 /// An error if an environment variable of the CPU kernels holds a value that is not used:
 /// `MLX_PRIMITIVES_THREADS` anything but 1 to 1024, `MLX_PRIMITIVES_SIMD` anything but an instruction
 /// set that this machine has. An empty variable is as good as none.
@@ -177,7 +209,9 @@ pub fn cpu_threads() -> usize {
 /// see [`check_environment`]) or the number of cores. The threads
 /// live as long as the process: they are set before the first op of ours runs on the CPU.
 ///
-/// Errors: not 1 to 1024, or another number runs already.
+/// # Errors
+///
+/// Returns an error for a number outside 1 to 1024, or if another number of threads runs already.
 ///
 /// ```
 /// use mlx_primitives::device;

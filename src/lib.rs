@@ -21,6 +21,7 @@
 //! - [`Array`]: a lazy array and MLX's general ops as methods.
 //! - [`transforms`]: `grad`, `vjp`, `jvp`, `vmap`, `compile` of Rust closures.
 //! - [`device`], [`memory`], [`random`], [`io`]: the rest of MLX's runtime.
+//! - [`tune`]: whether ops run our kernels or MLX's own, by what was measured on this machine.
 #![cfg_attr(
     feature = "llama",
     doc = "- [`llama`]: a Llama's weights, cache, sampling and decode loop."
@@ -38,6 +39,7 @@ mod ffi;
 #[doc(hidden)]
 pub mod files;
 pub mod graph;
+mod hash;
 pub mod hosted;
 pub mod io;
 #[cfg(feature = "llama")]
@@ -49,6 +51,7 @@ pub mod random;
 mod simulate;
 pub mod simulator;
 pub mod transforms;
+pub mod tune;
 
 #[cfg(all(feature = "simulate-metal", target_os = "linux"))]
 #[doc(hidden)]

@@ -47,7 +47,8 @@ pub struct Dispatched {
     /// The kernel's name.
     pub kernel: String,
     /// Bytes of all loads and of all stores, and the distinct bytes among the loads, for each
-    /// array in the order of its buffer index.
+    /// array in the order of its buffer index. A byte that several lanes of a SIMD group load with
+    /// the same instruction counts once among the loads.
     pub arrays: Vec<[u64; 3]>,
     /// All that the kernel did: loads and stores of each buffer, barriers, exchanges.
     pub report: metal_sim::Report,
@@ -229,7 +230,7 @@ unsafe fn run(kernel: &Kernel, dispatch: &SimulatedDispatch) -> Result<()> {
         .iter()
         .map(|bound| {
             let traffic = report.buffers.get(&bound.index).copied().unwrap_or_default();
-            [traffic.read_bytes, traffic.written_bytes, traffic.distinct_read]
+            [traffic.fetched_bytes, traffic.written_bytes, traffic.distinct_read]
         })
         .collect();
     let kernel = kernel.name().to_owned();

@@ -95,6 +95,17 @@ fn with<R>(choice: Choice, f: impl FnOnce() -> R) -> R {
     f()
 }
 
+/// Whether primitives that this thread evaluates on the CPU run in the simulator.
+pub(crate) fn is_on() -> bool {
+    let asked = || std::env::var_os("MLX_PRIMITIVES_SIMULATE_METAL").is_some();
+    is_available()
+        && match CHOICE.get() {
+            Choice::Environment => asked(),
+            Choice::Metal(_) => true,
+            Choice::Cpu => false,
+        }
+}
+
 /// The order that this thread chose, if it did.
 pub(crate) fn chosen_schedule() -> Option<Schedule> {
     match CHOICE.get() {

@@ -283,13 +283,16 @@ pub fn matmul(case: &Case) -> Result<Inputs> {
 }
 
 /// Name, group size, bits.
-pub const FORMATS: [(&str, i32, i32, QuantizedMode); 6] = [
+pub const FORMATS: [(&str, i32, i32, QuantizedMode); 9] = [
     ("4-bit", 64, 4, QuantizedMode::Affine),
     ("2-bit", 64, 2, QuantizedMode::Affine),
     ("3-bit", 64, 3, QuantizedMode::Affine),
+    ("5-bit", 64, 5, QuantizedMode::Affine),
     ("6-bit", 64, 6, QuantizedMode::Affine),
     ("8-bit", 64, 8, QuantizedMode::Affine),
     ("mxfp4", 32, 4, QuantizedMode::Mxfp4),
+    ("mxfp8", 32, 8, QuantizedMode::Mxfp8),
+    ("nvfp4", 16, 4, QuantizedMode::Nvfp4),
 ];
 
 /// A matrix in the format that the variant begins with, and its arrays.

@@ -4,6 +4,7 @@ use std::rc::Rc;
 
 use anyhow::Result;
 use mlx_primitives::device::Device;
+use mlx_primitives::tune::{Choice, Choices, asked};
 use mlx_primitives::{Dtype, memory};
 
 use super::cases::{Case, Function, Inputs, Kind, Workload};
@@ -17,6 +18,8 @@ pub struct Row<'a> {
     pub kind: Kind,
     pub device: Device,
     pub ours: Timing,
+    /// What the op runs on this machine; none where it has no choice.
+    pub choice: Option<Choice>,
     /// None where it would take too long.
     pub builtin: Option<Timing>,
     bytes: usize,
@@ -51,6 +54,7 @@ pub fn measure<'a>(case: &Case<'a>, device: Device, effort: &Effort) -> Result<R
     memory::clear_cache()?; // of buffers no use to this case
     let inputs = case.inputs()?;
     let calls = calls(case.kind, &inputs)?;
+    let (_, classes) = asked(|| (inputs.ours)(&inputs.x, &inputs.others));
     let bytes = inputs.read + inputs.written;
     let negative: Function = Rc::new(|x, _| x.negative());
     let (mover, moved) = match device {
@@ -77,6 +81,7 @@ pub fn measure<'a>(case: &Case<'a>, device: Device, effort: &Effort) -> Result<R
         kind: case.kind,
         device,
         ours: timings[0],
+        choice: classes.first().map(|class| Choices::of_machine(device).choice(class)),
         builtin: timings.get(limits).copied(),
         bytes,
         flops,
@@ -90,7 +95,7 @@ fn later(memory: f64, compute: f64) -> (&'static str, f64) {
 }
 
 /// Calls in a run: fewer in a chain where the built-in takes long.
-fn calls(kind: Kind, inputs: &Inputs) -> Result<usize> {
+pub fn calls(kind: Kind, inputs: &Inputs) -> Result<usize> {
     const CHAIN_SECONDS: f64 = 0.1;
     if kind == Kind::Single {
         return Ok(1);
@@ -103,7 +108,7 @@ fn calls(kind: Kind, inputs: &Inputs) -> Result<usize> {
 
 /// `calls` ops, each fed by the last. Nothing else holds the arrays between, so that MLX can
 /// give an op its input's buffer to write to.
-fn competitor<'a>(calls: usize, inputs: &'a Inputs, op: &'a Function) -> Competitor<'a> {
+pub fn competitor<'a>(calls: usize, inputs: &'a Inputs, op: &'a Function) -> Competitor<'a> {
     Competitor::new(calls, move || {
         let mut y = op(&inputs.x, &inputs.others)?;
         for _ in 1..calls {

@@ -8,15 +8,20 @@ mod report;
 mod roofline;
 mod table;
 mod timing;
+mod tuning;
 mod workloads;
 
 use std::fs::OpenOptions;
 use std::path::PathBuf;
+use std::rc::Rc;
 
 use anyhow::{Context, Result, ensure};
 use clap::builder::PossibleValuesParser;
+use comfy_table::presets;
 use mlx_primitives::device::{self, Device};
+use mlx_primitives::tune::{Choices, with_choices};
 use mlx_primitives::{files, memory};
+use serde_json::Value;
 
 use timing::Effort;
 
@@ -30,7 +35,7 @@ const CACHE_LIMIT: usize = 2 << 30;
 const COLUMNS: &str = "\
 Each call is timed in turn with the built-in's, in this process. `single` builds one op, evaluates \
 it and waits; `chain` is one of up to 64 ops in a graph, each fed by the last. Times are medians ± half \
-the interquartile range. GB/s counts what has to be read and written, once. The limit is the time that the CPU kernels' \
+the interquartile range. The choice is what the op runs on this machine: see `mlx-primitives tune`. GB/s counts what has to be read and written, once. The limit is the time that the CPU kernels' \
 threads take to copy, read or fill as many bytes, or to do as many multiplications in registers, \
 whichever is longer; on a GPU that of MLX's `negative` for as many bytes.";
 
@@ -66,12 +71,7 @@ pub struct Args {
 
 pub fn run(args: &Args) -> Result<()> {
     device::check_version()?;
-    let device = match args.device.as_deref() {
-        Some("gpu") => Device::Gpu,
-        Some(_) => Device::Cpu,
-        None => device::default_device()?,
-    };
-    ensure!(device.is_available()?, "this machine has no GPU that MLX can use: try --device cpu");
+    let device = device(args.device.as_deref())?;
     if let Some(path) = &args.plot {
         // Found out now rather than after a minute of measuring.
         files::check_replaceable(path)?;
@@ -97,14 +97,15 @@ pub fn run(args: &Args) -> Result<()> {
         progress.inc(1);
         measure::measure(case, device, &effort).with_context(|| case.to_string())
     });
-    let rows = device::with_device(device, || measured.collect::<Result<Vec<_>>>());
+    let measured = || device::with_device(device, || measured.collect::<Result<Vec<_>>>());
+    let rows = with_choices(Rc::new(Choices::ours()), measured);
     progress.finish_and_clear();
     let rows = rows?;
 
     output::print(match &traffic {
         Some(traffic) => table::markdown(&workloads, &rows, traffic)?,
         None if args.json => report::json(&rows),
-        None => report::tables(&rows)?,
+        None => report::tables(&rows, report::preset())?,
     })?;
     if let Some(path) = &args.plot {
         let title = format!("Speedup over MLX's built-ins ({})", device.name()?);
@@ -112,6 +113,55 @@ pub fn run(args: &Args) -> Result<()> {
         std::fs::write(path, svg).with_context(|| format!("cannot write {}", path.display()))?;
     }
     Ok(())
+}
+
+/// The device of this name, or the default one.
+pub fn device(name: Option<&str>) -> Result<Device> {
+    let device = match name {
+        Some("gpu") => Device::Gpu,
+        Some(_) => Device::Cpu,
+        None => device::default_device()?,
+    };
+    ensure!(device.is_available()?, "this machine has no GPU that MLX can use: try --device cpu");
+    Ok(device)
+}
+
+pub use tuning::tune;
+/// The names of the ops.
+pub use workloads::names;
+
+/// The latencies of an op.
+pub struct Latency {
+    /// For programs.
+    pub rows: Vec<Value>,
+    /// A table.
+    pub text: String,
+    /// The least speedup over MLX's.
+    pub least: Option<f64>,
+    /// Of calls that could not be measured.
+    pub failures: Vec<String>,
+}
+
+/// The latencies of an op that `--quick` takes, or of its first shape alone.
+pub fn latency(op: &str, device: Device, first: bool) -> Result<Latency> {
+    memory::set_cache_limit(CACHE_LIMIT)?;
+    let workloads = workloads::all();
+    let mut cases = cases::select(&workloads, &[op.to_owned()], &[], true, false);
+    let shape = cases.first().map(|case| case.workload.shape_label());
+    cases.retain(|case| {
+        let large = case.workload.size == cases::Size::Large;
+        !large && (!first || Some(case.workload.shape_label()) == shape)
+    });
+    let (mut rows, mut failures) = (Vec::new(), Vec::new());
+    for case in &cases {
+        match device::with_device(device, || measure::measure(case, device, &Effort::QUICK)) {
+            Ok(row) => rows.push(row),
+            Err(error) => failures.push(format!("{case}: {error:#}")),
+        }
+    }
+    let least = rows.iter().filter_map(measure::Row::speedup).reduce(f64::min);
+    let text = report::tables(&rows, presets::NOTHING)?;
+    Ok(Latency { rows: rows.iter().map(report::object).collect(), text, least, failures })
 }
 
 /// What the numbers depend on.

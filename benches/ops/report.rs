@@ -17,7 +17,7 @@ pub fn json(rows: &[Row]) -> String {
     format!("[\n{}\n]\n", objects.join(",\n"))
 }
 
-fn object(row: &Row) -> Value {
+pub fn object(row: &Row) -> Value {
     let Workload { op, shape, variant, .. } = row.workload;
     let quartiles = |t: &Timing| [micros(t.lower_quartile), micros(t.upper_quartile)];
     let mut object = json!({
@@ -37,6 +37,7 @@ fn object(row: &Row) -> Value {
         "builtin_quartiles_us": row.builtin.as_ref().map(quartiles),
         "builtin_samples": row.builtin.map(|builtin| builtin.samples),
         "speedup": row.speedup(),
+        "choice": row.choice,
         "why": why(row),
         "variant": (!variant.is_empty()).then_some(variant),
         "gflops": row.gflops(),
@@ -52,19 +53,24 @@ fn why(row: &Row) -> Option<&'static str> {
     (*size == Size::Large && row.limit_fraction() < FAR && !why.is_empty()).then_some(*why)
 }
 
-/// A table for each op; `±` is half the interquartile range.
-pub fn tables(rows: &[Row]) -> Result<String> {
-    let preset = match std::io::stdout().is_terminal() {
+/// How the lines of tables are drawn on stdout.
+pub fn preset() -> &'static str {
+    match std::io::stdout().is_terminal() {
         true => presets::UTF8_FULL_CONDENSED,
         false => presets::NOTHING,
-    };
+    }
+}
+
+/// A table for each op; `±` is half the interquartile range.
+pub fn tables(rows: &[Row], preset: &str) -> Result<String> {
     let mut text = String::new();
     let none = || "—".to_owned();
     for rows in rows.chunk_by(|a, b| a.workload.op == b.workload.op) {
         let mut table = Table::new();
-        let header = "shape,dtype,call,ours µs,built-in µs,speedup,GB/s,% of limit,limit,GFLOP/s";
+        let header =
+            "shape,dtype,call,ours µs,built-in µs,speedup,choice,GB/s,% of limit,limit,GFLOP/s";
         let flops = rows.iter().any(|row| row.gflops().is_some());
-        table.load_preset(preset).set_header(header.split(',').take(9 + usize::from(flops)));
+        table.load_preset(preset).set_header(header.split(',').take(10 + usize::from(flops)));
         for row in rows {
             let mut cells = vec![
                 row.workload.shape_label(),
@@ -73,6 +79,7 @@ pub fn tables(rows: &[Row]) -> Result<String> {
                 with_spread(&row.ours),
                 row.builtin.as_ref().map_or_else(none, with_spread),
                 row.speedup().map_or_else(none, |speedup| format!("{}×", digits(speedup))),
+                row.choice.map_or_else(none, |choice| choice.to_string()),
                 digits(row.gbps()),
                 match 100.0 * row.limit_fraction() {
                     percent if percent < 0.5 => "<1".to_owned(),

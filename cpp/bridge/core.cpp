@@ -258,6 +258,19 @@ ListHandle composition(const MlxArray& array) {
   return handle(mlx_primitives::composition(array));
 }
 
+ListHandle inputs(const MlxArray& array) {
+  return handle(array.inputs());
+}
+
+Handle rebuilt(const MlxArray& array, const ArrayList& inputs) {
+  if (!array.has_primitive() || !array.siblings().empty() ||
+      inputs.size() != array.inputs().size()) {
+    refuse("rebuilt", "expected a lazy array alone and as many inputs as it has");
+  }
+  return handle(mx::array(
+      array.shape(), array.dtype(), array.primitive_ptr(), {inputs.begin(), inputs.end()}));
+}
+
 bool finished(const MlxArray& array) {
   return array.is_available();
 }

@@ -132,6 +132,8 @@ std::unique_ptr<Compiled> compile(rust::Box<Closure> f, bool shapeless);
 ListHandle call_compiled(const Compiled& f, const ArrayList& inputs);
 
 ListHandle composition(const MlxArray& array);
+ListHandle inputs(const MlxArray& array);
+Handle rebuilt(const MlxArray& array, const ArrayList& inputs);
 rust::Vec<GraphNode> graph_nodes(const ArrayList& arrays);
 rust::Vec<LaunchPlan> dispatches(const MlxArray& array, uint32_t max_threads);
 

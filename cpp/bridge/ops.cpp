@@ -144,7 +144,7 @@ Handle lora_linear(
     float scale) {
   LoraBase matrix{base, std::nullopt};
   if (layout) {
-    matrix.format = QuantizedFormat{layout->group_size, layout->bits, layout->mxfp4};
+    matrix.format = QuantizedFormat{layout->group_size, layout->bits, layout->mode};
   }
   return handle(mlx_primitives::lora_linear(x, matrix, a, b, scale, here()));
 }
@@ -175,14 +175,15 @@ Handle dequantize(
 
 namespace {
 QuantizedFormat format_of(const QuantizedLayout& layout) {
-  return {layout.group_size, layout.bits, layout.mxfp4};
+  return {layout.group_size, layout.bits, layout.mode};
 }
 
-/** The arrays of each weight, one after the other: packed, scales and, unless mxfp4, biases. */
+/** The arrays of each weight, one after the other: packed, scales and, if affine, biases. */
 std::vector<QuantizedWeight> weights_of(const ArrayList& arrays, const QuantizedLayout& layout) {
   std::vector<QuantizedWeight> weights;
-  for (size_t i = 0; i + 1 < arrays.size(); i += layout.mxfp4 ? 2 : 3) {
-    auto biases = layout.mxfp4 ? std::nullopt : std::optional(arrays.at(i + 2));
+  bool affine = format_of(layout).affine();
+  for (size_t i = 0; i + 1 < arrays.size(); i += affine ? 3 : 2) {
+    auto biases = affine ? std::optional(arrays.at(i + 2)) : std::nullopt;
     weights.push_back({arrays[i], arrays[i + 1], biases});
   }
   return weights;
@@ -210,8 +211,8 @@ Handle quantized_matmul(
 ListHandle pack_matrix(const MlxArray& w, const QuantizedLayout& layout) {
   auto format = format_of(layout);
   require_format("quantized_weight", format); // MLX divides by both before it looks at them
-  auto [group, bits, mxfp4] = format;
-  return handle(mx::quantize(w, group, bits, format.mode(), std::nullopt, here()));
+  auto [group, bits, mode] = format;
+  return handle(mx::quantize(w, group, bits, format.name(), std::nullopt, here()));
 }
 
 Handle unpack_matrix(const ArrayList& weight, const QuantizedLayout& layout, Dtype dtype) {
@@ -223,7 +224,7 @@ Handle unpack_matrix(const ArrayList& weight, const QuantizedLayout& layout, Dty
       w.biases,
       format.group_size,
       format.bits,
-      format.mode(),
+      format.name(),
       std::nullopt,
       to_mlx(dtype),
       here()));

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "mlx-primitives/src/ffi/mod.rs.h"
+#include "ops/quantized_matmul.h"
 #include "ops/reduce.h"
 
 namespace mlx_primitives::bridge {

@@ -18,8 +18,8 @@ void require_rank(const char* name, const mx::array& x) {
 
 /** The head dimension, once all that does not depend on how keys are stored is checked. */
 void check(const mx::array& q, mx::Shape k, mx::Shape v, const AttentionRules& rules) {
-  if (k != v) {
-    refuse(op, "expected keys and values of one shape, got ", k, " and ", v);
+  if (!std::equal(k.begin(), k.begin() + 3, v.begin())) {
+    refuse(op, "expected as many values as keys, got ", v, " and ", k);
   }
   if (q.shape(0) != k[0] || q.shape(3) != k[3]) {
     refuse(op, "expected keys of batch ", q.shape(0), " and dimension ", q.shape(3), ", got ", k);
@@ -27,8 +27,10 @@ void check(const mx::array& q, mx::Shape k, mx::Shape v, const AttentionRules& r
   if (k[1] == 0 ? q.shape(1) != 0 : q.shape(1) % k[1] != 0) {
     refuse(op, "expected a multiple of ", k[1], " heads, got ", q.shape(1));
   }
-  if (k[3] > max_dim) {
-    refuse(op, "expected a head dimension of at most ", max_dim, ", got ", k[3]);
+  for (int dim : {k[3], v[3]}) {
+    if (dim > max_dim) {
+      refuse(op, "expected a head dimension of at most ", max_dim, ", got ", dim);
+    }
   }
   if (!std::isfinite(rules.scale)) {
     refuse(op, "expected a finite scale, got ", rules.scale);
@@ -76,7 +78,8 @@ void push_mask_and_sinks(
 
 mx::array node(
     Arrays inputs,
-    mx::Shape keys,
+    const mx::Shape& keys,
+    int value_dim,
     const AttentionRules& rules,
     const Optional& mask,
     const Optional& sinks,
@@ -88,6 +91,7 @@ mx::array node(
   auto dtype = q.dtype();
   auto scores = shape;
   scores[3] = keys[2];
+  shape[3] = value_dim;
   push_mask_and_sinks(inputs, mask, sinks, scores, dtype, s);
   if (keys[2] == 0) {
     return mx::zeros(shape, dtype, s); // a sum over no keys
@@ -150,7 +154,7 @@ mx::array attention(
   for (auto* x : {&q, &k, &v}) {
     inputs.push_back(mx::astype(*x, dtype, s));
   }
-  return node(std::move(inputs), k.shape(), rules, mask, sinks, 0, 0, s);
+  return node(std::move(inputs), k.shape(), v.shape(3), rules, mask, sinks, 0, 0, s);
 }
 
 mx::array attention_quantized(
@@ -170,8 +174,9 @@ mx::array attention_quantized(
     refuse(op, "expected groups of 32, 64 or 128, got ", group_size);
   }
   require_rank("queries", q);
-  auto shape = check_quantized("keys", k, bits, group_size);
-  check(q, shape, check_quantized("values", v, bits, group_size), rules);
+  auto keys = check_quantized("keys", k, bits, group_size);
+  auto values = check_quantized("values", v, bits, group_size);
+  check(q, keys, values, rules);
   auto dtype = mx::promote_types(
       mx::result_type(q, k.scales, k.biases), mx::result_type(v.scales, v.biases));
   require_kernel_dtype(op, dtype);
@@ -182,7 +187,26 @@ mx::array attention_quantized(
     inputs.push_back(mx::astype(rows->scales, dtype, s));
     inputs.push_back(mx::astype(rows->biases, dtype, s));
   }
-  return node(std::move(inputs), shape, rules, mask, sinks, bits, group_size, s);
+  return node(std::move(inputs), keys, values[3], rules, mask, sinks, bits, group_size, s);
+}
+
+std::vector<mx::Shape> Attention::output_shapes(const Arrays& inputs) {
+  auto shape = inputs[0].shape();
+  shape[3] = dim(inputs, values());
+  return {shape};
+}
+
+void Attention::lay_out(mx::array& out) const {
+  int64_t heads = out.shape(1);
+  int64_t queries = out.shape(2);
+  int64_t dim = out.shape(3);
+  if (heads > 1 && queries > 1) {
+    mx::Strides strides = {queries * heads * dim, dim, heads * dim, 1};
+    auto flags = out.flags();
+    flags.row_contiguous = false;
+    flags.col_contiguous = false;
+    out.copy_shared_buffer(out, strides, flags, out.data_size());
+  }
 }
 
 std::pair<Arrays, std::vector<int>> Attention::vmap(
@@ -205,7 +229,7 @@ std::pair<Arrays, std::vector<int>> Attention::vmap(
   if (sinks_) {
     all.push_back(inputs[sinks()]);
   }
-  auto shape = all[0].shape();
+  auto shape = output_shapes(all)[0];
   auto dtype = all[0].dtype();
   auto out = mx::array(
       shape,

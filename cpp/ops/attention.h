@@ -24,8 +24,9 @@ struct QuantizedRows {
 };
 
 /**
- * softmax(scale * q k^T, capped, masked) v. q [B, H, T, D], k and v [B, H / n, S, D] of any
- * strides; mask of bools or additive, broadcast to [B, H, T, S]; sinks [H].
+ * softmax(scale * q k^T, capped, masked) v, [B, H, T, E]. q [B, H, T, D], k [B, H / n, S, D] and
+ * v [B, H / n, S, E] of any strides; mask of bools or additive, broadcast to [B, H, T, S]; sinks
+ * [H]. The result lies in memory as [B, T, H, E], so that joining its heads copies nothing.
  */
 mx::array attention(
     const mx::array& q,
@@ -68,6 +69,11 @@ class Attention : public ComposedPrimitive {
         group_size_(group_size) {}
 
   COMPOSED_METHODS(Attention)
+  std::vector<mx::Shape> output_shapes(const Arrays& inputs) override;
+  bool lays_out() const override {
+    return true;
+  }
+  void lay_out(mx::array& out) const override;
   bool takes_strides(size_t input) const override {
     return !sinks_ || static_cast<int>(input) != sinks();
   }
@@ -79,6 +85,11 @@ class Attention : public ComposedPrimitive {
   /** Extents, rules and splits; the strides are known at evaluation alone. */
   AttentionParams params(const Arrays& inputs) const;
 
+  /** Features of the keys or values that begin at this input. */
+  int dim(const Arrays& inputs, int at) const {
+    int last = inputs[at].shape(3);
+    return bits_ > 0 ? static_cast<int>(int64_t{last} * 32 / bits_) : last;
+  }
   int parts() const {
     return bits_ > 0 ? 3 : 1;
   }

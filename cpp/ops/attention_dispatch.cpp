@@ -20,20 +20,37 @@ bool by_vector(const AttentionParams& params) {
   return uint64_t{params.group} * params.queries <= ATTENTION_VECTOR_ROWS;
 }
 
-/** Rows that a threadgroup of the matrix kernel takes, where a threadgroup may be that large. */
-uint32_t block_rows(uint32_t max_threads) {
-  uint32_t simds = whole_simds(op, max_threads) / SIMD_WIDTH;
-  return std::min<uint32_t>(simds, ATTENTION_MATRIX_SIMDS) * ATTENTION_FRAGMENT;
+/** Features of the smallest kernel that takes heads of this dimension. */
+uint32_t kernel_features(uint32_t dim) {
+  return dim <= 64 ? 64u : dim <= 128 ? 128u : static_cast<uint32_t>(ATTENTION_DIM);
 }
 
-/** Fills in how the keys from `first` to `end` are split and how lanes share them. */
-void plan_splits(AttentionParams& params) {
-  params.lanes = std::bit_ceil(
-      static_cast<uint32_t>(ceil_div(std::max(params.dim, 1u), unsigned{ATTENTION_PART})));
+/** Whether keys and values are as the matrix kernels want them that have no other way of loading.
+ */
+bool plain(const AttentionParams& params, bool quantized) {
+  bool features = params.dim == 64 || params.dim == 80 || params.dim == 96 || params.dim == 128 ||
+                  params.dim == 256;
+  return features && !quantized && params.mask_kind == ATTENTION_NO_MASK &&
+         params.value_dim == params.dim && params.k[0].strides[3] == 1 &&
+         params.v[0].strides[3] == 1;
+}
+
+/** Rows that a threadgroup of the matrix kernel takes, where a threadgroup may be that large. */
+uint32_t block_rows(uint32_t features, uint32_t itemsize, uint32_t max_threads) {
+  uint32_t simds = whole_simds(op, max_threads) / SIMD_WIDTH;
+  // Threadgroup memory holds 16 rows of 256 floats beside a tile.
+  uint32_t most = features * itemsize > 512 ? ATTENTION_MATRIX_SIMDS / 2 : ATTENTION_MATRIX_SIMDS;
+  return std::min(simds, most) * ATTENTION_FRAGMENT;
+}
+
+/** Fills in how the keys from `first` to `end` are split. */
+void plan_splits(AttentionParams& params, uint32_t itemsize) {
   uint32_t keys = params.end - params.first;
   uint64_t groups = uint64_t{params.batch} * params.kv_heads;
   if (!by_vector(params)) {
-    groups *= ceil_div(uint64_t{params.group} * params.queries, block_rows(MAX_THREADS));
+    uint32_t block =
+        block_rows(kernel_features(std::max(params.dim, params.value_dim)), itemsize, MAX_THREADS);
+    groups *= ceil_div(uint64_t{params.group} * params.queries, block);
   }
   params.splits = 1;
   if (keys > ATTENTION_SHORT_KEYS && groups < ATTENTION_GROUPS) {
@@ -49,6 +66,7 @@ void plan_splits(AttentionParams& params) {
 /** `suffix` names how keys and values are stored, and the type. */
 Launch plan_keys(
     const AttentionParams& params,
+    bool quantized,
     const std::string& suffix,
     uint32_t itemsize,
     uint32_t max_threads) {
@@ -56,10 +74,11 @@ Launch plan_keys(
   auto rows = grid_count(op, "rows", uint64_t{params.group} * params.queries);
   uint32_t depth =
       grid_count(op, "splits of all batch entries", uint64_t{params.batch} * params.splits);
+  uint32_t features = kernel_features(std::max(params.dim, params.value_dim));
   if (by_vector(params)) {
     uint32_t threads = params.splits > 1 ? ATTENTION_SPLIT_THREADS : ATTENTION_WHOLE_THREADS;
-    // As many workers as keys are enough, each with a tile.
-    uint64_t useful = ceil_div(params.chunk, unsigned{ATTENTION_TILE}) * params.lanes;
+    // As many SIMD groups as there are tiles of keys are enough.
+    uint64_t useful = ceil_div(params.chunk, unsigned{ATTENTION_TILE}) * SIMD_WIDTH;
     threads =
         std::min(
             {threads,
@@ -70,26 +89,28 @@ Launch plan_keys(
     uint32_t together = rows <= 1   ? 1
                         : rows <= 4 ? 4u
                                     : static_cast<uint32_t>(ATTENTION_VECTOR_ROWS);
-    uint32_t row = params.lanes * ATTENTION_PART;
     // The queries first, then a maximum and a sum for each row and a row for each SIMD group.
-    uint32_t floats = std::max(together * row, threads / SIMD_WIDTH * (2 * together + row));
+    uint32_t floats =
+        std::max(together * features, threads / SIMD_WIDTH * (2 * together + features));
     return {
-        "mlxp_attention_vector_" + std::to_string(together) + suffix,
+        "mlxp_attention_vector_" + std::to_string(features) + "_" + std::to_string(together) +
+            suffix,
         {params.splits, params.kv_heads, params.batch},
         {threads, 1, 1},
         round_up(floats * static_cast<uint32_t>(sizeof(float)), 16)};
   }
-  uint32_t block = block_rows(max_threads);
-  uint32_t features = params.dim <= 64    ? 64u
-                      : params.dim <= 128 ? 128u
-                                          : static_cast<uint32_t>(ATTENTION_DIM);
-  uint32_t pitch = round_up(params.dim, ATTENTION_FRAGMENT) + 16 / itemsize;
-  uint32_t keys = features > 128 ? 16 : 32;
+  bool whole = plain(params, quantized);
+  features = whole ? params.dim : features;
+  uint32_t block = block_rows(features, itemsize, max_threads);
+  uint32_t pitch = features + 16 / itemsize;
+  uint32_t keys = attention_tile_keys(features * itemsize);
+  uint32_t memory = (block + keys) * pitch * itemsize + ATTENTION_BEGINS * sizeof(int64_t);
   return {
-      "mlxp_attention_matrix_" + std::to_string(features) + suffix,
+      (whole ? "mlxp_attention_matrix_" : "mlxp_attention_matrix_any_") + std::to_string(features) +
+          suffix,
       {static_cast<uint32_t>(ceil_div(rows, block)), params.kv_heads, depth},
       {block / ATTENTION_FRAGMENT * SIMD_WIDTH, 1, 1},
-      round_up(keys * pitch * itemsize, 16)};
+      round_up(memory, 16)};
 }
 
 /** Joins what the splits left. */
@@ -140,6 +161,7 @@ AttentionParams Attention::params(const Arrays& inputs) const {
   params.queries = q.shape(2);
   params.keys = inputs[1].shape(2);
   params.dim = q.shape(3);
+  params.value_dim = dim(inputs, values());
   params.quantized_group = group_size_;
   params.window = rules_.window;
   params.causal = rules_.causal;
@@ -153,7 +175,7 @@ AttentionParams Attention::params(const Arrays& inputs) const {
   } else if (params.window > 0 && params.keys + 1 > params.queries + params.window) {
     params.first = params.keys + 1 - params.queries - params.window; // of the first query
   }
-  plan_splits(params);
+  plan_splits(params, static_cast<uint32_t>(q.itemsize()));
   return params;
 }
 
@@ -174,13 +196,14 @@ std::vector<Dispatch> Attention::dispatches(
 
   auto type = type_suffix(out);
   auto suffix = (bits_ > 0 ? "_q" + std::to_string(bits_) : std::string()) + type;
-  auto launch = plan_keys(all, suffix, static_cast<uint32_t>(out.itemsize()), max_threads);
+  auto launch =
+      plan_keys(all, bits_ > 0, suffix, static_cast<uint32_t>(out.itemsize()), max_threads);
   if (all.splits == 1) {
     return {{op, launch, bound, outputs, all}};
   }
-  auto rows = out.size() / all.dim;
+  auto rows = out.size() / all.value_dim;
   auto partials = temporary(
-      {static_cast<int>(all.splits), static_cast<int>(rows * (all.dim + 2))}, mx::float32);
+      {static_cast<int>(all.splits), static_cast<int>(rows * (all.value_dim + 2))}, mx::float32);
   return {
       {op, launch, bound, {partials}, all},
       {op, plan_combine(all, type, max_threads), {partials, bound.back()}, outputs, all}};
@@ -196,6 +219,7 @@ CpuCall Attention::cpu_call(const Arrays& inputs, Arrays& outputs) const {
       .queries = static_cast<size_t>(q.shape(2)),
       .keys = static_cast<size_t>(inputs[1].shape(2)),
       .dim = static_cast<size_t>(q.shape(3)),
+      .value_dim = static_cast<size_t>(dim(inputs, values())),
       .scale = rules_.scale,
       .soft_cap = rules_.soft_cap,
       .causal = rules_.causal,

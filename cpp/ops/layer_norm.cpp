@@ -111,7 +111,8 @@ std::vector<Dispatch> LayerNorm::dispatches(
     const Arrays& inputs, const Arrays& outputs, uint32_t max_threads) {
   auto& x = inputs[0];
   Rows rows(x);
-  auto launch = plan_rows(op, type_suffix(x), rows, LAYER_NORM_SLOTS, max_threads);
+  auto launch =
+      plan_rows(op, type_suffix(x), rows, LAYER_NORM_SLOTS, max_threads, LAYER_NORM_QUADS);
   auto& weight = weighted_ ? inputs[1] : x; // something has to be bound
   auto& bias = biased_ ? inputs[1 + weighted_] : x;
   LayerNormParams params{rows.narrow(), rows.axis, eps_, weighted_, biased_};

@@ -87,9 +87,9 @@ Arrays LoraLinear::compose(const Arrays& inputs) {
       return mx::matmul(x, mx::transpose(inputs[BASE], s), s);
     }
     auto w = packed(inputs, BASE);
-    auto [group, bits, mxfp4] = *format_;
+    auto& format = *format_;
     return mx::quantized_matmul(
-        x, w.packed, w.scales, w.biases, true, group, bits, format_->mode(), s);
+        x, w.packed, w.scales, w.biases, true, format.group_size, format.bits, format.name(), s);
   };
   auto low = mx::matmul(x, mx::transpose(inputs[1], s), s);
   auto high = mx::matmul(low, mx::transpose(inputs[2], s), s);
@@ -123,9 +123,9 @@ Arrays LoraLinear::vjp(
           return matmul(g, primals[BASE], false, s);
         }
         auto w = packed(primals, BASE);
-        auto [group, bits, mxfp4] = *format_;
+        auto& [group, bits, mode] = *format_;
         return mx::quantized_matmul(
-            g, w.packed, w.scales, w.biases, false, group, bits, format_->mode(), s);
+            g, w.packed, w.scales, w.biases, false, group, bits, format_->name(), s);
       };
       auto of_x = mx::add(through_base(), matmul(pulled, a, false, s), s);
       gradients.push_back(mx::reshape(of_x, primals[0].shape(), s));
@@ -223,7 +223,7 @@ CpuCall LoraLinear::cpu_call(const Arrays& inputs, Arrays& outputs) const {
   bridge::LoraCall call{
       kernel_dtype(x),
       format_.has_value(),
-      format_ && format_->mxfp4,
+      format_ ? format_->mode : QuantizedMode::Affine,
       format_ ? static_cast<uint32_t>(format_->bits) : 0,
       format_ ? static_cast<size_t>(format_->group_size) : 0,
       bytes(x),

@@ -23,7 +23,7 @@ mx::Dtype common_dtype(
     const QuantizedExtras& extras) {
   auto dtype = x.dtype();
   for (auto& weight : weights) {
-    if (weight.biases) { // mxfp4's scales are no numbers of the computation
+    if (weight.biases) { // scales in bytes are no numbers of the computation
       dtype = mx::promote_types(dtype, mx::result_type(weight.scales, *weight.biases));
     }
   }
@@ -39,56 +39,6 @@ mx::array silu(const mx::array& x, mx::Stream s) {
   return mx::multiply(x, mx::sigmoid(x, s), s);
 }
 } // namespace
-
-void require_format(const char* op, const QuantizedFormat& format) {
-  auto [group, bits, mxfp4] = format;
-  if (mxfp4) {
-    if (group != 32 || bits != 4) {
-      refuse(op, "expected groups of 32 and 4 bits for mxfp4, got ", group, " and ", bits);
-    }
-    return;
-  }
-  if (group != 32 && group != 64 && group != 128) {
-    refuse(op, "expected groups of 32, 64 or 128, got ", group);
-  }
-  if (bits != 2 && bits != 3 && bits != 4 && bits != 6 && bits != 8) {
-    refuse(op, "expected 2, 3, 4, 6 or 8 bits, got ", bits);
-  }
-}
-
-void require_quantized(const char* op, const QuantizedWeight& w, const QuantizedFormat& format) {
-  require_format(op, format);
-  if (w.packed.ndim() != 2 || w.packed.dtype() != mx::uint32) {
-    refuse(
-        op,
-        "expected packed weights as a uint32 matrix, got ",
-        w.packed.dtype(),
-        " of shape ",
-        w.packed.shape());
-  }
-  if (w.packed.shape(1) == 0) {
-    refuse(op, "expected at least one group a row, got shape ", w.packed.shape());
-  }
-  auto bits = int64_t{w.packed.shape(1)} * 32;
-  auto group_bits = int64_t{format.bits} * format.group_size;
-  if (bits % group_bits != 0) {
-    refuse(op, "expected rows of whole groups, got ", w.packed.shape(1), " words a row");
-  }
-  mx::Shape groups = {w.packed.shape(0), static_cast<int>(bits / group_bits)};
-  if (w.scales.shape() != groups) {
-    refuse(op, "expected scales of shape ", groups, ", got ", w.scales.shape());
-  }
-  if (format.mxfp4) {
-    if (w.scales.dtype() != mx::uint8 || w.biases) {
-      refuse(op, "expected uint8 scales and no biases for mxfp4, got ", w.scales.dtype());
-    }
-    return;
-  }
-  require_kernel_dtype(op, w.scales.dtype());
-  if (!w.biases || w.biases->shape() != groups || w.biases->dtype() != w.scales.dtype()) {
-    refuse(op, "expected biases of the scales' shape and type, got others");
-  }
-}
 
 mx::array quantized_matmul(
     const mx::array& x,
@@ -141,11 +91,11 @@ mx::array quantized_matmul(
   add(x);
   for (auto& weight : weights) {
     inputs.push_back(row_contiguous(weight.packed, s));
-    if (format.mxfp4) {
-      inputs.push_back(row_contiguous(weight.scales, s));
-    } else {
+    if (format.affine()) {
       add(weight.scales);
       add(*weight.biases);
+    } else {
+      inputs.push_back(row_contiguous(weight.scales, s));
     }
   }
   for (auto& a : {extras.norm, extras.bias, extras.residual}) {
@@ -167,7 +117,7 @@ mx::array quantized_matmul(
 
 QuantizedWeight QuantizedMatmul::weight(const Arrays& inputs, int part) const {
   int at = 1 + part * stride();
-  auto biases = kind_.format.mxfp4 ? std::nullopt : std::optional(inputs[at + 2]);
+  auto biases = kind_.format.affine() ? std::optional(inputs[at + 2]) : std::nullopt;
   return {inputs[at], inputs[at + 1], biases};
 }
 
@@ -200,7 +150,7 @@ Arrays QuantizedMatmul::compose(const Arrays& inputs) {
     auto w = weight(inputs, part);
     auto& format = kind_.format;
     products.push_back(mx::quantized_matmul(
-        x, w.packed, w.scales, w.biases, true, format.group_size, format.bits, format.mode(), s));
+        x, w.packed, w.scales, w.biases, true, format.group_size, format.bits, format.name(), s));
   }
   auto y = kind_.swiglu          ? mx::multiply(silu(products[0], s), products[1], s)
            : products.size() > 1 ? mx::concatenate(products, -1, s)
@@ -296,8 +246,8 @@ Launch plan(
     rows = QUANTIZED_TILE * (tall ? 2 : 1);
     columns = QUANTIZED_TILE;
     threads = QUANTIZED_TILE_THREADS;
-    uint32_t products = rows * QUANTIZED_TILE * sizeof(float) * (params.swiglu ? 2 : 1);
-    bytes = products + (rows + QUANTIZED_TILE) * QUANTIZED_TILE_PITCH * element_bytes;
+    uint32_t gates = params.swiglu ? rows * QUANTIZED_TILE * sizeof(float) : 0;
+    bytes = quantized_tile_bytes(rows, element_bytes) + gates;
   } else {
     rows = std::min(std::bit_ceil(params.rows), uint32_t{QUANTIZED_BAND});
     form = rows == 1 ? "row" : "band" + std::to_string(rows);
@@ -337,7 +287,8 @@ std::vector<Dispatch> QuantizedMatmul::dispatches(
   for (int part = 0; part < kind_.parts; ++part) {
     params.part_columns[part] = weight(inputs, part).packed.shape(0);
   }
-  auto format = kind_.format.mxfp4 ? "_mxfp4" : "_b" + std::to_string(kind_.format.bits);
+  auto format =
+      "_" + (kind_.format.affine() ? "b" + std::to_string(kind_.format.bits) : kind_.format.name());
   auto bytes = static_cast<uint32_t>(x.itemsize());
   max_threads = whole_simds(op, max_threads);
   auto launch = plan(params, format + type_suffix(x), bytes, max_threads);
@@ -374,7 +325,7 @@ CpuCall QuantizedMatmul::cpu_call(const Arrays& inputs, Arrays& outputs) const {
   auto start = [](const std::optional<mx::array>& a) { return a ? bytes(*a) : nullptr; };
   bridge::QuantizedCall call{
       kernel_dtype(x),
-      kind_.format.mxfp4,
+      kind_.format.mode,
       static_cast<uint32_t>(kind_.format.bits),
       static_cast<size_t>(kind_.format.group_size),
       bytes(x),

@@ -6,20 +6,25 @@
 
 namespace mlx_primitives {
 
-/** How weights are packed: MLX's affine layout, or mxfp4. */
+/** How groups become numbers, by MLX's names. */
+enum class QuantizedMode : uint8_t { Affine, Mxfp4, Mxfp8, Nvfp4 };
+
+/** How weights are packed. */
 struct QuantizedFormat {
   int group_size;
   int bits;
-  bool mxfp4;
+  QuantizedMode mode;
 
   bool operator==(const QuantizedFormat&) const = default;
 
-  const char* mode() const {
-    return mxfp4 ? "mxfp4" : "affine";
+  /** Whether groups have biases, and scales of the model's type. */
+  bool affine() const {
+    return mode == QuantizedMode::Affine;
   }
+  const char* name() const;
 };
 
-/** A matrix [columns, axis]; biases unless mxfp4. */
+/** A matrix [columns, axis]; biases if the format is affine. */
 struct QuantizedWeight {
   mx::array packed;
   mx::array scales;
@@ -82,7 +87,7 @@ class QuantizedMatmul : public ComposedPrimitive {
  private:
   /** Arrays of a weight. */
   int stride() const {
-    return kind_.format.mxfp4 ? 2 : 3;
+    return kind_.format.affine() ? 3 : 2;
   }
   QuantizedWeight weight(const Arrays& inputs, int part) const;
   QuantizedExtras extras(const Arrays& inputs) const;

@@ -1,5 +1,6 @@
 #include "ops/residual_norm.h"
 
+#include "../../metal/layer_norm.h"
 #include "../../metal/residual_norm.h"
 #include "ops/layer_norm.h"
 #include "ops/rms_norm.h"
@@ -114,7 +115,9 @@ std::vector<Dispatch> ResidualNorm::dispatches(
   auto& x = inputs[0];
   Rows rows(x);
   auto suffix = (centered_ ? "_layer" : "_rms") + type_suffix(x);
-  auto launch = plan_rows("residual_norm", suffix, rows, RESIDUAL_NORM_SLOTS, max_threads);
+  // A row is added up in the order of the norm alone.
+  uint32_t quads = centered_ ? unsigned{LAYER_NORM_QUADS} : 1;
+  auto launch = plan_rows("residual_norm", suffix, rows, RESIDUAL_NORM_SLOTS, max_threads, quads);
   auto& weight = weighted_ ? inputs[2] : x; // something has to be bound
   auto& bias = biased_ ? inputs[2 + weighted_] : x;
   ResidualNormParams params{rows.narrow(), rows.axis, eps_, weighted_, biased_};

@@ -36,7 +36,12 @@ std::string type_suffix(const mx::array& x) {
 }
 
 Launch plan_rows(
-    std::string_view op, std::string_view suffix, Rows rows, uint32_t slots, uint32_t max_threads) {
+    std::string_view op,
+    std::string_view suffix,
+    Rows rows,
+    uint32_t slots,
+    uint32_t max_threads,
+    uint32_t quads) {
   max_threads = whole_simds(op, max_threads);
   const uint32_t count = grid_count(op, "rows", rows.count);
   auto launch = [&](std::string_view form, uint32_t groups, uint32_t threads, uint32_t bytes) {
@@ -53,16 +58,17 @@ Launch plan_rows(
   auto scratch = [&](uint32_t threads) {
     return round_up(slots * (threads / SIMD_WIDTH) * sizeof(float), 16);
   };
-  uint32_t threads = round_up(static_cast<uint32_t>(ceil_div(rows.axis, READS)), SIMD_WIDTH);
-  if (threads <= max_threads) {
-    return launch("row", count, threads, scratch(threads));
+  constexpr std::pair<uint32_t, std::string_view> forms[] = {{1, "row"}, {2, "row2"}, {4, "row4"}};
+  for (auto [each, form] : forms) {
+    auto threads = round_up(static_cast<uint32_t>(ceil_div(rows.axis, READS * each)), SIMD_WIDTH);
+    if (each >= quads && threads <= max_threads) {
+      // Beyond `quads` as many threads as possible: MLX's looped kernels do the same, and the
+      // number of threads decides the order of addition.
+      threads = each > quads ? max_threads : threads;
+      return launch(form, count, threads, scratch(threads));
+    }
   }
-  // From here on as many threads as possible: MLX's looped kernels do the same, and the
-  // number of threads decides the order of addition.
-  std::string_view form = threads <= 2 * max_threads   ? "row2"
-                          : threads <= 4 * max_threads ? "row4"
-                                                       : "looped";
-  return launch(form, count, max_threads, scratch(max_threads));
+  return launch("looped", count, max_threads, scratch(max_threads));
 }
 
 } // namespace mlx_primitives

@@ -151,9 +151,15 @@ struct Rows {
 /**
  * The kernels that reduce a row come in the same forms for every op:
  * simd (one SIMD group a row), row, row2, row4 (a threadgroup a row, 1, 2 or 4 quads a
- * thread) and looped (any length). `slots` is the scratch of a SIMD group, in floats.
+ * thread) and looped (any length). `slots` is the scratch of a SIMD group, in floats; `quads`, 1, 2
+ * or 4, is how many a thread takes at least where a threadgroup has a row.
  */
 Launch plan_rows(
-    std::string_view op, std::string_view suffix, Rows rows, uint32_t slots, uint32_t max_threads);
+    std::string_view op,
+    std::string_view suffix,
+    Rows rows,
+    uint32_t slots,
+    uint32_t max_threads,
+    uint32_t quads = 1);
 
 } // namespace mlx_primitives

@@ -21,9 +21,12 @@ MTL::Library* find_library(mx::metal::Device& device, const Dispatch& dispatch) 
     return device.get_library(users->name(), [users] { return users->source(); });
   }
   static const Metallib metallib = find_metallib();
-  if (metallib.path.empty()) { // a library for each stem: what is not used is not compiled
-    return device.get_library("mlx_primitives_" + dispatch.stem, [&dispatch] {
-      return embedded_metal_source(dispatch.stem);
+  if (metallib.path.empty()) {
+    // Metal compiles one kernel at a time, and none that is not used; the simulator keeps what it
+    // has compiled, and takes all kernels of a stem at once.
+    std::string kernel = simulating() ? "" : dispatch.launch.kernel;
+    return device.get_library("mlx_primitives_" + (kernel.empty() ? dispatch.stem : kernel), [&] {
+      return embedded_metal_source(dispatch.stem, kernel);
     });
   }
   return device.get_library("mlx_primitives", metallib.path);

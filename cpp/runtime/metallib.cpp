@@ -4,6 +4,8 @@
 
 #include <cstdlib>
 #include <filesystem>
+#include <fstream>
+#include <sstream>
 #include <stdexcept>
 
 #ifndef MLX_PRIMITIVES_BUILT_METALLIB
@@ -31,6 +33,23 @@ fs::path binary_path() {
   return known && info.dli_fname ? fs::path(info.dli_fname) : fs::path();
 }
 
+/**
+ * Throws unless the metallib was compiled from the embedded sources: scripts/build_metal.sh names
+ * an empty kernel after them, and a metallib spells the names of its kernels out.
+ */
+Metallib checked(const fs::path& path, const std::string& origin) {
+  std::ostringstream bytes;
+  bytes << std::ifstream(path, std::ios::binary).rdbuf();
+  if (bytes.str().find("mlxp_sources_" + metal_sources_hash()) == std::string::npos) {
+    throw std::runtime_error(
+        "[mlx_primitives] " + path.string() + " (" + origin +
+        ") was compiled from other Metal sources than this program's: run scripts/build_metal.sh "
+        "to "
+        "compile them again, or remove the file.");
+  }
+  return {path.string(), origin};
+}
+
 } // namespace
 
 Metallib find_metallib() {
@@ -40,14 +59,14 @@ Metallib find_metallib() {
           std::string("[mlx_primitives] ") + VARIABLE + " names " + named +
           ", which is not a .metallib file.");
     }
-    return {named, std::string("named by ") + VARIABLE};
+    return checked(named, std::string("named by ") + VARIABLE);
   }
   if (auto beside = binary_path().replace_filename("mlx_primitives.metallib");
       is_metallib(beside)) {
-    return {beside.string(), "beside this binary"};
+    return checked(beside, "beside this binary");
   }
   if (is_metallib(MLX_PRIMITIVES_BUILT_METALLIB)) {
-    return {MLX_PRIMITIVES_BUILT_METALLIB, "left by the build"};
+    return checked(MLX_PRIMITIVES_BUILT_METALLIB, "left by the build");
   }
   return {"", "source embedded in this binary, compiled at first use"};
 }

@@ -12,14 +12,23 @@ struct Metallib {
 
 /**
  * The first of: $MLX_PRIMITIVES_METALLIB (an error if it is not one),
- * mlx_primitives.metallib beside this binary, the one this build made, the embedded source.
+ * mlx_primitives.metallib beside this binary, the one this build made, the embedded source. An
+ * error if the first was compiled from other sources than those that are embedded.
  */
 Metallib find_metallib();
 
 /** The same as a sentence for a person. */
 std::string metallib_description();
 
-/** metal/<stem>.metal and what it includes as one file; written by cmake/embed_metal.cmake. */
-std::string embedded_metal_source(const std::string& stem);
+// cmake/embed_metal.cmake writes what follows.
+
+/**
+ * metal/<stem>.metal and what it includes as one file, which instantiates this kernel alone, or all
+ * of the stem's where the name is empty.
+ */
+std::string embedded_metal_source(const std::string& stem, const std::string& kernel);
+
+/** SHA-256 of all of metal/, in hexadecimal digits. */
+std::string metal_sources_hash();
 
 } // namespace mlx_primitives

@@ -15,7 +15,7 @@ namespace {
 
 constexpr size_t page = 4096;
 constexpr uintptr_t large_page = 2 << 20;
-/** Arrays from so many bytes on are laid out with care. */
+/** Arrays of at least this number of bytes are laid out with care. */
 constexpr size_t large_array = 4 * large_page;
 
 /**
@@ -54,6 +54,7 @@ bool FusedPrimitive::prepare(const Arrays& inputs, Arrays& outputs) const {
       outputs[i].copy_shared_buffer(*donor);
     } else {
       allocate(outputs[i]);
+      lay_out(outputs[i]);
     }
     any = any || outputs[i].size() > 0;
   }
@@ -187,7 +188,8 @@ void require_last_axis(const char* op, const mx::array& x) {
 
 mx::array row_contiguous(const mx::array& x, mx::Stream s) {
   // Placeholders of a compiled function have no data: their layout is not known yet.
-  bool known = x.has_primitive() ? dynamic_cast<FusedPrimitive*>(&x.primitive()) != nullptr
+  auto* ours = x.has_primitive() ? dynamic_cast<FusedPrimitive*>(&x.primitive()) : nullptr;
+  bool known = x.has_primitive() ? ours && !ours->lays_out()
                                  : x.data_shared_ptr() != nullptr && x.flags().row_contiguous;
   return known ? x : mx::contiguous(x, false, s);
 }

@@ -25,7 +25,7 @@ using CpuCall = std::function<void()>;
 
 /**
  * Base of every primitive here: an op says what it takes and what is to be run, and this class
- * runs it. Invariant: outputs are row-contiguous once evaluated.
+ * runs it. Invariant: outputs are row-contiguous once evaluated, unless it lays them out itself.
  */
 class FusedPrimitive : public mx::Primitive {
  public:
@@ -45,6 +45,13 @@ class FusedPrimitive : public mx::Primitive {
   virtual Cost cost(const Arrays& inputs, const Arrays& outputs);
 
  protected:
+  /** Whether outputs may have other strides than those of row-contiguous arrays; lay_out sets them.
+   */
+  virtual bool lays_out() const {
+    return false;
+  }
+  virtual void lay_out(mx::array&) const {}
+
   /** Whether the kernels read this input by its strides. All others have to be row-contiguous. */
   virtual bool takes_strides(size_t) const {
     return false;
@@ -77,6 +84,7 @@ class FusedPrimitive : public mx::Primitive {
   bool prepare(const Arrays& inputs, Arrays& outputs) const;
 
   friend Arrays composition(const mx::array& ours);
+  friend mx::array row_contiguous(const mx::array& x, mx::Stream s);
 };
 
 /** The same values as a lazy node of ours, as a graph of MLX's own ops. */

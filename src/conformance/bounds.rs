@@ -93,7 +93,7 @@ impl Limit {
             }
     }
 
-    /// An error unless so many of an output's values may differ at all.
+    /// An error unless that number of an output's values may differ at all.
     pub(super) fn hold_share(&self, differing: usize, count: usize, what: &str) -> Result<()> {
         match self.allowed {
             Allowed::Bound(Bound { same, .. })

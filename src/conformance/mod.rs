@@ -226,7 +226,7 @@ impl Conformance {
         Self { extremes_as_peer: true, ..self }
     }
 
-    /// How far a value may be from the reference: so many times the type's epsilon, of the larger
+    /// How far a value may be from the reference: this multiple of the type's epsilon, of the larger
     /// of 1 and the value itself. 4 unless set.
     pub fn tolerance(self, epsilons: f64) -> Self {
         Self { tolerance: Tolerance::Epsilons(epsilons), ..self }
@@ -268,7 +268,7 @@ impl Conformance {
         Self { peer: Some((Rc::new(peer), Tolerance::Bounds(Box::new(bound)))), ..self }
     }
 
-    /// How far a derivative may be from the reference's: so many times the type's epsilon, of the
+    /// How far a derivative may be from the reference's: this multiple of the type's epsilon, of the
     /// larger of 1 and the derivative. 16 unless set.
     pub fn derivative_tolerance(self, epsilons: f64) -> Self {
         Self { derivative_tolerance: Tolerance::Epsilons(epsilons), ..self }

@@ -50,6 +50,11 @@ impl Report {
         self.outcomes.push(outcome);
     }
 
+    /// The name of the op.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
     /// Every comparison, in the order in which they ran.
     pub fn outcomes(&self) -> &[Outcome] {
         &self.outcomes

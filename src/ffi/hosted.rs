@@ -97,7 +97,7 @@ pub(crate) mod bridge {
         type HostedOp;
         type LibraryHandle;
 
-        /// The arrays are so many inputs, then the outputs. Their memory lives until the call
+        /// The arrays are the inputs, then the outputs. Their memory lives until the call
         /// returns; nothing else touches that of the outputs, each of which has its own.
         unsafe fn hosted_eval(
             op: &HostedOp,

@@ -33,6 +33,7 @@ pub(crate) mod bridge {
         queries: usize,
         keys: usize,
         dim: usize,
+        value_dim: usize,
         scale: f32,
         soft_cap: f32,
         causal: bool,
@@ -79,11 +80,11 @@ pub(crate) mod bridge {
         activation: ActivationKind,
     }
 
-    /// One product for the CPU; a plain base has no scales, an mxfp4 one no biases.
+    /// One product for the CPU; a plain base has neither mode nor scales.
     struct LoraCall {
         dtype: Dtype,
         quantized: bool,
-        mxfp4: bool,
+        mode: QuantizedMode,
         bits: u32,
         group: usize,
         x: *const u8,
@@ -120,7 +121,7 @@ pub(crate) mod bridge {
     /// One product for the CPU; pointers to what is not there are null.
     struct QuantizedCall {
         dtype: Dtype,
-        mxfp4: bool,
+        mode: QuantizedMode,
         bits: u32,
         group: usize,
         x: *const u8,
@@ -186,6 +187,8 @@ pub(crate) mod bridge {
 
         type Dtype = crate::ffi::bridge::Dtype;
         type ActivationKind = crate::ffi::ops::bridge::ActivationKind;
+        #[namespace = "mlx_primitives"]
+        type QuantizedMode = crate::ffi::ops::bridge::QuantizedMode;
         #[namespace = "mlx_primitives"]
         type ReductionKind = crate::ffi::ops::bridge::ReductionKind;
     }

@@ -334,6 +334,10 @@ pub(crate) mod bridge {
         fn dispatches(array: &MlxArray, max_threads: u32) -> Result<Vec<LaunchPlan>>;
         /// The same values as a node of ours, built of MLX's ops; the array stays as it is.
         fn composition(array: &MlxArray) -> Result<UniquePtr<CxxVector<MlxArray>>>;
+        /// What a lazy array is made of.
+        fn inputs(array: &MlxArray) -> Result<UniquePtr<CxxVector<MlxArray>>>;
+        /// The same node on other inputs, whose shapes and types are those of its own.
+        fn rebuilt(array: &MlxArray, inputs: &CxxVector<MlxArray>) -> Result<UniquePtr<MlxArray>>;
     }
 
     extern "Rust" {

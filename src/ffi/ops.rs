@@ -26,12 +26,22 @@ pub(crate) mod bridge {
         soft_cap: f32,
     }
 
+    /// Asserted by cxx to be the enumeration of `cpp/ops/quantized_matmul.h`.
+    #[namespace = "mlx_primitives"]
+    #[repr(u8)]
+    enum QuantizedMode {
+        Affine,
+        Mxfp4,
+        Mxfp8,
+        Nvfp4,
+    }
+
     /// How weights are packed.
     #[derive(Clone, Copy)]
     struct QuantizedLayout {
         group_size: i32,
         bits: i32,
-        mxfp4: bool,
+        mode: QuantizedMode,
     }
 
     /// What surrounds the products, besides arrays.
@@ -179,6 +189,8 @@ pub(crate) mod bridge {
             layout: &QuantizedLayout,
             dtype: Dtype,
         ) -> Result<UniquePtr<MlxArray>>;
+        #[namespace = "mlx_primitives"]
+        type QuantizedMode;
         #[namespace = "mlx_primitives"]
         type ReductionKind;
         fn reduction(

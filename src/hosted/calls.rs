@@ -101,7 +101,7 @@ impl HostedOp {
         Ok(outputs)
     }
 
-    /// Which of so many inputs are wanted in any layout.
+    /// Which of this number of inputs are wanted in any layout.
     pub(super) fn any_layout(&self, inputs: usize) -> Result<Vec<bool>> {
         self.call("layout", |primitive| {
             let any =

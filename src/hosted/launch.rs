@@ -163,13 +163,13 @@ impl Launch {
         self
     }
 
-    /// Gives `[[threadgroup(index)]]` so many bytes, a multiple of 16.
+    /// Gives `[[threadgroup(index)]]` this number of bytes, a multiple of 16.
     pub fn threadgroup_memory(mut self, index: u32, bytes: u32) -> Self {
         self.threadgroup.push((index, bytes));
         self
     }
 
-    /// So many whole threadgroups, of so many threads.
+    /// A number of whole threadgroups, each of a number of threads.
     pub fn groups(self, groups: [u32; 3], threads_per_group: [u32; 3]) -> Self {
         Self { grid: groups, group: threads_per_group, grid_is_threads: false, ..self }
     }

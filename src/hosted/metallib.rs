@@ -38,7 +38,7 @@ fn number(bytes: &[u8]) -> u64 {
     bytes.iter().rev().fold(0, |value, &byte| value << 8 | u64::from(byte))
 }
 
-/// `size` bytes from `at`, if there are so many.
+/// `size` bytes from `at`, if the file has them.
 fn part(bytes: &[u8], at: u64, size: u64) -> Option<&[u8]> {
     bytes.get(usize::try_from(at).ok()?..)?.get(..usize::try_from(size).ok()?)
 }

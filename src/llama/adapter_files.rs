@@ -118,8 +118,11 @@ impl Adapters {
     /// [`load`](Self::load) read the same updates of this model. Both files are written beside
     /// those of an earlier save, which they replace when both are whole.
     ///
-    /// Errors: no updates, or ones of several ranks or scales, which the format cannot say; names
-    /// that are no projections; a directory that cannot be written.
+    /// # Errors
+    ///
+    /// Returns an error for an empty list of updates, for updates of several ranks or scales, which
+    /// the format cannot say, for names that are no projections, and for a directory that cannot be
+    /// written.
     pub fn save(&self, directory: impl AsRef<Path>, llama: &Llama) -> Result<()> {
         let directory = directory.as_ref();
         let mut tensors = BTreeMap::new();

@@ -81,7 +81,10 @@ impl Checkpoint {
 impl Llama {
     /// Runs prompts side by side and yields the tokens that follow each.
     ///
-    /// Errors: no prompts, and what [`generate`](Self::generate) refuses of any of them.
+    /// # Errors
+    ///
+    /// Returns an error for an empty list of prompts, and for what [`generate`](Self::generate)
+    /// refuses of any of them.
     pub fn generate_batch(
         &self,
         prompts: &[Vec<u32>],

@@ -101,13 +101,15 @@ impl Quantization {
         Self { group_size, bits, mode: QuantizedMode::Affine }
     }
 
+    /// Whether rows of this number of elements can be packed: whole groups, and a multiple of 32.
+    pub(super) fn divides(self, inputs: i32) -> bool {
+        self.group_size > 0 && inputs % self.group_size.max(32) == 0
+    }
+
     /// As `quantization` in `config.json`.
     pub fn to_json(self) -> serde_json::Value {
-        let mode = match self.mode {
-            QuantizedMode::Affine => "affine",
-            QuantizedMode::Mxfp4 => "mxfp4",
-        };
-        serde_json::json!({"group_size": self.group_size, "bits": self.bits, "mode": mode})
+        let Self { group_size, bits, mode } = self;
+        serde_json::json!({"group_size": group_size, "bits": bits, "mode": mode.name()})
     }
 
     /// An error for a format that MLX does not have.
@@ -123,26 +125,28 @@ impl Quantization {
         if !value.is_object() {
             return Err(Error::argument("config", format_args!("quantization, got {value}")));
         }
-        let mode = match value.get("mode").map(|mode| mode.as_str()) {
-            None | Some(Some("affine")) => Some(QuantizedMode::Affine),
-            Some(Some("mxfp4")) => Some(QuantizedMode::Mxfp4),
-            Some(_) => None,
-        };
-        let group_size = if mode == Some(QuantizedMode::Mxfp4) { 32 } else { 64 };
-        match (number("group_size", group_size), number("bits", 4), mode) {
-            (Some(32), Some(4), Some(mode @ QuantizedMode::Mxfp4)) => {
-                Ok(Self { group_size: 32, bits: 4, mode })
+        let mode = match value.get("mode") {
+            None => Some(QuantizedMode::Affine),
+            Some(name) => {
+                QuantizedMode::ALL.into_iter().find(|mode| name.as_str() == Some(mode.name()))
             }
-            (
-                Some(group_size @ (32 | 64 | 128)),
-                Some(bits @ (2 | 3 | 4 | 6 | 8)),
-                Some(QuantizedMode::Affine),
-            ) => Ok(Self::affine(group_size, bits)),
+        };
+        let only = mode.and_then(QuantizedMode::only_layout);
+        let known = |layout| match only {
+            Some(only) => layout == only,
+            None => matches!(layout, (32 | 64 | 128, 2..=6 | 8)),
+        };
+        let (group_size, bits) = only.unwrap_or((64, 4));
+        match (number("group_size", group_size), number("bits", bits), mode) {
+            (Some(group_size), Some(bits), Some(mode)) if known((group_size, bits)) => {
+                Ok(Self { group_size, bits, mode })
+            }
             _ => Err(Error::argument(
                 "config",
                 format_args!(
-                    "quantization with group_size 32, 64 or 128 and bits 2, 3, 4, 6 or 8 of mode \
-                     affine, or 32 and 4 of mode mxfp4, got {value}"
+                    "quantization with group_size 32, 64 or 128 and bits 2, 3, 4, 5, 6 or 8 of mode \
+                     affine, 32 and 4 of mode mxfp4, 32 and 8 of mode mxfp8 or 16 and 4 of mode \
+                     nvfp4, got {value}"
                 ),
             )),
         }

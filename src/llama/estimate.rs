@@ -26,7 +26,11 @@ impl Estimate {
 /// `batch` texts of `context` positions. What a step of the model computes comes on top.
 ///
 /// As mlx-lm does, every projection and the embedding are quantized if their rows are whole groups;
-/// the norms are not. Errors: a type that is not floating, a quantization without groups or bits.
+/// the norms are not.
+///
+/// # Errors
+///
+/// Returns an error for a type that is not floating, and for a quantization without groups or bits.
 ///
 /// ```
 /// use mlx_primitives::Dtype;
@@ -89,12 +93,12 @@ fn weights(config: &Config, size: u64, quantization: Option<Quantization>) -> u6
     let matrix = |inputs: u64, outputs: u64, bias: bool| {
         let numbers = inputs.saturating_mul(outputs);
         let stored = match quantization {
-            Some(Quantization { group_size, bits, mode })
-                if inputs.is_multiple_of(extent(group_size)) =>
+            Some(to @ Quantization { group_size, bits, mode })
+                if i32::try_from(inputs).is_ok_and(|inputs| to.divides(inputs)) =>
             {
                 let of_group = match mode {
                     QuantizedMode::Affine => 2 * size,
-                    QuantizedMode::Mxfp4 => 1,
+                    _ => 1,
                 };
                 (numbers / 8).saturating_mul(extent(bits))
                     + (numbers / extent(group_size)).saturating_mul(of_group)

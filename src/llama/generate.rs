@@ -56,8 +56,10 @@ pub struct Generation<'a> {
 impl Llama {
     /// Runs the prompt and yields the tokens that follow it.
     ///
-    /// Errors: an empty prompt, one longer than `max_position_embeddings`, tokens outside the
-    /// vocabulary, options that cannot be.
+    /// # Errors
+    ///
+    /// Returns an error for an empty prompt, one longer than `max_position_embeddings`, tokens
+    /// outside the vocabulary or options out of their range.
     pub fn generate(&self, prompt: &[u32], options: &Options) -> Result<Generation<'_>> {
         let limit = self.check_prompt(prompt, options)?;
         memory::reset_peak_memory();
@@ -108,7 +110,9 @@ impl<'a> Generation<'a> {
     /// Starts from what a cache holds of the prompt: the positions of their common beginning are
     /// not computed again. The cache keeps its kind, whatever the options say.
     ///
-    /// Errors: a cache of another model, or after the first token was asked for.
+    /// # Errors
+    ///
+    /// Returns an error for a cache of another model, or if the first token was asked for already.
     pub fn with_cache(mut self, prompt_cache: PromptCache) -> Result<Self> {
         self.check_unstarted()?;
         let (cache, common) = prompt_cache.for_prompt(self.model, &self.tokens)?;
@@ -127,9 +131,11 @@ impl<'a> Generation<'a> {
     /// A pass over several tokens rounds in other places than one over each, so that tokens whose
     /// logits are equal but for rounding may come out otherwise.
     ///
-    /// Errors: a count that is not within 1 to 64, a rotating cache, which cannot be taken back,
-    /// a draft made for shorter sequences than prompt and `max_tokens`, or after the first token
-    /// was asked for.
+    /// # Errors
+    ///
+    /// Returns an error for a count that is not within 1 to 64, a rotating cache, which cannot be
+    /// taken back, a draft made for shorter sequences than prompt and `max_tokens`, or if the first
+    /// token was asked for already.
     ///
     /// ```
     /// use mlx_primitives::llama::{Checkpoint, Options, Quantization};

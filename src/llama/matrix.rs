@@ -42,7 +42,7 @@ impl Matrix {
         let (packed, scales) = (take(&weight)?, take(&scales)?);
         let biases = match mode {
             QuantizedMode::Affine => Some(take(&name("biases"))?),
-            QuantizedMode::Mxfp4 => None,
+            _ => None,
         };
         let matrix = QuantizedWeight::new(packed, scales, biases, group_size, bits, mode);
         let matrix = matrix
@@ -61,7 +61,7 @@ impl Matrix {
             Self::Plain(rows) => rows.dtype(),
             Self::Quantized(rows) => match rows.mode() {
                 QuantizedMode::Affine => rows.scales().dtype(),
-                QuantizedMode::Mxfp4 => Dtype::Bfloat16,
+                _ => Dtype::Bfloat16,
             },
         }
     }
@@ -126,7 +126,7 @@ impl Matrix {
     /// Packed, where the rows are whole groups; what is packed stays as it is.
     pub(super) fn quantized(&self, to: Quantization) -> Result<Self> {
         match self {
-            Self::Plain(rows) if rows.dim(-1)? % to.group_size == 0 => {
+            Self::Plain(rows) if to.divides(rows.dim(-1)?) => {
                 let Quantization { group_size, bits, mode } = to;
                 Ok(Self::Quantized(QuantizedWeight::quantize(rows, group_size, bits, mode)?))
             }
@@ -153,16 +153,18 @@ fn shown(path: &str, inputs: i32, weights: &Weights) -> Result<Quantization> {
         (Some(words), Some(groups)) => (words * 32 / inputs, inputs / groups, bytes),
         _ => (0, 0, bytes),
     };
-    match format {
-        (4, 32, true) => Ok(Quantization { group_size: 32, bits: 4, mode: QuantizedMode::Mxfp4 }),
-        (bits @ (2 | 3 | 4 | 6 | 8), group_size @ (32 | 64 | 128), false) => {
-            Ok(Quantization::affine(group_size as i32, bits as i32))
-        }
-        (bits, group_size, _) => Err(weights.error(
+    let (bits, group_size) = (format.0 as i32, format.1 as i32);
+    let of_bytes = || {
+        QuantizedMode::ALL.into_iter().find(|mode| mode.only_layout() == Some((group_size, bits)))
+    };
+    match (format, of_bytes()) {
+        ((.., true), Some(mode)) => Ok(Quantization { group_size, bits, mode }),
+        ((2..=6 | 8, 32 | 64 | 128, false), _) => Ok(Quantization::affine(group_size, bits)),
+        ((bits, group_size, _), _) => Err(weights.error(
             &weight,
             format_args!(
-                "{weight} of 2, 3, 4, 6 or 8 bits in groups of 32, 64 or 128, or of mxfp4, got \
-                 {bits} bits in groups of {group_size}"
+                "{weight} of 2, 3, 4, 5, 6 or 8 bits in groups of 32, 64 or 128, or of mxfp4, mxfp8 \
+                 or nvfp4, got {bits} bits in groups of {group_size}"
             ),
         )),
     }

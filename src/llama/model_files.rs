@@ -95,7 +95,10 @@ impl ModelFiles {
     /// of the float tensors to `dtype` where that is given. `progress` is told how many tensors of
     /// how many are done.
     ///
-    /// Errors: a checkpoint that is quantized, a format that MLX does not have.
+    /// # Errors
+    ///
+    /// Returns an error for a checkpoint that is quantized already, and for a format that MLX does
+    /// not have.
     pub fn quantized(
         mut self,
         to: Quantization,
@@ -122,7 +125,7 @@ impl ModelFiles {
                 None => array,
             };
             match matrix_path(&name, &array) {
-                Some(path) if to.group_size > 0 && array.dim(-1)? % to.group_size == 0 => {
+                Some(path) if to.divides(array.dim(-1)?) => {
                     let Quantization { group_size, bits, mode } = to;
                     let packed = QuantizedWeight::quantize(&array, group_size, bits, mode)
                         .map_err(|e| self.of_tensor(&name, &e))?;
@@ -145,7 +148,9 @@ impl ModelFiles {
     /// Adds adapters to the weights they name, as `mlx_lm.fuse` does; packed ones are packed
     /// again, or with `dequantize` all become floats.
     ///
-    /// Errors: an update that names no projection, or is of another shape.
+    /// # Errors
+    ///
+    /// Returns an error for an update that names no projection, or is of another shape.
     pub fn fused(
         mut self,
         adapters: &Adapters,

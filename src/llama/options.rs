@@ -24,8 +24,8 @@ pub struct Options {
     pub cache: CacheKind,
     /// Prompt tokens run through the model at a time, at least 1.
     pub prefill_step: usize,
-    /// With each token its log probability, and those of so many likeliest ones; none: not at all,
-    /// which is cheaper.
+    /// Gives with each token its log probability, and those of this number of likeliest tokens. `None`,
+    /// for neither, is cheaper.
     pub logprobs: Option<usize>,
 }
 

@@ -3,6 +3,7 @@ use std::path::Path;
 use crate::array::{Array, eval};
 use crate::error::{Error, Result};
 use crate::files::Replacement;
+use crate::hash::Fnv;
 use crate::io;
 
 use super::cache::{Cache, CacheKind, Expected, Heads};
@@ -192,21 +193,4 @@ fn fingerprint(model: &Llama) -> Result<String> {
         }
     }
     Ok(format!("{}-{:016x}", config.model_type, hash.0))
-}
-
-/// FNV-1a of 64 bits: the same in every build, unlike the hash of the standard library.
-struct Fnv(u64);
-
-impl Default for Fnv {
-    fn default() -> Self {
-        Self(0xcbf2_9ce4_8422_2325)
-    }
-}
-
-impl Fnv {
-    fn add(&mut self, bytes: &[u8]) {
-        for byte in bytes {
-            self.0 = (self.0 ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3);
-        }
-    }
 }

@@ -12,8 +12,10 @@ use super::weights::{WeightSource, Weights};
 
 /// Distinct numbers that a float tensor is drawn from.
 const LEVELS: usize = 1 << 12;
-/// Mean square of the sixteen numbers that four bits stand for in mxfp4.
-const MXFP4_SQUARE: f64 = 8.5625;
+/// Mean square of the sixteen numbers that a float of four bits stands for.
+const FP4_SQUARE: f64 = 8.5625;
+/// The same of the even ones of eight bits, of which none is NaN.
+const FP8_SQUARE: f64 = 10752.000;
 
 impl Llama {
     /// A model of random weights, for a configuration without a checkpoint: as large and as fast as
@@ -24,7 +26,9 @@ impl Llama {
     /// place of the configuration's; matrices whose rows are not whole groups stay floats. The same
     /// seed draws the same model.
     ///
-    /// Errors: another type, a quantization that MLX does not have, more than
+    /// # Errors
+    ///
+    /// Returns an error for another type, a quantization that MLX does not have or more than
     /// [`memory_limit`](memory::memory_limit).
     ///
     /// ```
@@ -97,12 +101,13 @@ impl WeightSource for RandomWeights {
         quantized: Option<Quantization>,
     ) -> Result<LinearWeight> {
         let Some(Quantization { group_size, bits, mode }) =
-            quantized.filter(|to| to.group_size > 0 && inputs % to.group_size == 0)
+            quantized.filter(|to| to.divides(inputs))
         else {
             return self.tensor("", &[outputs, inputs]).map(LinearWeight::Plain);
         };
         let (words, groups) = (inputs / 32 * bits, [outputs, inputs / group_size]);
-        let packed = self.words(&[outputs, words])?;
+        let drawn = if mode == QuantizedMode::Mxfp8 { 0xfefe_fefe } else { u32::MAX };
+        let packed = self.words(&[outputs, words], drawn)?;
         let variance = 1.0 / f64::from(inputs);
         let (scales, biases) = match mode {
             QuantizedMode::Affine => {
@@ -111,9 +116,15 @@ impl WeightSource for RandomWeights {
                 let fill = |value: f64| Array::full(&groups, value as f32)?.astype(self.dtype);
                 (fill(scale)?, Some(fill(-scale * top / 2.0)?))
             }
-            QuantizedMode::Mxfp4 => {
-                let exponent = (variance / MXFP4_SQUARE).sqrt().log2().round() + 127.0;
-                (Array::full(&groups, exponent.clamp(0.0, 254.0) as u8)?, None)
+            mode => {
+                let square = if mode == QuantizedMode::Mxfp8 { FP8_SQUARE } else { FP4_SQUARE };
+                let exponent = (variance / square).sqrt().log2().round();
+                let scale = match mode {
+                    QuantizedMode::Nvfp4 if exponent < -6.0 => (exponent + 9.0).max(0.0).exp2(),
+                    QuantizedMode::Nvfp4 => 8.0 * (exponent + 7.0),
+                    _ => exponent + 127.0,
+                };
+                (Array::full(&groups, scale.clamp(0.0, 254.0) as u8)?, None)
             }
         };
         // What `full` makes is computed once here, not in the first step of the model.
@@ -133,12 +144,13 @@ impl RandomWeights {
         z ^ (z >> 31)
     }
 
-    fn words(&mut self, shape: &[i32]) -> Result<Array> {
+    /// Words whose bits `drawn` are random.
+    fn words(&mut self, shape: &[i32], drawn: u32) -> Result<Array> {
         let count = count(shape)?;
         let mut words = Vec::with_capacity(count);
         while words.len() < count {
             let bits = self.next();
-            words.extend([bits as u32, (bits >> 32) as u32]);
+            words.extend([bits as u32 & drawn, (bits >> 32) as u32 & drawn]);
         }
         words.truncate(count);
         Array::from_slice(&words, shape)

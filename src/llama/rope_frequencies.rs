@@ -37,9 +37,11 @@ struct Dynamic {
 impl RopeFrequencies {
     /// For heads of `dims` features; `limit` is the model's `max_position_embeddings`.
     ///
-    /// Errors: odd `dims`, a base or a number of the scaling that is not positive and finite,
-    /// lists of another length than `dims / 2`, `dynamic` and `longrope` without a limit, and
-    /// whatever else makes a frequency that is not positive and finite.
+    /// # Errors
+    ///
+    /// Returns an error for odd `dims`, a base or a number of the scaling that is not positive and
+    /// finite, lists of another length than `dims / 2`, `dynamic` and `longrope` without a limit,
+    /// and whatever else makes a frequency that is not positive and finite.
     pub fn new(
         dims: i32,
         traditional: bool,

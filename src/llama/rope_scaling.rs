@@ -86,8 +86,12 @@ impl Fields<'_> {
 impl RopeScaling {
     /// Reads a `rope_scaling` object; its kind is `type`, else `rope_type`, else `default`.
     ///
-    /// Errors: kinds that a Llama has no use for, and missing fields. What the numbers may be is
-    /// checked where they are used, by [`RopeFrequencies::new`](super::RopeFrequencies::new).
+    /// What the numbers may be is checked where they are used, by
+    /// [`RopeFrequencies::new`](super::RopeFrequencies::new).
+    ///
+    /// # Errors
+    ///
+    /// Returns an error for kinds that a Llama has no use for, and missing fields.
     pub fn parse(value: &Value) -> Result<Self> {
         if value.is_null() {
             return Ok(Self::Default);

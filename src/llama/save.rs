@@ -12,7 +12,7 @@ use crate::io;
 
 use super::model_files::ModelFiles;
 
-/// Bytes of tensors that a file holds at most, unless one tensor is larger: as of mlx-lm.
+/// Bytes of tensors that a file holds at most, unless one tensor is larger. mlx-lm has the same limit.
 const SHARD: u64 = 5 << 30;
 
 /// Files beside the weights that belong to the tokenizer and to generation, by how they begin.

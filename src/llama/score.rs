@@ -33,7 +33,9 @@ impl Llama {
     /// some hundred tokens at a time, keys and values for all. `progress` is told how many tokens
     /// have been scored.
     ///
-    /// Errors: fewer than two tokens, tokens outside the vocabulary.
+    /// # Errors
+    ///
+    /// Returns an error for fewer than two tokens, and for tokens outside the vocabulary.
     ///
     /// ```
     /// use mlx_primitives::llama::Checkpoint;

@@ -1,6 +1,7 @@
 use crate::array::Array;
 use crate::error::Result;
 use crate::ffi::ops::bridge::{self as ffi, ActivationKind};
+use crate::tune::{chosen, rows};
 
 /// What [`linear`](crate::ops::linear) applies to its result.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -26,18 +27,22 @@ impl Activation {
     }
 }
 
-fn of_one(kind: ActivationKind, x: &Array) -> Result<Array> {
-    Array::from_bridge(ffi::activation(kind, x.raw()))
+fn of_one(name: &str, kind: ActivationKind, x: &Array) -> Result<Array> {
+    chosen(name, || rows(x), ffi::activation(kind, x.raw()))
 }
 
-fn of_two(kind: ActivationKind, a: &Array, b: &Array) -> Result<Array> {
-    Array::from_bridge(ffi::activation_of_two(kind, a.raw(), b.raw()))
+fn of_two(name: &str, kind: ActivationKind, a: &Array, b: &Array) -> Result<Array> {
+    chosen(name, || rows(a), ffi::activation_of_two(kind, a.raw(), b.raw()))
 }
 
 /// Rectified linear unit: `max(x, 0)`. NaN stays.
 ///
-/// The result has the shape and type of `x` (integers become float32), as for all activations
-/// here. Errors: float64 or complex. Differentiable.
+/// The result has the shape and type of `x` (integers become float32), as for all activations here.
+/// Differentiable.
+///
+/// # Errors
+///
+/// Returns an error for float64 or complex.
 ///
 /// ```
 /// use mlx_primitives::{Array, ops};
@@ -47,13 +52,17 @@ fn of_two(kind: ActivationKind, a: &Array, b: &Array) -> Result<Array> {
 /// # Ok::<(), mlx_primitives::Error>(())
 /// ```
 pub fn relu(x: &Array) -> Result<Array> {
-    of_one(ActivationKind::Relu, x)
+    of_one("relu", ActivationKind::Relu, x)
 }
 
 /// Sigmoid linear unit ([Elfwing et al. 2017](https://arxiv.org/abs/1702.03118)):
 /// `x * sigmoid(x)`, each factor rounded to the type of `x` as by `mlx.nn.silu`.
 ///
-/// Any shape. Errors: float64 or complex. Differentiable.
+/// Any shape. Differentiable.
+///
+/// # Errors
+///
+/// Returns an error for float64 or complex.
 ///
 /// ```
 /// use mlx_primitives::{Array, ops};
@@ -63,13 +72,17 @@ pub fn relu(x: &Array) -> Result<Array> {
 /// # Ok::<(), mlx_primitives::Error>(())
 /// ```
 pub fn silu(x: &Array) -> Result<Array> {
-    of_one(ActivationKind::Silu, x)
+    of_one("silu", ActivationKind::Silu, x)
 }
 
 /// Gaussian error linear unit ([Hendrycks and Gimpel 2016](https://arxiv.org/abs/1606.08415)):
 /// `x * (1 + erf(x / sqrt(2))) / 2`, each step rounded as by `mlx.nn.gelu`.
 ///
-/// Any shape. Errors: float64 or complex. Differentiable.
+/// Any shape. Differentiable.
+///
+/// # Errors
+///
+/// Returns an error for float64 or complex.
 ///
 /// ```
 /// use mlx_primitives::{Array, ops};
@@ -79,13 +92,17 @@ pub fn silu(x: &Array) -> Result<Array> {
 /// # Ok::<(), mlx_primitives::Error>(())
 /// ```
 pub fn gelu(x: &Array) -> Result<Array> {
-    of_one(ActivationKind::Gelu, x)
+    of_one("gelu", ActivationKind::Gelu, x)
 }
 
 /// The approximation of [`gelu`] by tanh:
 /// `x / 2 * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 x³)))`, rounded as by `mlx.nn.gelu_approx`.
 ///
-/// Any shape. Errors: float64 or complex. Differentiable.
+/// Any shape. Differentiable.
+///
+/// # Errors
+///
+/// Returns an error for float64 or complex.
 ///
 /// ```
 /// use mlx_primitives::{Array, ops};
@@ -95,14 +112,17 @@ pub fn gelu(x: &Array) -> Result<Array> {
 /// # Ok::<(), mlx_primitives::Error>(())
 /// ```
 pub fn gelu_tanh(x: &Array) -> Result<Array> {
-    of_one(ActivationKind::GeluTanh, x)
+    of_one("gelu_tanh", ActivationKind::GeluTanh, x)
 }
 
 /// Gated unit of a Llama's feed-forward ([Shazeer 2020](https://arxiv.org/abs/2002.05202)):
 /// `silu(gate) * up`, rounded after [`silu`].
 ///
-/// The arrays are broadcast to one shape and promoted to one type. Errors: shapes that do not
-/// broadcast, float64 or complex. Differentiable in both.
+/// The arrays are broadcast to one shape and promoted to one type. Differentiable in both.
+///
+/// # Errors
+///
+/// Returns an error for shapes that do not broadcast, float64 or complex.
 ///
 /// ```
 /// use mlx_primitives::{Array, ops};
@@ -113,7 +133,7 @@ pub fn gelu_tanh(x: &Array) -> Result<Array> {
 /// # Ok::<(), mlx_primitives::Error>(())
 /// ```
 pub fn swiglu(gate: &Array, up: &Array) -> Result<Array> {
-    of_two(ActivationKind::Swiglu, gate, up)
+    of_two("swiglu", ActivationKind::Swiglu, gate, up)
 }
 
 /// Gated unit ([Shazeer 2020](https://arxiv.org/abs/2002.05202)): `gelu(gate) * up`, rounded after
@@ -127,7 +147,7 @@ pub fn swiglu(gate: &Array, up: &Array) -> Result<Array> {
 /// # Ok::<(), mlx_primitives::Error>(())
 /// ```
 pub fn geglu(gate: &Array, up: &Array) -> Result<Array> {
-    of_two(ActivationKind::Geglu, gate, up)
+    of_two("geglu", ActivationKind::Geglu, gate, up)
 }
 
 /// Gemma's gated unit: `gelu_tanh(gate) * up`, rounded after [`gelu_tanh`]. Shapes, types and
@@ -141,7 +161,7 @@ pub fn geglu(gate: &Array, up: &Array) -> Result<Array> {
 /// # Ok::<(), mlx_primitives::Error>(())
 /// ```
 pub fn geglu_tanh(gate: &Array, up: &Array) -> Result<Array> {
-    of_two(ActivationKind::GegluTanh, gate, up)
+    of_two("geglu_tanh", ActivationKind::GegluTanh, gate, up)
 }
 
 /// `max(a + b, 0)`, the sum rounded first. Shapes, types and errors as for [`swiglu`].
@@ -155,7 +175,7 @@ pub fn geglu_tanh(gate: &Array, up: &Array) -> Result<Array> {
 /// # Ok::<(), mlx_primitives::Error>(())
 /// ```
 pub fn add_relu(a: &Array, b: &Array) -> Result<Array> {
-    of_two(ActivationKind::AddRelu, a, b)
+    of_two("add_relu", ActivationKind::AddRelu, a, b)
 }
 
 /// `max(a * b, 0)`, the product rounded first. Shapes, types and errors as for [`swiglu`].
@@ -169,14 +189,17 @@ pub fn add_relu(a: &Array, b: &Array) -> Result<Array> {
 /// # Ok::<(), mlx_primitives::Error>(())
 /// ```
 pub fn mul_relu(a: &Array, b: &Array) -> Result<Array> {
-    of_two(ActivationKind::MulRelu, a, b)
+    of_two("mul_relu", ActivationKind::MulRelu, a, b)
 }
 
 /// `x * scale + shift`, the product rounded first.
 ///
 /// `scale` and `shift` are each a scalar array or a vector as long as the last axis of `x`; all
-/// three are promoted to one type. Errors: another shape, float64 or complex. Differentiable in
-/// all three.
+/// three are promoted to one type. Differentiable in all three.
+///
+/// # Errors
+///
+/// Returns an error for another shape, float64 or complex.
 ///
 /// ```
 /// use mlx_primitives::{Array, ops};
@@ -188,5 +211,5 @@ pub fn mul_relu(a: &Array, b: &Array) -> Result<Array> {
 /// # Ok::<(), mlx_primitives::Error>(())
 /// ```
 pub fn affine(x: &Array, scale: &Array, shift: &Array) -> Result<Array> {
-    Array::from_bridge(ffi::affine(x.raw(), scale.raw(), shift.raw()))
+    chosen("affine", || rows(x), ffi::affine(x.raw(), scale.raw(), shift.raw()))
 }

@@ -1,6 +1,7 @@
 use crate::array::{Array, or_null, to_list};
 use crate::error::Result;
 use crate::ffi::ops::bridge as ffi;
+use crate::tune::chosen;
 
 /// How scores become weights, in this order: scaled, capped, masked, normalised.
 #[derive(Clone, Copy, Default)]
@@ -9,7 +10,7 @@ pub struct AttentionOptions<'a> {
     pub scale: Option<f32>,
     /// The last query is at the last key's position, and none sees the keys after its own.
     pub causal: bool,
-    /// A query sees only the last so many positions up to its own, itself included. Keys after
+    /// A query sees only this number of positions up to its own, itself included. Keys after
     /// it stay visible unless `causal` hides them.
     pub window: Option<i32>,
     /// Of bools (a key counts where true), or a term of the scores. It broadcasts to
@@ -31,6 +32,16 @@ impl AttentionOptions<'_> {
     }
 }
 
+/// The size of a head.
+fn head_dim(q: &Array) -> i32 {
+    q.shape().last().copied().unwrap_or(1)
+}
+
+/// The number of queries of each head.
+fn queries(q: &Array) -> usize {
+    q.shape().iter().rev().nth(1).map_or(1, |&dim| dim.unsigned_abs() as usize)
+}
+
 /// Keys or values in MLX's affine layout: what `mlx.quantize` makes of `[..., d]`.
 #[derive(Clone, Copy)]
 pub struct QuantizedRows<'a> {
@@ -46,16 +57,22 @@ pub struct QuantizedRows<'a> {
 /// pass over keys and values ([Dao et al. 2022](https://arxiv.org/abs/2205.14135)):
 /// `softmax(scale * q·kᵀ) · v`.
 ///
-/// `q` is `[batch, heads, queries, d]`, `k` and `v` are `[batch, kv_heads, keys, d]` with `heads`
-/// a multiple of `kv_heads` and d at most 256. All may have any strides, as views of a larger
-/// cache do: nothing is copied. The result has the shape of `q` and the type that the three
-/// promote to; scores and sums are float32, and only the result is rounded. A query that sees no
+/// `q` is `[batch, heads, queries, d]`, `k` is `[batch, kv_heads, keys, d]` and `v`
+/// `[batch, kv_heads, keys, e]`, with `heads` a multiple of `kv_heads`, and d and e at most 256. All
+/// may have any strides, as views of a larger cache do: nothing is copied. The result is
+/// `[batch, heads, queries, e]`, of the type that the three promote to. It lies in memory as
+/// `[batch, queries, heads, e]`: `transpose(&[0, 2, 1, 3])` and a `reshape` that joins the heads copy
+/// nothing. Scores and sums are float32, and only the result is rounded. A query that sees no
 /// key weighs all of them alike, as in MLX; if a mask adds -inf to all its scores it is NaN. With
 /// no keys at all the result is 0.
 ///
-/// Errors: shapes that do not fit, d above 256, a mask or sinks of a type that does not promote
-/// to the result's, a window below 1, a cap that is not positive, a type other than float32,
-/// float16 and bfloat16. Differentiable in all but a mask of bools.
+/// Differentiable in all but a mask of bools.
+///
+/// # Errors
+///
+/// Returns an error for shapes that do not fit, d or e above 256, a mask or sinks of a type that
+/// does not promote to the result's, a window below 1, a cap that is not positive or a type other
+/// than float32, float16 and bfloat16.
 ///
 /// ```
 /// use mlx_primitives::{Array, ops};
@@ -68,17 +85,22 @@ pub struct QuantizedRows<'a> {
 /// # Ok::<(), mlx_primitives::Error>(())
 /// ```
 pub fn attention(q: &Array, k: &Array, v: &Array, options: &AttentionOptions<'_>) -> Result<Array> {
-    let rules = options.rules(q.shape().last().copied().unwrap_or(1))?;
+    let rules = options.rules(head_dim(q))?;
     let (mask, sinks) = (or_null(options.mask), or_null(options.sinks));
     // SAFETY: the pointers are null or those of borrowed arrays, which outlive the call.
-    Array::from_bridge(unsafe { ffi::attention(q.raw(), k.raw(), v.raw(), &rules, mask, sinks) })
+    let built = unsafe { ffi::attention(q.raw(), k.raw(), v.raw(), &rules, mask, sinks) };
+    chosen(format_args!("attention of {}", head_dim(q)), || queries(q), built)
 }
 
 /// [`attention`] over quantized keys and values, which are expanded in registers only.
 ///
-/// `bits` is 4 or 8, `group_size` 32, 64 or 128 and a divisor of d. The result has the type that
-/// `q` and the scales promote to. Errors: as of `attention`, and other bits, groups or shapes.
-/// Differentiable in `q`, and in scales and biases where MLX's `quantized_matmul` is.
+/// `bits` is 4 or 8, `group_size` 32, 64 or 128 and a divisor of d and e. The result has the type
+/// that `q` and the scales promote to. Differentiable in `q`, and in scales and biases where MLX's
+/// `quantized_matmul` is.
+///
+/// # Errors
+///
+/// Returns an error for what [`attention`] refuses, and for other bits, groups or shapes.
 ///
 /// ```
 /// use mlx_primitives::{Array, ops};
@@ -101,11 +123,16 @@ pub fn attention_quantized(
     group_size: i32,
     options: &AttentionOptions<'_>,
 ) -> Result<Array> {
-    let rules = options.rules(q.shape().last().copied().unwrap_or(1))?;
+    let rules = options.rules(head_dim(q))?;
     let (mask, sinks) = (or_null(options.mask), or_null(options.sinks));
     let list = |rows: QuantizedRows<'_>| to_list([rows.packed, rows.scales, rows.biases]);
     // SAFETY: the pointers are null or those of borrowed arrays, which outlive the call.
-    Array::from_bridge(unsafe {
+    let built = unsafe {
         ffi::attention_quantized(q.raw(), &list(k), &list(v), bits, group_size, &rules, mask, sinks)
-    })
+    };
+    chosen(
+        format_args!("attention_quantized of {}, {bits} bits", head_dim(q)),
+        || queries(q),
+        built,
+    )
 }

@@ -1,6 +1,7 @@
 use crate::array::Array;
 use crate::error::Result;
 use crate::ffi::ops::bridge as ffi;
+use crate::tune::{chosen, rows};
 
 /// How [`cross_entropy`] takes its targets: by default as they are.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -22,8 +23,12 @@ pub struct CrossEntropyOptions {
 /// gradient is one more kernel. The loss and the gradient of a row whose target is no class are
 /// NaN: nothing is read for it. A negative target is no class either.
 ///
-/// Errors: scalar logits, an axis of no classes, another type, targets of another shape or of no
-/// integer type, smoothing outside `[0, 1)`. Differentiable in the logits.
+/// Differentiable in the logits.
+///
+/// # Errors
+///
+/// Returns an error for scalar logits, an axis of no classes, another type, targets of another
+/// shape or of no integer type or smoothing outside `[0, 1)`.
 ///
 /// ```
 /// use mlx_primitives::{Array, ops};
@@ -41,11 +46,6 @@ pub fn cross_entropy(
 ) -> Result<Array> {
     let CrossEntropyOptions { label_smoothing, ignore_index } = options;
     let (ignores, ignored) = (ignore_index.is_some(), ignore_index.unwrap_or(0));
-    Array::from_bridge(ffi::cross_entropy(
-        logits.raw(),
-        targets.raw(),
-        label_smoothing,
-        ignores,
-        ignored,
-    ))
+    let built = ffi::cross_entropy(logits.raw(), targets.raw(), label_smoothing, ignores, ignored);
+    chosen("cross_entropy", || rows(logits), built)
 }

@@ -1,6 +1,7 @@
 use crate::array::{Array, or_null};
 use crate::error::Result;
 use crate::ffi::ops::bridge as ffi;
+use crate::tune::{chosen, rows};
 
 /// Layer normalisation over the last axis
 /// ([Ba, Kiros and Hinton 2016](https://arxiv.org/abs/1607.06450)):
@@ -13,8 +14,12 @@ use crate::ffi::ops::bridge as ffi;
 /// by the weight, and the product before the bias is added, as in MLX's composition. (MLX's own
 /// Metal kernel may fuse that multiplication and addition, and then rounds once.)
 ///
-/// Errors: a scalar, an axis of no elements, a weight or bias of another shape, a type other than
-/// float32, float16 and bfloat16. Differentiable in `x`, `weight` and `bias`.
+/// Differentiable in `x`, `weight` and `bias`.
+///
+/// # Errors
+///
+/// Returns an error for a scalar, an axis of no elements, a weight or bias of another shape or a
+/// type other than float32, float16 and bfloat16.
 ///
 /// ```
 /// use mlx_primitives::{Array, ops};
@@ -33,5 +38,6 @@ pub fn layer_norm(
     eps: f32,
 ) -> Result<Array> {
     // SAFETY: the pointers are null or those of borrowed arrays, which outlive the call.
-    Array::from_bridge(unsafe { ffi::layer_norm(x.raw(), or_null(weight), or_null(bias), eps) })
+    let built = unsafe { ffi::layer_norm(x.raw(), or_null(weight), or_null(bias), eps) };
+    chosen("layer_norm", || rows(x), built)
 }

@@ -3,6 +3,7 @@ use crate::array::{Array, or_null};
 use crate::error::Result;
 use crate::ffi::ops::bridge as ffi;
 use crate::ffi::ops::bridge::ActivationKind;
+use crate::tune::{chosen, rows};
 
 /// What [`linear`] does after the product; nothing by default.
 #[derive(Clone, Copy, Debug, Default)]
@@ -22,8 +23,12 @@ pub struct LinearOptions<'a> {
 /// product, the bias, the activation and the residual are each rounded to that type, as by the
 /// ops that this one stands for.
 ///
-/// Errors: extents that do not match, a type other than float32, float16 and bfloat16.
 /// Differentiable in every array.
+///
+/// # Errors
+///
+/// Returns an error for extents that do not match or a type other than float32, float16 and
+/// bfloat16.
 ///
 /// ```
 /// use mlx_primitives::ops::{self, Activation, LinearOptions};
@@ -41,16 +46,20 @@ pub fn linear(x: &Array, w: &Array, options: &LinearOptions<'_>) -> Result<Array
     let &LinearOptions { bias, activation, residual } = options;
     let activation = activation.map_or(ActivationKind::None, Activation::kind);
     // SAFETY: the pointers are null or those of borrowed arrays, which outlive the call.
-    Array::from_bridge(unsafe {
-        ffi::linear(x.raw(), w.raw(), or_null(bias), activation, or_null(residual))
-    })
+    let built =
+        unsafe { ffi::linear(x.raw(), w.raw(), or_null(bias), activation, or_null(residual)) };
+    chosen("linear", || rows(x), built)
 }
 
 /// Product of matrices: `a` is `[..., m, k]`, `b` is `[..., k, n]`, or `[..., n, k]` if
 /// `transposed`; leading axes are broadcast and the result is `[..., m, n]`.
 ///
-/// Summed in float32 and rounded once. Errors: rank below 2, extents that do not match, a type
-/// other than float32, float16 and bfloat16. Differentiable in both.
+/// Summed in float32 and rounded once. Differentiable in both.
+///
+/// # Errors
+///
+/// Returns an error for rank below 2, extents that do not match or a type other than float32,
+/// float16 and bfloat16.
 ///
 /// ```
 /// use mlx_primitives::{Array, ops};
@@ -62,5 +71,5 @@ pub fn linear(x: &Array, w: &Array, options: &LinearOptions<'_>) -> Result<Array
 /// # Ok::<(), mlx_primitives::Error>(())
 /// ```
 pub fn matmul(a: &Array, b: &Array, transposed: bool) -> Result<Array> {
-    Array::from_bridge(ffi::matmul(a.raw(), b.raw(), transposed))
+    chosen("matmul", || rows(a), ffi::matmul(a.raw(), b.raw(), transposed))
 }

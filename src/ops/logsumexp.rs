@@ -1,6 +1,7 @@
 use crate::array::Array;
 use crate::error::Result;
 use crate::ffi::ops::bridge as ffi;
+use crate::tune::{chosen, rows};
 
 /// The logarithm of a sum of exponentials over the last axis:
 /// `y = log(sum(exp(x - max(x)))) + max(x)`.
@@ -9,7 +10,11 @@ use crate::ffi::ops::bridge as ffi;
 /// with `keepdims`. Accumulated in float32 and rounded once. A row whose maximum is infinite gives
 /// that maximum, as MLX's built-in does.
 ///
-/// Errors: a scalar, an axis of no elements, float64 or complex. Differentiable.
+/// Differentiable.
+///
+/// # Errors
+///
+/// Returns an error for a scalar, an axis of no elements, float64 or complex.
 ///
 /// ```
 /// use mlx_primitives::{Array, ops};
@@ -20,7 +25,7 @@ use crate::ffi::ops::bridge as ffi;
 /// # Ok::<(), mlx_primitives::Error>(())
 /// ```
 pub fn logsumexp(x: &Array, keepdims: bool) -> Result<Array> {
-    Array::from_bridge(ffi::logsumexp(x.raw(), keepdims))
+    chosen("logsumexp", || rows(x), ffi::logsumexp(x.raw(), keepdims))
 }
 
 /// Logarithm of the softmax over the last axis: `y = x - logsumexp(x)`.
@@ -29,7 +34,11 @@ pub fn logsumexp(x: &Array, keepdims: bool) -> Result<Array> {
 /// The logarithm is rounded to that type before it is subtracted, as in MLX's composition: what is
 /// largest stays largest, and in 16 bits each result is as exact as that logarithm.
 ///
-/// Errors: a scalar, an axis of no elements, float64 or complex. Differentiable.
+/// Differentiable.
+///
+/// # Errors
+///
+/// Returns an error for a scalar, an axis of no elements, float64 or complex.
 ///
 /// ```
 /// use mlx_primitives::{Array, ops};
@@ -40,5 +49,5 @@ pub fn logsumexp(x: &Array, keepdims: bool) -> Result<Array> {
 /// # Ok::<(), mlx_primitives::Error>(())
 /// ```
 pub fn log_softmax(x: &Array) -> Result<Array> {
-    Array::from_bridge(ffi::log_softmax(x.raw()))
+    chosen("log_softmax", || rows(x), ffi::log_softmax(x.raw()))
 }

@@ -4,6 +4,7 @@ use crate::dtype::Dtype;
 use crate::error::{Error, Result};
 use crate::ffi::ops::bridge as ffi;
 use crate::random;
+use crate::tune::{chosen, rows};
 
 /// The frozen matrix `[n, k]` of a linear layer.
 #[derive(Clone)]
@@ -46,8 +47,11 @@ impl From<&QuantizedWeight> for LinearWeight {
 /// the base, that with `a`, that with `b`, its scaling and the sum are each rounded to the result's
 /// type, as the same ops one after the other round. [`Lora`] takes matrices as mlx-lm stores them.
 ///
-/// Errors: shapes that do not fit, a type other than float32, float16 and bfloat16. Differentiable
-/// in x, `a` and `b` without a gradient of the base, and in a plain base.
+/// Differentiable in x, `a` and `b` without a gradient of the base, and in a plain base.
+///
+/// # Errors
+///
+/// Returns an error for shapes that do not fit or a type other than float32, float16 and bfloat16.
 ///
 /// ```
 /// use mlx_primitives::{Array, ops};
@@ -73,9 +77,13 @@ pub fn lora_linear(
     };
     let layout = layout.as_ref().map_or(std::ptr::null(), |layout| layout as *const _);
     // SAFETY: the pointer is null or that of a value which outlives the call.
-    Array::from_bridge(unsafe {
-        ffi::lora_linear(x.raw(), &arrays, layout, a.raw(), b.raw(), scale)
-    })
+    let built = unsafe { ffi::lora_linear(x.raw(), &arrays, layout, a.raw(), b.raw(), scale) };
+    match base {
+        LinearWeight::Plain(_) => chosen("lora_linear", || rows(x), built),
+        LinearWeight::Quantized(weight) => {
+            chosen(format_args!("lora_linear, {}", weight.format_name()), || rows(x), built)
+        }
+    }
 }
 
 /// A low-rank update `scale · B · A` of a linear layer.

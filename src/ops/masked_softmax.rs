@@ -1,6 +1,7 @@
 use crate::array::{Array, or_null};
 use crate::error::Result;
 use crate::ffi::ops::bridge as ffi;
+use crate::tune::{chosen, rows};
 
 /// What [`masked_softmax`] does to scores before their softmax: by default nothing.
 #[derive(Clone, Copy)]
@@ -12,7 +13,7 @@ pub struct SoftmaxOptions<'a> {
     pub mask: Option<&'a Array>,
     /// Queries are aligned to the last keys, and see none after theirs.
     pub causal: bool,
-    /// A sliding window: of the keys up to its own a query sees only so many. Implies `causal`.
+    /// A sliding window: a query sees this number of keys, of which the last is its own. Implies `causal`.
     pub window: Option<i32>,
 }
 
@@ -36,9 +37,12 @@ impl Default for SoftmaxOptions<'_> {
 /// lowest finite number, as in MLX's attention: a query that sees nothing gets `1 / keys`
 /// everywhere, and with an additive mask of `-inf` alone NaN.
 ///
-/// Errors: a scalar, an axis of no keys, another type, a mask that does not broadcast to `x` or
-/// whose type is neither bool nor one that promotes to that of `x`, a window below 1.
 /// Differentiable in `x` and an additive mask.
+///
+/// # Errors
+///
+/// Returns an error for a scalar, an axis of no keys, another type, a mask that does not broadcast
+/// to `x` or whose type is neither bool nor one that promotes to that of `x` or a window below 1.
 ///
 /// ```
 /// use mlx_primitives::{Array, ops};
@@ -53,7 +57,7 @@ pub fn masked_softmax(x: &Array, options: SoftmaxOptions) -> Result<Array> {
     let SoftmaxOptions { scale, mask, causal, window } = options;
     let (sliding, window) = (window.is_some(), window.unwrap_or(0));
     // SAFETY: the pointer is null or that of a borrowed array, which outlives the call.
-    Array::from_bridge(unsafe {
-        ffi::masked_softmax(x.raw(), scale, or_null(mask), causal, sliding, window)
-    })
+    let built =
+        unsafe { ffi::masked_softmax(x.raw(), scale, or_null(mask), causal, sliding, window) };
+    chosen("masked_softmax", || rows(x), built)
 }

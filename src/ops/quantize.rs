@@ -1,6 +1,7 @@
 use crate::array::{Array, from_list};
 use crate::error::Result;
 use crate::ffi::ops::bridge as ffi;
+use crate::tune::{chosen, rows};
 
 /// Groups of the last axis as small integers, a scale and a bias each: `(packed, scales, biases)`
 /// in the layout of `mlx.quantize` with mode `affine`, equal to it in every bit.
@@ -10,10 +11,14 @@ use crate::ffi::ops::bridge as ffi;
 /// `packed` is `[..., n * bits / 32]`, scales and biases are `[..., n / group_size]` of the type of
 /// `x`. The element is about `code * scale + bias`; zero is kept.
 ///
-/// A NaN gets the code 0. MLX's Metal kernel takes 0 for the largest element of a group of
-/// negative ones; this op, as MLX's CPU kernel, takes the largest. Errors: other group sizes and
-/// bits, a last axis that is no multiple, a type other than float32, float16 and bfloat16.
+/// A NaN gets the code 0. MLX's Metal kernel takes 0 for the largest element of a group of negative
+/// ones; this op, as MLX's CPU kernel, takes the largest.
 /// Derivatives are those of `mlx.quantize`.
+///
+/// # Errors
+///
+/// Returns an error for other group sizes and bits, a last axis that is no multiple or a type other
+/// than float32, float16 and bfloat16.
 ///
 /// ```
 /// use mlx_primitives::{Array, ops};
@@ -36,9 +41,12 @@ pub fn quantize(x: &Array, group_size: i32, bits: i32) -> Result<(Array, Array, 
 /// `code * scale + bias`: what [`quantize`] packed, in the type of the scales, equal in every bit
 /// to `mlx.dequantize` on the CPU. The product is rounded to the type before the bias is added.
 ///
-/// Errors: shapes that do not belong together, codes of another type than uint32, scales and
-/// biases of different types or of one other than float32, float16 and bfloat16. Differentiable
-/// in scales and biases.
+/// Differentiable in scales and biases.
+///
+/// # Errors
+///
+/// Returns an error for shapes that do not belong together, codes of another type than uint32,
+/// scales and biases of different types or of one other than float32, float16 and bfloat16.
 pub fn dequantize(
     packed: &Array,
     scales: &Array,
@@ -46,6 +54,6 @@ pub fn dequantize(
     group_size: i32,
     bits: i32,
 ) -> Result<Array> {
-    let (packed, scales, biases) = (packed.raw(), scales.raw(), biases.raw());
-    Array::from_bridge(ffi::dequantize(packed, scales, biases, group_size, bits))
+    let built = ffi::dequantize(packed.raw(), scales.raw(), biases.raw(), group_size, bits);
+    chosen(format_args!("dequantize, {bits} bits"), || rows(packed), built)
 }

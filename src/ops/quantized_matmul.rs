@@ -2,22 +2,65 @@ use crate::array::{Array, from_list, or_null, to_list};
 use crate::dtype::Dtype;
 use crate::error::{Error, Result};
 use crate::ffi::ops::bridge as ffi;
+use crate::tune::{chosen, rows};
 
 /// How a group of quantized weights becomes numbers, as `mode` in MLX's `quantize`.
+///
+/// Floats of 4 bits have two of exponent and one of mantissa, those of 8 bits four and three. There
+/// are no infinities, and of 8 bits all ones but for the sign are NaN.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum QuantizedMode {
-    /// `scale * q + bias` with q of 2, 3, 4, 6 or 8 bits and groups of 32, 64 or 128.
+    /// `scale * q + bias` with q of 2, 3, 4, 5, 6 or 8 bits and groups of 32, 64 or 128.
     Affine,
     /// [OCP microscaling](https://www.opencompute.org/documents/ocp-microscaling-formats-mx-v1-0-spec-final-pdf):
     /// `2^(e - 127) * q` with 4-bit floats q, groups of 32 and one byte e for each.
     Mxfp4,
+    /// The same with 8-bit floats.
+    Mxfp8,
+    /// `scale * q` with 4-bit floats q and for each group of 16 an 8-bit float as its scale, without a
+    /// scale of the whole matrix. Rows have a multiple of 32 weights.
+    Nvfp4,
+}
+
+impl QuantizedMode {
+    /// Every mode.
+    pub const ALL: [Self; 4] = [Self::Affine, Self::Mxfp4, Self::Mxfp8, Self::Nvfp4];
+
+    /// MLX's name for it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Affine => "affine",
+            Self::Mxfp4 => "mxfp4",
+            Self::Mxfp8 => "mxfp8",
+            Self::Nvfp4 => "nvfp4",
+        }
+    }
+
+    /// The group size and the bits of a mode that has no others: all but affine.
+    pub fn only_layout(self) -> Option<(i32, i32)> {
+        match self {
+            Self::Affine => None,
+            Self::Mxfp4 => Some((32, 4)),
+            Self::Mxfp8 => Some((32, 8)),
+            Self::Nvfp4 => Some((16, 4)),
+        }
+    }
+
+    fn raw(self) -> ffi::QuantizedMode {
+        match self {
+            Self::Affine => ffi::QuantizedMode::Affine,
+            Self::Mxfp4 => ffi::QuantizedMode::Mxfp4,
+            Self::Mxfp8 => ffi::QuantizedMode::Mxfp8,
+            Self::Nvfp4 => ffi::QuantizedMode::Nvfp4,
+        }
+    }
 }
 
 /// A matrix `[n, k]` in MLX's packed layout, as `mx.quantize` and checkpoints of mlx-lm store it.
 ///
 /// `packed` is uint32 `[n, k * bits / 32]`, lowest bits first. `scales` and `biases` are
-/// `[n, k / group_size]` of a floating type; for [`QuantizedMode::Mxfp4`] the scales are uint8 and
-/// there are no biases. Cloning shares the arrays.
+/// `[n, k / group_size]` of a floating type; for modes other than [`QuantizedMode::Affine`] the
+/// scales are uint8 and there are no biases. Cloning shares the arrays.
 #[derive(Clone)]
 pub struct QuantizedWeight {
     packed: Array,
@@ -31,7 +74,10 @@ pub struct QuantizedWeight {
 impl QuantizedWeight {
     /// A matrix from its parts.
     ///
-    /// Errors: a group size, a number of bits, shapes or types that the layout does not have.
+    /// # Errors
+    ///
+    /// Returns an error for a group size, a number of bits, shapes or types that the layout does
+    /// not have.
     pub fn new(
         packed: Array,
         scales: Array,
@@ -41,7 +87,7 @@ impl QuantizedWeight {
         mode: QuantizedMode,
     ) -> Result<Self> {
         if biases.is_some() != (mode == QuantizedMode::Affine) {
-            let expected = format_args!("biases for affine and none for mxfp4, got {mode:?}");
+            let expected = format_args!("biases for affine and for no other mode, got {mode:?}");
             return Err(Error::argument("quantized_weight", expected));
         }
         let weight = Self { packed, scales, biases, group_size, bits, mode };
@@ -80,7 +126,7 @@ impl QuantizedWeight {
     pub fn dequantize(&self) -> Result<Array> {
         let dtype = match self.mode {
             QuantizedMode::Affine => self.scales.dtype(),
-            QuantizedMode::Mxfp4 => Dtype::Bfloat16,
+            _ => Dtype::Bfloat16,
         };
         self.dequantize_to(dtype)
     }
@@ -120,7 +166,7 @@ impl QuantizedWeight {
         &self.scales
     }
 
-    /// The groups' biases; none for mxfp4.
+    /// The groups' biases, which affine ones alone have.
     pub fn biases(&self) -> Option<&Array> {
         self.biases.as_ref()
     }
@@ -161,13 +207,26 @@ impl QuantizedWeight {
         layout(self.group_size, self.bits, self.mode)
     }
 
+    /// The format in the names of ops.
+    pub(crate) fn format_name(&self) -> &'static str {
+        match (self.mode, self.bits) {
+            (QuantizedMode::Affine, 2) => "2 bits",
+            (QuantizedMode::Affine, 3) => "3 bits",
+            (QuantizedMode::Affine, 4) => "4 bits",
+            (QuantizedMode::Affine, 5) => "5 bits",
+            (QuantizedMode::Affine, 6) => "6 bits",
+            (QuantizedMode::Affine, _) => "8 bits",
+            (mode, _) => mode.name(),
+        }
+    }
+
     fn format(&self) -> (i32, i32, QuantizedMode) {
         (self.group_size, self.bits, self.mode)
     }
 }
 
 fn layout(group_size: i32, bits: i32, mode: QuantizedMode) -> ffi::QuantizedLayout {
-    ffi::QuantizedLayout { group_size, bits, mxfp4: mode == QuantizedMode::Mxfp4 }
+    ffi::QuantizedLayout { group_size, bits, mode: mode.raw() }
 }
 
 /// What surrounds a product in [`quantized_linear`].
@@ -199,8 +258,10 @@ fn run(
     }
     let arrays = to_list(weights.iter().flat_map(|weight| weight.arrays()));
     let (norm, eps) = options.norm.unzip();
+    let name = if swiglu { "swiglu" } else { "linear" };
+    let op = format_args!("quantized_{name}, {}", first.format_name());
     // SAFETY: the pointers are null or those of borrowed arrays, which outlive the call.
-    Array::from_bridge(unsafe {
+    let built = unsafe {
         ffi::quantized_matmul(
             x.raw(),
             &arrays,
@@ -210,7 +271,8 @@ fn run(
             or_null(options.bias),
             or_null(options.residual),
         )
-    })
+    };
+    chosen(op, || rows(x), built)
 }
 
 /// `norm(x) · Wᵀ + bias + residual` with packed weights, which are read once, in one dispatch for
@@ -221,8 +283,11 @@ fn run(
 /// x, the product and each sum after it are rounded to the result's type, as the same ops of MLX
 /// one after the other round.
 ///
-/// Errors: shapes that do not fit, a type other than float32, float16 and bfloat16. Differentiable
-/// in x, the norm's weight, bias and residual, and once in affine scales and biases.
+/// Differentiable in x, the norm's weight, bias and residual, and once in affine scales and biases.
+///
+/// # Errors
+///
+/// Returns an error for shapes that do not fit or a type other than float32, float16 and bfloat16.
 ///
 /// ```
 /// use mlx_primitives::ops::{self, QuantizedMode, QuantizedOptions, QuantizedWeight};

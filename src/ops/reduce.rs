@@ -1,6 +1,7 @@
 use crate::array::Array;
 use crate::error::Result;
 use crate::ffi::ops::bridge::{self as ffi, ReductionKind};
+use crate::tune::{chosen, rows};
 
 /// What a reduction runs over.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -11,8 +12,10 @@ pub enum Axes {
     All,
 }
 
-fn reduce(x: &Array, kind: ReductionKind, axes: Axes, keepdims: bool) -> Result<Array> {
-    Array::from_bridge(ffi::reduction(x.raw(), kind, axes == Axes::All, keepdims))
+fn reduce(name: &str, x: &Array, kind: ReductionKind, axes: Axes, keepdims: bool) -> Result<Array> {
+    let all = axes == Axes::All;
+    let built = ffi::reduction(x.raw(), kind, all, keepdims);
+    chosen(name, || if all { 1 } else { rows(x) }, built)
 }
 
 /// The sum of the elements over the last axis or over all axes.
@@ -22,8 +25,12 @@ fn reduce(x: &Array, kind: ReductionKind, axes: Axes, keepdims: bool) -> Result<
 /// bits that is closer to the exact sum than MLX's CPU backend, which adds in the type itself.
 /// Nothing sums to 0.
 ///
-/// Errors: [`Axes::Last`] of a scalar, a type other than float32, float16 and bfloat16.
 /// Differentiable.
+///
+/// # Errors
+///
+/// Returns an error for [`Axes::Last`] of a scalar or a type other than float32, float16 and
+/// bfloat16.
 ///
 /// ```
 /// use mlx_primitives::{Array, ops, ops::Axes};
@@ -34,7 +41,7 @@ fn reduce(x: &Array, kind: ReductionKind, axes: Axes, keepdims: bool) -> Result<
 /// # Ok::<(), mlx_primitives::Error>(())
 /// ```
 pub fn sum(x: &Array, axes: Axes, keepdims: bool) -> Result<Array> {
-    reduce(x, ReductionKind::Sum, axes, keepdims)
+    reduce("sum", x, ReductionKind::Sum, axes, keepdims)
 }
 
 /// The arithmetic mean over the last axis or over all axes: the float32 [`sum`] times the rounded
@@ -50,13 +57,17 @@ pub fn sum(x: &Array, axes: Axes, keepdims: bool) -> Result<Array> {
 /// # Ok::<(), mlx_primitives::Error>(())
 /// ```
 pub fn mean(x: &Array, axes: Axes, keepdims: bool) -> Result<Array> {
-    reduce(x, ReductionKind::Mean, axes, keepdims)
+    reduce("mean", x, ReductionKind::Mean, axes, keepdims)
 }
 
 /// The largest element over the last axis or over all axes, NaN if any is NaN.
 ///
-/// Shapes and types are those of [`sum`]. Errors: those of [`sum`], and no elements to choose from.
-/// Differentiable; where several elements are largest, as MLX's built-in is.
+/// Shapes and types are those of [`sum`]. Differentiable; where several elements are largest, as
+/// MLX's built-in is.
+///
+/// # Errors
+///
+/// Returns an error for what [`sum`] refuses, and for axes without elements to choose from.
 ///
 /// ```
 /// use mlx_primitives::{Array, ops, ops::Axes};
@@ -66,7 +77,7 @@ pub fn mean(x: &Array, axes: Axes, keepdims: bool) -> Result<Array> {
 /// # Ok::<(), mlx_primitives::Error>(())
 /// ```
 pub fn max(x: &Array, axes: Axes, keepdims: bool) -> Result<Array> {
-    reduce(x, ReductionKind::Max, axes, keepdims)
+    reduce("max", x, ReductionKind::Max, axes, keepdims)
 }
 
 /// The sum of the squares over the last axis or over all axes.
@@ -82,7 +93,7 @@ pub fn max(x: &Array, axes: Axes, keepdims: bool) -> Result<Array> {
 /// # Ok::<(), mlx_primitives::Error>(())
 /// ```
 pub fn sum_of_squares(x: &Array, axes: Axes, keepdims: bool) -> Result<Array> {
-    reduce(x, ReductionKind::SumOfSquares, axes, keepdims)
+    reduce("sum_of_squares", x, ReductionKind::SumOfSquares, axes, keepdims)
 }
 
 /// The Euclidean (L2) norm over the last axis or over all axes: the square root of the float32
@@ -98,5 +109,5 @@ pub fn sum_of_squares(x: &Array, axes: Axes, keepdims: bool) -> Result<Array> {
 /// # Ok::<(), mlx_primitives::Error>(())
 /// ```
 pub fn norm(x: &Array, axes: Axes, keepdims: bool) -> Result<Array> {
-    reduce(x, ReductionKind::Norm, axes, keepdims)
+    reduce("norm", x, ReductionKind::Norm, axes, keepdims)
 }

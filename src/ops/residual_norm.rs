@@ -13,8 +13,12 @@ use crate::ffi::ops::bridge as ffi;
 /// it; both have the types that those have. A weight of a wider type than `x + residual` takes two
 /// nodes of the graph instead of one.
 ///
-/// Errors: a scalar, an axis of no elements, a residual or weight of another shape, a type other
-/// than float32, float16 and bfloat16. Differentiable in `x`, `residual` and `weight`.
+/// Differentiable in `x`, `residual` and `weight`.
+///
+/// # Errors
+///
+/// Returns an error for a scalar, an axis of no elements, a residual or weight of another shape or
+/// a type other than float32, float16 and bfloat16.
 ///
 /// ```
 /// use mlx_primitives::{Array, ops};

@@ -1,6 +1,7 @@
 use crate::array::{Array, or_null};
 use crate::error::Result;
 use crate::ffi::ops::bridge as ffi;
+use crate::tune::{chosen, rows};
 
 /// Root mean square layer normalisation over the last axis
 /// ([Zhang and Sennrich 2019](https://arxiv.org/abs/1910.07467)):
@@ -10,8 +11,12 @@ use crate::ffi::ops::bridge as ffi;
 /// of `x` and the type that `x` and `weight` promote to. The normalised `x` is rounded to that
 /// type before it is multiplied by the weight, as MLX's built-in does.
 ///
-/// Errors: a scalar, an axis of no elements, a weight of another shape, a type other than
-/// float32, float16 and bfloat16. Differentiable in `x` and `weight`.
+/// Differentiable in `x` and `weight`.
+///
+/// # Errors
+///
+/// Returns an error for a scalar, an axis of no elements, a weight of another shape or a type other
+/// than float32, float16 and bfloat16.
 ///
 /// ```
 /// use mlx_primitives::{Array, ops};
@@ -23,5 +28,6 @@ use crate::ffi::ops::bridge as ffi;
 /// ```
 pub fn rms_norm(x: &Array, weight: Option<&Array>, eps: f32) -> Result<Array> {
     // SAFETY: the pointer is null or that of a borrowed array, which outlives the call.
-    Array::from_bridge(unsafe { ffi::rms_norm(x.raw(), or_null(weight), eps) })
+    let built = unsafe { ffi::rms_norm(x.raw(), or_null(weight), eps) };
+    chosen("rms_norm", || rows(x), built)
 }

@@ -1,6 +1,7 @@
 use crate::array::{Array, or_null};
 use crate::error::Result;
 use crate::ffi::ops::bridge as ffi;
+use crate::tune::{chosen, rows};
 
 /// Where a sequence starts: one position for all, or an integer array of one or of one for each
 /// batch entry.
@@ -39,10 +40,13 @@ impl Offset<'_> {
 /// `i + dims / 2`, or with `traditional` features `2i` and `2i + 1`; features from `dims` on are
 /// kept. Exactly one of `base` (`freq_i = base^(2i / dims)`) and `freqs` (`[dims / 2]`) is given.
 ///
-/// On the CPU each step is rounded to the type of `x`, on the GPU only the result is, as in
-/// MLX's built-in on each. Errors: rank below 3, odd or too large `dims`, offsets of another
-/// shape or type, both or neither of `base` and `freqs`, a type other than float32, float16 and
-/// bfloat16. Differentiable in `x`.
+/// On the CPU each step is rounded to the type of `x`, on the GPU only the result is, as in MLX's
+/// built-in on each. Differentiable in `x`.
+///
+/// # Errors
+///
+/// Returns an error for rank below 3, odd or too large `dims`, offsets of another shape or type,
+/// both or neither of `base` and `freqs` or a type other than float32, float16 and bfloat16.
 ///
 /// ```
 /// use mlx_primitives::{Array, ops};
@@ -64,7 +68,7 @@ pub fn rope<'a>(
     let offset = offset.into().to_array()?;
     let base = base.as_ref().map_or(std::ptr::null(), |base| base as *const f32);
     // SAFETY: both pointers are null or those of borrowed values, which outlive the call.
-    Array::from_bridge(unsafe {
-        ffi::rope(x.raw(), dims, traditional, base, scale, offset.raw(), or_null(freqs))
-    })
+    let built =
+        unsafe { ffi::rope(x.raw(), dims, traditional, base, scale, offset.raw(), or_null(freqs)) };
+    chosen("rope", || rows(x), built)
 }

@@ -130,9 +130,13 @@ impl Default for Rotation<'_> {
 /// [`StateLayout::queries`] takes them. A step of more than [`StateLayout::QUERY_POSITIONS`]
 /// positions has no room there: its queries are left out.
 ///
-/// Errors: shapes and types that do not belong together, more positions than the capacity, slots
-/// outside it where they are known; where they are not (the result of a computation), what has no
-/// room is left out. Differentiable in state and `qkv`; exactly one of base and freqs, as in `rope`.
+/// Differentiable in state and `qkv`; exactly one of base and freqs, as in `rope`.
+///
+/// # Errors
+///
+/// Returns an error for shapes and types that do not belong together, more positions than the
+/// capacity, and slots outside it where they are known; where they are not (the result of a
+/// computation), what has no room is left out.
 ///
 /// ```
 /// use mlx_primitives::ops::{self, Rotation, StateLayout};

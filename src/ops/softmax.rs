@@ -1,13 +1,18 @@
 use crate::array::Array;
 use crate::error::Result;
 use crate::ffi::ops::bridge as ffi;
+use crate::tune::{chosen, rows};
 
 /// Softmax over the last axis: `y = exp(x - max(x)) / sum(exp(x - max(x)))`.
 ///
 /// `x` is `[..., n]` with n >= 1; the result has its shape and type (integers become float32).
 /// Always accumulated in float32, as MLX's built-in with `precise`.
 ///
-/// Errors: a scalar, an axis of no elements, float64 or complex. Differentiable.
+/// Differentiable.
+///
+/// # Errors
+///
+/// Returns an error for a scalar, an axis of no elements, float64 or complex.
 ///
 /// ```
 /// use mlx_primitives::{Array, ops};
@@ -17,5 +22,5 @@ use crate::ffi::ops::bridge as ffi;
 /// # Ok::<(), mlx_primitives::Error>(())
 /// ```
 pub fn softmax(x: &Array) -> Result<Array> {
-    Array::from_bridge(ffi::softmax(x.raw()))
+    chosen("softmax", || rows(x), ffi::softmax(x.raw()))
 }

@@ -45,6 +45,7 @@ OTHERS = {
     "air.wg.barrier": "call spir_func void @_Z18work_group_barrierj(i32 1)",
     "air.simdgroup.barrier": "",  # a SIMD group runs in step
     "air.normalize_function_constant_predicate.i8": "%r = or i8 %0, 0",
+    "air.convert.f.bf16.f.f16": "%wide = fpext half %0 to float\n  %r = fptrunc float %wide to bfloat",
     "air.is_uniform.i1": "%r = or i1 false, false",
     "air.is_uniform.i32": "%r = or i1 false, false",
 }

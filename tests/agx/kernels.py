@@ -51,7 +51,7 @@ def rows(t):
         Case(
             "layer_norm row",
             "element",
-            element(f"mlxp_layer_norm_row_{t}", "LayerNormParams", affine),
+            Side(f"mlxp_layer_norm_row2_{t}", 8, "once", struct="LayerNormParams", values=affine),
             (theirs("layer_norm", 8),),
         ),
         Case(
@@ -71,32 +71,38 @@ def rows(t):
 
 
 def quantized(t):
-    """Weights in groups of 64, one to eight rows of x; then a step of 32 of a tile."""
+    """Weights in groups of 64, or of their mode, one to eight rows of x; then a step of 32 of a tile."""
     mlx = {"float32": "float", "float16": "float16_t", "bfloat16": "bfloat16_t"}[t]
-    plain = dict(parts=1, group_shift=6, swiglu=0, normed=0, biased=0, added=0)
+    plain = dict(parts=1, swiglu=0, normed=0, biased=0, added=0)
     cases = []
-    for bits, fast in ((3, 16), (4, 16), (6, 8), (8, 8)):
-        name = f"quantized {bits} bits"
-        of = f"{mlx}_gs_64_b_{bits}"
-        for count in (1, 2, 4, 8) if bits == 4 else (1, 8):
+    formats = [(f"{bits} bits", f"b{bits}", "affine", 64, bits) for bits in (3, 4, 5, 6, 8)]
+    formats += [(mode,) * 3 + of for mode, of in dict(mxfp4=(32, 4), mxfp8=(32, 8), nvfp4=(16, 4)).items()]
+    for name, suffix, mode, group, bits in formats:
+        name = f"quantized {name}"
+        plain["group_shift"] = group.bit_length() - 1
+        of = f"{mlx}_gs_{group}_b_{bits}"
+        fast = 8 if bits in (6, 8) else 16
+        for count in (1, 2, 4, 8) if suffix == "b4" else (1, 8):
             form = "row" if count == 1 else f"band{count}"
             ours = Side(
-                f"mlxp_quantized_matmul_{form}_b{bits}_{t}",
+                f"mlxp_quantized_matmul_{form}_{suffix}_{t}",
                 16 * (4 if count < 8 else 2) * count,  # as quantized_rows says
                 struct="QuantizedMatmulParams",
-                values=plain,
+                values=dict(plain),
             )
             if count == 1:
-                theirs = Side(f"affine_qmv_fast_{of}_batch_0_pr_0_hgs_0_r_4", 4 * fast)
-            else:
+                theirs = Side(f"{mode}_qmv_fast_{of}_batch_0_pr_0_hgs_0_r_4", 4 * fast)
+            elif mode == "affine":
                 together = min(count, 4)
                 theirs = Side(f"affine_qmv_wide_{of}_nv_{together}_kl_8_batch_0", 64 * together)
+            else:
+                theirs = None  # it works on vectors, which intrinsics.py does not know
             unit = "weight" if count == 1 else "weight, row"
-            cases.append(Case(f"{name}, {count} row{'s' * (count > 1)}", unit, ours, (theirs,), least=1))
-        theirs = Side(f"affine_qmm_t_{of}_alN_true_batch_0")
+            cases.append(Case(f"{name}, {count} row{'s' * (count > 1)}", unit, ours, (theirs,) if theirs else (), least=1))
+        theirs = Side(f"{mode}_qmm_t_{of}_alN_true_batch_0")
         for form, count in (("tile", 1), ("tall", 2)):
             ours = Side(
-                f"mlxp_quantized_matmul_{form}_b{bits}_{t}", count, struct="QuantizedMatmulParams", values=plain
+                f"mlxp_quantized_matmul_{form}_{suffix}_{t}", count, struct="QuantizedMatmulParams", values=dict(plain)
             )
             cases.append(Case(f"{name}, {form}", "32 x 32 x 32", ours, (theirs,), least=256))
     return cases
@@ -128,9 +134,9 @@ def attention(t):
     whole = {200: 1, 201: 1, 300: 0, 301: 0, 302: 0, 303: 0}
     cases = []
     for heads in (1, 4, 8):
-        # 16 lanes share a key: 4 shuffles, and 8 keys of a SIMD group in a turn.
+        # 32 lanes share a key, and a SIMD group takes 8 keys in a turn.
         ours = Side(
-            f"mlxp_attention_vector_{heads}_{t}", 8 * heads, trips=4, struct="AttentionParams", values=plain
+            f"mlxp_attention_vector_128_{heads}_{t}", 8 * heads, struct="AttentionParams", values=plain
         )
         gqa = "_gqa_8" if heads == 8 else ""
         theirs = Side(f"sdpa_vector_2pass_1{gqa}_{mlx}_128_128", 4, constants=none)
@@ -140,13 +146,10 @@ def attention(t):
             )
         )
     for dim in (64, 80, 96, 128, 256):
-        form = 64 if dim <= 64 else 128 if dim <= 128 else 256
-        keys = 16 if dim > 128 else 32
+        row = dim * (4 if t == "float32" else 2)
+        keys = 8 if row > 512 else 16 if row > 384 else 32
         values = {**plain, "dim": dim, "splits": 1}
-        trips = keys * dim / 8 / 128  # pieces of a tile that a thread loads
-        ours = Side(
-            f"mlxp_attention_matrix_{form}_{t}", keys, trips=trips, struct="AttentionParams", values=values
-        )
+        ours = Side(f"mlxp_attention_matrix_{dim}_{t}", keys, trips=1, struct="AttentionParams", values=values)
         # From 256 on two SIMD groups share a row's features.
         mlx_keys, groups = (16, 2) if dim == 256 else (16, 1) if dim == 128 else (32, 1)
         steel = f"steel_attention_{t}_bq32_bk{mlx_keys}_bd{dim}_bv{dim}_wm4_wn{groups}_maskbool_"
@@ -171,7 +174,13 @@ def the_rest(t):
         Case(
             "rope, one position",
             "pair",
-            Side(f"mlxp_rope_half_base_one_head_{t}", 1, "once"),
+            Side(
+                f"mlxp_rope_half_base_one_head_{t}",
+                1,
+                "once",
+                struct="RopeParams",
+                values=dict(offset_stride=0),
+            ),
             (Side(f"rope_single_{t}", 1, "once", constants=along),),
         ),
         Case(

@@ -55,3 +55,39 @@ def markdown(found):
     text += grid(head.split(", "), [case_row(name, e, kernels[e["kernel"]]) for name, e in cases])
     head = "kernel, worst type, registers, threads, bytes spilled, bytes of arrays"
     return text + "\n## Every kernel\n\n" + grid(head.split(", "), families(found))
+
+
+FLOATS = ("mxfp4", "mxfp8", "nvfp4")
+# The rows of README's table, each with the cases that it sums up.
+SUMMARY = {
+    "`rms_norm`, `layer_norm`, `softmax`": ("rms_norm row", "layer_norm row", "softmax row"),
+    "one row with weights of 3, 4, 5, 6, 8 bits": [f"quantized {b} bits, 1 row" for b in (3, 4, 5, 6, 8)],
+    "one row with weights of mxfp4, mxfp8, nvfp4": [f"quantized {mode}, 1 row" for mode in FLOATS],
+    "2, 4, 8 rows with weights of 4 bits": [f"quantized 4 bits, {r} rows" for r in (2, 4, 8)],
+    "tile of 32 rows with weights of 3, 4, 5, 6, 8 bits": [f"quantized {b} bits, tile" for b in (3, 4, 5, 6, 8)],
+    "tile of 64 rows with weights of 3, 4, 5, 6, 8 bits": [f"quantized {b} bits, tall" for b in (3, 4, 5, 6, 8)],
+    "attention of one position, 1, 4, 8 heads that share keys": [
+        f"attention, {h} a key head" for h in ("1 head", "4 heads", "8 heads")
+    ],
+    "attention of many positions, heads of 64, 80, 96, 128, 256 features": [
+        f"attention, prefill, {d} features" for d in (64, 80, 96, 128, 256)
+    ],
+    "`rope` of one position, of many": ("rope, one position", "rope, many positions"),
+    "one row, a tile with unpacked weights": ("linear, 1 row", "linear, tile"),
+}
+BEGIN, END = "<!-- cycles:begin, made by scripts/agx.sh -->\n", "<!-- cycles:end -->\n"
+
+
+def summary(found):
+    def ratios(cases, dtype):
+        entries = [found["cases"][f"{case}, {dtype}"] for case in cases]
+        return ", ".join(ratio(entry["alu"], entry["mlx"]["alu"]) for entry in entries)
+
+    rows = [[name, ratios(cases, "float16"), ratios(cases, "bfloat16")] for name, cases in SUMMARY.items()]
+    return BEGIN + grid(["cycles, ours / MLX's", "float16", "bfloat16"], rows) + END
+
+
+def with_summary(readme, found):
+    """README with its table made anew."""
+    before, _, rest = readme.partition(BEGIN)
+    return before + summary(found) + rest.partition(END)[2]

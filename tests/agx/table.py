@@ -11,11 +11,12 @@ import kernels
 from compare import worse
 from compile import Tools
 from layout import Layouts
-from render import markdown
+from render import markdown, with_summary
 
 ROOT = Path(__file__).resolve().parents[2]
 TABLE = Path(__file__).with_name("table.json")
 PRINTED = ROOT / "docs" / "metal-table.md"
+README = ROOT / "README.md"
 
 
 def cost(side, row, case, least=0):
@@ -173,7 +174,8 @@ def main():
     elif mode == "--update":
         TABLE.write_text(dumped(found))
         PRINTED.write_text(markdown(found))
-        print(f"agx: wrote {TABLE.relative_to(ROOT)} and {PRINTED.relative_to(ROOT)}")
+        README.write_text(with_summary(README.read_text(), found))
+        print("agx: wrote", *(path.relative_to(ROOT) for path in (TABLE, PRINTED, README)))
     else:
         print(markdown(found), end="")
 

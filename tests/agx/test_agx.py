@@ -1,5 +1,6 @@
 """Tests of what makes the table: by themselves, and where scripts/agx.sh runs them, with its compilers."""
 
+import json
 import os
 import tempfile
 import unittest
@@ -11,6 +12,7 @@ import kernels
 import layout
 import table
 from compare import worse
+from render import markdown, with_summary
 
 HERE = Path(__file__).parent
 
@@ -21,6 +23,14 @@ def one(kernels, cases=None):
 
 def row(**changed):
     return {"registers": 64, "threads": 1024, "spilled": 0, "arrays": 0, "alu": 100, "ic": 50, **changed}
+
+
+class Printed(unittest.TestCase):
+    def test_documents_are_of_the_table(self):
+        found = json.loads(table.TABLE.read_text())
+        self.assertEqual(table.PRINTED.read_text(), markdown(found))
+        readme = table.README.read_text()
+        self.assertEqual(readme, with_summary(readme, found))
 
 
 class Compare(unittest.TestCase):

@@ -66,7 +66,7 @@ fn small(rng: &mut Rng) -> Value {
     ];
     config["rope_scaling"] = one(rng, &scalings).clone();
     if once_in(rng, 4) {
-        config["quantization"] = json!({"group_size": 32, "bits": one(rng, &[2, 3, 4, 6, 8])});
+        config["quantization"] = json!({"group_size": 32, "bits": one(rng, &[2, 3, 4, 5, 6, 8])});
     }
     if once_in(rng, 4) {
         config["num_hidden_layers"] = json!(2);

@@ -117,7 +117,7 @@ struct Node {
 
 struct Graph {
     rng: Rng,
-    /// All arrays are square matrices of so many rows.
+    /// All arrays are square matrices of this number of rows.
     rows: usize,
     nodes: Vec<Node>,
     failing: bool,

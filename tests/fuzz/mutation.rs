@@ -59,12 +59,12 @@ pub fn word(rng: &mut Rng, of: &[&'static str]) -> &'static str {
     of[rng.usize(..of.len())]
 }
 
-/// Whether something happens that does once in so many times.
+/// Whether something happens that happens once in that number of times.
 pub fn once_in(rng: &mut Rng, times: u32) -> bool {
     rng.u32(..times) == 0
 }
 
-/// A part of so many bytes, which may be empty.
+/// A part of at most that number of bytes, which may be empty.
 fn span(rng: &mut Rng, length: usize) -> std::ops::Range<usize> {
     let start = rng.usize(..=length);
     let most = if once_in(rng, 4) { length } else { 16 };

@@ -40,8 +40,7 @@ pub const KERNELS: &[Equivalent] = &[
     ),
     ("activation_affine", "first >= params.rows", "first > params.rows", "a thread without rows"),
     ("lora_correct", "m < LORA_ROWS", "m <= LORA_ROWS", "no group has more than LORA_ROWS rows"),
-    ("multiply_tile", "threadgroup_barrier(", "mem_none", "products lie beside what was staged"),
-    ("multiply_tile", "threadgroup_barrier(", "mem_device", "products lie beside what was staged"),
+    ("rope", "offset_stride == 0 ?", "= false ?", "a division more"),
 ];
 
 /// Part of the kernel's name, or the stem whose parameter it is; the change, of which `a..b` stands
@@ -60,6 +59,11 @@ pub const DISPATCHES: &[(&str, &str, &str)] = &[
     ("attention_", "swapped 2 3", "plain keys have no scales and no biases"),
     ("attention_", "swapped 4 5", "plain values have no scales"),
     ("attention_", "swapped 5 6", "plain values have no scales and no biases"),
+    ("attention_matrix_64_float32", "swapped 6 7", "there is neither a bias nor a mask"),
+    ("attention_matrix_80_float32", "swapped 6 7", "there is neither a bias nor a mask"),
+    ("attention_matrix_96_float32", "swapped 6 7", "there is neither a bias nor a mask"),
+    ("attention_matrix_128_float32", "swapped 6 7", "there is neither a bias nor a mask"),
+    ("attention_matrix_256_float32", "swapped 6 7", "there is neither a bias nor a mask"),
     ("quantized_matmul_row", "swapped 10 11", "these cases have a bias and a residual only"),
     ("attention_matrix", "memory 0 -16", "the last staged row ends in padding"),
     ("linear_", "memory 0 -16", "rows end in padding, and short rows of x fill no stage"),
@@ -71,6 +75,7 @@ pub const DISPATCHES: &[(&str, &str, &str)] = &[
     ("attention", "word 3 0..80", "the kernel that combines splits reads no view"),
     ("attention", "word 3 84..98", "the kernel that combines splits reads neither keys nor rules"),
     ("attention", "word 10 87 1", "chunks end where the keys end"),
+    ("attention", "word 10 97", "parameters end in padding"),
     ("cross_entropy", "word 4 2 1", "any number but 0 is true"),
     ("cross_entropy", "word 5 2 1", "any number but 0 is true"),
     ("residual_norm", "word 6 4 1", "any number but 0 is true"),

@@ -30,8 +30,9 @@ const FILES: [(&str, &[&str]); 13] = [
 ];
 
 /// Files whose kernels take longer to compile or to run, and the classes that run of them.
-const LONGER: [(&str, &[&str]); 10] = [
+const LONGER: [(&str, &[&str]); 11] = [
     ("attention_matrix.h", &["attention"]),
+    ("attention_tile.h", &["attention"]),
     ("attention_vector.h", &["attention"]),
     ("cross_entropy.metal", &["cross_entropy"]),
     ("layer_norm.metal", &["layer_norm"]),
@@ -46,8 +47,11 @@ const OF_LONGER: [&str; 2] = ["barrier", "slots"];
 
 /// Instances that mutants are compiled without: others of the same template stay.
 const LEFT_OUT: [(&str, &[&str]); 2] = [
-    ("attention", &["_q8_", "_128_", "_256_", "vector_4_"]),
-    ("quantized_matmul", &["(\"b2\"", "(\"b3\"", "(\"b6\"", "(\"mxfp4\""]),
+    ("attention", &["_q8_", "_80_", "_96_", "_128_", "_256_", "_64_4_"]),
+    (
+        "quantized_matmul",
+        &["(\"b2\"", "(\"b3\"", "(\"b5\"", "(\"b6\"", "(\"mxfp4\"", "(\"mxfp8\"", "(\"nvfp4\""],
+    ),
 ];
 
 pub struct Job {

@@ -24,6 +24,9 @@ mod workers;
 
 #[cfg(target_os = "linux")]
 fn main() -> std::process::ExitCode {
+    // What was tuned on this machine is for its programs, not for tests of our kernels.
+    // SAFETY: no other thread runs yet.
+    unsafe { std::env::set_var("MLX_PRIMITIVES_TUNE", "off") };
     tests::main()
 }
 

@@ -5,6 +5,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::{Command, Output};
 
+use anyhow::{Context, ensure};
 use mlx_primitives::device;
 use tempfile::TempDir;
 
@@ -42,6 +43,26 @@ fn headers_of_another_version_than_the_library_stop_the_build() {
     assert!(error.contains(&format!("is version {version}")), "{error}");
 }
 
+/// Writes the C++ source of the kernels in a folder.
+fn embed(metal: &Path, embedded: &Path) -> std::io::Result<Output> {
+    cmake()
+        .arg(format!("-DMETAL_DIR={}", metal.display()))
+        .arg(format!("-DOUTPUT={}", embedded.display()))
+        .arg("-P")
+        .arg(Path::new(ROOT).join("cmake/embed_metal.cmake"))
+        .output()
+}
+
+/// The name that the kernels in a folder give their metallib.
+fn marker(metal: &Path) -> anyhow::Result<String> {
+    let directory = tempfile::tempdir()?;
+    let embedded = directory.path().join("embedded.cpp");
+    ensure!(embed(metal, &embedded)?.status.success());
+    let text = fs::read_to_string(embedded)?;
+    let (_, hash) = text.split_once("  return \"").context("a hash")?;
+    Ok(format!("mlxp_sources_{}", &hash[..64]))
+}
+
 /// What is embedded goes to Metal as ASCII: with one other byte there would be no source at all.
 #[test]
 fn kernels_that_are_not_ascii_stop_the_build() -> Checked {
@@ -55,17 +76,93 @@ fn kernels_that_are_not_ascii_stop_the_build() -> Checked {
         (b"// x\xb2 of i\n", Some("// x\u{fffd} of i")),           // in Latin-1
     ] {
         fs::write(metal.join("own.h"), header)?;
-        let output = cmake()
-            .arg(format!("-DMETAL_DIR={}", metal.display()))
-            .arg(format!("-DOUTPUT={}", embedded.display()))
-            .arg("-P")
-            .arg(Path::new(ROOT).join("cmake/embed_metal.cmake"))
-            .output()?;
+        let output = embed(&metal, &embedded)?;
         let error = String::from_utf8_lossy(&output.stderr);
         assert_eq!(output.status.success(), line.is_none(), "{error}");
         if let Some(line) = line {
             assert!(error.contains(&format!("own.h is not ASCII: {line}")), "{error}");
         }
+    }
+    Ok(())
+}
+
+/// Prints the embedded source of a stem, for a kernel or for all of the stem's.
+#[cfg(target_os = "linux")]
+const PRINT: &str = r#"
+#include <cstdio>
+#include <string>
+namespace mlx_primitives {
+std::string embedded_metal_source(const std::string& stem, const std::string& kernel);
+}
+int main(int, char** arguments) {
+  std::fputs(mlx_primitives::embedded_metal_source(arguments[1], arguments[2]).c_str(), stdout);
+}
+"#;
+
+/// The text that Metal compiles for a kernel instantiates that kernel, no other one, and keeps the
+/// rules of Metal.
+#[cfg(target_os = "linux")]
+#[test]
+fn kernels_are_embedded_one_at_a_time() -> Checked {
+    let directory = tempfile::tempdir()?;
+    let [embedded, print, program] =
+        ["embedded.cpp", "print.cpp", "print"].map(|name| directory.path().join(name));
+    let metal = Path::new(ROOT).join("metal");
+    assert!(embed(&metal, &embedded)?.status.success());
+    fs::write(&print, PRINT)?;
+    let mut compiler = Command::new("c++");
+    compiler.args(["-std=c++20", "-o"]).args([&program, &embedded, &print]);
+    assert!(compiler.status()?.success());
+    let source = |stem: &str, kernel: &str| {
+        let output = Command::new(&program).args([stem, kernel]).output()?;
+        String::from_utf8(output.stdout).context("source that is ASCII")
+    };
+    let instances = |text: &str| -> Vec<String> {
+        text.lines().filter(|line| line.starts_with("MLXP_KERNEL(")).map(String::from).collect()
+    };
+    let compiler = metal_sim::Compiler::find()?;
+    for entry in fs::read_dir(metal)? {
+        let name = entry?.file_name().to_string_lossy().into_owned();
+        let Some(stem) = name.strip_suffix(".metal") else { continue };
+        let all = instances(&source(stem, "")?);
+        for kind in ["_float32", "_float16", "_bfloat16"] {
+            assert!(all.iter().any(|instance| instance.contains(kind)), "{stem}: {all:#?}");
+        }
+        let mut alone = String::new();
+        for instance in &all {
+            alone = source(stem, instance.split('"').nth(1).context("a name")?)?;
+            assert_eq!(instances(&alone), std::slice::from_ref(instance));
+        }
+        let path = directory.path().join("alone.metal");
+        fs::write(&path, alone)?;
+        let alone = metal_sim::Source::new(&path);
+        let found = metal_sim::rules::check(&alone, &compiler, directory.path())?;
+        assert!(found.is_empty(), "{stem}: {found:#?}");
+    }
+    Ok(())
+}
+
+/// A metallib of other sources than the program's would read its parameters in the wrong places.
+#[test]
+fn a_metallib_of_other_sources_is_refused_by_name() -> Checked {
+    let directory = tempfile::tempdir()?;
+    let library = directory.path().join("own.metallib");
+    let marker = marker(&Path::new(ROOT).join("metal"))?;
+    let stale = marker.replace(&marker[marker.len() - 8..], "00000000");
+    for (content, current) in
+        [(&*marker, true), (&*stale, false), ("mlxp_softmax_simd_float32", false)]
+    {
+        fs::write(&library, format!("MTLB\0\u{1}{content}\0ENDT"))?;
+        let output = Command::new(env!("CARGO_BIN_EXE_mlx-primitives"))
+            .arg("info")
+            .env("MLX_PRIMITIVES_METALLIB", &library)
+            .output()?;
+        let said = String::from_utf8_lossy(if current { &output.stdout } else { &output.stderr });
+        assert_eq!(output.status.success(), current, "{said}");
+        let library = library.display().to_string();
+        let parts =
+            if current { ["named by"; 2] } else { ["error: ", "run scripts/build_metal.sh"] };
+        assert!(said.contains(&library) && parts.iter().all(|part| said.contains(part)), "{said}");
     }
     Ok(())
 }
@@ -135,31 +232,45 @@ fn without_a_metal_compiler_that_runs_kernels_are_left_for_later() -> Checked {
 
 #[test]
 fn with_a_metal_compiler_kernels_are_compiled_when_they_changed() -> Checked {
-    // What is compiled or linked is told by its name: the last part of its path.
+    // What is compiled or linked is told by its name: the last part of its path. The tools only put
+    // together what they are given.
     let runs = "case \"$4\" in --version) exit 0;; esac\n\
-        tool=$3; shift 3; names=; for last; do names=\"$names ${last##*/}\"; done\n\
-        echo \"$tool$names\" >>\"$0.log\"; echo \"$tool\" >\"$last\"";
+        tool=$3; shift 3; names=; from=; for last; do names=\"$names ${last##*/}\"\n\
+        case $tool$last in metal/*.metal | metallib*.air) from=\"$from $last\";; esac; done\n\
+        echo \"$tool$names\" >>\"$0.log\"; cat $from >\"$last\"";
     let mac = mac(runs)?;
     let (output, library) = build_metal(&mac)?;
     let said = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success() && said.contains("wrote .mlx/"), "{said}");
-    assert_eq!(library.as_deref(), Some("metallib\n"));
+    let named = format!("[[kernel]] void {}() {{}}\n", marker(&mac.path().join("metal"))?);
+    let (k, library) = ("kernel void k() {}\n", library.unwrap_or_default());
+    assert_eq!(library, [k, &named, k].concat());
     let log = fs::read_to_string(mac.path().join("bin/xcrun.log"))?;
     let lines: Vec<&str> = log.lines().collect();
-    assert_eq!(lines.len(), 3, "{log}");
-    for (line, stem) in lines.iter().zip(["one", "two"]) {
+    assert_eq!(lines.len(), 4, "{log}");
+    for (line, stem) in lines.iter().zip(["one", "two", "sources"]) {
         assert!(
             line.starts_with("metal -std=metal3.1 ") && line.contains(" -fno-fast-math "),
             "{log}"
         );
         assert!(line.ends_with(&format!(" -c {stem}.metal -o {stem}.air")), "{log}");
     }
-    assert_eq!(lines[2], "metallib one.air two.air -o mlx_primitives.metallib");
+    assert_eq!(lines[3], "metallib one.air sources.air two.air -o mlx_primitives.metallib");
 
     let (output, _) = build_metal(&mac)?;
     let said = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success() && said.contains("kernels are up to date"), "{said}");
     assert_eq!(fs::read_to_string(mac.path().join("bin/xcrun.log"))?, log);
+
+    // A changed header leaves nothing up to date, whatever the time of the file.
+    fs::write(mac.path().join("metal/one.h"), "// changed\n")?;
+    let (_, changed) = build_metal(&mac)?;
+    assert!(changed.is_some_and(|changed| changed != library));
+    fs::write(mac.path().join("metal/one.h"), "// changed again\n")?;
+    fs::write(mac.path().join("bin/xcrun"), "#!/bin/sh\nexit 1\n")?;
+    let (output, left) = build_metal(&mac)?;
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success() && left.is_none(), "{said}");
     Ok(())
 }
 

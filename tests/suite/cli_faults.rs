@@ -97,7 +97,7 @@ pub fn text_of(path: &Path) -> &str {
 }
 
 /// Every command in a form that soon writes to stdout, and what it reads; `{}` is a new directory.
-const WRITERS: [(&[&str], &str); 16] = [
+const WRITERS: [(&[&str], &str); 17] = [
     (&["--help"], ""),
     (&["chat", "--help"], ""),
     (&["--version"], ""),
@@ -114,6 +114,7 @@ const WRITERS: [(&[&str], &str); 16] = [
     (&["bench", "-p", "2", "-g", "2", "-n", "1"], ""),
     (&["bench", "-p", "2", "-g", "2", "-n", "1", "--json"], ""),
     (&["quantize", "--model", DEMO, "--output", "{}/new", "--group-size", "32"], ""),
+    (&["verify", "--quick", "--only", "dequantize", "--output", "{}/report.md"], ""),
 ];
 
 fn each_writer(check: impl Fn(&[&str], &str)) {

@@ -298,16 +298,24 @@ fn attention(extents: [i32; 6], bits: i32, dtype: Dtype) -> Result<Array> {
 
 fn attention_kernels() -> anyhow::Result<BTreeSet<String>> {
     let mut used = BTreeSet::new();
+    let mut reach = |y: Array| -> Result<()> {
+        used.extend(dispatches(&y, MAX_THREADS)?.into_iter().map(|plan| plan.kernel));
+        Ok(())
+    };
     for dtype in FLOATS {
-        for bits in [0, 4, 8] {
-            for (group, queries, dim) in
-                [(1, 1, 64), (4, 1, 64), (4, 2, 64), (4, 512, 64), (4, 512, 128), (4, 512, 256)]
-            {
-                for keys in [512, 4096] {
-                    let y = attention([1, 8, group, queries, keys, dim], bits, dtype)?;
-                    used.extend(dispatches(&y, MAX_THREADS)?.into_iter().map(|p| p.kernel));
+        for dim in [64, 80, 96, 128, 256] {
+            // Rows for each kernel over vectors, and for one over a matrix.
+            for (group, queries) in [(1, 1), (4, 1), (4, 2), (4, 512)] {
+                for bits in [0, 4, 8].into_iter().filter(|&bits| bits == 0 || dim % 64 == 0) {
+                    for keys in [512, 4096] {
+                        reach(attention([1, 8, group, queries, keys, dim], bits, dtype)?)?;
+                    }
                 }
             }
+            let x = lazy(&[1, 8, 512, dim], dtype)?;
+            let mask = lazy(&[512, 512], Dtype::Bool)?;
+            let options = AttentionOptions { mask: Some(&mask), ..AttentionOptions::default() };
+            reach(ops::attention(&x, &x, &x, &options)?)?;
         }
     }
     Ok(used)

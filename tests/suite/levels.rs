@@ -10,10 +10,10 @@ use mlx_primitives::ops::{QuantizedMode, QuantizedWeight};
 use mlx_primitives::{Array, Dtype, device};
 use serde_json::json;
 
-use crate::quantized_matmul::decoded;
 use crate::support::Checked;
 use crate::support::input::random32;
 use crate::support::reference_llama::{Matrix, Reference, Shape};
+use crate::table::inputs::decoded;
 
 const SIMD: &str = "MLX_PRIMITIVES_SIMD";
 /// Best first: a machine that has one has those after it.
@@ -43,29 +43,22 @@ fn packed_models_are_exact_at_every_level() {
     assert!(run > 0, "{own}");
 }
 
-#[derive(Clone, Copy, Debug)]
-enum Format {
-    Affine(i32, i32),
-    Mxfp4,
-}
-
-impl Format {
-    fn parts(self) -> (i32, i32, QuantizedMode) {
-        match self {
-            Self::Affine(group_size, bits) => (group_size, bits, QuantizedMode::Affine),
-            Self::Mxfp4 => (32, 4, QuantizedMode::Mxfp4),
-        }
-    }
-}
+/// Group size, bits and mode.
+type Format = (i32, i32, QuantizedMode);
 
 #[test]
 #[ignore = "run by packed_models_are_exact_at_every_level"]
 fn logits_at_this_level() -> Checked {
     println!("logits at {}", device::cpu_kernels());
     let groups = [32, 64, 128];
-    let affine =
-        [2, 3, 4, 6, 8].into_iter().flat_map(|bits| groups.map(|g| Format::Affine(g, bits)));
-    for format in affine.chain([Format::Mxfp4]) {
+    let affine = [2, 3, 4, 5, 6, 8]
+        .into_iter()
+        .flat_map(|bits| groups.map(|group| (group, bits, QuantizedMode::Affine)));
+    let others = QuantizedMode::ALL.into_iter().filter_map(|mode| {
+        let (group, bits) = mode.only_layout()?;
+        Some((group, bits, mode))
+    });
+    for format in affine.chain(others) {
         for dtype in [Dtype::Float32, Dtype::Float16, Dtype::Bfloat16] {
             check(format, dtype)?;
         }
@@ -110,7 +103,7 @@ fn step(llama: &Llama, tokens: &[u32], cache: &mut Cache) -> anyhow::Result<Vec<
 
 /// The model, and the same in f64 of the packed numbers.
 fn model(format: Format, dtype: Dtype) -> anyhow::Result<(Llama, Reference)> {
-    let (group_size, bits, mode) = format.parts();
+    let (group_size, bits, mode) = format;
     let mut arrays = HashMap::new();
     let mut seed = 0;
     let mut matrix = |name: String, outputs: usize, inputs: usize| -> anyhow::Result<Matrix> {
@@ -136,14 +129,7 @@ fn model(format: Format, dtype: Dtype) -> anyhow::Result<(Llama, Reference)> {
         "intermediate_size": SHAPE.inner, "num_attention_heads": SHAPE.heads,
         "num_key_value_heads": SHAPE.kv_heads, "head_dim": SHAPE.head_dim, "rms_norm_eps": 1e-5,
         "vocab_size": VOCAB, "tie_word_embeddings": false,
-        "quantization": {"group_size": group_size, "bits": bits, "mode": mode_name(mode)},
+        "quantization": {"group_size": group_size, "bits": bits, "mode": mode.name()},
     });
     Ok((Llama::new(Config::parse(&config.to_string())?, Weights::new(arrays))?, reference))
-}
-
-fn mode_name(mode: QuantizedMode) -> &'static str {
-    match mode {
-        QuantizedMode::Affine => "affine",
-        QuantizedMode::Mxfp4 => "mxfp4",
-    }
 }

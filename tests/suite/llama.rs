@@ -269,7 +269,7 @@ fn configurations_that_cannot_run_are_refused() {
         ("rms_norm_eps", json!(-1.0)),
         ("rope_theta", json!(0.0)),
         ("layer_types", json!(["full_attention", "linear_attention"])),
-        ("quantization", json!({"bits": 5, "group_size": 64})),
+        ("quantization", json!({"bits": 7, "group_size": 64})),
         ("quantization", json!({"bits": 4, "group_size": 48})),
         ("quantization", json!({"bits": 4, "group_size": 64, "mode": "other"})),
         ("layer_types", json!(["sliding_attention"])),

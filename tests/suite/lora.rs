@@ -4,31 +4,11 @@
 use mlx_primitives::ops::{self, LinearOptions, LinearWeight, Lora, QuantizedOptions};
 use mlx_primitives::{Array, Dtype, Result, builtin};
 
-use crate::quantized_matmul::{FORMATS, decoded, product, weight};
+use crate::quantized_matmul::product;
 use crate::support::compare::{assert_close, assert_same, numbers, ulp};
 use crate::support::input::{FLOATS, random, random32};
 use crate::support::{Checked, each_device};
-
-pub const SCALE: f32 = 1.7;
-
-pub fn small(shape: &[i32], dtype: Dtype, seed: u64) -> Result<Array> {
-    random(shape, dtype, seed)?.multiply(Array::scalar(0.2f32)?.astype(dtype)?)
-}
-
-/// The base, and what it stands for.
-pub fn bases(n: i32, k: i32, dtype: Dtype) -> anyhow::Result<Vec<(LinearWeight, Vec<f64>)>> {
-    let plain = small(&[n, k], dtype, 1)?;
-    let dense = numbers(&plain)?;
-    let mut bases = vec![(plain.into(), dense)];
-    for format in [FORMATS[1], FORMATS[3], FORMATS[7]] {
-        if k % format.0 == 0 {
-            let w = weight(format, n, k, dtype, 2)?;
-            let dense = decoded(&w, dtype)?;
-            bases.push((w.into(), dense));
-        }
-    }
-    Ok(bases)
-}
+use crate::table::inputs::{FORMATS, SCALE, bases, small, weight};
 
 /// Our own ops, one after the other.
 fn unfused(x: &Array, base: &LinearWeight, a: &Array, b: &Array) -> Result<Array> {

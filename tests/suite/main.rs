@@ -68,7 +68,13 @@ mod tokenizer;
 mod tools;
 #[cfg(target_os = "linux")]
 mod traffic;
+mod tune;
+mod tune_first_use;
+mod verify;
 
 fn main() -> std::process::ExitCode {
+    // What was tuned on this machine is for its programs, not for tests of our kernels.
+    // SAFETY: no other thread runs yet.
+    unsafe { std::env::set_var("MLX_PRIMITIVES_TUNE", "off") };
     endings::role().unwrap_or_else(harness::main)
 }

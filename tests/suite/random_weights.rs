@@ -26,6 +26,8 @@ fn logits(llama: &Llama) -> anyhow::Result<Vec<f32>> {
 #[test]
 fn every_format_is_finite_lively_and_of_the_estimated_size() -> Checked {
     let mxfp4 = Quantization { group_size: 32, bits: 4, mode: QuantizedMode::Mxfp4 };
+    let mxfp8 = Quantization { group_size: 32, bits: 8, mode: QuantizedMode::Mxfp8 };
+    let nvfp4 = Quantization { group_size: 16, bits: 4, mode: QuantizedMode::Nvfp4 };
     let formats = [
         None,
         Some(Quantization::affine(32, 2)),
@@ -34,13 +36,16 @@ fn every_format_is_finite_lively_and_of_the_estimated_size() -> Checked {
         Some(Quantization::affine(64, 6)),
         Some(Quantization::affine(32, 8)),
         Some(mxfp4),
+        Some(mxfp8),
+        Some(nvfp4),
     ];
     for dtype in [Dtype::Float32, Dtype::Float16, Dtype::Bfloat16] {
         for to in formats {
             // Rows of 96 are no whole groups of 64: these matrices stay floats.
             let llama = Llama::random(config(|_| {}), dtype, to, 7)?;
-            // MLX makes bfloat16 of mxfp4, which float16 norms promote to float32.
-            let mixed = to == Some(mxfp4) && dtype == Dtype::Float16;
+            // MLX makes bfloat16 of packed floats, which float16 norms promote to float32.
+            let floats = to.is_some_and(|to| to.mode != QuantizedMode::Affine);
+            let mixed = floats && dtype == Dtype::Float16;
             assert_eq!(llama.dtype(), if mixed { Dtype::Float32 } else { dtype });
             let sizes = estimate(llama.config(), dtype, to, CacheKind::Plain, 1, 0)?;
             assert_eq!(llama.nbytes() as u64, sizes.weights, "{dtype} {to:?}");

@@ -43,7 +43,7 @@ const LEFT_OUT: [&str; 15] = [
 
 /// Tests that take long and run only kernels that other tests run too. scripts/verify.sh runs them, in one
 /// order of threads.
-const ONCE: [&str; 14] = [
+const ONCE: [&str; 15] = [
     "adapters::",
     "cache::",
     "checkpoints::",
@@ -58,6 +58,7 @@ const ONCE: [&str; 14] = [
     "threads::",
     "tokenizer::",
     "tools::",
+    "verify::",
 ];
 
 /// This binary again, with these variables alone of those that the simulator knows.

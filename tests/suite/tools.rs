@@ -25,7 +25,7 @@ fn path(directory: &Path) -> &str {
 
 #[test]
 fn every_command_explains_itself_with_examples() {
-    for name in ["perplexity", "bench", "quantize", "fuse", "info"] {
+    for name in ["perplexity", "bench", "quantize", "fuse", "info", "verify", "tune"] {
         let output = run(&[name, "--help"]);
         assert_eq!(output.status.code(), Some(0), "{name}");
         let help = stdout(&output);

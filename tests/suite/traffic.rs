@@ -18,7 +18,7 @@ fn written(bytes: u64) -> Moved {
     [0, bytes, 0]
 }
 
-/// One dispatch moves so many bytes of each array, for the table of README if the op has a name there.
+/// The bytes that one dispatch moves of each array, for the table of README if the op has a name there.
 fn check(
     name: Option<&str>,
     op: impl FnOnce(&[Array]) -> Result<Array>,

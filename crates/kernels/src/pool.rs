@@ -69,7 +69,7 @@ pub struct Pool {
     next: AtomicUsize,
     job: UnsafeCell<Option<Job>>,
     helpers: Box<[Helper]>,
-    /// Threads that wait for a result and help meanwhile: so many helpers may sleep on.
+    /// Threads that wait for a result and help meanwhile: as many helpers may sleep on.
     pub guests: AtomicUsize,
 }
 
@@ -133,7 +133,7 @@ impl Pool {
         }
     }
 
-    /// Starts the process's pool with so many threads, unless it has been started.
+    /// Starts the process's pool with this number of threads, unless it has been started.
     pub fn start(threads: usize) -> &'static Pool {
         CURRENT.get_or_init(|| Pool::leak(threads))
     }

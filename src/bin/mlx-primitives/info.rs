@@ -7,7 +7,8 @@ use anyhow::Result;
 use clap::ArgGroup;
 use mlx_primitives::device::{self, Device};
 use mlx_primitives::llama::Llama;
-use serde_json::json;
+use mlx_primitives::tune::{Choice, Choices};
+use serde_json::Value;
 
 use crate::model::{KvArgs, Packing, Source};
 use crate::output;
@@ -71,6 +72,18 @@ fn model(args: &Args) -> Result<Llama> {
 }
 
 fn facts(args: &Args) -> Result<()> {
+    let facts = build()?;
+    if args.json {
+        return Ok(output::println(build_json(&facts))?);
+    }
+    for (name, value) in facts {
+        output::println(format_args!("{name:<16}{value}"))?;
+    }
+    Ok(())
+}
+
+/// What the results depend on: versions, devices, kernels.
+pub fn build() -> Result<Vec<(&'static str, String)>> {
     let (_, version) = device::mlx_versions();
     let default = match device::default_device()? {
         Device::Gpu => "gpu",
@@ -80,24 +93,34 @@ fn facts(args: &Args) -> Result<()> {
         ("mlx-primitives", env!("CARGO_PKG_VERSION").to_owned()),
         ("MLX", version),
         ("MLX prefix", device::mlx_prefix().to_owned()),
+        ("system", device::system()),
         ("default device", default.to_owned()),
         ("CPU", Device::Cpu.name()?),
         ("CPU kernels", format!("{}, {} threads", device::cpu_kernels(), device::cpu_threads())),
         ("Metal kernels", device::kernels_origin()?),
+        ("kernels hash", device::kernels_hash().to_owned()),
+        ("choices", choices(device::default_device()?)),
     ];
     if Device::Gpu.is_available()? {
-        facts.insert(5, ("GPU", Device::Gpu.name()?));
+        facts.insert(6, ("GPU", Device::Gpu.name()?));
     }
-    if args.json {
-        let object: serde_json::Map<_, _> = facts
-            .into_iter()
-            .map(|(name, value)| (name.to_lowercase().replace([' ', '-'], "_"), json!(value)))
-            .collect();
-        output::println(serde_json::Value::Object(object))?;
-    } else {
-        for (name, value) in facts {
-            output::println(format_args!("{name:<16}{value}"))?;
-        }
+    Ok(facts)
+}
+
+/// Which ops run MLX's own instead of our kernels.
+fn choices(device: Device) -> String {
+    let choices = Choices::of_machine(device);
+    let all = choices.measured().count();
+    let mlx = choices.measured().filter(|(_, it)| it.choice() == Choice::Mlx).count();
+    match all {
+        0 => "built in".to_owned(),
+        _ => format!("{all} measured, {mlx} of them MLX's"),
     }
-    Ok(())
+}
+
+pub fn build_json(facts: &[(&str, String)]) -> Value {
+    let named = facts.iter().map(|(name, value)| {
+        (name.to_lowercase().replace([' ', '-'], "_"), Value::from(value.as_str()))
+    });
+    Value::Object(named.collect())
 }

@@ -17,7 +17,13 @@ mod out_of_memory;
 mod output;
 mod perplexity;
 mod quantize;
+// The suite uses more of it.
+#[allow(dead_code)]
+#[path = "../../../tests/suite/table/mod.rs"]
+mod table;
 mod text;
+mod tune;
+mod verify;
 
 use std::process::ExitCode;
 
@@ -69,6 +75,10 @@ enum Command {
     Quantize(quantize::Args),
     /// Add low-rank adapters to the weights of a checkpoint.
     Fuse(fuse::Args),
+    /// Choose between our kernels and MLX's ops by measuring both on this machine.
+    Tune(tune::Args),
+    /// Check every op and the model on this machine, and write a report to attach to a bug report.
+    Verify(verify::Args),
     /// Show MLX's version, the devices, and where the kernels come from.
     Info(info::Args),
 }
@@ -97,6 +107,10 @@ fn main() -> ExitCode {
         Err(error) if error.downcast_ref().is_some_and(StdoutError::is_broken_pipe) => {
             ExitCode::SUCCESS
         }
+        Err(error) if error.is::<clap::Error>() => {
+            output::eprint(format_args!("{error}"));
+            ExitCode::from(BAD_USAGE)
+        }
         Err(error) => {
             output::eprintln(format_args!("error: {error:#}"));
             ExitCode::from(FAILED)
@@ -121,6 +135,8 @@ fn run(cli: Cli) -> anyhow::Result<()> {
         Command::Bench(args) => bench::run(&args),
         Command::Quantize(args) => quantize::run(&args),
         Command::Fuse(args) => fuse::run(&args),
+        Command::Tune(args) => tune::run(&args),
+        Command::Verify(args) => verify::run(&args),
         Command::Info(args) => info::run(&args),
     }
 }

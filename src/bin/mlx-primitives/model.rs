@@ -49,10 +49,10 @@ impl Source {
 /// How matrices are packed.
 #[derive(clap::Args)]
 pub struct Packing {
-    /// Bits of a weight: 2, 3, 4, 6 or 8.
+    /// Bits of a weight: 2, 3, 4, 5, 6 or 8.
     #[arg(long, value_name = "BITS")]
     pub bits: Option<i32>,
-    /// Weights that share a scale: 32, 64 or 128 [default: 64, of mxfp4 32].
+    /// Weights that share a scale: 32, 64 or 128 [default: 64, of mxfp4 and mxfp8 32, of nvfp4 16].
     #[arg(long, value_name = "N")]
     pub group_size: Option<i32>,
     /// How groups become numbers [default: affine].
@@ -66,6 +66,10 @@ pub enum Mode {
     Affine,
     /// 4-bit floats that share a power of two.
     Mxfp4,
+    /// 8-bit floats that share a power of two.
+    Mxfp8,
+    /// 4-bit floats, of which 16 share an 8-bit float.
+    Nvfp4,
 }
 
 impl Packing {
@@ -74,13 +78,16 @@ impl Packing {
         if self.bits.is_none() && self.group_size.is_none() && self.mode.is_none() {
             return None;
         }
-        let (mode, group_size) = match self.mode {
-            Some(Mode::Mxfp4) => (QuantizedMode::Mxfp4, 32),
-            _ => (QuantizedMode::Affine, 64),
+        let mode = match self.mode {
+            Some(Mode::Mxfp4) => QuantizedMode::Mxfp4,
+            Some(Mode::Mxfp8) => QuantizedMode::Mxfp8,
+            Some(Mode::Nvfp4) => QuantizedMode::Nvfp4,
+            _ => QuantizedMode::Affine,
         };
+        let (group_size, bits) = mode.only_layout().unwrap_or((64, 4));
         Some(Quantization {
             group_size: self.group_size.unwrap_or(group_size),
-            bits: self.bits.unwrap_or(4),
+            bits: self.bits.unwrap_or(bits),
             mode,
         })
     }
@@ -169,6 +176,6 @@ pub fn bytes(number: u64) -> String {
 pub fn packing_name(to: Quantization) -> String {
     match to.mode {
         QuantizedMode::Affine => format!("{} bits, affine, groups of {}", to.bits, to.group_size),
-        QuantizedMode::Mxfp4 => "mxfp4".to_owned(),
+        mode => mode.name().to_owned(),
     }
 }

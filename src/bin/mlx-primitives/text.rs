@@ -104,7 +104,7 @@ struct SamplingArgs {
 #[derive(clap::Args)]
 #[command(next_help_heading = "Speed and memory")]
 struct CacheArgs {
-    /// Keep keys and values of the first four positions and the latest, so many in all.
+    /// Keep keys and values of the first four and the latest positions, this number in all.
     #[arg(long, value_name = "N", conflicts_with_all = ["kv_bits", "draft_model"])]
     max_kv_size: Option<i32>,
     /// Keep keys and values in this many bits (2, 3, 4, 5, 6 or 8).

@@ -183,6 +183,7 @@ pub(super) unsafe fn attention_cpu(
         queries: call.queries,
         keys: call.keys,
         dim: call.dim,
+        value_dim: call.value_dim,
         scale: call.scale,
         soft_cap: call.soft_cap,
         causal: call.causal,

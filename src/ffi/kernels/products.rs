@@ -73,6 +73,15 @@ pub(super) unsafe fn dequantize_cpu(
     }
 }
 
+fn mode_of(mode: bridge::QuantizedMode) -> cpu::Mode {
+    match mode {
+        bridge::QuantizedMode::Mxfp4 => cpu::Mode::Mxfp4,
+        bridge::QuantizedMode::Mxfp8 => cpu::Mode::Mxfp8,
+        bridge::QuantizedMode::Nvfp4 => cpu::Mode::Nvfp4,
+        _ => cpu::Mode::Affine,
+    }
+}
+
 /// # Safety
 /// As declared above.
 pub(super) unsafe fn quantized_matmul_cpu(
@@ -92,7 +101,7 @@ pub(super) unsafe fn quantized_matmul_cpu(
     let norm = cpu::Norm { weight: call.norm, eps: call.eps };
     let call = cpu::QuantizedCall {
         element,
-        mode: if call.mxfp4 { cpu::Mode::Mxfp4 } else { cpu::Mode::Affine },
+        mode: mode_of(call.mode),
         bits: call.bits,
         group: call.group,
         x: call.x,
@@ -114,11 +123,7 @@ pub(super) unsafe fn quantized_matmul_cpu(
 /// As declared above.
 pub(super) unsafe fn lora_cpu(call: &bridge::LoraCall) {
     let Some(element) = element(call.dtype) else { return };
-    let mode = match (call.quantized, call.mxfp4) {
-        (false, _) => cpu::Mode::Plain,
-        (true, false) => cpu::Mode::Affine,
-        (true, true) => cpu::Mode::Mxfp4,
-    };
+    let mode = if call.quantized { mode_of(call.mode) } else { cpu::Mode::Plain };
     let weights = cpu::Weights {
         packed: call.base,
         scales: call.scales,

@@ -130,7 +130,7 @@ fn without_generation_tags(source: &str) -> String {
     text
 }
 
-/// Takes so many bytes and no more.
+/// Takes a limited number of bytes.
 struct Limited {
     bytes: Vec<u8>,
     most: usize,

@@ -142,8 +142,10 @@ impl ChatTemplate {
     /// The text of a conversation, to be encoded
     /// [without further special tokens](super::Tokenizer::encode_verbatim).
     ///
-    /// Errors: messages that are no objects, a template that is missing or faulty, one that raises
-    /// an exception, does not end or renders more than 64 MiB.
+    /// # Errors
+    ///
+    /// Returns an error for messages that are no objects, a template that is missing or faulty, one
+    /// that raises an exception, does not end or renders more than 64 MiB.
     pub fn render(&self, messages: &[Value], options: &ChatOptions) -> Result<String> {
         if let Some(other) = messages.iter().find(|message| !message.is_object()) {
             return Err(refused(format_args!("messages that are objects, got {other}")));

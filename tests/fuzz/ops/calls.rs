@@ -121,7 +121,7 @@ pub const OURS: &[Call] = &[
         one(masked_softmax(&x, SoftmaxOptions { scale, mask: mask.as_ref(), causal, window }))
     }),
     ("quantize", |d| {
-        let (group_size, bits) = (*d.one(&[32, 64]), *d.one(&[2, 3, 4, 6, 8]));
+        let (group_size, bits) = (*d.one(&[32, 64]), *d.one(&[2, 3, 4, 5, 6, 8]));
         let (rows, dtype) = (d.dim(), d.floating());
         let x = d.array(&[rows, 2 * group_size], dtype)?;
         let (packed, scales, biases) = quantize(&x, d.int(group_size), d.int(bits))?;
@@ -129,18 +129,16 @@ pub const OURS: &[Call] = &[
         Ok(vec![back])
     }),
     ("dequantize", |d| {
-        let (group_size, bits) = (*d.one(&[32, 64]), *d.one(&[2, 3, 4, 6, 8]));
+        let (group_size, bits) = (*d.one(&[32, 64]), *d.one(&[2, 3, 4, 5, 6, 8]));
         let (rows, dtype) = (d.rng.i32(1..6), d.floating());
         let packed = d.array(&[rows, 2 * group_size / 32 * bits], Dtype::Uint32)?;
         let (scales, biases) = (d.array(&[rows, 2], dtype)?, d.array(&[rows, 2], dtype)?);
         one(dequantize(&packed, &scales, &biases, d.int(group_size), d.int(bits)))
     }),
     ("quantized products", |d| {
-        let mode = *d.one(&[QuantizedMode::Affine, QuantizedMode::Affine, QuantizedMode::Mxfp4]);
-        let (group_size, bits) = match mode {
-            QuantizedMode::Affine => (*d.one(&[32, 64]), *d.one(&[2, 3, 4, 6, 8])),
-            QuantizedMode::Mxfp4 => (32, 4),
-        };
+        let mode = *d.one(&QuantizedMode::ALL);
+        let affine = (*d.one(&[32, 64]), *d.one(&[2, 3, 4, 5, 6, 8]));
+        let (group_size, bits) = mode.only_layout().unwrap_or(affine);
         let (rows, n, k, dtype) = (d.dim(), d.rng.i32(1..40), 64 * d.rng.i32(1..3), d.floating());
         let (group_size, bits) = (d.int(group_size), d.int(bits));
         let w = |d: &mut Draw| {

@@ -79,13 +79,13 @@ impl<'a> Dispatch<'a> {
         self
     }
 
-    /// `dispatchThreadgroups`: so many whole threadgroups, of so many threads.
+    /// `dispatchThreadgroups`: a number of whole threadgroups, each of a number of threads.
     pub fn grid_groups(mut self, groups: [u32; 3], threads_per_group: [u32; 3]) -> Self {
         (self.grid, self.group) = (Grid::Groups(groups), threads_per_group);
         self
     }
 
-    /// `dispatchThreads`: so many threads; threadgroups at the far edges may be smaller.
+    /// `dispatchThreads`: a number of threads; threadgroups at the far edges may be smaller.
     pub fn threads(mut self, threads: [u32; 3], threads_per_group: [u32; 3]) -> Self {
         (self.grid, self.group) = (Grid::Threads(threads), threads_per_group);
         self

@@ -92,8 +92,11 @@ pub struct Traffic {
     pub loads: u64,
     /// Store instructions.
     pub stores: u64,
-    /// Bytes of all loads.
+    /// Bytes of all loads, counted for each lane.
     pub read_bytes: u64,
+    /// Bytes of all loads, where a byte that several lanes of a SIMD group load with the same
+    /// instruction counts once.
+    pub fetched_bytes: u64,
     /// Bytes of all stores.
     pub written_bytes: u64,
     /// Bytes loaded at least once.

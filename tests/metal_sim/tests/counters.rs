@@ -29,6 +29,8 @@ fn every_byte_is_counted() {
     let x_traffic = Traffic {
         loads: 8,
         read_bytes: report.buffers[&0].read_bytes, // the second load may be of x[0].y alone
+        // The lanes load x[0] together.
+        fetched_bytes: 64 + (report.buffers[&0].read_bytes - 64) / 4,
         distinct_read: 64,
         ..Traffic::default()
     };
@@ -37,7 +39,13 @@ fn every_byte_is_counted() {
     let expected =
         Traffic { stores: 4, written_bytes: 8, distinct_written: 8, ..Traffic::default() };
     assert_eq!(report.buffers[&1], expected);
-    let expected = Traffic { loads: 4, read_bytes: 16, distinct_read: 4, ..Traffic::default() };
+    let expected = Traffic {
+        loads: 4,
+        read_bytes: 16,
+        fetched_bytes: 4,
+        distinct_read: 4,
+        ..Traffic::default()
+    };
     assert_eq!(report.buffers[&2], expected);
     assert_eq!((report.threadgroup.loads, report.threadgroup.stores), (4, 4));
     assert_eq!((report.threads, report.threadgroups), (4, 1));

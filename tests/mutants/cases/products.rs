@@ -96,9 +96,12 @@ fn quantized() -> Cases {
         (QuantizedMode::Affine, 2, 32),
         (QuantizedMode::Affine, 3, 64),
         (QuantizedMode::Affine, 4, 64),
+        (QuantizedMode::Affine, 5, 64),
         (QuantizedMode::Affine, 6, 32),
         (QuantizedMode::Affine, 8, 128),
         (QuantizedMode::Mxfp4, 4, 32),
+        (QuantizedMode::Mxfp8, 8, 32),
+        (QuantizedMode::Nvfp4, 4, 16),
     ];
     /// One row, bands of two, four and eight, tiles of 32 rows and of 64.
     const SIZES: [[i32; 3]; 6] =
@@ -159,12 +162,12 @@ impl Attended {
         };
         let sinks = wave(&[heads], 3)?;
         let options = AttentionOptions {
-            scale: Some(0.4),
+            scale: Some((dim as f32).sqrt().recip()),
             causal: rules % 2 == 0,
             window: (rules % 4 == 0).then_some(keys / 2 + 1),
             mask: mask.as_ref(),
             soft_cap: (rules % 5 == 1).then_some(3.0),
-            sinks: (rules % 3 != 0).then_some(&sinks),
+            sinks: (rules % 3 != 0 || rules % 2 != 0).then_some(&sinks),
         };
         let (k, v) = ([2, kv_heads, keys, dim], [2, kv_heads, keys, dim]);
         if bits == 0 {
@@ -196,21 +199,24 @@ fn attention() -> Cases {
         let attended = Attended { heads, queries, keys, dim, bits, rules };
         cases.add(name, move || attended.call());
     };
-    // The rules of most have a mask and sinks.
-    for (bits, rules) in [
-        (0, [0, 1, 2, 4, 5, 7, 8, 10]),
-        (4, [1, 2, 4, 3, 5, 7, 8, 10]),
-        (8, [2, 4, 5, 6, 7, 8, 10, 11]),
+    // Every third rule has no mask, and every sixth no sinks either.
+    for (bits, dims, rules) in [
+        (0, [20, 65, 200], [0, 1, 2, 4, 5, 7, 8, 10]),
+        (4, [32, 96, 256], [1, 2, 4, 3, 5, 7, 8, 10]),
+        (8, [64, 96, 256], [2, 4, 5, 9, 7, 8, 10, 11]),
     ] {
-        let dims = if bits == 0 { [8, 20, 65, 256] } else { [32, 64, 96, 256] };
-        add([2, 2], 1, 7, dims[0], bits, rules[0]);
-        add([4, 2], 2, 33, dims[1], bits, rules[1]);
-        add([4, 1], 2, 70, dims[2], bits, rules[2]);
+        for (at, dim) in dims.into_iter().enumerate() {
+            add([2, 2], 1, 7, dim, bits, rules[at]);
+            add([4, 2], 2, 33, dim, bits, rules[at + 1]);
+            add([4, 1], 2, 40 + 15 * at as i32, dim, bits, rules[at + 2]);
+            add([2, 1], 9, 21 + at as i32, dim, bits, rules[at + 4]);
+        }
         add([2, 2], 1, 1100, dims[0], bits, rules[3]);
-        add([2, 1], 9, 21, dims[0], bits, rules[4]);
-        add([4, 2], 17, 40, dims[1], bits, rules[5]);
-        add([2, 1], 9, 35, dims[2], bits, rules[6]);
-        add([1, 1], 12, 19, dims[3], bits, rules[7]);
+        add([4, 2], 17, 40, dims[0], bits, rules[6]);
+    }
+    for dim in [64, 80, 96, 128, 256] {
+        add([2, 1], 11, 37, dim, 0, 6);
+        add([2, 1], 5, 37, dim, 0, 21);
     }
     add([2, 1], 40, 90, 24, 0, 0);
     // Spans of keys under a mask: the threads of a group agree whether to look at every key.

@@ -49,7 +49,7 @@ pub fn values(count: usize, seed: u64, scale: f32) -> Vec<f32> {
 }
 
 /// A packed matrix as numbers, decoded bit by bit: `inputs` codes of `bits` bits a row, a scale for each
-/// `group` of them, and a bias if codes are integers. Without biases they are 4-bit floats.
+/// `group` of them, and a bias if codes are integers. Without biases they are floats of 4 or 8 bits.
 pub fn decoded(
     words: &[u32],
     inputs: usize,
@@ -69,9 +69,21 @@ pub fn decoded(
             let scale = scales[numbers.len() / group];
             numbers.push(match biases {
                 Some(biases) => f64::from(code) * scale + biases[numbers.len() / group],
+                None if bits == 8 => fp8(code) * scale,
                 None => FP4[code as usize & 7] * if code & 8 == 0 { scale } else { -scale },
             });
         }
     }
     numbers
+}
+
+/// An 8-bit float: sign, four bits of exponent, three of mantissa, no infinities.
+pub fn fp8(code: u32) -> f64 {
+    let (exponent, mantissa) = ((code >> 3 & 15) as i32, f64::from(code & 7));
+    let magnitude = match exponent {
+        0 => mantissa / 512.0,
+        15 if code & 7 == 7 => f64::NAN,
+        _ => (1.0 + mantissa / 8.0) * 2f64.powi(exponent - 7),
+    };
+    if code & 128 == 0 { magnitude } else { -magnitude }
 }

@@ -2,7 +2,6 @@
 
 mod moves;
 mod quantized;
-mod reference;
 
 use mlx_primitives::memory::{active_memory, peak_memory, reset_peak_memory};
 use mlx_primitives::ops::{self, AttentionOptions};
@@ -11,21 +10,8 @@ use mlx_primitives::{Array, Dtype, Result, builtin};
 use crate::support::compare::{numbers, ulp};
 use crate::support::input::{FLOATS, data, random, values};
 use crate::support::{Checked, each_device, message, simulated};
-pub use reference::Reference;
-
-/// Scores reach 12, so that a weight is off by 12 half ulps of f32 for each of the roundings of a
-/// dot of up to 256 products, the scale and the exponential (5 ulps where it is a GPU's fast one),
-/// and values reach 3.
-pub const TOLERANCE: f64 = 6e-5;
-
-/// Against MLX's: its scores and weights are rounded to the type; a score of 12 and two ulps.
-pub fn tolerance_to_mlx(dtype: Dtype) -> f64 {
-    match dtype {
-        Dtype::Float32 => 2.0 * TOLERANCE,
-        Dtype::Float16 => 0.05,
-        _ => 0.4,
-    }
-}
+use crate::table::attention_reference::Reference;
+use crate::table::inputs::{TOLERANCE, tolerance_to_mlx};
 
 #[track_caller]
 fn assert_near(got: &Array, want: &[f64], tolerance: f64, what: &str) -> Checked {
@@ -109,6 +95,25 @@ fn a_query_that_sees_nothing() -> Checked {
     })
 }
 
+/// The heads of a position lie side by side, so that joining them copies nothing.
+#[test]
+fn results_lie_position_by_position() -> Checked {
+    each_device(|_| {
+        for queries in [1, 2, 40] {
+            let inputs = Inputs::new([2, 4, 2], [queries, 50, 32], Dtype::Float32)?;
+            let y = ops::attention(&inputs.q, &inputs.k, &inputs.v, &AttentionOptions::default())?;
+            let joined = y.transpose(&[0, 2, 1, 3])?;
+            joined.eval()?;
+            assert!(joined.is_row_contiguous(), "{queries}");
+            assert_eq!(y.is_row_contiguous(), queries == 1);
+            // An op that wants rows gets them.
+            let rows = ops::softmax(&y)?;
+            assert_eq!(numbers(&rows)?, numbers(&ops::softmax(&y.contiguous()?)?)?, "{queries}");
+        }
+        Ok(())
+    })
+}
+
 #[test]
 fn extremes_are_those_of_mlx() -> Checked {
     each_device(|_| {
@@ -150,6 +155,11 @@ fn extents_of_zero() -> Checked {
         assert_eq!(empty([1, 2, 1], [0, 4, 8])?.to_vec::<f32>()?, [0.0; 0]);
         assert_eq!(empty([1, 2, 1], [3, 4, 0])?.shape(), [1, 2, 3, 0]);
         assert_eq!(empty([1, 2, 1], [3, 0, 8])?.to_vec::<f32>()?, [0.0; 48]);
+        // Keys without features weigh all values alike.
+        let Inputs { q, k, .. } = Inputs::new([1, 2, 1], [3, 4, 0], Dtype::Float32)?;
+        let v = Array::arange::<f32>(0.0, 8.0, 1.0)?.reshape(&[1, 1, 4, 2])?;
+        let y = ops::attention(&q, &k, &v, &AttentionOptions::default())?;
+        assert_eq!(y.to_vec::<f32>()?, [3.0, 4.0].repeat(6));
         Ok(())
     })
 }
@@ -165,7 +175,7 @@ fn bad_input_is_refused() -> Checked {
     let cases = [
         (said(&of(&[4, 3, 16])?, &k, &v, &plain), "queries of rank 4"),
         (said(&q, &of(&[2, 5, 16])?, &v, &plain), "keys of rank 4"),
-        (said(&q, &k, &of(&[1, 2, 6, 16])?, &plain), "keys and values of one shape"),
+        (said(&q, &k, &of(&[1, 2, 6, 16])?, &plain), "as many values as keys, got (1,2,6,16)"),
         (said(&of(&[2, 4, 3, 16])?, &k, &v, &plain), "keys of batch 2"),
         (said(&of(&[1, 4, 3, 8])?, &k, &v, &plain), "dimension 8"),
         (said(&of(&[1, 3, 3, 16])?, &k, &v, &plain), "a multiple of 2 heads, got 3"),

@@ -44,7 +44,7 @@ fn decode(
 fn moves_keys_and_values_once_in_decode() -> Checked {
     let (moved, bytes) = decode(8, 2, 4096, 64)?;
     let kernels: Vec<_> = moved.iter().map(|d| d.kernel.as_str()).collect();
-    assert_eq!(kernels, ["mlxp_attention_vector_4_float16", "mlxp_attention_combine_float16"]);
+    assert_eq!(kernels, ["mlxp_attention_vector_64_4_float16", "mlxp_attention_combine_float16"]);
     assert_eq!(read(&moved[0], KEYS), bytes);
     assert_eq!(read(&moved[0], VALUES), bytes);
     // Partial results are read as often as they are written, and cost little.

@@ -17,11 +17,13 @@ use crate::support::compare::{numbers, ulp};
 use crate::support::{Checked, simulated};
 
 /// One small model of each kind, for the simulator.
-const FEW: [&str; 9] = [
+const FEW: [&str; 11] = [
     "llama-f32-biases",
     "llama-bf16-sharded",
     "llama-q4-g32-biases",
     "llama-mxfp4",
+    "llama-mxfp8",
+    "llama-nvfp4-mixed",
     "mistral-f16",
     "qwen2-f32",
     "qwen3-f32",
@@ -218,7 +220,7 @@ fn assert_all_run(least: usize, chosen: impl Fn(&str) -> bool) -> Checked {
 }
 
 fn is_packed(name: &str) -> bool {
-    ["-q", "mxfp4", "every", "overrides"].iter().any(|part| name.contains(part))
+    ["-q", "fp4", "fp8", "every", "overrides"].iter().any(|part| name.contains(part))
 }
 
 #[test]
@@ -267,8 +269,9 @@ fn every_kind_is_there() -> Checked {
         assert!(known, "{name}");
         configs += &fs::read_to_string(root().join(name).join("config.json")).unwrap_or_default();
     }
-    for part in ["llama3", "linear", "yarn", "dynamic", "longrope", "sliding_attention", "mxfp4"]
+    for part in ["llama3", "linear", "yarn", "dynamic", "longrope", "sliding_attention"]
         .into_iter()
+        .chain(["mxfp4", "mxfp8", "nvfp4"])
         .chain(["mistral", "qwen2", "qwen3", "gemma", "\"attention_bias\": true"])
         .chain(["\"mlp_bias\": true", "\"tie_word_embeddings\": false", "rope_traditional"])
         .chain(["\"model.layers.0.mlp.down_proj\": false"])

@@ -20,7 +20,7 @@ const KINDS: [CacheKind; 4] = [
     CacheKind::Rotating { max_size: 200, keep: 4 },
 ];
 
-/// A cache of a prompt and so many tokens after it.
+/// A cache of a prompt and of a number of tokens after it.
 fn filled(checkpoint: &Checkpoint, prompt: &[u32], options: &Options) -> PromptCache {
     let mut generation = checkpoint.generate(prompt, options).unwrap();
     ids(&mut generation);

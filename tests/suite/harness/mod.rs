@@ -6,13 +6,16 @@ mod panics;
 
 use std::panic::catch_unwind;
 use std::process::ExitCode;
-use std::sync::{PoisonError, RwLock};
+use std::sync::{LazyLock, PoisonError, RwLock};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use libtest_mimic::{Arguments, Failed, Trial};
+use mlx_primitives::conformance::{Check, Conformance};
 use mlx_primitives::device::active_tasks;
 
+use crate::support::Checked;
+use crate::table::{ROWS, Rows, backends};
 pub use limit::PATIENCE;
 
 /// How long a test may take, in seconds, unless it says otherwise. It is some ten times what the
@@ -25,17 +28,45 @@ const SEED: &str = "MLX_PRIMITIVES_TEST_SEED";
 /// How long MLX may take to come to rest after a test.
 const REST: Duration = Duration::from_secs(20);
 
-/// A test, as the attribute `#[test]` registers it.
+/// A test, as the attribute `#[test]` registers it, or of the conformance table.
 pub struct Test {
     pub path: &'static str,
     pub seconds: u64,
     pub ignored: bool,
     /// Whether it looks at what the whole process does, so that no other test may run.
     pub alone: bool,
-    pub run: fn() -> Result<(), String>,
+    pub run: fn(&Test) -> Result<(), String>,
 }
 
 inventory::collect!(Test);
+
+/// A test of each function of the conformance table.
+static OF_TABLE: LazyLock<Vec<Test>> = LazyLock::new(|| {
+    let test = |rows: &Rows| Test {
+        path: format!("suite::table::{}", rows.name).leak(),
+        seconds: DEFAULT_SECONDS,
+        ignored: false,
+        alone: false,
+        run: |test| {
+            let rows =
+                ROWS.iter().find(|rows| test.path.ends_with(&format!("table::{}", rows.name)));
+            rows.map_or(Err("no such rows".into()), |rows| (rows.each)(&hold).into_result())
+        },
+    };
+    ROWS.iter().map(test).collect()
+});
+
+/// Runs a row on every backend of the suite, where every check has to have run or a reason not to.
+fn hold(row: Conformance) -> Checked {
+    let report = row.backends(&backends()?).run();
+    report.check()?;
+    let ran = |check: Check| report.outcomes().iter().any(|outcome| outcome.check == check);
+    let reasons = report.not_run().join("; ");
+    for check in Check::ALL {
+        assert!(ran(check) || reasons.contains(&format!("{check}: ")), "{check}: {reasons}");
+    }
+    Ok(())
+}
 
 /// What a test may return.
 pub trait Outcome {
@@ -69,7 +100,7 @@ impl Test {
         let running = limit::Running::start(self.name(), self.seconds);
         // MLX keeps streams and more for a thread: no test finds what another one left there.
         let thread = thread::Builder::new().name(self.name().to_owned()).spawn(|| {
-            catch_unwind(self.run).unwrap_or_else(|_| Err(panics::last_of_this_thread()))
+            catch_unwind(|| (self.run)(self)).unwrap_or_else(|_| Err(panics::last_of_this_thread()))
         })?;
         let result = thread.join().unwrap_or_else(|_| Err("a panic while the thread ended".into()));
         result.map_err(|text| format!("{text}\n{}", panics::of_other_threads()))?;
@@ -117,7 +148,8 @@ pub fn main() -> ExitCode {
     let (arguments, names) = command_line();
     let seed = std::env::var(SEED).ok().and_then(|text| text.parse().ok());
     let seed: u32 = seed.unwrap_or_else(|| fastrand::u32(..));
-    let mut tests: Vec<&'static Test> = inventory::iter::<Test>.into_iter().collect();
+    let mut tests: Vec<&'static Test> =
+        inventory::iter::<Test>.into_iter().chain(&*OF_TABLE).collect();
     let chosen = |test: &&Test| match arguments.exact {
         true => names.iter().any(|name| test.name() == name),
         false => names.is_empty() || names.iter().any(|name| test.name().contains(name.as_str())),

@@ -9,57 +9,20 @@ use mlx_primitives::{Array, Dtype, Result, concatenate};
 use crate::support::compare::{assert_close, assert_same, numbers, ulp};
 use crate::support::input::{FLOATS, random, random32};
 use crate::support::{Checked, EPS, each_device, message, refs, simulated};
-
-pub const FORMATS: [(i32, i32, QuantizedMode); 8] = [
-    (64, 2, QuantizedMode::Affine),
-    (32, 3, QuantizedMode::Affine),
-    (32, 4, QuantizedMode::Affine),
-    (64, 4, QuantizedMode::Affine),
-    (128, 4, QuantizedMode::Affine),
-    (64, 6, QuantizedMode::Affine),
-    (64, 8, QuantizedMode::Affine),
-    (32, 4, QuantizedMode::Mxfp4),
-];
-
-/// A random matrix `[n, k]` with scales of `dtype`.
-pub fn weight(
-    (group, bits, mode): (i32, i32, QuantizedMode),
-    n: i32,
-    k: i32,
-    dtype: Dtype,
-    seed: u64,
-) -> Result<QuantizedWeight> {
-    let w = random(&[n, k], dtype, seed)?.multiply(Array::scalar(0.3f32)?.astype(dtype)?)?;
-    QuantizedWeight::quantize(&w, group, bits, mode)
-}
+use crate::table::inputs::{FORMATS, decoded, weight};
 
 #[test]
 fn groups_and_bits_that_no_kernel_has_are_refused() -> Checked {
     let w = random(&[2, 64], Dtype::Float32, 1)?;
-    for number in [0, -1, 5, 1 << 20, i32::MAX, i32::MIN] {
+    for number in [0, -1, 7, 1 << 20, i32::MAX, i32::MIN] {
         for (group, bits) in [(number, 4), (32, number), (number, number)] {
-            for mode in [QuantizedMode::Affine, QuantizedMode::Mxfp4] {
+            for mode in QuantizedMode::ALL {
                 let text = message(QuantizedWeight::quantize(&w, group, bits, mode));
                 assert!(text.starts_with("[quantized_weight] expected"), "{text}");
             }
         }
     }
     Ok(())
-}
-
-/// What a packed matrix stands for, decoded bit by bit.
-pub fn decoded(w: &QuantizedWeight, dtype: Dtype) -> anyhow::Result<Vec<f64>> {
-    let scales = if w.mode() == QuantizedMode::Affine {
-        numbers(w.scales())?
-    } else {
-        let powers: Vec<f32> =
-            w.scales().to_vec::<u8>()?.iter().map(|&e| 2f32.powi(i32::from(e) - 127)).collect();
-        numbers(&Array::from_slice(&powers, w.scales().shape())?.astype(dtype)?)?
-    };
-    let biases = w.biases().map(numbers).transpose()?;
-    let (inputs, format) = (w.inputs() as usize, (w.bits() as usize, w.group_size() as usize));
-    let words = w.packed().to_vec::<u32>()?;
-    Ok(reference_loops::decoded(&words, inputs, format, &scales, biases.as_deref()))
 }
 
 /// `x · Wᵀ`, and the sums of the terms' magnitudes.

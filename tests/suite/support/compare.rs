@@ -2,28 +2,7 @@
 
 use mlx_primitives::{Array, Dtype, Result};
 
-/// Fraction bits and the exponent of the smallest normal number.
-fn format(dtype: Dtype) -> (i32, i32) {
-    match dtype {
-        Dtype::Float16 => (10, -14),
-        Dtype::Bfloat16 => (7, -126),
-        Dtype::Float32 => (23, -126),
-        other => panic!("no ulps of {other}"),
-    }
-}
-
-/// The distance of neighbours in `dtype` at `value`.
-pub fn ulp(value: f64, dtype: Dtype) -> f64 {
-    let (fraction, least) = format(dtype);
-    let exponent = if value == 0.0 { least } else { value.abs().log2().floor() as i32 };
-    2f64.powi(exponent.max(least) - fraction)
-}
-
-/// The elements of an array of any float type.
-pub fn numbers(x: &Array) -> Result<Vec<f64>> {
-    let values = x.astype(Dtype::Float32)?.to_vec::<f32>()?;
-    Ok(values.into_iter().map(f64::from).collect())
-}
+pub use crate::table::inputs::{numbers, ulp};
 
 /// The largest distance from `want` in ulps of `dtype`; NaN and infinities must agree exactly.
 #[track_caller]

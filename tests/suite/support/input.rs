@@ -1,33 +1,9 @@
 //! Deterministic inputs in every layout that an array can come in.
 
-use half::{bf16, f16};
 use mlx_primitives::{Array, Dtype, Result};
 
+pub use crate::table::inputs::{FLOATS, data, random};
 pub use reference_loops::values;
-
-pub const FLOATS: [Dtype; 3] = [Dtype::Float32, Dtype::Float16, Dtype::Bfloat16];
-
-/// Numbers as data of a floating type, with no conversion left to run.
-pub fn data(values: &[f32], shape: &[i32], dtype: Dtype) -> Result<Array> {
-    match dtype {
-        Dtype::Float16 => {
-            let values: Vec<f16> = values.iter().map(|&v| f16::from_f32(v)).collect();
-            Array::from_slice(&values, shape)
-        }
-        Dtype::Bfloat16 => {
-            let values: Vec<bf16> = values.iter().map(|&v| bf16::from_f32(v)).collect();
-            Array::from_slice(&values, shape)
-        }
-        Dtype::Float32 => Array::from_slice(values, shape),
-        other => Array::from_slice(values, shape)?.astype(other),
-    }
-}
-
-/// Random data of a floating type, in [-3, 3).
-pub fn random(shape: &[i32], dtype: Dtype, seed: u64) -> Result<Array> {
-    let count = shape.iter().map(|&dim| dim as usize).product();
-    data(&values(count, seed, 3.0), shape, dtype)
-}
 
 /// Random float32 data.
 pub fn random32(shape: &[i32], seed: u64) -> Result<Array> {

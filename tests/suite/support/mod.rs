@@ -2,19 +2,13 @@
 
 pub mod compare;
 pub mod input;
-pub mod reference;
 pub mod reference_llama;
 
 use mlx_primitives::device::{Device, with_device};
 use mlx_primitives::{Array, Result, builtin, ops};
 
-/// What a test returns.
-pub type Checked<T = ()> = anyhow::Result<T>;
-
-/// Whether primitives run in the simulator of Metal: set by `simulated.rs` for a second run.
-pub fn simulated() -> bool {
-    std::env::var_os("MLX_PRIMITIVES_SIMULATE_METAL").is_some()
-}
+pub use crate::table::inputs::{Checked, EPS, simulated};
+pub use crate::table::reference;
 
 /// What the dispatches of an op moved, in the simulator; the inputs are to be evaluated before.
 #[cfg(target_os = "linux")]
@@ -95,5 +89,3 @@ pub const OPS: [(&str, Op, Op); 3] = [
         |x| builtin::rope(x, x.dim(-1)?, false, Some(1e4), 1.0, 3, None),
     ),
 ];
-
-pub const EPS: f32 = 1e-5;

@@ -5,9 +5,8 @@ use mlx_primitives::ops::{self, Offset, Rotation, StateLayout};
 use mlx_primitives::{Array, Result};
 
 use super::rotations::follows_mlx;
-use super::{composed, derivatives_of_ops, hold, hold_only, slices};
-use crate::support::compare::ulp;
-use crate::support::{Checked, reference};
+use super::inputs::{Checked, ulp};
+use super::{composed, derivatives_of_ops, only, reference, slices, Hold};
 
 /// Of the inputs the state, the step, the positions, the slots if they are others, and the periods
 /// unless there is a base.
@@ -140,7 +139,7 @@ impl Append {
         .derivative_bounds(derivatives_of_ops(1e-4, 8.0))
     }
 
-    /// The state of so many texts, a step of so many positions.
+    /// The state of a number of texts, and a step of a number of positions.
     fn shapes(self, batch: i32, time: i32) -> Vec<Vec<i32>> {
         let StateLayout { heads, kv_heads, head_dim, .. } = self.layout;
         let width = (heads + 2 * kv_heads) * head_dim;
@@ -157,8 +156,7 @@ impl Append {
 
 const NONE: Input = Input::Integer(0, 0);
 
-#[test]
-fn rope_append() -> Checked {
+pub(super) fn rope_append(hold: &Hold<'_>) -> Checked {
     let layout = StateLayout { heads: 2, kv_heads: 1, head_dim: 6, capacity: 10 };
     for (base, multiplier) in [(Some(1e4), 1.5), (None, 1.0)] {
         let append = Append { layout, dims: 4, base, multiplier, ..PLAIN };
@@ -169,8 +167,7 @@ fn rope_append() -> Checked {
     Ok(())
 }
 
-#[test]
-fn rope_append_of_all_parameters() -> Checked {
+pub(super) fn rope_append_of_all_parameters(hold: &Hold<'_>) -> Checked {
     for (head_dim, dims) in [(8, 8), (16, 6), (7, 2), (80, 64)] {
         for traditional in [false, true] {
             for base in [Some(1e4), None] {
@@ -181,7 +178,7 @@ fn rope_append_of_all_parameters() -> Checked {
                     let append = Append { layout, dims, traditional, base, scale, multiplier };
                     let row = append.row(Input::Integer(5, 6), NONE);
                     let row = row.sizes(&slices(&append.with(2, time, &[&[]])));
-                    hold_only(Check::Values, row)?;
+                    hold(only(Check::Values, row))?;
                 }
             }
         }
@@ -192,15 +189,14 @@ fn rope_append_of_all_parameters() -> Checked {
         let row = [1, 2, 7, 8, 9, 24].iter().fold(append.row(NONE, NONE), |row, &time| {
             row.sizes(&slices(&append.with(3, time, &[&[]])))
         });
-        hold_only(Check::Values, row)?;
+        hold(only(Check::Values, row))?;
     }
     Ok(())
 }
 
 /// One position for all or one for each, slots of their own, positions far away and before the start,
 /// slots without room, and nothing to write.
-#[test]
-fn rope_append_to_every_slot() -> Checked {
+pub(super) fn rope_append_to_every_slot(hold: &Hold<'_>) -> Checked {
     for (positions, slots) in [
         (Input::Integer(0, 13), NONE),
         (Input::Integer(70_000, 70_001), Input::Integer(0, 13)),
@@ -218,8 +214,8 @@ fn rope_append_to_every_slot() -> Checked {
                 };
             }
         }
-        hold_only(Check::Values, row)?;
+        hold(only(Check::Values, row))?;
     }
     let row = PLAIN.row(NONE, NONE).sizes(&slices(&PLAIN.with(0, 1, &[&[]])));
-    hold_only(Check::Values, row.sizes(&slices(&PLAIN.with(2, 0, &[&[]]))))
+    hold(only(Check::Values, row.sizes(&slices(&PLAIN.with(2, 0, &[&[]])))))
 }

@@ -4,10 +4,9 @@ use mlx_primitives::conformance::{Bound, Check, Compared, Conformance, Input, Te
 use mlx_primitives::ops::{self, AttentionOptions};
 use mlx_primitives::{Array, Result};
 
-use super::{composed, derivatives_of_ops, hold, hold_only, slices};
-use crate::attention::{Reference, TOLERANCE, tolerance_to_mlx};
-use crate::support::Checked;
-use crate::support::compare::ulp;
+use super::attention_reference::Reference;
+use super::inputs::{Checked, TOLERANCE, tolerance_to_mlx, ulp};
+use super::{composed, derivatives_of_ops, only, slices, Hold};
 
 /// Of the inputs queries, keys and values, then a mask and sinks, if there are.
 #[derive(Clone, Copy, Debug, Default)]
@@ -42,7 +41,8 @@ impl Rules {
         let [mask, sinks] = self.split(x);
         let mask = mask.map(|mask| (mask, self.mask == Some(true)));
         let reference = Reference::of([&x[0], &x[1], &x[2]], mask, sinks, &options);
-        vec![Tensor::new(x[0].shape.clone(), reference.apply())]
+        let shape = [&x[0].shape[..3], &x[2].shape[3..]].concat();
+        vec![Tensor::new(shape, reference.apply())]
     }
 
     fn row(self) -> Conformance {
@@ -80,7 +80,7 @@ impl Rules {
 
 /// One row to more than a block, one key to more than a tile, every usual head dimension and some
 /// unusual ones; queries that see nothing. Two of more keys than a dispatch or a chunk takes.
-const SIZES: [([i32; 3], [i32; 3]); 18] = [
+const SIZES: [([i32; 3], [i32; 3]); 23] = [
     ([1, 1, 1], [1, 1, 1]),
     ([1, 8, 2], [1, 67, 64]),
     ([2, 3, 3], [1, 33, 32]),
@@ -88,6 +88,9 @@ const SIZES: [([i32; 3], [i32; 3]); 18] = [
     ([1, 6, 1], [1, 40, 96]),
     ([1, 4, 2], [2, 19, 128]),
     ([1, 2, 2], [3, 50, 256]),
+    ([1, 1, 1], [1, 21, 104]),
+    ([2, 2, 2], [1, 9, 200]),
+    ([1, 4, 2], [3, 17, 256]),
     ([2, 4, 4], [7, 9, 33]),
     ([1, 4, 1], [3, 35, 64]),
     ([2, 2, 1], [17, 17, 32]),
@@ -95,20 +98,21 @@ const SIZES: [([i32; 3], [i32; 3]); 18] = [
     ([1, 3, 1], [5, 70, 80]),
     ([1, 1, 1], [9, 34, 128]),
     ([1, 1, 1], [10, 18, 256]),
+    ([1, 3, 1], [5, 35, 96]),
+    ([1, 1, 1], [9, 17, 130]),
     ([1, 5, 1], [2, 33, 7]),
     ([1, 1, 1], [40, 11, 100]),
     ([1, 1, 1], [5, 2, 16]),
     ([1, 2, 1], [40, 9, 32]),
 ];
 
-#[test]
-fn attention_of_every_size() -> Checked {
+pub(super) fn attention_of_every_size(hold: &Hold<'_>) -> Checked {
     for (causal, window) in [(false, None), (true, None), (true, Some(2))] {
         let rules = Rules { causal, window, ..Default::default() };
         let row = SIZES.iter().fold(rules.row(), |row, (heads, extents)| {
             row.sizes(&slices(&rules.shapes(*heads, *extents)))
         });
-        hold_only(Check::Values, row)?;
+        hold(only(Check::Values, row))?;
     }
     for window in [None, Some(1027)] {
         let rules = Rules { causal: true, window, sinks: true, ..Default::default() };
@@ -116,13 +120,37 @@ fn attention_of_every_size() -> Checked {
         let row = long.iter().fold(rules.row(), |row, (heads, extents)| {
             row.sizes(&slices(&rules.shapes(*heads, *extents)))
         });
-        hold_only(Check::Values, row)?;
+        hold(only(Check::Values, row))?;
     }
     Ok(())
 }
 
-#[test]
-fn attention_by_every_rule() -> Checked {
+/// Values that have more or fewer features than keys, as in DeepSeek's attention.
+pub(super) fn attention_of_other_values(hold: &Hold<'_>) -> Checked {
+    let rules = Rules { causal: true, ..Default::default() };
+    let sized = |(heads, extents, dim): ([i32; 3], [i32; 3], i32)| {
+        let mut shapes = rules.shapes(heads, extents);
+        shapes[2][3] = dim;
+        shapes
+    };
+    let row = [
+        ([1, 8, 2], [1, 67, 192], 128),
+        ([1, 4, 4], [1, 9, 24], 64),
+        ([2, 3, 1], [2, 33, 96], 33),
+        ([1, 6, 2], [1, 5, 7], 256),
+        ([1, 2, 1], [9, 40, 192], 128),
+        ([1, 3, 3], [40, 19, 64], 96),
+        ([2, 2, 2], [10, 11, 130], 5),
+        ([1, 2, 1], [1, 1030, 16], 24),
+    ]
+    .into_iter()
+    .fold(rules.row(), |row, sizes| row.sizes(&slices(&sized(sizes))));
+    hold(only(Check::Values, row))?;
+    let derived = [sized(([1, 4, 2], [2, 6, 3], 5)), sized(([2, 2, 1], [9, 5, 4], 2))];
+    hold(derived.iter().fold(rules.row(), |row, shapes| row.shapes(&slices(shapes))))
+}
+
+pub(super) fn attention_by_every_rule(hold: &Hold<'_>) -> Checked {
     for mask in [None, Some(false), Some(true)] {
         for (sinks, causal, window, soft_cap) in [
             (true, false, None, None),
@@ -146,15 +174,14 @@ fn attention_by_every_rule() -> Checked {
                     row = row.sizes(&slices(&shapes));
                 }
             }
-            hold_only(Check::Values, row)?;
+            hold(only(Check::Values, row))?;
         }
     }
     Ok(())
 }
 
 /// MLX's own attention has no gradient in sinks on a GPU.
-#[test]
-fn attention() -> Checked {
+pub(super) fn attention(hold: &Hold<'_>) -> Checked {
     for (mask, every) in [(None, false), (Some(true), true), (Some(false), false)] {
         let (window, soft_cap) = (every.then_some(4), every.then_some(4.0));
         let rules = Rules { causal: true, window, soft_cap, mask, sinks: every, scale: None };

@@ -3,9 +3,8 @@
 use mlx_primitives::conformance::{Bound, Conformance, Tensor};
 use mlx_primitives::{Array, Result, ops};
 
-use super::{broadcast, composed, derivatives_of_ops, exact, hold};
-use crate::support::compare::ulp;
-use crate::support::{Checked, simulated};
+use super::inputs::{Checked, simulated, ulp};
+use super::{broadcast, composed, derivatives_of_ops, exact, Hold};
 
 /// A function of `a` and, if it takes two, of `b`.
 #[derive(Clone, Copy)]
@@ -92,8 +91,7 @@ fn each(x: &[Tensor], f: impl Fn(f64, f64) -> f64) -> Tensor {
 ///
 /// On the CPU MLX's polynomials are ours, but for tanh, which is libm's there. On other backends ours
 /// and its are each as near the value as said.
-#[test]
-fn activations() -> Checked {
+pub(super) fn activations(hold: &Hold<'_>) -> Checked {
     // Where exponentials, tanh and erf leave the range, and polynomials end. MLX's CPU takes e^-88 for
     // 0, of which an infinite factor makes NaN: those numbers are for its own backend.
     let ends = [0.5, 9.0, 11.5, 17.5, 50.0, 300.0];
@@ -139,8 +137,7 @@ fn activations() -> Checked {
 }
 
 /// A product and a sum, each rounded to the type, as two ops round them.
-#[test]
-fn affine() -> Checked {
+pub(super) fn affine(hold: &Hold<'_>) -> Checked {
     let op = |x: &[Array]| Ok(vec![ops::affine(&x[0], &x[1], &x[2])?]);
     let mut row = Conformance::new("affine", op, |x| {
         let products = each(&x[..2], |x, scale| x * scale);

@@ -1,26 +1,53 @@
 //! The conformance table: a row for an op, with its reference in f64, its shapes, and its bounds with
-//! the argument for them. The harness that users have holds each row on the CPU and on a GPU;
-//! `simulated` runs the table once more through `eval_gpu`.
+//! the argument for them. The harness that users have holds each row on the CPU and on a GPU; the
+//! suite's own harness makes a test of each function in [`ROWS`], `simulated` runs them once more through
+//! `eval_gpu`, and `mlx-primitives verify`, which shares this folder by its path, runs them for its user.
 //!
 //! Special cases stand beside each op, in `<op>.rs`.
 
-mod appending;
-mod attention;
-mod elements;
-mod norms;
-mod products;
-mod quantized;
-mod reductions;
-mod rotations;
-mod softmaxes;
-mod sums;
+pub mod attention_reference;
+pub mod inputs;
+pub mod reference;
 
 use mlx_primitives::conformance::{Backend, Bound, Check, Compared, Conformance, Tensor};
 use mlx_primitives::simulator::Schedule;
 use mlx_primitives::{Array, Dtype, Result, builtin};
 
-use crate::support::compare::ulp;
-use crate::support::{Checked, simulated};
+use inputs::{Checked, SIMULATE, simulated, ulp};
+
+/// Runs a row.
+pub type Hold<'a> = dyn Fn(Conformance) -> Checked + 'a;
+
+/// The rows of an op, or of some, under a name.
+pub struct Rows {
+    pub name: &'static str,
+    pub each: fn(&Hold<'_>) -> Checked,
+}
+
+macro_rules! rows {
+    ($($module:ident: $($function:ident)*;)*) => {
+        $(mod $module;)*
+        pub const ROWS: &[Rows] = &[$($(Rows {
+            name: concat!(stringify!($module), "::", stringify!($function)),
+            each: $module::$function,
+        }),*),*];
+    };
+}
+
+rows! {
+    appending: rope_append rope_append_of_all_parameters rope_append_to_every_slot;
+    attention: attention_of_every_size attention_of_other_values attention_by_every_rule attention;
+    elements: activations affine;
+    norms: rms_norm layer_norm residual_norm;
+    products: products_of_matrices products_of_batches linear;
+    quantized:
+        quantized_linear_of_every_format_and_size quantized_linear quantized_linear_with_everything
+        lora_linear_of_every_base_rank_and_size lora_linear dequantize;
+    reductions: reductions many_rows_and_many_pieces;
+    rotations: rope rope_of_all_parameters;
+    softmaxes: cross_entropy masked_softmax masked_softmax_of_every_size;
+    sums: softmax logsumexp log_softmax;
+}
 
 /// The CPU and the GPU, or what the environment simulates.
 pub fn backends() -> anyhow::Result<Vec<Backend>> {
@@ -28,7 +55,7 @@ pub fn backends() -> anyhow::Result<Vec<Backend>> {
         let simulated = |backend: &Backend| matches!(backend, Backend::SimulatedMetal(_));
         return Ok(Backend::available().into_iter().filter(|b| !simulated(b)).collect());
     }
-    let order = std::env::var("MLX_PRIMITIVES_SIMULATE_METAL")?;
+    let order = std::env::var(SIMULATE)?;
     let schedule = match order.split_once(':') {
         Some((_, seed)) => Schedule::Shuffled(seed.parse()?),
         None if order == "reversed" => Schedule::Reversed,
@@ -64,24 +91,9 @@ fn slices(shapes: &[Vec<i32>]) -> Vec<&[i32]> {
 }
 
 /// One check alone: for what has a row with every check beside it.
-fn hold_only(check: Check, row: Conformance) -> Checked {
+fn only(check: Check, row: Conformance) -> Conformance {
     let others = Check::ALL.into_iter().filter(|other| *other != check);
-    let row = others.fold(row, |row, other| row.without(other, "there is another row for it"));
-    let report = row.backends(&backends()?).run();
-    report.check()?;
-    Ok(())
-}
-
-fn hold(row: Conformance) -> Checked {
-    let report = row.backends(&backends()?).run();
-    report.check()?;
-    // Every check of every type but those that a row leaves out with a reason.
-    let ran = |check: Check| report.outcomes().iter().any(|outcome| outcome.check == check);
-    let reasons = report.not_run().join("; ");
-    for check in Check::ALL {
-        assert!(ran(check) || reasons.contains(&format!("{check}: ")), "{check}: {reasons}");
-    }
-    Ok(())
+    others.fold(row, |row, other| row.without(other, "there is another row for it"))
 }
 
 /// MLX's own ops for those of ours: the peer of an op that has no other.

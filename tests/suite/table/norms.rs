@@ -3,9 +3,8 @@
 use mlx_primitives::conformance::{Bound, Compared, Conformance, Tensor};
 use mlx_primitives::{Array, Dtype, Result, builtin, ops};
 
-use super::{axis, composed, derivatives, derivatives_of_ops, exact, hold, row_sizes, share};
-use crate::support::compare::ulp;
-use crate::support::{Checked, EPS};
+use super::inputs::{Checked, EPS, ulp};
+use super::{axis, composed, derivatives, derivatives_of_ops, exact, row_sizes, share, Hold};
 
 /// An element in f64, and what its errors are proportional to.
 struct Normed {
@@ -55,8 +54,7 @@ fn tensor(like: &Tensor, all: &[Normed], of: impl Fn(&Normed) -> f64) -> Tensor 
 /// whose errors average out. MLX adds in fewer: a walk of an ulp over the whole axis.
 ///
 /// 16 bits are rounded where MLX rounds, and where a rounding tips, that of the product may too.
-#[test]
-fn rms_norm() -> Checked {
+pub(super) fn rms_norm(hold: &Hold<'_>) -> Checked {
     for eps in [EPS, 0.0] {
         let row = Conformance::new(
             format!("rms_norm, epsilon {eps}"),
@@ -100,8 +98,7 @@ fn vectors<T>(x: &[T], first: usize, bias_alone: bool) -> (Option<&T>, Option<&T
     if bias_alone { (None, x.get(first)) } else { (x.get(first), x.get(first + 1)) }
 }
 
-#[test]
-fn layer_norm() -> Checked {
+pub(super) fn layer_norm(hold: &Hold<'_>) -> Checked {
     for bias_alone in [false, true] {
         let op = move |x: &[Array]| {
             let (weight, bias) = vectors(x, 1, bias_alone);
@@ -136,8 +133,7 @@ fn layer_norm() -> Checked {
 
 /// Bit for bit what two ops give, of which the sum is one rounding off and the norm, beside the
 /// errors of its own, half an ulp of each element and of their mean.
-#[test]
-fn residual_norm() -> Checked {
+pub(super) fn residual_norm(hold: &Hold<'_>) -> Checked {
     for (centered, bias_alone) in [(false, false), (true, false), (true, true)] {
         let op = move |x: &[Array]| -> Result<Vec<Array>> {
             let (weight, bias) = vectors(x, 2, bias_alone);

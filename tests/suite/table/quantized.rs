@@ -5,12 +5,8 @@ use mlx_primitives::ops::{self, LinearWeight, QuantizedOptions, QuantizedWeight}
 use mlx_primitives::{Array, Dtype};
 
 use super::products::products;
-use super::{composed, derivatives_of_ops, hold, hold_only};
-use crate::lora::{SCALE, bases};
-use crate::quantized_matmul::{FORMATS, decoded, weight};
-use crate::support::compare::ulp;
-use crate::support::input::FLOATS;
-use crate::support::{Checked, EPS, reference, simulated};
+use super::inputs::{Checked, EPS, FLOATS, FORMATS, SCALE, bases, decoded, simulated, ulp, weight};
+use super::{composed, derivatives_of_ops, only, reference, Hold};
 
 /// What a packed matrix stands for.
 fn dense(w: &QuantizedWeight, dtype: Dtype) -> anyhow::Result<Tensor> {
@@ -67,8 +63,7 @@ const SIZES: [[i32; 3]; 13] = [
     [100, 67, 1152],
 ];
 
-#[test]
-fn quantized_linear_of_every_format_and_size() -> Checked {
+pub(super) fn quantized_linear_of_every_format_and_size(hold: &Hold<'_>) -> Checked {
     for (format, dtype) in FORMATS.into_iter().flat_map(|format| FLOATS.map(|d| (format, d))) {
         // The last take long in the simulator.
         for [rows, n, k] in SIZES.into_iter().take(if simulated() { 10 } else { 13 }) {
@@ -82,14 +77,13 @@ fn quantized_linear_of_every_format_and_size() -> Checked {
                 };
                 row = row.peer(composed(op), |_| Bound { absolute: 1e-6, ..Bound::default() });
             }
-            hold_only(Check::Values, row)?;
+            hold(only(Check::Values, row))?;
         }
     }
     Ok(())
 }
 
-#[test]
-fn quantized_linear() -> Checked {
+pub(super) fn quantized_linear(hold: &Hold<'_>) -> Checked {
     for dtype in FLOATS {
         let row = linear(weight(FORMATS[3], 19, 64, dtype, 5)?, dtype)?;
         hold(row.shapes(&[&[3, 64]]).shapes(&[&[2, 3, 64]]).shapes(&[&[12, 64]]).shapes(&[&[64]]))?;
@@ -98,8 +92,7 @@ fn quantized_linear() -> Checked {
 }
 
 /// x, the norm's weight, the bias, the residual: sums of 64 products of numbers up to 9, in f32.
-#[test]
-fn quantized_linear_with_everything() -> Checked {
+pub(super) fn quantized_linear_with_everything(hold: &Hold<'_>) -> Checked {
     for format in [FORMATS[3], FORMATS[7]] {
         let w = weight(format, 5, 64, Dtype::Float32, 26)?;
         let dense = dense(&w, Dtype::Float32)?;
@@ -170,8 +163,7 @@ fn lora(base: Option<(LinearWeight, Vec<f64>)>, [n, k]: [i32; 2], dtype: Dtype) 
         .without(Check::Extremes, "the products without updates have some")
 }
 
-#[test]
-fn lora_linear_of_every_base_rank_and_size() -> Checked {
+pub(super) fn lora_linear_of_every_base_rank_and_size(hold: &Hold<'_>) -> Checked {
     for dtype in FLOATS {
         for (n, k) in [(1, 1), (7, 33), (37, 128), (20, 256)] {
             for base in bases(n, k, dtype)? {
@@ -183,15 +175,14 @@ fn lora_linear_of_every_base_rank_and_size() -> Checked {
                         }
                     }
                 }
-                hold_only(Check::Values, row)?;
+                hold(only(Check::Values, row))?;
             }
         }
     }
     Ok(())
 }
 
-#[test]
-fn lora_linear() -> Checked {
+pub(super) fn lora_linear(hold: &Hold<'_>) -> Checked {
     for dtype in FLOATS {
         for base in bases(5, 64, dtype)? {
             hold(lora(Some(base), [5, 64], dtype).shapes(&[&[3, 64], &[2, 64], &[5, 2]]))?;
@@ -202,8 +193,7 @@ fn lora_linear() -> Checked {
 }
 
 /// Codes of two bits in fixed words: a product and a sum, each rounded to the type, as MLX's on the CPU.
-#[test]
-fn dequantize() -> Checked {
+pub(super) fn dequantize(hold: &Hold<'_>) -> Checked {
     const WORDS: [u32; 4] = [0x1234_5678, 0x9abc_def0, 7, 1 << 31];
     fn products(x: &[Tensor]) -> impl Iterator<Item = (f64, f64)> {
         let code = |i: usize| WORDS[i / 16] >> (i % 16 * 2) & 3;

@@ -5,8 +5,8 @@ use mlx_primitives::ops::{self, Axes};
 use mlx_primitives::{Array, Dtype, Result};
 use reference_loops::Sums;
 
-use super::{composed, derivatives_of_ops, exact, hold, hold_only};
-use crate::support::{Checked, simulated};
+use super::inputs::{Checked, simulated};
+use super::{composed, derivatives_of_ops, exact, only, Hold};
 
 type Op = fn(&Array, Axes, bool) -> Result<Array>;
 
@@ -73,8 +73,7 @@ fn row(name: &'static str, op: Op, axes: Axes) -> Conformance {
     .derivative_bounds(derivatives_of_ops(2e-6, 1.0))
 }
 
-#[test]
-fn reductions() -> Checked {
+pub(super) fn reductions(hold: &Hold<'_>) -> Checked {
     for (name, op) in OPS {
         for axes in [Axes::Last, Axes::All] {
             let mut row = row(name, op, axes);
@@ -117,16 +116,15 @@ fn reductions() -> Checked {
     Ok(())
 }
 
-/// So many rows that none of them is split, and so many pieces that they grow.
-#[test]
-fn many_rows_and_many_pieces() -> Checked {
+/// Enough rows that none of them is split, and enough pieces that they grow.
+pub(super) fn many_rows_and_many_pieces(hold: &Hold<'_>) -> Checked {
     if simulated() {
         return Ok(()); // ten million elements take minutes there
     }
     for (name, op) in OPS {
         for axes in [Axes::Last, Axes::All] {
             let row = row(name, op, axes).dtypes(&[Dtype::Float32]);
-            hold_only(Check::Values, row.sizes(&[&[256, 20_000]]))?;
+            hold(only(Check::Values, row.sizes(&[&[256, 20_000]])))?;
         }
     }
     Ok(())

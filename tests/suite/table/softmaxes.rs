@@ -4,11 +4,8 @@ use mlx_primitives::conformance::{Bound, Check, Compared, Conformance, Input, Te
 use mlx_primitives::ops::{self, CrossEntropyOptions, SoftmaxOptions};
 use mlx_primitives::{Array, Dtype, Result};
 
-use super::{
-    axis, broadcast, composed, derivatives, derivatives_of_ops, exact, exponential, hold, hold_only,
-};
-use crate::support::compare::ulp;
-use crate::support::{Checked, reference};
+use super::inputs::{Checked, ulp};
+use super::{axis, broadcast, composed, derivatives, derivatives_of_ops, exact, exponential, only, reference, Hold};
 
 const PLAIN: CrossEntropyOptions = CrossEntropyOptions { label_smoothing: 0.0, ignore_index: None };
 
@@ -28,14 +25,13 @@ fn losses(x: &[Tensor], options: CrossEntropyOptions) -> Tensor {
     Tensor::new(x[1].shape.clone(), rows.map(of).collect::<Vec<_>>())
 }
 
-/// In f32 an error as of logsumexp, and of the differences of a few numbers up to 12; then one
+/// In f32 the error of logsumexp, and of the differences of a few numbers up to 12; then one
 /// rounding. Every step of MLX's composition is rounded: the shifted logits, up to 6, the logarithm,
 /// up to 10, the scores and what is made of them; and MLX adds up a mean in 16 bits.
 ///
 /// Gradients: shares within some 30 ulps of themselves, then one rounding. Forward, the steps of a
 /// composition.
-#[test]
-fn cross_entropy() -> Checked {
+pub(super) fn cross_entropy(hold: &Hold<'_>) -> Checked {
     for options in [
         PLAIN,
         CrossEntropyOptions { label_smoothing: 0.1, ..PLAIN },
@@ -136,7 +132,7 @@ impl Hiding {
         x[0].values.iter().enumerate().map(score).collect()
     }
 
-    /// As of softmax; scores reach 6 apart, with a mask 12. What is rounded on the way to a score, by
+    /// The error of softmax; scores reach 6 apart, with a mask 12. What is rounded on the way to a score, by
     /// every implementation alike, counts twice: in it and in the largest.
     fn row(self) -> Conformance {
         let mask = if self.bools { Input::Bool } else { Input::Float(-3.0, 3.0) };
@@ -174,8 +170,7 @@ impl Hiding {
     }
 }
 
-#[test]
-fn masked_softmax() -> Checked {
+pub(super) fn masked_softmax(hold: &Hold<'_>) -> Checked {
     for (causal, window) in [(false, None), (true, None), (true, Some(3))] {
         for bools in [true, false] {
             let mut row = Hiding { scale: 1.0, causal, window, bools }.row_beside_mlx();
@@ -195,8 +190,7 @@ fn masked_softmax() -> Checked {
     Ok(())
 }
 
-#[test]
-fn masked_softmax_of_every_size() -> Checked {
+pub(super) fn masked_softmax_of_every_size(hold: &Hold<'_>) -> Checked {
     for (causal, window) in
         [(false, None), (true, None), (true, Some(1)), (false, Some(16)), (true, Some(1000))]
     {
@@ -245,9 +239,9 @@ fn masked_softmax_of_every_size() -> Checked {
             }
             let deep = [2, 1, 2, 1, 2, 1, 2, 1, 2, 3, 4];
             row = row.sizes(&[&deep, &[2, 1, 1, 1, 2, 1, 1, 1, 2, 1, 4]]).sizes(&[&deep, &deep]);
-            hold_only(Check::Values, row)?;
+            hold(only(Check::Values, row))?;
             // MLX's composition wants an axis of queries.
-            hold_only(Check::Values, hiding.row().sizes(&[&[100]]).sizes(&[&[100], &[100]]))?;
+            hold(only(Check::Values, hiding.row().sizes(&[&[100]]).sizes(&[&[100], &[100]])))?;
         }
     }
     Ok(())

@@ -3,17 +3,15 @@
 use mlx_primitives::conformance::{Bound, Check, Compared, Conformance, Tensor};
 use mlx_primitives::{Dtype, builtin, ops};
 
-use super::{axis, exact, exponential, hold, row_sizes};
-use crate::support::compare::ulp;
-use crate::support::{Checked, reference};
+use super::inputs::{Checked, ulp};
+use super::{axis, exact, exponential, reference, row_sizes, Hold};
 
 /// f32: x - max is rounded once, which its exponential sees times the range, 6: 3 ulps; then those
 /// of the exponential, two for the reciprocal and the product, and two for a sum of positive terms
 /// in 16 chains, three where a chain has more than a thousand. MLX adds in fewer: a walk of an ulp
 /// over the whole axis.
 /// 16-bit: the last rounding, and one that a last bit of f32 may tip over.
-#[test]
-fn softmax() -> Checked {
+pub(super) fn softmax(hold: &Hold<'_>) -> Checked {
     let row = Conformance::new(
         "softmax",
         |x| Ok(vec![ops::softmax(&x[0])?]),
@@ -57,8 +55,7 @@ fn unrounded(compared: &Compared<'_>) -> f64 {
     (exponential(compared) + 8.0 + walk) * f64::from(f32::EPSILON)
 }
 
-#[test]
-fn logsumexp() -> Checked {
+pub(super) fn logsumexp(hold: &Hold<'_>) -> Checked {
     let row = Conformance::new(
         "logsumexp",
         |x| Ok(vec![ops::logsumexp(&x[0], true)?, ops::logsumexp(&x[0], false)?]),
@@ -86,8 +83,7 @@ fn logsumexp() -> Checked {
 }
 
 /// The logarithm is rounded to the type and then taken off the row: exactly what two ops give.
-#[test]
-fn log_softmax() -> Checked {
+pub(super) fn log_softmax(hold: &Hold<'_>) -> Checked {
     let row = Conformance::new(
         "log_softmax",
         |x| Ok(vec![ops::log_softmax(&x[0])?]),

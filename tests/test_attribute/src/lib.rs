@@ -37,7 +37,7 @@ pub fn test(arguments: TokenStream, function: TokenStream) -> TokenStream {
            seconds: {seconds}, \
            ignored: {ignored}, \
            alone: {alone}, \
-           run: || crate::harness::Outcome::into_result({name}()), \
+           run: |_| crate::harness::Outcome::into_result({name}()), \
          }} }}"
     );
     match registration.parse::<TokenStream>() {

@@ -27,7 +27,7 @@ impl<T: Float> Kernel for Combine<'_, T> {
         for item in self.heads.clone() {
             for row in 0..rows {
                 let (head, query) = call.place(item % call.kv_heads, row);
-                let at = (item / call.kv_heads * call.heads + head) * call.queries + query;
+                let at = call.result(item / call.kv_heads, head, query);
                 // SAFETY: the caller's contract; the places are those that the chunks wrote.
                 unsafe {
                     let chunk = |i: usize| {
@@ -56,10 +56,10 @@ impl<T: Float> Kernel for Combine<'_, T> {
                                 .store(total);
                         }
                     }
-                    let out = self.out.add(at * call.dim);
-                    for at in (0..call.dim).step_by(LANES) {
+                    let out = self.out.add(at);
+                    for at in (0..call.value_dim).step_by(LANES) {
                         let lanes = V::load(total.as_ptr().add(at)) * V::splat(scale);
-                        let count = LANES.min(call.dim - at);
+                        let count = LANES.min(call.value_dim - at);
                         if count == LANES {
                             T::store(lanes, out.add(at));
                         } else {

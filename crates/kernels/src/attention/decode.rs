@@ -25,6 +25,8 @@ pub struct Split {
     pub chunks: usize,
     /// Floats of a row's output.
     pub pitch: usize,
+    /// Floats of a query.
+    q_pitch: usize,
 }
 
 impl Split {
@@ -34,8 +36,8 @@ impl Split {
             // A row that the mask leaves no key weighs all alike.
             _ => (0, call.keys),
         };
-        let pitch = call.blocks() * LANES;
-        Self { first, end, chunks: (end - first).div_ceil(CHUNK), pitch }
+        let (pitch, q_pitch) = (call.value_pitch(), call.query_pitch());
+        Self { first, end, chunks: (end - first).div_ceil(CHUNK), pitch, q_pitch }
     }
 
     /// Floats of a chunk: outputs, then maxima, then sums.
@@ -54,7 +56,7 @@ pub unsafe fn run<T: Float>(machine: Machine, call: &Attention, out: Shared<T>) 
     with_scratch(items * split.floats(rows), |partials| {
         let partials = Shared(partials);
         // Reading a key and a value, and two multiplications for each row and feature.
-        let work = CHUNK.min(call.keys) * call.dim * (2 + rows) / 4;
+        let work = CHUNK.min(call.keys) * (call.dim + call.value_dim) * (2 + rows) / 8;
         machine.pool.for_each(items, work, &|items| {
             let chunks = Chunks::<T> {
                 call,
@@ -138,7 +140,7 @@ impl<T: Float> Chunks<'_, T> {
             for row in 0..rows {
                 *max.add(row) = MASKED;
                 let (head, query) = call.place(place.1, row);
-                let to = q.add(row * split.pitch);
+                let to = q.add(row * split.q_pitch);
                 load_query::<V, T>(&call.q, (place.0, head, query), call.dim, call.scale, to);
             }
             let keys = call.k.rows::<T>(place.0, place.1);
@@ -174,7 +176,8 @@ impl<T: Float> Chunks<'_, T> {
         scores: *mut f32,
         state: &State,
     ) {
-        let (call, rows, pitch) = (self.call, self.call.rows(), self.split.pitch);
+        let (call, rows) = (self.call, self.call.rows());
+        let (pitch, q_pitch) = (self.split.pitch, self.split.q_pitch);
         let mut q_sums = [0.0f32; DECODE_ROWS * coded::GROUPS];
         let mut q_pairs = std::mem::MaybeUninit::<[u32; DECODE_ROWS * pairs::PAIRS]>::uninit();
         let q_pairs = q_pairs.as_mut_ptr().cast::<u32>();
@@ -201,11 +204,11 @@ impl<T: Float> Chunks<'_, T> {
                     if at == range.start {
                         for i in row..rows.min(row + 4) {
                             let sums = sums.add((i - row) * coded::GROUPS);
-                            coded::sums::<V>(q.add(i * pitch), call.dim, k.group, sums);
+                            coded::sums::<V>(q.add(i * q_pitch), call.dim, k.group, sums);
                         }
                     }
                     let (q, to, dim) =
-                        ((q.add(row * pitch), pitch), scores.add(row * TILE), call.dim);
+                        ((q.add(row * q_pitch), q_pitch), scores.add(row * TILE), call.dim);
                     if paired {
                         let q = (q_pairs.add(row * pairs::PAIRS).cast_const(), call.scale);
                         row += match rows - row {
@@ -233,14 +236,15 @@ impl<T: Float> Chunks<'_, T> {
                 let mut row = 0;
                 while row < rows {
                     let (p, out) = (scores.add(row * TILE), (state.out.add(row * pitch), pitch));
+                    let dim = call.value_dim;
                     row += match rows - row {
                         4.. if !V::SMALL => {
-                            coded::add_values::<V, T, BITS, 4>([&k, &v], count, call.dim, p, out)
+                            coded::add_values::<V, T, BITS, 4>([&k, &v], count, dim, p, out)
                         }
                         2 | 3 if !V::SMALL => {
-                            coded::add_values::<V, T, BITS, 2>([&k, &v], count, call.dim, p, out)
+                            coded::add_values::<V, T, BITS, 2>([&k, &v], count, dim, p, out)
                         }
-                        _ => coded::add_values::<V, T, BITS, 1>([&k, &v], count, call.dim, p, out),
+                        _ => coded::add_values::<V, T, BITS, 1>([&k, &v], count, dim, p, out),
                     };
                 }
             }
@@ -261,15 +265,16 @@ impl<T: Float> Chunks<'_, T> {
         // SAFETY: only the address of the rows is taken.
         let rows = |tile: *mut Staged| unsafe { (&raw mut (*tile).rows).cast::<f32>() };
         let [k, v] = staged.each_mut().map(|tile| rows(tile.as_mut_ptr()));
-        let (call, pitch) = (self.call, self.split.pitch);
+        let (call, pitch, q_pitch) = (self.call, self.split.pitch, self.split.q_pitch);
         for at in range.clone().step_by(TILE) {
             let count = TILE.min(range.end - at);
             // SAFETY: the caller's contract; a tile has room for that many rows.
             unsafe {
-                call.k.load::<V, T>(place, (at, count), call.dim, k, pitch);
-                call.v.load::<V, T>(place, (at, count), call.dim, v, pitch);
-                let rows = |data| Rows::<f32> { data, stride: pitch as isize };
-                self.tile::<V, f32>(&rows(k), &rows(v), place, (at, count), q, scores, state);
+                call.k.load::<V, T>(place, (at, count), call.dim, k, q_pitch);
+                call.v.load::<V, T>(place, (at, count), call.value_dim, v, pitch);
+                let rows = |data, pitch| Rows::<f32> { data, stride: pitch as isize };
+                let (k, v) = (rows(k.cast_const(), q_pitch), rows(v.cast_const(), pitch));
+                self.tile::<V, f32>(&k, &v, place, (at, count), q, scores, state);
             }
         }
     }
@@ -287,20 +292,21 @@ impl<T: Float> Chunks<'_, T> {
         scores: *mut f32,
         state: &State,
     ) {
-        let (call, rows, pitch) = (self.call, self.call.rows(), self.split.pitch);
+        let (call, rows) = (self.call, self.call.rows());
+        let (pitch, q_pitch) = (self.split.pitch, self.split.q_pitch);
         // SAFETY: the caller's contract; a row has `TILE` scores.
         unsafe {
             let mut row = 0;
             while row < rows {
-                let (q, scores) = (q.add(row * pitch), scores.add(row * TILE));
+                let (q, scores) = (q.add(row * q_pitch), scores.add(row * TILE));
                 row += match rows - row {
                     4.. if !V::SMALL => {
-                        plain::scores::<V, E, 4, 4>(k, v, count, call.dim, q, pitch, scores)
+                        plain::scores::<V, E, 4, 4>(k, v, count, call.dim, q, q_pitch, scores)
                     }
                     2 | 3 if !V::SMALL => {
-                        plain::scores::<V, E, 2, 8>(k, v, count, call.dim, q, pitch, scores)
+                        plain::scores::<V, E, 2, 8>(k, v, count, call.dim, q, q_pitch, scores)
                     }
-                    _ => plain::scores::<V, E, 1, 16>(k, v, count, call.dim, q, pitch, scores),
+                    _ => plain::scores::<V, E, 1, 16>(k, v, count, call.dim, q, q_pitch, scores),
                 };
             }
             self.weigh::<V>(place, (first, count), scores, state);
@@ -309,12 +315,12 @@ impl<T: Float> Chunks<'_, T> {
                 let (p, out) = (scores.add(row * TILE), state.out.add(row * pitch));
                 row += match rows - row {
                     4.. if !V::SMALL => {
-                        plain::add_values::<V, E, 4>(k, v, count, call.dim, p, out, pitch)
+                        plain::add_values::<V, E, 4>(k, v, count, call.value_dim, p, out, pitch)
                     }
                     2 | 3 if !V::SMALL => {
-                        plain::add_values::<V, E, 2>(k, v, count, call.dim, p, out, pitch)
+                        plain::add_values::<V, E, 2>(k, v, count, call.value_dim, p, out, pitch)
                     }
-                    _ => plain::add_values::<V, E, 1>(k, v, count, call.dim, p, out, pitch),
+                    _ => plain::add_values::<V, E, 1>(k, v, count, call.value_dim, p, out, pitch),
                 };
             }
         }

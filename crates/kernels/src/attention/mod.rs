@@ -63,7 +63,7 @@ pub enum Mask {
     Additive(View),
 }
 
-/// What is asked for. Extents are at least 1, `dim` at most 256.
+/// What is asked for. Extents are at least 1, `dim` and `value_dim` at most 256.
 #[derive(Clone, Copy)]
 pub struct Attention {
     pub batch: usize,
@@ -71,7 +71,10 @@ pub struct Attention {
     pub kv_heads: usize,
     pub queries: usize,
     pub keys: usize,
+    /// Features of a query and a key.
     pub dim: usize,
+    /// Features of a value and a result.
+    pub value_dim: usize,
     pub scale: f32,
     /// None where it is 0.
     pub soft_cap: f32,
@@ -103,8 +106,19 @@ impl Attention {
         self.heads / self.kv_heads
     }
 
-    fn blocks(&self) -> usize {
-        self.dim.div_ceil(LANES)
+    /// Floats of a query that is padded to whole vectors.
+    fn query_pitch(&self) -> usize {
+        self.dim.next_multiple_of(LANES)
+    }
+
+    /// Floats of a result that is padded to whole vectors.
+    fn value_pitch(&self) -> usize {
+        self.value_dim.next_multiple_of(LANES)
+    }
+
+    /// Where the result of a query begins among all results.
+    fn result(&self, batch: usize, head: usize, query: usize) -> usize {
+        ((batch * self.queries + query) * self.heads + head) * self.value_dim
     }
 
     /// Head and position of a row.
@@ -143,7 +157,7 @@ impl Attention {
 }
 
 /// softmax(scale * q·kᵀ, capped and masked) · v into `out`, row-contiguous
-/// [batch, heads, queries, dim].
+/// [batch, queries, heads, value_dim], so that the heads of a position lie side by side.
 ///
 /// # Safety
 /// Every view covers the extents of the call with elements of `element` (words of u32 where

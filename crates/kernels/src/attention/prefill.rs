@@ -21,7 +21,7 @@ pub unsafe fn run<T: Float>(machine: Machine, call: &Attention, out: Shared<T>) 
     let blocks = call.rows().div_ceil(ROWS);
     let items = call.batch * call.kv_heads * blocks;
     // Four operations for each row, key and feature, some 100 of them in a nanosecond.
-    let work = ROWS * call.keys * call.dim / 2 / if call.causal { 4 } else { 2 };
+    let work = ROWS * call.keys * (call.dim + call.value_dim) / 4 / if call.causal { 4 } else { 2 };
     machine.pool.for_each(items, work, &|items| {
         let space = Space::new(call);
         with_scratch(space.floats(), |at| {
@@ -47,29 +47,31 @@ struct Space<P> {
     sum: P,
     factor: P,
     end: P,
-    /// Floats of a row of features.
+    /// Floats of a row of keys, and of one of values.
+    key_pitch: usize,
     pitch: usize,
 }
 
 impl Space<usize> {
     fn new(call: &Attention) -> Self {
-        let pitch = call.blocks() * LANES;
+        let (key_pitch, pitch) = (call.query_pitch(), call.value_pitch());
         let mut end = 0;
         let mut take = |floats: usize| {
             end += floats;
             end - floats
         };
         Space {
-            q: take(pitch * ROWS),
+            q: take(key_pitch * ROWS),
             // The product may look at a few rows past the last.
             scores: take(TILE * ROWS + LANES),
             out: take(ROWS * pitch),
-            keys: take(TILE * pitch),
+            keys: take(TILE * key_pitch),
             values: take(TILE * pitch),
             max: take(ROWS),
             sum: take(ROWS),
             factor: take(ROWS),
             end: take(0),
+            key_pitch,
             pitch,
         }
     }
@@ -90,6 +92,7 @@ impl Space<usize> {
             sum: at(self.sum),
             factor: at(self.factor),
             end: at(self.end),
+            key_pitch: self.key_pitch,
             pitch: self.pitch,
         }
     }
@@ -188,18 +191,21 @@ impl<T: Float> Blocks<'_, T> {
                 let count = TILE.min(end - at);
                 let place = (block.batch, block.kv_head);
                 // The product takes keys several at a time, and values in whole blocks.
-                let mut k = Rows { data: space.keys.cast_const(), stride: space.pitch as isize };
+                let mut k =
+                    Rows { data: space.keys.cast_const(), stride: space.key_pitch as isize };
                 match floats::<T>(&call.k, place, at, count == TILE) {
                     Some(rows) => k = rows,
                     None => {
-                        call.k.load::<V, T>(place, (at, count), call.dim, space.keys, space.pitch)
+                        let (dim, pitch) = (call.dim, space.key_pitch);
+                        call.k.load::<V, T>(place, (at, count), dim, space.keys, pitch)
                     }
                 }
                 let mut v = Rows { data: space.values.cast_const(), stride: space.pitch as isize };
-                match floats::<T>(&call.v, place, at, call.dim == space.pitch) {
+                match floats::<T>(&call.v, place, at, call.value_dim == space.pitch) {
                     Some(rows) => v = rows,
                     None => {
-                        call.v.load::<V, T>(place, (at, count), call.dim, space.values, space.pitch)
+                        let (dim, pitch) = (call.value_dim, space.pitch);
+                        call.v.load::<V, T>(place, (at, count), dim, space.values, pitch)
                     }
                 }
                 self.score::<V>(block, &k);
@@ -329,14 +335,14 @@ impl<T: Float> Blocks<'_, T> {
         let (call, space) = (self.call, &self.space);
         for row in 0..block.rows {
             let (head, query) = call.place(block.kv_head, block.first + row);
-            let at = (block.batch * call.heads + head) * call.queries + query;
+            let at = call.result(block.batch, head, query);
             // SAFETY: the caller's contract.
             unsafe {
                 let scale = V::splat(1.0 / *space.sum.add(row));
-                let out = self.out.add(at * call.dim);
-                for at in (0..call.dim).step_by(LANES) {
+                let out = self.out.add(at);
+                for at in (0..call.value_dim).step_by(LANES) {
                     let lanes = V::load(space.out.add(row * space.pitch + at)) * scale;
-                    let count = LANES.min(call.dim - at);
+                    let count = LANES.min(call.value_dim - at);
                     if count == LANES {
                         T::store(lanes, out.add(at));
                     } else {

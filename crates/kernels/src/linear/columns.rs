@@ -43,7 +43,7 @@ pub unsafe fn columns<T: Float>(
             unsafe { machine.level.run(kernel) }
         });
     };
-    // SAFETY: x holds so many elements.
+    // SAFETY: x holds that number of elements.
     unsafe { with_floats(machine, x, m * k, &run) }
 }
 

@@ -66,7 +66,7 @@ pub unsafe fn gemv<T: Float>(
     if pairs {
         return run(std::ptr::null());
     }
-    // SAFETY: x holds so many elements.
+    // SAFETY: x holds that number of elements.
     unsafe { with_floats(machine, x.get(), m * k, &run) }
 }
 
@@ -84,7 +84,7 @@ pub unsafe fn with_floats<T: Float>(
         return body(floats);
     }
     workspace::with(count, &|floats| {
-        // SAFETY: there is room for so many floats.
+        // SAFETY: there is room for that number of floats.
         unsafe { machine.level.run(Convert { from: x, to: floats, count }) };
         body(floats);
     });

@@ -38,6 +38,40 @@ const fn table(bits: u32, fp4: bool, unit: f32) -> [u16; 64] {
     table
 }
 
+/// The floats of eight bits in the lower halves of sixteen-bit lanes, or in the `UPPER` ones, as bf16.
+///
+/// # Safety
+/// This machine has the instructions.
+#[inline(always)]
+unsafe fn floats<const UPPER: bool>(lanes: __m512i) -> __m512i {
+    // What an exponent of zero stands for, by the lowest bits.
+    const SMALL: [u16; 32] = {
+        let (mut table, mut i) = ([0; 32], 0);
+        while i < 8 {
+            table[i] = ((i as f32 / 512.0).to_bits() >> 16) as u16;
+            i += 1;
+        }
+        table
+    };
+    // SAFETY: the caller's contract.
+    unsafe {
+        let upper = if UPPER { lanes } else { _mm512_slli_epi16::<8>(lanes) };
+        // Exponent and mantissa go to their places, the former with copies of the sign before it.
+        let placed =
+            _mm512_and_si512(_mm512_srai_epi16::<4>(upper), _mm512_set1_epi16(0x87f0_u16 as i16));
+        let normal = _mm512_add_epi16(placed, _mm512_set1_epi16(120 << 7));
+        let small = _mm512_testn_epi16_mask(placed, _mm512_set1_epi16(0x0780));
+        let index = if UPPER { _mm512_srli_epi16::<8>(lanes) } else { lanes };
+        let table = _mm512_loadu_si512(SMALL.as_ptr().cast());
+        let number = _mm512_mask_permutexvar_epi16(normal, small, index, table);
+        let ones = _mm512_set1_epi16(0x07f0);
+        let nan = _mm512_cmpeq_epi16_mask(_mm512_and_si512(placed, ones), ones);
+        let number = _mm512_mask_mov_epi16(number, nan, _mm512_set1_epi16(0x7fc0));
+        // number | (upper & 0x8000)
+        _mm512_ternarylogic_epi32::<0xf8>(number, upper, _mm512_set1_epi16(i16::MIN))
+    }
+}
+
 impl<F: Format> Lookup<F> {
     /// Eight bits are looked up as two halves, of which this is the lower.
     const TABLE: [u16; 64] = table(if F::BITS == 8 { 4 } else { F::BITS }, !F::AFFINE, 1.0);
@@ -57,16 +91,41 @@ unsafe fn load<F: Format, const WHOLE: bool>(from: *const u8, count: usize) -> _
             return _mm512_maskz_loadu_epi32((1 << count) - 1, from.cast());
         }
         let words = if WHOLE || count == LANES {
-            _mm512_maskz_loadu_epi32(0x0fff, from.cast())
+            _mm512_maskz_loadu_epi32((1 << (F::LANE_BITS / 2)) - 1, from.cast())
         } else {
-            _mm512_maskz_loadu_epi8((1 << (3 * count)) - 1, from.cast())
+            _mm512_maskz_loadu_epi8((1 << (F::LANE_BITS * count / 8)) - 1, from.cast())
         };
-        // Twelve bytes to each quarter, where eight twelve-bit lanes find their two bytes.
-        let quarters = _mm512_setr_epi32(0, 1, 2, 2, 3, 4, 5, 5, 6, 7, 8, 8, 9, 10, 11, 11);
-        let pairs = _mm_setr_epi8(0, 1, 1, 2, 3, 4, 4, 5, 6, 7, 7, 8, 9, 10, 10, 11);
-        let words = _mm512_permutexvar_epi32(quarters, words);
-        let words = _mm512_shuffle_epi8(words, _mm512_broadcast_i32x4(pairs));
-        _mm512_srlv_epi16(words, _mm512_set1_epi32(4 << 16))
+        // Four lanes go to each quarter, where eight halves of them find their two bytes.
+        let Spread { words: quarters, bytes, shifts } = const { &Spread::of(F::LANE_BITS) };
+        let quarters = _mm512_loadu_si512(quarters.as_ptr().cast());
+        let pairs = _mm512_broadcast_i32x4(_mm_loadu_si128(bytes.as_ptr().cast()));
+        let words = _mm512_shuffle_epi8(_mm512_permutexvar_epi16(quarters, words), pairs);
+        let shifts = _mm512_broadcast_i32x4(_mm_loadu_si128(shifts.as_ptr().cast()));
+        _mm512_srlv_epi16(words, shifts)
+    }
+}
+
+/// Where the halves of lanes lie that straddle words: the words of each quarter, and in those the bytes
+/// of eight halves and the bits before each.
+struct Spread {
+    words: [u16; 32],
+    bytes: [u8; 16],
+    shifts: [u16; 8],
+}
+
+impl Spread {
+    const fn of(lane_bits: usize) -> Self {
+        let mut spread = Self { words: [0; 32], bytes: [0; 16], shifts: [0; 8] };
+        let mut i = 0;
+        while i < 32 {
+            spread.words[i] = (i / 8 * lane_bits / 4 + i % 8) as u16;
+            let bit = i % 8 * lane_bits / 2;
+            spread.shifts[i % 8] = (bit % 8) as u16;
+            spread.bytes[i % 8 * 2] = (bit / 8) as u8;
+            spread.bytes[i % 8 * 2 + 1] = (bit / 8 + 1) as u8;
+            i += 1;
+        }
+        spread
     }
 }
 
@@ -92,6 +151,7 @@ unsafe fn next_weights<F: Format>(weights: __m512i) -> __m512i {
             2 => _mm512_srli_epi16::<2>(weights),
             3 => _mm512_srli_epi16::<3>(weights),
             4 => _mm512_srli_epi16::<4>(weights),
+            5 => _mm512_srli_epi16::<5>(weights),
             _ => _mm512_srli_epi16::<6>(weights),
         }
     }
@@ -118,9 +178,10 @@ unsafe fn add<const M: usize>(
     sums
 }
 
-/// Whether [`unpack`] knows the format: its weights are of few bits that divide sixteen.
+/// Whether [`unpack`] knows the format: its weights are of few bits that divide sixteen, in groups of
+/// whole vectors.
 pub(super) const fn unpacks<F: Format>() -> bool {
-    F::BITS == 2 || F::BITS == 4
+    (F::BITS == 2 || F::BITS == 4) && F::LEAST_GROUP == 2 * LANES
 }
 
 /// Writes weights of whole groups as bf16, scaled. A group has no more than sixteen different ones:
@@ -270,6 +331,12 @@ impl<const M: usize> Sums<M> {
                 packed = packed.wrapping_add(F::CHUNK_BYTES);
                 let mut chunk = [_mm512_setzero_ps(); M];
                 for position in 0..F::PER_LANE / 2 {
+                    if F::BITS == 8 && !F::AFFINE {
+                        // Both numbers of a lane; there are no others.
+                        chunk = add(chunk, floats::<false>(weights), x, 0);
+                        chunk = add(chunk, floats::<true>(weights), x, 1);
+                        break;
+                    }
                     if F::BITS == 8 {
                         let weight = _mm512_permutexvar_epi16(weights, lower);
                         chunk = add(chunk, weight, x, position);

@@ -38,7 +38,7 @@ impl Operands<'_> {
     }
 }
 
-/// Asks for the weights that come after a chunk of so many bytes.
+/// Asks for the weights that come after a chunk of this number of bytes.
 #[inline(always)]
 pub(super) fn prefetch_weights(chunk: *const u8, bytes: usize) {
     prefetch_far(chunk.wrapping_add(AHEAD), bytes);

@@ -1,8 +1,8 @@
 //! How packed weights become numbers.
 //!
 //! A row is a little-endian stream of `BITS`-bit numbers. A chunk is sixteen lanes of whole
-//! weights: 32 bits a lane, or 24 where three and six bits would straddle words. Lane l of a chunk
-//! holds weights `l * PER_LANE ..`, lowest bits first.
+//! weights: 32 bits a lane, or where numbers would straddle words as many of them as 24 bits hold: 20
+//! bits of 5-bit numbers. Lane l of a chunk holds weights `l * PER_LANE ..`, lowest bits first.
 
 use crate::element::Float;
 use crate::simd::{F32x16, LANES};
@@ -12,11 +12,13 @@ pub(super) trait Format: Copy + Send + Sync + 'static {
     const BITS: u32;
     /// Whether a group also has a bias, and its scale is of the model's type.
     const AFFINE: bool;
+    /// The fewest weights of a group.
+    const LEAST_GROUP: usize = 32;
     /// Weights in a lane.
     const PER_LANE: usize = (if Self::STRADDLES { 24 } else { 32 }) / Self::BITS as usize;
     const STRADDLES: bool = !Self::BITS.is_power_of_two();
-    const LANE_BYTES: usize = if Self::STRADDLES { 3 } else { 4 };
-    const CHUNK_BYTES: usize = LANES * Self::LANE_BYTES;
+    const LANE_BITS: usize = Self::PER_LANE * Self::BITS as usize;
+    const CHUNK_BYTES: usize = LANES / 8 * Self::LANE_BITS;
     const CHUNK: usize = LANES * Self::PER_LANE;
 
     /// The lowest weight of each lane, before its group's scale.
@@ -38,13 +40,17 @@ pub(super) trait Format: Copy + Send + Sync + 'static {
     /// The lanes of a chunk, those from `count` on zero.
     ///
     /// # Safety
-    /// `from` is readable for `count <= 16` lanes.
+    /// `from` is readable for `count <= 16` lanes, which fill whole bytes.
     #[inline(always)]
     unsafe fn load<V: F32x16>(from: *const u8, count: usize) -> V::Int {
         let load = |from: *const u8| {
             // SAFETY: `from` covers a whole chunk; `load` takes any bits as they are.
             unsafe {
-                if Self::STRADDLES { V::load_triples(from) } else { V::load(from.cast()).to_bits() }
+                match Self::LANE_BITS {
+                    20 => V::load_lanes::<20>(from),
+                    24 => V::load_lanes::<24>(from),
+                    _ => V::load(from.cast()).to_bits(),
+                }
             }
         };
         if count == LANES {
@@ -53,7 +59,7 @@ pub(super) trait Format: Copy + Send + Sync + 'static {
         let mut chunk = [0u8; 4 * LANES];
         // SAFETY: the caller vouches for `count` lanes; the array holds sixteen.
         unsafe {
-            let bytes = count * Self::LANE_BYTES;
+            let bytes = count * Self::LANE_BITS / 8;
             std::ptr::copy_nonoverlapping(from, chunk.as_mut_ptr(), bytes);
         }
         load(chunk.as_ptr())
@@ -64,9 +70,10 @@ pub(super) trait Format: Copy + Send + Sync + 'static {
 #[derive(Clone, Copy)]
 pub(super) struct Affine<const BITS: u32>;
 
-/// `2^(e - 127) * q` with a one-byte e and q a 4-bit float.
+/// `scale * q` with q a float of `BITS` bits, 4 or 8. The scale is a byte: `2^(e - 127)`, or with
+/// `FP8` a float of 8 bits.
 #[derive(Clone, Copy)]
-pub(super) struct Mxfp4;
+pub(super) struct Floats<const BITS: u32, const FP8: bool>;
 
 impl<const BITS: u32> Format for Affine<BITS> {
     const BITS: u32 = BITS;
@@ -84,6 +91,7 @@ impl<const BITS: u32> Format for Affine<BITS> {
                 2 => V::load_stream::<2>(from),
                 3 => V::load_stream::<3>(from),
                 4 => V::load_stream::<4>(from),
+                5 => V::load_stream::<5>(from),
                 6 => V::load_stream::<6>(from),
                 _ => V::load_stream::<8>(from),
             }
@@ -101,41 +109,47 @@ impl<const BITS: u32> Format for Affine<BITS> {
     }
 }
 
-impl Format for Mxfp4 {
-    const BITS: u32 = 4;
+impl<const BITS: u32, const FP8: bool> Format for Floats<BITS, FP8> {
+    const BITS: u32 = BITS;
     const AFFINE: bool = false;
+    const LEAST_GROUP: usize = if FP8 { 16 } else { 32 };
 
     #[inline(always)]
     fn lowest<V: F32x16>(lanes: V::Int) -> V {
-        V::low_fp4(lanes)
+        if BITS == 4 { V::low_fp4(lanes) } else { V::low_fp8(lanes) }
     }
     #[inline(always)]
     unsafe fn in_order<V: F32x16>(from: *const u8) -> V {
         // SAFETY: the caller's contract.
-        V::low_fp4(unsafe { V::load_stream::<4>(from) })
+        Self::lowest(unsafe {
+            if BITS == 4 { V::load_stream::<4>(from) } else { V::load_bytes(from) }
+        })
     }
     #[inline(always)]
     fn rest<V: F32x16>(lanes: V::Int) -> V::Int {
-        V::shift_right::<4>(lanes)
+        V::shift_right::<BITS>(lanes)
     }
     #[inline(always)]
     unsafe fn scales<V: F32x16, T: Float>(scales: *const u8, at: usize, count: usize) -> V {
         // SAFETY: the caller's contract; the array holds sixteen bytes.
-        let exponents = unsafe {
+        let bytes = unsafe {
             let from = scales.add(at);
             if count == LANES {
                 V::load_bytes(from)
             } else {
-                let mut bytes = [0u8; LANES];
-                std::ptr::copy_nonoverlapping(from, bytes.as_mut_ptr(), count);
-                V::load_bytes(bytes.as_ptr())
+                let mut first = [0u8; LANES];
+                std::ptr::copy_nonoverlapping(from, first.as_mut_ptr(), count);
+                V::load_bytes(first.as_ptr())
             }
         };
+        if FP8 {
+            return V::low_fp8(bytes).keep_first(count, 0.0);
+        }
         // Zero stands for 2^-127, half of the least normal number; 255 gives infinity. As MLX's, a
         // scale is a number of the model's type.
-        let scale = V::from_bits(V::shift_left::<23>(exponents));
+        let scale = V::from_bits(V::shift_left::<23>(bytes));
         let least = V::from_bits(V::splat_int(0x0040_0000));
-        T::round(V::select(exponents, scale, least)).keep_first(count, 0.0)
+        T::round(V::select(bytes, scale, least)).keep_first(count, 0.0)
     }
 }
 

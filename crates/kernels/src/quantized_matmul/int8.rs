@@ -10,7 +10,7 @@ use std::marker::PhantomData;
 use std::ops::Range;
 
 use super::finish::Finish;
-use super::format::{Affine, Format, Mxfp4};
+use super::format::{Affine, Floats, Format};
 use super::prefill;
 use super::{Call, Mode, with_format};
 use crate::element::Float;
@@ -27,9 +27,10 @@ const BYTES: usize = 4;
 const GROUPS: usize = WORDS * BYTES / 32;
 const _: () = assert!(2 * GROUPS <= EXTRA);
 
-/// Whether a call can be made of products of bytes.
+/// Whether a call can be made of products of bytes: 8-bit floats are no integers, and groups of 16
+/// have more scales than a tile has room for.
 pub(super) fn takes(call: &Call) -> bool {
-    call.mode != Mode::Plain && call.low_rank.is_none()
+    matches!(call.mode, Mode::Affine | Mode::Mxfp4) && call.low_rank.is_none()
 }
 
 /// # Safety
@@ -210,7 +211,7 @@ impl<T: Float> Bytes<'_, T> {
 unsafe fn codes<V: F32x16, F: Format>(packed: *const u8, count: usize, out: *mut u8) {
     // SAFETY: the caller's weights and bytes; groups are multiples of 32.
     unsafe {
-        if F::AFFINE && F::BITS == 8 {
+        if F::BITS == 8 {
             return std::ptr::copy_nonoverlapping(packed, out, count);
         }
         if F::AFFINE && F::BITS == 4 {

@@ -19,15 +19,19 @@ use super::element::{Element, Float, with_element};
 use super::simd::{F32x16, Kernel, LANES};
 use columns::Columns;
 use finish::Finish;
-use format::{Affine, Format, Mxfp4};
+use format::{Affine, Floats, Format};
 
 /// How numbers become bits, as MLX's `mode` says.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Mode {
-    /// `scale * q + bias`, with q of 2, 3, 4, 6 or 8 bits.
+    /// `scale * q + bias`, with q of 2, 3, 4, 5, 6 or 8 bits.
     Affine,
     /// `2^(e - 127) * q`, with q a 4-bit float.
     Mxfp4,
+    /// The same with q of 8 bits.
+    Mxfp8,
+    /// `s * q` with a 4-bit float q and an 8-bit float s.
+    Nvfp4,
     /// No packing: `packed` is `[columns, axis]` of the element type, for a low-rank correction of
     /// plain weights. One matrix, no norm.
     Plain,
@@ -79,7 +83,7 @@ pub struct Call<'a> {
     pub mode: Mode,
     pub bits: u32,
     pub group: usize,
-    /// `[rows, axis]`; `axis` is a multiple of `group`.
+    /// `[rows, axis]`; `axis` is a multiple of `group`, and of 32.
     pub x: *const u8,
     pub rows: usize,
     pub axis: usize,
@@ -149,6 +153,10 @@ macro_rules! with_format {
                 type $format = Affine<4>;
                 $run
             }
+            (Mode::Affine, 5) => {
+                type $format = Affine<5>;
+                $run
+            }
             (Mode::Affine, 6) => {
                 type $format = Affine<6>;
                 $run
@@ -158,7 +166,15 @@ macro_rules! with_format {
                 $run
             }
             (Mode::Mxfp4, _) => {
-                type $format = Mxfp4;
+                type $format = Floats<4, false>;
+                $run
+            }
+            (Mode::Mxfp8, _) => {
+                type $format = Floats<8, false>;
+                $run
+            }
+            (Mode::Nvfp4, _) => {
+                type $format = Floats<4, true>;
                 $run
             }
             _ => {}

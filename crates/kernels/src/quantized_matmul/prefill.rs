@@ -5,7 +5,7 @@ use std::marker::PhantomData;
 #[cfg(target_arch = "x86_64")]
 use super::avx512bf16;
 use super::finish::{Finish, swiglu};
-use super::format::{Affine, Format, Mxfp4};
+use super::format::{Affine, Floats, Format};
 use super::{Call, Join, Mode, with_format};
 use crate::Machine;
 use crate::element::{Bf16, Float};

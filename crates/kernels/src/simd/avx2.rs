@@ -263,15 +263,28 @@ impl F32x16 for Avx2 {
         lanes!((_mm256_cvtepu8_epi32(bytes), _mm256_cvtepu8_epi32(_mm_srli_si128::<8>(bytes))))
     }
     #[inline(always)]
-    unsafe fn load_triples(from: *const u8) -> Self::Int {
-        // SAFETY: four loads of sixteen bytes within the 48: the last begins four early.
+    unsafe fn load_lanes<const BITS: usize>(from: *const u8) -> Self::Int {
+        // SAFETY: four loads of sixteen bytes within those of the numbers: the last begins early.
         unsafe {
-            let load = |at: usize| _mm_loadu_si128(from.add(at).cast());
-            let spread = _mm_setr_epi8(0, 1, 2, -1, 3, 4, 5, -1, 6, 7, 8, -1, 9, 10, 11, -1);
-            let last = _mm_setr_epi8(4, 5, 6, -1, 7, 8, 9, -1, 10, 11, 12, -1, 13, 14, 15, -1);
-            let quarter = |at: usize, order| _mm_shuffle_epi8(load(at), order);
-            let low = _mm256_set_m128i(quarter(12, spread), quarter(0, spread));
-            (low, _mm256_set_m128i(quarter(32, last), quarter(24, spread)))
+            let early = 16 - BITS / 2;
+            let order = |first: usize| -> [u8; 16] {
+                std::array::from_fn(|i| match i % 4 {
+                    3 => 0x80,
+                    byte => (first + i / 4 * BITS / 8 + byte) as u8,
+                })
+            };
+            let quarter = |at: usize, order: [u8; 16]| {
+                let order = _mm_loadu_si128(order.as_ptr().cast());
+                let lanes = _mm_shuffle_epi8(_mm_loadu_si128(from.add(at).cast()), order);
+                match BITS {
+                    24 => lanes,
+                    _ => _mm_srlv_epi32(lanes, _mm_setr_epi32(0, 4, 0, 4)),
+                }
+            };
+            let step = BITS / 2;
+            let low = _mm256_set_m128i(quarter(step, order(0)), quarter(0, order(0)));
+            let last = quarter(3 * step - early, order(early));
+            (low, _mm256_set_m128i(last, quarter(2 * step, order(0))))
         }
     }
     #[inline(always)]

@@ -333,9 +333,9 @@ impl<const BF16: bool> F32x16 for Avx512<BF16> {
         unsafe { _mm512_cvtepu8_epi32(_mm_loadu_si128(from.cast())) }
     }
     #[inline(always)]
-    unsafe fn load_triples(from: *const u8) -> __m512i {
+    unsafe fn load_lanes<const BITS: usize>(from: *const u8) -> __m512i {
         // SAFETY: the caller's contract.
-        unsafe { whole::load_triples(from) }
+        unsafe { whole::load_lanes::<BITS>(from) }
     }
     #[inline(always)]
     unsafe fn load_stream<const BITS: usize>(from: *const u8) -> __m512i {

@@ -10,6 +10,7 @@ mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
 mod dots;
+mod floats;
 pub mod level;
 mod memory;
 #[cfg(target_arch = "aarch64")]
@@ -250,13 +251,13 @@ pub trait F32x16:
             Self::load(words.as_ptr().cast()).to_bits()
         }
     }
-    /// Three bytes in each lane, the first the lowest.
+    /// As [`load_stream`](Self::load_stream) of numbers of 20 or 24 bits.
     /// # Safety
-    /// `from` is readable for 48 bytes.
+    /// `from` is readable for `2 * BITS` bytes.
     #[inline(always)]
-    unsafe fn load_triples(from: *const u8) -> Self::Int {
+    unsafe fn load_lanes<const BITS: usize>(from: *const u8) -> Self::Int {
         // SAFETY: the caller's contract.
-        unsafe { stream::triples::<Self>(from) }
+        unsafe { stream::lanes::<Self, BITS>(from) }
     }
     /// Sixteen `BITS`-bit numbers of a little-endian stream, one in the low bits of each lane; what
     /// is above them is unspecified.
@@ -342,16 +343,15 @@ pub trait F32x16:
     fn low_bits<const BITS: u32>(a: Self::Int) -> Self {
         Self::from_int(Self::and_int(a, Self::splat_int((1 << BITS) - 1)))
     }
-    /// The low four bits of each lane as a 4-bit float: sign, two bits of exponent, one of mantissa.
+    /// The low four bits of each lane as a float: sign, two bits of exponent, one of mantissa.
     #[inline(always)]
     fn low_fp4(a: Self::Int) -> Self {
-        let sign = Self::shift_left::<28>(Self::and_int(a, Self::splat_int(8)));
-        // Exponent and mantissa in their places, 2^126 too small; below 1 there is only 0.5.
-        let magnitude = Self::shift_left::<22>(Self::and_int(a, Self::splat_int(7)));
-        let normal = Self::from_bits(Self::add_int(magnitude, Self::splat_int(126 << 23)));
-        let below_one = Self::from_int(Self::and_int(a, Self::splat_int(1))) * Self::splat(0.5);
-        let exponent = Self::and_int(a, Self::splat_int(6));
-        Self::select(exponent, normal, below_one).xor_bits(sign)
+        floats::low::<Self, 4>(a)
+    }
+    /// The low eight bits of each lane as a float: sign, four bits of exponent, three of mantissa.
+    #[inline(always)]
+    fn low_fp8(a: Self::Int) -> Self {
+        floats::low::<Self, 8>(a)
     }
 
     #[inline(always)]

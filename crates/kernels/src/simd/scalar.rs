@@ -293,9 +293,9 @@ impl F32x16 for Scalar {
         unsafe { from.cast::<[u8; LANES]>().read_unaligned() }.map(u32::from)
     }
     #[inline(never)]
-    unsafe fn load_triples(from: *const u8) -> Self::Int {
+    unsafe fn load_lanes<const BITS: usize>(from: *const u8) -> Self::Int {
         // SAFETY: the caller's contract.
-        unsafe { stream::triples::<Self>(from) }
+        unsafe { stream::lanes::<Self, BITS>(from) }
     }
     #[inline(never)]
     unsafe fn load_stream<const BITS: usize>(from: *const u8) -> Self::Int {

@@ -23,17 +23,18 @@ pub unsafe fn load<V: F32x16, const BITS: usize>(from: *const u8) -> V::Int {
     }
 }
 
-/// [`F32x16::load_triples`].
+/// [`F32x16::load_lanes`].
 ///
 /// # Safety
 /// As there.
 #[inline(always)]
-pub unsafe fn triples<V: F32x16>(from: *const u8) -> V::Int {
-    // SAFETY: the array is sixteen words long; `load` takes any bits as they are.
+pub unsafe fn lanes<V: F32x16, const BITS: usize>(from: *const u8) -> V::Int {
+    // SAFETY: a number lies in three bytes; the array is sixteen words long; `load` takes any bits as
+    // they are.
     unsafe {
         let words: [u32; LANES] = std::array::from_fn(|i| {
-            let byte = |at: usize| u32::from(*from.add(3 * i + at));
-            byte(0) | byte(1) << 8 | byte(2) << 16
+            let byte = |at: usize| u32::from(*from.add(i * BITS / 8 + at));
+            (byte(0) | byte(1) << 8 | byte(2) << 16) >> (i * BITS % 8)
         });
         V::load(words.as_ptr().cast()).to_bits()
     }

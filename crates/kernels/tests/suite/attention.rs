@@ -1,3 +1,5 @@
+mod strides;
+
 use crate::testing::*;
 use mlx_primitives_kernels::attention::*;
 use mlx_primitives_kernels::element::{Bf16, F16};
@@ -39,6 +41,7 @@ fn case<T: Sample>(
         queries,
         keys,
         dim,
+        value_dim: dim,
         scale: 1.0 / (dim as f32).sqrt(),
         soft_cap: 0.0,
         causal: false,
@@ -64,6 +67,16 @@ enum Masked {
 }
 
 impl<T: Sample> Case<T> {
+    /// With values of another number of features, each padded by one.
+    fn with_values(mut self, dim: usize) -> Self {
+        let Attention { batch, kv_heads, keys, .. } = self.call;
+        let at = strides(kv_heads, keys, dim, 1, 1);
+        self.v = values::<T>(batch * kv_heads * keys * (dim + 1), 1.0);
+        self.call.value_dim = dim;
+        self.call.v = Source::Plain(View { data: std::ptr::null(), strides: at });
+        self
+    }
+
     fn with(mut self, masked: Masked, sinks: bool) -> Self {
         let Attention { heads, queries, keys, .. } = self.call;
         if masked == Masked::Nothing {
@@ -98,7 +111,7 @@ impl<T: Sample> Case<T> {
 
     fn run(&self, machine: Machine) -> Vec<T> {
         let call = self.ready();
-        let mut out = vec![T::default(); call.batch * call.heads * call.queries * call.dim];
+        let mut out = vec![T::default(); call.batch * call.heads * call.queries * call.value_dim];
         // SAFETY: the views cover their vectors, which hold as many elements.
         unsafe { attention_on(machine, &call, out.as_mut_ptr()) };
         out
@@ -106,18 +119,18 @@ impl<T: Sample> Case<T> {
 
     fn reference(&self) -> Vec<f64> {
         let call = self.ready();
-        let row = |source: &Source, b, h, r| -> Vec<f64> {
+        let row = |source: &Source, dim: usize, b, h, r| -> Vec<f64> {
             match source {
-                Source::Plain(view) => element_row::<T>(view, b, h, r, call.dim),
+                Source::Plain(view) => element_row::<T>(view, b, h, r, dim),
                 Source::Quantized { packed, scales, biases, bits, group } => {
-                    let words = call.dim * bits / 32;
+                    let words = dim * bits / 32;
                     let each = 32 / bits;
-                    let scale = element_row::<T>(scales, b, h, r, call.dim / group);
-                    let bias = element_row::<T>(biases, b, h, r, call.dim / group);
+                    let scale = element_row::<T>(scales, b, h, r, dim / group);
+                    let bias = element_row::<T>(biases, b, h, r, dim / group);
                     // SAFETY: the test's own vectors, of whole rows.
                     let word = |i: usize| unsafe { *packed.at::<u32>(b, h, r).add(i) };
-                    assert!(packed.strides[3] == 1 && words * each == call.dim);
-                    (0..call.dim)
+                    assert!(packed.strides[3] == 1 && words * each == dim);
+                    (0..dim)
                         .map(|d| {
                             let code = word(d / each) >> (d % each * bits) & ((1 << bits) - 1);
                             scale[d / group] * f64::from(code) + bias[d / group]
@@ -128,14 +141,14 @@ impl<T: Sample> Case<T> {
         };
         let mut out = Vec::new();
         for b in 0..call.batch {
-            for h in 0..call.heads {
-                let kv = h / (call.heads / call.kv_heads);
-                for t in 0..call.queries {
+            for t in 0..call.queries {
+                for h in 0..call.heads {
+                    let kv = h / (call.heads / call.kv_heads);
                     let q = element_row::<T>(&call.q, b, h, t, call.dim);
                     let position = (call.keys + t) as i64 - call.queries as i64;
                     let mut scores: Vec<f64> = (0..call.keys)
                         .map(|s| {
-                            let k = row(&call.k, b, kv, s);
+                            let k = row(&call.k, call.dim, b, kv, s);
                             let dot: f64 = q.iter().zip(&k).map(|(q, k)| q * k).sum();
                             let mut score = dot * f64::from(call.scale);
                             if call.soft_cap > 0.0 {
@@ -161,9 +174,11 @@ impl<T: Sample> Case<T> {
                     let max = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
                     let weights: Vec<f64> = scores.iter().map(|s| (s - max).exp()).collect();
                     let sum: f64 = weights.iter().sum();
-                    let mut total = vec![0.0; call.dim];
+                    let mut total = vec![0.0; call.value_dim];
                     for (s, weight) in weights.iter().enumerate().take(call.keys) {
-                        for (total, v) in total.iter_mut().zip(row(&call.v, b, kv, s)) {
+                        for (total, v) in
+                            total.iter_mut().zip(row(&call.v, call.value_dim, b, kv, s))
+                        {
                             *total += weight * v / sum;
                         }
                     }
@@ -247,6 +262,17 @@ fn shapes_in_bf16() {
 }
 
 #[test]
+fn values_of_other_sizes() {
+    for (heads, extents) in SHAPES {
+        for value_dim in [1, 17, 64, 80, 128, 256] {
+            let what = format!("{heads:?} {extents:?} values of {value_dim}");
+            case::<f32>(heads, extents, (1, 0)).with_values(value_dim).check(&what);
+            case::<Bf16>(heads, extents, (1, 0)).with_values(value_dim).check(&what);
+        }
+    }
+}
+
+#[test]
 fn rules_masks_and_sinks() {
     for extents in [(1, 70, 64), (2, 300, 32), (30, 150, 32), (50, 20, 16)] {
         for masked in [Masked::No, Masked::Bool, Masked::Additive, Masked::Nothing] {
@@ -263,65 +289,6 @@ fn rules_masks_and_sinks() {
                 case.check(&format!("{extents:?} {masked:?} {sinks} {causal} {window} {soft_cap}"));
             }
         }
-    }
-}
-
-#[test]
-fn strides_of_any_kind() {
-    for extents in [(1, 70, 64), (2, 70, 40), (30, 70, 40), (30, 70, 64)] {
-        for layout in [(1, 9), (2, 0), (3, 5)] {
-            case::<f32>((1, 4, 2), extents, layout).check(&format!("{extents:?} {layout:?}"));
-            case::<Bf16>((1, 4, 2), extents, layout).check(&format!("{extents:?} {layout:?}"));
-        }
-        // All walked backwards, and one batch entry for all.
-        let mut case = case::<f32>((2, 4, 2), extents, (1, 0));
-        let backwards = |view: &mut View, floats: usize| {
-            view.data = view.data.cast::<f32>().wrapping_add(floats - 1).cast();
-            view.strides = view.strides.map(|stride| -stride);
-        };
-        let mut call = case.ready();
-        backwards(&mut call.q, 2 * 4 * extents.0 * extents.2);
-        if let (Source::Plain(k), Source::Plain(v)) = (&mut call.k, &mut call.v) {
-            backwards(k, 2 * 2 * extents.1 * extents.2);
-            v.strides[0] = 0;
-        }
-        case.call = call;
-        let expected = Fixed(&case).reference();
-        for machine in machines() {
-            let mut out = vec![0.0f32; expected.len()];
-            // SAFETY: the views cover their vectors.
-            unsafe { attention_on(machine, &case.call, out.as_mut_ptr()) };
-            assert_close(&out, &expected, 1e-5, 4e-6, &format!("{extents:?} backwards"));
-        }
-    }
-}
-
-/// A case whose views have addresses already.
-struct Fixed<'a>(&'a Case<f32>);
-
-impl Fixed<'_> {
-    fn reference(&self) -> Vec<f64> {
-        let call = self.0.call;
-        let (Source::Plain(k), Source::Plain(v)) = (call.k, call.v) else { unreachable!() };
-        // The same rows, laid out plainly.
-        let gather = |view: &View, heads: usize, rows: usize| -> Vec<f32> {
-            let mut all = Vec::new();
-            for b in 0..call.batch {
-                for h in 0..heads {
-                    for r in 0..rows {
-                        let row = element_row::<f32>(view, b, h, r, call.dim);
-                        all.extend(row.into_iter().map(|v| v as f32));
-                    }
-                }
-            }
-            all
-        };
-        let extents = (call.queries, call.keys, call.dim);
-        let mut plain = case::<f32>((call.batch, call.heads, call.kv_heads), extents, (1, 0));
-        plain.q = gather(&call.q, call.heads, call.queries);
-        plain.k = gather(&k, call.kv_heads, call.keys);
-        plain.v = gather(&v, call.kv_heads, call.keys);
-        plain.reference()
     }
 }
 

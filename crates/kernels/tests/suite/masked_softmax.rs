@@ -139,7 +139,7 @@ fn check<T: Sample>(case: &Case) {
     let (x, g) = (values::<T>(count, 12.0), values::<T>(count + 1, 2.0)[1..].to_vec());
     let what = format!("{case:?}");
     let first = run(machines()[0], case, &x, &g);
-    // As of softmax: the range of scores is up to 20 here, so x - max is rounded to 1e-6.
+    // As for softmax: the range of scores is up to 20 here, so x - max is rounded to 1e-6.
     let relative = f64::from(T::EPSILON) / 2.0 + 8e-6;
     assert_close(&first.0, &reference(case, &x), relative, 3.1e-8, &what);
     // The sum over a row of y * g rounds to some 1e-7 of |g| in all.

@@ -3,13 +3,16 @@ use mlx_primitives_kernels::element::{Bf16, F16};
 use mlx_primitives_kernels::quantized_matmul::*;
 use mlx_primitives_kernels::simd::Level;
 
-const FORMATS: [(Mode, u32); 6] = [
+const FORMATS: [(Mode, u32); 9] = [
     (Mode::Affine, 2),
     (Mode::Affine, 3),
     (Mode::Affine, 4),
+    (Mode::Affine, 5),
     (Mode::Affine, 6),
     (Mode::Affine, 8),
     (Mode::Mxfp4, 4),
+    (Mode::Mxfp8, 8),
+    (Mode::Nvfp4, 4),
 ];
 
 /// Products, and the sums of their terms' magnitudes.
@@ -39,9 +42,23 @@ fn fp4(q: u32) -> f64 {
     if q & 8 == 0 { magnitude } else { -magnitude }
 }
 
+fn fp8(q: u32) -> f64 {
+    let (exponent, mantissa) = ((q >> 3 & 15) as i32, f64::from(q & 7));
+    let magnitude = match exponent {
+        0 => mantissa / 512.0,
+        15 if q & 7 == 7 => f64::NAN,
+        _ => (1.0 + mantissa / 8.0) * 2f64.powi(exponent - 7),
+    };
+    if q & 128 == 0 { magnitude } else { -magnitude }
+}
+
 impl<T: Sample> Matrix<T> {
     fn random((mode, bits): (Mode, u32), columns: usize, axis: usize, group: usize) -> Self {
-        let packed = random_bytes(columns * axis * bits as usize / 8, columns as u64);
+        let mut packed = random_bytes(columns * axis * bits as usize / 8, columns as u64);
+        if mode == Mode::Mxfp8 {
+            // No NaN.
+            packed.iter_mut().for_each(|byte| *byte &= 0xfe);
+        }
         let groups = columns * axis / group;
         let (mut scales, mut biases, mut of_group) = (Vec::new(), Vec::new(), Vec::new());
         if mode == Mode::Affine {
@@ -59,8 +76,14 @@ impl<T: Sample> Matrix<T> {
                 };
                 scales.extend_from_slice(bytes);
             }
+        } else if mode == Mode::Nvfp4 {
+            // Of either sign and below 2, also without a leading one.
+            scales = random_bytes(groups, 77).iter().map(|byte| byte & 0xbf).collect();
+            of_group.extend(scales.iter().map(|&scale| fp8(u32::from(scale))));
         } else {
-            scales = random_bytes(groups, 77).iter().map(|byte| 121 + byte % 12).collect();
+            // The largest weights are some hundreds, of 8 bits as of 4.
+            let least = if bits == 8 { 115 } else { 121 };
+            scales = random_bytes(groups, 77).iter().map(|byte| least + byte % 12).collect();
             of_group.extend(scales.iter().map(|&e| 2f64.powi(i32::from(e) - 127)));
         }
         let weight = |row: usize, k: usize| {
@@ -71,6 +94,7 @@ impl<T: Sample> Matrix<T> {
             let group = row * (axis / group) + k / group;
             match mode {
                 Mode::Affine => of_group[group] * f64::from(q) + f64::from(biases[group].to_f32()),
+                Mode::Mxfp8 => of_group[group] * fp8(q),
                 _ => of_group[group] * fp4(q),
             }
         };
@@ -151,9 +175,10 @@ fn check<T: Sample>(got: &[T], (want, reach): (&[f64], &[f64]), rows: usize, wha
 fn products<T: Sample>() {
     for format in FORMATS {
         for (group, axis) in [(32, 32), (32, 96), (64, 64), (64, 1088), (128, 384), (32, 1056)] {
-            if format.0 == Mode::Mxfp4 && group != 32 {
+            if format.0 != Mode::Affine && group != 32 {
                 continue;
             }
+            let group = if format.0 == Mode::Nvfp4 { 16 } else { group };
             for rows in [1, 2, 5, 9] {
                 let matrices =
                     [19, 3].map(|columns| Matrix::<T>::random(format, columns, axis, group));
@@ -197,6 +222,46 @@ fn products_in_bf16() {
     products::<Bf16>();
 }
 
+/// Rows of the identity times each of the 256 floats of eight bits.
+fn floats_of_eight_bits<T: Sample>() {
+    const K: usize = 32;
+    let packed: Vec<u8> = (0..=255).collect();
+    let scales = [127u8; 8];
+    let (packed, scales) = (packed.as_ptr(), scales.as_ptr());
+    let weights = [Weights { packed, scales, biases: std::ptr::null(), columns: 8 }];
+    let mut x = [T::default(); K * K];
+    for i in 0..K {
+        x[i * K + i] = T::from_f32(1.0);
+    }
+    for machine in machines() {
+        for rows in [1, 8, K] {
+            for top in (0..K).step_by(rows) {
+                let mut out = vec![T::default(); rows * 8];
+                let x = &x[top * K..][..rows * K];
+                let call = plain((Mode::Mxfp8, 8), K, x, K, &weights, &mut out);
+                // SAFETY: the buffers above.
+                unsafe { quantized_matmul_on(machine, &call) };
+                for (i, got) in out.iter().enumerate() {
+                    let (row, column) = (top + i / 8, i % 8);
+                    // The last weight of two columns is no number, and nor are their products.
+                    let row = if column % 4 == 3 { K - 1 } else { row };
+                    let want = fp8((column * K + row) as u32) as f32;
+                    let got = got.to_f32();
+                    let same = got == want || got.is_nan() && want.is_nan();
+                    assert!(same, "{:?}: {got} of {rows} rows, expected {want}", machine.level);
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn floats_of_eight_bits_are_exact() {
+    floats_of_eight_bits::<f32>();
+    floats_of_eight_bits::<F16>();
+    floats_of_eight_bits::<Bf16>();
+}
+
 /// x rounded to eight bits in the weights' groups, step by step as the kernel says it does.
 fn in_bytes<T: Sample>(x: &[T], group: usize) -> Vec<f64> {
     let rounded = |x: &[T]| -> Vec<f64> {
@@ -215,7 +280,9 @@ fn byte_machines() -> impl Iterator<Item = Machine> {
 
 /// They are those of the rounded x: nothing else is lost.
 fn products_of_bytes<T: Sample>() {
-    for format in FORMATS {
+    for format in
+        FORMATS.into_iter().filter(|format| ![Mode::Mxfp8, Mode::Nvfp4].contains(&format.0))
+    {
         for (group, axis) in [(32, 32), (64, 1088), (128, 384), (32, 2080), (64, 4160)] {
             if format.0 == Mode::Mxfp4 && group != 32 {
                 continue;

@@ -11,7 +11,7 @@ use crate::output;
 
 /// Positions in the cache where the flags name none.
 pub const CONTEXT: u32 = 128;
-/// Caches of so many positions are made.
+/// The number of positions that caches are made for.
 const MOST_CONTEXT: u32 = 65_535;
 
 pub fn run(args: &Args) -> Result<()> {

@@ -89,7 +89,6 @@ MSL_TRAIT(is_array, __is_array(T))
 MSL_TRAIT(is_pointer, __is_pointer(T))
 MSL_TRAIT(is_reference, __is_reference(T))
 MSL_TRAIT(is_const, __is_const(T))
-MSL_TRAIT(is_empty, __is_empty(T))
 MSL_TRAIT(is_trivially_copyable, __is_trivially_copyable(T))
 #undef MSL_TRAIT
 #undef MSL_TRAIT2

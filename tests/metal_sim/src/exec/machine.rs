@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use super::arena::SLOTS;
 use super::faults::Faults;
-use super::memory::{Memory, READ, THREADGROUP_SLOTS, Trouble, WRITE};
+use super::memory::{Memory, READ, THREADGROUP_SLOTS, Trouble, WRITE, When};
 use super::scheduler::{Ready, Thread};
 use super::shadow::Stamp;
 use super::sync::{Barrier, Simd};
@@ -153,10 +153,12 @@ impl Machine {
             return self.outside(at, bytes, kind, site);
         };
         let stamps = self.stamps();
+        let instruction = self.threads[self.current].loads.next(stamps[0]);
+        let when = When { stamps, instruction };
         let place = self.place();
         let faults = &mut self.faults;
         let mut located = false;
-        let inside = self.memory.access(slot, at, bytes, kind, stamps, |region, trouble| {
+        let inside = self.memory.access(slot, at, bytes, kind, when, |region, trouble| {
             located = true;
             let verb = if kind & WRITE != 0 { "store" } else { "load" };
             let name = &region.name;

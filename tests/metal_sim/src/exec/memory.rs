@@ -16,6 +16,8 @@ pub(super) struct Storage {
     offset: usize,
     bytes: usize,
     cells: Vec<Cell>,
+    /// The last load instruction of a SIMD group that read a byte.
+    fetches: Vec<u64>,
     /// Whether a byte has a value.
     given: Vec<bool>,
 }
@@ -32,6 +34,15 @@ pub(super) struct Region {
     storage: usize,
     origin: usize,
     seen: Vec<u8>,
+}
+
+/// When an access is made.
+#[derive(Clone, Copy)]
+pub(super) struct When {
+    /// The thread's, for device and for threadgroup memory.
+    pub(super) stamps: [Stamp; 2],
+    /// The same for the lanes of a SIMD group that access memory together.
+    pub(super) instruction: u64,
 }
 
 /// What an access did wrong.
@@ -62,8 +73,13 @@ impl Memory {
 
     pub(super) fn storage(&mut self, bytes: usize) -> io::Result<usize> {
         let offset = self.arena.allocate(bytes)?;
-        let cells = vec![Cell::default(); bytes];
-        self.storages.push(Storage { offset, bytes, cells, given: vec![false; bytes] });
+        self.storages.push(Storage {
+            offset,
+            bytes,
+            cells: vec![Cell::default(); bytes],
+            fetches: vec![0; bytes],
+            given: vec![false; bytes],
+        });
         Ok(self.storages.len() - 1)
     }
 
@@ -117,14 +133,13 @@ impl Memory {
     }
 
     /// Checks and counts an access to `slot`, and tells `report` what is wrong with it.
-    /// `stamps` are those of the thread for device and for threadgroup memory.
     pub(super) fn access(
         &mut self,
         slot: usize,
         at: usize,
         bytes: usize,
         kind: u32,
-        stamps: [Stamp; 2],
+        when: When,
         mut report: impl FnMut(&Region, Trouble),
     ) -> bool {
         let Some(region) = &mut self.regions[slot] else { return false };
@@ -144,12 +159,18 @@ impl Memory {
         if kind & READ != 0 {
             region.traffic.loads += 1;
             region.traffic.read_bytes += bytes as u64;
+            let first = at - region.origin;
+            let fetches = &mut self.storages[region.storage].fetches[first..first + bytes];
+            for last in fetches {
+                region.traffic.fetched_bytes += u64::from(*last != when.instruction);
+                *last = when.instruction;
+            }
         }
         if kind & WRITE != 0 {
             region.traffic.stores += 1;
             region.traffic.written_bytes += bytes as u64;
         }
-        let now = stamps[usize::from(region.threadgroup)];
+        let now = when.stamps[usize::from(region.threadgroup)];
         let first = at - region.origin;
         let storage = &mut self.storages[region.storage];
         let mut trouble = None;

@@ -9,6 +9,7 @@ use corosensei::{Coroutine, CoroutineResult, Yielder};
 
 use super::abi;
 use super::machine::Machine;
+use super::shadow::Loads;
 use crate::dispatch::Schedule;
 use crate::module::Call;
 
@@ -42,6 +43,7 @@ impl State {
 pub(super) struct Thread {
     pub(super) state: State,
     pub(super) stack: std::ops::Range<usize>,
+    pub(super) loads: Loads,
     fiber: Option<Coroutine<(), (), (), DefaultStack>>,
     yielder: *const Yielder<(), ()>,
 }
@@ -69,6 +71,7 @@ impl Thread {
         Ok(Thread {
             state: State::Ready,
             stack: range,
+            loads: Loads::default(),
             fiber: Some(fiber),
             yielder: std::ptr::null(),
         })

@@ -179,6 +179,7 @@ pub(super) fn finish(machine: &mut Machine, dispatch: &mut Dispatch<'_>) {
             sum.loads += add.loads;
             sum.stores += add.stores;
             sum.read_bytes += add.read_bytes;
+            sum.fetched_bytes += add.fetched_bytes;
             sum.written_bytes += add.written_bytes;
             continue;
         }

@@ -50,6 +50,31 @@ impl Stamp {
     }
 }
 
+/// What a thread has done, as far as it tells which accesses the lanes of a SIMD group make together:
+/// lanes that have waited for each other as often, and have accessed memory as often since, are at
+/// the same instruction. Lanes that took different branches since then seem to be at different ones.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Loads {
+    waits: u32,
+    accesses: u32,
+}
+
+impl Loads {
+    pub(super) fn wait(&mut self) {
+        *self = Loads { waits: self.waits + 1, accesses: 0 };
+    }
+
+    /// The number of the instruction of an access of the thread of `stamp`: 24 bits for the threadgroup,
+    /// 5 for the SIMD group, 20 for the waits and 15 for the accesses.
+    pub(super) fn next(&mut self, stamp: Stamp) -> u64 {
+        self.accesses += 1;
+        stamp.0 >> 40 << 40
+            | u64::from(stamp.thread() / 32) << 35
+            | u64::from(self.waits & 0xf_ffff) << 15
+            | u64::from(self.accesses & 0x7fff)
+    }
+}
+
 /// The history of one byte.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Cell {
@@ -106,6 +131,23 @@ mod tests {
         assert!(!first.races(Stamp::new(0, 2, 0, 1)));
         assert!(first.races(Stamp::new(0, 40, 0, 1)));
         assert!(first.races(Stamp::new(1, 2, 1, 0)));
+    }
+
+    #[test]
+    fn lanes_load_together() {
+        let (mut one, mut other, mut elsewhere) = <(Loads, Loads, Loads)>::default();
+        let at = |thread| Stamp::new(0, thread, 0, 0);
+        let first = one.next(at(1));
+        assert_eq!(first, other.next(at(31)));
+        assert_ne!(first, elsewhere.next(at(32)));
+        assert_ne!(first, one.next(at(1)));
+        one.wait();
+        assert_ne!(first, one.next(at(1)));
+        other.wait();
+        assert_eq!(one.next(at(1)), {
+            other.next(at(31));
+            other.next(at(31))
+        });
     }
 
     #[test]

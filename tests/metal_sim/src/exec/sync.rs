@@ -100,6 +100,7 @@ impl Machine {
         }
         self.barrier.arrived += 1;
         self.threads[self.current].state = State::Barrier(site);
+        self.threads[self.current].loads.wait();
         if self.barrier.arrived == self.threads.len() {
             self.barrier.arrived = 0;
             self.report.threadgroup_barriers += 1;
@@ -137,6 +138,7 @@ impl Machine {
             });
         }
         self.threads[self.current].state = state;
+        self.threads[self.current].loads.wait();
         if last {
             for lane in self.lanes() {
                 if self.threads[lane].state.at_simd() {

@@ -9,7 +9,7 @@ impl Rewriter {
         while i < self.tokens.len() {
             let starts = self.tokens.at(i) == "threadgroup"
                 && matches!(self.tokens.before(i), ";" | "{" | "}" | "static" | ")");
-            if starts && !self.in_struct(i) {
+            if starts && !self.tokens.in_struct(i) {
                 i = self.variable(i);
             } else {
                 i += 1;
@@ -87,32 +87,5 @@ impl Rewriter {
         self.tokens.blank(start..end); // the semicolon stays
         self.tokens.list[start].text = declarations;
         end + 1
-    }
-
-    /// Whether `i` is at the level of a struct's members.
-    pub(super) fn in_struct(&self, i: usize) -> bool {
-        let mut depth = 0;
-        let mut at = i;
-        while at > 0 {
-            at -= 1;
-            match self.tokens.at(at) {
-                "}" => depth += 1,
-                "{" if depth > 0 => depth -= 1,
-                "{" => return self.opens_struct(at),
-                _ => {}
-            }
-        }
-        false
-    }
-
-    fn opens_struct(&self, brace: usize) -> bool {
-        let mut at = brace;
-        while at > 0 && !matches!(self.tokens.before(at), ";" | "}" | "{" | ")") {
-            at -= 1;
-            if matches!(self.tokens.at(at), "struct" | "class" | "union") {
-                return true;
-            }
-        }
-        false
     }
 }

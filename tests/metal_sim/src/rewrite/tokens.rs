@@ -177,6 +177,33 @@ impl Tokens {
             && self.before(self.close(i)) == "]"
     }
 
+    /// Whether `i` is at the level of a struct's members.
+    pub(crate) fn in_struct(&self, i: usize) -> bool {
+        let mut depth = 0;
+        let mut at = i;
+        while at > 0 {
+            at -= 1;
+            match self.at(at) {
+                "}" => depth += 1,
+                "{" if depth > 0 => depth -= 1,
+                "{" => return self.opens_struct(at),
+                _ => {}
+            }
+        }
+        false
+    }
+
+    fn opens_struct(&self, brace: usize) -> bool {
+        let mut at = brace;
+        while at > 0 && !matches!(self.before(at), ";" | "}" | "{" | ")") {
+            at -= 1;
+            if matches!(self.at(at), "struct" | "class" | "union") {
+                return true;
+            }
+        }
+        false
+    }
+
     /// Splits the list in the bracket at `open` at its commas.
     pub(crate) fn split(&self, open: usize) -> Vec<std::ops::Range<usize>> {
         let end = self.close(open);

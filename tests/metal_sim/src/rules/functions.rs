@@ -8,14 +8,27 @@ use crate::rewrite::{Remark, SPACES};
 
 pub(super) struct Function {
     name: String,
+    /// The first token of the definition, attributes included.
+    pub(super) start: usize,
     /// The token of the name.
-    at: usize,
+    pub(super) at: usize,
+    pub(super) kernel: bool,
     pub(super) parameters: Vec<Range<usize>>,
-    body: Range<usize>,
+    pub(super) body: Range<usize>,
 }
 
-const NOT_FUNCTIONS: [&str; 9] =
-    ["if", "for", "while", "switch", "return", "sizeof", "decltype", "alignas", "static_assert"];
+const NOT_FUNCTIONS: [&str; 10] = [
+    "if",
+    "constexpr",
+    "for",
+    "while",
+    "switch",
+    "return",
+    "sizeof",
+    "decltype",
+    "alignas",
+    "static_assert",
+];
 
 pub(super) fn look(tokens: &Tokens, functions: &[Function]) -> Vec<Remark> {
     let mut found = bare_pointers(tokens, functions);
@@ -29,16 +42,28 @@ pub(super) fn definitions(tokens: &Tokens) -> Vec<Function> {
         if !tokens.is_word(open - 1) || NOT_FUNCTIONS.contains(&tokens.at(open - 1)) {
             continue;
         }
+        // `: a(x), b(y) {` of a constructor
+        let access = open > 2 && matches!(tokens.at(open - 3), "public" | "protected" | "private");
+        if tokens.before(open - 1) == "," || (tokens.before(open - 1) == ":" && !access) {
+            continue;
+        }
         let mut brace = tokens.close(open) + 1;
         while matches!(tokens.at(brace), "const" | "volatile" | "noexcept")
             || SPACES.contains(&tokens.at(brace))
+            || tokens.is_attribute(brace)
         {
-            brace += 1;
+            brace = if tokens.is_attribute(brace) { tokens.close(brace) } else { brace } + 1;
         }
         if tokens.at(brace) == "{" {
+            let mut start = open - 1;
+            while !matches!(tokens.before(start), ";" | "{" | "}" | "") {
+                start -= 1;
+            }
             found.push(Function {
                 name: tokens.at(open - 1).to_string(),
+                start,
                 at: open - 1,
+                kernel: (start..open - 1).any(|i| tokens.at(i) == "kernel"),
                 parameters: tokens.split(open),
                 body: brace..tokens.close(brace),
             });
@@ -47,6 +72,8 @@ pub(super) fn definitions(tokens: &Tokens) -> Vec<Function> {
     found
 }
 
+/// "pointer type must have explicit address space qualifier", "reference type must have explicit
+/// address space qualifier".
 fn bare_pointers(tokens: &Tokens, functions: &[Function]) -> Vec<Remark> {
     let mut found = Vec::new();
     for parameter in functions.iter().flat_map(|function| &function.parameters) {
@@ -74,7 +101,7 @@ fn bare_pointers(tokens: &Tokens, functions: &[Function]) -> Vec<Remark> {
     found
 }
 
-/// Calls by name; functions with overloads of the same arity are left out, as a call may
+/// A rule of our own: no kernel needs a stack whose depth is not known. Calls go by name; functions with overloads of the same arity are left out, as a call may
 /// mean another of them.
 fn recursion(tokens: &Tokens, functions: &[Function]) -> Vec<Remark> {
     let mut unique: BTreeMap<(&str, usize), Option<usize>> = BTreeMap::new();

@@ -3,8 +3,11 @@
 //! The source is rewritten a second time with its address spaces kept as clang address
 //! spaces and compiled without output; the tokens are looked through for the rest.
 
+mod declarations;
 mod functions;
 mod positions;
+mod signatures;
+mod vocabulary;
 mod words;
 
 use std::path::Path;
@@ -13,7 +16,9 @@ use crate::compiler::Compiler;
 use crate::error::Result;
 use crate::rewrite::tokens::Tokens;
 use crate::rewrite::{self, Purpose, Remark, constant_prologue};
-use crate::source::Source;
+use crate::source::{Preprocessed, Source};
+
+pub use vocabulary::{Vocabulary, vocabulary};
 
 /// Something in a source that Metal does not allow.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -53,16 +58,7 @@ pub fn check(source: &Source, compiler: &Compiler, cache: &Path) -> Result<Vec<V
     let preprocessed = source.preprocess(compiler, cache)?;
     let shim = &preprocessed.shim;
     let rewritten = rewrite::rewrite(&preprocessed.text, shim, Purpose::Check);
-    let tokens = Tokens::parse(&preprocessed.text, shim);
-    let functions = functions::definitions(&tokens);
-    let remarks = (rewritten.remarks.into_iter())
-        .chain(words::look(&tokens))
-        .chain(functions::look(&tokens, &functions))
-        .chain(positions::look(&tokens, &functions));
-    let mut found: Vec<Violation> = remarks
-        .map(|Remark { file, line, text, advice }| Violation { file, line, message: text, advice })
-        .collect();
-
+    let mut found = remarks(&preprocessed, rewritten.remarks);
     let text = format!("{}{}", constant_prologue(&Default::default()), rewritten.text);
     let draft = crate::cache::draft(&preprocessed.folder).with_extension("cpp");
     crate::error::at_path(&draft, std::fs::write(&draft, text))?;
@@ -79,7 +75,30 @@ pub fn check(source: &Source, compiler: &Compiler, cache: &Path) -> Result<Vec<V
     Ok(found)
 }
 
-const FLAGS: [&str; 12] = [
+/// What [`check`] sees without the host's compiler, which has to know all that a source names.
+pub fn lint(source: &Source, compiler: &Compiler, cache: &Path) -> Result<Vec<Violation>> {
+    let preprocessed = source.preprocess(compiler, cache)?;
+    let rewritten = rewrite::rewrite(&preprocessed.text, &preprocessed.shim, Purpose::Check);
+    let mut found = remarks(&preprocessed, rewritten.remarks);
+    found.sort();
+    Ok(found)
+}
+
+fn remarks(preprocessed: &Preprocessed, rewriting: Vec<Remark>) -> Vec<Violation> {
+    let tokens = Tokens::parse(&preprocessed.text, &preprocessed.shim);
+    let functions = functions::definitions(&tokens);
+    let remarks = (rewriting.into_iter())
+        .chain(words::look(&tokens))
+        .chain(functions::look(&tokens, &functions))
+        .chain(declarations::look(&tokens, &functions))
+        .chain(signatures::look(&tokens, &functions))
+        .chain(positions::look(&tokens, &functions));
+    remarks
+        .map(|Remark { file, line, text, advice }| Violation { file, line, message: text, advice })
+        .collect()
+}
+
+const FLAGS: [&str; 13] = [
     "-x",
     "c++",
     "-std=c++17",
@@ -92,6 +111,7 @@ const FLAGS: [&str; 12] = [
     "-Wimplicit-float-conversion",
     "-Wreturn-type",
     "-Wuninitialized",
+    "-Wzero-length-array",
 ];
 
 const COPIES: [&str; 2] = ["no viable overloaded '='", "no matching constructor for init"];

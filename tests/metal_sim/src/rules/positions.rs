@@ -1,4 +1,5 @@
-//! A kernel's positions and sizes in the grid: all scalars, or all vectors of one width.
+//! A kernel's positions and sizes in the grid: all scalars, or all vectors of one width; and some
+//! that have to be of one type.
 
 use std::ops::Range;
 
@@ -8,7 +9,7 @@ use crate::rewrite::tokens::Tokens;
 
 /// The attributes that the rule is about. An index, such as `thread_index_in_simdgroup`, is always
 /// a scalar, and may stand beside vectors.
-const POSITIONS: [&str; 7] = [
+pub(super) const POSITIONS: [&str; 7] = [
     "thread_position_in_grid",
     "threadgroup_position_in_grid",
     "thread_position_in_threadgroup",
@@ -16,6 +17,16 @@ const POSITIONS: [&str; 7] = [
     "threads_per_grid",
     "threadgroups_per_grid",
     "dispatch_threads_per_threadgroup",
+];
+
+/// Attributes whose parameters have one type of elements, by the specification's notes on them.
+const SAME: [&[&str]; 2] = [
+    &["thread_position_in_grid", "threads_per_grid"],
+    &[
+        "thread_position_in_threadgroup",
+        "threads_per_threadgroup",
+        "dispatch_threads_per_threadgroup",
+    ],
 ];
 
 /// A parameter with one of the attributes.
@@ -26,10 +37,31 @@ struct Position<'a> {
 }
 
 pub(super) fn look(tokens: &Tokens, functions: &[Function]) -> Vec<Remark> {
-    functions.iter().filter_map(|function| mix(tokens, function)).collect()
+    let types = functions.iter().flat_map(|function| types(tokens, function));
+    functions.iter().filter_map(|function| mix(tokens, function)).chain(types).collect()
 }
 
-/// The first parameter of another width than the first position's.
+/// Parameters of another type than one that they have to match.
+fn types(tokens: &Tokens, function: &Function) -> Vec<Remark> {
+    let of = |attributes: &[&str]| {
+        let mut seen: Option<bool> = None;
+        let other = function.parameters.iter().find(|range| {
+            let named = (range.start..range.end).any(|i| attributes.contains(&tokens.at(i)));
+            let kind = (range.start..range.end).find(|&i| width(tokens.at(i)).is_some());
+            let Some(kind) = kind.filter(|_| named) else { return false };
+            let short = tokens.at(kind).contains("short") || tokens.at(kind) == "uint16_t";
+            *seen.get_or_insert(short) != short
+        })?;
+        let (file, line) = tokens.place(other.start);
+        let text =
+            format!("the parameters of [[{}]] must be of one type", attributes.join("]], [["));
+        Some(Remark { file, line, text, advice: false })
+    };
+    SAME.into_iter().filter_map(of).collect()
+}
+
+/// "expecting input declarations with either all scalar types or all vector types with the same number
+/// of elements": the first parameter of another width than the first position's.
 fn mix(tokens: &Tokens, function: &Function) -> Option<Remark> {
     let ranges = function.parameters.iter();
     let mut positions = ranges.filter_map(|range| position(tokens, range.clone()));

@@ -1,4 +1,7 @@
-//! Words that MSL does not have.
+//! Words that MSL does not have: "'double' is not supported in Metal", "'goto' is not supported in
+//! Metal", "lambda expressions are not supported in Metal", "pointers to functions are not allowed",
+//! "Metal does not support the 'register' storage class specifier", and what the specification lists
+//! under Restrictions.
 
 use crate::rewrite::Remark;
 use crate::rewrite::tokens::{Kind, Tokens};
@@ -22,10 +25,24 @@ const FORBIDDEN: [(&str, &str); 14] = [
 
 pub(super) fn look(tokens: &Tokens) -> Vec<Remark> {
     let mut found = Vec::new();
+    for i in (0..tokens.len()).filter(|&i| tokens.at(i) == "[" && !tokens.is_attribute(i)) {
+        let first = matches!(tokens.before(i), "=" | "(" | "," | "{" | "return");
+        if first && tokens.at(tokens.close(i) + 1) == "(" {
+            remark(
+                tokens,
+                i,
+                "lambda expressions are not part of MSL before Metal 3.2",
+                &mut found,
+            );
+        }
+    }
     for i in (0..tokens.len()).filter(|&i| tokens.list[i].kind == Kind::Word) {
         let word = tokens.at(i);
         if word == "delete" && tokens.before(i) == "=" {
             continue; // a deleted member
+        }
+        if word == "long" && tokens.before(i) == "long" {
+            remark(tokens, i, "long long is not a type of MSL", &mut found);
         }
         if let Some((_, text)) = FORBIDDEN.iter().find(|(name, _)| *name == word) {
             let long = word == "double" && tokens.before(i) == "long";

@@ -83,19 +83,29 @@ pub unsafe fn store_stream<const BITS: usize>(a: __m512i, to: *mut u8) {
     }
 }
 
-/// Sixteen numbers of three bytes each.
+/// Sixteen numbers of `BITS` bits, 20 or 24, of a stream; what is above them is unspecified.
 ///
 /// # Safety
-/// 48 bytes are readable.
+/// `2 * BITS` bytes are readable.
 #[inline(always)]
-pub unsafe fn load_triples(from: *const u8) -> __m512i {
-    // SAFETY: the mask confines the access to 48 bytes.
+pub unsafe fn load_lanes<const BITS: usize>(from: *const u8) -> __m512i {
+    // Each quarter takes the words in which its four numbers lie, each lane the three bytes around its
+    // number.
+    let words: [u16; 32] = std::array::from_fn(|i| (i / 8 * BITS / 4 + i % 8) as u16);
+    let bytes: [u8; 16] = std::array::from_fn(|i| match i % 4 {
+        3 => 0x80,
+        byte => (i / 4 * BITS / 8 + byte) as u8,
+    });
+    // SAFETY: the mask confines the access to the numbers; the arrays are 64 and 16 bytes.
     unsafe {
-        let words = _mm512_maskz_loadu_epi32(0x0fff, from.cast());
-        let spread = _mm512_setr_epi32(0, 1, 2, 2, 3, 4, 5, 5, 6, 7, 8, 8, 9, 10, 11, 11);
-        let triples = _mm_setr_epi8(0, 1, 2, -1, 3, 4, 5, -1, 6, 7, 8, -1, 9, 10, 11, -1);
-        let words = _mm512_permutexvar_epi32(spread, words);
-        _mm512_shuffle_epi8(words, _mm512_broadcast_i32x4(triples))
+        let stream = _mm512_maskz_loadu_epi32((1 << (BITS / 2)) - 1, from.cast());
+        let words = _mm512_loadu_si512(words.as_ptr().cast());
+        let bytes = _mm512_broadcast_i32x4(_mm_loadu_si128(bytes.as_ptr().cast()));
+        let lanes = _mm512_shuffle_epi8(_mm512_permutexvar_epi16(words, stream), bytes);
+        match BITS {
+            24 => lanes,
+            _ => _mm512_srlv_epi32(lanes, _mm512_set1_epi64(4 << 32)),
+        }
     }
 }
 

@@ -68,7 +68,3 @@ impl Rope<'_> {
         (out, reach)
     }
 }
-
-pub fn dot(a: &[f64], b: &[f64]) -> f64 {
-    a.iter().zip(b).map(|(a, b)| a * b).sum()
-}

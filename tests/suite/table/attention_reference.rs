@@ -4,13 +4,14 @@ use mlx_primitives::conformance::Tensor;
 use mlx_primitives::ops::AttentionOptions;
 use mlx_primitives::{Array, Dtype, Error, Result};
 
-use crate::table::broadcast;
+use super::broadcast;
 
 pub struct Reference {
     /// [batch, heads, queries, dim] and the heads and rows of keys.
     shape: [usize; 4],
     kv_heads: usize,
     keys: usize,
+    value_dim: usize,
     q: Vec<f64>,
     k: Vec<f64>,
     v: Vec<f64>,
@@ -54,6 +55,7 @@ impl Reference {
             shape,
             kv_heads,
             keys,
+            value_dim: v.shape[3],
             q: q.values.clone(),
             k: k.values.clone(),
             v: v.values.clone(),
@@ -67,18 +69,18 @@ impl Reference {
         }
     }
 
-    /// [batch, heads, queries, dim].
+    /// [batch, heads, queries, value_dim].
     pub fn apply(&self) -> Vec<f64> {
         let [batch, heads, queries, dim] = self.shape;
         let mut out = Vec::with_capacity(self.q.len());
         for row in 0..batch * heads * queries {
             let (b, h, t) = (row / queries / heads, row / queries % heads, row % queries);
             let kv = b * self.kv_heads + h / (heads / self.kv_heads);
-            let at = |s: usize| (kv * self.keys + s) * dim..(kv * self.keys + s + 1) * dim;
+            let at = |s: usize, dim| (kv * self.keys + s) * dim..(kv * self.keys + s + 1) * dim;
             let query = &self.q[row * dim..(row + 1) * dim];
             let mut scores: Vec<f64> = (0..self.keys)
                 .map(|s| {
-                    let dot: f64 = query.iter().zip(&self.k[at(s)]).map(|(q, k)| q * k).sum();
+                    let dot: f64 = query.iter().zip(&self.k[at(s, dim)]).map(|(q, k)| q * k).sum();
                     let mut score = dot * self.scale;
                     if let Some(cap) = self.soft_cap {
                         score = cap * (score / cap).tanh();
@@ -90,9 +92,9 @@ impl Reference {
             let max = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
             let weights: Vec<f64> = scores.iter().map(|score| (score - max).exp()).collect();
             let sum: f64 = weights.iter().sum();
-            let mut total = vec![0.0; dim];
+            let mut total = vec![0.0; self.value_dim];
             for (s, weight) in weights.iter().enumerate().take(self.keys) {
-                for (total, v) in total.iter_mut().zip(&self.v[at(s)]) {
+                for (total, v) in total.iter_mut().zip(&self.v[at(s, self.value_dim)]) {
                     *total += weight / sum * v;
                 }
             }

@@ -1,0 +1,42 @@
+//! Floats of four and eight bits, where no table holds them.
+
+use super::F32x16;
+
+/// The bits of a mask.
+#[inline(always)]
+fn bits<V: F32x16>(a: V::Int, mask: i32) -> V::Int {
+    V::and_int(a, V::splat_int(mask))
+}
+
+/// The low `BITS` bits of each lane as a float: sign, two or four bits of exponent, one or three of
+/// mantissa. There are no infinities; eight bits that but for the sign are ones are NaN.
+#[inline(always)]
+pub fn low<V: F32x16, const BITS: u32>(a: V::Int) -> V {
+    // Exponent and mantissa in their places, where the exponent is too small by the difference of the
+    // biases. Of an exponent of zero the mantissa is all.
+    let (sign, magnitude, exponent, mantissa, bias, step) = match BITS {
+        4 => (
+            V::shift_left::<28>(bits::<V>(a, 0x8)),
+            V::shift_left::<22>(bits::<V>(a, 0x7)),
+            bits::<V>(a, 0x6),
+            bits::<V>(a, 0x1),
+            126 << 23,
+            0.5,
+        ),
+        _ => (
+            V::shift_left::<24>(bits::<V>(a, 0x80)),
+            V::shift_left::<20>(bits::<V>(a, 0x7f)),
+            bits::<V>(a, 0x78),
+            bits::<V>(a, 0x7),
+            120 << 23,
+            1.0 / 512.0,
+        ),
+    };
+    let normal = V::from_bits(V::add_int(magnitude, V::splat_int(bias)));
+    let number = V::select(exponent, normal, V::from_int(mantissa) * V::splat(step)).xor_bits(sign);
+    if BITS == 4 {
+        return number;
+    }
+    let all_ones = V::and_int(V::add_int(bits::<V>(a, 0x7f), V::splat_int(1)), V::splat_int(0x80));
+    V::select(all_ones, V::splat(f32::NAN), number)
+}

@@ -1,0 +1,176 @@
+//! `mlx-primitives verify`: whether this build computes on this machine what it should, and how fast, in
+//! one report that can be attached to a bug report.
+
+mod parts;
+mod report;
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::PathBuf;
+use std::rc::Rc;
+use std::time::Instant;
+
+use anyhow::{Context, Result, ensure};
+use clap::error::ErrorKind;
+use mlx_primitives::files;
+use mlx_primitives::tune::{Choices, with_choices};
+use serde_json::Value;
+
+use crate::model::progress;
+use crate::{ops, output};
+use report::Report;
+
+pub use parts::simulates;
+
+const EXAMPLES: &str = "\
+Checks every op against references in double precision and against MLX's own ops (values in all layouts, \
+extremes, derivatives, vmap, compile), times each op beside MLX's, and compares what the demo model writes \
+with what mlx-lm writes. The default device is checked: the GPU where there is one.
+
+The report is written anew after each step, so that it tells how far the command came if the process ends. \
+The exit status is 1 if anything failed.
+
+Examples:
+  mlx-primitives verify
+  mlx-primitives verify --quick --output report.md
+  mlx-primitives verify --only softmax attention --json";
+
+#[derive(clap::Args)]
+#[command(after_help = EXAMPLES)]
+pub struct Args {
+    /// Write the report to this file.
+    #[arg(long, value_name = "FILE", default_value = "mlx-primitives-report.md")]
+    output: PathBuf,
+    /// A short run: values and gradients alone, one shape of each op, two texts.
+    #[arg(long)]
+    quick: bool,
+    /// Only the steps whose names have one of these texts in them.
+    #[arg(long, value_name = "TEXT", num_args = 1..)]
+    only: Vec<String>,
+    /// The device to check; the GPU where there is one.
+    #[arg(long, value_parser = ["cpu", "gpu"])]
+    device: Option<String>,
+    /// Print one JSON object instead of the summary.
+    #[arg(long)]
+    json: bool,
+}
+
+/// A part of a step's name, and what runs it.
+struct Step {
+    part: &'static str,
+    name: String,
+    run: Box<dyn Fn() -> Result<Found>>,
+}
+
+/// What a step found.
+#[derive(Default)]
+struct Found {
+    /// One line.
+    said: String,
+    /// Lines of text in columns.
+    text: String,
+    failures: Vec<String>,
+    /// For programs.
+    json: Value,
+}
+
+/// A step that has run.
+struct Done {
+    part: &'static str,
+    name: String,
+    seconds: f64,
+    found: Found,
+}
+
+pub fn run(args: &Args) -> Result<()> {
+    let device = ops::device(args.device.as_deref())?;
+    files::check_replaceable(&args.output)?;
+    let mut steps = parts::all(device, args.quick);
+    let named = |step: &Step| format!("{} {}", step.part, step.name);
+    steps.retain(|step| {
+        args.only.is_empty() || args.only.iter().any(|text| named(step).contains(text.as_str()))
+    });
+    if steps.is_empty() {
+        let said = format!("no step has {} in its name\n", args.only.join(" or "));
+        return Err(clap::Error::raw(ErrorKind::InvalidValue, said).into());
+    }
+    let write = |report: &Report| {
+        let text = report.markdown();
+        std::fs::write(&args.output, text)
+            .with_context(|| format!("cannot write {}", args.output.display()))
+    };
+    let mut report = Report::new(device, args.quick, steps.len());
+    let bar = progress(steps.len() as u64)?;
+    for step in &steps {
+        report.running = named(step);
+        write(&report)?;
+        bar.set_message(named(step));
+        let done = run_step(step);
+        // The report has the others.
+        for failure in done.found.failures.iter().take(1) {
+            bar.suspend(|| output::eprintln(format_args!("failed: {}: {failure}", named(step))));
+        }
+        report.done.push(done);
+        bar.inc(1);
+    }
+    bar.finish_and_clear();
+    report.running.clear();
+    write(&report)?;
+    if args.json {
+        output::println(report.json(&args.output))?;
+    } else {
+        output::println(format_args!("{}\nreport: {}", report.summary(), args.output.display()))?;
+    }
+    let failed = report.failed().count();
+    ensure!(failed == 0, "{failed} of {} steps failed: see {}", steps.len(), args.output.display());
+    Ok(())
+}
+
+/// Runs a step, whose error or panic becomes a failure.
+fn run_step(step: &Step) -> Done {
+    let start = Instant::now();
+    let failed = |said: String| Found { failures: vec![said], ..Found::default() };
+    // Our kernels are what is checked.
+    let run = || with_choices(Rc::new(Choices::ours()), || (step.run)());
+    let found = match catch_unwind(AssertUnwindSafe(run)) {
+        Ok(Ok(found)) => found,
+        Ok(Err(error)) => failed(format!("{error:#}")),
+        Err(payload) => {
+            let text = payload.downcast_ref::<String>().map(String::as_str);
+            let text = text.or(payload.downcast_ref::<&str>().copied()).unwrap_or("no message");
+            failed(format!("panicked: {text}"))
+        }
+    };
+    let seconds = start.elapsed().as_secs_f64();
+    Done { part: step.part, name: step.name.clone(), seconds, found }
+}
+
+#[cfg(test)]
+mod tests {
+    use anyhow::bail;
+    use mlx_primitives::device::Device;
+
+    use super::*;
+
+    #[test]
+    fn errors_and_panics_are_failures_of_their_steps() {
+        let step = |name: &str, run: fn() -> Result<Found>| Step {
+            part: "self-test",
+            name: name.into(),
+            run: Box::new(run),
+        };
+        let steps = [
+            step("error", || bail!("an error")),
+            step("panic", || panic!("a planted {}", "panic")),
+            step("pass", || Ok(Found { said: "fine".into(), ..Found::default() })),
+        ];
+        let mut report = Report::new(Device::Cpu, true, steps.len());
+        report.done.extend(steps.iter().map(run_step));
+        assert_eq!(report.failed().map(|done| &*done.name).collect::<Vec<_>>(), ["error", "panic"]);
+        let text = report.markdown();
+        for part in ["an error", "panicked: a planted panic", "| pass | passed | fine |"] {
+            assert!(text.contains(part), "{part}: {text}");
+        }
+        let object = report.json("report.md".as_ref());
+        assert_eq!((&object["passed"], &object["failed"]), (&false.into(), &2.into()));
+    }
+}

@@ -1,0 +1,128 @@
+//! The steps: what is run, and what has to come of it.
+
+use std::cell::RefCell;
+use std::time::Instant;
+
+use anyhow::{Context, Result, ensure};
+use mlx_primitives::conformance::{Backend, Check};
+use mlx_primitives::device::{Device, with_device};
+use mlx_primitives::llama::{Checkpoint, Options};
+use mlx_primitives::simulator;
+use serde_json::{Value, json};
+
+use super::{Found, Step};
+use crate::{info, ops, table};
+
+/// What mlx-lm writes with the demo model.
+const GREEDY: &str = include_str!("../../../../tests/fixtures/greedy.json");
+/// Failures of a step that the report spells out.
+const MOST_FAILURES: usize = 20;
+
+pub fn all(device: Device, quick: bool) -> Vec<Step> {
+    let step = |part, name: &str, run: Box<dyn Fn() -> Result<Found>>| Step {
+        part,
+        name: name.to_owned(),
+        run,
+    };
+    let mut steps = vec![step("build", "facts", Box::new(facts))];
+    for rows in table::ROWS {
+        steps.push(step("self-test", rows.name, Box::new(move || self_test(rows, device, quick))));
+    }
+    // Times in the simulator say nothing.
+    if !simulates() {
+        for op in ops::names() {
+            steps.push(step("latency", op, Box::new(move || latency(op, device, quick))));
+        }
+    }
+    let short = quick || simulates();
+    steps.push(step("decode", "demo", Box::new(move || with_device(device, || decode(short)))));
+    steps
+}
+
+/// Whether primitives run in the simulator of Metal.
+pub fn simulates() -> bool {
+    table::inputs::simulated() && simulator::is_available()
+}
+
+fn facts() -> Result<Found> {
+    mlx_primitives::device::check_version()?;
+    let facts = info::build()?;
+    let lines: Vec<_> = facts.iter().map(|(name, value)| format!("{name:<16}{value}\n")).collect();
+    let said = facts.iter().filter(|(name, _)| ["MLX", "GPU", "system"].contains(name));
+    let said: Vec<_> = said.map(|(name, value)| format!("{name} {value}")).collect();
+    let json = info::build_json(&facts);
+    Ok(Found { said: said.join(", "), text: lines.concat(), json, ..Found::default() })
+}
+
+fn self_test(rows: &table::Rows, device: Device, quick: bool) -> Result<Found> {
+    let backends = match device {
+        _ if simulates() => table::backends()?,
+        Device::Gpu => vec![Backend::Gpu],
+        Device::Cpu => vec![Backend::Cpu],
+    };
+    let (found, compared) = (RefCell::new(Vec::new()), RefCell::new(0));
+    (rows.each)(&|row| {
+        let kept = |check: &Check| !quick || matches!(check, Check::Values | Check::Vjp);
+        let left_out = Check::ALL.into_iter().filter(|check| !kept(check));
+        let row = left_out.fold(row, |row, check| row.without(check, "--quick"));
+        let report = row.backends(&backends).run();
+        *compared.borrow_mut() += report.outcomes().len();
+        let failures = report.failures().map(|failure| format!("{}: {failure}", report.name()));
+        found.borrow_mut().extend(failures);
+        Ok(())
+    })?;
+    let (mut failures, compared) = (found.into_inner(), compared.into_inner());
+    ensure!(compared > 0 || quick, "nothing was compared");
+    let said = format!("{} of {compared} comparisons", compared - failures.len());
+    let json = json!({"comparisons": compared, "failed": failures.len()});
+    let more = failures.len().saturating_sub(MOST_FAILURES);
+    failures.truncate(MOST_FAILURES);
+    failures.extend((more > 0).then(|| format!("and {more} more")));
+    Ok(Found { said, failures, json, ..Found::default() })
+}
+
+fn latency(op: &str, device: Device, quick: bool) -> Result<Found> {
+    let ops::Latency { rows, text, least, failures } = ops::latency(op, device, quick)?;
+    let said = least.map_or_else(String::new, |speedup| {
+        format!("at least {speedup:.2} times as fast as MLX's in {} calls", rows.len())
+    });
+    Ok(Found { said, text, failures, json: rows.into() })
+}
+
+/// The demo model's greedy tokens beside mlx-lm's.
+fn decode(short: bool) -> Result<Found> {
+    let checkpoint = Checkpoint::demo()?;
+    let greedy: Value = serde_json::from_str(GREEDY)?;
+    let prompts = greedy["prompts"].as_array().context("the fixture has prompts")?;
+    let (prompts, max_tokens) =
+        if short { (&prompts[..prompts.len().min(2)], 12) } else { (&prompts[..], 96) };
+    let options = Options { max_tokens, ..Options::default() };
+    let ids = |value: &Value| -> Vec<u32> {
+        let numbers = value.as_array().into_iter().flatten();
+        numbers.filter_map(|id| id.as_u64()?.try_into().ok()).collect()
+    };
+    let (mut failures, mut tokens) = (Vec::new(), 0);
+    let start = Instant::now();
+    for prompt in prompts {
+        let mut expected = ids(&prompt["float32"]["ids"]);
+        expected.truncate(max_tokens);
+        expected.retain(|id| !checkpoint.eos.contains(id));
+        let generation = checkpoint.generate(&ids(&prompt["prompt_ids"]), &options)?;
+        let got = generation.collect::<Result<Vec<u32>, _>>()?;
+        tokens += got.len();
+        if let Some(at) =
+            (0..got.len().max(expected.len())).find(|&i| got.get(i) != expected.get(i))
+        {
+            let text = prompt["prompt"].as_str().unwrap_or_default();
+            failures.push(format!(
+                "{text:?}: token {at} is {:?}, mlx-lm's {:?}",
+                got.get(at),
+                expected.get(at)
+            ));
+        }
+    }
+    let speed = tokens as f64 / start.elapsed().as_secs_f64();
+    let said = format!("{tokens} tokens of {} texts, {speed:.0} tokens a second", prompts.len());
+    let json = json!({"texts": prompts.len(), "tokens": tokens, "tokens_per_second": speed});
+    Ok(Found { said, failures, json, ..Found::default() })
+}

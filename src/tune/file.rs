@@ -1,0 +1,131 @@
+//! The file that choices are kept in, and what it is for.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use serde::{Deserialize, Serialize};
+
+use super::{Choices, Measured};
+use crate::device::{self, Device};
+use crate::error::{Error, Result};
+use crate::{files, simulator};
+
+/// What choices are made for: measured elsewhere, they mean nothing here.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Key {
+    /// The processor's name; of a CPU also its instructions and threads.
+    pub chip: String,
+    /// As [`device::system`] says.
+    pub system: String,
+    /// The version of the MLX that is loaded.
+    pub mlx: String,
+    /// As [`device::kernels_hash`] says.
+    pub kernels: String,
+}
+
+impl Key {
+    /// That of this process.
+    pub fn here(device: Device) -> Result<Self> {
+        Self::with(device, device::kernels_hash().to_owned())
+    }
+
+    pub(super) fn with(device: Device, kernels: String) -> Result<Self> {
+        let mut chip = device.name()?;
+        if device == Device::Cpu {
+            chip += &format!(", {}, {} threads", device::cpu_kernels(), device::cpu_threads());
+            if simulator::is_on() {
+                chip += ", simulated Metal";
+            }
+        }
+        let (_, mlx) = device::mlx_versions();
+        Ok(Self { chip, system: device::system(), mlx, kernels })
+    }
+
+    /// Whether MLX's matrix products run on the neural accelerators of the GPU's cores: from the M5 and
+    /// macOS 26.2, which is Darwin 25.2, on. Our kernels do not use them.
+    pub(super) fn has_neural_accelerators(&self) -> bool {
+        let number = |text: &str| -> Option<u32> {
+            let digits = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
+            text[..digits].parse().ok()
+        };
+        let generation = self.chip.strip_prefix("Apple M").and_then(number);
+        let mut release = self.system.strip_prefix("Darwin ").unwrap_or("").split('.').map(number);
+        let release = (release.next().flatten(), release.next().flatten());
+        generation >= Some(5) && release >= (Some(25), Some(2))
+    }
+}
+
+/// The file as it lies on the disk.
+#[derive(Serialize, Deserialize)]
+struct Stored {
+    format: String,
+    key: Key,
+    measured: BTreeMap<String, Measured>,
+}
+
+const FORMAT: &str = "mlx-primitives tune 1";
+
+impl Choices {
+    /// Those of a file; none if there is no file. An error if it is not whole or was written for another
+    /// chip, system, MLX or other kernels.
+    pub fn read(path: &Path, key: &Key) -> Result<Option<Self>> {
+        if !path.exists() {
+            return Ok(None);
+        }
+        let unusable = |why: &dyn fmt::Display| {
+            Error::file(path, format_args!("these choices of kernels are not used: {why}"))
+        };
+        let text = files::read_to_string(path)?;
+        let stored: Stored = serde_json::from_str(&text).map_err(|error| unusable(&error))?;
+        let Key { chip, system, mlx, kernels } = &stored.key;
+        for (what, stored, here) in [
+            ("the format", &*stored.format, FORMAT),
+            ("the chip", chip, &key.chip),
+            ("the system", system, &key.system),
+            ("MLX", mlx, &key.mlx),
+            ("the hash of the kernels", kernels, &key.kernels),
+        ] {
+            if stored != here {
+                return Err(unusable(&format_args!("{what} is {here:?}, and was {stored:?}")));
+            }
+        }
+        Ok(Some(Self { measured: stored.measured, ..Self::built_in(key) }))
+    }
+
+    /// Writes a file that [`read`](Self::read) takes, and the folders above it. Whoever reads it meanwhile
+    /// finds the file of before or this one, whole.
+    pub fn write(&self, path: &Path, key: &Key) -> Result<()> {
+        static COUNT: AtomicU32 = AtomicU32::new(0);
+        let (format, measured) = (FORMAT.to_owned(), self.measured.clone());
+        let text = serde_json::to_string_pretty(&Stored { format, key: key.clone(), measured })
+            .map_err(|error| Error::file(path, error))?;
+        let number = COUNT.fetch_add(1, Ordering::Relaxed);
+        let partial = path.with_extension(format!("partial-{}-{number}", std::process::id()));
+        let folder = path.parent().unwrap_or(Path::new("."));
+        files::check_replaceable(path)?;
+        std::fs::create_dir_all(folder)
+            .and_then(|()| std::fs::write(&partial, text))
+            .and_then(|()| std::fs::rename(&partial, path))
+            .map_err(|error| {
+                let _ = std::fs::remove_file(&partial); // the error is what counts
+                Error::file(path, format_args!("cannot be written: {error}"))
+            })
+    }
+}
+
+/// The file of the user's choices; none where the environment names no cache folder.
+pub fn path(device: Device) -> Option<PathBuf> {
+    let folder = |name: &str| {
+        std::env::var_os(name).map(PathBuf::from).filter(|folder| folder.is_absolute())
+    };
+    let of_home = if cfg!(target_os = "macos") { "Library/Caches" } else { ".cache" };
+    let cache = folder("XDG_CACHE_HOME").or_else(|| Some(folder("HOME")?.join(of_home)))?;
+    let name = match device {
+        Device::Gpu => "tune-gpu.json",
+        Device::Cpu if simulator::is_on() => "tune-simulated.json",
+        Device::Cpu => "tune-cpu.json",
+    };
+    Some(cache.join("mlx-primitives").join(name))
+}

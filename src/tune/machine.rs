@@ -1,0 +1,164 @@
+//! The choices of one device of this machine, as programs use them.
+
+use std::collections::HashMap;
+use std::fmt::{self, Write};
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::path::PathBuf;
+use std::sync::{PoisonError, RwLock};
+use std::time::{Duration, Instant};
+
+use super::{Choice, Choices, Class, Key, Rows, measure, path};
+use crate::array::Array;
+use crate::device::Device;
+use crate::error::Result;
+use crate::simulator;
+
+/// How long the calls of one class are timed when they are first met.
+const BUDGET: Duration = Duration::from_millis(20);
+
+type Clock = Box<dyn Fn() -> Duration + Send + Sync>;
+
+/// Choices, the file that keeps them, and whether what it does not know is measured.
+///
+/// An op is measured when it is built, on the thread that builds it: its inputs that are computed already, and
+/// random numbers in place of the others, go through our kernel and through MLX's ops. Where that is not
+/// possible (see [`measure`]), the built-in rule chooses. Several threads may measure the same at the same time,
+/// and several programs may: the last one's measurement stays.
+pub struct Machine {
+    choices: RwLock<Choices>,
+    /// By a hash of op, type and number of rows, which takes less time than a class's name.
+    known: RwLock<HashMap<u64, Choice>>,
+    file: Option<(PathBuf, Key)>,
+    clock: Option<Clock>,
+    fixed: Option<Choice>,
+}
+
+/// Takes text into a hash.
+struct Hashed(DefaultHasher);
+
+impl fmt::Write for Hashed {
+    fn write_str(&mut self, text: &str) -> fmt::Result {
+        self.0.write(text.as_bytes());
+        Ok(())
+    }
+}
+
+/// What the environment says.
+#[derive(PartialEq)]
+enum Mode {
+    Off,
+    File,
+    Lazy,
+}
+
+impl Machine {
+    /// Choices that start as these. What ops measure is kept in the file, if there is one.
+    pub fn new(choices: Choices, file: Option<(PathBuf, Key)>) -> Self {
+        let fixed = choices.is_all_ours().then_some(Choice::Ours);
+        let known = RwLock::default();
+        Self { choices: RwLock::new(choices), known, file, clock: None, fixed }
+    }
+
+    /// Also measures what is not known, by a clock that tells the time since a fixed moment.
+    pub fn measuring(self, clock: impl Fn() -> Duration + Send + Sync + 'static) -> Self {
+        Self { clock: Some(Box::new(clock)), fixed: None, ..self }
+    }
+
+    /// That of this process.
+    pub(super) fn of(device: Device) -> &'static Self {
+        static ALL: [std::sync::OnceLock<Machine>; 3] = [const { std::sync::OnceLock::new() }; 3];
+        let place = match device {
+            Device::Gpu => 0,
+            Device::Cpu => 1 + usize::from(simulator::is_on()),
+        };
+        ALL[place].get_or_init(|| Self::open(device))
+    }
+
+    fn open(device: Device) -> Self {
+        let mode = match std::env::var("MLX_PRIMITIVES_TUNE").as_deref() {
+            Ok("off") => Mode::Off,
+            Ok("lazy") => Mode::Lazy,
+            Ok("file") => Mode::File,
+            _ if device == Device::Gpu => Mode::Lazy,
+            _ => Mode::File,
+        };
+        if mode == Mode::Off {
+            return Self::new(Choices::ours(), None);
+        }
+        let path = path(device).filter(|path| mode == Mode::Lazy || path.exists());
+        // The hash takes a while and is for the file alone.
+        let key = match &path {
+            Some(_) => Key::here(device),
+            None => Key::with(device, String::new()),
+        };
+        let Ok(key) = key else { return Self::new(Choices::ours(), None) };
+        let read = path.as_deref().and_then(|path| Choices::read(path, &key).transpose());
+        let choices = read.unwrap_or_else(|| Ok(Choices::built_in(&key))).unwrap_or_else(|error| {
+            // Where that fails there is nobody to tell.
+            let _ = std::io::Write::write_fmt(
+                &mut std::io::stderr(),
+                format_args!("mlx-primitives: {error}; `mlx-primitives tune` writes it anew\n"),
+            );
+            Choices::built_in(&key)
+        });
+        let machine = Self::new(choices, path.map(|path| (path, key)));
+        if mode == Mode::File {
+            return machine;
+        }
+        let start = Instant::now();
+        machine.measuring(move || start.elapsed())
+    }
+
+    /// The choices of now.
+    pub fn choices(&self) -> Choices {
+        self.choices.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// What runs the op that gave this lazy result.
+    pub(super) fn choice(
+        &self,
+        op: &impl fmt::Display,
+        rows: impl Fn() -> usize,
+        ours: &Array,
+    ) -> Choice {
+        if let Some(choice) = self.fixed {
+            return choice;
+        }
+        let (dtype, rows) = (ours.dtype(), rows());
+        let mut call = Hashed(DefaultHasher::new());
+        // Writing to it does not fail.
+        let _ = write!(call, "{op}");
+        (dtype, Rows::of(rows)).hash(&mut call.0);
+        let call = call.0.finish();
+        let known = self.known.read().unwrap_or_else(PoisonError::into_inner).get(&call).copied();
+        known.unwrap_or_else(|| {
+            let choice = self.first(&Class::new(op, dtype, rows), ours);
+            self.known.write().unwrap_or_else(PoisonError::into_inner).insert(call, choice);
+            choice
+        })
+    }
+
+    /// What runs calls of a class that this process meets for the first time.
+    fn first(&self, class: &Class, ours: &Array) -> Choice {
+        let choices = self.choices();
+        let clock = self.clock.as_ref().filter(|_| !choices.has(class));
+        let Some(measured) = clock.and_then(|clock| measure(ours, clock, BUDGET).ok()) else {
+            return choices.choice(class);
+        };
+        let mut new = Choices::ours();
+        new.add(class, measured);
+        self.choices.write().unwrap_or_else(PoisonError::into_inner).replace(new.clone());
+        // A file that cannot be written costs the next process this measurement, and nothing else.
+        let _ = self.keep(new);
+        measured.choice()
+    }
+
+    /// Adds to the file, to which others may have added meanwhile.
+    fn keep(&self, new: Choices) -> Result<()> {
+        let Some((path, key)) = &self.file else { return Ok(()) };
+        let stored = Choices::read(path, key).ok().flatten();
+        let mut all = stored.unwrap_or_else(|| Choices::built_in(key));
+        all.replace(new);
+        all.write(path, key)
+    }
+}

@@ -1,0 +1,295 @@
+//! Whether an op runs our kernel or the same made of MLX's own ops, whichever is faster on this machine.
+//!
+//! `mlx-primitives tune` measures both and keeps the faster one, for each op, type and number of rows, in a
+//! file in the user's cache folder. Ops look there when their graphs are built: [`Choices::of_machine`].
+//! An op of a GPU that the file does not know is measured when it is first built, in about 50 milliseconds,
+//! and added to the file; see [`Machine`]. Where nothing was measured for this chip, system, MLX and these
+//! kernels, a built-in rule serves.
+//!
+//! The environment variable `MLX_PRIMITIVES_TUNE` changes that: `off` has all ops run our kernels, `file`
+//! measures nothing, and `lazy` measures ops of the CPU too.
+
+mod file;
+mod machine;
+mod measure;
+
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+use std::fmt;
+use std::rc::Rc;
+use std::sync::Arc;
+
+use cxx::{Exception, UniquePtr};
+use serde::{Deserialize, Serialize};
+
+use crate::array::{Array, from_list};
+use crate::device::{self, Device};
+use crate::dtype::Dtype;
+use crate::error::Result;
+use crate::ffi::bridge::{self as ffi, MlxArray};
+
+pub use file::{Key, path};
+pub use machine::Machine;
+pub use measure::{agree, measure};
+
+/// What runs an op.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Choice {
+    /// Our kernel.
+    Ours,
+    /// MLX's own ops.
+    Mlx,
+}
+
+impl fmt::Display for Choice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Self::Ours => "ours",
+            Self::Mlx => "MLX's",
+        })
+    }
+}
+
+/// How many rows an op works on; of attention, how many queries each head has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+enum Rows {
+    One,
+    /// Up to eight, as many as the kernels of few rows take.
+    Few,
+    Many,
+}
+
+impl Rows {
+    fn of(rows: usize) -> Self {
+        match rows {
+            0 | 1 => Self::One,
+            2..=8 => Self::Few,
+            _ => Self::Many,
+        }
+    }
+}
+
+/// Calls that one choice is for.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Class {
+    op: String,
+    dtype: Dtype,
+    rows: Rows,
+}
+
+impl Class {
+    fn new(op: impl fmt::Display, dtype: Dtype, rows: usize) -> Self {
+        Self { op: op.to_string(), dtype, rows: Rows::of(rows) }
+    }
+}
+
+impl fmt::Display for Class {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let rows = match self.rows {
+            Rows::One => "1 row",
+            Rows::Few => "2 to 8 rows",
+            Rows::Many => "more rows",
+        };
+        write!(f, "{}, {}, {rows}", self.op, self.dtype)
+    }
+}
+
+/// What a choice was made from: seconds of both.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Measured {
+    /// Of our kernel.
+    pub ours: f64,
+    /// Of MLX's ops.
+    pub mlx: f64,
+    /// Whether our result is right.
+    pub agrees: bool,
+}
+
+impl Measured {
+    /// MLX's where it takes 3 % less time, which is more than noise, or where our kernel is wrong.
+    pub fn choice(&self) -> Choice {
+        if self.mlx < 0.97 * self.ours || !self.agrees { Choice::Mlx } else { Choice::Ours }
+    }
+}
+
+/// A choice for each class of calls.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Choices {
+    measured: BTreeMap<String, Measured>,
+    rule: Rule,
+}
+
+/// What holds for classes that were not measured.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+enum Rule {
+    #[default]
+    AllOurs,
+    AllMlx,
+    /// Products of many rows of 16-bit numbers are MLX's.
+    MatricesMlx,
+}
+
+impl Choices {
+    /// All ops run our kernels.
+    pub fn ours() -> Self {
+        Self::default()
+    }
+
+    /// All ops that can be made of MLX's are.
+    pub fn mlx() -> Self {
+        Self { rule: Rule::AllMlx, ..Self::default() }
+    }
+
+    /// What holds without measurements.
+    pub fn built_in(key: &Key) -> Self {
+        let rule = if key.has_neural_accelerators() { Rule::MatricesMlx } else { Rule::AllOurs };
+        Self { rule, ..Self::default() }
+    }
+
+    /// The choices of this machine as they are now: those of its file if there is one that can be used, and
+    /// what was measured since; else the built-in ones. The first call says on stderr why a file is not used.
+    pub fn of_machine(device: Device) -> Self {
+        Machine::of(device).choices()
+    }
+
+    /// Adds a measurement. Those of one class add up, so that calls that take long count for more; a result
+    /// that differs counts whatever the others are.
+    pub fn add(&mut self, class: &Class, new: Measured) {
+        let nothing = Measured { ours: 0.0, mlx: 0.0, agrees: true };
+        let all = self.measured.entry(class.to_string()).or_insert(nothing);
+        *all = Measured {
+            ours: all.ours + new.ours,
+            mlx: all.mlx + new.mlx,
+            agrees: all.agrees && new.agrees,
+        };
+    }
+
+    /// Puts the measurements of other choices in the place of those of the same classes.
+    pub fn replace(&mut self, other: Self) {
+        self.measured.extend(other.measured);
+    }
+
+    /// What was measured, by class.
+    pub fn measured(&self) -> impl Iterator<Item = (&str, &Measured)> {
+        self.measured.iter().map(|(class, measured)| (class.as_str(), measured))
+    }
+
+    /// What runs calls of a class.
+    pub fn choice(&self, class: &Class) -> Choice {
+        const MATRICES: [&str; 4] = ["linear", "matmul", "quantized_", "lora_linear"];
+        const ATTENTION: [&str; 2] = ["attention of 64", "attention of 128"];
+        if let Some(measured) = self.measured.get(&class.to_string()) {
+            return measured.choice();
+        }
+        let matrices = || {
+            let short = matches!(class.dtype, Dtype::Float16 | Dtype::Bfloat16);
+            let known = MATRICES.iter().any(|name| class.op.starts_with(name))
+                || ATTENTION.contains(&&*class.op);
+            short && known && class.rows == Rows::Many
+        };
+        match self.rule {
+            Rule::AllMlx => Choice::Mlx,
+            Rule::MatricesMlx if matrices() => Choice::Mlx,
+            _ => Choice::Ours,
+        }
+    }
+
+    fn has(&self, class: &Class) -> bool {
+        self.measured.contains_key(&class.to_string())
+    }
+
+    fn is_all_ours(&self) -> bool {
+        self.rule == Rule::AllOurs && self.measured.is_empty()
+    }
+}
+
+/// What ops of this thread do in place of [`Choices::of_machine`].
+enum Scope {
+    Chosen(Rc<Choices>),
+    Machine(Arc<Machine>),
+    /// Runs our kernels, and keeps the classes of the calls.
+    Asked(Vec<Class>),
+}
+
+thread_local! {
+    static SCOPE: RefCell<Option<Scope>> = const { RefCell::new(None) };
+}
+
+fn with_scope<R>(scope: Scope, f: impl FnOnce() -> R) -> (R, Option<Scope>) {
+    struct Restore(Option<Scope>);
+    impl Drop for Restore {
+        fn drop(&mut self) {
+            SCOPE.replace(self.0.take());
+        }
+    }
+    let restore = Restore(SCOPE.replace(Some(scope)));
+    let result = f();
+    let scope = SCOPE.take();
+    drop(restore);
+    (result, scope)
+}
+
+/// Runs `f`; the ops that it builds take these choices.
+///
+/// ```
+/// use std::rc::Rc;
+/// use mlx_primitives::{Array, ops, tune::{Choices, with_choices}};
+///
+/// let x = Array::ones::<f32>(&[2, 8])?;
+/// let [ours, mlx] = [Choices::ours(), Choices::mlx()]
+///     .map(|choices| with_choices(Rc::new(choices), || ops::rms_norm(&x, None, 1e-5)));
+/// let (ours, mlx) = (ours?, mlx?);
+/// assert!(ours.primitive() != mlx.primitive() && ours.shape() == mlx.shape());
+/// # Ok::<(), mlx_primitives::Error>(())
+/// ```
+pub fn with_choices<R>(choices: Rc<Choices>, f: impl FnOnce() -> R) -> R {
+    with_scope(Scope::Chosen(choices), f).0
+}
+
+/// Runs `f`; the ops that it builds take the choices of this machine, which measures some of them if it does.
+pub fn with_machine<R>(machine: Arc<Machine>, f: impl FnOnce() -> R) -> R {
+    with_scope(Scope::Machine(machine), f).0
+}
+
+/// Runs `f`, whose ops run our kernels, and gives the classes of those ops that have a choice.
+pub fn asked<R>(f: impl FnOnce() -> R) -> (R, Vec<Class>) {
+    match with_scope(Scope::Asked(Vec::new()), f) {
+        (result, Some(Scope::Asked(classes))) => (result, classes),
+        (result, _) => (result, Vec::new()),
+    }
+}
+
+/// The number of rows of an array, which lie along its last axis.
+pub(crate) fn rows(x: &Array) -> usize {
+    let last = x.shape().last().map_or(1, |&dim| dim.unsigned_abs() as usize);
+    x.size() / last.max(1)
+}
+
+/// An op's lazy result, or what MLX's own ops make of the same inputs if that was chosen.
+pub(crate) fn chosen(
+    op: impl fmt::Display,
+    rows: impl Fn() -> usize,
+    built: std::result::Result<UniquePtr<MlxArray>, Exception>,
+) -> Result<Array> {
+    let ours = Array::from_bridge(built)?;
+    let class = |rows| Class::new(&op, ours.dtype(), rows);
+    let machine = SCOPE.with_borrow_mut(|scope| match scope {
+        Some(Scope::Chosen(choices)) if choices.is_all_ours() => Err(Choice::Ours),
+        Some(Scope::Chosen(choices)) => Err(choices.choice(&class(rows()))),
+        Some(Scope::Asked(classes)) => {
+            classes.push(class(rows()));
+            Err(Choice::Ours)
+        }
+        Some(Scope::Machine(machine)) => Ok(Some(machine.clone())),
+        None => Ok(None),
+    });
+    let choice = match machine {
+        Err(choice) => choice,
+        Ok(Some(machine)) => machine.choice(&op, rows, &ours),
+        Ok(None) => Machine::of(device::current()?).choice(&op, rows, &ours),
+    };
+    // MLX's own ops refuse some inputs that ours take.
+    let theirs = (choice == Choice::Mlx).then(|| ffi::composition(ours.raw()).ok()).flatten();
+    Ok(theirs.and_then(|all| from_list(&all).into_iter().next()).unwrap_or(ours))
+}

@@ -1,0 +1,159 @@
+//! Declarations: the address spaces of pointers and of what is outside functions, and `static`.
+
+use super::functions::Function;
+use crate::rewrite::tokens::Tokens;
+use crate::rewrite::{Remark, SPACES};
+
+pub(super) fn look(tokens: &Tokens, functions: &[Function]) -> Vec<Remark> {
+    let pointers = (0..tokens.len()).filter_map(|i| pointer(tokens, i));
+    let results = functions.iter().filter_map(|function| result(tokens, function));
+    let statics = functions.iter().flat_map(|function| statics(tokens, function));
+    pointers.chain(results).chain(statics).chain(outside(tokens)).collect()
+}
+
+const BARE: &str = "pointer or reference without an address space";
+
+/// "pointer type must have explicit address space qualifier", "reference type must have explicit
+/// address space qualifier": of a variable, a member, an alias or a cast; [`super::functions`] looks at
+/// parameters.
+fn pointer(tokens: &Tokens, start: usize) -> Option<Remark> {
+    let opening = tokens.before(start);
+    let cast = matches!(opening, "(" | "<");
+    if !cast && !matches!(opening, ";" | "{" | "}") {
+        return None;
+    }
+    let mut at = start;
+    while matches!(tokens.at(at), "const" | "constexpr" | "volatile" | "static" | "typedef") {
+        at += 1;
+    }
+    if matches!(tokens.at(at), "return" | "else" | "case" | "auto" | "goto" | "delete" | "operator")
+    {
+        return None; // `auto` takes the address space of what it is given
+    }
+    at = kind(tokens, at)?;
+    let mark = at;
+    while matches!(tokens.at(at), "*" | "&" | "const") {
+        at += 1;
+    }
+    let named = tokens.is_word(at) && matches!(tokens.at(at + 1), "=" | ";" | "[" | "{");
+    let ends = if cast { matches!(tokens.at(at), ")" | ">") } else { named };
+    if at == mark || !ends {
+        return None;
+    }
+    Some(remark(tokens, start, format!("{BARE}: {}", tokens.join(start..at))))
+}
+
+/// The token behind a type's name.
+fn kind(tokens: &Tokens, start: usize) -> Option<usize> {
+    let mut at = start;
+    loop {
+        if !tokens.is_word(at) || SPACES.contains(&tokens.at(at)) {
+            return None;
+        }
+        at += 1;
+        if tokens.at(at) == "<" {
+            at = tokens.close(at) + 1;
+        }
+        if tokens.at(at) == "const" {
+            at += 1;
+        }
+        if tokens.at(at) != "::" {
+            return Some(at);
+        }
+        at += 1;
+    }
+}
+
+/// The same of what a function returns.
+fn result(tokens: &Tokens, function: &Function) -> Option<Remark> {
+    let mut at = function.start;
+    let mut indirect = false;
+    while at < function.at {
+        match tokens.at(at) {
+            "<" | "[" | "(" => at = tokens.close(at),
+            "*" | "&" => indirect = true,
+            word if SPACES.contains(&word) || word == "auto" => return None,
+            _ => {}
+        }
+        at += 1;
+    }
+    let text = || format!("{BARE}: what '{}' returns", tokens.at(function.at));
+    indirect.then(|| remark(tokens, function.at, text()))
+}
+
+/// "variables in function scope cannot be declared static".
+fn statics(tokens: &Tokens, function: &Function) -> Vec<Remark> {
+    let inside = |i: &usize| tokens.at(*i) == "static" && !tokens.in_struct(*i);
+    let text = "a variable in a function cannot be static";
+    function.body.clone().filter(inside).map(|i| remark(tokens, i, text.into())).collect()
+}
+
+/// "program scope variable must reside in constant address space", "variable in constant address space
+/// must be initialized".
+fn outside(tokens: &Tokens) -> Vec<Remark> {
+    const OTHERS: [&str; 9] = [
+        "using",
+        "typedef",
+        "template",
+        "struct",
+        "class",
+        "union",
+        "enum",
+        "static_assert",
+        "friend",
+    ];
+    let (mut found, mut start) = (Vec::new(), 0);
+    while start < tokens.len() {
+        let head = tokens.at(start);
+        if head == "namespace" || (head == "extern" && tokens.at(start + 2) == "{") {
+            while !matches!(tokens.at(start), "{" | ";" | "") {
+                start += 1;
+            }
+            start += 1;
+            continue;
+        }
+        if matches!(head, "}" | ";") {
+            start += 1;
+            continue;
+        }
+        // To the end of the declaration: its name is before the first of these marks.
+        let (mut at, mut name, mut called) = (start, None, false);
+        while !matches!(tokens.at(at), ";" | "") {
+            match tokens.at(at) {
+                _ if tokens.is_attribute(at) => at = tokens.close(at),
+                "<" => at = tokens.close(at),
+                mark @ ("=" | "(" | "[" | "{") => {
+                    called |= mark == "(" && name.is_none();
+                    name.get_or_insert(at);
+                    if mark != "=" {
+                        at = tokens.close(at);
+                    }
+                    if mark == "{" && called {
+                        break; // a function's body
+                    }
+                }
+                _ => {}
+            }
+            at += 1;
+        }
+        let declared = start..name.unwrap_or(at);
+        let other = called || OTHERS.contains(&head) || declared.len() < 2;
+        if !other && declared.clone().all(|i| tokens.at(i) != "constant") {
+            let text = "a variable outside functions has to be in the address space 'constant'";
+            found.push(remark(tokens, start, text.into()));
+        }
+        let set = (declared.start..at)
+            .any(|i| matches!(tokens.at(i), "=" | "{" | "extern" | "function_constant"));
+        if !other && !set {
+            let text = "a variable in the address space 'constant' has to be initialized";
+            found.push(remark(tokens, start, text.into()));
+        }
+        start = at + 1;
+    }
+    found
+}
+
+fn remark(tokens: &Tokens, at: usize, text: String) -> Remark {
+    let (file, line) = tokens.place(at);
+    Remark { file, line, text, advice: false }
+}

@@ -1,0 +1,92 @@
+//! What a source uses of Metal: attributes with the types that they are on, functions and types.
+
+use std::collections::BTreeSet;
+use std::path::Path;
+
+use super::functions;
+use crate::compiler::Compiler;
+use crate::error::Result;
+use crate::rewrite::SPACES;
+use crate::rewrite::tokens::Tokens;
+use crate::source::Source;
+
+/// What a source, and what it includes, uses of Metal.
+#[derive(Clone, Debug, Default)]
+pub struct Vocabulary {
+    /// Attributes of kernels' parameters, each with the parameter's type: of a pointer or a reference
+    /// `const device *`, without what it points to.
+    pub attributes: BTreeSet<(String, String)>,
+    /// The names of functions that are called.
+    pub called: BTreeSet<String>,
+    /// Names that the source itself gives to something.
+    pub defined: BTreeSet<String>,
+    /// Vectors of Metal's, packed and not, and SIMD-group matrices.
+    pub types: BTreeSet<String>,
+}
+
+/// Reads the vocabulary of `source`.
+pub fn vocabulary(source: &Source, compiler: &Compiler, cache: &Path) -> Result<Vocabulary> {
+    let preprocessed = source.preprocess(compiler, cache)?;
+    let tokens = Tokens::parse(&preprocessed.text, &preprocessed.shim);
+    let defined = functions::definitions(&tokens);
+    let mut found = Vocabulary::default();
+    for range in defined.iter().filter(|function| function.kernel).flat_map(|f| &f.parameters) {
+        let is_attribute = |&i: &usize| tokens.is_attribute(i);
+        let end = range.clone().find(is_attribute).unwrap_or(range.end);
+        let words: Vec<&str> = (range.start..end).map(|i| tokens.at(i)).collect();
+        let indirect = |word: &str| matches!(word, "*" | "&");
+        let kind = match words.iter().any(|word| indirect(word)) {
+            true => {
+                let kept = |w: &&str| *w == "const" || SPACES.contains(w) || indirect(w);
+                words.into_iter().filter(kept).collect::<Vec<_>>().join(" ")
+            }
+            false => words[..words.len().saturating_sub(1)]
+                .join(" ")
+                .trim_start_matches("const ")
+                .to_string(),
+        };
+        for part in range.clone().filter(is_attribute).flat_map(|i| tokens.split(i + 1)) {
+            found.attributes.insert((tokens.at(part.start).to_string(), kind.clone()));
+        }
+    }
+    found.defined.extend(defined.iter().map(|function| tokens.at(function.at).to_string()));
+    for i in (0..tokens.len()).filter(|&i| tokens.is_word(i)) {
+        let word = tokens.at(i);
+        let after = if tokens.at(i + 1) == "<" { tokens.close(i + 1) + 1 } else { i + 1 };
+        let attribute = tokens.before(i) == "[" || word.starts_with("__");
+        // A type stands before a name that is declared.
+        let statement = ["return", "else", "case"].contains(&tokens.before(i));
+        if i > 0 && tokens.is_word(i - 1) && !statement && !is_type(word) {
+            found.defined.insert(word.to_string());
+        } else if is_type(word) {
+            found.types.insert(word.to_string());
+        } else if tokens.at(after) == "(" && !attribute && !is_keyword(word) {
+            found.called.insert(word.to_string());
+        }
+    }
+    Ok(found)
+}
+
+const SCALARS: [&str; 12] = [
+    "bool", "char", "uchar", "short", "ushort", "int", "uint", "long", "ulong", "half", "float",
+    "bfloat",
+];
+
+/// A word that may stand before a parenthesis and calls nothing.
+fn is_keyword(word: &str) -> bool {
+    SCALARS.contains(&word)
+        || matches!(
+            word,
+            "if" | "for" | "while" | "switch" | "return" | "sizeof" | "decltype" | "void"
+        )
+        || matches!(word, "alignas" | "static_assert" | "constexpr")
+}
+
+/// `float4`, `packed_half2`, `simdgroup_float8x8`, `vec`, ...
+fn is_type(word: &str) -> bool {
+    let element = word.trim_start_matches("packed_").trim_end_matches(['2', '3', '4']);
+    let matrix = word.ends_with("8x8") || word.ends_with("matrix");
+    (SCALARS.contains(&element) && element != word)
+        || (matrix && word.starts_with("simdgroup_"))
+        || matches!(word, "vec" | "bfloat")
+}

@@ -1,0 +1,145 @@
+//! What the rows are made of: types, random numbers, matrices and what they stand for.
+
+use half::{bf16, f16};
+use mlx_primitives::ops::{LinearWeight, QuantizedMode, QuantizedWeight};
+use mlx_primitives::{Array, Dtype, Result};
+use reference_loops::values;
+
+/// What a row returns, as does every test.
+pub type Checked<T = ()> = anyhow::Result<T>;
+
+pub const EPS: f32 = 1e-5;
+
+pub const FLOATS: [Dtype; 3] = [Dtype::Float32, Dtype::Float16, Dtype::Bfloat16];
+
+/// Whether primitives run in the simulator of Metal, as the environment says.
+pub fn simulated() -> bool {
+    std::env::var_os(SIMULATE).is_some()
+}
+
+pub const SIMULATE: &str = "MLX_PRIMITIVES_SIMULATE_METAL";
+
+/// Fraction bits and the exponent of the smallest normal number.
+fn format(dtype: Dtype) -> (i32, i32) {
+    match dtype {
+        Dtype::Float16 => (10, -14),
+        Dtype::Bfloat16 => (7, -126),
+        Dtype::Float32 => (23, -126),
+        other => panic!("no ulps of {other}"),
+    }
+}
+
+/// The distance of neighbours in `dtype` at `value`.
+pub fn ulp(value: f64, dtype: Dtype) -> f64 {
+    let (fraction, least) = format(dtype);
+    let exponent = if value == 0.0 { least } else { value.abs().log2().floor() as i32 };
+    2f64.powi(exponent.max(least) - fraction)
+}
+
+/// The elements of an array of any float type.
+pub fn numbers(x: &Array) -> Result<Vec<f64>> {
+    let values = x.astype(Dtype::Float32)?.to_vec::<f32>()?;
+    Ok(values.into_iter().map(f64::from).collect())
+}
+
+/// Numbers as data of a floating type, with no conversion left to run.
+pub fn data(values: &[f32], shape: &[i32], dtype: Dtype) -> Result<Array> {
+    match dtype {
+        Dtype::Float16 => {
+            let values: Vec<f16> = values.iter().map(|&v| f16::from_f32(v)).collect();
+            Array::from_slice(&values, shape)
+        }
+        Dtype::Bfloat16 => {
+            let values: Vec<bf16> = values.iter().map(|&v| bf16::from_f32(v)).collect();
+            Array::from_slice(&values, shape)
+        }
+        Dtype::Float32 => Array::from_slice(values, shape),
+        other => Array::from_slice(values, shape)?.astype(other),
+    }
+}
+
+/// Random data of a floating type, in [-3, 3).
+pub fn random(shape: &[i32], dtype: Dtype, seed: u64) -> Result<Array> {
+    let count = shape.iter().map(|&dim| dim as usize).product();
+    data(&values(count, seed, 3.0), shape, dtype)
+}
+
+/// What attention may be off by. Scores reach 12, so that a weight is off by 12 half ulps of f32 for each of the
+/// roundings of a dot of up to 256 products, the scale and the exponential (5 ulps where it is a GPU's
+/// fast one), and values reach 3.
+pub const TOLERANCE: f64 = 6e-5;
+
+/// What attention may be off from MLX's, whose scores and weights are rounded to the type; a score of 12 and two ulps.
+pub fn tolerance_to_mlx(dtype: Dtype) -> f64 {
+    match dtype {
+        Dtype::Float32 => 2.0 * TOLERANCE,
+        Dtype::Float16 => 0.05,
+        _ => 0.4,
+    }
+}
+
+pub const FORMATS: [(i32, i32, QuantizedMode); 11] = [
+    (64, 2, QuantizedMode::Affine),
+    (32, 3, QuantizedMode::Affine),
+    (32, 4, QuantizedMode::Affine),
+    (64, 4, QuantizedMode::Affine),
+    (128, 4, QuantizedMode::Affine),
+    (64, 6, QuantizedMode::Affine),
+    (64, 8, QuantizedMode::Affine),
+    (32, 4, QuantizedMode::Mxfp4),
+    (32, 5, QuantizedMode::Affine),
+    (32, 8, QuantizedMode::Mxfp8),
+    (16, 4, QuantizedMode::Nvfp4),
+];
+
+/// A random matrix `[n, k]` with scales of `dtype`.
+pub fn weight(
+    (group, bits, mode): (i32, i32, QuantizedMode),
+    n: i32,
+    k: i32,
+    dtype: Dtype,
+    seed: u64,
+) -> Result<QuantizedWeight> {
+    let w = random(&[n, k], dtype, seed)?.multiply(Array::scalar(0.3f32)?.astype(dtype)?)?;
+    QuantizedWeight::quantize(&w, group, bits, mode)
+}
+
+/// What a packed matrix stands for, decoded bit by bit.
+pub fn decoded(w: &QuantizedWeight, dtype: Dtype) -> anyhow::Result<Vec<f64>> {
+    let scales = if w.mode() == QuantizedMode::Affine {
+        numbers(w.scales())?
+    } else {
+        let number = |&byte: &u8| match w.mode() {
+            QuantizedMode::Nvfp4 => reference_loops::fp8(byte.into()) as f32,
+            _ => 2f32.powi(i32::from(byte) - 127),
+        };
+        let scales: Vec<f32> = w.scales().to_vec::<u8>()?.iter().map(number).collect();
+        numbers(&Array::from_slice(&scales, w.scales().shape())?.astype(dtype)?)?
+    };
+    let biases = w.biases().map(numbers).transpose()?;
+    let (inputs, format) = (w.inputs() as usize, (w.bits() as usize, w.group_size() as usize));
+    let words = w.packed().to_vec::<u32>()?;
+    Ok(reference_loops::decoded(&words, inputs, format, &scales, biases.as_deref()))
+}
+
+/// The factor of low-rank updates.
+pub const SCALE: f32 = 1.7;
+
+pub fn small(shape: &[i32], dtype: Dtype, seed: u64) -> Result<Array> {
+    random(shape, dtype, seed)?.multiply(Array::scalar(0.2f32)?.astype(dtype)?)
+}
+
+/// The base of a low-rank update, and what it stands for.
+pub fn bases(n: i32, k: i32, dtype: Dtype) -> anyhow::Result<Vec<(LinearWeight, Vec<f64>)>> {
+    let plain = small(&[n, k], dtype, 1)?;
+    let dense = numbers(&plain)?;
+    let mut bases = vec![(plain.into(), dense)];
+    for format in [FORMATS[1], FORMATS[3], FORMATS[7]] {
+        if k % format.0 == 0 {
+            let w = weight(format, n, k, dtype, 2)?;
+            let dense = decoded(&w, dtype)?;
+            bases.push((w.into(), dense));
+        }
+    }
+    Ok(bases)
+}
