@@ -39,6 +39,7 @@ mod ffi;
 #[doc(hidden)]
 pub mod files;
 pub mod graph;
+#[cfg(feature = "llama")]
 mod hash;
 pub mod hosted;
 pub mod io;

@@ -55,17 +55,24 @@ fn stays_flat(test: &str, rounds: u64, round: impl Fn(u64) -> anyhow::Result<()>
         round(i)?;
     }
     memory::clear_cache()?;
-    let (active, before) = (memory::active_memory(), resident());
-    for i in 0..rounds {
-        round(i)?;
+    let active = memory::active_memory();
+    // Arenas and stacks of a busy machine's threads grow once; what leaks grows each time.
+    let mut grown = usize::MAX;
+    for _ in 0..3 {
+        let before = resident();
+        for i in 0..rounds {
+            round(i)?;
+        }
+        memory::clear_cache()?;
+        let now = memory::active_memory();
+        grown = grown.min(resident().saturating_sub(before));
+        println!("\n{rounds} rounds: {active} bytes active, then {now}; resident {grown} more");
+        assert_eq!(now, active, "active memory");
+        if grown < SLACK {
+            return Ok(());
+        }
     }
-    memory::clear_cache()?;
-    let grown = resident().saturating_sub(before);
-    let now = memory::active_memory();
-    println!("\n{rounds} rounds: {active} bytes active, then {now}; resident {grown} more");
-    assert_eq!(now, active, "active memory");
-    assert!(grown < SLACK, "resident memory grew by {grown} bytes");
-    Ok(())
+    panic!("resident memory grew by {grown} bytes or more each time");
 }
 
 #[test]
