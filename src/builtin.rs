@@ -4,7 +4,7 @@
 use crate::array::{Array, from_list, or_null};
 use crate::error::Result;
 use crate::ffi;
-use crate::ops::Offset;
+use crate::ops::Rope;
 
 /// `mlx.fast.layer_norm`.
 pub fn layer_norm(
@@ -31,16 +31,9 @@ pub fn softmax(x: &Array) -> Result<Array> {
 }
 
 /// `mlx.fast.rope`.
-pub fn rope<'a>(
-    x: &Array,
-    dims: i32,
-    traditional: bool,
-    base: Option<f32>,
-    scale: f32,
-    offset: impl Into<Offset<'a>>,
-    freqs: Option<&Array>,
-) -> Result<Array> {
-    let offset = offset.into().to_array()?;
+pub fn rope(x: &Array, rotation: Rope<'_>) -> Result<Array> {
+    let Rope { dims, traditional, base, scale, offset, freqs } = rotation;
+    let offset = offset.to_array()?;
     let base = base.as_ref().map_or(std::ptr::null(), |base| base as *const f32);
     // SAFETY: both pointers are null or those of borrowed values, which outlive the call.
     Array::from_bridge(unsafe {

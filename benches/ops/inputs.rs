@@ -3,8 +3,8 @@
 use std::cell::RefCell;
 
 use mlx_primitives::ops::{
-    self, Activation, AttentionOptions, LinearOptions, LinearWeight, QuantizedMode,
-    QuantizedOptions, QuantizedRows, QuantizedWeight, Rotation, SoftmaxOptions, StateLayout,
+    self, Activation, Attention, Linear, LinearWeight, MaskedSoftmax, QuantizedLinear,
+    QuantizedMode, QuantizedRows, QuantizedWeight, Rope, RopeAppend, StateLayout,
 };
 use mlx_primitives::transforms::vjp;
 use mlx_primitives::{Array, Dtype, Result, builtin, eval};
@@ -72,7 +72,7 @@ pub fn masked_softmax(case: &Case) -> Result<Inputs> {
     let (causal, window) = (variant == "causal", (variant == "sliding").then_some(WINDOW));
     let ours = move |x: &Array, _: &[Array]| {
         let mask = mask.as_ref();
-        ops::masked_softmax(x, SoftmaxOptions { scale: 0.125, mask, causal, window })
+        ops::masked_softmax(x, MaskedSoftmax { scale: 0.125, mask, causal, window })
     };
     Ok(Inputs { read, ..Inputs::new(x, [], ours) })
 }
@@ -116,22 +116,27 @@ pub fn cross_entropy(case: &Case) -> Result<Inputs> {
     Ok(Inputs { read: inputs.read + inputs.x.nbytes(), ..inputs })
 }
 
-const BASE: Option<f32> = Some(10_000.0);
 const POSITION: i32 = 100;
 
 pub fn rope(case: &Case) -> Result<Inputs> {
     let (x, offset) = (case.x()?, Array::scalar(POSITION)?);
     offset.eval()?;
     let (read, dims) = (x.nbytes(), case.dim(-1));
-    let pairs = case.workload.variant == "traditional";
-    let ours = move |x: &Array, o: &[Array]| ops::rope(x, dims, pairs, BASE, 1.0, &o[0], None);
-    let builtin =
-        move |x: &Array, o: &[Array]| builtin::rope(x, dims, pairs, BASE, 1.0, &o[0], None);
+    let traditional = case.workload.variant == "traditional";
+    fn turning<'a>(dims: i32, traditional: bool, o: &'a [Array]) -> Rope<'a> {
+        Rope { dims, traditional, offset: (&o[0]).into(), ..Default::default() }
+    }
+    let ours = move |x: &Array, o: &[Array]| ops::rope(x, turning(dims, traditional, o));
+    let builtin = move |x: &Array, o: &[Array]| builtin::rope(x, turning(dims, traditional, o));
     Ok(Inputs { read, ..Inputs::new(x, [offset], ours).against(builtin) })
 }
 
 /// The query area is as long as a head's keys, so that MLX's ops can take the state as one array of heads.
 const LAYOUT: StateLayout = StateLayout { heads: 32, kv_heads: 8, head_dim: 64, capacity: 256 };
+
+fn turning(position: i32) -> RopeAppend<'static> {
+    Rope { dims: LAYOUT.head_dim, offset: position.into(), ..Default::default() }.into()
+}
 
 /// The shape is that of the step, `x` is the state.
 pub fn rope_append(case: &Case) -> Result<Inputs> {
@@ -140,14 +145,14 @@ pub fn rope_append(case: &Case) -> Result<Inputs> {
     let (time, step) = (case.dim(1), case.x()?);
     let bytes = step.nbytes();
     let inputs = Inputs::new(x, [step], |state, o| {
-        ops::rope_append(state, &o[0], &LAYOUT, &Rotation::default(), POSITION, None)
+        ops::rope_append(state, &o[0], LAYOUT, turning(POSITION))
     });
     // Queries and keys in one rope, then two writes: fewer ops than a rope for each.
     let builtin = move |state: &Array, o: &[Array]| {
         let vectors = o[0].reshape(&[1, time, heads + 2 * kv_heads, head_dim])?;
         let vectors = vectors.transpose(&[0, 2, 1, 3])?;
         let turned = vectors.slice_axis(1, ..heads + kv_heads)?;
-        let turned = builtin::rope(&turned, head_dim, false, BASE, 1.0, POSITION, None)?;
+        let turned = builtin::rope(&turned, turning(POSITION).rope)?;
         let keys = turned.slice_axis(1, heads..)?;
         let values = vectors.slice_axis(1, heads + kv_heads..)?;
         let at = POSITION..POSITION + time;
@@ -166,8 +171,7 @@ pub fn rope_append_batched(case: &Case) -> Result<Inputs> {
     let layout = StateLayout { capacity: 16, ..LAYOUT };
     let state = RefCell::new(layout.zeros(case.dim(0), case.dtype)?);
     let inputs = Inputs::new(case.x()?, [], move |step, _| {
-        let rotation = Rotation::default();
-        let next = ops::rope_append(&state.borrow(), step, &layout, &rotation, 0, None)?;
+        let next = ops::rope_append(&state.borrow(), step, layout, turning(0))?;
         state.replace(next.clone());
         Ok(next)
     });
@@ -210,14 +214,14 @@ pub fn attention(case: &Case) -> Result<Inputs> {
             parts.push(part);
         }
     }
-    let options = AttentionOptions { causal: case.dim(2) > 1, ..Default::default() };
+    let options = Attention { causal: case.dim(2) > 1, ..Default::default() };
     let ours = move |x: &Array, parts: &[Array]| match (parts, bits) {
         ([kp, ks, kb, vp, vs, vb], Some(bits)) => {
             let k = QuantizedRows { packed: kp, scales: ks, biases: kb };
             let v = QuantizedRows { packed: vp, scales: vs, biases: vb };
-            ops::attention_quantized(x, k, v, bits, GROUP, &options)
+            ops::attention_quantized(x, k, v, bits, GROUP, options)
         }
-        _ => ops::attention(x, &parts[0], &parts[1], &options),
+        _ => ops::attention(x, &parts[0], &parts[1], options),
     };
     let x = case.ready(case.workload.shape, -2.0..2.0)?;
     // Two products; the causal rule halves them.
@@ -254,12 +258,12 @@ pub fn linear(case: &Case) -> Result<Inputs> {
     let x = case.ready(case.workload.shape, -1.0..1.0)?;
     let (read, full) = (x.nbytes() + w.nbytes(), case.workload.variant.starts_with("bias"));
     let ours = move |x: &Array, o: &[Array]| {
-        let mut options = LinearOptions::default();
+        let mut options = Linear::default();
         if full {
             (options.bias, options.residual) = (Some(&o[2]), Some(&o[3]));
             options.activation = Some(Activation::Silu);
         }
-        ops::linear(x, &o[0], &options)
+        ops::linear(x, &o[0], options)
     };
     let builtin = move |x: &Array, o: &[Array]| {
         let y = x.matmul(&o[1])?;
@@ -312,7 +316,7 @@ pub fn quantized_linear(case: &Case) -> Result<Inputs> {
     let x = case.ready(&[rows, K], -1.0..1.0)?;
     let (w, parts) = packed(case, n, K)?;
     let ours =
-        move |x: &Array, _: &[Array]| ops::quantized_linear(x, &w, &QuantizedOptions::default());
+        move |x: &Array, _: &[Array]| ops::quantized_linear(x, &w, QuantizedLinear::default());
     Ok(product(Inputs::new(x, parts, ours), n))
 }
 
@@ -352,12 +356,10 @@ pub fn lora_linear(case: &Case) -> Result<Inputs> {
     // `x W^T + 2 (x A^T) B^T`, an op of ours for each product, two of MLX's for the rest.
     Ok(inputs.against(move |x, o| {
         let base = match &base {
-            LinearWeight::Plain(w) => ops::linear(x, w, &LinearOptions::default())?,
-            LinearWeight::Quantized(w) => {
-                ops::quantized_linear(x, w, &QuantizedOptions::default())?
-            }
+            LinearWeight::Plain(w) => ops::linear(x, w, Linear::default())?,
+            LinearWeight::Quantized(w) => ops::quantized_linear(x, w, QuantizedLinear::default())?,
         };
-        let low = ops::linear(x, &o[0], &LinearOptions::default())?;
-        base.add(ops::linear(&low, &o[1], &LinearOptions::default())?.multiply(2.0)?)
+        let low = ops::linear(x, &o[0], Linear::default())?;
+        base.add(ops::linear(&low, &o[1], Linear::default())?.multiply(2.0)?)
     }))
 }

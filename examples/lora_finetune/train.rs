@@ -1,6 +1,6 @@
 use anyhow::Result;
 use mlx_primitives::llama::{Adapters, Checkpoint, Llama};
-use mlx_primitives::ops::{self, CrossEntropyOptions, Lora};
+use mlx_primitives::ops::{self, CrossEntropy, Lora};
 use mlx_primitives::{Array, eval, transforms};
 
 const BATCH: usize = 8;
@@ -167,5 +167,5 @@ fn mean_loss(
     targets: &Array,
 ) -> mlx_primitives::Result<Array> {
     let logits = llama.forward_adapted(inputs, &mut llama.new_cache(), Some(adapters))?;
-    ops::cross_entropy(&logits, targets, CrossEntropyOptions::default())?.mean(.., false)
+    ops::cross_entropy(&logits, targets, CrossEntropy::default())?.mean(.., false)
 }

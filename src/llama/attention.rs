@@ -1,6 +1,6 @@
 use crate::array::{Array, concatenate};
 use crate::error::Result;
-use crate::ops::{self, AttentionOptions};
+use crate::ops;
 
 use super::cache::{AttentionMask, Heads, KvTensor};
 use super::config::Config;
@@ -71,17 +71,17 @@ pub(super) fn scaled_dot_product_attention(
     values: &KvTensor,
     mask: &AttentionMask,
 ) -> Result<Array> {
-    let mut options = AttentionOptions::default();
+    let mut options = ops::Attention::default();
     match mask {
         AttentionMask::All => {}
         AttentionMask::Causal => options.causal = true,
         AttentionMask::Mask(mask) => options.mask = Some(mask),
     }
     if let (KvTensor::Plain(keys), KvTensor::Plain(values)) = (keys, values) {
-        return ops::attention(queries, keys, values, &options);
+        return ops::attention(queries, keys, values, options);
     }
     if let (Some((k, bits, group_size)), Some((v, ..))) = (keys.rows(), values.rows()) {
-        return ops::attention_quantized(queries, k, v, bits, group_size, &options);
+        return ops::attention_quantized(queries, k, v, bits, group_size, options);
     }
-    ops::attention(queries, &keys.dequantized()?, &values.dequantized()?, &options)
+    ops::attention(queries, &keys.dequantized()?, &values.dequantized()?, options)
 }

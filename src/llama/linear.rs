@@ -1,6 +1,6 @@
 use crate::array::{Array, Block};
 use crate::error::Result;
-use crate::ops::{self, LinearOptions, Lora, QuantizedOptions};
+use crate::ops::{self, Lora};
 
 use super::config::{Config, Quantization};
 use super::matrix::Matrix;
@@ -65,12 +65,12 @@ impl Matrix {
         let residual = fusion.residual;
         match self {
             Self::Plain(rows) => {
-                let options = LinearOptions { bias, residual, ..Default::default() };
-                ops::linear(&fusion.normed(x)?, rows, &options)
+                let options = ops::Linear { bias, residual, ..Default::default() };
+                ops::linear(&fusion.normed(x)?, rows, options)
             }
             Self::Quantized(rows) => {
                 let norm = fusion.norm.map(Norm::fused);
-                ops::quantized_linear(x, rows, &QuantizedOptions { bias, residual, norm })
+                ops::quantized_linear(x, rows, ops::QuantizedLinear { bias, residual, norm })
             }
         }
     }

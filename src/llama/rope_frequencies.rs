@@ -1,6 +1,6 @@
 use crate::array::{Array, concatenate};
 use crate::error::Result;
-use crate::ops::{self, Rotation};
+use crate::ops::{self, Rope, RopeAppend};
 
 use super::rope_scaling::{RopeScaling, refuse};
 
@@ -201,23 +201,26 @@ impl RopeFrequencies {
         }
     }
 
-    /// For [`ops::rope_append`], once the text has `len` positions.
-    pub fn rotation(&self, len: i32) -> Rotation<'_> {
-        Rotation {
+    /// The rotation of positions from `offset` on, for [`ops::rope_append`], once the text has `len`
+    /// positions.
+    pub fn rotation(&self, offset: i32, len: i32) -> RopeAppend<'_> {
+        let rope = Rope {
             dims: self.dims,
             traditional: self.traditional,
             base: self.explicit.is_none().then(|| self.base(len)),
             scale: self.scale,
+            offset: offset.into(),
             freqs: self.explicit.as_ref(),
-            multiplier: self.multiplier,
-        }
+        };
+        RopeAppend { multiplier: self.multiplier, ..rope.into() }
     }
 
     /// Rotates `x` (`[batch, ..., time, features]`) whose first position is `offset`.
     pub fn rotate(&self, x: &Array, offset: i32) -> Result<Array> {
         let (features, time) = (x.dim(-1)?, x.dim(-2)?);
-        let Rotation { dims, traditional, base, scale, freqs, multiplier } =
-            self.rotation(offset.saturating_add(time));
+        let RopeAppend { rope, multiplier, .. } =
+            self.rotation(offset, offset.saturating_add(time));
+        let dims = rope.dims;
         let scaled = match (multiplier == 1.0, features == dims) {
             (true, _) => x.clone(),
             (false, true) => x.multiply(multiplier)?,
@@ -226,7 +229,7 @@ impl RopeFrequencies {
                 concatenate(&[&turned, &x.slice_axis(-1, dims..)?], -1)?
             }
         };
-        ops::rope(&scaled, dims, traditional, base, scale, offset, freqs)
+        ops::rope(&scaled, rope)
     }
 }
 

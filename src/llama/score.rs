@@ -1,7 +1,7 @@
 use crate::array::{Array, eval};
 use crate::dtype::Dtype;
 use crate::error::{Error, Result};
-use crate::ops::{self, CrossEntropyOptions};
+use crate::ops::{self, CrossEntropy};
 
 use super::model::Llama;
 
@@ -70,7 +70,7 @@ impl Llama {
             let losses = ops::cross_entropy(
                 &logits.astype(Dtype::Float32)?,
                 &Array::from_slice(targets, &shape)?,
-                CrossEntropyOptions::default(),
+                CrossEntropy::default(),
             )?;
             eval([&losses].into_iter().chain(cache.arrays()))?;
             sum += losses.to_vec::<f32>()?.into_iter().map(f64::from).sum::<f64>();

@@ -3,7 +3,7 @@
 
 use crate::array::{Array, concatenate};
 use crate::error::Result;
-use crate::ops::{self, AttentionOptions};
+use crate::ops;
 use crate::{builtin, graph};
 
 use super::attention::Attention;
@@ -132,7 +132,7 @@ impl Matrix {
         match self {
             Self::Plain(rows) => x.matmul(&rows.t()?),
             Self::Quantized(rows) => {
-                let ours = ops::quantized_linear(x, rows, &ops::QuantizedOptions::default())?;
+                let ours = ops::quantized_linear(x, rows, ops::QuantizedLinear::default())?;
                 Ok(builtin::composition(&ours)?.remove(0))
             }
         }
@@ -191,8 +191,8 @@ impl Attention {
         let [keys, values] = grown.each_ref().map(|b| b.slice(&[&.., &.., &(..end)]));
         *buffers = Some(grown);
 
-        let options = AttentionOptions { causal: time > 1, ..Default::default() };
-        let output = ops::attention(&queries, &keys?, &values?, &options)?;
+        let options = ops::Attention { causal: time > 1, ..Default::default() };
+        let output = ops::attention(&queries, &keys?, &values?, options)?;
         let output = match fused {
             Fused::BuiltIn => builtin::composition(&output)?.remove(0),
             Fused::StandIn => output,

@@ -4,14 +4,14 @@ use crate::ffi::ops::bridge as ffi;
 use crate::tune::chosen;
 
 /// How scores become weights, in this order: scaled, capped, masked, normalised.
-#[derive(Clone, Copy, Default)]
-pub struct AttentionOptions<'a> {
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Attention<'a> {
     /// Multiplies the scores; `1 / sqrt(d)` if none.
     pub scale: Option<f32>,
-    /// The last query is at the last key's position, and none sees the keys after its own.
+    /// Queries are aligned to the last keys, and none sees the keys after its own position.
     pub causal: bool,
-    /// A query sees only this number of positions up to its own, itself included. Keys after
-    /// it stay visible unless `causal` hides them.
+    /// A sliding window: a query sees this number of keys, of which the last is at its own position.
+    /// Implies `causal`.
     pub window: Option<i32>,
     /// Of bools (a key counts where true), or a term of the scores. It broadcasts to
     /// `[batch, heads, queries, keys]` and is read where it lies.
@@ -22,13 +22,14 @@ pub struct AttentionOptions<'a> {
     pub sinks: Option<&'a Array>,
 }
 
-impl AttentionOptions<'_> {
+impl Attention<'_> {
     fn rules(&self, dim: i32) -> Result<ffi::AttentionRules> {
         // In C++ 0 is none; what a caller must not pass becomes what C++ refuses.
         let window = self.window.map_or(0, |window| if window > 0 { window } else { -1 });
         let soft_cap = self.soft_cap.map_or(0.0, |cap| if cap > 0.0 { cap } else { -1.0 });
         let scale = self.scale.unwrap_or_else(|| 1.0 / (dim.max(1) as f32).sqrt());
-        Ok(ffi::AttentionRules { scale, causal: self.causal, window, soft_cap })
+        let causal = self.causal || self.window.is_some();
+        Ok(ffi::AttentionRules { scale, causal, window, soft_cap })
     }
 }
 
@@ -43,7 +44,7 @@ fn queries(q: &Array) -> usize {
 }
 
 /// Keys or values in MLX's affine layout: what `mlx.quantize` makes of `[..., d]`.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Debug)]
 pub struct QuantizedRows<'a> {
     /// `[batch, kv_heads, keys, d * bits / 32]` of uint32.
     pub packed: &'a Array,
@@ -79,12 +80,12 @@ pub struct QuantizedRows<'a> {
 ///
 /// let q = Array::from_slice(&[1.0f32, 0.0], &[1, 1, 1, 2])?;
 /// let k = Array::from_slice(&[1.0f32, 0.0, 0.0, 1.0], &[1, 1, 2, 2])?;
-/// let y = ops::attention(&q, &k, &k, &ops::AttentionOptions::default())?.to_vec::<f32>()?;
+/// let y = ops::attention(&q, &k, &k, ops::Attention::default())?.to_vec::<f32>()?;
 /// let weight = 1.0 / (1.0 + (-0.5f32.sqrt()).exp());
 /// assert!((y[0] - weight).abs() < 1e-6 && (y[1] - (1.0 - weight)).abs() < 1e-6);
 /// # Ok::<(), mlx_primitives::Error>(())
 /// ```
-pub fn attention(q: &Array, k: &Array, v: &Array, options: &AttentionOptions<'_>) -> Result<Array> {
+pub fn attention(q: &Array, k: &Array, v: &Array, options: Attention<'_>) -> Result<Array> {
     let rules = options.rules(head_dim(q))?;
     let (mask, sinks) = (or_null(options.mask), or_null(options.sinks));
     // SAFETY: the pointers are null or those of borrowed arrays, which outlive the call.
@@ -111,7 +112,7 @@ pub fn attention(q: &Array, k: &Array, v: &Array, options: &AttentionOptions<'_>
 /// let biases = Array::full(&[1, 1, 2, 1], 0.25f32)?;
 /// let rows = ops::QuantizedRows { packed: &packed, scales: &scales, biases: &biases };
 /// let q = Array::full(&[1, 1, 1, 32], 1.0f32)?;
-/// let y = ops::attention_quantized(&q, rows, rows, 4, 32, &ops::AttentionOptions::default())?;
+/// let y = ops::attention_quantized(&q, rows, rows, 4, 32, ops::Attention::default())?;
 /// assert!(y.to_vec::<f32>()?.iter().all(|y| (y - 0.75).abs() < 1e-6));
 /// # Ok::<(), mlx_primitives::Error>(())
 /// ```
@@ -121,7 +122,7 @@ pub fn attention_quantized(
     v: QuantizedRows<'_>,
     bits: i32,
     group_size: i32,
-    options: &AttentionOptions<'_>,
+    options: Attention<'_>,
 ) -> Result<Array> {
     let rules = options.rules(head_dim(q))?;
     let (mask, sinks) = (or_null(options.mask), or_null(options.sinks));

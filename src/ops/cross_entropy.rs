@@ -5,7 +5,7 @@ use crate::tune::{chosen, rows};
 
 /// How [`cross_entropy`] takes its targets: by default as they are.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct CrossEntropyOptions {
+pub struct CrossEntropy {
     /// The share of each target that is spread evenly over all classes, in `[0, 1)`
     /// ([Szegedy et al. 2015](https://arxiv.org/abs/1512.00567)).
     pub label_smoothing: f32,
@@ -39,12 +39,8 @@ pub struct CrossEntropyOptions {
 /// assert!(loss.iter().all(|loss| (loss - 0.048587).abs() < 1e-6));
 /// # Ok::<(), mlx_primitives::Error>(())
 /// ```
-pub fn cross_entropy(
-    logits: &Array,
-    targets: &Array,
-    options: CrossEntropyOptions,
-) -> Result<Array> {
-    let CrossEntropyOptions { label_smoothing, ignore_index } = options;
+pub fn cross_entropy(logits: &Array, targets: &Array, options: CrossEntropy) -> Result<Array> {
+    let CrossEntropy { label_smoothing, ignore_index } = options;
     let (ignores, ignored) = (ignore_index.is_some(), ignore_index.unwrap_or(0));
     let built = ffi::cross_entropy(logits.raw(), targets.raw(), label_smoothing, ignores, ignored);
     chosen("cross_entropy", || rows(logits), built)

@@ -7,7 +7,7 @@ use crate::tune::{chosen, rows};
 
 /// What [`linear`] does after the product; nothing by default.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct LinearOptions<'a> {
+pub struct Linear<'a> {
     /// `[n]`, added to each row.
     pub bias: Option<&'a Array>,
     /// Applied to the sum.
@@ -31,19 +31,19 @@ pub struct LinearOptions<'a> {
 /// bfloat16.
 ///
 /// ```
-/// use mlx_primitives::ops::{self, Activation, LinearOptions};
+/// use mlx_primitives::ops::{self, Activation, Linear};
 /// use mlx_primitives::Array;
 ///
 /// let x = Array::from_slice(&[1.0f32, 2.0], &[1, 2])?;
 /// let w = Array::from_slice(&[1.0f32, 0.0, 0.0, -1.0, 1.0, 1.0], &[3, 2])?;
 /// let bias = Array::from_slice(&[0.5f32, 0.5, 0.5], &[3])?;
 /// let options =
-///     LinearOptions { bias: Some(&bias), activation: Some(Activation::Relu), ..Default::default() };
-/// assert_eq!(ops::linear(&x, &w, &options)?.to_vec::<f32>()?, [1.5, 0.0, 3.5]);
+///     Linear { bias: Some(&bias), activation: Some(Activation::Relu), ..Default::default() };
+/// assert_eq!(ops::linear(&x, &w, options)?.to_vec::<f32>()?, [1.5, 0.0, 3.5]);
 /// # Ok::<(), mlx_primitives::Error>(())
 /// ```
-pub fn linear(x: &Array, w: &Array, options: &LinearOptions<'_>) -> Result<Array> {
-    let &LinearOptions { bias, activation, residual } = options;
+pub fn linear(x: &Array, w: &Array, options: Linear<'_>) -> Result<Array> {
+    let Linear { bias, activation, residual } = options;
     let activation = activation.map_or(ActivationKind::None, Activation::kind);
     // SAFETY: the pointers are null or those of borrowed arrays, which outlive the call.
     let built =

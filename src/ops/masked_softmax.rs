@@ -4,20 +4,21 @@ use crate::ffi::ops::bridge as ffi;
 use crate::tune::{chosen, rows};
 
 /// What [`masked_softmax`] does to scores before their softmax: by default nothing.
-#[derive(Clone, Copy)]
-pub struct SoftmaxOptions<'a> {
+#[derive(Clone, Copy, Debug)]
+pub struct MaskedSoftmax<'a> {
     /// Multiplies the scores.
     pub scale: f32,
     /// Added to the scaled scores; or of bools, true where a score counts. Of any shape that
     /// broadcasts to that of the scores.
     pub mask: Option<&'a Array>,
-    /// Queries are aligned to the last keys, and see none after theirs.
+    /// Queries are aligned to the last keys, and none sees the keys after its own position.
     pub causal: bool,
-    /// A sliding window: a query sees this number of keys, of which the last is its own. Implies `causal`.
+    /// A sliding window: a query sees this number of keys, of which the last is at its own position.
+    /// Implies `causal`.
     pub window: Option<i32>,
 }
 
-impl Default for SoftmaxOptions<'_> {
+impl Default for MaskedSoftmax<'_> {
     fn default() -> Self {
         Self { scale: 1.0, mask: None, causal: false, window: None }
     }
@@ -48,13 +49,13 @@ impl Default for SoftmaxOptions<'_> {
 /// use mlx_primitives::{Array, ops};
 ///
 /// let scores = Array::from_slice(&[1.0f32, 9.0, 1.0, 1.0], &[2, 2])?;
-/// let causal = ops::SoftmaxOptions { causal: true, ..Default::default() };
+/// let causal = ops::MaskedSoftmax { causal: true, ..Default::default() };
 /// let y = ops::masked_softmax(&scores, causal)?;
 /// assert_eq!(y.to_vec::<f32>()?, [1.0, 0.0, 0.5, 0.5]);
 /// # Ok::<(), mlx_primitives::Error>(())
 /// ```
-pub fn masked_softmax(x: &Array, options: SoftmaxOptions) -> Result<Array> {
-    let SoftmaxOptions { scale, mask, causal, window } = options;
+pub fn masked_softmax(x: &Array, options: MaskedSoftmax) -> Result<Array> {
+    let MaskedSoftmax { scale, mask, causal, window } = options;
     let (sliding, window) = (window.is_some(), window.unwrap_or(0));
     // SAFETY: the pointer is null or that of a borrowed array, which outlives the call.
     let built =

@@ -25,21 +25,21 @@ mod softmax;
 pub use activation::{
     Activation, add_relu, affine, geglu, geglu_tanh, gelu, gelu_tanh, mul_relu, relu, silu, swiglu,
 };
-pub use attention::{AttentionOptions, QuantizedRows, attention, attention_quantized};
-pub use cross_entropy::{CrossEntropyOptions, cross_entropy};
+pub use attention::{Attention, QuantizedRows, attention, attention_quantized};
+pub use cross_entropy::{CrossEntropy, cross_entropy};
 pub use layer_norm::layer_norm;
-pub use linear::{LinearOptions, linear, matmul};
+pub use linear::{Linear, linear, matmul};
 pub use logsumexp::{log_softmax, logsumexp};
 pub use lora::{LinearWeight, Lora, lora_linear};
-pub use masked_softmax::{SoftmaxOptions, masked_softmax};
+pub use masked_softmax::{MaskedSoftmax, masked_softmax};
 pub use quantize::{dequantize, quantize};
 pub use quantized_matmul::{
-    QuantizedMode, QuantizedOptions, QuantizedWeight, quantized_linear, quantized_linears,
+    QuantizedLinear, QuantizedMode, QuantizedWeight, quantized_linear, quantized_linears,
     quantized_swiglu,
 };
 pub use reduce::{Axes, max, mean, norm, sum, sum_of_squares};
 pub use residual_norm::{layer_norm_residual, rms_norm_residual};
 pub use rms_norm::rms_norm;
-pub use rope::{Offset, rope};
-pub use rope_append::{Rotation, StateLayout, rope_append};
+pub use rope::{Offset, Rope, rope};
+pub use rope_append::{RopeAppend, StateLayout, rope_append};
 pub use softmax::softmax;

@@ -230,8 +230,8 @@ fn layout(group_size: i32, bits: i32, mode: QuantizedMode) -> ffi::QuantizedLayo
 }
 
 /// What surrounds a product in [`quantized_linear`].
-#[derive(Clone, Copy, Default)]
-pub struct QuantizedOptions<'a> {
+#[derive(Clone, Copy, Debug, Default)]
+pub struct QuantizedLinear<'a> {
     /// Added to the product: `[n]`.
     pub bias: Option<&'a Array>,
     /// Added last: of the result's shape. Its buffer becomes the result's where nothing else
@@ -245,7 +245,7 @@ pub struct QuantizedOptions<'a> {
 fn run(
     x: &Array,
     weights: &[&QuantizedWeight],
-    options: &QuantizedOptions,
+    options: QuantizedLinear<'_>,
     swiglu: bool,
 ) -> Result<Array> {
     let Some(first) = weights.first() else {
@@ -290,20 +290,20 @@ fn run(
 /// Returns an error for shapes that do not fit or a type other than float32, float16 and bfloat16.
 ///
 /// ```
-/// use mlx_primitives::ops::{self, QuantizedMode, QuantizedOptions, QuantizedWeight};
+/// use mlx_primitives::ops::{self, QuantizedMode, QuantizedLinear, QuantizedWeight};
 /// use mlx_primitives::Array;
 ///
 /// let w = Array::from_slice(&[0.5f32; 128], &[2, 64])?;
 /// let w = QuantizedWeight::quantize(&w, 64, 4, QuantizedMode::Affine)?;
 /// let x = Array::from_slice(&[1.0f32; 64], &[1, 64])?;
-/// let y = ops::quantized_linear(&x, &w, &QuantizedOptions::default())?;
+/// let y = ops::quantized_linear(&x, &w, QuantizedLinear::default())?;
 /// assert_eq!(y.to_vec::<f32>()?, [32.0, 32.0]);
 /// # Ok::<(), mlx_primitives::Error>(())
 /// ```
 pub fn quantized_linear(
     x: &Array,
     weight: &QuantizedWeight,
-    options: &QuantizedOptions,
+    options: QuantizedLinear<'_>,
 ) -> Result<Array> {
     run(x, &[weight], options, false)
 }
@@ -317,7 +317,7 @@ pub fn quantized_linears(
     weights: &[&QuantizedWeight],
     norm: Option<(&Array, f32)>,
 ) -> Result<Array> {
-    run(x, weights, &QuantizedOptions { norm, ..Default::default() }, false)
+    run(x, weights, QuantizedLinear { norm, ..Default::default() }, false)
 }
 
 /// `silu(x · Gateᵀ) * (x · Upᵀ)` in one dispatch ([Shazeer 2020](https://arxiv.org/abs/2002.05202)),
@@ -331,5 +331,5 @@ pub fn quantized_swiglu(
     up: &QuantizedWeight,
     norm: Option<(&Array, f32)>,
 ) -> Result<Array> {
-    run(x, &[gate, up], &QuantizedOptions { norm, ..Default::default() }, true)
+    run(x, &[gate, up], QuantizedLinear { norm, ..Default::default() }, true)
 }

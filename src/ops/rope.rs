@@ -5,6 +5,7 @@ use crate::tune::{chosen, rows};
 
 /// Where a sequence starts: one position for all, or an integer array of one or of one for each
 /// batch entry.
+#[derive(Clone, Copy, Debug)]
 pub enum Offset<'a> {
     /// One position for every batch entry.
     Position(i32),
@@ -24,6 +25,12 @@ impl<'a> From<&'a Array> for Offset<'a> {
     }
 }
 
+impl Default for Offset<'_> {
+    fn default() -> Self {
+        Self::Position(0)
+    }
+}
+
 impl Offset<'_> {
     pub(crate) fn to_array(&self) -> Result<Array> {
         match self {
@@ -33,39 +40,64 @@ impl Offset<'_> {
     }
 }
 
+/// The rotation of [`rope`]. `dims` has to be given; the other fields have the defaults of MLX's models.
+#[derive(Clone, Copy, Debug)]
+pub struct Rope<'a> {
+    /// The number of leading features that turn; even. The features after them are kept.
+    pub dims: i32,
+    /// Pairs features `2i` and `2i + 1` rather than `i` and `i + dims / 2`.
+    pub traditional: bool,
+    /// Sets the periods: `freq_i = base^(2i / dims)`; 10,000 by default. Exactly one of `base` and
+    /// `freqs` is given.
+    pub base: Option<f32>,
+    /// Multiplies every position; 1 by default.
+    pub scale: f32,
+    /// The position of the first row; 0 by default.
+    pub offset: Offset<'a>,
+    /// The periods over 2 pi, `[dims / 2]`.
+    pub freqs: Option<&'a Array>,
+}
+
+impl Default for Rope<'_> {
+    fn default() -> Self {
+        Self {
+            dims: 0,
+            traditional: false,
+            base: Some(10_000.0),
+            scale: 1.0,
+            offset: Offset::default(),
+            freqs: None,
+        }
+    }
+}
+
 /// Rotary position embedding ([Su et al. 2021](https://arxiv.org/abs/2104.09864)): rotates pairs
 /// of the first `dims` features of position t by `(t + offset) * scale / freq`.
 ///
-/// `x` is `[batch, ..., time, features]` of rank 3 or more. The pairs are features `i` and
-/// `i + dims / 2`, or with `traditional` features `2i` and `2i + 1`; features from `dims` on are
-/// kept. Exactly one of `base` (`freq_i = base^(2i / dims)`) and `freqs` (`[dims / 2]`) is given.
+/// `x` is `[batch, ..., time, features]` of rank 3 or more, of float32, float16 or bfloat16; the
+/// result has its shape and type. [`Rope`] says which features make a pair and what `freq` is.
 ///
 /// On the CPU each step is rounded to the type of `x`, on the GPU only the result is, as in MLX's
 /// built-in on each. Differentiable in `x`.
 ///
 /// # Errors
 ///
-/// Returns an error for rank below 3, odd or too large `dims`, offsets of another shape or type,
-/// both or neither of `base` and `freqs` or a type other than float32, float16 and bfloat16.
+/// Returns an error for rank below 3, `dims` that are odd, below 2 or above the features, offsets of
+/// another shape or type, both or neither of `base` and `freqs`, or another type.
 ///
 /// ```
-/// use mlx_primitives::{Array, ops};
+/// use mlx_primitives::ops::{self, Rope};
+/// use mlx_primitives::Array;
 ///
 /// let x = Array::from_slice(&[1.0f32, 0.0], &[1, 1, 2])?;
-/// let y = ops::rope(&x, 2, false, Some(10_000.0), 1.0, 1, None)?.to_vec::<f32>()?;
+/// let y = ops::rope(&x, Rope { dims: 2, offset: 1.into(), ..Default::default() })?;
+/// let y = y.to_vec::<f32>()?;
 /// assert!((y[0] - 1f32.cos()).abs() < 1e-6 && (y[1] - 1f32.sin()).abs() < 1e-6);
 /// # Ok::<(), mlx_primitives::Error>(())
 /// ```
-pub fn rope<'a>(
-    x: &Array,
-    dims: i32,
-    traditional: bool,
-    base: Option<f32>,
-    scale: f32,
-    offset: impl Into<Offset<'a>>,
-    freqs: Option<&Array>,
-) -> Result<Array> {
-    let offset = offset.into().to_array()?;
+pub fn rope(x: &Array, rotation: Rope<'_>) -> Result<Array> {
+    let Rope { dims, traditional, base, scale, offset, freqs } = rotation;
+    let offset = offset.to_array()?;
     let base = base.as_ref().map_or(std::ptr::null(), |base| base as *const f32);
     // SAFETY: both pointers are null or those of borrowed values, which outlive the call.
     let built =

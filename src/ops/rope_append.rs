@@ -1,4 +1,4 @@
-use super::Offset;
+use super::{Offset, Rope};
 use crate::array::{Array, or_null};
 use crate::dtype::Dtype;
 use crate::error::{Error, Result};
@@ -88,34 +88,26 @@ impl StateLayout {
     }
 }
 
-/// What queries and keys are turned by: the parameters of [`rope`](super::rope), and a multiplier.
+/// What [`rope_append`] does to queries and keys, and where it writes.
 #[derive(Clone, Copy, Debug)]
-pub struct Rotation<'a> {
-    /// Features that turn.
-    pub dims: i32,
-    /// Pairs of neighbours rather than of halves.
-    pub traditional: bool,
-    /// Of the frequencies; exactly one of `base` and `freqs` is given.
-    pub base: Option<f32>,
-    /// What positions are multiplied by.
-    pub scale: f32,
-    /// Periods over 2 pi, `[dims / 2]`.
-    pub freqs: Option<&'a Array>,
-    /// What the features that turn are multiplied by before they do, rounded to the type.
+pub struct RopeAppend<'a> {
+    /// The rotation; its offset is the position of the step's first row.
+    pub rope: Rope<'a>,
+    /// Multiplies the features that turn before they do, rounded to the type; 1 by default.
     pub multiplier: f32,
+    /// The first slot of the capacity that is written; the rotation's offset by default.
+    pub slots: Option<Offset<'a>>,
 }
 
-impl Default for Rotation<'_> {
-    /// 64 features with base 10000.
+impl Default for RopeAppend<'_> {
     fn default() -> Self {
-        Self {
-            dims: 64,
-            traditional: false,
-            base: Some(10_000.0),
-            scale: 1.0,
-            freqs: None,
-            multiplier: 1.0,
-        }
+        Self { rope: Rope::default(), multiplier: 1.0, slots: None }
+    }
+}
+
+impl<'a> From<Rope<'a>> for RopeAppend<'a> {
+    fn from(rope: Rope<'a>) -> Self {
+        Self { rope, ..Self::default() }
     }
 }
 
@@ -124,54 +116,53 @@ impl Default for Rotation<'_> {
 /// so a step writes its own positions and nothing more; where something does, it is copied first.
 ///
 /// `qkv` is `[batch, time, (heads + 2 * kv_heads) * head_dim]` of the state's type. Queries and
-/// keys are turned as [`rope`](super::rope) turns them from position `offset` on, bit for bit.
-/// Keys and values are written from position `slots` of the capacity on, or from `offset` if none
-/// is given; the queries into their area, from which
-/// [`StateLayout::queries`] takes them. A step of more than [`StateLayout::QUERY_POSITIONS`]
-/// positions has no room there: its queries are left out.
+/// keys are turned as [`rope`](super::rope) turns them, bit for bit. Keys and values are written from
+/// slot `slots` of the capacity on, or from the rotation's offset; the queries are written into their
+/// area, from which [`StateLayout::queries`] takes them. A step of more than
+/// [`StateLayout::QUERY_POSITIONS`] positions has no room there: its queries are left out.
 ///
-/// Differentiable in state and `qkv`; exactly one of base and freqs, as in `rope`.
+/// Differentiable in state and `qkv`.
 ///
 /// # Errors
 ///
-/// Returns an error for shapes and types that do not belong together, more positions than the
-/// capacity, and slots outside it where they are known; where they are not (the result of a
-/// computation), what has no room is left out.
+/// Returns an error for shapes and types that do not belong together, a rotation that
+/// [`rope`](super::rope) refuses, more positions than the capacity, and slots outside it where they
+/// are known; where they are not (the result of a computation), what has no room is left out.
 ///
 /// ```
-/// use mlx_primitives::ops::{self, Rotation, StateLayout};
+/// use mlx_primitives::ops::{self, Rope, StateLayout};
 /// use mlx_primitives::{Array, Dtype};
 ///
 /// let layout = StateLayout { heads: 4, kv_heads: 2, head_dim: 64, capacity: 256 };
 /// let mut state = layout.zeros(1, Dtype::Float32)?;
 /// for position in 0..3 {
 ///     let qkv = Array::ones::<f32>(&[1, 1, (4 + 2 * 2) * 64])?;
-///     state = ops::rope_append(&state, &qkv, &layout, &Rotation::default(), position, None)?;
+///     let rope = Rope { dims: 64, offset: position.into(), ..Default::default() };
+///     state = ops::rope_append(&state, &qkv, layout, rope.into())?;
 /// }
 /// assert_eq!(layout.queries(&state, 1)?.shape(), [1, 4, 1, 64]);
 /// assert_eq!(layout.keys(&state, 3)?.shape(), [1, 2, 3, 64]);
 /// # Ok::<(), mlx_primitives::Error>(())
 /// ```
-pub fn rope_append<'a>(
+pub fn rope_append(
     state: &Array,
     qkv: &Array,
-    layout: &StateLayout,
-    rotation: &Rotation,
-    offset: impl Into<Offset<'a>>,
-    slots: Option<Offset>,
+    layout: StateLayout,
+    options: RopeAppend<'_>,
 ) -> Result<Array> {
-    let offset = offset.into().to_array()?;
+    let RopeAppend { rope, multiplier, slots } = options;
+    let offset = rope.offset.to_array()?;
     let slots = slots.map(|slots| slots.to_array()).transpose()?;
-    let StateLayout { heads, kv_heads, head_dim, capacity } = *layout;
+    let StateLayout { heads, kv_heads, head_dim, capacity } = layout;
     let layout = ffi::AppendLayout { heads, kv_heads, head_dim, capacity };
-    let freqs = or_null(rotation.freqs);
+    let freqs = or_null(rope.freqs);
     let rotation = ffi::AppendRotation {
-        dims: rotation.dims,
-        traditional: rotation.traditional,
-        has_base: rotation.base.is_some(),
-        base: rotation.base.unwrap_or(1.0),
-        scale: rotation.scale,
-        multiplier: rotation.multiplier,
+        dims: rope.dims,
+        traditional: rope.traditional,
+        has_base: rope.base.is_some(),
+        base: rope.base.unwrap_or(1.0),
+        scale: rope.scale,
+        multiplier,
     };
     let (state, qkv, slots) = (state.raw(), qkv.raw(), or_null(slots.as_ref()));
     // SAFETY: both pointers are null or those of borrowed arrays, which outlive the call.

@@ -68,7 +68,19 @@ fn where_the_compiler_fails_nothing_is_fused() -> Checked {
 
 #[test]
 fn all_inputs_of_rope() -> Checked {
-    let rope = |p: &[Array]| Ok(vec![ops::rope(&p[0], 8, true, None, 1.0, &p[1], Some(&p[2]))?]);
+    let rope = |p: &[Array]| {
+        Ok(vec![ops::rope(
+            &p[0],
+            ops::Rope {
+                dims: 8,
+                traditional: true,
+                base: None,
+                offset: (&p[1]).into(),
+                freqs: Some(&p[2]),
+                ..ops::Rope::default()
+            },
+        )?])
+    };
     for shapeless in [false, true] {
         let compiled = compile(rope, shapeless)?;
         for batch in [2, 3, 2] {
@@ -130,7 +142,17 @@ fn primitives_with_other_parameters_stay_apart() -> Checked {
     // share one offset, for else they would stay apart anyway.
     let f = |p: &[Array]| {
         let rope = |dims, traditional, base, scale, offset: &Array| {
-            ops::rope(&p[0], dims, traditional, Some(base), scale, offset, None)
+            ops::rope(
+                &p[0],
+                ops::Rope {
+                    dims,
+                    traditional,
+                    base: Some(base),
+                    scale,
+                    offset: offset.into(),
+                    ..ops::Rope::default()
+                },
+            )
         };
         let all = [
             ops::rms_norm(&p[0], None, 1e-5)?,

@@ -1,6 +1,6 @@
 //! `cross_entropy` beside its row of `table`: kinds of targets, ignored rows, large logits, traffic.
 
-use mlx_primitives::ops::{CrossEntropyOptions, cross_entropy};
+use mlx_primitives::ops::{CrossEntropy, cross_entropy};
 use mlx_primitives::transforms::{grad, vjp};
 use mlx_primitives::{Array, Dtype};
 
@@ -8,7 +8,7 @@ use crate::support::compare::{assert_close, assert_same, numbers};
 use crate::support::input::{FLOATS, data, random, random32};
 use crate::support::{self, Checked, each_device};
 
-const PLAIN: CrossEntropyOptions = CrossEntropyOptions { label_smoothing: 0.0, ignore_index: None };
+const PLAIN: CrossEntropy = CrossEntropy { label_smoothing: 0.0, ignore_index: None };
 
 fn targets(rows: usize, classes: usize) -> Vec<i32> {
     (0..rows).map(|row| (row * 7919 % classes) as i32).collect()
@@ -46,7 +46,7 @@ fn targets_that_are_no_class_are_nan() -> Checked {
                 for (row, nan) in g.chunks_exact(classes as usize).zip(nan) {
                     assert!(row.iter().all(|v| v.is_nan() == nan), "{dtype} {classes}");
                 }
-                let ignoring = CrossEntropyOptions { ignore_index: Some(-1), ..PLAIN };
+                let ignoring = CrossEntropy { ignore_index: Some(-1), ..PLAIN };
                 let y = numbers(&cross_entropy(&x, &targets, ignoring)?)?;
                 assert!(y[0] == 0.0 && y[1].is_nan(), "{dtype} {classes}");
             }
@@ -60,7 +60,7 @@ fn an_ignored_row_costs_nothing_whatever_it_holds() -> Checked {
     each_device(|_| {
         let x = data(&[f32::NAN, 1.0, 2.0, 0.5, 0.5, 0.5], &[2, 3], Dtype::Float32)?;
         let targets = Array::from_slice(&[-100i32, 1], &[2])?;
-        let ignoring = CrossEntropyOptions { ignore_index: Some(-100), ..PLAIN };
+        let ignoring = CrossEntropy { ignore_index: Some(-100), ..PLAIN };
         let loss = |p: &[Array]| cross_entropy(&p[0], &targets, ignoring)?.sum(.., false);
         assert!((numbers(&loss(std::slice::from_ref(&x))?)?[0] - 3f64.ln()).abs() < 1e-6);
         let g = numbers(&grad(loss, &[0], &[&x])?[0])?;

@@ -5,7 +5,7 @@ use std::fs;
 use std::path::Path;
 
 use mlx_primitives::graph::{Dispatch, MAX_THREADS, dispatches};
-use mlx_primitives::ops::{AttentionOptions, CrossEntropyOptions, QuantizedRows, SoftmaxOptions};
+use mlx_primitives::ops::{Attention, CrossEntropy, MaskedSoftmax, QuantizedRows};
 use mlx_primitives::{Array, Dtype, Result, ops, transforms};
 
 use crate::support::input::FLOATS;
@@ -59,12 +59,12 @@ fn gradient(x: &Array, f: impl Fn(&[Array]) -> Result<Vec<Array>>) -> Result<Arr
 }
 
 fn softmax_gradient(x: &Array) -> Result<Array> {
-    gradient(x, |x| Ok(vec![ops::masked_softmax(&x[0], SoftmaxOptions::default())?]))
+    gradient(x, |x| Ok(vec![ops::masked_softmax(&x[0], MaskedSoftmax::default())?]))
 }
 
 fn cross_entropy(x: &Array) -> Result<Array> {
     let targets = lazy(&x.shape()[..x.ndim() - 1], Dtype::Int32)?;
-    ops::cross_entropy(x, &targets, CrossEntropyOptions::default())
+    ops::cross_entropy(x, &targets, CrossEntropy::default())
 }
 
 fn cross_entropy_gradient(x: &Array) -> Result<Array> {
@@ -81,7 +81,7 @@ fn of_rows(x: &Array) -> Result<Vec<(Array, u64)>> {
         (ops::layer_norm_residual(x, x, None, None, 1e-5)?.1, 2),
         (ops::rms_norm_residual(x, x, None, 1e-5)?.1, 1),
         (ops::softmax(x)?, 2),
-        (ops::masked_softmax(x, SoftmaxOptions::default())?, 2),
+        (ops::masked_softmax(x, MaskedSoftmax::default())?, 2),
         (softmax_gradient(x)?, 2),
         (ops::logsumexp(x, true)?, 2),
         (ops::log_softmax(x)?, 2),
@@ -230,7 +230,16 @@ fn rope(x: &Array, bits: u32) -> Result<Array> {
 fn rope_of(x: &Array, dims: i32, bits: u32) -> Result<Array> {
     let freqs = (bits & 2 != 0).then(|| lazy(&[dims / 2], Dtype::Float32)).transpose()?;
     let base = freqs.is_none().then_some(10_000.0);
-    ops::rope(x, dims, bits & 1 != 0, base, 1.0, 0, freqs.as_ref())
+    ops::rope(
+        x,
+        ops::Rope {
+            dims,
+            traditional: bits & 1 != 0,
+            base,
+            freqs: freqs.as_ref(),
+            ..ops::Rope::default()
+        },
+    )
 }
 
 #[test]
@@ -285,15 +294,15 @@ fn check_rotation(plan: &Dispatch, [batch, heads, seq, dims]: [i32; 4], max_thre
 fn attention(extents: [i32; 6], bits: i32, dtype: Dtype) -> Result<Array> {
     let [batch, kv_heads, group, queries, keys, dim] = extents;
     let q = lazy(&[batch, kv_heads * group, queries, dim], dtype)?;
-    let options = AttentionOptions::default();
+    let options = Attention::default();
     let rows = |last, dtype| lazy(&[batch, kv_heads, keys, last], dtype);
     if bits == 0 {
         let k = rows(dim, dtype)?;
-        return ops::attention(&q, &k, &k, &options);
+        return ops::attention(&q, &k, &k, options);
     }
     let (packed, scales) = (rows(dim * bits / 32, Dtype::Uint32)?, rows(dim / 32, dtype)?);
     let k = QuantizedRows { packed: &packed, scales: &scales, biases: &scales };
-    ops::attention_quantized(&q, k, k, bits, 32, &options)
+    ops::attention_quantized(&q, k, k, bits, 32, options)
 }
 
 fn attention_kernels() -> anyhow::Result<BTreeSet<String>> {
@@ -314,8 +323,8 @@ fn attention_kernels() -> anyhow::Result<BTreeSet<String>> {
             }
             let x = lazy(&[1, 8, 512, dim], dtype)?;
             let mask = lazy(&[512, 512], Dtype::Bool)?;
-            let options = AttentionOptions { mask: Some(&mask), ..AttentionOptions::default() };
-            reach(ops::attention(&x, &x, &x, &options)?)?;
+            let options = Attention { mask: Some(&mask), ..Attention::default() };
+            reach(ops::attention(&x, &x, &x, options)?)?;
         }
     }
     Ok(used)

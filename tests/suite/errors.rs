@@ -3,7 +3,7 @@
 use std::cell::RefCell;
 use std::rc::Rc;
 
-use mlx_primitives::ops::{rope, softmax};
+use mlx_primitives::ops::{Rope, rope, softmax};
 use mlx_primitives::transforms::{Compiled, compile, grad, jvp, value_and_grad, vjp, vmap};
 use mlx_primitives::{Array, Dtype, Error, Result};
 
@@ -15,8 +15,12 @@ use crate::support::{Checked, message};
 fn rope_has_derivatives_in_x_alone() -> Checked {
     let x = random32(&[2, 3, 8], 4)?;
     let freqs = Array::ones::<f32>(&[4])?;
-    let in_freqs = |p: &[Array]| Ok(vec![rope(&x, 8, false, None, 1.0, 0, Some(&p[0]))?]);
-    let in_offset = |p: &[Array]| Ok(vec![rope(&x, 8, false, Some(1e4), 1.0, &p[0], None)?]);
+    let in_freqs = |p: &[Array]| {
+        Ok(vec![rope(&x, Rope { dims: 8, base: None, freqs: Some(&p[0]), ..Rope::default() })?])
+    };
+    let in_offset = |p: &[Array]| {
+        Ok(vec![rope(&x, Rope { dims: 8, offset: (&p[0]).into(), ..Rope::default() })?])
+    };
     refused("rope", vjp(in_freqs, &[&freqs], &[&x]), "freqs");
     refused("rope", jvp(in_freqs, &[&freqs], &[&freqs]), "freqs");
     let (offset, tangent) = (Array::scalar(1i32)?, Array::scalar(1i32)?);

@@ -303,9 +303,9 @@ proptest! {
             settle(x.slice_update(&[&(0..1)], &b));
             settle(mlx_primitives::ops::rms_norm(&a, Some(&b), 1e-5));
             settle(mlx_primitives::ops::softmax(&a));
-            settle(mlx_primitives::ops::rope(&a, axis, true, Some(1e4), 1.0, axis, None));
+            settle(mlx_primitives::ops::rope(&a, mlx_primitives::ops::Rope { dims: axis, traditional: true, offset: axis.into(), ..mlx_primitives::ops::Rope::default() }));
             let freqs = Some(&b);
-            settle(mlx_primitives::ops::rope(&a, 2 * axis, false, None, 1.0, axis, freqs));
+            settle(mlx_primitives::ops::rope(&a, mlx_primitives::ops::Rope { dims: 2 * axis, base: None, offset: axis.into(), freqs, ..mlx_primitives::ops::Rope::default() }));
         }
     }
 }

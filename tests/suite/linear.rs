@@ -3,7 +3,7 @@
 
 use half::f16;
 use mlx_primitives::Dtype;
-use mlx_primitives::ops::{self, LinearOptions};
+use mlx_primitives::ops::{self, Linear};
 
 use crate::support::compare::{assert_same, numbers};
 use crate::support::input::{data, random, random32};
@@ -31,7 +31,7 @@ fn a_chain_of_residuals() -> Checked {
         let rounds = if simulated() { 10 } else { 100 };
         let (mut y, mut want) = (x.clone(), x.clone());
         for _ in 0..rounds {
-            y = ops::linear(&x, &w, &LinearOptions { residual: Some(&y), ..Default::default() })?;
+            y = ops::linear(&x, &w, Linear { residual: Some(&y), ..Default::default() })?;
             want = ops::matmul(&x, &w, true)?.add(&want)?;
         }
         assert_same(&y, &want, "chain")?;
@@ -48,7 +48,7 @@ fn moves_weights_once_for_few_rows() -> Checked {
         let (x, w) = (random(&[m, 512], dtype, 80)?, random(&[128, 512], dtype, 81)?);
         x.eval()?;
         w.eval()?;
-        let moved = support::moved(|| ops::linear(&x, &w, &LinearOptions::default()))?;
+        let moved = support::moved(|| ops::linear(&x, &w, Linear::default()))?;
         let (wide, rows) = (w.nbytes() as u64, x.nbytes() as u64);
         let out = rows / 4;
         assert_eq!(moved[0].arrays[1], [wide, 0, wide], "{dtype} {m}");

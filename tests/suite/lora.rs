@@ -1,7 +1,7 @@
 //! Linear layers with low-rank updates beside their rows of `table`: the roundings of separate ops, merged
 //! weights, traffic.
 
-use mlx_primitives::ops::{self, LinearOptions, LinearWeight, Lora, QuantizedOptions};
+use mlx_primitives::ops::{self, Linear, LinearWeight, Lora, QuantizedLinear};
 use mlx_primitives::{Array, Dtype, Result, builtin};
 
 use crate::quantized_matmul::product;
@@ -12,12 +12,12 @@ use crate::table::inputs::{FORMATS, SCALE, bases, small, weight};
 
 /// Our own ops, one after the other.
 fn unfused(x: &Array, base: &LinearWeight, a: &Array, b: &Array) -> Result<Array> {
-    let options = LinearOptions::default();
+    let options = Linear::default();
     let y = match base {
-        LinearWeight::Plain(w) => ops::linear(x, w, &options)?,
-        LinearWeight::Quantized(w) => ops::quantized_linear(x, w, &QuantizedOptions::default())?,
+        LinearWeight::Plain(w) => ops::linear(x, w, options)?,
+        LinearWeight::Quantized(w) => ops::quantized_linear(x, w, QuantizedLinear::default())?,
     };
-    let z = ops::linear(&ops::linear(x, a, &options)?, b, &options)?;
+    let z = ops::linear(&ops::linear(x, a, options)?, b, options)?;
     y.add(z.multiply(Array::scalar(SCALE)?.astype(x.dtype())?)?)
 }
 

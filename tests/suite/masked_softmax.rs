@@ -1,6 +1,6 @@
 //! `masked_softmax` beside its rows of `table`: rows that see nothing, long gradients, traffic.
 
-use mlx_primitives::ops::{SoftmaxOptions, masked_softmax};
+use mlx_primitives::ops::{MaskedSoftmax, masked_softmax};
 use mlx_primitives::transforms::vjp;
 use mlx_primitives::{Array, Dtype};
 
@@ -8,8 +8,7 @@ use crate::support::compare::{numbers, ulp};
 use crate::support::input::{FLOATS, data, random, random32};
 use crate::support::{self, Checked, each_device};
 
-const PLAIN: SoftmaxOptions =
-    SoftmaxOptions { scale: 1.0, mask: None, causal: false, window: None };
+const PLAIN: MaskedSoftmax = MaskedSoftmax { scale: 1.0, mask: None, causal: false, window: None };
 
 #[test]
 fn rows_that_see_nothing_are_as_mlx_has_them() -> Checked {
@@ -22,14 +21,14 @@ fn rows_that_see_nothing_are_as_mlx_has_them() -> Checked {
                 let near = |v: &f64| (v - even).abs() <= ulp(even, dtype);
                 // Hidden by bools: the lowest number everywhere, so all keys alike.
                 let none = Array::zeros_of(&[keys], Dtype::Bool)?;
-                let y = values(SoftmaxOptions { mask: Some(&none), ..PLAIN })?;
+                let y = values(MaskedSoftmax { mask: Some(&none), ..PLAIN })?;
                 assert!(y.iter().all(near), "{dtype} {keys}: {y:?}");
                 // Minus infinity added: NaN.
                 let minus = data(&[f32::NEG_INFINITY], &[1], dtype)?;
-                let y = values(SoftmaxOptions { mask: Some(&minus), ..PLAIN })?;
+                let y = values(MaskedSoftmax { mask: Some(&minus), ..PLAIN })?;
                 assert!(y.iter().all(|v| v.is_nan()), "{dtype} {keys}: {y:?}");
                 // Both at once: what is hidden is above minus infinity.
-                let y = values(SoftmaxOptions { mask: Some(&minus), causal: true, ..PLAIN })?;
+                let y = values(MaskedSoftmax { mask: Some(&minus), causal: true, ..PLAIN })?;
                 let (first, second) = y.split_at(keys as usize);
                 assert_eq!(first[..keys as usize - 1], vec![0.0; keys as usize - 1]);
                 assert_eq!(first[keys as usize - 1], 1.0);
@@ -37,11 +36,11 @@ fn rows_that_see_nothing_are_as_mlx_has_them() -> Checked {
             }
             // More queries than keys: the first see none.
             let x = random(&[5, 3], dtype, 13)?;
-            let y = numbers(&masked_softmax(&x, SoftmaxOptions { causal: true, ..PLAIN })?)?;
+            let y = numbers(&masked_softmax(&x, MaskedSoftmax { causal: true, ..PLAIN })?)?;
             assert!(y[..6].iter().all(|v| (v - 1.0 / 3.0).abs() <= ulp(0.33, dtype)));
             assert_eq!(y[6..9], [1.0, 0.0, 0.0]);
             let f = |p: &[Array]| {
-                Ok(vec![masked_softmax(&p[0], SoftmaxOptions { causal: true, ..PLAIN })?])
+                Ok(vec![masked_softmax(&p[0], MaskedSoftmax { causal: true, ..PLAIN })?])
             };
             let g = numbers(&vjp(f, &[&x], &[&x])?.1[0])?;
             assert_eq!(g[..9], [0.0; 9], "no gradient where nothing is seen, or one key");
@@ -58,7 +57,7 @@ fn gradients_in_every_type_and_size() -> Checked {
                 let (x, g) = (random(&shape, dtype, 24)?, random(&shape, dtype, 25)?);
                 let bools = random32(&shape[1..], 26)?.greater(-1.5)?;
                 for mask in [None, Some(&bools)] {
-                    let options = SoftmaxOptions { scale: 0.5, mask, causal: true, window: None };
+                    let options = MaskedSoftmax { scale: 0.5, mask, causal: true, window: None };
                     let f = |p: &[Array]| Ok(vec![masked_softmax(&p[0], options)?]);
                     let ours = &vjp(f, &[&x], &[&g])?.1[0];
                     assert_eq!(ours.dtype(), dtype);
@@ -90,7 +89,7 @@ fn moves_only_what_is_seen() -> Checked {
     x.eval()?;
     bools.eval()?;
     let bytes = x.nbytes() as u64;
-    let causal = SoftmaxOptions { scale: 0.5, causal: true, ..PLAIN };
+    let causal = MaskedSoftmax { scale: 0.5, causal: true, ..PLAIN };
     // Query q of 64 sees 449 + q of 512 keys.
     let seen: u64 = (0..64).map(|q| 449 + q).sum();
     let moved = support::moved(|| masked_softmax(&x, causal))?;
@@ -98,11 +97,10 @@ fn moves_only_what_is_seen() -> Checked {
     let ideal = (4 * seen + bytes) as usize;
     support::report_traffic("masked_softmax causal", &moved, ideal)?;
     let moved =
-        support::moved(|| masked_softmax(&x, SoftmaxOptions { mask: Some(&bools), ..causal }))?;
+        support::moved(|| masked_softmax(&x, MaskedSoftmax { mask: Some(&bools), ..causal }))?;
     assert_eq!(moved[0].arrays[..2], [[4 * seen, 0, 4 * seen], [seen, 0, seen]]);
     support::report_traffic("masked_softmax", &moved, ideal + seen as usize)?;
-    let moved =
-        support::moved(|| masked_softmax(&x, SoftmaxOptions { window: Some(16), ..PLAIN }))?;
+    let moved = support::moved(|| masked_softmax(&x, MaskedSoftmax { window: Some(16), ..PLAIN }))?;
     assert_eq!(moved[0].arrays[0], [4 * 64 * 16, 0, 4 * 64 * 16]);
     Ok(())
 }

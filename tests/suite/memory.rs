@@ -10,7 +10,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::process::Command;
 
 use mlx_primitives::llama::{CacheKind, Checkpoint};
-use mlx_primitives::ops::{Rotation, StateLayout};
+use mlx_primitives::ops::{Rope, StateLayout};
 use mlx_primitives::transforms::{compile, grad, jvp, vjp, vmap};
 use mlx_primitives::{Array, Dtype, Error, async_eval, eval, memory, ops};
 
@@ -81,7 +81,8 @@ fn of_chains() -> Checked {
     let weight = random32(&[16], 2)?;
     stays_flat("of_chains", 100_000, |i| {
         let y = ops::softmax(&ops::rms_norm(&x, Some(&weight), EPS)?)?;
-        ops::rope(&y, 16, false, Some(1e4), 1.0, i as i32, None)?.eval()?;
+        ops::rope(&y, ops::Rope { dims: 16, offset: (i as i32).into(), ..ops::Rope::default() })?
+            .eval()?;
         Ok(())
     })
 }
@@ -169,7 +170,6 @@ fn of_errors_and_panics() -> Checked {
 #[test]
 fn of_steps_into_a_state() -> Checked {
     let layout = StateLayout { heads: 4, kv_heads: 2, head_dim: 16, capacity: 2048 };
-    let by = Rotation { dims: 16, ..Rotation::default() };
     let empty = layout.zeros(2, Dtype::Float32)?;
     let address = empty.address()?;
     let state = RefCell::new(empty);
@@ -178,7 +178,8 @@ fn of_steps_into_a_state() -> Checked {
         let position = (i % 2048) as i32;
         let held = memory::active_memory();
         memory::reset_peak_memory();
-        let new = ops::rope_append(&state.borrow(), &qkv, &layout, &by, position, None)?;
+        let rope = Rope { dims: 16, offset: position.into(), ..Default::default() };
+        let new = ops::rope_append(&state.borrow(), &qkv, layout, rope.into())?;
         state.replace(new);
         let seen = layout.keys(&state.borrow(), position + 1)?;
         eval([&*state.borrow(), &seen])?;

@@ -1,8 +1,6 @@
 //! Input that ops refuse, and what they say; types are refused in `every`.
 
-use mlx_primitives::ops::{
-    self, Axes, CrossEntropyOptions, LinearOptions, LinearWeight, Lora, SoftmaxOptions,
-};
+use mlx_primitives::ops::{self, Axes, CrossEntropy, Linear, LinearWeight, Lora, MaskedSoftmax};
 use mlx_primitives::{Array, Dtype, Result};
 
 use crate::support::input::random32;
@@ -62,7 +60,7 @@ fn norms() -> Checked {
 #[test]
 fn rotations() -> Checked {
     let x = of(&[2, 3, 8])?;
-    let plain = |x: &Array, dims: i32| ops::rope(x, dims, false, Some(1e4), 1.0, 0, None);
+    let plain = |x: &Array, dims: i32| ops::rope(x, ops::Rope { dims, ..ops::Rope::default() });
     for shape in [&[][..], &[8], &[3, 8]] {
         refused("rope", plain(&ones(shape)?, 8), "rank 3");
     }
@@ -70,7 +68,9 @@ fn rotations() -> Checked {
         refused("rope", plain(&x, dims), &dims.to_string());
     }
     refused("rope", plain(&ones(&[2, 3, 0])?, 2), "2");
-    let with_offset = |offset: &Array| ops::rope(&x, 8, false, Some(1e4), 1.0, offset, None);
+    let with_offset = |offset: &Array| {
+        ops::rope(&x, ops::Rope { dims: 8, offset: offset.into(), ..ops::Rope::default() })
+    };
     for shape in [&[3][..], &[0], &[2, 1], &[1, 1]] {
         refused("rope", with_offset(&Array::zeros::<i32>(shape)?), "offset");
     }
@@ -78,11 +78,26 @@ fn rotations() -> Checked {
         refused("rope", with_offset(&Array::scalar(1i32)?.astype(dtype)?), dtype.name());
     }
     let freqs = ones(&[4])?;
-    refused("rope", ops::rope(&x, 8, false, None, 1.0, 0, None), "neither");
-    refused("rope", ops::rope(&x, 8, false, Some(1e4), 1.0, 0, Some(&freqs)), "both");
+    refused(
+        "rope",
+        ops::rope(&x, ops::Rope { dims: 8, base: None, ..ops::Rope::default() }),
+        "neither",
+    );
+    refused(
+        "rope",
+        ops::rope(&x, ops::Rope { dims: 8, freqs: Some(&freqs), ..ops::Rope::default() }),
+        "both",
+    );
     for shape in [&[][..], &[3], &[8], &[1, 4]] {
         let freqs = ones(shape)?;
-        refused("rope", ops::rope(&x, 8, false, None, 1.0, 0, Some(&freqs)), "freqs of shape (4)");
+        refused(
+            "rope",
+            ops::rope(
+                &x,
+                ops::Rope { dims: 8, base: None, freqs: Some(&freqs), ..ops::Rope::default() },
+            ),
+            "freqs of shape (4)",
+        );
     }
     Ok(())
 }
@@ -90,36 +105,36 @@ fn rotations() -> Checked {
 #[test]
 fn softmaxes() -> Checked {
     let (x, scalar, empty) = (of(&[2, 3, 8])?, ones(&[])?, ones(&[2, 0])?);
-    const PLAIN: SoftmaxOptions =
-        SoftmaxOptions { scale: 1.0, mask: None, causal: false, window: None };
+    const PLAIN: MaskedSoftmax =
+        MaskedSoftmax { scale: 1.0, mask: None, causal: false, window: None };
     for (x, part) in [(&scalar, "scalar"), (&empty, "(2,0)")] {
         refused("softmax", ops::softmax(x), part);
         refused("logsumexp", ops::logsumexp(x, false), "");
         refused("log_softmax", ops::log_softmax(x), "");
         refused("masked_softmax", ops::masked_softmax(x, PLAIN), part);
     }
-    fn masked(x: &Array, options: SoftmaxOptions<'_>, part: &str) {
+    fn masked(x: &Array, options: MaskedSoftmax<'_>, part: &str) {
         refused("masked_softmax", ops::masked_softmax(x, options), part);
     }
     for shape in [&[2][..], &[2, 8], &[3, 3, 8], &[1, 2, 3, 8], &[3, 7], &[0]] {
         let mask = ones(shape)?;
-        masked(&x, SoftmaxOptions { mask: Some(&mask), ..PLAIN }, "broadcasts to (2,3,8)");
+        masked(&x, MaskedSoftmax { mask: Some(&mask), ..PLAIN }, "broadcasts to (2,3,8)");
     }
     let (half, wide) = (x.astype(Dtype::Float16)?, ones(&[8])?);
-    masked(&half, SoftmaxOptions { mask: Some(&wide), ..PLAIN }, "float16");
+    masked(&half, MaskedSoftmax { mask: Some(&wide), ..PLAIN }, "float16");
     for window in [0, -1, i32::MIN] {
-        masked(&x, SoftmaxOptions { window: Some(window), ..PLAIN }, &window.to_string());
+        masked(&x, MaskedSoftmax { window: Some(window), ..PLAIN }, &window.to_string());
     }
     // Integers promote, and are added.
     let mask = Array::ones::<i32>(&[8])?;
-    let y = ops::masked_softmax(&half, SoftmaxOptions { mask: Some(&mask), ..PLAIN })?;
+    let y = ops::masked_softmax(&half, MaskedSoftmax { mask: Some(&mask), ..PLAIN })?;
     assert_eq!(y.dtype(), Dtype::Float16);
     Ok(())
 }
 
 #[test]
 fn cross_entropy() -> Checked {
-    let plain = CrossEntropyOptions::default();
+    let plain = CrossEntropy::default();
     let (x, targets) = (of(&[2, 8])?, Array::from_slice(&[1i32, 2], &[2])?);
     let says = |x: &Array, targets: &Array, part: &str| {
         refused("cross_entropy", ops::cross_entropy(x, targets, plain), part);
@@ -131,7 +146,7 @@ fn cross_entropy() -> Checked {
     says(&x, &targets.reshape(&[2, 1])?, "shape (2)");
     says(&x, &targets.slice(&[&(..1)])?, "shape (2)");
     for label_smoothing in [-0.1, 1.0, f32::NAN] {
-        let options = CrossEntropyOptions { label_smoothing, ..plain };
+        let options = CrossEntropy { label_smoothing, ..plain };
         refused("cross_entropy", ops::cross_entropy(&x, &targets, options), "[0, 1)");
     }
     Ok(())
@@ -167,7 +182,7 @@ fn reductions_and_elements() -> Checked {
 #[test]
 fn products() -> Checked {
     let (x, w) = (of(&[2, 8])?, of(&[5, 8])?);
-    let none = LinearOptions::default();
+    let none = Linear::default();
     for (x, w) in [
         (&[2, 7][..], &[5, 8][..]),
         (&[], &[5, 8]),
@@ -175,17 +190,17 @@ fn products() -> Checked {
         (&[2, 8], &[1, 5, 8]),
         (&[8, 2], &[5, 8]),
     ] {
-        let y = ops::linear(&of(x)?, &of(w)?, &none);
+        let y = ops::linear(&of(x)?, &of(w)?, none);
         refused("linear", y, "x [..., k] and w [n, k], got ");
     }
     for shape in [&[1][..], &[8], &[1, 5], &[]] {
         let bias = of(shape)?;
-        let y = ops::linear(&x, &w, &LinearOptions { bias: Some(&bias), ..none });
+        let y = ops::linear(&x, &w, Linear { bias: Some(&bias), ..none });
         refused("linear", y, "bias of shape (5), got ");
     }
     for shape in [&[5][..], &[1, 5], &[2, 8], &[1, 2, 5]] {
         let residual = of(shape)?;
-        let y = ops::linear(&x, &w, &LinearOptions { residual: Some(&residual), ..none });
+        let y = ops::linear(&x, &w, Linear { residual: Some(&residual), ..none });
         refused("linear", y, "residual of shape (2,5), got ");
     }
     for dtype in [Dtype::Int32, Dtype::Bool, Dtype::Complex64, Dtype::Float64] {

@@ -27,12 +27,12 @@ struct Call<'a> {
 impl Call<'_> {
     fn ours(&self, x: &Array) -> mlx_primitives::Result<Array> {
         let Self { dims, traditional, base, scale, offset, freqs } = *self;
-        ops::rope(x, dims, traditional, base, scale, offset, freqs)
+        ops::rope(x, ops::Rope { dims, traditional, base, scale, offset: offset.into(), freqs })
     }
 
     fn builtin(&self, x: &Array) -> mlx_primitives::Result<Array> {
         let Self { dims, traditional, base, scale, offset, freqs } = *self;
-        builtin::rope(x, dims, traditional, base, scale, offset, freqs)
+        builtin::rope(x, ops::Rope { dims, traditional, base, scale, offset: offset.into(), freqs })
     }
 }
 
@@ -69,9 +69,22 @@ fn offsets_of_every_kind() -> Checked {
 fn a_number_is_a_scalar_array() -> Checked {
     let x = random32(&[2, 3, 5, 8], 4)?;
     let (dims, traditional, base, scale) = PLAIN;
-    let number = ops::rope(&x, dims, traditional, base, scale, 5, None)?;
+    let number = ops::rope(
+        &x,
+        ops::Rope { dims, traditional, base, scale, offset: 5.into(), ..ops::Rope::default() },
+    )?;
     let array = &Array::scalar(5)?;
-    let array = ops::rope(&x, dims, traditional, base, scale, Offset::Each(array), None)?;
+    let array = ops::rope(
+        &x,
+        ops::Rope {
+            dims,
+            traditional,
+            base,
+            scale,
+            offset: Offset::Each(array),
+            ..ops::Rope::default()
+        },
+    )?;
     assert_same(&number, &array, "offset")?;
     Ok(())
 }
@@ -137,7 +150,9 @@ fn degenerate_numbers_are_those_of_mlx() -> Checked {
 fn moves_each_byte_once() -> Checked {
     let x = random32(&[1, 8, 16, 64], 1)?;
     x.eval()?;
-    let moved = support::moved(|| ops::rope(&x, 64, false, Some(1e4), 1.0, 3, None))?;
+    let moved = support::moved(|| {
+        ops::rope(&x, ops::Rope { dims: 64, offset: 3.into(), ..ops::Rope::default() })
+    })?;
     let bytes = x.nbytes() as u64;
     assert_eq!((moved[0].arrays[0], moved[0].written()), ([bytes, 0, bytes], bytes));
     support::report_traffic("rope", &moved[..1], x.nbytes() * 2)

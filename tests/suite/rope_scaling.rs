@@ -57,22 +57,15 @@ fn rotations_use_them() -> Checked {
             let x = random(&[2, 2, 3, rope.dims() + 6], dtype, 1)?;
             let (offset, dims) = (9000, rope.dims());
             let turned = x.slice_axis(-1, ..dims)?.multiply(rope.multiplier())?;
-            let rotation = rope.rotation(offset + 3);
-            let want = ops::rope(
-                &turned,
-                dims,
-                false,
-                rotation.base,
-                rope.scale(),
-                offset,
-                rotation.freqs,
-            )?;
+            let rotation = rope.rotation(offset, offset + 3).rope;
+            assert_eq!((rotation.dims, rotation.scale), (dims, rope.scale()), "{what}");
+            let want = ops::rope(&turned, rotation)?;
             let got = rope.rotate(&x, offset)?;
             assert_same(&got.slice_axis(-1, ..dims)?, &want, &what)?;
             assert_same(&got.slice_axis(-1, dims..)?, &x.slice_axis(-1, dims..)?, &what)?;
         }
         let explicit = Array::from_slice(&rope.values(9003), &[rope.dims() / 2])?;
-        let given = rope.rotation(9003);
+        let given = rope.rotation(0, 9003).rope;
         assert!(given.base.is_some() != given.freqs.is_some(), "{what}");
         if let Some(freqs) = given.freqs {
             assert_same(freqs, &explicit, &what)?;
@@ -156,6 +149,6 @@ fn configs_take_them() {
     };
     let llama3 = json!({"rope_type": "llama3", "factor": 8.0});
     let rope = parse(llama3).unwrap().rope_frequencies().unwrap();
-    assert_eq!((rope.dims(), rope.rotation(1).freqs.is_some()), (64, true));
+    assert_eq!((rope.dims(), rope.rotation(0, 1).rope.freqs.is_some()), (64, true));
     assert!(parse(json!({"rope_type": "llama3", "factor": -8.0})).is_err());
 }

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use mlx_primitives::device::Device;
 use mlx_primitives::llama::Checkpoint;
-use mlx_primitives::ops::{self, AttentionOptions, LinearOptions, SoftmaxOptions};
+use mlx_primitives::ops::{self, Attention, Linear, MaskedSoftmax};
 use mlx_primitives::transforms::grad;
 use mlx_primitives::tune::{Choice, Choices, Class, Key, Measured, asked, with_choices};
 use mlx_primitives::{Array, Dtype, Result};
@@ -40,7 +40,7 @@ fn class(op: impl FnOnce() -> Result<Array>) -> anyhow::Result<Class> {
 
 fn linear(rows: i32, dtype: Dtype) -> anyhow::Result<Class> {
     let (x, w) = (random(&[1, rows, 64], dtype, 1)?, random(&[32, 64], dtype, 2)?);
-    class(|| ops::linear(&x, &w, &LinearOptions::default()))
+    class(|| ops::linear(&x, &w, Linear::default()))
 }
 
 /// By a clock that only the two functions move.
@@ -118,7 +118,7 @@ fn choices_are_of_classes() -> Checked {
 #[test]
 fn the_built_in_rule() -> Checked {
     let x = random(&[1, 2, 16, 64], Dtype::Float16, 1)?;
-    let attention = class(|| ops::attention(&x, &x, &x, &AttentionOptions::default()))?;
+    let attention = class(|| ops::attention(&x, &x, &x, Attention::default()))?;
     let softmax = class(|| ops::softmax(&x))?;
     for (chip, system, mlx) in [
         ("Apple M5", "Darwin 25.2.0 arm64", true),
@@ -263,10 +263,10 @@ fn ops_build_what_is_chosen() -> Checked {
         type Op<'a> = &'a dyn Fn(&Array) -> Result<Array>;
         let all: [(&str, &str, Op); 5] = [
             ("RmsNorm", "RMSNorm", &|x| ops::rms_norm(x, None, 1e-5)),
-            ("Linear", "Matmul", &|x| ops::linear(x, &w, &LinearOptions::default())),
+            ("Linear", "Matmul", &|x| ops::linear(x, &w, Linear::default())),
             ("Activation", "Multiply", &|x| ops::silu(x)),
             ("Reduction", "Divide", &|x| ops::mean(x, ops::Axes::Last, false)),
-            ("Rope", "RoPE", &|x| ops::rope(x, 64, false, Some(1e4), 1.0, 0, None)),
+            ("Rope", "RoPE", &|x| ops::rope(x, ops::Rope { dims: 64, ..ops::Rope::default() })),
         ];
         for (name, of_mlx, op) in all {
             let [one, other] =
@@ -297,7 +297,7 @@ fn ops_build_what_is_chosen() -> Checked {
     }
     // What is no result of ours alone, here for its axes, stays ours.
     let x = random(&[100], Dtype::Float32, 5)?;
-    let options = SoftmaxOptions { window: Some(3), ..Default::default() };
+    let options = MaskedSoftmax { window: Some(3), ..Default::default() };
     let y = with_choices(mlx, || ops::masked_softmax(&x, options))?;
     assert_eq!(y.primitive().as_deref(), Some("Squeeze"));
     assert_eq!(numbers(&y)?, numbers(&ops::masked_softmax(&x, options)?)?);

@@ -1,6 +1,6 @@
 use crate::array::{Array, concatenate};
 use crate::error::Result;
-use crate::ops::{self, StateLayout};
+use crate::ops::{self, RopeAppend, StateLayout};
 
 use super::super::rope_frequencies::RopeFrequencies;
 use super::{AttentionInputs, Heads, KvTensor};
@@ -51,8 +51,8 @@ impl KvBuffer {
         let (time, layout) = (qkv.dim(1)?, self.layout);
         let end = offset + time;
         let slots = (slot != offset).then(|| slot.into());
-        self.array =
-            ops::rope_append(&self.array, qkv, &layout, &rope.rotation(end), offset, slots)?;
+        let rotation = RopeAppend { slots, ..rope.rotation(offset, end) };
+        self.array = ops::rope_append(&self.array, qkv, layout, rotation)?;
         let queries = match time <= StateLayout::QUERY_POSITIONS {
             true => layout.queries(&self.array, time)?,
             false => {

@@ -29,7 +29,7 @@ pub const OURS: &[Call] = &[
     ("attention", |d| {
         let (q, k, v) = attended(d)?;
         let given = Given::draw(d, q.shape(), k.shape())?;
-        one(attention(&q, &k, &v, &given.options(d)))
+        one(attention(&q, &k, &v, given.options(d)))
     }),
     ("attention_quantized", |d| {
         let (bits, group_size) = (*d.one(&[4, 8]), *d.one(&[32, 64]));
@@ -42,7 +42,7 @@ pub const OURS: &[Call] = &[
         let given = Given::draw(d, q.shape(), &[batch, heads, keys, size])?;
         let (bits, group_size) = (d.int(bits), d.int(group_size));
         let options = given.options(d);
-        one(attention_quantized(&q, of(&k), of(&v), bits, group_size, &options))
+        one(attention_quantized(&q, of(&k), of(&v), bits, group_size, options))
     }),
     ("cross_entropy", |d| {
         let (shape, dtype) = (d.shape(1..=3), d.floating());
@@ -53,7 +53,7 @@ pub const OURS: &[Call] = &[
         let smoothing = *d.one(&[0.0, 0.1]);
         let label_smoothing = d.float(smoothing);
         let logits = d.array(&shape, dtype)?;
-        one(cross_entropy(&logits, &targets, CrossEntropyOptions { label_smoothing, ignore_index }))
+        one(cross_entropy(&logits, &targets, CrossEntropy { label_smoothing, ignore_index }))
     }),
     ("norms", |d| {
         let (shape, dtype) = (d.shape(1..=4), d.floating());
@@ -81,7 +81,7 @@ pub const OURS: &[Call] = &[
         let kinds = [Activation::Relu, Activation::Gelu, Activation::GeluTanh, Activation::Silu];
         let activation = d.rng.bool().then(|| *d.one(&kinds));
         let (bias, residual) = (bias.as_ref(), residual.as_ref());
-        one(ops::linear(&x, &w, &LinearOptions { bias, activation, residual }))
+        one(ops::linear(&x, &w, Linear { bias, activation, residual }))
     }),
     ("matmul", |d| {
         let (m, n, k, dtype) = (d.dim(), d.dim(), d.dim(), d.floating());
@@ -118,7 +118,7 @@ pub const OURS: &[Call] = &[
         let window = d.rng.bool().then(|| d.rng.i32(1..9)).map(|window| d.int(window));
         let (scale, causal) = (d.float(0.5), d.rng.bool());
         let x = d.array(&shape, dtype)?;
-        one(masked_softmax(&x, SoftmaxOptions { scale, mask: mask.as_ref(), causal, window }))
+        one(masked_softmax(&x, MaskedSoftmax { scale, mask: mask.as_ref(), causal, window }))
     }),
     ("quantize", |d| {
         let (group_size, bits) = (*d.one(&[32, 64]), *d.one(&[2, 3, 4, 5, 6, 8]));
@@ -157,7 +157,7 @@ pub const OURS: &[Call] = &[
             0 => one(quantized_linears(&x, &[&first, &second], norm)),
             1 => one(quantized_swiglu(&x, &first, &second, norm)),
             2 => one(first.take_rows(&ids, dtype)),
-            _ => one(quantized_linear(&x, &first, &QuantizedOptions { bias, residual, norm })),
+            _ => one(quantized_linear(&x, &first, QuantizedLinear { bias, residual, norm })),
         }
     }),
     ("rope", |d| {
@@ -169,7 +169,10 @@ pub const OURS: &[Call] = &[
         let offsets = d.indices(&[shape[0]], 0, 50, Dtype::Int32)?;
         let (scale, offset, x) = (d.float(1.0), d.int(7), d.array(&shape, dtype)?);
         let offset = if d.rng.bool() { Offset::Each(&offsets) } else { Offset::Position(offset) };
-        one(ops::rope(&x, dims, traditional, base, scale, offset, freqs.as_ref()))
+        one(ops::rope(
+            &x,
+            ops::Rope { dims, traditional, base, scale, offset, freqs: freqs.as_ref() },
+        ))
     }),
     ("rope_append", |d| {
         let (heads, kv_heads, head_dim) = (d.rng.i32(1..5), d.rng.i32(1..3), 2 * d.rng.i32(1..9));
@@ -184,20 +187,23 @@ pub const OURS: &[Call] = &[
             capacity: d.int(right.capacity),
         };
         let freqs = d.rng.bool().then(|| d.array(&[head_dim / 2], Dtype::Float32)).transpose()?;
-        let rotation = Rotation {
+        let rope = Rope {
             dims: d.int(head_dim),
             traditional: d.rng.bool(),
             base: freqs.is_none().then(|| d.float(1e4)),
             scale: d.float(1.0),
             freqs: freqs.as_ref(),
-            multiplier: d.float(1.0),
+            ..Default::default()
         };
+        let multiplier = d.float(1.0);
         let (last, far) = ((right.capacity - time).max(0), d.rng.bool());
         let slot = d.rng.i32(0..=last);
         let slot = d.int(slot);
         let slots = far.then_some(Offset::Position(slot));
         let offset = if far { d.int(7) } else { slot };
-        let after = rope_append(&state, &qkv, &layout, &rotation, offset, slots)?;
+        let rope = Rope { offset: offset.into(), ..rope };
+        let rotation = RopeAppend { rope, multiplier, slots };
+        let after = rope_append(&state, &qkv, layout, rotation)?;
         Ok(vec![layout.keys(&after, d.int(1))?, layout.queries(&after, d.int(0))?, after])
     }),
 ];
@@ -246,8 +252,8 @@ impl Given {
         Ok(Self { mask, sinks })
     }
 
-    fn options(&self, d: &mut Draw) -> AttentionOptions<'_> {
-        AttentionOptions {
+    fn options(&self, d: &mut Draw) -> Attention<'_> {
+        Attention {
             scale: d.rng.bool().then(|| d.float(0.3)),
             causal: d.rng.bool(),
             window: d.rng.bool().then(|| d.int(3)),

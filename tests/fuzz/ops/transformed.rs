@@ -22,7 +22,7 @@ const OPS: [Op; 12] = [
     |x| ops::layer_norm(x, None, None, 1e-5),
     |x| ops::sum(x, ops::Axes::Last, true),
     |x| ops::norm(x, ops::Axes::All, false),
-    |x| ops::rope(x, 4, false, Some(1e4), 1.0, 3, None),
+    |x| ops::rope(x, ops::Rope { dims: 4, offset: 3.into(), ..ops::Rope::default() }),
 ];
 
 pub const TRANSFORMED: &[Call] = &[

@@ -1,8 +1,8 @@
 //! Products of matrices, plain and packed, attention among them.
 
 use mlx_primitives::ops::{
-    self, Activation, AttentionOptions, LinearOptions, LinearWeight, QuantizedMode,
-    QuantizedOptions, QuantizedRows, QuantizedWeight,
+    self, Activation, Attention, Linear, LinearWeight, QuantizedLinear, QuantizedMode,
+    QuantizedRows, QuantizedWeight,
 };
 use mlx_primitives::{Array, Result};
 
@@ -36,13 +36,13 @@ fn linear() -> Cases {
             let (bias, residual) = (wave(&[n], 3)?, wave(&[m, n], 4)?);
             let kinds =
                 [Activation::Relu, Activation::Gelu, Activation::GeluTanh, Activation::Silu];
-            let options = LinearOptions {
+            let options = Linear {
                 bias: Some(&bias),
                 activation: Some(kinds[number % 4]),
                 residual: Some(&residual),
             };
-            let plain = LinearOptions::default();
-            Ok(vec![ops::linear(&x, &w, &plain)?, ops::linear(&x, &w, &options)?])
+            let plain = Linear::default();
+            Ok(vec![ops::linear(&x, &w, plain)?, ops::linear(&x, &w, options)?])
         });
         cases.add(format_args!("batches of {m} x {n} x {k}"), move || {
             let x = wave(&[2, m, k], 1)?;
@@ -122,16 +122,16 @@ fn quantized() -> Cases {
                 let (x, w) = (wave(&[rows, k], 1)?, weight(n, 2)?);
                 let (bias, residual) = (wave(&[n], 3)?, wave(&[rows, n], 4)?);
                 let norm = wave(&[k], 5)?;
-                let all = QuantizedOptions {
+                let all = QuantizedLinear {
                     bias: Some(&bias),
                     residual: Some(&residual),
                     norm: (number % 2 == 0).then_some((&norm, 0.01)),
                 };
-                let plain = QuantizedOptions::default();
+                let plain = QuantizedLinear::default();
                 let second = weight(n + 3, 6)?;
                 Ok(vec![
-                    ops::quantized_linear(&x, &w, &plain)?,
-                    ops::quantized_linear(&x, &w, &all)?,
+                    ops::quantized_linear(&x, &w, plain)?,
+                    ops::quantized_linear(&x, &w, all)?,
                     ops::quantized_linears(&x, &[&w, &second, &w], Some((&norm, 0.01)))?,
                     ops::quantized_swiglu(&x, &w, &weight(n, 7)?, Some((&norm, 0.01)))?,
                 ])
@@ -161,7 +161,7 @@ impl Attended {
             _ => None,
         };
         let sinks = wave(&[heads], 3)?;
-        let options = AttentionOptions {
+        let options = Attention {
             scale: Some((dim as f32).sqrt().recip()),
             causal: rules % 2 == 0,
             window: (rules % 4 == 0).then_some(keys / 2 + 1),
@@ -174,7 +174,7 @@ impl Attended {
             // Heads that are not neighbors in memory: the kernels follow the strides.
             let [b, h, n, d] = k;
             let k = wave(&[b, n, h, d], 4)?.transpose(&[0, 2, 1, 3])?;
-            return Ok(vec![ops::attention(&q, &k, &wave(&v, 5)?, &options)?]);
+            return Ok(vec![ops::attention(&q, &k, &wave(&v, 5)?, options)?]);
         }
         let rows = |shape: &[i32; 4], seed| -> Result<[Array; 3]> {
             mlx_primitives::simulator::without_metal(|| {
@@ -184,7 +184,7 @@ impl Attended {
             })
         };
         let (k, v) = (rows(&k, 4)?, rows(&v, 5)?);
-        Ok(vec![ops::attention_quantized(&q, of(&k), of(&v), bits, 32, &options)?])
+        Ok(vec![ops::attention_quantized(&q, of(&k), of(&v), bits, 32, options)?])
     }
 }
 

@@ -1,6 +1,6 @@
 //! Rotations of positions.
 
-use mlx_primitives::ops::{self, Offset, Rotation, StateLayout};
+use mlx_primitives::ops::{self, Offset, Rope, RopeAppend, StateLayout};
 use mlx_primitives::{Array, Result};
 
 use super::inputs::wave;
@@ -57,7 +57,10 @@ fn ropes() -> Cases {
                     0 => Offset::Each(&offsets),
                     _ => Offset::Position(5),
                 };
-                let y = ops::rope(&x, dims, traditional, base, SCALE, offset, freqs.as_ref())?;
+                let y = ops::rope(
+                    &x,
+                    Rope { dims, traditional, base, scale: SCALE, offset, freqs: freqs.as_ref() },
+                )?;
                 // Where something else uses x, what does not turn is copied.
                 Ok(if number % 2 == kind / 2 { vec![y] } else { vec![y, x] })
             });
@@ -76,20 +79,16 @@ fn appends() -> Cases {
                 let state = wave(&[batch, layout.rows(), head_dim], 1)?;
                 let qkv = wave(&[batch, time, (heads + 2 * kv_heads) * head_dim], 2)?;
                 let freqs = explicit.then(|| frequencies(dims)).transpose()?;
-                let rotation = Rotation {
-                    dims,
-                    traditional,
-                    base: (!explicit).then_some(10_000.0),
-                    scale: SCALE,
-                    freqs: freqs.as_ref(),
-                    multiplier: 1.5,
-                };
                 let offsets = Array::from_slice(&[5, 9, 2][..batch as usize], &[batch])?;
                 let slots = Array::from_slice(&[4, 1, 7][..batch as usize], &[batch])?;
                 let offset = Offset::Each(&offsets);
                 let slots = (kind != 1).then_some(Offset::Each(&slots));
                 let offset = if kind == 1 { Offset::Position(3) } else { offset };
-                let after = ops::rope_append(&state, &qkv, &layout, &rotation, offset, slots)?;
+                let base = (!explicit).then_some(10_000.0);
+                let freqs = freqs.as_ref();
+                let rope = Rope { dims, traditional, base, scale: SCALE, offset, freqs };
+                let options = RopeAppend { rope, multiplier: 1.5, slots };
+                let after = ops::rope_append(&state, &qkv, layout, options)?;
                 // A state that something else uses is copied, another one is written in place.
                 Ok(if kind % 2 == 0 { vec![after, state] } else { vec![after] })
             });

@@ -1,6 +1,6 @@
 //! Ops along rows, and ops of single elements.
 
-use mlx_primitives::ops::{self, Axes, CrossEntropyOptions, SoftmaxOptions};
+use mlx_primitives::ops::{self, Axes, CrossEntropy, MaskedSoftmax};
 use mlx_primitives::transforms::vjp;
 use mlx_primitives::{Array, Result};
 
@@ -95,7 +95,7 @@ fn masked() -> Vec<Cases> {
                 };
                 let window = (kind == 3).then_some(keys / 3 + 1);
                 let options =
-                    SoftmaxOptions { scale: 0.7, mask: mask.as_ref(), causal: kind != 1, window };
+                    MaskedSoftmax { scale: 0.7, mask: mask.as_ref(), causal: kind != 1, window };
                 ops::masked_softmax(x, options)
             };
             forward
@@ -127,7 +127,7 @@ fn losses() -> Vec<Cases> {
                 };
                 let targets: Vec<i32> = (0..rows).map(target).collect();
                 let targets = Array::from_slice(&targets, &[rows])?;
-                let options = CrossEntropyOptions { label_smoothing, ignore_index: Some(-100) };
+                let options = CrossEntropy { label_smoothing, ignore_index: Some(-100) };
                 let loss = |x: &[Array]| Ok(vec![ops::cross_entropy(&x[0], &targets, options)?]);
                 let (mut values, gradients) = vjp(loss, &[&x], &[&wave(&[rows], 6)?])?;
                 values.extend(gradients);

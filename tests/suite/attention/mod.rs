@@ -4,7 +4,7 @@ mod moves;
 mod quantized;
 
 use mlx_primitives::memory::{active_memory, peak_memory, reset_peak_memory};
-use mlx_primitives::ops::{self, AttentionOptions};
+use mlx_primitives::ops::{self, Attention};
 use mlx_primitives::{Array, Dtype, Result, builtin};
 
 use crate::support::compare::{numbers, ulp};
@@ -44,7 +44,7 @@ impl Inputs {
     }
 
     /// Ours against f64 and against MLX's.
-    fn check(&self, options: &AttentionOptions<'_>, what: &str) -> Checked {
+    fn check(&self, options: Attention<'_>, what: &str) -> Checked {
         let ours = ops::attention(&self.q, &self.k, &self.v, options)?;
         assert_eq!((ours.shape(), ours.dtype()), (self.q.shape(), self.q.dtype()), "{what}");
         let theirs = builtin::composition(&ours)?.swap_remove(0);
@@ -71,10 +71,10 @@ fn views_of_a_cache_are_not_copied() -> Checked {
     reset_peak_memory();
     let before = active_memory();
     let inputs = Inputs { q, k: part(&keys)?, v: part(&values)? };
-    ops::attention(&inputs.q, &inputs.k, &inputs.v, &AttentionOptions::default())?.eval()?;
+    ops::attention(&inputs.q, &inputs.k, &inputs.v, Attention::default())?.eval()?;
     let taken = peak_memory() - before;
     assert!(taken < 25_000, "{taken} bytes, and a copy of the keys takes 51 KB");
-    inputs.check(&AttentionOptions::default(), "a view")
+    inputs.check(Attention::default(), "a view")
 }
 
 /// A query of which a mask hides all keys weighs them alike, as in MLX.
@@ -87,8 +87,8 @@ fn a_query_that_sees_nothing() -> Checked {
             let nothing = nothing.not_equal(1)?.reshape(&[queries, 1])?;
             for causal in [false, true] {
                 let mask = Some(&nothing);
-                let options = AttentionOptions { mask, causal, ..Default::default() };
-                inputs.check(&options, &format!("{queries} {causal}"))?;
+                let options = Attention { mask, causal, ..Default::default() };
+                inputs.check(options, &format!("{queries} {causal}"))?;
             }
         }
         Ok(())
@@ -101,7 +101,7 @@ fn results_lie_position_by_position() -> Checked {
     each_device(|_| {
         for queries in [1, 2, 40] {
             let inputs = Inputs::new([2, 4, 2], [queries, 50, 32], Dtype::Float32)?;
-            let y = ops::attention(&inputs.q, &inputs.k, &inputs.v, &AttentionOptions::default())?;
+            let y = ops::attention(&inputs.q, &inputs.k, &inputs.v, Attention::default())?;
             let joined = y.transpose(&[0, 2, 1, 3])?;
             joined.eval()?;
             assert!(joined.is_row_contiguous(), "{queries}");
@@ -125,8 +125,7 @@ fn extremes_are_those_of_mlx() -> Checked {
                     let mut k = values(160, 2, 1.0);
                     k[8 * 5 + 3] = special;
                     inputs.k = data(&k, &[1, 1, 20, 8], dtype)?;
-                    let ours =
-                        ops::attention(&inputs.q, &inputs.k, &inputs.v, &Default::default())?;
+                    let ours = ops::attention(&inputs.q, &inputs.k, &inputs.v, Default::default())?;
                     let theirs = builtin::composition(&ours)?.swap_remove(0);
                     let what = format!("{dtype} {special} of {queries}");
                     let tolerance = tolerance_to_mlx(dtype);
@@ -134,8 +133,8 @@ fn extremes_are_those_of_mlx() -> Checked {
                 }
                 let inputs = Inputs::new([1, 1, 1], [queries, 20, 8], dtype)?;
                 let mask = data(&[-inf; 20], &[20], dtype)?;
-                let options = AttentionOptions { mask: Some(&mask), ..Default::default() };
-                let y = ops::attention(&inputs.q, &inputs.k, &inputs.v, &options)?;
+                let options = Attention { mask: Some(&mask), ..Default::default() };
+                let y = ops::attention(&inputs.q, &inputs.k, &inputs.v, options)?;
                 assert!(numbers(&y)?.iter().all(|y| y.is_nan()), "{dtype}: all scores -inf");
             }
         }
@@ -148,7 +147,7 @@ fn extents_of_zero() -> Checked {
     each_device(|_| {
         let empty = |heads, extents| -> Result<Array> {
             let Inputs { q, k, v } = Inputs::new(heads, extents, Dtype::Float32)?;
-            ops::attention(&q, &k, &v, &AttentionOptions::default())
+            ops::attention(&q, &k, &v, Attention::default())
         };
         assert_eq!(empty([0, 2, 1], [3, 4, 8])?.to_vec::<f32>()?, [0.0; 0]);
         assert_eq!(empty([1, 0, 0], [3, 4, 8])?.to_vec::<f32>()?, [0.0; 0]);
@@ -158,7 +157,7 @@ fn extents_of_zero() -> Checked {
         // Keys without features weigh all values alike.
         let Inputs { q, k, .. } = Inputs::new([1, 2, 1], [3, 4, 0], Dtype::Float32)?;
         let v = Array::arange::<f32>(0.0, 8.0, 1.0)?.reshape(&[1, 1, 4, 2])?;
-        let y = ops::attention(&q, &k, &v, &AttentionOptions::default())?;
+        let y = ops::attention(&q, &k, &v, Attention::default())?;
         assert_eq!(y.to_vec::<f32>()?, [3.0, 4.0].repeat(6));
         Ok(())
     })
@@ -167,20 +166,20 @@ fn extents_of_zero() -> Checked {
 #[test]
 fn bad_input_is_refused() -> Checked {
     let Inputs { q, k, v } = Inputs::new([1, 4, 2], [3, 5, 16], Dtype::Float32)?;
-    let plain = AttentionOptions::default();
-    let said = |q: &Array, k: &Array, v: &Array, options: &AttentionOptions<'_>| {
+    let plain = Attention::default();
+    let said = |q: &Array, k: &Array, v: &Array, options: Attention<'_>| {
         message(ops::attention(q, k, v, options))
     };
     let of = |shape: &[i32]| random(shape, Dtype::Float32, 9);
     let cases = [
-        (said(&of(&[4, 3, 16])?, &k, &v, &plain), "queries of rank 4"),
-        (said(&q, &of(&[2, 5, 16])?, &v, &plain), "keys of rank 4"),
-        (said(&q, &k, &of(&[1, 2, 6, 16])?, &plain), "as many values as keys, got (1,2,6,16)"),
-        (said(&of(&[2, 4, 3, 16])?, &k, &v, &plain), "keys of batch 2"),
-        (said(&of(&[1, 4, 3, 8])?, &k, &v, &plain), "dimension 8"),
-        (said(&of(&[1, 3, 3, 16])?, &k, &v, &plain), "a multiple of 2 heads, got 3"),
+        (said(&of(&[4, 3, 16])?, &k, &v, plain), "queries of rank 4"),
+        (said(&q, &of(&[2, 5, 16])?, &v, plain), "keys of rank 4"),
+        (said(&q, &k, &of(&[1, 2, 6, 16])?, plain), "as many values as keys, got (1,2,6,16)"),
+        (said(&of(&[2, 4, 3, 16])?, &k, &v, plain), "keys of batch 2"),
+        (said(&of(&[1, 4, 3, 8])?, &k, &v, plain), "dimension 8"),
+        (said(&of(&[1, 3, 3, 16])?, &k, &v, plain), "a multiple of 2 heads, got 3"),
         (
-            said(&of(&[1, 1, 1, 264])?, &of(&[1, 1, 1, 264])?, &of(&[1, 1, 1, 264])?, &plain),
+            said(&of(&[1, 1, 1, 264])?, &of(&[1, 1, 1, 264])?, &of(&[1, 1, 1, 264])?, plain),
             "at most 256, got 264",
         ),
         (
@@ -188,30 +187,24 @@ fn bad_input_is_refused() -> Checked {
                 &q.astype(Dtype::Int32)?,
                 &k.astype(Dtype::Int32)?,
                 &v.astype(Dtype::Int32)?,
-                &plain,
+                plain,
             ),
             "float32, float16 or bfloat16, got int32",
         ),
-        (said(&q, &k, &v, &AttentionOptions { window: Some(0), ..plain }), "a window of at least"),
-        (said(&q, &k, &v, &AttentionOptions { window: Some(-4), ..plain }), "a window of at least"),
-        (said(&q, &k, &v, &AttentionOptions { soft_cap: Some(-1.0), ..plain }), "positive soft"),
+        (said(&q, &k, &v, Attention { window: Some(0), ..plain }), "a window of at least"),
+        (said(&q, &k, &v, Attention { window: Some(-4), ..plain }), "a window of at least"),
+        (said(&q, &k, &v, Attention { soft_cap: Some(-1.0), ..plain }), "positive soft"),
+        (said(&q, &k, &v, Attention { soft_cap: Some(f32::NAN), ..plain }), "positive soft"),
+        (said(&q, &k, &v, Attention { scale: Some(f32::NAN), ..plain }), "finite scale"),
         (
-            said(&q, &k, &v, &AttentionOptions { soft_cap: Some(f32::NAN), ..plain }),
-            "positive soft",
-        ),
-        (said(&q, &k, &v, &AttentionOptions { scale: Some(f32::NAN), ..plain }), "finite scale"),
-        (
-            said(&q, &k, &v, &AttentionOptions { mask: Some(&of(&[3, 6])?), ..plain }),
+            said(&q, &k, &v, Attention { mask: Some(&of(&[3, 6])?), ..plain }),
             "broadcasts to (1,4,3,5)",
         ),
         (
-            said(&q, &k, &v, &AttentionOptions { mask: Some(&of(&[1, 1, 1, 3, 5])?), ..plain }),
+            said(&q, &k, &v, Attention { mask: Some(&of(&[1, 1, 1, 3, 5])?), ..plain }),
             "broadcasts to (1,4,3,5)",
         ),
-        (
-            said(&q, &k, &v, &AttentionOptions { sinks: Some(&of(&[3])?), ..plain }),
-            "sinks of shape (4)",
-        ),
+        (said(&q, &k, &v, Attention { sinks: Some(&of(&[3])?), ..plain }), "sinks of shape (4)"),
     ];
     for (said, expected) in cases {
         assert!(said.starts_with("[attention] expected ") && said.contains(expected), "{said}");
@@ -219,7 +212,7 @@ fn bad_input_is_refused() -> Checked {
     let half = q.astype(Dtype::Float16)?;
     let (k, v) = (k.astype(Dtype::Float16)?, v.astype(Dtype::Float16)?);
     let wide = of(&[3, 5])?;
-    let said = said(&half, &k, &v, &AttentionOptions { mask: Some(&wide), ..plain });
+    let said = said(&half, &k, &v, Attention { mask: Some(&wide), ..plain });
     assert!(said.contains("promotes to float16, got float32"), "{said}");
     Ok(())
 }

@@ -2,7 +2,7 @@
 
 #![cfg(target_os = "linux")]
 
-use mlx_primitives::ops::{self, AttentionOptions};
+use mlx_primitives::ops::{self, Attention};
 use mlx_primitives::{Array, Dispatched, Dtype, Result};
 
 use crate::support::input::random;
@@ -33,8 +33,8 @@ fn decode(
     };
     let (k, v) = (cache(2)?, cache(3)?);
     q.eval()?;
-    let options = AttentionOptions { causal: true, ..Default::default() };
-    let moved = support::moved(|| ops::attention(&q, &k, &v, &options))?;
+    let options = Attention { causal: true, ..Default::default() };
+    let moved = support::moved(|| ops::attention(&q, &k, &v, options))?;
     Ok((moved, (kv_heads * keys * dim * 2) as u64))
 }
 
@@ -79,8 +79,8 @@ fn moves_keys_once_for_each_block_of_rows_in_prefill() -> Checked {
         for x in [&q, &k, &v] {
             x.eval()?;
         }
-        let options = AttentionOptions { causal, ..Default::default() };
-        let moved = support::moved(|| ops::attention(&q, &k, &v, &options))?;
+        let options = Attention { causal, ..Default::default() };
+        let moved = support::moved(|| ops::attention(&q, &k, &v, options))?;
         assert_eq!(moved.len(), 1, "no scores between dispatches");
         Ok([read(&moved[0], 0), read(&moved[0], KEYS), read(&moved[0], VALUES), moved[0].written()])
     };
@@ -118,8 +118,8 @@ fn moves_quantized_keys_once_in_decode() -> Checked {
         scales: &parts[at + 1],
         biases: &parts[at + 2],
     };
-    let options = AttentionOptions::default();
-    let moved = support::moved(|| ops::attention_quantized(&q, rows(0), rows(3), 4, 64, &options))?;
+    let options = Attention::default();
+    let moved = support::moved(|| ops::attention_quantized(&q, rows(0), rows(3), 4, 64, options))?;
     assert_eq!(moved.len(), 1);
     let all: u64 = (1..7).map(|buffer| read(&moved[0], buffer)).sum();
     let ideal: usize = parts.iter().map(Array::nbytes).sum();

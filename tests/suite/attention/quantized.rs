@@ -1,6 +1,6 @@
 //! Attention over quantized keys and values.
 
-use mlx_primitives::ops::{self, AttentionOptions, QuantizedRows};
+use mlx_primitives::ops::{self, Attention, QuantizedRows};
 use mlx_primitives::{Array, Dtype, Result, builtin};
 
 use super::{TOLERANCE, assert_near, tolerance_to_mlx};
@@ -73,20 +73,20 @@ fn every_type_and_group() -> Checked {
                     let k = Rows::new(shape, bits, group, dtype, 1)?;
                     let v = Rows::new([1, 2, keys, value_dim], bits, group, dtype, 2)?;
                     let q = random(&[1, heads, queries, dim], dtype, 3)?;
-                    let options = AttentionOptions { causal: true, ..Default::default() };
+                    let options = Attention { causal: true, ..Default::default() };
                     let ours = ops::attention_quantized(
                         &q,
                         k.borrowed(),
                         v.borrowed(),
                         bits,
                         group,
-                        &options,
+                        options,
                     )?;
                     let what = format!("{dtype} {bits} bits by {group} of {dim}, {queries}");
                     let theirs = builtin::composition(&ours)?.swap_remove(0);
                     let shape = [1, heads, queries, value_dim];
                     assert_eq!((ours.shape(), ours.dtype()), (&shape[..], dtype), "{what}");
-                    let want = Reference::new(&q, &k.plain, &v.plain, &options)?.apply();
+                    let want = Reference::new(&q, &k.plain, &v.plain, options)?.apply();
                     // The matrix kernel rounds what it expands to the type, as MLX does.
                     let rounding = match dtype {
                         Dtype::Float32 => 0.0,
@@ -127,7 +127,7 @@ fn views_of_a_cache() -> Checked {
             let q = random(&[1, 3, queries, 32], Dtype::Float32, 3)?;
             let sinks = data(&[1.0, -2.0, 3.0], &[3], Dtype::Float32)?;
             let mask = random(&[1100], Dtype::Float32, 5)?;
-            let options = AttentionOptions {
+            let options = Attention {
                 scale: Some(0.25),
                 causal: true,
                 window: Some(1090),
@@ -135,9 +135,9 @@ fn views_of_a_cache() -> Checked {
                 soft_cap: Some(20.0),
                 sinks: Some(&sinks),
             };
-            let ours = ops::attention_quantized(&q, k.borrowed(), v.borrowed(), 4, 32, &options)?;
+            let ours = ops::attention_quantized(&q, k.borrowed(), v.borrowed(), 4, 32, options)?;
             let theirs = builtin::composition(&ours)?.swap_remove(0);
-            let want = Reference::new(&q, &k.plain, &v.plain, &options)?.apply();
+            let want = Reference::new(&q, &k.plain, &v.plain, options)?.apply();
             assert_near(&ours, &want, TOLERANCE, "f64")?;
             assert_near(&ours, &numbers(&theirs)?, 2.0 * TOLERANCE, "MLX's")?;
         }
@@ -151,7 +151,7 @@ fn bad_input_is_refused() -> Checked {
     let k = Rows::new(shape, 4, 32, Dtype::Float32, 1)?;
     let q = random(&[1, 1, 1, 64], Dtype::Float32, 2)?;
     let said = |k: QuantizedRows<'_>, bits, group| {
-        message(ops::attention_quantized(&q, k, k, bits, group, &Default::default()))
+        message(ops::attention_quantized(&q, k, k, bits, group, Default::default()))
     };
     let rows = k.borrowed();
     let wrong = QuantizedRows { packed: &k.scales, ..rows };

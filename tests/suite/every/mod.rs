@@ -6,8 +6,7 @@ mod derivatives;
 mod maps;
 
 use mlx_primitives::ops::{
-    self, Activation, AttentionOptions, Axes, CrossEntropyOptions, LinearOptions, LinearWeight,
-    SoftmaxOptions,
+    self, Activation, Attention, Axes, CrossEntropy, Linear, LinearWeight, MaskedSoftmax,
 };
 use mlx_primitives::{Array, Dtype, Result, builtin};
 
@@ -62,12 +61,12 @@ fn two(y: Result<(Array, Array)>) -> Result<Vec<Array>> {
 fn cross_entropy(x: &[Array]) -> Result<Vec<Array>> {
     let sums = x[0].stop_gradient()?.abs()?.sum(-1, false)?;
     let targets = sums.astype(Dtype::Int32)?.minimum(7)?;
-    one(ops::cross_entropy(&x[0], &targets, CrossEntropyOptions::default()))
+    one(ops::cross_entropy(&x[0], &targets, CrossEntropy::default()))
 }
 
 fn linear(x: &[Array]) -> Result<Vec<Array>> {
     let (activation, bias, residual) = (Some(Activation::Silu), x.get(2), x.get(3));
-    one(ops::linear(&x[0], &x[1], &LinearOptions { bias, activation, residual }))
+    one(ops::linear(&x[0], &x[1], Linear { bias, activation, residual }))
 }
 
 fn lora_linear(x: &[Array]) -> Result<Vec<Array>> {
@@ -75,12 +74,7 @@ fn lora_linear(x: &[Array]) -> Result<Vec<Array>> {
 }
 
 fn attention(x: &[Array]) -> Result<Vec<Array>> {
-    one(ops::attention(
-        &x[0],
-        &x[1],
-        &x[2],
-        &AttentionOptions { causal: true, ..Default::default() },
-    ))
+    one(ops::attention(&x[0], &x[1], &x[2], Attention { causal: true, ..Default::default() }))
 }
 
 const OPS: [Op; 28] = [
@@ -97,7 +91,7 @@ const OPS: [Op; 28] = [
     of_any("logsumexp", &[X], |x| one(ops::logsumexp(&x[0], true))),
     of_any("log_softmax", &[X], |x| one(ops::log_softmax(&x[0]))),
     strict(op("masked_softmax", &[X, V], |x| {
-        one(ops::masked_softmax(&x[0], SoftmaxOptions { mask: x.get(1), ..Default::default() }))
+        one(ops::masked_softmax(&x[0], MaskedSoftmax { mask: x.get(1), ..Default::default() }))
     })),
     op("cross_entropy", &[X], cross_entropy),
     op("sum", &[X], |x| one(ops::sum(&x[0], Axes::Last, true))),
@@ -116,7 +110,9 @@ const OPS: [Op; 28] = [
     angular(of_any("mul_relu", &[X, X], |x| one(ops::mul_relu(&x[0], &x[1])))),
     op("linear", &[X, &[6, 8], &[6], &[ROWS, 6]], linear),
     strict(op("lora_linear", &[X, &[6, 8], &[2, 8], &[6, 2]], lora_linear)),
-    op("rope", &[&[ROWS, 2, 5, 8]], |x| one(ops::rope(&x[0], 8, false, Some(1e4), 1.0, 3, None))),
+    op("rope", &[&[ROWS, 2, 5, 8]], |x| {
+        one(ops::rope(&x[0], ops::Rope { dims: 8, offset: 3.into(), ..ops::Rope::default() }))
+    }),
     op("attention", &[&[ROWS, 4, 3, 8], &[ROWS, 2, 5, 8], &[ROWS, 2, 5, 8]], attention),
 ];
 

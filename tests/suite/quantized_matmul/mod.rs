@@ -3,7 +3,7 @@
 
 mod weights;
 
-use mlx_primitives::ops::{self, QuantizedMode, QuantizedOptions, QuantizedWeight};
+use mlx_primitives::ops::{self, QuantizedLinear, QuantizedMode, QuantizedWeight};
 use mlx_primitives::{Array, Dtype, Result, concatenate};
 
 use crate::support::compare::{assert_close, assert_same, numbers, ulp};
@@ -58,7 +58,7 @@ fn check(y: &Array, want: &[f64], reach: &[f64], rows: usize, what: &str) -> any
 }
 
 fn linear(x: &Array, w: &QuantizedWeight) -> Result<Array> {
-    ops::quantized_linear(x, w, &QuantizedOptions::default())
+    ops::quantized_linear(x, w, QuantizedLinear::default())
 }
 
 #[test]
@@ -91,8 +91,8 @@ fn norms_the_input() -> Checked {
                     let x = random(&[rows, 1152], dtype, 9)?;
                     let gain = random(&[1152], dtype, 10)?;
                     let options =
-                        QuantizedOptions { norm: Some((&gain, EPS)), ..Default::default() };
-                    let y = ops::quantized_linear(&x, &w, &options)?;
+                        QuantizedLinear { norm: Some((&gain, EPS)), ..Default::default() };
+                    let y = ops::quantized_linear(&x, &w, options)?;
                     let normed = ops::rms_norm(&x, Some(&gain), EPS)?;
                     let what = format!("{format:?} {dtype} {rows}");
                     if simulated() {
@@ -120,11 +120,11 @@ fn bias_and_residual_round_one_after_the_other() -> Checked {
                 let bias = random(&[35], dtype, 13)?;
                 let residual = random(&[rows, 35], dtype, 14)?;
                 let product = linear(&x, &w)?;
-                let options = |bias, residual| QuantizedOptions { bias, residual, norm: None };
+                let options = |bias, residual| QuantizedLinear { bias, residual, norm: None };
                 for (bias, residual) in
                     [(Some(&bias), None), (None, Some(&residual)), (Some(&bias), Some(&residual))]
                 {
-                    let y = ops::quantized_linear(&x, &w, &options(bias, residual))?;
+                    let y = ops::quantized_linear(&x, &w, options(bias, residual))?;
                     let mut want = product.clone();
                     for addend in [bias, residual].into_iter().flatten() {
                         want = want.add(addend)?;
@@ -133,7 +133,7 @@ fn bias_and_residual_round_one_after_the_other() -> Checked {
                 }
                 // A residual that nothing else reads gives its buffer to the result.
                 let given =
-                    ops::quantized_linear(&x, &w, &options(None, Some(&residual.add(&residual)?)))?;
+                    ops::quantized_linear(&x, &w, options(None, Some(&residual.add(&residual)?)))?;
                 assert_same(&given, &product.add(residual.add(&residual)?)?, "donated")?;
             }
         }

@@ -1,6 +1,6 @@
 //! Packed weights: vmap over them, what does not fit, and what the kernels move.
 
-use mlx_primitives::ops::{self, QuantizedMode, QuantizedOptions, QuantizedWeight};
+use mlx_primitives::ops::{self, QuantizedLinear, QuantizedMode, QuantizedWeight};
 use mlx_primitives::transforms::vmap;
 use mlx_primitives::{Array, Dtype, stack};
 
@@ -99,15 +99,15 @@ fn refuses_what_does_not_fit() -> Checked {
         let text = message(weight);
         assert!(text.contains(expected), "{text}");
     }
-    let plain = QuantizedOptions::default();
+    let plain = QuantizedLinear::default();
     let other = weight(FORMATS[2], 4, 128, Dtype::Float32, 67)?;
     let short = weight(FORMATS[3], 4, 64, Dtype::Float32, 67)?;
     let wide = weight(FORMATS[3], 6, 128, Dtype::Float32, 67)?;
     let gain = random32(&[64], 68)?;
     let scalar = Array::scalar(1.0f32)?;
     for (y, expected) in [
-        (ops::quantized_linear(&random32(&[2, 64], 1)?, &w, &plain), "a last axis of 128"),
-        (ops::quantized_linear(&scalar, &w, &plain), "a last axis of 128"),
+        (ops::quantized_linear(&random32(&[2, 64], 1)?, &w, plain), "a last axis of 128"),
+        (ops::quantized_linear(&scalar, &w, plain), "a last axis of 128"),
         (ops::quantized_linears(&x, &[], None), "at least one weight"),
         (ops::quantized_linears(&x, &[&w, &w, &w, &w], None), "1 to 3 weights"),
         (ops::quantized_linears(&x, &[&w, &other], None), "weights of one format"),
@@ -115,15 +115,15 @@ fn refuses_what_does_not_fit() -> Checked {
         (ops::quantized_swiglu(&x, &w, &wide, None), "gate and up of one shape"),
         (ops::quantized_linears(&x, &[&w], Some((&gain, EPS))), "norm's weight of shape (128)"),
         (
-            ops::quantized_linear(&x, &w, &QuantizedOptions { bias: Some(&gain), ..plain }),
+            ops::quantized_linear(&x, &w, QuantizedLinear { bias: Some(&gain), ..plain }),
             "a bias of shape (4)",
         ),
         (
-            ops::quantized_linear(&x, &w, &QuantizedOptions { residual: Some(&gain), ..plain }),
+            ops::quantized_linear(&x, &w, QuantizedLinear { residual: Some(&gain), ..plain }),
             "a residual of shape",
         ),
         (
-            ops::quantized_linear(&x.astype(Dtype::Complex64)?, &w, &plain),
+            ops::quantized_linear(&x.astype(Dtype::Complex64)?, &w, plain),
             "float32, float16 or bfloat16",
         ),
     ] {

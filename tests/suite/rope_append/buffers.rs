@@ -15,10 +15,8 @@ fn views_take_no_copy() -> Checked {
     let new = ops::rope_append(
         &layout.zeros(3, Dtype::Float32)?,
         &step(&layout, 3, 2, Dtype::Float32, 1)?,
-        &layout,
-        &turning(16),
-        5,
-        None,
+        layout,
+        turning(16, 5),
     )?;
     let (queries, keys) = (layout.queries(&new, 2)?, layout.keys(&new, 7)?);
     let values = layout.values(&new, 40)?;
@@ -30,8 +28,7 @@ fn views_take_no_copy() -> Checked {
     assert_eq!(keys.shape(), [3, 2, 7, 16]);
     // Of a single text the queries are contiguous, and lie where the state begins.
     let one = step(&layout, 1, 2, Dtype::Float32, 1)?;
-    let new =
-        ops::rope_append(&layout.zeros(1, Dtype::Float32)?, &one, &layout, &turning(16), 5, None)?;
+    let new = ops::rope_append(&layout.zeros(1, Dtype::Float32)?, &one, layout, turning(16, 5))?;
     assert_eq!(layout.queries(&new, 2)?.address()?, new.address()?);
     Ok(())
 }
@@ -43,18 +40,18 @@ fn buffers_are_taken_over_unless_held() -> Checked {
         let first = now.address()?;
         for position in 0..24 {
             let qkv = step(&LAYOUT, 2, 1, Dtype::Float32, u64::from(position as u32))?;
-            now = ops::rope_append(&now, &qkv, &LAYOUT, &turning(8), position, None)?;
+            now = ops::rope_append(&now, &qkv, LAYOUT, turning(8, position))?;
             assert_eq!(now.address()?, first, "step {position}");
             // Looked at between the steps, as an attention does.
             layout_sum(&now, position + 1)?.eval()?;
         }
         let (held, before) = (now.clone(), numbers(&now)?);
         let qkv = step(&LAYOUT, 2, 1, Dtype::Float32, 99)?;
-        let new = ops::rope_append(&now, &qkv, &LAYOUT, &turning(8), 3, None)?;
+        let new = ops::rope_append(&now, &qkv, LAYOUT, turning(8, 3))?;
         assert_ne!(new.address()?, first);
         assert_eq!(numbers(&held)?, before, "what is held is not written to");
         let copy = held.add(0.0)?;
-        let want = ops::rope_append(&copy, &qkv, &LAYOUT, &turning(8), 3, None)?;
+        let want = ops::rope_append(&copy, &qkv, LAYOUT, turning(8, 3))?;
         assert_same(&new, &want, "the rest is copied")?;
         Ok(())
     })
@@ -73,11 +70,11 @@ fn steps_add_up_to_a_prompt() -> Checked {
             let mut at = 0;
             for time in [1, 1, 5, 8, 1, 4] {
                 let part = qkv.slice(&[&.., &(at..at + time)])?;
-                now = ops::rope_append(&now, &part, &LAYOUT, &turning(8), at, None)?;
+                now = ops::rope_append(&now, &part, LAYOUT, turning(8, at))?;
                 at += time;
             }
             let zeros = LAYOUT.zeros(2, dtype)?;
-            let whole = ops::rope_append(&zeros, &qkv, &LAYOUT, &turning(8), 0, None)?;
+            let whole = ops::rope_append(&zeros, &qkv, LAYOUT, turning(8, 0))?;
             assert_same(&LAYOUT.keys(&now, 24)?, &LAYOUT.keys(&whole, 24)?, "keys")?;
             assert_same(&LAYOUT.values(&now, 24)?, &LAYOUT.values(&whole, 24)?, "values")?;
         }
@@ -88,14 +85,14 @@ fn steps_add_up_to_a_prompt() -> Checked {
 #[test]
 fn inside_a_compiled_function() -> Checked {
     let by_position =
-        |p: &[Array]| Ok(vec![ops::rope_append(&p[0], &p[1], &LAYOUT, &turning(8), &p[2], None)?]);
+        |p: &[Array]| Ok(vec![ops::rope_append(&p[0], &p[1], LAYOUT, turning(8, &p[2]))?]);
     let compiled = compile(by_position, false)?;
     let mut now = LAYOUT.zeros(1, Dtype::Float32)?;
     let mut want = LAYOUT.zeros(1, Dtype::Float32)?;
     for position in 0..6 {
         let qkv = step(&LAYOUT, 1, 1, Dtype::Float32, 7)?;
         now = compiled.call(&[&now, &qkv, &Array::scalar(position)?])?.remove(0);
-        want = ops::rope_append(&want, &qkv, &LAYOUT, &turning(8), position, None)?;
+        want = ops::rope_append(&want, &qkv, LAYOUT, turning(8, position))?;
         assert_same(&now, &want, "compiled")?;
     }
     Ok(())
@@ -111,7 +108,7 @@ fn moves_the_new_positions_alone() -> Checked {
     for (position, time) in [(0, 1), (1, 1), (500, 4)] {
         let qkv = step(&layout, 1, time, Dtype::Float16, 1)?;
         let moved = support::moved(|| {
-            now = ops::rope_append(&now, &qkv, &layout, &turning(64), position, None)?;
+            now = ops::rope_append(&now, &qkv, layout, turning(64, position))?;
             Ok(now.clone())
         })?;
         let bytes = qkv.nbytes() as u64;

@@ -2,7 +2,7 @@
 
 mod buffers;
 
-use mlx_primitives::ops::{Offset, Rotation, StateLayout};
+use mlx_primitives::ops::{Offset, Rope, RopeAppend, StateLayout};
 use mlx_primitives::{Array, Dtype, Result, ops};
 
 use crate::support::compare::assert_same;
@@ -15,8 +15,8 @@ fn width(layout: &StateLayout) -> i32 {
     (layout.heads + 2 * layout.kv_heads) * layout.head_dim
 }
 
-fn turning(dims: i32) -> Rotation<'static> {
-    Rotation { dims, ..Rotation::default() }
+fn turning<'a>(dims: i32, offset: impl Into<Offset<'a>>) -> RopeAppend<'a> {
+    Rope { dims, offset: offset.into(), ..Default::default() }.into()
 }
 
 fn state(layout: &StateLayout, batch: i32, dtype: Dtype, seed: u64) -> Result<Array> {
@@ -32,9 +32,7 @@ fn positions_of_every_kind() -> Checked {
     each_device(|_| {
         let (old, qkv) =
             (state(&LAYOUT, 3, Dtype::Float32, 1)?, step(&LAYOUT, 3, 4, Dtype::Float32, 2)?);
-        let of = |offset: &Array| {
-            ops::rope_append(&old, &qkv, &LAYOUT, &turning(8), Offset::Each(offset), None)
-        };
+        let of = |offset: &Array| ops::rope_append(&old, &qkv, LAYOUT, turning(8, offset));
         let each = Array::from_slice(&[9i32, 0, 13], &[3])?;
         let want = of(&each)?;
         assert_same(&of(&each.astype(Dtype::Int64)?)?, &want, "of 64 bits")?;
@@ -47,52 +45,49 @@ fn positions_of_every_kind() -> Checked {
 fn bad_input_is_an_error() -> Checked {
     let (old, qkv) =
         (state(&LAYOUT, 2, Dtype::Float32, 1)?, step(&LAYOUT, 2, 2, Dtype::Float32, 2)?);
-    let with = |layout: StateLayout, by: Rotation, offset: &Array| {
-        message(ops::rope_append(&old, &qkv, &layout, &by, offset, None))
+    let with = |layout: StateLayout, dims: i32, offset: &Array| {
+        message(ops::rope_append(&old, &qkv, layout, turning(dims, offset)))
+    };
+    let by = |base: Option<f32>, freqs: Option<&Array>| {
+        let rope = Rope { dims: 8, base, freqs, ..Default::default() };
+        message(ops::rope_append(&old, &qkv, LAYOUT, rope.into()))
     };
     let zero = &Array::scalar(0)?;
     for (said, expected) in [
-        (with(StateLayout { heads: 0, ..LAYOUT }, turning(8), zero), "got 0"),
-        (with(StateLayout { kv_heads: -1, ..LAYOUT }, turning(8), zero), "got -1"),
-        (with(StateLayout { capacity: 25, ..LAYOUT }, turning(8), zero), "expected a state"),
-        (with(StateLayout { capacity: i32::MAX, ..LAYOUT }, turning(8), zero), "31 bits"),
-        (with(StateLayout { capacity: -1, ..LAYOUT }, turning(8), zero), "got -1"),
-        (with(StateLayout { heads: 1 << 24, ..LAYOUT }, turning(8), zero), "expected a state"),
-        (with(LAYOUT, turning(7), zero), "expected dims to be even"),
-        (with(LAYOUT, turning(10), zero), "within 2 to 8"),
-        (with(LAYOUT, Rotation { base: None, ..turning(8) }, zero), "got neither"),
-        (with(LAYOUT, Rotation { freqs: Some(zero), ..turning(8) }, zero), "got both"),
-        (
-            with(LAYOUT, Rotation { base: None, freqs: Some(zero), ..turning(8) }, zero),
-            "freqs of shape (4)",
-        ),
-        (with(LAYOUT, turning(8), &Array::scalar(0.0f32)?), "integer dtype"),
-        (with(LAYOUT, turning(8), &Array::zeros::<i32>(&[3])?), "one number or 2"),
-        (with(LAYOUT, turning(8), &Array::scalar(23)?), "got 23 as the first"),
-        (with(LAYOUT, turning(8), &Array::scalar(-1)?), "got -1 as the first"),
+        (with(StateLayout { heads: 0, ..LAYOUT }, 8, zero), "got 0"),
+        (with(StateLayout { kv_heads: -1, ..LAYOUT }, 8, zero), "got -1"),
+        (with(StateLayout { capacity: 25, ..LAYOUT }, 8, zero), "expected a state"),
+        (with(StateLayout { capacity: i32::MAX, ..LAYOUT }, 8, zero), "31 bits"),
+        (with(StateLayout { capacity: -1, ..LAYOUT }, 8, zero), "got -1"),
+        (with(StateLayout { heads: 1 << 24, ..LAYOUT }, 8, zero), "expected a state"),
+        (with(LAYOUT, 7, zero), "expected dims to be even"),
+        (with(LAYOUT, 10, zero), "within 2 to 8"),
+        (by(None, None), "got neither"),
+        (by(Some(1e4), Some(zero)), "got both"),
+        (by(None, Some(zero)), "freqs of shape (4)"),
+        (with(LAYOUT, 8, &Array::scalar(0.0f32)?), "integer dtype"),
+        (with(LAYOUT, 8, &Array::zeros::<i32>(&[3])?), "one number or 2"),
+        (with(LAYOUT, 8, &Array::scalar(23)?), "got 23 as the first"),
+        (with(LAYOUT, 8, &Array::scalar(-1)?), "got -1 as the first"),
     ] {
         assert!(said.starts_with("[rope_append] ") && said.contains(expected), "{said}");
     }
     let half = qkv.astype(Dtype::Float16)?;
-    assert!(
-        message(ops::rope_append(&old, &half, &LAYOUT, &turning(8), 0, None)).contains("dtype")
-    );
+    assert!(message(ops::rope_append(&old, &half, LAYOUT, turning(8, 0))).contains("dtype"));
     let whole = old.astype(Dtype::Int32)?;
-    assert!(
-        message(ops::rope_append(&whole, &qkv, &LAYOUT, &turning(8), 0, None)).contains("int32")
-    );
+    assert!(message(ops::rope_append(&whole, &qkv, LAYOUT, turning(8, 0))).contains("int32"));
     let long = step(&LAYOUT, 2, 25, Dtype::Float32, 2)?;
-    assert!(message(ops::rope_append(&old, &long, &LAYOUT, &turning(8), 0, None)).contains("24"));
+    assert!(message(ops::rope_append(&old, &long, LAYOUT, turning(8, 0))).contains("24"));
     for shape in [&[1, 2, width(&LAYOUT)][..], &[2, 2, 8], &[2, width(&LAYOUT)]] {
         let qkv = random32(shape, 1)?;
-        let said = message(ops::rope_append(&old, &qkv, &LAYOUT, &turning(8), 0, None));
+        let said = message(ops::rope_append(&old, &qkv, LAYOUT, turning(8, 0)));
         assert!(said.contains("expected qkv (2, time, 80)"), "{said}");
     }
     // Slots that are known.
     for slots in [[22, 24], [i32::MAX, i32::MIN], [-1, 23]] {
         let slots = Array::from_slice(&slots, &[2])?;
-        let slots = Some(Offset::Each(&slots));
-        let said = message(ops::rope_append(&old, &qkv, &LAYOUT, &turning(8), 2, slots));
+        let options = RopeAppend { slots: Some(Offset::Each(&slots)), ..turning(8, 2) };
+        let said = message(ops::rope_append(&old, &qkv, LAYOUT, options));
         assert!(said.contains("positions within a capacity of 24"), "{said}");
     }
     assert!(message(LAYOUT.keys(&old, 25)).contains("at most 24"));

@@ -85,7 +85,12 @@ pub const OPS: [(&str, Op, Op); 3] = [
     ("Softmax", ops::softmax, builtin::softmax),
     (
         "Rope",
-        |x| ops::rope(x, x.dim(-1)?, false, Some(1e4), 1.0, 3, None),
-        |x| builtin::rope(x, x.dim(-1)?, false, Some(1e4), 1.0, 3, None),
+        |x| ops::rope(x, ops::Rope { dims: x.dim(-1)?, offset: 3.into(), ..ops::Rope::default() }),
+        |x| {
+            builtin::rope(
+                x,
+                ops::Rope { dims: x.dim(-1)?, offset: 3.into(), ..ops::Rope::default() },
+            )
+        },
     ),
 ];

@@ -1,7 +1,7 @@
 //! Rows of `rope_append`.
 
 use mlx_primitives::conformance::{Bound, Check, Conformance, Input, Tensor};
-use mlx_primitives::ops::{self, Offset, Rotation, StateLayout};
+use mlx_primitives::ops::{self, Offset, Rope, RopeAppend, StateLayout};
 use mlx_primitives::{Array, Result};
 
 use super::rotations::follows_mlx;
@@ -39,11 +39,13 @@ impl Append {
         move |x| {
             let Self { layout, dims, traditional, base, scale, multiplier } = self;
             let [slots, freqs] = self.split(x);
-            let by = Rotation { dims, traditional, base, scale, freqs, multiplier };
             // Nobody knows the slots before they are computed: some have no room.
             let slots = slots.map(|slots| slots.maximum(i32::MIN)).transpose()?;
             let slots = slots.as_ref().map(Offset::Each);
-            Ok(vec![ops::rope_append(&x[0], &x[1], &layout, &by, Offset::Each(&x[2]), slots)?])
+            let offset = Offset::Each(&x[2]);
+            let rope = Rope { dims, traditional, base, scale, offset, freqs };
+            let options = RopeAppend { rope, multiplier, slots };
+            Ok(vec![ops::rope_append(&x[0], &x[1], layout, options)?])
         }
     }
 

@@ -1,7 +1,7 @@
 //! Rows of attention.
 
 use mlx_primitives::conformance::{Bound, Check, Compared, Conformance, Input, Tensor};
-use mlx_primitives::ops::{self, AttentionOptions};
+use mlx_primitives::ops::{self, Attention};
 use mlx_primitives::{Array, Result};
 
 use super::attention_reference::Reference;
@@ -30,17 +30,17 @@ impl Rules {
         move |x| {
             let Self { scale, causal, window, soft_cap, .. } = self;
             let [mask, sinks] = self.split(x);
-            let options = AttentionOptions { scale, causal, window, mask, soft_cap, sinks };
-            Ok(vec![ops::attention(&x[0], &x[1], &x[2], &options)?])
+            let options = Attention { scale, causal, window, mask, soft_cap, sinks };
+            Ok(vec![ops::attention(&x[0], &x[1], &x[2], options)?])
         }
     }
 
     fn exact(self, x: &[Tensor]) -> Vec<Tensor> {
         let Self { scale, causal, window, soft_cap, .. } = self;
-        let options = AttentionOptions { scale, causal, window, soft_cap, ..Default::default() };
+        let options = Attention { scale, causal, window, soft_cap, ..Default::default() };
         let [mask, sinks] = self.split(x);
         let mask = mask.map(|mask| (mask, self.mask == Some(true)));
-        let reference = Reference::of([&x[0], &x[1], &x[2]], mask, sinks, &options);
+        let reference = Reference::of([&x[0], &x[1], &x[2]], mask, sinks, options);
         let shape = [&x[0].shape[..3], &x[2].shape[3..]].concat();
         vec![Tensor::new(shape, reference.apply())]
     }

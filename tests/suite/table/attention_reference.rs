@@ -1,7 +1,7 @@
 //! Attention in f64, as plainly as it can be written.
 
 use mlx_primitives::conformance::Tensor;
-use mlx_primitives::ops::AttentionOptions;
+use mlx_primitives::ops::Attention;
 use mlx_primitives::{Array, Dtype, Error, Result};
 
 use super::broadcast;
@@ -25,7 +25,7 @@ pub struct Reference {
 }
 
 impl Reference {
-    pub fn new(q: &Array, k: &Array, v: &Array, options: &AttentionOptions<'_>) -> Result<Self> {
+    pub fn new(q: &Array, k: &Array, v: &Array, options: Attention<'_>) -> Result<Self> {
         let [q, k, v] = [Tensor::of(q)?, Tensor::of(k)?, Tensor::of(v)?];
         let mask = options.mask.map(|mask| Ok::<_, Error>((Tensor::of(mask)?, mask.dtype())));
         let mask = mask.transpose()?;
@@ -39,7 +39,7 @@ impl Reference {
         [q, k, v]: [&Tensor; 3],
         mask: Option<(&Tensor, bool)>,
         sinks: Option<&Tensor>,
-        options: &AttentionOptions<'_>,
+        options: Attention<'_>,
     ) -> Self {
         let shape = [0, 1, 2, 3].map(|axis| q.shape[axis]);
         let [batch, heads, queries, dim] = shape;

@@ -1,7 +1,7 @@
 //! Rows of products of matrices, plain ones and those of linear layers.
 
 use mlx_primitives::conformance::{Bound, Check, Conformance, Tensor};
-use mlx_primitives::ops::{self, Activation, LinearOptions};
+use mlx_primitives::ops::{self, Activation, Linear};
 use mlx_primitives::{Array, Dtype, Result};
 
 use super::elements::{gelu, gelu_tanh, silu};
@@ -61,7 +61,7 @@ const EXTENTS: [[i32; 3]; 15] = [
 ];
 
 fn plain(x: &[Array]) -> Result<Array> {
-    ops::linear(&x[0], &x[1], &LinearOptions::default())
+    ops::linear(&x[0], &x[1], Linear::default())
 }
 
 /// One rounding after the sum, in MLX's ops and in ours.
@@ -158,8 +158,8 @@ pub(super) fn linear(hold: &Hold<'_>) -> Checked {
             let op = move |x: &[Array]| {
                 let [bias, residual] = parts(x);
                 let options =
-                    LinearOptions { bias: bias.as_ref(), activation, residual: residual.as_ref() };
-                Ok(vec![ops::linear(&x[0], &x[1], &options)?])
+                    Linear { bias: bias.as_ref(), activation, residual: residual.as_ref() };
+                Ok(vec![ops::linear(&x[0], &x[1], options)?])
             };
             let steps = move |x: &[Array]| {
                 let [bias, residual] = parts(x);

@@ -1,7 +1,7 @@
 //! Rows of products with packed weights, which belong to a row, and of low-rank updates of any weights.
 
 use mlx_primitives::conformance::{Backend, Bound, Check, Conformance, Tensor};
-use mlx_primitives::ops::{self, LinearWeight, QuantizedOptions, QuantizedWeight};
+use mlx_primitives::ops::{self, LinearWeight, QuantizedLinear, QuantizedWeight};
 use mlx_primitives::{Array, Dtype};
 
 use super::products::products;
@@ -20,7 +20,7 @@ fn linear(w: QuantizedWeight, dtype: Dtype) -> anyhow::Result<Conformance> {
     let dense = dense(&w, dtype)?;
     let of = dense.clone();
     let op = move |x: &[Array]| {
-        Ok(vec![ops::quantized_linear(&x[0], &w, &QuantizedOptions::default())?])
+        Ok(vec![ops::quantized_linear(&x[0], &w, QuantizedLinear::default())?])
     };
     let row = Conformance::new("quantized_linear", op, move |x| {
         let [sums, _] = products(&x[0], &dense);
@@ -73,7 +73,7 @@ pub(super) fn quantized_linear_of_every_format_and_size(hold: &Hold<'_>) -> Chec
             // itself.
             if dtype == Dtype::Float32 && rows * n * k < 300_000 {
                 let op = move |x: &[Array]| {
-                    Ok(vec![ops::quantized_linear(&x[0], &w, &QuantizedOptions::default())?])
+                    Ok(vec![ops::quantized_linear(&x[0], &w, QuantizedLinear::default())?])
                 };
                 row = row.peer(composed(op), |_| Bound { absolute: 1e-6, ..Bound::default() });
             }
@@ -98,8 +98,8 @@ pub(super) fn quantized_linear_with_everything(hold: &Hold<'_>) -> Checked {
         let dense = dense(&w, Dtype::Float32)?;
         let op = move |x: &[Array]| {
             let norm = Some((&x[1], EPS));
-            let options = QuantizedOptions { norm, bias: Some(&x[2]), residual: Some(&x[3]) };
-            Ok(vec![ops::quantized_linear(&x[0], &w, &options)?])
+            let options = QuantizedLinear { norm, bias: Some(&x[2]), residual: Some(&x[3]) };
+            Ok(vec![ops::quantized_linear(&x[0], &w, options)?])
         };
         let row = Conformance::new("quantized_linear, all", op, move |x| {
             let normed = reference::rms_norm(&x[0].values, Some(&x[1].values), 64, f64::from(EPS));

@@ -1,15 +1,15 @@
 //! Rows of `cross_entropy` and `masked_softmax`.
 
 use mlx_primitives::conformance::{Bound, Check, Compared, Conformance, Input, Tensor};
-use mlx_primitives::ops::{self, CrossEntropyOptions, SoftmaxOptions};
+use mlx_primitives::ops::{self, CrossEntropy, MaskedSoftmax};
 use mlx_primitives::{Array, Dtype, Result};
 
 use super::inputs::{Checked, ulp};
 use super::{axis, broadcast, composed, derivatives, derivatives_of_ops, exact, exponential, only, reference, Hold};
 
-const PLAIN: CrossEntropyOptions = CrossEntropyOptions { label_smoothing: 0.0, ignore_index: None };
+const PLAIN: CrossEntropy = CrossEntropy { label_smoothing: 0.0, ignore_index: None };
 
-fn losses(x: &[Tensor], options: CrossEntropyOptions) -> Tensor {
+fn losses(x: &[Tensor], options: CrossEntropy) -> Tensor {
     let (classes, smoothing) = (axis(x), f64::from(options.label_smoothing));
     let of = |(row, target): (&[f64], &f64)| {
         let target = *target as usize % classes;
@@ -34,8 +34,8 @@ fn losses(x: &[Tensor], options: CrossEntropyOptions) -> Tensor {
 pub(super) fn cross_entropy(hold: &Hold<'_>) -> Checked {
     for options in [
         PLAIN,
-        CrossEntropyOptions { label_smoothing: 0.1, ..PLAIN },
-        CrossEntropyOptions { label_smoothing: 0.3, ignore_index: Some(1) },
+        CrossEntropy { label_smoothing: 0.1, ..PLAIN },
+        CrossEntropy { label_smoothing: 0.3, ignore_index: Some(1) },
     ] {
         let op = move |x: &[Array]| {
             let classes = x[0].dim(-1)?;
@@ -95,7 +95,7 @@ impl Hiding {
     fn op(self) -> impl Fn(&[Array]) -> Result<Vec<Array>> + Copy {
         let Self { scale, causal, window, .. } = self;
         move |x| {
-            let options = SoftmaxOptions { scale, causal, window, mask: x.get(1) };
+            let options = MaskedSoftmax { scale, causal, window, mask: x.get(1) };
             Ok(vec![ops::masked_softmax(&x[0], options)?])
         }
     }
