@@ -94,13 +94,13 @@ pub fn save_safetensors<'a>(
 /// | Q4_K | 4.5 | 4 | 6 | the same numbers |
 /// | Q5_K | 5.5 | 5 | 7 | the same numbers |
 /// | IQ4_NL, IQ4_XS | 4.5, 4.25 | 8 | 10 | the same numbers |
-/// | Q6_K | 6.56 | 8 | 10 | rounded, see below |
-/// | Q3_K | 3.44 | 6 | 8 | rounded, see below |
-/// | Q2_K | 2.63 | 6 | 8 | rounded, see below |
+/// | Q3_K | 3.44 | 8 | 10 | the same numbers |
+/// | Q6_K | 6.56 | 8 | 10 | rounded by at most 1/6 of a step |
+/// | Q2_K | 2.63 | 6 | 8 | rounded by at most 1/62 of a group's range |
 ///
-/// Q2_K, Q3_K and Q6_K have a step for 16 weights, and MLX has none for fewer than 32. Of two times 16
-/// weights those with the larger step stay the same numbers, and the others are rounded: by at most a
-/// sixth of the larger step in Q6_K, and a fourteenth in Q3_K.
+/// A step of Q6_K and of Q2_K, the distance between neighboring numbers, belongs to 16 weights, and MLX
+/// has none for fewer than 32. Of the two halves of a group the one with the larger step, by which the
+/// error is stated, keeps its numbers. The numbers of the other half are rounded.
 ///
 /// Entries of the header are texts, numbers as such, `True` and `False`, and lists of up to 1000 numbers
 /// as `[1, 2]`. Longer lists and lists of texts are left out.

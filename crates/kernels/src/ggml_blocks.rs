@@ -3,9 +3,9 @@
 //!
 //! A weight of a block is `step * q - low`, and a step and a low belong to 32 weights, or, in
 //! [`BlockType::Q2K`], [`BlockType::Q3K`] and [`BlockType::Q6K`], to 16. Where they belong to 32 the
-//! group stands for the very same numbers, as it does wherever the numbers of both halves are
-//! multiples of one step. Else the half with the larger step keeps its numbers, and those of the
-//! other half are rounded.
+//! group stands for the very same numbers. So it does where the numbers of both halves are
+//! multiples of one step and its codes reach that far, as those of [`BlockType::Q3K`] always do. Else
+//! the half with the larger step keeps its numbers, and those of the other half are rounded.
 
 mod layouts;
 
@@ -113,14 +113,14 @@ impl BlockType {
         match self {
             Self::Q4_0 | Self::Q4_1 | Self::Q4K => 4,
             Self::Q5_0 | Self::Q5_1 | Self::Q5K => 5,
-            Self::Q2K | Self::Q3K => 6,
-            Self::Q8_0 | Self::Q6K | Self::Iq4Nl | Self::Iq4Xs => 8,
+            Self::Q2K => 6,
+            Self::Q8_0 | Self::Q3K | Self::Q6K | Self::Iq4Nl | Self::Iq4Xs => 8,
         }
     }
 
     /// Whether every weight stays the number that the file has; else some are rounded.
     pub fn is_exact(self) -> bool {
-        !matches!(self, Self::Q2K | Self::Q3K | Self::Q6K)
+        !matches!(self, Self::Q2K | Self::Q6K)
     }
 
     /// Whether scales and biases are float16, as MLX has those of the types that it reads; else
