@@ -15,22 +15,13 @@ use crate::error::{Error, Result};
 use crate::ffi::io::bridge as ffi;
 use crate::files;
 
-/// Named arrays and the file's own metadata.
+/// Named arrays and the metadata of the file that they came from.
 #[derive(Default)]
 pub struct Tensors {
     /// The arrays by name.
     pub arrays: HashMap<String, Array>,
-    /// Text entries of the file's header.
+    /// The entries of the file's header, as text.
     pub metadata: HashMap<String, String>,
-}
-
-impl From<ffi::Loaded> for Tensors {
-    fn from(loaded: ffi::Loaded) -> Self {
-        Self {
-            arrays: loaded.arrays.into_iter().map(|e| (e.name, Array::new(e.array))).collect(),
-            metadata: loaded.metadata.into_iter().map(|e| (e.key, e.value)).collect(),
-        }
-    }
 }
 
 /// Loads a safetensors file, whose header and length are checked first.
@@ -87,17 +78,90 @@ pub fn save_safetensors<'a>(
         .map_err(|e| Error::file(path, e.what()))
 }
 
-/// Loads a GGUF file, whose header is checked first: F32, F16, integer, Q4_0, Q4_1 and Q8_0
-/// tensors as MLX keeps them, BF16, Q2_K, Q4_K and Q6_K as float16.
+/// Loads a GGUF file, whose header and length are checked first.
 ///
-/// Errors name the file: missing, truncated, another format, a type that MLX cannot load.
+/// Tensors of F32, F16, BF16 and of integers keep their types. A tensor `NAME.weight` of a type that
+/// packs weights becomes three arrays of MLX's affine layout with groups of 32, as
+/// [`QuantizedWeight::new`](crate::ops::QuantizedWeight::new) takes them: `NAME.weight` (uint32),
+/// `NAME.scales` and `NAME.biases`. The scales and biases of Q4_0, Q4_1 and Q8_0 are float16, those of
+/// the other types float32.
+///
+/// | type | bits a weight in the file | bits of a code | bits a weight in memory | the weights |
+/// |---|---|---|---|---|
+/// | Q4_0, Q4_1 | 4.5, 5 | 4 | 5 | the same numbers |
+/// | Q8_0 | 8.5 | 8 | 9 | the same numbers |
+/// | Q5_0, Q5_1 | 5.5, 6 | 5 | 7 | the same numbers |
+/// | Q4_K | 4.5 | 4 | 6 | the same numbers |
+/// | Q5_K | 5.5 | 5 | 7 | the same numbers |
+/// | IQ4_NL, IQ4_XS | 4.5, 4.25 | 8 | 10 | the same numbers |
+/// | Q3_K | 3.44 | 8 | 10 | the same numbers |
+/// | Q6_K | 6.56 | 8 | 10 | rounded by at most 1/6 of a step |
+/// | Q2_K | 2.63 | 6 | 8 | rounded by at most 1/62 of a group's range |
+///
+/// A step of Q6_K and of Q2_K, the distance between neighboring numbers, belongs to 16 weights, and MLX
+/// has none for fewer than 32. Of the two halves of a group the one with the larger step, by which the
+/// error is stated, keeps its numbers. The numbers of the other half are rounded.
+///
+/// Entries of the header are texts, numbers as such, `True` and `False`, and lists of up to 1000 numbers
+/// as `[1, 2]`. Longer lists and lists of texts are left out.
+///
+/// ```no_run
+/// use mlx_primitives::io;
+/// use mlx_primitives::ops::{QuantizedMode, QuantizedWeight};
+///
+/// let arrays = io::load_gguf("model-Q4_K_M.gguf")?.arrays;
+/// let part = |name: &str| arrays[&format!("blk.0.ffn_up.{name}")].clone();
+/// let (packed, scales, biases) = (part("weight"), part("scales"), part("biases"));
+/// let weight = QuantizedWeight::new(packed, scales, Some(biases), 32, 4, QuantizedMode::Affine)?;
+/// # Ok::<(), mlx_primitives::Error>(())
+/// ```
+///
+/// # Errors
+/// Errors name the file, and the tensor where there is one: missing, truncated, another format or
+/// version, a type that is not listed here, dimensions that are not whole blocks, offsets outside the
+/// file, two tensors of one name. A file that becomes shorter later is an error of the array that is
+/// read from it.
 pub fn load_gguf(path: impl AsRef<Path>) -> Result<Tensors> {
     let path = path.as_ref();
-    files::open(path)
-        .map_err(|e| e.into())
-        .and_then(|file| map(&file, gguf::check))
-        .map_err(|reason: Failure| Error::file(path, reason))?;
-    ffi::load_gguf(as_str(path)?).map(Tensors::from).map_err(|e| Error::file(path, e.what()))
+    let (file, header) = gguf_header(path)?;
+    header.load(stored::Source::File { file, path: path.to_owned() })
+}
+
+/// A type of a GGUF file's tensors, and what [`load_gguf`] makes of it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct GgufType {
+    /// The format's name for it, such as `Q4_K`.
+    pub name: &'static str,
+    /// Tensors of that type.
+    pub tensors: usize,
+    /// Bytes of them in the file.
+    pub bytes: u64,
+    /// Bits of a code in MLX's affine layout; none for a type that does not pack weights.
+    pub bits: Option<i32>,
+    /// Whether all weights stay the same numbers; else some are rounded.
+    pub exact: bool,
+}
+
+/// The types of the tensors of a GGUF file, by name. Only the header is read.
+///
+/// ```no_run
+/// for kind in mlx_primitives::io::gguf_types("model-Q4_K_M.gguf")? {
+///     println!("{}: {} tensors, {:?} bits", kind.name, kind.tensors, kind.bits);
+/// }
+/// # Ok::<(), mlx_primitives::Error>(())
+/// ```
+///
+/// # Errors
+/// As [`load_gguf`].
+pub fn gguf_types(path: impl AsRef<Path>) -> Result<Vec<GgufType>> {
+    Ok(gguf_header(path.as_ref())?.1.types())
+}
+
+fn gguf_header(path: &Path) -> Result<(File, gguf::Header)> {
+    let file = files::open(path).map_err(|e| Error::file(path, e))?;
+    let header = map(&file, gguf::check).map_err(|reason| Error::file(path, reason))?;
+    Ok((file, header))
 }
 
 fn as_str(path: &Path) -> Result<&str> {

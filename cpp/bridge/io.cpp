@@ -31,21 +31,4 @@ void save_safetensors(
   mx::save_safetensors(std::string(path), std::move(named), std::move(entries));
 }
 
-Loaded load_gguf(rust::Str path) {
-  check_version();
-  auto file = mx::load_gguf(std::string(path), mx::Device(mx::Device::cpu));
-  Loaded loaded;
-  for (auto& [name, array] : file.first) {
-    loaded.arrays.push_back(NamedArray{name, handle(array)});
-  }
-  for (auto& [key, value] : file.second) {
-    if (auto text = std::get_if<std::string>(&value)) {
-      loaded.metadata.push_back(MetadataEntry{key, *text});
-    } else if (auto array = std::get_if<mx::array>(&value)) {
-      loaded.metadata.push_back(MetadataEntry{key, to_text(*array)});
-    }
-  }
-  return loaded;
-}
-
 } // namespace mlx_primitives::bridge

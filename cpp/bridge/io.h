@@ -5,9 +5,7 @@
 namespace mlx_primitives::bridge {
 
 // Defined by cxx in mlx-primitives/src/ffi/io.rs.h.
-struct NamedArray;
 struct MetadataEntry;
-struct Loaded;
 struct Stored;
 
 Handle stored(rust::Box<Stored> from, Ints shape, Dtype dtype);
@@ -16,6 +14,5 @@ void save_safetensors(
     rust::Slice<const rust::String> names,
     const ArrayList& arrays,
     rust::Slice<const MetadataEntry> metadata);
-Loaded load_gguf(rust::Str path);
 
 } // namespace mlx_primitives::bridge

@@ -1,22 +1,12 @@
-//! Files of arrays: what MLX reads and writes itself, and arrays that are read when they are used.
+//! Files of arrays: what MLX writes itself, and arrays that are read when they are used.
 
 use crate::io::stored::Stored;
 
 #[cxx::bridge(namespace = "mlx_primitives::bridge")]
 pub(crate) mod bridge {
-    struct NamedArray {
-        name: String,
-        array: UniquePtr<MlxArray>,
-    }
-
     struct MetadataEntry {
         key: String,
         value: String,
-    }
-
-    struct Loaded {
-        arrays: Vec<NamedArray>,
-        metadata: Vec<MetadataEntry>,
     }
 
     unsafe extern "C++" {
@@ -35,7 +25,6 @@ pub(crate) mod bridge {
             arrays: &CxxVector<MlxArray>,
             metadata: &[MetadataEntry],
         ) -> Result<()>;
-        fn load_gguf(path: &str) -> Result<Loaded>;
     }
 
     extern "Rust" {

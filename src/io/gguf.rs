@@ -1,22 +1,31 @@
-//! A walk over a GGUF file's header. MLX maps the file and follows whatever it says, so nothing
-//! reaches it that leads out of the file.
+//! A walk over a GGUF file's header. No array is made of a header that does not add up: every count,
+//! length and offset stays within the file.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
+
+use super::stored::{Source, Stored};
+use super::{GgufType, Tensors};
+use crate::cpu::ggml_blocks::{BlockType, Part};
+use crate::dtype::Dtype;
 
 type Checked<T = ()> = std::result::Result<T, String>;
 
 const DEFAULT_ALIGNMENT: u64 = 32;
 
-/// Fixed sizes of entry values by type; 8 is text, 9 a list, 12 an f64.
-const VALUE_BYTES: [u64; 13] = [1, 1, 2, 2, 4, 4, 4, 1, 0, 0, 8, 8, 8];
+/// Lists of more numbers, such as the scores of a vocabulary, are no entries of [`Tensors`].
+const MOST_LISTED: u64 = 1000;
+
+/// Types of entries.
 const TEXT: u32 = 8;
 const LIST: u32 = 9;
-const F64: u32 = 12;
 
-struct Header<'a> {
+struct Cursor<'a> {
     bytes: &'a [u8],
     at: usize,
 }
 
-impl<'a> Header<'a> {
+impl<'a> Cursor<'a> {
     fn take(&mut self, count: u64) -> Checked<&'a [u8]> {
         let end = usize::try_from(count).ok().and_then(|count| self.at.checked_add(count));
         let taken = end.and_then(|end| self.bytes.get(self.at..end));
@@ -25,121 +34,291 @@ impl<'a> Header<'a> {
         Ok(taken)
     }
 
-    fn number<const N: usize>(&mut self) -> Checked<u64> {
-        let mut bytes = [0; 8];
-        bytes[..N].copy_from_slice(self.take(N as u64)?);
-        Ok(u64::from_le_bytes(bytes))
+    fn array<const N: usize>(&mut self) -> Checked<[u8; N]> {
+        let mut bytes = [0; N];
+        bytes.copy_from_slice(self.take(N as u64)?);
+        Ok(bytes)
     }
 
-    fn text(&mut self) -> Checked<&'a [u8]> {
-        let length = self.number::<8>()?;
-        self.take(length)
+    fn u32(&mut self) -> Checked<u32> {
+        self.array().map(u32::from_le_bytes)
     }
 
-    /// Passes over a value; a list holds no lists.
-    fn value(&mut self, kind: u32, key: &str) -> Checked {
+    fn u64(&mut self) -> Checked<u64> {
+        self.array().map(u64::from_le_bytes)
+    }
+
+    fn text(&mut self) -> Checked<String> {
+        let length = self.u64()?;
+        Ok(String::from_utf8_lossy(self.take(length)?).into_owned())
+    }
+
+    /// A value of a type of fixed size, as text.
+    fn scalar(&mut self, kind: u32, key: &str) -> Checked<String> {
+        Ok(match kind {
+            0 => u8::from_le_bytes(self.array()?).to_string(),
+            1 => i8::from_le_bytes(self.array()?).to_string(),
+            2 => u16::from_le_bytes(self.array()?).to_string(),
+            3 => i16::from_le_bytes(self.array()?).to_string(),
+            4 => self.u32()?.to_string(),
+            5 => i32::from_le_bytes(self.array()?).to_string(),
+            6 => f32::from_le_bytes(self.array()?).to_string(),
+            7 if self.array::<1>()? == [0] => "False".to_owned(),
+            7 => "True".to_owned(),
+            10 => self.u64()?.to_string(),
+            11 => i64::from_le_bytes(self.array()?).to_string(),
+            12 => f64::from_le_bytes(self.array()?).to_string(),
+            _ => return Err(format!("expected entries of a known type, got {kind} in {key}")),
+        })
+    }
+
+    /// A value as text; none for a list of texts and for a long one of numbers.
+    fn value(&mut self, kind: u32, key: &str) -> Checked<Option<String>> {
+        if kind == TEXT {
+            return self.text().map(Some);
+        }
+        if kind != LIST {
+            return self.scalar(kind, key).map(Some);
+        }
+        let (kind, count) = (self.u32()?, self.u64()?);
         match kind {
-            TEXT => self.text().map(drop),
-            LIST => {
-                let kind = self.number::<4>()? as u32;
-                let count = self.number::<8>()?;
-                if kind == LIST || kind == F64 || i32::try_from(count).is_err() {
-                    return Err(format!("expected entries that MLX reads, got {key}"));
+            LIST => Err(format!("expected lists of numbers or texts, got one of lists in {key}")),
+            TEXT => {
+                for _ in 0..count {
+                    let length = self.u64()?;
+                    self.take(length)?;
                 }
-                if kind == TEXT {
-                    return (0..count).try_for_each(|_| self.text().map(drop));
-                }
-                let bytes = fixed(kind, key)?;
-                self.take(count.saturating_mul(bytes)).map(drop)
+                Ok(None)
             }
-            // MLX steps over half of it and reads the rest as the next key.
-            F64 => Err(format!("expected entries that MLX reads, got a float64 in {key}")),
-            _ => self.take(fixed(kind, key)?).map(drop),
+            _ if count > MOST_LISTED => {
+                let start = self.at;
+                self.scalar(kind, key)?;
+                let size = (self.at - start) as u64;
+                self.take(size.saturating_mul(count - 1))?;
+                Ok(None)
+            }
+            _ => {
+                let items: Vec<_> =
+                    (0..count).map(|_| self.scalar(kind, key)).collect::<Checked<_>>()?;
+                Ok(Some(format!("[{}]", items.join(", "))))
+            }
         }
     }
 }
 
-fn fixed(kind: u32, key: &str) -> Checked<u64> {
-    let bytes = VALUE_BYTES.get(kind as usize).copied().filter(|&bytes| bytes > 0);
-    bytes.ok_or_else(|| format!("expected entries of a known type, got {kind} in {key}"))
+/// How a tensor's elements are stored.
+#[derive(Clone, Copy)]
+enum Kind {
+    Plain(Dtype),
+    Blocks(BlockType),
 }
 
-/// Elements and bytes of a block of a tensor's type, for those that MLX loads.
-fn block(kind: u32) -> Option<(u64, u64)> {
-    Some(match kind {
-        0 | 26 => (1, 4),
-        1 | 25 | 30 => (1, 2),
-        24 => (1, 1),
-        2 => (32, 18),
-        3 => (32, 20),
-        8 => (32, 34),
-        10 => (256, 84),
-        12 => (256, 144),
-        14 => (256, 210),
-        _ => return None,
-    })
+impl Kind {
+    /// The type that files number so.
+    fn of(number: u32) -> Option<Self> {
+        Some(match number {
+            0 => Self::Plain(Dtype::Float32),
+            1 => Self::Plain(Dtype::Float16),
+            2 => Self::Blocks(BlockType::Q4_0),
+            3 => Self::Blocks(BlockType::Q4_1),
+            6 => Self::Blocks(BlockType::Q5_0),
+            7 => Self::Blocks(BlockType::Q5_1),
+            8 => Self::Blocks(BlockType::Q8_0),
+            10 => Self::Blocks(BlockType::Q2K),
+            11 => Self::Blocks(BlockType::Q3K),
+            12 => Self::Blocks(BlockType::Q4K),
+            13 => Self::Blocks(BlockType::Q5K),
+            14 => Self::Blocks(BlockType::Q6K),
+            20 => Self::Blocks(BlockType::Iq4Nl),
+            23 => Self::Blocks(BlockType::Iq4Xs),
+            24 => Self::Plain(Dtype::Int8),
+            25 => Self::Plain(Dtype::Int16),
+            26 => Self::Plain(Dtype::Int32),
+            27 => Self::Plain(Dtype::Int64),
+            30 => Self::Plain(Dtype::Bfloat16),
+            _ => return None,
+        })
+    }
+
+    fn name(self) -> &'static str {
+        match self {
+            Self::Plain(Dtype::Float32) => "F32",
+            Self::Plain(Dtype::Float16) => "F16",
+            Self::Plain(Dtype::Bfloat16) => "BF16",
+            Self::Plain(Dtype::Int8) => "I8",
+            Self::Plain(Dtype::Int16) => "I16",
+            Self::Plain(Dtype::Int32) => "I32",
+            Self::Plain(_) => "I64",
+            Self::Blocks(kind) => kind.name(),
+        }
+    }
+
+    /// Elements and bytes of a block.
+    fn block(self) -> (u64, u64) {
+        match self {
+            Self::Plain(dtype) => (1, dtype.size() as u64),
+            Self::Blocks(kind) => (kind.weights() as u64, kind.bytes() as u64),
+        }
+    }
 }
 
-/// Whether every count, length and offset of the header stays within the file.
-pub(super) fn check(bytes: &[u8]) -> Checked {
-    let mut header = Header { bytes, at: 0 };
+struct Tensor {
+    name: String,
+    kind: Kind,
+    /// From the first axis to the last, along which blocks lie.
+    shape: Vec<i32>,
+    bytes: u64,
+    /// From the start of all data.
+    offset: u64,
+}
+
+/// A header in which every count, length and offset stays within the file.
+pub(super) struct Header {
+    metadata: HashMap<String, String>,
+    tensors: Vec<Tensor>,
+    /// Where the data begins.
+    start: u64,
+}
+
+impl Header {
+    /// The file's arrays, to be read from `source` when they are used.
+    pub(super) fn load(self, source: Source) -> crate::Result<Tensors> {
+        let source = Arc::new(source);
+        let mut arrays = HashMap::new();
+        for Tensor { name, kind, shape, offset, .. } in self.tensors {
+            let offset = self.start + offset;
+            let kind = match kind {
+                Kind::Plain(dtype) => {
+                    let array = Stored::array(&source, name.clone(), offset, &shape, dtype)?;
+                    arrays.insert(name, array);
+                    continue;
+                }
+                Kind::Blocks(kind) => kind,
+            };
+            let stem = name.strip_suffix(".weight").unwrap_or(&name);
+            for (name, part) in [
+                (name.clone(), Part::Codes),
+                (format!("{stem}.scales"), Part::Scales),
+                (format!("{stem}.biases"), Part::Biases),
+            ] {
+                let array = Stored::unpacked(&source, &name, offset, &shape, kind, part)?;
+                arrays.insert(name, array);
+            }
+        }
+        Ok(Tensors { arrays, metadata: self.metadata })
+    }
+
+    /// What the types of the file's tensors become.
+    pub(super) fn types(&self) -> Vec<GgufType> {
+        let mut types: BTreeMap<&str, GgufType> = BTreeMap::new();
+        for tensor in &self.tensors {
+            let (bits, exact) = match tensor.kind {
+                Kind::Plain(_) => (None, true),
+                Kind::Blocks(kind) => (Some(kind.bits() as i32), kind.is_exact()),
+            };
+            let name = tensor.kind.name();
+            let of_type =
+                types.entry(name).or_insert(GgufType { name, tensors: 0, bytes: 0, bits, exact });
+            of_type.tensors += 1;
+            of_type.bytes += tensor.bytes;
+        }
+        types.into_values().collect()
+    }
+
+    /// The names that the arrays will have, of which no two may be one.
+    fn check_names(&self) -> Checked {
+        let mut names = std::collections::HashSet::new();
+        for tensor in &self.tensors {
+            let stem = tensor.name.strip_suffix(".weight").unwrap_or(&tensor.name);
+            let parts = match tensor.kind {
+                Kind::Plain(_) => [None, None],
+                Kind::Blocks(_) => [Some(format!("{stem}.scales")), Some(format!("{stem}.biases"))],
+            };
+            for name in parts.into_iter().flatten().chain([tensor.name.clone()]) {
+                if let Some(twice) = names.replace(name) {
+                    return Err(format!("expected tensors of different names, got {twice} twice"));
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Reads the header of a file.
+pub(super) fn check(bytes: &[u8]) -> Checked<Header> {
+    let mut cursor = Cursor { bytes, at: 0 };
     if bytes.get(..4) != Some(b"GGUF") {
         return Err("expected a GGUF file, got another format".into());
     }
-    header.take(4)?;
-    let version = header.number::<4>()?;
+    cursor.take(4)?;
+    let version = cursor.u32()?;
     if !(2..=3).contains(&version) {
         return Err(format!("expected GGUF version 2 or 3, got {version}"));
     }
-    let (tensors, entries) = (header.number::<8>()?, header.number::<8>()?);
+    let (tensors, entries) = (cursor.u64()?, cursor.u64()?);
     let mut alignment = DEFAULT_ALIGNMENT;
+    let mut metadata = HashMap::new();
     for _ in 0..entries {
-        let key = String::from_utf8_lossy(header.text()?);
-        let kind = header.number::<4>()? as u32;
-        let start = header.at;
-        header.value(kind, &key)?;
+        let key = cursor.text()?;
+        let kind = cursor.u32()?;
+        let Some(value) = cursor.value(kind, &key)? else { continue };
         if key == "general.alignment" {
-            let value = Header { bytes: &bytes[..header.at], at: start }.number::<4>()?;
-            if kind != 4 || !value.is_power_of_two() {
-                return Err(format!("expected an alignment that is a power of two, got {value}"));
-            }
-            alignment = value;
+            alignment = value
+                .parse()
+                .ok()
+                .filter(|value: &u64| kind == 4 && value.is_power_of_two())
+                .ok_or_else(|| {
+                    format!("expected an alignment that is a power of two, got {value}")
+                })?;
         }
+        metadata.insert(key, value);
     }
-    let mut ends = Vec::new();
+    let mut header = Header { metadata, tensors: Vec::new(), start: 0 };
     for _ in 0..tensors {
-        let name = String::from_utf8_lossy(header.text()?);
-        ends.push(tensor_end(&mut header, alignment).map_err(|e| format!("{e} in {name}"))?);
+        let name = cursor.text()?;
+        let tensor = tensor(&mut cursor, name.clone(), alignment);
+        header.tensors.push(tensor.map_err(|e| format!("{e} in {name}"))?);
     }
-    let data = (header.at as u64).next_multiple_of(alignment);
-    let room = (bytes.len() as u64).saturating_sub(data);
-    match ends.into_iter().max() {
-        Some(end) if end > room => {
-            Err(format!("expected {end} bytes of tensors, got a file with {room}"))
+    header.start = (cursor.at as u64).next_multiple_of(alignment);
+    let room = (bytes.len() as u64).saturating_sub(header.start);
+    for Tensor { name, offset, bytes, .. } in &header.tensors {
+        if offset.checked_add(*bytes).is_none_or(|end| end > room) {
+            return Err(format!(
+                "expected {bytes} bytes of {name} from {offset}, got a file with {room} in all"
+            ));
         }
-        _ => Ok(()),
     }
+    header.check_names()?;
+    Ok(header)
 }
 
-/// Where a tensor's data ends, from the start of all data.
-fn tensor_end(header: &mut Header<'_>, alignment: u64) -> Checked<u64> {
-    let rank = header.number::<4>()?;
+/// What the header says of one tensor.
+fn tensor(cursor: &mut Cursor<'_>, name: String, alignment: u64) -> Checked<Tensor> {
+    let rank = cursor.u32()?;
     if !(1..=4).contains(&rank) {
         return Err(format!("expected 1 to 4 dimensions, got {rank}"));
     }
-    let dims: Vec<u64> = (0..rank).map(|_| header.number::<8>()).collect::<Checked<_>>()?;
-    let kind = header.number::<4>()? as u32;
-    let offset = header.number::<8>()?;
-    let (elements, bytes) =
-        block(kind).ok_or_else(|| format!("expected a type that MLX loads, got {kind}"))?;
-    if dims.iter().any(|&dim| dim > i32::MAX as u64) || !dims[0].is_multiple_of(elements) {
-        return Err(format!("expected dimensions in whole blocks of {elements}, got {dims:?}"));
-    }
+    let dims: Vec<u64> = (0..rank).map(|_| cursor.u64()).collect::<Checked<_>>()?;
+    let number = cursor.u32()?;
+    let offset = cursor.u64()?;
+    let kind = Kind::of(number).ok_or_else(|| {
+        format!(
+            "expected a type among F32, F16, BF16, I8 to I64, Q4_0 to Q8_0, Q2_K to Q6_K, IQ4_NL and \
+             IQ4_XS, got number {number}"
+        )
+    })?;
+    let (elements, bytes) = kind.block();
+    let shape: Option<Vec<i32>> = dims.iter().rev().map(|&dim| i32::try_from(dim).ok()).collect();
+    let shape = shape.filter(|_| dims[0].is_multiple_of(elements)).ok_or_else(|| {
+        format!("expected dimensions of 32 bits in whole blocks of {elements}, got {dims:?}")
+    })?;
     if !offset.is_multiple_of(alignment) {
         return Err(format!("expected an offset aligned to {alignment}, got {offset}"));
     }
-    dims.iter()
+    let bytes = dims
+        .iter()
         .try_fold(1u64, |size, &dim| size.checked_mul(dim))
-        .and_then(|size| (size / elements).checked_mul(bytes)?.checked_add(offset))
-        .ok_or_else(|| format!("expected sizes that fit the file, got {dims:?}"))
+        .and_then(|size| (size / elements).checked_mul(bytes))
+        .ok_or_else(|| format!("expected sizes that fit the file, got {dims:?}"))?;
+    Ok(Tensor { name, kind, shape, bytes, offset })
 }

@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::array::Array;
 use crate::cpu;
+use crate::cpu::ggml_blocks::{BlockType, Part};
 use crate::dtype::Dtype;
 use crate::error::{Error, Result};
 use crate::ffi::io::bridge as ffi;
@@ -19,12 +20,23 @@ pub(super) enum Source {
     Bytes(Vec<u8>),
 }
 
+/// How the elements are stored.
+#[derive(Clone, Copy)]
+enum Form {
+    /// As they are in memory.
+    Plain,
+    /// As bytes that are 0 for false and 1 for true, or should be.
+    Bool,
+    /// As blocks of packed weights, of which the array is a part.
+    Blocks(BlockType, Part),
+}
+
 /// One tensor's place in a file.
 pub(crate) struct Stored {
     source: Arc<Source>,
     tensor: String,
     offset: u64,
-    is_bool: bool,
+    form: Form,
 }
 
 impl Stored {
@@ -36,16 +48,44 @@ impl Stored {
         shape: &[i32],
         dtype: Dtype,
     ) -> Result<Array> {
-        let is_bool = dtype == Dtype::Bool;
-        let stored = Self { source: Arc::clone(source), tensor, offset, is_bool };
+        let form = if dtype == Dtype::Bool { Form::Bool } else { Form::Plain };
+        let stored = Self { source: Arc::clone(source), tensor, offset, form };
         Array::from_bridge(ffi::stored(Box::new(stored), shape, dtype.into()))
+    }
+
+    /// A lazy array of a part of what the blocks at `offset` become. `shape` is that of the weights
+    /// in the file, whose last extent is a multiple of a block's.
+    pub(super) fn unpacked(
+        source: &Arc<Source>,
+        tensor: &str,
+        offset: u64,
+        shape: &[i32],
+        kind: BlockType,
+        part: Part,
+    ) -> Result<Array> {
+        let (dtype, size) = match part {
+            Part::Codes => (Dtype::Uint32, 4),
+            Part::Scales | Part::Biases if kind.has_f16_scales() => (Dtype::Float16, 2),
+            Part::Scales | Part::Biases => (Dtype::Float32, 4),
+        };
+        let mut shape = shape.to_vec();
+        if let Some(last) = shape.last_mut() {
+            *last = *last / kind.weights() as i32 * (kind.part_bytes(part) / size) as i32;
+        }
+        let form = Form::Blocks(kind, part);
+        let stored = Self { source: Arc::clone(source), tensor: tensor.to_owned(), offset, form };
+        Array::from_bridge(ffi::stored(Box::new(stored), &shape, dtype.into()))
     }
 
     /// Fills `bytes`; an error names the file and the tensor.
     pub(crate) fn read(&self, bytes: &mut [u8]) -> Result<()> {
         let failure = Mutex::new(None);
-        cpu::for_each_part(bytes, |start, part| {
-            if let Err(reason) = self.read_part(self.offset + start as u64, part) {
+        let unit = match self.form {
+            Form::Blocks(kind, part) => kind.part_bytes(part),
+            Form::Plain | Form::Bool => 1,
+        };
+        cpu::for_each_part(bytes, unit, |start, part| {
+            if let Err(reason) = self.read_part(start, part) {
                 *failure.lock().unwrap_or_else(PoisonError::into_inner) = Some(reason);
             }
         });
@@ -57,14 +97,35 @@ impl Stored {
                 Source::Bytes(_) => Error::argument("load_safetensors", text),
             });
         }
-        if self.is_bool {
-            // Other bytes than 0 and 1 are no bool in Rust.
-            bytes.iter_mut().for_each(|byte| *byte = u8::from(*byte != 0));
-        }
         Ok(())
     }
 
-    fn read_part(&self, offset: u64, part: &mut [u8]) -> std::io::Result<()> {
+    /// Fills `part`, which begins `start` bytes into the array.
+    fn read_part(&self, start: usize, part: &mut [u8]) -> std::io::Result<()> {
+        match self.form {
+            Form::Plain => self.read_bytes(start, part),
+            Form::Bool => {
+                self.read_bytes(start, part)?;
+                // Other bytes than 0 and 1 are no bool in Rust.
+                part.iter_mut().for_each(|byte| *byte = u8::from(*byte != 0));
+                Ok(())
+            }
+            Form::Blocks(kind, which) => {
+                let unit = kind.part_bytes(which);
+                let mut blocks = vec![0; FEW * kind.bytes()];
+                for (index, out) in part.chunks_mut(FEW * unit).enumerate() {
+                    let blocks = &mut blocks[..out.len() / unit * kind.bytes()];
+                    self.read_bytes((start / unit + index * FEW) * kind.bytes(), blocks)?;
+                    kind.fill(which, blocks, out);
+                }
+                Ok(())
+            }
+        }
+    }
+
+    /// Fills `part` with what is stored `start` bytes into the tensor.
+    fn read_bytes(&self, start: usize, part: &mut [u8]) -> std::io::Result<()> {
+        let offset = self.offset + start as u64;
         match &*self.source {
             Source::File { file, .. } => file.read_exact_at(part, offset),
             Source::Bytes(bytes) => {
@@ -76,3 +137,6 @@ impl Stored {
         }
     }
 }
+
+/// Blocks that are read at once, so that a cache holds them while they are unpacked.
+const FEW: usize = 512;

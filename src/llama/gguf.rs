@@ -1,6 +1,6 @@
 //! Models of GGUF files: the names, the configuration and the order of rows that llama.cpp has.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::path::Path;
 
 use serde_json::{Map, Value, json};
@@ -82,9 +82,6 @@ fn config(
     let entry = |key: &str| metadata.get(&format!("{architecture}.{key}"));
     let number = |key: &str| -> Result<Option<Value>> {
         let Some(text) = entry(key) else { return Ok(None) };
-        // A number is a scalar array of MLX's, as it prints them.
-        let inner = text.strip_prefix("array(").and_then(|rest| rest.split_once(", dtype"));
-        let text = inner.map_or(text.as_str(), |(number, _)| number);
         if let Ok(whole) = text.parse::<i64>() {
             return Ok(Some(json!(whole)));
         }
@@ -118,9 +115,9 @@ fn config(
     config.insert("tie_word_embeddings".into(), json!(!has("lm_head.weight")));
     config.insert("attention_bias".into(), json!(has("model.layers.0.self_attn.o_proj.bias")));
     config.insert("mlp_bias".into(), json!(has("model.layers.0.mlp.down_proj.bias")));
-    if arrays.keys().any(|name| name.ends_with(".scales")) {
+    if let Some(bits) = most_common_bits(arrays) {
         // What each module has is read off its scales.
-        config.insert("quantization".into(), json!({"group_size": 32, "bits": 4}));
+        config.insert("quantization".into(), json!({"group_size": 32, "bits": bits}));
     }
     let scaling = match (entry("rope.scaling.type").map(String::as_str), factors) {
         (_, Some(factors)) => Some(by_factors(factors, config.get("max_position_embeddings"))?),
@@ -139,6 +136,22 @@ fn config(
     };
     config.insert("rope_scaling".into(), json!(scaling));
     Config::parse(&Value::Object(config).to_string())
+}
+
+/// The bits of the codes that most bytes of packed weights have; none where nothing is packed.
+fn most_common_bits(arrays: &HashMap<String, Array>) -> Option<i32> {
+    let mut bytes = BTreeMap::<i32, usize>::new();
+    for (name, scales) in arrays {
+        let stem = name.strip_suffix(".scales");
+        let Some(packed) = stem.and_then(|stem| arrays.get(&format!("{stem}.weight"))) else {
+            continue;
+        };
+        // A group has 32 weights, and so one word for each of their bits.
+        let (words, groups) = (packed.shape().last()?, scales.shape().last()?);
+        let bits = words.checked_div(*groups).unwrap_or(0);
+        *bytes.entry(bits).or_default() += packed.nbytes();
+    }
+    bytes.into_iter().max_by_key(|(_, bytes)| *bytes).map(|(bits, _)| bits)
 }
 
 /// What each period is multiplied by; equal limits make a scaling of it that multiplies nothing else.

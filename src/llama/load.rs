@@ -19,8 +19,8 @@ impl Llama {
     /// layer at hand take memory.
     ///
     /// Where there is a `model.safetensors.index.json`, the files that it lists are read, and each
-    /// must hold the tensors that it says. GGUF: tensors of F32, F16, BF16, Q4_0, Q4_1 and Q8_0 of
-    /// the architectures llama, qwen2 and qwen3; K-quants are read as float16.
+    /// must hold the tensors that it says. A GGUF file is of the architecture llama, qwen2 or qwen3, and
+    /// its packed types stay packed: [`load_gguf`](crate::io::load_gguf) lists what each becomes.
     ///
     /// Errors name the file, and the tensor where there is one: missing or truncated files,
     /// configurations that are not a Llama's or its kin's, tensors that are missing, left over, in
@@ -29,10 +29,9 @@ impl Llama {
     ///
     /// # Files that change meanwhile
     ///
-    /// The elements of a `.safetensors` file are read by system calls: if another process makes the
-    /// file shorter before they are read, loading or the first evaluation is an error. A `.gguf` file
-    /// is mapped into memory while it is loaded, and so is the header of a `.safetensors` file while
-    /// it is checked: if another process makes the file shorter at that time, the system ends this
+    /// The elements are read by system calls: if another process makes a file shorter before they are
+    /// read, loading or the first evaluation is an error. The header of a file is mapped into memory
+    /// while it is checked: if another process makes the file shorter at that time, the system ends this
     /// process with the signal SIGBUS, which no reader can turn into an error. Nothing is mapped any
     /// more when this function returns. A file that is replaced by renaming another one to its name
     /// never does harm.

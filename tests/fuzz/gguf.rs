@@ -13,8 +13,8 @@ use super::mutation::{self, once_in, one};
 
 pub const FUZZER: Fuzzer = Fuzzer { name: "gguf", allowance: 16 << 20, prepare };
 
-/// Tensor types with the elements and bytes of a block; the last of them MLX does not load.
-const TYPES: [(u32, u64, u64); 11] = [
+/// Tensor types with the elements and bytes of a block; the last of them is not loaded.
+const TYPES: [(u32, u64, u64); 19] = [
     (0, 1, 4),
     (1, 1, 2),
     (24, 1, 1),
@@ -26,6 +26,14 @@ const TYPES: [(u32, u64, u64); 11] = [
     (8, 32, 34),
     (14, 256, 210),
     (6, 32, 22),
+    (7, 32, 24),
+    (10, 256, 84),
+    (11, 256, 110),
+    (12, 256, 144),
+    (13, 256, 176),
+    (20, 32, 18),
+    (23, 256, 136),
+    (16, 256, 66),
 ];
 
 fn prepare(folder: &Path) -> anyhow::Result<Run> {
@@ -112,7 +120,13 @@ impl Gguf {
     /// A Llama of one layer.
     fn model(rng: &mut Rng) -> Self {
         let architecture = *one(rng, &["llama", "qwen2", "qwen3"]);
-        let (hidden, wide, heads, kv_heads, vocab) = (32u64, 32u64, 2u64, 1u64, 4u64);
+        // Blocks of 256 weights need rows as long.
+        let (kinds, hidden) = match once_in(rng, 10) {
+            true => (&[9, 12, 13, 14, 15, 17][..], 256u64),
+            false => (&[0, 1, 5, 6, 8, 10, 11, 16][..], 32u64),
+        };
+        let (kind, elements, bytes) = TYPES[*one(rng, kinds)];
+        let (wide, heads, kv_heads, vocab) = (hidden, 2u64, 1u64, 4u64);
         let head = hidden / heads;
         let number =
             |key: &str, value: u64| (format!("{architecture}.{key}"), Entry::U32(value as u32));
@@ -133,7 +147,6 @@ impl Gguf {
             entries.push((format!("{architecture}.rope.scaling.factor"), Entry::F32(2.0)));
             entries.push(number("rope.scaling.original_context_length", 32));
         }
-        let (kind, elements, bytes) = *one(rng, &[TYPES[0], TYPES[1], TYPES[6], TYPES[8]]);
         let mut tensors = Vec::new();
         let mut matrix = |name: &str, rows: u64, columns: u64| {
             let bytes = rows * columns / elements * bytes;

@@ -39,6 +39,7 @@ mod layer_norm;
 mod levels;
 mod linear;
 mod llama;
+mod llama_cpp;
 mod logsumexp;
 mod lora;
 mod masked_softmax;

@@ -16,6 +16,7 @@ pub mod cross_entropy;
 pub mod element;
 #[doc(hidden)]
 pub mod fold;
+pub mod ggml_blocks;
 #[doc(hidden)]
 pub mod layer_norm;
 #[doc(hidden)]
@@ -145,13 +146,15 @@ pub unsafe fn parallel_copy(from: *const u8, to: *mut u8, bytes: usize) {
 }
 
 /// Calls `body` with parts of `bytes` and where each begins, on the threads of the kernels' pool.
-pub fn for_each_part(bytes: &mut [u8], body: impl Fn(usize, &mut [u8]) + Sync) {
+/// All parts but the last are whole multiples of `unit` bytes.
+pub fn for_each_part(bytes: &mut [u8], unit: usize, body: impl Fn(usize, &mut [u8]) + Sync) {
     const PART: usize = 1 << 20;
+    let most = (PART / unit.max(1)).max(1) * unit.max(1);
     let (count, start) = (bytes.len(), Shared(bytes.as_mut_ptr()));
-    Pool::current().for_each(count.div_ceil(PART), PART, &|parts| {
+    Pool::current().for_each(count.div_ceil(most), most, &|parts| {
         for part in parts {
-            let begin = part * PART;
-            let length = PART.min(count - begin);
+            let begin = part * most;
+            let length = most.min(count - begin);
             // SAFETY: the parts are disjoint and within `bytes`, which is borrowed until all end.
             body(begin, unsafe { std::slice::from_raw_parts_mut(start.get().add(begin), length) });
         }

@@ -58,11 +58,11 @@ fn expected(name: &str) -> anyhow::Result<Value> {
     Ok(serde_json::from_str(&fs::read_to_string(root().join(name).join("expected.json"))?)?)
 }
 
-fn floats(value: &Value) -> Vec<f64> {
+pub fn floats(value: &Value) -> Vec<f64> {
     value.as_array().unwrap().iter().map(|v| v.as_f64().unwrap()).collect()
 }
 
-fn ids(value: &Value) -> Vec<u32> {
+pub fn ids(value: &Value) -> Vec<u32> {
     value.as_array().unwrap().iter().map(|v| v.as_u64().unwrap() as u32).collect()
 }
 
@@ -79,11 +79,11 @@ fn dtype(expected: &Value) -> Dtype {
     }
 }
 
-fn largest(values: &[f64]) -> f64 {
+pub fn largest(values: &[f64]) -> f64 {
     values.iter().fold(0.0, |most: f64, v| most.max(v.abs()))
 }
 
-fn apart(got: &[f64], want: &[f64]) -> f64 {
+pub fn apart(got: &[f64], want: &[f64]) -> f64 {
     assert_eq!(got.len(), want.len());
     got.iter().zip(want).fold(0.0, |most: f64, (got, want)| most.max((got - want).abs()))
 }
@@ -102,7 +102,7 @@ fn own_error(dtype: Dtype, layers: i32, logits: &[f64]) -> f64 {
 }
 
 /// Of each token after the first, in one context.
-fn mean_nll(llama: &Llama, text: &[u32]) -> anyhow::Result<f64> {
+pub fn mean_nll(llama: &Llama, text: &[u32]) -> anyhow::Result<f64> {
     let logits = llama.forward(&tokens(&text[..text.len() - 1])?, &mut llama.new_cache())?;
     let logits = numbers(&logits)?;
     let vocab = logits.len() / (text.len() - 1);
@@ -114,14 +114,14 @@ fn mean_nll(llama: &Llama, text: &[u32]) -> anyhow::Result<f64> {
 }
 
 /// How far a perplexity is off, as a part of it.
-fn perplexity_error(got: f64, want: f64) -> f64 {
+pub fn perplexity_error(got: f64, want: f64) -> f64 {
     ((got - want).exp() - 1.0).abs()
 }
 
 /// Holds the best token of each step against those of `want` where their margin allows; how many
 /// that were. Each step is given the token expected, so that a tie decides nothing about those
 /// after it.
-fn follow(llama: &Llama, want: &Value, prompt: &[u32], error: f64) -> anyhow::Result<usize> {
+pub fn follow(llama: &Llama, want: &Value, prompt: &[u32], error: f64) -> anyhow::Result<usize> {
     let (greedy, margins) = (ids(&want["greedy"]), floats(&want["margins"]));
     let vocab = llama.config().vocab_size as usize;
     let mut cache = llama.new_cache();

@@ -4,6 +4,7 @@ mod activation;
 mod attention;
 mod cross_entropy;
 mod element;
+mod ggml_blocks;
 mod layer_norm;
 mod level;
 mod linear;

@@ -2,8 +2,9 @@
 
 use anyhow::Result;
 use mlx_primitives::graph;
+use mlx_primitives::io::{self, GgufType};
 use mlx_primitives::llama::estimate;
-use serde_json::json;
+use serde_json::{Value, json};
 
 use super::Args;
 use super::token::CONTEXT;
@@ -19,6 +20,7 @@ pub fn run(args: &Args) -> Result<()> {
     let config = llama.config();
     let limit = config.max_position_embeddings.map(i32::unsigned_abs);
     let weights = llama.nbytes() as u64;
+    let types = tensor_types(args)?;
     let packed = match args.packing.quantization() {
         Some(to) => Some(to),
         None => config.quantization_of("")?,
@@ -56,6 +58,7 @@ pub fn run(args: &Args) -> Result<()> {
             "weight_bytes": weights,
             "dispatches_per_token": ours,
             "builtin_dispatches_per_token": builtins,
+            "gguf_types": types.iter().map(type_json).collect::<Vec<_>>(),
             "memory": memory,
         });
         return Ok(output::println(object)?);
@@ -83,12 +86,45 @@ pub fn run(args: &Args) -> Result<()> {
     ] {
         output::println(format_args!("{name:<16}{value}"))?;
     }
+    for kind in &types {
+        output::println(format_args!("{:<16}{}", kind.name, type_text(kind)))?;
+    }
     output::println(format_args!("\n{:>10}{:>14}{:>14}", "context", "cache", "with weights"))?;
     for (context, cache, total) in memory {
         let (cache, total) = (bytes(cache), bytes(total));
         output::println(format_args!("{context:>10}{cache:>14}{total:>14}"))?;
     }
     Ok(())
+}
+
+/// The types of a GGUF file's tensors; none of another model.
+fn tensor_types(args: &Args) -> Result<Vec<GgufType>> {
+    match &args.source.model {
+        Some(path) if path.extension().is_some_and(|it| it.eq_ignore_ascii_case("gguf")) => {
+            Ok(io::gguf_types(path)?)
+        }
+        _ => Ok(Vec::new()),
+    }
+}
+
+fn type_text(kind: &GgufType) -> String {
+    let plural = if kind.tensors == 1 { "" } else { "s" };
+    let becomes = match (kind.bits, kind.exact) {
+        (None, _) => "as they are".to_owned(),
+        (Some(bits), true) => format!("{bits} bits in groups of 32, the same numbers"),
+        (Some(bits), false) => format!("{bits} bits in groups of 32, rounded"),
+    };
+    format!("{} tensor{plural}, {} in the file: {becomes}", kind.tensors, bytes(kind.bytes))
+}
+
+fn type_json(kind: &GgufType) -> Value {
+    json!({
+        "name": kind.name,
+        "tensors": kind.tensors,
+        "bytes": kind.bytes,
+        "bits": kind.bits,
+        "exact": kind.exact,
+    })
 }
 
 fn contexts(args: &Args, limit: Option<u32>) -> Vec<u32> {

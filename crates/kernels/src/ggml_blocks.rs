@@ -1,0 +1,280 @@
+//! The blocks of GGUF files that hold packed weights, unpacked into MLX's affine layout: groups of
+//! 32 codes with a float32 scale and bias each.
+//!
+//! A weight of a block is `step * q - low`, and a step and a low belong to 32 weights, or, in
+//! [`BlockType::Q2K`], [`BlockType::Q3K`] and [`BlockType::Q6K`], to 16. Where they belong to 32 the
+//! group stands for the very same numbers. So it does where the numbers of both halves are
+//! multiples of one step and its codes reach that far, as those of [`BlockType::Q3K`] always do. Else
+//! the half with the larger step keeps its numbers, and those of the other half are rounded.
+
+mod layouts;
+
+use half::f16;
+
+use layouts::halves_of;
+
+/// Weights that share a scale and a bias.
+pub const GROUP: usize = 32;
+
+/// How a block is stored, by ggml's names.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum BlockType {
+    Q4_0,
+    Q4_1,
+    Q5_0,
+    Q5_1,
+    Q8_0,
+    Q2K,
+    Q3K,
+    Q4K,
+    Q5K,
+    Q6K,
+    Iq4Nl,
+    Iq4Xs,
+}
+
+/// An array of MLX's affine layout.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Part {
+    Codes,
+    Scales,
+    Biases,
+}
+
+/// What 32 weights become: `scale * code + bias`.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Group {
+    pub scale: f32,
+    pub bias: f32,
+    pub codes: [u8; GROUP],
+}
+
+impl BlockType {
+    pub const ALL: [Self; 12] = [
+        Self::Q4_0,
+        Self::Q4_1,
+        Self::Q5_0,
+        Self::Q5_1,
+        Self::Q8_0,
+        Self::Q2K,
+        Self::Q3K,
+        Self::Q4K,
+        Self::Q5K,
+        Self::Q6K,
+        Self::Iq4Nl,
+        Self::Iq4Xs,
+    ];
+
+    /// ggml's name.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Q4_0 => "Q4_0",
+            Self::Q4_1 => "Q4_1",
+            Self::Q5_0 => "Q5_0",
+            Self::Q5_1 => "Q5_1",
+            Self::Q8_0 => "Q8_0",
+            Self::Q2K => "Q2_K",
+            Self::Q3K => "Q3_K",
+            Self::Q4K => "Q4_K",
+            Self::Q5K => "Q5_K",
+            Self::Q6K => "Q6_K",
+            Self::Iq4Nl => "IQ4_NL",
+            Self::Iq4Xs => "IQ4_XS",
+        }
+    }
+
+    /// Weights of a block.
+    pub fn weights(self) -> usize {
+        match self {
+            Self::Q4_0 | Self::Q4_1 | Self::Q5_0 | Self::Q5_1 | Self::Q8_0 | Self::Iq4Nl => 32,
+            _ => 256,
+        }
+    }
+
+    /// Bytes of a block.
+    pub fn bytes(self) -> usize {
+        match self {
+            Self::Q4_0 | Self::Iq4Nl => 18,
+            Self::Q4_1 => 20,
+            Self::Q5_0 => 22,
+            Self::Q5_1 => 24,
+            Self::Q8_0 => 34,
+            Self::Q2K => 84,
+            Self::Q3K => 110,
+            Self::Q4K => 144,
+            Self::Q5K => 176,
+            Self::Q6K => 210,
+            Self::Iq4Xs => 136,
+        }
+    }
+
+    /// Bits of a code in MLX's layout.
+    pub fn bits(self) -> usize {
+        match self {
+            Self::Q4_0 | Self::Q4_1 | Self::Q4K => 4,
+            Self::Q5_0 | Self::Q5_1 | Self::Q5K => 5,
+            Self::Q2K => 6,
+            Self::Q8_0 | Self::Q3K | Self::Q6K | Self::Iq4Nl | Self::Iq4Xs => 8,
+        }
+    }
+
+    /// Whether every weight stays the number that the file has; else some are rounded.
+    pub fn is_exact(self) -> bool {
+        !matches!(self, Self::Q2K | Self::Q6K)
+    }
+
+    /// Whether scales and biases are float16, as MLX has those of the types that it reads; else
+    /// they are float32, which holds every product of a block's scale and a group's.
+    pub fn has_f16_scales(self) -> bool {
+        matches!(self, Self::Q4_0 | Self::Q4_1 | Self::Q8_0)
+    }
+
+    /// Bytes of a part of a block's groups.
+    pub fn part_bytes(self, part: Part) -> usize {
+        self.weights() / GROUP * self.group_bytes(part)
+    }
+
+    fn group_bytes(self, part: Part) -> usize {
+        match part {
+            Part::Codes => GROUP * self.bits() / 8,
+            Part::Scales | Part::Biases if self.has_f16_scales() => size_of::<f16>(),
+            Part::Scales | Part::Biases => size_of::<f32>(),
+        }
+    }
+
+    /// Fills `out` with a part of the groups of as many whole blocks as both hold.
+    pub fn fill(self, part: Part, blocks: &[u8], out: &mut [u8]) {
+        let (bytes, bits) = (self.group_bytes(part), self.bits());
+        match part {
+            Part::Codes => self.each_group(blocks, out, bytes, |group, out| {
+                pack(&group.codes, bits, out);
+            }),
+            Part::Scales => self.each_group(blocks, out, bytes, |group, out| {
+                write_float(group.scale, out);
+            }),
+            Part::Biases => self.each_group(blocks, out, bytes, |group, out| {
+                write_float(group.bias, out);
+            }),
+        }
+    }
+
+    /// Calls `write` with each group and the `bytes` of `out` that are its.
+    #[inline(always)]
+    fn each_group(
+        self,
+        blocks: &[u8],
+        out: &mut [u8],
+        bytes: usize,
+        write: impl Fn(&Group, &mut [u8]),
+    ) {
+        let groups = self.weights() / GROUP;
+        let outs = out.chunks_exact_mut(groups * bytes);
+        for (block, out) in blocks.chunks_exact(self.bytes()).zip(outs) {
+            for (index, out) in out.chunks_exact_mut(bytes).enumerate() {
+                write(&self.group(block, index), out);
+            }
+        }
+    }
+
+    /// Group `index` of a whole block.
+    #[inline]
+    pub fn group(self, block: &[u8], index: usize) -> Group {
+        let at = |at: usize| f16::from_le_bytes([block[at], block[at + 1]]).to_f32();
+        match self {
+            Self::Q4_0 => centered(at(0), 8, layouts::nibbles(&block[2..])),
+            Self::Q4_1 => Group { scale: at(0), bias: at(2), codes: layouts::nibbles(&block[4..]) },
+            Self::Q5_0 => centered(at(0), 16, layouts::fifth_bits(&block[2..6], &block[6..])),
+            Self::Q5_1 => {
+                let codes = layouts::fifth_bits(&block[4..8], &block[8..]);
+                Group { scale: at(0), bias: at(2), codes }
+            }
+            Self::Q8_0 => {
+                let codes = std::array::from_fn(|i| block[2 + i] ^ 0x80);
+                centered(at(0), 128, codes)
+            }
+            Self::Q4K | Self::Q5K => {
+                let (scale, low) = layouts::scale_and_low(&block[4..16], index);
+                let codes = match self {
+                    Self::Q4K => layouts::half_bytes(&block[16..], index),
+                    _ => layouts::five_bits(&block[16..48], &block[48..], index),
+                };
+                Group { scale: at(0) * scale, bias: -at(2) * low, codes }
+            }
+            Self::Iq4Nl => layouts::from_table(at(0), &block[2..]),
+            Self::Iq4Xs => {
+                let scale = layouts::signed_scale(&block[2..8], index);
+                layouts::from_table(at(0) * scale, &block[8 + 16 * index..])
+            }
+            Self::Q2K | Self::Q3K | Self::Q6K => {
+                halves_of(self, block, index).fitted((1 << self.bits()) - 1)
+            }
+        }
+    }
+}
+
+/// Codes that stand for signed numbers around `zero`.
+fn centered(scale: f32, zero: u8, codes: [u8; GROUP]) -> Group {
+    Group { scale, bias: -f32::from(zero) * scale, codes }
+}
+
+/// A number in the two or four bytes that it has.
+fn write_float(value: f32, out: &mut [u8]) {
+    match out.len() {
+        2 => out.copy_from_slice(&f16::from_f32(value).to_le_bytes()),
+        _ => out.copy_from_slice(&value.to_le_bytes()),
+    }
+}
+
+/// Codes one after the other, lowest bits first.
+fn pack(codes: &[u8; GROUP], bits: usize, out: &mut [u8]) {
+    for (codes, out) in codes.chunks_exact(8).zip(out.chunks_exact_mut(bits)) {
+        let word = codes.iter().rev().fold(0u64, |word, &code| word << bits | u64::from(code));
+        out.copy_from_slice(&word.to_le_bytes()[..bits]);
+    }
+}
+
+/// Two times 16 weights, `step * q - low` with a step and a low of each half.
+struct Halves {
+    steps: [f32; 2],
+    lows: [f32; 2],
+    /// A number of which all steps and no lows are multiples, or 0.
+    unit: f32,
+    q: [i8; GROUP],
+}
+
+impl Halves {
+    /// The nearest group with codes up to `most`.
+    ///
+    /// The codes count from a number of the half with the larger step, by an n-th of that step, so
+    /// that this half keeps its numbers. n is as large as the codes allow, and the numbers of the
+    /// other half are off by at most half of such a part.
+    #[inline]
+    fn fitted(&self, most: i32) -> Group {
+        let Self { steps, lows, unit, q } = self;
+        let values: [f32; GROUP] =
+            std::array::from_fn(|i| steps[i / 16] * f32::from(q[i]) - lows[i / 16]);
+        let least = values.iter().copied().fold(f32::INFINITY, f32::min);
+        let range = values.iter().copied().fold(f32::NEG_INFINITY, f32::max) - least;
+        let larger = usize::from(steps[1].abs() > steps[0].abs());
+        let (step, origin) = (steps[larger].abs(), -lows[larger]);
+        let parts = ((most - 1) as f32 * step / range).floor();
+        let (scale, origin) = match () {
+            _ if *unit > 0.0 && range <= *unit * most as f32 => (*unit, 0.0),
+            _ if parts >= 1.0 && parts.is_finite() => (step / parts, origin),
+            // The halves are far apart for their steps, or all numbers are equal.
+            _ => (range / most as f32, least),
+        };
+        if !(scale.is_normal() && origin.is_finite()) {
+            return Group { scale: 0.0, bias: least, codes: [0; GROUP] };
+        }
+        let first = ((least - origin) / scale + ROUNDING).floor();
+        let codes = std::array::from_fn(|i| {
+            // Truncated, and no negative number: the nearest whole one.
+            (((values[i] - origin) / scale - first + 0.5) as u8).min(most as u8)
+        });
+        Group { scale, bias: origin + first * scale, codes }
+    }
+}
+
+/// What a quotient that should be whole may fall short of it by.
+const ROUNDING: f32 = 1e-3;
