@@ -1,6 +1,8 @@
-//! Finds MLX, builds `cpp/` against it with CMake and tells cargo what to link.
+//! Finds MLX, builds `cpp/` against it with CMake, compiles `metal/` where there is Xcode, and tells cargo what
+//! to link.
 //!
-//! Never uses the network: `scripts/build_metal.sh` brings what is missing.
+//! Never uses the network: `scripts/build_metal.sh` brings what is missing to a clone, and whoever builds the
+//! package is told what to install.
 
 #[path = "src/hash.rs"]
 mod hash;
@@ -8,10 +10,12 @@ mod hash;
 use std::env;
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Child, Command, Stdio};
 
 use anyhow::{Context, Result, bail, ensure};
 
+/// What brings MLX and CMake to a clone; it is not in the package.
+const SCRIPT: &str = "scripts/build_metal.sh";
 /// What stands in for a Mac's Metal device in tests.
 const STAND_IN: &str = "tests/metal_device";
 
@@ -23,7 +27,8 @@ fn main() -> Result<()> {
     for path in watched.into_iter().chain(simulates_metal().then_some(STAND_IN)) {
         println!("cargo::rerun-if-changed={path}");
     }
-    for variable in ["MLX_DIR", "CMAKE", "DOCS_RS", "CXX", "CXXFLAGS", "MLX_PRIMITIVES_WERROR"] {
+    let variables = ["MLX_DIR", "CMAKE", "DOCS_RS", "CXX", "CXXFLAGS", "DEVELOPER_DIR"];
+    for variable in variables.into_iter().chain(["MLX_PRIMITIVES_WERROR"]) {
         println!("cargo::rerun-if-env-changed={variable}");
     }
     println!("cargo::rustc-env=MLX_PRIMITIVES_KERNELS_HASH={}", kernels_hash(&root)?);
@@ -34,9 +39,12 @@ fn main() -> Result<()> {
 
     let mlx = Mlx::find(&root)?;
     println!("cargo::rerun-if-changed={}", mlx.header().display());
+    let cmake = find_cmake(&root)?;
+    let kernels = compile_metal(&root, &cmake)?; // beside the C++ compiler
     let bridge = cxx_build::bridges(bridges()?);
     drop(bridge); // only the generated code is wanted: CMake compiles it with cpp/
-    build_cpp(&root, &mlx)?;
+    build_cpp(&root, &mlx, &cmake)?;
+    kernels.map_or(Ok(()), say_of_metal)?;
     link(&mlx)
 }
 
@@ -119,7 +127,17 @@ impl Mlx {
             [] => String::new(),
             found => format!(" (found only {})", found.join(", ")),
         };
-        bail!("MLX {line}.x was not found{seen}: run scripts/build_metal.sh, or set MLX_DIR")
+        let advice = if root.join(SCRIPT).is_file() {
+            format!("run {SCRIPT}")
+        } else if env::var("CARGO_CFG_TARGET_OS")? == "macos" {
+            format!("run `brew install mlx` or `python3 -m pip install mlx=={}`", pinned.trim())
+        } else {
+            format!("run `python3 -m pip install \"mlx[cpu]=={}\"`", pinned.trim())
+        };
+        bail!(
+            "MLX {line}.x was not found{seen}: {advice}, or set MLX_DIR to the folder of an installed MLX that \
+             holds include/mlx/version.h"
+        )
     }
 
     fn at(prefix: &Path) -> Option<Self> {
@@ -153,7 +171,74 @@ fn python_prefix() -> Option<PathBuf> {
     cmake_dir.ancestors().nth(3).map(Path::to_owned)
 }
 
-fn build_cpp(root: &Path, mlx: &Mlx) -> Result<()> {
+/// CMAKE, what the script provided, or the one on the PATH.
+fn find_cmake(root: &Path) -> Result<PathBuf> {
+    if let Some(named) = env::var_os("CMAKE") {
+        return Ok(PathBuf::from(named));
+    }
+    let brought = root.join(".mlx/python/cmake/data/bin/cmake");
+    if brought.exists() {
+        return Ok(brought);
+    }
+    let advice = if root.join(SCRIPT).is_file() {
+        format!("run {SCRIPT}")
+    } else {
+        "run `brew install cmake`, `apt-get install cmake` or `python3 -m pip install cmake`"
+            .to_owned()
+    };
+    ensure!(
+        Command::new("cmake").arg("--version").output().is_ok(),
+        "CMake was not found: {advice}, or put CMake 3.25 or later on the PATH, or its path into CMAKE"
+    );
+    Ok(PathBuf::from("cmake"))
+}
+
+/// The metallib that the script made.
+fn metallib_of_script(root: &Path) -> PathBuf {
+    root.join(".mlx/mlx_primitives.metallib")
+}
+
+/// The metallib of this build.
+fn metallib() -> Result<PathBuf> {
+    Ok(PathBuf::from(env::var("OUT_DIR")?).join("mlx_primitives.metallib"))
+}
+
+/// Begins to compile the kernels by Xcode, for macOS, unless the script did.
+fn compile_metal(root: &Path, cmake: &Path) -> Result<Option<Child>> {
+    if env::var("CARGO_CFG_TARGET_OS")? != "macos" {
+        return Ok(None);
+    }
+    let define = |name: &str, path: &Path| format!("-D{name}={}", path.display());
+    let child = Command::new(cmake)
+        .arg(define("METAL_DIR", &root.join("metal")))
+        .arg(define("OUTPUT", &metallib()?))
+        .arg(define("INSTEAD", &metallib_of_script(root)))
+        .arg("-P")
+        .arg(root.join("cmake/compile_metal.cmake"))
+        .stdout(Stdio::null())
+        .stderr(Stdio::piped())
+        .spawn()
+        .with_context(|| cmake.display().to_string())?;
+    Ok(Some(child))
+}
+
+/// Waits for the kernels. Without them a program is slower to start and no less right, as Metal then compiles
+/// the embedded source when it is first used: whatever went wrong is a warning.
+fn say_of_metal(compiling: Child) -> Result<()> {
+    let output = compiling.wait_with_output()?;
+    let said = String::from_utf8_lossy(&output.stderr);
+    if !output.status.success() {
+        println!(
+            "cargo::warning=The Metal kernels do not compile; they will be compiled when first used:"
+        );
+        said.lines().for_each(|line| println!("cargo::warning={line}"));
+    } else if let Some(line) = said.lines().find(|line| line.contains("does not run")) {
+        println!("cargo::warning={line}");
+    }
+    Ok(())
+}
+
+fn build_cpp(root: &Path, mlx: &Mlx, cmake: &Path) -> Result<()> {
     let out = PathBuf::from(env::var("OUT_DIR")?);
     let tools = root.join(".mlx/python");
     let mut config = cmake::Config::new("cpp");
@@ -164,7 +249,8 @@ fn build_cpp(root: &Path, mlx: &Mlx) -> Result<()> {
         .define("MLX_DIR", mlx.prefix.join("share/cmake/MLX"))
         .define("MLX_HEADER_VERSION", &mlx.version)
         .define("CXXBRIDGE_DIR", out.join("cxxbridge"))
-        .define("BUILT_METALLIB", root.join(".mlx/mlx_primitives.metallib"))
+        .define("BUILT_METALLIB", metallib()?)
+        .define("SCRIPT_METALLIB", metallib_of_script(root))
         .define("SIMULATE_METAL", if simulates_metal() { "ON" } else { "OFF" })
         .define("CMAKE_EXPORT_COMPILE_COMMANDS", "ON");
 
@@ -175,19 +261,12 @@ fn build_cpp(root: &Path, mlx: &Mlx) -> Result<()> {
             .define("CMAKE_OSX_DEPLOYMENT_TARGET", "14.0");
     }
 
-    let brought_cmake = tools.join("cmake/data/bin/cmake");
-    if env::var_os("CMAKE").is_none() && brought_cmake.exists() {
-        // SAFETY: this build script has one thread, so nobody reads the environment meanwhile.
-        unsafe { env::set_var("CMAKE", &brought_cmake) };
-    }
+    // SAFETY: this build script has one thread, so nobody reads the environment meanwhile.
+    unsafe { env::set_var("CMAKE", cmake) };
     let brought_ninja = tools.join("ninja/data/bin/ninja");
     if brought_ninja.exists() {
         config.generator("Ninja").define("CMAKE_MAKE_PROGRAM", &brought_ninja);
     }
-    ensure!(
-        env::var_os("CMAKE").is_some() || Command::new("cmake").arg("--version").output().is_ok(),
-        "CMake was not found: run scripts/build_metal.sh, or put cmake on PATH"
-    );
     let built = config.build().join("build");
     println!("cargo::rustc-link-search=native={}", built.display());
     println!("cargo::rustc-link-lib=static=mlx_primitives_cpp");

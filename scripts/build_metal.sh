@@ -94,34 +94,10 @@ command -v c++ >/dev/null || command -v g++ >/dev/null || command -v clang++ >/d
 
 # The kernels. They are embedded as source too, so a Mac without Xcode still works.
 if [ "$system" = Darwin ]; then
-  library=$tools/mlx_primitives.metallib
-  # An empty kernel is named after the sources: a program refuses the kernels of other sources than its own.
-  hash=$(
-    export LC_ALL=C
-    shopt -s nullglob
-    cat "$root"/metal/*.h "$root"/metal/*.metal | { sha256sum 2>/dev/null || shasum -a 256; } | cut -c 1-64
-  )
-  if [ -f "$library" ] && ! LC_ALL=C grep -aq "mlxp_sources_$hash" "$library"; then
-    rm "$library"
-  fi
-  # Recent versions of Xcode bring a `metal` that only says how to download the real one.
-  if ! xcrun --sdk macosx metal --version >/dev/null 2>&1; then
-    say "Xcode's Metal compiler does not run: the kernels will be compiled when first used (to precompile them, install Xcode, from Xcode 26 on also run xcodebuild -downloadComponent MetalToolchain, then run this again)"
-  elif [ -f "$library" ]; then
-    say "kernels are up to date in .mlx/mlx_primitives.metallib"
-  else
-    objects=$(mktemp -d)
-    printf '[[kernel]] void mlxp_sources_%s() {}\n' "$hash" >"$objects/sources.metal"
-    for source in "$root"/metal/*.metal "$objects/sources.metal"; do
-      say "compiling $(basename "$source")"
-      xcrun --sdk macosx metal -std=metal3.1 -O2 -Wall -Wextra -fno-fast-math -I "$root/metal" \
-        -c "$source" -o "$objects/$(basename "$source" .metal).air"
-    done
-    xcrun --sdk macosx metallib "$objects"/*.air -o "$objects/mlx_primitives.metallib"
-    mv "$objects/mlx_primitives.metallib" "$library"
-    rm -rf "$objects"
-    say "wrote .mlx/mlx_primitives.metallib"
-  fi
+  cmake=${CMAKE:-$site/cmake/data/bin/cmake}
+  [ -x "$cmake" ] || cmake=$(command -v cmake)
+  "$cmake" -DMETAL_DIR="$root/metal" -DOUTPUT="$tools/mlx_primitives.metallib" \
+    -P "$root/cmake/compile_metal.cmake" || die "the kernels were not compiled"
 else
   say "$system has no Metal: the kernels of crates/kernels are used here, and tests simulate Metal"
   # What compiles the kernels for the simulator: clang 17 or later, or the one inside zig.

@@ -10,6 +10,7 @@
 
 #ifndef MLX_PRIMITIVES_BUILT_METALLIB
 #define MLX_PRIMITIVES_BUILT_METALLIB "" // no metallib was compiled along with this code
+#define MLX_PRIMITIVES_SCRIPT_METALLIB ""
 #endif
 
 namespace mlx_primitives {
@@ -34,7 +35,7 @@ fs::path binary_path() {
 }
 
 /**
- * Throws unless the metallib was compiled from the embedded sources: scripts/build_metal.sh names
+ * Throws unless the metallib was compiled from the embedded sources: cmake/compile_metal.cmake names
  * an empty kernel after them, and a metallib spells the names of its kernels out.
  */
 Metallib checked(const fs::path& path, const std::string& origin) {
@@ -66,7 +67,10 @@ Metallib find_metallib() {
     return checked(beside, "beside this binary");
   }
   if (is_metallib(MLX_PRIMITIVES_BUILT_METALLIB)) {
-    return checked(MLX_PRIMITIVES_BUILT_METALLIB, "left by the build");
+    return checked(MLX_PRIMITIVES_BUILT_METALLIB, "compiled by the build");
+  }
+  if (is_metallib(MLX_PRIMITIVES_SCRIPT_METALLIB)) {
+    return checked(MLX_PRIMITIVES_SCRIPT_METALLIB, "compiled by scripts/build_metal.sh");
   }
   return {"", "source embedded in this binary, compiled at first use"};
 }

@@ -12,8 +12,9 @@ struct Metallib {
 
 /**
  * The first of: $MLX_PRIMITIVES_METALLIB (an error if it is not one),
- * mlx_primitives.metallib beside this binary, the one this build made, the embedded source. An
- * error if the first was compiled from other sources than those that are embedded.
+ * mlx_primitives.metallib beside this binary, the one that this build compiled, the one that
+ * scripts/build_metal.sh compiled, the embedded source. An error if the first was compiled from
+ * other sources than those that are embedded.
  */
 Metallib find_metallib();
 

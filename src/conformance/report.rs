@@ -80,7 +80,7 @@ impl Report {
         let failures: Vec<String> =
             self.failures().map(|failure| format!("\n  {failure}")).collect();
         if self.outcomes.is_empty() {
-            let said = format_args!("a comparison, got none: {}", self.not_run.join("; "));
+            let said = format!("a comparison, got none: {}", self.not_run.join("; "));
             return Err(Error::argument(&self.name, said));
         }
         if failures.is_empty() {

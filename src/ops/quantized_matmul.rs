@@ -109,7 +109,7 @@ impl QuantizedWeight {
     /// ```
     pub fn quantize(w: &Array, group_size: i32, bits: i32, mode: QuantizedMode) -> Result<Self> {
         if w.ndim() != 2 {
-            let got = format_args!("a matrix, got shape {:?}", w.shape());
+            let got = format!("a matrix, got shape {:?}", w.shape());
             return Err(Error::argument("quantized_weight", got));
         }
         let layout = layout(group_size, bits, mode);

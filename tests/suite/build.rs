@@ -175,7 +175,9 @@ fn mac(xcrun: &str) -> anyhow::Result<TempDir> {
     for folder in ["scripts", "cmake", "metal", "bin", "mlx/include/mlx"] {
         fs::create_dir_all(path.join(folder))?;
     }
-    for file in ["scripts/build_metal.sh", "cmake/mlx_version.txt"] {
+    let files = ["mlx_version.txt", "compile_metal.cmake", "metal_hash.cmake"];
+    let files = files.map(|file| format!("cmake/{file}"));
+    for file in files.iter().map(String::as_str).chain(["scripts/build_metal.sh"]) {
         fs::copy(Path::new(ROOT).join(file), path.join(file))?;
     }
     for kernel in ["metal/one.metal", "metal/two.metal"] {
@@ -186,16 +188,15 @@ fn mac(xcrun: &str) -> anyhow::Result<TempDir> {
     let header: String =
         parts.map(|(name, n)| format!("#define MLX_VERSION_{name} {n}\n")).collect();
     fs::write(path.join("mlx/include/mlx/version.h"), header)?;
-    for (tool, body) in [
-        ("uname", "echo Darwin"),
-        ("cmake", "echo cmake version 4.0.0"),
-        ("make", ""),
-        ("c++", ""),
-        ("xcrun", xcrun),
-    ] {
+    for (tool, body) in [("uname", "echo Darwin"), ("make", ""), ("c++", ""), ("xcrun", xcrun)] {
         let tool = path.join("bin").join(tool);
         fs::write(&tool, format!("#!/bin/sh\n{body}\n"))?;
         fs::set_permissions(&tool, fs::Permissions::from_mode(0o755))?;
+    }
+    // The one that build.rs would take is on the PATH.
+    let cmake = cmake();
+    if Path::new(cmake.get_program()).is_absolute() {
+        std::os::unix::fs::symlink(cmake.get_program(), path.join("bin/cmake"))?;
     }
     Ok(directory)
 }
@@ -205,6 +206,7 @@ fn build_metal(mac: &TempDir) -> anyhow::Result<(Output, Option<String>)> {
     let path = std::env::var("PATH")?;
     let output = Command::new("bash")
         .arg(mac.path().join("scripts/build_metal.sh"))
+        .env_remove("CMAKE")
         .env("PATH", format!("{}:{path}", mac.path().join("bin").display()))
         .env("MLX_DIR", mac.path().join("mlx"))
         .output()?;
@@ -241,10 +243,10 @@ fn with_a_metal_compiler_kernels_are_compiled_when_they_changed() -> Checked {
     let mac = mac(runs)?;
     let (output, library) = build_metal(&mac)?;
     let said = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success() && said.contains("wrote .mlx/"), "{said}");
+    assert!(output.status.success() && said.contains("/.mlx/mlx_primitives.metallib\n"), "{said}");
     let named = format!("[[kernel]] void {}() {{}}\n", marker(&mac.path().join("metal"))?);
     let (k, library) = ("kernel void k() {}\n", library.unwrap_or_default());
-    assert_eq!(library, [k, &named, k].concat());
+    assert_eq!(library, [k, k, &named].concat());
     let log = fs::read_to_string(mac.path().join("bin/xcrun.log"))?;
     let lines: Vec<&str> = log.lines().collect();
     assert_eq!(lines.len(), 4, "{log}");
@@ -255,11 +257,25 @@ fn with_a_metal_compiler_kernels_are_compiled_when_they_changed() -> Checked {
         );
         assert!(line.ends_with(&format!(" -c {stem}.metal -o {stem}.air")), "{log}");
     }
-    assert_eq!(lines[3], "metallib one.air sources.air two.air -o mlx_primitives.metallib");
+    assert_eq!(lines[3], "metallib one.air two.air sources.air -o mlx_primitives.metallib");
 
     let (output, _) = build_metal(&mac)?;
     let said = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success() && said.contains("kernels are up to date"), "{said}");
+    assert_eq!(fs::read_to_string(mac.path().join("bin/xcrun.log"))?, log);
+
+    // The build compiles nothing where the script did, and keeps nothing that it compiled before.
+    let built = mac.path().join("built.metallib");
+    fs::write(&built, "of other sources")?;
+    let path = |name: &str| mac.path().join(name).display().to_string();
+    let output = cmake()
+        .arg(format!("-DMETAL_DIR={}", path("metal")))
+        .arg(format!("-DOUTPUT={}", built.display()))
+        .arg(format!("-DINSTEAD={}", path(".mlx/mlx_primitives.metallib")))
+        .args(["-P", &path("cmake/compile_metal.cmake")])
+        .env("PATH", format!("{}:{}", path("bin"), std::env::var("PATH")?))
+        .output()?;
+    assert!(output.status.success() && !built.exists(), "{output:?}");
     assert_eq!(fs::read_to_string(mac.path().join("bin/xcrun.log"))?, log);
 
     // A changed header leaves nothing up to date, whatever the time of the file.

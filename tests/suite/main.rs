@@ -3,6 +3,8 @@
 // `#[test]` registers a test with `harness`.
 #[macro_use]
 extern crate test_attribute;
+// By this name `table`, which the command shares, finds it from the root.
+extern crate reference_loops;
 
 mod activation;
 mod adapters;

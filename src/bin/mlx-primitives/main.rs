@@ -17,6 +17,8 @@ mod out_of_memory;
 mod output;
 mod perplexity;
 mod quantize;
+#[path = "../../../tests/suite/table/loops.rs"]
+mod reference_loops;
 // The suite uses more of it.
 #[allow(dead_code)]
 #[path = "../../../tests/suite/table/mod.rs"]

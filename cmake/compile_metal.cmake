@@ -1,0 +1,70 @@
+# Compiles METAL_DIR/*.metal into the metallib OUTPUT by Xcode's compiler, and says what it did.
+#
+#   cmake -DMETAL_DIR=<dir> -DOUTPUT=<file.metallib> [-DINSTEAD=<file.metallib>] -P compile_metal.cmake
+#
+# Compiles nothing where OUTPUT or INSTEAD was compiled from the same sources. Where the compiler does not run, or
+# INSTEAD serves, there is no OUTPUT afterwards. A source that does not compile is an error.
+cmake_minimum_required(VERSION 3.25)
+include(${CMAKE_CURRENT_LIST_DIR}/metal_hash.cmake)
+
+foreach(required METAL_DIR OUTPUT)
+  if(NOT ${required})
+    message(FATAL_ERROR "compile_metal.cmake needs -D${required}=...")
+  endif()
+endforeach()
+
+metal_hash(hash)
+foreach(library IN ITEMS "${INSTEAD}" "${OUTPUT}")
+  if(library AND EXISTS "${library}")
+    # A metallib spells the names of its kernels out.
+    file(STRINGS "${library}" marker REGEX "mlxp_sources_${hash}" LIMIT_COUNT 1)
+    if(marker)
+      if(NOT library STREQUAL OUTPUT)
+        file(REMOVE "${OUTPUT}")
+      endif()
+      message(NOTICE "kernels are up to date in ${library}")
+      return()
+    endif()
+  endif()
+endforeach()
+file(REMOVE "${OUTPUT}")
+
+set(xcrun xcrun --sdk macosx)
+# Recent versions of Xcode bring a `metal` that only says how to download the real one.
+execute_process(COMMAND ${xcrun} metal --version RESULT_VARIABLE failure OUTPUT_QUIET ERROR_QUIET)
+if(failure)
+  message(NOTICE
+    "Xcode's Metal compiler does not run: the kernels will be compiled when first used (to precompile them, "
+    "install Xcode, from Xcode 26 on also run xcodebuild -downloadComponent MetalToolchain, then build again)")
+  return()
+endif()
+
+# The objects have the names of the sources; `sources` is the empty kernel that is named after their hash.
+set(objects "${OUTPUT}.objects")
+file(REMOVE_RECURSE "${objects}")
+file(WRITE "${objects}/sources.metal" "[[kernel]] void mlxp_sources_${hash}() {}\n")
+file(GLOB sources "${METAL_DIR}/*.metal")
+list(SORT sources)
+list(APPEND sources "${objects}/sources.metal")
+set(compiled "")
+foreach(source IN LISTS sources)
+  cmake_path(GET source STEM stem)
+  message(NOTICE "compiling ${stem}.metal")
+  execute_process(
+    COMMAND ${xcrun} metal -std=metal3.1 -O2 -Wall -Wextra -fno-fast-math -I "${METAL_DIR}"
+      -c "${source}" -o "${objects}/${stem}.air"
+    RESULT_VARIABLE failure)
+  if(failure)
+    message(FATAL_ERROR "Xcode's Metal compiler refuses ${source}")
+  endif()
+  list(APPEND compiled "${objects}/${stem}.air")
+endforeach()
+# Moved into place when it is whole.
+set(linked "${objects}/mlx_primitives.metallib")
+execute_process(COMMAND ${xcrun} metallib ${compiled} -o "${linked}" RESULT_VARIABLE failure)
+if(failure)
+  message(FATAL_ERROR "Xcode's metallib does not link the kernels")
+endif()
+file(RENAME "${linked}" "${OUTPUT}")
+file(REMOVE_RECURSE "${objects}")
+message(NOTICE "wrote ${OUTPUT}")

@@ -1,0 +1,15 @@
+# Sets `out` to the hash of METAL_DIR's sources: of the headers, then of the kernels, by name. A metallib has it
+# in the name of an empty kernel, and the program refuses one of other sources than its own.
+function(metal_hash out)
+  file(GLOB headers RELATIVE "${METAL_DIR}" "${METAL_DIR}/*.h")
+  file(GLOB kernels RELATIVE "${METAL_DIR}" "${METAL_DIR}/*.metal")
+  list(SORT headers)
+  list(SORT kernels)
+  set(all "")
+  foreach(file IN LISTS headers kernels)
+    file(READ "${METAL_DIR}/${file}" text)
+    string(APPEND all "${text}")
+  endforeach()
+  string(SHA256 hash "${all}")
+  set(${out} "${hash}" PARENT_SCOPE)
+endfunction()
