@@ -76,7 +76,7 @@ pub fn current() -> Result<Device> {
 /// ```
 /// use mlx_primitives::{Array, device::{self, Device}};
 ///
-/// let sum = device::with_device(Device::Cpu, || Array::ones::<f32>(&[3])?.sum(.., false))?;
+/// let sum = device::with_device(Device::Cpu, || Array::ones::<f32>(&[3])?.sum(..))?;
 /// assert_eq!(sum.item::<f32>()?, 3.0);
 /// # Ok::<(), mlx_primitives::Error>(())
 /// ```

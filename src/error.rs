@@ -1,21 +1,99 @@
+use std::io;
 use std::path::{Path, PathBuf};
+
+use crate::dtype::Dtype;
 
 /// What the fallible functions of this crate return.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 /// Why an operation was refused or failed.
-#[derive(Debug)]
+///
+/// The text of an error begins with the op that refused, in brackets, or with the path of a file.
+///
+/// ```
+/// use mlx_primitives::{Array, Dtype, Error};
+///
+/// let x = Array::zeros::<f32>([2, 3])?;
+/// match x.to_vec::<i32>() {
+///     Err(Error::Dtype { op, got, .. }) => assert_eq!((&*op, got), ("to_vec", Dtype::Float32)),
+///     other => panic!("{other:?}"),
+/// }
+/// let text = x.reshape([4, 4]).unwrap_err().to_string();
+/// assert!(text.starts_with("[reshape]"), "{text}");
+/// # Ok::<(), mlx_primitives::Error>(())
+/// ```
+#[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// MLX or one of our primitives refused its arguments or failed; `[op] expected …, got …`.
-    Mlx(String),
-    /// An argument was refused before it reached MLX; `[op] expected …, got …`.
-    Argument(String),
+    /// An array does not have the shape that an operation needs.
+    #[error("[{op}] expected {expected}, got shape {got:?}")]
+    Shape {
+        /// The operation that refused the array.
+        op: String,
+        /// The shapes that the operation takes, in words.
+        expected: String,
+        /// The shape of the array.
+        got: Vec<i32>,
+    },
+    /// An array does not have the element type that an operation needs.
+    #[error("[{op}] expected {expected}, got {got}")]
+    Dtype {
+        /// The operation that refused the array.
+        op: String,
+        /// The types that the operation takes, in words.
+        expected: String,
+        /// The type of the array.
+        got: Dtype,
+    },
+    /// An axis or an index lies outside the array.
+    #[error("[{op}] expected {expected}, got {got}")]
+    OutOfRange {
+        /// The operation that refused the number.
+        op: String,
+        /// The numbers that the operation takes, in words.
+        expected: String,
+        /// The number.
+        got: i64,
+    },
+    /// Another argument was refused before it reached MLX.
+    #[error("{}{message}", bracketed(op))]
+    Argument {
+        /// The operation that refused the argument, if the error names one.
+        op: Option<String>,
+        /// What was expected and what came instead.
+        message: String,
+    },
+    /// MLX, or one of this crate's primitives in C++, refused its arguments or failed.
+    #[error("{}{message}", bracketed(op))]
+    Mlx {
+        /// The operation, if the error names one.
+        op: Option<String>,
+        /// What was expected and what came instead.
+        message: String,
+    },
     /// A closure given to a transform, or a method of a hosted primitive, panicked.
-    Panic(String),
-    /// A file is missing, unreadable or not what it should be.
+    #[error("[{op}] {message}")]
+    Panic {
+        /// The transform or the primitive that called the code.
+        op: String,
+        /// What panicked, with the text of the panic.
+        message: String,
+    },
+    /// The operating system refused to open, read or write a file.
+    ///
+    /// The text contains that of `error`, which for this reason is not the
+    /// [`source`](std::error::Error::source): programs that print both would print it twice.
+    #[error("{}: {error}", path.display())]
+    Io {
+        /// The file or directory.
+        path: PathBuf,
+        /// The operating system's error.
+        error: io::Error,
+    },
+    /// A file is not what it should be.
+    #[error("{}: {reason}", path.display())]
     File {
-        /// The file.
+        /// The file or directory.
         path: PathBuf,
         /// What is wrong with it.
         reason: String,
@@ -23,30 +101,95 @@ pub enum Error {
 }
 
 impl Error {
-    pub(crate) fn argument(op: &str, expected: impl std::fmt::Display) -> Self {
-        Self::Argument(format!("[{op}] expected {expected}"))
+    /// An argument that `op` refuses, for primitives and helpers outside this crate:
+    /// `[op] expected …`.
+    ///
+    /// ```
+    /// use mlx_primitives::Error;
+    ///
+    /// let error = Error::argument("soft_cap", "a positive cap, got -1");
+    /// assert_eq!(error.to_string(), "[soft_cap] expected a positive cap, got -1");
+    /// ```
+    pub fn argument(op: impl Into<String>, expected: impl std::fmt::Display) -> Self {
+        Self::Argument { op: Some(op.into()), message: format!("expected {expected}") }
+    }
+
+    pub(crate) fn shape(op: &str, expected: impl std::fmt::Display, got: &[i32]) -> Self {
+        Self::Shape { op: op.to_owned(), expected: expected.to_string(), got: got.to_vec() }
+    }
+
+    pub(crate) fn dtype(op: &str, expected: impl std::fmt::Display, got: Dtype) -> Self {
+        Self::Dtype { op: op.to_owned(), expected: expected.to_string(), got }
+    }
+
+    pub(crate) fn out_of_range(
+        op: &str,
+        expected: impl std::fmt::Display,
+        got: impl Into<i64>,
+    ) -> Self {
+        Self::OutOfRange { op: op.to_owned(), expected: expected.to_string(), got: got.into() }
+    }
+
+    /// An error of MLX, from a text that names the op in brackets or does not.
+    pub(crate) fn mlx(text: &str) -> Self {
+        let (op, message) = split(text);
+        Self::Mlx { op, message }
     }
 
     pub(crate) fn file(path: impl AsRef<Path>, reason: impl std::fmt::Display) -> Self {
         Self::File { path: path.as_ref().to_owned(), reason: reason.to_string() }
     }
-}
 
-impl std::fmt::Display for Error {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+    pub(crate) fn io(path: impl AsRef<Path>, error: io::Error) -> Self {
+        Self::Io { path: path.as_ref().to_owned(), error }
+    }
+
+    /// The file that the error is about.
+    #[cfg(feature = "llama")]
+    pub(crate) fn path(&self) -> Option<&Path> {
         match self {
-            Self::Mlx(message) | Self::Argument(message) | Self::Panic(message) => {
-                f.write_str(message)
-            }
-            Self::File { path, reason } => write!(f, "{}: {reason}", path.display()),
+            Self::Io { path, .. } | Self::File { path, .. } => Some(path),
+            _ => None,
         }
     }
 }
 
-impl std::error::Error for Error {}
+/// An argument that was refused, from a text that names the op in brackets or does not.
+///
+/// ```
+/// use mlx_primitives::Error;
+///
+/// let Error::Argument { op, message } = "[scale] expected a number".into() else { panic!() };
+/// assert_eq!((op.as_deref(), &*message), (Some("scale"), "expected a number"));
+/// ```
+impl From<&str> for Error {
+    fn from(text: &str) -> Self {
+        let (op, message) = split(text);
+        Self::Argument { op, message }
+    }
+}
+
+/// As the conversion from a `&str`.
+impl From<String> for Error {
+    fn from(text: String) -> Self {
+        Self::from(text.as_str())
+    }
+}
 
 impl From<cxx::Exception> for Error {
     fn from(exception: cxx::Exception) -> Self {
-        Self::Mlx(exception.what().to_owned())
+        Self::mlx(exception.what())
     }
+}
+
+/// The op and the rest of `[op] rest`; no op where the text does not begin so.
+fn split(text: &str) -> (Option<String>, String) {
+    match text.strip_prefix('[').and_then(|inside| inside.split_once("] ")) {
+        Some((op, message)) => (Some(op.to_owned()), message.to_owned()),
+        None => (None, text.to_owned()),
+    }
+}
+
+fn bracketed(op: &Option<String>) -> String {
+    op.as_ref().map_or_else(String::new, |op| format!("[{op}] "))
 }

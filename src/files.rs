@@ -17,12 +17,12 @@ pub fn open(path: &Path) -> io::Result<File> {
 
 /// The bytes of a regular file.
 pub(crate) fn read(path: &Path) -> Result<Vec<u8>> {
-    check(path).and_then(|()| fs::read(path)).map_err(|e| Error::file(path, e))
+    check(path).and_then(|()| fs::read(path)).map_err(|e| Error::io(path, e))
 }
 
 /// The text of a regular file; an error that names the file if it is no regular file or not UTF-8.
 pub fn read_to_string(path: &Path) -> Result<String> {
-    check(path).and_then(|()| fs::read_to_string(path)).map_err(|e| Error::file(path, e))
+    check(path).and_then(|()| fs::read_to_string(path)).map_err(|e| Error::io(path, e))
 }
 
 /// As [`read_to_string`], or `None` if there is no file of that name.
@@ -49,7 +49,7 @@ fn regular(kind: FileType) -> io::Result<()> {
 /// An error if the path leads to something that is no regular file, which a file cannot replace.
 pub fn check_replaceable(path: &Path) -> Result<()> {
     match fs::metadata(path) {
-        Ok(found) => regular(found.file_type()).map_err(|e| Error::file(path, e)),
+        Ok(found) => regular(found.file_type()).map_err(|e| Error::io(path, e)),
         Err(_) => Ok(()), // whoever creates it finds out
     }
 }
@@ -120,7 +120,7 @@ mod replacement {
             write(&self.partial).map_err(|error| self.failed(&error))?;
             File::open(&self.partial)
                 .and_then(|file| file.sync_all())
-                .map_err(|e| self.failed(&Error::file(&self.partial, e)))
+                .map_err(|e| self.failed(&Error::io(&self.partial, e)))
         }
 
         /// Puts the new file in the place of the other.
@@ -142,6 +142,7 @@ mod replacement {
     pub(crate) fn reason(error: &Error) -> String {
         let reason = match error {
             Error::File { reason, .. } => reason.clone(),
+            Error::Io { error, .. } => error.to_string(),
             other => other.to_string(),
         };
         // MLX says how many bytes it could not write, not why.

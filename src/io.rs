@@ -32,7 +32,7 @@ pub struct Tensors {
 /// shorter later is an error of the array that is read from it.
 pub fn load_safetensors(path: impl AsRef<Path>) -> Result<Tensors> {
     let path = path.as_ref();
-    let file = files::open(path).map_err(|e| Error::file(path, e))?;
+    let file = files::open(path).map_err(|e| Error::io(path, e))?;
     let header = map(&file, safetensors::check).map_err(|reason| Error::file(path, reason))?;
     header.load(stored::Source::File { file, path: path.to_owned() })
 }

@@ -59,7 +59,8 @@ pub mod tune;
 pub use simulate::{Change, Dispatched, Encoded, Planted, dispatched, with_planted};
 
 pub use array::{
-    Array, IntoIndex, Operand, Reduce, SendArray, async_eval, concatenate, eval, select, stack,
+    Array, Ellipsis, Index, IntoAxes, IntoIndex, IntoShape, NewAxis, Operand, SendArray,
+    async_eval, concatenate, eval, select, stack, step,
 };
 pub use dtype::{Dtype, Element};
 pub use error::{Error, Result};

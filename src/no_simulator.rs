@@ -23,7 +23,7 @@ pub(crate) fn simulated_dispatch(_grid: [u32; 3], _group: [u32; 3]) -> Box<Simul
 }
 
 pub(crate) fn simulated_library(_source: &str) -> Result<Box<SimulatedLibrary>> {
-    Err(Error::Mlx("[simulate] mlx-primitives was built without the simulator".to_owned()))
+    Err(Error::mlx("[simulate] mlx-primitives was built without the simulator"))
 }
 
 pub(crate) fn simulated_kernel(

@@ -1,7 +1,7 @@
 //! Random arrays. Without a key they draw from a sequence of the thread's own, see [`seed`];
 //! with one they are a function of it.
 
-use crate::array::{Array, or_null, require_addressable};
+use crate::array::{Array, IntoShape, or_null, require_addressable};
 use crate::dtype::{Dtype, Element};
 use crate::error::Result;
 use crate::ffi::bridge as ffi;
@@ -26,17 +26,19 @@ pub fn split(key: &Array, count: i32) -> Result<Array> {
 /// ```
 /// # use mlx_primitives::random;
 /// let key = random::key(7)?;
-/// let a = random::uniform::<f32>(0.0, 1.0, &[4], Some(&key))?.to_vec::<f32>()?;
-/// let b = random::uniform::<f32>(0.0, 1.0, &[4], Some(&key))?.to_vec::<f32>()?;
+/// let a = random::uniform::<f32>(0.0, 1.0, 4, Some(&key))?.to_vec::<f32>()?;
+/// let b = random::uniform::<f32>(0.0, 1.0, 4, Some(&key))?.to_vec::<f32>()?;
 /// assert_eq!(a, b);
 /// # Ok::<(), mlx_primitives::Error>(())
 /// ```
 pub fn uniform<T: Element>(
     low: f32,
     high: f32,
-    shape: &[i32],
+    shape: impl IntoShape,
     key: Option<&Array>,
 ) -> Result<Array> {
+    let shape = shape.dims();
+    let shape = shape.as_ref();
     require_addressable("uniform", shape, T::DTYPE)?;
     // SAFETY: the pointer is null or that of a borrowed array, which outlives the call.
     Array::from_bridge(unsafe {
@@ -45,19 +47,23 @@ pub fn uniform<T: Element>(
 }
 
 /// Normal of mean 0 and variance 1, of a floating type.
-pub fn normal<T: Element>(shape: &[i32], key: Option<&Array>) -> Result<Array> {
+pub fn normal<T: Element>(shape: impl IntoShape, key: Option<&Array>) -> Result<Array> {
     normal_of(shape, T::DTYPE, key)
 }
 
 /// [`normal`] of a type known only at run time.
-pub fn normal_of(shape: &[i32], dtype: Dtype, key: Option<&Array>) -> Result<Array> {
+pub fn normal_of(shape: impl IntoShape, dtype: Dtype, key: Option<&Array>) -> Result<Array> {
+    let shape = shape.dims();
+    let shape = shape.as_ref();
     require_addressable("normal", shape, dtype)?;
     // SAFETY: the pointer is null or that of a borrowed array, which outlives the call.
     Array::from_bridge(unsafe { ffi::random_normal(shape, dtype.into(), or_null(key)) })
 }
 
 /// `int32` uniform in `[low, high)`.
-pub fn randint(low: i32, high: i32, shape: &[i32], key: Option<&Array>) -> Result<Array> {
+pub fn randint(low: i32, high: i32, shape: impl IntoShape, key: Option<&Array>) -> Result<Array> {
+    let shape = shape.dims();
+    let shape = shape.as_ref();
     require_addressable("randint", shape, Dtype::Int32)?;
     // SAFETY: the pointer is null or that of a borrowed array, which outlives the call.
     Array::from_bridge(unsafe { ffi::random_randint(low, high, shape, or_null(key)) })

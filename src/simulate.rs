@@ -135,7 +135,7 @@ impl SimulatedDispatch {
 }
 
 fn failed(error: impl Display) -> Error {
-    Error::Mlx(format!("[simulate] {error}"))
+    Error::mlx(&format!("[simulate] {error}"))
 }
 
 pub(crate) fn simulated_library(source: &str) -> Result<Box<SimulatedLibrary>> {

@@ -29,10 +29,10 @@ impl Closure {
         // Unwinding into C++ would end the process.
         match catch_unwind(AssertUnwindSafe(|| function(&inputs))) {
             Ok(outputs) => Ok(to_list(&outputs?)),
-            Err(payload) => Err(Error::Panic(format!(
-                "[transform] the closure panicked: {}",
-                panic_message(&*payload)
-            ))),
+            Err(payload) => Err(Error::Panic {
+                op: "transform".to_owned(),
+                message: format!("the closure panicked: {}", panic_message(&*payload)),
+            }),
         }
     }
 }
@@ -138,7 +138,7 @@ pub fn value_and_grad(
 ///
 /// let x = Array::from_slice(&[1.0f32, 2.0], &[2])?;
 /// let weight = Array::ones::<f32>(&[2])?;
-/// let loss = |w: &[Array]| ops::rms_norm(&x, Some(&w[0]), 1e-5)?.sum(.., false);
+/// let loss = |w: &[Array]| ops::rms_norm(&x, Some(&w[0]), 1e-5)?.sum(..);
 /// let gradient = transforms::grad(loss, &[0], &[&weight])?;
 /// assert_eq!(gradient[0].shape(), [2]);
 /// # Ok::<(), mlx_primitives::Error>(())
@@ -158,7 +158,7 @@ pub fn grad(
 /// use mlx_primitives::{Array, transforms};
 ///
 /// let x = Array::ones::<f32>(&[4, 3])?;
-/// let sums = transforms::vmap(|x| Ok(vec![x[0].sum(.., false)?]), &[&x], &[Some(0)], &[])?;
+/// let sums = transforms::vmap(|x| Ok(vec![x[0].sum(..)?]), &[&x], &[Some(0)], &[])?;
 /// assert_eq!(sums[0].to_vec::<f32>()?, [3.0; 4]);
 /// # Ok::<(), mlx_primitives::Error>(())
 /// ```
@@ -196,7 +196,7 @@ fn within(op: &str, axis: i32, rank: usize) -> Result<i32> {
     match axis {
         0.. if axis < rank => Ok(axis),
         ..0 if axis >= -rank => Ok(axis + rank),
-        _ => Err(Error::argument(op, format_args!("an axis within rank {rank}, got {axis}"))),
+        _ => Err(Error::out_of_range(op, format_args!("an axis within rank {rank}"), axis)),
     }
 }
 

@@ -81,12 +81,12 @@ pub fn logsumexp(case: &Case) -> Result<Inputs> {
     let x = case.x()?;
     let written = x.nbytes() / case.dim(-1) as usize;
     let inputs = Inputs::new(x, [], |x, _| ops::logsumexp(x, true));
-    Ok(Inputs { written, ..inputs.against(|x, _| x.logsumexp(-1, true)) })
+    Ok(Inputs { written, ..inputs.against(|x, _| x.logsumexp_keepdims(-1)) })
 }
 
 pub fn log_softmax(case: &Case) -> Result<Inputs> {
     let inputs = Inputs::new(case.x()?, [], |x, _| ops::log_softmax(x));
-    Ok(inputs.against(|x, _| x.subtract(x.logsumexp(-1, true)?)))
+    Ok(inputs.against(|x, _| x.subtract(x.logsumexp_keepdims(-1)?)))
 }
 
 pub fn cross_entropy(case: &Case) -> Result<Inputs> {
@@ -98,9 +98,9 @@ pub fn cross_entropy(case: &Case) -> Result<Inputs> {
     let ours: Call = |x, o| ops::cross_entropy(x, &o[0], Default::default());
     // As `mlx.nn.losses.cross_entropy` computes it.
     let composed: Call = |x, o| {
-        let x = x.subtract(x.max(-1, true)?.stop_gradient()?)?;
+        let x = x.subtract(x.max_keepdims(-1)?.stop_gradient()?)?;
         let score = x.take_along_axis(&o[0].expand_dims(&[-1])?, -1)?.squeeze(&[-1])?;
-        x.logsumexp(-1, false)?.subtract(score)
+        x.logsumexp(-1)?.subtract(score)
     };
     if case.workload.variant.is_empty() {
         return Ok(Inputs { written: 0, ..Inputs::new(x, others, ours).against(composed) });
@@ -158,8 +158,8 @@ pub fn rope_append(case: &Case) -> Result<Inputs> {
         let at = POSITION..POSITION + time;
         state
             .reshape(&[1, 1 + 2 * kv_heads, capacity, head_dim])?
-            .slice_update(&[&.., &(1..1 + kv_heads), &at], &keys)?
-            .slice_update(&[&.., &(1 + kv_heads..1 + 2 * kv_heads), &at], &values)?
+            .slice_update((.., 1..1 + kv_heads, at.clone()), &keys)?
+            .slice_update((.., 1 + kv_heads..1 + 2 * kv_heads, at), &values)?
             .reshape(&[1, LAYOUT.rows(), head_dim])
     };
     Ok(Inputs { read: bytes, written: bytes, ..inputs.against(builtin) })

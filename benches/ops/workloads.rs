@@ -229,11 +229,11 @@ fn elements(table: &mut Table) {
     type Ours = fn(&Array, Axes, bool) -> Result<Array>;
     type Theirs = fn(&Array, &[i32]) -> Result<Array>;
     let reductions: [(_, Ours, Theirs); 5] = [
-        ("sum", ops::sum, |x, axes| x.sum(axes, false)),
-        ("mean", ops::mean, |x, axes| x.mean(axes, false)),
-        ("max", ops::max, |x, axes| x.max(axes, false)),
-        ("sum_of_squares", ops::sum_of_squares, |x, axes| x.square()?.sum(axes, false)),
-        ("norm", ops::norm, |x, axes| x.square()?.sum(axes, false)?.sqrt()),
+        ("sum", ops::sum, |x, axes| x.sum(axes)),
+        ("mean", ops::mean, |x, axes| x.mean(axes)),
+        ("max", ops::max, |x, axes| x.max(axes)),
+        ("sum_of_squares", ops::sum_of_squares, |x, axes| x.square()?.sum(axes)),
+        ("norm", ops::norm, |x, axes| x.square()?.sum(axes)?.sqrt()),
     ];
     for (op, ours, theirs) in reductions {
         table.add(op, "", &shapes, move |case| {

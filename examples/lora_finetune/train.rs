@@ -167,5 +167,5 @@ fn mean_loss(
     targets: &Array,
 ) -> mlx_primitives::Result<Array> {
     let logits = llama.forward_adapted(inputs, &mut llama.new_cache(), Some(adapters))?;
-    ops::cross_entropy(&logits, targets, CrossEntropy::default())?.mean(.., false)
+    ops::cross_entropy(&logits, targets, CrossEntropy::default())?.mean(..)
 }

@@ -1,4 +1,4 @@
-use super::{Array, require_addressable};
+use super::{Array, IntoShape, require_addressable};
 use crate::dtype::{Dtype, Element, as_bytes};
 use crate::error::{Error, Result};
 use crate::ffi::bridge as ffi;
@@ -10,12 +10,14 @@ impl Array {
     ///
     /// ```
     /// # use mlx_primitives::{Array, Dtype};
-    /// let x = Array::from_slice(&[half::f16::ONE; 6], &[2, 3])?;
+    /// let x = Array::from_slice(&[half::f16::ONE; 6], (2, 3))?;
     /// assert_eq!((x.shape(), x.dtype()), (&[2, 3][..], Dtype::Float16));
-    /// assert!(Array::from_slice(&[1.0f32], &[2]).is_err());
+    /// assert!(Array::from_slice(&[1.0f32], 2).is_err());
     /// # Ok::<(), mlx_primitives::Error>(())
     /// ```
-    pub fn from_slice<T: Element>(elements: &[T], shape: &[i32]) -> Result<Self> {
+    pub fn from_slice<T: Element>(elements: &[T], shape: impl IntoShape) -> Result<Self> {
+        let shape = shape.dims();
+        let shape = shape.as_ref();
         let expected = shape
             .iter()
             .try_fold(1usize, |size, &dim| size.checked_mul(usize::try_from(dim).ok()?));
@@ -30,27 +32,35 @@ impl Array {
 
     /// A scalar.
     pub fn scalar<T: Element>(value: T) -> Result<Self> {
-        Self::from_slice(&[value], &[])
+        Self::from_slice(&[value], ())
     }
 
     /// An array filled with one value.
-    pub fn full<T: Element>(shape: &[i32], value: T) -> Result<Self> {
+    pub fn full<T: Element>(shape: impl IntoShape, value: T) -> Result<Self> {
+        let shape = shape.dims();
+        let shape = shape.as_ref();
         require_addressable("full", shape, T::DTYPE)?;
         Self::from_bridge(ffi::full(shape, Self::scalar(value)?.raw()))
     }
 
     /// An array of zeros.
-    pub fn zeros<T: Element>(shape: &[i32]) -> Result<Self> {
+    ///
+    /// ```
+    /// # use mlx_primitives::Array;
+    /// assert_eq!(Array::zeros::<i32>((2, 2))?.to_vec::<i32>()?, [0; 4]);
+    /// # Ok::<(), mlx_primitives::Error>(())
+    /// ```
+    pub fn zeros<T: Element>(shape: impl IntoShape) -> Result<Self> {
         Self::full(shape, T::default())
     }
 
     /// An array of ones.
-    pub fn ones<T: Element>(shape: &[i32]) -> Result<Self> {
+    pub fn ones<T: Element>(shape: impl IntoShape) -> Result<Self> {
         Self::full(shape, T::from_f64(1.0))
     }
 
     /// Zeros of a type known only at run time.
-    pub fn zeros_of(shape: &[i32], dtype: Dtype) -> Result<Self> {
+    pub fn zeros_of(shape: impl IntoShape, dtype: Dtype) -> Result<Self> {
         Self::full(shape, 0.0f32)?.astype(dtype)
     }
 

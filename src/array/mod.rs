@@ -3,11 +3,13 @@
 #[cfg(feature = "llama")]
 mod block;
 mod create;
+mod index;
 mod math;
+mod operand;
 mod send;
+mod shape;
+mod text;
 mod view;
-
-use std::fmt;
 
 use cxx::{CxxVector, UniquePtr};
 
@@ -17,15 +19,39 @@ use crate::ffi::bridge as ffi;
 
 #[cfg(feature = "llama")]
 pub use block::{Block, LINE};
-pub use math::{Operand, Reduce};
+pub use index::{Ellipsis, Index, IntoIndex, NewAxis, step};
+pub use operand::Operand;
 pub use send::SendArray;
-pub use view::{IntoIndex, concatenate, select, stack};
+pub use shape::{IntoAxes, IntoShape};
+pub use view::{concatenate, select, stack};
 
 /// A lazy, n-dimensional array of MLX: a node of a computation that runs when it is read.
 ///
 /// Building an op evaluates nothing; [`eval`], [`Array::to_vec`], [`Array::item`] and printing
 /// do. Cloning shares the node. Shapes, axes and indices are `i32`, as in MLX; negative axes
 /// count from the last.
+///
+/// `+`, `-`, `*`, `/` and unary `-` take arrays and references to arrays, which broadcast, and numbers on
+/// either side. Since building an op can fail, they return `Result<Array>`, which one side of an operator
+/// may be too:
+///
+/// ```
+/// use mlx_primitives::Array;
+///
+/// let x = Array::from_slice(&[1.0f32, 3.0], 2)?;
+/// let mean = x.mean(..)?;
+/// let y = (&x - &mean)? * 2.0;
+/// assert_eq!(y?.to_vec::<f32>()?, [-2.0, 2.0]);
+/// let z = (&x - &mean) * &x + &mean;
+/// assert_eq!(z?.to_vec::<f32>()?, [1.0, 5.0]);
+/// let opposite = -(1.0 - &x)?;
+/// assert_eq!(opposite?.to_vec::<f32>()?, [0.0, 2.0]);
+/// # Ok::<(), mlx_primitives::Error>(())
+/// ```
+///
+/// Rust lets a crate implement an operator only where one side is a type of the crate. A `Result` is not,
+/// so an operator whose sides are two results, a result and a number, or one result alone (`-`) takes a
+/// `?` first: `((&a + &b)? * 2.0)?`.
 ///
 /// MLX's streams belong to the thread that made them, so an array stays on its thread. One that is
 /// evaluated can move to another by [`Array::into_send`].
@@ -75,7 +101,7 @@ impl Array {
         let rank = self.ndim() as i32;
         let index = if axis < 0 { axis + rank } else { axis };
         self.shape().get(usize::try_from(index).unwrap_or(usize::MAX)).copied().ok_or_else(|| {
-            Error::argument("dim", format_args!("an axis within rank {rank}, got {axis}"))
+            Error::out_of_range("dim", format_args!("an axis within rank {rank}"), axis)
         })
     }
 
@@ -149,9 +175,10 @@ impl Array {
     /// ```
     pub fn to_vec<T: Element>(&self) -> Result<Vec<T>> {
         if T::DTYPE != self.dtype() {
-            return Err(Error::argument(
+            return Err(Error::dtype(
                 "to_vec",
-                format_args!("an array of {}, got {}", T::DTYPE, self.dtype()),
+                format_args!("an array of {}", T::DTYPE),
+                self.dtype(),
             ));
         }
         let contents = ffi::contents(self.raw())?;
@@ -168,10 +195,7 @@ impl Array {
     /// The value of an array of one element; an error for other sizes or another type.
     pub fn item<T: Element>(&self) -> Result<T> {
         if self.size() != 1 {
-            return Err(Error::argument(
-                "item",
-                format_args!("an array of one element, got shape {:?}", self.shape()),
-            ));
+            return Err(Error::shape("item", "an array of one element", self.shape()));
         }
         Ok(self.to_vec()?[0])
     }
@@ -180,23 +204,6 @@ impl Array {
 impl Clone for Array {
     fn clone(&self) -> Self {
         Self::from_ref(self.raw())
-    }
-}
-
-/// Prints as MLX does: `array([1, 2, 3], dtype=int32)`. Evaluates; a failure is printed instead.
-impl fmt::Display for Array {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.eval().and_then(|()| Ok(ffi::to_text(self.raw())?)) {
-            Ok(text) => f.write_str(&text),
-            Err(error) => write!(f, "array(<{error}>)"),
-        }
-    }
-}
-
-/// As [`Display`](fmt::Display).
-impl fmt::Debug for Array {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Display::fmt(self, f)
     }
 }
 
@@ -233,9 +240,7 @@ pub(crate) fn require_addressable(op: &str, shape: &[i32], dtype: Dtype) -> Resu
     let bytes = shape.iter().try_fold(dtype.size() as u64, |bytes, &dim| {
         bytes.checked_mul(u64::try_from(dim).ok()?).filter(|&bytes| bytes < 1 << 47)
     });
-    bytes.map(|_| ()).ok_or_else(|| {
-        Error::argument(op, format_args!("a shape that memory can hold, got {shape:?}"))
-    })
+    bytes.map(|_| ()).ok_or_else(|| Error::shape(op, "a shape that memory can hold", shape))
 }
 
 pub(crate) type List = UniquePtr<CxxVector<ffi::MlxArray>>;

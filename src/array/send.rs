@@ -15,7 +15,7 @@ use crate::ffi::bridge as ffi;
 /// use mlx_primitives::Array;
 ///
 /// let sent = Array::ones::<f32>(&[3])?.add(1.0)?.into_send()?;
-/// let sum = thread::spawn(move || sent.into_array().sum(.., false)?.item::<f32>());
+/// let sum = thread::spawn(move || sent.into_array().sum(..)?.item::<f32>());
 /// assert_eq!(sum.join().unwrap()?, 6.0);
 /// # Ok::<(), mlx_primitives::Error>(())
 /// ```

@@ -1,169 +1,77 @@
-use std::ops::{Range, RangeFrom, RangeFull, RangeTo};
-
-use super::{Array, require_addressable, to_list};
+use super::{Array, IntoAxes, IntoShape, require_addressable, to_list};
 use crate::dtype::Dtype;
 use crate::error::{Error, Result};
 use crate::ffi::bridge as ffi;
 
-/// A selection along one axis: a range, or a range with a step.
-///
-/// Negative bounds count from the end, as in Python. A negative step walks backwards from
-/// `start` down to and without `stop`; `(.., -1)` reverses the axis.
-pub trait IntoIndex {
-    /// Start, stop and step in MLX's terms for an axis of length `dim`.
-    fn bounds(&self, dim: i32) -> (i32, i32, i32);
-}
-
-impl IntoIndex for RangeFull {
-    fn bounds(&self, dim: i32) -> (i32, i32, i32) {
-        (0, dim, 1)
-    }
-}
-
-impl IntoIndex for Range<i32> {
-    fn bounds(&self, _: i32) -> (i32, i32, i32) {
-        (self.start, self.end, 1)
-    }
-}
-
-impl IntoIndex for RangeFrom<i32> {
-    fn bounds(&self, dim: i32) -> (i32, i32, i32) {
-        (self.start, dim, 1)
-    }
-}
-
-impl IntoIndex for RangeTo<i32> {
-    fn bounds(&self, _: i32) -> (i32, i32, i32) {
-        (0, self.end, 1)
-    }
-}
-
-impl IntoIndex for (RangeFull, i32) {
-    fn bounds(&self, dim: i32) -> (i32, i32, i32) {
-        // Stepping back must pass the first element, and -1 would mean the last.
-        if self.1 < 0 { (dim - 1, -dim - 1, self.1) } else { (0, dim, self.1) }
-    }
-}
-
-impl IntoIndex for (Range<i32>, i32) {
-    fn bounds(&self, _: i32) -> (i32, i32, i32) {
-        (self.0.start, self.0.end, self.1)
-    }
-}
-
-/// Shapes, slices and types: all of them lazy, most of them without a copy.
+/// Shapes and types: all of them lazy, most of them without a copy.
 impl Array {
     /// The same elements in another shape; one dimension may be -1, to be worked out.
     ///
     /// ```
     /// # use mlx_primitives::Array;
-    /// let x = Array::zeros::<f32>(&[2, 6])?;
-    /// assert_eq!(x.reshape(&[3, -1])?.shape(), [3, 4]);
-    /// assert!(x.reshape(&[5, 5]).is_err());
+    /// let x = Array::zeros::<f32>((2, 6))?;
+    /// assert_eq!(x.reshape((3, -1))?.shape(), [3, 4]);
+    /// assert!(x.reshape((5, 5)).is_err());
     /// # Ok::<(), mlx_primitives::Error>(())
     /// ```
-    pub fn reshape(&self, shape: &[i32]) -> Result<Array> {
-        Array::from_bridge(ffi::reshape(self.raw(), shape))
+    pub fn reshape(&self, shape: impl IntoShape) -> Result<Array> {
+        Array::from_bridge(ffi::reshape(self.raw(), shape.dims().as_ref()))
     }
 
     /// The axes in the given order.
     ///
     /// ```
     /// # use mlx_primitives::Array;
-    /// let x = Array::arange::<i32>(0.0, 6.0, 1.0)?.reshape(&[2, 3])?;
-    /// assert_eq!(x.transpose(&[1, 0])?.to_vec::<i32>()?, [0, 3, 1, 4, 2, 5]);
+    /// let x = Array::arange::<i32>(0.0, 6.0, 1.0)?.reshape((2, 3))?;
+    /// assert_eq!(x.transpose((1, 0))?.to_vec::<i32>()?, [0, 3, 1, 4, 2, 5]);
     /// # Ok::<(), mlx_primitives::Error>(())
     /// ```
-    pub fn transpose(&self, axes: &[i32]) -> Result<Array> {
-        Array::from_bridge(ffi::transpose(self.raw(), axes))
+    pub fn transpose(&self, axes: impl IntoAxes) -> Result<Array> {
+        Array::from_bridge(ffi::transpose(self.raw(), &axes.axes(self.ndim())))
     }
 
     /// The last two axes exchanged; an error below rank 2.
     pub fn t(&self) -> Result<Array> {
         let rank = self.ndim() as i32;
         if rank < 2 {
-            return Err(Error::argument("t", format_args!("rank 2 or more, got {rank}")));
+            return Err(Error::shape("t", "rank 2 or more", self.shape()));
         }
         let mut axes: Vec<i32> = (0..rank).collect();
         axes.swap(rank as usize - 2, rank as usize - 1);
-        self.transpose(&axes)
-    }
-
-    /// One selection an axis, from the first on; later axes are kept whole.
-    ///
-    /// ```
-    /// # use mlx_primitives::Array;
-    /// let x = Array::arange::<i32>(0.0, 6.0, 1.0)?.reshape(&[2, 3])?;
-    /// assert_eq!(x.slice(&[&(1..2), &(.., -1)])?.to_vec::<i32>()?, [5, 4, 3]);
-    /// # Ok::<(), mlx_primitives::Error>(())
-    /// ```
-    pub fn slice(&self, index: &[&dyn IntoIndex]) -> Result<Array> {
-        let (start, stop, steps) = self.bounds("slice", index)?;
-        Array::from_bridge(ffi::slice(self.raw(), &start, &stop, &steps))
-    }
-
-    /// A selection along one axis, which may be negative.
-    pub fn slice_axis(&self, axis: i32, index: impl IntoIndex) -> Result<Array> {
-        self.dim(axis)?;
-        let axis = if axis < 0 { axis + self.ndim() as i32 } else { axis } as usize;
-        let mut whole: Vec<&dyn IntoIndex> = vec![&..; axis];
-        whole.push(&index);
-        self.slice(&whole)
-    }
-
-    /// A copy with `update` written where `index` selects; in place if nothing else uses `self`.
-    ///
-    /// Steps are not supported; `update` broadcasts to the selection.
-    ///
-    /// ```
-    /// # use mlx_primitives::Array;
-    /// let x = Array::zeros::<i32>(&[4])?;
-    /// let y = x.slice_update(&[&(1..3)], &Array::scalar(7)?)?;
-    /// assert_eq!(y.to_vec::<i32>()?, [0, 7, 7, 0]);
-    /// # Ok::<(), mlx_primitives::Error>(())
-    /// ```
-    pub fn slice_update(&self, index: &[&dyn IntoIndex], update: &Array) -> Result<Array> {
-        let (start, stop, steps) = self.bounds("slice_update", index)?;
-        if steps.iter().any(|&step| step != 1) {
-            return Err(Error::argument("slice_update", format_args!("steps of 1, got {steps:?}")));
-        }
-        Array::from_bridge(ffi::slice_update(self.raw(), update.raw(), &start, &stop))
-    }
-
-    fn bounds(&self, op: &str, index: &[&dyn IntoIndex]) -> Result<(Vec<i32>, Vec<i32>, Vec<i32>)> {
-        if index.len() > self.ndim() {
-            return Err(Error::argument(
-                op,
-                format_args!("at most {} selections, got {}", self.ndim(), index.len()),
-            ));
-        }
-        let (mut start, mut stop, mut steps) = (Vec::new(), Vec::new(), Vec::new());
-        for (axis, &dim) in self.shape().iter().enumerate() {
-            let (a, b, step) = index.get(axis).map_or((0, dim, 1), |range| range.bounds(dim));
-            if step == 0 {
-                return Err(Error::argument(op, "steps other than zero, got 0"));
-            }
-            start.push(a);
-            stop.push(b);
-            steps.push(step);
-        }
-        Ok((start, stop, steps))
+        self.transpose(axes)
     }
 
     /// Repeated along dimensions of 1, and new ones in front, without a copy.
-    pub fn broadcast_to(&self, shape: &[i32]) -> Result<Array> {
+    ///
+    /// ```
+    /// # use mlx_primitives::Array;
+    /// let x = Array::from_slice(&[1i32, 2], (2, 1))?;
+    /// assert_eq!(x.broadcast_to((2, 3))?.to_vec::<i32>()?, [1, 1, 1, 2, 2, 2]);
+    /// # Ok::<(), mlx_primitives::Error>(())
+    /// ```
+    pub fn broadcast_to(&self, shape: impl IntoShape) -> Result<Array> {
+        let shape = shape.dims();
+        let shape = shape.as_ref();
         require_addressable("broadcast_to", shape, self.dtype())?;
         Array::from_bridge(ffi::broadcast_to(self.raw(), shape))
     }
 
     /// With new dimensions of 1 at `axes` of the result.
-    pub fn expand_dims(&self, axes: &[i32]) -> Result<Array> {
-        Array::from_bridge(ffi::expand_dims(self.raw(), axes))
+    ///
+    /// ```
+    /// # use mlx_primitives::Array;
+    /// let x = Array::zeros::<f32>((2, 3))?;
+    /// assert_eq!(x.expand_dims(1)?.shape(), [2, 1, 3]);
+    /// assert_eq!(x.expand_dims((0, -1))?.squeeze(0)?.shape(), [2, 3, 1]);
+    /// # Ok::<(), mlx_primitives::Error>(())
+    /// ```
+    pub fn expand_dims(&self, axes: impl IntoAxes) -> Result<Array> {
+        Array::from_bridge(ffi::expand_dims(self.raw(), &axes.axes(self.ndim())))
     }
 
     /// Without the dimensions of 1 at `axes`.
-    pub fn squeeze(&self, axes: &[i32]) -> Result<Array> {
-        Array::from_bridge(ffi::squeeze(self.raw(), axes))
+    pub fn squeeze(&self, axes: impl IntoAxes) -> Result<Array> {
+        Array::from_bridge(ffi::squeeze(self.raw(), &axes.axes(self.ndim())))
     }
 
     /// Converted to another type; nothing to do if it has it.
@@ -222,7 +130,7 @@ impl Array {
     fn in_bounds(&self, op: &str, indices: &Array, axis: i32) -> Result<Array> {
         let dim = self.dim(axis)?;
         if dim == 0 {
-            return Err(Error::argument(op, "an axis of at least one element, got 0"));
+            return Err(Error::shape(op, "an axis of at least one element", self.shape()));
         }
         // Within the axis first where the type is wider than what MLX takes, else after.
         match indices.dtype() {
@@ -234,7 +142,7 @@ impl Array {
             Dtype::Int8 | Dtype::Int16 | Dtype::Int32 => {
                 indices.astype(Dtype::Int32)?.minimum(dim - 1)?.maximum(-dim)
             }
-            other => Err(Error::argument(op, format_args!("integer indices, got {other}"))),
+            other => Err(Error::dtype(op, "integer indices", other)),
         }
     }
 

@@ -3,7 +3,7 @@
 use super::inputs::{Tensor, epsilon, largest};
 use super::{Backend, Check};
 use crate::dtype::Dtype;
-use crate::error::{Error, Result};
+use crate::error::Result;
 
 /// The largest error of a value: units in the last place of the expected value, in the output's
 /// type, and an absolute error beside them. The default allows none.
@@ -100,7 +100,7 @@ impl Limit {
                 if differing as f64 > 2.0 + (1.0 - same) * count as f64 =>
             {
                 let said = format!("{what}: {differing} of {count} values differ");
-                Err(Error::Argument(said))
+                Err(said.into())
             }
             _ => Ok(()),
         }
@@ -133,7 +133,7 @@ impl Limit {
         let said = format!(
             "{what} at {at} is {got}, and {want} by the reference: {allowed:e} off is allowed"
         );
-        Err(Error::Argument(said))
+        Err(said.into())
     }
 }
 

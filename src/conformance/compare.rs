@@ -4,14 +4,14 @@ use super::bounds::{Limit, Place, is_same};
 use super::inputs::Tensor;
 use crate::array::Array;
 use crate::dtype::Dtype;
-use crate::error::{Error, Result};
+use crate::error::Result;
 
 pub(super) fn refs(arrays: &[Array]) -> Vec<&Array> {
     arrays.iter().collect()
 }
 
 pub(super) fn wrong<T>(said: impl std::fmt::Display) -> Result<T> {
-    Err(Error::Argument(said.to_string()))
+    Err(said.to_string().into())
 }
 
 pub(super) fn same_spec(got: &Array, want: &Array, what: &str) -> Result<()> {

@@ -2,7 +2,7 @@
 
 use half::{bf16, f16};
 
-use crate::array::{Array, stack};
+use crate::array::{Array, stack, step};
 use crate::dtype::Dtype;
 use crate::error::{Error, Result};
 
@@ -221,7 +221,8 @@ impl Arrangement {
             }
             Self::Reversed => {
                 let all = 0..rank as i32;
-                let reversed = |x: Array| all.clone().try_fold(x, |x, i| x.slice_axis(i, (.., -1)));
+                let reversed =
+                    |x: Array| all.clone().try_fold(x, |x, i| x.slice_axis(i, step(.., -1)));
                 reversed(reversed(x.clone())?.contiguous()?)
             }
             Self::Offset => {

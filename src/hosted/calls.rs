@@ -57,11 +57,11 @@ fn guard<T>(name: &str, method: &str, call: impl FnOnce() -> Result<T>) -> Resul
         Err(payload) => {
             let said = format!("{method} panicked: {}", panic_message(&*payload));
             std::mem::forget(payload);
-            return Err(Error::Panic(format!("[{name}] {said}")));
+            return Err(Error::Panic { op: name.to_owned(), message: said });
         }
     };
     let own = said.starts_with(&format!("[{name}]"));
-    Err(Error::Argument(if own { said } else { format!("[{name}] {method}: {said}") }))
+    Err(if own { said } else { format!("[{name}] {method}: {said}") }.into())
 }
 
 impl HostedOp {

@@ -136,8 +136,7 @@ impl LibraryHandle {
             return Ok(String::new());
         };
         let file = self.0.file.get_or_init(|| write(bytes).map_err(|error| error.to_string()));
-        let path =
-            file.as_ref().map_err(|said| Error::Argument(format!("[metal_library] {said}")))?;
+        let path = file.as_ref().map_err(|said| Error::from(format!("[metal_library] {said}")))?;
         Ok(path.display().to_string())
     }
 

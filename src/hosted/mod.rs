@@ -185,10 +185,7 @@ pub trait HostedPrimitive: Send + Sync + 'static {
     /// The error of a method that is not there.
     #[doc(hidden)]
     fn lacks(&self, what: &str) -> Error {
-        Error::Argument(format!(
-            "[{}] expected a primitive with a {what}, got one without",
-            self.name()
-        ))
+        Error::argument(self.name(), format_args!("a primitive with a {what}, got one without"))
     }
 }
 

@@ -159,7 +159,7 @@ impl Adapters {
             "num_layers": (llama.config().num_hidden_layers - first_layer).max(1),
             "lora_parameters": {"rank": rank, "scale": scale, "dropout": 0.0, "keys": keys},
         });
-        let folders = NewFolders::create(directory).map_err(|e| Error::file(directory, e))?;
+        let folders = NewFolders::create(directory).map_err(|e| Error::io(directory, e))?;
         write_pair(directory, &format!("{config:#}\n"), &tensors)?;
         folders.keep();
         Ok(())
@@ -169,7 +169,7 @@ impl Adapters {
 /// Writes both files; those before stay whole where that fails.
 fn write_pair(directory: &Path, config: &str, tensors: &BTreeMap<String, Array>) -> Result<()> {
     let configured = Replacement::of(&directory.join(CONFIG))?;
-    configured.write(|path| fs::write(path, config).map_err(|e| Error::file(path, e)))?;
+    configured.write(|path| fs::write(path, config).map_err(|e| Error::io(path, e)))?;
     let stored = Replacement::of(&directory.join(TENSORS))?;
     let named = tensors.iter().map(|(name, array)| (name.as_str(), array));
     stored.write(|path| io::save_safetensors(path, named, []))?;

@@ -43,7 +43,7 @@ impl Draw {
             None => None,
             Some(count) => {
                 let logits = logits.astype(Dtype::Float32)?;
-                Some((logits.subtract(logits.logsumexp(-1, true)?)?, count))
+                Some((logits.subtract(logits.logsumexp_keepdims(-1)?)?, count))
             }
         };
         Ok(Drawn { token: self.sampler.sample(&logits)?, logprobs })

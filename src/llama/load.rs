@@ -77,9 +77,9 @@ impl Llama {
 
 /// The error, in `path` unless it names a file already.
 pub(super) fn in_file(path: &Path, error: Error) -> Error {
-    match error {
-        Error::File { .. } => error,
-        other => Error::file(path, other),
+    match error.path() {
+        Some(_) => error,
+        None => Error::file(path, error),
     }
 }
 
@@ -152,7 +152,7 @@ fn listed_files(
 
 /// The files `model*.safetensors`, in the order of their names.
 pub(super) fn safetensors_files(directory: &Path) -> Result<Vec<PathBuf>> {
-    let entries = fs::read_dir(directory).map_err(|e| Error::file(directory, e))?;
+    let entries = fs::read_dir(directory).map_err(|e| Error::io(directory, e))?;
     let mut files: Vec<PathBuf> = entries
         .filter_map(|entry| Some(entry.ok()?.path()))
         .filter(|path| {

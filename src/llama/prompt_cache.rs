@@ -100,9 +100,9 @@ impl PromptCache {
     /// shape, what is missing, what is no prompt cache.
     pub fn load(path: impl AsRef<Path>, model: &Llama) -> Result<Self> {
         let path = path.as_ref();
-        Self::read(path, model).map_err(|error| match error {
-            error @ Error::File { .. } => error,
-            other => Error::file(path, other),
+        Self::read(path, model).map_err(|error| match error.path() {
+            Some(_) => error,
+            None => Error::file(path, error),
         })
     }
 
@@ -180,8 +180,8 @@ fn fingerprint(model: &Llama) -> Result<String> {
     let mut rows = Vec::new();
     for projection in model.layers.iter().flat_map(|layer| layer.projections()) {
         let row = match &projection.matrix {
-            Matrix::Plain(rows) => rows.slice(&[&(..1)])?.astype(crate::Dtype::Float32)?,
-            Matrix::Quantized(rows) => rows.packed().slice(&[&(..1)])?,
+            Matrix::Plain(rows) => rows.i(..1)?.astype(crate::Dtype::Float32)?,
+            Matrix::Quantized(rows) => rows.packed().i(..1)?,
         };
         rows.push(row.contiguous()?);
     }

@@ -46,7 +46,7 @@ impl QkvProjection {
             for part in &mut parts {
                 if let Matrix::Plain(own) = &mut part.matrix {
                     let end = start + own.dim(0)?;
-                    *own = rows.slice(&[&(start..end)])?;
+                    *own = rows.i(start..end)?;
                     start = end;
                 }
             }

@@ -104,10 +104,10 @@ impl Sampler {
     /// One `uint32` token for each row of logits `[batch, vocab]`; lazy.
     pub fn sample(&mut self, logits: &Array) -> Result<Array> {
         if self.is_greedy() {
-            return logits.argmax(-1, false);
+            return logits.argmax(-1);
         }
         let logits = logits.astype(Dtype::Float32)?;
-        self.draw(&logits.subtract(logits.logsumexp(-1, true)?)?)
+        self.draw(&logits.subtract(logits.logsumexp_keepdims(-1)?)?)
     }
 
     /// As [`sample`](Self::sample), from logarithms of probabilities.
@@ -134,15 +134,15 @@ impl Sampler {
 
     fn next_key(&mut self) -> Result<Array> {
         let keys = random::split(&self.key, 2)?;
-        self.key = keys.slice(&[&(..1)])?.squeeze(&[0])?;
-        keys.slice(&[&(1..)])?.squeeze(&[0])
+        self.key = keys.i(..1)?.squeeze(&[0])?;
+        keys.i(1..)?.squeeze(&[0])
     }
 
     fn without_top_choices(&self, logprobs: &Array) -> Result<Array> {
         // What was left out before has probability 0, and the rest is scaled up, as in mlx-lm.
-        let probs = logprobs.subtract(logprobs.logsumexp(-1, true)?)?.exp()?;
+        let probs = logprobs.subtract(logprobs.logsumexp_keepdims(-1)?)?.exp()?;
         let above = probs.greater(self.sampling.xtc_threshold)?;
-        let least = select(&above, &probs, &Array::scalar(f32::INFINITY)?)?.min(-1, true)?;
+        let least = select(&above, &probs, &Array::scalar(f32::INFINITY)?)?.min_keepdims(-1)?;
         let cut = select(&probs.greater(least)?, &Array::scalar(f32::NEG_INFINITY)?, logprobs)?;
         let vocab = logprobs.dim(-1)?;
         let spared: Vec<u32> = self
@@ -172,7 +172,7 @@ fn keep_top_p(logprobs: &Array, top_p: f32) -> Result<Array> {
     let total = mass.slice_axis(-1, -1..)?;
     // A token goes if those likelier than it already have the mass.
     let dropped = total.subtract(&mass)?.greater_equal(total.multiply(top_p)?)?;
-    let count = dropped.astype(Dtype::Int32)?.sum(-1, true)?;
+    let count = dropped.astype(Dtype::Int32)?.sum_keepdims(-1)?;
     keep_at_least(logprobs, &ascending.take_along_axis(&count, -1)?)
 }
 
@@ -186,7 +186,7 @@ fn keep_top_k(logprobs: &Array, k: i32) -> Result<Array> {
 /// Tokens at least `min_p` as likely as the likeliest, and no fewer than `least`.
 fn keep_min_p(logprobs: &Array, min_p: f32, least: u32) -> Result<Array> {
     let vocab = logprobs.dim(-1)?;
-    let mut bound = logprobs.max(-1, true)?.add(min_p.ln())?;
+    let mut bound = logprobs.max_keepdims(-1)?.add(min_p.ln())?;
     let least = i32::try_from(least).unwrap_or(i32::MAX).min(vocab);
     if least > 1 {
         let kept = logprobs.sort(-1)?.slice_axis(-1, vocab - least..vocab - least + 1)?;

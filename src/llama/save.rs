@@ -45,12 +45,11 @@ impl ModelFiles {
         refuse_existing(directory)?;
         let partial = Partial::of(directory)?;
         let place = partial.directory.path();
-        self.write(place, shard_bytes).map_err(|error| match &error {
-            Error::File { path, .. } => match path.strip_prefix(place) {
-                Ok(file) => unwritten(&directory.join(file), files::reason(&error)),
-                Err(_) => error,
-            },
-            _ => error,
+        self.write(place, shard_bytes).map_err(|error| {
+            match error.path().and_then(|path| path.strip_prefix(place).ok()) {
+                Some(file) => unwritten(&directory.join(file), files::reason(&error)),
+                None => error,
+            }
         })?;
         sync(place).map_err(|e| unwritten(directory, e))?;
         refuse_existing(directory)?;
@@ -120,7 +119,7 @@ impl ModelFiles {
     }
 
     fn copy_companions(&self, to: &Path) -> Result<()> {
-        let unreadable = |e| Error::file(&self.directory, e);
+        let unreadable = |e| Error::io(&self.directory, e);
         for entry in fs::read_dir(&self.directory).map_err(unreadable)? {
             let from = entry.map_err(unreadable)?.path();
             let Some(name) = from.file_name().and_then(|name| name.to_str()) else { continue };
@@ -213,5 +212,5 @@ fn shards(tensors: BTreeMap<String, Array>, limit: u64) -> Vec<BTreeMap<String, 
 }
 
 fn write_json(path: &Path, value: &Value) -> Result<()> {
-    fs::write(path, format!("{value:#}\n")).map_err(|e| Error::file(path, e))
+    fs::write(path, format!("{value:#}\n")).map_err(|e| Error::io(path, e))
 }

@@ -79,7 +79,7 @@ impl<'a> Draft<'a> {
         let logits = model.forward(&inputs.expand_dims(&[0])?, cache)?;
 
         let best = match draw.is_argmax() {
-            true => Some(logits.argmax(-1, false)?.to_vec::<u32>()?),
+            true => Some(logits.argmax(-1)?.to_vec::<u32>()?),
             false => None,
         };
         let inputs = inputs.to_vec::<u32>()?;
@@ -124,7 +124,7 @@ impl<'a> Draft<'a> {
         let mut proposals = Vec::with_capacity(count);
         for _ in 0..count {
             let logits = self.model.forward(&input, &mut self.cache)?;
-            let best = logits.slice_axis(1, -1..)?.argmax(-1, false)?; // [1, 1]
+            let best = logits.slice_axis(1, -1..)?.argmax(-1)?; // [1, 1]
             proposals.push(best.squeeze(&[0])?);
             input = best;
         }

@@ -186,9 +186,9 @@ impl Attention {
         let end = len + time;
         let mut grown = grown(buffers.take(), [&keys, &values], len, end)?;
         for (buffer, new) in grown.iter_mut().zip([&keys, &values]) {
-            *buffer = buffer.slice_update(&[&.., &.., &(len..end)], new)?;
+            *buffer = buffer.slice_update((.., .., len..end), new)?;
         }
-        let [keys, values] = grown.each_ref().map(|b| b.slice(&[&.., &.., &(..end)]));
+        let [keys, values] = grown.each_ref().map(|b| b.i((.., .., ..end)));
         *buffers = Some(grown);
 
         let options = ops::Attention { causal: time > 1, ..Default::default() };
@@ -254,7 +254,7 @@ fn grown(buffers: Option<[Array; 2]>, new: [&Array; 2], len: i32, end: i32) -> R
         let empty = Array::zeros_of(&shape, new[i].dtype())?;
         match &buffers {
             Some(buffers) => {
-                let seen = buffers[i].slice(&[&.., &.., &(..len)])?;
+                let seen = buffers[i].i((.., .., ..len))?;
                 concatenate(&[&seen, &empty], 2)
             }
             None => Ok(empty),

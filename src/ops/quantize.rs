@@ -27,7 +27,7 @@ use crate::tune::{chosen, rows};
 /// let (packed, scales, biases) = ops::quantize(&x, 32, 8)?;
 /// assert_eq!((packed.shape(), scales.shape()), (&[1, 16][..], &[1, 2][..]));
 /// let back = ops::dequantize(&packed, &scales, &biases, 32, 8)?;
-/// assert!(back.subtract(x)?.abs()?.max(.., false)?.item::<f32>()? < 0.1);
+/// assert!(back.subtract(x)?.abs()?.max(..)?.item::<f32>()? < 0.1);
 /// # Ok::<(), mlx_primitives::Error>(())
 /// ```
 pub fn quantize(x: &Array, group_size: i32, bits: i32) -> Result<(Array, Array, Array)> {

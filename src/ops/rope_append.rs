@@ -49,7 +49,7 @@ impl StateLayout {
         }
         self.check("queries", state)?;
         let shape = [state.dim(0)?, self.heads, time, self.head_dim];
-        state.slice(&[&.., &(0..self.heads * time)])?.reshape(&shape)
+        state.i((.., 0..self.heads * time))?.reshape(&shape)
     }
 
     /// The keys of the first `len` positions, `[batch, kv_heads, len, head_dim]`: a view.
@@ -73,8 +73,8 @@ impl StateLayout {
         let rows = self.kv_heads * self.capacity;
         let start = self.area() + part * rows;
         let shape = [state.dim(0)?, self.kv_heads, self.capacity, self.head_dim];
-        let all = state.slice(&[&.., &(start..start + rows)])?.reshape(&shape)?;
-        if len == self.capacity { Ok(all) } else { all.slice(&[&.., &.., &(..len)]) }
+        let all = state.i((.., start..start + rows))?.reshape(&shape)?;
+        if len == self.capacity { Ok(all) } else { all.i((.., .., ..len)) }
     }
 
     fn check(&self, what: &str, state: &Array) -> Result<()> {

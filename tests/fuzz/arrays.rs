@@ -3,7 +3,7 @@
 use std::ops::RangeInclusive;
 
 use fastrand::Rng;
-use mlx_primitives::{Array, Dtype, IntoIndex, Result};
+use mlx_primitives::{Array, Dtype, Index, Result, step};
 
 use super::mutation::{once_in, one};
 
@@ -179,21 +179,21 @@ impl Draw {
             self.rng.shuffle(&mut order);
         }
         // What of each axis is taken: start, stop and step.
-        let mut taken: Vec<(std::ops::Range<i32>, i32)> = Vec::new();
+        let mut taken: Vec<Index> = Vec::new();
         let mut lengths = Vec::new();
         for &dim in shape {
             let (before, after) = (self.rng.i32(0..2), self.rng.i32(0..2));
-            let step = if once_in(&mut self.rng, 3) { self.rng.i32(1..3) } else { 1 };
+            let every = if once_in(&mut self.rng, 3) { self.rng.i32(1..3) } else { 1 };
             let (index, length) = match self.rng.u8(..6) {
-                0 if dim > 0 => ((0..1, 1), 1), // to be broadcast
+                0 if dim > 0 => ((0..1).into(), 1), // to be broadcast
                 1 => {
-                    let length = before + step * dim + after;
-                    let start = before + step * dim - 1;
-                    let stop = start - step * dim;
-                    ((start..if stop < 0 { -length - 1 } else { stop }, -step), length)
+                    let length = before + every * dim + after;
+                    let start = before + every * dim - 1;
+                    let stop = start - every * dim;
+                    (step(start..if stop < 0 { -length - 1 } else { stop }, -every), length)
                 }
-                2 | 3 => ((before..before + step * dim, step), before + step * dim + after),
-                _ => ((0..dim, 1), dim),
+                2 | 3 => (step(before..before + every * dim, every), before + every * dim + after),
+                _ => ((0..dim).into(), dim),
             };
             taken.push(index);
             lengths.push(length);
@@ -208,9 +208,7 @@ impl Draw {
         if self.rng.bool() {
             x.eval()?;
         }
-        let index: Vec<&dyn IntoIndex> =
-            taken.iter().map(|index| index as &dyn IntoIndex).collect();
-        let x = x.slice(&index)?.broadcast_to(shape)?;
+        let x = x.i(&taken[..])?.broadcast_to(shape)?;
         if self.rng.bool() {
             x.eval()?;
         }

@@ -86,7 +86,7 @@ impl HostedPrimitive for Hosted {
         match self.0 {
             Deed::Computes => {}
             Deed::Sleeps => thread::sleep(Duration::from_micros(300)),
-            Deed::Errs => return Err(Error::Argument("on purpose".to_owned())),
+            Deed::Errs => return Err(Error::from("on purpose")),
             Deed::Panics => panic!("on purpose"),
             Deed::PanicsWithoutWords => panic_any(7),
         }

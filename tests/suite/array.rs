@@ -1,7 +1,7 @@
 //! Arrays and MLX's general ops against plain Rust.
 
 use half::{bf16, f16};
-use mlx_primitives::{Array, Dtype, Element, concatenate, eval, select, stack};
+use mlx_primitives::{Array, Dtype, Element, concatenate, eval, select, stack, step};
 
 use crate::support::compare::{assert_close, numbers};
 use crate::support::input::{LAYOUTS, random32};
@@ -54,20 +54,20 @@ fn every_element_type_there_and_back() -> Checked {
 fn reductions_of_what_is_empty_and_transposed() -> Checked {
     // A reduction with many axes first: what it leaves on the stack is what MLX would walk by.
     let full = Array::ones::<u8>(&[5, 6, 7, 4])?.transpose(&[0, 2, 1, 3])?;
-    let full = full.slice(&[&.., &.., &(.., 2), &(.., 2)])?;
+    let full = full.i((.., .., step(.., 2), step(.., 2)))?;
     for dtype in [Dtype::Uint8, Dtype::Int64, Dtype::Float32, Dtype::Bfloat16] {
-        full.astype(dtype)?.sum(&[0, 1, 2][..], false)?.eval()?;
+        full.astype(dtype)?.sum(&[0, 1, 2][..])?.eval()?;
         let empty = Array::zeros_of(&[3, 0, 4], dtype)?.transpose(&[2, 1, 0])?;
         empty.eval()?;
         let values = |x: Array| -> mlx_primitives::Result<Vec<f32>> {
             assert_eq!(x.shape(), [4, 3]);
             x.astype(Dtype::Float32)?.to_vec()
         };
-        assert_eq!(values(empty.sum(1, false)?)?, [0.0; 12]);
-        assert_eq!(values(empty.prod(1, false)?)?, [1.0; 12]);
-        assert_eq!(values(empty.all(1, false)?)?, [1.0; 12]);
-        assert_eq!(values(empty.any(1, false)?)?, [0.0; 12]);
-        assert!(values(empty.mean(1, false)?)?.iter().all(|mean| mean.is_nan()));
+        assert_eq!(values(empty.sum(1)?)?, [0.0; 12]);
+        assert_eq!(values(empty.prod(1)?)?, [1.0; 12]);
+        assert_eq!(values(empty.all(1)?)?, [1.0; 12]);
+        assert_eq!(values(empty.any(1)?)?, [0.0; 12]);
+        assert!(values(empty.mean(1)?)?.iter().all(|mean| mean.is_nan()));
     }
     Ok(())
 }
@@ -167,25 +167,25 @@ fn slices_are_pythons() -> Checked {
         let bounds: Vec<i32> = (-n - 2..n + 3).collect();
         for &start in &bounds {
             for &stop in &bounds {
-                for step in [1, 2, 3, -1, -2, -3, 100, -100] {
-                    let got = x.slice(&[&(start..stop, step)])?.to_vec::<i32>()?;
-                    assert_eq!(got, python(n, start, stop, step), "{n}: {start}:{stop}:{step}");
+                for every in [1, 2, 3, -1, -2, -3, 100, -100] {
+                    let got = x.i(step(start..stop, every))?.to_vec::<i32>()?;
+                    assert_eq!(got, python(n, start, stop, every), "{n}: {start}:{stop}:{every}");
                 }
-                let got = x.slice(&[&(start..stop)])?.to_vec::<i32>()?;
+                let got = x.i(start..stop)?.to_vec::<i32>()?;
                 assert_eq!(got, python(n, start, stop, 1), "{n}: {start}:{stop}");
             }
-            assert_eq!(x.slice(&[&(start..)])?.to_vec::<i32>()?, python(n, start, n, 1));
-            assert_eq!(x.slice(&[&(..start)])?.to_vec::<i32>()?, python(n, 0, start, 1));
+            assert_eq!(x.i(start..)?.to_vec::<i32>()?, python(n, start, n, 1));
+            assert_eq!(x.i(..start)?.to_vec::<i32>()?, python(n, 0, start, 1));
         }
         let reversed: Vec<i32> = (0..n).rev().collect();
-        assert_eq!(x.slice(&[&(.., -1)])?.to_vec::<i32>()?, reversed);
+        assert_eq!(x.i(step(.., -1))?.to_vec::<i32>()?, reversed);
     }
     let x = iota(&[3, 4])?;
-    assert_eq!(x.slice(&[&(1..), &(0..4, 2)])?.to_vec::<i32>()?, [4, 6, 8, 10]);
+    assert_eq!(x.i((1.., step(0..4, 2)))?.to_vec::<i32>()?, [4, 6, 8, 10]);
     assert_eq!(x.slice_axis(-1, 3..)?.to_vec::<i32>()?, [3, 7, 11]);
-    assert_eq!(x.slice(&[])?.shape(), [3, 4]);
+    assert_eq!(x.i(())?.shape(), [3, 4]);
     let update = Array::from_slice(&[-1i32, -2], &[2])?;
-    let updated = x.slice_update(&[&(1..3), &(1..3)], &update)?;
+    let updated = x.slice_update((1..3, 1..3), &update)?;
     assert_eq!(updated.to_vec::<i32>()?, [0, 1, 2, 3, 4, -1, -2, 7, 8, -1, -2, 11]);
     assert_eq!(x.to_vec::<i32>()?, (0..12).collect::<Vec<_>>());
     Ok(())
@@ -242,7 +242,7 @@ fn order_and_sums() -> Checked {
         let sorted = x.sort(-1)?.to_vec::<f32>()?;
         let order = x.argsort(1)?.to_vec::<u32>()?;
         let sums = x.cumsum(1)?.to_vec::<f32>()?;
-        let most = x.argmax(-1, false)?.to_vec::<u32>()?;
+        let most = x.argmax(-1)?.to_vec::<u32>()?;
         for (r, row) in rows.iter().enumerate() {
             let mut want = row.to_vec();
             want.sort_by(f32::total_cmp);
@@ -273,23 +273,23 @@ fn reductions() -> Checked {
     let logsumexp = v.iter().map(|v| v.exp()).sum::<f64>().ln();
     let product: f64 = v.iter().product();
     for (got, want) in [
-        (x.sum(.., false)?, sum),
-        (x.mean(.., false)?, mean),
-        (x.var(.., false)?, var),
-        (x.min(.., false)?, least),
-        (x.max(.., false)?, most),
-        (x.logsumexp(.., false)?, logsumexp),
-        (x.prod(.., false)?, product),
+        (x.sum(..)?, sum),
+        (x.mean(..)?, mean),
+        (x.var(..)?, var),
+        (x.min(..)?, least),
+        (x.max(..)?, most),
+        (x.logsumexp(..)?, logsumexp),
+        (x.prod(..)?, product),
     ] {
         // 60 terms, each op half an ulp of a partial sum below 30.
         assert_close(&numbers(&got)?, &[want], 60.0 * 30.0 * 6e-8, "all axes");
         assert_eq!(got.shape(), [0i32; 0]);
     }
-    assert_eq!(x.sum([0, -1], true)?.shape(), [1, 4, 1]);
-    assert_eq!(x.sum(1, false)?.shape(), [3, 5]);
+    assert_eq!(x.sum_keepdims([0, -1])?.shape(), [1, 4, 1]);
+    assert_eq!(x.sum(1)?.shape(), [3, 5]);
     let b = Array::from_slice(&[true, false, true, true], &[2, 2])?;
-    assert_eq!(b.all(1, false)?.to_vec::<bool>()?, [false, true]);
-    assert_eq!(b.any(0, false)?.to_vec::<bool>()?, [true, true]);
+    assert_eq!(b.all(1)?.to_vec::<bool>()?, [false, true]);
+    assert_eq!(b.any(0)?.to_vec::<bool>()?, [true, true]);
     Ok(())
 }
 

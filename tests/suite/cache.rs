@@ -44,13 +44,13 @@ fn each_step(
     assert!(cache.is_empty());
     let mut end = 0;
     for time in steps {
-        let step = all.slice(&[&.., &(end..end + time)])?;
+        let step = all.i((.., end..end + time))?;
         let queries = split(&step, 0, 4)?;
         let seen = cache.append(&step, HEADS, &rope())?;
         assert_same(&seen.queries, &rope().rotate(&queries, end)?, "queries")?;
         end += time;
         assert_eq!(cache.len(), end);
-        check(&cache, &all.slice(&[&.., &(..end)])?, &seen)?;
+        check(&cache, &all.i((.., ..end))?, &seen)?;
         eval(cache.arrays())?;
     }
     Ok(())
@@ -134,7 +134,7 @@ fn rotating_caches_show_what_mlx_lms_show() -> Checked {
             let seen = cache.append(&step, HEADS, &rope())?;
             assert_eq!(cache.len(), end, "{what}");
             let values = plain(&seen.values);
-            let visible = values.slice(&[&.., &(1..2), &.., &(7..8)])?.to_vec::<f32>()?;
+            let visible = values.i((.., 1..2, .., 7..8))?.to_vec::<f32>()?;
             let visible: Vec<i32> = visible.into_iter().map(|v| v as i32).collect();
             assert_eq!(visible, ints(&case["visible"][i]), "{what}");
             // Keys were turned by their positions, whatever slot they are in.
@@ -176,7 +176,7 @@ fn a_clone_goes_its_own_way() -> Checked {
         let b = other.append(&step(7)?, HEADS, &rope())?;
         let (a, b) = (a.values.dequantized()?, b.values.dequantized()?);
         eval([&a, &b])?;
-        let differing = a.not_equal(&b)?.astype(Dtype::Int32)?.sum(.., false)?.item::<i32>()?;
+        let differing = a.not_equal(&b)?.astype(Dtype::Int32)?.sum(..)?.item::<i32>()?;
         assert!((32..=64).contains(&differing), "one position of {kind:?}: {differing}");
     }
     Ok(())
@@ -309,7 +309,7 @@ fn limits_are_set_and_given_back() -> Checked {
     assert_eq!(memory::memory_limit(), before);
     // Arrays are still refused by what the machine has, not by a guideline.
     let before = memory::set_memory_limit(1)?;
-    let sum = Array::ones::<f32>(&[1000])?.sum(.., false)?.item::<f32>()?;
+    let sum = Array::ones::<f32>(&[1000])?.sum(..)?.item::<f32>()?;
     memory::set_memory_limit(before)?;
     assert_eq!(sum, 1000.0);
     Ok(())

@@ -48,12 +48,12 @@ impl HostedPrimitive for Odd {
 fn long_graph(ops: usize) -> Result<Array> {
     let x = Array::ones::<f32>(&[64, 64])?;
     for _ in 0..20 {
-        let many = (1..100).map(|i| x.slice(&[&(0..1 + i % 64)])?.multiply(0.01 * i as f32)?.exp());
+        let many = (1..100).map(|i| x.i(0..1 + i % 64)?.multiply(0.01 * i as f32)?.exp());
         eval(&many.collect::<Result<Vec<_>>>()?)?;
     }
     let mut y = x.clone();
     for _ in 0..ops {
-        y = y.multiply(1.01)?.add(&y.sum(0, false)?)?.tanh()?;
+        y = y.multiply(1.01)?.add(&y.sum(0)?)?.tanh()?;
     }
     Ok(y)
 }

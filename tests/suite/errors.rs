@@ -47,12 +47,12 @@ fn transforms() -> [(&'static str, Run); 4] {
 #[test]
 fn errors_in_closures_come_back() -> Checked {
     for (name, run) in transforms() {
-        let text = message(run(&mut |_| Err(Error::Argument("my own words".into()))));
+        let text = message(run(&mut |_| Err(Error::from("my own words"))));
         assert!(text.contains("my own words"), "{name}: {text}");
         let text = message(run(&mut |p| Ok(vec![p[0].reshape(&[3, 3])?])));
         assert!(text.contains("reshape"), "{name}: {text}");
     }
-    let f = compile(|_| Err(Error::Argument("my own words".into())), false)?;
+    let f = compile(|_| Err(Error::from("my own words")), false)?;
     for _ in 0..3 {
         let text = message(f.call(&[&random32(&[2], 6)?]));
         assert!(text.contains("my own words"), "compile: {text}");
@@ -67,7 +67,7 @@ fn panics_in_closures_come_back() -> Checked {
         assert!(text.contains(&format!("a panic of {name}")), "{text}");
         // A payload that is no text.
         assert!(run(&mut |_| std::panic::panic_any(7)).is_err(), "{name}");
-        run(&mut |p| Ok(vec![p[0].sum(.., false)?.broadcast_to(p[0].shape())?.sum(.., false)?]))
+        run(&mut |p| Ok(vec![p[0].sum(..)?.broadcast_to(p[0].shape())?.sum(..)?]))
             .or_else(|e| if name == "grad" { Err(e) } else { Ok(()) })?;
     }
     let f = compile(|_| panic!("a panic of compile"), true)?;
@@ -85,7 +85,7 @@ fn a_failed_trace_is_tried_again() -> Checked {
         move |p| {
             calls += 1;
             match calls {
-                1 => Err(Error::Argument("not yet".into())),
+                1 => Err(Error::from("not yet")),
                 2 => panic!("not yet either"),
                 _ => Ok(vec![softmax(&p[0])?]),
             }
@@ -164,7 +164,7 @@ fn cotangents_and_tangents_that_do_not_fit() -> Checked {
 #[test]
 fn gradients_of_what_is_no_scalar_or_no_argument() -> Checked {
     let x = random32(&[2, 4], 13)?;
-    let loss = |p: &[Array]| softmax(&p[0])?.sum(.., false);
+    let loss = |p: &[Array]| softmax(&p[0])?.sum(..);
     assert!(grad(|p| softmax(&p[0]), &[0], &[&x]).is_err());
     for argnums in [&[][..], &[1], &[-2], &[0, 0], &[0, -1], &[i32::MAX], &[i32::MIN]] {
         assert!(value_and_grad(loss, argnums, &[&x]).is_err(), "{argnums:?}");

@@ -33,19 +33,19 @@ impl HostedPrimitive for Fails {
 
     fn eval_cpu(&self, _: &[View<'_>], _: &mut [ViewMut<'_>]) -> Result<()> {
         assert!(!self.panics, "a panic on purpose");
-        Err(Error::Argument("an error on purpose".into()))
+        Err(Error::from("an error on purpose"))
     }
 
     fn vjp(&self, _: &[Array], g: &[Array], _: &[usize], _: &[Array]) -> Result<Vec<Array>> {
         match self.in_transform {
-            true => Err(Error::Argument("no derivative on purpose".into())),
+            true => Err(Error::from("no derivative on purpose")),
             false => Ok(vec![apply_one(self.clone(), &[&g[0]])?]),
         }
     }
 
     fn vmap(&self, x: &[Array], axes: &[Option<usize>]) -> Result<(Vec<Array>, Vec<usize>)> {
         match self.in_transform {
-            true => Err(Error::Argument("no vmap on purpose".into())),
+            true => Err(Error::from("no vmap on purpose")),
             false => Ok((vec![apply_one(self.clone(), &[&x[0]])?], vec![axes[0].unwrap_or(0)])),
         }
     }

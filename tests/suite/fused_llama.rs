@@ -55,8 +55,8 @@ fn the_fused_model_is_the_unfused_one() -> anyhow::Result<()> {
         for step in [&tokens, &next] {
             let ours = llama.forward(step, &mut fused)?;
             let theirs = llama.forward_unfused(step, &mut unfused)?;
-            let difference = ours.subtract(&theirs)?.abs()?.max(.., false)?.item::<f32>()?;
-            let size = theirs.abs()?.max(.., false)?.item::<f32>()?;
+            let difference = ours.subtract(&theirs)?.abs()?.max(..)?.item::<f32>()?;
+            let size = theirs.abs()?.max(..)?.item::<f32>()?;
             assert!(size > 1.0 && difference < 2e-5 * size, "model {i}: {difference} of {size}");
         }
     }
@@ -128,7 +128,7 @@ fn adapters_change_what_they_name_and_merge() -> anyhow::Result<()> {
         let beside = llama.forward_adapted(&tokens, &mut caches[1], Some(&adapters))?;
         let merged = llama.merged(&adapters)?.forward(&tokens, &mut caches[2])?;
         let apart = |x: &Array, y: &Array| -> anyhow::Result<f32> {
-            Ok(x.subtract(y)?.abs()?.max(.., false)?.item::<f32>()?)
+            Ok(x.subtract(y)?.abs()?.max(..)?.item::<f32>()?)
         };
         assert!(apart(&beside, &base)? > 1e-3, "{name}");
         assert!(apart(&beside, &merged)? < 1e-4, "{name}: {}", apart(&beside, &merged)?);

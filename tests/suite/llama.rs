@@ -109,7 +109,7 @@ fn logits_equal_mlx_lms() {
     let llama = Checkpoint::demo().unwrap().llama;
     let tokens = Array::from_slice(&prompt, &[1, prompt.len() as i32]).unwrap();
     let logits = llama.forward(&tokens, &mut llama.new_cache()).unwrap();
-    let row = logits.slice(&[&.., &(-1..)]).unwrap().to_vec::<f32>().unwrap();
+    let row = logits.i((.., -1..)).unwrap().to_vec::<f32>().unwrap();
     let reference = fixture["first_logits"].as_array().unwrap();
     assert_eq!(row.len(), reference.len());
     for (ours, theirs) in row.iter().zip(reference) {
@@ -126,18 +126,18 @@ fn chunked_prefill_and_cache_growth_change_no_logit_beyond_rounding() {
     let tokens: Vec<u32> = (0..300).map(|i| (i * 37 + 11) % 512).collect();
     let whole = Array::from_slice(&tokens, &[1, 300]).unwrap();
     let mut cache = llama.new_cache();
-    let expected = llama.forward(&whole, &mut cache).unwrap().slice(&[&.., &(-1..)]).unwrap();
+    let expected = llama.forward(&whole, &mut cache).unwrap().i((.., -1..)).unwrap();
     assert_eq!((cache.len(), cache.is_empty()), (300, false));
 
     let mut cache = llama.new_cache();
     let mut last = None;
     for chunk in [&tokens[..1], &tokens[1..8], &tokens[8..255], &tokens[255..258], &tokens[258..]] {
         let chunk = Array::from_slice(chunk, &[1, chunk.len() as i32]).unwrap();
-        last = Some(llama.forward(&chunk, &mut cache).unwrap().slice(&[&.., &(-1..)]).unwrap());
+        last = Some(llama.forward(&chunk, &mut cache).unwrap().i((.., -1..)).unwrap());
     }
     assert_eq!(cache.len(), 300);
     let difference = expected.subtract(last.unwrap()).unwrap().abs().unwrap();
-    let worst = difference.max(.., false).unwrap().item::<f32>().unwrap();
+    let worst = difference.max(..).unwrap().item::<f32>().unwrap();
     assert!(worst < 1e-3, "{worst}");
 }
 
@@ -151,8 +151,8 @@ fn batches_decode_as_their_rows() {
         let alone = Array::from_slice(row, &[1, 4]).unwrap();
         let alone = llama.forward(&alone, &mut llama.new_cache()).unwrap();
         let i = i as i32;
-        let same = both.slice(&[&(i..i + 1)]).unwrap().subtract(alone).unwrap().abs().unwrap();
-        assert!(same.max(.., false).unwrap().item::<f32>().unwrap() < 1e-4);
+        let same = both.i(i..i + 1).unwrap().subtract(alone).unwrap().abs().unwrap();
+        assert!(same.max(..).unwrap().item::<f32>().unwrap() < 1e-4);
     }
 }
 

@@ -118,7 +118,7 @@ fn of_transforms() -> Checked {
             let f = |p: &[Array]| Ok(vec![op(&p[0])?]);
             vjp(f, &[&x], &[&t])?.1[0].eval()?;
             jvp(f, &[&x], &[&t])?.1[0].eval()?;
-            grad(|p| op(&p[0])?.square()?.sum(.., false), &[0], &[&x])?[0].eval()?;
+            grad(|p| op(&p[0])?.square()?.sum(..), &[0], &[&x])?[0].eval()?;
         }
         let norm = |p: &[Array]| Ok(vec![ops::rms_norm(&p[0], None, EPS)?]);
         vmap(norm, &[&x], &[Some(1)], &[1])?[0].eval()?;
@@ -148,7 +148,7 @@ fn of_errors_and_panics() -> Checked {
         let fail = move |p: &[Array]| {
             let y = ops::softmax(&p[0])?;
             match i % 3 {
-                0 => Err(Error::Argument("on purpose".into())),
+                0 => Err(Error::from("on purpose")),
                 1 => panic!("on purpose"),
                 _ => y.reshape(&[7]).map(|y| vec![y]),
             }

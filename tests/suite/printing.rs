@@ -1,6 +1,7 @@
 //! Arrays print as they do in MLX's Python, checked there.
 
 use half::{bf16, f16};
+use mlx_primitives::transforms::vmap;
 use mlx_primitives::{Array, ops};
 
 use crate::support::Checked;
@@ -10,12 +11,9 @@ fn as_in_python() -> Checked {
     let ints = |count: i32| Array::arange::<i32>(0.0, count.into(), 1.0);
     let all = [
         (Array::from_slice(&[1i32, 2, 3], &[3])?, "array([1, 2, 3], dtype=int32)"),
+        (ints(5)?.i(1..)?.reshape(&[2, 2])?, "array([[1, 2],\n       [3, 4]], dtype=int32)"),
         (
-            ints(5)?.slice(&[&(1..)])?.reshape(&[2, 2])?,
-            "array([[1, 2],\n       [3, 4]], dtype=int32)",
-        ),
-        (
-            ints(5)?.slice(&[&(1..)])?.reshape(&[2, 2, 1])?,
+            ints(5)?.i(1..)?.reshape(&[2, 2, 1])?,
             "array([[[1],\n        [2]],\n       [[3],\n        [4]]], dtype=int32)",
         ),
         (
@@ -56,7 +54,6 @@ fn as_in_python() -> Checked {
     ];
     for (x, text) in all {
         assert_eq!(x.to_string(), text);
-        assert_eq!(format!("{x:?}"), text);
     }
     Ok(())
 }
@@ -67,5 +64,32 @@ fn printing_evaluates() -> Checked {
     assert!(!x.is_scheduled());
     assert_eq!(x.to_string(), "array([0.5, 0.5], dtype=float32)");
     assert!(x.is_scheduled());
+    Ok(())
+}
+
+#[test]
+fn debug_tells_the_state_and_evaluates_nothing() -> Checked {
+    let x = Array::from_slice(&[f16::ONE; 16], (2, 8))?;
+    assert_eq!(format!("{x:?}"), "Array([2, 8] float16, evaluated)");
+    let y = ops::rms_norm(&x, None, 1e-5)?;
+    for _ in 0..2 {
+        assert_eq!(format!("{y:?}"), "Array([2, 8] float16, lazy RmsNorm)");
+        assert!(!y.is_scheduled());
+    }
+    assert_eq!(format!("{:?}", [&y]), "[Array([2, 8] float16, lazy RmsNorm)]");
+    y.eval()?;
+    assert_eq!(format!("{y:?}"), "Array([2, 8] float16, evaluated)");
+    assert_eq!(format!("{:?}", Array::scalar(1i64)?), "Array([] int64, evaluated)");
+    let mut traced = String::new();
+    vmap(
+        |x: &[Array]| {
+            traced = format!("{:?}", x[0]);
+            Ok(vec![x[0].exp()?])
+        },
+        &[&x],
+        &[Some(0)],
+        &[],
+    )?;
+    assert_eq!(traced, "Array([8] float16, traced)");
     Ok(())
 }

@@ -23,7 +23,7 @@ fn a_key_decides_everything() -> Checked {
     }
     let keys = random::split(&random::key(7)?, 3)?;
     assert_eq!((keys.shape(), keys.dtype()), (&[3, 2][..], Dtype::Uint32));
-    let row = |i: i32| keys.slice(&[&(i..i + 1)])?.squeeze(&[0]);
+    let row = |i: i32| keys.i(i..i + 1)?.squeeze(&[0]);
     let a = random::uniform::<f32>(0.0, 1.0, &[9], Some(&row(0)?))?;
     let b = random::uniform::<f32>(0.0, 1.0, &[9], Some(&row(1)?))?;
     assert_ne!(a.to_vec::<f32>()?, b.to_vec::<f32>()?);

@@ -144,7 +144,7 @@ fn cross_entropy() -> Checked {
     says(&x, &targets.astype(Dtype::Float32)?, "integer");
     says(&x, &targets.astype(Dtype::Bool)?, "integer");
     says(&x, &targets.reshape(&[2, 1])?, "shape (2)");
-    says(&x, &targets.slice(&[&(..1)])?, "shape (2)");
+    says(&x, &targets.i(..1)?, "shape (2)");
     for label_smoothing in [-0.1, 1.0, f32::NAN] {
         let options = CrossEntropy { label_smoothing, ..plain };
         refused("cross_entropy", ops::cross_entropy(&x, &targets, options), "[0, 1)");
@@ -254,7 +254,7 @@ fn quantization() -> Checked {
     refused("quantize", ops::quantize(&x.astype(Dtype::Int32)?, 32, 4), "int32");
     refused("quantize", ops::quantize(&of(&[64])?, 32, 4), "rank 2");
     let (packed, scales, biases) = ops::quantize(&x, 32, 4)?;
-    let (short, half) = (scales.slice(&[&(..1)])?, biases.astype(Dtype::Float16)?);
+    let (short, half) = (scales.i(..1)?, biases.astype(Dtype::Float16)?);
     for (packed, scales, biases, group, bits) in [
         (&packed, &scales, &biases, 64, 4),
         (&packed, &scales, &biases, 32, 8),

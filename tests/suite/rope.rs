@@ -49,7 +49,7 @@ fn offsets_of_every_kind() -> Checked {
         let x = random32(&[4, 3, 2, 8], 3)?;
         let of = |offset: &Array| plain(offset, false).ours(&x);
         let each = Array::from_slice(&[0i32, 100, 3, 41], &[4])?;
-        let one = each.slice(&[&(1..2)])?;
+        let one = each.i(1..2)?;
         let (of_each, of_one) = (of(&each)?, of(&one)?);
         for kind in [Dtype::Int8, Dtype::Int16, Dtype::Int64, Dtype::Uint32] {
             assert_same(&of(&each.astype(kind)?)?, &of_each, kind.name())?;

@@ -247,7 +247,7 @@ fn penalties_are_mlx_lms() -> Checked {
         }
     }
     let banned = Penalties { logit_bias: vec![(3, f32::NEG_INFINITY)], ..none };
-    let best = banned.apply(&[], &logits)?.argmax(-1, false)?.item::<u32>()?;
+    let best = banned.apply(&[], &logits)?.argmax(-1)?.item::<u32>()?;
     assert_eq!(best, 0);
     Ok(())
 }

@@ -24,8 +24,8 @@ fn work(seed: u64, rounds: u64) -> mlx_primitives::Result<Vec<f32>> {
             let y = op(&op(&x)?)?;
             let g = transforms::vjp(|p| Ok(vec![op(&p[0])?]), &[&x], &[&y])?.1;
             async_eval([&y, &g[0]])?;
-            results.push(y.sum(.., false)?.item::<f32>()?);
-            results.push(g[0].abs()?.max(.., false)?.item::<f32>()?);
+            results.push(y.sum(..)?.item::<f32>()?);
+            results.push(g[0].abs()?.max(..)?.item::<f32>()?);
         }
     }
     clear_streams()?;

@@ -278,7 +278,7 @@ fn ops_build_what_is_chosen() -> Checked {
             let tolerance = if dtype == Dtype::Float32 { 1e-4 } else { 0.1 };
             assert_close(&numbers(&one)?, &numbers(&other)?, tolerance, name);
             let gradient = |choices: &Rc<Choices>| {
-                let sum = |x: &[Array]| op(&x[0])?.astype(Dtype::Float32)?.square()?.sum(.., false);
+                let sum = |x: &[Array]| op(&x[0])?.astype(Dtype::Float32)?.square()?.sum(..);
                 with_choices(choices.clone(), || grad(sum, &[0], &[&x]))
             };
             let (one, other) = (gradient(&ours)?, gradient(&mlx)?);

@@ -157,10 +157,7 @@ fn threads_measure_at_the_same_time() -> Checked {
                     for dtype in [Dtype::Float32, Dtype::Float16, Dtype::Bfloat16] {
                         let x = input(dtype)?;
                         let y = with_machine(machine.clone(), || ops::softmax(&x))?;
-                        assert_eq!(
-                            y.sum(.., false)?.astype(Dtype::Float32)?.item::<f32>()?.round(),
-                            3.0
-                        );
+                        assert_eq!(y.sum(..)?.astype(Dtype::Float32)?.item::<f32>()?.round(), 3.0);
                     }
                     Ok(())
                 })

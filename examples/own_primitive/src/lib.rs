@@ -60,6 +60,6 @@ pub(crate) use with_float;
 pub(crate) fn one_float<'a>(op: &str, inputs: &'a [Spec]) -> Result<&'a Spec> {
     match inputs {
         [x] if [Dtype::Float32, Dtype::Float16, Dtype::Bfloat16].contains(&x.dtype) => Ok(x),
-        _ => Err(Error::Argument(format!("[{op}] expected one float array, got {inputs:?}"))),
+        _ => Err(Error::argument(op, format_args!("one float array, got {inputs:?}"))),
     }
 }

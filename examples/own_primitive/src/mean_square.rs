@@ -44,9 +44,10 @@ impl HostedPrimitive for MeanSquare {
         let x = one_float("mean_square", inputs)?;
         match x.shape.split_last() {
             Some((1.., rows)) => Ok(vec![Spec::new(rows, x.dtype)]),
-            _ => Err(Error::Argument(format!(
-                "[mean_square] expected a last axis of at least one element, got {x}"
-            ))),
+            _ => Err(Error::argument(
+                "mean_square",
+                format_args!("a last axis of at least one element, got {x}"),
+            )),
         }
     }
 
@@ -73,7 +74,7 @@ impl HostedPrimitive for MeanSquare {
     fn jvp(&self, x: &[Array], t: &[Array], _: &[usize]) -> Result<Vec<Array>> {
         // The mean is taken in float32, as that of the squares is.
         let products = x[0].astype(mlx_primitives::Dtype::Float32)?.multiply(&t[0])?;
-        Ok(vec![products.mean(-1, false)?.multiply(2.0)?.astype(x[0].dtype())?])
+        Ok(vec![products.mean(-1)?.multiply(2.0)?.astype(x[0].dtype())?])
     }
 
     /// The mapped axis goes to the front, where it is a row axis more.

@@ -180,7 +180,7 @@ fn fill(llama: &Llama, tokens: &[u32], cache: &mut Cache) -> Result<()> {
 /// Starts computing the likeliest token after `token`, `[1]`.
 fn step(llama: &Llama, token: &Array, cache: &mut Cache) -> Result<Array> {
     let logits = llama.forward(&token.reshape(&[1, 1])?, cache)?;
-    let next = logits.squeeze(&[1])?.argmax(-1, false)?;
+    let next = logits.squeeze(&[1])?.argmax(-1)?;
     async_eval([&next])?;
     Ok(next)
 }

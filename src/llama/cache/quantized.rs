@@ -48,7 +48,7 @@ impl Quantized {
     /// Codes, scales and biases of all positions.
     pub fn stored(&self) -> Result<Option<[Array; 3]>> {
         let Some([packed, scales, biases]) = &self.buffers else { return Ok(None) };
-        let seen = |buffer: &Array| buffer.slice(&[&.., &.., &(..self.len)]);
+        let seen = |buffer: &Array| buffer.i((.., .., ..self.len));
         Ok(Some([seen(packed)?, seen(scales)?, seen(biases)?]))
     }
 
@@ -79,12 +79,12 @@ impl Quantized {
         let (packed, scales, biases) = ops::quantize(&new, self.group_size, self.bits)?;
         let mut buffers = self.with_room([&packed, &scales, &biases], end)?;
         for (buffer, new) in buffers.iter_mut().zip([packed, scales, biases]) {
-            *buffer = buffer.slice_update(&[&.., &.., &(start..end)], &new)?;
+            *buffer = buffer.slice_update((.., .., start..end), &new)?;
         }
         let part = |from: i32, to: i32| -> Result<KvTensor> {
             let view = |i: usize| {
                 let buffer: &Array = &buffers[i];
-                buffer.slice(&[&.., &(from..to), &(..end)])
+                buffer.i((.., from..to, ..end))
             };
             let (group_size, bits) = (self.group_size, self.bits);
             let (packed, scales, biases) = (view(0)?, view(1)?, view(2)?);
@@ -114,7 +114,7 @@ impl Quantized {
         };
         let grown = |i: usize| match &old {
             Some(old) => {
-                let seen = old[i].slice(&[&.., &.., &(..self.len)])?;
+                let seen = old[i].i((.., .., ..self.len))?;
                 concatenate(&[&seen, &empty(i)?], 2)
             }
             None => empty(i),

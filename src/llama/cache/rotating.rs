@@ -123,9 +123,9 @@ impl Rotating {
         let mut count = capacity;
         if self.next < self.len && self.next < capacity {
             for part in &mut stored {
-                let older = part.slice(&[&.., &.., &(self.next..)])?;
-                let newer = part.slice(&[&.., &.., &(self.keep..self.next)])?;
-                let first = part.slice(&[&.., &.., &(..self.keep)])?;
+                let older = part.i((.., .., self.next..))?;
+                let newer = part.i((.., .., self.keep..self.next))?;
+                let first = part.i((.., .., ..self.keep))?;
                 *part = concatenate(&[&first, &older, &newer], 2)?;
             }
         } else if self.next < capacity {
@@ -143,8 +143,8 @@ impl Rotating {
     /// Without the `count` oldest positions after those that are kept.
     fn without(&self, count: i32, stored: [Array; 2]) -> Result<[Array; 2]> {
         let trimmed = |part: &Array| {
-            let first = part.slice(&[&.., &.., &(..self.keep)])?;
-            concatenate(&[&first, &part.slice(&[&.., &.., &(self.keep + count..)])?], 2)
+            let first = part.i((.., .., ..self.keep))?;
+            concatenate(&[&first, &part.i((.., .., self.keep + count..))?], 2)
         };
         Ok([trimmed(&stored[0])?, trimmed(&stored[1])?])
     }

@@ -1,6 +1,6 @@
 //! MLX's general ops, which are methods of arrays.
 
-use mlx_primitives::{Array, Dtype, Result, concatenate, select, stack};
+use mlx_primitives::{Array, Dtype, Result, concatenate, select, stack, step};
 
 use super::Call;
 use crate::arrays::Draw;
@@ -49,14 +49,14 @@ const BINARY: [Binary; 15] = [
 ];
 
 const REDUCTIONS: [Reduction; 8] = [
-    |x, axes, keepdims| x.all(axes, keepdims),
-    |x, axes, keepdims| x.any(axes, keepdims),
-    |x, axes, keepdims| x.logsumexp(axes, keepdims),
-    |x, axes, keepdims| x.max(axes, keepdims),
-    |x, axes, keepdims| x.mean(axes, keepdims),
-    |x, axes, keepdims| x.min(axes, keepdims),
-    |x, axes, keepdims| x.sum(axes, keepdims),
-    |x, axes, keepdims| x.var(axes, keepdims),
+    |x, axes, keep| if keep { x.all_keepdims(axes) } else { x.all(axes) },
+    |x, axes, keep| if keep { x.any_keepdims(axes) } else { x.any(axes) },
+    |x, axes, keep| if keep { x.logsumexp_keepdims(axes) } else { x.logsumexp(axes) },
+    |x, axes, keep| if keep { x.max_keepdims(axes) } else { x.max(axes) },
+    |x, axes, keep| if keep { x.mean_keepdims(axes) } else { x.mean(axes) },
+    |x, axes, keep| if keep { x.min_keepdims(axes) } else { x.min(axes) },
+    |x, axes, keep| if keep { x.sum_keepdims(axes) } else { x.sum(axes) },
+    |x, axes, keep| if keep { x.var_keepdims(axes) } else { x.var(axes) },
 ];
 
 pub const GENERAL: &[Call] = &[
@@ -78,13 +78,15 @@ pub const GENERAL: &[Call] = &[
         // Whether a partial product overflows or underflows depends on the order of the factors.
         d.wild = true;
         let (x, keepdims) = (any(d, 0..=4)?, d.rng.bool());
-        Ok(vec![x.prod(axes(d, &x).as_slice(), keepdims)?])
+        let axes = axes(d, &x);
+        Ok(vec![if keepdims { x.prod_keepdims(axes)? } else { x.prod(axes)? }])
     }),
     ("an order along an axis", |d| {
         let x = any(d, 1..=3)?;
         let axis = d.axis(x.ndim());
         let result = match d.rng.u8(..4) {
-            0 => x.argmax(axis, d.rng.bool()),
+            0 if d.rng.bool() => x.argmax_keepdims(axis),
+            0 => x.argmax(axis),
             1 => x.sort(axis),
             2 => x.cumsum(axis),
             // Equal elements may come in any order.
@@ -124,12 +126,12 @@ pub const GENERAL: &[Call] = &[
         let dim = x.dim(axis)?;
         let mut bound = || d.int(0).wrapping_add(d.rng.i32(-dim - 2..dim + 2));
         let (start, stop) = (bound(), bound());
-        let step = d.rng.i32(-3..4);
-        let step = d.int(step);
+        let every = d.rng.i32(-3..4);
+        let every = d.int(every);
         Ok(vec![match d.rng.u8(..4) {
-            0 => x.slice_axis(axis, (start..stop, step))?,
+            0 => x.slice_axis(axis, step(start..stop, every))?,
             1 => x.slice_axis(axis, start..)?,
-            2 => x.slice_axis(axis, (.., step))?,
+            2 => x.slice_axis(axis, step(.., every))?,
             _ => x.slice_axis(axis, start..stop)?,
         }])
     }),
@@ -142,7 +144,7 @@ pub const GENERAL: &[Call] = &[
         part[0] = stop - start;
         let part = d.narrower(&part);
         let update = d.array(&part, dtype)?;
-        Ok(vec![x.slice_update(&[&(d.int(start)..d.int(stop))], &update)?])
+        Ok(vec![x.slice_update(d.int(start)..d.int(stop), &update)?])
     }),
     ("elements at indices", |d| {
         let x = any(d, 1..=3)?;

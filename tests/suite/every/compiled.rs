@@ -84,7 +84,7 @@ fn gradients_of_compiled_functions() -> Checked {
         let inputs = op.inputs(3, 39)?;
         let compiled = compile(op.run, false)?;
         let through = |p: &[Array]| {
-            let all = compiled.call(&refs(p))?.into_iter().map(|y| y.square()?.sum(.., false));
+            let all = compiled.call(&refs(p))?.into_iter().map(|y| y.square()?.sum(..));
             all.reduce(|a, b| a?.add(b?)).unwrap_or_else(|| Array::scalar(0.0f32))
         };
         let got = grad(through, &op.numbers(), &refs(&inputs))?;

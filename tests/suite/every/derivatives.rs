@@ -23,7 +23,7 @@ fn second_derivatives() -> Checked {
             let second = jvp(inner, &refs(&x), &refs(&t))?.1;
             let along = |p: &[Array]| {
                 let parts = inner(p)?.into_iter().zip(&t);
-                let parts = parts.map(|(d, t)| d.multiply(t)?.sum(.., false));
+                let parts = parts.map(|(d, t)| d.multiply(t)?.sum(..));
                 parts.reduce(|a, b| a?.add(b?)).unwrap_or_else(|| Array::scalar(0.0f32))
             };
             let reverse = grad(along, &op.numbers(), &refs(&x))?;

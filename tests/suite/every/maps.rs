@@ -67,11 +67,11 @@ fn maps_within_maps() -> Checked {
         // The gradient of a mapped function is that of each entry.
         let mapped = |p: &[Array]| {
             let y = vmap(|q| of(&q[0]), &refs(p), &[Some(0)], &[])?;
-            y[0].square()?.sum(.., false)
+            y[0].square()?.sum(..)
         };
         let one = stack(&firsts[..2], 0)?;
         let through = grad(mapped, &[0], &[&one])?.swap_remove(0);
-        let plain = |p: &[Array]| of(&p[0])?[0].square()?.sum(.., false);
+        let plain = |p: &[Array]| of(&p[0])?[0].square()?.sum(..);
         for i in 0..2 {
             let want = grad(plain, &[0], &[firsts[i as usize]])?.swap_remove(0);
             let got = through.slice_axis(0, i..i + 1)?.squeeze(&[0])?;

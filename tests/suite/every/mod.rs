@@ -59,7 +59,7 @@ fn two(y: Result<(Array, Array)>) -> Result<Vec<Array>> {
 }
 
 fn cross_entropy(x: &[Array]) -> Result<Vec<Array>> {
-    let sums = x[0].stop_gradient()?.abs()?.sum(-1, false)?;
+    let sums = x[0].stop_gradient()?.abs()?.sum(-1)?;
     let targets = sums.astype(Dtype::Int32)?.minimum(7)?;
     one(ops::cross_entropy(&x[0], &targets, CrossEntropy::default()))
 }
@@ -196,7 +196,7 @@ fn other_types_are_refused() -> Checked {
 /// A loss that weighs every output.
 fn loss(run: Run) -> impl Fn(&[Array]) -> Result<Array> {
     move |p| {
-        let all = run(p)?.into_iter().map(|y| y.square()?.sum(.., false));
+        let all = run(p)?.into_iter().map(|y| y.square()?.sum(..));
         all.reduce(|a, b| a?.add(b?)).unwrap_or_else(|| Array::scalar(0.0f32))
     }
 }

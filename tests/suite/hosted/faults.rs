@@ -41,7 +41,7 @@ impl Faulty {
     fn enter(&self, method: &'static str) -> Result<()> {
         match self.0 {
             Fault::PanicIn(here) if here == method => panic!("a panic in {method}"),
-            Fault::ErrIn(here) if here == method => Err(Error::Argument("words of its own".into())),
+            Fault::ErrIn(here) if here == method => Err(Error::from("words of its own")),
             _ => Ok(()),
         }
     }

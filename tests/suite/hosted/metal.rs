@@ -30,7 +30,7 @@ impl HostedPrimitive for Launches {
     }
 
     fn eval_cpu(&self, _: &[View<'_>], _: &mut [ViewMut<'_>]) -> Result<()> {
-        Err(Error::Argument("[launches] expected a GPU".into()))
+        Err(Error::from("[launches] expected a GPU"))
     }
 
     fn launch(&self, call: &Call) -> Result<Vec<Launch>> {

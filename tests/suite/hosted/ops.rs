@@ -57,7 +57,7 @@ macro_rules! each_float {
 fn floating(op: &str, inputs: &[Spec]) -> Result<()> {
     match inputs {
         [x] if FLOATS.contains(&x.dtype) => Ok(()),
-        _ => Err(Error::Argument(format!("[{op}] expected one floating input, got {inputs:?}"))),
+        _ => Err(Error::from(format!("[{op}] expected one floating input, got {inputs:?}"))),
     }
 }
 
@@ -160,9 +160,8 @@ fn second_derivatives_and_shapeless_functions() -> Checked {
     each_device(|_| {
         // The second derivative goes through the vjp's own graph.
         let x = random32(&[3, 5], 3)?;
-        let first = |x: &[Array]| {
-            grad(|x| soft_cap(&x[0], 2.0)?.sum(.., false), &[0], &[&x[0]])?[0].sum(.., false)
-        };
+        let first =
+            |x: &[Array]| grad(|x| soft_cap(&x[0], 2.0)?.sum(..), &[0], &[&x[0]])?[0].sum(..);
         let second = grad(first, &[0], &[&x])?;
         let of = |x: &f64| -(x / 2.0).tanh() * (1.0 - (x / 2.0).tanh().powi(2));
         let want: Vec<f64> = numbers(&x)?.iter().map(of).collect();
@@ -207,7 +206,7 @@ impl HostedPrimitive for MeanSquare {
         floating("mean_square", inputs)?;
         match inputs[0].shape.split_last() {
             Some((1.., rows)) => Ok(vec![Spec::new(rows, inputs[0].dtype)]),
-            _ => Err(Error::Argument("[mean_square] expected a last axis, got none".into())),
+            _ => Err(Error::from("[mean_square] expected a last axis, got none")),
         }
     }
 
@@ -255,7 +254,7 @@ impl HostedPrimitive for DivMod {
     fn eval_cpu(&self, inputs: &[View<'_>], outputs: &mut [ViewMut<'_>]) -> Result<()> {
         let x = inputs[0].as_slice::<u16>()?;
         let [half, odd] = outputs else {
-            return Err(Error::Argument("two outputs".into()));
+            return Err(Error::from("two outputs"));
         };
         let (half, odd) = (half.as_mut_slice::<u16>()?, odd.as_mut_slice::<bool>()?);
         for (i, x) in x.iter().enumerate() {

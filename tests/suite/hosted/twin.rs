@@ -33,8 +33,8 @@ fn rms_norm(x: &Array, weight: &Array) -> Result<Array> {
 
 fn hosted(x: &Array, weight: &Array, in_place: bool) -> Result<Array> {
     let path = concat!(env!("CARGO_MANIFEST_DIR"), "/metal/rms_norm.metal");
-    let source = mlx_primitives_build::flatten(path, &[])
-        .map_err(|error| Error::Argument(error.to_string()))?;
+    let source =
+        mlx_primitives_build::flatten(path, &[]).map_err(|error| Error::from(error.to_string()))?;
     apply_one(
         RmsNorm { eps: EPS, in_place, library: MetalLibrary::from_source(source)? },
         &[x, weight],
@@ -123,7 +123,7 @@ impl HostedPrimitive for RmsNorm {
 
     fn vmap(&self, p: &[Array], axes: &[Option<usize>]) -> Result<(Vec<Array>, Vec<usize>)> {
         let (Some(axis), None) = (axes[0], axes[1]) else {
-            return Err(Error::Argument("x alone is mapped".into()));
+            return Err(Error::from("x alone is mapped"));
         };
         let mut order: Vec<i32> = (0..p[0].ndim() as i32).filter(|&a| a != axis as i32).collect();
         order.insert(0, axis as i32);
@@ -163,10 +163,9 @@ fn gives_the_same_bits() -> Checked {
             }
         }
         let (x, weight) = (random(&[3, 16], Dtype::Float32, 5)?, random(&[16], Dtype::Float32, 6)?);
-        let hosted =
-            grad(|p| rms_norm(&p[0], &p[1])?.square()?.sum(.., false), &[0, 1], &[&x, &weight])?;
+        let hosted = grad(|p| rms_norm(&p[0], &p[1])?.square()?.sum(..), &[0, 1], &[&x, &weight])?;
         let ours = grad(
-            |p| ops::rms_norm(&p[0], Some(&p[1]), EPS)?.square()?.sum(.., false),
+            |p| ops::rms_norm(&p[0], Some(&p[1]), EPS)?.square()?.sum(..),
             &[0, 1],
             &[&x, &weight],
         )?;

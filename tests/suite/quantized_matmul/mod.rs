@@ -70,8 +70,8 @@ fn a_row_is_the_same_among_others() -> Checked {
                 let x = random(&[7, 640], dtype, 4)?;
                 let all = linear(&x, &w)?;
                 for row in [0, 3, 6] {
-                    let one = linear(&x.slice(&[&(row..row + 1)])?, &w)?;
-                    assert_same(&one, &all.slice(&[&(row..row + 1)])?, &format!("{format:?}"))?;
+                    let one = linear(&x.i(row..row + 1)?, &w)?;
+                    assert_same(&one, &all.i(row..row + 1)?, &format!("{format:?}"))?;
                 }
             }
         }
@@ -205,7 +205,7 @@ fn extremes() -> Checked {
                 let clean = random(&[rows, 128], dtype, 24)?;
                 for value in [f32::NAN, f32::INFINITY] {
                     let value = Array::scalar(value)?.astype(dtype)?;
-                    let x = clean.slice_update(&[&(0..1), &(77..78)], &value)?;
+                    let x = clean.slice_update((0..1, 77..78), &value)?;
                     let y = numbers(&linear(&x, &w)?)?;
                     assert!(y[..5].iter().all(|v| !v.is_finite()), "{dtype}");
                     assert!(y[5..].iter().all(|v| v.is_finite()), "{dtype}");

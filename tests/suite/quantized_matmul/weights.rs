@@ -15,7 +15,7 @@ fn vmap_over_weights() -> Checked {
     each_device(|_| {
         let w = weight(FORMATS[3], N, K, Dtype::Float32, 60)?;
         let x = random32(&[2, ROWS, K], 61)?;
-        let entry = |x: &Array, i: i32| x.slice(&[&(i..i + 1)])?.squeeze(&[0]);
+        let entry = |x: &Array, i: i32| x.i(i..i + 1)?.squeeze(&[0]);
         let weights = [weight(FORMATS[3], N, K, Dtype::Float32, 63)?, w.clone()];
         let stacked = |part: fn(&QuantizedWeight) -> Array| {
             let parts = weights.each_ref().map(part);

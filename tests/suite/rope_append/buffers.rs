@@ -58,7 +58,7 @@ fn buffers_are_taken_over_unless_held() -> Checked {
 }
 
 fn layout_sum(state: &Array, len: i32) -> Result<Array> {
-    LAYOUT.keys(state, len)?.sum(.., false)?.add(LAYOUT.values(state, len)?.sum(.., false)?)
+    LAYOUT.keys(state, len)?.sum(..)?.add(LAYOUT.values(state, len)?.sum(..)?)
 }
 
 #[test]
@@ -69,7 +69,7 @@ fn steps_add_up_to_a_prompt() -> Checked {
             let mut now = LAYOUT.zeros(2, dtype)?;
             let mut at = 0;
             for time in [1, 1, 5, 8, 1, 4] {
-                let part = qkv.slice(&[&.., &(at..at + time)])?;
+                let part = qkv.i((.., at..at + time))?;
                 now = ops::rope_append(&now, &part, LAYOUT, turning(8, at))?;
                 at += time;
             }

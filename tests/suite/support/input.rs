@@ -1,6 +1,6 @@
 //! Deterministic inputs in every layout that an array can come in.
 
-use mlx_primitives::{Array, Dtype, Result};
+use mlx_primitives::{Array, Dtype, Result, step};
 
 pub use crate::table::inputs::{FLOATS, data, random};
 pub use reference_loops::values;
@@ -71,18 +71,18 @@ impl Layout {
             }
             Self::Stepped => {
                 let n = shape[last];
-                random(&with(last, 2 * n), dtype, seed)?.slice_axis(-1, (1..2 * n, 2))
+                random(&with(last, 2 * n), dtype, seed)?.slice_axis(-1, step(1..2 * n, 2))
             }
             Self::Reversed => {
                 let mut x = random(shape, dtype, seed)?;
                 for axis in 0..rank as i32 {
-                    x = x.slice_axis(axis, (.., -1))?;
+                    x = x.slice_axis(axis, step(.., -1))?;
                 }
                 Ok(x)
             }
             Self::Broadcast => random(&with(0, 1), dtype, seed)?.broadcast_to(shape),
             Self::BroadcastLast => random(&with(last, 1), dtype, seed)?.broadcast_to(shape),
-            Self::OffsetView => random(&with(0, shape[0] + 2), dtype, seed)?.slice(&[&(2..)]),
+            Self::OffsetView => random(&with(0, shape[0] + 2), dtype, seed)?.i(2..),
             Self::Padded => {
                 let n = shape[last];
                 random(&with(last, n + 5), dtype, seed)?.slice_axis(-1, 3..n + 3)

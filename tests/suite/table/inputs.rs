@@ -119,7 +119,7 @@ pub fn decoded(w: &QuantizedWeight, dtype: Dtype) -> anyhow::Result<Vec<f64>> {
     let biases = w.biases().map(numbers).transpose()?;
     let (inputs, format) = (w.inputs() as usize, (w.bits() as usize, w.group_size() as usize));
     let words = w.packed().to_vec::<u32>()?;
-    Ok(reference_loops::decoded(&words, inputs, format, &scales, biases.as_deref()))
+    Ok(crate::reference_loops::decoded(&words, inputs, format, &scales, biases.as_deref()))
 }
 
 /// The factor of low-rank updates.
