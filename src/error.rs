@@ -71,7 +71,7 @@ pub enum Error {
         /// What was expected and what came instead.
         message: String,
     },
-    /// A closure given to a transform, or a method of a hosted primitive, panicked.
+    /// A closure given to a transform, or a method of a custom primitive, panicked.
     #[error("[{op}] {message}")]
     Panic {
         /// The transform or the primitive that called the code.

@@ -15,7 +15,7 @@
 //! ```
 //!
 //! - [`ops`]: our primitives. [`builtin`]: MLX's own versions of them, for comparison.
-//! - [`hosted`]: primitives of your own, in Rust and Metal.
+//! - [`custom`]: primitives of your own, in Rust and Metal.
 //! - [`conformance`]: holds an op to a reference on every path.
 //! - [`simulator`]: Metal kernels on Linux, watched, for tests.
 //! - [`Array`]: a lazy array and MLX's general ops as methods.
@@ -32,6 +32,7 @@
 mod array;
 pub mod builtin;
 pub mod conformance;
+pub mod custom;
 pub mod device;
 mod dtype;
 mod error;
@@ -41,7 +42,6 @@ pub mod files;
 pub mod graph;
 #[cfg(feature = "llama")]
 mod hash;
-pub mod hosted;
 pub mod io;
 #[cfg(feature = "llama")]
 pub mod llama;
@@ -71,5 +71,5 @@ use mlx_primitives_kernels as cpu;
 pub mod internals {
     #[cfg(feature = "llama")]
     pub use crate::array::{Block, LINE};
-    pub use crate::hosted::supported_metal;
+    pub use crate::custom::supported_metal;
 }

@@ -35,8 +35,8 @@ fs::path binary_path() {
 }
 
 /**
- * Throws unless the metallib was compiled from the embedded sources: cmake/compile_metal.cmake names
- * an empty kernel after them, and a metallib spells the names of its kernels out.
+ * Throws unless the metallib was compiled from the embedded sources: cmake/compile_metal.cmake
+ * names an empty kernel after them, and a metallib spells the names of its kernels out.
  */
 Metallib checked(const fs::path& path, const std::string& origin) {
   std::ostringstream bytes;

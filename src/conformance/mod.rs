@@ -2,7 +2,7 @@
 //! derivatives, vmap and `compile`, on the CPU, on the GPU where there is one, and on simulated
 //! Metal where the build has the simulator.
 //!
-//! For ops of floating outputs, hosted or not. Their inputs are of one floating type unless
+//! For ops of floating outputs, custom or not. Their inputs are of one floating type unless
 //! [`inputs`](Conformance::inputs) says otherwise. Cases of one op may differ in the number of their
 //! inputs: the closures see as many as the case has shapes.
 //!

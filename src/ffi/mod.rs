@@ -3,7 +3,7 @@
 //! Every function that can reach code that throws returns `Result`; an exception in one that
 //! does not would end the process. What is declared infallible only reads a descriptor.
 
-pub(crate) mod hosted;
+pub(crate) mod custom;
 pub(crate) mod io;
 mod kernels;
 pub(crate) mod ops;

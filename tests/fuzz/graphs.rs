@@ -8,8 +8,8 @@ use std::thread;
 use std::time::Duration;
 
 use fastrand::Rng;
+use mlx_primitives::custom::{CustomPrimitive, Spec, View, ViewMut, apply};
 use mlx_primitives::device::{Device, Stream, synchronize, with_stream};
-use mlx_primitives::hosted::{HostedPrimitive, Spec, View, ViewMut, apply};
 use mlx_primitives::{Array, Error, Result, async_eval, eval, ops};
 
 use super::case::{Case, Fuzzer, Run};
@@ -71,9 +71,9 @@ enum Deed {
 }
 
 /// The sum and the difference of two arrays.
-struct Hosted(Deed);
+struct Custom(Deed);
 
-impl HostedPrimitive for Hosted {
+impl CustomPrimitive for Custom {
     fn name(&self) -> &str {
         "fuzzed"
     }
@@ -214,12 +214,12 @@ impl Graph {
                 let (rows, at) = (self.rows, |i: usize, rows: usize| (i % rows) * rows + i / rows);
                 (x.t(), (0..v.len()).map(|i| v[at(i, rows)]).collect(), vec![a])
             }
-            _ => return self.grow_hosted(a, b),
+            _ => return self.grow_custom(a, b),
         };
         self.add(array.expect("a lazy array"), value, &inputs, false);
     }
 
-    fn grow_hosted(&mut self, a: usize, b: usize) {
+    fn grow_custom(&mut self, a: usize, b: usize) {
         let deeds = [Deed::Errs, Deed::Panics, Deed::PanicsWithoutWords];
         let deed = match self.rng.u8(..4) {
             0 if self.failing => *one(&mut self.rng, &deeds),
@@ -228,7 +228,7 @@ impl Graph {
         };
         let (x, y) = (&self.nodes[a], &self.nodes[b]);
         let inputs = [&x.array, &y.array].map(|array| array.as_ref().expect("a live array"));
-        let outputs = apply(Hosted(deed), &inputs).expect("lazy arrays");
+        let outputs = apply(Custom(deed), &inputs).expect("lazy arrays");
         let pairs: Vec<(f32, f32)> = x.value.iter().copied().zip(y.value.iter().copied()).collect();
         let sums = pairs.iter().map(|(x, y)| x + y).collect();
         let differences = pairs.iter().map(|(x, y)| x - y).collect();

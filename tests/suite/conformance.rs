@@ -1,7 +1,7 @@
 //! The public conformance harness: what it passes, and that it finds what is wrong.
 
 use mlx_primitives::conformance::{Backend, Bound, Check, Conformance, Input, Tensor};
-use mlx_primitives::hosted::{HostedPrimitive, Spec, View, ViewMut, apply};
+use mlx_primitives::custom::{CustomPrimitive, Spec, View, ViewMut, apply};
 use mlx_primitives::{Array, Dtype, Result, ops};
 
 use crate::support::Checked;
@@ -64,7 +64,7 @@ enum Mistake {
 
 struct Triple(Mistake);
 
-impl HostedPrimitive for Triple {
+impl CustomPrimitive for Triple {
     fn name(&self) -> &str {
         "triple"
     }
@@ -272,7 +272,7 @@ fn errors_shares_and_derivatives_are_held() {
 fn bounds_of_vmap_are_held() {
     struct Nearly;
 
-    impl HostedPrimitive for Nearly {
+    impl CustomPrimitive for Nearly {
         fn name(&self) -> &str {
             "nearly"
         }

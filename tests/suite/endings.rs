@@ -5,8 +5,8 @@ use std::process::{Child, Command, ExitCode, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 use std::{env, io, thread};
 
+use mlx_primitives::custom::{CustomPrimitive, Spec, View, ViewMut, apply_one};
 use mlx_primitives::device::{Device, Stream, with_stream};
-use mlx_primitives::hosted::{HostedPrimitive, Spec, View, ViewMut, apply_one};
 use mlx_primitives::llama::{Checkpoint, Options};
 use mlx_primitives::{Array, Result, async_eval, eval};
 use tempfile::NamedTempFile;
@@ -25,7 +25,7 @@ struct Odd {
     exits: bool,
 }
 
-impl HostedPrimitive for Odd {
+impl CustomPrimitive for Odd {
     fn name(&self) -> &str {
         "odd"
     }

@@ -4,8 +4,8 @@
 use std::fs::File;
 use std::thread;
 
+use mlx_primitives::custom::{CustomPrimitive, Spec, View, ViewMut, apply_one};
 use mlx_primitives::device::{Device, Stream, active_tasks, with_stream};
-use mlx_primitives::hosted::{HostedPrimitive, Spec, View, ViewMut, apply_one};
 use mlx_primitives::llama::{Checkpoint, Options};
 use mlx_primitives::simulator::without_metal;
 use mlx_primitives::transforms::{compile, vjp, vmap};
@@ -22,7 +22,7 @@ struct Fails {
     in_transform: bool,
 }
 
-impl HostedPrimitive for Fails {
+impl CustomPrimitive for Fails {
     fn name(&self) -> &str {
         "fails"
     }

@@ -5,7 +5,7 @@ mod mean_square;
 mod soft_cap;
 
 use half::{bf16, f16};
-use mlx_primitives::hosted::Spec;
+use mlx_primitives::custom::Spec;
 use mlx_primitives::{Dtype, Element, Error, Result};
 
 pub use mean_square::mean_square;

@@ -1,7 +1,7 @@
 //! A reduction.
 
-use mlx_primitives::hosted::{
-    Call, HostedPrimitive, Launch, MetalLibrary, Spec, View, ViewMut, apply_one,
+use mlx_primitives::custom::{
+    Call, CustomPrimitive, Launch, MetalLibrary, Spec, View, ViewMut, apply_one,
 };
 use mlx_primitives::{Array, Error, Result, metal_library};
 
@@ -35,7 +35,7 @@ fn scaled(x: &Array, rows: &Array) -> Result<Array> {
     x.multiply(&rows.expand_dims(&[-1])?)?.multiply(2.0 / n)
 }
 
-impl HostedPrimitive for MeanSquare {
+impl CustomPrimitive for MeanSquare {
     fn name(&self) -> &str {
         "mean_square"
     }

@@ -1,7 +1,7 @@
 //! An elementwise op.
 
-use mlx_primitives::hosted::{
-    Call, HostedPrimitive, Launch, MetalLibrary, Spec, View, ViewMut, apply_one,
+use mlx_primitives::custom::{
+    Call, CustomPrimitive, Launch, MetalLibrary, Spec, View, ViewMut, apply_one,
 };
 use mlx_primitives::{Array, Result, metal_library};
 
@@ -35,7 +35,7 @@ fn run<T: Float>(cap: f32, x: &View<'_>, y: &mut ViewMut<'_>) -> Result<()> {
     Ok(())
 }
 
-impl HostedPrimitive for SoftCap {
+impl CustomPrimitive for SoftCap {
     fn name(&self) -> &str {
         "soft_cap"
     }

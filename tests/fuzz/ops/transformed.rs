@@ -1,6 +1,6 @@
 //! Derivatives, vmap and compile of our primitives, and primitives of a user's own.
 
-use mlx_primitives::hosted::{HostedPrimitive, Layout, Spec, View, ViewMut, apply};
+use mlx_primitives::custom::{CustomPrimitive, Layout, Spec, View, ViewMut, apply};
 use mlx_primitives::ops;
 use mlx_primitives::transforms::{compile, jvp, vjp, vmap};
 use mlx_primitives::{Array, Dtype, Result};
@@ -73,7 +73,7 @@ struct Twice {
     layout: Layout,
 }
 
-impl HostedPrimitive for Twice {
+impl CustomPrimitive for Twice {
     fn name(&self) -> &str {
         "twice"
     }

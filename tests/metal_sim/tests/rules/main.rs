@@ -52,7 +52,7 @@ fn own_kernels_are_clean() {
     if !workspace.join("metal").exists() {
         return; // the crate has been taken out of its workspace
     }
-    for folder in ["metal", "examples/own_primitive/metal", "tests/suite/hosted"] {
+    for folder in ["metal", "examples/own_primitive/metal", "tests/suite/custom"] {
         let mut checked = 0;
         for entry in std::fs::read_dir(workspace.join(folder)).unwrap() {
             let path = entry.unwrap().path();

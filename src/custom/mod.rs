@@ -1,11 +1,11 @@
 //! Primitives of your own, written in Rust, with Metal kernels of your own.
 //!
-//! A type that implements [`HostedPrimitive`] becomes a node of MLX's lazy graph by [`apply`]: it
+//! A type that implements [`CustomPrimitive`] becomes a node of MLX's lazy graph by [`apply`]: it
 //! runs on the CPU and on the GPU, inside `compile`, and differentiates and vectorises as far as it
 //! says how. `docs/write-your-own-primitive.md` goes from an empty folder to a tested crate.
 //!
 //! ```
-//! use mlx_primitives::hosted::{self, HostedPrimitive, Spec, View, ViewMut};
+//! use mlx_primitives::custom::{self, CustomPrimitive, Spec, View, ViewMut};
 //! use mlx_primitives::{Array, Result};
 //!
 //! /// y = x + step.
@@ -13,7 +13,7 @@
 //!     step: f32,
 //! }
 //!
-//! impl HostedPrimitive for Shift {
+//! impl CustomPrimitive for Shift {
 //!     fn name(&self) -> &str {
 //!         "shift"
 //!     }
@@ -30,7 +30,7 @@
 //! }
 //!
 //! let x = Array::from_slice(&[1.0f32, 2.0], &[2])?;
-//! let y = &hosted::apply(Shift { step: 0.5 }, &[&x])?[0]; // lazy
+//! let y = &custom::apply(Shift { step: 0.5 }, &[&x])?[0]; // lazy
 //! assert_eq!(y.to_vec::<f32>()?, [1.5, 2.5]);
 //! # Ok::<(), mlx_primitives::Error>(())
 //! ```
@@ -44,7 +44,7 @@ mod view;
 use crate::array::{Array, from_list, to_list};
 use crate::dtype::Dtype;
 use crate::error::{Error, Result};
-use crate::ffi::hosted::bridge as ffi;
+use crate::ffi::custom::bridge as ffi;
 
 pub use launch::{Call, Constant, Launch};
 pub use library::MetalLibrary;
@@ -85,7 +85,7 @@ impl std::fmt::Display for Spec {
     }
 }
 
-impl From<Spec> for ffi::HostedOutput {
+impl From<Spec> for ffi::CustomOutput {
     fn from(spec: Spec) -> Self {
         Self { shape: spec.shape, dtype: spec.dtype.into() }
     }
@@ -108,7 +108,7 @@ pub enum Layout {
 /// them is an `Err` of the op, of the transform or of the evaluation, and names the primitive (a
 /// panic in a program built with `panic = "abort"` ends it); what a failed `eval_cpu` left in its
 /// outputs is never given out.
-pub trait HostedPrimitive: Send + Sync + 'static {
+pub trait CustomPrimitive: Send + Sync + 'static {
     /// The name in errors and graphs.
     fn name(&self) -> &str;
 
@@ -192,17 +192,17 @@ pub trait HostedPrimitive: Send + Sync + 'static {
 /// The outputs of a primitive, as one lazy node on the current device and stream.
 ///
 /// An `Err` if the primitive refuses the inputs, says no outputs, or shapes that no memory holds.
-pub fn apply<P: HostedPrimitive>(primitive: P, inputs: &[&Array]) -> Result<Vec<Array>> {
-    let op = calls::HostedOp::new(primitive)?;
+pub fn apply<P: CustomPrimitive>(primitive: P, inputs: &[&Array]) -> Result<Vec<Array>> {
+    let op = calls::CustomOp::new(primitive)?;
     let specs: Vec<Spec> = inputs.iter().map(|input| Spec::of(input)).collect();
-    let outputs: Vec<_> = op.outputs(&specs)?.into_iter().map(ffi::HostedOutput::from).collect();
+    let outputs: Vec<_> = op.outputs(&specs)?.into_iter().map(ffi::CustomOutput::from).collect();
     let any_layout = op.any_layout(specs.len())?;
     let list = to_list(inputs.iter().copied());
-    Ok(from_list(&*ffi::hosted(Box::new(op), &list, &any_layout, &outputs)?))
+    Ok(from_list(&*ffi::custom(Box::new(op), &list, &any_layout, &outputs)?))
 }
 
 /// [`apply`] for a primitive of one output.
-pub fn apply_one<P: HostedPrimitive>(primitive: P, inputs: &[&Array]) -> Result<Array> {
+pub fn apply_one<P: CustomPrimitive>(primitive: P, inputs: &[&Array]) -> Result<Array> {
     let mut outputs = apply(primitive, inputs)?;
     match (outputs.pop(), outputs.len()) {
         (Some(output), 0) => Ok(output),
@@ -214,7 +214,7 @@ pub fn apply_one<P: HostedPrimitive>(primitive: P, inputs: &[&Array]) -> Result<
 }
 
 /// The library that `mlx-primitives-build` made in this crate's build script, opened once: a
-/// [`MetalLibrary`](crate::hosted::MetalLibrary), or the error of a metallib that this machine cannot run.
+/// [`MetalLibrary`](crate::custom::MetalLibrary), or the error of a metallib that this machine cannot run.
 ///
 /// ```ignore
 /// let library = mlx_primitives::metal_library!("own")?; // of metal/own.metal
@@ -222,11 +222,11 @@ pub fn apply_one<P: HostedPrimitive>(primitive: P, inputs: &[&Array]) -> Result<
 #[macro_export]
 macro_rules! metal_library {
     ($name:literal) => {{
-        static LIBRARY: ::std::sync::OnceLock<$crate::hosted::MetalLibrary> =
+        static LIBRARY: ::std::sync::OnceLock<$crate::custom::MetalLibrary> =
             ::std::sync::OnceLock::new();
         match LIBRARY.get() {
             ::std::option::Option::Some(library) => ::std::result::Result::Ok(library.clone()),
-            ::std::option::Option::None => $crate::hosted::MetalLibrary::from_build(
+            ::std::option::Option::None => $crate::custom::MetalLibrary::from_build(
                 include_bytes!(concat!(env!("OUT_DIR"), "/", $name, ".metallib")),
                 include_str!(concat!(env!("OUT_DIR"), "/", $name, ".metal")),
             )

@@ -1,10 +1,10 @@
-//! One dispatch of a Metal kernel, as a hosted primitive describes it.
+//! One dispatch of a Metal kernel, as a custom primitive describes it.
 
 use bytemuck::{NoUninit, bytes_of};
 
 use super::{MetalLibrary, Spec};
 use crate::error::{Error, Result};
-use crate::ffi::hosted::bridge as ffi;
+use crate::ffi::custom::bridge as ffi;
 
 /// Indices that a Metal kernel has for buffers, and for threadgroup memory.
 const BUFFERS: u32 = 31;
@@ -93,7 +93,7 @@ enum Buffer {
 /// wrong index from the right one. The simulator does, and is what tests are for.
 ///
 /// ```
-/// use mlx_primitives::hosted::{Launch, MetalLibrary};
+/// use mlx_primitives::custom::{Launch, MetalLibrary};
 ///
 /// let library = MetalLibrary::from_source("kernel void add_one(/* … */) {}")?;
 /// let launch = Launch::new(&library, "add_one")
@@ -186,7 +186,7 @@ impl Launch {
         op: &str,
         call: &Call,
         written: &mut [bool],
-    ) -> Result<ffi::HostedLaunch> {
+    ) -> Result<ffi::CustomLaunch> {
         let refuse = |text: std::fmt::Arguments<'_>| {
             Err(Error::argument(op, format_args!("a launch of '{}' with {text}", self.kernel)))
         };
@@ -253,31 +253,31 @@ impl Launch {
         Ok(self.encoded())
     }
 
-    fn encoded(self) -> ffi::HostedLaunch {
+    fn encoded(self) -> ffi::CustomLaunch {
         let mut pipeline = self.kernel.clone();
         let constants = self.constants.iter().map(|&(index, value)| {
             let (data_type, bits) = value.encoded();
             pipeline += &format!(";{index}={data_type}:{bits:x}");
-            ffi::HostedConstant { index, data_type, bits }
+            ffi::CustomConstant { index, data_type, bits }
         });
         let constants = constants.collect();
         let bindings = self.buffers.into_iter().map(|(index, buffer)| {
             let (buffer, array, bytes) = match buffer {
-                Buffer::Input(input) => (ffi::HostedBuffer::Input, input as u32, Vec::new()),
-                Buffer::Output(output) => (ffi::HostedBuffer::Output, output as u32, Vec::new()),
-                Buffer::Written(output) => (ffi::HostedBuffer::Written, output as u32, Vec::new()),
-                Buffer::Parameters(bytes) => (ffi::HostedBuffer::Parameters, 0, bytes),
+                Buffer::Input(input) => (ffi::CustomBuffer::Input, input as u32, Vec::new()),
+                Buffer::Output(output) => (ffi::CustomBuffer::Output, output as u32, Vec::new()),
+                Buffer::Written(output) => (ffi::CustomBuffer::Written, output as u32, Vec::new()),
+                Buffer::Parameters(bytes) => (ffi::CustomBuffer::Parameters, 0, bytes),
             };
-            ffi::HostedBinding { buffer, index, array, bytes }
+            ffi::CustomBinding { buffer, index, array, bytes }
         });
         let memory = self.threadgroup.iter();
-        ffi::HostedLaunch {
+        ffi::CustomLaunch {
             library: Box::new(self.library.handle()),
             kernel: self.kernel,
             pipeline,
             constants,
             bindings: bindings.collect(),
-            threadgroup: memory.map(|&(index, bytes)| ffi::HostedMemory { index, bytes }).collect(),
+            threadgroup: memory.map(|&(index, bytes)| ffi::CustomMemory { index, bytes }).collect(),
             grid: self.grid,
             group: self.group,
             grid_is_threads: self.grid_is_threads,

@@ -1,9 +1,9 @@
-#include "ops/hosted.h"
+#include "ops/custom.h"
 
 #include <cstring>
 
 #include "bridge/core.h"
-#include "mlx-primitives/src/ffi/hosted.rs.h"
+#include "mlx-primitives/src/ffi/custom.rs.h"
 #include "runtime/cpu_call.h"
 #include "runtime/evaluate.h"
 #include "runtime/process.h"
@@ -34,8 +34,8 @@ rust::Slice<const int32_t> slice(const std::vector<int>& values) {
 
 } // namespace
 
-Arrays hosted(
-    HostedHandle op,
+Arrays custom(
+    CustomHandle op,
     const Arrays& inputs,
     const std::vector<bool>& any_layout,
     std::vector<mx::Shape> shapes,
@@ -47,7 +47,7 @@ Arrays hosted(
   for (size_t i = 0; i < inputs.size(); ++i) {
     arranged.push_back(any_layout.at(i) ? inputs[i] : row_contiguous(inputs[i], s));
   }
-  auto primitive = std::make_shared<Hosted>(s, std::move(op), dtypes);
+  auto primitive = std::make_shared<Custom>(s, std::move(op), dtypes);
   if (shapes.size() == 1) {
     return {
         mx::array(std::move(shapes[0]), dtypes.at(0), std::move(primitive), std::move(arranged))};
@@ -55,25 +55,25 @@ Arrays hosted(
   return mx::array::make_arrays(std::move(shapes), dtypes, primitive, arranged);
 }
 
-Hosted::Hosted(mx::Stream stream, HostedHandle op, std::vector<mx::Dtype> dtypes)
+Custom::Custom(mx::Stream stream, CustomHandle op, std::vector<mx::Dtype> dtypes)
     : FusedPrimitive(stream),
       op_(std::move(op)),
-      name_(bridge::hosted_name(**op_)),
+      name_(bridge::custom_name(**op_)),
       dtypes_(std::move(dtypes)),
-      in_place_(bridge::hosted_in_place(**op_)) {}
+      in_place_(bridge::custom_in_place(**op_)) {}
 
-Arrays Hosted::compose(const Arrays&) {
-  refuse(name(), "expected a primitive with a composition of MLX's ops, got a hosted one");
+Arrays Custom::compose(const Arrays&) {
+  refuse(name(), "expected a primitive with a composition of MLX's ops, got a custom one");
 }
 
-bool Hosted::is_equivalent(const mx::Primitive& other) const {
-  return bridge::hosted_is_equivalent(**op_, **static_cast<const Hosted&>(other).op_);
+bool Custom::is_equivalent(const mx::Primitive& other) const {
+  return bridge::custom_is_equivalent(**op_, **static_cast<const Custom&>(other).op_);
 }
 
-std::vector<mx::Shape> Hosted::output_shapes(const Arrays& inputs) {
+std::vector<mx::Shape> Custom::output_shapes(const Arrays& inputs) {
   std::vector<mx::Shape> shapes;
   std::vector<mx::Dtype> dtypes;
-  for (const auto& output : bridge::hosted_shapes(**op_, inputs)) {
+  for (const auto& output : bridge::custom_shapes(**op_, inputs)) {
     shapes.emplace_back(output.shape.begin(), output.shape.end());
     dtypes.push_back(bridge::to_mlx(output.dtype));
   }
@@ -84,33 +84,33 @@ std::vector<mx::Shape> Hosted::output_shapes(const Arrays& inputs) {
   return shapes;
 }
 
-Arrays Hosted::vjp(
+Arrays Custom::vjp(
     const Arrays& primals,
     const Arrays& cotangents,
     const std::vector<int>& argnums,
     const Arrays& outputs) {
   OnStream on(stream());
-  return *bridge::hosted_vjp(**op_, primals, cotangents, slice(argnums), outputs);
+  return *bridge::custom_vjp(**op_, primals, cotangents, slice(argnums), outputs);
 }
 
-Arrays Hosted::jvp(const Arrays& primals, const Arrays& tangents, const std::vector<int>& argnums) {
+Arrays Custom::jvp(const Arrays& primals, const Arrays& tangents, const std::vector<int>& argnums) {
   OnStream on(stream());
-  return *bridge::hosted_jvp(**op_, primals, tangents, slice(argnums));
+  return *bridge::custom_jvp(**op_, primals, tangents, slice(argnums));
 }
 
-std::pair<Arrays, std::vector<int>> Hosted::vmap(
+std::pair<Arrays, std::vector<int>> Custom::vmap(
     const Arrays& inputs, const std::vector<int>& axes) {
   OnStream on(stream());
-  auto batch = bridge::hosted_vmap(**op_, inputs, slice(axes));
+  auto batch = bridge::custom_vmap(**op_, inputs, slice(axes));
   return {*batch.arrays, {batch.axes.begin(), batch.axes.end()}};
 }
 
 namespace {
 
 /** A Metal library of the user's, from the metallib or the source that Rust holds. */
-class HostedLibrary : public KernelLibrary {
+class CustomLibrary : public KernelLibrary {
  public:
-  explicit HostedLibrary(std::shared_ptr<const bridge::LibraryHandle> handle)
+  explicit CustomLibrary(std::shared_ptr<const bridge::LibraryHandle> handle)
       : handle_(std::move(handle)) {}
 
   std::string name() const override {
@@ -130,13 +130,13 @@ class HostedLibrary : public KernelLibrary {
   std::shared_ptr<const bridge::LibraryHandle> handle_;
 };
 
-Binding binding_of(const bridge::HostedBinding& from, const Arrays& inputs, const Arrays& outputs) {
+Binding binding_of(const bridge::CustomBinding& from, const Arrays& inputs, const Arrays& outputs) {
   switch (from.buffer) {
-    case bridge::HostedBuffer::Input:
+    case bridge::CustomBuffer::Input:
       return {from.index, inputs.at(from.array), false, 0, {}};
-    case bridge::HostedBuffer::Output:
+    case bridge::CustomBuffer::Output:
       return {from.index, outputs.at(from.array), true, 0, {}};
-    case bridge::HostedBuffer::Written:
+    case bridge::CustomBuffer::Written:
       return {from.index, outputs.at(from.array), false, 0, {}};
     default:
       return {from.index, std::nullopt, false, 0, {from.bytes.begin(), from.bytes.end()}};
@@ -145,16 +145,16 @@ Binding binding_of(const bridge::HostedBinding& from, const Arrays& inputs, cons
 
 } // namespace
 
-std::vector<Dispatch> Hosted::dispatches(
+std::vector<Dispatch> Custom::dispatches(
     const Arrays& inputs, const Arrays& outputs, uint32_t max_threads) {
   std::vector<Dispatch> all;
   // Shared, since a box cannot be moved out of a vector that Rust frees.
-  auto launches = std::make_shared<rust::Vec<bridge::HostedLaunch>>(
-      bridge::hosted_launches(**op_, inputs, outputs, max_threads));
+  auto launches = std::make_shared<rust::Vec<bridge::CustomLaunch>>(
+      bridge::custom_launches(**op_, inputs, outputs, max_threads));
   for (const auto& launch : *launches) {
     Dispatch dispatch;
     dispatch.launch = {std::string(launch.kernel), launch.grid, launch.group};
-    dispatch.library = std::make_shared<HostedLibrary>(
+    dispatch.library = std::make_shared<CustomLibrary>(
         std::shared_ptr<const bridge::LibraryHandle>(launches, &*launch.library));
     dispatch.pipeline = std::string(launch.pipeline);
     dispatch.grid_is_threads = launch.grid_is_threads;
@@ -172,7 +172,7 @@ std::vector<Dispatch> Hosted::dispatches(
   return all;
 }
 
-Cost Hosted::cost(const Arrays& inputs, const Arrays& outputs) {
+Cost Custom::cost(const Arrays& inputs, const Arrays& outputs) {
   Cost cost{1, 0};
   for (auto* arrays : {&inputs, &outputs}) {
     for (const auto& array : *arrays) {
@@ -189,15 +189,15 @@ namespace {
  * blocks of its own as may be: they are freed on another thread than made them.
  */
 struct Call {
-  HostedHandle op;
-  std::vector<bridge::HostedView> arrays; // the inputs, then the outputs
+  CustomHandle op;
+  std::vector<bridge::CustomView> arrays; // the inputs, then the outputs
   size_t inputs;
   std::vector<int32_t> shapes;
   std::vector<int64_t> strides;
   int in_place;
 
   Call(
-      HostedHandle op_,
+      CustomHandle op_,
       const std::vector<mx::array>& from,
       const std::vector<mx::array>& to,
       int in_place_)
@@ -221,7 +221,7 @@ struct Call {
   void add(const mx::array& a) {
     shapes.insert(shapes.end(), a.shape().begin(), a.shape().end());
     strides.insert(strides.end(), a.strides().begin(), a.strides().end());
-    arrays.push_back(bridge::HostedView{
+    arrays.push_back(bridge::CustomView{
         a.size() > 0 ? const_cast<uint8_t*>(bytes(a)) : nullptr,
         a.nbytes(),
         a.ndim(),
@@ -238,7 +238,7 @@ struct Call {
       }
     }
     InUserTask running;
-    bridge::hosted_eval(
+    bridge::custom_eval(
         **op,
         {arrays.data(), arrays.size()},
         inputs,
@@ -259,7 +259,7 @@ struct Call {
 
 } // namespace
 
-void Hosted::queue_on_cpu(const Arrays& inputs, Arrays& outputs) {
+void Custom::queue_on_cpu(const Arrays& inputs, Arrays& outputs) {
   auto call = std::make_shared<Call>(op_, inputs, outputs, in_place_);
   queue(stream(), outputs[0].id(), [call] { call->run(); }, [call] { call->spoil(); });
 }

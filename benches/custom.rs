@@ -1,9 +1,9 @@
-//! `cargo bench --bench hosted`: what hosting takes over a C++ subclass. `rms_norm` is the
+//! `cargo bench --bench custom`: what a custom primitive in Rust costs beyond a C++ subclass. `rms_norm` is the
 //! primitive of this crate on one side, and written through the trait on the other, with one kernel.
 
 use std::time::Instant;
 
-use mlx_primitives::hosted::{HostedPrimitive, Spec, View, ViewMut, apply_one};
+use mlx_primitives::custom::{CustomPrimitive, Spec, View, ViewMut, apply_one};
 use mlx_primitives::{Array, Result, eval, ops};
 use mlx_primitives_kernels as kernels;
 
@@ -13,9 +13,9 @@ const ROUNDS: usize = 41;
 
 struct RmsNorm;
 
-impl HostedPrimitive for RmsNorm {
+impl CustomPrimitive for RmsNorm {
     fn name(&self) -> &str {
-        "hosted_rms_norm"
+        "custom_rms_norm"
     }
 
     fn outputs(&self, inputs: &[Spec]) -> Result<Vec<Spec>> {
@@ -39,7 +39,7 @@ impl HostedPrimitive for RmsNorm {
     }
 }
 
-fn hosted(x: &Array, weight: &Array) -> Result<Array> {
+fn custom(x: &Array, weight: &Array) -> Result<Array> {
     apply_one(RmsNorm, &[x, weight])
 }
 
@@ -76,25 +76,25 @@ fn main() -> Result<()> {
     println!("ns an op, lower quartiles of {ROUNDS} interleaved chains of {CHAIN}, float32");
     println!(
         "{:>12} {:>10} {:>10} {:>10} {:>10} {:>10}",
-        "shape", "", "subclass", "hosted", "hosting", "share"
+        "shape", "", "subclass", "custom", "extra", "ratio"
     );
     for shape in [[1, 16], [1, 1024], [1, 4096], [64, 1024]] {
         let (x, weight) = (Array::ones::<f32>(&shape)?, Array::ones::<f32>(&shape[1..])?);
         eval([&x, &weight])?;
         let mut times: [[Vec<f64>; 2]; 2] = Default::default();
         for _ in 0..ROUNDS {
-            for (side, op) in [subclass as Op, hosted].into_iter().enumerate() {
+            for (side, op) in [subclass as Op, custom].into_iter().enumerate() {
                 let [built, all] = time(op, &x, &weight)?;
                 times[side][0].push(built);
                 times[side][1].push(all);
             }
         }
-        let [subclass, hosted] = times;
-        for ((what, subclass), hosted) in ["build", "in all"].iter().zip(subclass).zip(hosted) {
-            let (subclass, hosted) = (quartile(subclass), quartile(hosted));
-            let (hosting, share) = (hosted - subclass, hosted / subclass);
+        let [subclass, custom] = times;
+        for ((what, subclass), custom) in ["build", "in all"].iter().zip(subclass).zip(custom) {
+            let (subclass, custom) = (quartile(subclass), quartile(custom));
+            let (extra, ratio) = (custom - subclass, custom / subclass);
             println!(
-                "{:>12} {what:>10} {subclass:>10.0} {hosted:>10.0} {hosting:>10.0} {share:>10.2}",
+                "{:>12} {what:>10} {subclass:>10.0} {custom:>10.0} {extra:>10.0} {ratio:>10.2}",
                 format!("{shape:?}")
             );
         }

@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use mlx_primitives::hosted::{HostedPrimitive, Spec, View, ViewMut, apply, apply_one};
+use mlx_primitives::custom::{CustomPrimitive, Spec, View, ViewMut, apply, apply_one};
 use mlx_primitives::simulator::without_metal;
 use mlx_primitives::transforms::compile;
 use mlx_primitives::{Array, Dtype, Error, Result, async_eval, eval, io};
@@ -53,7 +53,7 @@ fn nothing_made_of_a_fault_is_a_result() -> Checked {
 #[test]
 fn integers_of_a_fault_are_no_result() -> Checked {
     struct Half;
-    impl HostedPrimitive for Half {
+    impl CustomPrimitive for Half {
         fn name(&self) -> &str {
             "half"
         }
@@ -97,7 +97,7 @@ struct Fickle {
     later: Vec<Spec>,
 }
 
-impl HostedPrimitive for Fickle {
+impl CustomPrimitive for Fickle {
     fn name(&self) -> &str {
         "fickle"
     }

@@ -58,7 +58,7 @@ impl MetalLibrary {
     /// Compiled at the first launch: what is wrong with it is an error then.
     ///
     /// ```
-    /// use mlx_primitives::hosted::MetalLibrary;
+    /// use mlx_primitives::custom::MetalLibrary;
     ///
     /// let library = MetalLibrary::from_source("#include <metal_stdlib>\n/* kernels */")?;
     /// assert_eq!(library.version(), None);
@@ -102,7 +102,7 @@ impl MetalLibrary {
         }
         let libraries = LIBRARIES.get_or_init(Mutex::default);
         let mut libraries = libraries.lock().unwrap_or_else(PoisonError::into_inner);
-        let name = format!("mlx_primitives_hosted_{}", libraries.len());
+        let name = format!("mlx_primitives_custom_{}", libraries.len());
         let library = libraries.entry(contents.clone()).or_insert_with(|| {
             Self(Arc::new(Library { name, contents, version, file: OnceLock::new() }))
         });

@@ -5,17 +5,17 @@
 #include "runtime/primitive.h"
 
 namespace mlx_primitives::bridge {
-struct HostedOp;
+struct CustomOp;
 } // namespace mlx_primitives::bridge
 
 namespace mlx_primitives {
 
 /** A primitive written in Rust; shared by the graph's node and the tasks made from it. */
-using HostedHandle = std::shared_ptr<rust::Box<bridge::HostedOp>>;
+using CustomHandle = std::shared_ptr<rust::Box<bridge::CustomOp>>;
 
 /** One node that computes the outputs; inputs of no `any_layout` are made row-contiguous. */
-Arrays hosted(
-    HostedHandle op,
+Arrays custom(
+    CustomHandle op,
     const Arrays& inputs,
     const std::vector<bool>& any_layout,
     std::vector<mx::Shape> shapes,
@@ -26,9 +26,9 @@ Arrays hosted(
  * Carries every primitive that a user of the crate wrote. Its outputs have memory of their own, but
  * for the first of one that works in place.
  */
-class Hosted : public FusedPrimitive, public Fallible {
+class Custom : public FusedPrimitive, public Fallible {
  public:
-  Hosted(mx::Stream stream, HostedHandle op, std::vector<mx::Dtype> dtypes);
+  Custom(mx::Stream stream, CustomHandle op, std::vector<mx::Dtype> dtypes);
 
   std::vector<Dispatch> dispatches(
       const Arrays& inputs, const Arrays& outputs, uint32_t max_threads) override;
@@ -64,7 +64,7 @@ class Hosted : public FusedPrimitive, public Fallible {
   }
 
  private:
-  HostedHandle op_;
+  CustomHandle op_;
   std::string name_;
   std::vector<mx::Dtype> dtypes_; // of the outputs
   int in_place_;                  // the input whose memory the first output takes over, or -1

@@ -1,24 +1,24 @@
-#include "bridge/hosted.h"
+#include "bridge/custom.h"
 
-#include "mlx-primitives/src/ffi/hosted.rs.h"
-#include "ops/hosted.h"
+#include "mlx-primitives/src/ffi/custom.rs.h"
+#include "ops/custom.h"
 
 namespace mlx_primitives::bridge {
 
-ListHandle hosted(
-    rust::Box<HostedOp> op,
+ListHandle custom(
+    rust::Box<CustomOp> op,
     const ArrayList& inputs,
     rust::Slice<const bool> any_layout,
-    rust::Slice<const HostedOutput> outputs) {
+    rust::Slice<const CustomOutput> outputs) {
   std::vector<mx::Shape> shapes;
   std::vector<mx::Dtype> dtypes;
   for (const auto& output : outputs) {
     shapes.emplace_back(output.shape.begin(), output.shape.end());
     dtypes.push_back(to_mlx(output.dtype));
-    require_memory("hosted", {output.shape.data(), output.shape.size()}, dtypes.back());
+    require_memory("custom", {output.shape.data(), output.shape.size()}, dtypes.back());
   }
-  return handle(mlx_primitives::hosted(
-      std::make_shared<rust::Box<HostedOp>>(std::move(op)),
+  return handle(mlx_primitives::custom(
+      std::make_shared<rust::Box<CustomOp>>(std::move(op)),
       inputs,
       {any_layout.begin(), any_layout.end()},
       std::move(shapes),
@@ -26,7 +26,7 @@ ListHandle hosted(
       here()));
 }
 
-rust::Slice<const int64_t> hosted_strides(const MlxArray& array) {
+rust::Slice<const int64_t> custom_strides(const MlxArray& array) {
   const auto& strides = array.strides();
   return {strides.begin(), strides.size()};
 }

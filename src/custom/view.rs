@@ -4,7 +4,7 @@ use std::marker::PhantomData;
 
 use crate::dtype::{Dtype, Element};
 use crate::error::{Error, Result};
-use crate::ffi::hosted::bridge as ffi;
+use crate::ffi::custom::bridge as ffi;
 
 /// Where an evaluated array lies, and how.
 #[derive(Clone, Copy)]
@@ -17,8 +17,8 @@ pub(super) struct Evaluated<'a> {
 }
 
 impl<'a> Evaluated<'a> {
-    pub(super) fn new(array: &ffi::HostedView, shape: &'a [i32], strides: &'a [i64]) -> Self {
-        let ffi::HostedView { data, row_contiguous, .. } = *array;
+    pub(super) fn new(array: &ffi::CustomView, shape: &'a [i32], strides: &'a [i64]) -> Self {
+        let ffi::CustomView { data, row_contiguous, .. } = *array;
         Self { data, shape, strides, dtype: array.dtype.into(), row_contiguous }
     }
 

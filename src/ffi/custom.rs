@@ -1,21 +1,21 @@
 //! Primitives that a user of the crate wrote: their one C++ class, and what it asks of Rust.
 
-use crate::hosted::calls::{
-    HostedOp, hosted_eval, hosted_in_place, hosted_is_equivalent, hosted_jvp, hosted_launches,
-    hosted_name, hosted_shapes, hosted_vjp, hosted_vmap,
+use crate::custom::calls::{
+    CustomOp, custom_eval, custom_in_place, custom_is_equivalent, custom_jvp, custom_launches,
+    custom_name, custom_shapes, custom_vjp, custom_vmap,
 };
-use crate::hosted::library::LibraryHandle;
+use crate::custom::library::LibraryHandle;
 
 #[cxx::bridge(namespace = "mlx_primitives::bridge")]
 pub(crate) mod bridge {
-    struct HostedOutput {
+    struct CustomOutput {
         shape: Vec<i32>,
         dtype: Dtype,
     }
 
     /// What is bound to a buffer index.
     #[repr(u8)]
-    enum HostedBuffer {
+    enum CustomBuffer {
         Input,
         Output,
         /// An output that an earlier launch has written, to be read.
@@ -24,15 +24,15 @@ pub(crate) mod bridge {
         Parameters,
     }
 
-    struct HostedBinding {
-        buffer: HostedBuffer,
+    struct CustomBinding {
+        buffer: CustomBuffer,
         index: u32,
         /// Which of the inputs or outputs.
         array: u32,
         bytes: Vec<u8>,
     }
 
-    struct HostedConstant {
+    struct CustomConstant {
         index: u32,
         /// An `MTL::DataType`.
         data_type: u32,
@@ -40,26 +40,26 @@ pub(crate) mod bridge {
         bits: u64,
     }
 
-    struct HostedMemory {
+    struct CustomMemory {
         index: u32,
         bytes: u32,
     }
 
-    struct HostedLaunch {
+    struct CustomLaunch {
         library: Box<LibraryHandle>,
         kernel: String,
         /// The kernel's name with its constants: what the pipeline is cached under.
         pipeline: String,
-        constants: Vec<HostedConstant>,
-        bindings: Vec<HostedBinding>,
-        threadgroup: Vec<HostedMemory>,
+        constants: Vec<CustomConstant>,
+        bindings: Vec<CustomBinding>,
+        threadgroup: Vec<CustomMemory>,
         grid: [u32; 3],
         group: [u32; 3],
         grid_is_threads: bool,
     }
 
     /// An evaluated array: its dimensions and strides lie beside, after those of the arrays before.
-    struct HostedView {
+    struct CustomView {
         data: *mut u8,
         bytes: usize,
         rank: usize,
@@ -67,13 +67,13 @@ pub(crate) mod bridge {
         row_contiguous: bool,
     }
 
-    struct HostedBatch {
+    struct CustomBatch {
         arrays: UniquePtr<CxxVector<MlxArray>>,
         axes: Vec<i32>,
     }
 
     unsafe extern "C++" {
-        include!("bridge/hosted.h");
+        include!("bridge/custom.h");
 
         #[namespace = "mlx::core"]
         #[cxx_name = "array"]
@@ -82,60 +82,60 @@ pub(crate) mod bridge {
 
         /// The outputs of one lazy node. Inputs whose `any_layout` is not set are made
         /// row-contiguous.
-        fn hosted(
-            op: Box<HostedOp>,
+        fn custom(
+            op: Box<CustomOp>,
             inputs: &CxxVector<MlxArray>,
             any_layout: &[bool],
-            outputs: &[HostedOutput],
+            outputs: &[CustomOutput],
         ) -> Result<UniquePtr<CxxVector<MlxArray>>>;
 
         /// Elements to step over in memory for each dimension, as evaluated.
-        fn hosted_strides(array: &MlxArray) -> &[i64];
+        fn custom_strides(array: &MlxArray) -> &[i64];
     }
 
     extern "Rust" {
-        type HostedOp;
+        type CustomOp;
         type LibraryHandle;
 
         /// The arrays are the inputs, then the outputs. Their memory lives until the call
         /// returns; nothing else touches that of the outputs, each of which has its own.
-        unsafe fn hosted_eval(
-            op: &HostedOp,
-            arrays: &[HostedView],
+        unsafe fn custom_eval(
+            op: &CustomOp,
+            arrays: &[CustomView],
             inputs: usize,
             shapes: &[i32],
             strides: &[i64],
         ) -> Result<()>;
-        fn hosted_launches(
-            op: &HostedOp,
+        fn custom_launches(
+            op: &CustomOp,
             inputs: &CxxVector<MlxArray>,
             outputs: &CxxVector<MlxArray>,
             max_threads: u32,
-        ) -> Result<Vec<HostedLaunch>>;
-        fn hosted_name(op: &HostedOp) -> &str;
+        ) -> Result<Vec<CustomLaunch>>;
+        fn custom_name(op: &CustomOp) -> &str;
         /// The input whose memory the first output takes over, or -1; the output then holds the
-        /// input's elements when `hosted_eval` is called.
-        fn hosted_in_place(op: &HostedOp) -> i32;
-        fn hosted_shapes(op: &HostedOp, inputs: &CxxVector<MlxArray>) -> Result<Vec<HostedOutput>>;
-        fn hosted_vjp(
-            op: &HostedOp,
+        /// input's elements when `custom_eval` is called.
+        fn custom_in_place(op: &CustomOp) -> i32;
+        fn custom_shapes(op: &CustomOp, inputs: &CxxVector<MlxArray>) -> Result<Vec<CustomOutput>>;
+        fn custom_vjp(
+            op: &CustomOp,
             primals: &CxxVector<MlxArray>,
             cotangents: &CxxVector<MlxArray>,
             argnums: &[i32],
             outputs: &CxxVector<MlxArray>,
         ) -> Result<UniquePtr<CxxVector<MlxArray>>>;
-        fn hosted_jvp(
-            op: &HostedOp,
+        fn custom_jvp(
+            op: &CustomOp,
             primals: &CxxVector<MlxArray>,
             tangents: &CxxVector<MlxArray>,
             argnums: &[i32],
         ) -> Result<UniquePtr<CxxVector<MlxArray>>>;
-        fn hosted_vmap(
-            op: &HostedOp,
+        fn custom_vmap(
+            op: &CustomOp,
             inputs: &CxxVector<MlxArray>,
             axes: &[i32],
-        ) -> Result<HostedBatch>;
-        fn hosted_is_equivalent(a: &HostedOp, b: &HostedOp) -> bool;
+        ) -> Result<CustomBatch>;
+        fn custom_is_equivalent(a: &CustomOp, b: &CustomOp) -> bool;
 
         /// A name that no other library has.
         fn name(self: &LibraryHandle) -> &str;

@@ -1,4 +1,4 @@
-//! What C++ asks of a hosted primitive. Whatever the user's code does, it comes back as a value:
+//! What C++ asks of a custom primitive. Whatever the user's code does, it comes back as a value:
 //! an unwinding panic would end the process here.
 
 use std::any::Any;
@@ -8,20 +8,20 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use cxx::{CxxVector, UniquePtr};
 
 use super::view::{Evaluated, View, ViewMut};
-use super::{Call, HostedPrimitive, Layout, Spec};
+use super::{Call, CustomPrimitive, Layout, Spec};
 use crate::array::{Array, from_list, require_addressable, to_list};
 use crate::error::{Error, Result};
 use crate::ffi::bridge::MlxArray;
-use crate::ffi::hosted::bridge as ffi;
+use crate::ffi::custom::bridge as ffi;
 use crate::transforms::panic_message;
 
-/// [`HostedPrimitive`] without its type.
-trait Erased: HostedPrimitive {
+/// [`CustomPrimitive`] without its type.
+trait Erased: CustomPrimitive {
     fn as_any(&self) -> &dyn Any;
     fn is_equivalent_to(&self, other: &dyn Any) -> bool;
 }
 
-impl<P: HostedPrimitive> Erased for P {
+impl<P: CustomPrimitive> Erased for P {
     fn as_any(&self) -> &dyn Any {
         self
     }
@@ -33,13 +33,13 @@ impl<P: HostedPrimitive> Erased for P {
 
 /// A user's primitive, with what it said of itself when it was applied: it may say another thing
 /// the next time.
-pub(crate) struct HostedOp {
+pub(crate) struct CustomOp {
     name: String,
     in_place: Option<usize>,
     primitive: ManuallyDrop<Box<dyn Erased>>,
 }
 
-impl Drop for HostedOp {
+impl Drop for CustomOp {
     fn drop(&mut self) {
         // SAFETY: taken once, as nothing uses the op after its drop.
         let primitive = unsafe { ManuallyDrop::take(&mut self.primitive) };
@@ -64,11 +64,11 @@ fn guard<T>(name: &str, method: &str, call: impl FnOnce() -> Result<T>) -> Resul
     Err(if own { said } else { format!("[{name}] {method}: {said}") }.into())
 }
 
-impl HostedOp {
-    pub(super) fn new(primitive: impl HostedPrimitive) -> Result<Self> {
-        let name = guard("hosted", "name", || Ok(primitive.name().to_owned()))?;
+impl CustomOp {
+    pub(super) fn new(primitive: impl CustomPrimitive) -> Result<Self> {
+        let name = guard("custom", "name", || Ok(primitive.name().to_owned()))?;
         if name.is_empty() || name.contains('\0') {
-            return Err(Error::argument("hosted", format_args!("a name, got {name:?}")));
+            return Err(Error::argument("custom", format_args!("a name, got {name:?}")));
         }
         let in_place = guard(&name, "in_place", || Ok(primitive.in_place()))?;
         let primitive = ManuallyDrop::new(Box::new(primitive) as Box<dyn Erased>);
@@ -138,10 +138,10 @@ fn numbers(argnums: &[i32]) -> Vec<usize> {
 }
 
 /// # Safety
-/// As declared in `ffi/hosted.rs`.
-pub(crate) unsafe fn hosted_eval(
-    op: &HostedOp,
-    arrays: &[ffi::HostedView],
+/// As declared in `ffi/custom.rs`.
+pub(crate) unsafe fn custom_eval(
+    op: &CustomOp,
+    arrays: &[ffi::CustomView],
     inputs: usize,
     mut shapes: &[i32],
     mut strides: &[i64],
@@ -164,16 +164,16 @@ pub(crate) unsafe fn hosted_eval(
     op.call("eval_cpu", |primitive| primitive.eval_cpu(&views, &mut written))
 }
 
-pub(crate) fn hosted_launches(
-    op: &HostedOp,
+pub(crate) fn custom_launches(
+    op: &CustomOp,
     inputs: &CxxVector<MlxArray>,
     outputs: &CxxVector<MlxArray>,
     max_threads: u32,
-) -> Result<Vec<ffi::HostedLaunch>> {
+) -> Result<Vec<ffi::CustomLaunch>> {
     let call = Call {
         inputs: specs(inputs),
         outputs: specs(outputs),
-        strides: inputs.iter().map(|input| ffi::hosted_strides(input).to_vec()).collect(),
+        strides: inputs.iter().map(|input| ffi::custom_strides(input).to_vec()).collect(),
         max_threads,
     };
     let launches = op.call("launch", |primitive| primitive.launch(&call))?;
@@ -195,25 +195,25 @@ pub(crate) fn hosted_launches(
     Ok(checked)
 }
 
-pub(crate) fn hosted_name(op: &HostedOp) -> &str {
+pub(crate) fn custom_name(op: &CustomOp) -> &str {
     op.name()
 }
 
 /// -1 for none.
-pub(crate) fn hosted_in_place(op: &HostedOp) -> i32 {
+pub(crate) fn custom_in_place(op: &CustomOp) -> i32 {
     op.in_place.map_or(-1, |input| input as i32)
 }
 
-pub(crate) fn hosted_shapes(
-    op: &HostedOp,
+pub(crate) fn custom_shapes(
+    op: &CustomOp,
     inputs: &CxxVector<MlxArray>,
-) -> Result<Vec<ffi::HostedOutput>> {
+) -> Result<Vec<ffi::CustomOutput>> {
     let outputs = op.outputs(&specs(inputs))?;
-    Ok(outputs.into_iter().map(ffi::HostedOutput::from).collect())
+    Ok(outputs.into_iter().map(ffi::CustomOutput::from).collect())
 }
 
-pub(crate) fn hosted_vjp(
-    op: &HostedOp,
+pub(crate) fn custom_vjp(
+    op: &CustomOp,
     primals: &CxxVector<MlxArray>,
     cotangents: &CxxVector<MlxArray>,
     argnums: &[i32],
@@ -229,8 +229,8 @@ pub(crate) fn hosted_vjp(
     Ok(to_list(&gradients))
 }
 
-pub(crate) fn hosted_jvp(
-    op: &HostedOp,
+pub(crate) fn custom_jvp(
+    op: &CustomOp,
     primals: &CxxVector<MlxArray>,
     tangents: &CxxVector<MlxArray>,
     argnums: &[i32],
@@ -243,11 +243,11 @@ pub(crate) fn hosted_jvp(
     Ok(to_list(&derivatives))
 }
 
-pub(crate) fn hosted_vmap(
-    op: &HostedOp,
+pub(crate) fn custom_vmap(
+    op: &CustomOp,
     inputs: &CxxVector<MlxArray>,
     axes: &[i32],
-) -> Result<ffi::HostedBatch> {
+) -> Result<ffi::CustomBatch> {
     let inputs = from_list(inputs);
     let axes: Vec<Option<usize>> = axes.iter().map(|&axis| usize::try_from(axis).ok()).collect();
     let (mut unbatched, mut size) = (Vec::new(), 0);
@@ -274,10 +274,10 @@ pub(crate) fn hosted_vmap(
     }
     op.checked("vmap", &arrays, &expected)?;
     let axes = mapped.into_iter().map(|axis| axis as i32).collect();
-    Ok(ffi::HostedBatch { arrays: to_list(&arrays), axes })
+    Ok(ffi::CustomBatch { arrays: to_list(&arrays), axes })
 }
 
-pub(crate) fn hosted_is_equivalent(a: &HostedOp, b: &HostedOp) -> bool {
+pub(crate) fn custom_is_equivalent(a: &CustomOp, b: &CustomOp) -> bool {
     let same =
         a.call("is_equivalent", |primitive| Ok(primitive.is_equivalent_to(b.primitive.as_any())));
     same.unwrap_or(false)

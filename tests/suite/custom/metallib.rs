@@ -2,7 +2,7 @@
 
 use std::io::Write;
 
-use mlx_primitives::hosted::{MetalLibrary, MetalVersion};
+use mlx_primitives::custom::{MetalLibrary, MetalVersion};
 use mlx_primitives::internals::supported_metal;
 
 use crate::support::{Checked, message};

@@ -1,8 +1,8 @@
 //! `rms_norm` once more, through the trait: the same kernels, hence the same bits.
 
 use half::{bf16, f16};
-use mlx_primitives::hosted::{
-    Call, HostedPrimitive, Launch, MetalLibrary, Spec, View, ViewMut, apply_one,
+use mlx_primitives::custom::{
+    Call, CustomPrimitive, Launch, MetalLibrary, Spec, View, ViewMut, apply_one,
 };
 use mlx_primitives::transforms::{grad, vmap};
 use mlx_primitives::{Array, Dtype, Error, Result, graph, ops};
@@ -28,10 +28,10 @@ struct Params {
 }
 
 fn rms_norm(x: &Array, weight: &Array) -> Result<Array> {
-    hosted(x, weight, false)
+    custom(x, weight, false)
 }
 
-fn hosted(x: &Array, weight: &Array, in_place: bool) -> Result<Array> {
+fn custom(x: &Array, weight: &Array, in_place: bool) -> Result<Array> {
     let path = concat!(env!("CARGO_MANIFEST_DIR"), "/metal/rms_norm.metal");
     let source =
         mlx_primitives_build::flatten(path, &[]).map_err(|error| Error::from(error.to_string()))?;
@@ -46,9 +46,9 @@ fn rows(x: &[i32]) -> (i32, i32) {
     (x[..x.len() - 1].iter().product(), axis)
 }
 
-impl HostedPrimitive for RmsNorm {
+impl CustomPrimitive for RmsNorm {
     fn name(&self) -> &str {
-        "hosted_rms_norm"
+        "custom_rms_norm"
     }
 
     fn outputs(&self, inputs: &[Spec]) -> Result<Vec<Spec>> {
@@ -142,9 +142,9 @@ fn gives_the_same_bits() -> Checked {
                 let want = ops::rms_norm(&x, Some(&weight), EPS)?;
                 assert_same(&rms_norm(&x, &weight)?, &want, &what)?;
                 // Copied, as x is held; and of a sum that nobody else will read.
-                assert_same(&hosted(&x, &weight, true)?, &want, &format!("{what}, in place"))?;
+                assert_same(&custom(&x, &weight, true)?, &want, &format!("{what}, in place"))?;
                 let sum = ops::rms_norm(&x.add(&x)?, Some(&weight), EPS)?;
-                let donated = hosted(&x.add(&x)?, &weight, true)?;
+                let donated = custom(&x.add(&x)?, &weight, true)?;
                 assert_same(&donated, &sum, &format!("{what}, donated"))?;
             }
             for layout in LAYOUTS {
@@ -163,14 +163,14 @@ fn gives_the_same_bits() -> Checked {
             }
         }
         let (x, weight) = (random(&[3, 16], Dtype::Float32, 5)?, random(&[16], Dtype::Float32, 6)?);
-        let hosted = grad(|p| rms_norm(&p[0], &p[1])?.square()?.sum(..), &[0, 1], &[&x, &weight])?;
+        let custom = grad(|p| rms_norm(&p[0], &p[1])?.square()?.sum(..), &[0, 1], &[&x, &weight])?;
         let ours = grad(
             |p| ops::rms_norm(&p[0], Some(&p[1]), EPS)?.square()?.sum(..),
             &[0, 1],
             &[&x, &weight],
         )?;
-        for (hosted, ours) in hosted.iter().zip(&ours) {
-            assert_same(hosted, ours, "gradient")?;
+        for (custom, ours) in custom.iter().zip(&ours) {
+            assert_same(custom, ours, "gradient")?;
         }
         Ok(())
     })
@@ -185,7 +185,7 @@ fn works_in_place() -> Checked {
     let address = start.address()?;
     let mut y = start;
     for _ in 0..5 {
-        y = hosted(&y, &weight, true)?;
+        y = custom(&y, &weight, true)?;
     }
     assert_eq!(y.address()?, address);
     Ok(())

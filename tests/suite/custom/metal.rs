@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use mlx_primitives::hosted::{
-    Call, HostedPrimitive, Launch, MetalLibrary, Spec, View, ViewMut, apply, apply_one,
+use mlx_primitives::custom::{
+    Call, CustomPrimitive, Launch, MetalLibrary, Spec, View, ViewMut, apply, apply_one,
 };
 use mlx_primitives::{Array, Error, Result, async_eval};
 
@@ -20,7 +20,7 @@ struct Launches {
     outputs: usize,
 }
 
-impl HostedPrimitive for Launches {
+impl CustomPrimitive for Launches {
     fn name(&self) -> &str {
         "launches"
     }

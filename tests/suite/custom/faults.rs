@@ -3,7 +3,7 @@
 
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use mlx_primitives::hosted::{HostedPrimitive, Layout, Spec, View, ViewMut, apply, apply_one};
+use mlx_primitives::custom::{CustomPrimitive, Layout, Spec, View, ViewMut, apply, apply_one};
 use mlx_primitives::simulator::without_metal;
 use mlx_primitives::transforms::{compile, jvp, vjp, vmap};
 use mlx_primitives::{Array, Dtype, Error, Result, eval};
@@ -56,7 +56,7 @@ impl Faulty {
     }
 }
 
-impl HostedPrimitive for Faulty {
+impl CustomPrimitive for Faulty {
     fn name(&self) -> &str {
         let _ = self.enter("name");
         "faulty"
@@ -188,7 +188,7 @@ fn faults_of_eval_cpu() -> Checked {
             assert!(message(eval([&more])).contains(mentions), "{fault:?}, used");
             assert!(more.to_vec::<f32>().is_err() && y.to_vec::<f32>().is_err(), "{fault:?}");
             assert!(view.to_vec::<f32>().is_err(), "{fault:?}, a view");
-            assert!(faulty(&y, Fault::None)?.to_vec::<f32>().is_err(), "{fault:?}, hosted again");
+            assert!(faulty(&y, Fault::None)?.to_vec::<f32>().is_err(), "{fault:?}, custom again");
             assert!(more.add(1.0)?.to_vec::<f32>().is_err(), "{fault:?}, used later");
             // The stream goes on.
             assert_eq!(
@@ -246,7 +246,7 @@ fn faults_of_derivatives_and_vmap() -> Checked {
 /// Nothing but what must be there.
 struct Bare(&'static AtomicU32);
 
-impl HostedPrimitive for Bare {
+impl CustomPrimitive for Bare {
     fn name(&self) -> &str {
         "bare"
     }

@@ -2,8 +2,8 @@
 
 use half::{bf16, f16};
 use mlx_primitives::conformance::{Check, Conformance};
-use mlx_primitives::hosted::{
-    Call, HostedPrimitive, Launch, Layout, MetalLibrary, Spec, View, ViewMut, apply, apply_one,
+use mlx_primitives::custom::{
+    Call, CustomPrimitive, Launch, Layout, MetalLibrary, Spec, View, ViewMut, apply, apply_one,
 };
 use mlx_primitives::transforms::{compile, grad};
 use mlx_primitives::{Array, Dtype, Error, Result, async_eval, graph};
@@ -61,7 +61,7 @@ fn floating(op: &str, inputs: &[Spec]) -> Result<()> {
     }
 }
 
-impl HostedPrimitive for SoftCap {
+impl CustomPrimitive for SoftCap {
     fn name(&self) -> &str {
         "soft_cap"
     }
@@ -197,7 +197,7 @@ fn mean_square(x: &Array) -> Result<Array> {
     apply_one(MeanSquare(kernels()?), &[x])
 }
 
-impl HostedPrimitive for MeanSquare {
+impl CustomPrimitive for MeanSquare {
     fn name(&self) -> &str {
         "mean_square"
     }
@@ -241,7 +241,7 @@ impl HostedPrimitive for MeanSquare {
 /// Quotient and remainder by two, of different types.
 struct DivMod;
 
-impl HostedPrimitive for DivMod {
+impl CustomPrimitive for DivMod {
     fn name(&self) -> &str {
         "div_mod"
     }
