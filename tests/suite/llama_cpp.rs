@@ -101,21 +101,26 @@ fn runs_as_in_llama_cpp(name: &str) -> anyhow::Result<()> {
     let (llama, want) = (Llama::load(path(name))?, expected(name)?);
     let (text, wide) = (ids(&want["text"]), &want["float32"]);
     let prompt = &text[..want["prompt"].as_u64().context("a length")? as usize];
-    let exact = !["q2_k", "q4_k_m", "q6_k"].contains(&name);
+    // In float32 nothing but the order of sums differs. What is rounded is a half percent of the weights
+    // of Q6_K, two of those of Q2_K, and five matrices multiply it.
+    let (exact, part) = match name {
+        "q6_k" | "q4_k_m" => (false, 0.03),
+        "q2_k" => (false, 0.1),
+        _ => (true, 2e-5),
+    };
 
     let logits = numbers(&llama.forward(&tokens(prompt)?, &mut llama.new_cache())?)?;
     let last = &logits[logits.len() - llama.config().vocab_size as usize..];
     let reference = floats(&wide["last_logits"]);
     let off = apart(last, &reference);
-    // In float32 nothing but the order of sums differs.
-    let allowed = largest(&reference) * if exact { 2e-5 } else { 0.03 };
+    let allowed = largest(&reference) * part;
     ensure!(off <= allowed, "logits {off:e} apart, {allowed:e} allowed");
     let decided = follow(&llama, wide, prompt, allowed)?;
     let mut said = format!("logits {off:.1e} of {allowed:.1e}, {decided} tokens decided");
     if simulated() {
         return Ok(());
     }
-    ensure!(decided >= 10, "{said}");
+    ensure!(decided >= if name == "q2_k" { 4 } else { 12 }, "{said}");
     let nll = mean_nll(&llama, &text)?;
     for (whose, least) in [("llama.cpp", 5e-3), ("float32", if exact { 1e-5 } else { 5e-3 })] {
         let off = perplexity_error(nll, want[whose]["mean_nll"].as_f64().context("a number")?);
