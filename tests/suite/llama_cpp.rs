@@ -160,11 +160,11 @@ fn packed_weights_stay_packed_in_memory() -> Checked {
 fn types_are_told() -> Checked {
     let told = gguf_types(path("q4_k_m"))?;
     let told: Vec<_> =
-        told.iter().map(|it| (it.name, it.tensors, it.bytes, it.bits, it.exact)).collect();
+        told.iter().map(|it| (it.name, it.tensors, it.bytes, it.bits, it.rounding)).collect();
     let [f32s, q4, q6] = told[..] else { panic!("{told:?}") };
-    assert_eq!(f32s, ("F32", 3, 3 * 256 * 4, None, true));
-    assert_eq!((q4.0, q4.3, q4.4), ("Q4_K", Some(4), true));
-    assert_eq!((q6.0, q6.3, q6.4), ("Q6_K", Some(8), false));
+    assert_eq!(f32s, ("F32", 3, 3 * 256 * 4, None, None));
+    assert_eq!((q4.0, q4.3, q4.4), ("Q4_K", Some(4), None));
+    assert_eq!((q6.0, q6.3, q6.4), ("Q6_K", Some(8), Some("1/6 of a step")));
     assert_eq!(q4.1 + q6.1, 8);
     // 256 weights in 144 bytes and in 210.
     let weights = q4.2 / 144 * 256 + q6.2 / 210 * 256;
