@@ -139,8 +139,8 @@ pub struct GgufType {
     pub bytes: u64,
     /// Bits of a code in MLX's affine layout; none for a type that does not pack weights.
     pub bits: Option<i32>,
-    /// Whether all weights stay the same numbers; else some are rounded.
-    pub exact: bool,
+    /// By how much weights are rounded at most; none where all stay the same numbers.
+    pub rounding: Option<&'static str>,
 }
 
 /// The types of the tensors of a GGUF file, by name. Only the header is read.

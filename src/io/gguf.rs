@@ -162,6 +162,15 @@ impl Kind {
     }
 }
 
+/// By how much weights of that type are rounded at most.
+fn rounding(kind: BlockType) -> Option<&'static str> {
+    match kind {
+        _ if kind.is_exact() => None,
+        BlockType::Q6K => Some("1/6 of a step"),
+        _ => Some("1/62 of a group's range"),
+    }
+}
+
 struct Tensor {
     name: String,
     kind: Kind,
@@ -212,13 +221,18 @@ impl Header {
     pub(super) fn types(&self) -> Vec<GgufType> {
         let mut types: BTreeMap<&str, GgufType> = BTreeMap::new();
         for tensor in &self.tensors {
-            let (bits, exact) = match tensor.kind {
-                Kind::Plain(_) => (None, true),
-                Kind::Blocks(kind) => (Some(kind.bits() as i32), kind.is_exact()),
+            let (bits, rounding) = match tensor.kind {
+                Kind::Plain(_) => (None, None),
+                Kind::Blocks(kind) => (Some(kind.bits() as i32), rounding(kind)),
             };
             let name = tensor.kind.name();
-            let of_type =
-                types.entry(name).or_insert(GgufType { name, tensors: 0, bytes: 0, bits, exact });
+            let of_type = types.entry(name).or_insert(GgufType {
+                name,
+                tensors: 0,
+                bytes: 0,
+                bits,
+                rounding,
+            });
             of_type.tensors += 1;
             of_type.bytes += tensor.bytes;
         }

@@ -101,21 +101,26 @@ fn runs_as_in_llama_cpp(name: &str) -> anyhow::Result<()> {
     let (llama, want) = (Llama::load(path(name))?, expected(name)?);
     let (text, wide) = (ids(&want["text"]), &want["float32"]);
     let prompt = &text[..want["prompt"].as_u64().context("a length")? as usize];
-    let exact = !["q2_k", "q4_k_m", "q6_k"].contains(&name);
+    // In float32 nothing but the order of sums differs. What is rounded is a half percent of the weights
+    // of Q6_K, two of those of Q2_K, and five matrices multiply it.
+    let (exact, part) = match name {
+        "q6_k" | "q4_k_m" => (false, 0.03),
+        "q2_k" => (false, 0.1),
+        _ => (true, 2e-5),
+    };
 
     let logits = numbers(&llama.forward(&tokens(prompt)?, &mut llama.new_cache())?)?;
     let last = &logits[logits.len() - llama.config().vocab_size as usize..];
     let reference = floats(&wide["last_logits"]);
     let off = apart(last, &reference);
-    // In float32 nothing but the order of sums differs.
-    let allowed = largest(&reference) * if exact { 2e-5 } else { 0.03 };
+    let allowed = largest(&reference) * part;
     ensure!(off <= allowed, "logits {off:e} apart, {allowed:e} allowed");
     let decided = follow(&llama, wide, prompt, allowed)?;
     let mut said = format!("logits {off:.1e} of {allowed:.1e}, {decided} tokens decided");
     if simulated() {
         return Ok(());
     }
-    ensure!(decided >= 10, "{said}");
+    ensure!(decided >= if name == "q2_k" { 4 } else { 12 }, "{said}");
     let nll = mean_nll(&llama, &text)?;
     for (whose, least) in [("llama.cpp", 5e-3), ("float32", if exact { 1e-5 } else { 5e-3 })] {
         let off = perplexity_error(nll, want[whose]["mean_nll"].as_f64().context("a number")?);
@@ -155,11 +160,11 @@ fn packed_weights_stay_packed_in_memory() -> Checked {
 fn types_are_told() -> Checked {
     let told = gguf_types(path("q4_k_m"))?;
     let told: Vec<_> =
-        told.iter().map(|it| (it.name, it.tensors, it.bytes, it.bits, it.exact)).collect();
+        told.iter().map(|it| (it.name, it.tensors, it.bytes, it.bits, it.rounding)).collect();
     let [f32s, q4, q6] = told[..] else { panic!("{told:?}") };
-    assert_eq!(f32s, ("F32", 3, 3 * 256 * 4, None, true));
-    assert_eq!((q4.0, q4.3, q4.4), ("Q4_K", Some(4), true));
-    assert_eq!((q6.0, q6.3, q6.4), ("Q6_K", Some(8), false));
+    assert_eq!(f32s, ("F32", 3, 3 * 256 * 4, None, None));
+    assert_eq!((q4.0, q4.3, q4.4), ("Q4_K", Some(4), None));
+    assert_eq!((q6.0, q6.3, q6.4), ("Q6_K", Some(8), Some("1/6 of a step")));
     assert_eq!(q4.1 + q6.1, 8);
     // 256 weights in 144 bytes and in 210.
     let weights = q4.2 / 144 * 256 + q6.2 / 210 * 256;

@@ -162,6 +162,18 @@ fn quantized_and_fused_checkpoints_run() {
 }
 
 #[test]
+fn info_tells_what_types_of_gguf_become() {
+    let file = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/gguf/q4_k_m.gguf");
+    let text = stdout(&run(&["info", "--model", file]));
+    assert!(text.contains("4 bits in groups of 32, the same numbers\n"), "{text}");
+    assert!(text.contains("8 bits in groups of 32, rounded by at most 1/6 of a step\n"), "{text}");
+    let types = object(&["info", "--model", file, "--json"])["gguf_types"].clone();
+    assert_eq!(types[1]["name"], "Q4_K");
+    assert_eq!((&types[1]["bits"], &types[1]["rounding"]), (&json!(4), &json!(null)));
+    assert_eq!(object(&["info", "--model", DEMO, "--json"])["gguf_types"], json!([]));
+}
+
+#[test]
 fn info_tells_what_a_model_takes() {
     let object = object(&["info", "--model", DEMO, "--context", "1,300", "--json"]);
     assert_eq!((&object["model_type"], &object["parameters"]), (&json!("llama"), &json!(803_968)));

@@ -166,7 +166,7 @@ fn block(kind: BlockType, seed: u64) -> Vec<u8> {
     };
     for &at in floats {
         let value = 0.01 + f32::from(next()) / 5000.0;
-        let sign = if seed % 3 == 0 { -1.0 } else { 1.0 };
+        let sign = if seed.is_multiple_of(3) { -1.0 } else { 1.0 };
         bytes[at..at + 2].copy_from_slice(&f16::from_f32(sign * value).to_le_bytes());
     }
     bytes

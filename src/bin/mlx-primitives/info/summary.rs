@@ -109,10 +109,12 @@ fn tensor_types(args: &Args) -> Result<Vec<GgufType>> {
 
 fn type_text(kind: &GgufType) -> String {
     let plural = if kind.tensors == 1 { "" } else { "s" };
-    let becomes = match (kind.bits, kind.exact) {
+    let becomes = match (kind.bits, kind.rounding) {
         (None, _) => "as they are".to_owned(),
-        (Some(bits), true) => format!("{bits} bits in groups of 32, the same numbers"),
-        (Some(bits), false) => format!("{bits} bits in groups of 32, rounded"),
+        (Some(bits), None) => format!("{bits} bits in groups of 32, the same numbers"),
+        (Some(bits), Some(most)) => {
+            format!("{bits} bits in groups of 32, rounded by at most {most}")
+        }
     };
     format!("{} tensor{plural}, {} in the file: {becomes}", kind.tensors, bytes(kind.bytes))
 }
@@ -123,7 +125,7 @@ fn type_json(kind: &GgufType) -> Value {
         "tensors": kind.tensors,
         "bytes": kind.bytes,
         "bits": kind.bits,
-        "exact": kind.exact,
+        "rounding": kind.rounding,
     })
 }
 
