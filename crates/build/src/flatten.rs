@@ -16,6 +16,10 @@ pub(crate) struct Flat {
 /// `include_dirs`; includes in angle brackets stay. A character that is not ASCII is an error, in a
 /// comment too: MLX hands sources to Metal as ASCII.
 ///
+/// # Errors
+///
+/// A file cannot be read or is not ASCII, or a file that is included is not there.
+///
 /// ```
 /// let folder = tempfile::tempdir()?;
 /// std::fs::write(folder.path().join("one.h"), "#pragma once\nconstant int one = 1;\n")?;

@@ -1,5 +1,5 @@
 #![doc = include_str!("../README.md")]
-#![warn(missing_docs)]
+#![warn(missing_docs, clippy::missing_errors_doc, clippy::missing_panics_doc)]
 #![forbid(unsafe_code)]
 
 mod flatten;
@@ -126,6 +126,12 @@ impl Metal {
     /// Writes `<name>.metal`, the source with the files that it includes, and `<name>.metallib`,
     /// what was compiled of it or nothing, into `OUT_DIR`. Prints cargo's `rerun-if-changed` lines,
     /// and a warning where Xcode is missing on macOS.
+    ///
+    /// # Errors
+    ///
+    /// A source cannot be read or is not ASCII, `OUT_DIR` cannot be written, the Metal compiler
+    /// refuses the source, or a variable that cargo sets for build scripts is missing. A missing
+    /// Xcode is an error only after [`Metal::require_xcode`].
     pub fn build(&self) -> Result<(), Error> {
         println!("cargo::rerun-if-env-changed=DEVELOPER_DIR");
         let folder = match &self.out_dir {

@@ -5,6 +5,7 @@
 //! A kernel has one body, generic over the element type (`element::Float`) and the vector
 //! (`simd::F32x16`). `simd::Level` enters it with the instruction set of the process, and `pool::Pool`
 //! splits the work. These modules are public for this crate's own tests alone.
+#![warn(clippy::missing_errors_doc, clippy::missing_panics_doc)]
 
 #[doc(hidden)]
 pub mod activation;

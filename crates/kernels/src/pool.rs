@@ -121,8 +121,11 @@ impl Pool {
         })
     }
 
-    /// What `MLX_PRIMITIVES_THREADS` says, if it is set and not empty; its text if that is no number
-    /// of threads.
+    /// The number of threads in `MLX_PRIMITIVES_THREADS`, if the variable is set and not empty.
+    ///
+    /// # Errors
+    ///
+    /// The text of the variable, if it is not a number from 1 to [`MAX_THREADS`].
     pub fn wanted() -> Result<Option<usize>, String> {
         let text = std::env::var_os("MLX_PRIMITIVES_THREADS").unwrap_or_default();
         let text = text.to_string_lossy();

@@ -26,6 +26,10 @@ impl Compiler {
     /// `zig` and `python-zig` on the `PATH`, then what `scripts/build_metal.sh` brought into the
     /// checkout that this crate was built in.
     ///
+    /// # Errors
+    ///
+    /// [`crate::Error::NoCompiler`] if there is none, or if `METAL_SIM_CLANG` names something else.
+    ///
     /// ```
     /// let compiler = metal_sim::Compiler::find()?;
     /// assert!(compiler.version().contains("clang"));
@@ -60,6 +64,11 @@ impl Compiler {
 
     /// The compiler at `path`: a clang++, a zig, or a folder that holds the PyPI package
     /// `ziglang` (the `--target` of pip, or a virtual environment).
+    ///
+    /// # Errors
+    ///
+    /// [`crate::Error::NoCompiler`] if nothing there is a clang of version 17 or later,
+    /// [`crate::Error::Io`] if it does not start.
     pub fn at(path: impl AsRef<Path>) -> Result<Self> {
         let path = path.as_ref();
         if path.is_file() {

@@ -98,6 +98,10 @@ impl<'a> Dispatch<'a> {
     }
 
     /// Runs the kernel. Faults are in the report; an error means that it could not run.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Memory`](crate::Error::Memory) if the host has no memory for the dispatch.
     pub fn run(self) -> Result<Report> {
         exec::run(self)
     }

@@ -12,6 +12,11 @@ use crate::source::Source;
 /// C++ for clang's CUDA front end and SPIR-V back end, with an entry point for each kernel on a
 /// line of its own. The name of an entry point is the kernel's, `__c` and a hexadecimal mask of the
 /// arguments in constant memory.
+///
+/// # Errors
+///
+/// The source or the cache cannot be read or written, the source cannot be preprocessed, or it
+/// holds what Metal does not allow.
 pub fn rewrite(
     source: &Source,
     compiler: &Compiler,

@@ -34,6 +34,11 @@ impl Library {
     /// Compiles `source`, or finds it in `cache` compiled already. The cache is a folder
     /// that may be shared and deleted at will.
     ///
+    /// # Errors
+    ///
+    /// The source or the cache cannot be read or written, or the source does not compile. A source
+    /// with function constants is compiled later, by [`Library::kernel`].
+    ///
     /// ```
     /// use metal_sim::{Buffer, Compiler, Constants, Dispatch, Library, Source};
     ///
@@ -87,6 +92,11 @@ impl Library {
     /// Compiles a source given as text, such as that of `include_str!`, with the compiler that
     /// [`Compiler::find`] finds and a cache beside the running program.
     ///
+    /// # Errors
+    ///
+    /// No compiler is found, the text does not compile, or the folder beside the program cannot be
+    /// written.
+    ///
     /// ```
     /// let library = metal_sim::Library::from_text(
     ///     "#include <metal_stdlib>
@@ -110,6 +120,11 @@ impl Library {
 
     /// Every kernel with its arguments. Arguments that depend on function constants are
     /// listed as if all constants were zero.
+    ///
+    /// # Errors
+    ///
+    /// The source does not compile with all function constants at zero, or what was compiled does
+    /// not load.
     pub fn kernels(&self) -> Result<Vec<KernelInfo>> {
         let module = self.module(&Constants::new())?;
         Ok(module
@@ -136,6 +151,11 @@ impl Library {
     }
 
     /// A kernel by its host name, compiled for these function constants.
+    ///
+    /// # Errors
+    ///
+    /// There is no such kernel or no such function constant, a function constant that is not
+    /// optional is not set, or the source does not compile for these constants.
     pub fn kernel(&self, name: &str, constants: &Constants) -> Result<Kernel> {
         for index in constants.0.keys() {
             if !self.0.constants.iter().any(|constant| constant.index == *index) {

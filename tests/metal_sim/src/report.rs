@@ -131,6 +131,10 @@ pub struct Report {
 
 impl Report {
     /// The report, or the faults as an error.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Faults`] if the kernel had any.
     pub fn check(self) -> Result<Self> {
         if self.faults.is_empty() { Ok(self) } else { Err(Error::Faults(self.faults)) }
     }

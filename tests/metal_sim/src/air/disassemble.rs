@@ -20,6 +20,10 @@ pub enum Disassembler {
 impl Disassembler {
     /// `METAL_SIM_LLVM` (an llvm-dis, or a folder with llvmlite), then `llvm-dis-22` ...
     /// `llvm-dis-17` and `llvm-dis` on the `PATH`.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::NoCompiler`] if there is none.
     pub fn find() -> Result<Self> {
         if let Some(path) = std::env::var_os("METAL_SIM_LLVM").map(PathBuf::from) {
             return Ok(match path.is_dir() {

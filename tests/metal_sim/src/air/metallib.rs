@@ -17,6 +17,10 @@ pub struct Metallib {
 
 impl Metallib {
     /// Reads the list of functions.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Io`] if the file cannot be read, [`Error::Load`] if it is no metallib.
     pub fn open(path: impl AsRef<Path>) -> Result<Self> {
         let path = path.as_ref();
         let file = at_path(path, File::open(path))?;
@@ -42,6 +46,11 @@ impl Metallib {
     }
 
     /// One function's module.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::NoKernel`] if the metallib has no such function, [`Error::Io`] if the file cannot
+    /// be read.
     pub fn bitcode(&self, name: &str) -> Result<Vec<u8>> {
         let Some(&(at, size)) = self.functions.get(name) else {
             return Err(Error::NoKernel(format!("{} has no '{name}'", self.path.display())));

@@ -33,6 +33,11 @@ pub struct Library {
 
 impl Library {
     /// Disassembles the named kernels. `cache` is a folder, as for [`crate::Library`].
+    ///
+    /// # Errors
+    ///
+    /// The metallib lacks a kernel, it or the cache cannot be read or written, the disassembler
+    /// fails, or a kernel's arguments cannot be told from its text.
     pub fn read(
         metallib: &Metallib,
         names: &[impl AsRef<str>],
@@ -65,6 +70,11 @@ impl Library {
 
     /// Compiles all kernels for these function constants; constants that a kernel lacks are
     /// ignored by it.
+    ///
+    /// # Errors
+    ///
+    /// The cache cannot be written, a kernel uses what the host has no equivalent of, or the result
+    /// does not compile or load.
     pub fn compile(
         &self,
         compiler: &Compiler,

@@ -42,6 +42,11 @@ impl std::fmt::Display for Violation {
 /// Checks `source` against the rules of MSL; `cache` is the folder that
 /// [`crate::Library::compile`] takes.
 ///
+/// # Errors
+///
+/// The source or the cache cannot be read or written, the source cannot be preprocessed, or the
+/// compiler does not start. What Metal does not allow is no error but a [`Violation`].
+///
 /// ```
 /// # let folder = tempfile::tempdir()?;
 /// # let path = folder.path().join("bad.metal");
@@ -76,6 +81,10 @@ pub fn check(source: &Source, compiler: &Compiler, cache: &Path) -> Result<Vec<V
 }
 
 /// What [`check`] sees without the host's compiler, which has to know all that a source names.
+///
+/// # Errors
+///
+/// The source or the cache cannot be read or written, or the source cannot be preprocessed.
 pub fn lint(source: &Source, compiler: &Compiler, cache: &Path) -> Result<Vec<Violation>> {
     let preprocessed = source.preprocess(compiler, cache)?;
     let rewritten = rewrite::rewrite(&preprocessed.text, &preprocessed.shim, Purpose::Check);

@@ -25,6 +25,10 @@ pub struct Vocabulary {
 }
 
 /// Reads the vocabulary of `source`.
+///
+/// # Errors
+///
+/// The source or the cache cannot be read or written, or the source cannot be preprocessed.
 pub fn vocabulary(source: &Source, compiler: &Compiler, cache: &Path) -> Result<Vocabulary> {
     let preprocessed = source.preprocess(compiler, cache)?;
     let tokens = Tokens::parse(&preprocessed.text, &preprocessed.shim);
