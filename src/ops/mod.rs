@@ -28,8 +28,8 @@ pub use activation::{
 pub use attention::{AttentionOptions, QuantizedRows, attention, attention_quantized};
 pub use cross_entropy::{CrossEntropyOptions, cross_entropy};
 pub use layer_norm::layer_norm;
-pub use linear::{LinearOptions, linear, matmul};
-pub use logsumexp::{log_softmax, logsumexp};
+pub use linear::{LinearOptions, linear, matmul, matmul_nt};
+pub use logsumexp::{log_softmax, logsumexp, logsumexp_keepdims};
 pub use lora::{LinearWeight, Lora, lora_linear};
 pub use masked_softmax::{SoftmaxOptions, masked_softmax};
 pub use quantize::{dequantize, quantize};
@@ -37,7 +37,10 @@ pub use quantized_matmul::{
     QuantizedMode, QuantizedOptions, QuantizedWeight, quantized_linear, quantized_linears,
     quantized_swiglu,
 };
-pub use reduce::{Axes, max, mean, norm, sum, sum_of_squares};
+pub use reduce::{
+    max, max_keepdims, mean, mean_keepdims, norm, norm_keepdims, sum, sum_keepdims, sum_of_squares,
+    sum_of_squares_keepdims,
+};
 pub use residual_norm::{layer_norm_residual, rms_norm_residual};
 pub use rms_norm::rms_norm;
 pub use rope::{Offset, rope};
