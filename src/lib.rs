@@ -18,7 +18,8 @@
 //! - [`custom`]: primitives of your own, in Rust and Metal.
 //! - [`conformance`]: holds an op to a reference on every path.
 //! - [`simulator`]: Metal kernels on Linux, watched, for tests.
-//! - [`Array`]: a lazy array and MLX's general ops as methods.
+//! - [`Array`]: a lazy array with operators, indexing and MLX's general ops as methods.
+//! - [`prelude`]: the names that most programs use.
 //! - [`transforms`]: `grad`, `vjp`, `jvp`, `vmap`, `compile` of Rust closures.
 //! - [`device`], [`memory`], [`random`], [`io`]: the rest of MLX's runtime.
 //! - [`tune`]: whether ops run our kernels or MLX's own, by what was measured on this machine.
@@ -65,6 +66,30 @@ pub use array::{
 pub use dtype::{Dtype, Element};
 pub use error::{Error, Result};
 use mlx_primitives_kernels as cpu;
+
+/// What most programs use: `use mlx_primitives::prelude::*;`.
+///
+/// [`Result`] stands for the one of the standard library with [`Error`] as its default error.
+///
+/// ```
+/// use mlx_primitives::prelude::*;
+///
+/// fn scaled(x: &Array) -> Result<Array> {
+///     let rstd = (x.square()?.mean_keepdims(-1)? + 1e-5)?.rsqrt()?;
+///     ((x - x.mean_keepdims(-1))? * &rstd)?.i((Ellipsis, step(.., -1)))
+/// }
+///
+/// let x = Array::from_slice(&[1.0f32, 3.0], (1, 2))?;
+/// let slope = transforms::grad(|x| ops::sum(&scaled(&x)?, ..), &x)?;
+/// assert_eq!((slope.dims2()?, slope.dtype()), ((1, 2), Dtype::Float32));
+/// # Ok::<(), Error>(())
+/// ```
+pub mod prelude {
+    pub use crate::{
+        Array, Dtype, Element, Ellipsis, Error, Index, IntoAxes, IntoIndex, IntoShape, NewAxis,
+        Operand, Result, concatenate, eval, ops, select, stack, step, transforms,
+    };
+}
 
 /// Parts of the library that only this package's tests use. They may change at any time.
 #[doc(hidden)]

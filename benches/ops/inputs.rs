@@ -80,7 +80,7 @@ pub fn masked_softmax(case: &Case) -> Result<Inputs> {
 pub fn logsumexp(case: &Case) -> Result<Inputs> {
     let x = case.x()?;
     let written = x.nbytes() / case.dim(-1) as usize;
-    let inputs = Inputs::new(x, [], |x, _| ops::logsumexp(x, true));
+    let inputs = Inputs::new(x, [], |x, _| ops::logsumexp_keepdims(x));
     Ok(Inputs { written, ..inputs.against(|x, _| x.logsumexp_keepdims(-1)) })
 }
 
@@ -108,7 +108,7 @@ pub fn cross_entropy(case: &Case) -> Result<Inputs> {
     let gradient = |losses: Call| {
         move |x: &Array, o: &[Array]| {
             let losses = |p: &[Array]| Ok(vec![losses(&p[0], o)?]);
-            Ok(vjp(losses, &[x], &[&o[1]])?.1.swap_remove(0))
+            Ok(vjp(|p| losses(&p), &[x], &[&o[1]])?.1.swap_remove(0))
         }
     };
     let inputs = Inputs::new(x, others, gradient(ours)).against(gradient(composed));
@@ -172,7 +172,7 @@ pub fn rope_append_batched(case: &Case) -> Result<Inputs> {
     let state = RefCell::new(layout.zeros(case.dim(0), case.dtype)?);
     let inputs = Inputs::new(case.x()?, [], move |step, _| {
         let next = ops::rope_append(&state.borrow(), step, layout, turning(0))?;
-        state.replace(next.clone());
+        let _before = state.replace(next.clone());
         Ok(next)
     });
     Ok(Inputs { builtin: None, ..inputs })
@@ -282,7 +282,7 @@ pub fn matmul(case: &Case) -> Result<Inputs> {
     let n = columns(case);
     let x = case.ready(case.workload.shape, -1.0..1.0)?;
     let w = case.ready(&[K, n], -0.035..0.035)?;
-    let inputs = Inputs::new(x, [w], |x, o| ops::matmul(x, &o[0], false));
+    let inputs = Inputs::new(x, [w], |x, o| ops::matmul(x, &o[0]));
     Ok(product(inputs.against(|x, o| x.matmul(&o[0])), n))
 }
 

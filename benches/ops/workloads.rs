@@ -2,7 +2,7 @@
 
 use std::rc::Rc;
 
-use mlx_primitives::ops::{self, Axes, StateLayout};
+use mlx_primitives::ops::{self, StateLayout};
 use mlx_primitives::{Array, Result};
 
 use super::cases::Size::{self, Decode, Large, Prefill, Wide};
@@ -226,7 +226,7 @@ fn elements(table: &mut Table) {
         (Wide, &[1, 512, 2048], &["all"]),
         (Large, &[4, 2048, 4096], &["", "all"]),
     ];
-    type Ours = fn(&Array, Axes, bool) -> Result<Array>;
+    type Ours = fn(&Array, Option<i32>) -> Result<Array>;
     type Theirs = fn(&Array, &[i32]) -> Result<Array>;
     let reductions: [(_, Ours, Theirs); 5] = [
         ("sum", ops::sum, |x, axes| x.sum(axes)),
@@ -239,11 +239,11 @@ fn elements(table: &mut Table) {
         table.add(op, "", &shapes, move |case| {
             let x = case.x()?;
             let (row, axes, theirs_axes): (_, _, &[i32]) = match case.workload.variant {
-                "all" => (x.size(), Axes::All, &[0, 1, 2]),
-                _ => (case.dim(-1) as usize, Axes::Last, &[-1]),
+                "all" => (x.size(), None, &[0, 1, 2]),
+                _ => (case.dim(-1) as usize, Some(-1), &[-1]),
             };
             let written = x.nbytes() / row;
-            let inputs = Inputs::new(x, [], move |x, _| ours(x, axes, false));
+            let inputs = Inputs::new(x, [], move |x, _| ours(x, axes));
             Ok(Inputs { written, ..inputs.against(move |x, _| theirs(x, theirs_axes)) })
         });
     }

@@ -117,12 +117,10 @@ impl<'a> Trainer<'a> {
     pub fn step(&mut self) -> Result<f32> {
         let [inputs, targets] = self.train.next()?;
         let (llama, names) = (self.llama, &self.names);
-        let loss = |parameters: &[Array]| {
-            mean_loss(llama, &adapters(names, parameters)?, &inputs, &targets)
+        let loss = |parameters: Vec<Array>| {
+            mean_loss(llama, &adapters(names, &parameters)?, &inputs, &targets)
         };
-        let all: Vec<i32> = (0..self.parameters.len() as i32).collect();
-        let arguments: Vec<&Array> = self.parameters.iter().collect();
-        let (value, gradients) = transforms::value_and_grad(loss, &all, &arguments)?;
+        let (value, gradients) = transforms::value_and_grad(loss, &self.parameters)?;
         self.steps += 1;
         for (index, gradient) in gradients.iter().enumerate() {
             self.update(index, gradient)?;

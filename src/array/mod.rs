@@ -65,6 +65,7 @@ pub use view::{concatenate, select, stack};
 /// let x = mlx_primitives::Array::ones::<f32>(&[2]).unwrap();
 /// std::thread::scope(|s| { s.spawn(|| x.shape().len()); });
 /// ```
+#[must_use = "an array is lazy: nothing is computed until it is evaluated or read"]
 pub struct Array {
     /// Never null.
     handle: UniquePtr<ffi::MlxArray>,

@@ -47,6 +47,7 @@ use crate::ffi::bridge as ffi;
 /// engine.join().unwrap()?;
 /// # Ok::<(), mlx_primitives::Error>(())
 /// ```
+#[must_use = "an array that is not sent was evaluated for nothing"]
 pub struct SendArray {
     /// The only handle of an array that is computed and has no graph, over memory that is used by
     /// no other array.

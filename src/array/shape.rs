@@ -35,7 +35,8 @@ pub trait IntoShape: sealed::Shape {
 /// The axes that an operation takes: one, several, or all of them. Negative axes count from the last.
 ///
 /// `..` is all axes of the array, an `i32` is one; arrays, slices and vectors of `i32` and tuples of up to
-/// six are several. References to any of these are axes too. The trait is sealed.
+/// six are several. An `Option<i32>` is one axis or, as NumPy's `None`, all. References to any of these are
+/// axes too. The trait is sealed.
 ///
 /// ```
 /// use mlx_primitives::Array;
@@ -51,6 +52,12 @@ pub trait IntoAxes: sealed::Axes {
     /// The axes of an array of this rank.
     #[doc(hidden)]
     fn axes(&self, rank: usize) -> Vec<i32>;
+
+    /// Whether these are all axes of any array.
+    #[doc(hidden)]
+    fn are_all(&self) -> bool {
+        false
+    }
 }
 
 impl<T: sealed::Shape + ?Sized> sealed::Shape for &T {}
@@ -65,12 +72,31 @@ impl<T: IntoAxes + ?Sized> IntoAxes for &T {
     fn axes(&self, rank: usize) -> Vec<i32> {
         (**self).axes(rank)
     }
+
+    fn are_all(&self) -> bool {
+        (**self).are_all()
+    }
 }
 
 impl sealed::Axes for RangeFull {}
 impl IntoAxes for RangeFull {
     fn axes(&self, rank: usize) -> Vec<i32> {
         (0..rank as i32).collect()
+    }
+
+    fn are_all(&self) -> bool {
+        true
+    }
+}
+
+impl sealed::Axes for Option<i32> {}
+impl IntoAxes for Option<i32> {
+    fn axes(&self, rank: usize) -> Vec<i32> {
+        self.map_or_else(|| (..).axes(rank), |axis| vec![axis])
+    }
+
+    fn are_all(&self) -> bool {
+        self.is_none()
     }
 }
 

@@ -243,7 +243,8 @@ impl Conformance {
         let cotangents = cotangents(&outputs, dtype)?;
         let numbers = self.differentiable(arrays.len());
         let primals: Vec<&Array> = numbers.iter().map(|&number| &arrays[number]).collect();
-        let (_, gradients) = vjp(self.of_some(arrays, &numbers), &primals, &refs(&cotangents))?;
+        let (_, gradients) =
+            vjp(|p| self.of_some(arrays, &numbers)(&p), &primals, &refs(&cotangents))?;
         let weights: Vec<Tensor> = cotangents.iter().map(Tensor::of).collect::<Result<_>>()?;
         for (&number, gradient) in numbers.iter().zip(&gradients) {
             let got = Tensor::of(gradient)?;
@@ -272,7 +273,7 @@ impl Conformance {
         let of = |arrays: &[Array]| numbers.iter().map(|&i| arrays[i].clone()).collect::<Vec<_>>();
         let (primals, tangents) = (of(arrays), of(tangents));
         let op = self.of_some(arrays, &numbers);
-        let (values, derivatives) = jvp(op, &refs(&primals), &refs(&tangents))?;
+        let (values, derivatives) = jvp(|p| op(&p), &refs(&primals), &refs(&tangents))?;
         let want = self.difference(&tensors, &directions);
         let compared = Compared { backend, check, dtype, inputs: &tensors, peer: false };
         let limit = self.derivative_tolerance.limit(None, &compared);

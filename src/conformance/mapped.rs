@@ -67,7 +67,7 @@ impl Conformance {
         backend: Backend,
         dtype: Dtype,
     ) -> Result<()> {
-        let mapped = vmap(|p| (self.op)(p), &refs(arrays), axes, &[]);
+        let mapped = vmap(|p| (self.op)(&p), &refs(arrays), axes, 0);
         let entries = entries(arrays, axes)?;
         let parts: Result<Vec<_>> = entries.iter().map(|entry| (self.op)(entry)).collect();
         let (mapped, parts) = match (mapped, parts) {

@@ -218,7 +218,8 @@ impl Together<'_> {
                 chunk.extend((start..end).map(|at| token(at).unwrap_or_default()));
             }
             let shape = [positions(self.active.len()), positions(end - start)];
-            self.model.forward(&Array::from_slice(&chunk, &shape)?, &mut self.cache)?;
+            let _logits =
+                self.model.forward(&Array::from_slice(&chunk, &shape)?, &mut self.cache)?;
             eval(self.cache.arrays())?;
             start = end;
         }

@@ -51,8 +51,8 @@ pub fn linear(x: &Array, w: &Array, options: Linear<'_>) -> Result<Array> {
     chosen("linear", || rows(x), built)
 }
 
-/// Product of matrices: `a` is `[..., m, k]`, `b` is `[..., k, n]`, or `[..., n, k]` if
-/// `transposed`; leading axes are broadcast and the result is `[..., m, n]`.
+/// Product of matrices: `a` is `[..., m, k]` and `b` is `[..., k, n]`; leading axes are broadcast and the
+/// result is `[..., m, n]`.
 ///
 /// Summed in float32 and rounded once. Differentiable in both.
 ///
@@ -64,12 +64,32 @@ pub fn linear(x: &Array, w: &Array, options: Linear<'_>) -> Result<Array> {
 /// ```
 /// use mlx_primitives::{Array, ops};
 ///
-/// let a = Array::from_slice(&[1.0f32, 2.0], &[1, 2])?;
-/// let b = Array::from_slice(&[3.0f32, 4.0], &[2, 1])?;
-/// assert_eq!(ops::matmul(&a, &b, false)?.to_vec::<f32>()?, [11.0]);
-/// assert_eq!(ops::matmul(&b, &b, true)?.shape(), [2, 2]);
+/// let a = Array::from_slice(&[1.0f32, 2.0], (1, 2))?;
+/// let b = Array::from_slice(&[3.0f32, 4.0], (2, 1))?;
+/// assert_eq!(ops::matmul(&a, &b)?.to_vec::<f32>()?, [11.0]);
 /// # Ok::<(), mlx_primitives::Error>(())
 /// ```
-pub fn matmul(a: &Array, b: &Array, transposed: bool) -> Result<Array> {
-    chosen("matmul", || rows(a), ffi::matmul(a.raw(), b.raw(), transposed))
+pub fn matmul(a: &Array, b: &Array) -> Result<Array> {
+    chosen("matmul", || rows(a), ffi::matmul(a.raw(), b.raw(), false))
+}
+
+/// Product of a matrix and a transposed one: `a` is `[..., m, k]` and `b` is `[..., n, k]`, as linear
+/// layers keep their weights; leading axes are broadcast and the result is `[..., m, n]`.
+///
+/// Summed in float32 and rounded once. Differentiable in both.
+///
+/// # Errors
+///
+/// Returns an error for what [`matmul`] refuses.
+///
+/// ```
+/// use mlx_primitives::{Array, ops};
+///
+/// let x = Array::from_slice(&[1.0f32, 2.0], (1, 2))?;
+/// let w = Array::from_slice(&[3.0f32, 4.0, 5.0, 6.0], (2, 2))?;
+/// assert_eq!(ops::matmul_nt(&x, &w)?.to_vec::<f32>()?, [11.0, 17.0]);
+/// # Ok::<(), mlx_primitives::Error>(())
+/// ```
+pub fn matmul_nt(a: &Array, b: &Array) -> Result<Array> {
+    chosen("matmul", || rows(a), ffi::matmul(a.raw(), b.raw(), true))
 }

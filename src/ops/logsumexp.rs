@@ -6,8 +6,7 @@ use crate::tune::{chosen, rows};
 /// The logarithm of a sum of exponentials over the last axis:
 /// `y = log(sum(exp(x - max(x)))) + max(x)`.
 ///
-/// `x` is `[..., n]` with n >= 1 (integers become float32); the result is `[...]`, or `[..., 1]`
-/// with `keepdims`. Accumulated in float32 and rounded once. A row whose maximum is infinite gives
+/// `x` is `[..., n]` with n >= 1 (integers become float32); the result is `[...]`. Accumulated in float32 and rounded once. A row whose maximum is infinite gives
 /// that maximum, as MLX's built-in does.
 ///
 /// Differentiable.
@@ -20,12 +19,25 @@ use crate::tune::{chosen, rows};
 /// use mlx_primitives::{Array, ops};
 ///
 /// let x = Array::from_slice(&[1000.0f32, 1000.0], &[2])?;
-/// let y = ops::logsumexp(&x, false)?.to_vec::<f32>()?;
+/// let y = ops::logsumexp(&x)?.to_vec::<f32>()?;
 /// assert_eq!(y, [1000.0 + 2f32.ln()]);
 /// # Ok::<(), mlx_primitives::Error>(())
 /// ```
-pub fn logsumexp(x: &Array, keepdims: bool) -> Result<Array> {
-    chosen("logsumexp", || rows(x), ffi::logsumexp(x.raw(), keepdims))
+pub fn logsumexp(x: &Array) -> Result<Array> {
+    chosen("logsumexp", || rows(x), ffi::logsumexp(x.raw(), false))
+}
+
+/// As [`logsumexp`]; the last axis stays, with length 1.
+///
+/// ```
+/// use mlx_primitives::{Array, ops};
+///
+/// let x = Array::zeros::<f32>((2, 3))?;
+/// assert_eq!(ops::logsumexp_keepdims(&x)?.shape(), [2, 1]);
+/// # Ok::<(), mlx_primitives::Error>(())
+/// ```
+pub fn logsumexp_keepdims(x: &Array) -> Result<Array> {
+    chosen("logsumexp", || rows(x), ffi::logsumexp(x.raw(), true))
 }
 
 /// Logarithm of the softmax over the last axis: `y = x - logsumexp(x)`.

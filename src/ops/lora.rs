@@ -173,7 +173,7 @@ impl Lora {
             LinearWeight::Quantized(weight) => weight.dequantize()?,
         };
         let scaled = self.b.multiply(Array::scalar(scale)?.astype(self.b.dtype())?)?;
-        let update = matmul(&scaled, &self.a, false)?.astype(plain.dtype())?;
+        let update = matmul(&scaled, &self.a)?.astype(plain.dtype())?;
         let merged = plain.add(&update)?;
         Ok(match base {
             LinearWeight::Plain(_) => LinearWeight::Plain(merged),

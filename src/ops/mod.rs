@@ -28,8 +28,8 @@ pub use activation::{
 pub use attention::{Attention, QuantizedRows, attention, attention_quantized};
 pub use cross_entropy::{CrossEntropy, cross_entropy};
 pub use layer_norm::layer_norm;
-pub use linear::{Linear, linear, matmul};
-pub use logsumexp::{log_softmax, logsumexp};
+pub use linear::{Linear, linear, matmul, matmul_nt};
+pub use logsumexp::{log_softmax, logsumexp, logsumexp_keepdims};
 pub use lora::{LinearWeight, Lora, lora_linear};
 pub use masked_softmax::{MaskedSoftmax, masked_softmax};
 pub use quantize::{dequantize, quantize};
@@ -37,7 +37,10 @@ pub use quantized_matmul::{
     QuantizedLinear, QuantizedMode, QuantizedWeight, quantized_linear, quantized_linears,
     quantized_swiglu,
 };
-pub use reduce::{Axes, max, mean, norm, sum, sum_of_squares};
+pub use reduce::{
+    max, max_keepdims, mean, mean_keepdims, norm, norm_keepdims, sum, sum_keepdims, sum_of_squares,
+    sum_of_squares_keepdims,
+};
 pub use residual_norm::{layer_norm_residual, rms_norm_residual};
 pub use rms_norm::rms_norm;
 pub use rope::{Offset, Rope, rope};

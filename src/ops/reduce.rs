@@ -1,68 +1,84 @@
-use crate::array::Array;
-use crate::error::Result;
+use crate::array::{Array, IntoAxes};
+use crate::error::{Error, Result};
 use crate::ffi::ops::bridge::{self as ffi, ReductionKind};
 use crate::tune::{chosen, rows};
 
-/// What a reduction runs over.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Axes {
-    /// The last axis, of an array of rank 1 or more.
-    Last,
-    /// All axes, of an array of any rank.
-    All,
-}
-
-fn reduce(name: &str, x: &Array, kind: ReductionKind, axes: Axes, keepdims: bool) -> Result<Array> {
-    let all = axes == Axes::All;
+fn reduce(
+    name: &str,
+    x: &Array,
+    kind: ReductionKind,
+    axes: impl IntoAxes,
+    keepdims: bool,
+) -> Result<Array> {
+    let all = all_axes(name, x.ndim() as i32, &axes)?;
     let built = ffi::reduction(x.raw(), kind, all, keepdims);
     chosen(name, || if all { 1 } else { rows(x) }, built)
 }
 
-/// The sum of the elements over the last axis or over all axes.
+/// Whether the axes are all of an array of this rank; false for the last one. A vector's one axis is the
+/// last, unless all are asked for.
+fn all_axes(name: &str, rank: i32, axes: &impl IntoAxes) -> Result<bool> {
+    let listed = axes.axes(rank as usize);
+    let from_first = |axis: &i32| if *axis < 0 { axis.saturating_add(rank) } else { *axis };
+    let mut sorted: Vec<i32> = listed.iter().map(from_first).collect();
+    sorted.sort_unstable();
+    match sorted[..] {
+        _ if axes.are_all() => Ok(true),
+        [axis] if axis == rank - 1 => Ok(false),
+        _ if sorted.iter().copied().eq(0..rank) => Ok(true),
+        _ => {
+            let expected = format_args!("the last axis or all {rank}, got {listed:?}");
+            Err(Error::argument(name, expected))
+        }
+    }
+}
+
+/// The sum of the elements over the last axis (`-1`) or over all axes (`..`).
 ///
-/// The result has the type of `x` and its shape without the reduced axes, which `keepdims` keeps
-/// with extent 1. Terms are added in float32, in a tree, and the sum is rounded once: in sixteen
-/// bits that is closer to the exact sum than MLX's CPU backend, which adds in the type itself.
-/// Nothing sums to 0.
+/// The result has the type of `x` and its shape without the reduced axes. Terms are added in float32,
+/// in a tree, and the sum is rounded once: in sixteen bits that is closer to the exact sum than MLX's
+/// CPU backend, which adds in the type itself. Nothing sums to 0. [`Array::sum`] takes any axes and
+/// types.
 ///
 /// Differentiable.
 ///
 /// # Errors
 ///
-/// Returns an error for [`Axes::Last`] of a scalar or a type other than float32, float16 and
-/// bfloat16.
+/// Returns an error for other axes, for the last axis of a scalar, or for a type other than float32,
+/// float16 and bfloat16.
 ///
 /// ```
-/// use mlx_primitives::{Array, ops, ops::Axes};
+/// use mlx_primitives::{Array, ops};
 ///
-/// let x = Array::from_slice(&[1.0f32, 2.0, 3.0, 4.0], &[2, 2])?;
-/// assert_eq!(ops::sum(&x, Axes::Last, false)?.to_vec::<f32>()?, [3.0, 7.0]);
-/// assert_eq!(ops::sum(&x, Axes::All, true)?.shape(), [1, 1]);
+/// let x = Array::from_slice(&[1.0f32, 2.0, 3.0, 4.0], (2, 2))?;
+/// assert_eq!(ops::sum(&x, -1)?.to_vec::<f32>()?, [3.0, 7.0]);
+/// assert_eq!(ops::sum(&x, ..)?.item::<f32>()?, 10.0);
+/// assert!(ops::sum(&x, 0).is_err());
 /// # Ok::<(), mlx_primitives::Error>(())
 /// ```
-pub fn sum(x: &Array, axes: Axes, keepdims: bool) -> Result<Array> {
-    reduce("sum", x, ReductionKind::Sum, axes, keepdims)
+pub fn sum(x: &Array, axes: impl IntoAxes) -> Result<Array> {
+    reduce("sum", x, ReductionKind::Sum, axes, false)
 }
 
 /// The arithmetic mean over the last axis or over all axes: the float32 [`sum`] times the rounded
 /// reciprocal of the number of elements, rounded once. The mean of nothing is NaN.
 ///
-/// Shapes, types and errors are those of [`sum`]. Differentiable.
+/// Axes, shapes, types and errors are those of [`sum`]. Differentiable.
 ///
 /// ```
-/// use mlx_primitives::{Array, ops, ops::Axes};
+/// use mlx_primitives::{Array, ops};
 ///
-/// let x = Array::from_slice(&[1.0f32, 2.0, 3.0, 4.0], &[2, 2])?;
-/// assert_eq!(ops::mean(&x, Axes::All, false)?.item::<f32>()?, 2.5);
+/// let x = Array::from_slice(&[1.0f32, 2.0, 3.0, 4.0], (2, 2))?;
+/// assert_eq!(ops::mean(&x, ..)?.item::<f32>()?, 2.5);
 /// # Ok::<(), mlx_primitives::Error>(())
 /// ```
-pub fn mean(x: &Array, axes: Axes, keepdims: bool) -> Result<Array> {
-    reduce("mean", x, ReductionKind::Mean, axes, keepdims)
+pub fn mean(x: &Array, axes: impl IntoAxes) -> Result<Array> {
+    reduce("mean", x, ReductionKind::Mean, axes, false)
 }
 
 /// The largest element over the last axis or over all axes, NaN if any is NaN.
 ///
-/// Shapes and types are those of [`sum`]. Differentiable; where several elements are largest, as
+/// Axes, shapes and types are those of [`sum`]. Differentiable; where several elements are largest, as
 /// MLX's built-in is.
 ///
 /// # Errors
@@ -70,44 +86,70 @@ pub fn mean(x: &Array, axes: Axes, keepdims: bool) -> Result<Array> {
 /// Returns an error for what [`sum`] refuses, and for axes without elements to choose from.
 ///
 /// ```
-/// use mlx_primitives::{Array, ops, ops::Axes};
+/// use mlx_primitives::{Array, ops};
 ///
-/// let x = Array::from_slice(&[1.0f32, 2.0, 4.0, 3.0], &[2, 2])?;
-/// assert_eq!(ops::max(&x, Axes::Last, false)?.to_vec::<f32>()?, [2.0, 4.0]);
+/// let x = Array::from_slice(&[1.0f32, 2.0, 4.0, 3.0], (2, 2))?;
+/// assert_eq!(ops::max(&x, -1)?.to_vec::<f32>()?, [2.0, 4.0]);
 /// # Ok::<(), mlx_primitives::Error>(())
 /// ```
-pub fn max(x: &Array, axes: Axes, keepdims: bool) -> Result<Array> {
-    reduce("max", x, ReductionKind::Max, axes, keepdims)
+pub fn max(x: &Array, axes: impl IntoAxes) -> Result<Array> {
+    reduce("max", x, ReductionKind::Max, axes, false)
 }
 
 /// The sum of the squares over the last axis or over all axes.
 ///
 /// Squares and sum are float32 and the sum is rounded once, so that only the result has to fit
-/// into the type. Shapes, types and errors are those of [`sum`]. Differentiable.
+/// into the type. Axes, shapes, types and errors are those of [`sum`]. Differentiable.
 ///
 /// ```
-/// use mlx_primitives::{Array, ops, ops::Axes};
+/// use mlx_primitives::{Array, ops};
 ///
-/// let x = Array::from_slice(&[3.0f32, 4.0], &[1, 2])?;
-/// assert_eq!(ops::sum_of_squares(&x, Axes::Last, false)?.to_vec::<f32>()?, [25.0]);
+/// let x = Array::from_slice(&[3.0f32, 4.0], (1, 2))?;
+/// assert_eq!(ops::sum_of_squares(&x, -1)?.to_vec::<f32>()?, [25.0]);
 /// # Ok::<(), mlx_primitives::Error>(())
 /// ```
-pub fn sum_of_squares(x: &Array, axes: Axes, keepdims: bool) -> Result<Array> {
-    reduce("sum_of_squares", x, ReductionKind::SumOfSquares, axes, keepdims)
+pub fn sum_of_squares(x: &Array, axes: impl IntoAxes) -> Result<Array> {
+    reduce("sum_of_squares", x, ReductionKind::SumOfSquares, axes, false)
 }
 
 /// The Euclidean (L2) norm over the last axis or over all axes: the square root of the float32
 /// [`sum_of_squares`], rounded once.
 ///
-/// Shapes, types and errors are those of [`sum`]. Differentiable, but where it is 0.
+/// Axes, shapes, types and errors are those of [`sum`]. Differentiable, but where it is 0.
 ///
 /// ```
-/// use mlx_primitives::{Array, ops, ops::Axes};
+/// use mlx_primitives::{Array, ops};
 ///
-/// let x = Array::from_slice(&[3.0f32, 4.0], &[1, 2])?;
-/// assert_eq!(ops::norm(&x, Axes::All, false)?.item::<f32>()?, 5.0);
+/// let x = Array::from_slice(&[3.0f32, 4.0], (1, 2))?;
+/// assert_eq!(ops::norm(&x, ..)?.item::<f32>()?, 5.0);
 /// # Ok::<(), mlx_primitives::Error>(())
 /// ```
-pub fn norm(x: &Array, axes: Axes, keepdims: bool) -> Result<Array> {
-    reduce("norm", x, ReductionKind::Norm, axes, keepdims)
+pub fn norm(x: &Array, axes: impl IntoAxes) -> Result<Array> {
+    reduce("norm", x, ReductionKind::Norm, axes, false)
+}
+
+macro_rules! keeping {
+    ($($name:ident, $keeping:ident => $kind:ident;)*) => {$(
+        #[doc = concat!("As [`", stringify!($name), "`]; the reduced axes stay, with length 1.")]
+        ///
+        /// ```
+        /// use mlx_primitives::{Array, ops};
+        ///
+        /// let x = Array::ones::<f32>((2, 3))?;
+        #[doc = concat!("assert_eq!(ops::", stringify!($keeping), "(&x, -1)?.shape(), [2, 1]);")]
+        #[doc = concat!("assert_eq!(ops::", stringify!($keeping), "(&x, ..)?.shape(), [1, 1]);")]
+        /// # Ok::<(), mlx_primitives::Error>(())
+        /// ```
+        pub fn $keeping(x: &Array, axes: impl IntoAxes) -> Result<Array> {
+            reduce(stringify!($name), x, ReductionKind::$kind, axes, true)
+        }
+    )*};
+}
+
+keeping! {
+    max, max_keepdims => Max;
+    mean, mean_keepdims => Mean;
+    norm, norm_keepdims => Norm;
+    sum, sum_keepdims => Sum;
+    sum_of_squares, sum_of_squares_keepdims => SumOfSquares;
 }

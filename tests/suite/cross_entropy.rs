@@ -42,7 +42,7 @@ fn targets_that_are_no_class_are_nan() -> Checked {
                 let nan: Vec<bool> = y.iter().map(|v| v.is_nan()).collect();
                 assert_eq!(nan, [true, true, true, false, true], "{dtype} {classes}: {y:?}");
                 let loss = |p: &[Array]| cross_entropy(&p[0], &targets, PLAIN)?.sum(..);
-                let g = numbers(&grad(loss, &[0], &[&x])?[0])?;
+                let g = numbers(&grad(|p| loss(&p), &[&x])?[0])?;
                 for (row, nan) in g.chunks_exact(classes as usize).zip(nan) {
                     assert!(row.iter().all(|v| v.is_nan() == nan), "{dtype} {classes}");
                 }
@@ -63,7 +63,7 @@ fn an_ignored_row_costs_nothing_whatever_it_holds() -> Checked {
         let ignoring = CrossEntropy { ignore_index: Some(-100), ..PLAIN };
         let loss = |p: &[Array]| cross_entropy(&p[0], &targets, ignoring)?.sum(..);
         assert!((numbers(&loss(std::slice::from_ref(&x))?)?[0] - 3f64.ln()).abs() < 1e-6);
-        let g = numbers(&grad(loss, &[0], &[&x])?[0])?;
+        let g = numbers(&grad(|p| loss(&p), &[&x])?[0])?;
         assert_eq!(g[..3], [0.0; 3]);
         assert_close(&g[3..], &[1.0 / 3.0, -2.0 / 3.0, 1.0 / 3.0], 1e-6, "the other row");
         Ok(())
@@ -82,7 +82,7 @@ fn large_logits_keep_their_gaps() -> Checked {
         let e = [1.0, (-1f64).exp(), (-3f64).exp()];
         let sum: f64 = e.iter().sum();
         let want = [e[0] / sum, e[1] / sum - 1.0, e[2] / sum];
-        assert_close(&numbers(&grad(loss, &[0], &[&x])?[0])?, &want, 2e-6, "gradient");
+        assert_close(&numbers(&grad(|p| loss(&p), &[&x])?[0])?, &want, 2e-6, "gradient");
         Ok(())
     })
 }
@@ -102,7 +102,7 @@ fn moves_each_byte_once() -> Checked {
     let g = random32(&[8], 2)?;
     g.eval()?;
     let f = |p: &[Array]| Ok(vec![cross_entropy(&p[0], &all, PLAIN)?]);
-    let moved = support::moved(|| Ok(vjp(f, &[&x], &[&g])?.1.swap_remove(0)))?;
+    let moved = support::moved(|| Ok(vjp(|p| f(&p), &[&x], &[&g])?.1.swap_remove(0)))?;
     let gradient = moved.iter().find(|d| d.kernel.contains("_grad_")).expect("the gradient");
     assert_eq!((gradient.arrays[0], gradient.arrays[4]), ([bytes, 0, bytes], [0, bytes, 0]));
     // Sixteen bytes for each SIMD group of 512 elements, of which 32 a row are idle at most.

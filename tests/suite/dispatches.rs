@@ -55,7 +55,7 @@ fn one(y: &Array, max_threads: u32) -> Result<Option<Dispatch>> {
 fn gradient(x: &Array, f: impl Fn(&[Array]) -> Result<Vec<Array>>) -> Result<Array> {
     let y = &f(std::slice::from_ref(x))?[0];
     let cotangent = lazy(y.shape(), y.dtype())?;
-    Ok(transforms::vjp(f, &[x], &[&cotangent])?.1.remove(0))
+    Ok(transforms::vjp(|p| f(&p), &[x], &[&cotangent])?.1.remove(0))
 }
 
 fn softmax_gradient(x: &Array) -> Result<Array> {
@@ -83,7 +83,7 @@ fn of_rows(x: &Array) -> Result<Vec<(Array, u64)>> {
         (ops::softmax(x)?, 2),
         (ops::masked_softmax(x, MaskedSoftmax::default())?, 2),
         (softmax_gradient(x)?, 2),
-        (ops::logsumexp(x, true)?, 2),
+        (ops::logsumexp_keepdims(x)?, 2),
         (ops::log_softmax(x)?, 2),
         (cross_entropy(x)?, 3),
     ])

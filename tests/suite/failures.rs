@@ -106,8 +106,8 @@ fn fail(kind: u32, x: &Array) -> Checked {
         9 => {
             let refused = Fails { panics: false, in_transform: true };
             let f = move |p: &[Array]| Ok(vec![apply_one(refused.clone(), &[&p[0]])?]);
-            message(vjp(f.clone(), &[x], &[x]));
-            vmap(f, &[x], &[Some(0)], &[]).map(drop)
+            message(vjp(|p| f.clone()(&p), &[x], &[x]));
+            vmap(|p| f(&p), &[x], &[Some(0)], 0).map(drop)
         }
         10 => {
             let f = compile(|p| Ok(vec![fails(&p[0], false)?.add(1.0)?]), false)?;

@@ -16,9 +16,9 @@ fn only_the_result_has_to_fit() -> Checked {
         let large = f16::MAX.to_f32();
         let x = data(&[large, large, -large, -large, 1.0], &[1, 5], Dtype::Float16)?;
         let w = data(&[1.0; 5], &[1, 5], Dtype::Float16)?;
-        assert_eq!(numbers(&ops::matmul(&x, &w, true)?)?, [1.0]);
+        assert_eq!(numbers(&ops::matmul_nt(&x, &w)?)?, [1.0]);
         let x = data(&[large, large, 0.0, 0.0, 1.0], &[1, 5], Dtype::Float16)?;
-        assert_eq!(numbers(&ops::matmul(&x, &w, true)?)?, [f64::INFINITY]);
+        assert_eq!(numbers(&ops::matmul_nt(&x, &w)?)?, [f64::INFINITY]);
         Ok(())
     })
 }
@@ -32,7 +32,7 @@ fn a_chain_of_residuals() -> Checked {
         let (mut y, mut want) = (x.clone(), x.clone());
         for _ in 0..rounds {
             y = ops::linear(&x, &w, Linear { residual: Some(&y), ..Default::default() })?;
-            want = ops::matmul(&x, &w, true)?.add(&want)?;
+            want = ops::matmul_nt(&x, &w)?.add(&want)?;
         }
         assert_same(&y, &want, "chain")?;
         assert_same(&x, &random32(&[4, 16], 70)?, "the input")?;
@@ -72,7 +72,10 @@ fn moves_tiles_as_often_as_they_are_needed() -> Checked {
     for transposed in [true, false] {
         let w = if transposed { w.clone() } else { w.t()?.contiguous()? };
         w.eval()?;
-        let moved = support::moved(|| ops::matmul(&x, &w, transposed))?;
+        let moved =
+            support::moved(
+                || if transposed { ops::matmul_nt(&x, &w) } else { ops::matmul(&x, &w) },
+            )?;
         // Tiles of 64 by 64 outputs.
         assert_eq!(moved[0].arrays[0], [4 * m * k * (n / 64), 0, 4 * m * k]);
         assert_eq!(moved[0].arrays[1], [4 * n * k * (m / 64), 0, 4 * n * k]);

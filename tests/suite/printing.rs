@@ -81,15 +81,11 @@ fn debug_tells_the_state_and_evaluates_nothing() -> Checked {
     assert_eq!(format!("{y:?}"), "Array([2, 8] float16, evaluated)");
     assert_eq!(format!("{:?}", Array::scalar(1i64)?), "Array([] int64, evaluated)");
     let mut traced = String::new();
-    vmap(
-        |x: &[Array]| {
-            traced = format!("{:?}", x[0]);
-            Ok(vec![x[0].exp()?])
-        },
-        &[&x],
-        &[Some(0)],
-        &[],
-    )?;
+    let trace = |x: Array| {
+        traced = format!("{x:?}");
+        x.exp()
+    };
+    vmap(trace, &x, 0, 0)?.eval()?;
     assert_eq!(traced, "Array([8] float16, traced)");
     Ok(())
 }

@@ -148,7 +148,7 @@ fn quantize_has_the_derivatives_of_mlxs() -> Checked {
         let (packed, _, _) = ops::quantize(&p[0], 32, 4)?;
         Ok(vec![builtin::composition(&packed)?.remove(1)])
     };
-    let (ours, theirs) = (vjp(scales, &[&x], &[&g])?.1, vjp(peer, &[&x], &[&g])?.1);
+    let (ours, theirs) = (vjp(|p| scales(&p), &[&x], &[&g])?.1, vjp(|p| peer(&p), &[&x], &[&g])?.1);
     assert_same(&ours[0], &theirs[0], "vjp of the scales")?;
     assert!(numbers(&ours[0])?.iter().any(|v| *v != 0.0), "a gradient of nothing but zeros");
     Ok(())
@@ -164,7 +164,7 @@ fn vmap_over_each_axis() -> Checked {
         };
         let back = |p: &[Array]| Ok(vec![ops::dequantize(&p[0], &p[1], &p[2], 32, 4)?]);
         for axis in 0..3 {
-            let got = vmap(there, &[&x], &[Some(axis)], &[0, 0, 0])?;
+            let got = vmap(|p| there(&p), &[&x], &[Some(axis)], &[0, 0, 0])?;
             let mut all = [Vec::new(), Vec::new(), Vec::new()];
             for i in 0..x.dim(axis)? {
                 let entry = x.slice_axis(axis, i..i + 1)?.squeeze(&[axis])?;
@@ -178,7 +178,7 @@ fn vmap_over_each_axis() -> Checked {
             assert_same(&got[1], &want[1], "scales")?;
             assert_same(&got[2], &want[2], "biases")?;
             let axes = [Some(0), Some(0), Some(0)];
-            let whole = vmap(back, &[&got[0], &got[1], &got[2]], &axes, &[0])?;
+            let whole = vmap(|p| back(&p), &[&got[0], &got[1], &got[2]], &axes, &[0])?;
             let plain = ops::dequantize(&want[0], &want[1], &want[2], 32, 4)?;
             assert_same(&whole[0], &plain, "back")?;
         }

@@ -1,14 +1,13 @@
 //! `sum`, `mean`, `max`, `sum_of_squares` and `norm` beside their rows of `table`: extremes, empty axes,
 //! costs, traffic.
 
-use mlx_primitives::ops::{self, Axes};
-use mlx_primitives::{Array, Dtype, Result, builtin, graph};
+use mlx_primitives::{Array, Dtype, Result, builtin, graph, ops};
 
 use crate::support::compare::numbers;
 use crate::support::input::{FLOATS, data, random, random32};
 use crate::support::{self, Checked, each_device};
 
-type Op = fn(&Array, Axes, bool) -> Result<Array>;
+type Op = fn(&Array, Option<i32>) -> Result<Array>;
 
 const OPS: [(&str, Op); 5] = [
     ("sum", ops::sum),
@@ -31,7 +30,7 @@ fn extremes_are_those_of_mlx() -> Checked {
                         x[axis + at] = special;
                         let x = data(&x, &[2, axis as i32], dtype)?;
                         for (name, op) in OPS {
-                            let y = op(&x, Axes::Last, false)?;
+                            let y = op(&x, Some(-1))?;
                             let theirs = builtin::composition(&y)?.swap_remove(0);
                             let (ours, theirs) = (numbers(&y)?, numbers(&theirs)?);
                             let what = format!("{name} {dtype} {axis} {special} at {at}");
@@ -51,19 +50,19 @@ fn extremes_are_those_of_mlx() -> Checked {
                 }
             }
             let lowest = data(&[-INF; 40], &[1, 40], dtype)?;
-            let max = numbers(&ops::max(&lowest, Axes::Last, false)?)?;
+            let max = numbers(&ops::max(&lowest, -1)?)?;
             assert_eq!(max, [f64::NEG_INFINITY]);
             let opposed = data(&[INF, 1.0, -INF], &[3], dtype)?;
-            assert!(numbers(&ops::sum(&opposed, Axes::All, false)?)?[0].is_nan());
+            assert!(numbers(&ops::sum(&opposed, ..)?)?[0].is_nan());
         }
         // Only the result has to fit into sixteen bits.
         let mut x = vec![60_000.0f32; 100];
         x.extend(vec![-60_000.0; 99]);
         let x = data(&x, &[199], Dtype::Float16)?;
-        assert_eq!(numbers(&ops::sum(&x, Axes::All, false)?)?, [60_000.0]);
-        assert_eq!(numbers(&ops::norm(&x, Axes::All, false)?)?, [f64::INFINITY]);
+        assert_eq!(numbers(&ops::sum(&x, ..)?)?, [60_000.0]);
+        assert_eq!(numbers(&ops::norm(&x, ..)?)?, [f64::INFINITY]);
         let x = data(&[300.0; 100], &[100], Dtype::Float16)?;
-        assert_eq!(numbers(&ops::norm(&x, Axes::All, false)?)?, [3000.0]);
+        assert_eq!(numbers(&ops::norm(&x, ..)?)?, [3000.0]);
         Ok(())
     })
 }
@@ -71,10 +70,10 @@ fn extremes_are_those_of_mlx() -> Checked {
 #[test]
 fn costs_count_a_second_dispatch_for_what_is_split() -> Checked {
     let x = random32(&[2, 20_000], 1)?;
-    let cost = graph::total(&graph::nodes([&ops::sum(&x, Axes::Last, false)?])?);
+    let cost = graph::total(&graph::nodes([&ops::sum(&x, -1)?])?);
     // Three pieces of each row are floats between the two.
     assert_eq!((cost.dispatches, cost.device_bytes), (2, 4 * (40_000 + 2 + 2 * 6)));
-    let cost = graph::total(&graph::nodes([&ops::sum(&x.t()?.contiguous()?, Axes::Last, false)?])?);
+    let cost = graph::total(&graph::nodes([&ops::sum(&x.t()?.contiguous()?, -1)?])?);
     assert_eq!((cost.dispatches, cost.device_bytes), (1, 4 * (40_000 + 20_000)));
     Ok(())
 }
@@ -88,7 +87,7 @@ fn moves_pieces_between_two_dispatches() -> Checked {
         x.eval()?;
         let (all, out) = (x.nbytes() as u64, dtype.size() as u64);
         for (name, op) in OPS {
-            let moved = support::moved(|| op(&x, Axes::All, false))?;
+            let moved = support::moved(|| op(&x, None))?;
             // 103,400 elements in pieces of 8,192: thirteen floats between two dispatches.
             assert_eq!(moved.len(), 2, "{name} {dtype}");
             assert_eq!(moved[0].arrays, [[all, 0, all], [0, 4 * 13, 0]], "{name} {dtype}");

@@ -1,6 +1,6 @@
 //! What the kernels of ops that take one dispatch move, counted by the simulator.
 
-use mlx_primitives::ops::{self, Axes};
+use mlx_primitives::ops;
 use mlx_primitives::{Array, Result, eval};
 
 use crate::support::input::{FLOATS, random, random32};
@@ -41,7 +41,7 @@ fn moves_rows_once() -> Checked {
     let (x, long) = ([x], [long]);
     let softmax = |x: &[Array]| ops::softmax(&x[0]);
     check(Some("softmax"), softmax, &x, &[read(all), written(all)])?;
-    let op = |x: &[Array]| ops::logsumexp(&x[0], true);
+    let op = |x: &[Array]| ops::logsumexp_keepdims(&x[0]);
     check(Some("logsumexp"), op, &long, &[read(of_long), written(32)])?;
     let op = |x: &[Array]| ops::log_softmax(&x[0]);
     check(Some("log_softmax"), op, &long, &[read(of_long), written(of_long)])?;
@@ -52,7 +52,7 @@ fn moves_rows_once() -> Checked {
         let out = dtype.size() as u64 * shape[0] as u64;
         for op in [ops::sum, ops::mean, ops::max, ops::sum_of_squares, ops::norm] {
             let want = [read(x[0].nbytes() as u64), written(out)];
-            check(None, |x| op(&x[0], Axes::Last, false), &x, &want)?;
+            check(None, |x| op(&x[0], -1), &x, &want)?;
         }
     }
     Ok(())

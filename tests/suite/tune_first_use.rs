@@ -108,7 +108,7 @@ fn transformed_functions_are_measured() -> Checked {
         Ok(())
     };
     let (differentiated, asked) = machine(folder.path(), 8_000);
-    let y = with_machine(differentiated, || transforms::vjp(softmax, &[&x], &[&x]))?.0;
+    let y = with_machine(differentiated, || transforms::vjp(|p| softmax(&p), &[&x], &[&x]))?.0;
     near(&y[0])?;
     assert!(asked.load(Ordering::Relaxed) > 0);
     let (compiled, asked) = machine(folder.path(), 8_000);
@@ -116,7 +116,7 @@ fn transformed_functions_are_measured() -> Checked {
     near(&y[0])?;
     assert!(asked.load(Ordering::Relaxed) > 0);
     let (mapped, asked) = machine(folder.path(), 8_000);
-    let y = with_machine(mapped, || transforms::vmap(softmax, &[&x], &[Some(0)], &[0]))?;
+    let y = with_machine(mapped, || transforms::vmap(|p| softmax(&p), &[&x], &[Some(0)], &[0]))?;
     near(&y[0])?;
     assert!(asked.load(Ordering::Relaxed) > 0);
     Ok(())

@@ -9,9 +9,9 @@ fn main() -> Result<()> {
     let y = ops::rms_norm(&x, Some(&weight), 1e-5)?;
     println!("rms_norm: {y}");
 
-    let loss = |w: &[Array]| ops::rms_norm(&x, Some(&w[0]), 1e-5)?.square()?.sum(..);
-    let (value, gradients) = transforms::value_and_grad(loss, &[0], &[&weight])?;
-    println!("loss: {value}\ngradient: {}", gradients[0]);
+    let loss = |w: Array| ops::rms_norm(&x, Some(&w), 1e-5)?.square()?.sum(..);
+    let (value, gradient) = transforms::value_and_grad(loss, &weight)?;
+    println!("loss: {value}\ngradient: {gradient}");
 
     let scores = y.matmul(&y.t()?)?;
     println!("softmax: {}", ops::softmax(&scores)?);

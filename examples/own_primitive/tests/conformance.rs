@@ -51,11 +51,11 @@ fn mean_square_conforms() -> Result<()> {
 
 #[test]
 fn they_compile_together() -> Result<()> {
-    let loss = |x: &[Array]| mean_square(&soft_cap(&x[0], 3.0)?)?.sum(..);
-    let step = compile(move |x| grad(loss, &[0], &[&x[0]]), false)?;
+    let loss = |x: Array| mean_square(&soft_cap(&x, 3.0)?)?.sum(..);
+    let step = compile(move |x| grad(loss, &x[0]), false)?;
     let x = Array::from_slice(&[0.5f32, -1.0, 4.0, 2.0], &[2, 2])?;
-    let (compiled, plain) = (step.call(&[&x])?, grad(loss, &[0], &[&x])?);
-    let pairs = compiled[0].to_vec::<f32>()?.into_iter().zip(plain[0].to_vec::<f32>()?);
+    let (compiled, plain) = (step.call(&x)?, grad(loss, &x)?);
+    let pairs = compiled.to_vec::<f32>()?.into_iter().zip(plain.to_vec::<f32>()?);
     for (compiled, plain) in pairs {
         assert!((compiled - plain).abs() <= 1e-6, "{compiled} {plain}");
     }

@@ -90,17 +90,26 @@ pub const OURS: &[Call] = &[
         let left = [&a[..], &[m, k]].concat();
         let right = if transposed { [n, k] } else { [k, n] };
         let right = if b { [&a[..], &right].concat() } else { right.to_vec() };
-        one(ops::matmul(&d.array(&left, dtype)?, &d.array(&right, dtype)?, transposed))
+        let matmul = if transposed { ops::matmul_nt } else { ops::matmul };
+        one(matmul(&d.array(&left, dtype)?, &d.array(&right, dtype)?))
     }),
     ("reductions over the last axis or all", |d| {
         let (shape, dtype, keepdims) = (d.shape(0..=4), d.floating(), d.rng.bool());
-        let axes = *d.one(&[Axes::Last, Axes::All]);
+        let axes = *d.one(&[Some(-1), None]);
         let x = d.array(&shape, dtype)?;
-        let f = *d.one(&[ops::sum, ops::mean, ops::max, ops::sum_of_squares, ops::norm]);
+        type Reduce = fn(&Array, Option<i32>) -> Result<Array>;
+        let all: [[Reduce; 2]; 5] = [
+            [ops::sum, ops::sum_keepdims],
+            [ops::mean, ops::mean_keepdims],
+            [ops::max, ops::max_keepdims],
+            [ops::sum_of_squares, ops::sum_of_squares_keepdims],
+            [ops::norm, ops::norm_keepdims],
+        ];
+        let f = d.one(&all)[usize::from(keepdims)];
         match d.rng.u8(..7) {
-            0 => one(ops::logsumexp(&x, keepdims)),
+            0 => one(if keepdims { ops::logsumexp_keepdims(&x) } else { ops::logsumexp(&x) }),
             1 => one(ops::log_softmax(&x)),
-            _ => one(f(&x, axes, keepdims)),
+            _ => one(f(&x, axes)),
         }
     }),
     ("lora_linear", |d| {

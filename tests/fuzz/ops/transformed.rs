@@ -17,11 +17,11 @@ const OPS: [Op; 12] = [
     ops::relu,
     ops::softmax,
     ops::log_softmax,
-    |x| ops::logsumexp(x, false),
+    |x| ops::logsumexp(x),
     |x| ops::rms_norm(x, None, 1e-5),
     |x| ops::layer_norm(x, None, None, 1e-5),
-    |x| ops::sum(x, ops::Axes::Last, true),
-    |x| ops::norm(x, ops::Axes::All, false),
+    |x| ops::sum_keepdims(x, -1),
+    |x| ops::norm(x, ..),
     |x| ops::rope(x, ops::Rope { dims: 4, offset: 3.into(), ..ops::Rope::default() }),
 ];
 

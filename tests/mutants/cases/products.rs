@@ -47,9 +47,9 @@ fn linear() -> Cases {
         cases.add(format_args!("batches of {m} x {n} x {k}"), move || {
             let x = wave(&[2, m, k], 1)?;
             Ok(vec![
-                ops::matmul(&x, &wave(&[2, n, k], 2)?, true)?,
-                ops::matmul(&x, &wave(&[2, k, n], 2)?, false)?,
-                ops::matmul(&wave(&[m, k], 3)?, &wave(&[k, n], 4)?, false)?,
+                ops::matmul_nt(&x, &wave(&[2, n, k], 2)?)?,
+                ops::matmul(&x, &wave(&[2, k, n], 2)?)?,
+                ops::matmul(&wave(&[m, k], 3)?, &wave(&[k, n], 4)?)?,
             ])
         });
     }

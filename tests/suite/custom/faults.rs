@@ -206,9 +206,9 @@ fn faults_of_derivatives_and_vmap() -> Checked {
     let run = |fault: Fault| {
         let f = move |p: &[Array]| Ok(vec![faulty(&p[0], fault)?]);
         [
-            vjp(f, &[&x], &[&x]).map(|_| ()),
-            jvp(f, &[&x], &[&x]).map(|_| ()),
-            vmap(f, &[&x], &[Some(0)], &[]).map(|_| ()),
+            vjp(|p| f(&p), &[&x], &[&x]).map(|_| ()),
+            jvp(|p| f(&p), &[&x], &[&x]).map(|_| ()),
+            vmap(|p| f(&p), &[&x], &[Some(0)], 0).map(|_| ()),
         ]
     };
     for (index, method) in ["vjp", "jvp", "vmap"].into_iter().enumerate() {
@@ -268,9 +268,9 @@ fn what_is_not_there_is_named() -> Checked {
     let x = random32(&[2, 3], 6)?;
     let f = |p: &[Array]| apply(Bare(&CALLS), &[&p[0]]);
     for (what, result) in [
-        ("vjp", vjp(f, &[&x], &[&x]).map(|_| ())),
-        ("jvp", jvp(f, &[&x], &[&x]).map(|_| ())),
-        ("vmap", vmap(f, &[&x], &[Some(0)], &[]).map(|_| ())),
+        ("vjp", vjp(|p| f(&p), &[&x], &[&x]).map(|_| ())),
+        ("jvp", jvp(|p| f(&p), &[&x], &[&x]).map(|_| ())),
+        ("vmap", vmap(|p| f(&p), &[&x], &[Some(0)], 0).map(|_| ())),
     ] {
         let said = message(result);
         assert!(said.contains(&format!("[bare] expected a primitive with a {what}")), "{said}");

@@ -160,9 +160,8 @@ fn second_derivatives_and_shapeless_functions() -> Checked {
     each_device(|_| {
         // The second derivative goes through the vjp's own graph.
         let x = random32(&[3, 5], 3)?;
-        let first =
-            |x: &[Array]| grad(|x| soft_cap(&x[0], 2.0)?.sum(..), &[0], &[&x[0]])?[0].sum(..);
-        let second = grad(first, &[0], &[&x])?;
+        let first = |x: &[Array]| grad(|x| soft_cap(&x[0], 2.0)?.sum(..), &[&x[0]])?[0].sum(..);
+        let second = grad(|p| first(&p), &[&x])?;
         let of = |x: &f64| -(x / 2.0).tanh() * (1.0 - (x / 2.0).tanh().powi(2));
         let want: Vec<f64> = numbers(&x)?.iter().map(of).collect();
         assert_close(&numbers(&second[0])?, &want, 4e-6, "second derivative");

@@ -1,6 +1,6 @@
 //! Every op inside `compile`, for any shape and layout, plain and under the other transforms.
 
-use mlx_primitives::transforms::{compile, grad, jvp, vmap};
+use mlx_primitives::transforms::{Compiled, compile, grad, jvp, vmap};
 use mlx_primitives::{Array, Result};
 
 use super::{OPS, Op, loss};
@@ -16,12 +16,12 @@ fn functions(op: &'static Op) -> [(Function, bool); 4] {
     let run = op.run;
     let batch = move |p: &[Array]| {
         let inputs: Result<Vec<Array>> = p.iter().map(|x| x.expand_dims(&[0])).collect();
-        vmap(run, &refs(&inputs?), &vec![Some(0); p.len()], &[])
+        vmap(|p| run(&p), &refs(&inputs?), &vec![Some(0); p.len()], 0)
     };
     [
         (Box::new(run), true),
-        (Box::new(move |p| grad(loss(run), &op.numbers(), &refs(p))), false),
-        (Box::new(move |p| Ok(jvp(run, &refs(p), &refs(p))?.1)), false),
+        (Box::new(move |p| grad(|p| loss(run)(&p), &refs(p))), false),
+        (Box::new(move |p| Ok(jvp(|p| run(&p), &refs(p), &refs(p))?.1)), false),
         (Box::new(batch), true),
     ]
 }
@@ -46,7 +46,7 @@ fn for_any_shape_and_layout() -> Checked {
             let fixed = kind == 3 || kind == 2 && op.name != "rms_norm";
             let modes = if fixed { &[false][..] } else { &[false, true] };
             for &shapeless in modes {
-                let compiled = compile(moved, shapeless)?;
+                let compiled: Compiled = compile(moved, shapeless)?;
                 // MLX reads beside its memory where a function of any shape sums over an axis of
                 // one that was longer when it was traced.
                 let last = if kind == 0 || kind == 3 { 1 } else { 3 };
@@ -87,8 +87,8 @@ fn gradients_of_compiled_functions() -> Checked {
             let all = compiled.call(&refs(p))?.into_iter().map(|y| y.square()?.sum(..));
             all.reduce(|a, b| a?.add(b?)).unwrap_or_else(|| Array::scalar(0.0f32))
         };
-        let got = grad(through, &op.numbers(), &refs(&inputs))?;
-        let want = grad(loss(op.run), &op.numbers(), &refs(&inputs))?;
+        let got = grad(|p| through(&p), &refs(&inputs))?;
+        let want = grad(|p| loss(op.run)(&p), &refs(&inputs))?;
         for (got, want) in got.iter().zip(&want) {
             assert_close(&numbers(got)?, &numbers(want)?, 1e-4, op.name);
         }

@@ -25,7 +25,7 @@ fn mapped_ops_keep_their_kernel() -> Checked {
             let all: Vec<&Array> = [&batch].into_iter().chain(&inputs[1..]).collect();
             let mut axes = vec![None; inputs.len()];
             axes[0] = Some(0);
-            let y = vmap(op.run, &all, &axes, &[])?;
+            let y = vmap(|p| (op.run)(&p), &all, &axes, 0)?;
             assert!(!nodes.is_empty(), "{}", op.name);
             assert_eq!(ours(&y)?, nodes, "{} of {dtype}", op.name);
         }
@@ -55,10 +55,10 @@ fn maps_within_maps() -> Checked {
         let each = stack(&refs(&each), 0)?;
         let want = each.reshape(&[&[2, 3], &each.shape()[1..]].concat())?;
         let inner = |p: &[Array]| vmap(|q| of(&q[0]), &refs(p), &[Some(0)], &[0]);
-        let nested = vmap(inner, &[&batch], &[Some(0)], &[0])?;
+        let nested = vmap(|p| inner(&p), &[&batch], &[Some(0)], &[0])?;
         assert_close(&numbers(&nested[0])?, &numbers(&want)?, 2e-5, op.name);
         let inner = |p: &[Array]| vmap(|q| of(&q[0]), &refs(p), &[Some(0)], &[-1]);
-        let moved = vmap(inner, &[&batch], &[Some(1)], &[0])?.swap_remove(0);
+        let moved = vmap(|p| inner(&p), &[&batch], &[Some(1)], &[0])?.swap_remove(0);
         assert_eq!(moved.dim(-1)?, 2, "{}", op.name);
         let last = moved.ndim() as i32 - 1;
         let back = moved.transpose(&[last].into_iter().chain(0..last).collect::<Vec<_>>())?;
@@ -66,14 +66,14 @@ fn maps_within_maps() -> Checked {
         assert_close(&numbers(&back)?, &numbers(&want)?, 2e-5, op.name);
         // The gradient of a mapped function is that of each entry.
         let mapped = |p: &[Array]| {
-            let y = vmap(|q| of(&q[0]), &refs(p), &[Some(0)], &[])?;
+            let y = vmap(|q| of(&q[0]), &refs(p), &[Some(0)], 0)?;
             y[0].square()?.sum(..)
         };
         let one = stack(&firsts[..2], 0)?;
-        let through = grad(mapped, &[0], &[&one])?.swap_remove(0);
+        let through = grad(|p| mapped(&p), &[&one])?.swap_remove(0);
         let plain = |p: &[Array]| of(&p[0])?[0].square()?.sum(..);
         for i in 0..2 {
-            let want = grad(plain, &[0], &[firsts[i as usize]])?.swap_remove(0);
+            let want = grad(|p| plain(&p), &[firsts[i as usize]])?.swap_remove(0);
             let got = through.slice_axis(0, i..i + 1)?.squeeze(&[0])?;
             assert_close(&numbers(&got)?, &numbers(&want)?, 2e-5, op.name);
         }
@@ -91,7 +91,7 @@ fn maps_over_an_axis_of_one_or_none() -> Checked {
         for count in [1, 0] {
             let mut all = inputs.clone();
             all[0] = inputs[0].broadcast_to(&[&[count], inputs[0].shape()].concat())?;
-            let y = vmap(op.run, &refs(&all), &axes, &[])?.swap_remove(0);
+            let y = vmap(|p| (op.run)(&p), &refs(&all), &axes, 0)?.swap_remove(0);
             assert_eq!(y.shape(), [&[count], plain[0].shape()].concat(), "{}", op.name);
             assert_eq!(numbers(&y)?.len(), count as usize * plain[0].size(), "{}", op.name);
         }
@@ -104,7 +104,7 @@ fn maps_over_an_axis_of_one_or_none() -> Checked {
 fn mapped_gradients() -> Checked {
     each_device(|_| {
         for op in OPS {
-            let gradients = |p: &[Array]| grad(loss(op.run), &op.numbers(), &refs(p));
+            let gradients = |p: &[Array]| grad(|p| loss(op.run)(&p), &refs(p));
             let (a, b) = (op.inputs(3, 40)?, op.inputs(3, 50)?);
             // All mapped, then the first alone.
             for mapped in [a.len(), 1] {
@@ -113,7 +113,7 @@ fn mapped_gradients() -> Checked {
                     .collect::<Result<_>>()?;
                 let axes: Vec<Option<i32>> =
                     (0..a.len()).map(|i| (i < mapped).then_some(0)).collect();
-                let got = vmap(gradients, &refs(&both), &axes, &[])?;
+                let got = vmap(|p| gradients(&p), &refs(&both), &axes, 0)?;
                 let second = [&b[..mapped], &a[mapped..]].concat();
                 let want = gradients(&a)?.into_iter().zip(gradients(&second)?);
                 for (got, (first, second)) in got.iter().zip(want) {
@@ -136,7 +136,7 @@ fn maps_over_views() -> Checked {
             let views: Vec<Array> = views
                 .map(|(x, seed)| layout.make(&[&[2], x.shape()].concat(), dtype, seed))
                 .collect::<Result<_>>()?;
-            let mapped = vmap(op.run, &refs(&views), &vec![Some(0); views.len()], &[])?;
+            let mapped = vmap(|p| (op.run)(&p), &refs(&views), &vec![Some(0); views.len()], 0)?;
             for i in 0..2 {
                 let entry = views.iter().map(|x| x.slice_axis(0, i..i + 1)?.squeeze(&[0]));
                 let want = (op.run)(&entry.collect::<Result<Vec<_>>>()?)?;

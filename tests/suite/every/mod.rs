@@ -6,7 +6,7 @@ mod derivatives;
 mod maps;
 
 use mlx_primitives::ops::{
-    self, Activation, Attention, Axes, CrossEntropy, Linear, LinearWeight, MaskedSoftmax,
+    self, Activation, Attention, CrossEntropy, Linear, LinearWeight, MaskedSoftmax,
 };
 use mlx_primitives::{Array, Dtype, Result, builtin};
 
@@ -88,17 +88,17 @@ const OPS: [Op; 28] = [
         two(ops::layer_norm_residual(&x[0], &x[1], x.get(2), x.get(3), EPS))
     })),
     of_any("softmax", &[X], |x| one(ops::softmax(&x[0]))),
-    of_any("logsumexp", &[X], |x| one(ops::logsumexp(&x[0], true))),
+    of_any("logsumexp", &[X], |x| one(ops::logsumexp_keepdims(&x[0]))),
     of_any("log_softmax", &[X], |x| one(ops::log_softmax(&x[0]))),
     strict(op("masked_softmax", &[X, V], |x| {
         one(ops::masked_softmax(&x[0], MaskedSoftmax { mask: x.get(1), ..Default::default() }))
     })),
     op("cross_entropy", &[X], cross_entropy),
-    op("sum", &[X], |x| one(ops::sum(&x[0], Axes::Last, true))),
-    op("mean", &[X], |x| one(ops::mean(&x[0], Axes::Last, true))),
-    angular(op("max", &[X], |x| one(ops::max(&x[0], Axes::Last, true)))),
-    op("sum_of_squares", &[X], |x| one(ops::sum_of_squares(&x[0], Axes::All, false))),
-    op("norm", &[X], |x| one(ops::norm(&x[0], Axes::Last, true))),
+    op("sum", &[X], |x| one(ops::sum_keepdims(&x[0], -1))),
+    op("mean", &[X], |x| one(ops::mean_keepdims(&x[0], -1))),
+    angular(op("max", &[X], |x| one(ops::max_keepdims(&x[0], -1)))),
+    op("sum_of_squares", &[X], |x| one(ops::sum_of_squares(&x[0], ..))),
+    op("norm", &[X], |x| one(ops::norm_keepdims(&x[0], -1))),
     angular(of_any("relu", &[X], |x| one(ops::relu(&x[0])))),
     of_any("silu", &[X], |x| one(ops::silu(&x[0]))),
     of_any("gelu", &[X], |x| one(ops::gelu(&x[0]))),
@@ -117,11 +117,6 @@ const OPS: [Op; 28] = [
 ];
 
 impl Op {
-    /// Of all its arguments.
-    fn numbers(&self) -> Vec<i32> {
-        (0..self.shapes.len() as i32).collect()
-    }
-
     fn inputs(&self, rows: i32, seed: u64) -> Result<Vec<Array>> {
         let shape = |shape: &[i32]| -> Vec<i32> {
             shape.iter().map(|&dim| if dim == ROWS { rows } else { dim }).collect()

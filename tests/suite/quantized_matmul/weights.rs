@@ -33,7 +33,7 @@ fn vmap_over_weights() -> Checked {
             Ok(vec![linear(&p[0], &w)?])
         };
         let inputs = [&x, &parts[0], &parts[1], &parts[2]];
-        let y = &vmap(of_parts, &inputs, &[Some(0); 4], &[0])?[0];
+        let y = &vmap(|p| of_parts(&p), &inputs, &[Some(0); 4], &[0])?[0];
         for (i, w) in weights.iter().enumerate() {
             let i = i as i32;
             assert_same(&entry(y, i)?, &linear(&entry(&x, i)?, w)?, "weights")?;

@@ -71,9 +71,9 @@ fn product_row() -> Conformance {
         let held = columns.contiguous()?;
         Ok(vec![
             plain(x)?,
-            ops::matmul(&x[0], &x[1], true)?,
-            ops::matmul(&x[0], &columns, false)?,
-            ops::matmul(&x[0], &held, false)?,
+            ops::matmul_nt(&x[0], &x[1])?,
+            ops::matmul(&x[0], &columns)?,
+            ops::matmul(&x[0], &held)?,
         ])
     };
     let mut row = Conformance::new("products", op, |x| {
@@ -110,7 +110,7 @@ pub(super) fn products_of_matrices(hold: &Hold<'_>) -> Checked {
 /// Batches that are broadcast to each other; ten products of up to 9 each.
 pub(super) fn products_of_batches(hold: &Hold<'_>) -> Checked {
     let op = |x: &[Array]| {
-        Ok(vec![ops::matmul(&x[0], &x[1], true)?, ops::matmul(&x[0], &x[1].t()?, false)?])
+        Ok(vec![ops::matmul_nt(&x[0], &x[1])?, ops::matmul(&x[0], &x[1].t()?)?])
     };
     let mut row = Conformance::new("batches", op, |x| {
         let [sums, _] = products(&x[0], &x[1]);

@@ -58,7 +58,7 @@ fn unrounded(compared: &Compared<'_>) -> f64 {
 pub(super) fn logsumexp(hold: &Hold<'_>) -> Checked {
     let row = Conformance::new(
         "logsumexp",
-        |x| Ok(vec![ops::logsumexp(&x[0], true)?, ops::logsumexp(&x[0], false)?]),
+        |x| Ok(vec![ops::logsumexp_keepdims(&x[0])?, ops::logsumexp(&x[0])?]),
         |x| {
             let logs = x[0].map_rows(logarithm);
             let mut kept = logs.clone();
@@ -69,7 +69,7 @@ pub(super) fn logsumexp(hold: &Hold<'_>) -> Checked {
     .bounds(|compared| Bound { absolute: unrounded(compared), ..Bound::ulps(0.51) })
     .peer(
         |x| {
-            let kept = builtin::composition(&ops::logsumexp(&x[0], true)?)?.swap_remove(0);
+            let kept = builtin::composition(&ops::logsumexp_keepdims(&x[0])?)?.swap_remove(0);
             let dropped = kept.squeeze(&[-1])?;
             Ok(vec![kept, dropped])
         },
@@ -104,6 +104,6 @@ pub(super) fn log_softmax(hold: &Hold<'_>) -> Checked {
         let values = x[0].values.chunks(axis(x).max(1)).flat_map(rounded).collect::<Vec<_>>();
         vec![Tensor::new(x[0].shape.clone(), values)]
     })
-    .peer(|x| Ok(vec![x[0].subtract(ops::logsumexp(&x[0], true)?)?]), |_| Bound::ulps(0.0));
+    .peer(|x| Ok(vec![x[0].subtract(ops::logsumexp_keepdims(&x[0])?)?]), |_| Bound::ulps(0.0));
     hold(row_sizes(row.vmap_bounds(exact), 50_000, 1, 0))
 }
