@@ -58,6 +58,11 @@ pub fn load_safetensors_bytes(bytes: &[u8]) -> Result<Tensors> {
 
 /// Writes arrays, which are evaluated first, and metadata as a safetensors file.
 ///
+/// # Errors
+///
+/// Returns an error if the name does not end in `.safetensors`, an array cannot be evaluated, or
+/// the file cannot be written. The error names the file.
+///
 /// ```
 /// # use mlx_primitives::{Array, io};
 /// # let path = std::env::temp_dir().join(format!("doc-{}.safetensors", std::process::id()));
@@ -90,7 +95,10 @@ pub fn save_safetensors<'a>(
 /// Loads a GGUF file, whose header is checked first: F32, F16, integer, Q4_0, Q4_1 and Q8_0
 /// tensors as MLX keeps them, BF16, Q2_K, Q4_K and Q6_K as float16.
 ///
-/// Errors name the file: missing, truncated, another format, a type that MLX cannot load.
+/// # Errors
+///
+/// Returns an error if the file is missing or truncated, has another format, or holds a type that
+/// MLX cannot load. The error names the file.
 pub fn load_gguf(path: impl AsRef<Path>) -> Result<Tensors> {
     let path = path.as_ref();
     files::open(path)

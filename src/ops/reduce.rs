@@ -49,6 +49,10 @@ pub fn sum(x: &Array, axes: Axes, keepdims: bool) -> Result<Array> {
 ///
 /// Shapes, types and errors are those of [`sum`]. Differentiable.
 ///
+/// # Errors
+///
+/// Returns an error for what [`sum`] refuses.
+///
 /// ```
 /// use mlx_primitives::{Array, ops, ops::Axes};
 ///
@@ -85,6 +89,10 @@ pub fn max(x: &Array, axes: Axes, keepdims: bool) -> Result<Array> {
 /// Squares and sum are float32 and the sum is rounded once, so that only the result has to fit
 /// into the type. Shapes, types and errors are those of [`sum`]. Differentiable.
 ///
+/// # Errors
+///
+/// Returns an error for what [`sum`] refuses.
+///
 /// ```
 /// use mlx_primitives::{Array, ops, ops::Axes};
 ///
@@ -100,6 +108,10 @@ pub fn sum_of_squares(x: &Array, axes: Axes, keepdims: bool) -> Result<Array> {
 /// [`sum_of_squares`], rounded once.
 ///
 /// Shapes, types and errors are those of [`sum`]. Differentiable, but where it is 0.
+///
+/// # Errors
+///
+/// Returns an error for what [`sum`] refuses.
 ///
 /// ```
 /// use mlx_primitives::{Array, ops, ops::Axes};
