@@ -7,6 +7,11 @@ use crate::ffi;
 use crate::ops::Rope;
 
 /// `mlx.fast.layer_norm`.
+///
+/// # Errors
+///
+/// Returns an error if `x` is a scalar, or `weight` or `bias` is not one row of the last axis of
+/// `x`.
 pub fn layer_norm(
     x: &Array,
     weight: Option<&Array>,
@@ -20,17 +25,30 @@ pub fn layer_norm(
 }
 
 /// `mlx.fast.rms_norm`.
+///
+/// # Errors
+///
+/// Returns an error if `x` is a scalar, or `weight` is not one row of the last axis of `x`.
 pub fn rms_norm(x: &Array, weight: Option<&Array>, eps: f32) -> Result<Array> {
     // SAFETY: the pointer is null or that of a borrowed array, which outlives the call.
     Array::from_bridge(unsafe { ffi::ops::bridge::builtin_rms_norm(x.raw(), or_null(weight), eps) })
 }
 
 /// `mlx.softmax` over the last axis with `precise` accumulation in float32.
+///
+/// # Errors
+///
+/// Returns an error if `x` is a scalar.
 pub fn softmax(x: &Array) -> Result<Array> {
     Array::from_bridge(ffi::ops::bridge::builtin_softmax(x.raw(), true))
 }
 
 /// `mlx.fast.rope`.
+///
+/// # Errors
+///
+/// Returns an error if `x` has fewer than three axes, both or none of `base` and `freqs` are given,
+/// or the offset or the frequencies have another shape than `mlx.fast.rope` takes.
 pub fn rope(x: &Array, rotation: Rope<'_>) -> Result<Array> {
     let Rope { dims, traditional, base, scale, offset, freqs } = rotation;
     let offset = offset.to_array()?;

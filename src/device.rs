@@ -22,11 +22,19 @@ pub enum Device {
 
 impl Device {
     /// Whether this machine has the device.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if MLX cannot ask the system for its GPU.
     pub fn is_available(self) -> Result<bool> {
         Ok(self == Self::Cpu || ffi::gpu_available()?)
     }
 
     /// The processor's name.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if MLX has no such device, or cannot ask it for its name.
     pub fn name(self) -> Result<String> {
         Ok(ffi::device_name(self == Self::Gpu)?)
     }
@@ -37,6 +45,10 @@ impl Device {
 }
 
 /// The device of ops outside [`with_device`]: the GPU where there is one.
+///
+/// # Errors
+///
+/// Returns an error if MLX cannot ask the system for its GPU.
 pub fn default_device() -> Result<Device> {
     Ok(if ffi::default_is_gpu()? { Device::Gpu } else { Device::Cpu })
 }
@@ -50,19 +62,33 @@ pub struct Stream {
 }
 
 impl Stream {
-    /// A new stream; an error where the device is missing.
+    /// A new stream of a device.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if there is no such device, or the system gives MLX no thread for the
+    /// stream.
     pub fn new(device: Device) -> Result<Self> {
         let index = ffi::new_stream(device == Device::Gpu)?;
         Ok(Self { index, device, thread: PhantomData })
     }
 
     /// Waits for all work given to the stream.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if work that was given to the stream failed, and no array holds that
+    /// failure.
     pub fn synchronize(&self) -> Result<()> {
         Ok(ffi::synchronize(self.device.place(self.index))?)
     }
 }
 
 /// The device that ops of this thread go to now.
+///
+/// # Errors
+///
+/// Returns an error if MLX cannot ask the system for its GPU.
 pub fn current() -> Result<Device> {
     let place = ffi::current_place();
     if !place.explicit_device {
@@ -112,6 +138,10 @@ fn with_place<R>(place: Place, f: impl FnOnce() -> R) -> R {
 }
 
 /// Waits for all work given to the thread's current stream.
+///
+/// # Errors
+///
+/// Returns an error if work that was given to the stream failed, and no array holds that failure.
 pub fn synchronize() -> Result<()> {
     Ok(ffi::synchronize(ffi::current_place())?)
 }
@@ -120,6 +150,10 @@ pub fn synchronize() -> Result<()> {
 ///
 /// MLX delays a thread that evaluates while there are more than ten. The count also returns to 0 after
 /// evaluations that failed.
+///
+/// # Errors
+///
+/// Returns an error if MLX cannot be started, for example because the system has no more threads.
 pub fn active_tasks() -> Result<i32> {
     Ok(ffi::active_tasks()?)
 }
@@ -129,6 +163,11 @@ pub fn active_tasks() -> Result<i32> {
 ///
 /// Arrays of these streams must have been evaluated or dropped: evaluating them later is an error.
 /// What is evaluated can still be read.
+///
+/// # Errors
+///
+/// Returns an error if MLX cannot end the streams, for example because work that was given to them
+/// failed.
 pub fn clear_streams() -> Result<()> {
     Ok(ffi::clear_streams()?)
 }
@@ -139,9 +178,12 @@ pub fn mlx_versions() -> (String, String) {
     (ffi::header_version(), ffi::library_version())
 }
 
-/// An error, naming both, unless the loaded libmlx has the version of the headers built with.
+/// Compares the version of the loaded libmlx with that of the headers that this crate was built with.
+/// Creating the first array does so too.
 ///
-/// Creating the first array checks this too.
+/// # Errors
+///
+/// Returns an error if the versions differ. The error names both.
 pub fn check_version() -> Result<()> {
     Ok(ffi::check_version()?)
 }
@@ -152,6 +194,11 @@ pub fn mlx_prefix() -> &'static str {
 }
 
 /// Where the Metal kernels come from: the metallib's path, the embedded source, or none.
+///
+/// # Errors
+///
+/// Returns an error if `MLX_PRIMITIVES_METALLIB` names no metallib, or the metallib that would be
+/// loaded was compiled from other sources than the program's.
 pub fn kernels_origin() -> Result<String> {
     Ok(ffi::kernels_origin()?)
 }
@@ -179,12 +226,16 @@ pub fn system() -> String {
     format!("{} {}", std::env::consts::OS, std::env::consts::ARCH)
 }
 
-/// An error if an environment variable of the CPU kernels holds a value that is not used:
-/// `MLX_PRIMITIVES_THREADS` anything but 1 to 1024, `MLX_PRIMITIVES_SIMD` anything but an instruction
-/// set that this machine has. An empty variable is as good as none.
+/// Checks the environment variables of the CPU kernels.
 ///
 /// The kernels themselves never fail for such a value: they run as if the variable were not set. A
 /// program that wants to tell its user calls this first, as the `mlx-primitives` command does.
+///
+/// # Errors
+///
+/// Returns an error if a variable holds a value that is not used: `MLX_PRIMITIVES_THREADS` anything
+/// but 1 to 1024, `MLX_PRIMITIVES_SIMD` anything but an instruction set that this machine has. An
+/// empty variable is as good as none.
 pub fn check_environment() -> Result<()> {
     match crate::cpu::unusable_variable() {
         Some((name, expected, got)) => {

@@ -51,6 +51,11 @@ const VIEWS: [&str; 15] = [
 /// A node of MLX's own counts as the one dispatch that its Metal backend makes of it, a view as
 /// none; one of ours counts what its `eval_gpu` dispatches.
 ///
+/// # Errors
+///
+/// Returns an error if a primitive cannot say what it will dispatch, for example because its
+/// metallib is refused.
+///
 /// ```
 /// use mlx_primitives::{Array, graph, ops};
 ///
@@ -98,8 +103,8 @@ pub const MAX_THREADS: u32 = 1024;
 ///
 /// # Errors
 ///
-/// If `array` is evaluated, or the result of another library's op, or if no kernel can count its
-/// elements or run in so small a group.
+/// Returns an error if `array` is evaluated, or the result of another library's op, or if no
+/// kernel can count its elements or run in so small a group.
 ///
 /// ```
 /// use mlx_primitives::{Array, graph, ops};

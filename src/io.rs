@@ -49,6 +49,11 @@ pub fn load_safetensors_bytes(bytes: &[u8]) -> Result<Tensors> {
 
 /// Writes arrays, which are evaluated first, and metadata as a safetensors file.
 ///
+/// # Errors
+///
+/// Returns an error if the name does not end in `.safetensors`, an array cannot be evaluated, or
+/// the file cannot be written. The error names the file.
+///
 /// ```
 /// # use mlx_primitives::{Array, io};
 /// # let path = std::env::temp_dir().join(format!("doc-{}.safetensors", std::process::id()));

@@ -27,9 +27,10 @@
     feature = "llama",
     doc = "- [`llama`]: a Llama's weights, cache, sampling and decode loop."
 )]
-#![warn(missing_docs)]
+#![warn(missing_docs, clippy::missing_errors_doc, clippy::missing_panics_doc)]
 #![deny(unsafe_op_in_unsafe_fn)]
 
+#[allow(clippy::missing_errors_doc)]
 mod array;
 pub mod builtin;
 pub mod conformance;
@@ -52,6 +53,7 @@ pub mod random;
 #[cfg_attr(not(all(feature = "simulate-metal", target_os = "linux")), path = "no_simulator.rs")]
 mod simulate;
 pub mod simulator;
+#[allow(clippy::missing_errors_doc)]
 pub mod transforms;
 pub mod tune;
 

@@ -51,12 +51,20 @@ pub fn reset_peak_memory() {
 }
 
 /// Gives the cached bytes back to the system.
+///
+/// # Errors
+///
+/// Returns an error if the memory cannot be given back.
 pub fn clear_cache() -> Result<()> {
     Ok(ffi::clear_cache()?)
 }
 
 /// Sets how many bytes are kept for reuse, and returns the limit before. Without a GPU MLX keeps
 /// 32 MB: larger arrays then get new pages from the system, which cost more than most ops.
+///
+/// # Errors
+///
+/// Returns an error if MLX's allocator cannot be made.
 pub fn set_cache_limit(bytes: usize) -> Result<usize> {
     Ok(ffi::set_cache_limit(bytes)?)
 }
@@ -69,6 +77,10 @@ pub fn memory_limit() -> usize {
 
 /// Sets [`memory_limit`], and returns the limit before. Its first value is 1.5 times the working
 /// set that a GPU recommends, without one 0.8 of the machine's memory.
+///
+/// # Errors
+///
+/// Returns an error if MLX's allocator cannot be made.
 pub fn set_memory_limit(bytes: usize) -> Result<usize> {
     Ok(ffi::set_memory_limit(bytes)?)
 }
@@ -76,8 +88,12 @@ pub fn set_memory_limit(bytes: usize) -> Result<usize> {
 /// Sets how many bytes stay resident for the GPU, and returns the limit before; at first 0.
 ///
 /// Of use on macOS 15 and later alone: a model whose weights are wired is not paged out between
-/// tokens. An error above what the system allows. Without a GPU there is nothing to wire: the call
+/// tokens. Without a GPU there is nothing to wire: the call
 /// changes nothing and returns 0.
+///
+/// # Errors
+///
+/// Returns an error if `bytes` is more than the system allows.
 ///
 /// ```
 /// use mlx_primitives::{device::Device, memory};

@@ -7,21 +7,38 @@ use crate::error::Result;
 use crate::ffi::bridge as ffi;
 
 /// Restarts the thread's own sequence.
+///
+/// # Errors
+///
+/// Returns an error if MLX has no memory for the key.
 pub fn seed(seed: u64) -> Result<()> {
     Ok(ffi::random_seed(seed)?)
 }
 
 /// A key for the functions below.
+///
+/// # Errors
+///
+/// Returns an error if MLX has no memory for the key.
 pub fn key(seed: u64) -> Result<Array> {
     Array::from_bridge(ffi::random_key(seed))
 }
 
 /// `count` new keys from one, along the first axis.
+///
+/// # Errors
+///
+/// Returns an error if `key` is no `uint32` array of two elements, or `count` is negative.
 pub fn split(key: &Array, count: i32) -> Result<Array> {
     Array::from_bridge(ffi::random_split(key.raw(), count))
 }
 
 /// Uniform in `[low, high)`, of a floating type.
+///
+/// # Errors
+///
+/// Returns an error if the shape has a negative length or more elements than memory can address,
+/// `T` is no floating type, or `key` is no `uint32` array of two elements.
 ///
 /// ```
 /// # use mlx_primitives::random;
@@ -47,11 +64,21 @@ pub fn uniform<T: Element>(
 }
 
 /// Normal of mean 0 and variance 1, of a floating type.
+///
+/// # Errors
+///
+/// Returns an error if the shape has a negative length or more elements than memory can address,
+/// `T` is no floating type, or `key` is no `uint32` array of two elements.
 pub fn normal<T: Element>(shape: impl IntoShape, key: Option<&Array>) -> Result<Array> {
     normal_of(shape, T::DTYPE, key)
 }
 
 /// [`normal`] of a type known only at run time.
+///
+/// # Errors
+///
+/// Returns an error if the shape has a negative length or more elements than memory can address,
+/// `dtype` is no floating type, or `key` is no `uint32` array of two elements.
 pub fn normal_of(shape: impl IntoShape, dtype: Dtype, key: Option<&Array>) -> Result<Array> {
     let shape = shape.dims();
     let shape = shape.as_ref();
@@ -61,6 +88,11 @@ pub fn normal_of(shape: impl IntoShape, dtype: Dtype, key: Option<&Array>) -> Re
 }
 
 /// `int32` uniform in `[low, high)`.
+///
+/// # Errors
+///
+/// Returns an error if the shape has a negative length or more elements than memory can address, or
+/// `key` is no `uint32` array of two elements.
 pub fn randint(low: i32, high: i32, shape: impl IntoShape, key: Option<&Array>) -> Result<Array> {
     let shape = shape.dims();
     let shape = shape.as_ref();
@@ -70,6 +102,10 @@ pub fn randint(low: i32, high: i32, shape: impl IntoShape, key: Option<&Array>) 
 }
 
 /// `uint32` indices along `axis`, drawn with probability proportional to `exp(logits)`.
+///
+/// # Errors
+///
+/// Returns an error if `logits` has no axis `axis`, or `key` is no `uint32` array of two elements.
 pub fn categorical(logits: &Array, axis: i32, key: Option<&Array>) -> Result<Array> {
     // SAFETY: the pointer is null or that of a borrowed array, which outlives the call.
     Array::from_bridge(unsafe { ffi::random_categorical(logits.raw(), axis, or_null(key)) })

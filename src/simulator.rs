@@ -67,7 +67,10 @@ pub const fn is_available() -> bool {
 /// Runs `f`; primitives that it evaluates on this thread run their Metal kernels in the simulator,
 /// in place of their CPU kernels. What a kernel does wrong is an `Err` of the evaluation.
 ///
-/// An error where the simulator is not available.
+/// # Errors
+///
+/// Returns an error if the simulator is not available: this is not Linux, or the feature
+/// `simulate-metal` is off.
 pub fn with_metal<R>(schedule: Schedule, f: impl FnOnce() -> R) -> Result<R> {
     if !is_available() {
         return Err(Error::argument(

@@ -38,6 +38,10 @@ impl Tensor {
     }
 
     /// The numbers of an array of float32, float16, bfloat16 or int32, or of bools: 1 for true.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if the array has another type, or cannot be evaluated.
     pub fn of(array: &Array) -> Result<Self> {
         let shape: Vec<usize> = array.shape().iter().map(|&dim| dim as usize).collect();
         let values: Vec<f64> = match array.dtype() {
@@ -54,8 +58,8 @@ impl Tensor {
     ///
     /// # Errors
     ///
-    /// If the type is none of float32, float16, bfloat16, int32 and bool, or the numbers are not as
-    /// many as the shape holds.
+    /// Returns an error if the type is none of float32, float16, bfloat16, int32 and bool, or
+    /// the numbers are not as many as the shape holds.
     pub fn array(&self, dtype: Dtype) -> Result<Array> {
         let shape: Vec<i32> = self.shape.iter().map(|&dim| dim as i32).collect();
         let values = &self.values;

@@ -75,7 +75,11 @@ impl Report {
         self.outcomes.iter().any(|outcome| outcome.backend.is_metal())
     }
 
-    /// An error that lists the failures; another if nothing was compared.
+    /// Whether everything that was compared passed.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if something failed, or nothing was compared. The error lists the failures.
     pub fn check(&self) -> Result<()> {
         let failures: Vec<String> =
             self.failures().map(|failure| format!("\n  {failure}")).collect();

@@ -38,8 +38,10 @@ struct Library {
 impl MetalLibrary {
     /// The `.metallib` at a path, read now.
     ///
-    /// An error if it cannot be read, or is none that this machine could load; see
-    /// [`MetalLibrary::from_bytes`].
+    /// # Errors
+    ///
+    /// Returns an error if the file cannot be read, or holds no metallib that this machine could
+    /// load; see [`MetalLibrary::from_bytes`].
     pub fn from_path(path: impl AsRef<Path>) -> Result<Self> {
         let path = path.as_ref();
         let bytes = files::read(path)?;
@@ -48,14 +50,20 @@ impl MetalLibrary {
 
     /// A `.metallib` in memory, such as that of `include_bytes!`.
     ///
-    /// An error if its header or list of functions is damaged, if it is not for macOS, or if it was
-    /// compiled for a newer Metal than this system runs; elsewhere, than this crate knows.
+    /// # Errors
+    ///
+    /// Returns an error if its header or list of functions is damaged, it is not for macOS, or it
+    /// was compiled for a newer Metal than this system runs; elsewhere, than this crate knows.
     pub fn from_bytes(metallib: impl Into<Cow<'static, [u8]>>) -> Result<Self> {
         Self::new(Contents { metallib: Some(metallib.into()), source: None })
     }
 
     /// Source of the Metal shading language, with no `#include` but of Metal's own headers.
     /// Compiled at the first launch: what is wrong with it is an error then.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if the source contains a NUL.
     ///
     /// ```
     /// use mlx_primitives::custom::MetalLibrary;
@@ -70,12 +78,21 @@ impl MetalLibrary {
 
     /// A metallib and the source that it was compiled from, as `mlx-primitives-build` leaves them:
     /// where it could compile none, the metallib is empty and the source is compiled when used.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if the metallib is not empty and [`MetalLibrary::from_bytes`] refuses it,
+    /// or the source is not ASCII.
     pub fn from_build(metallib: &'static [u8], source: &'static str) -> Result<Self> {
         let metallib = (!metallib.is_empty()).then_some(Cow::Borrowed(metallib));
         Self::new(Contents { metallib, source: Some(source.into()) })
     }
 
     /// The same library with its source, for the simulator.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if the source contains a NUL.
     pub fn with_source(self, source: impl Into<Cow<'static, str>>) -> Result<Self> {
         Self::new(Contents { source: Some(source.into()), ..self.0.contents.clone() })
     }

@@ -112,9 +112,13 @@ pub trait CustomPrimitive: Send + Sync + 'static {
     /// The name in errors and graphs.
     fn name(&self) -> &str;
 
-    /// Shapes and types of the outputs, at least one; an `Err` refuses the inputs.
+    /// Shapes and types of the outputs, at least one.
     ///
     /// Depends on nothing but `self` and the inputs: `compile` asks again for other shapes.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error to refuse the inputs.
     fn outputs(&self, inputs: &[Spec]) -> Result<Vec<Spec>>;
 
     /// How input number `input` is wanted; [`Layout::RowContiguous`] unless overridden.
@@ -134,12 +138,20 @@ pub trait CustomPrimitive: Send + Sync + 'static {
 
     /// Computes all elements of all outputs. Outputs are row-contiguous, share memory with no
     /// input, and hold anything before. Not called where no output has elements.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if the outputs cannot be computed; the evaluation then fails with it.
     fn eval_cpu(&self, inputs: &[View<'_>], outputs: &mut [ViewMut<'_>]) -> Result<()>;
 
-    /// The kernels to dispatch on a GPU, in order; without it, an `Err` there.
+    /// The kernels to dispatch on a GPU, in order.
     ///
     /// Called again, with fewer threads, if a kernel needs so many registers that its pipeline
     /// allows no more than that in a threadgroup.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if nothing can be dispatched, which a primitive without this method always does.
     fn launch(&self, call: &Call) -> Result<Vec<Launch>> {
         let _ = call;
         Err(self.lacks("Metal kernel"))
@@ -147,6 +159,10 @@ pub trait CustomPrimitive: Send + Sync + 'static {
 
     /// The cotangents pulled back to the primals numbered `argnums`: for each of them, in that
     /// order, an array of the primal's shape and type. There is a cotangent for each output.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if there is no such derivative, as for a primitive without this method.
     fn vjp(
         &self,
         primals: &[Array],
@@ -160,6 +176,10 @@ pub trait CustomPrimitive: Send + Sync + 'static {
 
     /// The derivatives of the outputs along `tangents`, one for each primal numbered in `argnums`;
     /// the others stay as they are.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if there is no such derivative, as for a primitive without this method.
     fn jvp(&self, primals: &[Array], tangents: &[Array], argnums: &[usize]) -> Result<Vec<Array>> {
         let _ = (primals, tangents, argnums);
         Err(self.lacks("jvp"))
@@ -167,6 +187,10 @@ pub trait CustomPrimitive: Send + Sync + 'static {
 
     /// The op over an axis more: `axes` says which axis of each input is mapped, if any. Returns
     /// the outputs and the axis of each that is the mapped one.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if the op cannot be mapped, as for a primitive without this method.
     fn vmap(&self, inputs: &[Array], axes: &[Option<usize>]) -> Result<(Vec<Array>, Vec<usize>)> {
         let _ = (inputs, axes);
         Err(self.lacks("vmap"))
@@ -191,7 +215,10 @@ pub trait CustomPrimitive: Send + Sync + 'static {
 
 /// The outputs of a primitive, as one lazy node on the current device and stream.
 ///
-/// An `Err` if the primitive refuses the inputs, says no outputs, or shapes that no memory holds.
+/// # Errors
+///
+/// Returns an error if the primitive refuses the inputs, says no outputs, or says shapes that no
+/// memory holds.
 pub fn apply<P: CustomPrimitive>(primitive: P, inputs: &[&Array]) -> Result<Vec<Array>> {
     let op = calls::CustomOp::new(primitive)?;
     let specs: Vec<Spec> = inputs.iter().map(|input| Spec::of(input)).collect();
@@ -202,6 +229,10 @@ pub fn apply<P: CustomPrimitive>(primitive: P, inputs: &[&Array]) -> Result<Vec<
 }
 
 /// [`apply`] for a primitive of one output.
+///
+/// # Errors
+///
+/// Returns an error if the primitive has more than one output, or [`apply`] fails.
 pub fn apply_one<P: CustomPrimitive>(primitive: P, inputs: &[&Array]) -> Result<Array> {
     let mut outputs = apply(primitive, inputs)?;
     match (outputs.pop(), outputs.len()) {

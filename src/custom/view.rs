@@ -70,8 +70,10 @@ impl<'a> View<'a> {
 
     /// The elements in row-major order, where they lie.
     ///
-    /// An error if `T` is not the type of the input, or if the input is not row-contiguous, which
-    /// only one of [`Layout::Any`](super::Layout::Any) can be.
+    /// # Errors
+    ///
+    /// Returns an error if `T` is not the type of the input, or the input is not row-contiguous,
+    /// which only one of [`Layout::Any`](super::Layout::Any) can be.
     pub fn as_slice<T: Element>(&self) -> Result<&'a [T]> {
         let data = self.data::<T>()?;
         if !self.array.row_contiguous {
@@ -88,6 +90,10 @@ impl<'a> View<'a> {
     }
 
     /// The elements in row-major order, whatever the layout.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if `T` is not the type of the input.
     pub fn elements<T: Element>(&self) -> Result<Elements<'a, T>> {
         Ok(self.walk(self.data::<T>()?))
     }
@@ -224,7 +230,9 @@ impl<'a> ViewMut<'a> {
     /// The elements in row-major order. What they are before they are written is not defined; in
     /// debug builds they are NaN, or all bits set.
     ///
-    /// An error if `T` is not the type of the output.
+    /// # Errors
+    ///
+    /// Returns an error if `T` is not the type of the output.
     pub fn as_mut_slice<T: Element>(&mut self) -> Result<&mut [T]> {
         if T::DTYPE != self.dtype() {
             let expected =

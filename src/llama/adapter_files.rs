@@ -85,9 +85,11 @@ impl Adapters {
     /// Loads `adapter_config.json` and `adapters.safetensors` of mlx-lm, made for this model. What
     /// `dropout` says is for training alone.
     ///
-    /// Errors name the file, and the tensor where there is one: another `fine_tune_type` than lora,
-    /// a tensor that is none of the projections the configuration names, another shape or type,
-    /// one without its other half.
+    /// # Errors
+    ///
+    /// Returns an error for another `fine_tune_type` than lora, a tensor of none of the projections that the
+    /// configuration names, another shape or type, and a tensor without its other half. The error names
+    /// the file, and the tensor where there is one.
     ///
     /// ```
     /// use mlx_primitives::llama::{Adapters, Checkpoint};

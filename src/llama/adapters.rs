@@ -60,6 +60,10 @@ impl FromIterator<(String, Lora)> for Adapters {
 impl Llama {
     /// Outputs and inputs of a projection.
     ///
+    /// # Errors
+    ///
+    /// Returns an error if the model has no projection of that name.
+    ///
     /// ```
     /// use mlx_primitives::llama::Checkpoint;
     ///
@@ -80,7 +84,9 @@ impl Llama {
     /// The model with the updates beside its weights in every step that it runs, in the type of
     /// its activations. They take the place of those that it had.
     ///
-    /// An error if an update names no projection, or is of another shape.
+    /// # Errors
+    ///
+    /// Returns an error if an update names no projection, or is of another shape.
     pub fn adapted(self, adapters: &Adapters) -> Result<Self> {
         let mut updates = BTreeMap::new();
         for (name, update) in adapters.iter() {
@@ -101,6 +107,11 @@ impl Llama {
 
     /// As [`forward`](Self::forward), with these low-rank updates beside the projections that they
     /// name, in the place of those that [`adapted`](Self::adapted) attached.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if an update names no projection, or for what [`forward`](Self::forward)
+    /// refuses.
     pub fn forward_adapted(
         &self,
         tokens: &Array,
@@ -120,7 +131,10 @@ impl Llama {
 
     /// The model with the updates added to its weights; packed ones are packed again.
     ///
-    /// An error if an update names no projection, or is of another shape.
+    /// # Errors
+    ///
+    /// Returns an error if an update names no projection or is of another shape, or if a packed weight cannot
+    /// be packed again.
     pub fn merged(&self, adapters: &Adapters) -> Result<Self> {
         for name in adapters.updates.keys() {
             self.projection_shape(name)?;

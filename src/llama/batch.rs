@@ -67,6 +67,10 @@ struct Text {
 
 impl Checkpoint {
     /// As [`Llama::generate_batch`], up to the checkpoint's end tokens or the options'.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error for what [`Llama::generate_batch`] refuses.
     pub fn generate_batch(
         &self,
         prompts: &[Vec<u32>],

@@ -35,13 +35,20 @@ struct GenerationConfig {
 
 impl Checkpoint {
     /// Loads `config.json`, `tokenizer.json`, `model*.safetensors` and, if there,
-    /// `generation_config.json`; or a `.gguf` file with a `tokenizer.json` beside it. Errors name
-    /// the file.
+    /// `generation_config.json`; or a `.gguf` file with a `tokenizer.json` beside it.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error for what [`Llama::load`] and [`Tokenizer::parse`] refuse. The error names the file.
     pub fn load(path: impl AsRef<Path>) -> Result<Self> {
         Self::load_with(path, |_| {})
     }
 
     /// As [`load`](Self::load), with `progress` told as by [`Llama::load_with`].
+    ///
+    /// # Errors
+    ///
+    /// Returns an error for what [`load`](Self::load) refuses.
     pub fn load_with(path: impl AsRef<Path>, progress: impl FnMut(Progress)) -> Result<Self> {
         let path = path.as_ref();
         let directory = match is_gguf(path) {
@@ -64,6 +71,10 @@ impl Checkpoint {
     }
 
     /// The small model that comes with the crate: stories in plain words.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if MLX cannot hold the weights, for example because memory is short.
     pub fn demo() -> Result<Self> {
         let config = Config::parse(include_str!("../../assets/demo/config.json"))?;
         let tokenizer = Tokenizer::parse(include_bytes!("../../assets/demo/tokenizer.json"))?;
@@ -76,6 +87,10 @@ impl Checkpoint {
 
     /// Runs the prompt's tokens and yields those that follow, up to one of the checkpoint's end
     /// tokens or of the options'.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error for what [`Llama::generate`] refuses.
     pub fn generate(&self, prompt: &[u32], options: &Options) -> Result<Generation<'_>> {
         let mut options = options.clone();
         options.eos.extend(&self.eos);

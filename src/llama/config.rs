@@ -169,6 +169,11 @@ const MAX_HEAD_DIM: i32 = 1 << 13;
 impl Config {
     /// Parses and checks `config.json`.
     ///
+    /// # Errors
+    ///
+    /// Returns an error if the text is no JSON object, lacks what a Llama needs, or says what this
+    /// crate does not run. The error names the field.
+    ///
     /// ```
     /// use mlx_primitives::llama::Config;
     ///
@@ -184,6 +189,10 @@ impl Config {
     }
 
     /// Which of the architectures it is.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if `model_type` is none of [`ModelType`].
     pub fn kind(&self) -> Result<ModelType> {
         ModelType::parse(&self.model_type)
     }
@@ -278,6 +287,11 @@ impl Config {
     }
 
     /// What the rotary embedding turns by.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if the scaling is of an unknown type or lacks a number, or if there is no
+    /// even number of features.
     pub fn rope_frequencies(&self) -> Result<RopeFrequencies> {
         let scaling = match &self.rope_scaling {
             Some(scaling) => RopeScaling::parse(scaling)?,
@@ -305,6 +319,10 @@ impl Config {
 
     /// How the module at `path` is packed, if its weights are; where it is not named, the weights
     /// themselves may say something else.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if what the configuration says of that module is no format that MLX has.
     pub fn quantization_of(&self, path: &str) -> Result<Option<Quantization>> {
         let Some(all) = &self.quantization else { return Ok(None) };
         match all.get(path) {

@@ -182,6 +182,11 @@ impl<'a> Generation<'a> {
     }
 
     /// The cache and the tokens it holds, to go on from at another time.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if the last positions cannot be taken back from the cache, which drafts and
+    /// rotating caches lead to.
     pub fn into_prompt_cache(mut self) -> Result<PromptCache> {
         // What was drawn and not yielded is not part of the text.
         let seen = self.tokens().len();
@@ -196,6 +201,10 @@ impl<'a> Generation<'a> {
     ///
     /// `progress` is told after each step how many tokens are done, and of how many; where it breaks,
     /// the rest is left for later.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if a step of the model fails.
     pub fn prefill(
         &mut self,
         mut progress: impl FnMut(usize, usize) -> ControlFlow<()>,
@@ -218,6 +227,11 @@ impl<'a> Generation<'a> {
 
     /// The next token with what [`Options::logprobs`] asks for; the iterator yields its number
     /// alone.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if a step of the model or the choice of a token fails. After that there are
+    /// no more tokens.
     pub fn next_token(&mut self) -> Result<Option<Token>> {
         if self.finish.is_some() || self.failed {
             return Ok(None);

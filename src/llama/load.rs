@@ -22,10 +22,12 @@ impl Llama {
     /// must hold the tensors that it says. A GGUF file is of the architecture llama, qwen2 or qwen3, and
     /// its packed types stay packed: [`load_gguf`](crate::io::load_gguf) lists what each becomes.
     ///
-    /// Errors name the file, and the tensor where there is one: missing or truncated files,
-    /// configurations that are not a Llama's or its kin's, tensors that are missing, left over, in
-    /// two files, of another shape or type than the configuration says; a named pipe, a device or a
-    /// directory in the place of a file.
+    /// # Errors
+    ///
+    /// Returns an error for missing or truncated files, configurations that are not a Llama's or its
+    /// kin's, tensors that are missing, left over, in two files, or of another shape or type than the
+    /// configuration says, and for a named pipe, a device or a directory in the place of a file. The
+    /// error names the file, and the tensor where there is one.
     ///
     /// # Files that change meanwhile
     ///
@@ -51,6 +53,10 @@ impl Llama {
 
     /// As [`load`](Self::load), with `progress` told before the first layer and after each.
     ///
+    /// # Errors
+    ///
+    /// Returns an error for what [`load`](Self::load) refuses.
+    ///
     /// ```
     /// use mlx_primitives::llama::{Llama, Progress};
     ///
@@ -68,6 +74,11 @@ impl Llama {
 
     /// As [`load`](Self::load), with nothing read but the headers: each tensor is read when it is
     /// first used.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error for what [`load`](Self::load) refuses. A tensor that cannot be read later
+    /// is an error of the evaluation that uses it.
     pub fn load_lazily(path: impl AsRef<Path>) -> Result<Self> {
         let path = path.as_ref();
         let (config, weights) = files(path)?;

@@ -21,8 +21,11 @@ pub struct Llama {
 }
 
 impl Llama {
-    /// Puts the model together; an error for missing, extra or misshapen tensors. Nothing is
-    /// evaluated.
+    /// Puts the model together. Nothing is evaluated.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error for missing, extra or misshapen tensors, and names the tensor.
     pub fn new(config: Config, weights: Weights) -> Result<Self> {
         Self::assemble(config, weights, None)
     }
@@ -85,8 +88,11 @@ impl Llama {
         }
     }
 
-    /// The same model with every projection, and the embedding, packed whose rows are whole groups;
-    /// an error for a format that MLX does not have.
+    /// The same model with every projection, and the embedding, packed whose rows are whole groups.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error for a format that MLX does not have.
     ///
     /// ```
     /// use mlx_primitives::llama::{Checkpoint, Quantization};
@@ -143,7 +149,11 @@ impl Llama {
     }
 
     /// An empty cache for this model, whose layers of sliding attention are as in
-    /// [`new_cache`](Self::new_cache); an error for a kind that cannot be.
+    /// [`new_cache`](Self::new_cache).
+    ///
+    /// # Errors
+    ///
+    /// Returns an error for a kind that cannot be, and for groups that do not divide a head's features.
     pub fn new_cache_of(&self, kind: CacheKind) -> Result<Cache> {
         let layer = LayerCache::new(kind)?;
         if let CacheKind::Quantized { group_size, .. } = kind
@@ -185,6 +195,11 @@ impl Llama {
 
     /// Logits `[batch, time, vocab]` of what follows each of `tokens` (integers `[batch, time]`),
     /// which continue the positions in `cache` and are appended to it.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if `tokens` is no matrix of integers, or if `cache` was made for another
+    /// model.
     ///
     /// ```
     /// use mlx_primitives::{Array, llama::Checkpoint};

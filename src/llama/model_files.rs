@@ -37,6 +37,11 @@ pub struct ModelFiles {
 impl ModelFiles {
     /// Opens `config.json` and `model*.safetensors`, and sees that they make a model. No tensor's
     /// elements are read.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if a file is missing or damaged, or if the tensors make no model that this
+    /// crate runs. The error names the file.
     pub fn open(directory: impl AsRef<Path>) -> Result<Self> {
         let directory = directory.as_ref().to_owned();
         let path = directory.join("config.json");
@@ -60,6 +65,10 @@ impl ModelFiles {
     }
 
     /// The model, of the tensors as they are now.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if the tensors as they are now make no model.
     pub fn llama(&self) -> Result<Llama> {
         let arrays: HashMap<String, Array> =
             self.tensors.iter().map(|(name, array)| (name.clone(), array.clone())).collect();

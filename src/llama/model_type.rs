@@ -33,7 +33,11 @@ impl ModelType {
         }
     }
 
-    /// The type of a `model_type`; an error that lists those there are.
+    /// The type of a `model_type`.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error that lists the known types if this is none.
     ///
     /// ```
     /// use mlx_primitives::llama::ModelType;

@@ -58,8 +58,12 @@ impl Penalties {
             && self.frequency == 0.0
     }
 
-    /// An error for numbers that are not finite, a negative repetition penalty, or a bias of a
-    /// token outside a vocabulary of `vocab`.
+    /// Checks the numbers for a vocabulary of `vocab` tokens.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error for numbers that are not finite, a negative repetition penalty, or a bias of a
+    /// token outside the vocabulary.
     pub fn check(&self, vocab: usize) -> Result<()> {
         let refuse = |expected: std::fmt::Arguments| Err(Error::argument("penalties", expected));
         if !(self.repetition >= 0.0 && self.repetition.is_finite()) {
@@ -83,6 +87,10 @@ impl Penalties {
 
     /// Changes logits `[1, vocab]` that follow `tokens`; lazy. Tokens outside the vocabulary count
     /// for nothing.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if `logits` is no array `[1, vocab]` of a floating type.
     pub fn apply(&self, tokens: &[u32], logits: &Array) -> Result<Array> {
         let mut logits = logits.clone();
         if !self.logit_bias.is_empty() {

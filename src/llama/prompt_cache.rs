@@ -53,6 +53,10 @@ impl PromptCache {
     }
 
     /// Whether keys and values are kept as in a [new cache](Llama::new_cache_of) of that kind.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error for a kind that cannot be, as [`Llama::new_cache_of`] does.
     pub fn is_of(&self, kind: CacheKind, model: &Llama) -> Result<bool> {
         let new = model.new_cache_of(kind)?;
         let kinds =
@@ -69,6 +73,11 @@ impl PromptCache {
     ///
     /// A file that is there stays whole until the new one is: whoever reads it meanwhile, or after
     /// a full disk or a loss of power, finds one of the two.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if the name does not end in `.safetensors`, or if the file cannot be
+    /// written. The error names the file.
     pub fn save(&self, path: impl AsRef<Path>) -> Result<()> {
         let file = replacement(path.as_ref())?;
         let (mut arrays, layers) = self.cache.saved()?;
@@ -83,8 +92,12 @@ impl PromptCache {
         file.commit()
     }
 
-    /// Whether [`save`](Self::save) could write to that path now: the error that it would return for
-    /// its name, for a folder that is missing or read-only, for a path that is no regular file.
+    /// Checks whether [`save`](Self::save) could write to that path now.
+    ///
+    /// # Errors
+    ///
+    /// Returns the error that `save` would return for the path's name, for a folder that is missing or
+    /// read-only, or for a path that is no regular file.
     ///
     /// ```
     /// use mlx_primitives::llama::PromptCache;
@@ -96,8 +109,12 @@ impl PromptCache {
         replacement(path.as_ref()).map(drop)
     }
 
-    /// Reads one that was written for this very model. Errors name the file: another model or
-    /// shape, what is missing, what is no prompt cache.
+    /// Reads one that was written for this very model.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if the file is missing or no prompt cache, or was written for another model or of
+    /// other shapes. The error names the file.
     pub fn load(path: impl AsRef<Path>, model: &Llama) -> Result<Self> {
         let path = path.as_ref();
         Self::read(path, model).map_err(|error| match error.path() {

@@ -216,6 +216,11 @@ impl RopeFrequencies {
     }
 
     /// Rotates `x` (`[batch, ..., time, features]`) whose first position is `offset`.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if `x` has fewer than three axes, no floating type, or fewer features than
+    /// are rotated.
     pub fn rotate(&self, x: &Array, offset: i32) -> Result<Array> {
         let (features, time) = (x.dim(-1)?, x.dim(-2)?);
         let RopeAppend { rope, multiplier, .. } =

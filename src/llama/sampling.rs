@@ -83,7 +83,11 @@ pub struct Sampler {
 }
 
 impl Sampler {
-    /// An error for a temperature that is negative or not finite, probabilities outside 0..=1, or
+    /// A sampler at the beginning of its own random sequence.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error for a temperature that is negative or not finite, probabilities outside 0..=1, or
     /// an XTC threshold outside 0..=0.5.
     pub fn new(sampling: Sampling) -> Result<Self> {
         sampling.check()?;
@@ -102,6 +106,10 @@ impl Sampler {
     }
 
     /// One `uint32` token for each row of logits `[batch, vocab]`; lazy.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if `logits` is no matrix of a floating type, or has no columns.
     pub fn sample(&mut self, logits: &Array) -> Result<Array> {
         if self.is_greedy() {
             return logits.argmax(-1);

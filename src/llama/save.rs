@@ -33,13 +33,19 @@ impl ModelFiles {
     /// that fails, nothing of it is left. A process that is killed leaves a directory beside it,
     /// whose name begins with `.partial-`.
     ///
-    /// Errors name the file: one that exists and is not an empty directory, one that cannot be
-    /// written.
+    /// # Errors
+    ///
+    /// Returns an error if the directory exists and is not empty, or if a file cannot be written. The error
+    /// names the file.
     pub fn save(self, directory: impl AsRef<Path>) -> Result<()> {
         self.save_sharded(directory, SHARD)
     }
 
     /// As [`save`](Self::save), in shards of that many bytes.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error for what [`save`](Self::save) refuses.
     pub fn save_sharded(self, directory: impl AsRef<Path>, shard_bytes: u64) -> Result<()> {
         let directory = directory.as_ref();
         refuse_existing(directory)?;
@@ -59,8 +65,12 @@ impl ModelFiles {
         Ok(())
     }
 
-    /// Whether [`save`](Self::save) could write that directory now: the error that it would return
-    /// for one that has files, or one in a folder that is read-only.
+    /// Checks whether [`save`](Self::save) could write that directory now.
+    ///
+    /// # Errors
+    ///
+    /// Returns the error that `save` would return for a directory that has files, or for one in a folder
+    /// that is read-only.
     pub fn check_path(directory: impl AsRef<Path>) -> Result<()> {
         refuse_existing(directory.as_ref())?;
         Partial::of(directory.as_ref()).map(drop)
@@ -90,6 +100,10 @@ impl ModelFiles {
     }
 
     /// Numbers that the tensors stand for; those of scales do not count.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if `config.json` cannot be read as a model's configuration.
     pub fn parameters(&self) -> Result<u64> {
         let config = self.parsed()?;
         let mut total = 0;

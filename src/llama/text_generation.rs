@@ -53,13 +53,22 @@ pub struct TextGeneration<'a> {
 
 impl Checkpoint {
     /// As [`generate`](Self::generate), with the text of the tokens and the options' stop strings.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error for what [`generate`](Self::generate) refuses, and for a stop string that
+    /// is empty.
     pub fn generate_text(&self, prompt: &[u32], options: &Options) -> Result<TextGeneration<'_>> {
         TextGeneration::new(self.generate(prompt, options)?, &self.tokenizer, &options.stop)
     }
 }
 
 impl<'a> TextGeneration<'a> {
-    /// The text of a generation, up to one of the strings; an error for an empty one.
+    /// The text of a generation, up to one of the strings.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error for a stop string that is empty.
     pub fn new(
         generation: Generation<'a>,
         tokenizer: &'a Tokenizer,
@@ -70,16 +79,28 @@ impl<'a> TextGeneration<'a> {
     }
 
     /// As [`Generation::with_cache`].
+    ///
+    /// # Errors
+    ///
+    /// Returns an error for what [`Generation::with_cache`] refuses.
     pub fn with_cache(self, cache: PromptCache) -> Result<Self> {
         Ok(Self { generation: self.generation.with_cache(cache)?, ..self })
     }
 
     /// As [`Generation::with_draft`].
+    ///
+    /// # Errors
+    ///
+    /// Returns an error for what [`Generation::with_draft`] refuses.
     pub fn with_draft(self, draft: &'a Llama, count: usize) -> Result<Self> {
         Ok(Self { generation: self.generation.with_draft(draft, count)?, ..self })
     }
 
     /// As [`Generation::prefill`].
+    ///
+    /// # Errors
+    ///
+    /// Returns an error for what [`Generation::prefill`] refuses.
     pub fn prefill(
         &mut self,
         progress: impl FnMut(usize, usize) -> ControlFlow<()>,
@@ -103,6 +124,10 @@ impl<'a> TextGeneration<'a> {
     }
 
     /// As [`Generation::into_prompt_cache`].
+    ///
+    /// # Errors
+    ///
+    /// Returns an error for what [`Generation::into_prompt_cache`] refuses.
     pub fn into_prompt_cache(self) -> Result<PromptCache> {
         self.generation.into_prompt_cache()
     }

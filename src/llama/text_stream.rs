@@ -48,6 +48,10 @@ impl Tokenizer {
 
 impl TextStream<'_> {
     /// What the token adds to the text; empty while a character is incomplete.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if the tokenizer cannot decode the token.
     pub fn push(&mut self, token: u32) -> Result<String> {
         let Some(written) = self.tokenizer.token(token) else { return Ok(String::new()) };
         if self.tokenizer.is_special(token) {
@@ -73,6 +77,10 @@ impl TextStream<'_> {
     }
 
     /// What was held back: call it once, after the last token.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if the tokenizer cannot decode what was held back.
     pub fn finish(&mut self) -> Result<String> {
         let bytes = self.incomplete(self.decoding == Decoding::ByteFallback);
         Ok(bytes + &self.release()?)

@@ -34,6 +34,11 @@ pub(super) enum Decoding {
 impl Tokenizer {
     /// Reads the contents of a `tokenizer.json`. Truncation and padding that it asks for are left
     /// out: a prompt is encoded whole.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if the text is no tokenizer of the `tokenizers` library, or has parts that
+    /// this crate does not run.
     pub fn parse(json: &[u8]) -> Result<Self> {
         tokenizer_parts::check(json)?;
         guarded(|| {
@@ -45,12 +50,20 @@ impl Tokenizer {
     }
 
     /// The tokens of a text, with the special ones that the tokenizer adds itself.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if the tokenizer fails on the text.
     pub fn encode(&self, text: &str) -> Result<Vec<u32>> {
         self.encoded(text, true)
     }
 
     /// The tokens of a text alone, as is right for what a chat template wrote: special tokens
     /// that the text spells out are found, none is added.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if the tokenizer fails on the text.
     pub fn encode_verbatim(&self, text: &str) -> Result<Vec<u32>> {
         self.encoded(text, false)
     }
@@ -60,6 +73,10 @@ impl Tokenizer {
     }
 
     /// The text of tokens, without special ones.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if the tokenizer fails on the tokens.
     pub fn decode(&self, tokens: &[u32]) -> Result<String> {
         guarded(|| self.0.decode(tokens, true))
     }

@@ -41,6 +41,10 @@ impl Llama {
 
     /// As [`forward`](Self::forward), by MLX's built-ins alone. One text, one position or more;
     /// layers of sliding attention see as far back as others.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error for what [`forward`](Self::forward) refuses, and for more than one text.
     pub fn forward_unfused(&self, tokens: &Array, cache: &mut UnfusedCache) -> Result<Array> {
         self.unfused(tokens, cache, Fused::BuiltIn)
     }
@@ -48,6 +52,10 @@ impl Llama {
     /// What a decoded token costs on a GPU with `context` positions in the cache: the graph of
     /// this model, and that of MLX's built-ins. Nothing but the caches is evaluated; what reads or
     /// packs weights that are not in memory yet does not count.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if no memory holds a cache of that many positions.
     pub fn cost_of_a_token(&self, context: i32) -> Result<[Vec<graph::Node>; 2]> {
         let token = Array::from_slice(&[0u32], &[1, 1])?;
         // Sliding layers count as if they saw the whole context.

@@ -97,6 +97,10 @@ impl Weights {
     }
 
     /// The tensor of that name, which must have that shape and a floating type.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if there is no such tensor, or if it has another shape or no floating type.
     pub fn take(&mut self, name: &str, shape: &[i32]) -> Result<Array> {
         if let Some(source) = &mut self.source {
             return source.tensor(name, shape);
@@ -107,6 +111,10 @@ impl Weights {
     }
 
     /// As [`take`](Self::take), or none if there is no such tensor.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if the tensor has another shape or no floating type.
     pub fn take_optional(&mut self, name: &str, shape: &[i32]) -> Result<Option<Array>> {
         if let Some(source) = &mut self.source {
             return source.tensor(name, shape).map(Some);
@@ -130,7 +138,11 @@ impl Weights {
         self.arrays.remove(name)
     }
 
-    /// An error that names a tensor nobody took, if there is one that the model does not have.
+    /// Checks that every tensor was taken.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error that names a tensor which the model does not have.
     pub fn finish(mut self, tied: bool) -> Result<()> {
         // Old checkpoints store what is computed; tied ones may store the embedding twice.
         self.arrays.retain(|name, _| {

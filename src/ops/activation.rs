@@ -139,6 +139,10 @@ pub fn swiglu(gate: &Array, up: &Array) -> Result<Array> {
 /// Gated unit ([Shazeer 2020](https://arxiv.org/abs/2002.05202)): `gelu(gate) * up`, rounded after
 /// [`gelu`]. Shapes, types and errors as for [`swiglu`]. Differentiable in both.
 ///
+/// # Errors
+///
+/// Returns an error for what [`swiglu`] refuses.
+///
 /// ```
 /// use mlx_primitives::{Array, ops};
 ///
@@ -152,6 +156,10 @@ pub fn geglu(gate: &Array, up: &Array) -> Result<Array> {
 
 /// Gemma's gated unit: `gelu_tanh(gate) * up`, rounded after [`gelu_tanh`]. Shapes, types and
 /// errors as for [`swiglu`]. Differentiable in both.
+///
+/// # Errors
+///
+/// Returns an error for what [`swiglu`] refuses.
 ///
 /// ```
 /// use mlx_primitives::{Array, ops};
@@ -167,6 +175,10 @@ pub fn geglu_tanh(gate: &Array, up: &Array) -> Result<Array> {
 /// `max(a + b, 0)`, the sum rounded first. Shapes, types and errors as for [`swiglu`].
 /// Differentiable in both.
 ///
+/// # Errors
+///
+/// Returns an error for what [`swiglu`] refuses.
+///
 /// ```
 /// use mlx_primitives::{Array, ops};
 ///
@@ -180,6 +192,10 @@ pub fn add_relu(a: &Array, b: &Array) -> Result<Array> {
 
 /// `max(a * b, 0)`, the product rounded first. Shapes, types and errors as for [`swiglu`].
 /// Differentiable in both.
+///
+/// # Errors
+///
+/// Returns an error for what [`swiglu`] refuses.
 ///
 /// ```
 /// use mlx_primitives::{Array, ops};

@@ -96,6 +96,10 @@ pub struct Lora {
 
 impl Lora {
     /// From `a` `[rank, k]` and `b` `[n, rank]`, as the paper and PEFT write them.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if `a` or `b` is no matrix, or their ranks differ.
     pub fn new(a: Array, b: Array, scale: f32) -> Result<Self> {
         match (a.shape(), b.shape()) {
             (&[rank, _], &[_, same]) if rank == same => Ok(Self { a, b, scale }),
@@ -107,12 +111,20 @@ impl Lora {
     }
 
     /// From `lora_a` `[k, rank]` and `lora_b` `[rank, n]`, as adapters of mlx-lm store them.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if `lora_a` or `lora_b` is no matrix, or their ranks differ.
     pub fn from_mlx_lm(lora_a: &Array, lora_b: &Array, scale: f32) -> Result<Self> {
         Self::new(lora_a.t()?.contiguous()?, lora_b.t()?.contiguous()?, scale)
     }
 
     /// An update that changes nothing yet, of a layer `[n, k]`: `a` is drawn evenly from the range
     /// ±1 / √k, by the thread's random sequence, and `b` is zero; both float32.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if the rank or an extent is less than 1.
     pub fn initial([outputs, inputs]: [i32; 2], rank: i32, scale: f32) -> Result<Self> {
         if rank < 1 || outputs < 1 || inputs < 1 {
             return Err(Error::argument(
@@ -141,28 +153,52 @@ impl Lora {
     }
 
     /// `lora_a` `[k, rank]` and `lora_b` `[rank, n]`, as adapters of mlx-lm store them.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if MLX refuses to transpose the matrices, which no update of [`Lora::new`]
+    /// leads to.
     pub fn to_mlx_lm(&self) -> Result<[Array; 2]> {
         Ok([self.a.t()?.contiguous()?, self.b.t()?.contiguous()?])
     }
 
     /// The same update in another type. One of the type of the layer's input keeps
     /// [`apply`](Self::apply) from converting the base.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if MLX does not convert the matrices to `dtype`.
     pub fn astype(&self, dtype: Dtype) -> Result<Self> {
         Self::new(self.a.astype(dtype)?, self.b.astype(dtype)?, self.scale)
     }
 
     /// [`lora_linear`] with this update.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error for what [`lora_linear`] refuses, that is, if `x`, `base` and the update do
+    /// not fit together.
     pub fn apply(&self, x: &Array, base: &LinearWeight) -> Result<Array> {
         lora_linear(x, base, &self.a, &self.b, self.scale)
     }
 
     /// `W + scale · B · A`, of the type and format of W; a packed W is quantized again, which
     /// rounds what the update adds.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if the update has other extents than `base`, or `base` cannot be quantized
+    /// again.
     pub fn merge(&self, base: &LinearWeight) -> Result<LinearWeight> {
         self.moved(base, self.scale)
     }
 
     /// `W - scale · B · A`: undoes [`merge`](Self::merge), but for rounding.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if the update has other extents than `base`, or `base` cannot be quantized
+    /// again.
     pub fn unmerge(&self, base: &LinearWeight) -> Result<LinearWeight> {
         self.moved(base, -self.scale)
     }

@@ -97,6 +97,11 @@ impl QuantizedWeight {
 
     /// Quantizes a matrix `[n, k]`, with `mx.quantize`; k is a multiple of the group size.
     ///
+    /// # Errors
+    ///
+    /// Returns an error if `w` is no matrix of a floating type, `k` is no multiple of the group
+    /// size, or the mode has no such bits or group size.
+    ///
     /// ```
     /// use mlx_primitives::Array;
     /// use mlx_primitives::ops::{QuantizedMode, QuantizedWeight};
@@ -123,6 +128,11 @@ impl QuantizedWeight {
     }
 
     /// The matrix `[n, k]`, in the type of the scales, or bfloat16 if those are bytes.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if MLX refuses the parts, which no weight of [`QuantizedWeight::new`] leads
+    /// to.
     pub fn dequantize(&self) -> Result<Array> {
         let dtype = match self.mode {
             QuantizedMode::Affine => self.scales.dtype(),
@@ -132,12 +142,20 @@ impl QuantizedWeight {
     }
 
     /// The matrix `[n, k]` in a floating type.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if `dtype` is no floating type.
     pub fn dequantize_to(&self, dtype: Dtype) -> Result<Array> {
         let list = to_list(self.arrays());
         Array::from_bridge(ffi::unpack_matrix(&list, &self.layout(), dtype.into()))
     }
 
     /// The rows that `ids` number, `[..., k]` in a floating type: what an embedding is asked for.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if `ids` has no integer type, or `dtype` is no floating type.
     pub fn take_rows(&self, ids: &Array, dtype: Dtype) -> Result<Array> {
         let taken: Vec<Array> =
             self.arrays().map(|part| part.take(ids, 0)).collect::<Result<_>>()?;
@@ -312,6 +330,11 @@ pub fn quantized_linear(
 /// results of [`quantized_linear`] one after the other along the last axis.
 ///
 /// The weights are of one format and have the same `k`; their `n` may differ.
+///
+/// # Errors
+///
+/// Returns an error if there is no weight or more than three, the weights differ in format or in
+/// `k`, `x` has another last axis than `k`, or a type is not floating.
 pub fn quantized_linears(
     x: &Array,
     weights: &[&QuantizedWeight],
@@ -325,6 +348,11 @@ pub fn quantized_linears(
 ///
 /// Both weights are `[n, k]` and of one format. Each product, the sigmoid and both multiplications
 /// are rounded to the result's type.
+///
+/// # Errors
+///
+/// Returns an error if the weights differ in format or shape, `x` has another last axis than `k`,
+/// or a type is not floating.
 pub fn quantized_swiglu(
     x: &Array,
     gate: &QuantizedWeight,

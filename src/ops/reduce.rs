@@ -65,6 +65,10 @@ pub fn sum(x: &Array, axes: impl IntoAxes) -> Result<Array> {
 ///
 /// Axes, shapes, types and errors are those of [`sum`]. Differentiable.
 ///
+/// # Errors
+///
+/// Returns an error for what [`sum`] refuses.
+///
 /// ```
 /// use mlx_primitives::{Array, ops};
 ///
@@ -101,6 +105,10 @@ pub fn max(x: &Array, axes: impl IntoAxes) -> Result<Array> {
 /// Squares and sum are float32 and the sum is rounded once, so that only the result has to fit
 /// into the type. Axes, shapes, types and errors are those of [`sum`]. Differentiable.
 ///
+/// # Errors
+///
+/// Returns an error for what [`sum`] refuses.
+///
 /// ```
 /// use mlx_primitives::{Array, ops};
 ///
@@ -116,6 +124,10 @@ pub fn sum_of_squares(x: &Array, axes: impl IntoAxes) -> Result<Array> {
 /// [`sum_of_squares`], rounded once.
 ///
 /// Axes, shapes, types and errors are those of [`sum`]. Differentiable, but where it is 0.
+///
+/// # Errors
+///
+/// Returns an error for what [`sum`] refuses.
 ///
 /// ```
 /// use mlx_primitives::{Array, ops};

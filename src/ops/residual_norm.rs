@@ -46,6 +46,10 @@ pub fn rms_norm_residual(
 /// As [`rms_norm_residual`], with [`layer_norm`](crate::ops::layer_norm) in place of the RMS
 /// normalisation; `bias` is `[n]` or none.
 ///
+/// # Errors
+///
+/// Returns an error for what [`rms_norm_residual`] refuses, and if `bias` is not `[n]`.
+///
 /// ```
 /// use mlx_primitives::{Array, ops};
 ///

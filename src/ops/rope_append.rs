@@ -34,12 +34,21 @@ impl StateLayout {
     }
 
     /// An empty state.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if the batch is negative, or no memory holds such a state.
     pub fn zeros(&self, batch: i32, dtype: Dtype) -> Result<Array> {
         Array::zeros_of(&[batch, self.rows(), self.head_dim], dtype)
     }
 
     /// The rotated queries of the last step, of `time` positions: `[batch, heads, time, head_dim]`,
     /// a view.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if `time` is negative or more than
+    /// [`Self::QUERY_POSITIONS`](Self::QUERY_POSITIONS), or `state` is no state of this layout.
     pub fn queries(&self, state: &Array, time: i32) -> Result<Array> {
         if !(0..=Self::QUERY_POSITIONS).contains(&time) {
             return Err(Error::argument(
@@ -53,11 +62,21 @@ impl StateLayout {
     }
 
     /// The keys of the first `len` positions, `[batch, kv_heads, len, head_dim]`: a view.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if `len` is negative or more positions than there are, or `state` is no
+    /// state of this layout.
     pub fn keys(&self, state: &Array, len: i32) -> Result<Array> {
         self.stored("keys", state, 0, len)
     }
 
     /// The values of the first `len` positions, `[batch, kv_heads, len, head_dim]`: a view.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if `len` is negative or more positions than there are, or `state` is no
+    /// state of this layout.
     pub fn values(&self, state: &Array, len: i32) -> Result<Array> {
         self.stored("values", state, 1, len)
     }

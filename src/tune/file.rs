@@ -27,6 +27,10 @@ pub struct Key {
 
 impl Key {
     /// That of this process.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if the device or the system cannot be asked for its name.
     pub fn here(device: Device) -> Result<Self> {
         Self::with(device, device::kernels_hash().to_owned())
     }
@@ -68,8 +72,12 @@ struct Stored {
 const FORMAT: &str = "mlx-primitives tune 1";
 
 impl Choices {
-    /// Those of a file; none if there is no file. An error if it is not whole or was written for another
-    /// chip, system, MLX or other kernels.
+    /// Those of a file; none if there is no file.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if the file is not whole, or was written for another chip, system, MLX or
+    /// for other kernels.
     pub fn read(path: &Path, key: &Key) -> Result<Option<Self>> {
         if !path.exists() {
             return Ok(None);
@@ -96,6 +104,10 @@ impl Choices {
 
     /// Writes a file that [`read`](Self::read) takes, and the folders above it. Whoever reads it meanwhile
     /// finds the file of before or this one, whole.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if the folders or the file cannot be written.
     pub fn write(&self, path: &Path, key: &Key) -> Result<()> {
         static COUNT: AtomicU32 = AtomicU32::new(0);
         let (format, measured) = (FORMAT.to_owned(), self.measured.clone());

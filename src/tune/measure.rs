@@ -20,6 +20,10 @@ impl Measured {
     /// Times two functions in turn as long as the budget lasts, by a clock that tells the time since a fixed
     /// moment: at least three rounds, or one where that is five times the budget, and at most a thousand. The
     /// times are medians.
+    ///
+    /// # Errors
+    ///
+    /// Returns the first error of `ours` or `mlx`.
     pub fn race<E>(
         mut ours: impl FnMut() -> std::result::Result<(), E>,
         mut mlx: impl FnMut() -> std::result::Result<(), E>,
@@ -60,8 +64,8 @@ impl Measured {
 ///
 /// # Errors
 ///
-/// The array is no lazy result of one of our ops with a single output, MLX's own ops refuse its inputs, or
-/// inputs and results take more than 256 MiB.
+/// Returns an error if the array is no lazy result of one of our ops with a single output, MLX's
+/// own ops refuse its inputs, or inputs and results take more than 256 MiB.
 ///
 /// ```
 /// use std::time::{Duration, Instant};
@@ -119,6 +123,10 @@ fn stand_in(input: &Array) -> Result<Array> {
 /// Whether two results have the same shape and type, and differ by no more than roundings in other places do:
 /// by this part of the largest finite element, 0.005 in float32, 0.02 in float16 and 0.1 in bfloat16. Infinities
 /// and NaN must be the same.
+///
+/// # Errors
+///
+/// Returns an error if one of the results cannot be evaluated.
 pub fn agree(ours: &Array, mlx: &Array) -> Result<bool> {
     if (ours.dtype(), ours.shape()) != (mlx.dtype(), mlx.shape()) {
         return Ok(false);

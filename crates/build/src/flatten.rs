@@ -18,7 +18,8 @@ pub(crate) struct Flat {
 ///
 /// # Errors
 ///
-/// A file cannot be read or is not ASCII, or a file that is included is not there.
+/// Returns an error if a file cannot be read or is not ASCII, or a file that is included is not
+/// there.
 ///
 /// ```
 /// let folder = tempfile::tempdir()?;

@@ -129,9 +129,9 @@ impl Metal {
     ///
     /// # Errors
     ///
-    /// A source cannot be read or is not ASCII, `OUT_DIR` cannot be written, the Metal compiler
-    /// refuses the source, or a variable that cargo sets for build scripts is missing. A missing
-    /// Xcode is an error only after [`Metal::require_xcode`].
+    /// Returns an error if a source cannot be read or is not ASCII, `OUT_DIR` cannot be written,
+    /// the Metal compiler refuses the source, or a variable that cargo sets for build scripts is
+    /// missing. A missing Xcode is an error only after [`Metal::require_xcode`].
     pub fn build(&self) -> Result<(), Error> {
         println!("cargo::rerun-if-env-changed=DEVELOPER_DIR");
         let folder = match &self.out_dir {

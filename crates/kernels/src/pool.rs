@@ -125,7 +125,7 @@ impl Pool {
     ///
     /// # Errors
     ///
-    /// The text of the variable, if it is not a number from 1 to [`MAX_THREADS`].
+    /// Returns the text of the variable, if it is not a number from 1 to [`MAX_THREADS`].
     pub fn wanted() -> Result<Option<usize>, String> {
         let text = std::env::var_os("MLX_PRIMITIVES_THREADS").unwrap_or_default();
         let text = text.to_string_lossy();

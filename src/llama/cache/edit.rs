@@ -77,7 +77,11 @@ impl Cache {
         self.layers.iter().all(|layer| layer.can_trim(count))
     }
 
-    /// Takes back the last `count` positions; an error where that [cannot be](Self::can_trim).
+    /// Takes back the last `count` positions.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error where that [cannot be](Self::can_trim).
     ///
     /// ```
     /// use mlx_primitives::{Array, llama::Checkpoint};

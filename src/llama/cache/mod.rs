@@ -112,6 +112,11 @@ impl KvTensor {
     }
 
     /// The numbers, in the model's type.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if packed parts do not fit together, which those of a [`LayerCache`] always
+    /// do.
     pub fn dequantized(&self) -> Result<Array> {
         match self {
             Self::Plain(array) => Ok(array.clone()),
@@ -159,7 +164,12 @@ enum Kind {
 }
 
 impl LayerCache {
-    /// An empty cache; an error for a kind that cannot be.
+    /// An empty cache.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error for a kind that cannot be: other bits or groups than MLX packs, or a
+    /// rotating cache that keeps as many positions as it holds.
     pub fn new(kind: CacheKind) -> Result<Self> {
         let refuse = |expected: std::fmt::Arguments| Err(Error::argument("cache", expected));
         let kind = match kind {
@@ -201,6 +211,12 @@ impl LayerCache {
 
     /// Takes the next positions: the fused projection `[batch, time, (heads + 2 * kv_heads) *
     /// head_dim]` of queries, keys and values, the first two of which it rotates.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if `qkv` has another shape, if the groups of a quantized cache do not
+    /// divide a head's features, or if there would be more positions than an `i32` counts. The
+    /// cache then is as before.
     pub fn append(
         &mut self,
         qkv: &Array,
@@ -223,6 +239,10 @@ impl LayerCache {
     }
 
     /// Which of the keys seen the next `time` queries may look at.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if no memory holds the mask.
     pub fn mask(&self, time: i32) -> Result<AttentionMask> {
         if self.1.iter().any(|padding| *padding > 0) {
             return self.beside_padding(time);
@@ -283,7 +303,11 @@ pub struct Cache {
 }
 
 impl Cache {
-    /// An empty cache for a model of that many layers; an error for a kind that cannot be.
+    /// An empty cache for a model of that many layers.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error for a kind that cannot be, as [`LayerCache::new`] does.
     ///
     /// ```
     /// use mlx_primitives::llama::{Cache, CacheKind};
@@ -313,6 +337,10 @@ impl Cache {
     }
 
     /// As [`LayerCache::mask`]: the same for all layers.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if no memory holds the mask.
     pub fn mask(&self, time: i32) -> Result<AttentionMask> {
         self.layers.first().map_or(Ok(AttentionMask::All), |layer| layer.mask(time))
     }

@@ -66,7 +66,10 @@ pub fn message(role: &str, content: &str) -> Value {
 impl ChatTemplate {
     /// The template of a checkpoint's directory: `chat_template.jinja` and those in
     /// `additional_chat_templates`, else what `tokenizer_config.json` says; none if it has none.
-    /// Errors name the file.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if a file cannot be read or holds no template. The error names the file.
     pub fn load(directory: impl AsRef<Path>) -> Result<Option<Self>> {
         let directory = directory.as_ref();
         let path = directory.join("tokenizer_config.json");
@@ -92,6 +95,11 @@ impl ChatTemplate {
 
     /// The template of a `tokenizer_config.json`: a string, or a list of named ones; none if it
     /// has none.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if the text is no JSON object, or if what it says of the template is
+    /// neither a string nor a list of named ones.
     pub fn parse(tokenizer_config: &str) -> Result<Option<Self>> {
         let (template, templates) = Self::parts(tokenizer_config)?;
         Ok((!templates.is_empty()).then_some(Self { templates, ..template }))

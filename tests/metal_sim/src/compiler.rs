@@ -28,7 +28,8 @@ impl Compiler {
     ///
     /// # Errors
     ///
-    /// [`crate::Error::NoCompiler`] if there is none, or if `METAL_SIM_CLANG` names something else.
+    /// Returns [`crate::Error::NoCompiler`] if there is none, or if `METAL_SIM_CLANG` names
+    /// something else.
     ///
     /// ```
     /// let compiler = metal_sim::Compiler::find()?;
@@ -67,7 +68,7 @@ impl Compiler {
     ///
     /// # Errors
     ///
-    /// [`crate::Error::NoCompiler`] if nothing there is a clang of version 17 or later,
+    /// Returns [`crate::Error::NoCompiler`] if nothing there is a clang of version 17 or later,
     /// [`crate::Error::Io`] if it does not start.
     pub fn at(path: impl AsRef<Path>) -> Result<Self> {
         let path = path.as_ref();

@@ -101,7 +101,7 @@ impl<'a> Dispatch<'a> {
     ///
     /// # Errors
     ///
-    /// [`Error::Memory`](crate::Error::Memory) if the host has no memory for the dispatch.
+    /// Returns [`Error::Memory`](crate::Error::Memory) if the host has no memory for the dispatch.
     pub fn run(self) -> Result<Report> {
         exec::run(self)
     }

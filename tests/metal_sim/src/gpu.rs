@@ -15,8 +15,8 @@ use crate::source::Source;
 ///
 /// # Errors
 ///
-/// The source or the cache cannot be read or written, the source cannot be preprocessed, or it
-/// holds what Metal does not allow.
+/// Returns an error if the source or the cache cannot be read or written, the source cannot be
+/// preprocessed, or it holds what Metal does not allow.
 pub fn rewrite(
     source: &Source,
     compiler: &Compiler,

@@ -36,8 +36,8 @@ impl Library {
     ///
     /// # Errors
     ///
-    /// The source or the cache cannot be read or written, or the source does not compile. A source
-    /// with function constants is compiled later, by [`Library::kernel`].
+    /// Returns an error if the source or the cache cannot be read or written, or the source does
+    /// not compile. A source with function constants is compiled later, by [`Library::kernel`].
     ///
     /// ```
     /// use metal_sim::{Buffer, Compiler, Constants, Dispatch, Library, Source};
@@ -94,8 +94,8 @@ impl Library {
     ///
     /// # Errors
     ///
-    /// No compiler is found, the text does not compile, or the folder beside the program cannot be
-    /// written.
+    /// Returns an error if no compiler is found, the text does not compile, or the folder beside
+    /// the program cannot be written.
     ///
     /// ```
     /// let library = metal_sim::Library::from_text(
@@ -123,8 +123,8 @@ impl Library {
     ///
     /// # Errors
     ///
-    /// The source does not compile with all function constants at zero, or what was compiled does
-    /// not load.
+    /// Returns an error if the source does not compile with all function constants at zero, or what
+    /// was compiled does not load.
     pub fn kernels(&self) -> Result<Vec<KernelInfo>> {
         let module = self.module(&Constants::new())?;
         Ok(module
@@ -154,8 +154,9 @@ impl Library {
     ///
     /// # Errors
     ///
-    /// There is no such kernel or no such function constant, a function constant that is not
-    /// optional is not set, or the source does not compile for these constants.
+    /// Returns an error if there is no such kernel or no such function constant, a function
+    /// constant that is not optional is not set, or the source does not compile for these
+    /// constants.
     pub fn kernel(&self, name: &str, constants: &Constants) -> Result<Kernel> {
         for index in constants.0.keys() {
             if !self.0.constants.iter().any(|constant| constant.index == *index) {

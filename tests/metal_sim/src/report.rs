@@ -134,7 +134,7 @@ impl Report {
     ///
     /// # Errors
     ///
-    /// [`Error::Faults`] if the kernel had any.
+    /// Returns [`Error::Faults`] if the kernel had any.
     pub fn check(self) -> Result<Self> {
         if self.faults.is_empty() { Ok(self) } else { Err(Error::Faults(self.faults)) }
     }

@@ -1,6 +1,6 @@
 //! What the rows are made of: types, random numbers, matrices and what they stand for.
 
-use crate::reference_loops::values;
+use crate::reference_loops::{self, values};
 use half::{bf16, f16};
 use mlx_primitives::ops::{LinearWeight, QuantizedMode, QuantizedWeight};
 use mlx_primitives::{Array, Dtype, Result};
@@ -110,7 +110,7 @@ pub fn decoded(w: &QuantizedWeight, dtype: Dtype) -> anyhow::Result<Vec<f64>> {
         numbers(w.scales())?
     } else {
         let number = |&byte: &u8| match w.mode() {
-            QuantizedMode::Nvfp4 => crate::reference_loops::fp8(byte.into()) as f32,
+            QuantizedMode::Nvfp4 => reference_loops::fp8(byte.into()) as f32,
             _ => 2f32.powi(i32::from(byte) - 127),
         };
         let scales: Vec<f32> = w.scales().to_vec::<u8>()?.iter().map(number).collect();

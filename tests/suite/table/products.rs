@@ -4,6 +4,8 @@ use mlx_primitives::conformance::{Bound, Check, Conformance, Tensor};
 use mlx_primitives::ops::{self, Activation, Linear};
 use mlx_primitives::{Array, Dtype, Result};
 
+use crate::reference_loops;
+
 use super::elements::{gelu, gelu_tanh, silu};
 use super::inputs::{Checked, ulp};
 use super::{broadcast, composed, derivatives_of_ops, exact, only, Hold};
@@ -31,7 +33,7 @@ pub(super) fn products(x: &Tensor, w: &Tensor) -> [Tensor; 2] {
         let (a, b) = (broadcast(&all, &long_x, batch), broadcast(&all, &long_w, batch));
         for (i, j) in (0..m).flat_map(|i| (0..n).map(move |j| (i, j))) {
             let row = &x.values[(a * m + i) * k..][..k];
-            let (sum, magnitude) = crate::reference_loops::dot(row, &w.values[(b * n + j) * k..][..k]);
+            let (sum, magnitude) = reference_loops::dot(row, &w.values[(b * n + j) * k..][..k]);
             sums.push(sum);
             magnitudes.push(magnitude);
         }

@@ -2,7 +2,7 @@
 
 use mlx_primitives::conformance::{Bound, Check, Conformance, Tensor};
 use mlx_primitives::{Array, Dtype, Result, ops};
-use crate::reference_loops::Sums;
+use crate::reference_loops::{self, Sums};
 
 use super::inputs::{Checked, simulated};
 use super::{composed, derivatives_of_ops, exact, only, Hold};
@@ -20,7 +20,7 @@ const OPS: [(&str, Op); 5] = [
 
 /// The exact result, and what it is a sum of, in magnitude, as a multiple of the result's scale.
 fn reduced(op: &str, x: &[f64]) -> (f64, f64) {
-    let Sums { sum, reach, squares, max } = crate::reference_loops::sums(x);
+    let Sums { sum, reach, squares, max } = reference_loops::sums(x);
     let count = x.len() as f64;
     match op {
         "sum" => (sum, reach),

@@ -23,7 +23,7 @@ impl Disassembler {
     ///
     /// # Errors
     ///
-    /// [`Error::NoCompiler`] if there is none.
+    /// Returns [`Error::NoCompiler`] if there is none.
     pub fn find() -> Result<Self> {
         if let Some(path) = std::env::var_os("METAL_SIM_LLVM").map(PathBuf::from) {
             return Ok(match path.is_dir() {

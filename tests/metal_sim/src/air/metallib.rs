@@ -20,7 +20,7 @@ impl Metallib {
     ///
     /// # Errors
     ///
-    /// [`Error::Io`] if the file cannot be read, [`Error::Load`] if it is no metallib.
+    /// Returns [`Error::Io`] if the file cannot be read, [`Error::Load`] if it is no metallib.
     pub fn open(path: impl AsRef<Path>) -> Result<Self> {
         let path = path.as_ref();
         let file = at_path(path, File::open(path))?;
@@ -49,8 +49,8 @@ impl Metallib {
     ///
     /// # Errors
     ///
-    /// [`Error::NoKernel`] if the metallib has no such function, [`Error::Io`] if the file cannot
-    /// be read.
+    /// Returns [`Error::NoKernel`] if the metallib has no such function, [`Error::Io`] if the file
+    /// cannot be read.
     pub fn bitcode(&self, name: &str) -> Result<Vec<u8>> {
         let Some(&(at, size)) = self.functions.get(name) else {
             return Err(Error::NoKernel(format!("{} has no '{name}'", self.path.display())));

@@ -36,8 +36,8 @@ impl Library {
     ///
     /// # Errors
     ///
-    /// The metallib lacks a kernel, it or the cache cannot be read or written, the disassembler
-    /// fails, or a kernel's arguments cannot be told from its text.
+    /// Returns an error if the metallib lacks a kernel, it or the cache cannot be read or written,
+    /// the disassembler fails, or a kernel's arguments cannot be told from its text.
     pub fn read(
         metallib: &Metallib,
         names: &[impl AsRef<str>],
@@ -73,8 +73,8 @@ impl Library {
     ///
     /// # Errors
     ///
-    /// The cache cannot be written, a kernel uses what the host has no equivalent of, or the result
-    /// does not compile or load.
+    /// Returns an error if the cache cannot be written, a kernel uses what the host has no
+    /// equivalent of, or the result does not compile or load.
     pub fn compile(
         &self,
         compiler: &Compiler,

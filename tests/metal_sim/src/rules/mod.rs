@@ -44,8 +44,9 @@ impl std::fmt::Display for Violation {
 ///
 /// # Errors
 ///
-/// The source or the cache cannot be read or written, the source cannot be preprocessed, or the
-/// compiler does not start. What Metal does not allow is no error but a [`Violation`].
+/// Returns an error if the source or the cache cannot be read or written, the source cannot be
+/// preprocessed, or the compiler does not start. What Metal does not allow is no error but a
+/// [`Violation`].
 ///
 /// ```
 /// # let folder = tempfile::tempdir()?;
@@ -84,7 +85,8 @@ pub fn check(source: &Source, compiler: &Compiler, cache: &Path) -> Result<Vec<V
 ///
 /// # Errors
 ///
-/// The source or the cache cannot be read or written, or the source cannot be preprocessed.
+/// Returns an error if the source or the cache cannot be read or written, or the source cannot be
+/// preprocessed.
 pub fn lint(source: &Source, compiler: &Compiler, cache: &Path) -> Result<Vec<Violation>> {
     let preprocessed = source.preprocess(compiler, cache)?;
     let rewritten = rewrite::rewrite(&preprocessed.text, &preprocessed.shim, Purpose::Check);

@@ -28,7 +28,8 @@ pub struct Vocabulary {
 ///
 /// # Errors
 ///
-/// The source or the cache cannot be read or written, or the source cannot be preprocessed.
+/// Returns an error if the source or the cache cannot be read or written, or the source cannot be
+/// preprocessed.
 pub fn vocabulary(source: &Source, compiler: &Compiler, cache: &Path) -> Result<Vocabulary> {
     let preprocessed = source.preprocess(compiler, cache)?;
     let tokens = Tokens::parse(&preprocessed.text, &preprocessed.shim);
