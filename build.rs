@@ -166,9 +166,9 @@ impl Mlx {
 /// The prefix of MLX's Python package, if `python3` has it.
 fn python_prefix() -> Option<PathBuf> {
     let output = Command::new("python3").args(["-m", "mlx", "--cmake-dir"]).output().ok()?;
-    let cmake_dir = PathBuf::from(String::from_utf8(output.stdout).ok()?.trim());
-    // <prefix>/share/cmake/MLX
-    cmake_dir.ancestors().nth(3).map(Path::to_owned)
+    // Either the prefix or <prefix>/share/cmake/MLX, by version.
+    let said = PathBuf::from(String::from_utf8(output.stdout).ok()?.trim());
+    said.ancestors().take(4).find(|folder| Mlx::at(folder).is_some()).map(Path::to_owned)
 }
 
 /// CMAKE, what the script provided, or the one on the PATH.
