@@ -168,7 +168,7 @@ pub fn rope_append_batched(case: &Case) -> Result<Inputs> {
     let inputs = Inputs::new(case.x()?, [], move |step, _| {
         let rotation = Rotation::default();
         let next = ops::rope_append(&state.borrow(), step, &layout, &rotation, 0, None)?;
-        let _before = state.replace(next.clone());
+        let _ = state.replace(next.clone());
         Ok(next)
     });
     Ok(Inputs { builtin: None, ..inputs })
