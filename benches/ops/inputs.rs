@@ -172,7 +172,7 @@ pub fn rope_append_batched(case: &Case) -> Result<Inputs> {
     let state = RefCell::new(layout.zeros(case.dim(0), case.dtype)?);
     let inputs = Inputs::new(case.x()?, [], move |step, _| {
         let next = ops::rope_append(&state.borrow(), step, layout, turning(0))?;
-        let _before = state.replace(next.clone());
+        let _ = state.replace(next.clone());
         Ok(next)
     });
     Ok(Inputs { builtin: None, ..inputs })

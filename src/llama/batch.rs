@@ -222,8 +222,7 @@ impl Together<'_> {
                 chunk.extend((start..end).map(|at| token(at).unwrap_or_default()));
             }
             let shape = [positions(self.active.len()), positions(end - start)];
-            let _logits =
-                self.model.forward(&Array::from_slice(&chunk, &shape)?, &mut self.cache)?;
+            let _ = self.model.forward(&Array::from_slice(&chunk, &shape)?, &mut self.cache)?;
             eval(self.cache.arrays())?;
             start = end;
         }

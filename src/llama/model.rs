@@ -254,7 +254,7 @@ impl Llama {
     ) -> Result<()> {
         let rest = tokens.get(cache.len() as usize..end).unwrap_or_default();
         for chunk in rest.chunks(step.max(1)) {
-            let _logits = self.forward(&row(chunk)?, cache)?;
+            let _ = self.forward(&row(chunk)?, cache)?;
             eval(cache.arrays())?;
         }
         Ok(())

@@ -187,7 +187,7 @@ pub fn jvp<A: Arguments, O: Outputs>(
 ///
 /// # Errors
 ///
-/// The closure's error; an error if the result is not a scalar or an argument is not of a floating type.
+/// The closure's error; an error if the result is not a scalar or there is no argument.
 pub fn value_and_grad<A: Arguments>(
     f: impl FnMut(A::Arrays) -> Result<Array>,
     inputs: A,

@@ -250,7 +250,7 @@ fn estimates_are_the_bytes_of_models_and_caches() -> Checked {
             let step = if matches!(kind, CacheKind::Rotating { .. }) { 1 } else { positions };
             for _ in 0..positions / step {
                 let tokens = Array::zeros::<u32>(&[2, step as i32])?;
-                let _logits = llama.forward(&tokens, &mut cache)?;
+                let _ = llama.forward(&tokens, &mut cache)?;
             }
             assert_eq!(bytes.cache, cache.nbytes() as u64, "{kind:?}, {positions} positions");
             assert_eq!(bytes.total(), bytes.weights + bytes.cache);

@@ -92,7 +92,7 @@ fn of_graphs_never_evaluated() -> Checked {
     let x = random32(&[2, 4, 16], 1)?;
     stays_flat("of_graphs_never_evaluated", 20_000, |_| {
         for (_, op, _) in OPS {
-            let _lazy = op(&op(&x)?)?;
+            let _ = op(&op(&x)?)?;
         }
         Ok(())
     })
@@ -180,7 +180,7 @@ fn of_steps_into_a_state() -> Checked {
         memory::reset_peak_memory();
         let rope = Rope { dims: 16, offset: position.into(), ..Default::default() };
         let new = ops::rope_append(&state.borrow(), &qkv, layout, rope.into())?;
-        let _before = state.replace(new);
+        let _ = state.replace(new);
         let seen = layout.keys(&state.borrow(), position + 1)?;
         eval([&*state.borrow(), &seen])?;
         assert_eq!(state.borrow().address()?, address, "the buffer stays where it is");

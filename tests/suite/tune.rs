@@ -33,7 +33,7 @@ fn measured(ours: f64, mlx: f64) -> Measured {
 /// The class of an op's call.
 fn class(op: impl FnOnce() -> Result<Array>) -> anyhow::Result<Class> {
     let (result, classes) = asked(op);
-    let _lazy = result?;
+    let _ = result?;
     anyhow::ensure!(classes.len() == 1, "{classes:?}");
     Ok(classes[0].clone())
 }

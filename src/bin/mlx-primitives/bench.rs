@@ -171,7 +171,7 @@ fn tokens(llama: &Llama, count: usize, seed: u64) -> Vec<u32> {
 fn fill(llama: &Llama, tokens: &[u32], cache: &mut Cache) -> Result<()> {
     for chunk in tokens.chunks(PREFILL_STEP) {
         let tokens = Array::from_slice(chunk, &[1, chunk.len() as i32])?;
-        let _logits = llama.forward(&tokens, cache)?;
+        let _ = llama.forward(&tokens, cache)?;
         eval(cache.arrays())?;
     }
     Ok(())
