@@ -92,14 +92,14 @@ pub fn log_softmax(case: &Case) -> Result<Inputs> {
 pub fn cross_entropy(case: &Case) -> Result<Inputs> {
     let (rows, classes) = (case.dim(0), case.dim(1));
     let targets: Vec<i32> = (0..rows).map(|row| row * 7919 % classes).collect();
-    let targets = Array::from_slice(&targets, &[rows])?;
+    let targets = Array::from_slice(&targets, [rows])?;
     targets.eval()?;
     let (x, others) = (case.x()?, [targets, case.ready(&[rows], 0.5..1.5)?]);
     let ours: Call = |x, o| ops::cross_entropy(x, &o[0], Default::default());
     // As `mlx.nn.losses.cross_entropy` computes it.
     let composed: Call = |x, o| {
         let x = x.subtract(x.max_keepdims(-1)?.stop_gradient()?)?;
-        let score = x.take_along_axis(&o[0].expand_dims(&[-1])?, -1)?.squeeze(&[-1])?;
+        let score = x.take_along_axis(&o[0].expand_dims([-1])?, -1)?.squeeze([-1])?;
         x.logsumexp(-1)?.subtract(score)
     };
     if case.workload.variant.is_empty() {
@@ -149,18 +149,18 @@ pub fn rope_append(case: &Case) -> Result<Inputs> {
     });
     // Queries and keys in one rope, then two writes: fewer ops than a rope for each.
     let builtin = move |state: &Array, o: &[Array]| {
-        let vectors = o[0].reshape(&[1, time, heads + 2 * kv_heads, head_dim])?;
-        let vectors = vectors.transpose(&[0, 2, 1, 3])?;
+        let vectors = o[0].reshape([1, time, heads + 2 * kv_heads, head_dim])?;
+        let vectors = vectors.transpose([0, 2, 1, 3])?;
         let turned = vectors.slice_axis(1, ..heads + kv_heads)?;
         let turned = builtin::rope(&turned, turning(POSITION).rope)?;
         let keys = turned.slice_axis(1, heads..)?;
         let values = vectors.slice_axis(1, heads + kv_heads..)?;
         let at = POSITION..POSITION + time;
         state
-            .reshape(&[1, 1 + 2 * kv_heads, capacity, head_dim])?
+            .reshape([1, 1 + 2 * kv_heads, capacity, head_dim])?
             .slice_update((.., 1..1 + kv_heads, at.clone()), &keys)?
             .slice_update((.., 1 + kv_heads..1 + 2 * kv_heads, at), &values)?
-            .reshape(&[1, LAYOUT.rows(), head_dim])
+            .reshape([1, LAYOUT.rows(), head_dim])
     };
     Ok(Inputs { read: bytes, written: bytes, ..inputs.against(builtin) })
 }

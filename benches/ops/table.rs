@@ -74,11 +74,11 @@ fn transforms_of(workload: &Workload) -> Result<String> {
     let call = |inputs: &[Array]| Ok(vec![ours(&inputs[0], &others)?]);
     let y = ours(&x, &others)?;
     let ones = |like: &Array| Array::ones::<f32>(like.shape())?.astype(like.dtype());
-    let batch = x.expand_dims(&[0])?;
+    let batch = x.expand_dims([0])?;
     let found = [
         ("vjp", transforms::vjp(|p| call(&p), &[&x], &[&ones(&y)?]).is_ok()),
         ("jvp", transforms::jvp(|p| call(&p), &[&x], &[&ones(&x)?]).is_ok()),
-        ("vmap", transforms::vmap(|p| call(&p), &[&batch], &[Some(0)], 0).is_ok()),
+        ("vmap", transforms::vmap(|p| call(&p), &[&batch], [Some(0)], 0).is_ok()),
     ];
     let names: Vec<_> = found.iter().filter(|(_, has)| *has).map(|(name, _)| *name).collect();
     Ok(if names.is_empty() { "none".to_owned() } else { names.join(" ") })

@@ -44,7 +44,7 @@ impl Batches {
         let side = |from: usize| {
             let tokens: Vec<u32> =
                 rows.iter().flat_map(|row| &row[from..from + LENGTH]).copied().collect();
-            Array::from_slice(&tokens, &[rows.len() as i32, LENGTH as i32])
+            Array::from_slice(&tokens, [rows.len() as i32, LENGTH as i32])
         };
         Ok([side(0)?, side(1)?])
     }

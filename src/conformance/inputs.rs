@@ -221,7 +221,7 @@ impl Arrangement {
             Self::Transposed => x.t()?.contiguous()?.t(),
             Self::Stepped => {
                 let pairs = stack(&[x, &other()?], rank as i32)?.contiguous()?;
-                pairs.slice_axis(-1, 0..1)?.squeeze(&[-1])
+                pairs.slice_axis(-1, 0..1)?.squeeze([-1])
             }
             Self::Reversed => {
                 let all = 0..rank as i32;
@@ -243,7 +243,7 @@ impl Arrangement {
             }
             Self::Squeezed => {
                 let pairs = stack(&[x, &other()?], rank as i32 - 1)?.contiguous()?;
-                pairs.slice_axis(-2, 0..1)?.squeeze(&[-2])?.expand_dims(&[0])?.squeeze(&[0])
+                pairs.slice_axis(-2, 0..1)?.squeeze([-2])?.expand_dims([0])?.squeeze([0])
             }
             Self::BroadcastLast => x.slice_axis(-1, 0..1)?.contiguous()?.broadcast_to(x.shape()),
             Self::Broadcast => x.slice_axis(0, 0..1)?.contiguous()?.broadcast_to(x.shape()),

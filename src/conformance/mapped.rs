@@ -91,7 +91,7 @@ impl Conformance {
                     return wrong(format_args!("{what} is one of {:?}", mapped.shape()));
                 }
                 let at = at as i32;
-                let got = mapped.slice_axis(0, at..at + 1)?.squeeze(&[0])?;
+                let got = mapped.slice_axis(0, at..at + 1)?.squeeze([0])?;
                 same_spec(&got, want, &what)?;
                 close(&got, &Tensor::of(want)?, &limit, index, dtype, &what)?;
             }
@@ -105,7 +105,7 @@ fn entries(arrays: &[Array], axes: &[Option<i32>]) -> Result<Vec<Vec<Array>>> {
     let size = arrays.iter().zip(axes).find_map(|(x, axis)| axis.map(|axis| x.dim(axis)));
     let entry = |at: i32| {
         let entry = arrays.iter().zip(axes).map(|(x, axis)| match axis {
-            Some(axis) => x.slice_axis(*axis, at..at + 1)?.squeeze(&[*axis]),
+            Some(axis) => x.slice_axis(*axis, at..at + 1)?.squeeze([*axis]),
             None => Ok(x.clone()),
         });
         entry.collect::<Result<Vec<_>>>()

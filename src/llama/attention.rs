@@ -56,7 +56,7 @@ impl Attention {
         let Some([q_norm, k_norm]) = &self.head_norms else { return Ok(qkv) };
         let Heads { heads, kv_heads, head_dim } = self.heads;
         let shape = qkv.shape().to_vec();
-        let all = qkv.reshape(&[shape[0], shape[1], heads + 2 * kv_heads, head_dim])?;
+        let all = qkv.reshape([shape[0], shape[1], heads + 2 * kv_heads, head_dim])?;
         let queries = q_norm.forward(&all.slice_axis(2, ..heads)?)?;
         let keys = k_norm.forward(&all.slice_axis(2, heads..heads + kv_heads)?)?;
         let values = all.slice_axis(2, heads + kv_heads..)?;

@@ -186,7 +186,7 @@ impl Together<'_> {
             self.prefilled = true;
         }
         let last = self.column(|text| text.tokens.last().copied().unwrap_or_default());
-        let logits = self.model.forward(&last?, &mut self.cache)?.squeeze(&[1])?;
+        let logits = self.model.forward(&last?, &mut self.cache)?.squeeze([1])?;
         let mut drawn = Vec::with_capacity(self.active.len());
         for (at, &i) in (0..).zip(&self.active) {
             let Some(text) = self.texts.get_mut(i) else { continue };
@@ -222,7 +222,7 @@ impl Together<'_> {
                 chunk.extend((start..end).map(|at| token(at).unwrap_or_default()));
             }
             let shape = [positions(self.active.len()), positions(end - start)];
-            let _ = self.model.forward(&Array::from_slice(&chunk, &shape)?, &mut self.cache)?;
+            let _ = self.model.forward(&Array::from_slice(&chunk, shape)?, &mut self.cache)?;
             eval(self.cache.arrays())?;
             start = end;
         }
@@ -236,7 +236,7 @@ impl Together<'_> {
 
     fn column(&self, token: impl Fn(&Text) -> u32) -> Result<Array> {
         let tokens: Vec<u32> = self.rows().map(token).collect();
-        Array::from_slice(&tokens, &[i32::try_from(tokens.len()).unwrap_or(i32::MAX), 1])
+        Array::from_slice(&tokens, [i32::try_from(tokens.len()).unwrap_or(i32::MAX), 1])
     }
 
     /// Leaves out the texts for which there is a reason to end.

@@ -303,7 +303,7 @@ impl<'a> Generation<'a> {
     fn start(&mut self) -> Result<()> {
         let last = self.tokens.last().copied().unwrap_or_default();
         let logits = self.model.forward(&row(&[last])?, &mut self.cache)?;
-        let drawn = self.draw.draw(&self.tokens, &logits.squeeze(&[1])?)?;
+        let drawn = self.draw.draw(&self.tokens, &logits.squeeze([1])?)?;
         async_eval(drawn.arrays())?;
         self.next = Some(drawn);
         Ok(())

@@ -53,8 +53,8 @@ impl DecoderLayer {
         let AttentionInputs { queries, keys, values } =
             cache.append(&qkv, self_attn.heads, &self_attn.rope)?;
         let attended = scaled_dot_product_attention(&queries, &keys, &values, mask)?
-            .transpose(&[0, 2, 1, 3])?
-            .reshape(&[batch, time, heads * head_dim])?;
+            .transpose([0, 2, 1, 3])?
+            .reshape([batch, time, heads * head_dim])?;
         let h = self_attn.o_proj.forward(&attended, Fusion::residual(x))?;
 
         let inner = mlp.gated(&h, post_attention_layernorm)?;

@@ -271,5 +271,5 @@ impl Llama {
 
 /// Tokens of one text, `[1, time]`.
 pub(super) fn row(tokens: &[u32]) -> Result<Array> {
-    Array::from_slice(tokens, &[1, i32::try_from(tokens.len()).unwrap_or(i32::MAX)])
+    Array::from_slice(tokens, [1, i32::try_from(tokens.len()).unwrap_or(i32::MAX)])
 }

@@ -150,8 +150,8 @@ fn change(
     values.sort_unstable_by_key(|(token, _)| *token);
     let (tokens, values): (Vec<u32>, Vec<f32>) = values.into_iter().unzip();
     let count = i32::try_from(tokens.len()).unwrap_or(i32::MAX);
-    let tokens = Array::from_slice(&tokens, &[1, count])?;
-    let values = Array::from_slice(&values, &[1, count])?;
+    let tokens = Array::from_slice(&tokens, [1, count])?;
+    let values = Array::from_slice(&values, [1, count])?;
     let chosen = logits.take_along_axis(&tokens, -1)?.astype(Dtype::Float32)?;
     let changed = f(&chosen, &values)?.astype(logits.dtype())?;
     logits.put_along_axis(&tokens, &changed, -1)

@@ -83,7 +83,7 @@ impl PromptCache {
         let (mut arrays, layers) = self.cache.saved()?;
         if !self.tokens.is_empty() {
             let count = i32::try_from(self.tokens.len()).unwrap_or(i32::MAX);
-            arrays.push(("tokens".to_owned(), Array::from_slice(&self.tokens, &[count])?));
+            arrays.push(("tokens".to_owned(), Array::from_slice(&self.tokens, [count])?));
         }
         let layers = layers.to_string();
         let metadata = [("format", FORMAT), ("model", &self.model), ("layers", &layers)];

@@ -113,7 +113,7 @@ impl WeightSource for RandomWeights {
             QuantizedMode::Affine => {
                 let top = f64::from((1u32 << bits.clamp(1, 8)) - 1);
                 let scale = (12.0 * variance / (top * (top + 2.0))).sqrt();
-                let fill = |value: f64| Array::full(&groups, value as f32)?.astype(self.dtype);
+                let fill = |value: f64| Array::full(groups, value as f32)?.astype(self.dtype);
                 (fill(scale)?, Some(fill(-scale * top / 2.0)?))
             }
             mode => {
@@ -124,7 +124,7 @@ impl WeightSource for RandomWeights {
                     QuantizedMode::Nvfp4 => 8.0 * (exponent + 7.0),
                     _ => exponent + 127.0,
                 };
-                (Array::full(&groups, scale.clamp(0.0, 254.0) as u8)?, None)
+                (Array::full(groups, scale.clamp(0.0, 254.0) as u8)?, None)
             }
         };
         // What `full` makes is computed once here, not in the first step of the model.

@@ -81,7 +81,7 @@ impl RopeFrequencies {
                     positive("finite frequencies above 0", f64::from(*value))?;
                 }
                 positive("multiplier", f64::from(rope.multiplier))?;
-                rope.explicit = Some(Array::from_slice(&rope.values, &[dims / 2])?);
+                rope.explicit = Some(Array::from_slice(&rope.values, [dims / 2])?);
             }
         }
         Ok(rope)

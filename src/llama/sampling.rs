@@ -142,8 +142,8 @@ impl Sampler {
 
     fn next_key(&mut self) -> Result<Array> {
         let keys = random::split(&self.key, 2)?;
-        self.key = keys.i(..1)?.squeeze(&[0])?;
-        keys.i(1..)?.squeeze(&[0])
+        self.key = keys.i(..1)?.squeeze([0])?;
+        keys.i(1..)?.squeeze([0])
     }
 
     fn without_top_choices(&self, logprobs: &Array) -> Result<Array> {
@@ -164,7 +164,7 @@ impl Sampler {
         }
         let rows = logprobs.dim(0)?;
         let count = i32::try_from(spared.len()).unwrap_or(i32::MAX);
-        let spared = Array::from_slice(&spared, &[1, count])?.broadcast_to(&[rows, count])?;
+        let spared = Array::from_slice(&spared, [1, count])?.broadcast_to([rows, count])?;
         cut.put_along_axis(&spared, &logprobs.take_along_axis(&spared, -1)?, -1)
     }
 }

@@ -66,10 +66,10 @@ impl Llama {
         let (mut sum, mut scored) = (0.0, 0);
         for (inputs, targets) in context.chunks(step).zip(targets.chunks(step)) {
             let shape = [1, inputs.len() as i32];
-            let logits = self.forward(&Array::from_slice(inputs, &shape)?, &mut cache)?;
+            let logits = self.forward(&Array::from_slice(inputs, shape)?, &mut cache)?;
             let losses = ops::cross_entropy(
                 &logits.astype(Dtype::Float32)?,
-                &Array::from_slice(targets, &shape)?,
+                &Array::from_slice(targets, shape)?,
                 CrossEntropy::default(),
             )?;
             eval([&losses].into_iter().chain(cache.arrays()))?;

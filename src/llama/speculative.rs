@@ -73,10 +73,10 @@ impl<'a> Draft<'a> {
     ) -> Result<Round> {
         let proposals = self.propose(tokens, self.count.min(most.saturating_sub(1)))?;
         let last = tokens.last().copied().unwrap_or_default();
-        let mut inputs = vec![Array::from_slice(&[last], &[1])?];
+        let mut inputs = vec![Array::from_slice(&[last], [1])?];
         inputs.extend(proposals);
         let inputs = concatenate(&inputs.iter().collect::<Vec<_>>(), 0)?;
-        let logits = model.forward(&inputs.expand_dims(&[0])?, cache)?;
+        let logits = model.forward(&inputs.expand_dims([0])?, cache)?;
 
         let best = match draw.is_argmax() {
             true => Some(logits.argmax(-1)?.to_vec::<u32>()?),
@@ -89,7 +89,7 @@ impl<'a> Draft<'a> {
             let mut token = match best.as_ref().and_then(|best| best.get(i)) {
                 Some(&id) => Token { id, ..Token::default() },
                 None => {
-                    let logits = logits.slice_axis(1, at..at + 1)?.squeeze(&[1])?;
+                    let logits = logits.slice_axis(1, at..at + 1)?.squeeze([1])?;
                     draw.draw(&text, &logits)?.read()?
                 }
             };
@@ -125,7 +125,7 @@ impl<'a> Draft<'a> {
         for _ in 0..count {
             let logits = self.model.forward(&input, &mut self.cache)?;
             let best = logits.slice_axis(1, -1..)?.argmax(-1)?; // [1, 1]
-            proposals.push(best.squeeze(&[0])?);
+            proposals.push(best.squeeze([0])?);
             input = best;
         }
         Ok(proposals)

@@ -57,7 +57,7 @@ impl Llama {
     ///
     /// Returns an error if no memory holds a cache of that many positions.
     pub fn cost_of_a_token(&self, context: i32) -> Result<[Vec<graph::Node>; 2]> {
-        let token = Array::from_slice(&[0u32], &[1, 1])?;
+        let token = Array::from_slice(&[0u32], [1, 1])?;
         // Sliding layers count as if they saw the whole context.
         let mut cache = Cache::new(self.layers.len(), CacheKind::Plain)?;
         cache.reserve(context, Heads::from(self.config()), self.dtype())?;
@@ -180,7 +180,7 @@ impl Attention {
         let (batch, time) = (x.dim(0)?, x.dim(1)?);
         let features = self.heads.head_dim;
         let split =
-            |x: Array, heads| x.reshape(&[batch, time, heads, features])?.transpose(&[0, 2, 1, 3]);
+            |x: Array, heads| x.reshape([batch, time, heads, features])?.transpose([0, 2, 1, 3]);
         let [q, k, v] = self.qkv_proj.parts().each_ref().map(|part| part.unfused(x));
         let (mut queries, mut keys) =
             (split(q?, self.heads.heads)?, split(k?, self.heads.kv_heads)?);
@@ -206,7 +206,7 @@ impl Attention {
             Fused::StandIn => output,
         };
         let width = self.heads.heads * features;
-        self.o_proj.unfused(&output.transpose(&[0, 2, 1, 3])?.reshape(&[batch, time, width])?)
+        self.o_proj.unfused(&output.transpose([0, 2, 1, 3])?.reshape([batch, time, width])?)
     }
 
     fn turned(&self, x: &Array, offset: i32, fused: Fused) -> Result<Array> {
@@ -239,7 +239,7 @@ impl UnfusedCache {
         let config = model.config();
         let shape = [1, config.kv_heads(), len / STEP * STEP + STEP, config.head_dim()];
         for buffers in &mut self.layers {
-            let zeros = || Array::zeros_of(&shape, model.dtype());
+            let zeros = || Array::zeros_of(shape, model.dtype());
             let new = [zeros()?, zeros()?];
             crate::array::eval(&new)?;
             *buffers = Some(new);

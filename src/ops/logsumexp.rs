@@ -29,6 +29,10 @@ pub fn logsumexp(x: &Array) -> Result<Array> {
 
 /// As [`logsumexp`]; the last axis stays, with length 1.
 ///
+/// # Errors
+///
+/// Returns an error for what [`logsumexp`] refuses.
+///
 /// ```
 /// use mlx_primitives::{Array, ops};
 ///

@@ -144,6 +144,10 @@ macro_rules! keeping {
     ($($name:ident, $keeping:ident => $kind:ident;)*) => {$(
         #[doc = concat!("As [`", stringify!($name), "`]; the reduced axes stay, with length 1.")]
         ///
+        /// # Errors
+        ///
+        #[doc = concat!("Returns an error for what [`", stringify!($name), "`] refuses.")]
+        ///
         /// ```
         /// use mlx_primitives::{Array, ops};
         ///

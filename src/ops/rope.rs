@@ -32,10 +32,10 @@ impl Default for Offset<'_> {
 }
 
 impl Offset<'_> {
-    pub(crate) fn to_array(&self) -> Result<Array> {
+    pub(crate) fn to_array(self) -> Result<Array> {
         match self {
-            Self::Position(position) => Array::scalar(*position),
-            Self::Each(offsets) => Ok((*offsets).clone()),
+            Self::Position(position) => Array::scalar(position),
+            Self::Each(offsets) => Ok(offsets.clone()),
         }
     }
 }

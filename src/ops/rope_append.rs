@@ -39,7 +39,7 @@ impl StateLayout {
     ///
     /// Returns an error if the batch is negative, or no memory holds such a state.
     pub fn zeros(&self, batch: i32, dtype: Dtype) -> Result<Array> {
-        Array::zeros_of(&[batch, self.rows(), self.head_dim], dtype)
+        Array::zeros_of([batch, self.rows(), self.head_dim], dtype)
     }
 
     /// The rotated queries of the last step, of `time` positions: `[batch, heads, time, head_dim]`,
@@ -58,7 +58,7 @@ impl StateLayout {
         }
         self.check("queries", state)?;
         let shape = [state.dim(0)?, self.heads, time, self.head_dim];
-        state.i((.., 0..self.heads * time))?.reshape(&shape)
+        state.i((.., 0..self.heads * time))?.reshape(shape)
     }
 
     /// The keys of the first `len` positions, `[batch, kv_heads, len, head_dim]`: a view.
@@ -92,7 +92,7 @@ impl StateLayout {
         let rows = self.kv_heads * self.capacity;
         let start = self.area() + part * rows;
         let shape = [state.dim(0)?, self.kv_heads, self.capacity, self.head_dim];
-        let all = state.i((.., start..start + rows))?.reshape(&shape)?;
+        let all = state.i((.., start..start + rows))?.reshape(shape)?;
         if len == self.capacity { Ok(all) } else { all.i((.., .., ..len)) }
     }
 

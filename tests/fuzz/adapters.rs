@@ -61,7 +61,7 @@ fn run(rng: &mut Rng, llama: &Llama, adapters: &Adapters) {
         true => llama.merged(adapters).expect("a merged model"),
         false => model(Dtype::Float32).and_then(|llama| llama.adapted(adapters)).expect("a model"),
     };
-    let ids = Array::from_slice(&[1i32, 2], &[1, 2]).expect("tokens");
+    let ids = Array::from_slice(&[1i32, 2], [1, 2]).expect("tokens");
     let logits = updated.forward(&ids, &mut updated.new_cache()).expect("logits");
     assert_eq!(logits.to_vec::<f32>().expect("numbers").len(), 32);
 }

@@ -91,7 +91,7 @@ fn check(rng: &mut Rng, config: &Config) {
         return;
     }
     let Ok(llama) = Llama::random(config.clone(), dtype, None, 1) else { return };
-    let ids = Array::from_slice(&[0i32, 0], &[1, 2]).expect("tokens");
+    let ids = Array::from_slice(&[0i32, 0], [1, 2]).expect("tokens");
     let logits = llama.forward(&ids, &mut llama.new_cache());
     // What a model computes of extents that its kernels do not have is an error, and no more.
     if let Ok(logits) = logits {

@@ -51,7 +51,7 @@ fn prepare(folder: &Path) -> anyhow::Result<Run> {
         let llama = Llama::load(&path);
         if let Ok(llama) = &llama {
             assert!(loaded.is_ok(), "a model of a file that does not load");
-            let ids = Array::from_slice(&[0i32, 1], &[1, 2]).expect("tokens");
+            let ids = Array::from_slice(&[0i32, 1], [1, 2]).expect("tokens");
             let logits = llama.forward(&ids, &mut llama.new_cache()).expect("logits");
             assert_eq!(logits.shape()[..2], [1, 2]);
             logits.eval().expect("logits are computed");

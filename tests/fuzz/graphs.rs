@@ -190,7 +190,7 @@ impl Graph {
         let value: Vec<f32> =
             (0..self.rows * self.rows).map(|_| self.rng.i32(-9..10) as f32).collect();
         let rows = self.rows as i32;
-        let array = Array::from_slice(&value, &[rows, rows]).expect("an array");
+        let array = Array::from_slice(&value, [rows, rows]).expect("an array");
         self.add(array, value, &[], false);
     }
 

@@ -14,7 +14,7 @@ fn iota(shape: &[i32]) -> mlx_primitives::Result<Array> {
 
 fn round_trip<T: Element + PartialEq + std::fmt::Debug>(values: &[T]) -> Checked {
     let shape = [2, values.len() as i32 / 2];
-    let x = Array::from_slice(values, &shape)?;
+    let x = Array::from_slice(values, shape)?;
     assert_eq!((x.shape(), x.dtype()), (&shape[..], T::DTYPE));
     assert_eq!((x.size(), x.nbytes()), (values.len(), size_of_val(values)));
     assert_eq!(x.to_vec::<T>()?, values);
@@ -23,7 +23,7 @@ fn round_trip<T: Element + PartialEq + std::fmt::Debug>(values: &[T]) -> Checked
     let turned: Vec<T> = (0..n).flat_map(|i| (0..rows).map(move |r| values[r * n + i])).collect();
     assert_eq!(x.t()?.to_vec::<T>()?, turned);
     assert_eq!(Array::scalar(values[1])?.item::<T>()?, values[1]);
-    assert_eq!(Array::full(&[3], values[1])?.to_vec::<T>()?, [values[1]; 3]);
+    assert_eq!(Array::full([3], values[1])?.to_vec::<T>()?, [values[1]; 3]);
     assert_eq!(Array::zeros::<T>(&[2])?.to_vec::<T>()?, [T::default(); 2]);
     assert_eq!(Array::ones::<T>(&[2])?.to_vec::<T>()?, [T::from_f64(1.0); 2]);
     assert_eq!(Array::from_slice::<T>(&[], &[0, 3])?.to_vec::<T>()?, []);
@@ -53,11 +53,11 @@ fn every_element_type_there_and_back() -> Checked {
 #[test]
 fn reductions_of_what_is_empty_and_transposed() -> Checked {
     // A reduction with many axes first: what it leaves on the stack is what MLX would walk by.
-    let full = Array::ones::<u8>(&[5, 6, 7, 4])?.transpose(&[0, 2, 1, 3])?;
+    let full = Array::ones::<u8>(&[5, 6, 7, 4])?.transpose([0, 2, 1, 3])?;
     let full = full.i((.., .., step(.., 2), step(.., 2)))?;
     for dtype in [Dtype::Uint8, Dtype::Int64, Dtype::Float32, Dtype::Bfloat16] {
         full.astype(dtype)?.sum(&[0, 1, 2][..])?.eval()?;
-        let empty = Array::zeros_of(&[3, 0, 4], dtype)?.transpose(&[2, 1, 0])?;
+        let empty = Array::zeros_of([3, 0, 4], dtype)?.transpose([2, 1, 0])?;
         empty.eval()?;
         let values = |x: Array| -> mlx_primitives::Result<Vec<f32>> {
             assert_eq!(x.shape(), [4, 3]);
@@ -78,8 +78,8 @@ fn every_bit_pattern_of_sixteen_bits() -> Checked {
     let halves: Vec<f16> = all.iter().map(|&bits| f16::from_bits(bits)).collect();
     let brains: Vec<bf16> = all.iter().map(|&bits| bf16::from_bits(bits)).collect();
     let shape = [all.len() as i32];
-    let halves = Array::from_slice(&halves, &shape)?;
-    let brains = Array::from_slice(&brains, &shape)?;
+    let halves = Array::from_slice(&halves, shape)?;
+    let brains = Array::from_slice(&brains, shape)?;
     assert!(halves.to_vec::<f16>()?.iter().map(|v| v.to_bits()).eq(all.iter().copied()));
     assert!(brains.to_vec::<bf16>()?.iter().map(|v| v.to_bits()).eq(all.iter().copied()));
     let wide = halves.astype(Dtype::Float32)?.to_vec::<f32>()?;
@@ -92,7 +92,7 @@ fn every_bit_pattern_of_sixteen_bits() -> Checked {
 
 #[test]
 fn wrong_types_and_sizes() -> Checked {
-    let x = Array::from_slice(&[1.0f32, 2.0], &[2])?;
+    let x = Array::from_slice(&[1.0f32, 2.0], [2])?;
     assert!(
         message(x.to_vec::<i32>()).starts_with("[to_vec] expected an array of int32, got float32")
     );
@@ -115,7 +115,7 @@ fn what_a_handle_describes() -> Checked {
     for axis in [3, -4, i32::MAX, i32::MIN] {
         assert!(message(x.dim(axis)).starts_with("[dim] expected an axis within rank 3"));
     }
-    let y = x.transpose(&[2, 0, 1])?;
+    let y = x.transpose([2, 0, 1])?;
     assert!(!y.is_scheduled());
     eval([&y])?;
     assert!(y.is_scheduled() && !y.is_row_contiguous());
@@ -130,13 +130,13 @@ fn what_a_handle_describes() -> Checked {
 #[test]
 fn shapes() -> Checked {
     let x = iota(&[2, 3])?;
-    assert_eq!(x.reshape(&[3, -1])?.shape(), [3, 2]);
-    assert_eq!(x.reshape(&[6])?.to_vec::<i32>()?, [0, 1, 2, 3, 4, 5]);
-    assert_eq!(x.transpose(&[-1, 0])?.to_vec::<i32>()?, [0, 3, 1, 4, 2, 5]);
-    assert_eq!(x.t()?.reshape(&[6])?.to_vec::<i32>()?, [0, 3, 1, 4, 2, 5]);
-    assert_eq!(x.expand_dims(&[0, -1])?.shape(), [1, 2, 3, 1]);
-    assert_eq!(x.expand_dims(&[1])?.squeeze(&[1])?.shape(), [2, 3]);
-    assert_eq!(iota(&[1, 3])?.broadcast_to(&[2, 2, 3])?.to_vec::<i32>()?, [0, 1, 2].repeat(4));
+    assert_eq!(x.reshape([3, -1])?.shape(), [3, 2]);
+    assert_eq!(x.reshape([6])?.to_vec::<i32>()?, [0, 1, 2, 3, 4, 5]);
+    assert_eq!(x.transpose([-1, 0])?.to_vec::<i32>()?, [0, 3, 1, 4, 2, 5]);
+    assert_eq!(x.t()?.reshape([6])?.to_vec::<i32>()?, [0, 3, 1, 4, 2, 5]);
+    assert_eq!(x.expand_dims([0, -1])?.shape(), [1, 2, 3, 1]);
+    assert_eq!(x.expand_dims([1])?.squeeze([1])?.shape(), [2, 3]);
+    assert_eq!(iota(&[1, 3])?.broadcast_to([2, 2, 3])?.to_vec::<i32>()?, [0, 1, 2].repeat(4));
     assert_eq!(concatenate(&[&x, &x], 1)?.to_vec::<i32>()?, [0, 1, 2, 0, 1, 2, 3, 4, 5, 3, 4, 5]);
     assert_eq!(concatenate(&[&x, &x], -2)?.shape(), [4, 3]);
     assert_eq!(stack(&[&x, &x], -1)?.to_vec::<i32>()?, [0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5]);
@@ -184,7 +184,7 @@ fn slices_are_pythons() -> Checked {
     assert_eq!(x.i((1.., step(0..4, 2)))?.to_vec::<i32>()?, [4, 6, 8, 10]);
     assert_eq!(x.slice_axis(-1, 3..)?.to_vec::<i32>()?, [3, 7, 11]);
     assert_eq!(x.i(())?.shape(), [3, 4]);
-    let update = Array::from_slice(&[-1i32, -2], &[2])?;
+    let update = Array::from_slice(&[-1i32, -2], [2])?;
     let updated = x.slice_update((1..3, 1..3), &update)?;
     assert_eq!(updated.to_vec::<i32>()?, [0, 1, 2, 3, 4, -1, -2, 7, 8, -1, -2, 11]);
     assert_eq!(x.to_vec::<i32>()?, (0..12).collect::<Vec<_>>());
@@ -193,12 +193,12 @@ fn slices_are_pythons() -> Checked {
 
 #[test]
 fn conversions_are_rusts() -> Checked {
-    let x = Array::from_slice(&[-1.9f32, 0.0, 0.5, 200.7], &[4])?;
+    let x = Array::from_slice(&[-1.9f32, 0.0, 0.5, 200.7], [4])?;
     assert_eq!(x.astype(Dtype::Int32)?.to_vec::<i32>()?, [-1, 0, 0, 200]);
     assert_eq!(x.astype(Dtype::Bool)?.to_vec::<bool>()?, [true, false, true, true]);
     assert_eq!(x.astype(Dtype::Float32)?.to_vec::<f32>()?, [-1.9, 0.0, 0.5, 200.7]);
     let values = random32(&[1000], 1)?.to_vec::<f32>()?;
-    let x = Array::from_slice(&values, &[1000])?;
+    let x = Array::from_slice(&values, [1000])?;
     let want: Vec<f16> = values.iter().map(|&v| f16::from_f32(v)).collect();
     assert_eq!(x.astype(Dtype::Float16)?.to_vec::<f16>()?, want);
     let want: Vec<bf16> = values.iter().map(|&v| bf16::from_f32(v)).collect();
@@ -210,24 +210,24 @@ fn conversions_are_rusts() -> Checked {
 fn indices_wrap_and_are_kept_within_the_axis() -> Checked {
     let x = iota(&[4, 3])?;
     let rows = |indices: &Array| x.take(indices, 0)?.slice_axis(1, 0..1)?.to_vec::<i32>();
-    let i = Array::from_slice(&[0i32, -1, -4, 3, 4, 100, -5, i32::MAX, i32::MIN], &[9])?;
+    let i = Array::from_slice(&[0i32, -1, -4, 3, 4, 100, -5, i32::MAX, i32::MIN], [9])?;
     assert_eq!(rows(&i)?, [0, 9, 0, 9, 9, 9, 0, 9, 0]);
-    assert_eq!(rows(&Array::from_slice(&[0u32, 3, 4, u32::MAX], &[4])?)?, [0, 9, 9, 9]);
-    assert_eq!(rows(&Array::from_slice(&[1u8, 255], &[2])?)?, [3, 9]);
+    assert_eq!(rows(&Array::from_slice(&[0u32, 3, 4, u32::MAX], [4])?)?, [0, 9, 9, 9]);
+    assert_eq!(rows(&Array::from_slice(&[1u8, 255], [2])?)?, [3, 9]);
     // Indices that do not fit 32 bits are outside the axis too, not wrapped into it.
     assert_eq!(
-        rows(&Array::from_slice(&[1i64 << 32, i64::MAX, i64::MIN, -1], &[4])?)?,
+        rows(&Array::from_slice(&[1i64 << 32, i64::MAX, i64::MIN, -1], [4])?)?,
         [9, 9, 0, 9]
     );
-    assert_eq!(rows(&Array::from_slice(&[1u64 << 32, u64::MAX], &[2])?)?, [9, 9]);
-    let square = Array::from_slice(&[0i32, 1, 2, 3], &[2, 2])?;
+    assert_eq!(rows(&Array::from_slice(&[1u64 << 32, u64::MAX], [2])?)?, [9, 9]);
+    let square = Array::from_slice(&[0i32, 1, 2, 3], [2, 2])?;
     assert_eq!(x.take(&square, 0)?.shape(), [2, 2, 3]);
 
-    let along = Array::from_slice(&[2i32, 0, -1, 7], &[4, 1])?;
+    let along = Array::from_slice(&[2i32, 0, -1, 7], [4, 1])?;
     assert_eq!(x.take_along_axis(&along, 1)?.to_vec::<i32>()?, [2, 3, 8, 11]);
     let put = x.put_along_axis(&along, &Array::scalar(-1i32)?, 1)?;
     assert_eq!(put.to_vec::<i32>()?, [0, 1, -1, -1, 4, 5, 6, 7, -1, 9, 10, -1]);
-    let floats = Array::from_slice(&[0.0f32], &[1])?;
+    let floats = Array::from_slice(&[0.0f32], [1])?;
     assert!(message(x.take(&floats, 0)).starts_with("[take] expected integer indices"));
     assert!(message(Array::zeros::<f32>(&[0])?.take(&square, 0)).contains("at least one element"));
     Ok(())
@@ -287,7 +287,7 @@ fn reductions() -> Checked {
     }
     assert_eq!(x.sum_keepdims([0, -1])?.shape(), [1, 4, 1]);
     assert_eq!(x.sum(1)?.shape(), [3, 5]);
-    let b = Array::from_slice(&[true, false, true, true], &[2, 2])?;
+    let b = Array::from_slice(&[true, false, true, true], [2, 2])?;
     assert_eq!(b.all(1)?.to_vec::<bool>()?, [false, true]);
     assert_eq!(b.any(0)?.to_vec::<bool>()?, [true, true]);
     Ok(())
@@ -358,7 +358,7 @@ fn numbers_take_the_arrays_type() -> Checked {
     assert_eq!(Array::ones::<i32>(&[2])?.multiply(2.5)?.to_vec::<f32>()?, [2.5; 2]);
     assert_eq!(Array::ones::<u8>(&[2])?.add(1)?.dtype(), Dtype::Uint8);
     assert_eq!(Array::ones::<bool>(&[2])?.add(1)?.to_vec::<i32>()?, [2; 2]);
-    let integers = Array::from_slice(&[7i32, 2], &[2])?;
+    let integers = Array::from_slice(&[7i32, 2], [2])?;
     assert_eq!(integers.divide(2)?.to_vec::<f32>()?, [3.5, 1.0]);
     Ok(())
 }

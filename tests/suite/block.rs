@@ -7,14 +7,14 @@ use crate::support::Checked;
 
 fn numbers(count: i32) -> Result<Array> {
     let values: Vec<f32> = (0..count).map(|i| i as f32 - 7.5).collect();
-    Array::from_slice(&values, &[count])
+    Array::from_slice(&values, [count])
 }
 
 #[test]
 fn placed_arrays_are_the_same_in_lines_of_their_own() -> Checked {
-    let square = numbers(1000 * 6)?.reshape(&[1000, 6])?;
+    let square = numbers(1000 * 6)?.reshape([1000, 6])?;
     let arrays = [
-        square.transpose(&[1, 0])?,
+        square.transpose([1, 0])?,
         numbers(34)?.astype(Dtype::Bfloat16)?,
         numbers(20_000)?.i(3..11)?,
         square.clone(),

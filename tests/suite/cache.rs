@@ -21,7 +21,7 @@ fn rope() -> RopeFrequencies {
 /// The heads of a projection, `[batch, heads, time, head_dim]`.
 fn split(qkv: &Array, from: i32, to: i32) -> anyhow::Result<Array> {
     let shape = [qkv.dim(0)?, qkv.dim(1)?, 8, 32];
-    Ok(qkv.reshape(&shape)?.transpose(&[0, 2, 1, 3])?.slice_axis(1, from..to)?)
+    Ok(qkv.reshape(shape)?.transpose([0, 2, 1, 3])?.slice_axis(1, from..to)?)
 }
 
 fn plain(stored: &KvTensor) -> &Array {
@@ -107,8 +107,8 @@ fn mask_of(visible: AttentionMask, time: i32, seen: i32) -> anyhow::Result<Optio
         AttentionMask::Mask(mask) => Some(mask),
         AttentionMask::Causal => {
             let queries = Array::arange::<i32>(f64::from(seen - time), f64::from(seen), 1.0)?;
-            let keys = Array::arange::<i32>(0.0, f64::from(seen), 1.0)?.expand_dims(&[0])?;
-            Some(queries.expand_dims(&[1])?.greater_equal(&keys)?)
+            let keys = Array::arange::<i32>(0.0, f64::from(seen), 1.0)?.expand_dims([0])?;
+            Some(queries.expand_dims([1])?.greater_equal(&keys)?)
         }
     })
 }
@@ -128,8 +128,8 @@ fn rotating_caches_show_what_mlx_lms_show() -> Checked {
             let visible_keys = cache.mask(time)?;
             // Every element of a position is its number.
             let step = Array::arange::<f32>(f64::from(end), f64::from(end + time), 1.0)?
-                .reshape(&[1, time, 1])?
-                .broadcast_to(&[1, time, WIDTH])?;
+                .reshape([1, time, 1])?
+                .broadcast_to([1, time, WIDTH])?;
             end += time;
             let seen = cache.append(&step, HEADS, &rope())?;
             assert_eq!(cache.len(), end, "{what}");
@@ -138,10 +138,10 @@ fn rotating_caches_show_what_mlx_lms_show() -> Checked {
             let visible: Vec<i32> = visible.into_iter().map(|v| v as i32).collect();
             assert_eq!(visible, ints(&case["visible"][i]), "{what}");
             // Keys were turned by their positions, whatever slot they are in.
-            let ids = Array::from_slice(&visible, &[visible.len() as i32])?;
+            let ids = Array::from_slice(&visible, [visible.len() as i32])?;
             let whole = Array::arange::<f32>(0.0, f64::from(end), 1.0)?
-                .reshape(&[1, 1, end, 1])?
-                .broadcast_to(&[1, 2, end, 32])?;
+                .reshape([1, 1, end, 1])?
+                .broadcast_to([1, 2, end, 32])?;
             let keys = rope().rotate(&whole, 0)?.take(&ids, 2)?;
             assert_same(plain(&seen.keys), &keys, &what)?;
             let mask = mask_of(visible_keys, time, visible.len() as i32)?;
@@ -206,7 +206,7 @@ fn what_cannot_be_cached_is_refused() -> Checked {
     let seen = cache.append(&step, HEADS, &rope())?;
     seen.keys.dequantized()?.eval()?;
     assert!(cache.append(&step.astype(Dtype::Float16)?, HEADS, &rope()).is_err());
-    assert!(cache.append(&step.broadcast_to(&[2, 1, WIDTH])?, HEADS, &rope()).is_err());
+    assert!(cache.append(&step.broadcast_to([2, 1, WIDTH])?, HEADS, &rope()).is_err());
     assert_eq!(cache.len(), 1);
     cache.append(&step, HEADS, &rope())?;
     let llama = Checkpoint::demo()?.llama;

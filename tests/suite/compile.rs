@@ -168,7 +168,7 @@ fn primitives_with_other_parameters_stay_apart() -> Checked {
         all.iter().map(Array::negative).collect()
     };
     let inputs =
-        [random32(&[2, 3, 8], 14)?, Array::scalar(3i32)?, Array::from_slice(&[3i32, 4], &[2])?];
+        [random32(&[2, 3, 8], 14)?, Array::scalar(3i32)?, Array::from_slice(&[3i32, 4], [2])?];
     let want = f(&inputs)?;
     for compiled in each_mode(f)? {
         let got = compiled.call(&refs(&inputs))?;

@@ -38,7 +38,7 @@ fn quantization(value: &Value) -> Quantization {
 /// The first logits of what follows the fixture's prompt.
 pub fn last_logits(llama: &Llama, fixture: &Value) -> anyhow::Result<Vec<f32>> {
     let prompt: Vec<u32> = serde_json::from_value(fixture["prompt"].clone())?;
-    let tokens = Array::from_slice(&prompt, &[1, prompt.len() as i32])?;
+    let tokens = Array::from_slice(&prompt, [1, prompt.len() as i32])?;
     let logits = llama.forward(&tokens, &mut llama.new_cache())?;
     let row = logits.i((.., -1.., ..64))?.astype(Dtype::Float32)?;
     Ok(row.to_vec::<f32>()?)

@@ -17,14 +17,14 @@ fn targets(rows: usize, classes: usize) -> Vec<i32> {
 #[test]
 fn targets_of_every_integer_type_and_layout() -> Checked {
     each_device(|_| {
-        let (x, all) = (random32(&[4, 9], 4)?, Array::from_slice(&[1i32, 8, 0, 3], &[4])?);
+        let (x, all) = (random32(&[4, 9], 4)?, Array::from_slice(&[1i32, 8, 0, 3], [4])?);
         let want = cross_entropy(&x, &all, PLAIN)?;
         for dtype in [Dtype::Int8, Dtype::Uint8, Dtype::Uint32, Dtype::Int64, Dtype::Uint64] {
             let got = cross_entropy(&x, &all.astype(dtype)?, PLAIN)?;
             assert_same(&got, &want, dtype.name())?;
         }
-        let twice = Array::from_slice(&[3i32, 5, 0, 5, 8, 5, 1, 5], &[8])?.i(step(.., -2))?;
-        let shifted = Array::from_slice(&[5i32, 5, 5, 5], &[4])?;
+        let twice = Array::from_slice(&[3i32, 5, 0, 5, 8, 5, 1, 5], [8])?.i(step(.., -2))?;
+        let shifted = Array::from_slice(&[5i32, 5, 5, 5], [4])?;
         assert_same(&cross_entropy(&x, &twice, PLAIN)?, &cross_entropy(&x, &shifted, PLAIN)?, "")?;
         Ok(())
     })
@@ -37,7 +37,7 @@ fn targets_that_are_no_class_are_nan() -> Checked {
             for classes in [5i32, 300] {
                 let x = random(&[5, classes], dtype, 5)?;
                 let wide = [-1i64, i64::from(classes), (1 << 32) + 1, 2, -(1 << 32) + 1];
-                let targets = Array::from_slice(&wide, &[5])?;
+                let targets = Array::from_slice(&wide, [5])?;
                 let y = numbers(&cross_entropy(&x, &targets, PLAIN)?)?;
                 let nan: Vec<bool> = y.iter().map(|v| v.is_nan()).collect();
                 assert_eq!(nan, [true, true, true, false, true], "{dtype} {classes}: {y:?}");
@@ -59,7 +59,7 @@ fn targets_that_are_no_class_are_nan() -> Checked {
 fn an_ignored_row_costs_nothing_whatever_it_holds() -> Checked {
     each_device(|_| {
         let x = data(&[f32::NAN, 1.0, 2.0, 0.5, 0.5, 0.5], &[2, 3], Dtype::Float32)?;
-        let targets = Array::from_slice(&[-100i32, 1], &[2])?;
+        let targets = Array::from_slice(&[-100i32, 1], [2])?;
         let ignoring = CrossEntropy { ignore_index: Some(-100), ..PLAIN };
         let loss = |p: &[Array]| cross_entropy(&p[0], &targets, ignoring)?.sum(..);
         assert!((numbers(&loss(std::slice::from_ref(&x))?)?[0] - 3f64.ln()).abs() < 1e-6);
@@ -75,7 +75,7 @@ fn large_logits_keep_their_gaps() -> Checked {
     each_device(|_| {
         // The loss depends on differences alone; with logsumexp less a logit it would be 0.
         let x = data(&[1e6, 1e6 - 1.0, 1e6 - 3.0], &[1, 3], Dtype::Float32)?;
-        let targets = Array::from_slice(&[1i32], &[1])?;
+        let targets = Array::from_slice(&[1i32], [1])?;
         let got = numbers(&cross_entropy(&x, &targets, PLAIN)?)?;
         assert_close(&got, &[1.0 + (1.0 + (-1f64).exp() + (-3f64).exp()).ln()], 2e-6, "loss");
         let loss = |p: &[Array]| cross_entropy(&p[0], &targets, PLAIN)?.sum(..);
@@ -91,7 +91,7 @@ fn large_logits_keep_their_gaps() -> Checked {
 #[test]
 #[ignore = "run by simulated::what_moves"]
 fn moves_each_byte_once() -> Checked {
-    let (x, all) = (random32(&[8, 5000], 1)?, Array::from_slice(&targets(8, 5000), &[8])?);
+    let (x, all) = (random32(&[8, 5000], 1)?, Array::from_slice(&targets(8, 5000), [8])?);
     x.eval()?;
     all.eval()?;
     let bytes = x.nbytes() as u64;

@@ -39,7 +39,7 @@ fn transforms() -> [(&'static str, Run); 4] {
     [
         ("vjp", |f| vjp(|p| f(&p), &[&x()?], &[&x()?]).map(|_| ())),
         ("jvp", |f| jvp(|p| f(&p), &[&x()?], &[&x()?]).map(|_| ())),
-        ("vmap", |f| vmap(|p| f(&p), &[&x()?], &[Some(0)], 0).map(|_| ())),
+        ("vmap", |f| vmap(|p| f(&p), &[&x()?], [Some(0)], 0).map(|_| ())),
         ("grad", |f| grad(|p| Ok(f(&p)?.swap_remove(0)), &[&x()?]).map(|_| ())),
     ]
 }
@@ -49,7 +49,7 @@ fn errors_in_closures_come_back() -> Checked {
     for (name, run) in transforms() {
         let text = message(run(&mut |_| Err(Error::from("my own words"))));
         assert!(text.contains("my own words"), "{name}: {text}");
-        let text = message(run(&mut |p| Ok(vec![p[0].reshape(&[3, 3])?])));
+        let text = message(run(&mut |p| Ok(vec![p[0].reshape([3, 3])?])));
         assert!(text.contains("reshape"), "{name}: {text}");
     }
     let f: Compiled = compile(|_| Err(Error::from("my own words")), false)?;
@@ -109,7 +109,7 @@ fn a_compiled_function_does_not_call_itself() -> Checked {
             let compiled = own.borrow();
             if let Some(compiled) = &*compiled {
                 for shape in [[2, 4], [1, 8]] {
-                    let inner = compiled.call(&[&p[0].reshape(&shape)?]);
+                    let inner = compiled.call(&[&p[0].reshape(shape)?]);
                     assert!(message(inner).starts_with("[compile] expected "));
                 }
             }
@@ -178,8 +178,8 @@ fn axes_that_vmap_refuses() -> Checked {
     let x = random32(&[2, 4], 14)?;
     let f = |p: &[Array]| Ok(vec![softmax(&p[0])?]);
     for axis in [2, -3, i32::MAX, i32::MIN] {
-        refused("vmap", vmap(|p| f(&p), &[&x], &[Some(axis)], 0), &axis.to_string());
-        refused("vmap", vmap(|p| f(&p), &[&x], &[Some(0)], &[axis]), &axis.to_string());
+        refused("vmap", vmap(|p| f(&p), &[&x], [Some(axis)], 0), &axis.to_string());
+        refused("vmap", vmap(|p| f(&p), &[&x], [Some(0)], [axis]), &axis.to_string());
     }
     for (axes, out) in
         [(&[][..], &[][..]), (&[None], &[]), (&[Some(0), Some(0)], &[]), (&[Some(0)], &[0, 0])]
@@ -188,12 +188,12 @@ fn axes_that_vmap_refuses() -> Checked {
         assert!(text.starts_with("[vmap] expected "), "{text}");
     }
     let two = |p: &[Array]| Ok(vec![softmax(&p[0])?, p[0].clone(), Array::scalar(1.0f32)?]);
-    assert!(vmap(|p| two(&p), &[&x], &[Some(0)], &[0]).is_err(), "too few out_axes");
-    assert_eq!(vmap(|p| two(&p), &[&x], &[Some(0)], &[1, 0, 0])?[2].to_vec::<f32>()?, [1.0; 2]);
+    assert!(vmap(|p| two(&p), &[&x], [Some(0)], [0]).is_err(), "too few out_axes");
+    assert_eq!(vmap(|p| two(&p), &[&x], [Some(0)], [1, 0, 0])?[2].to_vec::<f32>()?, [1.0; 2]);
     let y = random32(&[3, 4], 15)?;
     let add = |p: &[Array]| Ok(vec![p[0].add(&p[1])?]);
-    assert!(vmap(|p| add(&p), &[&x, &y], &[Some(0); 2], 0).is_err(), "sizes 2 and 3");
-    assert!(vmap(|p| f(&p), &[&Array::scalar(1.0f32)?], &[Some(0)], 0).is_err(), "a scalar");
+    assert!(vmap(|p| add(&p), &[&x, &y], [Some(0); 2], 0).is_err(), "sizes 2 and 3");
+    assert!(vmap(|p| f(&p), &[&Array::scalar(1.0f32)?], [Some(0)], 0).is_err(), "a scalar");
     Ok(())
 }
 

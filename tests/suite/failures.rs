@@ -107,7 +107,7 @@ fn fail(kind: u32, x: &Array) -> Checked {
             let refused = Fails { panics: false, in_transform: true };
             let f = move |p: &[Array]| Ok(vec![apply_one(refused.clone(), &[&p[0]])?]);
             message(vjp(|p| f.clone()(&p), &[x], &[x]));
-            vmap(|p| f(&p), &[x], &[Some(0)], 0).map(drop)
+            vmap(|p| f(&p), &[x], [Some(0)], 0).map(drop)
         }
         10 => {
             let f = compile(|p| Ok(vec![fails(&p[0], false)?.add(1.0)?]), false)?;
@@ -198,7 +198,7 @@ fn failures_follow_what_is_computed_from_them() -> Checked {
         let third = second.multiply(2.0)?;
         // These may start before or after the first has failed.
         let started = [async_eval([&second]), async_eval([&third])];
-        for array in [&third, &second, &first, &third.reshape(&[16])?] {
+        for array in [&third, &second, &first, &third.reshape([16])?] {
             assert!(message(array.to_vec::<f32>()).contains("an error on purpose"));
         }
         for failure in started.into_iter().filter_map(std::result::Result::err) {

@@ -167,7 +167,7 @@ fn a_file_truncated_while_it_is_read_is_an_error() -> Checked {
         let file = folder.path().join("model.safetensors");
         let truncate = || fs::OpenOptions::new().write(true).open(&file)?.set_len(40_000);
         let run = |llama: &Llama, cache: &mut Cache| {
-            llama.forward(&Array::from_slice(&[5u32, 6], &[1, 2])?, cache)?.eval()
+            llama.forward(&Array::from_slice(&[5u32, 6], [1, 2])?, cache)?.eval()
         };
         let said = match lazily {
             true => {

@@ -41,8 +41,8 @@ fn a_decoded_token_takes_few_dispatches() -> anyhow::Result<()> {
 /// MLX's own ops, one after the other, on the same weights.
 #[test]
 fn the_fused_model_is_the_unfused_one() -> anyhow::Result<()> {
-    let tokens = Array::from_slice(&[423u32, 17, 99, 240, 3, 77, 51, 8, 130, 131], &[1, 10])?;
-    let next = Array::from_slice(&[12u32], &[1, 1])?;
+    let tokens = Array::from_slice(&[423u32, 17, 99, 240, 3, 77, 51, 8, 130, 131], [1, 10])?;
+    let next = Array::from_slice(&[12u32], [1, 1])?;
     let plain = Checkpoint::demo()?.llama;
     let models = [
         plain.quantized(Quantization::affine(32, 4))?,
@@ -116,7 +116,7 @@ fn caches_of_every_kind_generate() -> anyhow::Result<()> {
 #[test]
 fn adapters_change_what_they_name_and_merge() -> anyhow::Result<()> {
     let llama = Checkpoint::demo()?.llama;
-    let tokens = Array::from_slice(&[423u32, 17, 99, 240], &[1, 4])?;
+    let tokens = Array::from_slice(&[423u32, 17, 99, 240], [1, 4])?;
     for name in ["self_attn.k_proj", "self_attn.o_proj", "mlp.up_proj", "mlp.down_proj"] {
         let name = format!("model.layers.1.{name}");
         let [outputs, inputs] = llama.projection_shape(&name)?;

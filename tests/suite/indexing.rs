@@ -1,5 +1,7 @@
 //! Selections by tuples, against the places of elements.
 
+#![allow(clippy::reversed_empty_ranges, reason = "indices below 0 count from the end")]
+
 use mlx_primitives::{Array, Ellipsis, Error, Index, NewAxis, Result, step, transforms};
 
 use crate::support::{Checked, message};

@@ -33,18 +33,18 @@ fn file(header: &str, data: usize) -> Vec<u8> {
 
 fn one_of_each() -> mlx_primitives::Result<Vec<(&'static str, Array)>> {
     Ok(vec![
-        ("bool", Array::from_slice(&[true, false], &[2])?),
-        ("u8", Array::from_slice(&[1u8, 255], &[2])?),
-        ("u16", Array::from_slice(&[1u16, u16::MAX], &[2])?),
-        ("u32", Array::from_slice(&[1u32, u32::MAX], &[2])?),
-        ("u64", Array::from_slice(&[1u64, u64::MAX], &[2])?),
-        ("i8", Array::from_slice(&[i8::MIN, 1], &[2])?),
-        ("i16", Array::from_slice(&[i16::MIN, 1], &[2])?),
-        ("i32", Array::from_slice(&[i32::MIN, 1], &[2])?),
-        ("i64", Array::from_slice(&[i64::MIN, 1], &[2])?),
-        ("f16", Array::from_slice(&[f16::MAX, f16::from_bits(1)], &[2])?),
-        ("bf16", Array::from_slice(&[bf16::MAX, bf16::from_bits(1)], &[2])?),
-        ("f32", Array::from_slice(&[f32::MAX, f32::from_bits(1)], &[1, 2])?),
+        ("bool", Array::from_slice(&[true, false], [2])?),
+        ("u8", Array::from_slice(&[1u8, 255], [2])?),
+        ("u16", Array::from_slice(&[1u16, u16::MAX], [2])?),
+        ("u32", Array::from_slice(&[1u32, u32::MAX], [2])?),
+        ("u64", Array::from_slice(&[1u64, u64::MAX], [2])?),
+        ("i8", Array::from_slice(&[i8::MIN, 1], [2])?),
+        ("i16", Array::from_slice(&[i16::MIN, 1], [2])?),
+        ("i32", Array::from_slice(&[i32::MIN, 1], [2])?),
+        ("i64", Array::from_slice(&[i64::MIN, 1], [2])?),
+        ("f16", Array::from_slice(&[f16::MAX, f16::from_bits(1)], [2])?),
+        ("bf16", Array::from_slice(&[bf16::MAX, bf16::from_bits(1)], [2])?),
+        ("f32", Array::from_slice(&[f32::MAX, f32::from_bits(1)], [1, 2])?),
     ])
 }
 

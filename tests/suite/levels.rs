@@ -97,7 +97,7 @@ fn check(format: Format, dtype: Dtype) -> Checked {
 }
 
 fn step(llama: &Llama, tokens: &[u32], cache: &mut Cache) -> anyhow::Result<Vec<f32>> {
-    let tokens = Array::from_slice(tokens, &[1, tokens.len() as i32])?;
+    let tokens = Array::from_slice(tokens, [1, tokens.len() as i32])?;
     Ok(llama.forward(&tokens, cache)?.astype(Dtype::Float32)?.to_vec::<f32>()?)
 }
 
@@ -122,7 +122,7 @@ fn model(format: Format, dtype: Dtype) -> anyhow::Result<(Llama, Reference)> {
     let reference = Reference::new(SHAPE, LAYERS, VOCAB, &mut matrix)?;
     for (name, weights) in reference.norms() {
         let weights: Vec<f32> = weights.iter().map(|&w| w as f32).collect();
-        arrays.insert(name, Array::from_slice(&weights, &[weights.len() as i32])?.astype(dtype)?);
+        arrays.insert(name, Array::from_slice(&weights, [weights.len() as i32])?.astype(dtype)?);
     }
     let config = json!({
         "model_type": "llama", "hidden_size": SHAPE.hidden, "num_hidden_layers": LAYERS,

@@ -107,7 +107,7 @@ fn logits_equal_mlx_lms() {
     let fixture = fixture();
     let prompt = ids(&fixture["prompts"][0]["prompt_ids"]);
     let llama = Checkpoint::demo().unwrap().llama;
-    let tokens = Array::from_slice(&prompt, &[1, prompt.len() as i32]).unwrap();
+    let tokens = Array::from_slice(&prompt, [1, prompt.len() as i32]).unwrap();
     let logits = llama.forward(&tokens, &mut llama.new_cache()).unwrap();
     let row = logits.i((.., -1..)).unwrap().to_vec::<f32>().unwrap();
     let reference = fixture["first_logits"].as_array().unwrap();
@@ -124,7 +124,7 @@ fn chunked_prefill_and_cache_growth_change_no_logit_beyond_rounding() {
     let llama = Checkpoint::demo().unwrap().llama;
     // Beyond one growth step of the cache, though within the positions it was trained on.
     let tokens: Vec<u32> = (0..300).map(|i| (i * 37 + 11) % 512).collect();
-    let whole = Array::from_slice(&tokens, &[1, 300]).unwrap();
+    let whole = Array::from_slice(&tokens, [1, 300]).unwrap();
     let mut cache = llama.new_cache();
     let expected = llama.forward(&whole, &mut cache).unwrap().i((.., -1..)).unwrap();
     assert_eq!((cache.len(), cache.is_empty()), (300, false));
@@ -132,7 +132,7 @@ fn chunked_prefill_and_cache_growth_change_no_logit_beyond_rounding() {
     let mut cache = llama.new_cache();
     let mut last = None;
     for chunk in [&tokens[..1], &tokens[1..8], &tokens[8..255], &tokens[255..258], &tokens[258..]] {
-        let chunk = Array::from_slice(chunk, &[1, chunk.len() as i32]).unwrap();
+        let chunk = Array::from_slice(chunk, [1, chunk.len() as i32]).unwrap();
         last = Some(llama.forward(&chunk, &mut cache).unwrap().i((.., -1..)).unwrap());
     }
     assert_eq!(cache.len(), 300);
@@ -145,10 +145,10 @@ fn chunked_prefill_and_cache_growth_change_no_logit_beyond_rounding() {
 fn batches_decode_as_their_rows() {
     let llama = Checkpoint::demo().unwrap().llama;
     let rows = [[423u32, 424, 259, 384], [5, 6, 7, 8]];
-    let both = Array::from_slice(&rows.concat(), &[2, 4]).unwrap();
+    let both = Array::from_slice(&rows.concat(), [2, 4]).unwrap();
     let both = llama.forward(&both, &mut llama.new_cache()).unwrap();
     for (i, row) in rows.iter().enumerate() {
-        let alone = Array::from_slice(row, &[1, 4]).unwrap();
+        let alone = Array::from_slice(row, [1, 4]).unwrap();
         let alone = llama.forward(&alone, &mut llama.new_cache()).unwrap();
         let i = i as i32;
         let same = both.i(i..i + 1).unwrap().subtract(alone).unwrap().abs().unwrap();
@@ -240,7 +240,7 @@ fn bad_prompts_and_sampling_are_errors() {
     ] {
         assert!(error(&[1], bad).starts_with("[sampling] expected"));
     }
-    let tokens = Array::from_slice(&[1u32], &[1]).unwrap();
+    let tokens = Array::from_slice(&[1u32], [1]).unwrap();
     let llama = &checkpoint.llama;
     assert!(llama.forward(&tokens, &mut llama.new_cache()).is_err(), "rank 1");
 }

@@ -20,7 +20,7 @@ fn rows_that_see_nothing_are_as_mlx_has_them() -> Checked {
                 let even = 1.0 / f64::from(keys);
                 let near = |v: &f64| (v - even).abs() <= ulp(even, dtype);
                 // Hidden by bools: the lowest number everywhere, so all keys alike.
-                let none = Array::zeros_of(&[keys], Dtype::Bool)?;
+                let none = Array::zeros_of([keys], Dtype::Bool)?;
                 let y = values(MaskedSoftmax { mask: Some(&none), ..PLAIN })?;
                 assert!(y.iter().all(near), "{dtype} {keys}: {y:?}");
                 // Minus infinity added: NaN.

@@ -121,7 +121,7 @@ fn of_transforms() -> Checked {
             grad(|p| op(&p[0])?.square()?.sum(..), &[&x])?[0].eval()?;
         }
         let norm = |p: &[Array]| Ok(vec![ops::rms_norm(&p[0], None, EPS)?]);
-        vmap(|p| norm(&p), &[&x], &[Some(1)], &[1])?[0].eval()?;
+        vmap(|p| norm(&p), &[&x], [Some(1)], [1])?[0].eval()?;
         Ok(())
     })
 }
@@ -150,12 +150,12 @@ fn of_errors_and_panics() -> Checked {
             match i % 3 {
                 0 => Err(Error::from("on purpose")),
                 1 => panic!("on purpose"),
-                _ => y.reshape(&[7]).map(|y| vec![y]),
+                _ => y.reshape([7]).map(|y| vec![y]),
             }
         };
         assert!(vjp(|p| fail(&p), &[&x], &[&x]).is_err());
         assert!(jvp(|p| fail(&p), &[&x], &[&x]).is_err());
-        assert!(vmap(|p| fail(&p), &[&x], &[Some(0)], 0).is_err());
+        assert!(vmap(|p| fail(&p), &[&x], [Some(0)], 0).is_err());
         assert!(compile(fail, false)?.call(&[&x]).is_err());
         assert!(ops::rms_norm(&x, Some(&x), EPS).is_err());
         let panicked = catch_unwind(AssertUnwindSafe(|| {
@@ -193,7 +193,7 @@ fn of_steps_into_a_state() -> Checked {
 #[test]
 fn of_decoding() -> Checked {
     let llama = Checkpoint::demo()?.llama;
-    let token = Array::from_slice(&[7u32], &[1, 1])?;
+    let token = Array::from_slice(&[7u32], [1, 1])?;
     let rotating = CacheKind::Rotating { max_size: 32, keep: 4 };
     let cache = RefCell::new(llama.new_cache_of(rotating)?);
     stays_flat("of_decoding", 200, |_| {

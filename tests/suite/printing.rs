@@ -10,14 +10,14 @@ use crate::support::Checked;
 fn as_in_python() -> Checked {
     let ints = |count: i32| Array::arange::<i32>(0.0, count.into(), 1.0);
     let all = [
-        (Array::from_slice(&[1i32, 2, 3], &[3])?, "array([1, 2, 3], dtype=int32)"),
-        (ints(5)?.i(1..)?.reshape(&[2, 2])?, "array([[1, 2],\n       [3, 4]], dtype=int32)"),
+        (Array::from_slice(&[1i32, 2, 3], [3])?, "array([1, 2, 3], dtype=int32)"),
+        (ints(5)?.i(1..)?.reshape([2, 2])?, "array([[1, 2],\n       [3, 4]], dtype=int32)"),
         (
-            ints(5)?.i(1..)?.reshape(&[2, 2, 1])?,
+            ints(5)?.i(1..)?.reshape([2, 2, 1])?,
             "array([[[1],\n        [2]],\n       [[3],\n        [4]]], dtype=int32)",
         ),
         (
-            ints(10)?.reshape(&[2, 5])?.t()?,
+            ints(10)?.reshape([2, 5])?.t()?,
             "array([[0, 5],\n       [1, 6],\n       [2, 7],\n       [3, 8],\n       [4, 9]], dtype=int32)",
         ),
         (Array::scalar(5i32)?, "array(5, dtype=int32)"),
@@ -25,21 +25,21 @@ fn as_in_python() -> Checked {
         (
             Array::from_slice(
                 &[0.1f32, 1.0, -2.5e-8, 1e20, f32::NAN, f32::INFINITY, f32::NEG_INFINITY],
-                &[7],
+                [7],
             )?,
             "array([0.1, 1, -2.5e-08, ..., nan, inf, -inf], dtype=float32)",
         ),
-        (Array::from_slice(&[true, false], &[2])?, "array([True, False], dtype=bool)"),
+        (Array::from_slice(&[true, false], [2])?, "array([True, False], dtype=bool)"),
         (Array::scalar(true)?, "array(True, dtype=bool)"),
         (Array::from_slice::<f32>(&[], &[0])?, "array([], dtype=float32)"),
         (Array::zeros::<f32>(&[2, 0])?, "array([[],\n       []], dtype=float32)"),
         (Array::zeros::<i32>(&[0, 3])?, "array([], dtype=int32)"),
         (
-            Array::from_slice(&[f16::from_f32(1.5), f16::from_f32(2.0)], &[2])?,
+            Array::from_slice(&[f16::from_f32(1.5), f16::from_f32(2.0)], [2])?,
             "array([1.5, 2], dtype=float16)",
         ),
         (
-            Array::from_slice(&[bf16::from_f32(1.5), bf16::from_f32(2.71)], &[2])?,
+            Array::from_slice(&[bf16::from_f32(1.5), bf16::from_f32(2.71)], [2])?,
             "array([1.5, 2.70312], dtype=bfloat16)",
         ),
         (ints(2000)?, "array([0, 1, 2, ..., 1997, 1998, 1999], dtype=int32)"),
@@ -48,9 +48,9 @@ fn as_in_python() -> Checked {
             "array([[0, 0],\n       [0, 0],\n       [0, 0],\n       ...,\n       [0, 0],\n       \
              [0, 0],\n       [0, 0]], dtype=float32)",
         ),
-        (Array::from_slice(&[1u8, 255], &[2])?, "array([1, 255], dtype=uint8)"),
-        (Array::from_slice(&[-1i8, 127], &[2])?, "array([-1, 127], dtype=int8)"),
-        (Array::from_slice(&[i64::MAX], &[1])?, "array([9223372036854775807], dtype=int64)"),
+        (Array::from_slice(&[1u8, 255], [2])?, "array([1, 255], dtype=uint8)"),
+        (Array::from_slice(&[-1i8, 127], [2])?, "array([-1, 127], dtype=int8)"),
+        (Array::from_slice(&[i64::MAX], [1])?, "array([9223372036854775807], dtype=int64)"),
     ];
     for (x, text) in all {
         assert_eq!(x.to_string(), text);

@@ -164,10 +164,10 @@ fn vmap_over_each_axis() -> Checked {
         };
         let back = |p: &[Array]| Ok(vec![ops::dequantize(&p[0], &p[1], &p[2], 32, 4)?]);
         for axis in 0..3 {
-            let got = vmap(|p| there(&p), &[&x], &[Some(axis)], &[0, 0, 0])?;
+            let got = vmap(|p| there(&p), &[&x], [Some(axis)], [0, 0, 0])?;
             let mut all = [Vec::new(), Vec::new(), Vec::new()];
             for i in 0..x.dim(axis)? {
-                let entry = x.slice_axis(axis, i..i + 1)?.squeeze(&[axis])?;
+                let entry = x.slice_axis(axis, i..i + 1)?.squeeze([axis])?;
                 all.iter_mut().zip(there(&[entry])?).for_each(|(list, part)| list.push(part));
             }
             let want: Vec<Array> = all
@@ -178,7 +178,7 @@ fn vmap_over_each_axis() -> Checked {
             assert_same(&got[1], &want[1], "scales")?;
             assert_same(&got[2], &want[2], "biases")?;
             let axes = [Some(0), Some(0), Some(0)];
-            let whole = vmap(|p| back(&p), &[&got[0], &got[1], &got[2]], &axes, &[0])?;
+            let whole = vmap(|p| back(&p), &[&got[0], &got[1], &got[2]], axes, [0])?;
             let plain = ops::dequantize(&want[0], &want[1], &want[2], 32, 4)?;
             assert_same(&whole[0], &plain, "back")?;
         }

@@ -18,7 +18,7 @@ fn config(edit: impl Fn(&mut Value)) -> Config {
 }
 
 fn logits(llama: &Llama) -> anyhow::Result<Vec<f32>> {
-    let tokens = Array::from_slice(&[1u32, 5, 79, 0], &[1, 4])?;
+    let tokens = Array::from_slice(&[1u32, 5, 79, 0], [1, 4])?;
     let logits = llama.forward(&tokens, &mut llama.new_cache())?.astype(Dtype::Float32)?;
     Ok(logits.to_vec::<f32>()?)
 }

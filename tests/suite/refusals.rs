@@ -135,7 +135,7 @@ fn softmaxes() -> Checked {
 #[test]
 fn cross_entropy() -> Checked {
     let plain = CrossEntropy::default();
-    let (x, targets) = (of(&[2, 8])?, Array::from_slice(&[1i32, 2], &[2])?);
+    let (x, targets) = (of(&[2, 8])?, Array::from_slice(&[1i32, 2], [2])?);
     let says = |x: &Array, targets: &Array, part: &str| {
         refused("cross_entropy", ops::cross_entropy(x, targets, plain), part);
     };
@@ -143,7 +143,7 @@ fn cross_entropy() -> Checked {
     says(&ones(&[2, 0])?, &targets, "(2,0)");
     says(&x, &targets.astype(Dtype::Float32)?, "integer");
     says(&x, &targets.astype(Dtype::Bool)?, "integer");
-    says(&x, &targets.reshape(&[2, 1])?, "shape (2)");
+    says(&x, &targets.reshape([2, 1])?, "shape (2)");
     says(&x, &targets.i(..1)?, "shape (2)");
     for label_smoothing in [-0.1, 1.0, f32::NAN] {
         let options = CrossEntropy { label_smoothing, ..plain };
@@ -163,7 +163,7 @@ fn reductions_and_elements() -> Checked {
         refused("max", ops::max(&ones(shape)?, axes), "at least one element");
     }
     // What is summed would have to be copied first, to four terabytes.
-    let large = ones(&[1, 1])?.broadcast_to(&[1 << 20, 1 << 20])?;
+    let large = ones(&[1, 1])?.broadcast_to([1 << 20, 1 << 20])?;
     for op in [ops::sum, ops::mean, ops::max, ops::sum_of_squares, ops::norm] {
         assert!(message(op(&large, ..)).starts_with("[reduce] expected"));
     }

@@ -48,18 +48,18 @@ fn offsets_of_every_kind() -> Checked {
     each_device(|_| {
         let x = random32(&[4, 3, 2, 8], 3)?;
         let of = |offset: &Array| plain(offset, false).ours(&x);
-        let each = Array::from_slice(&[0i32, 100, 3, 41], &[4])?;
+        let each = Array::from_slice(&[0i32, 100, 3, 41], [4])?;
         let one = each.i(1..2)?;
         let (of_each, of_one) = (of(&each)?, of(&one)?);
         for kind in [Dtype::Int8, Dtype::Int16, Dtype::Int64, Dtype::Uint32] {
             assert_same(&of(&each.astype(kind)?)?, &of_each, kind.name())?;
             assert_same(&of(&one.astype(kind)?)?, &of_one, "one element")?;
-            assert_same(&of(&one.astype(kind)?.squeeze(&[0])?)?, &of_one, "a scalar")?;
+            assert_same(&of(&one.astype(kind)?.squeeze([0])?)?, &of_one, "a scalar")?;
         }
         assert_same(&of(&each.add(1)?.subtract(1)?)?, &of_each, "computed")?;
-        assert_same(&of(&one.broadcast_to(&[4])?)?, &of_one, "broadcast")?;
+        assert_same(&of(&one.broadcast_to([4])?)?, &of_one, "broadcast")?;
         // [batch, time, heads, features] as models have them, with the middle axes exchanged.
-        let models = x.transpose(&[0, 2, 1, 3])?.contiguous()?.transpose(&[0, 2, 1, 3])?;
+        let models = x.transpose([0, 2, 1, 3])?.contiguous()?.transpose([0, 2, 1, 3])?;
         assert_same(&plain(&each, false).ours(&models)?, &of_each, "exchanged")?;
         Ok(())
     })
@@ -94,7 +94,7 @@ fn the_gradient_turns_back() -> Checked {
     each_device(|device| {
         for traditional in [false, true] {
             let x = Layout::Transposed.make(&[2, 3, 5, 10], Dtype::Float32, 9)?;
-            let offset = &Array::from_slice(&[3i32, 90], &[2])?;
+            let offset = &Array::from_slice(&[3i32, 90], [2])?;
             let call = plain(offset, traditional);
             let y = call.ours(&x)?;
             let back = transforms::vjp(|x| Ok(vec![call.ours(&x[0])?]), &[&x], &[&y])?.1;
@@ -125,7 +125,7 @@ fn assert_degenerates_alike(device: Device, call: Call, x: &Array, what: &str) -
 fn degenerate_numbers_are_those_of_mlx() -> Checked {
     each_device(|device| {
         let x = random32(&[1, 2, 3, 8], 10)?;
-        let zero = Array::from_slice(&[0.0f32, 1.0, f32::INFINITY, f32::NAN], &[4])?;
+        let zero = Array::from_slice(&[0.0f32, 1.0, f32::INFINITY, f32::NAN], [4])?;
         let offset = &Array::scalar(1)?;
         for scale in [1.0, f32::INFINITY, f32::NAN, 1e38] {
             for (base, freqs) in [(Some(0.0), None), (Some(-1.0), None), (None, Some(&zero))] {
@@ -136,7 +136,7 @@ fn degenerate_numbers_are_those_of_mlx() -> Checked {
         }
         let mut spoilt = values(48, 11, 1.0);
         (spoilt[3], spoilt[20], spoilt[41]) = (f32::NAN, f32::INFINITY, -f32::MAX);
-        let x = Array::from_slice(&spoilt, &[1, 2, 3, 8])?;
+        let x = Array::from_slice(&spoilt, [1, 2, 3, 8])?;
         for traditional in [false, true] {
             assert_degenerates_alike(device, plain(offset, traditional), &x, "spoilt x")?;
         }

@@ -64,7 +64,7 @@ fn rotations_use_them() -> Checked {
             assert_same(&got.slice_axis(-1, ..dims)?, &want, &what)?;
             assert_same(&got.slice_axis(-1, dims..)?, &x.slice_axis(-1, dims..)?, &what)?;
         }
-        let explicit = Array::from_slice(&rope.values(9003), &[rope.dims() / 2])?;
+        let explicit = Array::from_slice(&rope.values(9003), [rope.dims() / 2])?;
         let given = rope.rotation(0, 9003).rope;
         assert!(given.base.is_some() != given.freqs.is_some(), "{what}");
         if let Some(freqs) = given.freqs {

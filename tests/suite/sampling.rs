@@ -14,7 +14,7 @@ const PROBS: [f64; 8] = [0.05, 0.30, 0.02, 0.18, 0.25, 0.01, 0.12, 0.07];
 fn logits(probs: &[f64]) -> Array {
     // An offset, because logits are not normalised.
     let values: Vec<f32> = probs.iter().map(|p| p.ln() as f32 + 3.0).collect();
-    Array::from_slice(&values, &[1, values.len() as i32]).unwrap()
+    Array::from_slice(&values, [1, values.len() as i32]).unwrap()
 }
 
 fn normalised(weights: Vec<f64>) -> Vec<f64> {
@@ -70,7 +70,7 @@ fn reference(s: &Sampling, spared: &[u32], cut: bool) -> Vec<f64> {
 
 /// Many draws at once: every row of a batch draws by itself.
 fn draws(s: Sampling, spared: &[u32], rows: i32) -> anyhow::Result<Vec<u32>> {
-    let batch = logits(&PROBS).broadcast_to(&[rows, 8])?;
+    let batch = logits(&PROBS).broadcast_to([rows, 8])?;
     Ok(Sampler::new(s)?.sparing(spared).sample(&batch)?.to_vec::<u32>()?)
 }
 
@@ -148,7 +148,7 @@ fn xtc_leaves_out_top_choices_as_often_as_asked() -> Checked {
     let often = Sampling { xtc_probability: 0.3, ..warm };
     let mut sampler = Sampler::new(often)?;
     let rounds = fewer_if_simulated("calls", 400, 10) as i32;
-    let batch = logits(&PROBS).broadcast_to(&[200, 8])?;
+    let batch = logits(&PROBS).broadcast_to([200, 8])?;
     let mut cut = 0;
     for _ in 0..rounds {
         // That 200 rows all miss a token of 30% by chance is out of the question.
@@ -215,7 +215,7 @@ fn penalised(p: &Penalties, tokens: &[u32], logits: &[f32]) -> Vec<f32> {
 #[test]
 fn penalties_are_mlx_lms() -> Checked {
     let values = [1.5f32, -0.5, 0.0, 3.0, -2.0, 0.25];
-    let logits = Array::from_slice(&values, &[1, 6])?;
+    let logits = Array::from_slice(&values, [1, 6])?;
     let none = Penalties::default();
     let tokens = [3u32, 3, 0, 1, 99, 4, 1, 1, 5];
     for p in [

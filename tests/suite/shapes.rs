@@ -10,11 +10,11 @@ fn shapes_of_every_kind() -> Checked {
     let dims = vec![3, 4];
     for y in [
         x.reshape([3, 4])?,
-        x.reshape(&[3, 4])?,
+        x.reshape([3, 4])?,
         x.reshape((3, 4))?,
         x.reshape(&dims)?,
         x.reshape(&dims[..])?,
-        x.reshape(&&dims[..])?,
+        x.reshape(&dims[..])?,
         x.reshape(dims.clone())?,
         x.reshape((-1, 4))?,
     ] {
@@ -27,7 +27,7 @@ fn shapes_of_every_kind() -> Checked {
     assert_eq!(Array::full((), 2i32)?.item::<i32>()?, 2);
     assert_eq!(Array::ones::<f32>((2,))?.broadcast_to((3, 2))?.shape(), [3, 2]);
     assert_eq!(random::normal::<f32>((2, 2), None)?.dims2()?, (2, 2));
-    assert_eq!(Array::zeros_of(&[], Dtype::Int8)?.ndim(), 0);
+    assert_eq!(Array::zeros_of([], Dtype::Int8)?.ndim(), 0);
     Ok(())
 }
 
@@ -104,7 +104,7 @@ fn errors_say_their_kind() -> Checked {
         ("mlx of Some(\"rms_norm\")", "[rms_norm] expected ", ops::rms_norm(&x, Some(&x), 0.0)),
     ];
     for (want, text, result) in cases {
-        let error = result.err().expect("an error");
+        let error = result.expect_err("an error");
         assert_eq!(kind(&error), want);
         assert!(error.to_string().starts_with(text), "{error} does not begin with {text}");
     }

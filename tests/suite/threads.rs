@@ -116,12 +116,12 @@ fn arrays_move_to_other_threads() -> Checked {
     // Alone, shared with another array, and a view that is not in row-major order.
     let (alone, shared) = (x.add(1.0)?, x.add(1.0)?);
     let address = alone.address()?;
-    let (kept, view) = (shared.clone(), x.add(1.0)?.transpose(&[1, 0])?);
+    let (kept, view) = (shared.clone(), x.add(1.0)?.transpose([1, 0])?);
     let sent = [alone.into_send()?, shared.into_send()?, view.into_send()?];
     let moved = thread::spawn(move || -> mlx_primitives::Result<_> {
         let [alone, shared, view] = sent.map(mlx_primitives::SendArray::into_array);
         let address = alone.address()?;
-        let sum = alone.add(&shared)?.subtract(&view.transpose(&[1, 0])?)?;
+        let sum = alone.add(&shared)?.subtract(&view.transpose([1, 0])?)?;
         Ok((address, sum.to_vec::<f32>()?, shared.address()?))
     });
     let (moved_address, sum, shared_address) = moved.join().expect("no panic")?;

@@ -116,7 +116,7 @@ fn transformed_functions_are_measured() -> Checked {
     near(&y[0])?;
     assert!(asked.load(Ordering::Relaxed) > 0);
     let (mapped, asked) = machine(folder.path(), 8_000);
-    let y = with_machine(mapped, || transforms::vmap(|p| softmax(&p), &[&x], &[Some(0)], &[0]))?;
+    let y = with_machine(mapped, || transforms::vmap(|p| softmax(&p), &[&x], [Some(0)], [0]))?;
     near(&y[0])?;
     assert!(asked.load(Ordering::Relaxed) > 0);
     Ok(())
@@ -133,12 +133,12 @@ fn what_cannot_be_measured() -> Checked {
         assert!(measure(&other, none, Duration::ZERO).is_err());
     }
     // Inputs that would have to be made up first, of more than may be.
-    let large = ops::softmax(&Array::scalar(0.0f32)?.broadcast_to(&[1 << 14, 1 << 14])?)?;
+    let large = ops::softmax(&Array::scalar(0.0f32)?.broadcast_to([1 << 14, 1 << 14])?)?;
     assert!(message(measure(&large, none, Duration::ZERO)).contains("at most 268435456 bytes"));
     let (clock, asked) = clock(1, 1);
     let machine = Arc::new(Machine::new(Choices::ours(), None).measuring(clock));
     let y = with_machine(machine, || {
-        ops::softmax(&Array::scalar(0.0f32)?.broadcast_to(&[1 << 14, 1 << 14])?)
+        ops::softmax(&Array::scalar(0.0f32)?.broadcast_to([1 << 14, 1 << 14])?)
     })?;
     assert_eq!((y.shape(), asked.load(Ordering::Relaxed)), (&[1 << 14, 1 << 14][..], 0));
     Ok(())
@@ -202,7 +202,7 @@ fn a_program_measures_what_it_runs() -> Checked {
 
 #[test]
 fn results_agree_but_for_roundings() -> Checked {
-    let array = |values: &[f32]| Array::from_slice(values, &[values.len() as i32]);
+    let array = |values: &[f32]| Array::from_slice(values, [values.len() as i32]);
     let theirs = array(&[1.0, f32::NAN, f32::INFINITY])?;
     assert!(tune::agree(&array(&[1.004, f32::NAN, f32::INFINITY])?, &theirs)?);
     for wrong in [[1.006, f32::NAN, f32::INFINITY], [1.0, 1.0, f32::INFINITY], [1.0, f32::NAN, 1.0]]

@@ -125,16 +125,16 @@ impl<'a> Bench<'a> {
         let mut cache = self.before.clone();
         if !cache.is_empty() {
             // The first step copies the buffers, which the trials share.
-            step(self.llama, &Array::from_slice(&[0u32], &[1])?, &mut cache)?.eval()?;
+            step(self.llama, &Array::from_slice(&[0u32], [1])?, &mut cache)?.eval()?;
         }
         memory::reset_peak_memory();
         let prompt_tokens = tokens(self.llama, prompt, 2);
-        let mut next = Array::from_slice(&[0u32], &[1])?;
+        let mut next = Array::from_slice(&[0u32], [1])?;
         let mut prompt_tps = None;
         if let Some((last, rest)) = prompt_tokens.split_last() {
             let start = Instant::now();
             fill(self.llama, rest, &mut cache)?;
-            next = step(self.llama, &Array::from_slice(&[*last], &[1])?, &mut cache)?;
+            next = step(self.llama, &Array::from_slice(&[*last], [1])?, &mut cache)?;
             next.eval()?;
             prompt_tps = Some(prompt as f64 / start.elapsed().as_secs_f64());
         }
@@ -170,7 +170,7 @@ fn tokens(llama: &Llama, count: usize, seed: u64) -> Vec<u32> {
 
 fn fill(llama: &Llama, tokens: &[u32], cache: &mut Cache) -> Result<()> {
     for chunk in tokens.chunks(PREFILL_STEP) {
-        let tokens = Array::from_slice(chunk, &[1, chunk.len() as i32])?;
+        let tokens = Array::from_slice(chunk, [1, chunk.len() as i32])?;
         let _ = llama.forward(&tokens, cache)?;
         eval(cache.arrays())?;
     }
@@ -179,8 +179,8 @@ fn fill(llama: &Llama, tokens: &[u32], cache: &mut Cache) -> Result<()> {
 
 /// Starts computing the likeliest token after `token`, `[1]`.
 fn step(llama: &Llama, token: &Array, cache: &mut Cache) -> Result<Array> {
-    let logits = llama.forward(&token.reshape(&[1, 1])?, cache)?;
-    let next = logits.squeeze(&[1])?.argmax(-1)?;
+    let logits = llama.forward(&token.reshape([1, 1])?, cache)?;
+    let next = logits.squeeze([1])?.argmax(-1)?;
     async_eval([&next])?;
     Ok(next)
 }

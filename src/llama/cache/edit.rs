@@ -34,7 +34,7 @@ impl LayerCache {
     }
 
     fn select_rows(&mut self, rows: &[i32]) -> Result<()> {
-        let index = Array::from_slice(rows, &[i32::try_from(rows.len()).unwrap_or(i32::MAX)])?;
+        let index = Array::from_slice(rows, [i32::try_from(rows.len()).unwrap_or(i32::MAX)])?;
         if !self.1.is_empty() {
             let padding = |row: &i32| self.1.get(row.unsigned_abs() as usize).copied();
             self.1 = rows.iter().filter_map(padding).collect();
@@ -55,9 +55,9 @@ impl LayerCache {
         let end = start.saturating_add(time);
         let batch = i32::try_from(self.1.len()).unwrap_or(i32::MAX);
         let queries = Array::arange::<i32>(f64::from(start), f64::from(end), 1.0)?;
-        let queries = queries.reshape(&[1, 1, time, 1])?;
-        let keys = Array::arange::<i32>(0.0, f64::from(end), 1.0)?.reshape(&[1, 1, 1, end])?;
-        let first = Array::from_slice(&self.1, &[batch, 1, 1, 1])?;
+        let queries = queries.reshape([1, 1, time, 1])?;
+        let keys = Array::arange::<i32>(0.0, f64::from(end), 1.0)?.reshape([1, 1, 1, end])?;
+        let first = Array::from_slice(&self.1, [batch, 1, 1, 1])?;
         // Padding sees itself, so that what nobody looks at is at least a number.
         let first = first.minimum(&queries)?;
         let seen = keys.less_equal(&queries)?.logical_and(keys.greater_equal(&first)?)?;

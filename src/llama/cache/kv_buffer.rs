@@ -29,11 +29,11 @@ impl KvBuffer {
             return Ok(Self { array: layout.zeros(batch, dtype)?, layout });
         };
         let area = heads * StateLayout::QUERY_POSITIONS;
-        let mut parts = vec![Array::zeros_of(&[batch, area, head_dim], dtype)?];
+        let mut parts = vec![Array::zeros_of([batch, area, head_dim], dtype)?];
         for part in stored {
             let room = [batch, kv_heads, capacity - part.dim(2)?, head_dim];
-            let padded = concatenate(&[&part, &Array::zeros_of(&room, dtype)?], 2)?;
-            parts.push(padded.reshape(&[batch, kv_heads * capacity, head_dim])?);
+            let padded = concatenate(&[&part, &Array::zeros_of(room, dtype)?], 2)?;
+            parts.push(padded.reshape([batch, kv_heads * capacity, head_dim])?);
         }
         let parts: Vec<&Array> = parts.iter().collect();
         Ok(Self { array: concatenate(&parts, 1)?, layout })

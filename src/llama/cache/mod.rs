@@ -75,8 +75,8 @@ impl Heads {
     fn split(&self, qkv: &Array, from: i32, to: i32) -> Result<Array> {
         let (batch, time, features) = (qkv.dim(0)?, qkv.dim(1)?, self.head_dim);
         qkv.slice_axis(2, from * features..to * features)?
-            .reshape(&[batch, time, to - from, features])?
-            .transpose(&[0, 2, 1, 3])
+            .reshape([batch, time, to - from, features])?
+            .transpose([0, 2, 1, 3])
     }
 }
 
@@ -256,8 +256,8 @@ impl LayerCache {
         };
         let end = start.saturating_add(time);
         let queries = Array::arange::<i32>(f64::from(start), f64::from(end), 1.0)?;
-        let keys = Array::arange::<i32>(0.0, f64::from(end), 1.0)?.expand_dims(&[0])?;
-        let back = queries.expand_dims(&[1])?.subtract(keys)?;
+        let keys = Array::arange::<i32>(0.0, f64::from(end), 1.0)?.expand_dims([0])?;
+        let back = queries.expand_dims([1])?.subtract(keys)?;
         let causal = back.greater_equal(0)?;
         if end <= window {
             return Ok(AttentionMask::Causal);

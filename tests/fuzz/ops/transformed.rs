@@ -43,7 +43,7 @@ pub const TRANSFORMED: &[Call] = &[
         let (x, f) = drawn(d)?;
         let (from, to) = (d.axis(x.ndim()), d.axis(1));
         let from = if d.rng.u8(..8) == 0 { None } else { Some(from) };
-        vmap(|p| Ok(vec![f(&p[0])?]), &[&x], &[from], &[to])
+        vmap(|p| Ok(vec![f(&p[0])?]), &[&x], [from], [to])
     }),
     ("compile", |d| {
         let ((x, f), shapeless) = (drawn(d)?, d.rng.bool());

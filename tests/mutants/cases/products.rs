@@ -80,7 +80,7 @@ fn quantize() -> Cases {
                 let codes: Vec<u32> = (1..=(shape[0] * shape[1] * bits / 32) as u32)
                     .map(|i| i.wrapping_mul(2_654_435_769))
                     .collect();
-                let packed = Array::from_slice(&codes, &[shape[0], shape[1] * bits / 32])?;
+                let packed = Array::from_slice(&codes, [shape[0], shape[1] * bits / 32])?;
                 let groups = [shape[0], shape[1] / group];
                 let (scales, biases) = (wave(&groups, 1)?, wave(&groups, 2)?);
                 Ok(vec![ops::dequantize(&packed, &scales, &biases, group, bits)?])
@@ -173,7 +173,7 @@ impl Attended {
         if bits == 0 {
             // Heads that are not neighbors in memory: the kernels follow the strides.
             let [b, h, n, d] = k;
-            let k = wave(&[b, n, h, d], 4)?.transpose(&[0, 2, 1, 3])?;
+            let k = wave(&[b, n, h, d], 4)?.transpose([0, 2, 1, 3])?;
             return Ok(vec![ops::attention(&q, &k, &wave(&v, 5)?, options)?]);
         }
         let rows = |shape: &[i32; 4], seed| -> Result<[Array; 3]> {

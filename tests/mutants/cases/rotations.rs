@@ -39,7 +39,7 @@ pub fn all() -> Vec<Case> {
 
 fn frequencies(dims: i32) -> Result<Array> {
     let values: Vec<f32> = (0..dims / 2).map(|i| 1.25f32.powi(i)).collect();
-    Array::from_slice(&values, &[dims / 2])
+    Array::from_slice(&values, [dims / 2])
 }
 
 fn ropes() -> Cases {
@@ -79,8 +79,8 @@ fn appends() -> Cases {
                 let state = wave(&[batch, layout.rows(), head_dim], 1)?;
                 let qkv = wave(&[batch, time, (heads + 2 * kv_heads) * head_dim], 2)?;
                 let freqs = explicit.then(|| frequencies(dims)).transpose()?;
-                let offsets = Array::from_slice(&[5, 9, 2][..batch as usize], &[batch])?;
-                let slots = Array::from_slice(&[4, 1, 7][..batch as usize], &[batch])?;
+                let offsets = Array::from_slice(&[5, 9, 2][..batch as usize], [batch])?;
+                let slots = Array::from_slice(&[4, 1, 7][..batch as usize], [batch])?;
                 let offset = Offset::Each(&offsets);
                 let slots = (kind != 1).then_some(Offset::Each(&slots));
                 let offset = if kind == 1 { Offset::Position(3) } else { offset };

@@ -126,7 +126,7 @@ fn losses() -> Vec<Cases> {
                     _ => (row * 7 + classes / 2) % classes,
                 };
                 let targets: Vec<i32> = (0..rows).map(target).collect();
-                let targets = Array::from_slice(&targets, &[rows])?;
+                let targets = Array::from_slice(&targets, [rows])?;
                 let options = CrossEntropy { label_smoothing, ignore_index: Some(-100) };
                 let loss = |x: &[Array]| Ok(vec![ops::cross_entropy(&x[0], &targets, options)?]);
                 let (mut values, gradients) = vjp(|p| loss(&p), &[&x], &[&wave(&[rows], 6)?])?;
@@ -153,7 +153,7 @@ fn reductions() -> Vec<Cases> {
     }
     cases.add("of NaN", || {
         let x = wave(&[3, 600], 1)?;
-        let nan = Array::from_slice(&[1.0f32, f32::NAN, 1.0], &[3, 1])?;
+        let nan = Array::from_slice(&[1.0f32, f32::NAN, 1.0], [3, 1])?;
         Ok(vec![ops::max(&x.multiply(&nan)?, -1)?])
     });
     vec![cases]
@@ -174,7 +174,7 @@ fn elements() -> Vec<Cases> {
         cases.add(format_args!("affine {shape:?}"), move || {
             let x = wave(&shape, 0)?;
             let (scale, shift) = (wave(&shape[1..], 1)?, wave(&shape[1..], 2)?);
-            let one = Array::from_slice(&[1.5f32], &[])?;
+            let one = Array::from_slice(&[1.5f32], [])?;
             Ok(vec![
                 ops::affine(&x, &scale, &shift)?,
                 ops::affine(&x, &one, &shift)?,

@@ -84,7 +84,7 @@ fn a_query_that_sees_nothing() -> Checked {
         for queries in [2, 6] {
             let inputs = Inputs::new([2, 4, 2], [queries, 37, 32], Dtype::Float32)?;
             let nothing = Array::arange::<i32>(0.0, f64::from(queries), 1.0)?;
-            let nothing = nothing.not_equal(1)?.reshape(&[queries, 1])?;
+            let nothing = nothing.not_equal(1)?.reshape([queries, 1])?;
             for causal in [false, true] {
                 let mask = Some(&nothing);
                 let options = Attention { mask, causal, ..Default::default() };
@@ -102,7 +102,7 @@ fn results_lie_position_by_position() -> Checked {
         for queries in [1, 2, 40] {
             let inputs = Inputs::new([2, 4, 2], [queries, 50, 32], Dtype::Float32)?;
             let y = ops::attention(&inputs.q, &inputs.k, &inputs.v, Attention::default())?;
-            let joined = y.transpose(&[0, 2, 1, 3])?;
+            let joined = y.transpose([0, 2, 1, 3])?;
             joined.eval()?;
             assert!(joined.is_row_contiguous(), "{queries}");
             assert_eq!(y.is_row_contiguous(), queries == 1);
@@ -156,7 +156,7 @@ fn extents_of_zero() -> Checked {
         assert_eq!(empty([1, 2, 1], [3, 0, 8])?.to_vec::<f32>()?, [0.0; 48]);
         // Keys without features weigh all values alike.
         let Inputs { q, k, .. } = Inputs::new([1, 2, 1], [3, 4, 0], Dtype::Float32)?;
-        let v = Array::arange::<f32>(0.0, 8.0, 1.0)?.reshape(&[1, 1, 4, 2])?;
+        let v = Array::arange::<f32>(0.0, 8.0, 1.0)?.reshape([1, 1, 4, 2])?;
         let y = ops::attention(&q, &k, &v, Attention::default())?;
         assert_eq!(y.to_vec::<f32>()?, [3.0, 4.0].repeat(6));
         Ok(())

@@ -105,7 +105,7 @@ fn moves_quantized_keys_once_in_decode() -> Checked {
     let words = |seed: u32| -> Result<Array> {
         let words: Vec<u32> =
             (0..2 * 1024 * 8).map(|i: u32| (i + seed).wrapping_mul(2_654_435_761)).collect();
-        Array::from_slice(&words, &shape(8))
+        Array::from_slice(&words, shape(8))
     };
     let affine = |seed| random(&shape(1), Dtype::Float16, seed);
     let q = random(&[1, 8, 1, 64], Dtype::Float16, 1)?;

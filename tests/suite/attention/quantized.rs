@@ -42,10 +42,10 @@ impl Rows {
             })
             .collect();
         Ok(Self {
-            packed: Array::from_slice(&packed, &of(words))?,
+            packed: Array::from_slice(&packed, of(words))?,
             scales,
             biases,
-            plain: Array::from_slice(&plain, &shape)?,
+            plain: Array::from_slice(&plain, shape)?,
         })
     }
 
@@ -156,7 +156,7 @@ fn bad_input_is_refused() -> Checked {
     let rows = k.borrowed();
     let wrong = QuantizedRows { packed: &k.scales, ..rows };
     let short = k.scales.slice_axis(3, 0..1)?;
-    let flat = k.packed.reshape(&[5, 8])?;
+    let flat = k.packed.reshape([5, 8])?;
     for (said, expected) in [
         (said(rows, 3, 32), "4 or 8 bits, got 3"),
         (said(rows, 4, 16), "groups of 32, 64 or 128, got 16"),

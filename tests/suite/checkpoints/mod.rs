@@ -68,7 +68,7 @@ pub fn ids(value: &Value) -> Vec<u32> {
 
 /// `[1, time]`.
 pub fn tokens(ids: &[u32]) -> anyhow::Result<Array> {
-    Ok(Array::from_slice(ids, &[1, ids.len() as i32])?)
+    Ok(Array::from_slice(ids, [1, ids.len() as i32])?)
 }
 
 fn dtype(expected: &Value) -> Dtype {

@@ -40,7 +40,7 @@ fn nothing_made_of_a_fault_is_a_result() -> Checked {
         let first = y.add(1.0)?;
         let last = first.exp()?.sum(..)?;
         assert!(message(last.eval()).contains("a panic in eval_cpu"));
-        for later in [first, y.clone(), y.add(2.0)?, y.reshape(&[10, 100])?.sum(..)?] {
+        for later in [first, y.clone(), y.add(2.0)?, y.reshape([10, 100])?.sum(..)?] {
             assert!(message(later.eval()).contains("a panic in eval_cpu"));
             let started = message(async_eval([&later.add(1.0)?]));
             assert!(started.contains("a panic in eval_cpu"), "{started}");
@@ -66,7 +66,7 @@ fn integers_of_a_fault_are_no_result() -> Checked {
         }
     }
     without_metal(|| {
-        let y = apply_one(Half, &[&Array::from_slice(&[1i32, 2, 3], &[3])?])?;
+        let y = apply_one(Half, &[&Array::from_slice(&[1i32, 2, 3], [3])?])?;
         assert!(message(y.add(1)?.eval()).contains("[half] eval_cpu: half-way"));
         for later in [y.clone(), y.add(1)?, y.multiply(0)?, y.sum(..)?] {
             assert!(message(later.to_vec::<i32>()).contains("half-way"));

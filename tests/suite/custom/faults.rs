@@ -48,7 +48,7 @@ impl Faulty {
 
     fn spoiled(&self, result: Array) -> Result<Vec<Array>> {
         match self.0 {
-            Fault::Shape => Ok(vec![result.reshape(&[-1])?]),
+            Fault::Shape => Ok(vec![result.reshape([-1])?]),
             Fault::Type => Ok(vec![result.astype(Dtype::Float16)?]),
             Fault::Count => Ok(vec![result.clone(), result]),
             _ => Ok(vec![result]),
@@ -184,7 +184,7 @@ fn faults_of_eval_cpu() -> Checked {
             }
             // Neither what shares its memory, nor what is made of it, now or before.
             let y = faulty(&x, fault)?;
-            let (view, more) = (y.reshape(&[-1])?, y.add(1.0)?);
+            let (view, more) = (y.reshape([-1])?, y.add(1.0)?);
             assert!(message(eval([&more])).contains(mentions), "{fault:?}, used");
             assert!(more.to_vec::<f32>().is_err() && y.to_vec::<f32>().is_err(), "{fault:?}");
             assert!(view.to_vec::<f32>().is_err(), "{fault:?}, a view");
@@ -208,7 +208,7 @@ fn faults_of_derivatives_and_vmap() -> Checked {
         [
             vjp(|p| f(&p), &[&x], &[&x]).map(|_| ()),
             jvp(|p| f(&p), &[&x], &[&x]).map(|_| ()),
-            vmap(|p| f(&p), &[&x], &[Some(0)], 0).map(|_| ()),
+            vmap(|p| f(&p), &[&x], [Some(0)], 0).map(|_| ()),
         ]
     };
     for (index, method) in ["vjp", "jvp", "vmap"].into_iter().enumerate() {
@@ -270,7 +270,7 @@ fn what_is_not_there_is_named() -> Checked {
     for (what, result) in [
         ("vjp", vjp(|p| f(&p), &[&x], &[&x]).map(|_| ())),
         ("jvp", jvp(|p| f(&p), &[&x], &[&x]).map(|_| ())),
-        ("vmap", vmap(|p| f(&p), &[&x], &[Some(0)], 0).map(|_| ())),
+        ("vmap", vmap(|p| f(&p), &[&x], [Some(0)], 0).map(|_| ())),
     ] {
         let said = message(result);
         assert!(said.contains(&format!("[bare] expected a primitive with a {what}")), "{said}");

@@ -75,7 +75,7 @@ mod simulated {
     #[test]
     fn function_constants_choose_the_pipeline() -> Checked {
         each_schedule(|| {
-            let x = Array::from_slice(&[1.0f32, 2.0, 3.0, 4.0], &[4])?;
+            let x = Array::from_slice(&[1.0f32, 2.0, 3.0, 4.0], [4])?;
             for (negate, offset) in [(false, 0.5f32), (true, 0.5), (true, 2.0), (false, 0.5)] {
                 let plan = move |_: &Call| {
                     let library = with_constants().expect("a library");

@@ -266,7 +266,7 @@ impl CustomPrimitive for DivMod {
 #[test]
 fn several_outputs_of_several_types() -> Checked {
     mlx_primitives::simulator::without_metal(|| {
-        let x = Array::from_slice(&[4u16, 5, 65535], &[3])?;
+        let x = Array::from_slice(&[4u16, 5, 65535], [3])?;
         let outputs = apply(DivMod, &[&x])?;
         async_eval(&outputs)?;
         assert_eq!(outputs[0].to_vec::<u16>()?, [2, 2, 32767]);

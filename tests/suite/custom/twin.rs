@@ -158,8 +158,8 @@ fn gives_the_same_bits() -> Checked {
                     let mapped = vmap(
                         |p| Ok(vec![rms_norm(&p[0], &p[1])?]),
                         &[&x, &weight],
-                        &[Some(axis), None],
-                        &[axis],
+                        [Some(axis), None],
+                        [axis],
                     )?;
                     assert_same(&mapped[0], &want, &format!("{dtype} {layout:?}, mapped {axis}"))?;
                 }

@@ -15,8 +15,8 @@ type Function = Box<dyn Fn(&[Array]) -> Result<Vec<Array>>>;
 fn functions(op: &'static Op) -> [(Function, bool); 4] {
     let run = op.run;
     let batch = move |p: &[Array]| {
-        let inputs: Result<Vec<Array>> = p.iter().map(|x| x.expand_dims(&[0])).collect();
-        vmap(|p| run(&p), &refs(&inputs?), &vec![Some(0); p.len()], 0)
+        let inputs: Result<Vec<Array>> = p.iter().map(|x| x.expand_dims([0])).collect();
+        vmap(|p| run(&p), &refs(&inputs?), vec![Some(0); p.len()], 0)
     };
     [
         (Box::new(run), true),

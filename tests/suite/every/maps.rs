@@ -21,7 +21,7 @@ fn mapped_ops_keep_their_kernel() -> Checked {
                 Ok(nodes.map(|node| node.name).collect())
             };
             let nodes = ours(&(op.run)(&inputs)?)?;
-            let batch = inputs[0].broadcast_to(&[&[2], inputs[0].shape()].concat())?;
+            let batch = inputs[0].broadcast_to([&[2], inputs[0].shape()].concat())?;
             let all: Vec<&Array> = [&batch].into_iter().chain(&inputs[1..]).collect();
             let mut axes = vec![None; inputs.len()];
             axes[0] = Some(0);
@@ -53,20 +53,20 @@ fn maps_within_maps() -> Checked {
         let each: Vec<Array> =
             firsts.iter().map(|x| Ok(of(x)?.swap_remove(0))).collect::<Result<_>>()?;
         let each = stack(&refs(&each), 0)?;
-        let want = each.reshape(&[&[2, 3], &each.shape()[1..]].concat())?;
-        let inner = |p: &[Array]| vmap(|q| of(&q[0]), &refs(p), &[Some(0)], &[0]);
-        let nested = vmap(|p| inner(&p), &[&batch], &[Some(0)], &[0])?;
+        let want = each.reshape([&[2, 3], &each.shape()[1..]].concat())?;
+        let inner = |p: &[Array]| vmap(|q| of(&q[0]), &refs(p), [Some(0)], [0]);
+        let nested = vmap(|p| inner(&p), &[&batch], [Some(0)], [0])?;
         assert_close(&numbers(&nested[0])?, &numbers(&want)?, 2e-5, op.name);
-        let inner = |p: &[Array]| vmap(|q| of(&q[0]), &refs(p), &[Some(0)], &[-1]);
-        let moved = vmap(|p| inner(&p), &[&batch], &[Some(1)], &[0])?.swap_remove(0);
+        let inner = |p: &[Array]| vmap(|q| of(&q[0]), &refs(p), [Some(0)], [-1]);
+        let moved = vmap(|p| inner(&p), &[&batch], [Some(1)], [0])?.swap_remove(0);
         assert_eq!(moved.dim(-1)?, 2, "{}", op.name);
         let last = moved.ndim() as i32 - 1;
-        let back = moved.transpose(&[last].into_iter().chain(0..last).collect::<Vec<_>>())?;
+        let back = moved.transpose([last].into_iter().chain(0..last).collect::<Vec<_>>())?;
         assert_eq!(back.shape(), want.shape(), "{}", op.name);
         assert_close(&numbers(&back)?, &numbers(&want)?, 2e-5, op.name);
         // The gradient of a mapped function is that of each entry.
         let mapped = |p: &[Array]| {
-            let y = vmap(|q| of(&q[0]), &refs(p), &[Some(0)], 0)?;
+            let y = vmap(|q| of(&q[0]), &refs(p), [Some(0)], 0)?;
             y[0].square()?.sum(..)
         };
         let one = stack(&firsts[..2], 0)?;
@@ -74,7 +74,7 @@ fn maps_within_maps() -> Checked {
         let plain = |p: &[Array]| of(&p[0])?[0].square()?.sum(..);
         for i in 0..2 {
             let want = grad(|p| plain(&p), &[firsts[i as usize]])?.swap_remove(0);
-            let got = through.slice_axis(0, i..i + 1)?.squeeze(&[0])?;
+            let got = through.slice_axis(0, i..i + 1)?.squeeze([0])?;
             assert_close(&numbers(&got)?, &numbers(&want)?, 2e-5, op.name);
         }
     }
@@ -90,7 +90,7 @@ fn maps_over_an_axis_of_one_or_none() -> Checked {
         axes[0] = Some(0);
         for count in [1, 0] {
             let mut all = inputs.clone();
-            all[0] = inputs[0].broadcast_to(&[&[count], inputs[0].shape()].concat())?;
+            all[0] = inputs[0].broadcast_to([&[count], inputs[0].shape()].concat())?;
             let y = vmap(|p| (op.run)(&p), &refs(&all), &axes, 0)?.swap_remove(0);
             assert_eq!(y.shape(), [&[count], plain[0].shape()].concat(), "{}", op.name);
             assert_eq!(numbers(&y)?.len(), count as usize * plain[0].size(), "{}", op.name);
@@ -136,12 +136,12 @@ fn maps_over_views() -> Checked {
             let views: Vec<Array> = views
                 .map(|(x, seed)| layout.make(&[&[2], x.shape()].concat(), dtype, seed))
                 .collect::<Result<_>>()?;
-            let mapped = vmap(|p| (op.run)(&p), &refs(&views), &vec![Some(0); views.len()], 0)?;
+            let mapped = vmap(|p| (op.run)(&p), &refs(&views), vec![Some(0); views.len()], 0)?;
             for i in 0..2 {
-                let entry = views.iter().map(|x| x.slice_axis(0, i..i + 1)?.squeeze(&[0]));
+                let entry = views.iter().map(|x| x.slice_axis(0, i..i + 1)?.squeeze([0]));
                 let want = (op.run)(&entry.collect::<Result<Vec<_>>>()?)?;
                 for (got, want) in mapped.iter().zip(&want) {
-                    let got = got.slice_axis(0, i..i + 1)?.squeeze(&[0])?;
+                    let got = got.slice_axis(0, i..i + 1)?.squeeze([0])?;
                     assert_eq!((got.shape(), got.dtype()), (want.shape(), want.dtype()));
                     let tolerance = 1e-6 + 2.0 * ulp(1.0, dtype);
                     let what = format!("{} {dtype} {layout:?}", op.name);

@@ -101,7 +101,7 @@ fn prompts_can_be_left_and_taken_up_again() -> Checked {
 
 /// The logits that follow each position, by the model alone.
 fn logits_after(checkpoint: &Checkpoint, tokens: &[u32]) -> anyhow::Result<Vec<Vec<f32>>> {
-    let input = Array::from_slice(tokens, &[1, tokens.len() as i32])?;
+    let input = Array::from_slice(tokens, [1, tokens.len() as i32])?;
     let logits = checkpoint.llama.forward(&input, &mut checkpoint.llama.new_cache())?;
     let vocab = logits.dim(2)? as usize;
     let all = logits.astype(Dtype::Float32)?.to_vec::<f32>()?;
@@ -188,7 +188,7 @@ fn quantized_caches_stay_within_their_error() -> Checked {
     for (bits, bound) in [(8, 0.15f32), (6, 0.6), (4, 3.0)] {
         let kind = CacheKind::Quantized { group_size: 32, bits };
         let mut cache = checkpoint.llama.new_cache_of(kind)?;
-        let input = Array::from_slice(&all, &[1, all.len() as i32])?;
+        let input = Array::from_slice(&all, [1, all.len() as i32])?;
         let logits = checkpoint.llama.forward(&input, &mut cache)?.to_vec::<f32>()?;
         let worst =
             logits.iter().zip(exact.concat()).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);

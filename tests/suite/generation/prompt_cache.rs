@@ -110,7 +110,7 @@ fn full_rotating_caches_go_on_or_start_anew() -> Checked {
 fn positions_are_taken_back() -> Checked {
     let llama = Checkpoint::demo()?.llama;
     let tokens: Vec<u32> = (0..12).map(|i| (i * 37 + 11) % 512).collect();
-    let input = |tokens: &[u32]| Array::from_slice(tokens, &[1, tokens.len() as i32]);
+    let input = |tokens: &[u32]| Array::from_slice(tokens, [1, tokens.len() as i32]);
     let next = |cache: &mut Cache| -> anyhow::Result<Vec<f32>> {
         Ok(llama.forward(&input(&[7])?, cache)?.to_vec::<f32>()?)
     };

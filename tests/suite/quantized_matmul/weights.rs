@@ -15,7 +15,7 @@ fn vmap_over_weights() -> Checked {
     each_device(|_| {
         let w = weight(FORMATS[3], N, K, Dtype::Float32, 60)?;
         let x = random32(&[2, ROWS, K], 61)?;
-        let entry = |x: &Array, i: i32| x.i(i..i + 1)?.squeeze(&[0]);
+        let entry = |x: &Array, i: i32| x.i(i..i + 1)?.squeeze([0]);
         let weights = [weight(FORMATS[3], N, K, Dtype::Float32, 63)?, w.clone()];
         let stacked = |part: fn(&QuantizedWeight) -> Array| {
             let parts = weights.each_ref().map(part);
@@ -33,7 +33,7 @@ fn vmap_over_weights() -> Checked {
             Ok(vec![linear(&p[0], &w)?])
         };
         let inputs = [&x, &parts[0], &parts[1], &parts[2]];
-        let y = &vmap(|p| of_parts(&p), &inputs, &[Some(0); 4], &[0])?[0];
+        let y = &vmap(|p| of_parts(&p), &inputs, [Some(0); 4], [0])?[0];
         for (i, w) in weights.iter().enumerate() {
             let i = i as i32;
             assert_same(&entry(y, i)?, &linear(&entry(&x, i)?, w)?, "weights")?;

@@ -33,7 +33,7 @@ fn positions_of_every_kind() -> Checked {
         let (old, qkv) =
             (state(&LAYOUT, 3, Dtype::Float32, 1)?, step(&LAYOUT, 3, 4, Dtype::Float32, 2)?);
         let of = |offset: &Array| ops::rope_append(&old, &qkv, LAYOUT, turning(8, offset));
-        let each = Array::from_slice(&[9i32, 0, 13], &[3])?;
+        let each = Array::from_slice(&[9i32, 0, 13], [3])?;
         let want = of(&each)?;
         assert_same(&of(&each.astype(Dtype::Int64)?)?, &want, "of 64 bits")?;
         assert_same(&of(&each.add(4)?.subtract(4)?)?, &want, "computed")?;
@@ -85,7 +85,7 @@ fn bad_input_is_an_error() -> Checked {
     }
     // Slots that are known.
     for slots in [[22, 24], [i32::MAX, i32::MIN], [-1, 23]] {
-        let slots = Array::from_slice(&slots, &[2])?;
+        let slots = Array::from_slice(&slots, [2])?;
         let options = RopeAppend { slots: Some(Offset::Each(&slots)), ..turning(8, 2) };
         let said = message(ops::rope_append(&old, &qkv, LAYOUT, options));
         assert!(said.contains("positions within a capacity of 24"), "{said}");

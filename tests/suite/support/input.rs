@@ -91,7 +91,7 @@ impl Layout {
                 let mut wide = shape.to_vec();
                 wide.insert(last, 3);
                 let x = random(&wide, dtype, seed)?.slice_axis(last as i32, 1..2)?;
-                x.squeeze(&[last as i32])?.expand_dims(&[0])?.squeeze(&[0])
+                x.squeeze([last as i32])?.expand_dims([0])?.squeeze([0])
             }
         }
     }

@@ -200,7 +200,7 @@ pub(super) fn dequantize(hold: &Hold<'_>) -> Checked {
         (0..64).map(move |i| (f64::from(code(i)) * x[0].values[i / 32], x[1].values[i / 32]))
     }
     let op = |x: &[Array]| {
-        let packed = Array::from_slice(&WORDS, &[2, 2])?;
+        let packed = Array::from_slice(&WORDS, [2, 2])?;
         Ok(vec![ops::dequantize(&packed, &x[0], &x[1], 32, 2)?])
     };
     let row = Conformance::new("dequantize", op, |x| {

@@ -54,7 +54,7 @@ impl Rotation {
             format!("{self:?}"),
             move |x| {
                 let (offset, freqs) = (Offset::Each(&x[1]), x.get(2));
-                Ok(vec![ops::rope(&x[0], ops::Rope { dims, traditional, base, scale, offset: offset.into(), freqs })?])
+                Ok(vec![ops::rope(&x[0], ops::Rope { dims, traditional, base, scale, offset, freqs })?])
             },
             move |x| {
                 let [y, _] = self.exact(x);
@@ -78,7 +78,7 @@ impl Rotation {
         .peer(
             move |x| {
                 let (offset, freqs) = (Offset::Each(&x[1]), x.get(2));
-                Ok(vec![builtin::rope(&x[0], ops::Rope { dims, traditional, base, scale, offset: offset.into(), freqs })?])
+                Ok(vec![builtin::rope(&x[0], ops::Rope { dims, traditional, base, scale, offset, freqs })?])
             },
             // Beside the errors, the products of subnormal numbers.
             |compared| if follows_mlx(compared) { Bound::default() } else { Bound::ulps(2.0) },

@@ -70,7 +70,7 @@ pub(super) fn logsumexp(hold: &Hold<'_>) -> Checked {
     .peer(
         |x| {
             let kept = builtin::composition(&ops::logsumexp_keepdims(&x[0])?)?.swap_remove(0);
-            let dropped = kept.squeeze(&[-1])?;
+            let dropped = kept.squeeze([-1])?;
             Ok(vec![kept, dropped])
         },
         |compared| Bound { absolute: 2.0 * unrounded(compared), ..Bound::ulps(1.01) },
