@@ -46,7 +46,9 @@ debug-assertions = false
 overflow-checks = false
 
 [workspace]
+
 CRATE
+sed -n '/^\[workspace\.package\]/,/^$/p' "$root/Cargo.toml" >>"$crate/Cargo.toml"
 
 # zig brings musl and the unwinder, so nothing of the target need be installed.
 cd "$crate"

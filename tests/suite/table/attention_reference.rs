@@ -61,7 +61,7 @@ impl Reference {
             v: v.values.clone(),
             // What the op computes it in.
             scale: f64::from(options.scale.unwrap_or(1.0 / (dim as f32).sqrt())),
-            causal: options.causal,
+            causal: options.causal || options.window.is_some(),
             window: options.window.map(i64::from),
             soft_cap: options.soft_cap.map(f64::from),
             mask,
