@@ -3,8 +3,8 @@
 use mlx_primitives::{Array, Result, ops, transforms};
 
 fn main() -> Result<()> {
-    let x = Array::arange::<f32>(0.0, 12.0, 1.0)?.reshape(&[3, 4])?;
-    let weight = Array::ones::<f32>(&[4])?;
+    let x = Array::arange::<f32>(0.0, 12.0, 1.0)?.reshape([3, 4])?;
+    let weight = Array::ones::<f32>(4)?;
 
     let y = ops::rms_norm(&x, Some(&weight), 1e-5)?;
     println!("rms_norm: {y}");

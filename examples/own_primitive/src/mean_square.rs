@@ -32,7 +32,7 @@ fn run<T: Float>(axis: usize, x: &View<'_>, y: &mut ViewMut<'_>) -> Result<()> {
 /// `x` times `2 / n` times something for each row.
 fn scaled(x: &Array, rows: &Array) -> Result<Array> {
     let n = x.dim(-1)? as f32;
-    x.multiply(&rows.expand_dims(&[-1])?)?.multiply(2.0 / n)
+    x.multiply(&rows.expand_dims(-1)?)?.multiply(2.0 / n)
 }
 
 impl CustomPrimitive for MeanSquare {

@@ -53,7 +53,7 @@ fn mean_square_conforms() -> Result<()> {
 fn they_compile_together() -> Result<()> {
     let loss = |x: Array| mean_square(&soft_cap(&x, 3.0)?)?.sum(..);
     let step = compile(move |x| grad(loss, &x[0]), false)?;
-    let x = Array::from_slice(&[0.5f32, -1.0, 4.0, 2.0], &[2, 2])?;
+    let x = Array::from_slice(&[0.5f32, -1.0, 4.0, 2.0], [2, 2])?;
     let (compiled, plain) = (step.call(&x)?, grad(loss, &x)?);
     let pairs = compiled.to_vec::<f32>()?.into_iter().zip(plain.to_vec::<f32>()?);
     for (compiled, plain) in pairs {
@@ -64,8 +64,8 @@ fn they_compile_together() -> Result<()> {
 
 #[test]
 fn bad_input_is_refused() -> Result<()> {
-    assert!(soft_cap(&Array::from_slice(&[1i32], &[1])?, 2.0).is_err());
+    assert!(soft_cap(&Array::from_slice(&[1i32], [1])?, 2.0).is_err());
     assert!(mean_square(&Array::scalar(1.0f32)?).is_err());
-    assert!(mean_square(&Array::zeros::<f32>(&[2, 0])?).is_err());
+    assert!(mean_square(&Array::zeros::<f32>([2, 0])?).is_err());
     Ok(())
 }
