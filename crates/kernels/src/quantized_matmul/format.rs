@@ -13,6 +13,7 @@ pub(super) trait Format: Copy + Send + Sync + 'static {
     /// Whether a group also has a bias, and its scale is of the model's type.
     const AFFINE: bool;
     /// The fewest weights of a group.
+    #[cfg(target_arch = "x86_64")]
     const LEAST_GROUP: usize = 32;
     /// Weights in a lane.
     const PER_LANE: usize = (if Self::STRADDLES { 24 } else { 32 }) / Self::BITS as usize;
@@ -112,6 +113,7 @@ impl<const BITS: u32> Format for Affine<BITS> {
 impl<const BITS: u32, const FP8: bool> Format for Floats<BITS, FP8> {
     const BITS: u32 = BITS;
     const AFFINE: bool = false;
+    #[cfg(target_arch = "x86_64")]
     const LEAST_GROUP: usize = if FP8 { 16 } else { 32 };
 
     #[inline(always)]
