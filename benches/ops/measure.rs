@@ -136,7 +136,7 @@ mod tests {
         device::with_device(Device::Cpu, || {
             let workloads = workloads::all();
             let mut failures = Vec::new();
-            for case in cases::select(&workloads, &[], &[], false, false) {
+            for case in cases::select(&workloads, &[], &[], true, false) {
                 let op = case.workload.op;
                 let several_outputs = op.ends_with("_residual") || op == "quantize";
                 // These cannot write to their input's buffer: a chain holds what MLX has not freed.

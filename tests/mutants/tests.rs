@@ -20,7 +20,7 @@ use crate::{dispatches, kernels, traffic, workers};
 const LOG: &str = "MLX_PRIMITIVES_SIMULATE_LOG";
 
 /// One in this many mutants runs, unless `METAL_SIM_EVERY_MUTANT` is set.
-const SAMPLE: usize = 8;
+const SAMPLE: usize = 24;
 
 pub fn main() -> ExitCode {
     if workers::is_worker() {

@@ -49,6 +49,7 @@ mod masked_softmax;
 mod memory;
 mod operators;
 mod printing;
+mod prose;
 mod quantize;
 mod quantized_matmul;
 mod random;

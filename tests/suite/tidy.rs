@@ -7,19 +7,21 @@ use std::slice;
 
 use crate::support::Checked;
 
-fn root() -> &'static Path {
+pub fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))
 }
 
 /// The files under a directory with one of these extensions; an empty answer is a mistake.
-fn files(dir: &str, extensions: &[&str]) -> anyhow::Result<Vec<PathBuf>> {
+pub fn files(dir: &str, extensions: &[&str]) -> anyhow::Result<Vec<PathBuf>> {
     let mut found = Vec::new();
     let mut left = vec![root().join(dir)];
     while let Some(dir) = left.pop() {
         for entry in fs::read_dir(&dir)? {
             let path = entry?.path();
             if path.is_dir() {
-                left.push(path);
+                if !path.ends_with("target") && !path.ends_with("fixtures") {
+                    left.push(path);
+                }
             } else if extensions.iter().any(|e| path.extension().is_some_and(|x| x == *e)) {
                 found.push(path);
             }
@@ -30,7 +32,7 @@ fn files(dir: &str, extensions: &[&str]) -> anyhow::Result<Vec<PathBuf>> {
     Ok(found)
 }
 
-fn show(path: &Path) -> String {
+pub fn show(path: &Path) -> String {
     path.strip_prefix(root()).unwrap_or(path).display().to_string()
 }
 
