@@ -210,8 +210,8 @@ Handle quantized_matmul(
 
 ListHandle pack_matrix(const MlxArray& w, const QuantizedLayout& layout) {
   auto format = format_of(layout);
-  require_format("quantized_weight", format); // MLX divides by both before it looks at them
   require_format("quantized_weight", format); // MLX divides by both before it checks them
+  auto [group, bits, mode] = format;
   return handle(mx::quantize(w, group, bits, format.name(), std::nullopt, here()));
 }
 

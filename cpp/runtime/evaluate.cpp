@@ -46,8 +46,8 @@ void evaluate(const std::vector<mx::array>& arrays) {
     compute(arrays);
   } catch (const std::exception& error) {
     tracked.remember();
-    // If all arrays were queued, MLX met the error of one of its own tasks while it waited. Arrays
-    // that were not queued are computed at the next request.
+    // If all arrays were queued, one of MLX's tasks failed while this thread waited. Arrays that
+    // were not queued are computed at the next request.
     bool queued = std::none_of(awaited.begin(), awaited.end(), [](const mx::array& array) {
       return array.status() == mx::array::Status::unscheduled;
     });
