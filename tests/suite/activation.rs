@@ -1,4 +1,4 @@
-//! `affine` beside its row of `table`, and activations, of which the table holds everything: traffic.
+//! Traffic of `affine` and of activations; `table` tests everything else.
 
 #![cfg(target_os = "linux")]
 

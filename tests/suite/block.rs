@@ -32,7 +32,7 @@ fn placed_arrays_are_the_same_in_lines_of_their_own() -> Checked {
             taken.push((start, end));
         }
     }
-    // 34 halves are no whole words: that one stays where it was.
+    // 34 halves do not fill whole words, so that array stays in place.
     assert_eq!(taken.len(), 3);
     drop(block);
     for (array, placed) in arrays.iter().zip(placed) {

@@ -44,7 +44,7 @@ fn outputs_are_row_contiguous() -> Checked {
     Ok(())
 }
 
-/// A chain may run in one buffer; each step alone, inputs kept, may not.
+/// A chain may run in one buffer; separate steps with kept inputs may not.
 #[test]
 fn donated_buffers_change_nothing() -> Checked {
     each_device(|_| {
@@ -87,7 +87,7 @@ fn donation_keeps_weights_offsets_and_views() -> Checked {
     let want = builtin::rms_norm(&row, Some(&row), EPS)?;
     let close = own.subtract(&want)?.abs()?.max(..)?.item::<f32>()?;
     assert!(close <= 4.0 * 3.0 * f32::EPSILON, "{close}"); // bounds as in rms_norm.rs, |y| <= 4
-    // A view whose base lives on.
+    // A view whose base stays alive.
     let base = x.add(2.0)?;
     let view = base.i(1..3)?;
     let (y, kept) = (ops::softmax(&view)?, base.multiply(1.0)?);

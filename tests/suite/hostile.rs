@@ -6,10 +6,10 @@ use proptest::prelude::*;
 use crate::support::Checked;
 use crate::support::input::random32;
 
-/// Results that may be anything but have to be consistent where there are any.
+/// Checks that a result, if there is one, is consistent; it may have any values.
 fn settle(result: mlx_primitives::Result<Array>) {
     if let Ok(x) = result {
-        // Nothing huge is computed; its description alone must hold together.
+        // Nothing huge is computed; only its description must be consistent.
         if x.nbytes() < 1 << 20 {
             let _ = x.eval();
             if let Ok(values) = x.astype(Dtype::Float32).and_then(|x| x.to_vec::<f32>()) {
@@ -61,7 +61,7 @@ fn shapes_that_cannot_be() -> Checked {
 
 #[test]
 fn arrays_larger_than_memory() -> Checked {
-    // 4 TB fits an address, not this machine.
+    // 4 TB fits an address, but not this machine.
     let shape = &[1 << 20, 1 << 20];
     assert!(Array::zeros::<f32>(shape).and_then(|x| x.eval()).is_err());
     assert!(Array::full(shape, true).and_then(|x| x.eval()).is_err());
@@ -76,7 +76,7 @@ fn arrays_larger_than_memory() -> Checked {
 
 #[test]
 fn a_lazy_product_of_large_broadcasts() -> Checked {
-    // Each fits; what they make together does not.
+    // Each fits in memory, but their broadcast result does not.
     let a = Array::scalar(1.0f32)?.broadcast_to([1 << 20, 1])?;
     let b = Array::scalar(1.0f32)?.broadcast_to([1, 1 << 20])?;
     let c = a.reshape([1 << 20, 1, 1])?;
