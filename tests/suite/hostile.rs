@@ -285,8 +285,8 @@ proptest! {
         settle(x.sort(axis));
         settle(stack(&[&x, &x], axis));
         settle(Array::from_slice(&[1.0f32; 24], &shape));
-        // Small also where a dimension of 0 hides the others: MLX works on such arrays as if they
-        // had elements, and writes where it got no memory.
+        // Small even where a dimension of 0 hides the others: MLX treats such arrays as if they had
+        // elements, and writes to memory that it did not allocate.
         let small = |shape: &[i32]| shape.iter().all(|&dim| dim < 8);
         if small(&shape) && small(&other)
             && let (Ok(a), Ok(b)) = (Array::zeros::<f32>(&shape), Array::ones::<f32>(&other))

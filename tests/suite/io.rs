@@ -1,4 +1,4 @@
-//! Safetensors files: there and back, and everything that may be wrong with one.
+//! Safetensors files: round trips, and every kind of broken file.
 
 use std::fs;
 use std::path::Path;
@@ -12,7 +12,7 @@ use crate::support::compare::assert_same;
 use crate::support::input::{LAYOUTS, random32};
 use crate::support::{Checked, message};
 
-/// A file of the given bytes has to be refused with an error that names it.
+/// Checks that a file with these bytes is refused with an error that names it.
 #[track_caller]
 fn refused(dir: &TempDir, name: &str, bytes: &[u8]) -> Checked {
     let path = dir.path().join(name).with_extension("safetensors");
@@ -186,13 +186,13 @@ fn garbage() -> Checked {
         let values = crate::support::input::values(64, seed, 1.0);
         let bytes: Vec<u8> = values.iter().flat_map(|v| v.to_le_bytes()).collect();
         refused(&dir, "garbage", &bytes)?;
-        // A header of a likely length, so that the rest is looked at.
+        // A header of a plausible length, so that the rest is read.
         refused(&dir, "garbage", &[&[100, 0, 0, 0, 0, 0, 0, 0][..], &bytes].concat())?;
     }
     Ok(())
 }
 
-/// Any one byte of a valid file changed: refused, or loaded with consistent arrays.
+/// Any single changed byte of a valid file: refused, or loaded with consistent arrays.
 #[test]
 fn flipped_bytes() -> Checked {
     let dir = TempDir::new()?;

@@ -1,5 +1,5 @@
-//! Linear layers and products of matrices beside their rows of `table`: sums beyond a type, chains of
-//! residuals, traffic.
+//! Linear layers and matrix products: sums beyond a type's range, chains of residuals, traffic.
+//! `table` tests their values.
 
 use half::f16;
 use mlx_primitives::Dtype;
@@ -12,7 +12,7 @@ use crate::support::{self, Checked, each_device, simulated};
 #[test]
 fn only_the_result_has_to_fit() -> Checked {
     each_device(|_| {
-        // Sums beyond float16 on the way, but not in the end; then also in the end.
+        // Intermediate sums beyond float16's range, but not the result; then also the result.
         let large = f16::MAX.to_f32();
         let x = data(&[large, large, -large, -large, 1.0], &[1, 5], Dtype::Float16)?;
         let w = data(&[1.0; 5], &[1, 5], Dtype::Float16)?;
@@ -23,7 +23,7 @@ fn only_the_result_has_to_fit() -> Checked {
     })
 }
 
-/// A residual that nothing else reads lends its buffer; one that is read again keeps it.
+/// A residual that nothing else reads donates its buffer; one that is read again keeps it.
 #[test]
 fn a_chain_of_residuals() -> Checked {
     each_device(|_| {

@@ -1,4 +1,4 @@
-//! Arrays print as they do in MLX's Python, checked there.
+//! Arrays print as they do in MLX's Python, where the expected texts come from.
 
 use half::{bf16, f16};
 use mlx_primitives::transforms::vmap;

@@ -1,4 +1,4 @@
-//! `generate` and `chat` with all that they can be told.
+//! `generate` and `chat` with all of their options.
 
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -212,9 +212,9 @@ fn chats_keep_what_was_said() -> Checked {
     let answers = stdout(&output);
     let lines: Vec<&str> = answers.lines().collect();
     assert_eq!(lines.len(), 3, "{answers:?}");
-    // The same after it was reset as at first.
+    // After a reset, the answer equals the first one.
     assert_eq!(lines[0], lines[2]);
-    // What the second turn has in common with the first was not run again.
+    // The second turn does not run the common prefix again.
     let figures = stderr(&output);
     let cached: Vec<bool> = figures
         .lines()
@@ -223,7 +223,7 @@ fn chats_keep_what_was_said() -> Checked {
         .collect();
     assert_eq!(cached, [false, true, false], "{figures}");
 
-    // As the conversation whole.
+    // The whole conversation at once gives the same answer.
     let checkpoint = Checkpoint::load(directory.path())?;
     let template = ChatTemplate::load(directory.path())?.expect("a template");
     let messages =
@@ -253,11 +253,11 @@ fn chats_without_a_template_go_on_with_the_text() -> Checked {
     Ok(())
 }
 
-/// The signal of Ctrl-C ends the text, not the report.
+/// The signal of Ctrl-C ends the text, but not the report.
 #[cfg(unix)]
 #[test]
 fn interrupted_texts_end_with_figures() -> Checked {
-    // A model made for long texts, and no end to this one.
+    // A model for long texts, and a text without an end.
     let directory = variant(Dtype::Float32, |name, json| {
         if name == "config.json" {
             json["max_position_embeddings"] = json!(1 << 20);

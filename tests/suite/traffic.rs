@@ -1,4 +1,4 @@
-//! What the kernels of ops that take one dispatch move, counted by the simulator.
+//! The traffic of ops that take one dispatch, counted by the simulator.
 
 use mlx_primitives::ops;
 use mlx_primitives::{Array, Result, eval};
@@ -6,10 +6,10 @@ use mlx_primitives::{Array, Result, eval};
 use crate::support::input::{FLOATS, random, random32};
 use crate::support::{Checked, EPS, moved, report_traffic};
 
-/// Bytes of an array that are asked for, written, and read at least once.
+/// The bytes of an array that are requested, written, and read at least once.
 type Moved = [u64; 3];
 
-/// What is asked for once.
+/// Bytes that are each read once.
 fn read(bytes: u64) -> Moved {
     [bytes, 0, bytes]
 }
@@ -18,7 +18,8 @@ fn written(bytes: u64) -> Moved {
     [0, bytes, 0]
 }
 
-/// The bytes that one dispatch moves of each array, for the table of README if the op has a name there.
+/// Checks the bytes that one dispatch moves of each array, and reports them for README's table if
+/// the op has a name there.
 fn check(
     name: Option<&str>,
     op: impl FnOnce(&[Array]) -> Result<Array>,
@@ -58,8 +59,8 @@ fn moves_rows_once() -> Checked {
     Ok(())
 }
 
-/// Weight and bias are asked for by every row; caches answer all but the first. Rows that do not fit
-/// into registers are read twice.
+/// Every row requests weight and bias; caches serve all but the first request. Rows that do not fit
+/// in registers are read twice.
 #[test]
 #[ignore = "run by simulated::what_moves"]
 fn moves_what_norms_need() -> Checked {

@@ -1,4 +1,4 @@
-//! A Llama in f64, one operation at a time, as plain as it can be written.
+//! A Llama in f64, one operation at a time, as simple as possible.
 
 use anyhow::Result;
 
@@ -13,7 +13,7 @@ pub struct Shape {
     pub head_dim: usize,
 }
 
-/// `[outputs, inputs]`.
+/// A matrix `[outputs, inputs]`.
 pub struct Matrix {
     pub numbers: Vec<f64>,
     pub inputs: usize,
@@ -54,7 +54,7 @@ pub struct Reference {
 }
 
 impl Reference {
-    /// `matrix` makes each by its name, rows and columns; the norms are made here.
+    /// `matrix` makes each matrix from its name, rows and columns; the norms are made here.
     pub fn new(
         shape: Shape,
         layers: usize,
@@ -62,7 +62,7 @@ impl Reference {
         matrix: &mut dyn FnMut(String, usize, usize) -> Result<Matrix>,
     ) -> Result<Self> {
         let Shape { hidden, inner, heads, kv_heads, head_dim } = shape;
-        // Multiples of 1/128 near 1: every floating type holds them.
+        // Multiples of 1/128 near 1, which every floating type represents exactly.
         let norm = |seed: usize| -> Vec<f64> {
             let around = values(hidden, seed as u64, 32.0);
             around.iter().map(|x| 1.0 + f64::from(x.round()) / 128.0).collect()
@@ -100,7 +100,7 @@ impl Reference {
         norms
     }
 
-    /// Logits after each token, one after the other.
+    /// The logits after each token.
     pub fn logits(&self, tokens: &[u32]) -> Vec<f64> {
         let embedded = |&token: &u32| self.embedding.row(token as usize).to_vec();
         let mut states: Vec<Vec<f64>> = tokens.iter().map(embedded).collect();
@@ -142,7 +142,7 @@ impl Reference {
         }
     }
 
-    /// Every head turned, its first half against its second.
+    /// Rotates every head, its first half against its second.
     fn rotated(&self, mut x: Vec<f64>, position: usize) -> Vec<f64> {
         let (features, half) = (self.shape.head_dim, self.shape.head_dim / 2);
         for head in x.chunks_exact_mut(features) {
