@@ -66,7 +66,7 @@ fn merging_gives_the_same_layer() -> Checked {
             LinearWeight::Quantized(w) => numbers(&w.dequantize_to(Dtype::Float32)?),
         };
         let merged = lora.merge(&base)?;
-        // The step of a format with 15 steps or more over the range of the merged weights, or of
+        // A format of 15 steps or fewer over the range of the merged weights, or f32.
         // f32.
         let step = match &base {
             LinearWeight::Plain(_) => 1e-5,

@@ -171,7 +171,7 @@ fn other_models_caches_are_refused() -> Checked {
         .collect::<anyhow::Result<_>>()?;
     io::save_safetensors(&file, arrays.iter().map(|(name, a)| (name.as_str(), a)), [])?;
     other(&Checkpoint::load(tuned.path())?.llama);
-    // The same model, loaded again, is accepted.
+    // Another load of the model accepts the cache.
     assert!(PromptCache::load(&path, &Checkpoint::demo()?.llama).is_ok());
     let mut begun = checkpoint.generate(&prompt, &options())?;
     begun.next_token()?;

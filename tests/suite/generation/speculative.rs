@@ -54,7 +54,7 @@ fn drafts_change_no_token() -> Checked {
         assert!(drafted > 0, "{name}");
         rates.push((name, accepted as f64 / drafted as f64));
     }
-    // A model accepts all of its own proposals, except those after the end.
+    // A model accepts every proposal by itself, except those after the end.
     assert!(rates[0].1 > 0.8, "{rates:?}");
     assert!(simulated() || (rates[3].1 < 0.7 && rates[1].1 > rates[3].1), "{rates:?}");
     Ok(())
