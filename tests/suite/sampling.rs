@@ -17,7 +17,7 @@ fn logits(probs: &[f64]) -> Array {
     Array::from_slice(&values, [1, values.len() as i32]).unwrap()
 }
 
-fn normalised(weights: Vec<f64>) -> Vec<f64> {
+fn normalized(weights: Vec<f64>) -> Vec<f64> {
     let total: f64 = weights.iter().sum();
     weights.into_iter().map(|w| w / total).collect()
 }
@@ -51,7 +51,7 @@ fn reference(s: &Sampling, spared: &[u32], cut: bool) -> Vec<f64> {
         }
     }
     if cut {
-        let scaled = normalised(probs.clone());
+        let scaled = normalized(probs.clone());
         let above = scaled.iter().copied().filter(|p| *p > f64::from(s.xtc_threshold));
         let least = above.fold(f64::INFINITY, f64::min);
         for (i, p) in scaled.iter().enumerate() {
@@ -65,7 +65,7 @@ fn reference(s: &Sampling, spared: &[u32], cut: bool) -> Vec<f64> {
             probs[i] = 0.0;
         }
     }
-    normalised(probs.iter().map(|p| p.powf(1.0 / f64::from(s.temp))).collect())
+    normalized(probs.iter().map(|p| p.powf(1.0 / f64::from(s.temp))).collect())
 }
 
 /// Many draws at once: every row of a batch draws independently.
@@ -186,7 +186,7 @@ fn the_same_seed_draws_the_same_tokens() -> Checked {
 }
 
 /// mlx-lm's processors in its order, in plain Rust.
-fn penalised(p: &Penalties, tokens: &[u32], logits: &[f32]) -> Vec<f32> {
+fn penalized(p: &Penalties, tokens: &[u32], logits: &[f32]) -> Vec<f32> {
     let mut logits = logits.to_vec();
     for (token, bias) in &p.logit_bias {
         logits[*token as usize] += bias;
@@ -241,7 +241,7 @@ fn penalties_are_mlx_lms() -> Checked {
     ] {
         for seen in [&tokens[..], &tokens[..1], &[]] {
             let got = p.apply(seen, &logits)?.to_vec::<f32>()?;
-            for (got, want) in got.iter().zip(penalised(&p, seen, &values)) {
+            for (got, want) in got.iter().zip(penalized(&p, seen, &values)) {
                 // A product and two differences are rounded at most a few times.
                 assert!((got - want).abs() <= 1e-5 * want.abs().max(1.0), "{p:?}: {got} {want}");
             }

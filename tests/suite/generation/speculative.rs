@@ -77,7 +77,7 @@ fn tokens_say_whether_they_were_proposed() -> Checked {
 
 /// A draw depends only on the model's logits and the random numbers.
 #[test]
-fn sampled_and_penalised_texts_are_the_same_too() -> Checked {
+fn sampled_and_penalized_texts_are_the_same_too() -> Checked {
     let checkpoint = Checkpoint::demo()?;
     let prompt = encoded(&checkpoint, PROMPTS[1]);
     let penalties = Penalties { repetition: 1.2, frequency: 0.3, ..Penalties::default() };

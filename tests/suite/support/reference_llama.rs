@@ -107,7 +107,7 @@ impl Reference {
         for layer in &self.layers {
             self.run(layer, &mut states);
         }
-        let last = |state: &Vec<f64>| self.head.times(&normalised(state, &self.norm));
+        let last = |state: &Vec<f64>| self.head.times(&normalized(state, &self.norm));
         states.iter().flat_map(last).collect()
     }
 
@@ -115,7 +115,7 @@ impl Reference {
         let Shape { heads, kv_heads, head_dim, .. } = self.shape;
         let (mut keys, mut values) = (Vec::new(), Vec::new());
         for (position, state) in states.iter_mut().enumerate() {
-            let x = normalised(state, &layer.input_norm);
+            let x = normalized(state, &layer.input_norm);
             let queries = self.rotated(layer.q.times(&x), position);
             keys.push(self.rotated(layer.k.times(&x), position));
             values.push(layer.v.times(&x));
@@ -134,7 +134,7 @@ impl Reference {
                 }));
             }
             add(state, &layer.o.times(&attended));
-            let x = normalised(state, &layer.post_norm);
+            let x = normalized(state, &layer.post_norm);
             let silu = |x: f64| x / (1.0 + (-x).exp());
             let (gate, up) = (layer.gate.times(&x), layer.up.times(&x));
             let inner: Vec<f64> = gate.iter().zip(&up).map(|(g, u)| silu(*g) * u).collect();
@@ -157,7 +157,7 @@ impl Reference {
     }
 }
 
-fn normalised(x: &[f64], weight: &[f64]) -> Vec<f64> {
+fn normalized(x: &[f64], weight: &[f64]) -> Vec<f64> {
     let scale = 1.0 / (dot(x, x) / x.len() as f64 + 1e-5).sqrt();
     x.iter().zip(weight).map(|(x, w)| x * scale * w).collect()
 }

@@ -11,7 +11,7 @@ struct Normed {
     y: f64,
     /// The input, the normalized value before the product with the weight, and the weight.
     x: f64,
-    normalised: f64,
+    normalized: f64,
     weight: f64,
     /// For the row: the mean of the magnitudes and the reciprocal deviation.
     magnitude: f64,
@@ -34,10 +34,10 @@ fn normed(
         let inverse = 1.0 / (mean(row, &|v| (v - center).powi(2)) + f64::from(eps)).sqrt();
         let magnitude = mean(row, &f64::abs);
         let element = |(i, &x): (usize, &f64)| {
-            let (normalised, weight) =
+            let (normalized, weight) =
                 ((x - center) * inverse, weight.map_or(1.0, |w| w.values[i]));
-            let y = normalised * weight + bias.map_or(0.0, |b| b.values[i]);
-            Normed { y, x, normalised, weight, magnitude, inverse }
+            let y = normalized * weight + bias.map_or(0.0, |b| b.values[i]);
+            Normed { y, x, normalized, weight, magnitude, inverse }
         };
         row.iter().enumerate().map(element).collect::<Vec<_>>()
     };
@@ -89,8 +89,8 @@ fn errors_of_layer_norm(all: &[Normed], like: &Tensor, compared: &Compared<'_>) 
     let (times, rounds) = if compared.peer { (chain, 2.0) } else { (1.0, 1.0) };
     tensor(like, all, |e| {
         let weight = e.weight.abs();
-        let centered = (6.0 * e.magnitude + e.x.abs()) * e.inverse + 6.0 * e.normalised.abs();
-        let rounded = ulp(e.normalised, dtype) * weight + ulp(e.normalised * e.weight, dtype);
+        let centered = (6.0 * e.magnitude + e.x.abs()) * e.inverse + 6.0 * e.normalized.abs();
+        let rounded = ulp(e.normalized, dtype) * weight + ulp(e.normalized * e.weight, dtype);
         times * 2f64.powi(-24) * centered * weight + rounds * rounded / 2.0
     })
 }
@@ -179,7 +179,7 @@ pub(super) fn residual_norm(hold: &Hold<'_>) -> Checked {
             let of_norm = errors_of_layer_norm(&norm, &sum, compared);
             let half = ulp(1.0, compared.dtype) / 2.0;
             let of_sum = tensor(&sum, &norm, |e| {
-                let of_row = e.magnitude * e.inverse * (1.0 + e.normalised.abs());
+                let of_row = e.magnitude * e.inverse * (1.0 + e.normalized.abs());
                 half * (e.x.abs() * e.inverse + of_row) * e.weight.abs()
             });
             let both = of_norm.values.iter().zip(&of_sum.values).map(|(a, b)| a + b);
