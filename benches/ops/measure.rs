@@ -132,7 +132,7 @@ mod tests {
 
     /// The allocator sees only the output: no hidden copy, no temporary.
     #[test]
-    fn ours_allocates_its_output_only() {
+    fn ours_allocates_only_its_output() {
         device::with_device(Device::Cpu, || {
             let workloads = workloads::all();
             let mut failures = Vec::new();

@@ -31,7 +31,7 @@ fn round_trip<T: Element + PartialEq + std::fmt::Debug>(values: &[T]) -> Checked
 }
 
 #[test]
-fn every_element_type_there_and_back() -> Checked {
+fn every_element_type_survives_a_round_trip() -> Checked {
     round_trip(&[true, false, false, true])?;
     round_trip(&[0, 1, 127, u8::MAX])?;
     round_trip(&[0, 1, 256, u16::MAX])?;
@@ -52,7 +52,7 @@ fn every_element_type_there_and_back() -> Checked {
 /// Without our copy, MLX may not return: the reduced axis is empty and the array not
 /// row-contiguous.
 #[test]
-fn reductions_of_what_is_empty_and_transposed() -> Checked {
+fn reductions_of_empty_transposed_arrays() -> Checked {
     // A reduction with many axes first: it leaves values on the stack that MLX would use as
     // strides.
     let full = Array::ones::<u8>(&[5, 6, 7, 4])?.transpose([0, 2, 1, 3])?;
@@ -110,7 +110,7 @@ fn wrong_types_and_sizes() -> Checked {
 }
 
 #[test]
-fn what_a_handle_describes() -> Checked {
+fn handles_describe_their_arrays() -> Checked {
     let x = iota(&[2, 3, 4])?;
     assert_eq!((x.ndim(), x.size(), x.nbytes()), (3, 24, 96));
     assert_eq!((x.dim(0)?, x.dim(-1)?, x.dim(2)?), (2, 4, 4));
@@ -163,7 +163,7 @@ fn python(n: i32, start: i32, stop: i32, step: i32) -> Vec<i32> {
 }
 
 #[test]
-fn slices_are_pythons() -> Checked {
+fn slices_follow_python() -> Checked {
     for n in [1, 2, 5, 7] {
         let x = iota(&[n])?;
         let bounds: Vec<i32> = (-n - 2..n + 3).collect();
@@ -194,7 +194,7 @@ fn slices_are_pythons() -> Checked {
 }
 
 #[test]
-fn conversions_are_rusts() -> Checked {
+fn conversions_follow_rust() -> Checked {
     let x = Array::from_slice(&[-1.9f32, 0.0, 0.5, 200.7], [4])?;
     assert_eq!(x.astype(Dtype::Int32)?.to_vec::<i32>()?, [-1, 0, 0, 200]);
     assert_eq!(x.astype(Dtype::Bool)?.to_vec::<bool>()?, [true, false, true, true]);

@@ -217,7 +217,7 @@ fn build_metal(mac: &TempDir) -> anyhow::Result<(Output, Option<String>)> {
 
 /// Xcode without its Metal compiler, from version 26 on, finds a `metal` that does not run.
 #[test]
-fn without_a_metal_compiler_that_runs_kernels_are_left_for_later() -> Checked {
+fn kernels_are_left_for_later_without_a_metal_compiler() -> Checked {
     let absent = "echo 'xcrun: error: unable to find utility \"metal\"' >&2; exit 72";
     let stub = "case \"$*\" in *--find*) exit 0;; esac\n\
         echo \"error: cannot execute tool 'metal'\" >&2; exit 1";
@@ -234,7 +234,7 @@ fn without_a_metal_compiler_that_runs_kernels_are_left_for_later() -> Checked {
 }
 
 #[test]
-fn with_a_metal_compiler_kernels_are_compiled_when_they_changed() -> Checked {
+fn changed_kernels_are_compiled_with_a_metal_compiler() -> Checked {
     // The log names each compiled or linked file by the last part of its path. The tools only
     // concatenate their inputs.
     let runs = "case \"$4\" in --version) exit 0;; esac\n\

@@ -115,7 +115,7 @@ fn mask_of(visible: AttentionMask, time: i32, seen: i32) -> anyhow::Result<Optio
 }
 
 #[test]
-fn rotating_caches_show_what_mlx_lms_show() -> Checked {
+fn rotating_caches_show_the_positions_of_mlx_lm() -> Checked {
     let fixture: Value = serde_json::from_str(include_str!("../fixtures/rotating_cache.json"))?;
     let ints = |value: &Value| -> Vec<i32> {
         value.as_array().unwrap().iter().map(|v| v.as_i64().unwrap() as i32).collect()
@@ -161,7 +161,7 @@ fn rotating_caches_show_what_mlx_lms_show() -> Checked {
 }
 
 #[test]
-fn a_clone_goes_its_own_way() -> Checked {
+fn clones_are_independent() -> Checked {
     for kind in [
         CacheKind::Plain,
         CacheKind::Quantized { group_size: 32, bits: 8 },
@@ -184,7 +184,7 @@ fn a_clone_goes_its_own_way() -> Checked {
 }
 
 #[test]
-fn what_cannot_be_cached_is_refused() -> Checked {
+fn invalid_caches_and_steps_are_refused() -> Checked {
     for (kind, said) in [
         (CacheKind::Quantized { group_size: 48, bits: 4 }, "groups of 32, 64 or 128, got 48"),
         (CacheKind::Quantized { group_size: 64, bits: 7 }, "2, 3, 4, 5, 6 or 8 bits, got 7"),
@@ -303,7 +303,7 @@ fn estimates_of_quantized_and_biased_weights() -> Checked {
 }
 
 #[test(alone)]
-fn limits_are_set_and_given_back() -> Checked {
+fn limits_are_set_and_restored() -> Checked {
     let before = memory::set_memory_limit(1 << 33)?;
     assert_eq!(memory::memory_limit(), 1 << 33);
     assert_eq!(memory::set_memory_limit(before)?, 1 << 33);

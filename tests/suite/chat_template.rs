@@ -150,7 +150,7 @@ fn json_is_written_as_python_writes_it() -> Checked {
 }
 
 #[test]
-fn numbers_say_how_much_filters_make() -> Checked {
+fn numeric_arguments_of_filters() -> Checked {
     for (expression, expected) in [
         ("'a\nb'|indent(2)", "a\n  b"),
         ("'a\nb'|indent(width=2, first=true)", "  a\n  b"),

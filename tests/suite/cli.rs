@@ -88,7 +88,7 @@ fn failures_exit_with_1_and_bad_usage_with_2() {
 }
 
 #[test]
-fn info_tells_versions_and_kernels() {
+fn info_shows_versions_and_kernels() {
     let output = run(&["info", "--json"]);
     let object: Value = serde_json::from_str(&stdout(&output)).unwrap();
     assert!(object["mlx"].as_str().unwrap().starts_with("0.32."));

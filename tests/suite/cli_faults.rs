@@ -194,7 +194,7 @@ fn whole_model() -> anyhow::Result<TempDir> {
 
 /// A named pipe would wait for a writer, and /dev/zero would never end.
 #[test]
-fn what_is_no_regular_file_is_refused_by_name() -> Checked {
+fn special_files_are_refused_by_name() -> Checked {
     let folder = whole_model()?;
     let directory = text_of(folder.path());
     let generate = ["generate", "x", "-m", "2", "--model", directory, "--adapter-path", directory];
@@ -292,7 +292,7 @@ fn bits_and_groups_of_caches_are_checked_first() {
 }
 
 #[test]
-fn variables_that_mean_nothing_are_bad_usage() {
+fn invalid_variables_are_bad_usage() {
     let said =
         |name: &str, value: &str| run_with(&["info"], "", |command| _ = command.env(name, value));
     for value in ["abc", "0", "-1", "1025", "4.5", "99999999999999999999"] {

@@ -304,7 +304,7 @@ fn bounds_of_vmap_are_held() {
 }
 
 #[test]
-fn nothing_compared_is_no_success() {
+fn conformance_without_shapes_fails() {
     let report = Conformance::new("nothing", |x| Ok(x.to_vec()), |x| x.to_vec()).run();
     let said = report.check().map_or_else(|error| error.to_string(), |()| String::new());
     assert!(said.contains("no shapes were given"), "{said}");

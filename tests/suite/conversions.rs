@@ -206,7 +206,7 @@ fn shards_have_an_index_and_load() -> Checked {
 }
 
 #[test]
-fn what_cannot_be_quantized_or_saved_is_refused() -> Checked {
+fn invalid_conversions_are_refused() -> Checked {
     let parent = tempfile::tempdir()?;
     let four_bits = Quantization::affine(32, 4);
     let open = || ModelFiles::open(DEMO).unwrap();

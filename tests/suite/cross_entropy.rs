@@ -32,7 +32,7 @@ fn targets_of_every_integer_type_and_layout() -> Checked {
 }
 
 #[test]
-fn targets_that_are_no_class_are_nan() -> Checked {
+fn targets_outside_the_classes_give_nan() -> Checked {
     each_device(|_| {
         for dtype in FLOATS {
             for classes in [5i32, 300] {
@@ -90,7 +90,7 @@ fn large_logits_keep_their_gaps() -> Checked {
 
 #[cfg(target_os = "linux")]
 #[test]
-#[ignore = "run by simulated::what_moves"]
+#[ignore = "run by simulated::kernel_traffic"]
 fn moves_each_byte_once() -> Checked {
     let (x, all) = (random32(&[8, 5000], 1)?, Array::from_slice(&targets(8, 5000), [8])?);
     x.eval()?;

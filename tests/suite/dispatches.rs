@@ -202,7 +202,7 @@ fn gradients_of_cross_entropy_cover_each_class_once() -> Checked {
 }
 
 #[test]
-fn what_cannot_be_counted_or_run() -> Checked {
+fn dispatches_that_cannot_be_planned() -> Checked {
     // 2^32 rows: no kernel can count them, even if memory could hold them.
     let x = lazy(&[1 << 16, 1 << 16, 1], Dtype::Float16)?;
     for y in [ops::rms_norm(&x, None, 1e-5), ops::softmax(&x), rope(&x, 0)] {

@@ -45,7 +45,7 @@ fn transforms() -> [(&'static str, Run); 4] {
 }
 
 #[test]
-fn errors_in_closures_come_back() -> Checked {
+fn errors_in_closures_are_returned() -> Checked {
     for (name, run) in transforms() {
         let text = message(run(&mut |_| Err(Error::from("my own words"))));
         assert!(text.contains("my own words"), "{name}: {text}");
@@ -61,7 +61,7 @@ fn errors_in_closures_come_back() -> Checked {
 }
 
 #[test]
-fn panics_in_closures_come_back() -> Checked {
+fn panics_in_closures_are_returned() -> Checked {
     for (name, run) in transforms() {
         let text = message(run(&mut |_| panic!("a panic of {name}")));
         assert!(text.contains(&format!("a panic of {name}")), "{text}");
@@ -163,7 +163,7 @@ fn cotangents_and_tangents_that_do_not_fit() -> Checked {
 }
 
 #[test]
-fn gradients_of_what_is_no_scalar_or_no_argument() -> Checked {
+fn gradients_of_non_scalars_and_missing_arguments() -> Checked {
     let x = random32(&[2, 4], 13)?;
     let loss = |p: &[Array]| softmax(&p[0])?.sum(..);
     assert!(grad(|p| softmax(&p[0]), &[&x]).is_err());

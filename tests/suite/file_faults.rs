@@ -104,7 +104,7 @@ fn paths_that_cannot_be_written_are_found_before_the_work() -> Checked {
 /// The limit for a file's size simulates a full disk, which would need a mount: both fail the write
 /// that exceeds it.
 #[test]
-fn what_cannot_be_written_whole_leaves_what_was_there() -> Checked {
+fn incomplete_writes_leave_the_old_files() -> Checked {
     if let Some(folder) = std::env::var_os(CHILD) {
         return saves_fail(Path::new(&folder));
     }
@@ -115,7 +115,7 @@ fn what_cannot_be_written_whole_leaves_what_was_there() -> Checked {
     // 16 blocks are 8 or 16 kB, depending on the shell.
     in_child(
         "trap '' XFSZ; ulimit -f 16;",
-        "what_cannot_be_written_whole_leaves_what_was_there",
+        "incomplete_writes_leave_the_old_files",
         folder.path(),
     )?;
 

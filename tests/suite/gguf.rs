@@ -140,7 +140,7 @@ fn two_tensors(names: [&str; 2], kinds: [u32; 2]) -> Vec<u8> {
 }
 
 #[test]
-fn names_that_meet() -> Checked {
+fn colliding_names() -> Checked {
     let dir = TempDir::new()?;
     let path = dir.path().join("names.gguf");
     fs::write(&path, two_tensors(["x.weight", "y.scales"], [2, 0]))?;
@@ -235,7 +235,7 @@ fn entries_of_every_type() -> Checked {
 }
 
 #[test]
-fn tensors_that_cannot_be() -> Checked {
+fn impossible_tensors() -> Checked {
     let dir = TempDir::new()?;
     let path = dir.path().join("tensor.gguf");
     let file = |dims: &[u64], kind: u32, offset: u64| {

@@ -132,7 +132,7 @@ fn dropped_while_they_run() -> Checked {
 }
 
 #[test]
-fn async_eval_gives_what_eval_gives() -> Checked {
+fn async_eval_gives_the_results_of_eval() -> Checked {
     for (name, op, _) in OPS {
         let x = random32(&[16, 32, 64], 9)?;
         let (a, b) = (op(&x)?, op(&x)?);

@@ -27,7 +27,7 @@ const EDGES: [i32; 12] =
     [i32::MIN, i32::MIN + 1, -1000, -4, -3, -1, 0, 2, 3, 1000, i32::MAX - 1, i32::MAX];
 
 #[test]
-fn shapes_that_cannot_be() -> Checked {
+fn impossible_shapes() -> Checked {
     let huge = [
         &[i32::MAX, i32::MAX][..],
         &[i32::MAX; 3],
@@ -119,7 +119,7 @@ fn axes_out_of_range() -> Checked {
 }
 
 #[test]
-fn nothing_at_all() -> Checked {
+fn empty_arguments() -> Checked {
     let x = x()?;
     assert!(concatenate(&[], 0).is_err() && stack(&[], 0).is_err());
     mlx_primitives::eval([])?;

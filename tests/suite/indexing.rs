@@ -29,7 +29,7 @@ fn numbers_drop_their_axes() -> Checked {
 }
 
 #[test]
-fn ranges_keep_theirs() -> Checked {
+fn ranges_keep_their_axes() -> Checked {
     let x = x()?;
     is(x.i((1.., ..1, 1..3)), &[1, 1, 2], &[13, 14])?;
     is(x.i((0, 1..3, -1)), &[2], &[7, 11])?;
@@ -96,7 +96,7 @@ fn indices_made_at_run_time() -> Checked {
 }
 
 #[test]
-fn what_is_refused() -> Checked {
+fn invalid_indices_are_refused() -> Checked {
     let x = x()?;
     for (at, axis) in [(2, 0), (-3, 0), (i32::MAX, 0), (i32::MIN, 0)] {
         match x.i((at, ..)) {

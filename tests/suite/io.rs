@@ -49,7 +49,7 @@ fn one_of_each() -> mlx_primitives::Result<Vec<(&'static str, Array)>> {
 }
 
 #[test]
-fn every_type_there_and_back() -> Checked {
+fn every_type_survives_a_round_trip() -> Checked {
     let dir = TempDir::new()?;
     let path = dir.path().join("all.safetensors");
     let arrays = one_of_each()?;
@@ -108,7 +108,7 @@ fn loading_is_lazy() -> Checked {
 }
 
 #[test]
-fn files_that_are_not_there() -> Checked {
+fn missing_files() -> Checked {
     let dir = TempDir::new()?;
     for path in [dir.path().join("missing.safetensors"), dir.path().to_owned(), "".into()] {
         let text = message(load_safetensors(&path));
@@ -121,7 +121,7 @@ fn files_that_are_not_there() -> Checked {
 }
 
 #[test]
-fn names_and_places_that_cannot_be_saved_to() -> Checked {
+fn invalid_names_and_paths_are_refused() -> Checked {
     let dir = TempDir::new()?;
     let x = random32(&[2], 4)?;
     let nowhere = dir.path().join("no/such/x.safetensors");

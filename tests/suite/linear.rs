@@ -10,7 +10,7 @@ use crate::support::input::{data, random, random32};
 use crate::support::{self, Checked, each_device, simulated};
 
 #[test]
-fn only_the_result_has_to_fit() -> Checked {
+fn only_the_result_must_fit() -> Checked {
     each_device(|_| {
         // Intermediate sums beyond float16's range, but not the result; then also the result.
         let large = f16::MAX.to_f32();
@@ -42,7 +42,7 @@ fn a_chain_of_residuals() -> Checked {
 
 #[cfg(target_os = "linux")]
 #[test]
-#[ignore = "run by simulated::what_moves"]
+#[ignore = "run by simulated::kernel_traffic"]
 fn moves_weights_once_for_few_rows() -> Checked {
     for (dtype, m) in [(Dtype::Float32, 1), (Dtype::Bfloat16, 1), (Dtype::Float16, 8)] {
         let (x, w) = (random(&[m, 512], dtype, 80)?, random(&[128, 512], dtype, 81)?);
@@ -63,7 +63,7 @@ fn moves_weights_once_for_few_rows() -> Checked {
 
 #[cfg(target_os = "linux")]
 #[test]
-#[ignore = "run by simulated::what_moves"]
+#[ignore = "run by simulated::kernel_traffic"]
 fn moves_tiles_as_often_as_they_are_needed() -> Checked {
     let (m, n, k) = (128u64, 192u64, 64u64);
     let (x, w) = (random32(&[128, 64], 82)?, random32(&[192, 64], 83)?);

@@ -157,7 +157,7 @@ fn packed_weights_stay_packed_in_memory() -> Checked {
 }
 
 #[test]
-fn types_are_told() -> Checked {
+fn types_are_reported() -> Checked {
     let told = gguf_types(path("q4_k_m"))?;
     let told: Vec<_> =
         told.iter().map(|it| (it.name, it.tensors, it.bytes, it.bits, it.rounding)).collect();

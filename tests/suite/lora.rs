@@ -82,7 +82,7 @@ fn merging_gives_the_same_layer() -> Checked {
 
 #[cfg(target_os = "linux")]
 #[test]
-#[ignore = "run by simulated::what_moves"]
+#[ignore = "run by simulated::kernel_traffic"]
 fn moves_weights_once() -> Checked {
     let (n, k, dtype) = (256, 1024, Dtype::Bfloat16);
     let w = weight(FORMATS[3], n, k, dtype, 80)?;

@@ -11,7 +11,7 @@ use crate::support::{self, Checked, each_device};
 const PLAIN: MaskedSoftmax = MaskedSoftmax { scale: 1.0, mask: None, causal: false, window: None };
 
 #[test]
-fn rows_that_see_nothing_are_as_mlx_has_them() -> Checked {
+fn rows_that_see_no_keys_equal_mlxs() -> Checked {
     each_device(|_| {
         for dtype in FLOATS {
             for keys in [6i32, 200] {
@@ -82,8 +82,8 @@ fn gradients_in_every_type_and_size() -> Checked {
 
 #[cfg(target_os = "linux")]
 #[test]
-#[ignore = "run by simulated::what_moves"]
-fn moves_only_what_is_seen() -> Checked {
+#[ignore = "run by simulated::kernel_traffic"]
+fn moves_only_visible_scores() -> Checked {
     let x = random32(&[1, 64, 512], 1)?;
     let bools = random32(&[64, 512], 2)?.greater(-1.5)?;
     x.eval()?;

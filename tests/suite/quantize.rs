@@ -141,7 +141,7 @@ fn extremes_are_those_of_mlx() -> Checked {
 }
 
 #[test]
-fn quantize_has_the_derivatives_of_mlxs() -> Checked {
+fn quantize_has_mlxs_derivatives() -> Checked {
     let (x, g) = (random32(&[2, 64], 1)?, random32(&[2, 2], 2)?);
     let scales = |p: &[Array]| Ok(vec![ops::quantize(&p[0], 32, 4)?.1]);
     let peer = |p: &[Array]| {
@@ -188,7 +188,7 @@ fn vmap_over_each_axis() -> Checked {
 
 #[cfg(target_os = "linux")]
 #[test]
-#[ignore = "run by simulated::what_moves"]
+#[ignore = "run by simulated::kernel_traffic"]
 fn moves_each_byte_once() -> Checked {
     for bits in BITS {
         let x = random(&[16, 256], Dtype::Bfloat16, 1)?;

@@ -93,7 +93,7 @@ fn categories_follow_their_logits() -> Checked {
 }
 
 #[test]
-fn integers_are_no_type_of_a_distribution() {
+fn distributions_refuse_integer_types() {
     message(random::normal::<i32>(&[2], None));
     message(random::uniform::<u8>(0.0, 1.0, &[2], None));
 }

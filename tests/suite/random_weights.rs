@@ -102,7 +102,7 @@ fn biases_overrides_and_generation() -> Checked {
 }
 
 #[test]
-fn models_that_cannot_be_are_refused() {
+fn impossible_models_are_refused() {
     let error = |config, dtype, to| message(Llama::random(config, dtype, to, 0));
     assert!(error(config(|_| {}), Dtype::Int32, None).contains("got int32"));
     assert!(error(config(|_| {}), Dtype::Float64, None).contains("got float64"));

@@ -68,7 +68,7 @@ fn extremes_are_those_of_mlx() -> Checked {
 }
 
 #[test]
-fn costs_count_a_second_dispatch_for_what_is_split() -> Checked {
+fn costs_count_a_second_dispatch_for_split_rows() -> Checked {
     let x = random32(&[2, 20_000], 1)?;
     let cost = graph::total(&graph::nodes([&ops::sum(&x, -1)?])?);
     // Three floats per row, one for each piece, between the two dispatches.
@@ -80,7 +80,7 @@ fn costs_count_a_second_dispatch_for_what_is_split() -> Checked {
 
 #[cfg(target_os = "linux")]
 #[test]
-#[ignore = "run by simulated::what_moves"]
+#[ignore = "run by simulated::kernel_traffic"]
 fn moves_pieces_between_two_dispatches() -> Checked {
     for dtype in FLOATS {
         let x = random(&[200, 517], dtype, 1)?;

@@ -90,7 +90,7 @@ fn a_number_is_a_scalar_array() -> Checked {
 }
 
 #[test]
-fn the_gradient_turns_back() -> Checked {
+fn the_gradient_rotates_back() -> Checked {
     each_device(|device| {
         for traditional in [false, true] {
             let x = Layout::Transposed.make(&[2, 3, 5, 10], Dtype::Float32, 9)?;
@@ -147,7 +147,7 @@ fn degenerate_numbers_are_those_of_mlx() -> Checked {
 
 #[cfg(target_os = "linux")]
 #[test]
-#[ignore = "run by simulated::what_moves"]
+#[ignore = "run by simulated::kernel_traffic"]
 fn moves_each_byte_once() -> Checked {
     let x = random32(&[1, 8, 16, 64], 1)?;
     x.eval()?;

@@ -48,7 +48,7 @@ fn frequencies_are_those_of_mlx_lm() -> Checked {
 }
 
 #[test]
-fn rotations_use_them() -> Checked {
+fn rotations_use_the_frequencies() -> Checked {
     let fixture: Value = serde_json::from_str(include_str!("../fixtures/rope_scaling.json"))?;
     for case in fixture["cases"].as_array().unwrap() {
         let rope = made(case)?;
@@ -76,7 +76,7 @@ fn rotations_use_them() -> Checked {
 }
 
 #[test]
-fn what_cannot_be_is_refused() {
+fn invalid_scalings_are_refused() {
     let with = |scaling: Value| -> mlx_primitives::Result<RopeFrequencies> {
         let parsed = RopeScaling::parse(&scaling)?;
         RopeFrequencies::new(64, false, 10_000.0, &parsed, Some(8192))
@@ -139,7 +139,7 @@ fn what_cannot_be_is_refused() {
 }
 
 #[test]
-fn configs_take_them() {
+fn configs_accept_scalings() {
     let parse = |scaling: Value| {
         let config = json!({
             "model_type": "llama", "hidden_size": 128, "num_hidden_layers": 2,

@@ -110,7 +110,7 @@ fn cases() -> Vec<Sampling> {
 }
 
 #[test]
-fn each_step_leaves_the_tokens_that_mlx_lms_leaves() -> Checked {
+fn each_step_keeps_the_tokens_of_mlx_lm() -> Checked {
     let rows = fewer_if_simulated("draws", 20_000, 20) as i32;
     for s in cases() {
         let expected = reference(&s, &[], false);
@@ -127,7 +127,7 @@ fn each_step_leaves_the_tokens_that_mlx_lms_leaves() -> Checked {
 }
 
 #[test]
-fn xtc_leaves_out_top_choices_as_often_as_asked() -> Checked {
+fn xtc_drops_top_choices_as_often_as_requested() -> Checked {
     let warm = Sampling { temp: 1.0, xtc_threshold: 0.1, seed: 4, ..Sampling::default() };
     let rows = fewer_if_simulated("draws", 20_000, 20) as i32;
     let always = Sampling { xtc_probability: 1.0, ..warm };
@@ -254,7 +254,7 @@ fn penalties_are_mlx_lms() -> Checked {
 }
 
 #[test]
-fn what_is_no_probability_is_refused() {
+fn invalid_probabilities_are_refused() {
     let warm = Sampling { temp: 1.0, ..Sampling::default() };
     for (s, said) in [
         (Sampling { temp: f32::INFINITY, ..warm }, "temp >= 0, got inf"),

@@ -21,7 +21,7 @@ const THREADS: &str = "MLX_PRIMITIVES_SIMULATE_THREADS";
 const LOG: &str = "MLX_PRIMITIVES_SIMULATE_LOG";
 const VARIABLES: [&str; 3] = [SCHEDULE, THREADS, LOG];
 
-/// Tests that run no primitive, choose their device, are run by `what_moves`, break the kernels'
+/// Tests that run no primitive, choose their device, are run by `kernel_traffic`, break the kernels'
 /// environment, or take minutes.
 const LEFT_OUT: [&str; 15] = [
     "build::",
@@ -168,7 +168,7 @@ fn pipelines_of_fewer_threads() {
 
 /// Ignored tests of the primitives count the kernels' traffic; this runs them.
 #[test(seconds = 900)]
-fn what_moves() {
+fn kernel_traffic() {
     let arguments = ["--ignored", "::moves_"];
     let kernels = run("forward", 1024, &arguments);
     assert!(kernels.len() > 2, "{kernels:?}");

@@ -58,7 +58,7 @@ fn text_of(path: &Path) -> &str {
 }
 
 #[test]
-fn the_prompt_is_taken_wherever_it_is_given() {
+fn prompts_are_accepted_as_argument_option_and_stdin() {
     let plain = json_of(&[PROMPT]);
     for arguments in [&["-p", PROMPT][..], &["--prompt", PROMPT]] {
         assert_eq!(json_of(arguments)["token_ids"], plain["token_ids"]);
@@ -144,7 +144,7 @@ fn sampling_flags_reach_the_sampler() {
 }
 
 #[test]
-fn texts_stop_where_they_are_told() {
+fn texts_stop_as_requested() {
     let plain = json_of(&[PROMPT]);
     let text = plain["text"].as_str().unwrap();
     let object = json_of(&[PROMPT, "--stop", "nowhere", "--stop", &text[4..9]]);
@@ -172,7 +172,7 @@ fn texts_stop_where_they_are_told() {
 }
 
 #[test]
-fn prompts_are_messages_where_there_is_a_chat_template() -> Checked {
+fn prompts_become_messages_with_a_chat_template() -> Checked {
     let directory = with_template();
     let model = text_of(directory.path());
     let checkpoint = Checkpoint::load(directory.path())?;
@@ -203,7 +203,7 @@ fn prompts_are_messages_where_there_is_a_chat_template() -> Checked {
 }
 
 #[test]
-fn chats_keep_what_was_said() -> Checked {
+fn chats_keep_the_conversation() -> Checked {
     let directory = with_template();
     let model = text_of(directory.path());
     let arguments = ["chat", "--model", model, "-m", "6", "--verbose"];

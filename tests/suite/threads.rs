@@ -194,7 +194,7 @@ fn streams_of_one_thread_depend_on_each_other() -> Checked {
 }
 
 #[test]
-fn the_place_is_restored_and_each_threads_own() -> Checked {
+fn the_place_is_restored_and_per_thread() -> Checked {
     let stream = Stream::new(Device::Cpu)?;
     let x = random32(&[2, 3, 8], 3)?;
     let panicked = catch_unwind(AssertUnwindSafe(|| with_stream(&stream, || panic!("inside"))));

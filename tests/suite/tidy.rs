@@ -87,7 +87,7 @@ fn a_primitive_is_one_stem_in_every_part_and_has_rows_in_both_tables() -> Checke
 }
 
 #[test]
-fn no_part_has_a_primitive_of_its_own() -> Checked {
+fn every_part_belongs_to_a_known_primitive() -> Checked {
     let stems = stems()?;
     let shared = ["allocator", "common", "shared", "custom", "stored"];
     for dir in ["cpp/ops", "metal"] {
@@ -168,7 +168,7 @@ fn platforms_are_chosen_by_files_not_by_the_preprocessor() -> Checked {
 }
 
 #[test]
-fn one_file_knows_metal() -> Checked {
+fn only_one_file_uses_metal() -> Checked {
     let mut knowing = Vec::new();
     for path in files("cpp", &["cpp", "h"])? {
         let text = fs::read_to_string(&path)?;
@@ -215,7 +215,7 @@ fn files_are_short() -> Checked {
 }
 
 #[test]
-fn bridges_are_in_one_room() -> Checked {
+fn bridges_are_in_one_folder() -> Checked {
     for path in files("src", &["rs"])? {
         let bridges = fs::read_to_string(&path)?.matches("#[cxx::bridge").count();
         let expected = usize::from(path.parent().is_some_and(|dir| dir.ends_with("src/ffi")));
@@ -230,7 +230,7 @@ fn bridges_are_in_one_room() -> Checked {
 /// Imports by `src/ffi` do not count: the bridge names the Rust types and functions that C++ calls
 /// back into.
 #[test]
-fn imports_run_in_no_circle() -> Checked {
+fn imports_have_no_cycles() -> Checked {
     let library = Library::read()?;
     let mut folders: BTreeMap<Module, Edges> = BTreeMap::new();
     for (module, text) in library.modules.iter().filter(|(module, _)| !of_bridge(module)) {

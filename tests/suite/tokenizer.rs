@@ -114,7 +114,7 @@ fn streams_give_the_text_in_whole_characters() -> Checked {
 }
 
 #[test]
-fn bytes_that_are_no_text_are_replaced_and_never_held_for_long() -> Checked {
+fn invalid_bytes_are_replaced_and_never_held_for_long() -> Checked {
     let tokenizer = parse(&sentencepiece());
     let texts = |tokens: &[&str]| pieces(&tokenizer, &ids(&tokenizer, tokens));
     let fox = ["<0xF0>", "<0x9F>", "<0xA6>", "<0x8A>"];
@@ -210,7 +210,7 @@ fn special_tokens_are_added_once() -> Checked {
 }
 
 #[test]
-fn what_is_no_tokenizer_is_refused() {
+fn invalid_tokenizers_are_refused() {
     for json in ["", "{}", "[1]", r#"{"model": {"type": "Other"}}"#, "\u{0}"] {
         let text = message(Tokenizer::parse(json.as_bytes()));
         assert!(text.starts_with("[tokenizer] expected a usable tokenizer"), "{text}");
@@ -225,7 +225,7 @@ fn with_part(name: &str, part: Value) -> mlx_primitives::Result<Tokenizer> {
 }
 
 #[test]
-fn what_a_tokenizers_code_panics_on_is_refused() -> Checked {
+fn parts_that_make_the_tokenizer_panic_are_refused() -> Checked {
     let fixed = with_part("pre_tokenizer", json!({"type": "FixedLength", "length": 0}))?;
     assert!(message(fixed.encode("the fox")).contains("chunk size must be non-zero"));
     assert_eq!(fixed.encode("")?, [0u32; 0], "and goes on");

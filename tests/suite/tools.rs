@@ -162,7 +162,7 @@ fn quantized_and_fused_checkpoints_run() {
 }
 
 #[test]
-fn info_tells_what_types_of_gguf_become() {
+fn info_shows_the_conversions_of_gguf_types() {
     let file = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/gguf/q4_k_m.gguf");
     let text = stdout(&run(&["info", "--model", file]));
     assert!(text.contains("4 bits in groups of 32, the same numbers\n"), "{text}");
@@ -174,7 +174,7 @@ fn info_tells_what_types_of_gguf_become() {
 }
 
 #[test]
-fn info_tells_what_a_model_takes() {
+fn info_shows_the_memory_of_a_model() {
     let object = object(&["info", "--model", DEMO, "--context", "1,300", "--json"]);
     assert_eq!((&object["model_type"], &object["parameters"]), (&json!("llama"), &json!(803_968)));
     assert_eq!(object["weight_bytes"], 4 * 803_968);

@@ -35,7 +35,7 @@ fn check(
 }
 
 #[test]
-#[ignore = "run by simulated::what_moves"]
+#[ignore = "run by simulated::kernel_traffic"]
 fn moves_rows_once() -> Checked {
     let (x, long) = (random32(&[8, 1024], 1)?, random32(&[8, 5000], 1)?);
     let (all, of_long) = (x.nbytes() as u64, long.nbytes() as u64);
@@ -62,8 +62,8 @@ fn moves_rows_once() -> Checked {
 /// Every row requests weight and bias; caches serve all but the first request. Rows that do not fit
 /// in registers are read twice.
 #[test]
-#[ignore = "run by simulated::what_moves"]
-fn moves_what_norms_need() -> Checked {
+#[ignore = "run by simulated::kernel_traffic"]
+fn moves_only_the_bytes_that_norms_need() -> Checked {
     for (rows, axis) in [(8, 100), (4, 1024), (2, 16384), (1, 20_000)] {
         let (x, r) = (random32(&[rows, axis], 1)?, random32(&[rows, axis], 2)?);
         let (w, b) = (random32(&[axis], 3)?, random32(&[axis], 4)?);
@@ -106,7 +106,7 @@ const ACTIVATIONS: [(&str, usize, Of); 9] = [
 ];
 
 #[test]
-#[ignore = "run by simulated::what_moves"]
+#[ignore = "run by simulated::kernel_traffic"]
 fn moves_elements_once() -> Checked {
     let inputs = [random32(&[8, 1031], 50)?, random32(&[8, 1031], 51)?];
     let bytes = inputs[0].nbytes() as u64;

@@ -158,7 +158,7 @@ fn some(value: f64) -> anyhow::Result<Choices> {
 }
 
 #[test]
-fn files_of_other_machines_or_in_pieces_are_refused() -> Checked {
+fn stale_and_broken_files_are_refused() -> Checked {
     let folder = tempfile::tempdir()?;
     let path = folder.path().join("new/folder/tune.json");
     assert_eq!(Choices::read(&path, &key())?, None);
@@ -255,7 +255,7 @@ fn a_folder_that_cannot_be_written_is_an_error() -> Checked {
 
 /// Ops build the chosen implementation, with the same shape, type and derivatives.
 #[test]
-fn ops_build_what_is_chosen() -> Checked {
+fn ops_build_the_chosen_implementation() -> Checked {
     let (ours, mlx) = (Rc::new(Choices::ours()), Rc::new(Choices::mlx()));
     let mut softmax = Choices::ours();
     for dtype in [Dtype::Float32, Dtype::Float16, Dtype::Bfloat16] {
@@ -308,7 +308,7 @@ fn ops_build_what_is_chosen() -> Checked {
 
 /// Both implementations of each op round alike, so that no token changes.
 #[test]
-fn a_model_of_chosen_ops_writes_the_same() -> Checked {
+fn a_model_of_chosen_ops_writes_the_same_text() -> Checked {
     let checkpoint = Checkpoint::demo()?;
     let prompt = checkpoint.tokenizer.encode("Once upon a time")?;
     let tokens = || greedy(&checkpoint, &prompt, if simulated() { 4 } else { 24 });

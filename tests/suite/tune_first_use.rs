@@ -125,7 +125,7 @@ fn transformed_functions_are_measured() -> Checked {
 
 /// An op that cannot be measured follows the built-in rule, without an error.
 #[test]
-fn what_cannot_be_measured() -> Checked {
+fn ops_that_cannot_be_measured() -> Checked {
     let none = &|| Duration::ZERO;
     let x = input(Dtype::Float32)?;
     let evaluated = ops::softmax(&x)?;
@@ -174,7 +174,7 @@ fn threads_measure_at_the_same_time() -> Checked {
 
 /// A whole program: `lazy` measures, the next run finds the file, and a stale file is rewritten.
 #[test]
-fn a_program_measures_what_it_runs() -> Checked {
+fn a_program_measures_its_ops() -> Checked {
     let folder = tempfile::tempdir()?;
     let run = |mode: &str| -> anyhow::Result<[String; 2]> {
         let mut command = command(&["generate", "Once", "--max-tokens", "2"]);
@@ -202,7 +202,7 @@ fn a_program_measures_what_it_runs() -> Checked {
 }
 
 #[test]
-fn results_agree_but_for_roundings() -> Checked {
+fn results_agree_up_to_rounding() -> Checked {
     let array = |values: &[f32]| Array::from_slice(values, [values.len() as i32]);
     let theirs = array(&[1.0, f32::NAN, f32::INFINITY])?;
     assert!(tune::agree(&array(&[1.004, f32::NAN, f32::INFINITY])?, &theirs)?);

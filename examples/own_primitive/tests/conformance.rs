@@ -51,7 +51,7 @@ fn mean_square_conforms() -> Result<()> {
 }
 
 #[test]
-fn they_compile_together() -> Result<()> {
+fn ops_compile_together() -> Result<()> {
     let loss = |x: Array| mean_square(&soft_cap(&x, 3.0)?)?.sum(..);
     let step = compile(move |x| grad(loss, &x[0]), false)?;
     let x = Array::from_slice(&[0.5f32, -1.0, 4.0, 2.0], [2, 2])?;

@@ -79,7 +79,7 @@ fn views_of_a_cache_are_not_copied() -> Checked {
 
 /// A query with all keys masked weights them equally, as in MLX.
 #[test]
-fn a_query_that_sees_nothing() -> Checked {
+fn a_query_that_sees_no_keys() -> Checked {
     each_device(|_| {
         for queries in [2, 6] {
             let inputs = Inputs::new([2, 4, 2], [queries, 37, 32], Dtype::Float32)?;

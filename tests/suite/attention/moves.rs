@@ -40,7 +40,7 @@ fn decode(
 
 /// 4096 keys, four heads per key-value head: keys and values are read once, not once per head.
 #[test]
-#[ignore = "run by simulated::what_moves"]
+#[ignore = "run by simulated::kernel_traffic"]
 fn moves_keys_and_values_once_in_decode() -> Checked {
     let (moved, bytes) = decode(8, 2, 4096, 64)?;
     let kernels: Vec<_> = moved.iter().map(|d| d.kernel.as_str()).collect();
@@ -59,7 +59,7 @@ fn moves_keys_and_values_once_in_decode() -> Checked {
 
 /// A cache short enough for one dispatch.
 #[test]
-#[ignore = "run by simulated::what_moves"]
+#[ignore = "run by simulated::kernel_traffic"]
 fn moves_a_short_cache_once_in_one_dispatch() -> Checked {
     let (moved, bytes) = decode(4, 1, 512, 128)?;
     assert_eq!(moved.len(), 1);
@@ -70,7 +70,7 @@ fn moves_a_short_cache_once_in_one_dispatch() -> Checked {
 
 /// Every block of 32 rows reads the keys once, and writes no scores.
 #[test]
-#[ignore = "run by simulated::what_moves"]
+#[ignore = "run by simulated::kernel_traffic"]
 fn moves_keys_once_for_each_block_of_rows_in_prefill() -> Checked {
     let bytes_of = |queries: i32, keys: i32, causal: bool| -> anyhow::Result<[u64; 4]> {
         let q = random(&[1, 1, queries, 32], Dtype::Float16, 1)?;
@@ -99,7 +99,7 @@ fn moves_keys_once_for_each_block_of_rows_in_prefill() -> Checked {
 
 /// Codes, scales and biases are read once where the rows that share them fit in a tile.
 #[test]
-#[ignore = "run by simulated::what_moves"]
+#[ignore = "run by simulated::kernel_traffic"]
 fn moves_quantized_keys_once_in_decode() -> Checked {
     let shape = |last: i32| [1, 2, 1024, last];
     let words = |seed: u32| -> Result<Array> {

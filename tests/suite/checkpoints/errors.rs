@@ -195,7 +195,7 @@ fn configs_that_cannot_run() -> Checked {
 
 /// The wording of configs from other programs.
 #[test]
-fn configs_in_other_words() -> Checked {
+fn configs_with_other_wording() -> Checked {
     let text = fs::read_to_string(root().join("llama-f16-llama3/config.json"))?;
     let base: Value = serde_json::from_str(&text)?;
     let periods = |config: &Value| -> anyhow::Result<Vec<f32>> {

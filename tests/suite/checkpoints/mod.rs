@@ -243,7 +243,7 @@ fn packed_llamas_run_as_in_mlx_lm() -> Checked {
 }
 
 #[test]
-fn packed_kin_run_as_in_mlx_lm() -> Checked {
+fn other_packed_models_run_as_in_mlx_lm() -> Checked {
     let chosen = |name: &str| {
         is_packed(name) && !["llama", "gguf"].iter().any(|kind| name.starts_with(kind))
     };
@@ -257,7 +257,7 @@ fn gguf_files_run_as_in_mlx_lm() -> Checked {
 
 /// Every folder is in one of the tests above, and together they cover every setting of configs.
 #[test]
-fn every_kind_is_there() -> Checked {
+fn every_kind_is_covered() -> Checked {
     let names = names()?;
     assert!(names.len() >= 30, "{names:?}");
     let mut configs = String::new();

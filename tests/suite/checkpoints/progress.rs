@@ -123,7 +123,7 @@ fn load_large(folder: &Path) -> Checked {
 }
 
 #[test]
-fn progress_is_told_layer_by_layer() -> Checked {
+fn progress_is_reported_layer_by_layer() -> Checked {
     let mut told = Vec::new();
     let llama = Llama::load_with(root().join("llama-q2-g32"), |progress| told.push(progress))?;
     let total = llama.nbytes() as u64;
@@ -135,7 +135,7 @@ fn progress_is_told_layer_by_layer() -> Checked {
 }
 
 #[test]
-fn lazy_models_are_the_same() -> Checked {
+fn lazy_models_are_equal() -> Checked {
     let name = "llama-f32-biases";
     let (read, unread) = (load(name)?, Llama::load_lazily(root().join(name))?);
     let ids = tokens(&[1, 2, 3, 4])?;

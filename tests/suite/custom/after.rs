@@ -33,7 +33,7 @@ fn faults_of_an_asynchronous_evaluation() -> Checked {
 
 /// Neither the requested array nor an intermediate one.
 #[test]
-fn nothing_made_of_a_fault_is_a_result() -> Checked {
+fn nothing_computed_from_a_fault_is_a_result() -> Checked {
     without_metal(|| {
         let x = random32(&[1000], 4)?;
         let y = faulty(&x, Fault::PanicIn("eval_cpu"))?; // held, so that its memory is not reused

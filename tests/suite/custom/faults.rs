@@ -264,7 +264,7 @@ impl CustomPrimitive for Bare {
 }
 
 #[test]
-fn what_is_not_there_is_named() -> Checked {
+fn missing_methods_are_named() -> Checked {
     static CALLS: AtomicU32 = AtomicU32::new(0);
     let x = random32(&[2, 3], 6)?;
     let f = |p: &[Array]| apply(Bare(&CALLS), &[&p[0]]);
@@ -296,7 +296,7 @@ fn what_is_not_there_is_named() -> Checked {
 }
 
 #[test]
-fn a_panic_in_drop_or_in_a_comparison_is_nothing() -> Checked {
+fn panics_in_drop_and_comparisons_are_ignored() -> Checked {
     without_metal(|| {
         let x = random32(&[2, 3], 7)?;
         let y = faulty(&x, Fault::PanicInDrop)?;

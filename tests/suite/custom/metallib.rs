@@ -92,7 +92,7 @@ fn metallibs_are_files_too() -> Checked {
 
 /// MLX's kernels for two releases of macOS, which `scripts/cross_link.sh` downloads.
 #[test]
-fn metallibs_that_apple_compiled_are_taken() -> Checked {
+fn metallibs_that_apple_compiled_are_accepted() -> Checked {
     let brought = concat!(env!("CARGO_MANIFEST_DIR"), "/.mlx/cross");
     let mut found = 0;
     for folder in std::fs::read_dir(brought).into_iter().flatten() {
@@ -113,7 +113,7 @@ fn metallibs_that_apple_compiled_are_taken() -> Checked {
 }
 
 #[test]
-fn a_release_runs_what_it_and_earlier_ones_brought() {
+fn a_release_runs_its_own_and_earlier_versions() {
     let version = |major, minor| Some(MetalVersion { major, minor });
     for (release, expected) in [
         (Some(12), version(3, 0)),

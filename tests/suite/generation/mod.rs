@@ -78,7 +78,7 @@ fn prompts_in_steps_change_no_token() -> Checked {
 }
 
 #[test]
-fn prompts_can_be_left_and_taken_up_again() -> Checked {
+fn prompts_can_be_paused_and_resumed() -> Checked {
     let checkpoint = Checkpoint::demo()?;
     let prompt = long_prompt(&checkpoint);
     let options = Options { prefill_step: 5, ..options() };
@@ -235,7 +235,7 @@ fn every_end_token_of_the_checkpoint_ends_a_text() -> Checked {
 }
 
 #[test]
-fn ends_are_told_apart() -> Checked {
+fn ends_are_distinguished() -> Checked {
     let checkpoint = Checkpoint::demo()?;
     let prompt = encoded(&checkpoint, PROMPTS[0]);
     let text = plain(&checkpoint, &prompt);

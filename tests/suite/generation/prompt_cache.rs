@@ -28,7 +28,7 @@ fn filled(checkpoint: &Checkpoint, prompt: &[u32], options: &Options) -> PromptC
 }
 
 #[test]
-fn caches_of_every_kind_come_back_from_files() -> Checked {
+fn caches_of_every_kind_load_from_files() -> Checked {
     let checkpoint = Checkpoint::demo()?;
     let directory = tempfile::tempdir()?;
     let path = directory.path().join("prompt.safetensors");
@@ -198,7 +198,7 @@ fn rewritten(
 }
 
 #[test]
-fn files_that_are_no_cache_are_refused() -> Checked {
+fn files_without_a_cache_are_refused() -> Checked {
     let checkpoint = Checkpoint::demo()?;
     let directory = tempfile::tempdir()?;
     let path = directory.path().join("prompt.safetensors");

@@ -125,7 +125,7 @@ fn drafts_start_from_cached_prompts() -> Checked {
 }
 
 #[test]
-fn what_cannot_be_drafted_is_refused() -> Checked {
+fn unsuitable_drafts_are_refused() -> Checked {
     let checkpoint = Checkpoint::demo()?;
     let draft = Checkpoint::demo()?.llama;
     let prompt = encoded(&checkpoint, PROMPTS[0]);

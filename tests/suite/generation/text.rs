@@ -77,7 +77,7 @@ fn beginnings_of_stop_strings_are_held_back_and_shown_at_the_end() -> Checked {
 }
 
 #[test]
-fn texts_can_be_left_at_any_time() -> Checked {
+fn texts_can_be_abandoned_at_any_time() -> Checked {
     let checkpoint = Checkpoint::demo()?;
     let prompt = encoded(&checkpoint, PROMPTS[0]);
     let tokens = plain(&checkpoint, &prompt);

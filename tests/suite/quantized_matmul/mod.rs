@@ -62,7 +62,7 @@ fn linear(x: &Array, w: &QuantizedWeight) -> Result<Array> {
 }
 
 #[test]
-fn a_row_is_the_same_among_others() -> Checked {
+fn a_row_is_equal_alone_and_in_a_batch() -> Checked {
     each_device(|_| {
         for format in FORMATS {
             for dtype in FLOATS {
@@ -82,7 +82,7 @@ fn a_row_is_the_same_among_others() -> Checked {
 /// The normalization equals `rms_norm`, except that the last bit of its sum may differ in a kernel
 /// that divides it among other threads, which changes a few roundings.
 #[test]
-fn norms_the_input() -> Checked {
+fn normalizes_the_input() -> Checked {
     each_device(|_| {
         for format in [FORMATS[3], FORMATS[1], FORMATS[7]] {
             for dtype in FLOATS {

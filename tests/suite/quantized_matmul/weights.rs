@@ -135,7 +135,7 @@ fn refuses_what_does_not_fit() -> Checked {
 
 #[cfg(target_os = "linux")]
 #[test]
-#[ignore = "run by simulated::what_moves"]
+#[ignore = "run by simulated::kernel_traffic"]
 fn moves_weights_once() -> Checked {
     use crate::support::{moved, report_traffic};
 

@@ -34,7 +34,7 @@ fn views_take_no_copy() -> Checked {
 }
 
 #[test]
-fn buffers_are_taken_over_unless_held() -> Checked {
+fn buffers_are_reused_unless_held() -> Checked {
     each_device(|_| {
         let mut now = state(&LAYOUT, 2, Dtype::Float32, 1)?;
         let first = now.address()?;
@@ -100,8 +100,8 @@ fn inside_a_compiled_function() -> Checked {
 
 #[cfg(target_os = "linux")]
 #[test]
-#[ignore = "run by simulated::what_moves"]
-fn moves_the_new_positions_alone() -> Checked {
+#[ignore = "run by simulated::kernel_traffic"]
+fn moves_only_the_new_positions() -> Checked {
     let layout = StateLayout { heads: 32, kv_heads: 8, head_dim: 64, capacity: 1024 };
     let mut now = layout.zeros(1, Dtype::Float16)?;
     now.eval()?;
