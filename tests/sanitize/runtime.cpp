@@ -97,11 +97,11 @@ void fail_and_go_on(int rounds) {
     evaluate_async({later});
     auto fine = shaky(mx::add(x, x), false);
     require(!fails(fine) && fine.data<float>()[3] == 2, "others are not told of it");
-    require(fails(mx::add(held, x)) && fails(later) && fails(held), "it is told to dependents");
+    require(fails(mx::add(held, x)) && fails(later) && fails(held), "dependents get the failure");
     auto beside = shaky(x, false);
     require(fails(mx::add(shaky(x, true), shaky(x, false))), "one of two is enough");
     evaluate_async({mx::add(shaky(x, true), x), mx::exp(beside)});
-    require(!fails(beside), "nor is what was evaluated together with it");
+    require(!fails(beside), "arrays of the same evaluation are fine");
     evaluate_async({mx::add(shaky(x, i % 2 == 0), x)});
   }
 }

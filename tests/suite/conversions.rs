@@ -220,7 +220,7 @@ fn invalid_conversions_are_refused() -> Checked {
     let error = message(open().quantized(four_bits, None, |_, _| {})?.save(&taken));
     assert!(error.contains("taken") && error.contains("a new directory"), "{error}");
     assert_eq!(digests(&taken), before);
-    assert_eq!(fs::read_dir(parent.path())?.count(), 1, "what was begun is gone");
+    assert_eq!(fs::read_dir(parent.path())?.count(), 1, "no partial output is left");
 
     let packed = parent.path().join("packed");
     open().quantized(four_bits, None, |_, _| {})?.save(&packed)?;

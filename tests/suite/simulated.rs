@@ -21,8 +21,8 @@ const THREADS: &str = "MLX_PRIMITIVES_SIMULATE_THREADS";
 const LOG: &str = "MLX_PRIMITIVES_SIMULATE_LOG";
 const VARIABLES: [&str; 3] = [SCHEDULE, THREADS, LOG];
 
-/// Tests that run no primitive, choose their device, are run by `kernel_traffic`, break the kernels'
-/// environment, or take minutes.
+/// Tests that run no primitive, choose their device, are run by `kernel_traffic`, break the
+/// environment of the kernels, or take minutes.
 const LEFT_OUT: [&str; 15] = [
     "build::",
     "cli_faults::",

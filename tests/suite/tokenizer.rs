@@ -85,7 +85,7 @@ fn pieces(tokenizer: &Tokenizer, tokens: &[u32]) -> Vec<String> {
     let mut stream = tokenizer.stream();
     let mut pieces: Vec<String> = tokens.iter().map(|&t| stream.push(t).unwrap()).collect();
     pieces.push(stream.finish().unwrap());
-    assert_eq!(stream.finish().unwrap(), "", "what was held back comes once");
+    assert_eq!(stream.finish().unwrap(), "", "held-back text comes only once");
     pieces
 }
 

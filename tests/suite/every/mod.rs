@@ -25,6 +25,7 @@ struct Op {
     shapes: &'static [&'static [i32]],
     /// Whether x may hold integers.
     integers: bool,
+    /// Whether the types of its inputs are promoted to a common one.
     promotes: bool,
     /// Whether its derivatives have no jumps.
     smooth: bool,

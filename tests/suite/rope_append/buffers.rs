@@ -49,7 +49,7 @@ fn buffers_are_reused_unless_held() -> Checked {
         let qkv = step(&LAYOUT, 2, 1, Dtype::Float32, 99)?;
         let new = ops::rope_append(&now, &qkv, LAYOUT, turning(8, 3))?;
         assert_ne!(new.address()?, first);
-        assert_eq!(numbers(&held)?, before, "what is held is not written to");
+        assert_eq!(numbers(&held)?, before, "a held buffer is not written to");
         let copy = held.add(0.0)?;
         let want = ops::rope_append(&copy, &qkv, LAYOUT, turning(8, 3))?;
         assert_same(&new, &want, "the rest is copied")?;
