@@ -40,7 +40,7 @@ fn main() -> Result<()> {
     let mlx = Mlx::find(&root)?;
     println!("cargo::rerun-if-changed={}", mlx.header().display());
     let cmake = find_cmake(&root)?;
-    let kernels = compile_metal(&root, &cmake)?; // beside the C++ compiler
+    let kernels = compile_metal(&root, &cmake)?; // in parallel with the C++ compiler
     let bridge = cxx_build::bridges(bridges()?);
     drop(bridge); // discards the library: CMake compiles the generated code with cpp/
     build_cpp(&root, &mlx, &cmake)?;

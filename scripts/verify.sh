@@ -51,7 +51,7 @@ for name in "${steps[@]}"; do
   echo "verify: $name passed in $((SECONDS - start)) s" >&2
 done
 
-echo "verify: what was run"
+echo "verify: results"
 grep -hE "^((metal-sim|simulated eval_gpu|sanitize): |agx: [0-9])" "$logs"/*.log || true
-echo "verify: what was not run"
+echo "verify: checks that were not run"
 grep -h "not run:" "$logs"/*.log || echo "nothing"

@@ -51,7 +51,7 @@ impl Row<'_> {
 }
 
 pub fn measure<'a>(case: &Case<'a>, device: Device, effort: &Effort) -> Result<Row<'a>> {
-    memory::clear_cache()?; // buffers of earlier cases
+    memory::clear_cache()?; // frees the buffers of earlier cases
     let inputs = case.inputs()?;
     let calls = calls(case.kind, &inputs)?;
     let (_, classes) = asked(|| (inputs.ours)(&inputs.x, &inputs.others));

@@ -25,7 +25,9 @@ uint32_t kernel_features(uint32_t dim) {
   return dim <= 64 ? 64u : dim <= 128 ? 128u : static_cast<uint32_t>(ATTENTION_DIM);
 }
 
-/** Whether keys and values have the shape, layout and type that the fast matrix kernels require. */
+/**
+ * Whether there is no mask, and keys and values have the layout that the fast matrix kernels need.
+ */
 bool plain(const AttentionParams& params, bool quantized) {
   bool features = params.dim == 64 || params.dim == 80 || params.dim == 96 || params.dim == 128 ||
                   params.dim == 256;
@@ -58,7 +60,7 @@ void plan_splits(AttentionParams& params, uint32_t itemsize) {
         static_cast<uint32_t>(std::min(wanted, ceil_div(keys, uint64_t{ATTENTION_SPLIT_KEYS})));
   }
   params.chunk = static_cast<uint32_t>(ceil_div(std::max(keys, 1u), params.splits));
-  // Without empty splits.
+  // Use fewer splits, so that none is empty.
   params.splits = static_cast<uint32_t>(ceil_div(std::max(keys, 1u), params.chunk));
 }
 
@@ -172,7 +174,7 @@ AttentionParams Attention::params(const Arrays& inputs) const {
     params.mask_kind =
         inputs[mask()].dtype() == mx::bool_ ? ATTENTION_BOOL_MASK : ATTENTION_ADDITIVE_MASK;
   } else if (params.window > 0 && params.keys + 1 > params.queries + params.window) {
-    params.first = params.keys + 1 - params.queries - params.window; // the first query's
+    params.first = params.keys + 1 - params.queries - params.window; // the first query's first key
   }
   plan_splits(params, static_cast<uint32_t>(q.itemsize()));
   return params;

@@ -184,7 +184,7 @@ fn a_file_truncated_while_it_is_read_is_an_error() -> Checked {
 }
 
 /// The evaluation of one op fails, the next ones succeed.
-#[cfg(target_os = "linux")] // elsewhere the system does not keep to the limit
+#[cfg(target_os = "linux")] // other systems do not enforce the limit
 #[test]
 fn memory_that_the_system_refuses_is_an_error() -> Checked {
     if std::env::var_os(CHILD).is_some() {

@@ -86,7 +86,7 @@ fn donation_keeps_weights_offsets_and_views() -> Checked {
     let own = ops::rms_norm(&row, Some(&row), EPS)?;
     let want = builtin::rms_norm(&row, Some(&row), EPS)?;
     let close = own.subtract(&want)?.abs()?.max(..)?.item::<f32>()?;
-    assert!(close <= 4.0 * 3.0 * f32::EPSILON, "{close}"); // bounds as in rms_norm.rs, |y| <= 4
+    assert!(close <= 4.0 * 3.0 * f32::EPSILON, "{close}"); // rms_norm's bound for |y| <= 4
     // A view whose base stays alive.
     let base = x.add(2.0)?;
     let view = base.i(1..3)?;
@@ -138,7 +138,7 @@ fn async_eval_gives_the_results_of_eval() -> Checked {
         let (a, b) = (op(&x)?, op(&x)?);
         async_eval([&a])?;
         assert!(a.is_scheduled());
-        let c = op(&a)?; // reads a result that may not be there yet
+        let c = op(&a)?; // may read a result that is not there yet
         async_eval([&c])?;
         b.eval()?;
         assert_same(&a, &b, name)?;

@@ -78,7 +78,7 @@ fn a_primitive_is_one_stem_in_every_part_and_has_rows_in_both_tables() -> Checke
             format!("metal/{stem}.metal"),
             format!("crates/kernels/src/{stem}.rs"),
         ] {
-            let folder = path.replace(".rs", "/mod.rs"); // where one file would be too long
+            let folder = path.replace(".rs", "/mod.rs"); // if one file would be too long
             let found = root().join(&path).is_file() || root().join(folder).is_file();
             assert!(found, "{stem} lacks {path}");
         }

@@ -234,7 +234,7 @@ fn parts_that_make_the_tokenizer_panic_are_refused() -> Checked {
     let cut = json!({"normalizer": charsmap("////fwAA")}).to_string();
     assert!(message(Tokenizer::parse(&cut.as_bytes()[..cut.len() - 1])).contains("EOF"));
     for (text, said) in [
-        ("AAAAAA==", "a panic"),       // a length of 0, so no table to look into
+        ("AAAAAA==", "a panic"),       // a length of 0: an empty table
         ("////fwAA", "a part of one"), // a length of 2 GB
         ("AAAA", "a part of one"),     // less than a length
         ("AA AA", "of base64"),

@@ -162,7 +162,7 @@ fn stale_and_broken_files_are_refused() -> Checked {
     let folder = tempfile::tempdir()?;
     let path = folder.path().join("new/folder/tune.json");
     assert_eq!(Choices::read(&path, &key())?, None);
-    let choices = some(0.1 + 0.2)?; // every bit of the numbers is kept
+    let choices = some(0.1 + 0.2)?; // the file must keep every bit
     choices.write(&path, &key())?;
     assert_eq!(Choices::read(&path, &key())?, Some(choices));
     let said = |key: &Key| match Choices::read(&path, key) {

@@ -177,7 +177,7 @@ fn faults_of_eval_cpu() -> Checked {
     without_metal(|| {
         let x = random32(&[2, 3], 2)?;
         for (fault, mentions) in faults {
-            let y = faulty(&x, fault)?; // building is no fault
+            let y = faulty(&x, fault)?; // building succeeds
             for _ in 0..3 {
                 assert!(message(y.to_vec::<f32>()).contains(mentions), "{fault:?}");
                 assert!(message(y.eval()).contains(mentions), "{fault:?}, evaluated");

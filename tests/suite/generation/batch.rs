@@ -74,7 +74,7 @@ fn texts_of_a_batch_are_those_of_each_alone() -> Checked {
 #[test]
 fn batches_end_with_the_context_of_each() -> Checked {
     if simulated() {
-        return Ok(()); // the same at any length, and slow at this one
+        return Ok(()); // slow, and no different from shorter texts
     }
     let mut checkpoint = Checkpoint::demo()?;
     checkpoint.eos.clear();

@@ -120,7 +120,7 @@ pub(super) fn reductions(hold: &Hold<'_>) -> Checked {
 /// Enough rows that none is split, and enough pieces that they grow.
 pub(super) fn many_rows_and_many_pieces(hold: &Hold<'_>) -> Checked {
     if simulated() {
-        return Ok(()); // ten million elements take minutes there
+        return Ok(()); // ten million elements would take minutes
     }
     for (name, op) in OPS {
         for axes in [Some(-1), None] {
