@@ -1,8 +1,8 @@
-//! Finds MLX, builds `cpp/` against it with CMake, compiles `metal/` where there is Xcode, and tells cargo what
-//! to link.
+//! Finds MLX, builds `cpp/` against it with CMake, compiles `metal/` if Xcode is installed, and
+//! tells cargo what to link.
 //!
-//! Never uses the network: `scripts/build_metal.sh` brings what is missing to a clone, and whoever builds the
-//! package is told what to install.
+//! Never uses the network: `scripts/build_metal.sh` installs missing tools in a clone, and errors
+//! tell users of the package what to install.
 
 #[path = "src/hash.rs"]
 mod hash;
@@ -14,15 +14,15 @@ use std::process::{Child, Command, Stdio};
 
 use anyhow::{Context, Result, bail, ensure};
 
-/// What brings MLX and CMake to a clone; it is not in the package.
+/// The script that installs MLX and CMake in a clone; the package does not contain it.
 const SCRIPT: &str = "scripts/build_metal.sh";
-/// What stands in for a Mac's Metal device in tests.
+/// The folder of the stand-in for a Mac's Metal device, for tests.
 const STAND_IN: &str = "tests/metal_device";
 
 fn main() -> Result<()> {
     let root = PathBuf::from(env::var("CARGO_MANIFEST_DIR")?);
-    // The metallib is looked for at run time; and a file that is not there would rebuild everything
-    // each time.
+    // The metallib is looked up at run time. Watching a missing file would rebuild everything each
+    // time.
     let watched = ["build.rs", "src/ffi", "cpp", "metal", "cmake"];
     for path in watched.into_iter().chain(simulates_metal().then_some(STAND_IN)) {
         println!("cargo::rerun-if-changed={path}");
@@ -40,15 +40,16 @@ fn main() -> Result<()> {
     let mlx = Mlx::find(&root)?;
     println!("cargo::rerun-if-changed={}", mlx.header().display());
     let cmake = find_cmake(&root)?;
-    let kernels = compile_metal(&root, &cmake)?; // beside the C++ compiler
+    let kernels = compile_metal(&root, &cmake)?; // in parallel with the C++ compiler
     let bridge = cxx_build::bridges(bridges()?);
-    drop(bridge); // only the generated code is wanted: CMake compiles it with cpp/
+    drop(bridge); // discards the library: CMake compiles the generated code with cpp/
     build_cpp(&root, &mlx, &cmake)?;
     kernels.map_or(Ok(()), say_of_metal)?;
     link(&mlx)
 }
 
-/// A hash of what decides which kernels run and how fast. In a package the CPU's are another package's.
+/// A hash of the kernels and the code that dispatches them. A package has no sources of the CPU
+/// kernels.
 fn kernels_hash(root: &Path) -> Result<String> {
     let folders = ["metal", "cpp/ops", "crates/kernels/src"].map(|folder| root.join(folder));
     let mut left: Vec<_> = folders.into_iter().filter(|folder| folder.is_dir()).collect();
@@ -67,7 +68,8 @@ fn kernels_hash(root: &Path) -> Result<String> {
     Ok(format!("{:016x}", hash.0))
 }
 
-/// The bridge's files; what an earlier build made of one that is gone is removed.
+/// The files of the bridge. The generated sources of an earlier build are removed, in case a file
+/// is gone.
 fn bridges() -> Result<Vec<String>> {
     let made = PathBuf::from(env::var("OUT_DIR")?).join("cxxbridge/sources/mlx-primitives/src/ffi");
     if made.exists() {
@@ -84,7 +86,7 @@ fn bridges() -> Result<Vec<String>> {
     Ok(paths)
 }
 
-/// Whether `eval_gpu` is compiled for the simulator: a Mac has the real thing.
+/// Whether `eval_gpu` is compiled for the simulator: on Linux only, because a Mac has Metal.
 fn simulates_metal() -> bool {
     env::var_os("CARGO_FEATURE_SIMULATE_METAL").is_some()
         && env::var("CARGO_CFG_TARGET_OS").is_ok_and(|os| os == "linux")
@@ -97,7 +99,7 @@ struct Mlx {
 }
 
 impl Mlx {
-    /// MLX_DIR, what the script provided, Homebrew, the Python package; in this order.
+    /// Looks in MLX_DIR, the script's folder, Homebrew and the Python package, in this order.
     fn find(root: &Path) -> Result<Self> {
         let pinned = fs::read_to_string(root.join("cmake/mlx_version.txt"))?;
         let line = pinned.trim().rsplit_once('.').context("cmake/mlx_version.txt")?.0.to_owned();
@@ -166,12 +168,12 @@ impl Mlx {
 /// The prefix of MLX's Python package, if `python3` has it.
 fn python_prefix() -> Option<PathBuf> {
     let output = Command::new("python3").args(["-m", "mlx", "--cmake-dir"]).output().ok()?;
-    // Either the prefix or <prefix>/share/cmake/MLX, by version.
+    // Either the prefix or <prefix>/share/cmake/MLX, depending on the version.
     let said = PathBuf::from(String::from_utf8(output.stdout).ok()?.trim());
     said.ancestors().take(4).find(|folder| Mlx::at(folder).is_some()).map(Path::to_owned)
 }
 
-/// CMAKE, what the script provided, or the one on the PATH.
+/// The CMake in CMAKE, the script's, or the one on the PATH.
 fn find_cmake(root: &Path) -> Result<PathBuf> {
     if let Some(named) = env::var_os("CMAKE") {
         return Ok(PathBuf::from(named));
@@ -193,7 +195,7 @@ fn find_cmake(root: &Path) -> Result<PathBuf> {
     Ok(PathBuf::from("cmake"))
 }
 
-/// The metallib that the script made.
+/// The metallib that the script compiled.
 fn metallib_of_script(root: &Path) -> PathBuf {
     root.join(".mlx/mlx_primitives.metallib")
 }
@@ -203,7 +205,7 @@ fn metallib() -> Result<PathBuf> {
     Ok(PathBuf::from(env::var("OUT_DIR")?).join("mlx_primitives.metallib"))
 }
 
-/// Begins to compile the kernels by Xcode, for macOS, unless the script did.
+/// Starts Xcode's compilation of the kernels, for macOS, unless the script compiled them.
 fn compile_metal(root: &Path, cmake: &Path) -> Result<Option<Child>> {
     if env::var("CARGO_CFG_TARGET_OS")? != "macos" {
         return Ok(None);
@@ -222,8 +224,8 @@ fn compile_metal(root: &Path, cmake: &Path) -> Result<Option<Child>> {
     Ok(Some(child))
 }
 
-/// Waits for the kernels. Without them a program is slower to start and no less right, as Metal then compiles
-/// the embedded source when it is first used: whatever went wrong is a warning.
+/// Waits for the kernels. A program without them is slower to start but works, because Metal
+/// compiles the embedded source when it is first used. So every failure is only a warning.
 fn say_of_metal(compiling: Child) -> Result<()> {
     let output = compiling.wait_with_output()?;
     let said = String::from_utf8_lossy(&output.stderr);
@@ -242,7 +244,7 @@ fn build_cpp(root: &Path, mlx: &Mlx, cmake: &Path) -> Result<()> {
     let out = PathBuf::from(env::var("OUT_DIR")?);
     let tools = root.join(".mlx/python");
     let mut config = cmake::Config::new("cpp");
-    // Optimised always: an unoptimised MLX template costs more than it shows.
+    // Always optimized: unoptimized MLX templates are slow, and debugging them rarely helps.
     config
         .profile("Release")
         .build_target("mlx_primitives_cpp")
@@ -254,7 +256,7 @@ fn build_cpp(root: &Path, mlx: &Mlx, cmake: &Path) -> Result<()> {
         .define("SIMULATE_METAL", if simulates_metal() { "ON" } else { "OFF" })
         .define("CMAKE_EXPORT_COMPILE_COMMANDS", "ON");
 
-    // What MLX's own wheels are built for; Rust's default is older.
+    // The oldest macOS that MLX's wheels support; Rust's default is older.
     if env::var("CARGO_CFG_TARGET_OS")? == "macos" {
         config
             .env("MACOSX_DEPLOYMENT_TARGET", "14.0")

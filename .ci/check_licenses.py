@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""Holds the licenses and sources of all dependencies to deny.toml.
+"""Checks the licenses and sources of all dependencies against deny.toml.
 
-Reads what `cargo metadata --format-version 1` says on stdin. It is a part of what `cargo deny check` does,
-which takes minutes to build; the workflow on GitHub runs that one, with the advisories.
+Reads the output of `cargo metadata --format-version 1` on stdin. `cargo deny check` does the same and more,
+but takes minutes to build; the workflow on GitHub runs it, with the advisories.
 """
 
 import json
@@ -14,7 +14,7 @@ REGISTRY = "registry+https://github.com/rust-lang/crates.io-index"
 
 
 def accepted(expression, allowed):
-    """Whether a license expression of SPDX, in which older crates write / for OR, can be met by `allowed`."""
+    """Whether `allowed` can satisfy an SPDX license expression, in which older crates write / for OR."""
     tokens = re.findall(r"[()/]|[^\s()/]+", expression)
     tokens = ["OR" if token == "/" else token for token in tokens]
     at = 0
@@ -67,7 +67,7 @@ def accepted(expression, allowed):
 
 
 def complaints(packages, allowed):
-    """A sentence for each package that must not be used, sorted."""
+    """Returns a sentence for each package that must not be used, sorted."""
     found = []
     for package in packages:
         name = f"{package['name']} {package['version']}"

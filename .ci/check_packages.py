@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Holds unpacked packages to what crates.io and its readers need.
+"""Checks that packages have everything that crates.io and its readers need.
 
     check_packages.py CRATES FOLDER
 
-CRATES is where the .crate files lie, FOLDER where they are unpacked. Each has both licenses, a README whose
-links lead somewhere and a manifest with what crates.io shows; the main one is small.
+CRATES contains the .crate files, FOLDER the unpacked packages. Each must have both licenses, a README without
+dead links and a manifest with the fields that crates.io shows; the main package must be small.
 """
 
 import json
@@ -21,16 +21,16 @@ FIELDS = ["description", "license", "repository", "readme", "rust-version", "key
 
 
 def links(text):
-    """The targets of links and images in Markdown, outside of code."""
+    """Returns the targets of links and images in Markdown, outside of code."""
     text = re.sub(r"^```.*?^```", "", text, flags=re.DOTALL | re.MULTILINE)
     text = re.sub(r"`[^`\n]*`", "", text)
     return re.findall(r"\]\(([^)\s]+)\)", text) + re.findall(r'(?:src|href)="([^"]+)"', text)
 
 
 def dead(text, folder, tracked):
-    """The relative links of a README in `folder` that lead to no tracked file or folder.
+    """Returns the relative links of a README in `folder` that lead to no tracked file or folder.
 
-    crates.io takes a relative link for one into the manifest's repository, beside the README.
+    crates.io resolves a relative link in the manifest's repository, from the README's folder.
     """
     found = []
     for link in links(text):
@@ -44,7 +44,7 @@ def dead(text, folder, tracked):
 
 
 def versionless(manifest):
-    """The dependencies that a registry cannot resolve."""
+    """Returns the dependencies that a registry cannot resolve."""
     tables = [manifest, *manifest.get("target", {}).values()]
     kinds = ("dependencies", "build-dependencies", "dev-dependencies")
     return [
@@ -75,7 +75,7 @@ def complaints(package, crate, unpacked, root, tracked):
     folder = pathlib.Path(package["manifest_path"]).parent.relative_to(root)
     found += [f"{name}: README links to {link}" for link in dead(readme, folder, tracked)]
     if name != "mlx-primitives" and "include_str!(\"../README.md\")" in (unpacked / "src/lib.rs").read_text():
-        # docs.rs shows it, and knows nothing of the repository.
+        # docs.rs shows this README, but cannot follow links into the repository.
         relative = [link for link in links(readme) if not re.match(r"[a-z]+:|#", link)]
         found += [f"{name}: docs.rs cannot follow {link}" for link in relative]
     return found

@@ -1,5 +1,6 @@
-//! `cargo bench --bench custom`: what a custom primitive in Rust costs beyond a C++ subclass. `rms_norm` is the
-//! primitive of this crate on one side, and written through the trait on the other, with one kernel.
+//! `cargo bench --bench custom`: the overhead of a custom primitive in Rust over a C++ subclass.
+//! Compares this crate's `rms_norm` primitive with one written through the trait; both use one
+//! kernel.
 
 use std::time::Instant;
 
@@ -22,7 +23,7 @@ impl CustomPrimitive for RmsNorm {
         Ok(vec![inputs[0].clone()])
     }
 
-    // As the C++ subclass does.
+    // In place, as in the C++ subclass.
     fn in_place(&self) -> Option<usize> {
         Some(0)
     }
@@ -32,8 +33,8 @@ impl CustomPrimitive for RmsNorm {
         let (axis, weight) = (weight.len(), weight.as_ptr().cast());
         let out = outputs[0].as_mut_slice::<f32>()?;
         let (rows, out) = (out.len() / axis, out.as_mut_ptr().cast());
-        // SAFETY: the output holds whole rows of the input, for the op works in place, and a weight is as
-        // long as a row.
+        // SAFETY: the output holds whole rows of the input, because the op works in place, and a
+        // weight is as long as a row.
         unsafe { kernels::rms_norm(kernels::Element::F32, out, weight, out, rows, axis, EPS) };
         Ok(())
     }
@@ -49,7 +50,7 @@ fn subclass(x: &Array, weight: &Array) -> Result<Array> {
 
 type Op = fn(&Array, &Array) -> Result<Array>;
 
-/// Nanoseconds an op: of building a chain, and of building and evaluating it.
+/// Nanoseconds per op: to build a chain, and to build and evaluate it.
 fn time(op: Op, x: &Array, weight: &Array) -> Result<[f64; 2]> {
     let start = Instant::now();
     let mut y = x.clone();
@@ -61,15 +62,15 @@ fn time(op: Op, x: &Array, weight: &Array) -> Result<[f64; 2]> {
     Ok([built, start.elapsed()].map(|time| time.as_nanos() as f64 / CHAIN as f64))
 }
 
-/// Where a thread had to be woken, or another program ran, a chain takes several times as long: the
-/// lower quartile leaves both out.
+/// The lower quartile. It leaves out the chains that take several times as long because a thread
+/// had to be woken or another program ran.
 fn quartile(mut times: Vec<f64>) -> f64 {
     times.sort_by(f64::total_cmp);
     times[times.len() / 4]
 }
 
 fn main() -> Result<()> {
-    // `cargo test --all-targets` runs benches too, without this flag of cargo's.
+    // `cargo test --all-targets` runs benches too, but without cargo's `--bench` flag.
     if !std::env::args().any(|argument| argument == "--bench") {
         return Ok(());
     }

@@ -1,7 +1,8 @@
-//! `cargo bench --bench regions [-- THREADS...]`: what sharing a job among threads costs.
+//! `cargo bench --bench regions [-- THREADS...]`: the cost of sharing a job among threads.
 //!
-//! Teams of more threads than this machine has cores are timed too, marked "oversubscribed": there threads
-//! take turns on the cores, so their figures bound the cost from above and say how well a team bears others.
+//! Teams with more threads than this machine has cores are timed too, marked "oversubscribed".
+//! Their threads take turns on the cores, so these times bound the cost from above and show how
+//! well a team copes with other load.
 
 use std::hint::spin_loop;
 use std::time::{Duration, Instant};
@@ -12,13 +13,13 @@ const ROUNDS: usize = 1000;
 const THREADS: [usize; 7] = [1, 2, 4, 8, 16, 32, 64];
 /// Chunks of a job, for each thread.
 const ITEMS: usize = 8;
-/// A pause after which helpers watch still, and one after which they sleep.
+/// A pause after which helpers still watch for work, and one after which they sleep.
 const BRIEF: Duration = Duration::from_micros(10);
 const LONG: Duration = Duration::from_micros(400);
 
 fn main() {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
-    // `cargo test --all-targets` runs benches too, without this flag of cargo's.
+    // `cargo test --all-targets` runs benches too, but without cargo's `--bench` flag.
     if !arguments.iter().any(|argument| argument == "--bench") {
         return;
     }
@@ -33,7 +34,8 @@ fn main() {
         if !(1..=MAX_THREADS).contains(&threads) {
             return eprintln!("expected 1 to {MAX_THREADS} threads, got {threads}");
         }
-        // Apart from the kernels' pool; its threads sleep once they are done, and end with the process.
+        // Separate from the kernels' pool. Its threads sleep when they are done, and end with the
+        // process.
         let team = Pool::leak(threads);
         let cells = [
             region(team, Duration::ZERO, BRIEF),
@@ -46,7 +48,7 @@ fn main() {
     }
 }
 
-/// A job that takes one thread `work`, after a `pause`: the median and the 99th percentile.
+/// Times a job that takes one thread `work`, after a `pause`: the median and the 99th percentile.
 fn region(team: &Pool, work: Duration, pause: Duration) -> String {
     let items = ITEMS * team.threads();
     let item = work / items as u32;
@@ -54,7 +56,7 @@ fn region(team: &Pool, work: Duration, pause: Duration) -> String {
         .map(|_| {
             spin(pause);
             let start = Instant::now();
-            // Said to be worth waking sleepers for, whatever it is.
+            // The declared cost makes it worth waking sleepers, whatever the job is.
             team.for_each(items, 1_000_000, &|range| spin(item * range.len() as u32));
             start.elapsed()
         })

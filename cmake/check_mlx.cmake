@@ -1,4 +1,4 @@
-# Refuses a libmlx whose version is not its headers': such a pair links and then corrupts memory.
+# Fails if libmlx and its headers have different versions: such a pair links and then corrupts memory.
 set(probe ${CMAKE_CURRENT_BINARY_DIR}/mlx_version.cpp)
 file(WRITE ${probe} [[
 #include <cstdio>

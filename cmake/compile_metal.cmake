@@ -1,9 +1,9 @@
-# Compiles METAL_DIR/*.metal into the metallib OUTPUT by Xcode's compiler, and says what it did.
+# Compiles METAL_DIR/*.metal into the metallib OUTPUT with Xcode's compiler, and reports the outcome.
 #
 #   cmake -DMETAL_DIR=<dir> -DOUTPUT=<file.metallib> [-DINSTEAD=<file.metallib>] -P compile_metal.cmake
 #
-# Compiles nothing where OUTPUT or INSTEAD was compiled from the same sources. Where the compiler does not run, or
-# INSTEAD serves, there is no OUTPUT afterwards. A source that does not compile is an error.
+# Compiles nothing if OUTPUT or INSTEAD was compiled from the same sources. Leaves no OUTPUT if the compiler does
+# not run or INSTEAD is used. Fails if a source does not compile.
 cmake_minimum_required(VERSION 3.25)
 include(${CMAKE_CURRENT_LIST_DIR}/metal_hash.cmake)
 
@@ -16,7 +16,7 @@ endforeach()
 metal_hash(hash)
 foreach(library IN ITEMS "${INSTEAD}" "${OUTPUT}")
   if(library AND EXISTS "${library}")
-    # A metallib spells the names of its kernels out.
+    # A metallib contains the names of its kernels.
     file(STRINGS "${library}" marker REGEX "mlxp_sources_${hash}" LIMIT_COUNT 1)
     if(marker)
       if(NOT library STREQUAL OUTPUT)
@@ -30,7 +30,7 @@ endforeach()
 file(REMOVE "${OUTPUT}")
 
 set(xcrun xcrun --sdk macosx)
-# Recent versions of Xcode bring a `metal` that only says how to download the real one.
+# Recent versions of Xcode include a `metal` that only explains how to download the real one.
 execute_process(COMMAND ${xcrun} metal --version RESULT_VARIABLE failure OUTPUT_QUIET ERROR_QUIET)
 if(failure)
   message(NOTICE
@@ -39,7 +39,7 @@ if(failure)
   return()
 endif()
 
-# The objects have the names of the sources; `sources` is the empty kernel that is named after their hash.
+# The objects have the names of the sources; `sources` is the empty kernel named after their hash.
 set(objects "${OUTPUT}.objects")
 file(REMOVE_RECURSE "${objects}")
 file(WRITE "${objects}/sources.metal" "[[kernel]] void mlxp_sources_${hash}() {}\n")
@@ -59,7 +59,7 @@ foreach(source IN LISTS sources)
   endif()
   list(APPEND compiled "${objects}/${stem}.air")
 endforeach()
-# Moved into place when it is whole.
+# Move the metallib into place when it is complete.
 set(linked "${objects}/mlx_primitives.metallib")
 execute_process(COMMAND ${xcrun} metallib ${compiled} -o "${linked}" RESULT_VARIABLE failure)
 if(failure)

@@ -1,10 +1,10 @@
-# Writes OUTPUT, a C++ source that defines what runtime/metallib.h says of the embedded source: of each
-# METAL_DIR/<stem>.metal with the headers that it includes, each once, so that it compiles with no
-# include path, and of the kernels that it instantiates.
+# Writes OUTPUT, a C++ source that defines the functions of runtime/metallib.h about the embedded
+# source. It contains each METAL_DIR/<stem>.metal with the headers that it includes, each once, so that
+# it compiles without an include path, and a table of the kernels that it instantiates.
 #
 #   cmake -DMETAL_DIR=<dir> -DOUTPUT=<file.cpp> -P embed_metal.cmake
 
-# A script has no policies of its own, and IN_LIST is one.
+# Sets the policies, which a script does not inherit; IN_LIST needs one.
 cmake_minimum_required(VERSION 3.25)
 include(${CMAKE_CURRENT_LIST_DIR}/metal_hash.cmake)
 
@@ -18,14 +18,14 @@ set(FILES "")
 set(LITERALS "")
 set(INSTANCES "")
 
-# Sets `out` to the files that `file` takes, its own headers first, and defines their literals:
-# one for each file keeps every one below the 65,536 characters that compilers must accept.
-# A kernel's file ends with macros that instantiate it. Those go into a table in place of the literal:
-# the C++ compiler expands them, so that the source of one kernel can be put together.
+# Sets `out` to the files that `file` needs, its headers first, and defines their literals. There is
+# one literal per file, to stay below the 65,536 characters that compilers must accept. A kernel's file
+# ends with macros that instantiate it. Those go into a table instead of the literal: the C++ compiler
+# expands them, so that the source of one kernel can be assembled.
 function(parts file out)
   set(found "")
   file(READ "${METAL_DIR}/${file}" text)
-  # MLX hands sources to Metal as ASCII: with one other byte there would be no source at all.
+  # MLX passes sources to Metal as ASCII: a single other byte would make it pass nothing.
   string(REGEX MATCH "[^\n]*[^\t\n -~][^\n]*" line "${text}")
   if(NOT line STREQUAL "")
     message(FATAL_ERROR "${file} is not ASCII: ${line}")

@@ -1,5 +1,5 @@
-# Sets `out` to the hash of METAL_DIR's sources: of the headers, then of the kernels, by name. A metallib has it
-# in the name of an empty kernel, and the program refuses one of other sources than its own.
+# Sets `out` to the hash of METAL_DIR's sources: the headers, then the kernels, by name. A metallib contains
+# it in the name of an empty kernel, so that the program can refuse a metallib of different sources.
 function(metal_hash out)
   file(GLOB headers RELATIVE "${METAL_DIR}" "${METAL_DIR}/*.h")
   file(GLOB kernels RELATIVE "${METAL_DIR}" "${METAL_DIR}/*.metal")

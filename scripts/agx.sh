@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# Counts what the kernels of metal/ cost as machine code of Apple's G13 (M1), beside MLX's as Apple's own
-# front end compiled them: registers, threads, spills, cycles. docs/metal-without-a-mac.md says how.
+# Measures the kernels of metal/ as machine code of Apple's G13 (M1), beside MLX's as compiled by Apple's
+# front end: registers, threads, spills, cycles. docs/metal-without-a-mac.md explains how.
 #
 #   scripts/agx.sh --table [WORD...]   prints the table, or the cases and kernels with a word in their name
 #   scripts/agx.sh --check [--all]     fails if a kernel is worse than in tests/agx/table.json
 #   scripts/agx.sh --update            writes tests/agx/table.json and docs/metal-table.md
 #
-# Where the tools cannot be had, --check says so and succeeds, but with --all.
+# If the tools are not available, --check says so and succeeds, unless --all is given.
 set -euo pipefail
 if [ "$(uname -s)-$(uname -m)" != Linux-x86_64 ]; then
   echo "agx: error: the table is made on Linux on x86-64; docs/metal-table.md is the committed one" >&2
@@ -16,7 +16,7 @@ fi
 source "$(dirname "${BASH_SOURCE[0]}")/../tests/cross_link/tools.sh"
 # shellcheck source=tests/agx/tools.sh
 source "$root/tests/agx/tools.sh"
-say() { printf '%s\n' "$me: $*" >&2; } # the table alone goes to stdout
+say() { printf '%s\n' "$me: $*" >&2; } # only the table goes to stdout
 
 mode=${1:-} lenient=no
 case "$*" in

@@ -1,8 +1,7 @@
 #!/usr/bin/env bash
-# Brings what the build needs and this machine lacks (MLX, CMake, Ninja; on Linux
-# a clang for the tests that simulate Metal) into .mlx/, and on macOS compiles
-# metal/*.metal into mlx_primitives.metallib.
-# Run it as often as you like: what is already there is kept.
+# Installs what the build needs and this machine lacks (MLX, CMake, Ninja; on Linux a clang for the
+# tests that simulate Metal) in .mlx/, and on macOS compiles metal/*.metal into
+# mlx_primitives.metallib. A second run keeps everything that is installed.
 set -euo pipefail
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
@@ -18,7 +17,7 @@ die() {
   exit 1
 }
 
-# pip_install PACKAGE...: into .mlx/python, away from the user's own packages.
+# pip_install PACKAGE...: installs into .mlx/python, separate from the user's packages.
 pip_install() {
   say "installing $* into .mlx/python"
   "${pip[@]}" install --quiet --disable-pip-version-check --no-warn-script-location \
@@ -26,7 +25,7 @@ pip_install() {
     die "pip could not install $*; check the network, or set MLX_DIR to an installed MLX $line and put cmake on PATH"
 }
 
-# find_pip: a working pip in the array `pip`, from a private venv if python3 has none.
+# find_pip: sets the array `pip` to a working pip, from a private venv if python3 has none.
 find_pip() {
   [ ${#pip[@]} -gt 0 ] && return
   command -v python3 >/dev/null || die "python3 is not on PATH; install Python 3.9 or later"
@@ -40,7 +39,7 @@ find_pip() {
 }
 pip=()
 
-# version_at PREFIX: the version in an MLX prefix's headers, or nothing.
+# version_at PREFIX: prints the version in an MLX prefix's headers, or nothing.
 version_at() {
   local header=$1/include/mlx/version.h
   [ -f "$header" ] || return 0
@@ -50,7 +49,7 @@ version_at() {
 mkdir -p "$tools"
 export PIP_ROOT_USER_ACTION=ignore
 
-# MLX: MLX_DIR, what an earlier run brought, Homebrew; else the wheel.
+# MLX: MLX_DIR, an earlier run's, Homebrew's, or else the wheel.
 mlx=
 for prefix in "${MLX_DIR:-}" "$site/mlx" /opt/homebrew/opt/mlx /usr/local/opt/mlx; do
   [ -n "$prefix" ] || continue
@@ -73,7 +72,7 @@ if [ -z "$mlx" ]; then
 fi
 say "MLX $(version_at "$mlx") in $mlx"
 
-# CMake 3.25 or later, and Ninja where there is no make.
+# CMake 3.25 or later, and Ninja if there is no make.
 cmake_is_new_enough() {
   command -v cmake >/dev/null || return 1
   local v major minor
@@ -92,7 +91,7 @@ fi
 command -v c++ >/dev/null || command -v g++ >/dev/null || command -v clang++ >/dev/null ||
   die "no C++ compiler found; install one (Debian, Ubuntu: apt-get install g++; macOS: xcode-select --install)"
 
-# The kernels. They are embedded as source too, so a Mac without Xcode still works.
+# The kernels. The library embeds their source too, so a Mac without Xcode still works.
 if [ "$system" = Darwin ]; then
   cmake=${CMAKE:-$site/cmake/data/bin/cmake}
   [ -x "$cmake" ] || cmake=$(command -v cmake)
@@ -100,7 +99,7 @@ if [ "$system" = Darwin ]; then
     -P "$root/cmake/compile_metal.cmake" || die "the kernels were not compiled"
 else
   say "$system has no Metal: the kernels of crates/kernels are used here, and tests simulate Metal"
-  # What compiles the kernels for the simulator: clang 17 or later, or the one inside zig.
+  # The simulator's compiler: clang 17 or later, or the one inside zig.
   compiler=
   for name in clang++-22 clang++-21 clang++-20 clang++-19 clang++-18 clang++-17 clang++; do
     major=$("$name" -dumpversion 2>/dev/null | cut -d. -f1) || major=

@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
-# Holds the simulator of tests/metal_sim against Apple's own compiler: MLX's macOS wheels have
-# every MLX kernel as Apple compiled it. Argument tables, results and memory traffic are compared, and
-# the crate's kernels are counted side by side with MLX's.
+# Compares the simulator of tests/metal_sim with Apple's compiler: MLX's macOS wheels contain every MLX
+# kernel as Apple compiled it. Compares argument tables, results and memory traffic, and counts the
+# crate's kernels side by side with MLX's.
 #
 #   scripts/calibrate.sh [--table] [--all]
 #
 # --table prints the side-by-side counts, as Markdown. --all fails if any part could not be run.
-# METAL_SIM_MLX, a checkout of MLX near the wheel's version, adds the kernels whose source is not
-# in the wheel.
+# METAL_SIM_MLX, a checkout of MLX near the wheel's version, adds the kernels whose source is not in the
+# wheel.
 set -euo pipefail
 # shellcheck source=tests/cross_link/tools.sh
 source "$(dirname "${BASH_SOURCE[0]}")/../tests/cross_link/tools.sh"
@@ -22,7 +22,7 @@ for option in "$@"; do
 done
 
 mlx_version=$(tr -d '[:space:]' <"$root/cmake/mlx_version.txt")
-llvmlite_version=0.46.0 # LLVM 20: reads what Apple's LLVM writes, and writes what clang 19 reads
+llvmlite_version=0.46.0 # LLVM 20 reads the output of Apple's LLVM and writes input for clang 19
 releases=(14.0 26.0)
 for release in "${releases[@]}"; do
   bring_python "$cross/mlx-$mlx_version-macos$release" --only-binary=:all: \
@@ -55,7 +55,7 @@ calibrate() {
   tail -n 20 "$logs/calibration-$1.log" >&2
   die "the simulator and Apple's compilation for macOS $1 disagree, or the tests were not built"
 }
-# total RELEASE KIND: what the tests counted of it.
+# total RELEASE KIND: the sum of the tests' counts of a kind.
 total() {
   awk -v kind="$2" '$1 == "count:" && $2 == kind { n += $3 } END { print n + 0 }' \
     "$logs/calibration-$1.txt"

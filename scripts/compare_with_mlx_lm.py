@@ -1,5 +1,5 @@
-"""Holds this crate's command against mlx-lm on a checkpoint: the files that both write, and what
-both make of them.
+"""Compares this crate's command with mlx-lm on a checkpoint: the files that both write, and their
+results on those files.
 
 pip install "mlx[cpu]" mlx-lm
 cargo build --release && python scripts/compare_with_mlx_lm.py [--model DIR] [--text FILE]
@@ -45,7 +45,7 @@ def tensors(directory):
 
 
 def differing(left, right):
-    """Names of tensors that are not the same, bit for bit."""
+    """Returns the names of tensors whose bits differ."""
     left, right = tensors(left), tensors(right)
     bits = lambda array: np.array(array.view(mx.uint8))
     same = lambda a, b: a.shape == b.shape and a.dtype == b.dtype and np.array_equal(bits(a), bits(b))
@@ -61,7 +61,7 @@ def score(model, tokens):
 
 
 def greedy(model, tokens, count):
-    """The likeliest tokens, and by how much each leads the next."""
+    """Returns the most likely tokens, and the margin of each over the second."""
     from mlx_lm.models.cache import make_prompt_cache
 
     cache, found, margins = make_prompt_cache(model), [], []
@@ -76,7 +76,7 @@ def greedy(model, tokens, count):
 
 
 def compare(binary, directory, text_file, adapters=None):
-    """One line: perplexities, and greedy tokens until mlx-lm's own choice is a close one."""
+    """Prints the perplexities, and the number of equal greedy tokens up to mlx-lm's first close choice."""
     adapter = ["--adapter-path", adapters] if adapters else []
     model, tokenizer = load(str(directory), adapter_path=adapters and str(adapters))
     text = Path(text_file).read_text()

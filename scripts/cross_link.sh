@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# Builds and links on Linux what a Mac builds: cpp/ by its own CMakeLists.txt against MLX's macOS
+# Builds and links on Linux the code for a Mac: cpp/ by its own CMakeLists.txt against MLX's macOS
 # wheels, then the crate and its command for aarch64-apple-darwin. Nothing is run.
 #
 #   scripts/cross_link.sh [--no-rust] [--all]
 #
-# --no-rust leaves the Rust half out. --all fails if any part could not be run.
+# --no-rust skips the Rust half. --all fails if any part could not be run.
 set -euo pipefail
 # shellcheck source=tests/cross_link/tools.sh
 source "$(dirname "${BASH_SOURCE[0]}")/../tests/cross_link/tools.sh"
@@ -29,7 +29,7 @@ symbols() { python3 "$here/symbols.py" "$@"; }
 wheel() { printf '%s' "$cross/mlx-$mlx_version-macos$1/mlx"; }
 compiler() { printf '%s' "$cross/bin/macos${1%.0}-clang++"; }
 
-# What is brought.
+# Tools and wheels to install.
 bring_zig
 zig_wrapper ar ar
 zig_wrapper ranlib ranlib
@@ -50,7 +50,7 @@ ninja=$root/.mlx/python/ninja/data/bin/ninja
 generator=()
 [ ! -x "$ninja" ] || generator=(-G Ninja -DCMAKE_MAKE_PROGRAM="$ninja")
 
-# The bridge, laid out as cxx-build does. Generated here: a target/ may be absent or old.
+# The bridge, laid out as cxx-build does. Generated here, because target/ may be absent or old.
 bridge=$cross/bridge
 generate() {
   local output=$bridge/$1
@@ -73,8 +73,8 @@ print(*(p["manifest_path"] for p in json.load(sys.stdin)["packages"] if p["name"
   die "cargo metadata failed; check the network, and Cargo.lock"
 cxx=$(dirname "$cxx")
 
-# compile RELEASE: cpp/ as a Mac compiles it. check_mlx.cmake would run a program of the target;
-# here it is told what that program would say.
+# compile RELEASE: compiles cpp/ as on a Mac. check_mlx.cmake would run a program of the target, so it
+# gets the result here.
 compile() {
   local release=$1 build=$cross/build-$1
   logged "configure-$release" "$cmake" -S "$root/cpp" -B "$build" "${generator[@]}" \
@@ -92,14 +92,15 @@ compile() {
     2>"$logs/cxx-$release.log" || die "cxx's own runtime does not compile for macOS $release"
 }
 
-# The objects of the build, from its own list: a removed source's object may linger in the folder.
+# objects RELEASE: prints the build's own list of objects; the folder may still have one of a removed
+# source.
 objects() {
   python3 -c 'import json, sys
 for entry in json.load(open(sys.argv[1] + "/compile_commands.json")):
     print(sys.argv[1] + "/" + entry["output"])' "$cross/build-$1"
 }
 
-# link RELEASE OUTPUT OBJECT...: with everything cpp/ asks of the system and of MLX.
+# link RELEASE OUTPUT OBJECT...: links with the libraries that cpp/ needs from the system and MLX.
 link() {
   local release=$1 output=$2
   shift 2
@@ -107,7 +108,7 @@ link() {
     -o "$output" >"$output.log" 2>&1
 }
 
-# What Rust defines, and nothing else, may be missing from C++: one label for each such name.
+# Only symbols that Rust defines may be missing from C++; a label is defined for each of them.
 rust_symbols='^_(mlx_primitives\$bridge\$)?cxxbridge1\$'
 
 count=0
@@ -129,7 +130,7 @@ for release in "${releases[@]}"; do
   taken[$release]=$(symbols from libmlx.dylib "$build/cross.dylib")
 done
 
-# What either build takes, both wheels must export: a binary of one system runs on the other.
+# Both wheels must export every symbol that either build uses: a binary for one system runs on the other.
 all_taken=$(printf '%s\n' "${taken[@]}" | sort -u)
 for release in "${releases[@]}"; do
   absent=$(LC_ALL=C comm -23 <(LC_ALL=C sort <<<"$all_taken") <(symbols exported "$(wheel "$release")/lib/libmlx.dylib" | LC_ALL=C sort))
@@ -138,7 +139,7 @@ done
 mlx_symbols=$(wc -l <<<"$all_taken")
 say "$mlx_symbols MLX symbols used; the macOS ${releases[*]} wheels export each of them"
 
-# The link must be able to fail: planted mistakes, each named by the linker, each the only one.
+# Checks that the link can fail: the linker must report each planted mistake, and nothing else.
 release=${releases[0]} build=$cross/build-${releases[0]}
 mapfile -t files < <(objects "$release")
 files+=("$build/cxx.o" "$build/rust_symbols.o")
@@ -162,7 +163,7 @@ rust_for_apple() {
   for file in "-L$(wheel 14.0)/lib" -lmlx "-L$sdk/lib" -lobjc "-F$sdk/frameworks"; do
     arguments+=("-Clink-arg=$file")
   done
-  # DOCS_RS: build.rs then looks for no MLX; the objects above are what it would have built.
+  # With DOCS_RS, build.rs looks for no MLX; the objects above replace its output.
   logged rust env -u RUSTFLAGS -C "$root" DOCS_RS=1 SDKROOT="$sdk" MACOSX_DEPLOYMENT_TARGET=14.0 \
     CARGO_TARGET_DIR="$cross/target" CARGO_TERM_COLOR=never \
     CARGO_PROFILE_DEV_OPT_LEVEL=0 CARGO_PROFILE_DEV_DEBUG=0 CARGO_PROFILE_DEV_STRIP=none \

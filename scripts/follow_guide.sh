@@ -3,9 +3,9 @@
 #
 #   scripts/follow_guide.sh [FOLDER]
 #
-# FOLDER holds a clone of this repository called mlx-primitives, and will hold the guide's crate.
-# Without it the crate goes to a new folder, refers to this clone, and uses again what
-# examples/own_primitive has built.
+# FOLDER contains a clone of this repository called mlx-primitives; the guide's crate is created there.
+# Without FOLDER, the crate is created in a new folder, refers to this clone, and reuses the builds of
+# examples/own_primitive.
 set -euo pipefail
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Measures every op and writes the tables of README and docs/ops.md, and assets/ops.svg, anew: device bytes from the
-# simulator, latencies from `mlx-primitives ops`. Leave the machine alone meanwhile.
+# Measures every op and rewrites the tables of README and docs/ops.md, and assets/ops.svg: device bytes from the
+# simulator, latencies from `mlx-primitives ops`. Run nothing else on the machine meanwhile.
 #
 #   scripts/op_table.sh [--quick]
 set -euo pipefail
@@ -16,7 +16,7 @@ cargo run --quiet --release -- ops "$@" --plot assets/ops.svg --table "$traffic"
 python3 - "$traffic.md" <<'PYTHON'
 import pathlib, re, sys
 
-# The README shows these, docs/ops.md all.
+# The README shows these ops, docs/ops.md all.
 SHOWN = ["rms_norm", "softmax", "rope", "attention", "quantized_linear"]
 
 table = pathlib.Path(sys.argv[1]).read_text()

@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# Runs under sanitizers what has threads: cpp/runtime/ (evaluation, failures, streams, the end of the
+# Runs the threaded code under sanitizers: cpp/runtime/ (evaluation, failures, streams, the end of the
 # process) with ThreadSanitizer and with AddressSanitizer and UndefinedBehaviorSanitizer, and the
 # kernels' thread pool with ThreadSanitizer.
 #
-#   scripts/sanitize.sh [ROUNDS]     each role 3 times unless told otherwise
+#   scripts/sanitize.sh [ROUNDS]     runs each role 3 times by default
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -27,7 +27,7 @@ build() {
 build tsan -fsanitize=thread
 build asan -fsanitize=address,undefined -fno-sanitize-recover=undefined
 
-# The address space is laid out as without randomization, since ThreadSanitizer's shadow needs room.
+# Disables address randomization, because ThreadSanitizer's shadow needs room.
 run() {
   if command -v setarch >/dev/null; then
     timeout -s KILL 300 setarch -R "$@"
@@ -35,13 +35,14 @@ run() {
     timeout -s KILL 300 "$@"
   fi
 }
-# MLX's library is not built with ThreadSanitizer, which cannot see its reference counts and would take
-# what they protect for races. So only accesses of our own code count; locks of both are seen.
+# MLX's library is not built with ThreadSanitizer, which therefore cannot see its reference counts and
+# would report the data that they protect as races. So only accesses in our code count; locks of both are
+# seen.
 export TSAN_OPTIONS="ignore_noninstrumented_modules=1 exitcode=66"
-# MLX keeps its scheduler and streams until the process ends, which is no leak of ours.
+# MLX keeps its scheduler and streams until the process ends, which is no leak in our code.
 export ASAN_OPTIONS="detect_leaks=0 exitcode=66" UBSAN_OPTIONS="print_stacktrace=1"
 
-# expect_fault TOOL ROLE: a fault that is planted must be found.
+# expect_fault TOOL ROLE: the tool must find a planted fault.
 expect_fault() {
   local status=0
   run "$out/$1" "$2" >"$out/log" 2>&1 || status=$?
@@ -64,7 +65,7 @@ for tool in tsan asan; do
   done
 done
 
-# Stable compilers have the sanitizers too, but only let themselves be asked in this way.
+# Stable compilers have the sanitizers too, but enable them only with this variable.
 echo "sanitize: the thread pool" >&2
 RUSTC_BOOTSTRAP=1 rustc --edition 2024 --test -O -Zsanitizer=thread \
   -Cunsafe-allow-abi-mismatch=sanitizer tests/sanitize/pool.rs -o "$out/pool"

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Runs the suite again and again, on an idle machine, under load, pinned to one core, and with 1, 2 and
-# 8 test threads, and counts which tests failed how often. One green run says little of what has threads.
+# Runs the suite again and again, on an idle machine, under load, pinned to one core, and with 1, 2 and 8
+# test threads, and counts the failures of each test. One green run says little about threaded code.
 #
 #   scripts/soak.sh 30                  the suite without the simulator's long runs, 30 times
 #   scripts/soak.sh 30 --all            the whole suite

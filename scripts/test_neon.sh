@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Runs the tests of crates/kernels on an emulated aarch64 processor: what NEON computes, not how fast.
+# Runs the tests of crates/kernels on an emulated aarch64 processor, to check the results of NEON, not its
+# speed.
 #
 #   scripts/test_neon.sh [TEST_FILTER...]
 set -euo pipefail
@@ -19,7 +20,7 @@ if [ -z "$runner" ]; then
   rm -rf "$cross/qemu.part" && mkdir -p "$cross/qemu.part"
   (cd "$cross/qemu.part" && logged qemu apt-get -o APT::Sandbox::User=root download qemu-user-static) ||
     die "no qemu-aarch64 here and apt-get could not download qemu-user-static; install it, or run apt-get update"
-  # Of its forty emulators one is wanted.
+  # The package has forty emulators; unpack only one.
   dpkg --fsys-tarfile "$cross"/qemu.part/*.deb | tar -x -C "$cross/qemu.part" ./usr/bin/qemu-aarch64-static
   rm "$cross"/qemu.part/*.deb && rm -rf "$cross/qemu" && mv "$cross/qemu.part" "$cross/qemu"
   runner=$cross/qemu/usr/bin/qemu-aarch64-static
@@ -28,7 +29,7 @@ bring_zig
 zig_wrapper musl-clang cc -target aarch64-linux-musl -lunwind
 bring_rust "$target" std,panic_abort,test || die "not run: $rust_missing"
 
-# Outside of the workspace, whose other crates need more than the kernels do.
+# Outside of the workspace, whose other crates need more tools than the kernels do.
 crate=$cross/neon
 mkdir -p "$crate"
 cp "$root/Cargo.lock" "$crate/"
@@ -50,7 +51,7 @@ overflow-checks = false
 CRATE
 sed -n '/^\[workspace\.package\]/,/^$/p' "$root/Cargo.toml" >>"$crate/Cargo.toml"
 
-# zig brings musl and the unwinder, so nothing of the target need be installed.
+# zig includes musl and the unwinder, so nothing needs to be installed for the target.
 cd "$crate"
 say "testing crates/kernels for $target ($rust_said) under $(basename "$runner")"
 CARGO_TARGET_DIR=$cross/target \

@@ -1,14 +1,14 @@
 #!/usr/bin/env bash
 # Runs the checks that take too long for `cargo test`: the suite through eval_gpu in every order of threads,
-# every planted fault, the kernels with overflow checks and debug assertions, sanitizers, the build for
-# macOS, the comparison with Apple's compiler, what the kernels cost on an M1, and NEON.
+# every planted fault, the kernels with overflow checks and debug assertions, sanitizers, the build for macOS,
+# the comparison with Apple's compiler, the kernels' costs on an M1, and NEON.
 #
-#   scripts/verify.sh              everything but `suite_sanitizer`
-#   scripts/verify.sh STEP...      some of it: simulator mutants checks sanitizers macos calibration agx
+#   scripts/verify.sh              all steps except `suite_sanitizer`
+#   scripts/verify.sh STEP...      these steps: simulator mutants checks sanitizers macos calibration agx
 #                                  neon suite_sanitizer
 #
-# `suite_sanitizer` builds everything again with AddressSanitizer, which takes much longer than the other steps.
-# Run it before a release, and after a change to memory ownership.
+# `suite_sanitizer` builds everything again with AddressSanitizer, which takes much longer than the other
+# steps. Run it before a release, and after a change to memory ownership.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -17,7 +17,7 @@ mkdir -p "$logs"
 steps=("$@")
 [ ${#steps[@]} -gt 0 ] || steps=(simulator mutants checks sanitizers macos calibration agx neon)
 
-# Debian's packages bring what compiles for other processors where rustup has not.
+# Debian's packages provide the compilers' targets for other processors if rustup does not.
 read_lists() {
   if command -v apt-get >/dev/null && [ "$(id -u)" = 0 ]; then apt-get update -qq; fi
 }
@@ -32,7 +32,7 @@ for name in "${steps[@]}"; do
       ;;
     mutants) METAL_SIM_EVERY_MUTANT=1 cargo test -p mlx-primitives --test mutants ;;
     checks)
-      # Apart from the other builds, which have these off.
+      # Separate from the other builds, which have these off.
       kernels=profile.dev.package.mlx-primitives-kernels
       CARGO_TARGET_DIR=target/checks cargo test -p mlx-primitives-kernels --test kernels \
         --config "$kernels.debug-assertions=true" --config "$kernels.overflow-checks=true"
@@ -51,7 +51,7 @@ for name in "${steps[@]}"; do
   echo "verify: $name passed in $((SECONDS - start)) s" >&2
 done
 
-echo "verify: what was run"
+echo "verify: results"
 grep -hE "^((metal-sim|simulated eval_gpu|sanitize): |agx: [0-9])" "$logs"/*.log || true
-echo "verify: what was not run"
+echo "verify: checks that were not run"
 grep -h "not run:" "$logs"/*.log || echo "nothing"

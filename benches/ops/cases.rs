@@ -1,5 +1,5 @@
-//! The types of the comparison: a workload is an op on a shape, a case is a workload in one element type,
-//! called in one way.
+//! The types of the comparison: a workload is an op on a shape, a case is a workload in one element
+//! type, called in one way.
 
 use std::fmt;
 use std::ops::Range;
@@ -11,12 +11,13 @@ use mlx_primitives::{Array, Dtype, Result, builtin};
 
 pub const TYPES: [Dtype; 3] = [Dtype::Float32, Dtype::Float16, Dtype::Bfloat16];
 
-/// How an op is called; the number is of the ops in a graph at most.
+/// How an op is called. The number is the largest count of ops in a graph.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
-    /// One op built, evaluated and waited for.
+    /// Builds one op, evaluates it and waits.
     Single = 1,
-    /// Several ops in one graph, each fed by the last; the time is that of one of them.
+    /// Several ops in one graph, each of which takes the previous result; the time is that of one
+    /// op.
     Chain = 64,
 }
 
@@ -32,10 +33,10 @@ pub enum Size {
     Decode,
     /// A prompt.
     Prefill,
-    /// A prompt where a chain of the built-ins would take many seconds, or an op whose result
-    /// cannot be its next input.
+    /// A prompt, for ops whose result cannot be their next input, or whose built-ins would take
+    /// many seconds in a chain.
     Wide,
-    /// Beyond the caches.
+    /// Larger than the caches.
     Large,
 }
 
@@ -63,24 +64,25 @@ impl Workload {
 
 pub type Function = Rc<dyn Fn(&Array, &[Array]) -> Result<Array>>;
 
-/// The evaluated arrays that an op is called with, and the calls.
+/// The evaluated arrays that an op is called with, and the implementations to call.
 pub struct Inputs {
     pub x: Array,
     pub others: Vec<Array>,
     pub ours: Function,
-    /// MLX's built-in, or the best composition of its built-ins; none where that takes too long.
+    /// MLX's built-in, or the best composition of its built-ins; `None` where that takes too long.
     pub builtin: Option<Function>,
-    /// Bytes that any implementation has to read at least,
+    /// The bytes that any implementation must read at least.
     pub read: usize,
-    /// and to write.
+    /// The bytes that any implementation must write at least.
     pub written: usize,
-    /// Floating-point operations of products of matrices, and the type of what is multiplied; none for
+    /// The floating-point operations of matrix products, and the type of their factors; `None` for
     /// other ops.
     pub products: Option<(f64, Dtype)>,
 }
 
 impl Inputs {
-    /// An op that reads `x` and the others, writes as much as `x` has, and is compared with its composition.
+    /// An op that reads `x` and the others, writes as many bytes as `x` has, and is compared with
+    /// its composition.
     pub fn new(
         x: Array,
         others: impl Into<Vec<Array>>,
@@ -90,7 +92,7 @@ impl Inputs {
         let (written, peer) = (x.nbytes(), ours.clone());
         let read = written + others.iter().map(Array::nbytes).sum::<usize>();
         let inputs = Self { x, others, ours, builtin: None, read, written, products: None };
-        // Building ours first takes the peer about a microsecond.
+        // The peer builds our op first, which takes about a microsecond.
         inputs.against(move |x, others| Ok(builtin::composition(&peer(x, others)?)?.swap_remove(0)))
     }
 
@@ -99,7 +101,7 @@ impl Inputs {
     }
 }
 
-/// A workload with a type, called one way.
+/// A workload with a type and a way to call it.
 #[derive(Clone, Copy)]
 pub struct Case<'a> {
     pub workload: &'a Workload,
@@ -110,7 +112,7 @@ pub struct Case<'a> {
 impl Case<'_> {
     pub fn inputs(&self) -> anyhow::Result<Inputs> {
         let mut inputs = (self.workload.inputs)(self)?;
-        // A call must be one node over data: whatever else the graph held would be timed with it.
+        // A call must be one node over data: the time would include any other node of the graph.
         let data = inputs.x.is_scheduled() && inputs.x.primitive().is_none();
         ensure!(data && inputs.x.is_row_contiguous(), "the input is not evaluated and contiguous");
         if self.workload.size == Size::Large && inputs.products.is_some() {
@@ -119,7 +121,7 @@ impl Case<'_> {
         Ok(inputs)
     }
 
-    /// An extent of the shape, counted from the last if negative.
+    /// An extent of the shape, counted from the last axis if negative.
     pub fn dim(&self, axis: i32) -> i32 {
         let rank = self.workload.shape.len() as i32;
         self.workload.shape[axis.rem_euclid(rank) as usize]
@@ -140,7 +142,7 @@ impl Case<'_> {
         self.ready(&[self.dim(-1)], -0.2..0.2)
     }
 
-    /// An evaluated array of numbers spread over the range, in no order.
+    /// An evaluated array of pseudorandom numbers in the range.
     pub fn ready(&self, shape: &[i32], range: Range<f32>) -> Result<Array> {
         let count: usize = shape.iter().map(|&dim| dim as usize).product();
         let mut state = 1u32;
@@ -149,7 +151,7 @@ impl Case<'_> {
             range.start + (range.end - range.start) * (state >> 8) as f32 / (1 << 24) as f32
         });
         let numbers = numbers.take(count);
-        // Converted here: MLX's own conversion would leave them in small pages.
+        // Converted here, because MLX's conversion would leave them in small pages.
         let array = match self.dtype {
             Dtype::Float16 => Array::from_slice(&Vec::from_iter(numbers.map(f16::from_f32)), shape),
             Dtype::Bfloat16 => {
@@ -169,7 +171,7 @@ impl fmt::Display for Case<'_> {
     }
 }
 
-/// The cases of the ops and types, or of all where none is named; ordered by op, shape, kind.
+/// The cases of these ops and types, or of all if none is named; ordered by op, shape, kind.
 pub fn select<'a>(
     workloads: &'a [Workload],
     ops: &[String],

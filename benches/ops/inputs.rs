@@ -28,7 +28,7 @@ pub fn layer_norm(case: &Case) -> Result<Inputs> {
     Ok(inputs.against(|x, o| builtin::layer_norm(x, Some(&o[0]), Some(&o[1]), EPS)))
 }
 
-/// The sum is made by both, though the built-ins may overwrite it with the norm.
+/// Both sides compute the sum, although the built-ins may overwrite it with the norm.
 pub fn rms_norm_residual(case: &Case) -> Result<Inputs> {
     let x = case.x()?;
     let (written, others) = (2 * x.nbytes(), [case.x()?, case.weight()?]);
@@ -37,7 +37,7 @@ pub fn rms_norm_residual(case: &Case) -> Result<Inputs> {
     Ok(Inputs { written, ..Inputs::new(x, others, ours).against(builtin) })
 }
 
-/// As [`rms_norm_residual`].
+/// Both sides compute the sum, although the built-ins may overwrite it with the norm.
 pub fn layer_norm_residual(case: &Case) -> Result<Inputs> {
     let x = case.x()?;
     let (written, others) = (2 * x.nbytes(), [case.x()?, case.weight()?, case.bias()?]);
@@ -96,7 +96,7 @@ pub fn cross_entropy(case: &Case) -> Result<Inputs> {
     targets.eval()?;
     let (x, others) = (case.x()?, [targets, case.ready(&[rows], 0.5..1.5)?]);
     let ours: Call = |x, o| ops::cross_entropy(x, &o[0], Default::default());
-    // As `mlx.nn.losses.cross_entropy` computes it.
+    // The computation of `mlx.nn.losses.cross_entropy`.
     let composed: Call = |x, o| {
         let x = x.subtract(x.max_keepdims(-1)?.stop_gradient()?)?;
         let score = x.take_along_axis(&o[0].expand_dims([-1])?, -1)?.squeeze([-1])?;
@@ -112,7 +112,7 @@ pub fn cross_entropy(case: &Case) -> Result<Inputs> {
         }
     };
     let inputs = Inputs::new(x, others, gradient(ours)).against(gradient(composed));
-    // A gradient is of losses that have to be computed first.
+    // The gradient needs the losses, which read `x` once more.
     Ok(Inputs { read: inputs.read + inputs.x.nbytes(), ..inputs })
 }
 
@@ -131,14 +131,15 @@ pub fn rope(case: &Case) -> Result<Inputs> {
     Ok(Inputs { read, ..Inputs::new(x, [offset], ours).against(builtin) })
 }
 
-/// The query area is as long as a head's keys, so that MLX's ops can take the state as one array of heads.
+/// The query area is as long as a head's keys, so that MLX's ops can take the state as one array of
+/// heads.
 const LAYOUT: StateLayout = StateLayout { heads: 32, kv_heads: 8, head_dim: 64, capacity: 256 };
 
 fn turning(position: i32) -> RopeAppend<'static> {
     Rope { dims: LAYOUT.head_dim, offset: position.into(), ..Default::default() }.into()
 }
 
-/// The shape is that of the step, `x` is the state.
+/// The shape is the step's, and `x` is the state.
 pub fn rope_append(case: &Case) -> Result<Inputs> {
     let StateLayout { heads, kv_heads, head_dim, capacity } = LAYOUT;
     let x = case.ready(&[1, LAYOUT.rows(), head_dim], -4.0..4.0)?;
@@ -147,7 +148,7 @@ pub fn rope_append(case: &Case) -> Result<Inputs> {
     let inputs = Inputs::new(x, [step], |state, o| {
         ops::rope_append(state, &o[0], LAYOUT, turning(POSITION))
     });
-    // Queries and keys in one rope, then two writes: fewer ops than a rope for each.
+    // One rope for queries and keys, then two writes: fewer ops than a rope for each.
     let builtin = move |state: &Array, o: &[Array]| {
         let vectors = o[0].reshape([1, time, heads + 2 * kv_heads, head_dim])?;
         let vectors = vectors.transpose([0, 2, 1, 3])?;
@@ -165,8 +166,8 @@ pub fn rope_append(case: &Case) -> Result<Inputs> {
     Ok(Inputs { read: bytes, written: bytes, ..inputs.against(builtin) })
 }
 
-/// Many sequences, each with its own few positions. `x` is the step: the state is handed on from call to
-/// call, as a decoder does, so that it is written in place.
+/// Many sequences, each with a few positions. `x` is the step. Each call hands the state to the
+/// next one, as a decoder does, so that it is written in place.
 pub fn rope_append_batched(case: &Case) -> Result<Inputs> {
     let layout = StateLayout { capacity: 16, ..LAYOUT };
     let state = RefCell::new(layout.zeros(case.dim(0), case.dtype)?);
@@ -178,7 +179,7 @@ pub fn rope_append_batched(case: &Case) -> Result<Inputs> {
     Ok(Inputs { builtin: None, ..inputs })
 }
 
-/// There, or back from packed numbers.
+/// Quantizes, or dequantizes if the variant ends with "back".
 pub fn quantize(case: &Case) -> Result<Inputs> {
     let (x, variant) = (case.x()?, case.workload.variant);
     let bits = if variant.starts_with('4') { 4 } else { 8 };
@@ -199,7 +200,7 @@ pub fn attention(case: &Case) -> Result<Inputs> {
         words.next()?.parse().ok()
     };
     let (keys, bits) = (number(" keys").unwrap_or(case.dim(2)), number(" bits"));
-    // A cache as a decoder has it: eight key-value heads, some room behind the keys.
+    // A decoder's cache: eight key-value heads, and some room after the keys.
     let cache = [case.dim(0), 8, keys + 64, case.dim(3)];
     let mut parts = Vec::new();
     for range in [-2.0..2.0, -1.0..1.0] {
@@ -224,14 +225,14 @@ pub fn attention(case: &Case) -> Result<Inputs> {
         _ => ops::attention(x, &parts[0], &parts[1], options),
     };
     let x = case.ready(case.workload.shape, -2.0..2.0)?;
-    // Two products; the causal rule halves them.
+    // Two products, half of which the causal rule skips.
     let flops = if options.causal { 2.0 } else { 4.0 } * x.size() as f64 * f64::from(keys);
-    // The weights are float32, and so is what quantized keys and values stand for.
+    // The weights are float32, and so are dequantized keys and values.
     let products = Some((flops, Dtype::Float32));
     Ok(Inputs { products, ..Inputs::new(x, parts, ours) })
 }
 
-/// Inner extent of the products below.
+/// The inner extent of the products below.
 const K: i32 = 2048;
 
 /// The inputs of `x` times a matrix of `n` columns.
@@ -241,7 +242,8 @@ fn product(inputs: Inputs, n: i32) -> Inputs {
     Inputs { written, products: Some((2.0 * (x.size() * n) as f64, x.dtype())), ..inputs }
 }
 
-/// Columns of the result, which a variant ends with if they are not [`K`].
+/// The columns of the result. The variant ends with their number, or with "up", unless they are
+/// [`K`].
 fn columns(case: &Case) -> i32 {
     match case.workload.variant.rsplit(' ').next() {
         Some("up") => 8192,
@@ -251,7 +253,7 @@ fn columns(case: &Case) -> i32 {
 
 pub fn linear(case: &Case) -> Result<Inputs> {
     let n = columns(case);
-    // Of a size that keeps a chain's numbers as they are.
+    // Small enough that a chain's numbers keep their magnitude.
     let w = case.ready(&[n, K], -0.035..0.035)?;
     let bias = case.ready(&[n], -0.1..0.1)?;
     let residual = case.ready(&[1, case.dim(1), n], -0.1..0.1)?;
@@ -286,7 +288,7 @@ pub fn matmul(case: &Case) -> Result<Inputs> {
     Ok(product(inputs.against(|x, o| x.matmul(&o[0])), n))
 }
 
-/// Name, group size, bits.
+/// Name, group size, bits, mode.
 pub const FORMATS: [(&str, i32, i32, QuantizedMode); 9] = [
     ("4-bit", 64, 4, QuantizedMode::Affine),
     ("2-bit", 64, 2, QuantizedMode::Affine),
@@ -310,7 +312,7 @@ fn packed(case: &Case, n: i32, k: i32) -> Result<(QuantizedWeight, Vec<Array>)> 
     Ok((w, parts))
 }
 
-/// `[rows, K]` with `[n, K]`; the shape has no `n` if it is [`K`].
+/// `[rows, K]` times `[n, K]`; the shape leaves out `n` if it is [`K`].
 pub fn quantized_linear(case: &Case) -> Result<Inputs> {
     let (rows, n) = (case.dim(0), case.dim(-1));
     let x = case.ready(&[rows, K], -1.0..1.0)?;

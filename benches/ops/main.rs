@@ -5,7 +5,7 @@ use std::process::{Command, exit};
 fn main() {
     let (own, forwarded): (Vec<_>, Vec<_>) =
         std::env::args_os().skip(1).partition(|argument| argument == "--bench");
-    // `cargo test --all-targets` runs benches too, without this flag of cargo's.
+    // `cargo test --all-targets` runs benches too, but without cargo's `--bench` flag.
     if own.is_empty() {
         return;
     }

@@ -1,4 +1,4 @@
-//! Runs the cases: ours, MLX's built-in and what bounds both.
+//! Runs the cases: our op, MLX's built-in and the roofline.
 
 use std::rc::Rc;
 
@@ -18,14 +18,14 @@ pub struct Row<'a> {
     pub kind: Kind,
     pub device: Device,
     pub ours: Timing,
-    /// What the op runs on this machine; none where it has no choice.
+    /// The op's implementation that this machine chose, or `None` if the op has no choice.
     pub choice: Option<Choice>,
-    /// None where it would take too long.
+    /// `None` if it would take too long.
     pub builtin: Option<Timing>,
     bytes: usize,
-    /// Floating-point operations of products of matrices.
+    /// The floating-point operations of matrix products.
     flops: f64,
-    /// The limit that binds, and the seconds that the machine needs at least.
+    /// The limit that binds, and the fewest seconds that the machine needs.
     pub limit: (&'static str, f64),
 }
 
@@ -39,19 +39,19 @@ impl Row<'_> {
         self.bytes as f64 / self.ours.median / 1e9
     }
 
-    /// GFLOP/s, where they are the limit.
+    /// GFLOP/s, if they are the limit.
     pub fn gflops(&self) -> Option<f64> {
         (self.limit.0 == "compute").then(|| self.flops / self.ours.median / 1e9)
     }
 
-    /// The time that the machine needs at least, over ours.
+    /// The least time that the machine needs, divided by ours.
     pub fn limit_fraction(&self) -> f64 {
         self.limit.1 / self.ours.median
     }
 }
 
 pub fn measure<'a>(case: &Case<'a>, device: Device, effort: &Effort) -> Result<Row<'a>> {
-    memory::clear_cache()?; // of buffers no use to this case
+    memory::clear_cache()?; // frees the buffers of earlier cases
     let inputs = case.inputs()?;
     let calls = calls(case.kind, &inputs)?;
     let (_, classes) = asked(|| (inputs.ours)(&inputs.x, &inputs.others));
@@ -59,7 +59,7 @@ pub fn measure<'a>(case: &Case<'a>, device: Device, effort: &Effort) -> Result<R
     let negative: Function = Rc::new(|x, _| x.negative());
     let (mover, moved) = match device {
         Device::Cpu => (roofline::bandwidth(inputs.read, inputs.written), bytes),
-        // Every GPU backend has it, and it reads and writes as many bytes as x has.
+        // Every GPU backend has `negative`, which reads and writes as many bytes as x has.
         Device::Gpu => (competitor(calls, &inputs, &negative), 2 * inputs.x.nbytes()),
     };
     let mut competitors = vec![competitor(calls, &inputs, &inputs.ours), mover];
@@ -94,7 +94,7 @@ fn later(memory: f64, compute: f64) -> (&'static str, f64) {
     if compute > memory { ("compute", compute) } else { ("memory", memory) }
 }
 
-/// Calls in a run: fewer in a chain where the built-in takes long.
+/// The number of calls in a run: fewer in a chain if the built-in takes long.
 pub fn calls(kind: Kind, inputs: &Inputs) -> Result<usize> {
     const CHAIN_SECONDS: f64 = 0.1;
     if kind == Kind::Single {
@@ -106,8 +106,8 @@ pub fn calls(kind: Kind, inputs: &Inputs) -> Result<usize> {
     Ok(((CHAIN_SECONDS / once.time()?) as usize).clamp(4, kind as usize))
 }
 
-/// `calls` ops, each fed by the last. Nothing else holds the arrays between, so that MLX can
-/// give an op its input's buffer to write to.
+/// A chain of `calls` ops, each of which takes the previous result. Nothing else holds the
+/// intermediate arrays, so that MLX can let an op write to its input's buffer.
 pub fn competitor<'a>(calls: usize, inputs: &'a Inputs, op: &'a Function) -> Competitor<'a> {
     Competitor::new(calls, move || {
         let mut y = op(&inputs.x, &inputs.others)?;
@@ -130,16 +130,17 @@ mod tests {
         assert_eq!((later(1.0, 0.0), later(1.0, 2.0)), (("memory", 1.0), ("compute", 2.0)));
     }
 
-    /// The allocator sees the output and nothing else: no hidden copy, no temporary.
+    /// The allocator sees only the output: no hidden copy, no temporary.
     #[test]
-    fn ours_allocates_its_output_only() {
+    fn ours_allocates_only_its_output() {
         device::with_device(Device::Cpu, || {
             let workloads = workloads::all();
             let mut failures = Vec::new();
             for case in cases::select(&workloads, &[], &[], true, false) {
                 let op = case.workload.op;
                 let several_outputs = op.ends_with("_residual") || op == "quantize";
-                // These cannot write to their input's buffer: a chain holds what MLX has not freed.
+                // These cannot write to their input's buffer, so a chain holds buffers that MLX has
+                // not freed.
                 let in_place = !["linear", "matmul", "attention"].iter().any(|&o| op.contains(o));
                 let alone = several_outputs || case.kind == Kind::Chain && !in_place;
                 if case.workload.size == Size::Large || alone {

@@ -1,4 +1,4 @@
-//! `mlx-primitives ops`: our primitives against MLX's built-ins, in one process.
+//! `mlx-primitives ops`: our primitives compared with MLX's built-ins, in one process.
 
 mod cases;
 mod inputs;
@@ -28,14 +28,14 @@ use timing::Effort;
 use crate::model::{Float, progress};
 use crate::output;
 
-/// Bytes that MLX may keep for reuse: several of the largest array.
+/// The bytes that MLX may keep for reuse: several times the largest array.
 const CACHE_LIMIT: usize = 2 << 30;
 
-/// Below the options of `--help`.
+/// Shown below the options of `--help`.
 const COLUMNS: &str = "\
 Each call is timed in turn with the built-in's, in this process. `single` builds one op, evaluates \
 it and waits; `chain` is one of up to 64 ops in a graph, each fed by the last. Times are medians ± half \
-the interquartile range. The choice is what the op runs on this machine: see `mlx-primitives tune`. GB/s counts what has to be read and written, once. The limit is the time that the CPU kernels' \
+the interquartile range. The choice is the implementation that this machine uses: see `mlx-primitives tune`. GB/s counts the bytes that must be read and written, once. The limit is the time that the CPU kernels' \
 threads take to copy, read or fill as many bytes, or to do as many multiplications in registers, \
 whichever is longer; on a GPU that of MLX's `negative` for as many bytes.";
 
@@ -48,19 +48,19 @@ pub struct Args {
     /// Compare only these element types.
     #[arg(long, value_name = "TYPE", num_args = 1.., value_enum)]
     dtype: Vec<Float>,
-    /// The device to compare on; the GPU where there is one.
+    /// The device to compare on; the GPU if there is one.
     #[arg(long, value_parser = ["cpu", "gpu"])]
     device: Option<String>,
     /// A minute or less: fewer samples, wide and large shapes in one type, chains in decode shapes only.
     #[arg(long)]
     quick: bool,
-    /// Only shapes beyond the caches, and MLX's built-ins only where they take less than seconds.
+    /// Only shapes larger than the caches, and MLX's built-ins only where they take less than seconds.
     #[arg(long)]
     large: bool,
     /// Print an array of JSON objects instead of tables.
     #[arg(long)]
     json: bool,
-    /// Print README's table of the ops, given a file of what their kernels move
+    /// Print README's table of the ops, given a file of their kernels' traffic
     /// (scripts/op_table.sh makes both).
     #[arg(long, value_name = "TRAFFIC", conflicts_with = "json")]
     table: Option<PathBuf>,
@@ -73,7 +73,7 @@ pub fn run(args: &Args) -> Result<()> {
     device::check_version()?;
     let device = device(args.device.as_deref())?;
     if let Some(path) = &args.plot {
-        // Found out now rather than after a minute of measuring.
+        // Found out now rather than after a minute of measurements.
         files::check_replaceable(path)?;
         let opened = OpenOptions::new().create(true).append(true).open(path);
         opened.with_context(|| format!("cannot write {}", path.display()))?;
@@ -81,7 +81,7 @@ pub fn run(args: &Args) -> Result<()> {
     let traffic = args.table.as_deref().map(table::read_traffic).transpose()?;
     output::eprintln(machine(device)?);
 
-    // Both sides write to memory in use before, as under the limit of MLX's GPU allocators.
+    // Both sides write to recycled memory, as under the limit of MLX's GPU allocators.
     memory::set_cache_limit(CACHE_LIMIT)?;
     let workloads = workloads::all();
     let types: Vec<_> = args.dtype.iter().map(|&float| float.into()).collect();
@@ -115,7 +115,7 @@ pub fn run(args: &Args) -> Result<()> {
     Ok(())
 }
 
-/// The device of this name, or the default one.
+/// The device with this name, or the default one.
 pub fn device(name: Option<&str>) -> Result<Device> {
     let device = match name {
         Some("gpu") => Device::Gpu,
@@ -136,13 +136,13 @@ pub struct Latency {
     pub rows: Vec<Value>,
     /// A table.
     pub text: String,
-    /// The least speedup over MLX's.
+    /// The smallest speedup over MLX's.
     pub least: Option<f64>,
-    /// Of calls that could not be measured.
+    /// The errors of calls that could not be measured.
     pub failures: Vec<String>,
 }
 
-/// The latencies of an op that `--quick` takes, or of its first shape alone.
+/// The latencies of an op for the shapes of `--quick`, or for the first shape only.
 pub fn latency(op: &str, device: Device, first: bool) -> Result<Latency> {
     memory::set_cache_limit(CACHE_LIMIT)?;
     let workloads = workloads::all();
@@ -164,7 +164,7 @@ pub fn latency(op: &str, device: Device, first: bool) -> Result<Latency> {
     Ok(Latency { rows: rows.iter().map(report::object).collect(), text, least, failures })
 }
 
-/// What the numbers depend on.
+/// The machine and the versions that the numbers depend on.
 fn machine(device: Device) -> Result<String> {
     let (_, version) = device::mlx_versions();
     let cpu = Device::Cpu.name()?;

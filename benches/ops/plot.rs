@@ -16,7 +16,7 @@ const TOP: u32 = 84;
 const BOTTOM: u32 = 50;
 const LEFT: u32 = 250;
 
-/// One bar a row, grouped by op, shape and kind, on a logarithmic axis from 1×.
+/// One bar per row, grouped by op, shape and kind, on a logarithmic axis from 1×.
 pub fn svg(rows: &[Row], title: &str) -> Result<String> {
     let mut text = String::new();
     draw(&mut text, rows, title)?;

@@ -46,14 +46,14 @@ pub fn object(row: &Row) -> Value {
     object
 }
 
-/// What keeps a call from the limit, if it is far from it.
+/// The reason why a call stays below the limit, if it is far below it.
 fn why(row: &Row) -> Option<&'static str> {
     const FAR: f64 = 0.7;
     let Workload { why, size, .. } = row.workload;
     (*size == Size::Large && row.limit_fraction() < FAR && !why.is_empty()).then_some(*why)
 }
 
-/// How the lines of tables are drawn on stdout.
+/// The line style of tables on stdout.
 pub fn preset() -> &'static str {
     match std::io::stdout().is_terminal() {
         true => presets::UTF8_FULL_CONDENSED,
@@ -113,7 +113,7 @@ fn micros(seconds: f64) -> f64 {
     seconds * 1e6
 }
 
-/// Three significant digits or more.
+/// At least three significant digits.
 fn digits(value: f64) -> String {
     match value {
         v if v < 9.995 => format!("{v:.2}"),

@@ -1,5 +1,5 @@
-//! The roofline: the least time that this machine needs to move an op's bytes and to do its multiplications.
-//! It is measured next to the op.
+//! The roofline: the least time that this machine needs to move an op's bytes and to do its
+//! multiplications. It is measured next to the op.
 
 use std::hint::black_box;
 
@@ -8,7 +8,7 @@ use mlx_primitives_kernels::roofline;
 
 use super::timing::Competitor;
 
-/// So many bytes that have been written, in pages of 2 MB as far as the system grants them.
+/// A written buffer of this many bytes, in 2 MB pages as far as the system grants them.
 fn buffer(bytes: usize) -> Vec<u8> {
     let mut buffer: Vec<u8> = Vec::with_capacity(bytes);
     memory::advise_huge_pages(buffer.as_ptr().expose_provenance(), bytes);
@@ -16,8 +16,8 @@ fn buffer(bytes: usize) -> Vec<u8> {
     buffer
 }
 
-/// Reads and writes as many bytes between buffers that stay: copies what is both read and written, and
-/// reads or fills the rest.
+/// Moves this many bytes between fixed buffers: copies the bytes that are both read and written,
+/// and reads or fills the rest.
 pub fn bandwidth(read: usize, written: usize) -> Competitor<'static> {
     // Small buffers take less than the clock's resolution on some machines.
     let calls = (1 << 22 >> read.max(written).max(1).ilog2()).clamp(1, 256);
@@ -34,8 +34,8 @@ pub fn bandwidth(read: usize, written: usize) -> Competitor<'static> {
     })
 }
 
-/// Multiplies in registers for about a millisecond, as well as numbers of the type can be; also how many
-/// operations that is.
+/// Multiplies in registers for about a millisecond, at the type's best speed; also returns the
+/// number of operations.
 pub fn arithmetic(dtype: Dtype) -> (Competitor<'static>, f64) {
     let multiply = move || roofline::multiply(dtype == Dtype::Bfloat16, 100);
     let run = move || {

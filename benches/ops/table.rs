@@ -1,4 +1,4 @@
-//! README's table of the ops, in Markdown: what was measured, probed and counted, nothing typed.
+//! README's table of the ops, in Markdown; every number is measured, probed or counted.
 
 use std::collections::HashMap;
 use std::fmt::Write as _;
@@ -10,7 +10,7 @@ use mlx_primitives::{Array, Dtype, files, transforms};
 use super::cases::{Case, Inputs, Kind, Size, TYPES, Workload};
 use super::measure::Row;
 
-/// One line for each op, in the order of the workloads, with what [`read_traffic`] found.
+/// One line per op, in the order of the workloads, with the ratios that [`read_traffic`] found.
 pub fn markdown(
     workloads: &[Workload],
     rows: &[Row],
@@ -41,8 +41,8 @@ pub fn markdown(
     Ok(text)
 }
 
-/// The speedups, by type, of the first workload among the wanted rows of the most elements that fit the
-/// caches.
+/// The speedups, by type, of the largest workload among the wanted rows that fit the caches; the
+/// first of several.
 fn speedups(rows: &[&Row], wanted: impl Fn(&Row) -> bool) -> String {
     let rows = rows.iter().filter(|row| wanted(row) && row.workload.size != Size::Large);
     let elements = |row: &Row| row.workload.shape.iter().map(|&n| i64::from(n)).product::<i64>();
@@ -55,7 +55,8 @@ fn speedups(rows: &[&Row], wanted: impl Fn(&Row) -> bool) -> String {
     format!("{}: {}", chosen.workload.shape_label(), numbers.collect::<Vec<_>>().join(" / "))
 }
 
-/// The least fraction of the limit beyond the caches, and the greatest if there are several.
+/// The smallest fraction of the limit for shapes larger than the caches, and the largest if they
+/// differ.
 fn fractions(rows: &[&Row]) -> String {
     let large = rows.iter().filter(|row| row.workload.size == Size::Large);
     let mut percents: Vec<_> = large.map(|row| (100.0 * row.limit_fraction()).round()).collect();
@@ -67,7 +68,7 @@ fn fractions(rows: &[&Row]) -> String {
     }
 }
 
-/// Which transforms the op has, found out by asking for them.
+/// The transforms that the op supports, found by trying them.
 fn transforms_of(workload: &Workload) -> Result<String> {
     let case = Case { workload, dtype: Dtype::Float32, kind: Kind::Single };
     let Inputs { x, others, ours, .. } = case.inputs()?;
@@ -84,8 +85,8 @@ fn transforms_of(workload: &Workload) -> Result<String> {
     Ok(if names.is_empty() { "none".to_owned() } else { names.join(" ") })
 }
 
-/// Device bytes over the least possible, from lines of an op, the bytes that its kernels moved in the
-/// simulator, and the least possible.
+/// The device bytes divided by the least possible, for each op. Each line of the file holds an op,
+/// the bytes that its kernels moved in the simulator, and the least possible.
 pub fn read_traffic(path: &Path) -> Result<HashMap<String, f64>> {
     let text = files::read_to_string(path)?;
     let mut ratios = HashMap::new();

@@ -1,10 +1,10 @@
-//! Interleaved timing: competitors take turns, so that a machine that slows down slows all.
+//! Interleaved timing: competitors take turns, so that a slower machine slows all of them.
 
 use std::time::{Duration, Instant};
 
 use anyhow::Result;
 
-/// Times are of one call, in seconds.
+/// Times of one call, in seconds.
 #[derive(Clone, Copy, Debug)]
 pub struct Timing {
     pub lower_quartile: f64,
@@ -30,7 +30,7 @@ impl Timing {
     }
 }
 
-/// Something to time. A run is `calls` calls.
+/// A run to time, which makes `calls` calls.
 pub struct Competitor<'a> {
     pub calls: usize,
     pub run: Box<dyn FnMut() -> Result<()> + 'a>,
@@ -48,7 +48,7 @@ impl<'a> Competitor<'a> {
     }
 }
 
-/// How long to go on.
+/// How long to measure.
 pub struct Effort {
     pub budget: Duration,
     pub least_rounds: usize,
@@ -61,19 +61,19 @@ impl Effort {
 }
 
 const MOST_ROUNDS: usize = 200;
-/// Seconds of a competitor's run beyond which one round is enough.
+/// The seconds of a competitor's run beyond which one round is enough.
 const PATIENCE: f64 = 2.0;
-/// A turn is filled with samples up to this time, in seconds, or this part of the slowest
-/// competitor's run, and this many.
+/// A turn takes samples until this time, in seconds, or this fraction of the slowest competitor's
+/// run, and at most [`TURN_SAMPLES`].
 const TURN: f64 = 1e-3;
 const TURN_PART: f64 = 0.25;
 const TURN_SAMPLES: f64 = 16.0;
 
-/// A timing for each competitor.
+/// Returns a timing for each competitor.
 pub fn interleave(competitors: &mut [Competitor], effort: &Effort) -> Result<Vec<Timing>> {
     let mut estimates = Vec::new();
     for competitor in &mut *competitors {
-        // The first run warms up; where a second is cheap it tells the time better.
+        // The first run warms up; if it is cheap, a second one estimates the time better.
         let mut estimate = competitor.time()?;
         if estimate < 0.05 {
             estimate = competitor.time()?;
@@ -81,8 +81,8 @@ pub fn interleave(competitors: &mut [Competitor], effort: &Effort) -> Result<Vec
         estimates.push(estimate.max(1e-8));
     }
     let slowest = estimates.iter().copied().fold(0.0, f64::max);
-    // A short run's turn starts with one that is not counted: it finds the other's data in the caches and
-    // the threads asleep.
+    // A short run's turn starts with an uncounted run, because the caches hold the other
+    // competitor's data and the threads are asleep.
     let warms_up = |estimate: f64| estimate < 2.0 * TURN;
     let samples =
         |estimate: f64| (TURN.max(TURN_PART * slowest) / estimate).clamp(1.0, TURN_SAMPLES).floor();
@@ -102,7 +102,7 @@ pub fn interleave(competitors: &mut [Competitor], effort: &Effort) -> Result<Vec
                 times[index].push(competitor.time()? / competitor.calls as f64);
             }
         }
-        order.reverse(); // nobody always follows the same one
+        order.reverse(); // no competitor always follows the same one
     }
     Ok(times.into_iter().map(Timing::of).collect())
 }

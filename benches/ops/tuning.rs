@@ -1,4 +1,4 @@
-//! What an op should run on this machine: our kernel, or the same made of MLX's own ops.
+//! Chooses between our kernel and a composition of MLX's ops, for each op on this machine.
 
 use std::rc::Rc;
 use std::time::Instant;
@@ -16,8 +16,8 @@ use crate::model::progress;
 use crate::output;
 use crate::verify::simulates;
 
-/// Measures the ops, or those of these names: in chains where an op's result can be its next input. Says on
-/// stderr whose results are wrong.
+/// Measures these ops, or all if none is named, in chains if an op's result can be its next input.
+/// Reports wrong results on stderr.
 pub fn tune(device: Device, ops: &[String], quick: bool) -> Result<Choices> {
     memory::set_cache_limit(CACHE_LIMIT)?;
     let workloads = workloads::all();
@@ -25,7 +25,7 @@ pub fn tune(device: Device, ops: &[String], quick: bool) -> Result<Choices> {
     let effort = if quick { &Effort::QUICK } else { &Effort::FULL };
     cases.retain(|case| match case.workload.size {
         Size::Large => false,
-        // In the simulator they would take minutes.
+        // The simulator would take minutes for these.
         Size::Wide | Size::Prefill if simulates() => false,
         Size::Wide => true,
         Size::Decode | Size::Prefill => case.kind == Kind::Chain,
@@ -45,8 +45,8 @@ pub fn tune(device: Device, ops: &[String], quick: bool) -> Result<Choices> {
     Ok(choices)
 }
 
-/// Measures a case if it is one op that has a choice. Our CPU kernels, which are tested everywhere, say who is
-/// right where our result is not MLX's.
+/// Measures a case if it is one op that has a choice. Our CPU kernels, which are tested on every
+/// machine, decide which result is right if ours differs from MLX's.
 fn add(case: &Case, effort: &Effort, choices: &mut Choices) -> Result<Option<String>> {
     memory::clear_cache()?;
     let inputs = case.inputs()?;
@@ -64,7 +64,7 @@ fn add(case: &Case, effort: &Effort, choices: &mut Choices) -> Result<Option<Str
             ));
         }
     }
-    // Built-ins are made of our results.
+    // The built-ins include our op.
     let calls = with_choices(sides[0].clone(), || calls(case.kind, &inputs))?;
     let [mut ours, mut mlx] = [0, 1].map(|_| competitor(calls, &inputs, &inputs.ours));
     let start = Instant::now();

@@ -1,4 +1,5 @@
-//! The table of what is compared: an op, what keeps it from the machine's limit, its shapes, its inputs.
+//! The table of workloads: an op, the reason why it stays below the machine's limit, its shapes,
+//! its inputs.
 
 use std::rc::Rc;
 
@@ -9,7 +10,7 @@ use super::cases::Size::{self, Decode, Large, Prefill, Wide};
 use super::cases::{Case, Inputs, Workload};
 use super::inputs::{self, Call};
 
-/// A shape, and what tells it from the op's others of this shape.
+/// A shape, and the variants of the op that have this shape.
 type Row<'a> = (Size, &'static [i32], &'a [&'static str]);
 const PLAIN: &[&str] = &[""];
 
@@ -32,19 +33,19 @@ impl Table {
 }
 
 const EXPONENTIALS: &str = "an exponential for each element takes longer than moving it";
-/// Steps are rounded as MLX's composition rounds them.
+/// Each step is rounded as in MLX's composition.
 const ROUNDINGS: &str = "each step is rounded to the type, which takes longer than moving it";
 const GROUPS: &str =
-    "a group is gone through twice: for its extremes, and for a quotient of each element";
+    "each group takes two passes: for its extremes, and for a quotient of each element";
 const SOFTMAX: &str = "a softmax stands between the products, of weights that stay float32";
 const CODES: &str = "codes become floats for no more than four rows of queries";
-const SUMS: &str = "eight rows of x are two times four, all that the registers hold sums for";
-const COLUMNS: &str = "columns of w are turned into rows first, out of lines that lie far apart";
-/// In 16-bit types all values lie in a table.
+const SUMS: &str = "the registers hold sums for four rows of x, so that eight rows take two passes";
+const COLUMNS: &str = "columns of w, in cache lines that lie far apart, are turned into rows first";
+/// 16-bit types look all values up in a table.
 const FUNCTIONS: &str =
     "an exponential or erf for each element, or its look-up, takes longer than moving it";
 
-/// Every workload, an op's together and in the order of the reports.
+/// Every workload, grouped by op and in the order of the reports.
 pub fn all() -> Vec<Workload> {
     let mut table = Table::default();
     rows(&mut table);
@@ -96,7 +97,7 @@ fn rows(table: &mut Table) {
             (Large, &[1, 256, 128_256], PLAIN),
         ]
     };
-    // The first one's result is no input for the next.
+    // The result of `logsumexp` cannot be its next input.
     table.add("logsumexp", EXPONENTIALS, &shapes(Wide), inputs::logsumexp);
     table.add("log_softmax", EXPONENTIALS, &shapes(Decode), inputs::log_softmax);
     let shapes: [Row; 5] = [
@@ -120,7 +121,7 @@ fn positions(table: &mut Table) {
     table.add("rope_append", "", &shapes, inputs::rope_append);
     let many: Row = (Large, &[1024, StateLayout::QUERY_POSITIONS, 3072], &["a sequence each"]);
     table.add("rope_append", ROUNDINGS, &[many], inputs::rope_append_batched);
-    // Keys and values of a decoded position, of a prompt, and a matrix of weights.
+    // Keys and values of one decoded position, of a prompt, and a weight matrix.
     for (four, eight) in [("4 bits", "8 bits"), ("4 bits back", "8 bits back")] {
         let shapes: [Row; 4] = [
             (Wide, &[1, 16, 1, 64], &[eight]), // the result cannot be the next input
@@ -178,7 +179,7 @@ fn matrices(table: &mut Table) {
     for (variant, count) in [
         ("4-bit", 4),
         ("plain", 4),
-        // The peer runs our separate ops, so that the ratio shows what fusing alone gains.
+        // The peer runs our separate ops, so that the ratio shows the gain of fusion alone.
         ("4-bit, by our separate ops", 2),
         ("plain, by our separate ops", 2),
     ] {
@@ -198,7 +199,7 @@ fn elements(table: &mut Table) {
         (Prefill, &[1, 512, 2048], PLAIN),
         (Large, &[4, 2048, 4096], PLAIN),
     ];
-    // With the number of further inputs, and whether they are of the last axis alone.
+    // The number of further inputs, and whether they have only the last axis.
     let activations: [(_, _, _, _, Call); 10] = [
         ("relu", "", 0, false, |x, _| ops::relu(x)),
         ("silu", FUNCTIONS, 0, false, |x, _| ops::silu(x)),
@@ -219,7 +220,7 @@ fn elements(table: &mut Table) {
         });
     }
 
-    // The result is no next input: nothing to chain, hence no decode or prefill sizes.
+    // The result cannot be the next input: no chains, hence no decode or prefill sizes.
     let shapes: [Row; 4] = [
         (Wide, &[1, 1, 4096], PLAIN),
         (Wide, &[8, 128, 768], PLAIN),

@@ -1,4 +1,4 @@
-"""Brings every contestant to `target/peers/`. What is there already is not built again."""
+"""Builds every contestant in `target/peers/`, unless it is there already."""
 
 import os
 import re
@@ -20,7 +20,7 @@ NINJA = "1.11.1.4"
 
 
 class Unavailable(Exception):
-    """What a contestant lacks, with the fix."""
+    """The reason why a contestant cannot run, with a fix."""
 
 
 def say(text):
@@ -28,7 +28,7 @@ def say(text):
 
 
 class Workshop:
-    """The folder that all is built in, with a log for each step."""
+    """The folder of all builds, with a log for each step."""
 
     def __init__(self, folder, jobs):
         self.folder = Path(folder).resolve()
@@ -36,7 +36,7 @@ class Workshop:
         self.folder.mkdir(parents=True, exist_ok=True)
 
     def step(self, name, command, fix, **options):
-        """Runs a command into its log; its end is shown if the command fails."""
+        """Runs a command and logs its output; shows the end of the log if the command fails."""
         log = self.folder / f"{name}.log"
         options.setdefault("cwd", self.folder)
         say(f"{name}: {' '.join(str(part) for part in command[:6])} … (log: {log})")
@@ -58,7 +58,7 @@ class Workshop:
             raise Unavailable(f"the step {name} failed, see {log}; {fix}") from error
 
     def python(self):
-        """A Python of our own for what comes from PyPI."""
+        """Returns the Python of a virtual environment for packages from PyPI."""
         python = self.folder / "venv/bin/python"
         if not (self.folder / "venv/bin/pip").exists():
             self.step(
@@ -87,7 +87,7 @@ class Workshop:
         return python
 
     def cmake(self):
-        """CMake and the flags that choose its generator; both from PyPI where the machine has none."""
+        """Returns CMake and the flags that choose its generator, both from PyPI if the machine has none."""
         cmake, generator = shutil.which("cmake"), []
         if not cmake or version(cmake) < (3, 18):
             self.pip_install(f"cmake=={CMAKE}")
@@ -120,7 +120,7 @@ def ours(shop, given=None):
 
 
 def llama_cpp(shop):
-    """llama-bench of the llama.cpp that llama-cpp-python's source package carries."""
+    """Builds llama-bench from the llama.cpp in llama-cpp-python's source package."""
     name = f"llama_cpp_python-{LLAMA_CPP_PYTHON}"
     source = shop.folder / name / "vendor/llama.cpp"
     if not (source / "CMakeLists.txt").exists():
@@ -140,13 +140,13 @@ def llama_cpp(shop):
 
 
 def ik_llama_cpp(shop, source):
-    """No registry has ik_llama.cpp: its source is the caller's."""
+    """Builds llama-bench from the caller's ik_llama.cpp, which no registry has."""
     if not source:
         raise Unavailable("no registry has it; clone it and give the folder: --ik-llama DIR")
     source = Path(source).resolve()
     if not (source / "CMakeLists.txt").exists():
         raise Unavailable(f"{source} holds no CMakeLists.txt; give --ik-llama a source folder")
-    # Kernels for caches of other types than f16 take most of the compiler's time.
+    # Kernels for caches of types other than f16 take most of the compile time.
     return llama_bench(shop, "ik_llama.cpp", source, "-DGGML_IQK_FA_ALL_QUANTS=OFF")
 
 
@@ -194,7 +194,7 @@ def mlx_lm(shop):
 
 
 def read_bandwidth(shop):
-    """The program that measures how fast memory can be read."""
+    """Builds the program that measures how fast memory can be read."""
     binary, source = shop.folder / "read_bandwidth", HERE / "read_bandwidth.c"
     if not binary.exists() or binary.stat().st_mtime < source.stat().st_mtime:
         compiler = os.environ.get("CC") or shutil.which("cc") or "gcc"

@@ -37,7 +37,7 @@ def box(kind, x, y, width, height, more=""):
 
 
 def panel(results, test, top):
-    """The bars of one test and where they end."""
+    """Returns the bars of one test and the y coordinate of their end."""
     key = test["key"]
     lines = [line for line in results["contestants"] if key in line["tests"]]
     if not lines:

@@ -1,4 +1,4 @@
-"""Who is compared: how each contestant is brought here, run, and read."""
+"""The contestants: how to install each, run it, and read its output."""
 
 import json
 from dataclasses import dataclass
@@ -24,7 +24,7 @@ class Test:
 
 
 def tests(quick):
-    """What is measured, with how many repetitions in a process; the median of them counts."""
+    """The tests to run. The median of the repetitions in one process counts."""
     if quick:
         return [
             Test("decode", "decode", generation=16, context=128),
@@ -49,22 +49,22 @@ class Turn:
 
 
 class Contestant:
-    """Holds what `run.py` knows of one line of the table. `rival` is the line of ours it is set against."""
+    """One line of the table. `rival` is the line of ours that it is compared with."""
 
     def __init__(self, key, who, weights, bits, rival=None, long_context=False):
         self.key, self.who, self.weights = key, who, weights
         self.bits, self.rival, self.long_context = bits, rival, long_context
 
     def prepare(self, shop, options, shape):
-        """Builds it; raises `build.Unavailable` where that fails."""
+        """Builds it; raises `build.Unavailable` if that fails."""
         raise NotImplementedError
 
     def turn(self, test):
-        """None if this contestant is not put to the test."""
+        """Returns the process that measures the test, or None if this contestant skips it."""
         raise NotImplementedError
 
     def read(self, output):
-        """Tokens per second of each repetition, from what a turn's process printed."""
+        """Returns the tokens per second of each repetition, from the output of a turn's process."""
         measured = json.loads(output)
         return measured["prompt_tps"] or measured["generation_tps"]
 
@@ -131,14 +131,14 @@ class IkLlamaCpp(LlamaCpp):
         return build.ik_llama_cpp(shop, self.options.ik_llama)
 
     def sizes(self, test):
-        # Weights are repacked at load, which is how it is fastest.
+        # Weights are repacked at load, because this is fastest.
         if test.prompt:
             return ["-rtr", 1, "-p", test.prompt, "-n", 0]
         return ["-rtr", 1, "-p", 0, "-n", 0, "-gp", f"{test.context},{test.generation}"]
 
 
 class Candle(GgufContestant):
-    """Slow enough that few tokens and rounds tell."""
+    """So slow that few tokens and rounds suffice."""
 
     def build(self, shop):
         return build.candle(shop)
@@ -158,7 +158,7 @@ class Candle(GgufContestant):
 
 
 class MlxLm(Contestant):
-    """Takes seconds a token on a CPU: a few tokens are all it is given, once."""
+    """Takes seconds per token on a CPU, so it runs for one round of a few tokens."""
 
     FEW = 4
 
@@ -186,12 +186,12 @@ def packed(bits):
 
 
 def everyone():
-    """The table's lines, in its order."""
+    """Returns the table's lines, in order."""
     four, eight, half = "ours-4bit", "ours-8bit", "ours-bf16"
     return [
-        # bf16 scale and bias for each group of 64: half a bit a weight.
+        # A bf16 scale and bias for each group of 64: half a bit per weight.
         Ours(four, "4-bit, groups of 64", 4.5, packed(4), long_context=True),
-        # Rounds the prompt's side to eight bits, as the peers do; tokens are decoded as without.
+        # Rounds activations of the prompt to eight bits, as the peers do; decoding is unchanged.
         Ours(
             "ours-int8",
             "4-bit, prompt in 8 bits",

@@ -7,7 +7,7 @@ import struct
 from pathlib import Path
 
 ALIGNMENT = 32
-# ggml's number and llama.cpp's file type; weights of a block and its bytes.
+# ggml's type number, llama.cpp's file type, and the weights and bytes of a block.
 FORMATS = {
     "F32": (0, 0, 1, 4),
     "F16": (1, 1, 1, 2),
@@ -15,12 +15,12 @@ FORMATS = {
     "Q4_1": (3, 3, 32, 20),
     "Q8_0": (8, 7, 32, 34),
 }
-# A prime number of blocks: rows of a matrix differ, though the tile repeats in it.
+# A prime number of blocks, so that rows of a matrix differ although the tile repeats.
 TILE_BLOCKS = 65537
 
 
 class Shape:
-    """A config.json of mlx-lm's."""
+    """The shape of a model, from mlx-lm's config.json."""
 
     def __init__(self, path):
         config = json.loads(Path(path).read_text())
@@ -39,7 +39,7 @@ class Shape:
             raise ValueError(f"{path}: expected a llama with tie_word_embeddings false")
 
     def matrices(self):
-        """Name, rows and columns of every matrix but the embedding."""
+        """Yields the name, rows and columns of every matrix except the embedding."""
         queries, keys = self.heads * self.head, self.kv_heads * self.head
         for layer in range(self.layers):
             block = f"blk.{layer}"
@@ -59,7 +59,7 @@ class Shape:
         yield "output_norm.weight"
 
     def read_a_token(self):
-        """The weights that decoding a token reads: all matrices; of the embedding only a row."""
+        """The weights that decoding a token reads: all matrices except the embedding."""
         return sum(rows * columns for _, rows, columns in self.matrices())
 
     def parameters(self):
@@ -68,12 +68,12 @@ class Shape:
 
 
 def tile(format, columns):
-    """Random blocks whose weights have a standard deviation near 1/sqrt(columns)."""
+    """Returns random blocks whose weights have a standard deviation near 1/sqrt(columns)."""
     draw = random.Random(0)
     spread = columns**-0.5
     if format == "F16":
         return struct.pack(f"<{TILE_BLOCKS}e", *(draw.gauss(0, spread) for _ in range(TILE_BLOCKS)))
-    # The standard deviation of an even draw of 16 or 256 levels is 4.6 or 74 steps.
+    # The standard deviation of a uniform draw from 16 or 256 levels is 4.6 or 74 steps.
     scale = struct.pack("<e", spread / (74 if format == "Q8_0" else 4.6))
     if format == "Q4_1":
         scale += struct.pack("<e", -7.5 * spread / 4.6)

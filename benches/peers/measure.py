@@ -1,4 +1,4 @@
-"""Runs the contestants in turn and keeps what they measured."""
+"""Runs the contestants in turn and collects the results."""
 
 import datetime
 import json
@@ -19,13 +19,13 @@ BANDWIDTH_MEGABYTES = 1000
 
 
 def environment(threads):
-    """The same number of threads for everyone, however it is told."""
+    """The environment that sets the number of threads, by the variables of all contestants."""
     names = ["MLX_PRIMITIVES_THREADS", "RAYON_NUM_THREADS", "OMP_NUM_THREADS"]
     return {**os.environ, **{name: str(threads) for name in names}}
 
 
 def run(command, threads):
-    """What a command printed; raises `build.Unavailable` with the end of its complaint."""
+    """Returns the output of a command; raises `build.Unavailable` with its error if it fails."""
     words = [str(word) for word in command]
     try:
         done = subprocess.run(
@@ -47,7 +47,7 @@ def run(command, threads):
 
 
 def complaint(text):
-    """The line that says most; a backtrace may follow it."""
+    """Returns the most telling line of an error; a backtrace may follow it."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     telling = [line for line in lines if re.search(r"error|assert|fail|panic", line, re.I)]
     return (telling[:1] or lines[-1:] or ["no message"])[0]
@@ -62,7 +62,7 @@ def first_line(*command):
 
 
 def linux_cpu(info):
-    """Name and features as /proc/cpuinfo tells them. Virtual machines hide the name: numbers stand for it."""
+    """The name and features in /proc/cpuinfo. If a virtual machine hides the name, numbers replace it."""
 
     def field(name):
         return next(iter(re.findall(rf"^{name}\s*: (.*)$", info, re.M)), None)
@@ -92,7 +92,7 @@ def machine():
 
 
 def versions(options, everyone):
-    """Of the contestants and of what compiled them."""
+    """The versions of the contestants and of the compilers."""
     if options.ours:
         ours = (first_line(options.ours, "--version") or "unknown").split()[-1]
     else:
@@ -115,7 +115,7 @@ def versions(options, everyone):
 
 
 def git_commit(folder):
-    """Of a checkout; None for a plain folder, even one inside another's checkout."""
+    """The commit of a checkout, or None for a plain folder, even one inside another checkout."""
     if not (Path(folder) / ".git").exists():
         return None
     return first_line("git", "-C", str(folder), "rev-parse", "--short=10", "HEAD")
@@ -126,7 +126,7 @@ def candle_manifest():
 
 
 def prepare(everyone, shop, options, shape):
-    """Those that can run, and why the others cannot."""
+    """Returns the contestants that can run, and the reasons why the others cannot."""
     ready, missing = [], {}
     for contestant in everyone:
         try:
@@ -139,16 +139,16 @@ def prepare(everyone, shop, options, shape):
 
 
 def rounds(options, tests, ready, bandwidth_program):
-    """Every test of every contestant, once a round; who starts moves on, so that none is favoured.
+    """Runs every test of every contestant once per round, each round with another first contestant.
 
-    Returns samples by contestant and test, read bandwidths by form, and failures by contestant: of
-    the rounds so far where the user ends it."""
+    Returns samples by contestant and test, read bandwidths by form, and failures by contestant. If the
+    user interrupts it, they cover the rounds so far."""
     measured = {}, {}, {}
     try:
         for number in range(options.rounds):
             one_round(number, options, tests, ready, bandwidth_program, *measured)
     except KeyboardInterrupt:
-        say("interrupted: this is what there is")
+        say("interrupted: the report covers the rounds so far")
     return measured
 
 
@@ -190,12 +190,12 @@ def bandwidth(program, options):
 
 
 def without_paths(message):
-    """A message as a README can show it."""
+    """Removes the repository's path from a message, for a README."""
     return message and message.replace(f"{build.ROOT}/", "")
 
 
 def results(options, tests, shape, everyone, missing, load, measured):
-    """All that the report needs, as it is written to the JSON file."""
+    """Collects everything that the report needs, for the JSON file."""
     samples, bandwidths, failed = measured
     lines = []
     for contestant in everyone:
@@ -232,7 +232,7 @@ def results(options, tests, shape, everyone, missing, load, measured):
 
 
 def busy_seconds():
-    """Seconds that all cores have worked, since the machine started; None where no file tells."""
+    """The busy seconds of all cores since boot, or None if the system does not report them."""
     try:
         fields = Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:]
     except OSError:
@@ -242,7 +242,7 @@ def busy_seconds():
 
 
 def load_before():
-    """The cores that others keep busy. Peers whose threads spin for each other lose most by it."""
+    """The number of cores that other programs keep busy, which slow peers with spinning threads most."""
     start, before = time.monotonic(), busy_seconds()
     if before is None:
         load = os.getloadavg()[0]

@@ -2,7 +2,7 @@
 
     mlx_lm_peer.py CONFIG BITS GROUP PROMPT GENERATION REPETITIONS
 
-Decoding goes on from the prompt. One JSON object on stdout.
+Decoding continues after the prompt. Prints one JSON object to stdout.
 """
 
 import json
@@ -17,7 +17,7 @@ from mlx_lm.models.llama import Model, ModelArgs
 
 
 def random_like(array):
-    """Any words of packed weights; everything else small."""
+    """Random words for packed weights, and small numbers for everything else."""
     if array.dtype == mx.uint32:
         return mx.random.randint(0, 2**31 - 1, array.shape, mx.int32).view(mx.uint32)
     return (0.01 * mx.random.normal(array.shape)).astype(mx.bfloat16)
@@ -29,7 +29,7 @@ def main():
     mx.set_default_device(mx.cpu)
     model = Model(ModelArgs.from_dict(json.load(open(config))))
     nn.quantize(model, group_size=group, bits=bits)
-    # The float weights that were packed here are never computed: nothing needs their values.
+    # The packed float weights are never computed, because nothing needs their values.
     model.update(tree_map(random_like, model.parameters()))
     mx.eval(model.parameters())
 

@@ -1,8 +1,8 @@
 // Measures how fast threads can read memory: `read_bandwidth THREADS MEGABYTES SECONDS`.
 //
-// Each thread reads a share of its own, as one run or as several streams side by side, with or without
-// software prefetch, in small or (where the system grants them) 2 MB pages. What is best differs by
-// machine, so every form is measured; one JSON object of GB/s on stdout.
+// Each thread reads a separate share, as one run or as several interleaved streams, with or without
+// software prefetch, in small pages or, if the system grants them, 2 MB pages. The best form
+// differs by machine, so all are measured. Prints one JSON object of GB/s to stdout.
 #define _GNU_SOURCE
 #include <pthread.h>
 #include <stdint.h>
@@ -17,9 +17,9 @@ typedef uint64_t vec __attribute__((vector_size(64)));
 enum { VECS = 16, AHEAD = 4096 / sizeof(vec), MOST_THREADS = 1024 };
 
 static int threads;
-static size_t share; // vectors a thread reads
+static size_t share; // the number of vectors that each thread reads
 static const vec *memory;
-vec sums[MOST_THREADS]; // for all the compiler knows, read elsewhere: no load may be left out
+vec sums[MOST_THREADS]; // global, so that the compiler cannot drop the loads
 
 struct task {
     pthread_t thread;
@@ -27,7 +27,7 @@ struct task {
     void (*read)(const vec *, int);
 };
 
-// Always inlined, so that each form has its own loop without a branch.
+// Always inlined, so that each form has its own loop without branches.
 static inline __attribute__((always_inline)) void sweep(const vec *from, int index, size_t streams,
                                                         int prefetch) {
     vec sum[4] = {{0}};
@@ -101,7 +101,7 @@ int main(int argc, char **argv) {
         fprintf(stderr, "usage: read_bandwidth THREADS MEGABYTES SECONDS\n");
         return 2;
     }
-    size_t unit = 8 * VECS; // the most streams, each in whole steps
+    size_t unit = 8 * VECS; // enough for the most streams, each in whole steps
     share = (size_t)atoll(argv[2]) * 1000000 / sizeof(vec) / threads / unit * unit;
     size_t bytes = share * threads * sizeof(vec), count = sizeof forms / sizeof *forms;
     double seconds = atof(argv[3]) / (2 * count);

@@ -1,8 +1,8 @@
-"""The comparison as a Markdown table, from the results of a run."""
+"""Formats the results of a run as a Markdown table."""
 
 import re
 
-# So many cores kept busy by others, and a report says so.
+# The report mentions other programs if they keep more than this many cores busy.
 BUSY = 0.2
 
 
@@ -15,7 +15,7 @@ def quartiles(values):
 
 
 def quantile(values, fraction):
-    """Between the two nearest values, in proportion."""
+    """Interpolates linearly between the two nearest values."""
     ordered = sorted(values)
     place = fraction * (len(ordered) - 1)
     low = int(place)
@@ -38,7 +38,7 @@ def ratio(upper, lower):
 
 
 def number(value):
-    """Three digits, without an exponent."""
+    """Formats a value with three digits, without an exponent."""
     for limit, digits in [(1, 3), (10, 2), (100, 1)]:
         if value < limit:
             return f"{value:.{digits}f}"
@@ -46,7 +46,7 @@ def number(value):
 
 
 def speed(test):
-    """Median ± half the range between the quartiles, of several samples."""
+    """Formats the median, ± half the interquartile range if there are several samples."""
     if not test:
         return "–"
     if len(test["samples"]) < 2:
@@ -66,7 +66,7 @@ def percent(value):
 
 
 def limit(results, line):
-    """Tokens per second at which decoding would read weights as fast as memory was ever read here."""
+    """The decoding speed, in tokens per second, at which weights are read at the best measured bandwidth."""
     best = results["bandwidth"]["best_gb_s"]
     return best and best * 1e9 / line["bytes_a_token"]
 
@@ -77,7 +77,7 @@ def own(line):
 
 
 def rival(results, line):
-    """The line of ours that a peer's is set against; for one of ours, perhaps a peer's."""
+    """The line that a line is compared with: ours for a peer's, perhaps a peer's for ours."""
     for other in results["contestants"]:
         if other["key"] == line["rival"]:
             return other
@@ -138,7 +138,7 @@ def table(results):
 
 
 def about(results):
-    """What was measured, on what, when, and what a reader must know of single lines."""
+    """Describes the measurement, the machine, the date, and the exceptions of single lines."""
     machine = results["machine"]
     simd = f" ({', '.join(machine['simd'])})" if machine["simd"] else ""
     parameters = results["shape"]["parameters"]
@@ -178,7 +178,7 @@ def about(results):
 
 
 def shortened(results, line):
-    """Where a slow contestant was given less than ours was."""
+    """Lists how a slow contestant's tests are shorter than ours."""
     other = rival(results, line)
     for test in results["tests"]:
         figures = line["tests"].get(test["key"])
@@ -201,7 +201,7 @@ BEGIN, END = "<!-- peers:begin -->", "<!-- peers:end -->"
 
 
 def fill(readme, section):
-    """README's text with the section between its markers."""
+    """Returns README's text with the section between its markers."""
     pattern = re.compile(f"{BEGIN}.*?{END}", re.S)
     text, count = pattern.subn(lambda _: f"{BEGIN}\n{section}{END}", readme)
     if count != 1:

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """Compares the CPU speed of our Llama with llama.cpp, ik_llama.cpp, candle and mlx-lm.
 
-Builds or installs all of them into target/peers/, runs the same shape with random weights on the same
+Builds or installs all of them in target/peers/, runs the same shape with random weights on the same
 number of threads, interleaved, and prints a table. Needs Python 3.9, cargo and a C++ compiler.
-README.md beside this file says more.
+See README.md in this folder.
 """
 
 import argparse
@@ -36,19 +36,19 @@ def arguments():
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     option = parser.add_argument
-    option("--quick", action="store_true", help="few tokens and two rounds: to see that all works")
-    option("--only", metavar="KEYS", help="contestants, by comma; * and ? stand for letters")
+    option("--quick", action="store_true", help="few tokens and two rounds, to check that everything works")
+    option("--only", metavar="KEYS", help="contestants, separated by commas; * and ? are wildcards")
     option("--tests", metavar="KEYS", help="tests, by comma: decode, prompt-128, prompt-512, decode-4096")
-    option("--rounds", type=int, help="rounds [default: 5, of a quick run 2]")
-    option("--threads", type=int, default=available_cores(), help="of everyone [default: all cores]")
+    option("--rounds", type=int, help="rounds [default: 5, or 2 with --quick]")
+    option("--threads", type=int, default=available_cores(), help="threads of each contestant [default: all cores]")
     option("--config", default=build.HERE / "llama-1b.json", help="the model's shape")
     option("--ours", metavar="FILE", help="the mlx-primitives to measure, instead of building it")
     option("--ik-llama", metavar="DIR", help="source of ik_llama.cpp; without it, it is not run")
-    option("--ik-llama-version", metavar="TEXT", help="what that source is, where git does not say")
+    option("--ik-llama-version", metavar="TEXT", help="the version of that source, if git does not know it")
     option("--build-only", action="store_true", help="build everyone and write their models")
-    option("--folder", default=build.ROOT / "target/peers", help="where all is built")
-    option("--results", metavar="FILE", help="where results go [default: results.json in the folder]")
-    option("--report", metavar="FILE", help="tell of the results of an earlier run; measure nothing")
+    option("--folder", default=build.ROOT / "target/peers", help="the folder of all builds")
+    option("--results", metavar="FILE", help="the file for the results [default: results.json in the folder]")
+    option("--report", metavar="FILE", help="report the results of an earlier run; measure nothing")
     option(
         "--readme",
         action="store_true",
@@ -73,7 +73,7 @@ def chosen(items, patterns):
 
 
 def measured(options):
-    """Runs everyone; None where only building was asked for."""
+    """Runs everyone; returns None if only a build was requested."""
     shape = gguf.Shape(options.config)
     everyone = chosen(contestants.everyone(), options.only)
     tests = chosen(contestants.tests(options.quick), options.tests)
@@ -87,7 +87,7 @@ def measured(options):
     if options.build_only:
         return None
     if not ready:
-        sys.exit("error: none of them can run")
+        sys.exit("error: no contestant can run")
     load = measure.load_before()
     figures = measure.rounds(options, tests, ready, bandwidth)
     return measure.results(options, tests, shape, everyone, missing, load, figures)

@@ -1,4 +1,4 @@
-"""What can be tested of the comparison without its contestants: `python3 -m unittest` in this folder."""
+"""Tests the comparison without its contestants: `python3 -m unittest` in this folder."""
 
 import json
 import struct
@@ -39,7 +39,7 @@ def line(key, rival=None, not_run=None, **tests):
 
 
 def invented():
-    """Results that no machine measured."""
+    """Invented results."""
     return {
         "machine": {"cpu": "none", "cores": 2, "simd": ["avx2"], "memory_gb": 1, "system": "none"},
         "date": "2000-01-01",

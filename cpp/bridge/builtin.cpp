@@ -93,8 +93,8 @@ Handle binary(BinaryOp op, const MlxArray& a, const MlxArray& b) {
 Handle reduce(ReduceOp op, const MlxArray& input, Ints axes, bool keepdims) {
   auto s = here();
   auto over = to_ints(axes);
-  // If the reduced axes hold nothing and the array is not row-contiguous, MLX walks by a shape and
-  // strides that it never wrote (docs/upstream, section 7).
+  // If the reduced axes are empty and the array is not row-contiguous, MLX iterates with a shape
+  // and strides that it never wrote (docs/upstream, section 7).
   mx::array a = input;
   if (a.size() == 0) a = mx::contiguous(a, false, s);
   switch (op) {

@@ -22,7 +22,7 @@ static_assert(sizeof(mx::ShapeElem) == sizeof(int32_t));
 
 namespace {
 
-// Set by with_device and with_stream. MLX's own default device is one unsynchronised global.
+// Set by with_device and with_stream. MLX's default device is an unsynchronized global.
 thread_local std::optional<Place> place_of_thread;
 
 constexpr mx::Dtype dtypes[] = {
@@ -78,7 +78,7 @@ mx::Dtype to_mlx(Dtype dtype) {
   return dtypes[index];
 }
 
-/** MLX's own limit, before anybody changed it: what the machine has. */
+/** The memory limit that MLX chose for this machine, as it was before the first call. */
 static double machine_memory() {
   static const double limit = static_cast<double>(mx::get_memory_limit());
   return limit;
@@ -246,7 +246,7 @@ rust::String primitive_name(const MlxArray& array) {
 }
 
 rust::String to_text(const MlxArray& array) {
-  // True and False, as MLX's Python writes them.
+  // Write True and False, as MLX's Python does.
   static const bool python_style = mx::get_global_formatter().capitalize_bool = true;
   (void)python_style;
   std::ostringstream text;

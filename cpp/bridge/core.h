@@ -1,4 +1,4 @@
-// The C++ side of src/ffi/mod.rs: conversions only, no logic. Groups follow ffi.rs.
+// The C++ side of src/ffi/mod.rs: conversions only, no logic. The groups follow that file.
 #pragma once
 
 #include <functional>
@@ -63,7 +63,7 @@ size_t set_wired_limit(size_t bytes);
 ListHandle new_list();
 void push(ArrayList& list, const MlxArray& array);
 
-// Handles and what they describe.
+// Handles and their properties.
 Handle share(const MlxArray& array);
 rust::Slice<const int32_t> shape(const MlxArray& array);
 rust::Vec<int64_t> strides(const MlxArray& array);
@@ -143,10 +143,10 @@ rust::Vec<LaunchPlan> dispatches(const MlxArray& array, uint32_t max_threads);
 mx::StreamOrDevice here();
 mx::Dtype to_mlx(Dtype dtype);
 
-/** Refuses what MLX's allocator would refuse by a null pointer, through which it then writes. */
+/** Throws for a shape larger than memory: MLX's allocator would return null and MLX write to it. */
 void require_memory(const char* op, Ints shape, mx::Dtype dtype);
 
-/** Hands a result to Rust that takes no memory of its own. */
+/** Hands a result that shares the memory of another array to Rust. */
 inline Handle view(mx::array array) {
   return std::make_unique<mx::array>(std::move(array));
 }

@@ -1,4 +1,4 @@
-// What a lazy graph will do, node by node, as src/ffi/mod.rs declares it.
+// The nodes of a lazy graph, as src/ffi/mod.rs declares them.
 #include <unordered_set>
 
 #include "bridge/core.h"

@@ -9,7 +9,7 @@ namespace mlx_primitives::bridge {
 
 Handle stored(rust::Box<Stored> from, Ints shape, Dtype dtype) {
   require_memory("stored", shape, to_mlx(dtype));
-  here(); // this thread has a CPU stream now
+  here(); // makes sure that this thread has a CPU stream
   auto source = std::make_shared<rust::Box<Stored>>(std::move(from));
   return handle(mlx_primitives::stored(std::move(source), to_shape(shape), to_mlx(dtype)));
 }
@@ -19,7 +19,7 @@ void save_safetensors(
     rust::Slice<const rust::String> names,
     const ArrayList& arrays,
     rust::Slice<const MetadataEntry> metadata) {
-  evaluate(arrays); // MLX's own evaluation, which it calls below, does not know what failed
+  evaluate(arrays); // mx::save_safetensors would evaluate without a check for failed tasks
   std::unordered_map<std::string, mx::array> named;
   for (size_t i = 0; i < names.size() && i < arrays.size(); ++i) {
     named.insert_or_assign(std::string(names[i]), arrays[i]);

@@ -178,7 +178,7 @@ QuantizedFormat format_of(const QuantizedLayout& layout) {
   return {layout.group_size, layout.bits, layout.mode};
 }
 
-/** The arrays of each weight, one after the other: packed, scales and, if affine, biases. */
+/** The arrays of each weight, in order: packed, scales and, if affine, biases. */
 std::vector<QuantizedWeight> weights_of(const ArrayList& arrays, const QuantizedLayout& layout) {
   std::vector<QuantizedWeight> weights;
   bool affine = format_of(layout).affine();
@@ -210,7 +210,7 @@ Handle quantized_matmul(
 
 ListHandle pack_matrix(const MlxArray& w, const QuantizedLayout& layout) {
   auto format = format_of(layout);
-  require_format("quantized_weight", format); // MLX divides by both before it looks at them
+  require_format("quantized_weight", format); // MLX divides by both before it checks them
   auto [group, bits, mode] = format;
   return handle(mx::quantize(w, group, bits, format.name(), std::nullopt, here()));
 }

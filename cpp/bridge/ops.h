@@ -33,7 +33,7 @@ Handle attention_quantized(
     const AttentionRules& rules,
     const MlxArray* mask,
     const MlxArray* sinks);
-/** `ignored` counts if `ignores`. */
+/** `ignored` is used only if `ignores` is true. */
 Handle cross_entropy(
     const MlxArray& x, const MlxArray& targets, float smoothing, bool ignores, int32_t ignored);
 Handle layer_norm(const MlxArray& x, const MlxArray* weight, const MlxArray* bias, float eps);
@@ -55,7 +55,7 @@ Handle lora_linear(
     const MlxArray& a,
     const MlxArray& b,
     float scale);
-/** `mask` may be null; the window counts if `sliding`. */
+/** `mask` may be null; the window is used only if `sliding` is true. */
 Handle masked_softmax(
     const MlxArray& x,
     float scale,

@@ -16,7 +16,7 @@ namespace {
 
 using Function = std::function<ArrayList(const ArrayList&)>;
 
-// The closure outlives the function: MLX keeps none of these after the call returns.
+// The closure outlives the function, because MLX keeps no copy after the call returns.
 Function borrowed(const Closure& f) {
   return [&f](const ArrayList& inputs) { return *f.call(inputs); };
 }
@@ -26,8 +26,8 @@ ListPair pair(std::pair<ArrayList, ArrayList> lists) {
 }
 
 /**
- * For a CPU, MLX writes what it fuses as a C++ source and runs `g++` on it, if there is one. Where
- * that `g++` refuses the source, every later function is compiled without fusion.
+ * For a CPU, MLX writes a fused function as C++ source and runs `g++` on it, if it is installed. If
+ * that `g++` rejects the source, every later function is compiled without fusion.
  */
 void fuse_where_possible() {
   [[maybe_unused]] static const bool once = [] {
@@ -43,7 +43,7 @@ void fuse_where_possible() {
   }();
 }
 
-/** Returns whether a graph has a reduction of which every axis is empty or 1 long. */
+/** Returns whether a graph has a reduction over axes that are all of length 0 or 1. */
 bool reduces_short_axes(ArrayList arrays) {
   std::unordered_set<std::uintptr_t> seen;
   while (!arrays.empty()) {
@@ -66,9 +66,9 @@ bool reduces_short_axes(ArrayList arrays) {
 }
 
 /**
- * Compiles a function for any shape, once for each choice of types and of axes that are empty or 1
- * long. A function that reduces along such axes alone is compiled for each shape instead, because
- * MLX would read strides that do not exist (docs/upstream, section 9).
+ * Compiles a function for any shape, once for each combination of types and of axes of length 0 or
+ * 1. A function that reduces over such axes only is compiled for each shape instead, because MLX
+ * would read strides that do not exist (docs/upstream, section 9).
  */
 Function compile_for_any_shape(Function function) {
   auto compiled = std::make_shared<std::map<std::vector<int>, Function>>();

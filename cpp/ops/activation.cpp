@@ -8,7 +8,7 @@ namespace mlx_primitives {
 
 namespace {
 
-/** As in the names of the kernels. */
+/** The activation as the names of the kernels spell it. */
 constexpr std::string_view activation_name(ActivationKind kind) {
   switch (kind) {
     case ACTIVATION_NONE:
@@ -45,7 +45,7 @@ mx::Dtype floating(const char* op, mx::Dtype dtype) {
   return kernel;
 }
 
-/** What is applied to the first of two inputs before they meet. */
+/** The activation of the first of two inputs, before the product. */
 ActivationKind gate(ActivationKind kind) {
   switch (kind) {
     case ACTIVATION_SWIGLU:
@@ -165,7 +165,7 @@ Arrays Affine::compose(const Arrays& inputs) {
 
 std::pair<Arrays, std::vector<int>> Affine::vmap(
     const Arrays& inputs, const std::vector<int>& axes) {
-  if (axes[1] >= 0 || axes[2] >= 0) { // a scale or a shift for each batch entry
+  if (axes[1] >= 0 || axes[2] >= 0) { // each batch entry has its own scale or shift
     return ComposedPrimitive::vmap(inputs, axes);
   }
   auto x = batch_first(inputs[0], axes[0], batch_size(inputs, axes), stream());
@@ -178,7 +178,7 @@ bool Affine::is_equivalent(const mx::Primitive&) const {
 
 std::vector<Dispatch> Activation::dispatches(
     const Arrays& inputs, const Arrays& outputs, uint32_t max_threads) {
-  // A quad of a flat array for each thread.
+  // One quad of the flat array for each thread.
   auto& out = outputs[0];
   auto threads = std::clamp<uint32_t>(max_threads, 1, ACTIVATION_GROUP);
   auto groups = ceil_div(out.size(), uint64_t{threads} * READS);
@@ -201,7 +201,7 @@ CpuCall Activation::cpu_call(const Arrays& inputs, Arrays& outputs) const {
 
 std::vector<Dispatch> Affine::dispatches(
     const Arrays& inputs, const Arrays& outputs, uint32_t max_threads) {
-  // Quads of columns along x, AFFINE_ROWS rows for each thread along y.
+  // Quads of columns along x, and AFFINE_ROWS rows for each thread along y.
   auto& x = inputs[0];
   Rows rows(x);
   auto threads = std::clamp<uint32_t>(max_threads, 1, ACTIVATION_GROUP);

@@ -5,7 +5,7 @@
 
 namespace mlx_primitives {
 
-/** An activation of x, or of a and b, which are broadcast to one shape; element by element. */
+/** An elementwise activation of x, or of a and b, which are broadcast to one shape. */
 mx::array activation(ActivationKind kind, const mx::array& x, mx::StreamOrDevice s = {});
 mx::array activation(
     ActivationKind kind, const mx::array& a, const mx::array& b, mx::StreamOrDevice s = {});
@@ -33,7 +33,9 @@ class Activation : public ComposedPrimitive {
   ActivationKind kind_;
 };
 
-/** Inputs: x, scale and shift of one dtype; the last two of one element or as long as a row. */
+/**
+ * Inputs: x, scale and shift of one dtype; scale and shift have one element or one for each column.
+ */
 class Affine : public ComposedPrimitive {
  public:
   using ComposedPrimitive::ComposedPrimitive;

@@ -16,7 +16,7 @@ void require_rank(const char* name, const mx::array& x) {
   }
 }
 
-/** The head dimension, once all that does not depend on how keys are stored is checked. */
+/** Checks everything that does not depend on how keys are stored. */
 void check(const mx::array& q, mx::Shape k, mx::Shape v, const AttentionRules& rules) {
   if (!std::equal(k.begin(), k.begin() + 3, v.begin())) {
     refuse(op, "expected as many values as keys, got ", v, " and ", k);
@@ -43,7 +43,7 @@ void check(const mx::array& q, mx::Shape k, mx::Shape v, const AttentionRules& r
   }
 }
 
-/** The mask as a view of [B, H, T, S], and the sinks, behind the other inputs. */
+/** Appends the mask, as a view of [B, H, T, S], and the sinks to the inputs. */
 void push_mask_and_sinks(
     Arrays& inputs,
     const Optional& mask,
@@ -101,7 +101,7 @@ mx::array node(
   return mx::array(std::move(shape), dtype, std::move(primitive), std::move(inputs));
 }
 
-/** The shape that quantized rows stand for. */
+/** Checks quantized rows and returns the shape of the numbers that they encode. */
 mx::Shape check_quantized(const char* name, const QuantizedRows& rows, int bits, int group_size) {
   for (auto* x : {&rows.packed, &rows.scales, &rows.biases}) {
     require_rank(name, *x);
@@ -217,7 +217,7 @@ std::pair<Arrays, std::vector<int>> Attention::vmap(
   auto s = stream();
   int size = batch_size(inputs, axes);
   int batch = batch_first(inputs[0], axes[0], size, s).shape(1);
-  // The new axis joins the batch: a view where the batch was one, or the axis is in front.
+  // The new axis joins the batch: a view if the batch size is 1 or the axis is in front.
   auto folded = [&](int i) {
     auto x = batch_first(inputs[i], axes[i], size, s);
     return x.shape(1) == 1 ? mx::squeeze(x, 1, s) : mx::flatten(x, 0, 1, s);

@@ -10,13 +10,13 @@ namespace mlx_primitives {
 struct AttentionRules {
   float scale;
   bool causal;
-  int window;     // how many positions back a query sees, itself included; 0 if unlimited
+  int window;     // how many positions a query sees, up to its own; 0 if unlimited
   float soft_cap; // 0 if none
 
   bool operator==(const AttentionRules&) const = default;
 };
 
-/** Words of `bits`-bit numbers with a scale and a bias for each group, along the last axis. */
+/** `bits`-bit codes in words, with a scale and a bias for each group along the last axis. */
 struct QuantizedRows {
   mx::array packed;
   mx::array scales;
@@ -24,9 +24,10 @@ struct QuantizedRows {
 };
 
 /**
- * softmax(scale * q k^T, capped, masked) v, [B, H, T, E]. q [B, H, T, D], k [B, H / n, S, D] and
- * v [B, H / n, S, E] of any strides; mask of bools or additive, broadcast to [B, H, T, S]; sinks
- * [H]. The result lies in memory as [B, T, H, E], so that joining its heads copies nothing.
+ * softmax(scale * q k^T, capped, masked) v, [B, H, T, E]. q [B, H, T, D], k [B, H / n, S, D] and v
+ * [B, H / n, S, E] may have any strides. The mask is boolean or additive and broadcasts to [B, H,
+ * T, S]; the sinks are [H]. The result lies in memory as [B, T, H, E], so that joining its heads
+ * copies nothing.
  */
 mx::array attention(
     const mx::array& q,
@@ -49,8 +50,8 @@ mx::array attention_quantized(
     mx::StreamOrDevice s = {});
 
 /**
- * Inputs: q; k and v, each one array or packed, scales and biases; the mask; the sinks
- * (row-contiguous). All others of any strides: they are read where they lie.
+ * Inputs: q; k and v, each one array or three (packed, scales and biases); the mask; the sinks
+ * (row-contiguous). All others may have any strides, because the kernels read them in place.
  */
 class Attention : public ComposedPrimitive {
  public:
@@ -82,10 +83,10 @@ class Attention : public ComposedPrimitive {
       const Arrays& inputs, const std::vector<int>& axes) override;
 
  private:
-  /** Extents, rules and splits; the strides are known at evaluation alone. */
+  /** Extents, rules and splits; the strides are known only at evaluation. */
   AttentionParams params(const Arrays& inputs) const;
 
-  /** Features of the keys or values that begin at this input. */
+  /** The number of features of the keys or values that begin at this input. */
   int dim(const Arrays& inputs, int at) const {
     int last = inputs[at].shape(3);
     return bits_ > 0 ? static_cast<int>(int64_t{last} * 32 / bits_) : last;
@@ -93,7 +94,7 @@ class Attention : public ComposedPrimitive {
   int parts() const {
     return bits_ > 0 ? 3 : 1;
   }
-  /** Where the values, the mask and the sinks are among the inputs. */
+  /** The positions of the values, the mask and the sinks among the inputs. */
   int values() const {
     return 1 + parts();
   }

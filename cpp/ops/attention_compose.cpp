@@ -1,4 +1,4 @@
-// The value of an Attention as a graph of MLX's own ops.
+// The composition of an Attention from MLX's ops.
 #include <limits>
 
 #include "ops/attention.h"
@@ -7,7 +7,7 @@ namespace mlx_primitives {
 
 namespace {
 
-/** Whether a key is seen, [T, S], by the causal rule and the window. */
+/** Whether each query sees each key by the causal rule and the window, [T, S]. */
 mx::array seen(int queries, int keys, const AttentionRules& rules, mx::Stream s) {
   auto position = mx::expand_dims(mx::arange(keys - queries, keys, s), 1, s);
   auto key = mx::expand_dims(mx::arange(0, keys, s), 0, s);
@@ -39,7 +39,7 @@ Arrays Attention::compose(const Arrays& inputs) {
         q, inputs[1], inputs[2], rules_.scale, mode, mask_input, sinks_input, false, s)};
   }
 
-  // Queries of one key-value head side by side: [B, Hkv, n, T, D].
+  // Queries that share a key-value head side by side: [B, Hkv, n, T, D].
   auto dtype = q.dtype();
   int heads = q.shape(1);
   int kv_heads = inputs[1].shape(1);

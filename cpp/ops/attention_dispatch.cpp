@@ -1,4 +1,4 @@
-// How an Attention runs: its Metal dispatches and its CPU kernel.
+// How an Attention runs: its Metal dispatches and the call of its CPU kernel.
 #include <bit>
 
 #include "ops/attention.h"
@@ -10,9 +10,9 @@ namespace {
 
 constexpr auto op = "attention";
 
-constexpr uint32_t ATTENTION_SPLIT_KEYS = 256;  // of a split, at least
-constexpr uint32_t ATTENTION_SHORT_KEYS = 1024; // up to which one dispatch does it all
-constexpr uint64_t ATTENTION_GROUPS = 1024;     // threadgroups that fill any GPU
+constexpr uint32_t ATTENTION_SPLIT_KEYS = 256;  // the fewest keys of a split
+constexpr uint32_t ATTENTION_SHORT_KEYS = 1024; // up to this length, one dispatch suffices
+constexpr uint64_t ATTENTION_GROUPS = 1024;     // enough threadgroups to fill any GPU
 constexpr uint32_t ATTENTION_SPLIT_THREADS = 256;
 constexpr uint32_t ATTENTION_WHOLE_THREADS = 512;
 
@@ -20,12 +20,13 @@ bool by_vector(const AttentionParams& params) {
   return uint64_t{params.group} * params.queries <= ATTENTION_VECTOR_ROWS;
 }
 
-/** Features of the smallest kernel that takes heads of this dimension. */
+/** The number of features of the smallest kernel that handles heads of this dimension. */
 uint32_t kernel_features(uint32_t dim) {
   return dim <= 64 ? 64u : dim <= 128 ? 128u : static_cast<uint32_t>(ATTENTION_DIM);
 }
 
-/** Whether keys and values are as the matrix kernels want them that have no other way of loading.
+/**
+ * Whether there is no mask, and keys and values have the layout that the fast matrix kernels need.
  */
 bool plain(const AttentionParams& params, bool quantized) {
   bool features = params.dim == 64 || params.dim == 80 || params.dim == 96 || params.dim == 128 ||
@@ -35,7 +36,7 @@ bool plain(const AttentionParams& params, bool quantized) {
          params.v[0].strides[3] == 1;
 }
 
-/** Rows that a threadgroup of the matrix kernel takes, where a threadgroup may be that large. */
+/** Rows per threadgroup of the matrix kernel, within the largest threadgroup allowed. */
 uint32_t block_rows(uint32_t features, uint32_t itemsize, uint32_t max_threads) {
   uint32_t simds = whole_simds(op, max_threads) / SIMD_WIDTH;
   // Threadgroup memory holds 16 rows of 256 floats beside a tile.
@@ -43,7 +44,7 @@ uint32_t block_rows(uint32_t features, uint32_t itemsize, uint32_t max_threads) 
   return std::min(simds, most) * ATTENTION_FRAGMENT;
 }
 
-/** Fills in how the keys from `first` to `end` are split. */
+/** Sets how the keys from `first` to `end` are split. */
 void plan_splits(AttentionParams& params, uint32_t itemsize) {
   uint32_t keys = params.end - params.first;
   uint64_t groups = uint64_t{params.batch} * params.kv_heads;
@@ -59,11 +60,11 @@ void plan_splits(AttentionParams& params, uint32_t itemsize) {
         static_cast<uint32_t>(std::min(wanted, ceil_div(keys, uint64_t{ATTENTION_SPLIT_KEYS})));
   }
   params.chunk = static_cast<uint32_t>(ceil_div(std::max(keys, 1u), params.splits));
-  // No split without keys.
+  // Use fewer splits, so that none is empty.
   params.splits = static_cast<uint32_t>(ceil_div(std::max(keys, 1u), params.chunk));
 }
 
-/** `suffix` names how keys and values are stored, and the type. */
+/** `suffix` names the storage format of keys and values, and the type. */
 Launch plan_keys(
     const AttentionParams& params,
     bool quantized,
@@ -77,7 +78,7 @@ Launch plan_keys(
   uint32_t features = kernel_features(std::max(params.dim, params.value_dim));
   if (by_vector(params)) {
     uint32_t threads = params.splits > 1 ? ATTENTION_SPLIT_THREADS : ATTENTION_WHOLE_THREADS;
-    // As many SIMD groups as there are tiles of keys are enough.
+    // More SIMD groups than tiles of keys would be idle.
     uint64_t useful = ceil_div(params.chunk, unsigned{ATTENTION_TILE}) * SIMD_WIDTH;
     threads =
         std::min(
@@ -89,7 +90,7 @@ Launch plan_keys(
     uint32_t together = rows <= 1   ? 1
                         : rows <= 4 ? 4u
                                     : static_cast<uint32_t>(ATTENTION_VECTOR_ROWS);
-    // The queries first, then a maximum and a sum for each row and a row for each SIMD group.
+    // The queries at first; afterwards each SIMD group's maxima, sums and row.
     uint32_t floats =
         std::max(together * features, threads / SIMD_WIDTH * (2 * together + features));
     return {
@@ -113,7 +114,7 @@ Launch plan_keys(
       round_up(memory, 16)};
 }
 
-/** Joins what the splits left. */
+/** Combines the partial results of the splits. */
 Launch plan_combine(const AttentionParams& params, const std::string& type, uint32_t max_threads) {
   uint32_t together =
       std::min<uint32_t>(whole_simds(op, max_threads) / SIMD_WIDTH, ATTENTION_COMBINED_ROWS);
@@ -122,7 +123,7 @@ Launch plan_combine(const AttentionParams& params, const std::string& type, uint
   return {"mlxp_attention_combine" + type, {groups, 1, 1}, {together * SIMD_WIDTH, 1, 1}, 0};
 }
 
-/** All that the strides of x reach, as a flat array that begins at the lowest address. */
+/** The memory that the strides of x span, as a flat array that begins at the lowest address. */
 mx::array reached(const mx::array& x, AttentionView& view) {
   int64_t lowest = 0;
   int64_t highest = 0;
@@ -132,12 +133,12 @@ mx::array reached(const mx::array& x, AttentionView& view) {
   }
   view.start = -lowest;
   auto size = static_cast<size_t>(highest - lowest + 1);
-  mx::array flat({1}, x.dtype(), nullptr, {}); // an extent of 32 bits would not do
+  mx::array flat({1}, x.dtype(), nullptr, {}); // the length may exceed the 32 bits of an extent
   flat.copy_shared_buffer(x, {1}, {true, true, true}, size, lowest);
   return flat;
 }
 
-/** One of up to three arrays from `at` on, for the CPU. */
+/** For the CPU: the array at index `at`, or an empty view if it is not there. */
 bridge::AttentionView view(const Arrays& inputs, int at, bool there = true) {
   if (!there) {
     return {0, {}};
@@ -173,7 +174,7 @@ AttentionParams Attention::params(const Arrays& inputs) const {
     params.mask_kind =
         inputs[mask()].dtype() == mx::bool_ ? ATTENTION_BOOL_MASK : ATTENTION_ADDITIVE_MASK;
   } else if (params.window > 0 && params.keys + 1 > params.queries + params.window) {
-    params.first = params.keys + 1 - params.queries - params.window; // of the first query
+    params.first = params.keys + 1 - params.queries - params.window; // the first query's first key
   }
   plan_splits(params, static_cast<uint32_t>(q.itemsize()));
   return params;
@@ -186,7 +187,7 @@ std::vector<Dispatch> Attention::dispatches(
   Arrays bound = {reached(inputs[0], all.q)};
   for (int first : {1, values()}) {
     auto* views = first == 1 ? all.k : all.v;
-    for (int i = 0; i < 3; ++i) { // something has to be bound where there is nothing
+    for (int i = 0; i < 3; ++i) { // a missing buffer is bound to another
       bound.push_back(
           i < parts() ? reached(inputs[first + i], views[i]) : bound[first == 1 ? 1 : 4]);
     }

@@ -10,7 +10,7 @@ namespace mlx_primitives {
 namespace {
 constexpr auto op = "cross_entropy";
 
-/** As int32; what that cannot hold is no class anyway, and must not become one. */
+/** The targets as int32. Numbers beyond its range are clamped, lest they wrap around to a class. */
 mx::array narrowed(const mx::array& targets, mx::Stream s) {
   auto dtype = targets.dtype();
   if (dtype == mx::int32) {
@@ -28,7 +28,7 @@ mx::array narrowed(const mx::array& targets, mx::Stream s) {
   return mx::astype(result, mx::int32, s);
 }
 
-/** The losses, and what the gradient needs. */
+/** A node with two outputs: the losses and the statistics that the gradient needs. */
 Arrays node(const mx::array& x, const mx::array& targets, CrossEntropyTargets how, mx::Stream s) {
   auto kept = targets.shape();
   kept.push_back(2);
@@ -57,7 +57,7 @@ Arrays mapped(const Arrays& inputs, const std::vector<int>& axes, mx::Stream s) 
   return result;
 }
 
-/** Which targets are classes, which rows count, and the targets with 0 for those that are none. */
+/** Which targets are valid classes, which rows count, and the targets with 0 for invalid ones. */
 struct TargetMasks {
   mx::array valid;
   mx::array counts;
@@ -200,7 +200,7 @@ std::vector<Dispatch> CrossEntropy::dispatches(
   Rows rows(x);
   auto launch = plan_rows(op, type_suffix(x), rows, CROSS_ENTROPY_SLOTS, max_threads);
   if (rows.axis > SIMD_ROW) {
-    // Nothing has to be kept for a second pass, so one form does for every length.
+    // No row has to be kept for a second pass, so one kernel handles every length.
     launch.kernel = "mlxp_cross_entropy_looped" + type_suffix(x);
   }
   return {{op, launch, inputs, outputs, targets_.params(rows.narrow(), rows.axis)}};
@@ -224,8 +224,8 @@ std::vector<Dispatch> CrossEntropyGrad::dispatches(
   Rows rows(x);
   auto launch = plan_rows("cross_entropy_grad", type_suffix(x), rows, 0, max_threads);
   if (rows.axis > SIMD_ROW) {
-    // No reductions are left: long rows are spread over several threadgroups.
-    constexpr uint32_t enough = 256; // threads: more than that only wait for each other
+    // The statistics are already reduced, so several threadgroups share a long row.
+    constexpr uint32_t enough = 256; // threads: more would only wait for each other
     constexpr uint32_t share = static_cast<uint32_t>(READS) * CROSS_ENTROPY_QUADS;
     auto each = static_cast<uint32_t>(ceil_div(rows.axis, share));
     uint32_t threads = std::min({launch.group[0], enough, round_up(each, SIMD_WIDTH)});

@@ -20,8 +20,8 @@ struct CrossEntropyTargets {
 
 /**
  * logsumexp(x) - (1 - smoothing) * x[target] - smoothing * mean(x) for each row of the logits x
- * [..., classes] and its target, an integer [...]. Rows of the ignored target give 0, those of a
- * target that is no class NaN.
+ * [..., classes] and its target, an integer [...]. Rows with the ignored target give 0, rows whose
+ * target is not a class NaN.
  */
 mx::array cross_entropy(
     const mx::array& x,
@@ -32,7 +32,7 @@ mx::array cross_entropy(
 
 /**
  * Inputs: x (row-contiguous, floating) and targets (row-contiguous, int32). Outputs: the losses,
- * and for the gradient [..., 2] float32: each row's maximum and its sum of exponentials.
+ * and [..., 2] float32 for the gradient: each row's maximum and its sum of exponentials.
  */
 class CrossEntropy : public ComposedPrimitive {
  public:
@@ -55,8 +55,8 @@ class CrossEntropy : public ComposedPrimitive {
 
 /**
  * g * (softmax(x) - (1 - smoothing) * onehot(target) - smoothing / classes). Inputs: x, targets,
- * the gradient g of the losses, and what CrossEntropy kept of x: a shortcut to numbers that x
- * alone decides, so that no derivative runs through it.
+ * the gradient g of the losses, and the statistics that CrossEntropy saved. Those depend on x
+ * alone, so no derivative runs through them.
  */
 class CrossEntropyGrad : public ComposedPrimitive {
  public:

@@ -12,7 +12,7 @@ namespace mlx_primitives {
 
 namespace {
 
-/** Ops that Rust builds meanwhile go to the primitive's own stream. */
+/** While it lives, ops that Rust builds on this thread go to the primitive's stream. */
 class OnStream {
  public:
   explicit OnStream(const mx::Stream& s) : before_(bridge::current_place()) {
@@ -77,7 +77,7 @@ std::vector<mx::Shape> Custom::output_shapes(const Arrays& inputs) {
     shapes.emplace_back(output.shape.begin(), output.shape.end());
     dtypes.push_back(bridge::to_mlx(output.dtype));
   }
-  // Shapes are all that MLX asks for: the rest stays as it was.
+  // Only the shapes may change, because MLX asks for nothing else here.
   if (dtypes != dtypes_) {
     refuse(name(), "expected outputs of the same number and types whenever asked, got others");
   }
@@ -107,7 +107,7 @@ std::pair<Arrays, std::vector<int>> Custom::vmap(
 
 namespace {
 
-/** A Metal library of the user's, from the metallib or the source that Rust holds. */
+/** A Metal library of the user, from the metallib or the source that Rust holds. */
 class CustomLibrary : public KernelLibrary {
  public:
   explicit CustomLibrary(std::shared_ptr<const bridge::LibraryHandle> handle)
@@ -148,7 +148,7 @@ Binding binding_of(const bridge::CustomBinding& from, const Arrays& inputs, cons
 std::vector<Dispatch> Custom::dispatches(
     const Arrays& inputs, const Arrays& outputs, uint32_t max_threads) {
   std::vector<Dispatch> all;
-  // Shared, since a box cannot be moved out of a vector that Rust frees.
+  // Shared, because a box cannot be moved out of a vector that Rust frees.
   auto launches = std::make_shared<rust::Vec<bridge::CustomLaunch>>(
       bridge::custom_launches(**op_, inputs, outputs, max_threads));
   for (const auto& launch : *launches) {
@@ -185,8 +185,8 @@ Cost Custom::cost(const Arrays& inputs, const Arrays& outputs) {
 namespace {
 
 /**
- * One call of eval_cpu. It owns no array, whose memory MLX keeps until the task has run, and as few
- * blocks of its own as may be: they are freed on another thread than made them.
+ * One call of eval_cpu. It owns no array, because MLX keeps their memory until the task has run,
+ * and it allocates few blocks, because another thread than the one that made them frees them.
  */
 struct Call {
   CustomHandle op;
@@ -246,7 +246,9 @@ struct Call {
         {strides.data(), strides.size()});
   }
 
-  /** What others made of these outputs already waits for them: NaN, not half a result. */
+  /**
+   * Fills the outputs with NaN, or zeros for integers: queued ops still read them after a failure.
+   */
   void spoil() {
     for (size_t i = inputs; i < arrays.size(); ++i) {
       bool floating = mx::issubdtype(bridge::to_mlx(arrays[i].dtype), mx::inexact);

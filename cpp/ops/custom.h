@@ -13,7 +13,7 @@ namespace mlx_primitives {
 /** A primitive written in Rust; shared by the graph's node and the tasks made from it. */
 using CustomHandle = std::shared_ptr<rust::Box<bridge::CustomOp>>;
 
-/** One node that computes the outputs; inputs of no `any_layout` are made row-contiguous. */
+/** One node that computes the outputs. Inputs without `any_layout` are made row-contiguous. */
 Arrays custom(
     CustomHandle op,
     const Arrays& inputs,
@@ -23,8 +23,8 @@ Arrays custom(
     mx::StreamOrDevice s = {});
 
 /**
- * Carries every primitive that a user of the crate wrote. Its outputs have memory of their own, but
- * for the first of one that works in place.
+ * Carries every primitive that a user of the crate wrote. Each output gets a new buffer, except the
+ * first output of an in-place primitive.
  */
 class Custom : public FusedPrimitive, public Fallible {
  public:
@@ -32,7 +32,7 @@ class Custom : public FusedPrimitive, public Fallible {
 
   std::vector<Dispatch> dispatches(
       const Arrays& inputs, const Arrays& outputs, uint32_t max_threads) override;
-  /** As one dispatch: before the arrays are evaluated, the user's launches are not asked for. */
+  /** Counts one dispatch: the user's launches are not asked for before the arrays are evaluated. */
   Cost cost(const Arrays& inputs, const Arrays& outputs) override;
   Arrays compose(const Arrays&) override;
   const char* name() const override {
@@ -60,7 +60,7 @@ class Custom : public FusedPrimitive, public Fallible {
   }
   void queue_on_cpu(const Arrays& inputs, Arrays& outputs) override;
   CpuCall cpu_call(const Arrays&, Arrays&) const override {
-    return {}; // queue_on_cpu makes it, which can fail
+    return {}; // unused: queue_on_cpu makes the call itself, because it can fail
   }
 
  private:

@@ -68,7 +68,7 @@ mx::array layer_norm(
   require_last_axis(op, x);
   NormAffine affine{weight, bias};
   affine.require(op, x);
-  // As in MLX, a bias alone does not promote.
+  // As in MLX, a bias without a weight does not promote.
   auto dtype = !weight ? x.dtype()
                : bias  ? mx::result_type(x, *weight, *bias)
                        : mx::result_type(x, *weight);
@@ -92,7 +92,7 @@ std::pair<Arrays, std::vector<int>> LayerNorm::vmap(
   auto affine = NormAffine::of(inputs, 1, weighted_, biased_);
   int weight_axis = weighted_ ? axes[1] : -1;
   int bias_axis = biased_ ? axes[1 + weighted_] : -1;
-  // x that is not mapped is normalised once.
+  // An x without a batch axis is normalized only once.
   auto x = axes[0] < 0 ? mx::expand_dims(inputs[0], 0, s) : mx::moveaxis(inputs[0], axes[0], 0, s);
   if (weight_axis < 0 && bias_axis < 0) {
     return {{layer_norm(x, affine.weight, affine.bias, eps_, s)}, {0}};
@@ -113,7 +113,7 @@ std::vector<Dispatch> LayerNorm::dispatches(
   Rows rows(x);
   auto launch =
       plan_rows(op, type_suffix(x), rows, LAYER_NORM_SLOTS, max_threads, LAYER_NORM_QUADS);
-  auto& weight = weighted_ ? inputs[1] : x; // something has to be bound
+  auto& weight = weighted_ ? inputs[1] : x; // a buffer must be bound
   auto& bias = biased_ ? inputs[1 + weighted_] : x;
   LayerNormParams params{rows.narrow(), rows.axis, eps_, weighted_, biased_};
   return {{op, launch, {x, weight, bias}, outputs, params}};

@@ -17,28 +17,28 @@ mx::array layer_norm(
     float eps,
     mx::StreamOrDevice s = {});
 
-/** What a normalisation multiplies by and adds: its last inputs, where it has them. */
+/** The optional weight and bias of a normalization, which are its last inputs. */
 struct NormAffine {
   std::optional<mx::array> weight;
   std::optional<mx::array> bias;
 
-  /** Of the inputs from `first` on. */
+  /** Takes the weight and the bias from the inputs from `first` on. */
   static NormAffine of(const Arrays& inputs, size_t first, bool weighted, bool biased);
 
-  /** Refuses what is not as long as the last axis of x. */
+  /** Throws if one of the vectors is not as long as the last axis of x. */
   void require(const char* op, const mx::array& x) const;
 
   /** Appends both as inputs of a primitive. */
   void push(Arrays& inputs, mx::Dtype dtype, mx::Stream s) const;
 
-  /** With a mapped axis (-1 for none) in front, for a batched y of that rank. */
+  /** Moves mapped axes (-1 for none) to the front, for a batched y of that rank. */
   NormAffine batched(int weight_axis, int bias_axis, size_t rank, mx::Stream s) const;
 
-  /** y * weight + bias, each rounded as the kernels do. */
+  /** y * weight + bias, rounded after each step as the kernels do. */
   mx::array apply(mx::array y, mx::Stream s) const;
 };
 
-/** Inputs: x (row-contiguous, floating) and, if there are, weight [axis] and bias [axis]. */
+/** Inputs: x (row-contiguous, floating) and, if present, weight [axis] and bias [axis]. */
 class LayerNorm : public ComposedPrimitive {
  public:
   LayerNorm(mx::Stream stream, bool weighted, bool biased, float eps)

@@ -59,7 +59,7 @@ mx::array matmul(const mx::array& a, const mx::array& b, bool transposed, mx::St
   require_kernel_dtype(op, dtype);
   auto s = mx::to_stream(s_);
   Arrays inputs = {a, b};
-  if (b.ndim() > 2) { // else all rows of a meet the same b
+  if (b.ndim() > 2) { // otherwise all rows of a use the same b
     mx::Shape leading = mx::broadcast_shapes(
         mx::Shape(a.shape().begin(), a.shape().end() - 2),
         mx::Shape(b.shape().begin(), b.shape().end() - 2));
@@ -127,7 +127,7 @@ std::pair<Arrays, std::vector<int>> Linear::vmap(
   auto& w = inputs[1];
   bool shared_bias = !state_.biased || axes[2] < 0;
   if (!state_.columns && w.ndim() == 2 && axes[1] < 0 && shared_bias) {
-    // One layer for all: the new axis is one more of the leading ones.
+    // All entries share one layer, so the new axis joins the leading ones.
     auto x = batch_first(inputs[0], axes[0], size, s);
     std::optional<mx::array> added;
     if (auto* last = residual(inputs)) {
@@ -173,7 +173,7 @@ Launch plan(
         {together * SIMD_WIDTH, 1, 1},
         LINEAR_STAGED * sizeof(float)};
   }
-  // Squares of a SIMD group across and down: one where the others would be padding.
+  // Squares across and down, one per SIMD group: one where a second would be only padding.
   const uint32_t wide = simds >= 2 && shape.n > LINEAR_SQUARE ? 2 : 1;
   const uint32_t high = simds >= 4 && wide == 2 && shape.m > LINEAR_SQUARE ? 2 : 1;
   const uint32_t tall = high * LINEAR_SQUARE;
@@ -210,7 +210,7 @@ std::vector<Dispatch> Linear::dispatches(
   params.activation = state_.activation;
   auto* added = bias(inputs);
   auto* last = residual(inputs);
-  // Something has to be bound.
+  // Unused buffers must be bound too.
   return {{"linear", launch, {x, w, added ? *added : x, last ? *last : x}, outputs, params}};
 }
 

@@ -7,7 +7,7 @@
 
 namespace mlx_primitives {
 
-/** x is [batch, m, k]; w is [n, k], or [k, n] if `columns`, for one batch entry. */
+/** x is [batch, m, k]; each batch entry of w is [n, k], or [k, n] if `columns`. */
 struct LinearShape {
   uint64_t batch;
   uint64_t m;
@@ -31,7 +31,7 @@ mx::array matmul(
 
 /**
  * Inputs, row-contiguous and of one dtype: x [..., k], w [n, k] or [k, n], then the bias and the
- * residual if there are. With w of more axes x is [..., m, k] with the same leading axes.
+ * residual if present. If w has more axes, x is [..., m, k] with the same leading axes.
  */
 class Linear : public ComposedPrimitive {
  public:

@@ -8,7 +8,7 @@ namespace mlx_primitives {
 
 namespace {
 
-/** x as either kernel takes it. */
+/** Checks x and makes it row-contiguous and floating, for either kernel. */
 mx::array checked(const char* op, const mx::array& x, mx::Stream s) {
   require_last_axis(op, x);
   auto dtype = mx::issubdtype(x.dtype(), mx::inexact) ? x.dtype() : mx::float32;
@@ -16,7 +16,7 @@ mx::array checked(const char* op, const mx::array& x, mx::Stream s) {
   return row_contiguous(mx::astype(x, dtype, s), s);
 }
 
-/** With the last axis kept, as one element. */
+/** Keeps the last axis, with one element. */
 mx::array reduced(const mx::array& x, mx::Stream s) {
   auto shape = x.shape();
   shape.back() = 1;
@@ -27,7 +27,7 @@ mx::array wide(const mx::array& x, mx::Stream s) {
   return mx::astype(x, mx::float32, s);
 }
 
-/** The sum over each row of products with its softmax, in float32. */
+/** The mean of `weights` over each row, weighted by the softmax of x, in float32. */
 mx::array mean(const mx::array& x, const mx::array& weights, mx::Stream s) {
   auto shares = softmax(wide(x, s), s);
   return mx::sum(mx::multiply(shares, wide(weights, s), s), -1, true, s);
@@ -109,7 +109,7 @@ bool LogSoftmax::is_equivalent(const mx::Primitive&) const {
 
 namespace {
 
-/** With `subtract` the logarithm is taken off the row: log-softmax. */
+/** If `subtract`, the logarithm is subtracted from the row: log-softmax. */
 std::vector<Dispatch> dispatch(
     const Arrays& inputs, const Arrays& outputs, bool subtract, uint32_t max_threads) {
   auto& x = inputs[0];
@@ -117,7 +117,7 @@ std::vector<Dispatch> dispatch(
   auto suffix = (subtract ? "_subtracted" : "") + type_suffix(x);
   auto launch = plan_rows("logsumexp", suffix, rows, LOGSUMEXP_SLOTS, max_threads);
   if (!subtract && rows.axis > SIMD_ROW) {
-    // Nothing has to be kept for a second pass, so one form does for every length.
+    // No row has to be kept for a second pass, so one kernel handles every length.
     launch.kernel = "mlxp_logsumexp_looped" + suffix;
   }
   return {{"logsumexp", launch, {x}, outputs, LogSumExpParams{rows.narrow(), rows.axis}}};

@@ -7,10 +7,10 @@ namespace mlx_primitives {
 /** log(sum(exp(x))) over the last axis, accumulated in float32. */
 mx::array logsumexp(const mx::array& x, bool keepdims, mx::StreamOrDevice s = {});
 
-/** x - logsumexp(x) over the last axis; the latter is rounded to the type of x first. */
+/** x - logsumexp(x) over the last axis; logsumexp is rounded to the type of x first. */
 mx::array log_softmax(const mx::array& x, mx::StreamOrDevice s = {});
 
-/** Input: x (row-contiguous, floating). The last axis of the result is of one element. */
+/** Input: x (row-contiguous, floating). The last axis of the output has one element. */
 class LogSumExp : public FusedPrimitive {
  public:
   explicit LogSumExp(mx::Stream stream) : FusedPrimitive(stream) {}

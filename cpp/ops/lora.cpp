@@ -15,7 +15,7 @@ QuantizedWeight packed(const Arrays& arrays, size_t at) {
   return {arrays[at], arrays[at + 1], biases};
 }
 
-/** All rows of x as a matrix. */
+/** x as a matrix of all its rows. */
 mx::array rows_of(const mx::array& x, mx::Stream s) {
   return mx::reshape(x, {-1, x.shape(-1)}, s);
 }
@@ -103,14 +103,15 @@ Arrays LoraLinear::vjp(
     const Arrays& outputs) {
   for (int argnum : argnums) {
     if (argnum >= static_cast<int>(BASE)) {
-      // The base is frozen where this op is worth while: no short cut.
+      // Gradients of the base have no shortcut, because it is usually frozen.
       return ComposedPrimitive::vjp(primals, cotangents, argnums, outputs);
     }
   }
   auto s = stream();
   auto& a = primals[1];
   auto& b = primals[2];
-  // Two products with the small matrices serve all three gradients; none has the base's shape.
+  // Two products with the small matrices serve all three gradients; no product has the base's
+  // shape.
   auto g = rows_of(cotangents[0], s);
   auto x = rows_of(primals[0], s);
   auto scaled = mx::multiply(scale(x), g, s);

@@ -21,7 +21,7 @@ mx::array lora_linear(
     float scale,
     mx::StreamOrDevice s = {});
 
-/** Inputs: x, a, b, then the arrays of the base; row-contiguous, the floating ones of one type. */
+/** Inputs: x, a, b, then the arrays of the base; row-contiguous, and one type for floating ones. */
 class LoraLinear : public ComposedPrimitive {
  public:
   LoraLinear(mx::Stream stream, std::optional<QuantizedFormat> format, float scale)

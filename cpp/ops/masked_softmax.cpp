@@ -19,7 +19,7 @@ void require_broadcast(const mx::array& mask, const mx::array& x) {
   }
 }
 
-/** The mask as the kernels read it, which is where it lies but for more than MASK_DIMS axes. */
+/** The mask, copied only if it has more axes than the kernels can index. */
 mx::array readable(const mx::array& mask, const mx::array& x, mx::Stream s) {
   if (mask.ndim() <= MASK_DIMS + 1) {
     return mask;
@@ -27,7 +27,7 @@ mx::array readable(const mx::array& mask, const mx::array& x, mx::Stream s) {
   return mx::contiguous(mx::broadcast_to(mask, x.shape(), s), false, s);
 }
 
-/** A node of either primitive, of the shape and type of its first input. */
+/** A node of type `Type` with the shape and type of its first input. */
 template <typename Type>
 mx::array node(Arrays inputs, const Masking& masking, mx::Stream s) {
   auto shape = inputs[0].shape();
@@ -52,7 +52,7 @@ std::optional<mx::array> seen(const mx::array& x, const Masking& masking, mx::St
   return result;
 }
 
-/** Both conditions, where there are both. */
+/** Both conditions, or the only one that is present. */
 std::optional<mx::array> shown(
     const mx::array& x, const mx::array* bools, const Masking& masking, mx::Stream s) {
   auto causal = seen(x, masking, s);
@@ -62,7 +62,7 @@ std::optional<mx::array> shown(
   return causal ? mx::logical_and(*bools, *causal, s) : *bools;
 }
 
-/** The sum over what was broadcast. */
+/** Sums x over the axes that `shape` was broadcast along. */
 mx::array sum_to(const mx::array& x, const mx::Shape& shape, mx::Stream s) {
   std::vector<int> axes;
   int extra = static_cast<int>(x.ndim() - shape.size());
@@ -74,11 +74,11 @@ mx::array sum_to(const mx::array& x, const mx::Shape& shape, mx::Stream s) {
   return mx::reshape(mx::sum(x, axes, true, s), shape, s);
 }
 
-/** Inputs with the mapped axis in front of all; an unmapped mask broadcasts as it did. */
+/** Inputs with the mapped axis in front; an unmapped mask broadcasts as before. */
 Arrays mapped(
     const Arrays& inputs,
     const std::vector<int>& axes,
-    size_t scores, // how many of the inputs are no mask
+    size_t scores, // how many inputs precede the mask
     mx::Stream s) {
   int size = batch_size(inputs, axes);
   Arrays result;
@@ -226,7 +226,7 @@ bool MaskedSoftmaxGrad::is_equivalent(const mx::Primitive& other) const {
 
 namespace {
 
-/** What the kernels have to know of evaluated scores and their mask, if there is one. */
+/** The kernels' parameters for evaluated scores and their mask, if present. */
 MaskedSoftmaxParams params_of(const mx::array& x, const mx::array* mask, const Masking& masking) {
   MaskedSoftmaxParams params{};
   params.queries = x.shape(-2);
@@ -239,8 +239,8 @@ MaskedSoftmaxParams params_of(const mx::array& x, const mx::array* mask, const M
     return params;
   }
   params.mask_kind = mask->dtype() == mx::bool_ ? MASK_BOOL : MASK_ADDITIVE;
-  // Axes that lie in memory as one are taken as one. Those of one element do not count, nor those
-  // in front along which all of the mask is repeated.
+  // Axes that are contiguous in memory are merged. Axes of one element are dropped, and so are
+  // leading axes along which the whole mask repeats.
   int64_t lowest = 0;
   auto reach = [&lowest](int64_t stride, int extent) {
     lowest += std::min<int64_t>(0, stride * (extent - 1));
@@ -276,7 +276,7 @@ MaskedSoftmaxParams params_of(const mx::array& x, const mx::array* mask, const M
   return params;
 }
 
-/** The scores' kernel, or the gradient's: its inputs are `scores` arrays and perhaps a mask. */
+/** Plans the softmax or its gradient, whose inputs are `scores` arrays and perhaps a mask. */
 std::vector<Dispatch> dispatch(
     const char* stem,
     size_t scores,
@@ -288,11 +288,11 @@ std::vector<Dispatch> dispatch(
   const auto* mask = inputs.size() > scores ? &inputs[scores] : nullptr;
   auto params = params_of(out, mask, masking);
   Arrays bound(inputs.begin(), inputs.begin() + static_cast<long>(scores));
-  bound.push_back(mask ? *mask : inputs[0]); // something has to be bound
+  bound.push_back(mask ? *mask : inputs[0]); // a buffer must be bound
   auto launch = plan_rows(stem, type_suffix(out), Rows(out), MASKED_SOFTMAX_SLOTS, max_threads);
   Dispatch result(stem, launch, bound, outputs, params);
   if (mask) {
-    // From its lowest element on, where a stride leads backwards.
+    // Begins at the lowest address of the mask, because strides may be negative.
     auto size = static_cast<int64_t>(mask->itemsize());
     result.bindings[scores].offset = -static_cast<int64_t>(params.mask_start) * size;
   }

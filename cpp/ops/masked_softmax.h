@@ -7,19 +7,19 @@
 
 namespace mlx_primitives {
 
-/** What a softmax of scores does to them first. */
+/** How a softmax scales and masks its scores. */
 struct Masking {
   float scale = 1.0f;
-  bool causal = false; // queries are aligned to the last keys, and see none after theirs
-  int window = 0;      // if causal: how many keys up to its own a query sees; 0 for all
+  bool causal = false; // queries align with the last keys and see none after their own
+  int window = 0;      // if causal, how many keys a query sees, up to its own; 0 for all
 
   bool operator==(const Masking&) const = default;
 };
 
 /**
  * softmax(scale * x + mask) over the last axis of x [..., queries, keys]. The mask is additive or
- * bool (true where a score counts) and of any shape that broadcasts to that of x; it is read
- * where it lies. A window makes the mask causal.
+ * bool (true where a score counts), may have any shape that broadcasts to that of x, and is read in
+ * place. A window makes the mask causal.
  */
 mx::array masked_softmax(
     const mx::array& x,
@@ -54,8 +54,8 @@ class MaskedSoftmax : public ComposedPrimitive {
 };
 
 /**
- * scale * y * (g - sum(y * g)) where a score counted, else 0. Inputs: y, what the softmax gave,
- * its gradient g (both row-contiguous) and the bool mask, if that was one.
+ * scale * y * (g - sum(y * g)) where a score counted, else 0. Inputs: y, the output of the softmax,
+ * its gradient g (both row-contiguous) and the mask, if it is bool.
  */
 class MaskedSoftmaxGrad : public ComposedPrimitive {
  public:

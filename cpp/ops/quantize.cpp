@@ -16,7 +16,7 @@ void check_format(const char* op, int group_size, int bits) {
   }
 }
 
-/** The shape with another last dimension. */
+/** The shape with a different last dimension. */
 mx::Shape with_last(mx::Shape shape, int64_t last) {
   shape.back() = static_cast<mx::ShapeElem>(last);
   return shape;
@@ -150,7 +150,7 @@ namespace {
 
 constexpr uint32_t QUANTIZE_GROUP = 256; // threads; whole SIMD groups
 
-/** Quantizes groups of elements `of` an array, or with `back` computes them. */
+/** Quantizes the groups of `of`, or if `back` computes `of` from its codes. */
 Dispatch dispatch(
     bool back,
     const mx::array& of,

@@ -5,8 +5,8 @@
 namespace mlx_primitives {
 
 /**
- * Groups of the last axis of x as codes of `bits` bits in uint32 words, a scale and a bias each:
- * MLX's affine layout.
+ * Packs groups of the last axis of x as codes of `bits` bits in uint32 words, with a scale and a
+ * bias for each group: MLX's affine layout.
  */
 Arrays quantize(const mx::array& x, int group_size, int bits, mx::StreamOrDevice s = {});
 

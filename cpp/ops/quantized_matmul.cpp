@@ -16,14 +16,14 @@ int axis_of(const QuantizedWeight& weight, const QuantizedFormat& format) {
   return static_cast<int>(int64_t{weight.packed.shape(1)} * 32 / format.bits);
 }
 
-/** The type that x and everything that meets it promote to. */
+/** The type that x and all other floating inputs promote to. */
 mx::Dtype common_dtype(
     const mx::array& x,
     const std::vector<QuantizedWeight>& weights,
     const QuantizedExtras& extras) {
   auto dtype = x.dtype();
   for (auto& weight : weights) {
-    if (weight.biases) { // scales in bytes are no numbers of the computation
+    if (weight.biases) { // scales in bytes do not take part in promotion
       dtype = mx::promote_types(dtype, mx::result_type(weight.scales, *weight.biases));
     }
   }
@@ -175,7 +175,7 @@ std::pair<Arrays, std::vector<int>> QuantizedMatmul::vmap(
     }
     return quantized_matmul(inputs[0], weights, kind_.format, extras(inputs), s);
   };
-  // x and a residual take the new axis among their leading ones.
+  // x and a residual fold the new axis into their leading ones.
   size_t residual = kind_.added ? inputs.size() - 1 : inputs.size();
   bool folds = true;
   for (size_t i = 1; i < inputs.size(); ++i) {
@@ -189,7 +189,7 @@ std::pair<Arrays, std::vector<int>> QuantizedMatmul::vmap(
     }
     return {{run(folded)}, {0}};
   }
-  // Weights of their own for each entry: MLX has no batched product of those either.
+  // Each entry has separate weights, which MLX has no batched product for either.
   Arrays entries;
   for (int entry = 0; entry < size; ++entry) {
     auto taken = inputs;
@@ -215,31 +215,33 @@ std::vector<mx::Shape> QuantizedMatmul::output_shapes(const Arrays& inputs) {
 
 namespace {
 
-/** Threadgroups along the columns, `per_block` of them each; writes where each part begins. */
+/** Threadgroups along the columns, `per_block` columns each; sets the first block of each part. */
 uint32_t place_parts(QuantizedMatmulParams& params, uint32_t per_block) {
   uint64_t blocks = 0;
-  for (uint32_t i = 0; i < (params.swiglu ? 1 : params.parts); i++) { // swiglu's parts share them
+  for (uint32_t i = 0; i < (params.swiglu ? 1 : params.parts); i++) { // swiglu's parts share blocks
     params.part_blocks[i] = static_cast<uint32_t>(blocks);
     blocks += ceil_div(params.part_columns[i], per_block);
   }
   return grid_count(op, "threadgroups", blocks);
 }
 
-/** Many rows take tiles, if a threadgroup holds a tile's four SIMD groups. */
+/** Many rows use tiles, if a threadgroup can hold a tile's four SIMD groups. */
 bool takes_tiles(uint32_t rows, uint32_t max_threads) {
   return rows > QUANTIZED_BAND && max_threads >= QUANTIZED_TILE_THREADS;
 }
 
-/** One row of x, a band of two, four or eight, or tiles of many, which want x normalized before. */
+/**
+ * Plans one row of x, a band of two, four or eight, or tiles of many, which need a normalized x.
+ */
 Launch plan(
     QuantizedMatmulParams& params,
     const std::string& suffix,
     uint32_t element_bytes,
     uint32_t max_threads) {
   std::string form;
-  uint32_t rows, columns, threads, bytes; // of a threadgroup
+  uint32_t rows, columns, threads, bytes; // per threadgroup
   if (takes_tiles(params.rows, max_threads)) {
-    // A tile of 64 rows costs less for each row than one of 32, unless x lacks many of them.
+    // A tile of 64 rows costs less per row than one of 32, unless many of its rows are padding.
     auto of_32 = ceil_div(params.rows, QUANTIZED_TILE);
     bool tall = ceil_div(of_32, 2) * 2 * 7 <= of_32 * 8;
     form = tall ? "tall" : "tile";
@@ -251,11 +253,11 @@ Launch plan(
   } else {
     rows = std::min(std::bit_ceil(params.rows), uint32_t{QUANTIZED_BAND});
     form = rows == 1 ? "row" : "band" + std::to_string(rows);
-    // Each threadgroup reads x once. With few columns, small threadgroups still fill the GPU.
+    // Each threadgroup reads x once. With few columns, smaller threadgroups still fill the GPU.
     uint32_t simds = std::min<uint32_t>(params.columns < 2048 ? 4 : 8, max_threads / SIMD_WIDTH);
     columns = simds * quantized_rows(rows) / (params.swiglu ? 2 : 1);
     threads = simds * SIMD_WIDTH;
-    // A threadgroup stages the columns that x has, in whole steps, and a sum for each lane.
+    // A threadgroup stages the columns of x, in whole steps, and a sum for each lane.
     uint64_t axis = ceil_div(params.axis, QUANTIZED_STEP) * QUANTIZED_STEP;
     uint64_t staged = rows * std::min<uint64_t>(axis, QUANTIZED_STAGED / (rows * element_bytes));
     uint64_t sums = staged / QUANTIZED_VALUES + QUANTIZED_BAND + SIMD_WIDTH;
@@ -304,7 +306,7 @@ std::vector<Dispatch> QuantizedMatmul::dispatches(
   Arrays bound = {x};
   auto bind = [&](const std::optional<mx::array>& a) { bound.push_back(a ? *a : inputs[0]); };
   for (int part = 0; part < static_cast<int>(QUANTIZED_PARTS); ++part) {
-    auto w = weight(inputs, part < kind_.parts ? part : 0); // something has to be bound
+    auto w = weight(inputs, part < kind_.parts ? part : 0); // a buffer must be bound
     bind(w.packed);
     bind(w.scales);
     bind(w.biases);

@@ -6,7 +6,7 @@
 
 namespace mlx_primitives {
 
-/** How groups become numbers, by MLX's names. */
+/** How codes become numbers, by MLX's names. */
 enum class QuantizedMode : uint8_t { Affine, Mxfp4, Mxfp8, Nvfp4 };
 
 /** How weights are packed. */
@@ -31,20 +31,20 @@ struct QuantizedWeight {
   std::optional<mx::array> biases;
 };
 
-/** Refuses groups and bits that no kernel has. */
+/** Throws for group sizes and bits that no kernel supports. */
 void require_format(const char* op, const QuantizedFormat& format);
 
-/** Refuses what is not a matrix of this format. */
+/** Throws if the arrays are not a matrix of this format. */
 void require_quantized(
     const char* op, const QuantizedWeight& weight, const QuantizedFormat& format);
 
-/** What surrounds the products. */
+/** The operations that a product is fused with. */
 struct QuantizedExtras {
-  std::optional<mx::array> norm; // weight of an RMS normalisation of x, [axis]
+  std::optional<mx::array> norm; // weight of an RMS normalization of x, [axis]
   float eps = 0;
   std::optional<mx::array> bias;     // [columns of the result]
   std::optional<mx::array> residual; // of the result's shape
-  bool swiglu = false;               // silu(first) * second, not one after the other
+  bool swiglu = false;               // silu(first) * second instead of joining them
 };
 
 /** x * W^T for up to three W of one format, joined along the last axis. */
@@ -56,12 +56,12 @@ mx::array quantized_matmul(
     mx::StreamOrDevice s = {});
 
 /**
- * Inputs: x, the arrays of each weight, then the norm's weight, the bias and the residual as far as
- * there are any; all row-contiguous, the floating ones of one type.
+ * Inputs: x, the arrays of each weight, then the norm's weight, the bias and the residual, if
+ * present; all row-contiguous, with one type for the floating ones.
  */
 class QuantizedMatmul : public ComposedPrimitive {
  public:
-  /** What tells one from another. */
+  /** The properties that two equivalent primitives share. */
   struct Kind {
     QuantizedFormat format;
     int parts;
@@ -85,7 +85,7 @@ class QuantizedMatmul : public ComposedPrimitive {
       const Arrays& inputs, const std::vector<int>& axes) override;
 
  private:
-  /** Arrays of a weight. */
+  /** The number of arrays of a weight. */
   int stride() const {
     return kind_.format.affine() ? 3 : 2;
   }

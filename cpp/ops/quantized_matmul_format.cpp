@@ -3,7 +3,9 @@
 namespace mlx_primitives {
 
 namespace {
-/** The modes in their order; the groups and bits of those that have no others. */
+/**
+ * The modes in order of their enumerators, and their only group size and bits, or 0 if they vary.
+ */
 constexpr struct {
   const char* name;
   int group_size, bits;

@@ -88,7 +88,8 @@ std::pair<Arrays, std::vector<int>> Reduction::vmap(
   if (!all_) {
     return {{reduce(x, kind_, false, keepdims_, s)}, {0}};
   }
-  // All axes of an entry become the last one; before it, so many that keepdims leaves its rank.
+  // All axes of an entry become the last one; axes of length 1 before it keep the rank for
+  // keepdims.
   bool kept = keepdims_ && x.ndim() > 1;
   mx::Shape shape(kept ? x.ndim() : 2, 1);
   shape.front() = x.shape(0);
@@ -107,19 +108,19 @@ std::vector<mx::Shape> Reduction::output_shapes(const Arrays& inputs) {
 
 namespace {
 
-/** How rows are cut: a threadgroup for each piece. One piece takes one dispatch, more take two. */
+/** How rows are cut into pieces, one per threadgroup. Several pieces take a second dispatch. */
 struct ReduceSplit {
   uint32_t pieces;
   uint32_t piece;
 };
 
 ReduceSplit split_reduce(uint64_t rows, uint64_t axis) {
-  constexpr uint64_t countable = 1u << 31; // kernels step through a piece in 32 bits
+  constexpr uint64_t countable = 1u << 31; // kernels index a piece in 32 bits
   bool whole = axis <= 2 * REDUCE_PIECE || (rows >= REDUCE_MANY_ROWS && axis <= countable);
   if (whole) {
     return {1, static_cast<uint32_t>(axis)};
   }
-  // Whole SIMD groups of quads, so that every piece starts as its row does.
+  // Whole SIMD groups of quads, so that every piece is aligned as its row is.
   uint64_t piece = std::max<uint64_t>(REDUCE_PIECE, ceil_div(axis, REDUCE_PIECES));
   piece = ceil_div(piece, SIMD_ROW) * SIMD_ROW;
   if (piece > countable) {
@@ -128,7 +129,7 @@ ReduceSplit split_reduce(uint64_t rows, uint64_t axis) {
   return {static_cast<uint32_t>(ceil_div(axis, piece)), static_cast<uint32_t>(piece)};
 }
 
-/** Folds each piece of `from` to one number of `to`. */
+/** Reduces each piece of `from` to one number of `to`. */
 Dispatch fold(
     std::string_view kind,
     const mx::array& from,
@@ -151,11 +152,11 @@ Dispatch fold(
   } else {
     uint64_t quads = std::clamp<uint64_t>(ceil_div(length, READS), 1, max_threads);
     uint32_t threads = round_up(static_cast<uint32_t>(quads), SIMD_WIDTH);
-    // Metal wants multiples of 16 bytes.
+    // Metal requires multiples of 16 bytes.
     uint32_t bytes = round_up(REDUCE_SLOTS * (threads / SIMD_WIDTH) * sizeof(float), 16);
     launch = {kernel("group"), {count, 1, 1}, {threads, 1, 1}, bytes};
   }
-  // Metal has no buffer of no bytes; of those bound then, nothing is read.
+  // Metal has no empty buffers; the kernel reads nothing from the output that is bound instead.
   return {"reduce", launch, {from.size() ? from : to}, {to}, params};
 }
 

@@ -6,7 +6,7 @@ namespace mlx_primitives {
 
 enum class ReductionKind : uint8_t { Sum, Mean, Max, SumOfSquares, Norm };
 
-/** Over the last axis or over all of them, accumulated in float32 and rounded once. */
+/** Reduces the last axis or all axes; accumulates in float32 and rounds once. */
 mx::array reduce(
     const mx::array& x, ReductionKind kind, bool all, bool keepdims, mx::StreamOrDevice s = {});
 
@@ -23,7 +23,7 @@ class Reduction : public ComposedPrimitive {
 
  private:
   ReductionKind kind_;
-  bool all_; // axes, else the last
+  bool all_; // all axes, otherwise the last
   bool keepdims_;
 };
 

@@ -27,9 +27,9 @@ Arrays residual_norm(
   require_kernel_dtype(op, dtype);
 
   auto s = mx::to_stream(s_);
-  // A weight of a wider type makes the norm of that type, but not the sum: two nodes.
+  // A weight of a wider type widens the type of the norm, but not of the sum: two nodes.
   Arrays promoted = {x, residual};
-  if (affine.weight) { // without one, a bias does not count either
+  if (affine.weight) { // without a weight, a bias does not promote either
     promoted.push_back(*affine.weight);
     if (affine.bias) {
       promoted.push_back(*affine.bias);
@@ -115,10 +115,10 @@ std::vector<Dispatch> ResidualNorm::dispatches(
   auto& x = inputs[0];
   Rows rows(x);
   auto suffix = (centered_ ? "_layer" : "_rms") + type_suffix(x);
-  // A row is added up in the order of the norm alone.
+  // One kernel adds up a row in the same order as the norm alone.
   uint32_t quads = centered_ ? unsigned{LAYER_NORM_QUADS} : 1;
   auto launch = plan_rows("residual_norm", suffix, rows, RESIDUAL_NORM_SLOTS, max_threads, quads);
-  auto& weight = weighted_ ? inputs[2] : x; // something has to be bound
+  auto& weight = weighted_ ? inputs[2] : x; // a buffer must be bound
   auto& bias = biased_ ? inputs[2 + weighted_] : x;
   ResidualNormParams params{rows.narrow(), rows.axis, eps_, weighted_, biased_};
   return {{"residual_norm", launch, {x, inputs[1], weight, bias}, outputs, params}};

@@ -24,8 +24,8 @@ Arrays layer_norm_residual(
     mx::StreamOrDevice s = {});
 
 /**
- * Inputs: x and residual (row-contiguous, floating, of one shape) and, if there are, weight
- * [axis] and bias [axis]; all of one dtype. Outputs: the sum and its normalisation.
+ * Inputs: x and residual (row-contiguous, floating, of one shape) and, if present, weight [axis]
+ * and bias [axis]; all of one dtype. Outputs: the sum and its normalization.
  */
 class ResidualNorm : public ComposedPrimitive {
  public:
@@ -42,7 +42,7 @@ class ResidualNorm : public ComposedPrimitive {
       const Arrays& inputs, const std::vector<int>& axes) override;
 
  private:
-  bool centered_; // layer normalisation, else RMS, which has no bias
+  bool centered_; // layer normalization; otherwise RMS, which has no bias
   bool weighted_;
   bool biased_;
   float eps_;

@@ -10,7 +10,7 @@ namespace mlx_primitives {
 namespace {
 constexpr auto op = "rms_norm";
 
-/** What derivatives share: x in float32 and its reciprocal root mean square. */
+/** The values that the derivatives share: x in float32 and its reciprocal root mean square. */
 struct Normalizer {
   mx::array x;
   mx::array inverse;
@@ -82,7 +82,7 @@ Arrays RmsNorm::jvp(
     const Arrays& primals, const Arrays& tangents, const std::vector<int>& argnums) {
   auto s = stream();
   Normalizer n(primals[0], eps_, s);
-  // Not a sum that starts at zeros: their shape would be fixed in a shapeless function.
+  // The sum does not start from zeros, whose shape would be fixed in a shapeless function.
   std::optional<mx::array> total;
   for (size_t i = 0; i < argnums.size(); ++i) {
     auto t = mx::astype(tangents[i], mx::float32, s);
@@ -107,7 +107,7 @@ std::pair<Arrays, std::vector<int>> RmsNorm::vmap(
     auto weight = inputs.size() > 1 ? std::optional(inputs[1]) : std::nullopt;
     return {{rms_norm(x, weight, eps_, s)}, {0}};
   }
-  // One weight per batch entry: it multiplies the rounded, normalised x as the kernel would.
+  // One weight per batch entry: it multiplies the rounded, normalized x as the kernel would.
   auto weight = mx::moveaxis(inputs[1], axes[1], 0, s);
   mx::Shape shape(x.ndim(), 1);
   shape.front() = weight.shape(0);
@@ -127,7 +127,7 @@ std::vector<Dispatch> RmsNorm::dispatches(
   bool weighted = inputs.size() > 1;
   auto suffix = (weighted ? "_weighted" : "") + type_suffix(x);
   auto launch = plan_rows(op, suffix, rows, RMS_NORM_SLOTS, max_threads);
-  auto& weight = weighted ? inputs[1] : x; // something has to be bound
+  auto& weight = weighted ? inputs[1] : x; // a buffer must be bound
   return {{op, launch, {x, weight}, outputs, RmsNormParams{rows.narrow(), rows.axis, eps_}}};
 }
 

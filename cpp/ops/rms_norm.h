@@ -13,7 +13,7 @@ mx::array rms_norm(
     float eps,
     mx::StreamOrDevice s = {});
 
-/** Inputs: x (row-contiguous, floating) and, if weighted, weight [axis]; same dtype. */
+/** Inputs: x (row-contiguous, floating) and, if weighted, weight [axis]; both of one dtype. */
 class RmsNorm : public FusedPrimitive {
  public:
   RmsNorm(mx::Stream stream, float eps) : FusedPrimitive(stream), eps_(eps) {}

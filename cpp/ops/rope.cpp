@@ -50,7 +50,7 @@ mx::array rope(
   return mx::array(x.shape(), x.dtype(), std::move(primitive), std::move(inputs));
 }
 
-/** The same rotation, or its inverse, of other values at the same positions. */
+/** Applies the same rotation, or its inverse, to other values at the same positions. */
 mx::array Rope::apply(const mx::array& x, const Arrays& primals, bool forward) {
   auto s = stream();
   Arrays inputs = {row_contiguous(x, s)};
@@ -110,7 +110,7 @@ std::pair<Arrays, std::vector<int>> Rope::vmap(const Arrays& inputs, const std::
 
 std::pair<Arrays, std::vector<int>> Rope::vmap_freqs(
     const Arrays& inputs, const std::vector<int>& axes, int size) {
-  // The kernel takes one set of frequencies a call.
+  // The kernel takes one set of frequencies per call.
   auto s = stream();
   Arrays results;
   for (int i = 0; i < size; ++i) {
@@ -136,7 +136,8 @@ Launch plan_box(
     std::string kernel,
     std::array<uint64_t, 3> threads,
     uint32_t max_threads) {
-  // Threads left for the axes to come; an axis that needs several groups gets equal ones.
+  // `left` is the number of threads for the remaining axes. If an axis needs several groups, they
+  // are equal.
   uint32_t left = std::clamp<uint32_t>(max_threads, 1, ROPE_GROUP);
   Launch launch;
   for (int i = 0; i < 3; i++) {
@@ -169,7 +170,7 @@ std::vector<Dispatch> Rope::dispatches(
   params.log2_base = explicit_freqs ? 0.0f : std::log2(base_);
   params.direction = forward_ ? 1.0f : -1.0f;
 
-  // A single position has too few threads to give each of them several heads.
+  // A single position has too few threads to assign several heads to each.
   bool one_head = params.length == 1 || params.heads == 1;
   uint64_t depth =
       uint64_t{params.batch} * ceil_div(params.heads, one_head ? 1u : unsigned{ROPE_HEADS});
@@ -179,7 +180,7 @@ std::vector<Dispatch> Rope::dispatches(
   kernel += one_head ? "_one_head" : "";
   auto launch =
       plan_box(op, kernel + type_suffix(x), {params.columns, params.length, depth}, max_threads);
-  auto& freqs = explicit_freqs ? inputs[2] : offset; // something has to be bound
+  auto& freqs = explicit_freqs ? inputs[2] : offset; // a buffer must be bound
   return {{op, launch, {x, offset, freqs}, outputs, params}};
 }
 

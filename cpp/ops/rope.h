@@ -22,8 +22,8 @@ mx::array rope(
     mx::StreamOrDevice s = {});
 
 /**
- * Inputs: x (row-contiguous, floating, rank >= 3), offset (int32, one element or
- * one a batch entry) and, if explicit, freqs (float32 [dims / 2]).
+ * Inputs: x (row-contiguous, floating, rank >= 3), offset (int32, one element or one per batch
+ * entry) and, if explicit, freqs (float32 [dims / 2]).
  */
 class Rope : public FusedPrimitive {
  public:
@@ -46,14 +46,14 @@ class Rope : public FusedPrimitive {
 
   int dims_;
   bool traditional_;
-  float base_; // ignored with explicit freqs
+  float base_; // unused with explicit freqs
   float scale_;
-  bool forward_; // false rotates by the negative angle, the gradient
+  bool forward_; // false rotates by the negative angle, for the gradient
 };
 
 constexpr uint32_t ROPE_GROUP = 256; // threads; enough to hide latency, small enough to spread
 
-/** Features that are not rotated only need threads where out is another buffer than x. */
+/** Features that are not rotated need threads only if out has a different buffer than x. */
 constexpr uint32_t rope_columns(uint32_t features, uint32_t pairs, bool in_place) {
   return in_place ? pairs : pairs + static_cast<uint32_t>(ceil_div(features - 2 * pairs, 2));
 }

@@ -63,7 +63,7 @@ void check_positions(const char* what, const mx::array& positions, int batch) {
   }
 }
 
-/** Refuses positions beyond the capacity, where the array is data that the host can read. */
+/** Throws for positions beyond the capacity, if the slots are data that the host can read. */
 void check_room(const mx::array& slots, int time, int capacity) {
   bool known = slots.dtype() == mx::int32 && !slots.has_primitive() && slots.data_shared_ptr() &&
                slots.is_available();
@@ -168,7 +168,7 @@ Arrays RopeAppend::compose(const Arrays& inputs) {
   return {keys_and_values(state, stored, inputs[3])};
 }
 
-/** The state with keys and values [batch, 2 * kv_heads, time, head_dim] at their slots. */
+/** The state with keys and values [batch, 2 * kv_heads, time, head_dim] written to their slots. */
 mx::array RopeAppend::keys_and_values(
     const mx::array& state, const mx::array& stored, const mx::array& slots) {
   auto s = stream();
@@ -180,8 +180,8 @@ mx::array RopeAppend::keys_and_values(
   auto zero = mx::array(0);
   auto room = mx::array(capacity);
   auto inside = mx::logical_and(mx::greater_equal(slot, zero, s), mx::less(slot, room, s), s);
-  // As many positions as there is room for stay apart when they wrap around, so that a position
-  // that is left out has a row of its own to leave as it was.
+  // Up to `capacity` consecutive positions stay distinct when they wrap around, so each skipped
+  // position has a separate row, which it leaves unchanged.
   auto row = mx::add(
       mx::remainder(slot, room, s),
       mx::reshape(
@@ -210,7 +210,7 @@ mx::array RopeAppend::keys_and_values(
 std::pair<Arrays, std::vector<int>> RopeAppend::vmap(
     const Arrays& inputs, const std::vector<int>& axes) {
   if (inputs.size() > 4 && axes[4] >= 0) {
-    return ComposedPrimitive::vmap(inputs, axes); // the kernel takes one set of frequencies a call
+    return ComposedPrimitive::vmap(inputs, axes); // the kernel takes one set of frequencies
   }
   // The mapped axis joins the batch, the only axis that positions may differ along.
   auto s = stream();
@@ -258,7 +258,7 @@ bool RopeAppend::is_equivalent(const mx::Primitive& other) const {
 
 namespace {
 
-/** A copy of a whole state, four elements a thread. */
+/** Copies a whole state, four elements per thread. */
 Dispatch copy(const mx::array& from, const mx::array& to, uint32_t max_threads) {
   uint64_t count = to.size();
   uint64_t threads = ceil_div(count, READS);
@@ -318,7 +318,7 @@ std::vector<Dispatch> RopeAppend::dispatches(
   kernel += explicit_freqs ? "_freqs" : "_base";
   auto launch = plan_box(
       op, kernel + type_suffix(state), {params.columns, params.length, depth}, max_threads);
-  auto& freqs = explicit_freqs ? inputs[4] : offset; // something has to be bound
+  auto& freqs = explicit_freqs ? inputs[4] : offset; // a buffer must be bound
   all.emplace_back(op, launch, Arrays{out, qkv, offset, slots, freqs}, outputs, params);
   return all;
 }

@@ -6,7 +6,7 @@
 
 namespace mlx_primitives {
 
-/** How a layer's state [batch, rows, head_dim] is divided: queries, keys, values. */
+/** How the rows of a layer's state [batch, rows, head_dim] divide into queries, keys and values. */
 struct StateLayout {
   int heads;
   int kv_heads;
@@ -16,20 +16,20 @@ struct StateLayout {
   bool operator==(const StateLayout&) const = default;
 };
 
-/** What queries and keys are turned by; exactly one of base and freqs is given. */
+/** How queries and keys are rotated; exactly one of base and freqs is given. */
 struct Rotation {
   int dims;
   bool traditional;
   std::optional<float> base;
   float scale;
-  float multiplier; // of the features that turn, before they do
+  float multiplier; // scales the rotated features, before the rotation
   std::optional<mx::array> freqs;
 };
 
 /**
- * The state with the queries and keys of qkv [batch, time, (heads + 2 * kv_heads) * head_dim],
- * rotated from position offset on, and its values. Keys and values go to the positions from slots
- * on, or from offset if there are none. A step too long for the query area leaves queries out.
+ * Copies qkv [batch, time, (heads + 2 * kv_heads) * head_dim] into the state, with queries and keys
+ * rotated from position `offset` on. Keys and values go to the positions from `slots` on, or from
+ * `offset` if there are no slots. A step too long for the query area leaves queries out.
  */
 mx::array rope_append(
     const mx::array& state,
@@ -42,7 +42,7 @@ mx::array rope_append(
 
 /**
  * Inputs: state and qkv (row-contiguous, of one floating type), offset and slots (int32, one
- * element or one a batch entry) and, if explicit, freqs (float32 [dims / 2]).
+ * element or one per batch entry) and, if explicit, freqs (float32 [dims / 2]).
  */
 class RopeAppend : public ComposedPrimitive {
  public:
@@ -61,7 +61,7 @@ class RopeAppend : public ComposedPrimitive {
   std::pair<Arrays, std::vector<int>> vmap(
       const Arrays& inputs, const std::vector<int>& axes) override;
 
-  /** The step's own rows: the state stays where it is. */
+  /** Counts only the rows of the step, because the rest of the state stays in place. */
   Cost cost(const Arrays& inputs, const Arrays& outputs) override;
 
  private:
@@ -71,7 +71,7 @@ class RopeAppend : public ComposedPrimitive {
   StateLayout layout_;
   int dims_;
   bool traditional_;
-  float base_; // ignored with explicit freqs
+  float base_; // unused with explicit freqs
   float scale_;
   float multiplier_;
 };

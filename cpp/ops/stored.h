@@ -10,15 +10,15 @@ struct Stored;
 
 namespace mlx_primitives {
 
-/** Where elements are stored; shared by the graph's node and the task made from it. */
+/** The storage of the elements; shared by the graph's node and the task made from it. */
 using StoredHandle = std::shared_ptr<rust::Box<bridge::Stored>>;
 
-/** A lazy array whose elements are read from storage, on the CPU, when it is evaluated. */
+/** A lazy array whose elements are read from storage on the CPU when it is evaluated. */
 mx::array stored(StoredHandle from, mx::Shape shape, mx::Dtype dtype);
 
 /**
- * Reads elements that are stored. MLX's own Load throws in a task if the file has become shorter,
- * which MLX then tells whoever waits next.
+ * Reads elements from storage. It replaces MLX's Load, which throws in a task if the file has
+ * become shorter, an error that MLX reports to the next waiting caller.
  */
 class Read : public mx::UnaryPrimitive, public Fallible {
  public:

@@ -1,4 +1,4 @@
-// What every `cpu_call` uses to hand arrays to a Rust kernel.
+// Helpers that every `cpu_call` uses to hand arrays to a Rust kernel.
 #pragma once
 
 #include "mlx-primitives/src/ffi/kernels.rs.h"

@@ -54,7 +54,7 @@ Launch plan_rows(
     auto groups = static_cast<uint32_t>(ceil_div(count, together));
     return launch("simd", groups, together * SIMD_WIDTH, 0);
   }
-  // Metal wants multiples of 16 bytes.
+  // Metal requires multiples of 16 bytes.
   auto scratch = [&](uint32_t threads) {
     return round_up(slots * (threads / SIMD_WIDTH) * sizeof(float), 16);
   };
@@ -62,7 +62,7 @@ Launch plan_rows(
   for (auto [each, form] : forms) {
     auto threads = round_up(static_cast<uint32_t>(ceil_div(rows.axis, READS * each)), SIMD_WIDTH);
     if (each >= quads && threads <= max_threads) {
-      // Beyond `quads` as many threads as possible: MLX's looped kernels do the same, and the
+      // Beyond `quads`, use as many threads as possible: MLX's looped kernels do the same, and the
       // number of threads decides the order of addition.
       threads = each > quads ? max_threads : threads;
       return launch(form, count, threads, scratch(threads));

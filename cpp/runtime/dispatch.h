@@ -1,4 +1,4 @@
-// What a primitive asks of Metal, as data: nothing here needs a GPU or Metal's headers.
+// The requests of a primitive to Metal, as data: nothing here needs a GPU or Metal's headers.
 #pragma once
 
 #include <algorithm>
@@ -21,7 +21,7 @@ namespace mx = mlx::core;
 
 using Arrays = std::vector<mx::array>;
 
-/** Which kernel runs, in how many threadgroups, of how many threads each. */
+/** The kernel that runs, the number of threadgroups and the threads of each. */
 struct Launch {
   std::string kernel;
   std::array<uint32_t, 3> grid;
@@ -33,7 +33,7 @@ struct Launch {
   }
 };
 
-/** What a kernel finds at a buffer index: an array, or bytes by value. */
+/** The contents of a kernel's buffer index: an array, or bytes by value. */
 struct Binding {
   uint32_t index;
   std::optional<mx::array> array;
@@ -42,20 +42,20 @@ struct Binding {
   std::vector<uint8_t> bytes;
 };
 
-/** A function constant that a kernel is specialized by. */
+/** A function constant that specializes a kernel. */
 struct Constant {
   uint32_t index;
   uint32_t data_type; // an MTL::DataType
   uint64_t bits;      // the value in its low bytes
 };
 
-/** Threadgroup memory at an index other than a launch's own. */
+/** Threadgroup memory at another index than 0, which the launch uses. */
 struct ThreadgroupMemory {
   uint32_t index;
   uint32_t bytes;
 };
 
-/** A library of kernels that a user of the crate brought. */
+/** A library of kernels that a user of the crate supplied. */
 class KernelLibrary {
  public:
   virtual ~KernelLibrary() = default;
@@ -63,20 +63,20 @@ class KernelLibrary {
   /** The path of a metallib; empty if the library is its source. */
   virtual std::string metallib() const = 0;
   virtual std::string source() const = 0;
-  /** Says that Metal has loaded the metallib. */
+  /** Records that Metal has loaded the metallib. */
   virtual void loaded() const = 0;
 };
 
 /**
- * One dispatch of a kernel. An array that is bound and has neither a primitive nor memory is a
- * temporary: the encoder allocates it and keeps it until the GPU is done.
+ * One dispatch of a kernel. A bound array that has neither a primitive nor memory is a temporary:
+ * the encoder allocates it and keeps it until the GPU is done.
  */
 struct Dispatch {
-  std::string stem; // of metal/<stem>.metal, where there is no library
+  std::string stem; // of metal/<stem>.metal, if there is no library
   Launch launch;
   std::vector<Binding> bindings;
 
-  // Only kernels that a user brought have these.
+  // Only kernels that a user supplied have these.
   std::shared_ptr<const KernelLibrary> library;
   std::string pipeline; // the name that Metal's pipeline is cached under
   std::vector<Constant> constants;
@@ -85,7 +85,7 @@ struct Dispatch {
 
   Dispatch() = default;
 
-  /** The inputs are bound from index 0 on, then the outputs, then the parameters by value. */
+  /** Binds the inputs from index 0 on, then the outputs, then the parameters by value. */
   template <typename Params>
   Dispatch(
       std::string stem_,
@@ -112,7 +112,7 @@ struct Dispatch {
   }
 };
 
-constexpr uint32_t MAX_THREADS = 1024; // of a threadgroup, on every Apple GPU
+constexpr uint32_t MAX_THREADS = 1024; // per threadgroup, on every Apple GPU
 
 constexpr uint64_t ceil_div(uint64_t a, uint64_t b) {
   return (a + b - 1) / b;
@@ -122,13 +122,15 @@ constexpr uint32_t round_up(uint32_t a, uint32_t b) {
   return static_cast<uint32_t>(ceil_div(a, b)) * b;
 }
 
-/** A count of rows, threadgroups or threads, which kernels take in 32 bits; throws beyond them. */
+/**
+ * A count of rows, threadgroups or threads as 32 bits, which kernels take; throws if it is larger.
+ */
 uint32_t grid_count(std::string_view op, std::string_view what, uint64_t count);
 
-/** At most `most` threads in whole SIMD groups; throws if not even one is allowed. */
+/** At most `most` threads in whole SIMD groups; throws if that leaves none. */
 uint32_t whole_simds(std::string_view op, uint32_t most);
 
-/** An array without memory for results that only other dispatches of the same op read. */
+/** An array without memory, for results that only other dispatches of the same op read. */
 mx::array temporary(mx::Shape shape, mx::Dtype dtype);
 
 /** How the names of kernels spell the type of an array: _float32, _float16, _bfloat16, _uint32. */
@@ -142,17 +144,17 @@ struct Rows {
   explicit Rows(const mx::array& x) : axis(x.ndim() > 0 ? static_cast<uint32_t>(x.shape(-1)) : 1) {
     count = axis > 0 ? x.size() / axis : 0;
   }
-  /** For the kernels' parameters, once a plan has checked that 32 bits hold it. */
+  /** The count for the kernels' parameters, once a plan has checked that it fits in 32 bits. */
   uint32_t narrow() const {
     return static_cast<uint32_t>(count);
   }
 };
 
 /**
- * The kernels that reduce a row come in the same forms for every op:
- * simd (one SIMD group a row), row, row2, row4 (a threadgroup a row, 1, 2 or 4 quads a
- * thread) and looped (any length). `slots` is the scratch of a SIMD group, in floats; `quads`, 1, 2
- * or 4, is how many a thread takes at least where a threadgroup has a row.
+ * Plans a reduction of rows. Its kernels come in the same forms for every op: simd (one SIMD group
+ * per row), row, row2, row4 (one threadgroup per row, 1, 2 or 4 quads per thread) and looped (any
+ * length). `slots` is the scratch of a SIMD group, in floats. If a threadgroup takes a row, each
+ * thread takes at least `quads` quads: 1, 2 or 4.
  */
 Launch plan_rows(
     std::string_view op,

@@ -1,4 +1,4 @@
-// The one place that talks to Metal; no_metal.cpp stands in where there is none.
+// The only file that calls Metal; no_metal.cpp replaces it in builds without Metal.
 #include "runtime/encode.h"
 
 #include "mlx/backend/metal/device.h"
@@ -9,10 +9,10 @@ namespace mlx_primitives {
 
 namespace {
 
-/** MLX keeps libraries by name and owns them: no pointer to one outlives a call of this. */
+/** MLX caches libraries by name and owns them, so no pointer to one outlives this call. */
 MTL::Library* find_library(mx::metal::Device& device, const Dispatch& dispatch) {
   if (const auto* users = dispatch.library.get()) {
-    // The simulator runs sources alone.
+    // The simulator runs only sources.
     if (std::string path = simulating() ? "" : users->metallib(); !path.empty()) {
       auto* loaded = device.get_library(users->name(), path);
       users->loaded();
@@ -22,8 +22,8 @@ MTL::Library* find_library(mx::metal::Device& device, const Dispatch& dispatch) 
   }
   static const Metallib metallib = find_metallib();
   if (metallib.path.empty()) {
-    // Metal compiles one kernel at a time, and none that is not used; the simulator keeps what it
-    // has compiled, and takes all kernels of a stem at once.
+    // Metal compiles each kernel when it is first used. The simulator caches compiled files, so it
+    // compiles all kernels of a stem at once.
     std::string kernel = simulating() ? "" : dispatch.launch.kernel;
     return device.get_library("mlx_primitives_" + (kernel.empty() ? dispatch.stem : kernel), [&] {
       return embedded_metal_source(dispatch.stem, kernel);
@@ -45,7 +45,7 @@ MTL::ComputePipelineState* pipeline(mx::metal::Device& device, const Dispatch& d
   return device.get_kernel(dispatch.launch.kernel, library, dispatch.pipeline, constants);
 }
 
-/** A temporary gets its memory where it is bound first. */
+/** Allocates a temporary when it is first bound. */
 void provide(mx::metal::CommandEncoder& encoder, mx::array& array) {
   if (!array.has_primitive() && !array.data_shared_ptr()) {
     allocate(array);
@@ -96,7 +96,7 @@ void encode(
     auto dispatches = plan(limit);
     std::vector<MTL::ComputePipelineState*> states;
     uint32_t allowed = limit;
-    uint32_t refused = 0; // the most threads of a group that its kernel does not allow
+    uint32_t refused = 0; // the most threads per group that were planned but not allowed
     for (const auto& dispatch : dispatches) {
       states.push_back(pipeline(device, dispatch));
       auto most = static_cast<uint32_t>(states.back()->maxTotalThreadsPerThreadgroup());

@@ -8,9 +8,9 @@
 namespace mlx_primitives {
 
 /**
- * Encodes what `plan` returns for a largest threadgroup, in order. A kernel that needs many
- * registers may allow fewer threads than planned: the plan is then made again within that limit.
- * Throws where the library was built without Metal.
+ * Encodes the dispatches that `plan` returns for a largest threadgroup, in order. A kernel that
+ * needs many registers may allow fewer threads than planned: the plan is then made again within
+ * that limit. Throws if the library was built without Metal.
  */
 void encode(
     const mx::Stream& stream,

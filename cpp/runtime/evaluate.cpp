@@ -15,8 +15,8 @@ namespace mlx_primitives {
 namespace {
 
 /**
- * Evaluates on the CPU while this thread, which has to wait anyway, helps with the kernels: that
- * is sooner than waking it, or a helper in its stead.
+ * Evaluates on the CPU while this thread, which has to wait anyway, helps with the kernels: that is
+ * faster than waking another thread.
  */
 void compute(const std::vector<mx::array>& arrays) {
   auto elsewhere = [](const mx::array& a) {
@@ -46,8 +46,8 @@ void evaluate(const std::vector<mx::array>& arrays) {
     compute(arrays);
   } catch (const std::exception& error) {
     tracked.remember();
-    // Where all were queued, MLX met the error of a task of its own while it waited. What was not
-    // queued is computed when it is next asked for.
+    // If all arrays were queued, one of MLX's tasks failed while this thread waited. Arrays that
+    // were not queued are computed at the next request.
     bool queued = std::none_of(awaited.begin(), awaited.end(), [](const mx::array& array) {
       return array.status() == mx::array::Status::unscheduled;
     });

@@ -1,5 +1,4 @@
-// Evaluation as the bridge offers it: errors belong to the arrays that they concern, and no wait is
-// without an end.
+// Evaluation for the bridge: errors belong to the arrays that they concern, and no wait is endless.
 #pragma once
 
 #include <functional>
@@ -13,22 +12,22 @@ namespace mlx_primitives {
 namespace mx = mlx::core;
 
 /**
- * Computes arrays and waits for them. Throws if one of them fails, now or when it was computed
- * before: an array that failed never becomes a result.
+ * Computes arrays and waits for them. Throws if the computation of one of them fails or failed
+ * earlier: an array that failed never becomes a result.
  */
 void evaluate(const std::vector<mx::array>& arrays);
 
-/** Queues the computation of arrays; whoever reads them is told if it fails. */
+/** Queues the computation of arrays; readers of a failed array get the error. */
 void evaluate_async(const std::vector<mx::array>& arrays);
 
-/** Waits for what was queued on a stream, whether it fails or not. */
+/** Waits for the queued tasks of a stream, whether they fail or not. */
 void synchronize(mx::Stream stream);
 
 /**
- * Queues a task on a stream of the CPU that computes an output of a primitive that is being
- * evaluated, by its `array::id`, and the output's siblings. What the task throws fails them and
- * what is computed from them, after `spoil` has made them look like no result. Where what the task
- * reads has failed, it does not run.
+ * Queues a task on a CPU stream. It computes the output with this `array::id` of a primitive that
+ * is being evaluated, and the output's siblings. An exception in the task fails these arrays and
+ * their dependents, after `spoil` has overwritten the data. The task does not run if one of its
+ * inputs has failed.
  */
 void queue(
     mx::Stream stream,

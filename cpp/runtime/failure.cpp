@@ -13,8 +13,8 @@ namespace mlx_primitives {
 namespace {
 
 /**
- * Lets `node_of` read the handle of an array's node, which is private: MLX has no weak reference to
- * a node, and a strong one would keep the node's memory from being reused during the evaluation. An
+ * Lets `node_of` read the private pointer to an array's node: MLX has no weak reference to a node,
+ * and a strong one would keep the node's memory from being reused during the evaluation. An
  * explicit instantiation may name private members.
  */
 template <auto Member>
@@ -35,10 +35,10 @@ bool ended_well(Record& record) {
   return record.progress()->over() && !record.failure();
 }
 
-/** Arrays whose computation is not over or has failed, by `array::id`. */
+/** Arrays whose computation is unfinished or has failed, by `array::id`. */
 struct Known {
   std::mutex mutex;
-  std::unordered_map<uintptr_t, Tracked::Depending> entries; // a weak node keeps its id from reuse
+  std::unordered_map<uintptr_t, Tracked::Depending> entries; // weak, but keeps the id from reuse
   std::atomic<bool> any{false};
 
   void remember(const Tracked::Depending& array) {
@@ -48,7 +48,7 @@ struct Known {
     }
   }
 
-  /** Forgets arrays that are gone, and those that were computed well. */
+  /** Forgets arrays that no longer exist and those that were computed successfully. */
   void clean() {
     std::erase_if(entries, [](const auto& item) {
       const auto& array = item.second;
@@ -73,7 +73,7 @@ bool can_fail(const mx::Primitive& primitive) {
          (simulating() && dynamic_cast<const FusedPrimitive*>(&primitive));
 }
 
-/** Walks from arrays to what they are to be computed from, and makes records. */
+/** Walks from arrays to the inputs that they depend on, and makes records. */
 class Walk {
  public:
   std::vector<Tracked::Depending> depending;
@@ -107,7 +107,7 @@ class Walk {
  private:
   struct At {
     const mx::array* array;
-    size_t next = 0; // of its inputs
+    size_t next = 0; // index of the next input
     Records read{};
   };
 
@@ -173,7 +173,7 @@ void Progress::read(std::shared_ptr<Progress> other) {
 
 bool Progress::over() {
   std::lock_guard lock(mutex_);
-  // Once over, always over: the evaluations that it read from can be forgotten.
+  // This result is final, so the evaluations that it read from can be forgotten.
   over_ = over_ || (tasks_ == 0 && std::all_of(read_.begin(), read_.end(), [](auto& read) {
                       return read->over();
                     }));
@@ -258,7 +258,7 @@ Tracked::~Tracked() {
 }
 
 void Tracked::remember() {
-  reports_.clear(); // what has no task by now gets none
+  reports_.clear(); // arrays without a task will get none
   std::erase_if(depending_, [](const auto& array) { return ended_well(*array.record); });
   if (depending_.empty()) {
     return;

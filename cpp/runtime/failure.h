@@ -1,9 +1,9 @@
-// What is remembered of evaluations that failed after their tasks were queued.
+// Records of evaluations that failed after their tasks were queued.
 //
-// MLX stores what a task throws in the task's stream and throws it again to whoever waits for that
-// stream next, once; what the task left behind is a result from then on. Tasks of ours throw
-// nothing. They report to the record of their evaluation, and the arrays that were computed from
-// theirs keep that record.
+// MLX stores an exception of a task in the task's stream and throws it once, to the next caller
+// that waits for that stream; afterwards the task's leftover data counts as a result. Our tasks
+// never throw. They report to the record of their evaluation, and the arrays that were computed
+// from their outputs keep that record.
 #pragma once
 
 #include <atomic>
@@ -20,13 +20,13 @@ namespace mlx_primitives {
 
 namespace mx = mlx::core;
 
-/** One evaluation's tasks, and the evaluations whose results they read. */
+/** The tasks of one evaluation, and the evaluations whose results they read. */
 class Progress {
  public:
-  /** Says that this reads results of another evaluation. */
+  /** Records that this evaluation reads results of another one. */
   void read(std::shared_ptr<Progress> other);
 
-  /** Whether no task is left to run, here and where it reads from. */
+  /** Whether no task is left to run, here and in the evaluations that it reads from. */
   bool over();
 
  private:
@@ -38,18 +38,18 @@ class Progress {
   std::vector<std::shared_ptr<Progress>> read_;
 };
 
-/** How the computation of an array went. */
+/** Whether the computation of an array failed, and why. */
 class Record : public std::enable_shared_from_this<Record> {
  public:
   explicit Record(std::shared_ptr<Progress> progress) : progress_(std::move(progress)) {}
 
-  /** Says that this is computed from what `other` is the record of. */
+  /** Records that this array is computed from the array of `other`. */
   void read(Record& other);
 
-  /** Fails this, and all that is computed from it; the first reason stays. */
+  /** Fails this array and all that are computed from it; the first reason stays. */
   void fail(const std::string& why);
 
-  /** The reason why this failed, if it did. */
+  /** The reason for the failure, if it failed. */
   std::optional<std::string> failure();
 
   const std::shared_ptr<Progress>& progress() const {
@@ -63,7 +63,7 @@ class Record : public std::enable_shared_from_this<Record> {
   std::vector<std::weak_ptr<Record>> readers_;
 };
 
-/** A task's access to its record, whose evaluation is not over while somebody holds this. */
+/** A task's access to its record, whose evaluation is not over while a report exists. */
 class Report {
  public:
   explicit Report(std::shared_ptr<Record> record) : record_(std::move(record)) {
@@ -84,12 +84,12 @@ class Report {
 };
 
 /**
- * For a task that is being queued and computes the output of this `array::id`: how it reports. Null
- * while MLX evaluates without `Tracked`; a task then throws, for want of a better place.
+ * The report for a task that is being queued and computes the output with this `array::id`. Null
+ * while MLX evaluates without `Tracked`; the task then throws, because it has nowhere to report.
  */
 std::shared_ptr<Report> report(uintptr_t output);
 
-/** A primitive derives from this if its tasks can fail. */
+/** Base of primitives whose tasks can fail. */
 class Fallible {
  protected:
   Fallible();
@@ -99,9 +99,9 @@ class Fallible {
 };
 
 /**
- * One evaluation of arrays on this thread, from before its tasks are queued. It finds out which
- * arrays are computed from tasks that can fail, and gives each of them a record. The constructor
- * throws if the arrays, or what they are to be computed from, failed before.
+ * One evaluation of arrays on this thread, from before its tasks are queued. It finds the arrays
+ * that are computed from tasks that can fail, and gives each of them a record. The constructor
+ * throws if the arrays, or their inputs, failed before.
  */
 class Tracked {
  public:
@@ -111,12 +111,12 @@ class Tracked {
   Tracked& operator=(const Tracked&) = delete;
 
   /**
-   * To be called once all tasks are queued. Arrays that somebody still holds keep their records,
-   * unless all has gone well already.
+   * Must be called once all tasks are queued. Arrays that are still referenced keep their records,
+   * unless all tasks have succeeded already.
    */
   void remember();
 
-  /** Throws the failure of one of the arrays, if there is one. */
+  /** Throws the error of one of the arrays that failed, if any did. */
   void check() const;
 
   struct Depending {
@@ -126,14 +126,14 @@ class Tracked {
 
  private:
   std::vector<Depending> depending_;               // arrays that depend on tasks that can fail
-  std::vector<std::shared_ptr<Record>> asked_for_; // those of them that are evaluated
+  std::vector<std::shared_ptr<Record>> asked_for_; // of the arrays to evaluate
   std::unordered_map<uintptr_t, std::shared_ptr<Report>> reports_; // by `array::id` of outputs
   Tracked* outer_;
 
   friend std::shared_ptr<Report> report(uintptr_t output);
 };
 
-/** Remembers that these arrays hold no results, where MLX does not say which of them failed. */
+/** Records that none of these arrays is a result, if MLX does not say which of them failed. */
 void remember_failure(const std::vector<mx::array>& arrays, const std::string& why);
 
 } // namespace mlx_primitives

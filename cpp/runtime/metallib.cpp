@@ -9,7 +9,7 @@
 #include <stdexcept>
 
 #ifndef MLX_PRIMITIVES_BUILT_METALLIB
-#define MLX_PRIMITIVES_BUILT_METALLIB "" // no metallib was compiled along with this code
+#define MLX_PRIMITIVES_BUILT_METALLIB "" // no metallib was compiled with this code
 #define MLX_PRIMITIVES_SCRIPT_METALLIB ""
 #endif
 
@@ -21,13 +21,13 @@ namespace {
 
 constexpr const char* VARIABLE = "MLX_PRIMITIVES_METALLIB";
 
-/** MLX takes a path of any other extension for a folder to look in. */
+/** MLX takes a path with any other extension for a folder to search. */
 bool is_metallib(const fs::path& path) {
   std::error_code ignored;
   return path.extension() == ".metallib" && fs::is_regular_file(path, ignored);
 }
 
-/** The executable or dylib that holds this very function. */
+/** The executable or dylib that contains this function. */
 fs::path binary_path() {
   Dl_info info;
   bool known = dladdr(reinterpret_cast<const void*>(&binary_path), &info) != 0;
@@ -36,7 +36,7 @@ fs::path binary_path() {
 
 /**
  * Throws unless the metallib was compiled from the embedded sources: cmake/compile_metal.cmake
- * names an empty kernel after them, and a metallib spells the names of its kernels out.
+ * names an empty kernel after their hash, and a metallib contains the names of its kernels.
  */
 Metallib checked(const fs::path& path, const std::string& origin) {
   std::ostringstream bytes;

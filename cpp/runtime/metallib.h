@@ -11,21 +11,21 @@ struct Metallib {
 };
 
 /**
- * The first of: $MLX_PRIMITIVES_METALLIB (an error if it is not one),
+ * The first that exists of: $MLX_PRIMITIVES_METALLIB (an error if it is not a metallib),
  * mlx_primitives.metallib beside this binary, the one that this build compiled, the one that
- * scripts/build_metal.sh compiled, the embedded source. An error if the first was compiled from
- * other sources than those that are embedded.
+ * scripts/build_metal.sh compiled, the embedded source. Throws if it was compiled from other
+ * sources than the embedded ones.
  */
 Metallib find_metallib();
 
-/** The same as a sentence for a person. */
+/** The description of `find_metallib`'s result for a person. */
 std::string metallib_description();
 
-// cmake/embed_metal.cmake writes what follows.
+// cmake/embed_metal.cmake generates these.
 
 /**
- * metal/<stem>.metal and what it includes as one file, which instantiates this kernel alone, or all
- * of the stem's where the name is empty.
+ * metal/<stem>.metal and its includes as one file. It instantiates only this kernel, or all kernels
+ * of the stem if the name is empty.
  */
 std::string embedded_metal_source(const std::string& stem, const std::string& kernel);
 

@@ -1,4 +1,4 @@
-// Compiled in place of encode.cpp and metallib.cpp where MLX has no Metal.
+// Compiled instead of encode.cpp and metallib.cpp if MLX has no Metal.
 #include <stdexcept>
 
 #include "runtime/encode.h"

@@ -1,6 +1,6 @@
 #include "runtime/primitive.h"
 
-// Compiled wherever the stand-in for Metal's device is not.
+// Compiled unless the stand-in for Metal's device is.
 namespace mlx_primitives {
 
 bool simulating() {

@@ -15,12 +15,12 @@ namespace {
 
 constexpr size_t page = 4096;
 constexpr uintptr_t large_page = 2 << 20;
-/** Arrays of at least this number of bytes are laid out with care. */
+/** Arrays of at least this number of bytes get aligned buffers and large pages. */
 constexpr size_t large_array = 4 * large_page;
 
 /**
- * MLX's CPU allocator returns large buffers to the system, so each output's pages are new: with
- * large pages they take a fraction of the faults. Only a hint, hence no error.
+ * MLX's CPU allocator returns large buffers to the system, so each output's pages are new; large
+ * pages take a fraction of the page faults. This is a hint, so errors are ignored.
  */
 void prefer_large_pages([[maybe_unused]] void* data, [[maybe_unused]] size_t bytes) {
 #ifdef MADV_HUGEPAGE
@@ -187,7 +187,7 @@ void require_last_axis(const char* op, const mx::array& x) {
 }
 
 mx::array row_contiguous(const mx::array& x, mx::Stream s) {
-  // Placeholders of a compiled function have no data: their layout is not known yet.
+  // Placeholders of a compiled function have no data, so their layout is not known yet.
   auto* ours = x.has_primitive() ? dynamic_cast<FusedPrimitive*>(&x.primitive()) : nullptr;
   bool known = x.has_primitive() ? ours && !ours->lays_out()
                                  : x.data_shared_ptr() != nullptr && x.flags().row_contiguous;
@@ -207,15 +207,15 @@ mx::allocator::Data allocate(size_t bytes) {
 }
 
 void allocate(mx::array& out) {
-  // A GPU's buffers begin at a page.
+  // A GPU's buffers begin at a page boundary.
   static const bool for_gpu = mx::is_available(mx::Device::gpu);
   if (for_gpu || out.nbytes() < large_array) {
     out.set_data(allocate(out.nbytes()));
     return;
   }
-  // MLX's large CPU buffers begin 24 bytes beside a page, where no vector can be stored past the
-  // caches. At a cache line further on in a page than its inputs, loads were seen to wait, most
-  // likely for the last such store, whose address looks the same within a page.
+  // MLX's large CPU buffers begin 24 bytes past a page boundary, where stores that bypass the cache
+  // are not aligned. In measurements, loads stalled if the output began further into its page than
+  // the inputs, most likely on earlier stores with the same offset within a page.
   out.set_data(allocate(out.nbytes() + page));
   auto beyond = reinterpret_cast<uintptr_t>(out.data<char>()) % page;
   auto elements = static_cast<int64_t>((page - beyond) % page / out.itemsize());

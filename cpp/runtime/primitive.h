@@ -11,21 +11,21 @@
 
 namespace mlx_primitives {
 
-/** Whether eval_gpu runs here without a GPU, in a simulator: in tests, and only if asked to. */
+/** Whether eval_gpu runs in a simulator instead of on a GPU: only in tests, and only on request. */
 bool simulating();
 
-/** What an evaluation on a GPU takes. */
+/** The cost of an evaluation on a GPU. */
 struct Cost {
   uint32_t dispatches;
-  size_t device_bytes; // least to read and write
+  size_t device_bytes; // the least that it can read and write
 };
 
-/** A call of a CPU kernel, for the stream's thread. */
+/** A call of a CPU kernel, which the stream's thread runs. */
 using CpuCall = std::function<void()>;
 
 /**
- * Base of every primitive here: an op says what it takes and what is to be run, and this class
- * runs it. Invariant: outputs are row-contiguous once evaluated, unless it lays them out itself.
+ * Base of every primitive here: an op describes its inputs and its work, and this class runs it.
+ * Invariant: outputs are row-contiguous once evaluated, unless the op lays them out itself.
  */
 class FusedPrimitive : public mx::Primitive {
  public:
@@ -35,29 +35,28 @@ class FusedPrimitive : public mx::Primitive {
   void eval_gpu(const Arrays& inputs, Arrays& outputs) final;
 
   /**
-   * What a GPU runs, in order, for threadgroups of at most `max_threads`. Of arrays that are not
-   * evaluated yet only shapes and types are known.
+   * The dispatches of a GPU, in order, for threadgroups of at most `max_threads`. Arrays that are
+   * not evaluated yet have only shapes and types.
    */
   virtual std::vector<Dispatch> dispatches(
       const Arrays& inputs, const Arrays& outputs, uint32_t max_threads) = 0;
 
-  /** Its dispatches, each input and output whole, and each temporary written and read. */
+  /** Counts the dispatches, each whole input and output, and each temporary twice. */
   virtual Cost cost(const Arrays& inputs, const Arrays& outputs);
 
  protected:
-  /** Whether outputs may have other strides than those of row-contiguous arrays; lay_out sets them.
-   */
+  /** Whether outputs may have other strides than row-contiguous arrays; lay_out sets them. */
   virtual bool lays_out() const {
     return false;
   }
   virtual void lay_out(mx::array&) const {}
 
-  /** Whether the kernels read this input by its strides. All others have to be row-contiguous. */
+  /** Whether the kernels read this input by its strides. All others must be row-contiguous. */
   virtual bool takes_strides(size_t) const {
     return false;
   }
 
-  /** The inputs whose memory the first output takes over if nothing else reads it, best first. */
+  /** The inputs whose memory the first output takes over if nothing else reads them, best first. */
   virtual std::vector<size_t> donors(const Arrays&) const {
     return {};
   }
@@ -65,7 +64,7 @@ class FusedPrimitive : public mx::Primitive {
   /** Whether the first output has the memory of `x`; before evaluation, whether it may get it. */
   bool in_place(const mx::array& x, const mx::array& out) const;
 
-  /** What a CPU runs. Arrays are evaluated and live until the call has returned. */
+  /** The call of the CPU kernel. The arrays are evaluated and live until the call has returned. */
   virtual CpuCall cpu_call(const Arrays& inputs, Arrays& outputs) const = 0;
 
   /** Queues the call on the stream's thread. */
@@ -74,24 +73,23 @@ class FusedPrimitive : public mx::Primitive {
   /** The outputs as a graph of MLX's own ops, on this primitive's stream. */
   virtual Arrays compose(const Arrays& inputs) = 0;
 
-  /** By default the one output is like the first input. */
+  /** By default, one output with the shape of the first input. */
   std::vector<mx::Shape> output_shapes(const Arrays& inputs) override {
     return {inputs[0].shape()};
   }
 
  private:
-  /** Checks layouts and gives the outputs memory; false if there is nothing to compute. */
+  /** Checks layouts and allocates the outputs; returns false if there is nothing to compute. */
   bool prepare(const Arrays& inputs, Arrays& outputs) const;
 
   friend Arrays composition(const mx::array& ours);
   friend mx::array row_contiguous(const mx::array& x, mx::Stream s);
 };
 
-/** The same values as a lazy node of ours, as a graph of MLX's own ops. */
+/** The outputs of one of our lazy nodes as a graph of MLX's own ops. */
 Arrays composition(const mx::array& ours);
 
-/** A primitive whose derivatives and vmap are those of its composition, unless it overrides them.
- */
+/** A primitive with the derivatives and vmap of its composition, unless it overrides them. */
 class ComposedPrimitive : public FusedPrimitive {
  public:
   using FusedPrimitive::FusedPrimitive;
@@ -107,7 +105,7 @@ class ComposedPrimitive : public FusedPrimitive {
       const Arrays& inputs, const std::vector<int>& axes) override;
 
  private:
-  /** compose as a function of the inputs that argnums name. */
+  /** compose as a function of the inputs that argnums names. */
   auto partial(const Arrays& inputs, const std::vector<int>& argnums);
 };
 
@@ -125,7 +123,7 @@ class ComposedPrimitive : public FusedPrimitive {
                                                                                      \
  public:
 
-/** The methods of a primitive that has derivatives of its own. */
+/** The methods of a primitive with hand-written derivatives. */
 #define PRIMITIVE_METHODS(TYPE)                                                                \
   COMPOSED_METHODS(TYPE)                                                                       \
   Arrays jvp(const Arrays& primals, const Arrays& tangents, const std::vector<int>& argnums)   \
@@ -138,7 +136,7 @@ class ComposedPrimitive : public FusedPrimitive {
   std::pair<Arrays, std::vector<int>> vmap(const Arrays& inputs, const std::vector<int>& axes) \
       override;
 
-/** For a primitive whose one output may take over the memory of its input `INDEX`. */
+/** For a primitive whose only output may take over the memory of its input `INDEX`. */
 #define DONATES(INDEX)                                       \
   std::vector<size_t> donors(const Arrays&) const override { \
     return {INDEX};                                          \
@@ -153,29 +151,28 @@ template <typename... Parts>
   throw std::invalid_argument(text.str());
 }
 
-/** Refuses dtypes that no kernel is instantiated for. */
+/** Throws for dtypes that no kernel is instantiated for. */
 void require_kernel_dtype(const char* op, mx::Dtype dtype);
 
-/** Refuses rank 0 and a last axis of no elements. */
+/** Throws for rank 0 and for an empty last axis. */
 void require_last_axis(const char* op, const mx::array& x);
 
-/** x where it is known to be row-contiguous once evaluated, else a node that copies if needed. */
+/** x if it is known to be row-contiguous once evaluated, else a node that copies if needed. */
 mx::array row_contiguous(const mx::array& x, mx::Stream s);
 
-/** MLX's allocator, which returns null where there is no memory, as an exception. */
+/** Calls MLX's allocator and throws if it returns null because memory ran out. */
 mx::allocator::Data allocate(size_t bytes);
 
-/** Gives out a buffer of its own; a large one begins at a page. */
+/** Allocates a new buffer for `out`; a large one begins at a page boundary. */
 void allocate(mx::array& out);
 
 /** x with the vmapped axis in front; unmapped inputs (axis -1) are broadcast to `size` there. */
 mx::array batch_first(const mx::array& x, int axis, int size, mx::Stream s);
 
-/** Multipliers that kernels take: the value as the type of the array that it multiplies holds it.
- */
+/** A multiplier as kernels take it: rounded to the type of the array that it multiplies. */
 float rounded(float value, mx::Dtype dtype);
 
-/** The extent of the vmapped axis. */
+/** The length of the vmapped axis. */
 int batch_size(const Arrays& inputs, const std::vector<int>& axes);
 
 } // namespace mlx_primitives

@@ -26,7 +26,7 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-/** How long the end of the process waits for work that is under way. */
+/** How long the end of the process waits for running work. */
 constexpr auto patience = std::chrono::seconds(1);
 
 /** How many threads can hold a leased CPU stream at the same time. */
@@ -39,11 +39,12 @@ thread_local int depth = 0;
 thread_local int user_tasks = 0;
 
 /**
- * Makes a parked thread MLX's main thread. On its main thread, which is the first that uses MLX or
- * a later one to which the system gives the same id, MLX throws an error that a task left behind
- * while the next task is being queued. It then loses count of its tasks, or never signals an event,
- * and somebody waits forever. A thread that never ends and never evaluates cannot meet that error;
- * every other thread is told of errors where it waits for results.
+ * Makes a parked thread MLX's main thread. MLX takes the first thread that uses it for its main
+ * thread, and also a later thread to which the system gives the same id. On that thread, MLX throws
+ * an error that an earlier task left behind while the next task is being queued. It then miscounts
+ * its tasks or never signals an event, and a waiting thread hangs. A thread that never ends and
+ * never evaluates cannot meet that error; every other thread gets errors where it waits for
+ * results.
  */
 void park_main_thread() {
   struct Parking {
@@ -83,9 +84,9 @@ void make_leases() {
 }
 
 /**
- * A thread's default CPU stream. MLX never ends the operating system's thread behind a stream, so a
- * stream of a thread that has ended goes to the next thread. Where more threads evaluate at once
- * than there are leases, MLX makes the rest a stream each, which stays.
+ * A thread's default CPU stream. MLX never ends the operating system's thread behind a stream, so
+ * the stream of a thread that has ended goes to the next thread. If more threads evaluate at once
+ * than there are leases, MLX makes a permanent stream for each of the rest.
  */
 class Lease {
  public:
@@ -103,7 +104,7 @@ class Lease {
       return;
     }
     try {
-      // The stream's own thread gives it back, once it has done what it was given before.
+      // The stream's own thread returns it, after its earlier tasks.
       mx::scheduler::enqueue(*stream_, [stream = *stream_] {
         auto& known = spare();
         std::lock_guard lock(known.mutex);
@@ -130,7 +131,7 @@ bool wait_until(Clock::time_point deadline, const auto& done) {
   return true;
 }
 
-/** Whether every CPU stream comes to rest before the deadline. */
+/** Whether every CPU stream becomes idle before the deadline. */
 bool streams_rest(Clock::time_point deadline) {
   auto busy = std::make_shared<std::atomic<int>>(0);
   for (const auto& stream : mx::get_streams()) {
@@ -143,15 +144,15 @@ bool streams_rest(Clock::time_point deadline) {
 }
 
 /**
- * Brings the CPU streams to rest. MLX destroys its CPU allocator when the process ends, while a
- * stream may still return memory to it; without a cache, memory that is returned later passes it
- * by.
+ * Waits until the CPU streams are idle. MLX destroys its CPU allocator when the process ends, while
+ * a stream may still return memory to it. Without a cache, memory that is returned later bypasses
+ * the allocator.
  */
 bool settle() {
   auto deadline = Clock::now() + patience;
   ending = true;
   if (user_tasks > 0 || depth > 0) {
-    return false; // exit was called by code that an evaluation waits for
+    return false; // code that an evaluation waits for called exit
   }
   if (!wait_until(deadline, [] { return inside == 0; })) {
     return false;
@@ -163,9 +164,9 @@ bool settle() {
     }
     for (const auto& stream : mx::get_streams()) {
       try {
-        mx::scheduler::check_error(stream); // else set_cache_limit throws it
+        mx::scheduler::check_error(stream); // otherwise set_cache_limit throws it
       } catch (const std::exception&) {
-        // Nobody is left to hear of it.
+        // Nobody is left to receive the error.
       }
     }
     mx::set_cache_limit(0);
@@ -176,7 +177,7 @@ bool settle() {
 }
 
 #ifdef MLX_PRIMITIVES_HAS_ON_EXIT
-/** Where a stream does not come to rest, ends the process before anything is destroyed. */
+/** If a stream does not become idle, ends the process before anything is destroyed. */
 void at_exit(int status, void*) {
   if (!settle()) {
     std::fflush(nullptr);
@@ -201,12 +202,12 @@ void prepare_process() {
   try {
     park_main_thread();
   } catch (const std::system_error&) {
-    // The system refuses a thread, as it then will those of MLX's streams: each op is an error.
+    // The system refuses threads, and will refuse those of MLX's streams: each op returns an error.
   }
   make_leases();
-  // MLX's allocator for a GPU is never destroyed.
+  // MLX never destroys its allocator for a GPU.
   if (!mx::is_available(mx::Device::gpu)) {
-    mx::get_active_memory(); // makes the allocator: what is registered later runs earlier
+    mx::get_active_memory(); // creates the allocator: exit handlers run in reverse order
     settle_at_exit();
   }
 }

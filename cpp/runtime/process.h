@@ -1,16 +1,16 @@
-// What MLX needs from the process that hosts it: a main thread that never evaluates, a stream for
+// The setup that MLX needs in its host process: a main thread that never evaluates, a stream for
 // each thread that does, and an orderly end.
 #pragma once
 
 namespace mlx_primitives {
 
 /**
- * Prepares MLX, once for the process, and gives this thread a CPU stream. Every bridge function
- * that can make MLX create a stream calls this first.
+ * Prepares MLX once per process and gives this thread a CPU stream. Every bridge function that can
+ * make MLX create a stream calls this first.
  */
 void prepare();
 
-/** Counts this thread among those that are inside MLX; refuses to enter once the process ends. */
+/** Counts this thread among those inside MLX; throws once the process is ending. */
 class Inside {
  public:
   Inside();
@@ -19,7 +19,7 @@ class Inside {
   Inside& operator=(const Inside&) = delete;
 };
 
-/** Marks that this thread, a stream's, runs code that a user wrote, which may call exit. */
+/** Marks that this thread, a stream's, runs a user's code, which may call exit. */
 class InUserTask {
  public:
   InUserTask();
@@ -28,8 +28,9 @@ class InUserTask {
   InUserTask& operator=(const InUserTask&) = delete;
 };
 
-/** Whether the process ends and nobody waits for results anymore: tasks that have not begun do
- * nothing. */
+/**
+ * Whether the process is ending and nobody waits for results: tasks that have not begun do nothing.
+ */
 bool abandoned();
 
 } // namespace mlx_primitives

@@ -1,4 +1,5 @@
-//! A run-time path does not pass from a dependency to the program that uses it: ask for it here.
+//! Adds the run-time path to MLX, which does not pass from a dependency to the program that uses
+//! it.
 
 fn main() {
     println!("cargo::rerun-if-changed=build.rs");

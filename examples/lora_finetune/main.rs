@@ -1,11 +1,11 @@
 //! Teaches the demo model a new kind of text by low-rank updates of its projections, through the
-//! primitives' own derivatives, and draws how the loss falls.
+//! primitives' derivatives, and plots the falling loss.
 //!
 //! ```text
 //! cargo run --release --example lora_finetune [-- STEPS [CURVE.svg [ADAPTERS]]]
 //! ```
 //!
-//! With a directory ADAPTERS the updates are saved there as mlx-lm's, for `--adapter-path`.
+//! With a directory ADAPTERS, the updates are saved there in mlx-lm's format, for `--adapter-path`.
 
 mod plot;
 mod text;
@@ -18,7 +18,7 @@ use mlx_primitives::random;
 use train::Trainer;
 
 const STEPS: usize = 200;
-/// Steps between looks at the held-out text.
+/// Steps between evaluations on the held-out text.
 const LOOK: usize = 20;
 const RANK: i32 = 8;
 
@@ -52,7 +52,7 @@ fn main() -> Result<()> {
     let (first, last) = (points[0].1, points[points.len() - 1].1);
     ensure!(last < first, "the held-out loss went from {first:.3} to {last:.3}");
 
-    // The updates merged into the weights: the model alone now writes log entries.
+    // The updates are merged into the weights, so that the model alone writes log entries.
     let adapters = trainer.adapters()?;
     if let Some(path) = &adapters_path {
         adapters.save(path, &checkpoint.llama)?;

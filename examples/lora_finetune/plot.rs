@@ -1,7 +1,7 @@
 use anyhow::{Result, anyhow};
 use plotters::prelude::*;
 
-/// The held-out loss over the steps.
+/// Plots the held-out loss over the steps.
 pub fn draw(path: &str, points: &[(usize, f32)]) -> Result<()> {
     let last = points.last().map_or(1, |point| point.0).max(1);
     let most = points.iter().map(|point| point.1).fold(0.0, f32::max);

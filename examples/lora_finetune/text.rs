@@ -1,6 +1,6 @@
 //! New text: log entries of a ship, in a style that the demo model has never seen.
 
-/// A small linear congruential generator: the same text everywhere.
+/// A small linear congruential generator, which gives the same text on every machine.
 struct Dice(u64);
 
 impl Dice {
@@ -53,7 +53,7 @@ fn entry(dice: &mut Dice) -> String {
     )
 }
 
-/// Entries to train on, and others to be judged by.
+/// Entries for training, and held-out entries.
 pub fn entries(train: usize, held_out: usize) -> (Vec<String>, Vec<String>) {
     let mut dice = Dice(7);
     let mut all: Vec<String> = Vec::new();

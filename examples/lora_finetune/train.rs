@@ -4,13 +4,13 @@ use mlx_primitives::ops::{self, CrossEntropy, Lora};
 use mlx_primitives::{Array, eval, transforms};
 
 const BATCH: usize = 8;
-/// Tokens of a text that are learned from, its first one apart.
+/// The number of tokens that a text predicts: all except its first one.
 const LENGTH: usize = 64;
 const RATE: f32 = 3e-3;
 const BETAS: [f32; 2] = [0.9, 0.99];
-/// Of the update, in place of 1 / rank.
+/// The scale of the update, instead of 1 / rank.
 const SCALE: f32 = 2.0;
-/// What is updated in each layer.
+/// The projections that are updated in each layer.
 const PROJECTIONS: [&str; 7] = [
     "self_attn.q_proj",
     "self_attn.k_proj",
@@ -21,14 +21,14 @@ const PROJECTIONS: [&str; 7] = [
     "mlp.down_proj",
 ];
 
-/// Texts of one length, `[texts, LENGTH + 1]`.
+/// Texts of the same length, `[texts, LENGTH + 1]`.
 struct Batches {
     rows: Vec<Vec<u32>>,
     next: usize,
 }
 
 impl Batches {
-    /// Tokens of the texts one after the other, cut into rows.
+    /// Concatenates the tokens of the texts and cuts them into rows.
     fn new(checkpoint: &Checkpoint, texts: &[String]) -> Result<Self> {
         let mut tokens = Vec::new();
         for text in texts {
@@ -56,11 +56,11 @@ impl Batches {
     }
 }
 
-/// Adam over the low-rank updates of a model.
+/// Adam for the low-rank updates of a model.
 pub struct Trainer<'a> {
     llama: &'a Llama,
     names: Vec<String>,
-    /// A and B of each name, then their first and second moments.
+    /// A and B of each name; `moments` has their first and second moments.
     parameters: Vec<Array>,
     moments: [Vec<Array>; 2],
     steps: i32,
@@ -99,12 +99,12 @@ impl<'a> Trainer<'a> {
         })
     }
 
-    /// Numbers that are learned.
+    /// The number of trained parameters.
     pub fn trained(&self) -> usize {
         self.parameters.iter().map(Array::size).sum()
     }
 
-    /// Numbers that are not.
+    /// The number of fixed parameters.
     pub fn fixed(&self) -> usize {
         self.llama.nbytes() / self.llama.dtype().size()
     }
@@ -113,7 +113,7 @@ impl<'a> Trainer<'a> {
         adapters(&self.names, &self.parameters)
     }
 
-    /// One step of Adam; the loss before it.
+    /// Does one step of Adam and returns the loss before it.
     pub fn step(&mut self) -> Result<f32> {
         let [inputs, targets] = self.train.next()?;
         let (llama, names) = (self.llama, &self.names);

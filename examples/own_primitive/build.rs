@@ -1,4 +1,4 @@
-//! Compiles the kernels, and asks for the run-time path to MLX.
+//! Compiles the kernels and adds the run-time path to MLX.
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     println!("cargo::rerun-if-changed=build.rs");

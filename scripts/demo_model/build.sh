@@ -1,5 +1,5 @@
 #!/bin/sh
-# Rebuilds assets/demo and tests/fixtures/greedy.json from nothing but this directory.
+# Rebuilds assets/demo and tests/fixtures/greedy.json from this directory alone.
 set -eu
 here=$(cd "$(dirname "$0")" && pwd)
 root=$(cd "$here/../.." && pwd)

@@ -1,4 +1,4 @@
-"""The Llama forward pass in JAX, on parameters under their Hugging Face names."""
+"""The Llama forward pass in JAX, on parameters with their Hugging Face names."""
 
 import jax
 import jax.numpy as jnp
@@ -39,7 +39,7 @@ def init(seed, c=CONFIG):
         return rng.normal(0.0, std, (rows, columns)).astype(np.float32)
 
     params = {"model.embed_tokens.weight": normal(c["vocab_size"], hidden, 0.02)}
-    # The two projections that write to the residual stream start smaller, one for each addition.
+    # The two projections of each layer that write to the residual stream start smaller.
     residual = (2 * c["num_hidden_layers"]) ** -0.5
     for i in range(c["num_hidden_layers"]):
         layer = f"model.layers.{i}."
@@ -89,7 +89,7 @@ def attention(p, layer, x, c):
 
 
 def forward(p, tokens, c=CONFIG):
-    """Logits for every position of `tokens` [batch, time]."""
+    """Returns logits for every position of `tokens` [batch, time]."""
     eps = c["rms_norm_eps"]
     x = p["model.embed_tokens.weight"][tokens]
     for i in range(c["num_hidden_layers"]):

@@ -1,4 +1,4 @@
-"""Writes the greedy continuations of mlx-lm for the demo model, which the tests compare with."""
+"""Writes mlx-lm's greedy continuations of the demo model, which the tests compare with."""
 
 import argparse
 import hashlib
@@ -70,7 +70,7 @@ def main():
     assert all(len(p["prompt_ids"]) == 1 for p in prompts if p["prompt"] == ONE_TOKEN)
     logits = None
     for name, dtype in DTYPES.items():
-        # Loaded afresh, so that no type is rounded from another reduced one.
+        # Loaded again, so that no type is rounded from another 16-bit type.
         model, _ = load(str(args.model))
         model.set_dtype(dtype)
         for p in prompts:

@@ -185,7 +185,7 @@ ENDINGS = [
 
 
 def pick(rng, items, head=1):
-    """The first items come more often, so that greedy decoding meets few near ties."""
+    """Picks the first items more often, so that greedy decoding meets few near ties."""
     return rng.choices(items, [1 / (i + head) for i in range(len(items))])[0]
 
 
@@ -197,7 +197,7 @@ def expand(template, rng, slots):
 
 
 def character(rng):
-    """A name, what it is, and whether it is a she."""
+    """Returns a name, the kind of character, and whether it is female."""
     she = rng.random() < 0.6
     if rng.random() < 0.3:
         return pick(rng, PETS), pick(rng, ANIMALS), she
@@ -245,7 +245,7 @@ def story(rng):
 
 
 def stories(count, seed):
-    """`count` different stories, always the same for one seed."""
+    """Returns `count` different stories, always the same for one seed."""
     rng = random.Random(seed)
     seen = {}
     while len(seen) < count:

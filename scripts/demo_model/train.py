@@ -41,7 +41,7 @@ class Windows:
         return np.stack([self.stream[i : i + WINDOW + 1] for i in at])
 
     def consecutive(self, batch):
-        """Every whole window in order, as batches."""
+        """Yields every whole window in order, as batches."""
         at = np.arange(0, self.last + 1, WINDOW)
         for i in range(0, len(at) - batch + 1, batch):
             yield self.cut(at[i : i + batch])
@@ -53,7 +53,7 @@ def loss_fn(params, tokens):
 
 
 def decayed(params):
-    """Weight decay is for matrices, not for the norms' gains."""
+    """Selects the matrices for weight decay, but not the norms' gains."""
     return {name: value.ndim > 1 for name, value in params.items()}
 
 
@@ -93,7 +93,7 @@ def save(params, tokenizer, directory):
     directory.mkdir(parents=True, exist_ok=True)
     weights = {name: np.ascontiguousarray(value, np.float32) for name, value in params.items()}
     save_file(weights, directory / "model.safetensors", metadata={"format": "pt"})
-    # save_file leaves the file readable by its owner alone.
+    # save_file leaves the file readable only by its owner.
     (directory / "model.safetensors").chmod(0o644)
     (directory / "config.json").write_text(json.dumps(model.CONFIG, indent=2) + "\n")
     generation = {"bos_token_id": model.CONFIG["bos_token_id"], "eos_token_id": model.CONFIG["eos_token_id"]}

@@ -1,8 +1,8 @@
 """Reads the symbol tables of Mach-O files (64-bit, little-endian).
 
-    symbols.py undefined FILE...  what the object files need from outside, one name a line
-    symbols.py exported FILE...   what they define for others
-    symbols.py from NAME FILE     what a linked file takes from the library called NAME
+    symbols.py undefined FILE...  the symbols that the object files need from outside, one per line
+    symbols.py exported FILE...   the symbols that they define for others
+    symbols.py from NAME FILE     the symbols that a linked file takes from the library called NAME
 """
 
 import struct
@@ -12,7 +12,7 @@ from pathlib import Path
 HEADER = struct.Struct("<8I")
 MAGIC = 0xFEEDFACF
 SYMTAB = 0x2
-# Load commands that name a library, in the order that the symbols' ordinals count.
+# Load commands that name a library; the symbols' ordinals count these in order.
 LIBRARIES = {0xC, 0x80000018, 0x8000001F, 0x20, 0x80000023}
 
 DEBUG, PRIVATE, TYPE, EXTERNAL = 0xE0, 0x10, 0x0E, 0x01
@@ -47,7 +47,7 @@ class MachO:
         return {n for n, kind, _ in self.symbols if kind & EXTERNAL and not kind & TYPE}
 
     def defined(self):
-        """External definitions, those hidden from other images included."""
+        """Returns external definitions, including those that are hidden from other images."""
         return {n for n, kind, _ in self.symbols if kind & EXTERNAL and kind & TYPE}
 
     def exported(self):
@@ -58,7 +58,7 @@ class MachO:
         }
 
     def taken_from(self, library):
-        """Undefined symbols that two-level binding ties to `library`."""
+        """Returns undefined symbols that two-level binding ties to `library`."""
         names = [Path(name).name for name in self.libraries]
         if library not in names:
             sys.exit(f"symbols.py: not linked against {library}: {', '.join(names)}")

@@ -1,4 +1,5 @@
-# Sourced by scripts/cross_link.sh and scripts/test_neon.sh: what they bring into .mlx/cross.
+# Sourced by scripts/cross_link.sh, scripts/test_neon.sh and others: installs their tools in
+# .mlx/cross.
 # shellcheck shell=bash
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
@@ -13,7 +14,7 @@ die() {
   exit 1
 }
 
-# logged NAME COMMAND...: quiet unless it fails, and then the end of what it said.
+# logged NAME COMMAND...: quiet unless the command fails; then shows the end of its output.
 logged() {
   local log=$logs/$1.log
   shift
@@ -29,8 +30,8 @@ export PIP_ROOT_USER_ACTION=ignore
 pip=(python3 -m pip)
 [ ! -x "$root/.mlx/venv/bin/pip" ] || pip=("$root/.mlx/venv/bin/python" -m pip)
 
-# bring_python DIRECTORY PIP_ARGUMENT...: a PyPI package in a directory of its own. Moved into
-# place when whole, so that an interrupted run leaves nothing half done.
+# bring_python DIRECTORY PIP_ARGUMENT...: a PyPI package in a separate directory. Moved into place
+# when complete, so that an interrupted run leaves nothing half done.
 bring_python() {
   local directory=$1
   shift
@@ -45,7 +46,7 @@ bring_python() {
 bring_zig() { bring_python "$cross/zig-$zig_version" "ziglang==$zig_version"; }
 
 # zig_wrapper NAME COMMAND...: .mlx/cross/bin/NAME, which runs zig. Cargo, CMake and rustc add
-# Apple's or LLVM's way to name a target, which zig takes from -target alone.
+# Apple's or LLVM's target options, but zig accepts only -target.
 zig_wrapper() {
   local wrapper=$cross/bin/$1
   shift
@@ -65,12 +66,13 @@ export ZIG_GLOBAL_CACHE_DIR='$cross/zig-cache' ZIG_LOCAL_CACHE_DIR='$cross/zig-c
 exec '$cross/zig-$zig_version/ziglang/zig' $* "\${arguments[@]}"
 WRAPPER
   chmod +x "$wrapper.part"
-  # An unchanged wrapper keeps its time stamp, and with it everything that was built.
+  # An unchanged wrapper keeps its time stamp, so nothing is built again because of it.
   if cmp -s "$wrapper.part" "$wrapper"; then rm "$wrapper.part"; else mv "$wrapper.part" "$wrapper"; fi
 }
 
-# bring_rust TARGET [STD_CRATES]: a Rust for TARGET. `rust_cargo` gets the cargo command, `rust_std`
-# its options, `rust_said` a description; where there is none it fails, and `rust_missing` says why.
+# bring_rust TARGET [STD_CRATES]: a Rust for TARGET. Sets `rust_cargo` to the cargo command,
+# `rust_std` to its options and `rust_said` to a description; if there is none, fails and sets
+# `rust_missing` to the reason.
 bring_rust() {
   local target=$1 libdir suffix version needed directory package packages
   rust_cargo=(cargo) rust_std=()
@@ -81,7 +83,7 @@ bring_rust() {
   fi
   directory=$cross/rust
   if [ ! -x "$directory/rustc" ]; then
-    # Debian's compiler and std's source, of one version, unpacked without installing.
+    # Debian's compiler and the source of std, of one version, unpacked without installation.
     needed=$(sed -n 's/^rust-version = "\(.*\)"/\1/p' "$root/Cargo.toml")
     for suffix in -web ""; do
       version=$(apt-cache policy "rustc$suffix" 2>/dev/null | sed -n 's/^ *Candidate: //p')
@@ -102,7 +104,7 @@ bring_rust() {
       { rust_missing="apt-get could not download ${packages[*]}" && return 1; }
     for package in "$directory.part"/deb/*.deb; do
       case $package in
-        # Of the source package only the standard library is wanted.
+        # Only the standard library of the source package is needed.
         */rust*-src_*) dpkg --fsys-tarfile "$package" |
           tar -x -C "$directory.part" --wildcards './usr/lib/rustlib/*' './usr/src/*/library/*' ;;
         *) dpkg -x "$package" "$directory.part" ;;

@@ -55,7 +55,7 @@ fn prepare(folder: &Path) -> anyhow::Result<Run> {
     }))
 }
 
-/// A model runs with the updates, beside its weights or added to them.
+/// Runs a model with the updates, beside its weights or merged into them.
 fn run(rng: &mut Rng, llama: &Llama, adapters: &Adapters) {
     let updated = match once_in(rng, 2) {
         true => llama.merged(adapters).expect("a merged model"),

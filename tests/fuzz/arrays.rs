@@ -1,4 +1,4 @@
-//! Arrays of random shapes, types, numbers and strides.
+//! Arrays with random shapes, types, numbers and strides.
 
 use std::ops::RangeInclusive;
 
@@ -26,20 +26,20 @@ const TYPES: [Dtype; 14] = [
     Dtype::Complex64,
 ];
 
-/// Elements beyond which an array is not made.
+/// The most elements of an array.
 const MOST: i32 = 4096;
 
-/// Draws arguments. The same generator draws the same ones, as views with strides or as copies
-/// without.
+/// Draws arguments. Equal generators draw equal arguments, as views with strides or as contiguous
+/// copies.
 pub struct Draw {
     pub rng: Rng,
-    /// Whether arrays are row-contiguous, and held by nobody but the op.
+    /// Whether arrays are row-contiguous and held only by the op.
     plain: bool,
-    /// Whether numbers may be of any size, infinite or NaN.
+    /// Whether numbers may have any magnitude, or be infinite or NaN.
     pub wild: bool,
-    /// Once in how many times an argument is one that its op should refuse.
+    /// One in this many arguments is invalid for its op.
     pub wrong: u32,
-    /// The arrays that were drawn, with the numbers that they held.
+    /// The arrays that were drawn, and their original bits.
     held: Vec<(Array, Vec<u32>)>,
 }
 
@@ -58,7 +58,7 @@ impl Draw {
         once_in(&mut self.rng, self.wrong)
     }
 
-    /// The right number, or another.
+    /// The right number, or a wrong one.
     pub fn int(&mut self, right: i32) -> i32 {
         let near = right.saturating_add(self.rng.i32(-2..3));
         let edges = [0, -1, 1, 64, 1 << 20, i32::MAX, i32::MAX - 1, i32::MIN, i32::MIN + 1, near];
@@ -70,7 +70,7 @@ impl Draw {
         if self.is_wrong() { *self.one(&edges) } else { right }
     }
 
-    /// An axis of that rank, from the first or from the last.
+    /// An axis of this rank, from the first or from the last.
     pub fn axis(&mut self, rank: usize) -> i32 {
         let rank = rank as i32;
         let axis = self.rng.i32(-rank..rank.max(1));
@@ -85,7 +85,7 @@ impl Draw {
         *self.one(&FLOATS)
     }
 
-    /// The right type, or another.
+    /// The right type, or a wrong one.
     pub fn typed(&mut self, right: Dtype) -> Dtype {
         if self.is_wrong() { *self.one(&TYPES) } else { right }
     }
@@ -104,7 +104,7 @@ impl Draw {
         shape
     }
 
-    /// A shape that broadcasts to that one.
+    /// A shape that broadcasts to this one.
     pub fn narrower(&mut self, shape: &[i32]) -> Vec<i32> {
         let skipped = self.rng.usize(..=shape.len());
         let skipped = if self.rng.bool() { 0 } else { skipped };
@@ -113,7 +113,7 @@ impl Draw {
         narrow
     }
 
-    /// The right shape, or another.
+    /// The right shape, or a wrong one.
     fn bent(&mut self, shape: &[i32]) -> Vec<i32> {
         let mut shape = shape.to_vec();
         if self.is_wrong() {
@@ -131,14 +131,14 @@ impl Draw {
         shape
     }
 
-    /// An array of about that shape and type, with any strides.
+    /// An array of about this shape and type, with any strides.
     pub fn array(&mut self, shape: &[i32], dtype: Dtype) -> Result<Array> {
         let (shape, dtype) = (self.bent(shape), self.typed(dtype));
         let view = self.view(&shape, dtype)?;
         self.given(view)
     }
 
-    /// Whole numbers from `from` on and below `to`, or any where arguments are wrong.
+    /// Whole numbers from `from` to below `to`, or any numbers if arguments are wrong.
     pub fn indices(&mut self, shape: &[i32], from: i32, to: i32, dtype: Dtype) -> Result<Array> {
         let shape = self.bent(shape);
         let count = shape.iter().product::<i32>();
@@ -149,7 +149,7 @@ impl Draw {
         self.given(numbers)
     }
 
-    /// An array as an op is given it.
+    /// The array that the op receives: the view, or a copy of it.
     fn given(&mut self, view: Array) -> Result<Array> {
         let hold = self.rng.bool();
         if self.plain {
@@ -163,7 +163,7 @@ impl Draw {
         Ok(view)
     }
 
-    /// Whether the arrays that were drawn hold what they held.
+    /// Checks that the drawn arrays are unchanged.
     pub fn check_held(&self) {
         for (array, before) in &self.held {
             let after = bits(array).expect("an input can be read again");
@@ -171,14 +171,14 @@ impl Draw {
         }
     }
 
-    /// A view of memory that holds more: in another order, with steps, backwards, broadcast.
+    /// A view of a larger buffer: reordered, stepped, reversed, broadcast.
     fn view(&mut self, shape: &[i32], dtype: Dtype) -> Result<Array> {
         let rank = shape.len();
         let mut order: Vec<i32> = (0..rank as i32).collect();
         if self.rng.bool() {
             self.rng.shuffle(&mut order);
         }
-        // What of each axis is taken: start, stop and step.
+        // The selection of each axis: start, stop and step.
         let mut taken: Vec<Index> = Vec::new();
         let mut lengths = Vec::new();
         for &dim in shape {
@@ -236,7 +236,7 @@ impl Draw {
     }
 }
 
-/// The bits of the elements as float32, any NaN being the same.
+/// The bits of the elements as float32; all NaNs are equal.
 fn bits(x: &Array) -> Result<Vec<u32>> {
     Ok(numbers(x)?.iter().map(|x| if x.is_nan() { u32::MAX } else { x.to_bits() }).collect())
 }

@@ -1,4 +1,4 @@
-//! What a fuzzer is.
+//! The definition of a fuzzer.
 
 use std::path::Path;
 
@@ -7,20 +7,21 @@ use fastrand::Rng;
 /// A fuzzer of one part of the library.
 pub struct Fuzzer {
     pub name: &'static str,
-    /// Bytes that a case may take beyond twice its input.
+    /// The bytes of memory that a case may take in addition to twice its input.
     pub allowance: usize,
-    /// Makes what all cases share, with a folder for files, and returns what runs a case.
+    /// Makes the state that all cases share, with a folder for files, and returns the function that
+    /// runs a case.
     pub prepare: fn(&Path) -> anyhow::Result<Run>,
 }
 
-/// Runs a case that is drawn from the generator. It panics where the library broke a promise.
+/// Runs a case that is drawn from the generator. It panics if the library breaks a promise.
 pub type Run = Box<dyn FnMut(&mut Rng) -> Case>;
 
 /// How a case ended.
 pub struct Case {
-    /// Bytes of the input.
+    /// The bytes of the input.
     pub input: usize,
-    /// Whether the library took the input; otherwise it refused it with an `Err`.
+    /// Whether the library accepted the input; otherwise it returned an `Err`.
     pub accepted: bool,
 }
 
@@ -33,7 +34,7 @@ impl Case {
     }
 }
 
-/// The generator of one case, which depends on nothing but the seed, the fuzzer and the number.
+/// The generator of one case, which depends only on the seed, the fuzzer and the number.
 pub fn generator(fuzzer: &str, seed: u64, case: u64) -> Rng {
     let name = fuzzer
         .bytes()

@@ -1,4 +1,4 @@
-//! Chat templates: those of checkpoints with changes, and statements put together at random.
+//! Chat templates: modified templates of checkpoints, and random statements.
 
 use std::fs;
 use std::path::Path;
@@ -10,7 +10,7 @@ use serde_json::{Map, Value, json};
 use super::case::{Case, Fuzzer, Run};
 use super::mutation::{self, once_in, one, word};
 
-/// A template may render 64 MiB, and a text that grows is copied.
+/// A template may render 64 MiB, and a growing text is copied.
 pub const FUZZER: Fuzzer = Fuzzer { name: "chat_template", allowance: 200 << 20, prepare };
 
 const WORDS: [&str; 40] = [
@@ -122,7 +122,7 @@ fn render(
     template.render(messages, &options).map(Some)
 }
 
-/// Numbers of repetitions, widths and indices: most of them small.
+/// Numbers of repetitions, widths and indices, most of them small.
 fn number(rng: &mut Rng) -> String {
     let numbers = ["0", "1", "-1", "2", "3", "7", "64"];
     let large =

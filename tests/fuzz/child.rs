@@ -1,5 +1,5 @@
-//! The process that runs the cases, and says of each on its standard output when it begins and how it
-//! ends.
+//! The process that runs the cases, and reports the beginning and the end of each on its standard
+//! output.
 
 use std::cell::RefCell;
 use std::io::Write;
@@ -20,7 +20,7 @@ pub enum Said {
     /// The fuzzer is prepared.
     Ready,
     Begins(u64),
-    /// What the case is about.
+    /// A description of the case.
     Notes(String),
     Ends {
         accepted: bool,
@@ -32,7 +32,7 @@ pub enum Said {
     Done,
 }
 
-/// Marks the lines, as whatever else a program writes may be between them.
+/// Marks the lines, because other output of the program may be between them.
 const MARK: &str = "fuzz>";
 
 impl Said {
@@ -46,7 +46,7 @@ impl Said {
             Self::Done => "done".to_owned(),
         };
         let mut out = std::io::stdout().lock();
-        // There is nobody to tell if the parent does not listen.
+        // Nobody is left to inform if the parent does not listen.
         let _ = writeln!(out, "\n{MARK} {text}").and_then(|()| out.flush());
     }
 }
@@ -73,23 +73,22 @@ impl FromStr for Said {
     }
 }
 
-/// Says what a case is about, for the message of its failure.
+/// Reports what a case is about, for the message of its failure.
 pub fn note(what: &str) {
     Said::Notes(what.to_owned()).say();
 }
 
 thread_local! {
-    /// What the last panic of this thread said, and where.
+    /// The message and the location of this thread's last panic.
     static PANIC: RefCell<String> = const { RefCell::new(String::new()) };
 }
 
-/// What a panic that was caught on this thread said.
+/// Takes the message of the last panic that was caught on this thread.
 pub fn last_panic() -> String {
     PANIC.take()
 }
 
-/// Runs the cases on a thread with the stack that any thread has, which is less than that of the
-/// first one.
+/// Runs the cases on a thread with the default stack, which is smaller than the main thread's.
 pub fn run(fuzzer: &'static Fuzzer, args: &Args, folder: &Path) -> ExitCode {
     std::panic::set_hook(Box::new(|info| PANIC.set(info.to_string())));
     let (args, folder) = (args.clone(), folder.to_owned());

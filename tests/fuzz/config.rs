@@ -1,4 +1,4 @@
-//! `config.json`, and models of random weights of those that are taken.
+//! `config.json`, and models with random weights for the accepted ones.
 
 use std::fs;
 use std::path::Path;
@@ -13,7 +13,7 @@ use super::mutation::{self, once_in, one};
 
 pub const FUZZER: Fuzzer = Fuzzer { name: "config", allowance: 16 << 20, prepare };
 
-/// Bytes of weights up to which a model is made.
+/// The most bytes of weights of a model that is built.
 const SMALL: u64 = 1 << 17;
 
 fn prepare(_: &Path) -> anyhow::Result<Run> {
@@ -40,7 +40,7 @@ fn prepare(_: &Path) -> anyhow::Result<Run> {
     }))
 }
 
-/// A configuration of a model that is made in no time.
+/// A configuration of a model that is quick to build.
 fn small(rng: &mut Rng) -> Value {
     let mut config = json!({
         "model_type": one(rng, &["llama", "mistral", "qwen2", "qwen3", "gemma"]),
@@ -93,7 +93,7 @@ fn check(rng: &mut Rng, config: &Config) {
     let Ok(llama) = Llama::random(config.clone(), dtype, None, 1) else { return };
     let ids = Array::from_slice(&[0i32, 0], [1, 2]).expect("tokens");
     let logits = llama.forward(&ids, &mut llama.new_cache());
-    // What a model computes of extents that its kernels do not have is an error, and no more.
+    // Extents that the kernels do not support may only cause an error.
     if let Ok(logits) = logits {
         assert_eq!(logits.shape(), [1, 2, config.vocab_size]);
         logits.eval().expect("logits are computed");

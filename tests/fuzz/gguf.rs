@@ -1,4 +1,4 @@
-//! GGUF files: of whatever tensors and entries, and of small models.
+//! GGUF files: with random tensors and entries, and of small models.
 
 use std::fs;
 use std::path::Path;
@@ -13,7 +13,7 @@ use super::mutation::{self, once_in, one};
 
 pub const FUZZER: Fuzzer = Fuzzer { name: "gguf", allowance: 16 << 20, prepare };
 
-/// Tensor types with the elements and bytes of a block; the last of them is not loaded.
+/// Tensor types with the elements and bytes of a block; the last of them is not supported.
 const TYPES: [(u32, u64, u64); 19] = [
     (0, 1, 4),
     (1, 1, 2),
@@ -67,13 +67,13 @@ enum Entry {
     Text(String),
     U32(u32),
     F32(f32),
-    /// A type and bytes that it may or may not have.
+    /// A type, and bytes that may not match it.
     Raw(u32, Vec<u8>),
 }
 
 struct Tensor {
     name: String,
-    /// Listed from the last, as the format has them.
+    /// Listed from the last, as in the format.
     dims: Vec<u64>,
     kind: u32,
     bytes: u64,
@@ -117,10 +117,10 @@ impl Gguf {
         Self { version: 3, alignment, entries, tensors }
     }
 
-    /// A Llama of one layer.
+    /// A Llama with one layer.
     fn model(rng: &mut Rng) -> Self {
         let architecture = *one(rng, &["llama", "qwen2", "qwen3"]);
-        // Blocks of 256 weights need rows as long.
+        // Blocks of 256 weights need rows of at least that length.
         let (kinds, hidden) = match once_in(rng, 10) {
             true => (&[9, 12, 13, 14, 15, 17][..], 256u64),
             false => (&[0, 1, 5, 6, 8, 10, 11, 16][..], 32u64),
@@ -190,7 +190,7 @@ impl Gguf {
         Self { version: 3, alignment: 32, entries, tensors }
     }
 
-    /// The bytes of the file, in which something is wrong more often than not.
+    /// The bytes of the file, which is damaged more often than not.
     fn damaged(mut self, rng: &mut Rng) -> Vec<u8> {
         match rng.u8(..8) {
             0 => self.version = rng.u32(..5),
@@ -220,7 +220,7 @@ impl Gguf {
         let offset = once_in(rng, 12).then(|| *one(rng, &[1, 32, 1 << 20, u64::MAX - 31, 1 << 63]));
         let mut bytes = self.written(rng, offset);
         if once_in(rng, 3) {
-            // The header comes first and holds what the rest is read by.
+            // The header comes first and describes the rest.
             let header = bytes.len().min(if rng.bool() { 64 } else { 1200 });
             let rest = bytes.split_off(header);
             mutation::bytes(rng, &mut bytes);
@@ -229,7 +229,7 @@ impl Gguf {
         bytes
     }
 
-    /// As the format has it; `offset` is that of one of the tensors.
+    /// The file in the format's encoding; `offset` replaces the offset of one of the tensors.
     fn written(&self, rng: &mut Rng, offset: Option<u64>) -> Vec<u8> {
         let mut bytes = b"GGUF".to_vec();
         bytes.extend(self.version.to_le_bytes());
@@ -277,7 +277,7 @@ fn text(bytes: &mut Vec<u8>, text: &str) {
     bytes.extend(text.as_bytes());
 }
 
-/// A list of numbers or of texts, its type and length mostly right.
+/// A list of numbers or of texts, whose type and length are mostly right.
 fn list(rng: &mut Rng) -> Entry {
     let count = rng.u64(..5);
     let (kind, items): (u32, Vec<u8>) = match rng.bool() {

@@ -1,5 +1,6 @@
-//! Graphs of random ops that are evaluated on several threads, with primitives that fail: what
-//! depends on a failed one errs, and everything else is what plain Rust computes.
+//! Graphs of random ops that are evaluated on several threads, with primitives that fail: every
+//! array that depends on a failed one returns an error, and every other one has the values that
+//! plain Rust computes.
 
 use std::panic::{AssertUnwindSafe, catch_unwind, panic_any};
 use std::path::Path;
@@ -18,10 +19,10 @@ use super::mutation::{once_in, one};
 
 pub const FUZZER: Fuzzer = Fuzzer { name: "graphs", allowance: 128 << 20, prepare };
 
-/// Whether nothing in a graph failed, or what the panic said that ended it.
+/// Whether nothing in a graph failed, or the message of the panic that ended it.
 type Outcome = std::result::Result<bool, String>;
 
-/// Threads that stay, as MLX keeps the streams of those that come and go.
+/// Persistent threads, because MLX keeps the streams of threads that end.
 const THREADS: usize = 3;
 
 fn prepare(_: &Path) -> anyhow::Result<Run> {
@@ -59,7 +60,7 @@ fn work(seeds: &Receiver<u64>, outcomes: &Sender<Outcome>) {
     }
 }
 
-/// What a user's primitive does.
+/// The behavior of a user's primitive.
 #[derive(Clone, Copy, PartialEq)]
 enum Deed {
     Computes,
@@ -100,14 +101,14 @@ impl CustomPrimitive for Custom {
 }
 
 struct Node {
-    /// None once it was dropped.
+    /// `None` once it was dropped.
     array: Option<Array>,
-    /// What plain Rust computes.
+    /// The values that plain Rust computes.
     value: Vec<f32>,
     inputs: Vec<usize>,
     /// The other output of the same primitive.
     sibling: Option<usize>,
-    /// Whether it, or what it depends on, fails.
+    /// Whether it, or an array that it depends on, fails.
     fails: bool,
     /// Whether an evaluation has computed it, or has begun to.
     begun: bool,
@@ -117,7 +118,7 @@ struct Node {
 
 struct Graph {
     rng: Rng,
-    /// All arrays are square matrices of this number of rows.
+    /// All arrays are square matrices with this number of rows.
     rows: usize,
     nodes: Vec<Node>,
     failing: bool,
@@ -131,7 +132,7 @@ impl Graph {
         Self { rng, rows, nodes: Vec::new(), failing, failed: false }
     }
 
-    /// Builds and evaluates in any order, and says whether nothing failed.
+    /// Builds and evaluates in any order, and returns whether nothing failed.
     fn run(mut self, streams: &[Stream]) -> bool {
         self.leaf();
         for _ in 0..self.rng.usize(5..40) {
@@ -162,7 +163,7 @@ impl Graph {
             }
             _ => {
                 if once_in(&mut self.rng, 4) {
-                    let _ = synchronize(); // may say of what failed that it did
+                    let _ = synchronize(); // may report the failure of a node
                 } else if let Some(node) = self.any() {
                     self.nodes[node].array = None;
                 }
@@ -194,7 +195,7 @@ impl Graph {
         self.add(array, value, &[], false);
     }
 
-    /// An op of what there is.
+    /// Adds an op on existing arrays.
     fn grow(&mut self) {
         let (Some(a), Some(b)) = (self.any(), self.any()) else { return self.leaf() };
         let array = |node: usize| self.nodes[node].array.clone().expect("a live array");
@@ -253,7 +254,7 @@ impl Graph {
         found
     }
 
-    /// Whether a node may fail for having been evaluated with one that does.
+    /// Whether a node may fail because it was evaluated together with one that does.
     fn may_fail(&self, node: usize) -> bool {
         let mut may = Vec::new();
         for Node { exposed, inputs, .. } in &self.nodes[..=node] {
@@ -262,11 +263,11 @@ impl Graph {
         may[node]
     }
 
-    /// Says what an evaluation of these begins.
+    /// Records that an evaluation of these begins.
     fn begin(&mut self, of: &[usize]) {
         let fails = of.iter().any(|&node| self.nodes[node].fails);
         for node in self.pending(of) {
-            // What failed is computed again by the next evaluation, so it never counts as begun.
+            // The next evaluation computes failed nodes again, so they never count as begun.
             self.nodes[node].begun = !fails;
             self.nodes[node].exposed |= fails;
         }

@@ -1,6 +1,6 @@
-//! Seeded fuzzers of whatever the library is given: files, templates, arguments and graphs.
+//! Seeded fuzzers of all inputs of the library: files, templates, arguments and graphs.
 //!
-//! `cargo test` runs a few thousand cases of each, the same ones every time. For a night of new ones:
+//! `cargo test` runs a few thousand cases of each, always the same ones. To run new ones overnight:
 //!
 //! ```text
 //! cargo test --test fuzz -- --cases 100000 --seed 7 [NAME...]
@@ -65,35 +65,35 @@ struct Args {
     /// How many cases of each fuzzer to run.
     #[arg(long, default_value_t = CASES)]
     cases: u64,
-    /// What the cases are drawn from: the same seed draws the same cases.
+    /// The seed of the cases: equal seeds draw equal cases.
     #[arg(long, default_value_t = SEED)]
     seed: u64,
-    /// Runs this case alone.
+    /// Runs only this case.
     #[arg(long)]
     case: Option<u64>,
     /// The first case to run.
     #[arg(long, default_value_t = 0, conflicts_with = "case")]
     first: u64,
     /// How many seconds a case may take. A case should take one second at most; the default leaves
-    /// room for a machine that is busy with ten times as much work as it has cores.
+    /// room for a busy machine with ten times as much work as cores.
     #[arg(long, default_value_t = 10)]
     limit: u64,
     /// Lists the fuzzers.
     #[arg(long)]
     list: bool,
-    /// How many fuzzers run at the same time; as many as there are cores by default.
+    /// How many fuzzers run at the same time; by default the number of cores.
     #[arg(long)]
     test_threads: Option<usize>,
-    /// Leaves out the fuzzers whose name contains this text.
+    /// Skips the fuzzers whose name contains this text.
     #[arg(long)]
     skip: Vec<String>,
-    /// Takes names as whole names, not as parts of them.
+    /// Matches whole names instead of parts of them.
     #[arg(long)]
     exact: bool,
-    /// Runs no fuzzer, as none is marked as ignored.
+    /// Runs no fuzzer, because none is marked as ignored.
     #[arg(long)]
     ignored: bool,
-    /// What libtest takes and this program has no use for.
+    /// Options of libtest that this program ignores.
     #[command(flatten)]
     _unused: Unused,
     /// The folder for a child process's files.
@@ -150,7 +150,7 @@ fn main() -> ExitCode {
     run_all(&chosen, &args)
 }
 
-/// Runs the fuzzers, some at the same time, and says how each ended as libtest does.
+/// Runs the fuzzers, some at the same time, and reports how each ended, as libtest does.
 fn run_all(chosen: &[&'static Fuzzer], args: &Args) -> ExitCode {
     let started = Instant::now();
     println!("\nrunning {} fuzzers", chosen.len());

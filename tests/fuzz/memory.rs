@@ -1,5 +1,5 @@
-//! Counts the memory that a case takes: what Rust allocates, what MLX's arrays hold, and on Linux
-//! what is resident.
+//! Counts the memory that a case takes: Rust's allocations, MLX's arrays, and on Linux the resident
+//! memory.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::ptr;
@@ -7,13 +7,13 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use mlx_primitives::memory;
 
-/// The system's allocator, which counts and which refuses what would fill the machine.
+/// The system's allocator, with a counter and a limit that protects the machine.
 pub struct Counting;
 
 static LIVE: AtomicUsize = AtomicUsize::new(0);
 static PEAK: AtomicUsize = AtomicUsize::new(0);
 
-/// Bytes beyond which an allocation fails, and so ends the process: far above what any case may take.
+/// The most bytes that may be allocated: far more than any case may take. Beyond, the process ends.
 const MOST: usize = 1 << 30;
 
 fn take(bytes: usize) -> bool {
@@ -30,12 +30,12 @@ fn give(bytes: usize) {
     LIVE.fetch_sub(bytes, Ordering::Relaxed);
 }
 
-// SAFETY: memory comes from the system's allocator as it is asked for, or null is returned, which
-// says that there is none.
+// SAFETY: memory comes unchanged from the system's allocator; a null result means that there is
+// none.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         match take(layout.size()) {
-            // SAFETY: the caller promises what the system's allocator asks for.
+            // SAFETY: the caller promises what the system's allocator requires.
             true => unsafe { System.alloc(layout) },
             false => ptr::null_mut(),
         }
@@ -43,7 +43,7 @@ unsafe impl GlobalAlloc for Counting {
 
     unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
         match take(layout.size()) {
-            // SAFETY: as for `alloc`.
+            // SAFETY: the caller promises what the system's allocator requires.
             true => unsafe { System.alloc_zeroed(layout) },
             false => ptr::null_mut(),
         }
@@ -53,7 +53,7 @@ unsafe impl GlobalAlloc for Counting {
         if !take(size) {
             return ptr::null_mut();
         }
-        // SAFETY: the caller promises what the system's allocator asks for, which made `old`.
+        // SAFETY: the caller promises what the system's allocator, which made `old`, requires.
         let new = unsafe { System.realloc(old, layout, size) };
         give(if new.is_null() { size } else { layout.size() });
         new
@@ -61,12 +61,13 @@ unsafe impl GlobalAlloc for Counting {
 
     unsafe fn dealloc(&self, old: *mut u8, layout: Layout) {
         give(layout.size());
-        // SAFETY: the caller promises that `alloc` above returned it, so the system's made it.
+        // SAFETY: the caller promises that `alloc` above returned it, so it is from the system's
+        // allocator.
         unsafe { System.dealloc(old, layout) }
     }
 }
 
-/// What was held when a case began.
+/// The memory in use when a case began.
 pub struct Before {
     rust: usize,
     arrays: usize,
@@ -81,7 +82,7 @@ impl Before {
         Self { rust, arrays: memory::active_memory(), resident: most_resident() }
     }
 
-    /// The most bytes that were taken since, by whichever count is the greatest.
+    /// The most bytes taken since then, by the largest of the counts.
     pub fn taken(&self) -> usize {
         let rust = PEAK.load(Ordering::Relaxed).saturating_sub(self.rust);
         let arrays = memory::peak_memory().saturating_sub(self.arrays);
@@ -90,7 +91,7 @@ impl Before {
     }
 }
 
-/// The most bytes that were resident since the process began; 0 where the system does not say.
+/// The peak of resident bytes since the process began, or 0 if the system does not report it.
 fn most_resident() -> usize {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).unwrap_or_default();

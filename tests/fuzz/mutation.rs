@@ -1,9 +1,9 @@
-//! What is done to inputs: to bytes, to text, to JSON and to safetensors files.
+//! Mutations of inputs: of bytes, text, JSON and safetensors files.
 
 use fastrand::Rng;
 use serde_json::{Map, Value, json};
 
-/// Numbers that readers get wrong.
+/// Numbers that parsers often get wrong.
 const NUMBERS: [&str; 26] = [
     "0",
     "-0.0",
@@ -33,7 +33,7 @@ const NUMBERS: [&str; 26] = [
     "-Infinity",
 ];
 
-/// Texts that readers get wrong.
+/// Texts that parsers often get wrong.
 const TEXTS: [&str; 12] = [
     "",
     " ",
@@ -49,22 +49,22 @@ const TEXTS: [&str; 12] = [
     "%s{}{{\\",
 ];
 
-/// One of a list.
+/// A random item of a list.
 pub fn one<'a, T>(rng: &mut Rng, of: &'a [T]) -> &'a T {
     &of[rng.usize(..of.len())]
 }
 
-/// One of some words.
+/// A random word of a list.
 pub fn word(rng: &mut Rng, of: &[&'static str]) -> &'static str {
     of[rng.usize(..of.len())]
 }
 
-/// Whether something happens that happens once in that number of times.
+/// Returns true once in this many times, on average.
 pub fn once_in(rng: &mut Rng, times: u32) -> bool {
     rng.u32(..times) == 0
 }
 
-/// A part of at most that number of bytes, which may be empty.
+/// A random range within this length, which may be empty.
 fn span(rng: &mut Rng, length: usize) -> std::ops::Range<usize> {
     let start = rng.usize(..=length);
     let most = if once_in(rng, 4) { length } else { 16 };
@@ -113,7 +113,7 @@ fn number_bytes(rng: &mut Rng) -> [u8; 8] {
     number.wrapping_sub(u64::from(rng.bool())).to_le_bytes()
 }
 
-/// Another number in place of one that is written in digits.
+/// Replaces a number that is written in digits.
 fn replace_number(rng: &mut Rng, data: &mut Vec<u8>) {
     let from = rng.usize(..=data.len());
     let Some(start) = data[from..].iter().position(u8::is_ascii_digit) else { return };
@@ -122,7 +122,7 @@ fn replace_number(rng: &mut Rng, data: &mut Vec<u8>) {
     data.splice(start..start + length, one(rng, &NUMBERS).bytes());
 }
 
-/// As [`bytes`], with words of the language put in too; what is not UTF-8 afterwards is replaced.
+/// Like [`bytes`], but also inserts words of the language, and replaces invalid UTF-8 afterwards.
 pub fn text(rng: &mut Rng, text: &str, words: &[&str]) -> String {
     let mut data = text.as_bytes().to_vec();
     for _ in 0..rng.usize(..4) {
@@ -137,7 +137,7 @@ pub fn text(rng: &mut Rng, text: &str, words: &[&str]) -> String {
     String::from_utf8_lossy(&data).into_owned()
 }
 
-// Values that JSON's types here cannot hold are written as marked texts, which `written` unmarks.
+// Values that serde_json cannot hold are stored as marked texts, which `written` unmarks.
 const NUMBER: &str = "@number@";
 const DEEP: &str = "@deep@";
 const AGAIN: &str = "@again@";
@@ -179,7 +179,7 @@ fn any_key(rng: &mut Rng, fields: &Map<String, Value>) -> String {
 }
 
 fn change(rng: &mut Rng, value: &mut Value, other: Value) {
-    // JSON within a text, as some formats have it.
+    // JSON within a text, as in some formats.
     if let Value::String(inner) = value
         && let Ok(mut document @ (Value::Object(_) | Value::Array(_))) = serde_json::from_str(inner)
     {
@@ -242,14 +242,14 @@ fn any_key_or(rng: &mut Rng, fields: &Map<String, Value>, default: &str) -> Stri
     if fields.is_empty() { default.to_owned() } else { any_key(rng, fields) }
 }
 
-/// The text of a document, with numbers that no type holds, keys that come twice and depth.
+/// The text of a document, with numbers that no type holds, duplicate keys and deep nesting.
 pub fn written(rng: &mut Rng, document: &Value) -> String {
     let mut text = document.to_string().replace(AGAIN, "");
     while let Some((start, end, inner)) = marked(&text, NUMBER) {
         text.replace_range(start..end, &inner);
     }
     while let Some((start, end, inner)) = marked(&text, DEEP) {
-        // A mutation may have changed the depth itself: a document stays within 100 KB.
+        // A mutation may have changed the depth itself: limit a document to 100 KB.
         let depth = inner.parse().unwrap_or(0).min(10_000);
         let [open, close] = *one(rng, &[["[", "]"], [r#"{"a":"#, "}"], ["[[],", "]"]]);
         let close = if rng.bool() { close.repeat(depth) } else { String::new() };
@@ -261,16 +261,16 @@ pub fn written(rng: &mut Rng, document: &Value) -> String {
     }
 }
 
-/// Where a marked text is, with its quotes, and what follows the mark.
+/// The range of a marked text, with its quotes, and the text after the mark.
 fn marked(text: &str, mark: &str) -> Option<(usize, usize, String)> {
     let start = text.find(&format!("\"{mark}"))?;
     let inner = start + 1 + mark.len();
     let end = inner + text[inner..].find('"')?;
-    // A backslash would be that of an escape of a text within a text.
+    // A backslash would escape a quote of a text within a text.
     Some((start, end + 1, text[inner..end].replace('\\', "")))
 }
 
-/// A text of a document that was changed, or not.
+/// The text of a document, mostly with changes.
 pub fn config(rng: &mut Rng, document: &Value) -> String {
     let mut document = document.clone();
     if !once_in(rng, 8) {
@@ -286,12 +286,12 @@ pub fn safetensors_parts(file: &[u8]) -> (Value, &[u8]) {
     (serde_json::from_slice(header).expect("a header of JSON"), data)
 }
 
-/// A safetensors file of a header and data.
+/// A safetensors file with this header and data.
 pub fn safetensors_file(header: &str, data: &[u8]) -> Vec<u8> {
     [&(header.len() as u64).to_le_bytes(), header.as_bytes(), data].concat()
 }
 
-/// A valid safetensors file with changes: often such that the format still allows.
+/// A valid safetensors file with changes, many of which keep it valid.
 pub fn safetensors(rng: &mut Rng, file: &[u8]) -> Vec<u8> {
     let mut file = file.to_vec();
     match rng.u8(..8) {
@@ -324,7 +324,8 @@ pub fn safetensors(rng: &mut Rng, file: &[u8]) -> Vec<u8> {
     file
 }
 
-/// Another shape or type of the same size, another name, or another tensor's data.
+/// Changes a tensor to another shape or type of the same size, another name, or another tensor's
+/// data.
 fn retype(rng: &mut Rng, header: &mut Value) {
     let Some(fields) = header.as_object_mut() else { return };
     let names: Vec<String> =

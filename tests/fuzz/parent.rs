@@ -11,9 +11,9 @@ use super::case::Fuzzer;
 use super::child::Said;
 use super::{Args, CASES};
 
-/// Failing cases of a fuzzer after which the others are not run.
+/// The number of failing cases of a fuzzer after which the rest is skipped.
 const MOST_FAILURES: usize = 10;
-/// How long a child may take to prepare what its cases share.
+/// How long a child may take to prepare the state that its cases share.
 const PREPARATION: Duration = Duration::from_secs(120);
 
 /// How a fuzzer's cases ended.
@@ -45,7 +45,7 @@ impl std::fmt::Display for Tally {
     }
 }
 
-/// Runs the cases, in a new child after each that ended one.
+/// Runs the cases, with a new child after each case that ended one.
 pub fn run(fuzzer: &'static Fuzzer, args: &Args) -> Tally {
     let Fuzzer { name, .. } = *fuzzer;
     let mut tally =
@@ -61,7 +61,7 @@ pub fn run(fuzzer: &'static Fuzzer, args: &Args) -> Tally {
             }
         }
     }
-    // A fuzzer whose cases are all taken, or all refused, tests one half of the library's code.
+    // A fuzzer whose cases are all accepted, or all refused, tests only half of the library's code.
     let few = (end - args.range().0) / 50;
     if tally.passed()
         && end - args.range().0 >= CASES / 4
@@ -76,7 +76,7 @@ pub fn run(fuzzer: &'static Fuzzer, args: &Args) -> Tally {
     tally
 }
 
-/// Runs a child from the case `first` on, and says which case the next one has to begin with.
+/// Runs a child from the case `first` on, and returns the case that the next child begins with.
 fn watch(
     fuzzer: &Fuzzer,
     args: &Args,
@@ -139,7 +139,7 @@ fn watch(
     Ok(if wait == limit { case + 1 } else { end })
 }
 
-/// What the child says, line by line.
+/// The lines that the child writes.
 fn listen(child: &mut Child) -> anyhow::Result<Receiver<Said>> {
     let output = child.stdout.take().ok_or_else(|| anyhow::anyhow!("a child without output"))?;
     let (sender, receiver) = channel();
@@ -155,7 +155,7 @@ fn listen(child: &mut Child) -> anyhow::Result<Receiver<Said>> {
     Ok(receiver)
 }
 
-/// Says which case failed, and how to run it again.
+/// Reports which case failed, and how to run it again.
 fn failed(fuzzer: &Fuzzer, args: &Args, case: u64, what: &str) {
     let (name, seed) = (fuzzer.name, args.seed);
     eprintln!(

@@ -18,7 +18,7 @@ const KINDS: [CacheKind; 4] = [
     CacheKind::Rotating { max_size: 4, keep: 0 },
 ];
 
-/// A Llama of two layers and 16 tokens.
+/// A Llama with two layers and 16 tokens.
 pub fn model(dtype: Dtype) -> mlx_primitives::Result<Llama> {
     let config = r#"{"model_type": "llama", "hidden_size": 32, "num_hidden_layers": 2,
         "intermediate_size": 32, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 32,
@@ -48,7 +48,7 @@ fn prepare(folder: &Path) -> anyhow::Result<Run> {
         fs::write(&path, &file).expect("a file is written");
         let cache = PromptCache::load(&path, model);
         if let Ok(cache) = &cache {
-            // Whatever numbers it holds, the model runs on from there.
+            // The model continues from the cache, whatever its numbers.
             let mut prompt = cache.tokens().to_vec();
             prompt.truncate(rng.usize(..=prompt.len()));
             prompt.push(5);

@@ -1,4 +1,4 @@
-//! Safetensors files, in memory and on disk, against the format's own crate.
+//! Safetensors files, in memory and on disk, compared with the format's own crate.
 
 use std::fs;
 use std::path::Path;
@@ -28,7 +28,7 @@ const TYPES: [(&str, u64); 14] = [
     ("U64", 8),
     ("I64", 8),
     ("C64", 8),
-    ("F64", 8), // which MLX does not load
+    ("F64", 8), // MLX does not load it
 ];
 
 fn prepare(folder: &Path) -> anyhow::Result<Run> {
@@ -58,7 +58,7 @@ fn prepare(folder: &Path) -> anyhow::Result<Run> {
     }))
 }
 
-/// A valid file of a few small tensors.
+/// A valid file with a few small tensors.
 fn valid(rng: &mut Rng) -> Vec<u8> {
     let (mut header, mut end) = (Map::new(), 0);
     if rng.bool() {
@@ -76,7 +76,7 @@ fn valid(rng: &mut Rng) -> Vec<u8> {
     mutation::safetensors_file(&Value::Object(header).to_string(), &data)
 }
 
-/// What was loaded has to be what the format's own reader finds in the file.
+/// Checks that the loaded tensors are those that the format's own reader finds.
 fn check(tensors: &Tensors, file: &[u8]) {
     let reference = SafeTensors::deserialize(file).expect("a file that the format's reader takes");
     assert_eq!(tensors.arrays.len(), reference.len(), "tensors");
@@ -94,7 +94,7 @@ fn check(tensors: &Tensors, file: &[u8]) {
     }
 }
 
-/// The bytes of an array's elements; nothing for types that Rust does not have.
+/// The bytes of an array's elements, or `None` for types that Rust does not have.
 fn bytes_of(x: &Array) -> Option<Result<Vec<u8>>> {
     fn read<T: Element, const N: usize>(x: &Array, bytes: fn(T) -> [u8; N]) -> Result<Vec<u8>> {
         Ok(x.to_vec::<T>()?.into_iter().flat_map(bytes).collect())

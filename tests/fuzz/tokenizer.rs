@@ -1,4 +1,4 @@
-//! `tokenizer.json`, put together of all the parts that the format knows; texts there and back.
+//! `tokenizer.json` with every part that the format knows, and round trips of texts.
 
 use std::path::Path;
 
@@ -37,7 +37,7 @@ fn prepare(_: &Path) -> anyhow::Result<Run> {
                     mutation::text(rng, text, &words)
                 }
             };
-            // An `Err` of a text is as good as tokens.
+            // An `Err` for a text is as good as tokens.
             let _ = there_and_back(rng, tokenizer, &text);
         }
         Case::new(text.len(), &tokenizer)
@@ -50,7 +50,7 @@ fn there_and_back(rng: &mut Rng, tokenizer: &Tokenizer, text: &str) -> Result<()
         false => tokenizer.encode_verbatim(text)?,
     };
     tokenizer.decode(&tokens)?;
-    // Tokens that no text has, and numbers that are no tokens.
+    // Tokens that are in no text, and numbers that are no tokens.
     tokens.truncate(64);
     (0..rng.usize(..20)).for_each(|_| tokens.push(rng.u32(..40)));
     tokens.push(*one(rng, &[u32::MAX, 1 << 31, 1000]));
@@ -67,7 +67,7 @@ fn there_and_back(rng: &mut Rng, tokenizer: &Tokenizer, text: &str) -> Result<()
     Ok(())
 }
 
-/// A tokenizer of random parts, as the format describes them.
+/// A tokenizer of random parts, in the format's structure.
 fn valid(rng: &mut Rng) -> Value {
     let maybe = |rng: &mut Rng, part: fn(&mut Rng, u32) -> Value| match once_in(rng, 3) {
         true => json!(null),
@@ -98,7 +98,7 @@ fn valid(rng: &mut Rng) -> Value {
     })
 }
 
-/// Parts in a row, where there is depth left for them.
+/// A sequence of parts, while `depth` allows.
 fn several(rng: &mut Rng, depth: u32, part: fn(&mut Rng, u32) -> Value) -> Vec<Value> {
     (0..rng.usize(..4)).map(|_| part(rng, depth - 1)).collect()
 }

@@ -1,4 +1,4 @@
-//! The kernels' thread pool alone, with its tests, for ThreadSanitizer.
+//! The kernels' thread pool, with its tests, for ThreadSanitizer.
 
 #![allow(dead_code)]
 
@@ -10,6 +10,6 @@ pub mod pool;
 mod tests;
 
 mod simd {
-    /// Kernels store past the caches; these tests do not.
+    /// Kernels use stores that bypass the caches; these tests do not.
     pub fn fence() {}
 }

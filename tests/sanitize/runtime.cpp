@@ -1,5 +1,5 @@
 // cpp/runtime/ under sanitizers: evaluations that fail on several threads at once, and every way to
-// end a process while work is under way. scripts/sanitize.sh builds it and plays each role.
+// end a process while work is running. scripts/sanitize.sh builds it and plays each role.
 #include <atomic>
 #include <cstdio>
 #include <cstdlib>
@@ -81,7 +81,9 @@ mx::array long_graph(int ops) {
   return y;
 }
 
-/** Failures that somebody waits for, failures that nobody waits for, and good results between. */
+/**
+ * Failures that somebody waits for, failures that nobody waits for, and good results in between.
+ */
 void fail_and_go_on(int rounds) {
   prepare();
   auto x = mx::ones({16});
@@ -95,11 +97,11 @@ void fail_and_go_on(int rounds) {
     evaluate_async({later});
     auto fine = shaky(mx::add(x, x), false);
     require(!fails(fine) && fine.data<float>()[3] == 2, "others are not told of it");
-    require(fails(mx::add(held, x)) && fails(later) && fails(held), "it is told to dependents");
+    require(fails(mx::add(held, x)) && fails(later) && fails(held), "dependents get the failure");
     auto beside = shaky(x, false);
     require(fails(mx::add(shaky(x, true), shaky(x, false))), "one of two is enough");
     evaluate_async({mx::add(shaky(x, true), x), mx::exp(beside)});
-    require(!fails(beside), "nor is what was evaluated together with it");
+    require(!fails(beside), "arrays of the same evaluation are fine");
     evaluate_async({mx::add(shaky(x, i % 2 == 0), x)});
   }
 }
@@ -121,7 +123,7 @@ void run(const std::string& role) {
       std::thread(fail_and_go_on, 1).join();
     }
   } else if (role == "diamonds") {
-    // As many ways lead to the first op as there are subsets of the others.
+    // The number of paths to the first op is exponential in the number of ops.
     prepare();
     auto y = mx::ones({16});
     for (int i = 0; i < 300; ++i) {
@@ -159,7 +161,7 @@ void run(const std::string& role) {
       std::this_thread::yield();
     }
   } else if (role == "planted race") {
-    // Tasks of two streams that race: a sanitizer that says nothing of it sees nothing.
+    // Tasks of two streams that race: a sanitizer must report it.
     static int count = 0;
     auto task = [] { ++count; };
     prepare();

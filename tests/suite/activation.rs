@@ -1,4 +1,4 @@
-//! `affine` beside its row of `table`, and activations, of which the table holds everything: traffic.
+//! Traffic of `affine` and of activations; `table` tests everything else.
 
 #![cfg(target_os = "linux")]
 
@@ -8,7 +8,7 @@ use crate::support::input::random32;
 use crate::support::{self, Checked};
 
 #[test]
-#[ignore = "run by simulated::what_moves"]
+#[ignore = "run by simulated::kernel_traffic"]
 fn moves_factors_once_for_four_rows() -> Checked {
     let (a, vector) = (random32(&[8, 1031], 50)?, random32(&[1031], 52)?);
     mlx_primitives::eval([&a, &vector])?;

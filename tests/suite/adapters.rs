@@ -1,5 +1,5 @@
-//! Low-rank adapters of mlx-lm (`tests/fixtures/adapters`, by `conversions.py`): the same logits,
-//! the same fused weights, and what is refused.
+//! Low-rank adapters of mlx-lm (`tests/fixtures/adapters`, by `conversions.py`): equal logits,
+//! equal fused weights, and the adapters that are refused.
 
 use std::collections::HashMap;
 use std::fs;
@@ -38,7 +38,7 @@ fn adapted_logits_equal_mlx_lms() -> Checked {
 #[test]
 fn adapters_beside_packed_and_short_weights_equal_mlx_lms() -> Checked {
     let fixture = fixture();
-    // As for the same models without adapters.
+    // The tolerances of the same models without adapters.
     for (entry, tolerance) in [(0, 2e-4), (2, 0.05), (3, 0.4), (4, 0.4)] {
         let entry = &fixture["quantized"][entry];
         let format = &entry["quantization"];
@@ -61,7 +61,7 @@ fn adapters_beside_packed_and_short_weights_equal_mlx_lms() -> Checked {
     Ok(())
 }
 
-/// The model is adapted wherever it runs, generation and scores included.
+/// The adapters apply everywhere, in generation and in scores.
 #[test]
 fn an_adapted_model_scores_and_generates_adapted() -> Checked {
     let fixture = fixture();
@@ -81,14 +81,15 @@ fn an_adapted_model_scores_and_generates_adapted() -> Checked {
     let score = demo.llama.score(&tokens, |_| {})?;
     let theirs = fixture["adapted"]["perplexity"]["mean_nll"].as_f64().unwrap();
     assert!((score.mean_nll - theirs).abs() < 1e-5, "{score:?} {theirs}");
-    // Packing such a model keeps what is beside its weights.
+    // Packing such a model keeps its adapters.
     let packed = demo.llama.quantized(mlx_primitives::llama::Quantization::affine(32, 8))?;
     let score = packed.score(&tokens, |_| {})?;
     assert!((score.mean_nll - theirs).abs() < 0.05, "{score:?} {theirs}");
     Ok(())
 }
 
-/// The very bytes that `mlx_lm.fuse` writes, of float weights and of packed ones.
+/// The files are equal to those of `mlx_lm.fuse`, byte for byte, for float weights and for packed
+/// ones.
 #[test]
 fn fused_checkpoints_are_mlx_lms() -> Checked {
     let fixture = fixture();
@@ -112,7 +113,7 @@ fn fused_checkpoints_are_mlx_lms() -> Checked {
         assert!(Checkpoint::load(&out).is_ok());
     }
 
-    // Packed no more: the floats that the packed weights stand for, and the update.
+    // Dequantized: the packed weights as floats, plus the update.
     let out = parent.path().join("floats");
     let files = ModelFiles::open(&packed)?;
     let adapters = Adapters::load(ADAPTERS, &files.llama()?)?;
@@ -168,7 +169,7 @@ fn saved_adapters_load_as_they_were() -> Checked {
 type Tensors = HashMap<String, Array>;
 type Edit<'a> = &'a dyn Fn(&mut Tensors);
 
-/// The fixture's adapters with the configuration or the tensors edited.
+/// A copy of the fixture's adapters with an edited configuration or edited tensors.
 fn edited(config: impl Fn(&mut Value), tensors: impl Fn(&mut Tensors)) -> tempfile::TempDir {
     let directory = tempfile::tempdir().unwrap();
     let from = PathBuf::from(ADAPTERS);

@@ -1,4 +1,4 @@
-//! Arrays and MLX's general ops against plain Rust.
+//! Arrays and MLX's general ops, compared with plain Rust.
 
 use half::{bf16, f16};
 use mlx_primitives::{Array, Dtype, Element, concatenate, eval, select, stack, step};
@@ -7,7 +7,7 @@ use crate::support::compare::{assert_close, numbers};
 use crate::support::input::{LAYOUTS, random32};
 use crate::support::{Checked, message};
 
-/// 0, 1, 2, … in a shape.
+/// 0, 1, 2, … in this shape.
 fn iota(shape: &[i32]) -> mlx_primitives::Result<Array> {
     Array::arange::<i32>(0.0, shape.iter().product::<i32>().into(), 1.0)?.reshape(shape)
 }
@@ -18,7 +18,7 @@ fn round_trip<T: Element + PartialEq + std::fmt::Debug>(values: &[T]) -> Checked
     assert_eq!((x.shape(), x.dtype()), (&shape[..], T::DTYPE));
     assert_eq!((x.size(), x.nbytes()), (values.len(), size_of_val(values)));
     assert_eq!(x.to_vec::<T>()?, values);
-    // Through a view that has to be copied.
+    // Through a view that must be copied.
     let (rows, n) = (shape[0] as usize, shape[1] as usize);
     let turned: Vec<T> = (0..n).flat_map(|i| (0..rows).map(move |r| values[r * n + i])).collect();
     assert_eq!(x.t()?.to_vec::<T>()?, turned);
@@ -31,7 +31,7 @@ fn round_trip<T: Element + PartialEq + std::fmt::Debug>(values: &[T]) -> Checked
 }
 
 #[test]
-fn every_element_type_there_and_back() -> Checked {
+fn every_element_type_survives_a_round_trip() -> Checked {
     round_trip(&[true, false, false, true])?;
     round_trip(&[0, 1, 127, u8::MAX])?;
     round_trip(&[0, 1, 256, u16::MAX])?;
@@ -49,10 +49,12 @@ fn every_element_type_there_and_back() -> Checked {
     })
 }
 
-/// MLX by itself may not return from these: the reduced axis is empty and the array not row-contiguous.
+/// Without our copy, MLX may not return: the reduced axis is empty and the array not
+/// row-contiguous.
 #[test]
-fn reductions_of_what_is_empty_and_transposed() -> Checked {
-    // A reduction with many axes first: what it leaves on the stack is what MLX would walk by.
+fn reductions_of_empty_transposed_arrays() -> Checked {
+    // A reduction with many axes first: it leaves values on the stack that MLX would use as
+    // strides.
     let full = Array::ones::<u8>(&[5, 6, 7, 4])?.transpose([0, 2, 1, 3])?;
     let full = full.i((.., .., step(.., 2), step(.., 2)))?;
     for dtype in [Dtype::Uint8, Dtype::Int64, Dtype::Float32, Dtype::Bfloat16] {
@@ -108,7 +110,7 @@ fn wrong_types_and_sizes() -> Checked {
 }
 
 #[test]
-fn what_a_handle_describes() -> Checked {
+fn handles_describe_their_arrays() -> Checked {
     let x = iota(&[2, 3, 4])?;
     assert_eq!((x.ndim(), x.size(), x.nbytes()), (3, 24, 96));
     assert_eq!((x.dim(0)?, x.dim(-1)?, x.dim(2)?), (2, 4, 4));
@@ -145,7 +147,7 @@ fn shapes() -> Checked {
     Ok(())
 }
 
-/// What Python's `[start:stop:step]` selects.
+/// The indices that Python's `[start:stop:step]` selects.
 fn python(n: i32, start: i32, stop: i32, step: i32) -> Vec<i32> {
     let clamp = |bound: i32, low: i32, high: i32| {
         (if bound < 0 { bound + n } else { bound }).clamp(low, high)
@@ -161,7 +163,7 @@ fn python(n: i32, start: i32, stop: i32, step: i32) -> Vec<i32> {
 }
 
 #[test]
-fn slices_are_pythons() -> Checked {
+fn slices_follow_python() -> Checked {
     for n in [1, 2, 5, 7] {
         let x = iota(&[n])?;
         let bounds: Vec<i32> = (-n - 2..n + 3).collect();
@@ -192,7 +194,7 @@ fn slices_are_pythons() -> Checked {
 }
 
 #[test]
-fn conversions_are_rusts() -> Checked {
+fn conversions_follow_rust() -> Checked {
     let x = Array::from_slice(&[-1.9f32, 0.0, 0.5, 200.7], [4])?;
     assert_eq!(x.astype(Dtype::Int32)?.to_vec::<i32>()?, [-1, 0, 0, 200]);
     assert_eq!(x.astype(Dtype::Bool)?.to_vec::<bool>()?, [true, false, true, true]);
@@ -214,7 +216,7 @@ fn indices_wrap_and_are_kept_within_the_axis() -> Checked {
     assert_eq!(rows(&i)?, [0, 9, 0, 9, 9, 9, 0, 9, 0]);
     assert_eq!(rows(&Array::from_slice(&[0u32, 3, 4, u32::MAX], [4])?)?, [0, 9, 9, 9]);
     assert_eq!(rows(&Array::from_slice(&[1u8, 255], [2])?)?, [3, 9]);
-    // Indices that do not fit 32 bits are outside the axis too, not wrapped into it.
+    // Indices that do not fit in 32 bits are also outside the axis, not wrapped into it.
     assert_eq!(
         rows(&Array::from_slice(&[1i64 << 32, i64::MAX, i64::MIN, -1], [4])?)?,
         [9, 9, 0, 9]
@@ -281,7 +283,7 @@ fn reductions() -> Checked {
         (x.logsumexp(..)?, logsumexp),
         (x.prod(..)?, product),
     ] {
-        // 60 terms, each op half an ulp of a partial sum below 30.
+        // 60 terms; each op is off by half an ulp of a partial sum below 30.
         assert_close(&numbers(&got)?, &[want], 60.0 * 30.0 * 6e-8, "all axes");
         assert_eq!(got.shape(), [0i32; 0]);
     }

@@ -11,7 +11,7 @@ fn numbers(count: i32) -> Result<Array> {
 }
 
 #[test]
-fn placed_arrays_are_the_same_in_lines_of_their_own() -> Checked {
+fn placed_arrays_are_equal_in_separate_lines() -> Checked {
     let square = numbers(1000 * 6)?.reshape([1000, 6])?;
     let arrays = [
         square.transpose([1, 0])?,
@@ -32,7 +32,7 @@ fn placed_arrays_are_the_same_in_lines_of_their_own() -> Checked {
             taken.push((start, end));
         }
     }
-    // 34 halves are no whole words: that one stays where it was.
+    // 34 halves do not fill whole words, so that array stays in place.
     assert_eq!(taken.len(), 3);
     drop(block);
     for (array, placed) in arrays.iter().zip(placed) {
@@ -44,7 +44,7 @@ fn placed_arrays_are_the_same_in_lines_of_their_own() -> Checked {
 }
 
 #[test]
-fn what_has_no_room_stays_where_it_is() -> Checked {
+fn arrays_without_room_stay_in_place() -> Checked {
     let (small, large) = (numbers(16)?, numbers(4096)?);
     small.eval()?;
     large.eval()?;

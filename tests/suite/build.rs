@@ -1,4 +1,4 @@
-//! What the build refuses, and what `scripts/build_metal.sh` makes of the kernels on a Mac.
+//! Errors of the build, and the kernels that `scripts/build_metal.sh` compiles on a Mac.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -13,7 +13,7 @@ use crate::support::Checked;
 
 const ROOT: &str = env!("CARGO_MANIFEST_DIR");
 
-/// The CMake that build.rs would take.
+/// The CMake that build.rs would use.
 fn cmake() -> Command {
     let brought = Path::new(ROOT).join(".mlx/python/cmake/data/bin/cmake");
     match std::env::var_os("CMAKE") {
@@ -63,7 +63,8 @@ fn marker(metal: &Path) -> anyhow::Result<String> {
     Ok(format!("mlxp_sources_{}", &hash[..64]))
 }
 
-/// What is embedded goes to Metal as ASCII: with one other byte there would be no source at all.
+/// MLX passes the embedded source to Metal as ASCII: a single other byte would make it pass
+/// nothing.
 #[test]
 fn kernels_that_are_not_ascii_stop_the_build() -> Checked {
     let directory = tempfile::tempdir()?;
@@ -86,7 +87,7 @@ fn kernels_that_are_not_ascii_stop_the_build() -> Checked {
     Ok(())
 }
 
-/// Prints the embedded source of a stem, for a kernel or for all of the stem's.
+/// Prints the embedded source of a stem, for one kernel or for all of them.
 #[cfg(target_os = "linux")]
 const PRINT: &str = r#"
 #include <cstdio>
@@ -99,8 +100,8 @@ int main(int, char** arguments) {
 }
 "#;
 
-/// The text that Metal compiles for a kernel instantiates that kernel, no other one, and keeps the
-/// rules of Metal.
+/// The text that Metal compiles for a kernel instantiates only that kernel, and follows Metal's
+/// rules.
 #[cfg(target_os = "linux")]
 #[test]
 fn kernels_are_embedded_one_at_a_time() -> Checked {
@@ -167,8 +168,8 @@ fn a_metallib_of_other_sources_is_refused_by_name() -> Checked {
     Ok(())
 }
 
-/// A copy of the script with two kernels, where a system that calls itself macOS has an MLX and the
-/// tools of the build; `xcrun` is the body of its `xcrun`.
+/// A copy of the script with two kernels, on a system that claims to be macOS and has MLX and the
+/// build's tools; `xcrun` is the body of its `xcrun`.
 fn mac(xcrun: &str) -> anyhow::Result<TempDir> {
     let directory = tempfile::tempdir()?;
     let path = directory.path();
@@ -193,7 +194,7 @@ fn mac(xcrun: &str) -> anyhow::Result<TempDir> {
         fs::write(&tool, format!("#!/bin/sh\n{body}\n"))?;
         fs::set_permissions(&tool, fs::Permissions::from_mode(0o755))?;
     }
-    // The one that build.rs would take is on the PATH.
+    // The CMake that build.rs would use is on the PATH.
     let cmake = cmake();
     if Path::new(cmake.get_program()).is_absolute() {
         std::os::unix::fs::symlink(cmake.get_program(), path.join("bin/cmake"))?;
@@ -201,7 +202,7 @@ fn mac(xcrun: &str) -> anyhow::Result<TempDir> {
     Ok(directory)
 }
 
-/// Runs the script there; its output and the metallib, if it left one.
+/// Runs the script there; returns its output and the metallib, if it wrote one.
 fn build_metal(mac: &TempDir) -> anyhow::Result<(Output, Option<String>)> {
     let path = std::env::var("PATH")?;
     let output = Command::new("bash")
@@ -214,9 +215,9 @@ fn build_metal(mac: &TempDir) -> anyhow::Result<(Output, Option<String>)> {
     Ok((output, fs::read_to_string(library).ok()))
 }
 
-/// An Xcode without its Metal compiler, from version 26 on, finds a `metal` that does not run.
+/// Xcode without its Metal compiler, from version 26 on, finds a `metal` that does not run.
 #[test]
-fn without_a_metal_compiler_that_runs_kernels_are_left_for_later() -> Checked {
+fn kernels_are_left_for_later_without_a_metal_compiler() -> Checked {
     let absent = "echo 'xcrun: error: unable to find utility \"metal\"' >&2; exit 72";
     let stub = "case \"$*\" in *--find*) exit 0;; esac\n\
         echo \"error: cannot execute tool 'metal'\" >&2; exit 1";
@@ -233,9 +234,9 @@ fn without_a_metal_compiler_that_runs_kernels_are_left_for_later() -> Checked {
 }
 
 #[test]
-fn with_a_metal_compiler_kernels_are_compiled_when_they_changed() -> Checked {
-    // What is compiled or linked is told by its name: the last part of its path. The tools only put
-    // together what they are given.
+fn changed_kernels_are_compiled_with_a_metal_compiler() -> Checked {
+    // The log names each compiled or linked file by the last part of its path. The tools only
+    // concatenate their inputs.
     let runs = "case \"$4\" in --version) exit 0;; esac\n\
         tool=$3; shift 3; names=; from=; for last; do names=\"$names ${last##*/}\"\n\
         case $tool$last in metal/*.metal | metallib*.air) from=\"$from $last\";; esac; done\n\
@@ -264,7 +265,7 @@ fn with_a_metal_compiler_kernels_are_compiled_when_they_changed() -> Checked {
     assert!(output.status.success() && said.contains("kernels are up to date"), "{said}");
     assert_eq!(fs::read_to_string(mac.path().join("bin/xcrun.log"))?, log);
 
-    // The build compiles nothing where the script did, and keeps nothing that it compiled before.
+    // The build compiles nothing if the script did, and deletes an earlier metallib of the build.
     let built = mac.path().join("built.metallib");
     fs::write(&built, "of other sources")?;
     let path = |name: &str| mac.path().join(name).display().to_string();
@@ -278,7 +279,7 @@ fn with_a_metal_compiler_kernels_are_compiled_when_they_changed() -> Checked {
     assert!(output.status.success() && !built.exists(), "{output:?}");
     assert_eq!(fs::read_to_string(mac.path().join("bin/xcrun.log"))?, log);
 
-    // A changed header leaves nothing up to date, whatever the time of the file.
+    // A changed header makes every kernel out of date, whatever the time of the file.
     fs::write(mac.path().join("metal/one.h"), "// changed\n")?;
     let (_, changed) = build_metal(&mac)?;
     assert!(changed.is_some_and(|changed| changed != library));

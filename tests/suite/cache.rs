@@ -1,4 +1,4 @@
-//! The caches of every kind: what they show, in what memory, and the estimates of both.
+//! Caches of every kind: their visible positions, their memory, and the estimates of both.
 
 use mlx_primitives::llama::{
     AttentionInputs, AttentionMask, Cache, CacheKind, Checkpoint, Config, Heads, KvTensor,
@@ -31,7 +31,8 @@ fn plain(stored: &KvTensor) -> &Array {
     }
 }
 
-/// Every step of `steps` positions, with all positions so far before it and what it saw.
+/// Appends steps of these lengths, and checks each with all previous positions and the visible
+/// ones.
 fn each_step(
     kind: CacheKind,
     dtype: Dtype,
@@ -100,7 +101,7 @@ fn quantized_caches_show_all_positions() -> Checked {
     Ok(())
 }
 
-/// What is visible as booleans `[time, seen]`; none for all.
+/// The visible keys as booleans `[time, seen]`, or `None` if all are visible.
 fn mask_of(visible: AttentionMask, time: i32, seen: i32) -> anyhow::Result<Option<Array>> {
     Ok(match visible {
         AttentionMask::All => None,
@@ -114,7 +115,7 @@ fn mask_of(visible: AttentionMask, time: i32, seen: i32) -> anyhow::Result<Optio
 }
 
 #[test]
-fn rotating_caches_show_what_mlx_lms_show() -> Checked {
+fn rotating_caches_show_the_positions_of_mlx_lm() -> Checked {
     let fixture: Value = serde_json::from_str(include_str!("../fixtures/rotating_cache.json"))?;
     let ints = |value: &Value| -> Vec<i32> {
         value.as_array().unwrap().iter().map(|v| v.as_i64().unwrap() as i32).collect()
@@ -137,7 +138,7 @@ fn rotating_caches_show_what_mlx_lms_show() -> Checked {
             let visible = values.i((.., 1..2, .., 7..8))?.to_vec::<f32>()?;
             let visible: Vec<i32> = visible.into_iter().map(|v| v as i32).collect();
             assert_eq!(visible, ints(&case["visible"][i]), "{what}");
-            // Keys were turned by their positions, whatever slot they are in.
+            // Keys were rotated by their positions, whatever their slots.
             let ids = Array::from_slice(&visible, [visible.len() as i32])?;
             let whole = Array::arange::<f32>(0.0, f64::from(end), 1.0)?
                 .reshape([1, 1, end, 1])?
@@ -160,7 +161,7 @@ fn rotating_caches_show_what_mlx_lms_show() -> Checked {
 }
 
 #[test]
-fn a_clone_goes_its_own_way() -> Checked {
+fn clones_are_independent() -> Checked {
     for kind in [
         CacheKind::Plain,
         CacheKind::Quantized { group_size: 32, bits: 8 },
@@ -183,7 +184,7 @@ fn a_clone_goes_its_own_way() -> Checked {
 }
 
 #[test]
-fn what_cannot_be_cached_is_refused() -> Checked {
+fn invalid_caches_and_steps_are_refused() -> Checked {
     for (kind, said) in [
         (CacheKind::Quantized { group_size: 48, bits: 4 }, "groups of 32, 64 or 128, got 48"),
         (CacheKind::Quantized { group_size: 64, bits: 7 }, "2, 3, 4, 5, 6 or 8 bits, got 7"),
@@ -202,7 +203,7 @@ fn what_cannot_be_cached_is_refused() -> Checked {
         let step = random(shape, Dtype::Float32, 1)?;
         assert!(message(cache.append(&step, HEADS, &rope())).contains("[batch, time, 256]"));
     }
-    // A step of another type or batch leaves what is there as it is.
+    // A step of another type or batch size leaves the cache unchanged.
     let seen = cache.append(&step, HEADS, &rope())?;
     seen.keys.dequantized()?.eval()?;
     assert!(cache.append(&step.astype(Dtype::Float16)?, HEADS, &rope()).is_err());
@@ -224,7 +225,7 @@ fn models_generate_with_every_kind() -> Checked {
         Ok(checkpoint.generate(&prompt, &options)?.collect::<Result<_, _>>()?)
     };
     let plain = tokens(CacheKind::Plain)?;
-    // Nothing is left out before the size is reached; then the texts part.
+    // Rotation drops nothing before the size is reached; then the texts diverge.
     assert_eq!(tokens(CacheKind::Rotating { max_size: 64, keep: 4 })?, plain);
     assert_eq!(tokens(CacheKind::Rotating { max_size: 8, keep: 4 })?.len(), plain.len());
     let eight = tokens(CacheKind::Quantized { group_size: 32, bits: 8 })?;
@@ -276,7 +277,7 @@ fn estimates_of_quantized_and_biased_weights() -> Checked {
         });
         Config::parse(&config.to_string())
     };
-    // Matrices [outputs, inputs] of a layer, and the embedding.
+    // The matrices [outputs, inputs] of a layer, and the embedding.
     let layer = [[128, 128], [64, 128], [64, 128], [128, 128], [192, 128], [192, 128], [128, 192]];
     let embedding = [100, 128];
     for (tied, bias) in [(true, false), (false, true)] {
@@ -302,12 +303,12 @@ fn estimates_of_quantized_and_biased_weights() -> Checked {
 }
 
 #[test(alone)]
-fn limits_are_set_and_given_back() -> Checked {
+fn limits_are_set_and_restored() -> Checked {
     let before = memory::set_memory_limit(1 << 33)?;
     assert_eq!(memory::memory_limit(), 1 << 33);
     assert_eq!(memory::set_memory_limit(before)?, 1 << 33);
     assert_eq!(memory::memory_limit(), before);
-    // Arrays are still refused by what the machine has, not by a guideline.
+    // Arrays are still refused by the machine's memory, not by a guideline.
     let before = memory::set_memory_limit(1)?;
     let sum = Array::ones::<f32>(&[1000])?.sum(..)?.item::<f32>()?;
     memory::set_memory_limit(before)?;

@@ -1,4 +1,4 @@
-//! Chat templates against what transformers renders, and those that must not be rendered.
+//! Chat templates, compared with transformers' output, and those that must not be rendered.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -86,7 +86,7 @@ fn templates_come_from_where_transformers_looks() -> Checked {
     assert_eq!(render(&named("rag"))?, "documents");
     let text = render(&named("other")).unwrap_err().to_string();
     assert!(text.contains(r#"["default", "rag", "tool_use"], got "other""#), "{text}");
-    // Files go before the configuration.
+    // Files take precedence over the configuration.
     write("chat_template.jinja", "from a file")?;
     assert_eq!(render(&plain)?, "from a file");
     fs::create_dir(path.join("additional_chat_templates"))?;
@@ -150,7 +150,7 @@ fn json_is_written_as_python_writes_it() -> Checked {
 }
 
 #[test]
-fn numbers_say_how_much_filters_make() -> Checked {
+fn numeric_arguments_of_filters() -> Checked {
     for (expression, expected) in [
         ("'a\nb'|indent(2)", "a\n  b"),
         ("'a\nb'|indent(width=2, first=true)", "  a\n  b"),

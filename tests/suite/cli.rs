@@ -1,4 +1,4 @@
-//! The command as a person or a program calls it.
+//! The command as people and programs call it.
 
 use std::io::Write;
 use std::process::{Command, Output, Stdio};
@@ -88,7 +88,7 @@ fn failures_exit_with_1_and_bad_usage_with_2() {
 }
 
 #[test]
-fn info_tells_versions_and_kernels() {
+fn info_shows_versions_and_kernels() {
     let output = run(&["info", "--json"]);
     let object: Value = serde_json::from_str(&stdout(&output)).unwrap();
     assert!(object["mlx"].as_str().unwrap().starts_with("0.32."));
@@ -98,7 +98,7 @@ fn info_tells_versions_and_kernels() {
     assert_eq!(run(&["info", "--threads", "0"]).status.code(), Some(2));
 }
 
-/// A library of another version than the headers is refused when the program starts using it.
+/// A library of another version than the headers is refused when the program first uses it.
 #[cfg(target_os = "linux")]
 #[test]
 fn another_libmlx_at_load_is_refused_naming_both_versions() {

@@ -1,5 +1,5 @@
-//! The command where its surroundings fail it: whatever happens, it ends soon, says one clear
-//! sentence and keeps to 0, 1 and 2.
+//! The command in a faulty environment: it always ends soon, prints one clear sentence and exits
+//! with 0, 1 or 2.
 
 use std::fs;
 use std::io::{Read, Write};
@@ -24,13 +24,13 @@ const LIMIT: Duration = Duration::from_secs(120);
 /// How a command ended.
 #[derive(Debug)]
 pub struct Ended {
-    /// None if a signal ended it.
+    /// `None` if a signal ended it.
     pub code: Option<i32>,
     pub stdout: String,
     pub stderr: String,
 }
 
-/// Waits for a child whose output is piped, or kills it after [`LIMIT`], which fails the test.
+/// Waits for a child whose output is piped. Kills it after [`LIMIT`], which fails the test.
 pub fn ended(mut child: Child) -> Ended {
     fn text(pipe: Option<impl Read + Send + 'static>) -> thread::JoinHandle<String> {
         thread::spawn(move || {
@@ -74,14 +74,14 @@ fn run_with(arguments: &[&str], input: &str, set: impl FnOnce(&mut Command)) -> 
     ended(start(&mut command, input))
 }
 
-/// Runs it by a shell that does something before, such as closing a stream or setting a limit.
+/// Runs the command from a shell that first runs `shell`, which may close a stream or set a limit.
 pub fn run_after(shell: &str, arguments: &[&str], input: &str) -> Ended {
     let mut command = Command::new("sh");
     command.args(["-c", &format!("{shell} exec \"$0\" \"$@\""), COMMAND]).args(arguments);
     ended(start(command.stdout(Stdio::piped()), input))
 }
 
-/// One sentence that has these parts, beginning with "error: ", and nothing on stdout.
+/// Checks for an error of one sentence that has these parts, and nothing on stdout.
 #[track_caller]
 pub fn assert_refused(ended: &Ended, code: i32, parts: &[&str]) {
     assert_eq!(ended.code, Some(code), "{ended:?}");
@@ -96,7 +96,7 @@ pub fn text_of(path: &Path) -> &str {
     path.to_str().expect("a path of UTF-8")
 }
 
-/// Every command in a form that soon writes to stdout, and what it reads; `{}` is a new directory.
+/// Every command in a form that soon writes to stdout, with its input; `{}` is a new directory.
 const WRITERS: [(&[&str], &str); 17] = [
     (&["--help"], ""),
     (&["chat", "--help"], ""),
@@ -157,7 +157,7 @@ fn a_closed_stdout_is_a_failure() {
     });
 }
 
-/// As with `generate | head -c 1`.
+/// Like `generate | head -c 1`.
 #[test]
 fn a_reader_that_goes_away_ends_the_command_quietly() {
     each_writer(|arguments, input| {
@@ -192,9 +192,9 @@ fn whole_model() -> anyhow::Result<TempDir> {
     Ok(folder)
 }
 
-/// A named pipe would wait for a writer, /dev/zero would never end.
+/// A named pipe would wait for a writer, and /dev/zero would never end.
 #[test]
-fn what_is_no_regular_file_is_refused_by_name() -> Checked {
+fn special_files_are_refused_by_name() -> Checked {
     let folder = whole_model()?;
     let directory = text_of(folder.path());
     let generate = ["generate", "x", "-m", "2", "--model", directory, "--adapter-path", directory];
@@ -292,7 +292,7 @@ fn bits_and_groups_of_caches_are_checked_first() {
 }
 
 #[test]
-fn variables_that_mean_nothing_are_bad_usage() {
+fn invalid_variables_are_bad_usage() {
     let said =
         |name: &str, value: &str| run_with(&["info"], "", |command| _ = command.env(name, value));
     for value in ["abc", "0", "-1", "1025", "4.5", "99999999999999999999"] {
@@ -316,7 +316,7 @@ fn variables_that_mean_nothing_are_bad_usage() {
     }
 }
 
-/// What does not fit is said of its line; the next line has its answer.
+/// The error names the line that is too long; the next line gets its answer.
 #[test]
 fn a_chat_goes_on_after_a_line_that_is_too_long() {
     let long = "word ".repeat(400);

@@ -1,4 +1,4 @@
-//! Compiled functions give what the plain ones give, for every shape and layout.
+//! Compiled functions give the results of plain ones, for every shape and layout.
 
 use std::cell::Cell;
 use std::os::unix::fs::PermissionsExt;
@@ -36,13 +36,13 @@ fn values_over_shapes_and_types() -> Checked {
     Ok(())
 }
 
-/// MLX runs g++ on what it fuses for a CPU. A child process finds one that fails, and nothing that earlier
-/// runs left.
+/// MLX runs g++ on code that it fuses for a CPU. A child process finds a g++ that fails, and no
+/// output of earlier runs.
 #[test]
-fn where_the_compiler_fails_nothing_is_fused() -> Checked {
+fn nothing_is_fused_if_the_compiler_fails() -> Checked {
     let folder = tempfile::tempdir()?;
     let compiler = folder.path().join("g++");
-    // MLX asks for its version first, and does not fuse where that fails.
+    // MLX asks for the version first, and does not fuse if that fails.
     std::fs::write(&compiler, "#!/bin/sh\n[ \"$1\" = --version ]\n")?;
     std::fs::set_permissions(&compiler, std::fs::Permissions::from_mode(0o755))?;
     let output = Command::new(std::env::current_exe()?)
@@ -100,7 +100,7 @@ fn all_inputs_of_rope() -> Checked {
 
 #[test]
 fn it_traces_once_for_each_shape_or_for_each_choice_of_short_axes() -> Checked {
-    // A thread's first op makes its stream, and graphs are kept by stream.
+    // A thread's first op creates its stream, and graphs are cached by stream.
     random32(&[1], 13)?.add(1.0)?.eval()?;
     for (shapeless, expected) in [(false, 3), (true, 2)] {
         let count = Rc::new(Cell::new(0));
@@ -121,9 +121,10 @@ fn it_traces_once_for_each_shape_or_for_each_choice_of_short_axes() -> Checked {
     Ok(())
 }
 
-/// MLX itself crashes when a function that it compiled for any shape sums along an axis of one element.
+/// MLX itself crashes when a function that it compiled for any shape sums along an axis of length
+/// 1.
 #[test]
-fn any_shape_means_one_element_and_none_too() -> Checked {
+fn any_shape_includes_one_element_and_none() -> Checked {
     let sums = |p: &[Array]| Ok(vec![p[0].sum(0)?, p[0].mean_keepdims(&[0, 1][..])?]);
     let f = compile(sums, true)?;
     for shape in [[2, 3], [1, 3], [2, 1], [1, 1], [0, 3], [5, 4], [1, 7]] {
@@ -138,8 +139,8 @@ fn any_shape_means_one_element_and_none_too() -> Checked {
 
 #[test]
 fn primitives_with_other_parameters_stay_apart() -> Checked {
-    // Common subexpressions are merged; these only look alike. They are no outputs themselves and
-    // share one offset, for else they would stay apart anyway.
+    // Common subexpressions are merged, but these only look alike. They are not outputs and share
+    // one offset, because they would otherwise stay separate anyway.
     let f = |p: &[Array]| {
         let rope = |dims, traditional, base, scale, offset: &Array| {
             ops::rope(

@@ -1,4 +1,4 @@
-//! The public conformance harness: what it passes, and that it finds what is wrong.
+//! The public conformance harness: the ops that pass, and the mistakes that it finds.
 
 use mlx_primitives::conformance::{Backend, Bound, Check, Conformance, Input, Tensor};
 use mlx_primitives::custom::{CustomPrimitive, Spec, View, ViewMut, apply};
@@ -46,7 +46,7 @@ fn our_own_primitives_pass() -> Checked {
     Ok(())
 }
 
-/// 3 x, but for a mistake.
+/// 3 x, computed with this mistake.
 #[derive(Clone, Copy, PartialEq)]
 enum Mistake {
     None,
@@ -102,7 +102,7 @@ impl CustomPrimitive for Triple {
 
     fn vmap(&self, x: &[Array], axes: &[Option<usize>]) -> Result<(Vec<Array>, Vec<usize>)> {
         let axis = axes[0].unwrap_or(0);
-        // Right in shape for a square alone.
+        // Correct in shape only for a square.
         let axis = if self.0 == Mistake::Vmap { 1 - axis } else { axis };
         Ok((apply(Triple(Mistake::None), &[&x[0]])?, vec![axis]))
     }
@@ -150,18 +150,18 @@ fn mistakes_are_found() -> Checked {
         assert!(name.iter().all(|check| got.contains(check)), "{got:?} lacks some of {name:?}");
         assert!(found.is_empty() == got.is_empty(), "{got:?}");
     }
-    // What nobody wrote is NaN in a debug build.
+    // Unwritten elements are NaN in a debug build.
     if cfg!(debug_assertions) {
         assert!(failed(Mistake::Unwritten, Backend::Cpu).contains(&Values));
     }
-    // Triple has no kernel: that is a failure on Metal, not something left out.
+    // Triple has no kernel: that is a failure on Metal, not a skipped check.
     if let Some(&metal) = Backend::available().iter().find(|backend| backend.is_metal()) {
         assert!(failed(Mistake::None, metal).contains(&Values));
     }
     Ok(())
 }
 
-/// Ulps, sizes and a peer are held to as the reference is.
+/// Bounds on ulps, sizes and a peer are enforced like those on the reference.
 #[test]
 fn bounds_are_held() {
     let of = |ulps: f64, of_peer: f64| {
@@ -191,7 +191,7 @@ fn failing(row: &Conformance) -> Vec<Check> {
     checks
 }
 
-/// Integers and bools are given as such, neither extreme nor differentiated in.
+/// Integers and bools are passed unchanged; they have no extremes and no derivatives.
 #[test]
 fn inputs_are_of_their_kinds() -> Checked {
     for (kind, dtype) in
@@ -226,7 +226,7 @@ fn inputs_are_of_their_kinds() -> Checked {
     Ok(())
 }
 
-/// Each bound is held to in the check that it is for.
+/// Each bound applies to its own check.
 #[test]
 fn errors_shares_and_derivatives_are_held() {
     let third = |x: &[Array]| Ok(vec![x[0].multiply(1.0f32 / 3.0)?]);
@@ -248,16 +248,16 @@ fn errors_shares_and_derivatives_are_held() {
         failing(&of(1e-7).derivative_bounds(|_| Bound::default())),
         [Check::Vjp, Check::Jvp]
     );
-    // A product in place of a quotient is off where a third is, and nearly nowhere else.
+    // The product differs from the peer's quotient in some elements, by at most two ulps.
     let share = |same: f64| {
         let quotient = |x: &[Array]| Ok(vec![x[0].divide(3.0)?]);
         row().ulps(|_| 2.0).peer(quotient, move |_| Bound { same, ..Bound::ulps(2.0) })
     };
     assert_eq!(failing(&share(0.0)), []);
     assert!(failing(&share(1.0)).contains(&Check::Values));
-    // Without a peer there is nothing to be extreme beside.
+    // Without a peer, there is nothing to compare extremes with.
     assert_eq!(failing(&row().ulps(|_| 2.0).extremes_as_peer()), [Check::Extremes]);
-    // An extreme number of its own, at which the op jumps.
+    // An additional extreme, at which the op jumps.
     let jump = |x: &[Array]| Ok(vec![x[0].equal(100.0)?.astype(Dtype::Float32)?.add(&x[0])?]);
     let row = Conformance::new("jump", jump, |x| x.to_vec())
         .shapes(&[&[7, 9]])
@@ -267,7 +267,7 @@ fn errors_shares_and_derivatives_are_held() {
     assert_eq!(failing(&row.extremes(&[100.0])), [Check::Extremes]);
 }
 
-/// vmap is held to the op on slices, in every bit if so asked.
+/// vmap is compared with the op on slices, in every bit if so requested.
 #[test]
 fn bounds_of_vmap_are_held() {
     struct Nearly;
@@ -304,7 +304,7 @@ fn bounds_of_vmap_are_held() {
 }
 
 #[test]
-fn nothing_compared_is_no_success() {
+fn conformance_without_shapes_fails() {
     let report = Conformance::new("nothing", |x| Ok(x.to_vec()), |x| x.to_vec()).run();
     let said = report.check().map_or_else(|error| error.to_string(), |()| String::new());
     assert!(said.contains("no shapes were given"), "{said}");

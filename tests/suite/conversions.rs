@@ -1,4 +1,4 @@
-//! Scoring, quantizing and saving against what mlx-lm made of the demo model
+//! Scoring, quantizing and saving, compared with mlx-lm's results for the demo model
 //! (`tests/fixtures/conversions.py`).
 
 use std::collections::BTreeMap;
@@ -35,7 +35,7 @@ fn quantization(value: &Value) -> Quantization {
     Quantization { group_size: number("group_size"), bits: number("bits"), mode }
 }
 
-/// The first logits of what follows the fixture's prompt.
+/// The first 64 logits after the fixture's prompt.
 pub fn last_logits(llama: &Llama, fixture: &Value) -> anyhow::Result<Vec<f32>> {
     let prompt: Vec<u32> = serde_json::from_value(fixture["prompt"].clone())?;
     let tokens = Array::from_slice(&prompt, [1, prompt.len() as i32])?;
@@ -53,8 +53,8 @@ pub fn assert_logits(ours: &[f32], theirs: &Value, tolerance: f32, what: &str) {
     assert!(theirs.iter().any(|logit| logit.abs() > 1.0), "{what}: nothing to compare");
 }
 
-/// A number for each tensor of a file, as the fixture has it: type, shape, and the sum of its bytes
-/// times their places from 1.
+/// A digest of each tensor of a file, as in the fixture: type, shape, and the sum of its bytes
+/// times their positions from 1.
 pub fn digests(directory: &Path) -> BTreeMap<String, Value> {
     let mut found = BTreeMap::new();
     for entry in fs::read_dir(directory).unwrap() {
@@ -80,8 +80,8 @@ pub fn digests(directory: &Path) -> BTreeMap<String, Value> {
     found
 }
 
-/// Perplexity within 0.1% where weights are float32, within 1% elsewhere: of what mlx-lm's differs
-/// in the last bits of activations.
+/// The perplexity is within `percent` of mlx-lm's, which rounds the last bits of activations
+/// differently.
 #[track_caller]
 fn assert_score(checkpoint: &Checkpoint, text: &str, theirs: &Value, percent: f64) {
     let tokens = checkpoint.tokenizer.encode(text).unwrap();
@@ -103,7 +103,7 @@ fn perplexity_equals_mlx_lms() {
     if simulated() {
         return eprintln!("thinned for the simulator: perplexity, float32 alone");
     }
-    // Beyond one chunk of logits, and beyond the positions that the model was made for.
+    // Beyond one chunk of logits, and beyond the model's maximum position.
     assert_score(&demo, &story.repeat(7), &theirs["long"], 0.001);
     for (dtype, percent) in [(Dtype::Float16, 0.2), (Dtype::Bfloat16, 1.0)] {
         let directory = variant(dtype, |_, _| {});
@@ -121,7 +121,8 @@ fn texts_that_cannot_be_scored_are_refused() {
     assert!(error(&[7, 512]).contains("tokens below 512, got 512"));
 }
 
-/// The very bytes that `mlx_lm.convert -q` writes, in every format, and the same results of them.
+/// The files are equal to those of `mlx_lm.convert -q`, byte for byte, in every format, and so are
+/// the results.
 #[test]
 fn quantized_checkpoints_are_mlx_lms() -> Checked {
     let fixture = fixture();
@@ -150,14 +151,14 @@ fn quantized_checkpoints_are_mlx_lms() -> Checked {
             assert_eq!(config["quantization"][key], entry["quantization"][key]);
         }
         assert_eq!(config["quantization"], config["quantization_config"]);
-        // Rows of 352 numbers are whole groups of 32, not of 64 or 128.
+        // Rows of 352 numbers divide into groups of 32, but not of 64 or 128.
         let unquantized = config["quantization"].as_object().unwrap().values();
         let unquantized = unquantized.filter(|value| **value == json!(false)).count();
         assert_eq!(unquantized, if to.group_size == 32 { 0 } else { 4 });
 
         let checkpoint = Checkpoint::load(&directory)?;
         assert_eq!(checkpoint.llama.dtype(), dtype);
-        // Logits of up to 20: what float16 and bfloat16 round them and all before them by.
+        // Logits of up to 20: float16 and bfloat16 round them and all activations before them.
         let tolerance = [(Dtype::Float32, 2e-4), (Dtype::Float16, 0.05), (Dtype::Bfloat16, 0.4)];
         let tolerance = tolerance.iter().find(|(of, _)| *of == dtype).unwrap().1;
         let logits = last_logits(&checkpoint.llama, &fixture)?;
@@ -205,7 +206,7 @@ fn shards_have_an_index_and_load() -> Checked {
 }
 
 #[test]
-fn what_cannot_be_quantized_or_saved_is_refused() -> Checked {
+fn invalid_conversions_are_refused() -> Checked {
     let parent = tempfile::tempdir()?;
     let four_bits = Quantization::affine(32, 4);
     let open = || ModelFiles::open(DEMO).unwrap();
@@ -219,7 +220,7 @@ fn what_cannot_be_quantized_or_saved_is_refused() -> Checked {
     let error = message(open().quantized(four_bits, None, |_, _| {})?.save(&taken));
     assert!(error.contains("taken") && error.contains("a new directory"), "{error}");
     assert_eq!(digests(&taken), before);
-    assert_eq!(fs::read_dir(parent.path())?.count(), 1, "what was begun is gone");
+    assert_eq!(fs::read_dir(parent.path())?.count(), 1, "no partial output is left");
 
     let packed = parent.path().join("packed");
     open().quantized(four_bits, None, |_, _| {})?.save(&packed)?;
@@ -238,7 +239,7 @@ fn what_cannot_be_quantized_or_saved_is_refused() -> Checked {
         assert!(said, "{bad:?}: {error}");
     }
 
-    // A model that does not fit together is not converted.
+    // A model whose tensors do not fit is not converted.
     let broken = variant(Dtype::Float32, |name, json| {
         if name == "config.json" {
             json["num_hidden_layers"] = json!(5);

@@ -1,4 +1,5 @@
-//! `cross_entropy` beside its row of `table`: kinds of targets, ignored rows, large logits, traffic.
+//! `cross_entropy`: kinds of targets, ignored rows, large logits, traffic. `table` tests its
+//! values.
 
 use mlx_primitives::ops::{CrossEntropy, cross_entropy};
 use mlx_primitives::transforms::{grad, vjp};
@@ -31,7 +32,7 @@ fn targets_of_every_integer_type_and_layout() -> Checked {
 }
 
 #[test]
-fn targets_that_are_no_class_are_nan() -> Checked {
+fn targets_outside_the_classes_give_nan() -> Checked {
     each_device(|_| {
         for dtype in FLOATS {
             for classes in [5i32, 300] {
@@ -73,7 +74,7 @@ fn an_ignored_row_costs_nothing_whatever_it_holds() -> Checked {
 #[test]
 fn large_logits_keep_their_gaps() -> Checked {
     each_device(|_| {
-        // The loss depends on differences alone; with logsumexp less a logit it would be 0.
+        // The loss depends only on differences; logsumexp minus the target's logit would be 0.
         let x = data(&[1e6, 1e6 - 1.0, 1e6 - 3.0], &[1, 3], Dtype::Float32)?;
         let targets = Array::from_slice(&[1i32], [1])?;
         let got = numbers(&cross_entropy(&x, &targets, PLAIN)?)?;
@@ -89,14 +90,14 @@ fn large_logits_keep_their_gaps() -> Checked {
 
 #[cfg(target_os = "linux")]
 #[test]
-#[ignore = "run by simulated::what_moves"]
+#[ignore = "run by simulated::kernel_traffic"]
 fn moves_each_byte_once() -> Checked {
     let (x, all) = (random32(&[8, 5000], 1)?, Array::from_slice(&targets(8, 5000), [8])?);
     x.eval()?;
     all.eval()?;
     let bytes = x.nbytes() as u64;
     let moved = support::moved(|| cross_entropy(&x, &all, PLAIN))?;
-    // The targets' logits come once more; two numbers a row are kept for the gradient.
+    // The targets' logits are read once more; two numbers per row are saved for the gradient.
     assert_eq!(moved[0].arrays, [[bytes + 32, 0, bytes], [32, 0, 32], [0, 32, 0], [0, 64, 0]]);
     support::report_traffic("cross_entropy", &moved, x.nbytes() + 64)?;
     let g = random32(&[8], 2)?;
@@ -105,7 +106,7 @@ fn moves_each_byte_once() -> Checked {
     let moved = support::moved(|| Ok(vjp(|p| f(&p), &[&x], &[&g])?.1.swap_remove(0)))?;
     let gradient = moved.iter().find(|d| d.kernel.contains("_grad_")).expect("the gradient");
     assert_eq!((gradient.arrays[0], gradient.arrays[4]), ([bytes, 0, bytes], [0, bytes, 0]));
-    // Sixteen bytes for each SIMD group of 512 elements, of which 32 a row are idle at most.
+    // Sixteen bytes for each SIMD group of 512 elements, a few of which are idle.
     assert!(gradient.read() < bytes + bytes / 64, "{gradient:?}");
     Ok(())
 }

@@ -1,4 +1,5 @@
-//! Dispatches of lazy results: all work covered once, within Metal's limits, by kernels that exist.
+//! Dispatches of lazy results: they cover all work once, within Metal's limits, with existing
+//! kernels.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -12,7 +13,7 @@ use crate::support::input::FLOATS;
 use crate::support::{Checked, message};
 
 const SIMD: u32 = 32;
-/// Consecutive elements a thread takes at a time.
+/// The consecutive elements that a thread takes at a time.
 const READS: u64 = 4;
 const LIMITS: [u32; 9] = [32, 64, 96, 100, 256, 448, 1000, 1024, 4096];
 const AXES: [i32; 19] = [
@@ -20,11 +21,11 @@ const AXES: [i32; 19] = [
     100_000, 16_777_216,
 ];
 const ROWS: [i32; 8] = [0, 1, 3, 7, 8, 9, 67, 1 << 20];
-/// Elements of the largest arrays here, which are never computed: a result that could not be held in
-/// memory is refused before its dispatches can be asked for.
+/// The elements of the largest arrays here, which are never computed. A larger result than memory
+/// would be refused before its dispatches could be queried.
 const MOST: i64 = 1 << 30;
 
-/// The kernels that the tests here reach in every form; `simulated` runs those of all.
+/// The kernels that the tests here reach in every form; `simulated` runs the kernels of all stems.
 const REACHED: [&str; 10] = [
     "attention",
     "cross_entropy",
@@ -43,7 +44,7 @@ fn lazy(shape: &[i32], dtype: Dtype) -> Result<Array> {
     Array::scalar(0.0f32)?.astype(dtype)?.broadcast_to(shape)
 }
 
-/// The one dispatch of a result, if it has elements.
+/// The only dispatch of a result, if it has elements.
 fn one(y: &Array, max_threads: u32) -> Result<Option<Dispatch>> {
     let mut all = dispatches(y, max_threads)?;
     assert!(all.len() <= 1, "{all:?}");
@@ -71,7 +72,7 @@ fn cross_entropy_gradient(x: &Array) -> Result<Array> {
     gradient(x, |x| Ok(vec![cross_entropy(&x[0])?]))
 }
 
-/// What reduces the rows of `x`, with the floats of scratch that a SIMD group takes.
+/// The ops that reduce the rows of `x`, each with the floats of scratch of a SIMD group.
 fn of_rows(x: &Array) -> Result<Vec<(Array, u64)>> {
     let weight = lazy(&x.shape()[x.ndim() - 1..], x.dtype())?;
     Ok(vec![
@@ -93,7 +94,7 @@ fn threads(plan: &Dispatch) -> u64 {
     plan.group.iter().map(|&n| u64::from(n)).product()
 }
 
-/// Every name that the instantiation macros of metal/*.metal make.
+/// Every name that the instantiation macros of metal/*.metal define.
 fn instantiated() -> anyhow::Result<BTreeSet<String>> {
     let mut names = BTreeSet::new();
     for entry in fs::read_dir(Path::new(env!("CARGO_MANIFEST_DIR")).join("metal"))? {
@@ -103,7 +104,7 @@ fn instantiated() -> anyhow::Result<BTreeSet<String>> {
             continue;
         }
         let text = fs::read_to_string(&path)?;
-        // NAME and KIND stand for what calls of macros as KERNELS(DTYPE, T, "…", …) pass.
+        // NAME and KIND are the arguments of macro calls such as KERNELS(DTYPE, T, "…", …).
         let calls = |start| text.split(start).skip(1).filter_map(|call| call.split('"').next());
         let parts: Vec<&str> = calls("KERNELS(DTYPE, T, \"").chain(calls("KERNELS(\"")).collect();
         for call in text.split("MLXP_KERNEL(\"").skip(1) {
@@ -121,7 +122,7 @@ fn instantiated() -> anyhow::Result<BTreeSet<String>> {
     Ok(names)
 }
 
-/// What both row-wise primitives promise; `slots` floats of scratch for each SIMD group.
+/// Checks the rules for all row-wise kernels; `slots` is the scratch of each SIMD group, in floats.
 fn check_rows(plan: &Dispatch, rows: u64, axis: u32, slots: u64, max_threads: u32) {
     let what = format!("{rows}x{axis} within {max_threads}: {plan:?}");
     let threads = threads(plan);
@@ -133,7 +134,7 @@ fn check_rows(plan: &Dispatch, rows: u64, axis: u32, slots: u64, max_threads: u3
     let form = plan.kernel.split('_').find(|part| forms.contains(part)).unwrap_or_default();
     let groups = u64::from(plan.grid[0]);
     if form == "simd" {
-        // A row for each SIMD group: enough of them, and none without a row but in the last group.
+        // A row for each SIMD group: enough groups, and idle ones only in the last threadgroup.
         assert!(u64::from(axis) <= u64::from(SIMD) * READS, "{what}");
         assert!(groups * simds >= rows && (groups * simds < rows + simds), "{what}");
         assert_eq!(plan.threadgroup_bytes, 0, "{what}");
@@ -149,7 +150,7 @@ fn check_rows(plan: &Dispatch, rows: u64, axis: u32, slots: u64, max_threads: u3
     };
     assert!(threads * READS * quads >= axis.into(), "{what}");
     if form == "row" {
-        // No SIMD group without work.
+        // No SIMD group is idle.
         assert!((threads - u64::from(SIMD)) * READS < axis.into(), "{what}");
     }
     assert!(u64::from(plan.threadgroup_bytes) >= slots * simds * 4, "{what}");
@@ -189,7 +190,7 @@ fn gradients_of_cross_entropy_cover_each_class_once() -> Checked {
                 check_rows(&plan, 3, classes as u32, 0, max_threads);
                 continue;
             }
-            // Threadgroups beside each other, the last of them with something to do.
+            // Several threadgroups per row; the last of them has work too.
             let each = threads * READS * 4;
             let (parts, classes) = (u64::from(plan.grid[1]), classes as u64);
             assert!(parts * each >= classes, "{what}");
@@ -201,8 +202,8 @@ fn gradients_of_cross_entropy_cover_each_class_once() -> Checked {
 }
 
 #[test]
-fn what_cannot_be_counted_or_run() -> Checked {
-    // 2^32 rows: where memory could hold them, no kernel can count them.
+fn dispatches_that_cannot_be_planned() -> Checked {
+    // 2^32 rows: no kernel can count them, even if memory could hold them.
     let x = lazy(&[1 << 16, 1 << 16, 1], Dtype::Float16)?;
     for y in [ops::rms_norm(&x, None, 1e-5), ops::softmax(&x), rope(&x, 0)] {
         let refused = message(y.and_then(|y| dispatches(&y, 1024)));
@@ -222,7 +223,7 @@ fn what_cannot_be_counted_or_run() -> Checked {
     Ok(())
 }
 
-/// Bit 0 turns neighbors, bit 1 takes explicit frequencies.
+/// Bit 0 rotates adjacent features, bit 1 uses explicit frequencies.
 fn rope(x: &Array, bits: u32) -> Result<Array> {
     rope_of(x, x.dim(-1)?, bits)
 }
@@ -270,27 +271,27 @@ fn rotations() -> Checked {
     Ok(())
 }
 
-/// That `plan` covers `[batch, heads, seq, dims]` where the result takes over the memory of x, so
-/// that features that are not turned need no thread.
+/// Checks that `plan` covers `[batch, heads, seq, dims]` when the result takes over the memory of
+/// x, so that features that are not rotated need no threads.
 fn check_rotation(plan: &Dispatch, [batch, heads, seq, dims]: [i32; 4], max_threads: u32) {
     let what = format!("{batch} {heads} {seq} {dims} within {max_threads}: {plan:?}");
     assert!(threads(plan) <= u64::from(max_threads.min(MAX_THREADS)), "{what}");
     assert_eq!(plan.threadgroup_bytes, 0, "{what}");
     let alone = seq == 1 || heads == 1;
     assert_eq!(plan.kernel.contains("_one_head_"), alone, "{what}");
-    // A thread a pair; a thread takes up to four heads.
+    // One thread per pair; each takes up to four heads.
     let groups = (heads as u32).div_ceil(if alone { 1 } else { 4 });
     for (axis, wanted) in
         [dims as u32 / 2, seq as u32, batch as u32 * groups].into_iter().enumerate()
     {
         let (groups, width) = (plan.grid[axis], plan.group[axis]);
-        // All covered, and less than one thread a group left over.
+        // All covered, with fewer spare threads than groups.
         let covered = groups * width;
         assert!(covered >= wanted && covered < wanted + groups.max(1), "{what} axis {axis}");
     }
 }
 
-/// `[batch, kv_heads, group, queries, keys, dim]`; 0 bits for keys and values that are not quantized.
+/// `[batch, kv_heads, group, queries, keys, dim]`; 0 bits for plain keys and values.
 fn attention(extents: [i32; 6], bits: i32, dtype: Dtype) -> Result<Array> {
     let [batch, kv_heads, group, queries, keys, dim] = extents;
     let q = lazy(&[batch, kv_heads * group, queries, dim], dtype)?;
@@ -313,7 +314,7 @@ fn attention_kernels() -> anyhow::Result<BTreeSet<String>> {
     };
     for dtype in FLOATS {
         for dim in [64, 80, 96, 128, 256] {
-            // Rows for each kernel over vectors, and for one over a matrix.
+            // Rows for each of the vector kernels, and for a matrix kernel.
             for (group, queries) in [(1, 1), (4, 1), (4, 2), (4, 512)] {
                 for bits in [0, 4, 8].into_iter().filter(|&bits| bits == 0 || dim % 64 == 0) {
                     for keys in [512, 4096] {
@@ -348,7 +349,8 @@ fn attention_within_limits() -> Checked {
                             assert!(plan.threadgroup_bytes.is_multiple_of(16), "{what}");
                         }
                         let groups: u64 = plans[0].grid.iter().map(|&n| u64::from(n)).product();
-                        // Rows of a key-value head, and keys, are split where that fills a GPU.
+                        // The rows of a key-value head, and the keys, are split if that fills a
+                        // GPU.
                         assert!(groups >= (batch * kv_heads) as u64, "{what}");
                         assert!(plans.len() == 1 || keys > 1024 && groups < 4096, "{what}");
                         assert!(keys < 4096 || groups >= 16, "{what}");

@@ -1,5 +1,5 @@
-//! However a program ends while work is under way, it ends at once, with its own status, and without
-//! memory that is freed twice. Each way is a process of its own: this binary, told its role.
+//! However a program ends while work is running, it ends at once, with its own status, and without
+//! a double free. Each case is a child process: this binary, told its role.
 
 use std::process::{Child, Command, ExitCode, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
@@ -13,11 +13,11 @@ use tempfile::NamedTempFile;
 
 use crate::support::Checked;
 
-/// What a child process is to do.
+/// The role of a child process.
 const ROLE: &str = "MLX_PRIMITIVES_TEST_ROLE";
-/// How often each way to end is tried.
+/// How often each case is tried.
 const ROUNDS: &str = "MLX_PRIMITIVES_TEST_ROUNDS";
-/// The exit waits a second for work that is under way; the rest is starting, on a machine under load.
+/// The exit waits a second for running work; the rest is startup time under load.
 const LIMIT: Duration = Duration::from_secs(250);
 
 /// A kernel that ends the process, or that never ends.
@@ -44,7 +44,7 @@ impl CustomPrimitive for Odd {
     }
 }
 
-/// A graph that takes a while and returns memory of many sizes to MLX's cache all along.
+/// A graph that takes a while and keeps returning memory of many sizes to MLX's cache.
 fn long_graph(ops: usize) -> Result<Array> {
     let x = Array::ones::<f32>(&[64, 64])?;
     for _ in 0..20 {
@@ -58,7 +58,7 @@ fn long_graph(ops: usize) -> Result<Array> {
     Ok(y)
 }
 
-/// What the child does before it returns from main, with this status.
+/// Plays a role; the child then returns from main with this status.
 fn play(role: &str) -> Checked<u8> {
     match role {
         "return" => async_eval([&long_graph(400)?])?,
@@ -119,7 +119,7 @@ fn play(role: &str) -> Checked<u8> {
     Ok(0)
 }
 
-/// Plays the role that the environment names, if it names one.
+/// Plays the role that the environment names, if any.
 pub fn role() -> Option<ExitCode> {
     let role = env::var(ROLE).ok()?;
     Some(match play(&role) {
@@ -131,20 +131,19 @@ pub fn role() -> Option<ExitCode> {
     })
 }
 
-/// A child that plays a role, and the file with what it says.
+/// A child that plays a role, and the file with its output.
 struct Player {
     role: String,
     child: Child,
     said: NamedTempFile,
 }
 
-/// Signals end the child even if this process was started to ignore them, as `nohup` and a shell's `&`
-/// have it.
+/// Signals end the child even if this process ignores them because of `nohup` or a shell's `&`.
 #[cfg(unix)]
 fn default_signals(command: &mut Command) {
     use std::os::unix::process::CommandExt;
 
-    // SAFETY: between fork and exec nothing is called but `signal`, which is async-signal-safe.
+    // SAFETY: between fork and exec only `signal` is called, which is async-signal-safe.
     unsafe {
         command.pre_exec(|| {
             for signal in [libc::SIGINT, libc::SIGTERM] {
@@ -178,12 +177,12 @@ impl Player {
     #[cfg(unix)]
     fn signal(&self, signal: i32) -> Checked {
         let id = i32::try_from(self.child.id())?;
-        // SAFETY: a signal to a child that has not been waited for.
+        // SAFETY: the signal goes to a child that has not been waited for.
         anyhow::ensure!(unsafe { libc::kill(id, signal) } == 0, "no signal reached {}", self.role);
         Ok(())
     }
 
-    /// Waits for the child, which is killed when it takes longer than the limit.
+    /// Waits for the child, and kills it if it takes longer than the limit.
     fn finish(mut self, limit: Duration) -> anyhow::Result<(ExitStatus, String)> {
         let start = Instant::now();
         loop {
@@ -203,7 +202,7 @@ pub fn rounds(default: u32) -> u32 {
     env::var(ROUNDS).ok().and_then(|text| text.parse().ok()).unwrap_or(default)
 }
 
-/// The child's role ends with this status, in each of the rounds.
+/// Checks that the child's role ends with this status, in each round.
 pub fn ends(role: &str, status: i32, rounds: u32) -> Checked {
     for round in 0..rounds {
         let (ended, said) = Player::start(role)?.finish(LIMIT)?;
@@ -263,7 +262,7 @@ fn short_threads_leave_nothing() -> Checked {
     ends("short threads", 0, 1)
 }
 
-/// A signal that the program does not handle ends it, and nothing but that signal.
+/// A signal that the program does not handle ends it.
 #[test]
 #[cfg(unix)]
 fn signals() -> Checked {
@@ -297,7 +296,7 @@ fn wait_for_handler(id: u32) -> Checked {
     anyhow::bail!("process {id} handles no SIGINT");
 }
 
-/// Whether a model is loaded, a prompt is read or tokens are made: the command says how far it came.
+/// Interrupts while the model loads, the prompt is read, or tokens are generated.
 #[test]
 #[cfg(target_os = "linux")]
 fn interrupted_generations() -> Checked {

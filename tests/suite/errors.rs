@@ -1,4 +1,4 @@
-//! What the transforms refuse, and how they say so.
+//! Errors of the transforms.
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -31,7 +31,7 @@ fn rope_has_derivatives_in_x_alone() -> Checked {
 
 type Run = fn(&mut dyn FnMut(&[Array]) -> Result<Vec<Array>>) -> Result<()>;
 
-/// Each transform, running a function of one array of shape (2, 4).
+/// Each transform of a function of one array of shape (2, 4).
 fn transforms() -> [(&'static str, Run); 4] {
     fn x() -> Result<Array> {
         random32(&[2, 4], 5)
@@ -45,7 +45,7 @@ fn transforms() -> [(&'static str, Run); 4] {
 }
 
 #[test]
-fn errors_in_closures_come_back() -> Checked {
+fn errors_in_closures_are_returned() -> Checked {
     for (name, run) in transforms() {
         let text = message(run(&mut |_| Err(Error::from("my own words"))));
         assert!(text.contains("my own words"), "{name}: {text}");
@@ -61,11 +61,11 @@ fn errors_in_closures_come_back() -> Checked {
 }
 
 #[test]
-fn panics_in_closures_come_back() -> Checked {
+fn panics_in_closures_are_returned() -> Checked {
     for (name, run) in transforms() {
         let text = message(run(&mut |_| panic!("a panic of {name}")));
         assert!(text.contains(&format!("a panic of {name}")), "{text}");
-        // A payload that is no text.
+        // A payload that is not text.
         assert!(run(&mut |_| std::panic::panic_any(7)).is_err(), "{name}");
         run(&mut |p| Ok(vec![p[0].sum(..)?.broadcast_to(p[0].shape())?.sum(..)?]))
             .or_else(|e| if name == "grad" { Err(e) } else { Ok(()) })?;
@@ -103,7 +103,7 @@ fn a_failed_trace_is_tried_again() -> Checked {
 fn a_compiled_function_does_not_call_itself() -> Checked {
     let slot: Rc<RefCell<Option<Compiled>>> = Rc::default();
     let own = slot.clone();
-    // It even calls with another shape, and goes on after the refusal.
+    // It even calls with another shape, and continues after the refusal.
     let f = compile(
         move |p| {
             let compiled = own.borrow();
@@ -131,7 +131,7 @@ fn a_compiled_function_does_not_call_itself() -> Checked {
 
 #[test]
 fn an_output_that_is_an_uncaptured_input() -> Checked {
-    // MLX refuses graphs that lead past their placeholders to the real input.
+    // MLX refuses graphs that bypass their placeholders and reach the real input.
     let x = random32(&[2, 4], 9)?;
     let y = Rc::new(x.clone());
     let f = compile(move |p| Ok(vec![y.add(&p[0])?]), false)?;
@@ -153,7 +153,7 @@ fn cotangents_and_tangents_that_do_not_fit() -> Checked {
         assert!(vjp(|p| f(&p), &[&x], &[wrong]).is_err(), "vjp {:?}", wrong.shape());
         assert!(jvp(|p| f(&p), &[&x], &[wrong]).is_err(), "jvp {:?}", wrong.shape());
     }
-    // Of another type: refused, or converted to the output's.
+    // Another type is refused, or converted to the output's.
     let half = random(&[2, 4], Dtype::Float16, 12)?;
     let either = [vjp(|p| f(&p), &[&x], &[&half]), jvp(|p| f(&p), &[&x], &[&half])];
     for (_, derivatives) in either.into_iter().flatten() {
@@ -163,7 +163,7 @@ fn cotangents_and_tangents_that_do_not_fit() -> Checked {
 }
 
 #[test]
-fn gradients_of_what_is_no_scalar_or_no_argument() -> Checked {
+fn gradients_of_non_scalars_and_missing_arguments() -> Checked {
     let x = random32(&[2, 4], 13)?;
     let loss = |p: &[Array]| softmax(&p[0])?.sum(..);
     assert!(grad(|p| softmax(&p[0]), &[&x]).is_err());
@@ -200,7 +200,7 @@ fn axes_that_vmap_refuses() -> Checked {
 #[test]
 fn evaluation_inside_a_traced_closure_is_an_error_or_right() -> Checked {
     let x = random32(&[2, 4], 16)?;
-    // vjp has real values at hand.
+    // vjp has real values.
     let (y, _) = vjp(
         |p| {
             p[0].eval()?;
@@ -210,7 +210,7 @@ fn evaluation_inside_a_traced_closure_is_an_error_or_right() -> Checked {
         &[&x],
     )?;
     assert_eq!(y[0].to_vec::<f32>()?, softmax(&x)?.to_vec::<f32>()?);
-    // compile has not.
+    // compile has none.
     let f = compile(|p| p[0].to_vec::<f32>().map(|_| vec![p[0].clone()]), false)?;
     assert!(f.call(&[&x]).is_err());
     Ok(())
@@ -232,7 +232,7 @@ fn errors_of_closures_keep_their_kind() -> Checked {
     // Through a transform in a transform.
     let inner = |x: Array| grad(outside, &x)?.sum(..);
     assert!(matches!(grad(inner, &x), Err(Error::OutOfRange { .. })));
-    // An error of MLX after one that the closure kept to itself.
+    // An error of MLX after one that the closure ignored.
     let kept = |x: Array| {
         assert!(outside(x.clone()).is_err());
         x.reshape((3, 3))?.sum(..)

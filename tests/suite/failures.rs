@@ -1,5 +1,5 @@
-//! After evaluations that failed, in whatever way and on whatever thread, nothing waits longer than it
-//! should, nobody is told of a failure that does not concern them, and good results are right.
+//! After failed evaluations of every kind and on every thread, nothing waits longer than it should,
+//! nobody gets the error of an unrelated failure, and good results are right.
 
 use std::fs::File;
 use std::thread;
@@ -55,7 +55,7 @@ fn fails(x: &Array, panics: bool) -> Result<Array> {
     apply_one(Fails { panics, in_transform: false }, &[x])
 }
 
-/// An array of a file that is cut short after it was opened.
+/// An array from a file that is truncated after it was opened.
 fn truncated(x: &Array) -> anyhow::Result<Array> {
     let folder = tempfile::tempdir()?;
     let path = folder.path().join("short.safetensors");
@@ -66,7 +66,7 @@ fn truncated(x: &Array) -> anyhow::Result<Array> {
     Ok(loaded)
 }
 
-/// Every kind of failure, numbered. Each says what is wrong, to those whom it concerns.
+/// The number of kinds of failure. Each reports its error to the affected arrays.
 const KINDS: u32 = 12;
 
 fn fail(kind: u32, x: &Array) -> Checked {
@@ -125,7 +125,7 @@ fn fail(kind: u32, x: &Array) -> Checked {
     Ok(())
 }
 
-/// Something unrelated, after each failure.
+/// An unrelated evaluation, after each failure.
 fn good(x: &Array, want: &[f32]) -> Checked {
     assert_eq!(x.add(1.0)?.to_vec::<f32>()?, want);
     Ok(())
@@ -138,7 +138,7 @@ fn decode(tokens: usize) -> Result<Vec<u32>> {
     checkpoint.llama.generate(&prompt, &options)?.collect()
 }
 
-/// Fails in every way and computes good results between; then good ones alone, and a decode.
+/// Fails in every way and computes good results in between; then only good ones, and a decode.
 fn fail_and_go_on(rounds: u32) -> Checked {
     let x = random32(&[2, 8], 1)?;
     let want = x.add(1.0)?.to_vec::<f32>()?;
@@ -155,7 +155,7 @@ fn fail_and_go_on(rounds: u32) -> Checked {
     Ok(())
 }
 
-/// In a process of its own, whose main thread this is.
+/// Runs on the main thread of a child process.
 pub fn on_the_main_thread() -> Checked {
     without_metal(|| {
         let want = decode(40)?;
@@ -186,7 +186,7 @@ fn threads_go_on() -> Checked {
     Ok(())
 }
 
-/// A failure reaches what was computed from it in other evaluations, however late it happens.
+/// A failure reaches arrays computed from it in other evaluations, however late it happens.
 #[test]
 fn failures_follow_what_is_computed_from_them() -> Checked {
     without_metal(|| {
@@ -209,7 +209,7 @@ fn failures_follow_what_is_computed_from_them() -> Checked {
     })
 }
 
-/// A file that becomes shorter is an error of the arrays that are read from it, and of no others.
+/// A file that becomes shorter is an error only of the arrays that are read from it.
 #[test]
 fn a_file_that_becomes_shorter() -> Checked {
     let x = random32(&[64, 64], 3)?;

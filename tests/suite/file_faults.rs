@@ -1,4 +1,4 @@
-//! Files and memory that fail a model while it is read, run or written.
+//! Files and memory that fail while a model is read, run or written.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -19,7 +19,7 @@ use crate::support::{Checked, message};
 
 const CHILD: &str = "MLX_PRIMITIVES_TEST_FAULTS";
 
-/// Runs one of these tests in a process of its own, below a shell that did something before.
+/// Runs one of these tests in a child process, from a shell that first runs `shell`.
 fn in_child(shell: &str, test: &str, folder: &Path) -> Checked {
     let child = Command::new("sh")
         .args(["-c", &format!("{shell} exec \"$0\" \"$@\"")])
@@ -35,7 +35,7 @@ fn in_child(shell: &str, test: &str, folder: &Path) -> Checked {
     Ok(())
 }
 
-/// The files of a folder and what they hold.
+/// The files of a folder and their contents.
 fn contents(folder: &Path) -> anyhow::Result<BTreeMap<String, Vec<u8>>> {
     let read = |entry: std::io::Result<fs::DirEntry>| {
         let path = entry?.path();
@@ -45,7 +45,7 @@ fn contents(folder: &Path) -> anyhow::Result<BTreeMap<String, Vec<u8>>> {
     fs::read_dir(folder)?.map(read).collect()
 }
 
-/// Updates of some kilobytes.
+/// Updates of a few kilobytes.
 fn adapters(llama: &Llama, rank: i32) -> anyhow::Result<Adapters> {
     let name = "model.layers.3.self_attn.v_proj".to_owned();
     let update = Lora::initial(llama.projection_shape(&name)?, rank, 2.0)?;
@@ -60,7 +60,7 @@ fn prompt_cache(checkpoint: &Checkpoint, tokens: usize) -> anyhow::Result<Prompt
     Ok(generation.into_prompt_cache()?)
 }
 
-/// Paths at which nobody can write a file, root not excepted, and why.
+/// Paths at which nobody can write a file, not even root, and why.
 fn unwritable(folder: &Path) -> anyhow::Result<Vec<(String, &'static str)>> {
     let file = folder.join("file");
     fs::write(&file, "")?;
@@ -94,17 +94,17 @@ fn paths_that_cannot_be_written_are_found_before_the_work() -> Checked {
     }
     let cache = folder.path().join("cache.bin");
     assert!(message(PromptCache::check_path(&cache)).contains("ends in .safetensors"));
-    // A check leaves nothing, created folders included.
+    // A check leaves nothing behind, not even folders.
     ModelFiles::check_path(folder.path().join("a/b/c"))?;
     PromptCache::check_path(folder.path().join("x.safetensors"))?;
     assert_eq!(contents(folder.path())?.len(), 1);
     Ok(())
 }
 
-/// The limit for a file's size stands for a full disk, which takes a mount to make: both fail the
-/// write that goes beyond.
+/// The limit for a file's size simulates a full disk, which would need a mount: both fail the write
+/// that exceeds it.
 #[test]
-fn what_cannot_be_written_whole_leaves_what_was_there() -> Checked {
+fn incomplete_writes_leave_the_old_files() -> Checked {
     if let Some(folder) = std::env::var_os(CHILD) {
         return saves_fail(Path::new(&folder));
     }
@@ -112,10 +112,10 @@ fn what_cannot_be_written_whole_leaves_what_was_there() -> Checked {
     let checkpoint = Checkpoint::demo()?;
     prompt_cache(&checkpoint, 2)?.save(folder.path().join("prompt.safetensors"))?;
     adapters(&checkpoint.llama, 1)?.save(folder.path().join("adapters"), &checkpoint.llama)?;
-    // 16 blocks are 8 or 16 kB, as the shell counts.
+    // 16 blocks are 8 or 16 kB, depending on the shell.
     in_child(
         "trap '' XFSZ; ulimit -f 16;",
-        "what_cannot_be_written_whole_leaves_what_was_there",
+        "incomplete_writes_leave_the_old_files",
         folder.path(),
     )?;
 
@@ -153,7 +153,7 @@ fn saves_fail(folder: &Path) -> Checked {
     let packed = ModelFiles::open(DEMO)?.quantized(Quantization::affine(32, 4), None, |_, _| {})?;
     refused(packed.save(&new), &new);
     assert_eq!((contents(folder)?, contents(&own)?), (before, adapters_before));
-    // What was there can be read.
+    // The earlier files are still readable.
     PromptCache::load(&cache, &checkpoint.llama)?;
     Adapters::load(&own, &checkpoint.llama)?;
     Ok(())
@@ -183,8 +183,8 @@ fn a_file_truncated_while_it_is_read_is_an_error() -> Checked {
     Ok(())
 }
 
-/// The evaluation of an op of ours fails, the next ones do not.
-#[cfg(target_os = "linux")] // elsewhere the system does not keep to the limit
+/// The evaluation of one op fails, the next ones succeed.
+#[cfg(target_os = "linux")] // other systems do not enforce the limit
 #[test]
 fn memory_that_the_system_refuses_is_an_error() -> Checked {
     if std::env::var_os(CHILD).is_some() {
@@ -211,7 +211,7 @@ fn memory_that_the_system_refuses_is_an_error() -> Checked {
     let limit = "ulimit -v 2500000;"; // kilobytes: room for the program and its threads
     in_child(limit, "memory_that_the_system_refuses_is_an_error", folder.path())?;
 
-    // What Rust's collections are refused ends the command, by its own sentence.
+    // An allocation failure in Rust's collections ends the command with a sentence.
     let folder = variant(Dtype::Float32, |_, _| {});
     fs::File::create(folder.path().join("tokenizer.json"))?.set_len(8 << 30)?;
     let arguments = ["generate", "x", "--model", text_of(folder.path())];
@@ -219,7 +219,7 @@ fn memory_that_the_system_refuses_is_an_error() -> Checked {
     Ok(())
 }
 
-/// The limit is a guideline: what goes beyond it waits, and still comes to its end.
+/// The limit is a guideline: work beyond it waits, and still finishes.
 #[test]
 fn a_low_memory_limit_changes_no_token() -> Checked {
     if std::env::var_os(CHILD).is_some() {

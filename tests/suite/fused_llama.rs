@@ -1,4 +1,5 @@
-//! The Llama on fused ops: what a token takes, packed weights, caches of every kind, adapters.
+//! The Llama on fused ops: the dispatches of a token, packed weights, caches of every kind,
+//! adapters.
 
 use mlx_primitives::llama::{Adapters, CacheKind, Checkpoint, Options, Quantization};
 use mlx_primitives::ops::{Lora, QuantizedMode, QuantizedWeight};
@@ -7,8 +8,9 @@ use serde_json::json;
 
 use crate::llama::{greedy, variant};
 
-/// With packed weights: norm and queries, keys, values; rotation and cache; attention, in two where
-/// its keys are split; output and residual; norm, gate and up; down and residual.
+/// The dispatches with packed weights: norm and queries, keys, values; rotation and cache;
+/// attention, in two if its keys are split; output and residual; norm, gate and up; down and
+/// residual.
 #[test]
 fn a_decoded_token_takes_few_dispatches() -> anyhow::Result<()> {
     let llama = Checkpoint::demo()?.llama;
@@ -28,8 +30,8 @@ fn a_decoded_token_takes_few_dispatches() -> anyhow::Result<()> {
         let in_layers = fused.dispatches - outside - 1;
         let expected = if context > 1024 { 7 } else { 6 };
         assert_eq!(in_layers, expected * layers, "{context} positions: {ours:#?}");
-        // The same rows of the embedding, the last norm, the output projection; MLX splits long
-        // caches too.
+        // The embedding's row, the last norm and the output projection are outside too. MLX also
+        // splits long caches.
         let in_layers = unfused.dispatches - outside - 2;
         let expected = if context > 1024 { 18 } else { 17 };
         assert_eq!(in_layers, expected * layers, "{context} positions: {theirs:#?}");
@@ -63,7 +65,7 @@ fn the_fused_model_is_the_unfused_one() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Packed weights written as mlx-lm writes them are read back, and generate the same text.
+/// Packed weights in mlx-lm's format load, and generate the same text.
 #[test]
 fn packed_checkpoints_load() -> anyhow::Result<()> {
     let format = json!({"group_size": 32, "bits": 4});
@@ -96,7 +98,7 @@ fn packed_checkpoints_load() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Every kind of cache, through attention that reads it as it is stored.
+/// Every kind of cache, whose storage attention reads directly.
 #[test]
 fn caches_of_every_kind_generate() -> anyhow::Result<()> {
     let checkpoint = Checkpoint::demo()?;

@@ -1,4 +1,4 @@
-//! GGUF files, written here by hand after the format's own description.
+//! GGUF files, written here by hand from the format's specification.
 
 use std::fs;
 use std::path::Path;
@@ -17,7 +17,7 @@ fn text(bytes: &mut Vec<u8>, text: &str) {
     bytes.extend(text.as_bytes());
 }
 
-/// One text entry, `f32` [2, 3] under "x" and `f16` [2] under "h".
+/// A file with one text entry, `f32` [2, 3] named "x" and `f16` [2] named "h".
 fn valid() -> Vec<u8> {
     let mut bytes = b"GGUF".to_vec();
     bytes.extend(3u32.to_le_bytes()); // version
@@ -102,7 +102,7 @@ fn giant_counts() -> Checked {
     Ok(())
 }
 
-/// Any one byte of a valid file changed: refused, or loaded with consistent arrays.
+/// Any single changed byte of a valid file: refused, or loaded with consistent arrays.
 #[test]
 fn flipped_bytes() -> Checked {
     let dir = TempDir::new()?;
@@ -140,7 +140,7 @@ fn two_tensors(names: [&str; 2], kinds: [u32; 2]) -> Vec<u8> {
 }
 
 #[test]
-fn names_that_meet() -> Checked {
+fn colliding_names() -> Checked {
     let dir = TempDir::new()?;
     let path = dir.path().join("names.gguf");
     fs::write(&path, two_tensors(["x.weight", "y.scales"], [2, 0]))?;
@@ -156,7 +156,7 @@ fn names_that_meet() -> Checked {
     Ok(())
 }
 
-/// The data goes away between the header's check and the elements' reading.
+/// The data disappears between the check of the header and the reading of the elements.
 #[test]
 fn a_file_that_becomes_shorter() -> Checked {
     let dir = TempDir::new()?;
@@ -180,7 +180,7 @@ fn a_file_that_becomes_shorter() -> Checked {
     Ok(())
 }
 
-/// A file of no tensors and one entry.
+/// A file with no tensors and one entry.
 fn entry(kind: u32, value: &[u8]) -> Vec<u8> {
     let mut bytes = b"GGUF".to_vec();
     bytes.extend(3u32.to_le_bytes());
@@ -217,16 +217,16 @@ fn entries_of_every_type() -> Checked {
         fs::write(&path, entry(kind, value))?;
         let loaded = load_gguf(&path)?;
         assert_eq!(loaded.metadata.get("key").map(String::as_str), shown, "{kind}");
-        // The same with its last byte missing.
+        // Without its last byte.
         let short = entry(kind, value);
         refused(&path, &short[..short.len() - 1])?;
     }
-    // Lists of lists and types that the format does not have.
+    // Lists of lists, and types that the format does not have.
     let nested = [9, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0];
     for (kind, value) in [(9, &nested[..]), (13, &[0; 8]), (u32::MAX, &[0; 8])] {
         refused(&path, &entry(kind, value))?;
     }
-    // A list that is longer than what is kept as text is passed over.
+    // A list that is too long to be kept as text is skipped.
     let long = |count: u64| [&5u32.to_le_bytes()[..], &count.to_le_bytes(), &[1; 4004]].concat();
     fs::write(&path, entry(9, &long(1001)))?;
     assert!(load_gguf(&path)?.metadata.is_empty());
@@ -235,7 +235,7 @@ fn entries_of_every_type() -> Checked {
 }
 
 #[test]
-fn tensors_that_cannot_be() -> Checked {
+fn impossible_tensors() -> Checked {
     let dir = TempDir::new()?;
     let path = dir.path().join("tensor.gguf");
     let file = |dims: &[u64], kind: u32, offset: u64| {
@@ -251,7 +251,7 @@ fn tensors_that_cannot_be() -> Checked {
         bytes.resize(bytes.len().next_multiple_of(ALIGNMENT) + 1024, 0);
         bytes
     };
-    // Every type that is promised, 256 elements each.
+    // Every supported type, with 256 elements each.
     for kind in [0, 1, 2, 3, 6, 7, 8, 10, 11, 12, 13, 14, 20, 23, 24, 25, 26, 27, 30] {
         let size = if kind == 27 { 2048 } else { 0 };
         fs::write(&path, [file(&[256], kind, 0), vec![0; size]].concat())?;

@@ -44,7 +44,7 @@ fn outputs_are_row_contiguous() -> Checked {
     Ok(())
 }
 
-/// A chain may run in one buffer; each step alone, inputs kept, may not.
+/// A chain may run in one buffer; separate steps with kept inputs may not.
 #[test]
 fn donated_buffers_change_nothing() -> Checked {
     each_device(|_| {
@@ -86,8 +86,8 @@ fn donation_keeps_weights_offsets_and_views() -> Checked {
     let own = ops::rms_norm(&row, Some(&row), EPS)?;
     let want = builtin::rms_norm(&row, Some(&row), EPS)?;
     let close = own.subtract(&want)?.abs()?.max(..)?.item::<f32>()?;
-    assert!(close <= 4.0 * 3.0 * f32::EPSILON, "{close}"); // bounds as in rms_norm.rs, |y| <= 4
-    // A view whose base lives on.
+    assert!(close <= 4.0 * 3.0 * f32::EPSILON, "{close}"); // rms_norm's bound for |y| <= 4
+    // A view whose base stays alive.
     let base = x.add(2.0)?;
     let view = base.i(1..3)?;
     let (y, kept) = (ops::softmax(&view)?, base.multiply(1.0)?);
@@ -132,13 +132,13 @@ fn dropped_while_they_run() -> Checked {
 }
 
 #[test]
-fn async_eval_gives_what_eval_gives() -> Checked {
+fn async_eval_gives_the_results_of_eval() -> Checked {
     for (name, op, _) in OPS {
         let x = random32(&[16, 32, 64], 9)?;
         let (a, b) = (op(&x)?, op(&x)?);
         async_eval([&a])?;
         assert!(a.is_scheduled());
-        let c = op(&a)?; // reads a result that may not be there yet
+        let c = op(&a)?; // may read a result that is not there yet
         async_eval([&c])?;
         b.eval()?;
         assert_same(&a, &b, name)?;

@@ -6,10 +6,10 @@ use proptest::prelude::*;
 use crate::support::Checked;
 use crate::support::input::random32;
 
-/// Results that may be anything but have to be consistent where there are any.
+/// Checks that a result, if there is one, is consistent; it may have any values.
 fn settle(result: mlx_primitives::Result<Array>) {
     if let Ok(x) = result {
-        // Nothing huge is computed; its description alone must hold together.
+        // Nothing huge is computed; only its description must be consistent.
         if x.nbytes() < 1 << 20 {
             let _ = x.eval();
             if let Ok(values) = x.astype(Dtype::Float32).and_then(|x| x.to_vec::<f32>()) {
@@ -27,7 +27,7 @@ const EDGES: [i32; 12] =
     [i32::MIN, i32::MIN + 1, -1000, -4, -3, -1, 0, 2, 3, 1000, i32::MAX - 1, i32::MAX];
 
 #[test]
-fn shapes_that_cannot_be() -> Checked {
+fn impossible_shapes() -> Checked {
     let huge = [
         &[i32::MAX, i32::MAX][..],
         &[i32::MAX; 3],
@@ -61,7 +61,7 @@ fn shapes_that_cannot_be() -> Checked {
 
 #[test]
 fn arrays_larger_than_memory() -> Checked {
-    // 4 TB fits an address, not this machine.
+    // 4 TB fits an address, but not this machine.
     let shape = &[1 << 20, 1 << 20];
     assert!(Array::zeros::<f32>(shape).and_then(|x| x.eval()).is_err());
     assert!(Array::full(shape, true).and_then(|x| x.eval()).is_err());
@@ -76,7 +76,7 @@ fn arrays_larger_than_memory() -> Checked {
 
 #[test]
 fn a_lazy_product_of_large_broadcasts() -> Checked {
-    // Each fits; what they make together does not.
+    // Each fits in memory, but their broadcast result does not.
     let a = Array::scalar(1.0f32)?.broadcast_to([1 << 20, 1])?;
     let b = Array::scalar(1.0f32)?.broadcast_to([1, 1 << 20])?;
     let c = a.reshape([1 << 20, 1, 1])?;
@@ -119,7 +119,7 @@ fn axes_out_of_range() -> Checked {
 }
 
 #[test]
-fn nothing_at_all() -> Checked {
+fn empty_arguments() -> Checked {
     let x = x()?;
     assert!(concatenate(&[], 0).is_err() && stack(&[], 0).is_err());
     mlx_primitives::eval([])?;
@@ -285,8 +285,8 @@ proptest! {
         settle(x.sort(axis));
         settle(stack(&[&x, &x], axis));
         settle(Array::from_slice(&[1.0f32; 24], &shape));
-        // Small also where a dimension of 0 hides the others: MLX works on such arrays as if they
-        // had elements, and writes where it got no memory.
+        // Small even where a dimension of 0 hides the others: MLX treats such arrays as if they had
+        // elements, and writes to memory that it did not allocate.
         let small = |shape: &[i32]| shape.iter().all(|&dim| dim < 8);
         if small(&shape) && small(&other)
             && let (Ok(a), Ok(b)) = (Array::zeros::<f32>(&shape), Array::ones::<f32>(&other))

@@ -1,4 +1,4 @@
-//! Selections by tuples, against the places of elements.
+//! Selections by tuples, compared with the positions of elements.
 
 #![allow(clippy::reversed_empty_ranges, reason = "indices below 0 count from the end")]
 
@@ -6,7 +6,7 @@ use mlx_primitives::{Array, Ellipsis, Error, Index, NewAxis, Result, step, trans
 
 use crate::support::{Checked, message};
 
-/// 0 to 23 of shape (2, 3, 4).
+/// 0 to 23 in shape (2, 3, 4).
 fn x() -> Result<Array> {
     Array::arange::<i32>(0.0, 24.0, 1.0)?.reshape((2, 3, 4))
 }
@@ -29,7 +29,7 @@ fn numbers_drop_their_axes() -> Checked {
 }
 
 #[test]
-fn ranges_keep_theirs() -> Checked {
+fn ranges_keep_their_axes() -> Checked {
     let x = x()?;
     is(x.i((1.., ..1, 1..3)), &[1, 1, 2], &[13, 14])?;
     is(x.i((0, 1..3, -1)), &[2], &[7, 11])?;
@@ -67,7 +67,7 @@ fn steps_go_both_ways() -> Checked {
         is(x.i(range), &[want.len() as i32], want)?;
         is(x.slice_axis(-1, range), &[want.len() as i32], want)?;
     }
-    // A step of one element is the element, whatever the step.
+    // A number in `step` selects one element, whatever the step.
     is(x.i(step(2, -1)), &[], &[2])?;
     let none = Array::zeros::<i32>(0)?;
     is(none.i(step(.., -1)), &[0], &[])
@@ -96,7 +96,7 @@ fn indices_made_at_run_time() -> Checked {
 }
 
 #[test]
-fn what_is_refused() -> Checked {
+fn invalid_indices_are_refused() -> Checked {
     let x = x()?;
     for (at, axis) in [(2, 0), (-3, 0), (i32::MAX, 0), (i32::MIN, 0)] {
         match x.i((at, ..)) {

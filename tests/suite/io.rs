@@ -1,4 +1,4 @@
-//! Safetensors files: there and back, and everything that may be wrong with one.
+//! Safetensors files: round trips, and every kind of broken file.
 
 use std::fs;
 use std::path::Path;
@@ -12,7 +12,7 @@ use crate::support::compare::assert_same;
 use crate::support::input::{LAYOUTS, random32};
 use crate::support::{Checked, message};
 
-/// A file of the given bytes has to be refused with an error that names it.
+/// Checks that a file with these bytes is refused with an error that names it.
 #[track_caller]
 fn refused(dir: &TempDir, name: &str, bytes: &[u8]) -> Checked {
     let path = dir.path().join(name).with_extension("safetensors");
@@ -49,7 +49,7 @@ fn one_of_each() -> mlx_primitives::Result<Vec<(&'static str, Array)>> {
 }
 
 #[test]
-fn every_type_there_and_back() -> Checked {
+fn every_type_survives_a_round_trip() -> Checked {
     let dir = TempDir::new()?;
     let path = dir.path().join("all.safetensors");
     let arrays = one_of_each()?;
@@ -108,7 +108,7 @@ fn loading_is_lazy() -> Checked {
 }
 
 #[test]
-fn files_that_are_not_there() -> Checked {
+fn missing_files() -> Checked {
     let dir = TempDir::new()?;
     for path in [dir.path().join("missing.safetensors"), dir.path().to_owned(), "".into()] {
         let text = message(load_safetensors(&path));
@@ -121,7 +121,7 @@ fn files_that_are_not_there() -> Checked {
 }
 
 #[test]
-fn names_and_places_that_cannot_be_saved_to() -> Checked {
+fn invalid_names_and_paths_are_refused() -> Checked {
     let dir = TempDir::new()?;
     let x = random32(&[2], 4)?;
     let nowhere = dir.path().join("no/such/x.safetensors");
@@ -186,13 +186,13 @@ fn garbage() -> Checked {
         let values = crate::support::input::values(64, seed, 1.0);
         let bytes: Vec<u8> = values.iter().flat_map(|v| v.to_le_bytes()).collect();
         refused(&dir, "garbage", &bytes)?;
-        // A header of a likely length, so that the rest is looked at.
+        // A header of a plausible length, so that the rest is read.
         refused(&dir, "garbage", &[&[100, 0, 0, 0, 0, 0, 0, 0][..], &bytes].concat())?;
     }
     Ok(())
 }
 
-/// Any one byte of a valid file changed: refused, or loaded with consistent arrays.
+/// Any single changed byte of a valid file: refused, or loaded with consistent arrays.
 #[test]
 fn flipped_bytes() -> Checked {
     let dir = TempDir::new()?;

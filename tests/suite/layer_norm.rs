@@ -1,4 +1,4 @@
-//! `layer_norm` beside its row of `table`: means far from zero.
+//! `layer_norm`: means far from zero. `table` tests its values.
 
 use mlx_primitives::{Dtype, ops};
 
@@ -9,7 +9,7 @@ use crate::support::{Checked, each_device};
 #[test]
 fn a_mean_far_from_zero_is_subtracted_first() -> Checked {
     each_device(|_| {
-        // The squares of such numbers in f32 leave no digit of a variance of a quarter.
+        // The squares of such numbers in f32 have no correct digit for a variance of a quarter.
         for axis in [64, 4096, 20_000] {
             let x: Vec<f32> = (0..axis).map(|i| 1e4 + (i % 2) as f32).collect();
             let y = ops::layer_norm(&data(&x, &[1, axis], Dtype::Float32)?, None, None, 0.0)?;

@@ -1,6 +1,6 @@
-//! Logits of packed models at every instruction set this machine has, against f64 on the numbers
-//! that the packed weights stand for. Each set runs in a process of its own, as the variable that
-//! chooses it belongs to a process.
+//! Logits of packed models with every instruction set of this machine, compared with f64 on the
+//! dequantized weights. Each set runs in a child process, because the variable that chooses it
+//! applies to a whole process.
 
 use std::collections::HashMap;
 use std::process::Command;
@@ -16,7 +16,7 @@ use crate::support::reference_llama::{Matrix, Reference, Shape};
 use crate::table::inputs::decoded;
 
 const SIMD: &str = "MLX_PRIMITIVES_SIMD";
-/// Best first: a machine that has one has those after it.
+/// Best first: a machine that has one also has those after it.
 const LEVELS: [&str; 5] = ["avx512bf16", "avx512", "avx2", "neon", "scalar"];
 const SHAPE: Shape = Shape { hidden: 256, inner: 384, heads: 4, kv_heads: 2, head_dim: 64 };
 const LAYERS: usize = 2;
@@ -66,7 +66,7 @@ fn logits_at_this_level() -> Checked {
     Ok(())
 }
 
-/// A prompt that is multiplied in tiles, then tokens that are multiplied one by one.
+/// A prompt, which is multiplied in tiles, then tokens, which are multiplied one by one.
 fn check(format: Format, dtype: Dtype) -> Checked {
     let (llama, reference) = model(format, dtype)?;
     let tokens: Vec<u32> = (0..15).map(|i| (i * 37 + 11) % VOCAB as u32).collect();
@@ -82,9 +82,9 @@ fn check(format: Format, dtype: Dtype) -> Checked {
         size += theirs.powi(2);
     }
     let relative = (error / size).sqrt();
-    // Two layers round some forty results in turn; independent errors of up to a unit add up as the
-    // root of their number, 6 units, and later layers may double them. In f32 sums of hundreds of
-    // products round as well.
+    // Two layers round about forty results in sequence. Independent errors of up to a unit add up
+    // as the root of their number, 6 units, and later layers may double them. In f32, sums of
+    // hundreds of products round as well.
     let unit = match dtype {
         Dtype::Float16 => 2f64.powi(-11),
         Dtype::Bfloat16 => 2f64.powi(-9),
@@ -101,7 +101,7 @@ fn step(llama: &Llama, tokens: &[u32], cache: &mut Cache) -> anyhow::Result<Vec<
     Ok(llama.forward(&tokens, cache)?.astype(Dtype::Float32)?.to_vec::<f32>()?)
 }
 
-/// The model, and the same in f64 of the packed numbers.
+/// The model, and a reference in f64 on the same packed numbers.
 fn model(format: Format, dtype: Dtype) -> anyhow::Result<(Llama, Reference)> {
     let (group_size, bits, mode) = format;
     let mut arrays = HashMap::new();

@@ -1,5 +1,5 @@
-//! Linear layers and products of matrices beside their rows of `table`: sums beyond a type, chains of
-//! residuals, traffic.
+//! Linear layers and matrix products: sums beyond a type's range, chains of residuals, traffic.
+//! `table` tests their values.
 
 use half::f16;
 use mlx_primitives::Dtype;
@@ -10,9 +10,9 @@ use crate::support::input::{data, random, random32};
 use crate::support::{self, Checked, each_device, simulated};
 
 #[test]
-fn only_the_result_has_to_fit() -> Checked {
+fn only_the_result_must_fit() -> Checked {
     each_device(|_| {
-        // Sums beyond float16 on the way, but not in the end; then also in the end.
+        // Intermediate sums beyond float16's range, but not the result; then also the result.
         let large = f16::MAX.to_f32();
         let x = data(&[large, large, -large, -large, 1.0], &[1, 5], Dtype::Float16)?;
         let w = data(&[1.0; 5], &[1, 5], Dtype::Float16)?;
@@ -23,7 +23,7 @@ fn only_the_result_has_to_fit() -> Checked {
     })
 }
 
-/// A residual that nothing else reads lends its buffer; one that is read again keeps it.
+/// A residual that nothing else reads donates its buffer; one that is read again keeps it.
 #[test]
 fn a_chain_of_residuals() -> Checked {
     each_device(|_| {
@@ -42,7 +42,7 @@ fn a_chain_of_residuals() -> Checked {
 
 #[cfg(target_os = "linux")]
 #[test]
-#[ignore = "run by simulated::what_moves"]
+#[ignore = "run by simulated::kernel_traffic"]
 fn moves_weights_once_for_few_rows() -> Checked {
     for (dtype, m) in [(Dtype::Float32, 1), (Dtype::Bfloat16, 1), (Dtype::Float16, 8)] {
         let (x, w) = (random(&[m, 512], dtype, 80)?, random(&[128, 512], dtype, 81)?);
@@ -63,7 +63,7 @@ fn moves_weights_once_for_few_rows() -> Checked {
 
 #[cfg(target_os = "linux")]
 #[test]
-#[ignore = "run by simulated::what_moves"]
+#[ignore = "run by simulated::kernel_traffic"]
 fn moves_tiles_as_often_as_they_are_needed() -> Checked {
     let (m, n, k) = (128u64, 192u64, 64u64);
     let (x, w) = (random32(&[128, 64], 82)?, random32(&[192, 64], 83)?);

@@ -1,4 +1,4 @@
-//! The Llama against mlx-lm's own continuations, and what it must refuse.
+//! The Llama compared with mlx-lm's continuations, and the errors of bad input.
 
 use std::fs;
 use std::path::Path;
@@ -25,7 +25,7 @@ pub fn greedy(checkpoint: &Checkpoint, prompt: &[u32], max_tokens: usize) -> Vec
     checkpoint.generate(prompt, &options).unwrap().map(Result::unwrap).collect()
 }
 
-/// The demo model's directory, with the weights in another type and JSON files edited.
+/// The demo model's directory, with the weights in another type and edited JSON files.
 pub fn variant(dtype: Dtype, edit: impl Fn(&str, &mut Value)) -> tempfile::TempDir {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path();
@@ -50,8 +50,8 @@ fn load_error(directory: &Path) -> String {
     }
 }
 
-/// Compares with mlx-lm until a step whose two best tokens are within `margin`: the other program
-/// may round to the other one there, and everything after differs.
+/// Compares with mlx-lm until a step whose two best tokens are within `margin`: mlx-lm may round to
+/// the other token there, and everything after differs.
 fn assert_follows_mlx_lm(checkpoint: &Checkpoint, dtype: &str, margin: f64) -> usize {
     let fixture = fixture();
     let mut compared = 0;
@@ -77,7 +77,7 @@ fn assert_follows_mlx_lm(checkpoint: &Checkpoint, dtype: &str, margin: f64) -> u
 
 #[test]
 fn greedy_tokens_equal_mlx_lms_in_float32() {
-    // Every margin of the fixture is above float32's error in the logits, some 1e-5.
+    // Every margin of the fixture is above float32's error in the logits, about 1e-5.
     let compared = assert_follows_mlx_lm(&Checkpoint::demo().unwrap(), "float32", 1e-3);
     let whole = if simulated() { 2 * 12 } else { 7 * 96 + 65 };
     assert_eq!(compared, whole, "the whole of every continuation");
@@ -85,7 +85,7 @@ fn greedy_tokens_equal_mlx_lms_in_float32() {
 
 #[test]
 fn greedy_tokens_follow_mlx_lms_in_float16() {
-    // Logits of up to 20 in steps of 2^-6, a few of them in error.
+    // Logits of up to 20 in steps of 2^-6, with errors of a few steps.
     let directory = variant(Dtype::Float16, |_, _| {});
     let checkpoint = Checkpoint::load(directory.path()).unwrap();
     assert_eq!(checkpoint.llama.dtype(), Dtype::Float16);
@@ -95,7 +95,7 @@ fn greedy_tokens_follow_mlx_lms_in_float16() {
 
 #[test]
 fn greedy_tokens_follow_mlx_lms_in_bfloat16() {
-    // Logits of up to 20 in steps of 2^-3, a few of them in error.
+    // Logits of up to 20 in steps of 2^-3, with errors of a few steps.
     let directory = variant(Dtype::Bfloat16, |_, _| {});
     let checkpoint = Checkpoint::load(directory.path()).unwrap();
     let least = if simulated() { 4 } else { 100 };
@@ -113,7 +113,7 @@ fn logits_equal_mlx_lms() {
     let reference = fixture["first_logits"].as_array().unwrap();
     assert_eq!(row.len(), reference.len());
     for (ours, theirs) in row.iter().zip(reference) {
-        // Six digits are kept of values up to 20, and sums of 352 products differ in order.
+        // The fixture has six digits of values up to 20, and sums of 352 products differ in order.
         let theirs = theirs.as_f64().unwrap() as f32;
         assert!((ours - theirs).abs() < 2e-4, "{ours} {theirs}");
     }
@@ -122,7 +122,7 @@ fn logits_equal_mlx_lms() {
 #[test]
 fn chunked_prefill_and_cache_growth_change_no_logit_beyond_rounding() {
     let llama = Checkpoint::demo().unwrap().llama;
-    // Beyond one growth step of the cache, though within the positions it was trained on.
+    // Beyond one growth step of the cache and the positions that the model was trained on.
     let tokens: Vec<u32> = (0..300).map(|i| (i * 37 + 11) % 512).collect();
     let whole = Array::from_slice(&tokens, [1, 300]).unwrap();
     let mut cache = llama.new_cache();
@@ -201,7 +201,7 @@ fn generation_ends_for_a_reason() {
     assert_eq!(statistics.generated_tokens, count);
     assert!(statistics.peak_memory > 0 && statistics.generation_tps() > 0.0);
 
-    // Without an end token the text goes on to the end of the context.
+    // Without an end token, the text continues to the end of the context.
     let options = Options { max_tokens: 10_000, ..Options::default() };
     let mut generation = checkpoint.llama.generate(&prompt, &options).unwrap();
     assert_eq!(generation.by_ref().map(Result::unwrap).count(), 256 + 1 - prompt.len());

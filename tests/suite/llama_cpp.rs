@@ -1,5 +1,5 @@
-//! GGUF files that llama.cpp's quantizer wrote, against what llama.cpp and its dequantizers made of them
-//! (`tests/fixtures/gguf/generate.py`).
+//! GGUF files that llama.cpp's quantizer wrote, compared with the results of llama.cpp and its
+//! dequantizers (`tests/fixtures/gguf/generate.py`).
 
 use std::fs;
 use std::path::PathBuf;
@@ -14,7 +14,7 @@ use crate::checkpoints::{apart, floats, follow, ids, largest, mean_nll, perplexi
 use crate::support::compare::numbers;
 use crate::support::{Checked, simulated};
 
-/// The files, and the bits of a weight that their matrices take in memory.
+/// The files, and the most bits per weight that their matrices take in memory.
 const FILES: [(&str, f64); 9] = [
     ("q2_k", 8.0),
     ("q3_k", 10.0),
@@ -38,7 +38,7 @@ fn expected(name: &str) -> anyhow::Result<Value> {
     all["files"].get(name).cloned().context("a file that is expected")
 }
 
-/// The bits of a code of a type, and whether its numbers stay the same.
+/// The bits of a code of a type, and whether its numbers are converted exactly.
 fn layout(kind: &str) -> (usize, bool) {
     match kind {
         "Q4_K" => (4, true),
@@ -77,8 +77,8 @@ fn weights_are_those_of_the_dequantizers() -> Checked {
             let row = floats(&want["second_row"]);
             let off = apart(&got[columns as usize..][..row.len()], &row);
             let size = largest(&got);
-            // The dequantizers round a product and a sum to float32. What is rounded here is a small
-            // part of the largest weight.
+            // The dequantizers round a product and a sum to float32. Inexact conversions round to a
+            // small part of the largest weight.
             let allowed = size * if exact { 1e-7 } else { 0.02 };
             assert!(off <= allowed, "{what}: {off:e} of {size}, {allowed:e} allowed");
             let weighted: f64 = got.iter().enumerate().map(|(i, v)| v * (i as f64).cos()).sum();
@@ -95,14 +95,14 @@ fn weights_are_those_of_the_dequantizers() -> Checked {
     Ok(())
 }
 
-/// Against llama.cpp on the file, whose CPU kernels round activations to eight bits, and on the same
-/// weights in float32, for which they round nothing.
+/// Compares with llama.cpp on the file, whose CPU kernels round activations to eight bits, and on
+/// the same weights in float32, where they round nothing.
 fn runs_as_in_llama_cpp(name: &str) -> anyhow::Result<()> {
     let (llama, want) = (Llama::load(path(name))?, expected(name)?);
     let (text, wide) = (ids(&want["text"]), &want["float32"]);
     let prompt = &text[..want["prompt"].as_u64().context("a length")? as usize];
-    // In float32 nothing but the order of sums differs. What is rounded is a half percent of the weights
-    // of Q6_K, two of those of Q2_K, and five matrices multiply it.
+    // In float32 only the order of sums differs. Inexact conversions round by half a percent of the
+    // weights of Q6_K and by two percent of those of Q2_K, and five matrices multiply this.
     let (exact, part) = match name {
         "q6_k" | "q4_k_m" => (false, 0.03),
         "q2_k" => (false, 0.1),
@@ -135,7 +135,7 @@ fn runs_as_in_llama_cpp(name: &str) -> anyhow::Result<()> {
 fn files_run_as_in_llama_cpp() -> Checked {
     let mut wrong = Vec::new();
     let few = if simulated() { 1 } else { FILES.len() };
-    // The last are the smallest.
+    // The last files are the smallest.
     for (name, _) in FILES.iter().rev().take(few) {
         if let Err(error) = runs_as_in_llama_cpp(name) {
             wrong.push(format!("{name}: {error}"));
@@ -150,14 +150,14 @@ fn packed_weights_stay_packed_in_memory() -> Checked {
     for (name, most) in FILES {
         let llama = Llama::load(path(name))?;
         let bits = 8.0 * llama.nbytes() as f64 / llama.parameters() as f64;
-        // The norms are float32, and a hundredth of the small models.
+        // The norms are float32, and a hundredth of these small models.
         assert!((4.0..most * 1.04).contains(&bits), "{name}: {bits} bits a weight");
     }
     Ok(())
 }
 
 #[test]
-fn types_are_told() -> Checked {
+fn types_are_reported() -> Checked {
     let told = gguf_types(path("q4_k_m"))?;
     let told: Vec<_> =
         told.iter().map(|it| (it.name, it.tensors, it.bytes, it.bits, it.rounding)).collect();

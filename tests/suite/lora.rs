@@ -1,5 +1,5 @@
-//! Linear layers with low-rank updates beside their rows of `table`: the roundings of separate ops, merged
-//! weights, traffic.
+//! Linear layers with low-rank updates: the roundings of separate ops, merged weights, traffic.
+//! `table` tests their values.
 
 use mlx_primitives::ops::{self, Linear, LinearWeight, Lora, QuantizedLinear};
 use mlx_primitives::{Array, Dtype, Result, builtin};
@@ -21,7 +21,7 @@ fn unfused(x: &Array, base: &LinearWeight, a: &Array, b: &Array) -> Result<Array
     y.add(z.multiply(Array::scalar(SCALE)?.astype(x.dtype())?)?)
 }
 
-/// The order of roundings is that of the separate ops; sums of few rows are even the same ones.
+/// The order of roundings equals that of the separate ops; with few rows, even the sums are equal.
 #[test]
 fn rounds_as_separate_ops() -> Checked {
     each_device(|_| {
@@ -34,7 +34,8 @@ fn rounds_as_separate_ops() -> Checked {
                     let want = unfused(&x, &base, &a, &b)?;
                     let peer = builtin::composition(&ops::lora_linear(&x, &base, &a, &b, SCALE)?)?;
                     assert_eq!(peer[0].shape(), want.shape());
-                    // f32 sums of 128 products in another order err by half an ulp of a partial sum each.
+                    // Each of the 128 products in another order adds an error of half an ulp of a
+                    // partial sum in f32.
                     let ulps = if dtype == Dtype::Float32 { 64.0 } else { 4.0 };
                     let mut tipped = 0;
                     for (got, want) in y.iter().zip(numbers(&want)?) {
@@ -65,7 +66,8 @@ fn merging_gives_the_same_layer() -> Checked {
             LinearWeight::Quantized(w) => numbers(&w.dequantize_to(Dtype::Float32)?),
         };
         let merged = lora.merge(&base)?;
-        // A format of 15 steps or fewer over the range of the merged weights, or of f32.
+        // A format of 15 steps or fewer over the range of the merged weights, or f32.
+        // f32.
         let step = match &base {
             LinearWeight::Plain(_) => 1e-5,
             LinearWeight::Quantized(w) => 3.0 / f64::from((1 << w.bits()) - 1),
@@ -80,7 +82,7 @@ fn merging_gives_the_same_layer() -> Checked {
 
 #[cfg(target_os = "linux")]
 #[test]
-#[ignore = "run by simulated::what_moves"]
+#[ignore = "run by simulated::kernel_traffic"]
 fn moves_weights_once() -> Checked {
     let (n, k, dtype) = (256, 1024, Dtype::Bfloat16);
     let w = weight(FORMATS[3], n, k, dtype, 80)?;

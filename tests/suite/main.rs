@@ -3,7 +3,7 @@
 // `#[test]` registers a test with `harness`.
 #[macro_use]
 extern crate test_attribute;
-// By this name `table`, which the command shares, finds it from the root.
+// `table`, which the command shares, finds it by this name in the root.
 extern crate reference_loops;
 
 mod activation;
@@ -80,7 +80,7 @@ mod tune_first_use;
 mod verify;
 
 fn main() -> std::process::ExitCode {
-    // What was tuned on this machine is for its programs, not for tests of our kernels.
+    // The tests of our kernels must not use the choices that were tuned on this machine.
     // SAFETY: no other thread runs yet.
     unsafe { std::env::set_var("MLX_PRIMITIVES_TUNE", "off") };
     endings::role().unwrap_or_else(harness::main)

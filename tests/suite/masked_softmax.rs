@@ -1,4 +1,4 @@
-//! `masked_softmax` beside its rows of `table`: rows that see nothing, long gradients, traffic.
+//! `masked_softmax`: rows that see no keys, long gradients, traffic. `table` tests its values.
 
 use mlx_primitives::ops::{MaskedSoftmax, masked_softmax};
 use mlx_primitives::transforms::vjp;
@@ -11,7 +11,7 @@ use crate::support::{self, Checked, each_device};
 const PLAIN: MaskedSoftmax = MaskedSoftmax { scale: 1.0, mask: None, causal: false, window: None };
 
 #[test]
-fn rows_that_see_nothing_are_as_mlx_has_them() -> Checked {
+fn rows_that_see_no_keys_equal_mlxs() -> Checked {
     each_device(|_| {
         for dtype in FLOATS {
             for keys in [6i32, 200] {
@@ -19,7 +19,7 @@ fn rows_that_see_nothing_are_as_mlx_has_them() -> Checked {
                 let values = |options| numbers(&masked_softmax(&x, options)?);
                 let even = 1.0 / f64::from(keys);
                 let near = |v: &f64| (v - even).abs() <= ulp(even, dtype);
-                // Hidden by bools: the lowest number everywhere, so all keys alike.
+                // Masked by bools: the lowest number everywhere, so all keys are equal.
                 let none = Array::zeros_of([keys], Dtype::Bool)?;
                 let y = values(MaskedSoftmax { mask: Some(&none), ..PLAIN })?;
                 assert!(y.iter().all(near), "{dtype} {keys}: {y:?}");
@@ -27,14 +27,14 @@ fn rows_that_see_nothing_are_as_mlx_has_them() -> Checked {
                 let minus = data(&[f32::NEG_INFINITY], &[1], dtype)?;
                 let y = values(MaskedSoftmax { mask: Some(&minus), ..PLAIN })?;
                 assert!(y.iter().all(|v| v.is_nan()), "{dtype} {keys}: {y:?}");
-                // Both at once: what is hidden is above minus infinity.
+                // Both at once: a masked score is above minus infinity.
                 let y = values(MaskedSoftmax { mask: Some(&minus), causal: true, ..PLAIN })?;
                 let (first, second) = y.split_at(keys as usize);
                 assert_eq!(first[..keys as usize - 1], vec![0.0; keys as usize - 1]);
                 assert_eq!(first[keys as usize - 1], 1.0);
                 assert!(second.iter().all(|v| v.is_nan()));
             }
-            // More queries than keys: the first see none.
+            // More queries than keys: the first queries see no key.
             let x = random(&[5, 3], dtype, 13)?;
             let y = numbers(&masked_softmax(&x, MaskedSoftmax { causal: true, ..PLAIN })?)?;
             assert!(y[..6].iter().all(|v| (v - 1.0 / 3.0).abs() <= ulp(0.33, dtype)));
@@ -61,7 +61,7 @@ fn gradients_in_every_type_and_size() -> Checked {
                     let f = |p: &[Array]| Ok(vec![masked_softmax(&p[0], options)?]);
                     let ours = &vjp(|p| f(&p), &[&x], &[&g])?.1[0];
                     assert_eq!(ours.dtype(), dtype);
-                    // By the formula, from the very result that the gradient is made of.
+                    // By the formula, from the same result that the gradient uses.
                     let (ys, gs) = (numbers(&masked_softmax(&x, options)?)?, numbers(&g)?);
                     let keys = shape[2] as usize;
                     let mut want = Vec::new();
@@ -82,8 +82,8 @@ fn gradients_in_every_type_and_size() -> Checked {
 
 #[cfg(target_os = "linux")]
 #[test]
-#[ignore = "run by simulated::what_moves"]
-fn moves_only_what_is_seen() -> Checked {
+#[ignore = "run by simulated::kernel_traffic"]
+fn moves_only_visible_scores() -> Checked {
     let x = random32(&[1, 64, 512], 1)?;
     let bools = random32(&[64, 512], 2)?.greater(-1.5)?;
     x.eval()?;

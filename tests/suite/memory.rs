@@ -1,7 +1,7 @@
 //! Memory stays flat over many rounds of work.
 //!
-//! MLX's counters belong to the process, so each measurement runs in a process of its own: this
-//! binary again, with one test and an environment variable.
+//! MLX's counters are per process, so each measurement runs in a child process: this binary again,
+//! with one test and an environment variable.
 
 use std::cell::RefCell;
 use std::env;
@@ -18,10 +18,11 @@ use crate::support::input::random32;
 use crate::support::{Checked, EPS, OPS, fewer_if_simulated};
 
 const CHILD: &str = "MLX_PRIMITIVES_TEST_MEMORY";
-/// Fragmentation and buffers of the allocator; one leaked array a round would be tens of times this.
+/// Fragmentation and buffers of the allocator; one leaked array per round would be tens of times
+/// this.
 const SLACK: usize = 4 << 20;
 
-/// Resident bytes of this process, where the system tells.
+/// The resident bytes of this process, or 0 if the system does not report them.
 pub fn resident() -> usize {
     let pages = fs::read_to_string("/proc/self/statm")
         .ok()
@@ -29,7 +30,7 @@ pub fn resident() -> usize {
     pages.unwrap_or(0) * 4096
 }
 
-/// In a process of its own: `round` many times after a tenth as many to warm up.
+/// Runs `round` many times in a child process, after a tenth as many rounds to warm up.
 fn stays_flat(test: &str, rounds: u64, round: impl Fn(u64) -> anyhow::Result<()>) -> Checked {
     let rounds = fewer_if_simulated(test, rounds, 50);
     if env::var_os(CHILD).is_none() {
@@ -46,7 +47,7 @@ fn stays_flat(test: &str, rounds: u64, round: impl Fn(u64) -> anyhow::Result<()>
         return Ok(());
     }
     let round = |i: u64| {
-        // The simulator keeps its account of what a thread dispatched until it is asked for it.
+        // The simulator keeps its record of a thread's dispatches until it is queried.
         #[cfg(target_os = "linux")]
         drop(mlx_primitives::dispatched());
         round(i)
@@ -56,7 +57,7 @@ fn stays_flat(test: &str, rounds: u64, round: impl Fn(u64) -> anyhow::Result<()>
     }
     memory::clear_cache()?;
     let active = memory::active_memory();
-    // Arenas and stacks of a busy machine's threads grow once; what leaks grows each time.
+    // Arenas and stacks of threads grow once on a busy machine; a leak grows each time.
     let mut grown = usize::MAX;
     for _ in 0..3 {
         let before = resident();
@@ -132,9 +133,9 @@ fn of_compiled_functions() -> Checked {
     let kept = compile(|p| Ok(vec![ops::softmax(&p[0])?]), false)?;
     stays_flat("of_compiled_functions", 5_000, |_| {
         kept.call(&[&x])?[0].eval()?;
-        // Made, traced and dropped with what its closure holds.
+        // Created, traced and dropped together with the array that its closure holds.
         let held = x.add(1.0)?;
-        held.eval()?; // else the graph would lead to x itself, which MLX refuses
+        held.eval()?; // otherwise the graph would reach x itself, which MLX refuses
         let made = compile(move |p| Ok(vec![ops::rms_norm(&p[0], None, EPS)?.add(&held)?]), true)?;
         made.call(&[&x])?;
         Ok(())
@@ -184,7 +185,7 @@ fn of_steps_into_a_state() -> Checked {
         let seen = layout.keys(&state.borrow(), position + 1)?;
         eval([&*state.borrow(), &seen])?;
         assert_eq!(state.borrow().address()?, address, "the buffer stays where it is");
-        // 1.1 MB, had it been copied; a position and its handles take some hundred bytes.
+        // A copy would take 1.1 MB; a position and its handles take a few hundred bytes.
         assert!(memory::peak_memory() < held + 4096, "{} more", memory::peak_memory() - held);
         Ok(())
     })
@@ -197,7 +198,7 @@ fn of_decoding() -> Checked {
     let rotating = CacheKind::Rotating { max_size: 32, keep: 4 };
     let cache = RefCell::new(llama.new_cache_of(rotating)?);
     stays_flat("of_decoding", 200, |_| {
-        // Past the size, every step replaces a position.
+        // Beyond the size, every step replaces a position.
         for _ in 0..8 {
             llama.forward(&token, &mut cache.borrow_mut())?.eval()?;
         }
@@ -220,7 +221,8 @@ fn of_reading_and_printing() -> Checked {
 #[ignore = "reads past a buffer; scripts/sanitize.sh expects AddressSanitizer to find it"]
 fn planted_overflow() -> Checked {
     let values = std::hint::black_box(vec![1.0f32; 5]);
-    // SAFETY: none. The fifth element is the last one, and reading a sixth is what this is about.
+    // SAFETY: this is unsound on purpose. It reads a sixth of five elements, for the sanitizer to
+    // find.
     let past = unsafe { values.as_ptr().add(values.len()).read_volatile() };
     anyhow::bail!("read {past}, and nobody noticed")
 }

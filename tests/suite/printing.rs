@@ -1,4 +1,4 @@
-//! Arrays print as they do in MLX's Python, checked there.
+//! Arrays print as they do in MLX's Python, where the expected texts come from.
 
 use half::{bf16, f16};
 use mlx_primitives::transforms::vmap;
@@ -68,7 +68,7 @@ fn printing_evaluates() -> Checked {
 }
 
 #[test]
-fn debug_tells_the_state_and_evaluates_nothing() -> Checked {
+fn debug_shows_the_state_and_evaluates_nothing() -> Checked {
     let x = Array::from_slice(&[f16::ONE; 16], (2, 8))?;
     assert_eq!(format!("{x:?}"), "Array([2, 8] float16, evaluated)");
     let y = ops::rms_norm(&x, None, 1e-5)?;

@@ -1,5 +1,5 @@
-//! `quantize` against MLX's, bit for bit, and against f64, and what `dequantize` makes of it; the table has
-//! the row of that.
+//! `quantize`, compared with MLX's bit for bit and with f64, and round trips through `dequantize`,
+//! whose values `table` tests.
 
 use mlx_primitives::device::Device;
 use mlx_primitives::transforms::{vjp, vmap};
@@ -12,8 +12,8 @@ use crate::support::{self, Checked, each_device, simulated};
 const BITS: [i32; 6] = [2, 3, 4, 5, 6, 8];
 const GROUPS: [i32; 3] = [32, 64, 128];
 
-/// MLX's Metal kernel rounds halves away from zero and takes 0 for the maximum of a group of
-/// negative numbers; ours does on every device what MLX does on the CPU.
+/// MLX's Metal kernel rounds halves away from zero and uses 0 as the maximum of a group of negative
+/// numbers; ours gives the results of MLX's CPU backend on every device.
 fn follows_mlx_bit_for_bit(device: Device) -> bool {
     device == Device::Cpu || simulated()
 }
@@ -36,7 +36,7 @@ fn check(device: Device, x: &Array, group_size: i32, bits: i32, what: &str) -> C
     near(x, [&packed, &scales, &biases, &back], group_size as usize, bits as usize, &what)
 }
 
-/// Codes taken out bit by bit: each is the nearest, and what they stand for is right, in f64.
+/// Checks codes one by one: each is the nearest, and dequantizes to the right number, in f64.
 fn near(x: &Array, q: [&Array; 4], group_size: usize, bits: usize, what: &str) -> Checked {
     let words = q[0].to_vec::<u32>()?;
     let (scales, biases, back) = (numbers(q[1])?, numbers(q[2])?, numbers(q[3])?);
@@ -53,11 +53,11 @@ fn near(x: &Array, q: [&Array; 4], group_size: usize, bits: usize, what: &str) -
         });
         let (scale, bias) = (scales[i / group_size], biases[i / group_size]);
         let exact = f64::from(code) * scale + bias;
-        // Product and sum are rounded to the type.
+        // The product and the sum are rounded to the type.
         let rounding = epsilon * (2.0 * top * scale.abs() + bias.abs() + exact.abs());
         assert!((back - exact).abs() <= rounding + 1e-7, "{what}: {back} {exact} at {i}");
-        // Half a step, and the roundings of scale and bias; an end of the range may be cut by half
-        // a step more, as the scale is stretched so that zero has a code.
+        // Half a step, and the roundings of scale and bias. An end of the range may lose half a
+        // step more, because the scale is stretched so that zero has a code.
         let allowed = scale.abs() * (1.0 + 1e-3) + rounding + 1e-7;
         assert!((exact - x).abs() <= allowed, "{what}: {x} became {exact} at {i}");
     }
@@ -141,7 +141,7 @@ fn extremes_are_those_of_mlx() -> Checked {
 }
 
 #[test]
-fn quantize_has_the_derivatives_of_mlxs() -> Checked {
+fn quantize_has_mlxs_derivatives() -> Checked {
     let (x, g) = (random32(&[2, 64], 1)?, random32(&[2, 2], 2)?);
     let scales = |p: &[Array]| Ok(vec![ops::quantize(&p[0], 32, 4)?.1]);
     let peer = |p: &[Array]| {
@@ -188,7 +188,7 @@ fn vmap_over_each_axis() -> Checked {
 
 #[cfg(target_os = "linux")]
 #[test]
-#[ignore = "run by simulated::what_moves"]
+#[ignore = "run by simulated::kernel_traffic"]
 fn moves_each_byte_once() -> Checked {
     for bits in BITS {
         let x = random(&[16, 256], Dtype::Bfloat16, 1)?;

@@ -1,4 +1,4 @@
-//! Random arrays: reproducible, distributed as they say.
+//! Random arrays are reproducible and have the right distributions.
 
 use mlx_primitives::{Array, Dtype, random};
 
@@ -38,7 +38,7 @@ fn a_seed_restarts_the_threads_sequence() -> Checked {
     random::seed(1)?;
     assert_eq!((draw()?, draw()?), (a.clone(), b.clone()));
     assert_ne!(a, b);
-    // Another thread has its own sequence, and disturbs none.
+    // Another thread has its own sequence, and does not affect this one.
     random::seed(1)?;
     let other = std::thread::spawn(move || -> mlx_primitives::Result<Vec<i32>> {
         random::seed(1)?;
@@ -49,14 +49,14 @@ fn a_seed_restarts_the_threads_sequence() -> Checked {
     Ok(())
 }
 
-/// Five standard errors: one run in two million fails, and the keys are fixed anyway.
+/// Five standard errors: one run in two million fails, but the keys are fixed anyway.
 #[test]
 fn moments_of_each_distribution() -> Checked {
     let error = |sd: f64| 5.0 * sd / f64::from(COUNT).sqrt();
     for dtype in FLOATS {
         let (mean, var) = moments(&random::normal_of([COUNT], dtype, Some(&random::key(1)?))?)?;
         assert!(mean.abs() < error(1.0), "{dtype} mean {mean}");
-        // The variance's own standard deviation is sqrt(2); bfloat16 adds its rounding.
+        // The standard deviation of the variance is sqrt(2); bfloat16 adds its rounding.
         let rounding = if dtype == Dtype::Bfloat16 { 2e-3 } else { 0.0 };
         assert!((var - 1.0).abs() < error(2f64.sqrt()) + rounding, "{dtype} variance {var}");
     }
@@ -93,7 +93,7 @@ fn categories_follow_their_logits() -> Checked {
 }
 
 #[test]
-fn integers_are_no_type_of_a_distribution() {
+fn distributions_refuse_integer_types() {
     message(random::normal::<i32>(&[2], None));
     message(random::uniform::<u8>(0.0, 1.0, &[2], None));
 }

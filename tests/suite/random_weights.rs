@@ -1,4 +1,4 @@
-//! Models of random weights: as large as the real ones, finite, the same for a seed.
+//! Models with random weights: of the real size, finite, and equal for equal seeds.
 
 use mlx_primitives::llama::{CacheKind, Config, Llama, Options, Quantization, estimate};
 use mlx_primitives::ops::QuantizedMode;
@@ -41,9 +41,9 @@ fn every_format_is_finite_lively_and_of_the_estimated_size() -> Checked {
     ];
     for dtype in [Dtype::Float32, Dtype::Float16, Dtype::Bfloat16] {
         for to in formats {
-            // Rows of 96 are no whole groups of 64: these matrices stay floats.
+            // Rows of 96 do not divide into groups of 64, so these matrices stay floats.
             let llama = Llama::random(config(|_| {}), dtype, to, 7)?;
-            // MLX makes bfloat16 of packed floats, which float16 norms promote to float32.
+            // MLX dequantizes float formats to bfloat16, which float16 norms promote to float32.
             let floats = to.is_some_and(|to| to.mode != QuantizedMode::Affine);
             let mixed = floats && dtype == Dtype::Float16;
             assert_eq!(llama.dtype(), if mixed { Dtype::Float32 } else { dtype });
@@ -54,7 +54,7 @@ fn every_format_is_finite_lively_and_of_the_estimated_size() -> Checked {
             let logits = logits(&llama)?;
             let square = logits.iter().map(|x| x * x).sum::<f32>() / logits.len() as f32;
             assert!(logits.iter().all(|x| x.is_finite()), "{dtype} {to:?}");
-            // Normalised states times weights of variance 1 / inputs: about 1.
+            // Normalized states times weights of variance 1 / inputs: about 1.
             assert!((0.3..3.0).contains(&square), "{dtype} {to:?}: {square}");
         }
     }
@@ -82,7 +82,7 @@ fn biases_overrides_and_generation() -> Checked {
     assert_eq!(llama.parameters() - plain.parameters(), 2 * (64 + 2 * 32 + 64 + 2 * 96 + 64));
     assert!(logits(&llama)?.iter().all(|x| x.is_finite()));
 
-    // Without another, the configuration's own quantization.
+    // Without an argument, the configuration's own quantization.
     let overrides = config(|config| {
         config["quantization"] = json!({
             "group_size": 32, "bits": 4, "lm_head": false,
@@ -92,7 +92,8 @@ fn biases_overrides_and_generation() -> Checked {
     let llama = Llama::random(overrides, Dtype::Float32, None, 0)?;
     let uniform =
         Llama::random(config(|_| {}), Dtype::Float32, Some(Quantization::affine(32, 4)), 0)?;
-    // lm_head takes 4 bytes a number for 4 / 8 + 8 / 32, up_proj 8 bits for 4.
+    // lm_head takes 4 bytes per number instead of 4 / 8 + 8 / 32 bytes, up_proj 8 bits instead of
+    // 4.
     assert_eq!(llama.nbytes() - uniform.nbytes(), 80 * 64 * 13 / 4 + 96 * 64 / 2);
     let options = Options { max_tokens: if simulated() { 2 } else { 20 }, ..Options::default() };
     let tokens: Result<Vec<u32>, _> = llama.generate(&[1, 2, 3], &options)?.collect();
@@ -101,7 +102,7 @@ fn biases_overrides_and_generation() -> Checked {
 }
 
 #[test]
-fn models_that_cannot_be_are_refused() {
+fn impossible_models_are_refused() {
     let error = |config, dtype, to| message(Llama::random(config, dtype, to, 0));
     assert!(error(config(|_| {}), Dtype::Int32, None).contains("got int32"));
     assert!(error(config(|_| {}), Dtype::Float64, None).contains("got float64"));

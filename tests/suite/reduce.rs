@@ -1,5 +1,5 @@
-//! `sum`, `mean`, `max`, `sum_of_squares` and `norm` beside their rows of `table`: extremes, empty axes,
-//! costs, traffic.
+//! `sum`, `mean`, `max`, `sum_of_squares` and `norm`: extremes, empty axes, costs, traffic. `table`
+//! tests their values.
 
 use mlx_primitives::{Array, Dtype, Result, builtin, graph, ops};
 
@@ -35,7 +35,7 @@ fn extremes_are_those_of_mlx() -> Checked {
                             let (ours, theirs) = (numbers(&y)?, numbers(&theirs)?);
                             let what = format!("{name} {dtype} {axis} {special} at {at}");
                             if special.is_finite() {
-                                // MLX adds sixteen bits in sixteen bits: not to be compared.
+                                // MLX adds 16-bit numbers in 16 bits, so sums cannot be compared.
                                 if name == "max" {
                                     assert_eq!(ours, theirs, "{what}");
                                 }
@@ -55,7 +55,7 @@ fn extremes_are_those_of_mlx() -> Checked {
             let opposed = data(&[INF, 1.0, -INF], &[3], dtype)?;
             assert!(numbers(&ops::sum(&opposed, ..)?)?[0].is_nan());
         }
-        // Only the result has to fit into sixteen bits.
+        // Only the result must fit in 16 bits.
         let mut x = vec![60_000.0f32; 100];
         x.extend(vec![-60_000.0; 99]);
         let x = data(&x, &[199], Dtype::Float16)?;
@@ -68,10 +68,10 @@ fn extremes_are_those_of_mlx() -> Checked {
 }
 
 #[test]
-fn costs_count_a_second_dispatch_for_what_is_split() -> Checked {
+fn costs_count_a_second_dispatch_for_split_rows() -> Checked {
     let x = random32(&[2, 20_000], 1)?;
     let cost = graph::total(&graph::nodes([&ops::sum(&x, -1)?])?);
-    // Three pieces of each row are floats between the two.
+    // Three floats per row, one for each piece, between the two dispatches.
     assert_eq!((cost.dispatches, cost.device_bytes), (2, 4 * (40_000 + 2 + 2 * 6)));
     let cost = graph::total(&graph::nodes([&ops::sum(&x.t()?.contiguous()?, -1)?])?);
     assert_eq!((cost.dispatches, cost.device_bytes), (1, 4 * (40_000 + 20_000)));
@@ -80,7 +80,7 @@ fn costs_count_a_second_dispatch_for_what_is_split() -> Checked {
 
 #[cfg(target_os = "linux")]
 #[test]
-#[ignore = "run by simulated::what_moves"]
+#[ignore = "run by simulated::kernel_traffic"]
 fn moves_pieces_between_two_dispatches() -> Checked {
     for dtype in FLOATS {
         let x = random(&[200, 517], dtype, 1)?;

@@ -1,4 +1,4 @@
-//! Input that ops refuse, and what they say; types are refused in `every`.
+//! Input that ops refuse, and the errors; `every` tests the types that ops refuse.
 
 use mlx_primitives::ops::{self, CrossEntropy, Linear, LinearWeight, Lora, MaskedSoftmax};
 use mlx_primitives::{Array, Dtype, Result};
@@ -6,7 +6,7 @@ use mlx_primitives::{Array, Dtype, Result};
 use crate::support::input::random32;
 use crate::support::{Checked, EPS, message};
 
-/// That `op` says what it expected and what it got, with `part` in it.
+/// Checks that `op` reports what it expected and what it got, including `part`.
 #[track_caller]
 pub fn refused<T>(op: &str, result: Result<T>, part: &str) {
     let said = message(result);
@@ -162,7 +162,7 @@ fn reductions_and_elements() -> Checked {
     for (shape, axes) in [(&[3, 0][..], Some(-1)), (&[0, 3], None), (&[0], None)] {
         refused("max", ops::max(&ones(shape)?, axes), "at least one element");
     }
-    // What is summed would have to be copied first, to four terabytes.
+    // The array would have to be copied to four terabytes first.
     let large = ones(&[1, 1])?.broadcast_to([1 << 20, 1 << 20])?;
     for op in [ops::sum, ops::mean, ops::max, ops::sum_of_squares, ops::norm] {
         assert!(message(op(&large, ..)).starts_with("[reduce] expected"));

@@ -1,5 +1,5 @@
-//! `rms_norm_residual` and `layer_norm_residual` beside their rows of `table`: MLX's composition, types,
-//! single outputs.
+//! `rms_norm_residual` and `layer_norm_residual`: MLX's composition, types, single outputs. `table`
+//! tests their values.
 
 use mlx_primitives::{Array, Dtype, Result, builtin, ops};
 
@@ -7,7 +7,7 @@ use crate::support::compare::{assert_close, assert_same, numbers, ulp};
 use crate::support::input::{FLOATS, random, random32};
 use crate::support::{Checked, EPS, each_device};
 
-/// Both outputs, RMS or layer normalisation.
+/// Both outputs, with RMS or layer normalization.
 fn fused(
     centered: bool,
     x: &Array,
@@ -26,7 +26,7 @@ fn norm(centered: bool, h: &Array, w: Option<&Array>, b: Option<&Array>) -> Resu
     if centered { ops::layer_norm(h, w, b, EPS) } else { ops::rms_norm(h, w, EPS) }
 }
 
-/// What is fused is close to what MLX makes of it: the norms alone are held to f64 elsewhere.
+/// The fused op is close to MLX's composition; other tests compare the norms with f64.
 #[test]
 fn composition_of_mlx() -> Checked {
     each_device(|_| {
@@ -41,7 +41,7 @@ fn composition_of_mlx() -> Checked {
                 let theirs = builtin::composition(&normed)?;
                 assert_eq!(theirs.len(), 2);
                 assert_same(&sum, &theirs[0], "sum")?;
-                // A last bit of the normalised value, up to four, counts three times.
+                // A last bit of the normalized value, up to four, counts three times.
                 let tolerance = 12.0 * ulp(1.0, dtype) + 1e-5;
                 assert_close(&numbers(&normed)?, &numbers(&theirs[1])?, tolerance, dtype.name());
             }
@@ -71,7 +71,7 @@ fn types_are_those_of_the_two_ops() -> Checked {
     })
 }
 
-/// Either output may be all that is wanted, and neither input's buffer is given away.
+/// Either output may be used alone, and neither input's buffer is donated.
 #[test]
 fn one_output_alone() -> Checked {
     each_device(|_| {
@@ -81,7 +81,7 @@ fn one_output_alone() -> Checked {
         assert_same(&normed, &want, "norm alone")?;
         let (sum, _) = fused(false, &make()?, &make()?, None, None)?;
         assert_same(&sum, &make()?.add(&make()?)?, "sum alone")?;
-        // A residual stream: h feeds the next sum, and its norm what is added there.
+        // A residual stream: h is the next residual, and its norm the next x.
         let (mut h, mut y) = fused(false, &make()?, &make()?, None, None)?;
         let mut plain_h = make()?.add(&make()?)?;
         let mut plain_y = norm(false, &plain_h, None, None)?;

@@ -1,4 +1,4 @@
-//! `rms_norm` beside its row of `table`: epsilons.
+//! `rms_norm`: epsilons. `table` tests its values.
 
 use mlx_primitives::{Dtype, ops};
 

@@ -1,4 +1,4 @@
-//! `rope` beside its rows of `table`: kinds of offsets, the inverse, degenerate numbers, traffic.
+//! `rope`: kinds of offsets, the inverse, degenerate numbers, traffic. `table` tests its values.
 
 use mlx_primitives::device::Device;
 use mlx_primitives::ops::Offset;
@@ -8,7 +8,7 @@ use crate::support::compare::{assert_close, assert_same, differing, numbers};
 use crate::support::input::{Layout, random32, values};
 use crate::support::{self, Checked, each_device};
 
-/// MLX has other sines and cosines with Apple's libraries and on the GPU.
+/// MLX's sines and cosines differ with Apple's libraries and on the GPU.
 fn follows_mlx_bit_for_bit(device: Device) -> bool {
     device == Device::Cpu && cfg!(all(target_os = "linux", target_arch = "x86_64"))
 }
@@ -58,7 +58,7 @@ fn offsets_of_every_kind() -> Checked {
         }
         assert_same(&of(&each.add(1)?.subtract(1)?)?, &of_each, "computed")?;
         assert_same(&of(&one.broadcast_to([4])?)?, &of_one, "broadcast")?;
-        // [batch, time, heads, features] as models have them, with the middle axes exchanged.
+        // [batch, time, heads, features], as in models, with the middle axes exchanged.
         let models = x.transpose([0, 2, 1, 3])?.contiguous()?.transpose([0, 2, 1, 3])?;
         assert_same(&plain(&each, false).ours(&models)?, &of_each, "exchanged")?;
         Ok(())
@@ -90,7 +90,7 @@ fn a_number_is_a_scalar_array() -> Checked {
 }
 
 #[test]
-fn the_gradient_turns_back() -> Checked {
+fn the_gradient_rotates_back() -> Checked {
     each_device(|device| {
         for traditional in [false, true] {
             let x = Layout::Transposed.make(&[2, 3, 5, 10], Dtype::Float32, 9)?;
@@ -98,7 +98,7 @@ fn the_gradient_turns_back() -> Checked {
             let call = plain(offset, traditional);
             let y = call.ours(&x)?;
             let back = transforms::vjp(|x| Ok(vec![call.ours(&x[0])?]), &[&x], &[&y])?.1;
-            // Two rotations of a length of at most 6, four roundings each.
+            // Two rotations of a length of at most 6, with four roundings each.
             assert_close(&numbers(&back[0])?, &numbers(&x)?, 6.0 * 8.0 * 6e-8, "there and back");
             let want = transforms::vjp(|x| Ok(vec![call.builtin(&x[0])?]), &[&x], &[&y])?.1;
             if follows_mlx_bit_for_bit(device) {
@@ -109,7 +109,8 @@ fn the_gradient_turns_back() -> Checked {
     })
 }
 
-/// Equal in every bit where MLX runs what ours follows, else finite where MLX's is.
+/// Checks for equal bits where MLX's results are reproducible, otherwise for finite results where
+/// MLX's are.
 fn assert_degenerates_alike(device: Device, call: Call, x: &Array, what: &str) -> Checked {
     let (ours, builtin) = (call.ours(x)?, call.builtin(x)?);
     if follows_mlx_bit_for_bit(device) {
@@ -146,7 +147,7 @@ fn degenerate_numbers_are_those_of_mlx() -> Checked {
 
 #[cfg(target_os = "linux")]
 #[test]
-#[ignore = "run by simulated::what_moves"]
+#[ignore = "run by simulated::kernel_traffic"]
 fn moves_each_byte_once() -> Checked {
     let x = random32(&[1, 8, 16, 64], 1)?;
     x.eval()?;

@@ -1,4 +1,4 @@
-//! The frequencies of every rope_scaling against those of mlx-lm.
+//! The frequencies of every rope_scaling, compared with mlx-lm's.
 
 use mlx_primitives::llama::{Config, RopeFrequencies, RopeScaling};
 use mlx_primitives::{Array, Dtype, ops};
@@ -29,7 +29,8 @@ fn frequencies_are_those_of_mlx_lm() -> Checked {
         let expected = case["freqs"].as_array().unwrap();
         assert_eq!(values.len(), expected.len(), "{what}");
         for (got, want) in values.iter().zip(expected) {
-            // Powers by two libraries differ by an ulp; five operations follow in the longest formula.
+            // Powers by two libraries differ by an ulp; the longest formula has five more
+            // operations.
             let (got, want) = (f64::from(*got), want.as_f64().unwrap());
             let error = (got - want).abs() / ulp(want, Dtype::Float32);
             assert!(error <= 4.0, "{what}: {got} {want}");
@@ -47,13 +48,13 @@ fn frequencies_are_those_of_mlx_lm() -> Checked {
 }
 
 #[test]
-fn rotations_use_them() -> Checked {
+fn rotations_use_the_frequencies() -> Checked {
     let fixture: Value = serde_json::from_str(include_str!("../fixtures/rope_scaling.json"))?;
     for case in fixture["cases"].as_array().unwrap() {
         let rope = made(case)?;
         let what = case["rope_scaling"].to_string();
         for dtype in [Dtype::Float32, Dtype::Bfloat16] {
-            // Features beyond those that turn, past the limit that dynamic starts from.
+            // Features that are not rotated, at positions beyond the limit of dynamic scaling.
             let x = random(&[2, 2, 3, rope.dims() + 6], dtype, 1)?;
             let (offset, dims) = (9000, rope.dims());
             let turned = x.slice_axis(-1, ..dims)?.multiply(rope.multiplier())?;
@@ -75,7 +76,7 @@ fn rotations_use_them() -> Checked {
 }
 
 #[test]
-fn what_cannot_be_is_refused() {
+fn invalid_scalings_are_refused() {
     let with = |scaling: Value| -> mlx_primitives::Result<RopeFrequencies> {
         let parsed = RopeScaling::parse(&scaling)?;
         RopeFrequencies::new(64, false, 10_000.0, &parsed, Some(8192))
@@ -138,7 +139,7 @@ fn what_cannot_be_is_refused() {
 }
 
 #[test]
-fn configs_take_them() {
+fn configs_accept_scalings() {
     let parse = |scaling: Value| {
         let config = json!({
             "model_type": "llama", "hidden_size": 128, "num_hidden_layers": 2,

@@ -1,5 +1,5 @@
-//! Sampling and penalties against plain Rust on small vocabularies: which tokens survive, and how
-//! often each is drawn.
+//! Sampling and penalties, compared with plain Rust on small vocabularies: the tokens that remain,
+//! and the frequency of each.
 
 use std::collections::BTreeSet;
 
@@ -8,16 +8,16 @@ use mlx_primitives::llama::{Penalties, Sampler, Sampling};
 
 use crate::support::{Checked, fewer_if_simulated, message};
 
-/// Probabilities in an order that is not theirs.
+/// Probabilities, not sorted.
 const PROBS: [f64; 8] = [0.05, 0.30, 0.02, 0.18, 0.25, 0.01, 0.12, 0.07];
 
 fn logits(probs: &[f64]) -> Array {
-    // An offset, because logits are not normalised.
+    // An offset, because logits are not normalized.
     let values: Vec<f32> = probs.iter().map(|p| p.ln() as f32 + 3.0).collect();
     Array::from_slice(&values, [1, values.len() as i32]).unwrap()
 }
 
-fn normalised(weights: Vec<f64>) -> Vec<f64> {
+fn normalized(weights: Vec<f64>) -> Vec<f64> {
     let total: f64 = weights.iter().sum();
     weights.into_iter().map(|w| w / total).collect()
 }
@@ -28,7 +28,7 @@ fn by_probability(probs: &[f64]) -> Vec<usize> {
     order
 }
 
-/// The distribution that mlx-lm's chain draws from, where XTC cuts if `cut` says so.
+/// The distribution that mlx-lm's chain draws from, with XTC's cut if `cut`.
 fn reference(s: &Sampling, spared: &[u32], cut: bool) -> Vec<f64> {
     let mut probs = PROBS.to_vec();
     if s.top_p > 0.0 && s.top_p < 1.0 {
@@ -51,7 +51,7 @@ fn reference(s: &Sampling, spared: &[u32], cut: bool) -> Vec<f64> {
         }
     }
     if cut {
-        let scaled = normalised(probs.clone());
+        let scaled = normalized(probs.clone());
         let above = scaled.iter().copied().filter(|p| *p > f64::from(s.xtc_threshold));
         let least = above.fold(f64::INFINITY, f64::min);
         for (i, p) in scaled.iter().enumerate() {
@@ -65,10 +65,10 @@ fn reference(s: &Sampling, spared: &[u32], cut: bool) -> Vec<f64> {
             probs[i] = 0.0;
         }
     }
-    normalised(probs.iter().map(|p| p.powf(1.0 / f64::from(s.temp))).collect())
+    normalized(probs.iter().map(|p| p.powf(1.0 / f64::from(s.temp))).collect())
 }
 
-/// Many draws at once: every row of a batch draws by itself.
+/// Many draws at once: every row of a batch draws independently.
 fn draws(s: Sampling, spared: &[u32], rows: i32) -> anyhow::Result<Vec<u32>> {
     let batch = logits(&PROBS).broadcast_to([rows, 8])?;
     Ok(Sampler::new(s)?.sparing(spared).sample(&batch)?.to_vec::<u32>()?)
@@ -78,7 +78,7 @@ fn assert_drawn_from(expected: &[f64], tokens: &[u32], what: &str) {
     let count = tokens.len() as f64;
     for (token, p) in expected.iter().enumerate() {
         let times = tokens.iter().filter(|&&t| t as usize == token).count() as f64;
-        // Five standard deviations of a binomial: one test in a million errs.
+        // Five standard deviations of a binomial: one test in a million fails.
         let bound = 5.0 * (count * p * (1.0 - p)).sqrt();
         assert!(
             (times - count * p).abs() <= bound,
@@ -103,14 +103,14 @@ fn cases() -> Vec<Sampling> {
         Sampling { top_k: 3, temp: 0.7, ..warm },
         Sampling { top_k: 8, ..warm },
         Sampling { top_k: 4000, ..warm },
-        // Each step sees what the ones before it left.
+        // Each step sees only the tokens that the steps before it kept.
         Sampling { top_p: 0.7, min_p: 0.65, top_k: 2, temp: 1.3, ..warm },
         Sampling { top_p: 0.8, top_k: 3, ..warm },
     ]
 }
 
 #[test]
-fn each_step_leaves_the_tokens_that_mlx_lms_leaves() -> Checked {
+fn each_step_keeps_the_tokens_of_mlx_lm() -> Checked {
     let rows = fewer_if_simulated("draws", 20_000, 20) as i32;
     for s in cases() {
         let expected = reference(&s, &[], false);
@@ -118,7 +118,7 @@ fn each_step_leaves_the_tokens_that_mlx_lms_leaves() -> Checked {
         assert_drawn_from(&expected, &tokens, &format!("{s:?}"));
         let drawn: BTreeSet<u32> = tokens.iter().copied().collect();
         for (token, p) in expected.iter().enumerate() {
-            // A thousand draws at least: what is likely enough is seen, what was cut never is.
+            // At least a thousand draws: likely tokens are seen, and cut tokens never are.
             assert!(*p < 0.02 || drawn.contains(&(token as u32)), "{s:?}: {token} never drawn");
             assert!(*p > 0.0 || !drawn.contains(&(token as u32)), "{s:?}: {token} was cut");
         }
@@ -127,7 +127,7 @@ fn each_step_leaves_the_tokens_that_mlx_lms_leaves() -> Checked {
 }
 
 #[test]
-fn xtc_leaves_out_top_choices_as_often_as_asked() -> Checked {
+fn xtc_drops_top_choices_as_often_as_requested() -> Checked {
     let warm = Sampling { temp: 1.0, xtc_threshold: 0.1, seed: 4, ..Sampling::default() };
     let rows = fewer_if_simulated("draws", 20_000, 20) as i32;
     let always = Sampling { xtc_probability: 1.0, ..warm };
@@ -138,20 +138,21 @@ fn xtc_leaves_out_top_choices_as_often_as_asked() -> Checked {
         (Sampling { xtc_threshold: 0.27, ..always }, &[]),
         (Sampling { xtc_threshold: 0.5, ..always }, &[]),
         (Sampling { xtc_threshold: 0.0, ..always }, &[]),
-        // Of the five left by top_p the last is a top choice too, once they are scaled up.
+        // The last of the five tokens that top_p keeps is also a top choice, once they are scaled
+        // up.
         (Sampling { top_p: 0.9, xtc_threshold: 0.075, top_k: 2, ..always }, &[]),
     ] {
         let tokens = draws(s, spared, rows)?;
         assert_drawn_from(&reference(&s, spared, true), &tokens, &format!("{s:?} {spared:?}"));
     }
-    // One throw for each call. The top choice is cut in the share of calls that was asked for.
+    // One random decision per call. The top choice is cut in the requested share of calls.
     let often = Sampling { xtc_probability: 0.3, ..warm };
     let mut sampler = Sampler::new(often)?;
     let rounds = fewer_if_simulated("calls", 400, 10) as i32;
     let batch = logits(&PROBS).broadcast_to([200, 8])?;
     let mut cut = 0;
     for _ in 0..rounds {
-        // That 200 rows all miss a token of 30% by chance is out of the question.
+        // It is practically impossible that 200 rows all miss a token of 30% by chance.
         cut += i32::from(!sampler.sample(&batch)?.to_vec::<u32>()?.contains(&1));
     }
     let bound = 5.0 * (f64::from(rounds) * 0.3 * 0.7).sqrt();
@@ -185,7 +186,7 @@ fn the_same_seed_draws_the_same_tokens() -> Checked {
 }
 
 /// mlx-lm's processors in its order, in plain Rust.
-fn penalised(p: &Penalties, tokens: &[u32], logits: &[f32]) -> Vec<f32> {
+fn penalized(p: &Penalties, tokens: &[u32], logits: &[f32]) -> Vec<f32> {
     let mut logits = logits.to_vec();
     for (token, bias) in &p.logit_bias {
         logits[*token as usize] += bias;
@@ -240,7 +241,7 @@ fn penalties_are_mlx_lms() -> Checked {
     ] {
         for seen in [&tokens[..], &tokens[..1], &[]] {
             let got = p.apply(seen, &logits)?.to_vec::<f32>()?;
-            for (got, want) in got.iter().zip(penalised(&p, seen, &values)) {
+            for (got, want) in got.iter().zip(penalized(&p, seen, &values)) {
                 // A product and two differences are rounded at most a few times.
                 assert!((got - want).abs() <= 1e-5 * want.abs().max(1.0), "{p:?}: {got} {want}");
             }
@@ -253,7 +254,7 @@ fn penalties_are_mlx_lms() -> Checked {
 }
 
 #[test]
-fn what_is_no_probability_is_refused() {
+fn invalid_probabilities_are_refused() {
     let warm = Sampling { temp: 1.0, ..Sampling::default() };
     for (s, said) in [
         (Sampling { temp: f32::INFINITY, ..warm }, "temp >= 0, got inf"),

@@ -1,6 +1,6 @@
-//! The suite once more with `eval_gpu` in place of `eval_cpu`: the Metal kernels in a simulator
-//! that finds races, stray accesses and divergent barriers. Each run is a process of its own, as
-//! the variables that choose the simulator belong to a process.
+//! The suite again with `eval_gpu` instead of `eval_cpu`: the Metal kernels in a simulator that
+//! finds races, stray accesses and divergent barriers. Each run is a child process, because the
+//! variables that choose the simulator apply to a whole process.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::Write;
@@ -21,8 +21,8 @@ const THREADS: &str = "MLX_PRIMITIVES_SIMULATE_THREADS";
 const LOG: &str = "MLX_PRIMITIVES_SIMULATE_LOG";
 const VARIABLES: [&str; 3] = [SCHEDULE, THREADS, LOG];
 
-/// Tests that run no primitive, choose what they run on, are run by `what_moves`, fail what surrounds
-/// the kernels, or take minutes.
+/// Tests that run no primitive, choose their device, are run by `kernel_traffic`, break the
+/// environment of the kernels, or take minutes.
 const LEFT_OUT: [&str; 15] = [
     "build::",
     "cli_faults::",
@@ -41,8 +41,8 @@ const LEFT_OUT: [&str; 15] = [
     "generation_ends_for_a_reason",
 ];
 
-/// Tests that take long and run only kernels that other tests run too. scripts/verify.sh runs them, in one
-/// order of threads.
+/// Tests that take long and run only kernels that other tests run too. scripts/verify.sh runs them,
+/// in one order of threads.
 const ONCE: [&str; 15] = [
     "adapters::",
     "cache::",
@@ -61,13 +61,13 @@ const ONCE: [&str; 15] = [
     "verify::",
 ];
 
-/// This binary again, with these variables alone of those that the simulator knows.
+/// Runs this binary again, with only these of the simulator's variables.
 fn suite(arguments: &[&str], variables: &[(&str, &Path)]) -> Output {
     let mut command = Command::new(std::env::current_exe().expect("a running test"));
     for name in VARIABLES {
         command.env_remove(name);
     }
-    // The simulator takes some ten times as long as a CPU's kernels.
+    // The simulator takes about ten times as long as CPU kernels.
     command.args(arguments).envs(variables.iter().copied()).env(harness::PATIENCE, "10");
     command.output().expect("the running binary")
 }
@@ -84,12 +84,13 @@ fn summary(text: &str, word: &str) -> usize {
     digits.and_then(|digits| digits.parse().ok()).unwrap_or_else(|| panic!("{word} in {text}"))
 }
 
-/// Runs the tests that `arguments` choose, all of which must pass: how often each kernel ran.
+/// Runs the tests that `arguments` select, all of which must pass; returns how often each kernel
+/// ran.
 fn run(schedule: &str, threads: u32, arguments: &[&str]) -> BTreeMap<String, usize> {
     run_all(schedule, threads, arguments).0
 }
 
-/// The same, and the kernels of every library that was asked for.
+/// Like [`run`], but also returns the kernels of every library that was loaded.
 fn run_all(
     schedule: &str,
     threads: u32,
@@ -121,7 +122,7 @@ fn run_all(
     (kernels, all.lines().map(str::to_owned).collect())
 }
 
-/// The suite in one order of threads, in which every kernel runs, without what takes long.
+/// Runs the suite in one order of threads, with every kernel, without the slow tests.
 fn suite_in_order(schedule: &str) {
     let left_out = LEFT_OUT.iter().chain(&ONCE);
     let arguments: Vec<&str> = left_out.flat_map(|name| ["--skip", *name]).collect();
@@ -137,7 +138,7 @@ fn every_kernel_of_the_suite() {
     suite_in_order("forward");
 }
 
-/// What `every_kernel_of_the_suite` leaves out.
+/// The tests that `every_kernel_of_the_suite` skips.
 fn tests_that_take_long() {
     let left_out = LEFT_OUT.iter().flat_map(|name| ["--skip", *name]);
     let arguments: Vec<&str> = ONCE.iter().copied().chain(left_out).collect();
@@ -154,7 +155,7 @@ fn the_suite_in_other_orders_of_threads() {
     });
 }
 
-/// A pipeline that allows fewer threads than were planned for makes the plan again.
+/// If a pipeline allows fewer threads than planned, the plan is made again.
 #[test(seconds = 1800)]
 #[ignore = "run by scripts/verify.sh"]
 fn pipelines_of_fewer_threads() {
@@ -165,15 +166,15 @@ fn pipelines_of_fewer_threads() {
     }
 }
 
-/// What the kernels move is counted by tests of the primitives that are ignored elsewhere.
+/// Ignored tests of the primitives count the kernels' traffic; this runs them.
 #[test(seconds = 900)]
-fn what_moves() {
+fn kernel_traffic() {
     let arguments = ["--ignored", "::moves_"];
     let kernels = run("forward", 1024, &arguments);
     assert!(kernels.len() > 2, "{kernels:?}");
 }
 
-/// The tests below that are ignored run in here, each in a process that something is wrong with.
+/// Runs one of the ignored tests below in a process with faulty variables.
 fn expect(test: &str, variables: &[(&str, &Path)]) {
     let name = format!("simulated::{test}");
     let output = suite(&["--exact", &name, "--ignored"], variables);
@@ -205,7 +206,7 @@ fn an_error_of_a_task() -> Checked {
         synchronize()?;
         let said = message(y.eval());
         assert!(said.contains(expected), "{name}, asynchronous: {said}");
-        // The stream goes on.
+        // The stream still works.
         assert_same(&x.multiply(1.0)?, &random32(&[2, 3, 8], 1)?, name)?;
     }
     Ok(())

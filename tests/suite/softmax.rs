@@ -1,4 +1,4 @@
-//! `softmax` beside its row of `table`: scales and underflow.
+//! `softmax`: scales and underflow. `table` tests its values.
 
 use mlx_primitives::device::Device;
 use mlx_primitives::{Dtype, ops};
@@ -23,7 +23,7 @@ fn rows_sum_to_one_whatever_their_scale() -> Checked {
 #[test]
 fn a_shift_of_powers_of_two_changes_nothing() -> Checked {
     each_device(|_| {
-        // Multiples of 1/8 below 4 stay exact when 64 is added, so x - max is the same.
+        // Multiples of 1/8 below 4 stay exact when 64 is added, so x - max is unchanged.
         let x: Vec<f32> = (0..300).map(|i| (i * 7 % 32) as f32 / 8.0).collect();
         let x = data(&x, &[3, 100], Dtype::Float32)?;
         let shifted = ops::softmax(&x.add(64.0)?)?.to_vec::<f32>()?;
@@ -35,12 +35,12 @@ fn a_shift_of_powers_of_two_changes_nothing() -> Checked {
 #[test]
 fn exponentials_may_underflow_only_where_f32_does() -> Checked {
     each_device(|device| {
-        // e^-87 is normal in f32, e^-104 is nothing; MLX drops what is subnormal.
+        // e^-87 is normal in f32, e^-104 is 0; MLX flushes subnormal numbers to 0.
         let x = data(&[0.0, -1.0, -80.0, -87.0, -104.0, -200.0], &[6], Dtype::Float32)?;
         let y = numbers(&ops::softmax(&x)?)?;
         let want = reference::softmax(&numbers(&x)?, 6);
         let error = ulps(&y[..4], &want[..4], Dtype::Float32, "normal");
-        // As the row of the table argues.
+        // The bound that the table's row derives.
         let bound = if device == Device::Gpu { 22.0 } else { 9.0 };
         assert!(error <= bound, "{error} ulps");
         assert_eq!(y[4..], [0.0, 0.0]);

@@ -1,4 +1,4 @@
-//! `generate` and `chat` with all that they can be told.
+//! `generate` and `chat` with all of their options.
 
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -58,7 +58,7 @@ fn text_of(path: &Path) -> &str {
 }
 
 #[test]
-fn the_prompt_is_taken_wherever_it_is_given() {
+fn prompts_are_accepted_as_argument_option_and_stdin() {
     let plain = json_of(&[PROMPT]);
     for arguments in [&["-p", PROMPT][..], &["--prompt", PROMPT]] {
         assert_eq!(json_of(arguments)["token_ids"], plain["token_ids"]);
@@ -144,7 +144,7 @@ fn sampling_flags_reach_the_sampler() {
 }
 
 #[test]
-fn texts_stop_where_they_are_told() {
+fn texts_stop_as_requested() {
     let plain = json_of(&[PROMPT]);
     let text = plain["text"].as_str().unwrap();
     let object = json_of(&[PROMPT, "--stop", "nowhere", "--stop", &text[4..9]]);
@@ -172,7 +172,7 @@ fn texts_stop_where_they_are_told() {
 }
 
 #[test]
-fn prompts_are_messages_where_there_is_a_chat_template() -> Checked {
+fn prompts_become_messages_with_a_chat_template() -> Checked {
     let directory = with_template();
     let model = text_of(directory.path());
     let checkpoint = Checkpoint::load(directory.path())?;
@@ -203,7 +203,7 @@ fn prompts_are_messages_where_there_is_a_chat_template() -> Checked {
 }
 
 #[test]
-fn chats_keep_what_was_said() -> Checked {
+fn chats_keep_the_conversation() -> Checked {
     let directory = with_template();
     let model = text_of(directory.path());
     let arguments = ["chat", "--model", model, "-m", "6", "--verbose"];
@@ -212,9 +212,9 @@ fn chats_keep_what_was_said() -> Checked {
     let answers = stdout(&output);
     let lines: Vec<&str> = answers.lines().collect();
     assert_eq!(lines.len(), 3, "{answers:?}");
-    // The same after it was reset as at first.
+    // After a reset, the answer equals the first one.
     assert_eq!(lines[0], lines[2]);
-    // What the second turn has in common with the first was not run again.
+    // The second turn does not run the common prefix again.
     let figures = stderr(&output);
     let cached: Vec<bool> = figures
         .lines()
@@ -223,7 +223,7 @@ fn chats_keep_what_was_said() -> Checked {
         .collect();
     assert_eq!(cached, [false, true, false], "{figures}");
 
-    // As the conversation whole.
+    // The whole conversation at once gives the same answer.
     let checkpoint = Checkpoint::load(directory.path())?;
     let template = ChatTemplate::load(directory.path())?.expect("a template");
     let messages =
@@ -253,11 +253,11 @@ fn chats_without_a_template_go_on_with_the_text() -> Checked {
     Ok(())
 }
 
-/// The signal of Ctrl-C ends the text, not the report.
+/// The signal of Ctrl-C ends the text, but not the report.
 #[cfg(unix)]
 #[test]
 fn interrupted_texts_end_with_figures() -> Checked {
-    // A model made for long texts, and no end to this one.
+    // A model for long texts, and a text without an end.
     let directory = variant(Dtype::Float32, |name, json| {
         if name == "config.json" {
             json["max_position_embeddings"] = json!(1 << 20);

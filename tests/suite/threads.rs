@@ -1,4 +1,4 @@
-//! Threads that come and go, each with arrays and streams of its own.
+//! Threads that come and go, each with its own arrays and streams.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Barrier;
@@ -15,7 +15,7 @@ use crate::support::{Checked, OPS, message};
 
 const THREADS: u64 = 8;
 
-/// Builds, evaluates and drops for a while; what comes out depends on the seed alone.
+/// Builds, evaluates and drops arrays for a while; the results depend only on the seed.
 fn work(seed: u64, rounds: u64) -> mlx_primitives::Result<Vec<f32>> {
     let mut results = Vec::new();
     for round in 0..rounds {
@@ -81,13 +81,13 @@ fn hundreds_one_after_the_other() -> Checked {
     Ok(())
 }
 
-/// Threads of the operating system that this process has.
+/// The number of operating system threads in this process.
 #[cfg(target_os = "linux")]
 fn system_threads() -> Result<usize, std::io::Error> {
     Ok(std::fs::read_dir("/proc/self/task")?.count())
 }
 
-/// Run by `endings` in a process where no other test starts threads.
+/// `endings` runs this in a process where no other test starts threads.
 #[cfg(target_os = "linux")]
 pub fn short_threads() -> Checked {
     let run = |count: u64| -> Checked {
@@ -113,7 +113,7 @@ pub fn short_threads() -> Checked {
 fn arrays_move_to_other_threads() -> Checked {
     let x = random32(&[4, 6], 7)?;
     let want = x.add(1.0)?.to_vec::<f32>()?;
-    // Alone, shared with another array, and a view that is not in row-major order.
+    // Unshared, shared with another array, and a view that is not in row-major order.
     let (alone, shared) = (x.add(1.0)?, x.add(1.0)?);
     let address = alone.address()?;
     let (kept, view) = (shared.clone(), x.add(1.0)?.transpose([1, 0])?);
@@ -160,7 +160,7 @@ fn arrays_that_outlive_their_threads_streams() -> Checked {
         y.eval()?;
         clear_streams()?;
         assert_eq!(y.to_vec::<f32>()?.len(), 48);
-        // A stream that this thread made is gone for good; its default stream is not.
+        // A stream that this thread made is gone; its default stream is not.
         let stream = Stream::new(Device::Cpu)?;
         let lost = with_stream(&stream, || OPS[1].1(&y))?;
         clear_streams()?;
@@ -194,7 +194,7 @@ fn streams_of_one_thread_depend_on_each_other() -> Checked {
 }
 
 #[test]
-fn the_place_is_restored_and_each_threads_own() -> Checked {
+fn the_place_is_restored_and_per_thread() -> Checked {
     let stream = Stream::new(Device::Cpu)?;
     let x = random32(&[2, 3, 8], 3)?;
     let panicked = catch_unwind(AssertUnwindSafe(|| with_stream(&stream, || panic!("inside"))));
@@ -212,7 +212,7 @@ fn the_place_is_restored_and_each_threads_own() -> Checked {
 fn a_missing_gpu_is_an_error() -> Checked {
     assert!(Device::Cpu.is_available()?);
     if Device::Gpu.is_available()? {
-        // Where there is one it is the default, and the suite runs on it.
+        // If there is one, it is the default, and the suite runs on it.
         assert_eq!(mlx_primitives::device::default_device()?, Device::Gpu);
         return Ok(());
     }
@@ -226,7 +226,7 @@ fn a_missing_gpu_is_an_error() -> Checked {
     message(with_device(Device::Gpu, || x.add(1.0)));
     message(with_device(Device::Gpu, || Array::zeros::<f32>(&[2])?.eval()));
     message(with_device(Device::Gpu, synchronize));
-    // And the CPU still works.
+    // The CPU still works.
     OPS[0].1(&x)?.eval()?;
     Ok(())
 }

@@ -1,4 +1,4 @@
-//! What ARCHITECTURE.md promises about the source tree.
+//! Checks the promises of ARCHITECTURE.md about the source tree.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -11,7 +11,7 @@ pub fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))
 }
 
-/// The files under a directory with one of these extensions; an empty answer is a mistake.
+/// The files in a directory with one of these extensions; none at all is an error.
 pub fn files(dir: &str, extensions: &[&str]) -> anyhow::Result<Vec<PathBuf>> {
     let mut found = Vec::new();
     let mut left = vec![root().join(dir)];
@@ -80,7 +80,7 @@ fn a_primitive_is_one_stem_in_every_part_and_has_rows_in_both_tables() -> Checke
             format!("metal/{stem}.metal"),
             format!("crates/kernels/src/{stem}.rs"),
         ] {
-            let folder = path.replace(".rs", "/mod.rs"); // where one file would be too long
+            let folder = path.replace(".rs", "/mod.rs"); // if one file would be too long
             let found = root().join(&path).is_file() || root().join(folder).is_file();
             assert!(found, "{stem} lacks {path}");
         }
@@ -89,13 +89,13 @@ fn a_primitive_is_one_stem_in_every_part_and_has_rows_in_both_tables() -> Checke
 }
 
 #[test]
-fn no_part_has_a_primitive_of_its_own() -> Checked {
+fn every_part_belongs_to_a_known_primitive() -> Checked {
     let stems = stems()?;
     let shared = ["allocator", "common", "shared", "custom", "stored"];
     for dir in ["cpp/ops", "metal"] {
         for path in files(dir, &["cpp", "h", "metal"])? {
             let stem = path.file_stem().unwrap_or_default().to_string_lossy();
-            // A stem's longer parts have its name in front.
+            // A stem's additional files begin with its name.
             let part_of = |s: &String| *s == stem || stem.starts_with(&format!("{s}_"));
             let known = stems.iter().any(part_of) || shared.contains(&&*stem);
             assert!(known, "{} belongs to no primitive", show(&path));
@@ -145,7 +145,7 @@ fn the_library_does_not_panic_by_itself() -> Checked {
     Ok(())
 }
 
-/// The macros panic where stdout is closed or full; `output.rs` returns an error.
+/// The macros panic if stdout is closed or full; `output.rs` returns an error.
 #[test]
 fn the_command_prints_without_panicking() -> Checked {
     for path in [files("src/bin", &["rs"])?, files("benches/ops", &["rs"])?].concat() {
@@ -170,7 +170,7 @@ fn platforms_are_chosen_by_files_not_by_the_preprocessor() -> Checked {
 }
 
 #[test]
-fn one_file_knows_metal() -> Checked {
+fn only_one_file_uses_metal() -> Checked {
     let mut knowing = Vec::new();
     for path in files("cpp", &["cpp", "h"])? {
         let text = fs::read_to_string(&path)?;
@@ -184,7 +184,7 @@ fn one_file_knows_metal() -> Checked {
 
 #[test]
 fn closures_hold_no_lanes() -> Checked {
-    // Those of vectors without features of their own, or with what every machine has.
+    // Closures of vectors without features, or with features that every machine has.
     let free = ["scalar.rs", "neon.rs"];
     let lanes = ["V::", "T::", "E::", "Self::load", "_mm", ".0)"];
     for path in files("crates/kernels/src", &["rs"])? {
@@ -217,7 +217,7 @@ fn files_are_short() -> Checked {
 }
 
 #[test]
-fn bridges_are_in_one_room() -> Checked {
+fn bridges_are_in_one_folder() -> Checked {
     for path in files("src", &["rs"])? {
         let bridges = fs::read_to_string(&path)?.matches("#[cxx::bridge").count();
         let expected = usize::from(path.parent().is_some_and(|dir| dir.ends_with("src/ffi")));
@@ -226,13 +226,13 @@ fn bridges_are_in_one_room() -> Checked {
     Ok(())
 }
 
-/// Modules of one folder, be they files or folders, import each other in one direction. A folder's
-/// own `mod.rs` and what is in the folder count as one.
+/// Modules of one folder, whether files or folders, import each other in one direction. A folder's
+/// own `mod.rs` and the files in the folder count as one.
 ///
-/// What `src/ffi` imports does not count: the bridge names the Rust types and functions that C++
-/// calls back into.
+/// Imports by `src/ffi` do not count: the bridge names the Rust types and functions that C++ calls
+/// back into.
 #[test]
-fn imports_run_in_no_circle() -> Checked {
+fn imports_have_no_cycles() -> Checked {
     let library = Library::read()?;
     let mut folders: BTreeMap<Module, Edges> = BTreeMap::new();
     for (module, text) in library.modules.iter().filter(|(module, _)| !of_bridge(module)) {
@@ -264,7 +264,7 @@ fn imports_run_in_no_circle() -> Checked {
 
 /// The names from the root of the library: `["llama", "cache", "plain"]`.
 type Module = Vec<String>;
-/// Which module of a folder imports which other.
+/// Pairs of modules in one folder, the first of which imports the second.
 type Edges = BTreeSet<(String, String)>;
 
 fn of_bridge(module: &Module) -> bool {
@@ -294,8 +294,8 @@ impl Library {
         Ok(Self { modules })
     }
 
-    /// The modules that a module names by paths from `crate` or `super`, those behind a folder's
-    /// `use` included.
+    /// The modules that a module names by paths from `crate` or `super`, including those behind a
+    /// folder's `use`.
     fn imports(&self, module: &Module, text: &str) -> BTreeSet<Module> {
         let mut found = BTreeSet::new();
         let paths = text.match_indices("crate::").chain(text.match_indices("super::"));
@@ -321,7 +321,7 @@ impl Library {
         found
     }
 
-    /// The module in a folder from which the folder's own file has a name.
+    /// The module in a folder that the folder's own file takes a name from.
     fn origin(&self, folder: &[String], name: &str) -> Option<String> {
         let text = self.modules.get(folder)?;
         let uses =

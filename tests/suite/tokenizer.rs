@@ -1,5 +1,5 @@
-//! Text to tokens and back in byte-level, SentencePiece-style and WordPiece vocabularies; the text
-//! of tokens that come one by one.
+//! Round trips of text through byte-level, SentencePiece-style and WordPiece vocabularies, and the
+//! text of streamed tokens.
 
 use mlx_primitives::llama::{Checkpoint, Tokenizer};
 use proptest::prelude::*;
@@ -23,8 +23,8 @@ fn parse(json: &Value) -> Tokenizer {
     Tokenizer::parse(json.to_string().as_bytes()).unwrap()
 }
 
-/// In the manner of Llama 2: words start with `▁`, unknown characters are byte tokens, `<s>` is
-/// put before a text.
+/// A vocabulary like Llama 2's: words start with `▁`, unknown characters are byte tokens, and `<s>`
+/// precedes a text.
 fn sentencepiece() -> Value {
     let mut vocab = serde_json::Map::new();
     let mut add = |token: String| {
@@ -80,12 +80,12 @@ fn wordpiece() -> Value {
     })
 }
 
-/// The pieces of a stream, the last of them what it had held back.
+/// The pieces of a stream; the last is the text that it had held back.
 fn pieces(tokenizer: &Tokenizer, tokens: &[u32]) -> Vec<String> {
     let mut stream = tokenizer.stream();
     let mut pieces: Vec<String> = tokens.iter().map(|&t| stream.push(t).unwrap()).collect();
     pieces.push(stream.finish().unwrap());
-    assert_eq!(stream.finish().unwrap(), "", "what was held back comes once");
+    assert_eq!(stream.finish().unwrap(), "", "held-back text comes only once");
     pieces
 }
 
@@ -103,7 +103,8 @@ fn streams_give_the_text_in_whole_characters() -> Checked {
             assert_eq!(pieces.concat(), text, "{name}");
             assert_eq!(pieces.last().map(String::as_str), Some(""), "{name}: {text:?}");
             for piece in &pieces {
-                // No piece has a part of a character; the one that is there was in the text.
+                // No piece has a part of a character; a replacement character must be from the
+                // text.
                 let replaced = piece.contains('\u{fffd}');
                 assert!(!replaced || text.contains('\u{fffd}'), "{name}: {pieces:?}");
             }
@@ -113,7 +114,7 @@ fn streams_give_the_text_in_whole_characters() -> Checked {
 }
 
 #[test]
-fn bytes_that_are_no_text_are_replaced_and_never_held_for_long() -> Checked {
+fn invalid_bytes_are_replaced_and_never_held_for_long() -> Checked {
     let tokenizer = parse(&sentencepiece());
     let texts = |tokens: &[&str]| pieces(&tokenizer, &ids(&tokenizer, tokens));
     let fox = ["<0xF0>", "<0x9F>", "<0xA6>", "<0x8A>"];
@@ -122,7 +123,7 @@ fn bytes_that_are_no_text_are_replaced_and_never_held_for_long() -> Checked {
     assert_eq!(texts(&fox[..3]), ["", "", "", "\u{fffd}\u{fffd}\u{fffd}"]);
     assert_eq!(texts(&["<0xE4>", "x"]), ["", "\u{fffd}x", ""]);
     assert_eq!(texts(&["<0xFF>", "<0xFF>", "x"]), ["\u{fffd}", "\u{fffd}", "x", ""]);
-    // A byte that cannot continue what was begun shows it at once.
+    // A byte that cannot continue the character shows it at once.
     assert_eq!(texts(&["<0xE4>", "<0x41>"]), ["", "\u{fffd}A", ""]);
     assert_eq!(texts(&["<0xE4>", "<0xE4>", "<0xBD>", "<0xA0>"]), ["", "\u{fffd}", "", "你", ""]);
     assert_eq!(texts(&["<s>", "▁s", "</s>", "y"]), ["", "s", "", "y", ""]);
@@ -133,7 +134,7 @@ fn bytes_that_are_no_text_are_replaced_and_never_held_for_long() -> Checked {
     let shown = ["", "", "\u{fffd}a", "\u{fffd}", "b", "", "", "\u{fffd}"];
     assert_eq!(pieces(&tokenizer, &tokens), shown);
     assert_eq!(tokenizer.decode(&tokens)?, shown.concat());
-    // Tokens that are none add nothing, as when they are decoded together.
+    // Invalid tokens add nothing, as when they are decoded together.
     assert_eq!(pieces(&tokenizer, &[70, 9999, 71]).concat(), tokenizer.decode(&[70, 9999, 71])?);
     Ok(())
 }
@@ -145,7 +146,7 @@ fn decoders_that_look_at_words_stream_too() -> Checked {
     let tokens = ids(&tokenizer, &words);
     assert_eq!(tokenizer.decode(&tokens)?, "the foxes, don't. the é");
     assert_eq!(pieces(&tokenizer, &tokens).concat(), "the foxes, don't. the é");
-    // A text may end in the replacement character for ever; it is shown all the same.
+    // A text may keep ending in the replacement character; it is shown all the same.
     let tokens = ids(&tokenizer, &[&["fox"][..], &["##\u{fffd}"; 30]].concat());
     let pieces = pieces(&tokenizer, &tokens);
     assert_eq!(pieces.concat(), tokenizer.decode(&tokens)?);
@@ -156,7 +157,7 @@ fn decoders_that_look_at_words_stream_too() -> Checked {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(200))]
 
-    /// Any tokens, so mostly bytes that are no text.
+    /// Any tokens, so mostly invalid UTF-8.
     #[test]
     fn any_byte_level_tokens_stream_as_they_decode(tokens in prop::collection::vec(0u32..512, 0..40)) {
         thread_local! {
@@ -167,7 +168,7 @@ proptest! {
         });
     }
 
-    /// Text tokens, and bytes in runs that are one character or none.
+    /// Text tokens, and runs of bytes that are one character or none.
     #[test]
     fn any_sentencepiece_tokens_stream_as_they_decode(
         parts in prop::collection::vec(prop_oneof![
@@ -183,7 +184,7 @@ proptest! {
             static OURS: Tokenizer = parse(&sentencepiece());
         }
         OURS.with(|tokenizer| {
-            // A word first: the decoder strips a space from the front, be it a byte.
+            // A word first, because the decoder strips a leading space, even from a byte.
             let tokens: Vec<u32> = [300].into_iter().chain(parts.concat()).collect();
             assert_eq!(pieces(tokenizer, &tokens).concat(), tokenizer.decode(&tokens).unwrap());
         });
@@ -196,11 +197,11 @@ fn special_tokens_are_added_once() -> Checked {
     let [begin, word] = [1, tokenizer.token_id("▁a").unwrap()];
     assert_eq!(tokenizer.encode("a")?, [begin, word]);
     assert_eq!(tokenizer.encode_verbatim("a")?, [word]);
-    // What a chat template wrote has its own.
+    // The output of a chat template includes special tokens.
     assert_eq!(tokenizer.encode_verbatim("<s>a</s>")?.first(), Some(&begin));
     assert_eq!(tokenizer.encode_verbatim("<s>a</s>")?.last(), Some(&2));
     assert_eq!(tokenizer.encode("<s>a")?[..2], [begin, begin]);
-    // The file asks for at most five tokens.
+    // The file requests at most five tokens.
     assert!(tokenizer.encode("a whole sentence of many words")?.len() > 20);
     assert!(tokenizer.is_special(1) && !tokenizer.is_special(word) && !tokenizer.is_special(9999));
     assert_eq!(tokenizer.token(word).as_deref(), Some("▁a"));
@@ -209,14 +210,14 @@ fn special_tokens_are_added_once() -> Checked {
 }
 
 #[test]
-fn what_is_no_tokenizer_is_refused() {
+fn invalid_tokenizers_are_refused() {
     for json in ["", "{}", "[1]", r#"{"model": {"type": "Other"}}"#, "\u{0}"] {
         let text = message(Tokenizer::parse(json.as_bytes()));
         assert!(text.starts_with("[tokenizer] expected a usable tokenizer"), "{text}");
     }
 }
 
-/// A tokenizer with one part in place of its own.
+/// A tokenizer with one part replaced.
 fn with_part(name: &str, part: Value) -> mlx_primitives::Result<Tokenizer> {
     let mut json = wordpiece();
     json[name] = part;
@@ -224,16 +225,16 @@ fn with_part(name: &str, part: Value) -> mlx_primitives::Result<Tokenizer> {
 }
 
 #[test]
-fn what_a_tokenizers_code_panics_on_is_refused() -> Checked {
+fn parts_that_make_the_tokenizer_panic_are_refused() -> Checked {
     let fixed = with_part("pre_tokenizer", json!({"type": "FixedLength", "length": 0}))?;
     assert!(message(fixed.encode("the fox")).contains("chunk size must be non-zero"));
     assert_eq!(fixed.encode("")?, [0u32; 0], "and goes on");
     let charsmap = |text: &str| json!({"type": "Precompiled", "precompiled_charsmap": text});
-    // The charsmap is read before the end of the file is.
+    // The charsmap is read before the end of the file.
     let cut = json!({"normalizer": charsmap("////fwAA")}).to_string();
     assert!(message(Tokenizer::parse(&cut.as_bytes()[..cut.len() - 1])).contains("EOF"));
     for (text, said) in [
-        ("AAAAAA==", "a panic"),       // a length of 0, so no table to look into
+        ("AAAAAA==", "a panic"),       // a length of 0: an empty table
         ("////fwAA", "a part of one"), // a length of 2 GB
         ("AAAA", "a part of one"),     // less than a length
         ("AA AA", "of base64"),

@@ -1,4 +1,4 @@
-//! The commands beside `generate`, as a person or a program calls them.
+//! The commands besides `generate`, as people and programs call them.
 
 use std::fs;
 use std::io::Write;
@@ -71,7 +71,7 @@ fn perplexity_of_a_file_and_of_stdin() {
     assert!(stdout(&output).contains("tokens      619\n"), "{output:?}");
 }
 
-/// Rounds of a prompt's side to eight bits show in the score, but hardly.
+/// Rounding activations of a prompt to eight bits changes the score only slightly.
 #[test]
 fn activations_of_eight_bits_score_almost_as_well() {
     let fixture = fixture();
@@ -107,7 +107,7 @@ fn bench_measures_models_and_configurations() {
     for key in ["prompt_tps", "generation_tps", "peak_memory_bytes"] {
         assert!(figures[key].as_f64().unwrap() > 0.0, "{key}: {figures}");
     }
-    // 78 k numbers in 4 bits and, of 32, a scale and a bias of 16.
+    // 78 k numbers of 4 bits, and a 16-bit scale and bias for each 32.
     let parameters = 64 * 64 + 2 * (2 * 64 * 64 + 2 * 32 * 64 + 3 * 128 * 64 + 2 * 64) + 64;
     let norms = 5 * 64;
     assert_eq!(figures["parameters"], parameters);
@@ -144,7 +144,7 @@ fn quantized_and_fused_checkpoints_run() {
     let weights = figures["weight_bytes"].as_u64().unwrap();
     assert!((weights..weights + (1 << 15)).contains(&size));
     assert!(figures["bits_per_weight"].as_f64().unwrap() < 16.0);
-    // Once more: nothing is overwritten.
+    // A second run overwrites nothing.
     let output = run(&arguments);
     assert_eq!(output.status.code(), Some(1));
     assert!(stderr(&output).contains("exists"), "{}", stderr(&output));
@@ -162,7 +162,7 @@ fn quantized_and_fused_checkpoints_run() {
 }
 
 #[test]
-fn info_tells_what_types_of_gguf_become() {
+fn info_shows_the_conversions_of_gguf_types() {
     let file = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/gguf/q4_k_m.gguf");
     let text = stdout(&run(&["info", "--model", file]));
     assert!(text.contains("4 bits in groups of 32, the same numbers\n"), "{text}");
@@ -174,12 +174,13 @@ fn info_tells_what_types_of_gguf_become() {
 }
 
 #[test]
-fn info_tells_what_a_model_takes() {
+fn info_shows_the_memory_of_a_model() {
     let object = object(&["info", "--model", DEMO, "--context", "1,300", "--json"]);
     assert_eq!((&object["model_type"], &object["parameters"]), (&json!("llama"), &json!(803_968)));
     assert_eq!(object["weight_bytes"], 4 * 803_968);
     assert_eq!(object["memory"][0]["context"], 1);
-    // Of four layers, two heads of keys and values, 512 positions of 32, and one of four queries.
+    // Four layers, each with two heads of keys and values, 512 positions of 32, and one of four
+    // queries.
     let cache = 4 * 4 * 32 * (2 * 2 * 512 + 4);
     assert_eq!(object["memory"][1]["cache_bytes"].as_u64().unwrap() / cache, 1);
     assert_eq!(

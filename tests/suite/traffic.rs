@@ -1,4 +1,4 @@
-//! What the kernels of ops that take one dispatch move, counted by the simulator.
+//! The traffic of ops that take one dispatch, counted by the simulator.
 
 use mlx_primitives::ops;
 use mlx_primitives::{Array, Result, eval};
@@ -6,10 +6,10 @@ use mlx_primitives::{Array, Result, eval};
 use crate::support::input::{FLOATS, random, random32};
 use crate::support::{Checked, EPS, moved, report_traffic};
 
-/// Bytes of an array that are asked for, written, and read at least once.
+/// The bytes of an array that are requested, written, and read at least once.
 type Moved = [u64; 3];
 
-/// What is asked for once.
+/// Bytes that are each read once.
 fn read(bytes: u64) -> Moved {
     [bytes, 0, bytes]
 }
@@ -18,7 +18,8 @@ fn written(bytes: u64) -> Moved {
     [0, bytes, 0]
 }
 
-/// The bytes that one dispatch moves of each array, for the table of README if the op has a name there.
+/// Checks the bytes that one dispatch moves of each array, and reports them for README's table if
+/// the op has a name there.
 fn check(
     name: Option<&str>,
     op: impl FnOnce(&[Array]) -> Result<Array>,
@@ -34,7 +35,7 @@ fn check(
 }
 
 #[test]
-#[ignore = "run by simulated::what_moves"]
+#[ignore = "run by simulated::kernel_traffic"]
 fn moves_rows_once() -> Checked {
     let (x, long) = (random32(&[8, 1024], 1)?, random32(&[8, 5000], 1)?);
     let (all, of_long) = (x.nbytes() as u64, long.nbytes() as u64);
@@ -58,11 +59,11 @@ fn moves_rows_once() -> Checked {
     Ok(())
 }
 
-/// Weight and bias are asked for by every row; caches answer all but the first. Rows that do not fit
-/// into registers are read twice.
+/// Every row requests weight and bias; caches serve all but the first request. Rows that do not fit
+/// in registers are read twice.
 #[test]
-#[ignore = "run by simulated::what_moves"]
-fn moves_what_norms_need() -> Checked {
+#[ignore = "run by simulated::kernel_traffic"]
+fn moves_only_the_bytes_that_norms_need() -> Checked {
     for (rows, axis) in [(8, 100), (4, 1024), (2, 16384), (1, 20_000)] {
         let (x, r) = (random32(&[rows, axis], 1)?, random32(&[rows, axis], 2)?);
         let (w, b) = (random32(&[axis], 3)?, random32(&[axis], 4)?);
@@ -105,7 +106,7 @@ const ACTIVATIONS: [(&str, usize, Of); 9] = [
 ];
 
 #[test]
-#[ignore = "run by simulated::what_moves"]
+#[ignore = "run by simulated::kernel_traffic"]
 fn moves_elements_once() -> Checked {
     let inputs = [random32(&[8, 1031], 50)?, random32(&[8, 1031], 51)?];
     let bytes = inputs[0].nbytes() as u64;

@@ -1,4 +1,5 @@
-//! Choices between our kernels and MLX's ops: how they are made, where they are kept, what ops make of them.
+//! Choices between our kernels and MLX's ops: how they are made, where they are stored, and how ops
+//! follow them.
 
 use std::cell::{Cell, RefCell};
 use std::fs;
@@ -43,7 +44,7 @@ fn linear(rows: i32, dtype: Dtype) -> anyhow::Result<Class> {
     class(|| ops::linear(&x, &w, Linear::default()))
 }
 
-/// By a clock that only the two functions move.
+/// Uses a clock that only the two functions advance.
 #[test]
 fn the_faster_median_is_chosen() -> Checked {
     let race = |ours: &'static [u64], mlx: &'static [u64]| -> anyhow::Result<(Measured, usize)> {
@@ -63,20 +64,20 @@ fn the_faster_median_is_chosen() -> Checked {
         Ok((measured, count.get()))
     };
     let micros = |it: &Measured| [it.ours, it.mlx].map(|seconds| (seconds * 1e6).round());
-    // One run of each that is not counted, then as many as the budget has room for.
+    // One uncounted run of each, then as many as the budget allows.
     let (it, runs) = race(&[60], &[40])?;
     assert_eq!((micros(&it), it.choice(), runs), ([60.0, 40.0], Choice::Mlx, 22));
-    // Outliers and the first run move no median.
+    // Outliers and the first run do not affect the median.
     let (it, _) = race(&[500, 40, 40, 900, 40, 40], &[1, 50, 50, 1, 50, 50])?;
     assert_eq!((micros(&it), it.choice()), ([40.0, 50.0], Choice::Ours));
     // At least three rounds, unless one takes very long.
     assert_eq!((race(&[500], &[500])?.1, race(&[2500], &[2500])?.1), (8, 4));
-    // A tie, or less than noise, is ours; a wrong result never.
+    // In a tie, or within noise, ours is chosen; a wrong result never is.
     for (mlx, choice) in [(100.0, Choice::Ours), (98.0, Choice::Ours), (96.0, Choice::Mlx)] {
         assert_eq!(measured(100.0, mlx).choice(), choice, "{mlx}");
     }
     assert_eq!(Measured { agrees: false, ..measured(1.0, 100.0) }.choice(), Choice::Mlx);
-    // A clock that stands still ends it too.
+    // A stopped clock also ends the race.
     let still =
         Measured::race(|| Ok::<_, ()>(()), || Ok(()), &Duration::default, Duration::MAX / 8);
     assert_eq!(still, Ok(measured(0.0, 0.0)));
@@ -85,7 +86,7 @@ fn the_faster_median_is_chosen() -> Checked {
     Ok(())
 }
 
-/// A class is an op, a type and a number of rows; its measurements add up.
+/// A class is an op, a type and a number of rows; its measurements accumulate.
 #[test]
 fn choices_are_of_classes() -> Checked {
     let [one, few, many] = [1, 8, 9].map(|rows| linear(rows, Dtype::Float16));
@@ -114,7 +115,8 @@ fn choices_are_of_classes() -> Checked {
     Ok(())
 }
 
-/// Without measurements: matrix products of many rows of 16 bits, where MLX uses the neural accelerators.
+/// Without measurements, MLX's ops run 16-bit matrix products of many rows, for which MLX uses the
+/// neural accelerators.
 #[test]
 fn the_built_in_rule() -> Checked {
     let x = random(&[1, 2, 16, 64], Dtype::Float16, 1)?;
@@ -156,11 +158,11 @@ fn some(value: f64) -> anyhow::Result<Choices> {
 }
 
 #[test]
-fn files_of_other_machines_or_in_pieces_are_refused() -> Checked {
+fn stale_and_broken_files_are_refused() -> Checked {
     let folder = tempfile::tempdir()?;
     let path = folder.path().join("new/folder/tune.json");
     assert_eq!(Choices::read(&path, &key())?, None);
-    let choices = some(0.1 + 0.2)?; // every bit of the numbers is kept
+    let choices = some(0.1 + 0.2)?; // the file must keep every bit
     choices.write(&path, &key())?;
     assert_eq!(Choices::read(&path, &key())?, Some(choices));
     let said = |key: &Key| match Choices::read(&path, key) {
@@ -206,7 +208,7 @@ fn files_of_other_machines_or_in_pieces_are_refused() -> Checked {
     Ok(())
 }
 
-/// Whoever reads finds one file or another, whole.
+/// A reader always finds a complete file.
 #[test]
 fn writers_at_the_same_time_leave_a_whole_file() -> Checked {
     let folder = tempfile::tempdir()?;
@@ -251,9 +253,9 @@ fn a_folder_that_cannot_be_written_is_an_error() -> Checked {
     Ok(())
 }
 
-/// What is chosen is built, with the same shape, type and derivatives.
+/// Ops build the chosen implementation, with the same shape, type and derivatives.
 #[test]
-fn ops_build_what_is_chosen() -> Checked {
+fn ops_build_the_chosen_implementation() -> Checked {
     let (ours, mlx) = (Rc::new(Choices::ours()), Rc::new(Choices::mlx()));
     let mut softmax = Choices::ours();
     for dtype in [Dtype::Float32, Dtype::Float16, Dtype::Bfloat16] {
@@ -295,7 +297,7 @@ fn ops_build_what_is_chosen() -> Checked {
                 .map_or(Ok(()), |_| anyhow::bail!("softmax is ours"))
         })?;
     }
-    // What is no result of ours alone, here for its axes, stays ours.
+    // An op that reshapes our result, here because of its axes, stays ours.
     let x = random(&[100], Dtype::Float32, 5)?;
     let options = MaskedSoftmax { window: Some(3), ..Default::default() };
     let y = with_choices(mlx, || ops::masked_softmax(&x, options))?;
@@ -304,9 +306,9 @@ fn ops_build_what_is_chosen() -> Checked {
     Ok(())
 }
 
-/// Either way of each op rounds alike, so that no token changes.
+/// Both implementations of each op round alike, so that no token changes.
 #[test]
-fn a_model_of_chosen_ops_writes_the_same() -> Checked {
+fn a_model_of_chosen_ops_writes_the_same_text() -> Checked {
     let checkpoint = Checkpoint::demo()?;
     let prompt = checkpoint.tokenizer.encode("Once upon a time")?;
     let tokens = || greedy(&checkpoint, &prompt, if simulated() { 4 } else { 24 });
@@ -345,13 +347,13 @@ fn the_command_measures_and_others_use_it() -> Checked {
     assert_eq!(object["file"].as_str(), file.to_str());
     let key = Key::here(Device::Cpu)?;
     let mut read = Choices::read(&file, &key)?.expect("a file");
-    // ops shows what is chosen, and measures our kernel nevertheless.
+    // ops shows the choice, but measures our kernel.
     let x = random(&[1, 1, 64], Dtype::Float32, 1)?;
     read.add(&class(|| ops::relu(&x))?, measured(2.0, 1.0));
     read.add(&linear(1, Dtype::Float32)?, measured(2.0, 1.0));
     read.write(&file, &key)?;
     if !simulated() {
-        // In the simulator this takes a minute.
+        // The simulator would take a minute.
         let quick = ["ops", "--quick", "--op", "relu", "--dtype", "float32"];
         let json = run(&[&quick[..], &["--json"]].concat())?;
         let shown: Vec<Value> = serde_json::from_str(&json[0])?;
@@ -360,11 +362,12 @@ fn the_command_measures_and_others_use_it() -> Checked {
         let table = &run(&quick)?[0];
         assert!(table.contains("choice") && table.contains("MLX's"), "{table}");
     }
-    // What is measured anew takes the place of what was, and others stay.
+    // A new measurement replaces the old one, and others stay.
     assert!(run(&["tune", "--quick", "--op", "relu"])?[0].contains("relu, float32, 1 row"));
     assert!(choices()?.as_str().is_some_and(|it| it.starts_with("4 measured, ")));
 
-    // What cannot be used is not, which is said once, unless choices are off; tune writes it anew.
+    // An unusable file is ignored, which is reported once, unless choices are off; tune rewrites
+    // it.
     let stale = Key { mlx: "0.1".into(), ..key.clone() };
     for (write, part) in [
         (&(|| Ok(Choices::ours().write(&file, &stale)?)) as &dyn Fn() -> Checked, "MLX is "),

@@ -19,14 +19,14 @@ fn key() -> Key {
     Key { chip, system, mlx, kernels }
 }
 
-/// A clock by which a round of ours takes `ours` microseconds and one of MLX's `mlx`, with the number of times
-/// that it was asked. A race asks at its start and then three times a round.
+/// A clock by which a round of ours takes `ours` microseconds and one of MLX's `mlx`, and the
+/// number of times that it was read. A race reads it at its start and then three times per round.
 fn clock(ours: u64, mlx: u64) -> (impl Fn() -> Duration + Send + Sync, Arc<AtomicU64>) {
     let asked = Arc::new(AtomicU64::new(0));
     let count = asked.clone();
     let now = move || {
         let asked = count.fetch_add(1, Ordering::Relaxed);
-        // 0 is the start; of a round, 1 is its begin, 2 comes after ours, 3 after MLX's.
+        // 0 is the start; in a round, 1 is the beginning, 2 comes after ours, 3 after MLX's.
         let rounds = asked / 3;
         let part = if asked % 3 == 2 { ours } else { 0 };
         Duration::from_micros(rounds * (ours + mlx) + part)
@@ -44,7 +44,8 @@ fn input(dtype: Dtype) -> Result<Array> {
     random_input(&[3, 64], dtype, 1)
 }
 
-/// Once for each class; what was chosen is built, kept in the file, and added to what others put there.
+/// Each class is measured once; the choice is built, stored in the file, and added to the choices
+/// of others there.
 #[test]
 fn first_uses_are_measured_once_and_kept() -> Checked {
     let folder = tempfile::tempdir()?;
@@ -77,7 +78,7 @@ fn first_uses_are_measured_once_and_kept() -> Checked {
     Ok(())
 }
 
-/// The graph that an op is part of is not evaluated, and neither random numbers nor results change.
+/// The op's graph is not evaluated, and neither random numbers nor results change.
 #[test]
 fn measuring_changes_nothing_else() -> Checked {
     let folder = tempfile::tempdir()?;
@@ -95,7 +96,7 @@ fn measuring_changes_nothing_else() -> Checked {
     Ok(())
 }
 
-/// Functions that are differentiated, compiled or mapped are built of what was chosen, too.
+/// Functions that are differentiated, compiled or mapped follow the choices, too.
 #[test]
 fn transformed_functions_are_measured() -> Checked {
     let folder = tempfile::tempdir()?;
@@ -122,9 +123,9 @@ fn transformed_functions_are_measured() -> Checked {
     Ok(())
 }
 
-/// What cannot be measured runs as the built-in rule says, without an error.
+/// An op that cannot be measured follows the built-in rule, without an error.
 #[test]
-fn what_cannot_be_measured() -> Checked {
+fn ops_that_cannot_be_measured() -> Checked {
     let none = &|| Duration::ZERO;
     let x = input(Dtype::Float32)?;
     let evaluated = ops::softmax(&x)?;
@@ -132,7 +133,7 @@ fn what_cannot_be_measured() -> Checked {
     for other in [evaluated, x.exp()?] {
         assert!(measure(&other, none, Duration::ZERO).is_err());
     }
-    // Inputs that would have to be made up first, of more than may be.
+    // Inputs that would have to be generated first, of more than the allowed size.
     let large = ops::softmax(&Array::scalar(0.0f32)?.broadcast_to([1 << 14, 1 << 14])?)?;
     assert!(message(measure(&large, none, Duration::ZERO)).contains("at most 268435456 bytes"));
     let (clock, asked) = clock(1, 1);
@@ -171,9 +172,9 @@ fn threads_measure_at_the_same_time() -> Checked {
     Ok(())
 }
 
-/// As a program meets it: `lazy` measures, the next run finds the file, a stale one is written anew.
+/// A whole program: `lazy` measures, the next run finds the file, and a stale file is rewritten.
 #[test]
-fn a_program_measures_what_it_runs() -> Checked {
+fn a_program_measures_its_ops() -> Checked {
     let folder = tempfile::tempdir()?;
     let run = |mode: &str| -> anyhow::Result<[String; 2]> {
         let mut command = command(&["generate", "Once", "--max-tokens", "2"]);
@@ -201,7 +202,7 @@ fn a_program_measures_what_it_runs() -> Checked {
 }
 
 #[test]
-fn results_agree_but_for_roundings() -> Checked {
+fn results_agree_up_to_rounding() -> Checked {
     let array = |values: &[f32]| Array::from_slice(values, [values.len() as i32]);
     let theirs = array(&[1.0, f32::NAN, f32::INFINITY])?;
     assert!(tune::agree(&array(&[1.004, f32::NAN, f32::INFINITY])?, &theirs)?);

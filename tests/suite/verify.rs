@@ -1,4 +1,4 @@
-//! `mlx-primitives verify`: its report, what it says of a fault, and what it refuses.
+//! `mlx-primitives verify`: its report, the errors for faults, and bad usage.
 
 use std::fs;
 use std::process::{Command, Output};
@@ -73,8 +73,8 @@ fn kernels_are_checked_in_the_simulator() -> Checked {
     Ok(())
 }
 
-/// Instead of MLX's RMSNorm a function that throws. The two steps that use it fail and are named, the others
-/// run.
+/// A function that throws replaces MLX's RMSNorm. The two steps that use it fail and are named, and
+/// the others run.
 #[cfg(target_os = "linux")]
 #[test]
 fn a_fault_is_named_and_stops_nothing() -> Checked {

@@ -1,4 +1,4 @@
-//! Uses mlx-primitives from another crate: a norm, its gradient, and attention-like softmax.
+//! Uses mlx-primitives from another crate: a norm, its gradient, and an attention-like softmax.
 
 use mlx_primitives::{Array, Result, ops, transforms};
 

@@ -2,13 +2,13 @@
 
 using namespace metal;
 
-/** The like of this is in src/soft_cap.rs. */
+/** Must match the struct in src/soft_cap.rs. */
 struct SoftCapParams {
   uint count;
   float cap;
 };
 
-/** y = cap * tanh(x / cap), a thread for each element. */
+/** y = cap * tanh(x / cap), with a thread for each element. */
 template <typename T>
 [[kernel]] void soft_cap(
     const device T* x [[buffer(0)]],
@@ -20,7 +20,7 @@ template <typename T>
   }
 }
 
-/** y = mean(x^2) of each row, a SIMD group for each; sums in float32. */
+/** y = mean(x^2) of each row, with a SIMD group for each; adds in float32. */
 template <typename T>
 [[kernel]] void mean_square(
     const device T* x [[buffer(0)]],

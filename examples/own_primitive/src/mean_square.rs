@@ -29,7 +29,7 @@ fn run<T: Float>(axis: usize, x: &View<'_>, y: &mut ViewMut<'_>) -> Result<()> {
     Ok(())
 }
 
-/// `x` times `2 / n` times something for each row.
+/// `x` times `2 / n` times a factor for each row.
 fn scaled(x: &Array, rows: &Array) -> Result<Array> {
     let n = x.dim(-1)? as f32;
     x.multiply(&rows.expand_dims(-1)?)?.multiply(2.0 / n)
@@ -72,12 +72,12 @@ impl CustomPrimitive for MeanSquare {
     }
 
     fn jvp(&self, x: &[Array], t: &[Array], _: &[usize]) -> Result<Vec<Array>> {
-        // The mean is taken in float32, as that of the squares is.
+        // The mean is computed in float32, like the mean of the squares.
         let products = x[0].astype(mlx_primitives::Dtype::Float32)?.multiply(&t[0])?;
         Ok(vec![products.mean(-1)?.multiply(2.0)?.astype(x[0].dtype())?])
     }
 
-    /// The mapped axis goes to the front, where it is a row axis more.
+    /// The mapped axis moves to the front, where it is one more row axis.
     fn vmap(&self, x: &[Array], axes: &[Option<usize>]) -> Result<(Vec<Array>, Vec<usize>)> {
         let axis = axes[0].unwrap_or(0) as i32;
         let mut order: Vec<i32> = (0..x[0].ndim() as i32).filter(|&other| other != axis).collect();

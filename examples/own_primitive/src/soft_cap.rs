@@ -7,9 +7,9 @@ use mlx_primitives::{Array, Result, metal_library};
 
 use crate::{Float, one_float, with_float};
 
-/// `cap * tanh(x / cap)`: nearly `x` where that is small, and never beyond `cap`.
+/// `cap * tanh(x / cap)`: close to `x` if that is small, and never beyond `cap`.
 ///
-/// `x` is of any shape and of float32, float16 or bfloat16; the result is of its shape and type.
+/// `x` has any shape and the type float32, float16 or bfloat16; the result has its shape and type.
 pub fn soft_cap(x: &Array, cap: f32) -> Result<Array> {
     apply_one(SoftCap { cap, library: metal_library!("own")? }, &[x])
 }
@@ -20,7 +20,7 @@ struct SoftCap {
     library: MetalLibrary,
 }
 
-/// The like of this is in `metal/own.metal`.
+/// Must match the struct in `metal/own.metal`.
 #[repr(C)]
 #[derive(Clone, Copy, bytemuck::NoUninit)]
 struct SoftCapParams {
@@ -60,19 +60,19 @@ impl CustomPrimitive for SoftCap {
         Ok(vec![launch])
     }
 
-    /// `1 - tanh²`, of the output.
+    /// `1 - tanh²`, computed from the output.
     fn vjp(&self, _: &[Array], g: &[Array], _: &[usize], y: &[Array]) -> Result<Vec<Array>> {
         let slope = y[0].divide(self.cap)?.square()?.negative()?.add(1.0)?;
         Ok(vec![g[0].multiply(&slope)?])
     }
 
-    /// The Jacobian is diagonal: the same along a tangent.
+    /// The Jacobian is diagonal, so a tangent is multiplied like a cotangent.
     fn jvp(&self, x: &[Array], t: &[Array], argnums: &[usize]) -> Result<Vec<Array>> {
         let y = apply_one(self.clone(), &[&x[0]])?;
         self.vjp(x, t, argnums, &[y])
     }
 
-    /// Elementwise: an axis more is nothing new.
+    /// An elementwise op needs no change for one more axis.
     fn vmap(&self, x: &[Array], axes: &[Option<usize>]) -> Result<(Vec<Array>, Vec<usize>)> {
         let y = apply_one(self.clone(), &[&x[0]])?;
         Ok((vec![y], vec![axes[0].unwrap_or(0)]))

@@ -1,11 +1,12 @@
-//! Both ops against references in f64, on the CPU and in Metal: simulated on Linux, real on a Mac.
+//! Compares both ops with references in f64, on the CPU and in Metal: simulated on Linux, real on a
+//! Mac.
 
 use mlx_primitives::conformance::{Bound, Conformance, Report};
 use mlx_primitives::transforms::{compile, grad};
 use mlx_primitives::{Array, Dtype, Result};
 use own_primitive::{mean_square, soft_cap};
 
-/// Passes if all comparisons did, and Metal kernels were among them.
+/// Passes if all comparisons passed and included Metal kernels.
 fn passed(report: &Report) -> Result<()> {
     println!("{report}");
     assert!(report.ran_metal(), "no Metal kernel ran: {:?}", report.not_run());
@@ -27,9 +28,9 @@ fn soft_cap_conforms() -> Result<()> {
     passed(&report)
 }
 
-/// In float32 each of the n squares, the n - 1 additions and the division is off by half an epsilon at
-/// most, which is an ulp at most: in one direction, where all elements of a row are equal. A result in
-/// 16 bits is rounded once more, from a sum that is off by far less than its ulp.
+/// In float32 each of the n squares, the n - 1 additions and the division has an error of at most
+/// half an epsilon, which is at most an ulp; all in one direction if all elements of a row are
+/// equal. A result in 16 bits is rounded once more, from a sum whose error is far below its ulp.
 #[test]
 fn mean_square_conforms() -> Result<()> {
     let report = Conformance::new(
@@ -50,7 +51,7 @@ fn mean_square_conforms() -> Result<()> {
 }
 
 #[test]
-fn they_compile_together() -> Result<()> {
+fn ops_compile_together() -> Result<()> {
     let loss = |x: Array| mean_square(&soft_cap(&x, 3.0)?)?.sum(..);
     let step = compile(move |x| grad(loss, &x[0]), false)?;
     let x = Array::from_slice(&[0.5f32, -1.0, 4.0, 2.0], [2, 2])?;

@@ -1,4 +1,4 @@
-//! The reduction's kernel alone, in the simulator: what it moves, in every order of threads.
+//! Tests the kernels alone, in the simulator: their traffic and results, in every order of threads.
 #![cfg(target_os = "linux")]
 
 use half::bf16;

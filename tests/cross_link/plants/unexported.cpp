@@ -1,4 +1,4 @@
-// Declared in MLX's headers, absent from what libmlx exports.
+// A function that MLX's headers declare but libmlx does not export.
 #include "mlx/backend/gpu/copy.h"
 
 mlx::core::array plant(const mlx::core::array& x, const mlx::core::Stream& stream) {

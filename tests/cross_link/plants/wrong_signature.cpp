@@ -1,4 +1,4 @@
-// An op that libmlx exports, with a parameter that it does not have.
+// An op that libmlx exports, with a wrong parameter.
 #include "mlx/array.h"
 
 namespace mlx::core {

@@ -242,7 +242,7 @@ fn attended(d: &mut Draw) -> Result<(Array, Array, Array)> {
     Ok((q, k, v))
 }
 
-/// What attention is given beside queries, keys and values.
+/// The optional inputs of attention.
 struct Given {
     mask: Option<Array>,
     sinks: Option<Array>,

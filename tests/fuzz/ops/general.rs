@@ -75,7 +75,7 @@ pub const GENERAL: &[Call] = &[
         Ok(vec![f(&x, &axes(d, &x), keepdims)?])
     }),
     ("a product of elements", |d| {
-        // Whether a partial product overflows or underflows depends on the order of the factors.
+        // The order of the factors decides whether a partial product overflows or underflows.
         d.wild = true;
         let (x, keepdims) = (any(d, 0..=4)?, d.rng.bool());
         let axes = axes(d, &x);
@@ -89,7 +89,7 @@ pub const GENERAL: &[Call] = &[
             0 => x.argmax(axis),
             1 => x.sort(axis),
             2 => x.cumsum(axis),
-            // Equal elements may come in any order.
+            // Equal elements may be in any order.
             _ => x.argsort(axis)?.sort(axis),
         };
         Ok(vec![result?])
@@ -161,7 +161,7 @@ pub const GENERAL: &[Call] = &[
             shape[at] = d.rng.i32(1..6);
             return Ok(vec![x.take_along_axis(&d.indices(&shape, -dim, dim, kind)?, axis)?]);
         }
-        // One index a row, as the order of writes to the same element is not said.
+        // One index per row, because the order of writes to the same element is unspecified.
         shape[at] = 1;
         let (indices, values) = (d.indices(&shape, -dim, dim, kind)?, d.array(&shape, x.dtype())?);
         Ok(vec![x.put_along_axis(&indices, &values, axis)?])
@@ -184,14 +184,14 @@ pub const GENERAL: &[Call] = &[
         Ok(vec![select(&condition, &d.array(&a, dtype)?, &d.array(&b, dtype)?)?])
     }),
     ("another type", |d| {
-        // Numbers that a type does not hold become anything.
+        // Conversions of numbers that a type cannot hold are unspecified.
         d.wild = false;
         let (x, dtype) = (any(d, 0..=3)?.abs()?, d.dtype());
         Ok(vec![x.astype(dtype)?])
     }),
 ];
 
-/// Some axes of an array in any order, now and then with one that it does not have.
+/// Some axes of an array in any order, sometimes with an axis that it does not have.
 fn axes(d: &mut Draw, x: &Array) -> Vec<i32> {
     let mut axes: Vec<i32> = (0..x.ndim() as i32).collect();
     d.rng.shuffle(&mut axes);

@@ -1,5 +1,5 @@
-//! Ops with arguments of random shapes, types, strides and options: each is refused, or computes from
-//! views what it computes from copies of them.
+//! Ops with arguments of random shapes, types, strides and options: each is refused, or gives equal
+//! results for views and for copies of them.
 
 mod calls;
 mod general;
@@ -17,10 +17,10 @@ use super::mutation::one;
 
 pub const FUZZER: Fuzzer = Fuzzer { name: "ops", allowance: 64 << 20, prepare };
 
-/// An op's name, and what draws its arguments and builds it.
+/// An op's name, and a function that draws its arguments and builds it.
 type Call = (&'static str, fn(&mut Draw) -> Result<Vec<Array>>);
 
-/// Bytes of results beyond which they are not computed.
+/// The most bytes of a result that is computed.
 const MOST: usize = 1 << 20;
 
 fn prepare(_: &Path) -> anyhow::Result<Run> {
@@ -38,7 +38,7 @@ fn prepare(_: &Path) -> anyhow::Result<Run> {
     }))
 }
 
-/// Builds and computes; nothing huge, of which the description has to do.
+/// Builds the results, and computes them unless they are huge.
 fn run(call: fn(&mut Draw) -> Result<Vec<Array>>, draw: &mut Draw) -> Result<Vec<Array>> {
     let results = call(draw)?;
     let small: Vec<&Array> = results.iter().filter(|result| result.nbytes() < MOST).collect();

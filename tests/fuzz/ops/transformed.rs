@@ -1,4 +1,4 @@
-//! Derivatives, vmap and compile of our primitives, and primitives of a user's own.
+//! Derivatives, vmap and compile of our primitives, and a user's primitives.
 
 use mlx_primitives::custom::{CustomPrimitive, Layout, Spec, View, ViewMut, apply};
 use mlx_primitives::ops;
@@ -47,13 +47,13 @@ pub const TRANSFORMED: &[Call] = &[
     }),
     ("compile", |d| {
         let ((x, f), shapeless) = (drawn(d)?, d.rng.bool());
-        // Of MLX's own ops it would make one, for which it runs a C++ compiler: that takes seconds.
+        // MLX would fuse its own ops with a C++ compiler, which takes seconds.
         let compiled = compile(move |p| Ok(vec![f(&f(&p[0])?)?]), shapeless)?;
         let first = compiled.call(&[&x])?;
         let other = d.array(x.shape(), x.dtype())?;
         Ok(first.into_iter().chain(compiled.call(&[&other])?).collect())
     }),
-    ("a primitive of a user's own", |d| {
+    ("a primitive that a user wrote", |d| {
         let (shape, layout) = (d.shape(0..=4), *d.one(&[Layout::Any, Layout::RowContiguous]));
         let x = d.array(&shape, Dtype::Float32)?;
         apply(Twice { layout }, &[&x])
@@ -62,7 +62,7 @@ pub const TRANSFORMED: &[Call] = &[
 
 fn drawn(d: &mut Draw) -> Result<(Array, Op)> {
     let (mut shape, dtype) = (d.shape(1..=4), d.floating());
-    // Maxima of nothing and means of nothing have no derivatives.
+    // The maximum and the mean of no elements have no derivatives.
     shape.iter_mut().for_each(|dim| *dim = (*dim).max(1));
     let f = *d.one(&OPS);
     Ok((d.array(&shape, dtype)?, f))

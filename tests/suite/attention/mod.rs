@@ -1,4 +1,4 @@
-//! `attention` beside its rows of `table`: caches, queries that see nothing, extremes, refusals.
+//! `attention`: caches, queries that see no keys, extremes, refusals. `table` tests its values.
 
 mod moves;
 mod quantized;
@@ -43,7 +43,7 @@ impl Inputs {
         })
     }
 
-    /// Ours against f64 and against MLX's.
+    /// Compares our result with f64 and with MLX's.
     fn check(&self, options: Attention<'_>, what: &str) -> Checked {
         let ours = ops::attention(&self.q, &self.k, &self.v, options)?;
         assert_eq!((ours.shape(), ours.dtype()), (self.q.shape(), self.q.dtype()), "{what}");
@@ -56,7 +56,7 @@ impl Inputs {
     }
 }
 
-/// A part of a larger cache is read where it lies.
+/// Part of a larger cache is read in place.
 #[test(alone)]
 fn views_of_a_cache_are_not_copied() -> Checked {
     let rows = if simulated() { 4096 } else { 65536 };
@@ -77,9 +77,9 @@ fn views_of_a_cache_are_not_copied() -> Checked {
     inputs.check(Attention::default(), "a view")
 }
 
-/// A query of which a mask hides all keys weighs them alike, as in MLX.
+/// A query with all keys masked weights them equally, as in MLX.
 #[test]
-fn a_query_that_sees_nothing() -> Checked {
+fn a_query_that_sees_no_keys() -> Checked {
     each_device(|_| {
         for queries in [2, 6] {
             let inputs = Inputs::new([2, 4, 2], [queries, 37, 32], Dtype::Float32)?;
@@ -95,7 +95,7 @@ fn a_query_that_sees_nothing() -> Checked {
     })
 }
 
-/// The heads of a position lie side by side, so that joining them copies nothing.
+/// The heads of a position are adjacent in memory, so that joining them copies nothing.
 #[test]
 fn results_lie_position_by_position() -> Checked {
     each_device(|_| {
@@ -106,7 +106,7 @@ fn results_lie_position_by_position() -> Checked {
             joined.eval()?;
             assert!(joined.is_row_contiguous(), "{queries}");
             assert_eq!(y.is_row_contiguous(), queries == 1);
-            // An op that wants rows gets them.
+            // An op that needs contiguous rows gets a copy.
             let rows = ops::softmax(&y)?;
             assert_eq!(numbers(&rows)?, numbers(&ops::softmax(&y.contiguous()?)?)?, "{queries}");
         }
@@ -154,7 +154,7 @@ fn extents_of_zero() -> Checked {
         assert_eq!(empty([1, 2, 1], [0, 4, 8])?.to_vec::<f32>()?, [0.0; 0]);
         assert_eq!(empty([1, 2, 1], [3, 4, 0])?.shape(), [1, 2, 3, 0]);
         assert_eq!(empty([1, 2, 1], [3, 0, 8])?.to_vec::<f32>()?, [0.0; 48]);
-        // Keys without features weigh all values alike.
+        // Keys without features weight all values equally.
         let Inputs { q, k, .. } = Inputs::new([1, 2, 1], [3, 4, 0], Dtype::Float32)?;
         let v = Array::arange::<f32>(0.0, 8.0, 1.0)?.reshape([1, 1, 4, 2])?;
         let y = ops::attention(&q, &k, &v, Attention::default())?;

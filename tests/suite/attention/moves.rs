@@ -1,4 +1,4 @@
-//! What the kernels move, counted by the simulator.
+//! The traffic of the kernels, counted by the simulator.
 
 #![cfg(target_os = "linux")]
 
@@ -8,7 +8,7 @@ use mlx_primitives::{Array, Dispatched, Dtype, Result};
 use crate::support::input::random;
 use crate::support::{self, Checked};
 
-/// Bytes read of a buffer of a dispatch.
+/// The bytes that a dispatch reads from a buffer.
 fn read(dispatched: &Dispatched, buffer: usize) -> u64 {
     dispatched.arrays[buffer][0]
 }
@@ -16,7 +16,7 @@ fn read(dispatched: &Dispatched, buffer: usize) -> u64 {
 const KEYS: usize = 1;
 const VALUES: usize = 4;
 
-/// Decode over a part of a cache: [1, kv_heads, keys, dim] of [1, kv_heads, more, dim].
+/// Decodes over part of a cache: [1, kv_heads, keys, dim] of [1, kv_heads, more, dim].
 fn decode(
     heads: i32,
     kv_heads: i32,
@@ -38,9 +38,9 @@ fn decode(
     Ok((moved, (kv_heads * keys * dim * 2) as u64))
 }
 
-/// 4096 keys, four heads to a key-value head: keys and values are read once, and not once a head.
+/// 4096 keys, four heads per key-value head: keys and values are read once, not once per head.
 #[test]
-#[ignore = "run by simulated::what_moves"]
+#[ignore = "run by simulated::kernel_traffic"]
 fn moves_keys_and_values_once_in_decode() -> Checked {
     let (moved, bytes) = decode(8, 2, 4096, 64)?;
     let kernels: Vec<_> = moved.iter().map(|d| d.kernel.as_str()).collect();
@@ -57,9 +57,9 @@ fn moves_keys_and_values_once_in_decode() -> Checked {
     support::report_traffic("attention", &moved, ideal)
 }
 
-/// A cache that one dispatch goes through.
+/// A cache short enough for one dispatch.
 #[test]
-#[ignore = "run by simulated::what_moves"]
+#[ignore = "run by simulated::kernel_traffic"]
 fn moves_a_short_cache_once_in_one_dispatch() -> Checked {
     let (moved, bytes) = decode(4, 1, 512, 128)?;
     assert_eq!(moved.len(), 1);
@@ -68,9 +68,9 @@ fn moves_a_short_cache_once_in_one_dispatch() -> Checked {
     Ok(())
 }
 
-/// Every block of 32 rows reads the keys once, whatever the scores would take.
+/// Every block of 32 rows reads the keys once, and writes no scores.
 #[test]
-#[ignore = "run by simulated::what_moves"]
+#[ignore = "run by simulated::kernel_traffic"]
 fn moves_keys_once_for_each_block_of_rows_in_prefill() -> Checked {
     let bytes_of = |queries: i32, keys: i32, causal: bool| -> anyhow::Result<[u64; 4]> {
         let q = random(&[1, 1, queries, 32], Dtype::Float16, 1)?;
@@ -91,15 +91,15 @@ fn moves_keys_once_for_each_block_of_rows_in_prefill() -> Checked {
         assert_eq!([q, out], [queries as u64 * row; 2], "{queries}x{keys}");
         assert_eq!([k, v], [blocks * keys as u64 * row; 2], "{queries}x{keys}");
     }
-    // Under the causal rule block i of four sees (i + 1) quarters of the keys.
+    // Under the causal rule, block i of four sees i + 1 quarters of the keys.
     let [_, k, v, _] = bytes_of(128, 128, true)?;
     assert_eq!([k, v], [(1 + 2 + 3 + 4) * 32 * row; 2]);
     Ok(())
 }
 
-/// Codes, scales and biases once, where a tile's worth of rows shares them.
+/// Codes, scales and biases are read once where the rows that share them fit in a tile.
 #[test]
-#[ignore = "run by simulated::what_moves"]
+#[ignore = "run by simulated::kernel_traffic"]
 fn moves_quantized_keys_once_in_decode() -> Checked {
     let shape = |last: i32| [1, 2, 1024, last];
     let words = |seed: u32| -> Result<Array> {

@@ -13,7 +13,7 @@ struct Rows {
     packed: Array,
     scales: Array,
     biases: Array,
-    /// What they stand for.
+    /// The dequantized rows.
     plain: Array,
 }
 
@@ -87,7 +87,7 @@ fn every_type_and_group() -> Checked {
                     let shape = [1, heads, queries, value_dim];
                     assert_eq!((ours.shape(), ours.dtype()), (&shape[..], dtype), "{what}");
                     let want = Reference::new(&q, &k.plain, &v.plain, options)?.apply();
-                    // The matrix kernel rounds what it expands to the type, as MLX does.
+                    // The matrix kernel rounds dequantized rows to the type, as MLX does.
                     let rounding = match dtype {
                         Dtype::Float32 => 0.0,
                         Dtype::Float16 => 0.01,
@@ -104,7 +104,7 @@ fn every_type_and_group() -> Checked {
     })
 }
 
-/// A long cache in few bytes, of which a part is read, with all the rules there are.
+/// Part of a long quantized cache, with every rule.
 #[test]
 fn views_of_a_cache() -> Checked {
     each_device(|_| {

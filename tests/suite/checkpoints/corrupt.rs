@@ -1,5 +1,5 @@
-//! 200 damaged checkpoints: each is refused by name, or loads and runs; none crashes or takes
-//! memory that its files do not.
+//! 200 damaged checkpoints: each is refused by name, or loads and runs. None crashes or takes more
+//! memory than its files justify.
 
 use std::fs;
 use std::process::Command;
@@ -22,7 +22,7 @@ const FIXTURES: [&str; 6] = [
     "gguf-q4_0",
 ];
 
-/// In a process of its own, whose memory is its alone, and whose end is the test's.
+/// Runs in a child process, to measure its memory and to detect a crash.
 #[test]
 fn damaged_checkpoints_are_refused_by_name() -> Checked {
     if std::env::var_os(CHILD).is_some() {
@@ -62,7 +62,7 @@ fn all_cases() -> Checked {
             Err(error) => {
                 let said = error.to_string();
                 assert!(said.starts_with(&folder.path().display().to_string()), "{what}: {said}");
-                // A file within the folder, and in it whatever the damage was done to.
+                // The message names a file within the folder, and the damaged part of it.
                 let file = ["model", "config.json"].iter().any(|name| said.contains(name));
                 assert!(file, "{what}: {said}");
                 for name in &damage.names {
@@ -73,7 +73,7 @@ fn all_cases() -> Checked {
             Ok(llama) => {
                 assert!(damage.harmless, "{what}: loaded");
                 if !simulated() {
-                    // A flipped bit may make any number of a weight, NaN too.
+                    // A flipped bit may turn a weight into any number, even NaN.
                     let ids = tokens(&[1, 2, 3])?;
                     let logits = llama.forward(&ids, &mut llama.new_cache())?;
                     assert_eq!(
@@ -90,7 +90,7 @@ fn all_cases() -> Checked {
                 loaded.push(damage.what);
             }
         }
-        // The runtime and the allocators of its threads take some megabytes of their own.
+        // The runtime and the allocators of its threads take a few megabytes in addition.
         let taken = memory("VmHWM:").saturating_sub(before) as f64;
         assert!(taken < 2.0 * size as f64 + SLACK, "{what}: {taken} bytes for {size}");
         most = most.max(taken);
@@ -102,14 +102,14 @@ fn all_cases() -> Checked {
 
 const SLACK: f64 = (4 << 20) as f64;
 
-/// Bytes that the kernel counts of this process; 0 where it does not say.
+/// Bytes in this line of the process's status, or 0 if the system does not report it.
 pub fn memory(key: &str) -> u64 {
     let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
     let line = status.lines().find(|line| line.starts_with(key)).unwrap_or_default();
     line.split_whitespace().nth(1).and_then(|kib| kib.parse::<u64>().ok()).unwrap_or(0) << 10
 }
 
-/// Starts a new VmHWM.
+/// Resets VmHWM, the peak of resident memory.
 pub fn reset_peak() {
     let _ = fs::write("/proc/self/clear_refs", "5");
 }

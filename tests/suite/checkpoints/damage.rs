@@ -1,11 +1,11 @@
-//! What a seeded fuzzer does to a checkpoint's files.
+//! Seeded damage to a checkpoint's files.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
 use serde_json::{Map, Value, json};
 
-/// splitmix64
+/// The splitmix64 generator.
 pub struct Draw(pub u64);
 
 impl Draw {
@@ -26,7 +26,7 @@ impl Draw {
     }
 }
 
-/// What was done, and what an error about it must name.
+/// A description of the damage, and the names that an error about it must contain.
 pub struct Damage {
     pub what: String,
     /// Whether the checkpoint may load after all.
@@ -67,7 +67,7 @@ const EXTENTS: [&str; 8] = [
     "max_position_embeddings",
 ];
 
-/// Weights that may be spoilt: those of a folder.
+/// The weight files of a folder, any of which may be damaged.
 fn weight_files(folder: &Path) -> Vec<PathBuf> {
     let mut files: Vec<PathBuf> = fs::read_dir(folder)
         .unwrap()
@@ -92,7 +92,7 @@ fn joined(header: &str, data: &[u8]) -> Vec<u8> {
     [&(header.len() as u64).to_le_bytes()[..], header.as_bytes(), data].concat()
 }
 
-/// The kinds of damage; each case is one of them, in turn.
+/// The number of kinds of damage; the cases take turns.
 pub const KINDS: usize = 12;
 
 pub fn spoil(folder: &Path, kind: usize, draw: &mut Draw) -> Damage {
@@ -110,7 +110,7 @@ pub fn spoil(folder: &Path, kind: usize, draw: &mut Draw) -> Damage {
             Damage::new(format!("{file} cut to {length} bytes"), false, &[&file])
         }
         1 | 2 => {
-            // In the header, mostly its first bytes, or anywhere in what follows.
+            // In the header, mostly its first bytes, or anywhere after it.
             let header = match gguf {
                 true => 1500,
                 false => 8 + u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize,
@@ -138,7 +138,7 @@ pub fn spoil(folder: &Path, kind: usize, draw: &mut Draw) -> Damage {
             let key = *draw.one(&EXTENTS);
             let value = *draw.one(&HOSTILE);
             set(&config, key, value);
-            // Limits and epsilons of any positive size go with any tensors.
+            // Limits and epsilons of any positive size fit any tensors.
             let harmless =
                 value == "1" || ["max_position_embeddings", "rms_norm_eps"].contains(&key);
             Damage::new(format!("{key} of {value}"), harmless, &[])
@@ -165,7 +165,7 @@ pub fn spoil(folder: &Path, kind: usize, draw: &mut Draw) -> Damage {
                 ("tie_word_embeddings", "\"maybe\""),
             ]);
             set(&config, key, value);
-            let harmless = key == "layer_types"; // which some types do not read
+            let harmless = key == "layer_types"; // some model types do not read it
             Damage::new(format!("{key} of {value}"), harmless, &["config.json"])
         }
         11 if !gguf => {
@@ -194,7 +194,7 @@ pub fn spoil(folder: &Path, kind: usize, draw: &mut Draw) -> Damage {
     }
 }
 
-/// Sets an entry of a config as text, which may be no JSON.
+/// Sets an entry of a config as text, which may be invalid JSON.
 fn set(config: &Path, key: &str, value: &str) {
     let mut map: Map<String, Value> = serde_json::from_slice(&fs::read(config).unwrap()).unwrap();
     map.insert(key.to_owned(), json!("@value@"));
@@ -202,7 +202,7 @@ fn set(config: &Path, key: &str, value: &str) {
     fs::write(config, text).unwrap();
 }
 
-/// One tensor of a safetensors file, in a header that is JSON still.
+/// Damages one tensor of a safetensors file; the header is still valid JSON.
 fn spoil_entry(path: &Path, bytes: &[u8], kind: usize, draw: &mut Draw) -> Damage {
     let (mut header, data) = parts(bytes);
     let file = name(path);
@@ -247,13 +247,13 @@ fn spoil_entry(path: &Path, bytes: &[u8], kind: usize, draw: &mut Draw) -> Damag
             Value::Object(header).to_string().replace("\"@value@\"", value)
         }
         _ => {
-            // Missing, by another name, or twice.
+            // Missing, renamed, or duplicated.
             header.remove(&tensor);
             let way = draw.below(3);
             what = format!("{tensor} {}", ["removed", "renamed", "twice"][way]);
             let mut text = match way {
                 0 => {
-                    names.truncate(1); // a gap in the data is all there is to see
+                    names.truncate(1); // only a gap in the data is visible
                     Value::Object(header.clone()).to_string()
                 }
                 _ => {

@@ -1,4 +1,4 @@
-//! What is wrong with a checkpoint is said once, of the file and the tensor.
+//! Each error about a checkpoint is reported once and names the file and the tensor.
 
 use std::fs;
 use std::path::Path;
@@ -11,7 +11,7 @@ use tempfile::TempDir;
 use super::root;
 use crate::support::{Checked, message};
 
-/// A copy of a fixture that may be spoilt.
+/// A copy of a fixture that tests may damage.
 pub fn copy(name: &str) -> anyhow::Result<TempDir> {
     let folder = TempDir::new()?;
     for entry in fs::read_dir(root().join(name))? {
@@ -29,7 +29,7 @@ fn refused(path: &Path, file: &str, parts: &[&str]) {
     }
 }
 
-/// With the tensors changed.
+/// A copy with changed tensors.
 fn with_tensors(
     name: &str,
     change: impl FnOnce(&mut std::collections::HashMap<String, Array>),
@@ -98,7 +98,7 @@ fn packed_tensors_that_do_not_fit() -> Checked {
         })?;
         refused(folder.path(), file, &[down]);
     }
-    // Not packed, says the config; of another format; packed, though there are no scales.
+    // Unpacked according to the config; in another format; packed but without scales.
     let folder = with_config("llama-q4-g32-biases", |config| {
         config["quantization"][down] = json!(false);
     })?;
@@ -125,7 +125,7 @@ fn shards_that_do_not_fit() -> Checked {
     fs::remove_file(folder.path().join(second))?;
     refused(folder.path(), second, &["No such file"]);
 
-    // Both shards the same: what is in two files is said of both.
+    // Both shards are equal: an error about a duplicate names both files.
     let folder = copy("llama-bf16-sharded")?;
     let first = folder.path().join("model-00001-of-00002.safetensors");
     fs::copy(&first, folder.path().join(second))?;
@@ -154,7 +154,7 @@ fn shards_that_do_not_fit() -> Checked {
         fs::write(&file, spoilt.to_string())?;
         refused(folder.path(), index, &[part]);
     }
-    // Without an index, all files that there are.
+    // Without an index, all files are loaded.
     fs::remove_file(&file)?;
     Llama::load(folder.path())?;
     Ok(())
@@ -193,15 +193,15 @@ fn configs_that_cannot_run() -> Checked {
     Ok(())
 }
 
-/// What files of other programs say in other words.
+/// The wording of configs from other programs.
 #[test]
-fn configs_in_other_words() -> Checked {
+fn configs_with_other_wording() -> Checked {
     let text = fs::read_to_string(root().join("llama-f16-llama3/config.json"))?;
     let base: Value = serde_json::from_str(&text)?;
     let periods = |config: &Value| -> anyhow::Result<Vec<f32>> {
         Ok(Config::parse(&config.to_string())?.rope_frequencies()?.values(1))
     };
-    // transformers 5 nests what turns.
+    // transformers 5 nests the rotation's settings.
     let mut nested = base.clone();
     let map = nested.as_object_mut().unwrap();
     let mut inner = map.remove("rope_scaling").unwrap();
@@ -218,7 +218,7 @@ fn configs_in_other_words() -> Checked {
     packed["quantization_config"] = json!({"group_size": 128, "bits": 3});
     let affine = Config::parse(&packed.to_string())?.quantization_of("")?.unwrap();
     assert_eq!((affine.group_size, affine.bits), (128, 3));
-    // A null is what is not there.
+    // A null means that the entry is absent.
     let mut nulls = base.clone();
     for key in ["quantization", "head_dim", "rope_theta", "layer_types", "sliding_window"] {
         nulls[key] = json!(null);

@@ -1,4 +1,4 @@
-//! Checkpoints that mlx-lm wrote, against what mlx-lm and transformers make of them.
+//! Checkpoints that mlx-lm wrote, compared with the results of mlx-lm and transformers.
 
 mod corrupt;
 mod damage;
@@ -35,7 +35,7 @@ pub fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/checkpoints")
 }
 
-/// The folders that hold a checkpoint.
+/// The folders that contain a checkpoint.
 fn names() -> anyhow::Result<Vec<String>> {
     let mut names = Vec::new();
     for entry in fs::read_dir(root())? {
@@ -66,7 +66,7 @@ pub fn ids(value: &Value) -> Vec<u32> {
     value.as_array().unwrap().iter().map(|v| v.as_u64().unwrap() as u32).collect()
 }
 
-/// `[1, time]`.
+/// Token ids of shape `[1, time]`.
 pub fn tokens(ids: &[u32]) -> anyhow::Result<Array> {
     Ok(Array::from_slice(ids, [1, ids.len() as i32])?)
 }
@@ -92,16 +92,16 @@ fn best(row: &[f64]) -> u32 {
     row.iter().enumerate().max_by(|a, b| a.1.total_cmp(b.1)).map_or(0, |(i, _)| i as u32)
 }
 
-/// By how much our logits may differ from those of the same numbers in float32. In 32 bits sums in
-/// another order are all there is: up to 128 terms, and each level's errors multiplied by the next,
-/// 64 ulps. In 16 bits some ten roundings of half an ulp lead through a layer, and add up as random
-/// steps do: 4 ulps a layer, and 2 of what is around the layers.
+/// How far our logits may be from those of the same numbers in float32. In 32 bits only the order
+/// of sums differs: up to 128 terms, and each layer multiplies the errors of the one before, so 64
+/// ulps. In 16 bits each layer rounds about ten times by half an ulp, which adds up like a random
+/// walk: 4 ulps per layer, and 2 for the embedding and the output.
 fn own_error(dtype: Dtype, layers: i32, logits: &[f64]) -> f64 {
     let ulps = if dtype == Dtype::Float32 { 64.0 } else { 2.0 + 4.0 * f64::from(layers) };
     ulps * ulp(largest(logits), dtype)
 }
 
-/// Of each token after the first, in one context.
+/// The mean over each token after the first, in one context.
 pub fn mean_nll(llama: &Llama, text: &[u32]) -> anyhow::Result<f64> {
     let logits = llama.forward(&tokens(&text[..text.len() - 1])?, &mut llama.new_cache())?;
     let logits = numbers(&logits)?;
@@ -113,14 +113,13 @@ pub fn mean_nll(llama: &Llama, text: &[u32]) -> anyhow::Result<f64> {
     Ok(losses.sum::<f64>() / (text.len() - 1) as f64)
 }
 
-/// How far a perplexity is off, as a part of it.
+/// The relative error of a perplexity, from two mean losses.
 pub fn perplexity_error(got: f64, want: f64) -> f64 {
     ((got - want).exp() - 1.0).abs()
 }
 
-/// Holds the best token of each step against those of `want` where their margin allows; how many
-/// that were. Each step is given the token expected, so that a tie decides nothing about those
-/// after it.
+/// Compares the best token of each step with `want` if its margin allows it; returns the number of
+/// such steps. Each step gets the expected token, so that a tie does not affect later steps.
 pub fn follow(llama: &Llama, want: &Value, prompt: &[u32], error: f64) -> anyhow::Result<usize> {
     let (greedy, margins) = (ids(&want["greedy"]), floats(&want["margins"]));
     let vocab = llama.config().vocab_size as usize;
@@ -139,8 +138,8 @@ pub fn follow(llama: &Llama, want: &Value, prompt: &[u32], error: f64) -> anyhow
     Ok(decided)
 }
 
-/// Holds a checkpoint against mlx-lm, against mlx-lm with the same numbers in float32 (on a CPU,
-/// MLX sums packed products in 16 bits, which costs it more than ours), and against transformers.
+/// Compares a checkpoint with mlx-lm, with mlx-lm on the same numbers in float32 (on a CPU, MLX
+/// sums packed products in 16 bits, which costs it more accuracy), and with transformers.
 fn runs_as_mlx_lm_does(name: &str) -> anyhow::Result<()> {
     let (llama, want) = (load(name)?, expected(name)?);
     let (dtype, prompt) = (dtype(&want), ids(&want["prompt"]));
@@ -150,7 +149,7 @@ fn runs_as_mlx_lm_does(name: &str) -> anyhow::Result<()> {
 
     let wide = &want["widened"];
     let own = own_error(dtype, llama.config().num_hidden_layers, &reference);
-    // Where our type is float32 and some of the weights' is not, mlx-lm rounds in the same places.
+    // If our type is float32 but some weights have another type, mlx-lm rounds in the same places.
     let rounding = want["rounding"].as_f64().unwrap();
     let (allowed, of_wide) = match dtype {
         Dtype::Float32 => (own, own + rounding),
@@ -178,7 +177,7 @@ fn runs_as_mlx_lm_does(name: &str) -> anyhow::Result<()> {
     if !simulated() {
         let nll = mean_nll(&llama, &ids(&want["text"]))?;
         let allowed = if dtype == Dtype::Float32 { 1e-3 } else { 1e-2 };
-        // mlx-lm's own in 16 bits is as far as that from its own in float32.
+        // mlx-lm's 16-bit result is just as far from its float32 result.
         let [theirs, wider] = [&want, wide].map(|of| of["mean_nll"].as_f64().unwrap());
         let rounded = perplexity_error(theirs, wider);
         for (whose, of) in [("mlx-lm", &want), ("float32", wide)]
@@ -192,7 +191,7 @@ fn runs_as_mlx_lm_does(name: &str) -> anyhow::Result<()> {
         }
     }
     if let Some(transformers) = want.get("transformers") {
-        // transformers' Gemma has another GELU, which differs from the exact one by up to 5e-4.
+        // transformers' Gemma uses another GELU, which differs from the exact one by up to 5e-4.
         let allowed = own + if name.starts_with("gemma") { 2e-3 } else { 0.0 };
         let error = apart(last, &floats(&transformers["last_logits"]));
         ensure!(error <= allowed, "logits {error:e} from transformers', {allowed:e} allowed");
@@ -202,7 +201,7 @@ fn runs_as_mlx_lm_does(name: &str) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// All whose name says so.
+/// Runs all checkpoints whose names are chosen.
 fn assert_all_run(least: usize, chosen: impl Fn(&str) -> bool) -> Checked {
     let (mut checked, mut wrong) = (0, Vec::new());
     for name in names()?.iter().filter(|name| chosen(name)) {
@@ -244,7 +243,7 @@ fn packed_llamas_run_as_in_mlx_lm() -> Checked {
 }
 
 #[test]
-fn packed_kin_run_as_in_mlx_lm() -> Checked {
+fn other_packed_models_run_as_in_mlx_lm() -> Checked {
     let chosen = |name: &str| {
         is_packed(name) && !["llama", "gguf"].iter().any(|kind| name.starts_with(kind))
     };
@@ -256,9 +255,9 @@ fn gguf_files_run_as_in_mlx_lm() -> Checked {
     assert_all_run(4, |name| name.starts_with("gguf"))
 }
 
-/// Every folder is in one of the tests above, and together they have all that configs can say.
+/// Every folder is in one of the tests above, and together they cover every setting of configs.
 #[test]
-fn every_kind_is_there() -> Checked {
+fn every_kind_is_covered() -> Checked {
     let names = names()?;
     assert!(names.len() >= 30, "{names:?}");
     let mut configs = String::new();

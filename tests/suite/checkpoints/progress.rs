@@ -1,4 +1,4 @@
-//! What loading takes, and what it says meanwhile.
+//! The memory that loading takes, and the progress that it reports.
 
 use std::fs;
 use std::path::Path;
@@ -15,7 +15,7 @@ use crate::support::{Checked, simulated};
 
 const CHILD: &str = "MLX_PRIMITIVES_LOAD_CHILD";
 
-/// Some 40 MB of float16 in eight layers, spoilt as `change` says.
+/// Writes about 40 MB of float16 in eight layers.
 fn large(folder: &Path) -> anyhow::Result<u64> {
     let config = json!({
         "model_type": "llama", "hidden_size": 512, "num_hidden_layers": 8,
@@ -52,7 +52,7 @@ fn large(folder: &Path) -> anyhow::Result<u64> {
     Ok(fs::metadata(file)?.len())
 }
 
-/// Weights are read layer by layer: what is joined of a layer is all that is there twice.
+/// Weights are read layer by layer: only the joined weights of one layer are in memory twice.
 #[test]
 fn loading_takes_little_more_than_the_weights() -> Checked {
     if simulated() {
@@ -78,7 +78,8 @@ fn load_large(folder: &Path) -> Checked {
     let file = folder.join("model.safetensors");
     let size = fs::metadata(&file)?.len() as f64;
     Array::ones::<f32>(&[4])?.eval()?; // starts the runtime
-    // What cannot be loaded takes no more than what can, wherever it is found out.
+    // A file that cannot be loaded takes no more memory than a good one, wherever the error is
+    // found.
     let whole = fs::read(&file)?;
     let length = u64::from_le_bytes(whole[..8].try_into()?) as usize;
     for (what, from, to) in [
@@ -122,7 +123,7 @@ fn load_large(folder: &Path) -> Checked {
 }
 
 #[test]
-fn progress_is_told_layer_by_layer() -> Checked {
+fn progress_is_reported_layer_by_layer() -> Checked {
     let mut told = Vec::new();
     let llama = Llama::load_with(root().join("llama-q2-g32"), |progress| told.push(progress))?;
     let total = llama.nbytes() as u64;
@@ -134,7 +135,7 @@ fn progress_is_told_layer_by_layer() -> Checked {
 }
 
 #[test]
-fn lazy_models_are_the_same() -> Checked {
+fn lazy_models_are_equal() -> Checked {
     let name = "llama-f32-biases";
     let (read, unread) = (load(name)?, Llama::load_lazily(root().join(name))?);
     let ids = tokens(&[1, 2, 3, 4])?;
@@ -145,7 +146,7 @@ fn lazy_models_are_the_same() -> Checked {
     Ok(())
 }
 
-/// Of each kind of layer its own cache, and an estimate that knows.
+/// Each kind of layer has its own kind of cache, and the estimate accounts for it.
 #[test]
 fn sliding_layers_keep_their_window() -> Checked {
     let llama = load("llama-f32-sliding")?;

@@ -1,4 +1,4 @@
-//! What is left after a fault: errors, and never a result.
+//! After a fault there are errors, and never a result.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -21,7 +21,7 @@ fn faults_of_an_asynchronous_evaluation() -> Checked {
         for _ in 0..3 {
             assert!(message(y.to_vec::<f32>()).contains("a panic in eval_cpu"));
         }
-        // Nobody else hears of it, and it is no result.
+        // Nobody else gets the error, and the array is not a result.
         let y = faulty(&x, Fault::PanicIn("eval_cpu"))?;
         async_eval([&y])?;
         x.add(1.0)?.eval()?;
@@ -31,12 +31,12 @@ fn faults_of_an_asynchronous_evaluation() -> Checked {
     })
 }
 
-/// Neither what was asked for nor what was computed on the way.
+/// Neither the requested array nor an intermediate one.
 #[test]
-fn nothing_made_of_a_fault_is_a_result() -> Checked {
+fn nothing_computed_from_a_fault_is_a_result() -> Checked {
     without_metal(|| {
         let x = random32(&[1000], 4)?;
-        let y = faulty(&x, Fault::PanicIn("eval_cpu"))?; // held, so that nobody computes in it
+        let y = faulty(&x, Fault::PanicIn("eval_cpu"))?; // held, so that its memory is not reused
         let first = y.add(1.0)?;
         let last = first.exp()?.sum(..)?;
         assert!(message(last.eval()).contains("a panic in eval_cpu"));
@@ -49,7 +49,7 @@ fn nothing_made_of_a_fault_is_a_result() -> Checked {
     })
 }
 
-/// Zeros, where there is no NaN: those least of all may be taken for a result.
+/// Integers have no NaN, so they become zeros, which are especially easy to mistake for a result.
 #[test]
 fn integers_of_a_fault_are_no_result() -> Checked {
     struct Half;
@@ -90,7 +90,7 @@ fn a_fault_is_not_saved() -> Checked {
     })
 }
 
-/// Says other outputs when it is asked again, as `compile` does for other shapes.
+/// Returns other outputs when it is asked again, as `compile` does for other shapes.
 struct Fickle {
     asked: AtomicBool,
     in_place: bool,

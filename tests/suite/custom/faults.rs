@@ -1,4 +1,4 @@
-//! What a user's primitive does wrong is an `Err` that names it, and nothing it left behind is a
+//! A fault of a user's primitive is an `Err` that names it, and no data that it left behind is a
 //! result.
 
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -11,7 +11,7 @@ use mlx_primitives::{Array, Dtype, Error, Result, eval};
 use crate::support::input::random32;
 use crate::support::{Checked, message};
 
-/// What `Faulty` does wrong.
+/// The fault of `Faulty`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Fault {
     None,
@@ -33,7 +33,7 @@ pub enum Fault {
     PanicInDrop,
 }
 
-/// y = 2 x, but for the fault.
+/// y = 2 x, with this fault.
 #[derive(Clone)]
 struct Faulty(Fault);
 
@@ -41,7 +41,7 @@ impl Faulty {
     fn enter(&self, method: &'static str) -> Result<()> {
         match self.0 {
             Fault::PanicIn(here) if here == method => panic!("a panic in {method}"),
-            Fault::ErrIn(here) if here == method => Err(Error::from("words of its own")),
+            Fault::ErrIn(here) if here == method => Err(Error::from("a faulty message")),
             _ => Ok(()),
         }
     }
@@ -154,7 +154,7 @@ fn faults_before_there_is_a_node() -> Checked {
     }
     let said = message(faulty(&x, Fault::PanicIn("name")));
     assert!(said.contains("a panic in name"), "{said}");
-    says(&message(faulty(&x, Fault::ErrIn("outputs"))), "words of its own");
+    says(&message(faulty(&x, Fault::ErrIn("outputs"))), "a faulty message");
     says(&message(faulty(&x, Fault::NoOutput)), "at least one output");
     says(&message(faulty(&x, Fault::OtherInPlace)), "input 1 to be what output 0 is");
     for fault in [Fault::NegativeOutput, Fault::HugeOutput] {
@@ -167,7 +167,7 @@ fn faults_before_there_is_a_node() -> Checked {
 fn faults_of_eval_cpu() -> Checked {
     let faults = [
         (Fault::PanicIn("eval_cpu"), "[faulty] eval_cpu panicked: a panic in eval_cpu"),
-        (Fault::ErrIn("eval_cpu"), "[faulty] eval_cpu: words of its own"),
+        (Fault::ErrIn("eval_cpu"), "[faulty] eval_cpu: a faulty message"),
         (Fault::WrongInputType, "[faulty] expected input 0 to be int32, got float32"),
         (Fault::TakenInput, "[faulty] expected input 0 to be read in output 0"),
         (Fault::BeyondOutput, "[faulty] eval_cpu panicked: index out of bounds"),
@@ -177,12 +177,13 @@ fn faults_of_eval_cpu() -> Checked {
     without_metal(|| {
         let x = random32(&[2, 3], 2)?;
         for (fault, mentions) in faults {
-            let y = faulty(&x, fault)?; // building is no fault
+            let y = faulty(&x, fault)?; // building succeeds
             for _ in 0..3 {
                 assert!(message(y.to_vec::<f32>()).contains(mentions), "{fault:?}");
                 assert!(message(y.eval()).contains(mentions), "{fault:?}, evaluated");
             }
-            // Neither what shares its memory, nor what is made of it, now or before.
+            // Neither an array that shares its memory nor one computed from it is a result, now or
+            // earlier.
             let y = faulty(&x, fault)?;
             let (view, more) = (y.reshape([-1])?, y.add(1.0)?);
             assert!(message(eval([&more])).contains(mentions), "{fault:?}, used");
@@ -190,7 +191,7 @@ fn faults_of_eval_cpu() -> Checked {
             assert!(view.to_vec::<f32>().is_err(), "{fault:?}, a view");
             assert!(faulty(&y, Fault::None)?.to_vec::<f32>().is_err(), "{fault:?}, custom again");
             assert!(more.add(1.0)?.to_vec::<f32>().is_err(), "{fault:?}, used later");
-            // The stream goes on.
+            // The stream still works.
             assert_eq!(
                 faulty(&x, Fault::None)?.to_vec::<f32>()?,
                 x.multiply(2.0)?.to_vec::<f32>()?
@@ -213,7 +214,7 @@ fn faults_of_derivatives_and_vmap() -> Checked {
     };
     for (index, method) in ["vjp", "jvp", "vmap"].into_iter().enumerate() {
         for (fault, mentions) in
-            [(Fault::PanicIn(method), "panicked"), (Fault::ErrIn(method), "words of its own")]
+            [(Fault::PanicIn(method), "panicked"), (Fault::ErrIn(method), "a faulty message")]
         {
             for (other, result) in run(fault).into_iter().enumerate() {
                 match other == index {
@@ -243,7 +244,7 @@ fn faults_of_derivatives_and_vmap() -> Checked {
     Ok(())
 }
 
-/// Nothing but what must be there.
+/// A primitive with only the required methods.
 struct Bare(&'static AtomicU32);
 
 impl CustomPrimitive for Bare {
@@ -263,7 +264,7 @@ impl CustomPrimitive for Bare {
 }
 
 #[test]
-fn what_is_not_there_is_named() -> Checked {
+fn missing_methods_are_named() -> Checked {
     static CALLS: AtomicU32 = AtomicU32::new(0);
     let x = random32(&[2, 3], 6)?;
     let f = |p: &[Array]| apply(Bare(&CALLS), &[&p[0]]);
@@ -285,7 +286,7 @@ fn what_is_not_there_is_named() -> Checked {
     }
     assert_eq!(CALLS.load(Ordering::Relaxed), 0, "lazy");
     without_metal(|| {
-        // Two nodes of no equivalence stay two; one without elements is not computed.
+        // Two nodes without equivalence stay separate; one without elements is not computed.
         let compiled = compile(move |p| Ok(vec![f(p)?.remove(0), f(p)?.remove(0)]), false)?;
         eval(&compiled.call(&[&x])?)?;
         f(&[Array::zeros::<f32>(&[0, 3])?])?[0].eval()
@@ -295,7 +296,7 @@ fn what_is_not_there_is_named() -> Checked {
 }
 
 #[test]
-fn a_panic_in_drop_or_in_a_comparison_is_nothing() -> Checked {
+fn panics_in_drop_and_comparisons_are_ignored() -> Checked {
     without_metal(|| {
         let x = random32(&[2, 3], 7)?;
         let y = faulty(&x, Fault::PanicInDrop)?;

@@ -17,7 +17,7 @@ template <typename T>
   }
 }
 
-/** A SIMD group for each row. */
+/** One SIMD group for each row. */
 template <typename T>
 [[kernel]] void mean_square(
     const device T* x [[buffer(0)]],

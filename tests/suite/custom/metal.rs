@@ -1,4 +1,4 @@
-//! Launches and libraries: what the simulator runs, and what is refused.
+//! Launches and libraries: the kernels that the simulator runs, and the errors.
 
 use std::sync::Arc;
 
@@ -14,7 +14,7 @@ use crate::support::{Checked, message};
 
 type Plan = dyn Fn(&Call) -> Vec<Launch> + Send + Sync;
 
-/// Outputs of x's shape by any launches.
+/// Outputs with x's shape, by any launches.
 struct Launches {
     plan: Arc<Plan>,
     outputs: usize,
@@ -49,12 +49,12 @@ fn library(source: &str) -> Result<MetalLibrary> {
     MetalLibrary::from_source(format!("#include <metal_stdlib>\nusing namespace metal;\n{source}"))
 }
 
-/// Apart from the others: in the simulator, all constants of a library are to be set.
+/// Separate from the others: in the simulator, all constants of a library must be set.
 fn with_constants() -> Result<MetalLibrary> {
     MetalLibrary::from_source(include_str!("shifted.metal"))
 }
 
-/// y[i] = `value`, as every library here has it.
+/// y[i] = `value`, in a kernel that has the same name in every library.
 fn constant_kernel(value: &str) -> String {
     format!(
         "[[kernel]] void same_name(device float* y [[buffer(0)]],\n\
@@ -128,7 +128,7 @@ mod simulated {
             let mut arrays = Vec::new();
             for round in 0..2 {
                 for value in ["1.0f", "2.0f", "3.0f"] {
-                    // The handle is gone before anything is computed.
+                    // The handle is dropped before anything is computed.
                     let library = library(&constant_kernel(value))?;
                     let plan = move |_: &Call| {
                         vec![
@@ -169,7 +169,7 @@ mod simulated {
         })
     }
 
-    /// MLX hands Metal ASCII alone.
+    /// MLX passes only ASCII to Metal.
     #[test]
     fn sources_may_have_any_comment() -> Checked {
         each_schedule(|| {
@@ -250,7 +250,7 @@ mod simulated {
             |l: &MetalLibrary| shifted(l).threadgroup_memory(0, 256).input(0, 0).output(1, 0);
         type Faulty = Box<dyn Fn(&MetalLibrary) -> Vec<Launch> + Send + Sync>;
         let cases: [(&str, Faulty); 6] = [
-            // Bound to the wrong index, to none, and the wrong way round.
+            // Bound to the wrong index, to none, and swapped.
             (
                 "Argument",
                 Box::new(|l| {
@@ -317,7 +317,7 @@ mod simulated {
     }
 }
 
-/// On the CPU nothing of Metal is needed.
+/// On the CPU, no Metal is needed.
 #[test]
 fn a_launch_is_not_asked_for_on_the_cpu() -> Checked {
     let x = random32(&[5], 7)?;

@@ -1,4 +1,4 @@
-//! What of a metallib is checked when it is opened.
+//! The checks of a metallib when it is opened.
 
 use std::io::Write;
 
@@ -7,7 +7,7 @@ use mlx_primitives::internals::supported_metal;
 
 use crate::support::{Checked, message};
 
-/// What Apple's tools make for one function, without its bitcode.
+/// The output of Apple's tools for one function, without its bitcode.
 pub fn metallib(language: (u16, u16)) -> Vec<u8> {
     let mut tags = Vec::new();
     let mut tag = |name: &[u8], data: &[u8]| {
@@ -64,7 +64,7 @@ fn metallibs_are_checked() -> Checked {
     for (at, what) in [(88, "count"), (92, "size"), (100, "length of a tag")] {
         assert!(with(at, &[0xff, 0xff]).contains("functions"), "{what}");
     }
-    // Whatever is wrong, reading it is no more than an error.
+    // Whatever is wrong, reading it causes only an error.
     for at in 0..good.len() {
         for byte in [0, 1, 0x7f, 0xff] {
             let mut spoiled = good.clone();
@@ -90,9 +90,9 @@ fn metallibs_are_files_too() -> Checked {
     Ok(())
 }
 
-/// MLX's own kernels for two releases of macOS, which `scripts/cross_link.sh` brings.
+/// MLX's kernels for two releases of macOS, which `scripts/cross_link.sh` downloads.
 #[test]
-fn metallibs_that_apple_compiled_are_taken() -> Checked {
+fn metallibs_that_apple_compiled_are_accepted() -> Checked {
     let brought = concat!(env!("CARGO_MANIFEST_DIR"), "/.mlx/cross");
     let mut found = 0;
     for folder in std::fs::read_dir(brought).into_iter().flatten() {
@@ -105,7 +105,7 @@ fn metallibs_that_apple_compiled_are_taken() -> Checked {
         }
     }
     if found == 0 {
-        // Straight to stderr: libtest keeps what a passing test prints.
+        // Straight to stderr, because libtest captures the output of a passing test.
         let mut stderr = std::io::stderr();
         writeln!(stderr, "not run: Apple's metallibs; scripts/cross_link.sh brings them")?;
     }
@@ -113,7 +113,7 @@ fn metallibs_that_apple_compiled_are_taken() -> Checked {
 }
 
 #[test]
-fn a_release_runs_what_it_and_earlier_ones_brought() {
+fn a_release_runs_its_own_and_earlier_versions() {
     let version = |major, minor| Some(MetalVersion { major, minor });
     for (release, expected) in [
         (Some(12), version(3, 0)),
@@ -121,7 +121,7 @@ fn a_release_runs_what_it_and_earlier_ones_brought() {
         (Some(25), version(3, 2)),
         (Some(26), version(4, 0)),
         (Some(27), version(4, 1)),
-        (Some(28), None), // Metal itself refuses what that does not run
+        (Some(28), None), // Metal itself refuses libraries that this release cannot run
         (None, version(4, 1)),
     ] {
         assert_eq!(supported_metal(release), expected, "{release:?}");

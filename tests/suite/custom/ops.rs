@@ -1,4 +1,4 @@
-//! Two ops written through the trait, and what MLX makes of them.
+//! Two ops written through the trait, under MLX's transforms.
 
 use half::{bf16, f16};
 use mlx_primitives::conformance::{Check, Conformance};
@@ -128,7 +128,7 @@ impl Float for f32 {
     }
 }
 
-/// A rounding of numbers up to 2, and of tanh; and of sums of squares up to 9.
+/// One rounding of numbers up to 2 and one of tanh; or of sums of squares up to 9.
 #[test]
 fn conform() -> Checked {
     let soft_cap = Conformance::new(
@@ -158,7 +158,7 @@ fn conform() -> Checked {
 #[test]
 fn second_derivatives_and_shapeless_functions() -> Checked {
     each_device(|_| {
-        // The second derivative goes through the vjp's own graph.
+        // The second derivative goes through the graph that vjp builds.
         let x = random32(&[3, 5], 3)?;
         let first = |x: &[Array]| grad(|x| soft_cap(&x[0], 2.0)?.sum(..), &[&x[0]])?[0].sum(..);
         let second = grad(|p| first(&p), &[&x])?;
@@ -237,7 +237,7 @@ impl CustomPrimitive for MeanSquare {
     }
 }
 
-/// Quotient and remainder by two, of different types.
+/// Quotient and remainder by two, with different types.
 struct DivMod;
 
 impl CustomPrimitive for DivMod {

@@ -1,4 +1,4 @@
-//! `rms_norm` once more, through the trait: the same kernels, hence the same bits.
+//! `rms_norm` written again through the trait: the same kernels, hence the same bits.
 
 use half::{bf16, f16};
 use mlx_primitives::custom::{
@@ -71,7 +71,8 @@ impl CustomPrimitive for RmsNorm {
             let out = out.as_mut_ptr().cast();
             let x =
                 if in_place { out } else { inputs[0].as_slice::<T>()?.as_ptr().cast_mut().cast() };
-            // SAFETY: the lengths were checked, x's is that of its shape, and the types are the kernel's.
+            // SAFETY: the lengths were checked, x has the length of its shape, and the types are
+            // the kernel's.
             unsafe { kernels::rms_norm(element, x, weight.as_ptr().cast(), out, rows, axis, eps) };
             Ok(())
         }
@@ -91,7 +92,7 @@ impl CustomPrimitive for RmsNorm {
         let x = &call.inputs[0];
         let (rows, axis) = rows(&x.shape);
         let (rows, axis) = (rows as u32, axis as u32);
-        // The crate's own op of the same shape says how its kernel is launched.
+        // The crate's op on the same shape tells how to launch its kernel.
         let of = |shape: &[i32]| Array::scalar(0.0f32)?.astype(x.dtype)?.broadcast_to(shape);
         let ours = ops::rms_norm(&of(&x.shape)?, Some(&of(&call.inputs[1].shape)?), self.eps)?;
         let plan = graph::dispatches(&ours, call.max_threads)?.remove(0);
@@ -144,7 +145,7 @@ fn gives_the_same_bits() -> Checked {
                 let what = format!("{dtype} of {axis}");
                 let want = ops::rms_norm(&x, Some(&weight), EPS)?;
                 assert_same(&rms_norm(&x, &weight)?, &want, &what)?;
-                // Copied, as x is held; and of a sum that nobody else will read.
+                // Copied, because x is held; then on a sum that nothing else reads.
                 assert_same(&custom(&x, &weight, true)?, &want, &format!("{what}, in place"))?;
                 let sum = ops::rms_norm(&x.add(&x)?, Some(&weight), EPS)?;
                 let donated = custom(&x.add(&x)?, &weight, true)?;
@@ -176,7 +177,7 @@ fn gives_the_same_bits() -> Checked {
     })
 }
 
-/// A chain of them needs no memory but its first array's.
+/// A chain of them needs no memory except its first array's.
 #[test]
 fn works_in_place() -> Checked {
     let (x, weight) =

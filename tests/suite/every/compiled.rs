@@ -10,8 +10,8 @@ use crate::support::{Checked, each_device, refs};
 
 type Function = Box<dyn Fn(&[Array]) -> Result<Vec<Array>>>;
 
-/// What may be compiled of an op: its values, gradients, derivatives along the inputs, and its values
-/// for a batch; and whether they are the same in every bit.
+/// The functions of an op that may be compiled: its values, gradients, directional derivatives, and
+/// values for a batch; and whether the compiled result is equal in every bit.
 fn functions(op: &'static Op) -> [(Function, bool); 4] {
     let run = op.run;
     let batch = move |p: &[Array]| {
@@ -26,29 +26,30 @@ fn functions(op: &'static Op) -> [(Function, bool); 4] {
     ]
 }
 
-/// Fused code may keep a product unrounded: a few half ulps of terms up to 10.
+/// Fused code may skip the rounding of a product: a few half ulps of terms up to 10.
 #[test]
 fn for_any_shape_and_layout() -> Checked {
     each_device(|_| {
         for (op, kind) in OPS.iter().flat_map(|op| (0..4).map(move |kind| (op, kind))) {
-            // MLX runs g++ on each kind of derivative: of three ops, which have all that others have.
+            // MLX runs g++ on each kind of derivative, so only for three ops, which cover the
+            // others.
             if (kind == 1 || kind == 2) && !["rms_norm", "softmax", "rope"].contains(&op.name) {
                 continue;
             }
-            // Inputs and outputs of other ops, which MLX may fuse.
+            // The inputs and outputs of other ops, which MLX may fuse.
             let moved = move |x: &[Array]| {
                 let moved: Result<Vec<Array>> = x.iter().map(|x| x.add(1.0)).collect();
                 let outputs = functions(op)[kind].0(&moved?)?;
                 outputs.iter().map(|y| y.multiply(2.0)).collect()
             };
-            // MLX has no derivative of the number of elements, by which means of any shape divide, and
-            // vmap knows its shapes.
+            // A shapeless mean divides by the number of elements, which has no derivative in MLX;
+            // and vmap needs fixed shapes.
             let fixed = kind == 3 || kind == 2 && op.name != "rms_norm";
             let modes = if fixed { &[false][..] } else { &[false, true] };
             for &shapeless in modes {
                 let compiled: Compiled = compile(moved, shapeless)?;
-                // MLX reads beside its memory where a function of any shape sums over an axis of
-                // one that was longer when it was traced.
+                // MLX reads out of bounds if a shapeless function sums over an axis of one element
+                // that was longer when it was traced.
                 let last = if kind == 0 || kind == 3 { 1 } else { 3 };
                 for (rows, seed) in [(2, 9), (5, 19), (last, 29)] {
                     for &layout in &LAYOUTS[..if kind == 0 { LAYOUTS.len() } else { 2 }] {

@@ -1,4 +1,4 @@
-//! Derivatives of every op, beside those of first order that `table` holds to f64.
+//! Derivatives of every op beyond the first order, which `table` compares with f64.
 
 use mlx_primitives::transforms::{grad, jvp, vjp};
 use mlx_primitives::{Array, Result};
@@ -8,7 +8,7 @@ use crate::support::compare::{assert_close, numbers, ulp};
 use crate::support::input::{FLOATS, LAYOUTS, random, random32};
 use crate::support::{Checked, each_device, refs};
 
-/// The gradient along a direction, forward and reverse, against differences of the gradient.
+/// The gradient along a direction, forward and reverse, compared with differences of the gradient.
 #[test]
 fn second_derivatives() -> Checked {
     each_device(|_| {
@@ -63,7 +63,7 @@ fn gradients_in_some_arguments_are_those_in_all() -> Checked {
     Ok(())
 }
 
-/// Each gradient is of its argument's type, whatever the others are.
+/// Each gradient has its argument's type, whatever the types of the others.
 #[test]
 fn gradients_of_promoted_types_keep_each_arguments_type() -> Checked {
     for op in OPS.iter().filter(|op| op.promotes) {
@@ -77,7 +77,7 @@ fn gradients_of_promoted_types_keep_each_arguments_type() -> Checked {
     Ok(())
 }
 
-/// Sums over strided memory may be added in another order.
+/// Strided memory may be added up in another order.
 #[test]
 fn derivatives_of_inputs_in_every_layout() -> Checked {
     for (op, dtype) in OPS.iter().flat_map(|op| FLOATS.map(|dtype| (op, dtype))) {

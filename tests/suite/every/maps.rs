@@ -8,7 +8,7 @@ use crate::support::compare::{assert_close, numbers, ulp};
 use crate::support::input::{FLOATS, LAYOUTS};
 use crate::support::{Checked, each_device, refs};
 
-/// The nodes that are ours are so before and after, one for all entries.
+/// Our nodes stay ours, with one node for all entries.
 #[test]
 fn mapped_ops_keep_their_kernel() -> Checked {
     each_device(|_| {
@@ -33,14 +33,14 @@ fn mapped_ops_keep_their_kernel() -> Checked {
     })
 }
 
-/// An axis of two others, put anywhere; nested maps; and derivatives through a map.
+/// An axis made of two others, at any position; nested maps; and derivatives through a map.
 #[test]
 fn maps_within_maps() -> Checked {
     for op in &OPS {
         let run = op.run;
         let parts: Vec<Vec<Array>> =
             (0..6).map(|i| op.inputs(3, 100 + i)).collect::<Result<_>>()?;
-        // The first input mapped over axes 0 and 1, the others shared.
+        // The first input is mapped over axes 0 and 1, the others are shared.
         let firsts: Vec<&Array> = parts.iter().map(|part| &part[0]).collect();
         let shape = [&[2, 3], parts[0][0].shape()].concat();
         let batch = stack(&firsts, 0)?.reshape(&shape)?;
@@ -99,14 +99,14 @@ fn maps_over_an_axis_of_one_or_none() -> Checked {
     Ok(())
 }
 
-/// A gradient for each entry: sums over rows do not run over the mapped axis.
+/// One gradient for each entry: sums over rows exclude the mapped axis.
 #[test]
 fn mapped_gradients() -> Checked {
     each_device(|_| {
         for op in OPS {
             let gradients = |p: &[Array]| grad(|p| loss(op.run)(&p), &refs(p));
             let (a, b) = (op.inputs(3, 40)?, op.inputs(3, 50)?);
-            // All mapped, then the first alone.
+            // All inputs are mapped, then only the first.
             for mapped in [a.len(), 1] {
                 let both: Vec<Array> = (0..a.len())
                     .map(|i| if i < mapped { stack(&[&a[i], &b[i]], 0) } else { Ok(a[i].clone()) })

@@ -1,5 +1,5 @@
-//! What every op has to do with its inputs' types and under the transforms, a row for an op. Values are
-//! held to references by `table`.
+//! How every op handles its inputs' types and the transforms, with a row for each op. `table`
+//! compares values with references.
 
 mod compiled;
 mod derivatives;
@@ -16,15 +16,16 @@ use crate::support::{Checked, EPS, each_device, message};
 
 type Run = fn(&[Array]) -> Result<Vec<Array>>;
 
-/// Whose first dimension is to be the number of rows.
+/// Stands for the number of rows, as the first dimension of a shape.
 const ROWS: i32 = -1;
 
 struct Op {
     name: &'static str,
     run: Run,
     shapes: &'static [&'static [i32]],
-    /// Whether x may hold integers, and what else than floats other inputs may.
+    /// Whether x may hold integers.
     integers: bool,
+    /// Whether the types of its inputs are promoted to a common one.
     promotes: bool,
     /// Whether its derivatives have no jumps.
     smooth: bool,
@@ -37,7 +38,7 @@ const fn op(name: &'static str, shapes: &'static [&'static [i32]], run: Run) -> 
     Op { name, run, shapes, integers: false, promotes: true, smooth: true }
 }
 
-/// An op that takes integers for floats.
+/// An op that converts integers to floats.
 const fn of_any(name: &'static str, shapes: &'static [&'static [i32]], run: Run) -> Op {
     Op { integers: true, ..op(name, shapes, run) }
 }
@@ -125,7 +126,7 @@ impl Op {
     }
 }
 
-/// Results are of the types of MLX's, and near its values: each op rounds a few times.
+/// Results have MLX's types and are near its values: each op rounds a few times.
 #[test]
 fn types_are_promoted() -> Checked {
     each_device(|_| {
@@ -188,7 +189,7 @@ fn other_types_are_refused() -> Checked {
     Ok(())
 }
 
-/// A loss that weighs every output.
+/// A loss that depends on every output.
 fn loss(run: Run) -> impl Fn(&[Array]) -> Result<Array> {
     move |p| {
         let all = run(p)?.into_iter().map(|y| y.square()?.sum(..));

@@ -1,4 +1,4 @@
-//! Batches: each text as it would be alone.
+//! Batches: each text equals the one generated alone.
 
 use mlx_primitives::Dtype;
 use mlx_primitives::llama::{
@@ -47,7 +47,7 @@ fn prompts(checkpoint: &Checkpoint) -> Vec<Vec<u32>> {
 fn texts_of_a_batch_are_those_of_each_alone() -> Checked {
     let checkpoint = Checkpoint::demo()?;
     let prompts = prompts(&checkpoint);
-    // To the ends of the stories, some of which come before others.
+    // To the ends of the stories, some of which end before others.
     let whole = Options { max_tokens: if simulated() { 8 } else { 140 }, ..options() };
     assert_as_alone(&checkpoint, &prompts, &whole)?;
     assert_as_alone(&checkpoint, &prompts[..1], &options())?;
@@ -74,7 +74,7 @@ fn texts_of_a_batch_are_those_of_each_alone() -> Checked {
 #[test]
 fn batches_end_with_the_context_of_each() -> Checked {
     if simulated() {
-        return Ok(()); // the same at any length, and slow at this one
+        return Ok(()); // slow, and no different from shorter texts
     }
     let mut checkpoint = Checkpoint::demo()?;
     checkpoint.eos.clear();
@@ -91,7 +91,7 @@ fn batches_end_with_the_context_of_each() -> Checked {
 fn quantized_batches_decode_near_their_rows() -> Checked {
     let checkpoint = Checkpoint::demo()?;
     let prompts = prompts(&checkpoint);
-    // Codes of 8 bits round keys turned by other positions to other numbers.
+    // 8-bit codes round keys differently if they are rotated by other positions.
     let cache = CacheKind::Quantized { group_size: 32, bits: 8 };
     let options = Options { cache, max_tokens: 6, logprobs: Some(1), ..options() };
     for (prompt, (text, _)) in prompts.iter().zip(together(&checkpoint, &prompts, &options)?) {
@@ -101,7 +101,7 @@ fn quantized_batches_decode_near_their_rows() -> Checked {
     Ok(())
 }
 
-/// Frequencies that depend on how long the text is leave no room for padding.
+/// Frequencies that depend on the length of the text rule out padding.
 #[test]
 fn dynamic_rope_runs_each_by_itself() -> Checked {
     let directory = variant(Dtype::Float32, |name, json| {

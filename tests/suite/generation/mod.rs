@@ -1,4 +1,4 @@
-//! Generation in all its ways: none changes a greedy token of the plain one.
+//! Generation in all its modes: none changes a greedy token of the plain one.
 
 mod batch;
 mod prompt_cache;
@@ -19,7 +19,7 @@ use crate::support::{Checked, fewer_if_simulated, message};
 /// Prompts of several lengths.
 pub const PROMPTS: [&str; 4] = ["Once upon a time", "One day", "Lily saw a big", "The"];
 
-/// How many tokens the tests compare.
+/// The number of tokens that the tests compare.
 pub fn length() -> usize {
     fewer_if_simulated("tokens compared", 40, 8) as usize
 }
@@ -40,7 +40,7 @@ pub fn plain(checkpoint: &Checkpoint, prompt: &[u32]) -> Vec<u32> {
     ids(&mut checkpoint.generate(prompt, &options()).unwrap())
 }
 
-/// Long enough for several steps: a story the model told itself.
+/// A prompt long enough for several steps: a story that the model generated.
 pub fn long_prompt(checkpoint: &Checkpoint) -> Vec<u32> {
     let mut prompt = encoded(checkpoint, "Once upon a time");
     let length = fewer_if_simulated("tokens of a long prompt", 100, 4) as usize;
@@ -78,7 +78,7 @@ fn prompts_in_steps_change_no_token() -> Checked {
 }
 
 #[test]
-fn prompts_can_be_left_and_taken_up_again() -> Checked {
+fn prompts_can_be_paused_and_resumed() -> Checked {
     let checkpoint = Checkpoint::demo()?;
     let prompt = long_prompt(&checkpoint);
     let options = Options { prefill_step: 5, ..options() };
@@ -91,7 +91,7 @@ fn prompts_can_be_left_and_taken_up_again() -> Checked {
     assert_eq!((flow, calls), (ControlFlow::Break(()), 1));
     assert_eq!((generation.tokens(), generation.finish_reason()), (&prompt[..], None));
     assert_eq!(ids(&mut generation), plain(&checkpoint, &prompt));
-    // Once the text has begun there is nothing left to run.
+    // Once the text has begun, no prompt is left to run.
     let mut generation = checkpoint.generate(&prompt, &options)?;
     generation.next_token()?;
     let flow = generation.prefill(|_, _| ControlFlow::Break(()))?;
@@ -99,7 +99,7 @@ fn prompts_can_be_left_and_taken_up_again() -> Checked {
     Ok(())
 }
 
-/// The logits that follow each position, by the model alone.
+/// The logits after each position, by the model alone.
 fn logits_after(checkpoint: &Checkpoint, tokens: &[u32]) -> anyhow::Result<Vec<Vec<f32>>> {
     let input = Array::from_slice(tokens, [1, tokens.len() as i32])?;
     let logits = checkpoint.llama.forward(&input, &mut checkpoint.llama.new_cache())?;
@@ -152,7 +152,7 @@ fn penalties_look_at_prompt_and_text() -> Checked {
     let checkpoint = Checkpoint::demo()?;
     let prompt = encoded(&checkpoint, PROMPTS[0]);
     let max_tokens = length();
-    // Nothing that was said may be said again: every token is new.
+    // No token may be repeated: every token is new.
     let penalties =
         Penalties { presence: 1e4, presence_context_size: usize::MAX, ..Penalties::default() };
     let options = Options { max_tokens, penalties, ..options() };
@@ -161,7 +161,7 @@ fn penalties_look_at_prompt_and_text() -> Checked {
     all.sort_unstable();
     all.dedup();
     assert_eq!(all.len(), prompt.len() + max_tokens);
-    // A token that is banned never comes; one that is pushed always does.
+    // A banned token never comes; a boosted one always does.
     let first = plain(&checkpoint, &prompt)[0];
     for (bias, expected) in [(f32::NEG_INFINITY, false), (1e4, true)] {
         let penalties = Penalties { logit_bias: vec![(first, bias)], ..Penalties::default() };
@@ -176,8 +176,8 @@ fn penalties_look_at_prompt_and_text() -> Checked {
     Ok(())
 }
 
-/// What a quantized cache does to the logits is bounded by its steps, and the text stays the
-/// same as long as the best token leads by more.
+/// The error of a quantized cache in the logits is bounded by its steps, and the text stays the
+/// same while the best token leads by more.
 #[test]
 fn quantized_caches_stay_within_their_error() -> Checked {
     let checkpoint = Checkpoint::demo()?;
@@ -193,7 +193,7 @@ fn quantized_caches_stay_within_their_error() -> Checked {
         let worst =
             logits.iter().zip(exact.concat()).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
         assert!(worst > 0.0 && worst < bound, "{bits} bits: {worst}");
-        // Each logit errs by at most that, so a lead of twice as much decides the token.
+        // Each logit is off by at most that, so a lead of twice as much decides the token.
         let lead = |row: &[f32]| {
             let mut row = row.to_vec();
             row.sort_by(|a, b| b.total_cmp(a));
@@ -213,7 +213,7 @@ fn every_end_token_of_the_checkpoint_ends_a_text() -> Checked {
     let demo = Checkpoint::demo()?;
     let prompt = encoded(&demo, PROMPTS[0]);
     let text = plain(&demo, &prompt);
-    // Those of generation_config.json, where it has any; else those of config.json.
+    // The end tokens of generation_config.json, if it has any, otherwise those of config.json.
     for (own, other, expected) in [
         (json!([0, text[3], 9]), json!(text[1]), 3),
         (json!(text[2]), json!(null), 2),
@@ -235,7 +235,7 @@ fn every_end_token_of_the_checkpoint_ends_a_text() -> Checked {
 }
 
 #[test]
-fn ends_are_told_apart() -> Checked {
+fn ends_are_distinguished() -> Checked {
     let checkpoint = Checkpoint::demo()?;
     let prompt = encoded(&checkpoint, PROMPTS[0]);
     let text = plain(&checkpoint, &prompt);

@@ -20,7 +20,7 @@ const KINDS: [CacheKind; 4] = [
     CacheKind::Rotating { max_size: 200, keep: 4 },
 ];
 
-/// A cache of a prompt and of a number of tokens after it.
+/// A cache of a prompt and the tokens generated after it.
 fn filled(checkpoint: &Checkpoint, prompt: &[u32], options: &Options) -> PromptCache {
     let mut generation = checkpoint.generate(prompt, options).unwrap();
     ids(&mut generation);
@@ -28,7 +28,7 @@ fn filled(checkpoint: &Checkpoint, prompt: &[u32], options: &Options) -> PromptC
 }
 
 #[test]
-fn caches_of_every_kind_come_back_from_files() -> Checked {
+fn caches_of_every_kind_load_from_files() -> Checked {
     let checkpoint = Checkpoint::demo()?;
     let directory = tempfile::tempdir()?;
     let path = directory.path().join("prompt.safetensors");
@@ -46,8 +46,8 @@ fn caches_of_every_kind_come_back_from_files() -> Checked {
         let other = CacheKind::Quantized { group_size: 32, bits: 5 };
         assert!(!cache.is_of(other, &checkpoint.llama)?);
 
-        // The prompt again, of which all but the last token is there; then beyond its end, at
-        // another token, and nothing in common.
+        // The prompt again, whose tokens are cached except for the last; then prompts that are
+        // longer, differ at some token, or have nothing in common.
         let mut again = checkpoint.generate(&prompt, &options)?.with_cache(cache.clone())?;
         assert_eq!(ids(&mut again), expected, "{kind:?}");
         assert_eq!(again.statistics().cached_tokens, prompt.len() - 1);
@@ -70,7 +70,7 @@ fn caches_of_every_kind_come_back_from_files() -> Checked {
     Ok(())
 }
 
-/// Positions that are gone cannot be taken back: then the prompt is run anew.
+/// Dropped positions cannot be restored, so the prompt is run again.
 #[test]
 fn full_rotating_caches_go_on_or_start_anew() -> Checked {
     let checkpoint = Checkpoint::demo()?;
@@ -88,7 +88,7 @@ fn full_rotating_caches_go_on_or_start_anew() -> Checked {
             }
             generation.into_prompt_cache()?.save(&path)?;
             let cache = PromptCache::load(&path, &checkpoint.llama)?;
-            // A prompt that has all that was run goes on as if it had never been saved.
+            // A prompt that extends the cached tokens continues as if it had never been saved.
             let longer = [&prompt[..], &expected[..=taken]].concat();
             let rest = Options { max_tokens: 19 - taken, ..options.clone() };
             let mut rest = checkpoint.llama.generate(&longer, &rest)?.with_cache(cache.clone())?;
@@ -123,7 +123,7 @@ fn positions_are_taken_back() -> Checked {
         let _ = llama.forward(&input(&tokens[..7])?, &mut short)?;
         assert_eq!((copy.len(), short.len()), (7, 7));
         let (got, expected) = (next(&mut copy)?, next(&mut short)?);
-        // Keys and values were made in a step of another length, so by another order of sums.
+        // Keys and values came from a step of another length, so their sums have another order.
         let worst = got.iter().zip(&expected).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
         let bound = if matches!(kind, CacheKind::Quantized { .. }) { 0.5 } else { 1e-3 };
         assert!(worst < bound, "{kind:?}: {worst}");
@@ -158,7 +158,7 @@ fn other_models_caches_are_refused() -> Checked {
     };
     other(&Checkpoint::load(half.path())?.llama);
     other(&checkpoint.llama.quantized(Quantization::affine(32, 8))?);
-    // The same shapes, one projection nudged as a fine-tune does.
+    // Equal shapes, but one projection is changed slightly, as by a fine-tune.
     let tuned = variant(Dtype::Float32, |_, _| {});
     let file = tuned.path().join("model.safetensors");
     let arrays = io::load_safetensors(&file)?.arrays;
@@ -171,7 +171,7 @@ fn other_models_caches_are_refused() -> Checked {
         .collect::<anyhow::Result<_>>()?;
     io::save_safetensors(&file, arrays.iter().map(|(name, a)| (name.as_str(), a)), [])?;
     other(&Checkpoint::load(tuned.path())?.llama);
-    // The same model loaded once more is the same.
+    // Another load of the model accepts the cache.
     assert!(PromptCache::load(&path, &Checkpoint::demo()?.llama).is_ok());
     let mut begun = checkpoint.generate(&prompt, &options())?;
     begun.next_token()?;
@@ -179,7 +179,7 @@ fn other_models_caches_are_refused() -> Checked {
     Ok(())
 }
 
-/// Writes a cache's file anew, changed.
+/// Rewrites a cache's file with changes.
 fn rewritten(
     from: &Path,
     to: &Path,
@@ -198,7 +198,7 @@ fn rewritten(
 }
 
 #[test]
-fn files_that_are_no_cache_are_refused() -> Checked {
+fn files_without_a_cache_are_refused() -> Checked {
     let checkpoint = Checkpoint::demo()?;
     let directory = tempfile::tempdir()?;
     let path = directory.path().join("prompt.safetensors");

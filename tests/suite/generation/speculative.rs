@@ -8,7 +8,7 @@ use super::{PROMPTS, encoded, ids, length, long_prompt, options, plain};
 use crate::llama::variant;
 use crate::support::{Checked, message, simulated};
 
-/// Drafts that guess always, mostly, sometimes and hardly ever.
+/// Drafts whose guesses are right always, mostly, sometimes and hardly ever.
 fn drafts(checkpoint: &Checkpoint) -> anyhow::Result<Vec<(&'static str, Llama)>> {
     // One layer of four, whose guesses are those of another model.
     let shallow = variant(mlx_primitives::Dtype::Float32, |_, _| {});
@@ -54,7 +54,7 @@ fn drafts_change_no_token() -> Checked {
         assert!(drafted > 0, "{name}");
         rates.push((name, accepted as f64 / drafted as f64));
     }
-    // What it proposes itself it accepts, but for what comes after the end.
+    // A model accepts every proposal by itself, except those after the end.
     assert!(rates[0].1 > 0.8, "{rates:?}");
     assert!(simulated() || (rates[3].1 < 0.7 && rates[1].1 > rates[3].1), "{rates:?}");
     Ok(())
@@ -75,9 +75,9 @@ fn tokens_say_whether_they_were_proposed() -> Checked {
     Ok(())
 }
 
-/// What is drawn depends on the model's logits and the random numbers alone.
+/// A draw depends only on the model's logits and the random numbers.
 #[test]
-fn sampled_and_penalised_texts_are_the_same_too() -> Checked {
+fn sampled_and_penalized_texts_are_the_same_too() -> Checked {
     let checkpoint = Checkpoint::demo()?;
     let prompt = encoded(&checkpoint, PROMPTS[1]);
     let penalties = Penalties { repetition: 1.2, frequency: 0.3, ..Penalties::default() };
@@ -110,7 +110,7 @@ fn drafts_start_from_cached_prompts() -> Checked {
         checkpoint.generate(&prompt, &options())?.with_cache(cache)?.with_draft(&draft, 3)?;
     assert_eq!(ids(&mut generation), expected);
     assert_eq!(generation.statistics().cached_tokens, prompt.len() - 1);
-    // And what they leave is a cache like any other, stopped wherever it was.
+    // They leave a cache like any other, wherever they stop.
     for taken in [0, 1, 2, 5] {
         let mut generation = checkpoint.generate(&prompt, &options())?.with_draft(&draft, 3)?;
         let text: Vec<u32> = generation.by_ref().take(taken).collect::<Result<_, _>>()?;
@@ -125,7 +125,7 @@ fn drafts_start_from_cached_prompts() -> Checked {
 }
 
 #[test]
-fn what_cannot_be_drafted_is_refused() -> Checked {
+fn unsuitable_drafts_are_refused() -> Checked {
     let checkpoint = Checkpoint::demo()?;
     let draft = Checkpoint::demo()?.llama;
     let prompt = encoded(&checkpoint, PROMPTS[0]);

@@ -36,7 +36,7 @@ fn stop_strings_end_the_text_wherever_they_lie() -> Checked {
     let whole = text(&pieces(&checkpoint, &prompt, &options()));
     assert!(whole.len() > 12, "{whole:?}");
     let starts = whole.char_indices().map(|(at, _)| at);
-    // Every part of the text, over the ends of tokens or within one.
+    // Every part of the text, across tokens or within one.
     for start in starts.filter(|at| at % 3 == 0) {
         for length in [1, 2, 5, 11] {
             let Some(part) = whole.get(start..start + length) else { continue };
@@ -45,7 +45,7 @@ fn stop_strings_end_the_text_wherever_they_lie() -> Checked {
             assert_eq!(text(&found), whole[..whole.find(part).unwrap()], "{part:?}");
             let last = found.last().unwrap();
             assert_eq!(last.finish_reason, Some(FinishReason::StopString), "{part:?}");
-            // What was shown is never taken back, so nothing of the string was.
+            // Shown text is never taken back, so no part of the string was shown.
             let shown: usize = found.iter().map(|piece| piece.text.len()).sum();
             assert!(shown <= whole.find(part).unwrap());
         }
@@ -77,7 +77,7 @@ fn beginnings_of_stop_strings_are_held_back_and_shown_at_the_end() -> Checked {
 }
 
 #[test]
-fn texts_can_be_left_at_any_time() -> Checked {
+fn texts_can_be_abandoned_at_any_time() -> Checked {
     let checkpoint = Checkpoint::demo()?;
     let prompt = encoded(&checkpoint, PROMPTS[0]);
     let tokens = plain(&checkpoint, &prompt);

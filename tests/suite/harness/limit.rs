@@ -1,4 +1,5 @@
-//! Time limits: a test that takes too long ends the run, after its name and the stacks of all threads.
+//! Time limits: a test that takes too long ends the run, which prints its name and the stacks of
+//! all threads.
 
 use std::collections::BTreeMap;
 use std::process::{Command, Stdio};
@@ -19,7 +20,7 @@ struct Started {
 static RUNNING: Mutex<BTreeMap<u64, Started>> = Mutex::new(BTreeMap::new());
 static NEXT: AtomicU64 = AtomicU64::new(0);
 
-/// A test while it runs.
+/// A running test.
 pub struct Running(u64);
 
 impl Running {
@@ -66,7 +67,7 @@ pub fn watch() {
                         );
                     }
                     show_stacks();
-                    // Not `exit`, which would wait for what hangs.
+                    // Not `exit`, which would wait for the hanging threads.
                     std::process::abort();
                 }
             }
@@ -74,12 +75,12 @@ pub fn watch() {
         .expect("a thread that watches the limits");
 }
 
-/// Prints what gdb says of every thread, where there is a gdb.
+/// Prints every thread's stack, if gdb is installed.
 fn show_stacks() {
     let process = std::process::id().to_string();
     let arguments = ["-p", &process, "--batch", "-ex", "thread apply all backtrace 40"];
     #[cfg(target_os = "linux")]
-    // SAFETY: the call only allows a process to look into this one.
+    // SAFETY: the call only allows other processes to trace this one.
     unsafe {
         libc::prctl(libc::PR_SET_PTRACER, libc::PR_SET_PTRACER_ANY);
     }

@@ -1,5 +1,5 @@
-//! Runs the suite's tests in a random order, each on a thread and under a time limit. After a test,
-//! MLX must be at rest.
+//! Runs the suite's tests in a random order, each on a thread and with a time limit. After a test,
+//! MLX must be idle.
 
 mod limit;
 mod panics;
@@ -18,29 +18,29 @@ use crate::support::Checked;
 use crate::table::{ROWS, Rows, backends};
 pub use limit::PATIENCE;
 
-/// How long a test may take, in seconds, unless it says otherwise. It is some ten times what the
-/// slowest such test takes on two idle cores.
+/// The default time limit of a test in seconds. It is about ten times the time of the slowest such
+/// test on two idle cores.
 pub const DEFAULT_SECONDS: u64 = 300;
 
-/// The number from which the order of the tests follows; a new one for each run where it is not set.
+/// The seed for the order of the tests; each run chooses a new one if it is not set.
 const SEED: &str = "MLX_PRIMITIVES_TEST_SEED";
 
-/// How long MLX may take to come to rest after a test.
+/// How long MLX may take to become idle after a test.
 const REST: Duration = Duration::from_secs(20);
 
-/// A test, as the attribute `#[test]` registers it, or of the conformance table.
+/// A test that the attribute `#[test]` registers, or one of the conformance table.
 pub struct Test {
     pub path: &'static str,
     pub seconds: u64,
     pub ignored: bool,
-    /// Whether it looks at what the whole process does, so that no other test may run.
+    /// Whether it observes the whole process, so that no other test may run.
     pub alone: bool,
     pub run: fn(&Test) -> Result<(), String>,
 }
 
 inventory::collect!(Test);
 
-/// A test of each function of the conformance table.
+/// A test for each function of the conformance table.
 static OF_TABLE: LazyLock<Vec<Test>> = LazyLock::new(|| {
     let test = |rows: &Rows| Test {
         path: format!("suite::table::{}", rows.name).leak(),
@@ -56,7 +56,7 @@ static OF_TABLE: LazyLock<Vec<Test>> = LazyLock::new(|| {
     ROWS.iter().map(test).collect()
 });
 
-/// Runs a row on every backend of the suite, where every check has to have run or a reason not to.
+/// Runs a row on every backend of the suite; every check must have run or have a reason not to.
 fn hold(row: Conformance) -> Checked {
     let report = row.backends(&backends()?).run();
     report.check()?;
@@ -68,7 +68,7 @@ fn hold(row: Conformance) -> Checked {
     Ok(())
 }
 
-/// What a test may return.
+/// The return types of tests.
 pub trait Outcome {
     fn into_result(self) -> Result<(), String>;
 }
@@ -98,7 +98,8 @@ impl Test {
         let _others = (!self.alone).then(lock);
         let _all = self.alone.then(lock_all);
         let running = limit::Running::start(self.name(), self.seconds);
-        // MLX keeps streams and more for a thread: no test finds what another one left there.
+        // MLX keeps streams and other state per thread, so a separate thread hides them from other
+        // tests.
         let thread = thread::Builder::new().name(self.name().to_owned()).spawn(|| {
             catch_unwind(|| (self.run)(self)).unwrap_or_else(|_| Err(panics::last_of_this_thread()))
         })?;
@@ -109,8 +110,8 @@ impl Test {
     }
 }
 
-/// No failure may leave a task that MLX counts forever. While other tests run, theirs count too: the
-/// last of them finds what is left.
+/// No failure may leave a task that MLX counts forever. While other tests run, theirs count too;
+/// the last test finds the leftovers.
 fn come_to_rest(running: &limit::Running) -> Result<(), String> {
     let start = Instant::now();
     loop {
@@ -125,7 +126,7 @@ fn come_to_rest(running: &limit::Running) -> Result<(), String> {
     }
 }
 
-/// The command line, and the names that choose tests, of which libtest_mimic takes only one.
+/// The command line, and the names that select tests, of which libtest_mimic takes only one.
 fn command_line() -> (Arguments, Vec<String>) {
     const WITH_VALUE: [&str; 5] = ["--test-threads", "--skip", "--color", "--format", "--logfile"];
     let (mut options, mut names) = (Vec::new(), Vec::new());
@@ -143,7 +144,7 @@ fn command_line() -> (Arguments, Vec<String>) {
     (Arguments::from_iter(options), names)
 }
 
-/// Runs the tests that the command line asks for.
+/// Runs the tests that the command line selects.
 pub fn main() -> ExitCode {
     let (arguments, names) = command_line();
     let seed = std::env::var(SEED).ok().and_then(|text| text.parse().ok());

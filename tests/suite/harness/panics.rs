@@ -1,4 +1,4 @@
-//! Panics, many of which are on purpose, are kept and shown only with a test that fails.
+//! Panics, many of which are deliberate, are kept and shown only with a failing test.
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
@@ -14,7 +14,7 @@ thread_local! {
 
 static RECENT: Mutex<VecDeque<String>> = Mutex::new(VecDeque::new());
 
-/// Takes the place of what prints each panic.
+/// Replaces the hook that prints each panic.
 pub fn keep() {
     panic::set_hook(Box::new(|info| {
         let thread = thread::current();
@@ -33,7 +33,7 @@ pub fn last_of_this_thread() -> String {
     LAST.with(RefCell::take)
 }
 
-/// The last panics of all threads, which may be those of tests that ran at the same time.
+/// The last panics of all threads, including tests that ran at the same time.
 pub fn of_other_threads() -> String {
     let recent = RECENT.lock().unwrap_or_else(PoisonError::into_inner);
     let lines: Vec<_> = recent.iter().map(|text| format!("  {text}\n")).collect();

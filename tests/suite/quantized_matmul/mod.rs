@@ -1,5 +1,5 @@
-//! Quantized products beside their rows of `table`: rows among others, what surrounds the product,
-//! several weights at once, extremes.
+//! Quantized products: single rows and batches, fused operations, several weights at once,
+//! extremes. `table` tests their values.
 
 mod weights;
 
@@ -32,14 +32,14 @@ pub fn product(x: &[f64], w: &[f64], k: usize) -> (Vec<f64>, Vec<f64>) {
     pairs.unzip()
 }
 
-/// The least relative spacing of a type.
+/// The smallest relative spacing of a type.
 fn epsilon(dtype: Dtype) -> f64 {
     ulp(1.0, dtype)
 }
 
-/// f32 sums err by some ulps of their terms' magnitudes, of which an affine q and its bias have a
-/// few times those of the weight; the result is rounded once. Where many rows meet decoded weights,
-/// those were rounded to the type as well: half an ulp for each term.
+/// f32 sums have errors of a few ulps of their terms' magnitudes, which are larger than the
+/// weight's for an affine code and its bias; the result is rounded once. With many rows, decoded
+/// weights are rounded to the type as well: half an ulp for each term.
 fn bound(want: f64, reach: f64, rows: usize, dtype: Dtype) -> f64 {
     let decoded = if rows > 8 { reach * epsilon(dtype) / 2.0 } else { 0.0 };
     ulp(want, dtype) * 0.51 + reach * 4e-6 + decoded
@@ -62,7 +62,7 @@ fn linear(x: &Array, w: &QuantizedWeight) -> Result<Array> {
 }
 
 #[test]
-fn a_row_is_the_same_among_others() -> Checked {
+fn a_row_is_equal_alone_and_in_a_batch() -> Checked {
     each_device(|_| {
         for format in FORMATS {
             for dtype in FLOATS {
@@ -79,10 +79,10 @@ fn a_row_is_the_same_among_others() -> Checked {
     })
 }
 
-/// The normalisation is the one of `rms_norm`: only a last bit of its sum may differ in a kernel
-/// that shares it among other threads, which tips a rounding here and there.
+/// The normalization equals `rms_norm`, except that the last bit of its sum may differ in a kernel
+/// that divides it among other threads, which changes a few roundings.
 #[test]
-fn norms_the_input() -> Checked {
+fn normalizes_the_input() -> Checked {
     each_device(|_| {
         for format in [FORMATS[3], FORMATS[1], FORMATS[7]] {
             for dtype in FLOATS {
@@ -131,7 +131,7 @@ fn bias_and_residual_round_one_after_the_other() -> Checked {
                     }
                     assert_same(&y, &want, &format!("{dtype} {rows}"))?;
                 }
-                // A residual that nothing else reads gives its buffer to the result.
+                // A residual that nothing else reads donates its buffer to the result.
                 let given =
                     ops::quantized_linear(&x, &w, options(None, Some(&residual.add(&residual)?)))?;
                 assert_same(&given, &product.add(residual.add(&residual)?)?, "donated")?;
@@ -165,7 +165,7 @@ fn several_weights_in_one_dispatch() -> Checked {
                         let (gate, up) =
                             (joined[i / 9 * 18 + i % 9], joined[i / 9 * 18 + 9 + i % 9]);
                         let want = gate / (1.0 + (-gate).exp()) * up;
-                        // MLX's sigmoid rounds e^|x| to the type, which in f16 ends at 65504.
+                        // MLX's sigmoid rounds e^|x| to the type, whose range in f16 ends at 65504.
                         let lost = if dtype == Dtype::Float16 { 1.6e-5 } else { 0.0 };
                         let bound = 2.5 * epsilon(dtype) * want.abs()
                             + lost * (gate * up).abs()
@@ -212,7 +212,7 @@ fn extremes() -> Checked {
                 }
             }
         }
-        // Sums beyond the type become infinite, not those within it.
+        // Only sums beyond the type's range become infinite.
         let w = weight(FORMATS[3], 2, 64, Dtype::Float16, 25)?;
         let large = Array::from_slice(&[6e4f32; 64], [1, 64])?.astype(Dtype::Float16)?;
         let (want, _) = product(&[6e4; 64], &decoded(&w, Dtype::Float16)?, 64);

@@ -1,4 +1,4 @@
-//! Packed weights: vmap over them, what does not fit, and what the kernels move.
+//! Packed weights: vmap over them, mismatches, and the traffic of the kernels.
 
 use mlx_primitives::ops::{self, QuantizedLinear, QuantizedMode, QuantizedWeight};
 use mlx_primitives::transforms::vmap;
@@ -135,7 +135,7 @@ fn refuses_what_does_not_fit() -> Checked {
 
 #[cfg(target_os = "linux")]
 #[test]
-#[ignore = "run by simulated::what_moves"]
+#[ignore = "run by simulated::kernel_traffic"]
 fn moves_weights_once() -> Checked {
     use crate::support::{moved, report_traffic};
 
@@ -149,8 +149,8 @@ fn moves_weights_once() -> Checked {
         }
         let dispatched = moved(|| linear(&x, &w))?;
         assert_eq!(dispatched.len(), 1);
-        // The kernel loads weights once, and x once for each threadgroup. Four lanes share a group of
-        // weights, and load its scale and bias together.
+        // The kernel loads weights once, and x once for each threadgroup. Four lanes share a group
+        // of weights, and load its scale and bias together.
         let of_weights = dispatched[0].arrays[1..4].iter().map(|array| array[0]).sum::<u64>();
         assert_eq!(of_weights as usize, w.nbytes());
         let columns = if rows == 1 { 16 } else { 8 };
@@ -160,7 +160,7 @@ fn moves_weights_once() -> Checked {
             report_traffic("quantized_linear", &dispatched, ideal)?;
         }
         let normed = moved(|| ops::quantized_linears(&x, &[&w], Some((&gain, EPS))))?;
-        assert_eq!(normed.len(), 1, "the norm takes no dispatch of its own");
+        assert_eq!(normed.len(), 1, "the norm needs no separate dispatch");
         if least {
             let up = weight(FORMATS[3], n, k, dtype, 73)?;
             for array in [up.packed(), up.scales(), up.biases().expect("affine")] {

@@ -1,4 +1,4 @@
-//! Whose memory is written, and how much of it.
+//! The buffers that are written, and how much of each.
 
 use mlx_primitives::ops::StateLayout;
 use mlx_primitives::transforms::compile;
@@ -26,7 +26,7 @@ fn views_take_no_copy() -> Checked {
     assert_eq!(keys.strides(), [entry, 40 * 16, 16, 1]);
     assert_eq!(values.strides(), [entry, 40 * 16, 16, 1]);
     assert_eq!(keys.shape(), [3, 2, 7, 16]);
-    // Of a single text the queries are contiguous, and lie where the state begins.
+    // For a batch of one, the queries are contiguous, at the start of the state.
     let one = step(&layout, 1, 2, Dtype::Float32, 1)?;
     let new = ops::rope_append(&layout.zeros(1, Dtype::Float32)?, &one, layout, turning(16, 5))?;
     assert_eq!(layout.queries(&new, 2)?.address()?, new.address()?);
@@ -34,7 +34,7 @@ fn views_take_no_copy() -> Checked {
 }
 
 #[test]
-fn buffers_are_taken_over_unless_held() -> Checked {
+fn buffers_are_reused_unless_held() -> Checked {
     each_device(|_| {
         let mut now = state(&LAYOUT, 2, Dtype::Float32, 1)?;
         let first = now.address()?;
@@ -42,14 +42,14 @@ fn buffers_are_taken_over_unless_held() -> Checked {
             let qkv = step(&LAYOUT, 2, 1, Dtype::Float32, u64::from(position as u32))?;
             now = ops::rope_append(&now, &qkv, LAYOUT, turning(8, position))?;
             assert_eq!(now.address()?, first, "step {position}");
-            // Looked at between the steps, as an attention does.
+            // Read between the steps, as attention does.
             layout_sum(&now, position + 1)?.eval()?;
         }
         let (held, before) = (now.clone(), numbers(&now)?);
         let qkv = step(&LAYOUT, 2, 1, Dtype::Float32, 99)?;
         let new = ops::rope_append(&now, &qkv, LAYOUT, turning(8, 3))?;
         assert_ne!(new.address()?, first);
-        assert_eq!(numbers(&held)?, before, "what is held is not written to");
+        assert_eq!(numbers(&held)?, before, "a held buffer is not written to");
         let copy = held.add(0.0)?;
         let want = ops::rope_append(&copy, &qkv, LAYOUT, turning(8, 3))?;
         assert_same(&new, &want, "the rest is copied")?;
@@ -100,8 +100,8 @@ fn inside_a_compiled_function() -> Checked {
 
 #[cfg(target_os = "linux")]
 #[test]
-#[ignore = "run by simulated::what_moves"]
-fn moves_the_new_positions_alone() -> Checked {
+#[ignore = "run by simulated::kernel_traffic"]
+fn moves_only_the_new_positions() -> Checked {
     let layout = StateLayout { heads: 32, kv_heads: 8, head_dim: 64, capacity: 1024 };
     let mut now = layout.zeros(1, Dtype::Float16)?;
     now.eval()?;
@@ -113,7 +113,8 @@ fn moves_the_new_positions_alone() -> Checked {
         })?;
         let bytes = qkv.nbytes() as u64;
         assert_eq!(moved.len(), 1, "one dispatch");
-        // The state as read, the step, its position twice, what stands for frequencies; the state.
+        // The state as an input, the step, its position twice, a stand-in for frequencies; the new
+        // state.
         let [before, step, offset, slots, none, after] = moved[0].arrays[..] else {
             panic!("{moved:?}")
         };

@@ -1,4 +1,4 @@
-//! `rope_append` beside its rows of `table`: kinds of positions, buffers, refusals.
+//! `rope_append`: kinds of positions, buffers, refusals. `table` tests its values.
 
 mod buffers;
 
@@ -83,7 +83,7 @@ fn bad_input_is_an_error() -> Checked {
         let said = message(ops::rope_append(&old, &qkv, LAYOUT, turning(8, 0)));
         assert!(said.contains("expected qkv (2, time, 80)"), "{said}");
     }
-    // Slots that are known.
+    // Slots whose values are known.
     for slots in [[22, 24], [i32::MAX, i32::MIN], [-1, 23]] {
         let slots = Array::from_slice(&slots, [2])?;
         let options = RopeAppend { slots: Some(Offset::Each(&slots)), ..turning(8, 2) };

@@ -20,14 +20,14 @@ pub fn ulps(got: &[f64], want: &[f64], dtype: Dtype, what: &str) -> f64 {
     worst
 }
 
-/// As [`ulps`], of arrays, which must agree in shape and type.
+/// [`ulps`] for arrays, which must agree in shape and type.
 #[track_caller]
 pub fn array_ulps(got: &Array, want: &Array, what: &str) -> Result<f64> {
     assert_eq!((got.shape(), got.dtype()), (want.shape(), want.dtype()), "{what}");
     Ok(ulps(&numbers(got)?, &numbers(want)?, got.dtype(), what))
 }
 
-/// Within `tolerance * (1 + |want|)`.
+/// Checks that each difference is within `tolerance * (1 + |want|)`.
 #[track_caller]
 pub fn assert_close(got: &[f64], want: &[f64], tolerance: f64, what: &str) {
     assert_eq!(got.len(), want.len(), "{what}: lengths");
@@ -37,7 +37,7 @@ pub fn assert_close(got: &[f64], want: &[f64], tolerance: f64, what: &str) {
     }
 }
 
-/// How many elements differ in any bit; all NaN count as one.
+/// How many elements differ in any bit; all NaNs are equal.
 pub fn differing(got: &Array, want: &Array) -> Result<usize> {
     let bits = |x: &Array| -> Result<Vec<u32>> {
         let values = x.astype(Dtype::Float32)?.to_vec::<f32>()?;
@@ -46,7 +46,7 @@ pub fn differing(got: &Array, want: &Array) -> Result<usize> {
     Ok(bits(got)?.iter().zip(bits(want)?).filter(|(got, want)| *got != want).count())
 }
 
-/// The same shape, type and bits; any NaN equals any other.
+/// Checks for equal shapes, types and bits; all NaNs are equal.
 #[track_caller]
 pub fn assert_same(got: &Array, want: &Array, what: &str) -> Result<()> {
     assert_eq!((got.shape(), got.dtype()), (want.shape(), want.dtype()), "{what}");

@@ -1,4 +1,4 @@
-//! Deterministic inputs in every layout that an array can come in.
+//! Deterministic inputs in every layout that an array can have.
 
 use mlx_primitives::{Array, Dtype, Result, step};
 
@@ -10,25 +10,25 @@ pub fn random32(shape: &[i32], seed: u64) -> Result<Array> {
     random(shape, Dtype::Float32, seed)
 }
 
-/// How the elements of an array lie in memory.
+/// How the elements of an array are arranged in memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Layout {
     Contiguous,
-    /// The last two axes exchanged.
+    /// The last two axes are exchanged.
     Transposed,
-    /// Every axis of the memory in reverse order.
+    /// The axes are in reverse order in memory.
     ColumnMajor,
     /// Every second element of the last axis.
     Stepped,
-    /// All axes walked backwards.
+    /// All axes run backwards.
     Reversed,
     /// One slice of the first axis, repeated.
     Broadcast,
-    /// One element a row, repeated.
+    /// One element per row, repeated.
     BroadcastLast,
     /// Contiguous, but not from the start of the buffer.
     OffsetView,
-    /// Rows further apart than they are long.
+    /// Rows are further apart than they are long.
     Padded,
     /// Two new dimensions of 1 that were squeezed out of others.
     Squeezed,
@@ -48,7 +48,7 @@ pub const LAYOUTS: [Layout; 10] = [
 ];
 
 impl Layout {
-    /// A lazy view of random data with this layout; of rank 2 or more, no dimension 0.
+    /// A lazy view of random data with this layout; needs rank 2 or more and no dimension of 0.
     pub fn make(self, shape: &[i32], dtype: Dtype, seed: u64) -> Result<Array> {
         let rank = shape.len();
         let last = rank - 1;

@@ -1,4 +1,4 @@
-//! What the suite's tests share: inputs in every layout, slow references, comparisons.
+//! Shared parts of the suite's tests: inputs in every layout, slow references, comparisons.
 
 pub mod compare;
 pub mod input;
@@ -10,7 +10,8 @@ use mlx_primitives::{Array, Result, builtin, ops};
 pub use crate::table::inputs::{Checked, EPS, simulated};
 pub use crate::table::reference;
 
-/// What the dispatches of an op moved, in the simulator; the inputs are to be evaluated before.
+/// The dispatches of an op and their traffic, in the simulator. The inputs must be evaluated
+/// before.
 #[cfg(target_os = "linux")]
 pub fn moved(
     op: impl FnOnce() -> Result<Array>,
@@ -23,8 +24,8 @@ pub fn moved(
     Ok(dispatched)
 }
 
-/// Says how many device bytes an op's dispatches moved over the least possible, for the table of
-/// README: a line of `op`, `bytes` and `ideal` in the file that MLX_PRIMITIVES_TRAFFIC names.
+/// Reports the device bytes that an op's dispatches moved and the least possible, for README's
+/// table: a line of `op`, `bytes` and `ideal` in the file that MLX_PRIMITIVES_TRAFFIC names.
 #[cfg(target_os = "linux")]
 pub fn report_traffic(
     op: &str,
@@ -42,7 +43,7 @@ pub fn report_traffic(
     Ok(())
 }
 
-/// `rounds`, or one in `part` of them where each takes many times as long.
+/// `rounds`, or `rounds / part` in the simulator, where each takes much longer.
 pub fn fewer_if_simulated(test: &str, rounds: u64, part: u64) -> u64 {
     if !simulated() {
         return rounds;
@@ -51,7 +52,7 @@ pub fn fewer_if_simulated(test: &str, rounds: u64, part: u64) -> u64 {
     rounds / part
 }
 
-/// Runs a test on the CPU and, where there is one, on the GPU, telling it whose kernels run.
+/// Runs a test on the CPU and, if there is one, on the GPU; passes the device whose kernels run.
 pub fn each_device(test: impl Fn(Device) -> Checked) -> Checked {
     for device in [Device::Cpu, Device::Gpu] {
         if device.is_available()? {
@@ -62,7 +63,7 @@ pub fn each_device(test: impl Fn(Device) -> Checked) -> Checked {
     Ok(())
 }
 
-/// Borrows for the functions that take a list of references.
+/// Borrows the arrays for functions that take a list of references.
 pub fn refs(arrays: &[Array]) -> Vec<&Array> {
     arrays.iter().collect()
 }
@@ -76,10 +77,10 @@ pub fn message<T>(result: Result<T>) -> String {
     }
 }
 
-/// A primitive of ours as a function of x alone, of rank 3 or more with an even last axis.
+/// One of our primitives as a function of x alone, of rank 3 or more with an even last axis.
 pub type Op = fn(&Array) -> Result<Array>;
 
-/// Ours: the name of the primitive, and ours and MLX's version of it.
+/// The name of each primitive, our version and MLX's.
 pub const OPS: [(&str, Op, Op); 3] = [
     ("RmsNorm", |x| ops::rms_norm(x, None, EPS), |x| builtin::rms_norm(x, None, EPS)),
     ("Softmax", ops::softmax, builtin::softmax),

@@ -1,4 +1,4 @@
-//! A Llama in f64, one operation at a time, as plain as it can be written.
+//! A Llama in f64, one operation at a time, as simple as possible.
 
 use anyhow::Result;
 
@@ -13,7 +13,7 @@ pub struct Shape {
     pub head_dim: usize,
 }
 
-/// `[outputs, inputs]`.
+/// A matrix `[outputs, inputs]`.
 pub struct Matrix {
     pub numbers: Vec<f64>,
     pub inputs: usize,
@@ -54,7 +54,7 @@ pub struct Reference {
 }
 
 impl Reference {
-    /// `matrix` makes each by its name, rows and columns; the norms are made here.
+    /// `matrix` makes each matrix from its name, rows and columns; the norms are made here.
     pub fn new(
         shape: Shape,
         layers: usize,
@@ -62,7 +62,7 @@ impl Reference {
         matrix: &mut dyn FnMut(String, usize, usize) -> Result<Matrix>,
     ) -> Result<Self> {
         let Shape { hidden, inner, heads, kv_heads, head_dim } = shape;
-        // Multiples of 1/128 near 1: every floating type holds them.
+        // Multiples of 1/128 near 1, which every floating type represents exactly.
         let norm = |seed: usize| -> Vec<f64> {
             let around = values(hidden, seed as u64, 32.0);
             around.iter().map(|x| 1.0 + f64::from(x.round()) / 128.0).collect()
@@ -100,14 +100,14 @@ impl Reference {
         norms
     }
 
-    /// Logits after each token, one after the other.
+    /// The logits after each token.
     pub fn logits(&self, tokens: &[u32]) -> Vec<f64> {
         let embedded = |&token: &u32| self.embedding.row(token as usize).to_vec();
         let mut states: Vec<Vec<f64>> = tokens.iter().map(embedded).collect();
         for layer in &self.layers {
             self.run(layer, &mut states);
         }
-        let last = |state: &Vec<f64>| self.head.times(&normalised(state, &self.norm));
+        let last = |state: &Vec<f64>| self.head.times(&normalized(state, &self.norm));
         states.iter().flat_map(last).collect()
     }
 
@@ -115,7 +115,7 @@ impl Reference {
         let Shape { heads, kv_heads, head_dim, .. } = self.shape;
         let (mut keys, mut values) = (Vec::new(), Vec::new());
         for (position, state) in states.iter_mut().enumerate() {
-            let x = normalised(state, &layer.input_norm);
+            let x = normalized(state, &layer.input_norm);
             let queries = self.rotated(layer.q.times(&x), position);
             keys.push(self.rotated(layer.k.times(&x), position));
             values.push(layer.v.times(&x));
@@ -134,7 +134,7 @@ impl Reference {
                 }));
             }
             add(state, &layer.o.times(&attended));
-            let x = normalised(state, &layer.post_norm);
+            let x = normalized(state, &layer.post_norm);
             let silu = |x: f64| x / (1.0 + (-x).exp());
             let (gate, up) = (layer.gate.times(&x), layer.up.times(&x));
             let inner: Vec<f64> = gate.iter().zip(&up).map(|(g, u)| silu(*g) * u).collect();
@@ -142,7 +142,7 @@ impl Reference {
         }
     }
 
-    /// Every head turned, its first half against its second.
+    /// Rotates every head, its first half against its second.
     fn rotated(&self, mut x: Vec<f64>, position: usize) -> Vec<f64> {
         let (features, half) = (self.shape.head_dim, self.shape.head_dim / 2);
         for head in x.chunks_exact_mut(features) {
@@ -157,7 +157,7 @@ impl Reference {
     }
 }
 
-fn normalised(x: &[f64], weight: &[f64]) -> Vec<f64> {
+fn normalized(x: &[f64], weight: &[f64]) -> Vec<f64> {
     let scale = 1.0 / (dot(x, x) / x.len() as f64 + 1e-5).sqrt();
     x.iter().zip(weight).map(|(x, w)| x * scale * w).collect()
 }

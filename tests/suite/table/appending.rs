@@ -8,8 +8,8 @@ use super::rotations::follows_mlx;
 use super::inputs::{Checked, ulp};
 use super::{composed, derivatives_of_ops, only, reference, slices, Hold};
 
-/// Of the inputs the state, the step, the positions, the slots if they are others, and the periods
-/// unless there is a base.
+/// Inputs: the state, the step, the positions, the slots if they differ from the positions, and the
+/// periods unless there is a base.
 #[derive(Clone, Copy, Debug)]
 struct Append {
     layout: StateLayout,
@@ -39,7 +39,7 @@ impl Append {
         move |x| {
             let Self { layout, dims, traditional, base, scale, multiplier } = self;
             let [slots, freqs] = self.split(x);
-            // Nobody knows the slots before they are computed: some have no room.
+            // Lazy slots have unknown values, so some may be without room.
             let slots = slots.map(|slots| slots.maximum(i32::MIN)).transpose()?;
             let slots = slots.as_ref().map(Offset::Each);
             let offset = Offset::Each(&x[2]);
@@ -49,7 +49,7 @@ impl Append {
         }
     }
 
-    /// The state in f64, and what the error of each element is proportional to.
+    /// The state in f64, and the factor that each element's error is proportional to.
     fn exact(self, x: &[Tensor]) -> [Tensor; 2] {
         let StateLayout { heads, kv_heads, head_dim, capacity } = self.layout;
         let [heads, kv, dim, capacity] = [heads, kv_heads, head_dim, capacity].map(|n| n as usize);
@@ -105,8 +105,8 @@ impl Append {
         [state, errors]
     }
 
-    /// As of rope, and the product with the multiplier rounds; what is copied is the same. On the CPU of
-    /// Linux every bit is MLX's.
+    /// The errors of rope, and the rounding of the product with the multiplier; copies are exact.
+    /// On Linux CPUs every bit equals MLX's.
     fn row(self, positions: Input, slots: Input) -> Conformance {
         let float = Input::Float(-3.0, 3.0);
         let freqs = Input::Float32(0.5, 3.5);
@@ -133,7 +133,7 @@ impl Append {
             if follows_mlx(compared) { Bound::default() } else { Bound::ulps(2.0) }
         })
         .extremes_as_peer()
-        // Periods that are mapped are MLX's.
+        // With mapped periods, vmap runs MLX's composition.
         .vmap_bounds(move |compared| match self.base {
             Some(_) => Bound::default(),
             None => Bound { absolute: 1e-4 + 8.0 * ulp(1.0, compared.dtype), ..Bound::ulps(1.0) },
@@ -141,7 +141,7 @@ impl Append {
         .derivative_bounds(derivatives_of_ops(1e-4, 8.0))
     }
 
-    /// The state of a number of texts, and a step of a number of positions.
+    /// The state of a batch of texts, and a step of several positions.
     fn shapes(self, batch: i32, time: i32) -> Vec<Vec<i32>> {
         let StateLayout { heads, kv_heads, head_dim, .. } = self.layout;
         let width = (heads + 2 * kv_heads) * head_dim;
@@ -196,8 +196,8 @@ pub(super) fn rope_append_of_all_parameters(hold: &Hold<'_>) -> Checked {
     Ok(())
 }
 
-/// One position for all or one for each, slots of their own, positions far away and before the start,
-/// slots without room, and nothing to write.
+/// One position for all or one for each, separate slots, positions far away and before the start,
+/// slots without room, and empty steps.
 pub(super) fn rope_append_to_every_slot(hold: &Hold<'_>) -> Checked {
     for (positions, slots) in [
         (Input::Integer(0, 13), NONE),

@@ -8,14 +8,14 @@ use super::attention_reference::Reference;
 use super::inputs::{Checked, TOLERANCE, tolerance_to_mlx, ulp};
 use super::{composed, derivatives_of_ops, only, slices, Hold};
 
-/// Of the inputs queries, keys and values, then a mask and sinks, if there are.
+/// Inputs: queries, keys and values, then a mask and sinks, if present.
 #[derive(Clone, Copy, Debug, Default)]
 struct Rules {
     scale: Option<f32>,
     causal: bool,
     window: Option<i32>,
     soft_cap: Option<f32>,
-    /// Whether a mask follows, and whether it is of bools.
+    /// Whether there is a mask, and whether it is boolean.
     mask: Option<bool>,
     sinks: bool,
 }
@@ -58,16 +58,17 @@ impl Rules {
             .inputs(&[float, float, float, mask])
             .bounds(near(TOLERANCE))
             .peer(composed(self.op()), move |c| near(tolerance_to_mlx(c.dtype))(c))
-            // Sinks that are mapped are MLX's.
+            // With mapped sinks, vmap runs MLX's composition.
             .vmap_bounds(move |c| {
                 near(if self.sinks { tolerance_to_mlx(c.dtype) } else { TOLERANCE })(c)
             })
-            // Sums of some tens of products of up to 27.
+            // Sums of a few dozen products of up to 27.
             .derivative_bounds(derivatives_of_ops(1e-4, 27.0))
             .without(Check::Extremes, "attention/mod.rs has those of which MLX makes the same")
     }
 
-    /// heads: [batch, heads, kv_heads]; extents: [queries, keys, dim]; the mask is for each score.
+    /// heads: [batch, heads, kv_heads]; extents: [queries, keys, dim]; the mask has one value per
+    /// score.
     fn shapes(self, heads: [i32; 3], extents: [i32; 3]) -> Vec<Vec<i32>> {
         let ([batch, heads, kv_heads], [queries, keys, dim]) = (heads, extents);
         let rows = vec![batch, kv_heads, keys, dim];
@@ -78,8 +79,9 @@ impl Rules {
     }
 }
 
-/// One row to more than a block, one key to more than a tile, every usual head dimension and some
-/// unusual ones; queries that see nothing. Two of more keys than a dispatch or a chunk takes.
+/// One row up to more than a block, one key up to more than a tile, every usual head dimension and
+/// some unusual ones; queries that see no keys. Two have more keys than a dispatch or a chunk
+/// takes.
 const SIZES: [([i32; 3], [i32; 3]); 23] = [
     ([1, 1, 1], [1, 1, 1]),
     ([1, 8, 2], [1, 67, 64]),
@@ -125,7 +127,7 @@ pub(super) fn attention_of_every_size(hold: &Hold<'_>) -> Checked {
     Ok(())
 }
 
-/// Values that have more or fewer features than keys, as in DeepSeek's attention.
+/// Values with more or fewer features than keys, as in DeepSeek's attention.
 pub(super) fn attention_of_other_values(hold: &Hold<'_>) -> Checked {
     let rules = Rules { causal: true, ..Default::default() };
     let sized = |(heads, extents, dim): ([i32; 3], [i32; 3], i32)| {

@@ -1,4 +1,4 @@
-//! Attention in f64, as plainly as it can be written.
+//! Attention in f64, as simple as possible.
 
 use mlx_primitives::conformance::Tensor;
 use mlx_primitives::ops::Attention;
@@ -7,7 +7,7 @@ use mlx_primitives::{Array, Dtype, Error, Result};
 use super::broadcast;
 
 pub struct Reference {
-    /// [batch, heads, queries, dim] and the heads and rows of keys.
+    /// [batch, heads, queries, dim].
     shape: [usize; 4],
     kv_heads: usize,
     keys: usize,
@@ -19,7 +19,7 @@ pub struct Reference {
     causal: bool,
     window: Option<i64>,
     soft_cap: Option<f64>,
-    /// Terms of the scores, [batch, heads, queries, keys]; None for what a bool hides.
+    /// The mask's terms, [batch, heads, queries, keys]; `None` where a bool masks the score.
     mask: Option<Vec<Option<f64>>>,
     sinks: Option<Vec<f64>>,
 }
@@ -34,7 +34,8 @@ impl Reference {
         Ok(Self::of([&q, &k, &v], mask, sinks.as_ref(), options))
     }
 
-    /// Queries, keys and values; a mask, and whether it is of bools. Those of the options do not count.
+    /// Takes queries, keys and values; a mask, and whether it is boolean. Ignores the arrays in
+    /// `options`.
     pub fn of(
         [q, k, v]: [&Tensor; 3],
         mask: Option<(&Tensor, bool)>,
@@ -59,7 +60,7 @@ impl Reference {
             q: q.values.clone(),
             k: k.values.clone(),
             v: v.values.clone(),
-            // What the op computes it in.
+            // Computed in f32, as in the op.
             scale: f64::from(options.scale.unwrap_or(1.0 / (dim as f32).sqrt())),
             causal: options.causal || options.window.is_some(),
             window: options.window.map(i64::from),
@@ -69,7 +70,7 @@ impl Reference {
         }
     }
 
-    /// [batch, heads, queries, value_dim].
+    /// The result, [batch, heads, queries, value_dim].
     pub fn apply(&self) -> Vec<f64> {
         let [batch, heads, queries, dim] = self.shape;
         let mut out = Vec::with_capacity(self.q.len());

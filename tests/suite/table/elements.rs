@@ -1,4 +1,4 @@
-//! Rows of ops that work element by element.
+//! Rows of elementwise ops.
 
 use mlx_primitives::conformance::{Bound, Conformance, Tensor};
 use mlx_primitives::{Array, Result, ops};
@@ -6,14 +6,14 @@ use mlx_primitives::{Array, Result, ops};
 use super::inputs::{Checked, simulated, ulp};
 use super::{broadcast, composed, derivatives_of_ops, exact, Hold};
 
-/// A function of `a` and, if it takes two, of `b`.
+/// A function of `a` and, if it takes two inputs, of `b`.
 #[derive(Clone, Copy)]
 struct Activation {
     name: &'static str,
     two: bool,
     op: fn(&Array, &Array) -> Result<Array>,
     of: fn(f64, f64) -> f64,
-    /// What every backend gives in the same bits: sums, products and maxima alone.
+    /// Whether every backend gives the same bits, because it only adds, multiplies and compares.
     exact: bool,
 }
 
@@ -71,7 +71,7 @@ pub(super) fn gelu_tanh(x: f64) -> f64 {
     x / 2.0 * (1.0 + inner.tanh())
 }
 
-/// `f` of two inputs that are broadcast to each other, or of one.
+/// Applies `f` to two inputs that are broadcast to each other, or to one.
 fn each(x: &[Tensor], f: impl Fn(f64, f64) -> f64) -> Tensor {
     let Some(b) = x.get(1) else { return x[0].map(|a| f(a, 1.0)) };
     let rank = x[0].shape.len().max(b.shape.len());
@@ -86,14 +86,15 @@ fn each(x: &[Tensor], f: impl Fn(f64, f64) -> f64) -> Tensor {
     Tensor::new(shape.clone(), values)
 }
 
-/// Five roundings to the type: of numbers up to 1 that multiply a, then of the result. f32's
-/// tanh, erf (1.5e-7 on the CPU) and constants add about as much again.
+/// Five roundings to the type: of numbers up to 1 that multiply a, then of the result. The errors
+/// of f32's tanh, erf (1.5e-7 on the CPU) and constants add about as much again.
 ///
-/// On the CPU MLX's polynomials are ours, but for tanh, which is libm's there. On other backends ours
-/// and its are each as near the value as said.
+/// On the CPU MLX uses the same polynomials as we do, except for tanh, which is libm's there. On
+/// other backends, both are within this bound of the exact value.
 pub(super) fn activations(hold: &Hold<'_>) -> Checked {
-    // Where exponentials, tanh and erf leave the range, and polynomials end. MLX's CPU takes e^-88 for
-    // 0, of which an infinite factor makes NaN: those numbers are for its own backend.
+    // The ends of the ranges of exponentials, tanh, erf and polynomials. MLX's CPU backend takes
+    // e^-88 for 0, which an infinite factor turns into NaN, so these numbers are not for the
+    // simulator.
     let ends = [0.5, 9.0, 11.5, 17.5, 50.0, 300.0];
     let of_exp = [87.5, 88.5, 104.0];
     for case in ACTIVATIONS {
@@ -136,7 +137,7 @@ pub(super) fn activations(hold: &Hold<'_>) -> Checked {
     Ok(())
 }
 
-/// A product and a sum, each rounded to the type, as two ops round them.
+/// A product and a sum, each rounded to the type, like two separate ops.
 pub(super) fn affine(hold: &Hold<'_>) -> Checked {
     let op = |x: &[Array]| Ok(vec![ops::affine(&x[0], &x[1], &x[2])?]);
     let mut row = Conformance::new("affine", op, |x| {

@@ -1,25 +1,25 @@
-//! What the rows are made of: types, random numbers, matrices and what they stand for.
+//! The inputs of the rows: types, random numbers, matrices and their dequantized values.
 
 use crate::reference_loops::{self, values};
 use half::{bf16, f16};
 use mlx_primitives::ops::{LinearWeight, QuantizedMode, QuantizedWeight};
 use mlx_primitives::{Array, Dtype, Result};
 
-/// What a row returns, as does every test.
+/// The result of a row, and of every test.
 pub type Checked<T = ()> = anyhow::Result<T>;
 
 pub const EPS: f32 = 1e-5;
 
 pub const FLOATS: [Dtype; 3] = [Dtype::Float32, Dtype::Float16, Dtype::Bfloat16];
 
-/// Whether primitives run in the simulator of Metal, as the environment says.
+/// Whether the environment sends primitives to the simulator of Metal.
 pub fn simulated() -> bool {
     std::env::var_os(SIMULATE).is_some()
 }
 
 pub const SIMULATE: &str = "MLX_PRIMITIVES_SIMULATE_METAL";
 
-/// Fraction bits and the exponent of the smallest normal number.
+/// The fraction bits and the exponent of the smallest normal number.
 fn format(dtype: Dtype) -> (i32, i32) {
     match dtype {
         Dtype::Float16 => (10, -14),
@@ -29,7 +29,7 @@ fn format(dtype: Dtype) -> (i32, i32) {
     }
 }
 
-/// The distance of neighbours in `dtype` at `value`.
+/// The distance between adjacent numbers in `dtype` at `value`.
 pub fn ulp(value: f64, dtype: Dtype) -> f64 {
     let (fraction, least) = format(dtype);
     let exponent = if value == 0.0 { least } else { value.abs().log2().floor() as i32 };
@@ -42,7 +42,7 @@ pub fn numbers(x: &Array) -> Result<Vec<f64>> {
     Ok(values.into_iter().map(f64::from).collect())
 }
 
-/// Numbers as data of a floating type, with no conversion left to run.
+/// An array of a floating type with these numbers, without a pending conversion.
 pub fn data(values: &[f32], shape: &[i32], dtype: Dtype) -> Result<Array> {
     match dtype {
         Dtype::Float16 => {
@@ -64,12 +64,13 @@ pub fn random(shape: &[i32], dtype: Dtype, seed: u64) -> Result<Array> {
     data(&values(count, seed, 3.0), shape, dtype)
 }
 
-/// What attention may be off by. Scores reach 12, so that a weight is off by 12 half ulps of f32 for each of the
-/// roundings of a dot of up to 256 products, the scale and the exponential (5 ulps where it is a GPU's
-/// fast one), and values reach 3.
+/// The largest error of attention. Scores reach 12, so the error of a weight is 12 half ulps of f32
+/// for each rounding of a dot product of up to 256 terms, of the scale and of the exponential (5
+/// ulps for a GPU's fast one), and values reach 3.
 pub const TOLERANCE: f64 = 6e-5;
 
-/// What attention may be off from MLX's, whose scores and weights are rounded to the type; a score of 12 and two ulps.
+/// The largest difference from MLX's attention, which rounds scores and weights to the type; scores
+/// reach 12, with errors of two ulps.
 pub fn tolerance_to_mlx(dtype: Dtype) -> f64 {
     match dtype {
         Dtype::Float32 => 2.0 * TOLERANCE,
@@ -104,7 +105,7 @@ pub fn weight(
     QuantizedWeight::quantize(&w, group, bits, mode)
 }
 
-/// What a packed matrix stands for, decoded bit by bit.
+/// The numbers of a packed matrix, decoded bit by bit.
 pub fn decoded(w: &QuantizedWeight, dtype: Dtype) -> anyhow::Result<Vec<f64>> {
     let scales = if w.mode() == QuantizedMode::Affine {
         numbers(w.scales())?
@@ -122,14 +123,14 @@ pub fn decoded(w: &QuantizedWeight, dtype: Dtype) -> anyhow::Result<Vec<f64>> {
     Ok(crate::reference_loops::decoded(&words, inputs, format, &scales, biases.as_deref()))
 }
 
-/// The factor of low-rank updates.
+/// The scale of low-rank updates.
 pub const SCALE: f32 = 1.7;
 
 pub fn small(shape: &[i32], dtype: Dtype, seed: u64) -> Result<Array> {
     random(shape, dtype, seed)?.multiply(Array::scalar(0.2f32)?.astype(dtype)?)
 }
 
-/// The base of a low-rank update, and what it stands for.
+/// The bases of low-rank updates, and their dequantized values.
 pub fn bases(n: i32, k: i32, dtype: Dtype) -> anyhow::Result<Vec<(LinearWeight, Vec<f64>)>> {
     let plain = small(&[n, k], dtype, 1)?;
     let dense = numbers(&plain)?;

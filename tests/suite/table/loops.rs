@@ -1,6 +1,6 @@
-//! The innermost loops of the tests' references. Tests are compiled without optimization, these with it.
+//! The innermost loops of the tests' references, which are optimized although tests are not.
 
-/// The sum of products, and the sum of their magnitudes.
+/// The sum of the products, and the sum of their magnitudes.
 pub fn dot(a: &[f64], b: &[f64]) -> (f64, f64) {
     let (mut sum, mut reach) = (0.0, 0.0);
     for (a, b) in a.iter().zip(b) {
@@ -13,14 +13,14 @@ pub fn dot(a: &[f64], b: &[f64]) -> (f64, f64) {
 /// The results of all reductions of the same numbers.
 pub struct Sums {
     pub sum: f64,
-    /// Of the numbers' magnitudes.
+    /// The sum of the magnitudes.
     pub reach: f64,
     pub squares: f64,
-    /// NaN if there is one.
+    /// The maximum, or NaN if one number is NaN.
     pub max: f64,
 }
 
-/// All sums of some numbers, in order.
+/// All sums of these numbers, added in order.
 pub fn sums(x: &[f64]) -> Sums {
     let mut all = Sums { sum: 0.0, reach: 0.0, squares: 0.0, max: f64::NEG_INFINITY };
     for &v in x {
@@ -34,7 +34,7 @@ pub fn sums(x: &[f64]) -> Sums {
     all
 }
 
-/// Uniform numbers in [-scale, scale), the same for the same seed.
+/// Uniform numbers in [-scale, scale), equal for equal seeds.
 pub fn values(count: usize, seed: u64, scale: f32) -> Vec<f32> {
     let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ 0x2545_f491_4f6c_dd1d;
     let mut next = || {
@@ -48,8 +48,9 @@ pub fn values(count: usize, seed: u64, scale: f32) -> Vec<f32> {
     (0..count).map(|_| next() * scale).collect()
 }
 
-/// A packed matrix as numbers, decoded bit by bit: `inputs` codes of `bits` bits a row, a scale for each
-/// `group` of them, and a bias if codes are integers. Without biases they are floats of 4 or 8 bits.
+/// The numbers of a packed matrix, decoded bit by bit: `inputs` codes of `bits` bits per row, a
+/// scale for each `group` of them, and a bias if codes are integers. Without biases, codes are
+/// floats of 4 or 8 bits.
 pub fn decoded(
     words: &[u32],
     inputs: usize,
@@ -77,7 +78,7 @@ pub fn decoded(
     numbers
 }
 
-/// An 8-bit float: sign, four bits of exponent, three of mantissa, no infinities.
+/// An 8-bit float: a sign, four exponent bits, three mantissa bits, no infinities.
 pub fn fp8(code: u32) -> f64 {
     let (exponent, mantissa) = ((code >> 3 & 15) as i32, f64::from(code & 7));
     let magnitude = match exponent {

@@ -1,9 +1,9 @@
-//! The conformance table: a row for an op, with its reference in f64, its shapes, and its bounds with
-//! the argument for them. The harness that users have holds each row on the CPU and on a GPU; the
-//! suite's own harness makes a test of each function in [`ROWS`], `simulated` runs them once more through
-//! `eval_gpu`, and `mlx-primitives verify`, which shares this folder by its path, runs them for its user.
+//! The conformance table: a row for each op, with its reference in f64, its shapes, and its bounds
+//! with their derivation. Users' harness checks each row on the CPU and on a GPU; the suite makes a
+//! test of each function in [`ROWS`], `simulated` runs them again through `eval_gpu`, and
+//! `mlx-primitives verify`, which includes this folder by path, runs them for its user.
 //!
-//! Special cases stand beside each op, in `<op>.rs`.
+//! Tests of special cases are in `<op>.rs`.
 
 pub mod attention_reference;
 pub mod inputs;
@@ -18,7 +18,7 @@ use inputs::{Checked, SIMULATE, simulated, ulp};
 /// Runs a row.
 pub type Hold<'a> = dyn Fn(Conformance) -> Checked + 'a;
 
-/// The rows of an op, or of some, under a name.
+/// The rows of one or more ops, under a name.
 pub struct Rows {
     pub name: &'static str,
     pub each: fn(&Hold<'_>) -> Checked,
@@ -49,7 +49,7 @@ rows! {
     sums: softmax logsumexp log_softmax;
 }
 
-/// The CPU and the GPU, or what the environment simulates.
+/// The CPU and the GPU, or the simulated backend if the environment asks for it.
 pub fn backends() -> anyhow::Result<Vec<Backend>> {
     if !simulated() {
         let simulated = |backend: &Backend| matches!(backend, Backend::SimulatedMetal(_));
@@ -64,9 +64,8 @@ pub fn backends() -> anyhow::Result<Vec<Backend>> {
     Ok(vec![Backend::SimulatedMetal(schedule)])
 }
 
-/// Rows of every form of a kernel along rows, up to this many elements, and fewer shapes with every
-/// check where they are few: in `like` inputs of one shape,
-/// beside as many `vectors` as long as the rows.
+/// Adds rows for every form of a row-wise kernel, up to this many elements, and a few small shapes
+/// with every check: `like` inputs of one shape, and `vectors` inputs as long as the rows.
 fn row_sizes(mut row: Conformance, elements: i32, like: usize, vectors: usize) -> Conformance {
     let inputs = |shape: &[i32]| -> Vec<Vec<i32>> {
         let axis = shape.last().copied().unwrap_or(1);
@@ -90,13 +89,13 @@ fn slices(shapes: &[Vec<i32>]) -> Vec<&[i32]> {
     shapes.iter().map(Vec::as_slice).collect()
 }
 
-/// One check alone: for what has a row with every check beside it.
+/// Runs one check alone, for an op that another row tests with every check.
 fn only(check: Check, row: Conformance) -> Conformance {
     let others = Check::ALL.into_iter().filter(|other| *other != check);
     others.fold(row, |row, other| row.without(other, "there is another row for it"))
 }
 
-/// MLX's own ops for those of ours: the peer of an op that has no other.
+/// The composition of our ops from MLX's: the peer of an op without a built-in.
 fn composed(
     op: impl Fn(&[Array]) -> Result<Vec<Array>>,
 ) -> impl Fn(&[Array]) -> Result<Vec<Array>> {
@@ -110,7 +109,7 @@ fn composed(
     }
 }
 
-/// Derivatives that are off by so much in f32, and as much of themselves, before they are rounded.
+/// Bounds for derivatives with this absolute and relative error in f32, before they are rounded.
 fn derivatives(error: f64) -> impl Fn(&Compared<'_>) -> Bound {
     move |compared| {
         let rounding = if compared.dtype == Dtype::Float32 { 0.0 } else { 0.51 };
@@ -118,7 +117,7 @@ fn derivatives(error: f64) -> impl Fn(&Compared<'_>) -> Bound {
     }
 }
 
-/// The same of ops whose derivatives are made of several, each of which rounds to the type: eight
+/// Bounds for derivatives that several ops compute, each of which rounds to the type: eight
 /// roundings of numbers up to `reach`, or of the derivative.
 fn derivatives_of_ops(error: f64, reach: f64) -> impl Fn(&Compared<'_>) -> Bound {
     move |compared| {
@@ -131,21 +130,22 @@ fn derivatives_of_ops(error: f64, reach: f64) -> impl Fn(&Compared<'_>) -> Bound
     }
 }
 
-/// The share of 16-bit values that are MLX's: where both round alike, only sums a few f32 ulps apart
-/// may tip a rounding, of which there are 2^13 f32 ulps to each. A row of one number tips as a whole.
+/// The share of 16-bit values that equal MLX's. Both round alike, so only sums that differ by a few
+/// f32 ulps may change a rounding, and a 16-bit ulp has 2^13 of those. A row of equal numbers
+/// changes as a whole.
 fn share(compared: &Compared<'_>, same: f64) -> f64 {
     let x = &compared.inputs[0].values;
     let one = x.chunks(axis(compared.inputs).max(1)).any(|row| row.iter().all(|v| *v == row[0]));
     if compared.dtype == Dtype::Float32 || one { 0.0 } else { same }
 }
 
-/// Every bit the same.
+/// Every bit is equal.
 fn exact(_: &Compared<'_>) -> Bound {
     Bound::default()
 }
 
-/// Where the element `index` of an array of shape `all` lies in one that is broadcast to it, whose
-/// dimensions are as many.
+/// The index of element `index` of shape `all` in an array of shape `own`, of the same rank, that
+/// is broadcast to it.
 pub fn broadcast(all: &[usize], own: &[usize], mut index: usize) -> usize {
     let (mut at, mut step) = (0, 1);
     for (&all, &dim) in all.iter().zip(own).rev() {
@@ -160,7 +160,7 @@ fn axis(inputs: &[Tensor]) -> usize {
     inputs[0].shape.last().copied().unwrap_or(1)
 }
 
-/// The error of an exponential in ulps; Metal's fast one has a larger one.
+/// The error of an exponential in ulps; Metal's fast one has a larger error.
 fn exponential(compared: &Compared<'_>) -> f64 {
     if compared.backend.is_metal() { 15.0 } else { 2.0 }
 }

@@ -1,4 +1,4 @@
-//! Rows of normalisations.
+//! Rows of normalizations.
 
 use mlx_primitives::conformance::{Bound, Compared, Conformance, Tensor};
 use mlx_primitives::{Array, Dtype, Result, builtin, ops};
@@ -6,14 +6,14 @@ use mlx_primitives::{Array, Dtype, Result, builtin, ops};
 use super::inputs::{Checked, EPS, ulp};
 use super::{axis, composed, derivatives, derivatives_of_ops, exact, row_sizes, share, Hold};
 
-/// An element in f64, and what its errors are proportional to.
+/// An element in f64, and the factors that its errors are proportional to.
 struct Normed {
     y: f64,
-    /// What is normalised, that less the mean or not over the deviation, and the weight.
+    /// The input, the normalized value before the product with the weight, and the weight.
     x: f64,
-    normalised: f64,
+    normalized: f64,
     weight: f64,
-    /// Of the row: the mean of the magnitudes and what multiplies.
+    /// For the row: the mean of the magnitudes and the reciprocal deviation.
     magnitude: f64,
     inverse: f64,
 }
@@ -34,10 +34,10 @@ fn normed(
         let inverse = 1.0 / (mean(row, &|v| (v - center).powi(2)) + f64::from(eps)).sqrt();
         let magnitude = mean(row, &f64::abs);
         let element = |(i, &x): (usize, &f64)| {
-            let (normalised, weight) =
+            let (normalized, weight) =
                 ((x - center) * inverse, weight.map_or(1.0, |w| w.values[i]));
-            let y = normalised * weight + bias.map_or(0.0, |b| b.values[i]);
-            Normed { y, x, normalised, weight, magnitude, inverse }
+            let y = normalized * weight + bias.map_or(0.0, |b| b.values[i]);
+            Normed { y, x, normalized, weight, magnitude, inverse }
         };
         row.iter().enumerate().map(element).collect::<Vec<_>>()
     };
@@ -48,12 +48,14 @@ fn tensor(like: &Tensor, all: &[Normed], of: impl Fn(&Normed) -> f64) -> Tensor 
     Tensor::new(like.shape.clone(), all.iter().map(of).collect::<Vec<_>>())
 }
 
-/// The normalised value and the product are each rounded once to 16 bits, half an ulp each; a last
-/// bit of the first can weigh two of the second. f32: four roundings after the sum; the sum's own
-/// error, halved by the root, stays below one more, as its positive terms are added in 64 chains
-/// whose errors average out. MLX adds in fewer: a walk of an ulp over the whole axis.
+/// The normalized value and the product are each rounded once to 16 bits, half an ulp each; a last
+/// bit of the first can weigh two of the second. f32: four roundings after the sum. The error of
+/// the sum, halved by the root, stays below one more, because its positive terms are added in 64
+/// chains whose errors average out. MLX adds in fewer chains: a random walk of one ulp steps over
+/// the whole axis.
 ///
-/// 16 bits are rounded where MLX rounds, and where a rounding tips, that of the product may too.
+/// 16 bits are rounded where MLX rounds, and where one rounding changes, that of the product may
+/// too.
 pub(super) fn rms_norm(hold: &Hold<'_>) -> Checked {
     for eps in [EPS, 0.0] {
         let row = Conformance::new(
@@ -78,22 +80,22 @@ pub(super) fn rms_norm(hold: &Hold<'_>) -> Checked {
     Ok(())
 }
 
-/// In f32 the mean is off by some half ulps of the elements' magnitude, x less the mean by half an
-/// ulp of its own; the deviation and the products add a few more. Then come at most three roundings
-/// to the type, of which the bound has the last. MLX adds in one chain: its sums are off by a walk of
-/// half ulps over the whole axis.
+/// In f32 the error of the mean is a few half ulps of the elements' magnitude, and that of x minus
+/// the mean half an ulp more; the deviation and the products add a few more. Then come at most
+/// three roundings to the type, of which the bound includes the last. MLX adds in one chain: the
+/// error of its sums is a random walk of half ulps over the whole axis.
 fn errors_of_layer_norm(all: &[Normed], like: &Tensor, compared: &Compared<'_>) -> Tensor {
     let (dtype, chain) = (compared.dtype, 2.0 + (axis(compared.inputs) as f64).sqrt() / 4.0);
     let (times, rounds) = if compared.peer { (chain, 2.0) } else { (1.0, 1.0) };
     tensor(like, all, |e| {
         let weight = e.weight.abs();
-        let centered = (6.0 * e.magnitude + e.x.abs()) * e.inverse + 6.0 * e.normalised.abs();
-        let rounded = ulp(e.normalised, dtype) * weight + ulp(e.normalised * e.weight, dtype);
+        let centered = (6.0 * e.magnitude + e.x.abs()) * e.inverse + 6.0 * e.normalized.abs();
+        let rounded = ulp(e.normalized, dtype) * weight + ulp(e.normalized * e.weight, dtype);
         times * 2f64.powi(-24) * centered * weight + rounds * rounded / 2.0
     })
 }
 
-/// The weight and the bias of the inputs from `first` on; a vector alone may be either.
+/// The weight and the bias among the inputs from `first` on; a single vector may be either.
 fn vectors<T>(x: &[T], first: usize, bias_alone: bool) -> (Option<&T>, Option<&T>) {
     if bias_alone { (None, x.get(first)) } else { (x.get(first), x.get(first + 1)) }
 }
@@ -131,8 +133,8 @@ pub(super) fn layer_norm(hold: &Hold<'_>) -> Checked {
     Ok(())
 }
 
-/// Bit for bit what two ops give, of which the sum is one rounding off and the norm, beside the
-/// errors of its own, half an ulp of each element and of their mean.
+/// Equal bit for bit to two ops: the sum has one rounding; the norm adds to its own error half an
+/// ulp of each element and of their mean.
 pub(super) fn residual_norm(hold: &Hold<'_>) -> Checked {
     for (centered, bias_alone) in [(false, false), (true, false), (true, true)] {
         let op = move |x: &[Array]| -> Result<Vec<Array>> {
@@ -177,7 +179,7 @@ pub(super) fn residual_norm(hold: &Hold<'_>) -> Checked {
             let of_norm = errors_of_layer_norm(&norm, &sum, compared);
             let half = ulp(1.0, compared.dtype) / 2.0;
             let of_sum = tensor(&sum, &norm, |e| {
-                let of_row = e.magnitude * e.inverse * (1.0 + e.normalised.abs());
+                let of_row = e.magnitude * e.inverse * (1.0 + e.normalized.abs());
                 half * (e.x.abs() * e.inverse + of_row) * e.weight.abs()
             });
             let both = of_norm.values.iter().zip(&of_sum.values).map(|(a, b)| a + b);

@@ -1,4 +1,4 @@
-//! Rows of products of matrices, plain ones and those of linear layers.
+//! Rows of matrix products, plain ones and those of linear layers.
 
 use mlx_primitives::conformance::{Bound, Check, Conformance, Tensor};
 use mlx_primitives::ops::{self, Activation, Linear};
@@ -10,14 +10,14 @@ use super::elements::{gelu, gelu_tanh, silu};
 use super::inputs::{Checked, ulp};
 use super::{broadcast, composed, derivatives_of_ops, exact, only, Hold};
 
-/// What a sum of k products in f32 may be off by: half an ulp of the sum of magnitudes for each
-/// addition in the worst chain, of which the root is what random signs leave; times 8 for safety.
+/// The error of a sum of k products in f32: half an ulp of the sum of magnitudes for each addition,
+/// in the worst case; random signs leave the root of that. Times 8 for safety.
 fn slack(magnitude: f64, k: usize) -> f64 {
     magnitude * 2f64.powi(-24) * 8.0 * (4.0 + (k as f64).sqrt())
 }
 
-/// `x [..., k]` times each row of `w [..., n, k]`: the sums, and those of their terms' magnitudes. The
-/// leading axes of w are broadcast to those of x before its last two, or the other way around.
+/// `x [..., k]` times each row of `w [..., n, k]`: the sums, and those of their terms' magnitudes.
+/// The leading axes of w are broadcast to those of x before its last two, or the other way around.
 pub(super) fn products(x: &Tensor, w: &Tensor) -> [Tensor; 2] {
     let (k, n) = (x.shape.last().copied().unwrap_or(0), w.shape[w.shape.len() - 2]);
     let m = if x.shape.len() > 1 { x.shape[x.shape.len() - 2] } else { 1 };
@@ -104,7 +104,7 @@ fn product_row() -> Conformance {
 
 pub(super) fn products_of_matrices(hold: &Hold<'_>) -> Checked {
     hold(product_row().without(Check::Extremes, "sums overflow as their order has it"))?;
-    // MLX adds a product of bfloat16 before it is infinite in float32, of which ours makes NaN.
+    // MLX adds up a bfloat16 product before it overflows in float32, where ours gives NaN.
     let row = product_row().dtypes(&[Dtype::Float32, Dtype::Float16]);
     hold(only(Check::Extremes, row.range(0.5, 3.0)))
 }
@@ -146,9 +146,9 @@ const ACTIVATIONS: [(Option<Activation>, Function); 5] = [
     (Some(Activation::Silu), silu),
 ];
 
-/// The rounded product is taken as given: what follows is then the same as our own ops on it. From f64
-/// they differ by a rounding of the product, of the sum with the bias and of the result, and by those of
-/// the activation, whose slope is at most 1.13.
+/// The rounded product is taken as exact: the fused steps are then equal to our separate ops. They
+/// differ from f64 by a rounding of the product, of the sum with the bias and of the result, and by
+/// those of the activation, whose slope is at most 1.13.
 pub(super) fn linear(hold: &Hold<'_>) -> Checked {
     for (activation, of) in ACTIVATIONS {
         for residual_alone in [false, true] {
@@ -210,7 +210,7 @@ pub(super) fn linear(hold: &Hold<'_>) -> Checked {
                 .peer(steps, exact)
                 .extremes_as_peer()
                 .derivative_bounds(derivatives_of_ops(3e-5, 9.0));
-            // The others' derivatives are those of the activations.
+            // The other rows need only the derivatives of the activations.
             let whole = matches!(activation, None | Some(Activation::Silu | Activation::Gelu));
             let inputs: &[usize] = if residual_alone { &[3] } else { &[2, 3, 4] };
             for &inputs in inputs {

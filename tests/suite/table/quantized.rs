@@ -1,4 +1,5 @@
-//! Rows of products with packed weights, which belong to a row, and of low-rank updates of any weights.
+//! Rows of products with packed weights, which are part of a row, and of low-rank updates of any
+//! weights.
 
 use mlx_primitives::conformance::{Backend, Bound, Check, Conformance, Tensor};
 use mlx_primitives::ops::{self, LinearWeight, QuantizedLinear, QuantizedWeight};
@@ -8,14 +9,14 @@ use super::products::products;
 use super::inputs::{Checked, EPS, FLOATS, FORMATS, SCALE, bases, decoded, simulated, ulp, weight};
 use super::{composed, derivatives_of_ops, only, reference, Hold};
 
-/// What a packed matrix stands for.
+/// The dequantized numbers of a packed matrix.
 fn dense(w: &QuantizedWeight, dtype: Dtype) -> anyhow::Result<Tensor> {
     Ok(Tensor::new([w.outputs() as usize, w.inputs() as usize], decoded(w, dtype)?))
 }
 
-/// f32 sums err by some ulps of their terms' magnitudes, of which an affine q and its bias have a
-/// few times those of the weight; the result is rounded once. Where many rows meet decoded weights,
-/// those were rounded to the type as well: half an ulp for each term.
+/// f32 sums have errors of a few ulps of their terms' magnitudes, which are larger than the
+/// weight's for an affine code and its bias; the result is rounded once. With many rows, decoded
+/// weights are rounded to the type as well: half an ulp for each term.
 fn linear(w: QuantizedWeight, dtype: Dtype) -> anyhow::Result<Conformance> {
     let dense = dense(&w, dtype)?;
     let of = dense.clone();
@@ -36,7 +37,7 @@ fn linear(w: QuantizedWeight, dtype: Dtype) -> anyhow::Result<Conformance> {
             let x = &compared.inputs[0];
             let [_, reach] = products(x, &of);
             let rows: usize = x.shape[..x.shape.len() - 1].iter().product();
-            // Mapped, the rows of all entries are one product's.
+            // vmap makes one product of the rows of all entries.
             let many = rows > 8 || compared.check == Check::Vmap;
             let decoded = if many { ulp(1.0, dtype) / 2.0 } else { 0.0 };
             let times = if compared.peer { 2e-5 } else { 4e-6 + decoded };
@@ -65,12 +66,12 @@ const SIZES: [[i32; 3]; 13] = [
 
 pub(super) fn quantized_linear_of_every_format_and_size(hold: &Hold<'_>) -> Checked {
     for (format, dtype) in FORMATS.into_iter().flat_map(|format| FLOATS.map(|d| (format, d))) {
-        // The last take long in the simulator.
+        // The last ones take long in the simulator.
         for [rows, n, k] in SIZES.into_iter().take(if simulated() { 10 } else { 13 }) {
             let w = weight(format, n, k, dtype, 1)?;
             let mut row = linear(w.clone(), dtype)?.sizes(&[&[rows, k]]);
-            // MLX's CPU backend adds three and six bits, and sixteen-bit results, up in the type
-            // itself.
+            // MLX's CPU backend adds products with three- and six-bit weights, and 16-bit results,
+            // in the type itself.
             if dtype == Dtype::Float32 && rows * n * k < 300_000 {
                 let op = move |x: &[Array]| {
                     Ok(vec![ops::quantized_linear(&x[0], &w, QuantizedLinear::default())?])
@@ -119,8 +120,8 @@ pub(super) fn quantized_linear_with_everything(hold: &Hold<'_>) -> Checked {
     Ok(())
 }
 
-/// Five roundings, of which the first goes through B, and weights that were rounded where many rows
-/// meet them. Of the inputs x, A and B, and the base if it is not given.
+/// Five roundings, the first of which goes through B, and weights that are rounded if there are
+/// many rows. Inputs: x, A and B, and the base if it is not given.
 fn lora(base: Option<(LinearWeight, Vec<f64>)>, [n, k]: [i32; 2], dtype: Dtype) -> Conformance {
     let (base, held) = base.unzip();
     let held = held.map(|values| Tensor::new([n as usize, k as usize], values));
@@ -192,7 +193,7 @@ pub(super) fn lora_linear(hold: &Hold<'_>) -> Checked {
     Ok(())
 }
 
-/// Codes of two bits in fixed words: a product and a sum, each rounded to the type, as MLX's on the CPU.
+/// Fixed two-bit codes: a product and a sum, each rounded to the type, like MLX's on the CPU.
 pub(super) fn dequantize(hold: &Hold<'_>) -> Checked {
     const WORDS: [u32; 4] = [0x1234_5678, 0x9abc_def0, 7, 1 << 31];
     fn products(x: &[Tensor]) -> impl Iterator<Item = (f64, f64)> {

@@ -7,7 +7,7 @@ use crate::reference_loops::{self, Sums};
 use super::inputs::{Checked, simulated};
 use super::{composed, derivatives_of_ops, exact, only, Hold};
 
-/// Of the last axis or, for none, of all; without the reduced axes and with them.
+/// Reduces the last axis or, for `None`, all; without the reduced axes and with them.
 type Op = [fn(&Array, Option<i32>) -> Result<Array>; 2];
 
 const OPS: [(&str, Op); 5] = [
@@ -18,7 +18,7 @@ const OPS: [(&str, Op); 5] = [
     ("norm", [ops::norm, ops::norm_keepdims]),
 ];
 
-/// The exact result, and what it is a sum of, in magnitude, as a multiple of the result's scale.
+/// The exact result, and the magnitude of the terms that it adds up, on the result's scale.
 fn reduced(op: &str, x: &[f64]) -> (f64, f64) {
     let Sums { sum, reach, squares, max } = reference_loops::sums(x);
     let count = x.len() as f64;
@@ -31,7 +31,7 @@ fn reduced(op: &str, x: &[f64]) -> (f64, f64) {
     }
 }
 
-/// Of each row or of all, without the axes that are reduced and with them.
+/// Reduces each row or the whole array; without the reduced axes and with them.
 fn each(x: &Tensor, axes: Option<i32>, f: impl Fn(&[f64]) -> f64) -> Vec<Tensor> {
     let rank = x.shape.len();
     let rows = if axes.is_none() { 0 } else { rank - 1 };
@@ -41,9 +41,9 @@ fn each(x: &Tensor, axes: Option<i32>, f: impl Fn(&[f64]) -> f64) -> Vec<Tensor>
     vec![Tensor::new(&x.shape[..rows], values.clone()), Tensor::new(kept, values)]
 }
 
-/// Chains of up to 64 additions or so, their half ulps of the running sum averaging out, then one
-/// rounding to the type. MLX, which adds in one chain and sixteen bits in sixteen bits, is further
-/// off, the more the longer the chain; it is held to the same in f32, and 16 bits to its f32 op rounded.
+/// Chains of up to about 64 additions, whose rounding errors average out, then one rounding to the
+/// type. MLX adds in one chain, and 16-bit numbers in 16 bits, so its error grows with the length
+/// of the chain. It has the same bound in f32; in 16 bits, the peer is its f32 op, rounded.
 fn row(name: &'static str, op: Op, axes: Option<i32>) -> Conformance {
     let both = move |x: &[Array]| Ok(vec![op[0](&x[0], axes)?, op[1](&x[0], axes)?]);
     Conformance::new(format!("{name} {}", axes.map_or("All", |_| "Last")), both, move |x| {
@@ -95,7 +95,8 @@ pub(super) fn reductions(hold: &Hold<'_>) -> Checked {
             ] {
                 row = row.sizes(&[&[rows, axis]]);
             }
-            // Of many numbers of few bits, the largest may be several: it has no derivative there.
+            // Several of many numbers with few bits may be the largest, where `max` has no
+            // derivative.
             let short = name == "max";
             let many: &[&[i32]] = if short { &[] } else { &[&[2, 5, 31], &[2, 3, 1, 100], &[600]] };
             for shape in [&[3, 3][..], &[7, 1], &[6]].iter().chain(many) {
@@ -104,7 +105,7 @@ pub(super) fn reductions(hold: &Hold<'_>) -> Checked {
             if axes.is_none() {
                 row = row.shapes(&[&[]]);
             }
-            // Sums of nothing are 0, their mean is NaN; the largest of nothing is refused.
+            // The sum of no numbers is 0 and their mean NaN; `max` refuses them.
             let nothing = [&[0][..], &[3, 0], &[2, 0, 3], &[0, 3]];
             let from = if name == "max" { 3 } else { 0 };
             for shape in &nothing[from..if name == "max" && axes.is_none() { 3 } else { 4 }] {
@@ -116,10 +117,10 @@ pub(super) fn reductions(hold: &Hold<'_>) -> Checked {
     Ok(())
 }
 
-/// Enough rows that none of them is split, and enough pieces that they grow.
+/// Enough rows that none is split, and enough pieces that they grow.
 pub(super) fn many_rows_and_many_pieces(hold: &Hold<'_>) -> Checked {
     if simulated() {
-        return Ok(()); // ten million elements take minutes there
+        return Ok(()); // ten million elements would take minutes
     }
     for (name, op) in OPS {
         for axes in [Some(-1), None] {

@@ -22,15 +22,15 @@ pub fn softmax(x: &[f64], axis: usize) -> Vec<f64> {
     out
 }
 
-/// What rotates by which angles; `x` is `[batch, heads, seq, features]`.
+/// A rotation of `x`, `[batch, heads, seq, features]`, and its angles.
 pub struct Rope<'a> {
     pub shape: [usize; 4],
     pub dims: usize,
     pub traditional: bool,
-    /// `dims / 2` periods.
+    /// The `dims / 2` periods.
     pub freqs: Vec<f64>,
     pub scale: f64,
-    /// One, or one a batch entry.
+    /// One offset, or one per batch entry.
     pub offsets: &'a [i32],
 }
 
@@ -45,8 +45,8 @@ impl Rope<'_> {
         (t as f64 + f64::from(offset)) * self.scale / self.freqs[i]
     }
 
-    /// The rotated elements, and for each the length of its pair times (1 + |angle|): what an
-    /// error of angle or coordinates is proportional to. Zero where nothing is computed.
+    /// The rotated elements, and for each the length of its pair times (1 + |angle|), which bounds
+    /// the effect of an error in the angle or the coordinates. Zero where nothing is computed.
     pub fn apply(&self, x: &[f64]) -> (Vec<f64>, Vec<f64>) {
         let [_, heads, seq, features] = self.shape;
         let mut out = x.to_vec();

@@ -7,7 +7,7 @@ use mlx_primitives::{builtin, ops};
 use super::inputs::{Checked, ulp};
 use super::{derivatives_of_ops, exact, only, reference, Hold};
 
-/// Of the inputs x, the offset, and the periods unless there is a base.
+/// Inputs: x, the offset, and the periods unless there is a base.
 #[derive(Clone, Copy, Debug)]
 struct Rotation {
     dims: i32,
@@ -16,13 +16,13 @@ struct Rotation {
     scale: f32,
 }
 
-/// MLX has other sines and cosines with Apple's libraries and on the GPU.
+/// MLX's sines and cosines differ with Apple's libraries and on the GPU.
 pub(super) fn follows_mlx(compared: &Compared<'_>) -> bool {
     compared.backend == Backend::Cpu && cfg!(all(target_os = "linux", target_arch = "x86_64"))
 }
 
 impl Rotation {
-    /// What is turned, and what the error of each element is proportional to.
+    /// The rotated elements, and the factor that each element's error is proportional to.
     fn exact(self, x: &[Tensor]) -> [Tensor; 2] {
         let (shape, rank) = (&x[0].shape, x[0].shape.len());
         let offsets: Vec<i32> = x[1].values.iter().map(|&offset| offset as i32).collect();
@@ -45,9 +45,9 @@ impl Rotation {
         [y, reach].map(|values| Tensor::new(shape.clone(), values))
     }
 
-    /// The angle passes some five roundings of f32, and the logarithm of the base multiplies its own by
-    /// up to ln(base) ~ 10; sine, cosine and both products are rounded to the type. On the CPU of Linux
-    /// every bit is MLX's. Derivatives turn tangents up to 4 by angles up to 118.
+    /// The angle goes through about five roundings of f32, and the logarithm of the base multiplies
+    /// its own by up to ln(base) ~ 10; sine, cosine and both products are rounded to the type. On
+    /// Linux CPUs every bit equals MLX's. Derivatives rotate tangents up to 4 by angles up to 118.
     fn row(self, input: Input) -> Conformance {
         let Self { dims, traditional, base, scale } = self;
         Conformance::new(
@@ -80,7 +80,7 @@ impl Rotation {
                 let (offset, freqs) = (Offset::Each(&x[1]), x.get(2));
                 Ok(vec![builtin::rope(&x[0], ops::Rope { dims, traditional, base, scale, offset, freqs })?])
             },
-            // Beside the errors, the products of subnormal numbers.
+            // Besides the errors, the products of subnormal numbers.
             |compared| if follows_mlx(compared) { Bound::default() } else { Bound::ulps(2.0) },
         )
         .extremes_as_peer()

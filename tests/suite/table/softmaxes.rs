@@ -26,10 +26,11 @@ fn losses(x: &[Tensor], options: CrossEntropy) -> Tensor {
 }
 
 /// In f32 the error of logsumexp, and of the differences of a few numbers up to 12; then one
-/// rounding. Every step of MLX's composition is rounded: the shifted logits, up to 6, the logarithm,
-/// up to 10, the scores and what is made of them; and MLX adds up a mean in 16 bits.
+/// rounding. Every step of MLX's composition is rounded: the shifted logits, up to 6, the
+/// logarithm, up to 10, the scores and their combinations; and MLX adds up a mean in 16 bits.
 ///
-/// Gradients: shares within some 30 ulps of themselves, then one rounding. Forward, the steps of a
+/// Gradients: probabilities with errors of about 30 ulps, then one rounding. Forward mode has the
+/// steps of a composition.
 /// composition.
 pub(super) fn cross_entropy(hold: &Hold<'_>) -> Checked {
     for options in [
@@ -82,7 +83,8 @@ pub(super) fn cross_entropy(hold: &Hold<'_>) -> Checked {
     Ok(())
 }
 
-/// What hides keys, beside a mask of one value for each score or of bools, if there is a second input.
+/// The masking of keys: rules, and a mask of one value or bool per score if there is a second
+/// input.
 #[derive(Clone, Copy, Debug)]
 struct Hiding {
     scale: f32,
@@ -100,7 +102,7 @@ impl Hiding {
         }
     }
 
-    /// The value of the second input beside each score.
+    /// The value of the second input at each score.
     fn mask(x: &[Tensor]) -> Option<Vec<f64>> {
         let (mask, shape) = (x.get(1)?, &x[0].shape);
         let own = [vec![1; shape.len() - mask.shape.len()], mask.shape.clone()].concat();
@@ -132,8 +134,8 @@ impl Hiding {
         x[0].values.iter().enumerate().map(score).collect()
     }
 
-    /// The error of softmax; scores reach 6 apart, with a mask 12. What is rounded on the way to a score, by
-    /// every implementation alike, counts twice: in it and in the largest.
+    /// The error of softmax; scores differ by up to 6, with a mask by up to 12. A rounding in a
+    /// score, which every implementation shares, counts twice: in the score and in the largest one.
     fn row(self) -> Conformance {
         let mask = if self.bools { Input::Bool } else { Input::Float(-3.0, 3.0) };
         Conformance::new(format!("masked_softmax, {self:?}"), self.op(), move |x| {
@@ -240,7 +242,7 @@ pub(super) fn masked_softmax_of_every_size(hold: &Hold<'_>) -> Checked {
             let deep = [2, 1, 2, 1, 2, 1, 2, 1, 2, 3, 4];
             row = row.sizes(&[&deep, &[2, 1, 1, 1, 2, 1, 1, 1, 2, 1, 4]]).sizes(&[&deep, &deep]);
             hold(only(Check::Values, row))?;
-            // MLX's composition wants an axis of queries.
+            // MLX's composition needs an axis of queries.
             hold(only(Check::Values, hiding.row().sizes(&[&[100]]).sizes(&[&[100], &[100]])))?;
         }
     }

@@ -6,11 +6,11 @@ use mlx_primitives::{Dtype, builtin, ops};
 use super::inputs::{Checked, ulp};
 use super::{axis, exact, exponential, reference, row_sizes, Hold};
 
-/// f32: x - max is rounded once, which its exponential sees times the range, 6: 3 ulps; then those
-/// of the exponential, two for the reciprocal and the product, and two for a sum of positive terms
-/// in 16 chains, three where a chain has more than a thousand. MLX adds in fewer: a walk of an ulp
-/// over the whole axis.
-/// 16-bit: the last rounding, and one that a last bit of f32 may tip over.
+/// f32: x - max is rounded once, and its exponential magnifies this by the range, 6: 3 ulps; then
+/// the error of the exponential, two for the reciprocal and the product, and two for a sum of
+/// positive terms in 16 chains, three if a chain has more than a thousand. MLX adds in fewer
+/// chains: a random walk of one-ulp steps over the whole axis.
+/// 16-bit: the last rounding, and one that a last bit of f32 may change.
 pub(super) fn softmax(hold: &Hold<'_>) -> Checked {
     let row = Conformance::new(
         "softmax",
@@ -37,7 +37,7 @@ pub(super) fn softmax(hold: &Hold<'_>) -> Checked {
     hold(row_sizes(row.vmap_bounds(exact), 100_000, 1, 0))
 }
 
-/// An infinite maximum outweighs a NaN, as in the kernels. In MLX's op it does not.
+/// An infinite maximum outweighs a NaN, as in the kernels, but not in MLX's op.
 fn logarithm(row: &[f64]) -> f64 {
     let max = row.iter().copied().fold(f64::NEG_INFINITY, f64::max);
     if max == f64::INFINITY || max == f64::NEG_INFINITY && !row.iter().any(|v| v.is_nan()) {
@@ -46,10 +46,10 @@ fn logarithm(row: &[f64]) -> f64 {
     row.iter().map(|v| (v - max).exp()).sum::<f64>().ln() + max
 }
 
-/// The error of a logarithm before it is rounded. Each exponential is off by its ulps and by half an
-/// ulp of its argument, at most 6 here; the sum by a walk of an ulp over the chains of MLX, which
-/// has one. Relative errors of the sum are absolute ones of its logarithm. Adding the maximum rounds
-/// once more.
+/// The error of a logarithm before it is rounded. Each exponential has its error in ulps and half
+/// an ulp of its argument, at most 6 here; the sum a random walk of ulps over MLX's only chain.
+/// Relative errors of the sum are absolute ones of its logarithm. Adding the maximum rounds once
+/// more.
 fn unrounded(compared: &Compared<'_>) -> f64 {
     let walk = (axis(compared.inputs) as f64).sqrt();
     (exponential(compared) + 8.0 + walk) * f64::from(f32::EPSILON)
@@ -82,7 +82,7 @@ pub(super) fn logsumexp(hold: &Hold<'_>) -> Checked {
     hold(row_sizes(row.vmap_bounds(exact), 50_000, 1, 0))
 }
 
-/// The logarithm is rounded to the type and then taken off the row: exactly what two ops give.
+/// The logarithm is rounded to the type and then subtracted from the row, exactly as by two ops.
 pub(super) fn log_softmax(hold: &Hold<'_>) -> Checked {
     let row = Conformance::new(
         "log_softmax",

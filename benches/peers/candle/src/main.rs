@@ -1,5 +1,5 @@
 //! Times candle's quantized Llama on a GGUF file: `candle-peer FILE PROMPT GENERATION REPETITIONS`.
-//! Decoding goes on from the prompt. One JSON object on stdout.
+//! Decoding continues after the prompt. Prints one JSON object to stdout.
 
 use std::fs::File;
 use std::time::Instant;
@@ -10,7 +10,8 @@ use candle_core::{Device, IndexOp, Tensor};
 use candle_transformers::models::quantized_llama::ModelWeights;
 use serde_json::json;
 
-/// A model that has seen nothing; candle drops its cache when a sequence starts at 0.
+/// Loads the model and the size of its vocabulary. candle drops its cache when a sequence starts at
+/// 0.
 fn load(path: &str) -> Result<(ModelWeights, u32)> {
     let mut file = File::open(path).with_context(|| path.to_owned())?;
     let content = Content::read(&mut file)?;
@@ -20,7 +21,7 @@ fn load(path: &str) -> Result<(ModelWeights, u32)> {
     Ok((ModelWeights::from_gguf(content, &mut file, &Device::Cpu)?, vocabulary))
 }
 
-/// The likeliest token after `tokens`.
+/// The most likely token after `tokens`.
 fn forward(model: &mut ModelWeights, tokens: &[u32], at: usize) -> Result<u32> {
     let input = Tensor::new(tokens, &Device::Cpu)?.unsqueeze(0)?;
     let logits = model.forward(&input, at)?;

@@ -1,4 +1,4 @@
-// Stands in for Apple's CoreFoundation: the names that metal-cpp's headers mention, no more.
+// Stands in for Apple's CoreFoundation: only the names that metal-cpp's headers mention.
 #pragma once
 
 #include <MacTypes.h>
@@ -13,7 +13,7 @@ extern "C" {
 typedef double CFTimeInterval;
 typedef const struct __CFString* CFStringRef;
 
-// What CFSTR("...") calls in a compiler without Objective-C literals.
+// The function that CFSTR("...") calls in a compiler without Objective-C literals.
 CFStringRef __CFStringMakeConstantString(const char* characters);
 
 #ifdef __cplusplus

@@ -1,4 +1,4 @@
-// Stands in for Apple's IOSurface: metal-cpp passes the handle along and never looks inside.
+// Stands in for Apple's IOSurface: metal-cpp only passes the handle along.
 #pragma once
 
 typedef struct __IOSurface* IOSurfaceRef;

@@ -1,4 +1,4 @@
-// In place of what cxx generates: cpp/runtime/ alone is built here, without Rust.
+// Replaces cxx's generated header: only cpp/runtime/ is built here, without Rust.
 #pragma once
 
 #include <vector>
