@@ -48,8 +48,8 @@ pub fn logsumexp_keepdims(x: &Array) -> Result<Array> {
 /// Logarithm of the softmax over the last axis: `y = x - logsumexp(x)`.
 ///
 /// `x` is `[..., n]` with n >= 1; the result has its shape and type (integers become float32). The
-/// logarithm is rounded to that type before it is subtracted, as in MLX's composition. The order of
-/// the elements stays, and in 16 bits each result is as exact as that logarithm.
+/// logarithm is rounded to that type before it is subtracted, as in MLX's composition. The
+/// largest element stays the largest, and in 16 bits each result is as exact as that logarithm.
 ///
 /// Differentiable.
 ///

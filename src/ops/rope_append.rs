@@ -5,7 +5,7 @@ use crate::error::{Error, Result};
 use crate::ffi::ops::bridge as ffi;
 
 /// How a layer's state `[batch, rows, head_dim]` is divided: an area for the queries of a step,
-/// then for each key head the keys of `capacity` positions, then the values.
+/// then the keys of each key head for `capacity` positions, then the values in the same order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StateLayout {
     /// The number of query heads.
