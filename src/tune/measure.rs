@@ -31,7 +31,7 @@ impl Measured {
         budget: Duration,
     ) -> std::result::Result<Self, E> {
         const MOST: usize = 1000;
-        // The first run, which compiles kernels and fills caches, does not count.
+        // The first run of each does not count, since it may do extra work.
         ours()?;
         mlx()?;
         let (start, mut times) = (clock(), [Vec::new(), Vec::new()]);
