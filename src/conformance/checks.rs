@@ -159,8 +159,7 @@ impl Conformance {
                 self.compare_values(&self.arrays(&tensors, place.dtype)?, place)
             });
         }
-        // Each number meets each other one if no input has fewer elements than there are
-        // numbers.
+        // Each number meets each other one in inputs that have enough elements for all numbers.
         let shifts = if floating.len() > 1 { numbers.len() } else { 1 };
         for shift in 0..shifts {
             compare(&format!("one after the other, {shift} apart"), &mut || {

@@ -139,7 +139,7 @@ fn numbers(argnums: &[i32]) -> Vec<usize> {
 }
 
 /// # Safety
-/// As declared in `ffi/custom.rs`.
+/// The requirements are those of the declaration in `ffi/custom.rs`.
 pub(crate) unsafe fn custom_eval(
     op: &CustomOp,
     arrays: &[ffi::CustomView],
