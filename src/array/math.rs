@@ -22,7 +22,7 @@ macro_rules! unary {
 }
 
 unary! {
-    /// The magnitude `|x|`; of complex64, float32.
+    /// The magnitude `|x|`; float32 for complex64.
     ///
     /// ```
     /// # use mlx_primitives::Array;
@@ -32,13 +32,13 @@ unary! {
     /// # Ok::<(), mlx_primitives::Error>(())
     /// ```
     abs => Abs;
-    /// The cosine `cos(x)` of an angle in radians; of integers and bools, float32. [`Array::sin`]
+    /// The cosine `cos(x)` of an angle in radians; float32 for integers and bools. [`Array::sin`]
     /// has an example.
     cos => Cos;
-    /// The error function: `2 / sqrt(pi)` times the integral of `exp(-t²)` from 0 to `x`; of
-    /// integers and bools, float32. [`Array::tanh`] has an example.
+    /// The error function: `2 / sqrt(pi)` times the integral of `exp(-t²)` from 0 to `x`; float32
+    /// for integers and bools. [`Array::tanh`] has an example.
     erf => Erf, "complex64";
-    /// The exponential `e^x`; of integers and bools, float32.
+    /// The exponential `e^x`; float32 for integers and bools.
     ///
     /// ```
     /// # use mlx_primitives::Array;
@@ -58,22 +58,22 @@ unary! {
     /// # Ok::<(), mlx_primitives::Error>(())
     /// ```
     is_nan => IsNan;
-    /// The natural logarithm `ln(x)`; of integers and bools, float32. [`Array::exp`] has an
+    /// The natural logarithm `ln(x)`; float32 for integers and bools. [`Array::exp`] has an
     /// example.
     log => Log;
     /// Bools that are true where an element is zero or false. [`Array::is_nan`] has an example.
     logical_not => LogicalNot;
     /// The opposite `-x`, also written as the operator `-`. [`Array::abs`] has an example.
     negative => Negative, "bools";
-    /// The reciprocal `1 / x`; of integers and bools, float32. [`Array::sqrt`] has an example.
+    /// The reciprocal `1 / x`; float32 for integers and bools. [`Array::sqrt`] has an example.
     reciprocal => Reciprocal;
-    /// The reciprocal square root `1 / sqrt(x)`; of integers and bools, float32. [`Array::sqrt`]
+    /// The reciprocal square root `1 / sqrt(x)`; float32 for integers and bools. [`Array::sqrt`]
     /// has an example.
     rsqrt => Rsqrt;
-    /// The logistic function `1 / (1 + exp(-x))`; of integers and bools, float32. [`Array::tanh`]
+    /// The logistic function `1 / (1 + exp(-x))`; float32 for integers and bools. [`Array::tanh`]
     /// has an example.
     sigmoid => Sigmoid, "complex64";
-    /// The sine `sin(x)` of an angle in radians; of integers and bools, float32.
+    /// The sine `sin(x)` of an angle in radians; float32 for integers and bools.
     ///
     /// ```
     /// # use mlx_primitives::Array;
@@ -83,7 +83,7 @@ unary! {
     /// # Ok::<(), mlx_primitives::Error>(())
     /// ```
     sin => Sin;
-    /// The square root `sqrt(x)`, NaN below zero; of integers and bools, float32.
+    /// The square root `sqrt(x)`, NaN below zero; float32 for integers and bools.
     ///
     /// ```
     /// # use mlx_primitives::Array;
@@ -98,7 +98,7 @@ unary! {
     sqrt => Sqrt;
     /// The square `x * x`. [`Array::sqrt`] has an example.
     square => Square;
-    /// The hyperbolic tangent `tanh(x)`; of integers and bools, float32.
+    /// The hyperbolic tangent `tanh(x)`; float32 for integers and bools.
     ///
     /// ```
     /// # use mlx_primitives::Array;
@@ -157,8 +157,9 @@ reductions! {
     /// Bools that are true where any element is true, or not zero; false for no elements.
     /// [`Array::all`] has an example.
     any, any_keepdims => Any;
-    /// The logarithm of a sum of exponentials `log(sum(exp(x)))`, without overflow; of integers and
-    /// bools, float32. [`ops::logsumexp`](crate::ops::logsumexp) is our kernel for the last axis.
+    /// The logarithm of a sum of exponentials `log(sum(exp(x)))`, without overflow; float32 for
+    /// integers and bools. [`ops::logsumexp`](crate::ops::logsumexp) is our kernel for the last
+    /// axis.
     ///
     /// ```
     /// # use mlx_primitives::Array;
@@ -177,14 +178,14 @@ reductions! {
     /// # Ok::<(), mlx_primitives::Error>(())
     /// ```
     max, max_keepdims => Max, "for an axis without elements";
-    /// The mean `sum(x) / n`; of integers and bools, float32. NaN for no elements. [`Array::sum`]
+    /// The mean `sum(x) / n`; float32 for integers and bools. NaN for no elements. [`Array::sum`]
     /// has an example.
     mean, mean_keepdims => Mean;
     /// The least element. [`Array::max`] has an example.
     min, min_keepdims => Min, "for an axis without elements";
-    /// The product; of bools, int32. 1 for no elements. [`Array::sum`] has an example.
+    /// The product; int32 for bools. 1 for no elements. [`Array::sum`] has an example.
     prod, prod_keepdims => Prod;
-    /// The sum; of bools, int32. 0 for no elements. [`ops::sum`](crate::ops::sum) is our kernel for
+    /// The sum; int32 for bools. 0 for no elements. [`ops::sum`](crate::ops::sum) is our kernel for
     /// the last axis and for all axes.
     ///
     /// ```
@@ -197,7 +198,7 @@ reductions! {
     /// # Ok::<(), mlx_primitives::Error>(())
     /// ```
     sum, sum_keepdims => Sum;
-    /// The variance `sum((x - mean(x))²) / n`; of integers, bools and complex64, float32. NaN for
+    /// The variance `sum((x - mean(x))²) / n`; float32 for integers, bools and complex64. NaN for
     /// no elements.
     ///
     /// ```

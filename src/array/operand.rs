@@ -92,7 +92,7 @@ binary! {
     /// # Ok::<(), mlx_primitives::Error>(())
     /// ```
     add => Add;
-    /// The quotient `self / right`; of integers, float32. [`Array::add`] has an example.
+    /// The quotient `self / right`; float32 for integers. [`Array::add`] has an example.
     divide => Divide;
     /// Bools that are true where `self == right`. [`Array::greater`] has an example.
     equal => Equal;
