@@ -90,7 +90,7 @@ pub enum Error {
         /// The operating system's error.
         error: io::Error,
     },
-    /// A file is not what it should be.
+    /// A file does not have the expected name or contents.
     #[error("{}: {reason}", path.display())]
     File {
         /// The file or directory.

@@ -48,7 +48,7 @@ const VIEWS: [&str; 15] = [
 
 /// The nodes that evaluating `arrays` would run, the results first.
 ///
-/// One of MLX's nodes counts as one dispatch, as its Metal backend makes of it, and a view as none.
+/// A node of MLX counts as one dispatch, which is what its Metal backend runs, and a view as none.
 /// One of our nodes counts the dispatches of its `eval_gpu`.
 ///
 /// # Errors

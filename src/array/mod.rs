@@ -1,4 +1,4 @@
-//! The array handle: what it describes, how it is evaluated and read.
+//! The array handle: its description, its evaluation and reading its elements.
 
 #[cfg(feature = "llama")]
 mod block;

@@ -137,7 +137,7 @@ pub fn swiglu(gate: &Array, up: &Array) -> Result<Array> {
 }
 
 /// A gated unit ([Shazeer 2020](https://arxiv.org/abs/2002.05202)): `gelu(gate) * up`, rounded
-/// after [`gelu`]. Shapes, types and errors as for [`swiglu`]. Differentiable in both.
+/// after [`gelu`]. Shapes, types and errors are those of [`swiglu`]. Differentiable in both.
 ///
 /// # Errors
 ///
@@ -155,7 +155,7 @@ pub fn geglu(gate: &Array, up: &Array) -> Result<Array> {
 }
 
 /// Gemma's gated unit: `gelu_tanh(gate) * up`, rounded after [`gelu_tanh`]. Shapes, types and
-/// errors as for [`swiglu`]. Differentiable in both.
+/// errors are those of [`swiglu`]. Differentiable in both.
 ///
 /// # Errors
 ///
@@ -172,8 +172,8 @@ pub fn geglu_tanh(gate: &Array, up: &Array) -> Result<Array> {
     of_two("geglu_tanh", ActivationKind::GegluTanh, gate, up)
 }
 
-/// `max(a + b, 0)`, the sum rounded first. Shapes, types and errors as for [`swiglu`].
-/// Differentiable in both.
+/// The rectified sum `max(a + b, 0)`, with the sum rounded first. Shapes, types and errors are
+/// those of [`swiglu`]. Differentiable in both.
 ///
 /// # Errors
 ///
@@ -190,8 +190,8 @@ pub fn add_relu(a: &Array, b: &Array) -> Result<Array> {
     of_two("add_relu", ActivationKind::AddRelu, a, b)
 }
 
-/// `max(a * b, 0)`, the product rounded first. Shapes, types and errors as for [`swiglu`].
-/// Differentiable in both.
+/// The rectified product `max(a * b, 0)`, with the product rounded first. Shapes, types and errors
+/// are those of [`swiglu`]. Differentiable in both.
 ///
 /// # Errors
 ///
@@ -208,7 +208,7 @@ pub fn mul_relu(a: &Array, b: &Array) -> Result<Array> {
     of_two("mul_relu", ActivationKind::MulRelu, a, b)
 }
 
-/// `x * scale + shift`, the product rounded first.
+/// The affine map `x * scale + shift`, with the product rounded first.
 ///
 /// `scale` and `shift` are each a scalar array or a vector as long as the last axis of `x`; all
 /// three are promoted to one type. Differentiable in all three.

@@ -184,7 +184,7 @@ impl Lora {
     }
 
     /// `W + scale · B · A`, of the type and format of W; a packed W is quantized again, which
-    /// rounds what the update adds.
+    /// rounds the sum.
     ///
     /// # Errors
     ///
