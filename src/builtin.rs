@@ -1,12 +1,13 @@
-//! MLX's own fused ops, under the names and with the arguments of ours in [`ops`](crate::ops):
-//! the references that tests and benchmarks compare with.
+//! MLX's own fused ops, under the names and with the arguments of our [`ops`](crate::ops), for
+//! comparisons in tests and benchmarks.
 
 use crate::array::{Array, from_list, or_null};
 use crate::error::Result;
 use crate::ffi;
 use crate::ops::Rope;
 
-/// `mlx.fast.layer_norm`.
+/// `mlx.fast.layer_norm`: [`ops::layer_norm`](crate::ops::layer_norm) by MLX. `x` is `[..., n]`,
+/// `weight` and `bias` are `[n]` or `None`.
 ///
 /// # Errors
 ///
@@ -24,7 +25,8 @@ pub fn layer_norm(
     })
 }
 
-/// `mlx.fast.rms_norm`.
+/// `mlx.fast.rms_norm`: [`ops::rms_norm`](crate::ops::rms_norm) by MLX. `x` is `[..., n]`, `weight`
+/// is `[n]` or `None`.
 ///
 /// # Errors
 ///
@@ -34,7 +36,8 @@ pub fn rms_norm(x: &Array, weight: Option<&Array>, eps: f32) -> Result<Array> {
     Array::from_bridge(unsafe { ffi::ops::bridge::builtin_rms_norm(x.raw(), or_null(weight), eps) })
 }
 
-/// `mlx.softmax` over the last axis with `precise` accumulation in float32.
+/// `mlx.softmax` over the last axis with `precise` accumulation in float32:
+/// [`ops::softmax`](crate::ops::softmax) by MLX.
 ///
 /// # Errors
 ///
@@ -43,12 +46,12 @@ pub fn softmax(x: &Array) -> Result<Array> {
     Array::from_bridge(ffi::ops::bridge::builtin_softmax(x.raw(), true))
 }
 
-/// `mlx.fast.rope`.
+/// `mlx.fast.rope`: [`ops::rope`](crate::ops::rope) by MLX. `x` is `[batch, ..., time, features]`.
 ///
 /// # Errors
 ///
-/// Returns an error if `x` has fewer than three axes, both or none of `base` and `freqs` are given,
-/// or the offset or the frequencies have another shape than `mlx.fast.rope` takes.
+/// Returns an error if `x` has fewer than three axes, both or neither of `base` and `freqs` are
+/// given, or the offset or the frequencies have another shape than `mlx.fast.rope` takes.
 pub fn rope(x: &Array, rotation: Rope<'_>) -> Result<Array> {
     let Rope { dims, traditional, base, scale, offset, freqs } = rotation;
     let offset = offset.to_array()?;
@@ -67,12 +70,12 @@ pub fn rope(x: &Array, rotation: Rope<'_>) -> Result<Array> {
     })
 }
 
-/// The same values as a lazy result of one of our ops, as a graph of MLX's own ops: an array for
-/// each output of the op.
+/// Builds a graph of MLX's own ops that computes the values of `ours`, which is a lazy result of
+/// one of our ops. Returns an array for each output of the op.
 ///
 /// # Errors
 ///
-/// Returns an error for an array that is evaluated already, or is no result of ours.
+/// Returns an error for an array that is evaluated already, or is not the result of one of our ops.
 ///
 /// ```
 /// use mlx_primitives::{Array, builtin, ops};

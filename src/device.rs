@@ -1,17 +1,17 @@
-//! Where ops run. By default on MLX's default device (the GPU where there is one), in order on a
-//! stream of the calling thread.
+//! Devices, streams, threads and versions. By default ops run on MLX's default device (the GPU
+//! where there is one), in order on a stream of the calling thread.
 //!
 //! A thread gets its default CPU stream when it first builds an op, and the stream goes to another
-//! thread when the thread ends. Up to sixteen threads at a time share streams in this way. Each further
-//! one gets a stream whose thread of the operating system stays until the process ends, so programs
-//! with many threads evaluate on a fixed set of them.
+//! thread when the thread ends. Up to sixteen threads at a time share streams in this way. The
+//! stream of each further thread has an operating-system thread that stays until the process ends.
+//! Programs with many threads should therefore evaluate on a fixed set of them.
 
 use std::marker::PhantomData;
 
 use crate::error::{Error, Result};
 use crate::ffi::bridge::{self as ffi, Place};
 
-/// A kind of processor.
+/// A kind of processor that ops run on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Device {
     /// The CPU, present everywhere.
@@ -30,7 +30,7 @@ impl Device {
         Ok(self == Self::Cpu || ffi::gpu_available()?)
     }
 
-    /// The processor's name.
+    /// The name of the processor, as MLX reports it.
     ///
     /// # Errors
     ///
@@ -73,7 +73,7 @@ impl Stream {
         Ok(Self { index, device, thread: PhantomData })
     }
 
-    /// Waits for all work given to the stream.
+    /// Waits until all work that was given to the stream has ended.
     ///
     /// # Errors
     ///
@@ -97,7 +97,8 @@ pub fn current() -> Result<Device> {
     Ok(if place.gpu { Device::Gpu } else { Device::Cpu })
 }
 
-/// Runs `f`; the ops it builds go to the device, each thread's own choice.
+/// Runs `f` and places the ops that it builds on this thread on the device. Other threads are not
+/// affected.
 ///
 /// ```
 /// use mlx_primitives::{Array, device::{self, Device}};
@@ -110,7 +111,7 @@ pub fn with_device<R>(device: Device, f: impl FnOnce() -> R) -> R {
     with_place(device.place(-1), f)
 }
 
-/// Runs `f`; the ops it builds go to the stream.
+/// Runs `f` and places the ops that it builds on this thread on the stream.
 ///
 /// ```
 /// use mlx_primitives::{Array, device::{Device, Stream, with_stream}};
@@ -137,7 +138,7 @@ fn with_place<R>(place: Place, f: impl FnOnce() -> R) -> R {
     f()
 }
 
-/// Waits for all work given to the thread's current stream.
+/// Waits until all work that was given to the thread's current stream has ended.
 ///
 /// # Errors
 ///
@@ -146,10 +147,11 @@ pub fn synchronize() -> Result<()> {
     Ok(ffi::synchronize(ffi::current_place())?)
 }
 
-/// How many groups of CPU tasks MLX has queued or is running, in the whole process: 0 at rest.
+/// The number of groups of CPU tasks that MLX has queued or is running, in the whole process; 0 at
+/// rest.
 ///
-/// MLX delays a thread that evaluates while there are more than ten. The count also returns to 0 after
-/// evaluations that failed.
+/// MLX delays a thread that evaluates while there are more than ten. The count also returns to 0
+/// after evaluations that failed.
 ///
 /// # Errors
 ///
@@ -158,11 +160,11 @@ pub fn active_tasks() -> Result<i32> {
     Ok(ffi::active_tasks()?)
 }
 
-/// Ends the streams that this thread made with [`Stream::new`], and on a GPU its default stream. A
-/// thread that comes and goes needs this only for those.
+/// Ends the streams that this thread made with [`Stream::new`], and on a GPU its default stream.
+/// The default CPU stream needs no such call when its thread ends.
 ///
 /// Arrays of these streams must have been evaluated or dropped: evaluating them later is an error.
-/// What is evaluated can still be read.
+/// Evaluated arrays can still be read.
 ///
 /// # Errors
 ///
@@ -172,14 +174,14 @@ pub fn clear_streams() -> Result<()> {
     Ok(ffi::clear_streams()?)
 }
 
-/// MLX's version: that of the headers this crate was built with, and of the library loaded.
-/// [`check_version`] refuses two different ones.
+/// The versions of the MLX headers that this crate was built with, and of the loaded libmlx.
+/// [`check_version`] returns an error if they differ.
 pub fn mlx_versions() -> (String, String) {
     (ffi::header_version(), ffi::library_version())
 }
 
-/// Compares the version of the loaded libmlx with that of the headers that this crate was built with.
-/// Creating the first array does so too.
+/// Compares the version of the loaded libmlx with that of the headers that this crate was built
+/// with. Creating the first array does so too.
 ///
 /// # Errors
 ///
@@ -188,12 +190,13 @@ pub fn check_version() -> Result<()> {
     Ok(ffi::check_version()?)
 }
 
-/// The directory of the MLX this crate was built with.
+/// The installation directory of the MLX that this crate was built with.
 pub fn mlx_prefix() -> &'static str {
     option_env!("MLX_PRIMITIVES_MLX_PREFIX").unwrap_or("")
 }
 
-/// Where the Metal kernels come from: the metallib's path, the embedded source, or none.
+/// A description of the origin of the Metal kernels: the path of the metallib, the embedded source,
+/// or none.
 ///
 /// # Errors
 ///
@@ -203,8 +206,8 @@ pub fn kernels_origin() -> Result<String> {
     Ok(ffi::kernels_origin()?)
 }
 
-/// A hash of the sources of all kernels, which tells those of two builds apart. A metallib of other
-/// sources is refused.
+/// A hash of the sources of all kernels, which tells two builds apart. A metallib that was compiled
+/// from other sources is refused.
 pub fn kernels_hash() -> &'static str {
     option_env!("MLX_PRIMITIVES_KERNELS_HASH").unwrap_or("")
 }
@@ -228,14 +231,15 @@ pub fn system() -> String {
 
 /// Checks the environment variables of the CPU kernels.
 ///
-/// The kernels themselves never fail for such a value: they run as if the variable were not set. A
-/// program that wants to tell its user calls this first, as the `mlx-primitives` command does.
+/// The kernels themselves never fail for an unusable value: they run as if the variable were not
+/// set. A program that wants to tell its user calls this first, as the `mlx-primitives` command
+/// does.
 ///
 /// # Errors
 ///
-/// Returns an error if a variable holds a value that is not used: `MLX_PRIMITIVES_THREADS` anything
-/// but 1 to 1024, `MLX_PRIMITIVES_SIMD` anything but an instruction set that this machine has. An
-/// empty variable is as good as none.
+/// Returns an error if `MLX_PRIMITIVES_THREADS` is not a number within 1 to 1024, or if
+/// `MLX_PRIMITIVES_SIMD` does not name an instruction set that this machine has. An empty variable
+/// counts as not set.
 pub fn check_environment() -> Result<()> {
     match crate::cpu::unusable_variable() {
         Some((name, expected, got)) => {
@@ -245,20 +249,20 @@ pub fn check_environment() -> Result<()> {
     }
 }
 
-/// The instruction set that the CPU kernels chose on this machine: the best, or the one that
-/// `MLX_PRIMITIVES_SIMD` names.
+/// The name of the instruction set that the CPU kernels use: the best of this machine, or the one
+/// that `MLX_PRIMITIVES_SIMD` names.
 pub fn cpu_kernels() -> &'static str {
     crate::cpu::simd_level_name()
 }
 
-/// How many threads the CPU kernels use.
+/// The number of threads that the CPU kernels use.
 pub fn cpu_threads() -> usize {
     crate::cpu::thread_count()
 }
 
-/// Sets [`cpu_threads`], which else is `MLX_PRIMITIVES_THREADS` (1 to 1024; anything else is ignored,
-/// see [`check_environment`]) or the number of cores. The threads
-/// live as long as the process: they are set before the first op of ours runs on the CPU.
+/// Sets the number of [`cpu_threads`]. Otherwise it is `MLX_PRIMITIVES_THREADS` (1 to 1024; other
+/// values are ignored, see [`check_environment`]) or the number of cores. The threads live as long
+/// as the process, so the number has to be set before the first of our ops runs on the CPU.
 ///
 /// # Errors
 ///
@@ -283,20 +287,21 @@ pub fn set_cpu_threads(threads: usize) -> Result<()> {
     }
 }
 
-/// How products with packed weights take their other factor on the CPU.
+/// How the CPU kernels round the other factor of products with packed weights.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum CpuActivations {
-    /// As it is: sums in float32, rounded once to the dtype.
+    /// Not at all: sums are float32 and rounded once to the dtype.
     #[default]
     Exact,
-    /// Where there are more than eight rows of it, as a prompt has, and the processor multiplies
-    /// bytes in one instruction (AVX-512 VNNI): rounded to eight bits, with a scale for each group
-    /// of weights. Normal numbers are then off by 0.6 % (root mean square; rounded to bfloat16 by
-    /// 0.17 %), and so are products, of their usual size. Elsewhere [`Exact`](Self::Exact).
+    /// To eight bits with a scale for each group of weights, where the factor has more than eight
+    /// rows, as a prompt does, and the processor multiplies bytes in one instruction (AVX-512
+    /// VNNI). Normally distributed numbers are then off by 0.6 % (root mean square; bfloat16 rounds
+    /// by 0.17 %), and products by 0.6 % of their usual size. [`Exact`](Self::Exact) elsewhere.
     Int8,
 }
 
-/// How products with packed weights take their other factor: exactly, unless told otherwise.
+/// How the CPU kernels round the other factor of products with packed weights; by default not at
+/// all.
 pub fn cpu_activations() -> CpuActivations {
     match crate::cpu::int8_activations() {
         true => CpuActivations::Int8,
@@ -304,7 +309,7 @@ pub fn cpu_activations() -> CpuActivations {
     }
 }
 
-/// Sets [`cpu_activations`] for the process: for what is evaluated from now on.
+/// Sets [`cpu_activations`] of the process for all later evaluations.
 ///
 /// ```
 /// use mlx_primitives::device::{self, CpuActivations};

@@ -76,7 +76,7 @@ dtypes! {
 }
 
 impl Dtype {
-    /// Bytes of one element.
+    /// The bytes of one element.
     pub fn size(self) -> usize {
         match self {
             Self::Bool | Self::Uint8 | Self::Int8 => 1,
@@ -86,7 +86,8 @@ impl Dtype {
         }
     }
 
-    /// Whether the type is one of the real floating-point types.
+    /// Whether the type is one of the real floating-point types: float16, bfloat16, float32,
+    /// float64.
     pub fn is_floating(self) -> bool {
         matches!(self, Self::Float16 | Self::Bfloat16 | Self::Float32 | Self::Float64)
     }
@@ -107,10 +108,10 @@ mod sealed {
 /// Sealed: implemented for `bool`, the integers of 8 to 64 bits, `half::f16`, `half::bf16`,
 /// `f32` and `f64`, whose memory layout is MLX's.
 pub trait Element: sealed::Sealed + Copy + Default + 'static {
-    /// MLX's name for the type.
+    /// The [`Dtype`] of arrays with elements of this type.
     const DTYPE: Dtype;
 
-    /// The number nearest to `value`, as Rust's `as` converts.
+    /// Converts a number as Rust's `as` does; bools are true for numbers other than 0.
     fn from_f64(value: f64) -> Self;
 
     /// Copies elements out of MLX's memory.
@@ -173,7 +174,7 @@ impl Element for bool {
 
 /// The bytes of a slice of elements.
 pub(crate) fn as_bytes<T: Element>(elements: &[T]) -> &[u8] {
-    // SAFETY: the sealed element types have no padding, so all their bytes are initialised, and
+    // SAFETY: the sealed element types have no padding, so all their bytes are initialized, and
     // the length is that of the borrowed slice.
     unsafe { std::slice::from_raw_parts(elements.as_ptr().cast(), size_of_val(elements)) }
 }

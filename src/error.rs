@@ -3,12 +3,12 @@ use std::path::{Path, PathBuf};
 
 use crate::dtype::Dtype;
 
-/// What the fallible functions of this crate return.
+/// The result of the fallible functions of this crate, with [`Error`] as the default error.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 /// Why an operation was refused or failed.
 ///
-/// The text of an error begins with the op that refused, in brackets, or with the path of a file.
+/// The text of an error begins with the op that failed, in brackets, or with the path of a file.
 ///
 /// ```
 /// use mlx_primitives::{Array, Dtype, Error};
@@ -60,7 +60,7 @@ pub enum Error {
     Argument {
         /// The operation that refused the argument, if the error names one.
         op: Option<String>,
-        /// What was expected and what came instead.
+        /// The expectation and the actual value, in words.
         message: String,
     },
     /// MLX, or one of this crate's primitives in C++, refused its arguments or failed.
@@ -68,7 +68,7 @@ pub enum Error {
     Mlx {
         /// The operation, if the error names one.
         op: Option<String>,
-        /// What was expected and what came instead.
+        /// The expectation and the actual value, in words.
         message: String,
     },
     /// A closure given to a transform, or a method of a custom primitive, panicked.
@@ -76,12 +76,12 @@ pub enum Error {
     Panic {
         /// The transform or the primitive that called the code.
         op: String,
-        /// What panicked, with the text of the panic.
+        /// The closure or the method that panicked, and the text of the panic.
         message: String,
     },
     /// The operating system refused to open, read or write a file.
     ///
-    /// The text contains that of `error`, which for this reason is not the
+    /// The text of this error contains that of `error`. For this reason `error` is not the
     /// [`source`](std::error::Error::source): programs that print both would print it twice.
     #[error("{}: {error}", path.display())]
     Io {
@@ -90,19 +90,19 @@ pub enum Error {
         /// The operating system's error.
         error: io::Error,
     },
-    /// A file is not what it should be.
+    /// A file does not have the expected name or contents.
     #[error("{}: {reason}", path.display())]
     File {
         /// The file or directory.
         path: PathBuf,
-        /// What is wrong with it.
+        /// The reason, in words.
         reason: String,
     },
 }
 
 impl Error {
-    /// An argument that `op` refuses, for primitives and helpers outside this crate:
-    /// `[op] expected …`.
+    /// An error for an argument that `op` refuses, `[op] expected …`, for primitives and helpers
+    /// outside this crate.
     ///
     /// ```
     /// use mlx_primitives::Error;
@@ -130,7 +130,7 @@ impl Error {
         Self::OutOfRange { op: op.to_owned(), expected: expected.to_string(), got: got.into() }
     }
 
-    /// An error of MLX, from a text that names the op in brackets or does not.
+    /// An error of MLX from its text, which may begin with the op in brackets.
     pub(crate) fn mlx(text: &str) -> Self {
         let (op, message) = split(text);
         Self::Mlx { op, message }
@@ -144,7 +144,7 @@ impl Error {
         Self::Io { path: path.as_ref().to_owned(), error }
     }
 
-    /// The file that the error is about.
+    /// The file that the error is about, or `None` if it is about no file.
     #[cfg(feature = "llama")]
     pub(crate) fn path(&self) -> Option<&Path> {
         match self {
@@ -154,7 +154,7 @@ impl Error {
     }
 }
 
-/// An argument that was refused, from a text that names the op in brackets or does not.
+/// Makes an [`Error::Argument`] of a text, which may begin with the op in brackets.
 ///
 /// ```
 /// use mlx_primitives::Error;
@@ -169,7 +169,7 @@ impl From<&str> for Error {
     }
 }
 
-/// As the conversion from a `&str`.
+/// Makes an [`Error::Argument`] of a text, which may begin with the op in brackets.
 impl From<String> for Error {
     fn from(text: String) -> Self {
         Self::from(text.as_str())
@@ -182,7 +182,8 @@ impl From<cxx::Exception> for Error {
     }
 }
 
-/// The op and the rest of `[op] rest`; no op where the text does not begin so.
+/// Splits `[op] rest` into the op and the rest; the op is `None` if the text does not begin with
+/// brackets.
 fn split(text: &str) -> (Option<String>, String) {
     match text.strip_prefix('[').and_then(|inside| inside.split_once("] ")) {
         Some((op, message)) => (Some(op.to_owned()), message.to_owned()),

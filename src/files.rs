@@ -1,4 +1,4 @@
-//! Files that a caller names: opened without waiting, and replaced whole or not at all.
+//! Opens files that a caller names without waiting, and replaces files whole or not at all.
 
 use std::fs::{self, File, FileType};
 use std::io;
@@ -8,24 +8,33 @@ use crate::error::{Error, Result};
 
 /// Opens a regular file for reading.
 ///
-/// Anything else is an error before it is opened: opening a named pipe waits until another process
+/// Anything else is refused before it is opened: opening a named pipe waits until another process
 /// writes to it, and opening a device can act on the device.
+///
+/// # Errors
+///
+/// Returns an error if the path does not lead to a regular file that can be read.
 pub fn open(path: &Path) -> io::Result<File> {
     check(path)?;
     File::open(path)
 }
 
-/// The bytes of a regular file.
+/// Reads the bytes of a regular file.
 pub(crate) fn read(path: &Path) -> Result<Vec<u8>> {
     check(path).and_then(|()| fs::read(path)).map_err(|e| Error::io(path, e))
 }
 
-/// The text of a regular file; an error that names the file if it is no regular file or not UTF-8.
+/// Reads the text of a regular file.
+///
+/// # Errors
+///
+/// Returns an error that names the file if it is not a regular file, cannot be read or is not
+/// UTF-8.
 pub fn read_to_string(path: &Path) -> Result<String> {
     check(path).and_then(|()| fs::read_to_string(path)).map_err(|e| Error::io(path, e))
 }
 
-/// As [`read_to_string`], or `None` if there is no file of that name.
+/// Reads the text of a regular file, or returns `None` if there is no file of that name.
 #[cfg(feature = "llama")]
 pub(crate) fn read_if_present(path: &Path) -> Result<Option<String>> {
     match fs::metadata(path) {
@@ -34,7 +43,7 @@ pub(crate) fn read_if_present(path: &Path) -> Result<Option<String>> {
     }
 }
 
-/// An error unless the path leads to a regular file.
+/// Returns an error unless the path leads to a regular file.
 fn check(path: &Path) -> io::Result<()> {
     regular(fs::metadata(path)?.file_type())
 }
@@ -46,11 +55,15 @@ fn regular(kind: FileType) -> io::Result<()> {
     }
 }
 
-/// An error if the path leads to something that is no regular file, which a file cannot replace.
+/// Checks that a file can replace whatever is at the path: a regular file, or nothing.
+///
+/// # Errors
+///
+/// Returns an error if the path leads to a directory, a named pipe, a device or the like.
 pub fn check_replaceable(path: &Path) -> Result<()> {
     match fs::metadata(path) {
         Ok(found) => regular(found.file_type()).map_err(|e| Error::io(path, e)),
-        Err(_) => Ok(()), // whoever creates it finds out
+        Err(_) => Ok(()), // creating the file will show whether it can be written
     }
 }
 
@@ -84,17 +97,17 @@ mod replacement {
 
     use crate::error::{Error, Result};
 
-    /// A new file in the folder of another, which it replaces once it is whole.
+    /// A new file that replaces another one in the same folder once it is whole.
     ///
-    /// Dropped before that, it is removed and the other file stays as it was. A process that is
-    /// killed leaves it behind, under a name that begins with `.partial-`.
+    /// If it is dropped before that, it is removed and the other file stays as it was. If the
+    /// process is killed, the new file stays, under a name that begins with `.partial-`.
     pub(crate) struct Replacement {
         path: PathBuf,
         partial: TempPath,
     }
 
     impl Replacement {
-        /// Creates the new file, empty; an error if no file of that name can be written.
+        /// Creates the new file, empty, or returns an error if no file of that name can be written.
         pub fn of(path: &Path) -> Result<Self> {
             super::check_replaceable(path)?;
             let extension = path.extension().unwrap_or_default().to_string_lossy();
@@ -104,10 +117,10 @@ mod replacement {
             #[cfg(unix)]
             {
                 use std::os::unix::fs::PermissionsExt;
-                // As for any new file: the process's umask takes from it what it should.
+                // The process's umask limits these permissions, as those of any new file.
                 builder.permissions(std::fs::Permissions::from_mode(0o666));
             }
-            // The kind alone: the error itself names the temporary file.
+            // Only the kind, since the text of the error names the temporary file.
             let failed = |error: io::Error| {
                 Error::file(path, format_args!("cannot be written: {}", error.kind()))
             };
@@ -115,7 +128,8 @@ mod replacement {
             Ok(Self { path: path.to_owned(), partial: file.into_temp_path() })
         }
 
-        /// Calls `write` with the path of the new file, and waits until what it wrote is on the disk.
+        /// Calls `write` with the path of the new file, and waits until its contents are on the
+        /// disk.
         pub fn write(&self, write: impl FnOnce(&Path) -> Result<()>) -> Result<()> {
             write(&self.partial).map_err(|error| self.failed(&error))?;
             File::open(&self.partial)
@@ -123,7 +137,7 @@ mod replacement {
                 .map_err(|e| self.failed(&Error::io(&self.partial, e)))
         }
 
-        /// Puts the new file in the place of the other.
+        /// Replaces the other file with the new one.
         pub fn commit(self) -> Result<()> {
             let Self { path, partial } = self;
             partial
@@ -138,24 +152,24 @@ mod replacement {
         }
     }
 
-    /// Why a file was not written, without the name of a temporary one.
+    /// Why a file was not written, without the name of the temporary file.
     pub(crate) fn reason(error: &Error) -> String {
         let reason = match error {
             Error::File { reason, .. } => reason.clone(),
             Error::Io { error, .. } => error.to_string(),
             other => other.to_string(),
         };
-        // MLX says how many bytes it could not write, not why.
+        // The text of MLX says how many bytes it could not write, but not why.
         let hint = if reason.contains("Unable to write") { " Is the disk full?" } else { "" };
         reason + hint
     }
 
-    /// Folders that were created to write something in them. Unless they are kept, those that are
-    /// empty are removed again.
+    /// Folders that were created to write files in them. When dropped, it removes those that are
+    /// empty, unless [`keep`](Self::keep) was called.
     pub(crate) struct NewFolders(Vec<PathBuf>);
 
     impl NewFolders {
-        /// Creates a folder and those above it, as far as they are missing.
+        /// Creates a folder and the folders above it that are missing.
         pub fn create(folder: &Path) -> io::Result<Self> {
             let named = folder.ancestors().filter(|above| !above.as_os_str().is_empty());
             let missing = named.take_while(|above| !above.exists());
@@ -172,7 +186,7 @@ mod replacement {
     impl Drop for NewFolders {
         fn drop(&mut self) {
             for folder in &self.0 {
-                let _ = fs::remove_dir(folder); // what failed before is the error to tell of
+                let _ = fs::remove_dir(folder); // the caller reports the failure before this one
             }
         }
     }

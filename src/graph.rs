@@ -1,4 +1,4 @@
-//! What a lazy graph will cost on a GPU, counted from its nodes before anything is evaluated.
+//! The cost of a lazy graph on a GPU, counted from its nodes before anything is evaluated.
 
 use crate::array::{Array, to_list};
 use crate::error::Result;
@@ -7,27 +7,27 @@ use crate::ffi::bridge as ffi;
 /// A node of a graph that has not been evaluated yet.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Node {
-    /// The primitive's name.
+    /// The name of the primitive, such as `Softmax`.
     pub name: String,
-    /// Whether it is one of ours.
+    /// Whether the primitive is one of ours rather than one of MLX.
     pub ours: bool,
-    /// GPU dispatches of its evaluation; none for a view.
+    /// The number of GPU dispatches of its evaluation; 0 for a view.
     pub dispatches: u32,
-    /// The least that these dispatches read from and write to device memory, in bytes.
+    /// The bytes that these dispatches read from and write to device memory at least.
     pub device_bytes: usize,
 }
 
-/// What a graph costs in all.
+/// The total cost of a graph.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Cost {
-    /// GPU dispatches.
+    /// The number of GPU dispatches.
     pub dispatches: u32,
-    /// Bytes read from and written to device memory, at least.
+    /// The bytes that they read from and write to device memory at least.
     pub device_bytes: usize,
 }
 
-/// Built-ins of MLX that only describe their input's memory anew. A reshape or a `contiguous`
-/// copies what is not contiguous; the graphs counted here give it what is.
+/// Built-ins of MLX whose results are views of their input's memory. `Reshape` and `Contiguous`
+/// copy an input that is not contiguous, but their inputs in the graphs counted here are.
 const VIEWS: [&str; 15] = [
     "AsStrided",
     "Broadcast",
@@ -48,8 +48,8 @@ const VIEWS: [&str; 15] = [
 
 /// The nodes that evaluating `arrays` would run, the results first.
 ///
-/// A node of MLX's own counts as the one dispatch that its Metal backend makes of it, a view as
-/// none; one of ours counts what its `eval_gpu` dispatches.
+/// A node of MLX counts as one dispatch, which is what its Metal backend runs, and a view as none.
+/// One of our nodes counts the dispatches of its `eval_gpu`.
 ///
 /// # Errors
 ///
@@ -71,7 +71,7 @@ pub fn nodes<'a>(arrays: impl IntoIterator<Item = &'a Array>) -> Result<Vec<Node
     Ok(ffi::graph_nodes(&to_list(arrays))?.into_iter().map(Node::from).collect())
 }
 
-/// The sum over the nodes.
+/// The total cost of the nodes.
 pub fn total(nodes: &[Node]) -> Cost {
     nodes.iter().fold(Cost::default(), |sum, node| Cost {
         dispatches: sum.dispatches + node.dispatches,
@@ -84,9 +84,9 @@ pub fn total(nodes: &[Node]) -> Cost {
 pub struct Dispatch {
     /// The kernel's name in the metallib.
     pub kernel: String,
-    /// Threadgroups in each dimension.
+    /// The number of threadgroups in each dimension.
     pub grid: [u32; 3],
-    /// Threads of a threadgroup in each dimension.
+    /// The number of threads of a threadgroup in each dimension.
     pub group: [u32; 3],
     /// Threadgroup memory, in bytes.
     pub threadgroup_bytes: u32,
@@ -95,16 +95,17 @@ pub struct Dispatch {
 /// The largest threadgroup of every Apple GPU, in threads.
 pub const MAX_THREADS: u32 = 1024;
 
-/// What evaluating a lazy result of one of our ops on a GPU dispatches, in order, for pipelines that
-/// take up to `max_threads` threads in a group. Nothing is evaluated, and no GPU is needed.
+/// The dispatches of evaluating a lazy result of one of our ops on a GPU, in order, for pipelines
+/// that allow up to `max_threads` threads in a threadgroup. Nothing is evaluated, and no GPU is
+/// needed.
 ///
-/// Inputs that are not evaluated are taken to be row-contiguous, and an input whose memory the result
-/// may take over to give it up.
+/// Inputs that are not evaluated count as row-contiguous. If the result may take over the memory of
+/// an input, it counts as doing so.
 ///
 /// # Errors
 ///
 /// Returns an error if `array` is evaluated, or the result of another library's op, or if no
-/// kernel can count its elements or run in so small a group.
+/// kernel can count its elements or run in a threadgroup of `max_threads`.
 ///
 /// ```
 /// use mlx_primitives::{Array, graph, ops};
@@ -134,7 +135,7 @@ impl From<ffi::GraphNode> for Node {
         let (dispatches, device_bytes) = match name.as_str() {
             _ if node.ours => (node.dispatches, node.device_bytes),
             view if VIEWS.contains(&view) => (0, 0),
-            // Only the rows that are asked for, or written, move.
+            // These move only the rows that are read or written.
             "Gather" | "GatherAxis" => (1, 2 * node.output_bytes + node.last_input_bytes),
             "SliceUpdate" => (1, 2 * node.last_input_bytes),
             _ => (1, node.input_bytes + node.output_bytes),

@@ -1,6 +1,6 @@
-//! A hash of files, which the build script computes too.
+//! The hash of files that the build script computes too.
 
-/// FNV-1a of 64 bits: the same in every build, unlike the hash of the standard library.
+/// A 64-bit FNV-1a hash. It is the same in every build, unlike the hash of the standard library.
 pub struct Fnv(pub u64);
 
 impl Default for Fnv {

@@ -1,4 +1,5 @@
-//! Files of named arrays. Loading is lazy: the elements are read when they are used.
+//! Files of named arrays: safetensors and GGUF. Loading is lazy: elements are read when they are
+//! used.
 
 mod gguf;
 mod safetensors;
@@ -15,7 +16,7 @@ use crate::error::{Error, Result};
 use crate::ffi::io::bridge as ffi;
 use crate::files;
 
-/// Named arrays and the metadata of the file that they came from.
+/// The named arrays and the metadata of a file.
 #[derive(Default)]
 pub struct Tensors {
     /// The arrays by name.
@@ -24,12 +25,15 @@ pub struct Tensors {
     pub metadata: HashMap<String, String>,
 }
 
-/// Loads a safetensors file, whose header and length are checked first.
+/// Loads a safetensors file, whose header and length are checked first. [`save_safetensors`] has an
+/// example.
 ///
 /// # Errors
-/// Errors name the file, and the tensor where there is one: missing, truncated, not safetensors,
-/// shapes and types that do not fit their offsets, offsets outside the file. A file that becomes
-/// shorter later is an error of the array that is read from it.
+///
+/// Returns an error if the file is missing, truncated or not safetensors, if shapes and types do
+/// not fit their offsets, or if offsets lie outside the file. The error names the file, and the
+/// tensor where there is one. If the file becomes shorter later, evaluating an array that is read
+/// from it fails.
 pub fn load_safetensors(path: impl AsRef<Path>) -> Result<Tensors> {
     let path = path.as_ref();
     let file = files::open(path).map_err(|e| Error::io(path, e))?;
@@ -37,17 +41,19 @@ pub fn load_safetensors(path: impl AsRef<Path>) -> Result<Tensors> {
     header.load(stored::Source::File { file, path: path.to_owned() })
 }
 
-/// Loads a safetensors file that is in memory; the bytes are copied.
+/// Loads a safetensors file from its bytes, which are copied.
 ///
 /// # Errors
-/// As [`load_safetensors`], without a path.
+///
+/// Returns an error if the bytes are no whole safetensors file, for the reasons that
+/// [`load_safetensors`] lists.
 pub fn load_safetensors_bytes(bytes: &[u8]) -> Result<Tensors> {
     let header = safetensors::check(bytes)
         .map_err(|e| Error::argument("load_safetensors", format_args!("a whole file, got {e}")))?;
     header.load(stored::Source::Bytes(bytes.to_owned()))
 }
 
-/// Writes arrays, which are evaluated first, and metadata as a safetensors file.
+/// Evaluates named arrays and writes them, with metadata, as a safetensors file.
 ///
 /// # Errors
 ///
@@ -85,11 +91,11 @@ pub fn save_safetensors<'a>(
 
 /// Loads a GGUF file, whose header and length are checked first.
 ///
-/// Tensors of F32, F16, BF16 and of integers keep their types. A tensor `NAME.weight` of a type that
-/// packs weights becomes three arrays of MLX's affine layout with groups of 32, as
+/// Tensors of F32, F16, BF16 and of integers keep their types. A tensor `NAME.weight` of a type
+/// that packs weights becomes three arrays of MLX's affine layout with groups of 32, as
 /// [`QuantizedWeight::new`](crate::ops::QuantizedWeight::new) takes them: `NAME.weight` (uint32),
-/// `NAME.scales` and `NAME.biases`. The scales and biases of Q4_0, Q4_1 and Q8_0 are float16, those of
-/// the other types float32.
+/// `NAME.scales` and `NAME.biases`. The scales and biases of Q4_0, Q4_1 and Q8_0 are float16, those
+/// of the other types float32.
 ///
 /// | type | bits a weight in the file | bits of a code | bits a weight in memory | the weights |
 /// |---|---|---|---|---|
@@ -103,12 +109,14 @@ pub fn save_safetensors<'a>(
 /// | Q6_K | 6.56 | 8 | 10 | rounded by at most 1/6 of a step |
 /// | Q2_K | 2.63 | 6 | 8 | rounded by at most 1/62 of a group's range |
 ///
-/// A step of Q6_K and of Q2_K, the distance between neighboring numbers, belongs to 16 weights, and MLX
-/// has none for fewer than 32. Of the two halves of a group the one with the larger step, by which the
-/// error is stated, keeps its numbers. The numbers of the other half are rounded.
+/// In Q6_K and Q2_K, 16 weights share a step, the distance between neighboring numbers; in MLX a
+/// step belongs to at least 32 weights. The half of a group with the larger step keeps its numbers,
+/// and the numbers of the other half are rounded. The table states the error in terms of the larger
+/// step.
 ///
-/// Entries of the header are texts, numbers as such, `True` and `False`, and lists of up to 1000 numbers
-/// as `[1, 2]`. Longer lists and lists of texts are left out.
+/// [`Tensors::metadata`] holds the entries of the header: texts, numbers as text, `True` and
+/// `False`, and lists of up to 1000 numbers as `[1, 2]`. Longer lists and lists of texts are left
+/// out.
 ///
 /// ```no_run
 /// use mlx_primitives::io;
@@ -122,29 +130,30 @@ pub fn save_safetensors<'a>(
 /// ```
 ///
 /// # Errors
-/// Errors name the file, and the tensor where there is one: missing, truncated, another format or
-/// version, a type that is not listed here, dimensions that are not whole blocks, offsets outside the
-/// file, two tensors of one name. A file that becomes shorter later is an error of the array that is
-/// read from it.
+///
+/// Returns an error if the file is missing, truncated or of another format or version, for a type
+/// that is not listed here, dimensions that are not whole blocks, offsets outside the file, and two
+/// tensors of one name. The error names the file, and the tensor where there is one. If the file
+/// becomes shorter later, evaluating an array that is read from it fails.
 pub fn load_gguf(path: impl AsRef<Path>) -> Result<Tensors> {
     let path = path.as_ref();
     let (file, header) = gguf_header(path)?;
     header.load(stored::Source::File { file, path: path.to_owned() })
 }
 
-/// A type of a GGUF file's tensors, and what [`load_gguf`] makes of it.
+/// A type of a GGUF file's tensors, and the result that [`load_gguf`] converts it to.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct GgufType {
     /// The format's name for it, such as `Q4_K`.
     pub name: &'static str,
-    /// Tensors of that type.
+    /// The number of tensors of that type.
     pub tensors: usize,
-    /// Bytes of them in the file.
+    /// The bytes of these tensors in the file.
     pub bytes: u64,
-    /// Bits of a code in MLX's affine layout; none for a type that does not pack weights.
+    /// The bits of a code in MLX's affine layout; `None` for a type that does not pack weights.
     pub bits: Option<i32>,
-    /// By how much weights are rounded at most; none where all stay the same numbers.
+    /// The most that weights are rounded by, in words; `None` where all numbers stay the same.
     pub rounding: Option<&'static str>,
 }
 
@@ -158,7 +167,8 @@ pub struct GgufType {
 /// ```
 ///
 /// # Errors
-/// As [`load_gguf`].
+///
+/// Returns an error for what [`load_gguf`] refuses.
 pub fn gguf_types(path: impl AsRef<Path>) -> Result<Vec<GgufType>> {
     Ok(gguf_header(path.as_ref())?.1.types())
 }
@@ -175,13 +185,13 @@ fn as_str(path: &Path) -> Result<&str> {
 
 type Failure = Box<dyn std::error::Error>;
 
-/// Shows a file's bytes to `check`.
+/// Calls `check` with the bytes of a file.
 fn map<T>(file: &File, check: impl FnOnce(&[u8]) -> Result<T, String>) -> Result<T, Failure> {
     if file.metadata()?.len() == 0 {
         return Ok(check(&[])?); // nothing to map
     }
-    // SAFETY: the map is only read, here, and dropped at the end of the function; a file that
-    // another process truncates meanwhile is outside what a reader can guard against.
+    // SAFETY: the map is only read, here, and dropped at the end of the function. A reader cannot
+    // guard against another process that truncates the file meanwhile.
     let bytes = unsafe { Mmap::map(file)? };
     Ok(check(&bytes)?)
 }

@@ -1,36 +1,85 @@
 //! Custom [MLX](https://github.com/ml-explore/mlx) primitives from Rust: our own Metal and CPU
-//! kernels behind lazy arrays, with gradients and vmap, and a small Llama built on them.
+//! kernels behind lazy arrays, with derivatives, `vmap` and `compile`, and a small Llama that runs
+//! on them.
 //!
 //! ```
-//! use mlx_primitives::{Array, ops};
+//! use mlx_primitives::{Array, Result, ops, transforms};
 //!
-//! # fn main() -> mlx_primitives::Result<()> {
-//! let x = Array::from_slice(&[1.0f32, 2.0, 3.0, 4.0], &[2, 2])?;
-//! let weight = Array::ones::<f32>(&[2])?;
-//! let y = ops::rms_norm(&x, Some(&weight), 1e-5)?; // nothing is computed yet
-//! assert_eq!(y.shape(), [2, 2]);
-//! assert!((y.to_vec::<f32>()?[0] - 0.632455).abs() < 1e-5);
-//! # Ok(())
-//! # }
+//! fn main() -> Result<()> {
+//!     let x = Array::from_slice(&[1.0f32, 2.0, 3.0, 4.0], (2, 2))?; // [rows, features]
+//!     let weight = Array::ones::<f32>(2)?;
+//!
+//!     let y = ops::rms_norm(&x, Some(&weight), 1e-5)?; // lazy: nothing is computed yet
+//!     let first = ((&y - 0.5)? * 2.0)?.i((.., 0))?; // operators and indices add to the graph
+//!     assert_eq!(first.shape(), [2]);
+//!     assert!((y.to_vec::<f32>()?[0] - 0.632455).abs() < 1e-5); // computed now
+//!
+//!     let loss = |w: Array| ops::rms_norm(&x, Some(&w), 1e-5)?.square()?.mean(..);
+//!     let gradient = transforms::grad(loss, &weight)?; // by the derivative of the primitive
+//!     assert_eq!(gradient.shape(), weight.shape());
+//!     Ok(())
+//! }
 //! ```
 //!
-//! - [`ops`]: our primitives. [`builtin`]: MLX's own versions of them, for comparison.
-//! - [`custom`]: primitives of your own, in Rust and Metal.
-//! - [`conformance`]: holds an op to a reference on every path.
-//! - [`simulator`]: Metal kernels on Linux, watched, for tests.
-//! - [`Array`]: a lazy array with operators, indexing and MLX's general ops as methods.
-//! - [`prelude`]: the names that most programs use.
-//! - [`transforms`]: `grad`, `vjp`, `jvp`, `vmap`, `compile` of Rust closures.
-//! - [`device`], [`memory`], [`random`], [`io`]: the rest of MLX's runtime.
-//! - [`tune`]: whether ops run our kernels or MLX's own, by what was measured on this machine.
+//! # Two ways to start
+//!
+//! In a clone of the repository, the command `mlx-primitives` generates text, measures ops and
+//! models, and checks the build. The script brings MLX and CMake to the clone if the machine has
+//! none:
+//!
+//! ```sh
+//! scripts/build_metal.sh && cargo run --release -- generate "Once upon a time"
+//! ```
+//!
+//! In a crate, the dependency without the command is:
+//!
+//! ```toml
+//! mlx-primitives = { version = "0.1", default-features = false }
+//! ```
+//!
+//! The build needs MLX 0.32, a C++ compiler and CMake.
+//! [Using the crate](https://github.com/mlx-primitives/mlx-primitives#using-the-crate) says where the
+//! build looks for MLX and what to put in `build.rs`.
+//!
+//! # Map of the crate
+//!
+//! | item | contents |
+//! |---|---|
+//! | [`Array`] | lazy arrays: operators, indexing, and MLX's general ops as methods |
+//! | [`prelude`] | the names that most programs use |
+//! | [`ops`] | our primitives: norms, softmax, attention, products, reductions, losses |
+//! | [`builtin`] | MLX's own versions of some of them, to compare with |
+//! | [`transforms`] | `grad`, `vjp`, `jvp`, `vmap` and `compile` of Rust closures |
+//! | [`custom`] | your own primitives, written in Rust and Metal |
+//! | [`conformance`] | tests of an op against a reference, in every transform and on every device |
+//! | [`simulator`] | Metal kernels on Linux, every access checked (feature `simulate-metal`) |
+//! | [`io`] | safetensors and GGUF files |
+//! | [`random`] | random arrays |
+//! | [`device`], [`memory`] | devices, streams, threads and versions; what MLX's allocator holds |
+//! | [`graph`] | what a lazy graph costs on a GPU, before it is evaluated |
+//! | [`tune`] | the choice between our kernels and MLX's own, measured on this machine |
+//! | [`Error`], [`Result`] | the error of every fallible function |
 #![cfg_attr(
     feature = "llama",
-    doc = "- [`llama`]: a Llama's weights, cache, sampling and decode loop."
+    doc = "| [`llama`] | language models, tokenizers, chat templates, sampling (feature `llama`) |"
 )]
+//!
+//! The feature `cli`, which is on by default, adds the command `mlx-primitives` and the feature
+//! `llama`.
+//!
+//! # Further reading
+//!
+//! - [README](https://github.com/mlx-primitives/mlx-primitives#readme): figures, the command, what
+//!   was tested and how.
+//! - [All ops](https://github.com/mlx-primitives/mlx-primitives/blob/main/docs/ops.md), with their
+//!   speed beside MLX's.
+//! - [Write your own primitive](https://github.com/mlx-primitives/mlx-primitives/blob/main/docs/write-your-own-primitive.md),
+//!   from an empty folder to a tested crate.
+//! - [Architecture](https://github.com/mlx-primitives/mlx-primitives/blob/main/ARCHITECTURE.md):
+//!   one op through the layers.
 #![warn(missing_docs, clippy::missing_errors_doc, clippy::missing_panics_doc)]
 #![deny(unsafe_op_in_unsafe_fn)]
 
-#[allow(clippy::missing_errors_doc)]
 mod array;
 pub mod builtin;
 pub mod conformance;
@@ -69,9 +118,9 @@ pub use dtype::{Dtype, Element};
 pub use error::{Error, Result};
 use mlx_primitives_kernels as cpu;
 
-/// What most programs use: `use mlx_primitives::prelude::*;`.
+/// The names that most programs use: `use mlx_primitives::prelude::*;`.
 ///
-/// [`Result`] stands for the one of the standard library with [`Error`] as its default error.
+/// [`Result`] is the `Result` of the standard library with [`Error`] as its default error.
 ///
 /// ```
 /// use mlx_primitives::prelude::*;
@@ -93,7 +142,7 @@ pub mod prelude {
     };
 }
 
-/// Parts of the library that only this package's tests use. They may change at any time.
+/// Parts of the library that only the tests of this package use. They may change at any time.
 #[doc(hidden)]
 pub mod internals {
     #[cfg(feature = "llama")]

@@ -1,16 +1,16 @@
-//! What MLX's allocator holds, in bytes.
+//! The memory of MLX's allocator, in bytes, and its limits.
 //!
 //! # When memory runs out
 //!
-//! Where the system refuses the memory of an array of one of our primitives, evaluating the array is an
-//! error, and what is evaluated afterwards is not affected. Four cases are outside what this crate can
+//! Where the system refuses the memory of an array of one of our primitives, evaluating the array
+//! is an error, and later evaluations are not affected. Four cases are outside what this crate can
 //! turn into an error:
 //!
-//! - MLX 0.32's own ops write to a null pointer on a CPU where the system refuses them memory, which
-//!   ends the process. On a GPU that is an error.
+//! - MLX 0.32's own ops write to a null pointer on a CPU where the system refuses them memory,
+//!   which ends the process. On a GPU that is an error.
 //! - Rust's own collections end the process when the system refuses them memory, as in every Rust
-//!   program. They are small beside the arrays: names, tokens, texts, a checkpoint's JSON files. The
-//!   `mlx-primitives` command says "out of memory" then and exits with 1.
+//!   program. They are small compared with the arrays: names, tokens, texts, a checkpoint's JSON
+//!   files. The `mlx-primitives` command then prints "out of memory" and exits with status 1.
 //! - MLX 0.32 ends the process where the system refuses a thread to one of its streams.
 //! - Linux promises more memory than there is unless `vm.overcommit_memory` is 2. It then ends a
 //!   process, this one or another, when the memory is used.
@@ -30,27 +30,28 @@
 use crate::error::Result;
 use crate::ffi::bridge as ffi;
 
-/// Bytes of live arrays.
+/// The bytes of live arrays.
 pub fn active_memory() -> usize {
     ffi::active_memory()
 }
 
-/// The most that [`active_memory`] has been since the start or [`reset_peak_memory`].
+/// The greatest value of [`active_memory`], in bytes, since the process started or since the last
+/// [`reset_peak_memory`].
 pub fn peak_memory() -> usize {
     ffi::peak_memory()
 }
 
-/// Bytes kept for reuse by later arrays.
+/// The bytes that MLX keeps for reuse by later arrays.
 pub fn cache_memory() -> usize {
     ffi::cache_memory()
 }
 
-/// Starts a new [`peak_memory`].
+/// Starts measuring [`peak_memory`] anew.
 pub fn reset_peak_memory() {
     ffi::reset_peak_memory();
 }
 
-/// Gives the cached bytes back to the system.
+/// Returns the memory of [`cache_memory`] to the system.
 ///
 /// # Errors
 ///
@@ -59,8 +60,8 @@ pub fn clear_cache() -> Result<()> {
     Ok(ffi::clear_cache()?)
 }
 
-/// Sets how many bytes are kept for reuse, and returns the limit before. Without a GPU MLX keeps
-/// 32 MB: larger arrays then get new pages from the system, which cost more than most ops.
+/// Sets how many bytes MLX keeps for reuse, and returns the previous limit. Without a GPU MLX keeps
+/// 32 MB: larger arrays then get new pages from the system, which cost more time than most ops.
 ///
 /// # Errors
 ///
@@ -69,14 +70,14 @@ pub fn set_cache_limit(bytes: usize) -> Result<usize> {
     Ok(ffi::set_cache_limit(bytes)?)
 }
 
-/// Bytes of arrays beyond which MLX's evaluation holds back: it waits for what runs and gives
-/// cached buffers back before it allocates more. A guideline, not a wall.
+/// The bytes of arrays beyond which MLX waits for running work and returns cached buffers to the
+/// system before it allocates more. Evaluations may exceed this limit.
 pub fn memory_limit() -> usize {
     ffi::memory_limit()
 }
 
-/// Sets [`memory_limit`], and returns the limit before. Its first value is 1.5 times the working
-/// set that a GPU recommends, without one 0.8 of the machine's memory.
+/// Sets [`memory_limit`], in bytes, and returns the previous limit. By default it is 1.5 times the
+/// working set that the GPU recommends or, without a GPU, 0.8 times the machine's memory.
 ///
 /// # Errors
 ///
@@ -85,11 +86,10 @@ pub fn set_memory_limit(bytes: usize) -> Result<usize> {
     Ok(ffi::set_memory_limit(bytes)?)
 }
 
-/// Sets how many bytes stay resident for the GPU, and returns the limit before; at first 0.
+/// Sets how many bytes stay resident for the GPU, and returns the previous limit. The default is 0.
 ///
-/// Of use on macOS 15 and later alone: a model whose weights are wired is not paged out between
-/// tokens. Without a GPU there is nothing to wire: the call
-/// changes nothing and returns 0.
+/// This is of use only on macOS 15 and later, where the system does not page out a model with wired
+/// weights between tokens. Without a GPU the call changes nothing and returns 0.
 ///
 /// # Errors
 ///
@@ -107,8 +107,8 @@ pub fn set_wired_limit(bytes: usize) -> Result<usize> {
     Ok(ffi::set_wired_limit(bytes)?)
 }
 
-/// Asks for pages of 2 MB, as far as whole ones lie in memory that is not touched yet: reading it then
-/// waits less for the page tables. Only advice, and only for Linux.
+/// Advises Linux to use pages of 2 MB for the whole ones of a piece of memory that has not been
+/// touched yet, so that reading it waits less for the page tables.
 #[doc(hidden)]
 #[cfg(target_os = "linux")]
 pub fn advise_huge_pages(start: usize, bytes: usize) {
@@ -116,7 +116,7 @@ pub fn advise_huge_pages(start: usize, bytes: usize) {
     let first = start.next_multiple_of(PAGE);
     let length = (start + bytes).saturating_sub(first) / PAGE * PAGE;
     if length > 0 {
-        // SAFETY: this advice changes no byte of the memory, whoever's it is.
+        // SAFETY: this advice changes no byte of the memory, whoever owns it.
         unsafe {
             let first = std::ptr::with_exposed_provenance_mut(first);
             libc::madvise(first, length, libc::MADV_HUGEPAGE);

@@ -1,4 +1,4 @@
-//! Takes the place of `simulate.rs` wherever Metal is not simulated: nothing ever gets here.
+//! Takes the place of `simulate.rs` in builds without the simulator, where nothing calls it.
 
 use crate::error::{Error, Result};
 

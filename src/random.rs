@@ -1,12 +1,12 @@
-//! Random arrays. Without a key they draw from a sequence of the thread's own, see [`seed`];
-//! with one they are a function of it.
+//! Random arrays. With a key, the numbers are a function of the key; without one, they come from
+//! the calling thread's own sequence, which [`seed`] restarts.
 
 use crate::array::{Array, IntoShape, or_null, require_addressable};
 use crate::dtype::{Dtype, Element};
 use crate::error::Result;
 use crate::ffi::bridge as ffi;
 
-/// Restarts the thread's own sequence.
+/// Restarts the calling thread's own sequence.
 ///
 /// # Errors
 ///
@@ -15,7 +15,7 @@ pub fn seed(seed: u64) -> Result<()> {
     Ok(ffi::random_seed(seed)?)
 }
 
-/// A key for the functions below.
+/// A key for the functions of this module: uint32 `[2]`.
 ///
 /// # Errors
 ///
@@ -24,16 +24,23 @@ pub fn key(seed: u64) -> Result<Array> {
     Array::from_bridge(ffi::random_key(seed))
 }
 
-/// `count` new keys from one, along the first axis.
+/// Makes `count` new keys from one: uint32 `[count, 2]`.
 ///
 /// # Errors
 ///
 /// Returns an error if `key` is no `uint32` array of two elements, or `count` is negative.
+///
+/// ```
+/// # use mlx_primitives::random;
+/// let keys = random::split(&random::key(7)?, 3)?;
+/// assert_eq!(keys.shape(), [3, 2]);
+/// # Ok::<(), mlx_primitives::Error>(())
+/// ```
 pub fn split(key: &Array, count: i32) -> Result<Array> {
     Array::from_bridge(ffi::random_split(key.raw(), count))
 }
 
-/// Uniform in `[low, high)`, of a floating type.
+/// An array of `shape` and the floating type `T`, uniformly distributed in `[low, high)`.
 ///
 /// # Errors
 ///
@@ -63,7 +70,7 @@ pub fn uniform<T: Element>(
     })
 }
 
-/// Normal of mean 0 and variance 1, of a floating type.
+/// An array of `shape` and the floating type `T`, normally distributed with mean 0 and variance 1.
 ///
 /// # Errors
 ///
@@ -73,7 +80,7 @@ pub fn normal<T: Element>(shape: impl IntoShape, key: Option<&Array>) -> Result<
     normal_of(shape, T::DTYPE, key)
 }
 
-/// [`normal`] of a type known only at run time.
+/// [`normal`] for a type that is known only at run time.
 ///
 /// # Errors
 ///
@@ -87,7 +94,7 @@ pub fn normal_of(shape: impl IntoShape, dtype: Dtype, key: Option<&Array>) -> Re
     Array::from_bridge(unsafe { ffi::random_normal(shape, dtype.into(), or_null(key)) })
 }
 
-/// `int32` uniform in `[low, high)`.
+/// An int32 array of `shape`, uniformly distributed in `[low, high)`.
 ///
 /// # Errors
 ///
@@ -101,7 +108,8 @@ pub fn randint(low: i32, high: i32, shape: impl IntoShape, key: Option<&Array>) 
     Array::from_bridge(unsafe { ffi::random_randint(low, high, shape, or_null(key)) })
 }
 
-/// `uint32` indices along `axis`, drawn with probability proportional to `exp(logits)`.
+/// Draws an index along `axis` with probability proportional to `exp(logits)`: uint32, of the shape
+/// of the logits without that axis.
 ///
 /// # Errors
 ///

@@ -1,5 +1,5 @@
-//! Where the stand-in for Metal's device enters Rust: kernels run in the simulator of
-//! `tests/metal_sim`. Compiled for tests only, by the feature `simulate-metal`.
+//! The functions that the stand-in for MLX's Metal device calls: they run kernels in the simulator
+//! of `tests/metal_sim`. Compiled for tests only, by the feature `simulate-metal`.
 
 use std::fmt::Display;
 use std::fs::{File, OpenOptions};
@@ -17,12 +17,13 @@ mod planted;
 
 pub use planted::{Change, Encoded, Planted, with_planted};
 
-/// `forward`, `reversed` or `shuffled:<seed>`: the order that threads run in.
+/// The variable for the order in which threads run: `forward`, `reversed` or `shuffled:<seed>`.
 const SCHEDULE: &str = "MLX_PRIMITIVES_SIMULATE_METAL";
-/// A file that gets a line, the kernel's name, for each dispatch that ran without a fault. Beside
-/// it, `.kernels` gets the names of all kernels of each library that was compiled.
+/// The variable for a log file. It gets a line with the kernel's name for each dispatch that ran
+/// without a fault. A file beside it with the extension `.kernels` gets the names of all kernels of
+/// each library that was compiled.
 const LOG: &str = "MLX_PRIMITIVES_SIMULATE_LOG";
-/// Compiled kernels, by their content.
+/// The folder of compiled kernels, named by their content.
 const CACHE: &str = concat!(env!("OUT_DIR"), "/metal-sim");
 
 pub(crate) struct SimulatedLibrary(Library);
@@ -41,28 +42,28 @@ struct Bound {
     constant: bool,
 }
 
-/// What one dispatch moved to and from the arrays bound to it; parameters are not counted.
+/// One dispatch, and its traffic to and from the arrays bound to it, without parameters.
 #[derive(Clone, Debug)]
 pub struct Dispatched {
-    /// The kernel's name.
+    /// The name of the kernel.
     pub kernel: String,
-    /// Bytes of all loads and of all stores, and the distinct bytes among the loads, for each
+    /// The bytes of all loads and of all stores, and the distinct bytes among the loads, for each
     /// array in the order of its buffer index. A byte that several lanes of a SIMD group load with
     /// the same instruction counts once among the loads.
     pub arrays: Vec<[u64; 3]>,
-    /// All that the kernel did: loads and stores of each buffer, barriers, exchanges.
+    /// The counts of the kernel's work: loads and stores of each buffer, barriers, exchanges.
     pub report: metal_sim::Report,
-    /// What the kernel was dispatched with.
+    /// The data that the kernel was dispatched with.
     pub encoded: Encoded,
 }
 
 impl Dispatched {
-    /// Bytes of all loads.
+    /// The bytes of all loads.
     pub fn read(&self) -> u64 {
         self.arrays.iter().map(|array| array[0]).sum()
     }
 
-    /// Bytes of all stores.
+    /// The bytes of all stores.
     pub fn written(&self) -> u64 {
         self.arrays.iter().map(|array| array[1]).sum()
     }
@@ -71,11 +72,11 @@ impl Dispatched {
 type Journal = Arc<Mutex<Vec<Dispatched>>>;
 
 thread_local! {
-    // Of the thread that evaluates, which is not the one that its stream's tasks run on.
+    // The journal of the thread that evaluates. The tasks of its stream run on another thread.
     static JOURNAL: Journal = Journal::default();
 }
 
-/// What was dispatched for the evaluations of this thread since it was last asked.
+/// Returns the dispatches of this thread's evaluations since the last call.
 pub fn dispatched() -> Vec<Dispatched> {
     JOURNAL.with(|journal| {
         std::mem::take(&mut *journal.lock().unwrap_or_else(PoisonError::into_inner))
@@ -109,12 +110,12 @@ pub(crate) fn simulated_dispatch(grid: [u32; 3], group: [u32; 3]) -> Box<Simulat
 }
 
 impl SimulatedDispatch {
-    /// The grid is one of threads, not of threadgroups.
+    /// Makes the grid one of threads instead of threadgroups.
     pub(crate) fn count_threads(&mut self) {
         self.grid_is_threads = true;
     }
 
-    /// Binds memory to `[[buffer(index)]]`; an address bound twice is in place.
+    /// Binds memory to `[[buffer(index)]]`. An address that is bound twice is written in place.
     pub(crate) fn bind(&mut self, index: u32, at: usize, bytes: usize, writable: bool) {
         self.buffers.push(Bound { index, at, bytes, writable, constant: false });
     }
@@ -124,7 +125,7 @@ impl SimulatedDispatch {
         self.buffers.push(Bound { index, at, bytes, writable: false, constant: true });
     }
 
-    /// Sizes `[[threadgroup(index)]]`.
+    /// Sets the size of `[[threadgroup(index)]]`.
     pub(crate) fn reserve(&mut self, index: u32, bytes: usize) {
         self.threadgroup.push((index, bytes));
     }
@@ -139,7 +140,8 @@ fn failed(error: impl Display) -> Error {
 }
 
 pub(crate) fn simulated_library(source: &str) -> Result<Box<SimulatedLibrary>> {
-    // Named by content, for the cache; renamed into place, for processes that start together.
+    // The name is a hash of the content, for the cache. The file is renamed into place, since
+    // several processes may start at the same time.
     let mut hasher = DefaultHasher::new();
     source.hash(&mut hasher);
     let path = Path::new(CACHE).join(format!("embedded-{:016x}.metal", hasher.finish()));
@@ -173,7 +175,7 @@ pub(crate) fn simulated_kernel(
 }
 
 /// # Safety
-/// As declared in `ffi/mod.rs`.
+/// The requirements are those of the declaration in `ffi/simulator.rs`.
 pub(crate) unsafe fn simulate(
     kernel: &SimulatedKernel,
     dispatch: &SimulatedDispatch,
@@ -183,22 +185,22 @@ pub(crate) unsafe fn simulate(
         None => {}
         Some(Planted::Kernels(library)) => {
             let mutant = library.kernel(kernel.kernel.name(), &kernel.constants);
-            // SAFETY: the caller's promise.
+            // SAFETY: the caller promises this.
             return unsafe { run(mutant.as_ref().unwrap_or(&kernel.kernel), dispatch) };
         }
         Some(Planted::Dispatch(_, change)) => {
-            // SAFETY: the caller's promise; `kept` lives until the kernel has run.
+            // SAFETY: the caller promises this, and `kept` lives until the kernel has run.
             return unsafe {
                 run(&kernel.kernel, &planted::changed(dispatch, *change, &mut kept)?)
             };
         }
     }
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller promises this.
     unsafe { run(&kernel.kernel, dispatch) }
 }
 
 /// # Safety
-/// What is bound must be valid until this returns.
+/// The memory that is bound must be valid until this function returns.
 unsafe fn run(kernel: &Kernel, dispatch: &SimulatedDispatch) -> Result<()> {
     let mut run = Dispatch::new(kernel).schedule(schedule(dispatch)?);
     for bound in &dispatch.buffers {
@@ -206,9 +208,9 @@ unsafe fn run(kernel: &Kernel, dispatch: &SimulatedDispatch) -> Result<()> {
         let access = match (bound.writable, in_place(dispatch, bound.at)) {
             (false, _) => Access::Read,
             (true, false) => Access::Write,
-            (true, true) => Access::ReadWrite, // what stays as it is need not be written
+            (true, true) => Access::ReadWrite, // elements that do not change need not be written
         };
-        // SAFETY: the caller's promise is the simulator's.
+        // SAFETY: the caller promises what the simulator requires.
         run = run.buffer(bound.index, unsafe { Buffer::raw(address, bound.bytes, access) });
     }
     for &(index, bytes) in &dispatch.threadgroup {
@@ -224,7 +226,7 @@ unsafe fn run(kernel: &Kernel, dispatch: &SimulatedDispatch) -> Result<()> {
     })?;
     let mut bound: Vec<_> = dispatch.buffers.iter().filter(|bound| !bound.constant).collect();
     bound.sort_by_key(|bound| bound.index);
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller promises this.
     let encoded = unsafe { Encoded::of(dispatch) };
     let arrays: Vec<_> = bound
         .iter()
@@ -268,7 +270,7 @@ fn record(kernel: &str) -> Result<()> {
     let open = |path| OpenOptions::new().create(true).append(true).open(path).ok();
     let file = FILE.get_or_init(|| std::env::var_os(LOG).and_then(open));
     match file {
-        // One write: lines of several threads and processes do not mix.
+        // A single write, so that lines of several threads and processes do not mix.
         Some(file) => (&*file).write_all(format!("{kernel}\n").as_bytes()).map_err(failed),
         None if std::env::var_os(LOG).is_some() => Err(failed(format_args!("cannot open {LOG}"))),
         None => Ok(()),

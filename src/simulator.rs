@@ -1,9 +1,8 @@
-//! Metal in a simulator, for tests on Linux: kernels are compiled for this machine, and every load
-//! and store is watched for races, stray accesses and memory that nobody wrote.
+//! A simulator of Metal for tests on Linux. It compiles kernels for this machine and checks every
+//! load and store for races, stray accesses and reads of memory that was never written.
 //!
-//! Only in a build with the feature `simulate-metal` and a clang 17 or later, or zig, to compile
-//! kernels with. To run a kernel alone, with its counts of bytes and barriers, use the crate
-//! `metal-sim`.
+//! It needs the feature `simulate-metal` and, to compile kernels, clang 17 or later, or zig. The
+//! crate `metal-sim` runs a kernel alone and counts its bytes and barriers.
 //!
 //! ```
 //! use mlx_primitives::simulator::{self, Schedule};
@@ -11,7 +10,7 @@
 //!
 //! # if !simulator::is_available() { return Ok(()); }
 //! let x = Array::from_slice(&[0.0f32, 0.0], &[2])?;
-//! // Building would go anywhere: what is evaluated inside runs in the simulator.
+//! // Arrays that are evaluated inside the closure run in the simulator, wherever they were built.
 //! let y = simulator::with_metal(Schedule::Reversed, || ops::softmax(&x)?.to_vec::<f32>())??;
 //! assert_eq!(y, [0.5, 0.5]);
 //! # Ok::<(), mlx_primitives::Error>(())
@@ -24,16 +23,16 @@ use crate::error::{Error, Result};
 /// The order in which the simulator runs threads, SIMD groups and threadgroups.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Schedule {
-    /// First to last.
+    /// From the first to the last.
     Forward,
-    /// Last to first.
+    /// From the last to the first.
     Reversed,
-    /// In an order that the number chooses.
+    /// In a random order, of which the number is the seed.
     Shuffled(u64),
 }
 
 impl Schedule {
-    /// An order of each kind.
+    /// One order of each kind.
     pub const ALL: [Self; 3] = [Self::Forward, Self::Reversed, Self::Shuffled(1)];
 }
 
@@ -47,7 +46,7 @@ impl std::fmt::Display for Schedule {
     }
 }
 
-/// What a thread chose instead of what the environment says.
+/// The choice of a thread, which overrides the environment.
 #[derive(Clone, Copy)]
 enum Choice {
     Environment,
@@ -59,13 +58,13 @@ thread_local! {
     static CHOICE: Cell<Choice> = const { Cell::new(Choice::Environment) };
 }
 
-/// Whether this build can simulate Metal.
+/// Whether this build can simulate Metal: it is for Linux and has the feature `simulate-metal`.
 pub const fn is_available() -> bool {
     cfg!(all(feature = "simulate-metal", target_os = "linux"))
 }
 
-/// Runs `f`; primitives that it evaluates on this thread run their Metal kernels in the simulator,
-/// in place of their CPU kernels. What a kernel does wrong is an `Err` of the evaluation.
+/// Runs `f`. Primitives that it evaluates on this thread run their Metal kernels in the simulator,
+/// in place of their CPU kernels. A fault of a kernel is an `Err` of the evaluation.
 ///
 /// # Errors
 ///
@@ -81,7 +80,7 @@ pub fn with_metal<R>(schedule: Schedule, f: impl FnOnce() -> R) -> Result<R> {
     Ok(with(Choice::Metal(schedule), f))
 }
 
-/// Runs `f`; primitives that it evaluates on this thread run their CPU kernels, even if
+/// Runs `f`. Primitives that it evaluates on this thread run their CPU kernels, even if
 /// `MLX_PRIMITIVES_SIMULATE_METAL` is set.
 pub fn without_metal<R>(f: impl FnOnce() -> R) -> R {
     with(Choice::Cpu, f)
@@ -109,7 +108,7 @@ pub(crate) fn is_on() -> bool {
         }
 }
 
-/// The order that this thread chose, if it did.
+/// The order that this thread chose, or `None` if it chose none.
 pub(crate) fn chosen_schedule() -> Option<Schedule> {
     match CHOICE.get() {
         Choice::Metal(schedule) => Some(schedule),
@@ -117,7 +116,7 @@ pub(crate) fn chosen_schedule() -> Option<Schedule> {
     }
 }
 
-/// 1 to simulate Metal, 0 not to, -1 to ask the environment.
+/// Whether this thread simulates Metal: 1 if so, 0 if not, -1 if the environment decides.
 pub(crate) fn chosen_simulation() -> i8 {
     match CHOICE.get() {
         Choice::Environment => -1,

@@ -6,10 +6,11 @@ use crate::memory;
 
 /// A cache line: weights that begin at one are loaded without straddling two.
 pub const LINE: usize = 64;
-/// What a block is counted in.
+/// The unit of a block and of the places in it, in bytes.
 const WORD: usize = size_of::<u64>();
 
-/// Arrays one after the other in one piece of memory, on pages of 2 MB where the system has them.
+/// Arrays one after the other in one piece of memory, which lies on pages of 2 MB where the system
+/// has them.
 pub struct Block {
     words: Array,
     start: usize,
@@ -18,7 +19,12 @@ pub struct Block {
 }
 
 impl Block {
-    /// None where the arrays are too large for one.
+    /// An empty block with room for copies of these arrays, or `None` if it would have more than
+    /// `i32::MAX` words.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if the system refuses the memory.
     pub fn with_room_for<'a>(arrays: impl IntoIterator<Item = &'a Array>) -> Result<Option<Self>> {
         let each = arrays.into_iter().map(|array| array.nbytes().next_multiple_of(LINE));
         let bytes = LINE + each.sum::<usize>();
@@ -31,7 +37,13 @@ impl Block {
         Ok(Some(Self { words, start, bytes, used: start.next_multiple_of(LINE) - start }))
     }
 
-    /// The same array, in the next place; itself where its bytes are no whole words or have no room.
+    /// Copies the array to the next place and returns a view of it there. Returns the array itself
+    /// if it is empty, its bytes are not whole words, or the block has no room for it.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if the array cannot be evaluated, or if MLX copies instead of making a
+    /// view.
     pub fn place(&mut self, array: &Array) -> Result<Array> {
         let array = array.contiguous()?;
         let (from, bytes, offset) = (array.address()?, array.nbytes(), self.used);

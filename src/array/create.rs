@@ -4,9 +4,15 @@ use crate::error::{Error, Result};
 use crate::ffi::bridge as ffi;
 
 impl Array {
-    /// An array of `shape` with the given elements in row-major order.
+    /// An array of `shape` with the given elements in row-major order, which are copied. The type
+    /// is [`T::DTYPE`](Element::DTYPE).
     ///
-    /// An error if the shape does not hold exactly that many elements.
+    /// # Errors
+    ///
+    /// [`Error::Argument`] if the shape does not hold exactly `elements.len()` elements;
+    /// [`Error::Mlx`] if the system refuses the memory, or if the loaded MLX has another version
+    /// than the one that this crate was built with
+    /// ([`check_version`](crate::device::check_version)).
     ///
     /// ```
     /// # use mlx_primitives::{Array, Dtype};
@@ -30,12 +36,34 @@ impl Array {
         Self::from_bridge(ffi::from_bytes(as_bytes(elements), shape, T::DTYPE.into()))
     }
 
-    /// A scalar.
+    /// An array of shape `[]` that holds `value`.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Mlx`] in the cases of [`Array::from_slice`].
+    ///
+    /// ```
+    /// # use mlx_primitives::Array;
+    /// let x = Array::scalar(2.5f32)?;
+    /// assert_eq!((x.ndim(), x.item::<f32>()?), (0, 2.5));
+    /// # Ok::<(), mlx_primitives::Error>(())
+    /// ```
     pub fn scalar<T: Element>(value: T) -> Result<Self> {
         Self::from_slice(&[value], ())
     }
 
-    /// An array filled with one value.
+    /// An array of `shape` whose elements are all `value`.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Shape`] for a negative length, or for 2^47 bytes or more; [`Error::Mlx`] in the
+    /// cases of [`Array::from_slice`].
+    ///
+    /// ```
+    /// # use mlx_primitives::Array;
+    /// assert_eq!(Array::full((2, 2), 7i32)?.to_vec::<i32>()?, [7; 4]);
+    /// # Ok::<(), mlx_primitives::Error>(())
+    /// ```
     pub fn full<T: Element>(shape: impl IntoShape, value: T) -> Result<Self> {
         let shape = shape.dims();
         let shape = shape.as_ref();
@@ -43,28 +71,48 @@ impl Array {
         Self::from_bridge(ffi::full(shape, Self::scalar(value)?.raw()))
     }
 
-    /// An array of zeros.
+    /// An array of zeros of the type `T`.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error for what [`Array::full`] refuses.
     ///
     /// ```
-    /// # use mlx_primitives::Array;
+    /// # use mlx_primitives::{Array, Dtype};
     /// assert_eq!(Array::zeros::<i32>((2, 2))?.to_vec::<i32>()?, [0; 4]);
+    /// assert_eq!(Array::ones::<f32>(2)?.to_vec::<f32>()?, [1.0; 2]);
+    /// assert_eq!(Array::zeros_of(2, Dtype::Bfloat16)?.dtype(), Dtype::Bfloat16);
     /// # Ok::<(), mlx_primitives::Error>(())
     /// ```
     pub fn zeros<T: Element>(shape: impl IntoShape) -> Result<Self> {
         Self::full(shape, T::default())
     }
 
-    /// An array of ones.
+    /// An array of ones of the type `T`; [`Array::zeros`] has an example.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error for what [`Array::full`] refuses.
     pub fn ones<T: Element>(shape: impl IntoShape) -> Result<Self> {
         Self::full(shape, T::from_f64(1.0))
     }
 
-    /// Zeros of a type known only at run time.
+    /// An array of zeros of a type that is known only at run time; [`Array::zeros`] has an example.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error for what [`Array::full`] refuses, of an array of float32.
     pub fn zeros_of(shape: impl IntoShape, dtype: Dtype) -> Result<Self> {
         Self::full(shape, 0.0f32)?.astype(dtype)
     }
 
-    /// `start`, `start + step`, … up to and without `stop`; an error for a step of zero.
+    /// The numbers `start`, `start + step`, … up to and without `stop`, of shape `[n]`. With a
+    /// negative step they go down.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Mlx`] for a step of zero, bounds that are NaN, more than `i32::MAX` elements, or
+    /// `bool` as the type.
     ///
     /// ```
     /// # use mlx_primitives::Array;

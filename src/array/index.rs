@@ -10,11 +10,12 @@ mod sealed {
     pub trait Sealed {}
 }
 
-/// In an index: all axes that the other parts of the index leave, which are kept whole.
+/// In an index: keeps whole all axes that the other parts of the index do not select from; see
+/// [`Array::i`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Ellipsis;
 
-/// In an index: a new axis of length 1 in the result.
+/// In an index: a new axis of length 1 in the result; see [`Array::i`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NewAxis;
 
@@ -32,8 +33,8 @@ enum Part {
 
 /// Every `n`th element of a range; see [`Array::i`].
 ///
-/// With a negative `n` the range is walked backwards, from its start down to and without its end, and a
-/// start or an end that is left out means the last or the first element.
+/// With a negative `n` the range is walked backwards, from its start down to and without its end,
+/// and a start or an end that is left out means the last or the first element.
 ///
 /// ```
 /// use mlx_primitives::{Array, step};
@@ -72,7 +73,7 @@ ranges! {
     RangeToInclusive<i32>: |range| None, after(range.end);
 }
 
-/// The end of a range that includes `last`; none where that is the last element of the axis.
+/// The end of a range that includes `last`; `None` where that is the last element of the axis.
 fn after(last: i32) -> Option<i32> {
     last.checked_add(1).filter(|&end| end != 0)
 }
@@ -99,7 +100,7 @@ impl From<NewAxis> for Index {
 ///
 /// The trait is sealed.
 pub trait IntoIndex: sealed::Sealed {
-    /// The parts, from the first axis on.
+    /// The parts of the index, from the first axis on.
     #[doc(hidden)]
     fn parts(self) -> Vec<Index>;
 }
@@ -165,15 +166,15 @@ impl<const N: usize> IntoIndex for [Index; N] {
     }
 }
 
-/// A selection in MLX's terms, and the axes that its result loses and gains.
+/// A selection as the arguments of MLX's `slice`, and the axes that its result loses and gains.
 #[derive(Default)]
 struct Selection {
     start: Vec<i32>,
     stop: Vec<i32>,
     steps: Vec<i32>,
-    /// Axes of the array, which were indexed by a number.
+    /// Axes of the array that the index selects one element of, by a number.
     dropped: Vec<i32>,
-    /// Axes of the result, which are new.
+    /// New axes, as axes of the result.
     new: Vec<i32>,
 }
 
@@ -237,7 +238,7 @@ impl Selection {
         Ok(())
     }
 
-    /// Python's rules: bounds outside the axis are those of the axis.
+    /// Adds a range by Python's rules: bounds outside the axis are clamped to it.
     fn range(
         &mut self,
         op: &str,
@@ -250,7 +251,7 @@ impl Selection {
             return Err(Error::argument(op, "steps other than zero, got 0"));
         }
         let dim = shape[self.start.len()];
-        // Backwards, -1 is the place before the first element.
+        // For a negative step, -1 is the place before the first element.
         let (lowest, highest) = if step < 0 { (-1, dim - 1) } else { (0, dim) };
         let within = |bound: i32| {
             let bound = if bound < 0 { bound.saturating_add(dim) } else { bound };
@@ -259,11 +260,11 @@ impl Selection {
         let (first, last) = if step < 0 { (highest, lowest) } else { (lowest, highest) };
         let (start, stop) = (start.map_or(first, within), stop.map_or(last, within));
         let empty = if step < 0 { start <= stop } else { start >= stop };
-        // A step beyond the axis selects one element, as does a step of the whole axis.
+        // A step longer than the axis selects one element, and so does a step of its length.
         let step = step.clamp(-dim.max(1), dim.max(1));
         match stop {
             _ if empty => self.push(0, 0, 1),
-            // To MLX -1 would be the last element.
+            // MLX would take -1 for the last element.
             -1 => self.push(start, -dim - 1, step),
             _ => self.push(start, stop, step),
         }
@@ -271,25 +272,25 @@ impl Selection {
     }
 }
 
-/// Selections.
+/// Selections by index.
 impl Array {
-    /// The elements that `index` selects: one part for each axis, from the first on; later axes are kept
-    /// whole.
+    /// The elements that `index` selects: one part for each axis, from the first on. Axes after the
+    /// last part are kept whole.
     ///
     /// | part | selects |
     /// |---|---|
     /// | `2`, `-1` | one element of the axis, which the result does not have; negative from the end |
     /// | `..`, `1..3`, `1..`, `..-1`, `1..=3` | a range, cut to the axis as in Python |
     /// | [`step`]`(1..9, 2)`, `step(.., -1)` | every second element of a range, a reversed axis |
-    /// | [`Ellipsis`] | all axes that the other parts leave |
+    /// | [`Ellipsis`] | all axes that the other parts do not select from, whole |
     /// | [`NewAxis`] | a new axis of length 1 |
     ///
     /// The result is lazy, and a view where the array is evaluated. It is differentiable.
     ///
     /// # Errors
     ///
-    /// [`Error::OutOfRange`] for a number outside its axis; an error for more parts than axes, a step of
-    /// zero, or two of [`Ellipsis`].
+    /// [`Error::OutOfRange`] for a number outside its axis; [`Error::Argument`] for more parts than
+    /// axes, a step of zero, or two of [`Ellipsis`].
     ///
     /// ```
     /// use mlx_primitives::{Array, Ellipsis, Error, NewAxis, step};
@@ -310,10 +311,15 @@ impl Array {
         if s.new.is_empty() { Ok(array) } else { array.expand_dims(&s.new) }
     }
 
-    /// A selection along one axis, which may be negative and is kept: a range, [`step`] of a range or a
-    /// number.
+    /// The elements of one axis that a range, [`step`] of a range or a number selects; the result
+    /// keeps the axis, also for a number. A negative axis counts from the last.
     ///
-    /// Where the axis is known beforehand, [`Array::i`] says the same.
+    /// Where the axis is known beforehand, [`Array::i`] is shorter.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::OutOfRange`] for an axis outside the rank, and an error for what [`Array::i`]
+    /// refuses.
     ///
     /// ```
     /// # use mlx_primitives::Array;
@@ -323,9 +329,6 @@ impl Array {
     /// }
     /// # Ok::<(), mlx_primitives::Error>(())
     /// ```
-    ///
-    /// # Errors
-    /// An error for an axis outside the rank, and for what [`Array::i`] refuses.
     pub fn slice_axis(&self, axis: i32, range: impl Into<Index>) -> Result<Array> {
         self.dim(axis)?;
         let axis = if axis < 0 { axis + self.ndim() as i32 } else { axis } as usize;
@@ -335,10 +338,16 @@ impl Array {
         Array::from_bridge(ffi::slice(self.raw(), &s.start, &s.stop, &s.steps))
     }
 
-    /// A copy with `update` written where `index` selects; in place if nothing else uses `self`.
+    /// A copy of the array with `update` written where `index` selects. MLX writes in place if
+    /// nothing else uses the array.
     ///
-    /// `update` broadcasts to the shape of `self.i(index)`, and is converted to the type of `self`. Steps
-    /// other than 1 are not supported.
+    /// `update` broadcasts to the shape of `self.i(index)`, and is converted to the type of `self`.
+    /// Steps other than 1 are not supported.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error for what [`Array::i`] refuses, for steps other than 1, and for an update
+    /// that does not broadcast.
     ///
     /// ```
     /// # use mlx_primitives::Array;
@@ -347,9 +356,6 @@ impl Array {
     /// assert_eq!(y.to_vec::<i32>()?, [0, 7, 7, 0]);
     /// # Ok::<(), mlx_primitives::Error>(())
     /// ```
-    ///
-    /// # Errors
-    /// An error for what [`Array::i`] refuses, for other steps, and for an update that does not broadcast.
     pub fn slice_update(&self, index: impl IntoIndex, update: &Array) -> Result<Array> {
         let s = Selection::of("slice_update", self.shape(), &index.parts())?;
         if s.steps.iter().any(|&step| step != 1) {

@@ -1,4 +1,4 @@
-//! The array handle: what it describes, how it is evaluated and read.
+//! The array handle: its description, its evaluation and reading its elements.
 
 #[cfg(feature = "llama")]
 mod block;
@@ -25,15 +25,15 @@ pub use send::SendArray;
 pub use shape::{IntoAxes, IntoShape};
 pub use view::{concatenate, select, stack};
 
-/// A lazy, n-dimensional array of MLX: a node of a computation that runs when it is read.
+/// A lazy, n-dimensional array of MLX: a node of a graph, computed when it is read.
 ///
-/// Building an op evaluates nothing; [`eval`], [`Array::to_vec`], [`Array::item`] and printing
+/// Building an op computes nothing; [`eval`], [`Array::to_vec`], [`Array::item`] and printing
 /// do. Cloning shares the node. Shapes, axes and indices are `i32`, as in MLX; negative axes
 /// count from the last.
 ///
-/// `+`, `-`, `*`, `/` and unary `-` take arrays and references to arrays, which broadcast, and numbers on
-/// either side. Since building an op can fail, they return `Result<Array>`, which one side of an operator
-/// may be too:
+/// `+`, `-`, `*`, `/` and unary `-` take arrays and references to arrays, which broadcast, and
+/// numbers on either side. Since building an op can fail, they return `Result<Array>`. One side of
+/// an operator may be such a result:
 ///
 /// ```
 /// use mlx_primitives::Array;
@@ -49,12 +49,12 @@ pub use view::{concatenate, select, stack};
 /// # Ok::<(), mlx_primitives::Error>(())
 /// ```
 ///
-/// Rust lets a crate implement an operator only where one side is a type of the crate. A `Result` is not,
-/// so an operator whose sides are two results, a result and a number, or one result alone (`-`) takes a
-/// `?` first: `((&a + &b)? * 2.0)?`.
+/// Rust lets a crate implement an operator only where one side is a type of the crate, which a
+/// `Result` is not. An operator whose sides are two results, a result and a number, or one result
+/// alone (`-`) takes a `?` first: `((&a + &b)? * 2.0)?`.
 ///
-/// MLX's streams belong to the thread that made them, so an array stays on its thread. One that is
-/// evaluated can move to another by [`Array::into_send`].
+/// MLX's streams belong to the thread that made them, so an array stays on its thread.
+/// [`Array::into_send`] moves an evaluated one to another thread.
 ///
 /// ```compile_fail,E0277
 /// let x = mlx_primitives::Array::ones::<f32>(&[2]).unwrap();
@@ -77,7 +77,7 @@ impl Array {
         Self { handle }
     }
 
-    /// Wraps what a bridge function returned.
+    /// Wraps the result of a bridge function.
     pub(crate) fn from_bridge(
         result: std::result::Result<UniquePtr<ffi::MlxArray>, cxx::Exception>,
     ) -> Result<Self> {
@@ -93,11 +93,25 @@ impl Array {
     }
 
     /// The length of each dimension; empty for a scalar.
+    ///
+    /// ```
+    /// # use mlx_primitives::{Array, Dtype};
+    /// let x = Array::zeros::<f32>((2, 3))?;
+    /// assert_eq!((x.shape(), x.ndim()), (&[2, 3][..], 2));
+    /// assert_eq!((x.dim(0)?, x.dim(-1)?), (2, 3));
+    /// assert_eq!((x.size(), x.nbytes(), x.dtype()), (6, 24, Dtype::Float32));
+    /// # Ok::<(), mlx_primitives::Error>(())
+    /// ```
     pub fn shape(&self) -> &[i32] {
         ffi::shape(self.raw())
     }
 
-    /// The length of dimension `axis`, which may be negative; an error outside the rank.
+    /// The length of dimension `axis`; a negative one counts from the last. [`Array::shape`] has an
+    /// example.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::OutOfRange`] for an axis outside the rank.
     pub fn dim(&self, axis: i32) -> Result<i32> {
         let rank = self.ndim() as i32;
         let index = if axis < 0 { axis + rank } else { axis };
@@ -106,54 +120,94 @@ impl Array {
         })
     }
 
-    /// The number of dimensions.
+    /// The number of dimensions. [`Array::shape`] has an example.
     pub fn ndim(&self) -> usize {
         self.shape().len()
     }
 
-    /// The number of elements.
+    /// The number of elements. [`Array::shape`] has an example.
     pub fn size(&self) -> usize {
         self.shape().iter().fold(1, |size, &dim| size.saturating_mul(dim as usize))
     }
 
-    /// The bytes that the elements take when laid out without gaps.
+    /// The bytes that the elements take when laid out without gaps. [`Array::shape`] has an
+    /// example.
     pub fn nbytes(&self) -> usize {
         self.size().saturating_mul(self.dtype().size())
     }
 
-    /// Elements to step over in memory for each dimension. Known only once evaluated: before,
-    /// these are those of a row-major array.
+    /// The distance in memory, in elements, between neighbors along each dimension. MLX knows it
+    /// only once the array is evaluated; before that, these are the strides of a row-major array.
+    ///
+    /// ```
+    /// # use mlx_primitives::Array;
+    /// let x = Array::from_slice(&[1i32, 2, 3, 4, 5, 6], (2, 3))?;
+    /// assert!(x.strides() == [3, 1] && x.is_row_contiguous());
+    /// let y = x.t()?;
+    /// y.eval()?;
+    /// assert!(y.strides() == [1, 3] && !y.is_row_contiguous());
+    /// # Ok::<(), mlx_primitives::Error>(())
+    /// ```
     pub fn strides(&self) -> Vec<i64> {
         ffi::strides(self.raw())
     }
 
-    /// The type of the elements.
+    /// The type of the elements. [`Array::shape`] has an example.
     pub fn dtype(&self) -> Dtype {
         ffi::dtype(self.raw()).into()
     }
 
-    /// Whether the computation of this array has been handed to its device.
+    /// Whether the computation of this array has been handed to its device, also if it has ended.
+    /// [`Array::primitive`] has an example.
     pub fn is_scheduled(&self) -> bool {
         ffi::is_scheduled(self.raw())
     }
 
-    /// Whether the elements lie in memory in row-major order without gaps; see [`Array::strides`].
+    /// Whether the elements lie in memory in row-major order without gaps. As for
+    /// [`Array::strides`], which has an example, MLX knows that only once the array is evaluated.
     pub fn is_row_contiguous(&self) -> bool {
         ffi::is_row_contiguous(self.raw())
     }
 
-    /// The name of the primitive that will compute this array; none for data and evaluated arrays.
+    /// The name of the primitive that will compute this array; `None` for data and evaluated
+    /// arrays.
+    ///
+    /// ```
+    /// # use mlx_primitives::Array;
+    /// let y = Array::scalar(1.0f32)?.exp()?;
+    /// assert_eq!((y.is_scheduled(), y.primitive().as_deref()), (false, Some("Exp")));
+    /// y.eval()?;
+    /// assert_eq!((y.is_scheduled(), y.primitive()), (true, None));
+    /// # Ok::<(), mlx_primitives::Error>(())
+    /// ```
     pub fn primitive(&self) -> Option<String> {
         Some(ffi::primitive_name(self.raw())).filter(|name| !name.is_empty())
     }
 
-    /// Computes this array and what it depends on.
+    /// Computes this array and the arrays that it depends on. [`eval()`] computes several together,
+    /// and has an example.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error where [`eval()`] does.
     pub fn eval(&self) -> Result<()> {
         eval([self])
     }
 
-    /// Evaluates, and says where in memory the first element lies: arrays that share a buffer
-    /// say the same. An error for an array that is not row-contiguous.
+    /// Evaluates the array and returns the address of its first element, which tells whether arrays
+    /// share memory.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Argument`] for an array that is not row-contiguous, and an error if the evaluation
+    /// fails.
+    ///
+    /// ```
+    /// # use mlx_primitives::Array;
+    /// let x = Array::from_slice(&[1.0f32, 2.0], 2)?;
+    /// assert_eq!(x.reshape((2, 1))?.address()?, x.address()?);
+    /// # Ok::<(), mlx_primitives::Error>(())
+    /// ```
     pub fn address(&self) -> Result<usize> {
         self.eval()?;
         if !self.is_row_contiguous() {
@@ -163,9 +217,12 @@ impl Array {
         Ok(ffi::data(&contents).addr())
     }
 
-    /// Evaluates and copies the elements out in row-major order.
+    /// Evaluates the array and copies its elements out in row-major order.
     ///
-    /// An error if `T` is not the array's type; convert first with [`Array::astype`].
+    /// # Errors
+    ///
+    /// [`Error::Dtype`] if `T` is not the array's type, to which [`Array::astype`] converts; an
+    /// error if the evaluation fails.
     ///
     /// ```
     /// # use mlx_primitives::Array;
@@ -193,7 +250,19 @@ impl Array {
         Ok(T::copy_from(bytes))
     }
 
-    /// The value of an array of one element; an error for other sizes or another type.
+    /// Evaluates an array of one element, of any rank, and returns the element.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Shape`] for another number of elements, and an error for what [`Array::to_vec`]
+    /// refuses.
+    ///
+    /// ```
+    /// # use mlx_primitives::Array;
+    /// assert_eq!(Array::full((1, 1), 2.5f32)?.item::<f32>()?, 2.5);
+    /// assert!(Array::zeros::<f32>(2)?.item::<f32>().is_err());
+    /// # Ok::<(), mlx_primitives::Error>(())
+    /// ```
     pub fn item<T: Element>(&self) -> Result<T> {
         if self.size() != 1 {
             return Err(Error::shape("item", "an array of one element", self.shape()));
@@ -211,8 +280,10 @@ impl Clone for Array {
 /// Computes several arrays together and waits for them.
 ///
 /// # Errors
-/// One of the arrays, or what it is computed from, failed now or in an earlier evaluation. What failed
-/// stays so; arrays that are not computed from it are results, also those of the same evaluation.
+///
+/// Returns an error if one of the arrays, or an array that it is computed from, fails now or failed
+/// in an earlier evaluation. A failed array stays failed. Arrays that are not computed from it are
+/// usable, also those of the same evaluation.
 ///
 /// ```
 /// # use mlx_primitives::{Array, eval};
@@ -229,14 +300,23 @@ pub fn eval<'a>(arrays: impl IntoIterator<Item = &'a Array>) -> Result<()> {
 /// Starts computing several arrays and returns; reading one of them waits for it.
 ///
 /// # Errors
-/// As [`eval`], for what fails before the work has started. Later failures are errors of whoever
-/// reads one of the arrays, or computes with it, and of nobody else.
+///
+/// Returns an error for what fails before the work has started. A later failure is an error of the
+/// calls that read one of the arrays, or compute with it, and of no others.
+///
+/// ```
+/// # use mlx_primitives::{Array, async_eval};
+/// let x = Array::ones::<f32>(3)?.add(1.0)?;
+/// async_eval([&x])?; // and other work in the meantime
+/// assert_eq!(x.to_vec::<f32>()?, [2.0; 3]);
+/// # Ok::<(), mlx_primitives::Error>(())
+/// ```
 pub fn async_eval<'a>(arrays: impl IntoIterator<Item = &'a Array>) -> Result<()> {
     Ok(ffi::async_eval(&to_list(arrays))?)
 }
 
-/// Refuses negative dimensions, and sizes beyond what a 64-bit machine addresses (2^47 bytes),
-/// where MLX would compute with a null pointer.
+/// Refuses negative lengths, and sizes beyond the address space of a 64-bit machine (2^47 bytes),
+/// for which MLX would compute with a null pointer.
 pub(crate) fn require_addressable(op: &str, shape: &[i32], dtype: Dtype) -> Result<()> {
     let bytes = shape.iter().try_fold(dtype.size() as u64, |bytes, &dim| {
         bytes.checked_mul(u64::try_from(dim).ok()?).filter(|&bytes| bytes < 1 << 47)
@@ -258,7 +338,7 @@ pub(crate) fn from_list(list: &CxxVector<ffi::MlxArray>) -> Vec<Array> {
     list.iter().map(Array::from_ref).collect()
 }
 
-/// A pointer for the bridge's optional arguments: null for none.
+/// A pointer for the bridge's optional arguments, null for `None`.
 pub(crate) fn or_null(array: Option<&Array>) -> *const ffi::MlxArray {
     array.map_or(std::ptr::null(), |array| array.raw())
 }

@@ -16,8 +16,8 @@ mod sealed {
 
 /// The right-hand side of an elementwise op: an array, or a number that takes the array's type.
 ///
-/// A number of floating point beside an integer array makes the result `float32`, as in MLX. The trait
-/// is sealed: implemented for [`Array`], `&Array`, `f32` and `i32`.
+/// A floating-point number beside an array of integers makes the result float32, as in MLX. The
+/// trait is sealed: implemented for [`Array`], `&Array`, `f32` and `i32`.
 ///
 /// ```
 /// use mlx_primitives::{Array, Dtype};
@@ -29,6 +29,10 @@ mod sealed {
 /// ```
 pub trait Operand: sealed::Sealed {
     /// The operand as an array that promotes with `other` as a number does.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if MLX has no memory for the number.
     #[doc(hidden)]
     fn operand(&self, other: &Array) -> Result<Array>;
 }
@@ -62,18 +66,14 @@ impl Operand for i32 {
 
 macro_rules! binary {
     ($($(#[$doc:meta])* $name:ident => $op:ident;)*) => {
-        /// Elementwise functions of two arrays, which broadcast, or of an array and a number.
-        ///
-        /// ```
-        /// # use mlx_primitives::Array;
-        /// let x = Array::from_slice(&[1.0f32, 2.0], &[2])?;
-        /// let y = x.multiply(&x)?.add(0.5)?;
-        /// assert_eq!(y.to_vec::<f32>()?, [1.5, 4.5]);
-        /// assert_eq!(y.greater(2.0)?.to_vec::<bool>()?, [false, true]);
-        /// # Ok::<(), mlx_primitives::Error>(())
-        /// ```
+        /// Elementwise functions of two arrays, which broadcast, or of an array and a number. The
+        /// result has the type that both promote to, or bools where a function compares.
         impl Array {$(
             $(#[$doc])*
+            ///
+            /// # Errors
+            ///
+            /// Returns an error for shapes that do not broadcast.
             pub fn $name(&self, right: impl Operand) -> Result<Array> {
                 right_of(BinaryOp::$op, self, right)
             }
@@ -82,40 +82,76 @@ macro_rules! binary {
 }
 
 binary! {
-    /// Sum.
+    /// The sum `self + right`.
+    ///
+    /// ```
+    /// # use mlx_primitives::Array;
+    /// let x = Array::from_slice(&[1.0f32, 2.0], 2)?;
+    /// assert_eq!(x.add(&x)?.subtract(0.5)?.to_vec::<f32>()?, [1.5, 3.5]);
+    /// assert_eq!(x.multiply(&x)?.divide(2.0)?.to_vec::<f32>()?, [0.5, 2.0]);
+    /// # Ok::<(), mlx_primitives::Error>(())
+    /// ```
     add => Add;
-    /// Quotient; of integers a `float32`.
+    /// The quotient `self / right`; float32 for integers. [`Array::add`] has an example.
     divide => Divide;
-    /// True where equal.
+    /// Bools that are true where `self == right`. [`Array::greater`] has an example.
     equal => Equal;
-    /// True where greater.
+    /// Bools that are true where `self > right`.
+    ///
+    /// ```
+    /// # use mlx_primitives::Array;
+    /// let x = Array::from_slice(&[1i32, 2, 3], 3)?;
+    /// assert_eq!(x.greater(2)?.to_vec::<bool>()?, [false, false, true]);
+    /// assert_eq!(x.equal(2)?.to_vec::<bool>()?, [false, true, false]);
+    /// let inside = x.greater_equal(2)?.logical_and(x.less(3)?)?;
+    /// assert_eq!(inside.to_vec::<bool>()?, [false, true, false]);
+    /// # Ok::<(), mlx_primitives::Error>(())
+    /// ```
     greater => Greater;
-    /// True where greater or equal.
+    /// Bools that are true where `self >= right`. [`Array::greater`] has an example.
     greater_equal => GreaterEqual;
-    /// True where less.
+    /// Bools that are true where `self < right`. [`Array::greater`] has an example.
     less => Less;
-    /// True where less or equal.
+    /// Bools that are true where `self <= right`. [`Array::greater`] has an example.
     less_equal => LessEqual;
-    /// Elementwise and.
+    /// Bools that are true where both elements are true, or not zero. [`Array::greater`] has an
+    /// example.
     logical_and => LogicalAnd;
-    /// Elementwise or.
+    /// Bools that are true where one of the elements is true, or not zero.
+    /// [`Array::greater`] has an example of `logical_and`.
     logical_or => LogicalOr;
-    /// The greater of the two.
+    /// The greater of the two elements, NaN if one of them is NaN.
+    ///
+    /// ```
+    /// # use mlx_primitives::Array;
+    /// let x = Array::from_slice(&[-2.0f32, 0.5, 2.0], 3)?;
+    /// assert_eq!(x.maximum(-1.0)?.minimum(1.0)?.to_vec::<f32>()?, [-1.0, 0.5, 1.0]);
+    /// # Ok::<(), mlx_primitives::Error>(())
+    /// ```
     maximum => Maximum;
-    /// The lesser of the two.
+    /// The lesser of the two elements, NaN if one of them is NaN. [`Array::maximum`] has an
+    /// example.
     minimum => Minimum;
-    /// Product.
+    /// The product `self * right`. [`Array::add`] has an example.
     multiply => Multiply;
-    /// True where not equal.
+    /// Bools that are true where `self != right`. [`Array::greater`] has an example of a
+    /// comparison.
     not_equal => NotEqual;
-    /// Power.
+    /// The power `self ^ right`.
+    ///
+    /// ```
+    /// # use mlx_primitives::Array;
+    /// let x = Array::from_slice(&[2i32, 3], 2)?;
+    /// assert_eq!(x.power(2)?.to_vec::<i32>()?, [4, 9]);
+    /// # Ok::<(), mlx_primitives::Error>(())
+    /// ```
     power => Power;
-    /// Difference.
+    /// The difference `self - right`. [`Array::add`] has an example.
     subtract => Subtract;
 }
 
-/// Implements an operator for every pair of operands that Rust's orphan rule allows, one of which has to
-/// be an [`Array`] or a reference to one.
+/// Implements an operator for every pair of operands that Rust's orphan rule allows: one of them
+/// has to be an [`Array`] or a reference to one.
 macro_rules! operators {
     ($($trait:ident $method:ident => $op:ident;)*) => {$(
         operators!($trait $method $op: both(Array, Array), both(Array, &Array), both(&Array, Array),
@@ -148,13 +184,13 @@ fn both(op: BinaryOp, left: impl Borrow<Array>, right: impl Borrow<Array>) -> Re
     Array::from_bridge(ffi::binary(op, left.raw(), right.raw()))
 }
 
-/// A number on the right of an array.
+/// Applies the op to an array and a number, or another operand, on its right.
 fn right_of(op: BinaryOp, left: impl Borrow<Array>, number: impl Operand) -> Result<Array> {
     let left = left.borrow();
     both(op, left, number.operand(left)?)
 }
 
-/// A number on the left of an array.
+/// Applies the op to a number and an array on its right.
 fn left_of(op: BinaryOp, number: impl Operand, right: impl Borrow<Array>) -> Result<Array> {
     let right = right.borrow();
     both(op, number.operand(right)?, right)

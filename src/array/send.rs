@@ -6,8 +6,8 @@ use crate::ffi::bridge as ffi;
 
 /// An evaluated array on its way to another thread.
 ///
-/// An [`Array`] stays on its thread, since what computes it belongs to a stream of that thread.
-/// Elements that have been computed do not, so an evaluated array can move:
+/// An [`Array`] stays on its thread, since the op that computes it belongs to a stream of that
+/// thread. Computed elements do not, so an evaluated array can move:
 ///
 /// ```
 /// use std::thread;
@@ -20,8 +20,8 @@ use crate::ffi::bridge as ffi;
 /// # Ok::<(), mlx_primitives::Error>(())
 /// ```
 ///
-/// Code that serves requests from many threads keeps its model on one thread, which makes it and all
-/// that is computed with it, and sends that thread requests:
+/// Code that serves requests from many threads keeps its model on one thread, which loads the model
+/// and runs it, and sends requests to that thread:
 ///
 /// ```
 /// use std::sync::mpsc;
@@ -49,17 +49,17 @@ use crate::ffi::bridge as ffi;
 /// ```
 #[must_use = "an array that is not sent was evaluated for nothing"]
 pub struct SendArray {
-    /// The only handle of an array that is computed and has no graph, over memory that is used by
-    /// no other array.
+    /// The only handle of an array that is computed and has no graph, over memory that no other
+    /// array uses.
     handle: UniquePtr<ffi::MlxArray>,
 }
 
-// SAFETY: nothing on the thread that made it can reach the array or its memory anymore, by what
-// `bridge::detached` promises, and MLX's allocator takes memory back from any thread.
+// SAFETY: `bridge::detached` promises that nothing on the thread that made the array can reach it
+// or its memory, and MLX's allocator takes memory back from any thread.
 unsafe impl Send for SendArray {}
 
 impl SendArray {
-    /// The array, on this thread.
+    /// Makes the array an [`Array`] of this thread.
     pub fn into_array(self) -> Array {
         Array::new(self.handle)
     }
@@ -72,13 +72,14 @@ impl From<SendArray> for Array {
 }
 
 impl Array {
-    /// Evaluates the array and makes it ready for another thread; see [`SendArray`].
+    /// Evaluates the array and makes it ready for another thread; [`SendArray`] has examples.
     ///
     /// The elements stay where they are if this is the only array that uses their memory and they
     /// lie in row-major order; otherwise they are copied.
     ///
     /// # Errors
-    /// The evaluation fails, or there is no memory for a copy.
+    ///
+    /// Returns an error if the evaluation fails, or if there is no memory for a copy.
     pub fn into_send(self) -> Result<SendArray> {
         Ok(SendArray { handle: ffi::detached(self.handle)? })
     }

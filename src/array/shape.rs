@@ -12,8 +12,8 @@ mod sealed {
 
 /// A shape: the length of each dimension, from the outermost to the last.
 ///
-/// Arrays, slices and vectors of `i32`, tuples of up to six, and one `i32` for rank 1; `()` is the shape of
-/// a scalar. References to any of these are shapes too. The trait is sealed.
+/// Arrays, slices and vectors of `i32`, tuples of up to six, and one `i32` for rank 1; `()` is the
+/// shape of a scalar. References to any of these are shapes too. The trait is sealed.
 ///
 /// ```
 /// use mlx_primitives::Array;
@@ -32,11 +32,12 @@ pub trait IntoShape: sealed::Shape {
     fn dims(&self) -> impl AsRef<[i32]>;
 }
 
-/// The axes that an operation takes: one, several, or all of them. Negative axes count from the last.
+/// The axes that an operation takes: one, several, or all of them. Negative axes count from the
+/// last.
 ///
-/// `..` is all axes of the array, an `i32` is one; arrays, slices and vectors of `i32` and tuples of up to
-/// six are several. An `Option<i32>` is one axis or, as NumPy's `None`, all. References to any of these are
-/// axes too. The trait is sealed.
+/// `..` is all axes of the array, an `i32` is one; arrays, slices and vectors of
+/// `i32` and tuples of up to six are several. An `Option<i32>` is one axis or, for `None` as in
+/// NumPy, all. References to any of these are axes too. The trait is sealed.
 ///
 /// ```
 /// use mlx_primitives::Array;
@@ -100,7 +101,7 @@ impl IntoAxes for Option<i32> {
     }
 }
 
-/// Types that are both shapes and axes, with how they become an array or a slice.
+/// Implements both traits for each type, given its conversion to an array or a slice.
 macro_rules! lists {
     ($([$($generics:tt)*] $list:ty: |$value:ident| $dims:expr;)*) => {$(
         impl<$($generics)*> sealed::Shape for $list {}
@@ -135,15 +136,20 @@ lists! {
 }
 
 impl Array {
-    /// The length of the one dimension.
+    /// The length of the one dimension of a vector; [`Array::dims2`] has an example.
     ///
     /// # Errors
+    ///
     /// [`Error::Shape`] for another rank than 1.
     pub fn dims1(&self) -> Result<i32> {
         self.dims_of("dims1").map(|[a]| a)
     }
 
-    /// The lengths of both dimensions.
+    /// The lengths of both dimensions of a matrix.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Shape`] for another rank than 2.
     ///
     /// ```
     /// # use mlx_primitives::{Array, Error};
@@ -153,24 +159,23 @@ impl Array {
     /// assert!(matches!(x.dims3(), Err(Error::Shape { .. })));
     /// # Ok::<(), mlx_primitives::Error>(())
     /// ```
-    ///
-    /// # Errors
-    /// [`Error::Shape`] for another rank than 2.
     pub fn dims2(&self) -> Result<(i32, i32)> {
         self.dims_of::<2>("dims2").map(Into::into)
     }
 
-    /// The lengths of all three dimensions.
+    /// The lengths of all three dimensions; [`Array::dims2`] has an example.
     ///
     /// # Errors
+    ///
     /// [`Error::Shape`] for another rank than 3.
     pub fn dims3(&self) -> Result<(i32, i32, i32)> {
         self.dims_of::<3>("dims3").map(Into::into)
     }
 
-    /// The lengths of all four dimensions.
+    /// The lengths of all four dimensions; [`Array::dims2`] has an example.
     ///
     /// # Errors
+    ///
     /// [`Error::Shape`] for another rank than 4.
     pub fn dims4(&self) -> Result<(i32, i32, i32, i32)> {
         self.dims_of::<4>("dims4").map(Into::into)

@@ -25,9 +25,10 @@ impl fmt::Display for Array {
 
 /// Prints the shape, the type and the state of the array, and evaluates nothing.
 ///
-/// The state is `lazy` and the name of the primitive that will compute the array, `scheduled` once that
-/// computation has been handed to its device, or `evaluated` for elements in memory. An array without
-/// either, which the closure of a transform sees while it is traced, is `traced`.
+/// The state is `lazy` and the name of the primitive that will compute the array, `scheduled` and
+/// that name once the computation has been handed to its device, or `evaluated` for elements in
+/// memory. An array with neither a primitive nor elements, such as the closure of a transform sees
+/// while MLX traces it, is `traced`.
 ///
 /// ```
 /// use mlx_primitives::{Array, ops};

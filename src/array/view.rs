@@ -3,9 +3,14 @@ use crate::dtype::Dtype;
 use crate::error::{Error, Result};
 use crate::ffi::bridge as ffi;
 
-/// Shapes and types: all of them lazy, most of them without a copy.
+/// Shapes, types and selections. All of them are lazy, and most of them do not copy.
 impl Array {
-    /// The same elements in another shape; one dimension may be -1, to be worked out.
+    /// The elements, in row-major order, in another shape of as many elements. One length may be
+    /// -1: it is worked out from the others. Copies only if the strides do not allow a view.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Mlx`] if the shape has another number of elements, or more than one -1.
     ///
     /// ```
     /// # use mlx_primitives::Array;
@@ -18,7 +23,11 @@ impl Array {
         Array::from_bridge(ffi::reshape(self.raw(), shape.dims().as_ref()))
     }
 
-    /// The axes in the given order.
+    /// The axes in the given order: axis `i` of the result is axis `axes[i]` of the array. A view.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Mlx`] unless `axes` names every axis of the array exactly once.
     ///
     /// ```
     /// # use mlx_primitives::Array;
@@ -30,7 +39,19 @@ impl Array {
         Array::from_bridge(ffi::transpose(self.raw(), &axes.axes(self.ndim())))
     }
 
-    /// The last two axes exchanged; an error below rank 2.
+    /// The transposed matrix, or stack of matrices: `[..., m, n]` becomes `[..., n, m]`. A view.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Shape`] for a rank below 2.
+    ///
+    /// ```
+    /// # use mlx_primitives::Array;
+    /// let x = Array::from_slice(&[1i32, 2, 3, 4, 5, 6], (2, 3))?;
+    /// assert_eq!(x.t()?.shape(), [3, 2]);
+    /// assert_eq!(x.t()?.to_vec::<i32>()?, [1, 4, 2, 5, 3, 6]);
+    /// # Ok::<(), mlx_primitives::Error>(())
+    /// ```
     pub fn t(&self) -> Result<Array> {
         let rank = self.ndim() as i32;
         if rank < 2 {
@@ -41,7 +62,13 @@ impl Array {
         self.transpose(axes)
     }
 
-    /// Repeated along dimensions of 1, and new ones in front, without a copy.
+    /// The elements repeated along the axes of length 1, and along new axes in front, to give
+    /// `shape`. A view.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Mlx`] if an axis that is not of length 1 has another length in `shape`, or
+    /// `shape` has fewer axes; [`Error::Shape`] for a negative length, or for 2^47 bytes or more.
     ///
     /// ```
     /// # use mlx_primitives::Array;
@@ -56,7 +83,11 @@ impl Array {
         Array::from_bridge(ffi::broadcast_to(self.raw(), shape))
     }
 
-    /// With new dimensions of 1 at `axes` of the result.
+    /// The array with new axes of length 1, which are `axes` of the result. A view.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Mlx`] for an axis outside the rank of the result, or named twice.
     ///
     /// ```
     /// # use mlx_primitives::Array;
@@ -69,12 +100,23 @@ impl Array {
         Array::from_bridge(ffi::expand_dims(self.raw(), &axes.axes(self.ndim())))
     }
 
-    /// Without the dimensions of 1 at `axes`.
+    /// The array without `axes`, which have length 1. A view; [`Array::expand_dims`] has an
+    /// example.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Mlx`] for an axis outside the rank, named twice, or of another length than 1.
     pub fn squeeze(&self, axes: impl IntoAxes) -> Result<Array> {
         Array::from_bridge(ffi::squeeze(self.raw(), &axes.axes(self.ndim())))
     }
 
-    /// Converted to another type; nothing to do if it has it.
+    /// The elements converted to another type; the array itself if it has that type. Floats become
+    /// integers toward zero, and bools by whether they differ from zero.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if MLX cannot be started, for example because the system has no more
+    /// threads.
     ///
     /// ```
     /// # use mlx_primitives::{Array, Dtype};
@@ -89,14 +131,34 @@ impl Array {
         Array::from_bridge(ffi::astype(self.raw(), dtype.into()))
     }
 
-    /// In row-major order, copied only if it is not already.
+    /// The array in row-major order without gaps, copied only if it is not so already.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if MLX cannot be started, for example because the system has no more
+    /// threads.
+    ///
+    /// ```
+    /// # use mlx_primitives::Array;
+    /// let x = Array::from_slice(&[1i32, 2, 3, 4], (2, 2))?.t()?.contiguous()?;
+    /// x.eval()?;
+    /// assert!(x.is_row_contiguous());
+    /// # Ok::<(), mlx_primitives::Error>(())
+    /// ```
     pub fn contiguous(&self) -> Result<Array> {
         Array::from_bridge(ffi::contiguous(self.raw()))
     }
 
-    /// The slices of `axis` at `indices`, an integer array of any shape, which replaces the axis.
+    /// The slices of `axis` at `indices`, an array of integers of any shape, which replaces the
+    /// axis: `[..., n, ...]` becomes `[..., indices.shape(), ...]`.
     ///
     /// Negative indices count from the end; those outside the axis take its nearest slice.
+    /// Differentiable in the array.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::OutOfRange`] for an axis outside the rank, [`Error::Shape`] for an axis without
+    /// elements, [`Error::Dtype`] for indices that are not integers.
     ///
     /// ```
     /// # use mlx_primitives::Array;
@@ -110,29 +172,53 @@ impl Array {
         Array::from_bridge(ffi::take(self.raw(), indices.raw(), axis))
     }
 
-    /// The elements at `indices` of each row along `axis`; shapes broadcast but for that axis.
+    /// The elements of each row along `axis` at the `indices` of that row. Both arrays have the
+    /// same rank, and their shapes broadcast except along `axis`, which is that of the indices in
+    /// the result.
     ///
-    /// Indices as for [`Array::take`].
+    /// Indices are as for [`Array::take`].
+    ///
+    /// # Errors
+    ///
+    /// Returns an error for what [`Array::take`] refuses, and [`Error::Mlx`] for indices of another
+    /// rank, or of a shape that does not broadcast.
+    ///
+    /// ```
+    /// # use mlx_primitives::Array;
+    /// let x = Array::from_slice(&[1i32, 2, 3, 4], (2, 2))?;
+    /// let i = Array::from_slice(&[1u32, 0], (2, 1))?;
+    /// assert_eq!(x.take_along_axis(&i, 1)?.to_vec::<i32>()?, [2, 3]);
+    /// let y = x.put_along_axis(&i, &Array::scalar(9i32)?, 1)?;
+    /// assert_eq!(y.to_vec::<i32>()?, [1, 9, 9, 4]);
+    /// # Ok::<(), mlx_primitives::Error>(())
+    /// ```
     pub fn take_along_axis(&self, indices: &Array, axis: i32) -> Result<Array> {
         let indices = self.in_bounds("take_along_axis", indices, axis)?;
         Array::from_bridge(ffi::take_along_axis(self.raw(), indices.raw(), axis))
     }
 
-    /// A copy with `values` at `indices` of each row along `axis`.
+    /// A copy of the array in which the elements of each row along `axis` at the `indices` of that
+    /// row are `values`, which broadcast to the shape of the indices and are converted to the
+    /// array's type.
     ///
-    /// Indices as for [`Array::take`].
+    /// Indices are as for [`Array::take`]; [`Array::take_along_axis`] has an example.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error for what [`Array::take_along_axis`] refuses, and [`Error::Mlx`] for values
+    /// that do not broadcast.
     pub fn put_along_axis(&self, indices: &Array, values: &Array, axis: i32) -> Result<Array> {
         let indices = self.in_bounds("put_along_axis", indices, axis)?;
         Array::from_bridge(ffi::put_along_axis(self.raw(), indices.raw(), values.raw(), axis))
     }
 
-    /// Indices that MLX, which does not check them, cannot follow out of the axis.
+    /// The indices clamped to the axis, since MLX does not check them.
     fn in_bounds(&self, op: &str, indices: &Array, axis: i32) -> Result<Array> {
         let dim = self.dim(axis)?;
         if dim == 0 {
             return Err(Error::shape(op, "an axis of at least one element", self.shape()));
         }
-        // Within the axis first where the type is wider than what MLX takes, else after.
+        // Types wider than MLX takes are clamped before they are converted, the others after.
         match indices.dtype() {
             Dtype::Uint64 => indices.minimum(dim - 1)?.astype(Dtype::Uint32),
             Dtype::Int64 => indices.minimum(dim - 1)?.maximum(-dim)?.astype(Dtype::Int32),
@@ -146,13 +232,32 @@ impl Array {
         }
     }
 
-    /// The same values, constant to derivatives.
+    /// The values of the array, which derivatives take for constants.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if MLX cannot be started, for example because the system has no more
+    /// threads.
+    ///
+    /// ```
+    /// # use mlx_primitives::{Array, transforms};
+    /// let x = Array::scalar(3.0f32)?;
+    /// let slope = transforms::grad(|x| x.multiply(x.stop_gradient()?), &x)?;
+    /// assert_eq!(slope.item::<f32>()?, 3.0); // and not 6
+    /// # Ok::<(), mlx_primitives::Error>(())
+    /// ```
     pub fn stop_gradient(&self) -> Result<Array> {
         Array::from_bridge(ffi::stop_gradient(self.raw()))
     }
 }
 
-/// Joins arrays along an axis they have; an error for none.
+/// Joins arrays along `axis`, which they have: `[..., a, ...]` and `[..., b, ...]` become
+/// `[..., a + b, ...]`, of the type that all promote to.
+///
+/// # Errors
+///
+/// [`Error::Argument`] for an empty list; [`Error::Mlx`] for an axis outside the rank, or for
+/// shapes that differ along other axes.
 ///
 /// ```
 /// # use mlx_primitives::{Array, concatenate};
@@ -167,7 +272,21 @@ pub fn concatenate(arrays: &[&Array], axis: i32) -> Result<Array> {
     Array::from_bridge(ffi::concatenate(&to_list(arrays.iter().copied()), axis))
 }
 
-/// Joins arrays of one shape along a new axis; an error for none.
+/// Joins arrays of one shape along a new axis, which is `axis` of the result: `n` arrays `[a, b]`
+/// become `[n, a, b]` for axis 0, of the type that all promote to.
+///
+/// # Errors
+///
+/// [`Error::Argument`] for an empty list; [`Error::Mlx`] for an axis outside the rank of the
+/// result, or for different shapes.
+///
+/// ```
+/// # use mlx_primitives::{Array, stack};
+/// let (x, y) = (Array::zeros::<f32>(3)?, Array::ones::<f32>(3)?);
+/// assert_eq!(stack(&[&x, &y], 0)?.shape(), [2, 3]);
+/// assert_eq!(stack(&[&x, &y], -1)?.shape(), [3, 2]);
+/// # Ok::<(), mlx_primitives::Error>(())
+/// ```
 pub fn stack(arrays: &[&Array], axis: i32) -> Result<Array> {
     if arrays.is_empty() {
         return Err(Error::argument("stack", "at least one array, got none"));
@@ -175,7 +294,13 @@ pub fn stack(arrays: &[&Array], axis: i32) -> Result<Array> {
     Array::from_bridge(ffi::stack(&to_list(arrays.iter().copied()), axis))
 }
 
-/// Elements of `a` where `condition` is true, of `b` elsewhere; all three broadcast.
+/// The elements of `a` where `condition` is true, and those of
+/// `b` elsewhere. All three broadcast to one shape; the result has the type that `a` and `b`
+/// promote to.
+///
+/// # Errors
+///
+/// [`Error::Mlx`] for shapes that do not broadcast.
 ///
 /// ```
 /// # use mlx_primitives::{Array, select};

@@ -1,4 +1,4 @@
-//! How far a value may be from the one that it is compared with.
+//! Bounds of the difference between a value and the one that it is compared with.
 
 use super::inputs::{Tensor, epsilon, largest};
 use super::{Backend, Check};
@@ -6,39 +6,40 @@ use crate::dtype::Dtype;
 use crate::error::Result;
 
 /// The largest error of a value: units in the last place of the expected value, in the output's
-/// type, and an absolute error beside them. The default allows none.
+/// type, plus an absolute error. The default allows none.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Bound {
-    /// Distances from the expected value to its neighbor; of subnormal numbers that of the smallest
-    /// normal one.
+    /// The error in distances from the expected value to its neighbor; for a subnormal number, in
+    /// distances at the smallest normal number.
     pub ulps: f64,
-    /// An error of any value, whatever its size.
+    /// The error of any value, whatever its size.
     pub absolute: f64,
-    /// The least share of an output's values that must have no error at all; up to two may have one
-    /// besides. For what is rounded where the peer rounds, so that only last bits of a sum tip it.
+    /// The least share of an output's values that must have no error at all. Two more values may
+    /// have one. This is for ops that round where the peer rounds, so that only the last bits of a
+    /// sum make a difference.
     pub same: f64,
 }
 
 impl Bound {
-    /// So many units in the last place.
+    /// A bound of `ulps` units in the last place.
     pub fn ulps(ulps: f64) -> Self {
         Self { ulps, ..Self::default() }
     }
 }
 
-/// What a bound may depend on.
+/// A comparison, on which a bound may depend.
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub struct Compared<'a> {
-    /// What computed the value.
+    /// The backend that computed the value.
     pub backend: Backend,
-    /// What is checked.
+    /// The check that compares the value.
     pub check: Check,
     /// The type of the inputs.
     pub dtype: Dtype,
     /// The inputs of the op.
     pub inputs: &'a [Tensor],
-    /// Whether the value is compared with the peer's, not with the reference's.
+    /// Whether the value is compared with that of the peer rather than that of the reference.
     pub peer: bool,
 }
 
@@ -46,7 +47,8 @@ pub(super) type Errors = dyn Fn(&Compared<'_>) -> Vec<Tensor>;
 
 /// A bound for each comparison.
 pub(super) enum Tolerance {
-    /// The allowed error as a multiple of the type's epsilon times the larger of 1 and the expected value.
+    /// The allowed error as a multiple of the type's epsilon times the larger of 1 and the expected
+    /// value.
     Epsilons(f64),
     Bounds(Box<dyn Fn(&Compared<'_>) -> Bound>),
 }
@@ -59,7 +61,7 @@ enum Allowed {
 /// The bound of one comparison.
 pub(super) struct Limit {
     allowed: Allowed,
-    /// Beside it, for each value of each output.
+    /// Additional errors for each value of each output.
     errors: Vec<Tensor>,
 }
 
@@ -73,7 +75,7 @@ impl Tolerance {
     }
 }
 
-/// Which value of which output.
+/// The place of a value: an output and an index in it.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Place {
     pub(super) output: usize,
@@ -84,7 +86,7 @@ impl Limit {
     /// The largest error of a value that should be `want`.
     fn of(&self, want: f64, dtype: Dtype, place: Place) -> f64 {
         let errors = self.errors.get(place.output);
-        // An output without an error for this value has none that is allowed.
+        // Where `errors` lacks this value of a known output, no error is allowed: NaN.
         let beside = errors.map_or(0.0, |e| e.values.get(place.at).copied().unwrap_or(f64::NAN));
         beside
             + match self.allowed {
@@ -93,7 +95,7 @@ impl Limit {
             }
     }
 
-    /// An error unless that number of an output's values may differ at all.
+    /// Returns an error if more of an output's values differ than the bound allows.
     pub(super) fn hold_share(&self, differing: usize, count: usize, what: &str) -> Result<()> {
         match self.allowed {
             Allowed::Bound(Bound { same, .. })
@@ -106,9 +108,9 @@ impl Limit {
         }
     }
 
-    /// An error unless `got` is NaN where `want` is, infinite where that is or rounds to infinity,
-    /// and else near it. Where the error that is allowed is infinite or NaN, there is no near; where
-    /// it is 0, zeros have the same sign.
+    /// Returns an error unless `got` is the same as `want`, within the allowed error of it, or
+    /// infinite where `want` may round to infinity. NaN equals NaN. If the allowed error is
+    /// infinite or NaN, only the same value passes; if it is 0, zeros must have the same sign.
     pub(super) fn hold(
         &self,
         got: f64,
@@ -137,12 +139,13 @@ impl Limit {
     }
 }
 
-/// Any NaN is any other.
+/// Whether two numbers are equal, where NaN equals NaN.
 pub(super) fn is_same(got: f64, want: f64) -> bool {
     got == want || got.is_nan() && want.is_nan()
 }
 
-/// The distance of neighbors at `value`; at subnormal numbers that of the smallest normal one.
+/// The distance between neighbors at `value`; for a subnormal number, at the smallest normal
+/// number.
 fn ulp(value: f64, dtype: Dtype) -> f64 {
     let least: i32 = if dtype == Dtype::Float16 { -14 } else { -126 };
     let exponent = if value == 0.0 { least } else { value.abs().log2().floor() as i32 };

@@ -1,4 +1,4 @@
-//! The comparisons.
+//! The comparisons of each check.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::rc::Rc;
@@ -13,15 +13,16 @@ use crate::dtype::Dtype;
 use crate::error::Result;
 use crate::transforms::{compile, jvp, panic_message, vjp};
 
-/// The step of differences in f64: its square, and 1e-16 over it, are below every tolerance.
+/// The step of finite differences in f64. Its square, and 1e-16 divided by it, are below every
+/// tolerance.
 const STEP: f64 = 1e-5;
-/// Elements of an input that are differentiated in, spread over it.
+/// The number of elements of an input, spread over it, in which derivatives are checked.
 const PROBES: usize = 24;
 
-/// Runs what compares, and reports it under a name.
+/// Runs a comparison and reports its result under a name.
 type Comparison<'a> = dyn FnMut(&str, &mut dyn FnMut() -> Result<()>) + 'a;
 
-/// What a comparison is made of.
+/// The backend, check and type of a comparison.
 #[derive(Clone, Copy)]
 struct Place {
     backend: Backend,
@@ -100,9 +101,9 @@ impl Conformance {
                     if *arrangement == Arrangement::RowContiguous && shapes.len() == 1
                         || arrangements.len() == 1
                     {
-                        continue; // those are no views
+                        continue; // these are no views
                     }
-                    // An op may know more of a view that is there already. Each input is another one.
+                    // An op may treat evaluated views in another way. Each input is another view.
                     compare(&format!("{arrangement:?}, evaluated"), &mut || {
                         let arranged = arranged(3)?;
                         arranged.iter().try_for_each(Array::eval)?;
@@ -158,7 +159,7 @@ impl Conformance {
                 self.compare_values(&self.arrays(&tensors, place.dtype)?, place)
             });
         }
-        // Each beside each where an input is as long as they are many.
+        // Each number meets each other one in inputs that have enough elements for all numbers.
         let shifts = if floating.len() > 1 { numbers.len() } else { 1 };
         for shift in 0..shifts {
             compare(&format!("one after the other, {shift} apart"), &mut || {
@@ -188,7 +189,7 @@ impl Conformance {
         }
         let Some((peer, bounds)) = &self.peer else {
             return match by_peer {
-                true => wrong("extreme numbers are as of a peer, and there is none"),
+                true => wrong("extreme numbers are compared with a peer, and there is none"),
                 false => Ok(()),
             };
         };
@@ -210,7 +211,7 @@ impl Conformance {
         compare_outputs(&got, &want, &limit, dtype, "beside the peer's, output")
     }
 
-    /// Sums of the reference's outputs times `weights`, at the inputs moved along `direction`.
+    /// The central difference of the reference's outputs at `x` along `direction`.
     fn difference(&self, x: &[Tensor], direction: &[Tensor]) -> Vec<Tensor> {
         let moved = |step: f64| {
             let inputs: Vec<Tensor> =
@@ -221,7 +222,7 @@ impl Conformance {
         above.iter().zip(&below).map(|(a, b)| add(a, -1.0, b).map(|d| d / (2.0 * STEP))).collect()
     }
 
-    /// The op as a function of the inputs that it has derivatives in.
+    /// The op as a function of the inputs at `numbers`, with the others fixed.
     fn of_some<'a>(
         &'a self,
         arrays: &'a [Array],
@@ -311,7 +312,7 @@ impl Conformance {
     }
 }
 
-/// Random weights for the outputs, in the op's own output type.
+/// Random cotangents for the outputs, in the type `dtype`.
 fn cotangents(outputs: &[Tensor], dtype: Dtype) -> Result<Vec<Array>> {
     let weights = outputs.iter().enumerate().map(|(i, output)| {
         let shape: Vec<i32> = output.shape.iter().map(|&dim| dim as i32).collect();

@@ -1,4 +1,4 @@
-//! What one array is held to beside another.
+//! Comparisons of arrays: shape, type and values.
 
 use super::bounds::{Limit, Place, is_same};
 use super::inputs::Tensor;
@@ -43,7 +43,7 @@ pub(super) fn compare_outputs(
     })
 }
 
-/// `got` is the output of number `output`.
+/// Compares `got`, which is output number `output`, with `want`.
 pub(super) fn close(
     got: &Array,
     want: &Tensor,

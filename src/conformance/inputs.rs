@@ -1,4 +1,4 @@
-//! Values to run an op on, as arrays and as the reference sees them.
+//! Inputs of an op, as arrays and as numbers in `f64` for the reference.
 
 use half::{bf16, f16};
 
@@ -6,27 +6,28 @@ use crate::array::{Array, stack, step};
 use crate::dtype::Dtype;
 use crate::error::{Error, Result};
 
-/// Numbers of a shape, in row-major order.
+/// A shape and its elements in `f64`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Tensor {
     /// The length of each dimension.
     pub shape: Vec<usize>,
-    /// As many numbers as the shape holds.
+    /// The elements, in row-major order.
     pub values: Vec<f64>,
 }
 
 impl Tensor {
-    /// Numbers of a shape.
+    /// A tensor of a shape and its elements in row-major order.
     pub fn new(shape: impl Into<Vec<usize>>, values: impl Into<Vec<f64>>) -> Self {
         Self { shape: shape.into(), values: values.into() }
     }
 
-    /// The same shape with `f` of each number.
+    /// Applies `f` to each element.
     pub fn map(&self, f: impl Fn(f64) -> f64) -> Self {
         Self::new(self.shape.clone(), self.values.iter().map(|&x| f(x)).collect::<Vec<_>>())
     }
 
-    /// `f` of each row along the last axis, which goes; a scalar is a row of one.
+    /// Applies `f` to each row along the last axis, which the result does not have. A scalar counts
+    /// as a row of one element.
     pub fn map_rows(&self, f: impl Fn(&[f64]) -> f64) -> Self {
         let (axis, rows) = match self.shape.split_last() {
             Some((&axis, rows)) => (axis, rows),
@@ -37,7 +38,7 @@ impl Tensor {
         Self::new(rows, (0..count).map(row).collect::<Vec<_>>())
     }
 
-    /// The numbers of an array of float32, float16, bfloat16 or int32, or of bools: 1 for true.
+    /// The elements of an array of float32, float16, bfloat16, int32 or bools, with 1 for true.
     ///
     /// # Errors
     ///
@@ -54,12 +55,13 @@ impl Tensor {
         Ok(Self::new(shape, values))
     }
 
-    /// An array of the numbers, rounded to a floating type, cut to int32, or true where they are not 0.
+    /// An array of the elements: rounded to a floating type, truncated to int32, or true where they
+    /// are not 0.
     ///
     /// # Errors
     ///
     /// Returns an error if the type is none of float32, float16, bfloat16, int32 and bool, or
-    /// the numbers are not as many as the shape holds.
+    /// if the shape does not hold that number of elements.
     pub fn array(&self, dtype: Dtype) -> Result<Array> {
         let shape: Vec<i32> = self.shape.iter().map(|&dim| dim as i32).collect();
         let values = &self.values;
@@ -76,7 +78,7 @@ impl Tensor {
         }
     }
 
-    /// Uniform in the input's range, the same for the same seed.
+    /// Elements that are uniformly distributed in the input's range, the same for the same seed.
     pub(super) fn random(shape: &[i32], input: Input, seed: u64) -> Self {
         let (low, high) = match input {
             Input::Float(low, high) | Input::Float32(low, high) => (low, high),
@@ -104,17 +106,17 @@ impl Tensor {
     }
 }
 
-/// What an input of an op is made of.
+/// The kind of an input of an op.
 #[derive(Clone, Copy, Debug, PartialEq)]
 #[non_exhaustive]
 pub enum Input {
-    /// Numbers of the type that is checked, from the first to the second. The op has derivatives in
-    /// them, and they may be extreme.
+    /// Floats of the type that is checked, from the first number to the second. Derivatives in them
+    /// are checked, and so are extreme numbers.
     Float(f64, f64),
-    /// Numbers of float32 whatever type is checked, from the first to the second; neither
-    /// differentiated in nor extreme.
+    /// Floats of float32 whatever type is checked, from the first number to the second. Neither
+    /// derivatives in them nor extreme numbers are checked.
     Float32(f64, f64),
-    /// Numbers of int32, from the first to before the second.
+    /// Integers of int32, from the first number up to and without the second.
     Integer(i32, i32),
     /// Bools, of which three in four are true.
     Bool,
@@ -125,7 +127,7 @@ impl Input {
         matches!(self, Self::Float(..))
     }
 
-    /// The type of its arrays where `dtype` is checked.
+    /// The type of the input's arrays where `dtype` is checked.
     pub(super) fn dtype(self, dtype: Dtype) -> Dtype {
         match self {
             Self::Float(..) => dtype,
@@ -140,7 +142,7 @@ fn collect<T>(values: &[f64], convert: impl Fn(f64) -> T) -> Vec<T> {
     values.iter().map(|&value| convert(value)).collect()
 }
 
-/// The step from 1 to the next number.
+/// The distance from 1 to the next number.
 pub(super) fn epsilon(dtype: Dtype) -> f64 {
     match dtype {
         Dtype::Float16 => 2f64.powi(-10),
@@ -157,7 +159,7 @@ pub(super) fn largest(dtype: Dtype) -> f64 {
     }
 }
 
-/// Numbers at which formulas break.
+/// Extreme numbers of every type, with their names.
 pub(super) fn extremes(dtype: Dtype) -> [(&'static str, f64); 9] {
     let subnormal = match dtype {
         Dtype::Float16 => f16::MIN_POSITIVE_SUBNORMAL.to_f64(),
@@ -206,14 +208,14 @@ impl Arrangement {
         Self::BroadcastLast,
     ];
 
-    /// A view so arranged: of the same values, but that `Broadcast` and `BroadcastLast` repeat the
-    /// first of an axis.
+    /// A view of the array's values in this arrangement. `Broadcast` and `BroadcastLast` repeat the
+    /// first value of an axis instead.
     pub(super) fn of(self, x: &Array) -> Result<Array> {
         let rank = x.ndim();
         if rank == 0 || x.size() == 0 {
             return Ok(x.clone());
         }
-        // What lies between the elements and is not to be read.
+        // Values between the elements, which the op must not read.
         let other = || if x.dtype() == Dtype::Bool { x.logical_not() } else { x.negative() };
         match self {
             Self::RowContiguous => Ok(x.clone()),

@@ -1,4 +1,4 @@
-//! `vmap` against a loop.
+//! Compares `vmap` with a loop.
 
 use super::bounds::Compared;
 use super::compare::{close, refs, same_spec, wrong};
@@ -9,21 +9,23 @@ use crate::dtype::Dtype;
 use crate::error::Result;
 use crate::transforms::vmap;
 
-/// The length of a mapped axis that a case has not by itself.
+/// The length of a mapped axis that is added to a case.
 const LENGTH: i32 = 2;
-/// Axes of a case that are mapped as they are have at most this length.
+/// The greatest length of the axes of a case that are mapped as they are.
 const SHORT: i32 = 3;
-/// Inputs of which every set is mapped; of more, each alone and all together.
+/// The most inputs of which every set is mapped. Of more inputs, each is mapped alone and all
+/// together.
 const MOST: usize = 5;
 
-/// Shapes of inputs, and which axis of each is mapped.
+/// The shapes of the inputs, and the axis of each that is mapped, if any.
 pub(super) struct Mapping {
     pub(super) shapes: Vec<Vec<i32>>,
     pub(super) axes: Vec<Option<i32>>,
 }
 
-/// One more axis at each place of each input, and somewhere in every set of inputs; and each short
-/// axis of each input as it is, without which the op may refuse the input.
+/// The mappings of a case: an additional axis at each place of each input, an additional axis
+/// somewhere in every set of inputs, and each short axis of each input, whose slices the op may
+/// refuse.
 pub(super) fn mappings(case: &[Vec<i32>]) -> Vec<Mapping> {
     let count = case.len();
     let mut all = Vec::new();
@@ -59,7 +61,8 @@ pub(super) fn mappings(case: &[Vec<i32>]) -> Vec<Mapping> {
 }
 
 impl Conformance {
-    /// What the op refuses of a slice, vmap has to refuse too.
+    /// Compares `vmap` of the op with the op on each slice. If the op refuses a slice, `vmap` has
+    /// to fail.
     pub(super) fn compare_vmap(
         &self,
         arrays: &[Array],
@@ -100,7 +103,7 @@ impl Conformance {
     }
 }
 
-/// Each slice of the mapped inputs, with the other inputs as they are.
+/// The inputs of the op for each slice of the mapped axes.
 fn entries(arrays: &[Array], axes: &[Option<i32>]) -> Result<Vec<Vec<Array>>> {
     let size = arrays.iter().zip(axes).find_map(|(x, axis)| axis.map(|axis| x.dim(axis)));
     let entry = |at: i32| {

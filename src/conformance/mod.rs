@@ -1,10 +1,10 @@
-//! Holds an op to a reference in `f64`: values in every type and layout, extreme values,
-//! derivatives, vmap and `compile`, on the CPU, on the GPU where there is one, and on simulated
+//! Tests an op against a reference in `f64`: values in every type and layout, extreme values,
+//! derivatives, `vmap` and `compile`, on the CPU, on the GPU where there is one, and on simulated
 //! Metal where the build has the simulator.
 //!
-//! For ops of floating outputs, custom or not. Their inputs are of one floating type unless
-//! [`inputs`](Conformance::inputs) says otherwise. Cases of one op may differ in the number of their
-//! inputs: the closures see as many as the case has shapes.
+//! The outputs of the op, custom or not, are floats. Its inputs are of one floating type unless
+//! [`inputs`](Conformance::inputs) says otherwise. Cases of one op may differ in the number of
+//! inputs: the closures get an input for each shape of the case.
 //!
 //! ```
 //! use mlx_primitives::conformance::{Conformance, Tensor};
@@ -42,28 +42,29 @@ use bounds::{Errors, Limit, Tolerance};
 pub use inputs::{Input, Tensor};
 pub use report::{Outcome, Report};
 
-/// A thing to be held to.
+/// A property of an op to check.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[non_exhaustive]
 pub enum Check {
-    /// Values of all types in all layouts, and that nothing is computed before it is asked for.
+    /// Values of all types in all layouts, and that building the op computes nothing.
     Values,
-    /// Zeros, subnormals, the largest numbers, infinities and NaN, one at a time among others in each
-    /// input and everywhere in the first, and all of them, each beside each of the other inputs.
+    /// Values for zeros, subnormals, the largest numbers, infinities and NaN: one at a time, among
+    /// ordinary numbers in each input and everywhere in the first input, and all together, each
+    /// paired with each in the other inputs.
     Extremes,
-    /// `vjp` against differences of the reference, in the inputs that are [`Input::Float`].
+    /// `vjp` against finite differences of the reference, in the inputs that are [`Input::Float`].
     Vjp,
-    /// `jvp` against differences of the reference, in the same inputs.
+    /// `jvp` against finite differences of the reference, in the inputs that are [`Input::Float`].
     Jvp,
-    /// `vmap` against a loop: over one more axis at each place of each input, over one of every set of
-    /// inputs, and over the short axes of a case as they are.
+    /// `vmap` against a loop: over an additional axis at each place of each input, over an
+    /// additional axis of every set of inputs, and over the short axes that a case has.
     Vmap,
-    /// The same values from inside `compile`.
+    /// Values inside `compile` against those outside it, bit for bit.
     Compile,
 }
 
 impl Check {
-    /// All of them.
+    /// Every check.
     pub const ALL: [Self; 6] =
         [Self::Values, Self::Extremes, Self::Vjp, Self::Jvp, Self::Vmap, Self::Compile];
 }
@@ -81,19 +82,19 @@ impl std::fmt::Display for Check {
     }
 }
 
-/// What runs the op.
+/// A device, real or simulated, that runs the op.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Backend {
-    /// `eval_cpu`.
+    /// The CPU kernels, by `eval_cpu`.
     Cpu,
-    /// The Metal kernels in the simulator.
+    /// The Metal kernels in the simulator, in an order of threads.
     SimulatedMetal(Schedule),
     /// The Metal kernels on a GPU.
     Gpu,
 }
 
 impl Backend {
-    /// All that this build has on this machine.
+    /// Every backend that this build and this machine have.
     pub fn available() -> Vec<Self> {
         let mut all = vec![Self::Cpu];
         if simulator::is_available() {
@@ -132,7 +133,8 @@ impl std::fmt::Display for Backend {
 type Op = dyn Fn(&[Array]) -> Result<Vec<Array>>;
 type Reference = dyn Fn(&[Tensor]) -> Vec<Tensor>;
 
-/// An op, its reference, and what to run them on; see the [module](self).
+/// An op, its reference, and the inputs and backends to compare them on. The [module](self) has an
+/// example.
 pub struct Conformance {
     name: String,
     op: Rc<Op>,
@@ -154,7 +156,7 @@ pub struct Conformance {
 }
 
 impl Conformance {
-    /// An op of arrays of one floating type, and the same in `f64`: outputs of the same shapes.
+    /// A test of `op` against `reference`, which computes outputs of the same shapes in `f64`.
     pub fn new(
         name: impl Into<String>,
         op: impl Fn(&[Array]) -> Result<Vec<Array>> + 'static,
@@ -181,85 +183,86 @@ impl Conformance {
         }
     }
 
-    /// Adds a case: a shape for each input.
+    /// Adds a case with a shape for each input.
     pub fn shapes(mut self, inputs: &[&[i32]]) -> Self {
         self.cases.push(inputs.iter().map(|shape| shape.to_vec()).collect());
         self
     }
 
-    /// Adds a case for values alone, of row-contiguous inputs: for large shapes, which take long.
+    /// Adds a case for [`Check::Values`] alone, with row-contiguous inputs: for large shapes, which
+    /// take long.
     pub fn sizes(mut self, inputs: &[&[i32]]) -> Self {
         self.sizes.push(inputs.iter().map(|shape| shape.to_vec()).collect());
         self
     }
 
-    /// What runs the op; all that this machine has unless set.
+    /// Sets the backends that run the op; [`Backend::available`] by default.
     pub fn backends(self, backends: &[Backend]) -> Self {
         Self { backends: backends.to_vec(), ..self }
     }
 
-    /// The types of the inputs; float32, float16 and bfloat16 unless set.
+    /// Sets the types of the inputs; float32, float16 and bfloat16 by default.
     pub fn dtypes(self, dtypes: &[Dtype]) -> Self {
         Self { dtypes: dtypes.to_vec(), ..self }
     }
 
-    /// Where ordinary values lie; from -3 to 3 unless set.
+    /// Sets the range of ordinary values; from -3 to 3 by default.
     pub fn range(self, low: f64, high: f64) -> Self {
         Self { range: (low, high), ..self }
     }
 
-    /// What the inputs are, in their order. Those beyond the list are [`Input::Float`] in the
-    /// [`range`](Self::range), as all are unless set.
+    /// Sets the kinds of the inputs, in their order. Inputs beyond the list are [`Input::Float`] in
+    /// the [`range`](Self::range), and by default all inputs are.
     pub fn inputs(self, inputs: &[Input]) -> Self {
         Self { inputs: inputs.to_vec(), ..self }
     }
 
-    /// Numbers that are extreme for this op beside those that are for any; they are rounded to the
+    /// Adds numbers to [`Check::Extremes`] that are extreme for this op. They are rounded to the
     /// type.
     pub fn extremes(self, numbers: &[f64]) -> Self {
         Self { extremes: numbers.to_vec(), ..self }
     }
 
-    /// Holds extreme numbers to the peer alone, not to the reference: for ops that overflow on the
-    /// way, where `f64` does not.
+    /// Compares results for extreme numbers with the [`peer`](Self::peer) only, not with the
+    /// reference: for ops whose intermediate results overflow where those in `f64` do not.
     pub fn extremes_as_peer(self) -> Self {
         Self { extremes_as_peer: true, ..self }
     }
 
-    /// How far a value may be from the reference: this multiple of the type's epsilon, of the larger
-    /// of 1 and the value itself. 4 unless set.
+    /// Sets how far a value may be from the reference: a multiple of the type's epsilon, times the
+    /// larger of 1 and the magnitude of the reference's value. 4 by default.
     pub fn tolerance(self, epsilons: f64) -> Self {
         Self { tolerance: Tolerance::Epsilons(epsilons), ..self }
     }
 
-    /// In place of [`tolerance`](Self::tolerance): how far a value may be from the reference, in
-    /// units in the last place of the reference's value.
+    /// Sets, in place of [`tolerance`](Self::tolerance), how far a value may be from the reference
+    /// in units in the last place of the reference's value.
     pub fn ulps(self, ulps: impl Fn(Dtype) -> f64 + 'static) -> Self {
         self.bounds(move |compared| Bound::ulps(ulps(compared.dtype)))
     }
 
-    /// In place of [`tolerance`](Self::tolerance): a bound for each comparison, which may depend on
-    /// the backend, the type and the inputs.
+    /// Sets, in place of [`tolerance`](Self::tolerance), a bound for each comparison, which may
+    /// depend on the backend, the type and the inputs.
     pub fn bounds(self, bound: impl Fn(&Compared<'_>) -> Bound + 'static) -> Self {
         Self { tolerance: Tolerance::Bounds(Box::new(bound)), ..self }
     }
 
-    /// An error for each value of each output, beside what [`bounds`](Self::bounds) and the like
-    /// allow: for sums whose terms may be larger than they are. Where an error is infinite or NaN, the
-    /// value has to be the same.
+    /// Allows an error for each value of each output, in addition to [`bounds`](Self::bounds) and
+    /// the like: for sums whose terms may be larger than the sums. Where the error is infinite or
+    /// NaN, the value has to be the same as the reference's.
     pub fn errors(self, errors: impl Fn(&Compared<'_>) -> Vec<Tensor> + 'static) -> Self {
         Self { errors: Some(Box::new(errors)), ..self }
     }
 
-    /// How far a value of `vmap` may be from that of the op on a slice; as far as from the reference
-    /// unless set. The default [`Bound`] allows no difference.
+    /// Sets how far a value of `vmap` may be from that of the op on a slice; as far as from the
+    /// reference by default. [`Bound::default`] allows no difference.
     pub fn vmap_bounds(self, bound: impl Fn(&Compared<'_>) -> Bound + 'static) -> Self {
         Self { vmap_tolerance: Some(Tolerance::Bounds(Box::new(bound))), ..self }
     }
 
-    /// Holds the values to another implementation too, such as MLX's own op, which may round where
-    /// the op does and the reference does not. Of empty inputs, which it may refuse, the shapes and
-    /// types of its outputs count alone.
+    /// Compares the values with another implementation too, such as MLX's own op, which may round
+    /// where the op does and the reference does not. For empty inputs, which the peer may refuse,
+    /// only the shapes and types of its outputs are compared.
     pub fn peer(
         self,
         peer: impl Fn(&[Array]) -> Result<Vec<Array>> + 'static,
@@ -268,18 +271,19 @@ impl Conformance {
         Self { peer: Some((Rc::new(peer), Tolerance::Bounds(Box::new(bound)))), ..self }
     }
 
-    /// How far a derivative may be from the reference's: this multiple of the type's epsilon, of the
-    /// larger of 1 and the derivative. 16 unless set.
+    /// Sets how far a derivative may be from the reference's: a multiple of the type's epsilon,
+    /// times the larger of 1 and the magnitude of the reference's derivative. 16 by default.
     pub fn derivative_tolerance(self, epsilons: f64) -> Self {
         Self { derivative_tolerance: Tolerance::Epsilons(epsilons), ..self }
     }
 
-    /// In place of [`derivative_tolerance`](Self::derivative_tolerance): a bound for each comparison.
+    /// Sets, in place of [`derivative_tolerance`](Self::derivative_tolerance), a bound for each
+    /// comparison.
     pub fn derivative_bounds(self, bound: impl Fn(&Compared<'_>) -> Bound + 'static) -> Self {
         Self { derivative_tolerance: Tolerance::Bounds(Box::new(bound)), ..self }
     }
 
-    /// Leaves a check out; the report says so, and why.
+    /// Leaves a check out. The report says so, with the reason `why`.
     pub fn without(mut self, check: Check, why: impl Into<String>) -> Self {
         self.left_out.insert(check, why.into());
         self
@@ -296,7 +300,7 @@ impl Conformance {
         }
     }
 
-    /// Runs everything. Whatever the op does, panics included, ends in the report.
+    /// Runs all comparisons. Errors and panics of the op become failures in the report.
     pub fn run(&self) -> Report {
         let mut report = Report::new(&self.name);
         if !self.backends.iter().any(|backend| backend.is_metal()) {

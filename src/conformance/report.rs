@@ -1,4 +1,4 @@
-//! What a conformance run found.
+//! The results of a conformance run.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -7,18 +7,18 @@ use super::{Backend, Check};
 use crate::dtype::Dtype;
 use crate::error::{Error, Result};
 
-/// One comparison.
+/// The result of one comparison.
 #[derive(Clone, Debug)]
 pub struct Outcome {
-    /// What was checked.
+    /// The property that was checked.
     pub check: Check,
-    /// What ran it.
+    /// The backend that ran the op.
     pub backend: Backend,
     /// The type of the inputs.
     pub dtype: Dtype,
-    /// Shapes, layout and the like.
+    /// The shapes of the inputs, their layout and the like, in words.
     pub case: String,
-    /// What is wrong, if anything.
+    /// The reason for a failure, or `None` if the comparison passed.
     pub failure: Option<String>,
 }
 
@@ -55,17 +55,17 @@ impl Report {
         &self.name
     }
 
-    /// Every comparison, in the order in which they ran.
+    /// The results of all comparisons, in the order in which they ran.
     pub fn outcomes(&self) -> &[Outcome] {
         &self.outcomes
     }
 
-    /// Those that failed.
+    /// The results of the comparisons that failed.
     pub fn failures(&self) -> impl Iterator<Item = &Outcome> {
         self.outcomes.iter().filter(|outcome| outcome.failure.is_some())
     }
 
-    /// What was left out, and why.
+    /// The checks that were left out, with the reasons.
     pub fn not_run(&self) -> &[String] {
         &self.not_run
     }
@@ -75,7 +75,7 @@ impl Report {
         self.outcomes.iter().any(|outcome| outcome.backend.is_metal())
     }
 
-    /// Whether everything that was compared passed.
+    /// Checks that there was a comparison, and that all passed.
     ///
     /// # Errors
     ///

@@ -1,5 +1,5 @@
-//! What C++ asks of a custom primitive. Whatever the user's code does, it comes back as a value:
-//! an unwinding panic would end the process here.
+//! The functions of a custom primitive that C++ calls. Errors and panics of the user's code become
+//! values: a panic that unwound into C++ would end the process.
 
 use std::any::Any;
 use std::mem::ManuallyDrop;
@@ -15,7 +15,7 @@ use crate::ffi::bridge::MlxArray;
 use crate::ffi::custom::bridge as ffi;
 use crate::transforms::panic_message;
 
-/// [`CustomPrimitive`] without its type.
+/// A [`CustomPrimitive`] of unknown type.
 trait Erased: CustomPrimitive {
     fn as_any(&self) -> &dyn Any;
     fn is_equivalent_to(&self, other: &dyn Any) -> bool;
@@ -31,8 +31,8 @@ impl<P: CustomPrimitive> Erased for P {
     }
 }
 
-/// A user's primitive, with what it said of itself when it was applied: it may say another thing
-/// the next time.
+/// A user's primitive, with the name and the input that it returned when it was applied, since its
+/// methods may return others later.
 pub(crate) struct CustomOp {
     name: String,
     in_place: Option<usize>,
@@ -41,7 +41,7 @@ pub(crate) struct CustomOp {
 
 impl Drop for CustomOp {
     fn drop(&mut self) {
-        // SAFETY: taken once, as nothing uses the op after its drop.
+        // SAFETY: taken once, since nothing uses the op after it is dropped.
         let primitive = unsafe { ManuallyDrop::take(&mut self.primitive) };
         if let Err(payload) = catch_unwind(AssertUnwindSafe(|| drop(primitive))) {
             std::mem::forget(payload); // its drop may panic too
@@ -49,7 +49,7 @@ impl Drop for CustomOp {
     }
 }
 
-/// Calls user code: its error or panic names the primitive.
+/// Calls user code and names the primitive in its error or panic.
 fn guard<T>(name: &str, method: &str, call: impl FnOnce() -> Result<T>) -> Result<T> {
     let said = match catch_unwind(AssertUnwindSafe(call)) {
         Ok(Ok(value)) => return Ok(value),
@@ -83,7 +83,7 @@ impl CustomOp {
         guard(&self.name, method, || call(&**self.primitive))
     }
 
-    /// The outputs for these inputs, which memory can hold.
+    /// The outputs for these inputs, or an error if memory cannot hold them.
     pub(super) fn outputs(&self, inputs: &[Spec]) -> Result<Vec<Spec>> {
         let outputs = self.call("outputs", |primitive| primitive.outputs(inputs))?;
         if outputs.is_empty() {
@@ -101,7 +101,7 @@ impl CustomOp {
         Ok(outputs)
     }
 
-    /// Which of this number of inputs are wanted in any layout.
+    /// Whether the primitive takes any layout, for each of `inputs` inputs.
     pub(super) fn any_layout(&self, inputs: usize) -> Result<Vec<bool>> {
         self.call("layout", |primitive| {
             let any =
@@ -110,7 +110,8 @@ impl CustomOp {
         })
     }
 
-    /// What a transform's method returned, if it is what is expected in number, shape and type.
+    /// Returns an error unless the arrays that the method returned have the expected number, shapes
+    /// and types.
     fn checked(&self, method: &str, arrays: &[Array], expected: &[Spec]) -> Result<()> {
         if arrays.len() != expected.len() {
             let said =
@@ -138,7 +139,7 @@ fn numbers(argnums: &[i32]) -> Vec<usize> {
 }
 
 /// # Safety
-/// As declared in `ffi/custom.rs`.
+/// The requirements are those of the declaration in `ffi/custom.rs`.
 pub(crate) unsafe fn custom_eval(
     op: &CustomOp,
     arrays: &[ffi::CustomView],
@@ -156,8 +157,8 @@ pub(crate) unsafe fn custom_eval(
     let views: Vec<_> = arrays.by_ref().take(inputs).enumerate().map(view).collect();
     let view = |(index, array)| {
         let filled = index == 0 && op.in_place.is_some();
-        // SAFETY: each output has memory of its own, by the caller's promise, and one view; that
-        // of an input which it took over is not read by another.
+        // SAFETY: the caller promises that each output has its own memory, and it has one view.
+        // Nothing else reads the memory of an input that the output took over.
         unsafe { ViewMut::new(op.name(), index, array, filled) }
     };
     let mut written: Vec<_> = arrays.enumerate().map(view).collect();
@@ -199,7 +200,7 @@ pub(crate) fn custom_name(op: &CustomOp) -> &str {
     op.name()
 }
 
-/// -1 for none.
+/// The input whose memory output 0 takes over, or -1 for `None`.
 pub(crate) fn custom_in_place(op: &CustomOp) -> i32 {
     op.in_place.map_or(-1, |input| input as i32)
 }

@@ -6,29 +6,30 @@ use super::{MetalLibrary, Spec};
 use crate::error::{Error, Result};
 use crate::ffi::custom::bridge as ffi;
 
-/// Indices that a Metal kernel has for buffers, and for threadgroup memory.
+/// The number of indices that a Metal kernel has for buffers, and for threadgroup memory.
 const BUFFERS: u32 = 31;
-/// Indices of function constants.
+/// The number of indices for function constants.
 const CONSTANTS: u32 = 65536;
-/// What Metal takes by value.
+/// The most bytes that Metal takes by value.
 const PARAMETER_BYTES: usize = 4096;
-/// Threadgroup memory of every Apple GPU.
+/// The bytes of threadgroup memory that every Apple GPU has.
 const THREADGROUP_BYTES: u32 = 32 << 10;
 
-/// What a launch is for.
+/// The evaluation that [`CustomPrimitive::launch`](super::CustomPrimitive::launch) returns kernels
+/// for.
 #[derive(Clone, Debug)]
 pub struct Call {
-    /// The evaluated inputs.
+    /// The shapes and types of the evaluated inputs.
     pub inputs: Vec<Spec>,
-    /// The outputs, which are row-contiguous.
+    /// The shapes and types of the outputs, which are row-contiguous.
     pub outputs: Vec<Spec>,
-    /// Elements to step over in memory for each dimension of each input.
+    /// For each input, the distance in memory, in elements, between neighbors along each dimension.
     pub strides: Vec<Vec<i64>>,
-    /// Threads that a threadgroup may have.
+    /// The most threads that a threadgroup may have.
     pub max_threads: u32,
 }
 
-/// The value of a function constant.
+/// The value of a function constant, by its type in Metal.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Constant {
     /// `bool`
@@ -50,7 +51,7 @@ pub enum Constant {
 }
 
 impl Constant {
-    /// Its type as an `MTL::DataType`, and its bits.
+    /// The number of the type in `MTL::DataType`, and the bits of the value.
     fn encoded(self) -> (u32, u64) {
         match self {
             Self::Bool(v) => (53, v.into()),
@@ -87,10 +88,10 @@ enum Buffer {
     Parameters(Vec<u8>),
 }
 
-/// A kernel and all that it is given: the counterpart of its parameter list.
+/// A kernel and its arguments, grid and threadgroups.
 ///
-/// What the indices mean is the kernel's own affair: nothing on a Mac tells a buffer bound to the
-/// wrong index from the right one. The simulator does, and is what tests are for.
+/// The kernel's parameter list gives the indices their meaning. A Mac does not detect a buffer that
+/// is bound to the wrong index; tests in the simulator do.
 ///
 /// ```
 /// use mlx_primitives::custom::{Launch, MetalLibrary};
@@ -117,7 +118,7 @@ pub struct Launch {
 }
 
 impl Launch {
-    /// One thread of the kernel of this host name, with nothing bound.
+    /// A launch of one thread of the kernel of this name, with nothing bound.
     pub fn new(library: &MetalLibrary, kernel: impl Into<String>) -> Self {
         Self {
             library: library.clone(),
@@ -136,18 +137,19 @@ impl Launch {
         self.buffer(index, Buffer::Input(input))
     }
 
-    /// Binds output number `output` to `[[buffer(index)]]`, to be written whole.
+    /// Binds output number `output` to `[[buffer(index)]]`. The kernel writes all of it.
     pub fn output(self, index: u32, output: usize) -> Self {
         self.buffer(index, Buffer::Output(output))
     }
 
-    /// Binds an output that an earlier launch of the call wrote, to be read.
+    /// Binds output number `output`, which an earlier launch of the call wrote, to
+    /// `[[buffer(index)]]`. The kernel only reads it.
     pub fn written(self, index: u32, output: usize) -> Self {
         self.buffer(index, Buffer::Written(output))
     }
 
-    /// Binds up to 4096 bytes by value: a number, or a `#[repr(C)]` struct of which the kernel has
-    /// the like, as `constant T&`.
+    /// Binds up to 4096 bytes by value to `[[buffer(index)]]`: a number, or a `#[repr(C)]` struct,
+    /// which the kernel declares with the same layout as `constant T&`.
     pub fn parameters<T: NoUninit>(self, index: u32, value: &T) -> Self {
         self.buffer(index, Buffer::Parameters(bytes_of(value).to_vec()))
     }
@@ -157,30 +159,31 @@ impl Launch {
         self
     }
 
-    /// Sets `[[function_constant(index)]]`; a pipeline is made for each set of values.
+    /// Sets `[[function_constant(index)]]`. Each set of values has its own pipeline.
     pub fn constant(mut self, index: u32, value: impl Into<Constant>) -> Self {
         self.constants.push((index, value.into()));
         self
     }
 
-    /// Gives `[[threadgroup(index)]]` this number of bytes, a multiple of 16.
+    /// Sets the size of `[[threadgroup(index)]]` in bytes, a multiple of 16.
     pub fn threadgroup_memory(mut self, index: u32, bytes: u32) -> Self {
         self.threadgroup.push((index, bytes));
         self
     }
 
-    /// A number of whole threadgroups, each of a number of threads.
+    /// Sets the grid in whole threadgroups: their number and their threads, in each dimension.
     pub fn groups(self, groups: [u32; 3], threads_per_group: [u32; 3]) -> Self {
         Self { grid: groups, group: threads_per_group, grid_is_threads: false, ..self }
     }
 
-    /// So many threads; threadgroups at the far edges may be smaller.
+    /// Sets the grid in threads: their number, and the threads of a threadgroup, in each dimension.
+    /// Threadgroups at the far edges may be smaller.
     pub fn threads(self, threads: [u32; 3], threads_per_group: [u32; 3]) -> Self {
         Self { grid: threads, group: threads_per_group, grid_is_threads: true, ..self }
     }
 
-    /// The launch for C++, unless it is one that no kernel could have. `written` says which outputs
-    /// earlier launches wrote, and then those of this one too.
+    /// Checks the launch and converts it for C++. `written` says for each output whether earlier
+    /// launches write it, and is updated by this launch.
     pub(super) fn checked(
         mut self,
         op: &str,
@@ -285,7 +288,7 @@ impl Launch {
     }
 }
 
-/// The first index that is given twice, or that there is none of.
+/// The first index that is given twice or is not below the limit.
 fn bad_index<T>(indexed: &[(u32, T)], limit: u32) -> Option<u32> {
     let bad = |(at, (index, _)): (usize, &(u32, T))| {
         let twice = indexed[..at].iter().any(|(other, _)| other == index);

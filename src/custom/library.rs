@@ -1,4 +1,4 @@
-//! Metal libraries of a user's own.
+//! Metal libraries of custom primitives.
 
 use std::borrow::Cow;
 use std::collections::HashMap;
@@ -11,11 +11,12 @@ use super::metallib::{self, MetalVersion};
 use crate::error::{Error, Result};
 use crate::files;
 
-/// Metal kernels: compiled ahead of time, or the source to compile when one is first used.
+/// Metal kernels: compiled ahead of time, or their source, which is compiled when a kernel is first
+/// used.
 ///
-/// Libraries of the same contents are one; those that differ never share a kernel, whatever their
-/// kernels are called. Loaded by MLX at the first launch and kept until the process ends, so that
-/// an array may outlive every handle to the library that computes it.
+/// Libraries of the same contents are one library; libraries of different contents never share a
+/// kernel, whatever the names. MLX loads a library at the first launch and keeps it until the
+/// process ends, so an array may outlive every handle to the library that computes it.
 ///
 /// On Linux the simulator runs a library's kernels, from its source.
 #[derive(Clone)]
@@ -31,12 +32,12 @@ struct Library {
     name: String,
     contents: Contents,
     version: Option<MetalVersion>,
-    /// Where MLX reads the metallib from: it takes no bytes.
+    /// The file from which MLX reads the metallib, since it cannot read one from memory.
     file: OnceLock<Result<PathBuf, String>>,
 }
 
 impl MetalLibrary {
-    /// The `.metallib` at a path, read now.
+    /// Reads the `.metallib` at a path.
     ///
     /// # Errors
     ///
@@ -48,18 +49,19 @@ impl MetalLibrary {
         Self::from_bytes(bytes).map_err(|error| Error::file(path, error))
     }
 
-    /// A `.metallib` in memory, such as that of `include_bytes!`.
+    /// A library from the bytes of a `.metallib`, such as those of `include_bytes!`.
     ///
     /// # Errors
     ///
     /// Returns an error if its header or list of functions is damaged, it is not for macOS, or it
-    /// was compiled for a newer Metal than this system runs; elsewhere, than this crate knows.
+    /// was compiled for a newer version of Metal than this macOS runs or, on other systems, than
+    /// this crate knows.
     pub fn from_bytes(metallib: impl Into<Cow<'static, [u8]>>) -> Result<Self> {
         Self::new(Contents { metallib: Some(metallib.into()), source: None })
     }
 
-    /// Source of the Metal shading language, with no `#include` but of Metal's own headers.
-    /// Compiled at the first launch: what is wrong with it is an error then.
+    /// A library from source in the Metal shading language, which may `#include` only Metal's own
+    /// headers. It is compiled at the first launch, which fails if the source is wrong.
     ///
     /// # Errors
     ///
@@ -76,8 +78,9 @@ impl MetalLibrary {
         Self::new(Contents { metallib: None, source: Some(source.into()) })
     }
 
-    /// A metallib and the source that it was compiled from, as `mlx-primitives-build` leaves them:
-    /// where it could compile none, the metallib is empty and the source is compiled when used.
+    /// A library from a metallib and the source that it was compiled from, as
+    /// `mlx-primitives-build` writes them. If it could not compile the source, the metallib is
+    /// empty and the source is compiled when a kernel is first used.
     ///
     /// # Errors
     ///
@@ -88,7 +91,7 @@ impl MetalLibrary {
         Self::new(Contents { metallib, source: Some(source.into()) })
     }
 
-    /// The same library with its source, for the simulator.
+    /// Adds the source of the library, which the simulator needs.
     ///
     /// # Errors
     ///
@@ -97,7 +100,8 @@ impl MetalLibrary {
         Self::new(Contents { source: Some(source.into()), ..self.0.contents.clone() })
     }
 
-    /// The newest Metal that a function of the metallib was compiled for; none without a metallib.
+    /// The newest version of Metal that a function of the metallib was compiled for; `None` without
+    /// a metallib.
     pub fn version(&self) -> Option<MetalVersion> {
         self.0.version
     }
@@ -109,7 +113,7 @@ impl MetalLibrary {
             Some(bytes) => Some(metallib::check(bytes)?),
             None => None,
         };
-        // MLX hands sources to Metal as ASCII; comments, where other characters stand, lose nothing.
+        // MLX passes sources to Metal as ASCII. Other characters occur only in comments.
         if let Some(source) = contents.source.take_if(|source| !source.is_ascii()) {
             let ascii = source.chars().map(|c| if c.is_ascii() { c } else { ' ' });
             contents.source = Some(Cow::Owned(ascii.collect()));
@@ -157,7 +161,7 @@ impl LibraryHandle {
         Ok(path.display().to_string())
     }
 
-    /// MLX has the library: the file is not needed any more.
+    /// Removes the file, which is not needed after MLX has loaded the library.
     pub(crate) fn loaded(&self) {
         if let Some(Ok(path)) = self.0.file.get() {
             let _ = fs::remove_file(path);
@@ -175,7 +179,7 @@ impl LibraryHandle {
     }
 }
 
-/// A new file of these bytes, which nobody else could have put there.
+/// Writes the bytes to a new file, which no other program can have put there.
 fn write(bytes: &[u8]) -> std::io::Result<PathBuf> {
     for attempt in 0..100 {
         let name = format!("mlx-primitives-{}-{attempt}.metallib", std::process::id());

@@ -1,13 +1,13 @@
-//! What a `.metallib` says of itself, checked before Metal sees it: its message would be vague.
+//! Checks the header of a `.metallib` before Metal loads it, since the error of Metal is vague.
 
 use crate::error::{Error, Result};
 
 /// A version of the Metal shading language.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct MetalVersion {
-    /// 3 of 3.1.
+    /// The first number: 3 in 3.1.
     pub major: u16,
-    /// 1 of 3.1.
+    /// The second number: 1 in 3.1.
     pub minor: u16,
 }
 
@@ -17,7 +17,7 @@ impl std::fmt::Display for MetalVersion {
     }
 }
 
-/// The languages that macOS brought, with the release that did.
+/// Releases of macOS, and the version of the language that each of them introduced.
 const RELEASES: [(u32, MetalVersion); 5] = [
     (13, MetalVersion { major: 3, minor: 0 }),
     (14, MetalVersion { major: 3, minor: 1 }),
@@ -33,23 +33,24 @@ fn damaged(what: &str) -> Error {
     Error::argument("metal_library", format_args!("a .metallib, got one whose {what}"))
 }
 
-/// Little-endian, of up to eight bytes.
+/// The little-endian number in up to eight bytes.
 fn number(bytes: &[u8]) -> u64 {
     bytes.iter().rev().fold(0, |value, &byte| value << 8 | u64::from(byte))
 }
 
-/// `size` bytes from `at`, if the file has them.
+/// The `size` bytes from `at` on, or `None` if the file does not have them.
 fn part(bytes: &[u8], at: u64, size: u64) -> Option<&[u8]> {
     bytes.get(usize::try_from(at).ok()?..)?.get(..usize::try_from(size).ok()?)
 }
 
-/// The newest language that a function was compiled for, if this system runs it.
+/// The newest version of the language that a function was compiled for, or an error if this system
+/// does not run it.
 pub(super) fn check(bytes: &[u8]) -> Result<MetalVersion> {
     if bytes.len() < HEADER_BYTES || !bytes.starts_with(b"MTLB") {
         return Err(damaged("header is not that of one"));
     }
-    // From byte 16: the file's size; offset and size of the function list, of public and of
-    // private metadata, and of the bitcode.
+    // The words from byte 16 on: the size of the file; offset and size of the function list, of
+    // public and of private metadata, and of the bitcode.
     let word = |i: usize| number(&bytes[16 + 8 * i..][..8]);
     if word(0) != bytes.len() as u64 {
         return Err(damaged("size is not what its header says: it may be cut short"));
@@ -81,7 +82,8 @@ pub(super) fn check(bytes: &[u8]) -> Result<MetalVersion> {
     Ok(version)
 }
 
-/// A count, then for each function its size and tags, each with a length and data.
+/// The newest version in a function list: a count, then for each function its size and tags, each
+/// with a length and data. `None` if the list is damaged.
 fn newest(list: &[u8], bitcode: u64) -> Option<MetalVersion> {
     let mut newest = None;
     let mut rest = list.get(4..)?;
@@ -114,8 +116,8 @@ fn newest(list: &[u8], bitcode: u64) -> Option<MetalVersion> {
     newest
 }
 
-/// The newest language that a release of macOS runs, if it is known here; without a release, the
-/// newest that is.
+/// The newest version of the language that a release of macOS runs; `None` if this crate does not
+/// know the release. For no release, the newest version that it knows.
 pub fn supported(release: Option<u32>) -> Option<MetalVersion> {
     let [(_, oldest), .., (latest, newest)] = RELEASES;
     match release {
@@ -128,7 +130,7 @@ pub fn supported(release: Option<u32>) -> Option<MetalVersion> {
     }
 }
 
-/// The first number of the system's version, on macOS.
+/// The first number of the version of macOS, or `None` on other systems.
 fn macos_release() -> Option<u32> {
     if !cfg!(target_os = "macos") {
         return None;

@@ -1,8 +1,10 @@
-//! Primitives of your own, written in Rust, with Metal kernels of your own.
+//! Custom primitives, written in Rust, with Metal kernels.
 //!
-//! A type that implements [`CustomPrimitive`] becomes a node of MLX's lazy graph by [`apply`]: it
-//! runs on the CPU and on the GPU, inside `compile`, and differentiates and vectorises as far as it
-//! says how. `docs/write-your-own-primitive.md` goes from an empty folder to a tested crate.
+//! [`apply`] makes a value of a type that implements [`CustomPrimitive`] a node of MLX's lazy
+//! graph. It runs on the CPU and on the GPU, inside `compile`, and has the derivatives and the
+//! `vmap` that the type implements. [The
+//! guide](https://github.com/mlx-primitives/mlx-primitives/blob/main/docs/write-your-own-primitive.md)
+//! goes from an empty folder to a tested crate.
 //!
 //! ```
 //! use mlx_primitives::custom::{self, CustomPrimitive, Spec, View, ViewMut};
@@ -53,7 +55,7 @@ pub use metallib::MetalVersion;
 pub use metallib::supported as supported_metal;
 pub use view::{Elements, View, ViewMut};
 
-/// Shape and type of an array.
+/// The shape and type of an array.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Spec {
     /// The length of each dimension.
@@ -63,12 +65,12 @@ pub struct Spec {
 }
 
 impl Spec {
-    /// An array of this shape and type.
+    /// The description of an array of this shape and type.
     pub fn new(shape: impl Into<Vec<i32>>, dtype: Dtype) -> Self {
         Self { shape: shape.into(), dtype }
     }
 
-    /// The shape and type of an array.
+    /// The description of an array.
     pub fn of(array: &Array) -> Self {
         Self::new(array.shape(), array.dtype())
     }
@@ -94,50 +96,53 @@ impl From<Spec> for ffi::CustomOutput {
 /// How a primitive takes an input.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Layout {
-    /// In row-major order without gaps; what is not so is copied first, in the graph.
+    /// In row-major order without gaps. An input that is not so is copied first, in the graph.
     RowContiguous,
-    /// As it lies in memory, with any strides: zero for broadcast axes, negative for reversed ones.
+    /// In place, with any strides: zero for broadcast axes, negative for reversed ones.
     Any,
 }
 
-/// An op that MLX knows nothing of: what it returns, how it is computed, and, if it has them, its
-/// derivatives. A value of the type is one node's parameters.
+/// A custom op: its outputs, its computation and, if it has them, its derivatives. A value of the
+/// type holds the parameters of one node.
 ///
 /// `eval_cpu` runs on the thread of a CPU stream, the other methods on the thread that builds or
-/// evaluates the graph, which is why the type is `Send` and `Sync`. An `Err` or a panic in any of
-/// them is an `Err` of the op, of the transform or of the evaluation, and names the primitive (a
-/// panic in a program built with `panic = "abort"` ends it); what a failed `eval_cpu` left in its
-/// outputs is never given out.
+/// evaluates the graph, which is why the type is `Send` and `Sync`. An `Err` or a panic in a method
+/// becomes an `Err` of the op, of the transform or of the evaluation, and names the primitive.
+/// (With `panic = "abort"`, a panic ends the program.) The outputs of a failed `eval_cpu` cannot be
+/// read.
 pub trait CustomPrimitive: Send + Sync + 'static {
-    /// The name in errors and graphs.
+    /// The name of the primitive in errors and graphs.
     fn name(&self) -> &str;
 
-    /// Shapes and types of the outputs, at least one.
+    /// The shapes and types of the outputs, of which there is at least one.
     ///
-    /// Depends on nothing but `self` and the inputs: `compile` asks again for other shapes.
+    /// They may depend on `self` and the inputs only: `compile` calls the method again for other
+    /// shapes.
     ///
     /// # Errors
     ///
     /// Returns an error to refuse the inputs.
     fn outputs(&self, inputs: &[Spec]) -> Result<Vec<Spec>>;
 
-    /// How input number `input` is wanted; [`Layout::RowContiguous`] unless overridden.
+    /// The layout that the primitive needs of input number `input`; [`Layout::RowContiguous`] by
+    /// default.
     fn layout(&self, input: usize) -> Layout {
         let _ = input;
         Layout::RowContiguous
     }
 
-    /// The input whose memory output 0, of the same shape and type, is to take over; none unless
-    /// overridden. Nothing is copied where nobody else will read the input.
+    /// The input whose memory output 0, of the same shape and type, takes over; `None` by default.
+    /// The input is not copied if nothing else will read it.
     ///
-    /// `eval_cpu` then finds the input's elements in output 0, and only there. Kernels have to bear
-    /// that the two are one buffer.
+    /// `eval_cpu` then finds the input's elements in output 0, and only there. Kernels get the same
+    /// buffer for both.
     fn in_place(&self) -> Option<usize> {
         None
     }
 
-    /// Computes all elements of all outputs. Outputs are row-contiguous, share memory with no
-    /// input, and hold anything before. Not called where no output has elements.
+    /// Computes all elements of all outputs on the CPU. Outputs are row-contiguous, share no memory
+    /// with inputs, and are not initialized. MLX does not call this method if no output has
+    /// elements.
     ///
     /// # Errors
     ///
@@ -146,23 +151,24 @@ pub trait CustomPrimitive: Send + Sync + 'static {
 
     /// The kernels to dispatch on a GPU, in order.
     ///
-    /// Called again, with fewer threads, if a kernel needs so many registers that its pipeline
-    /// allows no more than that in a threadgroup.
+    /// The method is called again with a smaller [`Call::max_threads`] if a kernel needs more
+    /// registers than its pipeline has for that number of threads in a threadgroup.
     ///
     /// # Errors
     ///
-    /// Returns an error if nothing can be dispatched, which a primitive without this method always does.
+    /// Returns an error if nothing can be dispatched, as the default method always does.
     fn launch(&self, call: &Call) -> Result<Vec<Launch>> {
         let _ = call;
         Err(self.lacks("Metal kernel"))
     }
 
-    /// The cotangents pulled back to the primals numbered `argnums`: for each of them, in that
-    /// order, an array of the primal's shape and type. There is a cotangent for each output.
+    /// The vector-Jacobian product: the cotangents pulled back to the primals numbered `argnums`.
+    /// Returns an array of the primal's shape and type for each of them, in that order. There is a
+    /// cotangent for each output.
     ///
     /// # Errors
     ///
-    /// Returns an error if there is no such derivative, as for a primitive without this method.
+    /// Returns an error if there is no such derivative, as the default method always does.
     fn vjp(
         &self,
         primals: &[Array],
@@ -174,30 +180,30 @@ pub trait CustomPrimitive: Send + Sync + 'static {
         Err(self.lacks("vjp"))
     }
 
-    /// The derivatives of the outputs along `tangents`, one for each primal numbered in `argnums`;
-    /// the others stay as they are.
+    /// The Jacobian-vector product: the derivatives of the outputs along `tangents`, of which there
+    /// is one for each primal numbered in `argnums`. The other primals are constant.
     ///
     /// # Errors
     ///
-    /// Returns an error if there is no such derivative, as for a primitive without this method.
+    /// Returns an error if there is no such derivative, as the default method always does.
     fn jvp(&self, primals: &[Array], tangents: &[Array], argnums: &[usize]) -> Result<Vec<Array>> {
         let _ = (primals, tangents, argnums);
         Err(self.lacks("jvp"))
     }
 
-    /// The op over an axis more: `axes` says which axis of each input is mapped, if any. Returns
-    /// the outputs and the axis of each that is the mapped one.
+    /// The op mapped over an additional axis: `axes` has the mapped axis of each input, if any.
+    /// Returns the outputs and the mapped axis of each output.
     ///
     /// # Errors
     ///
-    /// Returns an error if the op cannot be mapped, as for a primitive without this method.
+    /// Returns an error if the op cannot be mapped, as the default method always does.
     fn vmap(&self, inputs: &[Array], axes: &[Option<usize>]) -> Result<(Vec<Array>, Vec<usize>)> {
         let _ = (inputs, axes);
         Err(self.lacks("vmap"))
     }
 
-    /// Whether `other` computes the same from the same inputs: `compile` then merges the two. Never
-    /// unless overridden.
+    /// Whether `other` computes the same outputs from the same inputs, so that `compile` merges the
+    /// two; false by default.
     fn is_equivalent(&self, other: &Self) -> bool
     where
         Self: Sized,
@@ -206,19 +212,20 @@ pub trait CustomPrimitive: Send + Sync + 'static {
         false
     }
 
-    /// The error of a method that is not there.
+    /// The error of a default method, which the primitive does not override.
     #[doc(hidden)]
     fn lacks(&self, what: &str) -> Error {
         Error::argument(self.name(), format_args!("a primitive with a {what}, got one without"))
     }
 }
 
-/// The outputs of a primitive, as one lazy node on the current device and stream.
+/// Builds one lazy node of a primitive on the current device and stream, and returns its outputs.
+/// The [module](self) has an example.
 ///
 /// # Errors
 ///
-/// Returns an error if the primitive refuses the inputs, says no outputs, or says shapes that no
-/// memory holds.
+/// Returns an error if the primitive refuses the inputs, or if [`CustomPrimitive::outputs`] returns
+/// no output or shapes of 2^47 bytes or more.
 pub fn apply<P: CustomPrimitive>(primitive: P, inputs: &[&Array]) -> Result<Vec<Array>> {
     let op = calls::CustomOp::new(primitive)?;
     let specs: Vec<Spec> = inputs.iter().map(|input| Spec::of(input)).collect();
@@ -228,7 +235,7 @@ pub fn apply<P: CustomPrimitive>(primitive: P, inputs: &[&Array]) -> Result<Vec<
     Ok(from_list(&*ffi::custom(Box::new(op), &list, &any_layout, &outputs)?))
 }
 
-/// [`apply`] for a primitive of one output.
+/// Builds one lazy node of a primitive of one output, and returns that output.
 ///
 /// # Errors
 ///
@@ -244,8 +251,9 @@ pub fn apply_one<P: CustomPrimitive>(primitive: P, inputs: &[&Array]) -> Result<
     }
 }
 
-/// The library that `mlx-primitives-build` made in this crate's build script, opened once: a
-/// [`MetalLibrary`](crate::custom::MetalLibrary), or the error of a metallib that this machine cannot run.
+/// Opens the library that `mlx-primitives-build` made in the build script of the calling crate,
+/// once. Evaluates to a `Result` of a [`MetalLibrary`](crate::custom::MetalLibrary), which is an
+/// error for a metallib that this machine cannot run.
 ///
 /// ```ignore
 /// let library = mlx_primitives::metal_library!("own")?; // of metal/own.metal

@@ -1,4 +1,4 @@
-//! What `eval_cpu` sees of an array.
+//! The inputs and outputs of `eval_cpu`.
 
 use std::marker::PhantomData;
 
@@ -6,7 +6,7 @@ use crate::dtype::{Dtype, Element};
 use crate::error::{Error, Result};
 use crate::ffi::custom::bridge as ffi;
 
-/// Where an evaluated array lies, and how.
+/// The memory of an evaluated array: address, shape, strides and type.
 #[derive(Clone, Copy)]
 pub(super) struct Evaluated<'a> {
     data: *mut u8,
@@ -26,14 +26,14 @@ impl<'a> Evaluated<'a> {
         self.shape.iter().map(|&dim| dim as usize).product()
     }
 
-    /// The first element, for reads or writes as far as `self` may be.
+    /// The address of the first element, or `None` if it is null or not aligned for `T`.
     fn data<T>(&self) -> Option<*mut T> {
         let data = self.data.cast::<T>();
         (data.is_aligned() && !data.is_null()).then_some(data)
     }
 }
 
-/// An evaluated input.
+/// An evaluated input of [`CustomPrimitive::eval_cpu`](super::CustomPrimitive::eval_cpu).
 pub struct View<'a> {
     op: &'a str,
     index: usize,
@@ -42,8 +42,8 @@ pub struct View<'a> {
 }
 
 impl<'a> View<'a> {
-    /// The array is evaluated, and its memory lives and is not written for `'a`, unless an output
-    /// took it over.
+    /// A view of an evaluated array, whose memory lives and is not written for `'a`, unless `taken`
+    /// says that an output took it over.
     pub(super) fn new(op: &'a str, index: usize, array: Evaluated<'a>, taken: bool) -> Self {
         Self { op, index, array, taken }
     }
@@ -68,12 +68,12 @@ impl<'a> View<'a> {
         self.array.size()
     }
 
-    /// The elements in row-major order, where they lie.
+    /// The elements in row-major order, in place.
     ///
     /// # Errors
     ///
-    /// Returns an error if `T` is not the type of the input, or the input is not row-contiguous,
-    /// which only one of [`Layout::Any`](super::Layout::Any) can be.
+    /// Returns an error if `T` is not the type of the input, or if the input is not row-contiguous,
+    /// which happens only with [`Layout::Any`](super::Layout::Any).
     pub fn as_slice<T: Element>(&self) -> Result<&'a [T]> {
         let data = self.data::<T>()?;
         if !self.array.row_contiguous {
@@ -89,7 +89,7 @@ impl<'a> View<'a> {
         Ok(unsafe { std::slice::from_raw_parts(data, self.size()) })
     }
 
-    /// The elements in row-major order, whatever the layout.
+    /// An iterator over the elements in row-major order, whatever the layout.
     ///
     /// # Errors
     ///
@@ -125,7 +125,7 @@ impl<'a> View<'a> {
             return Err(self.expected("aligned to its elements", got));
         };
         let data = data.cast_const();
-        // Other bytes than these are no bool in Rust.
+        // Bytes other than 0 and 1 are not valid bools in Rust.
         if T::DTYPE == Dtype::Bool && self.walk(data.cast::<u8>()).any(|byte| byte > 1) {
             return Err(self.expected("of bools", "other bytes than 0 and 1"));
         }
@@ -137,7 +137,7 @@ impl<'a> View<'a> {
     }
 }
 
-/// The elements of an input in row-major order; see [`View::elements`].
+/// An iterator over the elements of an input in row-major order; see [`View::elements`].
 pub struct Elements<'a, T> {
     data: *const T,
     shape: &'a [i32],
@@ -178,7 +178,7 @@ impl<T: Copy> Iterator for Elements<'_, T> {
 
 impl<T: Copy> ExactSizeIterator for Elements<'_, T> {}
 
-/// An output to be filled.
+/// An output for [`CustomPrimitive::eval_cpu`](super::CustomPrimitive::eval_cpu) to fill.
 pub struct ViewMut<'a> {
     op: &'a str,
     index: usize,
@@ -187,8 +187,8 @@ pub struct ViewMut<'a> {
 
 impl<'a> ViewMut<'a> {
     /// # Safety
-    /// The array's memory is allocated, row-contiguous, and for `'a` this view's alone; with what
-    /// an input held in it, if `filled`.
+    /// The array's memory is allocated, row-contiguous and, for `'a`, used by this view alone. If
+    /// `filled`, it holds the elements of an input.
     pub(super) unsafe fn new(
         op: &'a str,
         index: usize,
@@ -202,10 +202,10 @@ impl<'a> ViewMut<'a> {
             // SAFETY: the caller's promise: a row-contiguous array of this many bytes.
             let memory = unsafe { std::slice::from_raw_parts_mut(array.data, bytes) };
             match (bool, filled) {
-                // Other bytes than 0 and 1 are no bool in Rust.
+                // Bytes other than 0 and 1 are not valid bools in Rust.
                 (true, true) => memory.iter_mut().for_each(|byte| *byte = u8::from(*byte != 0)),
                 (true, false) => memory.fill(1),
-                // What eval_cpu leaves out shows: it stays NaN.
+                // Elements that `eval_cpu` leaves out stay NaN, which shows.
                 (false, _) => memory.fill(0xff),
             }
         }
@@ -227,8 +227,8 @@ impl<'a> ViewMut<'a> {
         self.array.size()
     }
 
-    /// The elements in row-major order. What they are before they are written is not defined; in
-    /// debug builds they are NaN, or all bits set.
+    /// The elements in row-major order. Their values before they are written are not defined; in
+    /// debug builds all their bits are set, which is NaN for floats.
     ///
     /// # Errors
     ///
@@ -246,8 +246,8 @@ impl<'a> ViewMut<'a> {
             let got = format_args!("aligned memory, got {:?}", self.array.data);
             return Err(Error::argument(self.op, got));
         };
-        // SAFETY: `new`'s promise; it is aligned, and whatever MLX's memory holds is a value of T,
-        // as `new` saw to for bools.
+        // SAFETY: the promise of `new`. The memory is aligned, and any bits are a value of T: for
+        // bools `new` made sure of that.
         Ok(unsafe { std::slice::from_raw_parts_mut(data, self.size()) })
     }
 }

@@ -1,4 +1,5 @@
-//! Primitives that a user of the crate wrote: their one C++ class, and what it asks of Rust.
+//! Custom primitives: the one C++ class that stands for all of them, and the Rust functions that it
+//! calls.
 
 use crate::custom::calls::{
     CustomOp, custom_eval, custom_in_place, custom_is_equivalent, custom_jvp, custom_launches,
@@ -13,28 +14,28 @@ pub(crate) mod bridge {
         dtype: Dtype,
     }
 
-    /// What is bound to a buffer index.
+    /// The kind of memory that is bound to a buffer index.
     #[repr(u8)]
     enum CustomBuffer {
         Input,
         Output,
-        /// An output that an earlier launch has written, to be read.
+        /// An output that an earlier launch has written, for reading.
         Written,
-        /// Bytes by value.
+        /// Parameters by value.
         Parameters,
     }
 
     struct CustomBinding {
         buffer: CustomBuffer,
         index: u32,
-        /// Which of the inputs or outputs.
+        /// The number of the input or output.
         array: u32,
         bytes: Vec<u8>,
     }
 
     struct CustomConstant {
         index: u32,
-        /// An `MTL::DataType`.
+        /// The number of an `MTL::DataType`.
         data_type: u32,
         /// The value in its low bytes.
         bits: u64,
@@ -48,7 +49,7 @@ pub(crate) mod bridge {
     struct CustomLaunch {
         library: Box<LibraryHandle>,
         kernel: String,
-        /// The kernel's name with its constants: what the pipeline is cached under.
+        /// The kernel's name with its constants, which is the key of the pipeline in the cache.
         pipeline: String,
         constants: Vec<CustomConstant>,
         bindings: Vec<CustomBinding>,
@@ -58,7 +59,8 @@ pub(crate) mod bridge {
         grid_is_threads: bool,
     }
 
-    /// An evaluated array: its dimensions and strides lie beside, after those of the arrays before.
+    /// An evaluated array. Its dimensions and strides are in separate lists, after those of the
+    /// arrays before it.
     struct CustomView {
         data: *mut u8,
         bytes: usize,
@@ -80,7 +82,7 @@ pub(crate) mod bridge {
         type MlxArray = crate::ffi::bridge::MlxArray;
         type Dtype = crate::ffi::bridge::Dtype;
 
-        /// The outputs of one lazy node. Inputs whose `any_layout` is not set are made
+        /// Builds one lazy node and returns its outputs. Inputs without `any_layout` are made
         /// row-contiguous.
         fn custom(
             op: Box<CustomOp>,
@@ -89,7 +91,7 @@ pub(crate) mod bridge {
             outputs: &[CustomOutput],
         ) -> Result<UniquePtr<CxxVector<MlxArray>>>;
 
-        /// Elements to step over in memory for each dimension, as evaluated.
+        /// The strides of an evaluated array, in elements.
         fn custom_strides(array: &MlxArray) -> &[i64];
     }
 
@@ -98,7 +100,7 @@ pub(crate) mod bridge {
         type LibraryHandle;
 
         /// The arrays are the inputs, then the outputs. Their memory lives until the call
-        /// returns; nothing else touches that of the outputs, each of which has its own.
+        /// returns. Each output has its own memory, which nothing else uses.
         unsafe fn custom_eval(
             op: &CustomOp,
             arrays: &[CustomView],
@@ -137,13 +139,13 @@ pub(crate) mod bridge {
         ) -> Result<CustomBatch>;
         fn custom_is_equivalent(a: &CustomOp, b: &CustomOp) -> bool;
 
-        /// A name that no other library has.
+        /// The unique name of the library.
         fn name(self: &LibraryHandle) -> &str;
-        /// The path of a metallib, or nothing for a library of source alone.
+        /// The path of the metallib, or an empty string for a library of source alone.
         fn metallib(self: &LibraryHandle) -> Result<String>;
-        /// To be called once MLX has loaded the metallib.
+        /// Tells the library that MLX has loaded the metallib.
         fn loaded(self: &LibraryHandle);
-        /// An error for a metallib whose source is not known.
+        /// The source, or an error for a metallib without one.
         fn source(self: &LibraryHandle) -> Result<String>;
     }
 }

@@ -1,4 +1,4 @@
-//! Files of arrays: what MLX writes itself, and arrays that are read when they are used.
+//! Files of arrays: MLX writes them, and arrays of this crate read them when they are used.
 
 use crate::io::stored::Stored;
 
@@ -17,7 +17,7 @@ pub(crate) mod bridge {
         type MlxArray = crate::ffi::bridge::MlxArray;
         type Dtype = crate::ffi::bridge::Dtype;
 
-        /// A lazy array of as many bytes as are stored.
+        /// A lazy array whose elements `from` reads.
         fn stored(from: Box<Stored>, shape: &[i32], dtype: Dtype) -> Result<UniquePtr<MlxArray>>;
         fn save_safetensors(
             path: &str,
@@ -30,7 +30,7 @@ pub(crate) mod bridge {
     extern "Rust" {
         type Stored;
 
-        /// Fills the memory of the array with what is stored.
+        /// Fills the memory of the array with the stored elements.
         fn read(self: &Stored, bytes: &mut [u8]) -> Result<()>;
     }
 }

@@ -1,4 +1,4 @@
-//! Where C++ enters the CPU kernels.
+//! The entry points of the CPU kernels for C++.
 
 mod elements;
 mod products;
@@ -11,7 +11,7 @@ use rows::*;
 #[allow(clippy::too_many_arguments)] // C++ passes extents and buffers one by one
 #[cxx::bridge(namespace = "mlx_primitives::bridge")]
 pub(crate) mod bridge {
-    /// Extents of `x * scale + shift`; scale and shift have 1 column or all of them.
+    /// Extents of `x * scale + shift`. `scale` and `shift` have 1 column or as many as `x`.
     struct AffineCall {
         rows: usize,
         columns: usize,
@@ -19,7 +19,7 @@ pub(crate) mod bridge {
         shift_columns: usize,
     }
 
-    /// Address of the first element, and strides in elements; address 0 for none.
+    /// The address of the first element, or 0 for no array, and the strides in elements.
     #[derive(Clone, Copy)]
     struct AttentionView {
         address: usize,
@@ -52,12 +52,12 @@ pub(crate) mod bridge {
         mask: AttentionView,
     }
 
-    /// Extents of the logits and what they are held against.
+    /// Extents of the logits, and how their targets count.
     struct CrossEntropyCall {
         rows: usize,
         classes: usize,
         smoothing: f32,
-        /// Whether rows of the target `ignored` cost nothing.
+        /// Whether rows with the target `ignored` cost nothing.
         ignores: bool,
         ignored: i32,
     }
@@ -68,19 +68,19 @@ pub(crate) mod bridge {
         eps: f32,
     }
 
-    /// Extents of `[batch, m, k]` times `[n, k]`, or `[k, n]` if `columns`, and what follows.
+    /// Extents of `[batch, m, k]` times `[n, k]`, or `[k, n]` if `columns`, and the activation.
     struct LinearCall {
         batch: usize,
         m: usize,
         n: usize,
         k: usize,
         columns: bool,
-        /// Each batch entry has weights of its own.
+        /// Whether each batch entry has separate weights.
         w_batched: bool,
         activation: ActivationKind,
     }
 
-    /// One product for the CPU; a plain base has neither mode nor scales.
+    /// One product with a low-rank update. A plain base has neither mode nor scales.
     struct LoraCall {
         dtype: Dtype,
         quantized: bool,
@@ -101,16 +101,16 @@ pub(crate) mod bridge {
         out: *mut u8,
     }
 
-    /// Extents of the scores and what hides them; strides are in elements.
+    /// Extents of the scores and their masks. Strides are in elements.
     struct MaskedSoftmaxCall {
         rows: usize,
         queries: usize,
         keys: usize,
         scale: f32,
         causal: bool,
-        /// 0 for none.
+        /// The keys that a query sees, or 0 for no window.
         window: usize,
-        /// Else of bools, if there is a mask.
+        /// Whether a mask is of floats rather than of bools.
         additive: bool,
         mask_dims: usize,
         mask_key_stride: i64,
@@ -118,7 +118,7 @@ pub(crate) mod bridge {
         mask_shape: [u32; 8],
     }
 
-    /// One product for the CPU; pointers to what is not there are null.
+    /// One product with packed weights. Pointers of absent arrays are null.
     struct QuantizedCall {
         dtype: Dtype,
         mode: QuantizedMode,
@@ -148,7 +148,7 @@ pub(crate) mod bridge {
         rows: usize,
         axis: usize,
         eps: f32,
-        /// Layer normalisation, else RMS.
+        /// Whether it is a layer normalization rather than an RMS normalization.
         centered: bool,
     }
 
@@ -165,7 +165,7 @@ pub(crate) mod bridge {
         scale: f32,
     }
 
-    /// Extents and parameters of one step.
+    /// Extents and parameters of one step of decoding.
     struct RopeAppendCall {
         batch: usize,
         heads: usize,
@@ -194,8 +194,8 @@ pub(crate) mod bridge {
     }
 
     extern "Rust" {
-        /// `size` elements are readable at `a` and `b` (which is `a` where the kind takes one
-        /// input) and writable at `out`, which may be either.
+        /// `size` elements are readable at `a` and `b` (which is `a` for a kind of one input) and
+        /// writable at `out`, which may be the address of either.
         unsafe fn activation_cpu(
             dtype: Dtype,
             kind: ActivationKind,
@@ -204,7 +204,7 @@ pub(crate) mod bridge {
             out: *mut u8,
             size: usize,
         );
-        /// The buffers hold what the call says; `out` may be `x`.
+        /// The buffers hold the call's elements; `out` may be `x`.
         unsafe fn affine_cpu(
             dtype: Dtype,
             x: *const u8,
@@ -213,11 +213,11 @@ pub(crate) mod bridge {
             out: *mut u8,
             call: &AffineCall,
         );
-        /// The views hold the call's elements of `dtype` (words of u32 where packed, bytes where
-        /// the mask is of bools); `sinks` is null or holds one for each head; `out` is
-        /// row-contiguous, writable and overlaps none of them.
+        /// The views hold the call's elements of `dtype` (words of u32 if packed, bytes for a mask
+        /// of bools); `sinks` is null or holds an element for each head; `out` is row-contiguous,
+        /// writable and overlaps none of them.
         unsafe fn attention_cpu(dtype: Dtype, call: &AttentionCall, sinks: *const u8, out: *mut u8);
-        /// `x` holds the call's elements, `targets` and `loss` an entry a row and `kept` two.
+        /// `x` holds the call's elements, `targets` and `loss` one entry per row and `kept` two.
         unsafe fn cross_entropy_cpu(
             dtype: Dtype,
             x: *const u8,
@@ -227,7 +227,7 @@ pub(crate) mod bridge {
             call: &CrossEntropyCall,
         );
         /// `x` and `out` hold the call's elements and may be the same address, `targets` and `g`
-        /// an entry a row and `kept` two.
+        /// one entry per row and `kept` two.
         unsafe fn cross_entropy_grad_cpu(
             dtype: Dtype,
             x: *const u8,
@@ -247,8 +247,8 @@ pub(crate) mod bridge {
             bias: *const u8,
             out: *mut u8,
         );
-        /// The buffers hold what the call says; `bias` (`[n]`) and `residual` (as `out`) may be
-        /// null; `out` overlaps no other but `residual`, which it may be.
+        /// The buffers hold the call's elements; `bias` (`[n]`) and `residual` (of the shape of
+        /// `out`) may be null; `out` may be `residual` and overlaps no other buffer.
         unsafe fn linear_cpu(
             dtype: Dtype,
             x: *const u8,
@@ -258,8 +258,8 @@ pub(crate) mod bridge {
             out: *mut u8,
             call: &LinearCall,
         );
-        /// `rows * axis` elements are readable at `x`. `out` holds `rows`, or with `subtract` as
-        /// many as `x` and may then be the same address.
+        /// `rows * axis` elements are readable at `x`. `out` holds `rows` elements; with `subtract`
+        /// it holds `rows * axis` and may be the same address.
         unsafe fn logsumexp_cpu(
             dtype: Dtype,
             x: *const u8,
@@ -268,7 +268,7 @@ pub(crate) mod bridge {
             axis: usize,
             subtract: bool,
         );
-        /// The buffers hold what the extents say; `out` overlaps none.
+        /// The buffers hold the elements of the extents; `out` overlaps none of them.
         unsafe fn lora_cpu(call: &LoraCall);
         /// `x` and `out` hold the call's elements and may be the same address; `mask` is null or
         /// holds an element wherever the call's strides lead.
@@ -279,7 +279,8 @@ pub(crate) mod bridge {
             out: *mut u8,
             call: &MaskedSoftmaxCall,
         );
-        /// As above, and so does `g`; the mask is null or of bools.
+        /// `y`, `g` and `out` hold the call's elements and may be the same address; `mask` is null
+        /// or holds a bool wherever the call's strides lead.
         unsafe fn masked_softmax_grad_cpu(
             dtype: Dtype,
             y: *const u8,
@@ -289,7 +290,7 @@ pub(crate) mod bridge {
             call: &MaskedSoftmaxCall,
         );
         /// `x` holds `groups * group_size` elements, `packed` as many codes of `bits` bits,
-        /// `scales` and `biases` one element a group; nothing overlaps.
+        /// `scales` and `biases` one element per group; nothing overlaps.
         #[allow(clippy::too_many_arguments)]
         unsafe fn quantize_cpu(
             dtype: Dtype,
@@ -301,7 +302,7 @@ pub(crate) mod bridge {
             group_size: usize,
             bits: usize,
         );
-        /// As for `quantize_cpu`, with `out` in place of `x`.
+        /// The buffers hold what `quantize_cpu` requires, with `out` in place of `x`.
         #[allow(clippy::too_many_arguments)]
         unsafe fn dequantize_cpu(
             dtype: Dtype,
@@ -347,7 +348,7 @@ pub(crate) mod bridge {
             eps: f32,
         );
         /// `x` and `out` hold the call's elements and may be the same address; `freqs` is null
-        /// or `dims / 2` long; `offsets` holds one entry or one a batch entry.
+        /// or `dims / 2` long; `offsets` holds one number, or one per batch entry.
         unsafe fn rope_cpu(
             dtype: Dtype,
             x: *const u8,
@@ -358,8 +359,8 @@ pub(crate) mod bridge {
             offset_count: usize,
         );
         /// `state` and `out` hold a state of the call's extents and may be the same address,
-        /// `qkv` a step; `freqs` is null or `dims / 2` long; `offsets` and `slots` hold as many
-        /// numbers as the call says, one or one a batch entry.
+        /// `qkv` a step; `freqs` is null or `dims / 2` long; `offsets` and `slots` hold the numbers
+        /// that the call counts, one or one per batch entry.
         #[allow(clippy::too_many_arguments)]
         unsafe fn rope_append_cpu(
             dtype: Dtype,

@@ -1,7 +1,8 @@
-//! The bridge to C++: its core here; the ops, the CPU kernels and the rest beside it. Conversions only.
+//! The bridge to C++. This file has its core; submodules have the ops, the CPU kernels and the
+//! rest. The bridge only converts.
 //!
-//! Every function that can reach code that throws returns `Result`; an exception in one that
-//! does not would end the process. What is declared infallible only reads a descriptor.
+//! Every function that can reach code that throws returns `Result`, since an exception in any other
+//! function would end the process. Functions without a `Result` only read a descriptor.
 
 pub(crate) mod custom;
 pub(crate) mod io;
@@ -16,7 +17,7 @@ use cxx::CxxVector;
 use crate::cpu::{self, Element};
 use crate::transforms::Closure;
 
-/// The kernels' element type; the op functions let no other dtype through.
+/// The element type of the kernels, or `None` for types that the functions of the ops refuse.
 fn element(dtype: bridge::Dtype) -> Option<Element> {
     match dtype {
         bridge::Dtype::Float32 => Some(Element::F32),
@@ -26,7 +27,8 @@ fn element(dtype: bridge::Dtype) -> Option<Element> {
     }
 }
 
-/// An error of the evaluation may come out of the question whether it is done.
+/// Lends this thread to the kernels until the arrays are computed. Asking whether they are may
+/// return an error of the evaluation.
 fn lend_thread(arrays: &CxxVector<bridge::MlxArray>) -> Result<(), cxx::Exception> {
     let error = Cell::new(None);
     cpu::lend_thread(&|| {
@@ -113,12 +115,12 @@ pub(crate) mod bridge {
         Var,
     }
 
-    /// Where ops are placed: the default device and stream, a device, or one stream.
+    /// The place of ops: the default device and stream, a device, or one stream.
     #[derive(Clone, Copy, PartialEq, Eq)]
     struct Place {
         explicit_device: bool,
         gpu: bool,
-        /// Index of a stream, or -1 for the device's default one.
+        /// The index of a stream, or -1 for the default stream of the device.
         stream: i32,
     }
 
@@ -127,12 +129,12 @@ pub(crate) mod bridge {
         second: UniquePtr<CxxVector<MlxArray>>,
     }
 
-    /// What a Metal dispatch of a primitive looks like, without a GPU.
+    /// A Metal dispatch of a primitive, planned without a GPU.
     struct LaunchPlan {
         kernel: String,
-        /// Threadgroups in each dimension.
+        /// The number of threadgroups in each dimension.
         grid: [u32; 3],
-        /// Threads of a threadgroup in each dimension.
+        /// The number of threads of a threadgroup in each dimension.
         group: [u32; 3],
         threadgroup_bytes: u32,
     }
@@ -143,7 +145,7 @@ pub(crate) mod bridge {
         input_bytes: usize,
         last_input_bytes: usize,
         output_bytes: usize,
-        /// Whether it is a primitive of ours, which says the next two itself.
+        /// Whether it is one of our primitives, which report the next two fields.
         ours: bool,
         dispatches: u32,
         device_bytes: usize,
@@ -169,7 +171,7 @@ pub(crate) mod bridge {
         fn set_place(place: Place);
         fn new_stream(gpu: bool) -> Result<i32>;
         fn synchronize(place: Place) -> Result<()>;
-        /// How many groups of tasks MLX has queued or running.
+        /// The number of groups of tasks that MLX has queued or is running.
         fn active_tasks() -> Result<i32>;
         fn clear_streams() -> Result<()>;
         fn active_memory() -> usize;
@@ -186,7 +188,7 @@ pub(crate) mod bridge {
         fn new_list() -> UniquePtr<CxxVector<MlxArray>>;
         fn push(list: Pin<&mut CxxVector<MlxArray>>, array: &MlxArray);
 
-        // Handles and what they describe.
+        // Handles and descriptors.
         fn share(array: &MlxArray) -> UniquePtr<MlxArray>;
         fn shape(array: &MlxArray) -> &[i32];
         fn strides(array: &MlxArray) -> Vec<i64>;
@@ -199,20 +201,20 @@ pub(crate) mod bridge {
         // Evaluation.
         fn eval(arrays: &CxxVector<MlxArray>) -> Result<()>;
         fn async_eval(arrays: &CxxVector<MlxArray>) -> Result<()>;
-        /// Whether an array that was evaluated asynchronously is computed by now.
+        /// Whether an array that was evaluated asynchronously has been computed.
         fn finished(array: &MlxArray) -> Result<bool>;
         fn contents(array: &MlxArray) -> Result<UniquePtr<MlxArray>>;
-        /// The evaluated array with memory that no other array uses and no graph.
+        /// The evaluated array, without a graph and with memory that no other array uses.
         fn detached(array: UniquePtr<MlxArray>) -> Result<UniquePtr<MlxArray>>;
-        /// Address of the first element of an array that `contents` returned.
+        /// The address of the first element of an array that `contents` returned.
         fn data(array: &MlxArray) -> *const u8;
 
         // Creation.
         fn from_bytes(bytes: &[u8], shape: &[i32], dtype: Dtype) -> Result<UniquePtr<MlxArray>>;
-        /// Memory that nothing has been written to yet, as 64-bit words.
-        #[allow(dead_code)] // but by the feature llama
+        /// Uninitialized memory, as an array of 64-bit words.
+        #[allow(dead_code)] // used only with the feature llama
         fn block(bytes: usize) -> Result<UniquePtr<MlxArray>>;
-        /// What lies at a byte of a block; both ends are at multiples of 8.
+        /// A view of a block from byte `offset` on; both of its ends are multiples of 8.
         #[allow(dead_code)]
         fn within(
             block: &MlxArray,
@@ -272,7 +274,7 @@ pub(crate) mod bridge {
         fn cumsum(a: &MlxArray, axis: i32) -> Result<UniquePtr<MlxArray>>;
         fn stop_gradient(a: &MlxArray) -> Result<UniquePtr<MlxArray>>;
 
-        // Random numbers; a null key draws from the thread's own sequence.
+        // Random numbers, from the thread's own sequence if the key is null.
         fn random_seed(seed: u64) -> Result<()>;
         fn random_key(seed: u64) -> Result<UniquePtr<MlxArray>>;
         fn random_split(key: &MlxArray, count: i32) -> Result<UniquePtr<MlxArray>>;
@@ -330,13 +332,13 @@ pub(crate) mod bridge {
 
         // Graphs.
         fn graph_nodes(arrays: &CxxVector<MlxArray>) -> Result<Vec<GraphNode>>;
-        /// What evaluating a lazy node of ours on a GPU dispatches.
+        /// The dispatches of evaluating one of our lazy nodes on a GPU.
         fn dispatches(array: &MlxArray, max_threads: u32) -> Result<Vec<LaunchPlan>>;
-        /// The same values as a node of ours, built of MLX's ops; the array stays as it is.
+        /// A graph of MLX's own ops for the values of one of our nodes, which does not change.
         fn composition(array: &MlxArray) -> Result<UniquePtr<CxxVector<MlxArray>>>;
-        /// What a lazy array is made of.
+        /// The inputs of the node of a lazy array.
         fn inputs(array: &MlxArray) -> Result<UniquePtr<CxxVector<MlxArray>>>;
-        /// The same node on other inputs, whose shapes and types are those of its own.
+        /// A copy of the node of an array for other inputs of the same shapes and types.
         fn rebuilt(array: &MlxArray, inputs: &CxxVector<MlxArray>) -> Result<UniquePtr<MlxArray>>;
     }
 
@@ -348,7 +350,7 @@ pub(crate) mod bridge {
             inputs: &CxxVector<MlxArray>,
         ) -> Result<UniquePtr<CxxVector<MlxArray>>>;
 
-        /// Shares in the kernels' work until the arrays are computed, or nothing comes for a while.
+        /// Works for the kernels until the arrays are computed or there is no work for a while.
         fn lend_thread(arrays: &CxxVector<MlxArray>) -> Result<()>;
     }
 }

@@ -1,9 +1,9 @@
-//! The ops: what `src/ops/` calls of `cpp/ops/`.
+//! The functions of `cpp/ops/` that `src/ops/` calls.
 
-#[allow(clippy::too_many_arguments)] // as many as the C++ functions take
+#[allow(clippy::too_many_arguments)] // the C++ functions take that many
 #[cxx::bridge(namespace = "mlx_primitives::bridge")]
 pub(crate) mod bridge {
-    /// In the order of metal/activation.h (asserted in cpp/bridge/activation.cpp).
+    /// The activations, in the order of metal/activation.h (asserted in cpp/bridge/activation.cpp).
     #[repr(u8)]
     enum ActivationKind {
         None,
@@ -18,7 +18,7 @@ pub(crate) mod bridge {
         MulRelu,
     }
 
-    /// How scores become weights; a window or a cap of 0 is none.
+    /// How scores become weights. A window or a cap of 0 stands for `None`.
     struct AttentionRules {
         scale: f32,
         causal: bool,
@@ -26,7 +26,8 @@ pub(crate) mod bridge {
         soft_cap: f32,
     }
 
-    /// Asserted by cxx to be the enumeration of `cpp/ops/quantized_matmul.h`.
+    /// The modes of packed weights. cxx asserts that `cpp/ops/quantized_matmul.h` has the same
+    /// ones.
     #[namespace = "mlx_primitives"]
     #[repr(u8)]
     enum QuantizedMode {
@@ -44,13 +45,13 @@ pub(crate) mod bridge {
         mode: QuantizedMode,
     }
 
-    /// What surrounds the products, besides arrays.
+    /// The steps before and after the products, without their arrays.
     struct QuantizedSteps {
         eps: f32,
         swiglu: bool,
     }
 
-    /// Asserted by cxx to be the enumeration of `cpp/ops/reduce.h`.
+    /// The reductions. cxx asserts that `cpp/ops/reduce.h` has the same ones.
     #[namespace = "mlx_primitives"]
     #[repr(u8)]
     enum ReductionKind {
@@ -61,7 +62,7 @@ pub(crate) mod bridge {
         Norm,
     }
 
-    /// How a state is divided.
+    /// How a layer's state is divided.
     struct AppendLayout {
         heads: i32,
         kv_heads: i32,
@@ -69,7 +70,7 @@ pub(crate) mod bridge {
         capacity: i32,
     }
 
-    /// What queries and keys are turned by.
+    /// The rotation of queries and keys.
     struct AppendRotation {
         dims: i32,
         traditional: bool,
@@ -131,7 +132,7 @@ pub(crate) mod bridge {
             bias: *const MlxArray,
             eps: f32,
         ) -> Result<UniquePtr<MlxArray>>;
-        /// `bias` and `residual` are null or arrays.
+        /// `bias` and `residual` may be null.
         unsafe fn linear(
             x: &MlxArray,
             w: &MlxArray,

@@ -1,5 +1,5 @@
-//! A walk over a GGUF file's header. No array is made of a header that does not add up: every count,
-//! length and offset stays within the file.
+//! Checks the header of a GGUF file before any array is made: every count, length and offset has to
+//! lie within the file.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -13,10 +13,11 @@ type Checked<T = ()> = std::result::Result<T, String>;
 
 const DEFAULT_ALIGNMENT: u64 = 32;
 
-/// Lists of more numbers, such as the scores of a vocabulary, are no entries of [`Tensors`].
+/// Longer lists of numbers, such as the scores of a vocabulary, are left out of
+/// [`Tensors::metadata`].
 const MOST_LISTED: u64 = 1000;
 
-/// Types of entries.
+/// The types of entries that are not scalars.
 const TEXT: u32 = 8;
 const LIST: u32 = 9;
 
@@ -53,7 +54,7 @@ impl<'a> Cursor<'a> {
         Ok(String::from_utf8_lossy(self.take(length)?).into_owned())
     }
 
-    /// A value of a type of fixed size, as text.
+    /// Reads a value of a type of fixed size, as text.
     fn scalar(&mut self, kind: u32, key: &str) -> Checked<String> {
         Ok(match kind {
             0 => u8::from_le_bytes(self.array()?).to_string(),
@@ -72,7 +73,7 @@ impl<'a> Cursor<'a> {
         })
     }
 
-    /// A value as text; none for a list of texts and for a long one of numbers.
+    /// Reads a value as text; `None` for a list of texts or a long list of numbers.
     fn value(&mut self, kind: u32, key: &str) -> Checked<Option<String>> {
         if kind == TEXT {
             return self.text().map(Some);
@@ -114,7 +115,7 @@ enum Kind {
 }
 
 impl Kind {
-    /// The type that files number so.
+    /// The type with this number in files.
     fn of(number: u32) -> Option<Self> {
         Some(match number {
             0 => Self::Plain(Dtype::Float32),
@@ -153,7 +154,7 @@ impl Kind {
         }
     }
 
-    /// Elements and bytes of a block.
+    /// The number of elements and of bytes of a block.
     fn block(self) -> (u64, u64) {
         match self {
             Self::Plain(dtype) => (1, dtype.size() as u64),
@@ -162,7 +163,7 @@ impl Kind {
     }
 }
 
-/// By how much weights of that type are rounded at most.
+/// The most that weights of this type are rounded by, in words; `None` if they are not rounded.
 fn rounding(kind: BlockType) -> Option<&'static str> {
     match kind {
         _ if kind.is_exact() => None,
@@ -174,14 +175,14 @@ fn rounding(kind: BlockType) -> Option<&'static str> {
 struct Tensor {
     name: String,
     kind: Kind,
-    /// From the first axis to the last, along which blocks lie.
+    /// The length of each dimension; blocks lie along the last one.
     shape: Vec<i32>,
     bytes: u64,
-    /// From the start of all data.
+    /// In bytes from the start of the data.
     offset: u64,
 }
 
-/// A header in which every count, length and offset stays within the file.
+/// A checked header: every count, length and offset lies within the file.
 pub(super) struct Header {
     metadata: HashMap<String, String>,
     tensors: Vec<Tensor>,
@@ -190,7 +191,7 @@ pub(super) struct Header {
 }
 
 impl Header {
-    /// The file's arrays, to be read from `source` when they are used.
+    /// Makes the arrays of the file, whose elements are read from `source` when they are used.
     pub(super) fn load(self, source: Source) -> crate::Result<Tensors> {
         let source = Arc::new(source);
         let mut arrays = HashMap::new();
@@ -217,7 +218,7 @@ impl Header {
         Ok(Tensors { arrays, metadata: self.metadata })
     }
 
-    /// What the types of the file's tensors become.
+    /// The types of the tensors, and the results of converting them.
     pub(super) fn types(&self) -> Vec<GgufType> {
         let mut types: BTreeMap<&str, GgufType> = BTreeMap::new();
         for tensor in &self.tensors {
@@ -239,7 +240,7 @@ impl Header {
         types.into_values().collect()
     }
 
-    /// The names that the arrays will have, of which no two may be one.
+    /// Returns an error if two of the arrays would have the same name.
     fn check_names(&self) -> Checked {
         let mut names = std::collections::HashSet::new();
         for tensor in &self.tensors {
@@ -258,7 +259,7 @@ impl Header {
     }
 }
 
-/// Reads the header of a file.
+/// Reads and checks the header of a file.
 pub(super) fn check(bytes: &[u8]) -> Checked<Header> {
     let mut cursor = Cursor { bytes, at: 0 };
     if bytes.get(..4) != Some(b"GGUF") {
@@ -306,7 +307,7 @@ pub(super) fn check(bytes: &[u8]) -> Checked<Header> {
     Ok(header)
 }
 
-/// What the header says of one tensor.
+/// Reads the entry of one tensor in the header.
 fn tensor(cursor: &mut Cursor<'_>, name: String, alignment: u64) -> Checked<Tensor> {
     let rank = cursor.u32()?;
     if !(1..=4).contains(&rank) {

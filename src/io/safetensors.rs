@@ -1,5 +1,5 @@
-//! A walk over a safetensors file's header, one tensor at a time. No array is made of a header that
-//! does not add up, and the error names the tensor.
+//! Checks the header of a safetensors file, one tensor at a time, before any array is made. The
+//! error names the tensor.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -13,13 +13,13 @@ use super::Tensors;
 use super::stored::{Source, Stored};
 use crate::dtype::Dtype;
 
-/// Bytes of a header beyond which the format's own reader refuses.
+/// The most bytes of a header that the `safetensors` crate reads.
 const MAX_HEADER: usize = 100_000_000;
-/// Far above what any checkpoint has.
+/// Limits that are far above those of any checkpoint.
 const MAX_RANK: usize = 32;
 const MAX_TENSORS: usize = 1 << 18;
 
-/// A header in which every shape, type and offset stays within the file.
+/// A checked header: every shape, type and offset lies within the file.
 pub(super) struct Header {
     metadata: Metadata,
     /// Where the data begins.
@@ -27,7 +27,7 @@ pub(super) struct Header {
 }
 
 impl Header {
-    /// The file's arrays, to be read from `source` when they are used.
+    /// Makes the arrays of the file, whose elements are read from `source` when they are used.
     pub(super) fn load(self, source: Source) -> crate::Result<Tensors> {
         let source = Arc::new(source);
         let mut arrays = HashMap::new();
@@ -44,7 +44,8 @@ impl Header {
     }
 }
 
-/// How MLX keeps the elements: eight-bit floats as bytes, and no other type gets past `check`.
+/// The type of the elements in MLX. Eight-bit floats become bytes; `check` refuses other types that
+/// MLX lacks.
 fn dtype(stored: StoredDtype) -> Dtype {
     match stored {
         StoredDtype::BOOL => Dtype::Bool,
@@ -63,7 +64,7 @@ fn dtype(stored: StoredDtype) -> Dtype {
     }
 }
 
-/// Reads the header of a file.
+/// Reads and checks the header of a file.
 pub(super) fn check(bytes: &[u8]) -> Result<Header, String> {
     let Some((length, rest)) = bytes.split_first_chunk::<8>() else {
         return Err("expected a safetensors file, got under 8 bytes".into());
@@ -85,7 +86,7 @@ pub(super) fn check(bytes: &[u8]) -> Result<Header, String> {
             None => format!("expected a header of JSON: {error}"),
         });
     }
-    // What is left is that tensors leave no gaps.
+    // `read_metadata` checks that there are no gaps between the tensors.
     let (_, metadata) = SafeTensors::read_metadata(bytes).map_err(|e| e.to_string())?;
     if metadata.data_len() != data.len() {
         return Err(format!("expected {} bytes of data, got {}", metadata.data_len(), data.len()));
@@ -93,10 +94,10 @@ pub(super) fn check(bytes: &[u8]) -> Result<Header, String> {
     Ok(Header { metadata, start: 8 + length })
 }
 
-/// The header; `name` is that of the tensor at hand.
+/// Visits the header; `name` is set to the name of the current tensor.
 struct Walk<'a> {
     name: &'a mut Option<String>,
-    /// Bytes of data.
+    /// The number of bytes of data.
     room: u64,
 }
 
@@ -166,7 +167,7 @@ impl Entry {
     }
 }
 
-/// Dimensions, of which no file can list so many that they fill the memory.
+/// Dimensions, at most [`MAX_RANK`] of them, so that no file can fill the memory with a list.
 struct Shape(Vec<u64>);
 
 impl<'de> serde::Deserialize<'de> for Shape {

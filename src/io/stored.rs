@@ -14,7 +14,7 @@ use crate::ffi::io::bridge as ffi;
 
 /// Where a file's bytes are.
 pub(super) enum Source {
-    /// In an open file, which need not have a name anymore.
+    /// In an open file, which stays readable when its name is removed.
     File { file: File, path: PathBuf },
     /// In memory.
     Bytes(Vec<u8>),
@@ -23,15 +23,15 @@ pub(super) enum Source {
 /// How the elements are stored.
 #[derive(Clone, Copy)]
 enum Form {
-    /// As they are in memory.
+    /// As in memory.
     Plain,
-    /// As bytes that are 0 for false and 1 for true, or should be.
+    /// As bytes, 0 for false and, in valid files, 1 for true.
     Bool,
-    /// As blocks of packed weights, of which the array is a part.
+    /// As blocks of packed weights, of which the array is one part.
     Blocks(BlockType, Part),
 }
 
-/// One tensor's place in a file.
+/// The place of one tensor in a file.
 pub(crate) struct Stored {
     source: Arc<Source>,
     tensor: String,
@@ -53,8 +53,8 @@ impl Stored {
         Array::from_bridge(ffi::stored(Box::new(stored), shape, dtype.into()))
     }
 
-    /// A lazy array of a part of what the blocks at `offset` become. `shape` is that of the weights
-    /// in the file, whose last extent is a multiple of a block's.
+    /// A lazy array of the codes, scales or biases of the blocks at `offset`. `shape` is that of
+    /// the weights in the file; its last extent is a multiple of the weights of a block.
     pub(super) fn unpacked(
         source: &Arc<Source>,
         tensor: &str,
@@ -77,7 +77,7 @@ impl Stored {
         Array::from_bridge(ffi::stored(Box::new(stored), &shape, dtype.into()))
     }
 
-    /// Fills `bytes`; an error names the file and the tensor.
+    /// Fills `bytes` with the elements. An error names the file and the tensor.
     pub(crate) fn read(&self, bytes: &mut [u8]) -> Result<()> {
         let failure = Mutex::new(None);
         let unit = match self.form {
@@ -106,7 +106,7 @@ impl Stored {
             Form::Plain => self.read_bytes(start, part),
             Form::Bool => {
                 self.read_bytes(start, part)?;
-                // Other bytes than 0 and 1 are no bool in Rust.
+                // Bytes other than 0 and 1 are not valid bools in Rust.
                 part.iter_mut().for_each(|byte| *byte = u8::from(*byte != 0));
                 Ok(())
             }
@@ -123,7 +123,7 @@ impl Stored {
         }
     }
 
-    /// Fills `part` with what is stored `start` bytes into the tensor.
+    /// Fills `part` with the stored bytes of the tensor from byte `start` on.
     fn read_bytes(&self, start: usize, part: &mut [u8]) -> std::io::Result<()> {
         let offset = self.offset + start as u64;
         match &*self.source {
@@ -138,5 +138,6 @@ impl Stored {
     }
 }
 
-/// Blocks that are read at once, so that a cache holds them while they are unpacked.
+/// The number of blocks to read at once: few enough that a CPU cache holds them while they are
+/// unpacked.
 const FEW: usize = 512;

@@ -17,10 +17,10 @@ use super::model::Llama;
 const CONFIG: &str = "adapter_config.json";
 const TENSORS: &str = "adapters.safetensors";
 
-/// `adapter_config.json` as mlx-lm writes it, among much that only training asks for.
+/// The fields of mlx-lm's `adapter_config.json` that are not only for training.
 #[derive(Deserialize)]
 struct AdapterConfig {
-    /// The last layers that are updated; 0 or less for all.
+    /// The number of last layers with updates; all layers if it is 0 or less.
     num_layers: i64,
     lora_parameters: LoraParameters,
 }
@@ -29,7 +29,8 @@ struct AdapterConfig {
 struct LoraParameters {
     rank: i32,
     scale: f32,
-    /// Paths within a layer, or within the model, that are updated; all projections if absent.
+    /// The paths of the updated projections within a layer or within the model; all projections if
+    /// absent.
     keys: Option<Vec<String>>,
 }
 
@@ -38,7 +39,7 @@ impl AdapterConfig {
         let refuse = |expected: &str, got: &dyn std::fmt::Display| {
             Err(format!("[adapters] expected {expected}, got {got}"))
         };
-        // Before the rest, which other kinds have otherwise.
+        // The kind is checked first, since other kinds have other fields.
         let value: serde_json::Value =
             serde_json::from_str(json).map_err(|e| format!("[adapters] expected JSON, got {e}"))?;
         if let Some(kind) = value.get("peft_type") {
@@ -75,21 +76,21 @@ impl AdapterConfig {
     }
 }
 
-/// `model.layers.3.mlp.up_proj` as 3 and `mlp.up_proj`.
+/// Splits `model.layers.3.mlp.up_proj` into 3 and `mlp.up_proj`.
 fn split_layer(name: &str) -> Option<(i32, &str)> {
     let (layer, path) = name.strip_prefix("model.layers.")?.split_once('.')?;
     Some((layer.parse().ok()?, path))
 }
 
 impl Adapters {
-    /// Loads `adapter_config.json` and `adapters.safetensors` of mlx-lm, made for this model. What
-    /// `dropout` says is for training alone.
+    /// Loads `adapter_config.json` and `adapters.safetensors` of mlx-lm, made for this model.
+    /// `dropout` is ignored, since it is for training only.
     ///
     /// # Errors
     ///
-    /// Returns an error for another `fine_tune_type` than lora, a tensor of none of the projections that the
-    /// configuration names, another shape or type, and a tensor without its other half. The error names
-    /// the file, and the tensor where there is one.
+    /// Returns an error for a `fine_tune_type` other than lora, for a tensor of a projection that
+    /// the configuration does not name, for a wrong shape or type, and for a tensor without its
+    /// other half. The error names the file, and the tensor where there is one.
     ///
     /// ```
     /// use mlx_primitives::llama::{Adapters, Checkpoint};
@@ -117,14 +118,13 @@ impl Adapters {
     }
 
     /// Writes `adapter_config.json` and `adapters.safetensors`, from which mlx-lm and
-    /// [`load`](Self::load) read the same updates of this model. Both files are written beside
-    /// those of an earlier save, which they replace when both are whole.
+    /// [`load`](Self::load) read the same updates of this model. The new files replace those of an
+    /// earlier save when both are whole.
     ///
     /// # Errors
     ///
-    /// Returns an error for an empty list of updates, for updates of several ranks or scales, which
-    /// the format cannot say, for names that are no projections, and for a directory that cannot be
-    /// written.
+    /// Returns an error if there are no updates, if their ranks or scales differ, which the format
+    /// cannot express, if a name is no projection, or if the directory cannot be written.
     pub fn save(&self, directory: impl AsRef<Path>, llama: &Llama) -> Result<()> {
         let directory = directory.as_ref();
         let mut tensors = BTreeMap::new();
@@ -157,7 +157,7 @@ impl Adapters {
         };
         let config = json!({
             "fine_tune_type": "lora",
-            // 0 would be all of them.
+            // 0 would stand for all layers.
             "num_layers": (llama.config().num_hidden_layers - first_layer).max(1),
             "lora_parameters": {"rank": rank, "scale": scale, "dropout": 0.0, "keys": keys},
         });
@@ -168,7 +168,7 @@ impl Adapters {
     }
 }
 
-/// Writes both files; those before stay whole where that fails.
+/// Writes both files. If that fails, the previous ones stay whole.
 fn write_pair(directory: &Path, config: &str, tensors: &BTreeMap<String, Array>) -> Result<()> {
     let configured = Replacement::of(&directory.join(CONFIG))?;
     configured.write(|path| fs::write(path, config).map_err(|e| Error::io(path, e)))?;
@@ -180,7 +180,7 @@ fn write_pair(directory: &Path, config: &str, tensors: &BTreeMap<String, Array>)
 }
 
 impl AdapterConfig {
-    /// The updates that the file's tensors are, or what was expected of them.
+    /// Makes the updates of the file's tensors, or returns what was expected of the tensors.
     fn assembled(
         &self,
         tensors: HashMap<String, Array>,

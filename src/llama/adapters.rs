@@ -8,8 +8,8 @@ use super::cache::Cache;
 use super::linear::Linear;
 use super::model::Llama;
 
-/// Low-rank updates of a model's projections, by their names in checkpoints:
-/// `model.layers.0.self_attn.q_proj`.
+/// Low-rank updates of a model's projections, by the names of the projections in checkpoints, such
+/// as `model.layers.0.self_attn.q_proj`.
 ///
 /// ```
 /// use mlx_primitives::llama::{Adapters, Checkpoint};
@@ -23,29 +23,29 @@ use super::model::Llama;
 /// # Ok::<(), mlx_primitives::Error>(())
 /// ```
 ///
-/// [`load`](Self::load) and [`save`](Self::save) are of mlx-lm's files.
+/// [`load`](Self::load) and [`save`](Self::save) read and write mlx-lm's files.
 #[derive(Clone, Debug, Default)]
 pub struct Adapters {
     updates: BTreeMap<String, Lora>,
 }
 
 impl Adapters {
-    /// The update of a projection.
+    /// The update of the projection of that name.
     pub fn get(&self, name: &str) -> Option<&Lora> {
         self.updates.get(name)
     }
 
-    /// The updates and the names of their projections, in order.
+    /// The names of the projections and their updates, in the order of the names.
     pub fn iter(&self) -> impl Iterator<Item = (&str, &Lora)> {
         self.updates.iter().map(|(name, update)| (name.as_str(), update))
     }
 
-    /// How many projections are updated.
+    /// The number of projections with an update.
     pub fn len(&self) -> usize {
         self.updates.len()
     }
 
-    /// Whether none is.
+    /// Whether no projection has an update.
     pub fn is_empty(&self) -> bool {
         self.updates.is_empty()
     }
@@ -58,7 +58,7 @@ impl FromIterator<(String, Lora)> for Adapters {
 }
 
 impl Llama {
-    /// Outputs and inputs of a projection.
+    /// The shape `[outputs, inputs]` of the projection of that name.
     ///
     /// # Errors
     ///
@@ -81,8 +81,8 @@ impl Llama {
         }
     }
 
-    /// The model with the updates beside its weights in every step that it runs, in the type of
-    /// its activations. They take the place of those that it had.
+    /// Attaches the updates to the model, which runs them beside its weights in every step, in the
+    /// type of its activations. They replace previous ones.
     ///
     /// # Errors
     ///
@@ -105,8 +105,8 @@ impl Llama {
         self.beside(Some(&Adapters { updates }))
     }
 
-    /// As [`forward`](Self::forward), with these low-rank updates beside the projections that they
-    /// name, in the place of those that [`adapted`](Self::adapted) attached.
+    /// Runs [`forward`](Self::forward) with these low-rank updates beside the projections that they
+    /// name, instead of those that [`adapted`](Self::adapted) attached.
     ///
     /// # Errors
     ///
@@ -121,7 +121,7 @@ impl Llama {
         self.beside(adapters)?.forward(tokens, cache)
     }
 
-    /// The model with these updates, and no others, beside its weights.
+    /// The model with only these updates beside its weights.
     fn beside(&self, adapters: Option<&Adapters>) -> Result<Self> {
         self.with_updates(&|projection: &Linear| {
             let update = adapters.and_then(|adapters| adapters.get(&projection.path)).cloned();
@@ -129,12 +129,12 @@ impl Llama {
         })
     }
 
-    /// The model with the updates added to its weights; packed ones are packed again.
+    /// The model with the updates added to its weights. Packed weights are packed again.
     ///
     /// # Errors
     ///
-    /// Returns an error if an update names no projection or is of another shape, or if a packed weight cannot
-    /// be packed again.
+    /// Returns an error if an update names no projection or is of another shape, or if a packed
+    /// weight cannot be packed again.
     pub fn merged(&self, adapters: &Adapters) -> Result<Self> {
         for name in adapters.updates.keys() {
             self.projection_shape(name)?;

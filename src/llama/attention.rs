@@ -38,7 +38,7 @@ impl Attention {
             projection("v_proj", heads.kv_heads * features, hidden)?,
         ];
         let o_proj = projection("o_proj", hidden, heads.heads * features)?;
-        let head_norms = match config.kind()?.normalises_heads() {
+        let head_norms = match config.kind()?.normalizes_heads() {
             true => {
                 let mut norm =
                     |name: &str| Norm::load(&format!("{path}.{name}"), features, config, weights);
@@ -64,7 +64,7 @@ impl Attention {
     }
 }
 
-/// Attention `[batch, heads, time, head_dim]` over keys and values as a cache stores them.
+/// The attention `[batch, heads, time, head_dim]` over keys and values as a cache stores them.
 pub(super) fn scaled_dot_product_attention(
     queries: &Array,
     keys: &KvTensor,

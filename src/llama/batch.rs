@@ -10,13 +10,13 @@ use super::generate::Generation;
 use super::model::Llama;
 use super::options::{FinishReason, Options, Token};
 
-/// An iterator over the tokens that follow several prompts: the number of a prompt and a token,
-/// the prompts in turn. Those that have ended are left out.
+/// An iterator over the tokens that follow several prompts: it yields the index of a prompt and a
+/// token, for each prompt in turn that has not ended.
 ///
-/// Prompts of different lengths run together, the shorter ones behind positions that nobody sees.
-/// That changes the rounding of a text's logits, and nothing else: each draws from random numbers of
-/// its own, as if it were alone. Where the kind of cache or of rotary embedding depends on
-/// how many positions there are, each prompt runs by itself.
+/// Prompts of different lengths run together, the shorter ones after padding that no position sees.
+/// That changes only the rounding of a text's logits. Each text draws from a separate sequence of
+/// random numbers, as if it were alone. If the kind of cache or of rotary embedding depends on the
+/// number of positions, each prompt runs by itself.
 ///
 /// ```
 /// use mlx_primitives::llama::{Checkpoint, Options};
@@ -51,7 +51,7 @@ struct Together<'a> {
     model: &'a Llama,
     cache: Cache,
     texts: Vec<Text>,
-    /// The texts that go on: those of the cache, in its order.
+    /// The indices of the texts that go on, in their order in the cache.
     active: Vec<usize>,
     eos: Vec<u32>,
     prefill_step: usize,
@@ -66,7 +66,8 @@ struct Text {
 }
 
 impl Checkpoint {
-    /// As [`Llama::generate_batch`], up to the checkpoint's end tokens or the options'.
+    /// Runs prompts together and yields the tokens that follow each, up to an end token of the
+    /// checkpoint or of the options.
     ///
     /// # Errors
     ///
@@ -83,12 +84,13 @@ impl Checkpoint {
 }
 
 impl Llama {
-    /// Runs prompts side by side and yields the tokens that follow each.
+    /// Runs prompts together and yields the tokens that follow each, up to an end token of the
+    /// options.
     ///
     /// # Errors
     ///
-    /// Returns an error for an empty list of prompts, and for what [`generate`](Self::generate)
-    /// refuses of any of them.
+    /// Returns an error for an empty list of prompts, and for a prompt or options that
+    /// [`generate`](Self::generate) refuses.
     pub fn generate_batch(
         &self,
         prompts: &[Vec<u32>],
@@ -130,7 +132,7 @@ impl Llama {
 }
 
 impl BatchGeneration<'_> {
-    /// Why the text of a prompt ended; none while it goes on, or if there is no such prompt.
+    /// Why the text of a prompt ended; `None` while it goes on, or if there is no such prompt.
     pub fn finish_reason(&self, prompt: usize) -> Option<FinishReason> {
         match &self.rows {
             Rows::Together(rows) => rows.texts.get(prompt)?.finish,
@@ -138,7 +140,7 @@ impl BatchGeneration<'_> {
         }
     }
 
-    /// One token for each text that goes on.
+    /// Draws one token for each text that goes on.
     fn step(&mut self) -> Result<()> {
         match &mut self.rows {
             Rows::Together(rows) => rows.step(&mut self.ready),
@@ -206,7 +208,7 @@ impl Together<'_> {
         self.end(|text| text.finish.or((text.left == 0).then_some(FinishReason::Length)))
     }
 
-    /// All but the last token of each prompt, which end together.
+    /// Runs all tokens of each prompt except the last one, padded at the beginning to end together.
     fn prefill(&mut self) -> Result<()> {
         let longest = self.rows().map(|text| text.tokens.len()).max().unwrap_or(1);
         let padding = |text: &Text| longest - text.tokens.len();
@@ -239,7 +241,7 @@ impl Together<'_> {
         Array::from_slice(&tokens, [i32::try_from(tokens.len()).unwrap_or(i32::MAX), 1])
     }
 
-    /// Leaves out the texts for which there is a reason to end.
+    /// Ends the texts for which `reason` returns one.
     fn end(&mut self, reason: impl Fn(&Text) -> Option<FinishReason>) -> Result<()> {
         let (mut kept, mut places) = (Vec::new(), Vec::new());
         for (at, &i) in (0..).zip(&self.active) {

@@ -17,7 +17,7 @@ use super::options::Options;
 use super::tokenizer::Tokenizer;
 use super::weights::{Progress, Weights};
 
-/// A model and its tokenizer, as a directory of Hugging Face or mlx-lm holds them.
+/// A model and its tokenizer, as in a directory of Hugging Face or mlx-lm.
 pub struct Checkpoint {
     /// The model.
     pub llama: Llama,
@@ -34,17 +34,19 @@ struct GenerationConfig {
 }
 
 impl Checkpoint {
-    /// Loads `config.json`, `tokenizer.json`, `model*.safetensors` and, if there,
-    /// `generation_config.json`; or a `.gguf` file with a `tokenizer.json` beside it.
+    /// Loads a directory of `config.json`, `tokenizer.json`, `model*.safetensors` and, if present,
+    /// `generation_config.json`, or a `.gguf` file with a `tokenizer.json` beside it.
     ///
     /// # Errors
     ///
-    /// Returns an error for what [`Llama::load`] and [`Tokenizer::parse`] refuse. The error names the file.
+    /// Returns an error for what [`Llama::load`] and [`Tokenizer::parse`] refuse. The error names
+    /// the file.
     pub fn load(path: impl AsRef<Path>) -> Result<Self> {
         Self::load_with(path, |_| {})
     }
 
-    /// As [`load`](Self::load), with `progress` told as by [`Llama::load_with`].
+    /// Loads a checkpoint like [`load`](Self::load), and calls `progress` as [`Llama::load_with`]
+    /// does.
     ///
     /// # Errors
     ///
@@ -58,7 +60,7 @@ impl Checkpoint {
         let read = |name: &str| files::read_to_string(&directory.join(name));
         let file = directory.join("tokenizer.json");
         if !is_gguf(path) {
-            read("config.json")?; // what is missing first is named first
+            read("config.json")?; // so that the error of an empty directory names this file
         }
         let tokenizer =
             Tokenizer::parse(read("tokenizer.json")?.as_bytes()).map_err(|e| in_file(&file, e))?;
@@ -70,7 +72,7 @@ impl Checkpoint {
         Ok(Self { llama, tokenizer, eos })
     }
 
-    /// The small model that comes with the crate: stories in plain words.
+    /// The small model that comes with the crate, which writes stories in simple words.
     ///
     /// # Errors
     ///
@@ -85,8 +87,8 @@ impl Checkpoint {
         Ok(Self { llama: Llama::new(config, Weights::new(arrays))?, tokenizer, eos })
     }
 
-    /// Runs the prompt's tokens and yields those that follow, up to one of the checkpoint's end
-    /// tokens or of the options'.
+    /// Runs the tokens of a prompt and yields the tokens that follow it, up to an end token of the
+    /// checkpoint or of the options.
     ///
     /// # Errors
     ///

@@ -3,59 +3,60 @@ use serde::Deserialize;
 use crate::error::{Error, Result};
 use crate::ops::QuantizedMode;
 
-use super::model_type::{ModelType, normalised};
+use super::model_type::{ModelType, normalized};
 use super::rope_frequencies::RopeFrequencies;
 use super::rope_scaling::RopeScaling;
 
-/// `config.json` of a Llama or its kin, as Hugging Face and mlx-lm write it.
+/// The `config.json` of a model, as Hugging Face and mlx-lm write it.
 #[derive(Clone, Debug, Deserialize)]
 pub struct Config {
-    /// The name of a [`ModelType`].
+    /// The name of the architecture, which [`ModelType::parse`] reads.
     pub model_type: String,
-    /// Width of the residual stream.
+    /// The width of the residual stream.
     pub hidden_size: i32,
-    /// Decoder layers.
+    /// The number of decoder layers.
     pub num_hidden_layers: i32,
-    /// Width of the feed-forward layer.
+    /// The width of the feed-forward layer.
     pub intermediate_size: i32,
-    /// Query heads.
+    /// The number of query heads.
     pub num_attention_heads: i32,
-    /// Key and value heads; as many as query heads if absent.
+    /// The number of key heads, which is that of value heads; `None` is the number of query heads.
     pub num_key_value_heads: Option<i32>,
-    /// Width of a head; `hidden_size / num_attention_heads` if absent.
+    /// The width of a head; `None` is `hidden_size / num_attention_heads`.
     pub head_dim: Option<i32>,
-    /// The norms' epsilon.
+    /// The epsilon of the norms.
     pub rms_norm_eps: f32,
-    /// Tokens known to the embedding.
+    /// The number of tokens that the embedding has.
     pub vocab_size: i32,
-    /// The longest sequence the model was made for.
+    /// The most positions that the model was made for.
     pub max_position_embeddings: Option<i32>,
-    /// Base of the rotary frequencies.
+    /// The base of the rotary frequencies.
     #[serde(default = "default_rope_theta")]
     pub rope_theta: f32,
-    /// Rotate neighbours rather than halves.
+    /// Whether the rotary embedding pairs neighboring features rather than halves.
     #[serde(default)]
     pub rope_traditional: bool,
     /// How the rotary embedding is stretched, as [`RopeScaling::parse`] reads it.
     pub rope_scaling: Option<serde_json::Value>,
-    /// Whether the embedding is the output projection too.
+    /// Whether the embedding is also the output projection.
     #[serde(default = "default_tie")]
     pub tie_word_embeddings: bool,
-    /// How projections and embedding are packed: group_size, bits and mode, and under a module's
-    /// path the same for it alone, or false.
+    /// How projections and embedding are packed: `group_size`, `bits` and `mode`. Under the path of
+    /// a module it has the same fields for that module alone, or false if the module is not packed.
     pub quantization: Option<serde_json::Value>,
-    /// Whether a Llama's projections of the attention have biases;
-    /// [`has_bias`](Self::has_bias) knows it of every type.
+    /// Whether the attention projections of a Llama have biases. [`has_bias`](Self::has_bias)
+    /// answers for every architecture.
     #[serde(default)]
     pub attention_bias: bool,
-    /// The same of the feed-forward layer's.
+    /// Whether the feed-forward projections of a Llama have biases.
     #[serde(default)]
     pub mlp_bias: bool,
-    /// Attention of each layer, `full_attention` or `sliding_attention`; full if absent.
+    /// The attention of each layer, `full_attention` or `sliding_attention`; `None` is full
+    /// attention everywhere.
     pub layer_types: Option<Vec<String>>,
-    /// Positions that a layer of sliding attention looks back, its own included.
+    /// The number of positions that a layer of sliding attention sees, its own included.
     pub sliding_window: Option<i32>,
-    /// Tokens that end a text; overridden by generation_config.json.
+    /// The tokens that end a text, unless `generation_config.json` has others.
     #[serde(default)]
     pub eos_token_id: TokenIds,
 }
@@ -64,17 +65,17 @@ pub struct Config {
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(untagged)]
 pub enum TokenIds {
-    /// None.
+    /// No token.
     #[default]
     None,
-    /// One.
+    /// One token.
     One(u32),
-    /// Several.
+    /// Several tokens.
     Many(Vec<u32>),
 }
 
 impl TokenIds {
-    /// As a list.
+    /// The tokens as a list.
     pub fn to_vec(&self) -> Vec<u32> {
         match self {
             Self::None => Vec::new(),
@@ -87,16 +88,16 @@ impl TokenIds {
 /// How the numbers of a matrix are packed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Quantization {
-    /// Numbers of a group, which has a scale.
+    /// The number of weights that share a scale.
     pub group_size: i32,
-    /// Bits of a number.
+    /// The bits of a packed weight.
     pub bits: i32,
-    /// How groups become numbers.
+    /// How groups of codes become numbers.
     pub mode: QuantizedMode,
 }
 
 impl Quantization {
-    /// With a scale and a bias for each group.
+    /// The affine format, with a scale and a bias for each group.
     pub fn affine(group_size: i32, bits: i32) -> Self {
         Self { group_size, bits, mode: QuantizedMode::Affine }
     }
@@ -106,13 +107,13 @@ impl Quantization {
         self.group_size > 0 && inputs % self.group_size.max(32) == 0
     }
 
-    /// As `quantization` in `config.json`.
+    /// The format as `quantization` in a `config.json`.
     pub fn to_json(self) -> serde_json::Value {
         let Self { group_size, bits, mode } = self;
         serde_json::json!({"group_size": group_size, "bits": bits, "mode": mode.name()})
     }
 
-    /// An error for a format that MLX does not have.
+    /// Returns an error for a format that MLX does not have.
     pub(super) fn check(self) -> Result<()> {
         Self::parse(&self.to_json()).map(drop)
     }
@@ -161,9 +162,10 @@ fn default_tie() -> bool {
     true
 }
 
-/// Far above any model, far below what overflows when extents are multiplied.
+/// The greatest extent: far above that of any model, and small enough that products do not
+/// overflow.
 const MAX_EXTENT: i32 = 1 << 24;
-/// The same of a head's features, for each half of which there is a frequency.
+/// The greatest number of features of a head, for each pair of which there is a frequency.
 const MAX_HEAD_DIM: i32 = 1 << 13;
 
 impl Config {
@@ -171,8 +173,8 @@ impl Config {
     ///
     /// # Errors
     ///
-    /// Returns an error if the text is no JSON object, lacks what a Llama needs, or says what this
-    /// crate does not run. The error names the field.
+    /// Returns an error if the text is no JSON object, lacks a field that the model needs, or has a
+    /// value that this crate does not run. The error names the field.
     ///
     /// ```
     /// use mlx_primitives::llama::Config;
@@ -182,17 +184,17 @@ impl Config {
     /// ```
     pub fn parse(json: &str) -> Result<Self> {
         let wrong = |e| Error::argument("config", format_args!("a Llama's config, got {e}"));
-        let (_, config) = normalised(serde_json::from_str(json).map_err(wrong)?)?;
+        let (_, config) = normalized(serde_json::from_str(json).map_err(wrong)?)?;
         let config: Self = serde_json::from_value(config).map_err(wrong)?;
         config.check()?;
         Ok(config)
     }
 
-    /// Which of the architectures it is.
+    /// The architecture that `model_type` names.
     ///
     /// # Errors
     ///
-    /// Returns an error if `model_type` is none of [`ModelType`].
+    /// Returns an error if `model_type` names no [`ModelType`].
     pub fn kind(&self) -> Result<ModelType> {
         ModelType::parse(&self.model_type)
     }
@@ -267,7 +269,8 @@ impl Config {
         }
     }
 
-    /// Positions that a layer looks back, its own included; none where it looks at all of them.
+    /// The number of positions that a layer of sliding attention sees, its own included; `None` for
+    /// a layer that sees all of them.
     pub fn window_of(&self, layer: usize) -> Option<i32> {
         let kind = self.layer_types.as_ref()?.get(layer)?;
         self.sliding_window.filter(|_| kind == "sliding_attention")
@@ -286,7 +289,7 @@ impl Config {
         }
     }
 
-    /// What the rotary embedding turns by.
+    /// The frequencies of the rotary embedding.
     ///
     /// # Errors
     ///
@@ -306,8 +309,8 @@ impl Config {
         )
     }
 
-    /// What `quantization` says of the module at `path` by name: `Some(None)` is false, that it is
-    /// not packed.
+    /// The entry for the module at `path` in `quantization`: `None` without an entry, `Some(None)`
+    /// if the entry says that the module is not packed.
     pub(super) fn quantization_by_name(&self, path: &str) -> Result<Option<Option<Quantization>>> {
         match self.quantization.as_ref().and_then(|all| Some((all, all.get(path)?))) {
             None => Ok(None),
@@ -317,12 +320,12 @@ impl Config {
         }
     }
 
-    /// How the module at `path` is packed, if its weights are; where it is not named, the weights
-    /// themselves may say something else.
+    /// The format of the module at `path` by this configuration, or `None` if it is not packed. The
+    /// weights of a module without an entry may have another format.
     ///
     /// # Errors
     ///
-    /// Returns an error if what the configuration says of that module is no format that MLX has.
+    /// Returns an error if the configuration has a format for that module that MLX does not have.
     pub fn quantization_of(&self, path: &str) -> Result<Option<Quantization>> {
         let Some(all) = &self.quantization else { return Ok(None) };
         match all.get(path) {
@@ -332,12 +335,12 @@ impl Config {
         }
     }
 
-    /// Key and value heads.
+    /// The number of key heads, which is that of value heads.
     pub fn kv_heads(&self) -> i32 {
         self.num_key_value_heads.unwrap_or(self.num_attention_heads)
     }
 
-    /// Features of a head.
+    /// The number of features of a head.
     pub fn head_dim(&self) -> i32 {
         self.head_dim.unwrap_or_else(|| self.hidden_size / self.num_attention_heads.max(1))
     }

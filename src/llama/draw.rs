@@ -6,18 +6,18 @@ use super::options::{Options, Token};
 use super::penalties::Penalties;
 use super::sampling::Sampler;
 
-/// From logits to a token.
+/// Draws tokens from logits, by penalties and a sampler.
 pub(super) struct Draw {
     sampler: Sampler,
     penalties: Penalties,
     logprobs: Option<usize>,
 }
 
-/// A token that is being computed.
+/// A token whose computation may not have ended.
 pub(super) struct Drawn {
-    /// `[1]`.
+    /// The token, uint32 `[1]`.
     pub token: Array,
-    /// `[1, vocab]`, and how many of them are asked for.
+    /// The log probabilities `[1, vocab]`, and the number of likeliest tokens to return.
     logprobs: Option<(Array, usize)>,
 }
 
@@ -31,12 +31,12 @@ impl Draw {
         })
     }
 
-    /// Whether a token is the likeliest by its logits and nothing else is asked for.
+    /// Whether a token is the one with the greatest logit, and no log probabilities are requested.
     pub fn is_argmax(&self) -> bool {
         self.sampler.is_greedy() && self.penalties.is_none() && self.logprobs.is_none()
     }
 
-    /// From the logits `[1, vocab]` that follow `tokens`; lazy.
+    /// Draws the token after `tokens` from its logits `[1, vocab]`. The result is lazy.
     pub fn draw(&mut self, tokens: &[u32], logits: &Array) -> Result<Drawn> {
         let logits = self.penalties.apply(tokens, logits)?;
         let logprobs = match self.logprobs {
@@ -51,12 +51,12 @@ impl Draw {
 }
 
 impl Drawn {
-    /// What is to be evaluated.
+    /// The arrays to evaluate.
     pub fn arrays(&self) -> impl Iterator<Item = &Array> {
         [&self.token].into_iter().chain(self.logprobs.as_ref().map(|(row, _)| row))
     }
 
-    /// Waits for it.
+    /// Waits for the token and returns it.
     pub fn read(&self) -> Result<Token> {
         let id = self.token.item::<u32>()?;
         let Some((row, count)) = &self.logprobs else {
@@ -68,7 +68,8 @@ impl Drawn {
     }
 }
 
-/// The greatest of a row with their places, greatest first; equal ones in their order.
+/// The `count` greatest elements of a row with their indices, greatest first, equal ones in the
+/// order of their indices.
 fn likeliest(row: &[f32], count: usize) -> Vec<(u32, f32)> {
     let mut all: Vec<(u32, f32)> = (0..).zip(row.iter().copied()).collect();
     let order = |a: &(u32, f32), b: &(u32, f32)| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0));

@@ -6,26 +6,27 @@ use super::cache::{CacheKind, LayerCache, STEP};
 use super::config::{Config, Quantization};
 use super::model_type::ModelType;
 
-/// Bytes that a model will take, known before it is loaded.
+/// The bytes that a model will take.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Estimate {
-    /// Of the weights.
+    /// The bytes of the weights.
     pub weights: u64,
-    /// Of the keys and values, once the cache has grown to the context.
+    /// The bytes of the keys and values, once the cache has grown to the context.
     pub cache: u64,
 }
 
 impl Estimate {
-    /// Weights and cache.
+    /// The bytes of weights and cache together.
     pub fn total(&self) -> u64 {
         self.weights.saturating_add(self.cache)
     }
 }
 
-/// Bytes of a model's weights in `dtype`, quantized if so asked, and of a cache of that kind for
-/// `batch` texts of `context` positions. What a step of the model computes comes on top.
+/// Estimates the bytes of a model before it is loaded: those of its weights in `dtype` or
+/// quantized, and those of a cache of a kind for `batch` texts of `context` positions. The
+/// activations of a step are not included.
 ///
-/// As mlx-lm does, every projection and the embedding are quantized if their rows are whole groups;
+/// As in mlx-lm, every projection and the embedding are quantized if their rows are whole groups;
 /// the norms are not.
 ///
 /// # Errors
@@ -84,7 +85,7 @@ pub fn estimate(
     })
 }
 
-/// A [`Config`] has been checked, and so is positive.
+/// An extent of a [`Config`], which has been checked to be positive.
 fn extent(value: i32) -> u64 {
     u64::from(value.unsigned_abs())
 }
@@ -111,7 +112,7 @@ fn weights(config: &Config, size: u64, quantization: Option<Quantization>) -> u6
     let queries = extent(config.num_attention_heads) * extent(config.head_dim());
     let stored = extent(config.kv_heads()) * extent(config.head_dim());
     let bias = |name| config.has_bias(name);
-    let head_norms = config.kind().is_ok_and(ModelType::normalises_heads);
+    let head_norms = config.kind().is_ok_and(ModelType::normalizes_heads);
     let layer = [
         matrix(hidden, queries, bias("q_proj")),
         matrix(hidden, stored, bias("k_proj")),
@@ -132,9 +133,9 @@ fn weights(config: &Config, size: u64, quantization: Option<Quantization>) -> u6
         .saturating_add(hidden * size)
 }
 
-/// For one text.
+/// The bytes of a layer's cache for one text.
 fn cache_of_layer(config: &Config, size: u64, kind: CacheKind, context: u64) -> Result<u64> {
-    LayerCache::new(kind)?; // refuses a kind that cannot be
+    LayerCache::new(kind)?; // returns an error for an invalid kind
     let (heads, kv_heads) = (extent(config.num_attention_heads), extent(config.kv_heads()));
     let features = extent(config.head_dim());
     let step = extent(STEP);

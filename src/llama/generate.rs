@@ -15,9 +15,8 @@ use super::speculative::Draft;
 
 /// An iterator over the tokens that follow a prompt; drop it to stop early.
 ///
-/// Nothing is computed before the first token is asked for, or the prompt is
-/// [run by itself](Self::prefill). Ends before an end token, or with an error, after which it
-/// yields nothing more.
+/// Nothing is computed before the first token is requested, or before [`prefill`](Self::prefill)
+/// runs the prompt. The iterator ends before an end token, or after an error.
 ///
 /// ```
 /// use mlx_primitives::llama::{Checkpoint, Options};
@@ -35,7 +34,7 @@ use super::speculative::Draft;
 pub struct Generation<'a> {
     model: &'a Llama,
     cache: Cache,
-    /// The prompt, and what was drawn after it; the first of them are in the cache.
+    /// The prompt and the tokens drawn after it, of which the first ones are in the cache.
     tokens: Vec<u32>,
     draw: Draw,
     eos: Vec<u32>,
@@ -44,7 +43,7 @@ pub struct Generation<'a> {
     /// The token being computed.
     next: Option<Drawn>,
     draft: Option<Draft<'a>>,
-    /// Tokens drawn with others in one pass, at the end of `tokens`.
+    /// Tokens at the end of `tokens` that were drawn in one pass and not yielded yet.
     ready: VecDeque<Token>,
     started: Instant,
     first: Option<Instant>,
@@ -82,7 +81,7 @@ impl Llama {
         })
     }
 
-    /// The longest sequence, if the prompt is one that can be run.
+    /// Checks the prompt and returns the length of the longest sequence.
     pub(super) fn check_prompt(&self, prompt: &[u32], options: &Options) -> Result<usize> {
         let limit = self
             .config()
@@ -107,12 +106,12 @@ impl Llama {
 }
 
 impl<'a> Generation<'a> {
-    /// Starts from what a cache holds of the prompt: the positions of their common beginning are
-    /// not computed again. The cache keeps its kind, whatever the options say.
+    /// Starts from a cache: the positions that it has in common with the beginning of the prompt
+    /// are not computed again. The cache keeps its kind, whatever the options say.
     ///
     /// # Errors
     ///
-    /// Returns an error for a cache of another model, or if the first token was asked for already.
+    /// Returns an error for a cache of another model, or if the generation has started.
     pub fn with_cache(mut self, prompt_cache: PromptCache) -> Result<Self> {
         self.check_unstarted()?;
         let (cache, common) = prompt_cache.for_prompt(self.model, &self.tokens)?;
@@ -124,18 +123,18 @@ impl<'a> Generation<'a> {
         Ok(self)
     }
 
-    /// Lets a smaller model of the same vocabulary propose `count` tokens at a time, all of which
-    /// this model then judges in one pass. Every token is drawn by this model as it would be
-    /// without the draft, from the same random numbers; a draft that guesses well only saves time.
+    /// Lets a smaller model of the same vocabulary propose `count` tokens at a time, which this
+    /// model then evaluates in one pass (speculative decoding). This model draws every token as it
+    /// would without the draft, from the same random numbers. Good proposals only save time.
     ///
-    /// A pass over several tokens rounds in other places than one over each, so that tokens whose
-    /// logits are equal but for rounding may come out otherwise.
+    /// A pass over several tokens rounds in other places than passes over single tokens. Tokens
+    /// whose logits differ only by rounding may therefore be drawn differently.
     ///
     /// # Errors
     ///
-    /// Returns an error for a count that is not within 1 to 64, a rotating cache, which cannot be
-    /// taken back, a draft made for shorter sequences than prompt and `max_tokens`, or if the first
-    /// token was asked for already.
+    /// Returns an error for a count that is not within 1 to 64, for a rotating cache, whose last
+    /// positions cannot be removed, for a draft made for shorter sequences than prompt and
+    /// `max_tokens`, or if the generation has started.
     ///
     /// ```
     /// use mlx_primitives::llama::{Checkpoint, Options, Quantization};
@@ -165,30 +164,31 @@ impl<'a> Generation<'a> {
         if self.cache.is_empty() { Ok(()) } else { Err(started()) }
     }
 
-    /// Why the text ended; none while it goes on.
+    /// Why the text ended; `None` while it goes on.
     pub fn finish_reason(&self) -> Option<FinishReason> {
         self.finish
     }
 
-    /// Figures up to now.
+    /// The statistics of the generation so far.
     pub fn statistics(&self) -> Statistics {
         Statistics { peak_memory: memory::peak_memory(), ..self.statistics }
     }
 
-    /// The prompt, and the tokens yielded so far.
+    /// The prompt and the tokens yielded so far.
     pub fn tokens(&self) -> &[u32] {
         let count = self.tokens.len() - self.ready.len();
         self.tokens.get(..count).unwrap_or_default()
     }
 
-    /// The cache and the tokens it holds, to go on from at another time.
+    /// Ends the generation and returns its cache with the tokens in it, from which a later
+    /// generation can go on.
     ///
     /// # Errors
     ///
-    /// Returns an error if the last positions cannot be taken back from the cache, which drafts and
-    /// rotating caches lead to.
+    /// Returns an error if positions that do not belong to the text cannot be removed from the
+    /// cache, as from a full rotating one.
     pub fn into_prompt_cache(mut self) -> Result<PromptCache> {
-        // What was drawn and not yielded is not part of the text.
+        // Tokens that were drawn and not yielded are not part of the text.
         let seen = self.tokens().len();
         let extra = (self.cache.len() as usize).saturating_sub(seen);
         self.cache.trim(i32::try_from(extra).unwrap_or(i32::MAX))?;
@@ -196,11 +196,11 @@ impl<'a> Generation<'a> {
         PromptCache::new(self.model, self.cache, self.tokens)
     }
 
-    /// Runs all but the last token of the prompt, which fill the cache, in steps of
-    /// [`Options::prefill_step`]; the first token that is asked for does so too.
+    /// Fills the cache with all tokens of the prompt except the last one, in steps of
+    /// [`Options::prefill_step`]. Otherwise the request for the first token does so.
     ///
-    /// `progress` is told after each step how many tokens are done, and of how many; where it breaks,
-    /// the rest is left for later.
+    /// `progress` is called after each step with the number of tokens that are done and their
+    /// total. If it breaks, the rest is left for later.
     ///
     /// # Errors
     ///
@@ -225,13 +225,13 @@ impl<'a> Generation<'a> {
         Ok(ControlFlow::Continue(()))
     }
 
-    /// The next token with what [`Options::logprobs`] asks for; the iterator yields its number
-    /// alone.
+    /// The next token with the log probabilities of [`Options::logprobs`], or `None` at the end.
+    /// The iterator yields only the token's number.
     ///
     /// # Errors
     ///
-    /// Returns an error if a step of the model or the choice of a token fails. After that there are
-    /// no more tokens.
+    /// Returns an error if a step of the model or the choice of a token fails. After an error there
+    /// are no more tokens.
     pub fn next_token(&mut self) -> Result<Option<Token>> {
         if self.finish.is_some() || self.failed {
             return Ok(None);
@@ -277,12 +277,12 @@ impl<'a> Generation<'a> {
         self.statistics.generated_tokens += 1;
         let more = self.statistics.generated_tokens < self.max_tokens;
         if more && self.draft.is_none() {
-            self.start()?; // computed while the caller looks at this one
+            self.start()?; // computes the next token while the caller uses this one
         }
         Ok(Some(token))
     }
 
-    /// Drops the last tokens, which are not part of the text.
+    /// Drops the last `count` tokens, which are not part of the text.
     fn forget(&mut self, count: usize) {
         self.ready.clear();
         self.tokens.truncate(self.tokens.len().saturating_sub(count));

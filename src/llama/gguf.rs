@@ -1,4 +1,4 @@
-//! Models of GGUF files: the names, the configuration and the order of rows that llama.cpp has.
+//! Models in GGUF files: converts llama.cpp's names of tensors and its configuration.
 
 use std::collections::{BTreeMap, HashMap};
 use std::path::Path;
@@ -12,7 +12,7 @@ use crate::io;
 use super::config::Config;
 use super::weights::Weights;
 
-/// Parts of a tensor's name within a layer, there and here.
+/// The names of a layer's modules in GGUF files and in checkpoints.
 const PARTS: [(&str, &str); 11] = [
     ("attn_norm", "input_layernorm"),
     ("ffn_norm", "post_attention_layernorm"),
@@ -27,14 +27,14 @@ const PARTS: [(&str, &str); 11] = [
     ("ffn_down", "mlp.down_proj"),
 ];
 
-/// Architectures that are written with a Llama's names.
+/// The architectures whose files have a Llama's names.
 const ARCHITECTURES: [&str; 3] = ["llama", "qwen2", "qwen3"];
 
 pub(super) fn is_gguf(path: &Path) -> bool {
     path.extension().is_some_and(|extension| extension.eq_ignore_ascii_case("gguf"))
 }
 
-/// The configuration and the tensors, by the names that a Llama has for them.
+/// Reads the configuration and the tensors, by their names in checkpoints.
 pub(super) fn load(path: &Path) -> Result<(Config, Weights)> {
     let io::Tensors { mut arrays, metadata } = io::load_gguf(path)?;
     let factors = arrays.remove("rope_freqs.weight");
@@ -45,7 +45,7 @@ pub(super) fn load(path: &Path) -> Result<(Config, Weights)> {
     Ok((config, weights))
 }
 
-/// The checkpoints' name of a tensor; what has none stays as it is, and is refused later.
+/// The name of a tensor in checkpoints. An unknown name stays as it is, and is refused later.
 fn translated(name: &str) -> String {
     let (stem, part) = name.rsplit_once('.').unwrap_or((name, ""));
     let stem = match stem {
@@ -67,7 +67,7 @@ fn translated(name: &str) -> String {
     format!("{stem}.{part}")
 }
 
-/// The entries of a file as a `config.json`.
+/// Converts the entries of a file to a configuration.
 fn config(
     metadata: &HashMap<String, String>,
     arrays: &HashMap<String, Array>,
@@ -107,7 +107,7 @@ fn config(
             config.insert(key.into(), value);
         }
     }
-    // llama.cpp orders a Llama's rows of queries and keys so that neighbours turn together.
+    // llama.cpp orders a Llama's rows of queries and keys so that neighbors are rotated as a pair.
     config.insert("rope_traditional".into(), json!(architecture == "llama"));
     let has = |name: &str| arrays.contains_key(name);
     let vocab = arrays.get("model.embed_tokens.weight").and_then(|rows| rows.shape().first());
@@ -116,7 +116,7 @@ fn config(
     config.insert("attention_bias".into(), json!(has("model.layers.0.self_attn.o_proj.bias")));
     config.insert("mlp_bias".into(), json!(has("model.layers.0.mlp.down_proj.bias")));
     if let Some(bits) = most_common_bits(arrays) {
-        // What each module has is read off its scales.
+        // The format of each module follows from the shape of its scales.
         config.insert("quantization".into(), json!({"group_size": 32, "bits": bits}));
     }
     let scaling = match (entry("rope.scaling.type").map(String::as_str), factors) {
@@ -138,7 +138,7 @@ fn config(
     Config::parse(&Value::Object(config).to_string())
 }
 
-/// The bits of the codes that most bytes of packed weights have; none where nothing is packed.
+/// The bits of the codes in the largest part of the packed weights; `None` if nothing is packed.
 fn most_common_bits(arrays: &HashMap<String, Array>) -> Option<i32> {
     let mut bytes = BTreeMap::<i32, usize>::new();
     for (name, scales) in arrays {
@@ -146,7 +146,7 @@ fn most_common_bits(arrays: &HashMap<String, Array>) -> Option<i32> {
         let Some(packed) = stem.and_then(|stem| arrays.get(&format!("{stem}.weight"))) else {
             continue;
         };
-        // A group has 32 weights, and so one word for each of their bits.
+        // A group has 32 weights, so one word for each bit of a code.
         let (words, groups) = (packed.shape().last()?, scales.shape().last()?);
         let bits = words.checked_div(*groups).unwrap_or(0);
         *bytes.entry(bits).or_default() += packed.nbytes();
@@ -154,7 +154,8 @@ fn most_common_bits(arrays: &HashMap<String, Array>) -> Option<i32> {
     bytes.into_iter().max_by_key(|(_, bytes)| *bytes).map(|(bits, _)| bits)
 }
 
-/// What each period is multiplied by; equal limits make a scaling of it that multiplies nothing else.
+/// A longrope scaling by these factors. The original limit equals the model's, so that the
+/// multiplier is 1.
 fn by_factors(factors: &Array, limit: Option<&Value>) -> Result<Value> {
     let factors = factors.astype(crate::Dtype::Float32)?.to_vec::<f32>()?;
     Ok(json!({

@@ -38,7 +38,8 @@ impl DecoderLayer {
         })
     }
 
-    /// Runs the layer on `x` `[batch, time, hidden]`, whose keys and values go into the cache.
+    /// Runs the layer on `x`, `[batch, time, hidden]`, and appends its keys and values to the
+    /// cache.
     pub fn forward(
         &self,
         x: &Array,
@@ -61,7 +62,7 @@ impl DecoderLayer {
         mlp.down_proj.forward(&inner, Fusion::residual(&h))
     }
 
-    /// All that is to be evaluated before the layer runs.
+    /// All arrays to evaluate before the layer runs.
     pub fn arrays(&self) -> Vec<&Array> {
         let mut arrays = self.self_attn.qkv_proj.arrays();
         arrays.extend(self.after_qkv().into_iter().flat_map(Linear::arrays));
@@ -75,7 +76,7 @@ impl DecoderLayer {
         norms.into_iter().chain(heads).map(|norm| &norm.weight)
     }
 
-    /// The projections, in the order that they run in.
+    /// The projections, in the order in which they run.
     pub fn projections(&self) -> impl Iterator<Item = &Linear> {
         self.self_attn.qkv_proj.parts().iter().chain(self.after_qkv())
     }

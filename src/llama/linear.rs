@@ -6,7 +6,7 @@ use super::config::{Config, Quantization};
 use super::matrix::Matrix;
 use super::weights::Weights;
 
-/// Makes another projection of one, for instance with packed weights.
+/// A function that changes a projection, for instance by packing its weights.
 pub(super) type Change<'a> = dyn Fn(&Linear) -> Result<Linear> + 'a;
 
 /// The weight of an RMS normalization.
@@ -35,7 +35,7 @@ impl Norm {
     }
 }
 
-/// The neighbors of a projection that run in its dispatch where its weights allow.
+/// The steps before and after a projection that run in its dispatch if its weights allow.
 #[derive(Clone, Copy, Default)]
 pub(super) struct Fusion<'a> {
     /// Normalizes the input.
@@ -79,11 +79,11 @@ impl Matrix {
 /// A projection: a matrix, perhaps with a bias and a low-rank update.
 #[derive(Clone)]
 pub(super) struct Linear {
-    /// Its name in checkpoints, `model.layers.0.self_attn.q_proj`.
+    /// Its name in checkpoints, such as `model.layers.0.self_attn.q_proj`.
     pub path: String,
     pub matrix: Matrix,
     pub bias: Option<Array>,
-    /// Runs beside the matrix in every pass.
+    /// The low-rank update that runs beside the matrix in every pass.
     pub update: Option<Lora>,
 }
 
@@ -115,17 +115,17 @@ impl Linear {
         self.matrix.arrays().into_iter().chain(&self.bias).collect()
     }
 
-    /// The same projection with its matrix in a block.
+    /// The projection with its matrix copied into a block.
     pub fn placed(&self, block: &mut Block) -> Result<Self> {
         Ok(Self { matrix: self.matrix.placed(block)?, ..self.clone() })
     }
 
-    /// The same projection with its matrix in a block of its own.
+    /// The projection with its matrix copied into a separate block.
     pub fn placed_alone(self) -> Result<Self> {
         Ok(Self { matrix: self.matrix.placed_alone()?, ..self })
     }
 
-    /// How many numbers it stands for, packed or not.
+    /// The number of parameters, packed or not.
     pub fn size(&self) -> u64 {
         self.matrix.size() + self.bias.as_ref().map_or(0, |bias| bias.size() as u64)
     }

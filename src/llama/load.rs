@@ -15,28 +15,30 @@ use super::weights::{Progress, Weights};
 
 impl Llama {
     /// Loads a model without its tokenizer: a directory of `config.json` and `model*.safetensors`,
-    /// or a `.gguf` file. Weights are read layer by layer, so that no more than the model and the
-    /// layer at hand take memory.
+    /// or a `.gguf` file. Weights are read layer by layer, so that only the model and the current
+    /// layer take memory.
     ///
-    /// Where there is a `model.safetensors.index.json`, the files that it lists are read, and each
-    /// must hold the tensors that it says. A GGUF file is of the architecture llama, qwen2 or qwen3, and
-    /// its packed types stay packed: [`load_gguf`](crate::io::load_gguf) lists what each becomes.
+    /// If there is a `model.safetensors.index.json`, the files that it lists are read, and each
+    /// must hold the tensors that the index says. A GGUF file has to be of the architecture llama,
+    /// qwen2 or qwen3. Its packed types stay packed, in the formats that
+    /// [`load_gguf`](crate::io::load_gguf) lists.
     ///
     /// # Errors
     ///
-    /// Returns an error for missing or truncated files, configurations that are not a Llama's or its
-    /// kin's, tensors that are missing, left over, in two files, or of another shape or type than the
-    /// configuration says, and for a named pipe, a device or a directory in the place of a file. The
-    /// error names the file, and the tensor where there is one.
+    /// Returns an error for missing or truncated files, for a configuration of an architecture that
+    /// is no [`ModelType`](super::ModelType), for tensors that are missing, left over, in two
+    /// files, or of another shape or type than the configuration says, and for a named pipe, a
+    /// device or a directory in the place of a file. The error names the file, and the tensor where
+    /// there is one.
     ///
     /// # Files that change meanwhile
     ///
-    /// The elements are read by system calls: if another process makes a file shorter before they are
-    /// read, loading or the first evaluation is an error. The header of a file is mapped into memory
-    /// while it is checked: if another process makes the file shorter at that time, the system ends this
-    /// process with the signal SIGBUS, which no reader can turn into an error. Nothing is mapped any
-    /// more when this function returns. A file that is replaced by renaming another one to its name
-    /// never does harm.
+    /// The elements are read by system calls: if another process makes a file shorter before they
+    /// are read, loading or the first evaluation is an error. The header of a file is mapped into
+    /// memory while it is checked: if another process makes the file shorter at that time, the
+    /// system ends this process with the signal SIGBUS, which no reader can turn into an error. No
+    /// file is mapped after this function returns. Replacing a file by renaming another one to its
+    /// name is always safe.
     ///
     /// ```
     /// use mlx_primitives::llama::Llama;
@@ -51,7 +53,8 @@ impl Llama {
         Self::load_with(path, |_| {})
     }
 
-    /// As [`load`](Self::load), with `progress` told before the first layer and after each.
+    /// Loads a model like [`load`](Self::load), and calls `progress` before the first layer and
+    /// after each.
     ///
     /// # Errors
     ///
@@ -72,13 +75,13 @@ impl Llama {
         Self::assemble(config, weights, Some(&mut progress)).map_err(|e| in_file(path, e))
     }
 
-    /// As [`load`](Self::load), with nothing read but the headers: each tensor is read when it is
-    /// first used.
+    /// Loads a model like [`load`](Self::load), but reads only the headers. Each tensor is read
+    /// when it is first used.
     ///
     /// # Errors
     ///
-    /// Returns an error for what [`load`](Self::load) refuses. A tensor that cannot be read later
-    /// is an error of the evaluation that uses it.
+    /// Returns an error for what [`load`](Self::load) refuses. If a tensor cannot be read later,
+    /// the evaluation that uses it fails.
     pub fn load_lazily(path: impl AsRef<Path>) -> Result<Self> {
         let path = path.as_ref();
         let (config, weights) = files(path)?;
@@ -86,7 +89,7 @@ impl Llama {
     }
 }
 
-/// The error, in `path` unless it names a file already.
+/// Adds `path` to the error, unless it names a file already.
 pub(super) fn in_file(path: &Path, error: Error) -> Error {
     match error.path() {
         Some(_) => error,
@@ -94,7 +97,7 @@ pub(super) fn in_file(path: &Path, error: Error) -> Error {
     }
 }
 
-/// The configuration and the tensors, unread, of a directory or a GGUF file.
+/// The configuration and the lazy tensors of a directory or a GGUF file.
 fn files(path: &Path) -> Result<(Config, Weights)> {
     if gguf::is_gguf(path) {
         return gguf::load(path);

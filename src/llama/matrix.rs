@@ -10,8 +10,8 @@ use super::weights::Weights;
 pub(super) use crate::ops::LinearWeight as Matrix;
 
 impl Matrix {
-    /// The matrix at `path`: packed as the config says of it by name, else as its scales show
-    /// where the config has packed modules at all.
+    /// The matrix at `path`. Its format is that which the configuration has for its name, or that
+    /// of its scales if the configuration has packed modules at all.
     pub(super) fn load(
         path: &str,
         [outputs, inputs]: [i32; 2],
@@ -55,7 +55,7 @@ impl Matrix {
         Ok(Self::Quantized(matrix))
     }
 
-    /// The type of what comes out of it.
+    /// The type of the matrix's numbers.
     pub(super) fn dtype(&self) -> Dtype {
         match self {
             Self::Plain(rows) => rows.dtype(),
@@ -73,16 +73,16 @@ impl Matrix {
         }
     }
 
-    /// Rows that `ids` number, in `dtype`.
+    /// The rows at the indices `ids`, in `dtype`.
     pub(super) fn rows(&self, ids: &Array, dtype: Dtype) -> Result<Array> {
         match self {
             Self::Plain(rows) => rows.take(ids, 0)?.astype(dtype),
-            // Rounded to their own type first, as MLX does.
+            // Rounded to the type of the matrix first, as in MLX.
             Self::Quantized(rows) => rows.take_rows(ids, self.dtype())?.astype(dtype),
         }
     }
 
-    /// Outputs and inputs.
+    /// The numbers of outputs and inputs.
     pub(super) fn shape(&self) -> Result<[i32; 2]> {
         match self {
             Self::Plain(rows) => Ok([rows.dim(0)?, rows.dim(1)?]),
@@ -90,7 +90,7 @@ impl Matrix {
         }
     }
 
-    /// Numbers it stands for.
+    /// The number of parameters, packed or not.
     pub(super) fn size(&self) -> u64 {
         match self {
             Self::Plain(rows) => rows.size() as u64,
@@ -100,7 +100,7 @@ impl Matrix {
         }
     }
 
-    /// The same, in a block of its own; itself where no block is large enough.
+    /// The matrix copied into a separate block, or the matrix itself if no block is large enough.
     pub(super) fn placed_alone(self) -> Result<Self> {
         match Block::with_room_for(self.arrays())? {
             Some(mut block) => self.placed(&mut block),
@@ -108,7 +108,7 @@ impl Matrix {
         }
     }
 
-    /// The same, in a block.
+    /// The matrix copied into a block.
     pub(super) fn placed(&self, block: &mut Block) -> Result<Self> {
         Ok(match self {
             Self::Plain(rows) => Self::Plain(block.place(rows)?),
@@ -123,7 +123,7 @@ impl Matrix {
         }
     }
 
-    /// Packed, where the rows are whole groups; what is packed stays as it is.
+    /// The matrix packed, if it is not packed yet and its rows are whole groups.
     pub(super) fn quantized(&self, to: Quantization) -> Result<Self> {
         match self {
             Self::Plain(rows) if to.divides(rows.dim(-1)?) => {
@@ -135,12 +135,13 @@ impl Matrix {
     }
 }
 
-/// Whether one dispatch can read both.
+/// Whether both matrices have one format, so that one dispatch can read them.
 pub(super) fn same_format(a: &QuantizedWeight, b: &QuantizedWeight) -> bool {
     (a.group_size(), a.bits(), a.mode()) == (b.group_size(), b.bits(), b.mode())
 }
 
-/// The format that packed weights of `inputs` columns and their scales have.
+/// The format of packed weights with `inputs` columns, by the shapes of the weights and their
+/// scales.
 fn shown(path: &str, inputs: i32, weights: &Weights) -> Result<Quantization> {
     let (weight, scales) = (format!("{path}.weight"), format!("{path}.scales"));
     let columns = |name: &str| {

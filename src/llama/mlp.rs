@@ -88,7 +88,7 @@ impl Mlp {
         Ok(Self::new(self.activation, gate_proj?, up_proj?, down_proj?))
     }
 
-    /// The projections, in the order that they run in.
+    /// The projections, in the order in which they run.
     pub fn projections(&self) -> [&Linear; 3] {
         [&self.gate_proj, &self.up_proj, &self.down_proj]
     }

@@ -1,7 +1,8 @@
-//! A Llama on our primitives: seven dispatches a layer for a decoded token of packed weights.
+//! Llama models and their relatives on our primitives, from files to text. With packed weights, a
+//! layer takes seven dispatches to decode a token.
 //!
-//! Reads from the outside in: [`Checkpoint`] (files) holds a [`Tokenizer`] and a [`Llama`]
-//! (weights and forward pass), [`Llama::generate`] drives them through a [`Cache`] with a [`Sampler`].
+//! A [`Checkpoint`] (files) holds a [`Tokenizer`] and a [`Llama`] (weights and forward pass).
+//! [`Llama::generate`] runs the model with a [`Cache`] and draws tokens with a [`Sampler`].
 //!
 //! ```
 //! use mlx_primitives::llama::{Checkpoint, Options};

@@ -16,12 +16,12 @@ pub struct Llama {
     pub(super) embed_tokens: Matrix,
     pub(super) layers: Vec<DecoderLayer>,
     pub(super) norm: Norm,
-    /// None where the embedding is the output projection too.
+    /// `None` if the embedding is also the output projection.
     pub(super) lm_head: Option<Linear>,
 }
 
 impl Llama {
-    /// Puts the model together. Nothing is evaluated.
+    /// Makes a model of a configuration and weights. Nothing is evaluated.
     ///
     /// # Errors
     ///
@@ -30,14 +30,15 @@ impl Llama {
         Self::assemble(config, weights, None)
     }
 
-    /// As [`new`](Self::new); with `progress` each layer is evaluated before the next is looked at.
+    /// Makes a model of a configuration and weights. With `progress`, each layer is evaluated
+    /// before the next one is read.
     pub(super) fn assemble(
         config: Config,
         mut weights: Weights,
         mut progress: Option<&mut dyn FnMut(Progress)>,
     ) -> Result<Self> {
         let total = weights.nbytes();
-        // The CPU reads faster what lies together in large pages.
+        // The CPU reads weights faster that lie together in large pages.
         let place = progress.is_some() && default_device()? == Device::Cpu;
         let mut read = |arrays: &[&Array], left: u64| -> Result<()> {
             let Some(progress) = &mut progress else { return Ok(()) };
@@ -75,12 +76,12 @@ impl Llama {
         Ok(Self { config, embed_tokens, layers, norm, lm_head })
     }
 
-    /// The configuration it was made from.
+    /// The configuration that the model was made from.
     pub fn config(&self) -> &Config {
         &self.config
     }
 
-    /// The type of the activations: that which the embedding and the norms promote to.
+    /// The type of the activations, to which the embedding and the norms promote.
     pub fn dtype(&self) -> Dtype {
         match (self.embed_tokens.dtype(), self.norm.weight.dtype()) {
             (embedding, norm) if embedding == norm => norm,
@@ -88,7 +89,8 @@ impl Llama {
         }
     }
 
-    /// The same model with every projection, and the embedding, packed whose rows are whole groups.
+    /// The model with its projections and its embedding packed, except matrices whose rows are not
+    /// whole groups.
     ///
     /// # Errors
     ///
@@ -132,8 +134,8 @@ impl Llama {
         })
     }
 
-    /// An empty cache for this model, of the plain kind; layers of sliding attention keep what is
-    /// in their window.
+    /// An empty cache for this model, of the plain kind. Layers of sliding attention keep only the
+    /// positions in their window.
     pub fn new_cache(&self) -> Cache {
         Cache { layers: self.layer_caches(&LayerCache::default()) }
     }
@@ -148,12 +150,13 @@ impl Llama {
         (0..self.layers.len()).map(of_layer).collect()
     }
 
-    /// An empty cache for this model, whose layers of sliding attention are as in
-    /// [`new_cache`](Self::new_cache).
+    /// An empty cache of a kind for this model. Layers of sliding attention keep only the positions
+    /// in their window, as in [`new_cache`](Self::new_cache).
     ///
     /// # Errors
     ///
-    /// Returns an error for a kind that cannot be, and for groups that do not divide a head's features.
+    /// Returns an error for a kind that [`LayerCache::new`] refuses, and for groups that do not
+    /// divide a head's features.
     pub fn new_cache_of(&self, kind: CacheKind) -> Result<Cache> {
         let layer = LayerCache::new(kind)?;
         if let CacheKind::Quantized { group_size, .. } = kind
@@ -170,21 +173,21 @@ impl Llama {
         Ok(Cache { layers: self.layer_caches(&layer) })
     }
 
-    /// Bytes of the weights.
+    /// The bytes of the weights.
     pub fn nbytes(&self) -> usize {
         let projections: usize = self.projections().map(Linear::nbytes).sum();
         let norms: usize = self.norms().map(Array::nbytes).sum();
         self.embed_tokens.nbytes() + projections + norms
     }
 
-    /// Numbers that the weights stand for, packed or not.
+    /// The number of parameters: packed weights count as the numbers that they stand for.
     pub fn parameters(&self) -> u64 {
         let projections: u64 = self.projections().map(Linear::size).sum();
         let norms: u64 = self.norms().map(|norm| norm.size() as u64).sum();
         self.embed_tokens.size() + projections + norms
     }
 
-    /// All projections, in the order that they run in.
+    /// All projections, in the order in which they run.
     pub(super) fn projections(&self) -> impl Iterator<Item = &Linear> {
         self.layers.iter().flat_map(DecoderLayer::projections).chain(&self.lm_head)
     }
@@ -193,8 +196,9 @@ impl Llama {
         self.layers.iter().flat_map(DecoderLayer::norms).chain([&self.norm.weight])
     }
 
-    /// Logits `[batch, time, vocab]` of what follows each of `tokens` (integers `[batch, time]`),
-    /// which continue the positions in `cache` and are appended to it.
+    /// The logits `[batch, time, vocab]` of the token after each of `tokens`, integers
+    /// `[batch, time]`. The tokens continue the positions in `cache`, to which their keys and
+    /// values are appended.
     ///
     /// # Errors
     ///
@@ -235,7 +239,7 @@ impl Llama {
         self.logits(&h)
     }
 
-    /// What enters the first layer, `[batch, time, hidden]`.
+    /// The input of the first layer, `[batch, time, hidden]`.
     pub(super) fn embed(&self, tokens: &Array) -> Result<Array> {
         let h = self.embed_tokens.rows(tokens, self.dtype())?;
         match self.config.kind()?.scales_embedding() {
@@ -244,7 +248,7 @@ impl Llama {
         }
     }
 
-    /// Runs those of `tokens[..end]` that the cache does not have, `step` at a time.
+    /// Runs the tokens of `tokens[..end]` that the cache does not have, `step` at a time.
     pub(super) fn prefill(
         &self,
         tokens: &[u32],
@@ -269,7 +273,7 @@ impl Llama {
     }
 }
 
-/// Tokens of one text, `[1, time]`.
+/// The tokens of one text as an array `[1, time]`.
 pub(super) fn row(tokens: &[u32]) -> Result<Array> {
     Array::from_slice(tokens, [1, i32::try_from(tokens.len()).unwrap_or(i32::MAX)])
 }

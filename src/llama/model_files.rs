@@ -16,7 +16,7 @@ use super::load::safetensors_files;
 use super::model::Llama;
 use super::weights::Weights;
 
-/// A checkpoint opened to be written again in another form: quantized, or with adapters fused.
+/// An open checkpoint that can be written in another form: quantized, or with adapters fused.
 ///
 /// Tensors are read, changed and kept one by one, so quantizing never holds the float model.
 ///
@@ -35,8 +35,8 @@ pub struct ModelFiles {
 }
 
 impl ModelFiles {
-    /// Opens `config.json` and `model*.safetensors`, and sees that they make a model. No tensor's
-    /// elements are read.
+    /// Opens `config.json` and `model*.safetensors`, and checks that they make a model. Only the
+    /// headers of the files are read.
     ///
     /// # Errors
     ///
@@ -55,7 +55,8 @@ impl ModelFiles {
         }
         let mut files = Self { directory, config, tensors };
         files.llama()?;
-        // What a Llama does not take: computed tables, and the embedding a second time.
+        // Removes tensors that a model does not take: computed tables, and the copy of the
+        // embedding.
         let tied = files.parsed()?.tie_word_embeddings;
         files.tensors.retain(|name, _| {
             let stored_twice = tied && name == "lm_head.weight";
@@ -64,11 +65,11 @@ impl ModelFiles {
         Ok(files)
     }
 
-    /// The model, of the tensors as they are now.
+    /// The model of the current tensors.
     ///
     /// # Errors
     ///
-    /// Returns an error if the tensors as they are now make no model.
+    /// Returns an error if the current tensors make no model.
     pub fn llama(&self) -> Result<Llama> {
         let arrays: HashMap<String, Array> =
             self.tensors.iter().map(|(name, array)| (name.clone(), array.clone())).collect();
@@ -76,33 +77,34 @@ impl ModelFiles {
             .map_err(|e| Error::file(&self.directory, e))
     }
 
-    /// Where it was opened.
+    /// The directory of the checkpoint.
     pub fn directory(&self) -> &Path {
         &self.directory
     }
 
-    /// How many bytes the tensors take.
+    /// The bytes of the tensors.
     pub fn nbytes(&self) -> u64 {
         self.tensors.values().map(|array| array.nbytes() as u64).sum()
     }
 
-    /// The type that the configuration names for the weights, which mlx-lm converts to.
+    /// The type that the configuration names for the weights, to which mlx-lm converts them.
     pub fn dtype(&self) -> Option<Dtype> {
         let name = self.config.get("torch_dtype").or_else(|| self.config.get("dtype"))?.as_str()?;
         let known = [Dtype::Float32, Dtype::Float16, Dtype::Bfloat16];
         known.into_iter().find(|dtype| dtype.name() == name)
     }
 
-    /// The matrices whose rows are not whole groups, which the configuration lists as unquantized.
+    /// The paths of matrices that the configuration lists as unquantized, since their rows are not
+    /// whole groups.
     pub fn unquantized(&self) -> Vec<&str> {
         let quantization = self.config.get("quantization").and_then(Value::as_object);
         let modules = quantization.into_iter().flatten();
         modules.filter(|(_, v)| **v == Value::Bool(false)).map(|(name, _)| name.as_str()).collect()
     }
 
-    /// Packs every matrix whose rows are whole groups, as `mlx_lm.convert -q` does, after a cast
-    /// of the float tensors to `dtype` where that is given. `progress` is told how many tensors of
-    /// how many are done.
+    /// Packs every matrix whose rows are whole groups, as `mlx_lm.convert -q` does. Before that, it
+    /// converts the float tensors to `dtype`, if given. `progress` is called with the number of the
+    /// current tensor and the number of all tensors.
     ///
     /// # Errors
     ///
@@ -123,10 +125,11 @@ impl ModelFiles {
         }
         let mut noted = to.to_json();
         self.config.insert("quantization".to_owned(), noted.clone());
-        self.parsed()?; // refuses a format that does not exist, before work is done
+        self.parsed()?; // returns an error for a format that does not exist, before the work
         let total = self.tensors.len();
         let mut tensors = BTreeMap::new();
-        // Taken out one by one: the float elements of a matrix go when it is packed.
+        // Tensors are taken out one by one, so that the floats of a matrix are freed once it is
+        // packed.
         while let Some((name, array)) = self.tensors.pop_first() {
             progress(total - self.tensors.len(), total);
             let array = match dtype.filter(|_| array.dtype().is_floating()) {
@@ -154,8 +157,9 @@ impl ModelFiles {
         Ok(Self { tensors, ..self })
     }
 
-    /// Adds adapters to the weights they name, as `mlx_lm.fuse` does; packed ones are packed
-    /// again, or with `dequantize` all become floats.
+    /// Adds adapters to the weights that they name, as `mlx_lm.fuse` does. Packed weights are
+    /// packed again or, with `dequantize`, all become floats. `progress` is called with the number
+    /// of the current tensor and the number of all tensors.
     ///
     /// # Errors
     ///
@@ -177,7 +181,7 @@ impl ModelFiles {
             if let Some(path) = name.strip_suffix(".biases").or(name.strip_suffix(".scales"))
                 && self.tensors.contains_key(&format!("{path}.weight"))
             {
-                // Comes before the weight that it belongs to, and is taken with it.
+                // The weight that this belongs to comes later, and takes it out again.
                 tensors.insert(name, array);
                 continue;
             }
@@ -220,12 +224,12 @@ impl ModelFiles {
     }
 }
 
-/// The path of the module whose matrix a tensor is.
+/// The path of the module whose matrix the tensor is, or `None` for another tensor.
 pub(super) fn matrix_path<'a>(name: &'a str, array: &Array) -> Option<&'a str> {
     name.strip_suffix(".weight").filter(|_| array.ndim() == 2 && array.dtype().is_floating())
 }
 
-/// By MLX's own ops in mlx-lm's order, for the very bytes that it writes.
+/// Adds an update by MLX's own ops in the order of mlx-lm, so that the bytes are the same.
 fn merged(update: &Lora, matrix: LinearWeight) -> Result<LinearWeight> {
     let plain = match &matrix {
         LinearWeight::Plain(rows) => rows.clone(),
@@ -244,7 +248,7 @@ fn merged(update: &Lora, matrix: LinearWeight) -> Result<LinearWeight> {
     })
 }
 
-/// Computes a matrix and keeps its parts under their names.
+/// Evaluates a matrix and stores its parts under their names.
 fn store(tensors: &mut BTreeMap<String, Array>, path: &str, matrix: LinearWeight) -> Result<()> {
     match matrix {
         LinearWeight::Plain(rows) => {

@@ -2,27 +2,28 @@ use serde_json::{Map, Value, json};
 
 use crate::error::{Error, Result};
 
-/// The architectures that share this model's code. What each makes of a `config.json` is what
+/// The architectures that share the code of [`Llama`](super::Llama). Each reads a `config.json` as
 /// mlx-lm's module of that name does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ModelType {
-    /// Biases where the config asks for them, layers of sliding attention where it lists them.
+    /// Has the biases and the layers of sliding attention that the configuration asks for.
     Llama,
-    /// A Llama by another name; `sliding_window` alone changes nothing.
+    /// A Llama by another name. `sliding_window` alone changes nothing.
     Mistral,
-    /// Queries, keys and values have biases.
+    /// Has biases for queries, keys and values.
     Qwen2,
-    /// The vectors of queries and keys are normalised before they turn.
+    /// Normalizes the vectors of queries and keys before their rotation.
     Qwen3,
-    /// Norms of `1 + weight`, GELU as the gate, an embedding multiplied by `sqrt(hidden_size)`.
+    /// Has norms of `1 + weight`, GELU as the gate, and an embedding multiplied by
+    /// `sqrt(hidden_size)`.
     Gemma,
 }
 
 impl ModelType {
-    /// All of them.
+    /// Every architecture.
     pub const ALL: [Self; 5] = [Self::Llama, Self::Mistral, Self::Qwen2, Self::Qwen3, Self::Gemma];
 
-    /// Its name as `model_type`.
+    /// The name in `model_type` of a `config.json`.
     pub fn name(self) -> &'static str {
         match self {
             Self::Llama => "llama",
@@ -33,11 +34,11 @@ impl ModelType {
         }
     }
 
-    /// The type of a `model_type`.
+    /// The architecture of a name in `model_type`.
     ///
     /// # Errors
     ///
-    /// Returns an error that lists the known types if this is none.
+    /// Returns an error that lists the known names if this is not one of them.
     ///
     /// ```
     /// use mlx_primitives::llama::ModelType;
@@ -58,36 +59,36 @@ impl ModelType {
         })
     }
 
-    /// Whether a `config.json` lists what sort of attention each layer has.
+    /// Whether a `config.json` may list the kind of attention of each layer.
     pub(super) fn has_layer_types(self) -> bool {
         matches!(self, Self::Llama | Self::Mistral)
     }
 
-    /// Whether queries and keys are normalised head by head.
-    pub(super) fn normalises_heads(self) -> bool {
+    /// Whether queries and keys are normalized head by head.
+    pub(super) fn normalizes_heads(self) -> bool {
         self == Self::Qwen3
     }
 
-    /// Whether norms multiply by one more than their weight.
+    /// Whether norms multiply by `1 + weight`.
     pub(super) fn norms_from_one(self) -> bool {
         self == Self::Gemma
     }
 
-    /// Whether the gate is GELU rather than SiLU. mlx-lm's Gemma has that of erf, transformers'
-    /// the approximation by tanh.
+    /// Whether the gate is GELU rather than SiLU. mlx-lm's Gemma computes it by erf, that of
+    /// transformers by the approximation with tanh.
     pub(super) fn gates_by_gelu(self) -> bool {
         self == Self::Gemma
     }
 
-    /// Whether the embedding is multiplied by the root of its width.
+    /// Whether the embedding is multiplied by the square root of its width.
     pub(super) fn scales_embedding(self) -> bool {
         self == Self::Gemma
     }
 }
 
-/// Gives a `config.json` the form that [`Config`](super::Config) reads: no nulls, the defaults of
-/// its type, and what newer files nest in the place where older ones have it.
-pub(super) fn normalised(mut config: Map<String, Value>) -> Result<(ModelType, Value)> {
+/// Converts a `config.json` to the form that [`Config`](super::Config) reads: without nulls, with
+/// the defaults of its type, and with the fields that newer files nest where older ones have them.
+pub(super) fn normalized(mut config: Map<String, Value>) -> Result<(ModelType, Value)> {
     let refuse = |expected: &str, got: &dyn std::fmt::Display| {
         Err(Error::argument("config", format_args!("{expected}, got {got}")))
     };
@@ -97,8 +98,8 @@ pub(super) fn normalised(mut config: Map<String, Value>) -> Result<(ModelType, V
         Some(other) => return refuse("a text as model_type", other),
         None => return refuse("model_type", &"none"),
     };
-    // transformers 5 writes both of these here; mlx-lm reads them for its newer types alone, and
-    // without them no such file gives the text it should.
+    // transformers 5 writes both of these fields here. mlx-lm reads them for its newer types alone,
+    // but files of other types give the wrong text without them.
     if let Some(Value::Object(nested)) = config.remove("rope_parameters") {
         if let (None, Some(theta)) = (config.get("rope_theta"), nested.get("rope_theta")) {
             config.insert("rope_theta".into(), theta.clone());
@@ -141,7 +142,7 @@ fn require(config: &Map<String, Value>, kind: ModelType, keys: &[&str]) -> Resul
     }
 }
 
-/// What a `quantization_config` without a `quantization` beside it says in MLX's terms.
+/// Converts a `quantization_config` without a `quantization` beside it to MLX's fields.
 fn legacy_quantization(config: &Value) -> Result<Value> {
     match config.get("quant_method") {
         Some(Value::String(method)) if method == "mxfp4" => {

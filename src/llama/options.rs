@@ -4,33 +4,34 @@ use super::cache::CacheKind;
 use super::penalties::Penalties;
 use super::sampling::Sampling;
 
-/// What to generate and when to stop.
+/// How to generate text and when to stop.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// At most this many tokens.
+    /// The most tokens to generate.
     pub max_tokens: usize,
     /// How tokens are drawn.
     pub sampling: Sampling,
-    /// What is done to the logits before.
+    /// Changes to the logits before a token is drawn.
     pub penalties: Penalties,
-    /// Tokens that XTC never leaves out.
+    /// Tokens that XTC never removes.
     pub xtc_spared: Vec<u32>,
     /// Tokens that end the text.
     pub eos: Vec<u32>,
-    /// Strings that end the text and are no part of it; for
-    /// [`Checkpoint::generate_text`](super::Checkpoint::generate_text), as only text has them.
+    /// Strings that end the text and are not part of it. Only
+    /// [`Checkpoint::generate_text`](super::Checkpoint::generate_text) uses them, since tokens
+    /// alone are no text.
     pub stop: Vec<String>,
     /// How keys and values are kept.
     pub cache: CacheKind,
-    /// Prompt tokens run through the model at a time, at least 1.
+    /// The number of prompt tokens that run through the model at a time, at least 1.
     pub prefill_step: usize,
-    /// Gives with each token its log probability, and those of this number of likeliest tokens. `None`,
-    /// for neither, is cheaper.
+    /// Log probabilities to return: the token's own and those of the `n` likeliest. `None` skips
+    /// them, which is cheaper.
     pub logprobs: Option<usize>,
 }
 
 impl Default for Options {
-    /// No token at all, drawn greedily; the prompt in steps of 512.
+    /// No tokens, greedy sampling, and a prompt in steps of 512 tokens.
     fn default() -> Self {
         Self {
             max_tokens: 0,
@@ -49,16 +50,16 @@ impl Default for Options {
 /// Why a text ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FinishReason {
-    /// The model ended it.
+    /// The model drew an end token.
     Stop,
-    /// `max_tokens`, or the longest sequence the model was made for.
+    /// The text reached `max_tokens`, or the longest sequence that the model was made for.
     Length,
-    /// One of the options' strings.
+    /// The text contained one of the stop strings.
     StopString,
 }
 
 impl FinishReason {
-    /// `stop`, `length` or `stop_string`.
+    /// The name of the reason: `stop`, `length` or `stop_string`.
     pub fn name(self) -> &'static str {
         match self {
             Self::Stop => "stop",
@@ -71,45 +72,45 @@ impl FinishReason {
 /// A token that was drawn.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Token {
-    /// Its number.
+    /// The number of the token in the vocabulary.
     pub id: u32,
-    /// The logarithm of its probability, after penalties and before anything is left out; if
-    /// [`Options::logprobs`] asks.
+    /// The natural logarithm of its probability, after penalties and before sampling removes
+    /// tokens; `None` unless [`Options::logprobs`] is set.
     pub logprob: Option<f32>,
-    /// The likeliest tokens with theirs, likeliest first.
+    /// The likeliest tokens with their log probabilities, likeliest first.
     pub top_logprobs: Vec<(u32, f32)>,
-    /// Whether a draft model had proposed it.
+    /// Whether a draft model proposed the token.
     pub from_draft: bool,
 }
 
-/// How fast a generation went.
+/// The counts, times and memory of a generation.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Statistics {
-    /// Tokens of the prompt.
+    /// The number of tokens of the prompt.
     pub prompt_tokens: usize,
-    /// Those of them that were in a cache before.
+    /// The number of prompt tokens that a cache held already.
     pub cached_tokens: usize,
-    /// Tokens generated, the end token not counted.
+    /// The number of generated tokens, without the end token.
     pub generated_tokens: usize,
-    /// Tokens that a draft model proposed.
+    /// The number of tokens that a draft model proposed.
     pub draft_tokens: usize,
-    /// Those of them that the model drew too.
+    /// The number of proposed tokens that the model drew too.
     pub accepted_tokens: usize,
-    /// From the start to the first token.
+    /// The time from the start to the first token.
     pub prompt_time: Duration,
-    /// From the first token to the last.
+    /// The time from the first token to the last.
     pub generation_time: Duration,
-    /// The most memory that arrays took, in bytes.
+    /// The peak memory of arrays, in bytes.
     pub peak_memory: usize,
 }
 
 impl Statistics {
-    /// Prompt tokens a second, those in the cache before not counted.
+    /// Prompt tokens per second, without those that the cache held already.
     pub fn prompt_tps(&self) -> f64 {
         rate(self.prompt_tokens.saturating_sub(self.cached_tokens), self.prompt_time)
     }
 
-    /// Generated tokens a second, the first, which the prompt pays for, not counted.
+    /// Generated tokens per second, without the first one, which counts as time of the prompt.
     pub fn generation_tps(&self) -> f64 {
         rate(self.generated_tokens.saturating_sub(1), self.generation_time)
     }

@@ -4,8 +4,9 @@ use crate::array::{Array, select};
 use crate::dtype::Dtype;
 use crate::error::{Error, Result};
 
-/// What is done to the logits before a token is drawn: mlx-lm's `make_logits_processors`, in the
-/// order of the fields. Each penalty looks at the last `..._context_size` tokens of prompt and text.
+/// Changes to the logits before a token is drawn, as by mlx-lm's `make_logits_processors`, in the
+/// order of the fields. Each penalty looks at the last `..._context_size` tokens of prompt and
+/// text.
 ///
 /// ```
 /// use mlx_primitives::{Array, llama::Penalties};
@@ -18,24 +19,25 @@ use crate::error::{Error, Result};
 /// ```
 #[derive(Clone, Debug, PartialEq)]
 pub struct Penalties {
-    /// Added to the logits of these tokens.
+    /// Tokens, and the numbers to add to their logits.
     pub logit_bias: Vec<(u32, f32)>,
-    /// Divides the positive logits of tokens seen, multiplies the negative ones; 0 or 1: none.
+    /// Divides the positive logits of recent tokens and multiplies the negative ones; 0 and 1 are
+    /// off.
     pub repetition: f32,
-    /// Tokens that `repetition` looks back.
+    /// The number of tokens that `repetition` looks back.
     pub repetition_context_size: usize,
-    /// Subtracted from the logits of tokens seen; 0: none.
+    /// Is subtracted from the logits of recent tokens; 0 is off.
     pub presence: f32,
-    /// Tokens that `presence` looks back.
+    /// The number of tokens that `presence` looks back.
     pub presence_context_size: usize,
-    /// Subtracted from the logits of tokens seen, once for each time; 0: none.
+    /// Is subtracted from the logits of recent tokens, once for each occurrence; 0 is off.
     pub frequency: f32,
-    /// Tokens that `frequency` looks back.
+    /// The number of tokens that `frequency` looks back.
     pub frequency_context_size: usize,
 }
 
 impl Default for Penalties {
-    /// None, each looking back 20 tokens.
+    /// No penalties, and contexts of 20 tokens.
     fn default() -> Self {
         Self {
             logit_bias: Vec::new(),
@@ -50,7 +52,7 @@ impl Default for Penalties {
 }
 
 impl Penalties {
-    /// Whether they change nothing.
+    /// Whether all penalties are off.
     pub fn is_none(&self) -> bool {
         self.logit_bias.is_empty()
             && (self.repetition == 0.0 || self.repetition == 1.0)
@@ -62,8 +64,8 @@ impl Penalties {
     ///
     /// # Errors
     ///
-    /// Returns an error for numbers that are not finite, a negative repetition penalty, or a bias of a
-    /// token outside the vocabulary.
+    /// Returns an error for numbers that are not finite, a negative repetition penalty, or a bias
+    /// of a token outside the vocabulary.
     pub fn check(&self, vocab: usize) -> Result<()> {
         let refuse = |expected: std::fmt::Arguments| Err(Error::argument("penalties", expected));
         if !(self.repetition >= 0.0 && self.repetition.is_finite()) {
@@ -85,8 +87,8 @@ impl Penalties {
         Ok(())
     }
 
-    /// Changes logits `[1, vocab]` that follow `tokens`; lazy. Tokens outside the vocabulary count
-    /// for nothing.
+    /// Applies the penalties to the logits `[1, vocab]` of the token after `tokens`. The result is
+    /// lazy. Tokens outside the vocabulary are ignored.
     ///
     /// # Errors
     ///
@@ -134,7 +136,8 @@ fn counts(tokens: &[u32]) -> HashMap<u32, f32> {
     counts
 }
 
-/// The logits of the tokens that `values` has, replaced by what `f` makes of both.
+/// The logits, in which those of the tokens in `values` are replaced by the result of `f` for
+/// logits and values.
 fn change(
     logits: &Array,
     values: &HashMap<u32, f32>,

@@ -10,10 +10,10 @@ use super::cache::{Cache, CacheKind, Expected, Heads};
 use super::matrix::Matrix;
 use super::model::Llama;
 
-/// What a file of ours says it is.
+/// The format in the metadata of a prompt cache's file.
 const FORMAT: &str = "mlx-primitives prompt cache 1";
 
-/// A cache and the tokens it holds: a prompt that need not be computed again, in memory or in a
+/// A cache and the tokens in it: a prompt that need not be computed again, in memory or in a
 /// safetensors file.
 ///
 /// ```
@@ -38,7 +38,7 @@ const FORMAT: &str = "mlx-primitives prompt cache 1";
 pub struct PromptCache {
     cache: Cache,
     tokens: Vec<u32>,
-    /// Of the model that filled it.
+    /// The fingerprint of the model that filled the cache.
     model: String,
 }
 
@@ -47,16 +47,17 @@ impl PromptCache {
         Ok(Self { cache, tokens, model: fingerprint(model)? })
     }
 
-    /// The tokens it holds.
+    /// The tokens whose keys and values are in the cache.
     pub fn tokens(&self) -> &[u32] {
         &self.tokens
     }
 
-    /// Whether keys and values are kept as in a [new cache](Llama::new_cache_of) of that kind.
+    /// Whether the layers are of the same kinds as those of a [new cache](Llama::new_cache_of) of
+    /// `kind`.
     ///
     /// # Errors
     ///
-    /// Returns an error for a kind that cannot be, as [`Llama::new_cache_of`] does.
+    /// Returns an error for a kind that [`Llama::new_cache_of`] refuses.
     pub fn is_of(&self, kind: CacheKind, model: &Llama) -> Result<bool> {
         let new = model.new_cache_of(kind)?;
         let kinds =
@@ -64,15 +65,16 @@ impl PromptCache {
         Ok(kinds(&new) == kinds(&self.cache))
     }
 
-    /// Bytes of its buffers.
+    /// The bytes of the cache's buffers.
     pub fn nbytes(&self) -> usize {
         self.cache.nbytes()
     }
 
-    /// Writes it, over a file of that name if there is one. The name must end in `.safetensors`.
+    /// Writes the cache to a file, which replaces another one of that name. The name must end in
+    /// `.safetensors`.
     ///
-    /// A file that is there stays whole until the new one is: whoever reads it meanwhile, or after
-    /// a full disk or a loss of power, finds one of the two.
+    /// The previous file stays whole until the new one is. A program that reads the file meanwhile,
+    /// or after a full disk or a loss of power, gets one of the two.
     ///
     /// # Errors
     ///
@@ -96,8 +98,8 @@ impl PromptCache {
     ///
     /// # Errors
     ///
-    /// Returns the error that `save` would return for the path's name, for a folder that is missing or
-    /// read-only, or for a path that is no regular file.
+    /// Returns the error that `save` would return for the path's name, for a folder that is missing
+    /// or read-only, or for a path that is no regular file.
     ///
     /// ```
     /// use mlx_primitives::llama::PromptCache;
@@ -109,12 +111,12 @@ impl PromptCache {
         replacement(path.as_ref()).map(drop)
     }
 
-    /// Reads one that was written for this very model.
+    /// Reads a file that was written for this model.
     ///
     /// # Errors
     ///
-    /// Returns an error if the file is missing or no prompt cache, or was written for another model or of
-    /// other shapes. The error names the file.
+    /// Returns an error if the file is missing or no prompt cache, or was written for another model
+    /// or of other shapes. The error names the file.
     pub fn load(path: impl AsRef<Path>, model: &Llama) -> Result<Self> {
         let path = path.as_ref();
         Self::read(path, model).map_err(|error| match error.path() {
@@ -156,9 +158,9 @@ impl PromptCache {
         Ok(Self { cache, tokens, model: own })
     }
 
-    /// The cache with no more than it has in common with a prompt, of which at least the last
-    /// token is left to run, and how much that is. A rotating cache that has more and is full is
-    /// emptied.
+    /// Reduces the cache to the beginning that it has in common with a prompt, without the prompt's
+    /// last token, and returns it with that number of tokens. If positions cannot be removed from a
+    /// full rotating cache, it is emptied.
     pub(super) fn for_prompt(mut self, model: &Llama, prompt: &[u32]) -> Result<(Cache, usize)> {
         let own = fingerprint(model)?;
         if own != self.model {
@@ -180,7 +182,7 @@ impl PromptCache {
     }
 }
 
-/// The new file of a cache, empty.
+/// Creates the new file for a cache, empty.
 fn replacement(path: &Path) -> Result<Replacement> {
     if path.extension().is_none_or(|extension| extension != "safetensors") {
         return Err(Error::file(path, "expected a name that ends in .safetensors"));
@@ -188,8 +190,8 @@ fn replacement(path: &Path) -> Result<Replacement> {
     Replacement::of(path)
 }
 
-/// Tells models apart: a hash of the configuration and of a row of each projection, so that
-/// fine-tuned and repacked ones are other models.
+/// A hash of the configuration and of a row of each projection, which tells models apart.
+/// Fine-tuned and repacked models are other models.
 fn fingerprint(model: &Llama) -> Result<String> {
     let config = model.config();
     let mut hash = Fnv::default();

@@ -9,7 +9,7 @@ use super::matrix::{Matrix, same_format};
 #[derive(Clone)]
 pub(super) struct QkvProjection {
     parts: [Linear; 3],
-    /// Plain rows of all three, of which the parts hold views.
+    /// The plain rows of all three, of which the parts hold views.
     joined: Option<Linear>,
     fused: Fused,
 }
@@ -27,7 +27,7 @@ enum Fused {
 }
 
 impl QkvProjection {
-    /// Joins plain rows.
+    /// Makes a projection of the three parts and joins their rows if they are plain.
     pub fn new(parts: [Linear; 3]) -> Result<Self> {
         let [Matrix::Plain(q), Matrix::Plain(k), Matrix::Plain(v)] =
             parts.each_ref().map(|part| &part.matrix)
@@ -99,7 +99,7 @@ impl QkvProjection {
         Self::decided([q?, k?, v?], self.joined.clone())
     }
 
-    /// The same projections in a block.
+    /// The projections with their matrices copied into a block.
     pub fn placed(&self, block: &mut Block) -> Result<Self> {
         match &self.joined {
             Some(joined) => Self::of_joined(self.parts.clone(), joined.placed(block)?),
@@ -119,7 +119,7 @@ impl QkvProjection {
         self.joined.as_ref().map_or(&self.parts, std::slice::from_ref)
     }
 
-    /// All that is to be evaluated before a pass.
+    /// All arrays to evaluate before a pass.
     pub fn arrays(&self) -> Vec<&Array> {
         let biases = match &self.fused {
             Fused::Packed { biases, .. } => biases.as_ref(),

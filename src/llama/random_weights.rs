@@ -10,26 +10,26 @@ use super::estimate::estimate;
 use super::model::Llama;
 use super::weights::{WeightSource, Weights};
 
-/// Distinct numbers that a float tensor is drawn from.
+/// The number of distinct values that the elements of a float tensor are drawn from.
 const LEVELS: usize = 1 << 12;
-/// Mean square of the sixteen numbers that a float of four bits stands for.
+/// The mean square of the sixteen values of a 4-bit float.
 const FP4_SQUARE: f64 = 8.5625;
-/// The same of the even ones of eight bits, of which none is NaN.
+/// The mean square of the 8-bit floats with even codes, of which none is NaN.
 const FP8_SQUARE: f64 = 10752.000;
 
 impl Llama {
-    /// A model of random weights, for a configuration without a checkpoint: as large and as fast as
-    /// a real one, its text is noise. Packed matrices are drawn packed, so a model of 4 bits never
-    /// takes the memory of its float weights.
+    /// A model of random weights for a configuration without a checkpoint. It is as large and as
+    /// fast as a real model, and its text is noise. Packed matrices are drawn packed, so a model of
+    /// 4 bits never takes the memory of its float weights.
     ///
-    /// `dtype` is that of the activations: float32, float16 or bfloat16. `quantization` takes the
-    /// place of the configuration's; matrices whose rows are not whole groups stay floats. The same
+    /// `dtype` is that of the activations: float32, float16 or bfloat16. `quantization` replaces
+    /// that of the configuration; matrices whose rows are not whole groups stay floats. The same
     /// seed draws the same model.
     ///
     /// # Errors
     ///
-    /// Returns an error for another type, a quantization that MLX does not have or more than
-    /// [`memory_limit`](memory::memory_limit).
+    /// Returns an error for another type, a quantization that MLX does not have, or weights of more
+    /// bytes than [`memory_limit`](memory::memory_limit).
     ///
     /// ```
     /// use mlx_primitives::llama::{Config, Llama, Quantization};
@@ -73,7 +73,7 @@ impl Llama {
             ));
         }
         let source = RandomWeights { state: seed, dtype };
-        // Drawn layer by layer, as a checkpoint is read.
+        // The weights are drawn layer by layer, as a checkpoint is read.
         Self::assemble(config, Weights::made_by(source), Some(&mut |_| {}))
     }
 }
@@ -85,7 +85,7 @@ struct RandomWeights {
 }
 
 impl WeightSource for RandomWeights {
-    /// Norms are ones, all else is small.
+    /// Norms are ones; other tensors have small elements.
     fn tensor(&mut self, name: &str, shape: &[i32]) -> Result<Array> {
         if shape.len() == 1 && name.ends_with("norm.weight") {
             return Array::full(shape, 1.0f32)?.astype(self.dtype);
@@ -94,7 +94,8 @@ impl WeightSource for RandomWeights {
         self.floats(shape, (3.0 / inputs).sqrt())
     }
 
-    /// A matrix of variance 1 / inputs, so that activations keep their size.
+    /// Draws a matrix whose elements have the variance 1 / inputs, so that activations keep their
+    /// size.
     fn matrix(
         &mut self,
         [outputs, inputs]: [i32; 2],
@@ -127,7 +128,7 @@ impl WeightSource for RandomWeights {
                 (Array::full(groups, scale.clamp(0.0, 254.0) as u8)?, None)
             }
         };
-        // What `full` makes is computed once here, not in the first step of the model.
+        // `full` is lazy: its arrays are computed here rather than in the first step of the model.
         crate::array::eval([&scales].into_iter().chain(&biases))?;
         QuantizedWeight::new(packed, scales, biases, group_size, bits, mode)
             .map(LinearWeight::Quantized)
@@ -135,7 +136,8 @@ impl WeightSource for RandomWeights {
 }
 
 impl RandomWeights {
-    /// SplitMix64 ([Steele et al. 2014](https://doi.org/10.1145/2660193.2660195)).
+    /// The next 64 random bits, by SplitMix64
+    /// ([Steele et al. 2014](https://doi.org/10.1145/2660193.2660195)).
     fn next(&mut self) -> u64 {
         self.state = self.state.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut z = self.state;
@@ -144,7 +146,7 @@ impl RandomWeights {
         z ^ (z >> 31)
     }
 
-    /// Words whose bits `drawn` are random.
+    /// Draws words whose bits in the mask `drawn` are random, and the others 0.
     fn words(&mut self, shape: &[i32], drawn: u32) -> Result<Array> {
         let count = count(shape)?;
         let mut words = Vec::with_capacity(count);
@@ -164,7 +166,7 @@ impl RandomWeights {
         }
     }
 
-    /// Even over ±`bound`.
+    /// Draws elements that are uniformly distributed within ±`bound`.
     fn floats_of<T: Element>(&mut self, shape: &[i32], bound: f64) -> Result<Array> {
         let middle = (LEVELS - 1) as f64 / 2.0;
         let levels: Vec<T> =

@@ -4,8 +4,8 @@ use crate::ops::{self, Rope, RopeAppend};
 
 use super::rope_scaling::{RopeScaling, refuse};
 
-/// What a rotary embedding turns by: its periods and scale, and what the rotated features are
-/// multiplied by before they turn.
+/// The rotation of a rotary embedding: its periods and scale, and the multiplier of the features
+/// before their rotation.
 ///
 /// ```
 /// use mlx_primitives::llama::{RopeFrequencies, RopeScaling};
@@ -35,7 +35,8 @@ struct Dynamic {
 }
 
 impl RopeFrequencies {
-    /// For heads of `dims` features; `limit` is the model's `max_position_embeddings`.
+    /// The frequencies for heads of `dims` features; `limit` is the model's
+    /// `max_position_embeddings`.
     ///
     /// # Errors
     ///
@@ -87,13 +88,13 @@ impl RopeFrequencies {
         Ok(rope)
     }
 
-    /// Whether a position turns by what depends on how many there are.
+    /// Whether the rotation of a position depends on the sequence length.
     pub(super) fn depends_on_length(&self) -> bool {
         self.dynamic.is_some()
     }
 
-    /// The kinds that have periods of their own. Operations and their types are mlx-lm's: numbers
-    /// of the config in double precision, arrays in single.
+    /// Computes the periods of the kinds that need an explicit list. Operations and their types are
+    /// mlx-lm's: numbers of the configuration are in double precision, arrays in single.
     fn stretch(&mut self, scaling: &RopeScaling, limit: Option<i32>) -> Result<()> {
         match scaling {
             RopeScaling::Llama3 { factor, low_freq_factor, high_freq_factor, original } => {
@@ -170,22 +171,22 @@ impl RopeFrequencies {
         Ok(())
     }
 
-    /// Features that turn.
+    /// The number of features that are rotated.
     pub fn dims(&self) -> i32 {
         self.dims
     }
 
-    /// What positions are multiplied by.
+    /// The factor of positions.
     pub fn scale(&self) -> f32 {
         self.scale
     }
 
-    /// What the features that turn are multiplied by before they do.
+    /// The factor of the rotated features, which is applied before their rotation.
     pub fn multiplier(&self) -> f32 {
         self.multiplier
     }
 
-    /// The base of a text of `len` positions; it depends on `len` in the kind `dynamic` alone.
+    /// The base for a text of `len` positions, on which only [`RopeScaling::Dynamic`] depends.
     pub fn base(&self, len: i32) -> f32 {
         let Some(Dynamic { factor, limit }) = self.dynamic else { return self.base };
         let dims = f64::from(self.dims);
@@ -193,7 +194,8 @@ impl RopeFrequencies {
         (f64::from(self.base) * stretch.powf(dims / (dims - 2.0))) as f32
     }
 
-    /// The `dims / 2` periods over 2 pi for a text of `len` positions, as `freqs` of [`ops::rope`].
+    /// The `dims / 2` periods divided by 2 pi for a text of `len` positions, as `freqs` of
+    /// [`ops::rope`].
     pub fn values(&self, len: i32) -> Vec<f32> {
         match self.dynamic {
             Some(_) => powers(self.base(len), self.dims),
@@ -201,8 +203,8 @@ impl RopeFrequencies {
         }
     }
 
-    /// The rotation of positions from `offset` on, for [`ops::rope_append`], once the text has `len`
-    /// positions.
+    /// The rotation of positions from `offset` on in a text of `len` positions, for
+    /// [`ops::rope_append`].
     pub fn rotation(&self, offset: i32, len: i32) -> RopeAppend<'_> {
         let rope = Rope {
             dims: self.dims,
@@ -215,7 +217,7 @@ impl RopeFrequencies {
         RopeAppend { multiplier: self.multiplier, ..rope.into() }
     }
 
-    /// Rotates `x` (`[batch, ..., time, features]`) whose first position is `offset`.
+    /// Rotates `x`, `[batch, ..., time, features]`, whose first position is `offset`.
     ///
     /// # Errors
     ///

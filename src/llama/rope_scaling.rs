@@ -6,50 +6,53 @@ use crate::error::{Error, Result};
 /// `rope_scaling` of a `config.json`, with the meaning that mlx-lm gives it.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub enum RopeScaling {
-    /// Not at all.
+    /// No scaling.
     #[default]
     Default,
-    /// Positions divided by a factor.
+    /// Divides positions by a factor.
     Linear {
         /// The divisor.
         factor: f64,
     },
-    /// A base that grows with the text once it is longer than the model's limit.
+    /// Increases the base with the length of the text once it exceeds the model's limit.
     Dynamic {
         /// How fast the base grows.
         factor: f64,
     },
-    /// Long wavelengths stretched, short ones kept, those between interpolated.
+    /// Stretches long wavelengths, keeps short ones, and interpolates those between.
     Llama3 {
-        /// What long wavelengths are multiplied by.
+        /// The factor of long wavelengths.
         factor: f64,
         /// Wavelengths above `original / low_freq_factor` are long.
         low_freq_factor: f64,
         /// Wavelengths below `original / high_freq_factor` are short.
         high_freq_factor: f64,
-        /// Positions the model was first trained on.
+        /// The number of positions that the model was first trained on.
         original: f64,
     },
-    /// [Peng et al. 2023](https://arxiv.org/abs/2309.00071).
+    /// Divides low frequencies by a factor, and multiplies the rotated features
+    /// ([Peng et al. 2023](https://arxiv.org/abs/2309.00071)).
     Yarn {
-        /// What low frequencies are divided by.
+        /// The divisor of low frequencies.
         factor: f64,
-        /// Positions the model was first trained on.
+        /// The number of positions that the model was first trained on.
         original: f64,
-        /// Turns over those positions from which a frequency is kept.
+        /// A frequency with at least this number of turns over those positions is kept.
         beta_fast: f64,
-        /// Turns over those positions up to which it is divided by the whole factor.
+        /// A frequency with at most this number of turns over those positions is divided by the
+        /// whole factor.
         beta_slow: f64,
-        /// Weight of the logarithm of the factor in the multiplier.
+        /// The weight of the factor's logarithm in the numerator of the multiplier.
         mscale: f64,
-        /// The same in what the multiplier is divided by.
+        /// The weight of the factor's logarithm in the denominator of the multiplier.
         mscale_all_dim: f64,
     },
-    /// A factor for each frequency ([Ding et al. 2024](https://arxiv.org/abs/2402.13753)).
+    /// Multiplies each period by its own factor
+    /// ([Ding et al. 2024](https://arxiv.org/abs/2402.13753)).
     LongRope {
-        /// `dims / 2` of them, or one for all.
+        /// `dims / 2` factors, or one for all periods.
         long_factor: Vec<f64>,
-        /// Positions the model was first trained on.
+        /// The number of positions that the model was first trained on.
         original: f64,
     },
 }
@@ -86,12 +89,11 @@ impl Fields<'_> {
 impl RopeScaling {
     /// Reads a `rope_scaling` object; its kind is `type`, else `rope_type`, else `default`.
     ///
-    /// What the numbers may be is checked where they are used, by
-    /// [`RopeFrequencies::new`](super::RopeFrequencies::new).
+    /// [`RopeFrequencies::new`](super::RopeFrequencies::new) checks the ranges of the numbers.
     ///
     /// # Errors
     ///
-    /// Returns an error for kinds that a Llama has no use for, and missing fields.
+    /// Returns an error for an unknown kind, and for missing fields.
     pub fn parse(value: &Value) -> Result<Self> {
         if value.is_null() {
             return Ok(Self::Default);

@@ -3,31 +3,33 @@ use crate::dtype::Dtype;
 use crate::error::{Error, Result};
 use crate::random;
 
-/// How the next token is drawn from the model's logits: the steps of mlx-lm's `make_sampler`, in its
-/// order, which is that of the fields from `top_p` to `top_k`.
+/// How the next token is drawn from the model's logits: the steps of mlx-lm's `make_sampler`, in
+/// the order of the fields from `top_p` to `top_k`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Sampling {
-    /// Divides the logits of what is left in the end; 0 takes the likeliest token.
+    /// The temperature: divides the logits of the tokens that are left in the end. 0 takes the
+    /// likeliest token.
     pub temp: f32,
-    /// Draw only from the likeliest tokens that together have this probability; 0 or 1: from all.
+    /// Keeps only the likeliest tokens that together have this probability; 0 and 1 keep all.
     pub top_p: f32,
-    /// Draw only from tokens at least this fraction as likely as the likeliest; 0: from all.
+    /// Keeps only tokens whose probability is at least this fraction of the likeliest token's; 0
+    /// keeps all.
     pub min_p: f32,
-    /// So many likeliest tokens are kept whatever `min_p` says; 0 is 1.
+    /// The number of likeliest tokens that `min_p` never removes; 0 counts as 1.
     pub min_tokens_to_keep: u32,
-    /// How often the likeliest tokens are left out (XTC, "exclude top choices"): of those above
-    /// `xtc_threshold` all but the least likely.
+    /// The probability with which XTC ("exclude top choices") removes all tokens above
+    /// `xtc_threshold` except the least likely of them.
     pub xtc_probability: f32,
     /// Probability, at most 0.5, above which a token is a top choice.
     pub xtc_threshold: f32,
-    /// Draw only from this many likeliest tokens; 0: from all.
+    /// Keeps only this number of likeliest tokens; 0 keeps all.
     pub top_k: u32,
-    /// Of the random numbers.
+    /// The seed of the random numbers.
     pub seed: u64,
 }
 
 impl Default for Sampling {
-    /// Greedy.
+    /// Always takes the likeliest token.
     fn default() -> Self {
         Self {
             temp: 0.0,
@@ -65,7 +67,7 @@ impl Sampling {
     }
 }
 
-/// Draws tokens; the same seed draws the same ones.
+/// Draws tokens from logits. The same seed draws the same tokens.
 ///
 /// ```
 /// use mlx_primitives::{Array, llama::{Sampler, Sampling}};
@@ -77,35 +79,35 @@ impl Sampling {
 /// ```
 pub struct Sampler {
     sampling: Sampling,
-    /// Tokens that XTC leaves in.
+    /// Tokens that XTC never removes.
     spared: Vec<u32>,
     key: Array,
 }
 
 impl Sampler {
-    /// A sampler at the beginning of its own random sequence.
+    /// A sampler at the beginning of the random sequence of its seed.
     ///
     /// # Errors
     ///
-    /// Returns an error for a temperature that is negative or not finite, probabilities outside 0..=1, or
-    /// an XTC threshold outside 0..=0.5.
+    /// Returns an error for a temperature that is negative or not finite, probabilities outside
+    /// 0..=1, or an XTC threshold outside 0..=0.5.
     pub fn new(sampling: Sampling) -> Result<Self> {
         sampling.check()?;
         Ok(Self { sampling, spared: Vec::new(), key: random::key(sampling.seed)? })
     }
 
-    /// The same, with tokens that XTC never leaves out: mlx-lm spares the ends of a text and of
-    /// a line.
+    /// Declares tokens that XTC never removes. mlx-lm spares the end of a text and the end of a
+    /// line.
     pub fn sparing(self, tokens: &[u32]) -> Self {
         Self { spared: tokens.to_vec(), ..self }
     }
 
-    /// Whether it takes the likeliest token, which costs no random number.
+    /// Whether it always takes the likeliest token, which takes no random number.
     pub fn is_greedy(&self) -> bool {
         self.sampling.temp == 0.0
     }
 
-    /// One `uint32` token for each row of logits `[batch, vocab]`; lazy.
+    /// Draws a token for each row of logits `[batch, vocab]`: a lazy uint32 array `[batch]`.
     ///
     /// # Errors
     ///
@@ -118,7 +120,7 @@ impl Sampler {
         self.draw(&logits.subtract(logits.logsumexp_keepdims(-1)?)?)
     }
 
-    /// As [`sample`](Self::sample), from logarithms of probabilities.
+    /// Draws a token for each row of logarithms of probabilities.
     fn draw(&mut self, logprobs: &Array) -> Result<Array> {
         let Sampling { temp, top_p, min_p, top_k, xtc_probability, .. } = self.sampling;
         let mut logprobs = logprobs.clone();
@@ -147,7 +149,8 @@ impl Sampler {
     }
 
     fn without_top_choices(&self, logprobs: &Array) -> Result<Array> {
-        // What was left out before has probability 0, and the rest is scaled up, as in mlx-lm.
+        // Tokens that were removed before have probability 0, and the rest is scaled up, as in
+        // mlx-lm.
         let probs = logprobs.subtract(logprobs.logsumexp_keepdims(-1)?)?.exp()?;
         let above = probs.greater(self.sampling.xtc_threshold)?;
         let least = select(&above, &probs, &Array::scalar(f32::INFINITY)?)?.min_keepdims(-1)?;
@@ -173,25 +176,26 @@ fn keep_at_least(logprobs: &Array, least: &Array) -> Result<Array> {
     select(&logprobs.less(least)?, &Array::scalar(f32::NEG_INFINITY)?, logprobs)
 }
 
-/// The fewest likeliest tokens whose probabilities add up to `top_p`.
+/// Keeps the smallest set of likeliest tokens whose probabilities add up to `top_p`.
 fn keep_top_p(logprobs: &Array, top_p: f32) -> Result<Array> {
     let ascending = logprobs.sort(-1)?;
     let mass = ascending.exp()?.cumsum(-1)?;
     let total = mass.slice_axis(-1, -1..)?;
-    // A token goes if those likelier than it already have the mass.
+    // A token is removed if the likelier ones have that probability already.
     let dropped = total.subtract(&mass)?.greater_equal(total.multiply(top_p)?)?;
     let count = dropped.astype(Dtype::Int32)?.sum_keepdims(-1)?;
     keep_at_least(logprobs, &ascending.take_along_axis(&count, -1)?)
 }
 
-/// The likeliest `k` tokens, exactly; of equal ones at the limit any.
+/// Keeps exactly the `k` likeliest tokens, any of those that are equally likely at the limit.
 fn keep_top_k(logprobs: &Array, k: i32) -> Result<Array> {
     let dropped = logprobs.negative()?.argsort(-1)?.slice_axis(-1, k..)?;
     let lowest = Array::scalar(f32::NEG_INFINITY)?.broadcast_to(dropped.shape())?;
     logprobs.put_along_axis(&dropped, &lowest, -1)
 }
 
-/// Tokens at least `min_p` as likely as the likeliest, and no fewer than `least`.
+/// Keeps tokens whose probability is at least `min_p` times that of the likeliest, and at least
+/// `least` tokens.
 fn keep_min_p(logprobs: &Array, min_p: f32, least: u32) -> Result<Array> {
     let vocab = logprobs.dim(-1)?;
     let mut bound = logprobs.max_keepdims(-1)?.add(min_p.ln())?;

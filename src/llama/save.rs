@@ -12,10 +12,10 @@ use crate::io;
 
 use super::model_files::ModelFiles;
 
-/// Bytes of tensors that a file holds at most, unless one tensor is larger. mlx-lm has the same limit.
+/// The most bytes of tensors in a file, unless one tensor is larger. mlx-lm has the same limit.
 const SHARD: u64 = 5 << 30;
 
-/// Files beside the weights that belong to the tokenizer and to generation, by how they begin.
+/// The beginnings of the names of files that belong to the tokenizer and to generation.
 const COMPANIONS: [&str; 8] = [
     "tokenizer",
     "special_tokens_map.json",
@@ -28,20 +28,20 @@ const COMPANIONS: [&str; 8] = [
 ];
 
 impl ModelFiles {
-    /// Writes the model as mlx-lm does: `config.json`, `model.safetensors` or shards of 5 GB, their
-    /// index, and the tokenizer's files as they were. The directory appears when it is whole; where
-    /// that fails, nothing of it is left. A process that is killed leaves a directory beside it,
+    /// Writes the model as mlx-lm does: `config.json`, `model.safetensors` or shards of 5 GiB,
+    /// their index, and copies of the tokenizer's files. The directory appears when it is whole. If
+    /// saving fails, nothing of it remains; if the process is killed, a directory beside it remains
     /// whose name begins with `.partial-`.
     ///
     /// # Errors
     ///
-    /// Returns an error if the directory exists and is not empty, or if a file cannot be written. The error
-    /// names the file.
+    /// Returns an error if the directory exists and is not empty, or if a file cannot be written.
+    /// The error names the file.
     pub fn save(self, directory: impl AsRef<Path>) -> Result<()> {
         self.save_sharded(directory, SHARD)
     }
 
-    /// As [`save`](Self::save), in shards of that many bytes.
+    /// Writes the model like [`save`](Self::save), in shards of up to `shard_bytes` bytes.
     ///
     /// # Errors
     ///
@@ -69,8 +69,8 @@ impl ModelFiles {
     ///
     /// # Errors
     ///
-    /// Returns the error that `save` would return for a directory that has files, or for one in a folder
-    /// that is read-only.
+    /// Returns the error that `save` would return for a directory that has files, or for one in a
+    /// folder that is read-only.
     pub fn check_path(directory: impl AsRef<Path>) -> Result<()> {
         refuse_existing(directory.as_ref())?;
         Partial::of(directory.as_ref()).map(drop)
@@ -99,7 +99,8 @@ impl ModelFiles {
         write_json(&directory.join("model.safetensors.index.json"), &index)
     }
 
-    /// Numbers that the tensors stand for; those of scales do not count.
+    /// The number of parameters: packed weights count as the numbers that they stand for, and
+    /// scales and biases of packed weights do not count.
     ///
     /// # Errors
     ///
@@ -125,7 +126,7 @@ impl ModelFiles {
         let mut config: BTreeMap<&str, &Value> =
             self.config.iter().map(|(key, value)| (key.as_str(), value)).collect();
         config.remove("_name_or_path");
-        // Where Hugging Face looks for it.
+        // Hugging Face looks for it under this name.
         if let Some(quantization) = self.config.get("quantization") {
             config.insert("quantization_config", quantization);
         }
@@ -158,8 +159,8 @@ fn refuse_existing(directory: &Path) -> Result<()> {
     Ok(())
 }
 
-/// A new directory beside the one to write, so that it can be renamed to it. Dropped, it is removed,
-/// and then the folders that were created above it.
+/// A new directory beside the one to write, which is renamed to it in the end. When dropped, it is
+/// removed, and then the folders that were created above it.
 struct Partial {
     directory: TempDir,
     folders: NewFolders,
@@ -177,15 +178,15 @@ impl Partial {
         #[cfg(unix)]
         {
             use std::os::unix::fs::PermissionsExt;
-            // As for any new directory: the process's umask takes from it what it should.
+            // The process's umask limits these permissions, as those of any new directory.
             builder.permissions(fs::Permissions::from_mode(0o777));
         }
-        // The kind alone: the error itself names the temporary directory.
+        // Only the kind, since the text of the error names the temporary directory.
         let made = builder.tempdir_in(folder).map_err(|e| unwritten(directory, e.kind()))?;
         Ok(Self { directory: made, folders })
     }
 
-    /// After it was renamed: nothing is left to remove.
+    /// Keeps the directory and the folders, after the directory was renamed.
     fn keep(self) {
         let _ = self.directory.keep();
         self.folders.keep();
@@ -205,7 +206,8 @@ fn sync(directory: &Path) -> std::io::Result<()> {
     Ok(())
 }
 
-/// Tensors in order, a new shard where the next one would make the last too large.
+/// Divides the tensors, in order, into shards that are not larger than `limit` unless one tensor
+/// is.
 fn shards(tensors: BTreeMap<String, Array>, limit: u64) -> Vec<BTreeMap<String, Array>> {
     let mut shards: Vec<BTreeMap<String, Array>> = Vec::new();
     let mut size = 0u64;

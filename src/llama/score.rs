@@ -5,17 +5,17 @@ use crate::ops::{self, CrossEntropy};
 
 use super::model::Llama;
 
-/// Tokens run through the model at a time, where their logits are few enough.
+/// The most tokens that run through the model at a time.
 const STEP: usize = 512;
-/// Logits that exist at a time: 64 MB of float32.
+/// The most logits that exist at a time: 64 MB of float32.
 const LOGITS: usize = 1 << 24;
 
-/// How well a model foresees a text.
+/// How well a model predicts a text.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Score {
-    /// Tokens that were foreseen: all but the first.
+    /// The number of tokens that were scored: all except the first.
     pub tokens: usize,
-    /// Mean of their negative log-likelihoods, in nats.
+    /// The mean of their negative log-likelihoods, in nats.
     pub mean_nll: f64,
 }
 
@@ -29,9 +29,9 @@ impl Score {
 impl Llama {
     /// Scores every token after the first, each in the context of all before it.
     ///
-    /// The likelihoods are taken from the logits in float32 and summed in float64. Logits exist for
-    /// some hundred tokens at a time, keys and values for all. `progress` is told how many tokens
-    /// have been scored.
+    /// The likelihoods are computed from the logits in float32 and summed in float64. In memory are
+    /// the logits of at most 512 tokens at a time, and the keys and values of all tokens.
+    /// `progress` is called with the number of tokens that have been scored.
     ///
     /// # Errors
     ///

@@ -13,18 +13,18 @@ pub(super) struct Draft<'a> {
     count: usize,
 }
 
-/// What a model drew in one pass over proposals.
+/// The tokens that a model drew in one pass over proposals.
 pub(super) struct Round {
-    /// The proposals that stand, then a token that was not proposed.
+    /// The accepted proposals, followed by a token that was not proposed, if any.
     pub tokens: Vec<Token>,
     pub proposed: usize,
     pub accepted: usize,
 }
 
-/// The most tokens that may be proposed at a time: more are never worth their pass.
+/// The most tokens that may be proposed at a time. More never save time.
 const MOST: usize = 64;
 
-/// Tokens of a cached prompt run at a time.
+/// The number of tokens of a cached prompt that the draft runs at a time.
 const STEP: usize = 512;
 
 impl<'a> Draft<'a> {
@@ -44,7 +44,7 @@ impl<'a> Draft<'a> {
         Ok(Self { model, cache: model.new_cache(), count })
     }
 
-    /// An error for a cache whose last positions cannot be taken back.
+    /// Returns an error for a cache whose last positions cannot be removed.
     pub fn check(&self, cache: &Cache) -> Result<()> {
         match cache.forgets() {
             false => Ok(()),
@@ -55,14 +55,14 @@ impl<'a> Draft<'a> {
         }
     }
 
-    /// Runs those of `tokens[..end]` that the draft has not run.
+    /// Runs the tokens of `tokens[..end]` that the draft has not run yet.
     pub fn catch_up(&mut self, tokens: &[u32], end: usize, step: usize) -> Result<()> {
         self.model.prefill(tokens, end, step, &mut self.cache)
     }
 
-    /// Proposes tokens after `tokens`, lets `model` judge them in one pass and draws from its
-    /// logits up to the first token that was not proposed, `most` at most. `cache` holds all of
-    /// `tokens` but the last, and then all of the text but its last token.
+    /// Proposes tokens after `tokens`, runs `model` on them in one pass, and draws from its logits
+    /// up to the first token that was not proposed, at most `most` tokens. Before and after,
+    /// `cache` holds all tokens of the text except the last one.
     pub fn round(
         &mut self,
         model: &Llama,
@@ -102,14 +102,14 @@ impl<'a> Draft<'a> {
             }
         }
         let accepted = drawn.iter().filter(|token| token.from_draft).count();
-        // The last token drawn has not been run.
+        // The model has not run the token that was drawn last.
         let wrong = proposed.len() - accepted;
         cache.trim(i32::try_from(wrong).unwrap_or(i32::MAX))?;
         self.keep(text.len() - 1)?;
         Ok(Round { tokens: drawn, proposed: proposed.len(), accepted })
     }
 
-    /// The `count` likeliest tokens, `[1]` each, one after the other; lazy.
+    /// The next `count` tokens, each the likeliest after those before it, as lazy arrays `[1]`.
     fn propose(&mut self, tokens: &[u32], count: usize) -> Result<Vec<Array>> {
         if count == 0 {
             return Ok(Vec::new());
@@ -131,7 +131,7 @@ impl<'a> Draft<'a> {
         Ok(proposals)
     }
 
-    /// Takes back what is beyond `len` positions.
+    /// Removes the positions after the first `len`.
     fn keep(&mut self, len: usize) -> Result<()> {
         let extra = (self.cache.len() as usize).saturating_sub(len);
         self.cache.trim(i32::try_from(extra).unwrap_or(i32::MAX))

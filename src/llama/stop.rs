@@ -1,14 +1,14 @@
 use crate::error::{Error, Result};
 
-/// Finds strings in a text that comes in pieces.
+/// Finds stop strings in a text that comes in pieces.
 pub(super) struct StopStrings {
     strings: Vec<String>,
-    /// The end of the text, which may be the beginning of a string.
+    /// The end of the text so far, which may be the beginning of a stop string.
     held: String,
 }
 
 impl StopStrings {
-    /// An error for an empty string.
+    /// Returns an error for an empty stop string.
     pub fn new(strings: &[String]) -> Result<Self> {
         if strings.iter().any(String::is_empty) {
             return Err(Error::argument(
@@ -19,7 +19,8 @@ impl StopStrings {
         Ok(Self { strings: strings.to_vec(), held: String::new() })
     }
 
-    /// What of the text can be shown, and whether a string was found; what follows it is dropped.
+    /// Adds a piece. Returns the text that can be shown, and whether a stop string was found, in
+    /// which case the text from that string on is dropped.
     pub fn push(&mut self, piece: &str) -> (String, bool) {
         self.held.push_str(piece);
         let found = self.strings.iter().filter_map(|string| self.held.find(string)).min();
@@ -38,7 +39,7 @@ impl StopStrings {
         (std::mem::replace(&mut self.held, kept), false)
     }
 
-    /// What was held back.
+    /// The end of the text, which was held back.
     pub fn finish(&mut self) -> String {
         std::mem::take(&mut self.held)
     }

@@ -5,13 +5,13 @@ use crate::error::Result;
 
 use super::tokenizer::{Decoding, Tokenizer};
 
-/// Tokens after which a text that ends in a replacement character is shown as it is.
+/// The most tokens to hold back while their text ends in a replacement character.
 const MOST_HELD: usize = 8;
 
 /// Turns tokens into text as they come, whole characters at a time.
 ///
-/// The pieces, and what [`finish`](Self::finish) returns, are together the text that
-/// [`Tokenizer::decode`] makes of all the tokens. Bytes that are no UTF-8 become U+FFFD.
+/// The pieces, followed by the result of [`finish`](Self::finish), are the text that
+/// [`Tokenizer::decode`] makes of all tokens. Bytes that are not UTF-8 become U+FFFD.
 ///
 /// ```
 /// use mlx_primitives::llama::Checkpoint;
@@ -30,16 +30,16 @@ const MOST_HELD: usize = 8;
 pub struct TextStream<'a> {
     tokenizer: &'a Tokenizer,
     decoding: Decoding,
-    /// Of a character that is not complete.
+    /// The bytes of an incomplete character.
     bytes: Vec<u8>,
-    /// The last token that was shown, if any, and those held back after it.
+    /// The last token that was shown, if any, and the tokens held back after it.
     window: Vec<u32>,
-    /// How many of the window were shown: 0 or 1.
+    /// The number of tokens of the window that were shown: 0 or 1.
     shown: usize,
 }
 
 impl Tokenizer {
-    /// Decodes token by token.
+    /// A decoder of tokens one by one.
     pub fn stream(&self) -> TextStream<'_> {
         let decoding = self.decoding();
         TextStream { tokenizer: self, decoding, bytes: Vec::new(), window: Vec::new(), shown: 0 }
@@ -47,7 +47,7 @@ impl Tokenizer {
 }
 
 impl TextStream<'_> {
-    /// What the token adds to the text; empty while a character is incomplete.
+    /// Adds a token and returns the text that it completes; empty while a character is incomplete.
     ///
     /// # Errors
     ///
@@ -76,17 +76,17 @@ impl TextStream<'_> {
         }
     }
 
-    /// What was held back: call it once, after the last token.
+    /// Returns the text that was held back. Call this once, after the last token.
     ///
     /// # Errors
     ///
-    /// Returns an error if the tokenizer cannot decode what was held back.
+    /// Returns an error if the tokenizer cannot decode the tokens that were held back.
     pub fn finish(&mut self) -> Result<String> {
         let bytes = self.incomplete(self.decoding == Decoding::ByteFallback);
         Ok(bytes + &self.release()?)
     }
 
-    /// The text of the bytes up to a character that is not complete.
+    /// The text of the bytes up to an incomplete character.
     fn complete(&mut self, each: bool) -> String {
         let mut text = String::new();
         loop {
@@ -110,13 +110,13 @@ impl TextStream<'_> {
         }
     }
 
-    /// What stands for the bytes of a character that will never be complete.
+    /// The replacement of the bytes of a character that will never be complete.
     fn incomplete(&mut self, each: bool) -> String {
         let bytes = std::mem::take(&mut self.bytes);
         if bytes.is_empty() { String::new() } else { replacements(bytes.len(), each) }
     }
 
-    /// By the tokenizer's own decoder, which may look at the token before.
+    /// Decodes a token by the tokenizer's own decoder, which may look at the token before it.
     fn decoded(&mut self, token: u32) -> Result<String> {
         self.window.push(token);
         let text = self.unseen()?;
@@ -135,7 +135,7 @@ impl TextStream<'_> {
             None | Some([]) => return Ok(all),
             Some(seen) => self.tokenizer.decode(seen)?,
         };
-        // A decoder that tidies up may have changed the end of what was shown.
+        // A decoder that cleans up texts may have changed the end of the text that was shown.
         let same = all.chars().zip(seen.chars()).take_while(|(a, b)| a == b);
         let same: usize = same.map(|(c, _)| c.len_utf8()).sum();
         Ok(all.get(same..).unwrap_or_default().to_owned())
@@ -152,27 +152,29 @@ impl TextStream<'_> {
     }
 }
 
-/// For `count` bytes that are no UTF-8: one for all as in [`String::from_utf8_lossy`], or one for
-/// each as the `tokenizers` crate has it where bytes are tokens.
+/// The replacement characters for `count` bytes that are not UTF-8: one for all, as by
+/// [`String::from_utf8_lossy`], or one for each, as by the `tokenizers` crate where bytes are
+/// tokens.
 fn replacements(count: usize, each: bool) -> String {
     let count = if each { count } else { 1 };
     std::iter::repeat_n(char::REPLACEMENT_CHARACTER, count).collect()
 }
 
-/// The byte of `<0x0A>`.
+/// The byte of a token such as `<0x0A>`, or `None` for other tokens.
 fn fallback_byte(token: &str) -> Option<u8> {
     let digits = token.strip_prefix("<0x")?.strip_suffix('>')?;
     if digits.len() != 2 { None } else { u8::from_str_radix(digits, 16).ok() }
 }
 
-/// The bytes of a token of a byte-level vocabulary; its text if it is none.
+/// The bytes that a token of a byte-level vocabulary stands for, or those of its text for another
+/// token.
 fn bytes_of(token: &str) -> Vec<u8> {
     let bytes: Option<Vec<u8>> = token.chars().map(|c| BYTES.get(&c).copied()).collect();
     bytes.unwrap_or_else(|| token.as_bytes().to_vec())
 }
 
-/// The characters that GPT-2's vocabulary writes bytes as: printable ones as themselves, the
-/// others from U+0100 on.
+/// The bytes of the characters by which GPT-2's vocabulary writes them: printable bytes as
+/// themselves, the others as characters from U+0100 on.
 static BYTES: LazyLock<HashMap<char, u8>> = LazyLock::new(|| {
     let printable = |byte: &u8| matches!(byte, b'!'..=b'~' | 0xa1..=0xac | 0xae..=0xff);
     let others = (0..=255u8).filter(|byte| !printable(byte));

@@ -7,7 +7,7 @@ use crate::transforms::panic_message;
 
 use super::tokenizer_parts;
 
-/// Text to tokens and back, from a `tokenizer.json`.
+/// Converts text to tokens and back, as a `tokenizer.json` defines it.
 ///
 /// ```
 /// use mlx_primitives::llama::Checkpoint;
@@ -23,17 +23,17 @@ pub struct Tokenizer(tokenizers::Tokenizer);
 /// How a tokenizer's tokens become text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Decoding {
-    /// Every character of a token is a byte, as in GPT-2 and Llama 3.
+    /// Every character of a token stands for a byte, as in GPT-2 and Llama 3.
     ByteLevel,
-    /// Tokens are text but for `<0x0A>` and its like, as in SentencePiece and Llama 2.
+    /// Tokens are text, except `<0x0A>` and the like, as in SentencePiece and Llama 2.
     ByteFallback,
-    /// Whatever the decoder makes of them.
+    /// Only the tokenizer's decoder knows the text of tokens.
     Other,
 }
 
 impl Tokenizer {
-    /// Reads the contents of a `tokenizer.json`. Truncation and padding that it asks for are left
-    /// out: a prompt is encoded whole.
+    /// Reads the contents of a `tokenizer.json`. Its truncation and padding are ignored, so that a
+    /// prompt is encoded whole.
     ///
     /// # Errors
     ///
@@ -49,7 +49,7 @@ impl Tokenizer {
         })
     }
 
-    /// The tokens of a text, with the special ones that the tokenizer adds itself.
+    /// The tokens of a text, with the special tokens that the tokenizer adds.
     ///
     /// # Errors
     ///
@@ -58,8 +58,8 @@ impl Tokenizer {
         self.encoded(text, true)
     }
 
-    /// The tokens of a text alone, as is right for what a chat template wrote: special tokens
-    /// that the text spells out are found, none is added.
+    /// The tokens of a text without additions. Special tokens that the text spells out are found,
+    /// as is right for the result of a chat template.
     ///
     /// # Errors
     ///
@@ -72,7 +72,7 @@ impl Tokenizer {
         guarded(|| Ok(self.0.encode_fast(text, special)?.get_ids().to_vec()))
     }
 
-    /// The text of tokens, without special ones.
+    /// The text of tokens, without special tokens.
     ///
     /// # Errors
     ///
@@ -81,17 +81,17 @@ impl Tokenizer {
         guarded(|| self.0.decode(tokens, true))
     }
 
-    /// The number of a token that is written so, added ones included.
+    /// The number of a token by its spelling in the vocabulary, added tokens included.
     pub fn token_id(&self, token: &str) -> Option<u32> {
         self.0.token_to_id(token)
     }
 
-    /// How a token is written in the vocabulary, which is not always its text.
+    /// The spelling of a token in the vocabulary, which is not always its text.
     pub fn token(&self, id: u32) -> Option<String> {
         self.0.id_to_token(id)
     }
 
-    /// Whether a token is special: no part of the text.
+    /// Whether a token is special, that is, not part of the text.
     pub fn is_special(&self, id: u32) -> bool {
         self.token(id).is_some_and(|token| self.0.get_added_vocabulary().is_special_token(&token))
     }
@@ -115,8 +115,8 @@ impl Tokenizer {
     }
 }
 
-/// Calls the tokenizer's own code, which panics where a file asks for what it did not foresee, words
-/// of no length for instance: that is an error too. It leaves nothing behind but its caches.
+/// Calls the code of the `tokenizers` crate, which panics for some files, for instance with words
+/// of no length. A panic becomes an error. It can leave only the caches of the crate changed.
 fn guarded<T>(call: impl FnOnce() -> tokenizers::Result<T>) -> Result<T> {
     let failed = |error: &dyn std::fmt::Display| {
         Error::argument("tokenizer", format_args!("a usable tokenizer and tokens, got {error}"))

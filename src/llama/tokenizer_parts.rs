@@ -1,5 +1,5 @@
-//! What a `tokenizer.json` is checked for before the tokenizer's crate reads it: tables that are as long as
-//! they say, and parts that do not multiply a text until it fills the memory.
+//! Checks a `tokenizer.json` before the `tokenizers` crate reads it: tables must be as long as they
+//! say, and parts must not lengthen a text until it fills the memory.
 
 use base64::Engine;
 use base64::alphabet::STANDARD;
@@ -9,10 +9,10 @@ use serde_json::Value;
 
 use crate::error::{Error, Result};
 
-/// How many times as long a text may become, at most. Real tokenizers stay below 100.
+/// The greatest factor by which a text may become longer. That of real tokenizers is below 100.
 const MOST_GROWTH: f64 = 4096.0;
 
-/// As the tokenizer's crate decodes: with or without padding.
+/// Base64 as the `tokenizers` crate decodes it, with or without padding.
 const BASE64: GeneralPurpose = GeneralPurpose::new(
     &STANDARD,
     GeneralPurposeConfig::new()
@@ -20,7 +20,7 @@ const BASE64: GeneralPurpose = GeneralPurpose::new(
         .with_decode_allow_trailing_bits(true),
 );
 
-/// The parts of a file that texts and tokens go through.
+/// The parts of a file that process texts and tokens.
 #[derive(Default, Deserialize)]
 #[serde(default)]
 struct Parts {
@@ -30,15 +30,16 @@ struct Parts {
     decoder: Value,
 }
 
-/// An error for parts that cannot be; what else is wrong with a file the tokenizer's crate says.
+/// Returns an error for parts that must not be run. The `tokenizers` crate reports other faults of
+/// a file.
 pub(super) fn check(json: &[u8]) -> Result<()> {
-    // A file that ends in no JSON is refused for that, but only after its parts have been made.
+    // The crate refuses a file that is not JSON to its end, but only after it has made the parts.
     let Parts { normalizer, pre_tokenizer, post_processor, decoder } = serde_json::from_slice(json)
         .map_err(|e| refused(format_args!("a usable tokenizer in JSON, got {e}")))?;
     for part in [&normalizer, &pre_tokenizer, &post_processor, &decoder] {
         check_tables(part)?;
     }
-    // Each makes more of what the one before it has made.
+    // Each part may lengthen the result of the one before it.
     let encoding = growth(&normalizer) * growth(&pre_tokenizer) * growth(&post_processor);
     for growth in [encoding, growth(&decoder)] {
         if growth > MOST_GROWTH {
@@ -63,7 +64,8 @@ fn inner(value: &Value) -> Vec<&Value> {
     }
 }
 
-/// The tables of SentencePiece start with the length of what follows, for which memory is taken.
+/// Checks the tables of SentencePiece, which begin with the length of the data after it. The crate
+/// allocates memory of that length.
 fn check_tables(part: &Value) -> Result<()> {
     if let Some(Value::String(table)) = part.get("precompiled_charsmap") {
         let bytes = BASE64
@@ -79,7 +81,7 @@ fn check_tables(part: &Value) -> Result<()> {
     inner(part).into_iter().try_for_each(check_tables)
 }
 
-/// How many times as long a part may make what goes through it.
+/// The greatest factor by which a part may lengthen a text.
 fn growth(part: &Value) -> f64 {
     let kind = part.get("type").and_then(Value::as_str).unwrap_or_default();
     let own = match kind {
@@ -92,13 +94,13 @@ fn growth(part: &Value) -> f64 {
     inner(part).into_iter().fold(own, |all, part| all * growth(part))
 }
 
-/// Of `Replace` and `Metaspace`.
+/// The growth of `Replace` and `Metaspace`.
 fn replacement_growth(part: &Value) -> f64 {
     let length = |name: &str| part.get(name).and_then(Value::as_str).map(str::len);
     let Some(content) = length("content").or(length("replacement")) else { return 1.0 };
     let pattern = match part.get("pattern").and_then(|pattern| pattern.get("String")) {
         Some(Value::String(pattern)) => pattern.len(),
-        // An expression may match a character, or the nothing between two.
+        // A regular expression may match one character, or an empty text between two.
         _ => usize::from(part.get("pattern").is_none()),
     };
     match pattern {
@@ -107,7 +109,7 @@ fn replacement_growth(part: &Value) -> f64 {
     }
 }
 
-/// Of `TemplateProcessing`, which may name the text more than once.
+/// The growth of `TemplateProcessing`, which may repeat the text.
 fn template_growth(part: &Value) -> f64 {
     let template = part.get("single").and_then(Value::as_array).map(Vec::as_slice);
     template.unwrap_or_default().iter().filter(|item| item.get("Sequence").is_some()).count().max(1)

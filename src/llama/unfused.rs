@@ -1,5 +1,5 @@
-//! The same model built of MLX's built-ins, op by op as mlx-lm calls them: what the fused one is
-//! compared with.
+//! The model built of MLX's built-ins, op by op as mlx-lm calls them, for comparison with the fused
+//! one.
 
 use crate::array::{Array, concatenate};
 use crate::error::Result;
@@ -14,23 +14,24 @@ use super::matrix::Matrix;
 use super::mlp::{Activation, Mlp};
 use super::model::Llama;
 
-/// Who stands for the fused ops that MLX has itself: RMS norm, rotary embedding, attention, and
+/// The implementation of the fused ops that MLX has too: RMS norm, rotary embedding, attention, and
 /// the compiled SwiGLU of mlx-lm.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Fused {
-    /// MLX's own; on a CPU they are graphs of many ops.
+    /// MLX's own ops, which on a CPU are graphs of many ops.
     BuiltIn,
-    /// Ours, which like MLX's own on its GPU are one node each: for counting.
+    /// Our ops, for counting: each is one node, like MLX's own ops on a GPU.
     StandIn,
 }
 
-/// Keys and values `[batch, kv_heads, capacity, head_dim]` of each layer, written in place.
+/// The cache of [`Llama::forward_unfused`]: keys and values `[batch, kv_heads, capacity, head_dim]`
+/// of each layer, written in place.
 pub struct UnfusedCache {
     layers: Vec<Option<[Array; 2]>>,
     len: i32,
 }
 
-/// Positions by which buffers grow, as in mlx-lm.
+/// The number of positions by which buffers grow, as in mlx-lm.
 const STEP: i32 = 256;
 
 impl Llama {
@@ -39,23 +40,24 @@ impl Llama {
         UnfusedCache { layers: vec![None; self.layers.len()], len: 0 }
     }
 
-    /// As [`forward`](Self::forward), by MLX's built-ins alone. One text, one position or more;
-    /// layers of sliding attention see as far back as others.
+    /// The logits `[1, time, vocab]` of [`forward`](Self::forward), computed by MLX's built-ins
+    /// alone, for one text of one position or more. Layers of sliding attention see as far back as
+    /// others.
     ///
     /// # Errors
     ///
-    /// Returns an error for what [`forward`](Self::forward) refuses, and for more than one text.
+    /// Returns an error if `tokens` is no matrix of integers, or does not fit the cache.
     pub fn forward_unfused(&self, tokens: &Array, cache: &mut UnfusedCache) -> Result<Array> {
         self.unfused(tokens, cache, Fused::BuiltIn)
     }
 
-    /// What a decoded token costs on a GPU with `context` positions in the cache: the graph of
-    /// this model, and that of MLX's built-ins. Nothing but the caches is evaluated; what reads or
-    /// packs weights that are not in memory yet does not count.
+    /// The nodes that a decoded token takes on a GPU with `context` positions in the cache: those
+    /// of this model, and those of MLX's built-ins. Only the caches are evaluated. Nodes that read
+    /// or pack weights that are not in memory yet do not count.
     ///
     /// # Errors
     ///
-    /// Returns an error if no memory holds a cache of that many positions.
+    /// Returns an error if there is no memory for a cache of that many positions.
     pub fn cost_of_a_token(&self, context: i32) -> Result<[Vec<graph::Node>; 2]> {
         let token = Array::from_slice(&[0u32], [1, 1])?;
         // Sliding layers count as if they saw the whole context.
@@ -73,7 +75,7 @@ impl Llama {
         Ok([without(ours, &once), theirs])
     }
 
-    /// What is left to compute of the weights.
+    /// The nodes of weights that are not computed yet.
     fn pending(&self) -> Result<Vec<graph::Node>> {
         let layers = self.layers.iter().flat_map(|layer| layer.arrays());
         let head = self.lm_head.iter().flat_map(Linear::arrays);
@@ -96,8 +98,8 @@ impl Llama {
     }
 }
 
-/// The nodes but for those of `once`. Of a node of several results either may have been met first,
-/// which tells other bytes: such ones go by name.
+/// The nodes without those of `once`. A node of several results counts other bytes depending on the
+/// result that was met first, so nodes without an equal are removed by name.
 fn without(mut nodes: Vec<graph::Node>, once: &[graph::Node]) -> Vec<graph::Node> {
     let mut left = Vec::new();
     for node in once {
@@ -114,7 +116,7 @@ fn without(mut nodes: Vec<graph::Node>, once: &[graph::Node]) -> Vec<graph::Node
     nodes
 }
 
-/// A node of MLX's own in place of ours that stood for it.
+/// The node of MLX that one of our nodes stands for.
 fn stood_for(node: graph::Node) -> graph::Node {
     let name = match node.name.as_str() {
         "RmsNorm" => "RMSNorm",
@@ -234,7 +236,7 @@ impl Mlp {
 }
 
 impl UnfusedCache {
-    /// Evaluated buffers with `len` positions taken.
+    /// Fills the cache with evaluated buffers of which `len` positions are used.
     fn reserve(&mut self, len: i32, model: &Llama) -> Result<()> {
         let config = model.config();
         let shape = [1, config.kv_heads(), len / STEP * STEP + STEP, config.head_dim()];
@@ -249,7 +251,7 @@ impl UnfusedCache {
     }
 }
 
-/// The buffers, with room for `end` positions.
+/// The buffers, enlarged if necessary to have room for `end` positions.
 fn grown(buffers: Option<[Array; 2]>, new: [&Array; 2], len: i32, end: i32) -> Result<[Array; 2]> {
     if let Some(buffers) = &buffers
         && end <= buffers[0].dim(2)?

@@ -9,48 +9,48 @@ use crate::ops::LinearWeight;
 
 use super::config::Quantization;
 
-/// How much of a model is in memory.
+/// The progress of loading a model.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Progress {
-    /// Bytes of weights that have been read.
+    /// The bytes of weights that have been read.
     pub done: u64,
-    /// Bytes of all of them.
+    /// The bytes of all weights.
     pub total: u64,
 }
 
-/// Makes the tensors of a model that no file holds.
+/// A source of tensors for a model without files.
 pub(super) trait WeightSource {
-    /// The tensor of that name and shape.
+    /// Makes the tensor of that name and shape.
     fn tensor(&mut self, name: &str, shape: &[i32]) -> Result<Array>;
 
-    /// A matrix `[outputs, inputs]`, packed in that format where its rows are whole groups.
+    /// Makes a matrix `[outputs, inputs]`, packed in that format if its rows are whole groups.
     fn matrix(&mut self, shape: [i32; 2], quantized: Option<Quantization>) -> Result<LinearWeight>;
 }
 
-/// A checkpoint's tensors, taken out one by one as the model is put together.
+/// The tensors of a checkpoint, which are taken out one by one to make a model.
 #[derive(Default)]
 pub struct Weights {
     arrays: HashMap<String, Array>,
-    /// Where each came from, for errors.
+    /// The file of each tensor, for errors.
     files: HashMap<String, Arc<Path>>,
-    /// Where a tensor that is in no file should have been.
+    /// The checkpoint, for errors about tensors that no file has.
     place: Option<PathBuf>,
-    /// Makes all tensors, where no file holds them.
+    /// The source of all tensors, if there are no files.
     source: Option<Box<dyn WeightSource>>,
 }
 
 impl Weights {
-    /// The tensors of one or several files.
+    /// Weights from tensors by name.
     pub fn new(arrays: HashMap<String, Array>) -> Self {
         Self { arrays, ..Self::default() }
     }
 
-    /// None yet, of the checkpoint at `place`.
+    /// Weights of the checkpoint at `place`, without tensors yet.
     pub(super) fn of(place: &Path) -> Self {
         Self { place: Some(place.to_owned()), ..Self::default() }
     }
 
-    /// Adds the tensors of a file; an error for one that another file has too.
+    /// Adds the tensors of a file, or returns an error for one that another file has too.
     pub(super) fn add(&mut self, file: &Path, arrays: HashMap<String, Array>) -> Result<()> {
         let file: Arc<Path> = file.into();
         for (name, array) in arrays {
@@ -64,7 +64,7 @@ impl Weights {
         Ok(())
     }
 
-    /// Bytes of what has not been taken yet.
+    /// The bytes of the tensors that have not been taken yet.
     pub(super) fn nbytes(&self) -> u64 {
         self.arrays.values().map(|array| array.nbytes() as u64).sum()
     }
@@ -86,21 +86,22 @@ impl Weights {
         }
     }
 
-    /// Tensors that `source` makes.
+    /// Weights that `source` makes.
     pub(super) fn made_by(source: impl WeightSource + 'static) -> Self {
         Self { source: Some(Box::new(source)), ..Self::default() }
     }
 
-    /// What makes the tensors, where no file holds them.
+    /// The source of the tensors, if there are no files.
     pub(super) fn source(&mut self) -> Option<&mut (dyn WeightSource + 'static)> {
         self.source.as_deref_mut()
     }
 
-    /// The tensor of that name, which must have that shape and a floating type.
+    /// Takes out the tensor of that name, which must have that shape and be of float32, float16 or
+    /// bfloat16.
     ///
     /// # Errors
     ///
-    /// Returns an error if there is no such tensor, or if it has another shape or no floating type.
+    /// Returns an error if there is no such tensor, or if it has another shape or type.
     pub fn take(&mut self, name: &str, shape: &[i32]) -> Result<Array> {
         if let Some(source) = &mut self.source {
             return source.tensor(name, shape);
@@ -110,11 +111,11 @@ impl Weights {
         })
     }
 
-    /// As [`take`](Self::take), or none if there is no such tensor.
+    /// Takes out a tensor like [`take`](Self::take), or returns `None` if there is no such tensor.
     ///
     /// # Errors
     ///
-    /// Returns an error if the tensor has another shape or no floating type.
+    /// Returns an error if the tensor has another shape or type.
     pub fn take_optional(&mut self, name: &str, shape: &[i32]) -> Result<Option<Array>> {
         if let Some(source) = &mut self.source {
             return source.tensor(name, shape).map(Some);
@@ -133,18 +134,19 @@ impl Weights {
         Ok(Some(array))
     }
 
-    /// The tensor of that name, of any shape and type.
+    /// Takes out the tensor of that name, of any shape and type.
     pub(super) fn take_any(&mut self, name: &str) -> Option<Array> {
         self.arrays.remove(name)
     }
 
-    /// Checks that every tensor was taken.
+    /// Checks that every tensor was taken, except tables that models compute and, if the embedding
+    /// is also the output projection (`tied`), its copy.
     ///
     /// # Errors
     ///
     /// Returns an error that names a tensor which the model does not have.
     pub fn finish(mut self, tied: bool) -> Result<()> {
-        // Old checkpoints store what is computed; tied ones may store the embedding twice.
+        // Old checkpoints store tables that models compute, and the embedding twice if it is tied.
         self.arrays.retain(|name, _| {
             let stored_twice = tied && name == "lm_head.weight";
             !stored_twice && !name.ends_with("rotary_emb.inv_freq")

@@ -3,16 +3,16 @@ use crate::error::Result;
 use crate::ffi::ops::bridge::{self as ffi, ActivationKind};
 use crate::tune::{chosen, rows};
 
-/// What [`linear`](crate::ops::linear) applies to its result.
+/// The activation that [`linear`](crate::ops::linear) applies to the sum of product and bias.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Activation {
-    /// [`relu`]
+    /// [`relu`]: `max(x, 0)`.
     Relu,
-    /// [`gelu`]
+    /// [`gelu`]: `x * (1 + erf(x / sqrt(2))) / 2`.
     Gelu,
-    /// [`gelu_tanh`]
+    /// [`gelu_tanh`]: [`gelu`] approximated by tanh.
     GeluTanh,
-    /// [`silu`]
+    /// [`silu`]: `x * sigmoid(x)`.
     Silu,
 }
 
@@ -35,10 +35,9 @@ fn of_two(name: &str, kind: ActivationKind, a: &Array, b: &Array) -> Result<Arra
     chosen(name, || rows(a), ffi::activation_of_two(kind, a.raw(), b.raw()))
 }
 
-/// Rectified linear unit: `max(x, 0)`. NaN stays.
+/// Rectified linear unit: `max(x, 0)`. The result of NaN is NaN.
 ///
-/// The result has the shape and type of `x` (integers become float32), as for all activations here.
-/// Differentiable.
+/// The result has the shape and type of `x` (integers become float32). Differentiable.
 ///
 /// # Errors
 ///
@@ -58,7 +57,7 @@ pub fn relu(x: &Array) -> Result<Array> {
 /// Sigmoid linear unit ([Elfwing et al. 2017](https://arxiv.org/abs/1702.03118)):
 /// `x * sigmoid(x)`, each factor rounded to the type of `x` as by `mlx.nn.silu`.
 ///
-/// Any shape. Differentiable.
+/// The result has the shape and type of `x` (integers become float32). Differentiable.
 ///
 /// # Errors
 ///
@@ -78,7 +77,7 @@ pub fn silu(x: &Array) -> Result<Array> {
 /// Gaussian error linear unit ([Hendrycks and Gimpel 2016](https://arxiv.org/abs/1606.08415)):
 /// `x * (1 + erf(x / sqrt(2))) / 2`, each step rounded as by `mlx.nn.gelu`.
 ///
-/// Any shape. Differentiable.
+/// The result has the shape and type of `x` (integers become float32). Differentiable.
 ///
 /// # Errors
 ///
@@ -98,7 +97,7 @@ pub fn gelu(x: &Array) -> Result<Array> {
 /// The approximation of [`gelu`] by tanh:
 /// `x / 2 * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 x³)))`, rounded as by `mlx.nn.gelu_approx`.
 ///
-/// Any shape. Differentiable.
+/// The result has the shape and type of `x` (integers become float32). Differentiable.
 ///
 /// # Errors
 ///
@@ -115,10 +114,11 @@ pub fn gelu_tanh(x: &Array) -> Result<Array> {
     of_one("gelu_tanh", ActivationKind::GeluTanh, x)
 }
 
-/// Gated unit of a Llama's feed-forward ([Shazeer 2020](https://arxiv.org/abs/2002.05202)):
-/// `silu(gate) * up`, rounded after [`silu`].
+/// The gated unit of a Llama's feed-forward layer ([Shazeer
+/// 2020](https://arxiv.org/abs/2002.05202)): `silu(gate) * up`, rounded after [`silu`].
 ///
-/// The arrays are broadcast to one shape and promoted to one type. Differentiable in both.
+/// The arrays are broadcast to one shape and promoted to one type, which are those of the result
+/// (integers become float32). Differentiable in both.
 ///
 /// # Errors
 ///
@@ -136,8 +136,8 @@ pub fn swiglu(gate: &Array, up: &Array) -> Result<Array> {
     of_two("swiglu", ActivationKind::Swiglu, gate, up)
 }
 
-/// Gated unit ([Shazeer 2020](https://arxiv.org/abs/2002.05202)): `gelu(gate) * up`, rounded after
-/// [`gelu`]. Shapes, types and errors as for [`swiglu`]. Differentiable in both.
+/// A gated unit ([Shazeer 2020](https://arxiv.org/abs/2002.05202)): `gelu(gate) * up`, rounded
+/// after [`gelu`]. Shapes, types and errors are those of [`swiglu`]. Differentiable in both.
 ///
 /// # Errors
 ///
@@ -155,7 +155,7 @@ pub fn geglu(gate: &Array, up: &Array) -> Result<Array> {
 }
 
 /// Gemma's gated unit: `gelu_tanh(gate) * up`, rounded after [`gelu_tanh`]. Shapes, types and
-/// errors as for [`swiglu`]. Differentiable in both.
+/// errors are those of [`swiglu`]. Differentiable in both.
 ///
 /// # Errors
 ///
@@ -172,8 +172,8 @@ pub fn geglu_tanh(gate: &Array, up: &Array) -> Result<Array> {
     of_two("geglu_tanh", ActivationKind::GegluTanh, gate, up)
 }
 
-/// `max(a + b, 0)`, the sum rounded first. Shapes, types and errors as for [`swiglu`].
-/// Differentiable in both.
+/// The rectified sum `max(a + b, 0)`, with the sum rounded first. Shapes, types and errors are
+/// those of [`swiglu`]. Differentiable in both.
 ///
 /// # Errors
 ///
@@ -190,8 +190,8 @@ pub fn add_relu(a: &Array, b: &Array) -> Result<Array> {
     of_two("add_relu", ActivationKind::AddRelu, a, b)
 }
 
-/// `max(a * b, 0)`, the product rounded first. Shapes, types and errors as for [`swiglu`].
-/// Differentiable in both.
+/// The rectified product `max(a * b, 0)`, with the product rounded first. Shapes, types and errors
+/// are those of [`swiglu`]. Differentiable in both.
 ///
 /// # Errors
 ///
@@ -208,7 +208,7 @@ pub fn mul_relu(a: &Array, b: &Array) -> Result<Array> {
     of_two("mul_relu", ActivationKind::MulRelu, a, b)
 }
 
-/// `x * scale + shift`, the product rounded first.
+/// The affine map `x * scale + shift`, with the product rounded first.
 ///
 /// `scale` and `shift` are each a scalar array or a vector as long as the last axis of `x`; all
 /// three are promoted to one type. Differentiable in all three.

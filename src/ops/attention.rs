@@ -3,28 +3,30 @@ use crate::error::Result;
 use crate::ffi::ops::bridge as ffi;
 use crate::tune::chosen;
 
-/// How scores become weights, in this order: scaled, capped, masked, normalised.
+/// How attention turns scores into weights: it scales, caps and masks them, in this order, and then
+/// takes their softmax.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Attention<'a> {
-    /// Multiplies the scores; `1 / sqrt(d)` if none.
+    /// Multiplies the scores; `None` is `1 / sqrt(d)`.
     pub scale: Option<f32>,
-    /// Queries are aligned to the last keys, and none sees the keys after its own position.
+    /// Whether each query sees only the keys up to its own position. The last query is at the
+    /// position of the last key.
     pub causal: bool,
-    /// A sliding window: a query sees this number of keys, of which the last is at its own position.
-    /// Implies `causal`.
+    /// A sliding window: the number of keys that a query sees, of which the last is at its own
+    /// position. Implies `causal`. `None` is no window.
     pub window: Option<i32>,
-    /// Of bools (a key counts where true), or a term of the scores. It broadcasts to
-    /// `[batch, heads, queries, keys]` and is read where it lies.
+    /// Bools that are true where a query sees a key, or floats that are added to the scores. The
+    /// mask broadcasts to `[batch, heads, queries, keys]` and is read in place, with any strides.
     pub mask: Option<&'a Array>,
-    /// `cap * tanh(score / cap)`, as in Gemma 2.
+    /// Replaces each score by `cap * tanh(score / cap)`, as Gemma 2 does. `None` is no cap.
     pub soft_cap: Option<f32>,
-    /// A logit for each head, `[heads]`, that takes a share of the weight and adds no value.
+    /// A logit for each head, `[heads]`, that takes part in the softmax and adds no value.
     pub sinks: Option<&'a Array>,
 }
 
 impl Attention<'_> {
     fn rules(&self, dim: i32) -> Result<ffi::AttentionRules> {
-        // In C++ 0 is none; what a caller must not pass becomes what C++ refuses.
+        // C++ takes 0 for `None` and refuses -1, which stands for all numbers that are not allowed.
         let window = self.window.map_or(0, |window| if window > 0 { window } else { -1 });
         let soft_cap = self.soft_cap.map_or(0.0, |cap| if cap > 0.0 { cap } else { -1.0 });
         let scale = self.scale.unwrap_or_else(|| 1.0 / (dim.max(1) as f32).sqrt());
@@ -33,7 +35,7 @@ impl Attention<'_> {
     }
 }
 
-/// The size of a head.
+/// The features of a head.
 fn head_dim(q: &Array) -> i32 {
     q.shape().last().copied().unwrap_or(1)
 }
@@ -43,14 +45,14 @@ fn queries(q: &Array) -> usize {
     q.shape().iter().rev().nth(1).map_or(1, |&dim| dim.unsigned_abs() as usize)
 }
 
-/// Keys or values in MLX's affine layout: what `mlx.quantize` makes of `[..., d]`.
+/// Keys or values in MLX's affine layout, as `mlx.quantize` packs the rows of `[..., d]`.
 #[derive(Clone, Copy, Debug)]
 pub struct QuantizedRows<'a> {
-    /// `[batch, kv_heads, keys, d * bits / 32]` of uint32.
+    /// The codes, uint32: `[batch, kv_heads, keys, d * bits / 32]`.
     pub packed: &'a Array,
-    /// `[batch, kv_heads, keys, d / group_size]`.
+    /// The scale of each group: `[batch, kv_heads, keys, d / group_size]`.
     pub scales: &'a Array,
-    /// As the scales.
+    /// The bias of each group, of the shape and type of the scales.
     pub biases: &'a Array,
 }
 
@@ -59,15 +61,15 @@ pub struct QuantizedRows<'a> {
 /// `softmax(scale * q·kᵀ) · v`.
 ///
 /// `q` is `[batch, heads, queries, d]`, `k` is `[batch, kv_heads, keys, d]` and `v`
-/// `[batch, kv_heads, keys, e]`, with `heads` a multiple of `kv_heads`, and d and e at most 256. All
-/// may have any strides, as views of a larger cache do: nothing is copied. The result is
+/// `[batch, kv_heads, keys, e]`, with `heads` a multiple of `kv_heads`, and d and e at most 256.
+/// All may have any strides, as views of a larger cache do: nothing is copied. The result is
 /// `[batch, heads, queries, e]`, of the type that the three promote to. It lies in memory as
-/// `[batch, queries, heads, e]`: `transpose(&[0, 2, 1, 3])` and a `reshape` that joins the heads copy
-/// nothing. Scores and sums are float32, and only the result is rounded. A query that sees no
-/// key weighs all of them alike, as in MLX; if a mask adds -inf to all its scores it is NaN. With
-/// no keys at all the result is 0.
+/// `[batch, queries, heads, e]`: `transpose(&[0, 2, 1, 3])` and a `reshape` that joins the heads
+/// copy nothing. Scores and sums are float32, and only the result is rounded. A query that sees no
+/// key weighs all of them alike, as in MLX. The result of a query is NaN if a mask adds -inf to all
+/// its scores, and 0 if there are no keys.
 ///
-/// Differentiable in all but a mask of bools.
+/// Differentiable in all arrays except a mask of bools.
 ///
 /// # Errors
 ///
@@ -93,7 +95,7 @@ pub fn attention(q: &Array, k: &Array, v: &Array, options: Attention<'_>) -> Res
     chosen(format_args!("attention of {}", head_dim(q)), || queries(q), built)
 }
 
-/// [`attention`] over quantized keys and values, which are expanded in registers only.
+/// [`attention`] over quantized keys and values, which the kernel expands in registers only.
 ///
 /// `bits` is 4 or 8, `group_size` 32, 64 or 128 and a divisor of d and e. The result has the type
 /// that `q` and the scales promote to. Differentiable in `q`, and in scales and biases where MLX's

@@ -3,14 +3,14 @@ use crate::error::Result;
 use crate::ffi::ops::bridge as ffi;
 use crate::tune::{chosen, rows};
 
-/// Layer normalisation over the last axis
+/// Layer normalization over the last axis
 /// ([Ba, Kiros and Hinton 2016](https://arxiv.org/abs/1607.06450)):
-/// `y = (x - mean(x)) / sqrt(var(x) + eps) * weight + bias`, the variance being that of the
-/// elements themselves (divided by their number).
+/// `y = (x - mean(x)) / sqrt(var(x) + eps) * weight + bias`, where `var(x)` is
+/// `sum((x - mean(x))²) / n`.
 ///
-/// `x` is `[..., n]` with n >= 1; `weight` is `[n]` or none (all ones), `bias` is `[n]` or none
+/// `x` is `[..., n]` with n >= 1; `weight` is `[n]` or `None` (all ones), `bias` is `[n]` or `None`
 /// (all zeros). The result has the shape of `x` and the type that `x`, `weight` and, if there is
-/// a weight, `bias` promote to. The normalised `x` is rounded to that type before it is multiplied
+/// a weight, `bias` promote to. The normalized `x` is rounded to that type before it is multiplied
 /// by the weight, and the product before the bias is added, as in MLX's composition. (MLX's own
 /// Metal kernel may fuse that multiplication and addition, and then rounds once.)
 ///

@@ -5,23 +5,24 @@ use crate::ffi::ops::bridge as ffi;
 use crate::ffi::ops::bridge::ActivationKind;
 use crate::tune::{chosen, rows};
 
-/// What [`linear`] does after the product; nothing by default.
+/// The steps of [`linear`] after the product; none by default.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Linear<'a> {
-    /// `[n]`, added to each row.
+    /// Added to each row of the product: `[n]`.
     pub bias: Option<&'a Array>,
-    /// Applied to the sum.
+    /// Applied to the sum of product and bias.
     pub activation: Option<Activation>,
-    /// `[..., n]`, added last; its buffer becomes the result's where nothing else reads it.
+    /// Added last: `[..., n]`. The result takes over its buffer where nothing else reads it.
     pub residual: Option<&'a Array>,
 }
 
-/// A linear layer and what surrounds it in a transformer: `act(x · wᵀ + bias) + residual`.
+/// A linear layer with the bias, activation and residual that follow it in a transformer:
+/// `act(x · wᵀ + bias) + residual`.
 ///
 /// `x` is `[..., k]`, `w` is `[n, k]` as linear layers keep their weights; the result is
 /// `[..., n]` of the type that all inputs promote to. Products are summed in float32; then the
-/// product, the bias, the activation and the residual are each rounded to that type, as by the
-/// ops that this one stands for.
+/// product, the sum with the bias, the activation and the sum with the residual are each rounded to
+/// that type, as by separate ops.
 ///
 /// Differentiable in every array.
 ///
@@ -51,8 +52,8 @@ pub fn linear(x: &Array, w: &Array, options: Linear<'_>) -> Result<Array> {
     chosen("linear", || rows(x), built)
 }
 
-/// Product of matrices: `a` is `[..., m, k]` and `b` is `[..., k, n]`; leading axes are broadcast and the
-/// result is `[..., m, n]`.
+/// The product of matrices: `a` is `[..., m, k]` and `b` is `[..., k, n]`; leading axes broadcast
+/// and the result is `[..., m, n]`, of the type that both promote to.
 ///
 /// Summed in float32 and rounded once. Differentiable in both.
 ///
@@ -73,8 +74,9 @@ pub fn matmul(a: &Array, b: &Array) -> Result<Array> {
     chosen("matmul", || rows(a), ffi::matmul(a.raw(), b.raw(), false))
 }
 
-/// Product of a matrix and a transposed one: `a` is `[..., m, k]` and `b` is `[..., n, k]`, as linear
-/// layers keep their weights; leading axes are broadcast and the result is `[..., m, n]`.
+/// The product of a matrix and a transposed one: `a` is `[..., m, k]` and `b` is `[..., n, k]`, as
+/// linear layers keep their weights; leading axes broadcast and the result is `[..., m, n]`, of the
+/// type that both promote to.
 ///
 /// Summed in float32 and rounded once. Differentiable in both.
 ///

@@ -6,8 +6,9 @@ use crate::tune::{chosen, rows};
 /// The logarithm of a sum of exponentials over the last axis:
 /// `y = log(sum(exp(x - max(x)))) + max(x)`.
 ///
-/// `x` is `[..., n]` with n >= 1 (integers become float32); the result is `[...]`. Accumulated in float32 and rounded once. A row whose maximum is infinite gives
-/// that maximum, as MLX's built-in does.
+/// `x` is `[..., n]` with n >= 1; the result is `[...]`, of the type of `x` (integers become
+/// float32). Accumulated in float32 and rounded once. The result of a row whose maximum is infinite
+/// is that maximum, as in MLX's built-in.
 ///
 /// Differentiable.
 ///
@@ -27,7 +28,7 @@ pub fn logsumexp(x: &Array) -> Result<Array> {
     chosen("logsumexp", || rows(x), ffi::logsumexp(x.raw(), false))
 }
 
-/// As [`logsumexp`]; the last axis stays, with length 1.
+/// [`logsumexp`], with the last axis kept, with length 1: `[..., n]` becomes `[..., 1]`.
 ///
 /// # Errors
 ///
@@ -46,9 +47,9 @@ pub fn logsumexp_keepdims(x: &Array) -> Result<Array> {
 
 /// Logarithm of the softmax over the last axis: `y = x - logsumexp(x)`.
 ///
-/// `x` is `[..., n]` with n >= 1; the result has its shape and type (integers become float32).
-/// The logarithm is rounded to that type before it is subtracted, as in MLX's composition: what is
-/// largest stays largest, and in 16 bits each result is as exact as that logarithm.
+/// `x` is `[..., n]` with n >= 1; the result has its shape and type (integers become float32). The
+/// logarithm is rounded to that type before it is subtracted, as in MLX's composition. The
+/// largest element stays the largest, and in 16 bits each result is as exact as that logarithm.
 ///
 /// Differentiable.
 ///

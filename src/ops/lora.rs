@@ -9,9 +9,9 @@ use crate::tune::{chosen, rows};
 /// The frozen matrix `[n, k]` of a linear layer.
 #[derive(Clone)]
 pub enum LinearWeight {
-    /// An array of a floating type.
+    /// An array `[n, k]` of a floating type.
     Plain(Array),
-    /// Packed numbers.
+    /// A packed matrix.
     Quantized(QuantizedWeight),
 }
 
@@ -43,11 +43,11 @@ impl From<&QuantizedWeight> for LinearWeight {
 /// `x · Wᵀ + scale · (x · Aᵀ) · Bᵀ`, in one node of the graph.
 ///
 /// `x` is `[..., k]`, the base `[n, k]`, `a` is `[rank, k]` and `b` is `[n, rank]`; the result is
-/// `[..., n]` of the type that all promote to. Products accumulate in float32; the product with
-/// the base, that with `a`, that with `b`, its scaling and the sum are each rounded to the result's
-/// type, as the same ops one after the other round. [`Lora`] takes matrices as mlx-lm stores them.
+/// `[..., n]` of the type that all promote to. Products accumulate in float32; the three products,
+/// the scaling and the sum are each rounded to the result's type, as by separate ops. [`Lora`]
+/// takes matrices as mlx-lm stores them.
 ///
-/// Differentiable in x, `a` and `b` without a gradient of the base, and in a plain base.
+/// Differentiable in `x`, `a` and `b` without a gradient of the base, and in a plain base.
 ///
 /// # Errors
 ///
@@ -86,7 +86,7 @@ pub fn lora_linear(
     }
 }
 
-/// A low-rank update `scale · B · A` of a linear layer.
+/// A low-rank update `scale · B · A` of the weight `[n, k]` of a linear layer.
 #[derive(Clone, Debug)]
 pub struct Lora {
     a: Array,
@@ -95,7 +95,7 @@ pub struct Lora {
 }
 
 impl Lora {
-    /// From `a` `[rank, k]` and `b` `[n, rank]`, as the paper and PEFT write them.
+    /// An update from `a`, `[rank, k]`, and `b`, `[n, rank]`, as the paper and PEFT write them.
     ///
     /// # Errors
     ///
@@ -110,7 +110,8 @@ impl Lora {
         }
     }
 
-    /// From `lora_a` `[k, rank]` and `lora_b` `[rank, n]`, as adapters of mlx-lm store them.
+    /// An update from `lora_a`, `[k, rank]`, and `lora_b`, `[rank, n]`, as adapters of mlx-lm store
+    /// them.
     ///
     /// # Errors
     ///
@@ -119,8 +120,8 @@ impl Lora {
         Self::new(lora_a.t()?.contiguous()?, lora_b.t()?.contiguous()?, scale)
     }
 
-    /// An update that changes nothing yet, of a layer `[n, k]`: `a` is drawn evenly from the range
-    /// ±1 / √k, by the thread's random sequence, and `b` is zero; both float32.
+    /// An update of a layer `[n, k]` that changes nothing yet: `a` is drawn uniformly from the
+    /// range ±1 / √k, by the thread's random sequence, and `b` is zero. Both are float32.
     ///
     /// # Errors
     ///
@@ -137,22 +138,22 @@ impl Lora {
         Self::new(a, Array::zeros::<f32>(&[outputs, rank])?, scale)
     }
 
-    /// `[rank, k]`.
+    /// The matrix A, `[rank, k]`.
     pub fn a(&self) -> &Array {
         &self.a
     }
 
-    /// `[n, rank]`.
+    /// The matrix B, `[n, rank]`.
     pub fn b(&self) -> &Array {
         &self.b
     }
 
-    /// What the product of both is multiplied by.
+    /// The factor of the product `B · A`.
     pub fn scale(&self) -> f32 {
         self.scale
     }
 
-    /// `lora_a` `[k, rank]` and `lora_b` `[rank, n]`, as adapters of mlx-lm store them.
+    /// `lora_a`, `[k, rank]`, and `lora_b`, `[rank, n]`, as adapters of mlx-lm store them.
     ///
     /// # Errors
     ///
@@ -162,8 +163,8 @@ impl Lora {
         Ok([self.a.t()?.contiguous()?, self.b.t()?.contiguous()?])
     }
 
-    /// The same update in another type. One of the type of the layer's input keeps
-    /// [`apply`](Self::apply) from converting the base.
+    /// The update with both matrices converted to `dtype`. If that is the type of the layer's
+    /// input, [`apply`](Self::apply) need not convert the base.
     ///
     /// # Errors
     ///
@@ -183,7 +184,7 @@ impl Lora {
     }
 
     /// `W + scale · B · A`, of the type and format of W; a packed W is quantized again, which
-    /// rounds what the update adds.
+    /// rounds the sum.
     ///
     /// # Errors
     ///
@@ -193,7 +194,7 @@ impl Lora {
         self.moved(base, self.scale)
     }
 
-    /// `W - scale · B · A`: undoes [`merge`](Self::merge), but for rounding.
+    /// `W - scale · B · A`: undoes [`merge`](Self::merge), up to rounding.
     ///
     /// # Errors
     ///

@@ -3,18 +3,19 @@ use crate::error::Result;
 use crate::ffi::ops::bridge as ffi;
 use crate::tune::{chosen, rows};
 
-/// What [`masked_softmax`] does to scores before their softmax: by default nothing.
+/// How [`masked_softmax`] scales and masks scores before their softmax; not at all by default.
 #[derive(Clone, Copy, Debug)]
 pub struct MaskedSoftmax<'a> {
     /// Multiplies the scores.
     pub scale: f32,
-    /// Added to the scaled scores; or of bools, true where a score counts. Of any shape that
-    /// broadcasts to that of the scores.
+    /// Floats that are added to the scaled scores, or bools that are true where a score counts. The
+    /// mask broadcasts to the shape of the scores.
     pub mask: Option<&'a Array>,
-    /// Queries are aligned to the last keys, and none sees the keys after its own position.
+    /// Whether each query sees only the keys up to its own position. The last query is at the
+    /// position of the last key.
     pub causal: bool,
-    /// A sliding window: a query sees this number of keys, of which the last is at its own position.
-    /// Implies `causal`.
+    /// A sliding window: the number of keys that a query sees, of which the last is at its own
+    /// position. Implies `causal`. `None` is no window.
     pub window: Option<i32>,
 }
 
@@ -29,14 +30,14 @@ impl Default for MaskedSoftmax<'_> {
 ///
 /// `x` is `[..., queries, keys]` (a vector is one query) of float32, float16 or bfloat16; the
 /// result has its shape and type. Key `k` is visible to query `q` of a causal softmax if
-/// `k <= q + keys - queries`, and in a window of `w` if also `k > q + keys - queries - w`. Neither
-/// of these masks is ever made, what they hide is not read, and a mask in memory is read where it
-/// lies, broadcast or strided.
+/// `k <= q + keys - queries`, and in a window of `w` if also `k > q + keys - queries - w`. The
+/// kernel makes neither of these masks in memory and does not read the scores that they hide. It
+/// reads a mask in memory in place, with any strides.
 ///
-/// Rounds as MLX's composition: the scaled scores and the masked ones become the type of `x`, the
-/// rest is float32. What a bool mask, the causal one or the window hides counts as the type's
-/// lowest finite number, as in MLX's attention: a query that sees nothing gets `1 / keys`
-/// everywhere, and with an additive mask of `-inf` alone NaN.
+/// Rounds as MLX's composition does: the scaled scores and the masked ones become the type of `x`,
+/// the rest is float32. A score that a mask of bools, the causal mask or the window hides counts as
+/// the type's lowest finite number, as in MLX's attention: the result of a query that sees no key
+/// is `1 / keys` everywhere, and NaN if an additive mask is `-inf` for all keys.
 ///
 /// Differentiable in `x` and an additive mask.
 ///

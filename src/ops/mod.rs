@@ -1,9 +1,9 @@
 //! Our primitives: each a node of MLX's graph that runs a Metal kernel of ours on the GPU and a
 //! kernel of ours on the CPU, with `vjp`, `jvp` and `vmap`, usable inside `compile`.
 //!
-//! All are lazy and take float32, float16 or bfloat16 in any layout; an input that is not
-//! row-contiguous is copied first, but for those of `attention`, which reads views where they
-//! lie. Sums are accumulated in float32.
+//! All are lazy and take float32, float16 or bfloat16 in any layout. An input that is not
+//! row-contiguous is copied first, except for those of `attention`, which reads views in place.
+//! Sums are accumulated in float32.
 
 mod activation;
 mod attention;

@@ -3,16 +3,16 @@ use crate::error::Result;
 use crate::ffi::ops::bridge as ffi;
 use crate::tune::{chosen, rows};
 
-/// Groups of the last axis as small integers, a scale and a bias each: `(packed, scales, biases)`
-/// in the layout of `mlx.quantize` with mode `affine`, equal to it in every bit.
+/// Packs each group of the last axis as small integers with a scale and a bias. Returns `(packed,
+/// scales, biases)` in the layout of `mlx.quantize` with mode `affine`, equal to it in every bit.
 ///
 /// `x` is `[..., n]` of rank 2 or more, `n` a multiple of `group_size` (32, 64, 128). Codes of
 /// `bits` bits (2, 3, 4, 5, 6, 8) lie one after the other from the low end of uint32 words:
 /// `packed` is `[..., n * bits / 32]`, scales and biases are `[..., n / group_size]` of the type of
-/// `x`. The element is about `code * scale + bias`; zero is kept.
+/// `x`. An element is about `code * scale + bias`; a zero stays exactly zero.
 ///
 /// A NaN gets the code 0. MLX's Metal kernel takes 0 for the largest element of a group of negative
-/// ones; this op, as MLX's CPU kernel, takes the largest.
+/// ones; this op, like MLX's CPU kernel, takes the largest.
 /// Derivatives are those of `mlx.quantize`.
 ///
 /// # Errors
@@ -38,8 +38,9 @@ pub fn quantize(x: &Array, group_size: i32, bits: i32) -> Result<(Array, Array, 
     }
 }
 
-/// `code * scale + bias`: what [`quantize`] packed, in the type of the scales, equal in every bit
-/// to `mlx.dequantize` on the CPU. The product is rounded to the type before the bias is added.
+/// Unpacks the result of [`quantize`], which has an example: `code * scale + bias`, `[..., n]` in
+/// the type of the scales, equal in every bit to `mlx.dequantize` on the CPU. The product is
+/// rounded to the type before the bias is added.
 ///
 /// Differentiable in scales and biases.
 ///

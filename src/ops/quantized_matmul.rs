@@ -6,19 +6,20 @@ use crate::tune::{chosen, rows};
 
 /// How a group of quantized weights becomes numbers, as `mode` in MLX's `quantize`.
 ///
-/// Floats of 4 bits have two of exponent and one of mantissa, those of 8 bits four and three. There
-/// are no infinities, and of 8 bits all ones but for the sign are NaN.
+/// Floats of 4 bits have two bits of exponent and one of mantissa, floats of 8 bits have four and
+/// three. There are no infinities. A float of 8 bits is NaN if all bits but the sign are ones.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum QuantizedMode {
     /// `scale * q + bias` with q of 2, 3, 4, 5, 6 or 8 bits and groups of 32, 64 or 128.
     Affine,
-    /// [OCP microscaling](https://www.opencompute.org/documents/ocp-microscaling-formats-mx-v1-0-spec-final-pdf):
+    /// [OCP
+    /// microscaling](https://www.opencompute.org/documents/ocp-microscaling-formats-mx-v1-0-spec-final-pdf):
     /// `2^(e - 127) * q` with 4-bit floats q, groups of 32 and one byte e for each.
     Mxfp4,
-    /// The same with 8-bit floats.
+    /// `2^(e - 127) * q` with 8-bit floats q, groups of 32 and one byte e for each.
     Mxfp8,
-    /// `scale * q` with 4-bit floats q and for each group of 16 an 8-bit float as its scale, without a
-    /// scale of the whole matrix. Rows have a multiple of 32 weights.
+    /// `scale * q` with 4-bit floats q and for each group of 16 an 8-bit float as its scale,
+    /// without a scale of the whole matrix. The number of weights in a row is a multiple of 32.
     Nvfp4,
 }
 
@@ -26,7 +27,7 @@ impl QuantizedMode {
     /// Every mode.
     pub const ALL: [Self; 4] = [Self::Affine, Self::Mxfp4, Self::Mxfp8, Self::Nvfp4];
 
-    /// MLX's name for it.
+    /// MLX's name for the mode, such as `affine`.
     pub fn name(self) -> &'static str {
         match self {
             Self::Affine => "affine",
@@ -36,7 +37,8 @@ impl QuantizedMode {
         }
     }
 
-    /// The group size and the bits of a mode that has no others: all but affine.
+    /// The group size and the bits of a mode that has only one layout; `None` for
+    /// [`Affine`](Self::Affine), which has several.
     pub fn only_layout(self) -> Option<(i32, i32)> {
         match self {
             Self::Affine => None,
@@ -72,7 +74,7 @@ pub struct QuantizedWeight {
 }
 
 impl QuantizedWeight {
-    /// A matrix from its parts.
+    /// A matrix `[n, k]` from its parts, of the shapes and types that [`QuantizedWeight`] lists.
     ///
     /// # Errors
     ///
@@ -95,7 +97,7 @@ impl QuantizedWeight {
         Ok(weight)
     }
 
-    /// Quantizes a matrix `[n, k]`, with `mx.quantize`; k is a multiple of the group size.
+    /// Quantizes a matrix `[n, k]` by `mx.quantize`; k is a multiple of the group size.
     ///
     /// # Errors
     ///
@@ -141,7 +143,7 @@ impl QuantizedWeight {
         self.dequantize_to(dtype)
     }
 
-    /// The matrix `[n, k]` in a floating type.
+    /// The matrix `[n, k]` as an array of the type `dtype`.
     ///
     /// # Errors
     ///
@@ -151,7 +153,8 @@ impl QuantizedWeight {
         Array::from_bridge(ffi::unpack_matrix(&list, &self.layout(), dtype.into()))
     }
 
-    /// The rows that `ids` number, `[..., k]` in a floating type: what an embedding is asked for.
+    /// The rows at the indices `ids`, an array `[...]` of integers, as `[..., k]` of the type
+    /// `dtype`: the lookup of an embedding.
     ///
     /// # Errors
     ///
@@ -163,43 +166,43 @@ impl QuantizedWeight {
         Array::from_bridge(ffi::unpack_matrix(&list, &self.layout(), dtype.into()))
     }
 
-    /// Rows of the matrix: elements of a product.
+    /// The number of rows `n`: elements of a product.
     pub fn outputs(&self) -> i32 {
         self.packed.shape().first().copied().unwrap_or(0)
     }
 
-    /// Columns of the matrix: elements of what it multiplies.
+    /// The number of columns `k`: elements of the factor.
     pub fn inputs(&self) -> i32 {
         let words = self.packed.shape().last().copied().unwrap_or(0);
         words * 32 / self.bits
     }
 
-    /// The packed numbers, uint32.
+    /// The packed codes, uint32 `[n, k * bits / 32]`.
     pub fn packed(&self) -> &Array {
         &self.packed
     }
 
-    /// The groups' scales.
+    /// The scales of the groups, `[n, k / group_size]`.
     pub fn scales(&self) -> &Array {
         &self.scales
     }
 
-    /// The groups' biases, which affine ones alone have.
+    /// The biases of the groups, `[n, k / group_size]`; `None` unless the mode is affine.
     pub fn biases(&self) -> Option<&Array> {
         self.biases.as_ref()
     }
 
-    /// Weights that share a scale.
+    /// The number of weights that share a scale.
     pub fn group_size(&self) -> i32 {
         self.group_size
     }
 
-    /// Bits of a weight.
+    /// The bits of a packed weight.
     pub fn bits(&self) -> i32 {
         self.bits
     }
 
-    /// How groups become numbers.
+    /// How groups of codes become numbers.
     pub fn mode(&self) -> QuantizedMode {
         self.mode
     }
@@ -209,7 +212,7 @@ impl QuantizedWeight {
         self.arrays().map(Array::nbytes).sum()
     }
 
-    /// The same numbers in other places.
+    /// The matrix with each array replaced by `f` of it, which has to hold the same numbers.
     #[cfg(feature = "llama")]
     pub(crate) fn map_arrays(&self, mut f: impl FnMut(&Array) -> Result<Array>) -> Result<Self> {
         let (packed, scales) = (f(&self.packed)?, f(&self.scales)?);
@@ -225,7 +228,7 @@ impl QuantizedWeight {
         layout(self.group_size, self.bits, self.mode)
     }
 
-    /// The format in the names of ops.
+    /// The name of the format in the names of ops that [`tune`](crate::tune) lists.
     pub(crate) fn format_name(&self) -> &'static str {
         match (self.mode, self.bits) {
             (QuantizedMode::Affine, 2) => "2 bits",
@@ -247,15 +250,14 @@ fn layout(group_size: i32, bits: i32, mode: QuantizedMode) -> ffi::QuantizedLayo
     ffi::QuantizedLayout { group_size, bits, mode: mode.raw() }
 }
 
-/// What surrounds a product in [`quantized_linear`].
+/// The steps of [`quantized_linear`] before and after the product; none by default.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct QuantizedLinear<'a> {
-    /// Added to the product: `[n]`.
+    /// Added to each row of the product: `[n]`.
     pub bias: Option<&'a Array>,
-    /// Added last: of the result's shape. Its buffer becomes the result's where nothing else
-    /// reads it.
+    /// Added last: `[..., n]`. The result takes over its buffer where nothing else reads it.
     pub residual: Option<&'a Array>,
-    /// The weight `[k]` and epsilon of an RMS normalisation of x, as by
+    /// The weight `[k]` and epsilon of an RMS normalization of `x` before the product, as by
     /// [`rms_norm`](crate::ops::rms_norm).
     pub norm: Option<(&'a Array, f32)>,
 }
@@ -294,14 +296,15 @@ fn run(
 }
 
 /// `norm(x) · Wᵀ + bias + residual` with packed weights, which are read once, in one dispatch for
-/// up to eight rows of x.
+/// up to eight rows of `x`.
 ///
-/// `x` is `[..., k]`, the weight `[n, k]`; the result is `[..., n]`, of the type that x, the
-/// scales (unless bytes) and the options promote to. Products accumulate in float32; the normalised
-/// x, the product and each sum after it are rounded to the result's type, as the same ops of MLX
-/// one after the other round.
+/// `x` is `[..., k]`, the weight `[n, k]`; the result is `[..., n]`, of the type that `x`, the
+/// scales (unless bytes) and the options promote to. Products accumulate in float32; the normalized
+/// `x`, the product and each sum after it are rounded to the result's type, as by separate ops of
+/// MLX.
 ///
-/// Differentiable in x, the norm's weight, bias and residual, and once in affine scales and biases.
+/// Differentiable in `x`, the norm's weight, bias and residual, and once in affine scales and
+/// biases.
 ///
 /// # Errors
 ///
@@ -327,9 +330,11 @@ pub fn quantized_linear(
 }
 
 /// Up to three products of one input, such as queries, keys and values, in one dispatch: the
-/// results of [`quantized_linear`] one after the other along the last axis.
+/// results of [`quantized_linear`], which has an example, joined along the last axis.
 ///
-/// The weights are of one format and have the same `k`; their `n` may differ.
+/// `x` is `[..., k]`, normalized first if `norm` is given, as by [`QuantizedLinear::norm`]. The
+/// weights are of one format and have the same `k`; their `n` may differ, and the result is
+/// `[..., sum of n]`.
 ///
 /// # Errors
 ///
@@ -343,11 +348,12 @@ pub fn quantized_linears(
     run(x, weights, QuantizedLinear { norm, ..Default::default() }, false)
 }
 
-/// `silu(x · Gateᵀ) * (x · Upᵀ)` in one dispatch ([Shazeer 2020](https://arxiv.org/abs/2002.05202)),
-/// x normalised first where `norm` says so.
+/// `silu(x · Gateᵀ) * (x · Upᵀ)` in one dispatch ([Shazeer
+/// 2020](https://arxiv.org/abs/2002.05202)).
 ///
-/// Both weights are `[n, k]` and of one format. Each product, the sigmoid and both multiplications
-/// are rounded to the result's type.
+/// `x` is `[..., k]`, normalized first if `norm` is given, as by [`QuantizedLinear::norm`]. Both
+/// weights are `[n, k]` and of one format; the result is `[..., n]`. Each product, the sigmoid and
+/// both multiplications are rounded to the result's type.
 ///
 /// # Errors
 ///

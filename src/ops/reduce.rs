@@ -15,8 +15,8 @@ fn reduce(
     chosen(name, || if all { 1 } else { rows(x) }, built)
 }
 
-/// Whether the axes are all of an array of this rank; false for the last one. A vector's one axis is the
-/// last, unless all are asked for.
+/// Whether `axes` are all axes of an array of this rank; false if they are the last one. The one
+/// axis of a vector counts as the last, except for `..`.
 fn all_axes(name: &str, rank: i32, axes: &impl IntoAxes) -> Result<bool> {
     let listed = axes.axes(rank as usize);
     let from_first = |axis: &i32| if *axis < 0 { axis.saturating_add(rank) } else { *axis };
@@ -35,17 +35,17 @@ fn all_axes(name: &str, rank: i32, axes: &impl IntoAxes) -> Result<bool> {
 
 /// The sum of the elements over the last axis (`-1`) or over all axes (`..`).
 ///
-/// The result has the type of `x` and its shape without the reduced axes. Terms are added in float32,
-/// in a tree, and the sum is rounded once: in sixteen bits that is closer to the exact sum than MLX's
-/// CPU backend, which adds in the type itself. Nothing sums to 0. [`Array::sum`] takes any axes and
-/// types.
+/// The result has the type of `x` and its shape without the reduced axes. Terms are added in
+/// float32, in a tree, and the sum is rounded once: in sixteen bits that is closer to the exact sum
+/// than MLX's CPU backend, which adds in the type itself. The sum of no elements is 0.
+/// [`Array::sum`] takes any axes and types.
 ///
 /// Differentiable.
 ///
 /// # Errors
 ///
-/// Returns an error for other axes, for the last axis of a scalar, or for a type other than float32,
-/// float16 and bfloat16.
+/// Returns an error for other axes, for the last axis of a scalar, or for a type other than
+/// float32, float16 and bfloat16.
 ///
 /// ```
 /// use mlx_primitives::{Array, ops};
@@ -61,7 +61,7 @@ pub fn sum(x: &Array, axes: impl IntoAxes) -> Result<Array> {
 }
 
 /// The arithmetic mean over the last axis or over all axes: the float32 [`sum`] times the rounded
-/// reciprocal of the number of elements, rounded once. The mean of nothing is NaN.
+/// reciprocal of the number of elements, rounded once. The mean of no elements is NaN.
 ///
 /// Axes, shapes, types and errors are those of [`sum`]. Differentiable.
 ///
@@ -82,8 +82,8 @@ pub fn mean(x: &Array, axes: impl IntoAxes) -> Result<Array> {
 
 /// The largest element over the last axis or over all axes, NaN if any is NaN.
 ///
-/// Axes, shapes and types are those of [`sum`]. Differentiable; where several elements are largest, as
-/// MLX's built-in is.
+/// Axes, shapes and types are those of [`sum`]. Differentiable; where several elements are largest,
+/// the derivative is that of MLX's built-in.
 ///
 /// # Errors
 ///
@@ -123,7 +123,7 @@ pub fn sum_of_squares(x: &Array, axes: impl IntoAxes) -> Result<Array> {
 /// The Euclidean (L2) norm over the last axis or over all axes: the square root of the float32
 /// [`sum_of_squares`], rounded once.
 ///
-/// Axes, shapes, types and errors are those of [`sum`]. Differentiable, but where it is 0.
+/// Axes, shapes, types and errors are those of [`sum`]. Differentiable except where the norm is 0.
 ///
 /// # Errors
 ///
@@ -142,7 +142,7 @@ pub fn norm(x: &Array, axes: impl IntoAxes) -> Result<Array> {
 
 macro_rules! keeping {
     ($($name:ident, $keeping:ident => $kind:ident;)*) => {$(
-        #[doc = concat!("As [`", stringify!($name), "`]; the reduced axes stay, with length 1.")]
+        #[doc = concat!("[`", stringify!($name), "`], with the reduced axes kept, with length 1.")]
         ///
         /// # Errors
         ///

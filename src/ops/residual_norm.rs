@@ -5,13 +5,13 @@ use crate::error::{Error, Result};
 use crate::ffi::bridge::MlxArray;
 use crate::ffi::ops::bridge as ffi;
 
-/// The residual connection and the RMS normalisation after it, in one kernel:
+/// The residual connection and the RMS normalization after it, in one kernel:
 /// `(h, rms_norm(h, weight, eps))` for `h = x + residual`.
 ///
-/// `x` and `residual` are `[..., n]` of one shape, n >= 1; `weight` is `[n]` or none. `h` is, bit
-/// for bit, what MLX's `add` gives, and the norm what [`rms_norm`](crate::ops::rms_norm) makes of
-/// it; both have the types that those have. A weight of a wider type than `x + residual` takes two
-/// nodes of the graph instead of one.
+/// `x` and `residual` are `[..., n]` of one shape, n >= 1; `weight` is `[n]` or `None` (all ones).
+/// `h` equals the result of MLX's `add` bit for bit, and the norm that of
+/// [`rms_norm`](crate::ops::rms_norm), in shape and type too. A weight of a wider type than
+/// `x + residual` takes two nodes of the graph instead of one.
 ///
 /// Differentiable in `x`, `residual` and `weight`.
 ///
@@ -40,11 +40,12 @@ pub fn rms_norm_residual(
     pair(unsafe { ffi::rms_norm_residual(x.raw(), residual.raw(), or_null(weight), eps) })
 }
 
-/// The residual connection and the layer normalisation after it, in one kernel:
+/// The residual connection and the layer normalization after it, in one kernel:
 /// `(h, layer_norm(h, weight, bias, eps))` for `h = x + residual`.
 ///
-/// As [`rms_norm_residual`], with [`layer_norm`](crate::ops::layer_norm) in place of the RMS
-/// normalisation; `bias` is `[n]` or none.
+/// Shapes, types and derivatives are those of [`rms_norm_residual`], with
+/// [`layer_norm`](crate::ops::layer_norm) in place of the RMS normalization; `bias` is `[n]` or
+/// `None` (all zeros).
 ///
 /// # Errors
 ///
@@ -77,6 +78,6 @@ fn pair(
 ) -> Result<(Array, Array)> {
     let [sum, norm] = from_list(&*result?)
         .try_into()
-        .map_err(|_| Error::argument("residual_norm", "a sum and its normalisation"))?;
+        .map_err(|_| Error::argument("residual_norm", "a sum and its normalization"))?;
     Ok((sum, norm))
 }

@@ -3,13 +3,13 @@ use crate::error::Result;
 use crate::ffi::ops::bridge as ffi;
 use crate::tune::{chosen, rows};
 
-/// Root mean square layer normalisation over the last axis
+/// Root mean square layer normalization over the last axis
 /// ([Zhang and Sennrich 2019](https://arxiv.org/abs/1910.07467)):
 /// `y = x / sqrt(mean(x²) + eps) * weight`.
 ///
-/// `x` is `[..., n]` with n >= 1, `weight` is `[n]` or none (all ones). The result has the shape
-/// of `x` and the type that `x` and `weight` promote to. The normalised `x` is rounded to that
-/// type before it is multiplied by the weight, as MLX's built-in does.
+/// `x` is `[..., n]` with n >= 1, `weight` is `[n]` or `None` (all ones). The result has the shape
+/// of `x` and the type that `x` and `weight` promote to. The normalized `x` is rounded to that
+/// type before it is multiplied by the weight, as by MLX's built-in.
 ///
 /// Differentiable in `x` and `weight`.
 ///

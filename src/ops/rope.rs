@@ -3,13 +3,12 @@ use crate::error::Result;
 use crate::ffi::ops::bridge as ffi;
 use crate::tune::{chosen, rows};
 
-/// Where a sequence starts: one position for all, or an integer array of one or of one for each
-/// batch entry.
+/// The position of the first row of a sequence: one for all batch entries, or an array of integers.
 #[derive(Clone, Copy, Debug)]
 pub enum Offset<'a> {
     /// One position for every batch entry.
     Position(i32),
-    /// An integer array of one element, or `[batch]`.
+    /// An array of integers of one element, or `[batch]` with a position for each batch entry.
     Each(&'a Array),
 }
 
@@ -40,21 +39,22 @@ impl Offset<'_> {
     }
 }
 
-/// The rotation of [`rope`]. `dims` has to be given; the other fields have the defaults of MLX's models.
+/// The rotation of [`rope`]. `dims` has to be given; the other fields have the defaults of MLX's
+/// models.
 #[derive(Clone, Copy, Debug)]
 pub struct Rope<'a> {
-    /// The number of leading features that turn; even. The features after them are kept.
+    /// The number of leading features that are rotated; even. The features after them stay.
     pub dims: i32,
-    /// Pairs features `2i` and `2i + 1` rather than `i` and `i + dims / 2`.
+    /// Whether features `2i` and `2i + 1` make a pair, rather than `i` and `i + dims / 2`.
     pub traditional: bool,
-    /// Sets the periods: `freq_i = base^(2i / dims)`; 10,000 by default. Exactly one of `base` and
-    /// `freqs` is given.
+    /// Sets `freq_i = base^(2i / dims)`; 10,000 by default. Exactly one of `base` and `freqs` is
+    /// given.
     pub base: Option<f32>,
     /// Multiplies every position; 1 by default.
     pub scale: f32,
     /// The position of the first row; 0 by default.
     pub offset: Offset<'a>,
-    /// The periods over 2 pi, `[dims / 2]`.
+    /// The values `freq_i`, `[dims / 2]`: periods divided by 2 pi.
     pub freqs: Option<&'a Array>,
 }
 
@@ -82,8 +82,8 @@ impl Default for Rope<'_> {
 ///
 /// # Errors
 ///
-/// Returns an error for rank below 3, `dims` that are odd, below 2 or above the features, offsets of
-/// another shape or type, both or neither of `base` and `freqs`, or another type.
+/// Returns an error for rank below 3, `dims` that are odd, below 2 or above the features, offsets
+/// of another shape or type, both or neither of `base` and `freqs`, or another type.
 ///
 /// ```
 /// use mlx_primitives::ops::{self, Rope};

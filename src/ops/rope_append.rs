@@ -5,21 +5,21 @@ use crate::error::{Error, Result};
 use crate::ffi::ops::bridge as ffi;
 
 /// How a layer's state `[batch, rows, head_dim]` is divided: an area for the queries of a step,
-/// then the keys and then the values of `capacity` positions for each key head.
+/// then the keys of each key head for `capacity` positions, then the values in the same order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StateLayout {
-    /// Query heads.
+    /// The number of query heads.
     pub heads: i32,
-    /// Key and value heads.
+    /// The number of key heads, which is that of value heads.
     pub kv_heads: i32,
-    /// Features of a head.
+    /// The number of features of a head.
     pub head_dim: i32,
-    /// Positions that there is room for.
+    /// The number of positions that the state has room for.
     pub capacity: i32,
 }
 
 impl StateLayout {
-    /// The longest step whose queries a state has room for.
+    /// The most positions of a step whose queries a state has room for.
     pub const QUERY_POSITIONS: i32 = crate::cpu::QUERY_POSITIONS as i32;
 
     /// Rows before the first key.
@@ -27,23 +27,23 @@ impl StateLayout {
         self.heads.saturating_mul(Self::QUERY_POSITIONS)
     }
 
-    /// Rows of a state.
+    /// The number of rows of a state.
     pub fn rows(&self) -> i32 {
         let stored = self.kv_heads.saturating_mul(2).saturating_mul(self.capacity);
         self.area().saturating_add(stored)
     }
 
-    /// An empty state.
+    /// An empty state: zeros `[batch, rows, head_dim]` of the type `dtype`.
     ///
     /// # Errors
     ///
-    /// Returns an error if the batch is negative, or no memory holds such a state.
+    /// Returns an error if the batch is negative, or the state would have 2^47 bytes or more.
     pub fn zeros(&self, batch: i32, dtype: Dtype) -> Result<Array> {
         Array::zeros_of([batch, self.rows(), self.head_dim], dtype)
     }
 
-    /// The rotated queries of the last step, of `time` positions: `[batch, heads, time, head_dim]`,
-    /// a view.
+    /// The rotated queries of the last step, which had `time` positions: a view
+    /// `[batch, heads, time, head_dim]`.
     ///
     /// # Errors
     ///
@@ -61,7 +61,7 @@ impl StateLayout {
         state.i((.., 0..self.heads * time))?.reshape(shape)
     }
 
-    /// The keys of the first `len` positions, `[batch, kv_heads, len, head_dim]`: a view.
+    /// The keys of the first `len` positions: a view `[batch, kv_heads, len, head_dim]`.
     ///
     /// # Errors
     ///
@@ -71,7 +71,7 @@ impl StateLayout {
         self.stored("keys", state, 0, len)
     }
 
-    /// The values of the first `len` positions, `[batch, kv_heads, len, head_dim]`: a view.
+    /// The values of the first `len` positions: a view `[batch, kv_heads, len, head_dim]`.
     ///
     /// # Errors
     ///
@@ -107,14 +107,15 @@ impl StateLayout {
     }
 }
 
-/// What [`rope_append`] does to queries and keys, and where it writes.
+/// How [`rope_append`] rotates queries and keys, and where it writes.
 #[derive(Clone, Copy, Debug)]
 pub struct RopeAppend<'a> {
     /// The rotation; its offset is the position of the step's first row.
     pub rope: Rope<'a>,
-    /// Multiplies the features that turn before they do, rounded to the type; 1 by default.
+    /// Multiplies the features that are rotated, before the rotation; the product is rounded to the
+    /// type. 1 by default.
     pub multiplier: f32,
-    /// The first slot of the capacity that is written; the rotation's offset by default.
+    /// The first slot of the capacity to write to; `None` is the rotation's offset.
     pub slots: Option<Offset<'a>>,
 }
 
@@ -131,22 +132,24 @@ impl<'a> From<Rope<'a>> for RopeAppend<'a> {
 }
 
 /// One step of decoding: rotates the queries and keys of a fused projection and writes them, and
-/// its values, into a layer's state. The state's buffer is taken over where nothing else holds it,
-/// so a step writes its own positions and nothing more; where something does, it is copied first.
+/// its values, into a layer's state, which it returns. The result takes over the state's buffer
+/// where nothing else holds it, so a step writes only its own positions. Otherwise the buffer is
+/// copied first.
 ///
 /// `qkv` is `[batch, time, (heads + 2 * kv_heads) * head_dim]` of the state's type. Queries and
-/// keys are turned as [`rope`](super::rope) turns them, bit for bit. Keys and values are written from
-/// slot `slots` of the capacity on, or from the rotation's offset; the queries are written into their
+/// keys are rotated as by [`rope`](super::rope), bit for bit. Keys and values are written from slot
+/// `slots` of the capacity on, or from the rotation's offset; the queries are written into their
 /// area, from which [`StateLayout::queries`] takes them. A step of more than
-/// [`StateLayout::QUERY_POSITIONS`] positions has no room there: its queries are left out.
+/// [`StateLayout::QUERY_POSITIONS`] positions has no room there: its queries are not written.
 ///
 /// Differentiable in state and `qkv`.
 ///
 /// # Errors
 ///
 /// Returns an error for shapes and types that do not belong together, a rotation that
-/// [`rope`](super::rope) refuses, more positions than the capacity, and slots outside it where they
-/// are known; where they are not (the result of a computation), what has no room is left out.
+/// [`rope`](super::rope) refuses, more positions than the capacity, and slots outside it that are
+/// known when the op is built. Positions whose slots are the result of a computation, and outside
+/// the capacity, are not written.
 ///
 /// ```
 /// use mlx_primitives::ops::{self, Rope, StateLayout};

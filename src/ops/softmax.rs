@@ -6,7 +6,7 @@ use crate::tune::{chosen, rows};
 /// Softmax over the last axis: `y = exp(x - max(x)) / sum(exp(x - max(x)))`.
 ///
 /// `x` is `[..., n]` with n >= 1; the result has its shape and type (integers become float32).
-/// Always accumulated in float32, as MLX's built-in with `precise`.
+/// Always accumulated in float32, as by MLX's built-in with `precise`.
 ///
 /// Differentiable.
 ///

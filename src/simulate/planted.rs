@@ -1,4 +1,4 @@
-//! Faults that a test plants in what this thread dispatches, to see that other checks notice them.
+//! Faults that a test plants in this thread's dispatches, to see that other checks notice them.
 
 use std::cell::RefCell;
 use std::sync::Arc;
@@ -12,45 +12,45 @@ use crate::error::Result;
 /// A fault in the kernels or in the data of a dispatch.
 #[derive(Clone)]
 pub enum Planted {
-    /// Kernels that this library has come from it, by their names, and not from the embedded source.
+    /// Kernels that this library has, by name, replace those of the embedded source.
     Kernels(Library),
-    /// The dispatch of this number, counted from 0, is encoded with one number wrong.
+    /// The dispatch with this number, counted from 0, is encoded with one wrong number.
     Dispatch(usize, Change),
 }
 
-/// What is wrong in the data of a dispatch.
+/// A fault in the data of a dispatch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Change {
-    /// One extent of the grid, by this much.
+    /// Adds a number to one extent of the grid: axis and number.
     Grid(usize, i32),
-    /// One extent of the threadgroup, by this much.
+    /// Adds a number to one extent of the threadgroup: axis and number.
     Group(usize, i32),
-    /// The bytes of the threadgroup memory of this index, by this much.
+    /// Adds a number to the bytes of threadgroup memory: index and number.
     Memory(u32, i32),
-    /// The buffers of these two indices are exchanged.
+    /// Exchanges the buffers of these two indices.
     Swapped(u32, u32),
-    /// A 32-bit word of the parameters at this buffer index, by this much.
+    /// Adds a number to a 32-bit word of parameters: buffer index, word and number.
     Word(u32, usize, i32),
-    /// The buffer of this index begins this many bytes later.
+    /// Moves the beginning of a buffer: index and bytes.
     Offset(u32, usize),
 }
 
 /// The data of a dispatch, as it was encoded.
 #[derive(Clone, Debug, Default)]
 pub struct Encoded {
-    /// Threadgroups, or threads, along each axis.
+    /// The number of threadgroups, or of threads, along each axis.
     pub grid: [u32; 3],
-    /// Threads of a threadgroup along each axis.
+    /// The number of threads of a threadgroup along each axis.
     pub group: [u32; 3],
-    /// Index and bytes of each threadgroup memory.
+    /// The index and the bytes of each threadgroup memory.
     pub memory: Vec<(u32, usize)>,
-    /// Index, bytes and whether it is written, of each array.
+    /// The index and the bytes of each array, and whether it is written.
     pub arrays: Vec<(u32, usize, bool)>,
-    /// Index and words of each block of parameters.
+    /// The index and the words of each block of parameters.
     pub parameters: Vec<(u32, Vec<u32>)>,
 }
 
-/// A fault and the number of dispatches that it has seen.
+/// A fault and the number of dispatches so far.
 pub(super) struct Plant {
     planted: Planted,
     dispatches: AtomicUsize,
@@ -60,8 +60,8 @@ thread_local! {
     static PLANT: RefCell<Option<Arc<Plant>>> = const { RefCell::new(None) };
 }
 
-/// Runs `f` with a fault in what this thread's evaluations dispatch to the simulator. The arrays
-/// that `f` computes must be evaluated inside of it.
+/// Runs `f` with a fault in the dispatches of this thread's evaluations to the simulator. `f` must
+/// evaluate the arrays that it computes.
 pub fn with_planted<R>(planted: Planted, f: impl FnOnce() -> R) -> R {
     struct Restore(Option<Arc<Plant>>);
     impl Drop for Restore {
@@ -96,7 +96,7 @@ impl Encoded {
         };
         for bound in &dispatch.buffers {
             if bound.constant {
-                // SAFETY: the caller's promise.
+                // SAFETY: the caller promises this.
                 let words = unsafe { words(bound) };
                 encoded.parameters.push((bound.index, words));
             } else {
@@ -111,10 +111,10 @@ impl Encoded {
 }
 
 /// # Safety
-/// What is bound must be valid to read.
+/// The memory that is bound must be valid to read.
 unsafe fn words(bound: &Bound) -> Vec<u32> {
     let at = std::ptr::with_exposed_provenance::<u8>(bound.at);
-    // SAFETY: the caller's promise; the encoder copied these bytes for this dispatch.
+    // SAFETY: the caller promises this. The encoder copied these bytes for this dispatch.
     let bytes = unsafe { std::slice::from_raw_parts(at, bound.bytes) };
     bytes
         .chunks_exact(4)
@@ -122,7 +122,7 @@ unsafe fn words(bound: &Bound) -> Vec<u32> {
         .collect()
 }
 
-/// A number of parameters that is one more or less: of a float, where it can only be one.
+/// A word of parameters with `by` added: as a float if it looks like one, otherwise as an integer.
 fn moved(word: u32, by: i32) -> u32 {
     let float = f32::from_bits(word);
     if float.is_normal() && (1e-9..1e9).contains(&float.abs()) {
@@ -132,10 +132,10 @@ fn moved(word: u32, by: i32) -> u32 {
     }
 }
 
-/// The dispatch with the change; parameters that it changes are kept in `kept`.
+/// The dispatch with the change. Changed parameters are stored in `kept`.
 ///
 /// # Safety
-/// What is bound to `dispatch` must be valid to read.
+/// The memory that is bound to `dispatch` must be valid to read.
 pub(super) unsafe fn changed(
     dispatch: &SimulatedDispatch,
     change: Change,
@@ -157,7 +157,7 @@ pub(super) unsafe fn changed(
         }
         Change::Word(index, word, by) => {
             let bound = wrong.bound(index).ok_or_else(|| missing(change))?;
-            // SAFETY: the caller's promise.
+            // SAFETY: the caller promises this.
             *kept = unsafe { words(bound) };
             let number = kept.get_mut(word).ok_or_else(|| missing(change))?;
             *number = moved(*number, by);
@@ -168,7 +168,7 @@ pub(super) unsafe fn changed(
             (bound.at, bound.bytes) = (bound.at + bytes, bound.bytes.saturating_sub(bytes));
         }
     }
-    // As the encoder refuses them before a plan comes this far.
+    // The encoder refuses such dispatches before they are run.
     let threads: u64 = wrong.group.iter().map(|extent| u64::from(*extent)).product();
     if threads > 1024 || wrong.grid.iter().chain(&wrong.group).any(|extent| *extent == 0) {
         return Err(failed(format_args!("{:?} groups of {:?}", wrong.grid, wrong.group)));

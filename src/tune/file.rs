@@ -1,4 +1,4 @@
-//! The file that choices are kept in, and what it is for.
+//! The file of choices, and the key that says which machine and kernels it is for.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -12,21 +12,21 @@ use crate::device::{self, Device};
 use crate::error::{Error, Result};
 use crate::{files, simulator};
 
-/// What choices are made for: measured elsewhere, they mean nothing here.
+/// The machine, MLX and kernels that choices were measured for. They are not used for others.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Key {
-    /// The processor's name; of a CPU also its instructions and threads.
+    /// The name of the processor; for a CPU also the instruction set and the number of threads.
     pub chip: String,
-    /// As [`device::system`] says.
+    /// The operating system, as [`device::system`] returns it.
     pub system: String,
-    /// The version of the MLX that is loaded.
+    /// The version of the loaded MLX.
     pub mlx: String,
-    /// As [`device::kernels_hash`] says.
+    /// The hash of the kernels, as [`device::kernels_hash`] returns it.
     pub kernels: String,
 }
 
 impl Key {
-    /// That of this process.
+    /// The key of this process and a device.
     ///
     /// # Errors
     ///
@@ -47,8 +47,8 @@ impl Key {
         Ok(Self { chip, system: device::system(), mlx, kernels })
     }
 
-    /// Whether MLX's matrix products run on the neural accelerators of the GPU's cores: from the M5 and
-    /// macOS 26.2, which is Darwin 25.2, on. Our kernels do not use them.
+    /// Whether MLX's matrix products run on the neural accelerators of the GPU's cores: on the M5
+    /// and later, with macOS 26.2 (Darwin 25.2) or later. Our kernels do not use them.
     pub(super) fn has_neural_accelerators(&self) -> bool {
         let number = |text: &str| -> Option<u32> {
             let digits = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
@@ -61,7 +61,7 @@ impl Key {
     }
 }
 
-/// The file as it lies on the disk.
+/// The contents of the file.
 #[derive(Serialize, Deserialize)]
 struct Stored {
     format: String,
@@ -72,12 +72,11 @@ struct Stored {
 const FORMAT: &str = "mlx-primitives tune 1";
 
 impl Choices {
-    /// Those of a file; none if there is no file.
+    /// Reads the choices of a file, or returns `None` if there is no file.
     ///
     /// # Errors
     ///
-    /// Returns an error if the file is not whole, or was written for another chip, system, MLX or
-    /// for other kernels.
+    /// Returns an error if the file is not whole, or was written for another key.
     pub fn read(path: &Path, key: &Key) -> Result<Option<Self>> {
         if !path.exists() {
             return Ok(None);
@@ -102,8 +101,8 @@ impl Choices {
         Ok(Some(Self { measured: stored.measured, ..Self::built_in(key) }))
     }
 
-    /// Writes a file that [`read`](Self::read) takes, and the folders above it. Whoever reads it meanwhile
-    /// finds the file of before or this one, whole.
+    /// Writes a file for [`read`](Self::read), and the folders above it. A program that reads it
+    /// meanwhile gets either the previous file or the new one, whole.
     ///
     /// # Errors
     ///
@@ -121,13 +120,14 @@ impl Choices {
             .and_then(|()| std::fs::write(&partial, text))
             .and_then(|()| std::fs::rename(&partial, path))
             .map_err(|error| {
-                let _ = std::fs::remove_file(&partial); // the error is what counts
+                let _ = std::fs::remove_file(&partial); // the error above is the one to report
                 Error::file(path, format_args!("cannot be written: {error}"))
             })
     }
 }
 
-/// The file of the user's choices; none where the environment names no cache folder.
+/// The path of the user's file of choices, or `None` if neither `XDG_CACHE_HOME` nor `HOME` names
+/// an absolute folder.
 pub fn path(device: Device) -> Option<PathBuf> {
     let folder = |name: &str| {
         std::env::var_os(name).map(PathBuf::from).filter(|folder| folder.is_absolute())

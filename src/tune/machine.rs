@@ -1,4 +1,4 @@
-//! The choices of one device of this machine, as programs use them.
+//! The choices of one device of this machine, as ops look them up.
 
 use std::collections::HashMap;
 use std::fmt::{self, Write};
@@ -13,27 +13,28 @@ use crate::device::Device;
 use crate::error::Result;
 use crate::simulator;
 
-/// How long the calls of one class are timed when they are first met.
+/// How long the calls of one class are timed when the class is first met.
 const BUDGET: Duration = Duration::from_millis(20);
 
 type Clock = Box<dyn Fn() -> Duration + Send + Sync>;
 
-/// Choices, the file that keeps them, and whether what it does not know is measured.
+/// Choices, the file that keeps them, and the clock by which missing ones are measured, if they
+/// are.
 ///
-/// An op is measured when it is built, on the thread that builds it: its inputs that are computed already, and
-/// random numbers in place of the others, go through our kernel and through MLX's ops. Where that is not
-/// possible (see [`measure`]), the built-in rule chooses. Several threads may measure the same at the same time,
-/// and several programs may: the last one's measurement stays.
+/// An op is measured when it is built, on the thread that builds it: its computed inputs, and
+/// random numbers in place of the others, go through our kernel and through MLX's ops. Where that
+/// is not possible (see [`measure`]), the built-in rule chooses. If several threads or programs
+/// measure the same class at the same time, the last measurement stays.
 pub struct Machine {
     choices: RwLock<Choices>,
-    /// By a hash of op, type and number of rows, which takes less time than a class's name.
+    /// Choices by a hash of op, type and number of rows, which is faster than the name of a class.
     known: RwLock<HashMap<u64, Choice>>,
     file: Option<(PathBuf, Key)>,
     clock: Option<Clock>,
     fixed: Option<Choice>,
 }
 
-/// Takes text into a hash.
+/// Hashes the text that is written to it.
 struct Hashed(DefaultHasher);
 
 impl fmt::Write for Hashed {
@@ -43,7 +44,7 @@ impl fmt::Write for Hashed {
     }
 }
 
-/// What the environment says.
+/// The value of `MLX_PRIMITIVES_TUNE`.
 #[derive(PartialEq)]
 enum Mode {
     Off,
@@ -52,19 +53,21 @@ enum Mode {
 }
 
 impl Machine {
-    /// Choices that start as these. What ops measure is kept in the file, if there is one.
+    /// A machine that starts with these choices. Measurements are kept in the file, if there is
+    /// one.
     pub fn new(choices: Choices, file: Option<(PathBuf, Key)>) -> Self {
         let fixed = choices.is_all_ours().then_some(Choice::Ours);
         let known = RwLock::default();
         Self { choices: RwLock::new(choices), known, file, clock: None, fixed }
     }
 
-    /// Also measures what is not known, by a clock that tells the time since a fixed moment.
+    /// Makes the machine measure classes that it has no choice for, by a clock that returns the
+    /// time since a fixed moment.
     pub fn measuring(self, clock: impl Fn() -> Duration + Send + Sync + 'static) -> Self {
         Self { clock: Some(Box::new(clock)), fixed: None, ..self }
     }
 
-    /// That of this process.
+    /// The machine of this process for a device.
     pub(super) fn of(device: Device) -> &'static Self {
         static ALL: [std::sync::OnceLock<Machine>; 3] = [const { std::sync::OnceLock::new() }; 3];
         let place = match device {
@@ -86,7 +89,7 @@ impl Machine {
             return Self::new(Choices::ours(), None);
         }
         let path = path(device).filter(|path| mode == Mode::Lazy || path.exists());
-        // The hash takes a while and is for the file alone.
+        // Only the file needs the hash, which takes a while.
         let key = match &path {
             Some(_) => Key::here(device),
             None => Key::with(device, String::new()),
@@ -94,7 +97,7 @@ impl Machine {
         let Ok(key) = key else { return Self::new(Choices::ours(), None) };
         let read = path.as_deref().and_then(|path| Choices::read(path, &key).transpose());
         let choices = read.unwrap_or_else(|| Ok(Choices::built_in(&key))).unwrap_or_else(|error| {
-            // Where that fails there is nobody to tell.
+            // If stderr cannot be written to, nobody can be told.
             let _ = std::io::Write::write_fmt(
                 &mut std::io::stderr(),
                 format_args!("mlx-primitives: {error}; `mlx-primitives tune` writes it anew\n"),
@@ -109,12 +112,12 @@ impl Machine {
         machine.measuring(move || start.elapsed())
     }
 
-    /// The choices of now.
+    /// A copy of the current choices.
     pub fn choices(&self) -> Choices {
         self.choices.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// What runs the op that gave this lazy result.
+    /// The choice for the op whose lazy result is `ours`.
     pub(super) fn choice(
         &self,
         op: &impl fmt::Display,
@@ -126,7 +129,7 @@ impl Machine {
         }
         let (dtype, rows) = (ours.dtype(), rows());
         let mut call = Hashed(DefaultHasher::new());
-        // Writing to it does not fail.
+        // Writing to a hash does not fail.
         let _ = write!(call, "{op}");
         (dtype, Rows::of(rows)).hash(&mut call.0);
         let call = call.0.finish();
@@ -138,7 +141,7 @@ impl Machine {
         })
     }
 
-    /// What runs calls of a class that this process meets for the first time.
+    /// The choice for a class that this process meets for the first time.
     fn first(&self, class: &Class, ours: &Array) -> Choice {
         let choices = self.choices();
         let clock = self.clock.as_ref().filter(|_| !choices.has(class));
@@ -148,12 +151,12 @@ impl Machine {
         let mut new = Choices::ours();
         new.add(class, measured);
         self.choices.write().unwrap_or_else(PoisonError::into_inner).replace(new.clone());
-        // A file that cannot be written costs the next process this measurement, and nothing else.
+        // If the file cannot be written, the next process only has to measure again.
         let _ = self.keep(new);
         measured.choice()
     }
 
-    /// Adds to the file, to which others may have added meanwhile.
+    /// Adds measurements to the file, to which other programs may have added meanwhile.
     fn keep(&self, new: Choices) -> Result<()> {
         let Some((path, key)) = &self.file else { return Ok(()) };
         let stored = Choices::read(path, key).ok().flatten();

@@ -1,4 +1,4 @@
-//! Times of an op of ours and of the same made of MLX's own ops.
+//! Times one of our ops and its composition of MLX's own ops.
 
 use std::time::Duration;
 
@@ -9,17 +9,17 @@ use crate::error::{Error, Result};
 use crate::ffi::bridge as ffi;
 use crate::random;
 
-/// The most bytes of inputs to make and of results: more would take long to compare.
+/// The most bytes of inputs and of results; more would take long to make and to compare.
 const MOST_BYTES: usize = 256 << 20;
-/// Copies of the op that one evaluation computes, so that starting it counts for less.
+/// The most copies of the op that one evaluation computes, so that its start counts for less.
 const MOST_CALLS: usize = 16;
-/// Results of all copies, unless one alone is larger.
+/// The most bytes of the results of all copies, unless the result of one is larger.
 const BATCH_BYTES: usize = 16 << 20;
 
 impl Measured {
-    /// Times two functions in turn as long as the budget lasts, by a clock that tells the time since a fixed
-    /// moment: at least three rounds, or one where that is five times the budget, and at most a thousand. The
-    /// times are medians.
+    /// Times two functions in turn until the budget is spent, by a clock that returns the time
+    /// since a fixed moment: at least three rounds, or one if that takes five times the budget, and
+    /// at most a thousand. The times are medians.
     ///
     /// # Errors
     ///
@@ -31,7 +31,7 @@ impl Measured {
         budget: Duration,
     ) -> std::result::Result<Self, E> {
         const MOST: usize = 1000;
-        // What only the first run does is not counted.
+        // The first run of each does not count, since it may do extra work.
         ours()?;
         mlx()?;
         let (start, mut times) = (clock(), [Vec::new(), Vec::new()]);
@@ -56,11 +56,13 @@ impl Measured {
     }
 }
 
-/// Times the op that a lazy array is the result of beside the same made of MLX's own ops, by a clock that tells
-/// the time since a fixed moment, and compares their results. The times are of one call.
+/// Times the op whose lazy result is given and its composition of MLX's own ops, by a clock that
+/// returns the time since a fixed moment, and compares their results. The times are those of one
+/// call.
 ///
-/// Inputs that are not computed yet, those of a function that is being traced among them, are replaced by
-/// normal random numbers or integers of zero: the array's own graph is not evaluated.
+/// Inputs that are not computed yet, also those of a function that MLX is tracing, are replaced by
+/// normally distributed random numbers or by integers of zero: the graph of the array is not
+/// evaluated.
 ///
 /// # Errors
 ///
@@ -106,23 +108,23 @@ pub fn measure(y: &Array, clock: &dyn Fn() -> Duration, budget: Duration) -> Res
     Ok(Measured { ours: each(measured.ours), mlx: each(measured.mlx), agrees })
 }
 
-/// An input if it is computed, or an array like it.
+/// The input if it is computed, otherwise an array of its shape and type.
 fn stand_in(input: &Array) -> Result<Array> {
     if ffi::finished(input.raw())? {
         return Ok(input.clone());
     }
     match input.dtype() {
         dtype @ (Dtype::Float32 | Dtype::Float16 | Dtype::Bfloat16) => {
-            // With a key, so that the program's own random numbers stay as they are.
+            // The key keeps the thread's own sequence of random numbers as it is.
             random::normal_of(input.shape(), dtype, Some(&random::key(0)?))
         }
         dtype => Array::scalar(0i32)?.astype(dtype)?.broadcast_to(input.shape()),
     }
 }
 
-/// Whether two results have the same shape and type, and differ by no more than roundings in other places do:
-/// by this part of the largest finite element, 0.005 in float32, 0.02 in float16 and 0.1 in bfloat16. Infinities
-/// and NaN must be the same.
+/// Whether two results have the same shape and type, and differ by no more than intermediate
+/// roundings explain: by a fraction of the largest finite element, 0.005 in float32, 0.02 in
+/// float16 and 0.1 in bfloat16. Infinities and NaN must be the same.
 ///
 /// # Errors
 ///

@@ -1,13 +1,14 @@
-//! Whether an op runs our kernel or the same made of MLX's own ops, whichever is faster on this machine.
+//! The choice between our kernel and a composition of MLX's own ops, whichever is faster on this
+//! machine, for each op.
 //!
-//! `mlx-primitives tune` measures both and keeps the faster one, for each op, type and number of rows, in a
-//! file in the user's cache folder. Ops look there when their graphs are built: [`Choices::of_machine`].
-//! An op of a GPU that the file does not know is measured when it is first built, in about 50 milliseconds,
-//! and added to the file; see [`Machine`]. Where nothing was measured for this chip, system, MLX and these
-//! kernels, a built-in rule serves.
+//! `mlx-primitives tune` measures both and keeps the faster one, for each op, type and number of
+//! rows, in a file in the user's cache folder. Ops look there when they are built:
+//! [`Choices::of_machine`]. A GPU op that the file does not have is measured when it is first
+//! built, in about 50 milliseconds, and added to the file; see [`Machine`]. Without measurements
+//! for this chip, system, MLX and these kernels, a built-in rule decides.
 //!
-//! The environment variable `MLX_PRIMITIVES_TUNE` changes that: `off` has all ops run our kernels, `file`
-//! measures nothing, and `lazy` measures ops of the CPU too.
+//! The environment variable `MLX_PRIMITIVES_TUNE` changes that: with `off` all ops run our kernels,
+//! with `file` nothing is measured, and with `lazy` CPU ops are measured too.
 
 mod file;
 mod machine;
@@ -32,13 +33,13 @@ pub use file::{Key, path};
 pub use machine::Machine;
 pub use measure::{agree, measure};
 
-/// What runs an op.
+/// The implementation that an op runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Choice {
     /// Our kernel.
     Ours,
-    /// MLX's own ops.
+    /// A composition of MLX's own ops.
     Mlx,
 }
 
@@ -51,11 +52,11 @@ impl fmt::Display for Choice {
     }
 }
 
-/// How many rows an op works on; of attention, how many queries each head has.
+/// The number of rows of an op; for attention, the number of queries of each head.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum Rows {
     One,
-    /// Up to eight, as many as the kernels of few rows take.
+    /// Up to eight, the most that the kernels for few rows take.
     Few,
     Many,
 }
@@ -70,7 +71,7 @@ impl Rows {
     }
 }
 
-/// Calls that one choice is for.
+/// The calls that one choice is for: those of one op, type and range of rows.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Class {
     op: String,
@@ -95,19 +96,20 @@ impl fmt::Display for Class {
     }
 }
 
-/// What a choice was made from: seconds of both.
+/// The times that a choice was made from.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Measured {
-    /// Of our kernel.
+    /// The seconds of our kernel.
     pub ours: f64,
-    /// Of MLX's ops.
+    /// The seconds of MLX's ops.
     pub mlx: f64,
-    /// Whether our result is right.
+    /// Whether our result agrees with that of MLX's ops.
     pub agrees: bool,
 }
 
 impl Measured {
-    /// MLX's where it takes 3 % less time, which is more than noise, or where our kernel is wrong.
+    /// [`Choice::Mlx`] if MLX's ops take 3 % less time, which is more than noise, or if the results
+    /// do not agree.
     pub fn choice(&self) -> Choice {
         if self.mlx < 0.97 * self.ours || !self.agrees { Choice::Mlx } else { Choice::Ours }
     }
@@ -120,41 +122,42 @@ pub struct Choices {
     rule: Rule,
 }
 
-/// What holds for classes that were not measured.
+/// The rule for classes that were not measured.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 enum Rule {
     #[default]
     AllOurs,
     AllMlx,
-    /// Products of many rows of 16-bit numbers are MLX's.
+    /// MLX's ops run products of many rows of 16-bit numbers, and our kernels all else.
     MatricesMlx,
 }
 
 impl Choices {
-    /// All ops run our kernels.
+    /// Choices by which all ops run our kernels.
     pub fn ours() -> Self {
         Self::default()
     }
 
-    /// All ops that can be made of MLX's are.
+    /// Choices by which all ops run MLX's ops where they can.
     pub fn mlx() -> Self {
         Self { rule: Rule::AllMlx, ..Self::default() }
     }
 
-    /// What holds without measurements.
+    /// The choices without measurements.
     pub fn built_in(key: &Key) -> Self {
         let rule = if key.has_neural_accelerators() { Rule::MatricesMlx } else { Rule::AllOurs };
         Self { rule, ..Self::default() }
     }
 
-    /// The choices of this machine as they are now: those of its file if there is one that can be used, and
-    /// what was measured since; else the built-in ones. The first call says on stderr why a file is not used.
+    /// The current choices of this machine: those of its file, or the built-in ones if there is no
+    /// usable file, and what this process measured. The first call prints on stderr why a file is
+    /// not used.
     pub fn of_machine(device: Device) -> Self {
         Machine::of(device).choices()
     }
 
-    /// Adds a measurement. Those of one class add up, so that calls that take long count for more; a result
-    /// that differs counts whatever the others are.
+    /// Adds a measurement to the others of its class. Times add up, so longer calls count for more.
+    /// The results of a class agree only if all do.
     pub fn add(&mut self, class: &Class, new: Measured) {
         let nothing = Measured { ours: 0.0, mlx: 0.0, agrees: true };
         let all = self.measured.entry(class.to_string()).or_insert(nothing);
@@ -165,17 +168,17 @@ impl Choices {
         };
     }
 
-    /// Puts the measurements of other choices in the place of those of the same classes.
+    /// Adds the measurements of other choices, which replace those of the same classes.
     pub fn replace(&mut self, other: Self) {
         self.measured.extend(other.measured);
     }
 
-    /// What was measured, by class.
+    /// The measurements, by class.
     pub fn measured(&self) -> impl Iterator<Item = (&str, &Measured)> {
         self.measured.iter().map(|(class, measured)| (class.as_str(), measured))
     }
 
-    /// What runs calls of a class.
+    /// The implementation that runs calls of a class.
     pub fn choice(&self, class: &Class) -> Choice {
         const MATRICES: [&str; 4] = ["linear", "matmul", "quantized_", "lora_linear"];
         const ATTENTION: [&str; 2] = ["attention of 64", "attention of 128"];
@@ -204,11 +207,11 @@ impl Choices {
     }
 }
 
-/// What ops of this thread do in place of [`Choices::of_machine`].
+/// The source of choices for ops of this thread, in place of [`Choices::of_machine`].
 enum Scope {
     Chosen(Rc<Choices>),
     Machine(Arc<Machine>),
-    /// Runs our kernels, and keeps the classes of the calls.
+    /// All ops run our kernels, and the classes of the calls are kept.
     Asked(Vec<Class>),
 }
 
@@ -230,7 +233,7 @@ fn with_scope<R>(scope: Scope, f: impl FnOnce() -> R) -> (R, Option<Scope>) {
     (result, scope)
 }
 
-/// Runs `f`; the ops that it builds take these choices.
+/// Runs `f` with these choices for the ops that it builds.
 ///
 /// ```
 /// use std::rc::Rc;
@@ -247,12 +250,13 @@ pub fn with_choices<R>(choices: Rc<Choices>, f: impl FnOnce() -> R) -> R {
     with_scope(Scope::Chosen(choices), f).0
 }
 
-/// Runs `f`; the ops that it builds take the choices of this machine, which measures some of them if it does.
+/// Runs `f` with the choices of this machine for the ops that it builds, some of which the machine
+/// may measure.
 pub fn with_machine<R>(machine: Arc<Machine>, f: impl FnOnce() -> R) -> R {
     with_scope(Scope::Machine(machine), f).0
 }
 
-/// Runs `f`, whose ops run our kernels, and gives the classes of those ops that have a choice.
+/// Runs `f` with our kernels for all ops, and returns the classes of the ops that have a choice.
 pub fn asked<R>(f: impl FnOnce() -> R) -> (R, Vec<Class>) {
     match with_scope(Scope::Asked(Vec::new()), f) {
         (result, Some(Scope::Asked(classes))) => (result, classes),
@@ -260,13 +264,14 @@ pub fn asked<R>(f: impl FnOnce() -> R) -> (R, Vec<Class>) {
     }
 }
 
-/// The number of rows of an array, which lie along its last axis.
+/// The number of rows of an array: a row lies along the last axis.
 pub(crate) fn rows(x: &Array) -> usize {
     let last = x.shape().last().map_or(1, |&dim| dim.unsigned_abs() as usize);
     x.size() / last.max(1)
 }
 
-/// An op's lazy result, or what MLX's own ops make of the same inputs if that was chosen.
+/// Returns the lazy result of an op or, if that was chosen, the result of MLX's own ops for the
+/// same inputs.
 pub(crate) fn chosen(
     op: impl fmt::Display,
     rows: impl Fn() -> usize,
@@ -289,7 +294,7 @@ pub(crate) fn chosen(
         Ok(Some(machine)) => machine.choice(&op, rows, &ours),
         Ok(None) => Machine::of(device::current()?).choice(&op, rows, &ours),
     };
-    // MLX's own ops refuse some inputs that ours take.
+    // MLX's own ops refuse some inputs that our kernels take.
     let theirs = (choice == Choice::Mlx).then(|| ffi::composition(ours.raw()).ok()).flatten();
     Ok(theirs.and_then(|all| from_list(&all).into_iter().next()).unwrap_or(ours))
 }

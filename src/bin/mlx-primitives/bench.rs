@@ -12,16 +12,16 @@ use crate::model::{Float, KvArgs, Packing, Source, bytes, check_kv, progress};
 use crate::output::{self, StdoutError};
 
 const EXAMPLES: &str = "\
-Each trial runs a prompt of random tokens through the model and then decodes greedily, end tokens \
-ignored. Figures are medians of the trials, after one that is not counted; peak memory is that of \
-the arrays, weights included.
+Each trial runs a prompt of random tokens through the model and then decodes greedily, without \
+stopping at end tokens. Figures are medians of the trials, after one that does not count; peak memory \
+is that of the arrays, weights included.
 
 Examples:
   mlx-primitives bench --model ~/models/Llama-3.2-1B-Instruct-4bit
   mlx-primitives bench --config config.json --bits 4 --group-size 64 -p 512 -g 128 -n 5 --json
   mlx-primitives bench --model DIR -p 0 -g 64 --context 4096 --kv-bits 8";
 
-/// Tokens that run through the model at a time, as `generate` takes them.
+/// The number of prompt tokens that run through the model at a time, as in `generate`.
 const PREFILL_STEP: usize = 512;
 
 #[derive(clap::Args)]
@@ -43,10 +43,10 @@ pub struct Args {
     /// Tokens to decode; 0 measures the prompt alone.
     #[arg(long, short, default_value_t = 128, value_name = "N")]
     generation_tokens: u32,
-    /// Trials that count.
+    /// Number of trials that count.
     #[arg(long, short, default_value_t = 5, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     num_trials: u32,
-    /// Positions that are in the cache before the prompt.
+    /// Positions in the cache before the prompt.
     #[arg(long, short, default_value_t = 0, value_name = "N")]
     context: u32,
     #[command(flatten)]
@@ -102,7 +102,7 @@ fn model(args: &Args) -> Result<Llama> {
     Llama::random(config, args.dtype.into(), to, 0).with_context(in_file)
 }
 
-/// A model, and a cache that trials go on from.
+/// A model, and the cache that each trial starts from.
 struct Bench<'a> {
     llama: &'a Llama,
     before: Cache,
@@ -124,7 +124,7 @@ impl<'a> Bench<'a> {
     fn trial(&self, prompt: usize, generation: usize) -> Result<Figures> {
         let mut cache = self.before.clone();
         if !cache.is_empty() {
-            // The first step copies the buffers, which the trials share.
+            // The first step copies the buffers, which all trials share.
             step(self.llama, &Array::from_slice(&[0u32], [1])?, &mut cache)?.eval()?;
         }
         memory::reset_peak_memory();
@@ -142,7 +142,7 @@ impl<'a> Bench<'a> {
         if generation > 0 {
             let start = Instant::now();
             for _ in 0..generation {
-                // The next token is under way while this one is waited for, as in `generate`.
+                // The next token is computed while this one is waited for, as in `generate`.
                 let after = step(self.llama, &next, &mut cache)?;
                 next.item::<u32>()?;
                 next = after;
@@ -150,14 +150,14 @@ impl<'a> Bench<'a> {
             next.item::<u32>()?;
             generation_tps = Some(generation as f64 / start.elapsed().as_secs_f64());
         }
-        // Without the copy of the context that only the trials need.
+        // Excludes the copy of the context, which only the trials need.
         let kept: usize = self.before.arrays().map(Array::nbytes).sum();
         let peak_memory = memory::peak_memory().saturating_sub(kept) as u64;
         Ok(Figures { prompt_tps, generation_tps, peak_memory })
     }
 }
 
-/// Any tokens of the vocabulary.
+/// Random tokens of the vocabulary.
 fn tokens(llama: &Llama, count: usize, seed: u64) -> Vec<u32> {
     let vocabulary = u64::from(llama.config().vocab_size.unsigned_abs()).max(1);
     let mut state = seed;

@@ -14,7 +14,7 @@ use serde_json::Value;
 use crate::output::{self, StdoutError};
 use crate::text::{Session, TextArgs, report};
 
-/// Below the options of `--help`.
+/// The text below the options in `--help`.
 const COMMANDS: &str = "\
 Each line is a message, and the model answers on stdout; what both said is kept, and so are its
 keys and values. A model without a chat template goes on from the text so far. Lines can be piped in:
@@ -29,7 +29,7 @@ one that is too long for the model is left out, and the exit status is then 1.
 pub struct Args {
     #[command(flatten)]
     text: TextArgs,
-    /// Write figures to stderr after each answer.
+    /// Write statistics to stderr after each answer.
     #[arg(long)]
     verbose: bool,
 }
@@ -40,7 +40,7 @@ pub fn run(args: &Args) -> Result<()> {
     let (flag, busy) = (Arc::clone(&session.stop), Arc::clone(&answering));
     ctrlc::set_handler(move || {
         if !busy.load(Ordering::Relaxed) {
-            std::process::exit(0); // waiting for a line
+            std::process::exit(0); // the command was waiting for a line
         }
         flag.store(true, Ordering::Relaxed);
     })
@@ -68,7 +68,7 @@ pub fn run(args: &Args) -> Result<()> {
                 answering.store(false, Ordering::Relaxed);
                 match answered {
                     Err(error) if error.is::<StdoutError>() => return Err(error),
-                    // A person can say something else; the next line of a pipe may fit.
+                    // A person can write another line, and the next line of a pipe may be shorter.
                     Err(error) if lines.interactive() || error.is::<TooLong>() => {
                         output::eprintln(format_args!("error: {error:#}"));
                         left_out += 1;
@@ -78,12 +78,12 @@ pub fn run(args: &Args) -> Result<()> {
             }
         }
     }
-    // A program is to know.
+    // A program that writes the lines gets an error.
     ensure!(left_out == 0 || lines.interactive(), "{left_out} of the lines had no answer");
     Ok(())
 }
 
-/// The conversation with its last line does not fit the model.
+/// The error that the conversation, with its last line, is too long for the model.
 #[derive(Debug)]
 struct TooLong {
     tokens: usize,
@@ -106,7 +106,7 @@ impl std::error::Error for TooLong {}
 struct Chat {
     session: Session,
     messages: Vec<Value>,
-    /// Of the conversation up to the last answer.
+    /// The cache of the conversation up to the last answer.
     cache: Option<PromptCache>,
 }
 
@@ -164,7 +164,7 @@ impl Chat {
     }
 }
 
-/// Lines of a person, who can edit them, or of a pipe.
+/// The lines of a person, who can edit them, or of a pipe.
 enum Lines {
     Terminal(Box<DefaultEditor>),
     Pipe(std::io::Lines<std::io::StdinLock<'static>>),

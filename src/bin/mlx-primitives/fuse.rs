@@ -10,7 +10,8 @@ use crate::model::{bytes, progress};
 use crate::output;
 
 const EXAMPLES: &str = "\
-Writes what `mlx_lm.fuse` writes. Packed weights are packed again, which rounds what the adapters add.
+Writes the same files as `mlx_lm.fuse`. Packed weights are packed again, which rounds the sum of \
+weights and adapters.
 
 Examples:
   mlx-primitives fuse --model Llama-3.2-1B-4bit --adapter-path adapters --save-path fused
@@ -38,7 +39,7 @@ pub struct Args {
 
 pub fn run(args: &Args) -> Result<()> {
     ensure!(!args.save_path.exists(), "{} exists already", args.save_path.display());
-    ModelFiles::check_path(&args.save_path)?; // found out now rather than after the work
+    ModelFiles::check_path(&args.save_path)?; // fails now rather than after the work
     let files = ModelFiles::open(&args.model)?;
     let adapters = Adapters::load(&args.adapter_path, &files.llama()?)?;
     let bar = progress(0)?.with_message("tensors");

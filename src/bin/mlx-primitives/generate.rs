@@ -9,10 +9,10 @@ use crate::interrupt;
 use crate::output;
 use crate::text::{Session, TextArgs, report};
 
-/// Below the options of `--help`.
+/// The text below the options in `--help`.
 const EXAMPLES: &str = "\
-The text goes to stdout as it comes, figures to stderr. A model with a chat template answers the
-prompt as a user's message; --ignore-chat-template continues it instead. Ctrl-C ends the text.
+The text goes to stdout as it is generated, statistics to stderr. A model with a chat template answers
+the prompt as a user's message; --ignore-chat-template continues it instead. Ctrl-C ends the text.
 
   mlx-primitives generate \"Once upon a time\"
   mlx-primitives generate --model DIR -p \"Name three rivers.\" --temp 0.7 --top-p 0.9
@@ -24,7 +24,7 @@ pub struct Args {
     /// The prompt; `-` reads it from standard input.
     #[arg(required_unless_present = "prompt_option")]
     prompt: Option<String>,
-    /// The prompt, as mlx_lm.generate takes it.
+    /// The prompt, as an option like that of mlx_lm.generate.
     #[arg(
         long = "prompt",
         short = 'p',
@@ -35,16 +35,17 @@ pub struct Args {
     prompt_option: Option<String>,
     #[command(flatten)]
     text: TextArgs,
-    /// Start from the keys and values in this .safetensors file, if any, and write them there.
+    /// Start from the keys and values in this .safetensors file, if it exists, and write them
+    /// there.
     #[arg(long, value_name = "FILE", help_heading = "Speed and memory")]
     prompt_cache_file: Option<PathBuf>,
     /// Print one JSON object instead of streaming the text.
     #[arg(long, help_heading = "Output")]
     json: bool,
-    /// With --json: each token's log probability, and those of the N likeliest.
+    /// With --json: add each token's log probability, and those of the N likeliest tokens.
     #[arg(long, value_name = "N", requires = "json", help_heading = "Output")]
     logprobs: Option<usize>,
-    /// Whether to write figures to stderr.
+    /// Whether to write statistics to stderr.
     #[arg(long, value_name = "BOOL", default_value_t = true, default_missing_value = "true", num_args = 0..=1,
           action = clap::ArgAction::Set, value_parser = clap::builder::BoolishValueParser::new(),
           help_heading = "Output")]
@@ -53,7 +54,7 @@ pub struct Args {
 
 pub fn run(args: &Args) -> Result<()> {
     if let Some(path) = &args.prompt_cache_file {
-        PromptCache::check_path(path)?; // found out now rather than after the text
+        PromptCache::check_path(path)?; // fails now rather than after the text
     }
     let prompt_text = prompt_text(args)?;
     let interrupted = interrupt::handle()?;
@@ -106,7 +107,7 @@ fn prompt_text(args: &Args) -> Result<String> {
     }
 }
 
-/// Where the text goes: to the terminal as it comes, or into one object at the end.
+/// The output: text to stdout as it is generated, or one JSON object at the end.
 struct Output {
     json: bool,
     verbose: bool,
@@ -117,7 +118,7 @@ struct Output {
 
 impl Output {
     fn start(args: &Args, session: &Session, prompt: &str) -> Self {
-        // The prompt is not part of the result, but a person reads on from it.
+        // The prompt is not part of the result, but a person reads the text after it.
         let continues = session.template.is_none();
         if !args.json && args.verbose && continues && std::io::stdout().is_terminal() {
             output::eprint(prompt);

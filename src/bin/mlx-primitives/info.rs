@@ -1,4 +1,4 @@
-//! `mlx-primitives info`: the build, a model and what it takes, what a token costs.
+//! `mlx-primitives info`: the build, the memory of a model, and the cost of a token.
 
 mod summary;
 mod token;
@@ -36,13 +36,13 @@ pub struct Args {
     /// Print one JSON object.
     #[arg(long)]
     json: bool,
-    /// Count what one decoded token takes on a GPU: dispatches and device bytes of this model's
-    /// graph, beside one of MLX's built-ins.
+    /// Count the dispatches and device bytes of one decoded token on a GPU, beside those of a graph
+    /// of MLX's built-ins.
     #[arg(long)]
     graph: bool,
     #[command(flatten)]
     source: Source,
-    /// Positions in the cache, one number or several; up to the model's limit if absent.
+    /// Positions in the cache, one number or several [default: several up to the model's limit].
     #[arg(long, value_name = "N", value_delimiter = ',')]
     context: Vec<u32>,
     #[command(flatten)]
@@ -62,7 +62,7 @@ pub fn run(args: &Args) -> Result<()> {
     facts(args)
 }
 
-/// The model, its weights not read.
+/// The model, with only the headers of its files read.
 fn model(args: &Args) -> Result<Llama> {
     let llama = args.source.load_lazily()?;
     Ok(match args.packing.quantization() {
@@ -82,7 +82,7 @@ fn facts(args: &Args) -> Result<()> {
     Ok(())
 }
 
-/// What the results depend on: versions, devices, kernels.
+/// The facts that results depend on: versions, devices, kernels.
 pub fn build() -> Result<Vec<(&'static str, String)>> {
     let (_, version) = device::mlx_versions();
     let default = match device::default_device()? {
@@ -107,7 +107,7 @@ pub fn build() -> Result<Vec<(&'static str, String)>> {
     Ok(facts)
 }
 
-/// Which ops run MLX's own instead of our kernels.
+/// The number of measured choices, and how many of them are MLX's own ops.
 fn choices(device: Device) -> String {
     let choices = Choices::of_machine(device);
     let all = choices.measured().count();

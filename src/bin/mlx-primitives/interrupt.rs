@@ -1,14 +1,14 @@
-//! Ctrl-C and SIGTERM: the first lets what runs come to its end, the second ends the command at once.
+//! Ctrl-C and SIGTERM. The first one lets the command end in order, the second one ends it at once.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use anyhow::{Context, Result};
 
-/// What a shell reports of a command that was interrupted.
+/// The exit status that a shell reports for an interrupted command.
 const INTERRUPTED: i32 = 130;
 
-/// Handles interruptions from now on; the flag says whether there was one.
+/// Handles interruptions from now on. The flag tells whether there was one.
 pub fn handle() -> Result<Arc<AtomicBool>> {
     let interrupted = Arc::new(AtomicBool::new(false));
     let flag = Arc::clone(&interrupted);

@@ -1,4 +1,4 @@
-//! Loading a checkpoint, with a bar where it takes long.
+//! Loads a checkpoint, with a progress bar if it takes long.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -7,10 +7,10 @@ use anyhow::Result;
 use indicatif::{ProgressBar, ProgressStyle};
 use mlx_primitives::llama::Checkpoint;
 
-/// How long nothing is shown.
+/// The time before the bar appears.
 const PATIENCE: Duration = Duration::from_millis(500);
 
-/// Loads a directory or a `.gguf` file; the bar is on stderr, and only where that is a terminal.
+/// Loads a directory or a `.gguf` file. The bar appears on stderr, if that is a terminal.
 pub fn load(path: &Path) -> Result<Checkpoint> {
     let style =
         ProgressStyle::with_template("loading {bar:30} {bytes}/{total_bytes} {bytes_per_sec}")?;

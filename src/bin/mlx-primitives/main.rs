@@ -1,6 +1,6 @@
-//! The `mlx-primitives` command. stdout carries the result, stderr the rest; the exit status is
-//! 0, 1 (failed) or 2 (bad usage). Where the reader of stdout goes away, as `head` does, the command
-//! ends without a word and with 0, as there is nobody left to fail.
+//! The `mlx-primitives` command. It writes the result to stdout and everything else to stderr. The
+//! exit status is 0, 1 (failed) or 2 (bad usage). If the reader of stdout goes away, as `head`
+//! does, the command ends quietly with 0, since nobody reads an error.
 
 mod bench;
 mod chat;
@@ -19,7 +19,7 @@ mod perplexity;
 mod quantize;
 #[path = "../../../tests/suite/table/loops.rs"]
 mod reference_loops;
-// The suite uses more of it.
+// Only the suite uses all of this module.
 #[allow(dead_code)]
 #[path = "../../../tests/suite/table/mod.rs"]
 mod table;
@@ -38,10 +38,10 @@ use output::StdoutError;
 #[derive(Parser)]
 #[command(version, arg_required_else_help = true)]
 struct Cli {
-    /// Threads of the CPU kernels: the number of cores, if not said.
+    /// Threads of the CPU kernels [default: the number of cores].
     #[arg(long, global = true, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
     threads: Option<u16>,
-    /// Prompts times packed weights: exact, or int8: rounded, faster.
+    /// Products of prompts with packed weights: exact, or int8 (rounded, faster).
     #[arg(
         long,
         global = true,
@@ -65,15 +65,15 @@ enum Activations {
 enum Command {
     /// Continue a prompt with a Llama that runs on our primitives.
     Generate(generate::Args),
-    /// Talk with a model, line by line.
+    /// Chat with a model, line by line.
     Chat(chat::Args),
     /// Compare the latency of each primitive with MLX's built-in.
     Ops(ops::Args),
-    /// Score a text: how well a model foresees its tokens.
+    /// Score a text: how well a model predicts its tokens.
     Perplexity(perplexity::Args),
     /// Measure how fast a model runs its prompt and decodes.
     Bench(bench::Args),
-    /// Pack the weights of a float checkpoint, in the layout of MLX.
+    /// Pack the weights of a float checkpoint in MLX's layout.
     Quantize(quantize::Args),
     /// Add low-rank adapters to the weights of a checkpoint.
     Fuse(fuse::Args),

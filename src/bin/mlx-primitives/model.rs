@@ -1,4 +1,4 @@
-//! Flags that several commands share: which model, how packed, which cache.
+//! Flags that several commands share: the model, the packing of weights, the cache.
 
 use std::path::PathBuf;
 
@@ -10,10 +10,10 @@ use mlx_primitives::Dtype;
 use mlx_primitives::llama::{Adapters, CacheKind, Checkpoint, Llama, Quantization};
 use mlx_primitives::ops::QuantizedMode;
 
-/// A checkpoint, with adapters beside it.
+/// A checkpoint and its adapters, if any.
 #[derive(clap::Args)]
 pub struct Source {
-    /// A checkpoint's directory; without it the small model that comes with the crate.
+    /// The directory of a checkpoint [default: the small model that comes with the crate].
     #[arg(long, value_name = "DIR")]
     pub model: Option<PathBuf>,
     /// A directory of low-rank adapters, as mlx_lm.lora writes it, to run beside the weights.
@@ -30,7 +30,7 @@ impl Source {
         Ok(Checkpoint { llama: self.adapted(checkpoint.llama)?, ..checkpoint })
     }
 
-    /// The model alone, with nothing read but the files' headers.
+    /// Loads the model without its tokenizer, and reads only the headers of its files.
     pub fn load_lazily(&self) -> Result<Llama> {
         let llama = match &self.model {
             Some(path) => Llama::load_lazily(path)?,
@@ -52,7 +52,8 @@ pub struct Packing {
     /// Bits of a weight: 2, 3, 4, 5, 6 or 8.
     #[arg(long, value_name = "BITS")]
     pub bits: Option<i32>,
-    /// Weights that share a scale: 32, 64 or 128 [default: 64, of mxfp4 and mxfp8 32, of nvfp4 16].
+    /// Weights that share a scale: 32, 64 or 128 [default: 64; 32 for mxfp4 and mxfp8, 16 for
+    /// nvfp4].
     #[arg(long, value_name = "N")]
     pub group_size: Option<i32>,
     /// How groups become numbers [default: affine].
@@ -73,7 +74,7 @@ pub enum Mode {
 }
 
 impl Packing {
-    /// None if no flag was given.
+    /// The format that the flags name, or `None` if no flag was given.
     pub fn quantization(&self) -> Option<Quantization> {
         if self.bits.is_none() && self.group_size.is_none() && self.mode.is_none() {
             return None;
@@ -104,17 +105,17 @@ pub struct KvArgs {
     pub kv_group_size: i32,
 }
 
-/// Takes the bits that keys and values can be kept in.
+/// A parser of the bits of keys and values.
 pub fn kv_bits() -> impl TypedValueParser<Value = i32> {
     PossibleValuesParser::new(["2", "3", "4", "5", "6", "8"]).try_map(|text| text.parse())
 }
 
-/// Takes the sizes that groups of keys and values can have.
+/// A parser of the group sizes of keys and values.
 pub fn kv_group_size() -> impl TypedValueParser<Value = i32> {
     PossibleValuesParser::new(["32", "64", "128"]).try_map(|text| text.parse())
 }
 
-/// An error unless the model's keys and values are whole groups.
+/// Returns an error unless the groups divide the features of the model's heads.
 pub fn check_kv(kind: CacheKind, llama: &Llama) -> Result<()> {
     if let CacheKind::Quantized { group_size, .. } = kind {
         let features = llama.config().head_dim();
@@ -153,13 +154,13 @@ impl From<Float> for Dtype {
     }
 }
 
-/// Steps of a long command, on stderr where that is a terminal.
+/// A progress bar for the steps of a long command, on stderr if that is a terminal.
 pub fn progress(steps: u64) -> Result<ProgressBar> {
     let style = ProgressStyle::with_template("{bar:30} {pos}/{len} {msg}")?;
     Ok(ProgressBar::new(steps).with_style(style))
 }
 
-/// 1_234_567 as "1.23 MB".
+/// Formats 1_234_567 as "1.23 MB".
 pub fn bytes(number: u64) -> String {
     let mut value = number as f64;
     let mut unit = "B";
@@ -172,7 +173,7 @@ pub fn bytes(number: u64) -> String {
     if unit == "B" { format!("{number} B") } else { format!("{value:.2} {unit}") }
 }
 
-/// "4 bits, affine, groups of 64".
+/// Formats a quantization as "4 bits, affine, groups of 64".
 pub fn packing_name(to: Quantization) -> String {
     match to.mode {
         QuantizedMode::Affine => format!("{} bits, affine, groups of {}", to.bits, to.group_size),

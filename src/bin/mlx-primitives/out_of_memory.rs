@@ -1,5 +1,5 @@
-//! What the command does when the system refuses memory: it says so and ends with status 1. MLX's
-//! arrays report that as an error; Rust's own collections would end the process with a signal.
+//! Ends the command with a message and status 1 when the system refuses memory to Rust's own
+//! collections, which would end it with a signal. MLX's arrays report that as an error.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 
@@ -9,26 +9,26 @@ static ALLOCATOR: SystemOrExit = SystemOrExit;
 /// The system's allocator, which never returns null.
 struct SystemOrExit;
 
-// SAFETY: each function is that of the system's allocator, whose contract the caller keeps, or does
-// not return.
+// SAFETY: each function calls that of the system's allocator, whose contract the caller keeps, or
+// does not return.
 unsafe impl GlobalAlloc for SystemOrExit {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        // SAFETY: as the caller promises.
+        // SAFETY: the caller keeps the contract of the allocator.
         present(unsafe { System.alloc(layout) })
     }
 
     unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
-        // SAFETY: as the caller promises.
+        // SAFETY: the caller keeps the contract of the allocator.
         present(unsafe { System.alloc_zeroed(layout) })
     }
 
     unsafe fn realloc(&self, memory: *mut u8, layout: Layout, size: usize) -> *mut u8 {
-        // SAFETY: as the caller promises.
+        // SAFETY: the caller keeps the contract of the allocator.
         present(unsafe { System.realloc(memory, layout, size) })
     }
 
     unsafe fn dealloc(&self, memory: *mut u8, layout: Layout) {
-        // SAFETY: as the caller promises.
+        // SAFETY: the caller keeps the contract of the allocator.
         unsafe { System.dealloc(memory, layout) }
     }
 }
@@ -44,7 +44,8 @@ fn present(memory: *mut u8) -> *mut u8 {
 #[cold]
 fn exit() -> ! {
     const SAID: &[u8] = b"error: out of memory: free some, or use a smaller model or context\n";
-    // SAFETY: writes bytes that live as long as the process, and ends it; neither allocates.
+    // SAFETY: the calls write bytes that live as long as the process, and end it. Neither
+    // allocates.
     unsafe {
         libc::write(libc::STDERR_FILENO, SAID.as_ptr().cast(), SAID.len());
         libc::_exit(1)

@@ -1,15 +1,16 @@
-//! What the command writes: the result on stdout, all else on stderr. A write that fails is an error
-//! to return, never a panic, so nothing here is one of the standard library's macros.
+//! The output of the command: the result on stdout, everything else on stderr. A failed write is an
+//! error, not a panic, so nothing here uses the macros of the standard library.
 
 use std::fmt::{self, Display};
 use std::io::{self, Write};
 
-/// stdout could not be written to.
+/// The error that stdout could not be written to.
 #[derive(Debug)]
 pub struct StdoutError(io::Error);
 
 impl StdoutError {
-    /// Whether nobody reads stdout any more, as after `head` has seen enough: no failure.
+    /// Whether the reader of stdout has gone away, as `head` does. That is no failure of the
+    /// command.
     pub fn is_broken_pipe(&self) -> bool {
         self.0.kind() == io::ErrorKind::BrokenPipe
     }
@@ -27,34 +28,34 @@ impl Display for StdoutError {
 
 impl std::error::Error for StdoutError {}
 
-/// Writes a part of the result, at once.
+/// Writes a part of the result and flushes stdout.
 pub fn print(part: impl Display) -> Result<(), StdoutError> {
     let mut stdout = io::stdout().lock();
     write!(stdout, "{part}").and_then(|()| stdout.flush()).map_err(StdoutError)
 }
 
-/// Has `write` write the result to stdout.
+/// Calls `write`, which writes the result to stdout, and flushes stdout.
 pub fn printed(write: impl FnOnce() -> io::Result<()>) -> Result<(), StdoutError> {
     check_stdout()?;
     write().and_then(|()| io::stdout().flush()).map_err(StdoutError)
 }
 
-/// Writes a line of the result, at once.
+/// Writes a line of the result and flushes stdout.
 pub fn println(line: impl Display) -> Result<(), StdoutError> {
     print(format_args!("{line}\n"))
 }
 
-/// Writes to stderr. Where that fails there is nobody to tell.
+/// Writes to stderr, and ignores a failure, which nobody could be told of.
 pub fn eprint(part: impl Display) {
     let _ = write!(io::stderr().lock(), "{part}");
 }
 
-/// Writes a line to stderr. Where that fails there is nobody to tell.
+/// Writes a line to stderr, and ignores a failure, which nobody could be told of.
 pub fn eprintln(line: impl Display) {
     eprint(format_args!("{line}\n"));
 }
 
-/// An error if the command was started with stdout closed, as `>&-` does.
+/// Returns an error if the command was started with stdout closed, as by `>&-`.
 pub fn check_stdout() -> Result<(), StdoutError> {
     match startup::stdout_is_closed() {
         true => Err(StdoutError(io::Error::other("it is closed"))),
@@ -68,8 +69,8 @@ mod startup {
 
     static STDOUT_IS_CLOSED: AtomicBool = AtomicBool::new(false);
 
-    /// Runs before `main`, because the standard library opens /dev/null in the place of a closed stdout
-    /// before it calls `main`: what is written there would be lost without an error.
+    /// Runs before `main`, because the standard library opens /dev/null in place of a closed stdout
+    /// before it calls `main`. The result would be lost there without an error.
     // SAFETY: the section holds pointers to functions of this type, which the system's loader calls
     // once, before `main`, on the only thread.
     #[used]
@@ -78,11 +79,11 @@ mod startup {
     static LOOK: extern "C" fn() = look;
 
     extern "C" fn look() {
-        // SAFETY: asks for a number's flags, whether or not a file is open under it.
+        // SAFETY: the call returns the flags of a descriptor, or an error if it is not open.
         let closed = unsafe { libc::fcntl(libc::STDOUT_FILENO, libc::F_GETFD) } == -1;
         STDOUT_IS_CLOSED.store(closed, Ordering::Relaxed);
-        // SAFETY: no handler of ours runs. A file that grows beyond what the process may write is
-        // then an error of the write instead of the end of the process.
+        // SAFETY: the call installs no handler. When a file exceeds the limit of the process, the
+        // write then fails instead of ending the process.
         unsafe { libc::signal(libc::SIGXFSZ, libc::SIG_IGN) };
     }
 

@@ -1,4 +1,4 @@
-//! `mlx-primitives perplexity`: how well a model foresees a text.
+//! `mlx-primitives perplexity`: how well a model predicts a text.
 
 use std::io::Read;
 use std::path::{Path, PathBuf};
@@ -11,8 +11,8 @@ use crate::model::{Source, progress};
 use crate::output;
 
 const EXAMPLES: &str = "\
-The text is tokenised whole, with the special tokens that the tokenizer adds, and every token after \
-the first is scored in the context of all before it.
+The text is tokenized as a whole, with the special tokens that the tokenizer adds, and every token \
+after the first is scored in the context of all tokens before it.
 
 Examples:
   mlx-primitives perplexity --model ~/models/Llama-3.2-1B-4bit --file wiki.test.txt
@@ -24,7 +24,7 @@ Examples:
 pub struct Args {
     #[command(flatten)]
     source: Source,
-    /// The text to score, UTF-8; `-` reads it from standard input.
+    /// The text file to score, in UTF-8; `-` reads standard input.
     #[arg(long, short, value_name = "FILE")]
     file: PathBuf,
     /// Print one JSON object: tokens (scored), mean_nll (nats), perplexity.

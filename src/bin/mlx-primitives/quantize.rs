@@ -10,7 +10,7 @@ use crate::model::{Float, Packing, bytes, packing_name, progress};
 use crate::output;
 
 const EXAMPLES: &str = "\
-Writes what `mlx_lm.convert -q` writes: mlx-lm loads it, and so does --model of every command here. \
+Writes the same files as `mlx_lm.convert -q`, which mlx-lm and --model of every command here load. \
 Matrices whose rows are not whole groups stay as they are, and config.json says so.
 
 Examples:
@@ -29,7 +29,8 @@ pub struct Args {
     output: PathBuf,
     #[command(flatten)]
     packing: Packing,
-    /// Cast the floats first [default: to config.json's torch_dtype, as mlx_lm.convert does].
+    /// Convert the floats to this type first [default: torch_dtype of config.json, as
+    /// mlx_lm.convert does].
     #[arg(long, value_enum)]
     dtype: Option<Float>,
     /// Print one JSON object: weight_bytes, parameters, bits_per_weight, unquantized (paths).
@@ -39,7 +40,7 @@ pub struct Args {
 
 pub fn run(args: &Args) -> Result<()> {
     anyhow::ensure!(!args.output.exists(), "{} exists already", args.output.display());
-    ModelFiles::check_path(&args.output)?; // found out now rather than after the work
+    ModelFiles::check_path(&args.output)?; // fails now rather than after the work
     let files = ModelFiles::open(&args.model)?;
     let to = args.packing.quantization().unwrap_or(Quantization::affine(64, 4));
     let dtype = args.dtype.map(Into::into).or_else(|| files.dtype());

@@ -1,4 +1,5 @@
-//! What `generate` and `chat` share: their options, and what they need to have loaded.
+//! The common parts of `generate` and `chat`: their options, and the models and templates that they
+//! load.
 
 use std::collections::BTreeSet;
 use std::ops::ControlFlow;
@@ -21,7 +22,7 @@ use crate::output;
 pub struct TextArgs {
     #[command(flatten)]
     source: Source,
-    /// What the chat template is told as the system's message.
+    /// The system message for the chat template.
     #[arg(long, value_name = "TEXT")]
     pub system_prompt: Option<String>,
     /// Stop after this many tokens.
@@ -30,7 +31,7 @@ pub struct TextArgs {
     /// End the text before this string; may be given several times.
     #[arg(long, value_name = "TEXT", help_heading = "When to stop")]
     stop: Vec<String>,
-    /// More tokens that end the text, as the vocabulary writes them.
+    /// More tokens that end the text, as spelled in the vocabulary.
     #[arg(long, value_name = "TOKEN", num_args = 1.., help_heading = "When to stop")]
     extra_eos_token: Vec<String>,
     /// Do not use the model's chat template: the prompt is the text to continue.
@@ -43,10 +44,10 @@ pub struct TextArgs {
     sampling: SamplingArgs,
     #[command(flatten)]
     cache: CacheArgs,
-    /// A smaller model of the same vocabulary that guesses ahead: the same text, sooner.
+    /// A smaller model of the same vocabulary that proposes tokens: the same text, sooner.
     #[arg(long, value_name = "DIR", help_heading = "Speed and memory")]
     draft_model: Option<PathBuf>,
-    /// Tokens that the draft model guesses at a time.
+    /// Tokens that the draft model proposes at a time.
     #[arg(long, default_value_t = 3, value_name = "N", help_heading = "Speed and memory")]
     num_draft_tokens: usize,
 }
@@ -69,25 +70,26 @@ struct SamplingArgs {
     /// Draw from this many likeliest tokens; 0 for all.
     #[arg(long, default_value_t = 0, value_name = "K")]
     top_k: u32,
-    /// How often the likeliest tokens are left out (XTC).
+    /// Probability of removing the likeliest tokens (XTC).
     #[arg(long, default_value_t = 0.0, value_name = "P")]
     xtc_probability: f32,
-    /// Probability above which XTC leaves out all tokens but the least likely.
+    /// Probability above which XTC removes all tokens except the least likely.
     #[arg(long, default_value_t = 0.1, value_name = "P")]
     xtc_threshold: f32,
-    /// Divide the logits of tokens seen lately by this; 1 for none.
+    /// Divide the positive logits of recent tokens by this, and multiply the negative ones; 1 is
+    /// off.
     #[arg(long, default_value_t = 0.0, value_name = "X", hide_default_value = true)]
     repetition_penalty: f32,
     /// Tokens that --repetition-penalty looks back.
     #[arg(long, default_value_t = 20, value_name = "N")]
     repetition_context_size: usize,
-    /// Subtract this from the logits of tokens seen lately.
+    /// Subtract this from the logits of recent tokens.
     #[arg(long, default_value_t = 0.0, value_name = "X", allow_negative_numbers = true)]
     presence_penalty: f32,
     /// Tokens that --presence-penalty looks back.
     #[arg(long, default_value_t = 20, value_name = "N")]
     presence_context_size: usize,
-    /// Subtract this from the logits of tokens seen lately, for each time.
+    /// Subtract this from the logits of recent tokens, for each occurrence.
     #[arg(long, default_value_t = 0.0, value_name = "X", allow_negative_numbers = true)]
     frequency_penalty: f32,
     /// Tokens that --frequency-penalty looks back.
@@ -104,7 +106,7 @@ struct SamplingArgs {
 #[derive(clap::Args)]
 #[command(next_help_heading = "Speed and memory")]
 struct CacheArgs {
-    /// Keep keys and values of the first four and the latest positions, this number in all.
+    /// Keep keys and values of only this number of positions: the first four and the latest.
     #[arg(long, value_name = "N", conflicts_with_all = ["kv_bits", "draft_model"])]
     max_kv_size: Option<i32>,
     /// Keep keys and values in this many bits (2, 3, 4, 5, 6 or 8).
@@ -118,7 +120,7 @@ struct CacheArgs {
     prefill_step_size: usize,
 }
 
-/// Positions at the beginning that a rotating cache never replaces, as in mlx-lm.
+/// The number of first positions that a rotating cache never replaces, as in mlx-lm.
 const KEPT: i32 = 4;
 
 fn parse_bias(text: &str) -> Result<(u32, f32), String> {
@@ -128,16 +130,16 @@ fn parse_bias(text: &str) -> Result<(u32, f32), String> {
     parsed.ok_or_else(|| format!("expected a token's number and a bias, 1234:-5, got {text}"))
 }
 
-/// The models and how to use them.
+/// The loaded models, and the options of their texts.
 pub struct Session {
     pub checkpoint: Checkpoint,
     pub draft: Option<Checkpoint>,
-    /// None where the model has none, or it is not wanted.
+    /// `None` if the model has no template, or if the options ignore it.
     pub template: Option<ChatTemplate>,
     pub chat: ChatOptions,
     pub options: Options,
     draft_tokens: usize,
-    /// Set by Ctrl-C.
+    /// Set by Ctrl-C; the text then ends.
     pub stop: Arc<AtomicBool>,
 }
 
@@ -177,7 +179,7 @@ impl Session {
         Ok(Self { checkpoint, draft, template, chat, options, draft_tokens, stop })
     }
 
-    /// The tokens of a conversation's text, or of one that the model goes on from.
+    /// The tokens of a conversation or, without a template, of the text to continue.
     pub fn encode(&self, messages: &[Value]) -> Result<Vec<u32>> {
         let tokenizer = &self.checkpoint.tokenizer;
         match &self.template {
@@ -192,8 +194,8 @@ impl Session {
         }
     }
 
-    /// Starts a text, from the cache if there is one, and runs the prompt; a bar tells how far it
-    /// is where a person looks on.
+    /// Starts a text, from the cache if there is one, and runs the prompt, with a progress bar on a
+    /// terminal if the prompt is long.
     pub fn start(&self, prompt: &[u32], cache: Option<PromptCache>) -> Result<TextGeneration<'_>> {
         let mut generation = self.checkpoint.generate_text(prompt, &self.options)?;
         if let Some(cache) = cache {
@@ -205,7 +207,7 @@ impl Session {
         if self.options.max_tokens == 0 {
             return Ok(generation);
         }
-        // A prompt of one step is done before anybody has read the bar.
+        // A prompt of one step is done before anyone could read the bar.
         let long = prompt.len() > self.options.prefill_step;
         let bar = if long { ProgressBar::new(prompt.len() as u64) } else { ProgressBar::hidden() };
         bar.set_style(ProgressStyle::with_template("{bar:30} {pos}/{len} prompt tokens")?);
@@ -271,7 +273,7 @@ fn options(args: &TextArgs, checkpoint: &Checkpoint) -> Result<Options> {
     })
 }
 
-/// What a text cost, in mlx-lm's words.
+/// Prints the statistics of a text in the format of mlx-lm.
 pub fn report(s: &Statistics, reason: &str) {
     let cached = match s.cached_tokens {
         0 => String::new(),

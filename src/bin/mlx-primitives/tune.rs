@@ -1,4 +1,4 @@
-//! `mlx-primitives tune`: what each op should run on this machine.
+//! `mlx-primitives tune`: measures which implementation each op should run on this machine.
 
 use anyhow::{Context, Result, ensure};
 use clap::builder::PossibleValuesParser;
@@ -10,10 +10,10 @@ use crate::ops;
 use crate::output;
 
 const EXAMPLES: &str = "\
-Times each op of ours beside the same made of MLX's own ops, after comparing their results, and keeps the \
-faster one for each type and number of rows in a file in the user's cache folder. Programs that use the crate \
-on this machine take it from there, unless MLX_PRIMITIVES_TUNE=off is set. The file is for this chip, system, \
-MLX and these kernels: measure again when one of them changes.
+Compares the results of each of our ops with those of a composition of MLX's own ops, times both, and \
+keeps the faster one for each type and number of rows in a file in the user's cache folder. Programs that \
+use the crate on this machine run it, unless MLX_PRIMITIVES_TUNE=off is set. The file is for this chip, \
+system, MLX and these kernels: measure again when one of them changes.
 
 Examples:
   mlx-primitives tune
@@ -23,7 +23,7 @@ Examples:
 #[derive(clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub struct Args {
-    /// Measure only these primitives, and keep what the file says of others.
+    /// Measure only these primitives, and keep the choices of the file for the others.
     #[arg(long, value_name = "NAME", num_args = 1.., value_parser = PossibleValuesParser::new(ops::names()))]
     op: Vec<String>,
     /// The device to measure; the GPU where there is one.
@@ -43,7 +43,7 @@ pub fn run(args: &Args) -> Result<()> {
     let path = tune::path(device)
         .context("neither XDG_CACHE_HOME nor HOME names a folder to keep the choices in")?;
     let folder = path.parent().context("the file has a folder")?;
-    // Found out now rather than after a minute of measuring.
+    // Fails now rather than after a minute of measuring.
     std::fs::create_dir_all(folder)
         .and_then(|()| tempfile::tempfile_in(folder))
         .with_context(|| format!("cannot write to {}", folder.display()))?;

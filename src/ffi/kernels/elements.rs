@@ -4,7 +4,7 @@ use super::bridge;
 use crate::cpu;
 use crate::ffi::element;
 
-/// The activation of one input that a kind names; none for the kinds of two.
+/// The activation of one input that a kind names; `None` for a kind of two inputs.
 pub(super) fn of_one(kind: bridge::ActivationKind) -> Option<cpu::Activation> {
     match kind {
         bridge::ActivationKind::Relu => Some(cpu::Activation::Relu),
@@ -27,7 +27,7 @@ fn of_two(kind: bridge::ActivationKind) -> Option<cpu::Combination> {
 }
 
 /// # Safety
-/// As declared above.
+/// The requirements are those of the declaration in `ffi/kernels.rs`.
 pub(super) unsafe fn activation_cpu(
     dtype: bridge::Dtype,
     kind: bridge::ActivationKind,
@@ -37,7 +37,7 @@ pub(super) unsafe fn activation_cpu(
     size: usize,
 ) {
     let Some(element) = element(dtype) else { return };
-    // SAFETY: the caller's promise is the kernels'.
+    // SAFETY: the caller promises what the kernels require.
     unsafe {
         match (of_one(kind), of_two(kind)) {
             (Some(kind), _) => cpu::activation(element, kind, a, out, size),
@@ -48,7 +48,7 @@ pub(super) unsafe fn activation_cpu(
 }
 
 /// # Safety
-/// As declared above.
+/// The requirements are those of the declaration in `ffi/kernels.rs`.
 pub(super) unsafe fn affine_cpu(
     dtype: bridge::Dtype,
     x: *const u8,
@@ -64,12 +64,12 @@ pub(super) unsafe fn affine_cpu(
         scale_columns: call.scale_columns,
         shift_columns: call.shift_columns,
     };
-    // SAFETY: the caller's promise is the kernel's.
+    // SAFETY: the caller promises what the kernel requires.
     unsafe { cpu::affine(element, x, scale, shift, out, &shape) }
 }
 
 /// # Safety
-/// As declared above.
+/// The requirements are those of the declaration in `ffi/kernels.rs`.
 pub(super) unsafe fn rope_cpu(
     dtype: bridge::Dtype,
     x: *const u8,
@@ -100,12 +100,12 @@ pub(super) unsafe fn rope_cpu(
         };
         (frequencies, slice::from_raw_parts(offsets, offset_count))
     };
-    // SAFETY: the caller's promise is the kernel's.
+    // SAFETY: the caller promises what the kernel requires.
     unsafe { cpu::rope(element, x, out, &shape, frequencies, offsets) }
 }
 
 /// # Safety
-/// As declared above.
+/// The requirements are those of the declaration in `ffi/kernels.rs`.
 #[allow(clippy::too_many_arguments)]
 pub(super) unsafe fn rope_append_cpu(
     dtype: bridge::Dtype,
@@ -141,7 +141,7 @@ pub(super) unsafe fn rope_append_cpu(
         let offsets = slice::from_raw_parts(offsets, call.offset_count);
         (frequencies, offsets, slice::from_raw_parts(slots, call.slot_count))
     };
-    // SAFETY: the caller's promise is the kernel's.
+    // SAFETY: the caller promises what the kernel requires.
     unsafe { cpu::rope_append(element, state, out, qkv, &shape, frequencies, offsets, slots) }
 }
 
@@ -153,7 +153,7 @@ fn view(of: &bridge::AttentionView) -> cpu::View {
 }
 
 /// # Safety
-/// As declared above.
+/// The requirements are those of the declaration in `ffi/kernels.rs`.
 pub(super) unsafe fn attention_cpu(
     dtype: bridge::Dtype,
     call: &bridge::AttentionCall,
@@ -194,6 +194,6 @@ pub(super) unsafe fn attention_cpu(
         mask,
         sinks,
     };
-    // SAFETY: the caller's promise is the kernel's.
+    // SAFETY: the caller promises what the kernel requires.
     unsafe { cpu::attention(element, &attention, out) }
 }

@@ -4,7 +4,7 @@ use crate::cpu::{self, QuantizeShape};
 use crate::ffi::element;
 
 /// # Safety
-/// As declared above.
+/// The requirements are those of the declaration in `ffi/kernels.rs`.
 pub(super) unsafe fn linear_cpu(
     dtype: bridge::Dtype,
     x: *const u8,
@@ -28,13 +28,13 @@ pub(super) unsafe fn linear_cpu(
         let x = x.wrapping_add(entry * m * k * bytes);
         let out = out.wrapping_add(entry * m * n * bytes);
         let call = cpu::LinearCall { m, n, k, x, w, columns, bias, activation, residual, out };
-        // SAFETY: the caller's promise is the kernel's, entry by entry.
+        // SAFETY: the caller promises what the kernel requires for each entry.
         unsafe { cpu::linear(element, &call) }
     }
 }
 
 /// # Safety
-/// As declared above.
+/// The requirements are those of the declaration in `ffi/kernels.rs`.
 #[allow(clippy::too_many_arguments)]
 pub(super) unsafe fn quantize_cpu(
     dtype: bridge::Dtype,
@@ -48,13 +48,13 @@ pub(super) unsafe fn quantize_cpu(
 ) {
     if let Some(element) = element(dtype) {
         let shape = QuantizeShape { groups, group_size, bits };
-        // SAFETY: the caller's promise is the kernel's.
+        // SAFETY: the caller promises what the kernel requires.
         unsafe { cpu::quantize(element, x, packed, scales, biases, &shape) }
     }
 }
 
 /// # Safety
-/// As declared above.
+/// The requirements are those of the declaration in `ffi/kernels.rs`.
 #[allow(clippy::too_many_arguments)]
 pub(super) unsafe fn dequantize_cpu(
     dtype: bridge::Dtype,
@@ -68,7 +68,7 @@ pub(super) unsafe fn dequantize_cpu(
 ) {
     if let Some(element) = element(dtype) {
         let shape = QuantizeShape { groups, group_size, bits };
-        // SAFETY: the caller's promise is the kernel's.
+        // SAFETY: the caller promises what the kernel requires.
         unsafe { cpu::dequantize(element, packed, scales, biases, out, &shape) }
     }
 }
@@ -83,7 +83,7 @@ fn mode_of(mode: bridge::QuantizedMode) -> cpu::Mode {
 }
 
 /// # Safety
-/// As declared above.
+/// The requirements are those of the declaration in `ffi/kernels.rs`.
 pub(super) unsafe fn quantized_matmul_cpu(
     call: &bridge::QuantizedCall,
     parts: &[bridge::QuantizedPart],
@@ -115,12 +115,12 @@ pub(super) unsafe fn quantized_matmul_cpu(
         low_rank: None,
         out: call.out,
     };
-    // SAFETY: the caller's promise is the kernel's.
+    // SAFETY: the caller promises what the kernel requires.
     unsafe { cpu::quantized_matmul(&call) }
 }
 
 /// # Safety
-/// As declared above.
+/// The requirements are those of the declaration in `ffi/kernels.rs`.
 pub(super) unsafe fn lora_cpu(call: &bridge::LoraCall) {
     let Some(element) = element(call.dtype) else { return };
     let mode = if call.quantized { mode_of(call.mode) } else { cpu::Mode::Plain };
@@ -143,6 +143,6 @@ pub(super) unsafe fn lora_cpu(call: &bridge::LoraCall) {
         low,
         out: call.out,
     };
-    // SAFETY: the caller's promise is the kernel's.
+    // SAFETY: the caller promises what the kernel requires.
     unsafe { cpu::lora(&call) }
 }

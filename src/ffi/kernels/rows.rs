@@ -6,7 +6,7 @@ use crate::cpu::{self, Reduction};
 use crate::ffi::element;
 
 /// # Safety
-/// As declared above.
+/// The requirements are those of the declaration in `ffi/kernels.rs`.
 pub(super) unsafe fn softmax_cpu(
     dtype: bridge::Dtype,
     x: *const u8,
@@ -15,13 +15,13 @@ pub(super) unsafe fn softmax_cpu(
     axis: usize,
 ) {
     if let Some(element) = element(dtype) {
-        // SAFETY: the caller's promise is the kernel's.
+        // SAFETY: the caller promises what the kernel requires.
         unsafe { cpu::softmax(element, x, out, rows, axis) }
     }
 }
 
 /// # Safety
-/// As declared above.
+/// The requirements are those of the declaration in `ffi/kernels.rs`.
 pub(super) unsafe fn logsumexp_cpu(
     dtype: bridge::Dtype,
     x: *const u8,
@@ -31,7 +31,7 @@ pub(super) unsafe fn logsumexp_cpu(
     subtract: bool,
 ) {
     let Some(element) = element(dtype) else { return };
-    // SAFETY: the caller's promise is the kernel's.
+    // SAFETY: the caller promises what the kernel requires.
     unsafe {
         if subtract {
             cpu::log_softmax(element, x, out, rows, axis);
@@ -60,7 +60,7 @@ impl MaskedSoftmaxCall {
 }
 
 /// # Safety
-/// As declared above.
+/// The requirements are those of the declaration in `ffi/kernels.rs`.
 pub(super) unsafe fn masked_softmax_cpu(
     dtype: bridge::Dtype,
     x: *const u8,
@@ -69,12 +69,12 @@ pub(super) unsafe fn masked_softmax_cpu(
     call: &MaskedSoftmaxCall,
 ) {
     let Some(element) = element(dtype) else { return };
-    // SAFETY: the caller's promise is the kernel's.
+    // SAFETY: the caller promises what the kernel requires.
     unsafe { cpu::masked_softmax(element, x, call.mask(mask), out, &call.shape(), call.scale) }
 }
 
 /// # Safety
-/// As declared above.
+/// The requirements are those of the declaration in `ffi/kernels.rs`.
 pub(super) unsafe fn masked_softmax_grad_cpu(
     dtype: bridge::Dtype,
     y: *const u8,
@@ -85,7 +85,7 @@ pub(super) unsafe fn masked_softmax_grad_cpu(
 ) {
     let Some(element) = element(dtype) else { return };
     let (mask, shape) = (call.mask(mask), call.shape());
-    // SAFETY: the caller's promise is the kernel's.
+    // SAFETY: the caller promises what the kernel requires.
     unsafe { cpu::masked_softmax_grad(element, [y, g], mask, out, &shape, call.scale) }
 }
 
@@ -94,7 +94,7 @@ impl CrossEntropyCall {
     /// `classes` holds an entry for each row as long as the result is used.
     unsafe fn targets<'a>(&self, classes: *const i32) -> cpu::Targets<'a> {
         cpu::Targets {
-            // SAFETY: the caller's promise; MLX aligns buffers and there is at least one row.
+            // SAFETY: the caller promises this; MLX aligns buffers and there is at least one row.
             classes: unsafe { slice::from_raw_parts(classes, self.rows) },
             smoothing: self.smoothing,
             ignored: self.ignores.then_some(self.ignored),
@@ -103,7 +103,7 @@ impl CrossEntropyCall {
 }
 
 /// # Safety
-/// As declared above.
+/// The requirements are those of the declaration in `ffi/kernels.rs`.
 pub(super) unsafe fn cross_entropy_cpu(
     dtype: bridge::Dtype,
     x: *const u8,
@@ -113,12 +113,12 @@ pub(super) unsafe fn cross_entropy_cpu(
     call: &CrossEntropyCall,
 ) {
     let Some(element) = element(dtype) else { return };
-    // SAFETY: the caller's promise is the kernel's.
+    // SAFETY: the caller promises what the kernel requires.
     unsafe { cpu::cross_entropy(element, x, call.targets(targets), loss, kept, call.classes) }
 }
 
 /// # Safety
-/// As declared above.
+/// The requirements are those of the declaration in `ffi/kernels.rs`.
 pub(super) unsafe fn cross_entropy_grad_cpu(
     dtype: bridge::Dtype,
     x: *const u8,
@@ -129,7 +129,7 @@ pub(super) unsafe fn cross_entropy_grad_cpu(
     call: &CrossEntropyCall,
 ) {
     let Some(element) = element(dtype) else { return };
-    // SAFETY: the caller's promise is the kernel's.
+    // SAFETY: the caller promises what the kernel requires.
     unsafe {
         let targets = call.targets(targets);
         cpu::cross_entropy_grad(element, [x, g], targets, kept, out, call.classes)
@@ -137,7 +137,7 @@ pub(super) unsafe fn cross_entropy_grad_cpu(
 }
 
 /// # Safety
-/// As declared above.
+/// The requirements are those of the declaration in `ffi/kernels.rs`.
 pub(super) unsafe fn rms_norm_cpu(
     dtype: bridge::Dtype,
     x: *const u8,
@@ -148,13 +148,13 @@ pub(super) unsafe fn rms_norm_cpu(
     eps: f32,
 ) {
     if let Some(element) = element(dtype) {
-        // SAFETY: the caller's promise is the kernel's.
+        // SAFETY: the caller promises what the kernel requires.
         unsafe { cpu::rms_norm(element, x, weight, out, rows, axis, eps) }
     }
 }
 
 /// # Safety
-/// As declared above.
+/// The requirements are those of the declaration in `ffi/kernels.rs`.
 pub(super) unsafe fn layer_norm_cpu(
     dtype: bridge::Dtype,
     call: &bridge::LayerNormCall,
@@ -165,13 +165,13 @@ pub(super) unsafe fn layer_norm_cpu(
 ) {
     let bridge::LayerNormCall { rows, axis, eps } = *call;
     if let Some(element) = element(dtype) {
-        // SAFETY: the caller's promise is the kernel's.
+        // SAFETY: the caller promises what the kernel requires.
         unsafe { cpu::layer_norm(element, x, weight, bias, out, rows, axis, eps) }
     }
 }
 
 /// # Safety
-/// As declared above.
+/// The requirements are those of the declaration in `ffi/kernels.rs`.
 pub(super) unsafe fn residual_norm_cpu(
     call: &bridge::ResidualNormCall,
     x: *const u8,
@@ -185,13 +185,13 @@ pub(super) unsafe fn residual_norm_cpu(
     let call =
         cpu::ResidualNorm { x, residual, weight, bias, sum, norm, rows, axis, eps, centered };
     if let Some(element) = element(dtype) {
-        // SAFETY: the caller's promise is the kernel's.
+        // SAFETY: the caller promises what the kernel requires.
         unsafe { cpu::residual_norm(element, call) }
     }
 }
 
 /// # Safety
-/// As declared above.
+/// The requirements are those of the declaration in `ffi/kernels.rs`.
 pub(super) unsafe fn reduce_cpu(
     dtype: bridge::Dtype,
     kind: bridge::ReductionKind,
@@ -209,7 +209,7 @@ pub(super) unsafe fn reduce_cpu(
         _ => return,
     };
     if let Some(element) = element(dtype) {
-        // SAFETY: the caller's promise is the kernel's.
+        // SAFETY: the caller promises what the kernel requires.
         unsafe { cpu::reduce(element, kind, x, out, rows, axis) }
     }
 }

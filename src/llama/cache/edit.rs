@@ -1,4 +1,4 @@
-//! What is done to a cache beside appending: taking back, choosing texts, leaving out padding.
+//! Operations on a cache other than appending: removing positions, selecting texts, hiding padding.
 
 use crate::array::Array;
 use crate::error::{Error, Result};
@@ -6,7 +6,7 @@ use crate::error::{Error, Result};
 use super::{AttentionMask, Cache, CacheKind, Kind, LayerCache};
 
 impl LayerCache {
-    /// What it was made as.
+    /// The kind of the cache.
     pub fn kind(&self) -> CacheKind {
         match &self.0 {
             Kind::Plain(_) => CacheKind::Plain,
@@ -15,7 +15,7 @@ impl LayerCache {
         }
     }
 
-    /// An empty one of the same kind.
+    /// An empty cache of the same kind.
     pub(in super::super) fn emptied(&self) -> Result<Self> {
         Self::new(self.kind())
     }
@@ -46,7 +46,7 @@ impl LayerCache {
         }
     }
 
-    /// Where padding is not seen.
+    /// The causal mask of the next `time` queries without the padding of each text.
     pub(super) fn beside_padding(&self, time: i32) -> Result<AttentionMask> {
         if matches!(self.0, Kind::Rotating(_)) {
             return Err(Error::argument("cache", "padding in a cache that shows all positions"));
@@ -58,7 +58,7 @@ impl LayerCache {
         let queries = queries.reshape([1, 1, time, 1])?;
         let keys = Array::arange::<i32>(0.0, f64::from(end), 1.0)?.reshape([1, 1, 1, end])?;
         let first = Array::from_slice(&self.1, [batch, 1, 1, 1])?;
-        // Padding sees itself, so that what nobody looks at is at least a number.
+        // Padding sees itself, so that its results, which nothing uses, are not NaN.
         let first = first.minimum(&queries)?;
         let seen = keys.less_equal(&queries)?.logical_and(keys.greater_equal(&first)?)?;
         Ok(AttentionMask::Mask(seen))
@@ -66,22 +66,23 @@ impl LayerCache {
 }
 
 impl Cache {
-    /// Whether positions are ever left out of it, so that not all can be taken back.
+    /// Whether a layer drops positions, so that not all positions can be removed by
+    /// [`trim`](Self::trim).
     pub fn forgets(&self) -> bool {
         self.layers.iter().any(|layer| matches!(layer.0, Kind::Rotating(_)))
     }
 
-    /// Whether its last `count` positions can be taken back: no more than it has, and of a
-    /// rotating one only before it is full.
+    /// Whether [`trim`](Self::trim) can remove the last `count` positions: the cache has that
+    /// number of positions, and no rotating layer is full.
     pub fn can_trim(&self, count: i32) -> bool {
         self.layers.iter().all(|layer| layer.can_trim(count))
     }
 
-    /// Takes back the last `count` positions.
+    /// Removes the last `count` positions.
     ///
     /// # Errors
     ///
-    /// Returns an error where that [cannot be](Self::can_trim).
+    /// Returns an error if [`can_trim`](Self::can_trim) is false.
     ///
     /// ```
     /// use mlx_primitives::{Array, llama::Checkpoint};
@@ -111,13 +112,13 @@ impl Cache {
         Ok(())
     }
 
-    /// For a batch whose texts end together: the first `padding[i]` positions of text `i` are none
-    /// of it, and no later one sees them. To be told before the first step.
+    /// Declares the first `padding[i]` positions of text `i` as padding, which no later position
+    /// sees. Call this before the first step of a batch whose texts end together.
     pub(in super::super) fn set_padding(&mut self, padding: &[i32]) {
         self.layers.iter_mut().for_each(|layer| layer.1 = padding.to_vec());
     }
 
-    /// Keeps those texts of a batch, in that order.
+    /// Keeps the texts of a batch at the indices `rows`, in that order.
     pub(in super::super) fn select_rows(&mut self, rows: &[i32]) -> Result<()> {
         self.layers.iter_mut().try_for_each(|layer| layer.select_rows(rows))
     }

@@ -5,8 +5,8 @@ use crate::ops::{self, RopeAppend, StateLayout};
 use super::super::rope_frequencies::RopeFrequencies;
 use super::{AttentionInputs, Heads, KvTensor};
 
-/// A layer's buffer: the queries of the last step, then the keys and the values of all positions.
-/// One array holds them, so that the op which appends to it can take over its memory.
+/// The buffer of a layer: the queries of the last step, then the keys and the values of all
+/// positions. They share one array, so that the op that appends to it can take over its memory.
 #[derive(Clone)]
 pub(super) struct KvBuffer {
     pub array: Array,
@@ -14,8 +14,8 @@ pub(super) struct KvBuffer {
 }
 
 impl KvBuffer {
-    /// Room for `capacity` positions, of which the first are those of `stored`: keys and values
-    /// `[batch, kv_heads, time, head_dim]`. Batch and type are those of `like`.
+    /// A buffer with room for `capacity` positions, the first of which have the keys and values
+    /// `stored`, `[batch, kv_heads, time, head_dim]`. The batch and the type are those of `like`.
     pub fn holding(
         stored: Option<[Array; 2]>,
         like: &Array,
@@ -39,8 +39,9 @@ impl KvBuffer {
         Ok(Self { array: concatenate(&parts, 1)?, layout })
     }
 
-    /// Rotates a step whose first position is `offset`, writes its keys and values from position
-    /// `slot` of the capacity on, and returns them behind those of all positions before.
+    /// Rotates a step whose first position is `offset`, and writes its keys and values from
+    /// position `slot` of the capacity on. Returns its queries, and the keys and values of all
+    /// positions.
     pub fn append(
         &mut self,
         qkv: &Array,
@@ -64,12 +65,12 @@ impl KvBuffer {
         Ok(AttentionInputs { queries, keys, values })
     }
 
-    /// Keys and values of the first `len` positions of the capacity.
+    /// The keys and values of the first `len` positions of the capacity.
     pub fn stored(&self, len: i32) -> Result<[Array; 2]> {
         Ok([self.layout.keys(&self.array, len)?, self.layout.values(&self.array, len)?])
     }
 
-    /// Keeps the texts of the batch that `rows` names.
+    /// Keeps the texts of the batch at the indices `rows`.
     pub fn select_rows(&mut self, rows: &Array) -> Result<()> {
         self.array = self.array.take(rows, 0)?;
         Ok(())

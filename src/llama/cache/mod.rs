@@ -1,4 +1,4 @@
-//! Keys and values of the positions seen so far, for each layer.
+//! The keys and values of the positions so far, for each layer.
 
 mod edit;
 mod kv_buffer;
@@ -19,10 +19,10 @@ use quantized::Quantized;
 use rotating::Rotating;
 pub(super) use saved::Expected;
 
-/// Positions by which a layer's buffers grow.
+/// The number of positions by which a layer's buffers grow.
 pub(super) const STEP: i32 = 256;
 
-/// How a cache keeps what it is given.
+/// How a cache keeps keys and values.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum CacheKind {
     /// All positions, in the model's type.
@@ -30,29 +30,30 @@ pub enum CacheKind {
     Plain,
     /// All positions, in codes of 2 to 8 bits ([`ops::quantize`]).
     Quantized {
-        /// Elements that share a scale: 32, 64 or 128, a divisor of the head's features.
+        /// The number of elements that share a scale: 32, 64 or 128, a divisor of a head's
+        /// features.
         group_size: i32,
-        /// Bits of an element.
+        /// The bits of a code: 2, 3, 4, 5, 6 or 8.
         bits: i32,
     },
-    /// The first `keep` positions and the latest ones, as mlx-lm's `RotatingKVCache`: a step of
-    /// one position replaces the oldest that is not kept.
+    /// The first `keep` positions and the latest ones, as in mlx-lm's `RotatingKVCache`: a step of
+    /// one position replaces the oldest of the latest ones.
     Rotating {
-        /// Positions kept in all.
+        /// The total number of positions that are kept.
         max_size: i32,
-        /// First positions that are never replaced, fewer than `max_size`.
+        /// The number of first positions that are never replaced, less than `max_size`.
         keep: i32,
     },
 }
 
-/// Heads of an attention.
+/// The heads of an attention layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Heads {
-    /// Query heads.
+    /// The number of query heads.
     pub heads: i32,
-    /// Key and value heads.
+    /// The number of key heads, which is that of value heads.
     pub kv_heads: i32,
-    /// Features of a head.
+    /// The number of features of a head.
     pub head_dim: i32,
 }
 
@@ -64,14 +65,14 @@ impl From<&Config> for Heads {
 }
 
 impl Heads {
-    /// How a layer's buffer with room for `capacity` positions is divided.
+    /// The layout of a layer's buffer with room for `capacity` positions.
     fn layout(&self, capacity: i32) -> StateLayout {
         let Self { heads, kv_heads, head_dim } = *self;
         StateLayout { heads, kv_heads, head_dim, capacity }
     }
 
-    /// The vectors of heads `from` to `to` of a projection that has this head's features one
-    /// after the other: `[batch, to - from, time, head_dim]`.
+    /// The vectors of heads `from` to `to`, `[batch, to - from, time, head_dim]`, of a projection
+    /// that has the features of all heads one after the other.
     fn split(&self, qkv: &Array, from: i32, to: i32) -> Result<Array> {
         let (batch, time, features) = (qkv.dim(0)?, qkv.dim(1)?, self.head_dim);
         qkv.slice_axis(2, from * features..to * features)?
@@ -80,28 +81,29 @@ impl Heads {
     }
 }
 
-/// Keys or values of a layer, `[batch, kv_heads, seen, head_dim]` with the last axis as stored.
+/// The keys or values of a layer, `[batch, kv_heads, seen, head_dim]`, plain or packed along the
+/// last axis.
 #[derive(Clone, Debug)]
 pub enum KvTensor {
-    /// As they are.
+    /// Numbers in the model's type.
     Plain(Array),
-    /// What [`ops::quantize`] makes of them.
+    /// The codes, scales and biases that [`ops::quantize`] returns.
     Quantized {
-        /// Codes.
+        /// The packed codes, uint32.
         packed: Array,
-        /// A scale for each group.
+        /// The scale of each group.
         scales: Array,
-        /// A bias for each group.
+        /// The bias of each group.
         biases: Array,
-        /// Elements of a group.
+        /// The number of elements of a group.
         group_size: i32,
-        /// Bits of a code.
+        /// The bits of a code.
         bits: i32,
     },
 }
 
 impl KvTensor {
-    /// Codes, bits and group size, where attention reads such codes as they are.
+    /// The packed rows, bits and group size, or `None` if attention cannot read the codes directly.
     pub(super) fn rows(&self) -> Option<(QuantizedRows<'_>, i32, i32)> {
         match self {
             Self::Quantized { packed, scales, biases, group_size, bits: bits @ (4 | 8) } => {
@@ -115,8 +117,7 @@ impl KvTensor {
     ///
     /// # Errors
     ///
-    /// Returns an error if packed parts do not fit together, which those of a [`LayerCache`] always
-    /// do.
+    /// Returns an error if packed parts do not fit together. Those of a [`LayerCache`] always do.
     pub fn dequantized(&self) -> Result<Array> {
         match self {
             Self::Plain(array) => Ok(array.clone()),
@@ -127,25 +128,26 @@ impl KvTensor {
     }
 }
 
-/// Which keys the queries of a step may look at.
+/// The keys that the queries of a step see.
 #[derive(Clone, Debug)]
 pub enum AttentionMask {
-    /// All of them, as a single query may.
+    /// All keys, as a single query does.
     All,
-    /// Those up to its own position, the last query being at the last key's.
+    /// The keys up to the position of the query. The last query is at the position of the last key.
     Causal,
-    /// Where `[time, seen]` is true.
+    /// The keys for which these bools are true: `[time, seen]`, or `[batch, 1, time, seen]` for a
+    /// batch with padding.
     Mask(Array),
 }
 
-/// Queries, keys and values of a step of attention: views of the cache where the kind allows.
+/// The queries, keys and values of a step of attention: views of the cache if its kind allows them.
 #[derive(Clone, Debug)]
 pub struct AttentionInputs {
-    /// Rotated queries of the step, `[batch, heads, time, head_dim]`.
+    /// The rotated queries of the step, `[batch, heads, time, head_dim]`.
     pub queries: Array,
-    /// Keys of all that is kept, those of the step included.
+    /// The keys of all positions that are kept, those of the step included.
     pub keys: KvTensor,
-    /// Values of the same positions.
+    /// The values of the same positions.
     pub values: KvTensor,
 }
 
@@ -153,7 +155,7 @@ pub struct AttentionInputs {
 #[derive(Clone)]
 pub struct LayerCache(Kind, Padding);
 
-/// Positions before each text of a batch that are none of it; empty for a batch without.
+/// The number of padding positions before each text of a batch; empty for a batch without padding.
 type Padding = Vec<i32>;
 
 #[derive(Clone)]
@@ -168,8 +170,8 @@ impl LayerCache {
     ///
     /// # Errors
     ///
-    /// Returns an error for a kind that cannot be: other bits or groups than MLX packs, or a
-    /// rotating cache that keeps as many positions as it holds.
+    /// Returns an error for bits or groups that MLX does not pack, and for a rotating cache whose
+    /// `keep` is not within 0 to `max_size - 1`.
     pub fn new(kind: CacheKind) -> Result<Self> {
         let refuse = |expected: std::fmt::Arguments| Err(Error::argument("cache", expected));
         let kind = match kind {
@@ -195,7 +197,7 @@ impl LayerCache {
         Ok(kind.into())
     }
 
-    /// How many positions it was given.
+    /// The number of positions that were appended.
     pub fn len(&self) -> i32 {
         match &self.0 {
             Kind::Plain(cache) => cache.len(),
@@ -204,19 +206,19 @@ impl LayerCache {
         }
     }
 
-    /// Whether it was given none.
+    /// Whether no position was appended.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Takes the next positions: the fused projection `[batch, time, (heads + 2 * kv_heads) *
-    /// head_dim]` of queries, keys and values, the first two of which it rotates.
+    /// Appends the next positions. `qkv` is the fused projection of queries, keys and values,
+    /// `[batch, time, (heads + 2 * kv_heads) * head_dim]`; this method rotates queries and keys.
     ///
     /// # Errors
     ///
     /// Returns an error if `qkv` has another shape, if the groups of a quantized cache do not
     /// divide a head's features, or if there would be more positions than an `i32` counts. The
-    /// cache then is as before.
+    /// cache then stays as it was.
     pub fn append(
         &mut self,
         qkv: &Array,
@@ -238,11 +240,11 @@ impl LayerCache {
         }
     }
 
-    /// Which of the keys seen the next `time` queries may look at.
+    /// The keys that the next `time` queries see.
     ///
     /// # Errors
     ///
-    /// Returns an error if no memory holds the mask.
+    /// Returns an error if there is no memory for the mask.
     pub fn mask(&self, time: i32) -> Result<AttentionMask> {
         if self.1.iter().any(|padding| *padding > 0) {
             return self.beside_padding(time);
@@ -265,12 +267,12 @@ impl LayerCache {
         Ok(AttentionMask::Mask(causal.logical_and(back.less(window)?)?))
     }
 
-    /// Bytes of the buffers.
+    /// The bytes of the buffers.
     pub fn nbytes(&self) -> usize {
         self.arrays().map(Array::nbytes).sum()
     }
 
-    /// The buffers.
+    /// The arrays of the buffers.
     pub fn arrays(&self) -> impl Iterator<Item = &Array> {
         let (kv, buffers) = match &self.0 {
             Kind::Plain(cache) => (cache.array(), None),
@@ -282,7 +284,7 @@ impl LayerCache {
 }
 
 impl Default for LayerCache {
-    /// Of the plain kind.
+    /// An empty cache of the plain kind.
     fn default() -> Self {
         Kind::Plain(Plain::default()).into()
     }
@@ -294,20 +296,20 @@ impl From<Kind> for LayerCache {
     }
 }
 
-/// The caches of a model's layers, all of one kind.
+/// The caches of all layers of a model.
 ///
-/// Buffers grow by steps of 256 positions and are written in place in between.
+/// Buffers grow in steps of 256 positions, and are written in place in between.
 #[derive(Clone)]
 pub struct Cache {
     pub(super) layers: Vec<LayerCache>,
 }
 
 impl Cache {
-    /// An empty cache for a model of that many layers.
+    /// An empty cache for a model of `layers` layers, all of one kind.
     ///
     /// # Errors
     ///
-    /// Returns an error for a kind that cannot be, as [`LayerCache::new`] does.
+    /// Returns an error for a kind that [`LayerCache::new`] refuses.
     ///
     /// ```
     /// use mlx_primitives::llama::{Cache, CacheKind};
@@ -321,31 +323,32 @@ impl Cache {
         Ok(Self { layers: vec![LayerCache::new(kind)?; layers] })
     }
 
-    /// How many positions it was given.
+    /// The number of positions that were appended.
     pub fn len(&self) -> i32 {
         self.layers.first().map_or(0, LayerCache::len)
     }
 
-    /// Whether it was given none.
+    /// Whether no position was appended.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Bytes of the buffers.
+    /// The bytes of the buffers.
     pub fn nbytes(&self) -> usize {
         self.layers.iter().map(LayerCache::nbytes).sum()
     }
 
-    /// As [`LayerCache::mask`]: the same for all layers.
+    /// The keys that the next `time` queries see in the first layer.
     ///
     /// # Errors
     ///
-    /// Returns an error if no memory holds the mask.
+    /// Returns an error if there is no memory for the mask.
     pub fn mask(&self, time: i32) -> Result<AttentionMask> {
         self.layers.first().map_or(Ok(AttentionMask::All), |layer| layer.mask(time))
     }
 
-    /// For a model of one text: empty positions up to `len`, evaluated; plain kind alone.
+    /// Fills an empty cache of the plain kind with evaluated buffers, of which `len` positions of
+    /// one text are used.
     pub(super) fn reserve(&mut self, len: i32, heads: Heads, dtype: Dtype) -> Result<()> {
         for layer in &mut self.layers {
             let Kind::Plain(plain) = &mut layer.0 else {
@@ -356,7 +359,7 @@ impl Cache {
         Ok(())
     }
 
-    /// The buffers, to be evaluated.
+    /// The arrays of the buffers, for evaluation.
     pub fn arrays(&self) -> impl Iterator<Item = &Array> {
         self.layers.iter().flat_map(LayerCache::arrays)
     }

@@ -6,7 +6,7 @@ use super::super::rope_frequencies::RopeFrequencies;
 use super::kv_buffer::KvBuffer;
 use super::{AttentionInputs, Heads, STEP};
 
-/// All positions, in the model's type.
+/// A cache of all positions in the model's type.
 #[derive(Clone, Default)]
 pub(super) struct Plain {
     buffer: Option<KvBuffer>,
@@ -38,12 +38,12 @@ impl Plain {
         self.buffer.as_mut().map_or(Ok(()), |buffer| buffer.select_rows(rows))
     }
 
-    /// Keys and values of all positions, `[batch, kv_heads, len, head_dim]`.
+    /// The keys and values of all positions, `[batch, kv_heads, len, head_dim]`.
     pub fn stored(&self) -> Result<Option<[Array; 2]>> {
         self.buffer.as_ref().map(|buffer| buffer.stored(self.len)).transpose()
     }
 
-    /// One that has those.
+    /// A cache with these keys and values.
     pub fn holding(stored: [Array; 2], heads: Heads) -> Result<Self> {
         let len = stored[0].dim(2)?;
         let like = stored[0].clone();
@@ -63,13 +63,14 @@ impl Plain {
             _ => KvBuffer::holding(self.stored()?, qkv, heads, rounded_up(end))?,
         };
         let inputs = buffer.append(qkv, rope, start, start)?;
-        // Drops the array before, so that nothing else holds its memory when this one is computed.
+        // Drops the previous array, so that nothing else holds its memory when this one is
+        // computed.
         (self.buffer, self.len) = (Some(buffer), end);
         Ok(inputs)
     }
 }
 
-/// The capacity for that many positions.
+/// The capacity for `len` positions: the next multiple of [`STEP`].
 pub(in super::super) fn rounded_up(len: i32) -> i32 {
     (len / STEP + i32::from(len % STEP > 0)).saturating_mul(STEP)
 }

@@ -7,12 +7,12 @@ use super::super::rope_frequencies::RopeFrequencies;
 use super::plain::rounded_up;
 use super::{AttentionInputs, CacheKind, Heads, KvTensor};
 
-/// All positions, in codes.
+/// A cache of all positions in packed codes.
 #[derive(Clone)]
 pub(super) struct Quantized {
     group_size: i32,
     bits: i32,
-    /// Codes, scales and biases, `[batch, 2 * kv_heads, capacity, ...]`: keys, then values.
+    /// The codes, scales and biases, `[batch, 2 * kv_heads, capacity, ...]`: keys, then values.
     buffers: Option<[Array; 3]>,
     len: i32,
 }
@@ -45,14 +45,14 @@ impl Quantized {
         Ok(())
     }
 
-    /// Codes, scales and biases of all positions.
+    /// The codes, scales and biases of all positions.
     pub fn stored(&self) -> Result<Option<[Array; 3]>> {
         let Some([packed, scales, biases]) = &self.buffers else { return Ok(None) };
         let seen = |buffer: &Array| buffer.i((.., .., ..self.len));
         Ok(Some([seen(packed)?, seen(scales)?, seen(biases)?]))
     }
 
-    /// One that has those.
+    /// A cache with these codes, scales and biases.
     pub fn holding(group_size: i32, bits: i32, stored: [Array; 3]) -> Result<Self> {
         let len = stored[0].dim(2)?;
         Ok(Self { group_size, bits, buffers: Some(stored), len })
@@ -96,7 +96,7 @@ impl Quantized {
         Ok(AttentionInputs { queries: turned.slice_axis(1, ..queries)?, keys, values })
     }
 
-    /// The buffers with room for `end` positions.
+    /// The buffers, enlarged if necessary to have room for `end` positions.
     fn with_room(&self, new: [&Array; 3], end: i32) -> Result<[Array; 3]> {
         let old = self.buffers.clone();
         let capacity = old.as_ref().map_or(Ok(0), |buffers| buffers[0].dim(2))?;

@@ -5,16 +5,16 @@ use super::super::rope_frequencies::RopeFrequencies;
 use super::kv_buffer::KvBuffer;
 use super::{AttentionInputs, CacheKind, Heads, STEP};
 
-/// The first positions and the latest: what is seen, and in which order it is replaced, is that
-/// of mlx-lm's `RotatingKVCache`.
+/// A cache of the first positions and the latest. The positions that it shows, and the order in
+/// which it replaces them, are those of mlx-lm's `RotatingKVCache`.
 #[derive(Clone)]
 pub(super) struct Rotating {
     max_size: i32,
     keep: i32,
     buffer: Option<KvBuffer>,
-    /// Positions given so far.
+    /// The number of positions that were appended.
     len: i32,
-    /// Where the next position is written, unless that is the end.
+    /// The slot that the next position is written to, unless it is the end.
     next: i32,
 }
 
@@ -40,7 +40,7 @@ impl Rotating {
         self.len >= self.max_size
     }
 
-    /// Of one that is not full.
+    /// Removes the last `count` positions of a cache that is not full.
     pub fn trim(&mut self, count: i32) {
         self.len -= count;
         self.next = self.len;
@@ -50,13 +50,13 @@ impl Rotating {
         self.buffer.as_mut().map_or(Ok(()), |buffer| buffer.select_rows(rows))
     }
 
-    /// Keys and values in their slots, `[batch, kv_heads, slots, head_dim]`, and the next slot.
+    /// The keys and values in their slots, `[batch, kv_heads, slots, head_dim]`, and the next slot.
     pub fn stored(&self) -> Result<Option<([Array; 2], i32)>> {
         let Some(buffer) = &self.buffer else { return Ok(None) };
         Ok(Some((buffer.stored(self.len.min(buffer.layout.capacity))?, self.next)))
     }
 
-    /// One that has those, after `len` positions.
+    /// A cache with these keys and values, after `len` positions.
     pub fn holding(
         mut self,
         stored: [Array; 2],
@@ -70,7 +70,8 @@ impl Rotating {
         Ok(self)
     }
 
-    /// How many positions a step of several sees before its own, and how far back it looks.
+    /// The number of positions that a step of several sees before its own, and the size of its
+    /// window.
     pub fn before(&self) -> (i32, i32) {
         (self.len.min(self.max_size - 1), self.max_size)
     }
@@ -89,7 +90,7 @@ impl Rotating {
         Ok(inputs)
     }
 
-    /// For one position: the buffer, and its slot.
+    /// The buffer and the slot for one position.
     fn with_slot(&self, qkv: &Array, heads: Heads) -> Result<(KvBuffer, i32)> {
         let old = self.buffer.clone();
         let mut next = self.next;
@@ -112,8 +113,8 @@ impl Rotating {
         Ok((buffer, if next == self.max_size { self.keep } else { next }))
     }
 
-    /// For several positions: the latest in their order with room for `time` behind them, and
-    /// where that is.
+    /// The buffer and the slot for several positions: the latest positions in their order, with
+    /// room for `time` after them.
     fn in_order(&self, qkv: &Array, heads: Heads, time: i32) -> Result<(KvBuffer, i32)> {
         let Some(buffer) = self.buffer.clone() else {
             return Ok((KvBuffer::holding(None, qkv, heads, time)?, 0));
@@ -140,7 +141,8 @@ impl Rotating {
         Ok((KvBuffer::holding(Some(stored), qkv, heads, count + time)?, count))
     }
 
-    /// Without the `count` oldest positions after those that are kept.
+    /// The keys and values without the `count` oldest positions after those that are never
+    /// replaced.
     fn without(&self, count: i32, stored: [Array; 2]) -> Result<[Array; 2]> {
         let trimmed = |part: &Array| {
             let first = part.i((.., .., ..self.keep))?;

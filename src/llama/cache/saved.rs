@@ -1,4 +1,4 @@
-//! A cache as named arrays and a line of text, and back.
+//! Converts a cache to named arrays and JSON, and back.
 
 use std::collections::HashMap;
 
@@ -12,7 +12,7 @@ use super::plain::Plain;
 use super::quantized::Quantized;
 use super::{Cache, CacheKind, Heads, Kind, LayerCache};
 
-/// What a model's caches must be like.
+/// The layers, heads and type of the caches of a model.
 pub(in super::super) struct Expected {
     pub layers: usize,
     pub heads: Heads,
@@ -24,7 +24,7 @@ fn refuse<T>(expected: std::fmt::Arguments) -> Result<T> {
 }
 
 impl Cache {
-    /// The arrays of its layers, and what else is to be known about them.
+    /// The arrays of the layers, and a JSON description of each layer.
     pub(in super::super) fn saved(&self) -> Result<(Vec<(String, Array)>, Value)> {
         let mut arrays = Vec::new();
         let mut layers = Vec::new();
@@ -48,7 +48,8 @@ impl Cache {
         Ok((arrays, Value::Array(layers)))
     }
 
-    /// Back from both; an error for what is not a cache of that model.
+    /// Makes a cache of the arrays and the description, or returns an error if they are not a cache
+    /// of that model.
     pub(in super::super) fn restored(
         arrays: &mut HashMap<String, Array>,
         about: &Value,
@@ -87,7 +88,7 @@ fn kind_json(kind: CacheKind) -> Value {
     }
 }
 
-/// A number of the description that is within 0 to 2^30.
+/// A number of the description, which must be within 0 to 2^30.
 fn number(about: &Value, name: &str) -> Result<i32> {
     let number = about.get(name).and_then(Value::as_i64);
     match number.and_then(|number| i32::try_from(number).ok()) {
@@ -151,8 +152,8 @@ fn layer(
         }
         (CacheKind::Rotating { max_size, .. }, Kind::Rotating(empty)) => {
             let next = number(about, "next")?;
-            // Before it is full each position has its slot. After a long step there are more slots
-            // than it keeps, until the next position comes.
+            // Before the cache is full, each position has its slot. A long step leaves more slots
+            // than `max_size`, until the next position is appended.
             let whole = slots == len || (slots >= max_size && slots < len);
             if !whole || next > slots || (len < max_size && next != len) {
                 return refuse(format_args!("slots of {len} positions, got {slots} and {next}"));

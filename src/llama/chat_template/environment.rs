@@ -1,4 +1,4 @@
-//! The Jinja that chat templates are written in.
+//! The Jinja environment of chat templates.
 
 use std::fmt::Write as _;
 use std::io;
@@ -12,13 +12,13 @@ use super::json::{self, Style};
 use super::limits;
 use crate::transforms::panic_message;
 
-/// Instructions that a template may take: some hundred times what a long conversation does.
+/// The most instructions of a template: some hundred times those for a long conversation.
 const FUEL: u64 = 5_000_000;
 
-/// Calls within calls.
+/// The greatest depth of nested calls.
 const DEPTH: usize = 100;
 
-/// Renders at most `most` bytes; what is wrong with the template otherwise.
+/// Renders at most `most` bytes, or returns the fault of the template.
 pub(super) fn render(
     source: &str,
     context: serde_json::Map<String, serde_json::Value>,
@@ -31,7 +31,7 @@ pub(super) fn render(
         let template = environment.template_from_str(&source)?;
         template.render_captured_to(Serde(&context), &mut output).map(|_| ())
     }));
-    // minijinja takes the remainder of a division by zero, for instance.
+    // minijinja panics, for instance, for the remainder of a division by zero.
     let rendered = match rendered {
         Ok(rendered) => rendered,
         Err(payload) => return Err(format!("a panic: {}", panic_message(&*payload))),
@@ -61,7 +61,8 @@ fn environment<'a>() -> Result<Environment<'a>, Error> {
     Ok(environment)
 }
 
-/// As Python's `json.dumps` with transformers' defaults: no HTML escapes, no ASCII escapes.
+/// Writes JSON as Python's `json.dumps` does with the defaults of transformers: without HTML
+/// escapes and ASCII escapes.
 fn tojson(value: &Value, options: Kwargs) -> Result<String, Error> {
     if value.is_undefined() {
         return Err(Error::new(ErrorKind::UndefinedError, "an undefined value has no JSON"));
@@ -102,7 +103,8 @@ fn strftime_now(format: String) -> Result<String, Error> {
     Ok(text)
 }
 
-/// transformers' `{% generation %}` marks what a model wrote, and renders what it holds.
+/// Replaces `{% generation %}` of transformers, which marks the text of a model, by tags that
+/// render the text between them.
 fn without_generation_tags(source: &str) -> String {
     let mut text = String::with_capacity(source.len());
     let mut rest = source;
@@ -130,7 +132,7 @@ fn without_generation_tags(source: &str) -> String {
     text
 }
 
-/// Takes a limited number of bytes.
+/// A writer of a limited number of bytes.
 struct Limited {
     bytes: Vec<u8>,
     most: usize,

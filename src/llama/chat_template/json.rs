@@ -7,9 +7,9 @@ use serde_json::{Number, Value};
 /// The arguments of `json.dumps`.
 #[derive(Default)]
 pub(super) struct Style {
-    /// What a level is indented by; none writes one line.
+    /// The indentation of a level; `None` writes everything on one line.
     pub indent: Option<String>,
-    /// Between items and after keys.
+    /// The text between items and the text after keys.
     pub separators: Option<[String; 2]>,
     pub sort_keys: bool,
     pub ensure_ascii: bool,
@@ -111,8 +111,8 @@ impl Writer<'_> {
     }
 }
 
-/// Whole numbers as they are, others as Python's `repr`: the shortest digits that read back the
-/// same, with an exponent below 1e-4 and from 1e16 on.
+/// The text of a number: integers in digits, floats as by Python's `repr`, in the fewest digits
+/// that read back the same, with an exponent below 1e-4 and from 1e16 on.
 fn written(number: &Number) -> String {
     let Some(value) = number.as_f64().filter(|_| number.is_f64()) else {
         return number.to_string();

@@ -1,4 +1,4 @@
-//! Filters and methods that make as much as a number says, which minijinja does not bound.
+//! Limits of filters and methods whose output grows with a number, which minijinja does not have.
 
 use minijinja::value::{Rest, Value, ValueOrKwargs};
 use minijinja::{Environment, Error, ErrorKind, State, filters};
@@ -6,10 +6,11 @@ use minijinja_contrib::pycompat::unknown_method_callback;
 
 use super::MOST_BYTES;
 
-/// The most columns, items or digits that a number may ask for: as many as minijinja's `range`.
+/// The most columns, items or digits that a number may request, which is the limit of minijinja's
+/// `range`.
 const MOST: i64 = 100_000;
 
-/// Puts those in place of minijinja's own.
+/// Replaces minijinja's filters and methods by limited ones.
 pub(super) fn add_to(environment: &mut Environment) {
     environment.add_filter("indent", |state: &mut State, arguments: Rest<ValueOrKwargs>| {
         let arguments = arguments.into_values();
@@ -51,7 +52,7 @@ fn too_much(asked: &dyn std::fmt::Display) -> Error {
     Error::new(ErrorKind::InvalidOperation, expected)
 }
 
-/// The whole numbers that an argument is, or holds by name.
+/// The integer that an argument is, or the integers among named arguments.
 fn numbers(argument: &Value) -> Vec<i64> {
     if argument.is_kwargs() {
         let names = argument.try_iter().into_iter().flatten();
@@ -59,7 +60,7 @@ fn numbers(argument: &Value) -> Vec<i64> {
         return given.flat_map(|value| numbers(&value)).collect();
     }
     match argument.is_number() {
-        // What no i64 holds is more than any limit.
+        // A number that does not fit an i64 is above any limit.
         true => vec![argument.as_i64().unwrap_or(i64::MAX)],
         false => Vec::new(),
     }
@@ -72,7 +73,7 @@ fn within_limits(arguments: &[Value]) -> Result<(), Error> {
     }
 }
 
-/// The numbers in format strings, which are widths and precisions, and those that `*` stands for.
+/// Checks the numbers in format strings, which are widths and precisions, and the arguments of `*`.
 fn within_widths(arguments: &[Value]) -> Result<(), Error> {
     for text in arguments.iter().filter_map(Value::as_str) {
         let mut written = text.split(|c: char| !c.is_ascii_digit());

@@ -1,4 +1,4 @@
-//! Chat templates, rendered as transformers renders them.
+//! Chat templates, rendered as by transformers.
 
 mod environment;
 mod json;
@@ -16,7 +16,8 @@ use crate::files;
 /// The most bytes that a template may render.
 const MOST_BYTES: usize = 64 << 20;
 
-/// How a checkpoint writes a conversation: Jinja templates and the special tokens they name.
+/// The format of a checkpoint's conversations: Jinja templates and the special tokens that they
+/// use.
 ///
 /// ```
 /// use mlx_primitives::llama::{ChatOptions, ChatTemplate, message};
@@ -31,41 +32,42 @@ const MOST_BYTES: usize = 64 << 20;
 /// ```
 #[derive(Clone, Debug)]
 pub struct ChatTemplate {
-    /// By name; a checkpoint with one template calls it `default`.
+    /// The templates by name. The only template of a checkpoint is called `default`.
     templates: BTreeMap<String, String>,
-    /// `bos_token` and its like.
+    /// The special tokens by name, such as `bos_token`.
     special_tokens: Map<String, Value>,
 }
 
-/// What a template is told beside the messages.
+/// The variables of a template other than the messages.
 #[derive(Clone, Debug)]
 pub struct ChatOptions {
-    /// Whether the text ends where the model's answer begins.
+    /// Whether the text ends at the beginning of the model's answer.
     pub add_generation_prompt: bool,
-    /// Functions the model may call, as JSON schemas.
+    /// The functions that the model may call, as JSON schemas.
     pub tools: Option<Vec<Value>>,
-    /// Which of several templates; if none `tool_use` where there are tools and such a template,
-    /// else `default`.
+    /// The name of the template. `None` is `tool_use` if there are tools and such a template, and
+    /// `default` otherwise.
     pub template: Option<String>,
-    /// Further variables, `enable_thinking` for instance.
+    /// Further variables, such as `enable_thinking`.
     pub variables: Map<String, Value>,
 }
 
 impl Default for ChatOptions {
-    /// For an answer of the model, without tools.
+    /// Options for an answer of the model, without tools.
     fn default() -> Self {
         Self { add_generation_prompt: true, tools: None, template: None, variables: Map::new() }
     }
 }
 
-/// A message as templates expect it: `{"role": ..., "content": ...}`.
+/// Makes a message as templates expect it: `{"role": ..., "content": ...}`.
 pub fn message(role: &str, content: &str) -> Value {
     json!({"role": role, "content": content})
 }
 
 impl ChatTemplate {
-    /// The template of a checkpoint's directory: `chat_template.jinja` and those in
-    /// `additional_chat_templates`, else what `tokenizer_config.json` says; none if it has none.
+    /// Loads the templates of a checkpoint's directory: `chat_template.jinja` and the files in
+    /// `additional_chat_templates` or, if there are none, those of `tokenizer_config.json`. Returns
+    /// `None` if there is no template.
     ///
     /// # Errors
     ///
@@ -93,13 +95,13 @@ impl ChatTemplate {
         Ok((!template.templates.is_empty()).then_some(template))
     }
 
-    /// The template of a `tokenizer_config.json`: a string, or a list of named ones; none if it
-    /// has none.
+    /// Reads the templates of a `tokenizer_config.json`: a string, or a list of named templates.
+    /// Returns `None` if there is no template.
     ///
     /// # Errors
     ///
-    /// Returns an error if the text is no JSON object, or if what it says of the template is
-    /// neither a string nor a list of named ones.
+    /// Returns an error if the text is no JSON, or if its `chat_template` is neither a string nor a
+    /// list of named templates.
     pub fn parse(tokenizer_config: &str) -> Result<Option<Self>> {
         let (template, templates) = Self::parts(tokenizer_config)?;
         Ok((!templates.is_empty()).then_some(Self { templates, ..template }))
@@ -142,18 +144,19 @@ impl ChatTemplate {
         Ok((Self { templates: BTreeMap::new(), special_tokens }, templates))
     }
 
-    /// A special token by its name in `tokenizer_config.json`, `eos_token` for instance.
+    /// A special token by its name in `tokenizer_config.json`, such as `eos_token`.
     pub fn special_token(&self, name: &str) -> Option<&str> {
         self.special_tokens.get(name)?.as_str()
     }
 
-    /// The text of a conversation, to be encoded
-    /// [without further special tokens](super::Tokenizer::encode_verbatim).
+    /// Renders the text of a conversation.
+    /// [`Tokenizer::encode_verbatim`](super::Tokenizer::encode_verbatim) encodes it without further
+    /// special tokens.
     ///
     /// # Errors
     ///
-    /// Returns an error for messages that are no objects, a template that is missing or faulty, one
-    /// that raises an exception, does not end or renders more than 64 MiB.
+    /// Returns an error for messages that are not objects, and for a template that is missing or
+    /// faulty, raises an exception, does not end, or renders more than 64 MiB.
     pub fn render(&self, messages: &[Value], options: &ChatOptions) -> Result<String> {
         if let Some(other) = messages.iter().find(|message| !message.is_object()) {
             return Err(refused(format_args!("messages that are objects, got {other}")));
@@ -189,7 +192,8 @@ impl ChatTemplate {
     }
 }
 
-/// What a message thought goes by several names, of which templates know one or another.
+/// Copies the reasoning of a message to the fields that templates may use, since it has several
+/// names.
 fn with_reasoning(message: &Value) -> Value {
     let names = ["reasoning_content", "thinking", "reasoning"];
     let given = |name: &&str| message.get(name).is_some_and(|value| !value.is_null());

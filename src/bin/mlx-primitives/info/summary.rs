@@ -11,7 +11,7 @@ use super::token::CONTEXT;
 use crate::model::{bytes, check_kv, packing_name};
 use crate::output;
 
-/// Contexts shown where the flags name none, up to the model's limit.
+/// The contexts to show, up to the model's limit, if the flags name none.
 const CONTEXTS: [u32; 4] = [2048, 8192, 32768, 131_072];
 
 pub fn run(args: &Args) -> Result<()> {
@@ -97,7 +97,7 @@ pub fn run(args: &Args) -> Result<()> {
     Ok(())
 }
 
-/// The types of a GGUF file's tensors; none of another model.
+/// The types of the tensors of a GGUF file; empty for another model.
 fn tensor_types(args: &Args) -> Result<Vec<GgufType>> {
     match &args.source.model {
         Some(path) if path.extension().is_some_and(|it| it.eq_ignore_ascii_case("gguf")) => {

@@ -1,4 +1,4 @@
-//! What one decoded token costs.
+//! The cost of one decoded token.
 
 use std::collections::BTreeMap;
 
@@ -9,9 +9,9 @@ use serde_json::json;
 use super::Args;
 use crate::output;
 
-/// Positions in the cache where the flags name none.
+/// The number of positions in the cache, if the flags name none.
 pub const CONTEXT: u32 = 128;
-/// The number of positions that caches are made for.
+/// The numbers of positions to make caches for.
 const MOST_CONTEXT: u32 = 65_535;
 
 pub fn run(args: &Args) -> Result<()> {
@@ -64,7 +64,7 @@ pub fn run(args: &Args) -> Result<()> {
     Ok(())
 }
 
-/// What dispatches, by the primitive's name.
+/// The cost of the nodes with dispatches, by the names of their primitives.
 fn by_name(nodes: &[Node]) -> BTreeMap<String, Cost> {
     let mut costs = BTreeMap::new();
     for node in nodes.iter().filter(|node| node.dispatches > 0) {
@@ -75,7 +75,7 @@ fn by_name(nodes: &[Node]) -> BTreeMap<String, Cost> {
     costs
 }
 
-/// 1234567 as 1,234,567.
+/// Formats 1234567 as 1,234,567.
 fn grouped(number: usize) -> String {
     let digits = number.to_string();
     let mut text = String::new();

@@ -1,5 +1,5 @@
-//! `mlx-primitives verify`: whether this build computes on this machine what it should, and how fast, in
-//! one report that can be attached to a bug report.
+//! `mlx-primitives verify`: checks and times this build on this machine, and writes a report that
+//! can be attached to a bug report.
 
 mod parts;
 mod report;
@@ -23,10 +23,10 @@ pub use parts::simulates;
 
 const EXAMPLES: &str = "\
 Checks every op against references in double precision and against MLX's own ops (values in all layouts, \
-extremes, derivatives, vmap, compile), times each op beside MLX's, and compares what the demo model writes \
-with what mlx-lm writes. The default device is checked: the GPU where there is one.
+extremes, derivatives, vmap, compile), times each op beside MLX's, and compares the texts of the demo model \
+with those of mlx-lm. The default device is checked: the GPU where there is one.
 
-The report is written anew after each step, so that it tells how far the command came if the process ends. \
+The report is written after each step, so it shows how far the command got if the process ends. \
 The exit status is 1 if anything failed.
 
 Examples:
@@ -40,10 +40,10 @@ pub struct Args {
     /// Write the report to this file.
     #[arg(long, value_name = "FILE", default_value = "mlx-primitives-report.md")]
     output: PathBuf,
-    /// A short run: values and gradients alone, one shape of each op, two texts.
+    /// A short run: only values and gradients, one shape of each op, two texts.
     #[arg(long)]
     quick: bool,
-    /// Only the steps whose names have one of these texts in them.
+    /// Run only the steps whose names contain one of these texts.
     #[arg(long, value_name = "TEXT", num_args = 1..)]
     only: Vec<String>,
     /// The device to check; the GPU where there is one.
@@ -54,26 +54,26 @@ pub struct Args {
     json: bool,
 }
 
-/// A part of a step's name, and what runs it.
+/// A step of the command: its part and name, and the function that runs it.
 struct Step {
     part: &'static str,
     name: String,
     run: Box<dyn Fn() -> Result<Found>>,
 }
 
-/// What a step found.
+/// The result of a step.
 #[derive(Default)]
 struct Found {
-    /// One line.
+    /// A summary in one line.
     said: String,
-    /// Lines of text in columns.
+    /// Details, as lines in columns.
     text: String,
     failures: Vec<String>,
-    /// For programs.
+    /// The details for programs.
     json: Value,
 }
 
-/// A step that has run.
+/// A step that has run, and its result.
 struct Done {
     part: &'static str,
     name: String,
@@ -105,7 +105,7 @@ pub fn run(args: &Args) -> Result<()> {
         write(&report)?;
         bar.set_message(named(step));
         let done = run_step(step);
-        // The report has the others.
+        // The report lists all failures.
         for failure in done.found.failures.iter().take(1) {
             bar.suspend(|| output::eprintln(format_args!("failed: {}: {failure}", named(step))));
         }
@@ -129,7 +129,7 @@ pub fn run(args: &Args) -> Result<()> {
 fn run_step(step: &Step) -> Done {
     let start = Instant::now();
     let failed = |said: String| Found { failures: vec![said], ..Found::default() };
-    // Our kernels are what is checked.
+    // The steps check our kernels, whatever the machine's choices are.
     let run = || with_choices(Rc::new(Choices::ours()), || (step.run)());
     let found = match catch_unwind(AssertUnwindSafe(run)) {
         Ok(Ok(found)) => found,

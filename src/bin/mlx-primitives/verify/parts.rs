@@ -1,4 +1,4 @@
-//! The steps: what is run, and what has to come of it.
+//! The steps of the command, and their expected results.
 
 use std::cell::RefCell;
 use std::time::Instant;
@@ -13,9 +13,9 @@ use serde_json::{Value, json};
 use super::{Found, Step};
 use crate::{info, ops, table};
 
-/// What mlx-lm writes with the demo model.
+/// The greedy tokens of mlx-lm with the demo model.
 const GREEDY: &str = include_str!("../../../../tests/fixtures/greedy.json");
-/// Failures of a step that the report spells out.
+/// The most failures of a step that the report lists.
 const MOST_FAILURES: usize = 20;
 
 pub fn all(device: Device, quick: bool) -> Vec<Step> {
@@ -28,7 +28,7 @@ pub fn all(device: Device, quick: bool) -> Vec<Step> {
     for rows in table::ROWS {
         steps.push(step("self-test", rows.name, Box::new(move || self_test(rows, device, quick))));
     }
-    // Times in the simulator say nothing.
+    // Times in the simulator are meaningless.
     if !simulates() {
         for op in ops::names() {
             steps.push(step("latency", op, Box::new(move || latency(op, device, quick))));
@@ -89,7 +89,7 @@ fn latency(op: &str, device: Device, quick: bool) -> Result<Found> {
     Ok(Found { said, text, failures, json: rows.into() })
 }
 
-/// The demo model's greedy tokens beside mlx-lm's.
+/// Compares the demo model's greedy tokens with those of mlx-lm.
 fn decode(short: bool) -> Result<Found> {
     let checkpoint = Checkpoint::demo()?;
     let greedy: Value = serde_json::from_str(GREEDY)?;

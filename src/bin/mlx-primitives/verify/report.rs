@@ -1,4 +1,4 @@
-//! The report: in Markdown, as an object for programs, and in short.
+//! The report: in Markdown, as a JSON object, and as a summary.
 
 use std::fmt::Write as _;
 use std::path::Path;
@@ -13,7 +13,7 @@ pub struct Report {
     quick: bool,
     steps: usize,
     pub done: Vec<Done>,
-    /// The step that runs; empty at the end.
+    /// The name of the running step; empty at the end.
     pub running: String,
 }
 
@@ -34,12 +34,12 @@ impl Report {
         }
     }
 
-    /// The steps of each part.
+    /// The steps that have run, grouped by part.
     fn parts(&self) -> impl Iterator<Item = &[Done]> {
         self.done.chunk_by(|a, b| a.part == b.part)
     }
 
-    /// A line for each part.
+    /// A table with a line for each part.
     pub fn summary(&self) -> String {
         let mut text = format!("{:<11}{:>8}{:>8}{:>10}\n", "part", "passed", "failed", "seconds");
         for part in self.parts() {
