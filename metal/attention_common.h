@@ -3,8 +3,8 @@
 #include "attention.h"
 #include "common.h"
 
-// What a row must not see. Finite, so that a row that sees nothing weighs all keys alike, as a
-// softmax over scores that MLX replaced by the lowest number does.
+// The score of a key that a row must not see. It is finite, so that a row that sees no key weighs
+// all keys equally, as in MLX, which replaces masked scores by the lowest number.
 #define MASKED_SCORE (-FLT_MAX)
 
 /** max() would let a NaN through or not as the hardware likes; this comparison drops it. */

@@ -83,7 +83,7 @@ template <typename T, uint BITS, uint FEATURES, bool PLAIN>
   const uint last_row = min(rows, (at.x + 1) * block_rows) - 1;
   KeySpan seen = spanned_keys(params, at.x * block_rows / params.group, last_row / params.group);
   if (!PLAIN && params.mask_kind != ATTENTION_NO_MASK && params.splits > 1) {
-    seen.first = 0; // a row that the mask leaves no key weighs all alike
+    seen.first = 0; // a row whose keys are all masked weighs them equally
     seen.end = params.keys;
   }
   uint first = max(seen.first, params.first);
@@ -92,13 +92,13 @@ template <typename T, uint BITS, uint FEATURES, bool PLAIN>
     first = max(first, params.first + split * params.chunk);
     end = min(end, params.first + (split + 1) * params.chunk);
   }
-  // What this row sees, and what every row of the SIMD group sees if there is no mask.
+  // The keys that this row sees, and those that all rows of the SIMD group see without a mask.
   const KeySpan own = visible_keys(params, query);
   const KeySpan shared = {
       visible_keys(params, (first_row + ATTENTION_FRAGMENT - 1) / params.group).first,
       visible_keys(params, first_row / params.group).end};
-  // Plain rows are stepped through. Where others begin, and where rows of the mask do, is kept in
-  // threadgroup memory.
+  // Plain rows are a fixed step apart. The starts of other rows, and of rows of the mask, are kept
+  // in threadgroup memory.
   const device T* keys = (const device T*)k;
   const device T* values = (const device T*)v;
   if (PLAIN) {

@@ -2,8 +2,8 @@
 
 #include "attention_common.h"
 
-/** What a lane loads of a row of one head: features from `part * PART` on, and their group's
- * numbers. */
+/** The part of one head's row that a lane loads: features from `part * PART` on, with the scale and
+ * the bias of their group. */
 template <typename T, uint BITS, uint PART>
 METAL_FUNC Stored<T, BITS> part_of_row(
     Stored<T, BITS> all,
@@ -108,7 +108,7 @@ METAL_FUNC float sum_of_slot(thread float* eight, uint lane) {
   return sum + simd_shuffle_xor(sum, ushort(1));
 }
 
-/** How far apart the lanes are that keep scores of a row for keys whose numbers differ in a bit. */
+/** The distance of two lanes that keep scores of one row for keys whose indices differ in `bit`. */
 template <uint ROWS>
 METAL_FUNC ushort lanes_apart(uint bit) {
   constexpr uint together = ATTENTION_TILE / ROWS;
@@ -116,10 +116,10 @@ METAL_FUNC ushort lanes_apart(uint bit) {
 }
 
 /**
- * Up to ROWS rows of a key-value head with a split of its keys. The lanes of a SIMD group share a
- * key, with PART features each; every SIMD group has maxima and sums of its own until the end. Each
- * key and value is read once, for all the rows. A row is computed in the same order whatever ROWS
- * is.
+ * Computes up to ROWS rows of a key-value head with a split of its keys. The lanes of a SIMD group
+ * share a key, with PART features each; every SIMD group keeps separate maxima and sums until the
+ * end. Each key and value is read once for all rows. A row is computed in the same order for every
+ * value of ROWS.
  */
 template <typename T, uint BITS, uint ROWS, uint PART>
 [[kernel]] void attention_vector(

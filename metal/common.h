@@ -84,7 +84,7 @@ struct Place {
   uint simds;
 };
 
-// Every SIMD group writes its partial result to a slot of its own. A threadgroup has at most
+// Every SIMD group writes its partial result to its own slot. A threadgroup has at most
 // 32 SIMD groups, so one lane each is enough for the slots. The first SIMD group combines them
 // and shares the result, which takes a second barrier; the `_at_once` variants let every SIMD
 // group combine them, which takes one more SIMD operation each.

@@ -2,10 +2,10 @@
 
 #include "rms_norm_sums.h"
 
-// What the kernels that normalise a row share, whatever its elements come from. CENTERED is
-// layer normalisation, else RMS normalisation, which has no mean and no bias.
+// Shared by the kernels that normalize rows, for any source of the elements. CENTERED is
+// layer normalization; otherwise it is RMS normalization, which has no mean and no bias.
 
-/** What a normalised row is multiplied by and what is added to it, where that is present. */
+/** The weight that multiplies a normalized row and the bias that is added, if present. */
 template <typename T>
 struct Affine {
   const device T* weight;
@@ -24,7 +24,7 @@ struct SimdRow {
   }
 };
 
-/** A row's threads where it has a threadgroup. Every sum needs slots of its own. */
+/** The threads of a row that has a whole threadgroup. Every sum needs separate slots. */
 struct GroupRow {
   uint index;
   uint threads;
@@ -73,7 +73,7 @@ METAL_FUNC packed4<T> normalized(
   return y;
 }
 
-/** Normalises the quads of a row that its threads hold. */
+/** Normalizes the quads of a row that its threads hold. */
 template <typename T, uint QUADS, bool CENTERED, typename Row>
 METAL_FUNC void normalize_held(
     const thread packed4<T>* x, Affine<T> affine, device T* out, uint axis, float eps, Row row) {
@@ -133,7 +133,7 @@ METAL_FUNC Moments add_quad(Moments seen, packed4<T> x, uint at, uint axis) {
   return next;
 }
 
-/** Normalises a row whose elements are read once more, each by the thread that saw it. */
+/** Normalizes a row whose elements are read again, each by the thread that read it first. */
 template <typename T, bool CENTERED>
 METAL_FUNC void normalize_again(
     const device T* x,

@@ -18,7 +18,7 @@ struct LinearParams {
   unsigned m;
   unsigned n;
   unsigned k;
-  unsigned w_batched; // 1: each batch entry has a w of its own
+  unsigned w_batched; // 1: each batch entry has its own w
   unsigned biased;
   unsigned residual;
   unsigned activation;

@@ -143,7 +143,7 @@ template <typename T, uint QUADS>
   for (uint q = 0; q < QUADS; q++) {
     sum = exp4(sum, values[q], maximum);
   }
-  // Slots of their own: a slow SIMD group may still be reading the maxima.
+  // Use separate slots, since a slow SIMD group may still be reading the maxima.
   sum = group_sum_at_once(sum, scratch + simds, place);
   const float unseen = softmax_exp(lowest_of<T>() - maximum);
   if (row.seen() < params.keys) {

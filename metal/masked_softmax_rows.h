@@ -1,4 +1,4 @@
-// What a query sees of its row of scores. Keys before and after that are not read.
+// The range of its row of scores that a query sees. Keys before and after it are not read.
 #pragma once
 
 #include "common.h"

@@ -20,7 +20,7 @@ constexpr unsigned quantized_rows(unsigned band) {
   return band < QUANTIZED_BAND ? 4 : 2; // A thread has too few registers for more.
 }
 
-/** Returns the bytes that a tile of so many rows stages, or its product takes, if those are more.
+/** Returns the bytes that a tile of `rows` rows stages, or those of its product if it takes more.
  */
 constexpr unsigned quantized_tile_bytes(unsigned rows, unsigned element_bytes) {
   unsigned staged = (rows + QUANTIZED_TILE) * QUANTIZED_TILE_PITCH * element_bytes;

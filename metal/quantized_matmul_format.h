@@ -1,4 +1,4 @@
-// What the kernels of quantized weights share: the packing, and what follows the products.
+// Shared by the kernels of quantized weights: the packing, and the steps after the products.
 #pragma once
 
 #include "common.h"
@@ -173,7 +173,7 @@ METAL_FUNC Where find_part(uint block, constant QuantizedMatmulParams& params) {
   return where;
 }
 
-/** silu(gate) * up, each operation rounded to T as one of its own would. */
+/** silu(gate) * up, each operation rounded to T as if it were separate. */
 template <typename T>
 METAL_FUNC float swiglu(float gate, float up) {
   const float power = precise::exp(-fabs(gate));

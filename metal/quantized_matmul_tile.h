@@ -115,7 +115,7 @@ METAL_FUNC void multiply_tile(
   threadgroup_barrier(mem_flags::mem_threadgroup);
 }
 
-/** Many rows of x: tiles whose weights are decoded into threadgroup memory. x is normalised. */
+/** Many rows of x: tiles whose weights are decoded into threadgroup memory. x is normalized. */
 template <typename T, uint BITS, uint FP4, uint ROWS>
 [[kernel]] void quantized_tile(
     const device T* x [[buffer(0)]],

@@ -1,4 +1,4 @@
-// What the kernels that take exponentials of a row share.
+// Shared by the kernels that take exponentials of a row.
 #pragma once
 
 #include "common.h"

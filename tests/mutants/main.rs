@@ -24,7 +24,7 @@ mod workers;
 
 #[cfg(target_os = "linux")]
 fn main() -> std::process::ExitCode {
-    // What was tuned on this machine is for its programs, not for tests of our kernels.
+    // Tuning results of this machine are for its programs, not for tests of the kernels.
     // SAFETY: no other thread runs yet.
     unsafe { std::env::set_var("MLX_PRIMITIVES_TUNE", "off") };
     tests::main()

@@ -125,7 +125,7 @@ fn orders() -> &'static [Schedule] {
     if every() { &Schedule::ALL } else { &Schedule::ALL[..2] }
 }
 
-/// What each case dispatches, or how it fails.
+/// The dispatches of each case, or its error.
 fn originals() -> &'static [Result<Vec<Dispatched>, String>] {
     static ORIGINALS: OnceLock<Vec<Result<Vec<Dispatched>, String>>> = OnceLock::new();
     ORIGINALS.get_or_init(|| {
@@ -208,7 +208,7 @@ fn jobs() -> Vec<Job> {
     let dispatches = dispatches::jobs(originals).into_iter().map(|job| {
         let change = dispatches::name(job.change);
         let equivalent = equivalents::of_dispatch(&job.of, &change);
-        // What is said to change nothing is held to it by a few.
+        // A change that is said to have no effect is checked with a few dispatches.
         let most = if equivalent.is_some() { 3 } else { usize::MAX };
         let places = job.places.iter().map(|(c, d)| format!("{c}.{d}"));
         let places: Vec<_> = places.take(most).collect();

@@ -80,8 +80,8 @@ impl Drop for Worker {
     }
 }
 
-/// Has every job answered, by as many workers as there are cores; answers in the order of the jobs.
-/// An error is how the worker ended. `seen` is told each answer as it comes.
+/// Runs every job on one worker per core, and returns the answers in the order of the jobs. An error
+/// tells how the worker ended. `seen` receives each answer when it arrives.
 pub fn run(jobs: &[String], seen: impl Fn(usize, &Answer) + Sync) -> Vec<Answer> {
     let next = AtomicUsize::new(0);
     let answers = Mutex::new(Vec::new());

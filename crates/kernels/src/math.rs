@@ -176,7 +176,8 @@ pub fn sigmoid<V: F32x16, T: Float>(x: V) -> V {
     T::round(V::select(negative(x), y, one - y))
 }
 
-/// The error function as MLX's CPU backend computes it, within 1.5e-7 (Abramowitz and Stegun 7.1.26).
+/// The error function as MLX's CPU backend computes it, within 1.5e-7 (Abramowitz and Stegun
+/// 7.1.26).
 #[inline(always)]
 pub fn erf_of_mlx<V: F32x16>(x: V) -> V {
     let (zero, one) = (V::splat(0.0), V::splat(1.0));

@@ -1,5 +1,5 @@
-//! The machine's roofline, for benchmarks: copies, reads and fills memory, and multiplies registers,
-//! with the kernels' threads and vectors alone. The caller measures the time.
+//! The machine's roofline, for benchmarks: copies, reads and fills memory, and multiplies
+//! registers, with the kernels' threads and vectors alone. The caller measures the time.
 
 use std::hint::black_box;
 use std::ops::Range;
@@ -115,7 +115,7 @@ impl Kernel for Read<'_> {
 
 /// Multiplies and adds in registers, `rounds` times about ten microseconds on every thread, and
 /// returns the number of floating-point operations; divided by their time, this bounds matrix
-/// products. With `pairs`, multiplies pairs of bf16 with the level's dot instruction, if it has one.
+/// products. With `pairs`, multiplies pairs of bf16 by the level's dot instruction, if any.
 pub fn multiply(pairs: bool, rounds: usize) -> f64 {
     let machine = Machine::current();
     let pairs = pairs && machine.level.dots_bf16();

@@ -121,7 +121,7 @@ impl Compiler {
         &self.program
     }
 
-    /// What tells one compiler's output from another's.
+    /// A text that identifies the compiler's output: its version and its flags for this machine.
     pub(crate) fn identity(&self) -> String {
         format!("{}\n{}", self.version, self.machine_flags().join(" "))
     }

@@ -10,7 +10,7 @@ use crate::rewrite::{self, Purpose, constant_prologue};
 use crate::source::Source;
 
 /// C++ for clang's CUDA front end and SPIR-V back end, with an entry point for each kernel on a
-/// line of its own. The name of an entry point is the kernel's, `__c` and a hexadecimal mask of the
+/// separate line. The name of an entry point is the kernel's, `__c` and a hexadecimal mask of the
 /// arguments in constant memory.
 ///
 /// # Errors

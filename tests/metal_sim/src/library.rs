@@ -145,7 +145,7 @@ impl Library {
         &self.0.constants
     }
 
-    /// What the rewriter noticed that MSL does not allow; [`crate::rules`] looks further.
+    /// Violations of MSL's rules that the rewriter noticed; [`crate::rules`] finds more.
     pub fn remarks(&self) -> &[String] {
         &self.0.remarks
     }

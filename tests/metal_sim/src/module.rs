@@ -7,7 +7,7 @@ use crate::error::{Error, Result};
 use crate::exec::abi;
 use crate::rewrite::BUILTINS;
 
-/// What an argument of a kernel is bound to.
+/// The kind of resource that an argument of a kernel is bound to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum ArgumentKind {
     /// `[[buffer(n)]]`
@@ -19,7 +19,7 @@ pub enum ArgumentKind {
 /// An argument of a kernel.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Argument {
-    /// What it is bound to.
+    /// The kind of resource that it is bound to.
     pub kind: ArgumentKind,
     /// The `n` of its attribute.
     pub index: u32,

@@ -1,6 +1,6 @@
 //! The attribute `#[test]` of the suite. It takes the place of Rust's own where the crate is imported
 //! with `#[macro_use]`, and registers the function with the harness in `tests/suite/harness/`, which
-//! gives every test a time limit and an order of its own choice.
+//! gives every test a time limit and chooses their order.
 
 use proc_macro::{Delimiter, TokenStream, TokenTree};
 

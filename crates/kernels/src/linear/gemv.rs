@@ -1,4 +1,4 @@
-//! Products with a few rows of x: each row of w is read once, in order, and dotted with all of them.
+//! Products with a few rows of x: each row of w is read once, in order, and dotted with all rows.
 //!
 //! Every output is summed in the same order for any number of rows, so a token's result does not
 //! depend on the other tokens in its batch.

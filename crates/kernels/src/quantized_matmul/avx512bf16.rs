@@ -1,5 +1,5 @@
-//! Products with bf16 inputs on AVX512_BF16: weights become bf16 by lookup, which is exact for up to
-//! eight bits, and one instruction multiplies 32 of them by 32 inputs and adds up in f32.
+//! Products with bf16 inputs on AVX512_BF16: weights become bf16 by lookup, which is exact for up
+//! to eight bits, and one instruction multiplies 32 of them by 32 inputs and adds up in f32.
 
 use std::arch::x86_64::*;
 use std::marker::PhantomData;
@@ -38,7 +38,7 @@ const fn table(bits: u32, fp4: bool, unit: f32) -> [u16; 64] {
     table
 }
 
-/// Converts the 8-bit floats in the lower halves of 16-bit lanes, or in the `UPPER` halves, to bf16.
+/// Converts the 8-bit floats in the lower (or `UPPER`) halves of 16-bit lanes to bf16.
 ///
 /// # Safety
 /// This machine has the instructions.
@@ -78,8 +78,8 @@ impl<F: Format> Lookup<F> {
     const UPPER: [u16; 64] = table(4, false, 16.0);
 }
 
-/// Loads `count` lanes of a chunk, all of them if `WHOLE`, as 32 lanes of sixteen bits: each lane of
-/// the chunk becomes two halves of whole weights.
+/// Loads `count` lanes of a chunk, all of them if `WHOLE`, as 32 lanes of sixteen bits: each lane
+/// of the chunk becomes two halves of whole weights.
 #[inline(always)]
 unsafe fn load<F: Format, const WHOLE: bool>(from: *const u8, count: usize) -> __m512i {
     // SAFETY: the caller vouches for `count` lanes; masks confine the access to them.
@@ -178,7 +178,7 @@ unsafe fn add<const M: usize>(
     sums
 }
 
-/// Whether [`unpack`] supports the format: weights of two or four bits, in groups of whole vectors.
+/// Whether [`unpack`] supports the format: weights of two or four bits in groups of whole vectors.
 pub(super) const fn unpacks<F: Format>() -> bool {
     (F::BITS == 2 || F::BITS == 4) && F::LEAST_GROUP == 2 * LANES
 }
@@ -187,8 +187,9 @@ pub(super) const fn unpacks<F: Format>() -> bool {
 /// which are computed and rounded once and then looked up.
 ///
 /// # Safety
-/// The machine's level is `Avx512Bf16`, and [`unpacks`] holds. `packed` has `groups * group` weights,
-/// `scales` and, if the format is affine, `biases` have one for each group, `out` has room.
+/// The machine's level is `Avx512Bf16`, and [`unpacks`] holds. `packed` has `groups * group`
+/// weights, `scales` and, if the format is affine, `biases` have one for each group, and `out` has
+/// room.
 #[inline(always)]
 pub(super) unsafe fn unpack<V: F32x16, F: Format>(
     packed: *const u8,

@@ -1,9 +1,9 @@
 //! Decodes packed weights.
 //!
 //! A row is a little-endian stream of `BITS`-bit numbers. A chunk is sixteen lanes of whole
-//! weights. A lane has 32 bits, or if numbers would straddle words, the whole numbers that fit in 24
-//! bits (20 bits for 5-bit numbers). Lane l of a chunk holds weights `l * PER_LANE ..`, lowest bits
-//! first.
+//! weights. A lane has 32 bits, or if numbers would straddle words, the whole numbers that fit in
+//! 24 bits (20 bits for 5-bit numbers). Lane l of a chunk holds weights `l * PER_LANE ..`, lowest
+//! bits first.
 
 use crate::element::Float;
 use crate::simd::{F32x16, LANES};

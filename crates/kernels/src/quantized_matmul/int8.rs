@@ -1,9 +1,9 @@
-//! Products with many rows of x, rounded to eight bits in the weights' groups: products of bytes are
-//! added up as integers within a group and then scaled. The GEMM of `linear` moves words of four
-//! bytes like floats.
+//! Products with many rows of x, rounded to eight bits in the weights' groups: products of bytes
+//! are added up as integers within a group and then scaled. The GEMM of `linear` moves words of
+//! four bytes like floats.
 //!
-//! x is about `s * q` with q in -127..=127 and s the group's largest magnitude over 127, and a weight
-//! is `scale * p + bias` with p of at most eight bits. So a group adds
+//! x is about `s * q` with q in -127..=127 and s the group's largest magnitude over 127, and a
+//! weight is `scale * p + bias` with p of at most eight bits. So a group adds
 //! `s * scale * sum(q * p) + bias * s * sum(q)`.
 
 use std::marker::PhantomData;
@@ -63,7 +63,7 @@ pub unsafe fn run<T: Float>(machine: Machine, call: &Call) {
     }
 }
 
-/// x in bytes, `[m, k]`, then sixteen scales for each panel and group, then sums in the same layout.
+/// x in bytes, `[m, k]`, then sixteen scales for each panel and group, then sums laid out alike.
 struct Rounded {
     words: *mut f32,
     scales: *mut f32,
@@ -128,7 +128,7 @@ impl<T: Float> Kernel for Round<'_, T> {
 }
 
 /// Writes a group as signed bytes; returns their scale and their scaled sum. If an element is not
-/// finite, neither is the scale, nor any product of the group.
+/// finite, neither are the scale and the products of the group.
 #[inline(always)]
 unsafe fn round<V: F32x16, T: Float>(x: *const T, group: usize, to: *mut u8) -> (f32, f32) {
     let mut most = V::splat(0.0);
@@ -258,8 +258,8 @@ impl<T: Float> Weights<InF32> for Bytes<'_, T> {
     ) {
         let per_group = self.call.group / BYTES;
         let first = at / per_group;
-        // SAFETY: the panels and the tile hold the words, behind which the tile has scales and biases
-        // of their groups; x has scales and sums of every panel and group.
+        // SAFETY: the panels and the tile hold the words, after which the tile has scales and
+        // biases of their groups; x has scales and sums of every panel and group.
         unsafe {
             for group in 0..words / per_group {
                 let mut total = [[V::splat_int(0); PANELS]; ROWS];

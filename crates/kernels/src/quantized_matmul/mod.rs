@@ -254,7 +254,7 @@ unsafe fn run<T: Float, F: Format>(machine: Machine, call: &Call) {
     let finish = unsafe { Finish::<T>::new(machine, call) };
     let products = if call.join == Join::Swiglu { 2 } else { 1 };
     let bytes = products * call.axis * F::BITS as usize / 8;
-    // A core reads about twenty bytes per nanosecond; each further row of x costs half of the first.
+    // A core reads about twenty bytes per nanosecond; each further row of x costs half the first.
     let work = bytes * (1 + call.rows.div_ceil(2)) / 2 / 2 + 10;
     let columns = call.columns();
     machine.pool.for_each(columns.div_ceil(LANES), LANES * work, &|blocks| {

@@ -1,5 +1,5 @@
-//! Lays out the input once for all rows of weights: normalized, in the order in which the lanes of a
-//! chunk yield their weights, with the sum of each group.
+//! Lays out the input once for all rows of weights: normalized, in the order in which the lanes of
+//! a chunk yield their weights, with the sum of each group.
 
 use std::cell::Cell;
 

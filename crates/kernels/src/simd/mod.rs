@@ -30,7 +30,7 @@ pub const LANES: usize = 16;
 
 /// A kernel body written once over the vector type.
 pub trait Kernel {
-    /// Whether it gains from `avx512bf16`: it converts to bf16, or multiplies pairs of bf16 or bytes.
+    /// Whether it gains from `avx512bf16`: it converts to bf16 or multiplies pairs of bf16 or bytes.
     const BF16: bool;
     /// Whether only `avx512bf16` runs it, and the portable level as its reference.
     const ONLY_BF16: bool = false;
@@ -50,7 +50,7 @@ pub trait F32x16:
 {
     /// Whether a block is one of 32 registers, so that two dozen sums stay in registers.
     const ONE_REGISTER: bool = false;
-    const SMALL: bool = false; // speed does not matter on this level: kernels take rows one by one
+    const SMALL: bool = false; // speed does not matter: kernels take rows one by one
     /// Sixteen 32-bit integers.
     type Int: Copy;
     /// Sixteen 16-bit patterns.

@@ -1,5 +1,5 @@
-//! Loads and stores contiguous numbers of a few bits or bytes, for levels without an instruction that
-//! spreads or joins them.
+//! Loads and stores contiguous numbers of a few bits or bytes, for levels without an instruction
+//! that spreads or joins them.
 
 use super::{F32x16, LANES};
 
@@ -29,8 +29,8 @@ pub unsafe fn load<V: F32x16, const BITS: usize>(from: *const u8) -> V::Int {
 /// The contract of that method.
 #[inline(always)]
 pub unsafe fn lanes<V: F32x16, const BITS: usize>(from: *const u8) -> V::Int {
-    // SAFETY: a number is within three bytes; the array is sixteen words long; `load` takes any bits
-    // as they are.
+    // SAFETY: a number is within three bytes; the array is sixteen words long; `load` takes any
+    // bits as they are.
     unsafe {
         let words: [u32; LANES] = std::array::from_fn(|i| {
             let byte = |at: usize| u32::from(*from.add(i * BITS / 8 + at));

@@ -224,7 +224,7 @@ fn hoist(line: &mut String, start: &mut String, serial: &mut usize) {
     }
 }
 
-/// What comes before the parameters of a definition, and their types.
+/// The text before the parameters of a definition, and the types of the parameters.
 fn header(line: &str) -> Result<(&str, Vec<String>)> {
     let (head, rest) = line.split_once('(').unwrap_or((line, ""));
     let (mut depth, mut parts, mut part) = (0, Vec::new(), String::new());

@@ -94,7 +94,7 @@ impl Arena {
     pub(super) fn map(&self, slot: usize, offset: usize, bytes: usize) -> io::Result<usize> {
         debug_assert!(slot < SLOTS && bytes < SLOT / 2);
         let address = self.base + slot * SLOT + SLOT / 2;
-        // SAFETY: overlays a part of our own reservation.
+        // SAFETY: the mapping overlays a part of the arena's reservation.
         let mapped = unsafe {
             libc::mmap(
                 address as *mut libc::c_void,

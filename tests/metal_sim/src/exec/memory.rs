@@ -9,7 +9,7 @@ use crate::report::Traffic;
 
 /// The first slot of threadgroup memory; buffers come before it.
 pub(super) const THREADGROUP_SLOTS: usize = 32;
-const JUNK: u8 = 0xfb; // of uninitialised memory: a NaN in every float type
+const JUNK: u8 = 0xfb; // fills uninitialized memory: a NaN in every float type
 
 /// Contents, with the history of every byte.
 pub(super) struct Storage {
@@ -45,7 +45,7 @@ pub(super) struct When {
     pub(super) instruction: u64,
 }
 
-/// What an access did wrong.
+/// The fault of an access.
 pub(super) enum Trouble {
     OutOfBounds,
     ReadOnly,
@@ -126,7 +126,7 @@ impl Memory {
         }
     }
 
-    /// Fills an uninitialised storage.
+    /// Fills uninitialized storage with junk.
     pub(super) fn spoil_at(&mut self, address: usize, bytes: usize) {
         // SAFETY: called with mapped memory of a binding only, while no kernel runs.
         unsafe { std::ptr::write_bytes(address as *mut u8, JUNK, bytes) };

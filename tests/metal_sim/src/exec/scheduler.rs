@@ -24,7 +24,7 @@ fn stacks() -> MutexGuard<'static, Vec<DefaultStack>> {
     STACKS.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// What a thread is doing; waiting threads know the place.
+/// The state of a thread; a waiting thread knows the place where it waits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum State {
     Ready,

@@ -20,7 +20,7 @@ pub(super) struct Barrier {
 /// a matrix product reads two rounds at a time.
 const ROUNDS: usize = 4;
 
-/// What lanes show each other.
+/// The values that lanes exchange.
 #[derive(Clone)]
 struct Round {
     slots: [u8; SIMD_WIDTH * SLOT_BYTES],

@@ -4,7 +4,7 @@ use metal_sim::KernelInfo;
 
 use crate::{apple, metallib, result, sources};
 
-/// What must agree: a scalar's alignment is compared, a struct's is Apple's own affair.
+/// The lines that must agree. A scalar's alignment is compared; a struct's may differ at Apple's end.
 fn table(kernel: &KernelInfo) -> Vec<String> {
     let arguments = kernel.arguments.iter().map(|a| {
         let access = if a.writable { "written" } else { "read" };

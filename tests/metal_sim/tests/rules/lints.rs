@@ -383,7 +383,7 @@ pub const LINTS: &[Lint] = &[
     ),
 ];
 
-/// What the host's compiler looks for in sources without errors alone.
+/// Problems that the host's compiler reports only in sources without errors.
 pub const WARNINGS: &[Lint] = &[
     (
         "initialize the variable 'theta_base' to silence this warning",
