@@ -14,7 +14,7 @@ struct Affine {
   uint biased;
 };
 
-/** A row's threads where it has a SIMD group to itself. */
+/** The threads of a row that has one whole SIMD group. */
 struct SimdRow {
   uint index;
   uint threads;
@@ -44,7 +44,7 @@ METAL_FUNC float add_values(float sum, packed4<T> x) {
   return sum;
 }
 
-/** Adds (x - mean)^2 for what lies within the row. */
+/** Adds (x - mean)^2 for the elements within the row. */
 template <typename T>
 METAL_FUNC float add_deviations(float sum, packed4<T> x, float mean, uint at, uint axis) {
   const int left = int(axis) - int(at);
@@ -110,14 +110,14 @@ METAL_FUNC void normalize_held(
   }
 }
 
-/** Mean and squared deviations of what a thread has seen of a row, quad by quad. */
+/** The mean and squared deviations of the elements that a thread has read, quad by quad. */
 struct Moments {
   float count;
   float mean;
   float squares;
 };
 
-/** Chan, Golub and LeVeque's update: one reading of the row suffices, and nothing cancels. */
+/** Chan, Golub and LeVeque's update: reading the row once suffices, and nothing cancels. */
 template <typename T>
 METAL_FUNC Moments add_quad(Moments seen, packed4<T> x, uint at, uint axis) {
   const float count = float(at + READS <= axis ? uint(READS) : axis - at);

@@ -2,8 +2,8 @@
 #include "masked_softmax_rows.h"
 #include "softmax_stats.h"
 
-// Hidden scores count as the type's lowest finite number, as in MLX's attention: a row of
-// nothing else is uniform.
+// Hidden scores count as the type's lowest finite number, as in MLX's attention, so a row whose
+// scores are all hidden is uniform.
 
 template <typename T>
 METAL_FUNC float lowest_of();
@@ -57,13 +57,13 @@ METAL_FUNC void load_scores4(
   }
 }
 
-/** With the scores that are not seen, each of them the lowest number: all at once. */
+/** The maximum including the scores that are not seen, each of which is the lowest number. */
 template <typename T>
 METAL_FUNC float with_unseen(float maximum, constant MaskedSoftmaxParams& params, MaskedRow row) {
   return row.seen() < params.keys ? larger(maximum, lowest_of<T>()) : maximum;
 }
 
-/** Writes the exponentials scaled, and that of an unseen score where it is one. */
+/** Writes the scaled exponentials, with the one of unseen scores where a score is not seen. */
 template <typename T>
 METAL_FUNC void store_shares4(
     device T* out,

@@ -6,7 +6,7 @@ namespace mlx_primitives {
 
 enum : unsigned {
   QUANTIZED_PARTS = 3,       // matrices of one dispatch at most
-  QUANTIZED_BAND = 8,        // rows of x at most that share one reading of the weights
+  QUANTIZED_BAND = 8,        // the most rows of x for which the weights are read once
   QUANTIZED_STAGED = 16384,  // bytes of x staged in threadgroup memory at a time, at most
   QUANTIZED_VALUES = 16,     // columns of x that a lane multiplies at a time
   QUANTIZED_STEP = 512,      // columns of x that a SIMD group multiplies at a time

@@ -3,7 +3,7 @@
 
 #include "common.h"
 
-/** cos and sin of one (position, pair), the inverse rotation having the opposite sine. */
+/** cos and sin of one (position, pair); the inverse rotation has the opposite sine. */
 struct Turn {
   float cosine;
   float sine;

@@ -80,7 +80,7 @@ impl Drop for Worker {
     }
 }
 
-/// Runs every job on one worker per core, and returns the answers in the order of the jobs. An error
+/// Runs the jobs on one worker per core, and returns the answers in the order of the jobs. An error
 /// tells how the worker ended. `seen` receives each answer when it arrives.
 pub fn run(jobs: &[String], seen: impl Fn(usize, &Answer) + Sync) -> Vec<Answer> {
     let next = AtomicUsize::new(0);

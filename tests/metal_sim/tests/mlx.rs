@@ -142,8 +142,8 @@ const INPUT: &str = "5.2.3.6, Kernel Function Input Attributes";
 const VECTOR: &str = "2.2, Vector Data Types";
 const PACKED: &str = "2.2.3, Packed Vector Types";
 
-/// The parts of Metal that a source uses, as text: attributes with their types, functions and types.
-/// Also returns the names that the source defines itself.
+/// The parts of Metal that a source uses, as text (attributes with their types, functions, types),
+/// and the names that the source defines itself.
 fn used(source: &Source) -> (BTreeSet<String>, BTreeSet<String>) {
     let found = rules::vocabulary(source, common::compiler(), common::cache()).unwrap();
     let attributes = found.attributes.iter().map(|(name, kind)| format!("[[{name}]] {kind}"));

@@ -30,7 +30,7 @@ pub const LANES: usize = 16;
 
 /// A kernel body written once over the vector type.
 pub trait Kernel {
-    /// Whether it gains from `avx512bf16`: it converts to bf16 or multiplies pairs of bf16 or bytes.
+    /// Whether it gains from `avx512bf16`: it converts to bf16, or multiplies bf16 pairs or bytes.
     const BF16: bool;
     /// Whether only `avx512bf16` runs it, and the portable level as its reference.
     const ONLY_BF16: bool = false;
@@ -43,7 +43,7 @@ pub trait Kernel {
 
 /// Sixteen `f32` lanes.
 ///
-/// Implementations are named only by [`Level::run`], after the level was detected, which makes the
+/// Only [`Level::run`] names the implementations, after the level was detected, which makes the
 /// intrinsics behind these safe methods sound.
 pub trait F32x16:
     Copy + Add<Output = Self> + Sub<Output = Self> + Mul<Output = Self> + Div<Output = Self> + 'static

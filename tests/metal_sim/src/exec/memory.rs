@@ -36,12 +36,12 @@ pub(super) struct Region {
     seen: Vec<u8>,
 }
 
-/// When an access is made.
+/// The time of an access.
 #[derive(Clone, Copy)]
 pub(super) struct When {
-    /// The thread's, for device and for threadgroup memory.
+    /// The thread's stamps for device and for threadgroup memory.
     pub(super) stamps: [Stamp; 2],
-    /// The same for the lanes of a SIMD group that access memory together.
+    /// A number that lanes of a SIMD group share when they access memory together.
     pub(super) instruction: u64,
 }
 

@@ -50,9 +50,9 @@ impl Stamp {
     }
 }
 
-/// Counts the actions of a thread, which tells the accesses that lanes of a SIMD group make together:
-/// lanes with equal counts of waits for each other, and of memory accesses since the last wait, are
-/// at the same instruction. Lanes that took different branches since then seem to be at different ones.
+/// Counts the actions of a thread, to tell which accesses the lanes of a SIMD group make together:
+/// lanes with equal counts of waits for each other, and of memory accesses since then, are at the
+/// same instruction. Lanes that took different branches since then seem to be at different ones.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Loads {
     waits: u32,

@@ -14,9 +14,9 @@ const KEPT: &str = "_Pragma(\"clang loop unroll(disable)\") ";
 const THREADGROUP_BYTES: u32 = 4096;
 
 impl Rewriter {
-    /// Writes an entry point on its own line. Its name ends with `__c` and a mask of the arguments in
-    /// constant memory: pointers to it look like those to device memory, or no address space would be
-    /// found.
+    /// Writes an entry point on its own line. Its name ends with `__c` and a mask of the arguments
+    /// in constant memory: pointers to it look like those to device memory, or no address space
+    /// would be found.
     pub(super) fn entry(&mut self, kernel: &KernelSource, host: &str, function: &str) {
         let serial = self.serial();
         let name: String = host.split('"').skip(1).step_by(2).collect();

@@ -101,9 +101,9 @@ fn bare_pointers(tokens: &Tokens, functions: &[Function]) -> Vec<Remark> {
     found
 }
 
-/// Finds recursion, which this project forbids, though MSL does not: no kernel needs a stack of
-/// unknown depth. Calls are matched by name; functions with overloads of the same arity are skipped,
-/// since a call may mean another of them.
+/// Finds recursion, by a rule that goes beyond MSL's: no kernel needs a stack of unknown depth.
+/// Calls are matched by name; functions with overloads of the same arity are skipped, since a call
+/// may mean another of them.
 fn recursion(tokens: &Tokens, functions: &[Function]) -> Vec<Remark> {
     let mut unique: BTreeMap<(&str, usize), Option<usize>> = BTreeMap::new();
     for (i, function) in functions.iter().enumerate() {

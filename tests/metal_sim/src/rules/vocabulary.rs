@@ -13,8 +13,8 @@ use crate::source::Source;
 /// The parts of Metal that a source and its headers use.
 #[derive(Clone, Debug, Default)]
 pub struct Vocabulary {
-    /// Attributes of kernels' parameters, each with the parameter's type: of a pointer or a reference
-    /// `const device *`, without what it points to.
+    /// Attributes of kernels' parameters, each with the parameter's type. The type of a pointer or
+    /// a reference omits the type that it points to: `const device *`.
     pub attributes: BTreeSet<(String, String)>,
     /// The names of functions that are called.
     pub called: BTreeSet<String>,
