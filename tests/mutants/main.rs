@@ -1,5 +1,5 @@
-//! Checks over the checks: kernels, and the data of dispatches, with one thing wrong each. Every op
-//! runs through `eval_gpu` in the simulator, and every mutant has to show.
+//! Checks the checks with mutants: kernels, or data of dispatches, with one fault each. Every op
+//! runs through `eval_gpu` in the simulator, and a check must detect every mutant.
 
 #[cfg(target_os = "linux")]
 mod cases;

@@ -39,7 +39,7 @@ pub fn main() -> ExitCode {
     libtest_mimic::run(&Arguments::from_args(), trials).exit_code()
 }
 
-/// Runs mutants, and keeps what their cases give without one.
+/// Runs mutants, and keeps the results of their cases without one.
 struct Worker {
     cases: Vec<Case>,
     originals: Vec<Option<Original>>,
@@ -53,7 +53,7 @@ impl Worker {
         Self { cases, originals, kernels: kernels::Kernels::new(), mutants: kernels::jobs() }
     }
 
-    /// How the mutant of a job is noticed, or that it is not.
+    /// How the mutant of a job is detected, or that it is not.
     fn answer(&mut self, job: &str) -> String {
         let (kind, rest) = job.split_once(' ').unwrap_or((job, ""));
         let outcome = match kind {
@@ -78,7 +78,7 @@ impl Worker {
                 if self.cases[case].stem != *stem {
                     continue;
                 }
-                // Some cases only run instances that are left out to compile faster.
+                // Some cases only run instances that are omitted to compile faster.
                 let launched = self.original(case)?.dispatched.iter();
                 let mut names = launched.map(|dispatched| &dispatched.kernel);
                 if names.any(|name| kernels.iter().any(|kernel| kernel.name == *name)) {
@@ -150,7 +150,7 @@ fn originals() -> &'static [Result<Vec<Dispatched>, String>] {
     })
 }
 
-/// The cases are right, whatever the order of threads, and launch every float32 kernel.
+/// The cases are correct in every order of threads, and launch every float32 kernel.
 fn every_kernel() -> Result<(), Failed> {
     let start = Instant::now();
     let failures: Vec<_> = originals().iter().filter_map(|o| o.as_ref().err()).collect();

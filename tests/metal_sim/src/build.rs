@@ -1,4 +1,4 @@
-//! From rewritten source to a shared library, by way of the cache.
+//! Compiles rewritten source to a shared library, through the cache.
 
 use std::path::{Path, PathBuf};
 

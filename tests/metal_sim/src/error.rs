@@ -14,7 +14,7 @@ pub type Result<T> = std::result::Result<T, Error>;
 pub enum Error {
     /// No usable compiler; the text says where it was looked for.
     NoCompiler(String),
-    /// The compiler refused the source; the text is its own.
+    /// The compiler refused the source; the text is its output.
     Compile {
         /// The Metal source.
         path: PathBuf,

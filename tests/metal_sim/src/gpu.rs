@@ -1,5 +1,5 @@
-//! Metal sources on the way to a GPU's machine code, for compilers that count what it costs. What
-//! comes out is for them alone: matrix products, for one, take their time and give no result.
+//! Rewrites Metal sources for compilers to a GPU's machine code that estimate its cost. The output
+//! is only for estimates: matrix products, for example, take time and give no result.
 
 use std::path::Path;
 
@@ -16,7 +16,7 @@ use crate::source::Source;
 /// # Errors
 ///
 /// Returns an error if the source or the cache cannot be read or written, the source cannot be
-/// preprocessed, or it holds what Metal does not allow.
+/// preprocessed, or it contains code that Metal does not allow.
 pub fn rewrite(
     source: &Source,
     compiler: &Compiler,

@@ -197,7 +197,7 @@ impl Library {
     }
 }
 
-/// A kernel and what it wants bound.
+/// A kernel and the arguments that it needs.
 #[derive(Clone, Debug)]
 pub struct KernelInfo {
     /// The host name.

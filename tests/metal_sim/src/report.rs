@@ -38,7 +38,7 @@ pub enum FaultKind {
     GridSize,
 }
 
-/// Something a kernel or its dispatch did wrong, at the first time that it happened.
+/// A fault of a kernel or its dispatch, at its first occurrence.
 #[derive(Clone, Debug)]
 pub struct Fault {
     /// The kind of the fault.
@@ -54,7 +54,7 @@ pub struct Fault {
     pub times: u64,
 }
 
-/// Where a thread is.
+/// The position of a thread.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ThreadPlace {
     /// Index in the threadgroup.

@@ -1,4 +1,4 @@
-//! The memory of a dispatch: what is bound where, and what each access does to it.
+//! The memory of a dispatch: its bindings, and the effect of each access on it.
 
 use std::io;
 
@@ -88,7 +88,7 @@ impl Memory {
         self.storages[storage].given[range].fill(true);
     }
 
-    /// Binds bytes of a storage to a slot; the address of the first of them.
+    /// Binds bytes of a storage to a slot; returns the address of the first one.
     pub(super) fn bind(
         &mut self,
         slot: usize,
@@ -116,7 +116,7 @@ impl Memory {
         Ok(origin + range.start)
     }
 
-    /// Spoils what the threadgroup before left behind.
+    /// Fills the contents that the previous threadgroup left with junk.
     pub(super) fn spoil(&mut self, slot: usize) {
         if let Some(region) = &self.regions[slot] {
             // SAFETY: the region is mapped, and no kernel runs.
@@ -132,7 +132,7 @@ impl Memory {
         unsafe { std::ptr::write_bytes(address as *mut u8, JUNK, bytes) };
     }
 
-    /// Checks and counts an access to `slot`, and tells `report` what is wrong with it.
+    /// Checks and counts an access to `slot`, and passes its faults to `report`.
     pub(super) fn access(
         &mut self,
         slot: usize,
@@ -212,7 +212,7 @@ impl Memory {
 }
 
 impl Region {
-    /// Traffic, with the distinct bytes counted.
+    /// The traffic, including counts of distinct bytes.
     pub(super) fn total(&self) -> Traffic {
         let count = |bit: u32| {
             let touched = self.seen.iter().filter(|seen| u32::from(**seen) & bit != 0);
@@ -221,7 +221,7 @@ impl Region {
         Traffic { distinct_read: count(READ), distinct_written: count(WRITE), ..self.traffic }
     }
 
-    /// The first byte that nothing wrote, and how many there are.
+    /// The first byte that nothing wrote, and the number of such bytes.
     pub(super) fn unwritten(&self) -> Option<(usize, usize)> {
         let untouched = |seen: &&u8| u32::from(**seen) & WRITE == 0;
         let first = self.seen.iter().position(|seen| untouched(&seen))?;

@@ -1,4 +1,4 @@
-//! For a GPU: an entry point for each kernel, as clang's CUDA front end takes it.
+//! Writes an entry point for each kernel for a GPU, in the form that clang's CUDA front end takes.
 
 use std::fmt::Write;
 
@@ -10,7 +10,7 @@ pub(super) const SHARED: &str = "__attribute__((shared, aligned(16)))";
 
 const KEPT: &str = "_Pragma(\"clang loop unroll(disable)\") ";
 
-/// Bytes behind a threadgroup argument, whose size the host chooses.
+/// The bytes of a threadgroup argument, whose size the host chooses.
 const THREADGROUP_BYTES: u32 = 4096;
 
 impl Rewriter {

@@ -1,4 +1,4 @@
-//! Kernel functions and their explicit instantiations become entries of a registry.
+//! Turns kernel functions and their explicit instantiations into entries of a registry.
 
 use std::ops::Range;
 
