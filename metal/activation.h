@@ -6,10 +6,10 @@ namespace mlx_primitives {
 
 enum : unsigned {
   ACTIVATION_GROUP = 256, // threads
-  AFFINE_ROWS = 4,        // rows that a thread of `affine` goes through
+  AFFINE_ROWS = 4,        // rows that a thread of `affine` computes
 };
 
-/** Of one input, then of two. */
+/** Functions of one input, then of two. */
 enum ActivationKind : unsigned {
   ACTIVATION_NONE,
   ACTIVATION_RELU,

@@ -52,7 +52,7 @@ template <typename T, ActivationKind KIND>
   store4(out + span.start, span.at, span.end, values);
 }
 
-/** Four factors from column `at` on, of which one number stands for all. */
+/** Four factors from column `at` on; a single number serves all columns. */
 template <typename T>
 METAL_FUNC packed4<T> factors(const device T* of, uint columns, uint at) {
   if (columns > 1) {
@@ -66,7 +66,8 @@ METAL_FUNC packed4<T> factors(const device T* of, uint columns, uint at) {
   return quad;
 }
 
-/** Quads of columns along x; along y AFFINE_ROWS rows, for which scale and shift are read once. */
+/** The grid has quads of columns along x and AFFINE_ROWS rows along y, which share one read of
+ * scale and shift. */
 template <typename T>
 [[kernel]] void activation_affine(
     const device T* x [[buffer(0)]],

@@ -21,7 +21,7 @@ METAL_FUNC float error_function(float x) {
     p = fma(p, s, 1.2837915e-1f);
     return fma(p, x, x);
   }
-  const float a = min(t, 3.95f); // from there on the result is 1
+  const float a = min(t, 3.95f); // above it the result is 1
   float p = -2.1161906e-5f;
   p = fma(p, a, 4.3521888e-4f);
   p = fma(p, a, -4.174643e-3f);

@@ -12,7 +12,7 @@ enum : unsigned {
   ATTENTION_FRAGMENT = 8, // rows and columns of a simdgroup_matrix
   ATTENTION_MATRIX_SIMDS = 4, // SIMD groups of the matrix kernel, each with eight rows
   ATTENTION_BEGINS = 6 + ATTENTION_MATRIX_SIMDS * ATTENTION_FRAGMENT, // of arrays, of a mask's rows
-  ATTENTION_COMBINED_ROWS = 8, // rows that a threadgroup of the combining kernel takes
+  ATTENTION_COMBINED_ROWS = 8, // rows that a threadgroup of the combining kernel combines
 };
 
 enum : unsigned {
@@ -21,19 +21,19 @@ enum : unsigned {
   ATTENTION_ADDITIVE_MASK = 2,
 };
 
-/** Keys of a tile of the matrix kernel, so that 32 KB of threadgroup memory take it beside the
- * queries. */
+/** Keys of a tile of the matrix kernel, so that it fits in 32 KB of threadgroup memory together
+ * with the queries. */
 constexpr unsigned attention_tile_keys(unsigned row_bytes) {
   return row_bytes > 512 ? 8 : row_bytes > 384 ? 16 : 32;
 }
 
-/** Where the elements of a rank-4 array lie from the start of its binding. */
+/** The positions of the elements of a rank-4 array, relative to the start of its binding. */
 struct AttentionView {
   long start;
   long strides[4];
 };
 
-/** Rows are the queries of a key-value head's heads: position by position, then head by head. */
+/** Rows are the queries of the heads that share a key-value head, by position, then by head. */
 struct AttentionParams {
   AttentionView q;
   AttentionView k[3]; // elements or words, scales, biases
@@ -45,13 +45,13 @@ struct AttentionParams {
   unsigned queries;
   unsigned keys;
   unsigned dim;       // features of a query and a key
-  unsigned value_dim; // and of a value and a result
-  unsigned first;     // the keys that some row sees
-  unsigned end;       //
+  unsigned value_dim; // features of a value and a result
+  unsigned first;     // the first key that any row sees
+  unsigned end;       // the end of the keys that any row sees
   unsigned chunk;     // keys of a split
-  unsigned splits;    // more than one leave partial results
+  unsigned splits;    // more than one write partial results
   unsigned quantized_group;
-  unsigned window; // positions back, itself included; 0 if unlimited
+  unsigned window; // positions that a query sees, back from its own; 0 if unlimited
   unsigned causal;
   unsigned mask_kind;
   unsigned has_sinks;

@@ -3,11 +3,11 @@
 #include "attention.h"
 #include "common.h"
 
-// What a row must not see. Finite, so that a row that sees nothing weighs all keys alike, as a
-// softmax over scores that MLX replaced by the lowest number does.
+// The score of a key that a row must not see. It is finite, so that a row that sees no key weighs
+// all keys equally, as in MLX, which replaces masked scores by the lowest number.
 #define MASKED_SCORE (-FLT_MAX)
 
-/** max() would let a NaN through or not as the hardware likes; this comparison drops it. */
+/** The larger score. Unlike max(), whose result for NaN depends on the hardware, it drops NaN. */
 METAL_FUNC float larger_score(float a, float b) {
   return a < b ? b : a;
 }
@@ -19,13 +19,13 @@ METAL_FUNC const device T* row_of(
          long(row) * view.strides[2];
 }
 
-/** Keys from `first` to `end`. */
+/** The keys from `first` up to, but not including, `end`. */
 struct KeySpan {
   uint first;
   uint end;
 };
 
-/** What a query sees by the causal rule and the window; empty if nothing. */
+/** The keys that a query sees by the causal rule and the window, possibly none. */
 METAL_FUNC KeySpan visible_keys(constant AttentionParams& params, uint query) {
   const int after = int(params.keys) - int(params.queries) + int(query) + 1;
   KeySpan span = {0, params.keys};
@@ -38,7 +38,7 @@ METAL_FUNC KeySpan visible_keys(constant AttentionParams& params, uint query) {
   return span;
 }
 
-/** What rows of these queries go through: everything if one of them sees nothing. */
+/** The keys that rows of these queries process: all keys if one of them sees none. */
 METAL_FUNC KeySpan spanned_keys(constant AttentionParams& params, uint query, uint last) {
   const KeySpan head = visible_keys(params, query);
   if (head.first >= head.end) {
@@ -51,14 +51,14 @@ METAL_FUNC float capped_score(float score, float cap) {
   return cap * precise::tanh(score / cap);
 }
 
-/** Where the mask has the element for a row's first key. */
+/** The position of the mask's element for a row's first key. */
 METAL_FUNC long mask_of_row(constant AttentionParams& params, uint batch, uint head, uint query) {
   constant AttentionView& view = params.mask;
   return view.start + long(batch) * view.strides[0] + long(head) * view.strides[1] +
          long(query) * view.strides[2];
 }
 
-/** Adds the mask's element to a score, or lets it say whether the score counts. */
+/** Adds an additive mask's element to a score, or hides the score if a bool mask says so. */
 template <typename T>
 METAL_FUNC float masked_score(
     float score, const device uchar* mask, constant AttentionParams& params, long at) {
@@ -69,7 +69,7 @@ METAL_FUNC float masked_score(
 }
 
 METAL_FUNC float seen_score(float score, uint key, KeySpan seen) {
-  // One comparison of unsigned numbers for two.
+  // One unsigned comparison replaces two.
   const uint keys = max(seen.end, seen.first) - seen.first;
   return key - seen.first < keys ? score : MASKED_SCORE;
 }

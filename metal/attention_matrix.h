@@ -2,7 +2,7 @@
 
 #include "attention_tile.h"
 
-/** Of the four lanes that hold a row of a matrix. */
+/** Combines the four lanes that hold a row of a matrix. */
 METAL_FUNC float row_max(float value) {
   value = larger_score(value, simd_shuffle_xor(value, ushort(1)));
   return larger_score(value, simd_shuffle_xor(value, ushort(8)));
@@ -14,7 +14,7 @@ METAL_FUNC float row_sum(float value) {
 }
 
 /**
- * Eight rows for each SIMD group, up to FEATURES features. Queries lie in threadgroup memory, and
+ * Eight rows for each SIMD group, up to FEATURES features. Queries are in threadgroup memory, and
  * tiles of keys, then of values, pass through it; scores and outputs stay in registers. A lane
  * holds two neighboring elements of a row of each 8x8 matrix.
  */
@@ -59,7 +59,7 @@ template <typename T, uint BITS, uint FEATURES, bool PLAIN>
   const uint head = kv_head * params.group + row % params.group;
   const uint query = row / params.group;
 
-  // A tile first, at constant places; then where arrays and the rows of a mask begin; then queries.
+  // A tile at a constant place, then the starts of arrays and of the mask's rows, then the queries.
   threadgroup T* tile = scratch;
   threadgroup long* begins = (threadgroup long*)(tile + KEYS * PITCH);
   threadgroup T* all_queries = (threadgroup T*)(begins + (PLAIN ? 0 : ATTENTION_BEGINS));
@@ -73,7 +73,7 @@ template <typename T, uint BITS, uint FEATURES, bool PLAIN>
     }
     all_queries[i / FEATURES * PITCH + feature] = value;
   }
-  // Where a lane's elements are in the first matrices.
+  // The positions of a lane's elements in the first matrices.
   const threadgroup T* own_queries =
       all_queries + ((simd * ATTENTION_FRAGMENT + matrix_y) * PITCH + matrix_x);
 
@@ -83,7 +83,7 @@ template <typename T, uint BITS, uint FEATURES, bool PLAIN>
   const uint last_row = min(rows, (at.x + 1) * block_rows) - 1;
   KeySpan seen = spanned_keys(params, at.x * block_rows / params.group, last_row / params.group);
   if (!PLAIN && params.mask_kind != ATTENTION_NO_MASK && params.splits > 1) {
-    seen.first = 0; // a row that the mask leaves no key weighs all alike
+    seen.first = 0; // a row whose keys are all masked weighs them equally
     seen.end = params.keys;
   }
   uint first = max(seen.first, params.first);
@@ -92,13 +92,13 @@ template <typename T, uint BITS, uint FEATURES, bool PLAIN>
     first = max(first, params.first + split * params.chunk);
     end = min(end, params.first + (split + 1) * params.chunk);
   }
-  // What this row sees, and what every row of the SIMD group sees if there is no mask.
+  // The keys that this row sees, and those that all rows of the SIMD group see without a mask.
   const KeySpan own = visible_keys(params, query);
   const KeySpan shared = {
       visible_keys(params, (first_row + ATTENTION_FRAGMENT - 1) / params.group).first,
       visible_keys(params, first_row / params.group).end};
-  // Plain rows are stepped through. Where others begin, and where rows of the mask do, is kept in
-  // threadgroup memory.
+  // Plain rows are a fixed step apart. The starts of other rows, and of rows of the mask, are kept
+  // in threadgroup memory.
   const device T* keys = (const device T*)k;
   const device T* values = (const device T*)v;
   if (PLAIN) {
@@ -116,7 +116,7 @@ template <typename T, uint BITS, uint FEATURES, bool PLAIN>
     *begin_of_mask = mask_of_row(params, batch, head, query);
   }
 
-  // Twice where the mask left a row no key in the span: it weighs all keys alike.
+  // Run twice if the mask hides all keys of a row in the span: the row weighs all keys equally.
   for (uint pass = 0; pass < 2; pass++) {
     maximum = MASKED_SCORE;
     weight = 0.0f;
@@ -240,7 +240,7 @@ template <typename T, uint BITS, uint FEATURES, bool PLAIN>
         end - first == params.keys) {
       break;
     }
-    // The threads agree through the tile, which nobody reads any more after the barrier.
+    // The threads agree through the tile, which no thread reads after the barrier.
     threadgroup_barrier(mem_flags::mem_threadgroup);
     const bool none = simd_any(exists && maximum == MASKED_SCORE);
     if (lane == 0) {
@@ -289,7 +289,7 @@ template <typename T, uint BITS, uint FEATURES, bool PLAIN>
   }
 }
 
-/** Joins the splits of each row, a SIMD group a row; the partial results are read once. */
+/** Combines the splits of each row with one SIMD group; the partial results are read once. */
 template <typename T>
 [[kernel]] void attention_combine(
     const device float* partials [[buffer(0)]],

@@ -52,8 +52,8 @@ METAL_FUNC void load_plain_tile(
 }
 
 /**
- * Copies rows from `first` on of what begins at `begins` to a tile, with zeros past the end of
- * either. A thread finds each of its parts again, since registers are few.
+ * Copies rows from `first` on of the array at `begins` to a tile, with zeros past the end of
+ * either. A thread computes each of its positions anew, since registers are few.
  */
 template <typename T, uint BITS, uint FEATURES>
 METAL_FUNC void load_tile(

@@ -2,8 +2,8 @@
 
 #include "attention_common.h"
 
-/** What a lane loads of a row of one head: features from `part * PART` on, and their group's
- * numbers. */
+/** The part of one head's row that a lane loads: features from `part * PART` on, with the scale and
+ * the bias of their group. */
 template <typename T, uint BITS, uint PART>
 METAL_FUNC Stored<T, BITS> part_of_row(
     Stored<T, BITS> all,
@@ -23,12 +23,12 @@ METAL_FUNC Stored<T, BITS> part_of_row(
   return all;
 }
 
-/** Features as they are loaded: elements, or the numbers that codes stand for. */
+/** The type of loaded features: elements, or the numbers that codes represent. */
 template <typename T, uint BITS>
 using feature_t = conditional_t<BITS == 0, T, float>;
 
-/** Loads that part if a key or a value has it, zeros where this one does not, and moves on by a
- * number of rows. */
+/** Loads a part of a key or a value, with zeros past its end, and advances by a number of
+ * rows. */
 template <typename T, uint BITS, uint PART>
 METAL_FUNC void load_part(
     thread feature_t<T, BITS>* features,
@@ -87,8 +87,8 @@ METAL_FUNC void load_part(
   }
 }
 
-/** A lane gives N of its 2 N sums to the lane at this distance, and adds what it gets to the
- * others. */
+/** Each lane gives N of its 2 N sums to the lane at this distance, and adds the N sums that it
+ * receives to the others. */
 template <uint N>
 METAL_FUNC void exchange(thread float* sums, uint distance, uint lane) {
   const bool upper = (lane & distance) != 0;
@@ -99,7 +99,7 @@ METAL_FUNC void exchange(thread float* sums, uint distance, uint lane) {
   }
 }
 
-/** Eight sums over a SIMD group: each lane gets the one of its slot, of four lanes each. */
+/** Eight sums over a SIMD group: each lane gets the sum of its slot of four lanes. */
 METAL_FUNC float sum_of_slot(thread float* eight, uint lane) {
   exchange<4>(eight, 16, lane);
   exchange<2>(eight, 8, lane);
@@ -108,7 +108,7 @@ METAL_FUNC float sum_of_slot(thread float* eight, uint lane) {
   return sum + simd_shuffle_xor(sum, ushort(1));
 }
 
-/** How far apart the lanes are that keep scores of a row for keys whose numbers differ in a bit. */
+/** The distance of two lanes that keep scores of one row for keys whose indices differ in `bit`. */
 template <uint ROWS>
 METAL_FUNC ushort lanes_apart(uint bit) {
   constexpr uint together = ATTENTION_TILE / ROWS;
@@ -116,10 +116,10 @@ METAL_FUNC ushort lanes_apart(uint bit) {
 }
 
 /**
- * Up to ROWS rows of a key-value head with a split of its keys. The lanes of a SIMD group share a
- * key, with PART features each; every SIMD group has maxima and sums of its own until the end. Each
- * key and value is read once, for all the rows. A row is computed in the same order whatever ROWS
- * is.
+ * Computes up to ROWS rows of a key-value head with a split of its keys. The lanes of a SIMD group
+ * share a key, with PART features each; every SIMD group keeps separate maxima and sums until the
+ * end. Each key and value is read once for all rows. A row is computed in the same order for every
+ * value of ROWS.
  */
 template <typename T, uint BITS, uint ROWS, uint PART>
 [[kernel]] void attention_vector(
@@ -156,7 +156,7 @@ template <typename T, uint BITS, uint ROWS, uint PART>
   Stored<T, BITS> values = part_of_row<T, BITS, PART>(
       {v, v_scales, v_biases}, params.v, params, uint3(batch, kv_head, first + simd), part);
 
-  // The queries once for all workers; the scratch has another use only after a barrier.
+  // Load the queries once for all workers; the scratch is reused only after a barrier.
   for (uint i = thread_index; i < ROWS * SIMD_WIDTH; i += threads) {
     const uint r = min(i / SIMD_WIDTH, rows - 1);
     const uint head = kv_head * params.group + r % params.group;
@@ -180,7 +180,7 @@ template <typename T, uint BITS, uint ROWS, uint PART>
   }
 
   // A slot of four lanes has the scores of one row with one of TOGETHER keys. Each of its lanes
-  // keeps those of every fourth turn, the last one first.
+  // keeps the scores of every fourth turn, the last turn first.
   constexpr uint OF_SLOT = SIMD_WIDTH / ATTENTION_TILE; // lanes
   constexpr uint KEPT = (ROWS + OF_SLOT - 1) / OF_SLOT;
   const uint own_row = part / OF_SLOT % ROWS;
@@ -194,7 +194,7 @@ template <typename T, uint BITS, uint ROWS, uint PART>
   float maximum_of_slot = MASKED_SCORE;
   float weight_of_slot = 0.0f;
 
-  // At each step the SIMD groups take neighboring keys, ATTENTION_TILE times.
+  // At each step the SIMD groups process adjacent keys, ATTENTION_TILE times.
   for (uint base = first; base < end; base += simds * ATTENTION_TILE) {
     if (!HELD) {
       simdgroup_barrier(mem_flags::mem_threadgroup); // or the queries would be held after all
@@ -301,7 +301,7 @@ template <typename T, uint BITS, uint ROWS, uint PART>
     weight[r] = simd_broadcast(weight_of_slot, ushort(r * OF_SLOT));
   }
 
-  // The SIMD groups together.
+  // Combine the SIMD groups.
   threadgroup_barrier(mem_flags::mem_threadgroup);
   threadgroup float* stats = scratch;
   threadgroup float* slots = scratch + 2 * ROWS * simds;

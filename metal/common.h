@@ -7,8 +7,8 @@
 using namespace metal;
 using namespace mlx_primitives;
 
-// Explicit instantiation under a name of ours; every name starts with mlxp_, so that none
-// can be taken for one of MLX's.
+// Explicit instantiation under our own name; every name starts with mlxp_, so that none can be
+// mistaken for one of MLX's.
 #define MLXP_KERNEL(NAME, ...) \
   template [[host_name(NAME)]] [[kernel]] decltype(__VA_ARGS__) __VA_ARGS__;
 
@@ -47,7 +47,7 @@ using packed2 = typename Packed<T>::two;
 template <typename T>
 using packed4 = typename Packed<T>::four;
 
-/** Elements at, ..., at + 3 of a row; `pad` stands for those past its end. */
+/** Loads elements at, ..., at + 3 of a row, with `pad` for those past its end. */
 template <typename T>
 METAL_FUNC packed4<T> load4(const device T* row, uint at, uint axis, T pad) {
   const device T* from = row + at;
@@ -84,7 +84,7 @@ struct Place {
   uint simds;
 };
 
-// Every SIMD group writes its partial result to a slot of its own. A threadgroup has at most
+// Every SIMD group writes its partial result to its own slot. A threadgroup has at most
 // 32 SIMD groups, so one lane each is enough for the slots. The first SIMD group combines them
 // and shares the result, which takes a second barrier; the `_at_once` variants let every SIMD
 // group combine them, which takes one more SIMD operation each.
@@ -104,7 +104,7 @@ METAL_FUNC void write_slot(float partial, threadgroup float* slots, Place at) {
   threadgroup_barrier(mem_flags::mem_threadgroup);
 }
 
-/** What the first SIMD group holds in its first lane, in every thread. */
+/** Returns the first lane's value of the first SIMD group in every thread. */
 METAL_FUNC float shared_result(float result, threadgroup float* slots, Place at) {
   if (at.simd == 0 && at.lane == 0) {
     slots[0] = result;

@@ -1,7 +1,7 @@
 #include "cross_entropy.h"
 #include "softmax_stats.h"
 
-// A target that is no class makes its row NaN, and nothing is read there.
+// A target that is not a class makes its row NaN, and nothing is read for it.
 
 METAL_FUNC bool is_ignored(constant CrossEntropyParams& params, int target) {
   return params.ignores != 0 && target == params.ignored;
@@ -18,7 +18,7 @@ METAL_FUNC float total4(float total, const thread float* values, uint at, uint a
   return total;
 }
 
-/** One thread's part: the loss, and what the gradient needs of the row. */
+/** Writes the loss of a row, and the stats that its gradient needs, in one thread. */
 template <typename T>
 METAL_FUNC void store_loss(
     const device T* row,
@@ -99,7 +99,7 @@ template <typename T>
     total = total4(total, values, at, params.classes);
     stats = with4(stats, values);
   }
-  // Written before the barrier of the stats, read after it.
+  // Written before the barrier of the stats and read after it.
   total = simd_sum(total);
   if (lane == 0) {
     scratch[2 * simds + simd] = total;
@@ -111,16 +111,16 @@ template <typename T>
   }
 }
 
-/** What the gradient's elements of a row have in common. */
+/** The numbers that all elements of a row's gradient share. */
 struct Shares {
   float maximum;
   float factor; // of exp(x - maximum)
-  float spread; // taken off every class
-  float hit;    // taken off the target too
-  int target;   // -1 for none: the row does not count
+  float spread; // subtracted from every class
+  float hit;    // also subtracted from the target
+  int target;   // -1 if the row does not count
 };
 
-/** The first lane reads for all. */
+/** The first lane reads these numbers for all lanes. */
 template <typename T>
 METAL_FUNC Shares load_shares(
     const device int* targets,

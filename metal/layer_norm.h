@@ -5,7 +5,7 @@
 namespace mlx_primitives {
 
 enum : unsigned {
-  LAYER_NORM_QUADS = 2, // of a thread at least, where a threadgroup has a row: two sums cost much
+  LAYER_NORM_QUADS = 2, // least quads per thread if a threadgroup has a row: two sums cost much
   LAYER_NORM_SLOTS = 2, // floats of threadgroup scratch for each SIMD group: one for each sum
 };
 

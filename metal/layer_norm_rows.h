@@ -2,10 +2,10 @@
 
 #include "rms_norm_sums.h"
 
-// What the kernels that normalise a row share, whatever its elements come from. CENTERED is
-// layer normalisation, else RMS normalisation, which has no mean and no bias.
+// Shared by the kernels that normalize rows, for any source of the elements. CENTERED is
+// layer normalization; otherwise it is RMS normalization, which has no mean and no bias.
 
-/** What a normalised row is multiplied by and what is added to it, where that is present. */
+/** The weight that multiplies a normalized row and the bias that is added, if present. */
 template <typename T>
 struct Affine {
   const device T* weight;
@@ -14,7 +14,7 @@ struct Affine {
   uint biased;
 };
 
-/** A row's threads where it has a SIMD group to itself. */
+/** The threads of a row that has one whole SIMD group. */
 struct SimdRow {
   uint index;
   uint threads;
@@ -24,7 +24,7 @@ struct SimdRow {
   }
 };
 
-/** A row's threads where it has a threadgroup. Every sum needs slots of its own. */
+/** The threads of a row that has a whole threadgroup. Every sum needs separate slots. */
 struct GroupRow {
   uint index;
   uint threads;
@@ -44,7 +44,7 @@ METAL_FUNC float add_values(float sum, packed4<T> x) {
   return sum;
 }
 
-/** Adds (x - mean)^2 for what lies within the row. */
+/** Adds (x - mean)^2 for the elements within the row. */
 template <typename T>
 METAL_FUNC float add_deviations(float sum, packed4<T> x, float mean, uint at, uint axis) {
   const int left = int(axis) - int(at);
@@ -73,7 +73,7 @@ METAL_FUNC packed4<T> normalized(
   return y;
 }
 
-/** Normalises the quads of a row that its threads hold. */
+/** Normalizes the quads of a row that its threads hold. */
 template <typename T, uint QUADS, bool CENTERED, typename Row>
 METAL_FUNC void normalize_held(
     const thread packed4<T>* x, Affine<T> affine, device T* out, uint axis, float eps, Row row) {
@@ -110,14 +110,14 @@ METAL_FUNC void normalize_held(
   }
 }
 
-/** Mean and squared deviations of what a thread has seen of a row, quad by quad. */
+/** The mean and squared deviations of the elements that a thread has read, quad by quad. */
 struct Moments {
   float count;
   float mean;
   float squares;
 };
 
-/** Chan, Golub and LeVeque's update: one reading of the row suffices, and nothing cancels. */
+/** Chan, Golub and LeVeque's update: reading the row once suffices, and nothing cancels. */
 template <typename T>
 METAL_FUNC Moments add_quad(Moments seen, packed4<T> x, uint at, uint axis) {
   const float count = float(at + READS <= axis ? uint(READS) : axis - at);
@@ -133,7 +133,7 @@ METAL_FUNC Moments add_quad(Moments seen, packed4<T> x, uint at, uint axis) {
   return next;
 }
 
-/** Normalises a row whose elements are read once more, each by the thread that saw it. */
+/** Normalizes a row whose elements are read again, each by the thread that read it first. */
 template <typename T, bool CENTERED>
 METAL_FUNC void normalize_again(
     const device T* x,

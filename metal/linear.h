@@ -5,20 +5,20 @@
 namespace mlx_primitives {
 
 enum : unsigned {
-  LINEAR_FEW_ROWS = 8,     // of x, up to which each row of w goes to one SIMD group
+  LINEAR_FEW_ROWS = 8,     // rows of x up to which each row of w goes to one SIMD group
   LINEAR_SIMD_ROWS = 4,    // rows of w of a SIMD group
   LINEAR_SIMDS = 8,        // SIMD groups that share the staged rows of x
   LINEAR_STAGED = 4096,    // floats of x staged at a time
   LINEAR_SQUARE = 32,      // side of a SIMD group's square of outputs
-  LINEAR_DEPTH_BYTES = 64, // of a row in a tile
-  LINEAR_PAD_BYTES = 16,   // between such rows: fewer bank conflicts
+  LINEAR_DEPTH_BYTES = 64, // bytes of a row in a tile
+  LINEAR_PAD_BYTES = 16,   // bytes between such rows, which reduce bank conflicts
 };
 
 struct LinearParams {
   unsigned m;
   unsigned n;
   unsigned k;
-  unsigned w_batched; // 1: each batch entry has a w of its own
+  unsigned w_batched; // 1: each batch entry has its own w
   unsigned biased;
   unsigned residual;
   unsigned activation;

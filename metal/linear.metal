@@ -54,7 +54,7 @@ template <typename T, uint ROWS>
   }
   for (uint start = 0; start < params.k; start += CHUNK) {
     const uint length = min(CHUNK, params.k - start);
-    if (start > 0) { // until every SIMD group is done with the last chunk
+    if (start > 0) { // wait until every SIMD group is done with the last chunk
       threadgroup_barrier(mem_flags::mem_threadgroup);
     }
     for (uint m = 0; m < ROWS; m++) {
@@ -102,8 +102,8 @@ template <typename T, uint ROWS>
 }
 
 /**
- * Copies ROWS by COLUMNS elements from (row, column) of a matrix, zeros where it ends; PARTED as
- * `add_staged_products` has them.
+ * Copies ROWS by COLUMNS elements from (row, column) of a matrix, with zeros past its end; PARTED
+ * orders them as `add_staged_products` reads them.
  */
 template <typename T, uint ROWS, uint COLUMNS, uint STRIDE, uint THREADS, bool PARTED>
 METAL_FUNC void load_tile(
@@ -144,8 +144,8 @@ METAL_FUNC void load_tile(
 }
 
 /**
- * HIGH by WIDE SIMD groups, each with a square of outputs in registers; tiles of x and w go
- * through threadgroup memory. w is [n, k], or [k, n] with COLUMNS.
+ * Uses HIGH by WIDE SIMD groups, each with a square of outputs in registers; tiles of x and w are
+ * staged in threadgroup memory. w is [n, k], or [k, n] with COLUMNS.
  */
 template <typename T, uint HIGH, uint WIDE, bool COLUMNS>
 [[kernel]] void linear_tiled(
@@ -220,7 +220,7 @@ template <typename T, uint HIGH, uint WIDE, bool COLUMNS>
     }
   }
 
-  // Eight rows of each SIMD group at a time through threadgroup memory, where the tiles were.
+  // Move eight rows of each SIMD group at a time through threadgroup memory, in place of the tiles.
   threadgroup_barrier(mem_flags::mem_threadgroup);
   threadgroup float* strip = scratch + simd * SIDE * LINEAR_SQUARE;
   for (uint i = 0; i < SQUARES; i++) {

@@ -2,7 +2,7 @@
 #include "softmax_stats.h"
 
 // Maxima start at the lowest finite number, so that a row of nothing but -inf ends in log(0).
-// SUBTRACT gives log-softmax: the logarithm, rounded as MLX rounds it, is taken off the row.
+// SUBTRACT gives log-softmax: the logarithm, rounded as in MLX, is subtracted from the row.
 
 METAL_FUNC float log_of(RowStats stats) {
   return isinf(stats.maximum) ? stats.maximum : log(stats.sum) + stats.maximum;

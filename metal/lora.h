@@ -5,8 +5,8 @@
 namespace mlx_primitives {
 
 enum : unsigned {
-  LORA_ROWS = 8,      // rows of the result that share a reading of B
-  LORA_THREADS = 128, // of a threadgroup, one for each column
+  LORA_ROWS = 8,      // rows of the result for which B is read once
+  LORA_THREADS = 128, // threads of a threadgroup, one for each column
 };
 
 struct LoraParams {

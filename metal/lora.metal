@@ -4,13 +4,13 @@
 
 /**
  * out = base + scale * (projected * B^T), rounded after the product, the scale and the sum. A
- * thread takes a column of up to LORA_ROWS rows.
+ * thread computes a column of up to LORA_ROWS rows.
  */
 template <typename T>
 [[kernel]] void lora_correct(
     const device T* projected [[buffer(0)]],
     const device T* b [[buffer(1)]],
-    const device T* base [[buffer(2)]], // where out is
+    const device T* base [[buffer(2)]], // shares its buffer with out
     device T* out [[buffer(3)]],
     constant LoraParams& params [[buffer(4)]],
     uint2 position [[thread_position_in_grid]]) {

@@ -2,8 +2,8 @@
 #include "masked_softmax_rows.h"
 #include "softmax_stats.h"
 
-// Hidden scores count as the type's lowest finite number, as in MLX's attention: a row of
-// nothing else is uniform.
+// Hidden scores count as the type's lowest finite number, as in MLX's attention, so a row whose
+// scores are all hidden is uniform.
 
 template <typename T>
 METAL_FUNC float lowest_of();
@@ -57,13 +57,13 @@ METAL_FUNC void load_scores4(
   }
 }
 
-/** With the scores that are not seen, each of them the lowest number: all at once. */
+/** The maximum including the scores that are not seen, each of which is the lowest number. */
 template <typename T>
 METAL_FUNC float with_unseen(float maximum, constant MaskedSoftmaxParams& params, MaskedRow row) {
   return row.seen() < params.keys ? larger(maximum, lowest_of<T>()) : maximum;
 }
 
-/** Writes the exponentials scaled, and that of an unseen score where it is one. */
+/** Writes the scaled exponentials, with the one of unseen scores where a score is not seen. */
 template <typename T>
 METAL_FUNC void store_shares4(
     device T* out,
@@ -143,7 +143,7 @@ template <typename T, uint QUADS>
   for (uint q = 0; q < QUADS; q++) {
     sum = exp4(sum, values[q], maximum);
   }
-  // Slots of their own: a slow SIMD group may still be reading the maxima.
+  // Use separate slots, since a slow SIMD group may still be reading the maxima.
   sum = group_sum_at_once(sum, scratch + simds, place);
   const float unseen = softmax_exp(lowest_of<T>() - maximum);
   if (row.seen() < params.keys) {

@@ -1,9 +1,9 @@
 #include "masked_softmax.h"
 #include "masked_softmax_rows.h"
 
-// The gradient of the scores: of those that were hidden it is zero, whatever their share.
+// The gradient of the scores, which is zero for hidden scores even if their softmax is not.
 
-/** Four products y * g, and what they are made of; zero where not seen. */
+/** Four products y * g, and their factors; zero where a score is not seen. */
 template <typename T>
 METAL_FUNC float load_products4(
     thread float* y,
@@ -110,7 +110,7 @@ template <typename T, uint QUADS>
   }
 }
 
-/** What is seen is read twice. */
+/** The elements that are seen are read twice. */
 template <typename T>
 [[kernel]] void masked_softmax_grad_looped(
     const device T* y [[buffer(0)]],

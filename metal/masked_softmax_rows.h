@@ -1,17 +1,17 @@
-// What a query sees of its row of scores. Keys before and after that are not read.
+// The range of its row of scores that a query sees. Keys before and after it are not read.
 #pragma once
 
 #include "common.h"
 #include "masked_softmax.h"
 
-/** Of bools. */
+/** A mask of bools. */
 template <>
 struct Packed<uchar> {
   typedef packed_uchar2 two;
   typedef packed_uchar4 four;
 };
 
-/** A row of scores: the keys from first to last - 1 are seen, and where its mask begins. */
+/** A row of scores: keys from first to last - 1 are seen, and its mask begins at `mask`. */
 struct MaskedRow {
   uint first;
   uint last;
@@ -49,7 +49,7 @@ METAL_FUNC MaskedRow masked_row(constant MaskedSoftmaxParams& params, uint row) 
   return result;
 }
 
-/** Four elements of the mask from a key on; `other` for those that are not seen. */
+/** Loads four elements of the mask from a key on, with `other` for keys that are not seen. */
 template <typename E>
 METAL_FUNC packed4<E> load_mask4(
     const device E* mask, constant MaskedSoftmaxParams& params, MaskedRow row, uint key, E other) {
@@ -83,7 +83,7 @@ METAL_FUNC void load_shown4(
   }
 }
 
-/** Four elements of a row, read where they are seen, else `pad`. */
+/** Loads four elements of a row, with `pad` for those that are not seen. */
 template <typename T>
 METAL_FUNC packed4<T> load_seen4(const device T* x, MaskedRow row, uint key, T pad) {
   if (row.sees_all4(key)) {

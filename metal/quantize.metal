@@ -38,7 +38,7 @@ METAL_FUNC void store_codes(device uchar* packed, uint at, ulong codes) {
   }
 }
 
-/** The scale and the bias of a group between `low` and `high`: zero has a code. */
+/** The scale and the bias of a group between `low` and `high`, such that zero has a code. */
 METAL_FUNC float2 scale_and_bias(float low, float high, float top) {
   const bool below = abs(low) > abs(high);
   const float range = precise::divide(high - low, top);
@@ -49,7 +49,7 @@ METAL_FUNC float2 scale_and_bias(float low, float high, float top) {
   return steps == 0.0f ? float2(scale, 0.0f) : float2(precise::divide(edge, steps), edge);
 }
 
-/** A thread takes eight elements; the threads of a group share their extremes. */
+/** A thread quantizes eight elements; the threads of a group share their extremes. */
 template <typename T, uint BITS>
 [[kernel]] void quantize(
     const device T* x [[buffer(0)]],
@@ -93,13 +93,13 @@ template <typename T, uint BITS>
   ulong codes = 0;
   for (uint i = 0; i < CODES; i++) {
     const float code = rint(precise::divide(values[i] - by.y, by.x));
-    const float kept = code > 0.0f ? (code < top ? code : top) : 0.0f; // that of NaN is 0
+    const float kept = code > 0.0f ? (code < top ? code : top) : 0.0f; // 0 for NaN
     codes |= ulong(uint(kept)) << (BITS * i);
   }
   store_codes<BITS>(packed, at, codes);
 }
 
-/** A thread makes eight elements: code times scale, rounded, plus bias. */
+/** A thread computes eight elements: code times scale, rounded, plus bias. */
 template <typename T, uint BITS>
 [[kernel]] void dequantize(
     const device uchar* packed [[buffer(0)]],

@@ -6,7 +6,7 @@ namespace mlx_primitives {
 
 enum : unsigned {
   QUANTIZED_PARTS = 3,       // matrices of one dispatch at most
-  QUANTIZED_BAND = 8,        // rows of x at most that share one reading of the weights
+  QUANTIZED_BAND = 8,        // the most rows of x for which the weights are read once
   QUANTIZED_STAGED = 16384,  // bytes of x staged in threadgroup memory at a time, at most
   QUANTIZED_VALUES = 16,     // columns of x that a lane multiplies at a time
   QUANTIZED_STEP = 512,      // columns of x that a SIMD group multiplies at a time
@@ -20,7 +20,7 @@ constexpr unsigned quantized_rows(unsigned band) {
   return band < QUANTIZED_BAND ? 4 : 2; // A thread has too few registers for more.
 }
 
-/** Returns the bytes that a tile of so many rows stages, or its product takes, if those are more.
+/** Returns the bytes that a tile of `rows` rows stages, or those of its product if it takes more.
  */
 constexpr unsigned quantized_tile_bytes(unsigned rows, unsigned element_bytes) {
   unsigned staged = (rows + QUANTIZED_TILE) * QUANTIZED_TILE_PITCH * element_bytes;

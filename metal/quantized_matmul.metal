@@ -42,9 +42,9 @@ METAL_FUNC void find_inverses(
 }
 
 /**
- * Columns k0.. of the band's rows, `count` of each with zeros beyond the end, in the order in which
- * a SIMD group wants them: step after step, row after row, position after position of all lanes.
- * The sum of what a lane multiplies in a step goes to `totals`.
+ * Stages columns k0.. of the band's rows, `count` of each with zeros beyond the end, in the order
+ * in which a SIMD group reads them: by step, then row, then position, for all lanes. The sum of the
+ * elements that a lane multiplies in a step goes to `totals`.
  */
 template <typename T, uint M>
 METAL_FUNC void stage(
@@ -93,8 +93,8 @@ METAL_FUNC void stage(
 /** A lane's products: a group's scale and bias apply to the sums of them, as in MLX. */
 template <typename T, uint BITS, uint FLOATS, uint M, uint R>
 METAL_FUNC void add_products(
-    thread float* sums,       // of each row of x with each of weights
-    const thread uint* words, // of each row of weights
+    thread float* sums,       // for each row of x and each row of weights
+    const thread uint* words, // for each row of weights
     const thread float* scale,
     const thread float* offset,
     const threadgroup T* values,
@@ -179,12 +179,12 @@ template <typename T, uint BITS, uint FLOATS, uint M, uint R>
   const Part<T> second = {packed1, scales1, biases1};
   const Part<T> third = {packed2, scales2, biases2};
   const Where where = find_part(group.x, params);
-  // Half of the rows are the gate's and half those of what it multiplies.
+  // Half of the rows are the gate's, and half are those that it multiplies.
   const uint together = params.swiglu != 0 ? R / 2 : R;
   const uint column = (where.block * simds + simd) * together;
   const uint last = params.part_columns[where.part] - 1;
 
-  // Two rows each from two places on; the last rows stand in for those after them.
+  // Each half begins at its own row; the last row replaces rows past the end.
   Part<T> parts[2];
   uint next[2];
   const uint groups = params.axis >> params.group_shift;
@@ -208,7 +208,7 @@ template <typename T, uint BITS, uint FLOATS, uint M, uint R>
     threadgroup_barrier(mem_flags::mem_threadgroup);
     stage<T, M>(x, norm, top, k0, count, staged, totals, inverses, place, params);
     threadgroup_barrier(mem_flags::mem_threadgroup);
-    // A lane's weights are of one group: its scale and bias apply to the sums of its products.
+    // The weights of a lane are in one group, whose scale and bias apply to the sums of products.
     const uint end = min(k0 + count, params.axis);
     const threadgroup T* values = staged + lane;
     const threadgroup float* line = totals + lane;

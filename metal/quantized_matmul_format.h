@@ -1,11 +1,11 @@
-// What the kernels of quantized weights share: the packing, and what follows the products.
+// Shared by the kernels of quantized weights: the packing, and the steps after the products.
 #pragma once
 
 #include "common.h"
 #include "quantized_matmul.h"
 
-// Rows of packed weights are little-endian streams of BITS-bit numbers. A lane takes them in words
-// of which each half of 16 bits begins with whole numbers: QUANTIZED_VALUES of them at a time.
+// Rows of packed weights are little-endian streams of BITS-bit numbers. A lane loads
+// QUANTIZED_VALUES of them at a time, in words whose 16-bit halves each begin with whole numbers.
 
 template <uint BITS>
 struct Format {
@@ -20,7 +20,7 @@ struct Format {
   };
 };
 
-/** What codes stand for: integers, or floats whose scales are bytes. */
+/** The numbers that codes represent: integers, or floats whose scales are bytes. */
 enum : uint {
   INTEGERS = 0, // scaled by numbers of the model's type, with biases
   MX_FLOATS,    // scaled by powers of two
@@ -30,8 +30,8 @@ enum : uint {
 /** The float of 4 or 8 bits at an index in both halves of a word. */
 template <uint BITS>
 METAL_FUNC half2 two_floats(uint word, uint index) {
-  // Exponent and mantissa go to where those of a half meet, the sign to its own place. The exponent
-  // is too small then by a power of two, also that of numbers without a leading one.
+  // Exponent and mantissa move to the border of those fields in a half, the sign to its own place.
+  // The number is then too small by a power of two, which also holds for subnormal numbers.
   const uint bit = index * BITS;
   const uint place = BITS == 4 ? 9 : 7;
   const uint placed =
@@ -53,7 +53,7 @@ METAL_FUNC float added_number() {
   return FLOATS || sizeof(T) == sizeof(float) ? 0.0f : float(1u << BITS);
 }
 
-/** The numbers at an index in both halves of a word; of float32 exactly as they are. */
+/** The numbers at an index in both halves of a word, plus `added_number`. */
 template <typename T, uint BITS, uint FLOATS>
 METAL_FUNC float2 two_numbers(uint word, uint index) {
   if (FLOATS) {
@@ -72,7 +72,7 @@ METAL_FUNC float2 two_numbers(uint word, uint index) {
   return float2(as_type<half2>((placed & mask * 0x10001u) | exponent * 0x10001u));
 }
 
-/** The words of the lane of this number, counted from the beginning of a row. */
+/** The words of the lane with this index, counted from the beginning of a row. */
 template <uint BITS>
 METAL_FUNC void load_words(const device uchar* row, uint lane, thread uint* words) {
   if (BITS == 2) {
@@ -153,8 +153,8 @@ METAL_FUNC Part<T> part_of(uint index, Part<T> a, Part<T> b, Part<T> c) {
   return part;
 }
 
-/** The part that a threadgroup works on, its block within that, and where that part's columns
- * begin. */
+/** The part that a threadgroup computes, its block within the part, and the first column of the
+ * part. */
 struct Where {
   uint part;
   uint block;
@@ -173,7 +173,7 @@ METAL_FUNC Where find_part(uint block, constant QuantizedMatmulParams& params) {
   return where;
 }
 
-/** silu(gate) * up, each operation rounded to T as one of its own would. */
+/** silu(gate) * up, each operation rounded to T as if it were separate. */
 template <typename T>
 METAL_FUNC float swiglu(float gate, float up) {
   const float power = precise::exp(-fabs(gate));

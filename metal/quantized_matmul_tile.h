@@ -40,7 +40,7 @@ METAL_FUNC void load_eight(const device uchar* row, uint index, thread uint* wor
   words[1] = as_type<uint>(ushort2(ushort(high), ushort(high >> (2 * BITS))));
 }
 
-/** A tile of the product with one part, a quarter for each of four SIMD groups, left in `tile`. */
+/** Writes a tile of the product with one part to `tile`, a quarter by each of four SIMD groups. */
 template <typename T, uint BITS, uint FP4, uint ROWS>
 METAL_FUNC void multiply_tile(
     const device T* x,
@@ -54,8 +54,8 @@ METAL_FUNC void multiply_tile(
     constant QuantizedMatmulParams& params) {
   threadgroup T* of_x = staged;
   threadgroup T* of_w = staged + ROWS * QUANTIZED_TILE_PITCH;
-  // A thread stages eight elements of a row of weights, and of one or two rows of x. What lies
-  // beyond the ends is multiplied with the last row or column, and not written.
+  // A thread stages eight elements of a row of weights, and of one or two rows of x. Places beyond
+  // the ends repeat the last row or column, and their products are not written.
   const uint line = place.index / 4;
   const uint at = place.index % 4 * 8;
   const uint column = min(left + line, columns - 1);
@@ -115,7 +115,7 @@ METAL_FUNC void multiply_tile(
   threadgroup_barrier(mem_flags::mem_threadgroup);
 }
 
-/** Many rows of x: tiles whose weights are decoded into threadgroup memory. x is normalised. */
+/** Many rows of x: tiles whose weights are decoded into threadgroup memory. x is normalized. */
 template <typename T, uint BITS, uint FP4, uint ROWS>
 [[kernel]] void quantized_tile(
     const device T* x [[buffer(0)]],
@@ -147,7 +147,7 @@ template <typename T, uint BITS, uint FP4, uint ROWS>
   const uint top = group.y * ROWS;
   const uint left = where.block * QUANTIZED_TILE;
   const uint columns = params.part_columns[where.part];
-  // A product takes the place of what was staged for it; the gates are only there for swiglu.
+  // A product overwrites the elements that were staged for it; only swiglu needs the gates.
   threadgroup float* tile = scratch;
   threadgroup T* staged = (threadgroup T*)scratch;
   threadgroup float* gates = scratch + quantized_tile_bytes(ROWS, sizeof(T)) / sizeof(float);

@@ -18,8 +18,8 @@ struct ReduceParams {
   unsigned rows;
   unsigned pieces;
   unsigned piece;
-  float scale;   // what the result is multiplied by
-  unsigned root; // 1: what is stored is the square root
+  float scale;   // multiplies the result
+  unsigned root; // 1: the square root is stored
 };
 
 } // namespace mlx_primitives

@@ -1,7 +1,7 @@
 #include "layer_norm_rows.h"
 #include "residual_norm.h"
 
-/** x + residual, rounded to T: what MLX's add gives, and what is normalised. */
+/** x + residual, rounded to T as MLX's add does; the result is then normalized. */
 template <typename T>
 METAL_FUNC packed4<T> added4(const device T* x, const device T* residual, uint at, uint axis) {
   const packed4<T> a = load4(x, at, axis, T(0.0f));

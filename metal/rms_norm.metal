@@ -2,7 +2,7 @@
 #include "rms_norm.h"
 #include "rms_norm_sums.h"
 
-/** As MLX does, the normalised x is rounded to T before the weight multiplies it. */
+/** As in MLX, the normalized x is rounded to T before the weight multiplies it. */
 template <typename T, bool WEIGHTED>
 METAL_FUNC packed4<T> scaled(packed4<T> x, packed4<T> weight, float inverse) {
   packed4<T> y;

@@ -2,7 +2,7 @@
 
 #include "common.h"
 
-// The arithmetic of RMS normalisation, the same in rms_norm and where it is fused with more.
+// The arithmetic of RMS normalization, shared by rms_norm and the kernels that fuse it.
 
 /** Adds the squares of x to `sum` in the order of the row. */
 template <typename T>

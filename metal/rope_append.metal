@@ -82,7 +82,7 @@ template <typename T, bool INTERLEAVED, bool EXPLICIT>
   }
 }
 
-/** The state as it was, into a buffer of its own: four elements a thread. */
+/** Copies the previous state into a separate buffer, four elements per thread. */
 template <typename T>
 [[kernel]] void copy_state(
     const device T* from [[buffer(0)]],

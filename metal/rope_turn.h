@@ -1,9 +1,9 @@
-// What the kernels that rotate share.
+// Shared by the kernels that rotate.
 #pragma once
 
 #include "common.h"
 
-/** cos and sin of one (position, pair), the inverse rotation having the opposite sine. */
+/** cos and sin of one (position, pair); the inverse rotation has the opposite sine. */
 struct Turn {
   float cosine;
   float sine;
@@ -31,7 +31,7 @@ METAL_FUNC packed2<T> rotated(packed2<T> pair, Turn by) {
   return turned;
 }
 
-/** Pair `i` of a row: neighbours if interleaved (MLX's "traditional"), else half a row apart. */
+/** Pair `i` of a row: adjacent if interleaved (MLX's "traditional"), else half a row apart. */
 template <typename T, bool INTERLEAVED>
 METAL_FUNC packed2<T> load_pair(const device T* row, uint i, uint pairs) {
   if (INTERLEAVED) {

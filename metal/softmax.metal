@@ -63,7 +63,7 @@ template <typename T, uint QUADS>
   for (uint q = 0; q < QUADS; q++) {
     sum = exp4(sum, values[q], maximum);
   }
-  // Slots of their own: a slow SIMD group may still be reading the maxima.
+  // Use separate slots, since a slow SIMD group may still be reading the maxima.
   if (QUADS == 1) {
     sum = group_sum(sum, scratch + simds, place);
   } else {

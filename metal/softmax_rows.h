@@ -1,4 +1,4 @@
-// What the kernels that take exponentials of a row share.
+// Shared by the kernels that take exponentials of a row.
 #pragma once
 
 #include "common.h"
@@ -8,7 +8,7 @@ METAL_FUNC float softmax_exp(float x) {
   return fast::exp(x);
 }
 
-/** max() would let a NaN through or not as the hardware likes; this comparison drops it. */
+/** The larger value. Unlike max(), whose result for NaN depends on the hardware, it drops NaN. */
 METAL_FUNC float larger(float a, float b) {
   return a < b ? b : a;
 }

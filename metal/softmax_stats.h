@@ -1,9 +1,9 @@
-// A row's maximum and sum of exponentials, found together.
+// A row's maximum and sum of exponentials, computed together.
 #pragma once
 
 #include "softmax_rows.h"
 
-/** What is known of a row: its maximum, and the sum of exponentials relative to that. */
+/** The maximum of the elements read so far, and the sum of exponentials relative to it. */
 struct RowStats {
   float maximum;
   float sum;
@@ -13,7 +13,7 @@ METAL_FUNC RowStats no_stats() {
   return {-FLT_MAX, 0.0f};
 }
 
-/** With four more elements, which become their exponentials relative to the new maximum. */
+/** Adds four elements, which become their exponentials relative to the new maximum. */
 METAL_FUNC RowStats with4(RowStats stats, thread float* values) {
   const float grown = max4(stats.maximum, values);
   if (grown > stats.maximum) { // else the factor is exp(0) = 1
@@ -29,7 +29,7 @@ METAL_FUNC RowStats simd_stats(RowStats stats) {
   return {maximum, simd_sum(stats.sum * softmax_exp(stats.maximum - maximum))};
 }
 
-/** Of the whole threadgroup, in every thread: both halves cross in one barrier. */
+/** Combines the stats of the threadgroup in every thread; one barrier covers both numbers. */
 METAL_FUNC RowStats group_stats(RowStats stats, threadgroup float* scratch, Place at) {
   const RowStats simd = simd_stats(stats);
   if (at.lane == 0) {

@@ -39,7 +39,7 @@ class Metallib:
 
 
 LAYOUT = "e-i64:64-v16:16-v24:32-v32:32-v48:64-v96:128-v192:256-v256:256-v512:512-v1024:1024-n8:16:32:64-G1"
-# What a thread is told: OpenCL's function, and whether it takes a dimension, and its type.
+# A thread's built-in values: OpenCL's function, whether it takes a dimension, and its type.
 BUILT_IN = {
     "threadgroup_position_in_grid": ("_Z12get_group_idj", True, "i64"),
     "thread_position_in_threadgroup": ("_Z12get_local_idj", True, "i64"),

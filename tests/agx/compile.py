@@ -32,7 +32,7 @@ class Tools:
         self.metallib = None
         self.cache = Path(os.environ["AGX_CACHE"])
         self.cache.mkdir(parents=True, exist_ok=True)
-        # What results depend on beside the kernels.
+        # The files that results depend on besides the kernels.
         files = [Path(__file__), Path(bfloat.__file__), Path(self.agxstat)]
         parts = [root.name.encode(), *(path.read_bytes() for path in files)]
         self.identity = hashlib.sha256(b"\0".join(parts)).hexdigest()
@@ -82,8 +82,8 @@ class Tools:
         text, module = self.folder / f"{name}.ll", self.folder / f"{name}.spv"
         self.run(self.bin / "opt", *THRESHOLDS, f"-passes={PASSES}", "-S", source, "-o", text)
         before = text.read_text()
-        # What globalopt computed of MLX's function constants leaves an empty list, and threadgroup
-        # memory a value: the back end and Mesa take neither.
+        # globalopt leaves an empty list of constructors for MLX's function constants, and gives
+        # threadgroup memory an initial value; the back end and Mesa accept neither.
         after = re.sub(r"@llvm\.global_ctors = appending global \[0 x .*", "", before)
         after = re.sub(r"(?m)^(@.* addrspace\(3\) global .*) zeroinitializer", r"\1 undef", after)
         text.write_text(bfloat.without_bfloat(after))

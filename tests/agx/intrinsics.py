@@ -102,7 +102,7 @@ def body(name, kind, kinds):
 
 
 def definition(name, kind, kinds):
-    """The intrinsic as a function of its own."""
+    """The definition of a function that replaces the intrinsic."""
     given = ", ".join(f"{of} %{n}" for n, of in enumerate(kinds))
     ending = "ret void" if kind == "void" else f"ret {kind} %r"
     text = body(name, kind, kinds)

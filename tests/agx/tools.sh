@@ -100,7 +100,7 @@ with_meson=("PYTHONPATH=$meson" "PATH=$meson/bin:$PATH" "PYTHONDONTWRITEBYTECODE
 mesa_libraries=(src/compiler/spirv/libvtn.a src/compiler/nir/libnir.a src/compiler/libcompiler.a
   src/util/libmesa_util.a src/util/blake3/libblake3.a src/c11/impl/libmesa_util_c11.a)
 
-# agxstat: Mesa's AGX compiler, but for textures, and what tests/agx adds to it.
+# agxstat: Mesa's AGX compiler without textures, and the additions of tests/agx.
 bring_agxstat() {
   local agx=$mesa/source/src/asahi/compiler here=$root/tests/agx objects=$agxstat.part file flags jobs=()
   [ ! -x "$agxstat" ] || return 0

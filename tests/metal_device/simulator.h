@@ -1,4 +1,4 @@
-// What the two sources of the stand-in share.
+// Shared by the two sources of the stand-in.
 #pragma once
 
 #include "mlx-primitives/src/ffi/simulator.rs.h"

@@ -1,5 +1,5 @@
-//! Runs a case through `eval_gpu` in the simulator and holds it to its CPU kernels, which the suite
-//! holds to references in f64.
+//! Runs a case through `eval_gpu` in the simulator and compares it with its CPU kernels, which the
+//! suite compares with references in f64.
 
 use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -9,7 +9,7 @@ use mlx_primitives::{Array, Dispatched, Dtype, Result, dispatched};
 
 use crate::cases::Case;
 
-/// How a run failed, and in which words.
+/// How a run failed, and its message.
 #[derive(Clone, Debug)]
 pub struct Failure {
     pub kind: &'static str,
@@ -36,7 +36,7 @@ fn fail<T>(kind: &'static str, text: impl Into<String>) -> std::result::Result<T
     Err(Failure { kind, text: text.into() })
 }
 
-/// The rows of an array; packed codes as two numbers that f64 holds exactly.
+/// The rows of an array; packed codes become two numbers that f64 represents exactly.
 fn numbers(x: &Array) -> Result<Output> {
     let row = x.shape().last().map_or(1, |&axis| axis.max(1) as usize);
     if x.dtype() == Dtype::Uint32 {
@@ -64,8 +64,8 @@ fn traffic(dispatched: &[Dispatched]) -> Vec<Traffic> {
     dispatched.iter().map(of).collect()
 }
 
-/// The bound of a number's error: a relative one that sums in float32 may have, and one that is
-/// small beside the rest of the row, where what is added cancels.
+/// The bound of a number's error: a relative error of sums in float32, and one that is small
+/// compared with the rest of the row, for sums whose terms cancel.
 fn bound(row: &[f64]) -> impl Fn(f64) -> f64 {
     let finite = || row.iter().filter(|v| v.is_finite());
     let squares: f64 = finite().map(|v| v * v).sum();
@@ -106,7 +106,7 @@ fn simulated(
     }
 }
 
-/// The case as it is: its values are right, whatever the order of threads is in `orders`.
+/// Checks the case without mutants: its values are correct in every order of threads in `orders`.
 pub fn original(case: &Case, orders: &[Schedule]) -> std::result::Result<Original, Failure> {
     let expected = match without_metal(|| values(case)) {
         Ok(values) => values,
@@ -119,7 +119,7 @@ pub fn original(case: &Case, orders: &[Schedule]) -> std::result::Result<Origina
     Ok(original)
 }
 
-/// The case with a mutant: an error says how the mutant is noticed.
+/// Runs the case with a mutant; an error tells how the mutant was detected.
 pub fn mutant(case: &Case, original: &Original) -> std::result::Result<(), Failure> {
     let (values, dispatched) = simulated(case, Schedule::Forward)?;
     compare(&values, &original.expected)?;

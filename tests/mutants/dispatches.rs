@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 
 use mlx_primitives::{Change, Dispatched};
 
-/// A fault, and the dispatches that it may be planted in: the number of a case, and that of a
-/// dispatch of it.
+/// A fault, and the dispatches that it may be planted in, each by the number of its case and its
+/// number in that case.
 pub struct Job {
     /// The kernel, or the stem of a parameter, which its kernels share.
     pub of: String,
@@ -13,10 +13,10 @@ pub struct Job {
     pub places: Vec<(usize, usize)>,
 }
 
-/// The dispatches that are tried until one shows the fault, at most.
+/// The most dispatches that are tried until one shows the fault.
 const PLACES: usize = 64;
 
-/// The changes of a dispatch. Sizes vary, so `Memory` takes all of it away by the largest number.
+/// The changes of a dispatch. Sizes vary, so the largest number of `Memory` removes all of it.
 fn changes(dispatched: &Dispatched) -> Vec<Change> {
     let encoded = &dispatched.encoded;
     let mut all = Vec::new();
@@ -61,7 +61,7 @@ pub fn jobs<'a>(originals: impl Iterator<Item = (&'a str, usize, Vec<Dispatched>
     }
     let mut jobs: Vec<Job> = found.into_values().collect();
     for job in &mut jobs {
-        // In no order that the list of cases has: the first ones are of all kinds.
+        // Shuffle the cases, so that the first ones are of all kinds.
         job.places.sort_by_key(|(case, number)| (case * 7919 + number * 31) % 1009);
         job.places.truncate(PLACES);
     }
@@ -79,7 +79,7 @@ pub fn name(change: Change) -> String {
     }
 }
 
-/// The change of that name.
+/// The change with a given name.
 pub fn parse(name: &str) -> Change {
     let mut words = name.split(' ');
     let kind = words.next().unwrap_or_default();

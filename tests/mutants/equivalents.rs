@@ -1,8 +1,8 @@
-//! Mutants that change nothing that a check can show, each with the reason.
+//! Mutants that no check can detect, each with the reason.
 
 use crate::mutate::Mutant;
 
-/// Function, part of the line as it was, part of the line as it became, and why.
+/// The function, a part of the original line, a part of the changed line, and the reason.
 pub type Equivalent = (&'static str, &'static str, &'static str, &'static str);
 
 pub const KERNELS: &[Equivalent] = &[
@@ -43,8 +43,8 @@ pub const KERNELS: &[Equivalent] = &[
     ("rope", "offset_stride == 0 ?", "= false ?", "a division more"),
 ];
 
-/// Part of the kernel's name, or the stem whose parameter it is; the change, of which `a..b` stands
-/// for the words in that range and a last number may be left out; and why.
+/// A part of the kernel's name, or the stem of the parameter; the change, where `a..b` matches the
+/// words in that range and the last number may be omitted; and the reason.
 pub const DISPATCHES: &[(&str, &str, &str)] = &[
     ("activation_add_relu", "swapped 0 1", "a sum is the same in both orders"),
     ("activation_mul_relu", "swapped 0 1", "a product is the same in both orders"),

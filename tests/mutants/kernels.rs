@@ -12,7 +12,7 @@ const EACH: &str = r#"MACRO("float32", float) MACRO("float16", half) MACRO("bflo
 /// The classes that run without `METAL_SIM_ALL_MUTANTS`.
 const DEFAULT: [&str; 6] = ["barrier", "guard", "slots", "initial", "buffers", "bound"];
 
-/// Files of `metal/`, and the stems of the kernels that show what is wrong in them.
+/// Files of `metal/`, and the stems of the kernels that show their mutants.
 const FILES: [(&str, &[&str]); 13] = [
     ("common.h", &["softmax", "rms_norm"]),
     ("shared.h", &["softmax", "rms_norm"]),
@@ -29,7 +29,7 @@ const FILES: [(&str, &[&str]); 13] = [
     ("activation.metal", &["activation"]),
 ];
 
-/// Files whose kernels take longer to compile or to run, and the classes that run of them.
+/// Files whose kernels take longer to compile or to run, and the classes of mutants that run.
 const LONGER: [(&str, &[&str]); 11] = [
     ("attention_matrix.h", &["attention"]),
     ("attention_tile.h", &["attention"]),
@@ -45,7 +45,7 @@ const LONGER: [(&str, &[&str]); 11] = [
 ];
 const OF_LONGER: [&str; 2] = ["barrier", "slots"];
 
-/// Instances that mutants are compiled without: others of the same template stay.
+/// Instances that mutants are compiled without; others of the same template remain.
 const LEFT_OUT: [(&str, &[&str]); 2] = [
     ("attention", &["_q8_", "_80_", "_96_", "_128_", "_256_", "_64_4_"]),
     (
@@ -63,7 +63,7 @@ fn metal() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("metal")
 }
 
-/// Every mutant that there is to run; strides, which kernels compute in 64 bits, count as bounds.
+/// Every mutant to run; strides, which kernels compute in 64 bits, count as bounds.
 pub fn jobs() -> Vec<Job> {
     let all = std::env::var_os("METAL_SIM_ALL_MUTANTS").is_some();
     let of = |(file, stems): (&str, &'static [&'static str]), classes: &'static [&str]| {
@@ -107,7 +107,7 @@ impl Kernels {
                 text = text.replace(EACH, "MACRO(\"float32\", float)");
             }
             if name.strip_suffix(".metal") == Some(stem) {
-                // The lines of a macro go on where one is left out.
+                // An omitted line of a macro still continues on the next line.
                 let keep = |line: &str| match left_out.iter().any(|part| line.contains(**part)) {
                     true => "  \\".to_owned(),
                     false => line.to_owned(),
@@ -118,7 +118,7 @@ impl Kernels {
         }
         let source = Source::new(self.sources.path().join(format!("{stem}.metal")));
         let library = Library::compile(&source, &self.compiler, self.cache.path());
-        // The library is loaded, and no other is the same.
+        // The library is loaded already, and no other mutant can use it.
         for entry in std::fs::read_dir(self.cache.path()).expect("a cache").flatten() {
             if entry.path().extension().is_some_and(|extension| extension == "so") {
                 std::fs::remove_file(entry.path()).expect("a compiled mutant");

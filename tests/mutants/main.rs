@@ -1,5 +1,5 @@
-//! Checks over the checks: kernels, and the data of dispatches, with one thing wrong each. Every op
-//! runs through `eval_gpu` in the simulator, and every mutant has to show.
+//! Checks the checks with mutants: kernels, or data of dispatches, with one fault each. Every op
+//! runs through `eval_gpu` in the simulator, and a check must detect every mutant.
 
 #[cfg(target_os = "linux")]
 mod cases;
@@ -24,7 +24,7 @@ mod workers;
 
 #[cfg(target_os = "linux")]
 fn main() -> std::process::ExitCode {
-    // What was tuned on this machine is for its programs, not for tests of our kernels.
+    // Tuning results of this machine are for its programs, not for tests of the kernels.
     // SAFETY: no other thread runs yet.
     unsafe { std::env::set_var("MLX_PRIMITIVES_TUNE", "off") };
     tests::main()

@@ -1,4 +1,4 @@
-//! Mutants: copies of a source in which one thing is wrong.
+//! Mutants: copies of a source with one fault each.
 
 use crate::rules::Rule;
 
@@ -38,10 +38,10 @@ pub fn mutants(file: &str, text: &str, rules: &[Rule]) -> Vec<Mutant> {
             let (from, to) = (lines(&code), lines(&text));
             list.push(Mutant { file, line: number + 1, function, class, from, to, text });
         };
-        // A plan names kernels in strings, which are masked in the kernels alone.
+        // Strings are masked only in kernels, since a plan names kernels in strings.
         for (class, from, to) in rules {
             for (at, _) in line.match_indices(from) {
-                // Past the end of a private array lies the simulator's own stack: unwatched.
+                // The simulator does not check its own stack, which follows a private array.
                 let private =
                     ["i < READS", "q < QUADS", "h < HEADS"].iter().any(|l| line.contains(l));
                 if private && (*to == " <= " || to.contains("READS + 1")) {
@@ -142,7 +142,7 @@ fn conditions(line: &str) -> Vec<(usize, usize)> {
     found
 }
 
-/// An assignment or a return without a value, which may be left out.
+/// An assignment or a return without a value, which may be omitted.
 fn statement(line: &str) -> Option<(usize, usize)> {
     let text = line.trim();
     let start = line.find(text)?;
@@ -152,7 +152,7 @@ fn statement(line: &str) -> Option<(usize, usize)> {
     (text.ends_with(';') && (plain || text == "return;")).then_some((start, text.len()))
 }
 
-/// Whole numbers that are no part of a name, of a fraction or of an index that is a rule's.
+/// Integers that are not part of a name, of a fraction or of an index that a rule covers.
 fn integers(line: &str) -> Vec<std::ops::Range<usize>> {
     let bytes = line.as_bytes();
     let part = |b: u8| b.is_ascii_alphanumeric() || b"_.\"[".contains(&b);

@@ -1,6 +1,6 @@
-//! How a line of source is made wrong: text rules, each applied at each place by itself.
+//! Text rules that make a line of source wrong, each applied at each place separately.
 
-/// Class, what is looked for in the code and what takes its place.
+/// The class, the text to find in the code and its replacement.
 pub type Rule = (&'static str, &'static str, &'static str);
 
 pub const RULES: &[Rule] = &[

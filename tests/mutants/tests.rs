@@ -39,7 +39,7 @@ pub fn main() -> ExitCode {
     libtest_mimic::run(&Arguments::from_args(), trials).exit_code()
 }
 
-/// Runs mutants, and keeps what their cases give without one.
+/// Runs mutants, and keeps the results of their cases without one.
 struct Worker {
     cases: Vec<Case>,
     originals: Vec<Option<Original>>,
@@ -53,7 +53,7 @@ impl Worker {
         Self { cases, originals, kernels: kernels::Kernels::new(), mutants: kernels::jobs() }
     }
 
-    /// How the mutant of a job is noticed, or that it is not.
+    /// How the mutant of a job is detected, or that it is not.
     fn answer(&mut self, job: &str) -> String {
         let (kind, rest) = job.split_once(' ').unwrap_or((job, ""));
         let outcome = match kind {
@@ -78,7 +78,7 @@ impl Worker {
                 if self.cases[case].stem != *stem {
                     continue;
                 }
-                // Some cases only run instances that are left out to compile faster.
+                // Some cases only run instances that are omitted to compile faster.
                 let launched = self.original(case)?.dispatched.iter();
                 let mut names = launched.map(|dispatched| &dispatched.kernel);
                 if names.any(|name| kernels.iter().any(|kernel| kernel.name == *name)) {
@@ -125,7 +125,7 @@ fn orders() -> &'static [Schedule] {
     if every() { &Schedule::ALL } else { &Schedule::ALL[..2] }
 }
 
-/// What each case dispatches, or how it fails.
+/// The dispatches of each case, or its error.
 fn originals() -> &'static [Result<Vec<Dispatched>, String>] {
     static ORIGINALS: OnceLock<Vec<Result<Vec<Dispatched>, String>>> = OnceLock::new();
     ORIGINALS.get_or_init(|| {
@@ -150,7 +150,7 @@ fn originals() -> &'static [Result<Vec<Dispatched>, String>] {
     })
 }
 
-/// The cases are right, whatever the order of threads, and launch every float32 kernel.
+/// The cases are correct in every order of threads, and launch every float32 kernel.
 fn every_kernel() -> Result<(), Failed> {
     let start = Instant::now();
     let failures: Vec<_> = originals().iter().filter_map(|o| o.as_ref().err()).collect();
@@ -208,7 +208,7 @@ fn jobs() -> Vec<Job> {
     let dispatches = dispatches::jobs(originals).into_iter().map(|job| {
         let change = dispatches::name(job.change);
         let equivalent = equivalents::of_dispatch(&job.of, &change);
-        // What is said to change nothing is held to it by a few.
+        // A change that is said to have no effect is checked with a few dispatches.
         let most = if equivalent.is_some() { 3 } else { usize::MAX };
         let places = job.places.iter().map(|(c, d)| format!("{c}.{d}"));
         let places: Vec<_> = places.take(most).collect();

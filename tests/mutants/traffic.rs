@@ -1,4 +1,4 @@
-//! The least that the kernels along rows can move and wait for, against what they do.
+//! Compares the traffic and the barriers of the row kernels with the least possible.
 
 use mlx_primitives::Dispatched;
 

@@ -1,4 +1,4 @@
-//! Processes that run mutants: one that crashes or never ends takes no other along.
+//! Processes that run mutants, so that one that crashes or never ends does not affect the others.
 
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, ChildStdin, Command, Stdio};
@@ -24,7 +24,7 @@ pub fn serve(mut answer: impl FnMut(&str) -> String) {
     }
 }
 
-/// The start of an answer; what a library prints has no such start.
+/// The start of an answer, which tells it from the output of libraries.
 const ANSWER: &str = "answer: ";
 
 pub type Answer = Result<String, &'static str>;
@@ -80,8 +80,8 @@ impl Drop for Worker {
     }
 }
 
-/// Has every job answered, by as many workers as there are cores; answers in the order of the jobs.
-/// An error is how the worker ended. `seen` is told each answer as it comes.
+/// Runs the jobs on one worker per core, and returns the answers in the order of the jobs. An error
+/// tells how the worker ended. `seen` receives each answer when it arrives.
 pub fn run(jobs: &[String], seen: impl Fn(usize, &Answer) + Sync) -> Vec<Answer> {
     let next = AtomicUsize::new(0);
     let answers = Mutex::new(Vec::new());

@@ -1,4 +1,4 @@
-//! A source and what it includes as one text.
+//! Joins a source and the files that it includes into one text.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -7,19 +7,18 @@ use crate::{Error, file};
 
 pub(crate) struct Flat {
     pub(crate) text: String,
-    /// All that was read.
+    /// All files that were read.
     pub(crate) files: Vec<PathBuf>,
 }
 
-/// The source after the files of its `#include "..."` lines, each once: what compiles with no
-/// folder to look in. Files are looked for beside the one that includes them, then in
-/// `include_dirs`; includes in angle brackets stay. A character that is not ASCII is an error, in a
-/// comment too: MLX hands sources to Metal as ASCII.
+/// The source after the files of its `#include "..."` lines, each once, which compiles without
+/// include folders. Files are searched beside the one that includes them, then in `include_dirs`;
+/// includes in angle brackets stay. A character that is not ASCII is an error, even in a comment,
+/// since MLX passes sources to Metal as ASCII.
 ///
 /// # Errors
 ///
-/// Returns an error if a file cannot be read or is not ASCII, or a file that is included is not
-/// there.
+/// Returns an error if a file cannot be read or is not ASCII, or an included file does not exist.
 ///
 /// ```
 /// let folder = tempfile::tempdir()?;

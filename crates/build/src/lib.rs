@@ -25,7 +25,7 @@ pub enum Error {
     },
     /// Xcode or its Metal compiler is missing; the text says what to do.
     NoXcode(String),
-    /// The Metal compiler refused the source; the text is its own.
+    /// The Metal compiler refused the source; the text is its output.
     Compiler(String),
     /// A variable that cargo sets for build scripts is missing.
     NotABuildScript(&'static str),
@@ -50,7 +50,7 @@ fn file(path: &Path, reason: impl fmt::Display) -> Error {
     Error::File { path: path.to_owned(), reason: reason.to_string() }
 }
 
-/// A `.metal` file and how it is compiled.
+/// A `.metal` file and the options of its compilation.
 #[derive(Clone, Debug)]
 pub struct Metal {
     source: PathBuf,
@@ -65,7 +65,7 @@ pub struct Metal {
 }
 
 impl Metal {
-    /// A source, relative to the package; the library is called as the file is.
+    /// A source, relative to the package; the library gets the name of the file.
     pub fn new(source: impl Into<PathBuf>) -> Self {
         Self {
             source: source.into(),
@@ -80,24 +80,23 @@ impl Metal {
         }
     }
 
-    /// Another name for the library.
+    /// Sets another name for the library.
     pub fn name(self, name: impl Into<String>) -> Self {
         Self { name: Some(name.into()), ..self }
     }
 
-    /// Adds a folder for `#include "..."`, after the source's own.
+    /// Adds a folder for `#include "..."`, after the source's folder.
     pub fn include_dir(mut self, folder: impl Into<PathBuf>) -> Self {
         self.include_dirs.push(folder.into());
         self
     }
 
-    /// The language, `metal3.1` (macOS 14) unless set: a system that runs no such library refuses
-    /// it.
+    /// Sets the language, `metal3.1` (macOS 14) by default; older systems refuse the library.
     pub fn standard(self, standard: impl Into<String>) -> Self {
         Self { standard: standard.into(), ..self }
     }
 
-    /// Adds a flag of the Metal compiler's.
+    /// Adds a flag for the Metal compiler.
     pub fn flag(mut self, flag: impl Into<String>) -> Self {
         self.flags.push(flag.into());
         self
@@ -108,24 +107,24 @@ impl Metal {
         Self { require_xcode: true, ..self }
     }
 
-    /// The `xcrun` to use, instead of the one on the `PATH`.
+    /// Sets the `xcrun` to use, instead of the one on the `PATH`.
     pub fn xcrun(self, program: impl Into<PathBuf>) -> Self {
         Self { xcrun: program.into(), ..self }
     }
 
-    /// The system to build for, `macos` or another, instead of the one that cargo says.
+    /// Sets the system to build for, `macos` or another, instead of cargo's target.
     pub fn target_os(self, os: impl Into<String>) -> Self {
         Self { target: Some(os.into()), ..self }
     }
 
-    /// Where the library goes, instead of cargo's `OUT_DIR`.
+    /// Sets the folder of the library, instead of cargo's `OUT_DIR`.
     pub fn out_dir(self, folder: impl Into<PathBuf>) -> Self {
         Self { out_dir: Some(folder.into()), ..self }
     }
 
-    /// Writes `<name>.metal`, the source with the files that it includes, and `<name>.metallib`,
-    /// what was compiled of it or nothing, into `OUT_DIR`. Prints cargo's `rerun-if-changed` lines,
-    /// and a warning where Xcode is missing on macOS.
+    /// Writes two files into `OUT_DIR`: `<name>.metal`, the source with the files that it includes,
+    /// and `<name>.metallib`, the compiled library or an empty file. Prints cargo's
+    /// `rerun-if-changed` lines, and a warning if Xcode is missing on macOS.
     ///
     /// # Errors
     ///
@@ -166,8 +165,8 @@ impl Metal {
     }
 
     fn compile(&self, folder: &Path, library: &Path) -> Result<bool, Error> {
-        // Recent versions of Xcode bring a `metal` that only says how to download the real one, so
-        // finding it is not enough: it has to run.
+        // In recent versions of Xcode, `metal` may only tell how to download the real one, so run
+        // it instead of only finding it.
         let version = self.ask_xcrun(&["metal", "--version"])?;
         if !version.status.success() {
             return Err(no_xcode(&String::from_utf8_lossy(&version.stderr)));

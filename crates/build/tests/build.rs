@@ -1,4 +1,4 @@
-//! What a build script gets, with a stand-in for Xcode's `xcrun`.
+//! The results of a build script, with a stand-in for Xcode's `xcrun`.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;

@@ -1,4 +1,4 @@
-//! Activations, element by element, each step rounded where MLX's composition rounds.
+//! Elementwise activations, each step rounded where MLX's composition rounds.
 
 use std::marker::PhantomData;
 use std::ops::Range;
@@ -14,7 +14,7 @@ mod table;
 pub use affine::{AffineShape, affine};
 use table::table;
 
-/// What is applied to each element.
+/// A function applied to each element.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Activation {
     Relu,
@@ -23,7 +23,7 @@ pub enum Activation {
     Silu,
 }
 
-/// What is made of two elements.
+/// An operation on pairs of elements.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Combination {
     Swiglu,
@@ -80,7 +80,7 @@ pub(super) fn gelu_tanh<V: F32x16, T: Float>(x: V) -> V {
 
 /// A function of one element.
 trait Function: Sync {
-    /// Which table holds it for types of sixteen bits, if that is quicker than to compute it.
+    /// The index of its table for 16-bit types, or `None` if computing it is faster.
     const TABLE: Option<usize>;
     fn of<V: F32x16, T: Float>(x: V) -> V;
 }
@@ -114,9 +114,9 @@ functions! {
     Silu, Some(2), x => silu::<V, T>(x);
 }
 
-/// The function of the first element.
+/// Applies the function to the first element and ignores the second.
 struct Alone<F>(PhantomData<F>);
-/// The function of the first, times the second.
+/// Applies the function to the first element and multiplies by the second.
 struct Gated<F>(PhantomData<F>);
 struct AddRelu;
 struct MulRelu;
@@ -263,10 +263,10 @@ unsafe fn gated<T: Float, F: Function>(
     });
 }
 
-/// Elements that one item of a job stands for.
+/// Elements per item of a job.
 const BLOCK: usize = 1024;
 
-/// `work`: tenths of a nanosecond an element.
+/// `work` is the time per element in tenths of a nanosecond.
 unsafe fn map<T: Float, M: Map>(
     machine: Machine,
     a: *const T,

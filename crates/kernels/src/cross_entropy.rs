@@ -9,18 +9,18 @@ use super::simd::{F32x16, Kernel, LANES};
 use super::softmax::exponential;
 use super::{Machine, Shared};
 
-/// What the rows are held against.
+/// The target classes of the rows, with label smoothing.
 #[derive(Clone, Copy)]
 pub struct Targets<'a> {
-    /// A class for each row. One that does not exist makes the row NaN.
+    /// A class for each row. A class that does not exist makes its row NaN.
     pub classes: &'a [i32],
     /// The share of the target that is spread over all classes, in [0, 1).
     pub smoothing: f32,
-    /// Rows of this target cost nothing and have no gradient.
+    /// Rows with this class have a loss and a gradient of 0.
     pub ignored: Option<i32>,
 }
 
-/// What a row is held against.
+/// The target of one row.
 enum Target {
     Class(usize),
     Ignored,
@@ -65,8 +65,8 @@ pub unsafe fn cross_entropy(
     })
 }
 
-/// `g * (softmax(x) - (1 - smoothing) * onehot - smoothing / axis)` of each row, by the `stats`
-/// that [`cross_entropy`] left and the gradient `g` of each loss.
+/// `g * (softmax(x) - (1 - smoothing) * onehot - smoothing / axis)` of each row, from the `stats`
+/// that [`cross_entropy`] wrote and the gradient `g` of each loss.
 ///
 /// # Safety
 /// `x` and `out` hold `rows * axis` elements, `g` holds `rows`, aligned to the element, and `stats`
@@ -223,7 +223,7 @@ impl<T: Float> Kernel for Grad<'_, T> {
                     }
                 };
                 let spread = g * self.targets.smoothing / self.axis as f32;
-                // Before its place may be overwritten.
+                // Read the target's score before `shares` may overwrite it.
                 let hit = columns.contains(&class).then(|| {
                     let at = class - columns.start;
                     let score = V::splat(element::<V, T>(x.add(at)));
@@ -239,13 +239,13 @@ impl<T: Float> Kernel for Grad<'_, T> {
     }
 }
 
-/// A function and not a closure: those are not compiled for the level where they are not inlined.
+/// A function, because a closure that is not inlined is not compiled for the level.
 #[inline(always)]
 fn share<V: F32x16, T: Float>(x: V, max: f32, factor: f32) -> V {
     exponential::<V, T>(x - V::splat(max)) * V::splat(factor)
 }
 
-/// `exp(x - max) * factor + shift`, or `shift` alone where x does not count.
+/// `exp(x - max) * factor + shift`, or only `shift` if `counts` is false.
 ///
 /// # Safety
 /// Both hold `count` elements; `out` may be `x`.

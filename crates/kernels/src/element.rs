@@ -1,8 +1,8 @@
-//! The element types, seen by the kernels as loads and stores of `f32` lanes.
+//! The element types, which kernels load and store as `f32` lanes.
 
 use super::simd::F32x16;
 
-/// A buffer's element type.
+/// The element type of a buffer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Element {
     F32,
@@ -10,7 +10,7 @@ pub enum Element {
     BF16,
 }
 
-/// Calls a generic function with the type an [`Element`] names.
+/// Evaluates an expression with a type alias for the type that an [`Element`] names.
 macro_rules! with_element {
     ($element:expr, $type:ident => $call:expr) => {
         match $element {
@@ -53,9 +53,9 @@ pub trait Float: Copy + Send + Sync + 'static {
     unsafe fn load_first<V: F32x16>(from: *const Self, count: usize) -> V;
     unsafe fn store<V: F32x16>(lanes: V, to: *mut Self);
     unsafe fn store_first<V: F32x16>(lanes: V, to: *mut Self, count: usize);
-    /// A store past the caches; `to` is aligned to the block.
+    /// A store that bypasses the caches; `to` is aligned to the block.
     unsafe fn stream<V: F32x16>(lanes: V, to: *mut Self);
-    /// What a store followed by a load gives: the lanes rounded to this type.
+    /// Rounds the lanes to this type, as a store followed by a load does.
     fn round<V: F32x16>(lanes: V) -> V;
     /// One element as a float.
     fn to_float(self) -> f32;
@@ -101,7 +101,7 @@ impl Float for f32 {
     }
 }
 
-/// A sixteen-bit format: how its patterns become lanes and back.
+/// A 16-bit format: conversions of its patterns to lanes and back.
 trait Sixteen: Copy + Send + Sync + 'static {
     const LOWEST: f32;
     const IS_BF16: bool;

@@ -1,14 +1,14 @@
-//! How a row becomes one number: four chains of blocks, then a tree, on every level alike.
+//! Reduces a row to one number: four chains of blocks, then a tree, in one order on every level.
 
 use super::element::Float;
 use super::simd::{F32x16, LANES, prefetch};
 
-/// How far ahead of the loads memory is asked for.
+/// How many bytes ahead of the loads memory is prefetched.
 const AHEAD: usize = 4096;
 
-/// What is done with each block of a row. The methods are inlined into the kernel's loop.
+/// A reduction of the blocks of a row. The methods are inlined into the kernel's loop.
 pub trait Fold: Copy {
-    /// Lanes start with this, and those beyond the row's end count as `PAD`.
+    /// The initial value of each lane. Lanes past the end of the row count as `PAD`.
     const START: f32;
     const PAD: f32;
     fn step<V: F32x16>(self, so_far: V, lanes: V) -> V;
@@ -57,7 +57,7 @@ impl Fold for Squares {
     }
 }
 
-/// The largest element; NaN if any is, as MLX has it.
+/// The largest element; NaN if any element is NaN, as in MLX.
 #[derive(Clone, Copy)]
 pub struct Max;
 
@@ -80,7 +80,7 @@ impl Fold for Max {
     }
 }
 
-/// The row's `axis` elements, folded.
+/// Folds the `axis` elements of a row.
 ///
 /// # Safety
 /// `x` is readable for `axis` elements.

@@ -1,10 +1,10 @@
-//! The blocks of GGUF files that hold packed weights, unpacked into MLX's affine layout: groups of
-//! 32 codes with a float32 scale and bias each.
+//! Unpacks the blocks of quantized weights in GGUF files into MLX's affine layout: groups of 32
+//! codes with a scale and a bias each.
 //!
-//! A weight of a block is `step * q - low`, and a step and a low belong to 32 weights, or, in
-//! [`BlockType::Q2K`], [`BlockType::Q3K`] and [`BlockType::Q6K`], to 16. Where they belong to 32 the
-//! group stands for the very same numbers. So it does where the numbers of both halves are
-//! multiples of one step and its codes reach that far, as those of [`BlockType::Q3K`] always do. Else
+//! A weight of a block is `step * q - low`. A step and a low cover 32 weights, or 16 in
+//! [`BlockType::Q2K`], [`BlockType::Q3K`] and [`BlockType::Q6K`]. If they cover 32, the group
+//! represents exactly the same numbers. It also does if the numbers of both halves are multiples of
+//! one step and the codes span their range, which always holds for [`BlockType::Q3K`]. Otherwise
 //! the half with the larger step keeps its numbers, and those of the other half are rounded.
 
 mod layouts;
@@ -16,7 +16,7 @@ use layouts::halves_of;
 /// Weights that share a scale and a bias.
 pub const GROUP: usize = 32;
 
-/// How a block is stored, by ggml's names.
+/// The format of a block, by ggml's name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum BlockType {
     Q4_0,
@@ -41,7 +41,7 @@ pub enum Part {
     Biases,
 }
 
-/// What 32 weights become: `scale * code + bias`.
+/// A group of 32 weights, each `scale * code + bias`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Group {
     pub scale: f32,
@@ -118,18 +118,18 @@ impl BlockType {
         }
     }
 
-    /// Whether every weight stays the number that the file has; else some are rounded.
+    /// Whether every weight keeps its value from the file; otherwise some are rounded.
     pub fn is_exact(self) -> bool {
         !matches!(self, Self::Q2K | Self::Q6K)
     }
 
-    /// Whether scales and biases are float16, as MLX has those of the types that it reads; else
-    /// they are float32, which holds every product of a block's scale and a group's.
+    /// Whether scales and biases are float16, as in MLX for the types that it reads. Otherwise they
+    /// are float32, which represents every product of a block's scale and a group's exactly.
     pub fn has_f16_scales(self) -> bool {
         matches!(self, Self::Q4_0 | Self::Q4_1 | Self::Q8_0)
     }
 
-    /// Bytes of a part of a block's groups.
+    /// Bytes of one part for all groups of a block.
     pub fn part_bytes(self, part: Part) -> usize {
         self.weights() / GROUP * self.group_bytes(part)
     }
@@ -142,7 +142,7 @@ impl BlockType {
         }
     }
 
-    /// Fills `out` with a part of the groups of as many whole blocks as both hold.
+    /// Fills `out` with one part of the groups, for the whole blocks that fit both slices.
     pub fn fill(self, part: Part, blocks: &[u8], out: &mut [u8]) {
         let (bytes, bits) = (self.group_bytes(part), self.bits());
         match part {
@@ -158,7 +158,7 @@ impl BlockType {
         }
     }
 
-    /// Calls `write` with each group and the `bytes` of `out` that are its.
+    /// Calls `write` with each group and its `bytes` bytes of `out`.
     #[inline(always)]
     fn each_group(
         self,
@@ -212,12 +212,12 @@ impl BlockType {
     }
 }
 
-/// Codes that stand for signed numbers around `zero`.
+/// A group whose codes represent signed numbers around `zero`.
 fn centered(scale: f32, zero: u8, codes: [u8; GROUP]) -> Group {
     Group { scale, bias: -f32::from(zero) * scale, codes }
 }
 
-/// A number in the two or four bytes that it has.
+/// Writes `value` as a float16 or float32, by the length of `out`.
 fn write_float(value: f32, out: &mut [u8]) {
     match out.len() {
         2 => out.copy_from_slice(&f16::from_f32(value).to_le_bytes()),
@@ -225,7 +225,7 @@ fn write_float(value: f32, out: &mut [u8]) {
     }
 }
 
-/// Codes one after the other, lowest bits first.
+/// Packs the codes one after the other, lowest bits first.
 fn pack(codes: &[u8; GROUP], bits: usize, out: &mut [u8]) {
     for (codes, out) in codes.chunks_exact(8).zip(out.chunks_exact_mut(bits)) {
         let word = codes.iter().rev().fold(0u64, |word, &code| word << bits | u64::from(code));
@@ -233,21 +233,21 @@ fn pack(codes: &[u8; GROUP], bits: usize, out: &mut [u8]) {
     }
 }
 
-/// Two times 16 weights, `step * q - low` with a step and a low of each half.
+/// Two halves of 16 weights, `step * q - low`, with a step and a low for each half.
 struct Halves {
     steps: [f32; 2],
     lows: [f32; 2],
-    /// A number of which all steps and no lows are multiples, or 0.
+    /// If not 0, both steps are multiples of it, and there are no lows.
     unit: f32,
     q: [i8; GROUP],
 }
 
 impl Halves {
-    /// The nearest group with codes up to `most`.
+    /// The nearest group whose codes are at most `most`.
     ///
-    /// The codes count from a number of the half with the larger step, by an n-th of that step, so
-    /// that this half keeps its numbers. n is as large as the codes allow, and the numbers of the
-    /// other half are off by at most half of such a part.
+    /// The codes count in units of 1/n of the larger step, aligned with the numbers of the half
+    /// that has it, so that this half keeps its numbers. n is as large as the codes allow, and the
+    /// numbers of the other half are off by at most half a unit.
     #[inline]
     fn fitted(&self, most: i32) -> Group {
         let Self { steps, lows, unit, q } = self;
@@ -261,7 +261,7 @@ impl Halves {
         let (scale, origin) = match () {
             _ if *unit > 0.0 && range <= *unit * most as f32 => (*unit, 0.0),
             _ if parts >= 1.0 && parts.is_finite() => (step / parts, origin),
-            // The halves are far apart for their steps, or all numbers are equal.
+            // The halves are too far apart for their steps, or all numbers are equal.
             _ => (range / most as f32, least),
         };
         if !(scale.is_normal() && origin.is_finite()) {
@@ -269,12 +269,12 @@ impl Halves {
         }
         let first = ((least - origin) / scale + ROUNDING).floor();
         let codes = std::array::from_fn(|i| {
-            // Truncated, and no negative number: the nearest whole one.
+            // No value is negative, so adding 0.5 and truncating rounds to the nearest integer.
             (((values[i] - origin) / scale - first + 0.5) as u8).min(most as u8)
         });
         Group { scale, bias: origin + first * scale, codes }
     }
 }
 
-/// What a quotient that should be whole may fall short of it by.
+/// How far a quotient that should be an integer may fall short of it.
 const ROUNDING: f32 = 1e-3;

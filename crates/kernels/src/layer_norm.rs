@@ -1,4 +1,4 @@
-//! Layer normalisation: `(x - mean(x)) / sqrt(var(x) + eps) * weight + bias`, row by row.
+//! Layer normalization: `(x - mean(x)) / sqrt(var(x) + eps) * weight + bias`, row by row.
 
 use std::ops::Range;
 
@@ -8,8 +8,9 @@ use super::output::Output;
 use super::simd::{F32x16, Kernel, LANES, prefetch_block};
 use super::{Machine, Shared};
 
-/// Rounds as MLX's composition does: f32 up to the normalised value, which becomes the element
-/// type before the weight multiplies it, and so does the product before the bias is added.
+/// Rounds where MLX's composition does: everything up to the normalized value is f32, the
+/// normalized value is rounded to the element type before the weight multiplies it, and the product
+/// before the bias is added.
 ///
 /// # Safety
 /// `x` and `out` hold `rows * axis` elements, `weight` and `bias` each hold `axis` or are null,
@@ -33,7 +34,7 @@ pub unsafe fn layer_norm(
     })
 }
 
-/// What is done with a normalised row; either pointer may be null.
+/// The weight and bias applied to a normalized row; either pointer may be null.
 pub struct Affine<T> {
     pub weight: *const T,
     pub bias: *const T,
@@ -163,7 +164,7 @@ unsafe fn normalize<V: F32x16, T: Float, const WEIGHTED: bool, const BIASED: boo
     // SAFETY: every access is within the row, and reads come before the write to their place.
     unsafe {
         while i + LANES <= axis {
-            prefetch_block(x.wrapping_add(axis + i)); // of the next row
+            prefetch_block(x.wrapping_add(axis + i)); // the next row
             let mut y = (T::load::<V>(x.add(i)) - mean) * inverse;
             if WEIGHTED {
                 y = T::round(y) * T::load(weight.add(i));

@@ -3,8 +3,8 @@
 //! # How it is built
 //!
 //! A kernel has one body, generic over the element type (`element::Float`) and the vector
-//! (`simd::F32x16`). `simd::Level` enters it with the instruction set of the process, and `pool::Pool`
-//! splits the work. These modules are public for this crate's own tests alone.
+//! (`simd::F32x16`). `simd::Level` runs it with the instruction set of the process, and
+//! `pool::Pool` splits the work. These modules are public only for this crate's tests.
 #![warn(clippy::missing_errors_doc, clippy::missing_panics_doc)]
 
 #[doc(hidden)]
@@ -79,7 +79,7 @@ pub use pool::MAX_THREADS;
 use pool::Pool;
 use simd::Level;
 
-/// Where a kernel runs: the process's own choice, or one a test makes.
+/// The instruction set and the threads that run a kernel: those of the process, or a test's choice.
 #[doc(hidden)]
 #[derive(Clone, Copy)]
 pub struct Machine {
@@ -95,13 +95,13 @@ impl Machine {
 
 /// The instruction set in use: `avx512bf16`, `avx512`, `avx2`, `neon` or `scalar`.
 ///
-/// `MLX_PRIMITIVES_SIMD` names one; a name this machine cannot run means the best it can.
+/// `MLX_PRIMITIVES_SIMD` selects one. If this machine cannot run it, the best available is used.
 pub fn simd_level_name() -> &'static str {
     Level::current().name()
 }
 
-/// What an environment variable has to hold and what it holds instead, of the first whose value is
-/// not used.
+/// The name of the first environment variable whose value cannot be used, the values that it
+/// accepts, and its value.
 pub fn unusable_variable() -> Option<(&'static str, String, String)> {
     if let Err(text) = Pool::wanted() {
         let expected = format!("1 to {MAX_THREADS} threads");
@@ -116,22 +116,24 @@ pub fn unusable_variable() -> Option<(&'static str, String, String)> {
     Some(("MLX_PRIMITIVES_SIMD", expected, wanted))
 }
 
-/// Threads that share a large job; `MLX_PRIMITIVES_THREADS` sets it.
+/// The number of threads that share a large job; `MLX_PRIMITIVES_THREADS` sets it.
 pub fn thread_count() -> usize {
     Pool::current().threads()
 }
 
-/// Sets [`thread_count`], at most [`MAX_THREADS`], if no kernel has run yet: what it is then.
+/// Sets [`thread_count`], at most [`MAX_THREADS`], unless a kernel has already run. Returns the
+/// resulting count.
 pub fn start_threads(threads: usize) -> usize {
     Pool::start(threads).threads()
 }
 
-/// Lends the calling thread to the kernels until `done`, or until none has run for a while.
+/// Lends the calling thread to the kernels until `done` returns true, or until no kernel has run
+/// for a while.
 pub fn lend_thread(done: &dyn Fn() -> bool) {
     Pool::current().lend(done);
 }
 
-/// `memcpy` with the kernels' pool and splitting.
+/// Copies memory on the threads of the kernels' pool.
 ///
 /// # Safety
 /// `from` is readable and `to` writable for `bytes`, and they do not overlap.
@@ -146,8 +148,8 @@ pub unsafe fn parallel_copy(from: *const u8, to: *mut u8, bytes: usize) {
     });
 }
 
-/// Calls `body` with parts of `bytes` and where each begins, on the threads of the kernels' pool.
-/// All parts but the last are whole multiples of `unit` bytes.
+/// Calls `body` with the offset of each part of `bytes` and the part, on the threads of the
+/// kernels' pool. The lengths of all parts except the last are multiples of `unit`.
 pub fn for_each_part(bytes: &mut [u8], unit: usize, body: impl Fn(usize, &mut [u8]) + Sync) {
     const PART: usize = 1 << 20;
     let most = (PART / unit.max(1)).max(1) * unit.max(1);

@@ -1,7 +1,7 @@
-//! Logarithms of sums of exponentials over the last axis, and log-softmax by them, in f32.
+//! Logarithms of sums of exponentials over the last axis, and log-softmax from them, in f32.
 //!
-//! A row is taken in chunks that fit the nearest cache, so it is read from memory once. Chunks
-//! are combined in order, whoever computed them: results do not depend on the threads.
+//! A row is processed in chunks that fit the nearest cache, so it is read from memory once. Chunks
+//! are combined in order, so results do not depend on the threads.
 
 use std::ops::Range;
 
@@ -11,23 +11,24 @@ use super::simd::{F32x16, Kernel, LANES, prefetch_block};
 use super::softmax::exponential;
 use super::{Machine, Shared};
 
-/// Elements whose maximum and sum are taken in one go.
+/// Elements whose maximum and sum are computed at a time.
 pub(super) const CHUNK: usize = 4096;
 
-/// A row, or a part of it, as far as its exponentials go.
+/// The maximum and the sum of exponentials of a row or a part of it.
 #[derive(Clone, Copy)]
 pub(super) struct Stats {
     /// The largest element; `sum` is relative to it, or to the lowest number if that is larger.
     pub max: f32,
     pub sum: f32,
-    /// The sum of the elements themselves, where asked for.
+    /// The sum of the elements themselves, if requested with `TOTAL`.
     pub total: f32,
 }
 
 impl Stats {
     const EMPTY: Stats = Stats { max: f32::NEG_INFINITY, sum: 0.0, total: 0.0 };
 
-    /// What `sum` is relative to: finite where only -inf was seen, so that a NaN still shows.
+    /// The number that `sum` is relative to: finite even if all elements are -inf, so that a NaN
+    /// still shows.
     fn base(&self) -> f32 {
         self.max.max(f32::MIN)
     }
@@ -128,7 +129,7 @@ pub(super) unsafe fn row_stats<V: F32x16, T: Float, const TOTAL: bool>(
     stats
 }
 
-/// Chunks of rows by their number among all.
+/// Numbers the chunks of all rows.
 pub(super) struct Chunks {
     pub axis: usize,
     pub each: usize,
@@ -173,8 +174,9 @@ impl<T: Float, const TOTAL: bool> Kernel for StatsOfChunks<T, TOTAL> {
 /// Work of a chunk element, in tenths of a nanosecond.
 const WORK: usize = 2;
 
-/// The rows' stats by all threads together, where there are fewer long rows than would keep the
-/// threads busy with a row each. The same bits as [`row_stats`].
+/// Computes the stats of a few long rows by chunk on all threads, if there are too few rows to keep
+/// the threads busy with a row each; otherwise returns `None`. The results equal those of
+/// [`row_stats`] bit for bit.
 ///
 /// # Safety
 /// `x` is readable for `rows * axis` elements.
@@ -226,7 +228,7 @@ pub unsafe fn log_softmax(element: Element, x: *const u8, out: *mut u8, rows: us
     })
 }
 
-/// Either of the two; `SUBTRACT` gives log-softmax.
+/// Computes logsumexp, or log-softmax with `SUBTRACT`.
 pub unsafe fn on<T: Float, const SUBTRACT: bool>(
     machine: Machine,
     x: *const T,

@@ -1,4 +1,4 @@
-//! `x · Wᵀ + s · (x · Aᵀ) · Bᵀ`: the products of the base, each corrected where it is rounded.
+//! `x · Wᵀ + s · (x · Aᵀ) · Bᵀ`: products of the base weights with a low-rank correction.
 
 use super::element::Element;
 use super::quantized_matmul::{Call, Join, LowRank, Mode, Weights, quantized_matmul};
@@ -7,7 +7,7 @@ use super::quantized_matmul::{Call, Join, LowRank, Mode, Weights, quantized_matm
 pub struct LoraCall {
     pub element: Element,
     pub mode: Mode,
-    /// Of a packed base.
+    /// Bits of a packed weight.
     pub bits: u32,
     pub group: usize,
     /// `[rows, axis]`
@@ -21,8 +21,8 @@ pub struct LoraCall {
     pub out: *mut u8,
 }
 
-/// The product with the base, that with A, that with B, its scaling and the sum are each rounded
-/// to the element type, as operations of their own would be.
+/// The products with the base, with A and with B, the scaling and the sum are each rounded to the
+/// element type, as separate operations would be.
 ///
 /// # Safety
 /// The buffers hold what the fields say, and `out` overlaps none.

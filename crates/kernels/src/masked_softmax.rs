@@ -1,6 +1,6 @@
 //! Softmax of scaled and masked scores over the last axis, accumulated in f32, and its gradient.
 //!
-//! A causal or sliding mask leaves each query one range of keys: nothing else is read.
+//! With a causal or sliding mask each query sees one range of keys, and no others are read.
 
 use std::ops::Range;
 
@@ -15,8 +15,8 @@ mod masks;
 use masks::{Added, Hidden, NoMask, RowMask, Staged};
 pub use masks::{Mask, MaskedSoftmaxShape};
 
-/// `softmax(round(x * scale) + mask)` of each row, where what is hidden (by the causal mask, the
-/// window or a bool mask) counts as the type's lowest finite number, as in MLX's attention.
+/// `softmax(round(x * scale) + mask)` of each row, where hidden scores (by the causal mask, the
+/// window or a bool mask) count as the type's lowest finite number, as in MLX's attention.
 ///
 /// # Safety
 /// `x` and `out` hold `rows * keys` elements, aligned to the element, and `out` is `x` itself or
@@ -39,7 +39,7 @@ pub unsafe fn masked_softmax(
 /// `scale * y * (g - sum(y * g))` of each row, and zero where the softmax hid a score.
 ///
 /// # Safety
-/// As for [`masked_softmax`], with two inputs; the mask is none or of bools.
+/// The contract of [`masked_softmax`], with two inputs; a mask, if any, is boolean.
 pub unsafe fn masked_softmax_grad(
     element: Element,
     [y, g]: [*const u8; 2],
@@ -63,7 +63,7 @@ pub unsafe fn masked_softmax_on<T: Float>(
     shape: &MaskedSoftmaxShape,
     scale: f32,
 ) {
-    // f32's exponentials wait in the output for their sum.
+    // Exponentials of f32 are kept in the output until their sum is known.
     let out = match T::as_f32(x) {
         Some(_) => Output::near(out),
         None => Output::new(out, &[x], shape.rows * shape.keys, shape.keys),
@@ -102,7 +102,7 @@ struct MaskedSoftmax<'a, T> {
     scale: f32,
 }
 
-/// Exponentials of a 16-bit row are kept in f32 between the passes: on the stack up to here.
+/// The longest 16-bit row whose f32 exponentials are kept on the stack between the passes.
 const KEPT: usize = 4096;
 
 impl<T: Float> Kernel for MaskedSoftmax<'_, T> {
@@ -210,7 +210,7 @@ struct Scores<T, M, const SCALED: bool> {
 }
 
 impl<T: Float, M: RowMask<T>, const SCALED: bool> Scores<T, M, SCALED> {
-    /// Scores `at..at + count`, in as many lanes; a constant `count` of sixteen has no tail.
+    /// Scores `at..at + count` in the first lanes; a constant `count` of sixteen has no tail.
     ///
     /// # Safety
     /// They are within the row.
@@ -230,8 +230,8 @@ impl<T: Float, M: RowMask<T>, const SCALED: bool> Scores<T, M, SCALED> {
         }
     }
 
-    /// Keeps the scores at `kept`, which may be where `x` is, and returns the largest. A NaN may be
-    /// passed over: its exponential spoils the sum instead.
+    /// Writes the scores to `kept`, which may be `x` itself, and returns the largest. It may miss a
+    /// NaN, whose exponential makes the sum NaN instead.
     #[inline(always)]
     unsafe fn keep<V: F32x16>(&self, kept: *mut f32) -> f32 {
         let mut max = [V::splat(f32::NEG_INFINITY); 4];
@@ -258,7 +258,7 @@ impl<T: Float, M: RowMask<T>, const SCALED: bool> Scores<T, M, SCALED> {
     }
 }
 
-/// `exp(score - max)` in the scores' place, and their sum. Asks for `next` on the way.
+/// Replaces the scores by `exp(score - max)` and returns their sum. Prefetches `next`.
 ///
 /// # Safety
 /// `kept` holds `count` floats.

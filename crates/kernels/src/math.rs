@@ -24,8 +24,8 @@ pub fn exp_nonpositive<V: F32x16>(x: V) -> V {
     p.scale_by_power(n)
 }
 
-/// e^x for x <= 0, within |x| * 2^-23 + 2^-22 of the result: shorter than [`exp_nonpositive`],
-/// for what is rounded to eleven bits or fewer.
+/// e^x for x <= 0, with a relative error of |x| * 2^-23 + 2^-22. Shorter than [`exp_nonpositive`],
+/// for results that are rounded to eleven bits or fewer.
 #[inline(always)]
 pub fn exp_nonpositive_short<V: F32x16>(x: V) -> V {
     // 2^-151 rounds to zero; the clamp keeps -inf out of the reduction.
@@ -41,7 +41,7 @@ pub fn exp_nonpositive_short<V: F32x16>(x: V) -> V {
     p.scale_by_power(n)
 }
 
-/// Beyond this MLX leaves its polynomials and calls libm.
+/// Above this magnitude MLX calls libm instead of its polynomials.
 const SINCOS_LIMIT: f32 = 8_388_608.0;
 
 /// (sin x, cos x), operation by operation as MLX's CPU backend computes them (the Cephes
@@ -106,8 +106,8 @@ fn sin_cos_by_lane<V: F32x16>(x: V, sin: V, cos: V) -> (V, V) {
     }
 }
 
-/// e^x as MLX's CPU backend computes it. Only for rope's frequencies, where matching MLX
-/// matters more than the last bits.
+/// e^x as MLX's CPU backend computes it, for the frequencies of rope, where matching MLX matters
+/// more than the last bits.
 #[inline(always)]
 pub fn exp_like_mlx(x: f32) -> f32 {
     if x.is_nan() {
@@ -140,7 +140,8 @@ pub fn exp_of_mlx<V: F32x16>(x: V) -> V {
     let limit = V::splat(-89.0);
     let clamped = zero - limit.max(zero - limit.max(x));
     let y = clamped * V::splat(std::f32::consts::LOG2_E);
-    // floor(y + 1/2) without rounding the sum: half-way values, which `round` may take down, go up.
+    // floor(y + 1/2) without rounding the sum: values halfway between integers go up, which `round`
+    // may round down.
     let nearest = y.round();
     let below = (V::splat(0.5) - (y - nearest)).to_bits();
     let whole = V::select(below, nearest, nearest + V::splat(1.0));
@@ -175,7 +176,8 @@ pub fn sigmoid<V: F32x16, T: Float>(x: V) -> V {
     T::round(V::select(negative(x), y, one - y))
 }
 
-/// The error function as MLX's CPU backend computes it, within 1.5e-7 (Abramowitz and Stegun 7.1.26).
+/// The error function as MLX's CPU backend computes it, within 1.5e-7 (Abramowitz and Stegun
+/// 7.1.26).
 #[inline(always)]
 pub fn erf_of_mlx<V: F32x16>(x: V) -> V {
     let (zero, one) = (V::splat(0.0), V::splat(1.0));

@@ -1,4 +1,4 @@
-//! Where results go: into the caches, or past them where they are too many to be found there again.
+//! Stores results into the caches, or past them if there are too many for the caches to keep.
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
@@ -6,12 +6,12 @@ use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use super::element::Float;
 use super::simd::{F32x16, LANES};
 
-/// Bytes of results that no cache keeps until somebody reads them. Tests, which have no room for that many,
-/// set another number.
+/// Bytes of results from which on the caches cannot keep them until they are read. Tests set a
+/// smaller number, since they have no room for this many.
 pub static BEYOND_CACHES: AtomicUsize = AtomicUsize::new(32 << 20);
 
-/// A buffer of results, or a place in it. The threads of a job use disjoint places, and the pool makes
-/// what went past the caches seen before the job ends.
+/// A buffer of results, or a position in it. The threads of a job use disjoint positions, and the
+/// pool makes streaming stores visible before the job ends.
 #[derive(Clone, Copy)]
 pub struct Output<T> {
     to: *mut T,
@@ -24,9 +24,10 @@ unsafe impl<T> Send for Output<T> {}
 unsafe impl<T> Sync for Output<T> {}
 
 impl<T: Float> Output<T> {
-    /// `count` results made of `inputs`, in rows of `row`, whose blocks of sixteen begin with the row.
+    /// `count` results computed from `inputs`, in rows of `row`, whose blocks of sixteen begin with
+    /// the row.
     ///
-    /// What overwrites an input finds it in the caches, and goes there.
+    /// Results that overwrite an input go to the caches, which hold the input already.
     pub fn new(to: *mut T, inputs: &[*const T], count: usize, row: usize) -> Self {
         let bytes = size_of::<T>();
         let aligned = to.addr().is_multiple_of(LANES * bytes) && row.is_multiple_of(LANES);
@@ -85,10 +86,10 @@ impl<T: Float> Output<T> {
         }
     }
 
-    /// As [`put`](Self::put), of sixteen patterns of as many bits.
+    /// Stores sixteen 16-bit patterns at element `at`, counted in whole blocks.
     ///
     /// # Safety
-    /// As there; the type has sixteen bits.
+    /// The contract of [`put`](Self::put), and the type has sixteen bits.
     #[inline(always)]
     pub unsafe fn put_patterns<V: F32x16>(self, half: V::Half, at: usize) {
         // SAFETY: the caller's contract; whole blocks from an aligned start on are aligned.
@@ -101,7 +102,7 @@ impl<T: Float> Output<T> {
         }
     }
 
-    /// As [`put`](Self::put), of the first `count` lanes.
+    /// Stores the first `count` lanes at element `at`.
     ///
     /// # Safety
     /// `count <= 16` elements are writable there.
@@ -111,7 +112,8 @@ impl<T: Float> Output<T> {
         unsafe { T::store_first(lanes, self.to.add(at), count) };
     }
 
-    /// The same block over a range of elements, which may begin and end within blocks.
+    /// Fills a range of elements with one block, repeated. The range may begin and end within
+    /// blocks.
     ///
     /// # Safety
     /// The range is writable.

@@ -15,16 +15,16 @@ use std::time::{Duration, Instant};
 use super::simd::fence;
 
 /// Work, in tenths of a nanosecond of one core, below which a job is not worth sharing with a
-/// helper that is still watching, and not worth waking a parked one for.
+/// helper that is still spinning, or not worth waking a parked one for.
 const SHARED_WORK: usize = 100_000;
 const WAKING_WORK: usize = 400_000;
-/// How long a helper watches for the next job before it parks, and a guest before it leaves.
+/// How long a helper spins for the next job before it parks, and a guest before it leaves.
 const SPIN: Duration = Duration::from_micros(30);
 const LENT: Duration = Duration::from_micros(100);
-/// Ranges handed out per thread, the later the shorter: enough to even out a disturbed core.
+/// Ranges handed out per thread, later ones shorter, which evens out a disturbed core.
 const RANGES_PER_THREAD: usize = 4;
 
-/// More than any machine has cores.
+/// The most threads of a pool, more than any machine has cores.
 pub const MAX_THREADS: usize = 1024;
 
 static CURRENT: OnceLock<&Pool> = OnceLock::new();
@@ -36,7 +36,7 @@ const NUMBER: u64 = 1 << 32;
 
 type Body<'a> = dyn Fn(Range<usize>) + Sync + 'a;
 
-/// What the helpers see of the caller's job.
+/// The caller's job, as the helpers see it.
 #[derive(Clone, Copy)]
 struct Job {
     body: *const Body<'static>,
@@ -45,8 +45,8 @@ struct Job {
 }
 
 impl Job {
-    /// Where range `index` begins. Of a thread's even share, its first range has half, the second a
-    /// quarter, two more an eighth each: threads that end apart end by little apart.
+    /// The first item of range `index`. The ranges of a thread are a half, a quarter, an eighth and
+    /// an eighth of its even share, so that threads end at nearly the same time.
     fn start(&self, index: usize) -> usize {
         let threads = self.threads;
         let eighths = match index / threads {
@@ -69,7 +69,7 @@ pub struct Pool {
     next: AtomicUsize,
     job: UnsafeCell<Option<Job>>,
     helpers: Box<[Helper]>,
-    /// Threads that wait for a result and help meanwhile: as many helpers may sleep on.
+    /// Threads that help while they wait for a result; this many helpers may stay parked.
     pub guests: AtomicUsize,
 }
 
@@ -103,7 +103,7 @@ impl Pool {
             guests: AtomicUsize::new(0),
         }));
         for (index, helper) in pool.helpers.iter().enumerate() {
-            // A thread the system refuses is one helper fewer, nothing worse.
+            // If the system refuses a thread, there is merely one helper fewer.
             let _ = std::thread::Builder::new()
                 .name(format!("mlx-primitives-{index}"))
                 .spawn(move || pool.help(helper));
@@ -111,7 +111,7 @@ impl Pool {
         pool
     }
 
-    /// The process's pool: as many threads as [`start`](Self::start) was told, or
+    /// The process's pool, with the number of threads that [`start`](Self::start) was given, or
     /// `MLX_PRIMITIVES_THREADS` (1 to [`MAX_THREADS`]), or one for each core.
     pub fn current() -> &'static Pool {
         CURRENT.get_or_init(|| {
@@ -145,7 +145,7 @@ impl Pool {
         self.helpers.len() + 1
     }
 
-    /// How many ranges a job of this much work is worth splitting into.
+    /// The number of ranges that a job with this much work is split into.
     pub fn ranges(&self, work: usize) -> usize {
         let watched = || {
             self.guests.load(Ordering::Relaxed) > 0
@@ -155,8 +155,8 @@ impl Pool {
         if self.helpers.is_empty() || !shared { 1 } else { self.threads() * RANGES_PER_THREAD }
     }
 
-    /// Runs `body` over disjoint ranges that cover `0..items`, an item being about
-    /// `work` tenths of a nanosecond. Small jobs, and jobs that find the pool taken, run in place.
+    /// Runs `body` over disjoint ranges that cover `0..items`, where an item takes about `work`
+    /// tenths of a nanosecond. Small jobs, and jobs that find the pool taken, run on the caller.
     pub fn for_each(&self, items: usize, work: usize, body: &Body) {
         if items == 0 {
             return;
@@ -200,7 +200,7 @@ impl Pool {
         }
     }
 
-    /// Takes ranges until none is left; what went past the caches is then seen by whoever waits.
+    /// Takes ranges until none is left, then makes streaming stores visible to the waiting caller.
     fn work(&self, job: Job) {
         let ranges = RANGES_PER_THREAD * job.threads;
         loop {
@@ -230,7 +230,7 @@ impl Pool {
         }
     }
 
-    /// A helper's life.
+    /// The main loop of a helper.
     fn help(&self, me: &Helper) {
         let _ = me.thread.set(std::thread::current());
         let mut last = 0;
@@ -249,7 +249,7 @@ impl Pool {
         }
     }
 
-    /// Helps until `done`, or until no job has come for a while.
+    /// Helps until `done` returns true, or until no job has come for a while.
     pub fn lend(&self, done: &dyn Fn() -> bool) {
         if self.helpers.is_empty() {
             return;
@@ -283,8 +283,8 @@ impl Pool {
         number
     }
 
-    /// The state once it shows an open job other than number `last`; none if `done` comes first
-    /// or nothing within `patience`.
+    /// Waits for an open job other than number `last` and returns the state that shows it. Returns
+    /// `None` if `done` returns true first or `patience` runs out.
     fn watch(&self, last: u64, patience: Duration, done: &dyn Fn() -> bool) -> Option<u64> {
         let start = Instant::now();
         while start.elapsed() < patience {

@@ -1,7 +1,7 @@
 //! MLX's affine quantization: groups of a row become small integers, a scale and a bias.
 //!
-//! The packed words are a little-endian stream of codes, so 32 codes of `bits` bits are `bits`
-//! words whatever `bits` is.
+//! The packed words are a little-endian stream of codes, so 32 codes of `bits` bits always take
+//! `bits` words.
 
 use std::ops::Range;
 
@@ -15,7 +15,7 @@ pub struct QuantizeShape {
     pub groups: usize,
     /// Elements of a group: a multiple of 32.
     pub group_size: usize,
-    /// Of a code: 2, 3, 4, 5, 6 or 8.
+    /// Bits of a code: 2, 3, 4, 5, 6 or 8.
     pub bits: usize,
 }
 
@@ -28,7 +28,7 @@ impl QuantizeShape {
 /// Codes that fill whole words.
 const UNIT: usize = 32;
 
-/// Runs `$run` with the bits of a code as a constant; nothing for a width that does not exist.
+/// Runs `$run` with the bits of a code as a constant; does nothing for an unknown width.
 macro_rules! with_bits {
     ($bits:expr, $name:ident => $run:expr) => {
         with_bits!(@ $bits, $name => $run, 2 3 4 5 6 8)
@@ -44,11 +44,11 @@ macro_rules! with_bits {
     };
 }
 
-/// Bit for bit `mx.quantize` on MLX's CPU backend.
+/// Equals `mx.quantize` on MLX's CPU backend bit for bit.
 ///
 /// # Safety
-/// `x` holds `groups * group_size` elements, `packed` the words of as many codes, `scales` and
-/// `biases` one element a group, all aligned to what they hold. No two overlap.
+/// `x` holds `groups * group_size` elements, `packed` the words of their codes, `scales` and
+/// `biases` one element per group, all aligned to their element type. No two overlap.
 pub unsafe fn quantize(
     element: Element,
     x: *const u8,
@@ -64,11 +64,11 @@ pub unsafe fn quantize(
     })
 }
 
-/// Bit for bit `mx.dequantize` on MLX's CPU backend: the product is rounded to the type, then the
-/// sum.
+/// Equals `mx.dequantize` on MLX's CPU backend bit for bit: the product is rounded to the type,
+/// then the sum.
 ///
 /// # Safety
-/// As for [`quantize`], with `out` in place of `x`.
+/// The contract of [`quantize`], with `out` in place of `x`.
 pub unsafe fn dequantize(
     element: Element,
     packed: *const u32,
@@ -155,7 +155,7 @@ impl<T: Float, const BITS: usize> Kernel for Quantize<'_, T, BITS> {
     unsafe fn run<V: F32x16>(self) {
         let Groups { elements, packed, scales, biases, groups, shape } = self.0;
         let top = ((1 << BITS) - 1) as f32;
-        // Sixteen groups at a time, whose scales are worked out together.
+        // Process sixteen groups at a time and compute their scales together.
         for first in groups.clone().step_by(LANES) {
             let count = LANES.min(groups.end - first);
             let none = V::splat(f32::NEG_INFINITY);
@@ -227,7 +227,8 @@ impl<T: Float, const BITS: usize> Kernel for Dequantize<'_, T, BITS> {
     }
 }
 
-/// Lanes whose largest is the opposite of the least element, and the largest one, that are no NaN.
+/// Two blocks, ignoring NaN: the maximum of the first is the negated smallest element, and the
+/// maximum of the second is the largest element.
 #[inline(always)]
 unsafe fn extremes<V: F32x16, T: Float>(x: *const T, count: usize) -> (V, V) {
     let none = V::splat(f32::NEG_INFINITY);
@@ -241,7 +242,7 @@ unsafe fn extremes<V: F32x16, T: Float>(x: *const T, count: usize) -> (V, V) {
     (least, most)
 }
 
-/// The bias is the extreme of larger magnitude, the scale such that zero has a code.
+/// The bias is the extreme with the larger magnitude; the scale is chosen so that zero has a code.
 #[inline(always)]
 pub fn scale_and_bias(low: f32, high: f32, top: f32) -> (f32, f32) {
     const LEAST: f32 = 1e-7;

@@ -1,4 +1,4 @@
-//! Reductions of rows to one number each: sums, means, maxima, sums of squares, L2 norms.
+//! Reduces rows to one number each: sums, means, maxima, sums of squares, L2 norms.
 
 use std::ops::Range;
 
@@ -16,12 +16,13 @@ pub enum Reduction {
     Norm,
 }
 
-/// Elements of a piece of a long row. Pieces do not depend on the threads, nor does the result.
+/// Elements of a piece of a long row. Neither the pieces nor the result depend on the threads.
 pub const PIECE: usize = 16_384;
-/// From this many rows on there is one for every thread, however long they are.
+/// The number of rows from which on rows are not split, since every thread has some.
 const MANY_ROWS: usize = 64;
 
-/// Accumulates in f32 and rounds once. No elements: 0, for the mean NaN, for the maximum -inf.
+/// Accumulates in f32 and rounds once. An empty row gives 0, or NaN for the mean and -inf for the
+/// maximum.
 ///
 /// # Safety
 /// `x` holds `rows * axis` elements and `out` holds `rows`, aligned to the element and apart.
@@ -66,7 +67,7 @@ pub unsafe fn reduce_on<T: Float>(
     }
 }
 
-/// Folds rows, long ones in pieces whose results `merge` then folds.
+/// Folds rows; long rows are folded in pieces, whose results `merge` folds.
 #[expect(clippy::too_many_arguments, reason = "how and what")]
 #[inline(always)]
 unsafe fn fold_rows<T: Float, F: Fold + Sync, M: Fold + Sync>(
@@ -104,7 +105,7 @@ unsafe fn fold_rows<T: Float, F: Fold + Sync, M: Fold + Sync>(
     unsafe { machine.level.run(kernel) }
 }
 
-/// Each row is cut into pieces, the last of which may be shorter; each becomes one number.
+/// Folds the pieces of each row, the last of which may be shorter, to one number each.
 struct Pieces<T, U, F, E> {
     fold: F,
     finish: E,

@@ -1,4 +1,4 @@
-//! `h = x + residual` and its RMS or layer normalisation, while each row of h is in the cache.
+//! `h = x + residual` and its RMS or layer normalization, while each row of h is in the cache.
 
 use std::mem::MaybeUninit;
 use std::ops::Range;
@@ -10,8 +10,8 @@ use super::rms_norm::rms_norm_row;
 use super::simd::{F32x16, Kernel, LANES};
 use super::{Machine, Shared};
 
-/// The untyped buffers of a call: `rows * axis` elements each, but `axis` in weight and bias,
-/// which may be null.
+/// The untyped buffers of a call: `rows * axis` elements each, except weight and bias, which have
+/// `axis` elements or are null.
 #[derive(Clone, Copy)]
 pub struct ResidualNorm {
     pub x: *const u8,
@@ -23,11 +23,11 @@ pub struct ResidualNorm {
     pub rows: usize,
     pub axis: usize,
     pub eps: f32,
-    /// Layer normalisation, else RMS, which has no bias.
+    /// Whether to apply layer normalization; otherwise RMS normalization, which has no bias.
     pub centered: bool,
 }
 
-/// Rounds h to the element type, then does to it what `rms_norm` or `layer_norm` would.
+/// Rounds h to the element type, then applies `rms_norm` or `layer_norm` to it.
 ///
 /// # Safety
 /// The buffers hold what [`ResidualNorm`] says, aligned to the element; `sum` and `norm`
@@ -64,7 +64,7 @@ pub unsafe fn residual_norm_on<T: Float>(machine: Machine, call: ResidualNorm) {
     });
 }
 
-/// Elements of a row that wait on the stack for their norm while the sum goes past the caches.
+/// The longest row that is kept on the stack for its norm while the sum bypasses the caches.
 const KEPT: usize = 8192;
 
 struct Rows<T> {
@@ -111,7 +111,8 @@ impl<T: Float> Kernel for Rows<T> {
     }
 }
 
-/// With `KEEP` into `kept` too, for the norm to find it there; the row is whole blocks then.
+/// Writes `x + residual` to `sum`, and with `KEEP` also to `kept` for the norm; the row is then
+/// whole blocks.
 #[inline(always)]
 unsafe fn add<V: F32x16, T: Float, const KEEP: bool>(
     x: *const T,

@@ -1,4 +1,4 @@
-//! RMS normalisation: `x / sqrt(mean(x²) + eps) * weight`, row by row.
+//! RMS normalization: `x / sqrt(mean(x²) + eps) * weight`, row by row.
 
 use std::ops::Range;
 
@@ -8,8 +8,8 @@ use super::output::Output;
 use super::simd::{F32x16, Kernel, LANES, prefetch_block};
 use super::{Machine, Shared};
 
-/// Rounds as MLX's composition does: f32 up to the normalised value, which becomes the element
-/// type before the weight multiplies it.
+/// Rounds where MLX's composition does: everything up to the normalized value is f32, which is
+/// rounded to the element type before the weight multiplies it.
 ///
 /// # Safety
 /// `x` and `out` hold `rows * axis` elements, `weight` holds `axis` or is null, all aligned to
@@ -31,7 +31,7 @@ pub unsafe fn rms_norm(
 }
 
 /// # Safety
-/// As [`rms_norm`]'s.
+/// The contract of [`rms_norm`].
 pub unsafe fn rms_norm_on<T: Float>(
     machine: Machine,
     x: *const T,
@@ -78,7 +78,7 @@ impl<T: Float> Kernel for RmsNorm<T> {
     }
 }
 
-/// `1 / sqrt(mean(x²) + eps)`, for every kernel that normalises.
+/// `1 / sqrt(mean(x²) + eps)`, for every kernel that normalizes.
 ///
 /// # Safety
 /// `x` is readable for `axis` elements.
@@ -123,7 +123,7 @@ unsafe fn normalize<V: F32x16, T: Float, const WEIGHTED: bool>(
     // SAFETY: every access is within the row, and reads come before the write to their place.
     unsafe {
         while i + LANES <= axis {
-            prefetch_block(x.wrapping_add(axis + i)); // of the next row
+            prefetch_block(x.wrapping_add(axis + i)); // the next row
             let mut y = T::load::<V>(x.add(i)) * inverse;
             if WEIGHTED {
                 y = T::round(y) * T::load(weight.add(i));

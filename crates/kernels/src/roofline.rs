@@ -1,5 +1,5 @@
-//! The machine's roofline, for benchmarks: how fast its memory is copied, read and filled, and its registers
-//! multiplied, by the kernels' threads and vectors and nothing else. The caller takes the time.
+//! The machine's roofline, for benchmarks: copies, reads and fills memory, and multiplies
+//! registers, with the kernels' threads and vectors alone. The caller measures the time.
 
 use std::hint::black_box;
 use std::ops::Range;
@@ -10,19 +10,19 @@ use super::{Machine, Shared, parallel_copy};
 
 /// Bytes of an item of a job.
 const BLOCK: usize = 4096;
-/// How far ahead of the loads memory is asked for.
+/// How many bytes ahead of the loads memory is prefetched.
 const AHEAD: usize = 4096;
-/// Multiplications that a sum goes through in an item of a job.
+/// Multiply-adds of each sum in an item of a job.
 const STEPS: usize = 1024;
 
-/// Copies as many bytes as both have, past the caches if there are more than those hold: the most that a
-/// kernel which reads its input once and writes its output once could reach.
+/// Copies the bytes that fit both slices, past the caches if there are more than the caches hold.
+/// This bounds kernels that read their input once and write their output once.
 pub fn copy(from: &[u8], to: &mut [u8]) {
     const CACHES: usize = 32 << 20;
     let bytes = from.len().min(to.len());
     let (from, start) = (Shared(from.as_ptr().cast_mut()), Shared(to.as_mut_ptr()));
     if bytes < CACHES {
-        // SAFETY: both slices hold the number of bytes that is copied, and a unique borrow overlaps no other.
+        // SAFETY: both slices hold `bytes` bytes, and a unique borrow overlaps no other.
         unsafe { parallel_copy(from.get(), start.get(), bytes) };
     } else {
         let level = Machine::current().level;
@@ -64,7 +64,7 @@ impl Kernel for Stream {
     }
 }
 
-/// Fills all with ones: the most that a kernel which reads next to nothing could reach.
+/// Fills the slice with ones. This bounds kernels that read next to nothing.
 pub fn fill(to: &mut [u8]) {
     let start = Shared(to.as_mut_ptr());
     for_blocks(to.len(), &|part| {
@@ -74,8 +74,7 @@ pub fn fill(to: &mut [u8]) {
     black_box(to);
 }
 
-/// Loads all into registers, as whole vectors: the most that a kernel which writes next to nothing could
-/// reach.
+/// Loads the slice into registers as whole vectors. This bounds kernels that write next to nothing.
 pub fn read(from: &[u8]) {
     let level = Machine::current().level;
     // SAFETY: the level is this machine's, and the kernel reads a slice.
@@ -114,9 +113,9 @@ impl Kernel for Read<'_> {
     }
 }
 
-/// Multiplies and adds in registers, `rounds` times about ten microseconds on every thread, and returns how
-/// many floating-point operations that was: over their time, the most that a product of matrices could
-/// reach. `pairs`: of bf16 numbers, with the level's instruction for their dot products if it has one.
+/// Multiplies and adds in registers, `rounds` times about ten microseconds on every thread, and
+/// returns the number of floating-point operations; divided by their time, this bounds matrix
+/// products. With `pairs`, multiplies pairs of bf16 by the level's dot instruction, if any.
 pub fn multiply(pairs: bool, rounds: usize) -> f64 {
     let machine = Machine::current();
     let pairs = pairs && machine.level.dots_bf16();

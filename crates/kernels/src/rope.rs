@@ -15,11 +15,11 @@ pub struct RopeShape {
     pub heads: usize,
     pub seq: usize,
     pub head_dim: usize,
-    /// Features that turn: even, at most `head_dim`; the rest are copied.
+    /// Features that are rotated: even, at most `head_dim`; the rest are copied.
     pub dims: usize,
-    /// Pairs are neighbours rather than half of `dims` apart.
+    /// Whether pairs are adjacent rather than half of `dims` apart.
     pub traditional: bool,
-    /// False turns the other way.
+    /// Whether to rotate forward; false rotates by the negated angle.
     pub forward: bool,
     /// Multiplies the positions.
     pub scale: f32,
@@ -33,8 +33,8 @@ pub enum Frequencies<'a> {
     Explicit(&'a [f32]),
 }
 
-/// Bit for bit `mx.fast.rope` on MLX's Linux CPU backend: each product and each sum is rounded
-/// to the element type, as are sine and cosine.
+/// Equals `mx.fast.rope` on MLX's Linux CPU backend bit for bit: each product and each sum is
+/// rounded to the element type, as are sine and cosine.
 ///
 /// # Safety
 /// `x` and `out` hold the shape's elements, aligned to the element; `out` is `x` itself or
@@ -54,10 +54,11 @@ pub unsafe fn rope(
     })
 }
 
-/// Columns of the sine and cosine tables computed at a time, and a table's floats.
+/// Columns of the sine and cosine tables that are computed at a time.
 pub(super) const COLUMNS: usize = 256;
+/// Floats of a table.
 pub const TABLE: usize = 8192;
-/// How far ahead input is fetched, in bytes: a tile's rows are too short for the hardware's guess.
+/// How many bytes ahead input is prefetched; a tile's rows are too short for hardware prefetchers.
 const AHEAD: usize = 2048;
 
 pub unsafe fn rope_on<T: Float>(
@@ -72,8 +73,8 @@ pub unsafe fn rope_on<T: Float>(
     if rows * shape.seq * shape.head_dim == 0 {
         return;
     }
-    // A tile is a run of positions in a group of rows that share its table: the tables stay
-    // on the stack and in L2, however long the sequence.
+    // A tile is a run of positions in a group of rows that share its table, so that the tables stay
+    // on the stack and in L2 for any length of the sequence.
     let columns = if shape.traditional { shape.dims } else { shape.dims / 2 };
     let width = columns.clamp(1, COLUMNS).next_multiple_of(LANES);
     let ranges = machine.pool.ranges(rows * shape.seq * shape.head_dim);
@@ -83,7 +84,7 @@ pub unsafe fn rope_on<T: Float>(
     let group = if per_batch { shape.heads } else { rows.div_ceil(ranges.div_ceil(runs)) };
     let groups = rows.div_ceil(group);
     let tile = run * shape.head_dim * group;
-    // Halves are stored a block each.
+    // The two halves of a row are stored by separate blocks.
     let whole = shape.traditional || columns.is_multiple_of(LANES);
     let row = if whole { shape.head_dim } else { 1 };
     let out = Output::new(out, &[x], rows * shape.seq * shape.head_dim, row);
@@ -180,7 +181,7 @@ impl<T: Float> Kernel for Tile<'_, T> {
 }
 
 impl<T: Float> Tile<'_, T> {
-    /// The features beyond `dims` pass unchanged.
+    /// Copies the features beyond `dims` unchanged.
     unsafe fn copy_rest(&self) {
         let RopeShape { seq, head_dim, dims, .. } = *self.shape;
         if head_dim == dims || std::ptr::eq(self.x, self.out.to()) {
@@ -207,7 +208,7 @@ impl<T: Float> Tile<'_, T> {
     ) {
         let mut inverse = [0.0f32; COLUMNS];
         self.inverse_frequencies(&mut inverse[..columns.len()], columns.start);
-        // The sine's sign: against the turn for a pair's first member, with it for the second.
+        // The sine is negated for the first member of a pair, and the direction negates both.
         let turn = if self.shape.forward { 1.0f32 } else { -1.0 };
         let mut signs = [turn; LANES];
         if self.shape.traditional {
@@ -250,7 +251,7 @@ impl<T: Float> Tile<'_, T> {
     }
 }
 
-/// Turns features `columns` against those `half` further on.
+/// Rotates features `columns` with those `half` further on.
 #[inline(always)]
 pub(super) unsafe fn rotate_halves<V: F32x16, T: Float>(
     from: *const T,
@@ -284,7 +285,7 @@ pub(super) unsafe fn rotate_halves<V: F32x16, T: Float>(
     }
 }
 
-/// Turns features `columns`, each against its neighbour; the table's sines carry the signs.
+/// Rotates features `columns` in adjacent pairs; the table's sines carry the signs.
 #[inline(always)]
 pub(super) unsafe fn rotate_pairs<V: F32x16, T: Float>(
     from: *const T,

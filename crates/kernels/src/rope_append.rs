@@ -1,4 +1,4 @@
-//! Rotary embedding of the queries and keys of a step, written with its values into a state.
+//! Rotates the queries and keys of a step, and writes them into a state together with its values.
 
 use std::ops::Range;
 
@@ -13,9 +13,9 @@ use super::{Machine, Shared, parallel_copy};
 /// Positions that the query area of a state has room for.
 pub const QUERY_POSITIONS: usize = 8;
 
-/// Positions whose vectors of one head are written one after the other, as they lie in the state.
+/// Positions of one head whose vectors are written in a row, in their order in the state.
 const RUN: usize = 8;
-/// Heads ahead of the one that turns, whose vectors are asked for.
+/// How many heads ahead of the rotation vectors are prefetched.
 const AHEAD: usize = 4;
 
 /// A state is `[batch, rows, head_dim]`: rows for the queries of 8 positions, then the keys and
@@ -28,12 +28,12 @@ pub struct AppendShape {
     pub time: usize,
     pub head_dim: usize,
     pub capacity: usize,
-    /// Features that turn: even, at most `head_dim`; the rest are copied.
+    /// Features that are rotated: even, at most `head_dim`; the rest are copied.
     pub dims: usize,
     pub traditional: bool,
     /// Multiplies the positions.
     pub scale: f32,
-    /// Multiplies the features that turn, before they do.
+    /// Multiplies the rotated features, before the rotation.
     pub multiplier: f32,
 }
 
@@ -51,15 +51,15 @@ impl AppendShape {
         self.heads + 2 * self.kv_heads
     }
 
-    /// The first head that has a place in the state: longer steps keep no queries.
+    /// The first head that is stored in the state; longer steps store no queries.
     fn first_head(&self) -> usize {
         if self.time <= QUERY_POSITIONS { 0 } else { self.heads }
     }
 }
 
-/// Queries, keys and values of `qkv`, `[batch, time, heads, head_dim]`, to their rows of `out`,
-/// queries and keys rotated as [`rope`](super::rope) does. Positions outside the capacity are
-/// left out.
+/// Writes the queries, keys and values of `qkv`, `[batch, time, heads, head_dim]`, to their rows of
+/// `out`, and rotates queries and keys as [`rope`](super::rope) does. Positions outside the
+/// capacity are skipped.
 ///
 /// # Safety
 /// `state`, `out` and `qkv` hold the shape's elements, aligned to the element; `out` is `state`
@@ -202,7 +202,7 @@ impl<T: Float> Kernel for Append<'_, T> {
 }
 
 impl<T: Float> Append<'_, T> {
-    /// Where a head's vector of a position comes from and where it goes.
+    /// The source and destination of a head's vector at a position.
     #[inline(always)]
     unsafe fn vectors(&self, head: usize, time: usize) -> Option<(*const T, *mut T)> {
         let shape = self.shape;
@@ -220,14 +220,14 @@ impl<T: Float> Append<'_, T> {
         unsafe { Some((self.qkv.add(from), self.out.add(row * shape.head_dim))) }
     }
 
-    /// Asks for the vector of a later head.
+    /// Prefetches the vector of a later head.
     #[inline(always)]
     fn ask(&self, from: *const T) {
         let later = from.wrapping_add(AHEAD * self.shape.head_dim);
         prefetch(later.cast(), self.shape.head_dim * size_of::<T>());
     }
 
-    /// Where to turn from: `from`, or `to` once it has the features times the multiplier.
+    /// The address to rotate from: `from`, or `to` after writing the multiplied features there.
     #[inline(always)]
     unsafe fn scaled<V: F32x16>(&self, from: *const T, to: *mut T, first: bool) -> *const T {
         if self.shape.multiplier == 1.0 {
@@ -247,7 +247,7 @@ impl<T: Float> Append<'_, T> {
         to
     }
 
-    /// Features from `first` on pass unchanged.
+    /// Copies the features from `first` on unchanged.
     unsafe fn copy(&self, heads: Range<usize>, first: usize) {
         let count = self.shape.head_dim - first;
         if count == 0 {

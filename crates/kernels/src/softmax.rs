@@ -1,4 +1,4 @@
-//! Softmax over the last axis, accumulated in f32 whatever the element type.
+//! Softmax over the last axis, accumulated in f32 for every element type.
 
 use std::ops::Range;
 
@@ -8,7 +8,7 @@ use super::output::Output;
 use super::simd::{F32x16, Kernel, LANES, prefetch_block};
 use super::{Machine, Shared};
 
-/// MLX's `precise` softmax. A NaN, a +inf, or nothing but -inf in a row makes it all NaN.
+/// MLX's `precise` softmax. A row that contains a NaN or +inf, or only -inf, becomes all NaN.
 ///
 /// # Safety
 /// `x` and `out` hold `rows * axis` elements, aligned to the element. `out` is `x` itself or
@@ -31,7 +31,7 @@ pub unsafe fn softmax_on<T: Float>(
     if axis == 0 {
         return;
     }
-    // f32's exponentials wait in the output for their sum.
+    // Exponentials of f32 are kept in the output until their sum is known.
     let out = match T::as_f32(x) {
         Some(_) => Output::near(out),
         None => Output::new(out, &[x], rows * axis, axis),
@@ -51,7 +51,7 @@ struct Softmax<T> {
     axis: usize,
 }
 
-/// Exponentials kept in f32 on the stack between the passes; longer rows compute them twice.
+/// The longest row whose f32 exponentials are kept on the stack; longer rows compute them twice.
 const KEPT: usize = 4096;
 
 impl<T: Float> Kernel for Softmax<T> {
@@ -84,7 +84,7 @@ impl<T: Float> Kernel for Softmax<T> {
     }
 }
 
-/// The largest element. A NaN may be passed over: its exponential spoils the sum instead.
+/// The largest element. It may miss a NaN, whose exponential makes the sum NaN instead.
 #[inline(always)]
 unsafe fn row_max<V: F32x16, T: Float>(x: *const T, axis: usize) -> f32 {
     let mut max = [V::splat(f32::NEG_INFINITY); 4];
@@ -109,7 +109,7 @@ unsafe fn row_max<V: F32x16, T: Float>(x: *const T, axis: usize) -> f32 {
     max[0].max(max[1]).max(max[2].max(max[3])).reduce_max()
 }
 
-/// e^x as precisely as the element type shows.
+/// e^x to the precision of the element type.
 #[inline(always)]
 pub(super) fn exponential<V: F32x16, T: Float>(x: V) -> V {
     if size_of::<T>() == size_of::<f32>() { exp_nonpositive(x) } else { exp_nonpositive_short(x) }
@@ -128,7 +128,7 @@ unsafe fn exponentials<V: F32x16, T: Float, const KEEP: bool>(
     // SAFETY: every access is within the row, and reads come before the write to their place.
     unsafe {
         while i + LANES <= axis {
-            prefetch_block(x.wrapping_add(axis + i)); // of the next row
+            prefetch_block(x.wrapping_add(axis + i)); // the next row
             let lanes = exponential::<V, T>(T::load::<V>(x.add(i)) - max);
             if KEEP {
                 lanes.store(keep.add(i));

@@ -2,14 +2,14 @@
 
 use std::marker::PhantomData;
 
-/// What a dispatch does with a buffer.
+/// How a dispatch accesses a buffer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Access {
     /// Read only; a store is a fault.
     Read,
     /// Read and written.
     ReadWrite,
-    /// An output: uninitialised, and every byte of it must be written.
+    /// An output: uninitialized, and the kernel must write every byte of it.
     Write,
 }
 
@@ -101,6 +101,6 @@ impl<'a> Buffer<'a> {
 
 /// The bytes of plain data.
 pub(crate) fn bytes_of<T: Plain>(data: &[T]) -> Vec<u8> {
-    // SAFETY: plain data has no padding, so all of its bytes are initialised.
+    // SAFETY: plain data has no padding, so all of its bytes are initialized.
     unsafe { std::slice::from_raw_parts(data.as_ptr().cast::<u8>(), size_of_val(data)) }.to_vec()
 }

@@ -1,4 +1,4 @@
-//! From rewritten source to a shared library, by way of the cache.
+//! Compiles rewritten source to a shared library, through the cache.
 
 use std::path::{Path, PathBuf};
 
@@ -72,8 +72,8 @@ pub(crate) fn build(
     build_with(source, compiler, folder, text, &[])
 }
 
-/// Compiles `text` together with modules of LLVM IR. Those were optimised by who made them:
-/// here they only get the checks, so that every access stays as it is.
+/// Compiles `text` together with modules of LLVM IR. Their producer has optimized them, so they
+/// only get the checks here, and every access stays as it is.
 pub(crate) fn build_with(
     source: &Path,
     compiler: &Compiler,
@@ -96,7 +96,7 @@ pub(crate) fn build_with(
     at_path(&kernels, std::fs::write(&kernels, text))?;
     at_path(&runtime, std::fs::write(&runtime, shim::RUNTIME))?;
     let library_draft = draft.join("kernels.so");
-    // The same for every library, so it is kept.
+    // All libraries share this object, so it is kept.
     let runtime_key =
         cache::key([identity.as_str(), shim::RUNTIME].into_iter().chain(RUNTIME_FLAGS));
     let runtime_object = folder.join(format!("runtime-{runtime_key}.o"));

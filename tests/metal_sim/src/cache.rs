@@ -1,4 +1,4 @@
-//! Names made of contents, and files that appear all at once.
+//! Names derived from contents, and files that appear atomically.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::path::{Path, PathBuf};
@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use crate::error::{Result, at_path};
 
-/// 128 bits of the parts, in hexadecimal.
+/// A 128-bit hash of the parts, in hexadecimal.
 pub(crate) fn key<'a>(parts: impl Iterator<Item = &'a str>) -> String {
     let mut low = DefaultHasher::new();
     let mut high = DefaultHasher::new();

@@ -6,7 +6,7 @@ use std::process::{Command, Output};
 
 use crate::error::{Error, Result};
 
-/// Oldest clang that has all of what kernels need (`__bf16` arithmetic, excess precision off).
+/// The oldest clang that kernels can use (`__bf16` arithmetic, excess precision off).
 const OLDEST: u32 = 17;
 
 /// A C++ compiler that is clang or carries one.
@@ -121,12 +121,12 @@ impl Compiler {
         &self.program
     }
 
-    /// What tells one compiler's output from another's.
+    /// A text that identifies the compiler's output: its version and its flags for this machine.
     pub(crate) fn identity(&self) -> String {
         format!("{}\n{}", self.version, self.machine_flags().join(" "))
     }
 
-    /// Instructions that make half conversions quick, where the host has them.
+    /// Flags for fast half conversions, if the host has instructions for them.
     pub(crate) fn machine_flags(&self) -> Vec<String> {
         #[cfg(target_arch = "x86_64")]
         if is_x86_feature_detected!("avx2")
@@ -169,7 +169,7 @@ impl Compiler {
         command.output().map_err(|source| Error::Io { path: self.program.clone(), source })
     }
 
-    /// Like [`Self::run`], a failure being the source's.
+    /// Like [`Self::run`], but attributes a failure to the source.
     pub(crate) fn compile<S: AsRef<OsStr>>(
         &self,
         scratch: &Path,

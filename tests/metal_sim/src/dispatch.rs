@@ -21,7 +21,7 @@ pub enum Schedule {
 }
 
 impl Schedule {
-    /// An order of each kind: what a kernel is to be run in.
+    /// An order of each kind, in all of which a kernel should run.
     pub const ALL: [Self; 3] = [Self::Forward, Self::Reversed, Self::Shuffled(1)];
 }
 

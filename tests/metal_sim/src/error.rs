@@ -1,4 +1,4 @@
-//! What can go wrong outside a kernel.
+//! Errors outside a kernel.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -8,17 +8,17 @@ use crate::report::Fault;
 /// The result of everything fallible here.
 pub type Result<T> = std::result::Result<T, Error>;
 
-/// What can go wrong outside a kernel; [`Error::Faults`] carries what went wrong inside.
+/// An error outside a kernel; [`Error::Faults`] carries the faults inside one.
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum Error {
     /// No usable compiler; the text says where it was looked for.
     NoCompiler(String),
-    /// The compiler refused the source; the text is its own.
+    /// The compiler refused the source; the text is its output.
     Compile {
         /// The Metal source.
         path: PathBuf,
-        /// What the compiler printed.
+        /// The compiler's output.
         messages: String,
     },
     /// A file could not be read or written.

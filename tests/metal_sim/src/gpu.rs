@@ -1,5 +1,5 @@
-//! Metal sources on the way to a GPU's machine code, for compilers that count what it costs. What
-//! comes out is for them alone: matrix products, for one, take their time and give no result.
+//! Rewrites Metal sources for compilers to a GPU's machine code that estimate its cost. The output
+//! is only for estimates: matrix products, for example, take time and give no result.
 
 use std::path::Path;
 
@@ -10,13 +10,13 @@ use crate::rewrite::{self, Purpose, constant_prologue};
 use crate::source::Source;
 
 /// C++ for clang's CUDA front end and SPIR-V back end, with an entry point for each kernel on a
-/// line of its own. The name of an entry point is the kernel's, `__c` and a hexadecimal mask of the
+/// separate line. The name of an entry point is the kernel's, `__c` and a hexadecimal mask of the
 /// arguments in constant memory.
 ///
 /// # Errors
 ///
 /// Returns an error if the source or the cache cannot be read or written, the source cannot be
-/// preprocessed, or it holds what Metal does not allow.
+/// preprocessed, or it contains code that Metal does not allow.
 pub fn rewrite(
     source: &Source,
     compiler: &Compiler,

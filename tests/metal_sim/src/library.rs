@@ -145,7 +145,7 @@ impl Library {
         &self.0.constants
     }
 
-    /// What the rewriter noticed that MSL does not allow; [`crate::rules`] looks further.
+    /// Violations of MSL's rules that the rewriter noticed; [`crate::rules`] finds more.
     pub fn remarks(&self) -> &[String] {
         &self.0.remarks
     }
@@ -197,7 +197,7 @@ impl Library {
     }
 }
 
-/// A kernel and what it wants bound.
+/// A kernel and the arguments that it needs.
 #[derive(Clone, Debug)]
 pub struct KernelInfo {
     /// The host name.

@@ -7,7 +7,7 @@ use crate::error::{Error, Result};
 use crate::exec::abi;
 use crate::rewrite::BUILTINS;
 
-/// What an argument of a kernel is bound to.
+/// The kind of resource that an argument of a kernel is bound to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum ArgumentKind {
     /// `[[buffer(n)]]`
@@ -19,7 +19,7 @@ pub enum ArgumentKind {
 /// An argument of a kernel.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Argument {
-    /// What it is bound to.
+    /// The kind of resource that it is bound to.
     pub kind: ArgumentKind,
     /// The `n` of its attribute.
     pub index: u32,
@@ -59,7 +59,7 @@ pub(crate) struct Entry {
 pub(crate) struct Module {
     pub(crate) kernels: Vec<Entry>,
     path: PathBuf,
-    /// Where the loaded image begins and ends.
+    /// The addresses at which the loaded image begins and ends.
     pub(crate) image: std::ops::Range<usize>,
     _library: libloading::Library,
 }
@@ -144,7 +144,7 @@ pub(crate) struct Lines {
 }
 
 impl Lines {
-    /// The lines around a return address, innermost inlined call first, the shim's left out.
+    /// The source lines of a return address, innermost inlined call first, without the shim's.
     pub(crate) fn find(&self, site: usize) -> Vec<Place> {
         let mut places = Vec::new();
         let Some(loader) = &self.loader else { return places };

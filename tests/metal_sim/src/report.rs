@@ -1,4 +1,4 @@
-//! What a dispatch did, and what it did wrong.
+//! The results of a dispatch, and its faults.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -6,7 +6,7 @@ use std::fmt;
 use crate::error::{Error, Result};
 use crate::module::Place;
 
-/// What is wrong.
+/// The kind of a fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[non_exhaustive]
 pub enum FaultKind {
@@ -38,12 +38,12 @@ pub enum FaultKind {
     GridSize,
 }
 
-/// Something a kernel or its dispatch did wrong, at the first time that it happened.
+/// A fault of a kernel or its dispatch, at its first occurrence.
 #[derive(Clone, Debug)]
 pub struct Fault {
-    /// What is wrong.
+    /// The kind of the fault.
     pub kind: FaultKind,
-    /// What happened, in words.
+    /// A description of the fault.
     pub message: String,
     /// The lines of source, the innermost first and its callers after it. Empty for faults
     /// of the dispatch as a whole.
@@ -54,7 +54,7 @@ pub struct Fault {
     pub times: u64,
 }
 
-/// Where a thread is.
+/// The position of a thread.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ThreadPlace {
     /// Index in the threadgroup.
@@ -105,10 +105,10 @@ pub struct Traffic {
     pub distinct_written: u64,
 }
 
-/// What a dispatch did.
+/// The results of a dispatch.
 #[derive(Clone, Debug, Default)]
 pub struct Report {
-    /// What went wrong, in the order of first occurrence.
+    /// The faults, in the order of first occurrence.
     pub faults: Vec<Fault>,
     /// Traffic of each buffer, by its index.
     pub buffers: BTreeMap<u32, Traffic>,
@@ -139,7 +139,7 @@ impl Report {
         if self.faults.is_empty() { Ok(self) } else { Err(Error::Faults(self.faults)) }
     }
 
-    /// What the kernel left in an owned buffer.
+    /// The contents of an owned buffer after the dispatch.
     pub fn contents(&self, index: u32) -> Option<&[u8]> {
         self.contents.get(&index).map(Vec::as_slice)
     }

@@ -158,13 +158,13 @@ fn atomics_do_not_race() {
 }
 
 #[test]
-fn uninitialised() {
+fn uninitialized() {
     faulty(FaultKind::UninitialisedRead, "threadgroup float t[64];\ny[i] = t[i]; // !");
     faulty(FaultKind::UninitialisedRead, "y[i] += x[i]; // !");
 }
 
 #[test]
-fn uninitialised_in_the_second_threadgroup() {
+fn uninitialized_in_the_second_threadgroup() {
     let kernel = kernel(
         "kernel void f(device float* y [[buffer(0)]], uint g [[threadgroup_position_in_grid]]) {\n\
          threadgroup float t[1];\nif (g == 0) t[0] = 1;\ny[g] = t[0];\n}",

@@ -116,8 +116,8 @@ fn types_agree_in_mlx() {
     }
 }
 
-/// What our kernels use and MLX's do not, with the section of the Metal Shading Language Specification,
-/// version 4, that has it.
+/// Features that our kernels use and MLX's do not, with the section of the Metal Shading Language
+/// Specification, version 4, that describes them.
 const SPECIFIED: [(&str, &str); 18] = [
     ("[[threadgroup]] threadgroup *", "5.2.1, Locating Buffer, Texture, and Sampler Arguments"),
     ("[[threadgroup_position_in_grid]] uint2", INPUT),
@@ -142,8 +142,8 @@ const INPUT: &str = "5.2.3.6, Kernel Function Input Attributes";
 const VECTOR: &str = "2.2, Vector Data Types";
 const PACKED: &str = "2.2.3, Packed Vector Types";
 
-/// What a source uses of Metal, in words: attributes with the types that they are on, functions and
-/// types; and the names that it gives itself.
+/// The parts of Metal that a source uses, as text (attributes with their types, functions, types),
+/// and the names that the source defines itself.
 fn used(source: &Source) -> (BTreeSet<String>, BTreeSet<String>) {
     let found = rules::vocabulary(source, common::compiler(), common::cache()).unwrap();
     let attributes = found.attributes.iter().map(|(name, kind)| format!("[[{name}]] {kind}"));

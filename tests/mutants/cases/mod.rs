@@ -1,4 +1,5 @@
-//! Small calls of every op that together launch every float32 kernel, in every form, with every tail.
+//! Small calls of every op that together launch every float32 kernel in every form, with every
+//! tail.
 
 mod inputs;
 mod products;
@@ -21,7 +22,7 @@ impl Case {
     }
 }
 
-/// A list of cases of one stem, as it is written down.
+/// A list of cases of one stem.
 struct Cases {
     stem: &'static str,
     all: Vec<Case>,

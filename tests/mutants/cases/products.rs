@@ -171,7 +171,7 @@ impl Attended {
         };
         let (k, v) = ([2, kv_heads, keys, dim], [2, kv_heads, keys, dim]);
         if bits == 0 {
-            // Heads that are not neighbors in memory: the kernels follow the strides.
+            // Heads that are not contiguous in memory, so that the kernels must follow strides.
             let [b, h, n, d] = k;
             let k = wave(&[b, n, h, d], 4)?.transpose([0, 2, 1, 3])?;
             return Ok(vec![ops::attention(&q, &k, &wave(&v, 5)?, options)?]);
@@ -219,7 +219,7 @@ fn attention() -> Cases {
         add([2, 1], 5, 37, dim, 0, 21);
     }
     add([2, 1], 40, 90, 24, 0, 0);
-    // Spans of keys under a mask: the threads of a group agree whether to look at every key.
+    // Spans of keys under a mask: the threads of a group agree whether to process every key.
     add([2, 1], 40, 90, 24, 0, 4);
     add([2, 1], 9, 1050, 16, 0, 3);
     cases

@@ -8,7 +8,7 @@ use super::{Case, Cases};
 
 const SCALE: f32 = 0.75;
 
-/// Batch, heads, length and features; then the features that turn.
+/// Batch, heads, length and features; then the features that are rotated.
 const SHAPES: [([i32; 4], i32); 10] = [
     ([2, 5, 3, 7], 4),
     ([2, 5, 3, 8], 8),
@@ -22,8 +22,8 @@ const SHAPES: [([i32; 4], i32); 10] = [
     ([1, 1, 2, 514], 514),
 ];
 
-/// Heads, heads of keys, features, those that turn, batch and length. In the last two the grid has
-/// more threads than there are features or heads.
+/// Heads, heads of keys, features, rotated features, batch and length. In the last two cases the
+/// grid has more threads than there are features or heads.
 const APPENDED: [(i32, i32, i32, i32, i32, i32); 6] = [
     (5, 2, 8, 8, 2, 3),
     (2, 1, 12, 6, 1, 1),
@@ -61,7 +61,7 @@ fn ropes() -> Cases {
                     &x,
                     Rope { dims, traditional, base, scale: SCALE, offset, freqs: freqs.as_ref() },
                 )?;
-                // Where something else uses x, what does not turn is copied.
+                // If something else uses x, the features that are not rotated are copied.
                 Ok(if number % 2 == kind / 2 { vec![y] } else { vec![y, x] })
             });
         }
@@ -89,7 +89,7 @@ fn appends() -> Cases {
                 let rope = Rope { dims, traditional, base, scale: SCALE, offset, freqs };
                 let options = RopeAppend { rope, multiplier: 1.5, slots };
                 let after = ops::rope_append(&state, &qkv, layout, options)?;
-                // A state that something else uses is copied, another one is written in place.
+                // A state that something else uses is copied; any other is written in place.
                 Ok(if kind % 2 == 0 { vec![after, state] } else { vec![after] })
             });
         }

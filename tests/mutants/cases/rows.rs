@@ -84,7 +84,7 @@ fn masked() -> Vec<Cases> {
         let shape = [1, 1 + rows % 2, rows, keys];
         for kind in 0..4 {
             if keys > 5000 && kind != number % 4 {
-                continue; // long rows are one kernel whatever masks them
+                continue; // long rows use one kernel for every mask
             }
             let call = move |x: &Array| {
                 let mask = match kind {
@@ -119,7 +119,7 @@ fn losses() -> Vec<Cases> {
                 } else {
                     logits(&[rows, classes])?
                 };
-                // One target that is ignored, one that is no class.
+                // One target that is ignored, and one that is not a class.
                 let target = |row: i32| match row {
                     1 if number % 2 == 0 => -100,
                     2 => classes,

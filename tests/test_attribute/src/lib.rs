@@ -1,12 +1,11 @@
-//! The attribute `#[test]` of the suite. It takes the place of Rust's own where the crate is imported
-//! with `#[macro_use]`, and registers the function with the harness in `tests/suite/harness/`, which
-//! gives every test a time limit and an order of its own choice.
+//! The attribute `#[test]` of the suite. It replaces Rust's own where the crate is imported with
+//! `#[macro_use]`, and registers the function with the harness in `tests/suite/harness/`, which
+//! gives every test a time limit and chooses their order.
 
 use proc_macro::{Delimiter, TokenStream, TokenTree};
 
-/// Registers a test. `#[test(seconds = 900)]` gives it another time limit than the default,
-/// `#[test(alone)]` runs it while no other test runs, and `#[ignore = "why"]` below it means what it
-/// means to Rust's own harness.
+/// Registers a test. `#[test(seconds = 900)]` overrides the default time limit, `#[test(alone)]`
+/// runs it while no other test runs, and `#[ignore = "why"]` below it works as in Rust's harness.
 #[proc_macro_attribute]
 pub fn test(arguments: TokenStream, function: TokenStream) -> TokenStream {
     let tokens: Vec<TokenTree> = function.clone().into_iter().collect();

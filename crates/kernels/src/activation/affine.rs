@@ -1,4 +1,4 @@
-//! A scale and a shift of each element.
+//! Scales and shifts each element.
 
 use std::ops::Range;
 
@@ -17,7 +17,7 @@ pub struct AffineShape {
     pub shift_columns: usize,
 }
 
-/// `x * scale + shift`, the product rounded first.
+/// `x * scale + shift`; the product is rounded to the element type first.
 ///
 /// # Safety
 /// `x` and `out` hold `rows * columns` elements, `scale` and `shift` what the shape says, aligned
@@ -47,7 +47,7 @@ pub unsafe fn affine_on<T: Float>(
 ) {
     let mut shape = *shape;
     if shape.scale_columns == 1 && shape.shift_columns == 1 {
-        // Rows mean nothing then; of a fair size they make good items.
+        // Row boundaries do not matter here, so each block of `BLOCK` elements is an item.
         let size = shape.rows * shape.columns;
         (shape.rows, shape.columns) = (size.div_ceil(BLOCK), BLOCK);
         let out = Output::new(out, &[x], size, BLOCK);

@@ -1,4 +1,4 @@
-//! Functions of sixteen bits as tables of all their values: a look-up takes a tenth of the time.
+//! Functions of 16-bit elements as tables of all their values: a lookup takes a tenth of the time.
 
 use std::ops::Range;
 use std::sync::OnceLock;
@@ -9,11 +9,11 @@ use crate::element::Float;
 use crate::output::Output;
 use crate::simd::{F32x16, Kernel, LANES, prefetch_block};
 
-/// Patterns of sixteen bits.
+/// The number of 16-bit patterns.
 const ALL: usize = 1 << 16;
-/// Elements from which on a table is worth making.
+/// The fewest elements for which a table is worth making.
 const ENOUGH: usize = ALL;
-/// Elements that are looked up before the rest is done with them.
+/// Elements that are looked up at a time.
 const BATCH: usize = 512;
 
 type Table = [u16; ALL];
@@ -60,7 +60,7 @@ pub unsafe fn map<T: Float>(
     let mut values = [0; BATCH];
     for start in range.clone().step_by(BATCH) {
         let count = BATCH.min(range.end - start);
-        // SAFETY: within the range, and at most a batch, whose values are read before their place is written.
+        // SAFETY: within the range, and at most a batch, which is read before it is overwritten.
         unsafe {
             look_up(table, x.add(start).cast(), &mut values[..count]);
             machine.level.run(Stored { values: &values[..count], out: out.add(start) });
@@ -68,11 +68,12 @@ pub unsafe fn map<T: Float>(
     }
 }
 
-/// Not a kernel: the levels' gathers are slower than plain loads. Its stores are too narrow to wait for
-/// memory, and so go to a few lines in the nearest cache, four values each.
+/// Looks up each element of `x`. This is not a kernel, since gather instructions are slower than
+/// plain loads. It packs four values into each store and writes to a buffer that stays in the
+/// nearest cache, because such narrow stores should not wait for memory.
 ///
 /// # Safety
-/// `x` holds as many elements as there are values.
+/// `x` holds `values.len()` elements.
 unsafe fn look_up(table: &Table, x: *const u16, values: &mut [u16]) {
     let mut blocks = values.chunks_exact_mut(LANES);
     let mut from = x;
@@ -93,7 +94,7 @@ unsafe fn look_up(table: &Table, x: *const u16, values: &mut [u16]) {
     }
 }
 
-/// Puts patterns where they belong.
+/// Stores 16-bit patterns to the output.
 struct Stored<'a, T> {
     values: &'a [u16],
     out: Output<T>,
@@ -117,7 +118,7 @@ impl<T: Float> Kernel for Stored<'_, T> {
     }
 }
 
-/// `f(a) * b` by the table of f.
+/// `f(a) * b`, with f looked up in `table`.
 ///
 /// # Safety
 /// All hold the range's elements of a type of sixteen bits; `out` may be `a` or `b`.

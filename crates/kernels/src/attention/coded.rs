@@ -1,20 +1,21 @@
-//! Scores and weighted sums straight from the codes of quantized keys and values: a group's scale
-//! multiplies its part of a score or the weight of its values, and its bias what they sum to.
+//! Scores and weighted sums directly from the codes of quantized keys and values. The scale of a
+//! group multiplies its part of a score, or the weight of its values. Its bias multiplies the sum
+//! of the query's features, or the weight alone.
 
 use super::source::{QuantizedRows, Rows, load_strided};
 use super::{MAX_DIM, TILE};
 use crate::element::Float;
 use crate::simd::{F32x16, LANES, prefetch};
 
-/// The least features that share a scale.
+/// The smallest number of features that share a scale.
 const LEAST_GROUP: usize = 32;
 /// Groups of a row, at most.
 pub const GROUPS: usize = MAX_DIM / LEAST_GROUP;
 
-/// What [`scores`] needs of a query row: the sum of each group's features.
+/// Sums the features of each group of a query row, for [`scores`].
 ///
 /// # Safety
-/// `q` holds `dim` floats, whole groups; `sums` has room for [`GROUPS`].
+/// `q` holds `dim` floats, a multiple of `group`; `sums` has room for [`GROUPS`].
 #[inline(always)]
 pub unsafe fn sums<V: F32x16>(q: *const f32, dim: usize, group: usize, sums: *mut f32) {
     for first in (0..dim).step_by(group) {
@@ -29,7 +30,8 @@ pub unsafe fn sums<V: F32x16>(q: *const f32, dim: usize, group: usize, sums: *mu
     }
 }
 
-/// Scales or biases of a group of features for up to sixteen of `left` rows from `at` on, then zeros.
+/// Scales or biases of a group of features for the rows from `at` on: up to sixteen of `left` rows,
+/// then zeros.
 ///
 /// # Safety
 /// The rows exist.
@@ -52,7 +54,7 @@ pub unsafe fn column<V: F32x16, T: Float>(
     }
 }
 
-/// As [`column`], for the `count` rows of a tile.
+/// [`column`] for all `count` rows of a tile.
 ///
 /// # Safety
 /// The rows exist.
@@ -71,11 +73,12 @@ unsafe fn tile_column<V: F32x16, T: Float>(
     tile
 }
 
-/// Scores of `R` query rows, `pitch` apart, with `count` keys, `K` at a time, sixteen sums in all;
-/// returns `R`. Asks for the values on the way, which are wanted next.
+/// Scores of `R` query rows, `pitch` apart, with `count` keys, `K` at a time, so that `R * K` is
+/// sixteen sums; returns `R`. Prefetches the values, which are read next.
 ///
 /// # Safety
-/// The keys, values and query rows exist, each word next to the last; `scores` has [`TILE`] floats a row.
+/// The keys, values and query rows exist, and the words of a row are contiguous; `scores` has
+/// [`TILE`] floats per row.
 #[allow(clippy::too_many_arguments)]
 #[inline(always)]
 pub unsafe fn scores<V: F32x16, T: Float, const BITS: usize, const R: usize, const K: usize>(
@@ -92,7 +95,7 @@ pub unsafe fn scores<V: F32x16, T: Float, const BITS: usize, const R: usize, con
         for first in (0..dim).step_by(k.group) {
             let mut dots = [[0.0f32; TILE]; R];
             for at in (0..count).step_by(K) {
-                // Past the last key the last one again: its score is not used.
+                // Past the last key, repeat it: these scores are not used.
                 let mut keys = [k.packed.data.cast::<u8>(); K];
                 for (i, key) in keys.iter_mut().enumerate() {
                     *key = k.packed.at((at + i).min(count - 1)).cast();
@@ -137,11 +140,12 @@ pub unsafe fn scores<V: F32x16, T: Float, const BITS: usize, const R: usize, con
     R
 }
 
-/// Adds `count` weighted values to the outputs of `R` rows; returns `R`. Asks for the keys of the next
-/// tile, which are wanted next.
+/// Adds `count` weighted values to the outputs of `R` rows; returns `R`. Prefetches the keys of the
+/// next tile, which are read next.
 ///
 /// # Safety
-/// As of [`scores`]; `p` has [`TILE`] weights a row, `out` rows of `pitch` floats.
+/// The contract of [`scores`]; `p` has [`TILE`] weights per row, and `out` has rows of `pitch`
+/// floats.
 #[inline(always)]
 pub unsafe fn add_values<V: F32x16, T: Float, const BITS: usize, const R: usize>(
     [k, v]: [&QuantizedRows<T>; 2],
@@ -193,7 +197,7 @@ pub unsafe fn add_values<V: F32x16, T: Float, const BITS: usize, const R: usize>
     R
 }
 
-/// As `add_values`, of `N` blocks of features that share a scale.
+/// Does the work of `add_values` for `N` blocks of features that share a scale.
 #[inline(always)]
 unsafe fn add_columns<V: F32x16, T: Float, const BITS: usize, const R: usize, const N: usize>(
     [k, v]: [&QuantizedRows<T>; 2],
@@ -236,7 +240,7 @@ unsafe fn add_columns<V: F32x16, T: Float, const BITS: usize, const R: usize, co
     }
 }
 
-/// Sixteen codes as numbers.
+/// Converts sixteen codes to floats.
 ///
 /// # Safety
 /// `2 * BITS` bytes are readable.

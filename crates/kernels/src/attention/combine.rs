@@ -1,4 +1,4 @@
-//! What the chunks of a head's keys left becomes its output.
+//! Combines the partial results of the chunks of a head's keys into its output.
 
 use std::ops::Range;
 
@@ -8,7 +8,7 @@ use super::{Attention, MAX_DIM};
 use crate::element::Float;
 use crate::simd::{F32x16, Kernel, LANES};
 
-/// Joins the chunks of each head's rows.
+/// Combines the chunks of each head's rows.
 pub struct Combine<'a, T> {
     pub call: &'a Attention,
     pub split: Split,
@@ -44,7 +44,7 @@ impl<T: Float> Kernel for Combine<'_, T> {
                         let weight = *chunk(i).add(rows * pitch + rows + row);
                         sum += weight * factor::<V, T>(max(i) - largest);
                     }
-                    // No key at all, and no sink: MLX's division of 0 by 0.
+                    // Without keys and sinks this divides 0 by 0, as MLX does.
                     let scale = 1.0 / sum;
                     let mut total = [0.0f32; MAX_DIM];
                     for i in 0..split.chunks {

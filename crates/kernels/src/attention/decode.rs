@@ -1,5 +1,6 @@
-//! Few rows: the keys are split into chunks of a fixed length, so that the result does not
-//! depend on how many threads share them. Each chunk leaves its rows' outputs, maxima and sums.
+//! Attention with few rows: the keys are split into chunks of a fixed length, so that the result
+//! does not depend on the number of threads. Each chunk writes the outputs, maxima and sums of its
+//! rows.
 
 use std::ops::Range;
 
@@ -14,10 +15,10 @@ use crate::element::Float;
 use crate::simd::{F32x16, Kernel, LANES};
 use crate::{Machine, Shared};
 
-/// Keys of a chunk: enough to hide its overhead, few enough to share a long cache evenly.
+/// Keys per chunk: enough to hide its overhead, few enough to share a long cache evenly.
 const CHUNK: usize = 256;
 
-/// How a call is split, and what a chunk leaves.
+/// How a call is split into chunks, and the layout of a chunk's partial results.
 #[derive(Clone, Copy)]
 pub struct Split {
     first: usize,
@@ -33,21 +34,21 @@ impl Split {
     fn of(call: &Attention) -> Self {
         let (first, end) = match call.mask {
             Mask::None => call.span(0, call.queries - 1),
-            // A row that the mask leaves no key weighs all alike.
+            // A row whose keys are all masked weighs all of them equally.
             _ => (0, call.keys),
         };
         let (pitch, q_pitch) = (call.value_pitch(), call.query_pitch());
         Self { first, end, chunks: (end - first).div_ceil(CHUNK), pitch, q_pitch }
     }
 
-    /// Floats of a chunk: outputs, then maxima, then sums.
+    /// Floats of a chunk's results: outputs, then maxima, then sums.
     pub fn floats(&self, rows: usize) -> usize {
         (rows * (self.pitch + 2)).next_multiple_of(LANES)
     }
 }
 
 /// # Safety
-/// As of [`super::attention`].
+/// The contract of [`super::attention`].
 pub unsafe fn run<T: Float>(machine: Machine, call: &Attention, out: Shared<T>) {
     let split = Split::of(call);
     let rows = call.rows();
@@ -55,7 +56,7 @@ pub unsafe fn run<T: Float>(machine: Machine, call: &Attention, out: Shared<T>) 
     let items = heads * split.chunks;
     with_scratch(items * split.floats(rows), |partials| {
         let partials = Shared(partials);
-        // Reading a key and a value, and two multiplications for each row and feature.
+        // Each feature costs a read of a key or a value, and a multiplication for each row.
         let work = CHUNK.min(call.keys) * (call.dim + call.value_dim) * (2 + rows) / 8;
         machine.pool.for_each(items, work, &|items| {
             let chunks = Chunks::<T> {
@@ -71,7 +72,7 @@ pub unsafe fn run<T: Float>(machine: Machine, call: &Attention, out: Shared<T>) 
         let work = 2 * rows * split.chunks * split.pitch;
         machine.pool.for_each(heads, work, &|heads| {
             let combine = Combine { call, split, partials: partials.get(), out: out.get(), heads };
-            // SAFETY: the partials are complete; each head has rows of its own in `out`.
+            // SAFETY: the partials are complete; the heads have disjoint rows in `out`.
             unsafe { machine.level.run(combine) }
         });
     });
@@ -85,14 +86,14 @@ struct Chunks<'a, T> {
     kind: std::marker::PhantomData<T>,
 }
 
-/// What a chunk works with, on the stack.
+/// A chunk's working memory, on the stack.
 #[repr(align(64))]
 struct Space {
     q: [f32; DECODE_ROWS * MAX_DIM],
     scores: [f32; DECODE_ROWS * TILE],
 }
 
-/// Keys or values that do not lie as rows of elements, as floats.
+/// A tile of keys or values converted to floats, if they are not stored as rows of elements.
 #[repr(align(64))]
 struct Staged {
     rows: [f32; TILE * MAX_DIM],
@@ -106,7 +107,7 @@ impl<T: Float> Kernel for Chunks<'_, T> {
         let mut space = std::mem::MaybeUninit::<Space>::uninit();
         let space = space.as_mut_ptr();
         for item in self.items.clone() {
-            // SAFETY: the caller's contract; only what has been written is read of the space.
+            // SAFETY: the caller's contract; the space is written before it is read.
             unsafe {
                 let q = (&raw mut (*space).q).cast::<f32>();
                 let scores = (&raw mut (*space).scores).cast::<f32>();
@@ -166,7 +167,7 @@ impl<T: Float> Chunks<'_, T> {
         }
     }
 
-    /// As `chunk`, of keys and values of `BITS`-bit codes.
+    /// Processes a chunk whose keys and values are `BITS`-bit codes.
     #[inline(always)]
     unsafe fn coded<V: F32x16, const BITS: usize>(
         &self,
@@ -187,7 +188,7 @@ impl<T: Float> Chunks<'_, T> {
                 let (head, query) = call.place(place.1, row);
                 let (from, to) =
                     (call.q.at(place.0, head, query), q_pairs.wrapping_add(row * pairs::PAIRS));
-                // SAFETY: the caller's contract; a row has room for the pairs of the largest dimension.
+                // SAFETY: the caller's contract; a row has room for pairs of the largest dimension.
                 unsafe { pairs::pair_query::<T>(from, call.q.strides[3], call.dim, to) };
             }
         }
@@ -251,7 +252,7 @@ impl<T: Float> Chunks<'_, T> {
         }
     }
 
-    /// As `chunk`, of keys and values that become floats tile by tile first.
+    /// Processes a chunk whose keys and values are first converted to floats, tile by tile.
     #[inline(always)]
     unsafe fn staged<V: F32x16>(
         &self,
@@ -279,7 +280,7 @@ impl<T: Float> Chunks<'_, T> {
         }
     }
 
-    /// Adds keys `first..first + count` to the state; `k` and `v` begin there.
+    /// Adds keys `first..first + count` to the state; `k` and `v` begin at `first`.
     #[allow(clippy::too_many_arguments)]
     #[inline(always)]
     unsafe fn tile<V: F32x16, E: Float>(
@@ -326,8 +327,8 @@ impl<T: Float> Chunks<'_, T> {
         }
     }
 
-    /// Scores of keys `first..first + count` become weights; maxima and sums follow, and outputs where a
-    /// maximum has grown.
+    /// Turns the scores of keys `first..first + count` into weights. Updates maxima and sums, and
+    /// the outputs of rows whose maximum has grown.
     #[inline(always)]
     unsafe fn weigh<V: F32x16>(
         &self,
@@ -341,12 +342,12 @@ impl<T: Float> Chunks<'_, T> {
         let mut maxima = [0.0f32; DECODE_ROWS];
         // SAFETY: the caller's contract; a row has `TILE` scores.
         unsafe {
-            // All rows' maxima first: a row's exponentials wait for its own.
+            // Compute all maxima first, since the exponentials of a row wait for its maximum.
             for (row, largest) in maxima.iter_mut().enumerate().take(rows) {
                 let scores = scores.add(row * TILE);
                 let (head, query) = call.place(kv_head, row);
                 call.finish::<V, T>(scores, (batch, head, query), (first, count));
-                // Beyond the keys: no weight.
+                // Lanes past the last key get no weight.
                 let last = scores.add((blocks - 1) * LANES);
                 let kept = count - (blocks - 1) * LANES;
                 V::load(last).keep_first(kept, f32::NEG_INFINITY).store(last);

@@ -1,10 +1,10 @@
 //! Scaled dot-product attention, softmax in f32, over plain or group-quantized keys and values
 //! of any strides.
 //!
-//! A row is one query of one head. The rows of a key-value head are taken together, position by
-//! position and within a position head by head, so that its keys and values are read once for
-//! all of them. Few rows go to `decode`, which splits the keys; more to `prefill`, which
-//! splits the rows. Neither holds more scores than a tile's.
+//! A row is one query of one head. The rows of a key-value head are processed together, ordered by
+//! position and then by head, so that its keys and values are read once for all of them. `decode`
+//! takes calls with few rows and splits the keys; `prefill` takes calls with more rows and splits
+//! the rows. Both hold the scores of only one tile of keys at a time.
 
 mod coded;
 mod combine;
@@ -20,14 +20,14 @@ use super::element::{Element, Float, with_element};
 use super::simd::LANES;
 use super::{Machine, Shared};
 
-/// Rows up to which the keys are split instead of the rows.
+/// The largest number of rows for which the keys are split instead of the rows.
 const DECODE_ROWS: usize = 16;
 /// The largest head dimension, rounded up to whole blocks.
 const MAX_DIM: usize = 256;
 /// Keys whose scores are held at a time.
 const TILE: usize = 64;
 
-/// An array of rank 4 as it lies in memory: strides in elements of [batch, head, row, feature].
+/// An array of rank 4 in memory: strides in elements of [batch, head, row, feature].
 #[derive(Clone, Copy)]
 pub struct View {
     pub data: *const u8,
@@ -35,7 +35,7 @@ pub struct View {
 }
 
 impl View {
-    /// The element at a place, of type `T`.
+    /// The address of the first feature of a row, of type `T`.
     #[inline(always)]
     pub fn at<T>(&self, batch: usize, head: usize, row: usize) -> *const T {
         let [b, h, r, _] = self.strides;
@@ -44,12 +44,12 @@ impl View {
     }
 }
 
-/// Where keys or values come from.
+/// Keys or values, plain or quantized.
 #[derive(Clone, Copy)]
 pub enum Source {
     /// Elements of the call's type.
     Plain(View),
-    /// MLX's affine layout: words of 4-bit or 8-bit numbers, with a scale and a bias for each
+    /// MLX's affine layout: words of 4-bit or 8-bit codes, with a scale and a bias for each
     /// group of features.
     Quantized { packed: View, scales: View, biases: View, bits: usize, group: usize },
 }
@@ -57,13 +57,13 @@ pub enum Source {
 #[derive(Clone, Copy)]
 pub enum Mask {
     None,
-    /// Bytes; a key is attended to where they are not zero.
+    /// One byte per key; a query attends to the keys whose byte is not zero.
     Bool(View),
     /// Elements of the call's type, added to the scores.
     Additive(View),
 }
 
-/// What is asked for. Extents are at least 1, `dim` and `value_dim` at most 256.
+/// The arguments of one call. Extents are at least 1, `dim` and `value_dim` at most 256.
 #[derive(Clone, Copy)]
 pub struct Attention {
     pub batch: usize,
@@ -76,23 +76,24 @@ pub struct Attention {
     /// Features of a value and a result.
     pub value_dim: usize,
     pub scale: f32,
-    /// None where it is 0.
+    /// Limits scores to `soft_cap * tanh(score / soft_cap)`, unless it is 0.
     pub soft_cap: f32,
     pub causal: bool,
-    /// How many positions back a query sees, itself included; none where it is 0.
+    /// How many positions back a query sees, counting its own; 0 sets no limit.
     pub window: usize,
     pub q: View,
     pub k: Source,
     pub v: Source,
     pub mask: Mask,
-    /// A logit for each head, of the call's type; null where there are none.
+    /// A logit for each head, of the call's type; null if there are no sinks.
     pub sinks: *const u8,
 }
 
 // SAFETY: addresses of buffers that are only read; the entry's contract covers them.
 unsafe impl Sync for Attention {}
 
-/// A key that a row must not see. Finite, so that a row that sees none weighs all alike.
+/// The score of a key that a row must not see. It is finite, so that a row that sees no key weighs
+/// all keys equally.
 const MASKED: f32 = f32::MIN;
 
 impl Attention {
@@ -106,12 +107,12 @@ impl Attention {
         self.heads / self.kv_heads
     }
 
-    /// Floats of a query that is padded to whole vectors.
+    /// Floats of a query when padded to whole vectors.
     fn query_pitch(&self) -> usize {
         self.dim.next_multiple_of(LANES)
     }
 
-    /// Floats of a result that is padded to whole vectors.
+    /// Floats of a result when padded to whole vectors.
     fn value_pitch(&self) -> usize {
         self.value_dim.next_multiple_of(LANES)
     }
@@ -134,14 +135,14 @@ impl Attention {
         (first.min(self.keys), if self.causal { end.min(self.keys) } else { self.keys })
     }
 
-    /// The keys that rows of these queries have to go through.
+    /// The range of keys that the rows of queries `first..=last` have to process.
     fn span(&self, first: usize, last: usize) -> (usize, usize) {
         let ((start, first_end), (_, end)) = (self.visible(first), self.visible(last));
-        // A row without a key weighs all keys alike.
+        // A row that sees no key weighs all keys equally.
         if start >= first_end { (0, self.keys) } else { (start, end) }
     }
 
-    /// Where a row's maximum and sum start: at its head's sink, if there is one.
+    /// The initial maximum and sum of a row, which include the sink of its head if there is one.
     ///
     /// # Safety
     /// `sinks` is null or has an element of type `T` for each head.
@@ -156,12 +157,12 @@ impl Attention {
     }
 }
 
-/// softmax(scale * q·kᵀ, capped and masked) · v into `out`, row-contiguous
+/// Writes softmax(scale * q·kᵀ, capped and masked) · v to `out`, row-contiguous
 /// [batch, queries, heads, value_dim], so that the heads of a position lie side by side.
 ///
 /// # Safety
-/// Every view covers the extents of the call with elements of `element` (words of u32 where
-/// packed, bytes where the mask is of bools), aligned. `out` overlaps none of them.
+/// Every view covers the extents of the call with aligned elements of type `element` (u32 words if
+/// packed, bytes if the mask is boolean). `out` overlaps none of them.
 pub unsafe fn attention(element: Element, call: &Attention, out: *mut u8) {
     let machine = Machine::current();
     // SAFETY: the caller's contract.
@@ -180,7 +181,8 @@ pub unsafe fn attention_on<T: Float>(machine: Machine, call: &Attention, out: *m
     }
 }
 
-/// Floats at a multiple of a cache line, kept by the thread from one call to the next.
+/// Calls `body` with room for `floats` floats, aligned to a cache line. The thread keeps the memory
+/// for its next call.
 fn with_scratch(floats: usize, body: impl FnOnce(*mut f32)) {
     const LINE: usize = 64;
     thread_local! {

@@ -1,5 +1,5 @@
-//! Scores of bf16 queries with 4-bit keys, whose products are exact as pairs of bf16: thirty-two keys side
-//! by side, so that no sum goes across lanes.
+//! Scores of bf16 queries with 4-bit keys, whose products are exact as pairs of bf16. Each lane has
+//! one of thirty-two keys, so that no sum goes across lanes.
 
 use super::coded::{GROUPS, column};
 use super::source::QuantizedRows;
@@ -7,22 +7,23 @@ use super::{MAX_DIM, TILE};
 use crate::element::Float;
 use crate::simd::{F32x16, LANES, prefetch};
 
-/// Keys that are taken at a time.
+/// Keys that are processed at a time.
 const KEYS: usize = 2 * LANES;
-/// Words of a key, of eight features each, that fill a key's half of a register.
+/// Words of a key, of eight features each, that fill its half of a register.
 const WORDS: usize = LANES / 2;
-/// Features of as many words.
+/// Features in [`WORDS`] words.
 const BLOCK: usize = 8 * WORDS;
 /// Pairs of a query row, at most.
 pub const PAIRS: usize = MAX_DIM / 2;
 
-/// Whether [`scores`] are worth it: a product of pairs is one instruction, and exact for queries of bf16.
+/// Whether [`scores`] applies: products of pairs are one instruction, and the queries are bf16, for
+/// which the products are exact.
 pub const fn exact<V: F32x16, T: Float>(dim: usize) -> bool {
     V::DOTS_BF16 && T::IS_BF16 && dim.is_multiple_of(BLOCK)
 }
 
-/// A query row as bf16 pairs: of each eight features the first and the fifth, the second and the sixth, as
-/// [`F32x16::nibble_pairs`] has those of keys.
+/// Packs a query row into bf16 pairs: from each eight features the first and the fifth, the second
+/// and the sixth, and so on, in the order of [`F32x16::nibble_pairs`] for keys.
 ///
 /// # Safety
 /// `q` holds `dim` elements, `step` apart; `pairs` has room for half as many.
@@ -39,12 +40,12 @@ pub unsafe fn pair_query<T: Float>(q: *const T, step: isize, dim: usize, pairs: 
     }
 }
 
-/// Scores of `R` query rows, [`PAIRS`] apart, with `count` keys; returns `R`. `q_sums` are of the rows times
-/// `scale`. Asks for the values on the way, which are wanted next.
+/// Scores of `R` query rows, [`PAIRS`] apart, with `count` keys; returns `R`. `q_sums` are the sums
+/// of the rows times `scale`. Prefetches the values, which are read next.
 ///
 /// # Safety
-/// The keys, values and query rows exist, `dim` whole blocks, each word next to the last; `scores` has
-/// [`TILE`] floats a row.
+/// The keys, values and query rows exist, `dim` is a multiple of [`BLOCK`], and the words of a row
+/// are contiguous; `scores` has [`TILE`] floats per row.
 #[inline(always)]
 pub unsafe fn scores<V: F32x16, T: Float, const R: usize>(
     [k, v]: [&QuantizedRows<T>; 2],
@@ -59,7 +60,7 @@ pub unsafe fn scores<V: F32x16, T: Float, const R: usize>(
         for at in (0..count).step_by(KEYS) {
             let mut sums = [[V::splat(0.0); R]; 2];
             for first in (0..dim).step_by(BLOCK) {
-                // Word by word: those of sixteen keys, then those of sixteen more.
+                // By word: first the words of sixteen keys, then those of sixteen more.
                 let words = V::transpose(words::<V, T>(k, at, count, first));
                 for row in at..count.min(at + KEYS) {
                     let value = v.packed.at(row).cast::<u8>();
@@ -109,10 +110,11 @@ pub unsafe fn scores<V: F32x16, T: Float, const R: usize>(
     R
 }
 
-/// A block's words of the keys from `at` on, two keys in a register: the i-th and the one sixteen further.
+/// Loads a block's words of the keys from `at` on. Register `i` holds those of the i-th key and of
+/// the key sixteen further.
 ///
 /// # Safety
-/// As of [`scores`].
+/// The contract of [`scores`].
 #[inline(always)]
 unsafe fn words<V: F32x16, T: Float>(
     k: &QuantizedRows<T>,
@@ -122,7 +124,7 @@ unsafe fn words<V: F32x16, T: Float>(
 ) -> [V; LANES] {
     let mut words = [V::splat(0.0); LANES];
     for (i, words) in words.iter_mut().enumerate() {
-        // Past the last key the last one again: its score is not used.
+        // Past the last key, repeat it: these scores are not used.
         let near = k.packed.at((at + i).min(count - 1)).wrapping_add(first / 8);
         let far = k.packed.at((at + LANES + i).min(count - 1)).wrapping_add(first / 8);
         // SAFETY: the caller's contract.

@@ -1,12 +1,12 @@
-//! Scores and weighted sums of keys and values that lie as rows of elements.
+//! Scores and weighted sums of keys and values that are stored as rows of elements.
 
 use super::TILE;
 use super::source::Rows;
 use crate::element::Float;
 use crate::simd::{F32x16, LANES, prefetch_far};
 
-/// Scores of `R` rows with `count` keys, `K` at a time, sixteen sums in all; returns `R`.
-/// Asks for the values on the way, which are wanted next.
+/// Scores of `R` rows with `count` keys, `K` at a time, so that `R * K` is sixteen sums; returns
+/// `R`. Prefetches the values, which are read next.
 #[inline(always)]
 pub unsafe fn scores<V: F32x16, E: Float, const R: usize, const K: usize>(
     k: &Rows<E>,
@@ -19,7 +19,7 @@ pub unsafe fn scores<V: F32x16, E: Float, const R: usize, const K: usize>(
 ) -> usize {
     let bytes = dim * size_of::<E>();
     for at in (0..count).step_by(K) {
-        // Past the last key the last one again: its score is not used.
+        // Past the last key, repeat it: these scores are not used.
         let mut keys = [k.data; K];
         for (i, key) in keys.iter_mut().enumerate() {
             *key = k.at((at + i).min(count - 1));
@@ -65,8 +65,8 @@ pub unsafe fn scores<V: F32x16, E: Float, const R: usize, const K: usize>(
     R
 }
 
-/// Adds `count` weighted values to the outputs of `R` rows; returns `R`. Asks for the keys that
-/// follow those in `k`, which are wanted next.
+/// Adds `count` weighted values to the outputs of `R` rows; returns `R`. Prefetches the keys that
+/// follow those in `k`, which are read next.
 #[inline(always)]
 pub unsafe fn add_values<V: F32x16, E: Float, const R: usize>(
     k: &Rows<E>,
@@ -95,7 +95,8 @@ pub unsafe fn add_values<V: F32x16, E: Float, const R: usize>(
     R
 }
 
-/// As `add_values`, of `N` blocks of features, or of the first few of one.
+/// Does the work of `add_values` for `N` blocks of features, or with `PART` for the first `part`
+/// features of a block.
 #[inline(always)]
 unsafe fn add_columns<V: F32x16, E: Float, const R: usize, const N: usize, const PART: bool>(
     k: &Rows<E>,

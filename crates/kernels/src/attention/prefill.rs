@@ -1,6 +1,6 @@
-//! Many rows: blocks of rows go through the keys tile by tile. Scores are kept transposed, a
-//! lane for each row, so that the softmax needs no sum across lanes and its weights are the
-//! left factor of the second product as they lie.
+//! Attention with many rows: each block of rows processes the keys tile by tile. Scores are stored
+//! transposed, with a lane for each row, so that the softmax needs no sum across lanes and its
+//! weights are the left factor of the second product without a copy.
 
 use std::ops::Range;
 
@@ -12,27 +12,27 @@ use crate::element::Float;
 use crate::simd::{F32x16, Kernel, LANES};
 use crate::{Machine, Shared};
 
-/// Rows of a block: six vectors, and a multiple of the tiles that [`product`] is made of.
+/// Rows of a block: six vectors, and a multiple of the tiles of [`product`].
 const ROWS: usize = 96;
 
 /// # Safety
-/// As of [`super::attention`].
+/// The contract of [`super::attention`].
 pub unsafe fn run<T: Float>(machine: Machine, call: &Attention, out: Shared<T>) {
     let blocks = call.rows().div_ceil(ROWS);
     let items = call.batch * call.kv_heads * blocks;
-    // Four operations for each row, key and feature, some 100 of them in a nanosecond.
+    // Four operations for each row, key and feature, at about 100 operations per nanosecond.
     let work = ROWS * call.keys * (call.dim + call.value_dim) / 4 / if call.causal { 4 } else { 2 };
     machine.pool.for_each(items, work, &|items| {
         let space = Space::new(call);
         with_scratch(space.floats(), |at| {
             let kernel = Blocks { call, out: out.get(), items, blocks, space: space.at(at) };
-            // SAFETY: the caller's contract; each item has rows of its own.
+            // SAFETY: the caller's contract; the items have disjoint rows.
             unsafe { machine.level.run(kernel) }
         });
     });
 }
 
-/// Offsets, then addresses, of what a block works with.
+/// A block's buffers, as offsets or as addresses.
 struct Space<P> {
     /// Features by rows.
     q: P,
@@ -40,15 +40,17 @@ struct Space<P> {
     scores: P,
     /// Rows by features.
     out: P,
-    /// Keys by features, where they do not lie as floats already; and values.
+    /// Keys by features, unless they are stored as floats already.
     keys: P,
+    /// Values by features, unless they are stored as floats already.
     values: P,
     max: P,
     sum: P,
     factor: P,
     end: P,
-    /// Floats of a row of keys, and of one of values.
+    /// Floats per row of keys.
     key_pitch: usize,
+    /// Floats per row of values.
     pitch: usize,
 }
 
@@ -62,7 +64,7 @@ impl Space<usize> {
         };
         Space {
             q: take(key_pitch * ROWS),
-            // The product may look at a few rows past the last.
+            // The product may read a few rows past the last.
             scores: take(TILE * ROWS + LANES),
             out: take(ROWS * pitch),
             keys: take(TILE * key_pitch),
@@ -124,7 +126,7 @@ impl<T: Float> Kernel for Blocks<'_, T> {
         let call = self.call;
         for item in self.items.clone() {
             let head = item / self.blocks;
-            // Under the causal rule the last rows take longest: they come first.
+            // Under the causal rule the last rows take longest, so they come first.
             let first = (self.blocks - 1 - item % self.blocks) * ROWS;
             let rows = ROWS.min(call.rows() - first);
             let block = Block {
@@ -141,7 +143,7 @@ impl<T: Float> Kernel for Blocks<'_, T> {
                 let span = call.span(query(0), query(rows - 1));
                 self.go_through::<V>(&block, span);
                 if span != (0, call.keys) && !matches!(call.mask, Mask::None) {
-                    // A row that the mask leaves no key weighs all alike.
+                    // A row whose keys are all masked weighs all of them equally.
                     let max = std::slice::from_raw_parts(self.space.max, rows);
                     if max.contains(&MASKED) {
                         self.go_through::<V>(&block, (0, call.keys));
@@ -154,7 +156,7 @@ impl<T: Float> Kernel for Blocks<'_, T> {
 }
 
 impl<T: Float> Blocks<'_, T> {
-    /// The queries, transposed; rows that do not exist are zeros.
+    /// Loads the queries transposed; rows that do not exist are zeros.
     #[inline(always)]
     unsafe fn load_queries<V: F32x16>(&self, block: &Block) {
         let (call, space) = (self.call, &self.space);
@@ -176,7 +178,7 @@ impl<T: Float> Blocks<'_, T> {
         }
     }
 
-    /// Sets the block's outputs, maxima and sums from keys `first..end`.
+    /// Computes the block's outputs, maxima and sums from keys `first..end`.
     #[inline(always)]
     unsafe fn go_through<V: F32x16>(&self, block: &Block, (first, end): (usize, usize)) {
         let (call, space) = (self.call, &self.space);
@@ -190,7 +192,7 @@ impl<T: Float> Blocks<'_, T> {
             for at in (first..end).step_by(TILE) {
                 let count = TILE.min(end - at);
                 let place = (block.batch, block.kv_head);
-                // The product takes keys several at a time, and values in whole blocks.
+                // The product reads keys several at a time, and values in whole blocks.
                 let mut k =
                     Rows { data: space.keys.cast_const(), stride: space.key_pitch as isize };
                 match floats::<T>(&call.k, place, at, count == TILE) {
@@ -221,7 +223,7 @@ impl<T: Float> Blocks<'_, T> {
         let right = Right { data: self.space.q, pitch: block.lanes as isize };
         let to = (self.space.scores, block.lanes);
         let (blocks, depth) = (block.lanes / LANES, self.call.dim);
-        // SAFETY: the caller's contract; all of a tile's keys are there.
+        // SAFETY: the caller's contract; the keys have room for a whole tile.
         unsafe {
             if V::BLOCKS >= 32 {
                 product::<V, 8, 3, false>(left, right, to, (TILE, blocks, depth));
@@ -231,7 +233,7 @@ impl<T: Float> Blocks<'_, T> {
         }
     }
 
-    /// Scores become weights; maxima and sums follow, and outputs where a maximum has grown.
+    /// Turns scores into weights. Updates maxima and sums, and the outputs if a maximum has grown.
     #[inline(always)]
     unsafe fn weigh<V: F32x16>(&self, block: &Block, (first, count): (usize, usize)) {
         let (space, lanes) = (&self.space, block.lanes);
@@ -289,7 +291,7 @@ impl<T: Float> Blocks<'_, T> {
                     call.mask_row::<T>(scores, place, (first, count), lanes);
                 }
             }
-            // What the first row sees ends first, what the last sees begins last.
+            // The first row's keys end first; the last row's keys begin last.
             let (_, end) = call.visible(query(0));
             let (start, _) = call.visible(query(block.rows - 1));
             if start <= first && first + count <= end {
@@ -354,7 +356,7 @@ impl<T: Float> Blocks<'_, T> {
     }
 }
 
-/// The rows of a tile where they lie, if they are floats and `usable` there.
+/// The rows of a tile in place, if they are floats and `usable` as they are.
 #[inline(always)]
 fn floats<T: Float>(
     source: &Source,

@@ -1,8 +1,8 @@
-//! A matrix product whose tiles stay in registers.
+//! A matrix product that keeps its tiles in registers.
 
 use crate::simd::{F32x16, LANES};
 
-/// The left factor: floats from row to row, and along the depth.
+/// The left factor, with its strides in floats from row to row and along the depth.
 #[derive(Clone, Copy)]
 pub struct Left {
     pub data: *const f32,
@@ -10,15 +10,16 @@ pub struct Left {
     pub depth: isize,
 }
 
-/// The right factor: floats from row to row.
+/// The right factor, with its stride in floats from row to row.
 #[derive(Clone, Copy)]
 pub struct Right {
     pub data: *const f32,
     pub pitch: isize,
 }
 
-/// `to = left · right`, or with `ADD` more of it, of `rows`, a multiple of `M`, times `blocks`
-/// of sixteen columns, in tiles of `M` rows times `N` blocks that stay in registers.
+/// Computes `to = left · right`, or `to += left · right` with `ADD`. The result has `rows` rows, a
+/// multiple of `M`, and `blocks` blocks of sixteen columns. Tiles of `M` rows times `N` blocks stay
+/// in registers.
 #[inline(always)]
 pub unsafe fn product<V: F32x16, const M: usize, const N: usize, const ADD: bool>(
     left: Left,

@@ -1,11 +1,11 @@
-//! What happens to scores before their softmax, and its exponential.
+//! Caps and masks scores before their softmax, and computes its exponential.
 
 use super::{Attention, MASKED, Mask, View};
 use crate::element::Float;
 use crate::math::{exp_nonpositive, exp_nonpositive_short};
 use crate::simd::{F32x16, LANES};
 
-/// e^x as precisely as the element type shows.
+/// e^x to the precision of the element type.
 #[inline(always)]
 pub fn exponential<V: F32x16, T: Float>(x: V) -> V {
     if size_of::<T>() == size_of::<f32>() { exp_nonpositive(x) } else { exp_nonpositive_short(x) }
@@ -20,7 +20,7 @@ pub fn factor<V: F32x16, T: Float>(x: f32) -> f32 {
     lanes[0]
 }
 
-/// `cap * tanh(score / cap)` of whole blocks, in place.
+/// Computes `cap * tanh(score / cap)` of whole blocks in place.
 ///
 /// # Safety
 /// `scores` holds `count` floats, a multiple of sixteen.
@@ -31,7 +31,7 @@ pub unsafe fn cap<V: F32x16>(scores: *mut f32, count: usize, cap: f32) {
         // SAFETY: the caller's contract.
         unsafe {
             let y = V::load(scores.add(at)) * inverse;
-            // tanh|y| = (1 - e) / (1 + e): cancellation costs an ulp of 1, times the cap.
+            // tanh|y| = (1 - e) / (1 + e). Cancellation costs one ulp of 1, times the cap.
             let e = exp_nonpositive(y.abs() * V::splat(-2.0));
             let (mut parts, mut signs) = ([0.0f32; LANES], [0.0f32; LANES]);
             e.store(parts.as_mut_ptr());
@@ -74,10 +74,10 @@ impl Attention {
         }
     }
 
-    /// Applies the mask alone to one row's scores, which are `pitch` apart.
+    /// Applies only the mask to the scores of one row, which are `pitch` apart.
     ///
     /// # Safety
-    /// As of [`Attention::finish`].
+    /// The contract of [`Attention::finish`].
     #[inline(always)]
     pub(super) unsafe fn mask_row<T: Float>(
         &self,

@@ -1,11 +1,11 @@
-//! Rows of keys, values and queries as floats.
+//! Loads rows of keys, values and queries as floats.
 
 use super::coded::codes;
 use super::{Source, View};
 use crate::element::Float;
 use crate::simd::{F32x16, LANES, prefetch};
 
-/// Rows that lie in memory as they are: address, elements from one to the next.
+/// Rows of elements in memory: the first address, and the elements from one row to the next.
 pub struct Rows<T> {
     pub data: *const T,
     pub stride: isize,
@@ -25,7 +25,7 @@ impl<T> Rows<T> {
 }
 
 impl Source {
-    /// The rows of a head, if their features follow each other as elements.
+    /// The rows of a head, if they are plain and their features are contiguous.
     #[inline(always)]
     pub fn rows<T>(&self, batch: usize, head: usize) -> Option<Rows<T>> {
         match self {
@@ -34,8 +34,8 @@ impl Source {
         }
     }
 
-    /// The rows of a head from `first` on, and their bits, if they are codes in words that follow each
-    /// other.
+    /// The rows of a head from `first` on and the bits of a code, if they are codes in contiguous
+    /// words.
     #[inline(always)]
     pub fn coded<T: Float>(
         &self,
@@ -50,10 +50,10 @@ impl Source {
         }
     }
 
-    /// Rows `first..first + count` as floats, `pitch` apart: `dim` features, then zeros.
+    /// Loads rows `first..first + count` as floats, `pitch` apart: `dim` features, then zeros.
     ///
     /// # Safety
-    /// The rows exist; `out` has room for `count * pitch` floats, `pitch` whole blocks.
+    /// The rows exist; `out` has room for `count * pitch` floats, and `pitch` is whole blocks.
     #[inline(always)]
     pub unsafe fn load<V: F32x16, T: Float>(
         &self,
@@ -86,7 +86,7 @@ impl Source {
     }
 }
 
-/// `dim` elements, `step` apart, times `scale`, filled up with zeros to whole blocks.
+/// Loads `dim` elements, `step` apart, times `scale`, padded with zeros to whole blocks.
 ///
 /// # Safety
 /// The elements exist, and `out` has room for the blocks.
@@ -131,7 +131,7 @@ pub struct QuantizedRows<T> {
     pub packed: Rows<u32>,
     pub scales: Rows<T>,
     pub biases: Rows<T>,
-    /// From one word, scale and bias of a row to the next.
+    /// Elements from one word, scale and bias of a row to the next.
     pub steps: [isize; 3],
     pub group: usize,
 }
@@ -154,7 +154,8 @@ impl<T: Float> QuantizedRows<T> {
     }
 
     /// # Safety
-    /// The rows have `dim` features, a multiple of the group and that of 32; `out` has room.
+    /// The rows have `dim` features, a multiple of the group size, which is a multiple of 32; `out`
+    /// has room for `count` rows.
     #[inline(always)]
     unsafe fn load<V: F32x16, const BITS: usize>(
         &self,
@@ -168,7 +169,7 @@ impl<T: Float> QuantizedRows<T> {
         for row in 0..count {
             let (packed, to) = (self.packed.at(row), out.wrapping_add(row * pitch));
             let (mut scales, mut biases) = (self.scales.at(row), self.biases.at(row));
-            // The rows after these are asked for next.
+            // The rows after these are loaded next.
             prefetch(self.packed.at(row + count).cast(), dim * BITS / 8);
             prefetch(self.scales.at(row + count).cast(), 1);
             prefetch(self.biases.at(row + count).cast(), 1);
@@ -198,10 +199,10 @@ impl<T: Float> QuantizedRows<T> {
     }
 }
 
-/// A query row, scaled.
+/// Loads a query row, times `scale`.
 ///
 /// # Safety
-/// As of [`load_row`], for the row at that place.
+/// The contract of [`load_row`], for the row of that query.
 #[inline(always)]
 pub unsafe fn load_query<V: F32x16, T: Float>(
     view: &View,

@@ -1,27 +1,28 @@
-//! How the factors of a product are kept: as f32, or as bf16 in pairs for the dot instruction.
+//! How the factors of a product are stored: as f32, or as pairs of bf16 for the dot instruction.
 
 use std::mem::MaybeUninit;
 
 use super::super::element::Float;
 use super::super::simd::{F32x16, LANES};
 
-/// A 32-bit word of a packed matrix holds one factor, or two that lie next to each other in k.
+/// The factors in a 32-bit word of a packed matrix: one, or two that are adjacent in k.
 pub trait Arithmetic: Copy + Send + Sync + 'static {
-    /// What rows of weights are unpacked to.
+    /// The type that rows of weights are unpacked to.
     type Factor: Copy + Default + Send + Sync;
     /// Factors in a word.
     const PER_WORD: usize;
-    /// Whether a word holds two factors, for the instruction that [`Level::dots_bf16`](crate::simd::Level::dots_bf16) tells of.
+    /// Whether a word holds two factors, for the instruction that
+    /// [`Level::dots_bf16`](crate::simd::Level::dots_bf16) reports.
     const PAIRS: bool = Self::PER_WORD == 2;
 
     /// Adds the product of two words to each lane.
     fn step<V: F32x16>(sum: V, x: V, w: V) -> V;
-    /// Sixteen whole words.
+    /// Loads sixteen whole words.
     ///
     /// # Safety
     /// `from` is readable for `16 * PER_WORD` elements, which are bf16 if factors are.
     unsafe fn whole<V: F32x16, T: Float>(from: *const T) -> V;
-    /// Sixteen words made of the first `count` elements, then zeros.
+    /// Makes sixteen words of the first `count` elements, then zeros.
     ///
     /// # Safety
     /// `from` is readable for `count <= 16 * PER_WORD` elements.
@@ -32,7 +33,7 @@ pub trait Arithmetic: Copy + Send + Sync + 'static {
 #[derive(Clone, Copy)]
 pub struct InF32;
 
-/// Factors in bf16, products in f32: exact where both factors come as bf16.
+/// Factors in bf16, products in f32, which is exact if both factors are bf16 already.
 #[derive(Clone, Copy)]
 pub struct InBf16;
 

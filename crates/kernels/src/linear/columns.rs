@@ -1,4 +1,5 @@
-//! A few rows of x times w as `[k, n]`: rows of w are added up, a strip of columns at a time.
+//! Products of a few rows of x with w as `[k, n]`, which add up rows of w for a strip of columns at
+//! a time.
 //!
 //! Every output is one chain of fused multiply-adds in the order of k, as in `gemm`.
 
@@ -14,7 +15,7 @@ use super::gemv::with_floats;
 
 /// The most columns of a strip, whose sums stay in the nearest cache.
 const STRIP: usize = 1024;
-/// Rows of w that are added while sums are in registers: as many streams are read side by side.
+/// Rows of w that are added while sums are in registers, which are read as parallel streams.
 const DEPTH: usize = 8;
 /// Rows of x that share a load of w in registers.
 const TOGETHER: usize = 4;
@@ -30,7 +31,7 @@ pub unsafe fn columns<T: Float>(
 ) {
     let Extents { m, n, k } = extents;
     let w = Shared(w.cast_mut());
-    // Cache lines are shared by strips as little as may be, and each thread has some strips.
+    // Strips share few cache lines, and each thread has several strips.
     let each = n.div_ceil(4 * machine.pool.threads()).next_multiple_of(4 * LANES);
     let strip = each.min(STRIP);
     let work = strip * k * size_of::<T>() / 2 * m.div_ceil(TOGETHER);
@@ -56,7 +57,7 @@ struct Columns<'a, T, E> {
     epilogue: &'a E,
 }
 
-/// Of the columns of a strip, for each row of x.
+/// The sums of a strip's columns, for each row of x.
 #[repr(align(64))]
 struct Sums([[f32; STRIP]; FEW_ROWS]);
 
@@ -69,8 +70,8 @@ impl<T: Float, E: Epilogue> Kernel for Columns<'_, T, E> {
         let mut sums = std::mem::MaybeUninit::<Sums>::uninit();
         for first in self.columns.clone().step_by(self.strip) {
             let columns = first..self.columns.end.min(first + self.strip);
-            // SAFETY: the rows and columns exist, and a strip's sums have room; those of the rows of x
-            // are set before they are read.
+            // SAFETY: the rows and columns exist, and the sums have room for a strip; they are set
+            // before they are read.
             unsafe {
                 let sums = (&raw mut (*sums.as_mut_ptr()).0).cast::<f32>();
                 std::ptr::write_bytes(sums, 0, m * STRIP);
@@ -94,7 +95,8 @@ impl<T: Float, E: Epilogue> Kernel for Columns<'_, T, E> {
 }
 
 impl<T: Float, E: Epilogue> Columns<'_, T, E> {
-    /// Adds the products of `DEPTH` rows of w from `at` on. The last block may reach beyond the columns.
+    /// Adds the products of `DEPTH` rows of w from `at` on. The last block may extend beyond the
+    /// columns.
     #[inline(always)]
     unsafe fn add<V: F32x16, const DEPTH: usize>(
         &self,

@@ -6,7 +6,7 @@ use super::super::simd::{F32x16, LANES, prefetch};
 use super::arithmetic::{Arithmetic, InBf16, InF32};
 use super::gemm::{Epilogue, Extents, Weights};
 
-/// Weights as they lie in memory: `[n, k]`, or `[k, n]` if `columns`.
+/// Dense weights in memory: `[n, k]`, or `[k, n]` if `columns`.
 pub struct Dense<T> {
     pub w: *const T,
     pub extents: Extents,
@@ -16,7 +16,7 @@ pub struct Dense<T> {
 // SAFETY: only read.
 unsafe impl<T> Sync for Dense<T> {}
 
-/// The columns of `count` rows of `columns` elements each, `stride` apart.
+/// Transposes `count` rows of `columns` elements each, `stride` apart.
 ///
 /// # Safety
 /// The rows exist; `columns` and `count` are at most sixteen.
@@ -58,7 +58,7 @@ impl<T: Float> Weights<InF32> for Dense<T> {
         // SAFETY: the rows and elements exist and `out` has room for them, the caller says.
         unsafe {
             if self.columns {
-                // Beyond the tile there may be more of the row, which is read and not kept.
+                // The row may continue beyond the tile; those elements are read and dropped.
                 let wide = if row + LANES <= n { LANES } else { rows };
                 for at in (0..len).step_by(LANES) {
                     let count = LANES.min(len - at);

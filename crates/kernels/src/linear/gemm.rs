@@ -1,9 +1,9 @@
 //! `out[m, n] = sum over k of x[m, k] * w[n, k]` for many rows, blocked for the caches.
 //!
 //! Lanes run along the rows of x, which are packed once, interleaved by sixteen. Weights stay in
-//! rows: a tile of them is unpacked to f32 or bf16 next to the level-one cache and broadcast word
-//! by word, so whatever can write its rows out (dense, converted, dequantised) can be multiplied.
-//! Every output is one chain of fused multiply-adds in the order of k, whatever the tile.
+//! rows: a tile of them is unpacked to f32 or bf16 near the level-one cache and broadcast word by
+//! word, so any weights that can write out their rows (dense, converted, dequantized) can be
+//! multiplied. Every output is one chain of fused multiply-adds in the order of k, for any tile.
 
 use std::ops::Range;
 
@@ -15,19 +15,20 @@ use super::interleaved::{Interleaved, WORDS, interleaved};
 
 /// Rows of weights in a tile.
 pub const TILE: usize = 12;
-/// Words behind a tile's row, for what its weights are scaled by.
+/// Words after a row of a tile, for the scales and biases of its weights.
 pub const EXTRA: usize = 128;
-/// Distance of a tile's rows in words: an odd number of cache lines, so that they spread over sets.
+/// Words from one row of a tile to the next: an odd number of cache lines, which spreads the rows
+/// over the cache sets.
 pub const STRIDE: usize = WORDS + EXTRA + LANES;
 /// Rows of x in a block, which stays in the level-two cache, and tiles that pass over it.
 pub const BLOCK_ROWS: usize = 256;
 const BLOCK_TILES: usize = 8;
 const BLOCK_COLUMNS: usize = BLOCK_TILES * TILE;
 
-/// The right-hand matrix, `[n, k]`, in whatever form.
+/// The right-hand matrix, `[n, k]`, in any format.
 pub trait Weights<A: Arithmetic>: Sync {
-    /// Whether [`add`](Self::add) multiplies bytes, by the instruction that
-    /// [`Level::dots_bytes`](crate::simd::Level::dots_bytes) tells of.
+    /// Whether [`add`](Self::add) multiplies bytes with the instruction that
+    /// [`Level::dots_bytes`](crate::simd::Level::dots_bytes) reports.
     const BYTES: bool = false;
 
     /// Writes elements `k..k + len` of the rows `row..row + rows` to `out`, one row each `stride`
@@ -61,20 +62,20 @@ pub trait Weights<A: Arithmetic>: Sync {
     }
 }
 
-/// Some panels of x, and their words that meet a tile.
+/// Panels of x, and the range of their words that a tile multiplies.
 #[derive(Clone, Copy)]
 pub struct Pass<const PANELS: usize> {
     pub x: [*const f32; PANELS],
-    /// Which panel of x is the first.
+    /// The index of the first panel.
     pub panel: usize,
-    /// The first word, in a row.
+    /// The first word within a row.
     pub at: usize,
     pub words: usize,
 }
 
-/// What becomes of the sums.
+/// Finishes the sums and writes the outputs.
 pub trait Epilogue: Sync {
-    /// Takes the first `count` lanes, which are `out[row, column..column + count]`. Each output
+    /// Finishes the first `count` lanes, which are `out[row, column..column + count]`. Each output
     /// is finished once, by one thread.
     ///
     /// # Safety
@@ -104,10 +105,10 @@ pub unsafe fn gemm<A: Arithmetic, T: Float>(
     unsafe { interleaved(machine, m, k, x, &|x| multiply(machine, x, n, weights, epilogue)) }
 }
 
-/// One of several products of the same x.
+/// Multiplies an interleaved x, which several products may share.
 ///
 /// # Safety
-/// The weights are `[n, k]`, the epilogue takes `[m, n]`, of the m and k of `x`.
+/// The weights are `[n, k]` and the epilogue takes `[m, n]`, with the m and k of `x`.
 pub unsafe fn multiply<A: Arithmetic>(
     machine: Machine,
     x: &Interleaved<A>,
@@ -116,7 +117,7 @@ pub unsafe fn multiply<A: Arithmetic>(
     epilogue: &impl Epilogue,
 ) {
     let extents = Extents { m: x.m, n, k: x.k };
-    // Smaller blocks where there would be too few for the threads.
+    // Use smaller blocks if there are too few for the threads.
     let (mut rows, mut tiles) = (BLOCK_ROWS, BLOCK_TILES);
     let count = |rows: usize, tiles: usize| x.m.div_ceil(rows) * n.div_ceil(tiles * TILE);
     while count(rows, tiles) < 4 * machine.pool.threads() && tiles > 1 {
@@ -167,7 +168,7 @@ impl<A: Arithmetic, W: Weights<A>, E: Epilogue> Kernel for Multiply<'_, A, W, E>
 }
 
 impl<A: Arithmetic, W: Weights<A>, E: Epilogue> Multiply<'_, A, W, E> {
-    /// All of k for one block: `sums[column][row]`.
+    /// Sums over all of k for one block into `sums[column][row]`.
     #[inline(always)]
     unsafe fn sum_block<V: F32x16>(
         &self,
@@ -226,7 +227,7 @@ impl<A: Arithmetic, W: Weights<A>, E: Epilogue> Multiply<'_, A, W, E> {
         }
     }
 
-    /// Turns the sums around, into rows of the output.
+    /// Transposes the sums into rows of the output.
     #[inline(always)]
     unsafe fn finish_block<V: F32x16>(&self, row: usize, column: usize, sums: *const f32) {
         let Extents { m, n, .. } = self.extents;

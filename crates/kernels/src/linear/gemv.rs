@@ -1,7 +1,7 @@
-//! A few rows of x: each row of w is read once, in order, and dotted with all of them.
+//! Products with a few rows of x: each row of w is read once, in order, and dotted with all rows.
 //!
-//! Every output is summed in the same order however many rows there are, so a token's result
-//! does not depend on what it is batched with.
+//! Every output is summed in the same order for any number of rows, so a token's result does not
+//! depend on the other tokens in its batch.
 
 use std::ops::Range;
 
@@ -15,7 +15,8 @@ use super::workspace;
 
 /// Independent sums of each dot product: they hide the latency of a multiply-add.
 const SUMS: usize = 4;
-/// How far ahead of the loads memory is asked for: one sequential stream alone does not fill it.
+/// How many bytes ahead of the loads memory is prefetched: one sequential stream alone does not use
+/// the full bandwidth.
 const AHEAD: usize = 4096;
 /// Rows of x that share a load of w in registers.
 const TOGETHER: usize = 4;
@@ -32,7 +33,7 @@ pub unsafe fn gemv<T: Float>(
     let Extents { m, n, k } = extents;
     let pairs = T::IS_BF16 && machine.level.dots_bf16();
     let (x, w) = (Shared(x.cast_mut()), Shared(w.cast_mut()));
-    // A tenth of a nanosecond a byte and core is what memory gives at best.
+    // At best, memory delivers a byte to a core in a tenth of a nanosecond.
     let work = k * size_of::<T>() / 2 * m.div_ceil(TOGETHER);
     let run = |converted: *const f32| {
         let converted = Shared(converted.cast_mut());
@@ -111,7 +112,7 @@ impl<T: Float> Kernel for Convert<T> {
     }
 }
 
-/// A block is sixteen columns of the output: as many rows of w.
+/// Computes blocks of sixteen columns of the output, each from sixteen rows of w.
 struct Gemv<'a, X, T, A, E> {
     x: *const X,
     w: *const T,

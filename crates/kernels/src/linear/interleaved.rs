@@ -1,4 +1,4 @@
-//! Rows of x laid out for the GEMM: panels of sixteen, a word of every row after the other.
+//! Lays out rows of x for the GEMM: panels of sixteen rows, with the words of the rows interleaved.
 
 use std::marker::PhantomData;
 use std::ops::Range;
@@ -12,7 +12,7 @@ use super::workspace;
 /// Words of a row in a tile of weights; `k` is blocked by this many.
 pub const WORDS: usize = 512;
 
-/// `[m, k]` in blocks of [`WORDS`] of k, those in panels of sixteen rows.
+/// `[m, k]` in blocks of [`WORDS`] words along k, each in panels of sixteen rows.
 pub struct Interleaved<A> {
     packed: *mut f32,
     pub m: usize,
@@ -24,7 +24,7 @@ pub struct Interleaved<A> {
 unsafe impl<A> Sync for Interleaved<A> {}
 
 impl<A: Arithmetic> Interleaved<A> {
-    /// Where words `block * WORDS..` of a panel of sixteen rows begin.
+    /// The address of words `block * WORDS..` of a panel of sixteen rows.
     #[inline(always)]
     pub fn panel(&self, block: usize, panel: usize) -> *const f32 {
         let (panels, words) = (self.m.div_ceil(LANES), self.k.div_ceil(A::PER_WORD));
@@ -34,7 +34,7 @@ impl<A: Arithmetic> Interleaved<A> {
     }
 }
 
-/// Calls `body` with the rows of x interleaved: any number of products can be made of them.
+/// Calls `body` with the rows of x interleaved, which any number of products can use.
 ///
 /// # Safety
 /// `x` holds `m * k` elements.
@@ -85,7 +85,7 @@ impl<A: Arithmetic, T: Float> Kernel for Interleave<'_, A, T> {
                 while done < len {
                     let at = (block * WORDS + done) * A::PER_WORD;
                     let count = chunk.min(k - at);
-                    // No closure: it would have none of the level's features.
+                    // A closure would be compiled without the level's features.
                     let mut square = [V::splat(0.0); LANES];
                     for (i, words) in square.iter_mut().enumerate().take(rows) {
                         let x = self.x.add((panel * LANES + i) * k + at);

@@ -81,7 +81,7 @@ pub unsafe fn linear_on<T: Float>(machine: Machine, call: &LinearCall) {
 }
 
 impl Level {
-    /// Whether [`InBf16`] is one instruction on this level.
+    /// Whether this level multiplies pairs of bf16 ([`InBf16`]) in one instruction.
     pub fn dots_bf16(self) -> bool {
         #[cfg(target_arch = "x86_64")]
         return self == Level::Avx512Bf16;
@@ -89,9 +89,9 @@ impl Level {
         return false;
     }
 
-    /// Whether bytes are multiplied and added up in one instruction.
+    /// Whether this level multiplies and adds up bytes in one instruction.
     pub fn dots_bytes(self) -> bool {
-        // That level has AVX512_VNNI too.
+        // `Avx512Bf16` requires AVX512_VNNI too.
         self.dots_bf16()
     }
 }

@@ -1,14 +1,15 @@
-//! Memory for packed matrices, kept between calls: new pages would cost a good part of a product.
+//! Memory for packed matrices, kept between calls, since new pages take much of a product's time.
 
 use std::sync::Mutex;
 
-/// What is kept at most: floats in all, and buffers.
+/// The most floats that are kept in all buffers.
 const KEPT: usize = 16 << 20;
+/// The most buffers that are kept.
 const BUFFERS: usize = 4;
 
 static SPARE: Mutex<Vec<Vec<f32>>> = Mutex::new(Vec::new());
 
-/// Calls `body` with room for `floats` uninitialised floats, aligned to a cache line.
+/// Calls `body` with room for `floats` uninitialized floats, aligned to a cache line.
 pub fn with(floats: usize, body: &dyn Fn(*mut f32)) {
     const LINE: usize = 64 / size_of::<f32>();
     let mut buffer = take(floats + LINE).unwrap_or_else(|| Vec::with_capacity(floats + LINE));
@@ -17,7 +18,8 @@ pub fn with(floats: usize, body: &dyn Fn(*mut f32)) {
     keep(buffer);
 }
 
-/// The smallest that is large enough. Where another thread is looking there is none.
+/// Takes the smallest spare buffer that is large enough. Returns `None` if there is no such buffer
+/// or another thread holds the lock.
 fn take(floats: usize) -> Option<Vec<f32>> {
     let mut spare = SPARE.try_lock().ok()?;
     let enough = spare.iter().enumerate().filter(|(_, buffer)| buffer.capacity() >= floats);
@@ -25,7 +27,7 @@ fn take(floats: usize) -> Option<Vec<f32>> {
     Some(spare.swap_remove(index))
 }
 
-/// Puts a buffer back, and drops the smallest where there are too many.
+/// Returns a buffer to the spare ones, and drops the smallest if there are too many.
 fn keep(buffer: Vec<f32>) {
     let Ok(mut spare) = SPARE.try_lock() else { return };
     if buffer.capacity() > KEPT {

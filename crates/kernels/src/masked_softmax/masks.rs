@@ -1,17 +1,17 @@
-//! Which keys a query sees, and the masks of its row.
+//! The keys that a query sees, and the masks of its row.
 
 use std::ops::Range;
 
 use crate::element::Float;
 use crate::simd::{F32x16, LANES};
 
-/// Extents of the scores, and the mask that needs no memory.
+/// The extents of the scores, and the causal mask, which needs no memory.
 #[derive(Clone, Copy)]
 pub struct MaskedSoftmaxShape {
     pub rows: usize,
     pub queries: usize,
     pub keys: usize,
-    /// Queries are aligned to the last keys, and see none that follow theirs.
+    /// Queries are aligned to the last keys and see no key after their own.
     pub causal: bool,
     /// With `causal`: how many keys up to its own a query sees; 0 for all of them.
     pub window: usize,
@@ -34,9 +34,9 @@ impl MaskedSoftmaxShape {
 #[derive(Clone, Copy)]
 pub struct Mask<'a> {
     pub data: *const u8,
-    /// Of the scores' element type, to be added; else of bools, true where a score counts.
+    /// Whether elements of the scores' type are added; otherwise bools tell which scores count.
     pub additive: bool,
-    /// The extents that the rows' number runs over, the last one fastest, and their strides.
+    /// The extents that row numbers run over, the last one fastest. `strides` are theirs.
     pub shape: &'a [u32],
     pub strides: &'a [i64],
     pub key_stride: isize,
@@ -60,7 +60,7 @@ impl Mask<'_> {
     }
 }
 
-/// Rows of a mask as neighbouring elements: read in place, or gathered where they lie apart.
+/// Rows of a mask as contiguous elements, read in place or gathered if they are strided.
 pub(super) struct Staged<'a, E> {
     mask: Mask<'a>,
     gathered: Vec<E>,
@@ -89,13 +89,13 @@ impl<'a, E: Copy> Staged<'a, E> {
     }
 }
 
-/// What a mask does to scores `at..at + count` of its row, `count` being at most sixteen.
+/// The effect of a mask on scores `at..at + count` of its row, where `count` is at most sixteen.
 ///
 /// # Safety
 /// For both methods the row's mask covers those elements.
 pub(super) trait RowMask<T: Float>: Copy {
     unsafe fn apply<V: F32x16>(self, scores: V, at: usize, count: usize) -> V;
-    /// The lanes whose score counts, and zero in the others.
+    /// Keeps the lanes whose score counts, and sets the others to zero.
     unsafe fn keep<V: F32x16>(self, lanes: V, at: usize, count: usize) -> V;
 }
 

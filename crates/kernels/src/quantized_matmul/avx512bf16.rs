@@ -1,5 +1,5 @@
-//! bf16 inputs on AVX512_BF16: weights become bf16 by lookup, which is exact for up to eight bits,
-//! and 32 of them meet 32 inputs in one instruction that adds up in f32.
+//! Products with bf16 inputs on AVX512_BF16: weights become bf16 by lookup, which is exact for up
+//! to eight bits, and one instruction multiplies 32 of them by 32 inputs and adds up in f32.
 
 use std::arch::x86_64::*;
 use std::marker::PhantomData;
@@ -20,7 +20,7 @@ pub(super) unsafe fn run<F: Format>(columns: Columns<Bf16>) {
 
 struct Lookup<F>(PhantomData<F>);
 
-/// bf16 patterns of 64 numbers, of which the indices use as many bits as a weight has.
+/// bf16 patterns of 64 numbers; only the low `bits` bits of the index select the number.
 const fn table(bits: u32, fp4: bool, unit: f32) -> [u16; 64] {
     const FP4: [f32; 8] = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0];
     let mut table = [0; 64];
@@ -38,13 +38,13 @@ const fn table(bits: u32, fp4: bool, unit: f32) -> [u16; 64] {
     table
 }
 
-/// The floats of eight bits in the lower halves of sixteen-bit lanes, or in the `UPPER` ones, as bf16.
+/// Converts the 8-bit floats in the lower (or `UPPER`) halves of 16-bit lanes to bf16.
 ///
 /// # Safety
 /// This machine has the instructions.
 #[inline(always)]
 unsafe fn floats<const UPPER: bool>(lanes: __m512i) -> __m512i {
-    // What an exponent of zero stands for, by the lowest bits.
+    // The subnormal numbers, whose exponent is zero, indexed by the low bits of the code.
     const SMALL: [u16; 32] = {
         let (mut table, mut i) = ([0; 32], 0);
         while i < 8 {
@@ -56,7 +56,7 @@ unsafe fn floats<const UPPER: bool>(lanes: __m512i) -> __m512i {
     // SAFETY: the caller's contract.
     unsafe {
         let upper = if UPPER { lanes } else { _mm512_slli_epi16::<8>(lanes) };
-        // Exponent and mantissa go to their places, the former with copies of the sign before it.
+        // Move exponent and mantissa into place; copies of the sign precede the exponent.
         let placed =
             _mm512_and_si512(_mm512_srai_epi16::<4>(upper), _mm512_set1_epi16(0x87f0_u16 as i16));
         let normal = _mm512_add_epi16(placed, _mm512_set1_epi16(120 << 7));
@@ -73,13 +73,13 @@ unsafe fn floats<const UPPER: bool>(lanes: __m512i) -> __m512i {
 }
 
 impl<F: Format> Lookup<F> {
-    /// Eight bits are looked up as two halves, of which this is the lower.
+    /// Codes of eight bits are looked up as two halves; this table has the lower ones.
     const TABLE: [u16; 64] = table(if F::BITS == 8 { 4 } else { F::BITS }, !F::AFFINE, 1.0);
     const UPPER: [u16; 64] = table(4, false, 16.0);
 }
 
-/// The lanes of a chunk, all of them if `WHOLE`, as 32 of sixteen bits: the weights of each 32-bit lane, or 24-bit lane, in
-/// two halves of whole weights.
+/// Loads `count` lanes of a chunk, all of them if `WHOLE`, as 32 lanes of sixteen bits: each lane
+/// of the chunk becomes two halves of whole weights.
 #[inline(always)]
 unsafe fn load<F: Format, const WHOLE: bool>(from: *const u8, count: usize) -> __m512i {
     // SAFETY: the caller vouches for `count` lanes; masks confine the access to them.
@@ -95,7 +95,7 @@ unsafe fn load<F: Format, const WHOLE: bool>(from: *const u8, count: usize) -> _
         } else {
             _mm512_maskz_loadu_epi8((1 << (F::LANE_BITS * count / 8)) - 1, from.cast())
         };
-        // Four lanes go to each quarter, where eight halves of them find their two bytes.
+        // Each quarter gets four lanes, and each of their eight halves its two bytes.
         let Spread { words: quarters, bytes, shifts } = const { &Spread::of(F::LANE_BITS) };
         let quarters = _mm512_loadu_si512(quarters.as_ptr().cast());
         let pairs = _mm512_broadcast_i32x4(_mm_loadu_si128(bytes.as_ptr().cast()));
@@ -105,8 +105,8 @@ unsafe fn load<F: Format, const WHOLE: bool>(from: *const u8, count: usize) -> _
     }
 }
 
-/// Where the halves of lanes lie that straddle words: the words of each quarter, and in those the bytes
-/// of eight halves and the bits before each.
+/// The positions of half lanes that straddle words: the words of each quarter, and within those the
+/// bytes of the eight halves and the bits before each.
 struct Spread {
     words: [u16; 32],
     bytes: [u8; 16],
@@ -142,7 +142,7 @@ unsafe fn load_bf16<const WHOLE: bool>(from: *const u16, count: usize) -> __m512
     }
 }
 
-/// The sixteen-bit lanes without their lowest weight.
+/// Shifts the lowest weight out of each 16-bit lane.
 #[inline(always)]
 unsafe fn next_weights<F: Format>(weights: __m512i) -> __m512i {
     // SAFETY: the caller vouches for the instructions.
@@ -157,8 +157,8 @@ unsafe fn next_weights<F: Format>(weights: __m512i) -> __m512i {
     }
 }
 
-/// Adds the products of one position's weights. Not a closure: those have no target features, so
-/// that intrinsics stay calls in them.
+/// Adds the products of the weights at one position. A closure would lack the target features, and
+/// its intrinsics would remain calls.
 #[inline(always)]
 unsafe fn add<const M: usize>(
     mut sums: [__m512; M],
@@ -178,18 +178,18 @@ unsafe fn add<const M: usize>(
     sums
 }
 
-/// Whether [`unpack`] knows the format: its weights are of few bits that divide sixteen, in groups of
-/// whole vectors.
+/// Whether [`unpack`] supports the format: weights of two or four bits in groups of whole vectors.
 pub(super) const fn unpacks<F: Format>() -> bool {
     (F::BITS == 2 || F::BITS == 4) && F::LEAST_GROUP == 2 * LANES
 }
 
-/// Writes weights of whole groups as bf16, scaled. A group has no more than sixteen different ones:
-/// those are computed and rounded, and the rest is lookup.
+/// Writes the weights of whole groups as scaled bf16. A group has at most sixteen distinct weights,
+/// which are computed and rounded once and then looked up.
 ///
 /// # Safety
-/// The machine's level is `Avx512Bf16`, and [`unpacks`] holds. `packed` has `groups * group` weights,
-/// `scales` and, if the format is affine, `biases` have one for each group, `out` has room.
+/// The machine's level is `Avx512Bf16`, and [`unpacks`] holds. `packed` has `groups * group`
+/// weights, `scales` and, if the format is affine, `biases` have one for each group, and `out` has
+/// room.
 #[inline(always)]
 pub(super) unsafe fn unpack<V: F32x16, F: Format>(
     packed: *const u8,
@@ -282,7 +282,7 @@ struct Sums<const M: usize> {
 }
 
 impl<const M: usize> Sums<M> {
-    /// Adds up to sixteen groups, from `at` on. `WHOLE` says that they are sixteen.
+    /// Adds `count` groups from `at` on, which are sixteen if `WHOLE`.
     #[inline(always)]
     unsafe fn add<V: F32x16, F: Format, const WHOLE: bool>(
         mut self,
@@ -321,7 +321,7 @@ impl<const M: usize> Sums<M> {
                 *group = lane as u32 >> self.shift;
             }
             let mut group = _mm512_loadu_si512(group.as_ptr().cast());
-            // A group of 128 bytes has two chunks: only every second one goes on to the next group.
+            // A group of 128 bytes has two chunks, so only every second one starts a new group.
             let mut step = _mm512_set1_epi32(LANES as i32 >> self.shift);
             let mut other = _mm512_sub_epi32(_mm512_set1_epi32(32 >> self.shift), step);
             let lanes = count << self.shift;
@@ -332,7 +332,7 @@ impl<const M: usize> Sums<M> {
                 let mut chunk = [_mm512_setzero_ps(); M];
                 for position in 0..F::PER_LANE / 2 {
                     if F::BITS == 8 && !F::AFFINE {
-                        // Both numbers of a lane; there are no others.
+                        // A lane holds only these two numbers.
                         chunk = add(chunk, floats::<false>(weights), x, 0);
                         chunk = add(chunk, floats::<true>(weights), x, 1);
                         break;

@@ -1,4 +1,5 @@
-//! A range of the result's columns: the products, then what follows them, sixteen at a time.
+//! Computes a range of the result's columns, sixteen at a time: the products, then the steps that
+//! follow them.
 
 use std::ops::Range;
 
@@ -8,12 +9,12 @@ use super::{Call, Join, Weights};
 use crate::element::Float;
 use crate::simd::{F32x16, LANES, prefetch_far};
 
-/// Rows of x that take part while a row of weights is in the cache.
+/// Rows of x that are multiplied while a row of weights is in the cache.
 const BAND: usize = 8;
 /// Rows of x that share the decoded weights in registers.
 const TOGETHER: usize = 4;
 
-/// One row of weights, and the rows of x.
+/// One row of weights, and the prepared rows of x.
 #[derive(Clone, Copy)]
 pub(super) struct Operands<'a> {
     pub packed: *const u8,
@@ -24,12 +25,12 @@ pub(super) struct Operands<'a> {
     pub prepared: &'a Prepared,
 }
 
-/// How far ahead of the weights the next ones are asked for, in bytes; their scales as far ahead.
+/// How many bytes ahead of the loads weights are prefetched; scales are prefetched equally far.
 const AHEAD: usize = 8192;
 
 impl Operands<'_> {
-    /// Asks for the scales and biases that come `AHEAD` bytes of weights after those of the groups
-    /// from `at` on: no prefetcher follows two more streams so slow.
+    /// Prefetches the scales and biases that belong to weights `AHEAD` bytes after the groups from
+    /// `at` on, since hardware prefetchers do not follow two more streams this slow.
     #[inline(always)]
     pub fn prefetch_scales<D: Dots>(&self, at: usize) {
         let ahead = at + AHEAD * 8 / (self.group * D::BITS);
@@ -38,7 +39,7 @@ impl Operands<'_> {
     }
 }
 
-/// Asks for the weights that come after a chunk of this number of bytes.
+/// Prefetches the weights `AHEAD` bytes after a chunk, for a chunk of `bytes` bytes.
 #[inline(always)]
 pub(super) fn prefetch_weights(chunk: *const u8, bytes: usize) {
     prefetch_far(chunk.wrapping_add(AHEAD), bytes);
@@ -49,7 +50,7 @@ pub(super) trait Dots {
     const BITS: usize;
     const SCALE_BYTES: usize;
 
-    /// The products of one row of weights with some rows of x, each the sum of sixteen lanes.
+    /// Multiplies one row of weights with `M` rows of x; each product is the sum of sixteen lanes.
     ///
     /// # Safety
     /// The operands are those of a row of the call, prepared in this trait's order.
@@ -64,11 +65,11 @@ pub(super) struct Columns<'a, T> {
 }
 
 impl<T: Float> Columns<'_, T> {
-    /// No closure has the kernel's instructions in it: one that is not inlined would have none of
-    /// the level's features.
+    /// Computes the columns without closures, since a closure that is not inlined would be compiled
+    /// without the level's features.
     ///
     /// # Safety
-    /// The contract of [`super::quantized_matmul`]; nobody else has these columns.
+    /// The contract of [`super::quantized_matmul`]; no other thread writes these columns.
     #[inline(always)]
     pub unsafe fn run<V: F32x16, D: Dots>(&self) {
         let rows = self.call.rows;
@@ -89,7 +90,7 @@ impl<T: Float> Columns<'_, T> {
         }
     }
 
-    /// The range's columns of up to `B` rows.
+    /// Computes the range's columns of up to `B` rows.
     #[inline(always)]
     unsafe fn band<V: F32x16, D: Dots, const B: usize>(&self, band: Range<usize>) {
         let call = self.call;
@@ -118,7 +119,7 @@ impl<T: Float> Columns<'_, T> {
         }
     }
 
-    /// Where blocks of sixteen of this range's columns begin, among `first..first + count`.
+    /// The starts of blocks of sixteen columns of this range, within `first..first + count`.
     #[inline(always)]
     fn starts(&self, first: usize, count: usize) -> impl Iterator<Item = usize> + use<T> {
         (self.range.start.max(first)..self.end(first, count)).step_by(LANES)
@@ -128,7 +129,7 @@ impl<T: Float> Columns<'_, T> {
         self.range.end.min(first + count)
     }
 
-    /// Sixteen columns of a band of rows.
+    /// Computes sixteen columns of a band of rows.
     #[inline(always)]
     unsafe fn products<V: F32x16, D: Dots, const B: usize>(
         &self,
@@ -153,7 +154,7 @@ impl<T: Float> Columns<'_, T> {
             };
             let mut m = band.start;
             while m < band.end {
-                // Two rows or three cost what four do: the weights, not the sums, are waited for.
+                // Two or three rows cost as much as four, since decoding the weights dominates.
                 let rows = if V::SMALL { 1 } else { (band.end - m).min(TOGETHER) };
                 let to = &mut sums[m - band.start..];
                 // SAFETY: the row is one of the weights', the rows of x are the call's.

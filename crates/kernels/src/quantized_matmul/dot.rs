@@ -1,4 +1,4 @@
-//! One row of weights with a few rows of x, in f32 lanes on every level.
+//! Dot products of one row of weights with a few rows of x, in f32 lanes on every level.
 
 use std::marker::PhantomData;
 
@@ -7,11 +7,11 @@ use super::format::{Format, load_first};
 use crate::element::Float;
 use crate::simd::{F32x16, LANES};
 
-/// Decodes to f32 in registers.
+/// Decodes weights to f32 in registers.
 pub(super) struct Decode<T, F>(PhantomData<(T, F)>);
 
-/// The group, counted from a chunk's first, that each of sixteen lanes belongs to, `2^shift`
-/// lanes being a group.
+/// The group of each of sixteen lanes, counted from the first group of the chunk, where `2^shift`
+/// lanes are a group.
 #[inline(always)]
 pub(super) fn lane_groups<V: F32x16>(shift: u32) -> V::Int {
     let groups: [u32; LANES] = std::array::from_fn(|lane| lane as u32 >> shift);

@@ -1,4 +1,4 @@
-//! What follows the products, each step rounded to the element type as an operation of its own.
+//! The steps after the products, each rounded to the element type like a separate operation.
 
 use std::marker::PhantomData;
 use std::ops::Range;
@@ -40,10 +40,10 @@ impl<'a, T: Float> Finish<'a, T> {
         }
     }
 
-    /// The same, where many rows of x are interleaved.
+    /// Prepares the steps for many rows of x, which are interleaved.
     ///
     /// # Safety
-    /// As of [`new`](Self::new); `x` is that of the call.
+    /// The contract of [`new`](Self::new); `x` is the call's.
     pub unsafe fn of_many<A>(machine: Machine, call: &'a Call, x: &Interleaved<A>) -> Self
     where
         A: Arithmetic,
@@ -70,22 +70,23 @@ impl<'a, T: Float> Finish<'a, T> {
         Self { call, columns: call.columns(), correction, element: PhantomData }
     }
 
-    /// The same of another name for the element type.
+    /// Reinterprets the element type, which is only a marker.
     #[cfg(target_arch = "x86_64")]
     pub fn of<U: Float>(&self) -> &Finish<'a, U> {
         // SAFETY: the type is only named in a `PhantomData`.
         unsafe { &*std::ptr::from_ref(self).cast() }
     }
 
-    /// Where row `m` has its column `at`.
+    /// The address of column `at` of row `m` of the result.
     pub fn place(&self, m: usize, at: usize) -> *mut T {
         self.call.out.cast::<T>().wrapping_add(m * self.columns + at)
     }
 
-    /// Takes the rounded products of row `m` with columns `at..at + count`.
+    /// Applies the steps to the rounded products of row `m` and columns `at..at + count`, and
+    /// writes the results.
     ///
     /// # Safety
-    /// The outputs exist, `count <= 16`, and nobody else has them.
+    /// The outputs exist, `count <= 16`, and no other thread accesses them.
     #[inline(always)]
     pub unsafe fn write<V: F32x16>(&self, mut y: V, m: usize, at: usize, count: usize) {
         let (bias, residual) = (self.call.bias.cast::<T>(), self.call.residual.cast::<T>());
@@ -117,12 +118,12 @@ pub(super) fn swiglu<V: F32x16, T: Float>(gate: V, up: V) -> V {
     T::round(T::round(gate * sigmoid::<V, T>(gate)) * up)
 }
 
-/// A low-rank correction with its first product done.
+/// A low-rank correction whose first product is computed.
 struct Correction {
     low: LowRank,
     /// `x · Aᵀ` rounded to the element type, each row padded with zeros to whole vectors.
     projected: Vec<f32>,
-    /// Bᵀ, each row padded to whole vectors, where many rows of x make it worth while.
+    /// Bᵀ, each row padded to whole vectors, or empty if there are only a few rows of x.
     transposed: Vec<f32>,
 }
 
@@ -156,7 +157,7 @@ impl Correction {
         Self { low, projected, transposed }
     }
 
-    /// `(x · Aᵀ) · Bᵀ` of row `m` and `count` columns from `at` on, of `columns`, rounded.
+    /// `(x · Aᵀ) · Bᵀ`, rounded, for row `m` and `count` of the `columns` columns from `at` on.
     ///
     /// # Safety
     /// The columns are those of B, the row is one of x.
@@ -198,7 +199,7 @@ impl Correction {
     }
 }
 
-/// Rounded products, as rows of floats.
+/// Writes rounded products as rows of floats.
 struct Rows<T> {
     to: *mut f32,
     padded: usize,
@@ -216,7 +217,7 @@ impl<T: Float> Epilogue for Rows<T> {
     }
 }
 
-/// Rows of B as columns of floats.
+/// Transposes rows of B into columns of floats.
 struct Transpose<T> {
     b: *const T,
     rank: usize,
@@ -234,7 +235,7 @@ impl<T: Float> Kernel for Transpose<T> {
             for i in (0..self.rank).step_by(LANES) {
                 let count = LANES.min(self.rank - i);
                 let mut lanes = [0.0f32; LANES];
-                // SAFETY: as where this is made.
+                // SAFETY: the contract stated where `Correction::new` runs this kernel.
                 unsafe {
                     let row = self.b.add(column * self.rank + i);
                     load_first::<V, T>(row, count).store(lanes.as_mut_ptr());

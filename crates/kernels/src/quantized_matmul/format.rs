@@ -1,13 +1,14 @@
-//! How packed weights become numbers.
+//! Decodes packed weights.
 //!
 //! A row is a little-endian stream of `BITS`-bit numbers. A chunk is sixteen lanes of whole
-//! weights: 32 bits a lane, or where numbers would straddle words as many of them as 24 bits hold: 20
-//! bits of 5-bit numbers. Lane l of a chunk holds weights `l * PER_LANE ..`, lowest bits first.
+//! weights. A lane has 32 bits, or if numbers would straddle words, the whole numbers that fit in
+//! 24 bits (20 bits for 5-bit numbers). Lane l of a chunk holds weights `l * PER_LANE ..`, lowest
+//! bits first.
 
 use crate::element::Float;
 use crate::simd::{F32x16, LANES};
 
-/// A way of packing weights, in groups that share a scale.
+/// A format of packed weights, in groups that share a scale.
 pub(super) trait Format: Copy + Send + Sync + 'static {
     const BITS: u32;
     /// Whether a group also has a bias, and its scale is of the model's type.
@@ -24,21 +25,21 @@ pub(super) trait Format: Copy + Send + Sync + 'static {
 
     /// The lowest weight of each lane, before its group's scale.
     fn lowest<V: F32x16>(lanes: V::Int) -> V;
-    /// Sixteen weights of a row in their order, before their group's scale.
+    /// Sixteen weights of a row in order, before their group's scale.
     ///
     /// # Safety
     /// `from` is readable for `2 * BITS` bytes.
     unsafe fn in_order<V: F32x16>(from: *const u8) -> V;
-    /// The lanes without their lowest weight.
+    /// Shifts the lowest weight out of each lane.
     fn rest<V: F32x16>(lanes: V::Int) -> V::Int;
 
-    /// Sixteen scales, those from `count` on zero.
+    /// Loads `count` scales, then zeros.
     ///
     /// # Safety
     /// `scales` is readable from `at` for `count <= 16` scales.
     unsafe fn scales<V: F32x16, T: Float>(scales: *const u8, at: usize, count: usize) -> V;
 
-    /// The lanes of a chunk, those from `count` on zero.
+    /// Loads `count` lanes of a chunk, then zeros.
     ///
     /// # Safety
     /// `from` is readable for `count <= 16` lanes, which fill whole bytes.
@@ -147,8 +148,8 @@ impl<const BITS: u32, const FP8: bool> Format for Floats<BITS, FP8> {
         if FP8 {
             return V::low_fp8(bytes).keep_first(count, 0.0);
         }
-        // Zero stands for 2^-127, half of the least normal number; 255 gives infinity. As MLX's, a
-        // scale is a number of the model's type.
+        // Zero encodes 2^-127, half of the smallest normal number; 255 gives infinity. As in MLX,
+        // scales are rounded to the model's type.
         let scale = V::from_bits(V::shift_left::<23>(bytes));
         let least = V::from_bits(V::splat_int(0x0040_0000));
         T::round(V::select(bytes, scale, least)).keep_first(count, 0.0)

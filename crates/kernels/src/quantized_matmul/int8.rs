@@ -1,9 +1,9 @@
-//! Many rows of x, rounded to eight bits in the weights' groups: products of bytes, added up as
-//! integers within a group and scaled after it. The GEMM is that of `linear`: it moves words of four
-//! bytes as it moves floats.
+//! Products with many rows of x, rounded to eight bits in the weights' groups: products of bytes
+//! are added up as integers within a group and then scaled. The GEMM of `linear` moves words of
+//! four bytes like floats.
 //!
-//! x is about `s * q` with q in -127..=127 and s the group's largest magnitude over 127, a weight is
-//! `scale * p + bias` with p of at most eight bits: a group adds
+//! x is about `s * q` with q in -127..=127 and s the group's largest magnitude over 127, and a
+//! weight is `scale * p + bias` with p of at most eight bits. So a group adds
 //! `s * scale * sum(q * p) + bias * s * sum(q)`.
 
 use std::marker::PhantomData;
@@ -27,8 +27,8 @@ const BYTES: usize = 4;
 const GROUPS: usize = WORDS * BYTES / 32;
 const _: () = assert!(2 * GROUPS <= EXTRA);
 
-/// Whether a call can be made of products of bytes: 8-bit floats are no integers, and groups of 16
-/// have more scales than a tile has room for.
+/// Whether a call can use products of bytes: 8-bit floats are not integers, and groups of 16 have
+/// more scales than a tile has room for.
 pub(super) fn takes(call: &Call) -> bool {
     matches!(call.mode, Mode::Affine | Mode::Mxfp4) && call.low_rank.is_none()
 }
@@ -63,7 +63,7 @@ pub unsafe fn run<T: Float>(machine: Machine, call: &Call) {
     }
 }
 
-/// x in bytes, `[m, k]`, and for each panel and group sixteen scales; as many sums behind them.
+/// x in bytes, `[m, k]`, then sixteen scales for each panel and group, then sums laid out alike.
 struct Rounded {
     words: *mut f32,
     scales: *mut f32,
@@ -83,7 +83,7 @@ impl Rounded {
         self.scales.wrapping_add((panel * self.groups + group) * LANES)
     }
 
-    /// Sums of their rounded x, scaled.
+    /// Scaled sums of the rounded x of a panel's sixteen rows for one group.
     #[inline(always)]
     fn sums(&self, panel: usize, group: usize) -> *mut f32 {
         self.scales(panel, group).wrapping_add(self.count)
@@ -127,8 +127,8 @@ impl<T: Float> Kernel for Round<'_, T> {
     }
 }
 
-/// Writes a group as signed bytes; returns their scale and their scaled sum. Where an element is not
-/// finite neither is the scale, and so no product of the group.
+/// Writes a group as signed bytes; returns their scale and their scaled sum. If an element is not
+/// finite, neither are the scale and the products of the group.
 #[inline(always)]
 unsafe fn round<V: F32x16, T: Float>(x: *const T, group: usize, to: *mut u8) -> (f32, f32) {
     let mut most = V::splat(0.0);
@@ -139,7 +139,7 @@ unsafe fn round<V: F32x16, T: Float>(x: *const T, group: usize, to: *mut u8) -> 
             most = most.max(T::load::<V>(x.add(at)).abs());
         }
         let most = most.reduce_max();
-        // The least numbers, whose inverse would be infinite, become zero.
+        // The smallest numbers, whose inverse would be infinite, become zero.
         let inverse = if most > 0.0 { (127.0 / most).min(f32::MAX) } else { 0.0 };
         for at in (0..group).step_by(LANES) {
             let rounded = (T::load::<V>(x.add(at)) * V::splat(inverse)).round();
@@ -194,7 +194,7 @@ impl<T: Float> Bytes<'_, T> {
                 let bias = if F::AFFINE {
                     T::load_first::<V>(biases.add(at), count)
                 } else {
-                    // Codes are twice the number, and twelve more.
+                    // Codes are twice the number plus twelve.
                     scale = scale * V::splat(0.5);
                     scale * V::splat(-12.0)
                 };
@@ -205,8 +205,8 @@ impl<T: Float> Bytes<'_, T> {
     }
 }
 
-/// The codes of `count` weights, whole groups, as bytes; those of 4-bit floats as whole numbers that
-/// are not negative.
+/// Writes the codes of `count` weights, in whole groups, as bytes; those of 4-bit floats become
+/// nonnegative integers.
 #[inline(always)]
 unsafe fn codes<V: F32x16, F: Format>(packed: *const u8, count: usize, out: *mut u8) {
     // SAFETY: the caller's weights and bytes; groups are multiples of 32.
@@ -258,8 +258,8 @@ impl<T: Float> Weights<InF32> for Bytes<'_, T> {
     ) {
         let per_group = self.call.group / BYTES;
         let first = at / per_group;
-        // SAFETY: the panels and the tile hold the words, behind which the tile has scales and biases
-        // of their groups; x has scales and sums of every panel and group.
+        // SAFETY: the panels and the tile hold the words, after which the tile has scales and
+        // biases of their groups; x has scales and sums of every panel and group.
         unsafe {
             for group in 0..words / per_group {
                 let mut total = [[V::splat_int(0); PANELS]; ROWS];

@@ -1,5 +1,6 @@
-//! `x · Wᵀ` with W in MLX's packed layouts: weights are read once, in place, and decoded in
-//! registers; each group's scale multiplies its part of the sum, its bias the sum of its inputs.
+//! `x · Wᵀ` with W in MLX's packed layouts. Weights are read once, in place, and decoded in
+//! registers. The scale of a group multiplies its part of the sum, and its bias the sum of its
+//! inputs.
 
 #[cfg(target_arch = "x86_64")]
 mod avx512bf16;
@@ -21,19 +22,19 @@ use columns::Columns;
 use finish::Finish;
 use format::{Affine, Floats, Format};
 
-/// How numbers become bits, as MLX's `mode` says.
+/// How weights are packed, like MLX's `mode`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Mode {
     /// `scale * q + bias`, with q of 2, 3, 4, 5, 6 or 8 bits.
     Affine,
     /// `2^(e - 127) * q`, with q a 4-bit float.
     Mxfp4,
-    /// The same with q of 8 bits.
+    /// `2^(e - 127) * q`, with q an 8-bit float.
     Mxfp8,
     /// `s * q` with a 4-bit float q and an 8-bit float s.
     Nvfp4,
-    /// No packing: `packed` is `[columns, axis]` of the element type, for a low-rank correction of
-    /// plain weights. One matrix, no norm.
+    /// Not packed: `packed` is `[columns, axis]` of the element type, for a low-rank correction of
+    /// plain weights, with one matrix and no norm.
     Plain,
 }
 
@@ -42,14 +43,14 @@ pub enum Mode {
 pub struct Weights {
     /// `axis * bits / 8` bytes for each row.
     pub packed: *const u8,
-    /// One for each group, of the element type, or one byte.
+    /// One scale for each group, of the element type or one byte.
     pub scales: *const u8,
-    /// As the scales; null if the mode has none.
+    /// One bias for each group, of the element type; null if the mode has no biases.
     pub biases: *const u8,
     pub columns: usize,
 }
 
-/// RMS normalisation of x on its way in.
+/// RMS normalization of x before the product.
 #[derive(Clone, Copy)]
 pub struct Norm {
     pub weight: *const u8,
@@ -68,7 +69,7 @@ pub struct LowRank {
     pub scale: f32,
 }
 
-/// What the columns of the products become.
+/// How the columns of the products form the result.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Join {
     /// One after the other.
@@ -115,29 +116,28 @@ impl Call<'_> {
 /// Whether many rows of x may be rounded to eight bits.
 static INT8_ACTIVATIONS: AtomicBool = AtomicBool::new(false);
 
-/// Allows calls with many rows of x to round them to eight bits, where the machine is the faster
-/// for it.
+/// Allows calls with many rows of x to round them to eight bits, on machines where this is faster.
 pub fn allow_int8_activations(allow: bool) {
     INT8_ACTIVATIONS.store(allow, Ordering::Relaxed);
 }
 
-/// What [`allow_int8_activations`] was told.
+/// Whether [`allow_int8_activations`] allows rounding to eight bits.
 pub fn int8_activations() -> bool {
     INT8_ACTIVATIONS.load(Ordering::Relaxed)
 }
 
-/// Products accumulate in f32; the element type rounds where MLX's composition would: the
-/// normalised x, the product, and each step after it.
+/// Products accumulate in f32. Results are rounded to the element type where MLX's composition
+/// rounds: the normalized x, the product, and each step after it.
 ///
 /// # Safety
-/// The buffers hold what the fields say, `out` overlaps nothing but `residual`, which it may be;
-/// `bits` and `group` are some that MLX has.
+/// The buffers hold what the fields say, `out` overlaps nothing except `residual`, which it may be;
+/// MLX supports `bits` and `group`.
 pub unsafe fn quantized_matmul(call: &Call) {
     // SAFETY: the caller's contract, and the machine is this one.
     unsafe { quantized_matmul_on(Machine::current(), call) }
 }
 
-/// Runs `$run` with the format that a call names; nothing for one that does not exist.
+/// Runs `$run` with the format of a call; does nothing if there is no such format.
 macro_rules! with_format {
     ($call:expr, $format:ident => $run:expr) => {
         match ($call.mode, $call.bits) {
@@ -207,8 +207,8 @@ pub unsafe fn quantized_matmul_on(machine: Machine, call: &Call) {
     })
 }
 
-/// The order in which prepared inputs lie: as a chunk's lanes give up their weights, one position
-/// of every lane after the other.
+/// The order of prepared inputs: that in which the lanes of a chunk yield their weights, the first
+/// of every lane, then the second, and so on.
 #[derive(Clone, Copy)]
 struct Order {
     lanes: usize,
@@ -243,7 +243,7 @@ pub const FEW_ROWS: usize = 8;
 unsafe fn run<T: Float, F: Format>(machine: Machine, call: &Call) {
     let half = T::IS_BF16 && machine.level.dots_bf16();
     let order = if half {
-        // Sixteen-bit lanes: half as many weights in twice as many.
+        // Twice as many lanes of sixteen bits, each with half as many weights.
         Order { lanes: 2 * LANES, per_lane: F::PER_LANE / 2, half }
     } else {
         Order { lanes: LANES, per_lane: F::PER_LANE, half }
@@ -254,7 +254,7 @@ unsafe fn run<T: Float, F: Format>(machine: Machine, call: &Call) {
     let finish = unsafe { Finish::<T>::new(machine, call) };
     let products = if call.join == Join::Swiglu { 2 } else { 1 };
     let bytes = products * call.axis * F::BITS as usize / 8;
-    // A core reads some twenty bytes a nanosecond; each further row of x costs half of the first.
+    // A core reads about twenty bytes per nanosecond; each further row of x costs half the first.
     let work = bytes * (1 + call.rows.div_ceil(2)) / 2 / 2 + 10;
     let columns = call.columns();
     machine.pool.for_each(columns.div_ceil(LANES), LANES * work, &|blocks| {
@@ -272,7 +272,7 @@ unsafe fn run<T: Float, F: Format>(machine: Machine, call: &Call) {
     });
 }
 
-/// The columns by the body that every level has.
+/// Computes the columns with the body that all levels share.
 struct Decoded<'a, T, F> {
     columns: Columns<'a, T>,
     format: PhantomData<F>,

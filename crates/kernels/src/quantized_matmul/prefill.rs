@@ -1,4 +1,4 @@
-//! Many rows of x: weights are decoded tile by tile for the GEMM of `linear`.
+//! Products with many rows of x: weights are decoded tile by tile for the GEMM of `linear`.
 
 use std::marker::PhantomData;
 
@@ -21,7 +21,7 @@ use crate::simd::{F32x16, LANES};
 /// # Safety
 /// The contract of [`super::quantized_matmul`].
 pub(super) unsafe fn run<T: Float>(machine: Machine, call: &Call) {
-    // SAFETY: the caller's contract; where the element is bf16 `Bf16` is another name of T.
+    // SAFETY: the caller's contract; if the element is bf16, `Bf16` is T.
     unsafe {
         if T::IS_BF16 && machine.level.dots_bf16() {
             products::<InBf16, Bf16>(machine, call);
@@ -32,7 +32,7 @@ pub(super) unsafe fn run<T: Float>(machine: Machine, call: &Call) {
 }
 
 /// # Safety
-/// As of [`run`].
+/// The contract of [`run`].
 unsafe fn products<A: Arithmetic, T: Float>(machine: Machine, call: &Call)
 where
     for<'a> Packed<'a, T>: Weights<A>,
@@ -59,10 +59,10 @@ where
     }
 }
 
-/// Calls `body` with x, normalised if the call says so.
+/// Calls `body` with x, normalized if the call says so.
 ///
 /// # Safety
-/// As of [`run`].
+/// The contract of [`run`].
 pub(super) unsafe fn normalised<T: Float>(machine: Machine, call: &Call, body: &dyn Fn(*const T)) {
     let (x, rows, axis) = (call.x.cast::<T>(), call.rows, call.axis);
     let Some(norm) = call.norm else { return body(x) };
@@ -74,7 +74,7 @@ pub(super) unsafe fn normalised<T: Float>(machine: Machine, call: &Call, body: &
     });
 }
 
-/// Calls `multiply` with each matrix of the call and what becomes of its product.
+/// Calls `multiply` with each matrix of the call and the epilogue of its product.
 pub(super) fn each_product<T: Float>(
     call: &Call,
     finish: &Finish<T>,
@@ -94,10 +94,10 @@ pub(super) fn each_product<T: Float>(
     }
 }
 
-/// Few rows and one plain matrix.
+/// Multiplies few rows of x with one plain matrix.
 ///
 /// # Safety
-/// As of [`run`]; the mode is plain.
+/// The contract of [`run`]; the mode is plain.
 pub(super) unsafe fn run_few_plain<T: Float>(machine: Machine, call: &Call) {
     let Some(weights) = call.weights.first() else { return };
     let extents = Extents { m: call.rows, n: weights.columns, k: call.axis };
@@ -109,18 +109,18 @@ pub(super) unsafe fn run_few_plain<T: Float>(machine: Machine, call: &Call) {
     }
 }
 
-/// What becomes of one product.
+/// The step after one product.
 #[derive(Clone, Copy)]
 pub(super) enum Step {
     Finish,
-    /// Left rounded in the place of the result, for [`Step::Swiglu`] to take.
+    /// Stores the rounded product in place of the result, where [`Step::Swiglu`] reads it.
     KeepGate,
     Swiglu,
 }
 
 pub(super) struct Columns<'a, T> {
     finish: &'a Finish<'a, T>,
-    /// The result's column that is the product's first.
+    /// The column of the result for the product's first column.
     first: usize,
     step: Step,
 }
@@ -154,7 +154,7 @@ struct Packed<'a, T> {
 unsafe impl<T> Sync for Packed<'_, T> {}
 
 impl<T: Float> Packed<'_, T> {
-    /// Where the weights, scales and biases of a row begin that are for `k`, the first of a group.
+    /// The addresses of the weights, scale and bias of a row at `k`, which begins a group.
     #[inline(always)]
     fn at<F: Format>(&self, row: usize, k: usize) -> (*const u8, *const u8, *const T) {
         let Call { axis, group, .. } = *self.call;

@@ -1,5 +1,5 @@
-//! The input, laid out once for all rows of weights: normalised, in the order in which a chunk's
-//! weights come out of their lanes, with the sum of each group.
+//! Lays out the input once for all rows of weights: normalized, in the order in which the lanes of
+//! a chunk yield their weights, with the sum of each group.
 
 use std::cell::Cell;
 
@@ -18,14 +18,14 @@ struct Line([u8; LINE]);
 const LINE: usize = 64;
 
 thread_local! {
-    /// Kept from call to call: a decoded token calls a hundred times with the same few sizes.
+    /// Kept between calls, since a decoded token makes a hundred calls with the same few sizes.
     static SCRATCH: Cell<Vec<Line>> = const { Cell::new(Vec::new()) };
 }
 
 /// The prepared rows of x.
 pub(super) struct Prepared {
     lines: Vec<Line>,
-    /// Bytes from one row's weights' factors to the next row's.
+    /// Bytes from one row's factors to the next row's.
     row_bytes: usize,
     /// Where the sums begin, and how many each row has, padded to whole vectors.
     sums_at: usize,
@@ -33,7 +33,7 @@ pub(super) struct Prepared {
 }
 
 impl Prepared {
-    /// Factors of row `m` in the chunks' order.
+    /// Factors of row `m` in the order of the chunks.
     #[inline(always)]
     pub fn row<E>(&self, m: usize) -> *const E {
         self.lines.as_ptr().cast::<u8>().wrapping_add(m * self.row_bytes).cast()
@@ -53,7 +53,7 @@ impl Drop for Prepared {
     }
 }
 
-/// Prepares all rows of x, in the type that `order` names.
+/// Prepares all rows of x, in the element type that `order` specifies.
 ///
 /// # Safety
 /// The contract of [`super::quantized_matmul`].
@@ -69,7 +69,7 @@ pub(super) unsafe fn prepare<T: Float>(machine: Machine, call: &Call, order: Ord
     let prepared = Prepared { lines, row_bytes, sums_at, sums };
 
     let at = Shared(prepared.lines.as_ptr().cast_mut().cast::<u8>());
-    // A nanosecond for each element; several rows are worth sharing.
+    // An element takes a nanosecond; several rows are worth sharing.
     machine.pool.for_each(call.rows, 10 * call.axis, &|rows| {
         let mut plain = vec![0.0f32; padded];
         for m in rows {
@@ -91,7 +91,7 @@ pub(super) unsafe fn prepare<T: Float>(machine: Machine, call: &Call, order: Ord
     prepared
 }
 
-/// One row.
+/// Prepares one row.
 struct Fill<'a, T> {
     x: *const T,
     weight: Option<(*const T, f32)>,

@@ -21,7 +21,7 @@ macro_rules! lanes {
     };
 }
 
-/// The same intrinsic on both halves.
+/// Applies an intrinsic to both halves.
 macro_rules! both {
     ($name:ident($a:expr)) => {
         lanes!(($name($a.0), $name($a.1)))

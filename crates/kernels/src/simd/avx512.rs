@@ -10,7 +10,7 @@ use super::{F32x16, LANES, dot_bf16_by_halves, dot_bytes_in_turn};
 mod pairs;
 mod whole;
 
-/// `BF16`: the machine has AVX512_BF16 and AVX512_VNNI too.
+/// With `BF16` the machine also has AVX512_BF16 and AVX512_VNNI.
 #[derive(Clone, Copy)]
 #[repr(transparent)]
 pub struct Avx512<const BF16: bool>(__m512);
@@ -23,7 +23,7 @@ macro_rules! lanes {
     };
 }
 
-/// Not by `map`: its closure would be compiled without the level's features, and not inlined.
+/// Avoids `map`, whose closure would be compiled without the level's features and not inlined.
 #[inline(always)]
 fn registers<const BF16: bool>(blocks: [Avx512<BF16>; LANES]) -> [__m512; LANES] {
     // SAFETY: a block is transparent over its register.
@@ -218,7 +218,7 @@ impl<const BF16: bool> F32x16 for Avx512<BF16> {
         let bytes = unsafe { _mm_loadu_si128(from.cast()) };
         Self(lanes!(_mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(bytes))))
     }
-    /// The permutation looks at the low four bits of each lane and no others.
+    /// The permutation reads only the low four bits of each lane.
     #[inline(always)]
     unsafe fn from_nibbles(from: *const u8) -> Self {
         // SAFETY: eight bytes are readable; no alignment is needed.
@@ -305,7 +305,7 @@ impl<const BF16: bool> F32x16 for Avx512<BF16> {
     }
     #[inline(always)]
     fn to_bf16(self) -> __m256i {
-        // The instruction takes subnormal numbers for zero.
+        // The instruction treats subnormal numbers as zero.
         const SUBNORMAL: i32 = 0x20;
         if BF16 && lanes!(_mm512_fpclass_ps_mask::<SUBNORMAL>(self.0)) == 0 {
             // SAFETY: only named for machines with AVX512_BF16; both types are 256 plain bits.
@@ -339,8 +339,7 @@ impl<const BF16: bool> F32x16 for Avx512<BF16> {
     }
     #[inline(always)]
     unsafe fn load_stream<const BITS: usize>(from: *const u8) -> __m512i {
-        // Each lane takes the two bytes around its number; the second may be past the last one,
-        // where zeros are.
+        // Each lane gets the two bytes around its number; a second byte past the last one is zero.
         let bytes: [u8; 64] = std::array::from_fn(|i| match i % 4 {
             0 => (i / 4 * BITS / 8) as u8,
             1 if i / 4 * BITS / 8 < 15 => (i / 4 * BITS / 8 + 1) as u8,
@@ -364,7 +363,7 @@ impl<const BF16: bool> F32x16 for Avx512<BF16> {
     fn permute(self, index: __m512i) -> Self {
         Self(lanes!(_mm512_permutexvar_ps(index, self.0)))
     }
-    /// Up to four bits index a table of sixteen: one instruction.
+    /// Up to four bits index a table of sixteen, which is one instruction.
     #[inline(always)]
     fn low_bits<const BITS: u32>(a: __m512i) -> Self {
         if BITS > 4 {

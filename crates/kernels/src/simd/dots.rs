@@ -1,8 +1,8 @@
-//! Dot products within a lane, where they are no instructions.
+//! Dot products within a lane, for levels without an instruction for them.
 
 use super::{F32x16, LANES};
 
-/// [`F32x16::dot_bf16`] where it is no instruction.
+/// [`F32x16::dot_bf16`] without an instruction for it.
 #[inline(always)]
 pub fn dot_bf16_by_halves<V: F32x16>(sum: V, a: V::Int, b: V::Int) -> V {
     lower::<V>(a).mul_add(lower(b), upper::<V>(a).mul_add(upper(b), sum))
@@ -18,7 +18,7 @@ fn lower<V: F32x16>(pair: V::Int) -> V {
     V::from_bits(V::shift_left::<16>(pair))
 }
 
-/// [`F32x16::nibble_pairs`] where nothing looks them up.
+/// [`F32x16::nibble_pairs`] without a lookup instruction.
 #[inline(always)]
 pub fn nibble_pairs<V: F32x16>(words: V::Int) -> [V::Int; 4] {
     [
@@ -29,14 +29,14 @@ pub fn nibble_pairs<V: F32x16>(words: V::Int) -> [V::Int; 4] {
     ]
 }
 
-/// The low four bits of each as numbers, which as bf16 are the upper halves of floats.
+/// The low four bits of each as numbers, whose bf16 are the upper halves of the floats.
 #[inline(always)]
 fn pair<V: F32x16>(low: V::Int, high: V::Int) -> V::Int {
     let low = V::shift_right::<16>(V::low_bits::<4>(low).to_bits());
     V::low_bits::<4>(high).xor_bits(low).to_bits()
 }
 
-/// [`F32x16::dot_bytes`] where it is no instruction.
+/// [`F32x16::dot_bytes`] without an instruction for it.
 #[inline(always)]
 pub fn dot_bytes_in_turn<V: F32x16>(sum: V::Int, a: V::Int, b: V::Int) -> V::Int {
     let mut words = [[0.0f32; LANES]; 3];

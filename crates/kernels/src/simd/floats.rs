@@ -1,19 +1,19 @@
-//! Floats of four and eight bits, where no table holds them.
+//! Converts floats of four and eight bits without a table.
 
 use super::F32x16;
 
-/// The bits of a mask.
+/// The bits that a mask selects.
 #[inline(always)]
 fn bits<V: F32x16>(a: V::Int, mask: i32) -> V::Int {
     V::and_int(a, V::splat_int(mask))
 }
 
 /// The low `BITS` bits of each lane as a float: sign, two or four bits of exponent, one or three of
-/// mantissa. There are no infinities; eight bits that but for the sign are ones are NaN.
+/// mantissa. There are no infinities; with eight bits, all ones below the sign are NaN.
 #[inline(always)]
 pub fn low<V: F32x16, const BITS: u32>(a: V::Int) -> V {
-    // Exponent and mantissa in their places, where the exponent is too small by the difference of the
-    // biases. Of an exponent of zero the mantissa is all.
+    // `magnitude` has exponent and mantissa in place, with an exponent that is too small by the
+    // difference of the biases. If the exponent is zero, the mantissa alone is the number.
     let (sign, magnitude, exponent, mantissa, bias, step) = match BITS {
         4 => (
             V::shift_left::<28>(bits::<V>(a, 0x8)),

@@ -1,4 +1,4 @@
-//! Which instruction set runs the kernels: detected once, overridable by environment.
+//! The instruction set that runs the kernels, detected once; an environment variable overrides it.
 
 use std::sync::OnceLock;
 
@@ -8,7 +8,7 @@ use super::{Kernel, scalar::Scalar};
 #[cfg(target_arch = "x86_64")]
 use super::{avx2::Avx2, avx512::Avx512};
 
-/// An instruction set this build knows.
+/// An instruction set that this build supports.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Level {
     #[cfg(target_arch = "x86_64")]
@@ -77,12 +77,12 @@ impl Level {
         }
     }
 
-    /// Every level this machine can run, best first.
+    /// The levels that this machine can run, best first.
     pub fn available() -> impl Iterator<Item = Level> {
         Self::ALL.iter().copied().filter(|level| level.supported())
     }
 
-    /// `wanted` where this machine can run it; for any other value the best level it can.
+    /// `wanted` if this machine can run it; otherwise the best level that it can run.
     pub fn choose(wanted: Option<&str>) -> Level {
         Self::available()
             .find(|level| wanted.is_some_and(|name| name.eq_ignore_ascii_case(level.name())))
@@ -90,13 +90,14 @@ impl Level {
             .unwrap_or(Level::Scalar)
     }
 
-    /// The process's level: `MLX_PRIMITIVES_SIMD` (avx512bf16, avx512, avx2, neon, scalar) or the best.
+    /// The process's level: `MLX_PRIMITIVES_SIMD` (avx512bf16, avx512, avx2, neon, scalar) or the
+    /// best.
     pub fn current() -> Level {
         static CURRENT: OnceLock<Level> = OnceLock::new();
         *CURRENT.get_or_init(|| Self::choose(Some(&Self::wanted())))
     }
 
-    /// What `MLX_PRIMITIVES_SIMD` says; empty if it is not set.
+    /// The value of `MLX_PRIMITIVES_SIMD`; empty if it is not set.
     pub fn wanted() -> String {
         let text = std::env::var_os("MLX_PRIMITIVES_SIMD").unwrap_or_default();
         text.to_string_lossy().into_owned()
@@ -108,8 +109,8 @@ impl Level {
     /// `self` came from [`Level::current`] or [`Level::available`], and the kernel's own
     /// contract holds.
     ///
-    /// A kernel is compiled for those levels alone that its constants name.
-    // `inline` puts each kernel with its caller: one module of them all takes minutes to compile.
+    /// A kernel is compiled only for the levels that its constants name.
+    // `inline` compiles each kernel with its caller: all in one module take minutes to compile.
     #[inline]
     pub unsafe fn run<K: Kernel>(self, kernel: K) {
         // SAFETY: both constructors return supported levels only.

@@ -1,8 +1,8 @@
-//! What kernels tell the caches.
+//! Prefetches and fences.
 
 use super::LANES;
 
-/// Asks for the cache lines of `bytes` from `from` on; any address will do.
+/// Prefetches the cache lines of `bytes` bytes from `from` on; any address is allowed.
 #[inline(always)]
 pub fn prefetch(from: *const u8, bytes: usize) {
     #[cfg(target_arch = "x86_64")]
@@ -17,8 +17,8 @@ pub fn prefetch(from: *const u8, bytes: usize) {
     let _ = (from, bytes);
 }
 
-/// As [`prefetch`], into the second cache: what is wanted later would drive from the first what is used
-/// over and over.
+/// Prefetches into the second-level cache, so that data for later does not evict data in use from
+/// the first.
 #[inline(always)]
 pub fn prefetch_far(from: *const u8, bytes: usize) {
     #[cfg(target_arch = "x86_64")]
@@ -33,13 +33,14 @@ pub fn prefetch_far(from: *const u8, bytes: usize) {
     let _ = (from, bytes);
 }
 
-/// As [`prefetch`], for a block of elements.
+/// Prefetches a block of elements.
 #[inline(always)]
 pub fn prefetch_block<T>(from: *const T) {
     prefetch(from.cast(), LANES * size_of::<T>());
 }
 
-/// Ends a run of [`F32x16::stream`](super::F32x16::stream)s: they are seen before whatever is stored next.
+/// Ends a run of [`F32x16::stream`](super::F32x16::stream) stores: they become visible before any
+/// later store.
 #[inline(always)]
 pub fn fence() {
     #[cfg(target_arch = "x86_64")]

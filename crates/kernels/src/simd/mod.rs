@@ -30,9 +30,9 @@ pub const LANES: usize = 16;
 
 /// A kernel body written once over the vector type.
 pub trait Kernel {
-    /// Whether it gains from `avx512bf16`: it converts to bf16, or multiplies pairs of bf16 or bytes.
+    /// Whether it gains from `avx512bf16`: it converts to bf16, or multiplies bf16 pairs or bytes.
     const BF16: bool;
-    /// Whether no other level runs it but the portable one, its reference.
+    /// Whether only `avx512bf16` runs it, and the portable level as its reference.
     const ONLY_BF16: bool = false;
 
     /// # Safety
@@ -43,14 +43,14 @@ pub trait Kernel {
 
 /// Sixteen `f32` lanes.
 ///
-/// Implementations are named only by [`Level::run`], after the level was detected: that is
-/// what makes the intrinsics behind these safe methods sound.
+/// Only [`Level::run`] names the implementations, after the level was detected, which makes the
+/// intrinsics behind these safe methods sound.
 pub trait F32x16:
     Copy + Add<Output = Self> + Sub<Output = Self> + Mul<Output = Self> + Div<Output = Self> + 'static
 {
-    /// A block is one of 32 registers, so that two dozen sums stay in them.
+    /// Whether a block is one of 32 registers, so that two dozen sums stay in registers.
     const ONE_REGISTER: bool = false;
-    const SMALL: bool = false; // nobody waits for this level: kernels take rows one by one
+    const SMALL: bool = false; // speed does not matter: kernels take rows one by one
     /// Sixteen 32-bit integers.
     type Int: Copy;
     /// Sixteen 16-bit patterns.
@@ -62,7 +62,7 @@ pub trait F32x16:
     /// # Safety
     /// `to` is writable for sixteen floats.
     unsafe fn store(self, to: *mut f32);
-    /// A store past the caches, where the level has one; [`fence`] comes before others read it.
+    /// A store that bypasses the caches if the level has one; call [`fence`] before others read it.
     /// # Safety
     /// `to` is writable for sixteen floats and aligned to 64 bytes.
     #[inline(always)]
@@ -77,7 +77,7 @@ pub trait F32x16:
     /// `to` is writable for sixteen patterns.
     unsafe fn store_half(half: Self::Half, to: *mut u16);
     /// # Safety
-    /// As [`stream`](Self::stream), aligned to 32 bytes.
+    /// `to` is writable for sixteen patterns and aligned to 32 bytes.
     #[inline(always)]
     unsafe fn stream_half(half: Self::Half, to: *mut u16) {
         // SAFETY: the caller's contract.
@@ -139,7 +139,7 @@ pub trait F32x16:
     fn dot_bf16(self, a: Self::Int, b: Self::Int) -> Self {
         dot_bf16_by_halves(self, a, b)
     }
-    /// Sixteen blocks as the rows of a square: its columns.
+    /// Transposes a square of sixteen rows.
     #[inline(always)]
     fn transpose(rows: [Self; LANES]) -> [Self; LANES] {
         transpose::by_memory(rows)
@@ -151,7 +151,7 @@ pub trait F32x16:
     fn max_or(self, other: Self) -> Self {
         Self::select(self.is_nan(), other, self.max(other))
     }
-    /// The smaller lane, of numbers.
+    /// The smaller lane, for lanes that are not NaN.
     #[inline(always)]
     fn min(self, other: Self) -> Self {
         let zero = Self::splat(0.0);
@@ -163,7 +163,7 @@ pub trait F32x16:
     /// Sum by halves: lane i with i + 8, then i + 4, i + 2, i + 1.
     fn reduce_add(self) -> f32;
     fn reduce_max(self) -> f32;
-    /// Blocks that the registers hold.
+    /// The number of blocks that fit in the registers.
     const BLOCKS: usize = 8;
     /// Lane i is `blocks[i].reduce_add()`.
     #[inline(always)]
@@ -198,7 +198,7 @@ pub trait F32x16:
         // SAFETY: sixteen lanes.
         unsafe { Self::load(lanes.as_ptr()) }
     }
-    /// Sixteen 4-bit numbers, of each byte the low one first.
+    /// Sixteen 4-bit numbers, the low one of each byte first.
     /// # Safety
     /// `from` is readable for eight bytes.
     #[inline(always)]
@@ -220,9 +220,9 @@ pub trait F32x16:
     fn add_int(a: Self::Int, b: Self::Int) -> Self::Int;
     fn and_int(a: Self::Int, b: Self::Int) -> Self::Int;
     fn shift_left<const N: u32>(a: Self::Int) -> Self::Int;
-    /// Brings in zeros.
+    /// Shifts in zeros.
     fn shift_right<const N: u32>(a: Self::Int) -> Self::Int;
-    /// Truncates; what comes of NaN and of values beyond `i32` is unspecified.
+    /// Truncates; the result for NaN and for values beyond `i32` is unspecified.
     fn to_int(self) -> Self::Int;
     fn from_int(a: Self::Int) -> Self;
     fn to_bits(self) -> Self::Int;
@@ -237,7 +237,7 @@ pub trait F32x16:
     /// Rounds to nearest even.
     fn to_f16(self) -> Self::Half;
     fn widen(half: Self::Half) -> Self::Int;
-    /// The low sixteen bits of each lane, which hold no more than that.
+    /// The low sixteen bits of each lane, whose upper bits are zero.
     fn narrow(a: Self::Int) -> Self::Half;
 
     /// Sixteen bytes, one in each lane.
@@ -251,7 +251,7 @@ pub trait F32x16:
             Self::load(words.as_ptr().cast()).to_bits()
         }
     }
-    /// As [`load_stream`](Self::load_stream) of numbers of 20 or 24 bits.
+    /// [`load_stream`](Self::load_stream) for numbers of 20 or 24 bits.
     /// # Safety
     /// `from` is readable for `2 * BITS` bytes.
     #[inline(always)]
@@ -259,8 +259,8 @@ pub trait F32x16:
         // SAFETY: the caller's contract.
         unsafe { stream::lanes::<Self, BITS>(from) }
     }
-    /// Sixteen `BITS`-bit numbers of a little-endian stream, one in the low bits of each lane; what
-    /// is above them is unspecified.
+    /// Sixteen `BITS`-bit numbers of a little-endian stream, one in the low bits of each lane; the
+    /// bits above are unspecified.
     /// # Safety
     /// `from` is readable for `2 * BITS <= 16` bytes.
     #[inline(always)]
@@ -282,7 +282,7 @@ pub trait F32x16:
             }
         }
     }
-    /// Thirty-two 4-bit numbers as bytes, of each byte the low one first.
+    /// Thirty-two 4-bit numbers as bytes, the low one of each byte first.
     /// # Safety
     /// `from` is readable for sixteen bytes, `to` writable for thirty-two.
     #[inline(always)]
@@ -295,12 +295,12 @@ pub trait F32x16:
             }
         }
     }
-    /// Adds to each lane the products of its four bytes, those of `a` unsigned, those of `b` signed.
+    /// Adds to each lane the products of its four bytes, unsigned in `a` and signed in `b`.
     #[inline(always)]
     fn dot_bytes(sum: Self::Int, a: Self::Int, b: Self::Int) -> Self::Int {
         dot_bytes_in_turn::<Self>(sum, a, b)
     }
-    /// What [`load_stream`](Self::load_stream) reads: lanes below `2^BITS` as a stream of bits.
+    /// Stores lanes below `2^BITS` as the stream that [`load_stream`](Self::load_stream) reads.
     /// # Safety
     /// `to` is writable for `2 * BITS <= 16` bytes.
     #[inline(always)]
@@ -308,7 +308,7 @@ pub trait F32x16:
         // SAFETY: the caller's contract.
         unsafe { stream::store::<Self, BITS>(a, to) }
     }
-    /// Eight floats and eight more.
+    /// Eight floats from each address.
     /// # Safety
     /// Each address is readable for eight floats.
     #[inline(always)]
@@ -321,7 +321,7 @@ pub trait F32x16:
             Self::load(lanes.as_ptr())
         }
     }
-    /// Of each lane's eight 4-bit numbers the n-th and the (n + 4)-th, as bf16 pairs.
+    /// The n-th and the (n + 4)-th of the eight 4-bit numbers in each lane, as bf16 pairs.
     #[inline(always)]
     fn nibble_pairs(words: Self::Int) -> [Self::Int; 4] {
         dots::nibble_pairs::<Self>(words)
@@ -382,7 +382,7 @@ pub trait F32x16:
     /// The nearest integral value, ties to even, of lanes below 2^22 in magnitude.
     #[inline(always)]
     fn round(self) -> Self {
-        let magic = Self::splat(12_582_912.0); // 1.5 * 2^23, whose neighbours are integers
+        let magic = Self::splat(12_582_912.0); // 1.5 * 2^23, around which floats are integers
         (self + magic) - magic
     }
 

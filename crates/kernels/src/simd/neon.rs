@@ -19,7 +19,7 @@ macro_rules! lanes {
     };
 }
 
-/// The same expression for each of the four registers.
+/// Evaluates an expression for each of the four registers.
 macro_rules! each {
     ($i:ident => $call:expr) => {
         lanes!([
@@ -43,7 +43,7 @@ macro_rules! each {
     };
 }
 
-/// The conversions are baseline, but their intrinsics wait for a stable `f16`.
+/// Converts in assembly: the instruction is baseline, but its intrinsic needs a stable `f16`.
 #[inline(always)]
 fn widen_f16(half: uint16x4_t) -> float32x4_t {
     let wide: float32x4_t;

@@ -1,7 +1,7 @@
 //! Portable lanes: plain arrays, the reference every other level is tested against.
 //!
-//! Arithmetic is compiled once, as functions that kernels call: sixteen lanes written out at each use
-//! would be most of the crate's machine code, for processors that hardly anybody has.
+//! Arithmetic is compiled once, as functions that kernels call: inlining sixteen lanes at each use
+//! would be most of the crate's machine code, for processors that are rarely used.
 
 use std::array::from_fn;
 use std::ops::{Add, Div, Mul, Sub};
@@ -284,7 +284,7 @@ impl F32x16 for Scalar {
     }
     #[inline(never)]
     fn round(self) -> Self {
-        const MAGIC: f32 = 12_582_912.0; // 1.5 * 2^23, whose neighbours are integers
+        const MAGIC: f32 = 12_582_912.0; // 1.5 * 2^23, around which floats are integers
         Self(self.0.map(|lane| (lane + MAGIC) - MAGIC))
     }
     #[inline(never)]

@@ -1,12 +1,12 @@
-//! Numbers of a few bits or bytes that follow each other in memory, where no instruction spreads or joins
-//! them.
+//! Loads and stores contiguous numbers of a few bits or bytes, for levels without an instruction
+//! that spreads or joins them.
 
 use super::{F32x16, LANES};
 
-/// [`F32x16::load_stream`].
+/// Implements [`F32x16::load_stream`].
 ///
 /// # Safety
-/// As there.
+/// The contract of that method.
 #[inline(always)]
 pub unsafe fn load<V: F32x16, const BITS: usize>(from: *const u8) -> V::Int {
     // SAFETY: the array is sixteen words long, which `load` takes as they are; the second byte of a
@@ -23,14 +23,14 @@ pub unsafe fn load<V: F32x16, const BITS: usize>(from: *const u8) -> V::Int {
     }
 }
 
-/// [`F32x16::load_lanes`].
+/// Implements [`F32x16::load_lanes`].
 ///
 /// # Safety
-/// As there.
+/// The contract of that method.
 #[inline(always)]
 pub unsafe fn lanes<V: F32x16, const BITS: usize>(from: *const u8) -> V::Int {
-    // SAFETY: a number lies in three bytes; the array is sixteen words long; `load` takes any bits as
-    // they are.
+    // SAFETY: a number is within three bytes; the array is sixteen words long; `load` takes any
+    // bits as they are.
     unsafe {
         let words: [u32; LANES] = std::array::from_fn(|i| {
             let byte = |at: usize| u32::from(*from.add(i * BITS / 8 + at));
@@ -40,10 +40,10 @@ pub unsafe fn lanes<V: F32x16, const BITS: usize>(from: *const u8) -> V::Int {
     }
 }
 
-/// [`F32x16::store_stream`].
+/// Implements [`F32x16::store_stream`].
 ///
 /// # Safety
-/// As there.
+/// The contract of that method.
 #[inline(always)]
 pub unsafe fn store<V: F32x16, const BITS: usize>(a: V::Int, to: *mut u8) {
     let mut lanes = [0.0f32; LANES];

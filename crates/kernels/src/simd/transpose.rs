@@ -1,11 +1,11 @@
-//! A square of sixteen registers turned around.
+//! Transposes a square of sixteen registers.
 
 #[cfg(target_arch = "x86_64")]
 use std::arch::x86_64::*;
 
 use super::{F32x16, LANES};
 
-/// [`F32x16::transpose`] where nothing turns registers around.
+/// [`F32x16::transpose`] through memory, for levels without shuffles for it.
 #[inline(always)]
 pub fn by_memory<V: F32x16>(rows: [V; LANES]) -> [V; LANES] {
     let mut square = [0.0f32; LANES * LANES];

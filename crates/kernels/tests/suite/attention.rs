@@ -8,7 +8,7 @@ use mlx_primitives_kernels::simd::Level;
 /// Batch, heads, key-value heads; or queries, keys, features.
 type Three = (usize, usize, usize);
 
-/// A call on data of its own; strides are those of row-contiguous arrays, padded at will.
+/// A call and its data; strides are those of row-contiguous arrays, optionally padded.
 struct Case<T> {
     call: Attention,
     q: Vec<T>,

@@ -51,7 +51,7 @@ fn check<T: Float>(
         for bits in 0..=u16::MAX {
             assert!(same(floats[usize::from(bits)], to(bits)), "{level:?} {bits:#x}");
         }
-        // The values themselves, then those between two of them: ties and both neighbours.
+        // The values themselves, then those between two of them: ties and the floats next to them.
         for nudge in [0, 1, 2, 3] {
             let inputs: Vec<f32> = (0..=u16::MAX)
                 .map(|bits| {

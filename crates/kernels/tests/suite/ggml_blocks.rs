@@ -224,8 +224,8 @@ fn exact_types_keep_every_number() {
     assert_eq!(exact, 10);
 }
 
-/// The number of which all differences of 16 weights are multiples: their step, but for a case in
-/// some ten thousand, in which it is twice that. 0 if they are equal.
+/// The greatest number of which all differences of 16 weights are multiples. This is their step, or
+/// in about one of ten thousand cases twice the step. 0 if all weights are equal.
 fn step(weights: &[f64]) -> f64 {
     weights.iter().fold(0.0, |step: f64, weight| {
         let (mut a, mut b) = (step, (weight - weights[0]).abs());

@@ -117,7 +117,7 @@ fn shapes<T: Sample>() {
                     let error = (f64::from(got.to_f32()) - expected[i]).abs();
                     assert!(error <= bound[i], "{what} {:?}: {error} at {i}", machine.level);
                 }
-                // The dot instruction adds in an order of its own.
+                // The dot instruction adds in a different order.
                 if !(T::IS_BF16 && machine.level.dots_bf16()) {
                     let plain = plain.get_or_insert_with(|| got.clone());
                     assert_same(&got, plain, &what);

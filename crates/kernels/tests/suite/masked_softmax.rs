@@ -90,7 +90,7 @@ fn run<T: Sample>(on: Machine, case: &Case, x: &[T], g: &[T]) -> (Vec<T>, Vec<T>
     (y, grad)
 }
 
-/// The composition in f64, but for the roundings of the scores that it shares with the kernel.
+/// The composition in f64, except that scores are rounded as in the kernel.
 fn reference<T: Sample>(case: &Case, x: &[T]) -> Vec<f64> {
     let (bools, added) = mask_values::<T>(case.mask_length());
     let mut out = Vec::with_capacity(x.len());

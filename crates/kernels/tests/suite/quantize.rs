@@ -32,7 +32,7 @@ fn back<T: Sample>(on: Machine, q: &Quantized<T>, shape: &QuantizeShape) -> Vec<
     out
 }
 
-/// Each code by a division of its own, and its bits one by one.
+/// Computes each code by a separate division, and sets its bits one by one.
 fn reference<T: Sample>(x: &[T], shape: &QuantizeShape) -> (Quantized<T>, Vec<T>) {
     let mut out = Quantized {
         packed: vec![0; shape.groups * shape.words()],

@@ -81,7 +81,7 @@ impl<T: Sample> Matrix<T> {
             scales = random_bytes(groups, 77).iter().map(|byte| byte & 0xbf).collect();
             of_group.extend(scales.iter().map(|&scale| fp8(u32::from(scale))));
         } else {
-            // The largest weights are some hundreds, of 8 bits as of 4.
+            // The largest weights are some hundreds, both with 8 bits and with 4.
             let least = if bits == 8 { 115 } else { 121 };
             scales = random_bytes(groups, 77).iter().map(|byte| least + byte % 12).collect();
             of_group.extend(scales.iter().map(|&e| 2f64.powi(i32::from(e) - 127)));
@@ -272,7 +272,7 @@ fn in_bytes<T: Sample>(x: &[T], group: usize) -> Vec<f64> {
     x.chunks_exact(group).flat_map(rounded).collect()
 }
 
-/// Those that products of bytes are compiled for.
+/// The machines that products of bytes are compiled for.
 fn byte_machines() -> impl Iterator<Item = Machine> {
     let bytes = |machine: &Machine| machine.level.dots_bytes() || machine.level == Level::Scalar;
     machines().into_iter().filter(bytes)

@@ -1,4 +1,4 @@
-//! What the kernels' tests share: element buffers, inputs, comparisons.
+//! Helpers of the kernels' tests: element buffers, inputs, comparisons.
 
 use half::{bf16, f16};
 

@@ -1,4 +1,4 @@
-// What compiled kernels ask of the executor. Implemented in runtime/runtime.cpp.
+// The functions of the executor that compiled kernels call, implemented in runtime/runtime.cpp.
 #pragma once
 
 #ifndef MSL_GPU

@@ -45,7 +45,7 @@ struct Lanes {
   }
 };
 
-/** Neighbours first, then pairs of pairs: the same order for every lane. */
+/** Combines adjacent lanes, then pairs of pairs, in the same order for every lane. */
 template <class T, class F>
 MSL_UNWATCHED T reduce_lanes(const uchar* slots, uint active) {
   T values[simd_width];

@@ -1,4 +1,4 @@
-// <metal_simdgroup_matrix>: 8x8 matrices, two neighbouring elements of a row in each lane, in
+// <metal_simdgroup_matrix>: 8x8 matrices, two adjacent elements of a row in each lane, in
 // the layout that Apple GPUs use (MSL leaves it open; kernels that rely on it find it here).
 #pragma once
 

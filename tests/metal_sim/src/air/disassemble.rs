@@ -8,7 +8,7 @@ use crate::error::{Error, Result, at_path};
 
 const LLVMLITE: &str = include_str!("disassemble.py");
 
-/// What reads Apple's bitcode: LLVM 17 or later.
+/// A disassembler for Apple's bitcode: LLVM 17 or later.
 #[derive(Clone, Debug)]
 pub enum Disassembler {
     /// A program `llvm-dis`.

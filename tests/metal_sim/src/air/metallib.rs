@@ -1,4 +1,4 @@
-//! The container of Apple's compiled kernels: their names, and where their bitcode lies.
+//! The container of Apple's compiled kernels: their names, and the positions of their bitcode.
 
 use std::collections::BTreeMap;
 use std::fs::File;

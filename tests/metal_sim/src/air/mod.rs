@@ -1,5 +1,5 @@
-//! Kernels that Apple compiled: AIR out of a `.metallib`, retargeted to the host and run in
-//! the same executor. What the shim says can be held against it.
+//! Kernels that Apple compiled: AIR from a `.metallib`, retargeted to the host and run in the same
+//! executor. The results of the shim can be compared with theirs.
 
 mod disassemble;
 mod metallib;
@@ -107,7 +107,7 @@ impl Library {
     }
 }
 
-/// An entry of the registry, as the rewriter makes it of source.
+/// An entry of the registry, like those that the rewriter makes from source.
 fn registration(name: &str, signature: &Signature, serial: usize) -> String {
     let (mut parameters, mut types) = (String::new(), String::new());
     for parameter in &signature.parameters {

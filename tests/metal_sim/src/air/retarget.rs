@@ -1,5 +1,5 @@
-//! A module of AIR as text, made into one for the host: address spaces dropped, intrinsics
-//! renamed into functions of runtime.metal, threadgroup variables asked of the executor.
+//! Turns a module of AIR, as text, into one for the host: drops address spaces, renames intrinsics
+//! to functions of runtime.metal, and gets threadgroup variables from the executor.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -49,7 +49,7 @@ pub(super) fn retarget(
     Ok(out)
 }
 
-/// Lines that only Apple's own back end, or a debugger, has a use for.
+/// Lines that only Apple's back end or a debugger uses.
 fn superfluous(line: &str) -> bool {
     let starts = ["target ", "source_filename", "!", "attributes #", ";"];
     starts.iter().any(|start| line.starts_with(start))
@@ -116,7 +116,7 @@ fn is_name(c: char) -> bool {
     c.is_ascii_alphanumeric() || matches!(c, '.' | '_' | '$' | '-')
 }
 
-/// A variable: threadgroup memory and function constants become what the executor gives.
+/// Rewrites a variable: the executor provides threadgroup memory and function constants.
 fn global(
     out: &mut String,
     name: &str,
@@ -168,7 +168,7 @@ fn shown_name(mangled: &str) -> &str {
     if word.is_empty() { end } else { word }
 }
 
-/// A function's text, its threadgroup variables asked for at its start.
+/// The text of a function that gets its threadgroup variables from the executor at its start.
 fn function(out: &mut String, lines: &[String], variables: &BTreeMap<String, String>) {
     let mut start = String::new();
     let mut rest = Vec::new();
@@ -194,7 +194,7 @@ fn function(out: &mut String, lines: &[String], variables: &BTreeMap<String, Str
     let _ = writeln!(out, "{}\n{start}{}", lines[0], rest.join("\n"));
 }
 
-/// Replaces each whole `@name`; whether there was one.
+/// Replaces each whole `@name`; returns whether there was one.
 fn replace_name(line: &mut String, name: &str, local: &str) -> bool {
     let global = format!("@{name}");
     let mut from = 0;
@@ -212,7 +212,7 @@ fn replace_name(line: &mut String, name: &str, local: &str) -> bool {
     found
 }
 
-/// Address arithmetic on what is no constant here becomes an instruction.
+/// Turns constant address arithmetic into instructions, since its operand is not constant here.
 fn hoist(line: &mut String, start: &mut String, serial: &mut usize) {
     while let Some(at) = line.find("getelementptr inbounds (") {
         let open = at + "getelementptr inbounds ".len();
@@ -224,7 +224,7 @@ fn hoist(line: &mut String, start: &mut String, serial: &mut usize) {
     }
 }
 
-/// What comes before the parameters of a definition, and their types.
+/// The text before the parameters of a definition, and the types of the parameters.
 fn header(line: &str) -> Result<(&str, Vec<String>)> {
     let (head, rest) = line.split_once('(').unwrap_or((line, ""));
     let (mut depth, mut parts, mut part) = (0, Vec::new(), String::new());

@@ -6,7 +6,7 @@ use crate::error::{Error, Result};
 use crate::module::{Argument, ArgumentKind, Value};
 use crate::rewrite::BUILTINS;
 
-/// What a parameter of a compiled kernel receives.
+/// The value that a parameter of a compiled kernel receives.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Parameter {
     Memory(Argument),

@@ -1,6 +1,6 @@
-//! Address space for one dispatch. Every binding gets a slot of 32 GiB with its data in the
-//! middle, so that an index gone wrong ends in its own slot and names its own buffer. Bindings
-//! of the same memory are mapped twice: own bounds, own counters, shared contents.
+//! Address space for one dispatch. Every binding gets a slot of 32 GiB with its data in the middle,
+//! so that a wrong index stays in the slot and identifies the buffer. Bindings of the same memory
+//! are mapped twice, with separate bounds and counters and shared contents.
 
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
@@ -11,13 +11,13 @@ pub(super) const SLOT: usize = 1 << 35;
 pub(super) const SLOTS: usize = 128;
 pub(super) const PAGE: usize = 1 << 16; // no page of any host is larger
 
-/// Arenas that may be at the same time: an x86-64 process has addresses for 31 of them.
+/// The most arenas at a time: an x86-64 process has addresses for 31 of them.
 const MOST: usize = 16;
 static ARENAS: Mutex<usize> = Mutex::new(0);
 static ONE_LESS: Condvar = Condvar::new();
 
-/// The right to hold an arena. A thread waits here until another dispatch has ended; nobody who holds
-/// one waits for another.
+/// A permit for an arena. A thread waits for it until another dispatch ends; no thread that holds a
+/// permit waits for a second one.
 struct Permit;
 
 impl Permit {
@@ -81,7 +81,7 @@ impl Arena {
         (offset < SLOT * SLOTS).then_some(offset / SLOT)
     }
 
-    /// Memory of `bytes` bytes to be mapped into slots; its offset in the file.
+    /// Reserves `bytes` bytes of memory to map into slots; returns their offset in the file.
     pub(super) fn allocate(&mut self, bytes: usize) -> io::Result<usize> {
         let offset = self.used;
         self.used += bytes.max(1).next_multiple_of(PAGE);
@@ -94,7 +94,7 @@ impl Arena {
     pub(super) fn map(&self, slot: usize, offset: usize, bytes: usize) -> io::Result<usize> {
         debug_assert!(slot < SLOTS && bytes < SLOT / 2);
         let address = self.base + slot * SLOT + SLOT / 2;
-        // SAFETY: overlays a part of our own reservation.
+        // SAFETY: the mapping overlays a part of the arena's reservation.
         let mapped = unsafe {
             libc::mmap(
                 address as *mut libc::c_void,

@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use crate::module::{Lines, Module};
 use crate::report::{Fault, FaultKind, ThreadPlace};
 
-/// More different faults than this say nothing new.
+/// The most distinct faults that are kept, since more say nothing new.
 const MOST: usize = 200;
 
 #[derive(Default)]

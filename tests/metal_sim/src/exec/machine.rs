@@ -1,4 +1,4 @@
-//! The state of a dispatch that runs: threads, their memory, what they have done so far.
+//! The state of a running dispatch: its threads, their memory, and their accesses so far.
 
 use std::collections::HashMap;
 use std::io;
@@ -89,7 +89,7 @@ impl Machine {
         self.faults.add(kind, site, 0, place, message);
     }
 
-    /// Binds threadgroup memory; the address of its first byte.
+    /// Binds threadgroup memory; returns the address of its first byte.
     pub(super) fn threadgroup_memory(
         &mut self,
         slot: usize,
@@ -132,7 +132,7 @@ impl Machine {
         address
     }
 
-    /// Threadgroup memory starts each threadgroup with junk in it.
+    /// Fills threadgroup memory with junk at the start of each threadgroup.
     pub(super) fn reset_threadgroup_memory(&mut self) {
         for slot in THREADGROUP_SLOTS..SLOTS {
             self.memory.forget(slot);
@@ -147,7 +147,7 @@ impl Machine {
         })
     }
 
-    /// An access of the current thread; whether the thread must stop.
+    /// Checks an access of the current thread; returns whether the thread must stop.
     pub(super) fn access(&mut self, at: usize, bytes: usize, kind: u32, site: usize) -> bool {
         let Some(slot) = self.memory.arena.slot(at) else {
             return self.outside(at, bytes, kind, site);
@@ -204,7 +204,7 @@ impl Machine {
         !inside
     }
 
-    /// Accesses to the thread's own stack and to constants of the program are fine.
+    /// Accesses to the thread's stack and to constants of the program are allowed.
     fn outside(&mut self, at: usize, bytes: usize, kind: u32, site: usize) -> bool {
         if self.threads[self.current].stack.contains(&at) {
             return false;

@@ -1,4 +1,4 @@
-//! The memory of a dispatch: what is bound where, and what each access does to it.
+//! The memory of a dispatch: its bindings, and the effect of each access on it.
 
 use std::io;
 
@@ -9,7 +9,7 @@ use crate::report::Traffic;
 
 /// The first slot of threadgroup memory; buffers come before it.
 pub(super) const THREADGROUP_SLOTS: usize = 32;
-const JUNK: u8 = 0xfb; // of uninitialised memory: a NaN in every float type
+const JUNK: u8 = 0xfb; // fills uninitialized memory: a NaN in every float type
 
 /// Contents, with the history of every byte.
 pub(super) struct Storage {
@@ -36,16 +36,16 @@ pub(super) struct Region {
     seen: Vec<u8>,
 }
 
-/// When an access is made.
+/// The time of an access.
 #[derive(Clone, Copy)]
 pub(super) struct When {
-    /// The thread's, for device and for threadgroup memory.
+    /// The thread's stamps for device and for threadgroup memory.
     pub(super) stamps: [Stamp; 2],
-    /// The same for the lanes of a SIMD group that access memory together.
+    /// A number that lanes of a SIMD group share when they access memory together.
     pub(super) instruction: u64,
 }
 
-/// What an access did wrong.
+/// The fault of an access.
 pub(super) enum Trouble {
     OutOfBounds,
     ReadOnly,
@@ -88,7 +88,7 @@ impl Memory {
         self.storages[storage].given[range].fill(true);
     }
 
-    /// Binds bytes of a storage to a slot; the address of the first of them.
+    /// Binds bytes of a storage to a slot; returns the address of the first one.
     pub(super) fn bind(
         &mut self,
         slot: usize,
@@ -116,7 +116,7 @@ impl Memory {
         Ok(origin + range.start)
     }
 
-    /// Spoils what the threadgroup before left behind.
+    /// Fills the contents that the previous threadgroup left with junk.
     pub(super) fn spoil(&mut self, slot: usize) {
         if let Some(region) = &self.regions[slot] {
             // SAFETY: the region is mapped, and no kernel runs.
@@ -126,13 +126,13 @@ impl Memory {
         }
     }
 
-    /// Fills an uninitialised storage.
+    /// Fills uninitialized storage with junk.
     pub(super) fn spoil_at(&mut self, address: usize, bytes: usize) {
         // SAFETY: called with mapped memory of a binding only, while no kernel runs.
         unsafe { std::ptr::write_bytes(address as *mut u8, JUNK, bytes) };
     }
 
-    /// Checks and counts an access to `slot`, and tells `report` what is wrong with it.
+    /// Checks and counts an access to `slot`, and passes its faults to `report`.
     pub(super) fn access(
         &mut self,
         slot: usize,
@@ -212,7 +212,7 @@ impl Memory {
 }
 
 impl Region {
-    /// Traffic, with the distinct bytes counted.
+    /// The traffic, including counts of distinct bytes.
     pub(super) fn total(&self) -> Traffic {
         let count = |bit: u32| {
             let touched = self.seen.iter().filter(|seen| u32::from(**seen) & bit != 0);
@@ -221,7 +221,7 @@ impl Region {
         Traffic { distinct_read: count(READ), distinct_written: count(WRITE), ..self.traffic }
     }
 
-    /// The first byte that nothing wrote, and how many there are.
+    /// The first byte that nothing wrote, and the number of such bytes.
     pub(super) fn unwritten(&self) -> Option<(usize, usize)> {
         let untouched = |seen: &&u8| u32::from(**seen) & WRITE == 0;
         let first = self.seen.iter().position(|seen| untouched(&seen))?;

@@ -1,4 +1,4 @@
-//! One fiber for each thread of a threadgroup, resumed in the order that the schedule asks for.
+//! One fiber for each thread of a threadgroup, resumed in the order of the schedule.
 
 use std::collections::VecDeque;
 use std::io;
@@ -24,7 +24,7 @@ fn stacks() -> MutexGuard<'static, Vec<DefaultStack>> {
     STACKS.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// What a thread is doing; waiting threads know the place.
+/// The state of a thread; a waiting thread knows the place where it waits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum State {
     Ready,
@@ -90,7 +90,7 @@ impl Drop for Thread {
     }
 }
 
-/// Threads that can go on.
+/// The threads that can continue.
 pub(super) struct Ready {
     queue: VecDeque<usize>,
     schedule: Schedule,
@@ -164,7 +164,7 @@ impl Machine {
         }
     }
 
-    /// Runs the threads of a group until they have returned or cannot go on.
+    /// Runs the threads of a group until they have returned or cannot continue.
     ///
     /// # Safety
     /// `machine` must be valid, with threads made for it, and no reference to it alive.

@@ -1,4 +1,4 @@
-//! Before and after the threads: arguments are checked and bound, results copied back.
+//! The work before and after the threads: checks and binds arguments, copies results back.
 
 use std::io;
 
@@ -170,7 +170,7 @@ pub(super) fn grid_is_possible(machine: &mut Machine, dispatch: &Dispatch<'_>) -
     false
 }
 
-/// Counters into the report, results into the caller's memory.
+/// Writes counters to the report, and results to the caller's memory.
 pub(super) fn finish(machine: &mut Machine, dispatch: &mut Dispatch<'_>) {
     for (slot, region) in machine.memory.regions.iter().enumerate() {
         let Some(region) = region else { continue };

@@ -1,4 +1,4 @@
-//! Who touched a byte last, and whether a barrier lies between then and now.
+//! The thread that accessed a byte last, and whether a barrier has passed since.
 
 /// One access in 64 bits: threadgroup + 1 (24), thread (10), barriers passed by the
 /// threadgroup (15) and by the SIMD group (14), whether an atomic wrote (1). Zero: never.
@@ -50,9 +50,9 @@ impl Stamp {
     }
 }
 
-/// What a thread has done, as far as it tells which accesses the lanes of a SIMD group make together:
-/// lanes that have waited for each other as often, and have accessed memory as often since, are at
-/// the same instruction. Lanes that took different branches since then seem to be at different ones.
+/// Counts the actions of a thread, to tell which accesses the lanes of a SIMD group make together:
+/// lanes with equal counts of waits for each other, and of memory accesses since then, are at the
+/// same instruction. Lanes that took different branches since then seem to be at different ones.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Loads {
     waits: u32,
@@ -64,7 +64,7 @@ impl Loads {
         *self = Loads { waits: self.waits + 1, accesses: 0 };
     }
 
-    /// The number of the instruction of an access of the thread of `stamp`: 24 bits for the threadgroup,
+    /// The instruction number of an access by the thread of `stamp`: 24 bits for the threadgroup,
     /// 5 for the SIMD group, 20 for the waits and 15 for the accesses.
     pub(super) fn next(&mut self, stamp: Stamp) -> u64 {
         self.accesses += 1;

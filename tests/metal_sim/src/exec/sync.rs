@@ -16,11 +16,11 @@ pub(super) struct Barrier {
     site: usize,
 }
 
-/// Rounds take turns, since a lane may show its next value before others have read this one;
+/// Rounds alternate, since a lane may publish its next value before others have read this one;
 /// a matrix product reads two rounds at a time.
 const ROUNDS: usize = 4;
 
-/// What lanes show each other.
+/// The values that lanes exchange.
 #[derive(Clone)]
 struct Round {
     slots: [u8; SIMD_WIDTH * SLOT_BYTES],
@@ -74,7 +74,7 @@ impl Machine {
         first..(first + SIMD_WIDTH).min(self.threads.len())
     }
 
-    /// Return addresses differ when the compiler copied a call; the lines tell.
+    /// Compares source lines, since return addresses differ if the compiler duplicated a call.
     fn same_place(&mut self, one: usize, other: usize) -> bool {
         if one == other {
             return true;
@@ -111,7 +111,7 @@ impl Machine {
         }
     }
 
-    /// Counts a lane in; whether it was the last of its SIMD group.
+    /// Counts a lane that arrives; returns whether it was the last of its SIMD group.
     fn meet(&mut self, state: State, site: usize, what: u32, bytes: usize) -> bool {
         let group = self.current / SIMD_WIDTH;
         let simd = &mut self.simds[group];
@@ -156,7 +156,7 @@ impl Machine {
         }
     }
 
-    /// Shows a value to the SIMD group; the round in which it can be read.
+    /// Publishes a value to the SIMD group; returns the round in which it can be read.
     pub(super) fn arrive_at_exchange(&mut self, value: &[u8], site: usize) -> usize {
         let (lane, group) = (self.current % SIMD_WIDTH, self.current / SIMD_WIDTH);
         let simd = &mut self.simds[group];
@@ -187,7 +187,8 @@ impl Machine {
         });
     }
 
-    /// A thread returned; SIMD groups go on with the lanes that are left, barriers do not.
+    /// Records that a thread returned. SIMD groups continue with the remaining lanes; barriers do
+    /// not.
     pub(super) fn leave(&mut self) {
         self.live -= 1;
         let group = self.current / SIMD_WIDTH;
@@ -202,7 +203,7 @@ impl Machine {
         }
     }
 
-    /// Nothing can run, yet threads are left.
+    /// Handles the case that threads remain but none can run.
     pub(super) fn stuck(&mut self) {
         self.stopped = true;
         let (mut at_barrier, mut in_simd, mut returned) = (Vec::new(), Vec::new(), 0);

@@ -1,5 +1,5 @@
 //! Function constants: `constant T name [[function_constant(n)]];` gets its value from a
-//! table at the head of the source, so each set of values is a compilation of its own.
+//! table at the head of the source, so each set of values is a separate compilation.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;

@@ -1,4 +1,4 @@
-//! For a GPU: an entry point for each kernel, as clang's CUDA front end takes it.
+//! Writes an entry point for each kernel for a GPU, in the form that clang's CUDA front end takes.
 
 use std::fmt::Write;
 
@@ -10,12 +10,13 @@ pub(super) const SHARED: &str = "__attribute__((shared, aligned(16)))";
 
 const KEPT: &str = "_Pragma(\"clang loop unroll(disable)\") ";
 
-/// Bytes behind a threadgroup argument, whose size the host chooses.
+/// The bytes of a threadgroup argument, whose size the host chooses.
 const THREADGROUP_BYTES: u32 = 4096;
 
 impl Rewriter {
-    /// A line of its own. Its name ends with `__c` and a mask of the arguments that are in constant
-    /// memory: pointers to it look like those to device memory, or no address space would be found.
+    /// Writes an entry point on its own line. Its name ends with `__c` and a mask of the arguments
+    /// in constant memory: pointers to it look like those to device memory, or no address space
+    /// would be found.
     pub(super) fn entry(&mut self, kernel: &KernelSource, host: &str, function: &str) {
         let serial = self.serial();
         let name: String = host.split('"').skip(1).step_by(2).collect();

@@ -1,11 +1,11 @@
-//! Kernel functions and their explicit instantiations become entries of a registry.
+//! Turns kernel functions and their explicit instantiations into entries of a registry.
 
 use std::ops::Range;
 
 use super::entries::ALWAYS_INLINE;
 use super::{KernelSource, Purpose, Rewriter, SPACES};
 
-/// What a thread can ask of the executor; the position is the row of its value table.
+/// The built-in values that a thread can read; the position is the row of its value table.
 pub(crate) const BUILTINS: [&str; 19] = [
     "thread_position_in_grid",
     "threadgroup_position_in_grid",
@@ -28,7 +28,7 @@ pub(crate) const BUILTINS: [&str; 19] = [
     "grid_size",
 ];
 
-/// What a kernel parameter is bound to.
+/// The resource or value that a kernel parameter is bound to.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Role {
     Buffer,

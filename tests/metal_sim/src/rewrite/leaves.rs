@@ -1,4 +1,4 @@
-//! What single tokens become: address spaces, attributes, literals, vector constructors.
+//! Rewrites single tokens: address spaces, attributes, literals, vector constructors.
 
 use super::tokens::Kind;
 use super::{Purpose, Rewriter};

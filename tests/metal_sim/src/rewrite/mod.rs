@@ -18,7 +18,7 @@ use tokens::Tokens;
 /// The address spaces of MSL.
 pub(crate) const SPACES: [&str; 4] = ["device", "constant", "thread", "threadgroup"];
 
-/// What the rewritten source is for.
+/// The purpose of the rewritten source.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Purpose {
     /// To run: one flat address space.

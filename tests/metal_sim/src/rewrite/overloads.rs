@@ -109,7 +109,7 @@ impl Rewriter {
         }
     }
 
-    /// Free functions and specialisations for several spaces: the first one stays.
+    /// Keeps the first of free functions and specializations for several address spaces.
     pub(super) fn space_overloads(&mut self) {
         debug_assert_ne!(self.purpose, Purpose::Check);
         let mut seen = HashSet::new();

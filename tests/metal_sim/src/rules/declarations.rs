@@ -64,7 +64,7 @@ fn kind(tokens: &Tokens, start: usize) -> Option<usize> {
     }
 }
 
-/// The same of what a function returns.
+/// Checks the return type of a function.
 fn result(tokens: &Tokens, function: &Function) -> Option<Remark> {
     let mut at = function.start;
     let mut indirect = false;

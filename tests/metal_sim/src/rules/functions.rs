@@ -101,8 +101,9 @@ fn bare_pointers(tokens: &Tokens, functions: &[Function]) -> Vec<Remark> {
     found
 }
 
-/// A rule of our own: no kernel needs a stack whose depth is not known. Calls go by name; functions with overloads of the same arity are left out, as a call may
-/// mean another of them.
+/// Finds recursion, by a rule that goes beyond MSL's: no kernel needs a stack of unknown depth.
+/// Calls are matched by name; functions with overloads of the same arity are skipped, since a call
+/// may mean another of them.
 fn recursion(tokens: &Tokens, functions: &[Function]) -> Vec<Remark> {
     let mut unique: BTreeMap<(&str, usize), Option<usize>> = BTreeMap::new();
     for (i, function) in functions.iter().enumerate() {

@@ -1,4 +1,4 @@
-//! What MSL forbids and a host compiler would let pass.
+//! Finds code that MSL forbids and a host compiler would accept.
 //!
 //! The source is rewritten a second time with its address spaces kept as clang address
 //! spaces and compiled without output; the tokens are looked through for the rest.
@@ -27,7 +27,7 @@ pub struct Violation {
     pub file: String,
     /// The line, from 1.
     pub line: u32,
-    /// What is wrong.
+    /// A description of the problem.
     pub message: String,
     /// MSL allows it, but a reader or a check has less to go by.
     pub advice: bool,
@@ -81,7 +81,7 @@ pub fn check(source: &Source, compiler: &Compiler, cache: &Path) -> Result<Vec<V
     Ok(found)
 }
 
-/// What [`check`] sees without the host's compiler, which has to know all that a source names.
+/// The remarks of [`check`] that need no host compiler, which has to know all names of a source.
 ///
 /// # Errors
 ///

@@ -1,4 +1,4 @@
-//! What Apple's front end wants of a kernel's parameters and attributes.
+//! Checks that a kernel's parameters and attributes meet the rules of Apple's front end.
 
 use std::ops::Range;
 

@@ -1,4 +1,4 @@
-//! What a source uses of Metal: attributes with the types that they are on, functions and types.
+//! The parts of Metal that a source uses: attributes with their types, functions and types.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -10,11 +10,11 @@ use crate::rewrite::SPACES;
 use crate::rewrite::tokens::Tokens;
 use crate::source::Source;
 
-/// What a source, and what it includes, uses of Metal.
+/// The parts of Metal that a source and its headers use.
 #[derive(Clone, Debug, Default)]
 pub struct Vocabulary {
-    /// Attributes of kernels' parameters, each with the parameter's type: of a pointer or a reference
-    /// `const device *`, without what it points to.
+    /// Attributes of kernels' parameters, each with the parameter's type. The type of a pointer or
+    /// a reference omits the type that it points to: `const device *`.
     pub attributes: BTreeSet<(String, String)>,
     /// The names of functions that are called.
     pub called: BTreeSet<String>,

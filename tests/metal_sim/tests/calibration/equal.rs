@@ -1,5 +1,5 @@
-//! The same kernel twice in the same executor: compiled by Apple, and from source by the shim.
-//! Results must agree in every bit, and tensors must be read and written alike.
+//! Runs kernels twice in one executor: compiled by Apple, and from source by the shim. Results must
+//! agree in every bit, and tensors must be read and written alike.
 
 use std::collections::BTreeMap;
 
@@ -80,7 +80,7 @@ fn kernels_of_headers() {
 }
 
 /// x, weight, bias: MLX's layer_norm takes 8 elements a thread, and loops above 6656. Where the
-/// last threads have no elements it overruns an array of its own: only whole threadgroups here.
+/// last threads have no elements it overruns a private array, so only whole threadgroups run here.
 fn layer_norm(dtype: Dtype, axis: usize) -> Launch {
     let looped = axis > 6656;
     let (threads, group) = launch::mlx_rows(2, axis, 8, looped);

@@ -39,7 +39,8 @@ fn apple_kernels(names: &[impl AsRef<str>], constants: &Constants) -> BTreeMap<S
     apple(names).compile(common::compiler(), constants).unwrap()
 }
 
-/// What scripts/calibrate.sh adds up for its last line, and says before it.
+/// Prints a count, which scripts/calibrate.sh adds up for its last line, and a text that it prints
+/// before that line.
 fn result(kind: &str, count: usize, text: &str) {
     println!("count: {kind} {count}");
     println!("result: {text}");

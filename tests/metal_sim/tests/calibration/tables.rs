@@ -4,7 +4,8 @@ use metal_sim::KernelInfo;
 
 use crate::{apple, metallib, result, sources};
 
-/// What must agree: a scalar's alignment is compared, a struct's is Apple's own affair.
+/// The lines that must agree. Apple's compiler decides the alignment of structs; that of scalars is
+/// compared.
 fn table(kernel: &KernelInfo) -> Vec<String> {
     let arguments = kernel.arguments.iter().map(|a| {
         let access = if a.writable { "written" } else { "read" };
@@ -15,7 +16,7 @@ fn table(kernel: &KernelInfo) -> Vec<String> {
     arguments.chain(values).collect()
 }
 
-/// Compares the tables of kernels that both sides have; how many.
+/// Compares the tables of kernels that both sides have; returns their number.
 fn compare(ours: &[KernelInfo]) -> usize {
     let names: Vec<&str> = ours.iter().map(|kernel| kernel.name.as_str()).collect();
     let theirs = apple(&names).kernels();

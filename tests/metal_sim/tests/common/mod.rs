@@ -1,4 +1,4 @@
-//! What all tests share: one compiler, one cache, and kernels from text.
+//! Helpers of all tests: one compiler, one cache, and kernels from text.
 #![allow(dead_code)]
 
 use std::path::{Path, PathBuf};

@@ -324,7 +324,7 @@ pub const LINTS: &[Lint] = &[
         "kernel void in_register() { register float y = 0; } // ! register",
     ),
     (
-        "a rule of our own: no kernel needs a stack whose depth is not known",
+        "a rule beyond MSL: no kernel needs a stack whose depth is not known",
         "float factorial(int n) { // ! recursive
            return n < 2 ? 1.0f : n * factorial(n - 1);
          }
@@ -375,7 +375,7 @@ pub const LINTS: &[Lint] = &[
          }",
     ),
     (
-        "a rule of our own: what is instantiated under a name is a kernel",
+        "a rule beyond MSL: what is instantiated under a name is a kernel",
         "template <typename T> T not_a_kernel(T x) {
            return x;
          }
@@ -383,7 +383,7 @@ pub const LINTS: &[Lint] = &[
     ),
 ];
 
-/// What the host's compiler looks for in sources without errors alone.
+/// Problems that the host's compiler reports only in sources without errors.
 pub const WARNINGS: &[Lint] = &[
     (
         "initialize the variable 'theta_base' to silence this warning",
@@ -393,7 +393,7 @@ pub const WARNINGS: &[Lint] = &[
          }",
     ),
     (
-        "a rule of our own: clang warns that a function returns no value",
+        "a rule beyond MSL: clang warns that a function returns no value",
         "float no_value(float x) {
          } // ! does not return a value",
     ),

@@ -1,7 +1,7 @@
 //! The tree of `reduce_add` for eight blocks at a time: each node combines two of them.
 //!
-//! Functions and not closures, which would be compiled without the level's features. All are called on
-//! machines with AVX2 only, from where it is on.
+//! These are functions because closures would be compiled without the level's features. All are
+//! called only on machines with AVX2, from functions that enable it.
 
 use std::arch::x86_64::*;
 

@@ -1,8 +1,8 @@
-//! Numbers of four bits as pairs of bf16, by lookup.
+//! Converts 4-bit numbers to pairs of bf16 by lookup.
 
 use std::arch::x86_64::*;
 
-/// The numbers of four bits as bf16, twice: an index has five bits.
+/// The 4-bit numbers as bf16, twice, since an index has five bits.
 const NUMBERS: [u16; 32] = {
     let mut numbers = [0; 32];
     let mut i = 0;

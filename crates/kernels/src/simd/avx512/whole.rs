@@ -1,13 +1,13 @@
-//! Operations on all of sixteen registers, or across the lanes of one.
+//! Operations on sixteen registers together, or across the lanes of one.
 //!
-//! All are called on machines with AVX-512 only, from where its features are on.
+//! All are called only on machines with AVX-512, from functions that enable its features.
 
 use std::arch::x86_64::*;
 
 use super::LANES;
 
-/// Lane i is the sum of block i, or with `MAX` its largest lane: the tree of `reduce_add`, for two
-/// blocks at each of its nodes.
+/// Lane i is the sum of block i, or its largest lane with `MAX`. Uses the tree of `reduce_add`,
+/// with two blocks at each node.
 #[inline(always)]
 pub unsafe fn tree<const MAX: bool>(b: [__m512; LANES]) -> __m512 {
     // SAFETY: the caller's promise of AVX-512.
@@ -54,7 +54,7 @@ unsafe fn ends<const MAX: bool>(a: __m512, b: __m512) -> __m512 {
     unsafe { join::<MAX>(_mm512_shuffle_ps::<0x88>(a, b), _mm512_shuffle_ps::<0xdd>(a, b)) }
 }
 
-/// Lanes below `2^BITS` as a little-endian stream of bits.
+/// Stores lanes below `2^BITS` as a little-endian stream of bits.
 ///
 /// # Safety
 /// `to` is writable for `2 * BITS <= 16` bytes.
@@ -62,7 +62,7 @@ unsafe fn ends<const MAX: bool>(a: __m512, b: __m512) -> __m512 {
 pub unsafe fn store_stream<const BITS: usize>(a: __m512i, to: *mut u8) {
     // SAFETY: the caller's contract, and its promise of AVX-512.
     unsafe {
-        // Neighbours come together, then pairs of them, then fours: each into what was free above.
+        // Join adjacent lanes, then pairs, then fours: each fills the free bits above its partner.
         let down = _mm_cvtsi32_si128(32 - BITS as i32);
         let two = _mm512_or_si512(a, _mm512_srl_epi64(a, down));
         match BITS {
@@ -83,13 +83,13 @@ pub unsafe fn store_stream<const BITS: usize>(a: __m512i, to: *mut u8) {
     }
 }
 
-/// Sixteen numbers of `BITS` bits, 20 or 24, of a stream; what is above them is unspecified.
+/// Loads sixteen numbers of `BITS` bits, 20 or 24, of a stream; the bits above are unspecified.
 ///
 /// # Safety
 /// `2 * BITS` bytes are readable.
 #[inline(always)]
 pub unsafe fn load_lanes<const BITS: usize>(from: *const u8) -> __m512i {
-    // Each quarter takes the words in which its four numbers lie, each lane the three bytes around its
+    // Each quarter gets the words of its four numbers, and each lane the three bytes around its
     // number.
     let words: [u16; 32] = std::array::from_fn(|i| (i / 8 * BITS / 4 + i % 8) as u16);
     let bytes: [u8; 16] = std::array::from_fn(|i| match i % 4 {
@@ -109,8 +109,8 @@ pub unsafe fn load_lanes<const BITS: usize>(from: *const u8) -> __m512i {
     }
 }
 
-/// To the nearest bf16, ties to even. The instruction for it would take subnormal numbers for zero, and
-/// to look for those first takes longer than this.
+/// Rounds to the nearest bf16, ties to even. The instruction for it treats subnormal numbers as
+/// zero, and checking for those first takes longer than this.
 #[inline(always)]
 pub unsafe fn round_bf16(x: __m512) -> __m512 {
     // SAFETY: registers only.
@@ -120,7 +120,7 @@ pub unsafe fn round_bf16(x: __m512) -> __m512 {
         let up = _mm512_add_epi32(bits, _mm512_set1_epi32(0x7fff));
         let up = _mm512_mask_sub_epi32(up, odd, up, _mm512_set1_epi32(-1));
         let kept = _mm512_castsi512_ps(_mm512_and_si512(up, _mm512_set1_epi32(!0xffff)));
-        // Both kinds of NaN stay what they are.
+        // Both kinds of NaN stay NaN.
         _mm512_fixupimm_ps::<0>(kept, x, _mm512_set1_epi32(0x22))
     }
 }

@@ -39,7 +39,7 @@ impl Fixed<'_> {
     fn reference(&self) -> Vec<f64> {
         let call = self.0.call;
         let (Source::Plain(k), Source::Plain(v)) = (call.k, call.v) else { unreachable!() };
-        // The same rows, laid out plainly.
+        // Copy the rows to a contiguous layout.
         let gather = |view: &View, heads: usize, rows: usize| -> Vec<f32> {
             let mut all = Vec::new();
             for b in 0..call.batch {
