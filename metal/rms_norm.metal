@@ -7,8 +7,8 @@ template <typename T, bool WEIGHTED>
 METAL_FUNC packed4<T> scaled(packed4<T> x, packed4<T> weight, float inverse) {
   packed4<T> y;
   for (uint i = 0; i < READS; i++) {
-    T normalised = T(float(x[i]) * inverse);
-    y[i] = WEIGHTED ? T(float(weight[i]) * float(normalised)) : normalised;
+    T normalized = T(float(x[i]) * inverse);
+    y[i] = WEIGHTED ? T(float(weight[i]) * float(normalized)) : normalized;
   }
   return y;
 }

@@ -17,7 +17,7 @@ pub enum FaultKind {
     /// Two accesses, one of them a store, that no barrier orders.
     DataRace,
     /// A load from threadgroup memory or an output that nothing has written yet.
-    UninitialisedRead,
+    UninitializedRead,
     /// Bytes of an output that no thread wrote.
     UnwrittenOutput,
     /// A store to a buffer bound for reading, or to a constant of the program.

@@ -34,7 +34,7 @@ fn faulty(kind: FaultKind, body: &str) {
         let fault = fault.unwrap_or_else(|| panic!("{kind:?} {schedule:?}: {:?}", report.faults));
         // Without a barrier, some order of threads also reads what is not written yet.
         let expected = |other: FaultKind| {
-            other == kind || (kind, other) == (FaultKind::DataRace, FaultKind::UninitialisedRead)
+            other == kind || (kind, other) == (FaultKind::DataRace, FaultKind::UninitializedRead)
         };
         let others: Vec<_> = report.faults.iter().filter(|other| !expected(other.kind)).collect();
         assert!(others.is_empty(), "{kind:?} {schedule:?}: {others:#?}");
@@ -159,8 +159,8 @@ fn atomics_do_not_race() {
 
 #[test]
 fn uninitialized() {
-    faulty(FaultKind::UninitialisedRead, "threadgroup float t[64];\ny[i] = t[i]; // !");
-    faulty(FaultKind::UninitialisedRead, "y[i] += x[i]; // !");
+    faulty(FaultKind::UninitializedRead, "threadgroup float t[64];\ny[i] = t[i]; // !");
+    faulty(FaultKind::UninitializedRead, "y[i] += x[i]; // !");
 }
 
 #[test]
@@ -176,7 +176,7 @@ fn uninitialized_in_the_second_threadgroup() {
         .run()
         .unwrap();
     assert_eq!(report.faults.len(), 1);
-    assert_eq!(report.faults[0].kind, FaultKind::UninitialisedRead);
+    assert_eq!(report.faults[0].kind, FaultKind::UninitializedRead);
     assert_eq!(report.faults[0].thread.unwrap().threadgroup, [1, 0, 0]);
 }
 

@@ -42,7 +42,7 @@ pub unsafe fn run<T: Float>(machine: Machine, call: &Call) {
     // SAFETY: the caller's contract; the workspace holds x in bytes, and a scale and a sum for each
     // of its groups, in whole panels.
     unsafe {
-        prefill::normalised::<T>(machine, call, &|x| {
+        prefill::normalized::<T>(machine, call, &|x| {
             workspace::with(m * k / BYTES + 2 * scales, &|room| {
                 let scales_at = room.wrapping_add(m * k / BYTES);
                 let x8 = Rounded { words: room, scales: scales_at, count: scales, groups };

@@ -40,7 +40,7 @@ where
 {
     // SAFETY: the caller's contract; the products are this call's.
     unsafe {
-        normalised::<T>(machine, call, &|x| {
+        normalized::<T>(machine, call, &|x| {
             interleaved::<A, T>(machine, call.rows, call.axis, x, &|x| {
                 let finish = Finish::<T>::of_many(machine, call, x);
                 each_product(call, &finish, |weights, epilogue| {
@@ -63,7 +63,7 @@ where
 ///
 /// # Safety
 /// The contract of [`run`].
-pub(super) unsafe fn normalised<T: Float>(machine: Machine, call: &Call, body: &dyn Fn(*const T)) {
+pub(super) unsafe fn normalized<T: Float>(machine: Machine, call: &Call, body: &dyn Fn(*const T)) {
     let (x, rows, axis) = (call.x.cast::<T>(), call.rows, call.axis);
     let Some(norm) = call.norm else { return body(x) };
     workspace::with((rows * axis * size_of::<T>()).div_ceil(size_of::<f32>()), &|to| {

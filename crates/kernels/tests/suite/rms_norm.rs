@@ -60,7 +60,7 @@ fn shapes_in_bf16() {
 }
 
 #[test]
-fn the_normalised_value_is_rounded_before_the_weight() {
+fn the_normalized_value_is_rounded_before_the_weight() {
     let (x, w) = (values::<F16>(100, 3.0), values::<F16>(100, 2.0));
     let bare = run(Machine::current(), &x, None, 100, 1e-5);
     let weighted = run(Machine::current(), &x, Some(&w), 100, 1e-5);

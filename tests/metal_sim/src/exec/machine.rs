@@ -179,8 +179,8 @@ impl Machine {
                     FaultKind::Misaligned,
                     format!("{verb} at offset {offset} of {name} needs an alignment of {natural}"),
                 ),
-                Trouble::Uninitialised => (
-                    FaultKind::UninitialisedRead,
+                Trouble::Uninitialized => (
+                    FaultKind::UninitializedRead,
                     format!("{verb} at offset {offset} of {name} before any store to it"),
                 ),
                 Trouble::Race(before) => (

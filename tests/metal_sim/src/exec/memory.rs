@@ -50,7 +50,7 @@ pub(super) enum Trouble {
     OutOfBounds,
     ReadOnly,
     Misaligned(usize),
-    Uninitialised,
+    Uninitialized,
     Race(Stamp),
 }
 
@@ -177,7 +177,7 @@ impl Memory {
         let given = &mut storage.given[first..first + bytes];
         for (cell, given) in storage.cells[first..first + bytes].iter_mut().zip(given) {
             if kind & READ != 0 && !*given {
-                trouble = trouble.or(Some(Trouble::Uninitialised));
+                trouble = trouble.or(Some(Trouble::Uninitialized));
             }
             let race = if kind & ATOMIC != 0 {
                 cell.atomic(now, kind & WRITE != 0)

@@ -64,7 +64,7 @@ impl Rewriter {
             if next > after {
                 self.advise(
                     name,
-                    format!("initialiser on threadgroup variable '{word}' has no effect"),
+                    format!("initializer on threadgroup variable '{word}' has no effect"),
                 );
             }
             let serial = self.serial();
