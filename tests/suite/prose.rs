@@ -15,8 +15,10 @@ const PATTERNS: [(&str, &str); 12] = [
     (r"\bso many\b", "this many, or the count by its name"),
     (r"\b[Nn]one: ", "`None` and a verb"),
     (r"(^|[.:] )What [^?.]*(\.( |$)|$)", "a noun in place of a clause that begins with What"),
-    (r"^(As (many|much|there|of|with)|The same|Those|That of|That which|One that|Which)\b",
-        "a comment that stands alone"),
+    (
+        r"^(As (many|much|there|of|with)|The same|Those|That of|That which|One that|Which)\b",
+        "a comment that stands alone",
+    ),
     (r"\bthe same of\b", "a sentence that names both"),
     (r"\bas of (a|an|the|in|of|[0-9])\b", "a sentence that names both"),
     (r"\bas there\b", "a sentence that names both"),
@@ -94,7 +96,9 @@ fn odd(path: &Path, text: &str, patterns: &[(Regex, &str)]) -> Vec<String> {
 fn prose_is_plain() -> Checked {
     let patterns = patterns()?;
     let mut found = Vec::new();
-    for dir in ["src", "cpp", "metal", "crates", "tests", "benches", "examples", "scripts", "cmake", "docs"] {
+    for dir in [
+        "src", "cpp", "metal", "crates", "tests", "benches", "examples", "scripts", "cmake", "docs",
+    ] {
         for path in files(dir, &["rs", "h", "cpp", "metal", "py", "sh", "cmake", "md"])? {
             // This file quotes what it keeps out.
             if path.ends_with("tests/suite/prose.rs") {

@@ -110,7 +110,7 @@ pub const LINTS: &[Lint] = &[
     ),
     (
         "Specification 4.4, Threadgroup Address Space: no example has an initializer",
-        "kernel void initialised(device float* x [[buffer(0)]]) {
+        "kernel void initialized(device float* x [[buffer(0)]]) {
            threadgroup float t[2] = {0, 0}; // ! initializer
            x[0] = t[0];
          }",
