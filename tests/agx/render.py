@@ -58,7 +58,7 @@ def markdown(found):
 
 
 FLOATS = ("mxfp4", "mxfp8", "nvfp4")
-# The rows of README's table, each with the cases that it sums up.
+# The rows of the summary in README.md and docs/ops.md, each with the cases that it sums up.
 SUMMARY = {
     "`rms_norm`, `layer_norm`, `softmax`": ("rms_norm row", "layer_norm row", "softmax row"),
     "one row with weights of 3, 4, 5, 6, 8 bits": [f"quantized {b} bits, 1 row" for b in (3, 4, 5, 6, 8)],
@@ -87,7 +87,7 @@ def summary(found):
     return BEGIN + grid(["cycles, ours / MLX's", "float16", "bfloat16"], rows) + END
 
 
-def with_summary(readme, found):
-    """README with its table made anew."""
-    before, _, rest = readme.partition(BEGIN)
+def with_summary(page, found):
+    """The text of a page with its summary of the table made anew."""
+    before, _, rest = page.partition(BEGIN)
     return before + summary(found) + rest.partition(END)[2]
