@@ -32,6 +32,8 @@
 
 #[allow(clippy::missing_errors_doc)]
 mod array;
+#[cfg(doctest)]
+mod book;
 pub mod builtin;
 pub mod conformance;
 pub mod custom;
