@@ -2,9 +2,9 @@
 
 HEAD = """# Cost of the Metal kernels on Apple's G13 GPU
 
-Written by `scripts/agx.sh --update`. [metal-without-a-mac.md](metal-without-a-mac.md) says how it is made,
-and what it does not show. Cycles are those that 32 threads keep a core's pipes busy for a unit of work: of
-the busiest pipe, and of the integer pipe. Registers have 16 bits; threads are as many as a core then holds.
+`scripts/agx.sh --update` writes this page. [Metal without a Mac](metal-without-a-mac.md) says how, and names its
+limits. Cycles are the time for which 32 threads keep a core's pipes busy for a unit of work: the busiest pipe, and
+the integer pipe. Registers have 16 bits; threads are the number that a core holds with these registers.
 Figures are ours / MLX's.
 """
 
