@@ -81,6 +81,8 @@
 #![deny(unsafe_op_in_unsafe_fn)]
 
 mod array;
+#[cfg(doctest)]
+mod book;
 pub mod builtin;
 pub mod conformance;
 pub mod custom;

@@ -2,9 +2,9 @@
 
 HEAD = """# Cost of the Metal kernels on Apple's G13 GPU
 
-Written by `scripts/agx.sh --update`. [metal-without-a-mac.md](metal-without-a-mac.md) says how it is made,
-and what it does not show. Cycles are those that 32 threads keep a core's pipes busy for a unit of work: of
-the busiest pipe, and of the integer pipe. Registers have 16 bits; threads are as many as a core then holds.
+`scripts/agx.sh --update` writes this page. [Metal without a Mac](metal-without-a-mac.md) says how, and names its
+limits. Cycles are the time for which 32 threads keep a core's pipes busy for a unit of work: the busiest pipe, and
+the integer pipe. Registers have 16 bits; threads are the number that a core holds with these registers.
 Figures are ours / MLX's.
 """
 
@@ -58,7 +58,7 @@ def markdown(found):
 
 
 FLOATS = ("mxfp4", "mxfp8", "nvfp4")
-# The rows of README's table, each with the cases that it sums up.
+# The rows of the summary in README.md and docs/ops.md, each with the cases that it sums up.
 SUMMARY = {
     "`rms_norm`, `layer_norm`, `softmax`": ("rms_norm row", "layer_norm row", "softmax row"),
     "one row with weights of 3, 4, 5, 6, 8 bits": [f"quantized {b} bits, 1 row" for b in (3, 4, 5, 6, 8)],
@@ -87,7 +87,7 @@ def summary(found):
     return BEGIN + grid(["cycles, ours / MLX's", "float16", "bfloat16"], rows) + END
 
 
-def with_summary(readme, found):
-    """README with its table made anew."""
-    before, _, rest = readme.partition(BEGIN)
+def with_summary(page, found):
+    """The text of a page with its summary of the table made anew."""
+    before, _, rest = page.partition(BEGIN)
     return before + summary(found) + rest.partition(END)[2]

@@ -16,7 +16,8 @@ from render import markdown, with_summary
 ROOT = Path(__file__).resolve().parents[2]
 TABLE = Path(__file__).with_name("table.json")
 PRINTED = ROOT / "docs" / "metal-table.md"
-README = ROOT / "README.md"
+# The pages that hold the summary of the table.
+SUMMARIZED = [ROOT / "README.md", ROOT / "docs" / "ops.md"]
 
 
 def cost(side, row, case, least=0):
@@ -174,8 +175,9 @@ def main():
     elif mode == "--update":
         TABLE.write_text(dumped(found))
         PRINTED.write_text(markdown(found))
-        README.write_text(with_summary(README.read_text(), found))
-        print("agx: wrote", *(path.relative_to(ROOT) for path in (TABLE, PRINTED, README)))
+        for page in SUMMARIZED:
+            page.write_text(with_summary(page.read_text(), found))
+        print("agx: wrote", *(path.relative_to(ROOT) for path in (TABLE, PRINTED, *SUMMARIZED)))
     else:
         print(markdown(found), end="")
 

@@ -29,8 +29,9 @@ class Printed(unittest.TestCase):
     def test_documents_are_of_the_table(self):
         found = json.loads(table.TABLE.read_text())
         self.assertEqual(table.PRINTED.read_text(), markdown(found))
-        readme = table.README.read_text()
-        self.assertEqual(readme, with_summary(readme, found))
+        for page in table.SUMMARIZED:
+            text = page.read_text()
+            self.assertEqual(text, with_summary(text, found))
 
 
 class Compare(unittest.TestCase):

@@ -45,8 +45,8 @@ impl std::fmt::Display for Violation {
 /// # Errors
 ///
 /// Returns an error if the source or the cache cannot be read or written, the source cannot be
-/// preprocessed, or the compiler does not start. What Metal does not allow is no error but a
-/// [`Violation`].
+/// preprocessed, or the compiler does not start. A use of MSL that Metal does not allow is reported
+/// as a [`Violation`], not as an error.
 ///
 /// ```
 /// # let folder = tempfile::tempdir()?;

@@ -1,0 +1,20 @@
+//! The Rust blocks of README.md and of the book's pages, which `cargo test --doc` compiles and runs.
+//!
+//! `docs/write-your-own-primitive.md` is not here: `scripts/follow_guide.sh` compiles its files as a crate.
+
+#[doc = include_str!("../README.md")]
+mod readme {}
+
+#[doc = include_str!("../docs/getting-started.md")]
+mod getting_started {}
+
+#[doc = include_str!("../docs/arrays.md")]
+mod arrays {}
+
+#[cfg(feature = "llama")]
+#[doc = include_str!("../docs/llama.md")]
+mod llama {}
+
+#[cfg(feature = "llama")]
+#[doc = include_str!("../docs/fine-tuning.md")]
+mod fine_tuning {}
