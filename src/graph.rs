@@ -28,11 +28,13 @@ pub struct Cost {
 
 /// Built-ins of MLX that only describe their input's memory anew. A reshape or a `contiguous`
 /// copies what is not contiguous; the graphs counted here give it what is.
-const VIEWS: [&str; 15] = [
+const VIEWS: [&str; 17] = [
     "AsStrided",
+    "Barrier",
     "Broadcast",
     "BroadcastAxes",
     "Contiguous",
+    "CustomTransforms",
     "Depends",
     "ExpandDims",
     "Flatten",

@@ -20,7 +20,7 @@
 //! - [`simulator`]: Metal kernels on Linux, watched, for tests.
 //! - [`Array`]: a lazy array with operators, indexing and MLX's general ops as methods.
 //! - [`prelude`]: the names that most programs use.
-//! - [`transforms`]: `grad`, `vjp`, `jvp`, `vmap`, `compile` of Rust closures.
+//! - [`transforms`]: `grad`, `vjp`, `jvp`, `vmap`, `checkpoint`, `compile` of Rust closures.
 //! - [`device`], [`memory`], [`random`], [`io`]: the rest of MLX's runtime.
 //! - [`tune`]: whether ops run our kernels or MLX's own, by what was measured on this machine.
 #![cfg_attr(
@@ -53,7 +53,6 @@ pub mod random;
 #[cfg_attr(not(all(feature = "simulate-metal", target_os = "linux")), path = "no_simulator.rs")]
 mod simulate;
 pub mod simulator;
-#[allow(clippy::missing_errors_doc)]
 pub mod transforms;
 pub mod tune;
 

@@ -7,6 +7,7 @@
 #include "mlx-primitives/src/ffi/mod.rs.h"
 #include "mlx/compile.h"
 #include "mlx/primitives.h"
+#include "runtime/barrier.h"
 #include "runtime/evaluate.h"
 #include "runtime/process.h"
 
@@ -19,6 +20,12 @@ using Function = std::function<ArrayList(const ArrayList&)>;
 // The closure outlives the function: MLX keeps none of these after the call returns.
 Function borrowed(const Closure& f) {
   return [&f](const ArrayList& inputs) { return *f.call(inputs); };
+}
+
+// A closure that the function owns: std::function must be copyable and a Box is not.
+Function owned(rust::Box<Closure> f) {
+  auto shared = std::make_shared<rust::Box<Closure>>(std::move(f));
+  return [shared](const ArrayList& inputs) { return *(*shared)->call(inputs); };
 }
 
 ListPair pair(std::pair<ArrayList, ArrayList> lists) {
@@ -122,11 +129,31 @@ ListHandle vmap(const Closure& f, const ArrayList& inputs, Ints in_axes, Ints ou
 std::unique_ptr<Compiled> compile(rust::Box<Closure> f, bool shapeless) {
   prepare();
   fuse_where_possible();
-  // std::function must be copyable and a Box is not.
-  auto owned = std::make_shared<rust::Box<Closure>>(std::move(f));
-  Function function = [owned](const ArrayList& inputs) { return *(*owned)->call(inputs); };
+  auto function = owned(std::move(f));
   return std::make_unique<Compiled>(Compiled{
       shapeless ? compile_for_any_shape(std::move(function)) : mx::compile(std::move(function))});
+}
+
+ListHandle checkpoint(rust::Box<Closure> f, const ArrayList& inputs) {
+  return handle(mx::checkpoint(owned(std::move(f)))(inputs));
+}
+
+ListHandle custom_vjp(rust::Box<Closure> f, rust::Box<Closure> vjp, const ArrayList& inputs) {
+  auto derivative = [function = owned(std::move(vjp))](
+                        const ArrayList& primals, const ArrayList& cotangents, const ArrayList&) {
+    auto all = primals;
+    all.insert(all.end(), cotangents.begin(), cotangents.end());
+    return function(all);
+  };
+  return handle(mx::custom_vjp(owned(std::move(f)), std::move(derivative))(inputs));
+}
+
+Handle after(const MlxArray& array, const ArrayList& others) {
+  return view(mlx_primitives::after(array, others, here()));
+}
+
+bool is_tracer(const MlxArray& array) {
+  return array.is_tracer();
 }
 
 ListHandle call_compiled(const Compiled& f, const ArrayList& inputs) {

@@ -2,7 +2,7 @@ use std::collections::VecDeque;
 use std::ops::ControlFlow;
 use std::time::Instant;
 
-use crate::array::async_eval;
+use crate::array::{Array, async_eval};
 use crate::error::{Error, Result};
 use crate::memory;
 
@@ -37,7 +37,7 @@ pub struct Generation<'a> {
     cache: Cache,
     /// The prompt, and what was drawn after it; the first of them are in the cache.
     tokens: Vec<u32>,
-    draw: Draw,
+    draw: Draw<'a>,
     eos: Vec<u32>,
     max_tokens: usize,
     prefill_step: usize,
@@ -82,21 +82,29 @@ impl Llama {
         })
     }
 
-    /// The longest sequence, if the prompt is one that can be run.
+    /// The length of the longest sequence, or an error for a prompt or options that cannot be run.
     pub(super) fn check_prompt(&self, prompt: &[u32], options: &Options) -> Result<usize> {
+        let limit = self.check_tokens("generate", "a prompt", prompt)?;
+        if options.prefill_step == 0 {
+            let expected = "a prefill step of at least 1 token, got 0";
+            return Err(Error::argument("generate", expected));
+        }
+        Ok(limit)
+    }
+
+    /// The length of the longest sequence, or an error for a text that is empty, longer than that, or
+    /// has tokens outside the vocabulary.
+    pub(super) fn check_tokens(&self, op: &str, text: &str, tokens: &[u32]) -> Result<usize> {
         let limit = self
             .config()
             .max_position_embeddings
             .map_or(i32::MAX as usize - 1, |limit| limit as usize);
-        let refuse = |expected: std::fmt::Arguments| Err(Error::argument("generate", expected));
-        if prompt.is_empty() || prompt.len() > limit {
-            return refuse(format_args!("a prompt of 1 to {limit} tokens, got {}", prompt.len()));
+        let refuse = |expected: std::fmt::Arguments| Err(Error::argument(op, expected));
+        if tokens.is_empty() || tokens.len() > limit {
+            return refuse(format_args!("{text} of 1 to {limit} tokens, got {}", tokens.len()));
         }
-        if let Some(token) = prompt.iter().find(|&&t| t as usize >= self.vocab()) {
+        if let Some(token) = tokens.iter().find(|&&t| t as usize >= self.vocab()) {
             return refuse(format_args!("tokens below {}, got {token}", self.vocab()));
-        }
-        if options.prefill_step == 0 {
-            return refuse(format_args!("a prefill step of at least 1 token, got 0"));
         }
         Ok(limit)
     }
@@ -129,7 +137,7 @@ impl<'a> Generation<'a> {
     /// without the draft, from the same random numbers; a draft that guesses well only saves time.
     ///
     /// A pass over several tokens rounds in other places than one over each, so that tokens whose
-    /// logits are equal but for rounding may come out otherwise.
+    /// logits differ by no more than rounding may come out otherwise.
     ///
     /// # Errors
     ///
@@ -161,6 +169,53 @@ impl<'a> Generation<'a> {
         Ok(self)
     }
 
+    /// Lets `processor` change the logits before each token is drawn, for example to ban tokens, to
+    /// prefer some, or to keep the text to a grammar.
+    ///
+    /// It receives the prompt with the tokens drawn so far, and the logits `[1, vocab]` of the next
+    /// token after the options' penalties, and returns logits of the same shape. These are what
+    /// [`Options::sampling`] draws from and what [`Options::logprobs`] describes; a logit of minus
+    /// infinity bans a token. The processor is called once for each token, in order, and one token
+    /// ahead of those that the iterator yields. Several processors run in the order in which they were
+    /// added.
+    ///
+    /// With a [draft](Self::with_draft), the processor changes the logits of every token that this model
+    /// draws, which may include some behind an end token. It does not change the logits of the draft,
+    /// whose proposals are then accepted less often.
+    ///
+    /// An error of the processor, or logits of another shape, end the generation as an error.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if the first token was asked for already.
+    ///
+    /// ```
+    /// use mlx_primitives::{Array, llama::{Checkpoint, Options, Penalties}};
+    ///
+    /// let checkpoint = Checkpoint::demo()?;
+    /// let prompt = checkpoint.tokenizer.encode("Once upon a time")?;
+    /// let options = Options { max_tokens: 8, ..Options::default() };
+    /// let greedy: Vec<u32> = checkpoint.generate(&prompt, &options)?.collect::<Result<_, _>>()?;
+    /// // Bans the token that was drawn first.
+    /// let banned = Penalties { logit_bias: vec![(greedy[0], f32::NEG_INFINITY)], ..Default::default() };
+    /// let generation = checkpoint
+    ///     .generate(&prompt, &options)?
+    ///     .with_logits_processor(move |tokens, logits| banned.apply(tokens, logits))?;
+    /// let tokens: Vec<u32> = generation.collect::<Result<_, _>>()?;
+    /// assert!(!tokens.contains(&greedy[0]));
+    /// # Ok::<(), mlx_primitives::Error>(())
+    /// ```
+    pub fn with_logits_processor(
+        mut self,
+        processor: impl FnMut(&[u32], &Array) -> Result<Array> + 'a,
+    ) -> Result<Self> {
+        if self.next.is_some() || !self.ready.is_empty() || self.statistics.generated_tokens > 0 {
+            return Err(started());
+        }
+        self.draw.process(processor);
+        Ok(self)
+    }
+
     fn check_unstarted(&self) -> Result<()> {
         if self.cache.is_empty() { Ok(()) } else { Err(started()) }
     }
@@ -188,7 +243,7 @@ impl<'a> Generation<'a> {
     /// Returns an error if the last positions cannot be taken back from the cache, which drafts and
     /// rotating caches lead to.
     pub fn into_prompt_cache(mut self) -> Result<PromptCache> {
-        // What was drawn and not yielded is not part of the text.
+        // Tokens that were drawn and not yielded are not part of the text.
         let seen = self.tokens().len();
         let extra = (self.cache.len() as usize).saturating_sub(seen);
         self.cache.trim(i32::try_from(extra).unwrap_or(i32::MAX))?;

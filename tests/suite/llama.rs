@@ -1,5 +1,7 @@
 //! The Llama against mlx-lm's own continuations, and what it must refuse.
 
+mod embedding;
+
 use std::fs;
 use std::path::Path;
 

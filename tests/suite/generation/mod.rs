@@ -1,6 +1,7 @@
 //! Generation in all its ways: none changes a greedy token of the plain one.
 
 mod batch;
+mod processors;
 mod prompt_cache;
 mod speculative;
 mod text;
@@ -100,7 +101,7 @@ fn prompts_can_be_left_and_taken_up_again() -> Checked {
 }
 
 /// The logits that follow each position, by the model alone.
-fn logits_after(checkpoint: &Checkpoint, tokens: &[u32]) -> anyhow::Result<Vec<Vec<f32>>> {
+pub fn logits_after(checkpoint: &Checkpoint, tokens: &[u32]) -> anyhow::Result<Vec<Vec<f32>>> {
     let input = Array::from_slice(tokens, [1, tokens.len() as i32])?;
     let logits = checkpoint.llama.forward(&input, &mut checkpoint.llama.new_cache())?;
     let vocab = logits.dim(2)? as usize;
