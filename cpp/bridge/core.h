@@ -137,7 +137,7 @@ ListPair value_and_grad(const Closure& f, Ints argnums, const ArrayList& inputs)
 ListHandle vmap(const Closure& f, const ArrayList& inputs, Ints in_axes, Ints out_axes);
 std::unique_ptr<Compiled> compile(rust::Box<Closure> f, bool shapeless);
 ListHandle checkpoint(rust::Box<Closure> f, const ArrayList& inputs);
-ListHandle custom_vjp(rust::Box<Closure> f, rust::Box<Closure> vjp, const ArrayList& inputs);
+ListHandle with_vjp(rust::Box<Closure> f, rust::Box<Closure> vjp, const ArrayList& inputs);
 Handle after(const MlxArray& array, const ArrayList& others);
 bool is_tracer(const MlxArray& array);
 ListHandle call_compiled(const Compiled& f, const ArrayList& inputs);

@@ -135,10 +135,21 @@ std::unique_ptr<Compiled> compile(rust::Box<Closure> f, bool shapeless) {
 }
 
 ListHandle checkpoint(rust::Box<Closure> f, const ArrayList& inputs) {
-  return handle(mx::checkpoint(owned(std::move(f)))(inputs));
+  auto function = owned(std::move(f));
+  // mx::checkpoint lets the second run begin once the first is over. Here it begins when the
+  // cotangents are computed, so that only one function of a chain has intermediate results.
+  auto derivative = [function](
+                        const ArrayList& primals, const ArrayList& cotangents, const ArrayList&) {
+    ArrayList late;
+    for (const auto& primal : primals) {
+      late.push_back(mlx_primitives::after(primal, cotangents, here()));
+    }
+    return mx::vjp(function, late, cotangents).second;
+  };
+  return handle(mx::custom_vjp(function, std::move(derivative))(inputs));
 }
 
-ListHandle custom_vjp(rust::Box<Closure> f, rust::Box<Closure> vjp, const ArrayList& inputs) {
+ListHandle with_vjp(rust::Box<Closure> f, rust::Box<Closure> vjp, const ArrayList& inputs) {
   auto derivative = [function = owned(std::move(vjp))](
                         const ArrayList& primals, const ArrayList& cotangents, const ArrayList&) {
     auto all = primals;

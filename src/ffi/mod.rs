@@ -335,7 +335,7 @@ pub(crate) mod bridge {
             inputs: &CxxVector<MlxArray>,
         ) -> Result<UniquePtr<CxxVector<MlxArray>>>;
         /// `vjp` receives the inputs, then the cotangents of the outputs of `f`.
-        fn custom_vjp(
+        fn with_vjp(
             f: Box<Closure>,
             vjp: Box<Closure>,
             inputs: &CxxVector<MlxArray>,

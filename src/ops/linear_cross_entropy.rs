@@ -164,7 +164,8 @@ impl Head {
         };
         let rows = i32::try_from(targets.size()).unwrap_or(i32::MAX);
         let x = x.reshape([rows, x.dim(-1)?])?;
-        Ok(Rows { x, targets: targets.reshape([rows])?, parameters, rows })
+        // Class numbers have no derivative.
+        Ok(Rows { x, targets: targets.reshape([rows])?.stop_gradient()?, parameters, rows })
     }
 
     /// Where each chunk lies; one empty chunk if there are no rows.

@@ -11,7 +11,8 @@ use crate::ffi::bridge as ffi;
 /// intermediate results a second time ([Chen et al. 2016](https://arxiv.org/abs/1604.06174)). For a
 /// chain of `n` layers that each keep `m` bytes, memory falls from `n · m` to the layers' inputs and
 /// the `m` bytes of one layer at a time, at the cost of one more forward pass. Values and gradients
-/// are those of `f` itself, bit for bit.
+/// are those of `f` itself, bit for bit. The second run begins when the cotangents of the outputs are
+/// computed; on a CPU, evaluation waits for them, also in [`async_eval`](crate::async_eval).
 ///
 /// The lazy outputs own the closure, so it captures by value (`move`); clones of an [`Array`] share
 /// the array. Gradients flow only to `inputs`: a captured array is a constant even if it depends on
@@ -82,7 +83,7 @@ pub(crate) fn with_vjp(
         Ok(cotangents)
     });
     set_failure(None);
-    let outputs = ffi::custom_vjp(value, derivative, &to_list(inputs.iter().copied()));
+    let outputs = ffi::with_vjp(value, derivative, &to_list(inputs.iter().copied()));
     Outputs::from_vec(from_list(&*outputs.map_err(behind)?))
 }
 

@@ -182,7 +182,7 @@ fn errors_and_panics_of_the_function_come_back() -> Checked {
     assert!(matches!(checkpoint(panics, &x), Err(Error::Panic { .. })));
     assert!(message(grad(|x| checkpoint(panics, &x), &x)).contains("on purpose"));
 
-    // One that fails in the backward pass alone.
+    // A function that fails in the backward pass alone.
     let later = |panic: bool| {
         let calls = Cell::new(0);
         move |x: Array| {

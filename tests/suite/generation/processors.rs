@@ -26,7 +26,7 @@ fn without_the_best_token_comes_the_second_best() -> Checked {
     order.sort_by(|a, b| row[*b as usize].total_cmp(&row[*a as usize]));
     for banned in 0..3 {
         let ban = order[..banned].to_vec();
-        let mut generation = checkpoint.generate(&prompt, &options())?;
+        let mut generation = checkpoint.llama.generate(&prompt, &options())?;
         if banned > 0 {
             generation =
                 generation.with_logits_processor(|_, l| with(l, &ban, f32::NEG_INFINITY))?;
@@ -66,7 +66,7 @@ fn processors_see_the_tokens_so_far_once_each_and_in_order() -> Checked {
         assert_eq!(logits.shape(), [1, 512]);
         Ok(logits.clone())
     };
-    // What one processor makes, the next one gets.
+    // Each processor receives the logits of the one before it.
     let mut generation = checkpoint
         .llama
         .generate(&prompt, &options())?

@@ -41,19 +41,20 @@ fn of_checkpointed_layers() -> Checked {
     if simulated() || !measures_here("peaks::of_checkpointed_layers")? {
         return Ok(());
     }
-    // A layer keeps four arrays of 1 MB and two of 256 kB for the backward pass.
+    // A layer keeps four arrays of 512 kB and two of 128 kB for the backward pass. The weights are
+    // constants, since their gradients take the same memory either way.
     let layer = |(x, up, down): (Array, Array, Array)| {
         let h = ops::matmul_nt(&ops::rms_norm(&x, None, EPS)?, &up)?;
         let h = (ops::silu(&h)? * h.sin()?)?;
         ops::matmul_nt(&h, &down)?.add(&x)
     };
-    let x = random32(&[256, 256], 1)?;
+    let x = random32(&[128, 256], 1)?;
     let up = random32(&[1024, 256], 2)?.multiply(0.01f32)?;
     let down = random32(&[256, 1024], 3)?.multiply(0.01f32)?;
     eval([&x, &up, &down])?;
     let step = |again: bool| {
-        let loss = |(mut x, up, down): (Array, Array, Array)| {
-            for _ in 0..64 {
+        let loss = |mut x: Array| {
+            for _ in 0..32 {
                 x = match again {
                     true => checkpoint(layer, (&x, &up, &down))?,
                     false => layer((x, up.clone(), down.clone()))?,
@@ -61,10 +62,10 @@ fn of_checkpointed_layers() -> Checked {
             }
             x.square()?.mean(..)
         };
-        let (value, (dx, du, dd)) = value_and_grad(loss, (&x, &up, &down))?;
-        Ok(vec![value, dx, du, dd])
+        let (value, dx) = value_and_grad(loss, &x)?;
+        Ok(vec![value, dx])
     };
-    assert_saves("64 layers", 1.5, &|| step(false), &|| step(true))
+    assert_saves("32 layers", 1.5, &|| step(false), &|| step(true))
 }
 
 #[test]
