@@ -55,7 +55,7 @@ fn the_tokens_continue_the_cache() -> Checked {
     let (llama, text) = (&demo.llama, &texts[0]);
     let whole = llama.hidden(&matrix(text)?, &mut llama.new_cache())?;
     let mut cache = llama.new_cache();
-    llama.hidden(&matrix(&text[..3])?, &mut cache)?;
+    let _ = llama.hidden(&matrix(&text[..3])?, &mut cache)?;
     let rest = llama.hidden(&matrix(&text[3..])?, &mut cache)?;
     let want = numbers(&whole.i((.., 3..))?)?;
     assert_close(&numbers(&rest)?, &want, 1e-4, "the rest of the text");

@@ -65,7 +65,7 @@ fn of_checkpointed_layers() -> Checked {
         let (value, dx) = value_and_grad(loss, &x)?;
         Ok(vec![value, dx])
     };
-    assert_saves("32 layers", 1.5, &|| step(false), &|| step(true))
+    assert_saves("32 layers", 2.5, &|| step(false), &|| step(true))
 }
 
 #[test]
