@@ -49,7 +49,7 @@
 //! | [`prelude`] | the names that most programs use |
 //! | [`ops`] | our primitives: norms, softmax, attention, products, reductions, losses |
 //! | [`builtin`] | MLX's own versions of some of them, to compare with |
-//! | [`transforms`] | `grad`, `vjp`, `jvp`, `vmap` and `compile` of Rust closures |
+//! | [`transforms`] | `grad`, `vjp`, `jvp`, `vmap`, `checkpoint` and `compile` of Rust closures |
 //! | [`custom`] | your own primitives, written in Rust and Metal |
 //! | [`conformance`] | tests of an op against a reference, in every transform and on every device |
 //! | [`simulator`] | Metal kernels on Linux, every access checked (feature `simulate-metal`) |
@@ -104,7 +104,6 @@ pub mod random;
 #[cfg_attr(not(all(feature = "simulate-metal", target_os = "linux")), path = "no_simulator.rs")]
 mod simulate;
 pub mod simulator;
-#[allow(clippy::missing_errors_doc)]
 pub mod transforms;
 pub mod tune;
 

@@ -271,6 +271,10 @@ Handle rebuilt(const MlxArray& array, const ArrayList& inputs) {
       array.shape(), array.dtype(), array.primitive_ptr(), {inputs.begin(), inputs.end()}));
 }
 
+bool is_set(const Signal& signal) {
+  return signal.reached.wait_for(std::chrono::seconds(0)) == std::future_status::ready;
+}
+
 bool finished(const MlxArray& array) {
   return array.is_available();
 }

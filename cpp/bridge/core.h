@@ -2,6 +2,7 @@
 #pragma once
 
 #include <functional>
+#include <future>
 #include <memory>
 #include <optional>
 #include <string>
@@ -34,6 +35,12 @@ using Ints = rust::Slice<const int32_t>;
 struct Compiled {
   std::function<ArrayList(const ArrayList&)> function;
 };
+
+// Tells Rust that a stream has reached a point.
+struct Signal {
+  std::shared_future<void> reached;
+};
+bool is_set(const Signal& signal);
 
 // Versions, devices, memory.
 rust::String header_version();
@@ -129,6 +136,10 @@ ListPair jvp(const Closure& f, const ArrayList& primals, const ArrayList& tangen
 ListPair value_and_grad(const Closure& f, Ints argnums, const ArrayList& inputs);
 ListHandle vmap(const Closure& f, const ArrayList& inputs, Ints in_axes, Ints out_axes);
 std::unique_ptr<Compiled> compile(rust::Box<Closure> f, bool shapeless);
+ListHandle checkpoint(rust::Box<Closure> f, const ArrayList& inputs);
+ListHandle with_vjp(rust::Box<Closure> f, rust::Box<Closure> vjp, const ArrayList& inputs);
+Handle after(const MlxArray& array, const ArrayList& others);
+bool is_tracer(const MlxArray& array);
 ListHandle call_compiled(const Compiled& f, const ArrayList& inputs);
 
 ListHandle composition(const MlxArray& array);

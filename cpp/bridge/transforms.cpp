@@ -7,6 +7,7 @@
 #include "mlx-primitives/src/ffi/mod.rs.h"
 #include "mlx/compile.h"
 #include "mlx/primitives.h"
+#include "runtime/barrier.h"
 #include "runtime/evaluate.h"
 #include "runtime/process.h"
 
@@ -19,6 +20,12 @@ using Function = std::function<ArrayList(const ArrayList&)>;
 // The closure outlives the function, because MLX keeps no copy after the call returns.
 Function borrowed(const Closure& f) {
   return [&f](const ArrayList& inputs) { return *f.call(inputs); };
+}
+
+// A closure that the function owns: std::function must be copyable and a Box is not.
+Function owned(rust::Box<Closure> f) {
+  auto shared = std::make_shared<rust::Box<Closure>>(std::move(f));
+  return [shared](const ArrayList& inputs) { return *(*shared)->call(inputs); };
 }
 
 ListPair pair(std::pair<ArrayList, ArrayList> lists) {
@@ -122,11 +129,42 @@ ListHandle vmap(const Closure& f, const ArrayList& inputs, Ints in_axes, Ints ou
 std::unique_ptr<Compiled> compile(rust::Box<Closure> f, bool shapeless) {
   prepare();
   fuse_where_possible();
-  // std::function must be copyable and a Box is not.
-  auto owned = std::make_shared<rust::Box<Closure>>(std::move(f));
-  Function function = [owned](const ArrayList& inputs) { return *(*owned)->call(inputs); };
+  auto function = owned(std::move(f));
   return std::make_unique<Compiled>(Compiled{
       shapeless ? compile_for_any_shape(std::move(function)) : mx::compile(std::move(function))});
+}
+
+ListHandle checkpoint(rust::Box<Closure> f, const ArrayList& inputs) {
+  auto function = owned(std::move(f));
+  // mx::checkpoint lets the second run begin once the first is over. Here it begins when the
+  // cotangents are computed, so that only one function of a chain has intermediate results.
+  auto derivative = [function](
+                        const ArrayList& primals, const ArrayList& cotangents, const ArrayList&) {
+    ArrayList late;
+    for (const auto& primal : primals) {
+      late.push_back(mlx_primitives::after(primal, cotangents, here()));
+    }
+    return mx::vjp(function, late, cotangents).second;
+  };
+  return handle(mx::custom_vjp(function, std::move(derivative))(inputs));
+}
+
+ListHandle with_vjp(rust::Box<Closure> f, rust::Box<Closure> vjp, const ArrayList& inputs) {
+  auto derivative = [function = owned(std::move(vjp))](
+                        const ArrayList& primals, const ArrayList& cotangents, const ArrayList&) {
+    auto all = primals;
+    all.insert(all.end(), cotangents.begin(), cotangents.end());
+    return function(all);
+  };
+  return handle(mx::custom_vjp(owned(std::move(f)), std::move(derivative))(inputs));
+}
+
+Handle after(const MlxArray& array, const ArrayList& others) {
+  return view(mlx_primitives::after(array, others, here()));
+}
+
+bool is_tracer(const MlxArray& array) {
+  return array.is_tracer();
 }
 
 ListHandle call_compiled(const Compiled& f, const ArrayList& inputs) {

@@ -42,6 +42,10 @@ fn lend_thread(arrays: &CxxVector<bridge::MlxArray>) -> Result<(), cxx::Exceptio
     error.take().map_or(Ok(()), Err)
 }
 
+fn lend_thread_until(signal: &bridge::Signal) {
+    cpu::lend_thread(&|| bridge::is_set(signal));
+}
+
 #[cxx::bridge(namespace = "mlx_primitives::bridge")]
 pub(crate) mod bridge {
     /// MLX's element types, in `mlx::core::Dtype::Val` order (asserted in cpp/bridge/core.cpp).
@@ -158,6 +162,9 @@ pub(crate) mod bridge {
         #[cxx_name = "array"]
         type MlxArray;
         type Compiled;
+        type Signal;
+
+        fn is_set(signal: &Signal) -> bool;
 
         // Versions, devices, memory.
         fn header_version() -> String;
@@ -325,6 +332,19 @@ pub(crate) mod bridge {
             out_axes: &[i32],
         ) -> Result<UniquePtr<CxxVector<MlxArray>>>;
         fn compile(f: Box<Closure>, shapeless: bool) -> Result<UniquePtr<Compiled>>;
+        fn checkpoint(
+            f: Box<Closure>,
+            inputs: &CxxVector<MlxArray>,
+        ) -> Result<UniquePtr<CxxVector<MlxArray>>>;
+        /// `vjp` receives the inputs, then the cotangents of the outputs of `f`.
+        fn with_vjp(
+            f: Box<Closure>,
+            vjp: Box<Closure>,
+            inputs: &CxxVector<MlxArray>,
+        ) -> Result<UniquePtr<CxxVector<MlxArray>>>;
+        /// The array, computed when the stream has done all that it was given before.
+        fn after(array: &MlxArray, others: &CxxVector<MlxArray>) -> Result<UniquePtr<MlxArray>>;
+        fn is_tracer(array: &MlxArray) -> bool;
         fn call_compiled(
             f: &Compiled,
             inputs: &CxxVector<MlxArray>,
@@ -352,5 +372,8 @@ pub(crate) mod bridge {
 
         /// Works for the kernels until the arrays are computed or there is no work for a while.
         fn lend_thread(arrays: &CxxVector<MlxArray>) -> Result<()>;
+
+        /// Shares in the kernels' work until the signal is set, or nothing comes for a while.
+        fn lend_thread_until(signal: &Signal);
     }
 }

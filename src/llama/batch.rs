@@ -1,4 +1,6 @@
+use std::cell::RefCell;
 use std::collections::VecDeque;
+use std::rc::Rc;
 
 use crate::array::{Array, eval};
 use crate::error::{Error, Result};
@@ -50,7 +52,7 @@ enum Rows<'a> {
 struct Together<'a> {
     model: &'a Llama,
     cache: Cache,
-    texts: Vec<Text>,
+    texts: Vec<Text<'a>>,
     /// The indices of the texts that go on, in their order in the cache.
     active: Vec<usize>,
     eos: Vec<u32>,
@@ -58,9 +60,9 @@ struct Together<'a> {
     prefilled: bool,
 }
 
-struct Text {
+struct Text<'a> {
     tokens: Vec<u32>,
-    draw: Draw,
+    draw: Draw<'a>,
     left: usize,
     finish: Option<FinishReason>,
 }
@@ -131,8 +133,48 @@ impl Llama {
     }
 }
 
-impl BatchGeneration<'_> {
-    /// Why the text of a prompt ended; `None` while it goes on, or if there is no such prompt.
+impl<'a> BatchGeneration<'a> {
+    /// Lets `processor` change the logits before each token is drawn, as
+    /// [`Generation::with_logits_processor`] does. It also receives the number of the prompt.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if the first token was asked for already.
+    pub fn with_logits_processor(
+        mut self,
+        processor: impl FnMut(usize, &[u32], &Array) -> Result<Array> + 'a,
+    ) -> Result<Self> {
+        let shared = Rc::new(RefCell::new(processor));
+        let of_prompt = |prompt: usize| {
+            let shared = Rc::clone(&shared);
+            move |tokens: &[u32], logits: &Array| match shared.try_borrow_mut() {
+                Ok(mut processor) => processor(prompt, tokens, logits),
+                Err(_) => Err(Error::argument("generate", "a processor that does not call itself")),
+            }
+        };
+        match &mut self.rows {
+            Rows::Together(rows) if rows.prefilled => {
+                return Err(Error::argument(
+                    "generate",
+                    "this before the first token is asked for",
+                ));
+            }
+            Rows::Together(rows) => {
+                for (prompt, text) in rows.texts.iter_mut().enumerate() {
+                    text.draw.process(of_prompt(prompt));
+                }
+            }
+            Rows::Apart(rows) => {
+                let each = std::mem::take(rows).into_iter().enumerate();
+                *rows = each
+                    .map(|(prompt, row)| row.with_logits_processor(of_prompt(prompt)))
+                    .collect::<Result<_>>()?;
+            }
+        }
+        Ok(self)
+    }
+
+    /// Why the text of a prompt ended, or `None` while it goes on or if there is no such prompt.
     pub fn finish_reason(&self, prompt: usize) -> Option<FinishReason> {
         match &self.rows {
             Rows::Together(rows) => rows.texts.get(prompt)?.finish,
@@ -177,7 +219,7 @@ impl Iterator for BatchGeneration<'_> {
     }
 }
 
-impl Together<'_> {
+impl<'a> Together<'a> {
     fn step(&mut self, ready: &mut VecDeque<(usize, Token)>) -> Result<()> {
         self.end(|text| (text.left == 0).then_some(FinishReason::Length))?;
         if self.active.is_empty() {
@@ -232,7 +274,7 @@ impl Together<'_> {
     }
 
     /// The texts that go on.
-    fn rows(&self) -> impl Iterator<Item = &Text> {
+    fn rows(&self) -> impl Iterator<Item = &Text<'a>> {
         self.active.iter().filter_map(|&i| self.texts.get(i))
     }
 

@@ -1,15 +1,19 @@
 use crate::array::Array;
 use crate::dtype::Dtype;
-use crate::error::Result;
+use crate::error::{Error, Result};
 
 use super::options::{Options, Token};
 use super::penalties::Penalties;
 use super::sampling::Sampler;
 
+/// Changes the logits `[1, vocab]` that follow tokens.
+type Processor<'a> = dyn FnMut(&[u32], &Array) -> Result<Array> + 'a;
+
 /// Draws tokens from logits, by penalties and a sampler.
-pub(super) struct Draw {
+pub(super) struct Draw<'a> {
     sampler: Sampler,
     penalties: Penalties,
+    processors: Vec<Box<Processor<'a>>>,
     logprobs: Option<usize>,
 }
 
@@ -21,24 +25,41 @@ pub(super) struct Drawn {
     logprobs: Option<(Array, usize)>,
 }
 
-impl Draw {
+impl<'a> Draw<'a> {
     pub fn new(options: &Options, vocab: usize) -> Result<Self> {
         options.penalties.check(vocab)?;
         Ok(Self {
             sampler: Sampler::new(options.sampling)?.sparing(&options.xtc_spared),
             penalties: options.penalties.clone(),
+            processors: Vec::new(),
             logprobs: options.logprobs,
         })
     }
 
+    /// Adds a function that changes the logits after the penalties and the processors before it.
+    pub fn process(&mut self, processor: impl FnMut(&[u32], &Array) -> Result<Array> + 'a) {
+        self.processors.push(Box::new(processor));
+    }
+
     /// Whether a token is the one with the greatest logit, and no log probabilities are requested.
     pub fn is_argmax(&self) -> bool {
-        self.sampler.is_greedy() && self.penalties.is_none() && self.logprobs.is_none()
+        self.sampler.is_greedy()
+            && self.penalties.is_none()
+            && self.processors.is_empty()
+            && self.logprobs.is_none()
     }
 
     /// Draws the token after `tokens` from its logits `[1, vocab]`. The result is lazy.
     pub fn draw(&mut self, tokens: &[u32], logits: &Array) -> Result<Drawn> {
-        let logits = self.penalties.apply(tokens, logits)?;
+        let mut logits = self.penalties.apply(tokens, logits)?;
+        for processor in &mut self.processors {
+            let shape = logits.shape().to_vec();
+            logits = processor(tokens, &logits)?;
+            if logits.shape() != shape {
+                let expected = format_args!("logits {shape:?} from a processor");
+                return Err(Error::shape("generate", expected, logits.shape()));
+            }
+        }
         let logprobs = match self.logprobs {
             None => None,
             Some(count) => {

@@ -2,7 +2,7 @@ use std::collections::VecDeque;
 use std::ops::ControlFlow;
 use std::time::Instant;
 
-use crate::array::async_eval;
+use crate::array::{Array, async_eval};
 use crate::error::{Error, Result};
 use crate::memory;
 
@@ -36,7 +36,7 @@ pub struct Generation<'a> {
     cache: Cache,
     /// The prompt and the tokens drawn after it, of which the first ones are in the cache.
     tokens: Vec<u32>,
-    draw: Draw,
+    draw: Draw<'a>,
     eos: Vec<u32>,
     max_tokens: usize,
     prefill_step: usize,
@@ -83,19 +83,27 @@ impl Llama {
 
     /// Checks the prompt and returns the length of the longest sequence.
     pub(super) fn check_prompt(&self, prompt: &[u32], options: &Options) -> Result<usize> {
+        let limit = self.check_tokens("generate", "a prompt", prompt)?;
+        if options.prefill_step == 0 {
+            let expected = "a prefill step of at least 1 token, got 0";
+            return Err(Error::argument("generate", expected));
+        }
+        Ok(limit)
+    }
+
+    /// The length of the longest sequence, or an error for a text that is empty, longer than that, or
+    /// has tokens outside the vocabulary.
+    pub(super) fn check_tokens(&self, op: &str, text: &str, tokens: &[u32]) -> Result<usize> {
         let limit = self
             .config()
             .max_position_embeddings
             .map_or(i32::MAX as usize - 1, |limit| limit as usize);
-        let refuse = |expected: std::fmt::Arguments| Err(Error::argument("generate", expected));
-        if prompt.is_empty() || prompt.len() > limit {
-            return refuse(format_args!("a prompt of 1 to {limit} tokens, got {}", prompt.len()));
+        let refuse = |expected: std::fmt::Arguments| Err(Error::argument(op, expected));
+        if tokens.is_empty() || tokens.len() > limit {
+            return refuse(format_args!("{text} of 1 to {limit} tokens, got {}", tokens.len()));
         }
-        if let Some(token) = prompt.iter().find(|&&t| t as usize >= self.vocab()) {
+        if let Some(token) = tokens.iter().find(|&&t| t as usize >= self.vocab()) {
             return refuse(format_args!("tokens below {}, got {token}", self.vocab()));
-        }
-        if options.prefill_step == 0 {
-            return refuse(format_args!("a prefill step of at least 1 token, got 0"));
         }
         Ok(limit)
     }
@@ -157,6 +165,53 @@ impl<'a> Generation<'a> {
         let draft = Draft::new(draft, count, positions)?;
         draft.check(&self.cache)?;
         self.draft = Some(draft);
+        Ok(self)
+    }
+
+    /// Lets `processor` change the logits before each token is drawn, for example to ban tokens, to
+    /// prefer some, or to keep the text to a grammar.
+    ///
+    /// It receives the prompt with the tokens drawn so far, and the logits `[1, vocab]` of the next
+    /// token after the options' penalties, and returns logits of the same shape. These are what
+    /// [`Options::sampling`] draws from and what [`Options::logprobs`] describes; a logit of minus
+    /// infinity bans a token. The processor is called once for each token, in order, and one token
+    /// ahead of those that the iterator yields. Several processors run in the order in which they were
+    /// added.
+    ///
+    /// With a [draft](Self::with_draft), the processor changes the logits of every token that this model
+    /// draws, which may include some behind an end token. It does not change the logits of the draft,
+    /// whose proposals are then accepted less often.
+    ///
+    /// An error of the processor, or logits of another shape, end the generation as an error.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if the first token was asked for already.
+    ///
+    /// ```
+    /// use mlx_primitives::{Array, llama::{Checkpoint, Options, Penalties}};
+    ///
+    /// let checkpoint = Checkpoint::demo()?;
+    /// let prompt = checkpoint.tokenizer.encode("Once upon a time")?;
+    /// let options = Options { max_tokens: 8, ..Options::default() };
+    /// let greedy: Vec<u32> = checkpoint.generate(&prompt, &options)?.collect::<Result<_, _>>()?;
+    /// // Bans the token that was drawn first.
+    /// let banned = Penalties { logit_bias: vec![(greedy[0], f32::NEG_INFINITY)], ..Default::default() };
+    /// let generation = checkpoint
+    ///     .generate(&prompt, &options)?
+    ///     .with_logits_processor(move |tokens, logits| banned.apply(tokens, logits))?;
+    /// let tokens: Vec<u32> = generation.collect::<Result<_, _>>()?;
+    /// assert!(!tokens.contains(&greedy[0]));
+    /// # Ok::<(), mlx_primitives::Error>(())
+    /// ```
+    pub fn with_logits_processor(
+        mut self,
+        processor: impl FnMut(&[u32], &Array) -> Result<Array> + 'a,
+    ) -> Result<Self> {
+        if self.next.is_some() || !self.ready.is_empty() || self.statistics.generated_tokens > 0 {
+            return Err(started());
+        }
+        self.draw.process(processor);
         Ok(self)
     }
 

@@ -28,6 +28,7 @@ mod chat_template;
 mod checkpoint;
 mod config;
 mod draw;
+mod embedding;
 mod estimate;
 mod generate;
 mod gguf;
@@ -64,6 +65,7 @@ pub use cache::{AttentionInputs, AttentionMask, Cache, CacheKind, Heads, KvTenso
 pub use chat_template::{ChatOptions, ChatTemplate, message};
 pub use checkpoint::Checkpoint;
 pub use config::{Config, Quantization};
+pub use embedding::{Embedding, Pooling};
 pub use estimate::{Estimate, estimate};
 pub use generate::Generation;
 pub use model::Llama;

@@ -216,6 +216,50 @@ impl Llama {
     /// # Ok::<(), mlx_primitives::Error>(())
     /// ```
     pub fn forward(&self, tokens: &Array, cache: &mut Cache) -> Result<Array> {
+        self.logits(&self.decoded(tokens, cache)?, Fusion::norm(&self.norm))
+    }
+
+    /// Hidden states `[batch, time, hidden]` of `tokens` (integers `[batch, time]`) after the final
+    /// norm, without the output projection. The tokens continue the positions in `cache` and are
+    /// appended to it.
+    ///
+    /// [`project`](Self::project) makes of them the logits that [`forward`](Self::forward) returns.
+    /// [`Embedding`](super::Embedding) pools them to a vector for each text.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if `tokens` is no matrix of integers, or if `cache` was made for another
+    /// model.
+    ///
+    /// ```
+    /// use mlx_primitives::{Array, llama::Checkpoint};
+    ///
+    /// let llama = Checkpoint::demo()?.llama;
+    /// let tokens = Array::from_slice(&[423u32, 424, 7], &[1, 3])?;
+    /// let hidden = llama.hidden(&tokens, &mut llama.new_cache())?;
+    /// assert_eq!(hidden.shape(), [1, 3, llama.config().hidden_size]);
+    /// // Logits of the last position alone.
+    /// let logits = llama.project(&hidden.slice_axis(1, -1..)?)?;
+    /// assert_eq!(logits.shape(), [1, 1, 512]);
+    /// # Ok::<(), mlx_primitives::Error>(())
+    /// ```
+    pub fn hidden(&self, tokens: &Array, cache: &mut Cache) -> Result<Array> {
+        self.norm.forward(&self.decoded(tokens, cache)?)
+    }
+
+    /// Logits `[..., vocab]` of hidden states `[..., hidden]`, which [`hidden`](Self::hidden)
+    /// returned, by the output projection or, where the model has none, the embedding.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if the last axis of `hidden` is not as long as the model's hidden states, or
+    /// its type is not float32, float16 or bfloat16.
+    pub fn project(&self, hidden: &Array) -> Result<Array> {
+        self.logits(hidden, Fusion::default())
+    }
+
+    /// The output of the last layer, `[batch, time, hidden]`.
+    fn decoded(&self, tokens: &Array, cache: &mut Cache) -> Result<Array> {
         if tokens.ndim() != 2 || cache.layers.len() != self.layers.len() {
             return Err(Error::argument(
                 "llama",
@@ -236,7 +280,7 @@ impl Llama {
             };
             h = layer.forward(&h, mask, cache)?;
         }
-        self.logits(&h)
+        Ok(h)
     }
 
     /// The input of the first layer, `[batch, time, hidden]`.
@@ -264,8 +308,7 @@ impl Llama {
         Ok(())
     }
 
-    fn logits(&self, h: &Array) -> Result<Array> {
-        let fusion = Fusion::norm(&self.norm);
+    fn logits(&self, h: &Array, fusion: Fusion) -> Result<Array> {
         match &self.lm_head {
             Some(head) => head.forward(h, fusion),
             None => self.embed_tokens.forward(h, None, fusion),

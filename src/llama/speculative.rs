@@ -67,7 +67,7 @@ impl<'a> Draft<'a> {
         &mut self,
         model: &Llama,
         cache: &mut Cache,
-        draw: &mut Draw,
+        draw: &mut Draw<'_>,
         tokens: &[u32],
         most: usize,
     ) -> Result<Round> {

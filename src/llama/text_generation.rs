@@ -1,5 +1,6 @@
 use std::ops::ControlFlow;
 
+use crate::array::Array;
 use crate::error::Result;
 
 use super::checkpoint::Checkpoint;
@@ -14,17 +15,17 @@ use super::tokenizer::Tokenizer;
 /// A step of a text.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Piece {
-    /// The token that was drawn; none in the closing piece.
+    /// The token that was drawn, or `None` in the closing piece.
     pub token: Option<Token>,
-    /// What can be shown now: whole characters that are not the beginning of a stop string. It
-    /// may be empty, and may be that of tokens before.
+    /// Text that can be shown now: whole characters that do not begin a stop string. It may be empty,
+    /// and may contain text of earlier tokens that was held back.
     pub text: String,
     /// Why the text ended, in the closing piece.
     pub finish_reason: Option<FinishReason>,
 }
 
-/// An iterator over a text as it is generated: a piece for each token, then a closing one with what
-/// was held back and the reason for the end. Drop it, or stop asking, to cancel.
+/// An iterator over a text as it is generated: a piece for each token, then a closing one with the
+/// text that was held back and the reason for the end. Drop the iterator to cancel.
 ///
 /// ```
 /// use mlx_primitives::llama::{Checkpoint, FinishReason, Options};
@@ -52,19 +53,20 @@ pub struct TextGeneration<'a> {
 }
 
 impl Checkpoint {
-    /// As [`generate`](Self::generate), with the text of the tokens and the options' stop strings.
+    /// Runs the prompt's tokens and yields the text that follows, up to one of the checkpoint's end
+    /// tokens, one of the options' end tokens, or one of the options' stop strings.
     ///
     /// # Errors
     ///
-    /// Returns an error for what [`generate`](Self::generate) refuses, and for a stop string that
-    /// is empty.
+    /// Returns an error for prompts and options that [`generate`](Self::generate) refuses, and for a
+    /// stop string that is empty.
     pub fn generate_text(&self, prompt: &[u32], options: &Options) -> Result<TextGeneration<'_>> {
         TextGeneration::new(self.generate(prompt, options)?, &self.tokenizer, &options.stop)
     }
 }
 
 impl<'a> TextGeneration<'a> {
-    /// The text of a generation, up to one of the strings.
+    /// The text of a generation, up to one of the stop strings.
     ///
     /// # Errors
     ///
@@ -78,29 +80,43 @@ impl<'a> TextGeneration<'a> {
         Ok(Self { generation, stream: tokenizer.stream(), stop, finish: None, ended: false })
     }
 
-    /// As [`Generation::with_cache`].
+    /// Starts from a cached beginning of the prompt; see [`Generation::with_cache`].
     ///
     /// # Errors
     ///
-    /// Returns an error for what [`Generation::with_cache`] refuses.
+    /// Returns an error for a cache of another model, or if the first token was asked for already.
     pub fn with_cache(self, cache: PromptCache) -> Result<Self> {
         Ok(Self { generation: self.generation.with_cache(cache)?, ..self })
     }
 
-    /// As [`Generation::with_draft`].
+    /// Lets a smaller model propose `count` tokens at a time; see [`Generation::with_draft`].
     ///
     /// # Errors
     ///
-    /// Returns an error for what [`Generation::with_draft`] refuses.
+    /// Returns an error for counts, drafts and caches that [`Generation::with_draft`] refuses, or if the
+    /// first token was asked for already.
     pub fn with_draft(self, draft: &'a Llama, count: usize) -> Result<Self> {
         Ok(Self { generation: self.generation.with_draft(draft, count)?, ..self })
     }
 
-    /// As [`Generation::prefill`].
+    /// Lets `processor` change the logits before each token is drawn; see
+    /// [`Generation::with_logits_processor`].
     ///
     /// # Errors
     ///
-    /// Returns an error for what [`Generation::prefill`] refuses.
+    /// Returns an error if the first token was asked for already.
+    pub fn with_logits_processor(
+        self,
+        processor: impl FnMut(&[u32], &Array) -> Result<Array> + 'a,
+    ) -> Result<Self> {
+        Ok(Self { generation: self.generation.with_logits_processor(processor)?, ..self })
+    }
+
+    /// Runs all but the last token of the prompt in steps; see [`Generation::prefill`].
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if a step of the model fails.
     pub fn prefill(
         &mut self,
         progress: impl FnMut(usize, usize) -> ControlFlow<()>,
@@ -108,12 +124,12 @@ impl<'a> TextGeneration<'a> {
         self.generation.prefill(progress)
     }
 
-    /// Why the text ended; none while it goes on.
+    /// Why the text ended, or `None` while it goes on.
     pub fn finish_reason(&self) -> Option<FinishReason> {
         self.finish
     }
 
-    /// Figures up to now.
+    /// Counts and times of the generation up to now.
     pub fn statistics(&self) -> Statistics {
         self.generation.statistics()
     }
@@ -123,11 +139,12 @@ impl<'a> TextGeneration<'a> {
         self.generation.tokens()
     }
 
-    /// As [`Generation::into_prompt_cache`].
+    /// The cache and the tokens that it holds, to continue from later.
     ///
     /// # Errors
     ///
-    /// Returns an error for what [`Generation::into_prompt_cache`] refuses.
+    /// Returns an error if the last positions cannot be removed from the cache, which drafts and
+    /// rotating caches lead to.
     pub fn into_prompt_cache(self) -> Result<PromptCache> {
         self.generation.into_prompt_cache()
     }

@@ -3,32 +3,33 @@ use crate::error::Result;
 use crate::ffi::ops::bridge as ffi;
 use crate::tune::{chosen, rows};
 
-/// How [`cross_entropy`] takes its targets: by default as they are.
+/// The options of [`cross_entropy`]: by default no label smoothing and no target to ignore.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct CrossEntropy {
-    /// The share of each target that is spread evenly over all classes, in `[0, 1)`
+    /// The share of each target's weight that is spread evenly over all classes, in `[0, 1)`
     /// ([Szegedy et al. 2015](https://arxiv.org/abs/1512.00567)).
     pub label_smoothing: f32,
-    /// Rows of this target cost nothing and have no gradient, whatever their logits.
+    /// The loss and the gradient of a row with this target are zero, whatever its logits.
     pub ignore_index: Option<i32>,
 }
 
 /// Cross-entropy of logits against class numbers, a loss for each row:
 /// `logsumexp(logits) - logits[target]`, and with label smoothing `s`
-/// `logsumexp(logits) - (1 - s) * logits[target] - s * mean(logits)`, as `mlx.nn.losses` has it.
+/// `logsumexp(logits) - (1 - s) * logits[target] - s * mean(logits)`, the formula of `mlx.nn.losses`.
 ///
-/// `logits` is `[..., classes]` of float32, float16 or bfloat16, `targets` is `[...]` of any
-/// integer type; the result has the shape of the targets and the type of the logits. Computed in
-/// float32 relative to each row's maximum and rounded once. The logits are read once; their
-/// gradient is one more kernel. The loss and the gradient of a row whose target is no class are
-/// NaN: nothing is read for it. A negative target is no class either.
+/// `logits` is `[..., classes]` of float32, float16 or bfloat16, and `targets` is `[...]` of any
+/// integer type. The result has the shape of the targets and the type of the logits. It is computed
+/// in float32 relative to each row's maximum and rounded once. The logits are read once; their
+/// gradient is one more kernel. The loss and the gradient of a row are NaN if its target is negative
+/// or not below the number of classes. [`linear_cross_entropy`](super::linear_cross_entropy) computes
+/// the logits too, without holding all of them.
 ///
 /// Differentiable in the logits.
 ///
 /// # Errors
 ///
-/// Returns an error for scalar logits, an axis of no classes, another type, targets of another
-/// shape or of no integer type or smoothing outside `[0, 1)`.
+/// Returns an error for scalar logits, an axis of no classes, logits of another type, targets of
+/// another shape or of no integer type, or smoothing outside `[0, 1)`.
 ///
 /// ```
 /// use mlx_primitives::{Array, ops};

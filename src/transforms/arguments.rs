@@ -1,4 +1,4 @@
-//! What transforms take and what their closures return: one array, tuples of arrays, or lists.
+//! The arguments of transforms and the results of their closures: one array, tuples of arrays, or lists.
 
 use std::borrow::Borrow;
 
@@ -34,7 +34,7 @@ mod sealed {
 /// # Ok::<(), mlx_primitives::Error>(())
 /// ```
 pub trait Arguments: sealed::Arguments {
-    /// One array for each of these: what the closure receives, and the form of gradients.
+    /// One array for each argument, in the form that the closure receives and gradients have.
     type Arrays: Outputs;
 
     /// The arrays in order.
@@ -42,7 +42,7 @@ pub trait Arguments: sealed::Arguments {
     fn all(&self) -> Vec<&Array>;
 }
 
-/// What the closure of a transform returns: an [`Array`], a tuple of up to six, an array or a vector.
+/// The results of a transform's closure: an [`Array`], a tuple of up to six, an array or a vector.
 ///
 /// The trait is sealed.
 ///
@@ -61,12 +61,12 @@ pub trait Outputs: sealed::Outputs + Sized {
     #[doc(hidden)]
     fn into_vec(self) -> Vec<Array>;
 
-    /// The same number of arrays again.
+    /// The inverse of [`into_vec`](Self::into_vec).
     #[doc(hidden)]
     fn from_vec(arrays: Vec<Array>) -> Result<Self>;
 }
 
-/// Cannot happen: MLX returns as many arrays as it is given.
+/// An error that does not occur, because MLX returns as many arrays as it is given.
 fn miscounted(expected: usize, got: usize) -> Error {
     Error::argument("transform", format_args!("{expected} arrays, got {got}"))
 }
@@ -133,7 +133,7 @@ lists! {
     [const N: usize] [T; N];
 }
 
-/// The type by which each name of a tuple's macro stands for an array.
+/// Repeats a type once for each name of a tuple.
 macro_rules! one {
     ($name:ident, $($array:tt)*) => { $($array)* };
 }
@@ -179,7 +179,7 @@ tuples! {
 ///
 /// The trait is sealed.
 pub trait MapAxes: sealed::MapAxes {
-    /// An axis for each of that number of arrays; as many as there are in a list.
+    /// One axis for each of `count` arrays. A list is returned as it is, whatever its length.
     #[doc(hidden)]
     fn of(&self, count: usize) -> Vec<Option<i32>>;
 }

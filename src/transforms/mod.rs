@@ -1,7 +1,7 @@
-//! Derivatives, vectorisation and compilation of Rust closures over arrays.
+//! Derivatives, vectorization, checkpointing and compilation of Rust closures over arrays.
 //!
 //! A function is given as a closure, and its arguments as one array, a tuple of arrays or a list of them; the
-//! closure receives them in the same form ([`Arguments`]). What it captures is constant.
+//! closure receives them in the same form ([`Arguments`]). Arrays that it captures are constants.
 //!
 //! ```
 //! use mlx_primitives::{Array, ops, transforms};
@@ -16,16 +16,18 @@
 //! An `Err` of a closure comes back as the same `Err` of the transform, and a panic as [`Error::Panic`].
 
 mod arguments;
+mod checkpoint;
 
 use std::any::Any;
 use std::cell::{Cell, RefCell};
 use std::marker::PhantomData;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::rc::Rc;
 
 use cxx::{CxxVector, UniquePtr};
 
 pub use arguments::{Arguments, MapAxes, Outputs};
+pub use checkpoint::checkpoint;
+pub(crate) use checkpoint::{after, is_traced, with_vjp};
 
 use crate::array::{Array, List, from_list, to_list};
 use crate::error::{Error, Result};
@@ -36,29 +38,37 @@ type Function<'a> = dyn FnMut(Vec<Array>) -> Result<Vec<Array>> + 'a;
 /// A Rust closure as C++ sees it.
 pub(crate) struct Closure {
     function: RefCell<Box<Function<'static>>>,
-    failure: Failure,
 }
 
-/// The last error of a closure. C++ carries the text of an error alone.
-#[derive(Clone, Default)]
-struct Failure(Rc<RefCell<Option<Error>>>);
+thread_local! {
+    /// The last error of a closure on this thread. C++ carries only the text of an error, and the
+    /// closure that failed may be one that another closure made, as those of [`checkpoint`] are.
+    static FAILURE: Cell<Option<Error>> = const { Cell::new(None) };
+}
 
-impl Failure {
-    /// The closure's error if that is what `exception` says, else one of MLX.
-    fn behind(&self, exception: cxx::Exception) -> Error {
-        let error = self.0.take().filter(|error| error.to_string() == exception.what());
-        error.unwrap_or_else(|| exception.into())
-    }
+fn set_failure(error: Option<Error>) -> Option<Error> {
+    // At the end of a thread the place may be gone; the error is then one of MLX.
+    FAILURE.try_with(|failure| failure.replace(error)).ok().flatten()
+}
+
+/// The error of the closure whose text `exception` carries, or else an error of MLX.
+fn behind(exception: cxx::Exception) -> Error {
+    let failure = set_failure(None).filter(|error| error.to_string() == exception.what());
+    failure.unwrap_or_else(|| exception.into())
 }
 
 impl Closure {
+    fn new(function: impl FnMut(Vec<Array>) -> Result<Vec<Array>> + 'static) -> Box<Self> {
+        Box::new(Self { function: RefCell::new(Box::new(function)) })
+    }
+
     pub(crate) fn call(
         &self,
         inputs: &CxxVector<ffi::MlxArray>,
     ) -> std::result::Result<UniquePtr<CxxVector<ffi::MlxArray>>, String> {
         self.run(inputs).map_err(|error| {
             let text = error.to_string();
-            self.failure.0.replace(Some(error));
+            set_failure(Some(error));
             text
         })
     }
@@ -97,8 +107,9 @@ fn with_closure<A: Arguments, O: Outputs, R>(
     // SAFETY: only the lifetime changes. The closure is dropped at the end of this function, and
     // the C++ side keeps no copy of the function object beyond the call (cpp/bridge/transforms.cpp).
     let boxed = unsafe { std::mem::transmute::<Box<Function<'_>>, Box<Function<'static>>>(boxed) };
-    let closure = Closure { function: RefCell::new(boxed), failure: Failure::default() };
-    run(&closure).map_err(|exception| closure.failure.behind(exception))
+    let closure = Closure { function: RefCell::new(boxed) };
+    set_failure(None);
+    run(&closure).map_err(behind)
 }
 
 fn pair(lists: ffi::ListPair) -> (Vec<Array>, Vec<Array>) {
@@ -121,8 +132,8 @@ fn pair(lists: ffi::ListPair) -> (Vec<Array>, Vec<Array>) {
 ///
 /// # Errors
 ///
-/// The closure's error; an error for cotangents of another number, shape or type, or if `f` has no
-/// derivative there.
+/// Returns the closure's error, and an error for cotangents of another number, shape or type, or if
+/// `f` has no derivative there.
 pub fn vjp<A: Arguments, O: Outputs>(
     f: impl FnMut(A::Arrays) -> Result<O>,
     primals: A,
@@ -131,7 +142,7 @@ pub fn vjp<A: Arguments, O: Outputs>(
     let (primals, cotangents) = (to_list(primals.all()), to_list(cotangents.all()));
     let lists = with_closure::<A, O, _>(f, |f| ffi::vjp(f, &primals, &cotangents))?;
     let (outputs, gradients) = pair(lists);
-    // MLX refuses too few and passes over the rest.
+    // MLX refuses too few cotangents and ignores those that are too many.
     if cotangents.len() > outputs.len() {
         return Err(Error::argument(
             "vjp",
@@ -157,8 +168,8 @@ pub fn vjp<A: Arguments, O: Outputs>(
 ///
 /// # Errors
 ///
-/// The closure's error; an error for tangents of another number, shape or type, or if `f` has no
-/// derivative there.
+/// Returns the closure's error, and an error for tangents of another number, shape or type, or if `f`
+/// has no derivative there.
 pub fn jvp<A: Arguments, O: Outputs>(
     f: impl FnMut(A::Arrays) -> Result<O>,
     primals: A,
@@ -170,9 +181,9 @@ pub fn jvp<A: Arguments, O: Outputs>(
     Ok((O::from_vec(outputs)?, O::from_vec(derivatives)?))
 }
 
-/// The value of a function to a scalar, and its gradient in each of the arguments.
+/// The value of a function to a scalar, and its gradient with respect to each of the arguments.
 ///
-/// The closure captures what the gradient is not wanted in.
+/// Arrays whose gradient is not wanted are captured by the closure.
 ///
 /// ```
 /// use mlx_primitives::{Array, transforms};
@@ -187,7 +198,7 @@ pub fn jvp<A: Arguments, O: Outputs>(
 ///
 /// # Errors
 ///
-/// The closure's error; an error if the result is not a scalar or there is no argument.
+/// Returns the closure's error, and an error if the result is not a scalar or there is no argument.
 pub fn value_and_grad<A: Arguments>(
     f: impl FnMut(A::Arrays) -> Result<Array>,
     inputs: A,
@@ -199,7 +210,8 @@ pub fn value_and_grad<A: Arguments>(
     Ok((Array::from_vec(values)?, Outputs::from_vec(gradients)?))
 }
 
-/// The gradient of a function to a scalar in each of the arguments, as [`value_and_grad`] gives it.
+/// The gradient of a function to a scalar with respect to each of the arguments, which
+/// [`value_and_grad`] returns beside the value.
 ///
 /// ```
 /// use mlx_primitives::{Array, ops, transforms};
@@ -213,7 +225,7 @@ pub fn value_and_grad<A: Arguments>(
 ///
 /// # Errors
 ///
-/// As [`value_and_grad`].
+/// Returns the closure's error, and an error if the result is not a scalar or there is no argument.
 pub fn grad<A: Arguments>(
     f: impl FnMut(A::Arrays) -> Result<Array>,
     inputs: A,
@@ -223,8 +235,8 @@ pub fn grad<A: Arguments>(
 
 /// Maps `f` over an axis of each input and stacks each output along its axis in `out_axes`.
 ///
-/// `in_axes` and `out_axes` are an axis for all arrays, or a list of one for each. An input whose axis is
-/// `None` is the same in all calls.
+/// `in_axes` and `out_axes` are one axis for all arrays, or a list with an axis for each. An input whose axis
+/// is `None` is the same in all calls.
 ///
 /// ```
 /// use mlx_primitives::{Array, transforms};
@@ -240,7 +252,8 @@ pub fn grad<A: Arguments>(
 ///
 /// # Errors
 ///
-/// The closure's error; an error for axes of another number or outside the rank, or if no input is mapped.
+/// Returns the closure's error, and an error for axes of another number or outside the rank, or if no
+/// input is mapped.
 pub fn vmap<A: Arguments, O: Outputs>(
     f: impl FnMut(A::Arrays) -> Result<O>,
     inputs: A,
@@ -275,7 +288,7 @@ pub fn vmap<A: Arguments, O: Outputs>(
     O::from_vec(stacked.collect::<Result<_>>()?)
 }
 
-/// An axis that may be negative, as the index of a dimension.
+/// The index of the dimension that an axis, which may be negative, names.
 fn within(op: &str, axis: i32, rank: usize) -> Result<i32> {
     let rank = rank as i32;
     match axis {
@@ -299,7 +312,6 @@ fn first_axis_to(array: &Array, axis: i32) -> Result<Array> {
 #[must_use = "a compiled function runs when it is called"]
 pub struct Compiled<O = Vec<Array>> {
     function: UniquePtr<ffi::Compiled>,
-    failure: Failure,
     running: Cell<bool>,
     outputs: PhantomData<fn() -> O>,
 }
@@ -309,27 +321,33 @@ impl<O: Outputs> Compiled<O> {
     ///
     /// # Errors
     ///
-    /// The closure's error; an error if its own closure calls it, which MLX's cache does not bear.
+    /// Returns the closure's error, and an error if the closure calls the compiled function itself,
+    /// which MLX's cache does not support.
     pub fn call(&self, inputs: impl Arguments) -> Result<O> {
         if self.running.replace(true) {
             return Err(Error::argument("compile", "a function that does not call itself"));
         }
         let inputs = to_list(inputs.all());
+        set_failure(None);
         let outputs = ffi::call_compiled(&self.function, &inputs);
         self.running.set(false);
-        let outputs = outputs.map_err(|exception| self.failure.behind(exception))?;
-        O::from_vec(from_list(&outputs))
+        O::from_vec(from_list(&*outputs.map_err(behind)?))
     }
 }
 
-/// Compiles `f`: it is traced once for each set of shapes and types, then its optimized graph is reused.
-/// With `shapeless` it is traced once for each set of ranks, of types, and of axes that are 0 or 1 long; if it
-/// reduces an array along such axes alone, once for each set of shapes.
+/// Compiles `f`: MLX traces it once for each set of shapes and types, then reuses the optimized graph.
+/// With `shapeless`, MLX traces it once for each set of ranks, of types, and of axes that are 0 or 1 long, or
+/// once for each set of shapes if it reduces an array along such axes alone.
 ///
-/// The closure receives the arrays of a call as a list: it is given here, before its arguments.
+/// The closure receives the arrays of a call as a list, because it is passed before its arguments are known.
 ///
 /// For a CPU, MLX fuses ops by running `g++` on a source that it writes. The first call of this function
-/// tries that once; where it fails, ops are not fused.
+/// tries that once; if it fails, ops are not fused.
+///
+/// # Errors
+///
+/// Returns an error if MLX cannot start, for example because the system refuses it a thread. Errors of
+/// the closure come out of [`Compiled::call`].
 ///
 /// ```
 /// use mlx_primitives::{Array, transforms};
@@ -343,9 +361,7 @@ pub fn compile<O: Outputs>(
     mut f: impl FnMut(&[Array]) -> Result<O> + 'static,
     shapeless: bool,
 ) -> Result<Compiled<O>> {
-    let failure = Failure::default();
-    let boxed: Box<Function<'static>> = Box::new(move |arrays| Ok(f(&arrays)?.into_vec()));
-    let closure = Closure { function: RefCell::new(boxed), failure: failure.clone() };
-    let function = ffi::compile(Box::new(closure), shapeless)?;
-    Ok(Compiled { function, failure, running: Cell::new(false), outputs: PhantomData })
+    let closure = Closure::new(move |arrays| Ok(f(&arrays)?.into_vec()));
+    let function = ffi::compile(closure, shapeless)?;
+    Ok(Compiled { function, running: Cell::new(false), outputs: PhantomData })
 }

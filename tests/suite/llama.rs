@@ -1,5 +1,7 @@
 //! The Llama compared with mlx-lm's continuations, and the errors of bad input.
 
+mod embedding;
+
 use std::fs;
 use std::path::Path;
 

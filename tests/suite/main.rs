@@ -14,6 +14,7 @@ mod block;
 mod build;
 mod cache;
 mod chat_template;
+mod checkpointing;
 mod checkpoints;
 mod cli;
 #[cfg(unix)]
@@ -41,6 +42,7 @@ mod io;
 mod layer_norm;
 mod levels;
 mod linear;
+mod linear_cross_entropy;
 mod llama;
 mod llama_cpp;
 mod logsumexp;

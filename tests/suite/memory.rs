@@ -3,6 +3,8 @@
 //! MLX's counters are per process, so each measurement runs in a child process: this binary again,
 //! with one test and an environment variable.
 
+mod peaks;
+
 use std::cell::RefCell;
 use std::env;
 use std::fs;
@@ -30,20 +32,29 @@ pub fn resident() -> usize {
     pages.unwrap_or(0) * 4096
 }
 
+/// Runs the test `memory::<test>` in another process: this binary again. Returns whether this is that
+/// process, which then measures.
+fn measures_here(test: &str) -> anyhow::Result<bool> {
+    if env::var_os(CHILD).is_some() {
+        return Ok(true);
+    }
+    let child = Command::new(env::current_exe()?)
+        .args(["--exact", &format!("memory::{test}"), "--nocapture"])
+        .env(CHILD, "1")
+        .env("RUST_BACKTRACE", "0")
+        .output()?;
+    let text = String::from_utf8_lossy(&child.stdout);
+    let errors = String::from_utf8_lossy(&child.stderr);
+    assert!(child.status.success(), "{test}: {}\n{text}\n{errors}", child.status);
+    assert!(text.contains("1 passed"), "{test} is not a test:\n{text}");
+    println!("{}", text.lines().find(|line| line.contains(" bytes")).unwrap_or_default());
+    Ok(false)
+}
+
 /// Runs `round` many times in a child process, after a tenth as many rounds to warm up.
 fn stays_flat(test: &str, rounds: u64, round: impl Fn(u64) -> anyhow::Result<()>) -> Checked {
     let rounds = fewer_if_simulated(test, rounds, 50);
-    if env::var_os(CHILD).is_none() {
-        let child = Command::new(env::current_exe()?)
-            .args(["--exact", &format!("memory::{test}"), "--nocapture"])
-            .env(CHILD, "1")
-            .env("RUST_BACKTRACE", "0")
-            .output()?;
-        let text = String::from_utf8_lossy(&child.stdout);
-        let errors = String::from_utf8_lossy(&child.stderr);
-        assert!(child.status.success(), "{test}: {}\n{text}\n{errors}", child.status);
-        assert!(text.contains("1 passed"), "{test} is not a test:\n{text}");
-        println!("{}", text.lines().find(|line| line.contains("rounds")).unwrap_or_default());
+    if !measures_here(test)? {
         return Ok(());
     }
     let round = |i: u64| {

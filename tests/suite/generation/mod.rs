@@ -1,6 +1,7 @@
 //! Generation in all its modes: none changes a greedy token of the plain one.
 
 mod batch;
+mod processors;
 mod prompt_cache;
 mod speculative;
 mod text;
@@ -100,7 +101,7 @@ fn prompts_can_be_paused_and_resumed() -> Checked {
 }
 
 /// The logits after each position, by the model alone.
-fn logits_after(checkpoint: &Checkpoint, tokens: &[u32]) -> anyhow::Result<Vec<Vec<f32>>> {
+pub fn logits_after(checkpoint: &Checkpoint, tokens: &[u32]) -> anyhow::Result<Vec<Vec<f32>>> {
     let input = Array::from_slice(tokens, [1, tokens.len() as i32])?;
     let logits = checkpoint.llama.forward(&input, &mut checkpoint.llama.new_cache())?;
     let vocab = logits.dim(2)? as usize;

@@ -1,0 +1,87 @@
+#include "runtime/barrier.h"
+
+#include <algorithm>
+#include <future>
+#include <memory>
+
+#include "mlx-primitives/src/ffi/mod.rs.h"
+#include "mlx/mlx.h"
+#include "mlx/primitives.h"
+#include "mlx/scheduler.h"
+#include "runtime/primitive.h"
+
+namespace mlx_primitives {
+
+namespace {
+
+/** Waits for what a CPU stream was given, while this thread helps with the kernels. */
+void wait_for(mx::Stream stream) {
+  auto reached = std::make_shared<std::promise<void>>();
+  bridge::Signal signal{reached->get_future().share()};
+  mx::scheduler::enqueue(stream, [reached] { reached->set_value(); });
+  bridge::lend_thread_until(signal);
+  signal.reached.wait();
+}
+
+class Barrier : public mx::Primitive {
+ public:
+  using mx::Primitive::Primitive;
+
+  void eval_cpu(const Arrays& inputs, Arrays& outputs) override {
+    // The stream may wait for work of a GPU that MLX commits only after this call.
+    if (!mx::is_available(mx::Device::gpu)) {
+      wait_for(stream());
+    }
+    outputs[0].copy_shared_buffer(inputs[0]);
+  }
+
+  // MLX commits a GPU's work, and bounds what is committed at a time, by the size of its arrays.
+  void eval_gpu(const Arrays& inputs, Arrays& outputs) override {
+    outputs[0].copy_shared_buffer(inputs[0]);
+  }
+
+  Arrays vjp(
+      const Arrays& primals,
+      const Arrays& cotangents,
+      const std::vector<int>& argnums,
+      const Arrays&) override {
+    Arrays result;
+    for (int argnum : argnums) {
+      result.push_back(argnum == 0 ? cotangents[0] : mx::zeros_like(primals[argnum], stream()));
+    }
+    return result;
+  }
+
+  Arrays jvp(
+      const Arrays& primals, const Arrays& tangents, const std::vector<int>& argnums) override {
+    auto at = std::find(argnums.begin(), argnums.end(), 0);
+    return {
+        at == argnums.end() ? mx::zeros_like(primals[0], stream())
+                            : tangents[at - argnums.begin()]};
+  }
+
+  std::pair<Arrays, std::vector<int>> vmap(
+      const Arrays& inputs, const std::vector<int>& axes) override {
+    auto x = batch_first(inputs[0], axes[0], batch_size(inputs, axes), stream());
+    return {{after(x, Arrays(inputs.begin() + 1, inputs.end()), stream())}, {0}};
+  }
+
+  std::vector<mx::Shape> output_shapes(const Arrays& inputs) override {
+    return {inputs[0].shape()};
+  }
+
+  const char* name() const override {
+    return "Barrier";
+  }
+};
+
+} // namespace
+
+mx::array after(const mx::array& x, const Arrays& others, mx::StreamOrDevice s) {
+  Arrays inputs{x};
+  inputs.insert(inputs.end(), others.begin(), others.end());
+  return mx::array(
+      x.shape(), x.dtype(), std::make_shared<Barrier>(mx::to_stream(s)), std::move(inputs));
+}
+
+} // namespace mlx_primitives
