@@ -149,4 +149,8 @@ pub mod internals {
     #[cfg(feature = "llama")]
     pub use crate::array::{Block, LINE};
     pub use crate::custom::supported_metal;
+    #[cfg(feature = "llama")]
+    pub use crate::llama::internals::{
+        AttentionInputs, AttentionMask, Heads, KvTensor, LayerCache,
+    };
 }

@@ -3,8 +3,8 @@
 use std::cell::RefCell;
 
 use mlx_primitives::ops::{
-    self, Activation, Attention, Linear, LinearWeight, MaskedSoftmax, QuantizedLinear,
-    QuantizedMode, QuantizedRows, QuantizedWeight, Rope, RopeAppend, StateLayout,
+    self, Activation, Attention, KvLayout, Linear, LinearWeight, MaskedSoftmax, QuantizedLinear,
+    QuantizedMode, QuantizedRows, QuantizedWeight, Rope, RopeAppend,
 };
 use mlx_primitives::transforms::vjp;
 use mlx_primitives::{Array, Dtype, Result, builtin, eval};
@@ -133,7 +133,7 @@ pub fn rope(case: &Case) -> Result<Inputs> {
 
 /// The query area is as long as a head's keys, so that MLX's ops can take the state as one array of
 /// heads.
-const LAYOUT: StateLayout = StateLayout { heads: 32, kv_heads: 8, head_dim: 64, capacity: 256 };
+const LAYOUT: KvLayout = KvLayout { heads: 32, kv_heads: 8, head_dim: 64, capacity: 256 };
 
 fn turning(position: i32) -> RopeAppend<'static> {
     Rope { dims: LAYOUT.head_dim, offset: position.into(), ..Default::default() }.into()
@@ -141,7 +141,7 @@ fn turning(position: i32) -> RopeAppend<'static> {
 
 /// The shape is the step's, and `x` is the state.
 pub fn rope_append(case: &Case) -> Result<Inputs> {
-    let StateLayout { heads, kv_heads, head_dim, capacity } = LAYOUT;
+    let KvLayout { heads, kv_heads, head_dim, capacity } = LAYOUT;
     let x = case.ready(&[1, LAYOUT.rows(), head_dim], -4.0..4.0)?;
     let (time, step) = (case.dim(1), case.x()?);
     let bytes = step.nbytes();
@@ -169,7 +169,7 @@ pub fn rope_append(case: &Case) -> Result<Inputs> {
 /// Many sequences, each with a few positions. `x` is the step. Each call hands the state to the
 /// next one, as a decoder does, so that it is written in place.
 pub fn rope_append_batched(case: &Case) -> Result<Inputs> {
-    let layout = StateLayout { capacity: 16, ..LAYOUT };
+    let layout = KvLayout { capacity: 16, ..LAYOUT };
     let state = RefCell::new(layout.zeros(case.dim(0), case.dtype)?);
     let inputs = Inputs::new(case.x()?, [], move |step, _| {
         let next = ops::rope_append(&state.borrow(), step, layout, turning(0))?;

@@ -3,7 +3,7 @@
 
 use std::rc::Rc;
 
-use mlx_primitives::ops::{self, StateLayout};
+use mlx_primitives::ops::{self, KvLayout};
 use mlx_primitives::{Array, Result};
 
 use super::cases::Size::{self, Decode, Large, Prefill, Wide};
@@ -119,7 +119,7 @@ fn positions(table: &mut Table) {
     table.add("rope", ROUNDINGS, &shapes, inputs::rope);
     let shapes: [Row; 2] = [(Decode, &[1, 1, 3072], PLAIN), (Prefill, &[1, 128, 3072], PLAIN)];
     table.add("rope_append", "", &shapes, inputs::rope_append);
-    let many: Row = (Large, &[1024, StateLayout::QUERY_POSITIONS, 3072], &["a sequence each"]);
+    let many: Row = (Large, &[1024, KvLayout::QUERY_POSITIONS, 3072], &["a sequence each"]);
     table.add("rope_append", ROUNDINGS, &[many], inputs::rope_append_batched);
     // Keys and values of one decoded position, of a prompt, and a weight matrix.
     for (four, eight) in [("4 bits", "8 bits"), ("4 bits back", "8 bits back")] {

@@ -299,7 +299,7 @@ Handle rope_append(
       rotation.scale,
       rotation.multiplier,
       optional(freqs)};
-  StateLayout divided{layout.heads, layout.kv_heads, layout.head_dim, layout.capacity};
+  KvLayout divided{layout.heads, layout.kv_heads, layout.head_dim, layout.capacity};
   return handle(
       mlx_primitives::rope_append(state, qkv, divided, turned, offset, optional(slots), here()));
 }

@@ -14,11 +14,11 @@ namespace {
 constexpr auto op = "rope_append";
 constexpr int query_positions = QUERY_POSITIONS;
 
-int64_t rows(const StateLayout& layout) {
+int64_t rows(const KvLayout& layout) {
   return int64_t{query_positions} * layout.heads + 2 * int64_t{layout.kv_heads} * layout.capacity;
 }
 
-void check_layout(const StateLayout& layout, const mx::array& state, const mx::array& qkv) {
+void check_layout(const KvLayout& layout, const mx::array& state, const mx::array& qkv) {
   auto& [heads, kv_heads, head_dim, capacity] = layout;
   constexpr int limit = 1 << 24; // far above any model, and no product below overflows
   for (int extent : {heads, kv_heads, head_dim}) {
@@ -89,7 +89,7 @@ void check_room(const mx::array& slots, int time, int capacity) {
 mx::array rope_append(
     const mx::array& state,
     const mx::array& qkv,
-    const StateLayout& layout,
+    const KvLayout& layout,
     const Rotation& rotation,
     const mx::array& offset,
     const std::optional<mx::array>& slots_,

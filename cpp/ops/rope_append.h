@@ -7,13 +7,13 @@
 namespace mlx_primitives {
 
 /** How the rows of a layer's state [batch, rows, head_dim] divide into queries, keys and values. */
-struct StateLayout {
+struct KvLayout {
   int heads;
   int kv_heads;
   int head_dim;
   int capacity; // positions that keys and values have room for
 
-  bool operator==(const StateLayout&) const = default;
+  bool operator==(const KvLayout&) const = default;
 };
 
 /** How queries and keys are rotated; exactly one of base and freqs is given. */
@@ -34,7 +34,7 @@ struct Rotation {
 mx::array rope_append(
     const mx::array& state,
     const mx::array& qkv,
-    const StateLayout& layout,
+    const KvLayout& layout,
     const Rotation& rotation,
     const mx::array& offset,
     const std::optional<mx::array>& slots,
@@ -46,7 +46,7 @@ mx::array rope_append(
  */
 class RopeAppend : public ComposedPrimitive {
  public:
-  RopeAppend(mx::Stream stream, const StateLayout& layout, const Rotation& rotation)
+  RopeAppend(mx::Stream stream, const KvLayout& layout, const Rotation& rotation)
       : ComposedPrimitive(stream),
         layout_(layout),
         dims_(rotation.dims),
@@ -68,7 +68,7 @@ class RopeAppend : public ComposedPrimitive {
   mx::array keys_and_values(
       const mx::array& state, const mx::array& stored, const mx::array& slots);
 
-  StateLayout layout_;
+  KvLayout layout_;
   int dims_;
   bool traditional_;
   float base_; // unused with explicit freqs

@@ -1,6 +1,6 @@
 use crate::dtype::Dtype;
 use crate::error::{Error, Result};
-use crate::ops::{QuantizedMode, StateLayout};
+use crate::ops::{KvLayout, QuantizedMode};
 
 use super::cache::{CacheKind, LayerCache, STEP};
 use super::config::{Config, Quantization};
@@ -144,7 +144,7 @@ fn cache_of_layer(config: &Config, size: u64, kind: CacheKind, context: u64) -> 
         return Ok(0);
     }
     let state = |capacity: u64| {
-        let rows = heads * extent(StateLayout::QUERY_POSITIONS) + 2 * kv_heads * capacity;
+        let rows = heads * extent(KvLayout::QUERY_POSITIONS) + 2 * kv_heads * capacity;
         rows.saturating_mul(features * size)
     };
     Ok(match kind {

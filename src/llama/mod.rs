@@ -61,7 +61,7 @@ mod weights;
 
 pub use adapters::Adapters;
 pub use batch::BatchGeneration;
-pub use cache::{AttentionInputs, AttentionMask, Cache, CacheKind, Heads, KvTensor, LayerCache};
+pub use cache::{Cache, CacheKind};
 pub use chat_template::{ChatOptions, ChatTemplate, message};
 pub use checkpoint::Checkpoint;
 pub use config::{Config, Quantization};
@@ -83,3 +83,9 @@ pub use text_stream::TextStream;
 pub use tokenizer::Tokenizer;
 pub use unfused::UnfusedCache;
 pub use weights::{Progress, Weights};
+
+/// The parts of a cache, for the crate's tests.
+#[doc(hidden)]
+pub mod internals {
+    pub use super::cache::{AttentionInputs, AttentionMask, Heads, KvTensor, LayerCache};
+}

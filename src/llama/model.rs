@@ -155,8 +155,8 @@ impl Llama {
     ///
     /// # Errors
     ///
-    /// Returns an error for a kind that [`LayerCache::new`] refuses, and for groups that do not
-    /// divide a head's features.
+    /// Returns an error for bits or groups that MLX does not pack, for groups that do not divide a
+    /// head's features, and for a rotating cache whose `keep` is not within 0 to `max_size - 1`.
     pub fn new_cache_of(&self, kind: CacheKind) -> Result<Cache> {
         let layer = LayerCache::new(kind)?;
         if let CacheKind::Quantized { group_size, .. } = kind

@@ -7,7 +7,7 @@ use crate::ffi::ops::bridge as ffi;
 /// How a layer's state `[batch, rows, head_dim]` is divided: an area for the queries of a step,
 /// then the keys of each key head for `capacity` positions, then the values in the same order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct StateLayout {
+pub struct KvLayout {
     /// The number of query heads.
     pub heads: i32,
     /// The number of key heads, which is that of value heads.
@@ -18,7 +18,7 @@ pub struct StateLayout {
     pub capacity: i32,
 }
 
-impl StateLayout {
+impl KvLayout {
     /// The most positions of a step whose queries a state has room for.
     pub const QUERY_POSITIONS: i32 = crate::cpu::QUERY_POSITIONS as i32;
 
@@ -139,8 +139,8 @@ impl<'a> From<Rope<'a>> for RopeAppend<'a> {
 /// `qkv` is `[batch, time, (heads + 2 * kv_heads) * head_dim]` of the state's type. Queries and
 /// keys are rotated as by [`rope`](super::rope), bit for bit. Keys and values are written from slot
 /// `slots` of the capacity on, or from the rotation's offset; the queries are written into their
-/// area, from which [`StateLayout::queries`] takes them. A step of more than
-/// [`StateLayout::QUERY_POSITIONS`] positions has no room there: its queries are not written.
+/// area, from which [`KvLayout::queries`] takes them. A step of more than
+/// [`KvLayout::QUERY_POSITIONS`] positions has no room there: its queries are not written.
 ///
 /// Differentiable in state and `qkv`.
 ///
@@ -152,10 +152,10 @@ impl<'a> From<Rope<'a>> for RopeAppend<'a> {
 /// the capacity, are not written.
 ///
 /// ```
-/// use mlx_primitives::ops::{self, Rope, StateLayout};
+/// use mlx_primitives::ops::{self, Rope, KvLayout};
 /// use mlx_primitives::{Array, Dtype};
 ///
-/// let layout = StateLayout { heads: 4, kv_heads: 2, head_dim: 64, capacity: 256 };
+/// let layout = KvLayout { heads: 4, kv_heads: 2, head_dim: 64, capacity: 256 };
 /// let mut state = layout.zeros(1, Dtype::Float32)?;
 /// for position in 0..3 {
 ///     let qkv = Array::ones::<f32>(&[1, 1, (4 + 2 * 2) * 64])?;
@@ -169,13 +169,13 @@ impl<'a> From<Rope<'a>> for RopeAppend<'a> {
 pub fn rope_append(
     state: &Array,
     qkv: &Array,
-    layout: StateLayout,
+    layout: KvLayout,
     options: RopeAppend<'_>,
 ) -> Result<Array> {
     let RopeAppend { rope, multiplier, slots } = options;
     let offset = rope.offset.to_array()?;
     let slots = slots.map(|slots| slots.to_array()).transpose()?;
-    let StateLayout { heads, kv_heads, head_dim, capacity } = layout;
+    let KvLayout { heads, kv_heads, head_dim, capacity } = layout;
     let layout = ffi::AppendLayout { heads, kv_heads, head_dim, capacity };
     let freqs = or_null(rope.freqs);
     let rotation = ffi::AppendRotation {

@@ -1,8 +1,9 @@
 //! Caches of every kind: their visible positions, their memory, and the estimates of both.
 
+use mlx_primitives::internals::{AttentionInputs, AttentionMask, Heads, KvTensor, LayerCache};
 use mlx_primitives::llama::{
-    AttentionInputs, AttentionMask, Cache, CacheKind, Checkpoint, Config, Heads, KvTensor,
-    LayerCache, Options, Quantization, RopeFrequencies, RopeScaling, estimate,
+    Cache, CacheKind, Checkpoint, Config, Options, Quantization, RopeFrequencies, RopeScaling,
+    estimate,
 };
 use mlx_primitives::{Array, Dtype, eval, memory, ops};
 use serde_json::{Value, json};

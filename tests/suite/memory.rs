@@ -12,7 +12,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::process::Command;
 
 use mlx_primitives::llama::{CacheKind, Checkpoint};
-use mlx_primitives::ops::{Rope, StateLayout};
+use mlx_primitives::ops::{KvLayout, Rope};
 use mlx_primitives::transforms::{compile, grad, jvp, vjp, vmap};
 use mlx_primitives::{Array, Dtype, Error, async_eval, eval, memory, ops};
 
@@ -181,7 +181,7 @@ fn of_errors_and_panics() -> Checked {
 
 #[test]
 fn of_steps_into_a_state() -> Checked {
-    let layout = StateLayout { heads: 4, kv_heads: 2, head_dim: 16, capacity: 2048 };
+    let layout = KvLayout { heads: 4, kv_heads: 2, head_dim: 16, capacity: 2048 };
     let empty = layout.zeros(2, Dtype::Float32)?;
     let address = empty.address()?;
     let state = RefCell::new(empty);

@@ -1,6 +1,6 @@
 use crate::array::{Array, concatenate};
 use crate::error::Result;
-use crate::ops::{self, RopeAppend, StateLayout};
+use crate::ops::{self, KvLayout, RopeAppend};
 
 use super::super::rope_frequencies::RopeFrequencies;
 use super::{AttentionInputs, Heads, KvTensor};
@@ -10,7 +10,7 @@ use super::{AttentionInputs, Heads, KvTensor};
 #[derive(Clone)]
 pub(super) struct KvBuffer {
     pub array: Array,
-    pub layout: StateLayout,
+    pub layout: KvLayout,
 }
 
 impl KvBuffer {
@@ -28,7 +28,7 @@ impl KvBuffer {
         let Some(stored) = stored else {
             return Ok(Self { array: layout.zeros(batch, dtype)?, layout });
         };
-        let area = heads * StateLayout::QUERY_POSITIONS;
+        let area = heads * KvLayout::QUERY_POSITIONS;
         let mut parts = vec![Array::zeros_of([batch, area, head_dim], dtype)?];
         for part in stored {
             let room = [batch, kv_heads, capacity - part.dim(2)?, head_dim];
@@ -54,10 +54,10 @@ impl KvBuffer {
         let slots = (slot != offset).then(|| slot.into());
         let rotation = RopeAppend { slots, ..rope.rotation(offset, end) };
         self.array = ops::rope_append(&self.array, qkv, layout, rotation)?;
-        let queries = match time <= StateLayout::QUERY_POSITIONS {
+        let queries = match time <= KvLayout::QUERY_POSITIONS {
             true => layout.queries(&self.array, time)?,
             false => {
-                let StateLayout { heads, kv_heads, head_dim, .. } = layout;
+                let KvLayout { heads, kv_heads, head_dim, .. } = layout;
                 rope.rotate(&Heads { heads, kv_heads, head_dim }.split(qkv, 0, heads)?, offset)?
             }
         };

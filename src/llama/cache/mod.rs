@@ -10,7 +10,7 @@ mod saved;
 use crate::array::Array;
 use crate::dtype::Dtype;
 use crate::error::{Error, Result};
-use crate::ops::{self, QuantizedRows, StateLayout};
+use crate::ops::{self, KvLayout, QuantizedRows};
 
 use super::config::Config;
 use super::rope_frequencies::RopeFrequencies;
@@ -66,9 +66,9 @@ impl From<&Config> for Heads {
 
 impl Heads {
     /// The layout of a layer's buffer with room for `capacity` positions.
-    fn layout(&self, capacity: i32) -> StateLayout {
+    fn layout(&self, capacity: i32) -> KvLayout {
         let Self { heads, kv_heads, head_dim } = *self;
-        StateLayout { heads, kv_heads, head_dim, capacity }
+        KvLayout { heads, kv_heads, head_dim, capacity }
     }
 
     /// The vectors of heads `from` to `to`, `[batch, to - from, time, head_dim]`, of a projection
@@ -309,7 +309,8 @@ impl Cache {
     ///
     /// # Errors
     ///
-    /// Returns an error for a kind that [`LayerCache::new`] refuses.
+    /// Returns an error for bits or groups that MLX does not pack, and for a rotating cache whose
+    /// `keep` is not within 0 to `max_size - 1`.
     ///
     /// ```
     /// use mlx_primitives::llama::{Cache, CacheKind};

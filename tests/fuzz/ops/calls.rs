@@ -185,11 +185,11 @@ pub const OURS: &[Call] = &[
     }),
     ("rope_append", |d| {
         let (heads, kv_heads, head_dim) = (d.rng.i32(1..5), d.rng.i32(1..3), 2 * d.rng.i32(1..9));
-        let right = StateLayout { heads, kv_heads, head_dim, capacity: d.rng.i32(1..12) };
+        let right = KvLayout { heads, kv_heads, head_dim, capacity: d.rng.i32(1..12) };
         let (batch, time, dtype) = (d.rng.i32(1..3), d.rng.i32(0..6), d.floating());
         let state = d.array(&[batch, right.rows(), head_dim], dtype)?;
         let qkv = d.array(&[batch, time, (heads + 2 * kv_heads) * head_dim], dtype)?;
-        let layout = StateLayout {
+        let layout = KvLayout {
             heads: d.int(right.heads),
             kv_heads: d.int(right.kv_heads),
             head_dim: d.int(right.head_dim),

@@ -1,6 +1,6 @@
 //! Rotations of positions.
 
-use mlx_primitives::ops::{self, Offset, Rope, RopeAppend, StateLayout};
+use mlx_primitives::ops::{self, KvLayout, Offset, Rope, RopeAppend};
 use mlx_primitives::{Array, Result};
 
 use super::inputs::wave;
@@ -75,7 +75,7 @@ fn appends() -> Cases {
         let (traditional, explicit) = (kind % 2 == 1, kind / 2 == 1);
         for (heads, kv_heads, head_dim, dims, batch, time) in APPENDED {
             cases.add(format_args!("{heads} {kv_heads} {head_dim} {kind}"), move || {
-                let layout = StateLayout { heads, kv_heads, head_dim, capacity: 16 };
+                let layout = KvLayout { heads, kv_heads, head_dim, capacity: 16 };
                 let state = wave(&[batch, layout.rows(), head_dim], 1)?;
                 let qkv = wave(&[batch, time, (heads + 2 * kv_heads) * head_dim], 2)?;
                 let freqs = explicit.then(|| frequencies(dims)).transpose()?;

@@ -1,6 +1,6 @@
 //! The buffers that are written, and how much of each.
 
-use mlx_primitives::ops::StateLayout;
+use mlx_primitives::ops::KvLayout;
 use mlx_primitives::transforms::compile;
 use mlx_primitives::{Array, Dtype, Result, eval, ops};
 
@@ -11,7 +11,7 @@ use crate::support::{self, Checked, each_device};
 
 #[test]
 fn views_take_no_copy() -> Checked {
-    let layout = StateLayout { heads: 4, kv_heads: 2, head_dim: 16, capacity: 40 };
+    let layout = KvLayout { heads: 4, kv_heads: 2, head_dim: 16, capacity: 40 };
     let new = ops::rope_append(
         &layout.zeros(3, Dtype::Float32)?,
         &step(&layout, 3, 2, Dtype::Float32, 1)?,
@@ -102,7 +102,7 @@ fn inside_a_compiled_function() -> Checked {
 #[test]
 #[ignore = "run by simulated::kernel_traffic"]
 fn moves_only_the_new_positions() -> Checked {
-    let layout = StateLayout { heads: 32, kv_heads: 8, head_dim: 64, capacity: 1024 };
+    let layout = KvLayout { heads: 32, kv_heads: 8, head_dim: 64, capacity: 1024 };
     let mut now = layout.zeros(1, Dtype::Float16)?;
     now.eval()?;
     for (position, time) in [(0, 1), (1, 1), (500, 4)] {

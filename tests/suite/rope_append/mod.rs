@@ -2,16 +2,16 @@
 
 mod buffers;
 
-use mlx_primitives::ops::{Offset, Rope, RopeAppend, StateLayout};
+use mlx_primitives::ops::{KvLayout, Offset, Rope, RopeAppend};
 use mlx_primitives::{Array, Dtype, Result, ops};
 
 use crate::support::compare::assert_same;
 use crate::support::input::{random, random32};
 use crate::support::{Checked, each_device, message};
 
-const LAYOUT: StateLayout = StateLayout { heads: 6, kv_heads: 2, head_dim: 8, capacity: 24 };
+const LAYOUT: KvLayout = KvLayout { heads: 6, kv_heads: 2, head_dim: 8, capacity: 24 };
 
-fn width(layout: &StateLayout) -> i32 {
+fn width(layout: &KvLayout) -> i32 {
     (layout.heads + 2 * layout.kv_heads) * layout.head_dim
 }
 
@@ -19,11 +19,11 @@ fn turning<'a>(dims: i32, offset: impl Into<Offset<'a>>) -> RopeAppend<'a> {
     Rope { dims, offset: offset.into(), ..Default::default() }.into()
 }
 
-fn state(layout: &StateLayout, batch: i32, dtype: Dtype, seed: u64) -> Result<Array> {
+fn state(layout: &KvLayout, batch: i32, dtype: Dtype, seed: u64) -> Result<Array> {
     random(&[batch, layout.rows(), layout.head_dim], dtype, seed)
 }
 
-fn step(layout: &StateLayout, batch: i32, time: i32, dtype: Dtype, seed: u64) -> Result<Array> {
+fn step(layout: &KvLayout, batch: i32, time: i32, dtype: Dtype, seed: u64) -> Result<Array> {
     random(&[batch, time, width(layout)], dtype, seed)
 }
 
@@ -45,7 +45,7 @@ fn positions_of_every_kind() -> Checked {
 fn bad_input_is_an_error() -> Checked {
     let (old, qkv) =
         (state(&LAYOUT, 2, Dtype::Float32, 1)?, step(&LAYOUT, 2, 2, Dtype::Float32, 2)?);
-    let with = |layout: StateLayout, dims: i32, offset: &Array| {
+    let with = |layout: KvLayout, dims: i32, offset: &Array| {
         message(ops::rope_append(&old, &qkv, layout, turning(dims, offset)))
     };
     let by = |base: Option<f32>, freqs: Option<&Array>| {
@@ -54,12 +54,12 @@ fn bad_input_is_an_error() -> Checked {
     };
     let zero = &Array::scalar(0)?;
     for (said, expected) in [
-        (with(StateLayout { heads: 0, ..LAYOUT }, 8, zero), "got 0"),
-        (with(StateLayout { kv_heads: -1, ..LAYOUT }, 8, zero), "got -1"),
-        (with(StateLayout { capacity: 25, ..LAYOUT }, 8, zero), "expected a state"),
-        (with(StateLayout { capacity: i32::MAX, ..LAYOUT }, 8, zero), "31 bits"),
-        (with(StateLayout { capacity: -1, ..LAYOUT }, 8, zero), "got -1"),
-        (with(StateLayout { heads: 1 << 24, ..LAYOUT }, 8, zero), "expected a state"),
+        (with(KvLayout { heads: 0, ..LAYOUT }, 8, zero), "got 0"),
+        (with(KvLayout { kv_heads: -1, ..LAYOUT }, 8, zero), "got -1"),
+        (with(KvLayout { capacity: 25, ..LAYOUT }, 8, zero), "expected a state"),
+        (with(KvLayout { capacity: i32::MAX, ..LAYOUT }, 8, zero), "31 bits"),
+        (with(KvLayout { capacity: -1, ..LAYOUT }, 8, zero), "got -1"),
+        (with(KvLayout { heads: 1 << 24, ..LAYOUT }, 8, zero), "expected a state"),
         (with(LAYOUT, 7, zero), "expected dims to be even"),
         (with(LAYOUT, 10, zero), "within 2 to 8"),
         (by(None, None), "got neither"),

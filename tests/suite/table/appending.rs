@@ -1,7 +1,7 @@
 //! Rows of `rope_append`.
 
 use mlx_primitives::conformance::{Bound, Check, Conformance, Input, Tensor};
-use mlx_primitives::ops::{self, Offset, Rope, RopeAppend, StateLayout};
+use mlx_primitives::ops::{self, Offset, Rope, RopeAppend, KvLayout};
 use mlx_primitives::{Array, Result};
 
 use super::rotations::follows_mlx;
@@ -12,7 +12,7 @@ use super::{composed, derivatives_of_ops, only, reference, slices, Hold};
 /// periods unless there is a base.
 #[derive(Clone, Copy, Debug)]
 struct Append {
-    layout: StateLayout,
+    layout: KvLayout,
     dims: i32,
     traditional: bool,
     base: Option<f32>,
@@ -21,7 +21,7 @@ struct Append {
 }
 
 const PLAIN: Append = Append {
-    layout: StateLayout { heads: 6, kv_heads: 2, head_dim: 8, capacity: 24 },
+    layout: KvLayout { heads: 6, kv_heads: 2, head_dim: 8, capacity: 24 },
     dims: 8,
     traditional: false,
     base: Some(1e4),
@@ -51,10 +51,10 @@ impl Append {
 
     /// The state in f64, and the factor that each element's error is proportional to.
     fn exact(self, x: &[Tensor]) -> [Tensor; 2] {
-        let StateLayout { heads, kv_heads, head_dim, capacity } = self.layout;
+        let KvLayout { heads, kv_heads, head_dim, capacity } = self.layout;
         let [heads, kv, dim, capacity] = [heads, kv_heads, head_dim, capacity].map(|n| n as usize);
         let (batch, time, all) = (x[1].shape[0], x[1].shape[1], heads + 2 * kv);
-        let area = StateLayout::QUERY_POSITIONS as usize;
+        let area = KvLayout::QUERY_POSITIONS as usize;
         let [slots, freqs] = self.split(x);
         let whole = |t: &Tensor| t.values.iter().map(|&v| v as i32).collect::<Vec<_>>();
         let offsets = whole(&x[2]);
@@ -143,7 +143,7 @@ impl Append {
 
     /// The state of a batch of texts, and a step of several positions.
     fn shapes(self, batch: i32, time: i32) -> Vec<Vec<i32>> {
-        let StateLayout { heads, kv_heads, head_dim, .. } = self.layout;
+        let KvLayout { heads, kv_heads, head_dim, .. } = self.layout;
         let width = (heads + 2 * kv_heads) * head_dim;
         vec![vec![batch, self.layout.rows(), head_dim], vec![batch, time, width]]
     }
@@ -159,7 +159,7 @@ impl Append {
 const NONE: Input = Input::Integer(0, 0);
 
 pub(super) fn rope_append(hold: &Hold<'_>) -> Checked {
-    let layout = StateLayout { heads: 2, kv_heads: 1, head_dim: 6, capacity: 10 };
+    let layout = KvLayout { heads: 2, kv_heads: 1, head_dim: 6, capacity: 10 };
     for (base, multiplier) in [(Some(1e4), 1.5), (None, 1.0)] {
         let append = Append { layout, dims: 4, base, multiplier, ..PLAIN };
         let row = append.row(Input::Integer(0, 3), Input::Integer(-2, 11));
@@ -176,7 +176,7 @@ pub(super) fn rope_append_of_all_parameters(hold: &Hold<'_>) -> Checked {
                 for (scale, multiplier, time) in
                     [(1.0, 1.0, 1), (0.25, 1.19, 1), (1.0, 1.19, 3), (-1.5, 1.0, 9)]
                 {
-                    let layout = StateLayout { head_dim, ..PLAIN.layout };
+                    let layout = KvLayout { head_dim, ..PLAIN.layout };
                     let append = Append { layout, dims, traditional, base, scale, multiplier };
                     let row = append.row(Input::Integer(5, 6), NONE);
                     let row = row.sizes(&slices(&append.with(2, time, &[&[]])));
@@ -186,7 +186,7 @@ pub(super) fn rope_append_of_all_parameters(hold: &Hold<'_>) -> Checked {
         }
     }
     for (heads, kv_heads) in [(1, 1), (4, 4), (8, 1), (5, 3)] {
-        let layout = StateLayout { heads, kv_heads, ..PLAIN.layout };
+        let layout = KvLayout { heads, kv_heads, ..PLAIN.layout };
         let append = Append { layout, ..PLAIN };
         let row = [1, 2, 7, 8, 9, 24].iter().fold(append.row(NONE, NONE), |row, &time| {
             row.sizes(&slices(&append.with(3, time, &[&[]])))
