@@ -112,8 +112,18 @@ impl Conformance {
                 }
             }
             Check::Extremes => self.run_extremes(&inputs, place, &mut compare),
-            Check::Vjp => compare("", &mut || self.compare_vjp(&arrays(4)?, place)),
-            Check::Jvp => compare("", &mut || self.compare_jvp(&arrays(5)?, &arrays(6)?, place)),
+            Check::Vjp => {
+                for (name, numbers) in self.sets(shapes.len()) {
+                    compare(&name, &mut || self.compare_vjp(&arrays(4)?, &numbers, place));
+                }
+            }
+            Check::Jvp => {
+                for (name, numbers) in self.sets(shapes.len()) {
+                    compare(&name, &mut || {
+                        self.compare_jvp(&arrays(5)?, &arrays(6)?, &numbers, place)
+                    });
+                }
+            }
             Check::Vmap => {
                 for mapping in mappings(shapes) {
                     compare(
@@ -235,17 +245,26 @@ impl Conformance {
         }
     }
 
-    fn compare_vjp(&self, arrays: &[Array], place: Place) -> Result<()> {
+    /// The sets of inputs to differentiate in, with their names: all together, and where there are
+    /// several, each alone.
+    fn sets(&self, inputs: usize) -> Vec<(String, Vec<usize>)> {
+        let all = self.differentiable(inputs);
+        let alone = all.iter().filter(|_| all.len() > 1);
+        let mut sets: Vec<_> = alone.map(|&i| (format!("in input {i} alone"), vec![i])).collect();
+        sets.insert(0, (String::new(), all));
+        sets
+    }
+
+    fn compare_vjp(&self, arrays: &[Array], numbers: &[usize], place: Place) -> Result<()> {
         let Place { backend, check, dtype } = place;
         let tensors: Vec<Tensor> = arrays.iter().map(Tensor::of).collect::<Result<_>>()?;
         let compared = Compared { backend, check, dtype, inputs: &tensors, peer: false };
         let limit = self.derivative_tolerance.limit(None, &compared);
         let outputs = (self.reference)(&tensors);
         let cotangents = cotangents(&outputs, dtype)?;
-        let numbers = self.differentiable(arrays.len());
         let primals: Vec<&Array> = numbers.iter().map(|&number| &arrays[number]).collect();
         let (_, gradients) =
-            vjp(|p| self.of_some(arrays, &numbers)(&p), &primals, &refs(&cotangents))?;
+            vjp(|p| self.of_some(arrays, numbers)(&p), &primals, &refs(&cotangents))?;
         let weights: Vec<Tensor> = cotangents.iter().map(Tensor::of).collect::<Result<_>>()?;
         for (&number, gradient) in numbers.iter().zip(&gradients) {
             let got = Tensor::of(gradient)?;
@@ -263,17 +282,22 @@ impl Conformance {
         Ok(())
     }
 
-    fn compare_jvp(&self, arrays: &[Array], tangents: &[Array], place: Place) -> Result<()> {
+    fn compare_jvp(
+        &self,
+        arrays: &[Array],
+        tangents: &[Array],
+        numbers: &[usize],
+        place: Place,
+    ) -> Result<()> {
         let Place { backend, check, dtype } = place;
         let tensors: Vec<Tensor> = arrays.iter().map(Tensor::of).collect::<Result<_>>()?;
         let mut directions: Vec<Tensor> = tensors.iter().map(|t| t.map(|_| 0.0)).collect();
-        let numbers = self.differentiable(arrays.len());
-        for &number in &numbers {
+        for &number in numbers {
             directions[number] = Tensor::of(&tangents[number])?;
         }
         let of = |arrays: &[Array]| numbers.iter().map(|&i| arrays[i].clone()).collect::<Vec<_>>();
         let (primals, tangents) = (of(arrays), of(tangents));
-        let op = self.of_some(arrays, &numbers);
+        let op = self.of_some(arrays, numbers);
         let (values, derivatives) = jvp(|p| op(&p), &refs(&primals), &refs(&tangents))?;
         let want = self.difference(&tensors, &directions);
         let compared = Compared { backend, check, dtype, inputs: &tensors, peer: false };

@@ -52,9 +52,11 @@ pub enum Check {
     /// ordinary numbers in each input and everywhere in the first input, and all together, each
     /// paired with each in the other inputs.
     Extremes,
-    /// `vjp` against finite differences of the reference, in the inputs that are [`Input::Float`].
+    /// `vjp` against finite differences of the reference, in the inputs that are [`Input::Float`]:
+    /// in all of them together and in each alone.
     Vjp,
-    /// `jvp` against finite differences of the reference, in the inputs that are [`Input::Float`].
+    /// `jvp` against finite differences of the reference, in the inputs that are [`Input::Float`]:
+    /// in all of them together and in each alone.
     Jvp,
     /// `vmap` against a loop: over an additional axis at each place of each input, over an
     /// additional axis of every set of inputs, and over the short axes that a case has.

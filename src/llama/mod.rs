@@ -1,5 +1,5 @@
 //! Llama models and their relatives on our primitives, from files to text. With packed weights, a
-//! layer takes seven dispatches to decode a token.
+//! layer takes six dispatches to decode a token, or seven where attention splits a long cache.
 //!
 //! A [`Checkpoint`] (files) holds a [`Tokenizer`] and a [`Llama`] (weights and forward pass).
 //! [`Llama::generate`] runs the model with a [`Cache`] and draws tokens with a [`Sampler`].

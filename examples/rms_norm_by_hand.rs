@@ -1,0 +1,96 @@
+//! RMSNorm written with operators, beside `ops::rms_norm`: values and gradients in three types.
+//!
+//! ```sh
+//! cargo run --example rms_norm_by_hand
+//! ```
+
+use mlx_primitives::prelude::*;
+use mlx_primitives::random;
+
+const ROWS: i32 = 4;
+const FEATURES: i32 = 64;
+const EPS: f32 = 1e-5;
+
+/// A type, its epsilon, and the largest differences that are allowed, in epsilons times the largest number of
+/// the array.
+struct Case {
+    dtype: Dtype,
+    epsilon: f32,
+    value: f32,
+    gradient: f32,
+}
+
+const CASES: [Case; 3] = [
+    // Each side adds FEATURES squares in an order of its own, with an error of up to FEATURES / 2 epsilons,
+    // of which the square root leaves half. So the sides differ by up to FEATURES / 2, and a few single
+    // roundings. In the gradient of x this factor occurs four times, and there is a second sum.
+    Case {
+        dtype: Dtype::Float32,
+        epsilon: f32::EPSILON,
+        value: FEATURES as f32 / 2.0 + 8.0,
+        gradient: 4.0 * FEATURES as f32,
+    },
+    // Both sides add in float32, whose errors vanish beside an epsilon of 16 bits, and round twice: the
+    // normalized number and its product with the weight. A rounding is half an epsilon, so 2 in all.
+    //
+    // The gradient of the weight rounds the normalized number, which it uses twice, two products and three
+    // additions of rows; all terms have one sign. That is 3.5 epsilons a side, 7 in all. The gradient of x has
+    // four roundings a side, of terms that may be twice as large as their difference: 8 in all.
+    Case { dtype: Dtype::Float16, epsilon: 1.0 / 1024.0, value: 2.0, gradient: 8.0 },
+    Case { dtype: Dtype::Bfloat16, epsilon: 1.0 / 128.0, value: 2.0, gradient: 8.0 },
+];
+
+/// As `ops::rms_norm` documents it: computed in float32, and rounded before the weight.
+fn by_hand(x: &Array, weight: &Array) -> Result<Array> {
+    let wide = x.astype(Dtype::Float32)?;
+    let rstd = (wide.square()?.mean_keepdims(-1)? + EPS)?.rsqrt()?;
+    (wide * rstd)?.astype(x.dtype())? * weight
+}
+
+fn by_primitive(x: &Array, weight: &Array) -> Result<Array> {
+    ops::rms_norm(x, Some(weight), EPS)
+}
+
+/// Half the sum of squares of the norm, in float32, so that the cotangent is the norm itself.
+fn gradients(
+    norm: fn(&Array, &Array) -> Result<Array>,
+    x: &Array,
+    weight: &Array,
+) -> Result<(Array, Array)> {
+    transforms::grad(
+        |(x, weight)| norm(&x, &weight)?.astype(Dtype::Float32)?.square()?.sum(..)? * 0.5,
+        (x, weight),
+    )
+}
+
+/// The largest difference, in epsilons times the largest number of `b`.
+fn distance(a: &Array, b: &Array, epsilon: f32) -> Result<f32> {
+    let (a, b) = (a.astype(Dtype::Float32)?, b.astype(Dtype::Float32)?);
+    let largest = b.abs()?.max(..)?.item::<f32>()?;
+    Ok((a - b)?.abs()?.max(..)?.item::<f32>()? / (epsilon * largest))
+}
+
+fn main() -> Result<()> {
+    let key = random::key(7)?;
+    let x = random::normal::<f32>((ROWS, FEATURES), Some(&key))?;
+    let weight = random::uniform::<f32>(0.5, 1.5, FEATURES, Some(&key))?;
+    for Case { dtype, epsilon, value, gradient } in CASES {
+        let (x, weight) = (x.astype(dtype)?, weight.astype(dtype)?);
+        let y = by_hand(&x, &weight)?;
+        assert_eq!((y.shape(), y.dtype()), (x.shape(), dtype));
+        let off = distance(&by_primitive(&x, &weight)?, &y, epsilon)?;
+
+        let (dx, dw) = gradients(by_primitive, &x, &weight)?;
+        let (dx_hand, dw_hand) = gradients(by_hand, &x, &weight)?;
+        assert_eq!((dx.dtype(), dw.dtype()), (dtype, dtype));
+        let off_x = distance(&dx, &dx_hand, epsilon)?;
+        let off_w = distance(&dw, &dw_hand, epsilon)?;
+
+        println!(
+            "{dtype}: off by {off:.2} of {value} epsilons; gradients by {off_x:.2} and {off_w:.2} of {gradient}"
+        );
+        assert!(off <= value, "{dtype}: values");
+        assert!(off_x <= gradient && off_w <= gradient, "{dtype}: gradients");
+    }
+    Ok(())
+}
