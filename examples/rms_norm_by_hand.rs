@@ -21,7 +21,7 @@ struct Case {
 }
 
 const CASES: [Case; 3] = [
-    // Each side adds FEATURES squares in an order of its own, with an error of up to FEATURES / 2 epsilons,
+    // Each side adds FEATURES squares in a different order, with an error of up to FEATURES / 2 epsilons,
     // of which the square root leaves half. So the sides differ by up to FEATURES / 2, and a few single
     // roundings. In the gradient of x this factor occurs four times, and there is a second sum.
     Case {

@@ -41,7 +41,7 @@ struct Cli {
     /// Threads of the CPU kernels [default: the number of cores].
     #[arg(long, global = true, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
     threads: Option<u16>,
-    /// Products of prompts with packed weights: exact, or int8 (rounded, faster).
+    /// Products of prompts with packed weights: exact, or int8 (faster).
     #[arg(
         long,
         global = true,
