@@ -303,6 +303,67 @@ fn bounds_of_vmap_are_held() {
     assert_eq!(failing(&row.vmap_bounds(|_| Bound::default())), [Check::Vmap]);
 }
 
+/// A derivative that is wrong only where the other input is a constant.
+#[test]
+fn inputs_are_differentiated_alone() {
+    #[derive(Clone, Copy, PartialEq)]
+    struct Difference {
+        wrong: Option<Check>,
+    }
+
+    impl Difference {
+        /// The sign of the second input where it is differentiated alone.
+        fn sign(self, check: Check, argnums: &[usize]) -> f32 {
+            if self.wrong == Some(check) && argnums == [1] { 1.0 } else { -1.0 }
+        }
+    }
+
+    impl CustomPrimitive for Difference {
+        fn name(&self) -> &str {
+            "difference"
+        }
+
+        fn outputs(&self, inputs: &[Spec]) -> Result<Vec<Spec>> {
+            Ok(inputs[..1].to_vec())
+        }
+
+        fn eval_cpu(&self, inputs: &[View<'_>], outputs: &mut [ViewMut<'_>]) -> Result<()> {
+            let (a, b) = (inputs[0].as_slice::<f32>()?, inputs[1].as_slice::<f32>()?);
+            let y = outputs[0].as_mut_slice::<f32>()?;
+            y.iter_mut().zip(a).zip(b).for_each(|((y, a), b)| *y = a - b);
+            Ok(())
+        }
+
+        fn vjp(&self, _: &[Array], g: &[Array], n: &[usize], _: &[Array]) -> Result<Vec<Array>> {
+            let sign = self.sign(Check::Vjp, n);
+            n.iter().map(|&n| g[0].multiply(if n == 0 { 1.0 } else { sign })).collect()
+        }
+
+        fn jvp(&self, _: &[Array], t: &[Array], n: &[usize]) -> Result<Vec<Array>> {
+            match n {
+                [0] => Ok(vec![t[0].clone()]),
+                [_] => Ok(vec![t[0].multiply(self.sign(Check::Jvp, n))?]),
+                _ => Ok(vec![t[0].subtract(&t[1])?]),
+            }
+        }
+    }
+
+    for wrong in [None, Some(Check::Vjp), Some(Check::Jvp)] {
+        let op = move |x: &[Array]| apply(Difference { wrong }, &[&x[0], &x[1]]);
+        let difference = |x: &[Tensor]| {
+            let values: Vec<f64> =
+                x[0].values.iter().zip(&x[1].values).map(|(a, b)| a - b).collect();
+            vec![Tensor::new(x[0].shape.clone(), values)]
+        };
+        let row = Conformance::new("difference", op, difference)
+            .shapes(&[&[4, 9], &[4, 9]])
+            .backends(&[Backend::Cpu])
+            .dtypes(&[Dtype::Float32])
+            .without(Check::Vmap, "it has none");
+        assert_eq!(failing(&row), Vec::from_iter(wrong));
+    }
+}
+
 #[test]
 fn conformance_without_shapes_fails() {
     let report = Conformance::new("nothing", |x| Ok(x.to_vec()), |x| x.to_vec()).run();

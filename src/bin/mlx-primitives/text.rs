@@ -76,8 +76,7 @@ struct SamplingArgs {
     /// Probability above which XTC removes all tokens except the least likely.
     #[arg(long, default_value_t = 0.1, value_name = "P")]
     xtc_threshold: f32,
-    /// Divide the positive logits of recent tokens by this, and multiply the negative ones; 1 is
-    /// off.
+    /// Divide positive logits of recent tokens by this, multiply negative ones; 1 is off.
     #[arg(long, default_value_t = 0.0, value_name = "X", hide_default_value = true)]
     repetition_penalty: f32,
     /// Tokens that --repetition-penalty looks back.
