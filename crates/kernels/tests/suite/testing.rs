@@ -85,6 +85,16 @@ pub fn machines() -> Vec<Machine> {
     Level::available().flat_map(with).collect()
 }
 
+/// Those, and products of tiles as loops.
+pub fn machines_and_tiles() -> Vec<Machine> {
+    let mut machines = machines();
+    let scalar = machines.iter().filter(|machine| machine.level == Level::Scalar);
+    let tiles: Vec<_> =
+        scalar.map(|machine| Machine { level: Level::ScalarTiles, ..*machine }).collect();
+    machines.extend(tiles);
+    machines
+}
+
 /// Bit for bit, except that any NaN equals any other.
 pub fn assert_same<T: Sample>(got: &[T], expected: &[T], what: &str) {
     assert_eq!(got.len(), expected.len());
