@@ -3,7 +3,7 @@
 use std::arch::x86_64::*;
 use std::ops::{Add, Div, Mul, Sub};
 
-use super::{F32x16, LANES};
+use super::{F32x16, LANES, tiles::Tiles};
 
 mod tree;
 
@@ -67,6 +67,8 @@ impl Div for Avx2 {
         floats(both!(_mm256_div_ps(self, other)))
     }
 }
+
+impl Tiles for Avx2 {}
 
 impl F32x16 for Avx2 {
     type Int = (__m256i, __m256i);

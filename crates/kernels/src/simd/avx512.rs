@@ -4,10 +4,10 @@ use std::arch::x86_64::*;
 use std::mem::transmute;
 use std::ops::{Add, Div, Mul, Sub};
 
-use super::tiles::TileProduct;
 use super::transpose::transpose;
-use super::{F32x16, LANES, amx, dot_bf16_by_halves, dot_bytes_in_turn};
+use super::{F32x16, LANES, dot_bf16_by_halves, dot_bytes_in_turn};
 
+pub(super) mod amx;
 mod pairs;
 mod whole;
 
@@ -151,26 +151,6 @@ impl<const BF16: bool> F32x16 for Avx512<BF16> {
         } else {
             dot_bytes_in_turn::<Self>(sum, a, b)
         }
-    }
-    #[inline(always)]
-    unsafe fn begin_tiles(step: usize) {
-        // SAFETY: the level is `Amx`.
-        unsafe { amx::begin(step) }
-    }
-    #[inline(always)]
-    unsafe fn end_tiles() {
-        // SAFETY: the level is `Amx`.
-        unsafe { amx::end() }
-    }
-    #[inline(always)]
-    unsafe fn add_tiles_bf16(product: &TileProduct) {
-        // SAFETY: the caller's contract, and the level is `Amx`.
-        unsafe { amx::add_bf16(product) }
-    }
-    #[inline(always)]
-    unsafe fn add_tiles_bytes(product: &TileProduct) {
-        // SAFETY: the caller's contract, and the level is `Amx`.
-        unsafe { amx::add_bytes(product) }
     }
     #[inline(always)]
     unsafe fn store_bytes(a: __m512i, to: *mut u8) {

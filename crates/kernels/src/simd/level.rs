@@ -6,7 +6,7 @@ use std::sync::OnceLock;
 use super::neon::Neon;
 use super::{Kernel, scalar::Scalar};
 #[cfg(target_arch = "x86_64")]
-use super::{amx, avx2::Avx2, avx512::Avx512};
+use super::{avx2::Avx2, avx512::Avx512, avx512::amx};
 
 /// An instruction set that this build supports.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

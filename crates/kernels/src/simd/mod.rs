@@ -6,8 +6,6 @@
 use std::ops::{Add, Div, Mul, Sub};
 
 #[cfg(target_arch = "x86_64")]
-mod amx;
-#[cfg(target_arch = "x86_64")]
 mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
@@ -21,21 +19,18 @@ mod scalar;
 mod stream;
 pub mod tiles;
 mod transpose;
-
 #[cfg(target_arch = "x86_64")]
 pub use avx512::Avx512;
 use dots::{dot_bf16_by_halves, dot_bytes_in_turn};
 pub use level::Level;
 pub use memory::{fence, prefetch, prefetch_block, prefetch_far};
-use tiles::TileProduct;
 
 /// Lanes in a block, whatever the level.
 pub const LANES: usize = 16;
 
 /// A kernel body written once over the vector type.
 pub trait Kernel {
-    /// Whether it gains from `avx512bf16` and `amx`: it converts to bf16, or multiplies bf16 pairs or
-    /// bytes.
+    /// Whether it gains from `avx512bf16`: it converts to bf16, or multiplies bf16 pairs or bytes.
     const BF16: bool;
     /// Whether only `avx512bf16` and `amx` run it, and the portable level as its reference.
     const ONLY_BF16: bool = false;
@@ -51,7 +46,7 @@ pub trait Kernel {
 /// Only [`Level::run`] names the implementations, after the level was detected, which makes the
 /// intrinsics behind these safe methods sound.
 pub trait F32x16:
-    Copy + Add<Output = Self> + Sub<Output = Self> + Mul<Output = Self> + Div<Output = Self> + 'static
+    tiles::Tiles + Add<Output = Self> + Sub<Output = Self> + Mul<Output = Self> + Div<Output = Self>
 {
     /// Whether a block is one of 32 registers, so that two dozen sums stay in registers.
     const ONE_REGISTER: bool = false;
@@ -304,32 +299,6 @@ pub trait F32x16:
     #[inline(always)]
     fn dot_bytes(sum: Self::Int, a: Self::Int, b: Self::Int) -> Self::Int {
         dot_bytes_in_turn::<Self>(sum, a, b)
-    }
-    /// Sets up this thread for products of tiles of `step` words.
-    /// # Safety
-    /// The level multiplies tiles.
-    #[inline(always)]
-    unsafe fn begin_tiles(_step: usize) {}
-    /// Ends what [`begin_tiles`](Self::begin_tiles) began.
-    /// # Safety
-    /// The level multiplies tiles.
-    #[inline(always)]
-    unsafe fn end_tiles() {}
-    /// [`TileProduct::add_bf16`].
-    /// # Safety
-    /// Its contract; [`begin_tiles`](Self::begin_tiles) was called with the product's `step`.
-    #[inline(always)]
-    unsafe fn add_tiles_bf16(product: &TileProduct) {
-        // SAFETY: the caller's contract.
-        unsafe { product.add_bf16() }
-    }
-    /// [`TileProduct::add_bytes`].
-    /// # Safety
-    /// As [`add_tiles_bf16`](Self::add_tiles_bf16).
-    #[inline(always)]
-    unsafe fn add_tiles_bytes(product: &TileProduct) {
-        // SAFETY: the caller's contract.
-        unsafe { product.add_bytes() }
     }
     /// Stores lanes below `2^BITS` as the stream that [`load_stream`](Self::load_stream) reads.
     /// # Safety

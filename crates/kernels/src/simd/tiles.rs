@@ -8,6 +8,44 @@ use super::LANES;
 pub const TILE_ROWS: usize = 2 * LANES;
 pub const TILE_PANELS: usize = 2;
 
+/// What multiplies tiles; without instructions for that, loops do.
+pub trait Tiles: Copy + 'static {
+    /// Sets up this thread for products of tiles of `step` words.
+    ///
+    /// # Safety
+    /// The level multiplies tiles.
+    #[inline(always)]
+    unsafe fn begin_tiles(_step: usize) {}
+
+    /// Ends what [`begin_tiles`](Self::begin_tiles) began.
+    ///
+    /// # Safety
+    /// The level multiplies tiles.
+    #[inline(always)]
+    unsafe fn end_tiles() {}
+
+    /// [`TileProduct::add_bf16`].
+    ///
+    /// # Safety
+    /// Its contract, with at least one word; [`begin_tiles`](Self::begin_tiles) was called with the
+    /// product's `step`.
+    #[inline(always)]
+    unsafe fn add_tiles_bf16(product: &TileProduct) {
+        // SAFETY: the caller's contract.
+        unsafe { product.add_bf16() }
+    }
+
+    /// [`TileProduct::add_bytes`].
+    ///
+    /// # Safety
+    /// As for [`add_tiles_bf16`](Self::add_tiles_bf16).
+    #[inline(always)]
+    unsafe fn add_tiles_bytes(product: &TileProduct) {
+        // SAFETY: the caller's contract.
+        unsafe { product.add_bytes() }
+    }
+}
+
 /// The words of [`TILE_ROWS`] rows of weights times those of [`TILE_PANELS`] panels of sixteen rows
 /// of x, interleaved.
 #[derive(Clone, Copy)]

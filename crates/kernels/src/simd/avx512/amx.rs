@@ -4,8 +4,9 @@ use std::arch::asm;
 use std::arch::x86_64::__cpuid_count;
 use std::sync::OnceLock;
 
-use super::LANES;
-use super::tiles::{TILE_PANELS, TILE_ROWS, TileProduct};
+use super::super::LANES;
+use super::super::tiles::{TILE_PANELS, TILE_ROWS, TileProduct, Tiles};
+use super::Avx512;
 
 /// Whether this processor multiplies tiles of bf16 and of bytes, and the kernel lets this process
 /// use them. It asks the kernel once.
@@ -60,31 +61,6 @@ struct Layout {
     rows: [u8; 16],
 }
 
-/// Sets up the tile registers of this thread for tiles of `step` words.
-///
-/// # Safety
-/// [`is_permitted`] returned true.
-pub unsafe fn begin(step: usize) {
-    debug_assert!((1..=LANES).contains(&step));
-    let mut layout =
-        Layout { palette: 1, start_row: 0, reserved: [0; 14], row_bytes: [0; 16], rows: [0; 16] };
-    layout.row_bytes[..8].fill(64);
-    layout.rows[..8].fill(LANES as u8);
-    layout.row_bytes[4..6].fill(4 * step as u16);
-    layout.rows[6..8].fill(step as u8);
-    // SAFETY: the layout is one that the instruction takes, and outlives it.
-    unsafe { asm!("ldtilecfg [{}]", in(reg) &raw const layout, options(nostack, readonly)) };
-}
-
-/// Clears the tile registers, so that the system need not save them.
-///
-/// # Safety
-/// [`is_permitted`] returned true.
-pub unsafe fn end() {
-    // SAFETY: the processor has the instruction.
-    unsafe { asm!("tilerelease", options(nostack, nomem)) };
-}
-
 /// The four products of two tiles of weights and two panels, added up in registers.
 macro_rules! add {
     ($dot:literal, $product:expr) => {{
@@ -133,20 +109,42 @@ macro_rules! add {
     }};
 }
 
-/// [`TileProduct::add_bf16`]; subnormal numbers count as zero.
-///
-/// # Safety
-/// Its contract, with at least one word, between [`begin`] with the product's `step` and [`end`].
-pub unsafe fn add_bf16(product: &TileProduct) {
-    // SAFETY: the caller's contract; tile registers belong to nobody between two calls.
-    unsafe { add!("tdpbf16ps", product) }
-}
+impl<const BF16: bool> Tiles for Avx512<BF16> {
+    #[inline(always)]
+    unsafe fn begin_tiles(step: usize) {
+        debug_assert!((1..=LANES).contains(&step));
+        let mut layout = Layout {
+            palette: 1,
+            start_row: 0,
+            reserved: [0; 14],
+            row_bytes: [0; 16],
+            rows: [0; 16],
+        };
+        layout.row_bytes[..8].fill(64);
+        layout.rows[..8].fill(LANES as u8);
+        layout.row_bytes[4..6].fill(4 * step as u16);
+        layout.rows[6..8].fill(step as u8);
+        // SAFETY: the level is `Amx`; the instruction takes this layout, which outlives it.
+        unsafe { asm!("ldtilecfg [{}]", in(reg) &raw const layout, options(nostack, readonly)) };
+    }
 
-/// [`TileProduct::add_bytes`].
-///
-/// # Safety
-/// As [`add_bf16`].
-pub unsafe fn add_bytes(product: &TileProduct) {
-    // SAFETY: as above.
-    unsafe { add!("tdpbusd", product) }
+    /// Clears the tile registers, so that the system need not save them.
+    #[inline(always)]
+    unsafe fn end_tiles() {
+        // SAFETY: the level is `Amx`.
+        unsafe { asm!("tilerelease", options(nostack, nomem)) };
+    }
+
+    /// Subnormal numbers count as zero.
+    #[inline(always)]
+    unsafe fn add_tiles_bf16(product: &TileProduct) {
+        // SAFETY: the caller's contract, and the level is `Amx`; nothing else uses tile registers.
+        unsafe { add!("tdpbf16ps", product) }
+    }
+
+    #[inline(always)]
+    unsafe fn add_tiles_bytes(product: &TileProduct) {
+        // SAFETY: as above.
+        unsafe { add!("tdpbusd", product) }
+    }
 }
