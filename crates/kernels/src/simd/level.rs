@@ -23,7 +23,7 @@ pub enum Level {
     #[cfg(target_arch = "aarch64")]
     Neon,
     Scalar,
-    /// `Scalar` with products of tiles as loops: what tests check the use of tiles by.
+    /// `Scalar` with products of tiles as loops, by which tests check the code around tiles.
     ScalarTiles,
 }
 

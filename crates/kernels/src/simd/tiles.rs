@@ -1,4 +1,4 @@
-//! Products of tiles: what AMX multiplies, and the same without it.
+//! Products of tiles, which AMX has instructions for, and loops that do the same.
 //!
 //! A tile is sixteen rows of at most sixteen words of four bytes, two bf16 or four bytes each.
 
@@ -8,7 +8,7 @@ use super::LANES;
 pub const TILE_ROWS: usize = 2 * LANES;
 pub const TILE_PANELS: usize = 2;
 
-/// What multiplies tiles; without instructions for that, loops do.
+/// Products of tiles, by instructions of the level or by loops.
 pub trait Tiles: Copy + 'static {
     /// Sets up this thread for products of tiles of `step` words.
     ///

@@ -85,7 +85,7 @@ pub fn machines() -> Vec<Machine> {
     Level::available().flat_map(with).collect()
 }
 
-/// Those, and products of tiles as loops.
+/// The machines of [`machines`], and the scalar ones with products of tiles as loops.
 pub fn machines_and_tiles() -> Vec<Machine> {
     let mut machines = machines();
     let scalar = machines.iter().filter(|machine| machine.level == Level::Scalar);

@@ -51,7 +51,7 @@ fn ask_kernel() -> bool {
     false
 }
 
-/// What the tile registers hold: sums in 0 to 3, weights in 4 and 5, x in 6 and 7.
+/// The shapes of the tile registers: sums in 0 to 3, weights in 4 and 5, x in 6 and 7.
 #[repr(C, align(64))]
 struct Layout {
     palette: u8,
