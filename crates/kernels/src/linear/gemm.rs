@@ -3,7 +3,8 @@
 //! Lanes run along the rows of x, which are packed once, interleaved by sixteen. Weights stay in
 //! rows: a tile of them is unpacked to f32 or bf16 near the level-one cache and broadcast word by
 //! word, so any weights that can write out their rows (dense, converted, dequantized) can be
-//! multiplied. Every output is one chain of fused multiply-adds in the order of k, for any tile.
+//! multiplied. Every output is one chain of fused multiply-adds in the order of k, for any tile. On
+//! a level that multiplies tiles, the sums of whole tiles follow each other in the order of k.
 
 use std::mem::MaybeUninit;
 use std::ops::Range;
@@ -155,7 +156,7 @@ pub unsafe fn multiply<A: Arithmetic, W: Weights<A>>(
         rows /= 2;
     }
     let columns = tiles * tile;
-    // Tiles multiply ten times as fast.
+    // With 128 rows, tiles were measured to be five to eight times as fast.
     let work = rows.min(x.m) * columns.min(n) * x.k / if in_tiles { 50 } else { 10 };
     machine.pool.for_each(count(rows, tiles), work, &|items| {
         let kernel = Multiply { x, extents, rows, columns, in_tiles, items, weights, epilogue };
