@@ -20,7 +20,11 @@ fn has_tiles() -> bool {
     const TILE: u32 = 1 << 24;
     const INT8: u32 = 1 << 25;
     let wanted = BF16 | TILE | INT8;
-    __cpuid_count(0, 0).eax >= 7 && __cpuid_count(7, 0).edx & wanted == wanted
+    // SAFETY: every x86-64 processor has the instruction, and leaf 7 is read only where it exists.
+    #[allow(unused_unsafe, reason = "Rust 1.89 marks the intrinsic unsafe")]
+    unsafe {
+        __cpuid_count(0, 0).eax >= 7 && __cpuid_count(7, 0).edx & wanted == wanted
+    }
 }
 
 /// Linux saves the tile registers of a process's threads only after it has asked for them.
