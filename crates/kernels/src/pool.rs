@@ -37,8 +37,10 @@ const WORK_OF_UNIT: usize = 10_000;
 const SPIN: Duration = Duration::from_micros(30);
 const LONG_SPIN: Duration = Duration::from_millis(1);
 const LENT: Duration = Duration::from_micros(100);
-/// How often a thread looks for a job before it lets another thread have the core.
+/// How often a thread looks for a job before it lets another thread have the core, and a helper
+/// where there are cores for all.
 const LOOKS: u32 = 32;
+const MORE_LOOKS: u32 = 128;
 /// Helpers that the caller, and each helper that wakes, rouses at once.
 const WOKEN: usize = 3;
 /// Ranges for each thread in the count that [`Pool::ranges`] returns.
@@ -88,11 +90,12 @@ pub struct Pool {
     /// Share 0 is the caller's, and share `i + 1` that of helper `i`.
     shares: Box<[Line<Share>]>,
     helpers: Box<[Line<Helper>]>,
+    threads: usize,
     /// Threads that help while they wait for a result; this many helpers may stay parked.
     pub guests: AtomicUsize,
     /// How long helpers watch at most.
     longest: Duration,
-    /// How often a waiting caller looks before it lets another thread have the core.
+    /// How often a helper looks for a job before it lets another thread have the core.
     looks: u32,
 }
 
@@ -114,14 +117,19 @@ impl Drop for AbortOnUnwind {
 }
 
 impl Pool {
-    /// A pool of `threads` in all, the caller included. It lives as long as the process.
+    /// A pool of `threads` in all, the caller included. It lives as long as the process. Threads
+    /// beyond the cores would only take turns with the others, so they never take part.
     pub fn leak(threads: usize) -> &'static Pool {
+        Self::leak_on(threads, cores())
+    }
+
+    /// [`leak`](Self::leak) for a machine with this many cores.
+    pub fn leak_on(threads: usize, available: usize) -> &'static Pool {
         let threads = threads.clamp(1, MAX_THREADS);
+        let team = threads.min(available).max(1);
         let helper = |_| Line(Helper { parked: AtomicBool::new(false), thread: OnceLock::new() });
-        let cores = std::thread::available_parallelism().map_or(1, |cores| cores.get());
         // With more threads than cores, a thread that watches may keep one from its work.
-        let (longest, looks) =
-            if threads > cores { (SPIN, LOOKS) } else { (LONG_SPIN, 100 * LOOKS) };
+        let (longest, looks) = if team > cores() { (SPIN, LOOKS) } else { (LONG_SPIN, MORE_LOOKS) };
         let pool: &'static Pool = Box::leak(Box::new(Pool {
             board: Line(Board {
                 call: AtomicU64::new(Call::NONE),
@@ -129,8 +137,9 @@ impl Pool {
                 waking: AtomicUsize::new(0),
             }),
             taken: Line(AtomicBool::new(false)),
-            shares: (0..threads).map(|_| Line(Share::new())).collect(),
-            helpers: (1..threads).map(helper).collect(),
+            shares: (0..team).map(|_| Line(Share::new())).collect(),
+            helpers: (1..team).map(helper).collect(),
+            threads,
             guests: AtomicUsize::new(0),
             longest,
             looks,
@@ -148,7 +157,6 @@ impl Pool {
     /// `MLX_PRIMITIVES_THREADS` (1 to [`MAX_THREADS`]), or one for each core.
     pub fn current() -> &'static Pool {
         CURRENT.get_or_init(|| {
-            let cores = || std::thread::available_parallelism().map_or(1, |cores| cores.get());
             let wanted = Self::wanted().ok().flatten();
             Pool::leak(wanted.unwrap_or_else(cores).min(MAX_THREADS))
         })
@@ -175,7 +183,7 @@ impl Pool {
     }
 
     pub fn threads(&self) -> usize {
-        self.helpers.len() + 1
+        self.threads
     }
 
     /// The number of ranges that a job with this much work is split into.
@@ -193,7 +201,11 @@ impl Pool {
                 || self.helpers.iter().any(|helper| !helper.0.parked.load(Ordering::Relaxed))
         };
         let shared = work >= WAKING_WORK || work >= SHARED_WORK && watched();
-        if shared { (work / WORK_OF_THREAD).min(self.threads()) } else { 1 }
+        if shared && self.shares.len() > 1 {
+            (work / WORK_OF_THREAD).min(self.shares.len())
+        } else {
+            1
+        }
     }
 
     /// Runs `body` over disjoint ranges that cover `0..items`, where an item takes about `work`
@@ -251,9 +263,7 @@ impl Pool {
     fn work(&self, call: Call, home: usize) {
         for at in (home..call.shares()).chain(0..home) {
             let share = &self.shares[at].0;
-            // Later parts are shorter, so that threads end at nearly the same time.
-            let parts = if at == home { 2 } else { 4 };
-            let mut taken = share.take(call, parts, false);
+            let mut taken = share.take(call, at == home, false);
             if taken.is_none() {
                 continue;
             }
@@ -266,7 +276,7 @@ impl Pool {
                     // SAFETY: as above, and the caller keeps the body until the job is done.
                     unsafe { (*job.body)(range) };
                 }
-                taken = share.take(call, parts, true);
+                taken = share.take(call, at == home, true);
             }
             // Streaming stores become visible to the waiting caller.
             fence();
@@ -281,7 +291,7 @@ impl Pool {
         for share in &self.shares[..call.shares()] {
             while !share.0.is_idle() {
                 looks += 1;
-                if looks < self.looks {
+                if looks < 10 * self.looks {
                     std::hint::spin_loop();
                 } else {
                     std::thread::yield_now();
@@ -299,7 +309,8 @@ impl Pool {
         let resting = || index < self.guests.load(Ordering::Relaxed);
         loop {
             let fresh = |call: Call| call.number() != last && share < call.shares();
-            let seen = if resting() { None } else { self.watch(&fresh, patience, &resting) };
+            let seen =
+                if resting() { None } else { self.watch(&fresh, patience, self.looks, &resting) };
             if let Some(call) = seen {
                 self.work(call, share);
                 last = call.number();
@@ -325,7 +336,7 @@ impl Pool {
         // Begins with the share of the helper that rests meanwhile.
         let home = 1 + self.guests.fetch_add(1, Ordering::Relaxed) % self.helpers.len();
         let mut last = Call::NONE;
-        while let Some(call) = self.watch(&|call| call.number() != last, LENT, done) {
+        while let Some(call) = self.watch(&|call| call.number() != last, LENT, LOOKS, done) {
             self.work(call, home % call.shares());
             last = call.number();
         }
@@ -338,11 +349,12 @@ impl Pool {
         &self,
         fresh: &dyn Fn(Call) -> bool,
         patience: Duration,
+        looks: u32,
         done: &dyn Fn() -> bool,
     ) -> Option<Call> {
         let start = Instant::now();
         while start.elapsed() < patience {
-            for _ in 0..LOOKS {
+            for _ in 0..looks {
                 let call = Call::from_word(self.board.0.call.load(Ordering::Acquire));
                 if fresh(call) {
                     return Some(call);
@@ -357,4 +369,8 @@ impl Pool {
         }
         None
     }
+}
+
+fn cores() -> usize {
+    std::thread::available_parallelism().map_or(1, |cores| cores.get())
 }

@@ -74,10 +74,10 @@ impl Share {
         Share(AtomicU64::new(Call::NONE))
     }
 
-    /// Takes one of `parts` equal parts of the units that are left, at least one unit. The thread
-    /// is counted among those that run until it calls [`leave`](Self::leave), and says by `inside`
-    /// that it is counted already.
-    pub fn take(&self, call: Call, parts: usize, inside: bool) -> Option<Range<usize>> {
+    /// Takes half of the units that are left of the thread's `own` share, or up to a quarter of
+    /// another one. The thread is counted among those that run until it calls
+    /// [`leave`](Self::leave), and says by `inside` that it is counted already.
+    pub fn take(&self, call: Call, own: bool, inside: bool) -> Option<Range<usize>> {
         let mut word = self.0.load(Ordering::Relaxed);
         loop {
             let (taken, running) = match (word >> NUMBER).cmp(&call.number()) {
@@ -90,7 +90,9 @@ impl Share {
             if left == 0 {
                 return None;
             }
-            let end = taken + left.div_ceil(parts);
+            // Shorter parts come last, so that threads end at nearly the same time.
+            let most = if own { left.div_ceil(2) } else { call.units().div_ceil(4) };
+            let end = taken + most.min(left);
             let running = running + u64::from(!inside);
             let next = call.number() << NUMBER | (end as u64) << TAKEN | running;
             match self.0.compare_exchange_weak(word, next, Ordering::AcqRel, Ordering::Relaxed) {

@@ -80,7 +80,7 @@ pub fn go_past_the_caches() {
 pub fn machines() -> Vec<Machine> {
     go_past_the_caches();
     static POOLS: std::sync::OnceLock<[&Pool; 2]> = std::sync::OnceLock::new();
-    let pools = POOLS.get_or_init(|| [Pool::leak(1), Pool::leak(4)]);
+    let pools = POOLS.get_or_init(|| [Pool::leak(1), Pool::leak_on(4, 4)]);
     let with = |level| pools.map(|pool| Machine { level, pool });
     Level::available().flat_map(with).collect()
 }
