@@ -1,5 +1,5 @@
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
-use std::thread::{scope, sleep};
+use std::thread::{ScopedJoinHandle, scope, sleep};
 use std::time::{Duration, Instant};
 
 use mlx_primitives_kernels::pool::Pool;
@@ -12,7 +12,12 @@ fn team(threads: usize) -> &'static Pool {
     Pool::leak_on(threads, threads)
 }
 
-/// The same numbers in each run.
+/// Joins threads of a scope, which ThreadSanitizer sees, as it does not see the end of a scope.
+fn join(threads: Vec<ScopedJoinHandle<()>>) {
+    threads.into_iter().for_each(|thread| thread.join().expect("no panic"));
+}
+
+/// Numbers that are the same in each run.
 struct Random(u64);
 
 impl Random {
@@ -81,15 +86,16 @@ fn several_callers_share_a_pool() {
     for threads in [2, 3, 16] {
         let pool = team(threads);
         scope(|scope| {
-            for seed in 0..4 {
+            let caller = |seed| {
                 scope.spawn(move || {
                     let mut random = Random(seed);
                     for _ in 0..500 {
                         let items = random.below(200);
                         check(pool, items, 100_000 << random.below(20), &|_| ());
                     }
-                });
-            }
+                })
+            };
+            join((0..4).map(caller).collect());
         });
     }
 }
@@ -100,7 +106,7 @@ fn a_guest_helps_until_done() {
         let pool = team(threads);
         let (done, sum) = (AtomicUsize::new(0), AtomicUsize::new(0));
         scope(|scope| {
-            scope.spawn(|| {
+            let caller = scope.spawn(|| {
                 for _ in 0..2000 {
                     pool.for_each(100, HEAVY, &|range| {
                         sum.fetch_add(range.len(), Relaxed);
@@ -111,6 +117,7 @@ fn a_guest_helps_until_done() {
             while done.load(Relaxed) == 0 {
                 pool.lend(&|| done.load(Relaxed) == 1);
             }
+            join(vec![caller]);
         });
         assert_eq!(sum.load(Relaxed), 200_000);
         assert_eq!(pool.guests.load(Relaxed), 0);
@@ -122,17 +129,19 @@ fn guests_may_be_more_than_helpers() {
     let pool = team(2);
     let done = AtomicUsize::new(0);
     scope(|scope| {
-        for _ in 0..4 {
+        let guest = |_| {
             scope.spawn(|| {
                 while done.load(Relaxed) == 0 {
                     pool.lend(&|| done.load(Relaxed) == 1);
                 }
-            });
-        }
+            })
+        };
+        let guests = (0..4).map(guest).collect();
         for items in 0..300 {
             check(pool, items, HEAVY / 1024, &|_| ());
         }
         done.store(1, Relaxed);
+        join(guests);
     });
     assert_eq!(pool.guests.load(Relaxed), 0);
 }
