@@ -1,8 +1,8 @@
 //! `cargo bench --bench regions [-- THREADS...]`: the cost of sharing a job among threads.
 //!
-//! Teams with more threads than this machine has cores are timed too, marked "oversubscribed".
-//! Their threads take turns on the cores, so these times bound the cost from above and show how
-//! well a team copes with other load.
+//! Teams with more threads than this machine has cores are timed too, marked "oversubscribed". Those
+//! beyond the cores take no part, so these times are to be those of a team with a thread for each
+//! core.
 
 use std::hint::spin_loop;
 use std::time::{Duration, Instant};

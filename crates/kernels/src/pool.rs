@@ -41,7 +41,7 @@ const LENT: Duration = Duration::from_micros(100);
 /// where there are cores for all.
 const LOOKS: u32 = 32;
 const MORE_LOOKS: u32 = 128;
-/// Helpers that the caller, and each helper that wakes, rouses at once.
+/// Helpers that the caller, and each helper that wakes, wakes at once.
 const WOKEN: usize = 3;
 /// Ranges for each thread in the count that [`Pool::ranges`] returns.
 const RANGES_PER_THREAD: usize = 4;
@@ -71,7 +71,7 @@ impl Job {
     }
 }
 
-/// What the helpers watch. The caller writes all of it in one go.
+/// The line that helpers watch. The caller writes all of it in one go.
 struct Board {
     call: AtomicU64,
     job: UnsafeCell<Option<Job>>,

@@ -24,7 +24,7 @@ pub const MAX_UNITS: usize = 8;
 #[repr(align(128))]
 pub struct Line<T>(pub T);
 
-/// What a thread has to know of a job to take from its shares, in one word: the job's number,
+/// All that a thread has to know of a job to take from its shares, in one word: the job's number,
 /// which lasts for many years, then the units of a share and the number of shares.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct Call(u64);
