@@ -19,6 +19,8 @@ pub(crate) mod bridge {
 
         /// A lazy array whose elements `from` reads.
         fn stored(from: Box<Stored>, shape: &[i32], dtype: Dtype) -> Result<UniquePtr<MlxArray>>;
+        /// Rows `start` to `end` of an array; of one that waits to be read, only these are read.
+        fn stored_rows(whole: &MlxArray, start: i32, end: i32) -> Result<UniquePtr<MlxArray>>;
         fn save_safetensors(
             path: &str,
             names: &[String],
@@ -32,5 +34,8 @@ pub(crate) mod bridge {
 
         /// Fills the memory of the array with the stored elements.
         fn read(self: &Stored, bytes: &mut [u8]) -> Result<()>;
+
+        /// The elements after the first `bytes` bytes.
+        fn after(self: &Stored, bytes: usize) -> Box<Stored>;
     }
 }

@@ -68,6 +68,7 @@ mod shapes;
 #[cfg(target_os = "linux")]
 mod simulated;
 mod softmax;
+mod split;
 mod support;
 mod table;
 mod text_cli;

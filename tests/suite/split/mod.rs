@@ -1,0 +1,190 @@
+//! A model on several ranks, which are processes on this machine: the same bits as in one process.
+
+mod scenarios;
+
+use std::fs;
+use std::net::TcpListener;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, bail, ensure};
+use mlx_primitives::distributed::{Group, Options};
+
+use crate::endings::ROLE;
+use crate::support::Checked;
+use scenarios::Results;
+
+/// How long the ranks of a test may take, far longer than they do on idle cores.
+const LIMIT: Duration = Duration::from_secs(240);
+
+/// A fixture of each architecture and format, for which three ranks run too.
+const FEW: [&str; 9] = [
+    "llama-f32-biases",
+    "llama-f16-mha-untied",
+    "llama-f32-sliding",
+    "llama-nvfp4-mixed",
+    "llama-q8-g64-sharded",
+    "qwen2-q4-g32",
+    "qwen3-q8-g32",
+    "gemma-q4-g64",
+    "gguf-q4_1",
+];
+
+/// Plays one rank: writes the results of a scenario to stdout. `role` is the scenario, the shares
+/// and a folder.
+pub fn play(role: &str) -> Checked {
+    let mut words = role.splitn(3, ' ');
+    let mut word = || words.next().context("a scenario, shares and a folder");
+    let (scenario, shares, folder) = (word()?, word()?, word()?);
+    let shares = shares.split(',').map(str::parse).collect::<Result<Vec<u32>, _>>()?;
+    let group = Group::join(Options::default())?;
+    ensure!(group.size() == shares.len(), "the group has {} ranks", group.size());
+    let mut results = Results::new(Some(&group), &shares)?;
+    run(scenario, Path::new(folder), &mut results)?;
+    for line in results.lines {
+        println!("{line}");
+    }
+    Ok(group.leave()?)
+}
+
+fn run(scenario: &str, folder: &Path, results: &mut Results) -> Checked {
+    match scenario {
+        "all-fixtures" => crate::checkpoints::names()?.iter().try_for_each(|n| results.fixture(n)),
+        "few-fixtures" => FEW.iter().try_for_each(|name| results.fixture(name)),
+        "demo" => results.demo_model(),
+        "random" => results.random(),
+        "save" => results.save_caches(folder),
+        "load" => results.load_caches(folder),
+        other => bail!("there is no scenario {other}"),
+    }
+}
+
+/// Processes that are ended with the test.
+struct Ranks {
+    children: Vec<Child>,
+    folder: tempfile::TempDir,
+}
+
+impl Drop for Ranks {
+    fn drop(&mut self) {
+        for child in &mut self.children {
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+    }
+}
+
+impl Ranks {
+    /// Starts `command` as each of the ranks. Their output goes to files.
+    fn start(count: usize, mut command: impl FnMut() -> anyhow::Result<Command>) -> Checked<Self> {
+        let folder = tempfile::tempdir()?;
+        // The listeners hold their ports until all are known, so that the ports differ.
+        let listeners: Vec<_> =
+            (0..count).map(|_| TcpListener::bind("127.0.0.1:0")).collect::<Result<_, _>>()?;
+        let addresses = listeners.iter().map(|l| Ok([l.local_addr()?.to_string()]));
+        let addresses = addresses.collect::<std::io::Result<Vec<_>>>()?;
+        drop(listeners);
+        let hosts = folder.path().join("hosts.json");
+        fs::write(&hosts, serde_json::to_string(&addresses)?)?;
+        let mut ranks = Self { children: Vec::new(), folder };
+        for rank in 0..count {
+            let file = |kind: &str| fs::File::create(ranks.output(rank, kind));
+            let mut command = command()?;
+            command
+                .env("MLX_HOSTFILE", &hosts)
+                .env("MLX_RANK", rank.to_string())
+                .env("MLX_PRIMITIVES_THREADS", "1")
+                .stdin(Stdio::null())
+                .stdout(file("out")?)
+                .stderr(file("err")?);
+            let child = command.spawn()?;
+            ranks.children.push(child);
+        }
+        Ok(ranks)
+    }
+
+    fn output(&self, rank: usize, kind: &str) -> PathBuf {
+        self.folder.path().join(format!("{rank}.{kind}"))
+    }
+
+    /// What each rank wrote to stdout. They must end well.
+    fn results(mut self) -> Checked<Vec<String>> {
+        let start = Instant::now();
+        let mut outputs = Vec::new();
+        for rank in 0..self.children.len() {
+            let status = loop {
+                if let Some(status) = self.children[rank].try_wait()? {
+                    break status;
+                }
+                ensure!(start.elapsed() < LIMIT, "rank {rank} did not end");
+                sleep(Duration::from_millis(5));
+            };
+            let error = fs::read_to_string(self.output(rank, "err"))?;
+            ensure!(status.success(), "rank {rank} ended with {status}: {error}");
+            outputs.push(fs::read_to_string(self.output(rank, "out"))?);
+        }
+        Ok(outputs)
+    }
+}
+
+/// Runs the scenario on ranks with these shares, and in this process, and compares the lines.
+fn same(scenario: &str, shares: &str, folder: &Path) -> Checked {
+    let role = format!("split {scenario} {shares} {}", folder.display());
+    let ranks = Ranks::start(shares.split(',').count(), || {
+        let mut command = Command::new(std::env::current_exe()?);
+        command.env(ROLE, &role);
+        Ok(command)
+    })?;
+    let outputs = ranks.results()?;
+    let mut alone = Results::new(None, &[])?;
+    run(scenario, folder, &mut alone)?;
+    for (rank, output) in outputs.iter().enumerate() {
+        let lines: Vec<&str> = output.lines().collect();
+        assert_eq!(lines.len(), alone.lines.len(), "rank {rank} of {shares}");
+        for (line, expected) in lines.iter().zip(&alone.lines) {
+            assert_eq!(line, expected, "rank {rank} of {shares}");
+        }
+    }
+    assert!(!alone.lines.is_empty());
+    Ok(())
+}
+
+#[test]
+fn two_ranks_compute_the_bits_of_one() -> Checked {
+    same("all-fixtures", "1,1", Path::new("-"))
+}
+
+#[test]
+fn three_ranks_of_unequal_shares_compute_the_bits_of_one() -> Checked {
+    same("few-fixtures", "2,1,1", Path::new("-"))
+}
+
+#[test]
+fn adapters_batches_drafts_and_draws_are_those_of_one_process() -> Checked {
+    same("demo", "3,1", Path::new("-"))
+}
+
+#[test]
+fn rows_are_cut_at_blocks_of_wide_matrices() -> Checked {
+    same("random", "1,2", Path::new("-"))?;
+    same("random", "1,1,1", Path::new("-"))
+}
+
+#[test]
+fn a_prompt_cache_crosses_to_other_numbers_of_ranks() -> Checked {
+    let folder = tempfile::tempdir()?;
+    // Saved by two ranks, which also checks that one process saves files of the same size.
+    let role = |scenario: &str, shares: &str| same(scenario, shares, folder.path());
+    role("save", "1,1")?; // this process has saved last
+    role("load", "1,1")?;
+    role("load", "2,1,1")?;
+    let ranks = Ranks::start(3, || {
+        let mut command = Command::new(std::env::current_exe()?);
+        command.env(ROLE, format!("split save 1,1,1 {}", folder.path().display()));
+        Ok(command)
+    })?;
+    ranks.results()?;
+    role("load", "1,1") // saved by three ranks, read by two and by one
+}
