@@ -56,9 +56,13 @@ impl DecoderLayer {
         let qkv = self_attn.norm_heads(self_attn.qkv_proj.forward(x, input_layernorm)?)?;
         let AttentionInputs { queries, keys, values } =
             cache.append(&qkv, self_attn.heads, &self_attn.rope)?;
-        let attended = scaled_dot_product_attention(&queries, &keys, &values, mask)?
-            .transpose([0, 2, 1, 3])?
-            .reshape([batch, time, heads * head_dim])?;
+        let queries = parts.whole_groups(queries)?;
+        let attended = scaled_dot_product_attention(&queries, &keys, &values, mask)?;
+        let attended = parts.own_queries(attended)?.transpose([0, 2, 1, 3])?.reshape([
+            batch,
+            time,
+            heads * head_dim,
+        ])?;
         let attended = parts.gather(attended, Axis::Heads)?;
         let h = self_attn.o_proj.forward(&attended, Fusion::residual(&parts.own(x)?))?;
         let h = parts.gather(h, Axis::Hidden)?;

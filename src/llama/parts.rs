@@ -51,7 +51,8 @@ struct Cuts {
 impl Parts {
     /// The parts of a model of that configuration.
     pub fn new(split: Option<&Split>, config: &Config) -> Result<Self> {
-        let Some(Split { group, rank, shares }) = split.filter(|split| split.shares.len() > 1) else {
+        let Some(Split { group, rank, shares }) = split.filter(|split| split.shares.len() > 1)
+        else {
             return Ok(Self(None));
         };
         let (heads, ranks) = (config.num_attention_heads, shares.len() as i32);
@@ -108,6 +109,26 @@ impl Parts {
                 Some(own) => x.slice_axis(-1, own.clone()),
                 None => Ok(x.clone()),
             },
+        }
+    }
+
+    /// This rank's queries `[batch, heads, time, head_dim]` with zeros in the place of the query heads
+    /// that other ranks have of its key head. Attention chooses the order of its sums by the number
+    /// of query heads of a key head.
+    pub fn whole_groups(&self, queries: Array) -> Result<Array> {
+        let Some((before, after)) = self.0.as_deref().and_then(Cuts::absent_queries) else {
+            return Ok(queries);
+        };
+        let (batch, _, time, features) = queries.dims4()?;
+        let zeros = |heads: i32| Array::zeros_of([batch, heads, time, features], queries.dtype());
+        concatenate(&[&zeros(before)?, &queries, &zeros(after)?], 1)
+    }
+
+    /// The results of this rank's queries, without those of [`whole_groups`](Self::whole_groups).
+    pub fn own_queries(&self, attended: Array) -> Result<Array> {
+        match self.0.as_deref().and_then(Cuts::absent_queries) {
+            Some((before, after)) => attended.slice_axis(1, before..attended.dim(1)? - after),
+            None => Ok(attended),
         }
     }
 
@@ -250,6 +271,15 @@ impl Parts {
 }
 
 impl Cuts {
+    /// The numbers of query heads before and after those of this rank that its key head has on other
+    /// ranks; `None` if there are none.
+    fn absent_queries(&self) -> Option<(i32, i32)> {
+        let (own, key) = (self.heads.get(self.rank)?, self.kv_heads.get(self.rank)?);
+        let group = self.heads.last()?.end / self.kv_heads.last()?.end;
+        let absent = (own.start - key.start * group, key.end * group - own.end);
+        (absent != (0, 0)).then_some(absent)
+    }
+
     fn group(&self) -> Result<&Group> {
         self.group.as_ref().ok_or_else(|| {
             Error::argument("split", "ranks that have joined, got one that is only planned")

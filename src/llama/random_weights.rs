@@ -163,9 +163,8 @@ impl RandomWeights {
 
     /// Draws these rows of words whose bits in the mask `drawn` are random, and the others 0.
     fn words(&mut self, shape: [i32; 2], rows: Range<i32>, drawn: u32) -> Result<Array> {
-        let numbers = self.numbers(&shape, &rows, |bits| {
-            [bits as u32 & drawn, (bits >> 32) as u32 & drawn]
-        })?;
+        let numbers =
+            self.numbers(&shape, &rows, |bits| [bits as u32 & drawn, (bits >> 32) as u32 & drawn])?;
         Array::from_slice(&numbers, [rows.end - rows.start, shape[1]])
     }
 
@@ -205,7 +204,8 @@ impl RandomWeights {
     ) -> Result<Vec<T>> {
         let all = count(shape)?;
         let row = count(shape.get(1..).unwrap_or_default())?;
-        let wanted = rows.start.unsigned_abs() as usize * row..rows.end.unsigned_abs() as usize * row;
+        let wanted =
+            rows.start.unsigned_abs() as usize * row..rows.end.unsigned_abs() as usize * row;
         let mut drawn = Vec::with_capacity(wanted.len());
         for start in (0..all).step_by(N) {
             let bits = self.next();

@@ -106,7 +106,9 @@ impl Weights {
         }
         eval(&rows)?;
         for row in rows {
-            row.to_vec::<f32>()?.iter().for_each(|number| hash.add(&number.to_bits().to_le_bytes()));
+            row.to_vec::<f32>()?
+                .iter()
+                .for_each(|number| hash.add(&number.to_bits().to_le_bytes()));
         }
         Ok(format!("{} {:016x}", config.model_type, hash.0))
     }

@@ -180,9 +180,9 @@ impl Results {
                 // Rank 0 has written the file once it has told the others so.
                 group.broadcast(b"written")?;
             }
-            let hash = fs::read(&path)?.iter().fold(0u64, |hash, byte| {
-                (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3)
-            });
+            let hash = fs::read(&path)?
+                .iter()
+                .fold(0u64, |hash, byte| (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3));
             self.add(name, Ok(format!("{hash:016x}")))?;
         }
         Ok(())

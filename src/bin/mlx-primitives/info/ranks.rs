@@ -34,7 +34,8 @@ impl FromStr for Link {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let of = |us: f64, gigabits: f64| Self { latency: us / 1e6, bandwidth: gigabits * 1e9 / 8.0 };
+        let of =
+            |us: f64, gigabits: f64| Self { latency: us / 1e6, bandwidth: gigabits * 1e9 / 8.0 };
         if let Some((_, us, gigabits)) =
             LINKS.into_iter().find(|(name, ..)| name.eq_ignore_ascii_case(text))
         {
@@ -121,7 +122,13 @@ pub fn print(plans: &[Plan], args: &Args) -> Result<(), StdoutError> {
     }
     output::println(format_args!(
         "\n{:>5}{:>20}{:>10}{:>18}{:>14}{:>18}{:>9}",
-        "ranks", "weights of a rank", "gathers", "sent a token", "of them", "tokens a second", "ratio"
+        "ranks",
+        "weights of a rank",
+        "gathers",
+        "sent a token",
+        "of them",
+        "tokens a second",
+        "ratio"
     ))?;
     for plan in plans {
         let time = exchanges(args.link, plan.ranks, plan.gathers, plan.sent);
@@ -138,5 +145,7 @@ pub fn print(plans: &[Plan], args: &Args) -> Result<(), StdoutError> {
             format!("{:.2} ms", 1e3 * time),
         ))?;
     }
-    output::println("\nThe speeds are predictions: decoding on one machine, divided, and the gathers.")
+    output::println(
+        "\nThe speeds are predictions: decoding on one machine, divided, and the gathers.",
+    )
 }
