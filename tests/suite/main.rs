@@ -25,6 +25,8 @@ mod conversions;
 mod cross_entropy;
 mod custom;
 mod dispatches;
+#[cfg(unix)]
+mod distributed;
 mod endings;
 mod errors;
 mod every;
@@ -86,5 +88,9 @@ fn main() -> std::process::ExitCode {
     // The tests of our kernels must not use the choices that were tuned on this machine.
     // SAFETY: no other thread runs yet.
     unsafe { std::env::set_var("MLX_PRIMITIVES_TUNE", "off") };
+    #[cfg(unix)]
+    if let Some(code) = distributed::role() {
+        return code;
+    }
     endings::role().unwrap_or_else(harness::main)
 }
