@@ -2,7 +2,7 @@
 //! reason why a rank fails, and small messages. MLX's own connections have no time limits.
 
 use std::collections::{BTreeMap, VecDeque};
-use std::io;
+use std::io::{self, Read};
 use std::net::{Shutdown, TcpStream};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
@@ -13,10 +13,14 @@ use super::greeting::Links;
 use super::{end, watch};
 use crate::error::{Error, Result};
 
+/// The parts of the timeout in which nothing comes from a lost rank.
+const SLICES: u32 = 4;
 /// How many bytes of messages may wait to be read.
 const INBOX: usize = 64 << 20;
 /// How long a failing rank waits for the reason of another, which is the cause more often.
 const VERDICT: Duration = Duration::from_secs(1);
+/// Stands for no limit.
+pub(super) const YEAR: Duration = Duration::from_secs(365 * 24 * 3600);
 /// How long the end of this process waits, so that the last messages arrive.
 const LINGER: Duration = Duration::from_millis(100);
 
@@ -58,7 +62,7 @@ impl Control {
         let mut readers = Vec::new();
         for (peer, stream) in links {
             stream.set_nodelay(true)?;
-            stream.set_read_timeout(Some(timeout))?;
+            stream.set_read_timeout(Some(timeout / SLICES))?;
             stream.set_write_timeout(Some(timeout))?;
             readers.push((peer, stream.try_clone()?));
             writers.insert(peer, Mutex::new(stream));
@@ -89,7 +93,8 @@ impl Control {
 
     /// Reads a rank's frames until the connection ends. The end is an error, except after a
     /// farewell.
-    fn read(&self, peer: usize, mut stream: TcpStream) {
+    fn read(&self, peer: usize, stream: TcpStream) {
+        let mut stream = Listener { stream, slice: self.timeout / SLICES, quiet: 0 };
         let reason = loop {
             match frame::read(&mut stream) {
                 Ok(Some((Kind::Beat, _))) => {}
@@ -123,8 +128,13 @@ impl Control {
 
     /// Sends signs of life and looks at this process's waits.
     fn beat(&self) {
-        let pause = (self.timeout / 4).min(Duration::from_secs(1));
+        let pause = (self.timeout / SLICES).min(Duration::from_secs(1));
+        let mut last = Instant::now();
         while !self.state().done {
+            // A longer pause than this is one of the whole process.
+            let stopped = last.elapsed().saturating_sub(2 * pause + Duration::from_secs(1));
+            watch::forgive(stopped);
+            last = Instant::now();
             for writer in self.writers.values() {
                 // A connection that another thread is writing to needs no beat, and errors are
                 // noticed by the thread that reads.
@@ -190,9 +200,11 @@ impl Control {
         })
     }
 
-    /// Awaits a message of a rank.
-    pub(super) fn receive(&self, op: &str, peer: usize) -> Result<Vec<u8>> {
-        let found = self.wait(|state| {
+    /// Awaits a message of a rank, for ever if it may take its time: the end of the rank ends this
+    /// process too.
+    pub(super) fn receive(&self, op: &str, peer: usize, patient: bool) -> Result<Vec<u8>> {
+        let limit = if patient { YEAR } else { self.stall };
+        let found = self.wait(limit, |state| {
             let payload = state.inbox.get_mut(&peer)?.pop_front()?;
             state.bytes -= payload.len();
             Some(payload)
@@ -204,8 +216,12 @@ impl Control {
         })
     }
 
-    fn wait<R>(&self, mut ready: impl FnMut(&mut State) -> Option<R>) -> Option<R> {
-        let deadline = Instant::now() + self.stall;
+    fn wait<R>(
+        &self,
+        limit: Duration,
+        mut ready: impl FnMut(&mut State) -> Option<R>,
+    ) -> Option<R> {
+        let deadline = Instant::now() + limit;
         let mut state = self.state();
         loop {
             if let Some(found) = ready(&mut state) {
@@ -235,7 +251,7 @@ impl Control {
             state.done |= left;
             left.then_some(())
         };
-        let done = self.wait(all);
+        let done = self.wait(self.stall, all);
         if self.rank == 0 && done.is_some() {
             farewell(&self.writers);
         }
@@ -246,6 +262,36 @@ impl Control {
             let seconds = self.stall.as_secs_f64();
             Error::distributed("leave", format_args!("{late} did not leave within {seconds} s"))
         })
+    }
+}
+
+/// Reads from a rank, until nothing has come for the timeout. Time in which this process was stopped
+/// does not count: the rank may have been stopped too.
+struct Listener {
+    stream: TcpStream,
+    slice: Duration,
+    quiet: u32,
+}
+
+impl Read for Listener {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        loop {
+            let start = Instant::now();
+            let result = self.stream.read(buffer);
+            match &result {
+                Err(error) if silent(error) => {}
+                // Linux interrupts reads with a time limit when a stopped process goes on.
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
+                _ => {
+                    self.quiet = 0;
+                    return result;
+                }
+            }
+            self.quiet = if start.elapsed() > 2 * self.slice { 0 } else { self.quiet + 1 };
+            if self.quiet >= SLICES {
+                return result;
+            }
+        }
     }
 }
 

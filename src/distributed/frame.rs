@@ -38,8 +38,13 @@ pub(super) fn write(to: &mut impl Write, kind: Kind, payload: &[u8]) -> io::Resu
 /// Reads a frame; `None` if the connection was closed.
 pub(super) fn read(from: &mut impl Read) -> io::Result<Option<(Kind, Vec<u8>)>> {
     let mut head = [0; 5];
-    if from.read(&mut head[..1])? == 0 {
-        return Ok(None);
+    loop {
+        match from.read(&mut head[..1]) {
+            Ok(0) => return Ok(None),
+            Ok(_) => break,
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
     }
     from.read_exact(&mut head[1..])?;
     let [kind, length @ ..] = head;

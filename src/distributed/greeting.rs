@@ -25,8 +25,9 @@ const PATIENCE: Duration = Duration::from_secs(5);
 /// the reason too.
 const LAST_CALL: Duration = Duration::from_secs(2);
 const PAUSE: Duration = Duration::from_millis(5);
-/// Replaces this crate's version in the greeting, for tests.
+/// Replace the versions of this crate and of MLX, for tests.
 const TEST_VERSION: &str = "MLX_PRIMITIVES_TEST_VERSION";
+const TEST_MLX: &str = "MLX_PRIMITIVES_TEST_MLX_VERSION";
 
 /// The connections to other ranks.
 pub(super) type Links = BTreeMap<usize, TcpStream>;
@@ -44,12 +45,17 @@ struct Answer {
     refused: Option<String>,
 }
 
+/// The version of the loaded MLX.
+pub(super) fn mlx_version() -> String {
+    std::env::var(TEST_MLX).unwrap_or_else(|_| ffi::library_version())
+}
+
 impl Greeting {
     fn of(place: &Place) -> Self {
         let version = std::env::var(TEST_VERSION);
         Self {
             version: version.unwrap_or_else(|_| env!("CARGO_PKG_VERSION").to_owned()),
-            mlx: ffi::library_version(),
+            mlx: mlx_version(),
             size: place.size,
             rank: place.rank,
         }

@@ -7,7 +7,6 @@ use super::{Options, greeting, hosts, watch};
 use crate::array::{Array, IntoShape, require_addressable};
 use crate::dtype::Dtype;
 use crate::error::{Error, Result};
-use crate::ffi::bridge::library_version;
 use crate::ffi::distributed::bridge::{self as ffi, Reduction};
 
 /// The group that this process has joined. It is never dropped: MLX's threads use its connections
@@ -25,6 +24,12 @@ const OLDEST_MLX: [u64; 3] = [0, 32, 1];
 pub struct Group {
     /// `None` in a group of one rank.
     joined: Option<Arc<Joined>>,
+}
+
+impl std::fmt::Debug for Group {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Group(rank {} of {})", self.rank(), self.size())
+    }
 }
 
 fn refused(reason: impl std::fmt::Display) -> Error {
@@ -84,7 +89,7 @@ impl Group {
             }
             return Ok(Self { joined: None });
         };
-        let version = library_version();
+        let version = greeting::mlx_version();
         if numbers(&version) < OLDEST_MLX {
             return Err(refused(format_args!(
                 "more than one rank needs MLX 0.32.1 or later, in which a rank notices that \
@@ -110,8 +115,8 @@ impl Group {
     /// shape and type. Derivatives and vmap are MLX's: the cotangent of each rank is the cotangent
     /// of its input.
     ///
-    /// With more than two ranks, or for floating types, the order of the additions is the ring's, so
-    /// the bits may differ from those of a sum on one rank; they are equal on all ranks.
+    /// The additions of more than two ranks come in the ring's order, which differs from element to
+    /// element. All ranks get the same bits.
     ///
     /// # Errors
     ///
@@ -278,6 +283,9 @@ impl Group {
 
     /// The bytes that rank 0 gives, on every rank; those of other ranks are ignored. They go over
     /// the control connections, for small messages such as a prompt: less than 16 MiB.
+    ///
+    /// The other ranks wait for as long as rank 0 is alive: it may be waiting for its user. Rank 0
+    /// does not wait for the others, which keep up to 64 MiB until they call.
     ///
     /// # Errors
     ///

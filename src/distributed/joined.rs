@@ -5,13 +5,15 @@ use std::time::Duration;
 
 use cxx::UniquePtr;
 
-use super::control::Control;
+use super::control::{Control, YEAR};
 use super::hosts::Place;
 use super::{Options, frame, greeting, watch};
 use crate::array::Array;
 use crate::error::{Error, Result};
 use crate::ffi::distributed::bridge as ffi;
 
+/// The shortest timeout: signs of life come four times as often.
+const SHORTEST: Duration = Duration::from_millis(100);
 /// MLX tries for half a minute to connect to a rank.
 const CONNECT: Duration = Duration::from_secs(60);
 
@@ -44,8 +46,12 @@ fn refused(reason: impl std::fmt::Display) -> Error {
 impl Joined {
     /// Greets the other ranks and lets MLX connect them.
     pub(super) fn start(place: &Place, options: Options) -> Result<Self> {
-        let timeout = options.timeout;
-        let stall = options.stall.unwrap_or(timeout.saturating_mul(10));
+        if options.timeout < SHORTEST {
+            let got = options.timeout;
+            return Err(Error::argument("join", format_args!("a timeout of 100 ms, got {got:?}")));
+        }
+        let timeout = options.timeout.min(YEAR);
+        let stall = options.stall.unwrap_or(timeout * 10).min(YEAR);
         let links = match place.rank {
             0 => greeting::host(place, timeout)?,
             _ => greeting::call(place, timeout)?,
@@ -100,13 +106,13 @@ impl Joined {
         if self.rank != 0 {
             let text = serde_json::to_vec(texts).map_err(|_| malformed(self.rank))?;
             self.post(op, 0, &header, &text)?;
-            let reply = self.take(op, 0, &header)?;
+            let reply = self.take(op, 0, &header, false)?;
             let all: Vec<Vec<String>> = serde_json::from_slice(&reply).map_err(|_| malformed(0))?;
             return if all.len() == self.size { Ok(all) } else { Err(malformed(0)) };
         }
         let mut all = vec![texts.iter().map(|text| (*text).to_owned()).collect::<Vec<_>>()];
         for rank in 1..self.size {
-            let bytes = self.take(op, rank, &header)?;
+            let bytes = self.take(op, rank, &header, false)?;
             all.push(serde_json::from_slice(&bytes).map_err(|_| malformed(rank))?);
         }
         let reply = serde_json::to_vec(&all).map_err(|_| malformed(0))?;
@@ -119,7 +125,7 @@ impl Joined {
     pub(super) fn broadcast(&self, bytes: &[u8]) -> Result<Vec<u8>> {
         let (_calls, header) = self.header("broadcast");
         if self.rank != 0 {
-            return self.take("broadcast", 0, &header);
+            return self.take("broadcast", 0, &header, true);
         }
         for rank in 1..self.size {
             self.post("broadcast", rank, &header, bytes)?;
@@ -143,8 +149,8 @@ impl Joined {
         self.control.send(op, rank, &[header.as_bytes(), payload].concat())
     }
 
-    fn take(&self, op: &str, rank: usize, header: &str) -> Result<Vec<u8>> {
-        let mut message = self.control.receive(op, rank)?;
+    fn take(&self, op: &str, rank: usize, header: &str, patient: bool) -> Result<Vec<u8>> {
+        let mut message = self.control.receive(op, rank, patient)?;
         if !message.starts_with(header.as_bytes()) {
             let line = message.split(|byte| *byte == b'\n').next().unwrap_or_default();
             let (theirs, own) = (frame::printable(line), header.trim_end());

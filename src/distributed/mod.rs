@@ -18,7 +18,7 @@
 //! # Ok::<(), mlx_primitives::Error>(())
 //! ```
 //!
-//! # What all ranks have to do alike
+//! # One order on all ranks
 //!
 //! The messages between ranks have no names: if ranks call different operations, or with different
 //! shapes or types, they compute wrong numbers or wait for each other. All ranks have to build the
@@ -69,7 +69,8 @@ pub struct Options {
     /// Whether it is an error that the environment describes only one rank.
     pub strict: bool,
     /// How long ranks wait for each other at the start, and the silence after which a rank counts
-    /// as lost. It has to be longer than any pause that the system makes.
+    /// as lost: at least 100 ms, and longer than any pause that the system makes. Ranks that are
+    /// stopped and continued together do not miss each other.
     pub timeout: Duration,
     /// How long an evaluation, or another wait for the other ranks, may take although all of them
     /// give signs of life. `None` stands for ten times [`Options::timeout`].

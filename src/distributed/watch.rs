@@ -92,6 +92,13 @@ pub(super) fn waiting<R>(name: &'static str, limit: Duration, f: impl FnOnce() -
     result
 }
 
+/// Adds time that does not count, because this process was stopped, to all limits.
+pub(super) fn forgive(stopped: Duration) {
+    if !stopped.is_zero() {
+        state().waits.values_mut().for_each(|wait| wait.start += stopped);
+    }
+}
+
 /// A wait that has taken longer than its limit, in words.
 pub(super) fn overdue() -> Option<String> {
     let state = state();

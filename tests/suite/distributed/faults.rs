@@ -67,6 +67,21 @@ fn a_rank_is_stopped() -> Checked {
     Ok(())
 }
 
+/// As by Ctrl-Z in a terminal, and `fg`.
+#[test]
+fn ranks_that_are_stopped_together_go_on() -> Checked {
+    let ranks = running(&Place::new(2)?, "count", Duration::from_secs(1))?;
+    for signal in [libc::SIGSTOP, libc::SIGCONT] {
+        ranks.iter().try_for_each(|rank| rank.signal(signal))?;
+        std::thread::sleep(Duration::from_millis(1600));
+    }
+    let said = ranks[0].said();
+    let mut ranks = ranks;
+    ranks[0].wait_for(&format!("{}step", said))?;
+    ranks[1].signal(libc::SIGKILL)?;
+    ranks.remove(0).finish()?.check(1, &error(0, "rank 1 ended before the others"))
+}
+
 #[test]
 fn a_rank_ends_without_leaving() -> Checked {
     let mut ranks = Place::new(2)?.start("ends early", LONG)?;

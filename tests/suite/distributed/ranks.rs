@@ -56,7 +56,7 @@ impl Place {
         self.rank_with(role, rank, &hosts(&self.ports))
     }
 
-    /// A rank with a host file of its own.
+    /// A rank with its own host file.
     pub fn rank_with(&self, role: &str, rank: usize, hosts: &str) -> anyhow::Result<Starting> {
         let path = self.folder.path().join(format!("{rank}-{}.json", fastrand::u64(..)));
         fs::write(&path, hosts)?;

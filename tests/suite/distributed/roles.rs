@@ -74,6 +74,14 @@ fn play(role: &str, group: &Group) -> Checked {
                 }
             }
         }
+        "count" => {
+            println!("running");
+            loop {
+                group.all_sum(&Array::ones::<f32>(10)?)?.eval()?;
+                println!("step");
+                thread::sleep(Duration::from_millis(50));
+            }
+        }
         "queue" => {
             // Several steps are under way when a rank is lost.
             let mut x = Array::ones::<f32>(1000)?;

@@ -95,6 +95,27 @@ fn ranks_of_different_versions() -> Checked {
 }
 
 #[test]
+fn other_versions_of_mlx() -> Checked {
+    const MLX: &str = "MLX_PRIMITIVES_TEST_MLX_VERSION";
+    let place = Place::new(2)?;
+    let (_, version) = mlx_primitives::device::mlx_versions();
+    let first = place.rank("join", 0)?.start()?;
+    let second = place.rank("join", 1)?.env(MLX, "0.33.0.dev1").start()?;
+    let expected = format!("rank 1 runs MLX 0.33.0.dev1, but rank 0 runs MLX {version}");
+    all_end(vec![first, second], 2, &expected)?;
+    for old in ["0.32.0", "0.31.9.dev2026", "0.4.10"] {
+        let expected = format!(
+            "needs MLX 0.32.1 or later, in which a rank notices that another one \
+                                is lost (ml-explore/mlx#4060), but this is MLX {old}"
+        );
+        place.rank("join", 0)?.env(MLX, old).start()?.finish()?.check(2, &expected)?;
+        // One rank works with any version.
+        alone("join", 0, "")?.env(MLX, old).start()?.finish()?.check(0, "joined 0 of 1")?;
+    }
+    Ok(())
+}
+
+#[test]
 fn groups_of_different_sizes() -> Checked {
     let place = Place::new(2)?;
     let first = place.rank("join", 0)?.start()?;
