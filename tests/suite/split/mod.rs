@@ -1,11 +1,12 @@
 //! A model on several ranks, which are processes on this machine: the same bits as in one process.
 
+mod command;
 mod scenarios;
 
 use std::fs;
 use std::net::TcpListener;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Command, ExitStatus, Stdio};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
@@ -77,8 +78,8 @@ impl Drop for Ranks {
 }
 
 impl Ranks {
-    /// Starts `command` as each of the ranks. Their output goes to files.
-    fn start(count: usize, mut command: impl FnMut() -> anyhow::Result<Command>) -> Checked<Self> {
+    /// Starts a command for each of the ranks. Their output goes to files.
+    fn start(count: usize, command: impl Fn(usize) -> Command) -> Checked<Self> {
         let folder = tempfile::tempdir()?;
         // The listeners hold their ports until all are known, so that the ports differ.
         let listeners: Vec<_> =
@@ -91,12 +92,12 @@ impl Ranks {
         let mut ranks = Self { children: Vec::new(), folder };
         for rank in 0..count {
             let file = |kind: &str| fs::File::create(ranks.output(rank, kind));
-            let mut command = command()?;
+            let mut command = command(rank);
             command
                 .env("MLX_HOSTFILE", &hosts)
                 .env("MLX_RANK", rank.to_string())
                 .env("MLX_PRIMITIVES_THREADS", "1")
-                .stdin(Stdio::null())
+                .stdin(Stdio::piped())
                 .stdout(file("out")?)
                 .stderr(file("err")?);
             let child = command.spawn()?;
@@ -109,34 +110,47 @@ impl Ranks {
         self.folder.path().join(format!("{rank}.{kind}"))
     }
 
-    /// What each rank wrote to stdout. They must end well.
-    fn results(mut self) -> Checked<Vec<String>> {
+    /// How each rank ended, within the limit, and what it wrote to stdout and stderr.
+    fn ends(mut self, limit: Duration) -> Checked<Vec<(ExitStatus, String, String)>> {
         let start = Instant::now();
-        let mut outputs = Vec::new();
+        let mut ends = Vec::new();
         for rank in 0..self.children.len() {
+            drop(self.children[rank].stdin.take());
             let status = loop {
                 if let Some(status) = self.children[rank].try_wait()? {
                     break status;
                 }
-                ensure!(start.elapsed() < LIMIT, "rank {rank} did not end");
+                ensure!(start.elapsed() < limit, "rank {rank} did not end within {limit:?}");
                 sleep(Duration::from_millis(5));
             };
-            let error = fs::read_to_string(self.output(rank, "err"))?;
-            ensure!(status.success(), "rank {rank} ended with {status}: {error}");
-            outputs.push(fs::read_to_string(self.output(rank, "out"))?);
+            let said = |kind: &str| fs::read_to_string(self.output(rank, kind));
+            ends.push((status, said("out")?, said("err")?));
+        }
+        Ok(ends)
+    }
+
+    /// What each rank wrote to stdout. They must end well.
+    fn results(self) -> Checked<Vec<String>> {
+        let mut outputs = Vec::new();
+        for (rank, (status, out, err)) in self.ends(LIMIT)?.into_iter().enumerate() {
+            ensure!(status.success(), "rank {rank} ended with {status}: {err}");
+            outputs.push(out);
         }
         Ok(outputs)
     }
 }
 
+/// A process of this suite that plays a role.
+fn player(role: &str) -> Command {
+    let mut command = Command::new(std::env::current_exe().expect("a running test"));
+    command.env(ROLE, role);
+    command
+}
+
 /// Runs the scenario on ranks with these shares, and in this process, and compares the lines.
 fn same(scenario: &str, shares: &str, folder: &Path) -> Checked {
     let role = format!("split {scenario} {shares} {}", folder.display());
-    let ranks = Ranks::start(shares.split(',').count(), || {
-        let mut command = Command::new(std::env::current_exe()?);
-        command.env(ROLE, &role);
-        Ok(command)
-    })?;
+    let ranks = Ranks::start(shares.split(',').count(), |_| player(&role))?;
     let outputs = ranks.results()?;
     let mut alone = Results::new(None, &[])?;
     run(scenario, folder, &mut alone)?;
@@ -180,11 +194,7 @@ fn a_prompt_cache_crosses_to_other_numbers_of_ranks() -> Checked {
     role("save", "1,1")?; // this process has saved last
     role("load", "1,1")?;
     role("load", "2,1,1")?;
-    let ranks = Ranks::start(3, || {
-        let mut command = Command::new(std::env::current_exe()?);
-        command.env(ROLE, format!("split save 1,1,1 {}", folder.path().display()));
-        Ok(command)
-    })?;
-    ranks.results()?;
+    let save = format!("split save 1,1,1 {}", folder.path().display());
+    Ranks::start(3, |_| player(&save))?.results()?;
     role("load", "1,1") // saved by three ranks, read by two and by one
 }
