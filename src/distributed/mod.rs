@@ -73,7 +73,8 @@ pub struct Options {
     /// stopped and continued together do not miss each other.
     pub timeout: Duration,
     /// How long an evaluation, or another wait for the other ranks, may take although all of them
-    /// give signs of life. `None` stands for ten times [`Options::timeout`].
+    /// give signs of life. `None` stands for ten times [`Options::timeout`]. Evaluations that read
+    /// large files count too.
     pub stall: Option<Duration>,
 }
 

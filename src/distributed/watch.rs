@@ -101,10 +101,8 @@ pub(super) fn forgive(stopped: Duration) {
 
 /// A wait that has taken longer than its limit, in words.
 pub(super) fn overdue() -> Option<String> {
-    let state = state();
-    let late = |wait: &&Wait| wait.limit.is_some_and(|limit| wait.start.elapsed() > limit);
-    state.waits.values().find(late).map(|wait| {
-        let seconds = wait.start.elapsed().as_secs();
-        format!("{} has waited for {seconds} s for the other ranks", wait.name)
+    state().waits.values().find_map(|wait| {
+        let limit = wait.limit.filter(|limit| wait.start.elapsed() > *limit)?.as_secs_f64();
+        Some(format!("{} has waited for {limit} s for the other ranks", wait.name))
     })
 }

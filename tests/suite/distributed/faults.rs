@@ -97,7 +97,7 @@ fn a_rank_that_never_joins_an_operation() -> Checked {
         place.rank("stall", rank)?.env("MLX_PRIMITIVES_TEST_STALL", "1500").start()
     };
     let ranks = vec![start(0)?, start(1)?];
-    all_end(ranks, 1, "error: rank 0: an evaluation has waited for 1 s for the other ranks\n")
+    all_end(ranks, 1, "error: rank 0: an evaluation has waited for 1.5 s for the other ranks\n")
 }
 
 #[test]

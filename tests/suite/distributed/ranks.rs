@@ -92,7 +92,9 @@ impl Starting {
 
     pub fn start(mut self) -> anyhow::Result<Process> {
         let said = NamedTempFile::new()?;
-        let child = self.command.stdout(said.reopen()?).stderr(said.reopen()?).spawn()?;
+        let output = said.reopen()?;
+        let errors = output.try_clone()?; // with the same position in the file
+        let child = self.command.stdout(output).stderr(errors).spawn()?;
         Ok(Process { child, said, _folder: self.folder })
     }
 }
