@@ -160,8 +160,9 @@ impl Group {
 
     /// The ranks' arrays, joined along the first axis in the order of the ranks, on every rank. All
     /// ranks give the same shape and type. From more than one rank, scalars become an array of one
-    /// axis. Derivatives and vmap are MLX's: the cotangent of a rank's input is its part of that
-    /// rank's cotangent.
+    /// axis. Derivatives are MLX's: the cotangent of a rank's input is its part of that rank's
+    /// cotangent. So is `vmap`, which is right only if the mapped axis is not the first one: MLX
+    /// 0.32 joins the mapped axis otherwise.
     ///
     /// # Errors
     ///

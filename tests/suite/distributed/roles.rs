@@ -252,6 +252,13 @@ fn derivatives(group: &Group) -> Checked {
     let tangent = Array::full(3, (rank + 1) as f32)?;
     let (_, tangents) = transforms::jvp(|x| group.all_sum(&x), &x, &tangent)?;
     assert_eq!(elements(&tangents)?, [(size * (size + 1) / 2) as f32; 3]);
+    let rows = array(&[2, 3, 5], rank, Dtype::Float32)?;
+    for axis in [0, 2] {
+        let sums = transforms::vmap(|x| group.all_sum(&x), &rows, axis, axis)?;
+        assert_eq!(elements(&sums)?, elements(&group.all_sum(&rows)?)?);
+    }
+    let gathered = transforms::vmap(|x| group.all_gather(&x), &rows, 2, 2)?;
+    assert_eq!(elements(&gathered)?, elements(&group.all_gather(&rows)?)?);
     Ok(())
 }
 
