@@ -115,6 +115,31 @@ impl Checkpoint {
     }
 }
 
+impl Split {
+    /// Loads this rank's part of a checkpoint, and calls `progress` as [`Llama::load_with`] does.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error for what [`Checkpoint::load`] refuses, and for a model with fewer query
+    /// heads than there are ranks.
+    pub fn load(
+        &self,
+        path: impl AsRef<Path>,
+        progress: impl FnMut(Progress),
+    ) -> Result<Checkpoint> {
+        Checkpoint::load_part(path.as_ref(), Some(self), progress)
+    }
+
+    /// This rank's part of the small model that comes with the crate.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error for what [`Checkpoint::demo`] refuses, and for more than four ranks.
+    pub fn demo(&self) -> Result<Checkpoint> {
+        Checkpoint::demo_part(Some(self))
+    }
+}
+
 fn eos_tokens(config: &Config, generation: Option<&str>) -> Result<Vec<u32>> {
     let generation: GenerationConfig = match generation {
         Some(json) => serde_json::from_str(json).map_err(|e| {

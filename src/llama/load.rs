@@ -102,6 +102,32 @@ impl Llama {
     }
 }
 
+impl Split {
+    /// Loads this rank's part of a model without its tokenizer, like [`Llama::load_with`].
+    ///
+    /// # Errors
+    ///
+    /// Returns an error for what [`Llama::load`] refuses, and for a model with fewer query heads than
+    /// there are ranks.
+    pub fn load_llama(
+        &self,
+        path: impl AsRef<Path>,
+        progress: impl FnMut(Progress),
+    ) -> Result<Llama> {
+        Llama::load_part(path.as_ref(), Some(self), progress)
+    }
+
+    /// Loads this rank's part of a model, but reads only the headers, as [`Llama::load_lazily`] does.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error for what [`Llama::load`] refuses, and for a model with fewer query heads than
+    /// there are ranks.
+    pub fn load_lazily(&self, path: impl AsRef<Path>) -> Result<Llama> {
+        Llama::load_part_lazily(path.as_ref(), Some(self))
+    }
+}
+
 /// Adds `path` to the error, unless it names a file already.
 pub(super) fn in_file(path: &Path, error: Error) -> Error {
     match error.path() {

@@ -293,7 +293,7 @@ impl Llama {
 
     /// The input of the first layer, `[batch, time, hidden]`.
     pub(super) fn embed(&self, tokens: &Array) -> Result<Array> {
-        let h = self.parts.embedded(&self.embed_tokens, tokens, self.dtype())?;
+        let h = self.parts.embedded(tokens, |ids| self.embed_tokens.rows(ids, self.dtype()))?;
         match self.config.kind()?.scales_embedding() {
             true => h.multiply((self.config.hidden_size as f32).sqrt()),
             false => Ok(h),

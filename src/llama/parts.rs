@@ -10,7 +10,6 @@ use crate::error::{Error, Result};
 
 use super::cache::Heads;
 use super::config::Config;
-use super::matrix::Matrix;
 use super::split::Split;
 
 /// Boundaries lie at multiples of this number of rows, at which kernels begin their blocks, where
@@ -159,13 +158,17 @@ impl Parts {
         concatenate(&parts.iter().collect::<Vec<_>>(), -1)
     }
 
-    /// The rows of `tokens` in `dtype`, of a table of which `own` has this rank's rows.
-    pub fn embedded(&self, own: &Matrix, tokens: &Array, dtype: Dtype) -> Result<Array> {
-        let Some(cuts) = &self.0 else { return own.rows(tokens, dtype) };
+    /// The rows of `tokens` in a table, in which `own` looks up this rank's rows, from 0.
+    pub fn embedded(
+        &self,
+        tokens: &Array,
+        own: impl FnOnce(&Array) -> Result<Array>,
+    ) -> Result<Array> {
+        let Some(cuts) = &self.0 else { return own(tokens) };
         let tokens = tokens.astype(Dtype::Int32)?;
         let range = cuts.vocab.get(cuts.rank).cloned().unwrap_or(0..1);
         let ids = tokens.subtract(range.start)?.maximum(0)?.minimum(length(&range) - 1)?;
-        let h = own.rows(&ids, dtype)?;
+        let h = own(&ids)?;
         let all = cuts.stacked(&h, -1, &vec![h.dim(-1)?; cuts.vocab.len()])?;
         let of = |rank: usize| all.slice_axis(0, rank as i32..rank as i32 + 1)?.squeeze(0);
         let ids = tokens.expand_dims(-1)?;

@@ -92,6 +92,24 @@ impl Llama {
     }
 }
 
+impl Split {
+    /// This rank's part of the model that [`Llama::random`] draws.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error for what [`Llama::random`] refuses, and for a model with fewer query heads
+    /// than there are ranks.
+    pub fn random(
+        &self,
+        config: Config,
+        dtype: Dtype,
+        quantization: Option<Quantization>,
+        seed: u64,
+    ) -> Result<Llama> {
+        Llama::random_part(config, dtype, quantization, seed, Some(self))
+    }
+}
+
 /// Draws the tensors that a model asks for.
 struct RandomWeights {
     state: u64,

@@ -1,13 +1,5 @@
-use std::path::Path;
-
 use crate::distributed::Group;
-use crate::dtype::Dtype;
 use crate::error::{Error, Result};
-
-use super::checkpoint::Checkpoint;
-use super::config::{Config, Quantization};
-use super::model::Llama;
-use super::weights::Progress;
 
 /// One model on the ranks of a group, with the same results as on one: bit by bit the same logits.
 ///
@@ -85,68 +77,5 @@ impl Split {
             ));
         }
         Ok(Self { group: None, rank, shares: shares.to_vec() })
-    }
-
-    /// Loads this rank's part of a model, but reads only the headers, as [`Llama::load_lazily`] does.
-    ///
-    /// # Errors
-    ///
-    /// Returns an error for what [`Llama::load`] refuses, and for a model with fewer query heads than
-    /// there are ranks.
-    pub fn load_lazily(&self, path: impl AsRef<Path>) -> Result<Llama> {
-        Llama::load_part_lazily(path.as_ref(), Some(self))
-    }
-
-    /// Loads this rank's part of a checkpoint, and calls `progress` as [`Llama::load_with`] does.
-    ///
-    /// # Errors
-    ///
-    /// Returns an error for what [`Checkpoint::load`] refuses, and for a model with fewer query
-    /// heads than there are ranks.
-    pub fn load(
-        &self,
-        path: impl AsRef<Path>,
-        progress: impl FnMut(Progress),
-    ) -> Result<Checkpoint> {
-        Checkpoint::load_part(path.as_ref(), Some(self), progress)
-    }
-
-    /// Loads this rank's part of a model without its tokenizer, like [`Llama::load_with`].
-    ///
-    /// # Errors
-    ///
-    /// Returns an error for what [`Llama::load`] refuses, and for a model with fewer query heads than
-    /// there are ranks.
-    pub fn load_llama(
-        &self,
-        path: impl AsRef<Path>,
-        progress: impl FnMut(Progress),
-    ) -> Result<Llama> {
-        Llama::load_part(path.as_ref(), Some(self), progress)
-    }
-
-    /// This rank's part of the small model that comes with the crate.
-    ///
-    /// # Errors
-    ///
-    /// Returns an error for what [`Checkpoint::demo`] refuses, and for more than four ranks.
-    pub fn demo(&self) -> Result<Checkpoint> {
-        Checkpoint::demo_part(Some(self))
-    }
-
-    /// This rank's part of the model that [`Llama::random`] draws.
-    ///
-    /// # Errors
-    ///
-    /// Returns an error for what [`Llama::random`] refuses, and for a model with fewer query heads
-    /// than there are ranks.
-    pub fn random(
-        &self,
-        config: Config,
-        dtype: Dtype,
-        quantization: Option<Quantization>,
-        seed: u64,
-    ) -> Result<Llama> {
-        Llama::random_part(config, dtype, quantization, seed, Some(self))
     }
 }

@@ -99,10 +99,9 @@ pub struct Pool {
     looks: u32,
 }
 
-// SAFETY: `job` is written only by the holder of `taken` after the last job is done, and read only
-// between a `take` and its `leave`, during which a job is not done. The caller's write is before
-// its publishing store, which the reader has acquired; the reads are before the release by
-// `leave`, which the caller acquires before it writes again.
+// SAFETY: the holder of `taken` writes `job`, after the last job is done; others read it between a
+// `take` and its `leave`, while no job is done. The write is before a store that the reader acquires,
+// and the reads before the release by `leave`, which the caller acquires before it writes again.
 unsafe impl Sync for Pool {}
 // SAFETY: the body's pointer is followed only while the caller keeps it alive.
 unsafe impl Send for Pool {}

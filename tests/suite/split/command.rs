@@ -21,7 +21,7 @@ fn command(arguments: &[&str]) -> Command {
     command
 }
 
-/// What two ranks print, of which rank 1 must print nothing.
+/// The output of two ranks, of which rank 1 must print nothing.
 fn printed(arguments: &[&str]) -> Checked<String> {
     let ends = Ranks::start(2, |_| command(arguments))?.ends(super::LIMIT)?;
     for (rank, (status, _, err)) in ends.iter().enumerate() {

@@ -58,6 +58,8 @@ fn run(scenario: &str, folder: &Path, results: &mut Results) -> Checked {
         "random" => results.random(),
         "save" => results.save_caches(folder),
         "load" => results.load_caches(folder),
+        #[cfg(target_os = "linux")]
+        "read" => results.bytes_read(folder),
         other => bail!("there is no scenario {other}"),
     }
 }
@@ -129,7 +131,7 @@ impl Ranks {
         Ok(ends)
     }
 
-    /// What each rank wrote to stdout. They must end well.
+    /// The text that each rank wrote to stdout. They must end well.
     fn results(self) -> Checked<Vec<String>> {
         let mut outputs = Vec::new();
         for (rank, (status, out, err)) in self.ends(LIMIT)?.into_iter().enumerate() {
@@ -197,4 +199,29 @@ fn a_prompt_cache_crosses_to_other_numbers_of_ranks() -> Checked {
     let save = format!("split save 1,1,1 {}", folder.path().display());
     Ranks::start(3, |_| player(&save))?.results()?;
     role("load", "1,1") // saved by three ranks, read by two and by one
+}
+
+/// Linux counts the bytes that a process reads.
+#[cfg(target_os = "linux")]
+#[test]
+fn a_rank_reads_its_part_of_the_files() -> Checked {
+    let folder = tempfile::tempdir()?;
+    scenarios::write_model(folder.path())?;
+    let role = |shares: &str| format!("split read {shares} {}", folder.path().display());
+    for (shares, most) in [("1,1", 0.505), ("1,1,1,1", 0.26), ("6,1,1", 0.76)] {
+        let role = role(shares);
+        let ranks = Ranks::start(shares.split(',').count(), |_| player(&role))?;
+        for line in ranks.results()? {
+            let figures = line.split(' ').map(|word| Ok(word.trim().parse::<f64>()?));
+            let figures = figures.collect::<Checked<Vec<_>>>()?;
+            let &[read, held, whole] = &figures[..] else { bail!("three figures, got {line}") };
+            assert!(held <= most * whole, "{shares}: {held} of {whole} bytes");
+            // The configuration, and the first row of each tensor, which tells models apart.
+            assert!(
+                held <= read && read <= held + 200_000.0,
+                "{shares}: {read} bytes read for {held}"
+            );
+        }
+    }
+    Ok(())
 }

@@ -1,9 +1,10 @@
-//! What a model computes: the bits of its logits and its tokens, a line for each case. A model on
+//! The results of a model, a line for each case: the bits of its logits, and its tokens. A model on
 //! several ranks must write the lines of one process.
 
 use std::fs;
 use std::path::Path;
 
+use anyhow::Context;
 use mlx_primitives::distributed::Group;
 use mlx_primitives::llama::{
     Adapters, CacheKind, Checkpoint, Config, Llama, Options, PromptCache, Quantization, Sampling,
@@ -95,7 +96,7 @@ impl Results {
         Ok(())
     }
 
-    /// What the demo model computes with adapters, in packed weights, for a batch, with a draft,
+    /// The results of the demo model with adapters, in packed weights, for a batch, with a draft,
     /// with random draws.
     pub fn demo_model(&mut self) -> Checked {
         let demo = self.demo()?;
@@ -204,4 +205,53 @@ impl Results {
         }
         Ok(())
     }
+
+    /// The bytes that this process reads to load a model, those of this rank's part, and those of the
+    /// file.
+    #[cfg(target_os = "linux")]
+    pub fn bytes_read(&mut self, folder: &Path) -> Checked {
+        let read = || -> Checked<u64> {
+            let counts = fs::read_to_string("/proc/self/io")?;
+            let line = counts.lines().find_map(|line| line.strip_prefix("rchar: "));
+            Ok(line.context("a count of bytes")?.parse()?)
+        };
+        let before = read()?;
+        let llama = self.checkpoint(folder)?;
+        let bytes = read()? - before;
+        let whole = fs::metadata(folder.join("model.safetensors"))?.len();
+        self.lines.push(format!("{bytes} {} {whole}", llama.nbytes()));
+        Ok(())
+    }
+}
+
+/// Writes a model of 13 MB.
+#[cfg(target_os = "linux")]
+pub fn write_model(folder: &Path) -> Checked {
+    let config = r#"{"model_type": "llama", "hidden_size": 512, "num_hidden_layers": 2,
+        "intermediate_size": 1536, "num_attention_heads": 8, "rms_norm_eps": 1e-5,
+        "vocab_size": 2048, "tie_word_embeddings": true}"#;
+    fs::write(folder.join("config.json"), config)?;
+    let mut shapes = vec![
+        ("model.embed_tokens".to_owned(), vec![2048, 512]),
+        ("model.norm".to_owned(), vec![512]),
+    ];
+    for layer in 0..2 {
+        let mut add = |name: &str, shape: &[i32]| {
+            shapes.push((format!("model.layers.{layer}.{name}"), shape.to_vec()));
+        };
+        for name in ["q_proj", "k_proj", "v_proj", "o_proj"] {
+            add(&format!("self_attn.{name}"), &[512, 512]);
+        }
+        add("mlp.gate_proj", &[1536, 512]);
+        add("mlp.up_proj", &[1536, 512]);
+        add("mlp.down_proj", &[512, 1536]);
+        add("input_layernorm", &[512]);
+        add("post_attention_layernorm", &[512]);
+    }
+    let arrays = shapes.iter().map(|(name, shape)| {
+        Ok((format!("{name}.weight"), Array::zeros_of(shape.as_slice(), Dtype::Float16)?))
+    });
+    let arrays = arrays.collect::<Checked<Vec<_>>>()?;
+    let arrays = arrays.iter().map(|(name, array)| (name.as_str(), array));
+    Ok(mlx_primitives::io::save_safetensors(folder.join("model.safetensors"), arrays, [])?)
 }
