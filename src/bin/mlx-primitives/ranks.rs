@@ -86,7 +86,7 @@ pub fn is_first() -> bool {
     group().is_none_or(|group| group.rank() == 0)
 }
 
-/// What `read` returns on rank 0, on every rank.
+/// The text that `read` returns on rank 0, on every rank.
 pub fn from_first(read: impl FnOnce() -> Result<String>) -> Result<String> {
     let Some(group) = group() else { return read() };
     let text = if group.rank() == 0 { read()? } else { String::new() };

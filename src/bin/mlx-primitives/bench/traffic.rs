@@ -1,4 +1,4 @@
-//! What the ranks of a split model hold and send.
+//! The weights that each rank of a split model holds, and the bytes that it sends.
 
 use std::time::Instant;
 
