@@ -59,7 +59,8 @@ impl Group {
     ///
     /// If a rank is lost while this one evaluates, the evaluation may return an error before the
     /// line is written. From then on all evaluations, and operations of the group, are errors, since
-    /// MLX would wait without an end. The program should call [`Group::fail`] and end.
+    /// MLX would wait without an end. The program should call [`Group::fail`] and end; until then the
+    /// other ranks may wait for it.
     ///
     /// # Errors
     ///
