@@ -264,10 +264,12 @@ impl<A: Arithmetic, W: Weights<A>, E: Epilogue> Multiply<'_, A, W, E> {
                             }
                             done += 1;
                         } else if !V::ONE_REGISTER {
-                            const HALF: usize = TILE / 2;
-                            w.add::<V, HALF, 1>(one, tile, to);
-                            let (tile, to) = (tile.add(HALF * STRIDE), to.add(HALF * BLOCK_ROWS));
-                            w.add::<V, HALF, 1>(one, tile, to);
+                            // The sums, and a factor for each row, fit into the registers.
+                            const ROWS: usize = if cfg!(target_arch = "x86_64") { 4 } else { 6 };
+                            for r in (0..TILE).step_by(ROWS) {
+                                let (tile, to) = (tile.add(r * STRIDE), to.add(r * BLOCK_ROWS));
+                                w.add::<V, ROWS, 1>(one, tile, to);
+                            }
                             done += 1;
                         } else if done + 1 < panels {
                             let two = Pass { x: [x(panel), x(panel + 1)], panel, at, words };
