@@ -57,29 +57,34 @@ impl Llama {
         let (vocab, hidden) = (config.vocab_size, config.hidden_size);
         let embed_tokens =
             Matrix::load("model.embed_tokens", [vocab, hidden], &config, &mut weights)?;
+        let tied = config.tie_word_embeddings;
+        let embed_tokens = match tied && place {
+            true => embed_tokens.placed_alone()?,
+            false => embed_tokens,
+        };
         read(&embed_tokens.arrays(), weights.nbytes())?;
         let rope = config.rope_frequencies()?;
         let mut layers = Vec::new();
         for i in 0..config.num_hidden_layers {
             let path = format!("model.layers.{i}");
             let layer = DecoderLayer::load(&config, &path, &rope, &mut weights)?;
+            let layer = if place { layer.placed()? } else { layer };
             read(&layer.arrays(), weights.nbytes())?;
-            layers.push(if place { layer.placed()? } else { layer });
+            layers.push(layer);
         }
         let norm = Norm::load("model.norm", hidden, &config, &mut weights)?;
-        let lm_head = match config.tie_word_embeddings {
+        let lm_head = match tied {
             true => None,
             false => Some(Linear::load("lm_head", [vocab, hidden], &config, &mut weights)?),
+        };
+        let lm_head = match lm_head {
+            Some(head) if place => Some(head.placed_alone()?),
+            head => head,
         };
         let mut rest = vec![&norm.weight];
         rest.extend(lm_head.iter().flat_map(Linear::arrays));
         read(&rest, 0)?;
-        let (embed_tokens, lm_head) = match (place, lm_head) {
-            (true, Some(head)) => (embed_tokens, Some(head.placed_alone()?)),
-            (true, None) => (embed_tokens.placed_alone()?, None),
-            (false, head) => (embed_tokens, head),
-        };
-        weights.finish(config.tie_word_embeddings)?;
+        weights.finish(tied)?;
         Ok(Self { config, embed_tokens, layers, norm, lm_head, parts })
     }
 
