@@ -96,7 +96,7 @@ impl Parts {
     /// The heads that this rank holds, of a model with the heads `whole`.
     pub fn heads(&self, whole: Heads) -> Heads {
         let Some(cuts) = &self.0 else { return whole };
-        let count = |ranges: &[Range<i32>]| ranges.get(cuts.rank).map_or(0, |range| length(range));
+        let count = |ranges: &[Range<i32>]| ranges.get(cuts.rank).map_or(0, length);
         Heads { heads: count(&cuts.heads), kv_heads: count(&cuts.kv_heads), ..whole }
     }
 
