@@ -12,14 +12,32 @@ mx::array stored(StoredHandle from, mx::Shape shape, mx::Dtype dtype) {
   return mx::array(std::move(shape), dtype, std::make_shared<Read>(stream, std::move(from)), {});
 }
 
+namespace {
+
+/** The primitive of an array that waits to be read, or null. */
+const Read* reader(const mx::array& a) {
+  bool waiting = a.status() == mx::array::Status::unscheduled && a.has_primitive();
+  return waiting ? dynamic_cast<const Read*>(&a.primitive()) : nullptr;
+}
+
+} // namespace
+
+bool read_into(const mx::array& waiting, rust::Slice<uint8_t> bytes) {
+  auto* read = reader(waiting);
+  if (read && bytes.size() == waiting.nbytes()) {
+    (*read->from())->read(bytes);
+    return true;
+  }
+  return false;
+}
+
 mx::array rows_of(const mx::array& whole, int start, int end) {
   if (whole.ndim() == 0 || start < 0 || start > end || end > whole.shape(0)) {
     refuse("rows", "expected rows within the array");
   }
   auto shape = whole.shape();
   shape[0] = end - start;
-  bool waiting = whole.status() == mx::array::Status::unscheduled && whole.has_primitive();
-  auto* read = waiting ? dynamic_cast<const Read*>(&whole.primitive()) : nullptr;
+  auto* read = reader(whole);
   if (!read) {
     auto from = mx::Shape(shape.size(), 0);
     auto to = shape;

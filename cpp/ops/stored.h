@@ -22,6 +22,9 @@ mx::array stored(StoredHandle from, mx::Shape shape, mx::Dtype dtype);
  */
 mx::array rows_of(const mx::array& whole, int start, int end);
 
+/** Reads the elements of an array that waits to be read; returns false for another array. */
+bool read_into(const mx::array& waiting, rust::Slice<uint8_t> bytes);
+
 /**
  * Reads elements from storage. It replaces MLX's Load, which throws in a task if the file has
  * become shorter, an error that MLX reports to the next waiting caller.

@@ -23,7 +23,7 @@ const OLDEST_MLX: [u64; 3] = [0, 32, 1];
 #[derive(Clone)]
 pub struct Group {
     /// `None` in a group of one rank.
-    joined: Option<Arc<Joined>>,
+    pub(super) joined: Option<Arc<Joined>>,
 }
 
 impl std::fmt::Debug for Group {
@@ -353,7 +353,7 @@ impl Group {
     }
 
     /// The ranks to build an operation for; `None` if this is the only one.
-    fn usable(&self, op: &str) -> Result<Option<&Joined>> {
+    pub(super) fn usable(&self, op: &str) -> Result<Option<&Joined>> {
         let Some(joined) = &self.joined else { return Ok(None) };
         if watch::is_broken() {
             return Err(watch::broken(op));

@@ -1,12 +1,13 @@
 //! A group of more than one rank: its start, and its messages over the control connections.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use cxx::UniquePtr;
 
 use super::control::{Control, YEAR};
 use super::hosts::Place;
+use super::mesh::{self, Mesh};
 use super::{Options, frame, greeting, watch};
 use crate::array::Array;
 use crate::error::{Error, Result};
@@ -27,6 +28,8 @@ pub(super) struct Joined {
     pub control: Arc<Control>,
     /// The number of messages so far. The lock is held while one is on its way.
     calls: Mutex<u64>,
+    /// The connections for [`Group::gather_last`](super::Group::gather_last).
+    pub mesh: Option<Mesh>,
     pub left: Mutex<bool>,
 }
 
@@ -73,17 +76,35 @@ impl Joined {
             return Err(at(format!("MLX takes this for rank {rank} of {size}")));
         }
         watch::start(stall);
-        let joined = Self {
+        let mut joined = Self {
             rank: place.rank,
             size: place.size,
             ring: place.backend == "ring",
             ranks,
             control,
             calls: Mutex::new(0),
+            mesh: None,
             left: Mutex::new(false),
         };
         joined.check_order()?;
+        if joined.ring {
+            joined.mesh = Some(joined.connect_mesh(mesh::host_of(&place.own), stall)?);
+        }
         Ok(joined)
+    }
+
+    /// Connects every rank with every other one.
+    fn connect_mesh(&self, host: &str, limit: Duration) -> Result<Mesh> {
+        let (listener, address) = mesh::listen(host)?;
+        // A number that no other group is likely to have.
+        let clock = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        let key = clock.as_nanos() as u64 ^ u64::from(std::process::id()) << 40;
+        let all = self.gather("connect", &[&address, &key.to_string()])?;
+        let part = |list: &Vec<String>, at: usize| list.get(at).cloned().unwrap_or_default();
+        let addresses: Vec<_> = all.iter().map(|list| part(list, 0)).collect();
+        let key = all.first().map(|list| part(list, 1)).unwrap_or_default();
+        let key = key.parse().map_err(|_| refused("rank 0 sent no key"))?;
+        Mesh::connect(self.rank, &listener, &addresses, key, limit)
     }
 
     /// Host files that differ can connect the ranks in another order.

@@ -34,10 +34,12 @@
 mod control;
 mod end;
 mod frame;
+mod gather;
 mod greeting;
 mod group;
 mod hosts;
 mod joined;
+mod mesh;
 pub(crate) mod watch;
 
 use std::time::Duration;

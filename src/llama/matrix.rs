@@ -125,13 +125,11 @@ impl Matrix {
         }
     }
 
-    /// The matrix copied into a block. One that waits to be read from a file goes on waiting, so
-    /// that only one array at a time takes memory beside the block.
+    /// The matrix copied into a block.
     pub(super) fn placed(&self, block: &mut Block) -> Result<Self> {
-        let mut place = |array: &Array| block.place(&Stored::rows(array, &(0..array.dim(0)?))?);
         Ok(match self {
-            Self::Plain(rows) => Self::Plain(place(rows)?),
-            Self::Quantized(rows) => Self::Quantized(rows.map_arrays(place)?),
+            Self::Plain(rows) => Self::Plain(block.place(rows)?),
+            Self::Quantized(rows) => Self::Quantized(rows.map_arrays(|array| block.place(array))?),
         })
     }
 

@@ -339,8 +339,8 @@ impl Llama {
         self.parts.gathers_of_a_token(self.layers.len(), self.dtype())
     }
 
-    /// The number of gathers of a decoded token, and the bytes that this rank sends in them on a ring
-    /// of ranks; `(0, 0)` for a model on one rank.
+    /// The number of gathers of a decoded token, and the bytes that this rank sends in them; `(0, 0)`
+    /// for a model on one rank.
     pub fn traffic(&self) -> (u64, u64) {
         self.parts.traffic(self.layers.len(), self.dtype())
     }

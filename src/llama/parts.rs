@@ -141,21 +141,7 @@ impl Parts {
             Axis::Vocab => (&cuts.vocab, 1),
         };
         let lengths: Vec<i32> = ranges.iter().map(|range| length(range) * features).collect();
-        let whole: i32 = lengths.iter().sum();
-        let all = cuts.stacked(&x, -1, &lengths)?;
-        let last = all.ndim() as i32 - 1;
-        if lengths.iter().all(|length| *length == lengths[0]) {
-            let axes: Vec<i32> = (1..last).chain([0, last]).collect();
-            let mut shape = x.shape().to_vec();
-            shape.pop();
-            shape.push(whole);
-            return all.transpose(&axes)?.reshape(&shape);
-        }
-        let part = |(rank, length): (usize, &i32)| {
-            all.slice_axis(0, rank as i32..rank as i32 + 1)?.squeeze(0)?.slice_axis(-1, ..*length)
-        };
-        let parts = lengths.iter().enumerate().map(part).collect::<Result<Vec<_>>>()?;
-        concatenate(&parts.iter().collect::<Vec<_>>(), -1)
+        cuts.group()?.gather_last(&x, &lengths)
     }
 
     /// The rows of `tokens` in a table, in which `own` looks up this rank's rows, from 0.
@@ -169,8 +155,12 @@ impl Parts {
         let range = cuts.vocab.get(cuts.rank).cloned().unwrap_or(0..1);
         let ids = tokens.subtract(range.start)?.maximum(0)?.minimum(length(&range) - 1)?;
         let h = own(&ids)?;
-        let all = cuts.stacked(&h, -1, &vec![h.dim(-1)?; cuts.vocab.len()])?;
-        let of = |rank: usize| all.slice_axis(0, rank as i32..rank as i32 + 1)?.squeeze(0);
+        let hidden = h.dim(-1)?;
+        let all = cuts.group()?.gather_last(&h, &vec![hidden; cuts.vocab.len()])?;
+        let of = |rank: usize| {
+            let start = rank as i32 * hidden;
+            all.slice_axis(-1, start..start + hidden)
+        };
         let ids = tokens.expand_dims(-1)?;
         let mut h = of(0)?;
         for (rank, range) in cuts.vocab.iter().enumerate().skip(1) {
@@ -186,16 +176,20 @@ impl Parts {
         let lengths: Vec<i32> = cuts.kv_heads.iter().map(length).collect();
         let held = lengths.get(cuts.rank).copied().unwrap_or(1);
         let shape = by_heads(own, held)?;
-        let all = cuts.stacked(&own.reshape(shape)?, 1, &lengths)?;
+        // [n, heads, time, features] with the heads last, [n, time, features, heads].
+        let last = own.reshape(shape)?.transpose([0, 2, 3, 1])?;
+        let all = cuts.group()?.gather_last(&last, &lengths)?.transpose([0, 3, 1, 2])?;
         let (mut parts, mut known) = (Vec::new(), 0);
-        for (rank, range) in cuts.kv_heads.iter().enumerate() {
+        let mut start = 0;
+        for range in &cuts.kv_heads {
             // A head that several ranks hold is taken of the first one.
             let new = range.start.max(known)..range.end;
             if !new.is_empty() {
-                let of_rank = all.slice_axis(0, rank as i32..rank as i32 + 1)?.squeeze(0)?;
-                parts.push(of_rank.slice_axis(1, new.start - range.start..new.end - range.start)?);
+                let at = start + new.start - range.start;
+                parts.push(all.slice_axis(1, at..at + length(&new))?);
                 known = range.end;
             }
+            start += length(range);
         }
         let joined = concatenate(&parts.iter().collect::<Vec<_>>(), 1)?;
         joined.reshape([1, shape[0] * known, shape[2], shape[3]])
@@ -241,8 +235,7 @@ impl Parts {
         let width = |ranges: &[Range<i32>]| ranges.get(cuts.rank).map_or(0, length);
         let hidden = cuts.hidden.last().map_or(1, |range| range.end);
         let h = Array::zeros_of([1, 1, hidden], dtype)?;
-        let embedded = cuts.stacked(&h, -1, &vec![hidden; cuts.vocab.len()])?;
-        let mut last = embedded.slice_axis(0, ..1)?.squeeze(0)?;
+        let mut last = cuts.group()?.gather_last(&h, &vec![hidden; cuts.vocab.len()])?;
         let mut gather = |features: i32, axis: Axis| -> Result<()> {
             let own = last.i((.., .., ..1))?.broadcast_to([1, 1, features])?;
             last = self.gather(own, axis)?;
@@ -258,16 +251,15 @@ impl Parts {
         Ok(Some(last))
     }
 
-    /// The number of gathers of one decoded token, and the bytes that this rank sends in them on a
-    /// ring; `(0, 0)` on one rank.
+    /// The number of gathers of one decoded token, and the bytes that this rank sends in them;
+    /// `(0, 0)` on one rank.
     pub fn traffic(&self, layers: usize, dtype: Dtype) -> (u64, u64) {
         let Some(cuts) = &self.0 else { return (0, 0) };
-        let longest = |ranges: &[Range<i32>]| ranges.iter().map(length).max().unwrap_or(0) as u64;
+        let own = |ranges: &[Range<i32>]| ranges.get(cuts.rank).map_or(0, length) as u64;
         let hidden = cuts.hidden.last().map_or(0, |range| range.end) as u64;
-        let layer = longest(&cuts.heads) * cuts.head_dim as u64
-            + 2 * longest(&cuts.hidden)
-            + longest(&cuts.inner);
-        let features = layers as u64 * layer + hidden + longest(&cuts.vocab);
+        let layer =
+            own(&cuts.heads) * cuts.head_dim as u64 + 2 * own(&cuts.hidden) + own(&cuts.inner);
+        let features = layers as u64 * layer + hidden + own(&cuts.vocab);
         let others = cuts.vocab.len() as u64 - 1;
         (4 * layers as u64 + 2, features * dtype.size() as u64 * others)
     }
@@ -287,26 +279,6 @@ impl Cuts {
         self.group.as_ref().ok_or_else(|| {
             Error::argument("split", "ranks that have joined, got one that is only planned")
         })
-    }
-
-    /// The arrays of all ranks, `[ranks, ...]`. That of rank `r` has `lengths[r]` elements along
-    /// `axis`, and is padded with zeros to the longest.
-    fn stacked(&self, x: &Array, axis: i32, lengths: &[i32]) -> Result<Array> {
-        let longest = lengths.iter().copied().max().unwrap_or(0);
-        let mut missing = x.shape().to_vec();
-        let at = if axis < 0 { missing.len() - 1 } else { axis as usize };
-        missing[at] = longest - missing[at];
-        let padded = match missing[at] {
-            0 => x.clone(),
-            _ => {
-                let zeros = match x.dtype() {
-                    Dtype::Uint32 => Array::zeros::<u32>(&missing)?,
-                    dtype => Array::zeros_of(&missing, dtype)?,
-                };
-                concatenate(&[x, &zeros], axis)?
-            }
-        };
-        self.group()?.all_gather(&padded.expand_dims(0)?)
     }
 }
 

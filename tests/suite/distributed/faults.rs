@@ -161,8 +161,8 @@ fn texts_that_differ() -> Checked {
 #[test]
 fn ranks_out_of_step() -> Checked {
     let ranks = Place::new(2)?.start("out of step", LONG)?;
-    let reason = "rank 0 is at broadcast, the control message 1, \
-                  but rank 1 at agree, the control message 1";
+    let reason = "rank 0 is at broadcast, the control message 2, \
+                  but rank 1 at agree, the control message 2";
     all_end(ranks, 1, reason)
 }
 
@@ -174,4 +174,31 @@ fn a_rank_says_why_it_ends() -> Checked {
         process.finish()?.check(1, &error(rank, "rank 1: interrupted"))?;
     }
     second.finish()?.check(7, "told")
+}
+
+#[test]
+fn a_rank_is_lost_between_gathers() -> Checked {
+    for (signal, reason) in [
+        (libc::SIGKILL, "rank 1 ended before the others"),
+        (libc::SIGSTOP, "rank 1 has not answered for 2 s; it may be stopped or unreachable"),
+    ] {
+        let mut ranks = running(&Place::new(3)?, "gather loop", Duration::from_secs(2))?;
+        let lost = ranks.remove(1);
+        lost.signal(signal)?;
+        for (rank, process) in [0, 2].into_iter().zip(ranks) {
+            process.finish()?.check(1, &error(rank, reason))?;
+        }
+        lost.signal(libc::SIGKILL)?;
+        assert_eq!(lost.finish()?.signal, Some(libc::SIGKILL));
+    }
+    Ok(())
+}
+
+#[test]
+fn gathers_of_other_lengths() -> Checked {
+    for rank in Place::new(2)?.start("unequal gathers", LONG)? {
+        rank.finish()?
+            .check(1, "the ranks differ in shapes or in the order of their operations")?;
+    }
+    Ok(())
 }

@@ -1,6 +1,7 @@
 //! Groups of ranks on this machine.
 
 mod faults;
+mod gathers;
 mod proxy;
 mod ranks;
 mod roles;
@@ -29,6 +30,15 @@ fn values_on_three_ranks() -> Checked {
 #[test]
 fn values_on_one_rank() -> Checked {
     all_end(Place::new(1)?.start("values", LONG)?, 0, "values are right on 1 ranks")
+}
+
+#[test]
+fn gathers_of_unequal_parts() -> Checked {
+    for ranks in [1, 2, 3] {
+        let place = Place::new(ranks)?.start("gathers", LONG)?;
+        all_end(place, 0, &format!("gathers are right on {ranks} ranks"))?;
+    }
+    Ok(())
 }
 
 #[test]

@@ -7,6 +7,7 @@ use std::{env, thread};
 use mlx_primitives::distributed::{Backend, Group, Options, is_available};
 use mlx_primitives::{Array, Dtype, Error, transforms};
 
+use super::gathers;
 use super::ranks::{ROLE, TIMEOUT, limit_this_rank};
 use crate::support::Checked;
 
@@ -50,6 +51,20 @@ fn play(role: &str, group: &Group) -> Checked {
         "derivatives" => {
             derivatives(group)?;
             println!("derivatives are right");
+        }
+        "gathers" => {
+            gathers::gathers(group)?;
+            println!("gathers are right on {} ranks", group.size());
+        }
+        "unequal gathers" => gathers::unequal(group)?,
+        "gather loop" => {
+            for step in 0.. {
+                let x = Array::full([1, 500], rank as f32)?;
+                group.gather_last(&x, &vec![500; group.size()])?.eval()?;
+                if step == 3 {
+                    println!("running");
+                }
+            }
         }
         "messages" => {
             messages(group)?;

@@ -78,11 +78,12 @@ pub fn plans(args: &Args, whole: &Llama) -> Result<Vec<Plan>> {
                 None => llama,
             };
             weights = weights.max(llama.nbytes());
-            (gathers, sent) = llama.traffic();
+            let (count, bytes) = llama.traffic();
+            (gathers, sent) = (count, bytes.max(sent));
         }
         let share = weights as f64 / whole.nbytes().max(1) as f64;
         let tps = args.tokens_per_second.map(|alone| {
-            let seconds = share / alone + exchanges(args.link, ranks, gathers, sent);
+            let seconds = share / alone + exchanges(args.link, gathers, sent);
             1.0 / seconds
         });
         plans.push(Plan { ranks, weights, share, gathers, sent, tps });
@@ -94,11 +95,9 @@ pub fn plans(args: &Args, whole: &Llama) -> Result<Vec<Plan>> {
     Ok(plans)
 }
 
-/// The seconds of a token's gathers on a ring: each passes every part on to all other ranks, one
-/// after the other.
-fn exchanges(link: Link, ranks: u32, gathers: u64, sent: u64) -> f64 {
-    let steps = gathers as f64 * f64::from(ranks.saturating_sub(1));
-    steps * link.latency + sent as f64 / link.bandwidth
+/// The seconds of a token's gathers, in each of which a rank sends its part to all others at once.
+fn exchanges(link: Link, gathers: u64, sent: u64) -> f64 {
+    gathers as f64 * link.latency + sent as f64 / link.bandwidth
 }
 
 /// The plans as JSON.
@@ -131,7 +130,7 @@ pub fn print(plans: &[Plan], args: &Args) -> Result<(), StdoutError> {
         "ratio"
     ))?;
     for plan in plans {
-        let time = exchanges(args.link, plan.ranks, plan.gathers, plan.sent);
+        let time = exchanges(args.link, plan.gathers, plan.sent);
         let tps = plan.tps.map_or("-".to_owned(), |tps| format!("{tps:.1}"));
         let ratio = plan.tps.zip(args.tokens_per_second);
         let ratio = ratio.map_or("-".to_owned(), |(tps, alone)| format!("{:.2}", tps / alone));
