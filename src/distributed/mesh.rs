@@ -3,7 +3,7 @@
 //! one step, and a rank that waits sleeps, which leaves its core to the others.
 
 use std::io::{ErrorKind, Read, Write};
-use std::net::{TcpListener, TcpStream};
+use std::net::{TcpListener, TcpStream, ToSocketAddrs};
 use std::sync::{Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -60,7 +60,10 @@ impl Mesh {
         let mut peers = Vec::new();
         for (peer, address) in addresses.iter().enumerate().skip(rank + 1) {
             let reach = || -> std::io::Result<TcpStream> {
-                let mut stream = TcpStream::connect(address)?;
+                let address = address.to_socket_addrs()?.next();
+                let address = address.ok_or_else(|| std::io::Error::other("it has no address"))?;
+                let left = deadline.saturating_duration_since(Instant::now());
+                let mut stream = TcpStream::connect_timeout(&address, left.max(PATIENCE))?;
                 stream.set_write_timeout(Some(timeout))?;
                 let number = (rank as u64).to_le_bytes();
                 stream.write_all(&[&MAGIC[..], &key.to_le_bytes(), &number].concat())?;

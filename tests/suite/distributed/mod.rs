@@ -3,7 +3,7 @@
 mod faults;
 mod gathers;
 mod proxy;
-mod ranks;
+pub mod ranks;
 mod roles;
 mod starts;
 

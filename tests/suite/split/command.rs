@@ -113,10 +113,12 @@ fn endless() -> Checked<Ranks> {
         "--peer-timeout",
         "5",
     ];
-    let ranks = Ranks::start(2, |_| command(&arguments))?;
+    let mut ranks = Ranks::start(2, |_| command(&arguments))?;
     let start = Instant::now();
     while std::fs::metadata(ranks.output(0, "out"))?.len() < 200 {
         ensure!(start.elapsed() < super::LIMIT, "no text");
+        let ended = ranks.children[0].try_wait()?;
+        ensure!(ended.is_none(), "{}", std::fs::read_to_string(ranks.output(0, "err"))?);
         sleep(Duration::from_millis(5));
     }
     Ok(ranks)

@@ -4,7 +4,6 @@ mod command;
 mod scenarios;
 
 use std::fs;
-use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::thread::sleep;
@@ -13,6 +12,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, bail, ensure};
 use mlx_primitives::distributed::{Group, Options};
 
+use crate::distributed::ranks;
 use crate::endings::ROLE;
 use crate::support::Checked;
 use scenarios::Results;
@@ -20,7 +20,7 @@ use scenarios::Results;
 /// How long the ranks of a test may take, far longer than they do on idle cores.
 const LIMIT: Duration = Duration::from_secs(240);
 
-/// A fixture of each architecture and format, for which three ranks run too.
+/// A fixture of each architecture and format.
 const FEW: [&str; 9] = [
     "llama-f32-biases",
     "llama-f16-mha-untied",
@@ -83,17 +83,12 @@ impl Ranks {
     /// Starts a command for each of the ranks. Their output goes to files.
     fn start(count: usize, command: impl Fn(usize) -> Command) -> Checked<Self> {
         let folder = tempfile::tempdir()?;
-        // The listeners hold their ports until all are known, so that the ports differ.
-        let listeners: Vec<_> =
-            (0..count).map(|_| TcpListener::bind("127.0.0.1:0")).collect::<Result<_, _>>()?;
-        let addresses = listeners.iter().map(|l| Ok([l.local_addr()?.to_string()]));
-        let addresses = addresses.collect::<std::io::Result<Vec<_>>>()?;
-        drop(listeners);
+        let ports: Vec<u16> = (0..count).map(|_| ranks::free_port()).collect();
         let hosts = folder.path().join("hosts.json");
-        fs::write(&hosts, serde_json::to_string(&addresses)?)?;
-        let mut ranks = Self { children: Vec::new(), folder };
+        fs::write(&hosts, ranks::hosts(&ports))?;
+        let mut started = Self { children: Vec::new(), folder };
         for rank in 0..count {
-            let file = |kind: &str| fs::File::create(ranks.output(rank, kind));
+            let file = |kind: &str| fs::File::create(started.output(rank, kind));
             let mut command = command(rank);
             command
                 .env("MLX_HOSTFILE", &hosts)
@@ -103,9 +98,9 @@ impl Ranks {
                 .stdout(file("out")?)
                 .stderr(file("err")?);
             let child = command.spawn()?;
-            ranks.children.push(child);
+            started.children.push(child);
         }
-        Ok(ranks)
+        Ok(started)
     }
 
     fn output(&self, rank: usize, kind: &str) -> PathBuf {
@@ -151,8 +146,17 @@ fn player(role: &str) -> Command {
 
 /// Runs the scenario on ranks with these shares, and in this process, and compares the lines.
 fn same(scenario: &str, shares: &str, folder: &Path) -> Checked {
+    same_on(scenario, shares, folder, &[])
+}
+
+/// [`same`] with environment variables for the ranks.
+fn same_on(scenario: &str, shares: &str, folder: &Path, variables: &[(&str, &str)]) -> Checked {
     let role = format!("split {scenario} {shares} {}", folder.display());
-    let ranks = Ranks::start(shares.split(',').count(), |_| player(&role))?;
+    let ranks = Ranks::start(shares.split(',').count(), |_| {
+        let mut command = player(&role);
+        command.envs(variables.iter().copied());
+        command
+    })?;
     let outputs = ranks.results()?;
     let mut alone = Results::new(None, &[])?;
     run(scenario, folder, &mut alone)?;
@@ -174,12 +178,19 @@ fn two_ranks_compute_the_bits_of_one() -> Checked {
 
 #[test]
 fn three_ranks_of_unequal_shares_compute_the_bits_of_one() -> Checked {
-    same("few-fixtures", "2,1,1", Path::new("-"))
+    same("all-fixtures", "2,1,1", Path::new("-"))
+}
+
+/// On a GPU, gathers take MLX's ring.
+#[test]
+fn ranks_of_a_ring_compute_the_bits_of_one() -> Checked {
+    same_on("few-fixtures", "1,2", Path::new("-"), &[("MLX_PRIMITIVES_TEST_RING", "1")])
 }
 
 #[test]
 fn adapters_batches_drafts_and_draws_are_those_of_one_process() -> Checked {
-    same("demo", "3,1", Path::new("-"))
+    same("demo", "3,1", Path::new("-"))?;
+    same("demo", "1,1,1", Path::new("-"))
 }
 
 #[test]
