@@ -6,6 +6,7 @@
 #include <set>
 
 #include "mlx/backend/cpu/encoder.h"
+#include "runtime/batch.h"
 #include "runtime/encode.h"
 #include "runtime/process.h"
 
@@ -78,7 +79,10 @@ void FusedPrimitive::eval_gpu(const Arrays& inputs, Arrays& outputs) {
 }
 
 void FusedPrimitive::queue_on_cpu(const Arrays& inputs, Arrays& outputs) {
-  // MLX keeps the memory of inputs and outputs until the task has run.
+  // MLX, or the batch, keeps the memory of inputs and outputs until the call has run.
+  if (auto* batch = Batch::current()) {
+    return batch->add(cpu_call(inputs, outputs));
+  }
   mx::cpu::get_command_encoder(stream()).dispatch([call = cpu_call(inputs, outputs)] {
     if (!abandoned()) {
       call();

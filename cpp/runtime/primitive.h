@@ -41,6 +41,11 @@ class FusedPrimitive : public mx::Primitive {
   virtual std::vector<Dispatch> dispatches(
       const Arrays& inputs, const Arrays& outputs, uint32_t max_threads) = 0;
 
+  /** Whether the first output is usually an input's memory, of which the op writes a small part. */
+  virtual bool updates_input() const {
+    return false;
+  }
+
   /** Counts the dispatches, each whole input and output, and each temporary twice. */
   virtual Cost cost(const Arrays& inputs, const Arrays& outputs);
 

@@ -1,0 +1,58 @@
+// Calls of CPU kernels that reach the stream's thread together.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <vector>
+
+#include "mlx/array.h"
+#include "mlx/stream.h"
+
+namespace mlx_primitives {
+
+namespace mx = mlx::core;
+
+/**
+ * Collects the calls that this thread queues on a CPU stream, and hands several at a time to the
+ * stream's thread. Each task costs two locks and, if the thread sleeps, a wake-up, which takes
+ * longer than a small kernel. The calls run in their order. A task that does not go through the
+ * batch may only be queued after `flush_calls`.
+ */
+class Batch {
+ public:
+  explicit Batch(mx::Stream stream);
+  ~Batch();
+  Batch(const Batch&) = delete;
+  Batch& operator=(const Batch&) = delete;
+
+  /** The innermost batch of this thread, or null. */
+  static Batch* current();
+
+  void add(std::function<void()> call);
+
+  /** Keeps memory until the tasks and calls that were queued before have run. */
+  void keep(std::vector<std::shared_ptr<void>> memory);
+
+  /** Hands over all that was collected. */
+  void flush();
+
+  /** Hands over all that was collected, if there is a call among it. */
+  void flush_calls();
+
+  /** Hands over all that was collected, if it is much. */
+  void flush_if_full();
+
+ private:
+  struct Item {
+    std::function<void()> call; // may be empty
+    std::vector<std::shared_ptr<void>> memory{};
+  };
+
+  mx::Stream stream_;
+  std::vector<Item> items_;
+  size_t calls_ = 0; // among the items
+  size_t full_;
+  Batch* outer_;
+};
+
+} // namespace mlx_primitives
