@@ -1,8 +1,8 @@
 //! `cargo bench --bench regions [-- THREADS...]`: the cost of sharing a job among threads.
 //!
-//! Teams with more threads than this machine has cores are timed too, marked "oversubscribed".
-//! Their threads take turns on the cores, so these times bound the cost from above and show how
-//! well a team copes with other load.
+//! Teams with more threads than this machine has cores are timed too, marked "oversubscribed". Those
+//! beyond the cores take no part, so these times are to be those of a team with a thread for each
+//! core.
 
 use std::hint::spin_loop;
 use std::time::{Duration, Instant};
@@ -15,7 +15,13 @@ const THREADS: [usize; 7] = [1, 2, 4, 8, 16, 32, 64];
 const ITEMS: usize = 8;
 /// A pause after which helpers still watch for work, and one after which they sleep.
 const BRIEF: Duration = Duration::from_micros(10);
-const LONG: Duration = Duration::from_micros(400);
+const LONG: Duration = Duration::from_micros(1500);
+/// A token like that of a small model: this many layers with jobs that take one thread this many
+/// microseconds, pauses in which only the caller works, and one between tokens.
+const LAYERS: usize = 20;
+const JOBS: [u64; 5] = [120, 8, 60, 20, 200];
+const GAP: Duration = Duration::from_micros(2);
+const BETWEEN: Duration = Duration::from_micros(300);
 
 fn main() {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
@@ -26,10 +32,8 @@ fn main() {
     let wanted: Vec<usize> = arguments.iter().filter_map(|text| text.parse().ok()).collect();
     let cores = std::thread::available_parallelism().map_or(1, |cores| cores.get());
     println!("{cores} cores; medians of {ROUNDS}, then the 99th percentile, in µs a region");
-    println!(
-        "{:>7} {:>16} {:>16} {:>16} {:>16}",
-        "threads", "empty, watched", "empty, asleep", "50 µs, watched", "200 µs, asleep"
-    );
+    let heads = ["empty", "empty, asleep", "5 µs", "50 µs", "200 µs", "200 µs, asleep", "token"];
+    println!("{:>7}{}", "threads", heads.map(|head| format!(" {head:>16}")).concat());
     for threads in if wanted.is_empty() { THREADS.to_vec() } else { wanted } {
         if !(1..=MAX_THREADS).contains(&threads) {
             return eprintln!("expected 1 to {MAX_THREADS} threads, got {threads}");
@@ -38,32 +42,59 @@ fn main() {
         // process.
         let team = Pool::leak(threads);
         let cells = [
-            region(team, Duration::ZERO, BRIEF),
-            region(team, Duration::ZERO, LONG),
-            region(team, Duration::from_micros(50), BRIEF),
-            region(team, Duration::from_micros(200), LONG),
+            region(team, 0, BRIEF),
+            region(team, 0, LONG),
+            region(team, 5, BRIEF),
+            region(team, 50, BRIEF),
+            region(team, 200, BRIEF),
+            region(team, 200, LONG),
+            token(team),
         ];
         let cells: String = cells.map(|cell| format!(" {cell:>16}")).concat();
         println!("{threads:>7}{cells}{}", if threads > cores { "  oversubscribed" } else { "" });
     }
 }
 
-/// Times a job that takes one thread `work`, after a `pause`: the median and the 99th percentile.
-fn region(team: &Pool, work: Duration, pause: Duration) -> String {
+/// Times a job that takes one thread `work` microseconds, after a `pause`.
+fn region(team: &Pool, work: u64, pause: Duration) -> String {
+    median(ROUNDS, || {
+        spin(pause);
+        // The declared cost makes it worth waking sleepers, whatever the job is.
+        share(team, work, 1_000_000)
+    })
+}
+
+/// Times the jobs of a token, each with its true cost.
+fn token(team: &Pool) -> String {
+    median(ROUNDS / 10, || {
+        spin(BETWEEN);
+        let start = Instant::now();
+        for _ in 0..LAYERS {
+            for work in JOBS {
+                spin(GAP);
+                share(team, work, work as usize * 10_000 / (ITEMS * team.threads()));
+            }
+        }
+        start.elapsed()
+    })
+}
+
+/// Shares a job that takes one thread `work` microseconds.
+fn share(team: &Pool, work: u64, declared: usize) -> Duration {
     let items = ITEMS * team.threads();
-    let item = work / items as u32;
-    let mut times: Vec<_> = (0..ROUNDS)
-        .map(|_| {
-            spin(pause);
-            let start = Instant::now();
-            // The declared cost makes it worth waking sleepers, whatever the job is.
-            team.for_each(items, 1_000_000, &|range| spin(item * range.len() as u32));
-            start.elapsed()
-        })
-        .collect();
+    let start = Instant::now();
+    team.for_each(items, declared, &|range| {
+        spin(Duration::from_nanos(work * 1000 * range.len() as u64 / items as u64));
+    });
+    start.elapsed()
+}
+
+/// The median and the 99th percentile.
+fn median(rounds: usize, mut time: impl FnMut() -> Duration) -> String {
+    let mut times: Vec<_> = (0..rounds).map(|_| time()).collect();
     times.sort();
     let micros = |time: Duration| time.as_secs_f64() * 1e6;
-    format!("{:.2} {:.1}", micros(times[ROUNDS / 2]), micros(times[ROUNDS * 99 / 100]))
+    format!("{:.2} {:.1}", micros(times[rounds / 2]), micros(times[rounds * 99 / 100]))
 }
 
 fn spin(time: Duration) {

@@ -18,3 +18,7 @@ mod llama {}
 #[cfg(feature = "llama")]
 #[doc = include_str!("../docs/fine-tuning.md")]
 mod fine_tuning {}
+
+#[cfg(feature = "llama")]
+#[doc = include_str!("../docs/several-machines.md")]
+mod several_machines {}

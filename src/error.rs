@@ -71,6 +71,15 @@ pub enum Error {
         /// The expectation and the actual value, in words.
         message: String,
     },
+    /// The ranks of a [`distributed`](crate::distributed) group do not agree, one of them failed or
+    /// could not be reached, or the group cannot be used any more.
+    #[error("[{op}] {message}")]
+    Distributed {
+        /// The operation of the group.
+        op: String,
+        /// The reason, in words, with the rank that it concerns.
+        message: String,
+    },
     /// A closure given to a transform, or a method of a custom primitive, panicked.
     #[error("[{op}] {message}")]
     Panic {
@@ -120,6 +129,10 @@ impl Error {
 
     pub(crate) fn dtype(op: &str, expected: impl std::fmt::Display, got: Dtype) -> Self {
         Self::Dtype { op: op.to_owned(), expected: expected.to_string(), got }
+    }
+
+    pub(crate) fn distributed(op: &str, message: impl std::fmt::Display) -> Self {
+        Self::Distributed { op: op.to_owned(), message: message.to_string() }
     }
 
     pub(crate) fn out_of_range(

@@ -55,6 +55,7 @@
 //! | [`simulator`] | Metal kernels on Linux, every access checked (feature `simulate-metal`) |
 //! | [`io`] | safetensors and GGUF files |
 //! | [`random`] | random arrays |
+//! | [`distributed`] | one program on several processes or machines |
 //! | [`device`], [`memory`] | devices, streams, threads and versions; what MLX's allocator holds |
 //! | [`graph`] | what a lazy graph costs on a GPU, before it is evaluated |
 //! | [`tune`] | the choice between our kernels and MLX's own, measured on this machine |
@@ -87,6 +88,7 @@ pub mod builtin;
 pub mod conformance;
 pub mod custom;
 pub mod device;
+pub mod distributed;
 mod dtype;
 mod error;
 mod ffi;

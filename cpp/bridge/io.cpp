@@ -14,6 +14,14 @@ Handle stored(rust::Box<Stored> from, Ints shape, Dtype dtype) {
   return handle(mlx_primitives::stored(std::move(source), to_shape(shape), to_mlx(dtype)));
 }
 
+bool read_stored(const mx::array& waiting, rust::Slice<uint8_t> bytes) {
+  return read_into(waiting, bytes);
+}
+
+Handle stored_rows(const mx::array& whole, int32_t start, int32_t end) {
+  return handle(rows_of(whole, start, end));
+}
+
 void save_safetensors(
     rust::Str path,
     rust::Slice<const rust::String> names,

@@ -9,6 +9,8 @@ struct MetadataEntry;
 struct Stored;
 
 Handle stored(rust::Box<Stored> from, Ints shape, Dtype dtype);
+bool read_stored(const mx::array& waiting, rust::Slice<uint8_t> bytes);
+Handle stored_rows(const mx::array& whole, int32_t start, int32_t end);
 void save_safetensors(
     rust::Str path,
     rust::Slice<const rust::String> names,

@@ -17,6 +17,15 @@ using StoredHandle = std::shared_ptr<rust::Box<bridge::Stored>>;
 mx::array stored(StoredHandle from, mx::Shape shape, mx::Dtype dtype);
 
 /**
+ * Rows `start` to `end` of an array of one axis or more. Of an array that has not been read yet,
+ * only these rows are read.
+ */
+mx::array rows_of(const mx::array& whole, int start, int end);
+
+/** Reads the elements of an array that waits to be read; returns false for another array. */
+bool read_into(const mx::array& waiting, rust::Slice<uint8_t> bytes);
+
+/**
  * Reads elements from storage. It replaces MLX's Load, which throws in a task if the file has
  * become shorter, an error that MLX reports to the next waiting caller.
  */
@@ -28,6 +37,9 @@ class Read : public mx::UnaryPrimitive, public Fallible {
   void eval_gpu(const Arrays& inputs, mx::array& out) override;
   const char* name() const override {
     return "Read";
+  }
+  const StoredHandle& from() const {
+    return from_;
   }
 
  private:

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <stdexcept>
 
+#include "mlx-primitives/src/ffi/distributed.rs.h"
 #include "mlx-primitives/src/ffi/mod.rs.h"
 #include "mlx/backend/cpu/encoder.h"
 #include "mlx/mlx.h"
@@ -38,11 +39,23 @@ void compute(const std::vector<mx::array>& arrays) {
   mx::eval(arrays);
 }
 
-} // namespace
+/**
+ * Runs `wait` and reports it to the group of ranks, if this process has joined one: it ends waits
+ * that the other ranks do not end, and remembers failures. Throws at once if the group is broken.
+ */
+template <typename Wait>
+void reported(Wait wait) {
+  auto id = bridge::begin_wait();
+  try {
+    wait();
+  } catch (...) {
+    bridge::end_wait(id, true);
+    throw;
+  }
+  bridge::end_wait(id, false);
+}
 
-void evaluate(const std::vector<mx::array>& arrays) {
-  prepare();
-  Inside inside;
+void evaluate_tracked(const std::vector<mx::array>& arrays) {
   Tracked tracked(arrays);
   std::vector<mx::array> awaited;
   for (const auto& array : arrays) {
@@ -68,9 +81,7 @@ void evaluate(const std::vector<mx::array>& arrays) {
   tracked.check();
 }
 
-void evaluate_async(const std::vector<mx::array>& arrays) {
-  prepare();
-  Inside inside;
+void queue_tracked(const std::vector<mx::array>& arrays) {
   Tracked tracked(arrays);
   try {
     start(arrays);
@@ -81,9 +92,23 @@ void evaluate_async(const std::vector<mx::array>& arrays) {
   tracked.remember();
 }
 
+} // namespace
+
+void evaluate(const std::vector<mx::array>& arrays) {
+  prepare();
+  Inside inside;
+  reported([&] { evaluate_tracked(arrays); });
+}
+
+void evaluate_async(const std::vector<mx::array>& arrays) {
+  prepare();
+  Inside inside;
+  reported([&] { queue_tracked(arrays); });
+}
+
 void synchronize(mx::Stream stream) {
   Inside inside;
-  mx::synchronize(stream);
+  reported([&] { mx::synchronize(stream); });
 }
 
 void queue(

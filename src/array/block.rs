@@ -2,6 +2,7 @@ use super::Array;
 use crate::cpu;
 use crate::error::{Error, Result};
 use crate::ffi::bridge as ffi;
+use crate::ffi::io::bridge as io;
 use crate::memory;
 
 /// A cache line: weights that begin at one are loaded without straddling two.
@@ -37,7 +38,8 @@ impl Block {
         Ok(Some(Self { words, start, bytes, used: start.next_multiple_of(LINE) - start }))
     }
 
-    /// Copies the array to the next place and returns a view of it there. Returns the array itself
+    /// Copies the array to the next place and returns a view of it there. The elements of an array
+    /// that waits to be read from a file are read to that place, and the array waits on. Returns the array itself
     /// if it is empty, its bytes are not whole words, or the block has no room for it.
     ///
     /// # Errors
@@ -45,16 +47,21 @@ impl Block {
     /// Returns an error if the array cannot be evaluated, or if MLX copies instead of making a
     /// view.
     pub fn place(&mut self, array: &Array) -> Result<Array> {
-        let array = array.contiguous()?;
-        let (from, bytes, offset) = (array.address()?, array.nbytes(), self.used);
+        let (bytes, offset) = (array.nbytes(), self.used);
         let end = offset + bytes;
         if bytes == 0 || bytes % WORD != 0 || end > self.bytes {
-            return Ok(array);
+            return array.contiguous();
         }
         let to = std::ptr::with_exposed_provenance_mut(self.start + offset);
-        // SAFETY: the array's bytes lie at its address and live until the end of this function; the
-        // block's own memory from `offset` to `end` belongs to no array yet.
-        unsafe { cpu::parallel_copy(std::ptr::with_exposed_provenance(from), to, bytes) };
+        // SAFETY: the block's own memory from `offset` to `end` belongs to no array yet.
+        let room = unsafe { std::slice::from_raw_parts_mut(to, bytes) };
+        if !io::read_stored(array.raw(), room)? {
+            let array = array.contiguous()?;
+            let from = std::ptr::with_exposed_provenance(array.address()?);
+            // SAFETY: the array's bytes lie at its address and live until the end of this block; the
+            // block's own memory is as above.
+            unsafe { cpu::parallel_copy(from, to, bytes) };
+        }
         self.used = (self.start + end).next_multiple_of(LINE) - self.start;
         let shape = array.shape();
         let placed =

@@ -19,6 +19,11 @@ pub(crate) mod bridge {
 
         /// A lazy array whose elements `from` reads.
         fn stored(from: Box<Stored>, shape: &[i32], dtype: Dtype) -> Result<UniquePtr<MlxArray>>;
+        /// Reads the elements of an array that waits to be read, into as many bytes. Returns false
+        /// for another array.
+        fn read_stored(waiting: &MlxArray, bytes: &mut [u8]) -> Result<bool>;
+        /// Rows `start` to `end` of an array; of one that waits to be read, only these are read.
+        fn stored_rows(whole: &MlxArray, start: i32, end: i32) -> Result<UniquePtr<MlxArray>>;
         fn save_safetensors(
             path: &str,
             names: &[String],
@@ -32,5 +37,8 @@ pub(crate) mod bridge {
 
         /// Fills the memory of the array with the stored elements.
         fn read(self: &Stored, bytes: &mut [u8]) -> Result<()>;
+
+        /// The elements after the first `bytes` bytes.
+        fn after(self: &Stored, bytes: usize) -> Box<Stored>;
     }
 }

@@ -5,6 +5,7 @@
 //! function would end the process. Functions without a `Result` only read a descriptor.
 
 pub(crate) mod custom;
+pub(crate) mod distributed;
 pub(crate) mod io;
 mod kernels;
 pub(crate) mod ops;

@@ -1,6 +1,7 @@
 //! Arrays that are read from a file, or from its bytes in memory, when they are used.
 
 use std::fs::File;
+use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -37,6 +38,8 @@ pub(crate) struct Stored {
     tensor: String,
     offset: u64,
     form: Form,
+    /// The bytes of the tensor's elements before the first one of the array.
+    skipped: usize,
 }
 
 impl Stored {
@@ -49,7 +52,7 @@ impl Stored {
         dtype: Dtype,
     ) -> Result<Array> {
         let form = if dtype == Dtype::Bool { Form::Bool } else { Form::Plain };
-        let stored = Self { source: Arc::clone(source), tensor, offset, form };
+        let stored = Self { source: Arc::clone(source), tensor, offset, form, skipped: 0 };
         Array::from_bridge(ffi::stored(Box::new(stored), shape, dtype.into()))
     }
 
@@ -73,8 +76,24 @@ impl Stored {
             *last = *last / kind.weights() as i32 * (kind.part_bytes(part) / size) as i32;
         }
         let form = Form::Blocks(kind, part);
-        let stored = Self { source: Arc::clone(source), tensor: tensor.to_owned(), offset, form };
+        let (source, tensor) = (Arc::clone(source), tensor.to_owned());
+        let stored = Self { source, tensor, offset, form, skipped: 0 };
         Array::from_bridge(ffi::stored(Box::new(stored), &shape, dtype.into()))
+    }
+
+    /// The elements after the first `bytes` bytes, which are whole blocks where there are blocks.
+    pub(crate) fn after(&self, bytes: usize) -> Box<Self> {
+        Box::new(Self {
+            source: Arc::clone(&self.source),
+            tensor: self.tensor.clone(),
+            skipped: self.skipped + bytes,
+            ..*self
+        })
+    }
+
+    /// Rows `rows` of an array. Of an array that waits to be read from a file, only they are read.
+    pub(crate) fn rows(whole: &Array, rows: &Range<i32>) -> Result<Array> {
+        Array::from_bridge(ffi::stored_rows(whole.raw(), rows.start, rows.end))
     }
 
     /// Fills `bytes` with the elements. An error names the file and the tensor.
@@ -85,7 +104,7 @@ impl Stored {
             Form::Plain | Form::Bool => 1,
         };
         cpu::for_each_part(bytes, unit, |start, part| {
-            if let Err(reason) = self.read_part(start, part) {
+            if let Err(reason) = self.read_part(self.skipped + start, part) {
                 *failure.lock().unwrap_or_else(PoisonError::into_inner) = Some(reason);
             }
         });

@@ -189,7 +189,7 @@ impl AdapterConfig {
         let shapes: HashMap<&str, [i32; 2]> = llama
             .projections()
             .filter_map(|projection| {
-                Some((projection.path.as_str(), projection.matrix.shape().ok()?))
+                Some((projection.path.as_str(), projection.whole_shape().ok()?))
             })
             .collect();
         let layers = llama.config().num_hidden_layers;

@@ -1,7 +1,9 @@
 use std::collections::BTreeMap;
 
 use crate::array::Array;
+use crate::dtype::Dtype;
 use crate::error::{Error, Result};
+use crate::hash::Fnv;
 use crate::ops::Lora;
 
 use super::cache::Cache;
@@ -45,6 +47,19 @@ impl Adapters {
         self.updates.len()
     }
 
+    /// A hash of the updates.
+    fn identity(&self) -> Result<String> {
+        let mut hash = Fnv::default();
+        for (name, update) in self.iter() {
+            hash.add(format!("{name} {}", update.scale()).as_bytes());
+            for half in [update.a(), update.b()] {
+                let numbers = half.astype(Dtype::Float32)?.to_vec::<f32>()?;
+                numbers.iter().for_each(|number| hash.add(&number.to_bits().to_le_bytes()));
+            }
+        }
+        Ok(format!("{:016x}", hash.0))
+    }
+
     /// Whether no projection has an update.
     pub fn is_empty(&self) -> bool {
         self.updates.is_empty()
@@ -74,7 +89,7 @@ impl Llama {
     /// ```
     pub fn projection_shape(&self, name: &str) -> Result<[i32; 2]> {
         match self.projections().find(|projection| projection.path == name) {
-            Some(projection) => projection.matrix.shape(),
+            Some(projection) => projection.whole_shape(),
             None => {
                 Err(Error::argument("llama", format_args!("one of its projections, got {name}")))
             }
@@ -88,6 +103,7 @@ impl Llama {
     ///
     /// Returns an error if an update names no projection, or is of another shape.
     pub fn adapted(self, adapters: &Adapters) -> Result<Self> {
+        self.parts.agree("the adapters", || adapters.identity())?;
         let mut updates = BTreeMap::new();
         for (name, update) in adapters.iter() {
             let [outputs, inputs] = self.projection_shape(name)?;
@@ -124,7 +140,8 @@ impl Llama {
     /// The model with only these updates beside its weights.
     fn beside(&self, adapters: Option<&Adapters>) -> Result<Self> {
         self.with_updates(&|projection: &Linear| {
-            let update = adapters.and_then(|adapters| adapters.get(&projection.path)).cloned();
+            let update = adapters.and_then(|adapters| adapters.get(&projection.path));
+            let update = update.map(|update| projection.own_part(update)).transpose()?;
             Ok(Linear { update, ..projection.clone() })
         })
     }
@@ -141,7 +158,8 @@ impl Llama {
         }
         self.with_projections(&|projection: &Linear| match adapters.get(&projection.path) {
             Some(update) => {
-                Ok(Linear { matrix: update.merge(&projection.matrix)?, ..projection.clone() })
+                let matrix = projection.own_part(update)?.merge(&projection.matrix)?;
+                Ok(Linear { matrix, ..projection.clone() })
             }
             None => Ok(projection.clone()),
         })

@@ -27,17 +27,17 @@ impl Attention {
         rope: &RopeFrequencies,
         weights: &mut Weights,
     ) -> Result<Self> {
-        let heads = Heads::from(config);
-        let (hidden, features) = (config.hidden_size, heads.head_dim);
+        let whole = Heads::from(config);
+        let (hidden, features) = (config.hidden_size, whole.head_dim);
         let mut projection = |name: &str, outputs: i32, inputs: i32| {
             Linear::load(&format!("{path}.{name}"), [outputs, inputs], config, weights)
         };
         let qkv = [
-            projection("q_proj", heads.heads * features, hidden)?,
-            projection("k_proj", heads.kv_heads * features, hidden)?,
-            projection("v_proj", heads.kv_heads * features, hidden)?,
+            projection("q_proj", whole.heads * features, hidden)?,
+            projection("k_proj", whole.kv_heads * features, hidden)?,
+            projection("v_proj", whole.kv_heads * features, hidden)?,
         ];
-        let o_proj = projection("o_proj", hidden, heads.heads * features)?;
+        let o_proj = projection("o_proj", hidden, whole.heads * features)?;
         let head_norms = match config.kind()?.normalizes_heads() {
             true => {
                 let mut norm =
@@ -47,6 +47,7 @@ impl Attention {
             false => None,
         };
         let qkv_proj = QkvProjection::new(qkv)?;
+        let heads = weights.parts().heads(whole);
         Ok(Self { qkv_proj, o_proj, heads, head_norms, rope: rope.clone() })
     }
 

@@ -14,6 +14,7 @@ use super::gguf::is_gguf;
 use super::load::in_file;
 use super::model::Llama;
 use super::options::Options;
+use super::split::Split;
 use super::tokenizer::Tokenizer;
 use super::weights::{Progress, Weights};
 
@@ -52,7 +53,15 @@ impl Checkpoint {
     ///
     /// Returns an error for what [`load`](Self::load) refuses.
     pub fn load_with(path: impl AsRef<Path>, progress: impl FnMut(Progress)) -> Result<Self> {
-        let path = path.as_ref();
+        Self::load_part(path.as_ref(), None, progress)
+    }
+
+    /// Loads a checkpoint, or this rank's part of it.
+    pub(super) fn load_part(
+        path: &Path,
+        split: Option<&Split>,
+        progress: impl FnMut(Progress),
+    ) -> Result<Self> {
         let directory = match is_gguf(path) {
             true => path.parent().unwrap_or(Path::new("")),
             false => path,
@@ -64,7 +73,7 @@ impl Checkpoint {
         }
         let tokenizer =
             Tokenizer::parse(read("tokenizer.json")?.as_bytes()).map_err(|e| in_file(&file, e))?;
-        let llama = Llama::load_with(path, progress)?;
+        let llama = Llama::load_part(path, split, progress)?;
         let file = directory.join("generation_config.json");
         let generation = files::read_if_present(&file)?;
         let eos =
@@ -78,13 +87,19 @@ impl Checkpoint {
     ///
     /// Returns an error if MLX cannot hold the weights, for example because memory is short.
     pub fn demo() -> Result<Self> {
+        Self::demo_part(None)
+    }
+
+    /// The small model that comes with the crate, or this rank's part of it.
+    pub(super) fn demo_part(split: Option<&Split>) -> Result<Self> {
         let config = Config::parse(include_str!("../../assets/demo/config.json"))?;
         let tokenizer = Tokenizer::parse(include_bytes!("../../assets/demo/tokenizer.json"))?;
         let generation = include_str!("../../assets/demo/generation_config.json");
         let eos = eos_tokens(&config, Some(generation))?;
         let weights = include_bytes!("../../assets/demo/model.safetensors");
         let arrays: HashMap<String, Array> = io::load_safetensors_bytes(weights)?.arrays;
-        Ok(Self { llama: Llama::new(config, Weights::new(arrays))?, tokenizer, eos })
+        let llama = Llama::assemble(config, Weights::new(arrays), split, None)?;
+        Ok(Self { llama, tokenizer, eos })
     }
 
     /// Runs the tokens of a prompt and yields the tokens that follow it, up to an end token of the
@@ -97,6 +112,31 @@ impl Checkpoint {
         let mut options = options.clone();
         options.eos.extend(&self.eos);
         self.llama.generate(prompt, &options)
+    }
+}
+
+impl Split {
+    /// Loads this rank's part of a checkpoint, and calls `progress` as [`Llama::load_with`] does.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error for what [`Checkpoint::load`] refuses, and for a model with fewer query
+    /// heads than there are ranks.
+    pub fn load(
+        &self,
+        path: impl AsRef<Path>,
+        progress: impl FnMut(Progress),
+    ) -> Result<Checkpoint> {
+        Checkpoint::load_part(path.as_ref(), Some(self), progress)
+    }
+
+    /// This rank's part of the small model that comes with the crate.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error for what [`Checkpoint::demo`] refuses, and for more than four ranks.
+    pub fn demo(&self) -> Result<Checkpoint> {
+        Checkpoint::demo_part(Some(self))
     }
 }
 

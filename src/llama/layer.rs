@@ -8,6 +8,7 @@ use super::cache::{AttentionInputs, AttentionMask, Heads, LayerCache};
 use super::config::Config;
 use super::linear::{Change, Fusion, Linear, Norm};
 use super::mlp::Mlp;
+use super::parts::{Axis, Parts};
 use super::qkv_projection::QkvProjection;
 use super::rope_frequencies::RopeFrequencies;
 use super::weights::Weights;
@@ -19,6 +20,7 @@ pub(super) struct DecoderLayer {
     pub self_attn: Attention,
     pub post_attention_layernorm: Norm,
     pub mlp: Mlp,
+    pub parts: Parts,
 }
 
 impl DecoderLayer {
@@ -35,6 +37,7 @@ impl DecoderLayer {
             post_attention_layernorm: norm("post_attention_layernorm")?,
             self_attn: Attention::load(config, &format!("{path}.self_attn"), rope, weights)?,
             mlp: Mlp::load(config, &format!("{path}.mlp"), weights)?,
+            parts: weights.parts().clone(),
         })
     }
 
@@ -46,20 +49,27 @@ impl DecoderLayer {
         mask: &AttentionMask,
         cache: &mut LayerCache,
     ) -> Result<Array> {
-        let Self { input_layernorm, self_attn, post_attention_layernorm, mlp } = self;
+        let Self { input_layernorm, self_attn, post_attention_layernorm, mlp, parts } = self;
         let Heads { heads, head_dim, .. } = self_attn.heads;
         let (batch, time) = (x.dim(0)?, x.dim(1)?);
 
         let qkv = self_attn.norm_heads(self_attn.qkv_proj.forward(x, input_layernorm)?)?;
         let AttentionInputs { queries, keys, values } =
             cache.append(&qkv, self_attn.heads, &self_attn.rope)?;
-        let attended = scaled_dot_product_attention(&queries, &keys, &values, mask)?
-            .transpose([0, 2, 1, 3])?
-            .reshape([batch, time, heads * head_dim])?;
-        let h = self_attn.o_proj.forward(&attended, Fusion::residual(x))?;
+        let queries = parts.whole_groups(queries)?;
+        let attended = scaled_dot_product_attention(&queries, &keys, &values, mask)?;
+        let attended = parts.own_queries(attended)?.transpose([0, 2, 1, 3])?.reshape([
+            batch,
+            time,
+            heads * head_dim,
+        ])?;
+        let attended = parts.gather(attended, Axis::Heads)?;
+        let h = self_attn.o_proj.forward(&attended, Fusion::residual(&parts.own(x)?))?;
+        let h = parts.gather(h, Axis::Hidden)?;
 
-        let inner = mlp.gated(&h, post_attention_layernorm)?;
-        mlp.down_proj.forward(&inner, Fusion::residual(&h))
+        let inner = parts.gather(mlp.gated(&h, post_attention_layernorm)?, Axis::Inner)?;
+        let y = mlp.down_proj.forward(&inner, Fusion::residual(&parts.own(&h)?))?;
+        parts.gather(y, Axis::Hidden)
     }
 
     /// All arrays to evaluate before the layer runs.

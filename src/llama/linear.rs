@@ -1,3 +1,5 @@
+use std::ops::Range;
+
 use crate::array::{Array, Block};
 use crate::error::Result;
 use crate::ops::{self, Lora};
@@ -83,6 +85,9 @@ pub(super) struct Linear {
     pub path: String,
     pub matrix: Matrix,
     pub bias: Option<Array>,
+    /// The rows of the whole matrix that `matrix` has, and the number of its outputs.
+    pub rows: Range<i32>,
+    pub outputs: i32,
     /// The low-rank update that runs beside the matrix in every pass.
     pub update: Option<Lora>,
 }
@@ -96,10 +101,25 @@ impl Linear {
     ) -> Result<Self> {
         let matrix = Matrix::load(path, [outputs, inputs], config, weights)?;
         let bias = match config.has_bias(path.rsplit('.').next().unwrap_or_default()) {
-            true => Some(weights.take(&format!("{path}.bias"), &[outputs])?),
+            true => Some(weights.take_part(&format!("{path}.bias"), path, outputs)?),
             false => None,
         };
-        Ok(Self { path: path.to_owned(), matrix, bias, update: None })
+        let rows = weights.parts().rows(path, outputs);
+        Ok(Self { path: path.to_owned(), matrix, bias, rows, outputs, update: None })
+    }
+
+    /// The numbers of outputs and inputs of the whole matrix.
+    pub fn whole_shape(&self) -> Result<[i32; 2]> {
+        Ok([self.outputs, self.matrix.shape()?[1]])
+    }
+
+    /// The part of a low-rank update of the whole matrix that concerns this one.
+    pub fn own_part(&self, update: &Lora) -> Result<Lora> {
+        if self.rows == (0..self.outputs) {
+            return Ok(update.clone());
+        }
+        let own = update.b().i(self.rows.clone())?.contiguous()?;
+        Lora::new(update.a().clone(), own, update.scale())
     }
 
     pub fn forward(&self, x: &Array, fusion: Fusion) -> Result<Array> {

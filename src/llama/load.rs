@@ -11,6 +11,7 @@ use crate::io;
 use super::config::Config;
 use super::gguf;
 use super::model::Llama;
+use super::split::Split;
 use super::weights::{Progress, Weights};
 
 impl Llama {
@@ -69,10 +70,18 @@ impl Llama {
     /// assert!(seen.done == seen.total && seen.total == llama.nbytes() as u64);
     /// # Ok::<(), mlx_primitives::Error>(())
     /// ```
-    pub fn load_with(path: impl AsRef<Path>, mut progress: impl FnMut(Progress)) -> Result<Self> {
-        let path = path.as_ref();
+    pub fn load_with(path: impl AsRef<Path>, progress: impl FnMut(Progress)) -> Result<Self> {
+        Self::load_part(path.as_ref(), None, progress)
+    }
+
+    /// Loads a model, or this rank's part of it.
+    pub(super) fn load_part(
+        path: &Path,
+        split: Option<&Split>,
+        mut progress: impl FnMut(Progress),
+    ) -> Result<Self> {
         let (config, weights) = files(path)?;
-        Self::assemble(config, weights, Some(&mut progress)).map_err(|e| in_file(path, e))
+        Self::assemble(config, weights, split, Some(&mut progress)).map_err(|e| in_file(path, e))
     }
 
     /// Loads a model like [`load`](Self::load), but reads only the headers. Each tensor is read
@@ -83,9 +92,39 @@ impl Llama {
     /// Returns an error for what [`load`](Self::load) refuses. If a tensor cannot be read later,
     /// the evaluation that uses it fails.
     pub fn load_lazily(path: impl AsRef<Path>) -> Result<Self> {
-        let path = path.as_ref();
+        Self::load_part_lazily(path.as_ref(), None)
+    }
+
+    /// Loads a model, or this rank's part of it, but reads only the headers.
+    pub(super) fn load_part_lazily(path: &Path, split: Option<&Split>) -> Result<Self> {
         let (config, weights) = files(path)?;
-        Self::new(config, weights).map_err(|e| in_file(path, e))
+        Self::assemble(config, weights, split, None).map_err(|e| in_file(path, e))
+    }
+}
+
+impl Split {
+    /// Loads this rank's part of a model without its tokenizer, like [`Llama::load_with`].
+    ///
+    /// # Errors
+    ///
+    /// Returns an error for what [`Llama::load`] refuses, and for a model with fewer query heads than
+    /// there are ranks.
+    pub fn load_llama(
+        &self,
+        path: impl AsRef<Path>,
+        progress: impl FnMut(Progress),
+    ) -> Result<Llama> {
+        Llama::load_part(path.as_ref(), Some(self), progress)
+    }
+
+    /// Loads this rank's part of a model, but reads only the headers, as [`Llama::load_lazily`] does.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error for what [`Llama::load`] refuses, and for a model with fewer query heads than
+    /// there are ranks.
+    pub fn load_lazily(&self, path: impl AsRef<Path>) -> Result<Llama> {
+        Llama::load_part_lazily(path.as_ref(), Some(self))
     }
 }
 

@@ -1,6 +1,9 @@
+use std::ops::Range;
+
 use crate::array::{Array, Block};
 use crate::dtype::Dtype;
 use crate::error::Result;
+use crate::io::stored::Stored;
 use crate::ops::{QuantizedMode, QuantizedWeight};
 
 use super::config::{Config, Quantization};
@@ -18,8 +21,9 @@ impl Matrix {
         config: &Config,
         weights: &mut Weights,
     ) -> Result<Self> {
+        let own = weights.parts().rows(path, outputs);
         if let Some(source) = weights.source() {
-            return source.matrix([outputs, inputs], config.quantization_of(path)?);
+            return source.matrix([outputs, inputs], own, config.quantization_of(path)?);
         }
         let name = |part: &str| format!("{path}.{part}");
         let (weight, scales) = (name("weight"), name("scales"));
@@ -31,7 +35,7 @@ impl Matrix {
             None => None,
         };
         let Some(Quantization { group_size, bits, mode }) = quantized else {
-            return Ok(Self::Plain(weights.take(&weight, &[outputs, inputs])?));
+            return Self::Plain(weights.take(&weight, &[outputs, inputs])?).part(&own);
         };
         let mut take = |part: &str| {
             weights.take_any(part).ok_or_else(|| {
@@ -52,7 +56,20 @@ impl Matrix {
             let expected = format_args!("{weight} of shape [{outputs}, {inputs}], got {got:?}");
             return Err(weights.error(&weight, expected));
         }
-        Ok(Self::Quantized(matrix))
+        Self::Quantized(matrix).part(&own)
+    }
+
+    /// These rows of the matrix. Of one that waits to be read from a file, only they are read.
+    fn part(self, rows: &Range<i32>) -> Result<Self> {
+        if *rows == (0..self.shape()?[0]) {
+            return Ok(self);
+        }
+        Ok(match self {
+            Self::Plain(all) => Self::Plain(Stored::rows(&all, rows)?),
+            Self::Quantized(all) => {
+                Self::Quantized(all.map_arrays(|array| Stored::rows(array, rows))?)
+            }
+        })
     }
 
     /// The type of the matrix's numbers.

@@ -8,6 +8,8 @@ use super::config::{Config, Quantization};
 use super::layer::DecoderLayer;
 use super::linear::{Change, Fusion, Linear, Norm};
 use super::matrix::Matrix;
+use super::parts::{Axis, Parts};
+use super::split::Split;
 use super::weights::{Progress, Weights};
 
 /// A Llama's weights and forward pass.
@@ -18,6 +20,7 @@ pub struct Llama {
     pub(super) norm: Norm,
     /// `None` if the embedding is also the output projection.
     pub(super) lm_head: Option<Linear>,
+    pub(super) parts: Parts,
 }
 
 impl Llama {
@@ -27,16 +30,20 @@ impl Llama {
     ///
     /// Returns an error for missing, extra or misshapen tensors, and names the tensor.
     pub fn new(config: Config, weights: Weights) -> Result<Self> {
-        Self::assemble(config, weights, None)
+        Self::assemble(config, weights, None, None)
     }
 
-    /// Makes a model of a configuration and weights. With `progress`, each layer is evaluated
-    /// before the next one is read.
+    /// Makes a model, or this rank's part of it, of a configuration and weights. With `progress`,
+    /// each layer is evaluated before the next one is read.
     pub(super) fn assemble(
         config: Config,
-        mut weights: Weights,
+        weights: Weights,
+        split: Option<&Split>,
         mut progress: Option<&mut dyn FnMut(Progress)>,
     ) -> Result<Self> {
+        let parts = Parts::new(split, &config)?;
+        parts.agree("the model", || weights.identity(&config))?;
+        let mut weights = weights.of_parts(parts.clone());
         let total = weights.nbytes();
         // The CPU reads weights faster that lie together in large pages.
         let place = progress.is_some() && default_device()? == Device::Cpu;
@@ -50,30 +57,35 @@ impl Llama {
         let (vocab, hidden) = (config.vocab_size, config.hidden_size);
         let embed_tokens =
             Matrix::load("model.embed_tokens", [vocab, hidden], &config, &mut weights)?;
+        let tied = config.tie_word_embeddings;
+        let embed_tokens = match tied && place {
+            true => embed_tokens.placed_alone()?,
+            false => embed_tokens,
+        };
         read(&embed_tokens.arrays(), weights.nbytes())?;
         let rope = config.rope_frequencies()?;
         let mut layers = Vec::new();
         for i in 0..config.num_hidden_layers {
             let path = format!("model.layers.{i}");
             let layer = DecoderLayer::load(&config, &path, &rope, &mut weights)?;
+            let layer = if place { layer.placed()? } else { layer };
             read(&layer.arrays(), weights.nbytes())?;
-            layers.push(if place { layer.placed()? } else { layer });
+            layers.push(layer);
         }
         let norm = Norm::load("model.norm", hidden, &config, &mut weights)?;
-        let lm_head = match config.tie_word_embeddings {
+        let lm_head = match tied {
             true => None,
             false => Some(Linear::load("lm_head", [vocab, hidden], &config, &mut weights)?),
+        };
+        let lm_head = match lm_head {
+            Some(head) if place => Some(head.placed_alone()?),
+            head => head,
         };
         let mut rest = vec![&norm.weight];
         rest.extend(lm_head.iter().flat_map(Linear::arrays));
         read(&rest, 0)?;
-        let (embed_tokens, lm_head) = match (place, lm_head) {
-            (true, Some(head)) => (embed_tokens, Some(head.placed_alone()?)),
-            (true, None) => (embed_tokens.placed_alone()?, None),
-            (false, head) => (embed_tokens, head),
-        };
-        weights.finish(config.tie_word_embeddings)?;
-        Ok(Self { config, embed_tokens, layers, norm, lm_head })
+        weights.finish(tied)?;
+        Ok(Self { config, embed_tokens, layers, norm, lm_head, parts })
     }
 
     /// The configuration that the model was made from.
@@ -131,6 +143,7 @@ impl Llama {
             layers: self.layers.iter().map(of_layer).collect::<Result<_>>()?,
             norm: self.norm.clone(),
             lm_head: self.lm_head.as_ref().map(of_head).transpose()?,
+            parts: self.parts.clone(),
         })
     }
 
@@ -285,7 +298,7 @@ impl Llama {
 
     /// The input of the first layer, `[batch, time, hidden]`.
     pub(super) fn embed(&self, tokens: &Array) -> Result<Array> {
-        let h = self.embed_tokens.rows(tokens, self.dtype())?;
+        let h = self.parts.embedded(tokens, |ids| self.embed_tokens.rows(ids, self.dtype()))?;
         match self.config.kind()?.scales_embedding() {
             true => h.multiply((self.config.hidden_size as f32).sqrt()),
             false => Ok(h),
@@ -309,10 +322,27 @@ impl Llama {
     }
 
     fn logits(&self, h: &Array, fusion: Fusion) -> Result<Array> {
-        match &self.lm_head {
+        let logits = match &self.lm_head {
             Some(head) => head.forward(h, fusion),
             None => self.embed_tokens.forward(h, None, fusion),
-        }
+        }?;
+        self.parts.gather(logits, Axis::Vocab)
+    }
+
+    /// The gathers of one decoded token without the rest of the model, for measuring them; `None` for
+    /// a model on one rank. Every rank evaluates them together.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if MLX cannot build them.
+    pub fn gathers_of_a_token(&self) -> Result<Option<Array>> {
+        self.parts.gathers_of_a_token(self.layers.len(), self.dtype())
+    }
+
+    /// The number of gathers of a decoded token, and the bytes that this rank sends in them; `(0, 0)`
+    /// for a model on one rank.
+    pub fn traffic(&self) -> (u64, u64) {
+        self.parts.traffic(self.layers.len(), self.dtype())
     }
 }
 

@@ -9,6 +9,7 @@ use crate::io;
 use super::cache::{Cache, CacheKind, Expected, Heads};
 use super::matrix::Matrix;
 use super::model::Llama;
+use super::parts::Parts;
 
 /// The format in the metadata of a prompt cache's file.
 const FORMAT: &str = "mlx-primitives prompt cache 1";
@@ -40,11 +41,13 @@ pub struct PromptCache {
     tokens: Vec<u32>,
     /// The fingerprint of the model that filled the cache.
     model: String,
+    /// The heads that this rank has of the model.
+    parts: Parts,
 }
 
 impl PromptCache {
     pub(super) fn new(model: &Llama, cache: Cache, tokens: Vec<u32>) -> Result<Self> {
-        Ok(Self { cache, tokens, model: fingerprint(model)? })
+        Ok(Self { cache, tokens, model: fingerprint(model)?, parts: model.parts.clone() })
     }
 
     /// The tokens whose keys and values are in the cache.
@@ -73,6 +76,9 @@ impl PromptCache {
     /// Writes the cache to a file, which replaces another one of that name. The name must end in
     /// `.safetensors`.
     ///
+    /// Of a model on several ranks, every rank calls this, and rank 0 writes the keys and values of
+    /// all: the file loads at any number of ranks.
+    ///
     /// The previous file stays whole until the new one is. A program that reads the file meanwhile,
     /// or after a full disk or a loss of power, gets one of the two.
     ///
@@ -83,6 +89,13 @@ impl PromptCache {
     pub fn save(&self, path: impl AsRef<Path>) -> Result<()> {
         let file = replacement(path.as_ref())?;
         let (mut arrays, layers) = self.cache.saved()?;
+        for (_, array) in &mut arrays {
+            *array = self.parts.gather_heads(array)?;
+        }
+        eval(arrays.iter().map(|(_, array)| array))?;
+        if !self.parts.is_first() {
+            return Ok(());
+        }
         if !self.tokens.is_empty() {
             let count = i32::try_from(self.tokens.len()).unwrap_or(i32::MAX);
             arrays.push(("tokens".to_owned(), Array::from_slice(&self.tokens, [count])?));
@@ -146,16 +159,19 @@ impl PromptCache {
         if let Some(token) = tokens.iter().find(|&&token| token as usize >= model.vocab()) {
             return refuse(format_args!("tokens below {}, got {token}", model.vocab()));
         }
+        for array in file.arrays.values_mut() {
+            *array = model.parts.own_heads(array)?;
+        }
         let expected = Expected {
             layers: model.config().num_hidden_layers.unsigned_abs() as usize,
-            heads: Heads::from(model.config()),
+            heads: model.parts.heads(Heads::from(model.config())),
             dtype: model.dtype(),
         };
         let cache = Cache::restored(&mut file.arrays, &layers, &expected)?;
         if cache.len() as usize != tokens.len() {
             return refuse(format_args!("{} tokens, got {}", cache.len(), tokens.len()));
         }
-        Ok(Self { cache, tokens, model: own })
+        Ok(Self { cache, tokens, model: own, parts: model.parts.clone() })
     }
 
     /// Reduces the cache to the beginning that it has in common with a prompt, without the prompt's
@@ -211,5 +227,6 @@ fn fingerprint(model: &Llama) -> Result<String> {
             Err(_) => row.to_vec::<u32>()?.iter().for_each(|code| hash.add(&code.to_le_bytes())),
         }
     }
-    Ok(format!("{}-{:016x}", config.model_type, hash.0))
+    // The first rows of a model on several ranks are those of rank 0.
+    model.parts.of_first(format!("{}-{:016x}", config.model_type, hash.0))
 }

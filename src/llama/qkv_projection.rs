@@ -36,7 +36,10 @@ impl QkvProjection {
         };
         let matrix = Matrix::Plain(concatenate(&[q, k, v], 0)?);
         let bias = joined_biases(&parts)?;
-        Self::of_joined(parts, Linear { path: String::new(), matrix, bias, update: None })
+        let outputs = matrix.shape()?[0];
+        let path = String::new();
+        let joined = Linear { path, matrix, bias, rows: 0..outputs, outputs, update: None };
+        Self::of_joined(parts, joined)
     }
 
     /// Makes the parts views of the joined rows.

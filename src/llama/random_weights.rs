@@ -1,3 +1,5 @@
+use std::ops::Range;
+
 use crate::array::Array;
 use crate::dtype::{Dtype, Element};
 use crate::error::{Error, Result};
@@ -8,6 +10,7 @@ use super::cache::CacheKind;
 use super::config::{Config, Quantization};
 use super::estimate::estimate;
 use super::model::Llama;
+use super::split::Split;
 use super::weights::{WeightSource, Weights};
 
 /// The number of distinct values that the elements of a float tensor are drawn from.
@@ -47,10 +50,21 @@ impl Llama {
     /// # Ok::<(), mlx_primitives::Error>(())
     /// ```
     pub fn random(
+        config: Config,
+        dtype: Dtype,
+        quantization: Option<Quantization>,
+        seed: u64,
+    ) -> Result<Self> {
+        Self::random_part(config, dtype, quantization, seed, None)
+    }
+
+    /// A model of random weights, or this rank's part of it.
+    pub(super) fn random_part(
         mut config: Config,
         dtype: Dtype,
         quantization: Option<Quantization>,
         seed: u64,
+        split: Option<&Split>,
     ) -> Result<Self> {
         if !matches!(dtype, Dtype::Float32 | Dtype::Float16 | Dtype::Bfloat16) {
             return Err(Error::argument(
@@ -74,7 +88,25 @@ impl Llama {
         }
         let source = RandomWeights { state: seed, dtype };
         // The weights are drawn layer by layer, as a checkpoint is read.
-        Self::assemble(config, Weights::made_by(source), Some(&mut |_| {}))
+        Self::assemble(config, Weights::made_by(source), split, Some(&mut |_| {}))
+    }
+}
+
+impl Split {
+    /// This rank's part of the model that [`Llama::random`] draws.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error for what [`Llama::random`] refuses, and for a model with fewer query heads
+    /// than there are ranks.
+    pub fn random(
+        &self,
+        config: Config,
+        dtype: Dtype,
+        quantization: Option<Quantization>,
+        seed: u64,
+    ) -> Result<Llama> {
+        Llama::random_part(config, dtype, quantization, seed, Some(self))
     }
 }
 
@@ -90,8 +122,7 @@ impl WeightSource for RandomWeights {
         if shape.len() == 1 && name.ends_with("norm.weight") {
             return Array::full(shape, 1.0f32)?.astype(self.dtype);
         }
-        let inputs = f64::from(shape.last().copied().unwrap_or(1).max(1));
-        self.floats(shape, (3.0 / inputs).sqrt())
+        self.floats(shape, 0..shape.first().copied().unwrap_or(0))
     }
 
     /// Draws a matrix whose elements have the variance 1 / inputs, so that activations keep their
@@ -99,16 +130,18 @@ impl WeightSource for RandomWeights {
     fn matrix(
         &mut self,
         [outputs, inputs]: [i32; 2],
+        rows: Range<i32>,
         quantized: Option<Quantization>,
     ) -> Result<LinearWeight> {
         let Some(Quantization { group_size, bits, mode }) =
             quantized.filter(|to| to.divides(inputs))
         else {
-            return self.tensor("", &[outputs, inputs]).map(LinearWeight::Plain);
+            return self.floats(&[outputs, inputs], rows).map(LinearWeight::Plain);
         };
-        let (words, groups) = (inputs / 32 * bits, [outputs, inputs / group_size]);
+        let words = inputs / 32 * bits;
+        let groups = [rows.end - rows.start, inputs / group_size];
         let drawn = if mode == QuantizedMode::Mxfp8 { 0xfefe_fefe } else { u32::MAX };
-        let packed = self.words(&[outputs, words], drawn)?;
+        let packed = self.words([outputs, words], rows, drawn)?;
         let variance = 1.0 / f64::from(inputs);
         let (scales, biases) = match mode {
             QuantizedMode::Affine => {
@@ -146,40 +179,63 @@ impl RandomWeights {
         z ^ (z >> 31)
     }
 
-    /// Draws words whose bits in the mask `drawn` are random, and the others 0.
-    fn words(&mut self, shape: &[i32], drawn: u32) -> Result<Array> {
-        let count = count(shape)?;
-        let mut words = Vec::with_capacity(count);
-        while words.len() < count {
-            let bits = self.next();
-            words.extend([bits as u32 & drawn, (bits >> 32) as u32 & drawn]);
-        }
-        words.truncate(count);
-        Array::from_slice(&words, shape)
+    /// Draws these rows of words whose bits in the mask `drawn` are random, and the others 0.
+    fn words(&mut self, shape: [i32; 2], rows: Range<i32>, drawn: u32) -> Result<Array> {
+        let numbers =
+            self.numbers(&shape, &rows, |bits| [bits as u32 & drawn, (bits >> 32) as u32 & drawn])?;
+        Array::from_slice(&numbers, [rows.end - rows.start, shape[1]])
     }
 
-    fn floats(&mut self, shape: &[i32], bound: f64) -> Result<Array> {
+    /// Draws these rows of small elements.
+    fn floats(&mut self, shape: &[i32], rows: Range<i32>) -> Result<Array> {
         match self.dtype {
-            Dtype::Float16 => self.floats_of::<half::f16>(shape, bound),
-            Dtype::Bfloat16 => self.floats_of::<half::bf16>(shape, bound),
-            _ => self.floats_of::<f32>(shape, bound),
+            Dtype::Float16 => self.floats_of::<half::f16>(shape, rows),
+            Dtype::Bfloat16 => self.floats_of::<half::bf16>(shape, rows),
+            _ => self.floats_of::<f32>(shape, rows),
         }
     }
 
-    /// Draws elements that are uniformly distributed within ±`bound`.
-    fn floats_of<T: Element>(&mut self, shape: &[i32], bound: f64) -> Result<Array> {
-        let middle = (LEVELS - 1) as f64 / 2.0;
+    /// Draws elements that are uniformly distributed, of variance 1 / inputs.
+    fn floats_of<T: Element>(&mut self, shape: &[i32], rows: Range<i32>) -> Result<Array> {
+        let inputs = f64::from(shape.last().copied().unwrap_or(1).max(1));
+        let (bound, middle) = ((3.0 / inputs).sqrt(), (LEVELS - 1) as f64 / 2.0);
         let levels: Vec<T> =
             (0..LEVELS).map(|level| T::from_f64((level as f64 / middle - 1.0) * bound)).collect();
-        let count = count(shape)?;
-        let mut numbers = Vec::with_capacity(count);
-        while numbers.len() < count {
-            let bits = self.next();
-            let places = [0, 12, 24, 36, 48].map(|shift| (bits >> shift) as usize % LEVELS);
-            numbers.extend(places.iter().filter_map(|&place| levels.get(place)).copied());
+        let level = |place: usize| levels.get(place).copied().unwrap_or(T::from_f64(0.0));
+        let numbers = self.numbers(shape, &rows, |bits| {
+            [0, 12, 24, 36, 48].map(|shift| level((bits >> shift) as usize % LEVELS))
+        })?;
+        let mut shape = shape.to_vec();
+        if let Some(first) = shape.first_mut() {
+            *first = rows.end - rows.start;
         }
-        numbers.truncate(count);
-        Array::from_slice(&numbers, shape)
+        Array::from_slice(&numbers, &shape)
+    }
+
+    /// The numbers in these rows of an array in which each 64 random bits give the next `N`. The
+    /// bits of all rows are drawn, so that the rows do not depend on which of them are wanted.
+    fn numbers<T: Copy, const N: usize>(
+        &mut self,
+        shape: &[i32],
+        rows: &Range<i32>,
+        numbers: impl Fn(u64) -> [T; N],
+    ) -> Result<Vec<T>> {
+        let all = count(shape)?;
+        let row = count(shape.get(1..).unwrap_or_default())?;
+        let wanted =
+            rows.start.unsigned_abs() as usize * row..rows.end.unsigned_abs() as usize * row;
+        let mut drawn = Vec::with_capacity(wanted.len());
+        for start in (0..all).step_by(N) {
+            let bits = self.next();
+            let end = (start + N).min(all);
+            if start >= wanted.start && end <= wanted.end {
+                drawn.extend(numbers(bits).into_iter().take(end - start));
+            } else if start < wanted.end && end > wanted.start {
+                let numbers = (start..end).zip(numbers(bits));
+                drawn.extend(numbers.filter(|(at, _)| wanted.contains(at)).map(|(_, n)| n));
+            }
+        }
+        Ok(drawn)
     }
 }
 

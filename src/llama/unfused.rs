@@ -62,7 +62,7 @@ impl Llama {
         let token = Array::from_slice(&[0u32], [1, 1])?;
         // Sliding layers count as if they saw the whole context.
         let mut cache = Cache::new(self.layers.len(), CacheKind::Plain)?;
-        cache.reserve(context, Heads::from(self.config()), self.dtype())?;
+        cache.reserve(context, self.parts.heads(Heads::from(self.config())), self.dtype())?;
         let mut unfused = self.new_unfused_cache();
         unfused.reserve(context, self)?;
         let ours = self.forward(&token, &mut cache)?;

@@ -1,13 +1,17 @@
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use crate::array::Array;
+use crate::array::{Array, eval};
 use crate::dtype::Dtype;
 use crate::error::{Error, Result};
+use crate::hash::Fnv;
+use crate::io::stored::Stored;
 use crate::ops::LinearWeight;
 
-use super::config::Quantization;
+use super::config::{Config, Quantization};
+use super::parts::Parts;
 
 /// The progress of loading a model.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -23,8 +27,14 @@ pub(super) trait WeightSource {
     /// Makes the tensor of that name and shape.
     fn tensor(&mut self, name: &str, shape: &[i32]) -> Result<Array>;
 
-    /// Makes a matrix `[outputs, inputs]`, packed in that format if its rows are whole groups.
-    fn matrix(&mut self, shape: [i32; 2], quantized: Option<Quantization>) -> Result<LinearWeight>;
+    /// Makes these rows of a matrix `[outputs, inputs]`, packed in that format if the rows are
+    /// whole groups.
+    fn matrix(
+        &mut self,
+        shape: [i32; 2],
+        rows: Range<i32>,
+        quantized: Option<Quantization>,
+    ) -> Result<LinearWeight>;
 }
 
 /// The tensors of a checkpoint, which are taken out one by one to make a model.
@@ -37,6 +47,8 @@ pub struct Weights {
     place: Option<PathBuf>,
     /// The source of all tensors, if there are no files.
     source: Option<Box<dyn WeightSource>>,
+    /// The rows to take of each matrix.
+    parts: Parts,
 }
 
 impl Weights {
@@ -64,9 +76,41 @@ impl Weights {
         Ok(())
     }
 
+    /// The weights of which a model takes only these parts.
+    pub(super) fn of_parts(self, parts: Parts) -> Self {
+        Self { parts, ..self }
+    }
+
+    /// The parts that a model takes.
+    pub(super) fn parts(&self) -> &Parts {
+        &self.parts
+    }
+
     /// The bytes of the tensors that have not been taken yet.
     pub(super) fn nbytes(&self) -> u64 {
         self.arrays.values().map(|array| array.nbytes() as u64).sum()
+    }
+
+    /// The type of the model, with a hash of its configuration and of the names, shapes, types and
+    /// first rows of the tensors.
+    pub(super) fn identity(&self, config: &Config) -> Result<String> {
+        let mut hash = Fnv::default();
+        hash.add(format!("{config:?}").as_bytes());
+        let sorted: BTreeMap<_, _> = self.arrays.iter().collect();
+        let mut rows = Vec::new();
+        for (name, array) in sorted {
+            hash.add(format!("{name} {:?} {}", array.shape(), array.dtype()).as_bytes());
+            if array.size() > 0 && array.ndim() > 0 {
+                rows.push(Stored::rows(array, &(0..1))?.astype(Dtype::Float32)?);
+            }
+        }
+        eval(&rows)?;
+        for row in rows {
+            row.to_vec::<f32>()?
+                .iter()
+                .for_each(|number| hash.add(&number.to_bits().to_le_bytes()));
+        }
+        Ok(format!("{} {:016x}", config.model_type, hash.0))
     }
 
     pub(super) fn contains(&self, name: &str) -> bool {
@@ -132,6 +176,14 @@ impl Weights {
             ));
         }
         Ok(Some(array))
+    }
+
+    /// Takes out the vector of that name, with an element for each of the outputs of the module at
+    /// `path`, and returns the elements of the model's part.
+    pub(super) fn take_part(&mut self, name: &str, path: &str, outputs: i32) -> Result<Array> {
+        let whole = self.take(name, &[outputs])?;
+        let rows = self.parts.rows(path, outputs);
+        if rows == (0..outputs) { Ok(whole) } else { Stored::rows(&whole, &rows) }
     }
 
     /// Takes out the tensor of that name, of any shape and type.

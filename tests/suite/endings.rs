@@ -14,7 +14,7 @@ use tempfile::NamedTempFile;
 use crate::support::Checked;
 
 /// The role of a child process.
-const ROLE: &str = "MLX_PRIMITIVES_TEST_ROLE";
+pub const ROLE: &str = "MLX_PRIMITIVES_TEST_ROLE";
 /// How often each case is tried.
 const ROUNDS: &str = "MLX_PRIMITIVES_TEST_ROUNDS";
 /// The exit waits a second for running work; the rest is startup time under load.
@@ -114,7 +114,10 @@ fn play(role: &str) -> Checked<u8> {
         #[cfg(target_os = "linux")]
         "short threads" => crate::threads::short_threads()?,
         "failures" => crate::failures::on_the_main_thread()?,
-        other => anyhow::bail!("there is no role {other}"),
+        other => match other.strip_prefix("split ") {
+            Some(scenario) => crate::split::play(scenario)?,
+            None => anyhow::bail!("there is no role {other}"),
+        },
     }
     Ok(0)
 }

@@ -17,7 +17,7 @@ use crate::table::inputs::decoded;
 
 const SIMD: &str = "MLX_PRIMITIVES_SIMD";
 /// Best first: a machine that has one also has those after it.
-const LEVELS: [&str; 5] = ["avx512bf16", "avx512", "avx2", "neon", "scalar"];
+const LEVELS: [&str; 6] = ["amx", "avx512bf16", "avx512", "avx2", "neon", "scalar"];
 const SHAPE: Shape = Shape { hidden: 256, inner: 384, heads: 4, kv_heads: 2, head_dim: 64 };
 const LAYERS: usize = 2;
 const VOCAB: usize = 96;

@@ -25,6 +25,8 @@ mod conversions;
 mod cross_entropy;
 mod custom;
 mod dispatches;
+#[cfg(unix)]
+mod distributed;
 mod endings;
 mod errors;
 mod every;
@@ -69,6 +71,7 @@ mod shapes;
 #[cfg(target_os = "linux")]
 mod simulated;
 mod softmax;
+mod split;
 mod support;
 mod table;
 mod text_cli;
@@ -86,5 +89,9 @@ fn main() -> std::process::ExitCode {
     // The tests of our kernels must not use the choices that were tuned on this machine.
     // SAFETY: no other thread runs yet.
     unsafe { std::env::set_var("MLX_PRIMITIVES_TUNE", "off") };
+    #[cfg(unix)]
+    if let Some(code) = distributed::role() {
+        return code;
+    }
     endings::role().unwrap_or_else(harness::main)
 }

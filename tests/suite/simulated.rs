@@ -23,7 +23,7 @@ const VARIABLES: [&str; 3] = [SCHEDULE, THREADS, LOG];
 
 /// Tests that run no primitive, choose their device, are run by `kernel_traffic`, break the
 /// environment of the kernels, or take minutes.
-const LEFT_OUT: [&str; 15] = [
+const LEFT_OUT: [&str; 17] = [
     "build::",
     "cli_faults::",
     "conformance::",
@@ -32,6 +32,8 @@ const LEFT_OUT: [&str; 15] = [
     "file_faults::",
     "custom::after::",
     "custom::faults::",
+    "distributed::",
+    "split::",
     "levels::",
     "dispatches::",
     "simulated::",

@@ -93,7 +93,7 @@ impl Machine {
     }
 }
 
-/// The instruction set in use: `avx512bf16`, `avx512`, `avx2`, `neon` or `scalar`.
+/// The instruction set in use: `amx`, `avx512bf16`, `avx512`, `avx2`, `neon` or `scalar`.
 ///
 /// `MLX_PRIMITIVES_SIMD` selects one. If this machine cannot run it, the best available is used.
 pub fn simd_level_name() -> &'static str {

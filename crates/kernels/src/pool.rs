@@ -1,9 +1,14 @@
 //! Fork-join over index ranges: the calling thread and a few helpers share one job.
 //!
-//! A helper joins a job only while it is open, and the caller waits for those that joined,
-//! so a helper the system has not scheduled never holds a job up. A second caller finds the
-//! pool taken and does its work alone: no queue, hence no deadlock. Helpers spin briefly after
-//! a job and then park; they hold nothing, so the process may exit at any time.
+//! The caller publishes a job by one store. Each thread has a share of the items, the same one
+//! whenever a job has the same size. It takes parts of its share first, at no cost to the others,
+//! and then parts of the shares that other threads have not finished. So a helper that the system
+//! has not scheduled never holds a job up: the caller waits only for those that run a part. The
+//! module `shares` tells why a helper never runs a part of a job that is over.
+//!
+//! A second caller finds the pool taken and does its work alone: no queue, hence no deadlock.
+//! Helpers watch for the next job for a while and then park; they hold nothing, so the process may
+//! exit at any time.
 
 use std::cell::UnsafeCell;
 use std::ops::Range;
@@ -14,25 +19,37 @@ use std::time::{Duration, Instant};
 
 use super::simd::fence;
 
+// The path is relative to this folder, also where a test includes this file by its path.
+#[path = "pool/shares.rs"]
+mod shares;
+use shares::{Call, Line, MAX_UNITS, Share};
+
 /// Work, in tenths of a nanosecond of one core, below which a job is not worth sharing with a
-/// helper that is still spinning, or not worth waking a parked one for.
+/// helper that is still watching, or not worth waking a parked one for.
 const SHARED_WORK: usize = 100_000;
 const WAKING_WORK: usize = 400_000;
-/// How long a helper spins for the next job before it parks, and a guest before it leaves.
+/// Work for each thread that takes part, for each helper that is woken, and for each unit.
+const WORK_OF_THREAD: usize = 25_000;
+const WORK_OF_WOKEN: usize = 100_000;
+const WORK_OF_UNIT: usize = 10_000;
+/// How long a helper watches for the next job before it parks, at first and while jobs keep
+/// coming, and how long a guest watches before it leaves.
 const SPIN: Duration = Duration::from_micros(30);
+const LONG_SPIN: Duration = Duration::from_millis(1);
 const LENT: Duration = Duration::from_micros(100);
-/// Ranges handed out per thread, later ones shorter, which evens out a disturbed core.
+/// How often a thread looks for a job before it lets another thread have the core, and a helper
+/// where there are cores for all.
+const LOOKS: u32 = 32;
+const MORE_LOOKS: u32 = 128;
+/// Helpers that the caller, and each helper that wakes, wakes at once.
+const WOKEN: usize = 3;
+/// Ranges for each thread in the count that [`Pool::ranges`] returns.
 const RANGES_PER_THREAD: usize = 4;
 
 /// The most threads of a pool, more than any machine has cores.
 pub const MAX_THREADS: usize = 1024;
 
 static CURRENT: OnceLock<&Pool> = OnceLock::new();
-
-/// `state`: job number in the upper half, then the open flag, then how many helpers are inside.
-const OPEN: u64 = 1 << 31;
-const INSIDE: u64 = OPEN - 1;
-const NUMBER: u64 = 1 << 32;
 
 type Body<'a> = dyn Fn(Range<usize>) + Sync + 'a;
 
@@ -41,21 +58,25 @@ type Body<'a> = dyn Fn(Range<usize>) + Sync + 'a;
 struct Job {
     body: *const Body<'static>,
     items: usize,
-    threads: usize,
 }
 
 impl Job {
-    /// The first item of range `index`. The ranges of a thread are a half, a quarter, an eighth and
-    /// an eighth of its even share, so that threads end at nearly the same time.
-    fn start(&self, index: usize) -> usize {
-        let threads = self.threads;
-        let eighths = match index / threads {
-            0 => 4 * index,
-            1 => 2 * threads + 2 * index,
-            _ => 4 * threads + index,
-        };
-        (self.items as u128 * eighths as u128 / (8 * threads as u128)) as usize
+    /// The first item of unit `unit` of share `share`.
+    fn start(&self, call: Call, share: usize, unit: usize) -> usize {
+        let (units, all) = (share * call.units() + unit, call.shares() * call.units());
+        match self.items.checked_mul(units) {
+            Some(product) => product / all,
+            None => (self.items as u128 * units as u128 / all as u128) as usize,
+        }
     }
+}
+
+/// The line that helpers watch. The caller writes all of it in one go.
+struct Board {
+    call: AtomicU64,
+    job: UnsafeCell<Option<Job>>,
+    /// Helpers from this number on are not woken for the job.
+    waking: AtomicUsize,
 }
 
 struct Helper {
@@ -64,17 +85,23 @@ struct Helper {
 }
 
 pub struct Pool {
-    taken: AtomicBool,
-    state: AtomicU64,
-    next: AtomicUsize,
-    job: UnsafeCell<Option<Job>>,
-    helpers: Box<[Helper]>,
+    board: Line<Board>,
+    taken: Line<AtomicBool>,
+    /// Share 0 is the caller's, and share `i + 1` that of helper `i`.
+    shares: Box<[Line<Share>]>,
+    helpers: Box<[Line<Helper>]>,
+    threads: usize,
     /// Threads that help while they wait for a result; this many helpers may stay parked.
     pub guests: AtomicUsize,
+    /// How long helpers watch at most.
+    longest: Duration,
+    /// How often a helper looks for a job before it lets another thread have the core.
+    looks: u32,
 }
 
-// SAFETY: `job` is written only by the holder of `taken` while the job is closed and nobody is
-// inside, and read only by helpers inside an open job; `state` orders the two.
+// SAFETY: the holder of `taken` writes `job`, after the last job is done; others read it between a
+// `take` and its `leave`, while no job is done. The write is before a store that the reader acquires,
+// and the reads before the release by `leave`, which the caller acquires before it writes again.
 unsafe impl Sync for Pool {}
 // SAFETY: the body's pointer is followed only while the caller keeps it alive.
 unsafe impl Send for Pool {}
@@ -89,24 +116,38 @@ impl Drop for AbortOnUnwind {
 }
 
 impl Pool {
-    /// A pool of `threads` in all, the caller included. It lives as long as the process.
+    /// A pool of `threads` in all, the caller included. It lives as long as the process. Threads
+    /// beyond the cores would only take turns with the others, so they never take part.
     pub fn leak(threads: usize) -> &'static Pool {
-        let helpers = (1..threads.max(1))
-            .map(|_| Helper { parked: AtomicBool::new(false), thread: OnceLock::new() })
-            .collect();
+        Self::leak_on(threads, cores())
+    }
+
+    /// [`leak`](Self::leak) for a machine with this many cores.
+    pub fn leak_on(threads: usize, available: usize) -> &'static Pool {
+        let threads = threads.clamp(1, MAX_THREADS);
+        let team = threads.min(available).max(1);
+        let helper = |_| Line(Helper { parked: AtomicBool::new(false), thread: OnceLock::new() });
+        // With more threads than cores, a thread that watches may keep one from its work.
+        let (longest, looks) = if team > cores() { (SPIN, LOOKS) } else { (LONG_SPIN, MORE_LOOKS) };
         let pool: &'static Pool = Box::leak(Box::new(Pool {
-            taken: AtomicBool::new(false),
-            state: AtomicU64::new(0),
-            next: AtomicUsize::new(0),
-            job: UnsafeCell::new(None),
-            helpers,
+            board: Line(Board {
+                call: AtomicU64::new(Call::NONE),
+                job: UnsafeCell::new(None),
+                waking: AtomicUsize::new(0),
+            }),
+            taken: Line(AtomicBool::new(false)),
+            shares: (0..team).map(|_| Line(Share::new())).collect(),
+            helpers: (1..team).map(helper).collect(),
+            threads,
             guests: AtomicUsize::new(0),
+            longest,
+            looks,
         }));
-        for (index, helper) in pool.helpers.iter().enumerate() {
+        for index in 0..pool.helpers.len() {
             // If the system refuses a thread, there is merely one helper fewer.
             let _ = std::thread::Builder::new()
                 .name(format!("mlx-primitives-{index}"))
-                .spawn(move || pool.help(helper));
+                .spawn(move || pool.help(index));
         }
         pool
     }
@@ -115,7 +156,6 @@ impl Pool {
     /// `MLX_PRIMITIVES_THREADS` (1 to [`MAX_THREADS`]), or one for each core.
     pub fn current() -> &'static Pool {
         CURRENT.get_or_init(|| {
-            let cores = || std::thread::available_parallelism().map_or(1, |cores| cores.get());
             let wanted = Self::wanted().ok().flatten();
             Pool::leak(wanted.unwrap_or_else(cores).min(MAX_THREADS))
         })
@@ -142,17 +182,29 @@ impl Pool {
     }
 
     pub fn threads(&self) -> usize {
-        self.helpers.len() + 1
+        self.threads
     }
 
     /// The number of ranges that a job with this much work is split into.
     pub fn ranges(&self, work: usize) -> usize {
+        match self.team(work) {
+            1 => 1,
+            threads => threads * RANGES_PER_THREAD,
+        }
+    }
+
+    /// How many threads are worth a job with this much work.
+    fn team(&self, work: usize) -> usize {
         let watched = || {
             self.guests.load(Ordering::Relaxed) > 0
-                || self.helpers.iter().any(|helper| !helper.parked.load(Ordering::Relaxed))
+                || self.helpers.iter().any(|helper| !helper.0.parked.load(Ordering::Relaxed))
         };
         let shared = work >= WAKING_WORK || work >= SHARED_WORK && watched();
-        if self.helpers.is_empty() || !shared { 1 } else { self.threads() * RANGES_PER_THREAD }
+        if shared && self.shares.len() > 1 {
+            (work / WORK_OF_THREAD).min(self.shares.len())
+        } else {
+            1
+        }
     }
 
     /// Runs `body` over disjoint ranges that cover `0..items`, where an item takes about `work`
@@ -162,90 +214,116 @@ impl Pool {
             return;
         }
         let work = items.saturating_mul(work);
-        if items == 1 || self.ranges(work) == 1 || self.taken.swap(true, Ordering::Acquire) {
+        let threads = self.team(work).min(items);
+        if threads == 1 || self.taken.0.swap(true, Ordering::Acquire) {
             body(0..items);
             return fence();
         }
         let guard = AbortOnUnwind;
-        // SAFETY: only the lifetime changes; `close` returns after the last helper has left.
+        // SAFETY: only the lifetime changes; `wait` returns when the job is done.
         let body = unsafe { std::mem::transmute::<*const Body<'_>, *const Body<'static>>(body) };
-        let job = Job { body, items, threads: self.threads() };
-        self.open(job);
-        if work >= WAKING_WORK {
+        let units = (work / threads / WORK_OF_UNIT).min(items.div_ceil(threads));
+        let waking = if work < WAKING_WORK { 0 } else { (work / WORK_OF_WOKEN).min(threads) - 1 };
+        let call = self.publish(Job { body, items }, threads, units.clamp(1, MAX_UNITS), waking);
+        if waking > 0 {
             self.wake();
         }
-        self.work(job);
-        self.close();
+        self.work(call, 0);
+        self.wait(call);
         std::mem::forget(guard);
-        self.taken.store(false, Ordering::Release);
+        self.taken.0.store(false, Ordering::Release);
     }
 
-    fn open(&self, job: Job) {
-        // SAFETY: we hold `taken` and the last job is closed and empty.
-        unsafe { *self.job.get() = Some(job) };
-        self.next.store(0, Ordering::Relaxed);
-        // SeqCst here and at the helper's re-check: one of the two sees the other.
-        let number = (self.state.load(Ordering::Relaxed) & !INSIDE & !OPEN).wrapping_add(NUMBER);
-        self.state.store(number | OPEN, Ordering::SeqCst);
+    fn publish(&self, job: Job, threads: usize, units: usize, waking: usize) -> Call {
+        let board = &self.board.0;
+        let call = Call::from_word(board.call.load(Ordering::Relaxed)).after(threads, units);
+        // SAFETY: we hold `taken`, and the last job is done.
+        unsafe { *board.job.get() = Some(job) };
+        board.waking.store(waking, Ordering::Relaxed);
+        // SeqCst here and where a helper looks again before it parks: one of the two sees the other.
+        board.call.store(call.word(), Ordering::SeqCst);
+        call
     }
 
+    /// Wakes a few parked helpers, each of which wakes a few more.
     fn wake(&self) {
-        for helper in self.helpers.iter().skip(self.guests.load(Ordering::Relaxed)) {
-            if helper.parked.load(Ordering::SeqCst)
-                && helper.parked.swap(false, Ordering::SeqCst)
-                && let Some(thread) = helper.thread.get()
-            {
-                thread.unpark();
+        let waking = self.board.0.waking.load(Ordering::Relaxed);
+        let parked = |helper: &&Helper| {
+            helper.parked.load(Ordering::SeqCst) && helper.parked.swap(false, Ordering::SeqCst)
+        };
+        let helpers = self.helpers.iter().map(|helper| &helper.0).take(waking);
+        let helpers = helpers.skip(self.guests.load(Ordering::Relaxed));
+        for helper in helpers.filter(parked).take(WOKEN) {
+            helper.thread.get().into_iter().for_each(Thread::unpark);
+        }
+    }
+
+    /// Takes parts of each share, share `home` first, until none is left.
+    fn work(&self, call: Call, home: usize) {
+        for at in (home..call.shares()).chain(0..home) {
+            let share = &self.shares[at].0;
+            let mut taken = share.take(call, at == home, false);
+            if taken.is_none() {
+                continue;
+            }
+            let guard = AbortOnUnwind;
+            // SAFETY: a unit is taken, so the job is not done: it is set and stays so.
+            let job = unsafe { *self.board.0.job.get() };
+            while let (Some(job), Some(units)) = (job, taken) {
+                let range = job.start(call, at, units.start)..job.start(call, at, units.end);
+                if !range.is_empty() {
+                    // SAFETY: as above, and the caller keeps the body until the job is done.
+                    unsafe { (*job.body)(range) };
+                }
+                taken = share.take(call, at == home, true);
+            }
+            // Streaming stores become visible to the waiting caller.
+            fence();
+            std::mem::forget(guard);
+            share.leave();
+        }
+    }
+
+    /// Waits until the job is done, where the caller has found all units taken.
+    fn wait(&self, call: Call) {
+        let mut looks = 0;
+        for share in &self.shares[..call.shares()] {
+            while !share.0.is_idle() {
+                looks += 1;
+                if looks < 10 * self.looks {
+                    std::hint::spin_loop();
+                } else {
+                    std::thread::yield_now();
+                }
             }
         }
     }
 
-    /// Takes ranges until none is left, then makes streaming stores visible to the waiting caller.
-    fn work(&self, job: Job) {
-        let ranges = RANGES_PER_THREAD * job.threads;
-        loop {
-            let index = self.next.fetch_add(1, Ordering::Relaxed);
-            if index >= ranges {
-                return fence();
-            }
-            let range = job.start(index)..job.start(index + 1);
-            if !range.is_empty() {
-                // SAFETY: the job is open or has us inside, so the caller still holds the body.
-                unsafe { (*job.body)(range) };
-            }
-        }
-    }
-
-    /// Lets no further helper in and waits for those inside.
-    fn close(&self) {
-        self.state.fetch_and(!OPEN, Ordering::AcqRel);
-        let mut waited = 0u32;
-        while self.state.load(Ordering::Acquire) & INSIDE != 0 {
-            waited += 1;
-            if waited < 10_000 {
-                std::hint::spin_loop();
-            } else {
-                std::thread::yield_now();
-            }
-        }
-    }
-
-    /// The main loop of a helper.
-    fn help(&self, me: &Helper) {
+    /// The main loop of helper `index`.
+    fn help(&self, index: usize) {
+        let me = &self.helpers[index].0;
         let _ = me.thread.set(std::thread::current());
-        let mut last = 0;
+        let (share, mut last, mut patience) = (index + 1, Call::NONE, SPIN);
+        // A guest takes this helper's place.
+        let resting = || index < self.guests.load(Ordering::Relaxed);
         loop {
-            let state = loop {
-                if let Some(state) = self.watch(last, SPIN, &|| false) {
-                    break state;
-                }
-                me.parked.store(true, Ordering::SeqCst);
-                if !is_fresh(self.state.load(Ordering::SeqCst), last) {
-                    std::thread::park();
-                }
-                me.parked.store(false, Ordering::SeqCst);
-            };
-            last = self.join(state);
+            let fresh = |call: Call| call.number() != last && share < call.shares();
+            let seen =
+                if resting() { None } else { self.watch(&fresh, patience, self.looks, &resting) };
+            if let Some(call) = seen {
+                self.work(call, share);
+                last = call.number();
+                patience = (2 * patience).min(self.longest);
+                continue;
+            }
+            patience = SPIN;
+            me.parked.store(true, Ordering::SeqCst);
+            let call = Call::from_word(self.board.0.call.load(Ordering::SeqCst));
+            if resting() || !fresh(call) {
+                std::thread::park();
+                self.wake();
+            }
+            me.parked.store(false, Ordering::SeqCst);
         }
     }
 
@@ -254,44 +332,31 @@ impl Pool {
         if self.helpers.is_empty() {
             return;
         }
-        self.guests.fetch_add(1, Ordering::Relaxed);
-        let mut last = 0;
-        while let Some(state) = self.watch(last, LENT, done) {
-            last = self.join(state);
+        // Begins with the share of the helper that rests meanwhile.
+        let home = 1 + self.guests.fetch_add(1, Ordering::Relaxed) % self.helpers.len();
+        let mut last = Call::NONE;
+        while let Some(call) = self.watch(&|call| call.number() != last, LENT, LOOKS, done) {
+            self.work(call, home % call.shares());
+            last = call.number();
         }
         self.guests.fetch_sub(1, Ordering::Relaxed);
     }
 
-    /// Does a share of the open job seen in `state`, and returns the last job's number.
-    fn join(&self, state: u64) -> u64 {
-        let number = state & !INSIDE & !OPEN;
-        // The job may have closed, or another thread come in, since `watch` looked.
-        if self
-            .state
-            .compare_exchange(state, state + 1, Ordering::AcqRel, Ordering::Relaxed)
-            .is_err()
-        {
-            return number.wrapping_sub(NUMBER);
-        }
-        let guard = AbortOnUnwind;
-        // SAFETY: we are inside an open job, so it is set and stays so until we leave.
-        if let Some(job) = unsafe { *self.job.get() } {
-            self.work(job);
-        }
-        std::mem::forget(guard);
-        self.state.fetch_sub(1, Ordering::Release);
-        number
-    }
-
-    /// Waits for an open job other than number `last` and returns the state that shows it. Returns
-    /// `None` if `done` returns true first or `patience` runs out.
-    fn watch(&self, last: u64, patience: Duration, done: &dyn Fn() -> bool) -> Option<u64> {
+    /// Waits for a job that is `fresh`. Returns `None` if `done` returns true first or `patience`
+    /// runs out.
+    fn watch(
+        &self,
+        fresh: &dyn Fn(Call) -> bool,
+        patience: Duration,
+        looks: u32,
+        done: &dyn Fn() -> bool,
+    ) -> Option<Call> {
         let start = Instant::now();
         while start.elapsed() < patience {
-            for _ in 0..32 {
-                let state = self.state.load(Ordering::Acquire);
-                if is_fresh(state, last) {
-                    return Some(state);
+            for _ in 0..looks {
+                let call = Call::from_word(self.board.0.call.load(Ordering::Acquire));
+                if fresh(call) {
+                    return Some(call);
                 }
                 std::hint::spin_loop();
             }
@@ -305,6 +370,6 @@ impl Pool {
     }
 }
 
-fn is_fresh(state: u64, last: u64) -> bool {
-    state & OPEN != 0 && state & !INSIDE & !OPEN != last
+fn cores() -> usize {
+    std::thread::available_parallelism().map_or(1, |cores| cores.get())
 }

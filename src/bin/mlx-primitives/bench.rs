@@ -1,5 +1,7 @@
 //! `mlx-primitives bench`: how fast a model runs its prompt and decodes.
 
+mod traffic;
+
 use std::path::PathBuf;
 use std::time::Instant;
 
@@ -10,6 +12,8 @@ use serde_json::{Value, json};
 
 use crate::model::{Float, KvArgs, Packing, Source, bytes, check_kv, progress};
 use crate::output::{self, StdoutError};
+use crate::ranks::{self, Ranks};
+use traffic::Traffic;
 
 const EXAMPLES: &str = "\
 Each trial runs a prompt of random tokens through the model and then decodes greedily, without \
@@ -54,6 +58,8 @@ pub struct Args {
     /// Print one JSON object: prompt_tps, generation_tps, peak_memory_bytes, weight_bytes.
     #[arg(long)]
     json: bool,
+    #[command(flatten)]
+    ranks: Ranks,
 }
 
 pub fn run(args: &Args) -> Result<()> {
@@ -61,6 +67,7 @@ pub fn run(args: &Args) -> Result<()> {
         args.prompt_tokens > 0 || args.generation_tokens > 0,
         "expected tokens to run: -p or -g above 0"
     );
+    args.ranks.join()?;
     let llama = model(args)?;
     if let Some(limit) = llama.config().max_position_embeddings {
         let end = u64::from(args.context)
@@ -84,7 +91,8 @@ pub fn run(args: &Args) -> Result<()> {
         bar.inc(1);
     }
     bar.finish_and_clear();
-    Ok(report(args, &llama, &trials)?)
+    let ranks = traffic::measure(&llama)?;
+    Ok(report(args, &llama, &trials, &ranks)?)
 }
 
 fn model(args: &Args) -> Result<Llama> {
@@ -99,7 +107,11 @@ fn model(args: &Args) -> Result<Llama> {
     let in_file = || path.display().to_string();
     let text = files::read_to_string(path)?;
     let config = Config::parse(&text).with_context(in_file)?;
-    Llama::random(config, args.dtype.into(), to, 0).with_context(in_file)
+    match ranks::split() {
+        Some(split) => split.random(config, args.dtype.into(), to, 0),
+        None => Llama::random(config, args.dtype.into(), to, 0),
+    }
+    .with_context(in_file)
 }
 
 /// A model, and the cache that each trial starts from.
@@ -197,7 +209,12 @@ fn median(mut samples: Vec<f64>) -> Option<(f64, f64)> {
     Some((at(0.5)?, (at(0.75)? - at(0.25)?) / 2.0))
 }
 
-fn report(args: &Args, llama: &Llama, trials: &[Figures]) -> Result<(), StdoutError> {
+fn report(
+    args: &Args,
+    llama: &Llama,
+    trials: &[Figures],
+    ranks: &[Traffic],
+) -> Result<(), StdoutError> {
     let of =
         |figure: fn(&Figures) -> Option<f64>| median(trials.iter().filter_map(figure).collect());
     let (prompt, generation) = (of(|t| t.prompt_tps), of(|t| t.generation_tps));
@@ -218,6 +235,7 @@ fn report(args: &Args, llama: &Llama, trials: &[Figures]) -> Result<(), StdoutEr
             "context": args.context,
             "num_trials": args.num_trials,
             "parameters": llama.parameters(),
+            "ranks": traffic::to_json(ranks),
         });
         return output::println(object);
     }
@@ -239,5 +257,6 @@ fn report(args: &Args, llama: &Llama, trials: &[Figures]) -> Result<(), StdoutEr
         "weights",
         "",
         bytes(weights)
-    ))
+    ))?;
+    traffic::print(ranks, generation.map(|(median, _)| median))
 }

@@ -11,7 +11,9 @@ use rustyline::DefaultEditor;
 use rustyline::error::ReadlineError;
 use serde_json::Value;
 
+use crate::interrupt::INTERRUPTED;
 use crate::output::{self, StdoutError};
+use crate::ranks;
 use crate::text::{Session, TextArgs, report};
 
 /// The text below the options in `--help`.
@@ -35,10 +37,12 @@ pub struct Args {
 }
 
 pub fn run(args: &Args) -> Result<()> {
+    args.text.ranks.join()?;
     let session = Session::load(&args.text)?;
     let answering = Arc::new(AtomicBool::new(false));
     let (flag, busy) = (Arc::clone(&session.stop), Arc::clone(&answering));
     ctrlc::set_handler(move || {
+        ranks::interrupted(INTERRUPTED);
         if !busy.load(Ordering::Relaxed) {
             std::process::exit(0); // the command was waiting for a line
         }
@@ -49,11 +53,12 @@ pub fn run(args: &Args) -> Result<()> {
     let system = args.text.system_prompt.as_deref().map(|text| message("system", text));
     let mut chat = Chat { session, messages: system.iter().cloned().collect(), cache: None };
     let mut lines = Lines::new()?;
-    if lines.interactive() {
+    let interactive = ranks::from_first(|| Ok(lines.interactive().to_string()))? == "true";
+    if interactive {
         output::eprintln(format_args!("{COMMANDS}\n"));
     }
     let mut left_out = 0;
-    while let Some(line) = lines.next()? {
+    while let Some(line) = lines.next_of_first()? {
         match line.trim() {
             "" => {}
             "/exit" | "/quit" => break,
@@ -69,7 +74,10 @@ pub fn run(args: &Args) -> Result<()> {
                 match answered {
                     Err(error) if error.is::<StdoutError>() => return Err(error),
                     // A person can write another line, and the next line of a pipe may be shorter.
-                    Err(error) if lines.interactive() || error.is::<TooLong>() => {
+                    // Of several ranks, one may have failed alone.
+                    Err(error)
+                        if error.is::<TooLong>() || interactive && ranks::group().is_none() =>
+                    {
                         output::eprintln(format_args!("error: {error:#}"));
                         left_out += 1;
                     }
@@ -79,7 +87,7 @@ pub fn run(args: &Args) -> Result<()> {
         }
     }
     // A program that writes the lines gets an error.
-    ensure!(left_out == 0 || lines.interactive(), "{left_out} of the lines had no answer");
+    ensure!(left_out == 0 || interactive, "{left_out} of the lines had no answer");
     Ok(())
 }
 
@@ -180,6 +188,14 @@ impl Lines {
 
     fn interactive(&self) -> bool {
         matches!(self, Self::Terminal(_))
+    }
+
+    /// The next line of rank 0, on every rank.
+    fn next_of_first(&mut self) -> Result<Option<String>> {
+        let sent = ranks::from_first(|| {
+            Ok(self.next()?.map_or(String::new(), |line| format!("{line}\n")))
+        })?;
+        Ok(sent.strip_suffix('\n').map(str::to_owned))
     }
 
     fn next(&mut self) -> Result<Option<String>> {

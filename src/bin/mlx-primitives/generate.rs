@@ -7,6 +7,7 @@ use serde_json::{Value, json};
 
 use crate::interrupt;
 use crate::output;
+use crate::ranks;
 use crate::text::{Session, TextArgs, report};
 
 /// The text below the options in `--help`.
@@ -55,7 +56,8 @@ pub fn run(args: &Args) -> Result<()> {
     if let Some(path) = &args.prompt_cache_file {
         PromptCache::check_path(path)?; // fails now rather than after the text
     }
-    let prompt_text = prompt_text(args)?;
+    args.text.ranks.join()?;
+    let prompt_text = ranks::from_first(|| prompt_text(args))?;
     let interrupted = interrupt::handle()?;
     let mut session = Session::load(&args.text)?;
     session.stop = interrupted;

@@ -1,5 +1,6 @@
 //! `mlx-primitives info`: the build, the memory of a model, and the cost of a token.
 
+mod ranks;
 mod summary;
 mod token;
 
@@ -12,6 +13,7 @@ use serde_json::Value;
 
 use crate::model::{KvArgs, Packing, Source};
 use crate::output;
+use ranks::Link;
 
 const EXAMPLES: &str = "\
 Without flags: MLX's version, the devices, the origin of the kernels. With --model: the architecture, \
@@ -49,6 +51,15 @@ pub struct Args {
     packing: Packing,
     #[command(flatten)]
     kv: KvArgs,
+    /// Numbers of machines to plan for, such as 2,4.
+    #[arg(long, value_name = "N", value_delimiter = ',', requires = "model", value_parser = clap::value_parser!(u32).range(2..=256))]
+    ranks: Vec<u32>,
+    /// The link between them: loopback, 1GbE, 10GbE, 25GbE, thunderbolt, rdma, or such as 80us,10Gbit.
+    #[arg(long, value_name = "LINK", default_value = "10GbE", requires = "ranks")]
+    link: Link,
+    /// Tokens that one machine decodes in a second, as `bench` measures, to predict those of several.
+    #[arg(long, value_name = "X", requires = "ranks")]
+    tokens_per_second: Option<f64>,
 }
 
 pub fn run(args: &Args) -> Result<()> {

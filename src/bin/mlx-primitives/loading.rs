@@ -5,25 +5,32 @@ use std::time::{Duration, Instant};
 
 use anyhow::Result;
 use indicatif::{ProgressBar, ProgressStyle};
-use mlx_primitives::llama::Checkpoint;
+use mlx_primitives::llama::{Checkpoint, Progress, Split};
+
+use crate::ranks;
 
 /// The time before the bar appears.
 const PATIENCE: Duration = Duration::from_millis(500);
 
-/// Loads a directory or a `.gguf` file. The bar appears on stderr, if that is a terminal.
-pub fn load(path: &Path) -> Result<Checkpoint> {
+/// Loads a directory or a `.gguf` file, or this rank's part of it. The bar appears on stderr, if
+/// that is a terminal.
+pub fn load(path: &Path, split: Option<&Split>) -> Result<Checkpoint> {
     let style =
         ProgressStyle::with_template("loading {bar:30} {bytes}/{total_bytes} {bytes_per_sec}")?;
     let (start, mut bar) = (Instant::now(), None);
-    let checkpoint = Checkpoint::load_with(path, |progress| {
-        if start.elapsed() < PATIENCE {
+    let mut show = |progress: Progress| {
+        if start.elapsed() < PATIENCE || !ranks::is_first() {
             return;
         }
         let bar = bar.get_or_insert_with(|| {
             ProgressBar::new(progress.total).with_style(style.clone()).with_elapsed(start.elapsed())
         });
         bar.set_position(progress.done);
-    });
+    };
+    let checkpoint = match split {
+        Some(split) => split.load(path, &mut show),
+        None => Checkpoint::load_with(path, &mut show),
+    };
     if let Some(bar) = bar {
         bar.finish_and_clear();
     }

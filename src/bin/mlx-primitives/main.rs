@@ -17,6 +17,7 @@ mod out_of_memory;
 mod output;
 mod perplexity;
 mod quantize;
+mod ranks;
 #[path = "../../../tests/suite/table/loops.rs"]
 mod reference_loops;
 // Only the suite uses all of this module.
@@ -92,7 +93,7 @@ fn main() -> ExitCode {
     let ended = match Cli::try_parse() {
         Ok(cli) => {
             if let Err(error) = device::check_environment() {
-                output::eprintln(format_args!("error: {error}"));
+                output::error(error);
                 return ExitCode::from(BAD_USAGE);
             }
             run(cli)
@@ -107,14 +108,17 @@ fn main() -> ExitCode {
     match ended {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) if error.downcast_ref().is_some_and(StdoutError::is_broken_pipe) => {
+            ranks::fail("the reader of its output has gone away");
             ExitCode::SUCCESS
         }
         Err(error) if error.is::<clap::Error>() => {
+            ranks::fail(&error);
             output::eprint(format_args!("{error}"));
             ExitCode::from(BAD_USAGE)
         }
         Err(error) => {
-            output::eprintln(format_args!("error: {error:#}"));
+            ranks::fail(format_args!("{error:#}"));
+            output::error(format_args!("{error:#}"));
             ExitCode::from(FAILED)
         }
     }
@@ -140,5 +144,6 @@ fn run(cli: Cli) -> anyhow::Result<()> {
         Command::Tune(args) => tune::run(&args),
         Command::Verify(args) => verify::run(&args),
         Command::Info(args) => info::run(&args),
-    }
+    }?;
+    ranks::leave()
 }

@@ -10,6 +10,8 @@ use mlx_primitives::Dtype;
 use mlx_primitives::llama::{Adapters, CacheKind, Checkpoint, Llama, Quantization};
 use mlx_primitives::ops::QuantizedMode;
 
+use crate::ranks;
+
 /// A checkpoint and its adapters, if any.
 #[derive(clap::Args)]
 pub struct Source {
@@ -23,9 +25,10 @@ pub struct Source {
 
 impl Source {
     pub fn load(&self) -> Result<Checkpoint> {
-        let checkpoint = match &self.model {
-            Some(path) => crate::loading::load(path)?,
-            None => Checkpoint::demo()?,
+        let checkpoint = match (&self.model, ranks::split()) {
+            (Some(path), split) => crate::loading::load(path, split)?,
+            (None, Some(split)) => split.demo()?,
+            (None, None) => Checkpoint::demo()?,
         };
         Ok(Checkpoint { llama: self.adapted(checkpoint.llama)?, ..checkpoint })
     }
@@ -156,6 +159,9 @@ impl From<Float> for Dtype {
 
 /// A progress bar for the steps of a long command, on stderr if that is a terminal.
 pub fn progress(steps: u64) -> Result<ProgressBar> {
+    if !ranks::is_first() {
+        return Ok(ProgressBar::hidden());
+    }
     let style = ProgressStyle::with_template("{bar:30} {pos}/{len} {msg}")?;
     Ok(ProgressBar::new(steps).with_style(style))
 }

@@ -4,6 +4,8 @@
 use std::fmt::{self, Display};
 use std::io::{self, Write};
 
+use crate::ranks;
+
 /// The error that stdout could not be written to.
 #[derive(Debug)]
 pub struct StdoutError(io::Error);
@@ -28,8 +30,11 @@ impl Display for StdoutError {
 
 impl std::error::Error for StdoutError {}
 
-/// Writes a part of the result and flushes stdout.
+/// Writes a part of the result and flushes stdout. Of several ranks, rank 0 alone writes.
 pub fn print(part: impl Display) -> Result<(), StdoutError> {
+    if !ranks::is_first() {
+        return Ok(());
+    }
     let mut stdout = io::stdout().lock();
     write!(stdout, "{part}").and_then(|()| stdout.flush()).map_err(StdoutError)
 }
@@ -45,12 +50,20 @@ pub fn println(line: impl Display) -> Result<(), StdoutError> {
     print(format_args!("{line}\n"))
 }
 
-/// Writes to stderr, and ignores a failure, which nobody could be told of.
+/// Writes to stderr on rank 0, and ignores a failure, which nobody could be told of.
 pub fn eprint(part: impl Display) {
-    let _ = write!(io::stderr().lock(), "{part}");
+    if ranks::is_first() {
+        let _ = write!(io::stderr().lock(), "{part}");
+    }
 }
 
-/// Writes a line to stderr, and ignores a failure, which nobody could be told of.
+/// Writes an error to stderr, with the rank if there are several.
+pub fn error(reason: impl Display) {
+    let rank = ranks::group().map(|group| format!("[rank {}] ", group.rank())).unwrap_or_default();
+    let _ = writeln!(io::stderr().lock(), "{rank}error: {reason}");
+}
+
+/// Writes a line to stderr on rank 0, and ignores a failure, which nobody could be told of.
 pub fn eprintln(line: impl Display) {
     eprint(format_args!("{line}\n"));
 }

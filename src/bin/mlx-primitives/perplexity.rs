@@ -9,6 +9,7 @@ use serde_json::json;
 
 use crate::model::{Source, progress};
 use crate::output;
+use crate::ranks::{self, Ranks};
 
 const EXAMPLES: &str = "\
 The text is tokenized as a whole, with the special tokens that the tokenizer adds, and every token \
@@ -30,10 +31,13 @@ pub struct Args {
     /// Print one JSON object: tokens (scored), mean_nll (nats), perplexity.
     #[arg(long)]
     json: bool,
+    #[command(flatten)]
+    ranks: Ranks,
 }
 
 pub fn run(args: &Args) -> Result<()> {
-    let text = read(&args.file)?;
+    args.ranks.join()?;
+    let text = ranks::from_first(|| read(&args.file))?;
     let checkpoint = args.source.load()?;
     let tokens = checkpoint.tokenizer.encode(&text)?;
     if let Some(limit) = checkpoint.llama.config().max_position_embeddings

@@ -17,6 +17,7 @@ use serde_json::Value;
 
 use crate::model::{Source, check_kv, kv_bits, kv_group_size};
 use crate::output;
+use crate::ranks::{self, Ranks};
 
 #[derive(clap::Args)]
 pub struct TextArgs {
@@ -50,6 +51,8 @@ pub struct TextArgs {
     /// Tokens that the draft model proposes at a time.
     #[arg(long, default_value_t = 3, value_name = "N", help_heading = "Speed and memory")]
     num_draft_tokens: usize,
+    #[command(flatten)]
+    pub ranks: Ranks,
 }
 
 #[derive(clap::Args)]
@@ -153,7 +156,8 @@ impl Session {
             template.is_some() || args.system_prompt.is_none(),
             "expected a model with a chat template for --system-prompt"
         );
-        let draft = args.draft_model.as_deref().map(crate::loading::load).transpose()?;
+        let draft = args.draft_model.as_deref();
+        let draft = draft.map(|path| crate::loading::load(path, None)).transpose()?;
         if let Some(draft) = &draft {
             let sizes = [&checkpoint, draft].map(|c| c.llama.config().vocab_size);
             let common = 0..sizes[0].min(sizes[1]).unsigned_abs();
@@ -207,7 +211,7 @@ impl Session {
             return Ok(generation);
         }
         // A prompt of one step is done before anyone could read the bar.
-        let long = prompt.len() > self.options.prefill_step;
+        let long = prompt.len() > self.options.prefill_step && ranks::is_first();
         let bar = if long { ProgressBar::new(prompt.len() as u64) } else { ProgressBar::hidden() };
         bar.set_style(ProgressStyle::with_template("{bar:30} {pos}/{len} prompt tokens")?);
         let _ = generation.prefill(|done, _| {

@@ -36,7 +36,7 @@ pub fn root() -> PathBuf {
 }
 
 /// The folders that contain a checkpoint.
-fn names() -> anyhow::Result<Vec<String>> {
+pub fn names() -> anyhow::Result<Vec<String>> {
     let mut names = Vec::new();
     for entry in fs::read_dir(root())? {
         let entry = entry?;

@@ -6,6 +6,7 @@ pub mod dense;
 pub mod gemm;
 pub mod gemv;
 pub mod interleaved;
+mod sums;
 pub mod workspace;
 
 use super::Machine;
@@ -71,7 +72,7 @@ pub unsafe fn linear_on<T: Float>(machine: Machine, call: &LinearCall) {
             }
             return gemv::gemv(machine, extents, x, w, &finish);
         }
-        if T::IS_BF16 && machine.level.dots_bf16() {
+        if T::IS_BF16 && machine.level.packs_bf16() {
             let weights = Dense::<Bf16> { w: call.w.cast(), extents, columns: call.columns };
             return gemm::<InBf16, T>(machine, extents, x, &weights, &finish);
         }
@@ -84,14 +85,27 @@ impl Level {
     /// Whether this level multiplies pairs of bf16 ([`InBf16`]) in one instruction.
     pub fn dots_bf16(self) -> bool {
         #[cfg(target_arch = "x86_64")]
-        return self == Level::Avx512Bf16;
+        return matches!(self, Level::Amx | Level::Avx512Bf16);
         #[cfg(not(target_arch = "x86_64"))]
         return false;
+    }
+
+    /// Whether this level multiplies many rows of bf16 as [`InBf16`].
+    pub fn packs_bf16(self) -> bool {
+        self.dots_bf16() || self.multiplies_tiles()
     }
 
     /// Whether this level multiplies and adds up bytes in one instruction.
     pub fn dots_bytes(self) -> bool {
         // `Avx512Bf16` requires AVX512_VNNI too.
         self.dots_bf16()
+    }
+
+    /// Whether this level multiplies tiles ([`TileProduct`](crate::simd::tiles::TileProduct)).
+    pub fn multiplies_tiles(self) -> bool {
+        #[cfg(target_arch = "x86_64")]
+        return matches!(self, Level::Amx | Level::ScalarTiles);
+        #[cfg(not(target_arch = "x86_64"))]
+        return self == Level::ScalarTiles;
     }
 }

@@ -18,6 +18,7 @@ use crate::linear::arithmetic::InF32;
 use crate::linear::gemm::{BLOCK_ROWS, EXTRA, Pass, STRIDE, Weights, multiply};
 use crate::linear::interleaved::{WORDS, interleaved};
 use crate::linear::workspace;
+use crate::simd::tiles::{TILE_PANELS, TILE_ROWS, TileProduct};
 use crate::simd::{F32x16, Kernel, LANES};
 use crate::{Machine, Shared};
 
@@ -45,7 +46,7 @@ pub unsafe fn run<T: Float>(machine: Machine, call: &Call) {
         prefill::normalized::<T>(machine, call, &|x| {
             workspace::with(m * k / BYTES + 2 * scales, &|room| {
                 let scales_at = room.wrapping_add(m * k / BYTES);
-                let x8 = Rounded { words: room, scales: scales_at, count: scales, groups };
+                let x8 = Rounded { words: room, scales: scales_at, count: scales, panels, groups };
                 let from = Shared(x.cast_mut());
                 machine.pool.for_each(panels, 5 * LANES * k, &|panels| {
                     let x = from.get().cast_const();
@@ -69,6 +70,7 @@ struct Rounded {
     scales: *mut f32,
     /// Scales in all.
     count: usize,
+    panels: usize,
     /// Groups in a row.
     groups: usize,
 }
@@ -87,6 +89,16 @@ impl Rounded {
     #[inline(always)]
     fn sums(&self, panel: usize, group: usize) -> *mut f32 {
         self.scales(panel, group).wrapping_add(self.count)
+    }
+
+    /// The scales and the scaled sums of a panel's rows for one group.
+    ///
+    /// # Safety
+    /// The panel and the group exist, and are written.
+    #[inline(always)]
+    unsafe fn group<V: F32x16>(&self, panel: usize, group: usize) -> [V; 2] {
+        // SAFETY: the caller's contract; each is sixteen floats.
+        unsafe { [V::load(self.scales(panel, group)), V::load(self.sums(panel, group))] }
     }
 }
 
@@ -275,19 +287,73 @@ impl<T: Float> Weights<InF32> for Bytes<'_, T> {
                         }
                     }
                 }
-                for p in 0..PANELS {
-                    let of_x = V::load(self.x.scales(panel + p, first + group));
-                    let sum_of_x = V::load(self.x.sums(panel + p, first + group));
+                for (p, panel) in (panel..panel + PANELS).enumerate() {
+                    let x = self.x.group::<V>(panel, first + group);
                     for (r, total) in total.iter().enumerate() {
                         let to = sums.add(r * BLOCK_ROWS + p * LANES);
                         let scale = tile.add(r * STRIDE + WORDS + group);
                         let before = if first + group > 0 { V::load(to) } else { V::splat(0.0) };
-                        let biased = V::splat(*scale.add(GROUPS)).mul_add(sum_of_x, before);
-                        let scale = V::splat(*scale) * of_x;
-                        V::from_int(total[p]).mul_add(scale, biased).store(to);
+                        scaled(total[p], scale, x, before).store(to);
                     }
                 }
             }
         }
     }
+
+    fn step(&self) -> usize {
+        LANES.min(self.call.group / BYTES)
+    }
+
+    #[inline(always)]
+    unsafe fn add_in_tiles<V: F32x16>(
+        &self,
+        Pass { x, panel, at, words }: Pass<TILE_PANELS>,
+        tile: *const f32,
+        sums: *mut f32,
+    ) {
+        const WIDTH: usize = TILE_PANELS * LANES;
+        let mut totals = [0.0f32; TILE_ROWS * WIDTH];
+        let totals = totals.as_mut_ptr();
+        let per_group = self.call.group / BYTES;
+        // SAFETY: as in `add`; the totals have room for all sums.
+        unsafe {
+            for start in (0..words).step_by(per_group) {
+                let group = at % WORDS / per_group + start / per_group;
+                totals.write_bytes(0, TILE_ROWS * WIDTH);
+                V::add_tiles_bytes(&TileProduct {
+                    w: tile.add(group * per_group),
+                    w_stride: STRIDE,
+                    x: [x[0].add(start * LANES), x[1].add(start * LANES)],
+                    words: per_group,
+                    step: self.step(),
+                    sums: totals,
+                    sums_stride: WIDTH,
+                });
+                let index = (at + start) / per_group;
+                for p in 0..TILE_PANELS {
+                    let x = self.x.group::<V>((panel + p).min(self.x.panels - 1), index);
+                    for r in 0..TILE_ROWS {
+                        let to = sums.add(r * BLOCK_ROWS + p * LANES);
+                        let total = V::load(totals.add(r * WIDTH + p * LANES)).to_bits();
+                        let scale = tile.add(r * STRIDE + WORDS + group);
+                        let before = if index > 0 { V::load(to) } else { V::splat(0.0) };
+                        scaled(total, scale, x, before).store(to);
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// Adds the scaled total of a group, for a row of weights whose scale is at `scale`, to `before`.
+/// `x` is what [`Rounded::group`] returns.
+///
+/// # Safety
+/// The scale exists, and [`GROUPS`] floats behind it the bias.
+#[inline(always)]
+unsafe fn scaled<V: F32x16>(total: V::Int, scale: *const f32, x: [V; 2], before: V) -> V {
+    // SAFETY: the caller's contract.
+    let (scale, bias) = unsafe { (V::splat(*scale), V::splat(*scale.add(GROUPS))) };
+    let [of_x, sum_of_x] = x;
+    V::from_int(total).mul_add(scale * of_x, bias.mul_add(sum_of_x, before))
 }

@@ -23,7 +23,7 @@ use crate::simd::{F32x16, LANES};
 pub(super) unsafe fn run<T: Float>(machine: Machine, call: &Call) {
     // SAFETY: the caller's contract; if the element is bf16, `Bf16` is T.
     unsafe {
-        if T::IS_BF16 && machine.level.dots_bf16() {
+        if T::IS_BF16 && machine.level.packs_bf16() {
             products::<InBf16, Bf16>(machine, call);
         } else {
             products::<InF32, T>(machine, call);
@@ -240,11 +240,11 @@ impl Weights<InBf16> for Packed<'_, Bf16> {
     ) {
         with_format!(self.call, F => for i in 0..rows {
             #[cfg(target_arch = "x86_64")]
-            if avx512bf16::unpacks::<F>() {
+            if V::DOTS_BF16 && avx512bf16::unpacks::<F>() {
                 let (packed, scales, biases) = self.at::<F>(row + i, k);
                 let (group, groups) = (self.call.group, len / self.call.group);
                 // SAFETY: the rows and elements exist and `out` has room for them, the caller says;
-                // bf16 is the factor on this level alone.
+                // the lanes are those of AVX512_BF16.
                 unsafe {
                     let out = out.add(i * stride);
                     avx512bf16::unpack::<V, F>(packed, scales, biases, group, groups, out);

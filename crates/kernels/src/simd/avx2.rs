@@ -3,7 +3,7 @@
 use std::arch::x86_64::*;
 use std::ops::{Add, Div, Mul, Sub};
 
-use super::{F32x16, LANES};
+use super::{F32x16, LANES, stream::Places, tiles::Tiles};
 
 mod tree;
 
@@ -67,6 +67,8 @@ impl Div for Avx2 {
         floats(both!(_mm256_div_ps(self, other)))
     }
 }
+
+impl Tiles for Avx2 {}
 
 impl F32x16 for Avx2 {
     type Int = (__m256i, __m256i);
@@ -289,13 +291,8 @@ impl F32x16 for Avx2 {
     }
     #[inline(always)]
     unsafe fn load_stream<const BITS: usize>(from: *const u8) -> Self::Int {
-        // Each lane takes the two bytes around its number, zeros for what is past the last one.
-        let bytes: [u8; 64] = std::array::from_fn(|i| match i % 4 {
-            0 => (i / 4 * BITS / 8) as u8,
-            1 if i / 4 * BITS / 8 < 15 => (i / 4 * BITS / 8 + 1) as u8,
-            _ => 0x80,
-        });
-        let shifts: [u32; 16] = std::array::from_fn(|i| (i * BITS % 8) as u32);
+        // Each lane takes the two bytes around its number.
+        let (bytes, shifts) = const { (&Places::<BITS>::PAIRS, &Places::<BITS>::SHIFTS) };
         let mut stream = [0u8; 16];
         // SAFETY: the caller vouches for the numbers' bytes, of which there are at most sixteen.
         unsafe {

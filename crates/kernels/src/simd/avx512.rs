@@ -4,9 +4,11 @@ use std::arch::x86_64::*;
 use std::mem::transmute;
 use std::ops::{Add, Div, Mul, Sub};
 
+use super::stream::Places;
 use super::transpose::transpose;
 use super::{F32x16, LANES, dot_bf16_by_halves, dot_bytes_in_turn};
 
+pub(super) mod amx;
 mod pairs;
 mod whole;
 
@@ -339,13 +341,8 @@ impl<const BF16: bool> F32x16 for Avx512<BF16> {
     }
     #[inline(always)]
     unsafe fn load_stream<const BITS: usize>(from: *const u8) -> __m512i {
-        // Each lane gets the two bytes around its number; a second byte past the last one is zero.
-        let bytes: [u8; 64] = std::array::from_fn(|i| match i % 4 {
-            0 => (i / 4 * BITS / 8) as u8,
-            1 if i / 4 * BITS / 8 < 15 => (i / 4 * BITS / 8 + 1) as u8,
-            _ => 0x80,
-        });
-        let shifts: [u32; 16] = std::array::from_fn(|i| (i * BITS % 8) as u32);
+        // Each lane takes the two bytes around its number.
+        let (bytes, shifts) = const { (&Places::<BITS>::PAIRS, &Places::<BITS>::SHIFTS) };
         // SAFETY: the mask confines the access to the numbers; both arrays are 64 bytes.
         unsafe {
             let mask = ((1u32 << (2 * BITS)) - 1) as u16;

@@ -6,11 +6,14 @@ use std::sync::OnceLock;
 use super::neon::Neon;
 use super::{Kernel, scalar::Scalar};
 #[cfg(target_arch = "x86_64")]
-use super::{avx2::Avx2, avx512::Avx512};
+use super::{avx2::Avx2, avx512::Avx512, avx512::amx};
 
 /// An instruction set that this build supports.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Level {
+    /// `Avx512Bf16` with products of tiles.
+    #[cfg(target_arch = "x86_64")]
+    Amx,
     #[cfg(target_arch = "x86_64")]
     Avx512Bf16,
     #[cfg(target_arch = "x86_64")]
@@ -20,11 +23,15 @@ pub enum Level {
     #[cfg(target_arch = "aarch64")]
     Neon,
     Scalar,
+    /// `Scalar` with products of tiles as loops, by which tests check the code around tiles.
+    ScalarTiles,
 }
 
 impl Level {
     /// Best first.
     const ALL: &[Level] = &[
+        #[cfg(target_arch = "x86_64")]
+        Level::Amx,
         #[cfg(target_arch = "x86_64")]
         Level::Avx512Bf16,
         #[cfg(target_arch = "x86_64")]
@@ -39,6 +46,8 @@ impl Level {
     pub fn name(self) -> &'static str {
         match self {
             #[cfg(target_arch = "x86_64")]
+            Level::Amx => "amx",
+            #[cfg(target_arch = "x86_64")]
             Level::Avx512Bf16 => "avx512bf16",
             #[cfg(target_arch = "x86_64")]
             Level::Avx512 => "avx512",
@@ -47,11 +56,14 @@ impl Level {
             #[cfg(target_arch = "aarch64")]
             Level::Neon => "neon",
             Level::Scalar => "scalar",
+            Level::ScalarTiles => "scalar with tiles",
         }
     }
 
     fn supported(self) -> bool {
         match self {
+            #[cfg(target_arch = "x86_64")]
+            Level::Amx => Level::Avx512Bf16.supported() && amx::is_permitted(),
             #[cfg(target_arch = "x86_64")]
             Level::Avx512Bf16 => {
                 Level::Avx512.supported()
@@ -73,7 +85,7 @@ impl Level {
             }
             #[cfg(target_arch = "aarch64")]
             Level::Neon => std::arch::is_aarch64_feature_detected!("neon"),
-            Level::Scalar => true,
+            Level::Scalar | Level::ScalarTiles => true,
         }
     }
 
@@ -90,8 +102,8 @@ impl Level {
             .unwrap_or(Level::Scalar)
     }
 
-    /// The process's level: `MLX_PRIMITIVES_SIMD` (avx512bf16, avx512, avx2, neon, scalar) or the
-    /// best.
+    /// The process's level: `MLX_PRIMITIVES_SIMD` (amx, avx512bf16, avx512, avx2, neon,
+    /// scalar) or the best.
     pub fn current() -> Level {
         static CURRENT: OnceLock<Level> = OnceLock::new();
         *CURRENT.get_or_init(|| Self::choose(Some(&Self::wanted())))
@@ -106,8 +118,8 @@ impl Level {
     /// Runs a kernel with this level's vectors and compiler features.
     ///
     /// # Safety
-    /// `self` came from [`Level::current`] or [`Level::available`], and the kernel's own
-    /// contract holds.
+    /// `self` came from [`Level::current`] or [`Level::available`], or is a scalar one, and the
+    /// kernel's own contract holds.
     ///
     /// A kernel is compiled only for the levels that its constants name.
     // `inline` compiles each kernel with its caller: all in one module take minutes to compile.
@@ -117,11 +129,11 @@ impl Level {
         unsafe {
             match self {
                 #[cfg(target_arch = "x86_64")]
-                Level::Avx512Bf16 if K::BF16 => run_avx512_bf16(kernel),
-                Level::Scalar => kernel.run::<Scalar>(),
+                Level::Amx | Level::Avx512Bf16 if K::BF16 => run_avx512_bf16(kernel),
+                Level::Scalar | Level::ScalarTiles => kernel.run::<Scalar>(),
                 _ if K::ONLY_BF16 => unreachable!("a kernel of avx512bf16 on {}", self.name()),
                 #[cfg(target_arch = "x86_64")]
-                Level::Avx512Bf16 | Level::Avx512 => run_avx512(kernel),
+                Level::Amx | Level::Avx512Bf16 | Level::Avx512 => run_avx512(kernel),
                 #[cfg(target_arch = "x86_64")]
                 Level::Avx2 => run_avx2(kernel),
                 #[cfg(target_arch = "aarch64")]

@@ -17,8 +17,8 @@ mod memory;
 mod neon;
 mod scalar;
 mod stream;
+pub mod tiles;
 mod transpose;
-
 #[cfg(target_arch = "x86_64")]
 pub use avx512::Avx512;
 use dots::{dot_bf16_by_halves, dot_bytes_in_turn};
@@ -32,7 +32,7 @@ pub const LANES: usize = 16;
 pub trait Kernel {
     /// Whether it gains from `avx512bf16`: it converts to bf16, or multiplies bf16 pairs or bytes.
     const BF16: bool;
-    /// Whether only `avx512bf16` runs it, and the portable level as its reference.
+    /// Whether only `avx512bf16` and `amx` run it, and the portable level as its reference.
     const ONLY_BF16: bool = false;
 
     /// # Safety
@@ -46,7 +46,7 @@ pub trait Kernel {
 /// Only [`Level::run`] names the implementations, after the level was detected, which makes the
 /// intrinsics behind these safe methods sound.
 pub trait F32x16:
-    Copy + Add<Output = Self> + Sub<Output = Self> + Mul<Output = Self> + Div<Output = Self> + 'static
+    tiles::Tiles + Add<Output = Self> + Sub<Output = Self> + Mul<Output = Self> + Div<Output = Self>
 {
     /// Whether a block is one of 32 registers, so that two dozen sums stay in registers.
     const ONE_REGISTER: bool = false;

@@ -4,7 +4,7 @@ use std::arch::aarch64::*;
 use std::arch::asm;
 use std::ops::{Add, Div, Mul, Sub};
 
-use super::F32x16;
+use super::{F32x16, tiles::Tiles};
 
 #[derive(Clone, Copy)]
 pub struct Neon([float32x4_t; 4]);
@@ -97,6 +97,8 @@ impl Div for Neon {
         Self(each!(I => vdivq_f32(self.0[I], other.0[I])))
     }
 }
+
+impl Tiles for Neon {}
 
 impl F32x16 for Neon {
     type Int = [uint32x4_t; 4];

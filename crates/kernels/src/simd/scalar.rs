@@ -6,6 +6,7 @@
 use std::array::from_fn;
 use std::ops::{Add, Div, Mul, Sub};
 
+use super::tiles::Tiles;
 use super::{F32x16, LANES, dot_bf16_by_halves, dot_bytes_in_turn, dots, stream};
 
 #[derive(Clone, Copy)]
@@ -92,6 +93,8 @@ impl Div for Scalar {
         Self(from_fn(|i| self.0[i] / other.0[i]))
     }
 }
+
+impl Tiles for Scalar {}
 
 impl F32x16 for Scalar {
     type Int = [u32; LANES];

@@ -3,6 +3,37 @@
 
 use super::{F32x16, LANES};
 
+/// The places of sixteen numbers of `BITS` bits in a stream, as constants: computed at run time,
+/// they took longer than what uses them.
+pub struct Places<const BITS: usize>;
+
+impl<const BITS: usize> Places<BITS> {
+    /// For each number, the two bytes around it, of which one past the last is zero, and two zeros.
+    pub const PAIRS: [u8; 64] = {
+        let mut places = [0x80; 64];
+        let mut i = 0;
+        while i < LANES {
+            let byte = i * BITS / 8;
+            places[4 * i] = byte as u8;
+            if byte < 15 {
+                places[4 * i + 1] = byte as u8 + 1;
+            }
+            i += 1;
+        }
+        places
+    };
+    /// The bits before each number in its first byte.
+    pub const SHIFTS: [u32; LANES] = {
+        let mut shifts = [0; LANES];
+        let mut i = 0;
+        while i < LANES {
+            shifts[i] = (i * BITS % 8) as u32;
+            i += 1;
+        }
+        shifts
+    };
+}
+
 /// Implements [`F32x16::load_stream`].
 ///
 /// # Safety

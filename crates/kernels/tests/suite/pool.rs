@@ -1,76 +1,205 @@
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::thread::{ScopedJoinHandle, scope, sleep};
+use std::time::{Duration, Instant};
 
 use mlx_primitives_kernels::pool::Pool;
 
 /// Enough work for any job to be shared.
 const HEAVY: usize = 1 << 40;
 
+/// A pool whose threads all take part, on any machine.
+fn team(threads: usize) -> &'static Pool {
+    Pool::leak_on(threads, threads)
+}
+
+/// Joins threads of a scope, which ThreadSanitizer sees, as it does not see the end of a scope.
+fn join(threads: Vec<ScopedJoinHandle<()>>) {
+    threads.into_iter().for_each(|thread| thread.join().expect("no panic"));
+}
+
+/// Numbers that are the same in each run.
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, end: usize) -> usize {
+        self.0 = self.0.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+        (self.0 >> 33) as usize % end
+    }
+}
+
+/// Checks that a job runs each of its items once; `during` is called for each range.
+fn check(pool: &Pool, items: usize, work: usize, during: &(dyn Fn(usize) + Sync)) {
+    let counts: Vec<_> = (0..items).map(|_| AtomicUsize::new(0)).collect();
+    pool.for_each(items, work, &|range| {
+        assert!(!range.is_empty(), "an empty range");
+        during(range.start);
+        counts[range].iter().for_each(|count| _ = count.fetch_add(1, Relaxed));
+    });
+    assert!(counts.iter().all(|count| count.load(Relaxed) == 1), "{items} items of {work}");
+}
+
 #[test]
 fn every_item_runs_once() {
-    for threads in [1, 2, 5] {
-        let pool = Pool::leak(threads);
-        for items in [0, 1, 2, 3, 7, 8, 9, 100, 1001] {
-            for _ in 0..50 {
-                let counts: Vec<_> = (0..items).map(|_| AtomicUsize::new(0)).collect();
-                pool.for_each(items, HEAVY / 1024, &|range| {
-                    counts[range].iter().for_each(|count| _ = count.fetch_add(1, Relaxed));
-                });
-                assert!(counts.iter().all(|count| count.load(Relaxed) == 1));
+    for threads in [1, 2, 3, 5, 16, 64] {
+        let pool = team(threads);
+        for items in [0, 1, 2, 3, 7, 8, 9, 63, 64, 65, 100, 1001] {
+            // From jobs that are worth two threads and one unit each to those worth all.
+            for total in [100_000, 200_000, 400_000, 2_000_000, HEAVY] {
+                for _ in 0..if threads > 8 { 3 } else { 20 } {
+                    check(pool, items, total / items.max(1) + 1, &|_| ());
+                }
             }
         }
     }
 }
 
 #[test]
-fn several_callers_share_a_pool() {
-    let pool = Pool::leak(3);
-    std::thread::scope(|scope| {
-        for _ in 0..4 {
-            scope.spawn(|| {
-                for _ in 0..2000 {
-                    let sum = AtomicUsize::new(0);
-                    pool.for_each(100, HEAVY / 1024, &|range| {
-                        sum.fetch_add(range.sum::<usize>(), Relaxed);
-                    });
-                    assert_eq!(sum.load(Relaxed), 4950);
-                }
-            });
-        }
+fn shares_of_the_largest_jobs_do_not_overflow() {
+    let pool = team(3);
+    let sum = AtomicUsize::new(0);
+    pool.for_each(usize::MAX, 1, &|range| {
+        sum.fetch_add(range.len(), Relaxed);
     });
+    assert_eq!(sum.load(Relaxed), usize::MAX);
+}
+
+#[test]
+fn threads_beyond_the_cores_take_no_part() {
+    let pool = Pool::leak_on(64, 2);
+    assert_eq!(pool.threads(), 64);
+    assert_eq!(pool.ranges(HEAVY), team(2).ranges(HEAVY));
+    assert_eq!(Pool::leak_on(64, 1).ranges(HEAVY), 1);
+    check(pool, 100, HEAVY / 1024, &|_| ());
+}
+
+#[test]
+fn small_jobs_have_few_ranges() {
+    let pool = team(16);
+    assert_eq!(pool.ranges(0), 1);
+    let counts: Vec<_> = (0..12).map(|log| pool.ranges(400_000 << log)).collect();
+    assert!(counts.is_sorted() && counts[0] > 1, "{counts:?}");
+    assert_eq!(counts.last(), Some(&pool.ranges(HEAVY)));
+}
+
+#[test]
+fn several_callers_share_a_pool() {
+    for threads in [2, 3, 16] {
+        let pool = team(threads);
+        scope(|scope| {
+            let caller = |seed| {
+                scope.spawn(move || {
+                    let mut random = Random(seed);
+                    for _ in 0..500 {
+                        let items = random.below(200);
+                        check(pool, items, 100_000 << random.below(20), &|_| ());
+                    }
+                })
+            };
+            join((0..4).map(caller).collect());
+        });
+    }
 }
 
 #[test]
 fn a_guest_helps_until_done() {
-    let pool = Pool::leak(2);
-    let (done, sum) = (AtomicUsize::new(0), AtomicUsize::new(0));
-    std::thread::scope(|scope| {
-        scope.spawn(|| {
-            for _ in 0..2000 {
-                pool.for_each(100, HEAVY, &|range| {
-                    sum.fetch_add(range.len(), Relaxed);
-                });
+    for threads in [2, 3] {
+        let pool = team(threads);
+        let (done, sum) = (AtomicUsize::new(0), AtomicUsize::new(0));
+        scope(|scope| {
+            let caller = scope.spawn(|| {
+                for _ in 0..2000 {
+                    pool.for_each(100, HEAVY, &|range| {
+                        sum.fetch_add(range.len(), Relaxed);
+                    });
+                }
+                done.store(1, Relaxed);
+            });
+            while done.load(Relaxed) == 0 {
+                pool.lend(&|| done.load(Relaxed) == 1);
             }
-            done.store(1, Relaxed);
+            join(vec![caller]);
         });
-        while done.load(Relaxed) == 0 {
-            pool.lend(&|| done.load(Relaxed) == 1);
+        assert_eq!(sum.load(Relaxed), 200_000);
+        assert_eq!(pool.guests.load(Relaxed), 0);
+    }
+}
+
+#[test]
+fn guests_may_be_more_than_helpers() {
+    let pool = team(2);
+    let done = AtomicUsize::new(0);
+    scope(|scope| {
+        let guest = |_| {
+            scope.spawn(|| {
+                while done.load(Relaxed) == 0 {
+                    pool.lend(&|| done.load(Relaxed) == 1);
+                }
+            })
+        };
+        let guests = (0..4).map(guest).collect();
+        for items in 0..300 {
+            check(pool, items, HEAVY / 1024, &|_| ());
         }
+        done.store(1, Relaxed);
+        join(guests);
     });
-    assert_eq!(sum.load(Relaxed), 200_000);
     assert_eq!(pool.guests.load(Relaxed), 0);
 }
 
 #[test]
 fn parked_helpers_wake_and_nested_calls_run() {
-    let pool = Pool::leak(2);
-    for _ in 0..20 {
-        std::thread::sleep(std::time::Duration::from_millis(1));
-        let sum = AtomicUsize::new(0);
-        pool.for_each(16, HEAVY, &|outer| {
-            pool.for_each(outer.len(), HEAVY, &|inner| {
-                sum.fetch_add(inner.len(), Relaxed);
+    for threads in [2, 9] {
+        let pool = team(threads);
+        for _ in 0..20 {
+            sleep(Duration::from_millis(1));
+            let sum = AtomicUsize::new(0);
+            pool.for_each(16, HEAVY, &|outer| {
+                pool.for_each(outer.len(), HEAVY, &|inner| {
+                    sum.fetch_add(inner.len(), Relaxed);
+                });
             });
+            assert_eq!(sum.load(Relaxed), 16);
+        }
+    }
+}
+
+/// All helpers run a part at once, also those that others have to wake.
+#[test]
+fn every_helper_wakes() {
+    let threads = 12;
+    let pool = team(threads);
+    for _ in 0..5 {
+        sleep(Duration::from_millis(5));
+        let (inside, start) = (AtomicUsize::new(0), Instant::now());
+        pool.for_each(threads, HEAVY, &|range| {
+            inside.fetch_add(range.len(), Relaxed);
+            // Nobody leaves its item, so that each waits for its own thread.
+            while inside.load(Relaxed) < threads && start.elapsed() < Duration::from_secs(60) {
+                std::thread::yield_now();
+            }
         });
-        assert_eq!(sum.load(Relaxed), 16);
+        assert!(start.elapsed() < Duration::from_secs(60), "some helpers slept");
+    }
+}
+
+#[test]
+fn jobs_of_any_size_survive_sleepers() {
+    for (seed, threads) in [2, 4, 16, 64].into_iter().enumerate() {
+        let (pool, mut random) = (team(threads), Random(seed as u64));
+        for _ in 0..300 {
+            let (items, work) = (1 + random.below(300), 1 << random.below(24));
+            // One range is slow, or sleeps, so that its thread comes late to the next job.
+            let (slow, pause) = (random.below(items), random.below(100));
+            check(pool, items, work, &|start| {
+                if start == slow && pause < 5 {
+                    sleep(Duration::from_micros(50 * pause as u64));
+                } else if start % 16 == slow % 16 {
+                    (0..10 * pause).for_each(|_| std::hint::spin_loop());
+                }
+            });
+            if pause == 99 {
+                sleep(Duration::from_micros(300));
+            }
+        }
     }
 }

@@ -179,7 +179,7 @@ fn products<T: Sample>() {
                 continue;
             }
             let group = if format.0 == Mode::Nvfp4 { 16 } else { group };
-            for rows in [1, 2, 5, 9] {
+            for rows in [1, 2, 5, 9, 40] {
                 let matrices =
                     [19, 3].map(|columns| Matrix::<T>::random(format, columns, axis, group));
                 let x: Vec<T> = values(rows * axis, 2.0);
@@ -193,7 +193,7 @@ fn products<T: Sample>() {
                 };
                 let (want, reach) = (join(|p| &p.0), join(|p| &p.1));
                 let weights = matrices.each_ref().map(Matrix::weights);
-                for machine in machines() {
+                for machine in machines_and_tiles() {
                     let mut out = vec![T::default(); rows * 22];
                     let call = plain(format, group, &x, axis, &weights, &mut out);
                     // SAFETY: the buffers above.
@@ -274,8 +274,11 @@ fn in_bytes<T: Sample>(x: &[T], group: usize) -> Vec<f64> {
 
 /// The machines that products of bytes are compiled for.
 fn byte_machines() -> impl Iterator<Item = Machine> {
-    let bytes = |machine: &Machine| machine.level.dots_bytes() || machine.level == Level::Scalar;
-    machines().into_iter().filter(bytes)
+    use Level::{Scalar, ScalarTiles};
+    let bytes = |machine: &Machine| {
+        machine.level.dots_bytes() || matches!(machine.level, Scalar | ScalarTiles)
+    };
+    machines_and_tiles().into_iter().filter(bytes)
 }
 
 /// They are those of the rounded x: nothing else is lost.

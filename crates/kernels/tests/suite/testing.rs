@@ -80,9 +80,19 @@ pub fn go_past_the_caches() {
 pub fn machines() -> Vec<Machine> {
     go_past_the_caches();
     static POOLS: std::sync::OnceLock<[&Pool; 2]> = std::sync::OnceLock::new();
-    let pools = POOLS.get_or_init(|| [Pool::leak(1), Pool::leak(4)]);
+    let pools = POOLS.get_or_init(|| [Pool::leak(1), Pool::leak_on(4, 4)]);
     let with = |level| pools.map(|pool| Machine { level, pool });
     Level::available().flat_map(with).collect()
+}
+
+/// The machines of [`machines`], and the scalar ones with products of tiles as loops.
+pub fn machines_and_tiles() -> Vec<Machine> {
+    let mut machines = machines();
+    let scalar = machines.iter().filter(|machine| machine.level == Level::Scalar);
+    let tiles: Vec<_> =
+        scalar.map(|machine| Machine { level: Level::ScalarTiles, ..*machine }).collect();
+    machines.extend(tiles);
+    machines
 }
 
 /// Bit for bit, except that any NaN equals any other.

@@ -7,6 +7,7 @@ use mlx_primitives::llama::estimate;
 use serde_json::{Value, json};
 
 use super::Args;
+use super::ranks;
 use super::token::CONTEXT;
 use crate::model::{bytes, check_kv, packing_name};
 use crate::output;
@@ -34,6 +35,7 @@ pub fn run(args: &Args) -> Result<()> {
     let [ours, builtins] =
         llama.cost_of_a_token(at.try_into()?)?.map(|nodes| graph::total(&nodes).dispatches);
 
+    let plans = ranks::plans(args, &llama)?;
     if args.json {
         let memory: Vec<_> = memory
             .iter()
@@ -60,6 +62,7 @@ pub fn run(args: &Args) -> Result<()> {
             "builtin_dispatches_per_token": builtins,
             "gguf_types": types.iter().map(type_json).collect::<Vec<_>>(),
             "memory": memory,
+            "ranks": ranks::to_json(&plans),
         });
         return Ok(output::println(object)?);
     }
@@ -94,7 +97,7 @@ pub fn run(args: &Args) -> Result<()> {
         let (cache, total) = (bytes(cache), bytes(total));
         output::println(format_args!("{context:>10}{cache:>14}{total:>14}"))?;
     }
-    Ok(())
+    Ok(ranks::print(&plans, args)?)
 }
 
 /// The types of the tensors of a GGUF file; empty for another model.

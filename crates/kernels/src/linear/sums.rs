@@ -1,0 +1,89 @@
+//! The innermost loops of the GEMM: the products of a tile of weights with panels of x.
+
+use super::super::simd::tiles::{TILE_PANELS, TILE_ROWS, TileProduct};
+use super::super::simd::{F32x16, LANES};
+use super::arithmetic::Arithmetic;
+use super::gemm::{BLOCK_ROWS, Pass, STRIDE};
+use super::interleaved::WORDS;
+
+/// `sums[r][lane of panel p] += sum over words of x[p] * w[r]`, in registers.
+///
+/// # Safety
+/// As for [`Weights::add`](super::gemm::Weights::add).
+#[inline(always)]
+pub(super) unsafe fn tile_sums<V: F32x16, A: Arithmetic, const ROWS: usize, const PANELS: usize>(
+    Pass { x, at: start, words, .. }: Pass<PANELS>,
+    w: *const f32,
+    sums: *mut f32,
+) {
+    let mut total = [[V::splat(0.0); PANELS]; ROWS];
+    // SAFETY: the panels and the tile hold `words` words of each row, `sums` a row for each.
+    unsafe {
+        if start > 0 {
+            for (r, total) in total.iter_mut().enumerate() {
+                for (p, total) in total.iter_mut().enumerate() {
+                    *total = V::load(sums.add(r * BLOCK_ROWS + p * LANES));
+                }
+            }
+        }
+        for at in 0..words {
+            let mut lanes = [V::splat(0.0); PANELS];
+            for (p, lanes) in lanes.iter_mut().enumerate() {
+                *lanes = V::load(x[p].add(at * LANES));
+            }
+            for (r, total) in total.iter_mut().enumerate() {
+                let word = V::splat(*w.add(r * STRIDE + at));
+                for (total, lanes) in total.iter_mut().zip(&lanes) {
+                    *total = A::step(*total, *lanes, word);
+                }
+            }
+        }
+        for (r, total) in total.into_iter().enumerate() {
+            for (p, total) in total.into_iter().enumerate() {
+                total.store(sums.add(r * BLOCK_ROWS + p * LANES));
+            }
+        }
+    }
+}
+
+/// [`tile_sums`] of two panels and [`TILE_ROWS`] rows, in tiles and, for the last words, in lanes.
+///
+/// # Safety
+/// As for [`Weights::add_in_tiles`](super::gemm::Weights::add_in_tiles).
+#[inline(always)]
+pub(super) unsafe fn tile_products<V: F32x16, A: Arithmetic>(
+    pass: Pass<TILE_PANELS>,
+    w: *const f32,
+    sums: *mut f32,
+) {
+    let Pass { x, panel, at, words } = pass;
+    let w = w.wrapping_add(at % WORDS);
+    let whole = words / LANES * LANES;
+    // SAFETY: the panels and the tile hold `words` words of each row, `sums` a row for each.
+    unsafe {
+        if at == 0 {
+            for r in 0..TILE_ROWS {
+                sums.add(r * BLOCK_ROWS).write_bytes(0, TILE_PANELS * LANES);
+            }
+        }
+        if whole > 0 {
+            V::add_tiles_bf16(&TileProduct {
+                w,
+                w_stride: STRIDE,
+                x,
+                words: whole,
+                step: LANES,
+                sums,
+                sums_stride: BLOCK_ROWS,
+            });
+        }
+        if whole < words {
+            let x = [x[0].add(whole * LANES), x[1].add(whole * LANES)];
+            let rest = Pass { x, panel, at: at + whole, words: words - whole };
+            for r in (0..TILE_ROWS).step_by(TILE_ROWS / 4) {
+                let (w, sums) = (w.add(r * STRIDE + whole), sums.add(r * BLOCK_ROWS));
+                tile_sums::<V, A, { TILE_ROWS / 4 }, TILE_PANELS>(rest, w, sums);
+            }
+        }
+    }
+}

@@ -1,0 +1,154 @@
+//! Tile registers of AMX, by inline assembly: Rust has no stable intrinsics for them.
+
+use std::arch::asm;
+use std::arch::x86_64::__cpuid_count;
+use std::sync::OnceLock;
+
+use super::super::LANES;
+use super::super::tiles::{TILE_PANELS, TILE_ROWS, TileProduct, Tiles};
+use super::Avx512;
+
+/// Whether this processor multiplies tiles of bf16 and of bytes, and the kernel lets this process
+/// use them. It asks the kernel once.
+pub fn is_permitted() -> bool {
+    static PERMITTED: OnceLock<bool> = OnceLock::new();
+    *PERMITTED.get_or_init(|| has_tiles() && ask_kernel())
+}
+
+fn has_tiles() -> bool {
+    const BF16: u32 = 1 << 22;
+    const TILE: u32 = 1 << 24;
+    const INT8: u32 = 1 << 25;
+    let wanted = BF16 | TILE | INT8;
+    // SAFETY: every x86-64 processor has the instruction, and leaf 7 is read only where it exists.
+    #[allow(unused_unsafe, reason = "Rust 1.89 marks the intrinsic unsafe")]
+    unsafe {
+        __cpuid_count(0, 0).eax >= 7 && __cpuid_count(7, 0).edx & wanted == wanted
+    }
+}
+
+/// Linux saves the tile registers of a process's threads only after it has asked for them.
+#[cfg(target_os = "linux")]
+fn ask_kernel() -> bool {
+    const ARCH_PRCTL: u64 = 158;
+    const REQUEST_PERMISSION: u64 = 0x1023; // ARCH_REQ_XCOMP_PERM
+    const TILE_DATA: u64 = 18; // XFEATURE_XTILEDATA
+    let result: i64;
+    // SAFETY: the call takes two numbers and touches no memory of the process; a kernel that does
+    // not know it returns an error.
+    unsafe {
+        asm!(
+            "syscall",
+            inlateout("rax") ARCH_PRCTL => result,
+            in("rdi") REQUEST_PERMISSION,
+            in("rsi") TILE_DATA,
+            lateout("rcx") _,
+            lateout("r11") _,
+            options(nostack),
+        );
+    }
+    result == 0
+}
+
+#[cfg(not(target_os = "linux"))]
+fn ask_kernel() -> bool {
+    false
+}
+
+/// The shapes of the tile registers: sums in 0 to 3, weights in 4 and 5, x in 6 and 7.
+#[repr(C, align(64))]
+struct Layout {
+    palette: u8,
+    start_row: u8,
+    reserved: [u8; 14],
+    row_bytes: [u16; 16],
+    rows: [u8; 16],
+}
+
+/// The four products of two tiles of weights and two panels, added up in registers.
+macro_rules! add {
+    ($dot:literal, $product:expr) => {{
+        const _: () = assert!(TILE_ROWS == 2 * LANES && TILE_PANELS == 2);
+        let TileProduct { w, w_stride, x, words, step, sums, sums_stride } = *$product;
+        let next_w = w.wrapping_add(LANES * w_stride);
+        let next_sums = sums.wrapping_add(LANES * sums_stride);
+        asm!(
+            "tileloadd tmm0, [{sums} + {sums_bytes}]",
+            "tileloadd tmm1, [{sums} + {sums_bytes} + 64]",
+            "tileloadd tmm2, [{next_sums} + {sums_bytes}]",
+            "tileloadd tmm3, [{next_sums} + {sums_bytes} + 64]",
+            "2:",
+            "tileloadd tmm4, [{w} + {w_bytes}]",
+            "tileloadd tmm6, [{x} + {line}]",
+            "tileloadd tmm7, [{next_x} + {line}]",
+            concat!($dot, " tmm0, tmm4, tmm6"),
+            "tileloadd tmm5, [{next_w} + {w_bytes}]",
+            concat!($dot, " tmm1, tmm4, tmm7"),
+            concat!($dot, " tmm2, tmm5, tmm6"),
+            concat!($dot, " tmm3, tmm5, tmm7"),
+            "lea {w}, [{w} + 4*{step}]",
+            "lea {next_w}, [{next_w} + 4*{step}]",
+            "add {x}, {x_bytes}",
+            "add {next_x}, {x_bytes}",
+            "sub {words}, {step}",
+            "jnz 2b",
+            "tilestored [{sums} + {sums_bytes}], tmm0",
+            "tilestored [{sums} + {sums_bytes} + 64], tmm1",
+            "tilestored [{next_sums} + {sums_bytes}], tmm2",
+            "tilestored [{next_sums} + {sums_bytes} + 64], tmm3",
+            sums = in(reg) sums,
+            next_sums = in(reg) next_sums,
+            sums_bytes = in(reg) size_of::<f32>() * sums_stride,
+            w = inout(reg) w => _,
+            next_w = inout(reg) next_w => _,
+            w_bytes = in(reg) size_of::<f32>() * w_stride,
+            x = inout(reg) x[0] => _,
+            next_x = inout(reg) x[1] => _,
+            x_bytes = in(reg) size_of::<f32>() * LANES * step,
+            line = in(reg) size_of::<f32>() * LANES,
+            step = in(reg) step,
+            words = inout(reg) words => _,
+            options(nostack),
+        );
+    }};
+}
+
+impl<const BF16: bool> Tiles for Avx512<BF16> {
+    #[inline(always)]
+    unsafe fn begin_tiles(step: usize) {
+        debug_assert!((1..=LANES).contains(&step));
+        let mut layout = Layout {
+            palette: 1,
+            start_row: 0,
+            reserved: [0; 14],
+            row_bytes: [0; 16],
+            rows: [0; 16],
+        };
+        layout.row_bytes[..8].fill(64);
+        layout.rows[..8].fill(LANES as u8);
+        layout.row_bytes[4..6].fill(4 * step as u16);
+        layout.rows[6..8].fill(step as u8);
+        // SAFETY: the level is `Amx`; the instruction takes this layout, which outlives it.
+        unsafe { asm!("ldtilecfg [{}]", in(reg) &raw const layout, options(nostack, readonly)) };
+    }
+
+    /// Clears the tile registers, so that the system need not save them.
+    #[inline(always)]
+    unsafe fn end_tiles() {
+        // SAFETY: the level is `Amx`.
+        unsafe { asm!("tilerelease", options(nostack, nomem)) };
+    }
+
+    /// Subnormal numbers count as zero.
+    #[inline(always)]
+    unsafe fn add_tiles_bf16(product: &TileProduct) {
+        // SAFETY: the caller's contract, and the level is `Amx`; nothing else uses tile registers.
+        unsafe { add!("tdpbf16ps", product) }
+    }
+
+    #[inline(always)]
+    unsafe fn add_tiles_bytes(product: &TileProduct) {
+        // SAFETY: as above.
+        unsafe { add!("tdpbusd", product) }
+    }
+}

@@ -1,0 +1,126 @@
+//! Products of tiles, which AMX has instructions for, and loops that do the same.
+//!
+//! A tile is sixteen rows of at most sixteen words of four bytes, two bf16 or four bytes each.
+
+use super::LANES;
+
+/// Rows of weights and panels of x in a product of tiles.
+pub const TILE_ROWS: usize = 2 * LANES;
+pub const TILE_PANELS: usize = 2;
+
+/// Products of tiles, by instructions of the level or by loops.
+pub trait Tiles: Copy + 'static {
+    /// Sets up this thread for products of tiles of `step` words.
+    ///
+    /// # Safety
+    /// The level multiplies tiles.
+    #[inline(always)]
+    unsafe fn begin_tiles(_step: usize) {}
+
+    /// Ends what [`begin_tiles`](Self::begin_tiles) began.
+    ///
+    /// # Safety
+    /// The level multiplies tiles.
+    #[inline(always)]
+    unsafe fn end_tiles() {}
+
+    /// [`TileProduct::add_bf16`].
+    ///
+    /// # Safety
+    /// Its contract, with at least one word; [`begin_tiles`](Self::begin_tiles) was called with the
+    /// product's `step`.
+    #[inline(always)]
+    unsafe fn add_tiles_bf16(product: &TileProduct) {
+        // SAFETY: the caller's contract.
+        unsafe { product.add_bf16() }
+    }
+
+    /// [`TileProduct::add_bytes`].
+    ///
+    /// # Safety
+    /// As for [`add_tiles_bf16`](Self::add_tiles_bf16).
+    #[inline(always)]
+    unsafe fn add_tiles_bytes(product: &TileProduct) {
+        // SAFETY: the caller's contract.
+        unsafe { product.add_bytes() }
+    }
+}
+
+/// The words of [`TILE_ROWS`] rows of weights times those of [`TILE_PANELS`] panels of sixteen rows
+/// of x, interleaved.
+#[derive(Clone, Copy)]
+pub struct TileProduct {
+    /// The first row of weights, and the words from it to the next.
+    pub w: *const f32,
+    pub w_stride: usize,
+    /// Sixteen words for each word of a row of weights.
+    pub x: [*const f32; TILE_PANELS],
+    /// Words of a row, a multiple of `step`.
+    pub words: usize,
+    /// Words of a row that are one tile, at most sixteen.
+    pub step: usize,
+    /// For each row of weights the sums of the first panel's lanes, then those of the second's.
+    pub sums: *mut f32,
+    pub sums_stride: usize,
+}
+
+impl TileProduct {
+    /// Calls `add` with each sum and the words to multiply for it, one tile after the other.
+    #[inline(always)]
+    fn each(&self, mut add: impl FnMut(*mut f32, &mut dyn Iterator<Item = (u32, u32)>)) {
+        for start in (0..self.words).step_by(self.step) {
+            for row in 0..TILE_ROWS {
+                for lane in 0..TILE_PANELS * LANES {
+                    let w = self.w.wrapping_add(row * self.w_stride + start);
+                    let x = self.x[lane / LANES].wrapping_add(start * LANES + lane % LANES);
+                    // SAFETY: the caller of the functions below vouches for words and sums.
+                    let word = |at| unsafe {
+                        let x: *const f32 = x.wrapping_add(at * LANES);
+                        ((*w.wrapping_add(at)).to_bits(), (*x).to_bits())
+                    };
+                    let sum = self.sums.wrapping_add(row * self.sums_stride + lane);
+                    add(sum, &mut (0..self.step).map(word));
+                }
+            }
+        }
+    }
+
+    /// Adds products of bf16 to sums in f32, in the order of AMX: within a tile, the products of
+    /// the lower halves in a chain and those of the upper halves in another.
+    ///
+    /// # Safety
+    /// The pointers are valid for what the fields say.
+    pub unsafe fn add_bf16(&self) {
+        let upper = |word: u32| f32::from_bits(word & 0xffff_0000);
+        let lower = |word: u32| f32::from_bits(word << 16);
+        self.each(|sum, words| {
+            let mut halves = [0.0f32; 2];
+            for (w, x) in words {
+                halves[0] = lower(w).mul_add(lower(x), halves[0]);
+                halves[1] = upper(w).mul_add(upper(x), halves[1]);
+            }
+            // SAFETY: the caller's contract.
+            unsafe { *sum += halves[0] + halves[1] };
+        });
+    }
+
+    /// Adds products of bytes, unsigned in the weights and signed in x, to sums of 32-bit integers.
+    ///
+    /// # Safety
+    /// As [`add_bf16`](Self::add_bf16).
+    pub unsafe fn add_bytes(&self) {
+        self.each(|sum, words| {
+            let mut total = 0;
+            for (w, x) in words {
+                for (w, x) in w.to_le_bytes().into_iter().zip(x.to_le_bytes()) {
+                    total += i32::from(w) * i32::from(x as i8);
+                }
+            }
+            // SAFETY: the caller's contract.
+            unsafe {
+                let before = (*sum).to_bits() as i32;
+                *sum = f32::from_bits(before.wrapping_add(total) as u32);
+            }
+        });
+    }
+}

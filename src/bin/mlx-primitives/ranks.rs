@@ -1,0 +1,116 @@
+//! A command that several processes run together, each with a part of the model. Rank 0 alone reads
+//! what a person gives, and prints the result.
+
+use std::fmt::Display;
+use std::sync::OnceLock;
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use mlx_primitives::distributed::{Group, Options};
+use mlx_primitives::llama::Split;
+
+use crate::output;
+
+/// The options of commands that can run on several ranks.
+#[derive(clap::Args)]
+#[command(next_help_heading = "Several machines")]
+pub struct Ranks {
+    /// Share of each rank in the model, such as 3,1 [default: equal shares].
+    #[arg(long, value_name = "N,N", value_delimiter = ',', value_parser = clap::value_parser!(u32).range(1..))]
+    shares: Vec<u32>,
+    /// End if another rank has not answered for this time.
+    #[arg(long, value_name = "SECONDS", default_value_t = 60, value_parser = clap::value_parser!(u64).range(1..))]
+    peer_timeout: u64,
+}
+
+/// The options that may differ between ranks: each machine has its files elsewhere, and a different
+/// number of cores.
+const LOCAL: [&str; 8] = [
+    "--threads",
+    "--model",
+    "--adapter-path",
+    "--draft-model",
+    "--prompt-cache-file",
+    "--config",
+    "--file",
+    "-f",
+];
+
+static JOINED: OnceLock<(Group, Split)> = OnceLock::new();
+
+impl Ranks {
+    /// Joins the other ranks, if `MLX_RANK` and `MLX_HOSTFILE` name any.
+    pub fn join(&self) -> Result<()> {
+        let timeout = Duration::from_secs(self.peer_timeout);
+        let group = Group::join(Options { timeout, ..Options::default() })?;
+        ensure!(
+            group.size() > 1 || self.shares.len() < 2,
+            "expected a rank for each of --shares, as mlx.launch starts them, got one rank"
+        );
+        if group.size() > 1 {
+            let split = Split::new(&group, &self.shares)?;
+            let _ = JOINED.set((group.clone(), split));
+            group.agree("the command's options", &common(std::env::args().skip(1)))?;
+        }
+        Ok(())
+    }
+}
+
+/// The arguments that have to be the same on all ranks.
+fn common(arguments: impl Iterator<Item = String>) -> String {
+    let mut kept = Vec::new();
+    let mut skip = false;
+    for argument in arguments {
+        let name = argument.split_once('=').map_or(&*argument, |(name, _)| name);
+        let local = LOCAL.contains(&name);
+        if !skip && !local {
+            kept.push(argument.clone());
+        }
+        skip = local && !argument.contains('=');
+    }
+    kept.join(" ")
+}
+
+/// The split of the model, if there are several ranks.
+pub fn split() -> Option<&'static Split> {
+    JOINED.get().map(|(_, split)| split)
+}
+
+/// The group, if there are several ranks.
+pub fn group() -> Option<&'static Group> {
+    JOINED.get().map(|(group, _)| group)
+}
+
+/// Whether this process prints the result.
+pub fn is_first() -> bool {
+    group().is_none_or(|group| group.rank() == 0)
+}
+
+/// The text that `read` returns on rank 0, on every rank.
+pub fn from_first(read: impl FnOnce() -> Result<String>) -> Result<String> {
+    let Some(group) = group() else { return read() };
+    let text = if group.rank() == 0 { read()? } else { String::new() };
+    let bytes = group.broadcast(text.as_bytes())?;
+    String::from_utf8(bytes).context("a text of rank 0")
+}
+
+/// Waits until all ranks are done.
+pub fn leave() -> Result<()> {
+    Ok(group().map_or(Ok(()), Group::leave)?)
+}
+
+/// Tells the other ranks why this one ends before them.
+pub fn fail(reason: impl Display) {
+    if let Some(group) = group() {
+        group.fail(&reason.to_string());
+    }
+}
+
+/// Ends the command after Ctrl-C. The other ranks cannot go on without this one.
+pub fn interrupted(status: i32) {
+    if group().is_some() {
+        fail("interrupted");
+        output::error("interrupted");
+        std::process::exit(status);
+    }
+}
