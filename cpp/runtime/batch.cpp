@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "mlx/backend/cpu/encoder.h"
+#include "runtime/node.h"
 #include "runtime/process.h"
 
 namespace mlx_primitives {
@@ -21,7 +22,9 @@ thread_local Batch* innermost = nullptr;
 
 } // namespace
 
-Batch::Batch(mx::Stream stream) : stream_(stream), full_(FIRST), outer_(innermost) {
+Batch::Batch(mx::Stream stream)
+    : stream_(stream), uses_(uses_of(stream)), full_(FIRST), outer_(innermost) {
+  std::erase_if(uses_, [](const auto& item) { return item.second.expired(); });
   innermost = this;
 }
 
@@ -38,15 +41,33 @@ void Batch::add(std::function<void()> call) {
   ++calls_;
 }
 
-void Batch::keep(std::vector<std::shared_ptr<void>> memory) {
+void Batch::keep(const mx::array& array) {
   if (items_.empty()) {
     items_.push_back({});
   }
-  auto& kept = items_.back().memory;
-  kept.insert(
-      kept.end(),
-      std::make_move_iterator(memory.begin()),
-      std::make_move_iterator(memory.end()));
+  const auto& memory = array.data_shared_ptr();
+  std::shared_ptr<void> kept = memory;
+  if (auto found = uses_.find(memory.get()); found != uses_.end()) {
+    auto use = found->second.lock();
+    if (!use) {
+      found->second = use = std::make_shared<Use>(memory);
+    }
+    kept = std::move(use);
+  }
+  items_.back().memory.push_back(std::move(kept));
+}
+
+void Batch::updated(const mx::array& state) {
+  uses_.try_emplace(state.data_shared_ptr().get());
+}
+
+bool Batch::only_calls_use(const mx::array& state) const {
+  const auto& memory = state.data_shared_ptr();
+  // This order is safe, because the stream's thread may end a use at any time, and none begins.
+  bool once = memory.use_count() == 2 && memory->is_owned();
+  auto found = uses_.find(memory.get());
+  bool in_calls = once && found != uses_.end() && !found->second.expired();
+  return in_calls && node_of(state).use_count() == 2; // one is the temporary
 }
 
 void Batch::flush() {
@@ -63,6 +84,11 @@ void Batch::flush() {
       item = {}; // the memory can be used again
     }
   });
+}
+
+Batch::Uses& Batch::uses_of(mx::Stream stream) {
+  thread_local std::unordered_map<int, Uses> all; // by the index of the stream
+  return all[stream.index];
 }
 
 void Batch::flush_calls() {

@@ -3,6 +3,7 @@
 
 #include <functional>
 #include <memory>
+#include <unordered_map>
 #include <vector>
 
 #include "mlx/array.h"
@@ -30,8 +31,17 @@ class Batch {
 
   void add(std::function<void()> call);
 
-  /** Keeps memory until the tasks and calls that were queued before have run. */
-  void keep(std::vector<std::shared_ptr<void>> memory);
+  /** Keeps an array's memory until the tasks and calls that were queued before have run. */
+  void keep(const mx::array& array);
+
+  /** Notes that ops update the memory of `state`, which has been computed, in place. */
+  void updated(const mx::array& state);
+
+  /**
+   * Whether nothing but `state`, which is an input of one op, and queued calls of this stream use
+   * the memory of `state`. A call that is added now runs after those, so it may change the memory.
+   */
+  bool only_calls_use(const mx::array& state) const;
 
   /** Hands over all that was collected. */
   void flush();
@@ -48,7 +58,16 @@ class Batch {
     std::vector<std::shared_ptr<void>> memory{};
   };
 
+  /** What all queued calls of a stream hold of a memory, instead of the memory itself. */
+  struct Use {
+    std::shared_ptr<mx::array::Data> memory;
+  };
+  using Uses = std::unordered_map<const void*, std::weak_ptr<Use>>; // by memory
+
+  static Uses& uses_of(mx::Stream stream);
+
   mx::Stream stream_;
+  Uses& uses_;
   std::vector<Item> items_;
   size_t calls_ = 0; // among the items
   size_t full_;

@@ -137,6 +137,15 @@ class Tape {
   }
 };
 
+/** Keeps the memory of arrays until what was queued before has run. */
+void keep_all(const std::vector<mx::array>& arrays, Batch& batch) {
+  for (const auto& array : arrays) {
+    if (array.data_shared_ptr()) {
+      batch.keep(array);
+    }
+  }
+}
+
 /** Queues what computes an array: to the batch, or behind it. */
 void queue_one(mx::array& array, Batch& batch) {
   auto& primitive = array.primitive();
@@ -148,12 +157,16 @@ void queue_one(mx::array& array, Batch& batch) {
   if (!ours) {
     batch.flush_calls();
   }
-  primitive.eval_cpu(array.inputs(), outputs);
-  std::vector<std::shared_ptr<void>> memory;
+  try {
+    primitive.eval_cpu(array.inputs(), outputs);
+  } catch (...) {
+    keep_all(array.inputs(), batch);
+    throw;
+  }
   auto keep = [&](const mx::array& other) {
     // As in MLX, nothing but the array holds its memory: the next op may take it over.
     if (other.data_shared_ptr() != array.data_shared_ptr()) {
-      memory.push_back(other.data_shared_ptr());
+      batch.keep(other);
     }
   };
   for (const auto* others : {&std::as_const(array).inputs(), &std::as_const(array).siblings()}) {
@@ -161,11 +174,10 @@ void queue_one(mx::array& array, Batch& batch) {
   }
   if (!ours) {
     auto& encoder = mx::cpu::get_command_encoder(primitive.stream());
-    for (auto& temporary : std::exchange(encoder.temporaries(), {})) {
-      memory.push_back(std::make_shared<mx::array>(std::move(temporary)));
+    for (const auto& temporary : std::exchange(encoder.temporaries(), {})) {
+      batch.keep(temporary);
     }
   }
-  batch.keep(std::move(memory));
   batch.flush_if_full();
 }
 
@@ -175,19 +187,20 @@ void queue_one(mx::array& array, Batch& batch) {
  */
 class Queue : public mx::Primitive {
  public:
-  Queue(mx::Stream stream, std::vector<mx::array> tape)
-      : mx::Primitive(stream), tape_(std::move(tape)) {}
+  Queue(mx::Stream stream, std::vector<mx::array> tape, std::vector<mx::array> roots)
+      : mx::Primitive(stream), tape_(std::move(tape)), roots_(std::move(roots)) {}
 
   void eval_cpu(const std::vector<mx::array>&, std::vector<mx::array>& outputs) override {
     auto event = outputs[0].event();
     size_t before = mx::get_active_memory();
     Batch batch(stream());
+    size_t at = 0;
     try {
       if (!event.valid()) {
         refuse(name(), "expected MLX to attach an event, got none");
       }
-      for (auto& next : tape_) {
-        auto array = std::move(next); // nothing else holds it once it has its memory
+      while (at < tape_.size()) {
+        auto array = std::move(tape_[at++]); // nothing else holds it once it has its memory
         all(array, [&](const mx::array& output) { output.attach_event(event); });
         queue_one(array, batch);
         all(array, [](const mx::array& output) {
@@ -203,6 +216,11 @@ class Queue : public mx::Primitive {
       // The event must be signaled for the arrays before this one.
       error_ = std::current_exception();
     }
+    // What computes an array does not keep its memory. What reads it does, if it was reached.
+    for (; at < tape_.size(); ++at) {
+      keep_all(tape_[at].inputs(), batch);
+    }
+    keep_all(std::exchange(roots_, {}), batch);
     batch.flush();
   }
 
@@ -220,6 +238,7 @@ class Queue : public mx::Primitive {
 
  private:
   std::vector<mx::array> tape_;
+  std::vector<mx::array> roots_; // the arrays that were asked for
   std::exception_ptr error_;
 
   static void all(const mx::array& array, const auto& action) {
@@ -254,8 +273,7 @@ bool queue_on_one_stream(const std::vector<mx::array>& arrays) {
   if (bytes > MOST_BYTES || mx::get_active_memory() + bytes > mx::get_memory_limit()) {
     return false;
   }
-  auto queue = std::make_shared<Queue>(stream, std::move(tape.arrays));
-  roots.clear();
+  auto queue = std::make_shared<Queue>(stream, std::move(tape.arrays), std::move(roots));
   mx::async_eval({mx::array(mx::Shape{}, mx::bool_, queue, std::vector<mx::array>{})});
   if (queue->error()) {
     std::rethrow_exception(queue->error());

@@ -42,12 +42,16 @@ bool FusedPrimitive::prepare(const Arrays& inputs, Arrays& outputs) const {
           name(), "expected input ", i, " to be row-contiguous at evaluation, got other strides");
     }
   }
+  auto* batch = updates_input() ? Batch::current() : nullptr;
   bool any = false;
   for (size_t i = 0; i < outputs.size(); ++i) {
     const mx::array* donor = nullptr;
     for (size_t input : i == 0 ? donors(inputs) : std::vector<size_t>()) {
       bool fits = inputs[input].itemsize() == outputs[0].itemsize();
-      if (!donor && fits && inputs[input].is_donatable()) {
+      auto free = [&](const mx::array& x) {
+        return x.is_donatable() || (batch && batch->only_calls_use(x));
+      };
+      if (!donor && fits && free(inputs[input])) {
         donor = &inputs[input];
       }
     }
@@ -58,6 +62,9 @@ bool FusedPrimitive::prepare(const Arrays& inputs, Arrays& outputs) const {
       lay_out(outputs[i]);
     }
     any = any || outputs[i].size() > 0;
+  }
+  if (batch) {
+    batch->updated(outputs[0]);
   }
   return any;
 }
