@@ -19,10 +19,12 @@ namespace mlx_primitives {
 
 namespace {
 
-/** Graphs whose results have more bytes than this in all are left to MLX, which bounds its memory. */
+/** Graphs whose results have more bytes than this in all are left to MLX, which bounds its memory.
+ */
 constexpr size_t MOST_BYTES = 16 << 20;
 
-/** The number of unfinished tasks, as MLX counts them, above which it waits before it queues more. */
+/** The number of unfinished tasks, as MLX counts them, above which it waits before it queues more.
+ */
 constexpr int MOST_ACTIVE = 10;
 
 /** Waits, as MLX does, until queued tasks have given memory back. */
@@ -69,7 +71,8 @@ bool becomes_view(mx::array& array, std::vector<mx::array>& outputs) {
   return true;
 }
 
-/** The bytes that an array that is not evaluated will probably take, besides those of its inputs. */
+/** The bytes that an array that is not evaluated will probably take, besides those of its inputs.
+ */
 size_t new_bytes(const mx::array& array) {
   auto& primitive = array.primitive();
   auto* ours = dynamic_cast<const FusedPrimitive*>(&primitive);
@@ -82,7 +85,9 @@ class Tape {
  public:
   std::vector<mx::array> arrays;
 
-  explicit Tape(mx::Stream stream) : stream_(stream) {}
+  explicit Tape(mx::Stream stream) : stream_(stream) {
+    seen_.reserve(512); // about the arrays of a decoded token
+  }
 
   /** Appends an array and what it is computed from; returns false for a graph left to MLX. */
   bool append(mx::array& root) {
@@ -115,8 +120,8 @@ class Tape {
 
   bool enter(mx::array& array) {
     if (array.status() != mx::array::Status::unscheduled) {
-      bool ready = array.is_available() ||
-                   (array.event().valid() && array.event().stream() == stream_);
+      bool ready =
+          array.is_available() || (array.event().valid() && array.event().stream() == stream_);
       if (array.has_primitive() && !array.is_tracer()) {
         array.detach();
       }
@@ -182,8 +187,8 @@ void queue_one(mx::array& array, Batch& batch) {
 }
 
 /**
- * The one array that MLX evaluates. MLX signals its event after the tasks that `eval_cpu` queued, so
- * it serves for all of them.
+ * The one array that MLX evaluates. MLX signals its event after the tasks that `eval_cpu` queued,
+ * so it serves for all of them.
  */
 class Queue : public mx::Primitive {
  public:
@@ -203,9 +208,8 @@ class Queue : public mx::Primitive {
         auto array = std::move(tape_[at++]); // nothing else holds it once it has its memory
         all(array, [&](const mx::array& output) { output.attach_event(event); });
         queue_one(array, batch);
-        all(array, [](const mx::array& output) {
-          output.set_status(mx::array::Status::evaluated);
-        });
+        all(array,
+            [](const mx::array& output) { output.set_status(mx::array::Status::evaluated); });
         array.detach();
         if (mx::get_active_memory() > before + 2 * MOST_BYTES) { // more than was foreseen
           batch.flush();

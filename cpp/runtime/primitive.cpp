@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <set>
+#include <string_view>
 
 #include "mlx/backend/cpu/encoder.h"
 #include "runtime/batch.h"
@@ -197,12 +198,20 @@ void require_last_axis(const char* op, const mx::array& x) {
   }
 }
 
+bool known_row_contiguous(const mx::array& x) {
+  if (!x.has_primitive()) {
+    // Placeholders of a compiled function have no data, so their layout is not known yet.
+    return x.data_shared_ptr() != nullptr && x.flags().row_contiguous;
+  }
+  if (auto* ours = dynamic_cast<FusedPrimitive*>(&x.primitive())) {
+    return !ours->lays_out(x);
+  }
+  bool reshaped = x.primitive().name() == std::string_view("Reshape");
+  return reshaped && known_row_contiguous(x.inputs()[0]);
+}
+
 mx::array row_contiguous(const mx::array& x, mx::Stream s) {
-  // Placeholders of a compiled function have no data, so their layout is not known yet.
-  auto* ours = x.has_primitive() ? dynamic_cast<FusedPrimitive*>(&x.primitive()) : nullptr;
-  bool known = x.has_primitive() ? ours && !ours->lays_out()
-                                 : x.data_shared_ptr() != nullptr && x.flags().row_contiguous;
-  return known ? x : mx::contiguous(x, false, s);
+  return known_row_contiguous(x) ? x : mx::contiguous(x, false, s);
 }
 
 mx::allocator::Data allocate(size_t bytes) {
