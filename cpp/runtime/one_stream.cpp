@@ -220,7 +220,8 @@ class Queue : public mx::Primitive {
       // The event must be signaled for the arrays before this one.
       error_ = std::current_exception();
     }
-    // What computes an array does not keep its memory. What reads it does, if it was reached.
+    // A call keeps the memory that it reads, but not its results. Nothing keeps those of the roots
+    // and, after an error, those that calls were to read which were not reached.
     for (; at < tape_.size(); ++at) {
       keep_all(tape_[at].inputs(), batch);
     }

@@ -166,7 +166,7 @@ impl QuantizedWeight {
         if let [packed, scales, biases] = taken.as_slice()
             && [scales.dtype(), biases.dtype()] == [dtype; 2]
         {
-            // The same bits in one node: MLX unpacks on a CPU by many.
+            // One node with the bits of MLX's unpacking, which takes many nodes on a CPU.
             return dequantize(packed, scales, biases, self.group_size, self.bits);
         }
         let list = to_list(&taken);

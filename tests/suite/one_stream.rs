@@ -2,11 +2,12 @@
 //! results of evaluating array by array, and of MLX's evaluation.
 
 use std::thread;
+use std::time::Duration;
 
 use mlx_primitives::custom::{CustomPrimitive, Spec, View, ViewMut, apply_one};
 use mlx_primitives::device::{Device, Stream, with_device, with_stream};
 use mlx_primitives::llama::{CacheKind, Checkpoint, Quantization};
-use mlx_primitives::ops::{self, QuantizedMode};
+use mlx_primitives::ops::{self, KvLayout, QuantizedMode, Rope};
 use mlx_primitives::{Array, Error, Result, async_eval, eval};
 
 use crate::support::Checked;
@@ -159,6 +160,78 @@ fn a_failure_between_kernels_belongs_to_its_dependents() -> Checked {
         assert_same(&good, &want, "what does not depend on the failure")?;
         assert!(bad.to_vec::<f32>().is_err() && ops::silu(&bad)?.eval().is_err());
         assert_same(&ops::softmax(&norm)?, &want, "a later result")?;
+        Ok(())
+    })
+}
+
+/// y = x, after a while.
+#[derive(Clone)]
+struct Late;
+
+impl CustomPrimitive for Late {
+    fn name(&self) -> &str {
+        "late"
+    }
+
+    fn outputs(&self, inputs: &[Spec]) -> Result<Vec<Spec>> {
+        Ok(inputs.to_vec())
+    }
+
+    fn eval_cpu(&self, inputs: &[View<'_>], outputs: &mut [ViewMut<'_>]) -> Result<()> {
+        thread::sleep(Duration::from_millis(5));
+        outputs[0].as_mut_slice::<f32>()?.copy_from_slice(inputs[0].as_slice::<f32>()?);
+        Ok(())
+    }
+}
+
+const LAYOUT: KvLayout = KvLayout { heads: 2, kv_heads: 1, head_dim: 16, capacity: 24 };
+
+/// A step of decoding, whose projection takes a while: the state, and the attention that reads it.
+fn late_step(state: &Array, position: i32) -> Result<[Array; 2]> {
+    let qkv = apply_one(Late, &[&random32(&[1, 1, 64], 7 + position as u64)?])?;
+    let rope = Rope { dims: 16, offset: position.into(), ..Rope::default() };
+    let state = ops::rope_append(state, &qkv, LAYOUT, rope.into())?;
+    let (queries, len) = (LAYOUT.queries(&state, 1)?, position + 1);
+    let (keys, values) = (LAYOUT.keys(&state, len)?, LAYOUT.values(&state, len)?);
+    let attended = ops::attention(&queries, &keys, &values, ops::Attention::default())?;
+    Ok([state, attended])
+}
+
+#[test]
+fn a_state_is_updated_in_place_while_queued_calls_read_it() -> Checked {
+    with_device(Device::Cpu, || {
+        let state = || random32(&[1, LAYOUT.rows(), 16], 3);
+        let (mut ours, mut theirs) = (state()?, state()?);
+        let place = ours.address()?;
+        theirs.eval()?;
+        let (mut queued, mut alone) = (Vec::new(), Vec::new());
+        for position in 0..12 {
+            let [state, attended] = late_step(&ours, position)?;
+            ours = state;
+            async_eval([&attended])?; // the step before has not run yet
+            queued.push(attended);
+            let [state, attended] = late_step(&theirs.multiply(1.0)?, position)?;
+            theirs = state;
+            alone.push(attended);
+        }
+        assert_eq!(ours.address()?, place);
+        for (a, b) in queued.iter().zip(&alone) {
+            b.eval()?;
+            assert_same(a, b, "the attention of a step")?;
+        }
+        assert_same(&ours, &theirs, "the state")?;
+
+        // A view that somebody holds keeps its numbers.
+        let held = LAYOUT.keys(&ours, 20)?;
+        held.eval()?;
+        let before = held.to_vec::<f32>()?;
+        for position in 12..16 {
+            let [state, attended] = late_step(&ours, position)?;
+            ours = state;
+            async_eval([&attended])?;
+        }
+        assert_ne!(ours.address()?, place);
+        assert_eq!(held.to_vec::<f32>()?, before);
         Ok(())
     })
 }
