@@ -113,7 +113,7 @@ fn chain(seed: u64, alone: bool) -> Result<Vec<Array>> {
         if alone {
             x.eval()?;
         }
-        if (state >> 50) % 4 == 0 {
+        if (state >> 50).is_multiple_of(4) {
             kept.push(x.clone());
         }
     }
