@@ -18,13 +18,16 @@ namespace {
 constexpr size_t FIRST = 8;
 constexpr size_t MOST = 32;
 
+/** The number of unfinished tasks of a stream above which its thread waits. */
+constexpr int MOST_TASKS = 32;
+
 thread_local Batch* innermost = nullptr;
 
 } // namespace
 
 Batch::Batch(mx::Stream stream)
-    : stream_(stream), uses_(uses_of(stream)), full_(FIRST), outer_(innermost) {
-  std::erase_if(uses_, [](const auto& item) { return item.second.expired(); });
+    : stream_(stream), given_(given_to(stream)), full_(FIRST), outer_(innermost) {
+  std::erase_if(given_.uses, [](const auto& item) { return item.second.expired(); });
   innermost = this;
 }
 
@@ -47,7 +50,7 @@ void Batch::keep(const mx::array& array) {
   }
   const auto& memory = array.data_shared_ptr();
   std::shared_ptr<void> kept = memory;
-  if (auto found = uses_.find(memory.get()); found != uses_.end()) {
+  if (auto found = given_.uses.find(memory.get()); found != given_.uses.end()) {
     auto use = found->second.lock();
     if (!use) {
       found->second = use = std::make_shared<Use>(memory);
@@ -58,15 +61,15 @@ void Batch::keep(const mx::array& array) {
 }
 
 void Batch::updated(const mx::array& state) {
-  uses_.try_emplace(state.data_shared_ptr().get());
+  given_.uses.try_emplace(state.data_shared_ptr().get());
 }
 
 bool Batch::only_calls_use(const mx::array& state) const {
   const auto& memory = state.data_shared_ptr();
   // This order is safe, because the stream's thread may end a use at any time, and none begins.
   bool once = memory.use_count() == 2 && memory->is_owned();
-  auto found = uses_.find(memory.get());
-  bool in_calls = once && found != uses_.end() && !found->second.expired();
+  auto found = given_.uses.find(memory.get());
+  bool in_calls = once && found != given_.uses.end() && !found->second.expired();
   return in_calls && node_of(state).use_count() == 2; // one is the temporary
 }
 
@@ -76,19 +79,29 @@ void Batch::flush() {
   }
   calls_ = 0;
   auto items = std::make_shared<std::vector<Item>>(std::exchange(items_, {}));
-  mx::cpu::get_command_encoder(stream_).dispatch([items = std::move(items)] {
+  ++*given_.tasks;
+  mx::cpu::get_command_encoder(stream_).dispatch([items = std::move(items), tasks = given_.tasks] {
     for (auto& item : *items) {
       if (item.call && !abandoned()) {
         item.call();
       }
       item = {}; // the memory can be used again
     }
+    --*tasks;
+    tasks->notify_all();
   });
 }
 
-Batch::Uses& Batch::uses_of(mx::Stream stream) {
-  thread_local std::unordered_map<int, Uses> all; // by the index of the stream
+Batch::Given& Batch::given_to(mx::Stream stream) {
+  thread_local std::unordered_map<int, Given> all; // by the index of the stream
   return all[stream.index];
+}
+
+void Batch::wait_for_tasks(mx::Stream stream) {
+  auto& tasks = *given_to(stream).tasks;
+  for (int left = tasks; left > MOST_TASKS; left = tasks) {
+    tasks.wait(left);
+  }
 }
 
 void Batch::flush_calls() {

@@ -1,6 +1,7 @@
 // Calls of CPU kernels that reach the stream's thread together.
 #pragma once
 
+#include <atomic>
 #include <functional>
 #include <memory>
 #include <unordered_map>
@@ -52,6 +53,12 @@ class Batch {
   /** Hands over all that was collected, if it is much. */
   void flush_if_full();
 
+  /**
+   * Waits until few of the tasks are left that batches of this thread gave to a stream. Evaluations
+   * that nobody waits for then take a bounded amount of memory.
+   */
+  static void wait_for_tasks(mx::Stream stream);
+
  private:
   struct Item {
     std::function<void()> call; // may be empty
@@ -64,10 +71,15 @@ class Batch {
   };
   using Uses = std::unordered_map<const void*, std::weak_ptr<Use>>; // by memory
 
-  static Uses& uses_of(mx::Stream stream);
+  /** What this thread gave to a stream. */
+  struct Given {
+    Uses uses;
+    std::shared_ptr<std::atomic<int>> tasks = std::make_shared<std::atomic<int>>(0); // unfinished
+  };
+  static Given& given_to(mx::Stream stream);
 
   mx::Stream stream_;
-  Uses& uses_;
+  Given& given_;
   std::vector<Item> items_;
   size_t calls_ = 0; // among the items
   size_t full_;

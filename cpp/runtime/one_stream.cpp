@@ -11,7 +11,6 @@
 #include "mlx/backend/cpu/encoder.h"
 #include "mlx/mlx.h"
 #include "mlx/primitives.h"
-#include "mlx/scheduler.h"
 #include "runtime/batch.h"
 #include "runtime/primitive.h"
 
@@ -22,17 +21,6 @@ namespace {
 /** Graphs whose results have more bytes than this in all are left to MLX, which bounds its memory.
  */
 constexpr size_t MOST_BYTES = 16 << 20;
-
-/** The number of unfinished tasks, as MLX counts them, above which it waits before it queues more.
- */
-constexpr int MOST_ACTIVE = 10;
-
-/** Waits, as MLX does, until queued tasks have given memory back. */
-void wait_for_memory() {
-  if (mx::scheduler::n_active_tasks() > MOST_ACTIVE) {
-    mx::scheduler::wait_for_one();
-  }
-}
 
 /** Whether an op of MLX only sets shape and strides: never, for rows without gaps, or always. */
 enum class View { no, of_rows, always };
@@ -213,7 +201,7 @@ class Queue : public mx::Primitive {
         array.detach();
         if (mx::get_active_memory() > before + 2 * MOST_BYTES) { // more than was foreseen
           batch.flush();
-          wait_for_memory();
+          Batch::wait_for_tasks(stream());
         }
       }
     } catch (...) {
@@ -283,7 +271,7 @@ bool queue_on_one_stream(const std::vector<mx::array>& arrays) {
   if (queue->error()) {
     std::rethrow_exception(queue->error());
   }
-  wait_for_memory();
+  Batch::wait_for_tasks(stream);
   return true;
 }
 
