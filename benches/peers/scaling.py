@@ -4,10 +4,18 @@ A scaling is the list of one machine's results, one for each number of threads."
 
 import math
 
-from chart import STYLE, WIDTH, box, text
+from chart import page, text
 from report import against, number, own, times
 
 PANEL_WIDTH, PANEL_HEIGHT, LEFT, TOP, GAP = 330, 180, 60, 92, 70
+LINES = """
+  .ours-line { fill: none; stroke: #1a6fc4; stroke-width: 2; }
+  .peer-line { fill: none; stroke: #9aa5b1; stroke-width: 2; }
+  .grid { stroke: #9aa5b1; stroke-opacity: 0.3; }
+  @media (prefers-color-scheme: dark) {
+    .ours-line { stroke: #58a6ff; } .peer-line { stroke: #6e7681; }
+  }
+"""
 DASHES = ["", "6 3", "2 3", "9 3 2 3", "1 5"]
 
 
@@ -147,19 +155,4 @@ def svg(scalings):
                 ends.append(end)
             y = max(ends) + 10
         y += 24
-    more = """
-  .ours-line { fill: none; stroke: #1a6fc4; stroke-width: 2; }
-  .peer-line { fill: none; stroke: #9aa5b1; stroke-width: 2; }
-  .grid { stroke: #9aa5b1; stroke-opacity: 0.3; }
-  @media (prefers-color-scheme: dark) {
-    .ours-line { stroke: #58a6ff; } .peer-line { stroke: #6e7681; }
-  }
-"""
-    head = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{y}" '
-        f'viewBox="0 0 {WIDTH} {y}" role="img" aria-label="Speed by the number of threads">',
-        f"<style>{STYLE}{more}</style>",
-        box("page", 0, 0, WIDTH, y),
-        text(16, 20, "One Llama on 1 to many threads, beside other programs", "text title"),
-    ]
-    return "\n".join([*head, *parts, "</svg>\n"])
+    return page("One Llama on 1 to many threads, beside other programs", y, parts, LINES)

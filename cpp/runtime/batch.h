@@ -65,13 +65,13 @@ class Batch {
     std::vector<std::shared_ptr<void>> memory{};
   };
 
-  /** What all queued calls of a stream hold of a memory, instead of the memory itself. */
+  /** Queued calls share this hold on a memory, so that they count as one of its holders. */
   struct Use {
     std::shared_ptr<mx::array::Data> memory;
   };
   using Uses = std::unordered_map<const void*, std::weak_ptr<Use>>; // by memory
 
-  /** What this thread gave to a stream. */
+  /** The memory that tasks of this thread use on a stream, and the number of those tasks. */
   struct Given {
     Uses uses;
     std::shared_ptr<std::atomic<int>> tasks = std::make_shared<std::atomic<int>>(0); // unfinished

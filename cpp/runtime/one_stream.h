@@ -12,7 +12,7 @@ namespace mx = mlx::core;
 /**
  * Queues the computation of arrays as `mx::async_eval` does, with several kernels in a task.
  * Returns false, and queues nothing, if the graph needs other streams, is being traced, or computes
- * so many bytes that the cost of its tasks does not matter.
+ * large results, which take far longer than handing over tasks.
  */
 bool queue_on_one_stream(const std::vector<mx::array>& arrays);
 
