@@ -12,7 +12,7 @@ constexpr auto op = "attention";
 
 constexpr uint32_t ATTENTION_SPLIT_KEYS = 256;  // the fewest keys of a split
 constexpr uint32_t ATTENTION_SHORT_KEYS = 1024; // up to this length, one dispatch suffices
-constexpr uint64_t ATTENTION_GROUPS = 1024;     // enough threadgroups to fill any GPU
+constexpr uint64_t ATTENTION_GROUPS = 128; // a key head's threadgroups: eight heads fill any GPU
 constexpr uint32_t ATTENTION_SPLIT_THREADS = 256;
 constexpr uint32_t ATTENTION_WHOLE_THREADS = 512;
 
@@ -44,14 +44,18 @@ uint32_t block_rows(uint32_t features, uint32_t itemsize, uint32_t max_threads) 
   return std::min(simds, most) * ATTENTION_FRAGMENT;
 }
 
-/** Sets how the keys from `first` to `end` are split. */
+/**
+ * Sets how the keys from `first` to `end` are split. This does not depend on the number of key heads
+ * or texts: a rank that holds some heads of a model then adds in the order of one that holds all,
+ * and a text has the same bits alone and in a batch.
+ */
 void plan_splits(AttentionParams& params, uint32_t itemsize) {
   uint32_t keys = params.end - params.first;
-  uint64_t groups = uint64_t{params.batch} * params.kv_heads;
+  uint64_t groups = 1;
   if (!by_vector(params)) {
     uint32_t block =
         block_rows(kernel_features(std::max(params.dim, params.value_dim)), itemsize, MAX_THREADS);
-    groups *= ceil_div(uint64_t{params.group} * params.queries, block);
+    groups = ceil_div(uint64_t{params.group} * params.queries, block);
   }
   params.splits = 1;
   if (keys > ATTENTION_SHORT_KEYS && groups < ATTENTION_GROUPS) {

@@ -253,8 +253,10 @@ Launch plan(
   } else {
     rows = std::min(std::bit_ceil(params.rows), uint32_t{QUANTIZED_BAND});
     form = rows == 1 ? "row" : "band" + std::to_string(rows);
-    // Each threadgroup reads x once. With few columns, smaller threadgroups still fill the GPU.
-    uint32_t simds = std::min<uint32_t>(params.columns < 2048 ? 4 : 8, max_threads / SIMD_WIDTH);
+    // Each threadgroup reads x once. With few columns, smaller threadgroups still fill the GPU, but
+    // threads add up the squares for a norm, whose bits must not depend on the number of columns.
+    bool small = params.columns < 2048 && params.normed == 0;
+    uint32_t simds = std::min<uint32_t>(small ? 4 : 8, max_threads / SIMD_WIDTH);
     columns = simds * quantized_rows(rows) / (params.swiglu ? 2 : 1);
     threads = simds * SIMD_WIDTH;
     // A threadgroup stages the columns of x, in whole steps, and a sum for each lane.

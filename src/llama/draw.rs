@@ -49,6 +49,11 @@ impl<'a> Draw<'a> {
             && self.logprobs.is_none()
     }
 
+    /// Whether tokens are drawn without regard to those before them, except for their logits.
+    pub fn ignores_tokens(&self) -> bool {
+        self.penalties.is_none() && self.processors.is_empty()
+    }
+
     /// Draws the token after `tokens` from its logits `[1, vocab]`. The result is lazy.
     pub fn draw(&mut self, tokens: &[u32], logits: &Array) -> Result<Drawn> {
         let mut logits = self.penalties.apply(tokens, logits)?;

@@ -8,7 +8,7 @@ use crate::memory;
 
 use super::cache::Cache;
 use super::draw::{Draw, Drawn};
-use super::model::{Llama, row};
+use super::model::Llama;
 use super::options::{FinishReason, Options, Statistics, Token};
 use super::prompt_cache::PromptCache;
 use super::speculative::Draft;
@@ -331,7 +331,7 @@ impl<'a> Generation<'a> {
         }
         self.statistics.generated_tokens += 1;
         let more = self.statistics.generated_tokens < self.max_tokens;
-        if more && self.draft.is_none() {
+        if more && self.draft.is_none() && self.next.is_none() {
             self.start()?; // computes the next token while the caller uses this one
         }
         Ok(Some(token))
@@ -348,20 +348,36 @@ impl<'a> Generation<'a> {
             self.start()?;
         }
         let Some(drawn) = self.next.take() else { return Ok(()) };
+        if self.runs_ahead() {
+            self.next = Some(self.start_after(&drawn.token)?);
+        }
         let token = drawn.read()?;
         self.tokens.push(token.id);
         self.ready.push_back(token);
         Ok(())
     }
 
+    /// Whether the token after the one being computed may be queued already. If that one turns out
+    /// to be an end token, the cache has to give a position back.
+    fn runs_ahead(&self) -> bool {
+        self.statistics.generated_tokens + 1 < self.max_tokens
+            && self.draw.ignores_tokens()
+            && !self.cache.forgets()
+    }
+
     /// Starts computing the token that follows the last.
     fn start(&mut self) -> Result<()> {
         let last = self.tokens.last().copied().unwrap_or_default();
-        let logits = self.model.forward(&row(&[last])?, &mut self.cache)?;
+        self.next = Some(self.start_after(&Array::from_slice(&[last], [1])?)?);
+        Ok(())
+    }
+
+    /// Starts computing the token that follows `last`, uint32 `[1]`.
+    fn start_after(&mut self, last: &Array) -> Result<Drawn> {
+        let logits = self.model.forward(&last.reshape([1, 1])?, &mut self.cache)?;
         let drawn = self.draw.draw(&self.tokens, &logits.squeeze([1])?)?;
         async_eval(drawn.arrays())?;
-        self.next = Some(drawn);
-        Ok(())
+        Ok(drawn)
     }
 }
 

@@ -53,6 +53,7 @@ mod masked_softmax;
 mod memory;
 mod one_stream;
 mod operators;
+mod parts_of_ops;
 mod printing;
 mod prose;
 mod quantize;

@@ -1,0 +1,91 @@
+//! Heads and columns that are computed apart have the bits of those that are computed together, on
+//! every device: the ranks of a split model rely on it.
+
+use std::ops::Range;
+
+use mlx_primitives::ops::{
+    self, Attention, Linear, QuantizedLinear, QuantizedMode, QuantizedWeight,
+};
+use mlx_primitives::{Array, Dtype};
+
+use crate::support::Checked;
+use crate::support::compare::assert_same;
+use crate::support::input::random;
+
+const TYPES: [Dtype; 3] = [Dtype::Float32, Dtype::Float16, Dtype::Bfloat16];
+
+#[test]
+fn some_heads_of_attention() -> Checked {
+    const GROUP: i32 = 2;
+    // One query, a few, and a tile; keys in one piece and in several.
+    for (queries, keys) in [(1, 300), (1, 1500), (3, 1100), (20, 1100)] {
+        for dtype in TYPES {
+            let q = random(&[1, 4 * GROUP, queries, 64], dtype, 1)?;
+            let [k, v] = [2, 3].map(|seed| random(&[1, 4, keys, 64], dtype, seed));
+            let (k, v) = (k?, v?);
+            let options = Attention { causal: true, ..Attention::default() };
+            let whole = ops::attention(&q, &k, &v, options)?;
+            for heads in [0..1, 1..3, 3..4] {
+                let what = format!("{queries} queries, {keys} keys, {dtype:?}, {heads:?}");
+                let of_queries = heads.start * GROUP..heads.end * GROUP;
+                let own = |x: &Array, heads: &Range<i32>| x.slice_axis(1, heads.clone());
+                let [k, v] = [own(&k, &heads)?, own(&v, &heads)?];
+                let part = ops::attention(&own(&q, &of_queries)?, &k, &v, options)?;
+                assert_same(&part, &own(&whole, &of_queries)?, &what)?;
+            }
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn one_text_of_a_batch() -> Checked {
+    for queries in [1, 20] {
+        let q = random(&[3, 4, queries, 64], Dtype::Bfloat16, 1)?;
+        let [k, v] = [2, 3].map(|seed| random(&[3, 2, 1500, 64], Dtype::Bfloat16, seed));
+        let (k, v) = (k?, v?);
+        let together = ops::attention(&q, &k, &v, Attention::default())?;
+        for text in 0..3 {
+            let one = |x: &Array| x.slice_axis(0, text..text + 1);
+            let alone = ops::attention(&one(&q)?, &one(&k)?, &one(&v)?, Attention::default())?;
+            assert_same(&alone, &one(&together)?, &format!("{queries} queries, text {text}"))?;
+        }
+    }
+    Ok(())
+}
+
+/// The columns that three ranks hold, on both sides of the sizes at which plans change.
+const COLUMNS: i32 = 2304;
+const CUTS: [Range<i32>; 3] = [0..1248, 1248..1280, 1280..COLUMNS];
+
+#[test]
+fn some_columns_of_products() -> Checked {
+    for dtype in TYPES {
+        for (rows, depth) in [(1, 1024), (4, 128), (40, 128)] {
+            let w = random(&[COLUMNS, depth], dtype, 1)?;
+            let x = random(&[rows, depth], dtype, 2)?;
+            let whole = ops::linear(&x, &w, Linear::default())?;
+            for cut in CUTS {
+                let part = ops::linear(&x, &w.slice_axis(0, cut.clone())?, Linear::default())?;
+                let what = format!("{rows} rows, {dtype:?}, {cut:?}");
+                assert_same(&part, &whole.slice_axis(-1, cut)?, &what)?;
+            }
+            let norm = random(&[depth], dtype, 3)?;
+            let plain = QuantizedLinear::default();
+            let normed = QuantizedLinear { norm: Some((&norm, 1e-5)), ..plain };
+            for (bits, options) in [(4, plain), (4, normed), (8, plain)] {
+                let pack =
+                    |w: &Array| QuantizedWeight::quantize(w, 64, bits, QuantizedMode::Affine);
+                let product = |w: &Array| ops::quantized_linear(&x, &pack(w)?, options);
+                let whole = product(&w)?;
+                for cut in CUTS {
+                    let norm = options.norm.is_some();
+                    let what = format!("{bits} bits, norm {norm}, {rows} rows, {dtype:?}, {cut:?}");
+                    let part = product(&w.slice_axis(0, cut.clone())?)?;
+                    assert_same(&part, &whole.slice_axis(-1, cut)?, &what)?;
+                }
+            }
+        }
+    }
+    Ok(())
+}
