@@ -23,8 +23,13 @@ class Test:
         return self.prompt or self.generation
 
 
-def tests(quick):
-    """The tests to run. The median of the repetitions in one process counts."""
+def tests(quick, curves=False):
+    """The tests to run, shorter for curves. The median of the repetitions in one process counts."""
+    if curves and not quick:
+        return [
+            Test("decode", "decode", generation=32, context=128, repetitions=3),
+            Test("prompt-128", "prompt of 128", prompt=128, repetitions=3),
+        ]
     if quick:
         return [
             Test("decode", "decode", generation=16, context=128),

@@ -46,7 +46,7 @@ def arguments():
     option = parser.add_argument
     option("--quick", action="store_true", help="few tokens and two rounds, to check that everything works")
     option("--only", metavar="KEYS", help="contestants, separated by commas; * and ? are wildcards")
-    option("--tests", metavar="KEYS", help="tests, by comma: decode, prompt-128, prompt-512, decode-4096")
+    option("--tests", metavar="KEYS", help="tests, by comma: decode, prompt-128; and with one number of threads prompt-512, decode-4096")
     option("--rounds", type=int, help="rounds [default: 5, or 2 with --quick]")
     option(
         "--threads",
@@ -89,7 +89,7 @@ def measured(options):
     """Runs everyone; returns the results of each number of threads, or None if it only built."""
     shape = gguf.Shape(options.config)
     everyone = chosen(contestants.everyone(), options.only)
-    tests = chosen(contestants.tests(options.quick), options.tests)
+    tests = chosen(contestants.tests(options.quick, len(options.threads) > 1), options.tests)
     shop = build.Workshop(options.folder, jobs=available_cores())
     ready, missing = measure.prepare(everyone, shop, options, shape)
     try:

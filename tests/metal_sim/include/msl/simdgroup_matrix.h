@@ -104,17 +104,18 @@ METAL_FUNC void simdgroup_multiply_accumulate(
   d.elements[1] = D(y);
 }
 #else
+/** The lane that holds element (row, column): the inverse of `matrix_row` and `matrix_column`. */
+METAL_FUNC uint matrix_lane(uint row, uint column) {
+  return (row & 4) * 4 + (column & 4) * 2 + (row & 3) * 2 + column / 2 % 2;
+}
+
 /** Element (row, column) of what the lanes show. */
 template <class T>
 MSL_UNWATCHED T matrix_at(const uchar* slots, uint row, uint column) {
-  for (uint lane = 0; lane < simd_width; lane++) {
-    if (matrix_row(lane) == row && matrix_column(lane) == (column & ~1u)) {
-      T value;
-      __builtin_memcpy(&value, slots + slot_bytes * lane + sizeof(T) * (column & 1), sizeof(T));
-      return value;
-    }
-  }
-  return T(0);
+  T value;
+  const uint at = slot_bytes * matrix_lane(row, column) + sizeof(T) * (column % 2);
+  __builtin_memcpy(&value, slots + at, sizeof(T));
+  return value;
 }
 
 template <class A, class B>
