@@ -349,10 +349,12 @@ fn attention_within_limits() -> Checked {
                             assert!(plan.threadgroup_bytes.is_multiple_of(16), "{what}");
                         }
                         let groups: u64 = plans[0].grid.iter().map(|&n| u64::from(n)).product();
-                        // The rows of a key-value head, and the keys, are split if that fills a
-                        // GPU.
-                        assert!(groups >= (batch * kv_heads) as u64, "{what}");
-                        assert!(plans.len() == 1 || keys > 1024 && groups < 4096, "{what}");
+                        // The rows of a key-value head, and long keys, are split, each head like
+                        // every other.
+                        let heads = (batch * kv_heads) as u64;
+                        assert!(groups >= heads, "{what}");
+                        let may_split = keys > 1024 && groups <= 1024 * heads;
+                        assert!(plans.len() == 1 || may_split, "{what}");
                         assert!(keys < 4096 || groups >= 16, "{what}");
                     }
                 }

@@ -18,14 +18,14 @@ const TYPES: [Dtype; 3] = [Dtype::Float32, Dtype::Float16, Dtype::Bfloat16];
 fn some_heads_of_attention() -> Checked {
     const GROUP: i32 = 2;
     // One query, a few, and a tile; keys in one piece and in several.
-    for (queries, keys) in [(1, 300), (1, 1500), (3, 1100), (20, 1100)] {
+    for (queries, keys) in [(1, 300), (1, 1500), (20, 1100)] {
         for dtype in TYPES {
             let q = random(&[1, 4 * GROUP, queries, 64], dtype, 1)?;
             let [k, v] = [2, 3].map(|seed| random(&[1, 4, keys, 64], dtype, seed));
             let (k, v) = (k?, v?);
             let options = Attention { causal: true, ..Attention::default() };
             let whole = ops::attention(&q, &k, &v, options)?;
-            for heads in [0..1, 1..3, 3..4] {
+            for heads in [0..1, 1..4] {
                 let what = format!("{queries} queries, {keys} keys, {dtype:?}, {heads:?}");
                 let of_queries = heads.start * GROUP..heads.end * GROUP;
                 let own = |x: &Array, heads: &Range<i32>| x.slice_axis(1, heads.clone());
@@ -40,12 +40,12 @@ fn some_heads_of_attention() -> Checked {
 
 #[test]
 fn one_text_of_a_batch() -> Checked {
-    for queries in [1, 20] {
-        let q = random(&[3, 4, queries, 64], Dtype::Bfloat16, 1)?;
-        let [k, v] = [2, 3].map(|seed| random(&[3, 2, 1500, 64], Dtype::Bfloat16, seed));
+    for queries in [1, 9] {
+        let q = random(&[2, 4, queries, 64], Dtype::Bfloat16, 1)?;
+        let [k, v] = [2, 3].map(|seed| random(&[2, 2, 1500, 64], Dtype::Bfloat16, seed));
         let (k, v) = (k?, v?);
         let together = ops::attention(&q, &k, &v, Attention::default())?;
-        for text in 0..3 {
+        for text in 0..2 {
             let one = |x: &Array| x.slice_axis(0, text..text + 1);
             let alone = ops::attention(&one(&q)?, &one(&k)?, &one(&v)?, Attention::default())?;
             assert_same(&alone, &one(&together)?, &format!("{queries} queries, text {text}"))?;
@@ -54,14 +54,14 @@ fn one_text_of_a_batch() -> Checked {
     Ok(())
 }
 
-/// The columns that three ranks hold, on both sides of the sizes at which plans change.
-const COLUMNS: i32 = 2304;
-const CUTS: [Range<i32>; 3] = [0..1248, 1248..1280, 1280..COLUMNS];
+/// The columns that two ranks hold, on both sides of the sizes at which plans change.
+const COLUMNS: i32 = 2144;
+const CUTS: [Range<i32>; 2] = [0..2112, 2112..COLUMNS];
 
 #[test]
 fn some_columns_of_products() -> Checked {
     for dtype in TYPES {
-        for (rows, depth) in [(1, 1024), (4, 128), (40, 128)] {
+        for (rows, depth) in [(1, 1024), (4, 128), (33, 128)] {
             let w = random(&[COLUMNS, depth], dtype, 1)?;
             let x = random(&[rows, depth], dtype, 2)?;
             let whole = ops::linear(&x, &w, Linear::default())?;

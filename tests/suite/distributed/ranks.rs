@@ -1,12 +1,12 @@
 //! Ranks as child processes: this binary, told its role.
 
-use std::collections::BTreeSet;
 use std::fs;
 use std::io::Write as _;
 use std::net::TcpListener;
+use std::ops::Range;
 use std::os::unix::process::ExitStatusExt;
 use std::process::{Child, Command, Stdio};
-use std::sync::{Arc, LazyLock, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -21,16 +21,36 @@ pub const TIMEOUT: &str = "MLX_PRIMITIVES_TEST_TIMEOUT";
 /// How long a rank may take to end, on a machine with much other work.
 pub const LIMIT: Duration = Duration::from_secs(100);
 
-/// A port that nothing uses, and that the system gives to no connection by itself.
+/// The number of ports in a block.
+const BLOCK: u16 = 50;
+
+/// Blocks of ports. A process that listens at a block's first port may give the others to ranks; it
+/// listens until it ends, so that suites that run at the same time share no port.
+struct Blocks {
+    claims: Vec<TcpListener>,
+    left: Range<u16>,
+}
+
+/// A port that nothing uses, that no other suite hands out, and that the system gives to no
+/// connection by itself.
 pub fn free_port() -> u16 {
-    static USED: LazyLock<Mutex<BTreeSet<u16>>> = LazyLock::new(Mutex::default);
-    loop {
-        let port = fastrand::u16(12_000..32_000);
-        let free = TcpListener::bind(("127.0.0.1", port)).is_ok();
-        if free && USED.lock().unwrap_or_else(PoisonError::into_inner).insert(port) {
-            return port;
+    static BLOCKS: Mutex<Blocks> = Mutex::new(Blocks { claims: Vec::new(), left: 0..0 });
+    let listen = |port| TcpListener::bind(("127.0.0.1", port));
+    let mut blocks = BLOCKS.lock().unwrap_or_else(PoisonError::into_inner);
+    for _ in 0..10_000 {
+        if let Some(port) = blocks.left.next() {
+            if listen(port).is_ok() {
+                return port;
+            }
+            continue;
+        }
+        let first = BLOCK * fastrand::u16(12_000 / BLOCK..32_000 / BLOCK);
+        if let Ok(claim) = listen(first) {
+            blocks.claims.push(claim);
+            blocks.left = first + 1..first + BLOCK;
         }
     }
+    panic!("nearly all ports between 12000 and 32000 are in use");
 }
 
 /// The host file of ranks at these ports.
