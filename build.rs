@@ -4,6 +4,8 @@
 //! Never uses the network: `scripts/build_metal.sh` installs missing tools in a clone, and errors
 //! tell users of the package what to install.
 
+#[path = "build_cuda.rs"]
+mod cuda;
 #[path = "src/hash.rs"]
 mod hash;
 
@@ -23,7 +25,7 @@ fn main() -> Result<()> {
     let root = PathBuf::from(env::var("CARGO_MANIFEST_DIR")?);
     // The metallib is looked up at run time. Watching a missing file would rebuild everything each
     // time.
-    let watched = ["build.rs", "src/ffi", "cpp", "metal", "cmake"];
+    let watched = ["build.rs", "build_cuda.rs", "src/ffi", "cpp", "metal", "cmake"];
     for path in watched.into_iter().chain(simulates_metal().then_some(STAND_IN)) {
         println!("cargo::rerun-if-changed={path}");
     }
@@ -109,18 +111,24 @@ impl Mlx {
                 format!("MLX_DIR={} holds no MLX (include/mlx/version.h)", dir.display())
             })?;
             ensure!(mlx.is_on(&line), "MLX_DIR holds MLX {}, but {line}.x is needed", mlx.version);
+            ensure!(
+                mlx.has_backend(),
+                "MLX_DIR holds MLX {} without CUDA, but the feature cuda needs mlx-cuda-13 or mlx-cuda-12 {line}.x",
+                mlx.version
+            );
             return Ok(mlx);
         }
         let mut refused = Vec::new();
+        let own = if cuda::is_on() { ".mlx/cuda/mlx" } else { ".mlx/python/mlx" };
         let mut candidates = vec![
-            root.join(".mlx/python/mlx"),
+            root.join(own),
             PathBuf::from("/opt/homebrew/opt/mlx"),
             PathBuf::from("/usr/local/opt/mlx"),
         ];
         candidates.extend(python_prefix());
         for prefix in candidates {
             match Self::at(&prefix) {
-                Some(mlx) if mlx.is_on(&line) => return Ok(mlx),
+                Some(mlx) if mlx.is_on(&line) && mlx.has_backend() => return Ok(mlx),
                 Some(mlx) => refused.push(format!("MLX {} in {}", mlx.version, prefix.display())),
                 None => {}
             }
@@ -129,7 +137,11 @@ impl Mlx {
             [] => String::new(),
             found => format!(" (found only {})", found.join(", ")),
         };
-        let advice = if root.join(SCRIPT).is_file() {
+        let advice = if cuda::is_on() && root.join(SCRIPT).is_file() {
+            format!("run {SCRIPT} --cuda")
+        } else if cuda::is_on() {
+            format!("run `python3 -m pip install \"mlx[cuda13]=={}\"`", pinned.trim())
+        } else if root.join(SCRIPT).is_file() {
             format!("run {SCRIPT}")
         } else if env::var("CARGO_CFG_TARGET_OS")? == "macos" {
             format!("run `brew install mlx` or `python3 -m pip install mlx=={}`", pinned.trim())
@@ -137,8 +149,9 @@ impl Mlx {
             format!("run `python3 -m pip install \"mlx[cpu]=={}\"`", pinned.trim())
         };
         bail!(
-            "MLX {line}.x was not found{seen}: {advice}, or set MLX_DIR to the folder of an installed MLX that \
-             holds include/mlx/version.h"
+            "MLX {line}.x {}was not found{seen}: {advice}, or set MLX_DIR to the folder of an installed MLX that \
+             holds include/mlx/version.h",
+            if cuda::is_on() { "with CUDA " } else { "" }
         )
     }
 
@@ -154,6 +167,11 @@ impl Mlx {
 
     fn is_on(&self, line: &str) -> bool {
         self.version.strip_prefix(line).is_some_and(|patch| patch.starts_with('.'))
+    }
+
+    /// Whether this MLX was built for CUDA, if the feature asks for it.
+    fn has_backend(&self) -> bool {
+        !cuda::is_on() || cuda::header(&self.prefix).is_file()
     }
 
     fn header(&self) -> PathBuf {
@@ -255,6 +273,15 @@ fn build_cpp(root: &Path, mlx: &Mlx, cmake: &Path) -> Result<()> {
         .define("SCRIPT_METALLIB", metallib_of_script(root))
         .define("SIMULATE_METAL", if simulates_metal() { "ON" } else { "OFF" })
         .define("CMAKE_EXPORT_COMPILE_COMMANDS", "ON");
+
+    if cuda::is_on() {
+        config.define("CUDA", "ON").define("CUDA_INCLUDE", cuda::include(&mlx.prefix)?);
+        println!("cargo::rustc-link-arg=-Wl,--allow-shlib-undefined");
+        if let Some(folder) = cuda::stand_ins(&mlx.lib().join("libmlx.so"))? {
+            println!("cargo::rustc-link-search=native={}", folder.display());
+            config.env("LD_LIBRARY_PATH", folder);
+        }
+    }
 
     // The oldest macOS that MLX's wheels support; Rust's default is older.
     if env::var("CARGO_CFG_TARGET_OS")? == "macos" {

@@ -1,0 +1,82 @@
+//! The feature `cuda` in the build script: CUDA's headers, and stand-ins for the libraries of a
+//! driver that the building machine lacks.
+
+use std::env;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context, Result, bail, ensure};
+
+/// Whether the feature is on. Only Linux has CUDA.
+pub fn is_on() -> bool {
+    env::var_os("CARGO_FEATURE_CUDA").is_some()
+        && env::var("CARGO_CFG_TARGET_OS").is_ok_and(|os| os == "linux")
+}
+
+/// The header that tells MLX's CUDA wheels from others.
+pub fn header(prefix: &Path) -> PathBuf {
+    prefix.join("include/mlx/backend/cuda/device.h")
+}
+
+/// The folder of cuda_runtime.h: of the wheels beside MLX, or of a CUDA toolkit.
+pub fn include(prefix: &Path) -> Result<PathBuf> {
+    let beside = prefix.parent().unwrap_or(prefix).join("nvidia");
+    let mut folders: Vec<PathBuf> =
+        ["cu13", "cu12", "cuda_runtime"].map(|name| beside.join(name).join("include")).into();
+    for variable in ["CUDA_HOME", "CUDA_PATH"] {
+        println!("cargo::rerun-if-env-changed={variable}");
+        folders.extend(env::var_os(variable).map(|home| Path::new(&home).join("include")));
+    }
+    folders.push(PathBuf::from("/usr/local/cuda/include"));
+    let found = folders.into_iter().find(|folder| {
+        folder.join("cuda_runtime.h").is_file() && folder.join("crt/host_defines.h").is_file()
+    });
+    found.context(
+        "CUDA's headers were not found: run scripts/build_metal.sh --cuda, or `python3 -m pip \
+         install nvidia-cuda-runtime nvidia-cuda-crt` beside MLX, or set CUDA_HOME to a CUDA toolkit",
+    )
+}
+
+/// Makes empty libraries in place of those that MLX was linked with and this machine lacks. Programs
+/// then start here and use the CPU. Cargo's `run` and `test` look for libraries in this folder.
+pub fn stand_ins(libmlx: &Path) -> Result<Option<PathBuf>> {
+    let folder = PathBuf::from(env::var("OUT_DIR")?).join("stand_ins");
+    if folder.exists() {
+        fs::remove_dir_all(&folder)?;
+    }
+    let listed = Command::new("ldd").arg(libmlx).output().context("ldd")?;
+    let listed = String::from_utf8_lossy(&listed.stdout).into_owned();
+    let missing: Vec<&str> = listed
+        .lines()
+        .filter(|line| line.contains("not found"))
+        .filter_map(|line| line.split_whitespace().next())
+        .filter(|name| name.contains(".so"))
+        .collect();
+    if missing.is_empty() {
+        return Ok(None);
+    }
+    let known = ["cublas", "cuda", "cudnn", "cufft", "cusolver", "nccl", "nvrtc"];
+    let other = missing.iter().find(|name| !known.iter().any(|part| name.contains(part)));
+    if let Some(other) = other {
+        bail!("{} needs {other}, which is not installed", libmlx.display());
+    }
+    fs::create_dir_all(&folder)?;
+    let source = folder.join("empty.c");
+    fs::write(&source, "typedef int empty;\n")?;
+    for name in missing {
+        // The version that libmlx asks for, or the system warns at each start.
+        let versions = folder.join(format!("{name}.versions"));
+        fs::write(&versions, format!("{name} {{ global: *; }};\n"))?;
+        let ran = Command::new(env::var_os("CC").unwrap_or_else(|| "cc".into()))
+            .args(["-shared", "-fPIC", "-nostdlib", "-o"])
+            .arg(folder.join(name))
+            .arg(format!("-Wl,-soname,{name}"))
+            .arg(format!("-Wl,--version-script,{}", versions.display()))
+            .arg(&source)
+            .status()
+            .context("the C compiler `cc`, which CC may name")?;
+        ensure!(ran.success(), "the C compiler did not make a stand-in for {name}");
+    }
+    Ok(Some(folder))
+}

@@ -1,0 +1,104 @@
+//! Compiles kernels by NVRTC, which needs no GPU. Where NVRTC is not installed, the tests say so
+//! and pass, unless `MLX_PRIMITIVES_NEED_NVRTC` is set.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use mlx_primitives_build::flatten;
+use mlx_primitives_cuda::{Bound, Report, Request, compile_uncached, kernels};
+
+const NEEDED: &str = "MLX_PRIMITIVES_NEED_NVRTC";
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
+}
+
+fn is_installed() -> bool {
+    mlx_primitives_cuda::search_in(root().join(".mlx/cuda/nvidia/cu13/lib"));
+    match mlx_primitives_cuda::Nvrtc::get() {
+        Ok(_) => true,
+        Err(error) => {
+            assert!(std::env::var_os(NEEDED).is_none(), "{error}");
+            eprintln!("not run: {error}");
+            false
+        }
+    }
+}
+
+/// Each kernel of `metal/` with the source that holds it.
+fn all() -> Vec<(String, String)> {
+    let mut found = Vec::new();
+    let folder = root().join("metal");
+    for entry in std::fs::read_dir(folder).expect("metal/") {
+        let path = entry.expect("an entry").path();
+        if path.extension().is_some_and(|kind| kind == "metal") {
+            let source = flatten(&path, &[]).expect("a source");
+            for name in kernels(&source).expect("kernels") {
+                found.push((name, source.clone()));
+            }
+        }
+    }
+    found.sort();
+    found
+}
+
+fn bound() -> Vec<Bound> {
+    (0..32).map(Bound::as_declared).collect()
+}
+
+fn compile_all(architecture: u32, names: Option<&str>) -> BTreeMap<String, Report> {
+    let kernels: Vec<_> = all()
+        .into_iter()
+        .filter(|(name, _)| names.is_none_or(|part| name.contains(part)))
+        .collect();
+    let (next, reports) = (AtomicUsize::new(0), Mutex::new(BTreeMap::new()));
+    let faults = Mutex::new(Vec::new());
+    let bound = bound();
+    let threads = std::thread::available_parallelism().map_or(1, usize::from);
+    std::thread::scope(|scope| {
+        for _ in 0..threads {
+            scope.spawn(|| {
+                while let Some((name, source)) = kernels.get(next.fetch_add(1, Ordering::Relaxed)) {
+                    let request =
+                        Request { source, kernel: name, bound: &bound, ..Request::default() };
+                    match compile_uncached(&request, architecture) {
+                        Ok((_, report)) => {
+                            reports.lock().expect("reports").insert(name.clone(), report);
+                        }
+                        Err(error) => {
+                            faults.lock().expect("faults").push(format!("{name}: {error}"))
+                        }
+                    }
+                }
+            });
+        }
+    });
+    let faults = faults.into_inner().expect("faults");
+    assert!(faults.is_empty(), "{}", faults.join("\n"));
+    reports.into_inner().expect("reports")
+}
+
+/// Compiles those that the variable `MLX_PRIMITIVES_CUDA_KERNELS` selects, all if it is not set, for
+/// the architectures in `MLX_PRIMITIVES_CUDA_ARCHITECTURES`.
+#[test]
+fn every_kernel_compiles() {
+    if !is_installed() {
+        return;
+    }
+    let names = std::env::var("MLX_PRIMITIVES_CUDA_KERNELS").ok();
+    let chosen = std::env::var("MLX_PRIMITIVES_CUDA_ARCHITECTURES");
+    let chosen = chosen.unwrap_or_else(|_| "75 80 90 120".to_owned());
+    for architecture in chosen.split_whitespace().map(|text| text.parse().expect("a number")) {
+        let start = std::time::Instant::now();
+        let reports = compile_all(architecture, names.as_deref());
+        assert!(!reports.is_empty());
+        let slow = reports.iter().filter(|(_, one)| one.stack > 0 || one.spilled > 0);
+        for (name, report) in slow {
+            eprintln!("sm_{architecture} {name}: {report:?}");
+        }
+        let seconds = start.elapsed().as_secs();
+        eprintln!("sm_{architecture}: {} kernels in {seconds} s", reports.len());
+    }
+}
