@@ -56,8 +56,8 @@ std::string key_of(const Dispatch& dispatch, int device) {
 
 std::unique_ptr<CudaKernel> load(const Dispatch& dispatch, uint32_t architecture) {
   std::string source = dispatch.library
-      ? dispatch.library->source()
-      : embedded_metal_source(dispatch.stem, dispatch.launch.kernel);
+                           ? dispatch.library->source()
+                           : embedded_metal_source(dispatch.stem, dispatch.launch.kernel);
   auto all = bound(dispatch);
   std::vector<bridge::CudaConstant> constants;
   for (const auto& constant : dispatch.constants) {

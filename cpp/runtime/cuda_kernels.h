@@ -14,10 +14,10 @@ namespace mlx_primitives {
 void* cuda_driver_function(const char* name);
 
 /** Calls a function of CUDA's driver by its type in cuda.h; throws if it fails. */
-#define CUDA_DRIVER(FUNCTION, ...)                                                                \
-  ::mlx_primitives::check_cuda(                                                                   \
-      #FUNCTION,                                                                                  \
-      reinterpret_cast<decltype(&FUNCTION)>(::mlx_primitives::cuda_driver_function(#FUNCTION))(   \
+#define CUDA_DRIVER(FUNCTION, ...)                                                              \
+  ::mlx_primitives::check_cuda(                                                                 \
+      #FUNCTION,                                                                                \
+      reinterpret_cast<decltype(&FUNCTION)>(::mlx_primitives::cuda_driver_function(#FUNCTION))( \
           __VA_ARGS__))
 
 void check_cuda(const char* function, CUresult result);

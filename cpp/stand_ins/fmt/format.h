@@ -1,4 +1,5 @@
-// Stands in for {fmt}: MLX's header lru_cache.h includes it, and MLX's CUDA wheel does not contain it.
+// Stands in for {fmt}: MLX's header lru_cache.h includes it, and MLX's CUDA wheel does not contain
+// it.
 #pragma once
 
 #include <string>

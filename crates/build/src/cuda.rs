@@ -9,6 +9,7 @@ mod instances;
 mod loops;
 mod signature;
 mod storage;
+mod wide;
 
 use std::fmt;
 use std::path::Path;
@@ -18,7 +19,7 @@ pub use signature::Argument;
 use crate::tokens::Tokens;
 
 /// The name and text of each header that the rewritten source includes.
-pub const HEADERS: [(&str, &str); 22] = {
+pub const HEADERS: [(&str, &str); 23] = {
     const ALIAS: &str = "#include <metal_stdlib>\n";
     [
         ("metal_stdlib", include_str!("../include/metal_stdlib")),
@@ -29,6 +30,7 @@ pub const HEADERS: [(&str, &str); 22] = {
         ("msl/simdgroup_matrix.h", include_str!("../include/msl/simdgroup_matrix.h")),
         ("msl/atomic.h", include_str!("../include/msl/atomic.h")),
         ("msl/places.h", include_str!("../include/msl/places.h")),
+        ("msl/wide.h", include_str!("../include/msl/wide.h")),
         ("metal_atomic", ALIAS),
         ("metal_common", ALIAS),
         ("metal_compute", ALIAS),
@@ -195,6 +197,7 @@ pub fn rewrite(request: &Request) -> Result<Kernel, Fault> {
         return Err(Fault { file: String::new(), line: 0, text });
     };
     storage::threadgroup_variables(&mut source);
+    wide::pointers(&mut source.tokens);
     let arguments = signature::rewrite(&mut source, &functions, &chosen.name, request)?;
     loops::unroll(&mut source.tokens);
     Ok(Kernel { text: source.tokens.text(), expression, arguments })

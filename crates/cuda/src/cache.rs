@@ -1,4 +1,5 @@
-//! Compiled kernels on disk. A file holds the name of the kernel, a zero byte and the machine code.
+//! Compiled kernels on disk. A file holds the name of the kernel, its resources, a zero byte and the
+//! machine code.
 //! The cache is a convenience: where it cannot be read or written, kernels are compiled.
 
 use std::env;
@@ -8,6 +9,8 @@ use std::process;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use mlx_primitives_build::cuda::{HEADERS, Kernel};
+
+use crate::report::Report;
 
 const VARIABLE: &str = "MLX_PRIMITIVES_CUDA_CACHE";
 /// Changes if the content of the files does.
@@ -49,24 +52,32 @@ fn path(key: &str) -> Option<PathBuf> {
     Some(folder()?.join(format!("{key}.cubin")))
 }
 
-/// The symbol and the machine code.
-pub(crate) fn find(key: &str) -> Option<(String, Vec<u8>)> {
-    let mut bytes = fs::read(path(key)?).ok()?;
+/// The symbol, the resources and the machine code.
+pub(crate) fn find(key: &str) -> Option<(String, Report, Vec<u8>)> {
+    let bytes = fs::read(path(key)?).ok()?;
     let end = bytes.iter().position(|&byte| byte == 0)?;
-    let code = bytes.split_off(end + 1);
-    bytes.pop();
-    let symbol = String::from_utf8(bytes).ok()?;
+    let words = std::str::from_utf8(&bytes[..end]).ok()?;
+    let words: Vec<&str> = words.split(' ').collect();
+    let [symbol, registers, stack, spilled] = words[..] else { return None };
+    let report = Report {
+        registers: registers.parse().ok()?,
+        stack: stack.parse().ok()?,
+        spilled: spilled.parse().ok()?,
+    };
     // A file that another program cut short is not taken for a kernel.
-    (!symbol.is_empty() && code.starts_with(b"\x7fELF")).then_some((symbol, code))
+    let code = &bytes[end + 1..];
+    code.starts_with(b"\x7fELF").then(|| (symbol.to_owned(), report, code.to_owned()))
 }
 
-pub(crate) fn keep(key: &str, symbol: &str, code: &[u8]) {
+pub(crate) fn keep(key: &str, symbol: &str, report: Report, code: &[u8]) {
     static DRAFTS: AtomicU32 = AtomicU32::new(0);
     let Some(path) = path(key) else { return };
     let Some(folder) = path.parent() else { return };
     let number = DRAFTS.fetch_add(1, Ordering::Relaxed);
     let draft = folder.join(format!("{key}.{}.{number}", process::id()));
-    let bytes = [symbol.as_bytes(), b"\0", code].concat();
+    let Report { registers, stack, spilled } = report;
+    let head = format!("{symbol} {registers} {stack} {spilled}\0");
+    let bytes = [head.as_bytes(), code].concat();
     let written = fs::create_dir_all(folder).and_then(|()| fs::write(&draft, bytes));
     if written.and_then(|()| fs::rename(&draft, &path)).is_err() {
         let _ = fs::remove_file(&draft);

@@ -4,13 +4,15 @@
 mod cache;
 mod compile;
 mod nvrtc;
+mod report;
 
 use std::fmt;
 
 pub use cache::folder;
-pub use compile::{Cubin, Report, compile, compile_uncached};
+pub use compile::{Cubin, compile};
 pub use mlx_primitives_build::cuda::{Argument, Bound, Constant, Request, kernels};
 pub use nvrtc::{Nvrtc, is_loadable, search_in};
+pub use report::Report;
 
 /// Why a kernel was not compiled.
 #[derive(Debug)]

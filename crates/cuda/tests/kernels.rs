@@ -7,7 +7,7 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use mlx_primitives_build::flatten;
-use mlx_primitives_cuda::{Bound, Report, Request, compile_uncached, kernels};
+use mlx_primitives_cuda::{Bound, Report, Request, compile, kernels};
 
 const NEEDED: &str = "MLX_PRIMITIVES_NEED_NVRTC";
 
@@ -63,9 +63,9 @@ fn compile_all(architecture: u32, names: Option<&str>) -> BTreeMap<String, Repor
                 while let Some((name, source)) = kernels.get(next.fetch_add(1, Ordering::Relaxed)) {
                     let request =
                         Request { source, kernel: name, bound: &bound, ..Request::default() };
-                    match compile_uncached(&request, architecture) {
-                        Ok((_, report)) => {
-                            reports.lock().expect("reports").insert(name.clone(), report);
+                    match compile(&request, architecture) {
+                        Ok(made) => {
+                            reports.lock().expect("reports").insert(name.clone(), made.report);
                         }
                         Err(error) => {
                             faults.lock().expect("faults").push(format!("{name}: {error}"))
@@ -78,6 +78,11 @@ fn compile_all(architecture: u32, names: Option<&str>) -> BTreeMap<String, Repor
     let faults = faults.into_inner().expect("faults");
     assert!(faults.is_empty(), "{}", faults.join("\n"));
     reports.into_inner().expect("reports")
+}
+
+/// The bytes of stack that a thread may have. CUDA's sine and cosine of large angles have a table.
+fn allowed_stack(name: &str) -> u32 {
+    if name.starts_with("mlxp_rope") { 32 } else { 0 }
 }
 
 /// Compiles those that the variable `MLX_PRIMITIVES_CUDA_KERNELS` selects, all if it is not set, for
@@ -94,10 +99,12 @@ fn every_kernel_compiles() {
         let start = std::time::Instant::now();
         let reports = compile_all(architecture, names.as_deref());
         assert!(!reports.is_empty());
-        let slow = reports.iter().filter(|(_, one)| one.stack > 0 || one.spilled > 0);
-        for (name, report) in slow {
-            eprintln!("sm_{architecture} {name}: {report:?}");
-        }
+        let slow: Vec<String> = reports
+            .iter()
+            .filter(|(name, one)| one.spilled > 0 || one.stack > allowed_stack(name))
+            .map(|(name, one)| format!("sm_{architecture} {name}: {one:?}"))
+            .collect();
+        assert!(slow.is_empty(), "{}", slow.join("\n"));
         let seconds = start.elapsed().as_secs();
         eprintln!("sm_{architecture}: {} kernels in {seconds} s", reports.len());
     }

@@ -22,10 +22,10 @@ METAL_FUNC void atomic_store_explicit(volatile atomic<T>* at, T value, memory_or
   *(volatile T*)&at->value = value;
 }
 
-#define MSL_ATOMIC(NAME, CALL)                                                         \
-  template <typename T>                                                                \
-  METAL_FUNC T NAME(volatile atomic<T>* at, T value, memory_order) {                   \
-    return CALL((T*)&at->value, value);                                                \
+#define MSL_ATOMIC(NAME, CALL)                                       \
+  template <typename T>                                              \
+  METAL_FUNC T NAME(volatile atomic<T>* at, T value, memory_order) { \
+    return CALL((T*)&at->value, value);                              \
   }
 
 MSL_ATOMIC(atomic_exchange_explicit, ::atomicExch)

@@ -1,11 +1,13 @@
 // Functions of floats. Those of `precise` and those without a namespace are CUDA's accurate ones.
 #pragma once
 
+#include "msl/types.h"
+
 namespace metal {
 
-#define MSL_UNARY(NAME, CALL)           \
-  METAL_FUNC float NAME(float x) {      \
-    return CALL(x);                     \
+#define MSL_UNARY(NAME, CALL)      \
+  METAL_FUNC float NAME(float x) { \
+    return CALL(x);                \
   }
 
 namespace precise {

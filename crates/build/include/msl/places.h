@@ -1,6 +1,8 @@
 // The values that tell a thread where it is.
 #pragma once
 
+#include "msl/types.h"
+
 namespace msl {
 
 typedef ::metal::vec<unsigned, 3> Three;
@@ -40,9 +42,9 @@ METAL_FUNC T as(unsigned from) {
 }
 
 // A SIMD group is a warp. Where a source uses simdgroup_matrix, lanes have other numbers than in
-// CUDA: those of which Metal's places of a matrix's elements are the places in mma's accumulator. In
-// Metal, row bits 2, 1, 0 of an element are lane bits 4, 2, 1 and column bits 2, 1 are lane bits 3, 0;
-// in CUDA they are lane bits 4, 3, 2 and 1, 0.
+// CUDA: those of which Metal's places of a matrix's elements are the places in mma's accumulator.
+// In Metal, row bits 2, 1, 0 of an element are lane bits 4, 2, 1 and column bits 2, 1 are lane bits
+// 3, 0; in CUDA they are lane bits 4, 3, 2 and 1, 0.
 #ifdef MSL_MATRIX_LANES
 METAL_FUNC unsigned metal_lane(unsigned cuda) {
   return (cuda & 17) | (cuda & 8) >> 1 | (cuda & 4) >> 1 | (cuda & 2) << 2;

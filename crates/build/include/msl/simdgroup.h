@@ -1,6 +1,8 @@
 // Exchanges between the lanes of a SIMD group, and barriers.
 #pragma once
 
+#include "msl/places.h"
+
 namespace msl {
 
 constexpr unsigned ALL_LANES = 0xffffffffu;
@@ -115,9 +117,8 @@ template <typename T>
 METAL_FUNC T simd_shuffle_xor(T x, ushort mask) {
   // The numbers differ by a permutation of bits, which an exclusive or passes through.
   const unsigned by = ::msl::cuda_lane(mask & 31);
-  return ::msl::each_word(x, [by](unsigned word) {
-    return __shfl_xor_sync(::msl::ALL_LANES, word, by);
-  });
+  return ::msl::each_word(
+      x, [by](unsigned word) { return __shfl_xor_sync(::msl::ALL_LANES, word, by); });
 }
 template <typename T>
 METAL_FUNC T simd_shuffle_down(T x, ushort delta) {

@@ -2,6 +2,8 @@
 // compiled with MSL_MATRIX_LANES, so that a lane's elements are those of mma's accumulator.
 #pragma once
 
+#include "msl/simdgroup.h"
+
 #ifdef MSL_MATRIX_LANES
 
 namespace metal {
@@ -53,13 +55,13 @@ METAL_FUNC unsigned transposed(unsigned matrix) {
 }
 
 // Multiplies 16 by 8 with 8 by 8. The lower eight rows are zeros.
-#define MSL_MMA(TYPE)                                                                            \
-  float unused[2];                                                                               \
-  asm volatile("mma.sync.aligned.m16n8k8.row.col.f32." TYPE "." TYPE                             \
-               ".f32 {%0, %1, %2, %3}, {%4, %5}, {%6}, {%7, %8, %9, %9};"                        \
-               : "=f"(d.own[0]), "=f"(d.own[1]), "=f"(unused[0]), "=f"(unused[1])                \
-               : "r"(both(a)), "r"(0u), "r"(transposed(both(b))), "f"(c.own[0]), "f"(c.own[1]), \
-                 "f"(0.0f))
+#define MSL_MMA(TYPE)                                                    \
+  float unused[2];                                                       \
+  asm volatile(                                                          \
+      "mma.sync.aligned.m16n8k8.row.col.f32." TYPE "." TYPE              \
+      ".f32 {%0, %1, %2, %3}, {%4, %5}, {%6}, {%7, %8, %9, %9};"         \
+      : "=f"(d.own[0]), "=f"(d.own[1]), "=f"(unused[0]), "=f"(unused[1]) \
+      : "r"(both(a)), "r"(0u), "r"(transposed(both(b))), "f"(c.own[0]), "f"(c.own[1]), "f"(0.0f))
 
 /** Each lane computes its two elements in float32. */
 template <typename T>

@@ -72,36 +72,36 @@ struct packed_vec {
   }
 };
 
-#define MSL_VECTOR_COMMON(N)                                    \
-  typedef T element;                                            \
-  vec() = default;                                              \
-  METAL_FUNC vec(T all) {                                       \
-    _Pragma("unroll") for (int i = 0; i < N; i++) {             \
-      (*this)[i] = all;                                         \
-    }                                                           \
-  }                                                             \
-  METAL_FUNC vec(packed_vec<T, N> from) {                       \
-    _Pragma("unroll") for (int i = 0; i < N; i++) {             \
-      (*this)[i] = from[i];                                     \
-    }                                                           \
-  }                                                             \
-  template <typename U>                                         \
-  explicit METAL_FUNC vec(vec<U, N> from) {                     \
-    _Pragma("unroll") for (int i = 0; i < N; i++) {             \
-      (*this)[i] = T(from[i]);                                  \
-    }                                                           \
-  }                                                             \
-  template <typename U>                                         \
-  explicit METAL_FUNC vec(packed_vec<U, N> from) {              \
-    _Pragma("unroll") for (int i = 0; i < N; i++) {             \
-      (*this)[i] = T(from[i]);                                  \
-    }                                                           \
-  }                                                             \
-  METAL_FUNC T& operator[](uint i) {                            \
-    return (&x)[i];                                             \
-  }                                                             \
-  METAL_FUNC const T& operator[](uint i) const {                \
-    return (&x)[i];                                             \
+#define MSL_VECTOR_COMMON(N)                        \
+  typedef T element;                                \
+  vec() = default;                                  \
+  METAL_FUNC vec(T all) {                           \
+    _Pragma("unroll") for (int i = 0; i < N; i++) { \
+      (*this)[i] = all;                             \
+    }                                               \
+  }                                                 \
+  METAL_FUNC vec(packed_vec<T, N> from) {           \
+    _Pragma("unroll") for (int i = 0; i < N; i++) { \
+      (*this)[i] = from[i];                         \
+    }                                               \
+  }                                                 \
+  template <typename U>                             \
+  explicit METAL_FUNC vec(vec<U, N> from) {         \
+    _Pragma("unroll") for (int i = 0; i < N; i++) { \
+      (*this)[i] = T(from[i]);                      \
+    }                                               \
+  }                                                 \
+  template <typename U>                             \
+  explicit METAL_FUNC vec(packed_vec<U, N> from) {  \
+    _Pragma("unroll") for (int i = 0; i < N; i++) { \
+      (*this)[i] = T(from[i]);                      \
+    }                                               \
+  }                                                 \
+  METAL_FUNC T& operator[](uint i) {                \
+    return (&x)[i];                                 \
+  }                                                 \
+  METAL_FUNC const T& operator[](uint i) const {    \
+    return (&x)[i];                                 \
   }
 
 template <typename T>
@@ -138,30 +138,30 @@ METAL_FUNC packed_vec<T, N>::packed_vec(vec<T, N> from) {
   }
 }
 
-#define MSL_VECTOR_OPERATOR(OP)                                                   \
-  template <typename T, int N>                                                    \
-  METAL_FUNC vec<T, N> operator OP(vec<T, N> a, vec<T, N> b) {                    \
-    vec<T, N> result;                                                             \
-    _Pragma("unroll") for (int i = 0; i < N; i++) {                               \
-      result[i] = a[i] OP b[i];                                                   \
-    }                                                                             \
-    return result;                                                                \
-  }                                                                               \
-  template <typename T, int N>                                                    \
-  METAL_FUNC vec<T, N> operator OP(vec<T, N> a, typename vec<T, N>::element b) {  \
-    return a OP vec<T, N>(b);                                                     \
-  }                                                                               \
-  template <typename T, int N>                                                    \
-  METAL_FUNC vec<T, N> operator OP(typename vec<T, N>::element a, vec<T, N> b) {  \
-    return vec<T, N>(a) OP b;                                                     \
-  }                                                                               \
-  template <typename T, int N>                                                    \
-  METAL_FUNC vec<T, N>& operator OP##=(vec<T, N>& a, vec<T, N> b) {               \
-    return a = a OP b;                                                            \
-  }                                                                               \
-  template <typename T, int N>                                                    \
+#define MSL_VECTOR_OPERATOR(OP)                                                       \
+  template <typename T, int N>                                                        \
+  METAL_FUNC vec<T, N> operator OP(vec<T, N> a, vec<T, N> b) {                        \
+    vec<T, N> result;                                                                 \
+    _Pragma("unroll") for (int i = 0; i < N; i++) {                                   \
+      result[i] = a[i] OP b[i];                                                       \
+    }                                                                                 \
+    return result;                                                                    \
+  }                                                                                   \
+  template <typename T, int N>                                                        \
+  METAL_FUNC vec<T, N> operator OP(vec<T, N> a, typename vec<T, N>::element b) {      \
+    return a OP vec<T, N>(b);                                                         \
+  }                                                                                   \
+  template <typename T, int N>                                                        \
+  METAL_FUNC vec<T, N> operator OP(typename vec<T, N>::element a, vec<T, N> b) {      \
+    return vec<T, N>(a) OP b;                                                         \
+  }                                                                                   \
+  template <typename T, int N>                                                        \
+  METAL_FUNC vec<T, N>& operator OP##=(vec<T, N>& a, vec<T, N> b) {                   \
+    return a = a OP b;                                                                \
+  }                                                                                   \
+  template <typename T, int N>                                                        \
   METAL_FUNC vec<T, N>& operator OP##=(vec<T, N>& a, typename vec<T, N>::element b) { \
-    return a = a OP vec<T, N>(b);                                                 \
+    return a = a OP vec<T, N>(b);                                                     \
   }
 
 MSL_VECTOR_OPERATOR(+)
@@ -186,7 +186,7 @@ METAL_FUNC vec<T, N> operator-(vec<T, N> a) {
   return a;
 }
 
-#define MSL_PACKED(TYPE)                       \
+#define MSL_PACKED(TYPE)                        \
   typedef packed_vec<TYPE, 2> packed_##TYPE##2; \
   typedef packed_vec<TYPE, 3> packed_##TYPE##3; \
   typedef packed_vec<TYPE, 4> packed_##TYPE##4;
