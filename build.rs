@@ -47,7 +47,8 @@ fn main() -> Result<()> {
     drop(bridge); // discards the library: CMake compiles the generated code with cpp/
     build_cpp(&root, &mlx, &cmake)?;
     kernels.map_or(Ok(()), say_of_metal)?;
-    link(&mlx)
+    link(&mlx)?;
+    if cuda::is_on() { link_for_cuda(&root, &mlx) } else { Ok(()) }
 }
 
 /// A hash of the kernels and the code that dispatches them. A package has no sources of the CPU
@@ -276,10 +277,9 @@ fn build_cpp(root: &Path, mlx: &Mlx, cmake: &Path) -> Result<()> {
 
     if cuda::is_on() {
         config.define("CUDA", "ON").define("CUDA_INCLUDE", cuda::include(&mlx.prefix)?);
-        println!("cargo::rustc-link-arg=-Wl,--allow-shlib-undefined");
-        if let Some(folder) = cuda::stand_ins(&mlx.lib().join("libmlx.so"))? {
-            println!("cargo::rustc-link-search=native={}", folder.display());
-            config.env("LD_LIBRARY_PATH", folder);
+        let missing = cuda::missing(&mlx.lib().join("libmlx.so"))?;
+        if !missing.is_empty() {
+            config.env("LD_LIBRARY_PATH", cuda::stand_ins(&missing)?);
         }
     }
 
@@ -315,5 +315,19 @@ fn link(mlx: &Mlx) -> Result<()> {
     println!("cargo::metadata=libdir={}", lib.display());
     println!("cargo::metadata=include={}", mlx.prefix.join("include").display());
     println!("cargo::metadata=mlx_version={}", mlx.version);
+    Ok(())
+}
+
+/// Programs start with or without a GPU: functions that only MLX's CUDA library has are looked up
+/// when they are called.
+fn link_for_cuda(root: &Path, mlx: &Mlx) -> Result<()> {
+    println!("cargo::rustc-link-arg=-Wl,--allow-shlib-undefined,-z,lazy");
+    let cpu = root.join(".mlx/python/mlx");
+    let same_version = Mlx::at(&cpu).is_some_and(|cpu| cpu.version == mlx.version);
+    if same_version && !cuda::missing(&mlx.lib().join("libmlx.so"))?.is_empty() {
+        let folder = cuda::without_gpu(&cpu)?;
+        // Not for the linker, but cargo adds every kind of folder to the path of the programs it runs.
+        println!("cargo::rustc-link-search=dependency={}", folder.display());
+    }
     Ok(())
 }

@@ -1,5 +1,5 @@
-//! The feature `cuda` in the build script: CUDA's headers, and stand-ins for the libraries of a
-//! driver that the building machine lacks.
+//! The feature `cuda` in the build script: CUDA's headers, and what stands in for an NVIDIA GPU's
+//! libraries on a machine without one.
 
 use std::env;
 use std::fs;
@@ -38,30 +38,30 @@ pub fn include(prefix: &Path) -> Result<PathBuf> {
     )
 }
 
-/// Makes empty libraries in place of those that MLX was linked with and this machine lacks. Programs
-/// then start here and use the CPU. Cargo's `run` and `test` look for libraries in this folder.
-pub fn stand_ins(libmlx: &Path) -> Result<Option<PathBuf>> {
-    let folder = PathBuf::from(env::var("OUT_DIR")?).join("stand_ins");
-    if folder.exists() {
-        fs::remove_dir_all(&folder)?;
-    }
+/// The libraries that libmlx was linked with and this machine lacks, because it has no NVIDIA GPU or
+/// because pip installed MLX without its dependencies.
+pub fn missing(libmlx: &Path) -> Result<Vec<String>> {
     let listed = Command::new("ldd").arg(libmlx).output().context("ldd")?;
     let listed = String::from_utf8_lossy(&listed.stdout).into_owned();
-    let missing: Vec<&str> = listed
+    let missing: Vec<String> = listed
         .lines()
         .filter(|line| line.contains("not found"))
         .filter_map(|line| line.split_whitespace().next())
         .filter(|name| name.contains(".so"))
+        .map(str::to_owned)
         .collect();
-    if missing.is_empty() {
-        return Ok(None);
-    }
     let known = ["cublas", "cuda", "cudnn", "cufft", "cusolver", "nccl", "nvrtc"];
     let other = missing.iter().find(|name| !known.iter().any(|part| name.contains(part)));
     if let Some(other) = other {
         bail!("{} needs {other}, which is not installed", libmlx.display());
     }
-    fs::create_dir_all(&folder)?;
+    Ok(missing)
+}
+
+/// Makes empty libraries in place of the missing ones, with which programs start that only ask
+/// libmlx for its version.
+pub fn stand_ins(missing: &[String]) -> Result<PathBuf> {
+    let folder = empty_folder("stand_ins")?;
     let source = folder.join("empty.c");
     fs::write(&source, "typedef int empty;\n")?;
     for name in missing {
@@ -78,5 +78,32 @@ pub fn stand_ins(libmlx: &Path) -> Result<Option<PathBuf>> {
             .context("the C compiler `cc`, which CC may name")?;
         ensure!(ran.success(), "the C compiler did not make a stand-in for {name}");
     }
-    Ok(Some(folder))
+    Ok(folder)
+}
+
+/// MLX's CUDA library does not allocate memory without a GPU. A folder with the library of MLX for
+/// CPUs, which has the same version and the same types; cargo's `run` and `test` look for libraries
+/// there. Its functions for CUDA are missing, and are not called.
+pub fn without_gpu(cpu: &Path) -> Result<PathBuf> {
+    let folder = empty_folder("without_gpu")?;
+    let mut libraries = vec![cpu.join("lib/libmlx.so")];
+    if let Ok(bundled) = fs::read_dir(cpu.with_file_name("mlx_cpu.libs")) {
+        for entry in bundled {
+            libraries.push(entry?.path());
+        }
+    }
+    for library in libraries {
+        let name = library.file_name().context("a library")?;
+        std::os::unix::fs::symlink(library.canonicalize()?, folder.join(name))?;
+    }
+    Ok(folder)
+}
+
+fn empty_folder(name: &str) -> Result<PathBuf> {
+    let folder = PathBuf::from(env::var("OUT_DIR")?).join(name);
+    if folder.exists() {
+        fs::remove_dir_all(&folder)?;
+    }
+    fs::create_dir_all(&folder)?;
+    Ok(folder)
 }

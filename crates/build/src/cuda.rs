@@ -7,6 +7,7 @@
 mod comments;
 mod instances;
 mod loops;
+mod parameters;
 mod signature;
 mod storage;
 mod wide;
