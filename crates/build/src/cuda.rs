@@ -183,7 +183,7 @@ pub fn kernels(source: &str) -> Result<Vec<String>, Fault> {
 pub fn rewrite(request: &Request) -> Result<Kernel, Fault> {
     let mut source = Source::parse(request.source);
     let instances = instances::take(&mut source)?;
-    storage::function_constants(&mut source, request.constants)?;
+    let missing = storage::function_constants(&mut source, request.constants)?;
     let functions = signature::find(&source)?;
     let instance = instances.iter().find(|instance| instance.name == request.kernel);
     let (name, expression) = match instance {
@@ -200,6 +200,14 @@ pub fn rewrite(request: &Request) -> Result<Kernel, Fault> {
     storage::threadgroup_variables(&mut source);
     wide::pointers(&mut source.tokens);
     let arguments = signature::rewrite(&mut source, &functions, &chosen.name, request)?;
+    let tokens = &source.tokens;
+    for at in 0..tokens.len() {
+        if missing.iter().any(|name| name == tokens.at(at)) {
+            let name = tokens.at(at);
+            let text = format!("the launch gives no value for the function constant {name}");
+            return Err(source.fault(at, text));
+        }
+    }
     loops::unroll(&mut source.tokens);
     Ok(Kernel { text: source.tokens.text(), expression, arguments })
 }

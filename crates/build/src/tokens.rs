@@ -123,6 +123,10 @@ impl Tokens {
         self.list.len()
     }
 
+    pub fn is_empty(&self) -> bool {
+        self.list.is_empty()
+    }
+
     /// The text of token `i`; empty past either end.
     pub fn at(&self, i: usize) -> &str {
         self.list.get(i).map_or("", |token| &token.text)

@@ -7,7 +7,7 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use mlx_primitives_build::flatten;
-use mlx_primitives_cuda::{Bound, Report, Request, compile, kernels};
+use mlx_primitives_cuda::{Argument, Bound, Constant, Report, Request, compile, kernels};
 
 const NEEDED: &str = "MLX_PRIMITIVES_NEED_NVRTC";
 
@@ -108,4 +108,50 @@ fn every_kernel_compiles() {
         let seconds = start.elapsed().as_secs();
         eprintln!("sm_{architecture}: {} kernels in {seconds} s", reports.len());
     }
+}
+
+/// Kernels as users write them: instantiated by their macros, with a reference to a number, with
+/// function constants.
+#[test]
+fn kernels_of_users_compile() {
+    if !is_installed() {
+        return;
+    }
+    let folder = root().join("tests/suite/custom");
+    let constants: Vec<Constant> =
+        (0..8).map(|index| Constant { index, data_type: 33, bits: 3 }).collect();
+    let bound = bound();
+    for file in ["kernels.metal", "shifted.metal"] {
+        let source = flatten(folder.join(file), &[]).expect("a source");
+        let names = kernels(&source).expect("kernels");
+        assert!(!names.is_empty(), "{file}");
+        for name in names {
+            for counts_threads in [false, true] {
+                let request = Request {
+                    source: &source,
+                    kernel: &name,
+                    bound: &bound,
+                    constants: &constants,
+                    counts_threads,
+                };
+                let made = compile(&request, 80);
+                let made = made.unwrap_or_else(|error| panic!("{file}, {name}: {error}"));
+                assert_eq!(made.arguments.contains(&Argument::Grid), counts_threads);
+            }
+        }
+    }
+}
+
+#[test]
+fn an_error_names_the_file_and_the_line() {
+    if !is_installed() {
+        return;
+    }
+    let source = "#line 1 \"mine.metal\"\n#include <metal_stdlib>\nusing namespace metal;\n\n\
+                  kernel void f(\n  device float* x [[buffer(0)]],\n  \
+                  uint i [[thread_position_in_grid]]) {\n  x[i] = unknown;\n}\n";
+    let bound = bound();
+    let request = Request { source, kernel: "f", bound: &bound, ..Request::default() };
+    let error = compile(&request, 90).expect_err("an unknown name").to_string();
+    assert!(error.contains("mine.metal(7): error: identifier \"unknown\""), "{error}");
 }

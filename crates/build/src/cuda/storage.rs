@@ -22,7 +22,12 @@ pub(super) fn threadgroup_variables(source: &mut Source) {
 }
 
 /// Gives function constants their values and makes constants of the program compile-time ones.
-pub(super) fn function_constants(source: &mut Source, constants: &[Constant]) -> Result<(), Fault> {
+/// Returns the names of function constants without a value, which a kernel may have but not use.
+pub(super) fn function_constants(
+    source: &mut Source,
+    constants: &[Constant],
+) -> Result<Vec<String>, Fault> {
+    let mut missing = Vec::new();
     let mut depth = 0;
     let mut i = 0;
     while i < source.tokens.len() {
@@ -30,13 +35,13 @@ pub(super) fn function_constants(source: &mut Source, constants: &[Constant]) ->
             "{" if !opens_namespace(source, i) => depth += 1,
             "}" if depth > 0 => depth -= 1,
             "constant" if depth == 0 && begins_statement(source, i) => {
-                i = constant(source, i, constants)?
+                i = constant(source, i, constants, &mut missing)?
             }
             _ => {}
         }
         i += 1;
     }
-    Ok(())
+    Ok(missing)
 }
 
 fn begins_statement(source: &Source, i: usize) -> bool {
@@ -52,7 +57,12 @@ fn opens_namespace(source: &Source, brace: usize) -> bool {
 }
 
 /// Rewrites the declaration at `constant` and returns its last token.
-fn constant(source: &mut Source, start: usize, values: &[Constant]) -> Result<usize, Fault> {
+fn constant(
+    source: &mut Source,
+    start: usize,
+    values: &[Constant],
+    missing: &mut Vec<String>,
+) -> Result<usize, Fault> {
     let tokens = &source.tokens;
     let Some(end) = (start..tokens.len()).find(|&k| matches!(tokens.at(k), ";" | "{" | "(")) else {
         return Ok(start);
@@ -73,8 +83,9 @@ fn constant(source: &mut Source, start: usize, values: &[Constant]) -> Result<us
     let index: Option<u32> = tokens.at(attribute + 2).parse().ok();
     let value = values.iter().find(|value| Some(value.index) == index);
     let Some(value) = value else {
-        let text = format!("the launch gives no value for the function constant {name}");
-        return Err(source.fault(start, text));
+        missing.push(name);
+        source.tokens.blank(start..close + 1);
+        return Ok(close);
     };
     let Some(literal) = literal(value) else {
         let text = format!("the function constant {name} has a type that only Metal knows");
@@ -143,7 +154,11 @@ mod tests {
         ] {
             assert!(text.contains(part), "{part}: {text}");
         }
-        let missing = rewrite(&Request { constants: &[], ..request }).unwrap_err();
+        // Those that the kernel does not use need no value.
+        let none = Request { constants: &[], ..request.clone() };
+        assert!(!rewrite(&none).unwrap().text.contains("width"));
+        let used = source.replace("threadgroup float x[4]", "threadgroup float x[width]");
+        let missing = rewrite(&Request { source: &used, ..none }).unwrap_err();
         assert!(missing.text.contains("no value for the function constant width"), "{missing}");
     }
 }
