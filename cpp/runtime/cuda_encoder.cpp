@@ -26,6 +26,11 @@ class CudaEncoder : public Encoder {
  public:
   explicit CudaEncoder(const mx::Stream& stream) : to_(mx::cu::get_command_encoder(stream)) {}
 
+  /** On an H200, rows of 4096 elements took less time in groups of 512 threads than of 1024. */
+  uint32_t most_threads() const override {
+    return 512;
+  }
+
   Kernel kernel(const Dispatch& dispatch) override {
     auto& device = to_.device();
     device.make_current();

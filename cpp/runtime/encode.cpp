@@ -49,7 +49,7 @@ void encode(
   if (!encoder) {
     encoder = metal_encoder(stream, op);
   }
-  for (uint32_t limit = MAX_THREADS;;) {
+  for (uint32_t limit = encoder->most_threads();;) {
     auto dispatches = plan(limit);
     std::vector<Kernel> kernels;
     uint32_t allowed = limit;

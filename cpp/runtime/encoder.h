@@ -23,6 +23,11 @@ class Encoder {
  public:
   virtual ~Encoder() = default;
 
+  /** The largest threadgroup that launches are planned for. */
+  virtual uint32_t most_threads() const {
+    return MAX_THREADS;
+  }
+
   /** Finds or compiles the dispatch's kernel. */
   virtual Kernel kernel(const Dispatch& dispatch) = 0;
 
