@@ -4,7 +4,7 @@
 
 use std::env;
 use std::fs;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process;
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -48,13 +48,9 @@ fn hash(parts: &[&str], start: u64) -> u64 {
     hash
 }
 
-fn path(key: &str) -> Option<PathBuf> {
-    Some(folder()?.join(format!("{key}.cubin")))
-}
-
 /// The symbol, the resources and the machine code.
-pub(crate) fn find(key: &str) -> Option<(String, Report, Vec<u8>)> {
-    let bytes = fs::read(path(key)?).ok()?;
+pub(crate) fn find(path: &Path) -> Option<(String, Report, Vec<u8>)> {
+    let bytes = fs::read(path).ok()?;
     let end = bytes.iter().position(|&byte| byte == 0)?;
     let words = std::str::from_utf8(&bytes[..end]).ok()?;
     let words: Vec<&str> = words.split(' ').collect();
@@ -69,17 +65,16 @@ pub(crate) fn find(key: &str) -> Option<(String, Report, Vec<u8>)> {
     code.starts_with(b"\x7fELF").then(|| (symbol.to_owned(), report, code.to_owned()))
 }
 
-pub(crate) fn keep(key: &str, symbol: &str, report: Report, code: &[u8]) {
+pub(crate) fn keep(path: &Path, symbol: &str, report: Report, code: &[u8]) {
     static DRAFTS: AtomicU32 = AtomicU32::new(0);
-    let Some(path) = path(key) else { return };
     let Some(folder) = path.parent() else { return };
     let number = DRAFTS.fetch_add(1, Ordering::Relaxed);
-    let draft = folder.join(format!("{key}.{}.{number}", process::id()));
+    let draft = path.with_extension(format!("{}-{number}", process::id()));
     let Report { registers, stack, spilled } = report;
     let head = format!("{symbol} {registers} {stack} {spilled}\0");
     let bytes = [head.as_bytes(), code].concat();
     let written = fs::create_dir_all(folder).and_then(|()| fs::write(&draft, bytes));
-    if written.and_then(|()| fs::rename(&draft, &path)).is_err() {
+    if written.and_then(|()| fs::rename(&draft, path)).is_err() {
         let _ = fs::remove_file(&draft);
     }
 }

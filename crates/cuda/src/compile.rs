@@ -1,5 +1,7 @@
 //! Compiles one kernel.
 
+use std::path::Path;
+
 use mlx_primitives_build::cuda::{Argument, HEADERS, Kernel, Request, rewrite};
 
 use crate::nvrtc::Nvrtc;
@@ -28,15 +30,28 @@ const MATRICES: [&str; 2] = ["simdgroup_matrix", "simdgroup_float8x8"];
 ///
 /// Returns an error if the source does not compile, or NVRTC or its headers are not installed.
 pub fn compile(request: &Request, architecture: u32) -> Result<Cubin> {
+    compile_in(cache::folder().as_deref(), request, architecture)
+}
+
+/// Compiles a kernel, with compiled kernels in another folder than [`folder`](crate::folder) or,
+/// without a folder, nowhere.
+///
+/// # Errors
+///
+/// Returns an error if the source does not compile, or NVRTC or its headers are not installed.
+pub fn compile_in(folder: Option<&Path>, request: &Request, architecture: u32) -> Result<Cubin> {
     let (nvrtc, kernel, options) = prepare(request, architecture)?;
     let key = cache::key(&kernel, &options, nvrtc.version);
-    if let Some((symbol, report, code)) = cache::find(&key) {
+    let path = folder.map(|folder| folder.join(format!("{key}.cubin")));
+    if let Some((symbol, report, code)) = path.as_deref().and_then(cache::find) {
         return Ok(Cubin { code, symbol, report, arguments: kernel.arguments });
     }
     let made = nvrtc.compile(&kernel.text, &kernel.expression, &HEADERS, &options)?;
     let report = Report::parse(&made.log)
         .ok_or_else(|| Error::Nvrtc(format!("a report that cannot be read: {}", made.log)))?;
-    cache::keep(&key, &made.symbol, report, &made.cubin);
+    if let Some(path) = path {
+        cache::keep(&path, &made.symbol, report, &made.cubin);
+    }
     Ok(Cubin { code: made.cubin, symbol: made.symbol, report, arguments: kernel.arguments })
 }
 

@@ -9,7 +9,7 @@ mod report;
 use std::fmt;
 
 pub use cache::folder;
-pub use compile::{Cubin, compile};
+pub use compile::{Cubin, compile, compile_in};
 pub use mlx_primitives_build::cuda::{Argument, Bound, Constant, Request, kernels};
 pub use nvrtc::{Nvrtc, is_loadable, search_in};
 pub use report::Report;

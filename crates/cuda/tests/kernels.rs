@@ -7,7 +7,9 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use mlx_primitives_build::flatten;
-use mlx_primitives_cuda::{Argument, Bound, Constant, Report, Request, compile, kernels};
+use mlx_primitives_cuda::{
+    Argument, Bound, Constant, Cubin, Report, Request, Result, compile_in, kernels,
+};
 
 const NEEDED: &str = "MLX_PRIMITIVES_NEED_NVRTC";
 
@@ -25,6 +27,13 @@ fn is_installed() -> bool {
             false
         }
     }
+}
+
+/// Keeps what it compiles, so that the next run of the tests is short.
+fn compile(request: &Request, architecture: u32) -> Result<Cubin> {
+    let folder = std::env::var_os("MLX_PRIMITIVES_CUDA_CACHE").map(PathBuf::from);
+    let folder = folder.unwrap_or_else(|| Path::new(env!("CARGO_TARGET_TMPDIR")).join("cubins"));
+    compile_in(Some(&folder), request, architecture)
 }
 
 /// Each kernel of `metal/` with the source that holds it.
@@ -154,4 +163,31 @@ fn an_error_names_the_file_and_the_line() {
     let request = Request { source, kernel: "f", bound: &bound, ..Request::default() };
     let error = compile(&request, 90).expect_err("an unknown name").to_string();
     assert!(error.contains("mine.metal(7): error: identifier \"unknown\""), "{error}");
+}
+
+/// A compiled kernel is found again, and a damaged file is not taken for one.
+#[test]
+fn the_cache_is_read_and_repaired() {
+    if !is_installed() {
+        return;
+    }
+    let source =
+        "#include <metal_stdlib>\nkernel void f(device float* x [[buffer(0)]]) { *x = 1; }";
+    let bound = bound();
+    let request = Request { source, kernel: "f", bound: &bound, ..Request::default() };
+    let folder = tempfile::tempdir().expect("a folder");
+    let first = compile_in(Some(folder.path()), &request, 90).expect("a kernel");
+    let files: Vec<PathBuf> = std::fs::read_dir(folder.path())
+        .expect("the cache")
+        .map(|entry| entry.expect("an entry").path())
+        .collect();
+    let [file] = &files[..] else { panic!("{files:?}") };
+    let whole = std::fs::read(file).expect("a file");
+    for damaged in [&whole[..10], b"", b"f 1 2\0", &[b"f 1 2 3\0".as_slice(), b"text"].concat()] {
+        std::fs::write(file, damaged).expect("written");
+        assert_eq!(compile_in(Some(folder.path()), &request, 90).expect("a kernel"), first);
+        assert_eq!(std::fs::read(file).expect("a file"), whole);
+    }
+    compile_in(Some(folder.path()), &request, 80).expect("a kernel");
+    assert_eq!(std::fs::read_dir(folder.path()).expect("the cache").count(), 2);
 }
