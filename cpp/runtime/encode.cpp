@@ -8,14 +8,17 @@ namespace mlx_primitives {
 namespace {
 
 /** Allocates a temporary when it is first bound. */
-void provide(Encoder& encoder, mx::array& array) {
+void provide(Encoder& encoder, const mx::Stream& stream, mx::array& array) {
   if (!array.has_primitive() && !array.data_shared_ptr()) {
-    allocate(array);
+    if (!allocate_on_cuda(array, stream)) {
+      allocate(array);
+    }
     encoder.keep(array);
   }
 }
 
-void encode_one(Encoder& encoder, Dispatch& dispatch, const Kernel& kernel) {
+void encode_one(
+    Encoder& encoder, const mx::Stream& stream, Dispatch& dispatch, const Kernel& kernel) {
   const auto& launch = dispatch.launch;
   encoder.begin(kernel);
   if (launch.threadgroup_bytes > 0) {
@@ -29,7 +32,7 @@ void encode_one(Encoder& encoder, Dispatch& dispatch, const Kernel& kernel) {
       encoder.bind_bytes(binding.bytes, binding.index);
       continue;
     }
-    provide(encoder, *binding.array);
+    provide(encoder, stream, *binding.array);
     if (binding.written) {
       encoder.bind_output(*binding.array, binding.index, binding.offset);
     } else {
@@ -64,7 +67,7 @@ void encode(
     }
     if (refused == 0) {
       for (size_t i = 0; i < dispatches.size(); ++i) {
-        encode_one(*encoder, dispatches[i], kernels[i]);
+        encode_one(*encoder, stream, dispatches[i], kernels[i]);
       }
       return;
     }

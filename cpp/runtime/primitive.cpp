@@ -35,7 +35,7 @@ void prefer_large_pages([[maybe_unused]] void* data, [[maybe_unused]] size_t byt
 
 } // namespace
 
-bool FusedPrimitive::prepare(const Arrays& inputs, Arrays& outputs) const {
+bool FusedPrimitive::prepare(const Arrays& inputs, Arrays& outputs) {
   for (size_t i = 0; i < inputs.size(); ++i) {
     if (!takes_strides(i) && !inputs[i].flags().row_contiguous) {
       refuse(
@@ -54,7 +54,9 @@ bool FusedPrimitive::prepare(const Arrays& inputs, Arrays& outputs) const {
     if (donor) {
       outputs[i].copy_shared_buffer(*donor);
     } else {
-      allocate(outputs[i]);
+      if (!allocate_on_cuda(outputs[i], stream())) {
+        allocate(outputs[i]);
+      }
       lay_out(outputs[i]);
     }
     any = any || outputs[i].size() > 0;

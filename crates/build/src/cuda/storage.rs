@@ -154,7 +154,7 @@ mod tests {
         ] {
             assert!(text.contains(part), "{part}: {text}");
         }
-        // Those that the kernel does not use need no value.
+        // A constant that the kernel does not use needs no value.
         let none = Request { constants: &[], ..request.clone() };
         assert!(!rewrite(&none).unwrap().text.contains("width"));
         let used = source.replace("threadgroup float x[4]", "threadgroup float x[width]");
