@@ -28,8 +28,9 @@ if [ -z "$program" ]; then
   cargo build --quiet --release --features cuda
   program=target/release/mlx-primitives
 fi
-# Our kernels, whatever was tuned on this machine.
-export MLX_PRIMITIVES_TUNE=off
+# Our kernels, whatever was tuned on this machine, and MLX's float32 products without TF32, which the checks compare
+# with.
+export MLX_PRIMITIVES_TUNE=off MLX_ENABLE_TF32=0
 
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
