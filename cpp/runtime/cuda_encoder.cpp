@@ -1,8 +1,5 @@
 // Adds dispatches to the graphs of MLX's CUDA backend; no_cuda.cpp replaces this file in builds
 // without the feature `cuda`.
-#include <dlfcn.h>
-
-#include <cstdlib>
 #include <cstring>
 #include <map>
 #include <stdexcept>
@@ -149,38 +146,6 @@ class CudaEncoder : public Encoder {
   std::map<uint32_t, uint32_t> memory_;              // bytes of threadgroup memory
 };
 
-/** Whether MLX_PRIMITIVES_CUDA_MEMORY is `device`, in place of MLX's managed memory. */
-bool uses_device_memory() {
-  const char* named = std::getenv("MLX_PRIMITIVES_CUDA_MEMORY");
-  return named && std::string(named) == "device";
-}
-
-/**
- * Frees a buffer that no work of the GPU uses. MLX moves a buffer that the CPU reads to managed
- * memory, and says so by the device.
- */
-void release(mx::cu::CudaBuffer* buffer, CUcontext context) {
-  auto address = reinterpret_cast<CUdeviceptr>(buffer->data);
-  // Errors are ignored: the process may be ending, without a driver.
-  auto call = [](auto* function, auto... arguments) { return function(arguments...); };
-  auto* set = reinterpret_cast<decltype(&cuCtxSetCurrent)>(dlsym(RTLD_DEFAULT, "cuCtxSetCurrent"));
-  if (set) {
-    call(set, context);
-  }
-  if (buffer->device < 0) {
-    auto* free = reinterpret_cast<decltype(&cuMemFree)>(dlsym(RTLD_DEFAULT, "cuMemFree_v2"));
-    if (free) {
-      call(free, address);
-    }
-  } else {
-    auto* free = reinterpret_cast<decltype(&cuMemFreeAsync)>(dlsym(RTLD_DEFAULT, "cuMemFreeAsync"));
-    if (free) {
-      call(free, address, CUstream(nullptr));
-    }
-  }
-  delete buffer;
-}
-
 } // namespace
 
 std::unique_ptr<Encoder> cuda_encoder(const mx::Stream& stream) {
@@ -188,31 +153,6 @@ std::unique_ptr<Encoder> cuda_encoder(const mx::Stream& stream) {
     return nullptr;
   }
   return std::make_unique<CudaEncoder>(stream);
-}
-
-bool allocate_on_cuda(mx::array& out, const mx::Stream& stream) {
-  static const bool wanted = uses_device_memory();
-  if (!wanted || stream.device != mx::Device::gpu || out.nbytes() == 0) {
-    return false;
-  }
-  auto& encoder = mx::cu::get_command_encoder(stream);
-  auto& device = encoder.device();
-  if (!device.memory_pools() || !device.concurrent_managed_access()) {
-    return false;
-  }
-  device.make_current();
-  CUdeviceptr address;
-  auto* on = static_cast<CUstream>(static_cast<cudaStream_t>(encoder.stream()));
-  CUDA_DRIVER(cuMemAllocAsync, &address, out.nbytes(), on);
-  auto* buffer =
-      new mx::cu::CudaBuffer{reinterpret_cast<void*>(address), out.nbytes(), device.cuda_device()};
-  CUcontext context;
-  CUDA_DRIVER(cuCtxGetCurrent, &context);
-  auto free = [context](mx::allocator::Buffer freed) {
-    release(static_cast<mx::cu::CudaBuffer*>(freed.ptr()), context);
-  };
-  out.set_data(mx::allocator::Data(mx::allocator::Buffer(buffer), free));
-  return true;
 }
 
 bool has_device_memory() {

@@ -2,11 +2,10 @@
 
 #include <dlfcn.h>
 
-#include <map>
 #include <memory>
 #include <mutex>
-#include <sstream>
 #include <stdexcept>
+#include <unordered_map>
 
 #include "mlx-primitives/src/ffi/cuda.rs.h"
 #include "runtime/metallib.h"
@@ -24,7 +23,7 @@ struct Slot {
 std::shared_ptr<Slot> slot(const std::string& key) {
   // Never destroyed: tasks may still run while the process ends.
   static auto* mutex = new std::mutex();
-  static auto* slots = new std::map<std::string, std::shared_ptr<Slot>>();
+  static auto* slots = new std::unordered_map<std::string, std::shared_ptr<Slot>>();
   std::lock_guard lock(*mutex);
   auto& found = (*slots)[key];
   if (!found) {
@@ -41,17 +40,26 @@ std::vector<bridge::CudaBound> bound(const Dispatch& dispatch) {
   return all;
 }
 
+/** Made at each dispatch, so without streams. */
 std::string key_of(const Dispatch& dispatch, int device) {
-  std::ostringstream key;
-  key << device << "/" << (dispatch.library ? dispatch.library->name() : dispatch.stem) << "/"
-      << dispatch.launch.kernel << "/" << dispatch.pipeline << "/" << dispatch.grid_is_threads;
-  for (const auto& one : bound(dispatch)) {
-    key << "/" << one.index << ":" << one.bytes;
+  std::string key = dispatch.launch.kernel;
+  key.reserve(256);
+  auto add = [&key](uint64_t number) {
+    key.push_back('/');
+    key.append(reinterpret_cast<const char*>(&number), sizeof(number));
+  };
+  if (dispatch.library) {
+    key += "/" + dispatch.library->name() + "/" + dispatch.pipeline;
+  }
+  add(static_cast<uint64_t>(device) << 1 | (dispatch.grid_is_threads ? 1 : 0));
+  for (const auto& binding : dispatch.bindings) {
+    add(uint64_t{binding.index} << 32 | (binding.array ? 0 : binding.bytes.size()));
   }
   for (const auto& constant : dispatch.constants) {
-    key << "/" << constant.index << "=" << constant.data_type << ":" << constant.bits;
+    add(uint64_t{constant.index} << 32 | constant.data_type);
+    add(constant.bits);
   }
-  return key.str();
+  return key;
 }
 
 std::unique_ptr<CudaKernel> load(const Dispatch& dispatch, uint32_t architecture) {

@@ -8,17 +8,14 @@ namespace mlx_primitives {
 namespace {
 
 /** Allocates a temporary when it is first bound. */
-void provide(Encoder& encoder, const mx::Stream& stream, mx::array& array) {
+void provide(Encoder& encoder, mx::array& array) {
   if (!array.has_primitive() && !array.data_shared_ptr()) {
-    if (!allocate_on_cuda(array, stream)) {
-      allocate(array);
-    }
+    allocate(array);
     encoder.keep(array);
   }
 }
 
-void encode_one(
-    Encoder& encoder, const mx::Stream& stream, Dispatch& dispatch, const Kernel& kernel) {
+void encode_one(Encoder& encoder, Dispatch& dispatch, const Kernel& kernel) {
   const auto& launch = dispatch.launch;
   encoder.begin(kernel);
   if (launch.threadgroup_bytes > 0) {
@@ -32,7 +29,7 @@ void encode_one(
       encoder.bind_bytes(binding.bytes, binding.index);
       continue;
     }
-    provide(encoder, stream, *binding.array);
+    provide(encoder, *binding.array);
     if (binding.written) {
       encoder.bind_output(*binding.array, binding.index, binding.offset);
     } else {
@@ -67,7 +64,7 @@ void encode(
     }
     if (refused == 0) {
       for (size_t i = 0; i < dispatches.size(); ++i) {
-        encode_one(*encoder, stream, dispatches[i], kernels[i]);
+        encode_one(*encoder, dispatches[i], kernels[i]);
       }
       return;
     }

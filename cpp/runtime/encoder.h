@@ -50,10 +50,6 @@ std::unique_ptr<Encoder> metal_encoder(const mx::Stream& stream, const char* op)
 /** CUDA's encoder of the stream; null if the stream is not one of CUDA. */
 std::unique_ptr<Encoder> cuda_encoder(const mx::Stream& stream);
 
-/** Gives `out` new memory of the stream's NVIDIA GPU; returns false if it is for another allocator.
- */
-bool allocate_on_cuda(mx::array& out, const mx::Stream& stream);
-
 /** Whether MLX's allocator gives memory of a GPU that the CPU should not touch without need. */
 bool has_device_memory();
 

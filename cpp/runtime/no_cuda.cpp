@@ -7,10 +7,6 @@ std::unique_ptr<Encoder> cuda_encoder(const mx::Stream&) {
   return nullptr;
 }
 
-bool allocate_on_cuda(mx::array&, const mx::Stream&) {
-  return false;
-}
-
 bool has_device_memory() {
   return false;
 }

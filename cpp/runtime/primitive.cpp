@@ -35,7 +35,7 @@ void prefer_large_pages([[maybe_unused]] void* data, [[maybe_unused]] size_t byt
 
 } // namespace
 
-bool FusedPrimitive::prepare(const Arrays& inputs, Arrays& outputs) {
+bool FusedPrimitive::prepare(const Arrays& inputs, Arrays& outputs) const {
   for (size_t i = 0; i < inputs.size(); ++i) {
     if (!takes_strides(i) && !inputs[i].flags().row_contiguous) {
       refuse(
@@ -54,9 +54,7 @@ bool FusedPrimitive::prepare(const Arrays& inputs, Arrays& outputs) {
     if (donor) {
       outputs[i].copy_shared_buffer(*donor);
     } else {
-      if (!allocate_on_cuda(outputs[i], stream())) {
-        allocate(outputs[i]);
-      }
+      allocate(outputs[i]);
       lay_out(outputs[i]);
     }
     any = any || outputs[i].size() > 0;

@@ -80,7 +80,7 @@ class FusedPrimitive : public mx::Primitive {
 
  private:
   /** Checks layouts and allocates the outputs; returns false if there is nothing to compute. */
-  bool prepare(const Arrays& inputs, Arrays& outputs);
+  bool prepare(const Arrays& inputs, Arrays& outputs) const;
 
   friend Arrays composition(const mx::array& ours);
   friend mx::array row_contiguous(const mx::array& x, mx::Stream s);
