@@ -172,7 +172,7 @@ impl Mlx {
 
     /// Whether this MLX was built for CUDA, if the feature asks for it.
     fn has_backend(&self) -> bool {
-        !cuda::is_on() || cuda::header(&self.prefix).is_file()
+        !cuda::is_on() || cuda::has_backend(&self.prefix)
     }
 
     fn header(&self) -> PathBuf {

@@ -14,9 +14,11 @@ pub fn is_on() -> bool {
         && env::var("CARGO_CFG_TARGET_OS").is_ok_and(|os| os == "linux")
 }
 
-/// The header that tells MLX's CUDA wheels from others.
-pub fn header(prefix: &Path) -> PathBuf {
-    prefix.join("include/mlx/backend/cuda/device.h")
+/// Whether this MLX was built for CUDA. All wheels have the headers of its CUDA backend; only those
+/// for CUDA have NVIDIA's, which MLX compiles kernels with at run time.
+pub fn has_backend(prefix: &Path) -> bool {
+    prefix.join("include/cccl").is_dir()
+        && prefix.join("include/mlx/backend/cuda/device.h").is_file()
 }
 
 /// The folder of cuda_runtime.h: of the wheels beside MLX, or of a CUDA toolkit.
