@@ -91,12 +91,17 @@ def svg(results):
         drawn, y = panel(results, test, y)
         parts += drawn
     words = f"{machine['cpu']}, {results['threads']} threads, {results['date']}"
+    parts.insert(0, text(16, 38, f"{words}; medians, a line from quartile to quartile", "faint"))
+    return page("One Llama on a CPU, beside other programs", y, parts)
+
+
+def page(title, height, parts, style=""):
+    """The SVG file of a page with a title and parts below it."""
     head = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{y}" '
-        f'viewBox="0 0 {WIDTH} {y}" role="img" aria-label="Speed beside other programs">',
-        f"<style>{STYLE}</style>",
-        box("page", 0, 0, WIDTH, y),
-        text(16, 20, "One Llama on a CPU, beside other programs", "text title"),
-        text(16, 38, f"{words}; medians, a line from quartile to quartile", "faint"),
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{height}" '
+        f'viewBox="0 0 {WIDTH} {height}" role="img" aria-label="{title}">',
+        f"<style>{STYLE}{style}</style>",
+        box("page", 0, 0, WIDTH, height),
+        text(16, 20, title, "text title"),
     ]
     return "\n".join([*head, *parts, "</svg>\n"])

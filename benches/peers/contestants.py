@@ -59,8 +59,8 @@ class Contestant:
         """Builds it; raises `build.Unavailable` if that fails."""
         raise NotImplementedError
 
-    def turn(self, test):
-        """Returns the process that measures the test, or None if this contestant skips it."""
+    def turn(self, test, threads):
+        """Returns the process that measures the test on that many threads, or None if this contestant skips it."""
         raise NotImplementedError
 
     def read(self, output):
@@ -78,7 +78,7 @@ class Ours(Contestant):
         self.config = shape.path
         self.binary = build.ours(shop, options.ours)
 
-    def turn(self, test):
+    def turn(self, test, threads):
         if test.context > 1000 and not self.long_context or test.generation and not self.decodes:
             return None
         command = [self.binary, "bench", "--config", self.config, *self.flags, "--json"]
@@ -97,7 +97,7 @@ class GgufContestant(Contestant):
         self.format = format
 
     def prepare(self, shop, options, shape):
-        self.options, self.threads = options, options.threads
+        self.options = options
         self.binary = self.build(shop)
         self.model = shop.folder / f"{shape.path.stem}-{shape.parameters()}-{self.format}.gguf"
         if not self.model.exists():
@@ -114,10 +114,10 @@ class LlamaCpp(GgufContestant):
             return ["-p", test.prompt, "-n", 0]
         return ["-p", 0, "-n", test.generation, "-d", test.context]
 
-    def turn(self, test):
+    def turn(self, test, threads):
         if test.context > 1000 and not self.long_context:
             return None
-        command = [self.binary, "-m", self.model, "-t", self.threads, "-ngl", 0, "-o", "json"]
+        command = [self.binary, "-m", self.model, "-t", threads, "-ngl", 0, "-o", "json"]
         command += ["-r", test.repetitions, *self.sizes(test)]
         return Turn(command, test.tokens, test.context)
 
@@ -143,7 +143,7 @@ class Candle(GgufContestant):
     def build(self, shop):
         return build.candle(shop)
 
-    def turn(self, test):
+    def turn(self, test, threads):
         if test.context > 1000:
             return None
         if test.prompt:
@@ -166,7 +166,7 @@ class MlxLm(Contestant):
         self.config = shape.path
         self.python = build.mlx_lm(shop)
 
-    def turn(self, test):
+    def turn(self, test, threads):
         if test.context > 1000 or test.prompt > 128:
             return None
         command = [self.python, build.HERE / "mlx_lm_peer.py", self.config, self.bits_stored, 64]

@@ -141,29 +141,30 @@ def prepare(everyone, shop, options, shape):
 def rounds(options, tests, ready, bandwidth_program):
     """Runs every test of every contestant once per round, each round with another first contestant.
 
-    Returns samples by contestant and test, read bandwidths by form, and failures by contestant. If the
-    user interrupts it, they cover the rounds so far."""
-    measured = {}, {}, {}
+    Returns, for each number of threads, samples by contestant and test, read bandwidths by form, and
+    failures by contestant. If the user interrupts it, they cover the rounds so far."""
+    measured = {threads: ({}, {}, {}) for threads in options.threads}
     try:
         for number in range(options.rounds):
-            one_round(number, options, tests, ready, bandwidth_program, *measured)
+            for threads, figures in measured.items():
+                one_round(number, threads, options, tests, ready, bandwidth_program, *figures)
     except KeyboardInterrupt:
         say("interrupted: the report covers the rounds so far")
     return measured
 
 
-def one_round(number, options, tests, ready, bandwidth_program, samples, bandwidths, failed):
-    for form, speed in bandwidth(bandwidth_program, options).items():
+def one_round(number, threads, options, tests, ready, bandwidth_program, samples, bandwidths, failed):
+    for form, speed in bandwidth(bandwidth_program, threads, options.quick).items():
         bandwidths.setdefault(form, []).append(speed)
     for test in tests:
         first = number % max(1, len(ready))
         for contestant in ready[first:] + ready[:first]:
-            turn = contestant.turn(test)
+            turn = contestant.turn(test, threads)
             if turn is None or number >= turn.most_rounds or contestant.key in failed:
                 continue
-            name = f"{contestant.who} {contestant.weights}, {test.title}"
+            name = f"{contestant.who} {contestant.weights}, {test.title}, {threads} threads"
             try:
-                speed = median(contestant.read(run(turn.command, options.threads)))
+                speed = median(contestant.read(run(turn.command, threads)))
             except (build.Unavailable, ValueError, KeyError, TypeError) as error:
                 failed[contestant.key] = str(error)
                 say(f"{name}: {error}")
@@ -175,13 +176,13 @@ def one_round(number, options, tests, ready, bandwidth_program, samples, bandwid
             kept["samples"].append({"round": number, "tokens_per_second": speed})
 
 
-def bandwidth(program, options):
+def bandwidth(program, threads, quick):
     if program is None:
         return {}
-    seconds = 2 if options.quick else 8
-    command = [program, options.threads, BANDWIDTH_MEGABYTES, seconds]
+    seconds = 2 if quick else 8
+    command = [program, threads, BANDWIDTH_MEGABYTES, seconds]
     try:
-        forms = json.loads(run(command, options.threads))
+        forms = json.loads(run(command, threads))
     except (build.Unavailable, ValueError) as error:
         say(f"read bandwidth: {error}")
         return {}
@@ -194,8 +195,8 @@ def without_paths(message):
     return message and message.replace(f"{build.ROOT}/", "")
 
 
-def results(options, tests, shape, everyone, missing, load, measured):
-    """Collects everything that the report needs, for the JSON file."""
+def results(options, threads, tests, shape, everyone, missing, load, measured):
+    """Collects everything that the report of one number of threads needs, for the JSON file."""
     samples, bandwidths, failed = measured
     lines = []
     for contestant in everyone:
@@ -219,7 +220,7 @@ def results(options, tests, shape, everyone, missing, load, measured):
     return {
         "machine": machine(),
         "date": datetime.date.today().isoformat(),
-        "threads": options.threads,
+        "threads": threads,
         "rounds": options.rounds,
         "quick": options.quick,
         "load_before": load,

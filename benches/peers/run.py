@@ -19,6 +19,7 @@ import contestants
 import gguf
 import measure
 import report
+import scaling
 from build import say
 
 
@@ -26,6 +27,13 @@ def available_cores():
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
+
+
+def thread_counts(text):
+    counts = sorted({int(count) for count in text.split(",")})
+    if counts[0] < 1:
+        raise argparse.ArgumentTypeError("threads must be 1 or more")
+    return counts
 
 
 def arguments():
@@ -40,7 +48,12 @@ def arguments():
     option("--only", metavar="KEYS", help="contestants, separated by commas; * and ? are wildcards")
     option("--tests", metavar="KEYS", help="tests, by comma: decode, prompt-128, prompt-512, decode-4096")
     option("--rounds", type=int, help="rounds [default: 5, or 2 with --quick]")
-    option("--threads", type=int, default=available_cores(), help="threads of each contestant [default: all cores]")
+    option(
+        "--threads",
+        type=thread_counts,
+        default=[available_cores()],
+        help="threads of each contestant; several numbers, as in 1,2,4,8, draw curves [default: all cores]",
+    )
     option("--config", default=build.HERE / "llama-1b.json", help="the model's shape")
     option("--ours", metavar="FILE", help="the mlx-primitives to measure, instead of building it")
     option("--ik-llama", metavar="DIR", help="source of ik_llama.cpp; without it, it is not run")
@@ -56,8 +69,8 @@ def arguments():
     )
     options = parser.parse_args()
     options.rounds = options.rounds or (2 if options.quick else 5)
-    if options.threads < 1 or options.rounds < 1:
-        parser.error("--threads and --rounds must be 1 or more")
+    if options.rounds < 1:
+        parser.error("--rounds must be 1 or more")
     return options
 
 
@@ -73,7 +86,7 @@ def chosen(items, patterns):
 
 
 def measured(options):
-    """Runs everyone; returns None if only a build was requested."""
+    """Runs everyone; returns the results of each number of threads, or None if it only built."""
     shape = gguf.Shape(options.config)
     everyone = chosen(contestants.everyone(), options.only)
     tests = chosen(contestants.tests(options.quick), options.tests)
@@ -90,7 +103,10 @@ def measured(options):
         sys.exit("error: no contestant can run")
     load = measure.load_before()
     figures = measure.rounds(options, tests, ready, bandwidth)
-    return measure.results(options, tests, shape, everyone, missing, load, figures)
+    return [
+        measure.results(options, threads, tests, shape, everyone, missing, load, measured)
+        for threads, measured in figures.items()
+    ]
 
 
 def written(path, text):
@@ -103,13 +119,21 @@ def written(path, text):
 def main():
     options = arguments()
     if options.report:
-        results = json.loads(Path(options.report).read_text())
+        runs = json.loads(Path(options.report).read_text())
+        runs = runs if isinstance(runs, list) else [runs]
     else:
-        results = measured(options)
-        if results is None:
+        runs = measured(options)
+        if runs is None:
             return
         file = options.results or Path(options.folder) / "results.json"
-        written(file, json.dumps(results, indent=1) + "\n")
+        written(file, json.dumps(runs, indent=1) + "\n")
+    if len(runs) > 1:
+        report_scaling(options, runs)
+    else:
+        report_one(options, *runs)
+
+
+def report_one(options, results):
     table, about, drawing = report.table(results), report.about(results), chart.svg(results)
     print(f"{table}\n{about}")
     if not options.readme:
@@ -119,7 +143,20 @@ def main():
     section = f"{table}\n![The same as bars](assets/peers.svg)\n\n{about}"
     written(readme, report.fill(readme.read_text(), section))
     written(build.ROOT / "assets/peers.svg", drawing)
-    written(build.HERE / "results.json", json.dumps(results, indent=1) + "\n")
+    written(build.HERE / "results.json", json.dumps([results], indent=1) + "\n")
+
+
+def report_scaling(options, runs):
+    """Reports several numbers of threads; with --readme, beside those of other machines."""
+    print(f"{scaling.table(runs)}\n{scaling.about(runs)}")
+    if not options.readme:
+        written(Path(options.folder) / "scaling.svg", scaling.svg([runs]))
+        return
+    file = build.HERE / "scaling.json"
+    earlier = json.loads(file.read_text()) if file.exists() else []
+    everyone = scaling.kept(earlier, runs)
+    written(file, json.dumps(everyone, indent=1) + "\n")
+    written(build.ROOT / "assets/scaling.svg", scaling.svg(everyone))
 
 
 if __name__ == "__main__":

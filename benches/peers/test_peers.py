@@ -12,6 +12,8 @@ import contestants
 import gguf
 import measure
 import report
+import run
+import scaling
 
 
 def figures(speeds, tokens=64, context=128):
@@ -154,6 +156,47 @@ class Report(unittest.TestCase):
         width = float(drawn.get("width"))
         for box in drawn.iter(f"{space}rect"):
             self.assertLessEqual(float(box.get("x")) + float(box.get("width")), width)
+
+
+class Scaling(unittest.TestCase):
+    def runs(self, cpu="none"):
+        """Twice the threads, twice the speed."""
+        runs = []
+        for threads in [1, 2, 4]:
+            results = invented()
+            results["threads"], results["machine"]["cpu"] = threads, cpu
+            results["contestants"][0]["tests"]["decode"] = figures([10.0 * threads])
+            results["contestants"][1]["tests"]["decode"] = figures([5.0 * threads])
+            runs.append(results)
+        return runs
+
+    def test_numbers_of_threads(self):
+        self.assertEqual(run.thread_counts("8,1,2,2"), [1, 2, 8])
+        with self.assertRaises(run.argparse.ArgumentTypeError):
+            run.thread_counts("0,2")
+
+    def test_table(self):
+        rows = [row.strip("| ").split(" | ") for row in scaling.table(self.runs()).splitlines()]
+        self.assertEqual(rows[0], ["test", "", "weights", "1", "2", "4"])
+        self.assertEqual(rows[2][3:], ["10.0", "20.0", "40.0"])
+        self.assertEqual(rows[3][3:], ["5.00 (2.00×)", "10.0 (2.00×)", "20.0 (2.00×)"])
+
+    def test_curves_are_well_formed(self):
+        drawn = ElementTree.fromstring(scaling.svg([self.runs(), self.runs("other")]))
+        space = "{http://www.w3.org/2000/svg}"
+        dots = [dot for dot in drawn.iter(f"{space}circle") if dot.get("class") == "ours"]
+        # Three tests with three numbers of threads on two machines.
+        self.assertEqual(len(dots), 3 * 3 * 2)
+        self.assertIn("other, 2 cores, 2000-01-01", "".join(drawn.itertext()))
+        width, height = float(drawn.get("width")), float(drawn.get("height"))
+        for dot in drawn.iter(f"{space}circle"):
+            self.assertTrue(0 <= float(dot.get("cx")) <= width)
+            self.assertTrue(0 <= float(dot.get("cy")) <= height)
+
+    def test_a_machine_is_kept_once(self):
+        first, other = self.runs(), self.runs("other")
+        again = self.runs()
+        self.assertEqual(scaling.kept([first, other], again), [again, other])
 
 
 class Contestants(unittest.TestCase):

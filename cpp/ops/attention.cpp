@@ -200,7 +200,7 @@ void Attention::lay_out(mx::array& out) const {
   int64_t heads = out.shape(1);
   int64_t queries = out.shape(2);
   int64_t dim = out.shape(3);
-  if (heads > 1 && queries > 1) {
+  if (lays_out(out)) {
     mx::Strides strides = {queries * heads * dim, dim, heads * dim, 1};
     auto flags = out.flags();
     flags.row_contiguous = false;

@@ -71,8 +71,8 @@ class Attention : public ComposedPrimitive {
 
   COMPOSED_METHODS(Attention)
   std::vector<mx::Shape> output_shapes(const Arrays& inputs) override;
-  bool lays_out() const override {
-    return true;
+  bool lays_out(const mx::array& out) const override {
+    return out.shape(1) > 1 && out.shape(2) > 1;
   }
   void lay_out(mx::array& out) const override;
   bool takes_strides(size_t input) const override {

@@ -58,6 +58,10 @@ class RopeAppend : public ComposedPrimitive {
   COMPOSED_METHODS(RopeAppend)
   DONATES(0)
 
+  bool updates_input() const override {
+    return true;
+  }
+
   std::pair<Arrays, std::vector<int>> vmap(
       const Arrays& inputs, const std::vector<int>& axes) override;
 

@@ -8,6 +8,7 @@
 #include "mlx/mlx.h"
 #include "mlx/primitives.h"
 #include "mlx/scheduler.h"
+#include "runtime/batch.h"
 #include "runtime/primitive.h"
 
 namespace mlx_primitives {
@@ -16,6 +17,9 @@ namespace {
 
 /** Waits for what a CPU stream was given, while this thread helps with the kernels. */
 void wait_for(mx::Stream stream) {
+  if (auto* batch = Batch::current()) {
+    batch->flush();
+  }
   auto reached = std::make_shared<std::promise<void>>();
   bridge::Signal signal{reached->get_future().share()};
   mx::scheduler::enqueue(stream, [reached] { reached->set_value(); });

@@ -8,12 +8,20 @@
 #include "mlx/backend/cpu/encoder.h"
 #include "mlx/mlx.h"
 #include "mlx/primitives.h"
+#include "runtime/batch.h"
 #include "runtime/failure.h"
+#include "runtime/one_stream.h"
 #include "runtime/process.h"
 
 namespace mlx_primitives {
 
 namespace {
+
+void start(const std::vector<mx::array>& arrays) {
+  if (!queue_on_one_stream(arrays)) {
+    mx::async_eval(arrays);
+  }
+}
 
 /**
  * Evaluates on the CPU while this thread, which has to wait anyway, helps with the kernels: that is
@@ -26,7 +34,7 @@ void compute(const std::vector<mx::array>& arrays) {
   if (std::any_of(arrays.begin(), arrays.end(), elsewhere)) {
     return mx::eval(arrays);
   }
-  mx::async_eval(arrays);
+  start(arrays);
   bridge::lend_thread(arrays);
   mx::eval(arrays);
 }
@@ -76,7 +84,7 @@ void evaluate_tracked(const std::vector<mx::array>& arrays) {
 void queue_tracked(const std::vector<mx::array>& arrays) {
   Tracked tracked(arrays);
   try {
-    mx::async_eval(arrays);
+    start(arrays);
   } catch (...) {
     tracked.remember();
     throw;
@@ -122,6 +130,9 @@ void queue(
       reported->record().fail(error.what());
     }
   };
+  if (auto* batch = Batch::current()) {
+    batch->flush_calls();
+  }
   mx::cpu::get_command_encoder(stream).dispatch(std::move(run));
 }
 

@@ -6,25 +6,12 @@
 #include <utility>
 
 #include "mlx/primitives.h"
+#include "runtime/node.h"
 #include "runtime/primitive.h"
 
 namespace mlx_primitives {
 
 namespace {
-
-/**
- * Lets `node_of` read the private pointer to an array's node: MLX has no weak reference to a node,
- * and a strong one would keep the node's memory from being reused during the evaluation. An
- * explicit instantiation may name private members.
- */
-template <auto Member>
-struct NodeAccess {
-  friend std::shared_ptr<const void> node_of(const mx::array& array) {
-    return array.*Member;
-  }
-};
-std::shared_ptr<const void> node_of(const mx::array& array);
-template struct NodeAccess<&mx::array::array_desc_>;
 
 std::atomic<size_t> fallible_primitives{0};
 thread_local Tracked* tracked = nullptr;

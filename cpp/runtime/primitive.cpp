@@ -4,8 +4,10 @@
 
 #include <algorithm>
 #include <set>
+#include <string_view>
 
 #include "mlx/backend/cpu/encoder.h"
+#include "runtime/batch.h"
 #include "runtime/encode.h"
 #include "runtime/encoder.h"
 #include "runtime/process.h"
@@ -42,12 +44,16 @@ bool FusedPrimitive::prepare(const Arrays& inputs, Arrays& outputs) const {
           name(), "expected input ", i, " to be row-contiguous at evaluation, got other strides");
     }
   }
+  auto* batch = updates_input() ? Batch::current() : nullptr;
   bool any = false;
   for (size_t i = 0; i < outputs.size(); ++i) {
     const mx::array* donor = nullptr;
     for (size_t input : i == 0 ? donors(inputs) : std::vector<size_t>()) {
       bool fits = inputs[input].itemsize() == outputs[0].itemsize();
-      if (!donor && fits && inputs[input].is_donatable()) {
+      auto free = [&](const mx::array& x) {
+        return x.is_donatable() || (batch && batch->only_calls_use(x));
+      };
+      if (!donor && fits && free(inputs[input])) {
         donor = &inputs[input];
       }
     }
@@ -58,6 +64,9 @@ bool FusedPrimitive::prepare(const Arrays& inputs, Arrays& outputs) const {
       lay_out(outputs[i]);
     }
     any = any || outputs[i].size() > 0;
+  }
+  if (batch) {
+    batch->updated(outputs[0]);
   }
   return any;
 }
@@ -79,7 +88,10 @@ void FusedPrimitive::eval_gpu(const Arrays& inputs, Arrays& outputs) {
 }
 
 void FusedPrimitive::queue_on_cpu(const Arrays& inputs, Arrays& outputs) {
-  // MLX keeps the memory of inputs and outputs until the task has run.
+  // MLX, or the batch, keeps the memory of inputs and outputs until the call has run.
+  if (auto* batch = Batch::current()) {
+    return batch->add(cpu_call(inputs, outputs));
+  }
   mx::cpu::get_command_encoder(stream()).dispatch([call = cpu_call(inputs, outputs)] {
     if (!abandoned()) {
       call();
@@ -187,12 +199,20 @@ void require_last_axis(const char* op, const mx::array& x) {
   }
 }
 
+bool known_row_contiguous(const mx::array& x) {
+  if (!x.has_primitive()) {
+    // Placeholders of a compiled function have no data, so their layout is not known yet.
+    return x.data_shared_ptr() != nullptr && x.flags().row_contiguous;
+  }
+  if (auto* ours = dynamic_cast<FusedPrimitive*>(&x.primitive())) {
+    return !ours->lays_out(x);
+  }
+  bool reshaped = x.primitive().name() == std::string_view("Reshape");
+  return reshaped && known_row_contiguous(x.inputs()[0]);
+}
+
 mx::array row_contiguous(const mx::array& x, mx::Stream s) {
-  // Placeholders of a compiled function have no data, so their layout is not known yet.
-  auto* ours = x.has_primitive() ? dynamic_cast<FusedPrimitive*>(&x.primitive()) : nullptr;
-  bool known = x.has_primitive() ? ours && !ours->lays_out()
-                                 : x.data_shared_ptr() != nullptr && x.flags().row_contiguous;
-  return known ? x : mx::contiguous(x, false, s);
+  return known_row_contiguous(x) ? x : mx::contiguous(x, false, s);
 }
 
 mx::allocator::Data allocate(size_t bytes) {

@@ -41,12 +41,17 @@ class FusedPrimitive : public mx::Primitive {
   virtual std::vector<Dispatch> dispatches(
       const Arrays& inputs, const Arrays& outputs, uint32_t max_threads) = 0;
 
+  /** Whether the first output is usually an input's memory, of which the op writes a small part. */
+  virtual bool updates_input() const {
+    return false;
+  }
+
   /** Counts the dispatches, each whole input and output, and each temporary twice. */
   virtual Cost cost(const Arrays& inputs, const Arrays& outputs);
 
  protected:
-  /** Whether outputs may have other strides than row-contiguous arrays; lay_out sets them. */
-  virtual bool lays_out() const {
+  /** Whether an output may have other strides than a row-contiguous array; lay_out sets them. */
+  virtual bool lays_out(const mx::array&) const {
     return false;
   }
   virtual void lay_out(mx::array&) const {}
@@ -83,7 +88,7 @@ class FusedPrimitive : public mx::Primitive {
   bool prepare(const Arrays& inputs, Arrays& outputs) const;
 
   friend Arrays composition(const mx::array& ours);
-  friend mx::array row_contiguous(const mx::array& x, mx::Stream s);
+  friend bool known_row_contiguous(const mx::array& x);
 };
 
 /** The outputs of one of our lazy nodes as a graph of MLX's own ops. */
@@ -156,6 +161,9 @@ void require_kernel_dtype(const char* op, mx::Dtype dtype);
 
 /** Throws for rank 0 and for an empty last axis. */
 void require_last_axis(const char* op, const mx::array& x);
+
+/** Whether x will be row-contiguous once evaluated. */
+bool known_row_contiguous(const mx::array& x);
 
 /** x if it is known to be row-contiguous once evaluated, else a node that copies if needed. */
 mx::array row_contiguous(const mx::array& x, mx::Stream s);

@@ -86,3 +86,13 @@ pub(super) fn scaled_dot_product_attention(
     }
     ops::attention(queries, &keys.dequantized()?, &values.dequantized()?, options)
 }
+
+/// The results of attention `[batch, heads, time, head_dim]` as `[batch, time, heads * head_dim]`.
+pub(super) fn join_heads(attended: &Array) -> Result<Array> {
+    let (batch, heads, time, features) = attended.dims4()?;
+    let joined = [batch, time, heads * features];
+    match time {
+        1 => attended.reshape(joined),
+        _ => attended.transpose([0, 2, 1, 3])?.reshape(joined),
+    }
+}

@@ -3,8 +3,8 @@ use std::cell::RefCell;
 use crate::array::{Array, Block};
 use crate::error::Result;
 
-use super::attention::{Attention, scaled_dot_product_attention};
-use super::cache::{AttentionInputs, AttentionMask, Heads, LayerCache};
+use super::attention::{Attention, join_heads, scaled_dot_product_attention};
+use super::cache::{AttentionInputs, AttentionMask, LayerCache};
 use super::config::Config;
 use super::linear::{Change, Fusion, Linear, Norm};
 use super::mlp::Mlp;
@@ -50,19 +50,12 @@ impl DecoderLayer {
         cache: &mut LayerCache,
     ) -> Result<Array> {
         let Self { input_layernorm, self_attn, post_attention_layernorm, mlp, parts } = self;
-        let Heads { heads, head_dim, .. } = self_attn.heads;
-        let (batch, time) = (x.dim(0)?, x.dim(1)?);
-
         let qkv = self_attn.norm_heads(self_attn.qkv_proj.forward(x, input_layernorm)?)?;
         let AttentionInputs { queries, keys, values } =
             cache.append(&qkv, self_attn.heads, &self_attn.rope)?;
         let queries = parts.whole_groups(queries)?;
         let attended = scaled_dot_product_attention(&queries, &keys, &values, mask)?;
-        let attended = parts.own_queries(attended)?.transpose([0, 2, 1, 3])?.reshape([
-            batch,
-            time,
-            heads * head_dim,
-        ])?;
+        let attended = join_heads(&parts.own_queries(attended)?)?;
         let attended = parts.gather(attended, Axis::Heads)?;
         let h = self_attn.o_proj.forward(&attended, Fusion::residual(&parts.own(x)?))?;
         let h = parts.gather(h, Axis::Hidden)?;

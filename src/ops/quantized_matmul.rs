@@ -1,3 +1,4 @@
+use super::dequantize;
 use crate::array::{Array, from_list, or_null, to_list};
 use crate::dtype::Dtype;
 use crate::error::{Error, Result};
@@ -162,6 +163,12 @@ impl QuantizedWeight {
     pub fn take_rows(&self, ids: &Array, dtype: Dtype) -> Result<Array> {
         let taken: Vec<Array> =
             self.arrays().map(|part| part.take(ids, 0)).collect::<Result<_>>()?;
+        if let [packed, scales, biases] = taken.as_slice()
+            && [scales.dtype(), biases.dtype()] == [dtype; 2]
+        {
+            // One node with the bits of MLX's unpacking, which takes many nodes on a CPU.
+            return dequantize(packed, scales, biases, self.group_size, self.bits);
+        }
         let list = to_list(&taken);
         Array::from_bridge(ffi::unpack_matrix(&list, &self.layout(), dtype.into()))
     }

@@ -81,6 +81,18 @@ impl KvLayout {
         self.stored("values", state, 1, len)
     }
 
+    /// The [`keys`](Self::keys) and the [`values`](Self::values), by fewer nodes.
+    pub(crate) fn keys_and_values(&self, state: &Array, len: i32) -> Result<[Array; 2]> {
+        if !(0..=self.capacity).contains(&len) {
+            return Ok([self.keys(state, len)?, self.values(state, len)?]);
+        }
+        self.check("keys_and_values", state)?;
+        let shape = [state.dim(0)?, 2 * self.kv_heads, self.capacity, self.head_dim];
+        let all = state.i((.., self.area()..))?.reshape(shape)?;
+        let of_heads = |heads: std::ops::Range<i32>| all.i((.., heads, ..len));
+        Ok([of_heads(0..self.kv_heads)?, of_heads(self.kv_heads..2 * self.kv_heads)?])
+    }
+
     fn stored(&self, what: &str, state: &Array, part: i32, len: i32) -> Result<Array> {
         if !(0..=self.capacity).contains(&len) {
             return Err(Error::argument(

@@ -51,6 +51,7 @@ mod logsumexp;
 mod lora;
 mod masked_softmax;
 mod memory;
+mod one_stream;
 mod operators;
 mod printing;
 mod prose;

@@ -67,7 +67,7 @@ impl KvBuffer {
 
     /// The keys and values of the first `len` positions of the capacity.
     pub fn stored(&self, len: i32) -> Result<[Array; 2]> {
-        Ok([self.layout.keys(&self.array, len)?, self.layout.values(&self.array, len)?])
+        self.layout.keys_and_values(&self.array, len)
     }
 
     /// Keeps the texts of the batch at the indices `rows`.

@@ -101,6 +101,12 @@ impl Level {
         self.dots_bf16()
     }
 
+    /// Whether this level multiplies a few rows of 16-bit x with packed weights in integers. The
+    /// processors with tiles add up products of bytes six times as fast as those of bf16 pairs.
+    pub fn adds_digits(self) -> bool {
+        self.multiplies_tiles()
+    }
+
     /// Whether this level multiplies tiles ([`TileProduct`](crate::simd::tiles::TileProduct)).
     pub fn multiplies_tiles(self) -> bool {
         #[cfg(target_arch = "x86_64")]

@@ -29,6 +29,16 @@ pub(super) struct Operands<'a> {
 const AHEAD: usize = 8192;
 
 impl Operands<'_> {
+    /// The row that is `rows` rows below.
+    #[inline(always)]
+    pub fn below<D: Dots>(mut self, rows: usize) -> Self {
+        let scales = rows * (self.axis / self.group) * D::SCALE_BYTES;
+        self.packed = self.packed.wrapping_add(rows * (self.axis * D::BITS / 8));
+        self.scales = self.scales.wrapping_add(scales);
+        self.biases = self.biases.wrapping_add(scales);
+        self
+    }
+
     /// Prefetches the scales and biases that belong to weights `AHEAD` bytes after the groups from
     /// `at` on, since hardware prefetchers do not follow two more streams this slow.
     #[inline(always)]
@@ -46,7 +56,7 @@ pub(super) fn prefetch_weights(chunk: *const u8, bytes: usize) {
 }
 
 /// How a row of weights is multiplied.
-pub(super) trait Dots {
+pub(super) trait Dots: Sized {
     const BITS: usize;
     const SCALE_BYTES: usize;
 
@@ -55,6 +65,20 @@ pub(super) trait Dots {
     /// # Safety
     /// The operands are those of a row of the call, prepared in this trait's order.
     unsafe fn dot<V: F32x16, const M: usize>(row: Operands, rows: [usize; M]) -> [V; M];
+
+    /// Multiplies `count` rows of weights, at most sixteen, with row `m` of x.
+    ///
+    /// # Safety
+    /// The contract of [`dot`](Self::dot), for each of the rows from `first` on.
+    #[inline(always)]
+    unsafe fn block<V: F32x16>(first: Operands, m: usize, count: usize) -> [V; LANES] {
+        let mut sums = [V::splat(0.0); LANES];
+        for (column, sum) in sums.iter_mut().enumerate().take(count) {
+            // SAFETY: the caller's contract.
+            [*sum] = unsafe { Self::dot::<V, 1>(first.below::<Self>(column), [m]) };
+        }
+        sums
+    }
 }
 
 pub(super) struct Columns<'a, T> {
@@ -139,38 +163,42 @@ impl<T: Float> Columns<'_, T> {
         band: &Range<usize>,
     ) -> [V; B] {
         let call = self.call;
-        let row_bytes = call.axis * D::BITS / 8;
-        let scale_bytes = call.axis / call.group * D::SCALE_BYTES;
+        let first = Operands {
+            packed: weights.packed,
+            scales: weights.scales,
+            biases: weights.biases,
+            axis: call.axis,
+            group: call.group,
+            prepared: self.prepared,
+        };
+        let first = first.below::<D>(at);
         let mut sums = [[V::splat(0.0); LANES]; B];
-        for column in 0..count {
-            let row = at + column;
-            let operands = Operands {
-                packed: weights.packed.wrapping_add(row * row_bytes),
-                scales: weights.scales.wrapping_add(row * scale_bytes),
-                biases: weights.biases.wrapping_add(row * scale_bytes),
-                axis: call.axis,
-                group: call.group,
-                prepared: self.prepared,
-            };
-            let mut m = band.start;
-            while m < band.end {
-                // Two or three rows cost as much as four, since decoding the weights dominates.
-                let rows = if V::SMALL { 1 } else { (band.end - m).min(TOGETHER) };
-                let to = &mut sums[m - band.start..];
-                // SAFETY: the row is one of the weights', the rows of x are the call's.
-                unsafe {
-                    if rows == 1 || V::SMALL {
-                        to[0][column] = D::dot::<V, 1>(operands, [m])[0];
-                    } else {
-                        let last = band.end - 1;
-                        let four = [m, last.min(m + 1), last.min(m + 2), last.min(m + 3)];
-                        let dots = D::dot::<V, TOGETHER>(operands, four);
-                        for i in 0..rows {
-                            to[i][column] = dots[i];
+        if B == 1 || V::SMALL {
+            // SAFETY: the rows are some of the weights', the row of x is the call's.
+            sums[0] = unsafe { D::block::<V>(first, band.start, count) };
+        } else {
+            for column in 0..count {
+                let operands = first.below::<D>(column);
+                let mut m = band.start;
+                while m < band.end {
+                    // Two or three rows cost as much as four, since decoding dominates.
+                    let rows = (band.end - m).min(TOGETHER);
+                    let last = band.end - 1;
+                    let four = [m, last.min(m + 1), last.min(m + 2), last.min(m + 3)];
+                    let to = &mut sums[m - band.start..];
+                    // SAFETY: the row is one of the weights', the rows of x are the call's.
+                    unsafe {
+                        if rows == 1 {
+                            to[0][column] = D::dot::<V, 1>(operands, [m])[0];
+                        } else {
+                            let dots = D::dot::<V, TOGETHER>(operands, four);
+                            for i in 0..rows {
+                                to[i][column] = dots[i];
+                            }
                         }
                     }
+                    m += rows;
                 }
-                m += rows;
             }
         }
         let mut block = [V::splat(0.0); B];

@@ -5,6 +5,7 @@
 #[cfg(target_arch = "x86_64")]
 mod avx512bf16;
 mod columns;
+mod digits;
 mod dot;
 mod finish;
 mod format;
@@ -13,6 +14,7 @@ mod prefill;
 mod prepare;
 
 use std::marker::PhantomData;
+use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::Machine;
@@ -241,6 +243,20 @@ impl Order {
 pub const FEW_ROWS: usize = 8;
 
 unsafe fn run<T: Float, F: Format>(machine: Machine, call: &Call) {
+    // SAFETY: the caller's contract.
+    let finish = unsafe { Finish::<T>::new(machine, call) };
+    let finish = &finish;
+    if F::AFFINE && F::BITS.is_power_of_two() && digits::takes::<T>(machine, call) {
+        // SAFETY: the caller's contract.
+        if let Some(prepared) = &unsafe { digits::prepare::<T, F>(machine, call) } {
+            return each_range::<F>(machine, call, &|range| {
+                let columns = Columns::<T> { call, prepared, finish, range };
+                let kernel = InDigits::<T, F> { columns, format: PhantomData };
+                // SAFETY: the caller's contract; the ranges of columns are disjoint.
+                unsafe { machine.level.run(kernel) };
+            });
+        }
+    }
     let half = T::IS_BF16 && machine.level.dots_bf16();
     let order = if half {
         // Twice as many lanes of sixteen bits, each with half as many weights.
@@ -249,26 +265,30 @@ unsafe fn run<T: Float, F: Format>(machine: Machine, call: &Call) {
         Order { lanes: LANES, per_lane: F::PER_LANE, half }
     };
     // SAFETY: the caller's contract.
-    let prepared = unsafe { prepare::prepare::<T>(machine, call, order) };
-    // SAFETY: the caller's contract.
-    let finish = unsafe { Finish::<T>::new(machine, call) };
+    let prepared = &unsafe { prepare::prepare::<T>(machine, call, order) };
+    each_range::<F>(machine, call, &|range| {
+        // SAFETY: the caller's contract; the ranges of columns are disjoint.
+        unsafe {
+            #[cfg(target_arch = "x86_64")]
+            if half {
+                let finish = finish.of::<super::element::Bf16>();
+                return avx512bf16::run::<F>(Columns { call, prepared, finish, range });
+            }
+            let columns = Columns::<T> { call, prepared, finish, range };
+            machine.level.run(Decoded::<T, F> { columns, format: PhantomData });
+        }
+    });
+}
+
+/// Divides the columns of the result among the threads.
+fn each_range<F: Format>(machine: Machine, call: &Call, run: &(dyn Fn(Range<usize>) + Sync)) {
     let products = if call.join == Join::Swiglu { 2 } else { 1 };
     let bytes = products * call.axis * F::BITS as usize / 8;
     // A core reads about twenty bytes per nanosecond; each further row of x costs half the first.
     let work = bytes * (1 + call.rows.div_ceil(2)) / 2 / 2 + 10;
     let columns = call.columns();
     machine.pool.for_each(columns.div_ceil(LANES), LANES * work, &|blocks| {
-        let range = LANES * blocks.start..columns.min(LANES * blocks.end);
-        // SAFETY: the caller's contract; the ranges of columns are disjoint.
-        unsafe {
-            #[cfg(target_arch = "x86_64")]
-            if half {
-                let finish = finish.of::<super::element::Bf16>();
-                return avx512bf16::run::<F>(Columns { call, prepared: &prepared, finish, range });
-            }
-            let columns = Columns::<T> { call, prepared: &prepared, finish: &finish, range };
-            machine.level.run(Decoded::<T, F> { columns, format: PhantomData });
-        }
+        run(LANES * blocks.start..columns.min(LANES * blocks.end));
     });
 }
 
@@ -285,5 +305,22 @@ impl<T: Float, F: Format> Kernel for Decoded<'_, T, F> {
     unsafe fn run<V: F32x16>(self) {
         // SAFETY: the caller's contract.
         unsafe { self.columns.run::<V, dot::Decode<T, F>>() }
+    }
+}
+
+/// Computes the columns in integers.
+struct InDigits<'a, T, F> {
+    columns: Columns<'a, T>,
+    format: PhantomData<F>,
+}
+
+impl<T: Float, F: Format> Kernel for InDigits<'_, T, F> {
+    const BF16: bool = true;
+    const ONLY_BF16: bool = true;
+
+    #[inline(always)]
+    unsafe fn run<V: F32x16>(self) {
+        // SAFETY: the caller's contract.
+        unsafe { self.columns.run::<V, digits::Digits<T, F>>() }
     }
 }

@@ -53,6 +53,17 @@ impl Drop for Prepared {
     }
 }
 
+impl Prepared {
+    /// Takes the scratch for `rows` rows of `row_bytes` bytes and `sums` sums each.
+    pub fn new(rows: usize, row_bytes: usize, sums: usize) -> Self {
+        let sums_at = (rows * row_bytes).next_multiple_of(LINE);
+        let bytes = sums_at + rows * sums * size_of::<f32>();
+        let mut lines = SCRATCH.take();
+        lines.resize(bytes.div_ceil(LINE), Line([0; LINE]));
+        Self { lines, row_bytes, sums_at, sums }
+    }
+}
+
 /// Prepares all rows of x, in the element type that `order` specifies.
 ///
 /// # Safety
@@ -62,11 +73,8 @@ pub(super) unsafe fn prepare<T: Float>(machine: Machine, call: &Call, order: Ord
     let padded = call.axis.div_ceil(chunk) * chunk;
     let row_bytes = padded * order.element_bytes();
     let sums = (call.axis / call.group).div_ceil(LANES) * LANES;
-    let sums_at = call.rows * row_bytes;
-    let bytes = sums_at + call.rows * sums * size_of::<f32>();
-    let mut lines = SCRATCH.take();
-    lines.resize(bytes.div_ceil(LINE), Line([0; LINE]));
-    let prepared = Prepared { lines, row_bytes, sums_at, sums };
+    let prepared = Prepared::new(call.rows, row_bytes, sums);
+    let sums_at = prepared.sums_at;
 
     let at = Shared(prepared.lines.as_ptr().cast_mut().cast::<u8>());
     // An element takes a nanosecond; several rows are worth sharing.
@@ -110,31 +118,10 @@ impl<T: Float> Kernel for Fill<'_, T> {
     #[inline(always)]
     unsafe fn run<V: F32x16>(self) {
         let plain = self.plain.as_mut_ptr();
-        // SAFETY: the axis is a multiple of 32, so every block of sixteen lies within the row, the
-        // plain copy, and one group.
+        // SAFETY: the caller's contract; the plain copy has room for the row.
         unsafe {
-            let inverse = self.weight.map(|(weight, eps)| {
-                (weight, V::splat(rms_norm::inverse_rms::<V, T>(self.x, self.axis, eps)))
-            });
-            for at in (0..self.axis).step_by(LANES) {
-                let mut lanes = T::load::<V>(self.x.add(at));
-                if let Some((weight, inverse)) = inverse {
-                    lanes = T::round(T::round(lanes * inverse) * T::load(weight.add(at)));
-                }
-                lanes.store(plain.add(at));
-            }
-            let groups = self.axis / self.group;
-            for index in 0..self.sum_count {
-                let mut sum = 0.0;
-                if index < groups {
-                    let mut lanes = V::splat(0.0);
-                    for at in (0..self.group).step_by(LANES) {
-                        lanes = lanes + V::load(plain.add(index * self.group + at));
-                    }
-                    sum = lanes.reduce_add();
-                }
-                *self.sums.add(index) = sum;
-            }
+            normalize::<V, T>(self.x, self.weight, self.axis, plain);
+            group_sums::<V>(plain, self.axis, self.group, self.sums, self.sum_count);
         }
         if self.order.half {
             // The upper half is the number itself: these are bf16.
@@ -149,6 +136,57 @@ impl<T: Float> Kernel for Fill<'_, T> {
                 // SAFETY: as above.
                 unsafe { *floats.add(to) = *plain.add(from) };
             });
+        }
+    }
+}
+
+/// Writes a row in f32, normalized and rounded if there is a norm of a weight and an epsilon.
+///
+/// # Safety
+/// `x`, the weight and `plain` have `axis` elements, a multiple of sixteen.
+#[inline(always)]
+pub(super) unsafe fn normalize<V: F32x16, T: Float>(
+    x: *const T,
+    norm: Option<(*const T, f32)>,
+    axis: usize,
+    plain: *mut f32,
+) {
+    // SAFETY: the caller's contract.
+    unsafe {
+        let inverse = norm
+            .map(|(weight, eps)| (weight, V::splat(rms_norm::inverse_rms::<V, T>(x, axis, eps))));
+        for at in (0..axis).step_by(LANES) {
+            let mut lanes = T::load::<V>(x.add(at));
+            if let Some((weight, inverse)) = inverse {
+                lanes = T::round(T::round(lanes * inverse) * T::load(weight.add(at)));
+            }
+            lanes.store(plain.add(at));
+        }
+    }
+}
+
+/// Writes the sums of a row's groups, then zeros, `count` in all.
+///
+/// # Safety
+/// `x` has `axis` elements, in groups of a multiple of sixteen; `sums` has room.
+#[inline(always)]
+pub(super) unsafe fn group_sums<V: F32x16>(
+    x: *const f32,
+    axis: usize,
+    group: usize,
+    sums: *mut f32,
+    count: usize,
+) {
+    for index in 0..count {
+        let mut lanes = V::splat(0.0);
+        // SAFETY: the caller's contract.
+        unsafe {
+            if index < axis / group {
+                for at in (0..group).step_by(LANES) {
+                    lanes = lanes + V::load(x.add(index * group + at));
+                }
+            }
+            *sums.add(index) = lanes.reduce_add();
         }
     }
 }

@@ -3,6 +3,8 @@ use mlx_primitives_kernels::element::{Bf16, F16};
 use mlx_primitives_kernels::quantized_matmul::*;
 use mlx_primitives_kernels::simd::Level;
 
+mod extremes;
+
 const FORMATS: [(Mode, u32); 9] = [
     (Mode::Affine, 2),
     (Mode::Affine, 3),
@@ -328,41 +330,4 @@ fn products_of_bytes_in_f16() {
 #[test]
 fn products_of_bytes_in_bf16() {
     products_of_bytes::<Bf16>();
-}
-
-/// Groups of zeros, of the least and the largest numbers, and of what is no number.
-#[test]
-fn bytes_of_extreme_groups() {
-    let (group, axis, rows) = (32, 128, 9);
-    let matrix = Matrix::<f32>::random((Mode::Affine, 4), 16, axis, group);
-    let weights = [matrix.weights()];
-    for machine in byte_machines() {
-        for (value, finite) in [
-            (0.0, true),
-            (f32::from_bits(1), true),
-            (f32::MIN_POSITIVE, true),
-            (1e37, true),
-            (f32::NAN, false),
-            (f32::INFINITY, false),
-            (f32::NEG_INFINITY, false),
-        ] {
-            let mut x = vec![0.0f32; rows * axis];
-            x[axis + group + 5] = value;
-            let mut out = vec![1.0f32; rows * 16];
-            let call = plain((Mode::Affine, 4), group, &x, axis, &weights, &mut out);
-            // SAFETY: the buffers above.
-            unsafe { int8::run::<f32>(machine, &call) };
-            let what = format!("{value} {:?}", machine.level);
-            let (want, reach) = matrix.times(&wide(&x), axis);
-            for (i, &got) in out.iter().enumerate() {
-                if i / 16 != 1 || finite {
-                    // The one element is the group's largest: 127 steps of a 127th of it.
-                    let bound = reach[i] * 1e-6 + 1e-37;
-                    assert!((f64::from(got) - want[i]).abs() <= bound, "{what}: {got} at {i}");
-                } else {
-                    assert!(!got.is_finite(), "{what}: {got} at {i}");
-                }
-            }
-        }
-    }
 }

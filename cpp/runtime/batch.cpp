@@ -1,0 +1,120 @@
+#include "runtime/batch.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "mlx/backend/cpu/encoder.h"
+#include "runtime/node.h"
+#include "runtime/process.h"
+
+namespace mlx_primitives {
+
+namespace {
+
+/**
+ * The first batch is small, so that the stream's thread begins early. Later ones are larger: it
+ * then rarely runs out of calls, after which it would have to be woken.
+ */
+constexpr size_t FIRST = 8;
+constexpr size_t MOST = 32;
+
+/** The number of unfinished tasks of a stream above which its thread waits. */
+constexpr int MOST_TASKS = 32;
+
+thread_local Batch* innermost = nullptr;
+
+} // namespace
+
+Batch::Batch(mx::Stream stream)
+    : stream_(stream), given_(given_to(stream)), full_(FIRST), outer_(innermost) {
+  std::erase_if(given_.uses, [](const auto& item) { return item.second.expired(); });
+  innermost = this;
+}
+
+Batch::~Batch() {
+  innermost = outer_;
+}
+
+Batch* Batch::current() {
+  return innermost;
+}
+
+void Batch::add(std::function<void()> call) {
+  items_.push_back({std::move(call)});
+  ++calls_;
+}
+
+void Batch::keep(const mx::array& array) {
+  if (items_.empty()) {
+    items_.push_back({});
+  }
+  const auto& memory = array.data_shared_ptr();
+  std::shared_ptr<void> kept = memory;
+  if (auto found = given_.uses.find(memory.get()); found != given_.uses.end()) {
+    auto use = found->second.lock();
+    if (!use) {
+      found->second = use = std::make_shared<Use>(memory);
+    }
+    kept = std::move(use);
+  }
+  items_.back().memory.push_back(std::move(kept));
+}
+
+void Batch::updated(const mx::array& state) {
+  given_.uses.try_emplace(state.data_shared_ptr().get());
+}
+
+bool Batch::only_calls_use(const mx::array& state) const {
+  const auto& memory = state.data_shared_ptr();
+  // This order is safe, because the stream's thread may end a use at any time, and none begins.
+  bool once = memory.use_count() == 2 && memory->is_owned();
+  auto found = given_.uses.find(memory.get());
+  bool in_calls = once && found != given_.uses.end() && !found->second.expired();
+  return in_calls && node_of(state).use_count() == 2; // one is the temporary
+}
+
+void Batch::flush() {
+  if (items_.empty()) {
+    return;
+  }
+  calls_ = 0;
+  auto items = std::make_shared<std::vector<Item>>(std::exchange(items_, {}));
+  ++*given_.tasks;
+  mx::cpu::get_command_encoder(stream_).dispatch([items = std::move(items), tasks = given_.tasks] {
+    for (auto& item : *items) {
+      if (item.call && !abandoned()) {
+        item.call();
+      }
+      item = {}; // the memory can be used again
+    }
+    --*tasks;
+    tasks->notify_all();
+  });
+}
+
+Batch::Given& Batch::given_to(mx::Stream stream) {
+  thread_local std::unordered_map<int, Given> all; // by the index of the stream
+  return all[stream.index];
+}
+
+void Batch::wait_for_tasks(mx::Stream stream) {
+  auto& tasks = *given_to(stream).tasks;
+  for (int left = tasks; left > MOST_TASKS; left = tasks) {
+    tasks.wait(left);
+  }
+}
+
+void Batch::flush_calls() {
+  if (calls_ > 0) {
+    flush();
+  }
+}
+
+void Batch::flush_if_full() {
+  if (items_.size() >= full_) {
+    flush();
+    full_ = std::min(2 * full_, MOST);
+  }
+}
+
+} // namespace mlx_primitives

@@ -1,0 +1,89 @@
+// Calls of CPU kernels that reach the stream's thread together.
+#pragma once
+
+#include <atomic>
+#include <functional>
+#include <memory>
+#include <unordered_map>
+#include <vector>
+
+#include "mlx/array.h"
+#include "mlx/stream.h"
+
+namespace mlx_primitives {
+
+namespace mx = mlx::core;
+
+/**
+ * Collects the calls that this thread queues on a CPU stream, and hands several at a time to the
+ * stream's thread. Each task costs two locks and, if the thread sleeps, a wake-up, which takes
+ * longer than a small kernel. The calls run in their order. A task that does not go through the
+ * batch may only be queued after `flush_calls`.
+ */
+class Batch {
+ public:
+  explicit Batch(mx::Stream stream);
+  ~Batch();
+  Batch(const Batch&) = delete;
+  Batch& operator=(const Batch&) = delete;
+
+  /** The innermost batch of this thread, or null. */
+  static Batch* current();
+
+  void add(std::function<void()> call);
+
+  /** Keeps an array's memory until the tasks and calls that were queued before have run. */
+  void keep(const mx::array& array);
+
+  /** Notes that ops update the memory of `state`, which has been computed, in place. */
+  void updated(const mx::array& state);
+
+  /**
+   * Whether nothing but `state`, which is an input of one op, and queued calls of this stream use
+   * the memory of `state`. A call that is added now runs after those, so it may change the memory.
+   */
+  bool only_calls_use(const mx::array& state) const;
+
+  /** Hands over all that was collected. */
+  void flush();
+
+  /** Hands over all that was collected, if there is a call among it. */
+  void flush_calls();
+
+  /** Hands over all that was collected, if it is much. */
+  void flush_if_full();
+
+  /**
+   * Waits until few of the tasks are left that batches of this thread gave to a stream. Evaluations
+   * that nobody waits for then take a bounded amount of memory.
+   */
+  static void wait_for_tasks(mx::Stream stream);
+
+ private:
+  struct Item {
+    std::function<void()> call; // may be empty
+    std::vector<std::shared_ptr<void>> memory{};
+  };
+
+  /** Queued calls share this hold on a memory, so that they count as one of its holders. */
+  struct Use {
+    std::shared_ptr<mx::array::Data> memory;
+  };
+  using Uses = std::unordered_map<const void*, std::weak_ptr<Use>>; // by memory
+
+  /** The memory that tasks of this thread use on a stream, and the number of those tasks. */
+  struct Given {
+    Uses uses;
+    std::shared_ptr<std::atomic<int>> tasks = std::make_shared<std::atomic<int>>(0); // unfinished
+  };
+  static Given& given_to(mx::Stream stream);
+
+  mx::Stream stream_;
+  Given& given_;
+  std::vector<Item> items_;
+  size_t calls_ = 0; // among the items
+  size_t full_;
+  Batch* outer_;
+};
+
+} // namespace mlx_primitives

@@ -1,0 +1,278 @@
+#include "runtime/one_stream.h"
+
+#include <algorithm>
+#include <exception>
+#include <initializer_list>
+#include <memory>
+#include <string_view>
+#include <unordered_set>
+#include <utility>
+
+#include "mlx/backend/cpu/encoder.h"
+#include "mlx/mlx.h"
+#include "mlx/primitives.h"
+#include "runtime/batch.h"
+#include "runtime/primitive.h"
+
+namespace mlx_primitives {
+
+namespace {
+
+/** Graphs whose results have more bytes than this in all are left to MLX, which bounds its memory.
+ */
+constexpr size_t MOST_BYTES = 16 << 20;
+
+/** Whether an op of MLX only sets shape and strides: never, for rows without gaps, or always. */
+enum class View { no, of_rows, always };
+
+View kind_of(const mx::Primitive& primitive) {
+  using Names = std::initializer_list<std::string_view>;
+  auto among = [name = std::string_view(primitive.name())](Names names) {
+    return std::find(names.begin(), names.end(), name) != names.end();
+  };
+  if (among({"Broadcast", "ExpandDims", "Slice", "Squeeze", "Transpose"})) {
+    return View::always;
+  }
+  return among({"Contiguous", "Flatten", "Reshape", "Unflatten"}) ? View::of_rows : View::no;
+}
+
+/** Gives an array the memory of its input, where that needs no task. */
+bool becomes_view(mx::array& array, std::vector<mx::array>& outputs) {
+  auto& inputs = array.inputs();
+  auto kind = kind_of(array.primitive());
+  if (kind == View::no || inputs.size() != 1 || array.size() == 0) {
+    return false;
+  }
+  auto& input = inputs[0];
+  if (kind == View::of_rows && !input.flags().row_contiguous) {
+    return false;
+  }
+  if (array.primitive().name() == std::string_view("Contiguous")) {
+    constexpr size_t spare = 16384; // a view must not keep much more memory than it needs
+    bool shares = input.buffer_size() <= array.nbytes() + spare;
+    if (shares) {
+      array.copy_shared_buffer(input);
+    }
+    return shares;
+  }
+  array.primitive().eval_cpu(inputs, outputs);
+  return true;
+}
+
+/** The bytes that an array that is not evaluated will probably take, besides those of its inputs.
+ */
+size_t new_bytes(const mx::array& array) {
+  auto& primitive = array.primitive();
+  auto* ours = dynamic_cast<const FusedPrimitive*>(&primitive);
+  bool shared = ours ? ours->updates_input() : kind_of(primitive) != View::no;
+  return shared ? 0 : array.nbytes();
+}
+
+/** The arrays of a graph that are not computed yet, each after its inputs. */
+class Tape {
+ public:
+  std::vector<mx::array> arrays;
+
+  explicit Tape(mx::Stream stream) : stream_(stream) {
+    seen_.reserve(512); // about the arrays of a decoded token
+  }
+
+  /** Appends an array and what it is computed from; returns false for a graph left to MLX. */
+  bool append(mx::array& root) {
+    if (!enter(root)) {
+      return false;
+    }
+    while (!path_.empty()) {
+      auto& [array, next] = path_.back();
+      if (next < array->inputs().size()) {
+        if (!enter(array->inputs()[next++])) {
+          return false;
+        }
+      } else {
+        arrays.push_back(*array);
+        path_.pop_back();
+      }
+    }
+    return true;
+  }
+
+  size_t bytes() const {
+    return bytes_;
+  }
+
+ private:
+  mx::Stream stream_;
+  std::vector<std::pair<mx::array*, size_t>> path_; // with the index of the next input
+  std::unordered_set<uintptr_t> seen_;
+  size_t bytes_ = 0;
+
+  bool enter(mx::array& array) {
+    if (array.status() != mx::array::Status::unscheduled) {
+      bool ready =
+          array.is_available() || (array.event().valid() && array.event().stream() == stream_);
+      if (array.has_primitive() && !array.is_tracer()) {
+        array.detach();
+      }
+      return ready;
+    }
+    if (!array.has_primitive() || array.is_tracer() || array.primitive().stream() != stream_) {
+      return false;
+    }
+    if (seen_.insert(array.id()).second) {
+      bytes_ += new_bytes(array);
+      for (const auto& sibling : array.siblings()) {
+        seen_.insert(sibling.id());
+        bytes_ += sibling.nbytes();
+      }
+      path_.emplace_back(&array, 0);
+    }
+    return true;
+  }
+};
+
+/** Keeps the memory of arrays until what was queued before has run. */
+void keep_all(const std::vector<mx::array>& arrays, Batch& batch) {
+  for (const auto& array : arrays) {
+    if (array.data_shared_ptr()) {
+      batch.keep(array);
+    }
+  }
+}
+
+/** Queues what computes an array: to the batch, or behind it. */
+void queue_one(mx::array& array, Batch& batch) {
+  auto& primitive = array.primitive();
+  auto outputs = array.outputs();
+  if (becomes_view(array, outputs)) {
+    return;
+  }
+  bool ours = dynamic_cast<FusedPrimitive*>(&primitive);
+  if (!ours) {
+    batch.flush_calls();
+  }
+  try {
+    primitive.eval_cpu(array.inputs(), outputs);
+  } catch (...) {
+    keep_all(array.inputs(), batch);
+    throw;
+  }
+  auto keep = [&](const mx::array& other) {
+    // As in MLX, nothing but the array holds its memory: the next op may take it over.
+    if (other.data_shared_ptr() != array.data_shared_ptr()) {
+      batch.keep(other);
+    }
+  };
+  for (const auto* others : {&std::as_const(array).inputs(), &std::as_const(array).siblings()}) {
+    std::for_each(others->begin(), others->end(), keep);
+  }
+  if (!ours) {
+    auto& encoder = mx::cpu::get_command_encoder(primitive.stream());
+    for (const auto& temporary : std::exchange(encoder.temporaries(), {})) {
+      batch.keep(temporary);
+    }
+  }
+  batch.flush_if_full();
+}
+
+/**
+ * The one array that MLX evaluates. MLX signals its event after the tasks that `eval_cpu` queued,
+ * so it serves for all of them.
+ */
+class Queue : public mx::Primitive {
+ public:
+  Queue(mx::Stream stream, std::vector<mx::array> tape, std::vector<mx::array> roots)
+      : mx::Primitive(stream), tape_(std::move(tape)), roots_(std::move(roots)) {}
+
+  void eval_cpu(const std::vector<mx::array>&, std::vector<mx::array>& outputs) override {
+    auto event = outputs[0].event();
+    size_t before = mx::get_active_memory();
+    Batch batch(stream());
+    size_t at = 0;
+    try {
+      if (!event.valid()) {
+        refuse(name(), "expected MLX to attach an event, got none");
+      }
+      while (at < tape_.size()) {
+        auto array = std::move(tape_[at++]); // nothing else holds it once it has its memory
+        all(array, [&](const mx::array& output) { output.attach_event(event); });
+        queue_one(array, batch);
+        all(array,
+            [](const mx::array& output) { output.set_status(mx::array::Status::evaluated); });
+        array.detach();
+        if (mx::get_active_memory() > before + 2 * MOST_BYTES) { // more than was foreseen
+          batch.flush();
+          Batch::wait_for_tasks(stream());
+        }
+      }
+    } catch (...) {
+      // The event must be signaled for the arrays before this one.
+      error_ = std::current_exception();
+    }
+    // A call keeps the memory that it reads, but not its results. Nothing keeps those of the roots
+    // and, after an error, those that calls were to read which were not reached.
+    for (; at < tape_.size(); ++at) {
+      keep_all(tape_[at].inputs(), batch);
+    }
+    keep_all(std::exchange(roots_, {}), batch);
+    batch.flush();
+  }
+
+  void eval_gpu(const std::vector<mx::array>&, std::vector<mx::array>&) override {
+    refuse(name(), "expected a stream of the CPU, got one of a GPU");
+  }
+
+  const char* name() const override {
+    return "Queue";
+  }
+
+  const std::exception_ptr& error() const {
+    return error_;
+  }
+
+ private:
+  std::vector<mx::array> tape_;
+  std::vector<mx::array> roots_; // the arrays that were asked for
+  std::exception_ptr error_;
+
+  static void all(const mx::array& array, const auto& action) {
+    action(array);
+    for (const auto& sibling : array.siblings()) {
+      action(sibling);
+    }
+  }
+};
+
+} // namespace
+
+bool queue_on_one_stream(const std::vector<mx::array>& arrays) {
+  auto left = std::find_if(arrays.begin(), arrays.end(), [](const mx::array& array) {
+    return array.status() == mx::array::Status::unscheduled && array.has_primitive();
+  });
+  if (left == arrays.end() || simulating()) {
+    return false;
+  }
+  auto stream = left->primitive().stream();
+  if (stream.device != mx::Device::cpu) {
+    return false;
+  }
+  Tape tape(stream);
+  auto roots = arrays;
+  for (auto& root : roots) {
+    if (!tape.append(root)) {
+      return false;
+    }
+  }
+  size_t bytes = tape.bytes();
+  if (bytes > MOST_BYTES || mx::get_active_memory() + bytes > mx::get_memory_limit()) {
+    return false;
+  }
+  auto queue = std::make_shared<Queue>(stream, std::move(tape.arrays), std::move(roots));
+  mx::async_eval({mx::array(mx::Shape{}, mx::bool_, queue, std::vector<mx::array>{})});
+  if (queue->error()) {
+    std::rethrow_exception(queue->error());
+  }
+  Batch::wait_for_tasks(stream);
+  return true;
+}
+
+} // namespace mlx_primitives

@@ -1,0 +1,123 @@
+use super::*;
+
+/// Groups of zeros, of the least and the largest numbers, and of what is no number.
+#[test]
+fn bytes_of_extreme_groups() {
+    let (group, axis, rows) = (32, 128, 9);
+    let matrix = Matrix::<f32>::random((Mode::Affine, 4), 16, axis, group);
+    let weights = [matrix.weights()];
+    for machine in byte_machines() {
+        for (value, finite) in [
+            (0.0, true),
+            (f32::from_bits(1), true),
+            (f32::MIN_POSITIVE, true),
+            (1e37, true),
+            (f32::NAN, false),
+            (f32::INFINITY, false),
+            (f32::NEG_INFINITY, false),
+        ] {
+            let mut x = vec![0.0f32; rows * axis];
+            x[axis + group + 5] = value;
+            let mut out = vec![1.0f32; rows * 16];
+            let call = plain((Mode::Affine, 4), group, &x, axis, &weights, &mut out);
+            // SAFETY: the buffers above.
+            unsafe { int8::run::<f32>(machine, &call) };
+            let what = format!("{value} {:?}", machine.level);
+            let (want, reach) = matrix.times(&wide(&x), axis);
+            for (i, &got) in out.iter().enumerate() {
+                if i / 16 != 1 || finite {
+                    // The one element is the group's largest: 127 steps of a 127th of it.
+                    let bound = reach[i] * 1e-6 + 1e-37;
+                    assert!((f64::from(got) - want[i]).abs() <= bound, "{what}: {got} at {i}");
+                } else {
+                    assert!(!got.is_finite(), "{what}: {got} at {i}");
+                }
+            }
+        }
+    }
+}
+
+/// One row of x with elements that bytes can just express, cannot, or can only round.
+fn digits_of_extreme_rows<T: Sample>(values: &[(f32, bool)], least: f64) {
+    let (group, axis) = (64, 192);
+    for bits in [2, 4, 8] {
+        let matrix = Matrix::<T>::random((Mode::Affine, bits), 21, axis, group);
+        let weights = [matrix.weights()];
+        for machine in machines_and_tiles() {
+            for &(value, finite) in values {
+                for others in [0.0, 1.0, value] {
+                    let mut x = vec![T::from_f32(others); axis];
+                    x[group + 5] = T::from_f32(value);
+                    x[2 * group - 1] = T::from_f32(-value);
+                    let mut out = vec![T::default(); 21];
+                    let call = plain((Mode::Affine, bits), group, &x, axis, &weights, &mut out);
+                    // SAFETY: the buffers above.
+                    unsafe { quantized_matmul_on(machine, &call) };
+                    let what = format!("{bits} bits, {value:e}, {others:e}, {:?}", machine.level);
+                    let (want, reach) = matrix.times(&wide(&x), axis);
+                    for (i, got) in out.iter().enumerate() {
+                        let got = f64::from(got.to_f32());
+                        if !finite {
+                            assert!(!got.is_finite(), "{what}: {got} at {i}");
+                            continue;
+                        }
+                        // Half a step of the smallest numbers, which instructions for bf16 take for zero.
+                        let bound = want[i].abs() * f64::from(T::EPSILON) / 2.0 * 1.01
+                            + reach[i] * 4e-6
+                            + least;
+                        let off = (got - want[i]).abs();
+                        assert!(off <= bound, "{what}: {got:e} at {i}, expected {:e}", want[i]);
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn digits_of_extreme_rows_in_bf16() {
+    let finite = [0.0, 1e-39, 1e-30, 1.1e-24, 0.9e-24, 1.9921875, -1.9921875, 255.0, 1.5e-5, 3e33];
+    let mut values: Vec<_> = finite.map(|value| (value, true)).to_vec();
+    values.extend([f32::NAN, f32::INFINITY, f32::NEG_INFINITY].map(|value| (value, false)));
+    digits_of_extreme_rows::<Bf16>(&values, 1e-35);
+}
+
+#[test]
+fn digits_of_extreme_rows_in_f16() {
+    let finite = [0.0, 6e-8, 6.1e-5, 1.9990234, -1.9990234, 63.97];
+    let mut values: Vec<_> = finite.map(|value| (value, true)).to_vec();
+    values.extend([f32::NAN, f32::INFINITY, f32::NEG_INFINITY].map(|value| (value, false)));
+    digits_of_extreme_rows::<F16>(&values, 3.1e-8);
+}
+
+/// So that a token does not depend on what is decoded with it.
+fn rows_alone_and_together<T: Sample>() {
+    let (group, axis, rows) = (64, 1088, FEW_ROWS);
+    for format in FORMATS.into_iter().filter(|format| format.0 == Mode::Affine) {
+        let matrix = Matrix::<T>::random(format, 37, axis, group);
+        let weights = [matrix.weights()];
+        let x: Vec<T> = values(rows * axis, 2.0);
+        for machine in machines_and_tiles() {
+            let product = |x: &[T]| {
+                let mut out = vec![T::default(); x.len() / axis * 37];
+                let call = plain(format, group, x, axis, &weights, &mut out);
+                // SAFETY: the buffers above.
+                unsafe { quantized_matmul_on(machine, &call) };
+                out
+            };
+            let alone: Vec<T> = x.chunks_exact(axis).flat_map(product).collect();
+            for together in [2, 3, 5, rows] {
+                let what = format!("{format:?} {together} {:?}", machine.level);
+                let got: Vec<T> = x.chunks(together * axis).flat_map(product).collect();
+                assert_same(&got, &alone, &what);
+            }
+        }
+    }
+}
+
+#[test]
+fn rows_do_not_depend_on_their_batch() {
+    rows_alone_and_together::<f32>();
+    rows_alone_and_together::<F16>();
+    rows_alone_and_together::<Bf16>();
+}
