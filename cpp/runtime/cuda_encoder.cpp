@@ -149,10 +149,11 @@ class CudaEncoder : public Encoder {
 } // namespace
 
 std::unique_ptr<Encoder> cuda_encoder(const mx::Stream& stream) {
-  if (stream.device != mx::Device::gpu) {
-    return nullptr;
-  }
-  return std::make_unique<CudaEncoder>(stream);
+  return is_cuda(stream) ? std::make_unique<CudaEncoder>(stream) : nullptr;
+}
+
+bool is_cuda(const mx::Stream& stream) {
+  return stream.device == mx::Device::gpu;
 }
 
 bool has_device_memory() {

@@ -50,6 +50,9 @@ std::unique_ptr<Encoder> metal_encoder(const mx::Stream& stream, const char* op)
 /** CUDA's encoder of the stream; null if the stream is not one of CUDA. */
 std::unique_ptr<Encoder> cuda_encoder(const mx::Stream& stream);
 
+/** Whether the stream is one of an NVIDIA GPU. */
+bool is_cuda(const mx::Stream& stream);
+
 /** Whether MLX's allocator gives memory of a GPU that the CPU should not touch without need. */
 bool has_device_memory();
 

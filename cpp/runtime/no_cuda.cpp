@@ -7,6 +7,10 @@ std::unique_ptr<Encoder> cuda_encoder(const mx::Stream&) {
   return nullptr;
 }
 
+bool is_cuda(const mx::Stream&) {
+  return false;
+}
+
 bool has_device_memory() {
   return false;
 }

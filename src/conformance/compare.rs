@@ -63,3 +63,25 @@ pub(super) fn close(
     }
     limit.hold_share(differing, want.values.len(), what)
 }
+
+/// Compares each value with two others, of which it has to agree with one.
+pub(super) fn hold_to_either(
+    got: &[Array],
+    wants: [(&[Tensor], &Limit); 2],
+    dtype: Dtype,
+) -> Result<()> {
+    for (output, got) in got.iter().enumerate() {
+        for (at, &got) in Tensor::of(got)?.values.iter().enumerate() {
+            let mut held = wants.iter().map(|(want, limit)| {
+                let want = want.get(output).and_then(|want| want.values.get(at));
+                let want = want.copied().ok_or("an expected value is missing")?;
+                limit.hold(got, want, dtype, Place { output, at }, &format!("output {output}"))
+            });
+            let first = held.next().unwrap_or(Ok(()));
+            if first.is_err() && held.all(|result| result.is_err()) {
+                return first;
+            }
+        }
+    }
+    Ok(())
+}
