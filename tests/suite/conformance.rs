@@ -46,8 +46,7 @@ fn our_own_primitives_pass() -> Checked {
     Ok(())
 }
 
-/// A peer that is wrong in one value does not matter where the values agree with the reference, if
-/// it is judged too; the report names it. Values that agree with neither fail.
+/// Where the peer is judged too, values that agree with the reference pass; the report names it.
 #[test]
 fn a_wrong_peer_is_named() -> Checked {
     let row = |factor: f32| {
@@ -69,8 +68,7 @@ fn a_wrong_peer_is_named() -> Checked {
     judged.check()?;
     assert_eq!(count(&judged), (0, count(&trusted).0), "{judged}");
     assert!(judged.to_string().contains("the peer differs: values on cpu, float32"), "{judged}");
-    // Those of the peer itself do not agree with the reference.
-    let copied = row(2.5).judge_peer().run();
+    let copied = row(2.5).judge_peer().run(); // the peer's own values
     assert!(count(&copied).0 >= count(&trusted).0 && count(&copied).1 == 0, "{copied}");
     Ok(())
 }
