@@ -84,9 +84,9 @@ mx::array layer_norm(
 
 mx::array composed_layer_norm(
     const mx::array& x, const NormAffine& affine, float eps, mx::Stream s) {
-  // CUDA's kernel for the gradient reads four elements at a time, and at the end of a row of
-  // another length it takes a position in the row for one of the four.
-  if (!is_cuda(s) || x.shape(-1) % 4 == 0) {
+  // CUDA's kernel for the gradient reads 16 bytes at a time, and at the end of a row of another
+  // length it takes places in the row for places in those bytes: docs/upstream, section 10.
+  if (!is_cuda(s) || x.shape(-1) * x.itemsize() % 16 == 0) {
     return mx::fast::layer_norm(x, affine.weight, affine.bias, eps, s);
   }
   auto wide = [s](const std::optional<mx::array>& vector) {

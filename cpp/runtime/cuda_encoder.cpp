@@ -8,6 +8,7 @@
 #include "mlx/backend/cuda/device.h"
 #include "mlx/backend/cuda/utils.h"
 #include "runtime/cuda_kernels.h"
+#include "runtime/cuda_rows.h"
 #include "runtime/encoder.h"
 #include "runtime/metallib.h"
 #include "runtime/primitive.h"
@@ -29,6 +30,12 @@ class CudaEncoder : public Encoder {
   /** On an H200, rows of 4096 elements took less time in groups of 512 threads than of 1024. */
   uint32_t most_threads() const override {
     return 512;
+  }
+
+  void plan_anew(Launch& launch, uint32_t most_threads) const override {
+    if (launch.rows) {
+      plan_cuda_rows(launch, most_threads);
+    }
   }
 
   Kernel kernel(const Dispatch& dispatch) override {

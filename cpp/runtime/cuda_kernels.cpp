@@ -51,6 +51,7 @@ std::string key_of(const Dispatch& dispatch, int device) {
   if (dispatch.library) {
     key += "/" + dispatch.library->name() + "/" + dispatch.pipeline;
   }
+  add(dispatch.launch.reads);
   add(static_cast<uint64_t>(device) << 1 | (dispatch.grid_is_threads ? 1 : 0));
   for (const auto& binding : dispatch.bindings) {
     add(uint64_t{binding.index} << 32 | (binding.array ? 0 : binding.bytes.size()));
@@ -66,6 +67,9 @@ std::unique_ptr<CudaKernel> load(const Dispatch& dispatch, uint32_t architecture
   std::string source = dispatch.library
                            ? dispatch.library->source()
                            : embedded_metal_source(dispatch.stem, dispatch.launch.kernel);
+  if (uint32_t reads = dispatch.launch.reads; reads != READS) {
+    source = "#define MLXP_READS " + std::to_string(reads) + "\n" + source;
+  }
   auto all = bound(dispatch);
   std::vector<bridge::CudaConstant> constants;
   for (const auto& constant : dispatch.constants) {

@@ -54,7 +54,8 @@ void encode(
     std::vector<Kernel> kernels;
     uint32_t allowed = limit;
     uint32_t refused = 0; // the most threads per group that were planned but not allowed
-    for (const auto& dispatch : dispatches) {
+    for (auto& dispatch : dispatches) {
+      encoder->plan_anew(dispatch.launch, limit);
       kernels.push_back(encoder->kernel(dispatch));
       uint32_t most = kernels.back().max_threads;
       if (uint32_t planned = dispatch.launch.threads_per_group(); planned > most) {

@@ -28,6 +28,9 @@ class Encoder {
     return MAX_THREADS;
   }
 
+  /** Plans a launch anew where this GPU runs rows better in another way. */
+  virtual void plan_anew(Launch&, uint32_t /*most_threads*/) const {}
+
   /** Finds or compiles the dispatch's kernel. */
   virtual Kernel kernel(const Dispatch& dispatch) = 0;
 

@@ -20,7 +20,7 @@ pub use signature::Argument;
 use crate::tokens::Tokens;
 
 /// The name and text of each header that the rewritten source includes.
-pub const HEADERS: [(&str, &str); 23] = {
+pub const HEADERS: [(&str, &str); 24] = {
     const ALIAS: &str = "#include <metal_stdlib>\n";
     [
         ("metal_stdlib", include_str!("../include/metal_stdlib")),
@@ -32,6 +32,7 @@ pub const HEADERS: [(&str, &str); 23] = {
         ("msl/atomic.h", include_str!("../include/msl/atomic.h")),
         ("msl/places.h", include_str!("../include/msl/places.h")),
         ("msl/wide.h", include_str!("../include/msl/wide.h")),
+        ("msl/words.h", include_str!("../include/msl/words.h")),
         ("metal_atomic", ALIAS),
         ("metal_common", ALIAS),
         ("metal_compute", ALIAS),

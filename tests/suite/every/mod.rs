@@ -185,6 +185,9 @@ fn other_types_are_refused() -> Checked {
                 op.inputs(2, 1)?.iter().map(|x| x.astype(*dtype)).collect()
             });
             let said = message((op.run)(&inputs?));
+            if said.contains("float64 is not supported on the GPU") && *dtype == Dtype::Float64 {
+                continue; // MLX refuses it first
+            }
             let expected = format!("[{}] expected ", op.name);
             assert!(said.starts_with(&expected) && said.contains(dtype.name()), "{said}");
         }
