@@ -4,9 +4,9 @@
 #
 #   scripts/cuda_gpu.sh [--quick]
 #
-# By default it builds the command in release mode against MLX as docs/cuda.md says. Where a program cannot be built,
-# MLX_PRIMITIVES_COMMAND names one that was built elsewhere. The result is MLX_PRIMITIVES_CUDA_RESULT, or
-# benches/cuda/DATE-GPU.md.
+# By default it builds the command and the bench `nvidia` in release mode against MLX as docs/cuda.md says. Where programs
+# cannot be built, MLX_PRIMITIVES_COMMAND and MLX_PRIMITIVES_NVIDIA_BENCH name those that were built elsewhere. The
+# result is MLX_PRIMITIVES_CUDA_RESULT, or benches/cuda/DATE-GPU.md.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -23,10 +23,11 @@ gpu=$(nvidia-smi --query-gpu=name --format=csv,noheader | head -n 1)
 driver=$(nvidia-smi --query-gpu=driver_version --format=csv,noheader | head -n 1)
 day=$(date -u +%Y-%m-%d)
 
-program=${MLX_PRIMITIVES_COMMAND:-}
+program=${MLX_PRIMITIVES_COMMAND:-} bench=${MLX_PRIMITIVES_NVIDIA_BENCH:-}
 if [ -z "$program" ]; then
   cargo build --quiet --release --features cuda
   program=target/release/mlx-primitives
+  bench="cargo bench --quiet --features cuda --bench nvidia"
 fi
 # Our kernels, whatever was tuned on this machine, and MLX's float32 products without TF32, which the checks compare
 # with.
@@ -69,6 +70,12 @@ else
   for tool in memcheck racecheck; do echo "not run: there is no compute-sanitizer" >"$work/$tool.result"; done
 fi
 step ops "$program" ops "${quick[@]}" --device gpu
+if [ -n "$bench" ]; then
+  # shellcheck disable=SC2086 # a command with arguments
+  step shapes $bench
+else
+  echo "not run: MLX_PRIMITIVES_NVIDIA_BENCH names no program" | tee "$work/shapes.result" >"$work/shapes.log"
+fi
 
 folder=benches/cuda
 result=${MLX_PRIMITIVES_CUDA_RESULT:-$folder/$day-$(tr -cs '[:alnum:]\n' - <<<"$gpu" | tr '[:upper:]' '[:lower:]').md}
@@ -80,10 +87,10 @@ mkdir -p "$(dirname "$result")"
   echo
   echo "| step | result |"
   echo "|---|---|"
-  for name in info conformance decode memcheck racecheck ops; do
+  for name in info conformance decode memcheck racecheck ops shapes; do
     echo "| $name | $(cat "$work/$name.result") |"
   done
-  for name in info conformance decode ops; do
+  for name in info conformance decode ops shapes; do
     echo
     echo "## $name"
     echo
