@@ -79,6 +79,7 @@ template <typename T, uint QUADS, bool WEIGHTED>
   const float inverse = inverse_root(sum, params.axis, params.eps);
   for (uint q = 0; q < QUADS; q++) {
     const uint at = (q * threads + thread_index) * READS;
+    keep_packed<T>(values[q]);
     if (WEIGHTED && !LOADS_EARLY) {
       weights[q] = load4(weight, at, params.axis, T(0.0f));
     }

@@ -6,7 +6,7 @@ namespace mlx_primitives {
 
 namespace {
 
-/** The number of rows below which each has a large threadgroup, because cores would be idle. */
+/** Below this number of rows, each has a large threadgroup, because cores would be idle. */
 constexpr uint64_t FEW_ROWS = 2048;
 
 struct Form {
@@ -22,23 +22,33 @@ Form form_of(const RowsPlan& plan, uint32_t reads, uint32_t most_threads) {
     return round_up(static_cast<uint32_t>(ceil_div(axis, reads * quads)), SIMD_WIDTH);
   };
   const bool few = plan.rows.count < FEW_ROWS;
+  const bool narrow = reads > READS; // 16 bits
+  const bool rms = plan.op == "rms_norm";
   const bool centered = plan.op == "layer_norm" || plan.suffix.starts_with("_layer");
-  const bool light = plan.op == "softmax" || (plan.op == "residual_norm" && !centered);
-  const uint32_t wanted = few ? 512 : light ? 256 : 128;
+  // Threads that hold more wait less often for each other, until their registers leave room for
+  // fewer threadgroups.
+  uint32_t least = plan.quads;
+  uint32_t wanted = centered ? 128 : 256;
+  if (few) {
+    wanted = 512;
+  } else if (narrow && centered && axis >= 512) {
+    least = 4;
+  } else if (narrow && rms && axis >= 1024) {
+    least = 2;
+    wanted = 320;
+  }
+  const bool holds_most = few || centered || !(narrow || rms);
   for (auto [quads, name] : forms) {
-    if (quads >= plan.quads && threads(quads) <= std::min(wanted, most_threads)) {
+    bool fits = threads(quads) <= std::min(wanted, most_threads);
+    if (quads >= least && quads <= (holds_most ? 4u : 2u) && fits) {
       return {name, threads(quads)};
     }
   }
-  // Two sums of a row that is held are faster than reading it again; one sum is only for short
-  // rows.
-  const bool held = few || centered || reads == READS;
-  const uint32_t most = plan.op == "rms_norm" && !few ? 256 : 512;
-  if (held && threads(4) <= std::min(most, most_threads)) {
+  if (holds_most && threads(4) <= std::min(512u, most_threads)) {
     return {"row4", threads(4)};
   }
-  const bool short_rows = axis <= 8192 && reads > READS;
-  return {"looped", std::min(short_rows && !few ? 256u : 512u, most_threads)};
+  const bool in_cache = !few && axis <= 1024 * reads; // 16 KiB
+  return {"looped", std::min(in_cache ? 256u : 512u, most_threads)};
 }
 
 } // namespace

@@ -56,10 +56,16 @@ pub(super) fn close(
     if got.shape != want.shape || got.values.len() != want.values.len() {
         return wrong(format_args!("{what} has shape {:?}, not {:?}", got.shape, want.shape));
     }
-    let mut differing = 0;
+    let (mut differing, mut wrong, mut first) = (0, 0, None);
     for (at, (&got, &want)) in got.values.iter().zip(&want.values).enumerate() {
-        limit.hold(got, want, dtype, Place { output, at }, what)?;
+        if let Err(error) = limit.hold(got, want, dtype, Place { output, at }, what) {
+            wrong += 1;
+            first.get_or_insert(error);
+        }
         differing += usize::from(!is_same(got, want));
+    }
+    if let Some(first) = first {
+        return Err(format!("{first}; wrong are {wrong} of {}", got.values.len()).into());
     }
     limit.hold_share(differing, want.values.len(), what)
 }

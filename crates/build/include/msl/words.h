@@ -38,4 +38,13 @@ struct packed_words {
   }
 };
 
+/** Makes the compiler forget where the words came from. */
+template <typename T, int N>
+METAL_FUNC void keep(packed_words<T, N>& elements) {
+#pragma unroll
+  for (int i = 0; i < N / 2; i++) {
+    asm volatile("" : "+r"(elements.words[i]));
+  }
+}
+
 } // namespace msl
