@@ -4,6 +4,8 @@
 //! Never uses the network: `scripts/build_metal.sh` installs missing tools in a clone, and errors
 //! tell users of the package what to install.
 
+#[path = "build_cuda.rs"]
+mod cuda;
 #[path = "src/hash.rs"]
 mod hash;
 
@@ -23,7 +25,7 @@ fn main() -> Result<()> {
     let root = PathBuf::from(env::var("CARGO_MANIFEST_DIR")?);
     // The metallib is looked up at run time. Watching a missing file would rebuild everything each
     // time.
-    let watched = ["build.rs", "src/ffi", "cpp", "metal", "cmake"];
+    let watched = ["build.rs", "build_cuda.rs", "src/ffi", "cpp", "metal", "cmake"];
     for path in watched.into_iter().chain(simulates_metal().then_some(STAND_IN)) {
         println!("cargo::rerun-if-changed={path}");
     }
@@ -45,7 +47,8 @@ fn main() -> Result<()> {
     drop(bridge); // discards the library: CMake compiles the generated code with cpp/
     build_cpp(&root, &mlx, &cmake)?;
     kernels.map_or(Ok(()), say_of_metal)?;
-    link(&mlx)
+    link(&mlx)?;
+    if cuda::is_on() { link_for_cuda(&root, &mlx) } else { Ok(()) }
 }
 
 /// A hash of the kernels and the code that dispatches them. A package has no sources of the CPU
@@ -109,18 +112,24 @@ impl Mlx {
                 format!("MLX_DIR={} holds no MLX (include/mlx/version.h)", dir.display())
             })?;
             ensure!(mlx.is_on(&line), "MLX_DIR holds MLX {}, but {line}.x is needed", mlx.version);
+            ensure!(
+                mlx.has_backend(),
+                "MLX_DIR holds MLX {} without CUDA, but the feature cuda needs mlx-cuda-13 or mlx-cuda-12 {line}.x",
+                mlx.version
+            );
             return Ok(mlx);
         }
         let mut refused = Vec::new();
+        let own = if cuda::is_on() { ".mlx/cuda/mlx" } else { ".mlx/python/mlx" };
         let mut candidates = vec![
-            root.join(".mlx/python/mlx"),
+            root.join(own),
             PathBuf::from("/opt/homebrew/opt/mlx"),
             PathBuf::from("/usr/local/opt/mlx"),
         ];
         candidates.extend(python_prefix());
         for prefix in candidates {
             match Self::at(&prefix) {
-                Some(mlx) if mlx.is_on(&line) => return Ok(mlx),
+                Some(mlx) if mlx.is_on(&line) && mlx.has_backend() => return Ok(mlx),
                 Some(mlx) => refused.push(format!("MLX {} in {}", mlx.version, prefix.display())),
                 None => {}
             }
@@ -129,7 +138,11 @@ impl Mlx {
             [] => String::new(),
             found => format!(" (found only {})", found.join(", ")),
         };
-        let advice = if root.join(SCRIPT).is_file() {
+        let advice = if cuda::is_on() && root.join(SCRIPT).is_file() {
+            format!("run {SCRIPT} --cuda")
+        } else if cuda::is_on() {
+            format!("run `python3 -m pip install \"mlx[cuda13]=={}\"`", pinned.trim())
+        } else if root.join(SCRIPT).is_file() {
             format!("run {SCRIPT}")
         } else if env::var("CARGO_CFG_TARGET_OS")? == "macos" {
             format!("run `brew install mlx` or `python3 -m pip install mlx=={}`", pinned.trim())
@@ -137,8 +150,9 @@ impl Mlx {
             format!("run `python3 -m pip install \"mlx[cpu]=={}\"`", pinned.trim())
         };
         bail!(
-            "MLX {line}.x was not found{seen}: {advice}, or set MLX_DIR to the folder of an installed MLX that \
-             holds include/mlx/version.h"
+            "MLX {line}.x {}was not found{seen}: {advice}, or set MLX_DIR to the folder of an installed MLX that \
+             holds include/mlx/version.h",
+            if cuda::is_on() { "with CUDA " } else { "" }
         )
     }
 
@@ -154,6 +168,11 @@ impl Mlx {
 
     fn is_on(&self, line: &str) -> bool {
         self.version.strip_prefix(line).is_some_and(|patch| patch.starts_with('.'))
+    }
+
+    /// Whether this MLX was built for CUDA, if the feature asks for it.
+    fn has_backend(&self) -> bool {
+        !cuda::is_on() || cuda::has_backend(&self.prefix)
     }
 
     fn header(&self) -> PathBuf {
@@ -256,6 +275,14 @@ fn build_cpp(root: &Path, mlx: &Mlx, cmake: &Path) -> Result<()> {
         .define("SIMULATE_METAL", if simulates_metal() { "ON" } else { "OFF" })
         .define("CMAKE_EXPORT_COMPILE_COMMANDS", "ON");
 
+    if cuda::is_on() {
+        config.define("CUDA", "ON").define("CUDA_INCLUDE", cuda::include(&mlx.prefix)?);
+        let missing = cuda::missing(&mlx.lib().join("libmlx.so"))?;
+        if !missing.is_empty() {
+            config.env("LD_LIBRARY_PATH", cuda::stand_ins(&missing)?);
+        }
+    }
+
     // The oldest macOS that MLX's wheels support; Rust's default is older.
     if env::var("CARGO_CFG_TARGET_OS")? == "macos" {
         config
@@ -288,5 +315,19 @@ fn link(mlx: &Mlx) -> Result<()> {
     println!("cargo::metadata=libdir={}", lib.display());
     println!("cargo::metadata=include={}", mlx.prefix.join("include").display());
     println!("cargo::metadata=mlx_version={}", mlx.version);
+    Ok(())
+}
+
+/// Programs start with or without a GPU: functions that only MLX's CUDA library has are looked up
+/// when they are called.
+fn link_for_cuda(root: &Path, mlx: &Mlx) -> Result<()> {
+    println!("cargo::rustc-link-arg=-Wl,--allow-shlib-undefined,-z,lazy");
+    let cpu = root.join(".mlx/python/mlx");
+    let same_version = Mlx::at(&cpu).is_some_and(|cpu| cpu.version == mlx.version);
+    if same_version && !cuda::missing(&mlx.lib().join("libmlx.so"))?.is_empty() {
+        let folder = cuda::without_gpu(&cpu)?;
+        // Not for the linker, but cargo adds every kind of folder to the path of the programs it runs.
+        println!("cargo::rustc-link-search=dependency={}", folder.display());
+    }
     Ok(())
 }

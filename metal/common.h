@@ -44,8 +44,37 @@ struct Packed<bfloat> {
 template <typename T>
 using packed2 = typename Packed<T>::two;
 
+#if MLXP_READS == 4
 template <typename T>
 using packed4 = typename Packed<T>::four;
+#else
+template <typename T>
+using packed4 = msl::packed_words<T, READS>; // READS elements
+#endif
+
+/**
+ * Makes the compiler forget what it has unpacked, so that a row which a threadgroup holds across a
+ * barrier takes only the registers of its packed elements. That matters on CUDA alone.
+ */
+template <typename T>
+METAL_FUNC void keep_packed(thread packed4<T>& quad) {
+#if MLXP_READS != 4
+  msl::keep(quad);
+#else
+  (void)quad;
+#endif
+}
+
+// Whether a weight is loaded before the barrier of a sum, so that it does not wait for it. CUDA
+// runs more threadgroups at a time on a core if the weight takes no registers until it is needed,
+// and with a barrier less.
+enum : uint {
+#ifdef __CUDACC__
+  LOADS_EARLY = 0,
+#else
+  LOADS_EARLY = 1,
+#endif
+};
 
 /** Loads elements at, ..., at + 3 of a row, with `pad` for those past its end. */
 template <typename T>

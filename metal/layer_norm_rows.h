@@ -73,6 +73,18 @@ METAL_FUNC packed4<T> normalized(
   return y;
 }
 
+/** Loads the weight and the bias for a quad, if present. */
+template <typename T, bool CENTERED>
+METAL_FUNC void load_affine(
+    thread packed4<T>& weight, thread packed4<T>& bias, Affine<T> affine, uint at, uint axis) {
+  if (affine.weighted) {
+    weight = load4(affine.weight, at, axis, T(0.0f));
+  }
+  if (CENTERED && affine.biased) {
+    bias = load4(affine.bias, at, axis, T(0.0f));
+  }
+}
+
 /** Normalizes the quads of a row that its threads hold. */
 template <typename T, uint QUADS, bool CENTERED, typename Row>
 METAL_FUNC void normalize_held(
@@ -84,11 +96,8 @@ METAL_FUNC void normalize_held(
     const uint at = (q * row.threads + row.index) * READS;
     weights[q] = x[q];
     biases[q] = x[q];
-    if (affine.weighted) { // before the barriers, so that these loads do not wait for them
-      weights[q] = load4(affine.weight, at, axis, T(0.0f));
-    }
-    if (CENTERED && affine.biased) {
-      biases[q] = load4(affine.bias, at, axis, T(0.0f));
+    if (LOADS_EARLY) {
+      load_affine<T, CENTERED>(weights[q], biases[q], affine, at, axis);
     }
     sum = CENTERED ? add_values<T>(sum, x[q]) : add_squares<T>(sum, x[q]);
   }
@@ -105,6 +114,9 @@ METAL_FUNC void normalize_held(
   const float inverse = inverse_root(sum, axis, eps);
   for (uint q = 0; q < QUADS; q++) {
     const uint at = (q * row.threads + row.index) * READS;
+    if (!LOADS_EARLY) {
+      load_affine<T, CENTERED>(weights[q], biases[q], affine, at, axis);
+    }
     store4(
         out, at, axis, normalized<T, CENTERED>(x[q], mean, inverse, weights[q], biases[q], affine));
   }
@@ -155,12 +167,7 @@ METAL_FUNC void normalize_again(
     packed4<T> values = load4(x, at, axis, T(0.0f));
     packed4<T> weights = values;
     packed4<T> biases = values;
-    if (affine.weighted) {
-      weights = load4(affine.weight, at, axis, T(0.0f));
-    }
-    if (CENTERED && affine.biased) {
-      biases = load4(affine.bias, at, axis, T(0.0f));
-    }
+    load_affine<T, CENTERED>(weights, biases, affine, at, axis);
     store4(out, at, axis, normalized<T, CENTERED>(values, mean, inverse, weights, biases, affine));
   }
 }

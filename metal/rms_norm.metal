@@ -70,15 +70,19 @@ template <typename T, uint QUADS, bool WEIGHTED>
     const uint at = (q * threads + thread_index) * READS;
     values[q] = load4(x, at, params.axis, T(0.0f));
     weights[q] = values[q];
-    if (WEIGHTED) { // before the barrier, so that this load does not wait for it
+    if (WEIGHTED && LOADS_EARLY) {
       weights[q] = load4(weight, at, params.axis, T(0.0f));
     }
     sum = add_squares<T>(sum, values[q]);
   }
-  sum = group_sum(sum, scratch, place);
+  sum = LOADS_EARLY ? group_sum(sum, scratch, place) : group_sum_at_once(sum, scratch, place);
   const float inverse = inverse_root(sum, params.axis, params.eps);
   for (uint q = 0; q < QUADS; q++) {
     const uint at = (q * threads + thread_index) * READS;
+    keep_packed<T>(values[q]);
+    if (WEIGHTED && !LOADS_EARLY) {
+      weights[q] = load4(weight, at, params.axis, T(0.0f));
+    }
     store4(out, at, params.axis, scaled<T, WEIGHTED>(values[q], weights[q], inverse));
   }
 }

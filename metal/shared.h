@@ -1,11 +1,17 @@
 #pragma once
 
 // Constants that the kernels and their launch plans share, read by C++ and by Metal.
+
+// CUDA compiles some kernels with 8, for launches that say so.
+#ifndef MLXP_READS
+#define MLXP_READS 4
+#endif
+
 namespace mlx_primitives {
 
 enum : unsigned {
   SIMD_WIDTH = 32,               // threads of a SIMD group on every Apple GPU
-  READS = 4,                     // consecutive elements of a row that a thread loads at a time
+  READS = MLXP_READS,            // consecutive elements of a row that a thread loads at a time
   SIMD_ROW = SIMD_WIDTH * READS, // the longest row that one SIMD group loads at once
   ROWS_PER_GROUP = 8,            // such short rows share a threadgroup, one SIMD group each
 };

@@ -2,6 +2,10 @@
 # Installs what the build needs and this machine lacks (MLX, CMake, Ninja; on Linux a clang for the
 # tests that simulate Metal) in .mlx/, and on macOS compiles metal/*.metal into
 # mlx_primitives.metallib. A second run keeps everything that is installed.
+#
+#   scripts/build_metal.sh [--cuda]
+#
+# --cuda also installs MLX for NVIDIA GPUs, NVRTC and CUDA's headers, for the feature `cuda`.
 set -euo pipefail
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
@@ -17,11 +21,23 @@ die() {
   exit 1
 }
 
+with_cuda=
+for argument in "$@"; do
+  [ "$argument" = --cuda ] || die "unknown argument $argument; usage: scripts/build_metal.sh [--cuda]"
+  with_cuda=yes
+done
+[ -z "$with_cuda" ] || [ "$system" = Linux ] || die "--cuda is for Linux: MLX has no CUDA on $system"
+
 # pip_install PACKAGE...: installs into .mlx/python, separate from the user's packages.
 pip_install() {
-  say "installing $* into .mlx/python"
+  pip_install_into "$site" "$@"
+}
+pip_install_into() {
+  local folder=$1
+  shift
+  say "installing $* into ${folder#"$root/"}"
   "${pip[@]}" install --quiet --disable-pip-version-check --no-warn-script-location \
-    --no-deps --upgrade --target "$site" "$@" ||
+    --no-deps --upgrade --target "$folder" "$@" ||
     die "pip could not install $*; check the network, or set MLX_DIR to an installed MLX $line and put cmake on PATH"
 }
 
@@ -72,6 +88,18 @@ if [ -z "$mlx" ]; then
 fi
 say "MLX $(version_at "$mlx") in $mlx"
 
+# MLX for NVIDIA GPUs, without the libraries that only a machine with such a GPU needs.
+if [ -n "$with_cuda" ]; then
+  cuda=$tools/cuda
+  if [ "$(version_at "$cuda/mlx")" != "$pinned" ] || [ ! -e "$cuda/nvidia/cu13/lib/libnvrtc.so.13" ] ||
+    [ ! -e "$cuda/nvidia/cu13/include/crt/host_defines.h" ]; then
+    find_pip
+    pip_install_into "$cuda" "mlx-cuda-13==$pinned" "nvidia-cuda-nvrtc==13.0.*" \
+      "nvidia-cuda-runtime==13.0.*" "nvidia-cuda-crt==13.0.*"
+  fi
+  say "MLX $(version_at "$cuda/mlx") for CUDA in $cuda/mlx"
+fi
+
 # CMake 3.25 or later, and Ninja if there is no make.
 cmake_is_new_enough() {
   command -v cmake >/dev/null || return 1
@@ -115,4 +143,4 @@ else
   fi
   say "the simulator's compiler is ${METAL_SIM_CLANG:-$compiler}"
 fi
-say "ready: cargo build"
+say "ready: cargo build${with_cuda:+ --features cuda}"

@@ -86,6 +86,8 @@ mod array;
 mod book;
 pub mod builtin;
 pub mod conformance;
+#[cfg_attr(not(feature = "cuda"), path = "no_cuda.rs")]
+mod cuda;
 pub mod custom;
 pub mod device;
 pub mod distributed;

@@ -2,6 +2,7 @@
 
 #include "../../metal/layer_norm.h"
 #include "runtime/cpu_call.h"
+#include "runtime/encoder.h"
 
 namespace mlx_primitives {
 
@@ -81,9 +82,27 @@ mx::array layer_norm(
   return mx::array(x.shape(), dtype, std::move(primitive), std::move(inputs));
 }
 
+mx::array composed_layer_norm(
+    const mx::array& x, const NormAffine& affine, float eps, mx::Stream s) {
+  // CUDA's kernel for the gradient reads 16 bytes at a time, and at the end of a row of another
+  // length it takes places in the row for places in those bytes: docs/upstream, section 10.
+  if (!is_cuda(s) || x.shape(-1) * x.itemsize() % 16 == 0) {
+    return mx::fast::layer_norm(x, affine.weight, affine.bias, eps, s);
+  }
+  auto wide = [s](const std::optional<mx::array>& vector) {
+    return vector ? std::optional(mx::astype(*vector, mx::float32, s)) : vector;
+  };
+  auto y = mx::astype(x, mx::float32, s);
+  auto centered = mx::subtract(y, mx::mean(y, -1, true, s), s);
+  auto variance = mx::mean(mx::square(centered, s), -1, true, s);
+  auto inverse = mx::rsqrt(mx::add(variance, mx::array(eps), s), s);
+  NormAffine vectors{wide(affine.weight), wide(affine.bias)};
+  return mx::astype(vectors.apply(mx::multiply(centered, inverse, s), s), x.dtype(), s);
+}
+
 Arrays LayerNorm::compose(const Arrays& inputs) {
   auto affine = NormAffine::of(inputs, 1, weighted_, biased_);
-  return {mx::fast::layer_norm(inputs[0], affine.weight, affine.bias, eps_, stream())};
+  return {composed_layer_norm(inputs[0], affine, eps_, stream())};
 }
 
 std::pair<Arrays, std::vector<int>> LayerNorm::vmap(

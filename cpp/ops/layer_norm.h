@@ -38,6 +38,13 @@ struct NormAffine {
   mx::array apply(mx::array y, mx::Stream s) const;
 };
 
+/**
+ * MLX's op, or on an NVIDIA GPU a composition of simpler ops where the gradient of MLX's op is
+ * wrong.
+ */
+mx::array composed_layer_norm(
+    const mx::array& x, const NormAffine& affine, float eps, mx::Stream s);
+
 /** Inputs: x (row-contiguous, floating) and, if present, weight [axis] and bias [axis]. */
 class LayerNorm : public ComposedPrimitive {
  public:

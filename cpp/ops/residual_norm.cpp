@@ -74,12 +74,12 @@ Arrays layer_norm_residual(
 
 Arrays ResidualNorm::compose(const Arrays& inputs) {
   auto s = stream();
-  auto [weight, bias] = NormAffine::of(inputs, 2, weighted_, biased_);
+  auto affine = NormAffine::of(inputs, 2, weighted_, biased_);
   auto sum = mx::add(inputs[0], inputs[1], s);
   return {
       sum,
-      centered_ ? mx::fast::layer_norm(sum, weight, bias, eps_, s)
-                : mx::fast::rms_norm(sum, weight, eps_, s)};
+      centered_ ? composed_layer_norm(sum, affine, eps_, s)
+                : mx::fast::rms_norm(sum, affine.weight, eps_, s)};
 }
 
 std::pair<Arrays, std::vector<int>> ResidualNorm::vmap(

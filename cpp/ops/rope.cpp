@@ -59,11 +59,16 @@ mx::array Rope::apply(const mx::array& x, const Arrays& primals, bool forward) {
   return mx::array(x.shape(), x.dtype(), std::move(primitive), std::move(inputs));
 }
 
+mx::array offset_of_mlx(const mx::array& offset, mx::Stream s) {
+  return offset.size() == 1 ? mx::reshape(offset, {}, s) : offset;
+}
+
 Arrays Rope::compose(const Arrays& inputs) {
   auto freqs = inputs.size() > 2 ? std::optional(inputs[2]) : std::nullopt;
   auto base = freqs ? std::nullopt : std::optional(base_);
   float scale = forward_ ? scale_ : -scale_;
-  return {mx::fast::rope(inputs[0], dims_, traditional_, base, scale, inputs[1], freqs, stream())};
+  auto offset = offset_of_mlx(inputs[1], stream());
+  return {mx::fast::rope(inputs[0], dims_, traditional_, base, scale, offset, freqs, stream())};
 }
 
 Arrays Rope::vjp(

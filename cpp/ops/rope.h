@@ -58,6 +58,12 @@ constexpr uint32_t rope_columns(uint32_t features, uint32_t pairs, bool in_place
   return in_place ? pairs : pairs + static_cast<uint32_t>(ceil_div(features - 2 * pairs, 2));
 }
 
+/**
+ * The offset for MLX's op, whose kernels for GPUs read an offset for each batch entry unless it is
+ * a scalar: docs/upstream, section 11.
+ */
+mx::array offset_of_mlx(const mx::array& offset, mx::Stream s);
+
 /** One thread for each point of a box, in groups of at most ROPE_GROUP threads. */
 Launch plan_box(
     std::string_view op, std::string kernel, std::array<uint64_t, 3> threads, uint32_t max_threads);

@@ -151,7 +151,7 @@ Arrays RopeAppend::compose(const Arrays& inputs) {
       traditional_,
       explicit_freqs ? std::nullopt : std::optional<float>(base_),
       scale_,
-      inputs[2],
+      offset_of_mlx(inputs[2], s),
       explicit_freqs ? std::optional<mx::array>(inputs[4]) : std::nullopt,
       s);
   auto state = inputs[0];

@@ -46,7 +46,9 @@ Launch plan_rows(
   const uint32_t count = grid_count(op, "rows", rows.count);
   auto launch = [&](std::string_view form, uint32_t groups, uint32_t threads, uint32_t bytes) {
     std::string kernel = "mlxp_" + std::string(op) + "_" + std::string(form);
-    return Launch{kernel + std::string(suffix), {groups, 1, 1}, {threads, 1, 1}, bytes};
+    Launch made{kernel + std::string(suffix), {groups, 1, 1}, {threads, 1, 1}, bytes};
+    made.rows = RowsPlan{std::string(op), std::string(suffix), rows, slots, quads};
+    return made;
   };
   if (rows.axis <= SIMD_ROW) {
     uint32_t together = std::min<uint32_t>(ROWS_PER_GROUP, max_threads / SIMD_WIDTH);

@@ -21,12 +21,37 @@ namespace mx = mlx::core;
 
 using Arrays = std::vector<mx::array>;
 
+/** The rows along the last axis of an array; a scalar is one row of one element. */
+struct Rows {
+  uint64_t count;
+  uint32_t axis;
+
+  explicit Rows(const mx::array& x) : axis(x.ndim() > 0 ? static_cast<uint32_t>(x.shape(-1)) : 1) {
+    count = axis > 0 ? x.size() / axis : 0;
+  }
+  /** The count for the kernels' parameters, once a plan has checked that it fits in 32 bits. */
+  uint32_t narrow() const {
+    return static_cast<uint32_t>(count);
+  }
+};
+
+/** A reduction of rows that `plan_rows` planned; encoders may plan it anew. */
+struct RowsPlan {
+  std::string op;
+  std::string suffix; // of the kernel's name
+  Rows rows;
+  uint32_t slots; // floats of a SIMD group's scratch
+  uint32_t quads; // least ones of a thread, if a threadgroup takes a row
+};
+
 /** The kernel that runs, the number of threadgroups and the threads of each. */
 struct Launch {
   std::string kernel;
   std::array<uint32_t, 3> grid;
   std::array<uint32_t, 3> group;
   uint32_t threadgroup_bytes = 0; // at index 0
+  uint32_t reads = READS;         // of the kernel; only CUDA knows others
+  std::optional<RowsPlan> rows{};
 
   uint32_t threads_per_group() const {
     return group[0] * group[1] * group[2];
@@ -135,20 +160,6 @@ mx::array temporary(mx::Shape shape, mx::Dtype dtype);
 
 /** How the names of kernels spell the type of an array: _float32, _float16, _bfloat16, _uint32. */
 std::string type_suffix(const mx::array& x);
-
-/** The rows along the last axis of an array; a scalar is one row of one element. */
-struct Rows {
-  uint64_t count;
-  uint32_t axis;
-
-  explicit Rows(const mx::array& x) : axis(x.ndim() > 0 ? static_cast<uint32_t>(x.shape(-1)) : 1) {
-    count = axis > 0 ? x.size() / axis : 0;
-  }
-  /** The count for the kernels' parameters, once a plan has checked that it fits in 32 bits. */
-  uint32_t narrow() const {
-    return static_cast<uint32_t>(count);
-  }
-};
 
 /**
  * Plans a reduction of rows. Its kernels come in the same forms for every op: simd (one SIMD group

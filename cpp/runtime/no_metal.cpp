@@ -1,18 +1,18 @@
-// Compiled instead of encode.cpp and metallib.cpp if MLX has no Metal.
+// Compiled instead of metal_encoder.cpp and metallib.cpp if MLX has no Metal.
 #include <stdexcept>
 
-#include "runtime/encode.h"
+#include "runtime/encoder.h"
 #include "runtime/metallib.h"
 
 namespace mlx_primitives {
 
-void encode(
-    const mx::Stream&, const char* op, const std::function<std::vector<Dispatch>(uint32_t)>&) {
+std::unique_ptr<Encoder> metal_encoder(const mx::Stream&, const char* op) {
   throw std::runtime_error("[" + std::string(op) + "] mlx-primitives was built without Metal.");
 }
 
 std::string metallib_description() {
-  return "none: built without Metal";
+  std::string cuda = cuda_description();
+  return cuda.empty() ? "none: built without Metal" : cuda;
 }
 
 } // namespace mlx_primitives

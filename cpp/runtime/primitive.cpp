@@ -9,6 +9,7 @@
 #include "mlx/backend/cpu/encoder.h"
 #include "runtime/batch.h"
 #include "runtime/encode.h"
+#include "runtime/encoder.h"
 #include "runtime/process.h"
 
 namespace mlx_primitives {
@@ -220,7 +221,8 @@ mx::allocator::Data allocate(size_t bytes) {
   if (!buffer.ptr() && bytes > 0) {
     throw std::runtime_error("[allocate] no memory for " + std::to_string(bytes) + " bytes");
   }
-  if (bytes >= large_array) {
+  // On CUDA, raw_ptr would move the memory to where the CPU can reach it.
+  if (bytes >= large_array && !has_device_memory()) {
     prefer_large_pages(buffer.raw_ptr(), bytes);
   }
   return data;

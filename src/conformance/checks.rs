@@ -4,9 +4,10 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::rc::Rc;
 
 use super::bounds::{Compared, Place as Value};
-use super::compare::{close, compare_outputs, refs, same_spec, wrong};
+use super::compare::{close, refs, same_spec, wrong};
 use super::inputs::{Arrangement, Input, Tensor, extremes};
 use super::mapped::mappings;
+use super::values::{Peer, Place};
 use super::{Backend, Check, Conformance, Outcome, Report};
 use crate::array::Array;
 use crate::dtype::Dtype;
@@ -19,16 +20,8 @@ const STEP: f64 = 1e-5;
 /// The number of elements of an input, spread over it, in which derivatives are checked.
 const PROBES: usize = 24;
 
-/// Runs a comparison and reports its result under a name.
-type Comparison<'a> = dyn FnMut(&str, &mut dyn FnMut() -> Result<()>) + 'a;
-
-/// The backend, check and type of a comparison.
-#[derive(Clone, Copy)]
-struct Place {
-    backend: Backend,
-    check: Check,
-    dtype: Dtype,
-}
+/// Runs a comparison, which returns what is wrong with the peer, and reports it under a name.
+type Comparison<'a> = dyn FnMut(&str, &mut dyn FnMut() -> Result<Peer>) + 'a;
 
 impl Conformance {
     pub(super) fn run_check(&self, backend: Backend, check: Check, report: &mut Report) {
@@ -68,15 +61,16 @@ impl Conformance {
         report: &mut Report,
     ) {
         let Place { backend, check, dtype } = place;
-        let mut compare = |what: &str, run: &mut dyn FnMut() -> Result<()>| {
+        let mut compare = |what: &str, run: &mut dyn FnMut() -> Result<Peer>| {
             let ran = catch_unwind(AssertUnwindSafe(|| backend.run(&mut *run)));
-            let failure = match ran {
-                Ok(result) => result.err().map(|error| error.to_string()),
-                Err(payload) => Some(format!("panicked: {}", panic_message(&*payload))),
+            let (failure, peer_fault) = match ran {
+                Ok(Ok(peer)) => (None, peer),
+                Ok(Err(error)) => (Some(error.to_string()), None),
+                Err(payload) => (Some(format!("panicked: {}", panic_message(&*payload))), None),
             };
             let case =
                 if what.is_empty() { format!("{shapes:?}") } else { format!("{shapes:?}, {what}") };
-            report.add(Outcome { check, backend, dtype, case, failure });
+            report.add(Outcome { check, backend, dtype, case, failure, peer_fault });
         };
         let random = |shapes: &[Vec<i32>], seed: u64| -> Vec<Tensor> {
             let seeds = (0..).map(|i| 1000 * seed + 10 * number + i);
@@ -114,13 +108,16 @@ impl Conformance {
             Check::Extremes => self.run_extremes(&inputs, place, &mut compare),
             Check::Vjp => {
                 for (name, numbers) in self.sets(shapes.len()) {
-                    compare(&name, &mut || self.compare_vjp(&arrays(4)?, &numbers, place));
+                    compare(&name, &mut || {
+                        self.compare_vjp(&arrays(4)?, &numbers, place).map(|()| None)
+                    });
                 }
             }
             Check::Jvp => {
                 for (name, numbers) in self.sets(shapes.len()) {
                     compare(&name, &mut || {
-                        self.compare_jvp(&arrays(5)?, &arrays(6)?, &numbers, place)
+                        let (arrays, tangents) = (arrays(5)?, arrays(6)?);
+                        self.compare_jvp(&arrays, &tangents, &numbers, place).map(|()| None)
                     });
                 }
             }
@@ -130,12 +127,15 @@ impl Conformance {
                         &format!("axes {:?} of {:?}", mapping.axes, mapping.shapes),
                         &mut || {
                             let arrays = self.arrays(&random(&mapping.shapes, 7), dtype)?;
-                            self.compare_vmap(&arrays, &mapping.axes, backend, dtype)
+                            self.compare_vmap(&arrays, &mapping.axes, backend, dtype)?;
+                            Ok(None)
                         },
                     );
                 }
             }
-            Check::Compile => compare("", &mut || self.compare_compiled(&arrays(8)?)),
+            Check::Compile => {
+                compare("", &mut || self.compare_compiled(&arrays(8)?).map(|()| None));
+            }
         }
     }
 
@@ -182,43 +182,6 @@ impl Conformance {
                 self.compare_values(&self.arrays(&tensors, place.dtype)?, place)
             });
         }
-    }
-
-    fn compare_values(&self, arrays: &[Array], place: Place) -> Result<()> {
-        let got = (self.op)(arrays)?;
-        if got.iter().any(Array::is_scheduled) {
-            return wrong("computed when it was built");
-        }
-        let inputs: Vec<Tensor> = arrays.iter().map(Tensor::of).collect::<Result<_>>()?;
-        let Place { backend, check, dtype } = place;
-        let mut compared = Compared { backend, check, dtype, inputs: &inputs, peer: false };
-        let by_peer = check == Check::Extremes && self.extremes_as_peer;
-        if !by_peer {
-            let limit = self.limit(&self.tolerance, &compared);
-            compare_outputs(&got, &(self.reference)(&inputs), &limit, dtype, "output")?;
-        }
-        let Some((peer, bounds)) = &self.peer else {
-            return match by_peer {
-                true => wrong("extreme numbers are compared with a peer, and there is none"),
-                false => Ok(()),
-            };
-        };
-        let empty = inputs.iter().any(|input| input.values.is_empty());
-        let peers = match peer(arrays) {
-            // MLX's own ops refuse some empty arrays.
-            Err(_) if empty => return Ok(()),
-            peers => peers?,
-        };
-        for (index, (got, peer)) in got.iter().zip(&peers).enumerate() {
-            same_spec(got, peer, &format!("output {index}, beside its peer,"))?;
-        }
-        if empty {
-            return Ok(());
-        }
-        let want: Vec<Tensor> = peers.iter().map(Tensor::of).collect::<Result<_>>()?;
-        compared.peer = true;
-        let limit = self.limit(bounds, &compared);
-        compare_outputs(&got, &want, &limit, dtype, "beside the peer's, output")
     }
 
     /// The central difference of the reference's outputs at `x` along `direction`.

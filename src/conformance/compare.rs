@@ -56,10 +56,38 @@ pub(super) fn close(
     if got.shape != want.shape || got.values.len() != want.values.len() {
         return wrong(format_args!("{what} has shape {:?}, not {:?}", got.shape, want.shape));
     }
-    let mut differing = 0;
+    let (mut differing, mut wrong, mut first) = (0, 0, None);
     for (at, (&got, &want)) in got.values.iter().zip(&want.values).enumerate() {
-        limit.hold(got, want, dtype, Place { output, at }, what)?;
+        if let Err(error) = limit.hold(got, want, dtype, Place { output, at }, what) {
+            wrong += 1;
+            first.get_or_insert(error);
+        }
         differing += usize::from(!is_same(got, want));
     }
+    if let Some(first) = first {
+        return Err(format!("{first}; wrong are {wrong} of {}", got.values.len()).into());
+    }
     limit.hold_share(differing, want.values.len(), what)
+}
+
+/// Compares each value with two others, of which it has to agree with one.
+pub(super) fn hold_to_either(
+    got: &[Array],
+    wants: [(&[Tensor], &Limit); 2],
+    dtype: Dtype,
+) -> Result<()> {
+    for (output, got) in got.iter().enumerate() {
+        for (at, &got) in Tensor::of(got)?.values.iter().enumerate() {
+            let mut held = wants.iter().map(|(want, limit)| {
+                let want = want.get(output).and_then(|want| want.values.get(at));
+                let want = want.copied().ok_or("an expected value is missing")?;
+                limit.hold(got, want, dtype, Place { output, at }, &format!("output {output}"))
+            });
+            let first = held.next().unwrap_or(Ok(()));
+            if first.is_err() && held.all(|result| result.is_err()) {
+                return first;
+            }
+        }
+    }
+    Ok(())
 }

@@ -96,7 +96,16 @@ impl Conformance {
                 let at = at as i32;
                 let got = mapped.slice_axis(0, at..at + 1)?.squeeze([0])?;
                 same_spec(&got, want, &what)?;
-                close(&got, &Tensor::of(want)?, &limit, index, dtype, &what)?;
+                let beside = close(&got, &Tensor::of(want)?, &limit, index, dtype, &what);
+                if beside.is_err() && self.judges(backend) {
+                    // MLX's own ops, which the op may run, add in another order for a batch.
+                    let own = self.limit(&self.tolerance, &compared);
+                    let exact = (self.reference)(&inputs);
+                    let exact = exact.get(index).ok_or("the reference has fewer outputs")?;
+                    close(&got, exact, &own, index, dtype, &what)?;
+                } else {
+                    beside?;
+                }
             }
         }
         Ok(())

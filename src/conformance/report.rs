@@ -20,6 +20,9 @@ pub struct Outcome {
     pub case: String,
     /// The reason for a failure, or `None` if the comparison passed.
     pub failure: Option<String>,
+    /// How the peer's values differ from the reference or from ours, in a comparison that passed
+    /// because our values agree with the reference.
+    pub peer_fault: Option<String>,
 }
 
 impl fmt::Display for Outcome {
@@ -63,6 +66,12 @@ impl Report {
     /// The results of the comparisons that failed.
     pub fn failures(&self) -> impl Iterator<Item = &Outcome> {
         self.outcomes.iter().filter(|outcome| outcome.failure.is_some())
+    }
+
+    /// The comparisons that passed by the reference although the peer's values differ.
+    pub fn peer_faults(&self) -> impl Iterator<Item = &Outcome> {
+        let passed = self.outcomes.iter().filter(|outcome| outcome.failure.is_none());
+        passed.filter(|outcome| outcome.peer_fault.is_some())
     }
 
     /// The checks that were left out, with the reasons.
@@ -119,6 +128,14 @@ impl fmt::Display for Report {
         }
         for failure in self.failures() {
             writeln!(f, "  failed: {failure}")?;
+        }
+        let mut faults = self.peer_faults();
+        if let Some(first) = faults.next() {
+            let said = first.peer_fault.as_deref().unwrap_or_default();
+            let Outcome { check, backend, dtype, case, .. } = first;
+            let more = faults.count();
+            writeln!(f, "  the peer differs: {check} on {backend}, {dtype}, {case}: {said}")?;
+            writeln!(f, "  and in {more} more comparisons")?;
         }
         for what in &self.not_run {
             writeln!(f, "  not run: {what}")?;

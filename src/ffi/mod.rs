@@ -4,6 +4,7 @@
 //! Every function that can reach code that throws returns `Result`, since an exception in any other
 //! function would end the process. Functions without a `Result` only read a descriptor.
 
+pub(crate) mod cuda;
 pub(crate) mod custom;
 pub(crate) mod distributed;
 pub(crate) mod io;

@@ -47,6 +47,11 @@ impl Key {
         Ok(Self { chip, system: device::system(), mlx, kernels })
     }
 
+    /// Whether the device is an NVIDIA GPU, whose tensor cores our matrix kernels use only in part.
+    pub(super) fn is_nvidia(&self) -> bool {
+        self.chip.starts_with("NVIDIA ")
+    }
+
     /// Whether MLX's matrix products run on the neural accelerators of the GPU's cores: on the M5
     /// and later, with macOS 26.2 (Darwin 25.2) or later. Our kernels do not use them.
     pub(super) fn has_neural_accelerators(&self) -> bool {

@@ -130,6 +130,8 @@ enum Rule {
     AllMlx,
     /// MLX's ops run products of many rows of 16-bit numbers, and our kernels all else.
     MatricesMlx,
+    /// MLX's ops run attention and all products except those of one row with packed weights.
+    OneRowOurs,
 }
 
 impl Choices {
@@ -145,7 +147,11 @@ impl Choices {
 
     /// The choices without measurements.
     pub fn built_in(key: &Key) -> Self {
-        let rule = if key.has_neural_accelerators() { Rule::MatricesMlx } else { Rule::AllOurs };
+        let rule = match key {
+            _ if key.has_neural_accelerators() => Rule::MatricesMlx,
+            _ if key.is_nvidia() => Rule::OneRowOurs,
+            _ => Rule::AllOurs,
+        };
         Self { rule, ..Self::default() }
     }
 
@@ -191,9 +197,17 @@ impl Choices {
                 || ATTENTION.contains(&&*class.op);
             short && known && class.rows == Rows::Many
         };
+        let products = || {
+            let packed =
+                class.op.starts_with("quantized_") || class.op.starts_with("lora_linear, ");
+            let known = class.op.starts_with("attention")
+                || MATRICES.iter().any(|name| class.op.starts_with(name));
+            known && !(packed && class.rows == Rows::One)
+        };
         match self.rule {
             Rule::AllMlx => Choice::Mlx,
             Rule::MatricesMlx if matrices() => Choice::Mlx,
+            Rule::OneRowOurs if products() => Choice::Mlx,
             _ => Choice::Ours,
         }
     }

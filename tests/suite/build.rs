@@ -34,6 +34,7 @@ fn headers_of_another_version_than_the_library_stop_the_build() {
         .arg(directory.path())
         .arg(format!("-DMLX_DIR={}/share/cmake/MLX", device::mlx_prefix()))
         .arg("-DMLX_HEADER_VERSION=0.32.99")
+        .arg(if cfg!(feature = "cuda") { "-DCUDA=ON" } else { "-DCUDA=OFF" })
         .output()
         .expect("the CMake that built this crate");
     assert!(!output.status.success());

@@ -46,6 +46,33 @@ fn our_own_primitives_pass() -> Checked {
     Ok(())
 }
 
+/// Where the peer is judged too, values that agree with the reference pass; the report names it.
+#[test]
+fn a_wrong_peer_is_named() -> Checked {
+    let row = |factor: f32| {
+        let op = move |x: &[Array]| Ok(vec![x[0].multiply(factor)?]);
+        Conformance::new("twice", op, |x| vec![x[0].map(|x| 2.0 * x)])
+            .shapes(&[&[2, 3]])
+            .dtypes(&[Dtype::Float32])
+            .backends(&[Backend::Cpu])
+            .without(Check::Extremes, "the largest numbers overflow")
+            .peer(|x| Ok(vec![x[0].multiply(2.5)?]), |_| Bound::ulps(1.0))
+    };
+    let count = |report: &mlx_primitives::conformance::Report| {
+        (report.failures().count(), report.peer_faults().count())
+    };
+    let trusted = row(2.0).run();
+    let values = trusted.outcomes().iter().filter(|outcome| outcome.check == Check::Values);
+    assert_eq!(count(&trusted), (values.count(), 0), "{trusted}");
+    let judged = row(2.0).judge_peer().run();
+    judged.check()?;
+    assert_eq!(count(&judged), (0, count(&trusted).0), "{judged}");
+    assert!(judged.to_string().contains("the peer differs: values on cpu, float32"), "{judged}");
+    let copied = row(2.5).judge_peer().run(); // the peer's own values
+    assert!(count(&copied).0 >= count(&trusted).0 && count(&copied).1 == 0, "{copied}");
+    Ok(())
+}
+
 /// 3 x, computed with this mistake.
 #[derive(Clone, Copy, PartialEq)]
 enum Mistake {

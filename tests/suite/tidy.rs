@@ -178,7 +178,7 @@ fn only_one_file_uses_metal() -> Checked {
             knowing.push(show(&path));
         }
     }
-    assert_eq!(knowing, ["cpp/runtime/encode.cpp"]);
+    assert_eq!(knowing, ["cpp/runtime/metal_encoder.cpp"]);
     Ok(())
 }
 

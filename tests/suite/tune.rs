@@ -148,6 +148,18 @@ fn the_built_in_rule() -> Checked {
     Ok(())
 }
 
+#[test]
+fn products_are_mlxs_on_nvidia() -> Checked {
+    let x = random(&[1, 2, 1, 64], Dtype::Float16, 1)?;
+    let attention = class(|| ops::attention(&x, &x, &x, Attention::default()))?;
+    let choices = Choices::built_in(&Key { chip: "NVIDIA H200".to_owned(), ..key() });
+    for class in [&linear(1, Dtype::Float16)?, &linear(9, Dtype::Float32)?, &attention] {
+        assert_eq!(choices.choice(class), Choice::Mlx, "{class}");
+    }
+    assert_eq!(choices.choice(&class(|| ops::softmax(&x))?), Choice::Ours);
+    Ok(())
+}
+
 /// Choices whose measurements all have this value.
 fn some(value: f64) -> anyhow::Result<Choices> {
     let mut choices = Choices::built_in(&key());

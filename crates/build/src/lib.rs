@@ -2,7 +2,10 @@
 #![warn(missing_docs, clippy::missing_errors_doc, clippy::missing_panics_doc)]
 #![forbid(unsafe_code)]
 
+pub mod cuda;
 mod flatten;
+#[doc(hidden)]
+pub mod tokens;
 
 use std::env;
 use std::fmt;

@@ -3,17 +3,16 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use mlx_primitives::custom::{CustomPrimitive, Spec, View, ViewMut, apply, apply_one};
-use mlx_primitives::simulator::without_metal;
 use mlx_primitives::transforms::compile;
 use mlx_primitives::{Array, Dtype, Error, Result, async_eval, eval, io};
 
 use super::faults::{Fault, faulty};
 use crate::support::input::random32;
-use crate::support::{Checked, message};
+use crate::support::{Checked, message, on_cpu};
 
 #[test]
 fn faults_of_an_asynchronous_evaluation() -> Checked {
-    without_metal(|| {
+    on_cpu(|| {
         let x = random32(&[2, 3], 3)?;
         let y = faulty(&x, Fault::PanicIn("eval_cpu"))?;
         let first = async_eval([&y]).and_then(|()| y.to_vec::<f32>().map(|_| ()));
@@ -34,7 +33,7 @@ fn faults_of_an_asynchronous_evaluation() -> Checked {
 /// Neither the requested array nor an intermediate one.
 #[test]
 fn nothing_computed_from_a_fault_is_a_result() -> Checked {
-    without_metal(|| {
+    on_cpu(|| {
         let x = random32(&[1000], 4)?;
         let y = faulty(&x, Fault::PanicIn("eval_cpu"))?; // held, so that its memory is not reused
         let first = y.add(1.0)?;
@@ -65,7 +64,7 @@ fn integers_of_a_fault_are_no_result() -> Checked {
             Err(Error::from("half-way"))
         }
     }
-    without_metal(|| {
+    on_cpu(|| {
         let y = apply_one(Half, &[&Array::from_slice(&[1i32, 2, 3], [3])?])?;
         assert!(message(y.add(1)?.eval()).contains("[half] eval_cpu: half-way"));
         for later in [y.clone(), y.add(1)?, y.multiply(0)?, y.sum(..)?] {
@@ -79,7 +78,7 @@ fn integers_of_a_fault_are_no_result() -> Checked {
 fn a_fault_is_not_saved() -> Checked {
     let folder = tempfile::tempdir()?;
     let path = folder.path().join("faulty.safetensors");
-    without_metal(|| {
+    on_cpu(|| {
         let y = faulty(&random32(&[4], 5)?, Fault::PanicIn("eval_cpu"))?;
         for _ in 0..2 {
             let said = message(io::save_safetensors(&path, [("y", &y)], []));
@@ -129,7 +128,7 @@ fn outputs_that_change_are_refused() -> Checked {
         ("a shape that memory can hold", false, vec![float(&[-4])]),
         ("input 0 to be what output 0 is", true, vec![float(&[4000])]),
     ];
-    without_metal(|| {
+    on_cpu(|| {
         let x = random32(&[4], 6)?;
         for (mentions, in_place, later) in cases {
             let f = move |x: &[Array]| {

@@ -4,12 +4,11 @@
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use mlx_primitives::custom::{CustomPrimitive, Layout, Spec, View, ViewMut, apply, apply_one};
-use mlx_primitives::simulator::without_metal;
 use mlx_primitives::transforms::{compile, jvp, vjp, vmap};
 use mlx_primitives::{Array, Dtype, Error, Result, eval};
 
 use crate::support::input::random32;
-use crate::support::{Checked, message};
+use crate::support::{Checked, message, on_cpu};
 
 /// The fault of `Faulty`.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -174,7 +173,7 @@ fn faults_of_eval_cpu() -> Checked {
         (Fault::SmallOutput, "[faulty] eval_cpu panicked: copy_from_slice: source"),
         (Fault::WrongOutputType, "[faulty] expected output 0 to be float64, got float32"),
     ];
-    without_metal(|| {
+    on_cpu(|| {
         let x = random32(&[2, 3], 2)?;
         for (fault, mentions) in faults {
             let y = faulty(&x, fault)?; // building succeeds
@@ -285,11 +284,12 @@ fn missing_methods_are_named() -> Checked {
         assert!(said.contains("[bare] expected a primitive with a Metal kernel"), "{said}");
     }
     assert_eq!(CALLS.load(Ordering::Relaxed), 0, "lazy");
-    without_metal(|| {
+    on_cpu(|| {
         // Two nodes without equivalence stay separate; one without elements is not computed.
         let compiled = compile(move |p| Ok(vec![f(p)?.remove(0), f(p)?.remove(0)]), false)?;
         eval(&compiled.call(&[&x])?)?;
-        f(&[Array::zeros::<f32>(&[0, 3])?])?[0].eval()
+        f(&[Array::zeros::<f32>(&[0, 3])?])?[0].eval()?;
+        Ok(())
     })?;
     assert_eq!(CALLS.load(Ordering::Relaxed), 2);
     Ok(())
@@ -297,7 +297,7 @@ fn missing_methods_are_named() -> Checked {
 
 #[test]
 fn panics_in_drop_and_comparisons_are_ignored() -> Checked {
-    without_metal(|| {
+    on_cpu(|| {
         let x = random32(&[2, 3], 7)?;
         let y = faulty(&x, Fault::PanicInDrop)?;
         assert_eq!(y.to_vec::<f32>()?, x.multiply(2.0)?.to_vec::<f32>()?);

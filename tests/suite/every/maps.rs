@@ -1,5 +1,7 @@
 //! `vmap` of every op.
 
+use mlx_primitives::conformance::Backend;
+use mlx_primitives::device::Device;
 use mlx_primitives::transforms::{grad, vmap};
 use mlx_primitives::{Array, Result, graph, stack};
 
@@ -102,7 +104,7 @@ fn maps_over_an_axis_of_one_or_none() -> Checked {
 /// One gradient for each entry: sums over rows exclude the mapped axis.
 #[test]
 fn mapped_gradients() -> Checked {
-    each_device(|_| {
+    each_device(|device| {
         for op in OPS {
             let gradients = |p: &[Array]| grad(|p| loss(op.run)(&p), &refs(p));
             let (a, b) = (op.inputs(3, 40)?, op.inputs(3, 50)?);
@@ -115,11 +117,14 @@ fn mapped_gradients() -> Checked {
                     (0..a.len()).map(|i| (i < mapped).then_some(0)).collect();
                 let got = vmap(|p| gradients(&p), &refs(&both), &axes, 0)?;
                 let second = [&b[..mapped], &a[mapped..]].concat();
+                // On an NVIDIA GPU, MLX's products of a batch differed from those of an entry by 2e-4.
+                let products = op.name.contains("linear") && Backend::Gpu.is_cuda();
+                let tolerance = if products && device == Device::Gpu { 1e-3 } else { 2e-5 };
                 let want = gradients(&a)?.into_iter().zip(gradients(&second)?);
                 for (got, (first, second)) in got.iter().zip(want) {
                     let want = stack(&[&first, &second], 0)?;
                     assert_eq!(got.shape(), want.shape(), "{}", op.name);
-                    assert_close(&numbers(got)?, &numbers(&want)?, 2e-5, op.name);
+                    assert_close(&numbers(got)?, &numbers(&want)?, tolerance, op.name);
                 }
             }
         }

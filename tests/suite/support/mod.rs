@@ -5,6 +5,7 @@ pub mod input;
 pub mod reference_llama;
 
 use mlx_primitives::device::{Device, with_device};
+use mlx_primitives::simulator::without_metal;
 use mlx_primitives::{Array, Result, builtin, ops};
 
 pub use crate::table::inputs::{Checked, EPS, simulated};
@@ -61,6 +62,11 @@ pub fn each_device(test: impl Fn(Device) -> Checked) -> Checked {
         }
     }
     Ok(())
+}
+
+/// Runs a test of the CPU's kernels, on whatever device the other tests run.
+pub fn on_cpu(test: impl FnOnce() -> Checked) -> Checked {
+    with_device(Device::Cpu, || without_metal(test))
 }
 
 /// Borrows the arrays for functions that take a list of references.

@@ -4,7 +4,7 @@ use std::cell::RefCell;
 use std::time::Instant;
 
 use anyhow::{Context, Result, ensure};
-use mlx_primitives::conformance::{Backend, Check};
+use mlx_primitives::conformance::{Backend, Check, Outcome};
 use mlx_primitives::device::{Device, with_device};
 use mlx_primitives::llama::{Checkpoint, Options};
 use mlx_primitives::simulator;
@@ -61,6 +61,7 @@ fn self_test(rows: &table::Rows, device: Device, quick: bool) -> Result<Found> {
         Device::Cpu => vec![Backend::Cpu],
     };
     let (found, compared) = (RefCell::new(Vec::new()), RefCell::new(0));
+    let peers = RefCell::new(Vec::new());
     (rows.each)(&|row| {
         let kept = |check: &Check| !quick || matches!(check, Check::Values | Check::Vjp);
         let left_out = Check::ALL.into_iter().filter(|check| !kept(check));
@@ -69,16 +70,28 @@ fn self_test(rows: &table::Rows, device: Device, quick: bool) -> Result<Found> {
         *compared.borrow_mut() += report.outcomes().len();
         let failures = report.failures().map(|failure| format!("{}: {failure}", report.name()));
         found.borrow_mut().extend(failures);
+        let faults = report.peer_faults().map(|one| {
+            let said = one.peer_fault.as_deref().unwrap_or_default();
+            let Outcome { check, dtype, case, .. } = one;
+            format!("{}: {check}, {dtype}, {case}: {said}\n", report.name())
+        });
+        peers.borrow_mut().extend(faults);
         Ok(())
     })?;
     let (mut failures, compared) = (found.into_inner(), compared.into_inner());
     ensure!(compared > 0 || quick, "nothing was compared");
-    let said = format!("{} of {compared} comparisons", compared - failures.len());
-    let json = json!({"comparisons": compared, "failed": failures.len()});
+    let mut peers = peers.into_inner();
+    let mut said = format!("{} of {compared} comparisons", compared - failures.len());
+    if !peers.is_empty() {
+        said += &format!("; in {} MLX's op differs, and ours is right", peers.len());
+    }
+    let json =
+        json!({"comparisons": compared, "failed": failures.len(), "mlx_differs": peers.len()});
+    peers.truncate(MOST_FAILURES);
     let more = failures.len().saturating_sub(MOST_FAILURES);
     failures.truncate(MOST_FAILURES);
     failures.extend((more > 0).then(|| format!("and {more} more")));
-    Ok(Found { said, failures, json, ..Found::default() })
+    Ok(Found { said, text: peers.concat(), failures, json })
 }
 
 fn latency(op: &str, device: Device, quick: bool) -> Result<Found> {

@@ -3,30 +3,7 @@
 use std::ops::Range;
 
 use super::entries::ALWAYS_INLINE;
-use super::{KernelSource, Purpose, Rewriter, SPACES};
-
-/// The built-in values that a thread can read; the position is the row of its value table.
-pub(crate) const BUILTINS: [&str; 19] = [
-    "thread_position_in_grid",
-    "threadgroup_position_in_grid",
-    "thread_position_in_threadgroup",
-    "threads_per_threadgroup",
-    "threads_per_grid",
-    "threadgroups_per_grid",
-    "dispatch_threads_per_threadgroup",
-    "thread_index_in_threadgroup",
-    "thread_index_in_simdgroup",
-    "simdgroup_index_in_threadgroup",
-    "simdgroups_per_threadgroup",
-    "dispatch_simdgroups_per_threadgroup",
-    "threads_per_simdgroup",
-    "thread_execution_width",
-    "thread_index_in_quadgroup",
-    "quadgroup_index_in_threadgroup",
-    "quadgroups_per_threadgroup",
-    "grid_origin",
-    "grid_size",
-];
+use super::{BUILTINS, KernelSource, Purpose, Rewriter, SPACES};
 
 /// The resource or value that a kernel parameter is bound to.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -6,17 +6,14 @@ mod kernels;
 mod leaves;
 mod overloads;
 mod storage;
-pub(crate) mod tokens;
 
 use std::path::Path;
 
 pub use constants::Constant;
 pub(crate) use constants::prologue as constant_prologue;
-pub(crate) use kernels::{BUILTINS, Parameter};
+pub(crate) use kernels::Parameter;
+pub(crate) use mlx_primitives_build::tokens::{self, SPACES, VALUES as BUILTINS};
 use tokens::Tokens;
-
-/// The address spaces of MSL.
-pub(crate) const SPACES: [&str; 4] = ["device", "constant", "thread", "threadgroup"];
 
 /// The purpose of the rewritten source.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,11 +1,38 @@
-//! Tokens of preprocessed source. Everything between two tokens, line markers and the
-//! shim's own text included, is kept with the token that follows it, so that the rewritten
-//! source has the line numbers of the original.
+//! Tokens of Metal source, which the simulator's rewriter and the one for CUDA share. Everything
+//! between two tokens, line markers and preprocessor directives included, is kept with the token
+//! that follows it, so that the rewritten source has the line numbers of the original.
+#![allow(missing_docs)]
 
 use std::path::Path;
 
+/// The address spaces of MSL.
+pub const SPACES: [&str; 4] = ["device", "constant", "thread", "threadgroup"];
+
+/// The built-in values that a thread can read; the simulator's table of values has the same order.
+pub const VALUES: [&str; 19] = [
+    "thread_position_in_grid",
+    "threadgroup_position_in_grid",
+    "thread_position_in_threadgroup",
+    "threads_per_threadgroup",
+    "threads_per_grid",
+    "threadgroups_per_grid",
+    "dispatch_threads_per_threadgroup",
+    "thread_index_in_threadgroup",
+    "thread_index_in_simdgroup",
+    "simdgroup_index_in_threadgroup",
+    "simdgroups_per_threadgroup",
+    "dispatch_simdgroups_per_threadgroup",
+    "threads_per_simdgroup",
+    "thread_execution_width",
+    "thread_index_in_quadgroup",
+    "quadgroup_index_in_threadgroup",
+    "quadgroups_per_threadgroup",
+    "grid_origin",
+    "grid_size",
+];
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Kind {
+pub enum Kind {
     Word,
     Number,
     Text,
@@ -13,28 +40,29 @@ pub(crate) enum Kind {
 }
 
 #[derive(Clone, Debug)]
-pub(crate) struct Token {
-    pub(crate) kind: Kind,
-    pub(crate) before: String,
-    pub(crate) text: String,
-    pub(crate) file: usize,
-    pub(crate) line: u32,
+pub struct Token {
+    pub kind: Kind,
+    pub before: String,
+    pub text: String,
+    pub file: usize,
+    pub line: u32,
 }
 
 /// A preprocessed translation unit.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Tokens {
-    pub(crate) list: Vec<Token>,
-    pub(crate) files: Vec<String>,
+pub struct Tokens {
+    pub list: Vec<Token>,
+    pub files: Vec<String>,
     tail: String,
 }
 
 impl Tokens {
-    /// Splits what `clang -E` printed; text from `shim` passes through in one piece.
-    pub(crate) fn parse(preprocessed: &str, shim: &Path) -> Self {
+    /// Splits what `clang -E` printed, or a source without comments; text from the folder `shim`
+    /// and preprocessor directives pass through in one piece.
+    pub fn parse(preprocessed: &str, shim: &Path) -> Self {
         let mut tokens = Tokens::default();
         let shim = shim.to_string_lossy();
-        let mut in_shim = false;
+        let (mut in_shim, mut continued) = (false, false);
         let (mut file, mut line) = (0, 0);
         for text in preprocessed.lines() {
             if let Some((number, name)) = line_marker(text) {
@@ -44,8 +72,10 @@ impl Tokens {
                 tokens.tail.push_str(text);
             } else {
                 line += 1;
-                if in_shim || text.trim_start().starts_with('#') {
+                continued |= text.trim_start().starts_with('#');
+                if in_shim || continued {
                     tokens.tail.push_str(text);
+                    continued &= text.ends_with('\\');
                 } else {
                     tokens.split_line(text, file, line);
                 }
@@ -79,7 +109,7 @@ impl Tokens {
         }
     }
 
-    pub(crate) fn text(&self) -> String {
+    pub fn text(&self) -> String {
         let mut out = String::new();
         for token in &self.list {
             out.push_str(&token.before);
@@ -89,44 +119,48 @@ impl Tokens {
         out
     }
 
-    pub(crate) fn len(&self) -> usize {
+    pub fn len(&self) -> usize {
         self.list.len()
     }
 
+    pub fn is_empty(&self) -> bool {
+        self.list.is_empty()
+    }
+
     /// The text of token `i`; empty past either end.
-    pub(crate) fn at(&self, i: usize) -> &str {
+    pub fn at(&self, i: usize) -> &str {
         self.list.get(i).map_or("", |token| &token.text)
     }
 
     /// The text of the token before `i`; empty if there is none.
-    pub(crate) fn before(&self, i: usize) -> &str {
+    pub fn before(&self, i: usize) -> &str {
         if i == 0 { "" } else { self.at(i - 1) }
     }
 
-    pub(crate) fn is_word(&self, i: usize) -> bool {
+    pub fn is_word(&self, i: usize) -> bool {
         self.list.get(i).is_some_and(|token| token.kind == Kind::Word)
     }
 
-    pub(crate) fn place(&self, i: usize) -> (String, u32) {
+    pub fn place(&self, i: usize) -> (String, u32) {
         self.list.get(i).map_or((String::new(), 0), |token| {
             (self.files.get(token.file).cloned().unwrap_or_default(), token.line)
         })
     }
 
     /// Empties the tokens, leaving line markers and white space.
-    pub(crate) fn blank(&mut self, range: std::ops::Range<usize>) {
+    pub fn blank(&mut self, range: std::ops::Range<usize>) {
         for token in &mut self.list[range] {
             token.text.clear();
         }
     }
 
     /// Tokens on one line, spaced as they were.
-    pub(crate) fn join(&self, range: std::ops::Range<usize>) -> String {
+    pub fn join(&self, range: std::ops::Range<usize>) -> String {
         self.join_without(range, &[])
     }
 
     /// Like [`Self::join`], without some words.
-    pub(crate) fn join_without(&self, range: std::ops::Range<usize>, words: &[&str]) -> String {
+    pub fn join_without(&self, range: std::ops::Range<usize>, words: &[&str]) -> String {
         let mut out = String::new();
         for token in &self.list[range] {
             if !token.before.is_empty() && !out.is_empty() && !out.ends_with(' ') {
@@ -140,7 +174,7 @@ impl Tokens {
     }
 
     /// The token that closes the bracket at `open`, or the last one.
-    pub(crate) fn close(&self, open: usize) -> usize {
+    pub fn close(&self, open: usize) -> usize {
         let opening = self.at(open).to_string();
         let closing = match opening.as_str() {
             "(" => ")",
@@ -169,7 +203,7 @@ impl Tokens {
     }
 
     /// Whether `[[` begins at `i`.
-    pub(crate) fn is_attribute(&self, i: usize) -> bool {
+    pub fn is_attribute(&self, i: usize) -> bool {
         self.at(i) == "["
             && self.at(i + 1) == "["
             && self.list[i + 1].before.is_empty()
@@ -178,7 +212,7 @@ impl Tokens {
     }
 
     /// Whether `i` is at the level of a struct's members.
-    pub(crate) fn in_struct(&self, i: usize) -> bool {
+    pub fn in_struct(&self, i: usize) -> bool {
         let mut depth = 0;
         let mut at = i;
         while at > 0 {
@@ -205,7 +239,7 @@ impl Tokens {
     }
 
     /// Splits the list in the bracket at `open` at its commas.
-    pub(crate) fn split(&self, open: usize) -> Vec<std::ops::Range<usize>> {
+    pub fn split(&self, open: usize) -> Vec<std::ops::Range<usize>> {
         let end = self.close(open);
         let (mut parts, mut start, mut i) = (Vec::new(), open + 1, open + 1);
         while i < end {
@@ -228,7 +262,8 @@ impl Tokens {
 
 /// `# 12 "path" flags`, the path's escapes undone.
 fn line_marker(text: &str) -> Option<(u32, String)> {
-    let (number, rest) = text.strip_prefix("# ")?.split_once(" \"")?;
+    let text = text.strip_prefix("# ").or_else(|| text.strip_prefix("#line "))?;
+    let (number, rest) = text.split_once(" \"")?;
     let name = &rest[..rest.rfind('"')?];
     Some((number.parse().ok()?, name.replace("\\\\", "\\").replace("\\\"", "\"")))
 }

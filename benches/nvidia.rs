@@ -1,0 +1,250 @@
+//! `cargo bench --features cuda --bench nvidia`: our kernels beside MLX's CUDA ops on shapes that
+//! fill an NVIDIA GPU, and the decoding of a Llama 8B shape with 4-bit weights. Prints Markdown.
+//!
+//! All contestants take turns in this process. An op's time is that of a graph of several calls, each
+//! on the result of the one before, divided by their number. A copy is MLX's `negative`, which
+//! reads and writes as many bytes. Arguments select rows by parts of their names.
+
+use std::rc::Rc;
+use std::time::Instant;
+
+use mlx_primitives::device::{Device, with_device};
+use mlx_primitives::llama::{Config, Llama, Quantization};
+use mlx_primitives::ops::{self, QuantizedLinear, QuantizedMode, QuantizedWeight};
+use mlx_primitives::tune::{Choices, Key, with_choices};
+use mlx_primitives::{Array, Dtype, Result, async_eval, memory, random};
+
+const EPS: f32 = 1e-5;
+/// The times of each contestant, of which the median counts.
+const ROUNDS: usize = 15;
+/// The matrices that products take in turn; together they are larger than the caches.
+const MATRICES: usize = 16;
+
+type Step = Rc<dyn Fn(&Array, usize) -> Result<Array>>;
+
+/// An op as a chain.
+struct Work {
+    name: String,
+    start: Array,
+    step: Step,
+    calls: usize,
+    /// The bytes that a call has to move, and an array whose copy moves about as many.
+    bytes: usize,
+    copied: Array,
+}
+
+impl Work {
+    fn seconds(&self, from: &Array, step: &dyn Fn(&Array, usize) -> Result<Array>) -> Result<f64> {
+        let start = Instant::now();
+        let mut y = step(from, 0)?;
+        for call in 1..self.calls {
+            y = step(&y, call)?;
+        }
+        y.eval()?;
+        Ok(start.elapsed().as_secs_f64() / self.calls as f64)
+    }
+
+    /// Prints the medians of our kernel, MLX's op and a copy of as many bytes, in microseconds.
+    fn measure(&self) -> Result<()> {
+        let chosen = |choices: fn() -> Choices| {
+            move || with_choices(Rc::new(choices()), || self.seconds(&self.start, &*self.step))
+        };
+        let copy = || self.seconds(&self.copied, &|x, _| x.negative());
+        let runs: [&dyn Fn() -> Result<f64>; 3] =
+            [&chosen(Choices::ours), &chosen(Choices::mlx), &copy];
+        let mut times: [Vec<f64>; 3] = Default::default();
+        for round in 0..ROUNDS + 2 {
+            for (run, times) in runs.iter().zip(&mut times) {
+                let time = run()?;
+                times.extend((round > 1).then_some(time)); // the first rounds warm up
+            }
+        }
+        let [ours, mlx, copy] = times.map(|times| 1e6 * median(times));
+        let copy = copy * self.bytes as f64 / (2 * self.copied.nbytes()) as f64;
+        println!(
+            "| {} | {ours:.1} | {mlx:.1} | {:.2} | {:.0} % |",
+            self.name,
+            mlx / ours,
+            100.0 * copy / ours
+        );
+        Ok(())
+    }
+}
+
+fn median(mut times: Vec<f64>) -> f64 {
+    times.sort_by(f64::total_cmp);
+    times[times.len() / 2]
+}
+
+fn numbers(shape: &[i32], dtype: Dtype) -> Result<Array> {
+    let x = random::normal_of(shape, dtype, None)?;
+    x.eval()?;
+    Ok(x)
+}
+
+fn rows(dtype: Dtype, [count, axis]: [i32; 2]) -> Result<Vec<Work>> {
+    let calls = if count < 1000 { 64 } else { 8 };
+    let (w, b) = (numbers(&[axis], dtype)?, numbers(&[axis], dtype)?);
+    let start = numbers(&[count, axis], dtype)?;
+    let array = start.nbytes();
+    let residual = start.clone();
+    let steps: [(&str, usize, Step); 4] = [
+        ("rms_norm", 2, {
+            let w = w.clone();
+            Rc::new(move |x, _| ops::rms_norm(x, Some(&w), EPS))
+        }),
+        ("softmax", 2, Rc::new(|x, _| ops::softmax(x))),
+        ("layer_norm", 2, {
+            let w = w.clone();
+            Rc::new(move |x, _| ops::layer_norm(x, Some(&w), Some(&b), EPS))
+        }),
+        ("rms_norm_residual", 4, {
+            Rc::new(move |x, _| Ok(ops::rms_norm_residual(x, &residual, Some(&w), EPS)?.1))
+        }),
+    ];
+    let work = |(op, arrays, step): (&str, usize, Step)| Work {
+        name: format!("{op} [{count}, {axis}], {dtype}"),
+        start: start.clone(),
+        step,
+        calls,
+        bytes: arrays * array,
+        copied: start.clone(),
+    };
+    Ok(steps.into_iter().map(work).collect())
+}
+
+fn packed(n: i32, k: i32) -> Result<Vec<QuantizedWeight>> {
+    let one = |_| -> Result<QuantizedWeight> {
+        let w = numbers(&[n, k], Dtype::Bfloat16)?;
+        let packed = QuantizedWeight::quantize(&w, 64, 4, QuantizedMode::Affine)?;
+        packed.packed().eval()?;
+        Ok(packed)
+    };
+    (0..MATRICES).map(one).collect()
+}
+
+/// Products of one row with 4-bit weights. A chain needs rows of one length: of a longer result it
+/// takes the beginning, and a shorter one is the end of a pair.
+fn products() -> Result<Vec<Work>> {
+    let bytes = |n: i32, k: i32| {
+        (n as usize * k as usize) * 9 / 16 + 2 * (n as usize + k as usize) // 4 bits, two numbers for 64
+    };
+    let (square, up, down) = (packed(4096, 4096)?, packed(14_336, 4096)?, packed(4096, 14_336)?);
+    let start = numbers(&[1, 4096], Dtype::Bfloat16)?;
+    let product =
+        |x: &Array, w: &QuantizedWeight| ops::quantized_linear(x, w, QuantizedLinear::default());
+    let gate = up.clone();
+    let works: [(&str, usize, Step); 3] = [
+        (
+            "4096 to 4096",
+            bytes(4096, 4096),
+            Rc::new(move |x, call| product(x, &square[call % MATRICES])),
+        ),
+        (
+            "4096 to 14336",
+            bytes(14_336, 4096),
+            Rc::new(move |x, call| product(x, &gate[call % MATRICES])?.slice_axis(-1, 0..4096)),
+        ),
+        (
+            "4096 to 14336 and back",
+            bytes(14_336, 4096) + bytes(4096, 14_336),
+            Rc::new(move |x, call| {
+                product(&product(x, &up[call % MATRICES])?, &down[call % MATRICES])
+            }),
+        ),
+    ];
+    let work = |(name, bytes, step): (&str, usize, Step)| {
+        Ok(Work {
+            name: format!("quantized_linear {name}, 1 row, 4 bits"),
+            start: start.clone(),
+            step,
+            calls: 4 * MATRICES,
+            bytes,
+            copied: numbers(&[1 << 28], Dtype::Bfloat16)?, // larger than the caches
+        })
+    };
+    works.into_iter().map(work).collect()
+}
+
+const LLAMA_8B: &str = r#"{
+    "model_type": "llama", "hidden_size": 4096, "num_hidden_layers": 32,
+    "intermediate_size": 14336, "num_attention_heads": 32, "num_key_value_heads": 8,
+    "vocab_size": 128256, "rms_norm_eps": 1e-5, "rope_theta": 500000.0,
+    "max_position_embeddings": 8192, "tie_word_embeddings": false
+}"#;
+
+/// Tokens a second of greedy decoding: of our kernels with MLX's attention, which the built-in rule
+/// chooses; of MLX's ops alone; and of our kernels alone.
+fn decode(tokens: usize) -> Result<()> {
+    let config = Config::parse(LLAMA_8B)?;
+    let to = Some(Quantization::affine(64, 4));
+    let llama = Llama::random(config, Dtype::Bfloat16, to, 0)?;
+    let key = Key::here(Device::Gpu)?;
+    let choices = [Choices::built_in(&key), Choices::mlx(), Choices::ours()].map(Rc::new);
+    let mut speeds: [Vec<f64>; 3] = Default::default();
+    for round in 0..6 {
+        for (choices, speeds) in choices.iter().zip(&mut speeds) {
+            let speed = with_choices(choices.clone(), || decoded(&llama, tokens))?;
+            speeds.extend((round > 0).then_some(speed));
+        }
+    }
+    let [chosen, mlx, ours] = speeds.map(median);
+    println!(
+        "| the first {tokens} tokens, tokens a second | {chosen:.1} | {mlx:.1} | {:.2} | {ours:.1} |",
+        chosen / mlx
+    );
+    Ok(())
+}
+
+fn decoded(llama: &Llama, tokens: usize) -> Result<f64> {
+    let mut cache = llama.new_cache();
+    let mut next = Array::from_slice(&[1u32], [1, 1])?;
+    let start = Instant::now();
+    for _ in 0..tokens {
+        // The next token is computed while this one is waited for.
+        let after = llama.forward(&next.reshape([1, 1])?, &mut cache)?.argmax(-1)?;
+        async_eval([&after])?;
+        next.eval()?;
+        next = after;
+    }
+    next.eval()?;
+    Ok(tokens as f64 / start.elapsed().as_secs_f64())
+}
+
+fn main() -> Result<()> {
+    let parts: Vec<String> = std::env::args().skip(1).filter(|arg| !arg.starts_with('-')).collect();
+    if !Device::Gpu.is_available()? {
+        println!("not run: there is no GPU");
+        return Ok(());
+    }
+    let wanted = |name: &str| parts.is_empty() || parts.iter().any(|part| name.contains(part));
+    with_device(Device::Gpu, || {
+        memory::set_cache_limit(64 << 30)?; // several times the largest graph
+        println!("{}\n", Device::Gpu.name()?);
+        println!("| op | ours, µs | MLX, µs | ratio | of a copy |\n|---|---:|---:|---:|---:|");
+        let shapes = [
+            [65_536, 4096],
+            [32_768, 8192],
+            [131_072, 2048],
+            [262_144, 768],
+            [2_097_152, 128],
+            [512, 4096],
+            [1, 4096],
+        ];
+        for (dtype, count) in [(Dtype::Bfloat16, shapes.len()), (Dtype::Float32, 1)] {
+            for shape in shapes[..count].iter().filter(|_| wanted("rows")) {
+                rows(dtype, *shape)?.iter().try_for_each(Work::measure)?;
+                memory::clear_cache()?;
+            }
+        }
+        if wanted("products") {
+            products()?.iter().try_for_each(Work::measure)?;
+        }
+        if wanted("decode") {
+            println!("\n| Llama 8B shape, 4 bits | chosen | MLX | ratio | ours alone |");
+            println!("|---|---:|---:|---:|---:|");
+            decode(128)?;
+        }
+        Ok(())
+    })
+}

@@ -1,0 +1,65 @@
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "mlx/stream.h"
+#include "runtime/dispatch.h"
+
+namespace mlx_primitives {
+
+/** A kernel that a backend has compiled and loaded, and keeps until the process ends. */
+struct Kernel {
+  void* handle;
+  uint32_t max_threads; // per threadgroup
+};
+
+/**
+ * A GPU's way to run dispatches on one stream. Metal implements it, also for the simulator, which
+ * stands in for MLX's Metal device; CUDA implements it too. CMake chooses which are compiled.
+ */
+class Encoder {
+ public:
+  virtual ~Encoder() = default;
+
+  /** The largest threadgroup that launches are planned for. */
+  virtual uint32_t most_threads() const {
+    return MAX_THREADS;
+  }
+
+  /** Plans a launch anew where this GPU runs rows better in another way. */
+  virtual void plan_anew(Launch&, uint32_t /*most_threads*/) const {}
+
+  /** Finds or compiles the dispatch's kernel. */
+  virtual Kernel kernel(const Dispatch& dispatch) = 0;
+
+  /** Begins a dispatch of this kernel: forgets all bindings. */
+  virtual void begin(const Kernel& kernel) = 0;
+  virtual void reserve_threadgroup_memory(uint32_t index, uint32_t bytes) = 0;
+  virtual void bind_input(const mx::array& array, uint32_t index, int64_t offset) = 0;
+  virtual void bind_output(mx::array& array, uint32_t index, int64_t offset) = 0;
+  virtual void bind_bytes(const std::vector<uint8_t>& bytes, uint32_t index) = 0;
+  /** Runs the kernel with what was bound, after the dispatches that it depends on. */
+  virtual void run(const Launch& launch, bool grid_is_threads) = 0;
+
+  /** Keeps an array's memory until the GPU is done with what was encoded. */
+  virtual void keep(const mx::array& array) = 0;
+};
+
+/** Metal's encoder of the stream; throws in the name of the op if there is no Metal. */
+std::unique_ptr<Encoder> metal_encoder(const mx::Stream& stream, const char* op);
+
+/** CUDA's encoder of the stream; null if the stream is not one of CUDA. */
+std::unique_ptr<Encoder> cuda_encoder(const mx::Stream& stream);
+
+/** Whether the stream is one of an NVIDIA GPU. */
+bool is_cuda(const mx::Stream& stream);
+
+/** Whether MLX's allocator gives memory of a GPU that the CPU should not touch without need. */
+bool has_device_memory();
+
+/** The origin of CUDA's kernels, for a person; empty if there is no CUDA. */
+std::string cuda_description();
+
+} // namespace mlx_primitives

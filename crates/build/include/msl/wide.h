@@ -1,0 +1,99 @@
+// Accesses to packed vectors that move a whole vector at once where its address is a multiple of
+// its size, and else one element at a time. All threads of a warp usually agree.
+#pragma once
+
+#include "msl/types.h"
+
+namespace msl {
+
+template <unsigned BYTES>
+struct Word {
+  typedef void type; // no access has this size
+};
+template <>
+struct Word<2> {
+  typedef unsigned short type;
+};
+template <>
+struct Word<4> {
+  typedef unsigned int type;
+};
+template <>
+struct Word<8> {
+  typedef ::uint2 type;
+};
+template <>
+struct Word<16> {
+  typedef ::uint4 type;
+};
+
+template <typename T>
+constexpr bool is_void = is_same<T, void>::value;
+
+template <typename PACKED>
+struct Value {
+  typedef PACKED type;
+};
+template <typename PACKED>
+struct Value<const PACKED> {
+  typedef PACKED type;
+};
+
+/** A packed vector in memory. */
+template <typename PACKED>
+struct Place {
+  typedef typename Value<PACKED>::type value_type;
+  typedef typename Word<sizeof(value_type)>::type word;
+  PACKED* at;
+
+  METAL_FUNC bool is_aligned() const {
+    return (reinterpret_cast<unsigned long>(at) & (sizeof(value_type) - 1)) == 0;
+  }
+  METAL_FUNC operator value_type() const {
+    if constexpr (!is_void<word>) {
+      if (is_aligned()) {
+        const word all = *reinterpret_cast<const word*>(at);
+        value_type value;
+        memcpy(&value, &all, sizeof(value));
+        return value;
+      }
+    }
+    return *at;
+  }
+  METAL_FUNC Place& operator=(value_type value) {
+    if constexpr (!is_void<word>) {
+      if (is_aligned()) {
+        word all;
+        memcpy(&all, &value, sizeof(value));
+        *reinterpret_cast<word*>(at) = all;
+        return *this;
+      }
+    }
+    *at = value;
+    return *this;
+  }
+  METAL_FUNC auto operator[](unsigned i) const {
+    return (*at)[i];
+  }
+};
+
+/** A pointer to packed vectors. */
+template <typename PACKED>
+struct Wide {
+  PACKED* at;
+
+  template <typename T>
+  explicit METAL_FUNC Wide(T* from) : at((PACKED*)from) {}
+  METAL_FUNC Place<PACKED> operator*() const {
+    return {at};
+  }
+  template <typename I>
+  METAL_FUNC Place<PACKED> operator[](I i) const {
+    return {at + i};
+  }
+  METAL_FUNC operator PACKED*() const {
+    return at;
+  }
+};
+
+} // namespace msl

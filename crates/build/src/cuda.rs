@@ -1,0 +1,214 @@
+//! Rewrites Metal source to CUDA C++ for NVRTC, one kernel at a time.
+//!
+//! The kernel's signature becomes that of a `__global__` function, and values such as
+//! `[[thread_position_in_grid]]` become variables. The rest of the source stays: the headers in
+//! [`HEADERS`], which NVRTC needs beside it, define the functions and types of `<metal_stdlib>`.
+
+mod comments;
+mod instances;
+mod loops;
+mod parameters;
+mod signature;
+mod storage;
+mod wide;
+
+use std::fmt;
+use std::path::Path;
+
+pub use signature::Argument;
+
+use crate::tokens::Tokens;
+
+/// The name and text of each header that the rewritten source includes.
+pub const HEADERS: [(&str, &str); 24] = {
+    const ALIAS: &str = "#include <metal_stdlib>\n";
+    [
+        ("metal_stdlib", include_str!("../include/metal_stdlib")),
+        ("msl/types.h", include_str!("../include/msl/types.h")),
+        ("msl/math.h", include_str!("../include/msl/math.h")),
+        ("msl/integer.h", include_str!("../include/msl/integer.h")),
+        ("msl/simdgroup.h", include_str!("../include/msl/simdgroup.h")),
+        ("msl/simdgroup_matrix.h", include_str!("../include/msl/simdgroup_matrix.h")),
+        ("msl/atomic.h", include_str!("../include/msl/atomic.h")),
+        ("msl/places.h", include_str!("../include/msl/places.h")),
+        ("msl/wide.h", include_str!("../include/msl/wide.h")),
+        ("msl/words.h", include_str!("../include/msl/words.h")),
+        ("metal_atomic", ALIAS),
+        ("metal_common", ALIAS),
+        ("metal_compute", ALIAS),
+        ("metal_geometric", ALIAS),
+        ("metal_integer", ALIAS),
+        ("metal_limits", ALIAS),
+        ("metal_math", ALIAS),
+        ("metal_pack", ALIAS),
+        ("metal_relational", ALIAS),
+        ("metal_simdgroup", ALIAS),
+        ("metal_simdgroup_matrix", ALIAS),
+        ("metal_type_traits", ALIAS),
+        ("metal_types", ALIAS),
+        ("metal_uniform", ALIAS),
+    ]
+};
+
+/// One kernel of a source, and how it is launched.
+#[derive(Clone, Debug, Default)]
+pub struct Request<'a> {
+    /// The Metal source, with everything that it includes in quotation marks.
+    pub source: &'a str,
+    /// The name of the kernel: of the function, or the `host_name` of an instantiation.
+    pub kernel: &'a str,
+    /// The buffer indices that the launch binds.
+    pub bound: &'a [Bound],
+    /// The values of the function constants.
+    pub constants: &'a [Constant],
+    /// Whether the launch counts threads in place of threadgroups, so that the threadgroups at
+    /// the end of the grid may be smaller.
+    pub counts_threads: bool,
+}
+
+/// A buffer index that a launch binds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Bound {
+    /// The index.
+    pub index: u32,
+    /// The length of the contents if they are passed by value, 0 for an array.
+    pub bytes: u32,
+}
+
+impl Bound {
+    /// Bytes for a reference, an array for a pointer.
+    pub const fn as_declared(index: u32) -> Self {
+        Self { index, bytes: u32::MAX }
+    }
+}
+
+/// The value of a function constant.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Constant {
+    /// The index in `[[function_constant(index)]]`.
+    pub index: u32,
+    /// The number of Metal's `MTLDataType`.
+    pub data_type: u32,
+    /// The value in the low bytes.
+    pub bits: u64,
+}
+
+/// A kernel as NVRTC takes it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Kernel {
+    /// The CUDA C++, whose lines are those of the Metal source.
+    pub text: String,
+    /// The expression that names the kernel's function, for `nvrtcAddNameExpression`.
+    pub expression: String,
+    /// The arguments of the function, in order.
+    pub arguments: Vec<Argument>,
+}
+
+/// A fault of Metal source that prevents the rewriting.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Fault {
+    /// The file, as a `#line` directive names it; empty if there is none.
+    pub file: String,
+    /// The line in the file, 0 if the fault has none.
+    pub line: u32,
+    /// The reason.
+    pub text: String,
+}
+
+impl fmt::Display for Fault {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.line {
+            0 => f.write_str(&self.text),
+            line => write!(f, "{}:{line}: {}", self.file, self.text),
+        }
+    }
+}
+
+impl std::error::Error for Fault {}
+
+/// The tokens of a source and its macros that instantiate kernels.
+struct Source {
+    tokens: Tokens,
+    macros: instances::Macros,
+}
+
+impl Source {
+    fn parse(source: &str) -> Self {
+        let text = comments::without(source);
+        let macros = instances::Macros::find(&text);
+        let text = loops::pragmas(&macros.removed_from(&text));
+        // No folder's text passes through in one piece.
+        Self { tokens: Tokens::parse(&text, Path::new("\0")), macros }
+    }
+
+    fn fault(&self, at: usize, text: impl Into<String>) -> Fault {
+        let (file, line) = self.tokens.place(at);
+        Fault { file, line, text: text.into() }
+    }
+}
+
+/// The names of a source's kernels.
+///
+/// # Errors
+///
+/// Returns an error if an instantiation or a signature cannot be read.
+pub fn kernels(source: &str) -> Result<Vec<String>, Fault> {
+    let mut source = Source::parse(source);
+    let instances = instances::take(&mut source)?;
+    let functions = signature::find(&source)?;
+    let plain = functions.into_iter().filter(|function| !function.is_template);
+    Ok(instances.into_iter().map(|one| one.name).chain(plain.map(|one| one.name)).collect())
+}
+
+/// Rewrites a source so that NVRTC compiles one of its kernels.
+///
+/// # Errors
+///
+/// Returns an error if the source has no such kernel, or a part of Metal that the rewriter does not
+/// know.
+///
+/// ```
+/// use mlx_primitives_build::cuda::{Argument, Bound, Request, rewrite};
+///
+/// let source = "#include <metal_stdlib>
+/// kernel void twice(device float* x [[buffer(0)]], uint i [[thread_position_in_grid]]) {
+///   x[i] *= 2.0f;
+/// }";
+/// let bound = [Bound { index: 0, bytes: 0 }];
+/// let kernel = rewrite(&Request { source, kernel: "twice", bound: &bound, ..Request::default() })?;
+/// assert_eq!(kernel.expression, "twice");
+/// assert_eq!(kernel.arguments, [Argument::Buffer(0)]);
+/// assert!(kernel.text.contains("__global__ void twice("));
+/// # Ok::<(), mlx_primitives_build::cuda::Fault>(())
+/// ```
+pub fn rewrite(request: &Request) -> Result<Kernel, Fault> {
+    let mut source = Source::parse(request.source);
+    let instances = instances::take(&mut source)?;
+    let missing = storage::function_constants(&mut source, request.constants)?;
+    let functions = signature::find(&source)?;
+    let instance = instances.iter().find(|instance| instance.name == request.kernel);
+    let (name, expression) = match instance {
+        Some(instance) => (instance.function.clone(), instance.expression.clone()),
+        None => (request.kernel.to_owned(), request.kernel.to_owned()),
+    };
+    let known = functions
+        .iter()
+        .find(|function| function.name == name && (instance.is_some() || !function.is_template));
+    let Some(chosen) = known else {
+        let text = format!("the source has no kernel named {}", request.kernel);
+        return Err(Fault { file: String::new(), line: 0, text });
+    };
+    storage::threadgroup_variables(&mut source);
+    wide::pointers(&mut source.tokens);
+    let arguments = signature::rewrite(&mut source, &functions, &chosen.name, request)?;
+    let tokens = &source.tokens;
+    for at in 0..tokens.len() {
+        if missing.iter().any(|name| name == tokens.at(at)) {
+            let name = tokens.at(at);
+            let text = format!("the launch gives no value for the function constant {name}");
+            return Err(source.fault(at, text));
+        }
+    }
+    loops::unroll(&mut source.tokens);
+    Ok(Kernel { text: source.tokens.text(), expression, arguments })
+}

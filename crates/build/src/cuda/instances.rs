@@ -1,0 +1,259 @@
+//! Finds explicit instantiations, `template [[host_name("x")]] [[kernel]] decltype(f<T>) f<T>;`,
+//! also those that macros expand to.
+
+use std::path::Path;
+
+use super::{Fault, Source};
+use crate::tokens::{Kind, Tokens};
+
+/// A kernel that the host knows by name.
+pub(super) struct Instance {
+    pub(super) name: String,
+    /// The template.
+    pub(super) function: String,
+    /// The template with its arguments.
+    pub(super) expression: String,
+}
+
+/// A function-like macro.
+struct Macro {
+    name: String,
+    parameters: Vec<String>,
+    variadic: bool,
+    body: Tokens,
+    lines: std::ops::Range<usize>,
+}
+
+/// The function-like macros of a source.
+pub(super) struct Macros(Vec<Macro>);
+
+impl Macros {
+    pub(super) fn find(text: &str) -> Self {
+        let mut found = Vec::new();
+        let lines: Vec<&str> = text.lines().collect();
+        let mut at = 0;
+        while at < lines.len() {
+            let start = at;
+            let mut whole = lines[at].trim_end_matches('\\').to_owned();
+            while lines[at].ends_with('\\') && at + 1 < lines.len() {
+                at += 1;
+                whole.push(' ');
+                whole.push_str(lines[at].trim_end_matches('\\'));
+            }
+            at += 1;
+            found.extend(parse(&whole, start..at));
+        }
+        Self(found)
+    }
+
+    /// The text without the macros that instantiate kernels, on the same number of lines.
+    pub(super) fn removed_from(&self, text: &str) -> String {
+        let gone = |line: usize| {
+            self.0.iter().any(|one| one.lines.contains(&line) && self.instantiates(one, 0))
+        };
+        let mut out = String::new();
+        for (i, line) in text.lines().enumerate() {
+            if !gone(i) {
+                out.push_str(line);
+            }
+            out.push('\n');
+        }
+        out
+    }
+
+    /// The macro of that name, if it or one that it uses instantiates kernels.
+    fn get(&self, name: &str) -> Option<&Macro> {
+        self.0.iter().rev().find(|one| one.name == name && self.instantiates(one, 0))
+    }
+
+    fn instantiates(&self, one: &Macro, depth: u32) -> bool {
+        let words = || one.body.list.iter().filter(|token| token.kind == Kind::Word);
+        // A parameter that is called may be such a macro.
+        let calls = (0..one.body.len()).any(|i| {
+            one.body.at(i + 1) == "(" && one.parameters.iter().any(|name| name == one.body.at(i))
+        });
+        let nested = |name: &str| {
+            let known = self.0.iter().find(|other| other.name == name && other.name != one.name);
+            depth < 16 && known.is_some_and(|other| self.instantiates(other, depth + 1))
+        };
+        calls || words().any(|word| word.text == "host_name" || nested(&word.text))
+    }
+
+    /// The text of a call with these arguments, in which further macros are expanded.
+    fn expand(&self, called: &Macro, mut arguments: Vec<String>, depth: u32) -> String {
+        let rest = arguments.split_off(called.parameters.len().min(arguments.len()));
+        let value = |word: &str| match called.parameters.iter().position(|name| name == word) {
+            Some(i) => arguments.get(i).cloned(),
+            None if called.variadic && word == "__VA_ARGS__" => Some(rest.join(", ")),
+            None => None,
+        };
+        let mut text = String::new();
+        let mut i = 0;
+        while i < called.body.len() {
+            let word = called.body.at(i);
+            let next = value(called.body.at(i + 1));
+            match (word, next) {
+                ("#", Some(value)) if called.body.at(i + 1) != "#" => {
+                    text.push_str(&format!(" {value:?}"));
+                    i += 1;
+                }
+                _ => {
+                    if !called.body.list[i].before.is_empty() {
+                        text.push(' ');
+                    }
+                    text.push_str(&value(word).unwrap_or_else(|| word.to_owned()));
+                }
+            }
+            i += 1;
+        }
+        self.expand_all(&text, depth + 1)
+    }
+
+    /// The text with its calls of macros that instantiate kernels expanded.
+    fn expand_all(&self, text: &str, depth: u32) -> String {
+        let tokens = Tokens::parse(text, Path::new("\0"));
+        let mut out = String::new();
+        let mut i = 0;
+        while i < tokens.len() {
+            if tokens.at(i + 1) == "("
+                && depth < 16
+                && let Some(called) = self.get(tokens.at(i))
+            {
+                out.push(' ');
+                out.push_str(&self.expand(called, arguments(&tokens, i + 1), depth));
+                i = tokens.close(i + 1) + 1;
+                continue;
+            }
+            out.push_str(&tokens.list[i].before);
+            out.push_str(tokens.at(i));
+            i += 1;
+        }
+        out
+    }
+}
+
+fn parse(line: &str, lines: std::ops::Range<usize>) -> Option<Macro> {
+    let rest = line.trim_start().strip_prefix('#')?.trim_start().strip_prefix("define")?;
+    let rest = rest.strip_prefix([' ', '\t'])?.trim_start();
+    let open = rest.find(|c: char| !c.is_alphanumeric() && c != '_')?;
+    let close = rest.find(')')?;
+    if !rest[open..].starts_with('(') {
+        return None;
+    }
+    let mut parameters: Vec<String> =
+        rest[open + 1..close].split(',').map(|name| name.trim().to_owned()).collect();
+    let variadic = parameters.last().is_some_and(|name| name == "...");
+    parameters.retain(|name| !name.is_empty() && name != "...");
+    let body = Tokens::parse(&rest[close + 1..], Path::new("\0"));
+    Some(Macro { name: rest[..open].to_owned(), parameters, variadic, body, lines })
+}
+
+fn arguments(tokens: &Tokens, open: usize) -> Vec<String> {
+    // Templates' brackets do not protect commas from the preprocessor.
+    let (mut parts, mut start, mut i) = (Vec::new(), open + 1, open + 1);
+    let end = tokens.close(open);
+    while i < end {
+        match tokens.at(i) {
+            "(" | "[" | "{" => i = tokens.close(i),
+            "," => {
+                parts.push(tokens.join(start..i));
+                start = i + 1;
+            }
+            _ => {}
+        }
+        i += 1;
+    }
+    parts.push(tokens.join(start..end));
+    parts
+}
+
+/// Removes all instantiations from the source.
+pub(super) fn take(source: &mut Source) -> Result<Vec<Instance>, Fault> {
+    let mut found = Vec::new();
+    let mut i = 0;
+    while i < source.tokens.len() {
+        let tokens = &source.tokens;
+        if tokens.at(i) == "template" && tokens.at(i + 1) == "[" {
+            let end = (i..tokens.len()).find(|&k| tokens.at(k) == ";").unwrap_or(tokens.len() - 1);
+            let one = read(tokens, i)
+                .ok_or_else(|| source.fault(i, "an instantiation that cannot be read"))?;
+            found.push(one);
+            source.tokens.blank(i..end + 1);
+            i = end + 1;
+            continue;
+        }
+        let called = source.macros.get(tokens.at(i)).filter(|_| tokens.at(i + 1) == "(");
+        if let Some(called) = called {
+            let end = tokens.close(i + 1);
+            let text = source.macros.expand(called, arguments(tokens, i + 1), 0);
+            let inside = Tokens::parse(&text, Path::new("\0"));
+            for k in (0..inside.len()).filter(|&k| inside.at(k) == "template") {
+                let one = read(&inside, k).ok_or_else(|| {
+                    source
+                        .fault(i, "a macro that instantiates kernels in a way that cannot be read")
+                })?;
+                found.push(one);
+            }
+            source.tokens.blank(i..end + 1);
+            i = end + 1;
+            continue;
+        }
+        i += 1;
+    }
+    Ok(found)
+}
+
+/// Reads the instantiation at `template`.
+fn read(tokens: &Tokens, start: usize) -> Option<Instance> {
+    let mut at = start + 1;
+    let mut name = None;
+    while tokens.is_attribute(at) || tokens.at(at) == "kernel" {
+        if tokens.at(at) == "kernel" {
+            at += 1;
+            continue;
+        }
+        let end = tokens.close(at);
+        if let Some(host) = (at..end).find(|&k| tokens.at(k) == "host_name") {
+            let quoted = tokens.join(host + 2..tokens.close(host + 1));
+            name = Some(quoted.split('"').skip(1).step_by(2).collect::<String>());
+        }
+        at = end + 1;
+    }
+    at = match tokens.at(at) {
+        "decltype" => tokens.close(at + 1) + 1,
+        _ => at + 1, // the type
+    };
+    let first = at;
+    let mut function = String::new();
+    while !matches!(tokens.at(at), "(" | ";" | "") {
+        if tokens.at(at) == "<" {
+            function = tokens.before(at).to_owned();
+            at = tokens.close(at);
+        }
+        at += 1;
+    }
+    Some(Instance { name: name?, function, expression: tokens.join(first..at) })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::kernels;
+
+    #[test]
+    fn macros_are_expanded() {
+        let source = "
+            #define ONE(NAME, ...) \\
+              template [[host_name(NAME)]] [[kernel]] decltype(__VA_ARGS__) __VA_ARGS__;
+            #define BOTH(TYPE, T) ONE(\"f_\" TYPE \"_\" #T, f<T, 1>) ONE(\"g_\" TYPE, g<T>)
+            #define EACH(MACRO) MACRO(\"float32\", float) MACRO(\"float16\", half)
+            template <typename T, uint N> kernel void f() {}
+            template <typename T> [[kernel]] void g() {}
+            kernel void plain() {}
+            EACH(BOTH)
+            template [[host_name(\"h\")]] [[kernel]] void g<bfloat>();
+        ";
+        let names = kernels(source).unwrap();
+        let wanted = ["f_float32_float", "g_float32", "f_float16_half", "g_float16", "h", "plain"];
+        assert_eq!(names, wanted);
+    }
+}

@@ -1,0 +1,79 @@
+//! Compiles one kernel.
+
+use std::path::Path;
+
+use mlx_primitives_build::cuda::{Argument, HEADERS, Kernel, Request, rewrite};
+
+use crate::nvrtc::Nvrtc;
+use crate::report::Report;
+use crate::{Error, Result, cache};
+
+/// A compiled kernel.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Cubin {
+    /// The machine code, for `cuModuleLoadData`.
+    pub code: Vec<u8>,
+    /// The name of the kernel in the machine code.
+    pub symbol: String,
+    /// The resources that it needs.
+    pub report: Report,
+    /// The arguments of the kernel, in order.
+    pub arguments: Vec<Argument>,
+}
+
+/// Sources that mention one of these need Metal's numbers of lanes for matrices.
+const MATRICES: [&str; 2] = ["simdgroup_matrix", "simdgroup_float8x8"];
+
+/// Compiles a kernel for an architecture, such as 90 for `sm_90`, or takes it from the cache.
+///
+/// # Errors
+///
+/// Returns an error if the source does not compile, or NVRTC or its headers are not installed.
+pub fn compile(request: &Request, architecture: u32) -> Result<Cubin> {
+    compile_in(cache::folder().as_deref(), request, architecture)
+}
+
+/// Compiles a kernel, with compiled kernels in another folder than [`folder`](crate::folder) or,
+/// without a folder, nowhere.
+///
+/// # Errors
+///
+/// Returns an error if the source does not compile, or NVRTC or its headers are not installed.
+pub fn compile_in(folder: Option<&Path>, request: &Request, architecture: u32) -> Result<Cubin> {
+    let (nvrtc, kernel, options) = prepare(request, architecture)?;
+    let key = cache::key(&kernel, &options, nvrtc.version);
+    let path = folder.map(|folder| folder.join(format!("{key}.cubin")));
+    if let Some((symbol, report, code)) = path.as_deref().and_then(cache::find) {
+        return Ok(Cubin { code, symbol, report, arguments: kernel.arguments });
+    }
+    let made = nvrtc.compile(&kernel.text, &kernel.expression, &HEADERS, &options)?;
+    let report = Report::parse(&made.log)
+        .ok_or_else(|| Error::Nvrtc(format!("a report that cannot be read: {}", made.log)))?;
+    if let Some(path) = path {
+        cache::keep(&path, &made.symbol, report, &made.cubin);
+    }
+    Ok(Cubin { code: made.cubin, symbol: made.symbol, report, arguments: kernel.arguments })
+}
+
+fn prepare(request: &Request, architecture: u32) -> Result<(&'static Nvrtc, Kernel, Vec<String>)> {
+    let nvrtc = Nvrtc::get()?;
+    let kernel = rewrite(request).map_err(|fault| Error::Source(fault.to_string()))?;
+    let mut options: Vec<String> = [
+        "-default-device",
+        "-std=c++17",
+        "-DNDEBUG",
+        "-D__METAL_VERSION__=310",
+        "-D__METAL__=1",
+        "--ptxas-options=-v",
+    ]
+    .map(String::from)
+    .into();
+    options.push(format!("-arch=sm_{architecture}"));
+    // 550: a variable that is set and not used, 177: one that is declared and not used.
+    options.push("-diag-suppress=550,177".to_owned());
+    options.push(format!("-I{}", nvrtc.include.display()));
+    if MATRICES.iter().any(|word| kernel.text.contains(word)) {
+        options.push("-DMSL_MATRIX_LANES".to_owned());
+    }
+    Ok((nvrtc, kernel, options))
+}

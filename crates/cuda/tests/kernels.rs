@@ -1,0 +1,203 @@
+//! Compiles kernels by NVRTC, which needs no GPU. Where NVRTC is not installed, the tests say so
+//! and pass, unless `MLX_PRIMITIVES_NEED_NVRTC` is set.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use mlx_primitives_build::flatten;
+use mlx_primitives_cuda::{
+    Argument, Bound, Constant, Cubin, Report, Request, Result, compile_in, kernels,
+};
+
+const NEEDED: &str = "MLX_PRIMITIVES_NEED_NVRTC";
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
+}
+
+fn is_installed() -> bool {
+    mlx_primitives_cuda::search_in(root().join(".mlx/cuda/nvidia/cu13/lib"));
+    match mlx_primitives_cuda::Nvrtc::get() {
+        Ok(_) => true,
+        Err(error) => {
+            assert!(std::env::var_os(NEEDED).is_none(), "{error}");
+            eprintln!("not run: {error}");
+            false
+        }
+    }
+}
+
+/// Keeps what it compiles, so that the next run of the tests is short.
+fn compile(request: &Request, architecture: u32) -> Result<Cubin> {
+    let folder = std::env::var_os("MLX_PRIMITIVES_CUDA_CACHE").map(PathBuf::from);
+    let folder = folder.unwrap_or_else(|| Path::new(env!("CARGO_TARGET_TMPDIR")).join("cubins"));
+    compile_in(Some(&folder), request, architecture)
+}
+
+/// The launches of these kernels read eight elements of 16 bits at a time.
+const EIGHT: [&str; 4] =
+    ["mlxp_layer_norm_", "mlxp_residual_norm_", "mlxp_rms_norm_", "mlxp_softmax_"];
+
+/// Each kernel of `metal/` with the source that holds it.
+fn all() -> Vec<(String, String)> {
+    let mut found = Vec::new();
+    let folder = root().join("metal");
+    for entry in std::fs::read_dir(folder).expect("metal/") {
+        let path = entry.expect("an entry").path();
+        if path.extension().is_some_and(|kind| kind == "metal") {
+            let source = flatten(&path, &[]).expect("a source");
+            for name in kernels(&source).expect("kernels") {
+                if EIGHT.iter().any(|op| name.starts_with(op)) && !name.ends_with("float32") {
+                    found.push((name.clone(), format!("#define MLXP_READS 8\n{source}")));
+                }
+                found.push((name, source.clone()));
+            }
+        }
+    }
+    found.sort();
+    found
+}
+
+fn bound() -> Vec<Bound> {
+    (0..32).map(Bound::as_declared).collect()
+}
+
+fn compile_all(architecture: u32, names: Option<&str>) -> BTreeMap<String, Report> {
+    let kernels: Vec<_> = all()
+        .into_iter()
+        .filter(|(name, _)| names.is_none_or(|part| name.contains(part)))
+        .collect();
+    let (next, reports) = (AtomicUsize::new(0), Mutex::new(BTreeMap::new()));
+    let faults = Mutex::new(Vec::new());
+    let bound = bound();
+    let threads = std::thread::available_parallelism().map_or(1, usize::from);
+    std::thread::scope(|scope| {
+        for _ in 0..threads {
+            scope.spawn(|| {
+                while let Some((name, source)) = kernels.get(next.fetch_add(1, Ordering::Relaxed)) {
+                    let request =
+                        Request { source, kernel: name, bound: &bound, ..Request::default() };
+                    match compile(&request, architecture) {
+                        Ok(made) => {
+                            let eight = source.starts_with("#define MLXP_READS 8");
+                            let name =
+                                format!("{name}{}", if eight { ", eight reads" } else { "" });
+                            reports.lock().expect("reports").insert(name, made.report);
+                        }
+                        Err(error) => {
+                            faults.lock().expect("faults").push(format!("{name}: {error}"))
+                        }
+                    }
+                }
+            });
+        }
+    });
+    let faults = faults.into_inner().expect("faults");
+    assert!(faults.is_empty(), "{}", faults.join("\n"));
+    reports.into_inner().expect("reports")
+}
+
+/// The bytes of stack that a thread may have. CUDA's sine and cosine of large angles have a table.
+fn allowed_stack(name: &str) -> u32 {
+    if name.starts_with("mlxp_rope") { 32 } else { 0 }
+}
+
+/// Compiles those that the variable `MLX_PRIMITIVES_CUDA_KERNELS` selects, all if it is not set, for
+/// the architectures in `MLX_PRIMITIVES_CUDA_ARCHITECTURES`.
+#[test]
+fn every_kernel_compiles() {
+    if !is_installed() {
+        return;
+    }
+    let names = std::env::var("MLX_PRIMITIVES_CUDA_KERNELS").ok();
+    let chosen = std::env::var("MLX_PRIMITIVES_CUDA_ARCHITECTURES");
+    let chosen = chosen.unwrap_or_else(|_| "75 80 90 120".to_owned());
+    for architecture in chosen.split_whitespace().map(|text| text.parse().expect("a number")) {
+        let start = std::time::Instant::now();
+        let reports = compile_all(architecture, names.as_deref());
+        assert!(!reports.is_empty());
+        let slow: Vec<String> = reports
+            .iter()
+            .filter(|(name, one)| one.spilled > 0 || one.stack > allowed_stack(name))
+            .map(|(name, one)| format!("sm_{architecture} {name}: {one:?}"))
+            .collect();
+        assert!(slow.is_empty(), "{}", slow.join("\n"));
+        let seconds = start.elapsed().as_secs();
+        eprintln!("sm_{architecture}: {} kernels in {seconds} s", reports.len());
+    }
+}
+
+/// Kernels as users write them: instantiated by their macros, with a reference to a number, with
+/// function constants.
+#[test]
+fn kernels_of_users_compile() {
+    if !is_installed() {
+        return;
+    }
+    let folder = root().join("tests/suite/custom");
+    let constants: Vec<Constant> =
+        (0..8).map(|index| Constant { index, data_type: 33, bits: 3 }).collect();
+    let bound = bound();
+    for file in ["kernels.metal", "shifted.metal"] {
+        let source = flatten(folder.join(file), &[]).expect("a source");
+        let names = kernels(&source).expect("kernels");
+        assert!(!names.is_empty(), "{file}");
+        for name in names {
+            for counts_threads in [false, true] {
+                let request = Request {
+                    source: &source,
+                    kernel: &name,
+                    bound: &bound,
+                    constants: &constants,
+                    counts_threads,
+                };
+                let made = compile(&request, 80);
+                let made = made.unwrap_or_else(|error| panic!("{file}, {name}: {error}"));
+                assert_eq!(made.arguments.contains(&Argument::Grid), counts_threads);
+            }
+        }
+    }
+}
+
+#[test]
+fn an_error_names_the_file_and_the_line() {
+    if !is_installed() {
+        return;
+    }
+    let source = "#line 1 \"mine.metal\"\n#include <metal_stdlib>\nusing namespace metal;\n\n\
+                  kernel void f(\n  device float* x [[buffer(0)]],\n  \
+                  uint i [[thread_position_in_grid]]) {\n  x[i] = unknown;\n}\n";
+    let bound = bound();
+    let request = Request { source, kernel: "f", bound: &bound, ..Request::default() };
+    let error = compile(&request, 90).expect_err("an unknown name").to_string();
+    assert!(error.contains("mine.metal(7): error: identifier \"unknown\""), "{error}");
+}
+
+/// A compiled kernel is found again, and a damaged file is not taken for one.
+#[test]
+fn the_cache_is_read_and_repaired() {
+    if !is_installed() {
+        return;
+    }
+    let source =
+        "#include <metal_stdlib>\nkernel void f(device float* x [[buffer(0)]]) { *x = 1; }";
+    let bound = bound();
+    let request = Request { source, kernel: "f", bound: &bound, ..Request::default() };
+    let folder = tempfile::tempdir().expect("a folder");
+    let first = compile_in(Some(folder.path()), &request, 90).expect("a kernel");
+    let files: Vec<PathBuf> = std::fs::read_dir(folder.path())
+        .expect("the cache")
+        .map(|entry| entry.expect("an entry").path())
+        .collect();
+    let [file] = &files[..] else { panic!("{files:?}") };
+    let whole = std::fs::read(file).expect("a file");
+    for damaged in [&whole[..10], b"", b"f 1 2\0", &[b"f 1 2 3\0".as_slice(), b"text"].concat()] {
+        std::fs::write(file, damaged).expect("written");
+        assert_eq!(compile_in(Some(folder.path()), &request, 90).expect("a kernel"), first);
+        assert_eq!(std::fs::read(file).expect("a file"), whole);
+    }
+    compile_in(Some(folder.path()), &request, 80).expect("a kernel");
+    assert_eq!(std::fs::read_dir(folder.path()).expect("the cache").count(), 2);
+}
