@@ -4,7 +4,7 @@
 //! Never uses the network: `scripts/build_metal.sh` installs missing tools in a clone, and errors
 //! tell users of the package what to install.
 
-#[path = "build_cuda.rs"]
+#[path = "cmake/cuda.rs"]
 mod cuda;
 #[path = "src/hash.rs"]
 mod hash;
@@ -25,7 +25,7 @@ fn main() -> Result<()> {
     let root = PathBuf::from(env::var("CARGO_MANIFEST_DIR")?);
     // The metallib is looked up at run time. Watching a missing file would rebuild everything each
     // time.
-    let watched = ["build.rs", "build_cuda.rs", "src/ffi", "cpp", "metal", "cmake"];
+    let watched = ["build.rs", "src/ffi", "cpp", "metal", "cmake"];
     for path in watched.into_iter().chain(simulates_metal().then_some(STAND_IN)) {
         println!("cargo::rerun-if-changed={path}");
     }

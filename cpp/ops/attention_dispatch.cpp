@@ -45,9 +45,9 @@ uint32_t block_rows(uint32_t features, uint32_t itemsize, uint32_t max_threads) 
 }
 
 /**
- * Sets how the keys from `first` to `end` are split. This does not depend on the number of key heads
- * or texts: a rank that holds some heads of a model then adds in the order of one that holds all,
- * and a text has the same bits alone and in a batch.
+ * Sets how the keys from `first` to `end` are split. This does not depend on the number of key
+ * heads or texts: a rank that holds some heads of a model then adds in the order of one that holds
+ * all, and a text has the same bits alone and in a batch.
  */
 void plan_splits(AttentionParams& params, uint32_t itemsize) {
   uint32_t keys = params.end - params.first;
