@@ -1,6 +1,7 @@
 // A node of a graph at which an evaluation on a CPU waits for its stream.
 #pragma once
 
+#include "mlx/utils.h"
 #include "runtime/dispatch.h"
 
 namespace mlx_primitives {
