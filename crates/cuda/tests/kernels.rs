@@ -4,8 +4,8 @@
 use std::collections::BTreeMap;
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Mutex, Once};
 
 use mlx_primitives_build::flatten;
 use mlx_primitives_cuda::{
@@ -24,8 +24,10 @@ fn is_installed() -> bool {
         Ok(_) => true,
         Err(error) => {
             assert!(std::env::var_os(NEEDED).is_none(), "{error}");
+            static SAID: Once = Once::new();
             // Not by `eprintln`, which libtest hides where a test passes.
-            let _ = writeln!(std::io::stderr(), "kernels for CUDA: not run: {error}");
+            let said = "\nnot run: kernels for CUDA; scripts/build_metal.sh --cuda brings NVRTC\n";
+            SAID.call_once(|| _ = std::io::stderr().write_all(said.as_bytes()));
             false
         }
     }
