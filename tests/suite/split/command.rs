@@ -6,10 +6,13 @@ use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, ensure};
-use serde_json::Value;
+use mlx_primitives::Dtype;
+use serde_json::{Value, json};
+use tempfile::TempDir;
 
 use super::Ranks;
 use crate::checkpoints::root;
+use crate::llama::variant;
 use crate::support::Checked;
 
 /// How long ranks may take to end after a fault. The timeout of the commands is 5 seconds.
@@ -101,18 +104,20 @@ fn ranks_that_differ_refuse_each_other() -> Checked {
     Ok(())
 }
 
-/// A text that goes on until a fault.
-fn endless() -> Checked<Ranks> {
-    let arguments = [
-        "generate",
-        "Once upon a time",
-        "-m",
-        "1000000",
-        "--max-kv-size",
-        "64",
-        "--peer-timeout",
-        "5",
-    ];
+/// A text that goes on until a fault, and its model: one for long texts, whose end token is never
+/// drawn.
+fn endless() -> Checked<(Ranks, TempDir)> {
+    let directory = variant(Dtype::Float32, |name, json| {
+        if name == "config.json" {
+            json["max_position_embeddings"] = json!(1 << 20);
+        }
+        if name != "tokenizer.json" {
+            json["eos_token_id"] = json!(511);
+        }
+    });
+    let model = directory.path().to_str().context("a path")?;
+    let mut arguments = vec!["generate", "Once upon a time", "--model", model, "-m", "1000000"];
+    arguments.extend(["--logit-bias", "511:-inf", "--max-kv-size", "64", "--peer-timeout", "5"]);
     let mut ranks = Ranks::start(2, |_| command(&arguments))?;
     let start = Instant::now();
     while std::fs::metadata(ranks.output(0, "out"))?.len() < 200 {
@@ -121,7 +126,7 @@ fn endless() -> Checked<Ranks> {
         ensure!(ended.is_none(), "{}", std::fs::read_to_string(ranks.output(0, "err"))?);
         sleep(Duration::from_millis(5));
     }
-    Ok(ranks)
+    Ok((ranks, directory))
 }
 
 fn signal(ranks: &Ranks, rank: usize, name: &str) -> Checked {
@@ -133,7 +138,7 @@ fn signal(ranks: &Ranks, rank: usize, name: &str) -> Checked {
 #[test]
 fn an_interrupted_rank_ends_all() -> Checked {
     for rank in 0..2 {
-        let ranks = endless()?;
+        let (ranks, _model) = endless()?;
         signal(&ranks, rank, "-INT")?;
         let ends = ranks.ends(END)?;
         assert_eq!(ends[rank].0.code(), Some(130), "{:?}", ends[rank].2);
@@ -147,7 +152,7 @@ fn an_interrupted_rank_ends_all() -> Checked {
 #[test]
 fn a_killed_rank_ends_all() -> Checked {
     for rank in 0..2 {
-        let ranks = endless()?;
+        let (ranks, _model) = endless()?;
         signal(&ranks, rank, "-KILL")?;
         let ends = ranks.ends(END)?;
         let (status, _, err) = &ends[1 - rank];
@@ -159,7 +164,7 @@ fn a_killed_rank_ends_all() -> Checked {
 
 #[test]
 fn a_stopped_rank_ends_the_others() -> Checked {
-    let mut ranks = endless()?;
+    let (mut ranks, _model) = endless()?;
     signal(&ranks, 1, "-STOP")?;
     let start = Instant::now();
     let status = loop {
