@@ -12,7 +12,7 @@ constexpr auto op = "attention";
 
 constexpr uint32_t ATTENTION_SPLIT_KEYS = 256;  // the fewest keys of a split
 constexpr uint32_t ATTENTION_SHORT_KEYS = 1024; // up to this length, one dispatch suffices
-constexpr uint64_t ATTENTION_GROUPS = 128; // a key head's threadgroups: eight heads fill any GPU
+constexpr uint64_t ATTENTION_GROUPS = 128;      // threadgroups wanted for a key head of a text
 constexpr uint32_t ATTENTION_SPLIT_THREADS = 256;
 constexpr uint32_t ATTENTION_WHOLE_THREADS = 512;
 

@@ -114,7 +114,7 @@ impl Backend {
         self != Self::Cpu
     }
 
-    /// Whether it is an NVIDIA GPU.
+    /// Returns whether this backend runs the op on an NVIDIA GPU.
     pub fn is_cuda(self) -> bool {
         self == Self::Gpu && cfg!(all(feature = "cuda", target_os = "linux"))
     }
