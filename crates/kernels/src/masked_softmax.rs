@@ -6,14 +6,15 @@ use std::ops::Range;
 
 use super::element::{Element, Float, with_element};
 use super::output::Output;
-use super::simd::{F32x16, Kernel, LANES, prefetch_block};
-use super::softmax::{exponential, scale_kept};
+use super::simd::{F32x16, Kernel, LANES};
 use super::{Machine, Shared};
 
 mod masks;
+mod normalize;
 
 use masks::{Added, Hidden, NoMask, RowMask, Staged};
 pub use masks::{Mask, MaskedSoftmaxShape};
+use normalize::Normalize;
 
 /// `softmax(round(x * scale) + mask)` of each row, where hidden scores (by the causal mask, the
 /// window or a bool mask) count as the type's lowest finite number, as in MLX's attention.
@@ -151,7 +152,6 @@ impl<T: Float> MaskedSoftmax<'_, T> {
         let mut heap: Vec<f32> = Vec::with_capacity(if wide || keys <= KEPT { 0 } else { keys });
         for row in self.rows.clone() {
             let seen = self.shape.keys_of(row);
-            let hidden = keys - seen.len();
             let mask = mask_of(row, seen.clone());
             // SAFETY: `seen` lies within the row, which lies within both buffers; `kept` has room
             // for it, and f32's own output can hold the exponentials.
@@ -171,34 +171,12 @@ impl<T: Float> MaskedSoftmax<'_, T> {
                 } else {
                     heap.as_mut_ptr()
                 };
-                let mut max = scores.keep::<V>(kept);
-                if hidden > 0 {
-                    max = if T::LOWEST > max { T::LOWEST } else { max };
-                }
+                let max = scores.keep::<V>(kept);
                 let next = scores.x.wrapping_add(keys);
-                let mut sum = exponentials::<V, T>(kept, seen.len(), V::splat(max), next);
-                let lowest = one(exponential::<V, T>(V::splat(T::LOWEST - max)));
-                if hidden > 0 {
-                    sum += hidden as f32 * lowest;
-                }
-                let inverse = 1.0 / sum;
-                scale_kept::<V, T>(kept, visible, seen.len(), V::splat(inverse));
-                // Not simply 0: a NaN in the row spoils all of it, as in MLX.
-                let value = V::splat(lowest * inverse);
-                out.fill(value, 0..seen.start);
-                out.fill(value, seen.end..keys);
+                V::part(Normalize { out, seen, keys, kept, max, next });
             }
         }
     }
-}
-
-/// The first lane.
-#[inline(always)]
-fn one<V: F32x16>(lanes: V) -> f32 {
-    let mut first = 0.0;
-    // SAFETY: one float.
-    unsafe { lanes.store_first(&mut first, 1) };
-    first
 }
 
 /// The scores that one query sees.
@@ -256,38 +234,6 @@ impl<T: Float, M: RowMask<T>, const SCALED: bool> Scores<T, M, SCALED> {
         }
         max[0].max(max[1]).max(max[2].max(max[3])).reduce_max()
     }
-}
-
-/// Replaces the scores by `exp(score - max)` and returns their sum. Prefetches `next`.
-///
-/// # Safety
-/// `kept` holds `count` floats.
-#[inline(always)]
-unsafe fn exponentials<V: F32x16, T: Float>(
-    kept: *mut f32,
-    count: usize,
-    max: V,
-    next: *const T,
-) -> f32 {
-    let mut sum = V::splat(0.0);
-    let mut i = 0;
-    // SAFETY: every access is within the floats.
-    unsafe {
-        while i + LANES <= count {
-            prefetch_block(next.wrapping_add(i));
-            let lanes = exponential::<V, T>(V::load(kept.add(i)) - max);
-            lanes.store(kept.add(i));
-            sum = sum + lanes;
-            i += LANES;
-        }
-        if i < count {
-            let tail = count - i;
-            let lanes = exponential::<V, T>(V::load_first(kept.add(i), tail) - max);
-            lanes.store_first(kept.add(i), tail);
-            sum = sum + lanes.keep_first(tail, 0.0);
-        }
-    }
-    sum.reduce_add()
 }
 
 struct Grad<'a, T> {

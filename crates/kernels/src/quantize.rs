@@ -153,34 +153,20 @@ impl<T: Float, const BITS: usize> Kernel for Quantize<'_, T, BITS> {
 
     #[inline(always)]
     unsafe fn run<V: F32x16>(self) {
-        let Groups { elements, packed, scales, biases, groups, shape } = self.0;
+        let Groups { elements, packed, ref groups, shape, .. } = self.0;
         let top = ((1 << BITS) - 1) as f32;
         // Process sixteen groups at a time and compute their scales together.
         for first in groups.clone().step_by(LANES) {
             let count = LANES.min(groups.end - first);
-            let none = V::splat(f32::NEG_INFINITY);
-            let (mut least, mut most) = ([none; LANES], [none; LANES]);
-            let (mut low, mut high) = ([0.0; LANES], [0.0; LANES]);
-            let (mut scale, mut bias, mut inverse) = ([0.0; LANES], [0.0; LANES], [0.0; LANES]);
+            let mut found = Found::default();
             // SAFETY: the groups lie within each buffer, in whole units of 32.
             unsafe {
-                for i in 0..count {
-                    let x = elements.add((first + i) * shape.group_size);
-                    (least[i], most[i]) = extremes::<V, T>(x, shape.group_size);
-                }
-                V::reduce_max_each(least).store(low.as_mut_ptr());
-                V::reduce_max_each(most).store(high.as_mut_ptr());
-                for i in 0..LANES {
-                    (scale[i], bias[i]) = scale_and_bias(-low[i], high[i], top);
-                    inverse[i] = 1.0 / scale[i];
-                }
-                T::store_first(V::load(scale.as_ptr()), scales.add(first), count);
-                T::store_first(V::load(bias.as_ptr()), biases.add(first), count);
+                V::part(Scales { call: &self.0, first, count, top, found: &mut found });
                 for i in 0..count {
                     let coder = Coder {
-                        bias: V::splat(bias[i]),
-                        opposite: V::splat(-scale[i]),
-                        inverse: V::splat(inverse[i]),
+                        bias: V::splat(found.bias[i]),
+                        opposite: V::splat(-found.scale[i]),
+                        inverse: V::splat(1.0 / found.scale[i]),
                         top: V::splat(top),
                     };
                     let x = elements.add((first + i) * shape.group_size);
@@ -193,6 +179,49 @@ impl<T: Float, const BITS: usize> Kernel for Quantize<'_, T, BITS> {
                     }
                 }
             }
+        }
+    }
+}
+
+/// The scales and biases of sixteen groups.
+#[derive(Default)]
+struct Found {
+    scale: [f32; LANES],
+    bias: [f32; LANES],
+}
+
+/// Finds and writes the scales and biases of `count` groups from `first` on.
+struct Scales<'a, T> {
+    call: &'a Groups<'a, T>,
+    first: usize,
+    count: usize,
+    /// The largest code.
+    top: f32,
+    found: &'a mut Found,
+}
+
+impl<T: Float> Kernel for Scales<'_, T> {
+    const BF16: bool = T::IS_BF16;
+
+    #[inline(always)]
+    unsafe fn run<V: F32x16>(self) {
+        let Self { call, first, count, top, found: Found { scale, bias } } = self;
+        let none = V::splat(f32::NEG_INFINITY);
+        let (mut least, mut most) = ([none; LANES], [none; LANES]);
+        let (mut low, mut high) = ([0.0; LANES], [0.0; LANES]);
+        // SAFETY: the groups lie within each buffer.
+        unsafe {
+            for i in 0..count {
+                let x = call.elements.add((first + i) * call.shape.group_size);
+                (least[i], most[i]) = extremes::<V, T>(x, call.shape.group_size);
+            }
+            V::reduce_max_each(least).store(low.as_mut_ptr());
+            V::reduce_max_each(most).store(high.as_mut_ptr());
+            for i in 0..LANES {
+                (scale[i], bias[i]) = scale_and_bias(-low[i], high[i], top);
+            }
+            T::store_first(V::load(scale.as_ptr()), call.scales.add(first), count);
+            T::store_first(V::load(bias.as_ptr()), call.biases.add(first), count);
         }
     }
 }

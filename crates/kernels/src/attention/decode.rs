@@ -2,15 +2,16 @@
 //! does not depend on the number of threads. Each chunk writes the outputs, maxima and sums of its
 //! rows.
 
+use std::marker::PhantomData;
 use std::ops::Range;
 
-use super::coded;
 use super::combine::Combine;
-use super::pairs;
-use super::plain;
-use super::scores::{exponential, factor};
-use super::source::{Rows, load_query};
-use super::{Attention, DECODE_ROWS, MASKED, MAX_DIM, Mask, TILE, with_scratch};
+use super::source::{Load, Rows, load_query};
+use super::tile::{
+    CodedQueries, CodedScores, CodedValues, PlainScores, PlainValues, State, Tile, Weigh,
+};
+use super::{Attention, DECODE_ROWS, MASKED, MAX_DIM, Mask, Source, TILE, with_scratch};
+use super::{coded, pairs};
 use crate::element::Float;
 use crate::simd::{F32x16, Kernel, LANES};
 use crate::{Machine, Shared};
@@ -59,13 +60,8 @@ pub unsafe fn run<T: Float>(machine: Machine, call: &Attention, out: Shared<T>) 
         // Each feature costs a read of a key or a value, and a multiplication for each row.
         let work = CHUNK.min(call.keys) * (call.dim + call.value_dim) * (2 + rows) / 8;
         machine.pool.for_each(items, work, &|items| {
-            let chunks = Chunks::<T> {
-                call,
-                split,
-                partials: partials.get(),
-                items,
-                kind: std::marker::PhantomData,
-            };
+            let chunks =
+                Chunks::<T> { call, split, partials: partials.get(), items, kind: PhantomData };
             // SAFETY: the caller's contract; each item writes its own part of `partials`.
             unsafe { machine.level.run(chunks) }
         });
@@ -83,7 +79,7 @@ struct Chunks<'a, T> {
     split: Split,
     partials: *mut f32,
     items: Range<usize>,
-    kind: std::marker::PhantomData<T>,
+    kind: PhantomData<T>,
 }
 
 /// A chunk's working memory, on the stack.
@@ -93,10 +89,10 @@ struct Space {
     scores: [f32; DECODE_ROWS * TILE],
 }
 
-/// A tile of keys or values converted to floats, if they are not stored as rows of elements.
+/// A tile of keys or values converted to floats.
 #[repr(align(64))]
-struct Staged {
-    rows: [f32; TILE * MAX_DIM],
+struct Loaded {
+    _rows: [f32; TILE * MAX_DIM],
 }
 
 impl<T: Float> Kernel for Chunks<'_, T> {
@@ -117,13 +113,6 @@ impl<T: Float> Kernel for Chunks<'_, T> {
     }
 }
 
-/// The running state of a chunk's rows.
-struct State {
-    out: *mut f32,
-    max: *mut f32,
-    sum: *mut f32,
-}
-
 impl<T: Float> Chunks<'_, T> {
     #[inline(always)]
     unsafe fn chunk<V: F32x16>(&self, item: usize, q: *mut f32, scores: *mut f32) {
@@ -131,12 +120,12 @@ impl<T: Float> Chunks<'_, T> {
         let head = item / split.chunks;
         let place = (head / call.kv_heads, head % call.kv_heads);
         let first = split.first + item % split.chunks * CHUNK;
-        let end = split.end.min(first + CHUNK);
+        let keys = first..split.end.min(first + CHUNK);
         // SAFETY: the caller's contract.
         unsafe {
             let out = self.partials.add(item * split.floats(rows));
             let max = out.add(rows * split.pitch);
-            let state = State { out, max, sum: max.add(rows) };
+            let state = State { out, pitch: split.pitch, max, sum: max.add(rows) };
             std::ptr::write_bytes(out, 0, rows * (split.pitch + 2));
             for row in 0..rows {
                 *max.add(row) = MASKED;
@@ -144,240 +133,120 @@ impl<T: Float> Chunks<'_, T> {
                 let to = q.add(row * split.q_pitch);
                 load_query::<V, T>(&call.q, (place.0, head, query), call.dim, call.scale, to);
             }
-            let keys = call.k.rows::<T>(place.0, place.1);
-            let values = call.v.rows::<T>(place.0, place.1);
-            let (Some(keys), Some(values)) = (keys, values) else {
-                let coded = (call.k.coded::<T>(place, 0), call.v.coded::<T>(place, 0));
-                return match coded {
-                    (Some((_, 4)), Some((_, 4))) => {
-                        self.coded::<V, 4>(place, first..end, q, scores, &state)
-                    }
-                    (Some((_, 8)), Some((_, 8))) => {
-                        self.coded::<V, 8>(place, first..end, q, scores, &state)
-                    }
-                    _ => self.staged::<V>(place, first..end, q, scores, &state),
-                };
+            let q_pitch = split.q_pitch;
+            let tiles = Tiles {
+                tile: Tile { call, place, first, count: 0, q, q_pitch, scores, state },
+                keys,
+                element: PhantomData::<T>,
             };
-            for at in (first..end).step_by(TILE) {
-                let count = TILE.min(end - at);
-                let k = Rows { data: keys.at(at), stride: keys.stride };
-                let v = Rows { data: values.at(at), stride: values.stride };
-                self.tile::<V, T>(&k, &v, place, (at, count), q, scores, &state);
+            let contiguous = |source: &Source| source.rows::<T>(place.0, place.1).is_some();
+            if contiguous(&call.k) && contiguous(&call.v) {
+                return tiles.plain::<V>();
+            }
+            match (call.k.coded::<T>(place, 0), call.v.coded::<T>(place, 0)) {
+                (Some((_, 4)), Some((_, 4))) => tiles.coded::<V, 4>(),
+                (Some((_, 8)), Some((_, 8))) => tiles.coded::<V, 8>(),
+                _ => tiles.loaded::<V>(),
             }
         }
     }
+}
 
-    /// Processes a chunk whose keys and values are `BITS`-bit codes.
+/// The tiles of a chunk's keys.
+struct Tiles<'a, T> {
+    tile: Tile<'a>,
+    keys: Range<usize>,
+    element: PhantomData<T>,
+}
+
+impl<'a, T: Float> Tiles<'a, T> {
+    fn each(&self) -> impl Iterator<Item = Tile<'a>> + use<'a, T> {
+        let (tile, end) = (self.tile, self.keys.end);
+        let starts = self.keys.clone().step_by(TILE);
+        starts.map(move |first| Tile { first, count: TILE.min(end - first), ..tile })
+    }
+
+    /// Adds keys and values that are stored as rows of elements.
     #[inline(always)]
-    unsafe fn coded<V: F32x16, const BITS: usize>(
-        &self,
-        place: (usize, usize),
-        range: Range<usize>,
-        q: *const f32,
-        scores: *mut f32,
-        state: &State,
-    ) {
-        let (call, rows) = (self.call, self.call.rows());
-        let (pitch, q_pitch) = (self.split.pitch, self.split.q_pitch);
-        let mut q_sums = [0.0f32; DECODE_ROWS * coded::GROUPS];
-        let mut q_pairs = std::mem::MaybeUninit::<[u32; DECODE_ROWS * pairs::PAIRS]>::uninit();
-        let q_pairs = q_pairs.as_mut_ptr().cast::<u32>();
-        let paired = BITS == 4 && pairs::exact::<V, T>(call.dim);
-        if paired {
-            for row in 0..rows {
-                let (head, query) = call.place(place.1, row);
-                let (from, to) =
-                    (call.q.at(place.0, head, query), q_pairs.wrapping_add(row * pairs::PAIRS));
-                // SAFETY: the caller's contract; a row has room for pairs of the largest dimension.
-                unsafe { pairs::pair_query::<T>(from, call.q.strides[3], call.dim, to) };
-            }
-        }
-        for at in range.clone().step_by(TILE) {
-            let count = TILE.min(range.end - at);
-            let keys = call.k.coded::<T>(place, at);
-            let values = call.v.coded::<T>(place, at);
-            let (Some((k, _)), Some((v, _))) = (keys, values) else { return };
+    unsafe fn plain<V: F32x16>(&self) {
+        let Attention { k, v, .. } = self.tile.call;
+        let (batch, head) = self.tile.place;
+        for tile in self.each() {
+            let rows =
+                |source: &Source| source.rows::<T>(batch, head).map(|rows| rows.from(tile.first));
+            let (Some(k), Some(v)) = (rows(k), rows(v)) else { return };
             // SAFETY: the caller's contract.
             unsafe {
-                let mut row = 0;
-                while row < rows {
-                    let sums = q_sums.as_mut_ptr().add(row * coded::GROUPS);
-                    if at == range.start {
-                        for i in row..rows.min(row + 4) {
-                            let sums = sums.add((i - row) * coded::GROUPS);
-                            coded::sums::<V>(q.add(i * q_pitch), call.dim, k.group, sums);
-                        }
-                    }
-                    let (q, to, dim) =
-                        ((q.add(row * q_pitch), q_pitch), scores.add(row * TILE), call.dim);
-                    if paired {
-                        let q = (q_pairs.add(row * pairs::PAIRS).cast_const(), call.scale);
-                        row += match rows - row {
-                            4.. if !V::SMALL => {
-                                pairs::scores::<V, T, 4>([&k, &v], count, dim, q, sums, to)
-                            }
-                            2 | 3 if !V::SMALL => {
-                                pairs::scores::<V, T, 2>([&k, &v], count, dim, q, sums, to)
-                            }
-                            _ => pairs::scores::<V, T, 1>([&k, &v], count, dim, q, sums, to),
-                        };
-                        continue;
-                    }
-                    row += match rows - row {
-                        4.. if !V::SMALL => {
-                            coded::scores::<V, T, BITS, 4, 4>([&k, &v], count, dim, q, sums, to)
-                        }
-                        2 | 3 if !V::SMALL => {
-                            coded::scores::<V, T, BITS, 2, 8>([&k, &v], count, dim, q, sums, to)
-                        }
-                        _ => coded::scores::<V, T, BITS, 1, 16>([&k, &v], count, dim, q, sums, to),
-                    };
-                }
-                self.weigh::<V>(place, (at, count), scores, state);
-                let mut row = 0;
-                while row < rows {
-                    let (p, out) = (scores.add(row * TILE), (state.out.add(row * pitch), pitch));
-                    let dim = call.value_dim;
-                    row += match rows - row {
-                        4.. if !V::SMALL => {
-                            coded::add_values::<V, T, BITS, 4>([&k, &v], count, dim, p, out)
-                        }
-                        2 | 3 if !V::SMALL => {
-                            coded::add_values::<V, T, BITS, 2>([&k, &v], count, dim, p, out)
-                        }
-                        _ => coded::add_values::<V, T, BITS, 1>([&k, &v], count, dim, p, out),
-                    };
-                }
+                V::part(PlainScores { tile, k, v });
+                V::part(Weigh::<T> { tile, element: PhantomData });
+                V::part(PlainValues { tile, k, v });
             }
         }
     }
 
-    /// Processes a chunk whose keys and values are first converted to floats, tile by tile.
+    /// Adds keys and values that are `BITS`-bit codes.
     #[inline(always)]
-    unsafe fn staged<V: F32x16>(
-        &self,
-        place: (usize, usize),
-        range: Range<usize>,
-        q: *const f32,
-        scores: *mut f32,
-        state: &State,
-    ) {
-        let mut staged = [const { std::mem::MaybeUninit::<Staged>::uninit() }; 2];
-        // SAFETY: only the address of the rows is taken.
-        let rows = |tile: *mut Staged| unsafe { (&raw mut (*tile).rows).cast::<f32>() };
-        let [k, v] = staged.each_mut().map(|tile| rows(tile.as_mut_ptr()));
-        let (call, pitch, q_pitch) = (self.call, self.split.pitch, self.split.q_pitch);
-        for at in range.clone().step_by(TILE) {
-            let count = TILE.min(range.end - at);
-            // SAFETY: the caller's contract; a tile has room for that many rows.
+    unsafe fn coded<V: F32x16, const BITS: usize>(&self) {
+        let (call, place) = (self.tile.call, self.tile.place);
+        let mut sums = [0.0f32; DECODE_ROWS * coded::GROUPS];
+        let mut pairs = std::mem::MaybeUninit::<[u32; DECODE_ROWS * pairs::PAIRS]>::uninit();
+        let pairs = pairs.as_mut_ptr().cast::<u32>();
+        for tile in self.each() {
+            let (k, v) =
+                (call.k.coded::<T>(place, tile.first), call.v.coded::<T>(place, tile.first));
+            let (Some((k, _)), Some((v, _))) = (k, v) else { return };
+            let (sums, queries) = (sums.as_mut_ptr(), CodedQueries { sums: sums.as_ptr(), pairs });
+            // SAFETY: the caller's contract; both arrays have room for all rows.
             unsafe {
-                call.k.load::<V, T>(place, (at, count), call.dim, k, q_pitch);
-                call.v.load::<V, T>(place, (at, count), call.value_dim, v, pitch);
-                let rows = |data, pitch| Rows::<f32> { data, stride: pitch as isize };
-                let (k, v) = (rows(k.cast_const(), q_pitch), rows(v.cast_const(), pitch));
-                self.tile::<V, f32>(&k, &v, place, (at, count), q, scores, state);
+                if tile.first == self.keys.start {
+                    for row in 0..call.rows() {
+                        let to = sums.add(row * coded::GROUPS);
+                        coded::sums::<V>(tile.q(row), call.dim, k.group, to);
+                        if BITS == 4 && pairs::exact::<V, T>(call.dim) {
+                            let (head, query) = call.place(place.1, row);
+                            let q = call.q.at(place.0, head, query);
+                            let to = pairs.add(row * pairs::PAIRS);
+                            pairs::pair_query::<T>(q, call.q.strides[3], call.dim, to);
+                        }
+                    }
+                }
+                V::part(CodedScores::<T, BITS> { tile, k, v, queries });
+                V::part(Weigh::<T> { tile, element: PhantomData });
+                V::part(CodedValues::<T, BITS> { tile, k, v });
             }
         }
     }
 
-    /// Adds keys `first..first + count` to the state; `k` and `v` begin at `first`.
-    #[allow(clippy::too_many_arguments)]
+    /// Adds any keys and values, which are first converted to floats.
     #[inline(always)]
-    unsafe fn tile<V: F32x16, E: Float>(
-        &self,
-        k: &Rows<E>,
-        v: &Rows<E>,
-        place: (usize, usize),
-        (first, count): (usize, usize),
-        q: *const f32,
-        scores: *mut f32,
-        state: &State,
-    ) {
-        let (call, rows) = (self.call, self.call.rows());
-        let (pitch, q_pitch) = (self.split.pitch, self.split.q_pitch);
-        // SAFETY: the caller's contract; a row has `TILE` scores.
-        unsafe {
-            let mut row = 0;
-            while row < rows {
-                let (q, scores) = (q.add(row * q_pitch), scores.add(row * TILE));
-                row += match rows - row {
-                    4.. if !V::SMALL => {
-                        plain::scores::<V, E, 4, 4>(k, v, count, call.dim, q, q_pitch, scores)
-                    }
-                    2 | 3 if !V::SMALL => {
-                        plain::scores::<V, E, 2, 8>(k, v, count, call.dim, q, q_pitch, scores)
-                    }
-                    _ => plain::scores::<V, E, 1, 16>(k, v, count, call.dim, q, q_pitch, scores),
+    unsafe fn loaded<V: F32x16>(&self) {
+        let mut loaded = [const { std::mem::MaybeUninit::<Loaded>::uninit() }; 2];
+        let [k, v] = loaded.each_mut().map(|tile| tile.as_mut_ptr().cast::<f32>());
+        let Tile { call, place, q_pitch, state, .. } = self.tile;
+        for tile in self.each() {
+            let (first, count) = (tile.first, tile.count);
+            // SAFETY: the caller's contract; there is room for a tile of rows.
+            unsafe {
+                let load = |source, dim, out, pitch| Load::<T> {
+                    source,
+                    place,
+                    first,
+                    count,
+                    dim,
+                    out,
+                    pitch,
+                    element: PhantomData,
                 };
-            }
-            self.weigh::<V>(place, (first, count), scores, state);
-            let mut row = 0;
-            while row < rows {
-                let (p, out) = (scores.add(row * TILE), state.out.add(row * pitch));
-                row += match rows - row {
-                    4.. if !V::SMALL => {
-                        plain::add_values::<V, E, 4>(k, v, count, call.value_dim, p, out, pitch)
-                    }
-                    2 | 3 if !V::SMALL => {
-                        plain::add_values::<V, E, 2>(k, v, count, call.value_dim, p, out, pitch)
-                    }
-                    _ => plain::add_values::<V, E, 1>(k, v, count, call.value_dim, p, out, pitch),
+                V::part(load(&call.k, call.dim, k, q_pitch));
+                V::part(load(&call.v, call.value_dim, v, state.pitch));
+                let rows = |data: *mut f32, pitch| Rows {
+                    data: data.cast_const(),
+                    stride: pitch as isize,
                 };
-            }
-        }
-    }
-
-    /// Turns the scores of keys `first..first + count` into weights. Updates maxima and sums, and
-    /// the outputs of rows whose maximum has grown.
-    #[inline(always)]
-    unsafe fn weigh<V: F32x16>(
-        &self,
-        (batch, kv_head): (usize, usize),
-        (first, count): (usize, usize),
-        scores: *mut f32,
-        state: &State,
-    ) {
-        let (call, rows, pitch) = (self.call, self.call.rows(), self.split.pitch);
-        let blocks = count.div_ceil(LANES);
-        let mut maxima = [0.0f32; DECODE_ROWS];
-        // SAFETY: the caller's contract; a row has `TILE` scores.
-        unsafe {
-            // Compute all maxima first, since the exponentials of a row wait for its maximum.
-            for (row, largest) in maxima.iter_mut().enumerate().take(rows) {
-                let scores = scores.add(row * TILE);
-                let (head, query) = call.place(kv_head, row);
-                call.finish::<V, T>(scores, (batch, head, query), (first, count));
-                // Lanes past the last key get no weight.
-                let last = scores.add((blocks - 1) * LANES);
-                let kept = count - (blocks - 1) * LANES;
-                V::load(last).keep_first(kept, f32::NEG_INFINITY).store(last);
-                let mut lanes = V::splat(*state.max.add(row));
-                for block in 0..blocks {
-                    lanes = V::load(scores.add(block * LANES)).max(lanes);
-                }
-                *largest = lanes.reduce_max();
-            }
-            for (row, &largest) in maxima.iter().enumerate().take(rows) {
-                let scores = scores.add(row * TILE);
-                let (max, sum) = (state.max.add(row), state.sum.add(row));
-                let mut total = V::splat(0.0);
-                for block in 0..blocks {
-                    let at = scores.add(block * LANES);
-                    let weights = exponential::<V, T>(V::load(at) - V::splat(largest));
-                    weights.store(at);
-                    total = total + weights;
-                }
-                let mut before = *sum;
-                if largest != *max {
-                    let factor = factor::<V, T>(*max - largest);
-                    before *= factor;
-                    for at in (0..pitch).step_by(LANES) {
-                        let at = state.out.add(row * pitch + at);
-                        (V::load(at) * V::splat(factor)).store(at);
-                    }
-                    *max = largest;
-                }
-                *sum = before + total.reduce_add();
+                let (k, v) = (rows(k, q_pitch), rows(v, state.pitch));
+                V::part(PlainScores { tile, k, v });
+                V::part(Weigh::<T> { tile, element: PhantomData });
+                V::part(PlainValues { tile, k, v });
             }
         }
     }

@@ -15,6 +15,7 @@ mod prefill;
 mod product;
 mod scores;
 mod source;
+mod tile;
 
 use super::element::{Element, Float, with_element};
 use super::simd::LANES;

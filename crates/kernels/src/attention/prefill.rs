@@ -2,11 +2,12 @@
 //! transposed, with a lane for each row, so that the softmax needs no sum across lanes and its
 //! weights are the left factor of the second product without a copy.
 
+use std::marker::PhantomData;
 use std::ops::Range;
 
 use super::product::{Left, Right, product};
 use super::scores::{cap, exponential};
-use super::source::{Rows, load_query};
+use super::source::{Load, Rows, load_query};
 use super::{Attention, MASKED, Mask, Source, TILE, with_scratch};
 use crate::element::Float;
 use crate::simd::{F32x16, Kernel, LANES};
@@ -140,14 +141,16 @@ impl<T: Float> Kernel for Blocks<'_, T> {
             unsafe {
                 self.load_queries::<V>(&block);
                 let query = |row: usize| (first + row) / call.group();
-                let span = call.span(query(0), query(rows - 1));
-                self.go_through::<V>(&block, span);
-                if span != (0, call.keys) && !matches!(call.mask, Mask::None) {
-                    // A row whose keys are all masked weighs all of them equally.
+                let mut span = call.span(query(0), query(rows - 1));
+                loop {
+                    self.go_through::<V>(&block, span);
                     let max = std::slice::from_raw_parts(self.space.max, rows);
-                    if max.contains(&MASKED) {
-                        self.go_through::<V>(&block, (0, call.keys));
+                    let whole = span == (0, call.keys) || matches!(call.mask, Mask::None);
+                    if whole || !max.contains(&MASKED) {
+                        break;
                     }
+                    // A row whose keys are all masked weighs all of them equally.
+                    span = (0, call.keys);
                 }
                 self.store::<V>(&block);
             }
@@ -192,24 +195,30 @@ impl<T: Float> Blocks<'_, T> {
             for at in (first..end).step_by(TILE) {
                 let count = TILE.min(end - at);
                 let place = (block.batch, block.kv_head);
+                let load = |source, dim, out, pitch| Load::<T> {
+                    source,
+                    place,
+                    first: at,
+                    count,
+                    dim,
+                    out,
+                    pitch,
+                    element: PhantomData,
+                };
+                let rows = |data: *mut f32, pitch: usize| Rows::<f32> {
+                    data: data.cast_const(),
+                    stride: pitch as isize,
+                };
                 // The product reads keys several at a time, and values in whole blocks.
-                let mut k =
-                    Rows { data: space.keys.cast_const(), stride: space.key_pitch as isize };
-                match floats::<T>(&call.k, place, at, count == TILE) {
-                    Some(rows) => k = rows,
-                    None => {
-                        let (dim, pitch) = (call.dim, space.key_pitch);
-                        call.k.load::<V, T>(place, (at, count), dim, space.keys, pitch)
-                    }
-                }
-                let mut v = Rows { data: space.values.cast_const(), stride: space.pitch as isize };
-                match floats::<T>(&call.v, place, at, call.value_dim == space.pitch) {
-                    Some(rows) => v = rows,
-                    None => {
-                        let (dim, pitch) = (call.value_dim, space.pitch);
-                        call.v.load::<V, T>(place, (at, count), dim, space.values, pitch)
-                    }
-                }
+                let k = floats::<T>(&call.k, place, at, count == TILE).unwrap_or_else(|| {
+                    V::part(load(&call.k, call.dim, space.keys, space.key_pitch));
+                    rows(space.keys, space.key_pitch)
+                });
+                let whole = call.value_dim == space.pitch;
+                let v = floats::<T>(&call.v, place, at, whole).unwrap_or_else(|| {
+                    V::part(load(&call.v, call.value_dim, space.values, space.pitch));
+                    rows(space.values, space.pitch)
+                });
                 self.score::<V>(block, &k);
                 self.weigh::<V>(block, (at, count));
                 self.add_values::<V>(block, &v, count);

@@ -1,15 +1,25 @@
 //! Loads rows of keys, values and queries as floats.
 
+use std::marker::PhantomData;
+
 use super::coded::codes;
 use super::{Source, View};
 use crate::element::Float;
-use crate::simd::{F32x16, LANES, prefetch};
+use crate::simd::{F32x16, Kernel, LANES, prefetch};
 
 /// Rows of elements in memory: the first address, and the elements from one row to the next.
 pub struct Rows<T> {
     pub data: *const T,
     pub stride: isize,
 }
+
+impl<T> Clone for Rows<T> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<T> Copy for Rows<T> {}
 
 impl<T> Rows<T> {
     /// The rows of a head from `first` on.
@@ -21,6 +31,12 @@ impl<T> Rows<T> {
     #[inline(always)]
     pub fn at(&self, row: usize) -> *const T {
         self.data.wrapping_offset(row as isize * self.stride)
+    }
+
+    /// The rows from `row` on.
+    #[inline(always)]
+    pub fn from(&self, row: usize) -> Self {
+        Self { data: self.at(row), ..*self }
     }
 }
 
@@ -49,23 +65,31 @@ impl Source {
             _ => None,
         }
     }
+}
 
-    /// Loads rows `first..first + count` as floats, `pitch` apart: `dim` features, then zeros.
-    ///
-    /// # Safety
-    /// The rows exist; `out` has room for `count * pitch` floats, and `pitch` is whole blocks.
+/// Loads rows `first..first + count` as floats, `pitch` apart: `dim` features, then zeros. The rows
+/// exist; `out` has room for `count * pitch` floats, and `pitch` is whole blocks.
+pub struct Load<'a, T> {
+    pub source: &'a Source,
+    /// Batch and head.
+    pub place: (usize, usize),
+    pub first: usize,
+    pub count: usize,
+    pub dim: usize,
+    pub out: *mut f32,
+    pub pitch: usize,
+    pub element: PhantomData<T>,
+}
+
+impl<T: Float> Kernel for Load<'_, T> {
+    const BF16: bool = T::IS_BF16;
+
     #[inline(always)]
-    pub unsafe fn load<V: F32x16, T: Float>(
-        &self,
-        (batch, head): (usize, usize),
-        (first, count): (usize, usize),
-        dim: usize,
-        out: *mut f32,
-        pitch: usize,
-    ) {
+    unsafe fn run<V: F32x16>(self) {
+        let Self { place: (batch, head), first, count, dim, out, pitch, .. } = self;
         // SAFETY: the caller's contract.
         unsafe {
-            match self {
+            match self.source {
                 Source::Plain(view) => {
                     let rows = Rows::<T>::of(view, batch, head, first);
                     for i in 0..count {
@@ -75,7 +99,7 @@ impl Source {
                 }
                 Source::Quantized { packed, scales, biases, bits, group } => {
                     let parts = [packed, scales, biases];
-                    let rows = QuantizedRows::<T>::of(parts, *group, (batch, head), first);
+                    let rows = QuantizedRows::<T>::of(parts, *group, self.place, first);
                     match bits {
                         4 => rows.load::<V, 4>(count, dim, out, pitch),
                         _ => rows.load::<V, 8>(count, dim, out, pitch),
@@ -127,6 +151,7 @@ pub unsafe fn load_strided<V: F32x16, T: Float>(from: *const T, step: isize, cou
     unsafe { V::load(lanes.as_ptr()) }
 }
 
+#[derive(Clone, Copy)]
 pub struct QuantizedRows<T> {
     pub packed: Rows<u32>,
     pub scales: Rows<T>,

@@ -159,23 +159,37 @@ pub unsafe fn multiply<A: Arithmetic, W: Weights<A>>(
     // With 128 rows, tiles were measured to be five to eight times as fast.
     let work = rows.min(x.m) * columns.min(n) * x.k / if in_tiles { 50 } else { 10 };
     machine.pool.for_each(count(rows, tiles), work, &|items| {
-        let kernel = Multiply { x, extents, rows, columns, in_tiles, items, weights, epilogue };
+        let blocks = Blocks { x, extents, rows, columns, in_tiles, weights };
+        let kernel = Multiply { blocks, items, epilogue };
         // SAFETY: the caller's contract; the items' outputs are disjoint.
         unsafe { machine.level.run(kernel) }
     });
 }
 
-/// An item is a block of outputs: `rows` by `columns`.
+/// An item is a block of outputs.
 struct Multiply<'a, A, W, E> {
+    blocks: Blocks<'a, A, W>,
+    items: Range<usize>,
+    epilogue: &'a E,
+}
+
+/// A product in blocks of outputs: `rows` by `columns`.
+struct Blocks<'a, A, W> {
     x: &'a Interleaved<A>,
     extents: Extents,
     rows: usize,
     columns: usize,
     in_tiles: bool,
-    items: Range<usize>,
     weights: &'a W,
-    epilogue: &'a E,
 }
+
+impl<A, W> Clone for Blocks<'_, A, W> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<A, W> Copy for Blocks<'_, A, W> {}
 
 impl<A: Arithmetic, W: Weights<A>, E: Epilogue> Kernel for Multiply<'_, A, W, E> {
     const BF16: bool = A::PAIRS || W::BYTES;
@@ -186,78 +200,89 @@ impl<A: Arithmetic, W: Weights<A>, E: Epilogue> Kernel for Multiply<'_, A, W, E>
         let mut tile = [const { MaybeUninit::<f32>::uninit() }; TILE_ROWS * STRIDE];
         let mut sums = [const { MaybeUninit::<f32>::uninit() }; BLOCK_COLUMNS * BLOCK_ROWS];
         let (tile, sums) = (tile.as_mut_ptr().cast::<f32>(), sums.as_mut_ptr().cast::<f32>());
-        let across = self.extents.n.div_ceil(self.columns);
+        let Self { blocks, items, epilogue } = self;
+        let across = blocks.extents.n.div_ceil(blocks.columns);
         // SAFETY: the tile has room for its rows, all of which are multiplied; `in_tiles` says that
         // the level multiplies tiles.
         unsafe {
-            tile.write_bytes(0, self.tile() * STRIDE);
-            if self.in_tiles {
-                V::begin_tiles(self.weights.step());
+            tile.write_bytes(0, blocks.tile() * STRIDE);
+            if blocks.in_tiles {
+                V::begin_tiles(blocks.weights.step());
             }
         }
-        for item in self.items.clone() {
-            let (row, column) = (item / across * self.rows, item % across * self.columns);
+        for item in items {
+            let (row, column) = (item / across * blocks.rows, item % across * blocks.columns);
+            let Extents { m, n, .. } = blocks.extents;
+            let (rows, columns) = (blocks.rows.min(m - row), blocks.columns.min(n - column));
             // SAFETY: the block lies within the outputs; `sums` holds one of the largest.
             unsafe {
-                self.sum_block::<V>(row, column, tile, sums);
-                self.finish_block::<V>(row, column, sums);
+                V::part(Sum { blocks, row, column, tile, sums });
+                V::part(Finish { row, rows, column, columns, sums, epilogue });
             }
         }
-        if self.in_tiles {
+        if blocks.in_tiles {
             // SAFETY: they were begun.
             unsafe { V::end_tiles() };
         }
     }
 }
 
-impl<A: Arithmetic, W: Weights<A>, E: Epilogue> Multiply<'_, A, W, E> {
+impl<A: Arithmetic, W: Weights<A>> Blocks<'_, A, W> {
     /// Rows of weights in a tile.
     #[inline(always)]
     fn tile(&self) -> usize {
         if self.in_tiles { TILE_ROWS } else { TILE }
     }
+}
 
-    /// Sums over all of k for one block into `sums[column][row]`.
+/// Sums over all of k for one block into `sums[column][row]`.
+struct Sum<'a, A, W> {
+    blocks: Blocks<'a, A, W>,
+    row: usize,
+    column: usize,
+    tile: *mut f32,
+    sums: *mut f32,
+}
+
+impl<A: Arithmetic, W: Weights<A>> Kernel for Sum<'_, A, W> {
+    const BF16: bool = A::PAIRS || W::BYTES;
+    const ONLY_BF16: bool = Self::BF16;
+
     #[inline(always)]
-    unsafe fn sum_block<V: F32x16>(
-        &self,
-        row: usize,
-        column: usize,
-        tile: *mut f32,
-        sums: *mut f32,
-    ) {
-        let Extents { m, n, k } = self.extents;
+    unsafe fn run<V: F32x16>(self) {
+        let Self { blocks, row, column, tile, sums } = self;
+        let Extents { m, n, k } = blocks.extents;
         let words = k.div_ceil(A::PER_WORD);
-        let columns = self.columns.min(n - column);
-        let panels = self.rows.min(m - row).div_ceil(LANES);
+        let columns = blocks.columns.min(n - column);
+        let panels = blocks.rows.min(m - row).div_ceil(LANES);
         for block in 0..words.div_ceil(WORDS).max(1) {
             let at = block * WORDS * A::PER_WORD;
             let len = (WORDS * A::PER_WORD).min(k - at);
-            for first in (0..columns).step_by(self.tile()) {
-                let rows = self.tile().min(columns - first);
+            for first in (0..columns).step_by(blocks.tile()) {
+                let rows = blocks.tile().min(columns - first);
                 // SAFETY: the tile holds `rows` rows of `len` factors, the rows and panels exist.
                 unsafe {
                     let to = tile.cast::<A::Factor>();
                     let stride = STRIDE * A::PER_WORD;
                     for i in (0..rows).step_by(LANES) {
                         let (row, rows) = (column + first + i, LANES.min(rows - i));
-                        self.weights.unpack::<V>(row, rows, at, len, to.add(i * stride), stride);
+                        blocks.weights.unpack::<V>(row, rows, at, len, to.add(i * stride), stride);
                     }
                     if !len.is_multiple_of(A::PER_WORD) {
                         (0..rows).for_each(|i| *to.add(i * stride + len) = Default::default());
                     }
                     let (at, words) = (block * WORDS, len.div_ceil(A::PER_WORD));
-                    let x = |panel: usize| self.x.panel(block, panel);
+                    let x = |panel: usize| blocks.x.panel(block, panel);
                     let sums = sums.add(first * BLOCK_ROWS);
-                    if self.in_tiles {
-                        self.add_panels_in_tiles::<V>(row, (block, at, words), tile, sums);
+                    if blocks.in_tiles {
+                        blocks.add_panels_in_tiles::<V>(row, (block, at, words), tile, sums);
                         continue;
                     }
                     let mut done = 0;
                     while done < panels {
                         let (to, panel) = (sums.add(done * LANES), row / LANES + done);
                         let one = Pass { x: [x(panel)], panel, at, words };
-                        let w = self.weights;
+                        let w = blocks.weights;
                         if V::SMALL {
                             for r in 0..TILE {
                                 w.add::<V, 1, 1>(one, tile.add(r * STRIDE), to.add(r * BLOCK_ROWS));
@@ -284,7 +309,9 @@ impl<A: Arithmetic, W: Weights<A>, E: Epilogue> Multiply<'_, A, W, E> {
             }
         }
     }
+}
 
+impl<A: Arithmetic, W: Weights<A>> Blocks<'_, A, W> {
     /// Adds the products of a tile with all panels of a block of rows, for words of one block of k.
     ///
     /// # Safety
@@ -314,13 +341,24 @@ impl<A: Arithmetic, W: Weights<A>, E: Epilogue> Multiply<'_, A, W, E> {
             }
         }
     }
+}
 
-    /// Transposes the sums into rows of the output.
+/// Transposes the sums of a block into rows of the output.
+struct Finish<'a, E> {
+    row: usize,
+    rows: usize,
+    column: usize,
+    columns: usize,
+    sums: *const f32,
+    epilogue: &'a E,
+}
+
+impl<E: Epilogue> Kernel for Finish<'_, E> {
+    const BF16: bool = false;
+
     #[inline(always)]
-    unsafe fn finish_block<V: F32x16>(&self, row: usize, column: usize, sums: *const f32) {
-        let Extents { m, n, .. } = self.extents;
-        let columns = self.columns.min(n - column);
-        let rows = self.rows.min(m - row);
+    unsafe fn run<V: F32x16>(self) {
+        let Self { row, rows, column, columns, sums, epilogue } = self;
         for i in (0..rows).step_by(LANES) {
             for j in (0..columns).step_by(LANES) {
                 let count = LANES.min(columns - j);
@@ -332,7 +370,7 @@ impl<A: Arithmetic, W: Weights<A>, E: Epilogue> Multiply<'_, A, W, E> {
                     }
                     let square = V::transpose(square);
                     for (r, lanes) in square.into_iter().enumerate().take(rows - i) {
-                        self.epilogue.finish(lanes, row + i + r, column + j, count);
+                        epilogue.finish(lanes, row + i + r, column + j, count);
                     }
                 }
             }

@@ -150,9 +150,33 @@ impl<X: Float, T: Float, A: Arithmetic, E: Epilogue> Kernel for Gemv<'_, X, T, A
                     }
                 }
             }
-            for (row, sums) in sums.iter().enumerate().take(m) {
-                // SAFETY: the outputs exist.
-                unsafe { self.epilogue.finish(V::load(sums.as_ptr()), row, column, count) };
+            // SAFETY: the outputs exist.
+            unsafe {
+                let (sums, epilogue) = (&sums[..m], self.epilogue);
+                V::part(Finish { sums, column, count, epilogue });
+            }
+        }
+    }
+}
+
+/// Finishes a block of columns.
+struct Finish<'a, E> {
+    sums: &'a [[f32; LANES]],
+    column: usize,
+    count: usize,
+    epilogue: &'a E,
+}
+
+impl<E: Epilogue> Kernel for Finish<'_, E> {
+    const BF16: bool = false;
+
+    #[inline(always)]
+    unsafe fn run<V: F32x16>(self) {
+        for (row, sums) in self.sums.iter().enumerate() {
+            // SAFETY: the outputs exist.
+            unsafe {
+                let sums = V::load(sums.as_ptr());
+                self.epilogue.finish(sums, row, self.column, self.count);
             }
         }
     }

@@ -1,13 +1,14 @@
 //! Computes a range of the result's columns, sixteen at a time: the products, then the steps that
 //! follow them.
 
+use std::marker::PhantomData;
 use std::ops::Range;
 
 use super::finish::{Finish, swiglu};
 use super::prepare::Prepared;
 use super::{Call, Join, Weights};
 use crate::element::Float;
-use crate::simd::{F32x16, LANES, prefetch_far};
+use crate::simd::{F32x16, Kernel, LANES, prefetch_far};
 
 /// Rows of x that are multiplied while a row of weights is in the cache.
 const BAND: usize = 8;
@@ -99,10 +100,7 @@ impl<T: Float> Columns<'_, T> {
         let rows = self.call.rows;
         // SAFETY: the caller's contract; the bands hold each row once.
         unsafe {
-            if rows == 1 {
-                return self.band::<V, D, 1>(0..1);
-            }
-            if V::SMALL {
+            if rows == 1 || V::SMALL {
                 for row in 0..rows {
                     self.band::<V, D, 1>(row..row + 1);
                 }
@@ -127,16 +125,16 @@ impl<T: Float> Columns<'_, T> {
                 let count = LANES.min(self.end(first, weights.columns) - at);
                 // SAFETY: the caller's contract; these columns are some of this range.
                 unsafe {
-                    let mut block = self.products::<V, D, B>(weights, at - first, count, &band);
+                    let mut sums = [[0.0f32; LANES]; B];
+                    self.products::<V, D, B>(weights, at - first, count, &band, &mut sums);
+                    let mut ups = None;
                     if call.join == Join::Swiglu {
-                        let ups = self.products::<V, D, B>(&call.weights[1], at, count, &band);
-                        for (gate, up) in block.iter_mut().zip(&ups) {
-                            *gate = swiglu::<V, T>(T::round(*gate), T::round(*up));
-                        }
+                        let sums = ups.insert([[0.0f32; LANES]; B]);
+                        self.products::<V, D, B>(&call.weights[1], at, count, &band, sums);
                     }
-                    for m in band.clone() {
-                        self.finish.write(T::round(block[m - band.start]), m, at, count);
-                    }
+                    let ups = ups.as_ref().map(|ups| ups.as_slice());
+                    let (finish, band, sums) = (self.finish, band.clone(), &sums);
+                    V::part(Write { finish, band, at, count, sums, ups });
                 }
             }
             first += weights.columns;
@@ -161,24 +159,73 @@ impl<T: Float> Columns<'_, T> {
         at: usize,
         count: usize,
         band: &Range<usize>,
-    ) -> [V; B] {
-        let call = self.call;
+        to: &mut [[f32; LANES]; B],
+    ) {
         let first = Operands {
             packed: weights.packed,
             scales: weights.scales,
             biases: weights.biases,
-            axis: call.axis,
-            group: call.group,
+            axis: self.call.axis,
+            group: self.call.group,
             prepared: self.prepared,
         };
-        let first = first.below::<D>(at);
+        let (operands, band) = (first.below::<D>(at), band.clone());
+        // SAFETY: the caller's contract.
+        unsafe { V::part(Products::<D, B> { operands, count, band, to, dots: PhantomData }) };
+    }
+}
+
+/// Finishes sixteen columns of a band of rows and writes them.
+struct Write<'a, T> {
+    finish: &'a Finish<'a, T>,
+    band: Range<usize>,
+    at: usize,
+    count: usize,
+    sums: &'a [[f32; LANES]],
+    /// The second factors of swiglu.
+    ups: Option<&'a [[f32; LANES]]>,
+}
+
+impl<T: Float> Kernel for Write<'_, T> {
+    const BF16: bool = T::IS_BF16;
+
+    #[inline(always)]
+    unsafe fn run<V: F32x16>(self) {
+        for (i, m) in self.band.enumerate() {
+            // SAFETY: the caller's contract; each is sixteen floats.
+            unsafe {
+                let mut y = V::load(self.sums[i].as_ptr());
+                if let Some(ups) = self.ups {
+                    y = swiglu::<V, T>(T::round(y), T::round(V::load(ups[i].as_ptr())));
+                }
+                self.finish.write(T::round(y), m, self.at, self.count);
+            }
+        }
+    }
+}
+
+/// Multiplies `count` rows of weights, at most sixteen, with a band of at most `B` rows of x.
+struct Products<'a, D, const B: usize> {
+    operands: Operands<'a>,
+    count: usize,
+    band: Range<usize>,
+    to: &'a mut [[f32; LANES]; B],
+    dots: PhantomData<D>,
+}
+
+impl<D: Dots, const B: usize> Kernel for Products<'_, D, B> {
+    const BF16: bool = false;
+
+    #[inline(always)]
+    unsafe fn run<V: F32x16>(self) {
+        let Self { operands, count, band, .. } = self;
         let mut sums = [[V::splat(0.0); LANES]; B];
         if B == 1 || V::SMALL {
             // SAFETY: the rows are some of the weights', the row of x is the call's.
-            sums[0] = unsafe { D::block::<V>(first, band.start, count) };
+            sums[0] = unsafe { D::block::<V>(operands, band.start, count) };
         } else {
             for column in 0..count {
-                let operands = first.below::<D>(column);
+                let operands = operands.below::<D>(column);
                 let mut m = band.start;
                 while m < band.end {
                     // Two or three rows cost as much as four, since decoding dominates.
@@ -201,10 +248,9 @@ impl<T: Float> Columns<'_, T> {
                 }
             }
         }
-        let mut block = [V::splat(0.0); B];
-        for (sum, lanes) in block.iter_mut().zip(&sums).take(band.len()) {
-            *sum = V::reduce_add_each(*lanes);
+        for (to, lanes) in self.to.iter_mut().zip(sums).take(band.len()) {
+            // SAFETY: sixteen floats.
+            unsafe { V::reduce_add_each(lanes).store(to.as_mut_ptr()) };
         }
-        block
     }
 }

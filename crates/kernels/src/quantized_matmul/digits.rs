@@ -13,7 +13,7 @@ use super::columns::{Dots, Operands};
 use super::dot::lane_groups;
 use super::format::{Format, load_first};
 use super::prepare::{Prepared, group_sums, normalize};
-use super::{Call, FEW_ROWS, Mode};
+use super::{Call, FEW_ROWS};
 use crate::Machine;
 use crate::element::Float;
 use crate::simd::{F32x16, Kernel, LANES, prefetch, prefetch_far};
@@ -30,19 +30,20 @@ const RANGE: Range<f32> = 1e-24..1e36;
 const SHORT_ROW: usize = 4096;
 
 /// Whether these products support a call on this machine.
-pub(super) fn takes<T: Float>(machine: Machine, call: &Call) -> bool {
-    machine.level.adds_digits()
-        && size_of::<T>() == 2
-        && call.rows <= FEW_ROWS
-        && call.mode == Mode::Affine
-        && matches!(call.bits, 2 | 4 | 8)
+pub(super) fn takes(machine: Machine, call: &Call) -> bool {
+    machine.level.adds_digits() && call.rows <= FEW_ROWS
+}
+
+/// Whether these products support the types.
+pub(super) const fn support<T: Float, F: Format>() -> bool {
+    F::AFFINE && F::BITS.is_power_of_two() && size_of::<T>() == 2
 }
 
 /// Prepares x, unless it has an element that bytes cannot express: one that is not finite, or so
 /// large or small that a group's unit would not be a normal number.
 ///
 /// # Safety
-/// The contract of [`super::quantized_matmul`], and [`takes`] holds.
+/// The contract of [`super::quantized_matmul`]; [`takes`] and [`support`] hold.
 pub(super) unsafe fn prepare<T: Float, F: Format>(
     machine: Machine,
     call: &Call,

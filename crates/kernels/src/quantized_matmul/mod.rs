@@ -246,7 +246,7 @@ unsafe fn run<T: Float, F: Format>(machine: Machine, call: &Call) {
     // SAFETY: the caller's contract.
     let finish = unsafe { Finish::<T>::new(machine, call) };
     let finish = &finish;
-    if F::AFFINE && F::BITS.is_power_of_two() && digits::takes::<T>(machine, call) {
+    if const { digits::support::<T, F>() } && digits::takes(machine, call) {
         // SAFETY: the caller's contract.
         if let Some(prepared) = &unsafe { digits::prepare::<T, F>(machine, call) } {
             return each_range::<F>(machine, call, &|range| {

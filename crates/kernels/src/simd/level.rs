@@ -2,11 +2,9 @@
 
 use std::sync::OnceLock;
 
-#[cfg(target_arch = "aarch64")]
-use super::neon::Neon;
-use super::{Kernel, scalar::Scalar};
+use super::Kernel;
 #[cfg(target_arch = "x86_64")]
-use super::{avx2::Avx2, avx512::Avx512, avx512::amx};
+use super::avx512::amx;
 
 /// An instruction set that this build supports.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -122,55 +120,22 @@ impl Level {
     /// kernel's own contract holds.
     ///
     /// A kernel is compiled only for the levels that its constants name.
-    // `inline` compiles each kernel with its caller: all in one module take minutes to compile.
     #[inline]
     pub unsafe fn run<K: Kernel>(self, kernel: K) {
         // SAFETY: both constructors return supported levels only.
         unsafe {
             match self {
                 #[cfg(target_arch = "x86_64")]
-                Level::Amx | Level::Avx512Bf16 if K::BF16 => run_avx512_bf16(kernel),
-                Level::Scalar | Level::ScalarTiles => kernel.run::<Scalar>(),
+                Level::Amx | Level::Avx512Bf16 if K::BF16 => kernel.on_avx512_bf16(),
+                Level::Scalar | Level::ScalarTiles => kernel.on_scalar(),
                 _ if K::ONLY_BF16 => unreachable!("a kernel of avx512bf16 on {}", self.name()),
                 #[cfg(target_arch = "x86_64")]
-                Level::Amx | Level::Avx512Bf16 | Level::Avx512 => run_avx512(kernel),
+                Level::Amx | Level::Avx512Bf16 | Level::Avx512 => kernel.on_avx512(),
                 #[cfg(target_arch = "x86_64")]
-                Level::Avx2 => run_avx2(kernel),
+                Level::Avx2 => kernel.on_avx2(),
                 #[cfg(target_arch = "aarch64")]
-                Level::Neon => run_neon(kernel),
+                Level::Neon => kernel.on_neon(),
             }
         }
     }
-}
-
-#[cfg(target_arch = "x86_64")]
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512bf16,avx512vnni")]
-#[inline]
-unsafe fn run_avx512_bf16<K: Kernel>(kernel: K) {
-    // SAFETY: the kernel's contract is the caller's.
-    unsafe { kernel.run::<Avx512<true>>() }
-}
-
-#[cfg(target_arch = "x86_64")]
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
-#[inline]
-unsafe fn run_avx512<K: Kernel>(kernel: K) {
-    // SAFETY: the kernel's contract is the caller's.
-    unsafe { kernel.run::<Avx512<false>>() }
-}
-
-#[cfg(target_arch = "x86_64")]
-#[target_feature(enable = "avx2,fma,f16c")]
-#[inline]
-unsafe fn run_avx2<K: Kernel>(kernel: K) {
-    // SAFETY: the kernel's contract is the caller's.
-    unsafe { kernel.run::<Avx2>() }
-}
-
-#[cfg(target_arch = "aarch64")]
-#[target_feature(enable = "neon")]
-#[inline]
-unsafe fn run_neon<K: Kernel>(kernel: K) {
-    // SAFETY: the kernel's contract is the caller's.
-    unsafe { kernel.run::<Neon>() }
 }

@@ -11,6 +11,7 @@ mod avx2;
 mod avx512;
 mod dots;
 mod floats;
+mod kernel;
 pub mod level;
 mod memory;
 #[cfg(target_arch = "aarch64")]
@@ -22,31 +23,24 @@ mod transpose;
 #[cfg(target_arch = "x86_64")]
 pub use avx512::Avx512;
 use dots::{dot_bf16_by_halves, dot_bytes_in_turn};
+pub use kernel::{Kernel, Parts};
 pub use level::Level;
 pub use memory::{fence, prefetch, prefetch_block, prefetch_far};
 
 /// Lanes in a block, whatever the level.
 pub const LANES: usize = 16;
 
-/// A kernel body written once over the vector type.
-pub trait Kernel {
-    /// Whether it gains from `avx512bf16`: it converts to bf16, or multiplies bf16 pairs or bytes.
-    const BF16: bool;
-    /// Whether only `avx512bf16` and `amx` run it, and the portable level as its reference.
-    const ONLY_BF16: bool = false;
-
-    /// # Safety
-    /// The pointers the kernel holds must be valid for the work it describes. Implementations
-    /// are `#[inline(always)]`, so that they compile with the features of [`Level::run`]'s entry.
-    unsafe fn run<V: F32x16>(self);
-}
-
 /// Sixteen `f32` lanes.
 ///
 /// Only [`Level::run`] names the implementations, after the level was detected, which makes the
 /// intrinsics behind these safe methods sound.
 pub trait F32x16:
-    tiles::Tiles + Add<Output = Self> + Sub<Output = Self> + Mul<Output = Self> + Div<Output = Self>
+    tiles::Tiles
+    + Parts
+    + Add<Output = Self>
+    + Sub<Output = Self>
+    + Mul<Output = Self>
+    + Div<Output = Self>
 {
     /// Whether a block is one of 32 registers, so that two dozen sums stay in registers.
     const ONE_REGISTER: bool = false;

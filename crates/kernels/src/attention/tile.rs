@@ -1,0 +1,263 @@
+//! The work on one tile of keys in `decode`: scores, weights and weighted values of its rows. Each
+//! is a part that the ways to store keys and values share.
+
+use std::marker::PhantomData;
+
+use super::scores::{exponential, factor};
+use super::source::{QuantizedRows, Rows};
+use super::{Attention, DECODE_ROWS, TILE, coded, pairs, plain};
+use crate::element::Float;
+use crate::simd::{F32x16, Kernel, LANES};
+
+/// The rows of a key-value head, and the keys that are added to their state.
+#[derive(Clone, Copy)]
+pub struct Tile<'a> {
+    pub call: &'a Attention,
+    /// Batch and key-value head.
+    pub place: (usize, usize),
+    /// The first key and the number of keys, at most [`TILE`].
+    pub first: usize,
+    pub count: usize,
+    /// The query rows as floats, `q_pitch` apart.
+    pub q: *const f32,
+    pub q_pitch: usize,
+    /// [`TILE`] scores of each row.
+    pub scores: *mut f32,
+    pub state: State,
+}
+
+/// The state of a chunk's rows: outputs, `pitch` floats each, maxima and sums.
+#[derive(Clone, Copy)]
+pub struct State {
+    pub out: *mut f32,
+    pub pitch: usize,
+    pub max: *mut f32,
+    pub sum: *mut f32,
+}
+
+impl Tile<'_> {
+    pub fn q(&self, row: usize) -> *const f32 {
+        self.q.wrapping_add(row * self.q_pitch)
+    }
+
+    fn scores(&self, row: usize) -> *mut f32 {
+        self.scores.wrapping_add(row * TILE)
+    }
+
+    fn out(&self, row: usize) -> *mut f32 {
+        self.state.out.wrapping_add(row * self.state.pitch)
+    }
+}
+
+/// Computes the scores of keys that are stored as rows of elements.
+pub struct PlainScores<'a, E> {
+    pub tile: Tile<'a>,
+    pub k: Rows<E>,
+    pub v: Rows<E>,
+}
+
+impl<E: Float> Kernel for PlainScores<'_, E> {
+    const BF16: bool = E::IS_BF16;
+
+    #[inline(always)]
+    unsafe fn run<V: F32x16>(self) {
+        let Self { tile, k, v } = self;
+        let (rows, dim, pitch) = (tile.call.rows(), tile.call.dim, tile.q_pitch);
+        let mut row = 0;
+        while row < rows {
+            let (q, to) = (tile.q(row), tile.scores(row));
+            // SAFETY: the caller's contract; a row has `TILE` scores.
+            row += unsafe {
+                match rows - row {
+                    4.. if !V::SMALL => {
+                        plain::scores::<V, E, 4, 4>(&k, &v, tile.count, dim, q, pitch, to)
+                    }
+                    2 | 3 if !V::SMALL => {
+                        plain::scores::<V, E, 2, 8>(&k, &v, tile.count, dim, q, pitch, to)
+                    }
+                    _ => plain::scores::<V, E, 1, 16>(&k, &v, tile.count, dim, q, pitch, to),
+                }
+            };
+        }
+    }
+}
+
+/// Adds weighted values that are stored as rows of elements.
+pub struct PlainValues<'a, E> {
+    pub tile: Tile<'a>,
+    pub k: Rows<E>,
+    pub v: Rows<E>,
+}
+
+impl<E: Float> Kernel for PlainValues<'_, E> {
+    const BF16: bool = E::IS_BF16;
+
+    #[inline(always)]
+    unsafe fn run<V: F32x16>(self) {
+        let Self { tile, k, v } = self;
+        let (rows, dim, pitch) = (tile.call.rows(), tile.call.value_dim, tile.state.pitch);
+        let mut row = 0;
+        while row < rows {
+            let (p, out) = (tile.scores(row).cast_const(), tile.out(row));
+            // SAFETY: the caller's contract; a row has `TILE` weights.
+            row += unsafe {
+                match rows - row {
+                    4.. if !V::SMALL => {
+                        plain::add_values::<V, E, 4>(&k, &v, tile.count, dim, p, out, pitch)
+                    }
+                    2 | 3 if !V::SMALL => {
+                        plain::add_values::<V, E, 2>(&k, &v, tile.count, dim, p, out, pitch)
+                    }
+                    _ => plain::add_values::<V, E, 1>(&k, &v, tile.count, dim, p, out, pitch),
+                }
+            };
+        }
+    }
+}
+
+/// What the scores of coded keys need of the query rows.
+#[derive(Clone, Copy)]
+pub struct CodedQueries {
+    /// [`coded::GROUPS`] sums of features of each row.
+    pub sums: *const f32,
+    /// [`pairs::PAIRS`] pairs of bf16 of each row, where [`pairs::exact`] says so.
+    pub pairs: *const u32,
+}
+
+/// Computes the scores of keys that are `BITS`-bit codes.
+pub struct CodedScores<'a, T, const BITS: usize> {
+    pub tile: Tile<'a>,
+    pub k: QuantizedRows<T>,
+    pub v: QuantizedRows<T>,
+    pub queries: CodedQueries,
+}
+
+impl<T: Float, const BITS: usize> Kernel for CodedScores<'_, T, BITS> {
+    const BF16: bool = T::IS_BF16;
+
+    #[inline(always)]
+    unsafe fn run<V: F32x16>(self) {
+        let Self { tile, k, v, queries } = self;
+        let (rows, dim, count) = (tile.call.rows(), tile.call.dim, tile.count);
+        let kv = [&k, &v];
+        let mut row = 0;
+        while row < rows {
+            let sums = queries.sums.wrapping_add(row * coded::GROUPS);
+            let (q, to) = ((tile.q(row), tile.q_pitch), tile.scores(row));
+            if BITS == 4 && pairs::exact::<V, T>(dim) {
+                let q = (queries.pairs.wrapping_add(row * pairs::PAIRS), tile.call.scale);
+                // SAFETY: the caller's contract; a row has `TILE` scores.
+                row += unsafe {
+                    match rows - row {
+                        4.. => pairs::scores::<V, T, 4>(kv, count, dim, q, sums, to),
+                        2 | 3 => pairs::scores::<V, T, 2>(kv, count, dim, q, sums, to),
+                        _ => pairs::scores::<V, T, 1>(kv, count, dim, q, sums, to),
+                    }
+                };
+                continue;
+            }
+            // SAFETY: as above.
+            row += unsafe {
+                match rows - row {
+                    4.. if !V::SMALL => {
+                        coded::scores::<V, T, BITS, 4, 4>(kv, count, dim, q, sums, to)
+                    }
+                    2 | 3 if !V::SMALL => {
+                        coded::scores::<V, T, BITS, 2, 8>(kv, count, dim, q, sums, to)
+                    }
+                    _ => coded::scores::<V, T, BITS, 1, 16>(kv, count, dim, q, sums, to),
+                }
+            };
+        }
+    }
+}
+
+/// Adds weighted values that are `BITS`-bit codes.
+pub struct CodedValues<'a, T, const BITS: usize> {
+    pub tile: Tile<'a>,
+    pub k: QuantizedRows<T>,
+    pub v: QuantizedRows<T>,
+}
+
+impl<T: Float, const BITS: usize> Kernel for CodedValues<'_, T, BITS> {
+    const BF16: bool = T::IS_BF16;
+
+    #[inline(always)]
+    unsafe fn run<V: F32x16>(self) {
+        let Self { tile, k, v } = self;
+        let (rows, dim, count) = (tile.call.rows(), tile.call.value_dim, tile.count);
+        let kv = [&k, &v];
+        let mut row = 0;
+        while row < rows {
+            let (p, out) = (tile.scores(row).cast_const(), (tile.out(row), tile.state.pitch));
+            // SAFETY: the caller's contract; a row has `TILE` weights.
+            row += unsafe {
+                match rows - row {
+                    4.. if !V::SMALL => coded::add_values::<V, T, BITS, 4>(kv, count, dim, p, out),
+                    2 | 3 if !V::SMALL => {
+                        coded::add_values::<V, T, BITS, 2>(kv, count, dim, p, out)
+                    }
+                    _ => coded::add_values::<V, T, BITS, 1>(kv, count, dim, p, out),
+                }
+            };
+        }
+    }
+}
+
+/// Turns scores into weights. Updates maxima and sums, and the outputs of rows whose maximum has
+/// grown.
+pub struct Weigh<'a, T> {
+    pub tile: Tile<'a>,
+    pub element: PhantomData<T>,
+}
+
+impl<T: Float> Kernel for Weigh<'_, T> {
+    const BF16: bool = T::IS_BF16;
+
+    #[inline(always)]
+    unsafe fn run<V: F32x16>(self) {
+        let Tile { call, place: (batch, kv_head), first, count, state, .. } = self.tile;
+        let (rows, blocks) = (call.rows(), count.div_ceil(LANES));
+        let mut maxima = [0.0f32; DECODE_ROWS];
+        // SAFETY: the caller's contract; a row has `TILE` scores.
+        unsafe {
+            // Compute all maxima first, since the exponentials of a row wait for its maximum.
+            for (row, largest) in maxima.iter_mut().enumerate().take(rows) {
+                let scores = self.tile.scores(row);
+                let (head, query) = call.place(kv_head, row);
+                call.finish::<V, T>(scores, (batch, head, query), (first, count));
+                // Lanes past the last key get no weight.
+                let last = scores.add((blocks - 1) * LANES);
+                let kept = count - (blocks - 1) * LANES;
+                V::load(last).keep_first(kept, f32::NEG_INFINITY).store(last);
+                let mut lanes = V::splat(*state.max.add(row));
+                for block in 0..blocks {
+                    lanes = V::load(scores.add(block * LANES)).max(lanes);
+                }
+                *largest = lanes.reduce_max();
+            }
+            for (row, &largest) in maxima.iter().enumerate().take(rows) {
+                let scores = self.tile.scores(row);
+                let (max, sum) = (state.max.add(row), state.sum.add(row));
+                let mut total = V::splat(0.0);
+                for block in 0..blocks {
+                    let at = scores.add(block * LANES);
+                    let weights = exponential::<V, T>(V::load(at) - V::splat(largest));
+                    weights.store(at);
+                    total = total + weights;
+                }
+                let mut before = *sum;
+                if largest != *max {
+                    let factor = factor::<V, T>(*max - largest);
+                    before *= factor;
+                    for at in (0..state.pitch).step_by(LANES) {
+                        let at = self.tile.out(row).add(at);
+                        (V::load(at) * V::splat(factor)).store(at);
+                    }
+                    *max = largest;
+                }
+                *sum = before + total.reduce_add();
+            }
+        }
+    }
+}

@@ -1,0 +1,90 @@
+//! The softmax of the scores that one row sees.
+
+use std::ops::Range;
+
+use crate::element::Float;
+use crate::output::Output;
+use crate::simd::{F32x16, Kernel, LANES, prefetch_block};
+use crate::softmax::{exponential, scale_kept};
+
+/// Turns the scores of a row into weights and writes them.
+pub struct Normalize<T> {
+    pub out: Output<T>,
+    /// The keys that the row sees, of `keys`.
+    pub seen: Range<usize>,
+    pub keys: usize,
+    /// The scores of the keys that it sees, and the largest of them.
+    pub kept: *mut f32,
+    pub max: f32,
+    /// The elements that are read next.
+    pub next: *const T,
+}
+
+impl<T: Float> Kernel for Normalize<T> {
+    const BF16: bool = T::IS_BF16;
+
+    #[inline(always)]
+    unsafe fn run<V: F32x16>(self) {
+        let Self { out, seen, keys, kept, mut max, next } = self;
+        let hidden = keys - seen.len();
+        if hidden > 0 {
+            max = if T::LOWEST > max { T::LOWEST } else { max };
+        }
+        // SAFETY: the caller's contract; the keys lie within the row.
+        unsafe {
+            let visible = out.from(seen.start);
+            let mut sum = exponentials::<V, T>(kept, seen.len(), V::splat(max), next);
+            let lowest = one(exponential::<V, T>(V::splat(T::LOWEST - max)));
+            if hidden > 0 {
+                sum += hidden as f32 * lowest;
+            }
+            let inverse = 1.0 / sum;
+            scale_kept::<V, T>(kept, visible, seen.len(), V::splat(inverse));
+            // Not simply 0: a NaN in the row spoils all of it, as in MLX.
+            let value = V::splat(lowest * inverse);
+            out.fill(value, 0..seen.start);
+            out.fill(value, seen.end..keys);
+        }
+    }
+}
+
+/// The first lane.
+#[inline(always)]
+fn one<V: F32x16>(lanes: V) -> f32 {
+    let mut first = 0.0;
+    // SAFETY: one float.
+    unsafe { lanes.store_first(&mut first, 1) };
+    first
+}
+
+/// Replaces the scores by `exp(score - max)` and returns their sum. Prefetches `next`.
+///
+/// # Safety
+/// `kept` holds `count` floats.
+#[inline(always)]
+unsafe fn exponentials<V: F32x16, T: Float>(
+    kept: *mut f32,
+    count: usize,
+    max: V,
+    next: *const T,
+) -> f32 {
+    let mut sum = V::splat(0.0);
+    let mut i = 0;
+    // SAFETY: every access is within the floats.
+    unsafe {
+        while i + LANES <= count {
+            prefetch_block(next.wrapping_add(i));
+            let lanes = exponential::<V, T>(V::load(kept.add(i)) - max);
+            lanes.store(kept.add(i));
+            sum = sum + lanes;
+            i += LANES;
+        }
+        if i < count {
+            let tail = count - i;
+            let lanes = exponential::<V, T>(V::load_first(kept.add(i), tail) - max);
+            lanes.store_first(kept.add(i), tail);
+            sum = sum + lanes.keep_first(tail, 0.0);
+        }
+    }
+    sum.reduce_add()
+}
