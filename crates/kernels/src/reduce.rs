@@ -52,19 +52,27 @@ pub unsafe fn reduce_on<T: Float>(
     // SAFETY: the caller's contract.
     unsafe {
         match reduction {
-            Reduction::Sum => fold_rows(machine, Sum, Sum, |sum| sum, x, out, rows, axis),
+            Reduction::Sum => fold_rows(machine, Sum, Sum, After::Keep, x, out, rows, axis),
             Reduction::Mean => {
                 // MLX multiplies by this rounded reciprocal.
-                let reciprocal = (1.0 / axis as f64) as f32;
-                fold_rows(machine, Sum, Sum, |sum| sum * reciprocal, x, out, rows, axis)
+                let after = After::Multiply((1.0 / axis as f64) as f32);
+                fold_rows(machine, Sum, Sum, after, x, out, rows, axis)
             }
-            Reduction::Max => fold_rows(machine, Max, Max, |max| max, x, out, rows, axis),
+            Reduction::Max => fold_rows(machine, Max, Max, After::Keep, x, out, rows, axis),
             Reduction::SumOfSquares => {
-                fold_rows(machine, Squares, Sum, |sum| sum, x, out, rows, axis)
+                fold_rows(machine, Squares, Sum, After::Keep, x, out, rows, axis)
             }
-            Reduction::Norm => fold_rows(machine, Squares, Sum, f32::sqrt, x, out, rows, axis),
+            Reduction::Norm => fold_rows(machine, Squares, Sum, After::Root, x, out, rows, axis),
         }
     }
+}
+
+/// The last step for a folded row.
+#[derive(Clone, Copy)]
+enum After {
+    Keep,
+    Multiply(f32),
+    Root,
 }
 
 /// Folds rows; long rows are folded in pieces, whose results `merge` folds.
@@ -74,7 +82,7 @@ unsafe fn fold_rows<T: Float, F: Fold + Sync, M: Fold + Sync>(
     machine: Machine,
     fold: F,
     merge: M,
-    finish: impl Fn(f32) -> f32 + Copy + Sync,
+    after: After,
     x: *const T,
     out: *mut T,
     rows: usize,
@@ -84,7 +92,7 @@ unsafe fn fold_rows<T: Float, F: Fold + Sync, M: Fold + Sync>(
     if axis <= 2 * PIECE || rows >= MANY_ROWS {
         machine.pool.for_each(rows, axis.max(16), &|rows| {
             let (x, out) = (x.get().cast_const(), out.get());
-            let kernel = Pieces { fold, finish, x, out, pieces: rows, piece: axis, axis };
+            let kernel = Pieces { fold, after, x, out, pieces: rows, piece: axis, axis };
             // SAFETY: the caller's contract; the ranges of rows are disjoint.
             unsafe { machine.level.run(kernel) }
         });
@@ -95,20 +103,20 @@ unsafe fn fold_rows<T: Float, F: Fold + Sync, M: Fold + Sync>(
     let to = Shared(partials.as_mut_ptr());
     machine.pool.for_each(rows * count, PIECE, &|pieces| {
         let (x, out) = (x.get().cast_const(), to.get());
-        let kernel = Pieces { fold, finish: |v| v, x, out, pieces, piece: PIECE, axis };
+        let kernel = Pieces { fold, after: After::Keep, x, out, pieces, piece: PIECE, axis };
         // SAFETY: the caller's contract; the ranges of pieces are disjoint.
         unsafe { machine.level.run(kernel) }
     });
     let (x, out) = (partials.as_ptr(), out.get());
-    let kernel = Pieces { fold: merge, finish, x, out, pieces: 0..rows, piece: count, axis: count };
+    let kernel = Pieces { fold: merge, after, x, out, pieces: 0..rows, piece: count, axis: count };
     // SAFETY: `count` partial results for each row.
     unsafe { machine.level.run(kernel) }
 }
 
 /// Folds the pieces of each row, the last of which may be shorter, to one number each.
-struct Pieces<T, U, F, E> {
+struct Pieces<T, U, F> {
     fold: F,
-    finish: E,
+    after: After,
     x: *const T,
     out: *mut U,
     pieces: Range<usize>,
@@ -116,7 +124,7 @@ struct Pieces<T, U, F, E> {
     axis: usize,
 }
 
-impl<T: Float, U: Float, F: Fold, E: Fn(f32) -> f32> Kernel for Pieces<T, U, F, E> {
+impl<T: Float, U: Float, F: Fold> Kernel for Pieces<T, U, F> {
     const BF16: bool = T::IS_BF16 || U::IS_BF16;
 
     #[inline(always)]
@@ -128,7 +136,12 @@ impl<T: Float, U: Float, F: Fold, E: Fn(f32) -> f32> Kernel for Pieces<T, U, F, 
             // SAFETY: the piece lies within its row, and its result within the output.
             unsafe {
                 let x = self.x.add(row * self.axis + start);
-                let value = (self.finish)(fold_row::<V, T, F>(self.fold, x, length));
+                let folded = fold_row::<V, T, F>(self.fold, x, length);
+                let value = match self.after {
+                    After::Keep => folded,
+                    After::Multiply(factor) => folded * factor,
+                    After::Root => folded.sqrt(),
+                };
                 U::store_first(V::splat(value), self.out.add(index), 1);
             }
         }

@@ -17,6 +17,8 @@ struct Started {
     limit: Duration,
 }
 
+/// How long each test took that has ended.
+static TIMES: Mutex<Vec<(Duration, &str)>> = Mutex::new(Vec::new());
 static RUNNING: Mutex<BTreeMap<u64, Started>> = Mutex::new(BTreeMap::new());
 static NEXT: AtomicU64 = AtomicU64::new(0);
 
@@ -40,8 +42,20 @@ impl Running {
 
 impl Drop for Running {
     fn drop(&mut self) {
-        RUNNING.lock().unwrap_or_else(PoisonError::into_inner).remove(&self.0);
+        let ended = RUNNING.lock().unwrap_or_else(PoisonError::into_inner).remove(&self.0);
+        if let Some(Started { name, at, .. }) = ended {
+            TIMES.lock().unwrap_or_else(PoisonError::into_inner).push((at.elapsed(), name));
+        }
     }
+}
+
+/// The names and times of the `count` slowest tests that have ended.
+pub fn slowest(count: usize) -> String {
+    let mut times = TIMES.lock().unwrap_or_else(PoisonError::into_inner).clone();
+    times.sort();
+    let named = times.iter().rev().take(count);
+    let texts: Vec<_> = named.map(|(time, name)| format!("{name} {time:.1?}")).collect();
+    texts.join(", ")
 }
 
 fn patience() -> f64 {

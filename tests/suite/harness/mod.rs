@@ -25,6 +25,9 @@ pub const DEFAULT_SECONDS: u64 = 300;
 /// The seed for the order of the tests; each run chooses a new one if it is not set.
 const SEED: &str = "MLX_PRIMITIVES_TEST_SEED";
 
+/// The number of tests whose times are printed after all have run.
+const SLOWEST: usize = 8;
+
 /// How long MLX may take to become idle after a test.
 const REST: Duration = Duration::from_secs(20);
 
@@ -166,5 +169,9 @@ pub fn main() -> ExitCode {
     }
     panics::keep();
     limit::watch();
-    libtest_mimic::run(&arguments, trials.collect()).exit_code()
+    let conclusion = libtest_mimic::run(&arguments, trials.collect());
+    if !arguments.list {
+        eprintln!("suite: the slowest tests: {}", limit::slowest(SLOWEST));
+    }
+    conclusion.exit_code()
 }

@@ -115,7 +115,7 @@ impl<E: Float> Kernel for PlainValues<'_, E> {
     }
 }
 
-/// What the scores of coded keys need of the query rows.
+/// The query rows in the forms that scores of coded keys use.
 #[derive(Clone, Copy)]
 pub struct CodedQueries {
     /// [`coded::GROUPS`] sums of features of each row.

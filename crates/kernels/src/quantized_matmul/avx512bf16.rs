@@ -18,7 +18,7 @@ pub(super) unsafe fn run<F: Format>(columns: Columns<Bf16>) {
     unsafe { columns.run::<Avx512<true>, Lookup<F>>() }
 }
 
-struct Lookup<F>(PhantomData<F>);
+pub(super) struct Lookup<F>(PhantomData<F>);
 
 /// bf16 patterns of 64 numbers; only the low `bits` bits of the index select the number.
 const fn table(bits: u32, fp4: bool, unit: f32) -> [u16; 64] {
@@ -74,7 +74,7 @@ unsafe fn floats<const UPPER: bool>(lanes: __m512i) -> __m512i {
 
 impl<F: Format> Lookup<F> {
     /// Codes of eight bits are looked up as two halves; this table has the lower ones.
-    const TABLE: [u16; 64] = table(if F::BITS == 8 { 4 } else { F::BITS }, !F::AFFINE, 1.0);
+    pub const TABLE: [u16; 64] = table(if F::BITS == 8 { 4 } else { F::BITS }, !F::AFFINE, 1.0);
     const UPPER: [u16; 64] = table(4, false, 16.0);
 }
 
@@ -176,69 +176,6 @@ unsafe fn add<const M: usize>(
         }
     }
     sums
-}
-
-/// Whether [`unpack`] supports the format: weights of two or four bits in groups of whole vectors.
-pub(super) const fn unpacks<F: Format>() -> bool {
-    (F::BITS == 2 || F::BITS == 4) && F::LEAST_GROUP == 2 * LANES
-}
-
-/// Writes the weights of whole groups as scaled bf16. A group has at most sixteen distinct weights,
-/// which are computed and rounded once and then looked up.
-///
-/// # Safety
-/// The machine's level is `Avx512Bf16`, and [`unpacks`] holds. `packed` has `groups * group`
-/// weights, `scales` and, if the format is affine, `biases` have one for each group, and `out` has
-/// room.
-#[inline(always)]
-pub(super) unsafe fn unpack<V: F32x16, F: Format>(
-    packed: *const u8,
-    scales: *const u8,
-    biases: *const Bf16,
-    group: usize,
-    groups: usize,
-    out: *mut u16,
-) {
-    const WIDE: usize = 2 * LANES;
-    // SAFETY: the caller's contract; 32 weights are 8 or 16 bytes, and whole groups of them.
-    unsafe {
-        let bits = F::BITS as u16;
-        let (mut words, mut shifts) = ([0u16; WIDE], [0u16; WIDE]);
-        for lane in 0..WIDE as u16 {
-            words[lane as usize] = lane * bits / 16;
-            shifts[lane as usize] = lane * bits % 16;
-        }
-        let words = _mm512_loadu_si512(words.as_ptr().cast());
-        let shifts = _mm512_loadu_si512(shifts.as_ptr().cast());
-        let mut numbers = [0.0f32; LANES];
-        for (number, half) in numbers.iter_mut().zip(Lookup::<F>::TABLE) {
-            *number = f32::from_bits(u32::from(half) << 16);
-        }
-        let numbers = V::load(numbers.as_ptr());
-        let first = V::splat_int(0);
-        for index in 0..groups {
-            let scale = F::scales::<V, Bf16>(scales, index, 1).permute(first);
-            let bias = match F::AFFINE {
-                true => Bf16::load_first::<V>(biases.add(index), 1).permute(first),
-                false => V::splat(0.0),
-            };
-            let mut table = [0u16; LANES];
-            V::store_half(numbers.mul_add(scale, bias).to_bf16(), table.as_mut_ptr());
-            let table = _mm512_broadcast_i64x4(_mm256_loadu_si256(table.as_ptr().cast()));
-            let start = index * group;
-            for at in (start..start + group).step_by(WIDE) {
-                let from = packed.add(at * F::BITS as usize / 8);
-                let stream = match F::BITS {
-                    2 => _mm_loadl_epi64(from.cast()),
-                    _ => _mm_loadu_si128(from.cast()),
-                };
-                let lanes = _mm512_permutexvar_epi16(words, _mm512_castsi128_si512(stream));
-                let lanes = _mm512_srlv_epi16(lanes, shifts);
-                let weights = _mm512_permutexvar_epi16(lanes, table);
-                _mm512_storeu_si512(out.add(at).cast(), weights);
-            }
-        }
-    }
 }
 
 impl<F: Format> Dots for Lookup<F> {

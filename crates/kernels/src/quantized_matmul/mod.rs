@@ -12,6 +12,8 @@ mod format;
 pub mod int8;
 mod prefill;
 mod prepare;
+#[cfg(target_arch = "x86_64")]
+mod unpack;
 
 use std::marker::PhantomData;
 use std::ops::Range;

@@ -2,10 +2,10 @@
 
 use std::marker::PhantomData;
 
-#[cfg(target_arch = "x86_64")]
-use super::avx512bf16;
 use super::finish::{Finish, swiglu};
 use super::format::{Affine, Floats, Format};
+#[cfg(target_arch = "x86_64")]
+use super::unpack;
 use super::{Call, Join, Mode, with_format};
 use crate::Machine;
 use crate::element::{Bf16, Float};
@@ -240,14 +240,14 @@ impl Weights<InBf16> for Packed<'_, Bf16> {
     ) {
         with_format!(self.call, F => for i in 0..rows {
             #[cfg(target_arch = "x86_64")]
-            if V::DOTS_BF16 && avx512bf16::unpacks::<F>() {
+            if V::DOTS_BF16 && unpack::unpacks::<F>() {
                 let (packed, scales, biases) = self.at::<F>(row + i, k);
                 let (group, groups) = (self.call.group, len / self.call.group);
                 // SAFETY: the rows and elements exist and `out` has room for them, the caller says;
                 // the lanes are those of AVX512_BF16.
                 unsafe {
                     let out = out.add(i * stride);
-                    avx512bf16::unpack::<V, F>(packed, scales, biases, group, groups, out);
+                    unpack::unpack::<V, F>(packed, scales, biases, group, groups, out);
                 }
                 continue;
             }

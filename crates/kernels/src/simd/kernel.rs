@@ -13,7 +13,7 @@ use super::{avx2::Avx2, avx512::Avx512};
 pub trait Kernel: Sized {
     /// Whether it gains from `avx512bf16`: it converts to bf16, or multiplies bf16 pairs or bytes.
     const BF16: bool;
-    /// Whether only `avx512bf16` and `amx` run it, and the portable level as its reference.
+    /// Whether only `avx512bf16` and `amx` run it, and in tests the portable level.
     const ONLY_BF16: bool = false;
 
     /// # Safety

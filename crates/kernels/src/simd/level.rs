@@ -21,7 +21,8 @@ pub enum Level {
     #[cfg(target_arch = "aarch64")]
     Neon,
     Scalar,
-    /// `Scalar` with products of tiles as loops, by which tests check the code around tiles.
+    /// `Scalar` with products of tiles as loops, by which tests with the feature `reference-tiles`
+    /// check the code around tiles.
     ScalarTiles,
 }
 
@@ -113,13 +114,12 @@ impl Level {
         text.to_string_lossy().into_owned()
     }
 
-    /// Runs a kernel with this level's vectors and compiler features.
+    /// Runs a kernel with this level's vectors and compiler features. A kernel is compiled only for
+    /// the levels that its constants name.
     ///
     /// # Safety
     /// `self` came from [`Level::current`] or [`Level::available`], or is a scalar one, and the
     /// kernel's own contract holds.
-    ///
-    /// A kernel is compiled only for the levels that its constants name.
     #[inline]
     pub unsafe fn run<K: Kernel>(self, kernel: K) {
         // SAFETY: both constructors return supported levels only.
@@ -127,8 +127,9 @@ impl Level {
             match self {
                 #[cfg(target_arch = "x86_64")]
                 Level::Amx | Level::Avx512Bf16 if K::BF16 => kernel.on_avx512_bf16(),
+                _ if K::ONLY_BF16 && !cfg!(feature = "reference-tiles") => self.cannot_run(),
                 Level::Scalar | Level::ScalarTiles => kernel.on_scalar(),
-                _ if K::ONLY_BF16 => unreachable!("a kernel of avx512bf16 on {}", self.name()),
+                _ if K::ONLY_BF16 => self.cannot_run(),
                 #[cfg(target_arch = "x86_64")]
                 Level::Amx | Level::Avx512Bf16 | Level::Avx512 => kernel.on_avx512(),
                 #[cfg(target_arch = "x86_64")]
@@ -137,5 +138,8 @@ impl Level {
                 Level::Neon => kernel.on_neon(),
             }
         }
+    }
+    fn cannot_run(self) -> ! {
+        unreachable!("a kernel of avx512bf16 on {}", self.name())
     }
 }

@@ -1,0 +1,124 @@
+//! Unpacks weights to bf16 for products of many rows on AVX512_BF16 and AMX.
+
+use std::arch::x86_64::*;
+use std::mem::transmute;
+
+use super::avx512bf16::Lookup;
+use super::format::Format;
+use crate::element::{Bf16, Float};
+use crate::simd::{F32x16, LANES};
+
+/// Whether [`unpack`] supports the format: groups are whole vectors of bf16.
+pub(super) const fn unpacks<F: Format>() -> bool {
+    F::LEAST_GROUP == 2 * LANES
+}
+
+/// Writes the weights of whole groups as scaled bf16. Subnormal ones may become zeros, as which the
+/// instructions that multiply bf16 take them.
+///
+/// # Safety
+/// The machine's level is `Avx512Bf16`, and [`unpacks`] holds. `packed` has `groups * group`
+/// weights, `scales` and, if the format is affine, `biases` have one for each group, and `out` has
+/// room.
+#[inline(always)]
+pub(super) unsafe fn unpack<V: F32x16, F: Format>(
+    packed: *const u8,
+    scales: *const u8,
+    biases: *const Bf16,
+    group: usize,
+    groups: usize,
+    out: *mut u16,
+) {
+    // SAFETY: the caller's contract.
+    unsafe {
+        if const { F::BITS == 2 || F::BITS == 4 } {
+            return look_up::<V, F>(packed, scales, biases, group, groups, out);
+        }
+        for index in 0..groups {
+            let [scale, bias] = scale_and_bias::<V, F>(scales, biases, index);
+            for at in (index * group..(index + 1) * group).step_by(2 * LANES) {
+                let from = packed.add(at * F::BITS as usize / 8);
+                let low = F::in_order::<V>(from).mul_add(scale, bias);
+                let next = from.add(LANES * F::BITS as usize / 8);
+                let high = F::in_order::<V>(next).mul_add(scale, bias);
+                // A closure would lack the target features.
+                let low = _mm512_loadu_ps((&raw const low).cast());
+                let high = _mm512_loadu_ps((&raw const high).cast());
+                let both = transmute::<__m512bh, __m512i>(_mm512_cvtne2ps_pbh(high, low));
+                _mm512_storeu_si512(out.add(at).cast(), both);
+            }
+        }
+    }
+}
+
+/// The scale and the bias of a group, in every lane.
+///
+/// # Safety
+/// The contract of [`unpack`].
+#[inline(always)]
+unsafe fn scale_and_bias<V: F32x16, F: Format>(
+    scales: *const u8,
+    biases: *const Bf16,
+    index: usize,
+) -> [V; 2] {
+    let first = V::splat_int(0);
+    // SAFETY: the caller's contract.
+    unsafe {
+        let bias = match F::AFFINE {
+            true => Bf16::load_first::<V>(biases.add(index), 1).permute(first),
+            false => V::splat(0.0),
+        };
+        [F::scales::<V, Bf16>(scales, index, 1).permute(first), bias]
+    }
+}
+
+/// [`unpack`] for two or four bits. A group has at most sixteen distinct weights, which are
+/// computed and rounded once and then looked up.
+///
+/// # Safety
+/// The contract of [`unpack`].
+#[inline(always)]
+unsafe fn look_up<V: F32x16, F: Format>(
+    packed: *const u8,
+    scales: *const u8,
+    biases: *const Bf16,
+    group: usize,
+    groups: usize,
+    out: *mut u16,
+) {
+    const WIDE: usize = 2 * LANES;
+    // SAFETY: the caller's contract; 32 weights are 8 or 16 bytes, and whole groups of them.
+    unsafe {
+        let bits = F::BITS as u16;
+        let (mut words, mut shifts) = ([0u16; WIDE], [0u16; WIDE]);
+        for lane in 0..WIDE as u16 {
+            words[lane as usize] = lane * bits / 16;
+            shifts[lane as usize] = lane * bits % 16;
+        }
+        let words = _mm512_loadu_si512(words.as_ptr().cast());
+        let shifts = _mm512_loadu_si512(shifts.as_ptr().cast());
+        let mut numbers = [0.0f32; LANES];
+        for (number, half) in numbers.iter_mut().zip(Lookup::<F>::TABLE) {
+            *number = f32::from_bits(u32::from(half) << 16);
+        }
+        let numbers = V::load(numbers.as_ptr());
+        for index in 0..groups {
+            let [scale, bias] = scale_and_bias::<V, F>(scales, biases, index);
+            let mut table = [0u16; LANES];
+            V::store_half(numbers.mul_add(scale, bias).to_bf16(), table.as_mut_ptr());
+            let table = _mm512_broadcast_i64x4(_mm256_loadu_si256(table.as_ptr().cast()));
+            let start = index * group;
+            for at in (start..start + group).step_by(WIDE) {
+                let from = packed.add(at * F::BITS as usize / 8);
+                let stream = match F::BITS {
+                    2 => _mm_loadl_epi64(from.cast()),
+                    _ => _mm_loadu_si128(from.cast()),
+                };
+                let lanes = _mm512_permutexvar_epi16(words, _mm512_castsi128_si512(stream));
+                let lanes = _mm512_srlv_epi16(lanes, shifts);
+                let weights = _mm512_permutexvar_epi16(lanes, table);
+                _mm512_storeu_si512(out.add(at).cast(), weights);
+            }
+        }
+    }
+}
