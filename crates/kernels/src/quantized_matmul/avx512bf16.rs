@@ -7,7 +7,7 @@ use std::mem::transmute;
 
 use super::columns::{Columns, Dots, Operands, prefetch_weights};
 use super::format::Format;
-use crate::element::{Bf16, Float};
+use crate::element::Bf16;
 use crate::simd::{Avx512, F32x16, LANES};
 
 /// # Safety
