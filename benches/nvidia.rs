@@ -17,7 +17,7 @@ use mlx_primitives::{Array, Dtype, Result, async_eval, memory, random};
 const EPS: f32 = 1e-5;
 /// The times of each contestant, of which the median counts.
 const ROUNDS: usize = 15;
-/// The matrices that products take in turn; together they are larger than the caches.
+/// The fewest matrices that products take in turn.
 const MATRICES: usize = 16;
 
 type Step = Rc<dyn Fn(&Array, usize) -> Result<Array>>;
@@ -113,57 +113,58 @@ fn rows(dtype: Dtype, [count, axis]: [i32; 2]) -> Result<Vec<Work>> {
     Ok(steps.into_iter().map(work).collect())
 }
 
-fn packed(n: i32, k: i32) -> Result<Vec<QuantizedWeight>> {
+/// Enough matrices that they are larger than the caches together.
+fn packed(n: i32, k: i32, bits: i32) -> Result<Vec<QuantizedWeight>> {
     let one = |_| -> Result<QuantizedWeight> {
         let w = numbers(&[n, k], Dtype::Bfloat16)?;
-        let packed = QuantizedWeight::quantize(&w, 64, 4, QuantizedMode::Affine)?;
+        let packed = QuantizedWeight::quantize(&w, 64, bits, QuantizedMode::Affine)?;
         packed.packed().eval()?;
         Ok(packed)
     };
-    (0..MATRICES).map(one).collect()
+    let count = (1 << 28) / (n as usize * k as usize);
+    (0..count.clamp(MATRICES, 8 * MATRICES)).map(one).collect()
 }
 
-/// Products of one row with 4-bit weights. A chain needs rows of one length: of a longer result it
+/// Products of one row with packed weights. A chain needs rows of one length: of a longer result it
 /// takes the beginning, and a shorter one is the end of a pair.
 fn products() -> Result<Vec<Work>> {
-    let bytes = |n: i32, k: i32| {
-        (n as usize * k as usize) * 9 / 16 + 2 * (n as usize + k as usize) // 4 bits, two numbers for 64
-    };
-    let (square, up, down) = (packed(4096, 4096)?, packed(14_336, 4096)?, packed(4096, 14_336)?);
-    let start = numbers(&[1, 4096], Dtype::Bfloat16)?;
-    let product =
-        |x: &Array, w: &QuantizedWeight| ops::quantized_linear(x, w, QuantizedLinear::default());
-    let gate = up.clone();
-    let works: [(&str, usize, Step); 3] = [
-        (
-            "4096 to 4096",
-            bytes(4096, 4096),
-            Rc::new(move |x, call| product(x, &square[call % MATRICES])),
-        ),
-        (
-            "4096 to 14336",
-            bytes(14_336, 4096),
-            Rc::new(move |x, call| product(x, &gate[call % MATRICES])?.slice_axis(-1, 0..4096)),
-        ),
-        (
-            "4096 to 14336 and back",
-            bytes(14_336, 4096) + bytes(4096, 14_336),
-            Rc::new(move |x, call| {
-                product(&product(x, &up[call % MATRICES])?, &down[call % MATRICES])
-            }),
-        ),
-    ];
-    let work = |(name, bytes, step): (&str, usize, Step)| {
-        Ok(Work {
-            name: format!("quantized_linear {name}, 1 row, 4 bits"),
-            start: start.clone(),
+    let squares = [(4096, 4), (4096, 8), (2048, 4), (2048, 8)];
+    let pairs = [(14_336, 4096, 4), (14_336, 4096, 8), (8192, 2048, 4), (1024, 4096, 4)];
+    let mut works = Vec::new();
+    let copied = numbers(&[1 << 28], Dtype::Bfloat16)?; // larger than the caches
+    let mut add = |name: String, bits: i32, k: i32, weights: usize, step: Step| -> Result<()> {
+        works.push(Work {
+            name: format!("quantized_linear {name}, 1 row, {bits} bits"),
+            start: numbers(&[1, k], Dtype::Bfloat16)?,
             step,
             calls: 4 * MATRICES,
-            bytes,
-            copied: numbers(&[1 << 28], Dtype::Bfloat16)?, // larger than the caches
-        })
+            bytes: weights * (2 * bits as usize + 1) / 16, // two 16-bit numbers for 64
+            copied: copied.clone(),
+        });
+        Ok(())
     };
-    works.into_iter().map(work).collect()
+    let product =
+        |x: &Array, w: &QuantizedWeight| ops::quantized_linear(x, w, QuantizedLinear::default());
+    for (k, bits) in squares {
+        let all = packed(k, k, bits)?;
+        let step: Step = Rc::new(move |x, call| product(x, &all[call % all.len()]));
+        add(format!("{k} to {k}"), bits, k, (k * k) as usize, step)?;
+    }
+    for (n, k, bits) in pairs {
+        let weights = (n * k) as usize;
+        let (up, down) = (packed(n, k, bits)?, packed(k, n, bits)?);
+        if n > k {
+            let up = up.clone();
+            let step: Step =
+                Rc::new(move |x, call| product(x, &up[call % up.len()])?.slice_axis(-1, 0..k));
+            add(format!("{k} to {n}"), bits, k, weights, step)?;
+        }
+        let step: Step = Rc::new(move |x, call| {
+            product(&product(x, &up[call % up.len()])?, &down[call % down.len()])
+        });
+        add(format!("{k} to {n} and back"), bits, k, 2 * weights, step)?;
+    }
+    Ok(works)
 }
 
 const LLAMA_8B: &str = r#"{

@@ -1,11 +1,12 @@
 #!/usr/bin/env bash
 # Runs the checks that take too long for `cargo test`: the suite through eval_gpu in every order of threads,
 # every planted fault, the kernels with overflow checks and debug assertions, sanitizers, the build for macOS,
-# the comparison with Apple's compiler, the kernels' costs on an M1, and NEON.
+# the comparison with Apple's compiler, the kernels' costs on an M1, NEON, and every kernel compiled for four
+# generations of NVIDIA GPUs.
 #
 #   scripts/verify.sh              all steps except `suite_sanitizer`
 #   scripts/verify.sh STEP...      these steps: simulator mutants checks sanitizers macos calibration agx
-#                                  neon suite_sanitizer
+#                                  neon cuda suite_sanitizer
 #
 # `suite_sanitizer` builds everything again with AddressSanitizer, which takes much longer than the other
 # steps. Run it before a release, and after a change to memory ownership.
@@ -15,7 +16,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 logs=target/verify
 mkdir -p "$logs"
 steps=("$@")
-[ ${#steps[@]} -gt 0 ] || steps=(simulator mutants checks sanitizers macos calibration agx neon)
+[ ${#steps[@]} -gt 0 ] || steps=(simulator mutants checks sanitizers macos calibration agx neon cuda)
 
 # Debian's packages provide the compilers' targets for other processors if rustup does not.
 read_lists() {
@@ -43,6 +44,17 @@ for name in "${steps[@]}"; do
     calibration) scripts/calibrate.sh --table ;;
     agx) scripts/agx.sh --check ;;
     neon) read_lists && scripts/test_neon.sh ;;
+    cuda)
+      scripts/build_metal.sh --cuda
+      MLX_PRIMITIVES_NEED_NVRTC=1 MLX_PRIMITIVES_CUDA_ARCHITECTURES="75 80 90 120" \
+        cargo test -p mlx-primitives-cuda --test kernels -- --nocapture
+      ;;
+    cuda)
+      # Compiled kernels are kept in target/tmp.
+      scripts/build_metal.sh --cuda
+      MLX_PRIMITIVES_NEED_NVRTC=1 MLX_PRIMITIVES_CUDA_ARCHITECTURES="75 80 90 120" \
+        cargo test -p mlx-primitives-cuda --test kernels -- --nocapture
+      ;;
     *)
       echo "verify: there is no step '$name'" >&2
       exit 2

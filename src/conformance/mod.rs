@@ -27,6 +27,7 @@ mod compare;
 mod inputs;
 mod mapped;
 mod report;
+mod share;
 mod values;
 
 use std::collections::BTreeMap;
@@ -42,6 +43,7 @@ pub use bounds::{Bound, Compared};
 use bounds::{Errors, Limit, Tolerance};
 pub use inputs::{Input, Tensor};
 pub use report::{Outcome, Report};
+pub use share::Share;
 
 /// A property of an op to check.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -162,6 +164,7 @@ pub struct Conformance {
     vmap_tolerance: Option<Tolerance>,
     derivative_tolerance: Tolerance,
     left_out: BTreeMap<Check, String>,
+    share: Option<Rc<Share>>,
 }
 
 impl Conformance {
@@ -190,6 +193,7 @@ impl Conformance {
             vmap_tolerance: None,
             derivative_tolerance: Tolerance::Epsilons(16.0),
             left_out: BTreeMap::new(),
+            share: None,
         }
     }
 
@@ -304,6 +308,11 @@ impl Conformance {
     pub fn without(mut self, check: Check, why: impl Into<String>) -> Self {
         self.left_out.insert(check, why.into());
         self
+    }
+
+    /// Runs only the cases of a share. A case is a check of one type and one set of shapes.
+    pub fn share(self, share: &Rc<Share>) -> Self {
+        Self { share: Some(Rc::clone(share)), ..self }
     }
 
     fn limit(&self, tolerance: &Tolerance, compared: &Compared<'_>) -> Limit {

@@ -58,6 +58,43 @@ fn programs_read_one_object() -> Checked {
     Ok(())
 }
 
+/// Two processes check what one would.
+#[test]
+fn shares_of_the_cases_are_all_of_them() -> Checked {
+    let compared = |share: &[&str]| -> anyhow::Result<u64> {
+        let arguments = [&["--only", "dequantize", "--json"], share].concat();
+        let object: Value = serde_json::from_str(&stdout(&verify(&arguments, |_| {})?.0))?;
+        assert_eq!(object["passed"], true, "{object}");
+        Ok(object["steps"][0]["found"]["comparisons"].as_u64().unwrap_or_default())
+    };
+    let [first, second] = ["1/2", "2/2"].map(|share| compared(&["--share", share]));
+    let (first, second) = (first?, second?);
+    assert!(first > 0 && second > 0, "{first} {second}");
+    assert_eq!(first + second, compared(&[])?);
+    Ok(())
+}
+
+#[test]
+fn models_of_random_weights_decode_as_by_mlxs_ops() -> Checked {
+    let folder = tempfile::tempdir()?;
+    let config = folder.path().join("config.json");
+    fs::write(
+        &config,
+        r#"{"model_type": "llama", "hidden_size": 64, "num_hidden_layers": 2,
+            "intermediate_size": 96, "num_attention_heads": 2, "rms_norm_eps": 1e-5,
+            "vocab_size": 96}"#,
+    )?;
+    let config = config.to_str().expect("a path in UTF-8");
+    let arguments = ["--only", "random", "--config", config, "--bits", "4", "--group-size", "32"];
+    let (output, folder) = verify(&arguments, |_| {})?;
+    assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
+    let report = fs::read_to_string(folder.path().join(REPORT))?;
+    assert!(report.contains("| random weights | passed | 8 tokens"), "{report}");
+    let (output, _) = verify(&["--bits", "4"], |_| {})?;
+    assert!(stderr(&output).contains("expected --config with --bits"), "{}", stderr(&output));
+    Ok(())
+}
+
 /// The Metal kernels of a test build, in the simulator.
 #[cfg(target_os = "linux")]
 #[test]
@@ -115,8 +152,15 @@ fn a_fault_is_named_and_stops_nothing() -> Checked {
 
 #[test]
 fn bad_usage_and_reports_that_cannot_be_written() -> Checked {
-    for arguments in [&["--only", "frobnicate"][..], &["--device", "tpu"], &["--frob"], &["--only"]]
-    {
+    for arguments in [
+        &["--only", "frobnicate"][..],
+        &["--device", "tpu"],
+        &["--frob"],
+        &["--only"],
+        &["--share", "3/2"],
+        &["--share", "0/2"],
+        &["--share", "half"],
+    ] {
         let (output, folder) = verify(arguments, |_| {})?;
         assert_eq!(output.status.code(), Some(2), "{arguments:?}: {}", stderr(&output));
         assert!(stderr(&output).starts_with("error: "), "{}", stderr(&output));

@@ -68,11 +68,8 @@ fn bound() -> Vec<Bound> {
     (0..32).map(Bound::as_declared).collect()
 }
 
-fn compile_all(architecture: u32, names: Option<&str>) -> BTreeMap<String, Report> {
-    let kernels: Vec<_> = all()
-        .into_iter()
-        .filter(|(name, _)| names.is_none_or(|part| name.contains(part)))
-        .collect();
+/// Compiles these kernels for an architecture, by all threads of the machine.
+fn compile_all(architecture: u32, kernels: &[(String, String)]) -> BTreeMap<String, Report> {
     let (next, reports) = (AtomicUsize::new(0), Mutex::new(BTreeMap::new()));
     let faults = Mutex::new(Vec::new());
     let bound = bound();
@@ -108,20 +105,39 @@ fn allowed_stack(name: &str) -> u32 {
     if name.starts_with("mlxp_rope") { 32 } else { 0 }
 }
 
-/// Compiles those that the variable `MLX_PRIMITIVES_CUDA_KERNELS` selects, all if it is not set, for
-/// the architectures in `MLX_PRIMITIVES_CUDA_ARCHITECTURES`.
+/// The architectures of the whole gate, which `scripts/verify.sh cuda` runs. Otherwise each kernel
+/// is compiled for one of them, in turn.
+const ARCHITECTURES: [u32; 4] = [75, 80, 90, 120];
+
+/// Compiles those that the variable `MLX_PRIMITIVES_CUDA_KERNELS` selects, all if it is not set. If
+/// `MLX_PRIMITIVES_CUDA_ARCHITECTURES` is set, each is compiled for all architectures in it.
 #[test]
 fn every_kernel_compiles() {
     if !is_installed() {
         return;
     }
-    let names = std::env::var("MLX_PRIMITIVES_CUDA_KERNELS").ok();
-    let chosen = std::env::var("MLX_PRIMITIVES_CUDA_ARCHITECTURES");
-    let chosen = chosen.unwrap_or_else(|_| "75 80 90 120".to_owned());
-    for architecture in chosen.split_whitespace().map(|text| text.parse().expect("a number")) {
+    let mut kernels = all();
+    if let Ok(part) = std::env::var("MLX_PRIMITIVES_CUDA_KERNELS") {
+        kernels.retain(|(name, _)| name.contains(&part));
+    }
+    assert!(!kernels.is_empty());
+    let groups: Vec<(u32, Vec<(String, String)>)> =
+        match std::env::var("MLX_PRIMITIVES_CUDA_ARCHITECTURES") {
+            Ok(chosen) => {
+                let each = chosen.split_whitespace().map(|text| text.parse().expect("a number"));
+                each.map(|architecture| (architecture, kernels.clone())).collect()
+            }
+            Err(_) => {
+                let turn = |turn: usize| {
+                    kernels.iter().skip(turn).step_by(ARCHITECTURES.len()).cloned().collect()
+                };
+                let each = ARCHITECTURES.into_iter().enumerate();
+                each.map(|(number, architecture)| (architecture, turn(number))).collect()
+            }
+        };
+    for (architecture, kernels) in groups {
         let start = std::time::Instant::now();
-        let reports = compile_all(architecture, names.as_deref());
-        assert!(!reports.is_empty());
+        let reports = compile_all(architecture, &kernels);
         let slow: Vec<String> = reports
             .iter()
             .filter(|(name, one)| one.spilled > 0 || one.stack > allowed_stack(name))

@@ -2,6 +2,7 @@
 //! can be attached to a bug report.
 
 mod parts;
+mod random;
 mod report;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -15,8 +16,9 @@ use mlx_primitives::files;
 use mlx_primitives::tune::{Choices, with_choices};
 use serde_json::Value;
 
-use crate::model::progress;
+use crate::model::{Packing, progress};
 use crate::{ops, output};
+use random::Random;
 use report::Report;
 
 pub use parts::simulates;
@@ -26,13 +28,18 @@ Checks every op against references in double precision and against MLX's own ops
 extremes, derivatives, vmap, compile), times each op beside MLX's, and compares the texts of the demo model \
 with those of mlx-lm. The default device is checked: the GPU where there is one.
 
+With --config, it also compares the greedy tokens of random weights with those of the CPU kernels; on \
+the CPU, with those of MLX's ops.
+
 The report is written after each step, so it shows how far the command got if the process ends. \
 The exit status is 1 if anything failed.
 
 Examples:
   mlx-primitives verify
   mlx-primitives verify --quick --output report.md
-  mlx-primitives verify --only softmax attention --json";
+  mlx-primitives verify --only softmax attention --json
+  mlx-primitives verify --config config.json --bits 4 --only decode
+  mlx-primitives verify --only quantized --share 2/8 --output part2.md";
 
 #[derive(clap::Args)]
 #[command(after_help = EXAMPLES)]
@@ -46,12 +53,28 @@ pub struct Args {
     /// Run only the steps whose names contain one of these texts.
     #[arg(long, value_name = "TEXT", num_args = 1..)]
     only: Vec<String>,
+    /// Run only every Nth case of each self-test, from the Ith on: N processes with different I
+    /// check all.
+    #[arg(long, value_name = "I/N", value_parser = share)]
+    share: Option<(usize, usize)>,
+    /// A config.json whose model gets random weights and decodes too.
+    #[arg(long, value_name = "FILE")]
+    config: Option<PathBuf>,
+    #[command(flatten)]
+    packing: Packing,
     /// The device to check; the GPU where there is one.
     #[arg(long, value_parser = ["cpu", "gpu"])]
     device: Option<String>,
     /// Print one JSON object instead of the summary.
     #[arg(long)]
     json: bool,
+}
+
+/// Parses a share, such as 2/8.
+fn share(text: &str) -> Result<(usize, usize), String> {
+    let numbers = text.split_once('/').and_then(|(i, n)| Some((i.parse().ok()?, n.parse().ok()?)));
+    let share = numbers.filter(|&(i, n)| 0 < i && i <= n);
+    share.ok_or_else(|| "expected I/N with numbers 1 <= I <= N".to_owned())
 }
 
 /// A step of the command: its part and name, and the function that runs it.
@@ -84,7 +107,14 @@ struct Done {
 pub fn run(args: &Args) -> Result<()> {
     let device = ops::device(args.device.as_deref())?;
     files::check_replaceable(&args.output)?;
-    let mut steps = parts::all(device, args.quick);
+    let quantization = args.packing.quantization();
+    ensure!(
+        quantization.is_none() || args.config.is_some(),
+        "expected --config with --bits, --group-size or --mode"
+    );
+    let mut steps = parts::all(device, args.quick, args.share);
+    let random = args.config.clone().map(|config| Random { config, quantization });
+    steps.extend(random.map(|random| random.step(device, args.quick)));
     let named = |step: &Step| format!("{} {}", step.part, step.name);
     steps.retain(|step| {
         args.only.is_empty() || args.only.iter().any(|text| named(step).contains(text.as_str()))

@@ -1,10 +1,11 @@
 //! The steps of the command, and their expected results.
 
 use std::cell::RefCell;
+use std::rc::Rc;
 use std::time::Instant;
 
 use anyhow::{Context, Result, ensure};
-use mlx_primitives::conformance::{Backend, Check, Outcome};
+use mlx_primitives::conformance::{Backend, Check, Outcome, Share};
 use mlx_primitives::device::{Device, with_device};
 use mlx_primitives::llama::{Checkpoint, Options};
 use mlx_primitives::simulator;
@@ -18,7 +19,7 @@ const GREEDY: &str = include_str!("../../../../tests/fixtures/greedy.json");
 /// The most failures of a step that the report lists.
 const MOST_FAILURES: usize = 20;
 
-pub fn all(device: Device, quick: bool) -> Vec<Step> {
+pub fn all(device: Device, quick: bool, share: Option<(usize, usize)>) -> Vec<Step> {
     let step = |part, name: &str, run: Box<dyn Fn() -> Result<Found>>| Step {
         part,
         name: name.to_owned(),
@@ -26,7 +27,11 @@ pub fn all(device: Device, quick: bool) -> Vec<Step> {
     };
     let mut steps = vec![step("build", "facts", Box::new(facts))];
     for rows in table::ROWS {
-        steps.push(step("self-test", rows.name, Box::new(move || self_test(rows, device, quick))));
+        steps.push(step(
+            "self-test",
+            rows.name,
+            Box::new(move || self_test(rows, device, quick, share)),
+        ));
     }
     // Times in the simulator are meaningless.
     if !simulates() {
@@ -54,7 +59,12 @@ fn facts() -> Result<Found> {
     Ok(Found { said: said.join(", "), text: lines.concat(), json, ..Found::default() })
 }
 
-fn self_test(rows: &table::Rows, device: Device, quick: bool) -> Result<Found> {
+fn self_test(
+    rows: &table::Rows,
+    device: Device,
+    quick: bool,
+    share: Option<(usize, usize)>,
+) -> Result<Found> {
     let backends = match device {
         _ if simulates() => table::backends()?,
         Device::Gpu => vec![Backend::Gpu],
@@ -62,11 +72,13 @@ fn self_test(rows: &table::Rows, device: Device, quick: bool) -> Result<Found> {
     };
     let (found, compared) = (RefCell::new(Vec::new()), RefCell::new(0));
     let peers = RefCell::new(Vec::new());
+    let (number, of) = share.unwrap_or((1, 1));
+    let share = Rc::new(Share::new(number, of));
     (rows.each)(&|row| {
         let kept = |check: &Check| !quick || matches!(check, Check::Values | Check::Vjp);
         let left_out = Check::ALL.into_iter().filter(|check| !kept(check));
         let row = left_out.fold(row, |row, check| row.without(check, "--quick"));
-        let report = row.backends(&backends).run();
+        let report = row.backends(&backends).share(&share).run();
         *compared.borrow_mut() += report.outcomes().len();
         let failures = report.failures().map(|failure| format!("{}: {failure}", report.name()));
         found.borrow_mut().extend(failures);
@@ -79,7 +91,7 @@ fn self_test(rows: &table::Rows, device: Device, quick: bool) -> Result<Found> {
         Ok(())
     })?;
     let (mut failures, compared) = (found.into_inner(), compared.into_inner());
-    ensure!(compared > 0 || quick, "nothing was compared");
+    ensure!(compared > 0 || quick || of > 1, "nothing was compared");
     let mut peers = peers.into_inner();
     let mut said = format!("{} of {compared} comparisons", compared - failures.len());
     if !peers.is_empty() {
