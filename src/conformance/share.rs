@@ -2,8 +2,8 @@
 
 use std::cell::Cell;
 
-/// Every so many-th case of one or more ops, which count through: processes with different shares
-/// of the same number run all cases together.
+/// Cases of one or more ops, dealt to several processes in turn: processes whose shares have
+/// different numbers run all cases together.
 #[derive(Debug)]
 pub struct Share {
     number: usize,

@@ -1,7 +1,8 @@
 //! Portable lanes: plain arrays, the reference every other level is tested against.
 //!
 //! Arithmetic is compiled once, as functions that kernels call: inlining sixteen lanes at each use
-//! would be most of the crate's machine code, for processors that are rarely used.
+//! would be most of the crate's machine code, for processors that are rarely used. Only copies are
+//! inlined.
 
 use std::array::from_fn;
 use std::ops::{Add, Div, Mul, Sub};
@@ -193,11 +194,11 @@ impl F32x16 for Scalar {
     fn from_int(a: Self::Int) -> Self {
         Self(a.map(|lane| lane as i32 as f32))
     }
-    #[inline(never)]
+    #[inline(always)]
     fn to_bits(self) -> Self::Int {
         self.0.map(f32::to_bits)
     }
-    #[inline(never)]
+    #[inline(always)]
     fn from_bits(a: Self::Int) -> Self {
         Self(a.map(f32::from_bits))
     }
