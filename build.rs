@@ -263,9 +263,12 @@ fn build_cpp(root: &Path, mlx: &Mlx, cmake: &Path) -> Result<()> {
     let out = PathBuf::from(env::var("OUT_DIR")?);
     let tools = root.join(".mlx/python");
     let mut config = cmake::Config::new("cpp");
-    // Always optimized: unoptimized MLX templates are slow, and debugging them rarely helps.
+    // Always optimized, since unoptimized MLX templates are slow. No loop over elements is in C++, so more
+    // would only take time.
+    let level = if env::var("PROFILE")? == "release" { "-O2" } else { "-O1" };
     config
         .profile("Release")
+        .define("CMAKE_CXX_FLAGS_RELEASE", format!("{level} -DNDEBUG"))
         .build_target("mlx_primitives_cpp")
         .define("MLX_DIR", mlx.prefix.join("share/cmake/MLX"))
         .define("MLX_HEADER_VERSION", &mlx.version)

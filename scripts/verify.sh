@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
 # Runs the checks that take too long for `cargo test`: the suite through eval_gpu in every order of threads,
 # every planted fault, the kernels with overflow checks and debug assertions, sanitizers, the build for macOS,
-# the comparison with Apple's compiler, the kernels' costs on an M1, NEON, and every kernel compiled for four
-# generations of NVIDIA GPUs.
+# the comparison with Apple's compiler, the rules for kernels on MLX's own, the kernels' costs on an M1, NEON,
+# and every kernel compiled for four generations of NVIDIA GPUs.
 #
 #   scripts/verify.sh              all steps except `suite_sanitizer`
-#   scripts/verify.sh STEP...      these steps: simulator mutants checks sanitizers macos calibration agx
+#   scripts/verify.sh STEP...      these steps: simulator mutants checks sanitizers macos calibration mlx agx
 #                                  neon cuda suite_sanitizer
 #
 # `suite_sanitizer` builds everything again with AddressSanitizer, which takes much longer than the other
@@ -16,7 +16,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 logs=target/verify
 mkdir -p "$logs"
 steps=("$@")
-[ ${#steps[@]} -gt 0 ] || steps=(simulator mutants checks sanitizers macos calibration agx neon cuda)
+[ ${#steps[@]} -gt 0 ] || steps=(simulator mutants checks sanitizers macos calibration mlx agx neon cuda)
 
 # Debian's packages provide the compilers' targets for other processors if rustup does not.
 read_lists() {
@@ -42,13 +42,9 @@ for name in "${steps[@]}"; do
     suite_sanitizer) scripts/sanitize_suite.sh ;;
     macos) read_lists && scripts/cross_link.sh ;;
     calibration) scripts/calibrate.sh --table ;;
+    mlx) cargo test -p metal-sim --test mlx -- --include-ignored ;;
     agx) scripts/agx.sh --check ;;
     neon) read_lists && scripts/test_neon.sh ;;
-    cuda)
-      scripts/build_metal.sh --cuda
-      MLX_PRIMITIVES_NEED_NVRTC=1 MLX_PRIMITIVES_CUDA_ARCHITECTURES="75 80 90 120" \
-        cargo test -p mlx-primitives-cuda --test kernels -- --nocapture
-      ;;
     cuda)
       # Compiled kernels are kept in target/tmp.
       scripts/build_metal.sh --cuda

@@ -6,6 +6,7 @@ use std::ops::Range;
 use std::rc::Rc;
 
 use anyhow::ensure;
+use half::vec::HalfFloatVecExt;
 use half::{bf16, f16};
 use mlx_primitives::{Array, Dtype, Result, builtin};
 
@@ -150,14 +151,12 @@ impl Case<'_> {
             state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
             range.start + (range.end - range.start) * (state >> 8) as f32 / (1 << 24) as f32
         });
-        let numbers = numbers.take(count);
+        let numbers: Vec<f32> = numbers.take(count).collect();
         // Converted here, because MLX's conversion would leave them in small pages.
         let array = match self.dtype {
-            Dtype::Float16 => Array::from_slice(&Vec::from_iter(numbers.map(f16::from_f32)), shape),
-            Dtype::Bfloat16 => {
-                Array::from_slice(&Vec::from_iter(numbers.map(bf16::from_f32)), shape)
-            }
-            _ => Array::from_slice(&Vec::from_iter(numbers), shape),
+            Dtype::Float16 => Array::from_slice(&Vec::<f16>::from_f32_slice(&numbers), shape),
+            Dtype::Bfloat16 => Array::from_slice(&Vec::<bf16>::from_f32_slice(&numbers), shape),
+            _ => Array::from_slice(&numbers, shape),
         }?;
         array.eval()?;
         Ok(array)

@@ -165,6 +165,7 @@ pub struct Conformance {
     derivative_tolerance: Tolerance,
     left_out: BTreeMap<Check, String>,
     share: Option<Rc<Share>>,
+    sample: usize,
 }
 
 impl Conformance {
@@ -194,6 +195,7 @@ impl Conformance {
             derivative_tolerance: Tolerance::Epsilons(16.0),
             left_out: BTreeMap::new(),
             share: None,
+            sample: 1,
         }
     }
 
@@ -308,6 +310,12 @@ impl Conformance {
     pub fn without(mut self, check: Check, why: impl Into<String>) -> Self {
         self.left_out.insert(check, why.into());
         self
+    }
+
+    /// Runs the first comparison of each case, and about one in `of` of the others. Which they are depends
+    /// on the number of the case, so that all layouts and numbers occur in some case.
+    pub fn sample(self, of: usize) -> Self {
+        Self { sample: of.max(1), ..self }
     }
 
     /// Runs only the cases of a share. A case is a check of one type and one set of shapes.

@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::OnceLock;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Instant;
 
 use libtest_mimic::{Arguments, Failed, Trial};
@@ -21,6 +22,9 @@ const LOG: &str = "MLX_PRIMITIVES_SIMULATE_LOG";
 
 /// One in this many mutants runs, unless `METAL_SIM_EVERY_MUTANT` is set.
 const SAMPLE: usize = 48;
+
+/// The stems whose kernels take longest to compile.
+const LONGEST: [&str; 2] = ["attention", "quantized_matmul"];
 
 pub fn main() -> ExitCode {
     if workers::is_worker() {
@@ -132,19 +136,28 @@ fn orders(case: usize) -> &'static [Schedule] {
 fn originals() -> &'static [Result<Vec<Dispatched>, String>] {
     static ORIGINALS: OnceLock<Vec<Result<Vec<Dispatched>, String>>> = OnceLock::new();
     ORIGINALS.get_or_init(|| {
-        let count = cases::all().len();
-        let threads = std::thread::available_parallelism().map_or(2, usize::from);
-        let part = |first: usize| {
+        let mut stems: Vec<_> = cases::all().iter().map(|case| case.stem).collect();
+        let count = stems.len();
+        stems.sort_by_key(|stem| (!LONGEST.contains(stem), *stem));
+        stems.dedup();
+        let (threads, next) =
+            (std::thread::available_parallelism().map_or(2, usize::from), AtomicUsize::new(0));
+        // A thread takes whole stems, so that it does not wait while another compiles its kernels.
+        let part = || {
             let of = |number, case: &Case| match check::original(case, &orders(number)[1..]) {
                 Ok(original) => Ok(original.dispatched),
                 Err(failure) => Err(format!("{}: {failure:?}", case.name)),
             };
             let cases = cases::all();
-            let some = cases.iter().enumerate().skip(first).step_by(threads);
-            some.map(|(number, case)| (number, of(number, case))).collect::<Vec<_>>()
+            let mut done = Vec::new();
+            while let Some(stem) = stems.get(next.fetch_add(1, Ordering::Relaxed)) {
+                let of_stem = cases.iter().enumerate().filter(|(_, case)| case.stem == *stem);
+                done.extend(of_stem.map(|(number, case)| (number, of(number, case))));
+            }
+            done
         };
         let mut all: Vec<_> = std::thread::scope(|scope| {
-            let parts: Vec<_> = (0..threads).map(|i| scope.spawn(move || part(i))).collect();
+            let parts: Vec<_> = (0..threads).map(|_| scope.spawn(part)).collect();
             parts.into_iter().flat_map(|part| part.join().expect("originals")).collect()
         });
         all.sort_by_key(|(number, _)| *number);

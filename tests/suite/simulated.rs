@@ -46,7 +46,7 @@ const LEFT_OUT: [&str; 18] = [
 
 /// Tests that take long and run only kernels that other tests run too. scripts/verify.sh runs them,
 /// in one order of threads.
-const ONCE: [&str; 15] = [
+const ONCE: [&str; 16] = [
     "adapters::",
     "cache::",
     "checkpoints::",
@@ -56,6 +56,7 @@ const ONCE: [&str; 15] = [
     "graph::dropped",
     "llama::",
     "memory::",
+    "parts_of_ops::",
     "random_weights::",
     "sampling::",
     "threads::",
@@ -90,20 +91,26 @@ fn summary(text: &str, word: &str) -> usize {
 /// Runs the tests that `arguments` select, all of which must pass; returns how often each kernel
 /// ran.
 fn run(schedule: &str, threads: u32, arguments: &[&str]) -> BTreeMap<String, usize> {
-    run_all(schedule, threads, arguments).0
+    run_all(schedule, threads, arguments, "1").0
 }
 
-/// Like [`run`], but also returns the kernels of every library that was loaded.
+/// Like [`run`], but with a sample of the conformance table's comparisons; also returns the kernels of
+/// every library that was loaded.
 fn run_all(
     schedule: &str,
     threads: u32,
     arguments: &[&str],
+    sample: &str,
 ) -> (BTreeMap<String, usize>, BTreeSet<String>) {
     let folder = tempfile::tempdir().expect("a folder");
     let log: PathBuf = folder.path().join("log");
     let (start, limit) = (Instant::now(), threads.to_string());
-    let variables: [(&str, &Path); 3] =
-        [(SCHEDULE, schedule.as_ref()), (THREADS, limit.as_ref()), (LOG, &log)];
+    let variables: [(&str, &Path); 4] = [
+        (SCHEDULE, schedule.as_ref()),
+        (THREADS, limit.as_ref()),
+        (LOG, &log),
+        (harness::SAMPLE, sample.as_ref()),
+    ];
     let listed = text(&suite(&[arguments, &["--list"]].concat(), &[]));
     let listed = listed.lines().filter(|line| line.ends_with(": test")).count();
     let output = suite(arguments, &variables);
@@ -126,19 +133,20 @@ fn run_all(
 }
 
 /// Runs the suite in one order of threads, with every kernel, without the slow tests.
-fn suite_in_order(schedule: &str) {
+fn suite_in_order(schedule: &str, sample: &str) {
     let left_out = LEFT_OUT.iter().chain(&ONCE);
     let arguments: Vec<&str> = left_out.flat_map(|name| ["--skip", *name]).collect();
-    let (kernels, all) = run_all(schedule, 1024, &arguments);
+    let (kernels, all) = run_all(schedule, 1024, &arguments, sample);
     // Every form, type and variant that metal/ instantiates.
     let idle: Vec<_> = all.iter().filter(|name| !kernels.contains_key(*name)).collect();
     assert!(idle.is_empty() && all.len() > 300, "{} kernels, not run: {idle:?}", all.len());
     assert!(kernels.values().sum::<usize>() > 20_000, "{kernels:?}");
 }
 
+/// With one in three comparisons of the table; scripts/verify.sh runs all, in two other orders.
 #[test(seconds = 1800)]
 fn every_kernel_of_the_suite() {
-    suite_in_order("forward");
+    suite_in_order("forward", "3");
 }
 
 /// The tests that `every_kernel_of_the_suite` skips.
@@ -154,7 +162,7 @@ fn tests_that_take_long() {
 fn the_suite_in_other_orders_of_threads() {
     std::thread::scope(|scope| {
         scope.spawn(tests_that_take_long);
-        scope.spawn(|| ["reversed", "shuffled:1"].map(suite_in_order));
+        scope.spawn(|| ["reversed", "shuffled:1"].map(|order| suite_in_order(order, "1")));
     });
 }
 

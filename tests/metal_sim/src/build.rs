@@ -21,7 +21,7 @@ const COMMON_FLAGS: [&str; 10] = [
 
 /// KASAN's outlined checks report every access, its exact size and its known alignment; the
 /// optimizer neither drops nor invents accesses under it.
-const KERNEL_FLAGS: [&str; 36] = [
+const KERNEL_FLAGS: [&str; 35] = [
     "-O1",
     "-gline-tables-only",
     "-fno-threadsafe-statics",
@@ -57,8 +57,11 @@ const KERNEL_FLAGS: [&str; 36] = [
     "-simplifycfg-sink-common=false",
     "-mllvm",
     "-disable-loop-idiom-all", // a loop of loads must not become a memcpy next to them
-    "-c",
 ];
+
+/// Optimized IR becomes machine code without the passes that choose better instructions, which would
+/// take longer than all before them.
+const CODE_FLAGS: [&str; 5] = ["-O0", "-fPIC", "-w", "-ffp-contract=off", "-c"];
 
 const RUNTIME_FLAGS: [&str; 2] = ["-O2", "-c"];
 
@@ -83,7 +86,7 @@ pub(crate) fn build_with(
 ) -> Result<PathBuf> {
     let identity = compiler.identity();
     let parts = [identity.as_str(), env!("CARGO_PKG_VERSION"), shim::RUNTIME, text];
-    let flags = COMMON_FLAGS.iter().chain(&KERNEL_FLAGS).copied();
+    let flags = COMMON_FLAGS.iter().chain(&KERNEL_FLAGS).chain(&CODE_FLAGS).copied();
     let modules_text = modules.iter().map(String::as_str);
     let key = cache::key(parts.into_iter().chain(flags).chain(modules_text));
     let library = folder.join(format!("{key}.so"));
@@ -110,7 +113,10 @@ pub(crate) fn build_with(
         compiler.compile(folder, source, arguments).map(drop)
     };
     let result = (|| {
-        run(&[&COMMON_FLAGS[..], &KERNEL_FLAGS].concat(), &[&kernels], &objects[0])?;
+        let optimized = draft.join("kernels.bc");
+        let flags = [&COMMON_FLAGS[..], &KERNEL_FLAGS, &["-emit-llvm", "-c"]].concat();
+        run(&flags, &[&kernels], &optimized)?;
+        run(&CODE_FLAGS, &[&optimized], &objects[0])?;
         if !runtime_object.is_file() {
             let object = draft.join("runtime.o");
             run(&[&COMMON_FLAGS[..], &RUNTIME_FLAGS].concat(), &[&runtime], &object)?;
@@ -121,8 +127,7 @@ pub(crate) fn build_with(
             at_path(&path, std::fs::write(&path, module))?;
             objects.push(path.with_extension("o"));
             let checks = KERNEL_FLAGS.iter().skip_while(|flag| !flag.starts_with("-fsanitize"));
-            let flags: Vec<&str> =
-                ["-O0", "-fPIC", "-w", "-ffp-contract=off"].iter().chain(checks).copied().collect();
+            let flags: Vec<&str> = CODE_FLAGS.iter().chain(checks).copied().collect();
             run(&flags, &[&path], &objects[2 + i])?;
         }
         let inputs: Vec<&Path> = objects.iter().map(PathBuf::as_path).collect();

@@ -25,6 +25,10 @@ pub const DEFAULT_SECONDS: u64 = 300;
 /// The seed for the order of the tests; each run chooses a new one if it is not set.
 const SEED: &str = "MLX_PRIMITIVES_TEST_SEED";
 
+/// One in this many comparisons of the conformance table runs, beside the first of each case. Without it,
+/// all run.
+pub const SAMPLE: &str = "MLX_PRIMITIVES_TEST_SAMPLE";
+
 /// The number of tests whose times are printed after all have run.
 const SLOWEST: usize = 8;
 
@@ -61,7 +65,8 @@ static OF_TABLE: LazyLock<Vec<Test>> = LazyLock::new(|| {
 
 /// Runs a row on every backend of the suite; every check must have run or have a reason not to.
 fn hold(row: Conformance) -> Checked {
-    let report = row.backends(&backends()?).run();
+    let sample = std::env::var(SAMPLE).ok().and_then(|text| text.parse().ok());
+    let report = row.backends(&backends()?).sample(sample.unwrap_or(1)).run();
     report.check()?;
     let ran = |check: Check| report.outcomes().iter().any(|outcome| outcome.check == check);
     let reasons = report.not_run().join("; ");

@@ -5,6 +5,7 @@ mod common;
 mod lints;
 
 use std::path::Path;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use metal_sim::{Source, rules};
 
@@ -53,17 +54,24 @@ fn own_kernels_are_clean() {
         return; // the crate has been taken out of its workspace
     }
     for folder in ["metal", "examples/own_primitive/metal", "tests/suite/custom"] {
-        let mut checked = 0;
-        for entry in std::fs::read_dir(workspace.join(folder)).unwrap() {
-            let path = entry.unwrap().path();
-            if path.extension().is_some_and(|e| e == "metal") {
-                let source = Source::new(&path);
+        let entries = std::fs::read_dir(workspace.join(folder)).unwrap();
+        let paths = entries.map(|entry| entry.unwrap().path());
+        let kernels: Vec<_> =
+            paths.filter(|p| p.extension().is_some_and(|e| e == "metal")).collect();
+        assert!(!kernels.is_empty(), "no kernels in {folder}");
+        let next = AtomicUsize::new(0);
+        let check = || {
+            while let Some(path) = kernels.get(next.fetch_add(1, Ordering::Relaxed)) {
+                let source = Source::new(path);
                 let found = rules::check(&source, common::compiler(), common::cache()).unwrap();
                 assert!(found.is_empty(), "{}: {found:#?}", path.display());
-                checked += 1;
             }
-        }
-        assert!(checked > 0, "no kernels in {folder}");
+        };
+        std::thread::scope(|scope| {
+            (0..std::thread::available_parallelism().map_or(2, usize::from)).for_each(|_| {
+                scope.spawn(check);
+            });
+        });
     }
 }
 
