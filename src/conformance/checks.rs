@@ -66,7 +66,7 @@ impl Conformance {
         let mut met = 0;
         let mut compare = |what: &str, run: &mut dyn FnMut() -> Result<Peer>| {
             met += 1;
-            if met > 1 && (met + number as usize) % self.sample != 0 {
+            if met > 1 && !(met + number as usize).is_multiple_of(self.sample) {
                 return;
             }
             let ran = catch_unwind(AssertUnwindSafe(|| backend.run(&mut *run)));
