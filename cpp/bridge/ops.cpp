@@ -284,6 +284,24 @@ Handle builtin_rope(
       mx::fast::rope(x, dims, traditional, optional(base), scale, offset, optional(freqs), here()));
 }
 
+namespace {
+
+Rotation to_rotation(const AppendRotation& rotation, const MlxArray* freqs) {
+  return {
+      rotation.dims,
+      rotation.traditional,
+      rotation.has_base ? std::optional<float>(rotation.base) : std::nullopt,
+      rotation.scale,
+      rotation.multiplier,
+      optional(freqs)};
+}
+
+KvLayout to_layout(const AppendLayout& layout) {
+  return {layout.heads, layout.kv_heads, layout.head_dim, layout.capacity};
+}
+
+} // namespace
+
 Handle rope_append(
     const MlxArray& state,
     const MlxArray& qkv,
@@ -292,16 +310,40 @@ Handle rope_append(
     const MlxArray* freqs,
     const MlxArray& offset,
     const MlxArray* slots) {
-  Rotation turned{
-      rotation.dims,
-      rotation.traditional,
-      rotation.has_base ? std::optional<float>(rotation.base) : std::nullopt,
-      rotation.scale,
-      rotation.multiplier,
-      optional(freqs)};
-  KvLayout divided{layout.heads, layout.kv_heads, layout.head_dim, layout.capacity};
-  return handle(
-      mlx_primitives::rope_append(state, qkv, divided, turned, offset, optional(slots), here()));
+  return handle(mlx_primitives::rope_append(
+      state,
+      qkv,
+      to_layout(layout),
+      to_rotation(rotation, freqs),
+      offset,
+      optional(slots),
+      here()));
+}
+
+ListHandle rope_append_attention(
+    const MlxArray& state,
+    const MlxArray& qkv,
+    const AppendLayout& layout,
+    const AppendRotation& rotation,
+    const MlxArray* freqs,
+    const MlxArray& offset,
+    const MlxArray* slots,
+    int32_t len,
+    const AttentionRules& rules,
+    const MlxArray* mask,
+    const MlxArray* sinks) {
+  return handle(mlx_primitives::rope_append_attention(
+      state,
+      qkv,
+      to_layout(layout),
+      to_rotation(rotation, freqs),
+      offset,
+      optional(slots),
+      len,
+      to_rules(rules),
+      optional(mask),
+      optional(sinks),
+      here()));
 }
 
 Handle softmax(const MlxArray& x) {

@@ -116,6 +116,19 @@ Handle rope_append(
     const MlxArray* freqs,
     const MlxArray& offset,
     const MlxArray* slots);
+/** The mask and the sinks may be null. */
+ListHandle rope_append_attention(
+    const MlxArray& state,
+    const MlxArray& qkv,
+    const AppendLayout& layout,
+    const AppendRotation& rotation,
+    const MlxArray* freqs,
+    const MlxArray& offset,
+    const MlxArray* slots,
+    int32_t len,
+    const AttentionRules& rules,
+    const MlxArray* mask,
+    const MlxArray* sinks);
 Handle softmax(const MlxArray& x);
 Handle builtin_softmax(const MlxArray& x, bool precise);
 

@@ -16,16 +16,18 @@ void require_rank(const char* name, const mx::array& x) {
   }
 }
 
-/** Checks everything that does not depend on how keys are stored. */
-void check(const mx::array& q, mx::Shape k, mx::Shape v, const AttentionRules& rules) {
+} // namespace
+
+void check_attention(
+    const mx::Shape& q, const mx::Shape& k, const mx::Shape& v, const AttentionRules& rules) {
   if (!std::equal(k.begin(), k.begin() + 3, v.begin())) {
     refuse(op, "expected as many values as keys, got ", v, " and ", k);
   }
-  if (q.shape(0) != k[0] || q.shape(3) != k[3]) {
-    refuse(op, "expected keys of batch ", q.shape(0), " and dimension ", q.shape(3), ", got ", k);
+  if (q[0] != k[0] || q[3] != k[3]) {
+    refuse(op, "expected keys of batch ", q[0], " and dimension ", q[3], ", got ", k);
   }
-  if (k[1] == 0 ? q.shape(1) != 0 : q.shape(1) % k[1] != 0) {
-    refuse(op, "expected a multiple of ", k[1], " heads, got ", q.shape(1));
+  if (k[1] == 0 ? q[1] != 0 : q[1] % k[1] != 0) {
+    refuse(op, "expected a multiple of ", k[1], " heads, got ", q[1]);
   }
   for (int dim : {k[3], v[3]}) {
     if (dim > max_dim) {
@@ -43,7 +45,6 @@ void check(const mx::array& q, mx::Shape k, mx::Shape v, const AttentionRules& r
   }
 }
 
-/** Appends the mask, as a view of [B, H, T, S], and the sinks to the inputs. */
 void push_mask_and_sinks(
     Arrays& inputs,
     const Optional& mask,
@@ -75,6 +76,8 @@ void push_mask_and_sinks(
     inputs.push_back(row_contiguous(mx::astype(*sinks, dtype, s), s));
   }
 }
+
+namespace {
 
 mx::array node(
     Arrays inputs,
@@ -146,7 +149,7 @@ mx::array attention(
   require_rank("queries", q);
   require_rank("keys", k);
   require_rank("values", v);
-  check(q, k.shape(), v.shape(), rules);
+  check_attention(q.shape(), k.shape(), v.shape(), rules);
   auto dtype = mx::result_type(q, k, v);
   require_kernel_dtype(op, dtype);
   auto s = mx::to_stream(s_);
@@ -176,7 +179,7 @@ mx::array attention_quantized(
   require_rank("queries", q);
   auto keys = check_quantized("keys", k, bits, group_size);
   auto values = check_quantized("values", v, bits, group_size);
-  check(q, keys, values, rules);
+  check_attention(q.shape(), keys, values, rules);
   auto dtype = mx::promote_types(
       mx::result_type(q, k.scales, k.biases), mx::result_type(v.scales, v.biases));
   require_kernel_dtype(op, dtype);

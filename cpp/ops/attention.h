@@ -49,6 +49,22 @@ mx::array attention_quantized(
     const std::optional<mx::array>& sinks = std::nullopt,
     mx::StreamOrDevice s = {});
 
+/** Throws for queries, keys and values of shapes that do not fit, and for invalid rules. */
+void check_attention(
+    const mx::Shape& q, const mx::Shape& k, const mx::Shape& v, const AttentionRules& rules);
+
+/**
+ * Checks a mask and sinks for scores of this shape, and appends the mask, as a view of that shape,
+ * and the sinks to the inputs.
+ */
+void push_mask_and_sinks(
+    Arrays& inputs,
+    const std::optional<mx::array>& mask,
+    const std::optional<mx::array>& sinks,
+    const mx::Shape& scores,
+    mx::Dtype dtype,
+    mx::Stream s);
+
 /**
  * Inputs: q; k and v, each one array or three (packed, scales and biases); the mask; the sinks
  * (row-contiguous). All others may have any strides, because the kernels read them in place.

@@ -86,14 +86,14 @@ void check_room(const mx::array& slots, int time, int capacity) {
 
 } // namespace
 
-mx::array rope_append(
+Arrays append_inputs(
     const mx::array& state,
     const mx::array& qkv,
     const KvLayout& layout,
     const Rotation& rotation,
     const mx::array& offset,
     const std::optional<mx::array>& slots_,
-    mx::StreamOrDevice s_) {
+    mx::Stream s) {
   require_kernel_dtype(op, state.dtype());
   if (qkv.dtype() != state.dtype()) {
     refuse(op, "expected qkv of the state's dtype ", state.dtype(), ", got ", qkv.dtype());
@@ -105,7 +105,6 @@ mx::array rope_append(
   check_positions("slots", slots, state.shape(0));
   check_room(slots, qkv.shape(1), layout.capacity);
 
-  auto s = mx::to_stream(s_);
   auto integers = [&](const mx::array& a) {
     return row_contiguous(mx::astype(a, mx::int32, s), s);
   };
@@ -118,6 +117,19 @@ mx::array rope_append(
   if (rotation.freqs) {
     inputs.push_back(row_contiguous(mx::astype(*rotation.freqs, mx::float32, s), s));
   }
+  return inputs;
+}
+
+mx::array rope_append(
+    const mx::array& state,
+    const mx::array& qkv,
+    const KvLayout& layout,
+    const Rotation& rotation,
+    const mx::array& offset,
+    const std::optional<mx::array>& slots,
+    mx::StreamOrDevice s_) {
+  auto s = mx::to_stream(s_);
+  auto inputs = append_inputs(state, qkv, layout, rotation, offset, slots, s);
   auto primitive = std::make_shared<RopeAppend>(s, layout, rotation);
   return mx::array(state.shape(), state.dtype(), std::move(primitive), std::move(inputs));
 }

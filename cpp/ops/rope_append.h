@@ -2,6 +2,7 @@
 
 #include <optional>
 
+#include "ops/attention.h"
 #include "runtime/primitive.h"
 
 namespace mlx_primitives {
@@ -41,6 +42,34 @@ mx::array rope_append(
     mx::StreamOrDevice s = {});
 
 /**
+ * `rope_append`, then the attention of the step's queries over the first `len` positions: the state
+ * and [batch, time, heads * head_dim]. The step fits the query area. The mask broadcasts to [batch,
+ * heads, time, len].
+ */
+Arrays rope_append_attention(
+    const mx::array& state,
+    const mx::array& qkv,
+    const KvLayout& layout,
+    const Rotation& rotation,
+    const mx::array& offset,
+    const std::optional<mx::array>& slots,
+    int len,
+    const AttentionRules& rules,
+    const std::optional<mx::array>& mask,
+    const std::optional<mx::array>& sinks,
+    mx::StreamOrDevice s = {});
+
+/** Checks the arguments of `rope_append` and returns the inputs of its primitive. */
+Arrays append_inputs(
+    const mx::array& state,
+    const mx::array& qkv,
+    const KvLayout& layout,
+    const Rotation& rotation,
+    const mx::array& offset,
+    const std::optional<mx::array>& slots,
+    mx::Stream s);
+
+/**
  * Inputs: state and qkv (row-contiguous, of one floating type), offset and slots (int32, one
  * element or one per batch entry) and, if explicit, freqs (float32 [dims / 2]).
  */
@@ -78,6 +107,57 @@ class RopeAppend : public ComposedPrimitive {
   float base_; // unused with explicit freqs
   float scale_;
   float multiplier_;
+};
+
+/**
+ * A RopeAppend and an Attention over its result, as one node: the graph of a decoded token has a
+ * third of the nodes. Inputs: those of the RopeAppend, then the mask and the sinks.
+ */
+class RopeAppendAttention : public ComposedPrimitive {
+ public:
+  RopeAppendAttention(
+      mx::Stream stream,
+      const KvLayout& layout,
+      const Rotation& rotation,
+      int len,
+      const AttentionRules& rules,
+      bool masked,
+      bool sinks)
+      : ComposedPrimitive(stream),
+        append_(stream, layout, rotation),
+        attention_(stream, rules, masked, sinks),
+        layout_(layout),
+        appended_(rotation.freqs ? 5 : 4),
+        masked_(masked),
+        len_(len) {}
+
+  COMPOSED_METHODS(RopeAppendAttention)
+  DONATES(0)
+  std::vector<mx::Shape> output_shapes(const Arrays& inputs) override;
+  bool updates_input() const override {
+    return true;
+  }
+  bool takes_strides(size_t input) const override {
+    return masked_ && input == appended_;
+  }
+  Cost cost(const Arrays& inputs, const Arrays& outputs) override;
+
+ private:
+  /** The inputs and the output of the attention, as views of the state and of the result. */
+  Arrays attended(const Arrays& inputs, const mx::array& state) const;
+  mx::array by_heads(const mx::array& result) const;
+
+  /** The inputs of the RopeAppend. */
+  Arrays appended(const Arrays& inputs) const {
+    return {inputs.begin(), inputs.begin() + static_cast<std::ptrdiff_t>(appended_)};
+  }
+
+  RopeAppend append_;
+  Attention attention_;
+  KvLayout layout_;
+  size_t appended_; // the number of inputs of the RopeAppend
+  bool masked_;
+  int len_;
 };
 
 } // namespace mlx_primitives

@@ -59,13 +59,19 @@ bool becomes_view(mx::array& array, std::vector<mx::array>& outputs) {
   return true;
 }
 
-/** The bytes that an array that is not evaluated will probably take, besides those of its inputs.
- */
+/** The bytes that the outputs of an array's op will probably take, besides those of its inputs. */
 size_t new_bytes(const mx::array& array) {
   auto& primitive = array.primitive();
   auto* ours = dynamic_cast<const FusedPrimitive*>(&primitive);
-  bool shared = ours ? ours->updates_input() : kind_of(primitive) != View::no;
-  return shared ? 0 : array.nbytes();
+  if (ours ? ours->updates_input() && array.siblings().empty() : kind_of(primitive) != View::no) {
+    return 0;
+  }
+  auto outputs = array.outputs();
+  size_t bytes = 0;
+  for (size_t i = ours && ours->updates_input() ? 1 : 0; i < outputs.size(); ++i) {
+    bytes += outputs[i].nbytes();
+  }
+  return bytes;
 }
 
 /** The arrays of a graph that are not computed yet, each after its inputs. */
@@ -122,7 +128,6 @@ class Tape {
       bytes_ += new_bytes(array);
       for (const auto& sibling : array.siblings()) {
         seen_.insert(sibling.id());
-        bytes_ += sibling.nbytes();
       }
       path_.emplace_back(&array, 0);
     }
@@ -145,6 +150,11 @@ void queue_one(mx::array& array, Batch& batch) {
   auto outputs = array.outputs();
   if (becomes_view(array, outputs)) {
     return;
+  }
+  // Each output has a copy of the inputs. Only that of `array` stays, so that the op can take over
+  // the memory of an input which nothing else holds.
+  for (auto& sibling : array.siblings()) {
+    sibling.inputs().clear();
   }
   bool ours = dynamic_cast<FusedPrimitive*>(&primitive);
   if (!ours) {

@@ -72,6 +72,11 @@ class FusedPrimitive : public mx::Primitive {
   /** The call of the CPU kernel. The arrays are evaluated and live until the call has returned. */
   virtual CpuCall cpu_call(const Arrays& inputs, Arrays& outputs) const = 0;
 
+  /** The call of a primitive that is a stage of this one. */
+  static CpuCall stage_call(const FusedPrimitive& stage, const Arrays& inputs, Arrays& outputs) {
+    return stage.cpu_call(inputs, outputs);
+  }
+
   /** Queues the call on the stream's thread. */
   virtual void queue_on_cpu(const Arrays& inputs, Arrays& outputs);
 

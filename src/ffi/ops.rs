@@ -250,6 +250,20 @@ pub(crate) mod bridge {
             offset: &MlxArray,
             slots: *const MlxArray,
         ) -> Result<UniquePtr<MlxArray>>;
+        /// The state and the result of the attention, in a list.
+        unsafe fn rope_append_attention(
+            state: &MlxArray,
+            qkv: &MlxArray,
+            layout: &AppendLayout,
+            rotation: &AppendRotation,
+            freqs: *const MlxArray,
+            offset: &MlxArray,
+            slots: *const MlxArray,
+            len: i32,
+            rules: &AttentionRules,
+            mask: *const MlxArray,
+            sinks: *const MlxArray,
+        ) -> Result<UniquePtr<CxxVector<MlxArray>>>;
         fn softmax(x: &MlxArray) -> Result<UniquePtr<MlxArray>>;
         fn builtin_softmax(x: &MlxArray, precise: bool) -> Result<UniquePtr<MlxArray>>;
     }

@@ -2,9 +2,10 @@ use crate::array::{Array, concatenate};
 use crate::error::Result;
 use crate::ops;
 
-use super::cache::{AttentionMask, Heads, KvTensor};
+use super::cache::{AttentionInputs, AttentionMask, Heads, KvTensor, LayerCache};
 use super::config::Config;
 use super::linear::{Linear, Norm};
+use super::parts::Parts;
 use super::qkv_projection::QkvProjection;
 use super::rope_frequencies::RopeFrequencies;
 use super::weights::Weights;
@@ -51,6 +52,27 @@ impl Attention {
         Ok(Self { qkv_proj, o_proj, heads, head_norms, rope: rope.clone() })
     }
 
+    /// Appends a fused projection `[batch, time, features]` to the cache and returns the attention of
+    /// its queries, `[batch, time, heads * head_dim]`.
+    pub fn attend(
+        &self,
+        qkv: &Array,
+        mask: &AttentionMask,
+        cache: &mut LayerCache,
+        parts: &Parts,
+    ) -> Result<Array> {
+        if parts.has_whole_groups()
+            && let Some(attended) = cache.attend(qkv, self.heads, &self.rope, mask)?
+        {
+            return Ok(attended);
+        }
+        let AttentionInputs { queries, keys, values } =
+            cache.append(qkv, self.heads, &self.rope)?;
+        let queries = parts.whole_groups(queries)?;
+        let attended = scaled_dot_product_attention(&queries, &keys, &values, mask)?;
+        join_heads(&parts.own_queries(attended)?)
+    }
+
     /// Normalizes each head's queries and keys in a fused projection `[batch, time, features]`,
     /// where the model does that.
     pub fn norm_heads(&self, qkv: Array) -> Result<Array> {
@@ -65,19 +87,25 @@ impl Attention {
     }
 }
 
+impl AttentionMask {
+    /// The options of attention that give each query the keys that it sees.
+    pub(super) fn rules(&self) -> ops::Attention<'_> {
+        match self {
+            Self::All => ops::Attention::default(),
+            Self::Causal => ops::Attention { causal: true, ..Default::default() },
+            Self::Mask(mask) => ops::Attention { mask: Some(mask), ..Default::default() },
+        }
+    }
+}
+
 /// The attention `[batch, heads, time, head_dim]` over keys and values as a cache stores them.
-pub(super) fn scaled_dot_product_attention(
+fn scaled_dot_product_attention(
     queries: &Array,
     keys: &KvTensor,
     values: &KvTensor,
     mask: &AttentionMask,
 ) -> Result<Array> {
-    let mut options = ops::Attention::default();
-    match mask {
-        AttentionMask::All => {}
-        AttentionMask::Causal => options.causal = true,
-        AttentionMask::Mask(mask) => options.mask = Some(mask),
-    }
+    let options = mask.rules();
     if let (KvTensor::Plain(keys), KvTensor::Plain(values)) = (keys, values) {
         return ops::attention(queries, keys, values, options);
     }
@@ -88,7 +116,7 @@ pub(super) fn scaled_dot_product_attention(
 }
 
 /// The results of attention `[batch, heads, time, head_dim]` as `[batch, time, heads * head_dim]`.
-pub(super) fn join_heads(attended: &Array) -> Result<Array> {
+fn join_heads(attended: &Array) -> Result<Array> {
     let (batch, heads, time, features) = attended.dims4()?;
     let joined = [batch, time, heads * features];
     match time {

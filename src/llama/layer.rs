@@ -3,8 +3,8 @@ use std::cell::RefCell;
 use crate::array::{Array, Block};
 use crate::error::Result;
 
-use super::attention::{Attention, join_heads, scaled_dot_product_attention};
-use super::cache::{AttentionInputs, AttentionMask, LayerCache};
+use super::attention::Attention;
+use super::cache::{AttentionMask, LayerCache};
 use super::config::Config;
 use super::linear::{Change, Fusion, Linear, Norm};
 use super::mlp::Mlp;
@@ -51,11 +51,7 @@ impl DecoderLayer {
     ) -> Result<Array> {
         let Self { input_layernorm, self_attn, post_attention_layernorm, mlp, parts } = self;
         let qkv = self_attn.norm_heads(self_attn.qkv_proj.forward(x, input_layernorm)?)?;
-        let AttentionInputs { queries, keys, values } =
-            cache.append(&qkv, self_attn.heads, &self_attn.rope)?;
-        let queries = parts.whole_groups(queries)?;
-        let attended = scaled_dot_product_attention(&queries, &keys, &values, mask)?;
-        let attended = join_heads(&parts.own_queries(attended)?)?;
+        let attended = self_attn.attend(&qkv, mask, cache, parts)?;
         let attended = parts.gather(attended, Axis::Heads)?;
         let h = self_attn.o_proj.forward(&attended, Fusion::residual(&parts.own(x)?))?;
         let h = parts.gather(h, Axis::Hidden)?;

@@ -111,6 +111,11 @@ impl Parts {
         }
     }
 
+    /// Whether this rank has all query heads of each of its key heads.
+    pub fn has_whole_groups(&self) -> bool {
+        self.0.as_deref().is_none_or(|cuts| cuts.absent_queries().is_none())
+    }
+
     /// This rank's queries `[batch, heads, time, head_dim]` with zeros in the place of the query heads
     /// that other ranks have of its key head. Attention chooses the order of its sums by the number
     /// of query heads of a key head.

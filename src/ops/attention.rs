@@ -25,7 +25,7 @@ pub struct Attention<'a> {
 }
 
 impl Attention<'_> {
-    fn rules(&self, dim: i32) -> Result<ffi::AttentionRules> {
+    pub(super) fn rules(&self, dim: i32) -> Result<ffi::AttentionRules> {
         // C++ takes 0 for `None` and refuses -1, which stands for all numbers that are not allowed.
         let window = self.window.map_or(0, |window| if window > 0 { window } else { -1 });
         let soft_cap = self.soft_cap.map_or(0.0, |cap| if cap > 0.0 { cap } else { -1.0 });

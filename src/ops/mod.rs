@@ -46,5 +46,5 @@ pub use reduce::{
 pub use residual_norm::{layer_norm_residual, rms_norm_residual};
 pub use rms_norm::rms_norm;
 pub use rope::{Offset, Rope, rope};
-pub use rope_append::{KvLayout, RopeAppend, rope_append};
+pub use rope_append::{KvLayout, RopeAppend, rope_append, rope_append_attention};
 pub use softmax::softmax;

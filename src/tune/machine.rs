@@ -117,6 +117,11 @@ impl Machine {
         self.choices.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
+    /// Whether all ops run our kernels and none is measured.
+    pub(super) fn is_all_ours(&self) -> bool {
+        self.fixed == Some(Choice::Ours)
+    }
+
     /// The choice for the op whose lazy result is `ours`.
     pub(super) fn choice(
         &self,

@@ -284,6 +284,21 @@ pub(crate) fn rows(x: &Array) -> usize {
     x.size() / last.max(1)
 }
 
+/// Whether every op that is built now runs our kernel, so that nothing is left to choose.
+pub(crate) fn only_ours() -> Result<bool> {
+    let scope = SCOPE.with_borrow(|scope| match scope {
+        Some(Scope::Chosen(choices)) => Err(choices.is_all_ours()),
+        Some(Scope::Asked(_)) => Err(false),
+        Some(Scope::Machine(machine)) => Ok(Some(machine.clone())),
+        None => Ok(None),
+    });
+    match scope {
+        Err(only) => Ok(only),
+        Ok(Some(machine)) => Ok(machine.is_all_ours()),
+        Ok(None) => Ok(Machine::of(device::current()?).is_all_ours()),
+    }
+}
+
 /// Returns the lazy result of an op or, if that was chosen, the result of MLX's own ops for the
 /// same inputs.
 pub(crate) fn chosen(

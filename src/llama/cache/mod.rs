@@ -11,6 +11,7 @@ use crate::array::Array;
 use crate::dtype::Dtype;
 use crate::error::{Error, Result};
 use crate::ops::{self, KvLayout, QuantizedRows};
+use crate::tune::only_ours;
 
 use super::config::Config;
 use super::rope_frequencies::RopeFrequencies;
@@ -225,6 +226,38 @@ impl LayerCache {
         heads: Heads,
         rope: &RopeFrequencies,
     ) -> Result<AttentionInputs> {
+        self.check(qkv, heads)?;
+        match &mut self.0 {
+            Kind::Plain(cache) => cache.append(qkv, heads, rope),
+            Kind::Quantized(cache) => cache.append(qkv, heads, rope),
+            Kind::Rotating(cache) => cache.append(qkv, heads, rope),
+        }
+    }
+
+    /// Appends the next positions as [`append`](Self::append) does, and returns the attention
+    /// `[batch, time, heads * head_dim]` of their queries by one op. `None`, and nothing is
+    /// appended, for quantized keys and values, for many positions, and where measurements choose
+    /// between our attention and MLX's.
+    pub(super) fn attend(
+        &mut self,
+        qkv: &Array,
+        heads: Heads,
+        rope: &RopeFrequencies,
+        mask: &AttentionMask,
+    ) -> Result<Option<Array>> {
+        self.check(qkv, heads)?;
+        let time = qkv.dim(1)?;
+        if time > KvLayout::QUERY_POSITIONS || !only_ours()? {
+            return Ok(None);
+        }
+        match &mut self.0 {
+            Kind::Plain(cache) => cache.attend(qkv, heads, rope, mask.rules()).map(Some),
+            Kind::Rotating(cache) => cache.attend(qkv, heads, rope, mask.rules()).map(Some),
+            Kind::Quantized(_) => Ok(None),
+        }
+    }
+
+    fn check(&self, qkv: &Array, heads: Heads) -> Result<()> {
         let width = (heads.heads + 2 * heads.kv_heads) * heads.head_dim;
         let shape = qkv.shape();
         if shape.len() != 3 || shape[2] != width || self.len().checked_add(shape[1]).is_none() {
@@ -233,11 +266,7 @@ impl LayerCache {
                 format_args!("a projection [batch, time, {width}], got {shape:?}"),
             ));
         }
-        match &mut self.0 {
-            Kind::Plain(cache) => cache.append(qkv, heads, rope),
-            Kind::Quantized(cache) => cache.append(qkv, heads, rope),
-            Kind::Rotating(cache) => cache.append(qkv, heads, rope),
-        }
+        Ok(())
     }
 
     /// The keys that the next `time` queries see.

@@ -1,6 +1,7 @@
 use crate::array::Array;
 use crate::dtype::Dtype;
 use crate::error::Result;
+use crate::ops::Attention;
 
 use super::super::rope_frequencies::RopeFrequencies;
 use super::kv_buffer::KvBuffer;
@@ -57,16 +58,38 @@ impl Plain {
         heads: Heads,
         rope: &RopeFrequencies,
     ) -> Result<AttentionInputs> {
-        let (start, end) = (self.len, self.len + qkv.dim(1)?);
+        let start = self.len;
+        self.step(qkv, heads, |buffer| buffer.append(qkv, rope, start, start))
+    }
+
+    pub fn attend(
+        &mut self,
+        qkv: &Array,
+        heads: Heads,
+        rope: &RopeFrequencies,
+        rules: Attention,
+    ) -> Result<Array> {
+        let start = self.len;
+        self.step(qkv, heads, |buffer| buffer.attend(qkv, rope, start, start, rules))
+    }
+
+    /// Runs an op on the buffer, with room for the positions of `qkv`.
+    fn step<R>(
+        &mut self,
+        qkv: &Array,
+        heads: Heads,
+        run: impl FnOnce(&mut KvBuffer) -> Result<R>,
+    ) -> Result<R> {
+        let end = self.len + qkv.dim(1)?;
         let mut buffer = match &self.buffer {
             Some(buffer) if end <= buffer.layout.capacity => buffer.clone(),
             _ => KvBuffer::holding(self.stored()?, qkv, heads, rounded_up(end))?,
         };
-        let inputs = buffer.append(qkv, rope, start, start)?;
+        let result = run(&mut buffer)?;
         // Drops the previous array, so that nothing else holds its memory when this one is
         // computed.
         (self.buffer, self.len) = (Some(buffer), end);
-        Ok(inputs)
+        Ok(result)
     }
 }
 

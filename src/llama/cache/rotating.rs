@@ -1,5 +1,6 @@
 use crate::array::{Array, concatenate};
 use crate::error::Result;
+use crate::ops::Attention;
 
 use super::super::rope_frequencies::RopeFrequencies;
 use super::kv_buffer::KvBuffer;
@@ -82,12 +83,34 @@ impl Rotating {
         heads: Heads,
         rope: &RopeFrequencies,
     ) -> Result<AttentionInputs> {
+        let start = self.len;
+        self.step(qkv, heads, |buffer, slot| buffer.append(qkv, rope, start, slot))
+    }
+
+    pub fn attend(
+        &mut self,
+        qkv: &Array,
+        heads: Heads,
+        rope: &RopeFrequencies,
+        rules: Attention,
+    ) -> Result<Array> {
+        let start = self.len;
+        self.step(qkv, heads, |buffer, slot| buffer.attend(qkv, rope, start, slot, rules))
+    }
+
+    /// Runs an op on the buffer and the first slot of the positions of `qkv`.
+    fn step<R>(
+        &mut self,
+        qkv: &Array,
+        heads: Heads,
+        run: impl FnOnce(&mut KvBuffer, i32) -> Result<R>,
+    ) -> Result<R> {
         let time = qkv.dim(1)?;
         let (mut buffer, slot) =
             if time == 1 { self.with_slot(qkv, heads)? } else { self.in_order(qkv, heads, time)? };
-        let inputs = buffer.append(qkv, rope, self.len, slot)?;
+        let result = run(&mut buffer, slot)?;
         (self.buffer, self.len, self.next) = (Some(buffer), self.len + time, slot + time);
-        Ok(inputs)
+        Ok(result)
     }
 
     /// The buffer and the slot for one position.
