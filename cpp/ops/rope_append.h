@@ -85,10 +85,9 @@ class RopeAppend : public ComposedPrimitive {
         multiplier_(rotation.multiplier) {}
 
   COMPOSED_METHODS(RopeAppend)
-  DONATES(0)
 
-  bool updates_input() const override {
-    return true;
+  size_t updates() const override {
+    return 1;
   }
 
   std::pair<Arrays, std::vector<int>> vmap(
@@ -124,19 +123,30 @@ class RopeAppendAttention : public ComposedPrimitive {
       bool masked,
       bool sinks)
       : ComposedPrimitive(stream),
-        append_(stream, layout, rotation),
-        attention_(stream, rules, masked, sinks),
+        append_(std::make_shared<RopeAppend>(stream, layout, rotation)),
+        attention_(std::make_shared<Attention>(stream, rules, masked, sinks)),
         layout_(layout),
         appended_(rotation.freqs ? 5 : 4),
         masked_(masked),
         len_(len) {}
 
+  /** The same op over another number of positions. */
+  RopeAppendAttention(RopeAppendAttention& other, int len)
+      : ComposedPrimitive(other.stream()),
+        append_(other.append_),
+        attention_(other.attention_),
+        layout_(other.layout_),
+        appended_(other.appended_),
+        masked_(other.masked_),
+        len_(len) {}
+
   COMPOSED_METHODS(RopeAppendAttention)
-  DONATES(0)
   std::vector<mx::Shape> output_shapes(const Arrays& inputs) override;
-  bool updates_input() const override {
-    return true;
+  size_t updates() const override {
+    return 1;
   }
+  /** Only where the positions are one number that the host can read. */
+  std::shared_ptr<FusedPrimitive> later(int positions, Arrays& inputs) override;
   bool takes_strides(size_t input) const override {
     return masked_ && input == appended_;
   }
@@ -152,8 +162,8 @@ class RopeAppendAttention : public ComposedPrimitive {
     return {inputs.begin(), inputs.begin() + static_cast<std::ptrdiff_t>(appended_)};
   }
 
-  RopeAppend append_;
-  Attention attention_;
+  std::shared_ptr<RopeAppend> append_;
+  std::shared_ptr<Attention> attention_;
   KvLayout layout_;
   size_t appended_; // the number of inputs of the RopeAppend
   bool masked_;

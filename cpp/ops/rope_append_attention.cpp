@@ -94,7 +94,7 @@ mx::array RopeAppendAttention::by_heads(const mx::array& result) const {
 Arrays RopeAppendAttention::compose(const Arrays& inputs) {
   auto s = stream();
   auto& [heads, kv_heads, head_dim, capacity] = layout_;
-  auto state = append_.compose(appended(inputs))[0];
+  auto state = append_->compose(appended(inputs))[0];
   int batch = state.shape(0);
   int time = inputs[1].shape(1);
   int area = heads * static_cast<int>(QUERY_POSITIONS);
@@ -111,44 +111,57 @@ Arrays RopeAppendAttention::compose(const Arrays& inputs) {
       mx::slice(rows(keys, keys + kv_heads * capacity, all), {0, 0, 0, 0}, seen, s)};
   stages.insert(
       stages.end(), inputs.begin() + static_cast<std::ptrdiff_t>(appended_), inputs.end());
-  auto attended = mx::transpose(attention_.compose(stages)[0], {0, 2, 1, 3}, s);
+  auto attended = mx::transpose(attention_->compose(stages)[0], {0, 2, 1, 3}, s);
   return {state, mx::reshape(attended, {batch, time, heads * head_dim}, s)};
 }
 
 bool RopeAppendAttention::is_equivalent(const mx::Primitive& other) const {
   const auto& o = static_cast<const RopeAppendAttention&>(other);
-  return append_.is_equivalent(o.append_) && attention_.is_equivalent(o.attention_) &&
+  return append_->is_equivalent(*o.append_) && attention_->is_equivalent(*o.attention_) &&
          len_ == o.len_;
+}
+
+std::shared_ptr<FusedPrimitive> RopeAppendAttention::later(int positions, Arrays& inputs) {
+  auto& offset = inputs[2];
+  bool known = offset.size() == 1 && inputs[3].id() == offset.id() && !masked_ &&
+               !offset.has_primitive() && offset.data_shared_ptr() && offset.is_available();
+  if (!known || int64_t{len_} + positions > layout_.capacity) {
+    return nullptr;
+  }
+  mx::array position(offset.item<int32_t>() + positions);
+  inputs[2] = position;
+  inputs[3] = position;
+  return std::make_shared<RopeAppendAttention>(*this, len_ + positions);
 }
 
 std::vector<Dispatch> RopeAppendAttention::dispatches(
     const Arrays& inputs, const Arrays& outputs, uint32_t max_threads) {
-  auto all = append_.dispatches(appended(inputs), {outputs[0]}, max_threads);
+  auto all = append_->dispatches(appended(inputs), {outputs[0]}, max_threads);
   if (outputs[1].size() > 0) {
     auto stages = attended(inputs, outputs[0]);
-    auto more = attention_.dispatches(stages, {by_heads(outputs[1])}, max_threads);
+    auto more = attention_->dispatches(stages, {by_heads(outputs[1])}, max_threads);
     all.insert(all.end(), more.begin(), more.end());
   }
   return all;
 }
 
 Cost RopeAppendAttention::cost(const Arrays& inputs, const Arrays& outputs) {
-  auto append = append_.cost(appended(inputs), {outputs[0]});
+  auto append = append_->cost(appended(inputs), {outputs[0]});
   if (outputs[1].size() == 0) {
     return append;
   }
-  auto rest = attention_.cost(attended(inputs, outputs[0]), {by_heads(outputs[1])});
+  auto rest = attention_->cost(attended(inputs, outputs[0]), {by_heads(outputs[1])});
   return {append.dispatches + rest.dispatches, append.device_bytes + rest.device_bytes};
 }
 
 CpuCall RopeAppendAttention::cpu_call(const Arrays& inputs, Arrays& outputs) const {
   Arrays state = {outputs[0]};
   Arrays result = {by_heads(outputs[1])};
-  auto append = stage_call(append_, appended(inputs), state);
+  auto append = stage_call(*append_, appended(inputs), state);
   if (outputs[1].size() == 0) {
     return append;
   }
-  auto attend = stage_call(attention_, attended(inputs, outputs[0]), result);
+  auto attend = stage_call(*attention_, attended(inputs, outputs[0]), result);
   return [append = std::move(append), attend = std::move(attend)] {
     append();
     attend();

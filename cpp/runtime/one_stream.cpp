@@ -63,12 +63,13 @@ bool becomes_view(mx::array& array, std::vector<mx::array>& outputs) {
 size_t new_bytes(const mx::array& array) {
   auto& primitive = array.primitive();
   auto* ours = dynamic_cast<const FusedPrimitive*>(&primitive);
-  if (ours ? ours->updates_input() && array.siblings().empty() : kind_of(primitive) != View::no) {
-    return 0;
+  if (array.siblings().empty()) {
+    bool shared = ours ? ours->updates() > 0 : kind_of(primitive) != View::no;
+    return shared ? 0 : array.nbytes();
   }
   auto outputs = array.outputs();
   size_t bytes = 0;
-  for (size_t i = ours && ours->updates_input() ? 1 : 0; i < outputs.size(); ++i) {
+  for (size_t i = ours ? ours->updates() : 0; i < outputs.size(); ++i) {
     bytes += outputs[i].nbytes();
   }
   return bytes;

@@ -44,14 +44,18 @@ bool FusedPrimitive::prepare(const Arrays& inputs, Arrays& outputs) const {
           name(), "expected input ", i, " to be row-contiguous at evaluation, got other strides");
     }
   }
-  auto* batch = updates_input() ? Batch::current() : nullptr;
+  auto* batch = updates() > 0 ? Batch::current() : nullptr;
   bool any = false;
   for (size_t i = 0; i < outputs.size(); ++i) {
+    const bool updated = i < updates();
+    auto candidates = updated  ? std::vector<size_t>{i}
+                      : i == 0 ? donors(inputs)
+                               : std::vector<size_t>();
     const mx::array* donor = nullptr;
-    for (size_t input : i == 0 ? donors(inputs) : std::vector<size_t>()) {
-      bool fits = inputs[input].itemsize() == outputs[0].itemsize();
+    for (size_t input : candidates) {
+      bool fits = inputs[input].itemsize() == outputs[i].itemsize();
       auto free = [&](const mx::array& x) {
-        return x.is_donatable() || (batch && batch->only_calls_use(x));
+        return x.is_donatable() || (updated && batch && batch->only_calls_use(x));
       };
       if (!donor && fits && free(inputs[input])) {
         donor = &inputs[input];
@@ -63,10 +67,10 @@ bool FusedPrimitive::prepare(const Arrays& inputs, Arrays& outputs) const {
       allocate(outputs[i]);
       lay_out(outputs[i]);
     }
+    if (updated && batch) {
+      batch->updated(outputs[i]);
+    }
     any = any || outputs[i].size() > 0;
-  }
-  if (batch) {
-    batch->updated(outputs[0]);
   }
   return any;
 }

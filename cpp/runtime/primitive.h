@@ -1,6 +1,7 @@
 #pragma once
 
 #include <functional>
+#include <memory>
 #include <sstream>
 #include <stdexcept>
 #include <string>
@@ -41,9 +42,20 @@ class FusedPrimitive : public mx::Primitive {
   virtual std::vector<Dispatch> dispatches(
       const Arrays& inputs, const Arrays& outputs, uint32_t max_threads) = 0;
 
-  /** Whether the first output is usually an input's memory, of which the op writes a small part. */
-  virtual bool updates_input() const {
-    return false;
+  /**
+   * The number of first outputs that are usually the memory of the input of the same number, of
+   * which the op writes a small part.
+   */
+  virtual size_t updates() const {
+    return 0;
+  }
+
+  /**
+   * This op `positions` later in a text, for those whose parameters and inputs name a position;
+   * changes the inputs. Null for all other ops, which stay the same.
+   */
+  virtual std::shared_ptr<FusedPrimitive> later(int /* positions */, Arrays& /* inputs */) {
+    return nullptr;
   }
 
   /** Counts the dispatches, each whole input and output, and each temporary twice. */
@@ -93,6 +105,8 @@ class FusedPrimitive : public mx::Primitive {
   bool prepare(const Arrays& inputs, Arrays& outputs) const;
 
   friend Arrays composition(const mx::array& ours);
+  friend class Recording;
+  friend class Replay;
   friend bool known_row_contiguous(const mx::array& x);
 };
 

@@ -165,6 +165,9 @@ pub(crate) mod bridge {
         type MlxArray;
         type Compiled;
         type Signal;
+        /// A graph that runs as one node, again and again.
+        #[namespace = "mlx_primitives"]
+        type Recording;
 
         fn is_set(signal: &Signal) -> bool;
 
@@ -360,6 +363,17 @@ pub(crate) mod bridge {
         fn composition(array: &MlxArray) -> Result<UniquePtr<CxxVector<MlxArray>>>;
         /// The inputs of the node of a lazy array.
         fn inputs(array: &MlxArray) -> Result<UniquePtr<CxxVector<MlxArray>>>;
+        /// Records a graph of our ops, to be run as one node; null for other graphs.
+        fn record(
+            parameters: &CxxVector<MlxArray>,
+            results: &CxxVector<MlxArray>,
+        ) -> Result<SharedPtr<Recording>>;
+        /// An empty list if the thread's stream is another than that of the recording.
+        fn replay(
+            recording: &Recording,
+            parameters: &CxxVector<MlxArray>,
+            positions: i32,
+        ) -> Result<UniquePtr<CxxVector<MlxArray>>>;
         /// A copy of the node of an array for other inputs of the same shapes and types.
         fn rebuilt(array: &MlxArray, inputs: &CxxVector<MlxArray>) -> Result<UniquePtr<MlxArray>>;
     }

@@ -46,6 +46,7 @@ mod penalties;
 mod prompt_cache;
 mod qkv_projection;
 mod random_weights;
+mod recorded;
 mod rope_frequencies;
 mod rope_scaling;
 mod sampling;

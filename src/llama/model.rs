@@ -9,6 +9,7 @@ use super::layer::DecoderLayer;
 use super::linear::{Change, Fusion, Linear, Norm};
 use super::matrix::Matrix;
 use super::parts::{Axis, Parts};
+use super::recorded::Recorded;
 use super::split::Split;
 use super::weights::{Progress, Weights};
 
@@ -21,6 +22,7 @@ pub struct Llama {
     /// `None` if the embedding is also the output projection.
     pub(super) lm_head: Option<Linear>,
     pub(super) parts: Parts,
+    pub(super) recorded: Recorded,
 }
 
 impl Llama {
@@ -85,7 +87,8 @@ impl Llama {
         rest.extend(lm_head.iter().flat_map(Linear::arrays));
         read(&rest, 0)?;
         weights.finish(tied)?;
-        Ok(Self { config, embed_tokens, layers, norm, lm_head, parts })
+        let recorded = Recorded::default();
+        Ok(Self { config, embed_tokens, layers, norm, lm_head, parts, recorded })
     }
 
     /// The configuration that the model was made from.
@@ -144,6 +147,7 @@ impl Llama {
             norm: self.norm.clone(),
             lm_head: self.lm_head.as_ref().map(of_head).transpose()?,
             parts: self.parts.clone(),
+            recorded: Recorded::default(),
         })
     }
 
@@ -282,14 +286,30 @@ impl Llama {
                 ),
             ));
         }
-        let mut h = self.embed(tokens)?;
+        let h = self.embed(tokens)?;
+        match tokens.dim(1)? {
+            1 if self.can_record() => {
+                self.recorded.step(h, cache, |h, cache| self.layers_of(h, cache))
+            }
+            _ => self.layers_of(&h, cache),
+        }
+    }
+
+    /// Whether the graph of a token differs from that of another one only in its position.
+    fn can_record(&self) -> bool {
+        !self.layers.iter().any(|layer| layer.self_attn.rope.depends_on_length())
+    }
+
+    /// Runs all layers on `h`, `[batch, time, hidden]`.
+    fn layers_of(&self, h: &Array, cache: &mut Cache) -> Result<Array> {
+        let (mut h, time) = (h.clone(), h.dim(1)?);
         // Layers of full attention share a mask, and so do layers of sliding attention.
         let mut masks: [Option<AttentionMask>; 2] = [None, None];
         for (i, (layer, cache)) in self.layers.iter().zip(&mut cache.layers).enumerate() {
             let shared = &mut masks[usize::from(self.config.window_of(i).is_some())];
             let mask = match shared {
                 Some(mask) => mask,
-                None => shared.insert(cache.mask(tokens.dim(1)?)?),
+                None => shared.insert(cache.mask(time)?),
             };
             h = layer.forward(&h, mask, cache)?;
         }

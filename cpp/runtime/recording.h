@@ -1,0 +1,65 @@
+// Graphs of this crate's primitives that are built once and run many times.
+#pragma once
+
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "runtime/primitive.h"
+
+namespace mlx_primitives {
+
+/**
+ * The graph from some arrays, its parameters, to its results, for a text that gets longer: it can
+ * be run as one node for other parameters, and some positions later. Everything else that the
+ * graph reads is kept and read again. Results that only the graph reads lie in memory which every
+ * run uses; the runs are on one CPU stream, so in order.
+ */
+class Recording : public std::enable_shared_from_this<Recording> {
+ public:
+  /**
+   * Records a lazy graph. The first results are parameters that ops update: result i is parameter
+   * i, changed in place; there is one more result and one more parameter. Returns null for a graph
+   * that has nodes of MLX's or that cannot be run later.
+   */
+  static std::shared_ptr<Recording> of(const Arrays& parameters, const Arrays& results);
+
+  mx::Stream stream() const {
+    return stream_;
+  }
+
+  /** The results, lazy, for other parameters of the same shapes and types. */
+  Arrays run(const Arrays& parameters, int positions) const;
+
+ private:
+  friend class Replay;
+
+  /** Where an array of a stage comes from: memory of the recording, or an array of a run. */
+  enum class Source { kept, parameter, result };
+  struct Place {
+    Source source;
+    size_t index; // of the parameter or the result
+  };
+
+  struct Stage {
+    std::shared_ptr<FusedPrimitive> primitive;
+    Arrays inputs;
+    Arrays outputs;
+    std::vector<Place> from;
+    std::vector<Place> to;
+    bool moves; // names a position
+    CpuCall call; // if it reads and writes only memory of the recording
+  };
+
+  explicit Recording(mx::Stream stream) : stream_(stream) {}
+  bool add(const mx::array& node, const Arrays& parameters, const Arrays& results);
+  void reuse_memory();
+
+  mx::Stream stream_;
+  std::vector<Stage> stages_;
+  std::vector<std::pair<mx::Shape, mx::Dtype>> given_; // the parameters
+  std::vector<mx::Shape> shapes_;                      // of the results
+  std::vector<mx::Dtype> dtypes_;
+};
+
+} // namespace mlx_primitives
