@@ -144,8 +144,9 @@ ListHandle checkpoint(rust::Box<Closure> f, const ArrayList& inputs);
 ListHandle with_vjp(rust::Box<Closure> f, rust::Box<Closure> vjp, const ArrayList& inputs);
 Handle after(const MlxArray& array, const ArrayList& others);
 bool is_tracer(const MlxArray& array);
-/** Null if the graph cannot be recorded. */
-std::shared_ptr<Recording> record(const ArrayList& parameters, const ArrayList& results);
+/** Null if the graph cannot be recorded, or not yet, for which `pending` is set. */
+std::shared_ptr<Recording> record(
+    const ArrayList& parameters, const ArrayList& results, bool& pending);
 /** An empty list if this thread's stream is another than that of the recording. */
 ListHandle replay(const Recording& recording, const ArrayList& parameters, int32_t positions);
 ListHandle call_compiled(const Compiled& f, const ArrayList& inputs);

@@ -79,8 +79,9 @@ rust::Vec<LaunchPlan> dispatches(const MlxArray& of, uint32_t max_threads) {
   return plans;
 }
 
-std::shared_ptr<Recording> record(const ArrayList& parameters, const ArrayList& results) {
-  return Recording::of(parameters, results);
+std::shared_ptr<Recording> record(
+    const ArrayList& parameters, const ArrayList& results, bool& pending) {
+  return Recording::of(parameters, results, pending);
 }
 
 ListHandle replay(const Recording& recording, const ArrayList& parameters, int32_t positions) {

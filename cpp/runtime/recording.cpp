@@ -59,7 +59,9 @@ size_t find_parameter(const Arrays& parameters, const mx::array& x) {
 
 } // namespace
 
-std::shared_ptr<Recording> Recording::of(const Arrays& parameters, const Arrays& results) {
+std::shared_ptr<Recording> Recording::of(
+    const Arrays& parameters, const Arrays& results, bool& pending) {
+  pending = false;
   if (results.empty() || results.size() != parameters.size() || !results.back().has_primitive()) {
     return nullptr;
   }
@@ -68,6 +70,7 @@ std::shared_ptr<Recording> Recording::of(const Arrays& parameters, const Arrays&
     recording->given_.emplace_back(parameter.shape(), parameter.dtype());
   }
   std::unordered_set<uintptr_t> seen;
+  std::unordered_set<uintptr_t> depending; // on parameters
   std::vector<std::pair<mx::array, size_t>> path; // with the index of the next input
   auto enter = [&](const mx::array& x) {
     if (find_parameter(parameters, x) == parameters.size() && x.has_primitive() && !is_constant(x) &&
@@ -87,8 +90,19 @@ std::shared_ptr<Recording> Recording::of(const Arrays& parameters, const Arrays&
         enter(x.inputs()[next]);
       } else {
         path.pop_back();
-        if (!recording->add(x, parameters, results)) {
+        bool depends =
+            std::any_of(x.inputs().begin(), x.inputs().end(), [&](const mx::array& input) {
+              return find_parameter(parameters, input) < parameters.size() ||
+                     depending.contains(input.id());
+            });
+        if (!depends) {
+          pending = true; // a weight
+        }
+        if (pending || !recording->add(x, parameters, results)) {
           return nullptr;
+        }
+        for (const auto& output : x.outputs()) {
+          depending.insert(output.id());
         }
       }
     }

@@ -20,9 +20,11 @@ class Recording : public std::enable_shared_from_this<Recording> {
   /**
    * Records a lazy graph. The first results are parameters that ops update: result i is parameter
    * i, changed in place; there is one more result and one more parameter. Returns null for a graph
-   * that has nodes of MLX's or that cannot be run later.
+   * that has nodes of MLX's or that cannot be run later, and for one that reads arrays that are not
+   * computed yet, for which `pending` is set.
    */
-  static std::shared_ptr<Recording> of(const Arrays& parameters, const Arrays& results);
+  static std::shared_ptr<Recording> of(
+      const Arrays& parameters, const Arrays& results, bool& pending);
 
   mx::Stream stream() const {
     return stream_;

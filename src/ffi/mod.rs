@@ -363,10 +363,12 @@ pub(crate) mod bridge {
         fn composition(array: &MlxArray) -> Result<UniquePtr<CxxVector<MlxArray>>>;
         /// The inputs of the node of a lazy array.
         fn inputs(array: &MlxArray) -> Result<UniquePtr<CxxVector<MlxArray>>>;
-        /// Records a graph of our ops, to be run as one node; null for other graphs.
+        /// Records a graph of our ops, to be run as one node; null for other graphs. `pending` is
+        /// whether it can be recorded once the weights are computed.
         fn record(
             parameters: &CxxVector<MlxArray>,
             results: &CxxVector<MlxArray>,
+            pending: &mut bool,
         ) -> Result<SharedPtr<Recording>>;
         /// An empty list if the thread's stream is another than that of the recording.
         fn replay(

@@ -287,12 +287,10 @@ impl Llama {
             ));
         }
         let h = self.embed(tokens)?;
-        match tokens.dim(1)? {
-            1 if self.can_record() => {
-                self.recorded.step(h, cache, |h, cache| self.layers_of(h, cache))
-            }
-            _ => self.layers_of(&h, cache),
+        if tokens.dim(1)? > 1 || !self.can_record() {
+            return self.layers_of(&h, cache);
         }
+        self.recorded.step(h, cache, |h, cache| self.layers_of(h, cache))
     }
 
     /// Whether the graph of a token differs from that of another one only in its position.

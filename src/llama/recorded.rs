@@ -43,7 +43,7 @@ struct Shape {
 
 impl Recorded {
     /// Runs the layers on `h`, `[batch, 1, hidden]`: by a recorded graph, or by `build`, whose graph is
-    /// recorded if it can be.
+    /// recorded if it can be. No graph is recorded before the weights are computed.
     pub fn step(
         &self,
         h: Array,
@@ -84,7 +84,11 @@ impl Recorded {
             None => {
                 let last = build(&h, cache)?;
                 let after: Vec<&Array> = cache.arrays().chain([&last]).collect();
-                let recording = ffi::record(&parameters, &to_list(after))?;
+                let mut pending = false;
+                let recording = ffi::record(&parameters, &to_list(after), &mut pending)?;
+                if pending {
+                    return Ok(last);
+                }
                 let mut entries = self.0.borrow_mut();
                 if entries.len() >= MOST {
                     entries.remove(0);

@@ -4,7 +4,7 @@
 use crate::array::{Array, concatenate};
 use crate::error::Result;
 use crate::ops;
-use crate::{builtin, graph};
+use crate::{builtin, graph, tune};
 
 use super::attention::Attention;
 use super::cache::{Cache, CacheKind, Heads};
@@ -65,7 +65,9 @@ impl Llama {
         cache.reserve(context, self.parts.heads(Heads::from(self.config())), self.dtype())?;
         let mut unfused = self.new_unfused_cache();
         unfused.reserve(context, self)?;
-        let ours = self.forward(&token, &mut cache)?;
+        // Each op as a node, not a recorded graph as one.
+        let (ours, _) = tune::asked(|| self.forward(&token, &mut cache));
+        let ours = ours?;
         let theirs = self.unfused(&token, &mut unfused, Fused::StandIn)?;
         let once = self.pending()?;
         let ours = graph::nodes([&ours].into_iter().chain(cache.arrays()))?;

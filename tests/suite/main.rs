@@ -60,6 +60,7 @@ mod quantize;
 mod quantized_matmul;
 mod random;
 mod random_weights;
+mod recorded;
 mod reduce;
 mod refusals;
 mod residual_norm;

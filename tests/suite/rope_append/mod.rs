@@ -1,5 +1,6 @@
 //! `rope_append`: kinds of positions, buffers, refusals. `table` tests its values.
 
+mod attended;
 mod buffers;
 
 use mlx_primitives::ops::{KvLayout, Offset, Rope, RopeAppend};
