@@ -81,7 +81,7 @@ enum Size {
     WideRows,
 }
 
-/// What a choice may depend on, besides the op and the type: a call's number of rows and its size.
+/// A call's number of rows and its size, on which a choice may depend besides the op and the type.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Call {
     rows: usize,
@@ -95,7 +95,7 @@ impl From<usize> for Call {
 }
 
 impl Call {
-    /// A product of `rows` rows with packed weights of so many bytes, without another step.
+    /// A product of `rows` rows with packed weights that take `bytes` bytes, without another step.
     pub(crate) fn of_weights(rows: usize, bytes: usize) -> Self {
         // 4096 rows of 4096 weights of 4 bits take 9 MiB, and 14336 of them take 32 MiB.
         const SMALL: usize = 10 << 20;
