@@ -52,7 +52,8 @@ pub struct Args {
     /// A short run: only values and gradients, one shape of each op, two texts.
     #[arg(long)]
     quick: bool,
-    /// Run only the steps whose names contain one of these texts.
+    /// Run only the steps whose names contain one of these texts. The whole name of a self-test,
+    /// such as sums::softmax, selects that one alone.
     #[arg(long, value_name = "TEXT", num_args = 1..)]
     only: Vec<String>,
     /// Run only one of N shares of each self-test: N processes with different I check all.
@@ -122,8 +123,13 @@ pub fn run(args: &Args) -> Result<()> {
     let random = args.config.clone().map(|config| Random { config, quantization });
     steps.extend(random.map(|random| random.step(device, args.quick)));
     let named = |step: &Step| format!("{} {}", step.part, step.name);
+    let whole = |text: &str| text.contains("::") && steps.iter().any(|step| step.name == text);
+    let (whole, parts): (Vec<&String>, Vec<&String>) =
+        args.only.iter().partition(|text| whole(text));
     steps.retain(|step| {
-        args.only.is_empty() || args.only.iter().any(|text| named(step).contains(text.as_str()))
+        args.only.is_empty()
+            || whole.iter().any(|text| step.name == **text)
+            || parts.iter().any(|text| named(step).contains(text.as_str()))
     });
     if steps.is_empty() {
         let said = format!("no step has {} in its name\n", args.only.join(" or "));
