@@ -103,7 +103,7 @@ shares() {
   done
 }
 
-# MLX compiles kernels of its own for these rows, each for up to half a minute.
+# For these rows, MLX compiles other kernels at their first use, each for up to half a minute.
 slow_conformance_jobs() {
   shares quantized 3 quantized::quantized_linear
   shares quantized-all 2 quantized::quantized_linear_with_everything

@@ -88,6 +88,27 @@ struct packed_words {
   }
 };
 
+/** Reads elements at an address that may be no multiple of a register's size. */
+template <typename T, int N>
+METAL_FUNC packed_words<T, N> read_apart(const packed_words<T, N>* at) {
+  const unsigned short* from = reinterpret_cast<const unsigned short*>(at);
+  packed_words<T, N> all;
+#pragma unroll
+  for (int i = 0; i < N / 2; i++) {
+    all.words[i] = unsigned(from[2 * i]) | unsigned(from[2 * i + 1]) << 16;
+  }
+  return all;
+}
+
+template <typename T, int N>
+METAL_FUNC void write_apart(packed_words<T, N>* at, packed_words<T, N> value) {
+  unsigned short* to = reinterpret_cast<unsigned short*>(at);
+#pragma unroll
+  for (int i = 0; i < N; i++) {
+    to[i] = (unsigned short)(value.words[i / 2] >> (i % 2 * 16));
+  }
+}
+
 /** The values, rounded. */
 template <typename T, int N>
 METAL_FUNC packed_words<T, N> rounded(const float (&values)[N]) {

@@ -62,7 +62,7 @@ struct Form {
 fn forms(axis: u32) -> Vec<Form> {
     let mut all = Vec::new();
     let mut add = |op, source, name: String, threads: u32, together| {
-        if threads <= 1024 && threads >= SIMD {
+        if (SIMD..=1024).contains(&threads) {
             all.push(Form { op, source, name, threads, together });
         }
     };

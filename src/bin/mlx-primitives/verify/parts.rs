@@ -68,8 +68,8 @@ fn facts() -> Result<Found> {
     Ok(Found { said: said.join(", "), text: lines.concat(), json, ..Found::default() })
 }
 
-/// The rows that a share has, each with its share of the row's cases. As long as there are rows
-/// enough, each is whole in one share, so that processes do not compile the same kernels.
+/// The rows that a share has, each with its share of the row's cases. If there are at least as many
+/// rows as shares, a row is whole in one share, so that processes do not compile the same kernels.
 fn dealt(rows: Vec<Conformance>, share: Option<(usize, usize)>) -> Vec<(Conformance, Rc<Share>)> {
     let (number, of) = share.unwrap_or((1, 1));
     let (first, count) = (number - 1, rows.len().max(1));
