@@ -4,12 +4,11 @@ use half::{bf16, f16};
 use mlx_primitives::custom::{
     Call, CustomPrimitive, Launch, MetalLibrary, Spec, View, ViewMut, apply_one,
 };
-use mlx_primitives::device::Device;
 use mlx_primitives::transforms::{grad, vmap};
 use mlx_primitives::{Array, Dtype, Error, Result, graph, ops};
 use mlx_primitives_kernels as kernels;
 
-use crate::support::compare::{assert_close, assert_same, assert_same_order, numbers};
+use crate::support::compare::assert_same_order;
 use crate::support::input::{FLOATS, LAYOUTS, random};
 use crate::support::{Checked, EPS, each_device};
 
