@@ -37,8 +37,8 @@ fn sizes_decide_on_nvidia() -> Checked {
     let elsewhere = Choices::built_in(&key());
     let dtype = Dtype::Bfloat16;
     let packed = |n: i32, k: i32, bits: i32| -> Result<QuantizedWeight> {
-        let part = || Array::zeros_of(&[n, k / 64], dtype);
-        let codes = Array::zeros_of(&[n, k / 32 * bits], Dtype::Uint32)?;
+        let part = || Array::zeros_of([n, k / 64], dtype);
+        let codes = Array::zeros_of([n, k / 32 * bits], Dtype::Uint32)?;
         QuantizedWeight::new(codes, part()?, Some(part()?), 64, bits, QuantizedMode::Affine)
     };
     for (n, k, bits, rows, choice) in [
@@ -50,7 +50,7 @@ fn sizes_decide_on_nvidia() -> Checked {
         (4096, 4096, 8, 1, Choice::Ours),
         (14_336, 4096, 4, 2, Choice::Mlx),
     ] {
-        let (x, w) = (Array::zeros_of(&[rows, k], dtype)?, packed(n, k, bits)?);
+        let (x, w) = (Array::zeros_of([rows, k], dtype)?, packed(n, k, bits)?);
         let of = class(|| ops::quantized_linear(&x, &w, QuantizedLinear::default()))?;
         assert_eq!((here.choice(&of), elsewhere.choice(&of)), (choice, Choice::Ours), "{of}, {n}");
         let small = ["", ", small weights"][usize::from(rows == 1 && choice == Choice::Mlx)];
@@ -60,8 +60,8 @@ fn sizes_decide_on_nvidia() -> Checked {
             format!("quantized_linear, {bits} bits, bfloat16, {rows}{small}")
         );
     }
-    let (x, w) = (Array::zeros_of(&[1, 128], dtype)?, packed(128, 128, 4)?);
-    let (row, of_axis) = (Array::zeros_of(&[1, 128], dtype)?, Array::zeros_of(&[128], dtype)?);
+    let (x, w) = (Array::zeros_of([1, 128], dtype)?, packed(128, 128, 4)?);
+    let (row, of_axis) = (Array::zeros_of([1, 128], dtype)?, Array::zeros_of([128], dtype)?);
     let plain = QuantizedLinear::default();
     for options in [
         QuantizedLinear { bias: Some(&of_axis), ..plain },
@@ -84,7 +84,7 @@ fn sizes_decide_on_nvidia() -> Checked {
         ([65_536, 768], Choice::Ours),
         ([0, 4096], Choice::Ours),
     ] {
-        let x = Array::zeros_of(&shape, dtype)?; // no element is computed
+        let x = Array::zeros_of(shape, dtype)?; // no element is computed
         let of = class(|| ops::rms_norm(&x, None, 1e-5))?;
         assert_eq!((here.choice(&of), elsewhere.choice(&of)), (choice, Choice::Ours), "{of}");
         let softmax = class(|| ops::softmax(&x))?;
