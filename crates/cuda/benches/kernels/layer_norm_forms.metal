@@ -2,11 +2,37 @@
 // metal/layer_norm.metal.
 #include "layer_norm.metal"
 
+/** Loads READS elements of a row; WHOLE says that their address is a multiple of 16 bytes. */
+template <typename T, bool WHOLE>
+METAL_FUNC packed4<T> load_form(const device T* row, uint at, uint axis) {
+  if (!WHOLE) {
+    return load4(row, at, axis, T(0.0f));
+  }
+  packed4<T> quad;
+  uint4 words = uint4(0u);
+  if (at < axis) {
+    words = *(const device uint4*)(row + at);
+  }
+  for (uint i = 0; i < READS / 2; i++) {
+    quad.words[i] = words[i];
+  }
+  return quad;
+}
+
+template <typename T, bool WHOLE>
+METAL_FUNC void store_form(device T* row, uint at, uint axis, packed4<T> quad) {
+  if (!WHOLE) {
+    store4(row, at, axis, quad);
+  } else if (at < axis) {
+    *(device uint4*)(row + at) = uint4(quad.words[0], quad.words[1], quad.words[2], quad.words[3]);
+  }
+}
+
 /**
  * As layer_norm_row, with one barrier: a SIMD group sums the deviations from its own mean, and the
- * sums of all are combined exactly.
+ * sums of all are combined exactly. There are a weight and a bias.
  */
-template <typename T, uint QUADS>
+template <typename T, uint QUADS, bool WHOLE>
 [[kernel]] void layer_norm_once(
     const device T* x [[buffer(0)]],
     const device T* weight [[buffer(1)]],
@@ -28,7 +54,7 @@ template <typename T, uint QUADS>
   uint count = 0; // of the SIMD group's elements
   for (uint q = 0; q < QUADS; q++) {
     const uint at = (q * threads + thread_index) * READS;
-    values[q] = load4(x, at, params.axis, T(0.0f));
+    values[q] = load_form<T, WHOLE>(x, at, params.axis);
     sum = add_values<T>(sum, values[q]);
     const uint first = (q * threads + simd * SIMD_WIDTH) * READS;
     count += first < params.axis ? min(params.axis - first, uint(SIMD_ROW)) : 0;
@@ -62,10 +88,9 @@ template <typename T, uint QUADS>
   for (uint q = 0; q < QUADS; q++) {
     const uint at = (q * threads + thread_index) * READS;
     keep_packed<T>(values[q]);
-    packed4<T> weights = values[q];
-    packed4<T> biases = values[q];
-    load_affine<T, true>(weights, biases, affine, at, params.axis);
-    store4(
+    const packed4<T> weights = load_form<T, WHOLE>(weight, at, params.axis);
+    const packed4<T> biases = load_form<T, WHOLE>(bias, at, params.axis);
+    store_form<T, WHOLE>(
         out,
         at,
         params.axis,
@@ -103,13 +128,16 @@ template <typename T, uint QUADS>
   normalize_held<T, QUADS, true>(values, affine, out, params.axis, params.eps, place);
 }
 
-#define CANDIDATES(DTYPE, T)                                           \
-  MLXP_KERNEL("mlxp_layer_norm_row8_" DTYPE, layer_norm_row<T, 8>)     \
-  MLXP_KERNEL("mlxp_layer_norm_once2_" DTYPE, layer_norm_once<T, 2>)   \
-  MLXP_KERNEL("mlxp_layer_norm_once4_" DTYPE, layer_norm_once<T, 4>)   \
-  MLXP_KERNEL("mlxp_layer_norm_once8_" DTYPE, layer_norm_once<T, 8>)   \
-  MLXP_KERNEL("mlxp_layer_norm_alone4_" DTYPE, layer_norm_alone<T, 4>) \
-  MLXP_KERNEL("mlxp_layer_norm_alone8_" DTYPE, layer_norm_alone<T, 8>) \
+#define CANDIDATES(DTYPE, T)                                                \
+  MLXP_KERNEL("mlxp_layer_norm_row8_" DTYPE, layer_norm_row<T, 8>)          \
+  MLXP_KERNEL("mlxp_layer_norm_once2_" DTYPE, layer_norm_once<T, 2, false>) \
+  MLXP_KERNEL("mlxp_layer_norm_once4_" DTYPE, layer_norm_once<T, 4, false>) \
+  MLXP_KERNEL("mlxp_layer_norm_once8_" DTYPE, layer_norm_once<T, 8, false>) \
+  MLXP_KERNEL("mlxp_layer_norm_whole2_" DTYPE, layer_norm_once<T, 2, true>) \
+  MLXP_KERNEL("mlxp_layer_norm_whole4_" DTYPE, layer_norm_once<T, 4, true>) \
+  MLXP_KERNEL("mlxp_layer_norm_whole8_" DTYPE, layer_norm_once<T, 8, true>) \
+  MLXP_KERNEL("mlxp_layer_norm_alone4_" DTYPE, layer_norm_alone<T, 4>)      \
+  MLXP_KERNEL("mlxp_layer_norm_alone8_" DTYPE, layer_norm_alone<T, 8>)      \
   MLXP_KERNEL("mlxp_layer_norm_alone16_" DTYPE, layer_norm_alone<T, 16>)
 
 CANDIDATES("float16", half)

@@ -72,7 +72,10 @@ fn forms(axis: u32) -> Vec<Form> {
         if quads > 1 {
             let source = if quads == 8 { "layer_norm_forms.metal" } else { "layer_norm.metal" };
             add("layer_norm", source, names(quads), threads(quads), 1);
-            add("layer_norm", "layer_norm_forms.metal", format!("once{quads}"), threads(quads), 1);
+            for name in ["once", "whole"] {
+                let name = format!("{name}{quads}");
+                add("layer_norm", "layer_norm_forms.metal", name, threads(quads), 1);
+            }
         }
         if quads < 8 {
             add("rms_norm", "rms_norm.metal", names(quads) + "_weighted", threads(quads), 1);
