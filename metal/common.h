@@ -85,7 +85,7 @@ METAL_FUNC packed4<T> load4(const device T* row, uint at, uint axis, T pad) {
   }
   packed4<T> quad;
   for (uint i = 0; i < READS; i++) {
-    quad[i] = at + i < axis ? from[i] : pad;
+    quad[i] = !WHOLE_QUADS && at + i < axis ? from[i] : pad;
   }
   return quad;
 }
@@ -98,7 +98,7 @@ METAL_FUNC void store4(device T* row, uint at, uint axis, packed4<T> quad) {
     return;
   }
   for (uint i = 0; i < READS; i++) {
-    if (at + i < axis) {
+    if (!WHOLE_QUADS && at + i < axis) {
       to[i] = quad[i];
     }
   }

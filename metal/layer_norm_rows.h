@@ -48,8 +48,11 @@ METAL_FUNC float add_values(float sum, packed4<T> x) {
 template <typename T>
 METAL_FUNC float add_deviations(float sum, packed4<T> x, float mean, uint at, uint axis) {
   const int left = int(axis) - int(at);
+  if (WHOLE_QUADS && left <= 0) {
+    return sum;
+  }
   for (int i = 0; i < int(READS); i++) {
-    const float deviation = i < left ? float(x[i]) - mean : 0.0f;
+    const float deviation = WHOLE_QUADS || i < left ? float(x[i]) - mean : 0.0f;
     sum += deviation * deviation;
   }
   return sum;
@@ -59,6 +62,7 @@ METAL_FUNC float add_deviations(float sum, packed4<T> x, float mean, uint at, ui
 template <typename T, bool CENTERED>
 METAL_FUNC packed4<T> normalized(
     packed4<T> x, float mean, float inverse, packed4<T> weight, packed4<T> bias, Affine<T> affine) {
+#if MLXP_READS == 4
   packed4<T> y;
   for (uint i = 0; i < READS; i++) {
     float value = CENTERED ? float(x[i]) - mean : float(x[i]);
@@ -70,6 +74,19 @@ METAL_FUNC packed4<T> normalized(
       y[i] = T(float(y[i]) + float(bias[i]));
     }
   }
+#else
+  float values[READS];
+  for (uint i = 0; i < READS; i++) {
+    values[i] = (CENTERED ? float(x[i]) - mean : float(x[i])) * inverse;
+  }
+  packed4<T> y = msl::rounded<T>(values);
+  if (affine.weighted) {
+    y = msl::times(weight, y);
+  }
+  if (CENTERED && affine.biased) {
+    y = msl::plus(y, bias);
+  }
+#endif
   return y;
 }
 

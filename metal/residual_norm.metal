@@ -6,11 +6,15 @@ template <typename T>
 METAL_FUNC packed4<T> added4(const device T* x, const device T* residual, uint at, uint axis) {
   const packed4<T> a = load4(x, at, axis, T(0.0f));
   const packed4<T> b = load4(residual, at, axis, T(0.0f));
+#if MLXP_READS == 4
   packed4<T> sum;
   for (uint i = 0; i < READS; i++) {
     sum[i] = T(float(a[i]) + float(b[i]));
   }
   return sum;
+#else
+  return msl::plus(a, b);
+#endif
 }
 
 /** Rows of up to SIMD_ROW elements, one for each SIMD group: no barrier. */

@@ -5,12 +5,21 @@
 /** As in MLX, the normalized x is rounded to T before the weight multiplies it. */
 template <typename T, bool WEIGHTED>
 METAL_FUNC packed4<T> scaled(packed4<T> x, packed4<T> weight, float inverse) {
+#if MLXP_READS == 4
   packed4<T> y;
   for (uint i = 0; i < READS; i++) {
     T normalized = T(float(x[i]) * inverse);
     y[i] = WEIGHTED ? T(float(weight[i]) * float(normalized)) : normalized;
   }
   return y;
+#else
+  float values[READS];
+  for (uint i = 0; i < READS; i++) {
+    values[i] = float(x[i]) * inverse;
+  }
+  const packed4<T> normalized = msl::rounded<T>(values);
+  return WEIGHTED ? msl::times(weight, normalized) : normalized;
+#endif
 }
 
 /** Rows of up to SIMD_ROW elements, one for each SIMD group: no barrier. */

@@ -24,10 +24,18 @@ METAL_FUNC void load_row4(thread float* values, const device T* row, uint at, ui
 template <typename T>
 METAL_FUNC void store_scaled4(
     device T* row, uint at, uint axis, const thread float* values, float factor) {
+#if MLXP_READS == 4
   packed4<T> quad;
   for (uint i = 0; i < READS; i++) {
     quad[i] = T(values[i] * factor);
   }
+#else
+  float scaled[READS];
+  for (uint i = 0; i < READS; i++) {
+    scaled[i] = values[i] * factor;
+  }
+  const packed4<T> quad = msl::rounded<T>(scaled);
+#endif
   store4(row, at, axis, quad);
 }
 

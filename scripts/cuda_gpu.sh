@@ -1,12 +1,18 @@
 #!/usr/bin/env bash
-# Checks and times the primitives on this machine's NVIDIA GPU and writes a dated result file. Run nothing else on
-# the GPU meanwhile.
+# Checks and times the primitives on this machine's NVIDIA GPU within a limit of time, and writes a dated result
+# file, also if a step is cut off. Run nothing else on the GPU meanwhile.
 #
-#   scripts/cuda_gpu.sh [--quick]
+#   scripts/cuda_gpu.sh [--quick] [--seconds N] [--part checks|times]
 #
-# By default it builds the command and the bench `nvidia` in release mode against MLX as docs/cuda.md says. Where programs
-# cannot be built, MLX_PRIMITIVES_COMMAND and MLX_PRIMITIVES_NVIDIA_BENCH name those that were built elsewhere. The
-# result is MLX_PRIMITIVES_CUDA_RESULT, or benches/cuda/DATE-GPU.md.
+# checks   facts, the conformance table and greedy tokens in many processes at a time, the tests of
+#          examples/own_primitive, memcheck and racecheck of each family of kernels
+# times    kernels alone, shapes that fill a GPU beside MLX's ops and a copy, decoding of a Llama 8B shape
+#
+# By default it runs both parts with a limit of an hour, and builds the programs against MLX as docs/cuda.md says.
+# Where programs cannot be built, these variables hold the commands that were built elsewhere: MLX_PRIMITIVES_COMMAND,
+# MLX_PRIMITIVES_NVIDIA_BENCH, MLX_PRIMITIVES_KERNELS_BENCH, MLX_PRIMITIVES_OWN_TESTS and, to run tests of the suite
+# too, MLX_PRIMITIVES_SUITE. MLX_PRIMITIVES_COMMIT names their source. The result is MLX_PRIMITIVES_CUDA_RESULT, or
+# benches/cuda/DATE-GPU.md.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -16,97 +22,250 @@ die() {
   exit 1
 }
 
-quick=()
-[ $# -eq 0 ] || { [ "$1" = --quick ] && quick=(--quick); } || die "usage: scripts/cuda_gpu.sh [--quick]"
+quick='' parts="checks times" seconds=3600
+while [ $# -gt 0 ]; do
+  case "$1" in
+    --quick) quick=--quick ;;
+    --seconds) seconds=${2:?} && shift ;;
+    --part) parts=${2:?} && shift ;;
+    *) die "usage: scripts/cuda_gpu.sh [--quick] [--seconds N] [--part checks|times]" ;;
+  esac
+  shift
+done
 command -v nvidia-smi >/dev/null || die "there is no nvidia-smi, so no NVIDIA GPU"
 gpu=$(nvidia-smi --query-gpu=name --format=csv,noheader | head -n 1)
 driver=$(nvidia-smi --query-gpu=driver_version --format=csv,noheader | head -n 1)
-day=$(date -u +%Y-%m-%d)
 
-program=${MLX_PRIMITIVES_COMMAND:-} bench=${MLX_PRIMITIVES_NVIDIA_BENCH:-}
+program=${MLX_PRIMITIVES_COMMAND:-} nvidia=${MLX_PRIMITIVES_NVIDIA_BENCH:-}
+kernels=${MLX_PRIMITIVES_KERNELS_BENCH:-} own=${MLX_PRIMITIVES_OWN_TESTS:-} suite=${MLX_PRIMITIVES_SUITE:-}
 if [ -z "$program" ]; then
+  own_manifest=examples/own_primitive/Cargo.toml
   cargo build --quiet --release --features cuda
+  cargo bench --quiet --no-run --features cuda --bench nvidia
+  cargo bench --quiet --no-run -p mlx-primitives-cuda --bench kernels
+  cargo test --quiet --no-run --features cuda --manifest-path $own_manifest --test conformance
   program=target/release/mlx-primitives
-  bench="cargo bench --quiet --features cuda --bench nvidia"
+  nvidia="cargo bench --quiet --features cuda --bench nvidia --"
+  kernels="cargo bench --quiet -p mlx-primitives-cuda --bench kernels --"
+  own="cargo test --quiet --features cuda --manifest-path $own_manifest --test conformance"
 fi
 # Our kernels, whatever was tuned on this machine, and MLX's float32 products without TF32, which the checks compare
 # with.
 export MLX_PRIMITIVES_TUNE=off MLX_ENABLE_TF32=0
 
 work=$(mktemp -d)
-trap 'rm -rf "$work"' EXIT
-failed=0
-# step NAME COMMAND...: runs a command into $work/NAME.log and remembers whether it failed.
-step() {
-  local name=$1
-  shift
-  say "$name"
-  if "$@" >"$work/$name.log" 2>&1; then
-    echo passed >"$work/$name.result"
-  else
-    failed=1
-    echo "failed with status $?" >"$work/$name.result"
-    tail -n 5 "$work/$name.log" >&2
+# MLX keeps the kernels that it compiles there, for all processes.
+export MLX_PTX_CACHE_DIR=${MLX_PTX_CACHE_DIR:-$work/ptx}
+mkdir -p "$MLX_PTX_CACHE_DIR"
+deadline=$((SECONDS + seconds))
+cores=$(nproc)
+
+# job NAME LIMIT COMMAND: runs a shell command, for at most LIMIT seconds and until the deadline, and keeps what it
+# printed and its result.
+job() {
+  local name=$1 limit=$2 start=$SECONDS status=0
+  ((limit <= deadline - SECONDS)) || limit=$((deadline - SECONDS))
+  if ((limit < 3)); then
+    echo "not run: no time was left" >"$work/$name.result"
+    return
+  fi
+  echo "cut off" >"$work/$name.result"
+  timeout -k 5 "$limit" bash -c "$3" >"$work/$name.log" 2>&1 || status=$?
+  local took="$((SECONDS - start)) s"
+  case $status in
+    0) echo "passed, $took" ;;
+    124 | 137) echo "cut off after $took" ;;
+    *) echo "**failed** with status $status, $took" ;;
+  esac >"$work/$name.result"
+  say "$name: $(cat "$work/$name.result")"
+}
+
+# pool WORKERS: runs jobs, one on each line of the input, a number of them at a time.
+pool() {
+  local name limit command running=0
+  while IFS='|' read -r name limit command; do
+    if ((running >= $1)); then
+      wait -n || true
+      running=$((running - 1))
+    fi
+    job "$name" "$limit" "$command" </dev/null &
+    running=$((running + 1))
+  done
+  wait
+}
+
+# shares NAME COUNT ROWS [ARGUMENTS]: jobs that check rows of the conformance table in COUNT processes.
+shares() {
+  local share
+  for share in $(seq "$2"); do
+    local name=conformance-$1-$share
+    echo "$name|1800|$program verify $quick --device gpu --only '$3' --share $share/$2 ${4:-} --output $work/$name.md"
+  done
+}
+
+# For these rows, MLX compiles other kernels at their first use, each for up to half a minute.
+slow_conformance_jobs() {
+  shares quantized 3 quantized::quantized_linear
+  shares quantized-all 2 quantized::quantized_linear_with_everything
+  shares lora 16 quantized::lora_linear
+}
+
+conformance_jobs() {
+  local rows
+  shares attention 4 "self-test attention"
+  shares lora-sizes 3 quantized::lora_linear_of_every_base_rank_and_size
+  shares quantized-sizes 3 quantized::quantized_linear_of_every_format_and_size --without-peers
+  for rows in elements norms products rotations softmaxes; do shares $rows 3 "self-test $rows"; done
+  for rows in appending reductions sums; do shares $rows 2 "self-test $rows"; done
+  shares dequantize 1 quantized::dequantize
+}
+
+# A model of 1.10 billion weights.
+config=$work/config.json
+cat >"$config" <<'JSON'
+{
+  "model_type": "llama", "hidden_size": 2048, "num_hidden_layers": 22, "intermediate_size": 5632,
+  "num_attention_heads": 32, "num_key_value_heads": 4, "vocab_size": 32000, "rms_norm_eps": 1e-5,
+  "rope_theta": 10000.0, "max_position_embeddings": 2048, "tie_word_embeddings": false
+}
+JSON
+
+sanitizer=$(command -v compute-sanitizer || ls /usr/local/cuda*/bin/compute-sanitizer 2>/dev/null | head -n 1 || true)
+# One family of kernels and a part of its cases in a process.
+families=(
+  "norms::rms_norm 1/6" "norms::layer_norm 1/6" "norms::residual_norm 1/6" "sums::softmax 1/4"
+  "sums::logsumexp 1/4" "softmaxes::masked_softmax_of_every_size 1/8" "softmaxes::cross_entropy 1/8"
+  "elements::activations 1/16" "elements::affine 1/4" "rotations::rope 1/8"
+  "appending::rope_append_of_all_parameters 1/8" "reductions::reductions 1/12" "products::linear 1/12"
+  "quantized::quantized_linear_of_every_format_and_size 1/27" "attention::attention_of_every_size 1/20"
+  "attention::attention_of_other_values 1/40")
+
+other_jobs() {
+  local of tool family name
+  echo "info|60|$program info"
+  echo "decode|200|$program verify $quick --device gpu --only 'decode demo' --output $work/decode.md"
+  echo "decode-1B|200|$program verify $quick --device gpu --only 'decode random' --config $config --bits 4" \
+    "--output $work/decode-1B.md"
+  [ -z "$own" ] || echo "own|120|$own"
+  [ -z "$suite" ] || echo "suite|240|$suite ${MLX_PRIMITIVES_SUITE_TESTS:-}"
+  [ -n "$sanitizer" ] || return 0
+  for tool in racecheck memcheck; do
+    for of in "${families[@]}"; do
+      read -r family of <<<"$of"
+      name=$tool-${family#*::}
+      # MLX's own kernels run too; a fault of theirs shows their names.
+      echo "$name|90|$sanitizer --tool $tool --error-exitcode 9 $program verify --quick --device gpu" \
+        "--without-peers --only $family --share $of --output $work/$name.md"
+    done
+  done
+}
+
+times_jobs() {
+  [ -z "$kernels" ] || echo "kernels|120|$kernels"
+  if [ -n "$nvidia" ]; then
+    echo "decode-8B|120|$nvidia decode"
+    echo "products|90|$nvidia products"
+    echo "rows|120|$nvidia rows"
   fi
 }
 
-step info "$program" info
-# Groups of rows compile their kernels at the same time; then everything is in the cache.
-for part in appending attention elements norms products quantized reductions rotations softmaxes sums; do
-  "$program" verify --quick --device gpu --only "self-test $part" --output "$work/warm-$part.md" \
-    >"$work/warm-$part.log" 2>&1 &
-done
-wait
-step conformance "$program" verify "${quick[@]}" --device gpu --only self-test --output "$work/conformance.md"
-step decode "$program" verify "${quick[@]}" --device gpu --only decode --output "$work/decode.md"
-sanitizer=$(command -v compute-sanitizer || ls /usr/local/cuda*/bin/compute-sanitizer 2>/dev/null | head -n 1 || true)
-if [ -n "$sanitizer" ]; then
-  for tool in memcheck racecheck; do
-    # MLX's own kernels run too; a fault of theirs shows their names.
-    step "$tool" "$sanitizer" --tool "$tool" --error-exitcode 9 \
-      "$program" verify --quick --device gpu --only self-test --output "$work/$tool.md"
-  done
-else
-  for tool in memcheck racecheck; do echo "not run: there is no compute-sanitizer" >"$work/$tool.result"; done
-fi
-step ops "$program" ops "${quick[@]}" --device gpu
-if [ -n "$bench" ]; then
-  # shellcheck disable=SC2086 # a command with arguments
-  step shapes $bench
-else
-  echo "not run: MLX_PRIMITIVES_NVIDIA_BENCH names no program" | tee "$work/shapes.result" >"$work/shapes.log"
-fi
-
 folder=benches/cuda
+day=$(date -u +%Y-%m-%d)
 result=${MLX_PRIMITIVES_CUDA_RESULT:-$folder/$day-$(tr -cs '[:alnum:]\n' - <<<"$gpu" | tr '[:upper:]' '[:lower:]').md}
 mkdir -p "$(dirname "$result")"
-{
-  echo "# $gpu, $day"
-  echo
-  echo "Made by \`scripts/cuda_gpu.sh ${quick[*]}\`. Driver $driver, source $(git rev-parse --short HEAD 2>/dev/null || echo unknown)."
-  echo
-  echo "| step | result |"
-  echo "|---|---|"
-  for name in info conformance decode memcheck racecheck ops shapes; do
-    echo "| $name | $(cat "$work/$name.result") |"
-  done
-  for name in info conformance decode ops shapes; do
+commit=${MLX_PRIMITIVES_COMMIT:-$(git rev-parse --short HEAD 2>/dev/null || echo unknown)}
+
+# Sums of the comparisons of the rows in all processes.
+conformance() {
+  echo "| row | passed | of | MLX differs |"
+  echo "|---|---:|---:|---:|"
+  cat "$work"/conformance-*.md 2>/dev/null | awk -F'|' '
+    $4 ~ / of [0-9]+ comparisons/ {
+      row = $2; gsub(/ /, "", row)
+      split($4, words, " ")
+      passed[row] += words[1]; all[row] += words[3]
+      differs = $4; if (sub(/.*; in /, "", differs)) { split(differs, some, " "); mlx[row] += some[1] }
+    }
+    END {
+      for (row in all) {
+        printf "| %s | %d | %d | %d |\n", row, passed[row], all[row], mlx[row] | "sort"
+        total += all[row]; good += passed[row]; other += mlx[row]
+      }
+      close("sort")
+      printf "| all | %d | %d | %d |\n", good, total, other
+    }'
+}
+
+# Writes the result file with what is known so far.
+report() {
+  local log name
+  {
+    echo "# $gpu, $day"
     echo
-    echo "## $name"
+    echo "Made by \`scripts/cuda_gpu.sh${quick:+ $quick}\`, parts $parts. Driver $driver, source $commit, $cores cores."
     echo
-    echo '```'
-    cat "$work/$name.log"
-    echo '```'
-  done
-  for tool in memcheck racecheck; do
-    [ -e "$work/$tool.log" ] || continue
-    echo
-    echo "## $tool"
-    echo
-    echo '```'
-    grep -E '^=========' "$work/$tool.log" | tail -n 40 || true
-    echo '```'
-  done
-} >"$result"
-say "wrote $result"
-exit "$failed"
+    echo "| step | result |"
+    echo "|---|---|"
+    for log in "$work"/*.result; do
+      name=$(basename "$log" .result)
+      echo "| $name | $(cat "$log") |"
+    done
+    if ls "$work"/conformance-*.md >/dev/null 2>&1; then
+      printf '\n## Conformance\n\n'
+      conformance
+      printf '\n'
+      grep -h -A 30 '^## Failures' "$work"/conformance-*.md | grep '^ *- ' || true
+    fi
+    for name in info decode decode-1B own suite kernels rows products decode-8B; do
+      [ -e "$work/$name.log" ] || continue
+      printf '\n## %s\n\n' "$name"
+      [ ! -e "$work/$name.md" ] || grep -h '^| .* passed\|^| .*failed\|^ *- ' "$work/$name.md" || true
+      tail -n 120 "$work/$name.log"
+    done
+    for log in "$work"/racecheck-*.log "$work"/memcheck-*.log; do
+      [ -e "$log" ] || continue
+      printf '\n## %s\n\n```\n' "$(basename "$log" .log)"
+      grep -E '^=========' "$log" | grep -vE '^=========( +(Host Frame|in |Saved host).*|)$' | tail -n 16 || true
+      grep -h ' of [0-9]* comparisons' "${log%.log}.md" 2>/dev/null || true
+      printf '```\n'
+    done
+  } >"$result.partial"
+  mv "$result.partial" "$result"
+}
+
+# The result file is of use if this script is killed, too.
+while sleep 10; do report; done &
+reporter=$!
+cleanup() {
+  kill "$reporter" 2>/dev/null || true
+  wait "$reporter" 2>/dev/null || true
+  report
+  [ -z "${MLX_PRIMITIVES_CUDA_LOGS:-}" ] || tar -C "$work" --exclude ptx -cJf "$MLX_PRIMITIVES_CUDA_LOGS" . || true
+  rm -rf "$work"
+  say "wrote $result"
+}
+trap cleanup EXIT
+trap 'exit 143' TERM INT
+
+if [[ $parts = *checks* ]]; then
+  # Each kind of job gets some of the processes, so that none waits for all others.
+  few=$((cores > 7 ? cores / 4 : 1))
+  half=$((cores > 3 ? cores / 2 : 1))
+  other_jobs >"$work/other.jobs"
+  slow_conformance_jobs >"$work/slow.jobs"
+  conformance_jobs >"$work/conformance.jobs"
+  pools=()
+  pool "$few" <"$work/other.jobs" &
+  pools+=($!)
+  pool "$half" <"$work/slow.jobs" &
+  pools+=($!)
+  pool "$half" <"$work/conformance.jobs" &
+  pools+=($!)
+  wait "${pools[@]}" || true
+fi
+if [[ $parts = *times* ]]; then
+  times_jobs >"$work/times.jobs"
+  pool 1 <"$work/times.jobs" &
+  wait $! || true
+fi
+! grep -lq 'failed\|cut off\|not run' "$work"/*.result

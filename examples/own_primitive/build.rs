@@ -5,5 +5,10 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     mlx_primitives_build::Metal::new("metal/own.metal").build()?;
     let libdir = std::env::var("DEP_MLX_PRIMITIVES_LIBDIR")?;
     println!("cargo::rustc-link-arg=-Wl,-rpath,{libdir}");
+    if std::env::var_os("CARGO_FEATURE_CUDA").is_some() {
+        // A program that looks up functions when it calls them also starts with MLX's library for
+        // CPUs, which lacks those for CUDA.
+        println!("cargo::rustc-link-arg=-Wl,-z,lazy");
+    }
     Ok(())
 }

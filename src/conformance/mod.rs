@@ -287,6 +287,12 @@ impl Conformance {
         Self { peer: Some((Rc::new(peer), Tolerance::Bounds(Box::new(bound)))), ..self }
     }
 
+    /// Leaves the [`peer`](Self::peer) out, unless it is what extreme numbers are compared with.
+    pub fn without_peer(self) -> Self {
+        let peer = self.peer.filter(|_| self.extremes_as_peer);
+        Self { peer, ..self }
+    }
+
     /// Holds the [`peer`](Self::peer) to the reference too. A value that agrees with the reference
     /// passes where the peer's does not, and the report names the comparison. This is always so on
     /// an NVIDIA GPU, where MLX's ops round elsewhere than on a Mac and some have faults.

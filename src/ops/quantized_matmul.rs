@@ -3,7 +3,7 @@ use crate::array::{Array, from_list, or_null, to_list};
 use crate::dtype::Dtype;
 use crate::error::{Error, Result};
 use crate::ffi::ops::bridge as ffi;
-use crate::tune::{chosen, rows};
+use crate::tune::{Call, chosen, rows};
 
 /// How a group of quantized weights becomes numbers, as `mode` in MLX's `quantize`.
 ///
@@ -299,7 +299,13 @@ fn run(
             or_null(options.residual),
         )
     };
-    chosen(op, || rows(x), built)
+    let QuantizedLinear { bias, residual, norm } = options;
+    let more = bias.or(residual).is_some() || norm.is_some() || weights.len() > 1;
+    let call = || match rows(x) {
+        rows if more => rows.into(),
+        rows => Call::of_weights(rows, first.nbytes()),
+    };
+    chosen(op, call, built)
 }
 
 /// `norm(x) · Wᵀ + bias + residual` with packed weights, which are read once, in one dispatch for

@@ -1,7 +1,7 @@
 use crate::array::{Array, or_null};
 use crate::error::Result;
 use crate::ffi::ops::bridge as ffi;
-use crate::tune::{chosen, rows};
+use crate::tune::{Call, chosen};
 
 /// Root mean square layer normalization over the last axis
 /// ([Zhang and Sennrich 2019](https://arxiv.org/abs/1910.07467)):
@@ -29,5 +29,5 @@ use crate::tune::{chosen, rows};
 pub fn rms_norm(x: &Array, weight: Option<&Array>, eps: f32) -> Result<Array> {
     // SAFETY: the pointer is null or that of a borrowed array, which outlives the call.
     let built = unsafe { ffi::rms_norm(x.raw(), or_null(weight), eps) };
-    chosen("rms_norm", || rows(x), built)
+    chosen("rms_norm", || Call::of_rows(x), built)
 }

@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use std::sync::{PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
-use super::{Choice, Choices, Class, Key, Rows, measure, path};
+use super::{Call, Choice, Choices, Class, Key, Rows, measure, path};
 use crate::array::Array;
 use crate::device::Device;
 use crate::error::Result;
@@ -27,7 +27,7 @@ type Clock = Box<dyn Fn() -> Duration + Send + Sync>;
 /// measure the same class at the same time, the last measurement stays.
 pub struct Machine {
     choices: RwLock<Choices>,
-    /// Choices by a hash of op, type and number of rows, which is faster than the name of a class.
+    /// Choices by a hash of op, type, number of rows and size, which is faster than the name of a class.
     known: RwLock<HashMap<u64, Choice>>,
     file: Option<(PathBuf, Key)>,
     clock: Option<Clock>,
@@ -126,21 +126,21 @@ impl Machine {
     pub(super) fn choice(
         &self,
         op: &impl fmt::Display,
-        rows: impl Fn() -> usize,
+        call: impl Fn() -> Call,
         ours: &Array,
     ) -> Choice {
         if let Some(choice) = self.fixed {
             return choice;
         }
-        let (dtype, rows) = (ours.dtype(), rows());
+        let (dtype, of) = (ours.dtype(), call());
         let mut call = Hashed(DefaultHasher::new());
         // Writing to a hash does not fail.
         let _ = write!(call, "{op}");
-        (dtype, Rows::of(rows)).hash(&mut call.0);
+        (dtype, Rows::of(of.rows), of.size).hash(&mut call.0);
         let call = call.0.finish();
         let known = self.known.read().unwrap_or_else(PoisonError::into_inner).get(&call).copied();
         known.unwrap_or_else(|| {
-            let choice = self.first(&Class::new(op, dtype, rows), ours);
+            let choice = self.first(&Class::new(op, dtype, of), ours);
             self.known.write().unwrap_or_else(PoisonError::into_inner).insert(call, choice);
             choice
         })

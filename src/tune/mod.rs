@@ -71,17 +71,60 @@ impl Rows {
     }
 }
 
-/// The calls that one choice is for: those of one op, type and range of rows.
+/// A size at which another implementation may be the faster one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+enum Size {
+    Any,
+    /// One row is multiplied by packed weights of few bytes, and nothing else is done to it.
+    SmallWeights,
+    /// Many rows of many elements.
+    WideRows,
+}
+
+/// A call's number of rows and its size, on which a choice may depend besides the op and the type.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Call {
+    rows: usize,
+    size: Size,
+}
+
+impl From<usize> for Call {
+    fn from(rows: usize) -> Self {
+        Self { rows, size: Size::Any }
+    }
+}
+
+impl Call {
+    /// A product of `rows` rows with packed weights that take `bytes` bytes, without another step.
+    pub(crate) fn of_weights(rows: usize, bytes: usize) -> Self {
+        // 4096 rows of 4096 weights of 4 bits take 9 MiB, and 14336 of them take 32 MiB.
+        const SMALL: usize = 10 << 20;
+        let small = rows == 1 && bytes <= SMALL;
+        Self { rows, size: if small { Size::SmallWeights } else { Size::Any } }
+    }
+
+    /// The rows of an array that are normalized.
+    pub(crate) fn of_rows(x: &Array) -> Self {
+        const MANY: usize = 2048;
+        const WIDE: usize = 2048;
+        let rows = rows(x);
+        let wide = rows >= MANY && x.size() / rows >= WIDE;
+        Self { rows, size: if wide { Size::WideRows } else { Size::Any } }
+    }
+}
+
+/// The calls that one choice is for: those of one op, type, range of rows and size.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Class {
     op: String,
     dtype: Dtype,
     rows: Rows,
+    size: Size,
 }
 
 impl Class {
-    fn new(op: impl fmt::Display, dtype: Dtype, rows: usize) -> Self {
-        Self { op: op.to_string(), dtype, rows: Rows::of(rows) }
+    fn new(op: impl fmt::Display, dtype: Dtype, call: Call) -> Self {
+        Self { op: op.to_string(), dtype, rows: Rows::of(call.rows), size: call.size }
     }
 }
 
@@ -92,7 +135,12 @@ impl fmt::Display for Class {
             Rows::Few => "2 to 8 rows",
             Rows::Many => "more rows",
         };
-        write!(f, "{}, {}, {rows}", self.op, self.dtype)
+        let size = match self.size {
+            Size::Any => "",
+            Size::SmallWeights => ", small weights",
+            Size::WideRows => " that are wide",
+        };
+        write!(f, "{}, {}, {rows}{size}", self.op, self.dtype)
     }
 }
 
@@ -130,8 +178,9 @@ enum Rule {
     AllMlx,
     /// MLX's ops run products of many rows of 16-bit numbers, and our kernels all else.
     MatricesMlx,
-    /// MLX's ops run attention and all products except those of one row with packed weights.
-    OneRowOurs,
+    /// MLX's ops run attention, normalizations by `rms_norm` of many wide rows, and all products
+    /// except those of one row with packed weights that are not small.
+    Nvidia,
 }
 
 impl Choices {
@@ -149,7 +198,7 @@ impl Choices {
     pub fn built_in(key: &Key) -> Self {
         let rule = match key {
             _ if key.has_neural_accelerators() => Rule::MatricesMlx,
-            _ if key.is_nvidia() => Rule::OneRowOurs,
+            _ if key.is_nvidia() => Rule::Nvidia,
             _ => Rule::AllOurs,
         };
         Self { rule, ..Self::default() }
@@ -197,17 +246,19 @@ impl Choices {
                 || ATTENTION.contains(&&*class.op);
             short && known && class.rows == Rows::Many
         };
-        let products = || {
+        let of_mlx = || {
             let packed =
                 class.op.starts_with("quantized_") || class.op.starts_with("lora_linear, ");
             let known = class.op.starts_with("attention")
                 || MATRICES.iter().any(|name| class.op.starts_with(name));
-            known && !(packed && class.rows == Rows::One)
+            let wide = class.op == "rms_norm" && class.size == Size::WideRows;
+            let ours = packed && class.rows == Rows::One && class.size != Size::SmallWeights;
+            wide || known && !ours
         };
         match self.rule {
             Rule::AllMlx => Choice::Mlx,
             Rule::MatricesMlx if matrices() => Choice::Mlx,
-            Rule::OneRowOurs if products() => Choice::Mlx,
+            Rule::Nvidia if of_mlx() => Choice::Mlx,
             _ => Choice::Ours,
         }
     }
@@ -301,18 +352,19 @@ pub(crate) fn only_ours() -> Result<bool> {
 
 /// Returns the lazy result of an op or, if that was chosen, the result of MLX's own ops for the
 /// same inputs.
-pub(crate) fn chosen(
+pub(crate) fn chosen<C: Into<Call>>(
     op: impl fmt::Display,
-    rows: impl Fn() -> usize,
+    call: impl Fn() -> C,
     built: std::result::Result<UniquePtr<MlxArray>, Exception>,
 ) -> Result<Array> {
     let ours = Array::from_bridge(built)?;
-    let class = |rows| Class::new(&op, ours.dtype(), rows);
+    let call = || -> Call { call().into() };
+    let class = || Class::new(&op, ours.dtype(), call());
     let machine = SCOPE.with_borrow_mut(|scope| match scope {
         Some(Scope::Chosen(choices)) if choices.is_all_ours() => Err(Choice::Ours),
-        Some(Scope::Chosen(choices)) => Err(choices.choice(&class(rows()))),
+        Some(Scope::Chosen(choices)) => Err(choices.choice(&class())),
         Some(Scope::Asked(classes)) => {
-            classes.push(class(rows()));
+            classes.push(class());
             Err(Choice::Ours)
         }
         Some(Scope::Machine(machine)) => Ok(Some(machine.clone())),
@@ -320,8 +372,8 @@ pub(crate) fn chosen(
     });
     let choice = match machine {
         Err(choice) => choice,
-        Ok(Some(machine)) => machine.choice(&op, rows, &ours),
-        Ok(None) => Machine::of(device::current()?).choice(&op, rows, &ours),
+        Ok(Some(machine)) => machine.choice(&op, call, &ours),
+        Ok(None) => Machine::of(device::current()?).choice(&op, call, &ours),
     };
     // MLX's own ops refuse some inputs that our kernels take.
     let theirs = (choice == Choice::Mlx).then(|| ffi::composition(ours.raw()).ok()).flatten();

@@ -72,6 +72,23 @@ fn donated_buffers_change_nothing() -> Checked {
     })
 }
 
+/// Contiguous rows that begin at an odd element of a buffer.
+#[test]
+fn rows_begin_at_any_element() -> Checked {
+    each_device(|_| {
+        for dtype in FLOATS {
+            for (name, op, _) in OPS {
+                for axis in [8, 256, 4096] {
+                    let x = random(&[1 + 3 * axis], dtype, 6)?.i(1..)?.reshape([1, 3, axis])?;
+                    let apart = op(&x.multiply(1.0)?)?;
+                    assert_same(&op(&x)?, &apart, &format!("{name} {dtype} {axis}"))?;
+                }
+            }
+        }
+        Ok(())
+    })
+}
+
 #[test]
 fn donation_keeps_weights_offsets_and_views() -> Checked {
     let x = random32(&[4, 6, 8], 5)?;

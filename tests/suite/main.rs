@@ -51,6 +51,7 @@ mod logsumexp;
 mod lora;
 mod masked_softmax;
 mod memory;
+mod nvidia;
 mod one_stream;
 mod operators;
 mod parts_of_ops;

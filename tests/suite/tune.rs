@@ -21,7 +21,7 @@ use crate::support::compare::{assert_close, numbers};
 use crate::support::input::random;
 use crate::support::{Checked, simulated};
 
-fn key() -> Key {
+pub fn key() -> Key {
     let [chip, system, mlx, kernels] =
         ["Apple M3 Max", "Darwin 25.2.0 arm64", "0.32.4", "0123456789abcdef"].map(str::to_owned);
     Key { chip, system, mlx, kernels }
@@ -32,14 +32,14 @@ fn measured(ours: f64, mlx: f64) -> Measured {
 }
 
 /// The class of an op's call.
-fn class(op: impl FnOnce() -> Result<Array>) -> anyhow::Result<Class> {
+pub fn class(op: impl FnOnce() -> Result<Array>) -> anyhow::Result<Class> {
     let (result, classes) = asked(op);
     let _ = result?;
     anyhow::ensure!(classes.len() == 1, "{classes:?}");
     Ok(classes[0].clone())
 }
 
-fn linear(rows: i32, dtype: Dtype) -> anyhow::Result<Class> {
+pub fn linear(rows: i32, dtype: Dtype) -> anyhow::Result<Class> {
     let (x, w) = (random(&[1, rows, 64], dtype, 1)?, random(&[32, 64], dtype, 2)?);
     class(|| ops::linear(&x, &w, Linear::default()))
 }
@@ -145,18 +145,6 @@ fn the_built_in_rule() -> Checked {
         measurement.add(&attention, measured(1.0, 2.0));
         assert_eq!(measurement.choice(&attention), Choice::Ours, "measured");
     }
-    Ok(())
-}
-
-#[test]
-fn products_are_mlxs_on_nvidia() -> Checked {
-    let x = random(&[1, 2, 1, 64], Dtype::Float16, 1)?;
-    let attention = class(|| ops::attention(&x, &x, &x, Attention::default()))?;
-    let choices = Choices::built_in(&Key { chip: "NVIDIA H200".to_owned(), ..key() });
-    for class in [&linear(1, Dtype::Float16)?, &linear(9, Dtype::Float32)?, &attention] {
-        assert_eq!(choices.choice(class), Choice::Mlx, "{class}");
-    }
-    assert_eq!(choices.choice(&class(|| ops::softmax(&x))?), Choice::Ours);
     Ok(())
 }
 

@@ -39,6 +39,17 @@ struct Value<const PACKED> {
   typedef PACKED type;
 };
 
+/** Reads a packed vector that needs its element's alignment alone. */
+template <typename PACKED>
+METAL_FUNC PACKED read_apart(const PACKED* at) {
+  return *at;
+}
+
+template <typename PACKED>
+METAL_FUNC void write_apart(PACKED* at, PACKED value) {
+  *at = value;
+}
+
 /** A packed vector in memory. */
 template <typename PACKED>
 struct Place {
@@ -58,7 +69,7 @@ struct Place {
         return value;
       }
     }
-    return *at;
+    return read_apart(static_cast<const value_type*>(at));
   }
   METAL_FUNC Place& operator=(value_type value) {
     if constexpr (!is_void<word>) {
@@ -69,7 +80,7 @@ struct Place {
         return *this;
       }
     }
-    *at = value;
+    write_apart(at, value);
     return *this;
   }
   METAL_FUNC auto operator[](unsigned i) const {

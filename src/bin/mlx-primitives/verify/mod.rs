@@ -21,6 +21,8 @@ use crate::{ops, output};
 use random::Random;
 use report::Report;
 
+use parts::Selected;
+
 pub use parts::simulates;
 
 const EXAMPLES: &str = "\
@@ -50,13 +52,17 @@ pub struct Args {
     /// A short run: only values and gradients, one shape of each op, two texts.
     #[arg(long)]
     quick: bool,
-    /// Run only the steps whose names contain one of these texts.
+    /// Run only the steps whose names contain one of these texts. The whole name of a self-test,
+    /// such as sums::softmax, selects that one alone.
     #[arg(long, value_name = "TEXT", num_args = 1..)]
     only: Vec<String>,
-    /// Run only every Nth case of each self-test, from the Ith on: N processes with different I
-    /// check all.
+    /// Run only one of N shares of each self-test: N processes with different I check all.
     #[arg(long, value_name = "I/N", value_parser = share)]
     share: Option<(usize, usize)>,
+    /// Compare values with the references alone, not with MLX's own ops too, which may take long to
+    /// compile on an NVIDIA GPU.
+    #[arg(long)]
+    without_peers: bool,
     /// A config.json whose model gets random weights and decodes too.
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
@@ -112,12 +118,18 @@ pub fn run(args: &Args) -> Result<()> {
         quantization.is_none() || args.config.is_some(),
         "expected --config with --bits, --group-size or --mode"
     );
-    let mut steps = parts::all(device, args.quick, args.share);
+    let Args { quick, share, without_peers, .. } = *args;
+    let mut steps = parts::all(device, Selected { quick, share, without_peers });
     let random = args.config.clone().map(|config| Random { config, quantization });
     steps.extend(random.map(|random| random.step(device, args.quick)));
     let named = |step: &Step| format!("{} {}", step.part, step.name);
+    let whole = |text: &str| text.contains("::") && steps.iter().any(|step| step.name == text);
+    let (whole, parts): (Vec<&String>, Vec<&String>) =
+        args.only.iter().partition(|text| whole(text));
     steps.retain(|step| {
-        args.only.is_empty() || args.only.iter().any(|text| named(step).contains(text.as_str()))
+        args.only.is_empty()
+            || whole.iter().any(|text| step.name == **text)
+            || parts.iter().any(|text| named(step).contains(text.as_str()))
     });
     if steps.is_empty() {
         let said = format!("no step has {} in its name\n", args.only.join(" or "));

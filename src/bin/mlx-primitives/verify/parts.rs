@@ -5,7 +5,7 @@ use std::rc::Rc;
 use std::time::Instant;
 
 use anyhow::{Context, Result, ensure};
-use mlx_primitives::conformance::{Backend, Check, Outcome, Share};
+use mlx_primitives::conformance::{Backend, Check, Conformance, Outcome, Share};
 use mlx_primitives::device::{Device, with_device};
 use mlx_primitives::llama::{Checkpoint, Options};
 use mlx_primitives::simulator;
@@ -19,7 +19,16 @@ const GREEDY: &str = include_str!("../../../../tests/fixtures/greedy.json");
 /// The most failures of a step that the report lists.
 const MOST_FAILURES: usize = 20;
 
-pub fn all(device: Device, quick: bool, share: Option<(usize, usize)>) -> Vec<Step> {
+/// The part of the comparisons that a process makes.
+#[derive(Clone, Copy)]
+pub struct Selected {
+    pub quick: bool,
+    pub share: Option<(usize, usize)>,
+    pub without_peers: bool,
+}
+
+pub fn all(device: Device, selected: Selected) -> Vec<Step> {
+    let quick = selected.quick;
     let step = |part, name: &str, run: Box<dyn Fn() -> Result<Found>>| Step {
         part,
         name: name.to_owned(),
@@ -30,7 +39,7 @@ pub fn all(device: Device, quick: bool, share: Option<(usize, usize)>) -> Vec<St
         steps.push(step(
             "self-test",
             rows.name,
-            Box::new(move || self_test(rows, device, quick, share)),
+            Box::new(move || self_test(rows, device, selected)),
         ));
     }
     // Times in the simulator are meaningless.
@@ -59,40 +68,51 @@ fn facts() -> Result<Found> {
     Ok(Found { said: said.join(", "), text: lines.concat(), json, ..Found::default() })
 }
 
-fn self_test(
-    rows: &table::Rows,
-    device: Device,
-    quick: bool,
-    share: Option<(usize, usize)>,
-) -> Result<Found> {
+/// The rows that a share has, each with its share of the row's cases. If there are at least as many
+/// rows as shares, a row is whole in one share, so that processes do not compile the same kernels.
+fn dealt(rows: Vec<Conformance>, share: Option<(usize, usize)>) -> Vec<(Conformance, Rc<Share>)> {
+    let (number, of) = share.unwrap_or((1, 1));
+    let (first, count) = (number - 1, rows.len().max(1));
+    let part = |row: usize| {
+        if count >= of {
+            return (row % of == first).then(|| Share::new(1, 1));
+        }
+        let shares = (of - row).div_ceil(count);
+        (first % count == row).then(|| Share::new(first / count + 1, shares))
+    };
+    let all = rows.into_iter().enumerate();
+    all.filter_map(|(number, row)| Some((row, Rc::new(part(number)?)))).collect()
+}
+
+fn self_test(rows: &table::Rows, device: Device, args: Selected) -> Result<Found> {
     let backends = match device {
         _ if simulates() => table::backends()?,
         Device::Gpu => vec![Backend::Gpu],
         Device::Cpu => vec![Backend::Cpu],
     };
-    let (found, compared) = (RefCell::new(Vec::new()), RefCell::new(0));
-    let peers = RefCell::new(Vec::new());
-    let (number, of) = share.unwrap_or((1, 1));
-    let share = Rc::new(Share::new(number, of));
+    let (mut found, mut compared, mut peers) = (Vec::new(), 0, Vec::new());
+    let all = RefCell::new(Vec::new());
     (rows.each)(&|row| {
-        let kept = |check: &Check| !quick || matches!(check, Check::Values | Check::Vjp);
+        all.borrow_mut().push(row);
+        Ok(())
+    })?;
+    for (row, share) in dealt(all.into_inner(), args.share) {
+        let kept = |check: &Check| !args.quick || matches!(check, Check::Values | Check::Vjp);
         let left_out = Check::ALL.into_iter().filter(|check| !kept(check));
         let row = left_out.fold(row, |row, check| row.without(check, "--quick"));
+        let row = if args.without_peers { row.without_peer() } else { row };
         let report = row.backends(&backends).share(&share).run();
-        *compared.borrow_mut() += report.outcomes().len();
-        let failures = report.failures().map(|failure| format!("{}: {failure}", report.name()));
-        found.borrow_mut().extend(failures);
-        let faults = report.peer_faults().map(|one| {
+        compared += report.outcomes().len();
+        found.extend(report.failures().map(|failure| format!("{}: {failure}", report.name())));
+        peers.extend(report.peer_faults().map(|one| {
             let said = one.peer_fault.as_deref().unwrap_or_default();
             let Outcome { check, dtype, case, .. } = one;
             format!("{}: {check}, {dtype}, {case}: {said}\n", report.name())
-        });
-        peers.borrow_mut().extend(faults);
-        Ok(())
-    })?;
-    let (mut failures, compared) = (found.into_inner(), compared.into_inner());
-    ensure!(compared > 0 || quick || of > 1, "nothing was compared");
-    let mut peers = peers.into_inner();
+        }));
+    }
+    let part = args.quick || args.share.is_some_and(|(_, of)| of > 1);
+    ensure!(compared > 0 || part, "nothing was compared");
+    let mut failures = found;
     let mut said = format!("{} of {compared} comparisons", compared - failures.len());
     if !peers.is_empty() {
         said += &format!("; in {} MLX's op differs, and ours is right", peers.len());

@@ -1,0 +1,286 @@
+//! `cargo bench -p mlx-primitives-cuda --bench kernels`: times kernels for rows and for products of
+//! one row alone, by CUDA's events around launches without MLX, in several forms and numbers of
+//! threads, and compares their results with references in double precision. Prints Markdown. With
+//! `--compile`, it only compiles the kernels for sm_90, which needs no GPU. Other arguments select
+//! rows of the tables by parts of their names.
+//!
+//! `MLX_PRIMITIVES_SOURCES` names the folder with `metal` and `crates` if it is not the one that the
+//! bench was built in.
+
+mod driver;
+mod numbers;
+
+use std::path::PathBuf;
+
+use anyhow::{Context, Result, ensure};
+use driver::{Driver, Launch, Memory};
+use mlx_primitives_build::flatten;
+use mlx_primitives_cuda::{Bound, Cubin, Request, compile};
+use numbers::Random;
+
+const EPS: f32 = 1e-5;
+const SHARED: u32 = 1024;
+/// The elements of 16 bits that a thread reads at a time.
+const READS: u32 = 8;
+const SIMD: u32 = 32;
+
+fn metal(source: &str, reads: u32) -> Result<String> {
+    let root = std::env::var_os("MLX_PRIMITIVES_SOURCES").map(PathBuf::from);
+    let root = root.unwrap_or_else(|| PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/../..")));
+    let metal = root.join("metal");
+    let path = match source.contains("_forms") {
+        true => root.join("crates/cuda/benches/kernels").join(source),
+        false => metal.join(source),
+    };
+    let text = flatten(&path, &[metal]).with_context(|| path.display().to_string())?;
+    Ok(format!("#define MLXP_READS {reads}\n{text}"))
+}
+
+/// Compiles a kernel of a source with its arrays and, at the last index, its parameters.
+fn compiled(source: &str, kernel: &str, arrays: u32, parameters: u32, to: u32) -> Result<Cubin> {
+    let reads =
+        if source.starts_with("matvec") || source.starts_with("quantized") { 4 } else { READS };
+    let text = metal(source, reads)?;
+    let arrays = (0..arrays).map(|index| Bound { index, bytes: 0 });
+    let last = Bound { index: arrays.len() as u32, bytes: parameters };
+    let bound: Vec<Bound> = arrays.chain([last]).collect();
+    let request = Request { source: &text, kernel, bound: &bound, ..Request::default() };
+    compile(&request, to).map_err(|error| anyhow::anyhow!("{kernel}: {error}"))
+}
+
+/// A form of a kernel for rows.
+struct Form {
+    op: &'static str,
+    source: &'static str,
+    name: String,
+    threads: u32,
+    /// Rows of a threadgroup.
+    together: u32,
+}
+
+/// The forms and threads for rows of a number of elements.
+fn forms(axis: u32) -> Vec<Form> {
+    let mut all = Vec::new();
+    let mut add = |op, source, name: String, threads: u32, together| {
+        if (SIMD..=1024).contains(&threads) {
+            all.push(Form { op, source, name, threads, together });
+        }
+    };
+    let threads = |quads: u32| axis.div_ceil(READS * quads).next_multiple_of(SIMD);
+    let names = |quads: u32| if quads == 1 { "row".to_owned() } else { format!("row{quads}") };
+    for quads in [1, 2, 4, 8] {
+        if quads > 1 {
+            let source = if quads == 8 { "layer_norm_forms.metal" } else { "layer_norm.metal" };
+            add("layer_norm", source, names(quads), threads(quads), 1);
+            for name in ["once", "whole"] {
+                let name = format!("{name}{quads}");
+                add("layer_norm", "layer_norm_forms.metal", name, threads(quads), 1);
+            }
+        }
+        if quads < 8 {
+            add("rms_norm", "rms_norm.metal", names(quads) + "_weighted", threads(quads), 1);
+            add("softmax", "softmax.metal", names(quads), threads(quads), 1);
+        }
+    }
+    for quads in [4, 8, 16] {
+        if axis > SIMD * READS * quads / 2 && axis <= SIMD * READS * quads {
+            for together in [2, 4, 8] {
+                let (name, source) = (format!("alone{quads}"), "layer_norm_forms.metal");
+                add("layer_norm", source, name, together * SIMD, together);
+            }
+        }
+    }
+    for threads in [128, 256, 512] {
+        add("layer_norm", "layer_norm.metal", "looped".to_owned(), threads, 1);
+        add("rms_norm", "rms_norm.metal", "looped_weighted".to_owned(), threads, 1);
+        add("softmax", "softmax.metal", "looped".to_owned(), threads, 1);
+    }
+    all
+}
+
+impl Form {
+    fn compiled(&self, architecture: u32) -> Result<Cubin> {
+        let kernel = format!("mlxp_{}_{}_bfloat16", self.op, self.name);
+        let (arrays, parameters) = match self.op {
+            "layer_norm" => (4, 20),
+            "rms_norm" => (3, 12),
+            _ => (2, 8),
+        };
+        compiled(self.source, &kernel, arrays, parameters, architecture)
+    }
+}
+
+fn bytes_of(words: &[u32]) -> Vec<u8> {
+    words.iter().flat_map(|word| word.to_le_bytes()).collect()
+}
+
+fn rows(driver: &Driver, rows: u32, axis: u32, wanted: &dyn Fn(&str) -> bool) -> Result<()> {
+    let forms: Vec<Form> = forms(axis).into_iter().filter(|form| wanted(form.op)).collect();
+    if forms.is_empty() {
+        return Ok(());
+    }
+    let mut random = Random::new(u64::from(axis));
+    let bytes = 2 * rows as usize * axis as usize;
+    let [weight, bias] = [(); 2].map(|()| random.elements(axis as usize));
+    let some = random.elements(61 * axis as usize);
+    let [x, out] = [(); 2].map(|()| driver.filled(bytes, &some));
+    let (x, out) = (x?, out?);
+    let at = |memory: Memory| memory.at.to_le_bytes().to_vec();
+    let (w, b) = (driver.filled(weight.len(), &weight)?, driver.filled(bias.len(), &bias)?);
+    let copy = driver.time(10, &mut |_| driver.copy(out, x))?;
+    println!("| copy [{rows}, {axis}] | | {copy:.1} | 100 % | |");
+    let [some, weight, bias] = [&some, &weight, &bias].map(|bytes| numbers::numbers(bytes));
+    for form in &forms {
+        let function = driver.load(&form.compiled(driver.architecture)?)?;
+        let eps = EPS.to_bits();
+        let (arrays, words) = match form.op {
+            "layer_norm" => (vec![x, w, b, out], vec![rows, axis, eps, 1, 1]),
+            "rms_norm" => (vec![x, w, out], vec![rows, axis, eps]),
+            _ => (vec![x, out], vec![rows, axis]),
+        };
+        let mut buffers: Vec<Vec<u8>> = arrays.into_iter().map(at).collect();
+        buffers.push(bytes_of(&words));
+        let grid = rows.div_ceil(form.together);
+        let launch = Launch { grid, threads: form.threads, shared: SHARED, buffers };
+        let mut launch = Driver::prepared(&function, &launch);
+        driver.copy(out, x)?; // so that rows that are not written show
+        let time = driver.time(10, &mut |_| driver.run(&mut launch))?;
+        let mut worst = 0f64;
+        for row in [0, 1, rows / 2, rows - 1] {
+            let line = axis as usize * (row % 61) as usize;
+            let x = &some[line..line + axis as usize];
+            let want = match form.op {
+                "layer_norm" => numbers::layer_norm(x, &weight, &bias, f64::from(EPS)),
+                "rms_norm" => numbers::rms_norm(x, &weight, f64::from(EPS)),
+                _ => numbers::softmax(x),
+            };
+            let start = out.at + 2 * u64::from(row) * u64::from(axis);
+            let got = driver.read(Memory { at: start, bytes: 2 * axis as usize })?;
+            worst = worst.max(numbers::error(&numbers::numbers(&got), &want));
+        }
+        let (op, name, threads, part) = (form.op, &form.name, form.threads, 100.0 * copy / time);
+        println!(
+            "| {op} [{rows}, {axis}] | {name}, {threads} | {time:.1} | {part:.0} % | {worst:.3} |"
+        );
+        ensure!(worst < 1.0, "{op} {name}: an error of {worst}");
+    }
+    [x, out, w, b].into_iter().try_for_each(|memory| driver.free(memory))
+}
+
+const MATVECS: [(&str, &str, u32); 3] = [
+    ("matvec_forms.metal", "mlxp_quantized_matmul_of2_bfloat16", 2),
+    ("quantized_matmul.metal", "mlxp_quantized_matmul_row_b4_bfloat16", 4),
+    ("matvec_forms.metal", "mlxp_quantized_matmul_of8_bfloat16", 8),
+];
+
+fn matvec(source: &str, kernel: &str, architecture: u32) -> Result<Cubin> {
+    compiled(source, kernel, 14, 64, architecture)
+}
+
+/// Products of one row of `k` elements with `n` rows of weights of 4 bits in groups of 64. Launches
+/// take turns among matrices that are larger than the caches together.
+fn products(driver: &Driver, n: u32, k: u32) -> Result<()> {
+    let mut random = Random::new(u64::from(n));
+    let (weights, groups) = (n as usize * k as usize, n as usize * k as usize / 64);
+    let copies = (512usize << 20).div_ceil(weights / 2);
+    let codes: Vec<u8> = (0..weights / 2).map(|_| random.bits() as u8).collect();
+    let [scales, biases] = [(); 2].map(|()| random.elements(groups));
+    let x = random.elements(k as usize);
+    let packed = driver.filled(copies * codes.len(), &codes)?;
+    let of_scales = driver.filled(scales.len(), &scales)?;
+    let of_biases = driver.filled(biases.len(), &biases)?;
+    let (row, out) = (driver.filled(x.len(), &x)?, driver.filled(2 * n as usize, &[])?);
+    let [x, scales, biases] = [&x, &scales, &biases].map(|bytes| numbers::numbers(bytes));
+    let staged = k.next_multiple_of(512).min(8192);
+    let shared = (staged / 16 + 8 + 32) * 4 + staged * 2;
+    for (source, kernel, of) in MATVECS {
+        let function = driver.load(&matvec(source, kernel, driver.architecture)?)?;
+        for simds in [2, 4, 8] {
+            let words = [1, k, n, 1, n, 0, 0, 0, 0, 0, 6, 0, 0, 0, 0, EPS.to_bits()];
+            let launch = |call: usize| {
+                let codes = packed.at + (call * codes.len()) as u64;
+                let part = [codes, of_scales.at, of_biases.at];
+                let mut arrays = vec![row.at];
+                arrays.extend(part.into_iter().cycle().take(9));
+                arrays.extend([row.at, row.at, row.at, out.at]);
+                let mut buffers: Vec<Vec<u8>> =
+                    arrays.iter().map(|at| at.to_le_bytes().to_vec()).collect();
+                buffers.push(bytes_of(&words));
+                Launch { grid: n.div_ceil(simds * of), threads: simds * SIMD, shared, buffers }
+            };
+            let mut launches: Vec<_> =
+                (0..copies).map(|call| Driver::prepared(&function, &launch(call))).collect();
+            let mut call = 0;
+            let time = driver.time(100, &mut |_| {
+                call += 1;
+                driver.run(&mut launches[call % copies])
+            })?;
+            let got = numbers::numbers(&driver.read(out)?);
+            let want = |column: usize| -> f64 {
+                let code = |i: usize| f64::from(codes[i / 2] >> (i % 2 * 4) & 15);
+                let term = |j: usize| {
+                    let i = column * k as usize + j;
+                    x[j] * (scales[i / 64] * code(i) + biases[i / 64])
+                };
+                (0..k as usize).map(term).sum()
+            };
+            let some: Vec<usize> = (0..n as usize).step_by(n as usize / 50).collect();
+            let got: Vec<f64> = some.iter().map(|&column| got[column]).collect();
+            let want: Vec<f64> = some.iter().map(|&column| want(column)).collect();
+            let error = numbers::error(&got, &want);
+            let bandwidth = (weights / 2 + 4 * groups) as f64 / time / 1e6;
+            println!(
+                "| {k} to {n} | {of} rows, {simds} SIMD groups | {time:.1} | {bandwidth:.2} TB/s | {error:.3} |"
+            );
+            ensure!(error < 1.0, "an error of {error}");
+        }
+    }
+    [packed, of_scales, of_biases, row, out].into_iter().try_for_each(|all| driver.free(all))
+}
+
+const SHAPES: [[u32; 2]; 6] = [
+    [65_536, 4096],
+    [32_768, 8192],
+    [131_072, 2048],
+    [262_144, 1024],
+    [262_144, 768],
+    [16_384, 16_384],
+];
+
+fn main() -> Result<()> {
+    let arguments: Vec<String> = std::env::args().skip(1).filter(|one| one != "--bench").collect();
+    if arguments.iter().any(|one| one == "--compile") {
+        for [_, axis] in SHAPES {
+            for form in forms(axis) {
+                let report = form.compiled(90)?.report;
+                println!("{axis}: {} {}, {} threads: {report:?}", form.op, form.name, form.threads);
+            }
+        }
+        for (source, kernel, _) in MATVECS {
+            println!("{kernel}: {:?}", matvec(source, kernel, 90)?.report);
+        }
+        return Ok(());
+    }
+    let driver = match Driver::open() {
+        Ok(driver) => driver,
+        Err(error) => {
+            println!("not run: {error:#}");
+            return Ok(());
+        }
+    };
+    let wanted =
+        |name: &str| arguments.is_empty() || arguments.iter().any(|part| name.contains(part));
+    println!("{}\n", driver.name);
+    println!(
+        "| kernel, bfloat16 | form, threads | µs | of a copy | error |\n|---|---|---:|---:|---:|"
+    );
+    for [count, axis] in SHAPES {
+        rows(&driver, count, axis, &wanted)?;
+    }
+    if wanted("products") {
+        for (n, k) in [(4096, 4096), (14_336, 4096), (4096, 14_336), (6144, 4096), (2048, 2048)] {
+            products(&driver, n, k)?;
+        }
+    }
+    Ok(())
+}
