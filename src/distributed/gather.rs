@@ -4,15 +4,15 @@ use std::sync::Arc;
 
 use super::group::Group;
 use super::joined::Joined;
-use super::mesh::Mesh;
 use crate::array::{Array, concatenate};
 use crate::custom::{self, CustomPrimitive, Spec, View, ViewMut};
 use crate::device::{Device, default_device};
 use crate::dtype::{Dtype, Element};
 use crate::error::{Error, Result};
 
-/// The types of the elements.
-const GATHERED: [Dtype; 4] = [Dtype::Float32, Dtype::Float16, Dtype::Bfloat16, Dtype::Uint32];
+/// The types of the elements that ranks exchange.
+pub(super) const EXCHANGED: [Dtype; 4] =
+    [Dtype::Float32, Dtype::Float16, Dtype::Bfloat16, Dtype::Uint32];
 
 /// `y[..., start of r + i] = x of rank r[..., i]`.
 struct Gather {
@@ -85,11 +85,6 @@ impl Group {
 }
 
 impl Gather {
-    fn mesh(&self) -> Result<&Mesh> {
-        let mesh = self.joined.mesh.as_ref();
-        mesh.ok_or_else(|| Error::distributed("gather", "the ranks are not connected"))
-    }
-
     /// The first element of this rank's part, and the one after its last.
     fn own(&self) -> (i32, i32) {
         let before = self.lengths.iter().take(self.joined.rank).sum();
@@ -113,13 +108,13 @@ impl Gather {
                 own.copy_from_slice(x);
             }
             let mut parts: Vec<_> = parts.into_iter().map(bytes_mut).collect();
-            return self.mesh()?.exchange(bytes(x), &mut parts);
+            return self.joined.mesh()?.exchange(bytes(x), &mut parts);
         }
         let zero = T::from_f64(0.0);
         let mut received: Vec<Vec<T>> =
             self.lengths.iter().map(|length| vec![zero; rows * *length as usize]).collect();
         let mut parts: Vec<_> = received.iter_mut().map(|part| bytes_mut(part)).collect();
-        self.mesh()?.exchange(bytes(x), &mut parts)?;
+        self.joined.mesh()?.exchange(bytes(x), &mut parts)?;
         let mut start = 0;
         for (rank, (part, length)) in received.iter().zip(&self.lengths).enumerate() {
             let part = if rank == self.joined.rank { x } else { part };
@@ -134,12 +129,12 @@ impl Gather {
     }
 }
 
-fn bytes<T: Element>(elements: &[T]) -> &[u8] {
+pub(super) fn bytes<T: Element>(elements: &[T]) -> &[u8] {
     // SAFETY: elements are plain numbers, all of whose bytes are initialized.
     unsafe { std::slice::from_raw_parts(elements.as_ptr().cast(), size_of_val(elements)) }
 }
 
-fn bytes_mut<T: Element>(elements: &mut [T]) -> &mut [u8] {
+pub(super) fn bytes_mut<T: Element>(elements: &mut [T]) -> &mut [u8] {
     // SAFETY: as above, and the numbers used here take any bits.
     unsafe { std::slice::from_raw_parts_mut(elements.as_mut_ptr().cast(), size_of_val(elements)) }
 }
@@ -152,7 +147,7 @@ impl CustomPrimitive for Gather {
     fn outputs(&self, inputs: &[Spec]) -> Result<Vec<Spec>> {
         let (start, end) = self.own();
         let mut outputs = inputs.to_vec();
-        if let Some(spec) = inputs.iter().find(|spec| !GATHERED.contains(&spec.dtype)) {
+        if let Some(spec) = inputs.iter().find(|spec| !EXCHANGED.contains(&spec.dtype)) {
             let got = spec.dtype;
             return Err(Error::argument("gather", format_args!("a float or uint32, got {got}")));
         }

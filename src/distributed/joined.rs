@@ -95,6 +95,12 @@ impl Joined {
         Ok(joined)
     }
 
+    /// The connections between all ranks.
+    pub(super) fn mesh(&self) -> Result<&Mesh> {
+        let mesh = self.mesh.as_ref();
+        mesh.ok_or_else(|| Error::distributed("exchange", "the ranks are not connected"))
+    }
+
     /// Connects every rank with every other one.
     fn connect_mesh(&self, host: &str, limit: Duration) -> Result<Mesh> {
         let (listener, address) = mesh::listen(host)?;

@@ -2,7 +2,7 @@
 //! ring passes a part on from rank to rank, and its threads poll while they wait; here a part takes
 //! one step, and a rank that waits sleeps, which leaves its core to the others.
 
-use std::io::{ErrorKind, Read, Write};
+use std::io::{ErrorKind, IoSlice, Read, Write};
 use std::net::{TcpListener, TcpStream, ToSocketAddrs};
 use std::sync::{Mutex, PoisonError};
 use std::thread;
@@ -24,12 +24,15 @@ const NAP: Duration = Duration::from_millis(100);
 /// How long a stranger may take to say hello.
 const PATIENCE: Duration = Duration::from_secs(1);
 
-pub(super) struct Mesh(Mutex<State>);
+pub(super) struct Mesh(Mutex<Vec<Peer>>);
 
-struct State {
-    /// The connections to the other ranks.
-    peers: Vec<(usize, TcpStream)>,
-    exchanges: u64,
+/// The connection to another rank.
+struct Peer {
+    rank: usize,
+    stream: TcpStream,
+    /// The numbers of messages to and from that rank so far.
+    sent: u64,
+    received: u64,
 }
 
 fn failed(reason: impl std::fmt::Display) -> Error {
@@ -100,34 +103,57 @@ impl Mesh {
             let ready = stream.set_nodelay(true).and_then(|()| stream.set_nonblocking(true));
             ready.map_err(|error| failed(format_args!("rank {peer}: {error}")))?;
         }
-        Ok(Self(Mutex::new(State { peers, exchanges: 0 })))
+        let peer = |(rank, stream)| Peer { rank, stream, sent: 0, received: 0 };
+        Ok(Self(Mutex::new(peers.into_iter().map(peer).collect())))
     }
 
     /// Sends `own` to every other rank, and fills `parts[r]` with the bytes of rank `r`; the part of
     /// this rank is left as it is.
     pub(super) fn exchange(&self, own: &[u8], parts: &mut [&mut [u8]]) -> Result<()> {
-        let mut state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        state.exchanges += 1;
-        let number = state.exchanges;
-        let header = |bytes: usize| {
+        let mut parts: Vec<_> = parts.iter_mut().map(Some).collect();
+        self.transfer(|peer| {
+            let part = parts.get_mut(peer).and_then(Option::take);
+            let part = part.ok_or_else(|| failed(format_args!("no part for rank {peer}")))?;
+            Ok((Some(own), Some(&mut **part)))
+        })
+    }
+
+    /// Sends `bytes` to rank `to` alone.
+    pub(super) fn send(&self, to: usize, bytes: &[u8]) -> Result<()> {
+        self.transfer(|peer| Ok(((peer == to).then_some(bytes), None)))
+    }
+
+    /// Fills `part` with the bytes that rank `from` sends to this one alone.
+    pub(super) fn receive(&self, from: usize, part: &mut [u8]) -> Result<()> {
+        let mut part = Some(part);
+        self.transfer(|peer| Ok((None, if peer == from { part.take() } else { None })))
+    }
+
+    /// Sends and receives what `with` says for each other rank, until all of it is done.
+    fn transfer<'a>(
+        &self,
+        mut with: impl FnMut(usize) -> Result<(Option<&'a [u8]>, Option<&'a mut [u8]>)>,
+    ) -> Result<()> {
+        let mut peers = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let header = |number: u64, bytes: usize| {
             let mut header = [0; HEADER];
             header[..8].copy_from_slice(&number.to_le_bytes());
             header[8..].copy_from_slice(&(bytes as u64).to_le_bytes());
             header
         };
-        let message = [&header(own.len())[..], own].concat();
         let mut transfers = Vec::new();
-        let mut parts: Vec<_> = parts.iter_mut().map(Some).collect();
-        for (peer, stream) in &state.peers {
-            let part = parts.get_mut(*peer).and_then(Option::take);
-            let part = part.ok_or_else(|| failed(format_args!("no part for rank {peer}")))?;
-            let expected = header(part.len());
+        for peer in peers.iter_mut() {
+            let (message, part) = with(peer.rank)?;
+            peer.sent += u64::from(message.is_some());
+            peer.received += u64::from(part.is_some());
             transfers.push(Transfer {
-                peer: *peer,
-                stream,
+                peer: peer.rank,
+                stream: &peer.stream,
+                title: header(peer.sent, message.map_or(0, <[u8]>::len)),
+                message,
                 sent: 0,
                 head: [0; HEADER],
-                expected,
+                expected: header(peer.received, part.as_ref().map_or(0, |part| part.len())),
                 read: 0,
                 part,
             });
@@ -136,8 +162,8 @@ impl Mesh {
         loop {
             let (mut moved, mut done) = (false, true);
             for transfer in &mut transfers {
-                moved |= transfer.advance(&message)?;
-                done &= transfer.is_done(&message);
+                moved |= transfer.advance()?;
+                done &= transfer.left() == (0, 0);
             }
             if done {
                 return Ok(());
@@ -147,7 +173,7 @@ impl Mesh {
             } else if since.elapsed() < WATCH {
                 thread::yield_now();
             } else {
-                sleep(&transfers, &message);
+                sleep(&transfers);
                 if watch::is_broken() {
                     return Err(watch::broken("exchange"));
                 }
@@ -159,29 +185,39 @@ impl Mesh {
 /// The messages to and from one rank.
 struct Transfer<'a, 'b> {
     peer: usize,
-    stream: &'a TcpStream,
+    stream: &'b TcpStream,
+    /// The header of the message.
+    title: [u8; HEADER],
+    message: Option<&'a [u8]>,
+    /// The bytes sent so far, those of the header included.
     sent: usize,
     head: [u8; HEADER],
     /// The header of the part that this rank waits for.
     expected: [u8; HEADER],
     /// The bytes read so far, those of the header included.
     read: usize,
-    part: &'a mut &'b mut [u8],
+    part: Option<&'a mut [u8]>,
 }
 
 impl Transfer<'_, '_> {
-    fn is_done(&self, message: &[u8]) -> bool {
-        self.sent == message.len() && self.read == HEADER + self.part.len()
+    /// The numbers of bytes to send and to read.
+    fn left(&self) -> (usize, usize) {
+        let sends = self.message.map_or(0, |message| HEADER + message.len());
+        let reads = self.part.as_ref().map_or(0, |part| HEADER + part.len());
+        (sends - self.sent, reads - self.read)
     }
 
     /// Writes and reads the bytes that the connection takes and has. Returns whether there were any.
-    fn advance(&mut self, message: &[u8]) -> Result<bool> {
+    fn advance(&mut self) -> Result<bool> {
         let mut stream = self.stream;
         let lost =
             |error| failed(format_args!("the connection to rank {} was lost: {error}", self.peer));
+        let (sends, reads) = self.left();
         let mut moved = false;
-        if self.sent < message.len() {
-            match stream.write(&message[self.sent..]) {
+        if let Some(message) = self.message.filter(|_| sends > 0) {
+            let title = self.title.get(self.sent..).unwrap_or_default();
+            let rest = message.get(self.sent.saturating_sub(HEADER)..).unwrap_or_default();
+            match stream.write_vectored(&[IoSlice::new(title), IoSlice::new(rest)]) {
                 Ok(count) => {
                     self.sent += count;
                     moved |= count > 0;
@@ -190,11 +226,10 @@ impl Transfer<'_, '_> {
                 Err(error) => return Err(lost(error)),
             }
         }
-        let whole = HEADER + self.part.len();
-        if self.read < whole {
+        if let Some(part) = self.part.as_mut().filter(|_| reads > 0) {
             let to = match self.read.checked_sub(HEADER) {
                 None => &mut self.head[self.read..],
-                Some(read) => &mut self.part[read..],
+                Some(read) => &mut part[read..],
             };
             match stream.read(to) {
                 Ok(0) => return Err(lost(ErrorKind::UnexpectedEof.into())),
@@ -224,11 +259,12 @@ fn waits(error: &std::io::Error) -> bool {
 
 /// Sleeps until a connection can go on, but not for long.
 #[cfg(unix)]
-fn sleep(transfers: &[Transfer<'_, '_>], message: &[u8]) {
+fn sleep(transfers: &[Transfer<'_, '_>]) {
     use std::os::fd::AsRawFd;
     let wanted = |transfer: &Transfer<'_, '_>| {
-        let write = if transfer.sent < message.len() { libc::POLLOUT } else { 0 };
-        let read = if transfer.read < HEADER + transfer.part.len() { libc::POLLIN } else { 0 };
+        let (sends, reads) = transfer.left();
+        let write = if sends > 0 { libc::POLLOUT } else { 0 };
+        let read = if reads > 0 { libc::POLLIN } else { 0 };
         let fd = transfer.stream.as_raw_fd();
         (write | read != 0).then_some(libc::pollfd { fd, events: write | read, revents: 0 })
     };
@@ -241,7 +277,7 @@ fn sleep(transfers: &[Transfer<'_, '_>], message: &[u8]) {
 }
 
 #[cfg(not(unix))]
-fn sleep(_: &[Transfer<'_, '_>], _: &[u8]) {
+fn sleep(_: &[Transfer<'_, '_>]) {
     thread::sleep(Duration::from_micros(50).min(NAP));
 }
 

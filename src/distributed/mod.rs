@@ -40,6 +40,8 @@ mod group;
 mod hosts;
 mod joined;
 mod mesh;
+mod pass;
+mod sum;
 pub(crate) mod watch;
 
 use std::time::Duration;

@@ -186,12 +186,6 @@ impl AdapterConfig {
         tensors: HashMap<String, Array>,
         llama: &Llama,
     ) -> std::result::Result<Adapters, String> {
-        let shapes: HashMap<&str, [i32; 2]> = llama
-            .projections()
-            .filter_map(|projection| {
-                Some((projection.path.as_str(), projection.whole_shape().ok()?))
-            })
-            .collect();
         let layers = llama.config().num_hidden_layers;
         let rank = self.lora_parameters.rank;
         let mut halves: BTreeMap<String, [Option<Array>; 2]> = BTreeMap::new();
@@ -201,8 +195,8 @@ impl AdapterConfig {
                 Some((path, "lora_b")) => (path, 1),
                 _ => return Err(format!("only tensors lora_a and lora_b, got {name}")),
             };
-            let known = shapes.get(path).filter(|_| self.updates(path, layers));
-            let Some(&[outputs, inputs]) = known else {
+            let shape = llama.projection_shape(path).ok();
+            let Some([outputs, inputs]) = shape.filter(|_| self.updates(path, layers)) else {
                 return Err(format!(
                     "tensors of projections that {CONFIG} names (num_layers {}, keys {:?}), got {name}",
                     self.num_layers, self.lora_parameters.keys

@@ -9,6 +9,7 @@ use crate::ops::Lora;
 use super::cache::Cache;
 use super::linear::Linear;
 use super::model::Llama;
+use super::weights::layer_of;
 
 /// Low-rank updates of a model's projections, by the names of the projections in checkpoints, such
 /// as `model.layers.0.self_attn.q_proj`.
@@ -88,8 +89,16 @@ impl Llama {
     /// # Ok::<(), mlx_primitives::Error>(())
     /// ```
     pub fn projection_shape(&self, name: &str) -> Result<[i32; 2]> {
-        match self.projections().find(|projection| projection.path == name) {
-            Some(projection) => projection.whole_shape(),
+        // A layer that another rank holds has the shapes of this rank's layers.
+        let all = self.config().num_hidden_layers;
+        let own = self.parts.layers(all);
+        let elsewhere = |layer: &i32| (0..all).contains(layer) && !own.contains(layer);
+        let here = match layer_of(name).filter(elsewhere) {
+            Some(layer) => name.replacen(&format!(".{layer}."), &format!(".{}.", own.start), 1),
+            None => name.to_owned(),
+        };
+        match self.projections().find(|projection| projection.path == here) {
+            Some(projection) => Ok(projection.whole_shape()),
             None => {
                 Err(Error::argument("llama", format_args!("one of its projections, got {name}")))
             }

@@ -6,9 +6,10 @@ use crate::error::Result;
 use super::attention::Attention;
 use super::cache::{AttentionMask, LayerCache};
 use super::config::Config;
-use super::linear::{Change, Fusion, Linear, Norm};
+use super::cuts::Axis;
+use super::linear::{Change, Linear, Norm};
 use super::mlp::Mlp;
-use super::parts::{Axis, Parts};
+use super::parts::Parts;
 use super::qkv_projection::QkvProjection;
 use super::rope_frequencies::RopeFrequencies;
 use super::weights::Weights;
@@ -52,13 +53,10 @@ impl DecoderLayer {
         let Self { input_layernorm, self_attn, post_attention_layernorm, mlp, parts } = self;
         let qkv = self_attn.norm_heads(self_attn.qkv_proj.forward(x, input_layernorm)?)?;
         let attended = self_attn.attend(&qkv, mask, cache, parts)?;
-        let attended = parts.gather(attended, Axis::Heads)?;
-        let h = self_attn.o_proj.forward(&attended, Fusion::residual(&parts.own(x)?))?;
-        let h = parts.gather(h, Axis::Hidden)?;
+        let h = self_attn.o_proj.added_to(x, attended, Axis::Heads, parts)?;
 
-        let inner = parts.gather(mlp.gated(&h, post_attention_layernorm)?, Axis::Inner)?;
-        let y = mlp.down_proj.forward(&inner, Fusion::residual(&parts.own(&h)?))?;
-        parts.gather(y, Axis::Hidden)
+        let inner = mlp.gated(&h, post_attention_layernorm)?;
+        mlp.down_proj.added_to(&h, inner, Axis::Inner, parts)
     }
 
     /// All arrays to evaluate before the layer runs.

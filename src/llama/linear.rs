@@ -5,7 +5,9 @@ use crate::error::Result;
 use crate::ops::{self, Lora};
 
 use super::config::{Config, Quantization};
+use super::cuts::Axis;
 use super::matrix::Matrix;
+use super::parts::Parts;
 use super::weights::Weights;
 
 /// A function that changes a projection, for instance by packing its weights.
@@ -88,6 +90,9 @@ pub(super) struct Linear {
     /// The rows of the whole matrix that `matrix` has, and the number of its outputs.
     pub rows: Range<i32>,
     pub outputs: i32,
+    /// The columns of the whole matrix that `matrix` has, and the number of its inputs.
+    pub columns: Range<i32>,
+    pub inputs: i32,
     /// The low-rank update that runs beside the matrix in every pass.
     pub update: Option<Lora>,
 }
@@ -104,22 +109,46 @@ impl Linear {
             true => Some(weights.take_part(&format!("{path}.bias"), path, outputs)?),
             false => None,
         };
-        let rows = weights.parts().rows(path, outputs);
-        Ok(Self { path: path.to_owned(), matrix, bias, rows, outputs, update: None })
+        let parts = weights.parts();
+        let (rows, columns) = (parts.rows(path, outputs), parts.columns(path, inputs));
+        // Where the ranks add their products, rank 0 adds the bias.
+        let bias = bias.filter(|_| columns.start == 0);
+        let path = path.to_owned();
+        Ok(Self { path, matrix, bias, rows, outputs, columns, inputs, update: None })
     }
 
     /// The numbers of outputs and inputs of the whole matrix.
-    pub fn whole_shape(&self) -> Result<[i32; 2]> {
-        Ok([self.outputs, self.matrix.shape()?[1]])
+    pub fn whole_shape(&self) -> [i32; 2] {
+        [self.outputs, self.inputs]
     }
 
     /// The part of a low-rank update of the whole matrix that concerns this one.
     pub fn own_part(&self, update: &Lora) -> Result<Lora> {
-        if self.rows == (0..self.outputs) {
-            return Ok(update.clone());
+        let (mut a, mut b) = (update.a().clone(), update.b().clone());
+        if self.rows != (0..self.outputs) {
+            b = b.i(self.rows.clone())?.contiguous()?;
         }
-        let own = update.b().i(self.rows.clone())?.contiguous()?;
-        Lora::new(update.a().clone(), own, update.scale())
+        if self.columns != (0..self.inputs) {
+            a = a.slice_axis(-1, self.columns.clone())?.contiguous()?;
+        }
+        Lora::new(a, b, update.scale())
+    }
+
+    /// `residual` plus the product with the features of all ranks on an axis, of which `own` has those
+    /// of this rank.
+    pub fn added_to(
+        &self,
+        residual: &Array,
+        own: Array,
+        axis: Axis,
+        parts: &Parts,
+    ) -> Result<Array> {
+        if parts.sums() {
+            return parts.sum_onto(residual, &self.forward(&own, Fusion::default())?);
+        }
+        let all = parts.gather(own, axis)?;
+        let y = self.forward(&all, Fusion::residual(&parts.own(residual)?))?;
+        parts.gather(y, Axis::Hidden)
     }
 
     pub fn forward(&self, x: &Array, fusion: Fusion) -> Result<Array> {

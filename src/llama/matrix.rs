@@ -7,6 +7,7 @@ use crate::io::stored::Stored;
 use crate::ops::{QuantizedMode, QuantizedWeight};
 
 use super::config::{Config, Quantization};
+use super::parts::Parts;
 use super::weights::Weights;
 
 /// A stored matrix `[outputs, inputs]`.
@@ -23,7 +24,8 @@ impl Matrix {
     ) -> Result<Self> {
         let own = weights.parts().rows(path, outputs);
         if let Some(source) = weights.source() {
-            return source.matrix([outputs, inputs], own, config.quantization_of(path)?);
+            let rows = source.matrix([outputs, inputs], own, config.quantization_of(path)?)?;
+            return rows.own_columns(path, weights.parts());
         }
         let name = |part: &str| format!("{path}.{part}");
         let (weight, scales) = (name("weight"), name("scales"));
@@ -35,7 +37,8 @@ impl Matrix {
             None => None,
         };
         let Some(Quantization { group_size, bits, mode }) = quantized else {
-            return Self::Plain(weights.take(&weight, &[outputs, inputs])?).part(&own);
+            let all = Self::Plain(weights.take(&weight, &[outputs, inputs])?);
+            return all.part(&own)?.own_columns(path, weights.parts());
         };
         let mut take = |part: &str| {
             weights.take_any(part).ok_or_else(|| {
@@ -56,7 +59,7 @@ impl Matrix {
             let expected = format_args!("{weight} of shape [{outputs}, {inputs}], got {got:?}");
             return Err(weights.error(&weight, expected));
         }
-        Self::Quantized(matrix).part(&own)
+        Self::Quantized(matrix).part(&own)?.own_columns(path, weights.parts())
     }
 
     /// These rows of the matrix. Of one that waits to be read from a file, only they are read.
@@ -68,6 +71,28 @@ impl Matrix {
             Self::Plain(all) => Self::Plain(Stored::rows(&all, rows)?),
             Self::Quantized(all) => {
                 Self::Quantized(all.map_arrays(|array| Stored::rows(array, rows))?)
+            }
+        })
+    }
+
+    /// The columns that this rank holds of the matrix at `path`.
+    fn own_columns(self, path: &str, parts: &Parts) -> Result<Self> {
+        let [_, inputs] = self.shape()?;
+        let own = parts.columns(path, inputs);
+        if own == (0..inputs) {
+            return Ok(self);
+        }
+        let cut = |array: &Array| {
+            // Of packed weights, the elements of a row stand for the same number of columns each.
+            let width = i64::from(array.dim(-1)?);
+            let at = |column: i32| (i64::from(column) * width / i64::from(inputs)) as i32;
+            array.slice_axis(-1, at(own.start)..at(own.end))?.contiguous()
+        };
+        Ok(match self {
+            Self::Plain(all) => Self::Plain(cut(&all)?),
+            Self::Quantized(all) => {
+                parts.check_groups(path, all.group_size())?;
+                Self::Quantized(all.map_arrays(cut)?)
             }
         })
     }

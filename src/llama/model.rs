@@ -5,10 +5,11 @@ use crate::error::{Error, Result};
 
 use super::cache::{AttentionMask, Cache, CacheKind, LayerCache};
 use super::config::{Config, Quantization};
+use super::cuts::Axis;
 use super::layer::DecoderLayer;
 use super::linear::{Change, Fusion, Linear, Norm};
 use super::matrix::Matrix;
-use super::parts::{Axis, Parts};
+use super::parts::Parts;
 use super::recorded::Recorded;
 use super::split::Split;
 use super::weights::{Progress, Weights};
@@ -46,6 +47,7 @@ impl Llama {
         let parts = Parts::new(split, &config)?;
         parts.agree("the model", || weights.identity(&config))?;
         let mut weights = weights.of_parts(parts.clone());
+        weights.keep_own_layers(config.num_hidden_layers);
         let total = weights.nbytes();
         // The CPU reads weights faster that lie together in large pages.
         let place = progress.is_some() && default_device()? == Device::Cpu;
@@ -67,9 +69,17 @@ impl Llama {
         read(&embed_tokens.arrays(), weights.nbytes())?;
         let rope = config.rope_frequencies()?;
         let mut layers = Vec::new();
+        let own = parts.layers(config.num_hidden_layers);
         for i in 0..config.num_hidden_layers {
+            let drawn = weights.source().is_some();
+            if !own.contains(&i) && !drawn {
+                continue;
+            }
             let path = format!("model.layers.{i}");
             let layer = DecoderLayer::load(&config, &path, &rope, &mut weights)?;
+            if !own.contains(&i) {
+                continue; // drawn, since the random numbers of the next layers come after its own
+            }
             let layer = if place { layer.placed()? } else { layer };
             read(&layer.arrays(), weights.nbytes())?;
             layers.push(layer);
@@ -88,7 +98,15 @@ impl Llama {
         read(&rest, 0)?;
         weights.finish(tied)?;
         let recorded = Recorded::default();
-        Ok(Self { config, embed_tokens, layers, norm, lm_head, parts, recorded })
+        let llama = Self { config, embed_tokens, layers, norm, lm_head, parts, recorded };
+        llama.parts.learn(llama.dtype(), |entered| llama.stream_after(entered))?;
+        Ok(llama)
+    }
+
+    /// The type of the residual stream after this rank's layers, which it enters in another one.
+    fn stream_after(&self, entered: Dtype) -> Result<Dtype> {
+        let h = Array::zeros_of([1, 1, self.config.hidden_size], entered)?;
+        Ok(self.build_layers(&h, &mut self.new_cache())?.dtype())
     }
 
     /// The configuration that the model was made from.
@@ -109,7 +127,8 @@ impl Llama {
     ///
     /// # Errors
     ///
-    /// Returns an error for a format that MLX does not have.
+    /// Returns an error for a format that MLX does not have, and for columns of a rank that are not
+    /// whole groups ([`Scheme::Reduce`](super::Scheme::Reduce)).
     ///
     /// ```
     /// use mlx_primitives::llama::{Checkpoint, Quantization};
@@ -121,6 +140,12 @@ impl Llama {
     /// ```
     pub fn quantized(&self, to: Quantization) -> Result<Self> {
         to.check()?;
+        for projection in self.projections() {
+            let [_, inputs] = projection.whole_shape();
+            if matches!(projection.matrix, Matrix::Plain(_)) && to.divides(inputs) {
+                self.parts.check_groups(&projection.path, to.group_size)?;
+            }
+        }
         let packed = self.with_projections(&|projection| projection.quantized(to))?;
         Ok(Self { embed_tokens: self.embed_tokens.quantized(to)?, ..packed })
     }
@@ -164,7 +189,7 @@ impl Llama {
             });
             sliding.unwrap_or_else(|| full.clone())
         };
-        (0..self.layers.len()).map(of_layer).collect()
+        self.numbered_layers().map(|(layer, _)| of_layer(layer)).collect()
     }
 
     /// An empty cache of a kind for this model. Layers of sliding attention keep only the positions
@@ -286,24 +311,28 @@ impl Llama {
                 ),
             ));
         }
-        let h = self.embed(tokens)?;
-        if tokens.dim(1)? > 1 || !self.can_record() {
-            return self.layers_of(&h, cache);
+        let first = || self.embed(tokens);
+        let h = self.parts.entered(tokens, self.config.hidden_size, first)?;
+        let h = self.through_layers(h, cache)?;
+        self.parts.left(h, cache.arrays())
+    }
+
+    /// The output of the last layer that this rank holds.
+    fn through_layers(&self, h: Array, cache: &mut Cache) -> Result<Array> {
+        // Otherwise the graph of a token differs from that of another one in more than its position.
+        let same = !self.layers.iter().any(|layer| layer.self_attn.rope.depends_on_length());
+        match h.dim(1)? {
+            1 if same => self.recorded.step(h, cache, |h, cache| self.build_layers(h, cache)),
+            _ => self.build_layers(&h, cache),
         }
-        self.recorded.step(h, cache, |h, cache| self.layers_of(h, cache))
     }
 
-    /// Whether the graph of a token differs from that of another one only in its position.
-    fn can_record(&self) -> bool {
-        !self.layers.iter().any(|layer| layer.self_attn.rope.depends_on_length())
-    }
-
-    /// Runs all layers on `h`, `[batch, time, hidden]`.
-    fn layers_of(&self, h: &Array, cache: &mut Cache) -> Result<Array> {
+    /// Builds the graph of the layers.
+    fn build_layers(&self, h: &Array, cache: &mut Cache) -> Result<Array> {
         let (mut h, time) = (h.clone(), h.dim(1)?);
         // Layers of full attention share a mask, and so do layers of sliding attention.
         let mut masks: [Option<AttentionMask>; 2] = [None, None];
-        for (i, (layer, cache)) in self.layers.iter().zip(&mut cache.layers).enumerate() {
+        for ((i, layer), cache) in self.numbered_layers().zip(&mut cache.layers) {
             let shared = &mut masks[usize::from(self.config.window_of(i).is_some())];
             let mask = match shared {
                 Some(mask) => mask,
@@ -312,6 +341,12 @@ impl Llama {
             h = layer.forward(&h, mask, cache)?;
         }
         Ok(h)
+    }
+
+    /// The layers that this rank holds, with their numbers.
+    fn numbered_layers(&self) -> impl Iterator<Item = (usize, &DecoderLayer)> {
+        let first = self.parts.layers(self.config.num_hidden_layers).start;
+        (first.unsigned_abs() as usize..).zip(&self.layers)
     }
 
     /// The input of the first layer, `[batch, time, hidden]`.
@@ -345,22 +380,6 @@ impl Llama {
             None => self.embed_tokens.forward(h, None, fusion),
         }?;
         self.parts.gather(logits, Axis::Vocab)
-    }
-
-    /// The gathers of one decoded token without the rest of the model, for measuring them; `None` for
-    /// a model on one rank. Every rank evaluates them together.
-    ///
-    /// # Errors
-    ///
-    /// Returns an error if MLX cannot build them.
-    pub fn gathers_of_a_token(&self) -> Result<Option<Array>> {
-        self.parts.gathers_of_a_token(self.layers.len(), self.dtype())
-    }
-
-    /// The number of gathers of a decoded token, and the bytes that this rank sends in them; `(0, 0)`
-    /// for a model on one rank.
-    pub fn traffic(&self) -> (u64, u64) {
-        self.parts.traffic(self.layers.len(), self.dtype())
     }
 }
 

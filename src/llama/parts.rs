@@ -1,126 +1,120 @@
-//! The rows of each matrix that a rank holds, and the gathers that join the ranks' activations.
+//! The part of a model that this rank holds, and what the ranks exchange to compute together.
 
 use std::ops::Range;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
-use crate::array::{Array, concatenate, select};
+use crate::array::{Array, async_eval, concatenate, select};
+use crate::custom::Spec;
 use crate::distributed::Group;
 use crate::dtype::Dtype;
 use crate::error::{Error, Result};
 
 use super::cache::Heads;
 use super::config::Config;
-use super::split::Split;
-
-/// Boundaries lie at multiples of this number of rows, at which kernels begin their blocks, where
-/// each rank has four times as many rows.
-const UNIT: i32 = 32;
-
-/// An axis that is cut into a part for each rank.
-#[derive(Clone, Copy)]
-pub(super) enum Axis {
-    /// The features of all query heads.
-    Heads,
-    /// The residual stream.
-    Hidden,
-    /// The features of the feed-forward layer.
-    Inner,
-    /// The tokens of the vocabulary.
-    Vocab,
-}
+use super::cuts::{Axis, Cuts, length};
+use super::split::{Scheme, Split};
 
 /// The parts of a model that the ranks hold. By default there is one rank, which holds all.
 #[derive(Clone, Default)]
-pub(super) struct Parts(Option<Arc<Cuts>>);
+pub(super) struct Parts(Option<Arc<Shared>>);
 
-struct Cuts {
+struct Shared {
     /// `None` for a rank that is only planned.
     group: Option<Group>,
-    rank: usize,
-    /// The query heads of each rank.
-    heads: Vec<Range<i32>>,
-    /// The key heads of each rank. Ranks that share a key head both hold it.
-    kv_heads: Vec<Range<i32>>,
-    head_dim: i32,
-    hidden: Vec<Range<i32>>,
-    inner: Vec<Range<i32>>,
-    vocab: Vec<Range<i32>>,
+    cuts: Cuts,
+    /// The types of the residual stream where it enters this rank's layers, and after the last rank's.
+    stream: OnceLock<[Dtype; 2]>,
+}
+
+impl Shared {
+    fn group(&self) -> Result<&Group> {
+        self.group.as_ref().ok_or_else(|| {
+            Error::argument("split", "ranks that have joined, got one that is only planned")
+        })
+    }
+
+    fn is_pipeline(&self) -> bool {
+        self.cuts.scheme == Scheme::Pipeline
+    }
+
+    fn ranks(&self) -> usize {
+        self.cuts.layers.len()
+    }
 }
 
 impl Parts {
     /// The parts of a model of that configuration.
     pub fn new(split: Option<&Split>, config: &Config) -> Result<Self> {
-        let Some(Split { group, rank, shares }) = split.filter(|split| split.shares.len() > 1)
-        else {
+        let Some(split) = split.filter(|split| split.shares.len() > 1) else {
             return Ok(Self(None));
         };
-        let (heads, ranks) = (config.num_attention_heads, shares.len() as i32);
-        let extents = [config.hidden_size, config.intermediate_size, config.vocab_size];
-        if ranks > heads || extents.iter().any(|&extent| ranks > extent) {
-            return Err(Error::argument(
-                "split",
-                format_args!("at most a rank for each of {heads} query heads, got {ranks} ranks"),
-            ));
-        }
-        let (heads, kv_heads) = cut_heads(heads, config.kv_heads(), shares);
-        let [hidden, inner, vocab] = extents.map(|extent| cut(extent, shares));
-        Ok(Self(Some(Arc::new(Cuts {
-            group: group.clone(),
-            rank: *rank,
-            heads,
-            kv_heads,
-            head_dim: config.head_dim(),
-            hidden,
-            inner,
-            vocab,
-        }))))
+        let cuts = Cuts::new(split, config)?;
+        let group = split.group.clone();
+        let parts = Self(Some(Arc::new(Shared { group, cuts, stream: OnceLock::new() })));
+        parts.agree("the split", || Ok(format!("{:?} {:?}", split.scheme, split.shares)))?;
+        Ok(parts)
+    }
+
+    /// The ranges of the ranks; `None` if there is one rank.
+    pub fn cuts(&self) -> Option<&Cuts> {
+        self.0.as_deref().map(|shared| &shared.cuts)
+    }
+
+    /// The ranks of a scheme that passes whole layers on.
+    fn pipeline(&self) -> Option<&Shared> {
+        self.0.as_deref().filter(|shared| shared.is_pipeline())
     }
 
     /// The rows of the matrix `[outputs, ...]` of that path which this rank holds.
     pub fn rows(&self, path: &str, outputs: i32) -> Range<i32> {
-        let Some(cuts) = &self.0 else { return 0..outputs };
-        let of = |ranges: &[Range<i32>], features: i32| {
-            let range = ranges.get(cuts.rank).cloned().unwrap_or(0..0);
-            range.start * features..range.end * features
-        };
-        match path.rsplit('.').next().unwrap_or_default() {
-            "q_proj" => of(&cuts.heads, cuts.head_dim),
-            "k_proj" | "v_proj" => of(&cuts.kv_heads, cuts.head_dim),
-            "o_proj" | "down_proj" => of(&cuts.hidden, 1),
-            "gate_proj" | "up_proj" => of(&cuts.inner, 1),
-            "embed_tokens" | "lm_head" => of(&cuts.vocab, 1),
-            _ => 0..outputs,
-        }
+        self.cuts().map_or(0..outputs, |cuts| cuts.rows(path, outputs))
+    }
+
+    /// The columns of the matrix `[..., inputs]` of that path which this rank holds.
+    pub fn columns(&self, path: &str, inputs: i32) -> Range<i32> {
+        self.cuts().and_then(|cuts| cuts.own_columns(path)).unwrap_or(0..inputs)
+    }
+
+    /// Returns an error unless the columns that each rank holds are whole groups of packed weights.
+    pub fn check_groups(&self, path: &str, group_size: i32) -> Result<()> {
+        self.cuts().map_or(Ok(()), |cuts| cuts.check_groups(path, group_size))
+    }
+
+    /// The layers that this rank holds, of `all`.
+    pub fn layers(&self, all: i32) -> Range<i32> {
+        self.cuts().map_or(0..all, |cuts| cuts.own(&cuts.layers))
     }
 
     /// The heads that this rank holds, of a model with the heads `whole`.
     pub fn heads(&self, whole: Heads) -> Heads {
-        let Some(cuts) = &self.0 else { return whole };
-        let count = |ranges: &[Range<i32>]| ranges.get(cuts.rank).map_or(0, length);
+        let Some(cuts) = self.cuts() else { return whole };
+        let count = |ranges: &[Range<i32>]| length(&cuts.own(ranges));
         Heads { heads: count(&cuts.heads), kv_heads: count(&cuts.kv_heads), ..whole }
+    }
+
+    /// Whether the ranks add the products of columns instead of gathering those of rows.
+    pub fn sums(&self) -> bool {
+        self.cuts().is_some_and(|cuts| cuts.scheme == Scheme::Reduce)
     }
 
     /// This rank's part of the features of `x`, which has the residual stream on its last axis.
     pub fn own(&self, x: &Array) -> Result<Array> {
-        match &self.0 {
-            None => Ok(x.clone()),
-            Some(cuts) => match cuts.hidden.get(cuts.rank) {
-                Some(own) => x.slice_axis(-1, own.clone()),
-                None => Ok(x.clone()),
-            },
+        match self.cuts() {
+            Some(cuts) if cuts.scheme == Scheme::Gather => x.slice_axis(-1, cuts.own(&cuts.hidden)),
+            _ => Ok(x.clone()),
         }
     }
 
     /// Whether this rank has all query heads of each of its key heads.
     pub fn has_whole_groups(&self) -> bool {
-        self.0.as_deref().is_none_or(|cuts| cuts.absent_queries().is_none())
+        self.0.as_deref().is_none_or(|shared| shared.cuts.absent_queries().is_none())
     }
 
     /// This rank's queries `[batch, heads, time, head_dim]` with zeros in the place of the query heads
     /// that other ranks have of its key head. Attention chooses the order of its sums by the number
     /// of query heads of a key head.
     pub fn whole_groups(&self, queries: Array) -> Result<Array> {
-        let Some((before, after)) = self.0.as_deref().and_then(Cuts::absent_queries) else {
+        let Some((before, after)) = self.cuts().and_then(Cuts::absent_queries) else {
             return Ok(queries);
         };
         let (batch, _, time, features) = queries.dims4()?;
@@ -130,7 +124,7 @@ impl Parts {
 
     /// The results of this rank's queries, without those of [`whole_groups`](Self::whole_groups).
     pub fn own_queries(&self, attended: Array) -> Result<Array> {
-        match self.0.as_deref().and_then(Cuts::absent_queries) {
+        match self.cuts().and_then(Cuts::absent_queries) {
             Some((before, after)) => attended.slice_axis(1, before..attended.dim(1)? - after),
             None => Ok(attended),
         }
@@ -138,15 +132,25 @@ impl Parts {
 
     /// The features of all ranks, of the last axis of which `x` has this rank's part.
     pub fn gather(&self, x: Array, axis: Axis) -> Result<Array> {
-        let Some(cuts) = &self.0 else { return Ok(x) };
-        let (ranges, features) = match axis {
-            Axis::Heads => (&cuts.heads, cuts.head_dim),
-            Axis::Hidden => (&cuts.hidden, 1),
-            Axis::Inner => (&cuts.inner, 1),
-            Axis::Vocab => (&cuts.vocab, 1),
+        let Some(shared) = &self.0 else { return Ok(x) };
+        let whole = match axis {
+            Axis::Vocab => shared.is_pipeline(),
+            _ if shared.is_pipeline() => return Ok(x),
+            _ => false,
         };
+        let (ranges, features) = shared.cuts.of(axis);
         let lengths: Vec<i32> = ranges.iter().map(|range| length(range) * features).collect();
-        cuts.group()?.gather_last(&x, &lengths)
+        let all = shared.group()?.gather_last(&x, &lengths)?;
+        // Rank 0 has all tokens.
+        if whole { all.slice_axis(-1, ..lengths.first().copied().unwrap_or(0)) } else { Ok(all) }
+    }
+
+    /// `to`, which all ranks have, plus the sum of the ranks' `x`.
+    pub fn sum_onto(&self, to: &Array, x: &Array) -> Result<Array> {
+        match &self.0 {
+            Some(shared) => shared.group()?.sum_onto(to, x),
+            None => to.add(x),
+        }
     }
 
     /// The rows of `tokens` in a table, in which `own` looks up this rank's rows, from 0.
@@ -155,13 +159,22 @@ impl Parts {
         tokens: &Array,
         own: impl FnOnce(&Array) -> Result<Array>,
     ) -> Result<Array> {
-        let Some(cuts) = &self.0 else { return own(tokens) };
+        let Some(shared) = &self.0 else { return own(tokens) };
+        let cuts = &shared.cuts;
+        match (shared.is_pipeline(), cuts.rank) {
+            (true, 0) => return own(tokens),
+            (true, rank) => {
+                let expected = format_args!("the embedding of rank 0, got that of rank {rank}");
+                return Err(Error::argument("split", expected));
+            }
+            _ => {}
+        }
         let tokens = tokens.astype(Dtype::Int32)?;
-        let range = cuts.vocab.get(cuts.rank).cloned().unwrap_or(0..1);
+        let range = cuts.own(&cuts.vocab);
         let ids = tokens.subtract(range.start)?.maximum(0)?.minimum(length(&range) - 1)?;
         let h = own(&ids)?;
         let hidden = h.dim(-1)?;
-        let all = cuts.group()?.gather_last(&h, &vec![hidden; cuts.vocab.len()])?;
+        let all = shared.group()?.gather_last(&h, &vec![hidden; cuts.vocab.len()])?;
         let of = |rank: usize| {
             let start = rank as i32 * hidden;
             all.slice_axis(-1, start..start + hidden)
@@ -174,166 +187,128 @@ impl Parts {
         Ok(h)
     }
 
-    /// Keys or values of all heads, or both one after the other, of which `own`,
-    /// `[1, n * own heads, ...]`, has those of this rank's heads.
-    pub fn gather_heads(&self, own: &Array) -> Result<Array> {
-        let Some(cuts) = &self.0 else { return Ok(own.clone()) };
-        let lengths: Vec<i32> = cuts.kv_heads.iter().map(length).collect();
-        let held = lengths.get(cuts.rank).copied().unwrap_or(1);
-        let shape = by_heads(own, held)?;
-        // [n, heads, time, features] with the heads last, [n, time, features, heads].
-        let last = own.reshape(shape)?.transpose([0, 2, 3, 1])?;
-        let all = cuts.group()?.gather_last(&last, &lengths)?.transpose([0, 3, 1, 2])?;
-        let (mut parts, mut known) = (Vec::new(), 0);
-        let mut start = 0;
-        for range in &cuts.kv_heads {
-            // A head that several ranks hold is taken of the first one.
-            let new = range.start.max(known)..range.end;
-            if !new.is_empty() {
-                let at = start + new.start - range.start;
-                parts.push(all.slice_axis(1, at..at + length(&new))?);
-                known = range.end;
-            }
-            start += length(range);
-        }
-        let joined = concatenate(&parts.iter().collect::<Vec<_>>(), 1)?;
-        joined.reshape([1, shape[0] * known, shape[2], shape[3]])
+    /// The input of this rank's first layer: what `first` returns or, in a pipeline, what the rank
+    /// before this one sends for `tokens`, with `hidden` features.
+    pub fn entered(
+        &self,
+        tokens: &Array,
+        hidden: i32,
+        first: impl FnOnce() -> Result<Array>,
+    ) -> Result<Array> {
+        let Some(shared) = self.pipeline().filter(|shared| shared.cuts.rank > 0) else {
+            return first();
+        };
+        let [dtype, _] = shared.stream()?;
+        let spec = Spec::new([tokens.dim(0)?, tokens.dim(1)?, hidden], dtype);
+        shared.group()?.receive_after(tokens, spec)
     }
 
-    /// The keys or values of this rank's heads, of `all`, `[1, n * heads, ...]`.
-    pub fn own_heads(&self, all: &Array) -> Result<Array> {
-        let Some(cuts) = &self.0 else { return Ok(all.clone()) };
-        let heads = cuts.kv_heads.last().map_or(1, |range| range.end);
-        if all.ndim() != 4 || all.dim(1)? % heads != 0 {
-            return Ok(all.clone()); // refused later, by its shape
+    /// The output of the last layer, of which `h` is that of this rank's last layer. In a pipeline the
+    /// ranks start to compute it here, so that what they send comes in the order of the calls; `kept`
+    /// are the arrays that they keep of it.
+    pub fn left<'a>(&self, h: Array, kept: impl IntoIterator<Item = &'a Array>) -> Result<Array> {
+        let Some(shared) = self.pipeline() else { return Ok(h) };
+        let (group, last) = (shared.group()?, shared.ranks() - 1);
+        let [_, dtype] = shared.stream()?;
+        let hidden = h.dim(-1)?;
+        let own = if shared.cuts.rank < last {
+            async_eval([&group.send_on(&h)?])?;
+            Array::zeros_of([h.dim(0)?, h.dim(1)?, 1], dtype)?
+        } else {
+            async_eval(kept)?;
+            h
+        };
+        let mut lengths = vec![1; last];
+        lengths.push(hidden);
+        group.gather_last(&own, &lengths)?.slice_axis(-1, last as i32..)
+    }
+
+    /// Learns the types of the residual stream, of which `after` returns that of this rank's last
+    /// layer for that of its first one. Other schemes do not need them.
+    pub fn learn(&self, first: Dtype, after: impl FnOnce(Dtype) -> Result<Dtype>) -> Result<()> {
+        let Some(shared) = self.pipeline().filter(|shared| shared.group.is_some()) else {
+            return Ok(());
+        };
+        let floats = [Dtype::Float32, Dtype::Float16, Dtype::Bfloat16];
+        let named = |name: &str| floats.into_iter().find(|dtype| dtype.name() == name);
+        let mut entered = first;
+        let last = self.in_turn(first.name().to_owned(), |name| {
+            entered = named(name).unwrap_or(first);
+            Ok(after(entered)?.name().to_owned())
+        })?;
+        let _ = shared.stream.set([entered, named(&last).unwrap_or(first)]);
+        Ok(())
+    }
+
+    /// In a pipeline, what the last rank makes of what the rank before it makes, and so on from what
+    /// rank 0 makes of `state`; all ranks get it. In other schemes each rank makes it of `state`.
+    pub fn in_turn(
+        &self,
+        state: String,
+        own: impl FnOnce(&str) -> Result<String>,
+    ) -> Result<String> {
+        let Some(shared) = self.pipeline() else { return own(&state) };
+        let (mut state, mut own) = (state, Some(own));
+        for rank in 0..shared.ranks() {
+            let made = match own.take_if(|_| rank == shared.cuts.rank) {
+                Some(own) => own(&state)?,
+                None => String::new(),
+            };
+            state = shared.group()?.gather_text(&made)?.into_iter().nth(rank).unwrap_or_default();
         }
-        let shape = by_heads(all, heads)?;
-        let own = cuts.kv_heads.get(cuts.rank).cloned().unwrap_or(0..0);
-        let count = length(&own);
-        all.reshape(shape)?.slice_axis(1, own)?.reshape([1, shape[0] * count, shape[2], shape[3]])
+        Ok(state)
+    }
+
+    /// Rows of the matrix at `path` with the columns of all ranks, of which `own` has this rank's, packed
+    /// or not.
+    pub fn whole_rows(&self, path: &str, own: &Array) -> Result<Array> {
+        let Some(shared) = &self.0 else { return Ok(own.clone()) };
+        let Some(columns) = shared.cuts.columns(path) else { return Ok(own.clone()) };
+        let counts: Vec<i64> = columns.map(|columns| i64::from(length(&columns))).collect();
+        let (width, held) = (i64::from(own.dim(-1)?), counts.get(self.rank()).copied());
+        let lengths: Vec<i32> =
+            counts.iter().map(|count| (count * width / held.unwrap_or(1)) as i32).collect();
+        shared.group()?.gather_last(own, &lengths)
     }
 
     /// Returns an error unless all ranks have the same value.
     pub fn agree(&self, what: &str, value: impl FnOnce() -> Result<String>) -> Result<()> {
         match self.0.as_deref() {
-            Some(Cuts { group: Some(group), .. }) => group.agree(what, &value()?),
+            Some(Shared { group: Some(group), .. }) => group.agree(what, &value()?),
             _ => Ok(()),
         }
     }
 
     /// The text of rank 0.
     pub fn of_first(&self, text: String) -> Result<String> {
-        let Some(cuts) = &self.0 else { return Ok(text) };
-        let bytes = cuts.group()?.broadcast(text.as_bytes())?;
+        let Some(shared) = &self.0 else { return Ok(text) };
+        let bytes = shared.group()?.broadcast(text.as_bytes())?;
         Ok(String::from_utf8_lossy(&bytes).into_owned())
+    }
+
+    /// The group of the ranks; `None` if there is one rank.
+    pub fn group(&self) -> Result<Option<&Group>> {
+        self.0.as_deref().map(Shared::group).transpose()
+    }
+
+    pub fn rank(&self) -> usize {
+        self.cuts().map_or(0, |cuts| cuts.rank)
     }
 
     /// Whether this is rank 0, which alone writes files.
     pub fn is_first(&self) -> bool {
-        self.0.as_ref().is_none_or(|cuts| cuts.rank == 0)
+        self.rank() == 0
     }
 
-    /// The gathers of one decoded token alone, each of which waits for the one before; `None` on one
-    /// rank.
-    pub fn gathers_of_a_token(&self, layers: usize, dtype: Dtype) -> Result<Option<Array>> {
-        let Some(cuts) = &self.0 else { return Ok(None) };
-        let width = |ranges: &[Range<i32>]| ranges.get(cuts.rank).map_or(0, length);
-        let hidden = cuts.hidden.last().map_or(1, |range| range.end);
-        let h = Array::zeros_of([1, 1, hidden], dtype)?;
-        let mut last = cuts.group()?.gather_last(&h, &vec![hidden; cuts.vocab.len()])?;
-        let mut gather = |features: i32, axis: Axis| -> Result<()> {
-            let own = last.i((.., .., ..1))?.broadcast_to([1, 1, features])?;
-            last = self.gather(own, axis)?;
-            Ok(())
-        };
-        for _ in 0..layers {
-            gather(width(&cuts.heads) * cuts.head_dim, Axis::Heads)?;
-            gather(width(&cuts.hidden), Axis::Hidden)?;
-            gather(width(&cuts.inner), Axis::Inner)?;
-            gather(width(&cuts.hidden), Axis::Hidden)?;
-        }
-        gather(width(&cuts.vocab), Axis::Vocab)?;
-        Ok(Some(last))
-    }
-
-    /// The number of gathers of one decoded token, and the bytes that this rank sends in them;
-    /// `(0, 0)` on one rank.
-    pub fn traffic(&self, layers: usize, dtype: Dtype) -> (u64, u64) {
-        let Some(cuts) = &self.0 else { return (0, 0) };
-        let own = |ranges: &[Range<i32>]| ranges.get(cuts.rank).map_or(0, length) as u64;
-        let hidden = cuts.hidden.last().map_or(0, |range| range.end) as u64;
-        let layer =
-            own(&cuts.heads) * cuts.head_dim as u64 + 2 * own(&cuts.hidden) + own(&cuts.inner);
-        let features = layers as u64 * layer + hidden + own(&cuts.vocab);
-        let others = cuts.vocab.len() as u64 - 1;
-        (4 * layers as u64 + 2, features * dtype.size() as u64 * others)
+    /// Whether the ranks hold different layers.
+    pub fn is_pipeline(&self) -> bool {
+        self.pipeline().is_some()
     }
 }
 
-impl Cuts {
-    /// The numbers of query heads before and after those of this rank that its key head has on other
-    /// ranks; `None` if there are none.
-    fn absent_queries(&self) -> Option<(i32, i32)> {
-        let (own, key) = (self.heads.get(self.rank)?, self.kv_heads.get(self.rank)?);
-        let group = self.heads.last()?.end / self.kv_heads.last()?.end;
-        let absent = (own.start - key.start * group, key.end * group - own.end);
-        (absent != (0, 0)).then_some(absent)
+impl Shared {
+    fn stream(&self) -> Result<[Dtype; 2]> {
+        let known = self.stream.get().copied();
+        known.ok_or_else(|| Error::argument("split", "a model that has been loaded"))
     }
-
-    fn group(&self) -> Result<&Group> {
-        self.group.as_ref().ok_or_else(|| {
-            Error::argument("split", "ranks that have joined, got one that is only planned")
-        })
-    }
-}
-
-/// The shape `[n, heads, time, features]` of an array `[1, n * heads, time, features]`.
-fn by_heads(array: &Array, heads: i32) -> Result<[i32; 4]> {
-    let (_, all, time, features) = array.dims4()?;
-    Ok([all / heads.max(1), heads, time, features])
-}
-
-fn length(range: &Range<i32>) -> i32 {
-    range.end - range.start
-}
-
-/// Cuts `0..count` in the ratio of the shares. Each part has at least one element.
-fn cut(count: i32, shares: &[u32]) -> Vec<Range<i32>> {
-    let ranks = shares.len() as i64;
-    let unit = if i64::from(count) >= ranks * 4 * i64::from(UNIT) { UNIT } else { 1 };
-    let units = i64::from((count + unit - 1) / unit);
-    let total: i64 = shares.iter().map(|&share| i64::from(share)).sum();
-    let (mut start, mut before) = (0, 0);
-    let mut parts = Vec::new();
-    for (rank, &share) in shares.iter().enumerate() {
-        before += i64::from(share);
-        let wanted = (2 * units * before + total) / (2 * total); // rounded to nearest
-        let rank = rank as i64;
-        let end = wanted.clamp(rank + 1, units - (ranks - 1 - rank)) * i64::from(unit);
-        let end = (end as i32).min(count);
-        parts.push(start..end);
-        start = end;
-    }
-    parts
-}
-
-/// Cuts query heads and key heads. A rank has all query heads of its key heads, unless there are
-/// more ranks than key heads: then it has some query heads of one.
-fn cut_heads(heads: i32, kv_heads: i32, shares: &[u32]) -> (Vec<Range<i32>>, Vec<Range<i32>>) {
-    let group = heads / kv_heads;
-    let ranks = shares.len() as i32;
-    if ranks <= kv_heads {
-        let kv = cut(kv_heads, shares);
-        return (kv.iter().map(|k| k.start * group..k.end * group).collect(), kv);
-    }
-    let (mut queries, mut keys) = (Vec::new(), Vec::new());
-    for (head, holders) in cut(ranks, &vec![1; kv_heads as usize]).into_iter().enumerate() {
-        let head = head as i32;
-        let shares = &shares[holders.start as usize..holders.end as usize];
-        for part in cut(group, shares) {
-            queries.push(head * group + part.start..head * group + part.end);
-            keys.push(head..head + 1);
-        }
-    }
-    (queries, keys)
 }

@@ -50,6 +50,11 @@ impl PromptCache {
         Ok(Self { cache, tokens, model: fingerprint(model)?, parts: model.parts.clone() })
     }
 
+    /// The number of the first layer that the cache holds.
+    fn first_layer(&self) -> i32 {
+        self.parts.layers(0).start
+    }
+
     /// The tokens whose keys and values are in the cache.
     pub fn tokens(&self) -> &[u32] {
         &self.tokens
@@ -88,10 +93,7 @@ impl PromptCache {
     /// written. The error names the file.
     pub fn save(&self, path: impl AsRef<Path>) -> Result<()> {
         let file = replacement(path.as_ref())?;
-        let (mut arrays, layers) = self.cache.saved()?;
-        for (_, array) in &mut arrays {
-            *array = self.parts.gather_heads(array)?;
-        }
+        let (mut arrays, layers) = self.parts.joined(self.cache.saved(self.first_layer())?)?;
         eval(arrays.iter().map(|(_, array)| array))?;
         if !self.parts.is_first() {
             return Ok(());
@@ -162,8 +164,10 @@ impl PromptCache {
         for array in file.arrays.values_mut() {
             *array = model.parts.own_heads(array)?;
         }
+        let all = model.config().num_hidden_layers;
         let expected = Expected {
-            layers: model.config().num_hidden_layers.unsigned_abs() as usize,
+            all: all.unsigned_abs() as usize,
+            own: model.parts.layers(all),
             heads: model.parts.heads(Heads::from(model.config())),
             dtype: model.dtype(),
         };
@@ -212,21 +216,27 @@ fn fingerprint(model: &Llama) -> Result<String> {
     let config = model.config();
     let mut hash = Fnv::default();
     hash.add(format!("{config:?} {}", model.dtype()).as_bytes());
-    let mut rows = Vec::new();
-    for projection in model.layers.iter().flat_map(|layer| layer.projections()) {
-        let row = match &projection.matrix {
-            Matrix::Plain(rows) => rows.i(..1)?.astype(crate::Dtype::Float32)?,
-            Matrix::Quantized(rows) => rows.packed().i(..1)?,
-        };
-        rows.push(row.contiguous()?);
-    }
-    eval(&rows)?;
-    for row in &rows {
-        match row.to_vec::<f32>() {
-            Ok(values) => values.iter().for_each(|value| hash.add(&value.to_bits().to_le_bytes())),
-            Err(_) => row.to_vec::<u32>()?.iter().for_each(|code| hash.add(&code.to_le_bytes())),
+    let hash = model.parts.in_turn(format!("{:016x}", hash.0), |before| {
+        let mut hash = Fnv(u64::from_str_radix(before, 16).unwrap_or_default());
+        let mut rows = Vec::new();
+        for projection in model.layers.iter().flat_map(|layer| layer.projections()) {
+            let row = match &projection.matrix {
+                Matrix::Plain(rows) => rows.i(..1)?.astype(crate::Dtype::Float32)?,
+                Matrix::Quantized(rows) => rows.packed().i(..1)?,
+            };
+            rows.push(model.parts.whole_rows(&projection.path, &row.contiguous()?)?);
         }
-    }
+        eval(&rows)?;
+        for row in &rows {
+            match row.to_vec::<f32>() {
+                Ok(values) => values.iter().for_each(|it| hash.add(&it.to_bits().to_le_bytes())),
+                Err(_) => {
+                    row.to_vec::<u32>()?.iter().for_each(|code| hash.add(&code.to_le_bytes()))
+                }
+            }
+        }
+        Ok(format!("{:016x}", hash.0))
+    })?;
     // The first rows of a model on several ranks are those of rank 0.
-    model.parts.of_first(format!("{}-{:016x}", config.model_type, hash.0))
+    model.parts.of_first(format!("{}-{hash}", config.model_type))
 }

@@ -36,9 +36,9 @@ impl QkvProjection {
         };
         let matrix = Matrix::Plain(concatenate(&[q, k, v], 0)?);
         let bias = joined_biases(&parts)?;
-        let outputs = matrix.shape()?[0];
-        let path = String::new();
-        let joined = Linear { path, matrix, bias, rows: 0..outputs, outputs, update: None };
+        let [outputs, inputs] = matrix.shape()?;
+        let (path, rows, columns) = (String::new(), 0..outputs, 0..inputs);
+        let joined = Linear { path, matrix, bias, rows, outputs, columns, inputs, update: None };
         Self::of_joined(parts, joined)
     }
 

@@ -1,15 +1,48 @@
 use crate::distributed::Group;
 use crate::error::{Error, Result};
 
-/// One model on the ranks of a group, with the same results as on one: bit by bit the same logits.
-///
-/// Each rank holds some rows of every matrix, and its key heads with their keys and values. It
-/// computes its features of an activation, and the ranks gather those of all. Nothing is summed
-/// across ranks, so each number is one dot product on one rank, in the order that one process has.
-/// A decoded token takes four gathers in each layer, one for the embedding and one for the logits.
+/// How the ranks share the work on a model.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Scheme {
+    /// The results of one process, bit by bit. Each rank holds some rows of every matrix, and its key
+    /// heads with their keys and values. It computes its features of an activation, and the ranks
+    /// gather those of all. Nothing is summed across ranks, so each number is one dot product on one
+    /// rank, in the order that one process has. A decoded token takes four gathers in each layer, one
+    /// for the embedding and one for the logits.
+    #[default]
+    Gather,
+    /// The scheme of mlx-lm, with two exchanges in each layer. The output projection of attention and
+    /// the down projection are cut by columns, and the ranks add their products, so the results are
+    /// those of one process up to rounding. The key heads and the features of the feed-forward layer
+    /// have to divide in the ratio of the shares, and the columns of a rank have to be whole groups of
+    /// packed weights. A rank reads the matrices that are cut by columns whole, and keeps its part.
+    Reduce,
+    /// The results of one process, bit by bit. Each rank holds whole layers, rank 0 also the embedding
+    /// and the output projection, and hands the hidden states to the next rank. A prompt of several
+    /// steps keeps all ranks busy, a decoded token one at a time. Such a model has no derivatives.
+    Pipeline,
+}
+
+impl Scheme {
+    /// All schemes.
+    pub const ALL: [Self; 3] = [Self::Gather, Self::Reduce, Self::Pipeline];
+
+    /// The name of the scheme: `gather`, `reduce` or `pipeline`.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Gather => "gather",
+            Self::Reduce => "reduce",
+            Self::Pipeline => "pipeline",
+        }
+    }
+}
+
+/// One model on the ranks of a group, by a [`Scheme`]: by default one whose results are those of one
+/// process, bit by bit.
 ///
 /// Every rank calls the same functions of the model in the same order, with the same arguments. A
-/// rank reads only its rows from the files.
+/// rank reads only its part of the files.
 ///
 /// ```
 /// use mlx_primitives::distributed::{Group, Options};
@@ -29,13 +62,14 @@ pub struct Split {
     /// `None` for a rank that is only planned.
     pub(super) group: Option<Group>,
     pub(super) rank: usize,
-    /// The share of each rank in the rows of a matrix.
+    /// The share of each rank in the rows of a matrix, or in the layers.
     pub(super) shares: Vec<u32>,
+    pub(super) scheme: Scheme,
 }
 
 impl Split {
     /// A split across the ranks of `group`. `shares` has a number for each rank, in the ratio of
-    /// which the ranks hold rows and heads, such as `[3, 1]` if rank 0 has three times the memory;
+    /// which the ranks hold rows and heads, or layers, such as `[3, 1]` if rank 0 has three times the memory;
     /// without any, all shares are equal.
     ///
     /// # Errors
@@ -49,7 +83,7 @@ impl Split {
                 format_args!("a share above 0 for each of {} ranks, got {shares:?}", group.size()),
             ));
         }
-        Ok(Self { group: Some(group.clone()), rank: group.rank(), shares })
+        Ok(Self { group: Some(group.clone()), rank: group.rank(), shares, scheme: Scheme::Gather })
     }
 
     /// A rank of a group that does not exist yet. Its models load by
@@ -76,6 +110,24 @@ impl Split {
                 format_args!("shares above 0 and a rank among them, got {shares:?} and {rank}"),
             ));
         }
-        Ok(Self { group: None, rank, shares: shares.to_vec() })
+        Ok(Self { group: None, rank, shares: shares.to_vec(), scheme: Scheme::Gather })
+    }
+
+    /// The split by another scheme. All ranks choose the same one.
+    ///
+    /// ```
+    /// use mlx_primitives::llama::{Scheme, Split};
+    ///
+    /// let demo = concat!(env!("CARGO_MANIFEST_DIR"), "/assets/demo");
+    /// let split = Split::planned(&[3, 1], 1)?.with_scheme(Scheme::Pipeline);
+    /// assert!(split.load_lazily(demo)?.nbytes() > 0); // the last of four layers
+    /// // Two key heads cannot be divided by three.
+    /// let split = Split::planned(&[1, 1, 1], 0)?.with_scheme(Scheme::Reduce);
+    /// assert!(split.load_lazily(demo).is_err());
+    /// # Ok::<(), mlx_primitives::Error>(())
+    /// ```
+    #[must_use]
+    pub fn with_scheme(self, scheme: Scheme) -> Self {
+        Self { scheme, ..self }
     }
 }

@@ -86,6 +86,15 @@ impl Weights {
         &self.parts
     }
 
+    /// Drops the tensors of layers that other ranks hold, of `all` layers.
+    pub(super) fn keep_own_layers(&mut self, all: i32) {
+        let own = self.parts.layers(all);
+        self.arrays.retain(|name, _| match layer_of(name) {
+            Some(layer) => own.contains(&layer) || !(0..all).contains(&layer),
+            None => true,
+        });
+    }
+
     /// The bytes of the tensors that have not been taken yet.
     pub(super) fn nbytes(&self) -> u64 {
         self.arrays.values().map(|array| array.nbytes() as u64).sum()
@@ -214,4 +223,9 @@ impl Weights {
             }
         }
     }
+}
+
+/// The number of the layer that the tensor or the projection of that name belongs to.
+pub(super) fn layer_of(name: &str) -> Option<i32> {
+    name.strip_prefix("model.layers.")?.split_once('.')?.0.parse().ok()
 }

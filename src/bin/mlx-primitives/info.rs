@@ -7,7 +7,7 @@ mod token;
 use anyhow::Result;
 use clap::ArgGroup;
 use mlx_primitives::device::{self, Device};
-use mlx_primitives::llama::Llama;
+use mlx_primitives::llama::{Llama, Scheme};
 use mlx_primitives::tune::{Choice, Choices};
 use serde_json::Value;
 
@@ -54,6 +54,9 @@ pub struct Args {
     /// Numbers of machines to plan for, such as 2,4.
     #[arg(long, value_name = "N", value_delimiter = ',', requires = "model", value_parser = clap::value_parser!(u32).range(2..=256))]
     ranks: Vec<u32>,
+    /// How they share the model: gather, reduce or pipeline.
+    #[arg(long, value_name = "SCHEME", default_value = "gather", requires = "ranks", value_parser = crate::ranks::scheme(), hide_possible_values = true)]
+    split: Scheme,
     /// The link between them: loopback, 1GbE, 10GbE, 25GbE, thunderbolt, rdma, or such as 80us,10Gbit.
     #[arg(long, value_name = "LINK", default_value = "10GbE", requires = "ranks")]
     link: Link,

@@ -6,8 +6,9 @@ use std::sync::OnceLock;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
+use clap::builder::{PossibleValuesParser, TypedValueParser};
 use mlx_primitives::distributed::{Group, Options};
-use mlx_primitives::llama::Split;
+use mlx_primitives::llama::{Scheme, Split};
 
 use crate::output;
 
@@ -15,12 +16,23 @@ use crate::output;
 #[derive(clap::Args)]
 #[command(next_help_heading = "Several machines")]
 pub struct Ranks {
+    /// How ranks share the model: gather (rows, the same bits as one process), reduce (sums, rounded
+    /// elsewhere, fewer exchanges) or pipeline (whole layers, the same bits).
+    #[arg(long, value_name = "SCHEME", default_value = "gather", value_parser = scheme(), hide_possible_values = true)]
+    split: Scheme,
     /// Share of each rank in the model, such as 3,1 [default: equal shares].
     #[arg(long, value_name = "N,N", value_delimiter = ',', value_parser = clap::value_parser!(u32).range(1..))]
     shares: Vec<u32>,
     /// End if another rank has not answered for this time.
     #[arg(long, value_name = "SECONDS", default_value_t = 60, value_parser = clap::value_parser!(u64).range(1..))]
     peer_timeout: u64,
+}
+
+/// A parser of the names of schemes.
+pub fn scheme() -> impl TypedValueParser<Value = Scheme> {
+    PossibleValuesParser::new(Scheme::ALL.map(Scheme::name)).map(|name| {
+        Scheme::ALL.into_iter().find(|scheme| scheme.name() == name).unwrap_or_default()
+    })
 }
 
 /// The options that may differ between ranks: each machine has its files elsewhere, and a different
@@ -47,8 +59,13 @@ impl Ranks {
             group.size() > 1 || self.shares.len() < 2,
             "expected a rank for each of --shares, as mlx.launch starts them, got one rank"
         );
+        ensure!(
+            group.size() > 1 || self.split == Scheme::default(),
+            "expected several ranks for --split {}, as mlx.launch starts them, got one rank",
+            self.split.name()
+        );
         if group.size() > 1 {
-            let split = Split::new(&group, &self.shares)?;
+            let split = Split::new(&group, &self.shares)?.with_scheme(self.split);
             let _ = JOINED.set((group.clone(), split));
             group.agree("the command's options", &common(std::env::args().skip(1)))?;
         }

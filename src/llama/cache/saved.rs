@@ -1,6 +1,7 @@
 //! Converts a cache to named arrays and JSON, and back.
 
 use std::collections::HashMap;
+use std::ops::Range;
 
 use serde_json::{Value, json};
 
@@ -14,7 +15,9 @@ use super::{Cache, CacheKind, Heads, Kind, LayerCache};
 
 /// The layers, heads and type of the caches of a model.
 pub(in super::super) struct Expected {
-    pub layers: usize,
+    /// The number of all layers, and the numbers of those to restore.
+    pub all: usize,
+    pub own: Range<i32>,
     pub heads: Heads,
     pub dtype: Dtype,
 }
@@ -24,11 +27,11 @@ fn refuse<T>(expected: std::fmt::Arguments) -> Result<T> {
 }
 
 impl Cache {
-    /// The arrays of the layers, and a JSON description of each layer.
-    pub(in super::super) fn saved(&self) -> Result<(Vec<(String, Array)>, Value)> {
+    /// The arrays of the layers, which are numbered from `first`, and a JSON description of each layer.
+    pub(in super::super) fn saved(&self, first: i32) -> Result<(Vec<(String, Array)>, Value)> {
         let mut arrays = Vec::new();
         let mut layers = Vec::new();
-        for (i, layer) in self.layers.iter().enumerate() {
+        for (i, layer) in (first..).zip(&self.layers) {
             let mut next = 0;
             let parts: Vec<(&str, Array)> = match &layer.0 {
                 Kind::Plain(cache) => named(["keys", "values"], cache.stored()?),
@@ -56,12 +59,12 @@ impl Cache {
         expected: &Expected,
     ) -> Result<Self> {
         let layers = about.as_array().map(Vec::as_slice).unwrap_or_default();
-        if layers.len() != expected.layers {
-            return refuse(format_args!("{} layers, got {}", expected.layers, layers.len()));
+        if layers.len() != expected.all {
+            return refuse(format_args!("{} layers, got {}", expected.all, layers.len()));
         }
+        let own = layers.iter().enumerate().filter(|(i, _)| expected.own.contains(&(*i as i32)));
         let restored = |(i, about): (usize, &Value)| layer(arrays, i, about, expected);
-        let layers: Vec<LayerCache> =
-            layers.iter().enumerate().map(restored).collect::<Result<_>>()?;
+        let layers: Vec<LayerCache> = own.map(restored).collect::<Result<_>>()?;
         let len = layers.first().map_or(0, LayerCache::len);
         match layers.iter().find(|layer| layer.len() != len) {
             Some(other) => {

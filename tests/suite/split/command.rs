@@ -55,8 +55,28 @@ fn rank_0_prints_what_one_process_prints() -> Checked {
     assert_eq!(ranks.len(), 2);
     let share = of(0, "weight_bytes") / (of(0, "weight_bytes") + of(1, "weight_bytes"));
     assert!((0.6..0.8).contains(&share), "{share}");
-    assert_eq!(of(1, "gathers_per_token"), 18.0);
-    assert!(of(0, "gather_seconds_per_token") > 0.0);
+    assert_eq!(of(1, "exchanges_per_token"), 18.0);
+    assert!(of(0, "exchange_seconds_per_token") > 0.0);
+    Ok(())
+}
+
+#[test]
+fn the_command_takes_a_scheme() -> Checked {
+    let generate = ["generate", "Once upon a time", "-m", "24"];
+    let expected = alone(&generate)?;
+    for (scheme, exchanges) in [("reduce", 10.0), ("pipeline", 3.0)] {
+        assert_eq!(printed(&[&generate[..], &["--split", scheme]].concat())?, expected);
+        let bench = ["bench", "-p", "4", "-g", "4", "-n", "1", "--json", "--split", scheme];
+        let measured: Value = serde_json::from_str(&printed(&bench)?)?;
+        for rank in 0..2 {
+            let rank = &measured["ranks"][rank];
+            assert_eq!(rank["exchanges_per_token"].as_f64(), Some(exchanges), "{rank}");
+            assert!(rank["exchange_seconds_per_token"].as_f64() > Some(0.0), "{rank}");
+        }
+    }
+    let refused = command(&["generate", "a", "--split", "pipeline"]).output()?;
+    let error = String::from_utf8(refused.stderr)?;
+    assert!(error.contains("several ranks for --split pipeline"), "{error}");
     Ok(())
 }
 
@@ -106,7 +126,7 @@ fn ranks_that_differ_refuse_each_other() -> Checked {
 
 /// A text that goes on until a fault, and its model: one for long texts, whose end token is never
 /// drawn.
-fn endless() -> Checked<(Ranks, TempDir)> {
+fn endless(scheme: &str) -> Checked<(Ranks, TempDir)> {
     let directory = variant(Dtype::Float32, |name, json| {
         if name == "config.json" {
             json["max_position_embeddings"] = json!(1 << 20);
@@ -118,6 +138,7 @@ fn endless() -> Checked<(Ranks, TempDir)> {
     let model = directory.path().to_str().context("a path")?;
     let mut arguments = vec!["generate", "Once upon a time", "--model", model, "-m", "1000000"];
     arguments.extend(["--logit-bias", "511:-inf", "--max-kv-size", "64", "--peer-timeout", "5"]);
+    arguments.extend(["--split", scheme]);
     let mut ranks = Ranks::start(2, |_| command(&arguments))?;
     let start = Instant::now();
     while std::fs::metadata(ranks.output(0, "out"))?.len() < 200 {
@@ -138,7 +159,7 @@ fn signal(ranks: &Ranks, rank: usize, name: &str) -> Checked {
 #[test]
 fn an_interrupted_rank_ends_all() -> Checked {
     for rank in 0..2 {
-        let (ranks, _model) = endless()?;
+        let (ranks, _model) = endless("gather")?;
         signal(&ranks, rank, "-INT")?;
         let ends = ranks.ends(END)?;
         assert_eq!(ends[rank].0.code(), Some(130), "{:?}", ends[rank].2);
@@ -151,8 +172,8 @@ fn an_interrupted_rank_ends_all() -> Checked {
 
 #[test]
 fn a_killed_rank_ends_all() -> Checked {
-    for rank in 0..2 {
-        let (ranks, _model) = endless()?;
+    for (rank, scheme) in [(0, "gather"), (1, "gather"), (0, "pipeline"), (1, "reduce")] {
+        let (ranks, _model) = endless(scheme)?;
         signal(&ranks, rank, "-KILL")?;
         let ends = ranks.ends(END)?;
         let (status, _, err) = &ends[1 - rank];
@@ -164,7 +185,7 @@ fn a_killed_rank_ends_all() -> Checked {
 
 #[test]
 fn a_stopped_rank_ends_the_others() -> Checked {
-    let (mut ranks, _model) = endless()?;
+    let (mut ranks, _model) = endless("pipeline")?;
     signal(&ranks, 1, "-STOP")?;
     let start = Instant::now();
     let status = loop {

@@ -2,6 +2,7 @@
 
 mod command;
 mod scenarios;
+mod schemes;
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -11,6 +12,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail, ensure};
 use mlx_primitives::distributed::{Group, Options};
+use mlx_primitives::llama::Scheme;
 
 use crate::distributed::ranks;
 use crate::endings::ROLE;
@@ -34,15 +36,17 @@ const FEW: [&str; 9] = [
 ];
 
 /// Plays one rank: writes the results of a scenario to stdout. `role` is the scenario, the shares
-/// and a folder.
+/// (after the name of the scheme and a colon, unless it is gather) and a folder.
 pub fn play(role: &str) -> Checked {
     let mut words = role.splitn(3, ' ');
     let mut word = || words.next().context("a scenario, shares and a folder");
     let (scenario, shares, folder) = (word()?, word()?, word()?);
+    let (name, shares) = shares.split_once(':').unwrap_or(("gather", shares));
+    let scheme = Scheme::ALL.into_iter().find(|scheme| scheme.name() == name);
     let shares = shares.split(',').map(str::parse).collect::<Result<Vec<u32>, _>>()?;
     let group = Group::join(Options::default())?;
     ensure!(group.size() == shares.len(), "the group has {} ranks", group.size());
-    let mut results = Results::new(Some(&group), &shares)?;
+    let mut results = Results::new(Some(&group), &shares, scheme.context("a scheme")?)?;
     run(scenario, Path::new(folder), &mut results)?;
     for line in results.lines {
         println!("{line}");
@@ -53,15 +57,26 @@ pub fn play(role: &str) -> Checked {
 fn run(scenario: &str, folder: &Path, results: &mut Results) -> Checked {
     match scenario {
         "all-fixtures" => crate::checkpoints::names()?.iter().try_for_each(|n| results.fixture(n)),
+        "two-layers" => {
+            let names = crate::checkpoints::names()?.into_iter();
+            names.filter(|name| has_two_layers(name)).try_for_each(|name| results.fixture(&name))
+        }
         "few-fixtures" => FEW.iter().try_for_each(|name| results.fixture(name)),
         "demo" => results.demo_model(),
         "random" => results.random(),
         "save" => results.save_caches(folder),
         "load" => results.load_caches(folder),
+        "close" => results.close_to_one(),
+        "greedy" => results.greedy(),
         #[cfg(target_os = "linux")]
         "read" => results.bytes_read(folder),
         other => bail!("there is no scenario {other}"),
     }
+}
+
+fn has_two_layers(name: &str) -> bool {
+    let config = crate::checkpoints::root().join(name).join("config.json");
+    fs::read_to_string(config).is_ok_and(|json| json.contains("\"num_hidden_layers\": 2"))
 }
 
 /// Processes that are ended with the test.
@@ -158,7 +173,7 @@ fn same_on(scenario: &str, shares: &str, folder: &Path, variables: &[(&str, &str
         command
     })?;
     let outputs = ranks.results()?;
-    let mut alone = Results::new(None, &[])?;
+    let mut alone = Results::new(None, &[], Scheme::Gather)?;
     run(scenario, folder, &mut alone)?;
     for (rank, output) in outputs.iter().enumerate() {
         let lines: Vec<&str> = output.lines().collect();
@@ -219,7 +234,8 @@ fn a_rank_reads_its_part_of_the_files() -> Checked {
     let folder = tempfile::tempdir()?;
     scenarios::write_model(folder.path())?;
     let role = |shares: &str| format!("split read {shares} {}", folder.path().display());
-    for (shares, most) in [("1,1", 0.505), ("1,1,1,1", 0.26), ("6,1,1", 0.76)] {
+    let cases = [("1,1", 0.505), ("1,1,1,1", 0.26), ("6,1,1", 0.76), ("pipeline:1,1", 0.58)];
+    for (shares, most) in cases {
         let role = role(shares);
         let ranks = Ranks::start(shares.split(',').count(), |_| player(&role))?;
         for line in ranks.results()? {

@@ -8,17 +8,18 @@ use anyhow::Context;
 use mlx_primitives::distributed::Group;
 use mlx_primitives::llama::{
     Adapters, CacheKind, Checkpoint, Config, Llama, Options, PromptCache, Quantization, Sampling,
-    Split,
+    Scheme, Split,
 };
 use mlx_primitives::{Array, Dtype};
 
 use crate::checkpoints::root;
 use crate::support::Checked;
 
-const ADAPTERS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/adapters");
-const PROMPTS: [&str; 3] = ["Once upon a time", "The dog", "One day, Tom saw a big red bird"];
+pub(super) const ADAPTERS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/adapters");
+pub(super) const PROMPTS: [&str; 3] =
+    ["Once upon a time", "The dog", "One day, Tom saw a big red bird"];
 
-const KINDS: [(&str, CacheKind); 3] = [
+pub(super) const KINDS: [(&str, CacheKind); 3] = [
     ("plain", CacheKind::Plain),
     ("rotating", CacheKind::Rotating { max_size: 8, keep: 2 }),
     ("packed", CacheKind::Quantized { group_size: 32, bits: 4 }),
@@ -27,12 +28,12 @@ const KINDS: [(&str, CacheKind); 3] = [
 /// The results of this process, which is one of the ranks of `group`, or works alone.
 pub struct Results {
     group: Option<Group>,
-    split: Option<Split>,
+    pub(super) split: Option<Split>,
     pub lines: Vec<String>,
 }
 
 /// A hash of the bits of an array.
-fn bits(array: &Array) -> Checked<String> {
+pub(super) fn bits(array: &Array) -> Checked<String> {
     let numbers = array.astype(Dtype::Float32)?.to_vec::<f32>()?;
     assert!(numbers.iter().all(|number| number.is_finite()));
     let add = |hash: u64, number: &f32| {
@@ -42,34 +43,35 @@ fn bits(array: &Array) -> Checked<String> {
     Ok(format!("{:?} {hash:016x}", array.shape()))
 }
 
-fn tokens(llama: &Llama, prompt: &[u32], options: &Options) -> Checked<String> {
+pub(super) fn tokens(llama: &Llama, prompt: &[u32], options: &Options) -> Checked<String> {
     let tokens: Vec<u32> = llama.generate(prompt, options)?.collect::<Result<_, _>>()?;
     Ok(format!("{tokens:?}"))
 }
 
-fn prompt(vocabulary: i32) -> Vec<u32> {
+pub(super) fn prompt(vocabulary: i32) -> Vec<u32> {
     (1..=11).map(|i| i * 37 % vocabulary.unsigned_abs()).collect()
 }
 
 impl Results {
-    pub fn new(group: Option<&Group>, shares: &[u32]) -> Checked<Self> {
+    pub fn new(group: Option<&Group>, shares: &[u32], scheme: Scheme) -> Checked<Self> {
         let split = group.map(|group| Split::new(group, shares)).transpose()?;
+        let split = split.map(|split| split.with_scheme(scheme));
         Ok(Self { group: group.cloned(), split, lines: Vec::new() })
     }
 
-    fn add(&mut self, name: &str, result: Checked<String>) -> Checked {
+    pub(super) fn add(&mut self, name: &str, result: Checked<String>) -> Checked {
         self.lines.push(format!("{name}: {}", result?));
         Ok(())
     }
 
-    fn checkpoint(&self, path: &Path) -> Checked<Llama> {
+    pub(super) fn checkpoint(&self, path: &Path) -> Checked<Llama> {
         Ok(match &self.split {
             Some(split) => split.load_llama(path, |_| {})?,
             None => Llama::load(path)?,
         })
     }
 
-    fn demo(&self) -> Checked<Checkpoint> {
+    pub(super) fn demo(&self) -> Checked<Checkpoint> {
         Ok(match &self.split {
             Some(split) => split.demo()?,
             None => Checkpoint::demo()?,

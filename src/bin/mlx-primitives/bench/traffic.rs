@@ -11,39 +11,39 @@ use crate::model::bytes;
 use crate::output::{self, StdoutError};
 use crate::ranks;
 
-/// How often the gathers of a token are timed; the median counts.
+/// How often the exchanges of a token are timed; the median counts.
 const TRIALS: usize = 21;
 
 /// The figures of one rank.
 pub struct Traffic {
     weight_bytes: i64,
-    gathers: i64,
+    exchanges: i64,
     sent_bytes: i64,
-    gather_ns: i64,
+    exchange_ns: i64,
 }
 
 /// The figures of each rank; none if there is one.
 pub fn measure(llama: &Llama) -> Result<Vec<Traffic>> {
     let Some(group) = ranks::group() else { return Ok(Vec::new()) };
-    let (gathers, sent) = llama.traffic();
+    let (exchanges, sent) = llama.traffic();
     let mut times = Vec::new();
     for _ in 0..TRIALS {
-        let gathers = llama.gathers_of_a_token()?.context("a model on several ranks")?;
+        let exchanges = llama.exchanges_of_a_token()?.context("a model on several ranks")?;
         let start = Instant::now();
-        gathers.eval()?;
+        exchanges.eval()?;
         times.push(start.elapsed().as_nanos() as i64);
     }
     times.sort_unstable();
     let own = [
         llama.nbytes() as i64,
-        gathers as i64,
+        exchanges as i64,
         sent as i64,
         times.get(TRIALS / 2).copied().unwrap_or_default(),
     ];
     let all = group.all_gather(&Array::from_slice(&own, [1, 4])?)?.to_vec::<i64>()?;
     let of_rank = |figures: &[i64]| match *figures {
-        [weight_bytes, gathers, sent_bytes, gather_ns] => {
-            Some(Traffic { weight_bytes, gathers, sent_bytes, gather_ns })
+        [weight_bytes, exchanges, sent_bytes, exchange_ns] => {
+            Some(Traffic { weight_bytes, exchanges, sent_bytes, exchange_ns })
         }
         _ => None,
     };
@@ -55,9 +55,9 @@ pub fn to_json(ranks: &[Traffic]) -> Value {
     let of_rank = |rank: &Traffic| {
         json!({
             "weight_bytes": rank.weight_bytes,
-            "gathers_per_token": rank.gathers,
+            "exchanges_per_token": rank.exchanges,
             "sent_bytes_per_token": rank.sent_bytes,
-            "gather_seconds_per_token": rank.gather_ns as f64 / 1e9,
+            "exchange_seconds_per_token": rank.exchange_ns as f64 / 1e9,
         })
     };
     ranks.iter().map(of_rank).collect()
@@ -70,19 +70,19 @@ pub fn print(ranks: &[Traffic], tps: Option<f64>) -> Result<(), StdoutError> {
     }
     let all: i64 = ranks.iter().map(|rank| rank.weight_bytes).sum();
     output::println("")?;
-    output::println("of a decoded token; the time is that of its gathers alone")?;
+    output::println("of a decoded token; the time is that of its exchanges alone")?;
     output::println(format_args!(
-        "{:<6}{:>12}{:>8}{:>10}{:>12}{:>12}{:>12}",
-        "rank", "weights", "share", "gathers", "sent", "gathers", "the rest"
+        "{:<6}{:>12}{:>8}{:>11}{:>12}{:>12}{:>12}",
+        "rank", "weights", "share", "exchanges", "sent", "take", "the rest"
     ))?;
     for (number, rank) in ranks.iter().enumerate() {
         let share = 100.0 * rank.weight_bytes as f64 / all.max(1) as f64;
-        let ms = rank.gather_ns as f64 / 1e6;
+        let ms = rank.exchange_ns as f64 / 1e6;
         let rest = tps.map_or("-".to_owned(), |tps| format!("{:.2} ms", (1e3 / tps - ms).max(0.0)));
         output::println(format_args!(
-            "{number:<6}{:>12}{share:>6.1} %{:>10}{:>12}{:>12}{rest:>12}",
+            "{number:<6}{:>12}{share:>6.1} %{:>11}{:>12}{:>12}{rest:>12}",
             bytes(rank.weight_bytes.unsigned_abs()),
-            rank.gathers,
+            rank.exchanges,
             bytes(rank.sent_bytes.unsigned_abs()),
             format!("{ms:.2} ms"),
         ))?;

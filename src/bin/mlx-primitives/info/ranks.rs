@@ -3,7 +3,7 @@
 use std::str::FromStr;
 
 use anyhow::{Result, ensure};
-use mlx_primitives::llama::{Llama, Split};
+use mlx_primitives::llama::{Llama, Scheme, Split};
 use serde_json::{Value, json};
 
 use super::Args;
@@ -59,7 +59,7 @@ pub struct Plan {
     weights: usize,
     /// The largest part of the weights, as a part of all.
     share: f64,
-    gathers: u64,
+    exchanges: u64,
     sent: u64,
     tps: Option<f64>,
 }
@@ -70,23 +70,25 @@ pub fn plans(args: &Args, whole: &Llama) -> Result<Vec<Plan>> {
     let mut plans = Vec::new();
     for &ranks in &args.ranks {
         let shares = vec![1; ranks as usize];
-        let (mut weights, mut gathers, mut sent) = (0, 0, 0);
+        let pipeline = args.split == Scheme::Pipeline;
+        let (mut weights, mut count, mut sent) = (0, 0, 0);
         for rank in 0..shares.len() {
-            let llama = Split::planned(&shares, rank)?.load_lazily(path)?;
+            let llama = Split::planned(&shares, rank)?.with_scheme(args.split).load_lazily(path)?;
             let llama = match args.packing.quantization() {
                 Some(to) => llama.quantized(to)?,
                 None => llama,
             };
             weights = weights.max(llama.nbytes());
-            let (count, bytes) = llama.traffic();
-            (gathers, sent) = (count, bytes.max(sent));
+            let (exchanges, bytes) = llama.traffic();
+            // In a pipeline the ranks send one after the other.
+            (count, sent) = (exchanges, if pipeline { sent + bytes } else { sent.max(bytes) });
         }
         let share = weights as f64 / whole.nbytes().max(1) as f64;
         let tps = args.tokens_per_second.map(|alone| {
-            let seconds = share / alone + exchanges(args.link, gathers, sent);
-            1.0 / seconds
+            let computes = if pipeline { 1.0 } else { share };
+            1.0 / (computes / alone + time_of(args.link, count, sent))
         });
-        plans.push(Plan { ranks, weights, share, gathers, sent, tps });
+        plans.push(Plan { ranks, weights, share, exchanges: count, sent, tps });
     }
     ensure!(
         args.tokens_per_second.is_none_or(|tps| tps > 0.0 && tps.is_finite()),
@@ -95,9 +97,9 @@ pub fn plans(args: &Args, whole: &Llama) -> Result<Vec<Plan>> {
     Ok(plans)
 }
 
-/// The seconds of a token's gathers, in each of which a rank sends its part to all others at once.
-fn exchanges(link: Link, gathers: u64, sent: u64) -> f64 {
-    gathers as f64 * link.latency + sent as f64 / link.bandwidth
+/// The seconds of a token's exchanges, in each of which a rank sends its part to all others at once.
+fn time_of(link: Link, exchanges: u64, sent: u64) -> f64 {
+    exchanges as f64 * link.latency + sent as f64 / link.bandwidth
 }
 
 /// The plans as JSON.
@@ -106,7 +108,7 @@ pub fn to_json(plans: &[Plan]) -> Value {
         json!({
             "ranks": plan.ranks,
             "weight_bytes": plan.weights,
-            "gathers_per_token": plan.gathers,
+            "exchanges_per_token": plan.exchanges,
             "sent_bytes_per_token": plan.sent,
             "predicted_tokens_per_second": plan.tps,
         })
@@ -123,14 +125,14 @@ pub fn print(plans: &[Plan], args: &Args) -> Result<(), StdoutError> {
         "\n{:>5}{:>20}{:>10}{:>18}{:>14}{:>18}{:>9}",
         "ranks",
         "weights of a rank",
-        "gathers",
+        "exchanges",
         "sent a token",
         "of them",
         "tokens a second",
         "ratio"
     ))?;
     for plan in plans {
-        let time = exchanges(args.link, plan.gathers, plan.sent);
+        let time = time_of(args.link, plan.exchanges, plan.sent);
         let tps = plan.tps.map_or("-".to_owned(), |tps| format!("{tps:.1}"));
         let ratio = plan.tps.zip(args.tokens_per_second);
         let ratio = ratio.map_or("-".to_owned(), |(tps, alone)| format!("{:.2}", tps / alone));
@@ -139,12 +141,16 @@ pub fn print(plans: &[Plan], args: &Args) -> Result<(), StdoutError> {
             plan.ranks,
             bytes(plan.weights as u64),
             100.0 * plan.share,
-            plan.gathers,
+            plan.exchanges,
             bytes(plan.sent),
             format!("{:.2} ms", 1e3 * time),
         ))?;
     }
-    output::println(
-        "\nThe speeds are predictions: decoding on one machine, divided, and the gathers.",
-    )
+    let computes = match args.split {
+        Scheme::Pipeline => "on one machine, since one rank computes at a time",
+        _ => "on one machine, divided",
+    };
+    output::println(format_args!(
+        "\nThe speeds are predictions: decoding {computes}, and the exchanges."
+    ))
 }

@@ -1,0 +1,182 @@
+//! The schemes beside the exact one: sums of columns, and whole layers on each rank.
+
+use std::path::Path;
+
+use anyhow::ensure;
+use mlx_primitives::llama::{
+    Adapters, Checkpoint, Config, Llama, Options, Quantization, Scheme, Split,
+};
+use mlx_primitives::ops::QuantizedMode;
+use mlx_primitives::{Array, Dtype};
+
+use super::scenarios::{ADAPTERS, KINDS, PROMPTS, Results, bits, prompt, tokens};
+use super::{Ranks, player, same, same_on};
+use crate::checkpoints::root;
+use crate::support::Checked;
+
+/// Fixtures whose heads, features and groups divide by two, and half of the last place of their type.
+const DIVISIBLE: [(&str, f32); 5] = [
+    ("llama-f32-biases", 6e-8),
+    ("llama-f32-sliding", 6e-8),
+    ("llama-f16-mha-untied", 4.9e-4),
+    ("llama-bf16", 3.9e-3),
+    ("llama-q8-g64-sharded", 4.9e-4),
+];
+
+impl Results {
+    /// The logits of this rank's part of a model, near those of the whole. The ranks print the same
+    /// bits.
+    pub fn close_to_one(&mut self) -> Checked {
+        for (name, unit) in DIVISIBLE {
+            let path = root().join(name);
+            let llama = self.checkpoint(&path)?;
+            let prompt = prompt(llama.config().vocab_size);
+            let row = Array::from_slice(&prompt, [1, prompt.len() as i32])?;
+            let logits = |llama: &Llama| llama.forward(&row, &mut llama.new_cache());
+            let (own, whole) = (logits(&llama)?, logits(&Llama::load(&path)?)?);
+            self.add(name, bits(&own))?;
+            let numbers = |x: &Array| x.astype(Dtype::Float32)?.to_vec::<f32>();
+            let (own, whole) = (numbers(&own)?, numbers(&whole)?);
+            let largest = whole.iter().fold(0.0f32, |most, x| most.max(x.abs()));
+            let apart = own.iter().zip(&whole).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
+            // Each of two sums in a layer is rounded elsewhere: the product of a rank, and the sum, by
+            // half a unit each. Norms keep relative errors, and the layers after carry them on by a
+            // factor near one. Twice that for the rounding of all that is computed of them.
+            let sums = 2 * llama.config().num_hidden_layers;
+            let bound = 2.0 * 2.0 * sums as f32 * unit * largest;
+            println!("# {name} {apart} {bound} {largest}");
+            ensure!(apart <= bound, "{name}: {apart} apart, at most {bound}");
+            ensure!(apart > 0.0 || name.contains("16"), "{name}: nothing was summed");
+        }
+        Ok(())
+    }
+    /// The greedy tokens of the demo model, with every kind of cache, in groups that divide, with
+    /// adapters, for a batch and with a draft.
+    pub fn greedy(&mut self) -> Checked {
+        let demo = self.demo()?;
+        let texts = PROMPTS.map(|text| demo.tokenizer.encode(text));
+        let texts = texts.into_iter().collect::<Result<Vec<_>, _>>()?;
+        let options = Options { max_tokens: 12, ..Options::default() };
+        for (name, cache) in KINDS {
+            let options = Options { cache, ..options.clone() };
+            self.add(name, tokens(&demo.llama, &texts[0], &options))?;
+        }
+        let groups = Quantization { group_size: 16, bits: 4, mode: QuantizedMode::Nvfp4 };
+        let packed = demo.llama.quantized(groups)?;
+        self.add("packed", tokens(&packed, &texts[1], &options))?;
+        let mut steps = Vec::new();
+        for step in demo.generate_batch(&texts, &options)? {
+            steps.push(format!("{:?}", step?));
+        }
+        self.add("batch", Ok(steps.join(" ")))?;
+        let draft = Checkpoint::demo()?.llama;
+        let drafted = demo.llama.generate(&texts[2], &options)?.with_draft(&draft, 3)?;
+        let drafted: Vec<u32> = drafted.collect::<Result<_, _>>()?;
+        self.add("draft", Ok(format!("{drafted:?}")))?;
+        let adapters = Adapters::load(ADAPTERS, &demo.llama)?;
+        self.add("merged", tokens(&demo.llama.merged(&adapters)?, &texts[0], &options))?;
+        let beside = demo.llama.adapted(&adapters)?;
+        self.add("beside", tokens(&beside, &texts[0], &options))
+    }
+}
+
+#[test]
+fn sums_are_near_the_logits_of_one() -> Checked {
+    for shares in ["reduce:1,1", "reduce:2,2"] {
+        let role = format!("split close {shares} -");
+        let results = Ranks::start(2, |_| player(&role))?.results()?;
+        let bits = |text: &str| {
+            text.lines()
+                .filter(|line| !line.starts_with('#'))
+                .map(str::to_owned)
+                .collect::<Vec<_>>()
+        };
+        assert_eq!(bits(&results[0]), bits(&results[1]));
+        assert_eq!(bits(&results[0]).len(), DIVISIBLE.len());
+    }
+    Ok(())
+}
+
+#[test]
+fn sums_draw_the_greedy_tokens_of_one() -> Checked {
+    same("greedy", "reduce:1,1", Path::new("-"))?;
+    let ring = [("MLX_PRIMITIVES_TEST_RING", "1")];
+    same_on("greedy", "reduce:1,1", Path::new("-"), &ring)
+}
+
+#[test]
+fn sums_read_and_write_prompt_caches_of_other_schemes() -> Checked {
+    let folder = tempfile::tempdir()?;
+    Results::new(None, &[], Scheme::Gather)?.save_caches(folder.path())?;
+    same("load", "reduce:1,1", folder.path())?;
+    let save = format!("split save reduce:1,1 {}", folder.path().display());
+    Ranks::start(2, |_| player(&save))?.results()?;
+    same("load", "1,1", folder.path())
+}
+
+#[test]
+fn whole_layers_compute_the_bits_of_one() -> Checked {
+    same("two-layers", "pipeline:1,1", Path::new("-"))?;
+    same("random", "pipeline:1,1", Path::new("-"))?;
+    same("demo", "pipeline:3,1", Path::new("-"))?;
+    same("demo", "pipeline:1,2,1", Path::new("-"))
+}
+
+/// On a GPU, hidden states take MLX's ring.
+#[test]
+fn whole_layers_on_a_ring_compute_the_bits_of_one() -> Checked {
+    same_on("demo", "pipeline:1,1,2", Path::new("-"), &[("MLX_PRIMITIVES_TEST_RING", "1")])
+}
+
+#[test]
+fn a_prompt_cache_crosses_between_layers_and_rows() -> Checked {
+    let folder = tempfile::tempdir()?;
+    same("save", "pipeline:1,1", folder.path())?; // this process has saved last
+    same("load", "pipeline:2,1,1", folder.path())?;
+    let save = format!("split save pipeline:1,1,1 {}", folder.path().display());
+    Ranks::start(3, |_| player(&save))?.results()?;
+    same("load", "1,1", folder.path())?;
+    same("load", "pipeline:1,1", folder.path())
+}
+
+/// Schemes refuse what they cannot split, and say what to do.
+#[test]
+fn what_cannot_be_split_is_refused() -> Checked {
+    let demo = concat!(env!("CARGO_MANIFEST_DIR"), "/assets/demo");
+    let load = |shares: &[u32], scheme: Scheme, rank: usize| -> Checked<Llama> {
+        Ok(Split::planned(shares, rank)?.with_scheme(scheme).load_lazily(demo)?)
+    };
+    let refused = |shares: &[u32], scheme: Scheme, expected: &str| {
+        for rank in 0..shares.len() {
+            let error = load(shares, scheme, rank).err().expect("an error").to_string();
+            assert!(error.contains(expected), "{error}");
+        }
+    };
+    let keys = "key heads that divide in the ratio [1, 1, 1] for the scheme reduce, got 2: choose \
+                other shares";
+    refused(&[1, 1, 1], Scheme::Reduce, keys);
+    refused(&[3, 1], Scheme::Reduce, "key heads that divide in the ratio [3, 1]");
+    refused(&[1; 5], Scheme::Pipeline, "at most a rank for each of 4 layers, got 5 ranks");
+    refused(&[1; 5], Scheme::Gather, "at most a rank for each of 4 query heads, got 5 ranks");
+    for rank in 0..2 {
+        let half = load(&[1, 1], Scheme::Reduce, rank)?;
+        let error =
+            half.quantized(Quantization::affine(32, 4)).err().expect("an error").to_string();
+        let expected = "whole groups of 32 packed columns of model.layers.0.mlp.down_proj on each \
+                        rank, got columns 0 to 176 on rank 0";
+        assert!(error.contains(expected) && error.contains("the scheme gather"), "{error}");
+    }
+    // Packed in the file, and of random weights.
+    let config = || {
+        Config::parse(
+            r#"{"model_type": "llama", "hidden_size": 64, "num_hidden_layers": 1,
+                "intermediate_size": 96, "num_attention_heads": 2, "rms_norm_eps": 1e-5,
+                "vocab_size": 64}"#,
+        )
+    };
+    let split = Split::planned(&[1, 1], 1)?.with_scheme(Scheme::Reduce);
+    let packed = Some(Quantization::affine(32, 4));
+    let error = split.random(config()?, Dtype::Float32, packed, 0).err().expect("an error");
+    assert!(error.to_string().contains("got columns 0 to 48 on rank 0"), "{error}");
+    Ok(())
+}
