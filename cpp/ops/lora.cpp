@@ -86,10 +86,7 @@ Arrays LoraLinear::compose(const Arrays& inputs) {
     if (!format_) {
       return mx::matmul(x, mx::transpose(inputs[BASE], s), s);
     }
-    auto w = packed(inputs, BASE);
-    auto& format = *format_;
-    return mx::quantized_matmul(
-        x, w.packed, w.scales, w.biases, true, format.group_size, format.bits, format.name(), s);
+    return mlx_product(x, packed(inputs, BASE), *format_, s);
   };
   auto low = mx::matmul(x, mx::transpose(inputs[1], s), s);
   auto high = mx::matmul(low, mx::transpose(inputs[2], s), s);

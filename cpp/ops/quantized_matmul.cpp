@@ -147,10 +147,7 @@ Arrays QuantizedMatmul::compose(const Arrays& inputs) {
   auto x = more.norm ? mx::fast::rms_norm(inputs[0], more.norm, kind_.eps, s) : inputs[0];
   Arrays products;
   for (int part = 0; part < kind_.parts; ++part) {
-    auto w = weight(inputs, part);
-    auto& format = kind_.format;
-    products.push_back(mx::quantized_matmul(
-        x, w.packed, w.scales, w.biases, true, format.group_size, format.bits, format.name(), s));
+    products.push_back(mlx_product(x, weight(inputs, part), kind_.format, s));
   }
   auto y = kind_.swiglu          ? mx::multiply(silu(products[0], s), products[1], s)
            : products.size() > 1 ? mx::concatenate(products, -1, s)

@@ -38,6 +38,13 @@ void require_format(const char* op, const QuantizedFormat& format);
 void require_quantized(
     const char* op, const QuantizedWeight& weight, const QuantizedFormat& format);
 
+/** MLX's own product x * W^T. */
+mx::array mlx_product(
+    const mx::array& x,
+    const QuantizedWeight& weight,
+    const QuantizedFormat& format,
+    mx::Stream s);
+
 /** The operations that a product is fused with. */
 struct QuantizedExtras {
   std::optional<mx::array> norm; // weight of an RMS normalization of x, [axis]

@@ -16,6 +16,21 @@ const char* QuantizedFormat::name() const {
   return MODES[static_cast<size_t>(mode)].name;
 }
 
+mx::array mlx_product(
+    const mx::array& x,
+    const QuantizedWeight& weight,
+    const QuantizedFormat& format,
+    mx::Stream s) {
+  auto& [packed, scales, biases] = weight;
+  auto of = [&](const mx::array& rows) {
+    auto& [group, bits, mode] = format;
+    return mx::quantized_matmul(
+        rows, packed, scales, biases, true, group, bits, format.name(), s);
+  };
+  // MLX's kernels for NVIDIA GPUs read the number of rows of a vector, which has none.
+  return x.ndim() == 1 ? mx::squeeze(of(mx::expand_dims(x, 0, s)), 0, s) : of(x);
+}
+
 void require_format(const char* op, const QuantizedFormat& format) {
   auto [group, bits, mode] = format;
   if (!format.affine()) {

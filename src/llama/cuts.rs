@@ -24,7 +24,7 @@ pub(super) enum Axis {
     Vocab,
 }
 
-/// What each rank holds. An axis that the scheme does not cut is whole on every rank.
+/// The parts that each rank holds. An axis that the scheme does not cut is whole on every rank.
 pub(super) struct Cuts {
     pub scheme: Scheme,
     pub rank: usize,

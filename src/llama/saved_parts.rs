@@ -11,7 +11,7 @@ use crate::error::{Error, Result};
 use super::cuts::length;
 use super::parts::Parts;
 
-/// What a rank of a pipeline keeps of its layers.
+/// The cache of the layers that a rank of a pipeline holds.
 #[derive(Serialize, Deserialize)]
 struct Kept {
     /// The names of the arrays, their shapes, and those of their types.

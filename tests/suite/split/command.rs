@@ -74,6 +74,21 @@ fn the_command_takes_a_scheme() -> Checked {
             assert!(rank["exchange_seconds_per_token"].as_f64() > Some(0.0), "{rank}");
         }
     }
+    let demo = concat!(env!("CARGO_MANIFEST_DIR"), "/assets/demo");
+    let plan = |scheme: &str| -> Checked<Value> {
+        let plan = ["info", "--model", demo, "--ranks", "2", "--link", "0us,1000000Gbit"];
+        let of = ["--tokens-per-second", "10", "--json", "--split", scheme];
+        let json: Value = serde_json::from_str(&alone(&[&plan[..], &of[..]].concat())?)?;
+        Ok(json["ranks"][0].clone())
+    };
+    for (scheme, exchanges, tps) in
+        [("gather", 18, 19.0), ("reduce", 10, 19.0), ("pipeline", 3, 10.0)]
+    {
+        let plan = plan(scheme)?;
+        assert_eq!(plan["exchanges_per_token"], exchanges, "{plan}");
+        let predicted = plan["predicted_tokens_per_second"].as_f64().context("a speed")?;
+        assert!((tps - 0.1..tps + 1.0).contains(&predicted), "{plan}");
+    }
     let refused = command(&["generate", "a", "--split", "pipeline"]).output()?;
     let error = String::from_utf8(refused.stderr)?;
     assert!(error.contains("several ranks for --split pipeline"), "{error}");
