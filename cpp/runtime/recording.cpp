@@ -6,6 +6,8 @@
 #include <unordered_map>
 #include <unordered_set>
 
+#include "runtime/failure.h"
+
 namespace mlx_primitives {
 
 /** One run of a recording. Inputs are its parameters, outputs its results. */
@@ -115,7 +117,8 @@ std::shared_ptr<Recording> Recording::of(
 
 bool Recording::add(const mx::array& node, const Arrays& parameters, const Arrays& results) {
   auto primitive = std::dynamic_pointer_cast<FusedPrimitive>(node.primitive_ptr());
-  if (!primitive || !(primitive->stream() == stream_) || node.is_tracer()) {
+  bool fails = dynamic_cast<const Fallible*>(primitive.get()); // and belongs to one evaluation
+  if (!primitive || fails || !(primitive->stream() == stream_) || node.is_tracer()) {
     return false;
   }
   Stage stage{primitive, node.inputs(), node.outputs(), {}, {}, false, {}};
