@@ -40,10 +40,7 @@ void require_quantized(
 
 /** MLX's own product x * W^T. */
 mx::array mlx_product(
-    const mx::array& x,
-    const QuantizedWeight& weight,
-    const QuantizedFormat& format,
-    mx::Stream s);
+    const mx::array& x, const QuantizedWeight& weight, const QuantizedFormat& format, mx::Stream s);
 
 /** The operations that a product is fused with. */
 struct QuantizedExtras {

@@ -24,8 +24,7 @@ mx::array mlx_product(
   auto& [packed, scales, biases] = weight;
   auto of = [&](const mx::array& rows) {
     auto& [group, bits, mode] = format;
-    return mx::quantized_matmul(
-        rows, packed, scales, biases, true, group, bits, format.name(), s);
+    return mx::quantized_matmul(rows, packed, scales, biases, true, group, bits, format.name(), s);
   };
   // MLX's kernels for NVIDIA GPUs read the number of rows of a vector, which has none.
   return x.ndim() == 1 ? mx::squeeze(of(mx::expand_dims(x, 0, s)), 0, s) : of(x);

@@ -59,8 +59,7 @@ Arrays rope_append_attention(
 
 std::vector<mx::Shape> RopeAppendAttention::output_shapes(const Arrays& inputs) {
   auto& qkv = inputs[1];
-  return {
-      inputs[0].shape(), {qkv.shape(0), qkv.shape(1), layout_.heads * layout_.head_dim}};
+  return {inputs[0].shape(), {qkv.shape(0), qkv.shape(1), layout_.heads * layout_.head_dim}};
 }
 
 Arrays RopeAppendAttention::attended(const Arrays& inputs, const mx::array& state) const {

@@ -72,11 +72,11 @@ std::shared_ptr<Recording> Recording::of(
     recording->given_.emplace_back(parameter.shape(), parameter.dtype());
   }
   std::unordered_set<uintptr_t> seen;
-  std::unordered_set<uintptr_t> depending; // on parameters
+  std::unordered_set<uintptr_t> depending;        // on parameters
   std::vector<std::pair<mx::array, size_t>> path; // with the index of the next input
   auto enter = [&](const mx::array& x) {
-    if (find_parameter(parameters, x) == parameters.size() && x.has_primitive() && !is_constant(x) &&
-        seen.insert(x.id()).second) {
+    if (find_parameter(parameters, x) == parameters.size() && x.has_primitive() &&
+        !is_constant(x) && seen.insert(x.id()).second) {
       for (const auto& sibling : x.siblings()) {
         seen.insert(sibling.id());
       }

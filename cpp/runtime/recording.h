@@ -49,7 +49,7 @@ class Recording : public std::enable_shared_from_this<Recording> {
     Arrays outputs;
     std::vector<Place> from;
     std::vector<Place> to;
-    bool moves; // names a position
+    bool moves;   // names a position
     CpuCall call; // if it reads and writes only memory of the recording
   };
 
