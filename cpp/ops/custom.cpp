@@ -261,6 +261,10 @@ struct Call {
 
 } // namespace
 
+CpuCall Custom::cpu_call(const Arrays& inputs, Arrays& outputs) const {
+  return [call = std::make_shared<Call>(op_, inputs, outputs, in_place_)] { call->run(); };
+}
+
 void Custom::queue_on_cpu(const Arrays& inputs, Arrays& outputs) {
   auto call = std::make_shared<Call>(op_, inputs, outputs, in_place_);
   queue(stream(), outputs[0].id(), [call] { call->run(); }, [call] { call->spoil(); });

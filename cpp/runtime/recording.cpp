@@ -7,38 +7,9 @@
 #include <unordered_set>
 
 #include "runtime/failure.h"
+#include "runtime/replay.h"
 
 namespace mlx_primitives {
-
-/** One run of a recording. Inputs are its parameters, outputs its results. */
-class Replay final : public ComposedPrimitive {
- public:
-  Replay(mx::Stream stream, std::shared_ptr<const Recording> recording, int positions)
-      : ComposedPrimitive(stream), recording_(std::move(recording)), positions_(positions) {}
-
-  COMPOSED_METHODS(Replay)
-  std::vector<mx::Shape> output_shapes(const Arrays&) override {
-    return recording_->shapes_;
-  }
-  size_t updates() const override {
-    return recording_->shapes_.size() - 1;
-  }
-
- private:
-  using Source = Recording::Source;
-  struct Step {
-    std::shared_ptr<FusedPrimitive> primitive;
-    Arrays inputs;
-    Arrays outputs;
-    Arrays positions; // inputs that `later` made
-  };
-
-  /** A stage for these parameters and results. */
-  Step step(const Recording::Stage& stage, const Arrays& inputs, const Arrays& outputs) const;
-
-  std::shared_ptr<const Recording> recording_;
-  int positions_;
-};
 
 namespace {
 
@@ -53,10 +24,25 @@ size_t find(const Arrays& arrays, const mx::array& x) {
   return static_cast<size_t>(found - arrays.begin());
 }
 
+bool is_named(const mx::array& x, std::string_view name) {
+  return x.has_primitive() && x.primitive().name() == name;
+}
+
 /** The index of the parameter that x is, or is made row-contiguous from. */
 size_t find_parameter(const Arrays& parameters, const mx::array& x) {
-  bool copy = x.has_primitive() && x.primitive().name() == std::string_view("Contiguous");
-  return find(parameters, copy ? x.inputs()[0] : x);
+  return find(parameters, is_named(x, "Contiguous") ? x.inputs()[0] : x);
+}
+
+/**
+ * MLX's op that makes a part of one row, or makes it row-contiguous, which it is; otherwise null.
+ */
+std::shared_ptr<mx::Primitive> view_of_row(const mx::array& x) {
+  bool named = is_named(x, "Slice") || is_named(x, "Contiguous");
+  auto one_row = [](const mx::array& a) {
+    return a.ndim() > 0 && a.size() == static_cast<size_t>(a.shape(-1));
+  };
+  bool row = named && x.inputs().size() == 1 && one_row(x) && one_row(x.inputs()[0]);
+  return row ? x.primitive_ptr() : nullptr;
 }
 
 } // namespace
@@ -111,17 +97,18 @@ std::shared_ptr<Recording> Recording::of(
     recording->shapes_.push_back(result.shape());
     recording->dtypes_.push_back(result.dtype());
   }
-  recording->reuse_memory();
-  return recording;
+  return recording->reuse_memory() ? recording : nullptr;
 }
 
 bool Recording::add(const mx::array& node, const Arrays& parameters, const Arrays& results) {
   auto primitive = std::dynamic_pointer_cast<FusedPrimitive>(node.primitive_ptr());
-  bool fails = dynamic_cast<const Fallible*>(primitive.get()); // and belongs to one evaluation
-  if (!primitive || fails || !(primitive->stream() == stream_) || node.is_tracer()) {
+  auto view = primitive ? nullptr : view_of_row(node);
+  bool here = node.primitive().stream() == stream_;
+  if ((!primitive && !view) || !here || node.is_tracer()) {
     return false;
   }
-  Stage stage{primitive, node.inputs(), node.outputs(), {}, {}, false, {}};
+  can_fail_ = can_fail_ || dynamic_cast<const Fallible*>(primitive.get());
+  Stage stage{primitive, view, node.inputs(), node.outputs(), {}, {}, false, {}};
   for (const auto& input : stage.inputs) {
     auto parameter = find_parameter(parameters, input);
     bool given = parameter < parameters.size();
@@ -133,19 +120,21 @@ bool Recording::add(const mx::array& node, const Arrays& parameters, const Array
       stage.from.back() = {Source::result, result};
     }
   }
+  const size_t updates = primitive ? primitive->updates() : 0;
   for (size_t i = 0; i < stage.outputs.size(); ++i) {
     auto result = find(results, stage.outputs[i]);
     bool given = result < results.size();
     stage.to.push_back({given ? Source::result : Source::kept, result});
     // Only parameters may be changed in place, and become the result of the same number.
-    bool updated = i < primitive->updates();
+    bool updated = i < updates;
     bool same = given && stage.from[i].source == Source::parameter && stage.from[i].index == result;
-    if (updated != (given && result + 1 < results.size()) || (updated && !same)) {
+    if (updated != (given && result + 1 < results.size()) || (updated && !same) ||
+        (view && given)) {
       return false;
     }
   }
   auto moved = stage.inputs;
-  stage.moves = primitive->updates() > 0;
+  stage.moves = updates > 0;
   if (stage.moves && !primitive->later(0, moved)) {
     return false;
   }
@@ -153,18 +142,67 @@ bool Recording::add(const mx::array& node, const Arrays& parameters, const Array
   return true;
 }
 
-/** Gives arrays memory that only stages read, and shares it among those never needed together. */
-void Recording::reuse_memory() {
-  std::unordered_map<uintptr_t, size_t> last; // the last stage that reads an array
+/**
+ * Gives arrays memory that only stages read, and shares it among those never needed together.
+ * Returns false for views that cannot be made.
+ */
+bool Recording::reuse_memory() {
+  std::unordered_map<uintptr_t, uintptr_t> owners; // the arrays whose memory views have
+  auto owner = [&](const mx::array& x) {
+    auto found = owners.find(x.id());
+    return found == owners.end() ? x.id() : found->second;
+  };
+  std::unordered_map<uintptr_t, size_t> last; // the last stage that reads an array or a view of it
   for (size_t at = 0; at < stages_.size(); ++at) {
-    for (const auto& input : stages_[at].inputs) {
-      last[input.id()] = at;
+    auto& stage = stages_[at];
+    for (const auto& input : stage.inputs) {
+      last[owner(input)] = at;
+    }
+    if (stage.view) {
+      owners[stage.outputs[0].id()] = owner(stage.inputs[0]);
     }
   }
   std::multimap<size_t, mx::array> free; // by bytes
   std::unordered_map<uintptr_t, mx::array> placed;
+  std::unordered_map<uintptr_t, size_t> views; // the numbers of views of parameters
+  auto place = [&](mx::array& input, Place& from) {
+    if (auto found = placed.find(input.id()); found != placed.end()) {
+      input = found->second;
+    } else if (auto view = views.find(input.id()); view != views.end()) {
+      from = {Source::view, view->second};
+    }
+    if (from.source != Source::kept) {
+      input = mx::array(input.shape(), input.dtype(), nullptr, {}); // the memory is not kept
+    }
+  };
   for (size_t at = 0; at < stages_.size(); ++at) {
     auto& stage = stages_[at];
+    std::unordered_set<uintptr_t> ended;
+    for (const auto& input : stage.inputs) {
+      if (last[owner(input)] == at) {
+        ended.insert(owner(input));
+      }
+    }
+    for (size_t i = 0; i < stage.inputs.size(); ++i) {
+      place(stage.inputs[i], stage.from[i]);
+    }
+    if (stage.view) {
+      auto& [source, index] = stage.from[0];
+      if (source == Source::result) {
+        return false;
+      }
+      auto& node = stage.outputs[0];
+      if (source == Source::kept) {
+        placed.insert_or_assign(node.id(), view_of(*stage.view, stage.inputs[0], node));
+        has_views_ = true;
+      } else {
+        views[node.id()] = views_.size();
+        views_.push_back(
+            {stage.view, stage.from[0], mx::array(node.shape(), node.dtype(), nullptr, {})});
+      }
+      continue;
+    }
+    bool dynamic = stage.moves;
     for (size_t i = 0; i < stage.outputs.size(); ++i) {
       auto id = stage.outputs[i].id();
       mx::array kept(stage.outputs[i].shape(), stage.outputs[i].dtype(), nullptr, {});
@@ -180,31 +218,22 @@ void Recording::reuse_memory() {
         placed.insert_or_assign(id, kept);
       }
       stage.outputs[i] = kept;
+      dynamic = dynamic || stage.to[i].source != Source::kept;
     }
-    std::unordered_set<uintptr_t> ended;
-    bool dynamic = stage.moves;
-    for (size_t i = 0; i < stage.inputs.size(); ++i) {
-      auto id = stage.inputs[i].id();
-      auto found = placed.find(id);
-      if (found != placed.end()) {
-        stage.inputs[i] = found->second;
-        if (last[id] == at && ended.insert(id).second) {
-          free.emplace(found->second.nbytes(), found->second);
-        }
-      } else if (stage.from[i].source != Source::kept) {
-        // Only the shape and the type of a parameter stay.
-        auto& input = stage.inputs[i];
-        input = mx::array(input.shape(), input.dtype(), nullptr, {});
+    for (auto id : ended) {
+      if (auto found = placed.find(id); found != placed.end()) {
+        free.emplace(found->second.nbytes(), found->second);
       }
-      dynamic = dynamic || stage.from[i].source != Source::kept;
     }
-    for (const auto& place : stage.to) {
-      dynamic = dynamic || place.source != Source::kept;
+    for (const auto& from : stage.from) {
+      dynamic = dynamic || from.source != Source::kept;
     }
     if (!dynamic) {
       stage.call = stage.primitive->cpu_call(stage.inputs, stage.outputs);
     }
   }
+  std::erase_if(stages_, [](const Stage& stage) { return stage.view != nullptr; });
+  return true;
 }
 
 Arrays Recording::run(const Arrays& parameters, int positions) const {
@@ -217,93 +246,13 @@ Arrays Recording::run(const Arrays& parameters, int positions) const {
   if (!fit) {
     refuse("replay", "expected parameters like those recorded, got others");
   }
-  auto replay = std::make_shared<Replay>(stream_, shared_from_this(), positions);
+  std::shared_ptr<Replay> replay;
+  if (can_fail_) {
+    replay = std::make_shared<FallibleReplay>(stream_, shared_from_this(), positions);
+  } else {
+    replay = std::make_shared<Replay>(stream_, shared_from_this(), positions);
+  }
   return mx::array::make_arrays(shapes_, dtypes_, std::move(replay), inputs);
-}
-
-Replay::Step Replay::step(
-    const Recording::Stage& stage, const Arrays& inputs, const Arrays& outputs) const {
-  Step step{stage.primitive, stage.inputs, stage.outputs, {}};
-  auto place = [&](const Recording::Place& from, mx::array& to) {
-    if (from.source != Source::kept) {
-      to = from.source == Source::parameter ? inputs[from.index] : outputs[from.index];
-    }
-  };
-  for (size_t i = 0; i < step.inputs.size(); ++i) {
-    place(stage.from[i], step.inputs[i]);
-  }
-  for (size_t i = 0; i < step.outputs.size(); ++i) {
-    place(stage.to[i], step.outputs[i]);
-  }
-  if (stage.moves) {
-    auto before = step.inputs;
-    step.primitive = stage.primitive->later(positions_, step.inputs);
-    if (!step.primitive) {
-      refuse(name(), "expected a position within the capacity, got one beyond it");
-    }
-    for (size_t i = 0; i < before.size(); ++i) {
-      if (before[i].id() != step.inputs[i].id()) {
-        step.positions.push_back(step.inputs[i]);
-      }
-    }
-  }
-  return step;
-}
-
-CpuCall Replay::cpu_call(const Arrays& inputs, Arrays& outputs) const {
-  std::vector<CpuCall> calls; // of the stages that have none
-  Arrays kept;                // what MLX does not keep until they have run
-  for (const auto& stage : recording_->stages_) {
-    if (!stage.call) {
-      auto [primitive, from, to, positions] = step(stage, inputs, outputs);
-      calls.push_back(stage_call(*primitive, from, to));
-      kept.insert(kept.end(), positions.begin(), positions.end());
-    }
-  }
-  return [recording = recording_, calls = std::move(calls), kept = std::move(kept)] {
-    auto next = calls.begin();
-    for (const auto& stage : recording->stages_) {
-      stage.call ? stage.call() : (*next++)();
-    }
-  };
-}
-
-std::vector<Dispatch> Replay::dispatches(
-    const Arrays& inputs, const Arrays& outputs, uint32_t max_threads) {
-  std::vector<Dispatch> all;
-  for (const auto& stage : recording_->stages_) {
-    auto [primitive, from, to, positions] = step(stage, inputs, outputs);
-    auto more = primitive->dispatches(from, to, max_threads);
-    all.insert(all.end(), more.begin(), more.end());
-  }
-  return all;
-}
-
-Arrays Replay::compose(const Arrays& inputs) {
-  std::unordered_map<uintptr_t, mx::array> values; // of arrays in memory of the recording
-  Arrays results(recording_->shapes_.size(), inputs[0]);
-  for (const auto& stage : recording_->stages_) {
-    auto [primitive, from, to, positions] = step(stage, inputs, results);
-    for (auto& input : from) {
-      if (auto value = values.find(input.id()); value != values.end()) {
-        input = value->second;
-      }
-    }
-    auto computed = primitive->compose(from);
-    for (size_t i = 0; i < computed.size(); ++i) {
-      if (stage.to[i].source == Source::result) {
-        results[stage.to[i].index] = computed[i];
-      } else {
-        values.insert_or_assign(to[i].id(), computed[i]);
-      }
-    }
-  }
-  return results;
-}
-
-bool Replay::is_equivalent(const mx::Primitive& other) const {
-  const auto& o = static_cast<const Replay&>(other);
-  return recording_ == o.recording_ && positions_ == o.positions_;
 }
 
 } // namespace mlx_primitives

@@ -20,8 +20,8 @@ class Recording : public std::enable_shared_from_this<Recording> {
   /**
    * Records a lazy graph. The first results are parameters that ops update: result i is parameter
    * i, changed in place; there is one more result and one more parameter. Returns null for a graph
-   * that has nodes of MLX's or that cannot be run later, and for one that reads arrays that are not
-   * computed yet, for which `pending` is set.
+   * that has nodes of MLX's, except views of one row, or that cannot be run later, and for one that
+   * reads arrays that are not computed yet, for which `pending` is set.
    */
   static std::shared_ptr<Recording> of(
       const Arrays& parameters, const Arrays& results, bool& pending);
@@ -36,15 +36,26 @@ class Recording : public std::enable_shared_from_this<Recording> {
  private:
   friend class Replay;
 
-  /** Where an array of a stage comes from: memory of the recording, or an array of a run. */
-  enum class Source { kept, parameter, result };
+  /**
+   * Where an array of a stage lies: in memory of the recording, or in an array of a run, which is a
+   * parameter, a result, or a view of a parameter.
+   */
+  enum class Source { kept, parameter, result, view };
   struct Place {
     Source source;
-    size_t index; // of the parameter or the result
+    size_t index; // of the parameter, the result or the view
+  };
+
+  /** A part of a parameter, or of such a part. */
+  struct View {
+    std::shared_ptr<mx::Primitive> primitive; // of MLX's; null for the whole
+    Place from;
+    mx::array shape; // without memory
   };
 
   struct Stage {
-    std::shared_ptr<FusedPrimitive> primitive;
+    std::shared_ptr<FusedPrimitive> primitive; // null for a view
+    std::shared_ptr<mx::Primitive> view;
     Arrays inputs;
     Arrays outputs;
     std::vector<Place> from;
@@ -55,10 +66,13 @@ class Recording : public std::enable_shared_from_this<Recording> {
 
   explicit Recording(mx::Stream stream) : stream_(stream) {}
   bool add(const mx::array& node, const Arrays& parameters, const Arrays& results);
-  void reuse_memory();
+  bool reuse_memory();
 
   mx::Stream stream_;
   std::vector<Stage> stages_;
+  std::vector<View> views_; // of parameters
+  bool has_views_ = false;  // of memory of the recording
+  bool can_fail_ = false;
   std::vector<std::pair<mx::Shape, mx::Dtype>> given_; // the parameters
   std::vector<mx::Shape> shapes_;                      // of the results
   std::vector<mx::Dtype> dtypes_;

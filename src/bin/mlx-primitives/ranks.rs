@@ -16,8 +16,7 @@ use crate::output;
 #[derive(clap::Args)]
 #[command(next_help_heading = "Several machines")]
 pub struct Ranks {
-    /// How ranks share the model: gather (rows, the same bits as one process), reduce (sums, rounded
-    /// elsewhere, fewer exchanges) or pipeline (whole layers, the same bits).
+    /// How ranks share a model: gather, reduce or pipeline.
     #[arg(long, value_name = "SCHEME", default_value = "gather", value_parser = scheme(), hide_possible_values = true)]
     split: Scheme,
     /// Share of each rank in the model, such as 3,1 [default: equal shares].
