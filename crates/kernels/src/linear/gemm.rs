@@ -6,6 +6,7 @@
 //! multiplied. Every output is one chain of fused multiply-adds in the order of k, for any tile. On
 //! a level that multiplies tiles, the sums of whole tiles follow each other in the order of k.
 
+use std::marker::PhantomData;
 use std::mem::MaybeUninit;
 use std::ops::Range;
 
@@ -15,7 +16,7 @@ use super::super::simd::tiles::{TILE_PANELS, TILE_ROWS};
 use super::super::simd::{F32x16, Kernel, LANES};
 use super::arithmetic::Arithmetic;
 use super::interleaved::{Interleaved, WORDS, interleaved};
-use super::sums::{tile_products, tile_sums};
+use super::sums::{TileSums, tile_products};
 
 /// Rows of weights in a tile of registers; those of a product of tiles are [`TILE_ROWS`].
 const TILE: usize = 12;
@@ -64,7 +65,10 @@ pub trait Weights<A: Arithmetic>: Sync {
         sums: *mut f32,
     ) {
         // SAFETY: the caller's contract.
-        unsafe { tile_sums::<V, A, ROWS, PANELS>(pass, tile, sums) }
+        unsafe {
+            let (w, arithmetic) = (tile, PhantomData);
+            V::part(TileSums::<A, ROWS, PANELS> { pass, w, sums, arithmetic });
+        }
     }
 
     /// The words of a row that [`add_in_tiles`](Self::add_in_tiles) multiplies at once.

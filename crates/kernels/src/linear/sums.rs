@@ -1,10 +1,32 @@
 //! The innermost loops of the GEMM: the products of a tile of weights with panels of x.
 
+use std::marker::PhantomData;
+
 use super::super::simd::tiles::{TILE_PANELS, TILE_ROWS, TileProduct};
-use super::super::simd::{F32x16, LANES};
+use super::super::simd::{F32x16, Kernel, LANES};
 use super::arithmetic::Arithmetic;
 use super::gemm::{BLOCK_ROWS, Pass, STRIDE};
 use super::interleaved::WORDS;
+
+/// [`tile_sums`] as a part: alone in a function, its sums stay in registers. Inlined into the loops
+/// around it, the compiler kept some of them in memory, and prompts took 1.7 times as long.
+pub(super) struct TileSums<A, const ROWS: usize, const PANELS: usize> {
+    pub pass: Pass<PANELS>,
+    pub w: *const f32,
+    pub sums: *mut f32,
+    pub arithmetic: PhantomData<A>,
+}
+
+impl<A: Arithmetic, const ROWS: usize, const PANELS: usize> Kernel for TileSums<A, ROWS, PANELS> {
+    const BF16: bool = A::PAIRS;
+    const ONLY_BF16: bool = A::PAIRS;
+
+    #[inline(always)]
+    unsafe fn run<V: F32x16>(self) {
+        // SAFETY: the caller's contract.
+        unsafe { tile_sums::<V, A, ROWS, PANELS>(self.pass, self.w, self.sums) }
+    }
+}
 
 /// `sums[r][lane of panel p] += sum over words of x[p] * w[r]`, in registers.
 ///
