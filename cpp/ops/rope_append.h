@@ -109,8 +109,8 @@ class RopeAppend : public ComposedPrimitive {
 };
 
 /**
- * A RopeAppend and an Attention over its result, as one node: the graph of a decoded token has a
- * third of the nodes. Inputs: those of the RopeAppend, then the mask and the sinks.
+ * A RopeAppend and an Attention over its result, as one node, so that the graph of a
+ * decoded token has fewer nodes. Inputs: those of the RopeAppend, then the mask and the sinks.
  */
 class RopeAppendAttention : public ComposedPrimitive {
  public:

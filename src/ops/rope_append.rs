@@ -199,8 +199,8 @@ pub fn rope_append(
 ///
 /// A step has at most [`KvLayout::QUERY_POSITIONS`] positions. The values are those of the two ops
 /// one after the other, bit by bit, with [`KvLayout::queries`], [`KvLayout::keys`] and
-/// [`KvLayout::values`] between them; the graph has seven nodes fewer, which saves more time
-/// than the kernels of a small model take. The mask broadcasts to `[batch, heads, time, len]`.
+/// [`KvLayout::values`] between them; the graph has fewer nodes, so building
+/// and queueing it takes less time. The mask broadcasts to `[batch, heads, time, len]`.
 ///
 /// Differentiable in the state, `qkv`, an additive mask and the sinks.
 ///
