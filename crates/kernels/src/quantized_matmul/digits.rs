@@ -11,12 +11,12 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 use super::columns::{Dots, Operands};
 use super::dot::lane_groups;
-use super::format::{Format, load_first};
+use super::format::Format;
 use super::prepare::{Prepared, group_sums, normalize};
 use super::{Call, FEW_ROWS};
 use crate::Machine;
 use crate::element::Float;
-use crate::simd::{F32x16, Kernel, LANES, prefetch, prefetch_far};
+use crate::simd::{F32x16, Kernel, LANES, prefetch_far};
 
 /// The bytes of an element.
 const DIGITS: usize = 3;
@@ -26,8 +26,6 @@ const BYTES: usize = 4 * LANES;
 const TOGETHER: usize = 4;
 /// The largest elements of groups for which the unit and its inverse are normal numbers.
 const RANGE: Range<f32> = 1e-24..1e36;
-/// Longer rows of weights are prefetched into the second-level cache.
-const SHORT_ROW: usize = 4096;
 
 /// Whether these products support a call on this machine.
 pub(super) fn takes(machine: Machine, call: &Call) -> bool {
@@ -173,8 +171,9 @@ impl<T: Float, F: Format> Dots for Digits<T, F> {
 
     #[inline(always)]
     unsafe fn dot<V: F32x16, const M: usize>(row: Operands, rows: [usize; M]) -> [V; M] {
+        row.prefetch_next_scales::<Self>(1);
         // SAFETY: the caller's contract.
-        let [sums] = unsafe { Self::dots::<V, 1, M>([row], rows, 1) };
+        let [sums] = unsafe { Self::dots::<V, 1, M>(row, 1, rows, 1) };
         sums
     }
 
@@ -189,15 +188,13 @@ impl<T: Float, F: Format> Dots for Digits<T, F> {
                 }
                 return sums;
             }
+            first.prefetch_next_scales::<Self>(LANES);
             // Each stream has four rows, and goes on in the next block.
             const STREAM: usize = LANES / TOGETHER;
             for i in 0..STREAM {
-                let mut rows = [first; TOGETHER];
-                for (stream, row) in rows.iter_mut().enumerate() {
-                    *row = first.below::<Self>(stream * STREAM + i);
-                }
                 let next = if i + 1 < STREAM { 1 } else { LANES - STREAM + 1 };
-                let dots = Self::dots::<V, TOGETHER, 1>(rows, [m], next);
+                let row = first.below::<Self>(i);
+                let dots = Self::dots::<V, TOGETHER, 1>(row, STREAM, [m], next);
                 for (stream, [sum]) in dots.into_iter().enumerate() {
                     sums[stream * STREAM + i] = sum;
                 }
@@ -208,34 +205,34 @@ impl<T: Float, F: Format> Dots for Digits<T, F> {
 }
 
 impl<T: Float, F: Format> Digits<T, F> {
-    /// Multiplies `R` rows of weights with `M` rows of x. Of each row of weights, it prefetches the
-    /// one that is `next` rows below.
+    /// Multiplies `R` rows of weights, `first` and those `apart` rows below each other, with `M`
+    /// rows of x. It prefetches the weights that are `next` rows below each.
     ///
     /// # Safety
     /// The contract of [`Dots::dot`].
     #[inline(always)]
     unsafe fn dots<V: F32x16, const R: usize, const M: usize>(
-        rows: [Operands; R],
+        first: Operands,
+        apart: usize,
         of_x: [usize; M],
         next: usize,
     ) -> [[V; M]; R] {
-        let Operands { axis, group, prepared, .. } = rows[0];
+        let Operands { axis, group, prepared, .. } = first;
         let (groups, padded) = (axis / group, axis.next_multiple_of(F::CHUNK));
         let row_bytes = axis * Self::BITS / 8;
-        let scales_ahead = next * groups * Self::SCALE_BYTES;
+        // Offsets from one row's pointer need fewer registers than a pointer for each row.
+        let (bytes_apart, scales_apart) = (apart * row_bytes, apart * groups * Self::SCALE_BYTES);
+        let ahead = next * row_bytes;
         // A group has `2^shift` lanes. A group of two vectors begins in every second one.
         let shift = (group / F::PER_LANE).trailing_zeros();
         let first_lanes = lane_groups::<V>(shift);
         let step = LANES as i32 >> shift;
         let steps = [step, ((2 * LANES as i32) >> shift) - step];
         let mut x = [prepared.row::<u8>(of_x[0]); M];
-        let mut packed = [rows[0].packed; R];
         for (x, &m) in x.iter_mut().zip(&of_x) {
             *x = prepared.row(m);
         }
-        for (packed, row) in packed.iter_mut().zip(&rows) {
-            *packed = row.packed;
-        }
+        let mut packed = first.packed;
         let mut sums = [[V::splat(0.0); M]; R];
         for at in (0..groups).step_by(LANES) {
             let count = LANES.min(groups - at);
@@ -243,37 +240,35 @@ impl<T: Float, F: Format> Digits<T, F> {
             // SAFETY: the groups from `at` on are those of each row, and so are their weights; the
             // prepared rows cover whole chunks, their sums and units whole vectors.
             unsafe {
-                for (r, row) in rows.iter().enumerate() {
-                    let (scale, bias) = (row.scales.cast::<T>(), row.biases.cast::<T>());
-                    prefetch(row.scales.wrapping_add(at * Self::SCALE_BYTES + scales_ahead), 1);
-                    prefetch(row.biases.wrapping_add(at * Self::SCALE_BYTES + scales_ahead), 1);
-                    let scale = load_first::<V, T>(scale.add(at), count);
-                    let bias = load_first::<V, T>(bias.add(at), count);
+                for (r, scales) in scales.iter_mut().enumerate() {
+                    let offset = at * Self::SCALE_BYTES + r * scales_apart;
+                    let scale = first.scales.wrapping_add(offset);
+                    let bias = first.biases.wrapping_add(offset);
+                    let scale = T::load_first::<V>(scale.cast(), count);
+                    let bias = T::load_first::<V>(bias.cast(), count);
                     for m in 0..M {
                         let of_group = prepared.sums(of_x[m]).add(at);
                         let unit = of_group.add(groups.next_multiple_of(LANES));
-                        scales[r][m] = scale * V::load(unit);
+                        scales[m] = scale * V::load(unit);
                         sums[r][m] = bias.mul_add(V::load(of_group), sums[r][m]);
                     }
                 }
                 let lanes = count << shift;
                 let mut index = first_lanes;
                 for (chunk, lane) in (0..lanes).step_by(LANES).enumerate() {
+                    let count = LANES.min(lanes - lane);
                     for r in 0..R {
-                        let ahead = packed[r].wrapping_add(next * row_bytes);
-                        if row_bytes <= SHORT_ROW {
-                            prefetch(ahead, BYTES);
-                        } else {
-                            prefetch_far(ahead, BYTES);
-                        }
-                        let weights = F::load::<V>(packed[r], LANES.min(lanes - lane));
+                        let row = packed.wrapping_add(r * bytes_apart);
+                        prefetch_far(row.wrapping_add(ahead), BYTES);
+                        // The mask of a whole vector costs nothing.
+                        let weights = V::load_first(row.cast(), count).to_bits();
                         let parts = Self::parts::<V>(weights);
                         for m in 0..M {
                             let sum = Self::chunk::<V>(parts, x[m], padded);
                             sums[r][m] = sum.mul_add(scales[r][m].permute(index), sums[r][m]);
                         }
-                        packed[r] = packed[r].wrapping_add(BYTES);
                     }
+                    packed = packed.wrapping_add(BYTES);
                     index = V::add_int(index, V::splat_int(steps[chunk % 2]));
                     for x in &mut x {
                         *x = x.add(F::CHUNK);

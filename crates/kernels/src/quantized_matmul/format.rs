@@ -58,6 +58,10 @@ pub(super) trait Format: Copy + Send + Sync + 'static {
         if count == LANES {
             return load(from);
         }
+        if Self::LANE_BITS == 32 {
+            // SAFETY: the caller vouches for `count` lanes.
+            return unsafe { V::load_first(from.cast(), count).to_bits() };
+        }
         let mut chunk = [0u8; 4 * LANES];
         // SAFETY: the caller vouches for `count` lanes; the array holds sixteen.
         unsafe {
