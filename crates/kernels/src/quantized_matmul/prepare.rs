@@ -154,12 +154,10 @@ pub(super) unsafe fn normalize<V: F32x16, T: Float>(
     // SAFETY: the caller's contract.
     unsafe {
         // A closure would lack the level's features, and its instructions would remain calls.
-        let inverse = match norm {
-            Some((weight, eps)) => {
-                Some((weight, V::splat(rms_norm::inverse_rms::<V, T>(x, axis, eps))))
-            }
-            None => None,
-        };
+        let mut inverse = None;
+        if let Some((weight, eps)) = norm {
+            inverse = Some((weight, V::splat(rms_norm::inverse_rms::<V, T>(x, axis, eps))));
+        }
         for at in (0..axis).step_by(LANES) {
             let mut lanes = T::load::<V>(x.add(at));
             if let Some((weight, inverse)) = inverse {
