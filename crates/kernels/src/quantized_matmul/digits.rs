@@ -117,17 +117,43 @@ impl<T: Float, F: Format> Kernel for Split<'_, T, F> {
             let mut in_order = [[0u8; 4 * BYTES]; DIGITS];
             for chunk in (0..self.padded).step_by(F::CHUNK) {
                 for at in (0..F::CHUNK).step_by(LANES) {
-                    let unit = *units.add((chunk + at) / group);
-                    let x = V::load(plain.as_ptr().add(chunk + at)) * V::splat(1.0 / unit);
+                    let unit: f32 = *units.add((chunk + at) >> group.trailing_zeros());
+                    // The inverse of a power of two has the opposite exponent.
+                    let inverse = f32::from_bits((254 << 23) - unit.to_bits());
+                    let x = V::load(plain.as_ptr().add(chunk + at)) * V::splat(inverse);
                     split::<V>(x, &mut in_order, at);
                 }
                 for (digit, in_order) in in_order.iter().enumerate() {
-                    let to = digits.add(digit * self.padded + chunk);
-                    for position in 0..F::CHUNK / BYTES {
-                        for i in 0..BYTES {
-                            *to.add(position * BYTES + i) =
-                                in_order[i * (F::CHUNK / BYTES) + position];
-                        }
+                    by_position::<F>(in_order, digits.add(digit * self.padded + chunk));
+                }
+            }
+        }
+    }
+}
+
+/// Writes a digit of a chunk's elements, first those at the first position of each of the weights'
+/// bytes, then those at the second one, and so on.
+///
+/// # Safety
+/// A chunk is writable at `to`.
+#[inline(always)]
+unsafe fn by_position<F: Format>(in_order: &[u8; 4 * BYTES], to: *mut u8) {
+    // SAFETY: the caller's contract; the elements of the chunk are the first ones in order.
+    unsafe {
+        for i in 0..BYTES {
+            // One load and shifts, which compilers make vectors of, other than loads of bytes.
+            match F::CHUNK / BYTES {
+                1 => *to.add(i) = in_order[i],
+                2 => {
+                    let pair = u16::from_le_bytes([in_order[2 * i], in_order[2 * i + 1]]);
+                    *to.add(i) = pair as u8;
+                    *to.add(BYTES + i) = (pair >> 8) as u8;
+                }
+                _ => {
+                    let four = &in_order[4 * i..4 * i + 4];
+                    let four = u32::from_le_bytes([four[0], four[1], four[2], four[3]]);
+                    for position in 0..4 {
+                        *to.add(position * BYTES + i) = (four >> (8 * position)) as u8;
                     }
                 }
             }
