@@ -8,6 +8,7 @@ use crate::custom::Spec;
 use crate::distributed::Group;
 use crate::dtype::Dtype;
 use crate::error::{Error, Result};
+use crate::transforms::differentiates;
 
 use super::cache::Heads;
 use super::config::Config;
@@ -133,6 +134,7 @@ impl Parts {
     /// The features of all ranks, of the last axis of which `x` has this rank's part.
     pub fn gather(&self, x: Array, axis: Axis) -> Result<Array> {
         let Some(shared) = &self.0 else { return Ok(x) };
+        self.refuse_derivatives()?;
         let whole = match axis {
             Axis::Vocab => shared.is_pipeline(),
             _ if shared.is_pipeline() => return Ok(x),
@@ -195,6 +197,7 @@ impl Parts {
         hidden: i32,
         first: impl FnOnce() -> Result<Array>,
     ) -> Result<Array> {
+        self.refuse_derivatives()?;
         let Some(shared) = self.pipeline().filter(|shared| shared.cuts.rank > 0) else {
             return first();
         };
@@ -257,6 +260,19 @@ impl Parts {
             state = shared.group()?.gather_text(&made)?.into_iter().nth(rank).unwrap_or_default();
         }
         Ok(state)
+    }
+
+    /// Returns an error inside of a derivative, of which a rank would compute the terms of its part
+    /// alone.
+    fn refuse_derivatives(&self) -> Result<()> {
+        match &self.0 {
+            Some(shared) if differentiates() => {
+                let ranks = shared.ranks();
+                let expected = format_args!("one rank for derivatives, got {ranks} ranks");
+                Err(Error::argument("split", expected))
+            }
+            _ => Ok(()),
+        }
     }
 
     /// Rows of the matrix at `path` with the columns of all ranks, of which `own` has this rank's, packed

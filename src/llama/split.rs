@@ -16,12 +16,11 @@ pub enum Scheme {
     /// the down projection are cut by columns, and the ranks add their products, so the results are
     /// those of one process up to rounding. The key heads and the features of the feed-forward layer
     /// have to divide in the ratio of the shares, and the columns of a rank have to be whole groups of
-    /// packed weights. A rank reads the matrices that are cut by columns whole, and keeps its part. On a
-    /// CPU such a model has no derivatives.
+    /// packed weights. A rank reads the matrices that are cut by columns whole, and keeps its part.
     Reduce,
     /// The results of one process, bit by bit. Each rank holds whole layers, rank 0 also the embedding
     /// and the output projection, and hands the hidden states to the next rank. A prompt of several
-    /// steps keeps all ranks busy, a decoded token one at a time. Such a model has no derivatives.
+    /// steps keeps all ranks busy, a decoded token one at a time.
     Pipeline,
 }
 
@@ -43,7 +42,8 @@ impl Scheme {
 /// process, bit by bit.
 ///
 /// Every rank calls the same functions of the model in the same order, with the same arguments. A
-/// rank reads only its part of the files.
+/// rank reads only its part of the files. A model on several ranks has no derivatives: a closure that
+/// is differentiated gets an error from it, before the ranks exchange anything.
 ///
 /// ```
 /// use mlx_primitives::distributed::{Group, Options};

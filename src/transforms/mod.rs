@@ -17,6 +17,7 @@
 
 mod arguments;
 mod checkpoint;
+mod derivatives;
 
 use std::any::Any;
 use std::cell::{Cell, RefCell};
@@ -28,6 +29,8 @@ use cxx::{CxxVector, UniquePtr};
 pub use arguments::{Arguments, MapAxes, Outputs};
 pub use checkpoint::checkpoint;
 pub(crate) use checkpoint::{after, is_traced, with_vjp};
+use derivatives::Differentiation;
+pub(crate) use derivatives::differentiates;
 
 use crate::array::{Array, List, from_list, to_list};
 use crate::error::{Error, Result};
@@ -140,6 +143,7 @@ pub fn vjp<A: Arguments, O: Outputs>(
     cotangents: impl Arguments,
 ) -> Result<(O, A::Arrays)> {
     let (primals, cotangents) = (to_list(primals.all()), to_list(cotangents.all()));
+    let _differentiation = Differentiation::begin();
     let lists = with_closure::<A, O, _>(f, |f| ffi::vjp(f, &primals, &cotangents))?;
     let (outputs, gradients) = pair(lists);
     // MLX refuses too few cotangents and ignores those that are too many.
@@ -176,6 +180,7 @@ pub fn jvp<A: Arguments, O: Outputs>(
     tangents: impl Arguments,
 ) -> Result<(O, O)> {
     let (primals, tangents) = (to_list(primals.all()), to_list(tangents.all()));
+    let _differentiation = Differentiation::begin();
     let (outputs, derivatives) =
         pair(with_closure::<A, O, _>(f, |f| ffi::jvp(f, &primals, &tangents))?);
     Ok((O::from_vec(outputs)?, O::from_vec(derivatives)?))
@@ -205,6 +210,7 @@ pub fn value_and_grad<A: Arguments>(
 ) -> Result<(Array, A::Arrays)> {
     let inputs = to_list(inputs.all());
     let argnums: Vec<i32> = (0..inputs.len() as i32).collect();
+    let _differentiation = Differentiation::begin();
     let lists = with_closure::<A, Array, _>(f, |f| ffi::value_and_grad(f, &argnums, &inputs))?;
     let (values, gradients) = pair(lists);
     Ok((Array::from_vec(values)?, Outputs::from_vec(gradients)?))

@@ -57,16 +57,16 @@ pub fn play(role: &str) -> Checked {
 fn run(scenario: &str, folder: &Path, results: &mut Results) -> Checked {
     match scenario {
         "all-fixtures" => crate::checkpoints::names()?.iter().try_for_each(|n| results.fixture(n)),
-        "two-layers" => {
-            let names = crate::checkpoints::names()?.into_iter();
-            names.filter(|name| has_two_layers(name)).try_for_each(|name| results.fixture(&name))
-        }
+        "layers" => crate::checkpoints::names()?.iter().try_for_each(|name| {
+            if has_two_layers(name) { results.fixture(name) } else { results.one_layer(name) }
+        }),
         "few-fixtures" => FEW.iter().try_for_each(|name| results.fixture(name)),
         "demo" => results.demo_model(),
         "random" => results.random(),
         "save" => results.save_caches(folder),
         "load" => results.load_caches(folder),
         "close" => results.close_to_one(),
+        "derivatives" => results.derivatives(),
         "greedy" => results.greedy(),
         #[cfg(target_os = "linux")]
         "read" => results.bytes_read(folder),
@@ -74,9 +74,11 @@ fn run(scenario: &str, folder: &Path, results: &mut Results) -> Checked {
     }
 }
 
+/// Whether a fixture has two layers, as all of GGUF have, and not one.
 fn has_two_layers(name: &str) -> bool {
     let config = crate::checkpoints::root().join(name).join("config.json");
-    fs::read_to_string(config).is_ok_and(|json| json.contains("\"num_hidden_layers\": 2"))
+    let has = |json: String| json.contains("\"num_hidden_layers\": 2");
+    name.starts_with("gguf") || fs::read_to_string(config).is_ok_and(has)
 }
 
 /// Processes that are ended with the test.
@@ -227,27 +229,38 @@ fn a_prompt_cache_crosses_to_other_numbers_of_ranks() -> Checked {
     role("load", "1,1") // saved by three ranks, read by two and by one
 }
 
-/// Linux counts the bytes that a process reads.
+/// Linux counts the bytes that a process reads, and its peak memory.
 #[cfg(target_os = "linux")]
 #[test]
-fn a_rank_reads_its_part_of_the_files() -> Checked {
+fn a_rank_reads_and_holds_its_part_of_the_files() -> Checked {
     let folder = tempfile::tempdir()?;
     scenarios::write_model(folder.path())?;
     let role = |shares: &str| format!("split read {shares} {}", folder.path().display());
-    let cases = [("1,1", 0.505), ("1,1,1,1", 0.26), ("6,1,1", 0.76), ("pipeline:1,1", 0.58)];
-    for (shares, most) in cases {
+    // The columns of the other rank, which lie between those of this one in the file.
+    let between = f64::from(2 * (512 * 512 + 512 * 1536));
+    let cases = [
+        ("1,1", 0.505, 0.0),
+        ("1,1,1,1", 0.26, 0.0),
+        ("6,1,1", 0.76, 0.0),
+        ("reduce:1,1", 0.505, between),
+        ("pipeline:1,1", 0.58, 0.0),
+    ];
+    for (shares, most, between) in cases {
         let role = role(shares);
         let ranks = Ranks::start(shares.split(',').count(), |_| player(&role))?;
         for line in ranks.results()? {
             let figures = line.split(' ').map(|word| Ok(word.trim().parse::<f64>()?));
             let figures = figures.collect::<Checked<Vec<_>>>()?;
-            let &[read, held, whole] = &figures[..] else { bail!("three figures, got {line}") };
+            let &[read, held, whole, grown] = &figures[..] else {
+                bail!("four figures, got {line}")
+            };
             assert!(held <= most * whole, "{shares}: {held} of {whole} bytes");
             // The configuration, and the first row of each tensor, which tells models apart.
             assert!(
-                held <= read && read <= held + 200_000.0,
+                held + between <= read && read <= held + between + 200_000.0,
                 "{shares}: {read} bytes read for {held}"
             );
+            assert!(grown <= held + 150e6, "{shares}: {grown} bytes of memory for {held}");
         }
     }
     Ok(())

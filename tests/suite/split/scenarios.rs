@@ -2,7 +2,7 @@
 //! several ranks must write the lines of one process.
 
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use anyhow::Context;
 use mlx_primitives::distributed::Group;
@@ -48,6 +48,12 @@ pub(super) fn tokens(llama: &Llama, prompt: &[u32], options: &Options) -> Checke
     Ok(format!("{tokens:?}"))
 }
 
+/// The file or folder of a checkpoint fixture.
+pub(super) fn path_of(name: &str) -> PathBuf {
+    let folder = root().join(name);
+    if name.starts_with("gguf") { folder.join("model.gguf") } else { folder }
+}
+
 pub(super) fn prompt(vocabulary: i32) -> Vec<u32> {
     (1..=11).map(|i| i * 37 % vocabulary.unsigned_abs()).collect()
 }
@@ -80,9 +86,7 @@ impl Results {
 
     /// A checkpoint fixture: logits of a prompt, and tokens with every kind of cache.
     pub fn fixture(&mut self, name: &str) -> Checked {
-        let folder = root().join(name);
-        let path = if name.starts_with("gguf") { folder.join("model.gguf") } else { folder };
-        let llama = self.checkpoint(&path)?;
+        let llama = self.checkpoint(&path_of(name))?;
         let prompt = prompt(llama.config().vocab_size);
         let row = Array::from_slice(&prompt, [1, prompt.len() as i32])?;
         let logits = llama.forward(&row, &mut llama.new_cache())?;
@@ -208,8 +212,8 @@ impl Results {
         Ok(())
     }
 
-    /// The bytes that this process reads to load a model, those of this rank's part, and those of the
-    /// file.
+    /// The bytes that this process reads to load a model, those of this rank's part, those of the
+    /// file, and those by which loading it and a token raise the peak memory of this process.
     #[cfg(target_os = "linux")]
     pub fn bytes_read(&mut self, folder: &Path) -> Checked {
         let read = || -> Checked<u64> {
@@ -217,11 +221,19 @@ impl Results {
             let line = counts.lines().find_map(|line| line.strip_prefix("rchar: "));
             Ok(line.context("a count of bytes")?.parse()?)
         };
-        let before = read()?;
+        let memory = |name: &str| -> Checked<u64> {
+            let status = fs::read_to_string("/proc/self/status")?;
+            let line = status.lines().find_map(|line| line.strip_prefix(name));
+            let kilobytes = line.and_then(|line| line.split_whitespace().next());
+            Ok(1024 * kilobytes.context("kilobytes")?.parse::<u64>()?)
+        };
+        let (before, held) = (read()?, memory("VmRSS:")?);
         let llama = self.checkpoint(folder)?;
         let bytes = read()? - before;
+        llama.forward(&Array::from_slice(&[1u32], [1, 1])?, &mut llama.new_cache())?.eval()?;
+        let grown = memory("VmHWM:")?.saturating_sub(held);
         let whole = fs::metadata(folder.join("model.safetensors"))?.len();
-        self.lines.push(format!("{bytes} {} {whole}", llama.nbytes()));
+        self.lines.push(format!("{bytes} {} {whole} {grown}", llama.nbytes()));
         Ok(())
     }
 }

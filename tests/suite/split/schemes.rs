@@ -6,10 +6,10 @@ use anyhow::ensure;
 use mlx_primitives::llama::{
     Adapters, Checkpoint, Config, Llama, Options, Quantization, Scheme, Split,
 };
-use mlx_primitives::ops::QuantizedMode;
-use mlx_primitives::{Array, Dtype};
+use mlx_primitives::ops::{Lora, QuantizedMode};
+use mlx_primitives::{Array, Dtype, transforms};
 
-use super::scenarios::{ADAPTERS, KINDS, PROMPTS, Results, bits, prompt, tokens};
+use super::scenarios::{ADAPTERS, KINDS, PROMPTS, Results, bits, path_of, prompt, tokens};
 use super::{Ranks, player, same, same_on};
 use crate::checkpoints::root;
 use crate::support::Checked;
@@ -52,6 +52,50 @@ impl Results {
         }
         Ok(())
     }
+
+    /// The error of a fixture with fewer layers than ranks.
+    pub fn one_layer(&self, name: &str) -> Checked {
+        let Err(error) = self.checkpoint(&path_of(name)) else {
+            ensure!(self.split.is_none(), "{name} has a layer for each rank");
+            return Ok(());
+        };
+        let expected = "expected at most a rank for each of 1 layers, got 2 ranks";
+        ensure!(error.to_string().contains(expected), "{name}: {error}");
+        Ok(())
+    }
+
+    /// The errors of derivatives on a rank, whether it holds the layer or not; its tokens after them.
+    pub fn derivatives(&mut self) -> Checked {
+        let demo = self.demo()?;
+        let llama = &demo.llama;
+        let row = Array::from_slice(&[423u32, 17, 99, 240], [1, 4])?;
+        let mut errors = Vec::new();
+        for layer in [0, 3] {
+            let name = format!("model.layers.{layer}.self_attn.q_proj");
+            let [outputs, inputs] = llama.projection_shape(&name)?;
+            let a = Array::full([2, inputs], 0.1f32)?;
+            let b = Array::full([outputs, 2], 0.1f32)?;
+            let logits = |a: Array| {
+                let update = Lora::new(a, b.clone(), 0.5)?;
+                let adapters = [(name.clone(), update)].into_iter().collect();
+                llama.forward_adapted(&row, &mut llama.new_cache(), Some(&adapters))
+            };
+            errors.push(transforms::grad(|a| logits(a)?.mean(..), &a).err());
+            errors.push(transforms::jvp(logits, &a, &a).err());
+        }
+        let hidden = llama.hidden(&row, &mut llama.new_cache())?;
+        errors.push(transforms::grad(|h| llama.project(&h)?.mean(..), &hidden).err());
+        for error in &errors {
+            let text = error.as_ref().map(ToString::to_string);
+            let expected = "[split] expected one rank for derivatives, got 2 ranks";
+            let expected = self.split.is_some().then(|| expected.to_owned());
+            ensure!(text == expected, "{text:?} in place of {expected:?}");
+        }
+        let options = Options { max_tokens: 12, ..Options::default() };
+        let prompt = demo.tokenizer.encode(PROMPTS[0])?;
+        self.add("after derivatives", tokens(llama, &prompt, &options))
+    }
+
     /// The greedy tokens of the demo model, with every kind of cache, in groups that divide, with
     /// adapters, for a batch and with a draft.
     pub fn greedy(&mut self) -> Checked {
@@ -118,7 +162,7 @@ fn sums_read_and_write_prompt_caches_of_other_schemes() -> Checked {
 
 #[test]
 fn whole_layers_compute_the_bits_of_one() -> Checked {
-    same("two-layers", "pipeline:1,1", Path::new("-"))?;
+    same("layers", "pipeline:1,1", Path::new("-"))?;
     same("random", "pipeline:1,1", Path::new("-"))?;
     same("demo", "pipeline:3,1", Path::new("-"))?;
     same("demo", "pipeline:1,2,1", Path::new("-"))
@@ -180,5 +224,13 @@ fn what_cannot_be_split_is_refused() -> Checked {
     let packed = Some(Quantization::affine(32, 4));
     let error = split.random(config()?, Dtype::Float32, packed, 0).err().expect("an error");
     assert!(error.to_string().contains("got columns 0 to 48 on rank 0"), "{error}");
+    Ok(())
+}
+
+#[test]
+fn derivatives_are_refused_and_ranks_go_on() -> Checked {
+    for shares in ["1,1", "reduce:1,1", "pipeline:1,1"] {
+        same("derivatives", shares, Path::new("-"))?;
+    }
     Ok(())
 }

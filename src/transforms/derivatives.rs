@@ -1,0 +1,28 @@
+//! Whether this thread builds derivatives, which functions that have none refuse.
+
+use std::cell::Cell;
+
+thread_local! {
+    static DEPTH: Cell<u32> = const { Cell::new(0) };
+}
+
+/// While it lives, the closures that this thread runs are differentiated.
+pub(super) struct Differentiation(());
+
+impl Differentiation {
+    pub(super) fn begin() -> Self {
+        DEPTH.with(|depth| depth.set(depth.get() + 1));
+        Self(())
+    }
+}
+
+impl Drop for Differentiation {
+    fn drop(&mut self) {
+        DEPTH.with(|depth| depth.set(depth.get() - 1));
+    }
+}
+
+/// Whether this thread runs a closure to differentiate it.
+pub(crate) fn differentiates() -> bool {
+    DEPTH.with(Cell::get) > 0
+}
