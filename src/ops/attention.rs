@@ -141,6 +141,10 @@ pub fn attention_quantized(
 }
 
 /// The composition of a lazy attention from MLX's ops as an NVIDIA GPU runs it.
+///
+/// # Errors
+///
+/// Returns an error for another array.
 pub fn dequantizing_composition(ours: &Array) -> Result<Option<Array>> {
     Ok(from_list(&*ffi::dequantizing_composition(ours.raw())?).into_iter().next())
 }
