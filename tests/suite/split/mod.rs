@@ -11,14 +11,12 @@ use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail, ensure};
-use mlx_primitives::device::{Device, default_device, with_device};
 use mlx_primitives::distributed::{Group, Options};
 use mlx_primitives::llama::Scheme;
 
 use crate::distributed::ranks;
 use crate::endings::ROLE;
 use crate::support::Checked;
-use crate::support::compare::is_nvidia;
 use scenarios::Results;
 
 /// How long the ranks of a test may take, far longer than they do on idle cores.
@@ -49,18 +47,11 @@ pub fn play(role: &str) -> Checked {
     let group = Group::join(Options::default())?;
     ensure!(group.size() == shares.len(), "the group has {} ranks", group.size());
     let mut results = Results::new(Some(&group), &shares, scheme.context("a scheme")?)?;
-    where_bits_agree(|| run(scenario, Path::new(folder), &mut results))?;
+    run(scenario, Path::new(folder), &mut results)?;
     for line in results.lines {
         println!("{line}");
     }
     Ok(group.leave()?)
-}
-
-/// Runs `f` on the CPU of a machine with an NVIDIA GPU, whose kernels may round a part of an array
-/// otherwise than the whole.
-fn where_bits_agree(f: impl FnOnce() -> Checked) -> Checked {
-    let device = default_device()?;
-    with_device(if is_nvidia(device) { Device::Cpu } else { device }, f)
 }
 
 fn run(scenario: &str, folder: &Path, results: &mut Results) -> Checked {
@@ -183,7 +174,7 @@ fn same_on(scenario: &str, shares: &str, folder: &Path, variables: &[(&str, &str
     })?;
     let outputs = ranks.results()?;
     let mut alone = Results::new(None, &[], Scheme::Gather)?;
-    where_bits_agree(|| run(scenario, folder, &mut alone))?;
+    run(scenario, folder, &mut alone)?;
     for (rank, output) in outputs.iter().enumerate() {
         let lines: Vec<&str> = output.lines().collect();
         assert_eq!(lines.len(), alone.lines.len(), "rank {rank} of {shares}");
