@@ -1,7 +1,7 @@
 // Shared by the kernels that rotate.
 #pragma once
 
-#include "common.h"
+#include "rope_products.h"
 
 /** cos and sin of one (position, pair); the inverse rotation has the opposite sine. */
 struct Turn {
@@ -26,8 +26,8 @@ METAL_FUNC packed2<T> rotated(packed2<T> pair, Turn by) {
   const float a = float(pair[0]);
   const float b = float(pair[1]);
   packed2<T> turned;
-  turned[0] = T(a * by.cosine - b * by.sine);
-  turned[1] = T(a * by.sine + b * by.cosine);
+  turned[0] = T(difference_of_products(a, by.cosine, b, by.sine));
+  turned[1] = T(sum_of_products(a, by.sine, b, by.cosine));
   return turned;
 }
 

@@ -160,8 +160,9 @@ pub fn active_tasks() -> Result<i32> {
     Ok(ffi::active_tasks()?)
 }
 
-/// Ends the streams that this thread made with [`Stream::new`], and on a GPU its default stream.
-/// The default CPU stream needs no such call when its thread ends.
+/// Ends the streams that this thread made with [`Stream::new`], and on a GPU its default stream,
+/// in place of which the thread's next op gets a new one. The default CPU stream needs no such call
+/// when its thread ends.
 ///
 /// Arrays of these streams must have been evaluated or dropped: evaluating them later is an error.
 /// Evaluated arrays can still be read.

@@ -157,4 +157,5 @@ pub mod internals {
     pub use crate::llama::internals::{
         AttentionInputs, AttentionMask, Heads, KvTensor, LayerCache,
     };
+    pub use crate::ops::attention::dequantizing_composition;
 }

@@ -159,8 +159,7 @@ int32_t active_tasks() {
 }
 
 void clear_streams() {
-  prepare();
-  mx::clear_streams();
+  end_streams();
 }
 
 size_t active_memory() {

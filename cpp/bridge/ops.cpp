@@ -98,6 +98,10 @@ Handle attention_quantized(
       here()));
 }
 
+ListHandle dequantizing_composition(const MlxArray& array) {
+  return handle(mlx_primitives::dequantizing_composition(array));
+}
+
 Handle cross_entropy(
     const MlxArray& x, const MlxArray& targets, float smoothing, bool ignores, int32_t ignored) {
   auto without = ignores ? std::optional<int>(ignored) : std::nullopt;

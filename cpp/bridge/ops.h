@@ -33,6 +33,7 @@ Handle attention_quantized(
     const AttentionRules& rules,
     const MlxArray* mask,
     const MlxArray* sinks);
+ListHandle dequantizing_composition(const MlxArray& array);
 /** `ignored` is used only if `ignores` is true. */
 Handle cross_entropy(
     const MlxArray& x, const MlxArray& targets, float smoothing, bool ignores, int32_t ignored);

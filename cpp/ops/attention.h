@@ -49,6 +49,9 @@ mx::array attention_quantized(
     const std::optional<mx::array>& sinks = std::nullopt,
     mx::StreamOrDevice s = {});
 
+/** The composition of a lazy attention from MLX's ops as an NVIDIA GPU runs it. */
+Arrays dequantizing_composition(const mx::array& ours);
+
 /** Throws for queries, keys and values of shapes that do not fit, and for invalid rules. */
 void check_attention(
     const mx::Shape& q, const mx::Shape& k, const mx::Shape& v, const AttentionRules& rules);
@@ -97,6 +100,9 @@ class Attention : public ComposedPrimitive {
 
   std::pair<Arrays, std::vector<int>> vmap(
       const Arrays& inputs, const std::vector<int>& axes) override;
+
+  /** Quantized keys and values are dequantized first, or multiplied as they are. */
+  Arrays composition(const Arrays& inputs, bool dequantizes);
 
  private:
   /** Extents, rules and splits; the strides are known only at evaluation. */

@@ -2,6 +2,7 @@
 #include <limits>
 
 #include "ops/attention.h"
+#include "runtime/encoder.h"
 
 namespace mlx_primitives {
 
@@ -28,6 +29,20 @@ float lowest(mx::Dtype dtype) {
 } // namespace
 
 Arrays Attention::compose(const Arrays& inputs) {
+  // On an NVIDIA GPU, MLX's product of a batch of packed matrices refuses views, such as those of a
+  // cache, and matrices that several heads share.
+  return composition(inputs, is_cuda(stream()));
+}
+
+Arrays dequantizing_composition(const mx::array& ours) {
+  auto* attention = ours.has_primitive() ? dynamic_cast<Attention*>(&ours.primitive()) : nullptr;
+  if (!attention) {
+    refuse("composition", "expected a lazy result of attention, got another array");
+  }
+  return attention->composition(ours.inputs(), true);
+}
+
+Arrays Attention::composition(const Arrays& inputs, bool dequantizes) {
   auto s = stream();
   auto& q = inputs[0];
   auto mask_input = masked_ ? std::optional(inputs[mask()]) : std::nullopt;
@@ -47,11 +62,22 @@ Arrays Attention::compose(const Arrays& inputs) {
   auto grouped = [&](const mx::array& x) { return mx::unflatten(x, 1, {kv_heads, group}, s); };
   auto row = [&](int i) { return mx::expand_dims(inputs[i], 2, s); };
   auto product = [&](const mx::array& x, int at, bool transpose) {
-    if (bits_ > 0) {
+    if (bits_ > 0 && !dequantizes) {
       return mx::quantized_matmul(
           x, row(at), row(at + 1), row(at + 2), transpose, group_size_, bits_, "affine", s);
     }
-    return mx::matmul(x, transpose ? mx::swapaxes(row(at), -1, -2, s) : row(at), s);
+    auto rows = bits_ == 0 ? row(at)
+                           : mx::dequantize(
+                                 row(at),
+                                 row(at + 1),
+                                 row(at + 2),
+                                 group_size_,
+                                 bits_,
+                                 "affine",
+                                 std::nullopt,
+                                 std::nullopt,
+                                 s);
+    return mx::matmul(x, transpose ? mx::swapaxes(rows, -1, -2, s) : rows, s);
   };
   auto scores = product(grouped(mx::multiply(q, mx::array(rules_.scale, dtype), s)), 1, true);
   if (rules_.soft_cap > 0) {

@@ -37,6 +37,7 @@ std::atomic<bool> ending{false};
 std::atomic<bool> dropping{false};
 thread_local int depth = 0;
 thread_local int user_tasks = 0;
+thread_local bool streams_ended = false;
 
 /**
  * Makes a parked thread MLX's main thread. MLX takes the first thread that uses it for its main
@@ -219,6 +220,18 @@ void prepare() {
   (void)prepared;
   thread_local Lease lease;
   (void)lease;
+  if (streams_ended) {
+    streams_ended = false;
+    if (mx::is_available(mx::Device::gpu)) {
+      mx::set_default_stream(mx::new_stream(mx::Device::gpu));
+    }
+  }
+}
+
+void end_streams() {
+  prepare();
+  mx::clear_streams();
+  streams_ended = true;
 }
 
 Inside::Inside() {

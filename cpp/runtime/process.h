@@ -10,6 +10,12 @@ namespace mlx_primitives {
  */
 void prepare();
 
+/**
+ * Ends the streams that this thread made. MLX's default GPU stream of the thread is one of them,
+ * and the thread's next op gets another one.
+ */
+void end_streams();
+
 /** Counts this thread among those inside MLX; throws once the process is ending. */
 class Inside {
  public:

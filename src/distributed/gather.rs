@@ -6,7 +6,7 @@ use super::group::Group;
 use super::joined::Joined;
 use crate::array::{Array, concatenate};
 use crate::custom::{self, CustomPrimitive, Spec, View, ViewMut};
-use crate::device::{Device, default_device};
+use crate::device::{self, Device};
 use crate::dtype::{Dtype, Element};
 use crate::error::{Error, Result};
 
@@ -32,8 +32,9 @@ impl Group {
     /// elements; all other lengths and the type are the same on all ranks.
     ///
     /// On a CPU the parts go straight from each rank to each other one, and a rank that waits sleeps.
-    /// On a GPU they take the way of [`all_gather`](Self::all_gather). The derivative for a rank's
-    /// part is its part of that rank's cotangent.
+    /// On a GPU they take the way of [`all_gather`](Self::all_gather), whose `vmap` is right only if
+    /// the mapped axis is not the first one. The derivative for a rank's part is its part of that
+    /// rank's cotangent.
     ///
     /// # Errors
     ///
@@ -62,7 +63,7 @@ impl Group {
         }
         let Some(joined) = &self.joined else { return Ok(x.clone()) };
         self.usable("gather_last")?;
-        if joined.mesh.is_some() && default_device()? == Device::Cpu {
+        if joined.mesh.is_some() && device::current()? == Device::Cpu {
             return gather(joined, x, lengths);
         }
         let longest = lengths.iter().copied().max().unwrap_or(0);

@@ -7,7 +7,7 @@ use super::group::Group;
 use super::joined::Joined;
 use crate::array::Array;
 use crate::custom::{self, CustomPrimitive, Spec, View, ViewMut};
-use crate::device::{Device, default_device};
+use crate::device::{self, Device};
 use crate::dtype::{Dtype, Element};
 use crate::error::{Error, Result};
 
@@ -29,7 +29,7 @@ impl Group {
     pub(crate) fn send_on(&self, x: &Array) -> Result<Array> {
         let to = self.rank() + 1;
         match &self.joined {
-            Some(joined) if joined.mesh.is_some() && default_device()? == Device::Cpu => {
+            Some(joined) if joined.mesh.is_some() && device::current()? == Device::Cpu => {
                 self.usable("send")?;
                 custom::apply_one(Send { joined: Arc::clone(joined), to }, &[x])
             }
@@ -41,7 +41,7 @@ impl Group {
     pub(crate) fn receive_after(&self, after: &Array, spec: Spec) -> Result<Array> {
         let from = self.rank().wrapping_sub(1);
         match &self.joined {
-            Some(joined) if joined.mesh.is_some() && default_device()? == Device::Cpu => {
+            Some(joined) if joined.mesh.is_some() && device::current()? == Device::Cpu => {
                 self.usable("recv")?;
                 custom::apply_one(Receive { joined: Arc::clone(joined), from, spec }, &[after])
             }

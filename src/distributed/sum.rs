@@ -7,7 +7,7 @@ use super::group::Group;
 use super::joined::Joined;
 use crate::array::Array;
 use crate::custom::{self, CustomPrimitive, Spec, View, ViewMut};
-use crate::device::{Device, default_device};
+use crate::device::{self, Device};
 use crate::dtype::{Dtype, Element};
 use crate::error::{Error, Result};
 
@@ -25,7 +25,7 @@ impl Group {
         if to.dtype() != x.dtype() {
             return to.add(self.sum_onto(&Array::zeros_of(x.shape(), x.dtype())?, x)?);
         }
-        if joined.mesh.is_some() && default_device()? == Device::Cpu {
+        if joined.mesh.is_some() && device::current()? == Device::Cpu {
             return custom::apply_one(Sum(Arc::clone(joined)), &[to, x]);
         }
         to.add(self.all_sum(x)?)

@@ -113,6 +113,7 @@ pub(crate) mod bridge {
             mask: *const MlxArray,
             sinks: *const MlxArray,
         ) -> Result<UniquePtr<MlxArray>>;
+        fn dequantizing_composition(array: &MlxArray) -> Result<UniquePtr<CxxVector<MlxArray>>>;
         fn cross_entropy(
             x: &MlxArray,
             targets: &MlxArray,

@@ -1,4 +1,4 @@
-use crate::array::{Array, or_null, to_list};
+use crate::array::{Array, from_list, or_null, to_list};
 use crate::error::Result;
 use crate::ffi::ops::bridge as ffi;
 use crate::tune::chosen;
@@ -138,4 +138,13 @@ pub fn attention_quantized(
         || queries(q),
         built,
     )
+}
+
+/// The composition of a lazy attention from MLX's ops as an NVIDIA GPU runs it.
+///
+/// # Errors
+///
+/// Returns an error for another array.
+pub fn dequantizing_composition(ours: &Array) -> Result<Option<Array>> {
+    Ok(from_list(&*ffi::dequantizing_composition(ours.raw())?).into_iter().next())
 }

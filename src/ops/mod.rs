@@ -6,7 +6,7 @@
 //! Sums are accumulated in float32.
 
 mod activation;
-mod attention;
+pub(crate) mod attention;
 mod cross_entropy;
 mod layer_norm;
 mod linear;

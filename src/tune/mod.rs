@@ -178,8 +178,8 @@ enum Rule {
     AllMlx,
     /// MLX's ops run products of many rows of 16-bit numbers, and our kernels all else.
     MatricesMlx,
-    /// MLX's ops run attention, normalizations by `rms_norm` of many wide rows, and all products
-    /// except those of one row with packed weights that are not small.
+    /// MLX's ops run attention over plain keys and values, normalizations by `rms_norm` of many wide
+    /// rows, and all products except those of one row with packed weights that are not small.
     Nvidia,
 }
 
@@ -249,7 +249,8 @@ impl Choices {
         let of_mlx = || {
             let packed =
                 class.op.starts_with("quantized_") || class.op.starts_with("lora_linear, ");
-            let known = class.op.starts_with("attention")
+            // MLX's product of a batch of packed matrices refuses views and shared heads.
+            let known = class.op.starts_with("attention of ")
                 || MATRICES.iter().any(|name| class.op.starts_with(name));
             let wide = class.op == "rms_norm" && class.size == Size::WideRows;
             let ours = packed && class.rows == Rows::One && class.size != Size::SmallWeights;

@@ -11,7 +11,7 @@ use mlx_primitives::llama::{Checkpoint, Options};
 use mlx_primitives::{Array, Result, async_eval, eval};
 use tempfile::NamedTempFile;
 
-use crate::support::Checked;
+use crate::support::{Checked, on_cpu};
 
 /// The role of a child process.
 pub const ROLE: &str = "MLX_PRIMITIVES_TEST_ROLE";
@@ -102,11 +102,11 @@ fn play(role: &str) -> Checked<u8> {
         }
         "exit in a kernel" => {
             let x = Array::ones::<f32>(&[16])?;
-            apply_one(Odd { exits: true }, &[&x])?.eval()?;
+            on_cpu(|| Ok(apply_one(Odd { exits: true }, &[&x])?.eval()?))?;
         }
         "endless kernel" => {
             let x = Array::ones::<f32>(&[16])?;
-            async_eval([&apply_one(Odd { exits: false }, &[&x])?])?;
+            on_cpu(|| Ok(async_eval([&apply_one(Odd { exits: false }, &[&x])?])?))?;
         }
         "signal" => loop {
             async_eval([&long_graph(50)?])?;

@@ -7,13 +7,12 @@ use std::thread;
 use mlx_primitives::custom::{CustomPrimitive, Spec, View, ViewMut, apply_one};
 use mlx_primitives::device::{Device, Stream, active_tasks, with_stream};
 use mlx_primitives::llama::{Checkpoint, Options};
-use mlx_primitives::simulator::without_metal;
 use mlx_primitives::transforms::{compile, vjp, vmap};
 use mlx_primitives::{Array, Dtype, Error, Result, async_eval, eval, io};
 
 use crate::endings::{ends, rounds};
 use crate::support::input::random32;
-use crate::support::{Checked, message};
+use crate::support::{Checked, message, on_cpu};
 
 /// y = x, or a failure.
 #[derive(Clone)]
@@ -157,12 +156,13 @@ fn fail_and_go_on(rounds: u32) -> Checked {
 
 /// Runs on the main thread of a child process.
 pub fn on_the_main_thread() -> Checked {
-    without_metal(|| {
+    on_cpu(|| {
         let want = decode(40)?;
         fail_and_go_on(rounds(40) * KINDS)?;
         assert_eq!(decode(40)?, want);
         for thread in 0..3 {
-            thread::spawn(move || fail_and_go_on(KINDS + thread)).join().expect("no panic")?;
+            let run = move || on_cpu(|| fail_and_go_on(KINDS + thread));
+            thread::spawn(run).join().expect("no panic")?;
         }
         assert_eq!(decode(40)?, want);
         assert_eq!(active_tasks()?, 0);
@@ -177,9 +177,8 @@ fn the_main_thread_goes_on() -> Checked {
 
 #[test]
 fn threads_go_on() -> Checked {
-    let many: Vec<_> = (0..4)
-        .map(|_| thread::spawn(|| without_metal(|| fail_and_go_on(rounds(5) * KINDS))))
-        .collect();
+    let many: Vec<_> =
+        (0..4).map(|_| thread::spawn(|| on_cpu(|| fail_and_go_on(rounds(5) * KINDS)))).collect();
     for thread in many {
         thread.join().expect("no panic")?;
     }
@@ -189,7 +188,7 @@ fn threads_go_on() -> Checked {
 /// A failure reaches arrays computed from it in other evaluations, however late it happens.
 #[test]
 fn failures_follow_what_is_computed_from_them() -> Checked {
-    without_metal(|| {
+    on_cpu(|| {
         let x = random32(&[2, 8], 2)?;
         let slow = x.add(0.0)?;
         let first = fails(&slow, false)?;

@@ -2,7 +2,9 @@
 
 use std::rc::Rc;
 
-use mlx_primitives::ops::{self, Attention, QuantizedLinear, QuantizedMode, QuantizedWeight};
+use mlx_primitives::ops::{
+    self, Attention, QuantizedLinear, QuantizedMode, QuantizedRows, QuantizedWeight,
+};
 use mlx_primitives::transforms::grad;
 use mlx_primitives::tune::{Choice, Choices, Key, with_choices};
 use mlx_primitives::{Array, Dtype, Result, builtin};
@@ -25,6 +27,19 @@ fn products_are_mlxs_on_nvidia() -> Checked {
         assert_eq!(choices.choice(class), Choice::Mlx, "{class}");
     }
     assert_eq!(choices.choice(&class(|| ops::softmax(&x))?), Choice::Ours);
+    // MLX refuses views of packed keys and values there.
+    for bits in [4, 8] {
+        let part = || Array::zeros_of([1, 2, 3, 2], Dtype::Float16);
+        let codes = Array::zeros_of([1, 2, 3, 2 * bits], Dtype::Uint32)?;
+        let (scales, biases) = (part()?, part()?);
+        let rows = QuantizedRows { packed: &codes, scales: &scales, biases: &biases };
+        for queries in [1, 2, 9] {
+            let q = random(&[1, 2, queries, 64], Dtype::Float16, 2)?;
+            let of =
+                class(|| ops::attention_quantized(&q, rows, rows, bits, 32, Attention::default()))?;
+            assert_eq!(choices.choice(&of), Choice::Ours, "{of}");
+        }
+    }
     Ok(())
 }
 

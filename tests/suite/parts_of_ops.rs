@@ -4,7 +4,7 @@
 use std::ops::Range;
 
 use mlx_primitives::ops::{
-    self, Attention, Linear, QuantizedLinear, QuantizedMode, QuantizedWeight,
+    self, Attention, Linear, QuantizedLinear, QuantizedMode, QuantizedWeight, Rope,
 };
 use mlx_primitives::{Array, Dtype};
 
@@ -49,6 +49,43 @@ fn one_text_of_a_batch() -> Checked {
             let one = |x: &Array| x.slice_axis(0, text..text + 1);
             let alone = ops::attention(&one(&q)?, &one(&k)?, &one(&v)?, Attention::default())?;
             assert_same(&alone, &one(&together)?, &format!("{queries} queries, text {text}"))?;
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn some_heads_of_rotations() -> Checked {
+    for dtype in TYPES {
+        for time in [1, 9, 11, 40] {
+            let x = random(&[1, 4, time, 32], dtype, 1)?;
+            let of =
+                |x: &Array| ops::rope(x, Rope { dims: 32, offset: 3.into(), ..Rope::default() });
+            let whole = of(&x)?;
+            for heads in [0..1, 1..4, 2..4] {
+                let part = of(&x.slice_axis(1, heads.clone())?)?;
+                let what = format!("{time} positions, {dtype:?}, {heads:?}");
+                assert_same(&part, &whole.slice_axis(1, heads)?, &what)?;
+            }
+        }
+    }
+    Ok(())
+}
+
+/// The columns of ranks in a small model.
+#[test]
+fn few_columns_of_products() -> Checked {
+    for dtype in TYPES {
+        for (columns, depth) in [(64, 96), (96, 64), (128, 64), (352, 128)] {
+            let w = random(&[columns, depth], dtype, 1)?;
+            let x = random(&[11, depth], dtype, 2)?;
+            let whole = ops::linear(&x, &w, Linear::default())?;
+            for cut in [0..columns / 2, columns / 2..columns * 3 / 4, columns / 3..columns * 2 / 3]
+            {
+                let part = ops::linear(&x, &w.slice_axis(0, cut.clone())?, Linear::default())?;
+                let what = format!("{columns} columns of {depth}, {dtype:?}, {cut:?}");
+                assert_same(&part, &whole.slice_axis(-1, cut)?, &what)?;
+            }
         }
     }
     Ok(())

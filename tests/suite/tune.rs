@@ -7,7 +7,7 @@ use std::path::Path;
 use std::rc::Rc;
 use std::time::Duration;
 
-use mlx_primitives::device::Device;
+use mlx_primitives::device::{Device, default_device};
 use mlx_primitives::llama::Checkpoint;
 use mlx_primitives::ops::{self, Attention, Linear, MaskedSoftmax};
 use mlx_primitives::transforms::grad;
@@ -25,6 +25,15 @@ pub fn key() -> Key {
     let [chip, system, mlx, kernels] =
         ["Apple M3 Max", "Darwin 25.2.0 arm64", "0.32.4", "0123456789abcdef"].map(str::to_owned);
     Key { chip, system, mlx, kernels }
+}
+
+/// The name of the file that a program writes here.
+pub fn choices_file() -> anyhow::Result<&'static str> {
+    Ok(match default_device()? {
+        Device::Gpu => "tune-gpu.json",
+        Device::Cpu if simulated() => "tune-simulated.json",
+        Device::Cpu => "tune-cpu.json",
+    })
 }
 
 fn measured(ours: f64, mlx: f64) -> Measured {
@@ -329,7 +338,7 @@ fn tuned(cache: &Path, arguments: &[&str], variable: &str) -> anyhow::Result<[St
 fn the_command_measures_and_others_use_it() -> Checked {
     let folder = tempfile::tempdir()?;
     let cache = folder.path();
-    let run = |arguments: &[&str]| tuned(cache, arguments, "");
+    let run = |arguments: &[&str]| tuned(cache, arguments, "file");
     let choices = || -> anyhow::Result<Value> {
         let [said, _] = run(&["info", "--json"])?;
         Ok(serde_json::from_str::<Value>(&said)?["choices"].clone())
@@ -342,10 +351,10 @@ fn the_command_measures_and_others_use_it() -> Checked {
     for row in rows {
         assert!(row["ours_us"].as_f64() > Some(0.0) && row["agrees"] == true, "{row}");
     }
-    let name = if simulated() { "tune-simulated.json" } else { "tune-cpu.json" };
+    let name = choices_file()?;
     let file = cache.join("mlx-primitives").join(name);
     assert_eq!(object["file"].as_str(), file.to_str());
-    let key = Key::here(Device::Cpu)?;
+    let key = Key::here(default_device()?)?;
     let mut read = Choices::read(&file, &key)?.expect("a file");
     // ops shows the choice, but measures our kernel.
     let x = random(&[1, 1, 64], Dtype::Float32, 1)?;

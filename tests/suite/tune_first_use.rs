@@ -12,7 +12,8 @@ use mlx_primitives::{Array, Dtype, Result, builtin, ops, random, transforms};
 use crate::cli::{command, stderr, stdout};
 use crate::support::compare::numbers;
 use crate::support::input::random as random_input;
-use crate::support::{Checked, message, simulated};
+use crate::support::{Checked, message};
+use crate::tune::choices_file;
 
 fn key() -> Key {
     let [chip, system, mlx, kernels] = ["a chip", "a system", "1", "2"].map(str::to_owned);
@@ -183,7 +184,7 @@ fn a_program_measures_its_ops() -> Checked {
         anyhow::ensure!(output.status.success(), "{}", stderr(&output));
         Ok([stdout(&output), stderr(&output)])
     };
-    let name = if simulated() { "tune-simulated.json" } else { "tune-cpu.json" };
+    let name = choices_file()?;
     let file = folder.path().join("mlx-primitives").join(name);
     let [text, _] = run("file")?;
     assert!(!file.exists(), "nothing is measured unless asked for on the CPU");

@@ -1,10 +1,13 @@
 //! Attention over quantized keys and values.
 
+use anyhow::Context;
+use mlx_primitives::internals::dequantizing_composition;
 use mlx_primitives::ops::{self, Attention, QuantizedRows};
+use mlx_primitives::transforms::grad;
 use mlx_primitives::{Array, Dtype, Result, builtin};
 
 use super::{TOLERANCE, assert_near, tolerance_to_mlx};
-use crate::support::compare::numbers;
+use crate::support::compare::{assert_close, numbers};
 use crate::support::input::{FLOATS, data, random, values};
 use crate::support::{Checked, each_device, message};
 use crate::table::attention_reference::Reference;
@@ -54,6 +57,11 @@ impl Rows {
     }
 }
 
+/// MLX's ops as an NVIDIA GPU runs them.
+fn on_nvidia(ours: &Array) -> anyhow::Result<Array> {
+    dequantizing_composition(ours)?.context("a result")
+}
+
 #[test]
 fn every_type_and_group() -> Checked {
     each_device(|_| {
@@ -84,6 +92,7 @@ fn every_type_and_group() -> Checked {
                     )?;
                     let what = format!("{dtype} {bits} bits by {group} of {dim}, {queries}");
                     let theirs = builtin::composition(&ours)?.swap_remove(0);
+                    let dequantized = on_nvidia(&ours)?;
                     let shape = [1, heads, queries, value_dim];
                     assert_eq!((ours.shape(), ours.dtype()), (&shape[..], dtype), "{what}");
                     let want = Reference::new(&q, &k.plain, &v.plain, options)?.apply();
@@ -97,6 +106,8 @@ fn every_type_and_group() -> Checked {
                     let theirs = numbers(&theirs)?;
                     let what = format!("{what}, MLX's");
                     assert_near(&ours, &theirs, tolerance_to_mlx(dtype), &what)?;
+                    let dequantized = numbers(&dequantized)?;
+                    assert_near(&ours, &dequantized, tolerance_to_mlx(dtype), &what)?;
                 }
             }
         }
@@ -137,10 +148,38 @@ fn views_of_a_cache() -> Checked {
             };
             let ours = ops::attention_quantized(&q, k.borrowed(), v.borrowed(), 4, 32, options)?;
             let theirs = builtin::composition(&ours)?.swap_remove(0);
+            let dequantized = on_nvidia(&ours)?;
             let want = Reference::new(&q, &k.plain, &v.plain, options)?.apply();
             assert_near(&ours, &want, TOLERANCE, "f64")?;
             assert_near(&ours, &numbers(&theirs)?, 2.0 * TOLERANCE, "MLX's")?;
+            assert_near(&ours, &numbers(&dequantized)?, 2.0 * TOLERANCE, "dequantized")?;
         }
+        Ok(())
+    })
+}
+
+/// The gradients are those of MLX's ops, in the queries and in scales and biases.
+#[test]
+fn gradients_are_those_of_plain_keys_and_values() -> Checked {
+    each_device(|_| {
+        let shape = [1, 2, 9, 32];
+        let (k, v) = (
+            Rows::new(shape, 8, 32, Dtype::Float32, 1)?,
+            Rows::new(shape, 8, 32, Dtype::Float32, 2)?,
+        );
+        let q = random(&[1, 4, 5, 32], Dtype::Float32, 3)?;
+        let options = Attention { causal: true, ..Default::default() };
+        let ours = |q: Array| {
+            ops::attention_quantized(&q, k.borrowed(), v.borrowed(), 8, 32, options)?.sin()?.sum(..)
+        };
+        let plain = |q: Array| ops::attention(&q, &k.plain, &v.plain, options)?.sin()?.sum(..);
+        let of_nvidia = |q: Array| {
+            let ours = ops::attention_quantized(&q, k.borrowed(), v.borrowed(), 8, 32, options)?;
+            dequantizing_composition(&ours)?.unwrap_or(ours).sin()?.sum(..)
+        };
+        let want = numbers(&grad(plain, &q)?)?;
+        assert_close(&numbers(&grad(ours, &q)?)?, &want, 1e-4, "gradient");
+        assert_close(&numbers(&grad(of_nvidia, &q)?)?, &want, 1e-4, "gradient on NVIDIA");
         Ok(())
     })
 }

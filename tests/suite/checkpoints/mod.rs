@@ -9,11 +9,12 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use anyhow::ensure;
+use mlx_primitives::device::default_device;
 use mlx_primitives::llama::{Llama, Options};
 use mlx_primitives::{Array, Dtype};
 use serde_json::Value;
 
-use crate::support::compare::{numbers, ulp};
+use crate::support::compare::{is_nvidia, numbers, ulp};
 use crate::support::{Checked, simulated};
 
 /// One small model of each kind, for the simulator.
@@ -176,7 +177,13 @@ fn runs_as_mlx_lm_does(name: &str) -> anyhow::Result<()> {
 
     if !simulated() {
         let nll = mean_nll(&llama, &ids(&want["text"]))?;
-        let allowed = if dtype == Dtype::Float32 { 1e-3 } else { 1e-2 };
+        // On a CPU, bfloat16 is up to 8.6e-3 off. Kernels for an NVIDIA GPU add in another order, after
+        // which each sum is rounded to 8 bits, so their error is another draw of that size.
+        let allowed = match dtype {
+            Dtype::Float32 => 1e-3,
+            Dtype::Bfloat16 if is_nvidia(default_device()?) => 2e-2,
+            _ => 1e-2,
+        };
         // mlx-lm's 16-bit result is just as far from its float32 result.
         let [theirs, wider] = [&want, wide].map(|of| of["mean_nll"].as_f64().unwrap());
         let rounded = perplexity_error(theirs, wider);

@@ -28,7 +28,8 @@ fn whole(rows: i32, lengths: &[i32]) -> Vec<f32> {
     numbers
 }
 
-pub fn gathers(group: &Group) -> Checked {
+/// `axes` are those over which gathers are mapped.
+pub fn gathers(group: &Group, axes: &[i32]) -> Checked {
     let rank = group.rank();
     // The last one is larger than the buffers of a connection.
     for (rows, scale) in [(1, 1), (3, 7), (1, 4096), (17, 33), (64, 20_000)] {
@@ -69,7 +70,7 @@ pub fn gathers(group: &Group) -> Checked {
     assert_eq!(tangent.to_vec::<f32>()?, scales.broadcast_to([2, all])?.to_vec::<f32>()?);
     // Mapped over each axis.
     let x = part(rank, 3, lengths[rank], Dtype::Float32)?;
-    for axis in [0, 1] {
+    for &axis in axes {
         let turned = if axis == 0 { x.clone() } else { x.t()? };
         let mapped =
             transforms::vmap(|x: Array| group.gather_last(&x, &lengths), &turned, axis, 0)?;
@@ -92,7 +93,7 @@ pub fn gathers(group: &Group) -> Checked {
     Ok(())
 }
 
-/// One rank gathers other lengths than the rest: an error on every rank.
+/// One rank gathers other lengths than the rest: an error on every rank, on a CPU. MLX's ring waits.
 pub fn unequal(group: &Group) -> Checked {
     let length = 4 + group.rank() as i32;
     let x = Array::ones::<f32>([1, length])?;

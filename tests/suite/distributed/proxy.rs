@@ -4,8 +4,9 @@ use std::io::{Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
+use std::time::{Duration, Instant};
 
-use super::ranks::free_port;
+use super::ranks::{LIMIT, free_port};
 
 /// Listens at a port and passes each connection on to another port.
 pub struct Proxy {
@@ -25,6 +26,19 @@ fn pass(mut from: TcpStream, mut to: TcpStream) {
     let _ = from.shutdown(Shutdown::Read);
 }
 
+/// Connects as soon as the target listens: the client takes the proxy for it, and MLX's ring connects
+/// only once.
+fn reach(target: u16) -> Option<TcpStream> {
+    let start = Instant::now();
+    loop {
+        match TcpStream::connect(("127.0.0.1", target)) {
+            Ok(stream) => return Some(stream),
+            Err(_) if start.elapsed() < LIMIT => thread::sleep(Duration::from_millis(5)),
+            Err(_) => return None,
+        }
+    }
+}
+
 impl Proxy {
     pub fn to(target: u16) -> anyhow::Result<Self> {
         let port = free_port();
@@ -34,8 +48,7 @@ impl Proxy {
         thread::spawn(move || -> std::io::Result<()> {
             for near in listener.incoming() {
                 let near = near?;
-                // A client whose target does not listen yet is refused, as by the target.
-                let Ok(far) = TcpStream::connect(("127.0.0.1", target)) else { continue };
+                let Some(far) = reach(target) else { continue };
                 near.set_nodelay(true)?;
                 far.set_nodelay(true)?;
                 let ends = [near.try_clone()?, far.try_clone()?];

@@ -4,12 +4,13 @@ use std::process::ExitCode;
 use std::time::Duration;
 use std::{env, thread};
 
+use mlx_primitives::device::Device;
 use mlx_primitives::distributed::{Backend, Group, Options, is_available};
 use mlx_primitives::{Array, Dtype, Error, transforms};
 
 use super::gathers;
 use super::ranks::{ROLE, TIMEOUT, limit_this_rank};
-use crate::support::Checked;
+use crate::support::{Checked, on_cpu};
 
 /// Plays the role of a rank that the environment names, if any.
 pub fn role() -> Option<ExitCode> {
@@ -53,10 +54,14 @@ fn play(role: &str, group: &Group) -> Checked {
             println!("derivatives are right");
         }
         "gathers" => {
-            gathers::gathers(group)?;
+            on_cpu(|| gathers::gathers(group, &[0, 1]))?;
+            if Device::Gpu.is_available()? {
+                // They take the way of `all_gather`, of which MLX maps only later axes.
+                gathers::gathers(group, &[1])?;
+            }
             println!("gathers are right on {} ranks", group.size());
         }
-        "unequal gathers" => gathers::unequal(group)?,
+        "unequal gathers" => on_cpu(|| gathers::unequal(group))?,
         "gather loop" => {
             for step in 0.. {
                 let x = Array::full([1, 500], rank as f32)?;

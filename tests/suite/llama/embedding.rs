@@ -1,11 +1,12 @@
 //! Hidden states and what is pooled from them.
 
+use mlx_primitives::device::default_device;
 use mlx_primitives::llama::{Checkpoint, Embedding, Llama, Pooling, Quantization};
 use mlx_primitives::{Array, Dtype};
 
 use super::variant;
 use crate::checkpoints;
-use crate::support::compare::{assert_close, assert_same, numbers};
+use crate::support::compare::{assert_close, assert_same, is_nvidia, numbers, ulp};
 use crate::support::{Checked, message, simulated};
 
 fn texts() -> anyhow::Result<(Checkpoint, Vec<Vec<u32>>)> {
@@ -43,7 +44,18 @@ fn projected_hidden_states_are_the_logits_bit_for_bit() -> Checked {
             let hidden = llama.hidden(&tokens, &mut cache)?;
             assert_eq!(hidden.shape(), [1, count as i32, llama.config().hidden_size], "{name}");
             assert_eq!(cache.len(), count as i32, "{name}");
-            assert_same(&llama.project(&hidden)?, &logits, &format!("{name}, {count} tokens"))?;
+            let (projected, what) = (llama.project(&hidden)?, format!("{name}, {count} tokens"));
+            if !is_nvidia(default_device()?) {
+                assert_same(&projected, &logits, &what)?;
+                continue;
+            }
+            // There the last norm is planned anew where it is an op, and not where the projection does
+            // it. Each of a row's numbers may then be rounded otherwise, by a unit. Their errors add up
+            // in a logit as a random walk, whose size is a unit of the logits, and 8 are far.
+            let (got, want) = (numbers(&projected)?, numbers(&logits)?);
+            let bound = 8.0 * ulp(checkpoints::largest(&want), logits.dtype());
+            let apart = checkpoints::apart(&got, &want);
+            assert!(apart <= bound, "{what}: {apart:e} apart, at most {bound:e}");
         }
     }
     Ok(())

@@ -185,15 +185,28 @@ fn swiglu_is_bit_for_bit_that_of_mlx() -> Checked {
     if simulated() {
         return Ok(());
     }
-    for dtype in FLOATS {
-        let (gate, up) =
-            (weight(FORMATS[3], 70, 64, dtype, 20)?, weight(FORMATS[3], 70, 64, dtype, 21)?);
-        let x = random(&[3, 64], dtype, 22)?;
-        let y = ops::quantized_swiglu(&x, &gate, &up, None)?;
-        let (g, u) = (linear(&x, &gate)?, linear(&x, &up)?);
-        assert_same(&y, &g.multiply(g.sigmoid()?)?.multiply(&u)?, &format!("{dtype}"))?;
-    }
-    Ok(())
+    each_device(|device| {
+        for dtype in FLOATS {
+            let (gate, up) =
+                (weight(FORMATS[3], 70, 64, dtype, 20)?, weight(FORMATS[3], 70, 64, dtype, 21)?);
+            let x = random(&[3, 64], dtype, 22)?;
+            let y = ops::quantized_swiglu(&x, &gate, &up, None)?;
+            let (g, u) = (linear(&x, &gate)?, linear(&x, &up)?);
+            let want = g.multiply(g.sigmoid()?)?.multiply(&u)?;
+            if !is_nvidia(device) {
+                assert_same(&y, &want, &format!("{dtype}"))?;
+                continue;
+            }
+            // The compiler joins products and sums elsewhere in a kernel of two matrices than in one of
+            // a single matrix, which moves both factors by a few units, and the slope of SiLU is near 1.
+            let (y, want, g, u) = (numbers(&y)?, numbers(&want)?, numbers(&g)?, numbers(&u)?);
+            for (i, (y, want)) in y.iter().zip(&want).enumerate() {
+                let bound = 8.0 * ulp(1.0, dtype) * (1.0 + g[i].abs()) * (1.0 + u[i].abs());
+                assert!((y - want).abs() <= bound, "{dtype}: {y} at {i}, expected {want}");
+            }
+        }
+        Ok(())
+    })
 }
 
 #[test]
