@@ -10,7 +10,7 @@ use mlx_primitives::{Array, Dtype, Result, ops, step};
 
 use crate::support::compare::assert_same;
 use crate::support::input::{FLOATS, LAYOUTS, random, random32};
-use crate::support::{Checked, OPS, each_device, refs};
+use crate::support::{Checked, OPS, each_device, on_cpu, refs};
 
 const SHAPES: [&[i32]; 6] =
     [&[2, 3, 8], &[2, 3, 8], &[1, 1, 8], &[5, 2, 8], &[1, 1, 8], &[2, 3, 8]];
@@ -21,21 +21,28 @@ fn each_mode(f: impl Fn(&[Array]) -> Result<Vec<Array>> + Copy + 'static) -> Res
 
 #[test]
 fn values_over_shapes_and_types() -> Checked {
-    each_device(|_| {
-        for (name, op, _) in OPS {
-            for f in each_mode(move |p| Ok(vec![op(&p[0].add(1.0)?)?.multiply(2.0)?]))? {
-                for dtype in FLOATS {
-                    for shape in SHAPES {
-                        let x = random(shape, dtype, 1)?;
-                        let want = op(&x.add(1.0)?)?.multiply(2.0)?;
-                        let what = format!("{name} {dtype} {shape:?}");
-                        assert_same(&f.call(&[&x])?[0], &want, &what)?;
-                    }
+    each_device(|_| values())
+}
+
+#[test]
+fn values_on_a_cpu() -> Checked {
+    on_cpu(values)
+}
+
+fn values() -> Checked {
+    for (name, op, _) in OPS {
+        for f in each_mode(move |p| Ok(vec![op(&p[0].add(1.0)?)?.multiply(2.0)?]))? {
+            for dtype in FLOATS {
+                for shape in SHAPES {
+                    let x = random(shape, dtype, 1)?;
+                    let want = op(&x.add(1.0)?)?.multiply(2.0)?;
+                    let what = format!("{name} {dtype} {shape:?}");
+                    assert_same(&f.call(&[&x])?[0], &want, &what)?;
                 }
             }
         }
-        Ok(())
-    })
+    }
+    Ok(())
 }
 
 /// MLX runs g++ on code that it fuses for a CPU. A child process finds a g++ that fails, and no
@@ -48,7 +55,7 @@ fn nothing_is_fused_if_the_compiler_fails() -> Checked {
     std::fs::write(&compiler, "#!/bin/sh\n[ \"$1\" = --version ]\n")?;
     std::fs::set_permissions(&compiler, std::fs::Permissions::from_mode(0o755))?;
     let output = Command::new(std::env::current_exe()?)
-        .args(["--exact", "compile::values_over_shapes_and_types"])
+        .args(["--exact", "compile::values_on_a_cpu"])
         .env("TMPDIR", folder.path())
         .env("PATH", folder.path())
         .env_remove("MLX_PRIMITIVES_SIMULATE_METAL")

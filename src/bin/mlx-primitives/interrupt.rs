@@ -17,9 +17,21 @@ pub fn handle() -> Result<Arc<AtomicBool>> {
     ctrlc::set_handler(move || {
         ranks::interrupted(INTERRUPTED);
         if flag.swap(true, Ordering::Relaxed) {
-            std::process::exit(INTERRUPTED);
+            end(INTERRUPTED);
         }
     })
     .context("handling Ctrl-C")?;
     Ok(interrupted)
+}
+
+/// Ends the process at once. Threads of MLX may run, and destructors of what they use would fail under
+/// them, as those of CUDA's driver do. All that was printed has been flushed.
+pub fn end(status: i32) -> ! {
+    #[cfg(unix)]
+    // SAFETY: the call ends the process and has no conditions.
+    unsafe {
+        libc::_exit(status)
+    }
+    #[cfg(not(unix))]
+    std::process::exit(status)
 }

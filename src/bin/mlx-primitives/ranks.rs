@@ -10,7 +10,7 @@ use clap::builder::{PossibleValuesParser, TypedValueParser};
 use mlx_primitives::distributed::{Group, Options};
 use mlx_primitives::llama::{Scheme, Split};
 
-use crate::output;
+use crate::{interrupt, output};
 
 /// The options of commands that can run on several ranks.
 #[derive(clap::Args)]
@@ -127,6 +127,6 @@ pub fn interrupted(status: i32) {
     if group().is_some() {
         fail("interrupted");
         output::error("interrupted");
-        std::process::exit(status);
+        interrupt::end(status);
     }
 }
