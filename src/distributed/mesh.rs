@@ -16,9 +16,9 @@ const MAGIC: &[u8; 8] = b"mlxpmesh";
 const HELLO: usize = 24;
 /// The number of an exchange and the bytes of the part that follows.
 const HEADER: usize = 16;
-/// How long a rank looks at its connections before it sleeps, from which it wakes late. Meanwhile
-/// other threads may have its core.
-const WATCH: Duration = Duration::from_micros(300);
+/// How long a rank looks at its connections before it sleeps, from which it wakes late: longer than a
+/// message takes in a local network. Meanwhile other threads may have its core.
+const WATCH: Duration = Duration::from_millis(3);
 /// The longest sleep before it looks whether the group still works.
 const NAP: Duration = Duration::from_millis(100);
 /// How long a stranger may take to say hello.
