@@ -60,7 +60,9 @@ pub fn eprint(part: impl Display) {
 /// Writes an error to stderr, with the rank if there are several.
 pub fn error(reason: impl Display) {
     let rank = ranks::group().map(|group| format!("[rank {}] ", group.rank())).unwrap_or_default();
-    let _ = writeln!(io::stderr().lock(), "{rank}error: {reason}");
+    // In one piece, between those that MLX's threads write.
+    let line = format!("{rank}error: {reason}\n");
+    let _ = io::stderr().lock().write_all(line.as_bytes());
 }
 
 /// Writes a line to stderr on rank 0, and ignores a failure, which nobody could be told of.

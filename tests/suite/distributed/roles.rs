@@ -35,7 +35,9 @@ pub fn role() -> Option<ExitCode> {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             group.fail(&error.to_string());
-            eprintln!("[rank {}] error: {error:?}", group.rank());
+            // In one piece, between those that MLX's threads write.
+            let report = format!("[rank {}] error: {error:?}\n", group.rank());
+            eprint!("{report}");
             ExitCode::FAILURE
         }
     })
