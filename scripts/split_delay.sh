@@ -7,7 +7,8 @@
 # The ranks run in two network namespaces, whose link is tests/delay/link.c, as many kernels lack netem.
 # Each round decodes with one process, and for each scheme on loopback and over the link; medians count.
 # The prediction takes the latency that two programs find on the link, which is more than the delay.
-# Load on the machine delays every exchange: let nothing else run. Needs root, iproute2, a C compiler and `cargo build --release`, or a command named in BINARY.
+# Load on the machine delays every exchange: let nothing else run. Needs root, iproute2, a C compiler
+# and `cargo build --release`, or a command named in BINARY.
 set -euo pipefail
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 rounds=${1:-3}
@@ -30,9 +31,9 @@ command -v cc >/dev/null || fail "there is no C compiler: install gcc or clang"
 folder=$(mktemp -d)
 spaces=("mlxp$$a" "mlxp$$b")
 devices=("mlxp$$a" "mlxp$$b")
-link=
+link= answer=
 clean() {
-  [ -z "$link" ] || kill "$link" 2>/dev/null || true
+  for process in $link $answer; do kill "$process" 2>/dev/null || true; done
   for space in "${spaces[@]}"; do ip netns delete "$space" 2>/dev/null || true; done
   rm -rf "$folder"
 }
@@ -55,6 +56,7 @@ done
 
 # Half of the time that a message of few bytes takes there and back, in microseconds.
 ip netns exec "${spaces[1]}" python3 "$root/tests/delay/latency.py" answer 10.213.0.2 &
+answer=$!
 latency=$(ip netns exec "${spaces[0]}" python3 "$root/tests/delay/latency.py" measure 10.213.0.2)
 echo "two programs exchange a message in $latency us, one way"
 
