@@ -18,8 +18,8 @@ bool read_stored(const mx::array& waiting, rust::Slice<uint8_t> bytes) {
   return read_into(waiting, bytes);
 }
 
-Handle stored_rows(const mx::array& whole, int32_t start, int32_t end) {
-  return handle(rows_of(whole, start, end));
+Handle stored_part(const mx::array& whole, size_t axis, int32_t start, int32_t end) {
+  return handle(part_of(whole, axis, start, end));
 }
 
 void save_safetensors(

@@ -10,7 +10,7 @@ struct Stored;
 
 Handle stored(rust::Box<Stored> from, Ints shape, Dtype dtype);
 bool read_stored(const mx::array& waiting, rust::Slice<uint8_t> bytes);
-Handle stored_rows(const mx::array& whole, int32_t start, int32_t end);
+Handle stored_part(const mx::array& whole, size_t axis, int32_t start, int32_t end);
 void save_safetensors(
     rust::Str path,
     rust::Slice<const rust::String> names,

@@ -31,23 +31,30 @@ bool read_into(const mx::array& waiting, rust::Slice<uint8_t> bytes) {
   return false;
 }
 
-mx::array rows_of(const mx::array& whole, int start, int end) {
-  if (whole.ndim() == 0 || start < 0 || start > end || end > whole.shape(0)) {
-    refuse("rows", "expected rows within the array");
+mx::array part_of(const mx::array& whole, size_t axis, int start, int end) {
+  if (axis >= whole.ndim() || start < 0 || start > end || end > whole.shape(axis)) {
+    refuse("part", "expected elements of an axis of the array");
   }
   auto shape = whole.shape();
-  shape[0] = end - start;
-  auto* read = reader(whole);
-  if (!read) {
-    auto from = mx::Shape(shape.size(), 0);
-    auto to = shape;
-    from[0] = start;
-    to[0] = end;
-    return mx::slice(whole, std::move(from), std::move(to));
+  // The bytes of one element of the axis, and of all of them.
+  size_t unit = whole.itemsize();
+  for (size_t i = axis + 1; i < shape.size(); ++i) {
+    unit *= shape[i];
   }
-  size_t skipped = whole.shape(0) == 0 ? 0 : whole.nbytes() / whole.shape(0) * start;
-  auto rest = std::make_shared<rust::Box<bridge::Stored>>((*read->from())->after(skipped));
-  return stored(std::move(rest), std::move(shape), whole.dtype());
+  size_t pitch = unit * shape[axis];
+  shape[axis] = end - start;
+  auto* read = reader(whole);
+  if (read && (*read->from())->divides(unit * start) && (*read->from())->divides(unit * end)) {
+    auto runs = (*read->from())->runs(unit * start, unit * end, axis == 0 ? 0 : pitch);
+    auto from = std::make_shared<rust::Box<bridge::Stored>>(std::move(runs));
+    return stored(std::move(from), std::move(shape), whole.dtype());
+  }
+  auto from = mx::Shape(shape.size(), 0);
+  auto to = shape;
+  from[axis] = start;
+  to[axis] = end;
+  auto part = mx::slice(whole, std::move(from), std::move(to));
+  return axis == 0 ? part : mx::contiguous(part);
 }
 
 void Read::eval_cpu(const Arrays&, mx::array& out) {

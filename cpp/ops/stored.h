@@ -17,10 +17,10 @@ using StoredHandle = std::shared_ptr<rust::Box<bridge::Stored>>;
 mx::array stored(StoredHandle from, mx::Shape shape, mx::Dtype dtype);
 
 /**
- * Rows `start` to `end` of an array of one axis or more. Of an array that has not been read yet,
- * only these rows are read.
+ * Elements `start` to `end` of an axis, in a row-contiguous array. Of an array that has not been
+ * read yet, only these are read if they are whole blocks of its storage.
  */
-mx::array rows_of(const mx::array& whole, int start, int end);
+mx::array part_of(const mx::array& whole, size_t axis, int start, int end);
 
 /** Reads the elements of an array that waits to be read; returns false for another array. */
 bool read_into(const mx::array& waiting, rust::Slice<uint8_t> bytes);

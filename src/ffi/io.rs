@@ -22,8 +22,14 @@ pub(crate) mod bridge {
         /// Reads the elements of an array that waits to be read, into as many bytes. Returns false
         /// for another array.
         fn read_stored(waiting: &MlxArray, bytes: &mut [u8]) -> Result<bool>;
-        /// Rows `start` to `end` of an array; of one that waits to be read, only these are read.
-        fn stored_rows(whole: &MlxArray, start: i32, end: i32) -> Result<UniquePtr<MlxArray>>;
+        /// Elements `start` to `end` of an axis of an array; of one that waits to be read, only these
+        /// are read if they are whole blocks.
+        fn stored_part(
+            whole: &MlxArray,
+            axis: usize,
+            start: i32,
+            end: i32,
+        ) -> Result<UniquePtr<MlxArray>>;
         fn save_safetensors(
             path: &str,
             names: &[String],
@@ -38,7 +44,10 @@ pub(crate) mod bridge {
         /// Fills the memory of the array with the stored elements.
         fn read(self: &Stored, bytes: &mut [u8]) -> Result<()>;
 
-        /// The elements after the first `bytes` bytes.
-        fn after(self: &Stored, bytes: usize) -> Box<Stored>;
+        /// Whether the elements are one run of which `bytes` bytes can be read alone.
+        fn divides(self: &Stored, bytes: usize) -> bool;
+
+        /// Bytes `start` to `end` of every `pitch` bytes, or these bytes alone if `pitch` is 0.
+        fn runs(self: &Stored, start: usize, end: usize, pitch: usize) -> Box<Stored>;
     }
 }

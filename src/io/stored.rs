@@ -40,6 +40,17 @@ pub(crate) struct Stored {
     form: Form,
     /// The bytes of the tensor's elements before the first one of the array.
     skipped: usize,
+    /// The runs of elements that the array has; `None` if all its elements are one run.
+    runs: Option<Runs>,
+}
+
+/// Runs of elements at equal distances, such as some columns of all rows.
+#[derive(Clone, Copy)]
+struct Runs {
+    /// The bytes of a run.
+    length: usize,
+    /// The bytes from the start of a run to the start of the next one.
+    pitch: usize,
 }
 
 impl Stored {
@@ -52,7 +63,8 @@ impl Stored {
         dtype: Dtype,
     ) -> Result<Array> {
         let form = if dtype == Dtype::Bool { Form::Bool } else { Form::Plain };
-        let stored = Self { source: Arc::clone(source), tensor, offset, form, skipped: 0 };
+        let stored =
+            Self { source: Arc::clone(source), tensor, offset, form, skipped: 0, runs: None };
         Array::from_bridge(ffi::stored(Box::new(stored), shape, dtype.into()))
     }
 
@@ -77,34 +89,47 @@ impl Stored {
         }
         let form = Form::Blocks(kind, part);
         let (source, tensor) = (Arc::clone(source), tensor.to_owned());
-        let stored = Self { source, tensor, offset, form, skipped: 0 };
+        let stored = Self { source, tensor, offset, form, skipped: 0, runs: None };
         Array::from_bridge(ffi::stored(Box::new(stored), &shape, dtype.into()))
     }
 
-    /// The elements after the first `bytes` bytes, which are whole blocks where there are blocks.
-    pub(crate) fn after(&self, bytes: usize) -> Box<Self> {
+    /// Whether the array's elements are one run of which `bytes` bytes are whole elements or, where
+    /// there are blocks, whole blocks.
+    pub(crate) fn divides(&self, bytes: usize) -> bool {
+        self.runs.is_none() && bytes.is_multiple_of(self.unit())
+    }
+
+    /// Bytes `start` to `end` of every `pitch` bytes, or these bytes alone if `pitch` is 0.
+    /// [`divides`](Self::divides) has to allow both.
+    pub(crate) fn runs(&self, start: usize, end: usize, pitch: usize) -> Box<Self> {
         Box::new(Self {
             source: Arc::clone(&self.source),
             tensor: self.tensor.clone(),
-            skipped: self.skipped + bytes,
+            skipped: self.skipped + start,
+            runs: (end - start < pitch).then_some(Runs { length: end - start, pitch }),
             ..*self
         })
     }
 
-    /// Rows `rows` of an array. Of an array that waits to be read from a file, only they are read.
-    pub(crate) fn rows(whole: &Array, rows: &Range<i32>) -> Result<Array> {
-        Array::from_bridge(ffi::stored_rows(whole.raw(), rows.start, rows.end))
+    /// Elements `range` of an axis of an array. Of an array that waits to be read from a file, only
+    /// they are read if they begin and end at the bounds of blocks.
+    pub(crate) fn part(whole: &Array, axis: usize, range: &Range<i32>) -> Result<Array> {
+        Array::from_bridge(ffi::stored_part(whole.raw(), axis, range.start, range.end))
+    }
+
+    /// The bytes that are read together.
+    fn unit(&self) -> usize {
+        match self.form {
+            Form::Blocks(kind, part) => kind.part_bytes(part),
+            Form::Plain | Form::Bool => 1,
+        }
     }
 
     /// Fills `bytes` with the elements. An error names the file and the tensor.
     pub(crate) fn read(&self, bytes: &mut [u8]) -> Result<()> {
         let failure = Mutex::new(None);
-        let unit = match self.form {
-            Form::Blocks(kind, part) => kind.part_bytes(part),
-            Form::Plain | Form::Bool => 1,
-        };
-        cpu::for_each_part(bytes, unit, |start, part| {
-            if let Err(reason) = self.read_part(self.skipped + start, part) {
+        cpu::for_each_part(bytes, self.unit(), |start, part| {
+            if let Err(reason) = self.read_part(start, part) {
                 *failure.lock().unwrap_or_else(PoisonError::into_inner) = Some(reason);
             }
         });
@@ -120,7 +145,22 @@ impl Stored {
     }
 
     /// Fills `part`, which begins `start` bytes into the array.
-    fn read_part(&self, start: usize, part: &mut [u8]) -> std::io::Result<()> {
+    fn read_part(&self, mut start: usize, mut part: &mut [u8]) -> std::io::Result<()> {
+        let Some(Runs { length, pitch }) = self.runs else {
+            return self.read_run(self.skipped + start, part);
+        };
+        while !part.is_empty() {
+            let (run, skipped) = (start / length, start % length);
+            let (now, rest) = part.split_at_mut(part.len().min(length - skipped));
+            self.read_run(self.skipped + run * pitch + skipped, now)?;
+            start += now.len();
+            part = rest;
+        }
+        Ok(())
+    }
+
+    /// Fills `part` with elements that follow each other in the tensor from byte `start` on.
+    fn read_run(&self, start: usize, part: &mut [u8]) -> std::io::Result<()> {
         match self.form {
             Form::Plain => self.read_bytes(start, part),
             Form::Bool => {
@@ -131,7 +171,7 @@ impl Stored {
             }
             Form::Blocks(kind, which) => {
                 let unit = kind.part_bytes(which);
-                let mut blocks = vec![0; FEW * kind.bytes()];
+                let mut blocks = vec![0; FEW.min(part.len() / unit) * kind.bytes()];
                 for (index, out) in part.chunks_mut(FEW * unit).enumerate() {
                     let blocks = &mut blocks[..out.len() / unit * kind.bytes()];
                     self.read_bytes((start / unit + index * FEW) * kind.bytes(), blocks)?;

@@ -68,14 +68,15 @@ impl Matrix {
             return Ok(self);
         }
         Ok(match self {
-            Self::Plain(all) => Self::Plain(Stored::rows(&all, rows)?),
+            Self::Plain(all) => Self::Plain(Stored::part(&all, 0, rows)?),
             Self::Quantized(all) => {
-                Self::Quantized(all.map_arrays(|array| Stored::rows(array, rows))?)
+                Self::Quantized(all.map_arrays(|array| Stored::part(array, 0, rows))?)
             }
         })
     }
 
-    /// The columns that this rank holds of the matrix at `path`.
+    /// The columns that this rank holds of the matrix at `path`. Of one that waits to be read from a
+    /// file, only they are read unless a block of packed weights has columns of two ranks.
     fn own_columns(self, path: &str, parts: &Parts) -> Result<Self> {
         let [_, inputs] = self.shape()?;
         let own = parts.columns(path, inputs);
@@ -86,7 +87,7 @@ impl Matrix {
             // Of packed weights, the elements of a row stand for the same number of columns each.
             let width = i64::from(array.dim(-1)?);
             let at = |column: i32| (i64::from(column) * width / i64::from(inputs)) as i32;
-            array.slice_axis(-1, at(own.start)..at(own.end))?.contiguous()
+            Stored::part(array, array.ndim() - 1, &(at(own.start)..at(own.end)))
         };
         Ok(match self {
             Self::Plain(all) => Self::Plain(cut(&all)?),

@@ -16,7 +16,7 @@ pub enum Scheme {
     /// the down projection are cut by columns, and the ranks add their products, so the results are
     /// those of one process up to rounding. The key heads and the features of the feed-forward layer
     /// have to divide in the ratio of the shares, and the columns of a rank have to be whole groups of
-    /// packed weights. A rank reads the matrices that are cut by columns whole, and keeps its part.
+    /// packed weights.
     Reduce,
     /// The results of one process, bit by bit. Each rank holds whole layers, rank 0 also the embedding
     /// and the output projection, and hands the hidden states to the next rank. A prompt of several

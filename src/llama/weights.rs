@@ -110,7 +110,7 @@ impl Weights {
         for (name, array) in sorted {
             hash.add(format!("{name} {:?} {}", array.shape(), array.dtype()).as_bytes());
             if array.size() > 0 && array.ndim() > 0 {
-                rows.push(Stored::rows(array, &(0..1))?.astype(Dtype::Float32)?);
+                rows.push(Stored::part(array, 0, &(0..1))?.astype(Dtype::Float32)?);
             }
         }
         eval(&rows)?;
@@ -192,7 +192,7 @@ impl Weights {
     pub(super) fn take_part(&mut self, name: &str, path: &str, outputs: i32) -> Result<Array> {
         let whole = self.take(name, &[outputs])?;
         let rows = self.parts.rows(path, outputs);
-        if rows == (0..outputs) { Ok(whole) } else { Stored::rows(&whole, &rows) }
+        if rows == (0..outputs) { Ok(whole) } else { Stored::part(&whole, 0, &rows) }
     }
 
     /// Takes out the tensor of that name, of any shape and type.

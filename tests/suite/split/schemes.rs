@@ -1,8 +1,10 @@
 //! The schemes beside the exact one: sums of columns, and whole layers on each rank.
 
-use std::path::Path;
+use std::fs;
+use std::path::{Path, PathBuf};
 
 use anyhow::ensure;
+use half::f16;
 use mlx_primitives::llama::{
     Adapters, Checkpoint, Config, Llama, Options, Quantization, Scheme, Split,
 };
@@ -11,24 +13,29 @@ use mlx_primitives::{Array, Dtype, transforms};
 
 use super::scenarios::{ADAPTERS, KINDS, PROMPTS, Results, bits, path_of, prompt, tokens};
 use super::{Ranks, player, same, same_on};
-use crate::checkpoints::root;
 use crate::support::Checked;
 
 /// Fixtures whose heads, features and groups divide by two, and half of the last place of their type.
-const DIVISIBLE: [(&str, f32); 5] = [
+const DIVISIBLE: [(&str, f32); 7] = [
     ("llama-f32-biases", 6e-8),
     ("llama-f32-sliding", 6e-8),
     ("llama-f16-mha-untied", 4.9e-4),
     ("llama-bf16", 3.9e-3),
     ("llama-q8-g64-sharded", 4.9e-4),
+    ("gguf-f16", 4.9e-4),
+    (BLOCKS, 4.9e-4),
 ];
+
+/// A model that [`write_blocks`] writes.
+const BLOCKS: &str = "blocks";
 
 impl Results {
     /// The logits of this rank's part of a model, near those of the whole. The ranks print the same
     /// bits.
     pub fn close_to_one(&mut self) -> Checked {
+        let folder = tempfile::tempdir()?;
         for (name, unit) in DIVISIBLE {
-            let path = root().join(name);
+            let path = if name == BLOCKS { write_blocks(folder.path())? } else { path_of(name) };
             let llama = self.checkpoint(&path)?;
             let prompt = prompt(llama.config().vocab_size);
             let row = Array::from_slice(&prompt, [1, prompt.len() as i32])?;
@@ -124,6 +131,80 @@ impl Results {
         let beside = demo.llama.adapted(&adapters)?;
         self.add("beside", tokens(&beside, &texts[0], &options))
     }
+}
+
+/// Writes a GGUF model of two layers with 128 features, packed in blocks of 32 weights (Q8_0). The down
+/// projection of the second layer has blocks of 256 (Q6_K), as wide as a row, so that ranks share them.
+fn write_blocks(folder: &Path) -> Checked<PathBuf> {
+    const BLOCK: [(u32, u64, usize); 2] = [(8, 32, 34), (14, 256, 210)]; // type, weights, bytes
+    let mut tensors = vec![("token_embd.weight".to_owned(), vec![128, 64], Some(0))];
+    let norm = |name: String| (name, vec![128], None);
+    for layer in 0..2 {
+        let name = |part: &str| format!("blk.{layer}.{part}.weight");
+        for part in ["attn_q", "attn_k", "attn_v", "attn_output"] {
+            tensors.push((name(part), vec![128, 128], Some(0)));
+        }
+        for part in ["ffn_gate", "ffn_up"] {
+            tensors.push((name(part), vec![128, 256], Some(0)));
+        }
+        tensors.push((name("ffn_down"), vec![256, 128], Some(layer)));
+        tensors.extend(["attn_norm", "ffn_norm"].map(|part| norm(name(part))));
+    }
+    tensors.push(norm("output_norm.weight".to_owned()));
+
+    let mut file = b"GGUF".to_vec();
+    let text = |file: &mut Vec<u8>, text: &str| {
+        file.extend((text.len() as u64).to_le_bytes());
+        file.extend(text.as_bytes());
+    };
+    file.extend(3u32.to_le_bytes());
+    file.extend((tensors.len() as u64).to_le_bytes());
+    file.extend(7u64.to_le_bytes());
+    text(&mut file, "general.architecture");
+    file.extend(8u32.to_le_bytes());
+    text(&mut file, "llama");
+    for (key, value) in [
+        ("embedding_length", 128u32),
+        ("block_count", 2),
+        ("feed_forward_length", 256),
+        ("attention.head_count", 4),
+        ("attention.head_count_kv", 4),
+    ] {
+        text(&mut file, &format!("llama.{key}"));
+        file.extend(4u32.to_le_bytes());
+        file.extend(value.to_le_bytes());
+    }
+    text(&mut file, "llama.attention.layer_norm_rms_epsilon");
+    file.extend(6u32.to_le_bytes());
+    file.extend(1e-5f32.to_le_bytes());
+
+    let mut random = fastrand::Rng::with_seed(7);
+    let mut data = Vec::new();
+    for (name, extents, block) in tensors {
+        text(&mut file, &name);
+        file.extend((extents.len() as u32).to_le_bytes());
+        extents.iter().for_each(|extent: &u64| file.extend(extent.to_le_bytes()));
+        let (kind, weights, bytes) = block.map_or((0, 1, 4), |block: usize| BLOCK[block]);
+        file.extend(kind.to_le_bytes());
+        file.extend((data.len() as u64).to_le_bytes());
+        for _ in 0..extents.iter().product::<u64>() / weights {
+            let start = data.len();
+            data.extend((0..bytes).map(|_| random.u8(..)));
+            match block {
+                Some(0) => {
+                    data[start..start + 2].copy_from_slice(&f16::from_f32(1e-3).to_le_bytes())
+                }
+                Some(_) => data[start + 208..].copy_from_slice(&f16::from_f32(2e-5).to_le_bytes()),
+                None => data[start..].copy_from_slice(&1f32.to_le_bytes()),
+            }
+        }
+        data.resize(data.len().next_multiple_of(32), 0);
+    }
+    file.resize(file.len().next_multiple_of(32), 0);
+    file.extend(data);
+    let path = folder.join("model.gguf");
+    fs::write(&path, file)?;
+    Ok(path)
 }
 
 #[test]
