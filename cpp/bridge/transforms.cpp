@@ -37,14 +37,18 @@ ListPair pair(std::pair<ArrayList, ArrayList> lists) {
  * that `g++` rejects the source, every later function is compiled without fusion.
  */
 void fuse_where_possible() {
-  [[maybe_unused]] static const bool once = [] {
-    if (mx::default_device() == mx::Device::cpu) {
-      auto two_ops = [](const ArrayList& x) { return ArrayList{mx::square(mx::exp(x[0]))}; };
-      try {
-        evaluate(mx::compile(two_ops)({mx::array({1.0f})}));
-      } catch (const std::exception&) {
-        mx::set_compile_mode(mx::CompileMode::no_fuse);
-      }
+  auto here = mlx_primitives::bridge::here();
+  if (mx::to_stream(here).device != mx::Device::cpu) {
+    return;
+  }
+  [[maybe_unused]] static const bool once = [here] {
+    auto two_ops = [here](const ArrayList& x) {
+      return ArrayList{mx::square(mx::exp(x[0], here), here)};
+    };
+    try {
+      evaluate(mx::compile(two_ops)({mx::array({1.0f})}));
+    } catch (const std::exception&) {
+      mx::set_compile_mode(mx::CompileMode::no_fuse);
     }
     return true;
   }();

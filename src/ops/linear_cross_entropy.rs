@@ -41,9 +41,9 @@ pub struct LinearCrossEntropy<'a> {
 /// weight and the bias are summed over the chunks in float32, which takes one float32 array of the
 /// weight's shape beside the gradient of a chunk.
 ///
-/// Differentiable in `x`, `bias` and a plain `weight`; a packed weight is a constant. On a CPU,
-/// evaluation waits for each chunk before it queues the next, also in
-/// [`async_eval`](crate::async_eval).
+/// Differentiable in `x`, `bias` and a plain `weight`; a packed weight is a constant. On a CPU of a
+/// machine without a GPU, evaluation waits for each chunk before it queues the next, also in
+/// [`async_eval`](crate::async_eval). Elsewhere MLX bounds how many chunks wait in its queue.
 ///
 /// # Errors
 ///

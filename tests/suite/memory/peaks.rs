@@ -79,11 +79,14 @@ fn of_linear_cross_entropy() -> Checked {
     if simulated() || !measures_here("peaks::of_linear_cross_entropy")? {
         return Ok(());
     }
-    // A graph of CUDA keeps the arrays of several chunks until it has run.
-    with_device(Device::Cpu, chunked_losses)
+    // A graph of CUDA keeps the arrays of several chunks until it has run. With a GPU, the CPU does not
+    // wait for a chunk either, and MLX queues ten tasks.
+    let few = if Device::Gpu.is_available()? { 0.25 } else { 1.0 };
+    with_device(Device::Cpu, || chunked_losses(few))
 }
 
-fn chunked_losses() -> Checked {
+/// `few` is the part of what a chunk at a time saves.
+fn chunked_losses(few: f64) -> Checked {
     // 64 MB of logits, 2 MB of them at a time.
     let (rows, k, classes) = (2048, 64, 8192);
     let x = random32(&[rows, k], 1)?;
@@ -98,7 +101,7 @@ fn chunked_losses() -> Checked {
         let logits = ops::linear(x, w, Linear::default())?;
         ops::cross_entropy(&logits, &targets, CrossEntropy::default())
     };
-    assert_saves("values", 8.0, &|| Ok(vec![theirs(&x, &w)?]), &|| Ok(vec![ours(&x, &w)?]))?;
+    assert_saves("values", 8.0 * few, &|| Ok(vec![theirs(&x, &w)?]), &|| Ok(vec![ours(&x, &w)?]))?;
     let step = |fused: bool| {
         let loss = |(x, w): (Array, Array)| match fused {
             true => ours(&x, &w)?.mean(..),
@@ -107,5 +110,5 @@ fn chunked_losses() -> Checked {
         let (value, (dx, dw)) = value_and_grad(loss, (&x, &w))?;
         Ok(vec![value, dx, dw])
     };
-    assert_saves("values and gradients", 6.0, &|| step(false), &|| step(true))
+    assert_saves("values and gradients", 6.0 * few, &|| step(false), &|| step(true))
 }

@@ -11,6 +11,7 @@ use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail, ensure};
+use mlx_primitives::device::{Device, with_device};
 use mlx_primitives::distributed::{Group, Options};
 use mlx_primitives::llama::Scheme;
 
@@ -69,7 +70,7 @@ fn run(scenario: &str, folder: &Path, results: &mut Results) -> Checked {
         "derivatives" => results.derivatives(),
         "greedy" => results.greedy(),
         #[cfg(target_os = "linux")]
-        "read" => results.bytes_read(folder),
+        "read" => with_device(Device::Cpu, || results.bytes_read(folder)),
         other => bail!("there is no scenario {other}"),
     }
 }
