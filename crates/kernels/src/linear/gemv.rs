@@ -20,6 +20,9 @@ const SUMS: usize = 4;
 const AHEAD: usize = 4096;
 /// Rows of x that share a load of w in registers.
 const TOGETHER: usize = 4;
+/// Rows of w that are read at a time where that is faster. On a Xeon with AMX it raised the speed of
+/// decoding in bf16 by 6 % (median of 13 pairs of runs); Zen 4 lost 8 to 14 %.
+const STREAMS: usize = 4;
 
 /// # Safety
 /// `x` is `[m, k]` with `m <= FEW_ROWS`, `w` is `[n, k]`; the epilogue takes `[m, n]`.
@@ -48,6 +51,7 @@ pub unsafe fn gemv<T: Float>(
                         extents,
                         blocks,
                         epilogue,
+                        streams: machine.level.multiplies_tiles(),
                         arithmetic: InBf16,
                     });
                 } else {
@@ -58,6 +62,7 @@ pub unsafe fn gemv<T: Float>(
                         extents,
                         blocks,
                         epilogue,
+                        streams: false,
                         arithmetic: InF32,
                     });
                 }
@@ -119,6 +124,8 @@ struct Gemv<'a, X, T, A, E> {
     extents: Extents,
     blocks: Range<usize>,
     epilogue: &'a E,
+    /// Whether several rows of w are read at a time, for one row of x as pairs.
+    streams: bool,
     arithmetic: A,
 }
 
@@ -134,7 +141,18 @@ impl<X: Float, T: Float, A: Arithmetic, E: Epilogue> Kernel for Gemv<'_, X, T, A
             let column = block * LANES;
             let count = LANES.min(n - column);
             let mut sums = [[0.0f32; LANES]; FEW_ROWS];
-            for i in 0..count {
+            let mut first = 0;
+            if A::PAIRS && self.streams && m == 1 {
+                while first + STREAMS <= count {
+                    // SAFETY: these rows of w and the row of x exist.
+                    unsafe {
+                        let w = self.w.add((column + first) * k);
+                        dots::<V, X, T, A, 1, STREAMS>(self.x, w, k, &mut sums, first);
+                    }
+                    first += STREAMS;
+                }
+            }
+            for i in first..count {
                 // SAFETY: the row of w and the rows of x exist.
                 unsafe {
                     let w = self.w.add((column + i) * k);
@@ -143,9 +161,9 @@ impl<X: Float, T: Float, A: Arithmetic, E: Epilogue> Kernel for Gemv<'_, X, T, A
                         let x = self.x.add(row * k);
                         let to = &mut sums[row..];
                         row += match m - row {
-                            2 | 3 if !V::SMALL => dots::<V, X, T, A, 2>(x, w, k, to, i),
-                            4.. if !V::SMALL => dots::<V, X, T, A, TOGETHER>(x, w, k, to, i),
-                            _ => dots::<V, X, T, A, 1>(x, w, k, to, i),
+                            2 | 3 if !V::SMALL => dots::<V, X, T, A, 2, 1>(x, w, k, to, i),
+                            4.. if !V::SMALL => dots::<V, X, T, A, TOGETHER, 1>(x, w, k, to, i),
+                            _ => dots::<V, X, T, A, 1, 1>(x, w, k, to, i),
                         };
                     }
                 }
@@ -182,9 +200,17 @@ impl<E: Epilogue> Kernel for Finish<'_, E> {
     }
 }
 
-/// Dot products of a row of w with `ROWS` rows of x, to element `i` of each row of `to`.
+/// Dot products of `STREAMS` rows of w with `ROWS` rows of x, to the elements from `i` on of each row
+/// of `to`.
 #[inline(always)]
-unsafe fn dots<V: F32x16, X: Float, T: Float, A: Arithmetic, const ROWS: usize>(
+unsafe fn dots<
+    V: F32x16,
+    X: Float,
+    T: Float,
+    A: Arithmetic,
+    const ROWS: usize,
+    const STREAMS: usize,
+>(
     x: *const X,
     w: *const T,
     k: usize,
@@ -192,18 +218,22 @@ unsafe fn dots<V: F32x16, X: Float, T: Float, A: Arithmetic, const ROWS: usize>(
     i: usize,
 ) -> usize {
     let chunk = LANES * A::PER_WORD;
-    let mut sums = [[V::splat(0.0); SUMS]; ROWS];
+    let mut sums = [[[V::splat(0.0); SUMS]; ROWS]; STREAMS];
     let mut at = 0;
     // SAFETY: every access is within the rows.
     unsafe {
         while at + SUMS * chunk <= k {
-            let ahead = w.add(at).cast::<u8>().wrapping_add(AHEAD);
-            prefetch_far(ahead, SUMS * chunk * size_of::<T>());
+            for stream in 0..STREAMS {
+                let ahead = w.add(stream * k + at).cast::<u8>().wrapping_add(STREAMS * AHEAD);
+                prefetch_far(ahead, SUMS * chunk * size_of::<T>());
+            }
             for s in 0..SUMS {
                 let here = at + s * chunk;
-                let lanes: V = A::whole(w.add(here));
-                for (row, sums) in sums.iter_mut().enumerate() {
-                    sums[s] = A::step(sums[s], A::whole(x.add(row * k + here)), lanes);
+                for (stream, sums) in sums.iter_mut().enumerate() {
+                    let lanes: V = A::whole(w.add(stream * k + here));
+                    for (row, sums) in sums.iter_mut().enumerate() {
+                        sums[s] = A::step(sums[s], A::whole(x.add(row * k + here)), lanes);
+                    }
                 }
             }
             at += SUMS * chunk;
@@ -211,15 +241,19 @@ unsafe fn dots<V: F32x16, X: Float, T: Float, A: Arithmetic, const ROWS: usize>(
         let mut s = 0;
         while at < k {
             let count = chunk.min(k - at);
-            let lanes = A::words::<V, T>(w.add(at), count);
-            for (row, sums) in sums.iter_mut().enumerate() {
-                sums[s] = A::step(sums[s], A::words::<V, X>(x.add(row * k + at), count), lanes);
+            for (stream, sums) in sums.iter_mut().enumerate() {
+                let lanes = A::words::<V, T>(w.add(stream * k + at), count);
+                for (row, sums) in sums.iter_mut().enumerate() {
+                    sums[s] = A::step(sums[s], A::words::<V, X>(x.add(row * k + at), count), lanes);
+                }
             }
             (at, s) = (at + count, s + 1);
         }
     }
-    for (row, [a, b, c, d]) in sums.into_iter().enumerate() {
-        to[row][i] = ((a + b) + (c + d)).reduce_add();
+    for (stream, sums) in sums.into_iter().enumerate() {
+        for (row, [a, b, c, d]) in sums.into_iter().enumerate() {
+            to[row][i + stream] = ((a + b) + (c + d)).reduce_add();
+        }
     }
     ROWS
 }
