@@ -21,7 +21,8 @@ const AHEAD: usize = 4096;
 /// Rows of x that share a load of w in registers.
 const TOGETHER: usize = 4;
 /// Rows of w that are read at a time where that is faster. On a Xeon with AMX it raised the speed of
-/// decoding in bf16 by 6 % (median of 13 pairs of runs); Zen 4 lost 8 to 14 %.
+/// decoding in bf16 by 6 % (median of 13 pairs of runs, nine of an earlier form); Zen 4 lost 8 to
+/// 14 %.
 const STREAMS: usize = 4;
 
 /// # Safety
@@ -200,7 +201,7 @@ impl<E: Epilogue> Kernel for Finish<'_, E> {
     }
 }
 
-/// Dot products of `STREAMS` rows of w with `ROWS` rows of x, to the elements from `i` on of each row
+/// Dot products of `W_ROWS` rows of w with `ROWS` rows of x, to the elements from `i` on of each row
 /// of `to`.
 #[inline(always)]
 unsafe fn dots<
@@ -209,7 +210,7 @@ unsafe fn dots<
     T: Float,
     A: Arithmetic,
     const ROWS: usize,
-    const STREAMS: usize,
+    const W_ROWS: usize,
 >(
     x: *const X,
     w: *const T,
@@ -218,13 +219,13 @@ unsafe fn dots<
     i: usize,
 ) -> usize {
     let chunk = LANES * A::PER_WORD;
-    let mut sums = [[[V::splat(0.0); SUMS]; ROWS]; STREAMS];
+    let mut sums = [[[V::splat(0.0); SUMS]; ROWS]; W_ROWS];
     let mut at = 0;
     // SAFETY: every access is within the rows.
     unsafe {
         while at + SUMS * chunk <= k {
-            for stream in 0..STREAMS {
-                let ahead = w.add(stream * k + at).cast::<u8>().wrapping_add(STREAMS * AHEAD);
+            for stream in 0..W_ROWS {
+                let ahead = w.add(stream * k + at).cast::<u8>().wrapping_add(W_ROWS * AHEAD);
                 prefetch_far(ahead, SUMS * chunk * size_of::<T>());
             }
             for s in 0..SUMS {
