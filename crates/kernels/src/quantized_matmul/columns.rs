@@ -227,38 +227,39 @@ impl<D: Dots, const B: usize> Kernel for Products<'_, D, B> {
     #[inline(always)]
     unsafe fn run<V: F32x16>(self) {
         let Self { operands, count, band, .. } = self;
-        let mut sums = [[V::splat(0.0); LANES]; B];
         if B == 1 || V::SMALL {
-            // SAFETY: the rows are some of the weights', the row of x is the call's.
-            sums[0] = unsafe { D::block::<V>(operands, band.start, count) };
-        } else {
+            // SAFETY: the rows are some of the weights', the row of x is the call's; sixteen floats.
+            unsafe {
+                let sums = D::block::<V>(operands, band.start, count);
+                V::reduce_add_each(sums).store(self.to[0].as_mut_ptr());
+            }
+            return;
+        }
+        // Four rows of x stay in the first-level cache while all columns are computed.
+        for m in band.clone().step_by(TOGETHER) {
+            // Two or three rows cost as much as four, since decoding dominates.
+            let (rows, last) = ((band.end - m).min(TOGETHER), band.end - 1);
+            let four = [m, last.min(m + 1), last.min(m + 2), last.min(m + 3)];
+            let mut sums = [[V::splat(0.0); LANES]; TOGETHER];
             for column in 0..count {
                 let operands = operands.below::<D>(column);
-                let mut m = band.start;
-                while m < band.end {
-                    // Two or three rows cost as much as four, since decoding dominates.
-                    let rows = (band.end - m).min(TOGETHER);
-                    let last = band.end - 1;
-                    let four = [m, last.min(m + 1), last.min(m + 2), last.min(m + 3)];
-                    let to = &mut sums[m - band.start..];
-                    // SAFETY: the row is one of the weights', the rows of x are the call's.
-                    unsafe {
-                        if rows == 1 {
-                            to[0][column] = D::dot::<V, 1>(operands, [m])[0];
-                        } else {
-                            let dots = D::dot::<V, TOGETHER>(operands, four);
-                            for i in 0..rows {
-                                to[i][column] = dots[i];
-                            }
+                // SAFETY: the row is one of the weights', the rows of x are the call's.
+                unsafe {
+                    if rows == 1 {
+                        sums[0][column] = D::dot::<V, 1>(operands, [m])[0];
+                    } else {
+                        let dots = D::dot::<V, TOGETHER>(operands, four);
+                        for (sums, dot) in sums.iter_mut().zip(dots) {
+                            sums[column] = dot;
                         }
                     }
-                    m += rows;
                 }
             }
-        }
-        for (to, lanes) in self.to.iter_mut().zip(sums).take(band.len()) {
-            // SAFETY: sixteen floats.
-            unsafe { V::reduce_add_each(lanes).store(to.as_mut_ptr()) };
+            // By reference, since a copy of the sums would take longer than their additions.
+            for (to, sums) in self.to[m - band.start..].iter_mut().zip(&sums).take(rows) {
+                // SAFETY: sixteen floats.
+                unsafe { V::reduce_add_each(*sums).store(to.as_mut_ptr()) };
+            }
         }
     }
 }
