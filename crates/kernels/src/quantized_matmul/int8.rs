@@ -28,14 +28,21 @@ const BYTES: usize = 4;
 const GROUPS: usize = WORDS * BYTES / 32;
 const _: () = assert!(2 * GROUPS <= EXTRA);
 
-/// Whether a call can use products of bytes: 8-bit floats are not integers, and groups of 16 have
-/// more scales than a tile has room for.
-pub(super) fn takes(call: &Call) -> bool {
-    matches!(call.mode, Mode::Affine | Mode::Mxfp4) && call.low_rank.is_none()
+/// Whether a call can use products of bytes, and gains time by them. 8-bit floats are not integers,
+/// and groups of 16 have more scales than a tile has room for. Tiles of bytes are summed up to the
+/// end of a group, then stored and scaled, which in groups of up to 64 takes as long as exact
+/// products in tiles of bf16.
+pub(super) fn takes<T: Float>(machine: Machine, call: &Call) -> bool {
+    let in_tiles = T::IS_BF16 && machine.level.multiplies_tiles() && call.group <= 64;
+    machine.level.dots_bytes()
+        && !in_tiles
+        && matches!(call.mode, Mode::Affine | Mode::Mxfp4)
+        && call.low_rank.is_none()
 }
 
 /// # Safety
-/// The contract of [`super::quantized_matmul`], and `takes` holds.
+/// The contract of [`super::quantized_matmul`]; the mode is affine or mxfp4, and the call adds no
+/// product of low rank.
 pub unsafe fn run<T: Float>(machine: Machine, call: &Call) {
     let (m, k) = (call.rows, call.axis);
     let (panels, groups) = (m.div_ceil(LANES), k / call.group);

@@ -193,7 +193,7 @@ pub unsafe fn quantized_matmul_on(machine: Machine, call: &Call) {
     }
     with_element!(call.element, T => {
         if call.rows > FEW_ROWS {
-            let int8 = int8_activations() && machine.level.dots_bytes() && int8::takes(call);
+            let int8 = int8_activations() && int8::takes::<T>(machine, call);
             // SAFETY: the caller's contract.
             unsafe {
                 match int8 {
