@@ -14,6 +14,8 @@ use crate::simd::{F32x16, Kernel, LANES, prefetch, prefetch_far};
 const BAND: usize = 8;
 /// Rows of x that share the decoded weights in registers.
 const TOGETHER: usize = 4;
+/// Blocks of sixteen columns that are computed in one call, which costs as much as a few weights.
+const BLOCKS: usize = 8;
 
 /// One row of weights, and the prepared rows of x.
 #[derive(Clone, Copy)]
@@ -129,37 +131,34 @@ impl<T: Float> Columns<'_, T> {
             if call.join == Join::Swiglu && index > 0 {
                 break;
             }
-            for at in self.starts(first, weights.columns) {
-                let count = LANES.min(self.end(first, weights.columns) - at);
+            let end = self.range.end.min(first + weights.columns);
+            for at in (self.range.start.max(first)..end).step_by(BLOCKS * LANES) {
+                let count = (end - at).min(BLOCKS * LANES);
                 // SAFETY: the caller's contract; these columns are some of this range.
                 unsafe {
-                    let mut sums = [[0.0f32; LANES]; B];
+                    let mut sums = [[[0.0f32; LANES]; B]; BLOCKS];
                     self.products::<V, D, B>(weights, at - first, count, &band, &mut sums);
                     let mut ups = None;
                     if call.join == Join::Swiglu {
-                        let sums = ups.insert([[0.0f32; LANES]; B]);
+                        let sums = ups.insert([[[0.0f32; LANES]; B]; BLOCKS]);
                         self.products::<V, D, B>(&call.weights[1], at, count, &band, sums);
                     }
-                    let ups = ups.as_ref().map(|ups| ups.as_slice());
-                    let (finish, band, sums) = (self.finish, band.clone(), &sums);
-                    V::part(Write { finish, band, at, count, sums, ups });
+                    V::part(Write {
+                        finish: self.finish,
+                        band: band.clone(),
+                        at,
+                        count,
+                        sums: sums.as_flattened(),
+                        ups: ups.as_ref().map(|ups| ups.as_flattened()),
+                        rows: B,
+                    });
                 }
             }
             first += weights.columns;
         }
     }
 
-    /// The starts of blocks of sixteen columns of this range, within `first..first + count`.
-    #[inline(always)]
-    fn starts(&self, first: usize, count: usize) -> impl Iterator<Item = usize> + use<T> {
-        (self.range.start.max(first)..self.end(first, count)).step_by(LANES)
-    }
-
-    fn end(&self, first: usize, count: usize) -> usize {
-        self.range.end.min(first + count)
-    }
-
-    /// Computes sixteen columns of a band of rows.
+    /// Computes up to `BLOCKS` blocks of columns of a band of rows.
     #[inline(always)]
     unsafe fn products<V: F32x16, D: Dots, const B: usize>(
         &self,
@@ -167,7 +166,7 @@ impl<T: Float> Columns<'_, T> {
         at: usize,
         count: usize,
         band: &Range<usize>,
-        to: &mut [[f32; LANES]; B],
+        to: &mut [[[f32; LANES]; B]; BLOCKS],
     ) {
         let first = Operands {
             packed: weights.packed,
@@ -183,15 +182,17 @@ impl<T: Float> Columns<'_, T> {
     }
 }
 
-/// Finishes sixteen columns of a band of rows and writes them.
+/// Finishes columns of a band of rows and writes them.
 struct Write<'a, T> {
     finish: &'a Finish<'a, T>,
     band: Range<usize>,
     at: usize,
     count: usize,
+    /// Block after block, `rows` rows of sixteen columns.
     sums: &'a [[f32; LANES]],
     /// The second factors of swiglu.
     ups: Option<&'a [[f32; LANES]]>,
+    rows: usize,
 }
 
 impl<T: Float> Kernel for Write<'_, T> {
@@ -199,25 +200,30 @@ impl<T: Float> Kernel for Write<'_, T> {
 
     #[inline(always)]
     unsafe fn run<V: F32x16>(self) {
-        for (i, m) in self.band.enumerate() {
-            // SAFETY: the caller's contract; each is sixteen floats.
-            unsafe {
-                let mut y = V::load(self.sums[i].as_ptr());
-                if let Some(ups) = self.ups {
-                    y = swiglu::<V, T>(T::round(y), T::round(V::load(ups[i].as_ptr())));
+        for (block, from) in (0..self.count).step_by(LANES).enumerate() {
+            let count = (self.count - from).min(LANES);
+            for (i, m) in self.band.clone().enumerate() {
+                // SAFETY: the caller's contract; each is sixteen floats.
+                unsafe {
+                    let at = block * self.rows + i;
+                    let mut y = V::load(self.sums[at].as_ptr());
+                    if let Some(ups) = self.ups {
+                        let up = V::load(ups[at].as_ptr());
+                        y = swiglu::<V, T>(T::round(y), T::round(up));
+                    }
+                    self.finish.write(T::round(y), m, self.at + from, count);
                 }
-                self.finish.write(T::round(y), m, self.at, self.count);
             }
         }
     }
 }
 
-/// Multiplies `count` rows of weights, at most sixteen, with a band of at most `B` rows of x.
+/// Multiplies `count` rows of weights, at most `BLOCKS` blocks, with a band of at most `B` rows of x.
 struct Products<'a, D, const B: usize> {
     operands: Operands<'a>,
     count: usize,
     band: Range<usize>,
-    to: &'a mut [[f32; LANES]; B],
+    to: &'a mut [[[f32; LANES]; B]; BLOCKS],
     dots: PhantomData<D>,
 }
 
@@ -226,40 +232,58 @@ impl<D: Dots, const B: usize> Kernel for Products<'_, D, B> {
 
     #[inline(always)]
     unsafe fn run<V: F32x16>(self) {
-        let Self { operands, count, band, .. } = self;
-        if B == 1 || V::SMALL {
-            // SAFETY: the rows are some of the weights', the row of x is the call's; sixteen floats.
-            unsafe {
-                let sums = D::block::<V>(operands, band.start, count);
-                V::reduce_add_each(sums).store(self.to[0].as_mut_ptr());
-            }
-            return;
+        for (to, from) in self.to.iter_mut().zip((0..self.count).step_by(LANES)) {
+            let (operands, count) =
+                (self.operands.below::<D>(from), (self.count - from).min(LANES));
+            // SAFETY: the caller's contract.
+            unsafe { block::<V, D, B>(operands, count, self.band.clone(), to) };
         }
-        // Four rows of x stay in the first-level cache while all columns are computed.
-        for m in band.clone().step_by(TOGETHER) {
-            // Two or three rows cost as much as four, since decoding dominates.
-            let (rows, last) = ((band.end - m).min(TOGETHER), band.end - 1);
-            let four = [m, last.min(m + 1), last.min(m + 2), last.min(m + 3)];
-            let mut sums = [[V::splat(0.0); LANES]; TOGETHER];
-            for column in 0..count {
-                let operands = operands.below::<D>(column);
-                // SAFETY: the row is one of the weights', the rows of x are the call's.
-                unsafe {
-                    if rows == 1 {
-                        sums[0][column] = D::dot::<V, 1>(operands, [m])[0];
-                    } else {
-                        let dots = D::dot::<V, TOGETHER>(operands, four);
-                        for (sums, dot) in sums.iter_mut().zip(dots) {
-                            sums[column] = dot;
-                        }
+    }
+}
+
+/// Multiplies `count` rows of weights, at most sixteen, with a band of rows of x.
+///
+/// # Safety
+/// The contract of [`Dots::dot`], for each of the rows.
+#[inline(always)]
+unsafe fn block<V: F32x16, D: Dots, const B: usize>(
+    operands: Operands,
+    count: usize,
+    band: Range<usize>,
+    to: &mut [[f32; LANES]; B],
+) {
+    if B == 1 || V::SMALL {
+        // SAFETY: the rows are some of the weights', the row of x is the call's; sixteen floats.
+        unsafe {
+            let sums = D::block::<V>(operands, band.start, count);
+            V::reduce_add_each(sums).store(to[0].as_mut_ptr());
+        }
+        return;
+    }
+    // Four rows of x stay in the first-level cache while all columns are computed.
+    for m in band.clone().step_by(TOGETHER) {
+        // Two or three rows cost as much as four, since decoding dominates.
+        let (rows, last) = ((band.end - m).min(TOGETHER), band.end - 1);
+        let four = [m, last.min(m + 1), last.min(m + 2), last.min(m + 3)];
+        let mut sums = [[V::splat(0.0); LANES]; TOGETHER];
+        for column in 0..count {
+            let operands = operands.below::<D>(column);
+            // SAFETY: the row is one of the weights', the rows of x are the call's.
+            unsafe {
+                if rows == 1 {
+                    sums[0][column] = D::dot::<V, 1>(operands, [m])[0];
+                } else {
+                    let dots = D::dot::<V, TOGETHER>(operands, four);
+                    for (sums, dot) in sums.iter_mut().zip(dots) {
+                        sums[column] = dot;
                     }
                 }
             }
-            // By reference, since a copy of the sums would take longer than their additions.
-            for (to, sums) in self.to[m - band.start..].iter_mut().zip(&sums).take(rows) {
-                // SAFETY: sixteen floats.
-                unsafe { V::reduce_add_each(*sums).store(to.as_mut_ptr()) };
-            }
+        }
+        // By reference, since a copy of the sums would take longer than their additions.
+        for (to, sums) in to[m - band.start..].iter_mut().zip(&sums).take(rows) {
+            // SAFETY: sixteen floats.
+            unsafe { V::reduce_add_each(*sums).store(to.as_mut_ptr()) };
         }
     }
 }
