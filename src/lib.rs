@@ -80,6 +80,10 @@
 //!   one op through the layers.
 #![warn(missing_docs, clippy::missing_errors_doc, clippy::missing_panics_doc)]
 #![deny(unsafe_op_in_unsafe_fn)]
+#![cfg_attr(
+    not(feature = "llama"),
+    expect(dead_code, unused_imports, reason = "some private functions serve the Llama alone")
+)]
 
 mod array;
 #[cfg(doctest)]
