@@ -30,8 +30,8 @@ const _: () = assert!(2 * GROUPS <= EXTRA);
 
 /// Whether a call can use products of bytes, and gains time by them. 8-bit floats are not integers,
 /// and groups of 16 have more scales than a tile has room for. Tiles of bytes are summed up to the
-/// end of a group, then stored and scaled, which in groups of up to 64 takes as long as exact
-/// products in tiles of bf16.
+/// end of a group, then stored and scaled: with 4 bits in groups of 64 that took longer than exact
+/// products in tiles of bf16 in ten of twelve pairs of runs, and shorter groups end more often.
 pub(super) fn takes<T: Float>(machine: Machine, call: &Call) -> bool {
     let in_tiles = T::IS_BF16 && machine.level.multiplies_tiles() && call.group <= 64;
     machine.level.dots_bytes()
