@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use super::columns::{Dots, Operands};
 use super::dot::lane_groups;
 use super::format::Format;
-use super::prepare::{Prepared, group_sums, normalize};
+use super::prepare::{Prepared, normalize};
 use super::{Call, FEW_ROWS};
 use crate::Machine;
 use crate::element::Float;
@@ -48,18 +48,19 @@ pub(super) unsafe fn prepare<T: Float, F: Format>(
 ) -> Option<Prepared> {
     let padded = call.axis.next_multiple_of(F::CHUNK);
     let groups = (call.axis / call.group).next_multiple_of(LANES);
-    let prepared = Prepared::new(call.rows, DIGITS * padded, 2 * groups);
+    let prepared = Prepared::new(call.rows, (DIGITS + size_of::<f32>()) * padded, 2 * groups);
     let misfits = AtomicBool::new(false);
     machine.pool.for_each(call.rows, 10 * call.axis, &|rows| {
         for m in rows {
-            let split = Split::<T, F> {
+            let split = Split::<T> {
                 call,
                 m,
+                positions: 8 / F::BITS as usize,
                 padded,
                 groups,
                 prepared: &prepared,
                 misfits: &misfits,
-                types: PhantomData,
+                element: PhantomData,
             };
             // SAFETY: the caller's contract; every row has its own part of what is prepared.
             unsafe { machine.level.run(split) };
@@ -69,19 +70,21 @@ pub(super) unsafe fn prepare<T: Float, F: Format>(
 }
 
 /// Splits x into bytes.
-struct Split<'a, T, F> {
+struct Split<'a, T> {
     call: &'a Call<'a>,
     m: usize,
+    /// Weights in a byte.
+    positions: usize,
     /// Elements, as whole chunks.
     padded: usize,
     /// Groups, as whole vectors.
     groups: usize,
     prepared: &'a Prepared,
     misfits: &'a AtomicBool,
-    types: PhantomData<(T, F)>,
+    element: PhantomData<T>,
 }
 
-impl<T: Float, F: Format> Kernel for Split<'_, T, F> {
+impl<T: Float> Kernel for Split<'_, T> {
     const BF16: bool = true;
     const ONLY_BF16: bool = true;
 
@@ -89,102 +92,121 @@ impl<T: Float, F: Format> Kernel for Split<'_, T, F> {
     unsafe fn run<V: F32x16>(self) {
         let Call { axis, group, .. } = *self.call;
         let norm = self.call.norm.map(|norm| (norm.weight.cast::<T>(), norm.eps));
-        let mut plain = vec![0.0f32; self.padded];
         let x = self.call.x.cast::<T>().wrapping_add(self.m * axis);
+        let digits = self.prepared.row::<u8>(self.m).cast_mut();
+        let plain = digits.wrapping_add(DIGITS * self.padded).cast::<f32>();
         let sums = self.prepared.sums(self.m).cast_mut();
-        // SAFETY: the caller's contract; the prepared row has room for three bytes of each element,
-        // and a sum and a unit of each group.
+        let units = sums.wrapping_add(self.groups);
+        // SAFETY: the caller's contract; the prepared row has room for three bytes and a float of
+        // each element, and a sum and a unit of each group.
         unsafe {
-            normalize::<V, T>(x, norm, axis, plain.as_mut_ptr());
-            group_sums::<V>(plain.as_ptr(), axis, group, sums, self.groups);
-            let units = sums.add(self.groups);
-            for index in 0..self.groups {
-                let mut unit = 1.0;
-                if index < axis / group {
-                    let most = largest::<V>(plain.as_ptr().add(index * group), group);
-                    if most > 0.0 {
-                        // The largest numbers below a power of two would round to 128 * 65536.
-                        let power = (most * 1.01).to_bits() >> 23;
-                        unit = f32::from_bits(power.wrapping_sub(22) << 23);
-                    }
-                    if !(most == 0.0 || RANGE.contains(&most)) || !(*sums.add(index)).is_finite() {
+            normalize::<V, T>(x, norm, axis, plain);
+            plain.add(axis).write_bytes(0, self.padded - axis);
+            for first in (0..self.groups).step_by(LANES) {
+                let count = LANES.min(axis / group - first);
+                let [sum, most] = sums_and_largest::<V>(plain.add(first * group), group, count);
+                sum.store(sums.add(first));
+                let mut fits = [0.0; LANES];
+                most.store(fits.as_mut_ptr());
+                for (i, most) in fits.iter().enumerate() {
+                    let fits = *most == 0.0 || RANGE.contains(most);
+                    if !(fits && (*sums.add(first + i)).is_finite()) {
                         return self.misfits.store(true, Relaxed);
                     }
                 }
-                *units.add(index) = unit;
+                // The largest numbers below a power of two would round to 128 * 65536.
+                let power = V::shift_right::<23>((most * V::splat(1.01)).to_bits());
+                let unit = V::shift_left::<23>(V::add_int(power, V::splat_int(-22)));
+                let unit = V::select(most.to_bits(), V::from_bits(unit), V::splat(1.0));
+                unit.store(units.add(first));
             }
-            let digits = self.prepared.row::<u8>(self.m).cast_mut();
-            let mut in_order = [[0u8; 4 * BYTES]; DIGITS];
-            for chunk in (0..self.padded).step_by(F::CHUNK) {
-                for at in (0..F::CHUNK).step_by(LANES) {
-                    let unit: f32 = *units.add((chunk + at) >> group.trailing_zeros());
-                    // The inverse of a power of two has the opposite exponent.
-                    let inverse = f32::from_bits((254 << 23) - unit.to_bits());
-                    let x = V::load(plain.as_ptr().add(chunk + at)) * V::splat(inverse);
-                    split::<V>(x, &mut in_order, at);
-                }
-                for (digit, in_order) in in_order.iter().enumerate() {
-                    by_position::<F>(in_order, digits.add(digit * self.padded + chunk));
+            let order = by_position::<V>(self.positions);
+            let chunk = self.positions * BYTES;
+            for at in (0..self.padded).step_by(LANES) {
+                let unit: f32 = *units.add(at >> group.trailing_zeros());
+                // The inverse of a power of two has the opposite exponent.
+                let inverse = f32::from_bits((254 << 23) - unit.to_bits());
+                let x = V::load(plain.add(at)).permute(order) * V::splat(inverse);
+                let start = at & !(chunk - 1);
+                let to = digits.add(start + ((at - start) >> self.positions.trailing_zeros()));
+                for (digit, bytes) in split::<V>(x).into_iter().enumerate() {
+                    store_by_position::<V>(bytes, self.positions, to.add(digit * self.padded));
                 }
             }
         }
     }
 }
 
-/// Writes a digit of a chunk's elements, first those at the first position of each of the weights'
-/// bytes, then those at the second one, and so on.
+/// The sums and the largest magnitudes of `count` groups, then zeros.
 ///
 /// # Safety
-/// A chunk is writable at `to`.
+/// The groups have a multiple of sixteen elements each.
 #[inline(always)]
-unsafe fn by_position<F: Format>(in_order: &[u8; 4 * BYTES], to: *mut u8) {
-    // SAFETY: the caller's contract; the elements of the chunk are the first ones in order.
-    unsafe {
-        for i in 0..BYTES {
-            // One load and shifts, which compilers make vectors of, other than loads of bytes.
-            match F::CHUNK / BYTES {
-                1 => *to.add(i) = in_order[i],
-                2 => {
-                    let pair = u16::from_le_bytes([in_order[2 * i], in_order[2 * i + 1]]);
-                    *to.add(i) = pair as u8;
-                    *to.add(BYTES + i) = (pair >> 8) as u8;
-                }
-                _ => {
-                    let four = &in_order[4 * i..4 * i + 4];
-                    let four = u32::from_le_bytes([four[0], four[1], four[2], four[3]]);
-                    for position in 0..4 {
-                        *to.add(position * BYTES + i) = (four >> (8 * position)) as u8;
-                    }
-                }
-            }
+unsafe fn sums_and_largest<V: F32x16>(x: *const f32, group: usize, count: usize) -> [V; 2] {
+    let mut sums = [V::splat(0.0); LANES];
+    let mut most = [V::splat(0.0); LANES];
+    for index in 0..count {
+        for at in (0..group).step_by(LANES) {
+            // SAFETY: the caller's contract.
+            let x = unsafe { V::load(x.add(index * group + at)) };
+            sums[index] = sums[index] + x;
+            most[index] = most[index].max(x.abs());
         }
     }
+    [V::reduce_add_each(sums), V::reduce_max_each(most)]
 }
 
-/// The largest magnitude of a group.
+/// Rounds sixteen numbers, and returns their bytes in the low ones of each lane: the most significant
+/// ones first, each so that those below it may be negative.
 #[inline(always)]
-unsafe fn largest<V: F32x16>(x: *const f32, group: usize) -> f32 {
-    let mut most = V::splat(0.0);
-    for at in (0..group).step_by(LANES) {
-        // SAFETY: the caller's group has a multiple of sixteen elements.
-        most = most.max(unsafe { V::load(x.add(at)) }.abs());
-    }
-    most.reduce_max()
-}
-
-/// Rounds sixteen numbers and stores their bytes, the most significant ones first, each so that
-/// those below it may be negative.
-#[inline(always)]
-unsafe fn split<V: F32x16>(x: V, to: &mut [[u8; 4 * BYTES]; DIGITS], at: usize) {
+fn split<V: F32x16>(x: V) -> [V::Int; DIGITS] {
     let c = x.round().to_int();
     let b = V::add_int(c, V::splat_int(1 << 7));
     let a = V::add_int(b, V::splat_int(1 << 15));
-    let [of_a, of_b, of_c] = to;
-    // SAFETY: `at` is a multiple of sixteen below the length of the arrays.
+    [V::shift_right::<16>(a), V::shift_right::<8>(b), c]
+}
+
+/// Sixteen elements in the order in which a chunk has them: first those at the first of the
+/// positions in each of the weights' bytes, then those at the second one, and so on.
+#[inline(always)]
+fn by_position<V: F32x16>(positions: usize) -> V::Int {
+    let bytes = LANES / positions;
+    let mut order = [0u32; LANES];
+    for (lane, from) in order.iter_mut().enumerate() {
+        *from = (lane % bytes * positions + lane / bytes) as u32;
+    }
+    // SAFETY: sixteen words; `load` takes any bits as they are.
+    unsafe { V::load(order.as_ptr().cast()).to_bits() }
+}
+
+/// Stores the bytes of sixteen elements in the order of [`by_position`], those of each position behind
+/// those of the elements before.
+///
+/// # Safety
+/// A chunk is writable from where its first such byte is.
+#[inline(always)]
+unsafe fn store_by_position<V: F32x16>(bytes: V::Int, positions: usize, to: *mut u8) {
+    let mut all = [0u8; LANES];
+    // SAFETY: the caller's contract; the array holds sixteen bytes.
     unsafe {
-        V::store_bytes(V::shift_right::<16>(a), of_a.as_mut_ptr().add(at));
-        V::store_bytes(V::shift_right::<8>(b), of_b.as_mut_ptr().add(at));
-        V::store_bytes(c, of_c.as_mut_ptr().add(at));
+        V::store_bytes(bytes, all.as_mut_ptr());
+        match positions {
+            1 => store_parts::<LANES>(&all, to),
+            2 => store_parts::<{ LANES / 2 }>(&all, to),
+            _ => store_parts::<{ LANES / 4 }>(&all, to),
+        }
+    }
+}
+
+/// Copies parts of `N` bytes to each position, by one move each.
+///
+/// # Safety
+/// The contract of [`store_by_position`].
+#[inline(always)]
+unsafe fn store_parts<const N: usize>(all: &[u8; LANES], to: *mut u8) {
+    for at in (0..LANES).step_by(N) {
+        // SAFETY: the caller's contract; `N` divides sixteen.
+        unsafe { to.add(at / N * BYTES).copy_from_nonoverlapping(all.as_ptr().add(at), N) };
     }
 }
 
@@ -286,7 +308,7 @@ impl<T: Float, F: Format> Digits<T, F> {
                     for r in 0..R {
                         let row = packed.wrapping_add(r * bytes_apart);
                         prefetch_far(row.wrapping_add(ahead), BYTES);
-                        // The mask of a whole vector costs nothing.
+                        // With masks, loads from memory are as fast as without.
                         let weights = V::load_first(row.cast(), count).to_bits();
                         let parts = Self::parts::<V>(weights);
                         for m in 0..M {
