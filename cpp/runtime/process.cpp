@@ -92,12 +92,12 @@ void make_leases() {
 class Lease {
  public:
   Lease() {
-    auto& known = spare();
-    std::lock_guard lock(known.mutex);
-    if (!known.streams.empty()) {
-      stream_ = known.streams.back();
-      known.streams.pop_back();
-      mx::set_default_stream(*stream_);
+    take();
+  }
+  /** Gives the thread a default stream again, after its own streams were ended. */
+  void renew() {
+    if (!stream_ && !take()) {
+      mx::set_default_stream(mx::new_stream(mx::Device::cpu));
     }
   }
   ~Lease() {
@@ -119,6 +119,18 @@ class Lease {
   Lease& operator=(const Lease&) = delete;
 
  private:
+  bool take() {
+    auto& known = spare();
+    std::lock_guard lock(known.mutex);
+    if (known.streams.empty()) {
+      return false;
+    }
+    stream_ = known.streams.back();
+    known.streams.pop_back();
+    mx::set_default_stream(*stream_);
+    return true;
+  }
+
   std::optional<mx::Stream> stream_;
 };
 
@@ -219,9 +231,9 @@ void prepare() {
   static const bool prepared = (prepare_process(), true);
   (void)prepared;
   thread_local Lease lease;
-  (void)lease;
   if (streams_ended) {
     streams_ended = false;
+    lease.renew();
     if (mx::is_available(mx::Device::gpu)) {
       mx::set_default_stream(mx::new_stream(mx::Device::gpu));
     }

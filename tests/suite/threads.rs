@@ -154,10 +154,17 @@ fn compiled_functions_on_threads() -> Checked {
 
 #[test]
 fn arrays_that_outlive_their_threads_streams() -> Checked {
-    // Evaluated ones are plain data and stay readable after the streams have ended.
-    thread::spawn(|| -> Checked {
-        let y = OPS[1].1(&random32(&[2, 3, 8], 2)?)?;
-        y.eval()?;
+    // More threads at once than there are default streams that are lent to threads.
+    let all = Barrier::new(20);
+    let outlive = |seed: u64| -> Checked {
+        // Evaluated ones are plain data and stay readable after the streams have ended.
+        let evaluated = (|| {
+            let y = OPS[1].1(&random32(&[2, 3, 8], seed)?)?;
+            y.eval()?;
+            anyhow::Ok(y)
+        })();
+        all.wait();
+        let y = evaluated?;
         clear_streams()?;
         assert_eq!(y.to_vec::<f32>()?.len(), 48);
         // A stream that this thread made is gone; its default stream is not.
@@ -167,9 +174,11 @@ fn arrays_that_outlive_their_threads_streams() -> Checked {
         assert!(message(lost.eval()).contains("tream"));
         assert_eq!(OPS[1].1(&y)?.to_vec::<f32>()?.len(), 48);
         Ok(())
+    };
+    thread::scope(|scope| {
+        let threads: Vec<_> = (0..20).map(|seed| scope.spawn(move || outlive(seed))).collect();
+        threads.into_iter().try_for_each(|thread| thread.join().expect("no panic"))
     })
-    .join()
-    .expect("no panic")
 }
 
 #[test]
