@@ -308,7 +308,8 @@ impl<T: Float, F: Format> Digits<T, F> {
                     for r in 0..R {
                         let row = packed.wrapping_add(r * bytes_apart);
                         prefetch_far(row.wrapping_add(ahead), BYTES);
-                        // With masks, loads from memory are as fast as without.
+                        // Loads of all rows without masks, before the first product, are faster
+                        // from the caches and slower from memory.
                         let weights = V::load_first(row.cast(), count).to_bits();
                         let parts = Self::parts::<V>(weights);
                         for m in 0..M {
