@@ -232,11 +232,11 @@ void prepare() {
   (void)prepared;
   thread_local Lease lease;
   if (streams_ended) {
-    streams_ended = false;
     lease.renew();
     if (mx::is_available(mx::Device::gpu)) {
       mx::set_default_stream(mx::new_stream(mx::Device::gpu));
     }
+    streams_ended = false;
   }
 }
 

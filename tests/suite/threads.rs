@@ -2,6 +2,7 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Barrier;
+use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread;
 
 use mlx_primitives::device::{
@@ -154,17 +155,12 @@ fn compiled_functions_on_threads() -> Checked {
 
 #[test]
 fn arrays_that_outlive_their_threads_streams() -> Checked {
-    // More threads at once than there are default streams that are lent to threads.
-    let all = Barrier::new(20);
-    let outlive = |seed: u64| -> Checked {
+    let outlive = |seed: u64, busy: Sender<()>, hold: Receiver<()>| -> Checked {
         // Evaluated ones are plain data and stay readable after the streams have ended.
-        let evaluated = (|| {
-            let y = OPS[1].1(&random32(&[2, 3, 8], seed)?)?;
-            y.eval()?;
-            anyhow::Ok(y)
-        })();
-        all.wait();
-        let y = evaluated?;
+        let y = OPS[1].1(&random32(&[2, 3, 8], seed)?)?;
+        y.eval()?;
+        drop(busy);
+        let _ = hold.recv();
         clear_streams()?;
         assert_eq!(y.to_vec::<f32>()?.len(), 48);
         // A stream that this thread made is gone; its default stream is not.
@@ -175,8 +171,19 @@ fn arrays_that_outlive_their_threads_streams() -> Checked {
         assert_eq!(OPS[1].1(&y)?.to_vec::<f32>()?.len(), 48);
         Ok(())
     };
+    // More threads at once than there are default streams that are lent to threads. A channel ends
+    // when its other side is dropped, also by a thread that fails.
     thread::scope(|scope| {
-        let threads: Vec<_> = (0..20).map(|seed| scope.spawn(move || outlive(seed))).collect();
+        let (busy, ready) = channel();
+        let start = |seed| {
+            let (release, hold) = channel();
+            let busy = busy.clone();
+            (scope.spawn(move || outlive(seed, busy, hold)), release)
+        };
+        let (threads, releases): (Vec<_>, Vec<_>) = (0..20).map(start).unzip();
+        drop(busy);
+        let _ = ready.recv();
+        drop(releases);
         threads.into_iter().try_for_each(|thread| thread.join().expect("no panic"))
     })
 }

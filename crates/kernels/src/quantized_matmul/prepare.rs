@@ -173,7 +173,7 @@ pub(super) unsafe fn normalize<V: F32x16, T: Float>(
 /// # Safety
 /// `x` has `axis` elements, in groups of a multiple of sixteen; `sums` has room.
 #[inline(always)]
-pub(super) unsafe fn group_sums<V: F32x16>(
+unsafe fn group_sums<V: F32x16>(
     x: *const f32,
     axis: usize,
     group: usize,
