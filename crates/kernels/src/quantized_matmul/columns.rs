@@ -8,7 +8,7 @@ use super::finish::{Finish, swiglu};
 use super::prepare::Prepared;
 use super::{Call, Join, Weights};
 use crate::element::Float;
-use crate::simd::{F32x16, Kernel, LANES, prefetch, prefetch_far};
+use crate::simd::{F32x16, Kernel, LANES, prefetch_far};
 
 /// Rows of x that are multiplied while a row of weights is in the cache.
 const BAND: usize = 8;
@@ -40,14 +40,6 @@ impl Operands<'_> {
         self.scales = self.scales.wrapping_add(scales);
         self.biases = self.biases.wrapping_add(scales);
         self
-    }
-
-    /// Prefetches the scales and biases of the rows after these `rows` rows.
-    #[inline(always)]
-    pub fn prefetch_next_scales<D: Dots>(&self, rows: usize) {
-        let bytes = rows * (self.axis / self.group) * D::SCALE_BYTES;
-        prefetch(self.scales.wrapping_add(bytes), bytes);
-        prefetch(self.biases.wrapping_add(bytes), bytes);
     }
 
     /// Prefetches the scales and biases that belong to weights `AHEAD` bytes after the groups from

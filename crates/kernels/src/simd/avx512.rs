@@ -1,4 +1,4 @@
-//! AVX-512 (F, BW, VL, DQ; perhaps BF16 and VNNI): a block is one register, tails are masked.
+//! AVX-512 (F, BW, VL, DQ; perhaps BF16, VNNI and GFNI): a block is one register, tails are masked.
 
 use std::arch::x86_64::*;
 use std::mem::transmute;
@@ -6,13 +6,13 @@ use std::ops::{Add, Div, Mul, Sub};
 
 use super::stream::Places;
 use super::transpose::transpose;
-use super::{F32x16, LANES, dot_bf16_by_halves, dot_bytes_in_turn};
+use super::{F32x16, LANES, byte_fields_by_shifts, dot_bf16_by_halves, dot_bytes_in_turn};
 
 pub(super) mod amx;
 mod pairs;
 mod whole;
 
-/// With `BF16` the machine also has AVX512_BF16 and AVX512_VNNI.
+/// With `BF16` the machine also has AVX512_BF16, AVX512_VNNI and GFNI.
 #[derive(Clone, Copy)]
 #[repr(transparent)]
 pub struct Avx512<const BF16: bool>(__m512);
@@ -146,6 +146,17 @@ impl<const BF16: bool> F32x16 for Avx512<BF16> {
         dot_bf16_by_halves(self, a, b)
     }
     #[inline(always)]
+    fn zip_words(a: __m512i, b: __m512i) -> [__m512i; 2] {
+        [lanes!(_mm512_unpacklo_epi64(a, b)), lanes!(_mm512_unpackhi_epi64(a, b))]
+    }
+    #[inline(always)]
+    fn byte_fields(a: __m512i, at: u32, bits: u32) -> __m512i {
+        if !BF16 || at == 0 {
+            return byte_fields_by_shifts::<Self>(a, at, bits);
+        }
+        lanes!(pairs::fields_of_bytes(a, at, bits))
+    }
+    #[inline(always)]
     fn dot_bytes(sum: __m512i, a: __m512i, b: __m512i) -> __m512i {
         if BF16 {
             lanes!(_mm512_dpbusd_epi32(sum, a, b))
@@ -161,11 +172,7 @@ impl<const BF16: bool> F32x16 for Avx512<BF16> {
     #[inline(always)]
     unsafe fn spread_nibbles(from: *const u8, to: *mut u8) {
         // SAFETY: sixteen bytes are readable, twice as many writable; no alignment is needed.
-        unsafe {
-            let pairs = _mm256_cvtepu8_epi16(_mm_loadu_si128(from.cast()));
-            let apart = _mm256_or_si256(pairs, _mm256_slli_epi16::<4>(pairs));
-            _mm256_storeu_si256(to.cast(), _mm256_and_si256(apart, _mm256_set1_epi8(15)));
-        }
+        unsafe { pairs::spread_nibbles(from, to) }
     }
     #[inline(always)]
     fn transpose(rows: [Self; LANES]) -> [Self; LANES] {

@@ -1,4 +1,4 @@
-//! Dot products within a lane, for levels without an instruction for them.
+//! Dot products within a lane and their operands, for levels without instructions for them.
 
 use super::{F32x16, LANES};
 
@@ -52,5 +52,32 @@ pub fn dot_bytes_in_turn<V: F32x16>(sum: V::Int, a: V::Int, b: V::Int) -> V::Int
             (sums[i].to_bits() as i32).wrapping_add(products.sum()) as u32
         });
         V::load(lanes.as_ptr().cast()).to_bits()
+    }
+}
+
+/// [`F32x16::zip_words`] without an instruction for it.
+#[inline(always)]
+pub fn zip_words_in_memory<V: F32x16>(a: V::Int, b: V::Int) -> [V::Int; 2] {
+    let mut words = [[0u64; LANES / 2]; 2];
+    // SAFETY: each array holds eight words; `load` takes any bits as they are.
+    unsafe {
+        V::from_bits(a).store(words[0].as_mut_ptr().cast());
+        V::from_bits(b).store(words[1].as_mut_ptr().cast());
+        [0, 1].map(|odd| {
+            let zipped: [u64; LANES / 2] = std::array::from_fn(|i| words[i % 2][i / 2 * 2 + odd]);
+            V::load(zipped.as_ptr().cast()).to_bits()
+        })
+    }
+}
+
+/// [`F32x16::byte_fields`] without an instruction for it.
+#[inline(always)]
+pub fn byte_fields_by_shifts<V: F32x16>(a: V::Int, at: u32, bits: u32) -> V::Int {
+    let mask = V::splat_int(((1 << bits) - 1) * 0x0101_0101);
+    match at {
+        0 => V::and_int(a, mask),
+        2 => V::and_int(V::shift_right::<2>(a), mask),
+        4 => V::and_int(V::shift_right::<4>(a), mask),
+        _ => V::and_int(V::shift_right::<6>(a), mask),
     }
 }

@@ -25,7 +25,7 @@ pub trait Kernel: Sized {
     /// # Safety
     /// The machine has the features, and the kernel's own contract holds.
     #[cfg(target_arch = "x86_64")]
-    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512bf16,avx512vnni")]
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512bf16,avx512vnni,gfni")]
     #[inline(never)]
     unsafe fn on_avx512_bf16(self) {
         // SAFETY: the kernel's contract is the caller's.

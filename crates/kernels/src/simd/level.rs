@@ -68,6 +68,7 @@ impl Level {
                 Level::Avx512.supported()
                     && is_x86_feature_detected!("avx512bf16")
                     && is_x86_feature_detected!("avx512vnni")
+                    && is_x86_feature_detected!("gfni")
             }
             #[cfg(target_arch = "x86_64")]
             Level::Avx512 => {

@@ -22,7 +22,7 @@ pub mod tiles;
 mod transpose;
 #[cfg(target_arch = "x86_64")]
 pub use avx512::Avx512;
-use dots::{dot_bf16_by_halves, dot_bytes_in_turn};
+use dots::{byte_fields_by_shifts, dot_bf16_by_halves, dot_bytes_in_turn, zip_words_in_memory};
 pub use kernel::{Kernel, Parts};
 pub use level::Level;
 pub use memory::{fence, prefetch, prefetch_block, prefetch_far};
@@ -281,13 +281,18 @@ pub trait F32x16:
     /// `from` is readable for sixteen bytes, `to` writable for thirty-two.
     #[inline(always)]
     unsafe fn spread_nibbles(from: *const u8, to: *mut u8) {
-        for i in 0..LANES {
-            // SAFETY: the caller's contract.
-            unsafe {
-                let byte = *from.add(i);
-                (*to.add(2 * i), *to.add(2 * i + 1)) = (byte & 15, byte >> 4);
-            }
-        }
+        // SAFETY: the caller's contract.
+        unsafe { stream::spread_nibbles(from, to) }
+    }
+    /// The even words of eight bytes of both vectors in turn, and the odd ones.
+    #[inline(always)]
+    fn zip_words(a: Self::Int, b: Self::Int) -> [Self::Int; 2] {
+        zip_words_in_memory::<Self>(a, b)
+    }
+    /// The `bits` bits of each byte from bit `at` on, which is even, as the byte's low bits.
+    #[inline(always)]
+    fn byte_fields(a: Self::Int, at: u32, bits: u32) -> Self::Int {
+        byte_fields_by_shifts::<Self>(a, at, bits)
     }
     /// Adds to each lane the products of its four bytes, unsigned in `a` and signed in `b`.
     #[inline(always)]

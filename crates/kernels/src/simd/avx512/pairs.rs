@@ -1,4 +1,4 @@
-//! Converts 4-bit numbers to pairs of bf16 by lookup.
+//! Numbers of a few bits as pairs of bf16 and as bytes.
 
 use std::arch::x86_64::*;
 
@@ -29,4 +29,34 @@ pub unsafe fn of_nibbles(words: __m512i) -> [__m512i; 4] {
             _mm512_permutexvar_epi16(_mm512_srli_epi16::<12>(words), table),
         ]
     }
+}
+
+/// [`F32x16::spread_nibbles`](super::F32x16::spread_nibbles).
+///
+/// # Safety
+/// Sixteen bytes are readable, and twice as many writable; the machine as above.
+#[inline(always)]
+pub unsafe fn spread_nibbles(from: *const u8, to: *mut u8) {
+    // SAFETY: the caller's contract; no alignment is needed.
+    unsafe {
+        let pairs = _mm256_cvtepu8_epi16(_mm_loadu_si128(from.cast()));
+        let apart = _mm256_or_si256(pairs, _mm256_slli_epi16::<4>(pairs));
+        _mm256_storeu_si256(to.cast(), _mm256_and_si256(apart, _mm256_set1_epi8(15)));
+    }
+}
+
+/// [`F32x16::byte_fields`](super::F32x16::byte_fields).
+///
+/// # Safety
+/// The machine has AVX-512 F and GFNI, and this is inlined where they are enabled.
+#[inline(always)]
+pub unsafe fn fields_of_bytes(a: __m512i, at: u32, bits: u32) -> __m512i {
+    // A product of bits: the last row of the matrix chooses the lowest bit of the result.
+    let mut rows = [0u8; 8];
+    for bit in 0..bits {
+        rows[7 - bit as usize] = 1 << (at + bit);
+    }
+    let matrix = i64::from_le_bytes(rows);
+    // SAFETY: the caller vouches for the instructions, which work on registers.
+    unsafe { _mm512_gf2p8affine_epi64_epi8::<0>(a, _mm512_set1_epi64(matrix)) }
 }

@@ -1,0 +1,194 @@
+//! Splits rows of x into bytes.
+
+use std::marker::PhantomData;
+use std::ops::Range;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+
+use super::super::Call;
+use super::super::format::Format;
+use super::super::prepare::{Prepared, normalize};
+use super::{BYTES, DIGITS, pair};
+use crate::Machine;
+use crate::element::Float;
+use crate::simd::{F32x16, Kernel, LANES};
+
+/// The largest elements of groups for which the unit and its inverse are normal numbers.
+const RANGE: Range<f32> = 1e-24..1e36;
+
+/// Prepares x, unless it has an element that bytes cannot express: one that is not finite, or so
+/// large or small that a group's unit would not be a normal number.
+///
+/// # Safety
+/// The contract of [`super::super::quantized_matmul`]; [`takes`](super::takes) and [`support`](super::support) hold.
+pub unsafe fn prepare<T: Float, F: Format>(machine: Machine, call: &Call) -> Option<Prepared> {
+    let padded = call.axis.next_multiple_of(pair::<F>());
+    let groups = (call.axis / call.group).next_multiple_of(LANES);
+    let prepared = Prepared::new(call.rows, (DIGITS + size_of::<f32>()) * padded, 2 * groups);
+    let misfits = AtomicBool::new(false);
+    machine.pool.for_each(call.rows, 10 * call.axis, &|rows| {
+        for m in rows {
+            let split = Split::<T> {
+                call,
+                m,
+                positions: 8 / F::BITS as usize,
+                padded,
+                groups,
+                prepared: &prepared,
+                misfits: &misfits,
+                element: PhantomData,
+            };
+            // SAFETY: the caller's contract; every row has its own part of what is prepared.
+            unsafe { machine.level.run(split) };
+        }
+    });
+    (!misfits.into_inner()).then_some(prepared)
+}
+
+/// Splits x into bytes.
+struct Split<'a, T> {
+    call: &'a Call<'a>,
+    m: usize,
+    /// Weights in a byte.
+    positions: usize,
+    /// Elements, as whole chunks.
+    padded: usize,
+    /// Groups, as whole vectors.
+    groups: usize,
+    prepared: &'a Prepared,
+    misfits: &'a AtomicBool,
+    element: PhantomData<T>,
+}
+
+impl<T: Float> Kernel for Split<'_, T> {
+    const BF16: bool = true;
+    const ONLY_BF16: bool = true;
+
+    #[inline(always)]
+    unsafe fn run<V: F32x16>(self) {
+        let Call { axis, group, .. } = *self.call;
+        let norm = self.call.norm.map(|norm| (norm.weight.cast::<T>(), norm.eps));
+        let x = self.call.x.cast::<T>().wrapping_add(self.m * axis);
+        let digits = self.prepared.row::<u8>(self.m).cast_mut();
+        let plain = digits.wrapping_add(DIGITS * self.padded).cast::<f32>();
+        let sums = self.prepared.sums(self.m).cast_mut();
+        let units = sums.wrapping_add(self.groups);
+        // SAFETY: the caller's contract; the prepared row has room for three bytes and a float of
+        // each element, and a sum and a unit of each group.
+        unsafe {
+            normalize::<V, T>(x, norm, axis, plain);
+            plain.add(axis).write_bytes(0, self.padded - axis);
+            for first in (0..self.groups).step_by(LANES) {
+                let count = LANES.min(axis / group - first);
+                let [sum, most] = sums_and_largest::<V>(plain.add(first * group), group, count);
+                sum.store(sums.add(first));
+                let mut fits = [0.0; LANES];
+                most.store(fits.as_mut_ptr());
+                for (i, most) in fits.iter().enumerate() {
+                    let fits = *most == 0.0 || RANGE.contains(most);
+                    if !(fits && (*sums.add(first + i)).is_finite()) {
+                        return self.misfits.store(true, Relaxed);
+                    }
+                }
+                // The largest numbers below a power of two would round to 128 * 65536.
+                let power = V::shift_right::<23>((most * V::splat(1.01)).to_bits());
+                let unit = V::shift_left::<23>(V::add_int(power, V::splat_int(-22)));
+                let unit = V::select(most.to_bits(), V::from_bits(unit), V::splat(1.0));
+                unit.store(units.add(first));
+            }
+            let order = by_position::<V>(self.positions);
+            for at in (0..self.padded).step_by(LANES) {
+                let unit: f32 = *units.add(at >> group.trailing_zeros());
+                // The inverse of a power of two has the opposite exponent.
+                let inverse = f32::from_bits((254 << 23) - unit.to_bits());
+                let x = V::load(plain.add(at)).permute(order) * V::splat(inverse);
+                let to = digits.add(place(at, self.positions));
+                for (digit, bytes) in split::<V>(x).into_iter().enumerate() {
+                    store_parts::<V>(bytes, self.positions, to.add(digit * self.padded));
+                }
+            }
+        }
+    }
+}
+
+/// Where the bytes of the sixteen elements from `at` on begin, in the order in which pairs of chunks
+/// yield their weights.
+fn place(at: usize, positions: usize) -> usize {
+    let shift = positions.trailing_zeros();
+    let of_weights = at >> shift;
+    let (word, within) = (of_weights / 8 % 8, of_weights % 8);
+    let (pair, second) = (at & !(((2 * BYTES) << shift) - 1), of_weights / BYTES % 2);
+    // The even words of both chunks in turn are a vector, and the odd ones another.
+    pair + ((word % 2 * BYTES) << shift) + ((word & 6) + second) * 8 + within
+}
+
+/// The sums and the largest magnitudes of `count` groups, then zeros.
+///
+/// # Safety
+/// The groups have a multiple of sixteen elements each.
+#[inline(always)]
+unsafe fn sums_and_largest<V: F32x16>(x: *const f32, group: usize, count: usize) -> [V; 2] {
+    let mut sums = [V::splat(0.0); LANES];
+    let mut most = [V::splat(0.0); LANES];
+    for index in 0..count {
+        for at in (0..group).step_by(LANES) {
+            // SAFETY: the caller's contract.
+            let x = unsafe { V::load(x.add(index * group + at)) };
+            sums[index] = sums[index] + x;
+            most[index] = most[index].max(x.abs());
+        }
+    }
+    [V::reduce_add_each(sums), V::reduce_max_each(most)]
+}
+
+/// Rounds sixteen numbers, and returns their bytes in the low ones of each lane: the most significant
+/// ones first, each so that those below it may be negative.
+#[inline(always)]
+fn split<V: F32x16>(x: V) -> [V::Int; DIGITS] {
+    let c = x.round().to_int();
+    let b = V::add_int(c, V::splat_int(1 << 7));
+    let a = V::add_int(b, V::splat_int(1 << 15));
+    [V::shift_right::<16>(a), V::shift_right::<8>(b), c]
+}
+
+/// Sixteen elements in the order in which a chunk has them: first those at the first of the
+/// positions in each of the weights' bytes, then those at the second one, and so on.
+#[inline(always)]
+fn by_position<V: F32x16>(positions: usize) -> V::Int {
+    let bytes = LANES / positions;
+    let mut order = [0u32; LANES];
+    for (lane, from) in order.iter_mut().enumerate() {
+        *from = (lane % bytes * positions + lane / bytes) as u32;
+    }
+    // SAFETY: sixteen words; `load` takes any bits as they are.
+    unsafe { V::load(order.as_ptr().cast()).to_bits() }
+}
+
+/// Stores the bytes of sixteen elements in the order of [`by_position`], in equal parts that are a
+/// vector apart.
+///
+/// # Safety
+/// Two chunks are writable from where the first such byte is.
+#[inline(always)]
+unsafe fn store_parts<V: F32x16>(bytes: V::Int, positions: usize, to: *mut u8) {
+    let mut all = [0u8; LANES];
+    // SAFETY: the caller's contract; the array holds sixteen bytes.
+    unsafe {
+        V::store_bytes(bytes, all.as_mut_ptr());
+        match positions {
+            1 | 2 => store_each::<{ LANES / 2 }>(&all, to),
+            _ => store_each::<{ LANES / 4 }>(&all, to),
+        }
+    }
+}
+
+/// Copies parts of `N` bytes, by one move each.
+///
+/// # Safety
+/// The contract of [`store_parts`].
+#[inline(always)]
+unsafe fn store_each<const N: usize>(all: &[u8; LANES], to: *mut u8) {
+    for at in (0..LANES).step_by(N) {
+        // SAFETY: the caller's contract; `N` divides sixteen.
+        unsafe { to.add(at / N * BYTES).copy_from_nonoverlapping(all.as_ptr().add(at), N) };
+    }
+}
