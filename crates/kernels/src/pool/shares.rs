@@ -18,7 +18,7 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// The most units of a share.
-pub const MAX_UNITS: usize = 8;
+pub const MAX_UNITS: usize = 16;
 
 /// A place in memory that shares no cache line with others. Some processors fetch lines in pairs.
 #[repr(align(128))]
@@ -30,13 +30,13 @@ pub struct Line<T>(pub T);
 pub struct Call(u64);
 
 const NUMBER: u32 = 16;
-const UNITS: u32 = 12;
+const UNITS: u32 = 11;
 
 impl Call {
     /// The call before the first one.
     pub const NONE: u64 = 0;
 
-    /// The call after `self`, with this many shares (at most 4095) of this many units.
+    /// The call after `self`, with this many shares (at most 2047) of this many units.
     pub fn after(self, shares: usize, units: usize) -> Call {
         debug_assert!(shares < 1 << UNITS && (1..=MAX_UNITS).contains(&units));
         Call((self.number() + 1) << NUMBER | (units as u64) << UNITS | shares as u64)
@@ -59,7 +59,7 @@ impl Call {
     }
 
     pub fn units(self) -> usize {
-        (self.0 >> UNITS & 15) as usize
+        (self.0 >> UNITS & 31) as usize
     }
 }
 
@@ -74,8 +74,8 @@ impl Share {
         Share(AtomicU64::new(Call::NONE))
     }
 
-    /// Takes half of the units that are left of the thread's `own` share, or up to a quarter of
-    /// another one. The thread is counted among those that run until it calls
+    /// Takes half of the units that are left of the thread's `own` share, or of another one up to a
+    /// quarter of all. The thread is counted among those that run until it calls
     /// [`leave`](Self::leave), and says by `inside` that it is counted already.
     pub fn take(&self, call: Call, own: bool, inside: bool) -> Option<Range<usize>> {
         let mut word = self.0.load(Ordering::Relaxed);
@@ -91,8 +91,9 @@ impl Share {
                 return None;
             }
             // Shorter parts come last, so that threads end at nearly the same time.
-            let most = if own { left.div_ceil(2) } else { call.units().div_ceil(4) };
-            let end = taken + most.min(left);
+            let half = left.div_ceil(2);
+            let most = if own { half } else { half.min(call.units().div_ceil(4)) };
+            let end = taken + most;
             let running = running + u64::from(!inside);
             let next = call.number() << NUMBER | (end as u64) << TAKEN | running;
             match self.0.compare_exchange_weak(word, next, Ordering::AcqRel, Ordering::Relaxed) {

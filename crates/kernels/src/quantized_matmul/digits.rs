@@ -199,7 +199,7 @@ impl<T: Float, F: Format> Digits<T, F> {
         x: [*const u8; M],
         padded: usize,
     ) -> [[V; M]; R] {
-        // Each digit has sums of its own, since the additions of one would wait for each other.
+        // Separate sums of the digits, since the additions to one wait for each other.
         let mut sums = [[[V::splat_int(0); M]; R]; DIGITS];
         let positions = 8 / Self::BITS;
         for (digit, sums) in sums.iter_mut().enumerate() {
