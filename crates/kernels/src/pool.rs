@@ -33,7 +33,8 @@ const WORK_OF_THREAD: usize = 25_000;
 const WORK_OF_WOKEN: usize = 100_000;
 const WORK_OF_UNIT: usize = 10_000;
 /// Threads from which shares have twice as many units, since one of many is more often a slow one:
-/// that made decoding 3 % faster with 8 and 16 threads (a shared Xeon), but 2 % slower with two (Zen 5).
+/// decoding became up to 8 % faster with 8 and 16 threads (a shared Xeon), but 2 % slower with two
+/// (Zen 5).
 const MANY: usize = 8;
 /// How long a helper watches for the next job before it parks, at first and while jobs keep
 /// coming, and how long a guest watches before it leaves.

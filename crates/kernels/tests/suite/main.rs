@@ -2,6 +2,7 @@
 
 mod activation;
 mod attention;
+mod bytes;
 mod cross_entropy;
 mod element;
 mod ggml_blocks;

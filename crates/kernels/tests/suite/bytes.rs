@@ -1,0 +1,82 @@
+//! Operations on the bytes of vectors, at every level against loops.
+
+use mlx_primitives_kernels::simd::{F32x16, Kernel, LANES, Level};
+
+const BYTES: usize = 4 * LANES;
+/// The fields of a byte as the bit that each begins at and its bits.
+const FIELDS: [(u32, u32); 7] = [(0, 2), (2, 2), (4, 2), (6, 2), (0, 4), (4, 4), (2, 4)];
+
+/// The words of two vectors in turn, the fields of the first vector, and its products with the second.
+struct Bytes<'a> {
+    vectors: &'a [[u8; BYTES]; 2],
+    zipped: &'a mut [[u8; BYTES]; 2],
+    fields: &'a mut [[u8; BYTES]; FIELDS.len()],
+    dots: &'a mut [i32; LANES],
+}
+
+impl Kernel for Bytes<'_> {
+    const BF16: bool = true;
+
+    #[inline(always)]
+    unsafe fn run<V: F32x16>(self) {
+        // SAFETY: every array is as long as a vector; `load` and `store` take any bits as they are.
+        unsafe {
+            let a = V::load(self.vectors[0].as_ptr().cast()).to_bits();
+            let b = V::load(self.vectors[1].as_ptr().cast()).to_bits();
+            for (to, words) in self.zipped.iter_mut().zip(V::zip_words(a, b)) {
+                V::from_bits(words).store(to.as_mut_ptr().cast());
+            }
+            for (to, (at, bits)) in self.fields.iter_mut().zip(FIELDS) {
+                V::from_bits(V::byte_fields(a, at, bits)).store(to.as_mut_ptr().cast());
+            }
+            let dots = V::dot_bytes(V::splat_int(7), a, b);
+            V::from_bits(dots).store(self.dots.as_mut_ptr().cast());
+        }
+    }
+}
+
+#[test]
+fn fields_words_and_products_of_bytes() {
+    let mut state = 1u32;
+    let mut next = || {
+        state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+        (state >> 24) as u8
+    };
+    for level in Level::available() {
+        for round in 0..100 {
+            let mut vectors = [[0; BYTES]; 2];
+            vectors.as_flattened_mut().iter_mut().for_each(|byte| {
+                *byte = [next(), 0, 0x7f, 0x80, 0xff]
+                    [if round % 2 == 0 { 0 } else { usize::from(next() % 5) }];
+            });
+            let mut zipped = [[0; BYTES]; 2];
+            let mut fields = [[0; BYTES]; FIELDS.len()];
+            let mut dots = [0; LANES];
+            let kernel = Bytes {
+                vectors: &vectors,
+                zipped: &mut zipped,
+                fields: &mut fields,
+                dots: &mut dots,
+            };
+            // SAFETY: the arrays are as long as the vectors.
+            unsafe { level.run(kernel) };
+
+            let [a, b] = vectors;
+            let word = |i: usize, odd: usize| &vectors[i % 2][8 * (i / 2 * 2 + odd)..][..8];
+            for (odd, zipped) in zipped.iter().enumerate() {
+                for (i, got) in zipped.chunks(8).enumerate() {
+                    assert_eq!(got, word(i, odd), "{level:?}: word {i} of {odd}");
+                }
+            }
+            for ((at, bits), fields) in FIELDS.into_iter().zip(&fields) {
+                let want = a.map(|byte| (byte >> at) & ((1 << bits) - 1));
+                assert_eq!(fields, &want, "{level:?}: {bits} bits from {at}");
+            }
+            for (lane, dot) in dots.iter().enumerate() {
+                let products =
+                    (4 * lane..4 * lane + 4).map(|i| i32::from(a[i]) * i32::from(b[i] as i8));
+                assert_eq!(*dot, 7 + products.sum::<i32>(), "{level:?}: lane {lane}");
+            }
+        }
+    }
+}
