@@ -31,6 +31,7 @@ pub struct Call(u64);
 
 const NUMBER: u32 = 16;
 const UNITS: u32 = 11;
+const _: () = assert!(MAX_UNITS < 1 << (NUMBER - UNITS));
 
 impl Call {
     /// The call before the first one.
@@ -59,7 +60,7 @@ impl Call {
     }
 
     pub fn units(self) -> usize {
-        (self.0 >> UNITS & 31) as usize
+        (self.0 >> UNITS & ((1 << (NUMBER - UNITS)) - 1)) as usize
     }
 }
 

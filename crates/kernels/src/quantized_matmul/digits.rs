@@ -26,9 +26,9 @@ const TOGETHER: usize = 4;
 
 /// Whether these products support a call on this machine.
 pub(super) fn takes(machine: Machine, call: &Call) -> bool {
-    // Two words of eight bytes are of one group.
-    let bits = call.group * call.bits as usize;
-    machine.level.adds_digits() && call.rows <= FEW_ROWS && bits >= 128
+    // Both words of eight bytes that add up in the same lanes are of one group.
+    let whole = call.group * call.bits as usize >= 2 * 64;
+    machine.level.adds_digits() && call.rows <= FEW_ROWS && whole
 }
 
 /// Whether these products support the types.
@@ -148,16 +148,16 @@ impl<T: Float, F: Format> Digits<T, F> {
                 for lane in (0..lanes).step_by(2 * LANES) {
                     let count = LANES.min(lanes - lane);
                     let second = LANES.min(lanes - lane - count);
-                    let mut words = [[[V::splat_int(0); 4]; 2]; R];
-                    for (r, words) in words.iter_mut().enumerate() {
+                    let mut weights = [[[V::splat_int(0); 4]; 2]; R];
+                    for (r, weights) in weights.iter_mut().enumerate() {
                         let row = packed.wrapping_add(r * bytes_apart);
                         prefetch_far(row.wrapping_add(ahead), 2 * BYTES);
                         let one = V::load_first(row.cast(), count).to_bits();
                         let two = V::load_first(row.wrapping_add(BYTES).cast(), second);
                         let [even, odd] = V::zip_words(one, two.to_bits());
-                        *words = [Self::parts::<V>(even), Self::parts::<V>(odd)];
+                        *weights = [Self::parts::<V>(even), Self::parts::<V>(odd)];
                     }
-                    let products = Self::products::<V, R, M>(words, x, padded);
+                    let products = Self::products::<V, R, M>(weights, x, padded);
                     for r in 0..R {
                         for m in 0..M {
                             let scale = scales[r][m].permute(index);
@@ -199,7 +199,8 @@ impl<T: Float, F: Format> Digits<T, F> {
         x: [*const u8; M],
         padded: usize,
     ) -> [[V; M]; R] {
-        // Separate sums of the digits, since the additions to one wait for each other.
+        // Separate sums of the digits, since the additions to one wait for each other. A number of 23
+        // bits and a sign times sixteen weights of 4 bits is below 2^31.
         let mut sums = [[[V::splat_int(0); M]; R]; DIGITS];
         let positions = 8 / Self::BITS;
         for (digit, sums) in sums.iter_mut().enumerate() {

@@ -93,6 +93,7 @@ pub unsafe fn store<V: F32x16, const BITS: usize>(a: V::Int, to: *mut u8) {
 ///
 /// # Safety
 /// The contract of that method.
+#[inline(always)]
 pub unsafe fn spread_nibbles(from: *const u8, to: *mut u8) {
     for i in 0..LANES {
         // SAFETY: the caller's contract.

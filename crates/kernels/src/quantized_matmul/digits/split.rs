@@ -19,7 +19,8 @@ const RANGE: Range<f32> = 1e-24..1e36;
 /// large or small that a group's unit would not be a normal number.
 ///
 /// # Safety
-/// The contract of [`super::super::quantized_matmul`]; [`takes`](super::takes) and [`support`](super::support) hold.
+/// The contract of [`super::super::quantized_matmul`]; [`takes`](super::takes) and
+/// [`support`](super::support) hold.
 pub unsafe fn prepare<T: Float, F: Format>(machine: Machine, call: &Call) -> Option<Prepared> {
     let padded = call.axis.next_multiple_of(pair::<F>());
     let groups = (call.axis / call.group).next_multiple_of(LANES);
@@ -50,7 +51,7 @@ struct Split<'a, T> {
     m: usize,
     /// Weights in a byte.
     positions: usize,
-    /// Elements, as whole chunks.
+    /// Elements, as whole pairs of chunks.
     padded: usize,
     /// Groups, as whole vectors.
     groups: usize,

@@ -90,6 +90,46 @@ fn digits_of_extreme_rows_in_f16() {
     digits_of_extreme_rows::<F16>(&values, 3.1e-8);
 }
 
+/// The largest weights times elements just below those for which the unit doubles.
+fn largest_sums_of_digits<T: Sample>() {
+    for (bits, group) in [2, 4, 8].into_iter().flat_map(|bits| [(bits, 64), (bits, 128)]) {
+        let axis = 5 * group;
+        let mut matrix = Matrix::<T>::random((Mode::Affine, bits), 19, axis, group);
+        matrix.packed.fill(0xff);
+        for (i, weight) in matrix.dense.iter_mut().enumerate() {
+            let scale = matrix.scales.as_ptr().cast::<T>().wrapping_add(i / group);
+            // SAFETY: the scales are elements, one for each group, in a buffer of bytes.
+            let scale = f64::from(unsafe { scale.read_unaligned() }.to_f32());
+            let bias = f64::from(matrix.biases[i / group].to_f32());
+            *weight = scale * f64::from((1 << bits) - 1) + bias;
+        }
+        let weights = [matrix.weights()];
+        for machine in machines_and_tiles() {
+            for value in [1.9765625, -1.9765625, 1.9921875] {
+                let x = vec![T::from_f32(value); axis];
+                let mut out = vec![T::default(); 19];
+                let call = plain((Mode::Affine, bits), group, &x, axis, &weights, &mut out);
+                // SAFETY: the buffers above.
+                unsafe { quantized_matmul_on(machine, &call) };
+                let (want, reach) = matrix.times(&wide(&x), axis);
+                for (i, got) in out.iter().enumerate() {
+                    let off = (f64::from(got.to_f32()) - want[i]).abs();
+                    let bound =
+                        want[i].abs() * f64::from(T::EPSILON) / 2.0 * 1.01 + reach[i] * 4e-6;
+                    let what = format!("{bits} bits, {value}, {:?}", machine.level);
+                    assert!(off <= bound, "{what}: off by {off:e} at {i}, expected {:e}", want[i]);
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn the_largest_sums_of_digits_fit() {
+    largest_sums_of_digits::<Bf16>();
+    largest_sums_of_digits::<F16>();
+}
+
 /// So that a token does not depend on what is decoded with it.
 fn rows_alone_and_together<T: Sample>() {
     let (group, axis, rows) = (64, 1088, FEW_ROWS);
