@@ -140,15 +140,15 @@ pub unsafe fn scores<V: F32x16, T: Float, const BITS: usize, const R: usize, con
     R
 }
 
-/// Adds `count` weighted values to the outputs of `R` rows; returns `R`. Prefetches the keys of the
-/// next tile, which are read next.
+/// Adds `count` weighted values to the outputs of `R` rows; returns `R`. Prefetches as many keys in
+/// `next`, which are read next.
 ///
 /// # Safety
 /// The contract of [`scores`]; `p` has [`TILE`] weights per row, and `out` has rows of `pitch`
 /// floats.
 #[inline(always)]
 pub unsafe fn add_values<V: F32x16, T: Float, const BITS: usize, const R: usize>(
-    [k, v]: [&QuantizedRows<T>; 2],
+    [next, v]: [&QuantizedRows<T>; 2],
     count: usize,
     dim: usize,
     p: *const f32,
@@ -173,7 +173,7 @@ pub unsafe fn add_values<V: F32x16, T: Float, const BITS: usize, const R: usize>
             }
             if v.group == LEAST_GROUP {
                 add_columns::<V, T, BITS, R, 2>(
-                    [k, v],
+                    [next, v],
                     count,
                     first,
                     &weights,
@@ -184,7 +184,7 @@ pub unsafe fn add_values<V: F32x16, T: Float, const BITS: usize, const R: usize>
             }
             for from in (first..first + v.group).step_by(4 * LANES) {
                 add_columns::<V, T, BITS, R, 4>(
-                    [k, v],
+                    [next, v],
                     count,
                     from,
                     &weights,
@@ -200,7 +200,7 @@ pub unsafe fn add_values<V: F32x16, T: Float, const BITS: usize, const R: usize>
 /// Does the work of `add_values` for `N` blocks of features that share a scale.
 #[inline(always)]
 unsafe fn add_columns<V: F32x16, T: Float, const BITS: usize, const R: usize, const N: usize>(
-    [k, v]: [&QuantizedRows<T>; 2],
+    [next, v]: [&QuantizedRows<T>; 2],
     count: usize,
     from: usize,
     weights: &[[f32; TILE]; R],
@@ -218,8 +218,8 @@ unsafe fn add_columns<V: F32x16, T: Float, const BITS: usize, const R: usize, co
             }
         }
         for key in 0..count {
-            let next = k.packed.at(count + key).cast::<u8>().wrapping_add(start);
-            prefetch(next, N * bytes);
+            let key_after = next.packed.at(key).cast::<u8>().wrapping_add(start);
+            prefetch(key_after, N * bytes);
             let row = v.packed.at(key).cast::<u8>().add(start);
             let mut values = [V::splat(0.0); N];
             for (n, value) in values.iter_mut().enumerate() {

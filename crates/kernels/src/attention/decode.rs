@@ -57,15 +57,20 @@ pub unsafe fn run<T: Float>(machine: Machine, call: &Attention, out: Shared<T>) 
     let items = heads * split.chunks;
     with_scratch(items * split.floats(rows), |partials| {
         let partials = Shared(partials);
-        // Each feature costs a read of a key or a value, and a multiplication for each row.
-        let work = CHUNK.min(call.keys) * (call.dim + call.value_dim) * (2 + rows) / 8;
+        // A feature costs a read of a key or a value, most often from memory, and a multiplication
+        // for each row.
+        let work = CHUNK.min(call.keys) * (call.dim + call.value_dim) * (12 + rows) / 8;
         machine.pool.for_each(items, work, &|items| {
-            let chunks =
-                Chunks::<T> { call, split, partials: partials.get(), items, kind: PhantomData };
-            // SAFETY: the caller's contract; each item writes its own part of `partials`.
+            let (partials, out) = (partials.get(), out.get());
+            let chunks = Chunks::<T> { call, split, partials, out, items };
+            // SAFETY: the caller's contract; each item writes its own part of `partials`, or of
+            // `out` if it has all keys of a head.
             unsafe { machine.level.run(chunks) }
         });
-        let work = 2 * rows * split.chunks * split.pitch;
+        if split.chunks == 1 {
+            return;
+        }
+        let work = rows * split.chunks * (2 * split.pitch + 200);
         machine.pool.for_each(heads, work, &|heads| {
             let combine = Combine { call, split, partials: partials.get(), out: out.get(), heads };
             // SAFETY: the partials are complete; the heads have disjoint rows in `out`.
@@ -78,8 +83,8 @@ struct Chunks<'a, T> {
     call: &'a Attention,
     split: Split,
     partials: *mut f32,
+    out: *mut T,
     items: Range<usize>,
-    kind: PhantomData<T>,
 }
 
 /// A chunk's working memory, on the stack.
@@ -102,25 +107,35 @@ impl<T: Float> Kernel for Chunks<'_, T> {
     unsafe fn run<V: F32x16>(self) {
         let mut space = std::mem::MaybeUninit::<Space>::uninit();
         let space = space.as_mut_ptr();
+        let Self { call, split, partials, out, .. } = self;
         for item in self.items.clone() {
             // SAFETY: the caller's contract; the space is written before it is read.
             unsafe {
                 let q = (&raw mut (*space).q).cast::<f32>();
                 let scores = (&raw mut (*space).scores).cast::<f32>();
                 self.chunk::<V>(item, q, scores);
+                if split.chunks == 1 {
+                    V::part(Combine { call, split, partials, out, heads: item..item + 1 });
+                }
             }
         }
     }
 }
 
 impl<T: Float> Chunks<'_, T> {
+    /// Batch and key-value head, and first key of a chunk.
+    fn start(&self, item: usize) -> ((usize, usize), usize) {
+        let Self { call, split, .. } = self;
+        let (head, chunk) = (item / split.chunks, item % split.chunks);
+        ((head / call.kv_heads, head % call.kv_heads), split.first + chunk * CHUNK)
+    }
+
     #[inline(always)]
     unsafe fn chunk<V: F32x16>(&self, item: usize, q: *mut f32, scores: *mut f32) {
         let (call, split, rows) = (self.call, self.split, self.call.rows());
-        let head = item / split.chunks;
-        let place = (head / call.kv_heads, head % call.kv_heads);
-        let first = split.first + item % split.chunks * CHUNK;
+        let (place, first) = self.start(item);
         let keys = first..split.end.min(first + CHUNK);
+        let next = self.start((item + 1).min(self.items.end - 1));
         // SAFETY: the caller's contract.
         unsafe {
             let out = self.partials.add(item * split.floats(rows));
@@ -137,6 +152,7 @@ impl<T: Float> Chunks<'_, T> {
             let tiles = Tiles {
                 tile: Tile { call, place, first, count: 0, q, q_pitch, scores, state },
                 keys,
+                next,
                 element: PhantomData::<T>,
             };
             let contiguous = |source: &Source| source.rows::<T>(place.0, place.1).is_some();
@@ -156,6 +172,8 @@ impl<T: Float> Chunks<'_, T> {
 struct Tiles<'a, T> {
     tile: Tile<'a>,
     keys: Range<usize>,
+    /// Batch and key-value head, and first key of the chunk that follows.
+    next: ((usize, usize), usize),
     element: PhantomData<T>,
 }
 
@@ -166,20 +184,30 @@ impl<'a, T: Float> Tiles<'a, T> {
         starts.map(move |first| Tile { first, count: TILE.min(end - first), ..tile })
     }
 
+    /// Batch and key-value head, and first key of the tile that follows.
+    fn after(&self, tile: &Tile) -> ((usize, usize), usize) {
+        let end = tile.first + tile.count;
+        if end < self.keys.end { (tile.place, end) } else { self.next }
+    }
+
     /// Adds keys and values that are stored as rows of elements.
     #[inline(always)]
     unsafe fn plain<V: F32x16>(&self) {
         let Attention { k, v, .. } = self.tile.call;
-        let (batch, head) = self.tile.place;
         for tile in self.each() {
-            let rows =
-                |source: &Source| source.rows::<T>(batch, head).map(|rows| rows.from(tile.first));
-            let (Some(k), Some(v)) = (rows(k), rows(v)) else { return };
+            let rows = |source: &Source, ((batch, head), first): ((usize, usize), usize)| {
+                source.rows::<T>(batch, head).map(|rows| rows.from(first))
+            };
+            let (here, after) = ((tile.place, tile.first), self.after(&tile));
+            let (Some(next), Some(k), Some(v)) = (rows(k, after), rows(k, here), rows(v, here))
+            else {
+                return;
+            };
             // SAFETY: the caller's contract.
             unsafe {
                 V::part(PlainScores { tile, k, v });
                 V::part(Weigh::<T> { tile, element: PhantomData });
-                V::part(PlainValues { tile, k, v });
+                V::part(PlainValues { tile, next, v });
             }
         }
     }
@@ -192,9 +220,11 @@ impl<'a, T: Float> Tiles<'a, T> {
         let mut pairs = std::mem::MaybeUninit::<[u32; DECODE_ROWS * pairs::PAIRS]>::uninit();
         let pairs = pairs.as_mut_ptr().cast::<u32>();
         for tile in self.each() {
+            let (place_after, first_after) = self.after(&tile);
+            let next = call.k.coded::<T>(place_after, first_after);
             let (k, v) =
                 (call.k.coded::<T>(place, tile.first), call.v.coded::<T>(place, tile.first));
-            let (Some((k, _)), Some((v, _))) = (k, v) else { return };
+            let (Some((next, _)), Some((k, _)), Some((v, _))) = (next, k, v) else { return };
             let (sums, queries) = (sums.as_mut_ptr(), CodedQueries { sums: sums.as_ptr(), pairs });
             // SAFETY: the caller's contract; both arrays have room for all rows.
             unsafe {
@@ -212,7 +242,7 @@ impl<'a, T: Float> Tiles<'a, T> {
                 }
                 V::part(CodedScores::<T, BITS> { tile, k, v, queries });
                 V::part(Weigh::<T> { tile, element: PhantomData });
-                V::part(CodedValues::<T, BITS> { tile, k, v });
+                V::part(CodedValues::<T, BITS> { tile, next, v });
             }
         }
     }
@@ -246,7 +276,7 @@ impl<'a, T: Float> Tiles<'a, T> {
                 let (k, v) = (rows(k, q_pitch), rows(v, state.pitch));
                 V::part(PlainScores { tile, k, v });
                 V::part(Weigh::<T> { tile, element: PhantomData });
-                V::part(PlainValues { tile, k, v });
+                V::part(PlainValues { tile, next: k, v });
             }
         }
     }

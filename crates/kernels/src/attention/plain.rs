@@ -65,11 +65,11 @@ pub unsafe fn scores<V: F32x16, E: Float, const R: usize, const K: usize>(
     R
 }
 
-/// Adds `count` weighted values to the outputs of `R` rows; returns `R`. Prefetches the keys that
-/// follow those in `k`, which are read next.
+/// Adds `count` weighted values to the outputs of `R` rows; returns `R`. Prefetches as many keys in
+/// `next`, which are read next.
 #[inline(always)]
 pub unsafe fn add_values<V: F32x16, E: Float, const R: usize>(
-    k: &Rows<E>,
+    next: &Rows<E>,
     v: &Rows<E>,
     count: usize,
     dim: usize,
@@ -81,15 +81,15 @@ pub unsafe fn add_values<V: F32x16, E: Float, const R: usize>(
     // SAFETY: the caller's contract.
     unsafe {
         while from + 4 * LANES <= dim {
-            add_columns::<V, E, R, 4, false>(k, v, count, p, out, pitch, (from, 0));
+            add_columns::<V, E, R, 4, false>(next, v, count, p, out, pitch, (from, 0));
             from += 4 * LANES;
         }
         while from + LANES <= dim {
-            add_columns::<V, E, R, 1, false>(k, v, count, p, out, pitch, (from, 0));
+            add_columns::<V, E, R, 1, false>(next, v, count, p, out, pitch, (from, 0));
             from += LANES;
         }
         if from < dim {
-            add_columns::<V, E, R, 1, true>(k, v, count, p, out, pitch, (from, dim - from));
+            add_columns::<V, E, R, 1, true>(next, v, count, p, out, pitch, (from, dim - from));
         }
     }
     R
@@ -99,7 +99,7 @@ pub unsafe fn add_values<V: F32x16, E: Float, const R: usize>(
 /// features of a block.
 #[inline(always)]
 unsafe fn add_columns<V: F32x16, E: Float, const R: usize, const N: usize, const PART: bool>(
-    k: &Rows<E>,
+    next: &Rows<E>,
     v: &Rows<E>,
     count: usize,
     p: *const f32,
@@ -117,8 +117,8 @@ unsafe fn add_columns<V: F32x16, E: Float, const R: usize, const N: usize, const
             }
         }
         for key in 0..count {
-            let next = k.at(count + key).wrapping_add(from);
-            prefetch_far(next.cast(), N * LANES * size_of::<E>());
+            let key_after = next.at(key).wrapping_add(from);
+            prefetch_far(key_after.cast(), N * LANES * size_of::<E>());
             let row = v.at(key).add(from);
             let mut values = [V::splat(0.0); N];
             for (n, value) in values.iter_mut().enumerate() {

@@ -85,7 +85,8 @@ impl<E: Float> Kernel for PlainScores<'_, E> {
 /// Adds weighted values that are stored as rows of elements.
 pub struct PlainValues<'a, E> {
     pub tile: Tile<'a>,
-    pub k: Rows<E>,
+    /// The keys of the tile that follows.
+    pub next: Rows<E>,
     pub v: Rows<E>,
 }
 
@@ -94,7 +95,7 @@ impl<E: Float> Kernel for PlainValues<'_, E> {
 
     #[inline(always)]
     unsafe fn run<V: F32x16>(self) {
-        let Self { tile, k, v } = self;
+        let Self { tile, next, v } = self;
         let (rows, dim, pitch) = (tile.call.rows(), tile.call.value_dim, tile.state.pitch);
         let mut row = 0;
         while row < rows {
@@ -103,12 +104,12 @@ impl<E: Float> Kernel for PlainValues<'_, E> {
             row += unsafe {
                 match rows - row {
                     4.. if !V::SMALL => {
-                        plain::add_values::<V, E, 4>(&k, &v, tile.count, dim, p, out, pitch)
+                        plain::add_values::<V, E, 4>(&next, &v, tile.count, dim, p, out, pitch)
                     }
                     2 | 3 if !V::SMALL => {
-                        plain::add_values::<V, E, 2>(&k, &v, tile.count, dim, p, out, pitch)
+                        plain::add_values::<V, E, 2>(&next, &v, tile.count, dim, p, out, pitch)
                     }
-                    _ => plain::add_values::<V, E, 1>(&k, &v, tile.count, dim, p, out, pitch),
+                    _ => plain::add_values::<V, E, 1>(&next, &v, tile.count, dim, p, out, pitch),
                 }
             };
         }
@@ -175,7 +176,8 @@ impl<T: Float, const BITS: usize> Kernel for CodedScores<'_, T, BITS> {
 /// Adds weighted values that are `BITS`-bit codes.
 pub struct CodedValues<'a, T, const BITS: usize> {
     pub tile: Tile<'a>,
-    pub k: QuantizedRows<T>,
+    /// The keys of the tile that follows.
+    pub next: QuantizedRows<T>,
     pub v: QuantizedRows<T>,
 }
 
@@ -184,20 +186,22 @@ impl<T: Float, const BITS: usize> Kernel for CodedValues<'_, T, BITS> {
 
     #[inline(always)]
     unsafe fn run<V: F32x16>(self) {
-        let Self { tile, k, v } = self;
+        let Self { tile, next, v } = self;
         let (rows, dim, count) = (tile.call.rows(), tile.call.value_dim, tile.count);
-        let kv = [&k, &v];
+        let next_and_v = [&next, &v];
         let mut row = 0;
         while row < rows {
             let (p, out) = (tile.scores(row).cast_const(), (tile.out(row), tile.state.pitch));
             // SAFETY: the caller's contract; a row has `TILE` weights.
             row += unsafe {
                 match rows - row {
-                    4.. if !V::SMALL => coded::add_values::<V, T, BITS, 4>(kv, count, dim, p, out),
-                    2 | 3 if !V::SMALL => {
-                        coded::add_values::<V, T, BITS, 2>(kv, count, dim, p, out)
+                    4.. if !V::SMALL => {
+                        coded::add_values::<V, T, BITS, 4>(next_and_v, count, dim, p, out)
                     }
-                    _ => coded::add_values::<V, T, BITS, 1>(kv, count, dim, p, out),
+                    2 | 3 if !V::SMALL => {
+                        coded::add_values::<V, T, BITS, 2>(next_and_v, count, dim, p, out)
+                    }
+                    _ => coded::add_values::<V, T, BITS, 1>(next_and_v, count, dim, p, out),
                 }
             };
         }
