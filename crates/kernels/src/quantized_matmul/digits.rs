@@ -146,17 +146,12 @@ impl<T: Float, F: Format> Digits<T, F> {
                 let lanes = count << shift;
                 let mut index = first_groups;
                 for lane in (0..lanes).step_by(2 * LANES) {
-                    let count = LANES.min(lanes - lane);
-                    let second = LANES.min(lanes - lane - count);
-                    let mut weights = [[[V::splat_int(0); 4]; 2]; R];
-                    for (r, weights) in weights.iter_mut().enumerate() {
-                        let row = packed.wrapping_add(r * bytes_apart);
-                        prefetch_far(row.wrapping_add(ahead), 2 * BYTES);
-                        let one = V::load_first(row.cast(), count).to_bits();
-                        let two = V::load_first(row.wrapping_add(BYTES).cast(), second);
-                        let [even, odd] = V::zip_words(one, two.to_bits());
-                        *weights = [Self::parts::<V>(even), Self::parts::<V>(odd)];
-                    }
+                    let left = lanes - lane;
+                    let weights = if left >= 2 * LANES {
+                        Self::load::<V, R, true>(packed, left, bytes_apart, ahead)
+                    } else {
+                        Self::load::<V, R, false>(packed, left, bytes_apart, ahead)
+                    };
                     let products = Self::products::<V, R, M>(weights, x, padded);
                     for r in 0..R {
                         for m in 0..M {
@@ -173,6 +168,38 @@ impl<T: Float, F: Format> Digits<T, F> {
             }
         }
         sums
+    }
+
+    /// Two chunks of `R` rows of weights in bytes, `bytes_apart`, or with `WHOLE` false only the first
+    /// `left` words. Prefetches those that are `ahead`.
+    ///
+    /// # Safety
+    /// The words are readable.
+    #[inline(always)]
+    unsafe fn load<V: F32x16, const R: usize, const WHOLE: bool>(
+        packed: *const u8,
+        left: usize,
+        bytes_apart: usize,
+        ahead: usize,
+    ) -> [[[V::Int; 4]; 2]; R] {
+        let mut weights = [[[V::splat_int(0); 4]; 2]; R];
+        for (r, weights) in weights.iter_mut().enumerate() {
+            let row = packed.wrapping_add(r * bytes_apart);
+            let (first, second) = (row.cast(), row.wrapping_add(BYTES).cast());
+            prefetch_far(row.wrapping_add(ahead), 2 * BYTES);
+            // SAFETY: the caller's contract. Masks take ports that the products need.
+            let [one, two] = unsafe {
+                if WHOLE {
+                    [V::load(first), V::load(second)]
+                } else {
+                    let count = LANES.min(left);
+                    [V::load_first(first, count), V::load_first(second, left - count)]
+                }
+            };
+            let [even, odd] = V::zip_words(one.to_bits(), two.to_bits());
+            *weights = [Self::parts::<V>(even), Self::parts::<V>(odd)];
+        }
+        weights
     }
 
     /// The weights of a vector in bytes: the first of each byte, then the second, and so on.
@@ -199,11 +226,20 @@ impl<T: Float, F: Format> Digits<T, F> {
         x: [*const u8; M],
         padded: usize,
     ) -> [[V; M]; R] {
-        // Separate sums of the digits, since the additions to one wait for each other. A number of 23
-        // bits and a sign times sixteen weights of 4 bits is below 2^31.
-        let mut sums = [[[V::splat_int(0); M]; R]; DIGITS];
+        // A digit's products are added to 256 times the sum of those before. A number of 23 bits and a
+        // sign times sixteen weights of 4 bits is below 2^31.
+        let mut sums = [[V::splat_int(0); M]; R];
+        let mut high = sums;
         let positions = 8 / Self::BITS;
-        for (digit, sums) in sums.iter_mut().enumerate() {
+        for digit in 0..DIGITS {
+            if Self::BITS == 8 && digit + 1 == DIGITS {
+                // Eight products of 8 and 24 bits would overflow, but of 8 and 16 bits do not.
+                high = std::mem::replace(&mut sums, high);
+            } else if digit > 0 {
+                for sum in sums.as_flattened_mut() {
+                    *sum = V::shift_left::<8>(*sum);
+                }
+            }
             for part in 0..2 * positions {
                 for m in 0..M {
                     // SAFETY: the caller's contract; `load` takes any bits as they are.
@@ -218,13 +254,11 @@ impl<T: Float, F: Format> Digits<T, F> {
         let mut products = [[V::splat(0.0); M]; R];
         for r in 0..R {
             for m in 0..M {
-                let [a, b, c] = [sums[0][r][m], sums[1][r][m], sums[2][r][m]];
-                let high = V::add_int(V::shift_left::<8>(a), b);
+                let low = V::from_int(sums[r][m]);
                 products[r][m] = if Self::BITS == 8 {
-                    // Eight products of 8 and 24 bits would overflow, but of 8 and 16 bits do not.
-                    V::from_int(high).mul_add(V::splat(256.0), V::from_int(c))
+                    V::from_int(high[r][m]).mul_add(V::splat(256.0), low)
                 } else {
-                    V::from_int(V::add_int(V::shift_left::<8>(high), c))
+                    low
                 };
             }
         }
