@@ -26,11 +26,16 @@ pub unsafe fn prepare<T: Float, F: Format>(machine: Machine, call: &Call) -> Opt
     let groups = (call.axis / call.group).next_multiple_of(LANES);
     let prepared = Prepared::new(call.rows, (DIGITS + size_of::<f32>()) * padded, 2 * groups);
     let misfits = AtomicBool::new(false);
-    machine.pool.for_each(call.rows, 10 * call.axis, &|rows| {
-        for m in rows {
+    // A norm takes its whole row; otherwise vectors of groups are independent.
+    let parts = if call.norm.is_some() { 1 } else { groups / LANES };
+    machine.pool.for_each(call.rows * parts, 10 * call.axis / parts, &|items| {
+        for item in items {
+            let first = item % parts * (LANES * call.group);
+            let end = if parts == 1 { padded } else { padded.min(first + LANES * call.group) };
             let split = Split::<T> {
                 call,
-                m,
+                m: item / parts,
+                elements: first..end,
                 positions: 8 / F::BITS as usize,
                 padded,
                 groups,
@@ -38,17 +43,19 @@ pub unsafe fn prepare<T: Float, F: Format>(machine: Machine, call: &Call) -> Opt
                 misfits: &misfits,
                 element: PhantomData,
             };
-            // SAFETY: the caller's contract; every row has its own part of what is prepared.
+            // SAFETY: the caller's contract; every item has its own part of what is prepared.
             unsafe { machine.level.run(split) };
         }
     });
     (!misfits.into_inner()).then_some(prepared)
 }
 
-/// Splits x into bytes.
+/// Splits a row of x into bytes, or a part of it that is whole vectors of groups.
 struct Split<'a, T> {
     call: &'a Call<'a>,
     m: usize,
+    /// From a vector of groups to the end of another, or to the padded end of the row.
+    elements: Range<usize>,
     /// Weights in a byte.
     positions: usize,
     /// Elements, as whole pairs of chunks.
@@ -73,12 +80,14 @@ impl<T: Float> Kernel for Split<'_, T> {
         let plain = digits.wrapping_add(DIGITS * self.padded).cast::<f32>();
         let sums = self.prepared.sums(self.m).cast_mut();
         let units = sums.wrapping_add(self.groups);
+        let Range { start, end } = self.elements;
+        let stored = start..end.min(axis);
         // SAFETY: the caller's contract; the prepared row has room for three bytes and a float of
-        // each element, and a sum and a unit of each group.
+        // each element, and a sum and a unit of each group. A norm comes with a whole row.
         unsafe {
-            normalize::<V, T>(x, norm, axis, plain);
-            plain.add(axis).write_bytes(0, self.padded - axis);
-            for first in (0..self.groups).step_by(LANES) {
+            normalize::<V, T>(x.add(start), norm, stored.len(), plain.add(start));
+            plain.add(stored.end).write_bytes(0, end - stored.end);
+            for first in (start / group..end.div_ceil(group)).step_by(LANES) {
                 let count = LANES.min(axis / group - first);
                 let [sum, most] = sums_and_largest::<V>(plain.add(first * group), group, count);
                 sum.store(sums.add(first));
@@ -97,7 +106,7 @@ impl<T: Float> Kernel for Split<'_, T> {
                 unit.store(units.add(first));
             }
             let order = by_position::<V>(self.positions);
-            for at in (0..self.padded).step_by(LANES) {
+            for at in (start..end).step_by(LANES) {
                 let unit: f32 = *units.add(at >> group.trailing_zeros());
                 // The inverse of a power of two has the opposite exponent.
                 let inverse = f32::from_bits((254 << 23) - unit.to_bits());

@@ -130,6 +130,34 @@ fn the_largest_sums_of_digits_fit() {
     largest_sums_of_digits::<F16>();
 }
 
+/// One row so long that several threads split it into bytes. Any of them may find an element that
+/// bytes cannot express.
+#[test]
+fn long_rows_of_digits() {
+    let (group, axis) = (64, 44_864);
+    for bits in [2, 4, 8] {
+        let matrix = Matrix::<Bf16>::random((Mode::Affine, bits), 5, axis, group);
+        let weights = [matrix.weights()];
+        for last in [1.0, f32::NAN] {
+            let mut x: Vec<Bf16> = values(axis, 2.0);
+            x[axis - 1] = Bf16::from_f32(last);
+            let (want, reach) = matrix.times(&wide(&x), axis);
+            for machine in machines_and_tiles() {
+                let mut out = vec![Bf16::default(); 5];
+                let call = plain((Mode::Affine, bits), group, &x, axis, &weights, &mut out);
+                // SAFETY: the buffers above.
+                unsafe { quantized_matmul_on(machine, &call) };
+                let what = format!("{bits} bits, {last}, {:?}", machine.level);
+                if last.is_nan() {
+                    assert!(out.iter().all(|got| got.to_f32().is_nan()), "{what}");
+                } else {
+                    check(&out, (&want, &reach), 1, &what);
+                }
+            }
+        }
+    }
+}
+
 /// So that a token does not depend on what is decoded with it.
 fn rows_alone_and_together<T: Sample>() {
     let (group, axis, rows) = (64, 1088, FEW_ROWS);
