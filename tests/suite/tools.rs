@@ -136,8 +136,13 @@ fn bench_measures_models_and_configurations() {
     let decoding = object(&["bench", "-p", "0", "-g", "3", "-n", "1", "-c", "20", "--json"]);
     assert_eq!(decoding["prompt_tps"], Value::Null);
     assert!(decoding["generation_tps"].as_f64().unwrap() > 0.0);
-    let output = run(&["bench", "--model", DEMO, "-p", "9", "-g", "0", "-n", "1", "--bits", "4"]);
-    let table = stdout(&output);
+    let prompt = ["bench", "--model", DEMO, "-p", "9", "-g", "0", "-n", "1", "--bits", "4"];
+    let output = run(&[&prompt[..], &["--progress"]].concat());
+    let (table, trials) = (stdout(&output), stderr(&output));
+    assert!(
+        trials.contains("trial 0: prompt ") && trials.contains("\ntrial 1: prompt "),
+        "{trials}"
+    );
     assert!(table.contains("prompt") && table.contains("9 tokens") && table.contains(" ± "));
     assert!(!table.contains("generation") && table.contains("0.80 M parameters"), "{table}");
 }

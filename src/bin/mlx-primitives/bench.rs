@@ -2,6 +2,7 @@
 
 mod traffic;
 
+use std::fmt;
 use std::path::PathBuf;
 use std::time::Instant;
 
@@ -58,6 +59,9 @@ pub struct Args {
     /// Print one JSON object: prompt_tps, generation_tps, peak_memory_bytes, weight_bytes.
     #[arg(long)]
     json: bool,
+    /// Print the speed of each trial to stderr as soon as the trial ends.
+    #[arg(long)]
+    progress: bool,
     #[command(flatten)]
     ranks: Ranks,
 }
@@ -84,6 +88,9 @@ pub fn run(args: &Args) -> Result<()> {
     let mut trials = Vec::new();
     for trial in 0..=args.num_trials {
         let figures = bench.trial(prompt, generation)?;
+        if args.progress {
+            output::eprintln(format_args!("trial {trial}: {figures}"));
+        }
         // The first one reads the weights and compiles kernels.
         if trial > 0 {
             trials.push(figures);
@@ -124,6 +131,14 @@ struct Figures {
     prompt_tps: Option<f64>,
     generation_tps: Option<f64>,
     peak_memory: u64,
+}
+
+impl fmt::Display for Figures {
+    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        let named = [("prompt", self.prompt_tps), ("generation", self.generation_tps)];
+        let speed = |(name, tps): (&str, Option<f64>)| Some(format!("{name} {:.4} tokens/s", tps?));
+        f.write_str(&named.into_iter().filter_map(speed).collect::<Vec<_>>().join(", "))
+    }
 }
 
 impl<'a> Bench<'a> {
