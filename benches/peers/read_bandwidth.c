@@ -2,7 +2,8 @@
 //
 // Each thread reads a separate share, as one run or as several interleaved streams, with or without
 // software prefetch, in small pages or, if the system grants them, 2 MB pages. The best form
-// differs by machine, so all are measured. Prints one JSON object of GB/s to stdout.
+// differs by machine, so all are measured. Prints one JSON object of GB/s to stdout; if SECONDS is 0,
+// it never ends, and prints a line for each reading, "GB/s FORM".
 #define _GNU_SOURCE
 #include <pthread.h>
 #include <stdint.h>
@@ -68,6 +69,9 @@ static const struct {
     {"8 streams, prefetch", prefetch_8},
 };
 
+enum { FORMS = sizeof forms / sizeof *forms };
+static const char *const pages[] = {"small pages", "2 MB pages"};
+
 static void *run(void *argument) {
     struct task *task = argument;
     task->read(memory + task->index * share, task->index);
@@ -96,6 +100,22 @@ static double pass(void (*read)(const vec *, int)) {
     return now() - start;
 }
 
+// Memory for all shares, in pages of one size, which stays allocated.
+static const vec *filled(size_t bytes, int huge) {
+    size_t align = 2 << 20, mapped = bytes + 2 * align; // prefetch may look past the end
+    char *area = mmap(NULL, mapped, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (area == MAP_FAILED) {
+        perror("read_bandwidth: mmap");
+        exit(1);
+    }
+    char *start = (char *)(((uintptr_t)area + align - 1) / align * align);
+#ifdef MADV_HUGEPAGE
+    madvise(start, bytes, huge ? MADV_HUGEPAGE : MADV_NOHUGEPAGE);
+#endif
+    memset(start, 1, bytes);
+    return (const vec *)start;
+}
+
 int main(int argc, char **argv) {
     if (argc != 4 || (threads = atoi(argv[1])) < 1 || threads > MOST_THREADS) {
         fprintf(stderr, "usage: read_bandwidth THREADS MEGABYTES SECONDS\n");
@@ -103,33 +123,29 @@ int main(int argc, char **argv) {
     }
     size_t unit = 8 * VECS; // enough for the most streams, each in whole steps
     share = (size_t)atoll(argv[2]) * 1000000 / sizeof(vec) / threads / unit * unit;
-    size_t bytes = share * threads * sizeof(vec), count = sizeof forms / sizeof *forms;
-    double seconds = atof(argv[3]) / (2 * count);
+    size_t bytes = share * threads * sizeof(vec);
+    double seconds = atof(argv[3]) / (2 * FORMS);
+    setvbuf(stdout, NULL, _IOLBF, 0);
+    if (seconds <= 0) {
+        const vec *areas[2] = {filled(bytes, 0), filled(bytes, 1)};
+        for (size_t i = 0;; i = (i + 1) % (2 * FORMS)) {
+            memory = areas[i / FORMS];
+            double took = pass(forms[i % FORMS].read);
+            printf("%.2f %s, %s\n", bytes / took * 1e-9, forms[i % FORMS].name, pages[i / FORMS]);
+        }
+    }
     printf("{");
     for (int huge = 0; huge < 2; huge++) {
-        size_t align = 2 << 20, mapped = bytes + 2 * align; // prefetch may look past the end
-        char *area = mmap(NULL, mapped, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-        if (area == MAP_FAILED) {
-            perror("read_bandwidth: mmap");
-            return 1;
-        }
-        char *start = (char *)(((uintptr_t)area + align - 1) / align * align);
-#ifdef MADV_HUGEPAGE
-        madvise(start, bytes, huge ? MADV_HUGEPAGE : MADV_NOHUGEPAGE);
-#endif
-        memset(start, 1, bytes);
-        memory = (const vec *)start;
-        for (size_t f = 0; f < count; f++) {
+        memory = filled(bytes, huge);
+        for (size_t f = 0; f < FORMS; f++) {
             double best = 1e9, until = now() + seconds;
             do {
                 double took = pass(forms[f].read);
                 if (took < best) best = took;
             } while (now() < until);
-            const char *pages = huge ? "2 MB pages" : "small pages";
             const char *comma = huge || f ? ", " : "";
-            printf("%s\"%s, %s\": %.2f", comma, forms[f].name, pages, bytes / best * 1e-9);
+            printf("%s\"%s, %s\": %.2f", comma, forms[f].name, pages[huge], bytes / best * 1e-9);
         }
-        munmap(area, mapped);
     }
     printf("}\n");
     return 0;

@@ -7,6 +7,8 @@ import unittest
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
+import alternate
+import build
 import chart
 import contestants
 import gguf
@@ -229,6 +231,54 @@ class Contestants(unittest.TestCase):
         self.assertIsNone(measure.without_paths(None))
         shown = measure.without_paths(f"see {measure.build.ROOT}/target/peers/x.log")
         self.assertEqual(shown, "see target/peers/x.log")
+
+
+class Alternate(unittest.TestCase):
+    def turn(self, *times):
+        return [(at, ("0",)) for at in times]
+
+    def test_a_trial_counts_if_it_began_and_ended_in_one_turn(self):
+        turns = [self.turn(1.0, 2.0, 4.0), self.turn(104.0), self.turn()]
+        self.assertEqual(alternate.speeds(turns[0], 4), [4.0, 2.0])
+        self.assertEqual(alternate.speed(turns, 4), 8 / 3)
+        self.assertIsNone(alternate.speed(turns[1:], 4))
+
+    def test_ratios_are_of_the_same_round(self):
+        ours, theirs = [self.turn(0, 1), self.turn(9)], [self.turn(2, 4), self.turn(5, 6)]
+        self.assertEqual(alternate.ratios(ours, theirs, 4), [2.0])
+
+    def test_the_best_way_to_read_has_the_largest_median(self):
+        lines = [("9.0", "a"), ("5.0", "a"), ("4.0", "b"), ("1.0", "a"), ("4.5", "b")]
+        turn = [(at, groups) for at, groups in enumerate(lines)]
+        self.assertEqual(alternate.bandwidth([turn]), (4.25, "b"))
+        self.assertEqual(alternate.bandwidth([]), (None, None))
+
+    def test_a_row(self):
+        turns = [self.turn(0, 1), self.turn(0, 1)]
+        memory = [[(0, ("1", "a")), (1, ("10.0", "a"))]]
+        made = alternate.row(2, turns, [self.turn(0, 2)], memory, 4, 2.0)
+        self.assertEqual(made, "| 2 | 4.00 | 2.00 | 2.00 | 2.00 | 10.0 (a) | 80 % | 40 % |")
+        with self.assertRaises(build.Unavailable):
+            alternate.row(2, [[]], turns, memory, 4, 2.0)
+
+    def test_a_program_takes_turns(self):
+        script = "import time\nfor i in range(10**9): print('trial', i, flush=True); time.sleep(0.01)"
+        command = [run.sys.executable, "-c", script]
+        player = alternate.Player("a loop", command, 1, 4, r"^trial (\d+)", 2)
+        try:
+            while alternate.speed(player.turns, 4) is None and len(player.turns) < 100:
+                player.turn(0.3)
+            self.assertGreater(alternate.speed(player.turns, 4), 0)
+            alternate.time.sleep(0.3)  # for lines that a busy machine has not read yet
+            stopped = len(player.lines)
+            alternate.time.sleep(0.3)
+            self.assertEqual(len(player.lines), stopped)
+        finally:
+            player.end()
+
+    def test_a_program_that_ends_is_told(self):
+        with self.assertRaises(build.Unavailable):
+            alternate.Player("an end", [run.sys.executable, "-c", ""], 1, 4, "x", 1)
 
 
 class Machine(unittest.TestCase):

@@ -1,0 +1,175 @@
+#!/usr/bin/env python3
+"""Compares decoding with llama.cpp's on a machine whose speed changes from second to second.
+
+Our model, llama.cpp's and a loop that reads memory keep what they hold, and take turns of seconds:
+signals stop two while the third runs. So all three meet the same neighbors. Prints a table of tokens a
+second and of the shares of the read bandwidth. Needs what run.py needs, and memory for both models.
+"""
+
+import argparse
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import build
+import contestants
+import gguf
+import measure
+import run
+from report import median
+
+READ_MEGABYTES = 2000
+# A program prints a line for each of this many trials before it counts.
+WARM = {"bandwidth": 16, "model": 3}
+# How long a program may take to load its model and to print those lines.
+LOADING_SECONDS = 600
+TRIALS = 1_000_000
+
+
+class Player:
+    """A program that prints a line for each trial, without end."""
+
+    def __init__(self, name, command, threads, tokens, pattern, warm):
+        self.name, self.tokens, self.pattern = name, tokens, re.compile(pattern)
+        self.lines, self.turns = [], []
+        self.process = subprocess.Popen(
+            [str(word) for word in command],
+            env=measure.environment(threads),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            bufsize=1,
+        )
+        threading.Thread(target=self.listen, daemon=True).start()
+        until = time.monotonic() + LOADING_SECONDS
+        while len(self.lines) < warm:
+            if self.process.poll() is not None or time.monotonic() > until:
+                self.end()
+                raise build.Unavailable(f"{name} printed no trials: {' '.join(map(str, command))}")
+            time.sleep(0.02)
+        self.process.send_signal(signal.SIGSTOP)
+
+    def listen(self):
+        for line in self.process.stdout:
+            if found := self.pattern.search(line):
+                self.lines.append((time.monotonic(), found.groups()))
+
+    def turn(self, seconds):
+        before = len(self.lines)
+        self.process.send_signal(signal.SIGCONT)
+        time.sleep(seconds)
+        self.process.send_signal(signal.SIGSTOP)
+        time.sleep(0.02)  # for the lines that are under way
+        self.turns.append(self.lines[before:])
+
+    def end(self):
+        self.process.kill()
+        self.process.wait()
+
+
+def speeds(turn, tokens):
+    """Tokens a second of the trials that began and ended in a turn: those between two of its lines."""
+    times = [at for at, _ in turn]
+    return [tokens / (end - start) for start, end in zip(times, times[1:])]
+
+
+def speed(turns, tokens):
+    """Tokens a second over all turns: the trials' tokens over their seconds."""
+    each = [one for turn in turns for one in speeds(turn, tokens)]
+    return len(each) / sum(1 / one for one in each) if each else None
+
+
+def bandwidth(turns):
+    """GB/s of the form of reading with the largest median, and its name."""
+    forms = {}
+    for turn in turns:
+        # The first reading may have begun in an earlier turn.
+        for _, (gigabytes, form) in turn[1:]:
+            forms.setdefault(form, []).append(float(gigabytes))
+    best = max(forms, key=lambda form: median(forms[form]), default=None)
+    return (median(forms[best]), best) if best else (None, None)
+
+
+def ratios(ours, theirs, tokens):
+    """Ours over theirs in each round in which both ended a trial."""
+    rounds = [(speed([one], tokens), speed([other], tokens)) for one, other in zip(ours, theirs)]
+    return [one / other for one, other in rounds if one and other]
+
+
+def play(threads, options, peer, binary, reader, gigabytes):
+    """Returns one row of the table."""
+    tokens = options.tokens
+    sizes = ["-p", 0, "-g", tokens, "-n", TRIALS, "--progress"]
+    ours = [binary, "bench", "--config", options.config, *contestants.packed(options.bits), *sizes]
+    theirs = [peer.binary, "-m", peer.model, "-t", threads, "-ngl", 0, "--progress"]
+    theirs += ["-p", 0, "-n", tokens, "-r", TRIALS]
+    players = []
+    try:
+        for name, command, pattern, warm in [
+            ("mlx-primitives", ours, r"^trial (\d+)", WARM["model"]),
+            ("llama.cpp", theirs, r"generation run (\d+)", WARM["model"]),
+            ("read_bandwidth", [reader, threads, READ_MEGABYTES, 0], r"^([\d.]+) (.*)", WARM["bandwidth"]),
+        ]:
+            players.append(Player(name, command, threads, tokens, pattern, warm))
+        for number in range(options.rounds):
+            for player in players if number % 2 == 0 else players[::-1]:
+                player.turn(options.seconds)
+    finally:
+        for player in players:
+            player.end()
+    us, them, memory = (player.turns for player in players)
+    return row(threads, us, them, memory, tokens, gigabytes)
+
+
+def row(threads, us, them, memory, tokens, gigabytes):
+    mine, yours, (read, form) = speed(us, tokens), speed(them, tokens), bandwidth(memory)
+    if not (mine and yours and read):
+        raise build.Unavailable("no trial fitted into a turn; give more --seconds or fewer --tokens")
+    rounds = ratios(us, them, tokens)
+    middle = f"{median(rounds):.2f}" if rounds else "–"
+    share = lambda speed: f"{100 * speed * gigabytes / read:.0f} %"
+    ahead = f"{mine / yours:.2f} | {middle}"
+    shares = f"{share(mine)} | {share(yours)}"
+    return f"| {threads} | {mine:.2f} | {yours:.2f} | {ahead} | {read:.1f} ({form}) | {shares} |"
+
+
+def arguments():
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    option = parser.add_argument
+    option("--threads", type=run.thread_counts, default=[run.available_cores()], help="as in 2,4,8 [default: all cores]")
+    option("--bits", type=int, choices=[4, 8], default=4, help="4 against Q4_0, or 8 against Q8_0 [default: 4]")
+    option("--config", default=build.HERE / "llama-1b.json", help="the model's shape")
+    option("--rounds", type=int, default=7, help="turns of each program [default: 7]")
+    option("--seconds", type=float, default=2.0, help="the length of a turn, of several trials [default: 2]")
+    option("--tokens", type=int, default=8, help="tokens of a trial, into an empty cache [default: 8]")
+    option("--ours", metavar="FILE", help="the mlx-primitives to measure, instead of building it")
+    option("--folder", default=build.ROOT / "target/peers", help="the folder of all builds")
+    return parser.parse_args()
+
+
+def main():
+    options = arguments()
+    shop = build.Workshop(options.folder, jobs=run.available_cores())
+    shape = gguf.Shape(options.config)
+    key = {4: "llama.cpp-q4_0", 8: "llama.cpp-q8_0"}[options.bits]
+    (peer,) = [one for one in contestants.everyone() if one.key == key]
+    try:
+        binary, reader = build.ours(shop, options.ours), build.read_bandwidth(shop)
+        peer.prepare(shop, options, shape)
+        gigabytes = shape.read_a_token() * peer.bits / 8 * 1e-9
+        print(f"| threads | ours, {options.bits} bits | {peer.format} | ratio | median of rounds | GB/s read | ours | {peer.format} |")
+        print("|---:|---:|---:|---:|---:|---:|---:|---:|", flush=True)
+        for threads in options.threads:
+            print(play(threads, options, peer, binary, reader, gigabytes), flush=True)
+    except build.Unavailable as error:
+        sys.exit(f"error: {error}")
+
+
+if __name__ == "__main__":
+    main()
