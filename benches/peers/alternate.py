@@ -7,6 +7,7 @@ second and of the shares of the read bandwidth. Needs what run.py needs, and mem
 """
 
 import argparse
+import collections
 import re
 import signal
 import subprocess
@@ -32,29 +33,45 @@ TRIALS = 1_000_000
 class Player:
     """A program that prints a line for each trial, without end."""
 
-    def __init__(self, name, command, threads, tokens, pattern, warm):
-        self.name, self.tokens, self.pattern = name, tokens, re.compile(pattern)
-        self.lines, self.turns = [], []
+    def __init__(self, command, threads, pattern, warm):
+        self.words, self.pattern = [str(word) for word in command], re.compile(pattern)
+        self.printed, self.lines, self.turns = collections.deque(maxlen=20), [], []
         self.process = subprocess.Popen(
-            [str(word) for word in command],
+            self.words,
             env=measure.environment(threads),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
+            errors="replace",
             bufsize=1,
         )
-        threading.Thread(target=self.listen, daemon=True).start()
+        self.listener = threading.Thread(target=self.listen, daemon=True)
+        self.listener.start()
+        try:
+            self.load(warm)
+        except BaseException:
+            self.end()
+            raise
+
+    def load(self, warm):
+        """Waits for that many lines, and stops the program."""
         until = time.monotonic() + LOADING_SECONDS
         while len(self.lines) < warm:
-            if self.process.poll() is not None or time.monotonic() > until:
-                self.end()
-                raise build.Unavailable(f"{name} printed no trials: {' '.join(map(str, command))}")
+            if self.process.poll() is not None:
+                self.listener.join()
+                complaint = measure.complaint("\n".join(self.printed))
+                raise build.Unavailable(f"{' '.join(self.words)} ended: {complaint}")
+            if time.monotonic() > until:
+                raise build.Unavailable(
+                    f"{' '.join(self.words)} printed too little in {LOADING_SECONDS} s"
+                )
             time.sleep(0.02)
         self.process.send_signal(signal.SIGSTOP)
 
     def listen(self):
         for line in self.process.stdout:
+            self.printed.append(line)
             if found := self.pattern.search(line):
                 self.lines.append((time.monotonic(), found.groups()))
 
@@ -69,6 +86,8 @@ class Player:
     def end(self):
         self.process.kill()
         self.process.wait()
+        self.listener.join()
+        self.process.stdout.close()
 
 
 def speeds(turn, tokens):
@@ -84,7 +103,7 @@ def speed(turns, tokens):
 
 
 def bandwidth(turns):
-    """GB/s of the form of reading with the largest median, and its name."""
+    """The median GB/s of the way to read with the largest one, and its name."""
     forms = {}
     for turn in turns:
         # The first reading may have begun in an earlier turn.
@@ -109,12 +128,12 @@ def play(threads, options, peer, binary, reader, gigabytes):
     theirs += ["-p", 0, "-n", tokens, "-r", TRIALS]
     players = []
     try:
-        for name, command, pattern, warm in [
-            ("mlx-primitives", ours, r"^trial (\d+)", WARM["model"]),
-            ("llama.cpp", theirs, r"generation run (\d+)", WARM["model"]),
-            ("read_bandwidth", [reader, threads, READ_MEGABYTES, 0], r"^([\d.]+) (.*)", WARM["bandwidth"]),
+        for command, pattern, warm in [
+            (ours, r"^trial (\d+)", WARM["model"]),
+            (theirs, r"generation run (\d+)", WARM["model"]),
+            ([reader, threads, READ_MEGABYTES, 0], r"^([\d.]+) (.*)", WARM["bandwidth"]),
         ]:
-            players.append(Player(name, command, threads, tokens, pattern, warm))
+            players.append(Player(command, threads, pattern, warm))
         for number in range(options.rounds):
             for player in players if number % 2 == 0 else players[::-1]:
                 player.turn(options.seconds)
@@ -150,11 +169,22 @@ def arguments():
     option("--tokens", type=int, default=8, help="tokens of a trial, into an empty cache [default: 8]")
     option("--ours", metavar="FILE", help="the mlx-primitives to measure, instead of building it")
     option("--folder", default=build.ROOT / "target/peers", help="the folder of all builds")
-    return parser.parse_args()
+    options = parser.parse_args()
+    if options.rounds < 1 or options.tokens < 1:
+        parser.error("--rounds and --tokens must be 1 or more")
+    if not 0 < options.seconds < 3600:
+        parser.error("--seconds must be more than 0 and less than 3600")
+    return options
+
+
+def ended(number, _):
+    # Leaves by way of each `finally`, so that no program stays behind, stopped.
+    sys.exit(128 + number)
 
 
 def main():
     options = arguments()
+    signal.signal(signal.SIGTERM, ended)
     shop = build.Workshop(options.folder, jobs=run.available_cores())
     shape = gguf.Shape(options.config)
     key = {4: "llama.cpp-q4_0", 8: "llama.cpp-q8_0"}[options.bits]
@@ -163,7 +193,11 @@ def main():
         binary, reader = build.ours(shop, options.ours), build.read_bandwidth(shop)
         peer.prepare(shop, options, shape)
         gigabytes = shape.read_a_token() * peer.bits / 8 * 1e-9
-        print(f"| threads | ours, {options.bits} bits | {peer.format} | ratio | median of rounds | GB/s read | ours | {peer.format} |")
+        rival = peer.format
+        print(
+            f"| threads | ours, {options.bits} bits, tokens/s | {rival}, tokens/s | ratio | median of rounds "
+            f"| GB/s read | share, ours | share, {rival} |"
+        )
         print("|---:|---:|---:|---:|---:|---:|---:|---:|", flush=True)
         for threads in options.threads:
             print(play(threads, options, peer, binary, reader, gigabytes), flush=True)

@@ -6,6 +6,7 @@ import tempfile
 import unittest
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
+from unittest import mock
 
 import alternate
 import build
@@ -264,7 +265,7 @@ class Alternate(unittest.TestCase):
     def test_a_program_takes_turns(self):
         script = "import time\nfor i in range(10**9): print('trial', i, flush=True); time.sleep(0.01)"
         command = [run.sys.executable, "-c", script]
-        player = alternate.Player("a loop", command, 1, 4, r"^trial (\d+)", 2)
+        player = alternate.Player(command, 1, r"^trial (\d+)", 2)
         try:
             while alternate.speed(player.turns, 4) is None and len(player.turns) < 100:
                 player.turn(0.3)
@@ -277,8 +278,24 @@ class Alternate(unittest.TestCase):
             player.end()
 
     def test_a_program_that_ends_is_told(self):
-        with self.assertRaises(build.Unavailable):
-            alternate.Player("an end", [run.sys.executable, "-c", ""], 1, 4, "x", 1)
+        script = "import sys; print('loading'); sys.exit('error: no such model')"
+        with self.assertRaisesRegex(build.Unavailable, "ended: error: no such model"):
+            alternate.Player([run.sys.executable, "-c", script], 1, "x", 1)
+
+    def test_a_program_that_prints_too_little_is_ended(self):
+        started = []
+        popen = alternate.subprocess.Popen
+
+        def keep(*arguments, **options):
+            started.append(popen(*arguments, **options))
+            return started[-1]
+
+        script = "import time; time.sleep(600)"
+        with mock.patch.object(alternate, "LOADING_SECONDS", 0.2):
+            with mock.patch.object(alternate.subprocess, "Popen", keep):
+                with self.assertRaisesRegex(build.Unavailable, "printed too little in 0.2 s"):
+                    alternate.Player([run.sys.executable, "-c", script], 1, "x", 1)
+        self.assertEqual(started[0].returncode, -alternate.signal.SIGKILL)
 
 
 class Machine(unittest.TestCase):

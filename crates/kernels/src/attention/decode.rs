@@ -19,6 +19,9 @@ use crate::{Machine, Shared};
 /// Keys per chunk: enough to hide its overhead, few enough to share a long cache evenly.
 const CHUNK: usize = 256;
 
+/// Batch and key-value head, and first key.
+type Start = ((usize, usize), usize);
+
 /// How a call is split into chunks, and the layout of a chunk's partial results.
 #[derive(Clone, Copy)]
 pub struct Split {
@@ -123,8 +126,8 @@ impl<T: Float> Kernel for Chunks<'_, T> {
 }
 
 impl<T: Float> Chunks<'_, T> {
-    /// Batch and key-value head, and first key of a chunk.
-    fn start(&self, item: usize) -> ((usize, usize), usize) {
+    /// Where a chunk starts.
+    fn start(&self, item: usize) -> Start {
         let Self { call, split, .. } = self;
         let (head, chunk) = (item / split.chunks, item % split.chunks);
         ((head / call.kv_heads, head % call.kv_heads), split.first + chunk * CHUNK)
@@ -172,8 +175,8 @@ impl<T: Float> Chunks<'_, T> {
 struct Tiles<'a, T> {
     tile: Tile<'a>,
     keys: Range<usize>,
-    /// Batch and key-value head, and first key of the chunk that follows.
-    next: ((usize, usize), usize),
+    /// Where the chunk that follows starts.
+    next: Start,
     element: PhantomData<T>,
 }
 
@@ -184,8 +187,8 @@ impl<'a, T: Float> Tiles<'a, T> {
         starts.map(move |first| Tile { first, count: TILE.min(end - first), ..tile })
     }
 
-    /// Batch and key-value head, and first key of the tile that follows.
-    fn after(&self, tile: &Tile) -> ((usize, usize), usize) {
+    /// Where the tile that follows starts.
+    fn after(&self, tile: &Tile) -> Start {
         let end = tile.first + tile.count;
         if end < self.keys.end { (tile.place, end) } else { self.next }
     }
@@ -195,7 +198,7 @@ impl<'a, T: Float> Tiles<'a, T> {
     unsafe fn plain<V: F32x16>(&self) {
         let Attention { k, v, .. } = self.tile.call;
         for tile in self.each() {
-            let rows = |source: &Source, ((batch, head), first): ((usize, usize), usize)| {
+            let rows = |source: &Source, ((batch, head), first): Start| {
                 source.rows::<T>(batch, head).map(|rows| rows.from(first))
             };
             let (here, after) = ((tile.place, tile.first), self.after(&tile));

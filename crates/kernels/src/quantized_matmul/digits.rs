@@ -170,11 +170,12 @@ impl<T: Float, F: Format> Digits<T, F> {
         sums
     }
 
-    /// Two chunks of `R` rows of weights in bytes, `bytes_apart`, or with `WHOLE` false only the first
-    /// `left` words. Prefetches those that are `ahead`.
+    /// Two chunks of `R` rows of weights in bytes, `bytes_apart`. With `WHOLE` false it loads only the
+    /// first `left` words, by masks, which take a port that the products need. Prefetches the weights
+    /// that are `ahead`.
     ///
     /// # Safety
-    /// The words are readable.
+    /// In each row the words of two chunks are readable, or with `WHOLE` false the first `left`.
     #[inline(always)]
     unsafe fn load<V: F32x16, const R: usize, const WHOLE: bool>(
         packed: *const u8,
@@ -187,7 +188,7 @@ impl<T: Float, F: Format> Digits<T, F> {
             let row = packed.wrapping_add(r * bytes_apart);
             let (first, second) = (row.cast(), row.wrapping_add(BYTES).cast());
             prefetch_far(row.wrapping_add(ahead), 2 * BYTES);
-            // SAFETY: the caller's contract. Masks take ports that the products need.
+            // SAFETY: the caller's contract.
             let [one, two] = unsafe {
                 if WHOLE {
                     [V::load(first), V::load(second)]
@@ -234,7 +235,7 @@ impl<T: Float, F: Format> Digits<T, F> {
         for digit in 0..DIGITS {
             if Self::BITS == 8 && digit + 1 == DIGITS {
                 // Eight products of 8 and 24 bits would overflow, but of 8 and 16 bits do not.
-                high = std::mem::replace(&mut sums, high);
+                std::mem::swap(&mut high, &mut sums);
             } else if digit > 0 {
                 for sum in sums.as_flattened_mut() {
                     *sum = V::shift_left::<8>(*sum);

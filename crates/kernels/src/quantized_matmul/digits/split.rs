@@ -27,15 +27,15 @@ pub unsafe fn prepare<T: Float, F: Format>(machine: Machine, call: &Call) -> Opt
     let prepared = Prepared::new(call.rows, (DIGITS + size_of::<f32>()) * padded, 2 * groups);
     let misfits = AtomicBool::new(false);
     // A norm takes its whole row; otherwise vectors of groups are independent.
-    let parts = if call.norm.is_some() { 1 } else { groups / LANES };
-    machine.pool.for_each(call.rows * parts, 10 * call.axis / parts, &|items| {
+    let part = if call.norm.is_some() { padded } else { LANES * call.group };
+    let parts = padded.div_ceil(part);
+    machine.pool.for_each(call.rows * parts, 10 * padded / parts, &|items| {
         for item in items {
-            let first = item % parts * (LANES * call.group);
-            let end = if parts == 1 { padded } else { padded.min(first + LANES * call.group) };
+            let first = item % parts * part;
             let split = Split::<T> {
                 call,
                 m: item / parts,
-                elements: first..end,
+                elements: first..padded.min(first + part),
                 positions: 8 / F::BITS as usize,
                 padded,
                 groups,
