@@ -25,17 +25,19 @@ mod shares;
 use shares::{Call, Line, MAX_UNITS, Share};
 
 /// Work, in tenths of a nanosecond of one core, below which a job is not worth sharing with a
-/// helper that is still watching, or not worth waking a parked one for.
-const SHARED_WORK: usize = 100_000;
+/// helper that is still watching, or not worth waking a parked one for. Sharing with one that
+/// watches takes 0.4 µs (Zen 5) or 1.3 µs (a Xeon).
+const SHARED_WORK: usize = 25_000;
 const WAKING_WORK: usize = 400_000;
 /// Work for each thread that takes part, for each helper that is woken, and for each unit.
-const WORK_OF_THREAD: usize = 25_000;
+const WORK_OF_THREAD: usize = 12_000;
 const WORK_OF_WOKEN: usize = 100_000;
-const WORK_OF_UNIT: usize = 10_000;
-/// Threads from which shares have twice as many units, since one of many is more often a slow one:
-/// decoding became up to 8 % faster with 8 and 16 threads (a shared Xeon), but 2 % slower with two
-/// (Zen 5).
-const MANY: usize = 8;
+const WORK_OF_UNIT: usize = 5_000;
+/// Threads from which shares have up to [`MAX_UNITS`] units instead of `FEW_UNITS`, since one of many
+/// is more often a slow one. With 16 units instead of 8, decoding became up to 8 % faster with 8 and
+/// 16 threads (a shared Xeon), but 2 % slower with two (Zen 5).
+const MANY: usize = 4;
+const FEW_UNITS: usize = 8;
 /// How long a helper watches for the next job before it parks, at first and while jobs keep
 /// coming, and how long a guest watches before it leaves.
 const SPIN: Duration = Duration::from_micros(30);
@@ -226,7 +228,7 @@ impl Pool {
         let guard = AbortOnUnwind;
         // SAFETY: only the lifetime changes; `wait` returns when the job is done.
         let body = unsafe { std::mem::transmute::<*const Body<'_>, *const Body<'static>>(body) };
-        let most = if threads < MANY { MAX_UNITS / 2 } else { MAX_UNITS };
+        let most = if threads < MANY { FEW_UNITS } else { MAX_UNITS };
         let units = (work / threads / WORK_OF_UNIT).min(items.div_ceil(threads)).clamp(1, most);
         let waking = if work < WAKING_WORK { 0 } else { (work / WORK_OF_WOKEN).min(threads) - 1 };
         let call = self.publish(Job { body, items }, threads, units, waking);

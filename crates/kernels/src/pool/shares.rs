@@ -18,7 +18,7 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// The most units of a share.
-pub const MAX_UNITS: usize = 16;
+pub const MAX_UNITS: usize = 31;
 
 /// A place in memory that shares no cache line with others. Some processors fetch lines in pairs.
 #[repr(align(128))]

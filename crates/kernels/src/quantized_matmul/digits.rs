@@ -23,6 +23,8 @@ const DIGITS: usize = 3;
 const BYTES: usize = 4 * LANES;
 /// Rows of weights that share the loads of x and are read as parallel streams.
 const TOGETHER: usize = 4;
+/// The bytes of a row below which the next block's weights are prefetched instead of the next row's.
+const SHORT: usize = 1024;
 
 /// Whether these products support a call on this machine.
 pub(super) fn takes(machine: Machine, call: &Call) -> bool {
@@ -61,8 +63,10 @@ impl<T: Float, F: Format> Dots for Digits<T, F> {
 
     #[inline(always)]
     unsafe fn dot<V: F32x16, const M: usize>(row: Operands, rows: [usize; M]) -> [V; M] {
+        let common = Common::new::<T, F>(&row, rows);
+        let ahead = [common.row_bytes, common.scale_bytes];
         // SAFETY: the caller's contract.
-        let [sums] = unsafe { Self::dots::<V, 1, M>(row, 1, rows, 1) };
+        let [sums] = unsafe { Self::dots::<V, 1, M>(&common, row, 1, ahead) };
         sums
     }
 
@@ -79,65 +83,107 @@ impl<T: Float, F: Format> Dots for Digits<T, F> {
             }
             // Each stream has four rows, and goes on in the next block.
             const STREAM: usize = LANES / TOGETHER;
+            let common = Common::new::<T, F>(&first, [m]);
+            let mut row = first;
             for i in 0..STREAM {
-                let next = if i + 1 < STREAM { 1 } else { LANES - STREAM + 1 };
-                let row = first.below::<Self>(i);
-                let dots = Self::dots::<V, TOGETHER, 1>(row, STREAM, [m], next);
+                let next = if common.row_bytes < SHORT {
+                    LANES
+                } else if i + 1 < STREAM {
+                    1
+                } else {
+                    LANES - STREAM + 1
+                };
+                // The scales of all rows lie side by side.
+                let scales = (LANES + (TOGETHER - 1) * i) * common.scale_bytes;
+                let ahead = [next * common.row_bytes, scales];
+                let dots = Self::dots::<V, TOGETHER, 1>(&common, row, STREAM, ahead);
                 for (stream, [sum]) in dots.into_iter().enumerate() {
                     sums[stream * STREAM + i] = sum;
                 }
+                row.packed = row.packed.wrapping_add(common.row_bytes);
+                row.scales = row.scales.wrapping_add(common.scale_bytes);
+                row.biases = row.biases.wrapping_add(common.scale_bytes);
             }
         }
         sums
     }
 }
 
+/// What all rows of weights share when they are multiplied with `M` rows of x. It is computed once,
+/// since the compiler does not move it across a prefetch.
+struct Common<const M: usize> {
+    groups: usize,
+    /// A group has `2^shift` lanes of a chunk.
+    shift: u32,
+    row_bytes: usize,
+    scale_bytes: usize,
+    /// Bytes of each digit of x.
+    padded: usize,
+    x: [*const u8; M],
+    /// The groups' sums, followed by their units.
+    sums: [*const f32; M],
+}
+
+impl<const M: usize> Common<M> {
+    #[inline(always)]
+    fn new<T: Float, F: Format>(row: &Operands, of_x: [usize; M]) -> Self {
+        let groups = row.axis / row.group;
+        let (mut x, mut sums) = ([std::ptr::null(); M], [std::ptr::null(); M]);
+        for m in 0..M {
+            (x[m], sums[m]) = (row.prepared.row(of_x[m]), row.prepared.sums(of_x[m]));
+        }
+        Self {
+            groups,
+            shift: (row.group / F::PER_LANE).trailing_zeros(),
+            row_bytes: row.axis * F::BITS as usize / 8,
+            scale_bytes: groups * size_of::<T>(),
+            padded: row.axis.next_multiple_of(pair::<F>()),
+            x,
+            sums,
+        }
+    }
+}
+
 impl<T: Float, F: Format> Digits<T, F> {
-    /// Multiplies `R` rows of weights, `first` and those `apart` rows below each other, with `M`
-    /// rows of x. It prefetches the weights that are `next` rows below each.
+    /// Multiplies `R` rows of weights, `first` and those `apart` rows below each other, with `M` rows
+    /// of x. It prefetches the weights that are `ahead[0]` bytes below each row, and the scales and
+    /// biases of `R` rows that lie side by side, the first one `ahead[1]` bytes below `first`.
     ///
     /// # Safety
     /// The contract of [`Dots::dot`].
     #[inline(always)]
     unsafe fn dots<V: F32x16, const R: usize, const M: usize>(
+        common: &Common<M>,
         first: Operands,
         apart: usize,
-        of_x: [usize; M],
-        next: usize,
+        ahead: [usize; 2],
     ) -> [[V; M]; R] {
-        let Operands { axis, group, prepared, .. } = first;
-        let (groups, padded) = (axis / group, axis.next_multiple_of(pair::<F>()));
-        let row_bytes = axis * Self::BITS / 8;
+        let &Common { groups, shift, row_bytes, scale_bytes, padded, mut x, sums: of_x } = common;
         // Offsets from one row's pointer need fewer registers than a pointer for each row.
-        let (bytes_apart, scales_apart) = (apart * row_bytes, apart * groups * Self::SCALE_BYTES);
-        let ahead = next * row_bytes;
-        let scales_ahead = R * apart * groups * Self::SCALE_BYTES;
-        // A group has `2^shift` lanes of a chunk.
-        let shift = (group / F::PER_LANE).trailing_zeros();
+        let (bytes_apart, scales_apart) = (apart * row_bytes, apart * scale_bytes);
         let first_groups = pair_groups::<V>(shift);
         let step = V::splat_int((2 * LANES as i32) >> shift);
-        let mut x = [prepared.row::<u8>(of_x[0]); M];
-        for (x, &m) in x.iter_mut().zip(&of_x) {
-            *x = prepared.row(m);
-        }
         let mut packed = first.packed;
         let mut sums = [[V::splat(0.0); M]; R];
         for at in (0..groups).step_by(LANES) {
             let count = LANES.min(groups - at);
+            let offset = at * Self::SCALE_BYTES;
+            let (scale, bias) =
+                (first.scales.wrapping_add(offset), first.biases.wrapping_add(offset));
+            let next = ahead[1] + (R - 1) * offset;
+            prefetch_far(scale.wrapping_add(next), R * LANES * Self::SCALE_BYTES);
+            prefetch_far(bias.wrapping_add(next), R * LANES * Self::SCALE_BYTES);
             let mut scales = [[V::splat(0.0); M]; R];
             // SAFETY: the groups from `at` on are those of each row, and so are their weights; the
             // prepared rows cover whole chunks, their sums and units whole vectors.
             unsafe {
                 for (r, scales) in scales.iter_mut().enumerate() {
-                    let offset = at * Self::SCALE_BYTES + r * scales_apart;
-                    let scale = first.scales.wrapping_add(offset);
-                    let bias = first.biases.wrapping_add(offset);
-                    prefetch_far(scale.wrapping_add(scales_ahead), 1);
-                    prefetch_far(bias.wrapping_add(scales_ahead), 1);
+                    let scale = scale.wrapping_add(r * scales_apart);
+                    let bias = bias.wrapping_add(r * scales_apart);
                     let scale = T::load_first::<V>(scale.cast(), count);
                     let bias = T::load_first::<V>(bias.cast(), count);
                     for m in 0..M {
-                        let of_group = prepared.sums(of_x[m]).add(at);
+                        let of_group = of_x[m].add(at);
                         let unit = of_group.add(groups.next_multiple_of(LANES));
                         scales[m] = scale * V::load(unit);
                         sums[r][m] = bias.mul_add(V::load(of_group), sums[r][m]);
@@ -148,9 +194,9 @@ impl<T: Float, F: Format> Digits<T, F> {
                 for lane in (0..lanes).step_by(2 * LANES) {
                     let left = lanes - lane;
                     let weights = if left >= 2 * LANES {
-                        Self::load::<V, R, true>(packed, left, bytes_apart, ahead)
+                        Self::load::<V, R, true>(packed, left, bytes_apart, ahead[0])
                     } else {
-                        Self::load::<V, R, false>(packed, left, bytes_apart, ahead)
+                        Self::load::<V, R, false>(packed, left, bytes_apart, ahead[0])
                     };
                     let products = Self::products::<V, R, M>(weights, x, padded);
                     for r in 0..R {

@@ -44,7 +44,7 @@ fn every_item_runs_once() {
         let pool = team(threads);
         for items in [0, 1, 2, 3, 7, 8, 9, 63, 64, 65, 100, 1001] {
             // From jobs that are worth two threads and one unit each to those worth all.
-            for total in [100_000, 200_000, 400_000, 2_000_000, HEAVY] {
+            for total in [25_000, 50_000, 100_000, 200_000, 400_000, 2_000_000, HEAVY] {
                 for _ in 0..if threads > 8 { 3 } else { 20 } {
                     check(pool, items, total / items.max(1) + 1, &|_| ());
                 }
@@ -91,7 +91,7 @@ fn several_callers_share_a_pool() {
                     let mut random = Random(seed);
                     for _ in 0..500 {
                         let items = random.below(200);
-                        check(pool, items, 100_000 << random.below(20), &|_| ());
+                        check(pool, items, 25_000 << random.below(22), &|_| ());
                     }
                 })
             };
