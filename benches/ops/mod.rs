@@ -51,7 +51,7 @@ pub struct Args {
     /// The device to compare on; the GPU if there is one.
     #[arg(long, value_parser = ["cpu", "gpu"])]
     device: Option<String>,
-    /// A minute or less: fewer samples, wide and large shapes in one type, chains in decode shapes only.
+    /// A few minutes: fewer samples, wide and large shapes in one type, chains in decode shapes only.
     #[arg(long)]
     quick: bool,
     /// Only shapes larger than the caches, and MLX's built-ins only where they take less than seconds.

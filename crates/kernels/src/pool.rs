@@ -34,8 +34,8 @@ const WORK_OF_THREAD: usize = 12_000;
 const WORK_OF_WOKEN: usize = 100_000;
 const WORK_OF_UNIT: usize = 5_000;
 /// Threads from which shares have up to [`MAX_UNITS`] units instead of `FEW_UNITS`, since one of many
-/// is more often a slow one. With 16 units instead of 8, decoding became up to 8 % faster with 8 and
-/// 16 threads (a shared Xeon), but 2 % slower with two (Zen 5).
+/// is more often a slow one: decoding became up to 8 % faster (a shared Xeon). With two threads finer
+/// units cost 2 to 3 %.
 const MANY: usize = 4;
 const FEW_UNITS: usize = 8;
 /// How long a helper watches for the next job before it parks, at first and while jobs keep

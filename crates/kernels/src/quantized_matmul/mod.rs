@@ -216,6 +216,7 @@ pub unsafe fn quantized_matmul_on(machine: Machine, call: &Call) {
 #[derive(Clone, Copy)]
 struct Order {
     lanes: usize,
+    /// A power of two up to sixteen.
     per_lane: usize,
     /// bf16 patterns instead of f32.
     half: bool,
@@ -224,20 +225,6 @@ struct Order {
 impl Order {
     fn element_bytes(self) -> usize {
         if self.half { 2 } else { 4 }
-    }
-
-    /// Calls `place(from, to)` for each of `count` elements, which are whole chunks.
-    #[inline(always)]
-    fn each(self, count: usize, mut place: impl FnMut(usize, usize)) {
-        let chunk = self.lanes * self.per_lane;
-        for start in (0..count).step_by(chunk) {
-            for position in 0..self.per_lane {
-                for lane in 0..self.lanes {
-                    let to = start + position * self.lanes + lane;
-                    place(start + lane * self.per_lane + position, to);
-                }
-            }
-        }
     }
 }
 

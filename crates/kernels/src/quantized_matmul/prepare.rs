@@ -20,6 +20,8 @@ const LINE: usize = 64;
 thread_local! {
     /// Kept between calls, since a decoded token makes a hundred calls with the same few sizes.
     static SCRATCH: Cell<Vec<Line>> = const { Cell::new(Vec::new()) };
+    /// A row before it is laid out.
+    static PLAIN: Cell<Vec<f32>> = const { Cell::new(Vec::new()) };
 }
 
 /// The prepared rows of x.
@@ -79,12 +81,14 @@ pub(super) unsafe fn prepare<T: Float>(machine: Machine, call: &Call, order: Ord
     let at = Shared(prepared.lines.as_ptr().cast_mut().cast::<u8>());
     // An element takes a nanosecond; several rows are worth sharing.
     machine.pool.for_each(call.rows, 10 * call.axis, &|rows| {
-        let mut plain = vec![0.0f32; padded];
+        let mut plain = PLAIN.take();
+        plain.resize(plain.len().max(padded), 0.0);
+        plain[call.axis..padded].fill(0.0);
         for m in rows {
             let fill = Fill::<T> {
                 x: call.x.cast::<T>().wrapping_add(m * call.axis),
                 weight: call.norm.map(|norm| (norm.weight.cast::<T>(), norm.eps)),
-                plain: &mut plain,
+                plain: &mut plain[..padded],
                 axis: call.axis,
                 group: call.group,
                 order,
@@ -95,6 +99,7 @@ pub(super) unsafe fn prepare<T: Float>(machine: Machine, call: &Call, order: Ord
             // SAFETY: the caller's contract; every row has its own part of the scratch.
             unsafe { machine.level.run(fill) };
         }
+        PLAIN.set(plain);
     });
     prepared
 }
@@ -122,21 +127,72 @@ impl<T: Float> Kernel for Fill<'_, T> {
         unsafe {
             normalize::<V, T>(self.x, self.weight, self.axis, plain);
             group_sums::<V>(plain, self.axis, self.group, self.sums, self.sum_count);
+            self.lay_out::<V>();
         }
-        if self.order.half {
-            // The upper half is the number itself: these are bf16.
-            let halves = self.row.cast::<u16>();
-            self.order.each(self.plain.len(), |from, to| {
-                // SAFETY: both indices are below the padded length.
-                unsafe { *halves.add(to) = ((*plain.add(from)).to_bits() >> 16) as u16 };
-            });
-        } else {
-            let floats = self.row.cast::<f32>();
-            self.order.each(self.plain.len(), |from, to| {
-                // SAFETY: as above.
-                unsafe { *floats.add(to) = *plain.add(from) };
-            });
+    }
+}
+
+impl<T: Float> Fill<'_, T> {
+    /// Writes the row in the order of the chunks, sixteen elements at a time.
+    ///
+    /// # Safety
+    /// The row has room for the elements, which are whole chunks.
+    #[inline(always)]
+    unsafe fn lay_out<V: F32x16>(&self) {
+        let (Order { lanes, per_lane, half }, bytes) = (self.order, self.order.element_bytes());
+        let by_position = by_position::<V>(per_lane);
+        for at in (0..self.plain.len()).step_by(LANES) {
+            let within = at & (lanes * per_lane - 1);
+            let to = self.row.wrapping_add(bytes * (at - within + within / per_lane));
+            let mut all = [0u32; LANES];
+            // SAFETY: the caller's contract; each position of these lanes has its own part.
+            unsafe {
+                let x = V::load(self.plain.as_ptr().add(at)).permute(by_position);
+                if half {
+                    // The upper half is the number itself: these are bf16.
+                    let upper = V::narrow(V::shift_right::<16>(x.to_bits()));
+                    V::store_half(upper, all.as_mut_ptr().cast());
+                } else {
+                    x.store(all.as_mut_ptr().cast());
+                }
+                let (all, apart) = (all.as_ptr().cast(), bytes * lanes);
+                match bytes * LANES / per_lane {
+                    16 => store_parts::<16>(all, per_lane, to, apart),
+                    8 => store_parts::<8>(all, per_lane, to, apart),
+                    _ => store_parts::<4>(all, per_lane, to, apart),
+                }
+            }
         }
+    }
+}
+
+/// The order of sixteen elements in which those at the first position of each lane come first, then
+/// those at the second one, and so on.
+#[inline(always)]
+pub(super) fn by_position<V: F32x16>(positions: usize) -> V::Int {
+    let lanes = LANES / positions;
+    let mut order = [0u32; LANES];
+    for (to, from) in order.iter_mut().enumerate() {
+        *from = (to % lanes * positions + to / lanes) as u32;
+    }
+    // SAFETY: sixteen words; `load` takes any bits as they are.
+    unsafe { V::load(order.as_ptr().cast()).to_bits() }
+}
+
+/// Copies `count` parts of `N` bytes to places that are `apart`, by one move each.
+///
+/// # Safety
+/// The parts are readable, and their places writable.
+#[inline(always)]
+pub(super) unsafe fn store_parts<const N: usize>(
+    all: *const u8,
+    count: usize,
+    to: *mut u8,
+    apart: usize,
+) {
+    for part in 0..count {
+        // SAFETY: the caller's contract.
+        unsafe { to.add(part * apart).copy_from_nonoverlapping(all.add(part * N), N) };
     }
 }
 

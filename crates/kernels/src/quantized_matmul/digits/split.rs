@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 use super::super::Call;
 use super::super::format::Format;
-use super::super::prepare::{Prepared, normalize};
+use super::super::prepare::{Prepared, by_position, normalize, store_parts};
 use super::{BYTES, DIGITS, pair};
 use crate::Machine;
 use crate::element::Float;
@@ -113,7 +113,7 @@ impl<T: Float> Kernel for Split<'_, T> {
                 let x = V::load(plain.add(at)).permute(order) * V::splat(inverse);
                 let to = digits.add(place(at, self.positions));
                 for (digit, bytes) in split::<V>(x).into_iter().enumerate() {
-                    store_parts::<V>(bytes, self.positions, to.add(digit * self.padded));
+                    store_bytes::<V>(bytes, self.positions, to.add(digit * self.padded));
                 }
             }
         }
@@ -160,45 +160,20 @@ fn split<V: F32x16>(x: V) -> [V::Int; DIGITS] {
     [V::shift_right::<16>(a), V::shift_right::<8>(b), c]
 }
 
-/// Sixteen elements in the order in which a chunk has them: first those at the first of the
-/// positions in each of the weights' bytes, then those at the second one, and so on.
-#[inline(always)]
-fn by_position<V: F32x16>(positions: usize) -> V::Int {
-    let bytes = LANES / positions;
-    let mut order = [0u32; LANES];
-    for (lane, from) in order.iter_mut().enumerate() {
-        *from = (lane % bytes * positions + lane / bytes) as u32;
-    }
-    // SAFETY: sixteen words; `load` takes any bits as they are.
-    unsafe { V::load(order.as_ptr().cast()).to_bits() }
-}
-
 /// Stores the bytes of sixteen elements in the order of [`by_position`], in equal parts that are a
 /// vector apart.
 ///
 /// # Safety
 /// Two chunks are writable from where the first such byte is.
 #[inline(always)]
-unsafe fn store_parts<V: F32x16>(bytes: V::Int, positions: usize, to: *mut u8) {
+unsafe fn store_bytes<V: F32x16>(bytes: V::Int, positions: usize, to: *mut u8) {
     let mut all = [0u8; LANES];
     // SAFETY: the caller's contract; the array holds sixteen bytes.
     unsafe {
         V::store_bytes(bytes, all.as_mut_ptr());
         match positions {
-            1 | 2 => store_each::<{ LANES / 2 }>(&all, to),
-            _ => store_each::<{ LANES / 4 }>(&all, to),
+            1 | 2 => store_parts::<{ LANES / 2 }>(all.as_ptr(), 2, to, BYTES),
+            _ => store_parts::<{ LANES / 4 }>(all.as_ptr(), 4, to, BYTES),
         }
-    }
-}
-
-/// Copies parts of `N` bytes, by one move each.
-///
-/// # Safety
-/// The contract of [`store_parts`].
-#[inline(always)]
-unsafe fn store_each<const N: usize>(all: &[u8; LANES], to: *mut u8) {
-    for at in (0..LANES).step_by(N) {
-        // SAFETY: the caller's contract; `N` divides sixteen.
-        unsafe { to.add(at / N * BYTES).copy_from_nonoverlapping(all.as_ptr().add(at), N) };
     }
 }
