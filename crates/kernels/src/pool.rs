@@ -11,7 +11,6 @@
 //! exit at any time.
 
 use std::cell::UnsafeCell;
-use std::ops::Range;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::thread::Thread;
@@ -22,11 +21,14 @@ use super::simd::fence;
 // The path is relative to this folder, also where a test includes this file by its path.
 #[path = "pool/shares.rs"]
 mod shares;
-use shares::{Call, Line, MAX_UNITS, Share};
+#[path = "pool/worth.rs"]
+mod worth;
+use shares::{Body, Call, Job, Line, MAX_UNITS, Share};
+pub use worth::{Choice, Worth};
 
 /// Work, in tenths of a nanosecond of one core, below which a job is not worth sharing with a
 /// helper that is still watching, or not worth waking a parked one for. Sharing with one that
-/// watches takes 0.4 µs (Zen 5) or 1.3 µs (a Xeon).
+/// watches takes 0.4 µs (Zen 5) or 1.3 µs (a Xeon), but more between distant cores ([`Worth`]).
 const SHARED_WORK: usize = 25_000;
 const WAKING_WORK: usize = 400_000;
 /// Work for each thread that takes part, for each helper that is woken, and for each unit.
@@ -57,26 +59,6 @@ pub const MAX_THREADS: usize = 1024;
 
 static CURRENT: OnceLock<&Pool> = OnceLock::new();
 
-type Body<'a> = dyn Fn(Range<usize>) + Sync + 'a;
-
-/// The caller's job, as the helpers see it.
-#[derive(Clone, Copy)]
-struct Job {
-    body: *const Body<'static>,
-    items: usize,
-}
-
-impl Job {
-    /// The first item of unit `unit` of share `share`.
-    fn start(&self, call: Call, share: usize, unit: usize) -> usize {
-        let (units, all) = (share * call.units() + unit, call.shares() * call.units());
-        match self.items.checked_mul(units) {
-            Some(product) => product / all,
-            None => (self.items as u128 * units as u128 / all as u128) as usize,
-        }
-    }
-}
-
 /// The line that helpers watch. The caller writes all of it in one go.
 struct Board {
     call: AtomicU64,
@@ -97,6 +79,7 @@ pub struct Pool {
     shares: Box<[Line<Share>]>,
     helpers: Box<[Line<Helper>]>,
     threads: usize,
+    worth: Worth,
     /// Threads that help while they wait for a result; this many helpers may stay parked.
     pub guests: AtomicUsize,
     /// How long helpers watch at most.
@@ -145,6 +128,7 @@ impl Pool {
             shares: (0..team).map(|_| Line(Share::new())).collect(),
             helpers: (1..team).map(helper).collect(),
             threads,
+            worth: Worth::new(SHARED_WORK),
             guests: AtomicUsize::new(0),
             longest,
             looks,
@@ -214,16 +198,37 @@ impl Pool {
     }
 
     /// Runs `body` over disjoint ranges that cover `0..items`, where an item takes about `work`
-    /// tenths of a nanosecond. Small jobs, and jobs that find the pool taken, run on the caller.
+    /// tenths of a nanosecond. Small jobs, and jobs that find the pool taken, run on the caller. So
+    /// do short ones while that is faster than sharing them ([`Worth`]).
     pub fn for_each(&self, items: usize, work: usize, body: &Body) {
         if items == 0 {
             return;
         }
         let work = items.saturating_mul(work);
         let threads = self.team(work).min(items);
-        if threads == 1 || self.taken.0.swap(true, Ordering::Acquire) {
-            body(0..items);
-            return fence();
+        if threads == 1 {
+            return Self::run_alone(items, body);
+        }
+        let choice = self.worth.choose(work);
+        let begin = choice.timed.then(Instant::now);
+        let shared = choice.shared && self.share(items, work, threads, body);
+        if !shared {
+            Self::run_alone(items, body);
+        }
+        if let Some(begin) = begin {
+            self.worth.record(work, shared, begin.elapsed().as_nanos());
+        }
+    }
+
+    fn run_alone(items: usize, body: &Body) {
+        body(0..items);
+        fence();
+    }
+
+    /// Runs a job on this many threads. Returns false if another caller has the pool.
+    fn share(&self, items: usize, work: usize, threads: usize, body: &Body) -> bool {
+        if self.taken.0.swap(true, Ordering::Acquire) {
+            return false;
         }
         let guard = AbortOnUnwind;
         // SAFETY: only the lifetime changes; `wait` returns when the job is done.
@@ -239,6 +244,7 @@ impl Pool {
         self.wait(call);
         std::mem::forget(guard);
         self.taken.0.store(false, Ordering::Release);
+        true
     }
 
     fn publish(&self, job: Job, threads: usize, units: usize, waking: usize) -> Call {

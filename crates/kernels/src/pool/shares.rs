@@ -64,6 +64,27 @@ impl Call {
     }
 }
 
+/// The function that runs a range of a job's items.
+pub type Body<'a> = dyn Fn(Range<usize>) + Sync + 'a;
+
+/// The caller's job, as the helpers see it.
+#[derive(Clone, Copy)]
+pub struct Job {
+    pub body: *const Body<'static>,
+    pub items: usize,
+}
+
+impl Job {
+    /// The first item of unit `unit` of share `share`.
+    pub fn start(&self, call: Call, share: usize, unit: usize) -> usize {
+        let (units, all) = (share * call.units() + unit, call.shares() * call.units());
+        match self.items.checked_mul(units) {
+            Some(product) => product / all,
+            None => (self.items as u128 * units as u128 / all as u128) as usize,
+        }
+    }
+}
+
 /// The number of the last job, then the units taken, then the threads that run some of them.
 pub struct Share(AtomicU64);
 

@@ -109,8 +109,8 @@ impl<T: Float, F: Format> Dots for Digits<T, F> {
     }
 }
 
-/// What all rows of weights share when they are multiplied with `M` rows of x. It is computed once,
-/// since the compiler does not move it across a prefetch.
+/// Sizes and addresses that are common to all rows of weights when they are multiplied with `M` rows
+/// of x. They are computed once, since the compiler does not move them across a prefetch.
 struct Common<const M: usize> {
     groups: usize,
     /// A group has `2^shift` lanes of a chunk.

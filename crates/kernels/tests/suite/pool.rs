@@ -2,7 +2,7 @@ use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::thread::{ScopedJoinHandle, scope, sleep};
 use std::time::{Duration, Instant};
 
-use mlx_primitives_kernels::pool::Pool;
+use mlx_primitives_kernels::pool::{Pool, Worth};
 
 /// Enough work for any job to be shared.
 const HEAVY: usize = 1 << 40;
@@ -202,4 +202,67 @@ fn jobs_of_any_size_survive_sleepers() {
             }
         }
     }
+}
+
+/// Runs `jobs` jobs of `work` in a model where one takes `alone` or `shared` nanoseconds. Returns how
+/// many were shared, how many were timed, and how many of the timed ones were shared.
+fn simulate(worth: &Worth, work: usize, jobs: usize, alone: u128, shared: u128) -> [usize; 3] {
+    let mut counts = [0; 3];
+    for _ in 0..jobs {
+        let choice = worth.choose(work);
+        counts[0] += usize::from(choice.shared);
+        if choice.timed {
+            counts[1] += 1;
+            counts[2] += usize::from(choice.shared);
+            worth.record(work, choice.shared, if choice.shared { shared } else { alone });
+        }
+    }
+    counts
+}
+
+#[test]
+fn short_jobs_run_as_they_were_faster() {
+    let worth = Worth::new(1000);
+    for work in [1000, 1999, 2000, 7999] {
+        for (alone, shared) in [(100, 60), (100, 140), (100, 60), (5000, 5001)] {
+            simulate(&worth, work, 2000, alone, shared);
+            let [all, timed, timed_shared] = simulate(&worth, work, 1300, alone, shared);
+            let untimed = all - timed_shared;
+            assert_eq!(untimed, if shared < alone { 1200 } else { 0 }, "{work}: {alone}, {shared}");
+            assert_eq!(timed, 100);
+            assert!((25..=75).contains(&timed_shared), "{timed_shared} of 100 were shared");
+        }
+    }
+}
+
+#[test]
+fn a_class_of_jobs_is_measured_for_itself() {
+    let worth = Worth::new(1000);
+    simulate(&worth, 1500, 2000, 100, 200);
+    simulate(&worth, 3000, 2000, 200, 100);
+    for (work, most_are_shared) in [(1500, false), (3000, true)] {
+        let [all, ..] = simulate(&worth, work, 130, 100, if most_are_shared { 50 } else { 200 });
+        assert_eq!(all > 65, most_are_shared, "{work}: {all} of 130 were shared");
+    }
+}
+
+#[test]
+fn long_jobs_are_shared_and_never_timed() {
+    let worth = Worth::new(1000);
+    for work in [8000, 8001, 1 << 40, usize::MAX] {
+        assert_eq!(simulate(&worth, work, 100, 1, 1000), [100, 0, 0]);
+    }
+    assert_eq!(simulate(&worth, 999, 100, 1, 1000), [0; 3]);
+    assert_eq!(simulate(&worth, 0, 100, 1, 1000), [0; 3]);
+}
+
+#[test]
+fn one_slow_job_does_not_decide() {
+    let worth = Worth::new(1000);
+    simulate(&worth, 1000, 2000, 100, 60);
+    // The system ran something else meanwhile.
+    worth.record(1000, true, u128::from(u64::MAX));
+    let [all, _, timed_shared] = simulate(&worth, 1000, 13, 100, 60);
+    assert_eq!(all - timed_shared, 12);
+    worth.record(1000, true, 0);
 }

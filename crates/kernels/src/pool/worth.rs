@@ -1,0 +1,75 @@
+//! Whether a short job is worth sharing, by measurement.
+//!
+//! Handing a job to another core takes 0.4 µs between some cores and several times as long between
+//! others, and a hypervisor moves threads from ones to others within minutes. So a few jobs are timed,
+//! at random alone or shared, and the others run as those of about their size were faster.
+
+use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
+
+/// The sizes of jobs are classes of works that differ by less than twice.
+const CLASSES: usize = 3;
+/// One job of this many is timed: a prime number, so that ops that repeat are timed in turn.
+const TIMED: u32 = 13;
+/// The number of jobs that a mean time covers.
+const COVERED: u32 = 8;
+/// A job that took more than this many times the mean was interrupted, and counts as this many times
+/// the mean.
+const LONGEST: u32 = 3;
+
+/// Nanoseconds of jobs by their estimated work, and the choices that follow.
+pub struct Worth {
+    least: usize,
+    classes: [Class; CLASSES],
+}
+
+#[derive(Default)]
+struct Class {
+    jobs: AtomicU32,
+    /// Mean times in thousandths of what the estimate says, alone and shared; zero if unknown.
+    means: [AtomicU32; 2],
+}
+
+/// How a job is to run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Choice {
+    pub shared: bool,
+    /// Whether the caller is to time it and to [`record`](Worth::record) the time.
+    pub timed: bool,
+}
+
+impl Worth {
+    /// For jobs of `least` work, in tenths of a nanosecond, and more.
+    pub fn new(least: usize) -> Self {
+        Self { least, classes: Default::default() }
+    }
+
+    /// The class of a job, if it is one of those in doubt. Larger ones are worth sharing.
+    fn class(&self, work: usize) -> Option<&Class> {
+        self.classes.get((work / self.least).checked_ilog2()? as usize)
+    }
+
+    pub fn choose(&self, work: usize) -> Choice {
+        let Some(class) = self.class(work) else {
+            return Choice { shared: work >= self.least, timed: false };
+        };
+        let job = class.jobs.fetch_add(1, Relaxed);
+        if job % TIMED == 0 {
+            // The upper bit of a product with this constant is as good as random.
+            let shared = (job / TIMED).wrapping_mul(0x9e37_79b9) >> 31 == 1;
+            return Choice { shared, timed: true };
+        }
+        let [alone, shared] = [0, 1].map(|i| class.means[i].load(Relaxed));
+        Choice { shared: shared <= alone || alone == 0, timed: false }
+    }
+
+    /// Keeps the time of a job that ran alone or shared.
+    pub fn record(&self, work: usize, shared: bool, nanoseconds: u128) {
+        let Some(class) = self.class(work) else { return };
+        let mean = &class.means[usize::from(shared)];
+        let time = (nanoseconds * 10_000 / work as u128).clamp(1, 1 << 20) as u32;
+        let old = mean.load(Relaxed);
+        let time = if old == 0 { time } else { time.min(LONGEST * old) };
+        let new = if old == 0 { time } else { (old * (COVERED - 1) + time).div_ceil(COVERED) };
+        mean.store(new, Relaxed);
+    }
+}
