@@ -216,7 +216,7 @@ pub unsafe fn quantized_matmul_on(machine: Machine, call: &Call) {
 #[derive(Clone, Copy)]
 struct Order {
     lanes: usize,
-    /// A power of two up to sixteen.
+    /// 4, 8 or 16, or half as many if `half`.
     per_lane: usize,
     /// bf16 patterns instead of f32.
     half: bool,
