@@ -28,7 +28,7 @@ pub use worth::{Choice, Worth};
 
 /// Work, in tenths of a nanosecond of one core, below which a job is not worth sharing with a
 /// helper that is still watching, or not worth waking a parked one for. Sharing with one that
-/// watches takes 0.4 µs (Zen 5) or 1.3 µs (a Xeon), but more between distant cores ([`Worth`]).
+/// watches takes 0.4 µs (Zen 5) or 1.3 µs (a Xeon), and at times more ([`Worth`]).
 const SHARED_WORK: usize = 25_000;
 const WAKING_WORK: usize = 400_000;
 /// Work for each thread that takes part, for each helper that is woken, and for each unit.

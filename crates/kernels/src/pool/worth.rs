@@ -1,9 +1,9 @@
 //! Whether a short job is worth sharing, by measurement.
 //!
-//! A cache line goes to another core and back in 50 ns between some cores and in 330 ns between
-//! others (Zen 4), and a hypervisor moves threads from ones to others within minutes. So a few jobs
-//! are timed, at random alone or shared, and the others run in the way that was faster for jobs of
-//! about their size.
+//! On one virtual machine (Zen 4) a cache line went to the other core and back in 50 ns in some runs
+//! and in 330 ns in others, so what sharing costs is not known beforehand. So a few jobs are timed,
+//! some alone and some shared, and the others run in the way that was faster for jobs of about their
+//! size.
 
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
@@ -56,7 +56,7 @@ impl Worth {
         };
         let job = class.jobs.fetch_add(1, Relaxed);
         if job % TIMED == 0 {
-            // The upper bit of a product with this constant is as good as random.
+            // These bits have no short period, as the ops of a token may have.
             let shared = (job / TIMED).wrapping_mul(0x9e37_79b9) >> 31 == 1;
             return Choice { shared, timed: true };
         }

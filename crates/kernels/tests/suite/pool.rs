@@ -264,5 +264,29 @@ fn one_slow_job_does_not_decide() {
     worth.record(1000, true, u128::from(u64::MAX));
     let [all, _, timed_shared] = simulate(&worth, 1000, 13, 100, 60);
     assert_eq!(all - timed_shared, 12);
-    worth.record(1000, true, 0);
+}
+
+#[test]
+fn a_pool_times_its_short_jobs() {
+    let spin = |micros| {
+        let begin = Instant::now();
+        while begin.elapsed() < Duration::from_micros(micros) {}
+    };
+    // Microseconds of a job that runs alone, and of each range of one that is shared.
+    for (alone, range) in [(2, 40), (200, 1)] {
+        let pool = team(2);
+        // With a guest, the pool shares jobs whether or not its helper watches.
+        pool.guests.store(1, Relaxed);
+        let run = || {
+            let ranges = AtomicUsize::new(0);
+            pool.for_each(8, 4000, &|items| {
+                ranges.fetch_add(1, Relaxed);
+                spin(if items.len() == 8 { alone } else { range });
+            });
+            usize::from(ranges.into_inner() > 1)
+        };
+        (0..400).for_each(|_| _ = run());
+        let shared: usize = (0..130).map(|_| run()).sum();
+        assert_eq!(shared > 65, alone > range, "{shared} of 130 jobs were shared");
+    }
 }
