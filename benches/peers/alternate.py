@@ -91,9 +91,15 @@ class Player:
 
 
 def speeds(turn, tokens):
-    """Tokens a second of the trials that began and ended in a turn: those between two of its lines."""
-    times = [at for at, _ in turn]
-    return [tokens / (end - start) for start, end in zip(times, times[1:])]
+    """Tokens a second of the trials that began and ended in a turn: those between two of its lines.
+
+    A program that prints a trial's speed leaves out what it does between trials, so that counts.
+    """
+    trials = zip(turn, turn[1:])
+    return [
+        float(printed[0]) if printed else tokens / (end - start)
+        for (start, _), (end, (_, *printed)) in trials
+    ]
 
 
 def speed(turns, tokens):
@@ -129,7 +135,7 @@ def play(threads, options, peer, binary, reader, gigabytes):
     players = []
     try:
         for command, pattern, warm in [
-            (ours, r"^trial (\d+)", WARM["model"]),
+            (ours, r"^trial (\d+): generation ([\d.]+)", WARM["model"]),
             (theirs, r"generation run (\d+)", WARM["model"]),
             ([reader, threads, READ_MEGABYTES, 0], r"^([\d.]+) (.*)", WARM["bandwidth"]),
         ]:
@@ -166,7 +172,7 @@ def arguments():
     option("--config", default=build.HERE / "llama-1b.json", help="the model's shape")
     option("--rounds", type=int, default=7, help="turns of each program [default: 7]")
     option("--seconds", type=float, default=2.0, help="the length of a turn, of several trials [default: 2]")
-    option("--tokens", type=int, default=8, help="tokens of a trial, into an empty cache [default: 8]")
+    option("--tokens", type=int, default=16, help="tokens of a trial, from the first position on [default: 16]")
     option("--ours", metavar="FILE", help="the mlx-primitives to measure, instead of building it")
     option("--folder", default=build.ROOT / "target/peers", help="the folder of all builds")
     options = parser.parse_args()

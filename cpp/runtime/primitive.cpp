@@ -10,6 +10,7 @@
 #include "runtime/batch.h"
 #include "runtime/encode.h"
 #include "runtime/encoder.h"
+#include "runtime/node.h"
 #include "runtime/process.h"
 
 namespace mlx_primitives {
@@ -35,6 +36,12 @@ void prefer_large_pages([[maybe_unused]] void* data, [[maybe_unused]] size_t byt
 #endif
 }
 
+/** Whether nothing holds an evaluated input but these outputs, each of which lists all inputs. */
+bool only_held_by(const Arrays& outputs, const mx::array& input) {
+  auto holders = node_of(input).use_count() - 1; // one is the temporary
+  return static_cast<size_t>(holders) == outputs.size() && input.data_shared_ptr().use_count() == 1;
+}
+
 } // namespace
 
 bool FusedPrimitive::prepare(const Arrays& inputs, Arrays& outputs) const {
@@ -55,7 +62,8 @@ bool FusedPrimitive::prepare(const Arrays& inputs, Arrays& outputs) const {
     for (size_t input : candidates) {
       bool fits = inputs[input].itemsize() == outputs[i].itemsize();
       auto free = [&](const mx::array& x) {
-        return x.is_donatable() || (updated && batch && batch->only_calls_use(x));
+        return x.is_donatable() ||
+               (updated && (only_held_by(outputs, x) || (batch && batch->only_calls_use(x))));
       };
       if (!donor && fits && free(inputs[input])) {
         donor = &inputs[input];

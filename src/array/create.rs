@@ -65,10 +65,7 @@ impl Array {
     /// # Ok::<(), mlx_primitives::Error>(())
     /// ```
     pub fn full<T: Element>(shape: impl IntoShape, value: T) -> Result<Self> {
-        let shape = shape.dims();
-        let shape = shape.as_ref();
-        require_addressable("full", shape, T::DTYPE)?;
-        Self::from_bridge(ffi::full(shape, Self::scalar(value)?.raw()))
+        Self::filled(shape, T::DTYPE, &Self::scalar(value)?)
     }
 
     /// An array of zeros of the type `T`.
@@ -101,9 +98,16 @@ impl Array {
     ///
     /// # Errors
     ///
-    /// Returns an error for what [`Array::full`] refuses, of an array of float32.
+    /// Returns an error for what [`Array::full`] refuses.
     pub fn zeros_of(shape: impl IntoShape, dtype: Dtype) -> Result<Self> {
-        Self::full(shape, 0.0f32)?.astype(dtype)
+        Self::filled(shape, dtype, &Self::scalar(0.0f32)?.astype(dtype)?)
+    }
+
+    fn filled(shape: impl IntoShape, dtype: Dtype, value: &Self) -> Result<Self> {
+        let shape = shape.dims();
+        let shape = shape.as_ref();
+        require_addressable("full", shape, dtype)?;
+        Self::from_bridge(ffi::full(shape, value.raw()))
     }
 
     /// The numbers `start`, `start + step`, … up to and without `stop`, of shape `[n]`. With a

@@ -150,8 +150,8 @@ impl<'a> Bench<'a> {
 
     fn trial(&self, prompt: usize, generation: usize) -> Result<Figures> {
         let mut cache = self.before.clone();
-        if !cache.is_empty() {
-            // The first step copies the buffers, which all trials share.
+        if !cache.is_empty() || prompt == 0 {
+            // The first step makes the buffers, or copies those that all trials share.
             step(self.llama, &Array::from_slice(&[0u32], [1])?, &mut cache)?.eval()?;
         }
         memory::reset_peak_memory();

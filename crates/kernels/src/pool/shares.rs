@@ -18,7 +18,7 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// The most units of a share.
-pub const MAX_UNITS: usize = 31;
+pub const MAX_UNITS: usize = 127;
 
 /// A place in memory that shares no cache line with others. Some processors fetch lines in pairs.
 #[repr(align(128))]
@@ -29,7 +29,7 @@ pub struct Line<T>(pub T);
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct Call(u64);
 
-const NUMBER: u32 = 16;
+const NUMBER: u32 = 18;
 const UNITS: u32 = 11;
 const _: () = assert!(MAX_UNITS < 1 << (NUMBER - UNITS));
 
@@ -88,21 +88,24 @@ impl Job {
 /// The number of the last job, then the units taken, then the threads that run some of them.
 pub struct Share(AtomicU64);
 
+const LAST: u32 = 16;
 const TAKEN: u32 = 8;
 const RUNNING: u64 = (1 << TAKEN) - 1;
+/// Units from which parts are a quarter of what is left instead of half.
+const MANY_UNITS: usize = 16;
 
 impl Share {
     pub fn new() -> Share {
         Share(AtomicU64::new(Call::NONE))
     }
 
-    /// Takes half of the units that are left of the thread's `own` share, or of another one up to a
-    /// quarter of all. The thread is counted among those that run until it calls
-    /// [`leave`](Self::leave), and says by `inside` that it is counted already.
+    /// Takes a part of the units that are left: of the thread's `own` share half of few, or a quarter of
+    /// many, and of another share half as many. The thread is counted among those that run until it
+    /// calls [`leave`](Self::leave), and says by `inside` that it is counted already.
     pub fn take(&self, call: Call, own: bool, inside: bool) -> Option<Range<usize>> {
         let mut word = self.0.load(Ordering::Relaxed);
         loop {
-            let (taken, running) = match (word >> NUMBER).cmp(&call.number()) {
+            let (taken, running) = match (word >> LAST).cmp(&call.number()) {
                 // Nobody runs a unit of an earlier job, which is done.
                 std::cmp::Ordering::Less => (0, 0),
                 std::cmp::Ordering::Equal => ((word >> TAKEN & 255) as usize, word & RUNNING),
@@ -113,11 +116,10 @@ impl Share {
                 return None;
             }
             // Shorter parts come last, so that threads end at nearly the same time.
-            let half = left.div_ceil(2);
-            let most = if own { half } else { half.min(call.units().div_ceil(4)) };
-            let end = taken + most;
+            let parts = if call.units() < MANY_UNITS { 2 } else { 4 };
+            let end = taken + left.div_ceil(if own { parts } else { 2 * parts });
             let running = running + u64::from(!inside);
-            let next = call.number() << NUMBER | (end as u64) << TAKEN | running;
+            let next = call.number() << LAST | (end as u64) << TAKEN | running;
             match self.0.compare_exchange_weak(word, next, Ordering::AcqRel, Ordering::Relaxed) {
                 Ok(_) => return Some(taken..end),
                 Err(now) => word = now,
