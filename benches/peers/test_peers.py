@@ -243,6 +243,8 @@ class Alternate(unittest.TestCase):
         self.assertEqual(alternate.speeds(turns[0], 4), [4.0, 2.0])
         self.assertEqual(alternate.speed(turns, 4), 8 / 3)
         self.assertIsNone(alternate.speed(turns[1:], 4))
+        printed = [(0, ("1", "9.0")), (1, ("2", "5.0"))]
+        self.assertEqual(alternate.speeds(printed, 4), [5.0], "a speed that is printed counts")
 
     def test_ratios_are_of_the_same_round(self):
         ours, theirs = [self.turn(0, 1), self.turn(9)], [self.turn(2, 4), self.turn(5, 6)]

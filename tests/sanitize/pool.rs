@@ -12,4 +12,6 @@ mod tests;
 mod simd {
     /// Kernels use stores that bypass the caches; these tests do not.
     pub fn fence() {}
+
+    pub fn prefetch_far(_from: *const u8, _bytes: usize) {}
 }

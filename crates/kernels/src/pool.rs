@@ -7,8 +7,8 @@
 //! module `shares` tells why a helper never runs a part of a job that is over.
 //!
 //! A second caller finds the pool taken and does its work alone: no queue, hence no deadlock.
-//! Helpers watch for the next job for a while and then park; they hold nothing, so the process may
-//! exit at any time.
+//! Helpers watch for the next job for a while, and prefetch what it will read, and then park; they
+//! hold nothing, so the process may exit at any time.
 
 use std::cell::UnsafeCell;
 use std::sync::OnceLock;
@@ -19,11 +19,14 @@ use std::time::{Duration, Instant};
 use super::simd::fence;
 
 // The path is relative to this folder, also where a test includes this file by its path.
+#[path = "pool/coming.rs"]
+pub mod coming;
 #[path = "pool/shares.rs"]
 mod shares;
 #[path = "pool/worth.rs"]
 mod worth;
-use shares::{Body, Call, Job, Line, MAX_UNITS, Share};
+use coming::{Ahead, Coming};
+use shares::{AbortOnUnwind, Body, Call, Job, Line, MAX_UNITS, Share};
 pub use worth::{Choice, Worth};
 
 /// Work, in tenths of a nanosecond of one core, below which a job is not worth sharing with a
@@ -36,8 +39,7 @@ const WORK_OF_THREAD: usize = 12_000;
 const WORK_OF_WOKEN: usize = 100_000;
 const WORK_OF_UNIT: usize = 5_000;
 /// Threads from which shares have up to [`MAX_UNITS`] units instead of `FEW_UNITS`, since one of many
-/// is more often a slow one: decoding became up to 8 % faster (a shared Xeon). With two threads finer
-/// units cost 2 to 3 %.
+/// is more often a slow one. With two threads finer units cost up to 6 % (Zen 5, a Xeon).
 const MANY: usize = 4;
 const FEW_UNITS: usize = 8;
 /// How long a helper watches for the next job before it parks, at first and while jobs keep
@@ -80,6 +82,7 @@ pub struct Pool {
     helpers: Box<[Line<Helper>]>,
     threads: usize,
     worth: Worth,
+    coming: Line<Coming>,
     /// Threads that help while they wait for a result; this many helpers may stay parked.
     pub guests: AtomicUsize,
     /// How long helpers watch at most.
@@ -94,15 +97,6 @@ pub struct Pool {
 unsafe impl Sync for Pool {}
 // SAFETY: the body's pointer is followed only while the caller keeps it alive.
 unsafe impl Send for Pool {}
-
-/// A panic must not leave helpers with a dangling body, nor a job half done.
-struct AbortOnUnwind;
-
-impl Drop for AbortOnUnwind {
-    fn drop(&mut self) {
-        std::process::abort();
-    }
-}
 
 impl Pool {
     /// A pool of `threads` in all, the caller included. It lives as long as the process. Threads
@@ -129,6 +123,7 @@ impl Pool {
             helpers: (1..team).map(helper).collect(),
             threads,
             worth: Worth::new(SHARED_WORK),
+            coming: Line(Coming::new()),
             guests: AtomicUsize::new(0),
             longest,
             looks,
@@ -183,8 +178,13 @@ impl Pool {
         }
     }
 
+    /// What will probably be read after the next job.
+    pub fn coming(&self) -> &Coming {
+        &self.coming.0
+    }
+
     /// How many threads are worth a job with this much work.
-    fn team(&self, work: usize) -> usize {
+    pub fn team(&self, work: usize) -> usize {
         let watched = || {
             self.guests.load(Ordering::Relaxed) > 0
                 || self.helpers.iter().any(|helper| !helper.0.parked.load(Ordering::Relaxed))
@@ -299,14 +299,14 @@ impl Pool {
 
     /// Waits until the job is done, where the caller has found all units taken.
     fn wait(&self, call: Call) {
-        let mut looks = 0;
+        let (mut looks, mut ahead) = (0, self.coming.0.of_share(0));
         for share in &self.shares[..call.shares()] {
             while !share.0.is_idle() {
                 looks += 1;
-                if looks < 10 * self.looks {
-                    std::hint::spin_loop();
-                } else {
+                if looks >= 10 * self.looks {
                     std::thread::yield_now();
+                } else if !ahead.step() {
+                    std::hint::spin_loop();
                 }
             }
         }
@@ -321,8 +321,11 @@ impl Pool {
         let resting = || index < self.guests.load(Ordering::Relaxed);
         loop {
             let fresh = |call: Call| call.number() != last && share < call.shares();
-            let seen =
-                if resting() { None } else { self.watch(&fresh, patience, self.looks, &resting) };
+            let ahead = self.coming.0.of_share(share);
+            let seen = match resting() {
+                true => None,
+                false => self.watch(&fresh, patience, self.looks, &resting, ahead),
+            };
             if let Some(call) = seen {
                 self.work(call, share);
                 last = call.number();
@@ -348,21 +351,25 @@ impl Pool {
         // Begins with the share of the helper that rests meanwhile.
         let home = 1 + self.guests.fetch_add(1, Ordering::Relaxed) % self.helpers.len();
         let mut last = Call::NONE;
-        while let Some(call) = self.watch(&|call| call.number() != last, LENT, LOOKS, done) {
+        loop {
+            let ahead = self.coming.0.of_share(home);
+            let fresh = |call: Call| call.number() != last;
+            let Some(call) = self.watch(&fresh, LENT, LOOKS, done, ahead) else { break };
             self.work(call, home % call.shares());
             last = call.number();
         }
         self.guests.fetch_sub(1, Ordering::Relaxed);
     }
 
-    /// Waits for a job that is `fresh`. Returns `None` if `done` returns true first or `patience`
-    /// runs out.
+    /// Waits for a job that is `fresh`, and prefetches what is `ahead`. Returns `None` if `done` returns
+    /// true first or `patience` runs out.
     fn watch(
         &self,
         fresh: &dyn Fn(Call) -> bool,
         patience: Duration,
         looks: u32,
         done: &dyn Fn() -> bool,
+        mut ahead: Ahead,
     ) -> Option<Call> {
         let start = Instant::now();
         while start.elapsed() < patience {
@@ -371,7 +378,9 @@ impl Pool {
                 if fresh(call) {
                     return Some(call);
                 }
-                std::hint::spin_loop();
+                if !ahead.step() {
+                    std::hint::spin_loop();
+                }
             }
             if done() {
                 return None;

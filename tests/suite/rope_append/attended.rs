@@ -2,7 +2,7 @@
 
 use mlx_primitives::ops::{Attention, KvLayout, Offset, Rope, RopeAppend};
 use mlx_primitives::transforms::{grad, vmap};
-use mlx_primitives::{Array, Dtype, Result, async_eval, ops};
+use mlx_primitives::{Array, Dtype, Result, async_eval, eval, ops};
 
 use super::{LAYOUT, state, step, turning};
 use crate::support::compare::assert_same;
@@ -98,6 +98,33 @@ fn rules_positions_and_slots() -> Checked {
         for rules in rules {
             for options in [turning(8, 14), turning(6, &places.subtract(3)?.minimum(14)?), apart] {
                 assert_equal(&old, &qkv, LAYOUT, options, len, rules)?;
+            }
+        }
+        Ok(())
+    })
+}
+
+/// With a large array in the same graph, MLX evaluates the graph itself.
+#[test]
+fn mlx_also_updates_the_state_in_place_unless_held() -> Checked {
+    on_cpu(|| {
+        for held in [false, true] {
+            let now = state(&LAYOUT, 1, Dtype::Float32, 1)?;
+            let (place, before) = (now.address()?, now.to_vec::<f32>()?);
+            let qkv = step(&LAYOUT, 1, 1, Dtype::Float32, 5)?;
+            let (options, len, rules) = (turning(8, 3), 4, Attention::default());
+            let alike = state(&LAYOUT, 1, Dtype::Float32, 1)?;
+            let want = apart(&alike, &qkv, LAYOUT, options, len, rules)?;
+            let (new, attended) =
+                ops::rope_append_attention(&now, &qkv, LAYOUT, options, len, rules)?;
+            let kept = held.then_some(now);
+            let large = Array::zeros::<f32>(5 << 20)?;
+            eval([&new, &attended, &large])?;
+            assert_eq!(new.address()? == place, !held);
+            assert_same(&new, &want[0], "the state")?;
+            assert_same(&attended, &want[1], "attention")?;
+            if let Some(kept) = kept {
+                assert_eq!(kept.to_vec::<f32>()?, before, "a held state is not written to");
             }
         }
         Ok(())

@@ -85,6 +85,15 @@ impl Job {
     }
 }
 
+/// A panic must not leave helpers with a dangling body, nor a job half done.
+pub struct AbortOnUnwind;
+
+impl Drop for AbortOnUnwind {
+    fn drop(&mut self) {
+        std::process::abort();
+    }
+}
+
 /// The number of the last job, then the units taken, then the threads that run some of them.
 pub struct Share(AtomicU64);
 

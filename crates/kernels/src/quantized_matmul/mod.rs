@@ -10,6 +10,7 @@ mod dot;
 mod finish;
 mod format;
 pub mod int8;
+mod order;
 mod prefill;
 mod prepare;
 #[cfg(target_arch = "x86_64")]
@@ -276,6 +277,7 @@ fn each_range<F: Format>(machine: Machine, call: &Call, run: &(dyn Fn(Range<usiz
     // A core reads about twenty bytes per nanosecond; each further row of x costs half the first.
     let work = bytes * (1 + call.rows.div_ceil(2)) / 2 / 2 + 10;
     let columns = call.columns();
+    order::follow(machine.pool, call, LANES * work, call.axis * F::BITS as usize / 8);
     machine.pool.for_each(columns.div_ceil(LANES), LANES * work, &|blocks| {
         run(LANES * blocks.start..columns.min(LANES * blocks.end));
     });

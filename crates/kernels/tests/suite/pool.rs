@@ -2,6 +2,7 @@ use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::thread::{ScopedJoinHandle, scope, sleep};
 use std::time::{Duration, Instant};
 
+use mlx_primitives_kernels::pool::coming::{BYTES, Coming, Read, STEP};
 use mlx_primitives_kernels::pool::{Pool, Worth};
 
 /// Enough work for any job to be shared.
@@ -288,5 +289,55 @@ fn a_pool_times_its_short_jobs() {
         (0..400).for_each(|_| _ = run());
         let shared: usize = (0..130).map(|_| run()).sum();
         assert_eq!(shared > 65, alone > range, "{shared} of 130 jobs were shared");
+    }
+}
+
+#[test]
+fn long_jobs_end_in_short_parts() {
+    let largest = AtomicUsize::new(0);
+    team(4).for_each(4 * 127, HEAVY, &|items| _ = largest.fetch_max(items.len(), Relaxed));
+    // A quarter of a share.
+    assert!((1..=32).contains(&largest.into_inner()));
+}
+
+fn read(address: usize, bytes_of_item: usize, items: std::ops::Range<usize>) -> Read {
+    Read { address, bytes_of_item, items }
+}
+
+#[test]
+fn a_share_of_the_coming_job_is_read_from_its_first_item_on() {
+    let coming = Coming::new();
+    assert_eq!(coming.of_share(0).count(), 0);
+    coming.set(64, 4, [read(1 << 20, 1024, 0..64)].into_iter());
+    for share in 0..4 {
+        let at = |i| (1 << 20) + share * 16384 + i * STEP;
+        let want: Vec<_> = (0..16384 / STEP).map(at).collect();
+        assert_eq!(coming.of_share(share).collect::<Vec<_>>(), want);
+    }
+    assert_eq!(coming.of_share(4).count(), 0, "no thread has this share");
+    // The second share begins in the first matrix and ends in the second one.
+    coming.set(8, 2, [read(4096, STEP, 0..5), read(65536, STEP, 5..8)].into_iter());
+    let mut both: Vec<_> = coming.of_share(1).collect();
+    both.sort_unstable();
+    assert_eq!(both, [4096 + 4 * STEP, 65536, 65536 + STEP, 65536 + 2 * STEP]);
+    // Both matrices are read at once.
+    coming.set(8, 2, [read(4096, STEP, 0..8), read(65536, STEP, 0..8)].into_iter());
+    let first: Vec<_> = coming.of_share(0).take(2).collect();
+    assert_eq!(first, [65536, 4096]);
+}
+
+#[test]
+fn little_of_a_coming_job_is_prefetched_whatever_it_is() {
+    let coming = Coming::new();
+    let most = usize::MAX;
+    for values in [[1, 4096, 0, most], [most, most, 0, most], [most, 1, 7, 3], [0, 0, most, most]] {
+        let [address, bytes, first, end] = values;
+        for (items, threads) in [(1 << 20, 4), (most, most), (most, 2), (0, 1), (5, 0)] {
+            let reads = [read(address, bytes, first..end), read(address, bytes, first..end)];
+            coming.set(items, threads, reads.into_iter());
+            for share in [0, 1, 3, most] {
+                assert!(coming.of_share(share).count() <= BYTES / STEP);
+            }
+        }
     }
 }

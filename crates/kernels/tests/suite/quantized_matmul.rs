@@ -1,5 +1,7 @@
 use crate::testing::*;
+use mlx_primitives_kernels::Machine;
 use mlx_primitives_kernels::element::{Bf16, F16};
+use mlx_primitives_kernels::pool::Pool;
 use mlx_primitives_kernels::quantized_matmul::*;
 use mlx_primitives_kernels::simd::Level;
 
@@ -330,4 +332,32 @@ fn products_of_bytes_in_f16() {
 #[test]
 fn products_of_bytes_in_bf16() {
     products_of_bytes::<Bf16>();
+}
+
+#[test]
+fn a_product_foresees_the_one_that_followed_it() {
+    const AXIS: usize = 1024;
+    const COLUMNS: usize = 2048;
+    let format = (Mode::Affine, 4);
+    let packed = || random_bytes(COLUMNS * AXIS / 2, 3);
+    let (packed, scales) = ([packed(), packed(), packed()], vec![0u16; COLUMNS * AXIS / 64]);
+    let x = [Bf16::from_f32(1.0); AXIS];
+    let mut out = [Bf16::default(); COLUMNS];
+    let pool = Pool::leak_on(2, 2);
+    let mut run = |which: usize| {
+        let (packed, scales) = (packed[which].as_ptr(), scales.as_ptr().cast());
+        let weights = [Weights { packed, scales, biases: scales, columns: COLUMNS }];
+        let call = plain(format, 64, &x, AXIS, &weights, &mut out);
+        // SAFETY: the buffers above.
+        unsafe { quantized_matmul_on(Machine { pool, ..Machine::current() }, &call) };
+        pool.coming().of_share(0).next()
+    };
+    for round in 0..2 {
+        for which in 0..3 {
+            let foreseen = run(which);
+            if round > 0 {
+                assert_eq!(foreseen, Some(packed[(which + 1) % 3].as_ptr().addr()));
+            }
+        }
+    }
 }

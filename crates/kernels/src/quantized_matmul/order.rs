@@ -1,0 +1,81 @@
+//! Which product follows which: a token's products come in the same order as those of the token
+//! before. So helpers that wait for the next product can prefetch its first weights, while one thread
+//! computes what lies between the products.
+
+use std::cell::Cell;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+
+use super::{Call, Join};
+use crate::pool::Pool;
+use crate::pool::coming::{Coming, Read};
+use crate::simd::LANES;
+
+/// Products that are remembered, more than a large model has.
+const SLOTS: usize = 1024;
+/// Work, in tenths of a nanosecond, below which a product is not remembered: small weights stay in the
+/// caches.
+const LEAST_WORK: usize = 200_000;
+
+/// A product, the address of its first weights, and of those of the product that followed it.
+struct Slot {
+    weights: AtomicUsize,
+    next: AtomicUsize,
+    reads: Coming,
+}
+
+static PRODUCTS: [Slot; SLOTS] = [const { Slot::new() }; SLOTS];
+
+thread_local! {
+    /// The address of the first weights of the thread's last product.
+    static LAST: Cell<usize> = const { Cell::new(0) };
+}
+
+impl Slot {
+    const fn new() -> Self {
+        Self { weights: AtomicUsize::new(0), next: AtomicUsize::new(0), reads: Coming::new() }
+    }
+}
+
+/// The slot of a product. Another one with the same slot is forgotten.
+fn slot(weights: usize) -> &'static Slot {
+    &PRODUCTS[(weights >> 6).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> (usize::BITS - 10)]
+}
+
+/// Remembers a product of few rows, and tells the pool which one will probably follow.
+pub fn follow(pool: &Pool, call: &Call, work: usize, bytes_of_row: usize) {
+    let items = call.columns().div_ceil(LANES);
+    if pool.threads() == 1 || items.saturating_mul(work) < LEAST_WORK {
+        return;
+    }
+    let Some(first) = call.weights.first() else { return };
+    let this = first.packed.addr();
+    let product = slot(this);
+    if product.weights.swap(this, Relaxed) != this {
+        product.next.store(0, Relaxed);
+    }
+    let mut before = 0;
+    product.reads.set(
+        items,
+        pool.team(items.saturating_mul(work)).min(items),
+        call.weights.iter().map(|weights| {
+            let begin = before;
+            if call.join == Join::Concatenate {
+                before += weights.columns;
+            }
+            Read {
+                address: weights.packed.addr(),
+                bytes_of_item: LANES * bytes_of_row,
+                items: begin / LANES..(begin + weights.columns) / LANES,
+            }
+        }),
+    );
+    let last = slot(LAST.replace(this));
+    if last.next.load(Relaxed) != this {
+        last.next.store(this, Relaxed);
+    }
+    let next = product.next.load(Relaxed);
+    let coming = slot(next);
+    if next != 0 && coming.weights.load(Relaxed) == next {
+        pool.coming().copy(&coming.reads);
+    }
+}
