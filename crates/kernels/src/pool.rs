@@ -123,7 +123,7 @@ impl Pool {
             helpers: (1..team).map(helper).collect(),
             threads,
             worth: Worth::new(SHARED_WORK),
-            coming: Line(Coming::new()),
+            coming: Line(Coming::none()),
             guests: AtomicUsize::new(0),
             longest,
             looks,
@@ -178,7 +178,7 @@ impl Pool {
         }
     }
 
-    /// What will probably be read after the next job.
+    /// The memory that will probably be read after the next job.
     pub fn coming(&self) -> &Coming {
         &self.coming.0
     }

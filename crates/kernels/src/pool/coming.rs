@@ -1,4 +1,4 @@
-//! What the next job will read, so that helpers can prefetch the first of it while they wait.
+//! The memory that the next job will read, so that helpers can prefetch some of it while they wait.
 //!
 //! All of this is only a hint. It is read and written without any order, so that a helper may see
 //! parts of two descriptions, or memory that has been returned to the system: a prefetch of any
@@ -34,7 +34,7 @@ pub struct Coming {
 
 impl Coming {
     /// No job.
-    pub const fn new() -> Self {
+    pub const fn none() -> Self {
         let reads = [const { [const { AtomicUsize::new(0) }; 4] }; MOST];
         Self { items: AtomicUsize::new(0), threads: AtomicUsize::new(0), reads }
     }
@@ -62,7 +62,7 @@ impl Coming {
         }
     }
 
-    /// What the thread with this share will read first.
+    /// The memory that the thread with this share will read first.
     pub fn of_share(&self, share: usize) -> Ahead {
         let (items, threads) = (self.items.load(Relaxed), self.threads.load(Relaxed));
         let mut ahead = Ahead { ranges: [0..0, 0..0], turn: 0 };

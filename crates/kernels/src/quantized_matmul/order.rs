@@ -1,4 +1,4 @@
-//! Which product follows which: a token's products come in the same order as those of the token
+//! The order of products: a token's products come in the same order as those of the token
 //! before. So helpers that wait for the next product can prefetch its first weights, while one thread
 //! computes what lies between the products.
 
@@ -32,7 +32,7 @@ thread_local! {
 
 impl Slot {
     const fn new() -> Self {
-        Self { weights: AtomicUsize::new(0), next: AtomicUsize::new(0), reads: Coming::new() }
+        Self { weights: AtomicUsize::new(0), next: AtomicUsize::new(0), reads: Coming::none() }
     }
 }
 

@@ -306,7 +306,7 @@ fn read(address: usize, bytes_of_item: usize, items: std::ops::Range<usize>) -> 
 
 #[test]
 fn a_share_of_the_coming_job_is_read_from_its_first_item_on() {
-    let coming = Coming::new();
+    let coming = Coming::none();
     assert_eq!(coming.of_share(0).count(), 0);
     coming.set(64, 4, [read(1 << 20, 1024, 0..64)].into_iter());
     for share in 0..4 {
@@ -328,7 +328,7 @@ fn a_share_of_the_coming_job_is_read_from_its_first_item_on() {
 
 #[test]
 fn little_of_a_coming_job_is_prefetched_whatever_it_is() {
-    let coming = Coming::new();
+    let coming = Coming::none();
     let most = usize::MAX;
     for values in [[1, 4096, 0, most], [most, most, 0, most], [most, 1, 7, 3], [0, 0, most, most]] {
         let [address, bytes, first, end] = values;
