@@ -299,7 +299,7 @@ impl Pool {
 
     /// Waits until the job is done, where the caller has found all units taken.
     fn wait(&self, call: Call) {
-        let (mut looks, mut ahead) = (0, self.coming.0.of_share(0));
+        let (mut looks, mut ahead) = (0, self.coming.0.of_caller());
         for share in &self.shares[..call.shares()] {
             while !share.0.is_idle() {
                 looks += 1;
@@ -317,14 +317,15 @@ impl Pool {
         let me = &self.helpers[index].0;
         let _ = me.thread.set(std::thread::current());
         let (share, mut last, mut patience) = (index + 1, Call::NONE, SPIN);
+        let mut ahead = Ahead::after(0);
         // A guest takes this helper's place.
         let resting = || index < self.guests.load(Ordering::Relaxed);
         loop {
             let fresh = |call: Call| call.number() != last && share < call.shares();
-            let ahead = self.coming.0.of_share(share);
+            self.coming.0.update(share, &mut ahead);
             let seen = match resting() {
                 true => None,
-                false => self.watch(&fresh, patience, self.looks, &resting, ahead),
+                false => self.watch(&fresh, patience, self.looks, &resting, &mut ahead),
             };
             if let Some(call) = seen {
                 self.work(call, share);
@@ -350,11 +351,11 @@ impl Pool {
         }
         // Begins with the share of the helper that rests meanwhile.
         let home = 1 + self.guests.fetch_add(1, Ordering::Relaxed) % self.helpers.len();
-        let mut last = Call::NONE;
+        let (mut last, mut ahead) = (Call::NONE, Ahead::after(self.coming.0.number()));
         loop {
-            let ahead = self.coming.0.of_share(home);
+            self.coming.0.update(home, &mut ahead);
             let fresh = |call: Call| call.number() != last;
-            let Some(call) = self.watch(&fresh, LENT, LOOKS, done, ahead) else { break };
+            let Some(call) = self.watch(&fresh, LENT, LOOKS, done, &mut ahead) else { break };
             self.work(call, home % call.shares());
             last = call.number();
         }
@@ -369,7 +370,7 @@ impl Pool {
         patience: Duration,
         looks: u32,
         done: &dyn Fn() -> bool,
-        mut ahead: Ahead,
+        ahead: &mut Ahead,
     ) -> Option<Call> {
         let start = Instant::now();
         while start.elapsed() < patience {

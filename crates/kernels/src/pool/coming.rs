@@ -5,7 +5,8 @@
 //! address is allowed.
 
 use std::ops::Range;
-use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::sync::atomic::AtomicUsize;
+use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
 use super::super::simd::prefetch_far;
 
@@ -26,6 +27,10 @@ pub struct Read {
 
 /// A job to come.
 pub struct Coming {
+    /// Counts the descriptions.
+    number: AtomicUsize,
+    /// The number of the last description of which a caller got its part.
+    of_caller: AtomicUsize,
     items: AtomicUsize,
     threads: AtomicUsize,
     /// Addresses, bytes of an item, and the first and last items.
@@ -36,7 +41,8 @@ impl Coming {
     /// No job.
     pub const fn none() -> Self {
         let reads = [const { [const { AtomicUsize::new(0) }; 4] }; MOST];
-        Self { items: AtomicUsize::new(0), threads: AtomicUsize::new(0), reads }
+        let [number, of_caller, items, threads] = [const { AtomicUsize::new(0) }; 4];
+        Self { number, of_caller, items, threads, reads }
     }
 
     /// Describes a job with `items` items for `threads` threads. Only the first [`MOST`] reads count.
@@ -52,6 +58,7 @@ impl Coming {
         }
     }
 
+    /// Describes the same job as `from`.
     pub fn copy(&self, from: &Coming) {
         store(&self.items, from.items.load(Relaxed));
         store(&self.threads, from.threads.load(Relaxed));
@@ -60,12 +67,37 @@ impl Coming {
                 store(to, from.load(Relaxed));
             }
         }
+        self.number.store(self.number.load(Relaxed).wrapping_add(1), Release);
+    }
+
+    /// The number of the last description that was copied.
+    pub fn number(&self) -> usize {
+        self.number.load(Acquire)
+    }
+
+    /// Replaces what is `ahead` of a thread if another description was copied. So memory is
+    /// prefetched once for a description, however many jobs run before another one.
+    pub fn update(&self, share: usize, ahead: &mut Ahead) {
+        let number = self.number();
+        if ahead.number != number {
+            *ahead = Ahead { number, ..self.of_share(share) };
+        }
+    }
+
+    /// The memory that the caller of the job will read first, once for a description.
+    pub fn of_caller(&self) -> Ahead {
+        let number = self.number();
+        if self.of_caller.load(Relaxed) == number {
+            return Ahead::after(number);
+        }
+        self.of_caller.store(number, Relaxed);
+        self.of_share(0)
     }
 
     /// The memory that the thread with this share will read first.
     pub fn of_share(&self, share: usize) -> Ahead {
         let (items, threads) = (self.items.load(Relaxed), self.threads.load(Relaxed));
-        let mut ahead = Ahead { ranges: [0..0, 0..0], turn: 0 };
+        let mut ahead = Ahead::after(0);
         if share >= threads {
             return ahead;
         }
@@ -96,6 +128,8 @@ fn store(to: &AtomicUsize, value: usize) {
 pub struct Ahead {
     ranges: [Range<usize>; 2],
     turn: usize,
+    /// Of the description.
+    number: usize,
 }
 
 impl Iterator for Ahead {
@@ -112,6 +146,11 @@ impl Iterator for Ahead {
 }
 
 impl Ahead {
+    /// Nothing, until there is another description than that with this number.
+    pub fn after(number: usize) -> Self {
+        Self { ranges: [0..0, 0..0], turn: 0, number }
+    }
+
     /// Prefetches the next bytes. Returns false if none are left.
     pub fn step(&mut self) -> bool {
         let next = self.next();

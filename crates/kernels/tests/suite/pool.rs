@@ -2,7 +2,7 @@ use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::thread::{ScopedJoinHandle, scope, sleep};
 use std::time::{Duration, Instant};
 
-use mlx_primitives_kernels::pool::coming::{BYTES, Coming, Read, STEP};
+use mlx_primitives_kernels::pool::coming::{Ahead, BYTES, Coming, Read, STEP};
 use mlx_primitives_kernels::pool::{Pool, Worth};
 
 /// Enough work for any job to be shared.
@@ -339,5 +339,23 @@ fn little_of_a_coming_job_is_prefetched_whatever_it_is() {
                 assert!(coming.of_share(share).count() <= BYTES / STEP);
             }
         }
+    }
+}
+
+#[test]
+fn a_description_is_prefetched_once() {
+    let (described, coming) = (Coming::none(), Coming::none());
+    described.set(8, 2, [read(4096, STEP, 0..8)].into_iter());
+    let mut ahead = Ahead::after(coming.number());
+    for _ in 0..2 {
+        coming.copy(&described);
+        assert_eq!([coming.of_caller().count(), coming.of_caller().count()], [4, 0]);
+        coming.update(1, &mut ahead);
+        assert_eq!(ahead.by_ref().take(2).count(), 2);
+        // Another job has come and gone.
+        coming.update(1, &mut ahead);
+        assert_eq!(ahead.by_ref().collect::<Vec<_>>(), [4096 + 6 * STEP, 4096 + 7 * STEP]);
+        coming.update(1, &mut ahead);
+        assert_eq!(ahead.next(), None);
     }
 }
