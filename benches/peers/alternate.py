@@ -172,7 +172,7 @@ def arguments():
     option("--config", default=build.HERE / "llama-1b.json", help="the model's shape")
     option("--rounds", type=int, default=7, help="turns of each program [default: 7]")
     option("--seconds", type=float, default=2.0, help="the length of a turn, of several trials [default: 2]")
-    option("--tokens", type=int, default=16, help="tokens of a trial, from the first position on [default: 16]")
+    option("--tokens", type=int, default=16, help="tokens of a trial, into a nearly empty cache [default: 16]")
     option("--ours", metavar="FILE", help="the mlx-primitives to measure, instead of building it")
     option("--folder", default=build.ROOT / "target/peers", help="the folder of all builds")
     options = parser.parse_args()

@@ -1,8 +1,8 @@
 //! The memory that the next job will read, so that helpers can prefetch some of it while they wait.
 //!
-//! All of this is only a hint. It is read and written without any order, so that a helper may see
-//! parts of two descriptions, or memory that has been returned to the system: a prefetch of any
-//! address is allowed.
+//! All of this is only a hint. A helper may see parts of two descriptions while the caller writes the
+//! second one, or of memory that has been returned to the system: a prefetch of any address is
+//! allowed.
 
 use std::ops::Range;
 use std::sync::atomic::AtomicUsize;

@@ -100,7 +100,8 @@ pub struct Share(AtomicU64);
 const LAST: u32 = 16;
 const TAKEN: u32 = 8;
 const RUNNING: u64 = (1 << TAKEN) - 1;
-/// Units from which parts are a quarter of what is left instead of half.
+/// A thread takes half of the units that are left of a share with fewer units than this, and a quarter
+/// of those of a larger share.
 const MANY_UNITS: usize = 16;
 
 impl Share {
