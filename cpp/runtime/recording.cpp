@@ -236,6 +236,16 @@ bool Recording::reuse_memory() {
   return true;
 }
 
+void Recording::keep(std::shared_ptr<const Calls> calls) const {
+  std::vector<std::shared_ptr<const Calls>> ended; // freed after the lock
+  std::scoped_lock lock(mutex_);
+  auto used = [](const auto& run) { return run.use_count() > 1; };
+  auto first = std::partition(runs_.begin(), runs_.end(), used);
+  ended.assign(std::move_iterator(first), std::move_iterator(runs_.end()));
+  runs_.erase(first, runs_.end());
+  runs_.push_back(std::move(calls));
+}
+
 Arrays Recording::run(const Arrays& parameters, int positions) const {
   bool fit = parameters.size() == given_.size();
   Arrays inputs;

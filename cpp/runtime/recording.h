@@ -2,6 +2,7 @@
 #pragma once
 
 #include <memory>
+#include <mutex>
 #include <utility>
 #include <vector>
 
@@ -64,9 +65,21 @@ class Recording : public std::enable_shared_from_this<Recording> {
     CpuCall call; // if it reads and writes only memory of the recording
   };
 
+  /** The calls of a run for stages that have none, and what MLX does not keep until they have run. */
+  struct Calls {
+    std::vector<CpuCall> calls;
+    Arrays kept;
+  };
+
   explicit Recording(mx::Stream stream) : stream_(stream) {}
   bool add(const mx::array& node, const Arrays& parameters, const Arrays& results);
   bool reuse_memory();
+
+  /**
+   * Keeps the calls of a run and frees those of runs that have ended. The stream's thread does not:
+   * it would wait for locks of the thread that allocated them.
+   */
+  void keep(std::shared_ptr<const Calls> calls) const;
 
   mx::Stream stream_;
   std::vector<Stage> stages_;
@@ -76,6 +89,8 @@ class Recording : public std::enable_shared_from_this<Recording> {
   std::vector<std::pair<mx::Shape, mx::Dtype>> given_; // the parameters
   std::vector<mx::Shape> shapes_;                      // of the results
   std::vector<mx::Dtype> dtypes_;
+  mutable std::mutex mutex_;
+  mutable std::vector<std::shared_ptr<const Calls>> runs_;
 };
 
 } // namespace mlx_primitives

@@ -74,18 +74,18 @@ Replay::Step Replay::step(
 }
 
 CpuCall Replay::cpu_call(const Arrays& inputs, Arrays& outputs) const {
-  std::vector<CpuCall> calls; // of the stages that have none
-  Arrays kept;                // what MLX does not keep until they have run
+  auto run = std::make_shared<Recording::Calls>();
   auto parts = views(inputs);
   for (const auto& stage : recording_->stages_) {
     if (!stage.call) {
       auto [primitive, from, to, positions] = step(stage, inputs, parts, outputs);
-      calls.push_back(stage_call(*primitive, from, to));
-      kept.insert(kept.end(), positions.begin(), positions.end());
+      run->calls.push_back(stage_call(*primitive, from, to));
+      run->kept.insert(run->kept.end(), positions.begin(), positions.end());
     }
   }
-  return [recording = recording_, calls = std::move(calls), kept = std::move(kept)] {
-    auto next = calls.begin();
+  recording_->keep(run);
+  return [recording = recording_, run = std::move(run)] {
+    auto next = run->calls.begin();
     for (const auto& stage : recording->stages_) {
       stage.call ? stage.call() : (*next++)();
     }
