@@ -12,6 +12,8 @@ enum : unsigned {
 struct QuantizeParams {
   unsigned groups;
   unsigned threads; // of a group: a power of 2, at most 16
+  unsigned rows;    // of the matrix from which rows are taken
+  unsigned columns; // groups of such a row
 };
 
 } // namespace mlx_primitives

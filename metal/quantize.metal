@@ -99,21 +99,19 @@ template <typename T, uint BITS>
   store_codes<BITS>(packed, at, codes);
 }
 
-/** A thread computes eight elements: code times scale, rounded, plus bias. */
+/** Eight elements for thread `at`: each code of thread `from` times the scale, rounded, plus the bias. */
 template <typename T, uint BITS>
-[[kernel]] void dequantize(
-    const device uchar* packed [[buffer(0)]],
-    const device T* scales [[buffer(1)]],
-    const device T* biases [[buffer(2)]],
-    device T* out [[buffer(3)]],
-    constant QuantizeParams& params [[buffer(4)]],
-    uint at [[thread_position_in_grid]]) {
-  if (at >= params.groups * params.threads) {
-    return;
-  }
-  const float scale = float(scales[at / params.threads]);
-  const float bias = float(biases[at / params.threads]);
-  const ulong codes = load_codes<BITS>(packed, at);
+METAL_FUNC void dequantize_codes(
+    const device uchar* packed,
+    const device T* scales,
+    const device T* biases,
+    device T* out,
+    uint threads,
+    uint from,
+    uint at) {
+  const float scale = float(scales[from / threads]);
+  const float bias = float(biases[from / threads]);
+  const ulong codes = load_codes<BITS>(packed, from);
   device packed4<T>* quads = (device packed4<T>*)(out + size_t(at) * CODES);
   for (uint q = 0; q < CODES / READS; q++) {
     packed4<T> quad;
@@ -125,9 +123,42 @@ template <typename T, uint BITS>
   }
 }
 
-#define QUANTIZE_BITS(DTYPE, T, BITS)                              \
-  MLXP_KERNEL("mlxp_quantize_" #BITS "_" DTYPE, quantize<T, BITS>) \
-  MLXP_KERNEL("mlxp_quantize_back_" #BITS "_" DTYPE, dequantize<T, BITS>)
+template <typename T, uint BITS>
+[[kernel]] void dequantize(
+    const device uchar* packed [[buffer(0)]],
+    const device T* scales [[buffer(1)]],
+    const device T* biases [[buffer(2)]],
+    device T* out [[buffer(3)]],
+    constant QuantizeParams& params [[buffer(4)]],
+    uint at [[thread_position_in_grid]]) {
+  if (at < params.groups * params.threads) {
+    dequantize_codes<T, BITS>(packed, scales, biases, out, params.threads, at, at);
+  }
+}
+
+/** Takes the rows with the numbers `ids` of a matrix. A number below zero counts from the end. */
+template <typename T, uint BITS>
+[[kernel]] void dequantize_rows(
+    const device uchar* packed [[buffer(0)]],
+    const device T* scales [[buffer(1)]],
+    const device T* biases [[buffer(2)]],
+    const device int* ids [[buffer(3)]],
+    device T* out [[buffer(4)]],
+    constant QuantizeParams& params [[buffer(5)]],
+    uint at [[thread_position_in_grid]]) {
+  if (at < params.groups * params.threads) {
+    const uint threads = params.columns * params.threads; // of a row
+    const int id = ids[at / threads];
+    const uint row = min(id < 0 ? uint(id) + params.rows : uint(id), params.rows - 1);
+    const uint from = row * threads + at % threads;
+    dequantize_codes<T, BITS>(packed, scales, biases, out, params.threads, from, at);
+  }
+}
+
+#define QUANTIZE_BITS(DTYPE, T, BITS)                                     \
+  MLXP_KERNEL("mlxp_quantize_" #BITS "_" DTYPE, quantize<T, BITS>)        \
+  MLXP_KERNEL("mlxp_quantize_back_" #BITS "_" DTYPE, dequantize<T, BITS>) \
+  MLXP_KERNEL("mlxp_quantize_rows_" #BITS "_" DTYPE, dequantize_rows<T, BITS>)
 
 #define QUANTIZE_KERNELS(DTYPE, T) \
   QUANTIZE_BITS(DTYPE, T, 2)       \

@@ -177,6 +177,17 @@ Handle dequantize(
   return handle(mlx_primitives::dequantize(packed, scales, biases, group_size, bits, here()));
 }
 
+Handle dequantize_rows(
+    const MlxArray& packed,
+    const MlxArray& scales,
+    const MlxArray& biases,
+    const MlxArray& ids,
+    int32_t group_size,
+    int32_t bits) {
+  return handle(
+      mlx_primitives::dequantize_rows(packed, scales, biases, ids, group_size, bits, here()));
+}
+
 namespace {
 QuantizedFormat format_of(const QuantizedLayout& layout) {
   return {layout.group_size, layout.bits, layout.mode};

@@ -71,6 +71,13 @@ Handle dequantize(
     const MlxArray& biases,
     int32_t group_size,
     int32_t bits);
+Handle dequantize_rows(
+    const MlxArray& packed,
+    const MlxArray& scales,
+    const MlxArray& biases,
+    const MlxArray& ids,
+    int32_t group_size,
+    int32_t bits);
 void check_quantized(const ArrayList& weight, const QuantizedLayout& layout);
 Handle quantized_matmul(
     const MlxArray& x,

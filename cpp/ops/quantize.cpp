@@ -16,10 +16,51 @@ void check_format(const char* op, int group_size, int bits) {
   }
 }
 
+/** The input of Dequantize that says which rows to take. */
+constexpr size_t ROWS = 3;
+
 /** The shape with a different last dimension. */
 mx::Shape with_last(mx::Shape shape, int64_t last) {
   shape.back() = static_cast<mx::ShapeElem>(last);
   return shape;
+}
+
+/** Checks codes, scales and biases for an op. */
+void check_packed(
+    const char* op,
+    const mx::array& packed,
+    const mx::array& scales,
+    const mx::array& biases,
+    int group_size,
+    int bits) {
+  check_format(op, group_size, bits);
+  require_kernel_dtype(op, scales.dtype());
+  if (packed.dtype() != mx::uint32) {
+    refuse(op, "expected codes in uint32, got ", packed.dtype());
+  }
+  if (biases.dtype() != scales.dtype() || biases.shape() != scales.shape()) {
+    refuse(
+        op,
+        "expected biases as scales ",
+        scales.dtype(),
+        " ",
+        scales.shape(),
+        ", got ",
+        biases.dtype(),
+        " ",
+        biases.shape());
+  }
+  int64_t words = int64_t{group_size / 32} * bits;
+  if (scales.ndim() < 2 || packed.shape() != with_last(scales.shape(), scales.shape(-1) * words)) {
+    refuse(
+        op,
+        "expected rank 2 or more and ",
+        words,
+        " words of codes for each of scales ",
+        scales.shape(),
+        ", got ",
+        packed.shape());
+  }
 }
 
 } // namespace
@@ -54,41 +95,46 @@ mx::array dequantize(
     int group_size,
     int bits,
     mx::StreamOrDevice s_) {
-  constexpr auto op = "dequantize";
-  check_format(op, group_size, bits);
-  require_kernel_dtype(op, scales.dtype());
-  if (packed.dtype() != mx::uint32) {
-    refuse(op, "expected codes in uint32, got ", packed.dtype());
-  }
-  if (biases.dtype() != scales.dtype() || biases.shape() != scales.shape()) {
-    refuse(
-        op,
-        "expected biases as scales ",
-        scales.dtype(),
-        " ",
-        scales.shape(),
-        ", got ",
-        biases.dtype(),
-        " ",
-        biases.shape());
-  }
-  int64_t words = int64_t{group_size / 32} * bits;
-  if (scales.ndim() < 2 || packed.shape() != with_last(scales.shape(), scales.shape(-1) * words)) {
-    refuse(
-        op,
-        "expected rank 2 or more and ",
-        words,
-        " words of codes for each of scales ",
-        scales.shape(),
-        ", got ",
-        packed.shape());
-  }
+  check_packed("dequantize", packed, scales, biases, group_size, bits);
   auto s = mx::to_stream(s_);
   return mx::array(
       with_last(scales.shape(), int64_t{scales.shape(-1)} * group_size),
       scales.dtype(),
       std::make_shared<Dequantize>(s, group_size, bits),
       {row_contiguous(packed, s), row_contiguous(scales, s), row_contiguous(biases, s)});
+}
+
+mx::array dequantize_rows(
+    const mx::array& packed,
+    const mx::array& scales,
+    const mx::array& biases,
+    const mx::array& ids,
+    int group_size,
+    int bits,
+    mx::StreamOrDevice s_) {
+  constexpr auto op = "dequantize_rows";
+  check_packed(op, packed, scales, biases, group_size, bits);
+  if (scales.ndim() != 2) {
+    refuse(op, "expected a matrix, got scales ", scales.shape());
+  }
+  if (!mx::issubdtype(ids.dtype(), mx::integer)) {
+    refuse(op, "expected ids of an integer dtype, got ", ids.dtype());
+  }
+  if (scales.shape(0) == 0 && ids.size() > 0) {
+    refuse(op, "expected a matrix with rows, got scales ", scales.shape());
+  }
+  auto s = mx::to_stream(s_);
+  auto shape = ids.shape();
+  shape.push_back(scales.shape(1) * group_size);
+  auto numbers = ids.dtype() == mx::uint32 ? ids : mx::astype(ids, mx::int32, s);
+  return mx::array(
+      std::move(shape),
+      scales.dtype(),
+      std::make_shared<Dequantize>(s, group_size, bits),
+      {row_contiguous(packed, s),
+       row_contiguous(scales, s),
+       row_contiguous(biases, s),
+       row_contiguous(numbers, s)});
 }
 
 Arrays Quantize::compose(const Arrays& inputs) {
@@ -116,10 +162,13 @@ std::vector<mx::Shape> Quantize::output_shapes(const Arrays& inputs) {
 }
 
 Arrays Dequantize::compose(const Arrays& inputs) {
+  auto part = [&](int i) {
+    return inputs.size() > ROWS ? mx::take(inputs[i], inputs[ROWS], 0, stream()) : inputs[i];
+  };
   return {mx::dequantize(
-      inputs[0],
-      inputs[1],
-      inputs[2],
+      part(0),
+      part(1),
+      part(2),
       group_size_,
       bits_,
       "affine",
@@ -133,6 +182,13 @@ std::pair<Arrays, std::vector<int>> Dequantize::vmap(
   int size = batch_size(inputs, axes);
   auto s = stream();
   auto first = [&](int i) { return batch_first(inputs[i], axes[i], size, s); };
+  if (inputs.size() > ROWS) {
+    if (axes[0] >= 0 || axes[1] >= 0 || axes[2] >= 0) {
+      return ComposedPrimitive::vmap(inputs, axes);
+    }
+    auto [packed, scales, biases] = std::tie(inputs[0], inputs[1], inputs[2]);
+    return {{dequantize_rows(packed, scales, biases, first(ROWS), group_size_, bits_, s)}, {0}};
+  }
   return {{dequantize(first(0), first(1), first(2), group_size_, bits_, s)}, {0}};
 }
 
@@ -143,16 +199,21 @@ bool Dequantize::is_equivalent(const mx::Primitive& other) const {
 
 std::vector<mx::Shape> Dequantize::output_shapes(const Arrays& inputs) {
   auto& scales = inputs[1];
-  return {with_last(scales.shape(), int64_t{scales.shape(-1)} * group_size_)};
+  auto shape = scales.shape();
+  if (inputs.size() > ROWS) {
+    shape = inputs[ROWS].shape();
+    shape.push_back(0);
+  }
+  return {with_last(std::move(shape), int64_t{scales.shape(-1)} * group_size_)};
 }
 
 namespace {
 
 constexpr uint32_t QUANTIZE_GROUP = 256; // threads; whole SIMD groups
 
-/** Quantizes the groups of `of`, or if `back` computes `of` from its codes. */
+/** Runs the form of the kernel for the groups of `of`, which is x or dequantized. */
 Dispatch dispatch(
-    bool back,
+    const char* form,
     const mx::array& of,
     int group_size,
     int bits,
@@ -167,8 +228,12 @@ Dispatch dispatch(
   params.groups = static_cast<uint32_t>(groups);
   auto count = static_cast<uint32_t>(ceil_div(threads, width));
   grid_count("quantize", "threads", uint64_t{count} * width);
-  std::string kernel = back ? "mlxp_quantize_back_" : "mlxp_quantize_";
-  kernel += std::to_string(bits) + type_suffix(of);
+  if (inputs.size() > ROWS) {
+    params.rows = static_cast<uint32_t>(inputs[1].shape(0));
+    params.columns = static_cast<uint32_t>(inputs[1].shape(1));
+    grid_count("quantize", "codes of eight", uint64_t{inputs[1].size()} * params.threads);
+  }
+  std::string kernel = std::string(form) + std::to_string(bits) + type_suffix(of);
   return {"quantize", {kernel, {count, 1, 1}, {width, 1, 1}}, inputs, outputs, params};
 }
 
@@ -176,7 +241,7 @@ Dispatch dispatch(
 
 std::vector<Dispatch> Quantize::dispatches(
     const Arrays& inputs, const Arrays& outputs, uint32_t max_threads) {
-  return {dispatch(false, inputs[0], group_size_, bits_, inputs, outputs, max_threads)};
+  return {dispatch("mlxp_quantize_", inputs[0], group_size_, bits_, inputs, outputs, max_threads)};
 }
 
 CpuCall Quantize::cpu_call(const Arrays& inputs, Arrays& outputs) const {
@@ -195,20 +260,30 @@ CpuCall Quantize::cpu_call(const Arrays& inputs, Arrays& outputs) const {
 
 std::vector<Dispatch> Dequantize::dispatches(
     const Arrays& inputs, const Arrays& outputs, uint32_t max_threads) {
-  return {dispatch(true, outputs[0], group_size_, bits_, inputs, outputs, max_threads)};
+  auto form = inputs.size() > ROWS ? "mlxp_quantize_rows_" : "mlxp_quantize_back_";
+  return {dispatch(form, outputs[0], group_size_, bits_, inputs, outputs, max_threads)};
 }
 
 CpuCall Dequantize::cpu_call(const Arrays& inputs, Arrays& outputs) const {
   auto& out = outputs[0];
+  bool taken = inputs.size() > ROWS;
   return [dtype = kernel_dtype(out),
           packed = inputs[0].data<uint32_t>(),
           scales = bytes(inputs[1]),
           biases = bytes(inputs[2]),
+          ids = taken ? inputs[ROWS].data<int32_t>() : nullptr,
+          rows = static_cast<size_t>(inputs[1].shape(0)),
+          columns = static_cast<size_t>(inputs[1].shape(-1)),
           to = bytes(out),
           groups = out.size() / group_size_,
           group_size = static_cast<size_t>(group_size_),
           bits = static_cast<size_t>(bits_)] {
-    bridge::dequantize_cpu(dtype, packed, scales, biases, to, groups, group_size, bits);
+    if (ids) {
+      bridge::dequantize_rows_cpu(
+          dtype, packed, scales, biases, ids, rows, columns, to, groups, group_size, bits);
+    } else {
+      bridge::dequantize_cpu(dtype, packed, scales, biases, to, groups, group_size, bits);
+    }
   };
 }
 

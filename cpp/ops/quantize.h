@@ -19,6 +19,16 @@ mx::array dequantize(
     int bits,
     mx::StreamOrDevice s = {});
 
+/** Rows of the matrix of `dequantize`: [..., k] for integers `ids` [...], of which negative ones count from the end. */
+mx::array dequantize_rows(
+    const mx::array& packed,
+    const mx::array& scales,
+    const mx::array& biases,
+    const mx::array& ids,
+    int group_size,
+    int bits,
+    mx::StreamOrDevice s = {});
+
 /** Input: x (row-contiguous, floating). Outputs: codes, scales, biases. */
 class Quantize : public ComposedPrimitive {
  public:
@@ -36,7 +46,10 @@ class Quantize : public ComposedPrimitive {
   int bits_;
 };
 
-/** Inputs: codes (uint32), scales, biases (of one floating type), all row-contiguous. */
+/**
+ * Inputs: codes (uint32), scales, biases (of one floating type), and perhaps the rows to take (int32
+ * or uint32), all row-contiguous.
+ */
 class Dequantize : public ComposedPrimitive {
  public:
   Dequantize(mx::Stream stream, int group_size, int bits)

@@ -314,6 +314,22 @@ pub(crate) mod bridge {
             group_size: usize,
             bits: usize,
         );
+        /// The buffers hold what `dequantize_cpu` requires: the inputs `rows` rows of `columns` groups,
+        /// and `ids` a number for each `columns` of the `groups` groups of `out`.
+        #[allow(clippy::too_many_arguments)]
+        unsafe fn dequantize_rows_cpu(
+            dtype: Dtype,
+            packed: *const u32,
+            scales: *const u8,
+            biases: *const u8,
+            ids: *const i32,
+            rows: usize,
+            columns: usize,
+            out: *mut u8,
+            groups: usize,
+            group_size: usize,
+            bits: usize,
+        );
         /// The buffers hold what `cpu::QuantizedCall` says; `out` may be `residual`.
         unsafe fn quantized_matmul_cpu(call: &QuantizedCall, parts: &[QuantizedPart]);
         /// `rows * axis` elements are readable at `x`, and `rows` are writable at `out`.

@@ -172,6 +172,14 @@ pub(crate) mod bridge {
             group_size: i32,
             bits: i32,
         ) -> Result<UniquePtr<MlxArray>>;
+        fn dequantize_rows(
+            packed: &MlxArray,
+            scales: &MlxArray,
+            biases: &MlxArray,
+            ids: &MlxArray,
+            group_size: i32,
+            bits: i32,
+        ) -> Result<UniquePtr<MlxArray>>;
         fn check_quantized(weight: &CxxVector<MlxArray>, layout: &QuantizedLayout) -> Result<()>;
         unsafe fn quantized_matmul(
             x: &MlxArray,

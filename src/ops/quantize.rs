@@ -58,3 +58,17 @@ pub fn dequantize(
     let built = ffi::dequantize(packed.raw(), scales.raw(), biases.raw(), group_size, bits);
     chosen(format_args!("dequantize, {bits} bits"), || rows(packed), built)
 }
+
+/// The rows `ids` of the matrix that [`dequantize`] unpacks.
+pub(super) fn dequantize_rows(
+    packed: &Array,
+    scales: &Array,
+    biases: &Array,
+    ids: &Array,
+    group_size: i32,
+    bits: i32,
+) -> Result<Array> {
+    let parts = (packed.raw(), scales.raw(), biases.raw());
+    let built = ffi::dequantize_rows(parts.0, parts.1, parts.2, ids.raw(), group_size, bits);
+    chosen(format_args!("dequantize, {bits} bits"), || ids.size(), built)
+}

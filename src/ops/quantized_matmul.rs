@@ -1,4 +1,4 @@
-use super::dequantize;
+use super::quantize::dequantize_rows;
 use crate::array::{Array, from_list, or_null, to_list};
 use crate::dtype::Dtype;
 use crate::error::{Error, Result};
@@ -155,20 +155,21 @@ impl QuantizedWeight {
     }
 
     /// The rows at the indices `ids`, an array `[...]` of integers, as `[..., k]` of the type
-    /// `dtype`: the lookup of an embedding.
+    /// `dtype`: the lookup of an embedding. Indices below zero count from the end.
     ///
     /// # Errors
     ///
     /// Returns an error if `ids` has no integer type, or `dtype` is no floating type.
     pub fn take_rows(&self, ids: &Array, dtype: Dtype) -> Result<Array> {
-        let taken: Vec<Array> =
-            self.arrays().map(|part| part.take(ids, 0)).collect::<Result<_>>()?;
-        if let [packed, scales, biases] = taken.as_slice()
+        let parts: Vec<&Array> = self.arrays().collect();
+        if let [packed, scales, biases] = parts.as_slice()
             && [scales.dtype(), biases.dtype()] == [dtype; 2]
         {
             // One node with the bits of MLX's unpacking, which takes many nodes on a CPU.
-            return dequantize(packed, scales, biases, self.group_size, self.bits);
+            return dequantize_rows(packed, scales, biases, ids, self.group_size, self.bits);
         }
+        let taken: Vec<Array> =
+            parts.into_iter().map(|part| part.take(ids, 0)).collect::<Result<_>>()?;
         let list = to_list(&taken);
         Array::from_bridge(ffi::unpack_matrix(&list, &self.layout(), dtype.into()))
     }

@@ -2,6 +2,7 @@
 //! whose values `table` tests.
 
 use mlx_primitives::device::Device;
+use mlx_primitives::ops::{QuantizedMode, QuantizedWeight};
 use mlx_primitives::transforms::{vjp, vmap};
 use mlx_primitives::{Array, Dtype, Result, builtin, ops, stack};
 
@@ -138,6 +139,83 @@ fn extremes_are_those_of_mlx() -> Checked {
         }
         Ok(())
     })
+}
+
+/// The rows `ids` of a matrix, by one node, and by MLX's lookups of codes, scales and biases.
+fn both_rows(weight: &QuantizedWeight, ids: &Array) -> Result<[Array; 2]> {
+    let (scales, biases) = (weight.scales(), weight.biases().expect("affine has biases"));
+    let (group_size, bits) = (weight.group_size(), weight.bits());
+    let [packed, scales, biases] =
+        [weight.packed().take(ids, 0)?, scales.take(ids, 0)?, biases.take(ids, 0)?];
+    let peer = ops::dequantize(&packed, &scales, &biases, group_size, bits)?;
+    Ok([weight.take_rows(ids, scales.dtype())?, peer])
+}
+
+#[test]
+fn rows_are_those_of_mlx() -> Checked {
+    each_device(|_| {
+        for (dtype, bits) in FLOATS.into_iter().flat_map(|d| BITS.map(|bits| (d, bits))) {
+            for group_size in GROUPS {
+                let w = random(&[11, 2 * group_size], dtype, 1)?;
+                let weight =
+                    QuantizedWeight::quantize(&w, group_size, bits, QuantizedMode::Affine)?;
+                let ids = Array::from_slice(&[10, 0, -1, 3, 3, -11], (3, 2))?;
+                let [rows, peer] = both_rows(&weight, &ids)?;
+                assert_eq!(rows.shape(), [3, 2, 2 * group_size]);
+                assert_same(&rows, &peer, &format!("{dtype} {bits} {group_size}"))?;
+            }
+        }
+        let w = random(&[9, 64], Dtype::Bfloat16, 1)?;
+        let weight = QuantizedWeight::quantize(&w, 32, 4, QuantizedMode::Affine)?;
+        let ids = Array::from_slice(&[8i32, 1, 0, 5], (2, 2))?;
+        for kind in [Dtype::Uint8, Dtype::Int16, Dtype::Uint32, Dtype::Int64] {
+            let [rows, peer] = both_rows(&weight, &ids.astype(kind)?.t()?)?;
+            assert_same(&rows, &peer, &format!("{kind} ids that are not contiguous"))?;
+        }
+        let [one, peer] = both_rows(&weight, &Array::scalar(4i32)?)?;
+        assert_eq!(one.shape(), [64]);
+        assert_same(&one, &peer, "one row")?;
+        let none = both_rows(&weight, &Array::from_slice::<i32>(&[], (2, 0))?)?;
+        assert!(none.iter().all(|rows| rows.shape() == [2, 0, 64]));
+        // MLX reads whatever lies there.
+        let beyond = weight.take_rows(&Array::from_slice(&[9, -10, i32::MAX], 3)?, w.dtype())?;
+        let last = weight.take_rows(&Array::from_slice(&[8, 8, 8], 3)?, w.dtype())?;
+        assert_same(&beyond, &last, "rows beyond the matrix")?;
+        let refused = weight.take_rows(&Array::scalar(1.0f32)?, w.dtype()).unwrap_err();
+        assert!(refused.to_string().contains("integer"), "{refused}");
+        Ok(())
+    })
+}
+
+#[test]
+fn rows_have_the_derivatives_and_vmap_of_mlxs_lookups() -> Checked {
+    let (packed, scales, biases) = ops::quantize(&random32(&[5, 64], 1)?, 32, 4)?;
+    let ids = Array::from_slice(&[4, 0, 4], 3)?;
+    let rows = |scales: &Array, biases: &Array, ids: &Array| {
+        let (packed, scales, biases) = (packed.clone(), scales.clone(), Some(biases.clone()));
+        let weight = QuantizedWeight::new(packed, scales, biases, 32, 4, QuantizedMode::Affine)?;
+        weight.take_rows(ids, Dtype::Float32)
+    };
+    let peer = |scales: &Array, biases: &Array, ids: &Array| {
+        let [packed, scales, biases] =
+            [packed.take(ids, 0)?, scales.take(ids, 0)?, biases.take(ids, 0)?];
+        ops::dequantize(&packed, &scales, &biases, 32, 4)
+    };
+    let g = random32(&[3, 64], 2)?;
+    let ours = vjp(|p| Ok(vec![rows(&p[0], &p[1], &ids)?]), &[&scales, &biases], &[&g])?.1;
+    let theirs = vjp(|p| Ok(vec![peer(&p[0], &p[1], &ids)?]), &[&scales, &biases], &[&g])?.1;
+    for (ours, theirs) in ours.iter().zip(&theirs) {
+        assert_same(ours, theirs, "vjp")?;
+        assert!(numbers(ours)?.iter().any(|v| *v != 0.0), "a gradient of nothing but zeros");
+    }
+    let many = Array::from_slice(&[4, 0, 1, 3, 2, 2], (3, 2))?;
+    let one = vmap(|p| Ok(vec![rows(&scales, &biases, &p[0])?]), &[&many], [Some(1)], [0])?;
+    assert_same(&one[0], &rows(&scales, &biases, &many.t()?)?, "vmap over ids")?;
+    let doubled = stack(&[&scales, &scales.multiply(2.0)?], 0)?;
+    let two = vmap(|p| Ok(vec![rows(&p[0], &biases, &ids)?]), &[&doubled], [Some(0)], [0])?;
+    let second = rows(&scales.multiply(2.0)?, &biases, &ids)?;
+    assert_same(&two[0].slice_axis(0, 1..2)?.squeeze([0])?, &second, "vmap over scales")?;
+    Ok(())
 }
 
 #[test]

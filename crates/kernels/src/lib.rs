@@ -63,7 +63,7 @@ pub use linear::{LinearCall, linear};
 pub use logsumexp::{log_softmax, logsumexp};
 pub use lora::{LoraCall, lora};
 pub use masked_softmax::{Mask, MaskedSoftmaxShape, masked_softmax, masked_softmax_grad};
-pub use quantize::{QuantizeShape, dequantize, quantize};
+pub use quantize::{QuantizeShape, TakenRows, dequantize, dequantize_rows, quantize};
 pub use quantized_matmul::{
     Call as QuantizedCall, Join, LowRank, Mode, Norm, Weights, allow_int8_activations,
     int8_activations, quantized_matmul,

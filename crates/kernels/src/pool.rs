@@ -111,7 +111,8 @@ impl Pool {
         let team = threads.min(available).max(1);
         let helper = |_| Line(Helper { parked: AtomicBool::new(false), thread: OnceLock::new() });
         // With more threads than cores, a thread that watches may keep one from its work.
-        let (longest, looks) = if team > cores() { (SPIN, LOOKS) } else { (LONG_SPIN, MORE_LOOKS) };
+        let (longest, looks) =
+            if team.max(2) > cores() { (SPIN, LOOKS) } else { (LONG_SPIN, MORE_LOOKS) };
         let pool: &'static Pool = Box::leak(Box::new(Pool {
             board: Line(Board {
                 call: AtomicU64::new(Call::NONE),
@@ -344,9 +345,11 @@ impl Pool {
         }
     }
 
-    /// Helps until `done` returns true, or until no job has come for a while.
+    /// Helps until `done` returns true, or until no job has come for a while. With a pool of one thread
+    /// it only waits, since that thread would take long to wake this one.
     pub fn lend(&self, done: &dyn Fn() -> bool) {
         if self.helpers.is_empty() {
+            self.watch(&|_| false, self.longest, LOOKS, done, &mut Ahead::after(0));
             return;
         }
         // Begins with the share of the helper that rests meanwhile.

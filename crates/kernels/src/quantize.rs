@@ -80,7 +80,57 @@ pub unsafe fn dequantize(
     let machine = Machine::current();
     // SAFETY: the caller's contract, and the machine is this one.
     with_element!(element, T => unsafe {
-        dequantize_on::<T>(machine, packed, scales.cast(), biases.cast(), out.cast(), shape)
+        dequantize_on::<T>(machine, packed, scales.cast(), biases.cast(), None, out.cast(), shape)
+    })
+}
+
+/// The rows of a matrix that [`dequantize_rows`] writes one after the other.
+#[derive(Clone, Copy)]
+pub struct TakenRows {
+    /// A number for each row of the result. Numbers below zero count from the end of the matrix, and
+    /// those beyond it stand for its last row.
+    pub ids: *const i32,
+    /// Rows of the matrix, at least one.
+    pub rows: usize,
+    /// Groups of a row, at least one.
+    pub columns: usize,
+}
+
+// SAFETY: the numbers are only read.
+unsafe impl Sync for TakenRows {}
+
+impl TakenRows {
+    /// The group of the matrix that is group `at` of the result.
+    ///
+    /// # Safety
+    /// There is a number for the row of that group.
+    #[inline(always)]
+    unsafe fn group(&self, at: usize) -> usize {
+        // SAFETY: the caller's contract.
+        let id = unsafe { *self.ids.add(at / self.columns) };
+        let row = if id < 0 { self.rows.wrapping_add_signed(id as isize) } else { id as usize };
+        row.min(self.rows - 1) * self.columns + at % self.columns
+    }
+}
+
+/// Equals [`dequantize`] of the rows that `taken` names.
+///
+/// # Safety
+/// `packed`, `scales` and `biases` hold the rows of the matrix, as [`dequantize`] requires, and `out` the
+/// groups of the shape, which are whole rows, one for each number.
+pub unsafe fn dequantize_rows(
+    element: Element,
+    packed: *const u32,
+    scales: *const u8,
+    biases: *const u8,
+    taken: TakenRows,
+    out: *mut u8,
+    shape: &QuantizeShape,
+) {
+    let (machine, taken) = (Machine::current(), Some(&taken));
+    // SAFETY: the caller's contract, and the machine is this one.
+    with_element!(element, T => unsafe {
+        dequantize_on::<T>(machine, packed, scales.cast(), biases.cast(), taken, out.cast(), shape)
     })
 }
 
@@ -113,6 +163,7 @@ pub unsafe fn dequantize_on<T: Float>(
     packed: *const u32,
     scales: *const T,
     biases: *const T,
+    taken: Option<&TakenRows>,
     out: *mut T,
     shape: &QuantizeShape,
 ) {
@@ -131,7 +182,9 @@ pub unsafe fn dequantize_on<T: Float>(
         };
         // SAFETY: the caller's contract; the ranges of groups are disjoint.
         unsafe {
-            with_bits!(shape.bits, BITS => machine.level.run(Dequantize::<T, BITS>(call, to)))
+            with_bits!(shape.bits, BITS => {
+                machine.level.run(Dequantize::<T, BITS>(call, taken, to));
+            })
         }
     });
 }
@@ -146,7 +199,7 @@ struct Groups<'a, T> {
 }
 
 struct Quantize<'a, T, const BITS: usize>(Groups<'a, T>);
-struct Dequantize<'a, T, const BITS: usize>(Groups<'a, T>, Output<T>);
+struct Dequantize<'a, T, const BITS: usize>(Groups<'a, T>, Option<&'a TakenRows>, Output<T>);
 
 impl<T: Float, const BITS: usize> Kernel for Quantize<'_, T, BITS> {
     const BF16: bool = T::IS_BF16;
@@ -233,9 +286,10 @@ impl<T: Float, const BITS: usize> Kernel for Dequantize<'_, T, BITS> {
     unsafe fn run<V: F32x16>(self) {
         let Groups { packed, scales, biases, groups, shape, .. } = self.0;
         for group in groups {
-            // SAFETY: as in Quantize.
+            // SAFETY: as in Quantize, and there is a number for each row.
             unsafe {
-                let out = self.1.add(group * shape.group_size);
+                let out = self.2.add(group * shape.group_size);
+                let group = self.1.map_or(group, |taken| taken.group(group));
                 let bytes = packed.add(group * shape.words()).cast::<u8>();
                 let scale = V::splat((*scales.add(group)).to_float());
                 let bias = V::splat((*biases.add(group)).to_float());

@@ -73,6 +73,30 @@ pub(super) unsafe fn dequantize_cpu(
     }
 }
 
+/// # Safety
+/// The requirements are those of the declaration in `ffi/kernels.rs`.
+#[allow(clippy::too_many_arguments)]
+pub(super) unsafe fn dequantize_rows_cpu(
+    dtype: bridge::Dtype,
+    packed: *const u32,
+    scales: *const u8,
+    biases: *const u8,
+    ids: *const i32,
+    rows: usize,
+    columns: usize,
+    out: *mut u8,
+    groups: usize,
+    group_size: usize,
+    bits: usize,
+) {
+    if let Some(element) = element(dtype) {
+        let shape = QuantizeShape { groups, group_size, bits };
+        let taken = cpu::TakenRows { ids, rows, columns };
+        // SAFETY: the caller promises what the kernel requires.
+        unsafe { cpu::dequantize_rows(element, packed, scales, biases, taken, out, &shape) }
+    }
+}
+
 fn mode_of(mode: bridge::QuantizedMode) -> cpu::Mode {
     match mode {
         bridge::QuantizedMode::Mxfp4 => cpu::Mode::Mxfp4,

@@ -28,7 +28,7 @@ fn back<T: Sample>(on: Machine, q: &Quantized<T>, shape: &QuantizeShape) -> Vec<
     let mut out = vec![T::default(); shape.groups * shape.group_size];
     let (scales, biases) = (q.scales.as_ptr(), q.biases.as_ptr());
     // SAFETY: the buffers hold the shape's groups.
-    unsafe { dequantize_on(on, q.packed.as_ptr(), scales, biases, out.as_mut_ptr(), shape) };
+    unsafe { dequantize_on(on, q.packed.as_ptr(), scales, biases, None, out.as_mut_ptr(), shape) };
     out
 }
 
@@ -73,6 +73,41 @@ fn check<T: Sample>(x: &[T], shape: &QuantizeShape) {
         assert_same(&got.biases, &expected.biases, &what);
         assert_eq!(got.packed, expected.packed, "{what}");
         assert_same(&back(machine, &got, shape), &values, &what);
+    }
+}
+
+/// Rows of a matrix with `shape.groups` groups, of which each row has `columns`.
+fn taken<T: Sample>(
+    on: Machine,
+    q: &Quantized<T>,
+    ids: &[i32],
+    columns: usize,
+    shape: &QuantizeShape,
+) -> Vec<T> {
+    let rows = TakenRows { ids: ids.as_ptr(), rows: shape.groups / columns, columns };
+    let shape = &QuantizeShape { groups: ids.len() * columns, ..*shape };
+    let mut out = vec![T::default(); shape.groups * shape.group_size];
+    let (scales, biases, to) = (q.scales.as_ptr(), q.biases.as_ptr(), out.as_mut_ptr());
+    // SAFETY: the buffers hold the matrix, and a number and a place for each row.
+    unsafe { dequantize_on(on, q.packed.as_ptr(), scales, biases, Some(&rows), to, shape) };
+    out
+}
+
+#[test]
+fn rows_in_any_order_and_beyond_the_matrix() {
+    for bits in BITS {
+        let (rows, columns) = (7, 3);
+        let shape = QuantizeShape { groups: rows * columns, group_size: 64, bits };
+        let x = random(rows * columns * 64, 1.0);
+        for machine in machines() {
+            let q = run(machine, &x, &shape);
+            let all = back(machine, &q, &shape);
+            let ids = [3, 0, 6, 6, -1, -7, 7, i32::MAX, -8, i32::MIN];
+            let found = [3, 0, 6, 6, 6, 0, 6, 6, 6, 6];
+            let row = |id: &usize| all[id * columns * 64..(id + 1) * columns * 64].to_vec();
+            let want: Vec<f32> = found.iter().flat_map(row).collect();
+            assert_same(&taken(machine, &q, &ids, columns, &shape), &want, "rows");
+        }
     }
 }
 
