@@ -172,9 +172,10 @@ fn rows_are_those_of_mlx() -> Checked {
             let [rows, peer] = both_rows(&weight, &ids.astype(kind)?.t()?)?;
             assert_same(&rows, &peer, &format!("{kind} ids that are not contiguous"))?;
         }
-        let [one, peer] = both_rows(&weight, &Array::scalar(4i32)?)?;
+        let one = weight.take_rows(&Array::scalar(5i32)?, w.dtype())?;
         assert_eq!(one.shape(), [64]);
-        assert_same(&one, &peer, "one row")?;
+        let [_, peer] = both_rows(&weight, &Array::from_slice(&[5], 1)?)?;
+        assert_same(&one, &peer.squeeze([0])?, "one row")?;
         let none = both_rows(&weight, &Array::from_slice::<i32>(&[], (2, 0))?)?;
         assert!(none.iter().all(|rows| rows.shape() == [2, 0, 64]));
         // MLX reads whatever lies there.

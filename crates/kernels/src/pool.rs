@@ -9,7 +9,6 @@
 //! A second caller finds the pool taken and does its work alone: no queue, hence no deadlock.
 //! Helpers watch for the next job for a while, and prefetch what it will read, and then park; they
 //! hold nothing, so the process may exit at any time.
-
 use std::cell::UnsafeCell;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
@@ -111,8 +110,8 @@ impl Pool {
         let team = threads.min(available).max(1);
         let helper = |_| Line(Helper { parked: AtomicBool::new(false), thread: OnceLock::new() });
         // With more threads than cores, a thread that watches may keep one from its work.
-        let (longest, looks) =
-            if team.max(2) > cores() { (SPIN, LOOKS) } else { (LONG_SPIN, MORE_LOOKS) };
+        let spare = team.max(2) <= cores();
+        let (longest, looks) = if spare { (LONG_SPIN, MORE_LOOKS) } else { (SPIN, LOOKS) };
         let pool: &'static Pool = Box::leak(Box::new(Pool {
             board: Line(Board {
                 call: AtomicU64::new(Call::NONE),
@@ -345,8 +344,8 @@ impl Pool {
         }
     }
 
-    /// Helps until `done` returns true, or until no job has come for a while. With a pool of one thread
-    /// it only waits, since that thread would take long to wake this one.
+    /// Helps until `done` returns true, or until no job has come for a while. A pool of one thread gets
+    /// no help, but that thread would take long to wake this one.
     pub fn lend(&self, done: &dyn Fn() -> bool) {
         if self.helpers.is_empty() {
             self.watch(&|_| false, self.longest, LOOKS, done, &mut Ahead::after(0));
