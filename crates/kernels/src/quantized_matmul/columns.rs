@@ -69,18 +69,18 @@ pub(super) trait Dots: Sized {
     /// The operands are those of a row of the call, prepared in this trait's order.
     unsafe fn dot<V: F32x16, const M: usize>(row: Operands, rows: [usize; M]) -> [V; M];
 
-    /// Multiplies `count` rows of weights, at most sixteen, with row `m` of x.
+    /// Multiplies `count` rows of weights, at most sixteen, with row `m` of x: a lane for each.
     ///
     /// # Safety
     /// The contract of [`dot`](Self::dot), for each of the rows from `first` on.
     #[inline(always)]
-    unsafe fn block<V: F32x16>(first: Operands, m: usize, count: usize) -> [V; LANES] {
+    unsafe fn block<V: F32x16>(first: Operands, m: usize, count: usize) -> V {
         let mut sums = [V::splat(0.0); LANES];
         for (column, sum) in sums.iter_mut().enumerate().take(count) {
             // SAFETY: the caller's contract.
             [*sum] = unsafe { Self::dot::<V, 1>(first.below::<Self>(column), [m]) };
         }
-        sums
+        V::reduce_add_each(sums)
     }
 }
 
@@ -247,8 +247,7 @@ unsafe fn block<V: F32x16, D: Dots, const B: usize>(
     if B == 1 || V::SMALL {
         // SAFETY: the rows are some of the weights', the row of x is the call's; sixteen floats.
         unsafe {
-            let sums = D::block::<V>(operands, band.start, count);
-            V::reduce_add_each(sums).store(to[0].as_mut_ptr());
+            D::block::<V>(operands, band.start, count).store(to[0].as_mut_ptr());
         }
         return;
     }

@@ -14,7 +14,7 @@ use super::format::Format;
 use super::{Call, FEW_ROWS};
 use crate::Machine;
 use crate::element::Float;
-use crate::simd::{F32x16, LANES, prefetch_far};
+use crate::simd::{F32x16, LANES, prefetch_far, transpose};
 pub(super) use split::prepare;
 
 /// The bytes of an element.
@@ -46,12 +46,13 @@ const fn pair<F: Format>() -> usize {
 /// The group of each lane of [`F32x16::zip_words`] of two chunks, where `2^shift` lanes are a group.
 #[inline(always)]
 fn pair_groups<V: F32x16>(shift: u32) -> V::Int {
-    let mut groups = [0u32; LANES];
-    for (lane, group) in groups.iter_mut().enumerate() {
-        *group = (lane / 4 * 4 + lane / 2 % 2 * LANES) as u32 >> shift;
-    }
-    // SAFETY: sixteen words; `load` takes any bits as they are.
-    unsafe { V::load(groups.as_ptr().cast()).to_bits() }
+    numbers::<V>(|lane| (lane / 4 * 4 + lane / 2 % 2 * LANES) >> shift)
+}
+
+/// A small number for each lane.
+#[inline(always)]
+fn numbers<V: F32x16>(of_lane: impl Fn(usize) -> usize) -> V::Int {
+    transpose::from_lanes::<V>(|lane| f32::from_bits(of_lane(lane) as u32)).to_bits()
 }
 
 /// Adds up products of bytes.
@@ -66,12 +67,12 @@ impl<T: Float, F: Format> Dots for Digits<T, F> {
         let common = Common::new::<T, F>(&row, rows);
         let ahead = [common.row_bytes, common.scale_bytes];
         // SAFETY: the caller's contract.
-        let [sums] = unsafe { Self::dots::<V, 1, M>(&common, row, 1, ahead) };
+        let [sums] = unsafe { Self::dots::<V, 1, M>(&common, row, 1, ahead, None) };
         sums
     }
 
     #[inline(always)]
-    unsafe fn block<V: F32x16>(first: Operands, m: usize, count: usize) -> [V; LANES] {
+    unsafe fn block<V: F32x16>(first: Operands, m: usize, count: usize) -> V {
         let mut sums = [V::splat(0.0); LANES];
         // SAFETY: the caller's contract.
         unsafe {
@@ -79,11 +80,14 @@ impl<T: Float, F: Format> Dots for Digits<T, F> {
                 for (column, sum) in sums.iter_mut().enumerate().take(count) {
                     [*sum] = Self::dot::<V, 1>(first.below::<Self>(column), [m]);
                 }
-                return sums;
+                return V::reduce_add_each(sums);
+            }
+            let common = Common::new::<T, F>(&first, [m]);
+            if common.groups * TOGETHER == LANES {
+                return Self::short_rows(&common, first);
             }
             // Each stream has four rows, and goes on in the next block.
             const STREAM: usize = LANES / TOGETHER;
-            let common = Common::new::<T, F>(&first, [m]);
             let mut row = first;
             for i in 0..STREAM {
                 let next = if common.row_bytes < SHORT {
@@ -96,7 +100,7 @@ impl<T: Float, F: Format> Dots for Digits<T, F> {
                 // The scales of all rows lie side by side.
                 let scales = (LANES + (TOGETHER - 1) * i) * common.scale_bytes;
                 let ahead = [next * common.row_bytes, scales];
-                let dots = Self::dots::<V, TOGETHER, 1>(&common, row, STREAM, ahead);
+                let dots = Self::dots::<V, TOGETHER, 1>(&common, row, STREAM, ahead, None);
                 for (stream, [sum]) in dots.into_iter().enumerate() {
                     sums[stream * STREAM + i] = sum;
                 }
@@ -105,7 +109,7 @@ impl<T: Float, F: Format> Dots for Digits<T, F> {
                 row.biases = row.biases.wrapping_add(common.scale_bytes);
             }
         }
-        sums
+        V::reduce_add_each(sums)
     }
 }
 
@@ -145,9 +149,37 @@ impl<const M: usize> Common<M> {
 }
 
 impl<T: Float, F: Format> Digits<T, F> {
+    /// Multiplies sixteen rows of four groups: the scales of four rows are one vector.
+    ///
+    /// # Safety
+    /// The contract of [`Dots::block`].
+    #[inline(always)]
+    unsafe fn short_rows<V: F32x16>(common: &Common<1>, mut row: Operands) -> V {
+        let [of_x] = common.sums;
+        let mut sums = [V::splat(0.0); LANES / TOGETHER];
+        // SAFETY: the caller's contract; the scales and biases of four rows lie side by side.
+        unsafe {
+            let again = numbers::<V>(|lane| lane % (LANES / TOGETHER));
+            let unit = V::load(of_x.add(LANES)).permute(again);
+            let of_x = V::load(of_x).permute(again);
+            for sums in &mut sums {
+                let (scales, biases) = (row.scales.cast(), row.biases.cast());
+                let (scales, biases) = (T::load::<V>(scales), T::load::<V>(biases));
+                let ahead = [LANES * common.row_bytes, LANES * common.scale_bytes];
+                let dots = Self::dots::<V, TOGETHER, 1>(common, row, 1, ahead, Some(scales * unit));
+                let [[a], [b], [c], [d]] = dots;
+                *sums = biases.mul_add(of_x, V::quarters([a, b, c, d]));
+                row = row.below::<Self>(TOGETHER);
+            }
+            let order = numbers::<V>(|lane| lane % TOGETHER * TOGETHER + lane / TOGETHER);
+            V::within_quarters(sums).permute(order)
+        }
+    }
+
     /// Multiplies `R` rows of weights, `first` and those `apart` rows below each other, with `M` rows
     /// of x. It prefetches the weights that are `ahead[0]` bytes below each row, and the scales and
-    /// biases of `R` rows that lie side by side, the first one `ahead[1]` bytes below `first`.
+    /// biases of `R` rows that lie side by side, the first one `ahead[1]` bytes below `first`. If it is
+    /// `given` the scales of the rows' few groups, times the units, it leaves the biases out.
     ///
     /// # Safety
     /// The contract of [`Dots::dot`].
@@ -157,6 +189,7 @@ impl<T: Float, F: Format> Digits<T, F> {
         first: Operands,
         apart: usize,
         ahead: [usize; 2],
+        given: Option<V>,
     ) -> [[V; M]; R] {
         let &Common { groups, shift, row_bytes, scale_bytes, padded, mut x, sums: of_x } = common;
         // Offsets from one row's pointer need fewer registers than a pointer for each row.
@@ -178,6 +211,14 @@ impl<T: Float, F: Format> Digits<T, F> {
             // prepared rows cover whole chunks, their sums and units whole vectors.
             unsafe {
                 for (r, scales) in scales.iter_mut().enumerate() {
+                    if let Some(given) = given {
+                        let from = V::add_int(
+                            numbers::<V>(|lane| lane),
+                            V::splat_int((r * groups) as i32),
+                        );
+                        scales[0] = given.permute(V::and_int(from, V::splat_int(LANES as i32 - 1)));
+                        continue;
+                    }
                     let scale = scale.wrapping_add(r * scales_apart);
                     let bias = bias.wrapping_add(r * scales_apart);
                     let scale = T::load_first::<V>(scale.cast(), count);

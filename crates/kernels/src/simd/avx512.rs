@@ -200,13 +200,7 @@ impl<const BF16: bool> F32x16 for Avx512<BF16> {
     }
     #[inline(always)]
     fn reduce_add(self) -> f32 {
-        lanes!({
-            let high = _mm512_extractf32x8_ps::<1>(self.0);
-            let sum = _mm256_add_ps(_mm512_castps512_ps256(self.0), high);
-            let sum = _mm_add_ps(_mm256_castps256_ps128(sum), _mm256_extractf128_ps::<1>(sum));
-            let sum = _mm_add_ps(sum, _mm_movehl_ps(sum, sum));
-            _mm_cvtss_f32(_mm_add_ss(sum, _mm_movehdup_ps(sum)))
-        })
+        lanes!(whole::sum(self.0))
     }
     #[inline(always)]
     fn reduce_max(self) -> f32 {
@@ -220,6 +214,14 @@ impl<const BF16: bool> F32x16 for Avx512<BF16> {
     #[inline(always)]
     fn reduce_max_each(blocks: [Self; LANES]) -> Self {
         Self(lanes!(whole::tree::<true>(registers(blocks))))
+    }
+    #[inline(always)]
+    fn quarters([a, b, c, d]: [Self; 4]) -> Self {
+        Self(lanes!(whole::quarters([a.0, b.0, c.0, d.0])))
+    }
+    #[inline(always)]
+    fn within_quarters([a, b, c, d]: [Self; 4]) -> Self {
+        Self(lanes!(whole::within_quarters([a.0, b.0, c.0, d.0])))
     }
     #[inline(always)]
     unsafe fn from_bytes(from: *const u8) -> Self {
@@ -386,7 +388,6 @@ impl<const BF16: bool> F32x16 for Avx512<BF16> {
         // SAFETY: the table holds sixteen floats.
         Self(unsafe { _mm512_permutexvar_ps(a, _mm512_loadu_ps(table.as_ptr())) })
     }
-
     #[inline(always)]
     fn round(self) -> Self {
         Self(lanes!(_mm512_roundscale_ps::<0>(self.0)))

@@ -19,7 +19,7 @@ mod neon;
 mod scalar;
 mod stream;
 pub mod tiles;
-mod transpose;
+pub mod transpose;
 #[cfg(target_arch = "x86_64")]
 pub use avx512::Avx512;
 use dots::{byte_fields_by_shifts, dot_bf16_by_halves, dot_bytes_in_turn, zip_words_in_memory};
@@ -162,22 +162,24 @@ pub trait F32x16:
     /// Lane i is `blocks[i].reduce_add()`.
     #[inline(always)]
     fn reduce_add_each(blocks: [Self; LANES]) -> Self {
-        let mut sums = [0.0; LANES];
-        for (sum, block) in sums.iter_mut().zip(blocks) {
-            *sum = block.reduce_add();
-        }
-        // SAFETY: sixteen sums.
-        unsafe { Self::load(sums.as_ptr()) }
+        transpose::reduce_each::<Self, false>(blocks)
+    }
+    /// Lane `4 r + i` is the sum of lanes i, i + 4, i + 8 and i + 12 of `blocks[r]`.
+    #[inline(always)]
+    fn quarters(blocks: [Self; 4]) -> Self {
+        let lanes = blocks.map(transpose::lanes);
+        transpose::from_lanes(|at| (0..4).map(|k| lanes[at / 4][at % 4 + 4 * k]).sum())
+    }
+    /// Lane `4 r + i` is the sum of lanes `4 r` to `4 r + 3` of `blocks[i]`.
+    #[inline(always)]
+    fn within_quarters(blocks: [Self; 4]) -> Self {
+        let lanes = blocks.map(transpose::lanes);
+        transpose::from_lanes(|at| lanes[at % 4][at / 4 * 4..][..4].iter().sum())
     }
     /// Lane i is `blocks[i].reduce_max()`.
     #[inline(always)]
     fn reduce_max_each(blocks: [Self; LANES]) -> Self {
-        let mut most = [0.0; LANES];
-        for (most, block) in most.iter_mut().zip(blocks) {
-            *most = block.reduce_max();
-        }
-        // SAFETY: sixteen maxima.
-        unsafe { Self::load(most.as_ptr()) }
+        transpose::reduce_each::<Self, true>(blocks)
     }
     /// Sixteen bytes as numbers.
     /// # Safety
@@ -328,14 +330,8 @@ pub trait F32x16:
     /// Lane i of the result is lane `index[i]`, which is below sixteen.
     #[inline(always)]
     fn permute(self, index: Self::Int) -> Self {
-        let (mut lanes, mut index_lanes) = ([0.0f32; LANES], [0.0f32; LANES]);
-        // SAFETY: each array holds sixteen floats; `load` takes any bits as they are.
-        unsafe {
-            self.store(lanes.as_mut_ptr());
-            Self::from_bits(index).store(index_lanes.as_mut_ptr());
-            let moved = index_lanes.map(|index| lanes[index.to_bits() as usize % LANES]);
-            Self::load(moved.as_ptr())
-        }
+        let (lanes, index) = (transpose::lanes(self), transpose::lanes(Self::from_bits(index)));
+        transpose::from_lanes(|i| lanes[index[i].to_bits() as usize % LANES])
     }
     /// The low `BITS <= 8` bits of each lane as a number.
     #[inline(always)]

@@ -1,9 +1,37 @@
-//! Transposes a square of sixteen registers.
+//! Lanes of registers through memory, and the transpose of a square of sixteen registers.
 
 #[cfg(target_arch = "x86_64")]
 use std::arch::x86_64::*;
 
 use super::{F32x16, LANES};
+
+/// The lanes of a block.
+#[inline(always)]
+pub fn lanes<V: F32x16>(block: V) -> [f32; LANES] {
+    let mut lanes = [0.0; LANES];
+    // SAFETY: the array holds sixteen floats.
+    unsafe { block.store(lanes.as_mut_ptr()) };
+    lanes
+}
+
+/// The block with these lanes.
+#[inline(always)]
+pub fn from_lanes<V: F32x16>(lane: impl FnMut(usize) -> f32) -> V {
+    let lanes: [f32; LANES] = std::array::from_fn(lane);
+    // SAFETY: the array holds sixteen floats.
+    unsafe { V::load(lanes.as_ptr()) }
+}
+
+/// Lane i is the sum of `blocks[i]`, or its largest lane with `MAX`.
+#[inline(always)]
+pub fn reduce_each<V: F32x16, const MAX: bool>(blocks: [V; LANES]) -> V {
+    let mut lanes = [0.0; LANES];
+    for (lane, block) in lanes.iter_mut().zip(blocks) {
+        *lane = if MAX { block.reduce_max() } else { block.reduce_add() };
+    }
+    // SAFETY: the array holds sixteen floats.
+    unsafe { V::load(lanes.as_ptr()) }
+}
 
 /// [`F32x16::transpose`] through memory, for levels without shuffles for it.
 #[inline(always)]

@@ -178,7 +178,7 @@ fn check<T: Sample>(got: &[T], (want, reach): (&[f64], &[f64]), rows: usize, wha
 
 fn products<T: Sample>() {
     for format in FORMATS {
-        for (group, axis) in [(32, 32), (32, 96), (64, 64), (64, 1088), (128, 384), (32, 1056)] {
+        for (group, axis) in [(32, 32), (32, 96), (64, 256), (64, 1088), (128, 384), (32, 1056)] {
             if format.0 != Mode::Affine && group != 32 {
                 continue;
             }

@@ -6,6 +6,35 @@ use std::arch::x86_64::*;
 
 use super::LANES;
 
+/// The sum of all lanes, by halves.
+#[inline(always)]
+pub unsafe fn sum(a: __m512) -> f32 {
+    // SAFETY: the caller's promise of AVX-512.
+    unsafe {
+        let sum = _mm256_add_ps(_mm512_castps512_ps256(a), _mm512_extractf32x8_ps::<1>(a));
+        let sum = _mm_add_ps(_mm256_castps256_ps128(sum), _mm256_extractf128_ps::<1>(sum));
+        let sum = _mm_add_ps(sum, _mm_movehl_ps(sum, sum));
+        _mm_cvtss_f32(_mm_add_ss(sum, _mm_movehdup_ps(sum)))
+    }
+}
+
+/// [`F32x16::quarters`](super::super::F32x16::quarters).
+#[inline(always)]
+pub unsafe fn quarters([a, b, c, d]: [__m512; 4]) -> __m512 {
+    // SAFETY: the caller's promise of AVX-512.
+    unsafe {
+        let low = node::<false, 0x44, 0xee>(a, b);
+        node::<false, 0x88, 0xdd>(low, node::<false, 0x44, 0xee>(c, d))
+    }
+}
+
+/// [`F32x16::within_quarters`](super::super::F32x16::within_quarters).
+#[inline(always)]
+pub unsafe fn within_quarters([a, b, c, d]: [__m512; 4]) -> __m512 {
+    // SAFETY: the caller's promise of AVX-512.
+    unsafe { ends::<false>(pairs::<false>(a, b), pairs::<false>(c, d)) }
+}
+
 /// Lane i is the sum of block i, or its largest lane with `MAX`. Uses the tree of `reduce_add`,
 /// with two blocks at each node.
 #[inline(always)]
