@@ -14,7 +14,8 @@ use super::format::Format;
 use super::{Call, FEW_ROWS};
 use crate::Machine;
 use crate::element::Float;
-use crate::simd::{F32x16, LANES, prefetch_far, transpose};
+use crate::simd::transpose::numbers;
+use crate::simd::{F32x16, LANES, prefetch_far};
 pub(super) use split::prepare;
 
 /// The bytes of an element.
@@ -47,12 +48,6 @@ const fn pair<F: Format>() -> usize {
 #[inline(always)]
 fn pair_groups<V: F32x16>(shift: u32) -> V::Int {
     numbers::<V>(|lane| (lane / 4 * 4 + lane / 2 % 2 * LANES) >> shift)
-}
-
-/// A small number for each lane.
-#[inline(always)]
-fn numbers<V: F32x16>(of_lane: impl Fn(usize) -> usize) -> V::Int {
-    transpose::from_lanes::<V>(|lane| f32::from_bits(of_lane(lane) as u32)).to_bits()
 }
 
 /// Adds up products of bytes.

@@ -6,7 +6,7 @@ use std::cell::Cell;
 use super::{Call, Order};
 use crate::element::Float;
 use crate::rms_norm;
-use crate::simd::{F32x16, Kernel, LANES};
+use crate::simd::{F32x16, Kernel, LANES, transpose};
 use crate::{Machine, Shared};
 
 /// A cache line; the scratch is a vector of these.
@@ -170,13 +170,20 @@ impl<T: Float> Fill<'_, T> {
 /// those at the second one, and so on.
 #[inline(always)]
 pub(super) fn by_position<V: F32x16>(positions: usize) -> V::Int {
-    let lanes = LANES / positions;
-    let mut order = [0u32; LANES];
-    for (to, from) in order.iter_mut().enumerate() {
-        *from = (to % lanes * positions + to / lanes) as u32;
+    // Constants, since divisions take longer than the work on a short row.
+    match positions {
+        1 => order::<V, 1>(),
+        2 => order::<V, 2>(),
+        4 => order::<V, 4>(),
+        8 => order::<V, 8>(),
+        _ => order::<V, LANES>(),
     }
-    // SAFETY: sixteen words; `load` takes any bits as they are.
-    unsafe { V::load(order.as_ptr().cast()).to_bits() }
+}
+
+#[inline(always)]
+fn order<V: F32x16, const POSITIONS: usize>() -> V::Int {
+    let lanes = LANES / POSITIONS;
+    transpose::numbers::<V>(|to| to % lanes * POSITIONS + to / lanes)
 }
 
 /// Copies `count` parts of `N` bytes to places that are `apart`, by one move each.

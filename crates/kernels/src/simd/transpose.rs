@@ -22,6 +22,12 @@ pub fn from_lanes<V: F32x16>(lane: impl FnMut(usize) -> f32) -> V {
     unsafe { V::load(lanes.as_ptr()) }
 }
 
+/// A small number for each lane.
+#[inline(always)]
+pub fn numbers<V: F32x16>(of_lane: impl Fn(usize) -> usize) -> V::Int {
+    from_lanes::<V>(|lane| f32::from_bits(of_lane(lane) as u32)).to_bits()
+}
+
 /// Lane i is the sum of `blocks[i]`, or its largest lane with `MAX`.
 #[inline(always)]
 pub fn reduce_each<V: F32x16, const MAX: bool>(blocks: [V; LANES]) -> V {

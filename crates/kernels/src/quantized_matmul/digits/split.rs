@@ -12,7 +12,7 @@ use crate::Machine;
 use crate::element::Float;
 use crate::simd::{F32x16, Kernel, LANES};
 
-/// The largest elements of groups for which the unit and its inverse are normal numbers.
+/// The limits of groups' largest elements for which the unit and its inverse are normal numbers.
 const RANGE: Range<f32> = 1e-24..1e36;
 
 /// Prepares x, unless it has an element that bytes cannot express: one that is not finite, or so
@@ -91,13 +91,12 @@ impl<T: Float> Kernel for Split<'_, T> {
                 let count = LANES.min(axis / group - first);
                 let [sum, most] = sums_and_largest::<V>(plain.add(first * group), group, count);
                 sum.store(sums.add(first));
-                let mut fits = [0.0; LANES];
-                most.store(fits.as_mut_ptr());
-                for (i, most) in fits.iter().enumerate() {
-                    let fits = *most == 0.0 || RANGE.contains(most);
-                    if !(fits && (*sums.add(first + i)).is_finite()) {
-                        return self.misfits.store(true, Relaxed);
-                    }
+                let zero = V::splat(0.0);
+                let least = V::select(most.to_bits(), zero - most, V::splat(-1.0));
+                let within = !(least.any_above(-RANGE.start) || most.any_above(RANGE.end));
+                // A sum that is not finite, as that of a NaN, minus itself is NaN.
+                if !within || (sum - sum).reduce_add() != 0.0 {
+                    return self.misfits.store(true, Relaxed);
                 }
                 // The largest numbers below a power of two would round to 128 * 65536.
                 let power = V::shift_right::<23>((most * V::splat(1.01)).to_bits());
