@@ -126,6 +126,17 @@ fn a_guest_helps_until_done() {
 }
 
 #[test]
+fn a_guest_of_a_pool_without_helpers_waits_for_a_while() {
+    let pool = team(1);
+    let looks = AtomicUsize::new(0);
+    let look = |last: usize| looks.fetch_add(1, Relaxed) == last;
+    pool.lend(&|| look(usize::MAX)); // ends, although nothing is ever done
+    assert!(looks.swap(0, Relaxed) > 0);
+    pool.lend(&|| look(0));
+    assert_eq!(looks.load(Relaxed), 1);
+}
+
+#[test]
 fn guests_may_be_more_than_helpers() {
     let pool = team(2);
     let done = AtomicUsize::new(0);
