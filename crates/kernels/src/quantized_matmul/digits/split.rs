@@ -94,8 +94,8 @@ impl<T: Float> Kernel for Split<'_, T> {
                 let zero = V::splat(0.0);
                 let least = V::select(most.to_bits(), zero - most, V::splat(-1.0));
                 let within = !(least.any_above(-RANGE.start) || most.any_above(RANGE.end));
-                // A sum that is not finite, as that of a NaN, minus itself is NaN.
-                if !within || (sum - sum).reduce_add() != 0.0 {
+                // A sum that is not finite, as that of a NaN, is NaN times zero.
+                if !within || (sum * zero).reduce_add() != 0.0 {
                     return self.misfits.store(true, Relaxed);
                 }
                 // The largest numbers below a power of two would round to 128 * 65536.
