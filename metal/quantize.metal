@@ -99,7 +99,7 @@ template <typename T, uint BITS>
   store_codes<BITS>(packed, at, codes);
 }
 
-/** Eight elements for thread `at`: each code of thread `from` times the scale, rounded, plus the bias. */
+/** Eight elements for thread `at`: the codes of thread `from` times the scale, plus the bias. */
 template <typename T, uint BITS>
 METAL_FUNC void dequantize_codes(
     const device uchar* packed,

@@ -19,7 +19,10 @@ mx::array dequantize(
     int bits,
     mx::StreamOrDevice s = {});
 
-/** Rows of the matrix of `dequantize`: [..., k] for integers `ids` [...], of which negative ones count from the end. */
+/**
+ * Rows of the matrix of `dequantize`: [..., k] for integers `ids` [...], of which negative ones
+ * count from the end.
+ */
 mx::array dequantize_rows(
     const mx::array& packed,
     const mx::array& scales,
@@ -47,8 +50,8 @@ class Quantize : public ComposedPrimitive {
 };
 
 /**
- * Inputs: codes (uint32), scales, biases (of one floating type), and perhaps the rows to take (int32
- * or uint32), all row-contiguous.
+ * Inputs: codes (uint32), scales, biases (of one floating type), and perhaps the rows to take
+ * (int32 or uint32), all row-contiguous.
  */
 class Dequantize : public ComposedPrimitive {
  public:
