@@ -76,14 +76,26 @@ fn quantize() -> Cases {
                 let (packed, scales, biases) = ops::quantize(&wave(&shape, 1)?, group, bits)?;
                 Ok(vec![packed, scales, biases])
             });
-            cases.add(format_args!("back from {bits} bits, {group} of {shape:?}"), move || {
+            let packed = move || -> Result<(Array, Array, Array)> {
                 let codes: Vec<u32> = (1..=(shape[0] * shape[1] * bits / 32) as u32)
                     .map(|i| i.wrapping_mul(2_654_435_769))
                     .collect();
                 let packed = Array::from_slice(&codes, [shape[0], shape[1] * bits / 32])?;
                 let groups = [shape[0], shape[1] / group];
-                let (scales, biases) = (wave(&groups, 1)?, wave(&groups, 2)?);
+                Ok((packed, wave(&groups, 1)?, wave(&groups, 2)?))
+            };
+            cases.add(format_args!("back from {bits} bits, {group} of {shape:?}"), move || {
+                let (packed, scales, biases) = packed()?;
                 Ok(vec![ops::dequantize(&packed, &scales, &biases, group, bits)?])
+            });
+            cases.add(format_args!("rows of {bits} bits, {group} of {shape:?}"), move || {
+                let (packed, scales, biases) = packed()?;
+                let mode = QuantizedMode::Affine;
+                let dtype = scales.dtype();
+                let w = QuantizedWeight::new(packed, scales, Some(biases), group, bits, mode)?;
+                let rows = shape[0];
+                let ids = [rows - 1, 0, -1, -rows, rows / 2, rows, -rows - 1];
+                Ok(vec![w.take_rows(&Array::from_slice(&ids, 7)?, dtype)?])
             });
         }
     }
