@@ -136,20 +136,19 @@ template <typename T, uint BITS>
   }
 }
 
-/** Takes the rows with the numbers `ids` of a matrix. A number below zero counts from the end. */
+/** Takes the rows with the numbers `ids` of a matrix, its last row for numbers beyond it. */
 template <typename T, uint BITS>
 [[kernel]] void dequantize_rows(
     const device uchar* packed [[buffer(0)]],
     const device T* scales [[buffer(1)]],
     const device T* biases [[buffer(2)]],
-    const device int* ids [[buffer(3)]],
+    const device uint* ids [[buffer(3)]],
     device T* out [[buffer(4)]],
     constant QuantizeParams& params [[buffer(5)]],
     uint at [[thread_position_in_grid]]) {
   if (at < params.groups * params.threads) {
     const uint threads = params.columns * params.threads; // of a row
-    const int id = ids[at / threads];
-    const uint row = min(id < 0 ? uint(id) + params.rows : uint(id), params.rows - 1);
+    const uint row = min(ids[at / threads], params.rows - 1);
     const uint from = row * threads + at % threads;
     dequantize_codes<T, BITS>(packed, scales, biases, out, params.threads, from, at);
   }

@@ -117,24 +117,23 @@ mx::array dequantize_rows(
   if (scales.ndim() != 2) {
     refuse(op, "expected a matrix, got scales ", scales.shape());
   }
-  if (!mx::issubdtype(ids.dtype(), mx::integer)) {
-    refuse(op, "expected ids of an integer dtype, got ", ids.dtype());
+  if (ids.dtype() != mx::uint32) {
+    refuse(op, "expected ids in uint32, got ", ids.dtype());
   }
-  if (scales.shape(0) == 0 && ids.size() > 0) {
+  if (scales.shape(0) == 0) {
     refuse(op, "expected a matrix with rows, got scales ", scales.shape());
   }
   auto s = mx::to_stream(s_);
   auto shape = ids.shape();
-  shape.push_back(scales.shape(1) * group_size);
-  auto numbers = ids.dtype() == mx::uint32 ? ids : mx::astype(ids, mx::int32, s);
+  shape.push_back(0);
   return mx::array(
-      std::move(shape),
+      with_last(std::move(shape), int64_t{scales.shape(1)} * group_size),
       scales.dtype(),
       std::make_shared<Dequantize>(s, group_size, bits),
       {row_contiguous(packed, s),
        row_contiguous(scales, s),
        row_contiguous(biases, s),
-       row_contiguous(numbers, s)});
+       row_contiguous(ids, s)});
 }
 
 Arrays Quantize::compose(const Arrays& inputs) {
@@ -162,19 +161,16 @@ std::vector<mx::Shape> Quantize::output_shapes(const Arrays& inputs) {
 }
 
 Arrays Dequantize::compose(const Arrays& inputs) {
+  auto s = stream();
   auto part = [&](int i) {
-    return inputs.size() > ROWS ? mx::take(inputs[i], inputs[ROWS], 0, stream()) : inputs[i];
+    if (inputs.size() <= ROWS) {
+      return inputs[i];
+    }
+    auto last = mx::array(static_cast<uint32_t>(inputs[i].shape(0) - 1)); // MLX checks no index
+    return mx::take(inputs[i], mx::minimum(inputs[ROWS], last, s), 0, s);
   };
   return {mx::dequantize(
-      part(0),
-      part(1),
-      part(2),
-      group_size_,
-      bits_,
-      "affine",
-      std::nullopt,
-      std::nullopt,
-      stream())};
+      part(0), part(1), part(2), group_size_, bits_, "affine", std::nullopt, std::nullopt, s)};
 }
 
 std::pair<Arrays, std::vector<int>> Dequantize::vmap(
@@ -271,7 +267,7 @@ CpuCall Dequantize::cpu_call(const Arrays& inputs, Arrays& outputs) const {
           packed = inputs[0].data<uint32_t>(),
           scales = bytes(inputs[1]),
           biases = bytes(inputs[2]),
-          ids = taken ? inputs[ROWS].data<int32_t>() : nullptr,
+          ids = taken ? inputs[ROWS].data<uint32_t>() : nullptr,
           rows = static_cast<size_t>(inputs[1].shape(0)),
           columns = static_cast<size_t>(inputs[1].shape(-1)),
           to = bytes(out),

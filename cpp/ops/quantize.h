@@ -20,8 +20,8 @@ mx::array dequantize(
     mx::StreamOrDevice s = {});
 
 /**
- * Rows of the matrix of `dequantize`: [..., k] for integers `ids` [...], of which negative ones
- * count from the end.
+ * Rows of the matrix of `dequantize`: [..., k] for uint32 `ids` [...], the last row for those
+ * beyond the matrix.
  */
 mx::array dequantize_rows(
     const mx::array& packed,
@@ -51,7 +51,7 @@ class Quantize : public ComposedPrimitive {
 
 /**
  * Inputs: codes (uint32), scales, biases (of one floating type), and perhaps the rows to take
- * (int32 or uint32), all row-contiguous.
+ * (uint32), all row-contiguous.
  */
 class Dequantize : public ComposedPrimitive {
  public:

@@ -65,7 +65,7 @@ class Recording : public std::enable_shared_from_this<Recording> {
     CpuCall call; // if it reads and writes only memory of the recording
   };
 
-  /** The calls of a run for stages that have none, and what MLX does not keep until then. */
+  /** A run's calls of the stages that have none, and arrays that they read and only this keeps. */
   struct Calls {
     std::vector<CpuCall> calls;
     Arrays kept;

@@ -213,7 +213,7 @@ impl Array {
     }
 
     /// The indices clamped to the axis, since MLX does not check them.
-    fn in_bounds(&self, op: &str, indices: &Array, axis: i32) -> Result<Array> {
+    pub(crate) fn in_bounds(&self, op: &str, indices: &Array, axis: i32) -> Result<Array> {
         let dim = self.dim(axis)?;
         if dim == 0 {
             return Err(Error::shape(op, "an axis of at least one element", self.shape()));

@@ -322,7 +322,7 @@ pub(crate) mod bridge {
             packed: *const u32,
             scales: *const u8,
             biases: *const u8,
-            ids: *const i32,
+            ids: *const u32,
             rows: usize,
             columns: usize,
             out: *mut u8,

@@ -1,5 +1,5 @@
 use super::quantize::dequantize_rows;
-use crate::array::{Array, from_list, or_null, to_list};
+use crate::array::{Array, from_list, or_null, select, to_list};
 use crate::dtype::Dtype;
 use crate::error::{Error, Result};
 use crate::ffi::ops::bridge as ffi;
@@ -155,7 +155,7 @@ impl QuantizedWeight {
     }
 
     /// The rows at the indices `ids`, an array `[...]` of integers, as `[..., k]` of the type
-    /// `dtype`: the lookup of an embedding. Indices below zero count from the end.
+    /// `dtype`: the lookup of an embedding. Indices are as for [`Array::take`].
     ///
     /// # Errors
     ///
@@ -166,12 +166,25 @@ impl QuantizedWeight {
             && [scales.dtype(), biases.dtype()] == [dtype; 2]
         {
             // One node with the bits of MLX's unpacking, which takes many nodes on a CPU.
-            return dequantize_rows(packed, scales, biases, ids, self.group_size, self.bits);
+            let ids = self.row_numbers(ids)?;
+            return dequantize_rows(packed, scales, biases, &ids, self.group_size, self.bits);
         }
         let taken: Vec<Array> =
             parts.into_iter().map(|part| part.take(ids, 0)).collect::<Result<_>>()?;
         let list = to_list(&taken);
         Array::from_bridge(ffi::unpack_matrix(&list, &self.layout(), dtype.into()))
+    }
+
+    /// Indices as uint32 that count from the first row. Those beyond the matrix may remain.
+    fn row_numbers(&self, ids: &Array) -> Result<Array> {
+        if ids.dtype() == Dtype::Uint32 {
+            return Ok(ids.clone());
+        }
+        let ids = self.packed.in_bounds("take_rows", ids, 0)?;
+        match ids.dtype() {
+            Dtype::Uint32 => Ok(ids),
+            _ => select(&ids.less(0)?, &ids.add(self.outputs())?, &ids)?.astype(Dtype::Uint32),
+        }
     }
 
     /// The number of rows `n`: elements of a product.

@@ -178,10 +178,18 @@ fn rows_are_those_of_mlx() -> Checked {
         assert_same(&one, &peer.squeeze([0])?, "one row")?;
         let none = both_rows(&weight, &Array::from_slice::<i32>(&[], (2, 0))?)?;
         assert!(none.iter().all(|rows| rows.shape() == [2, 0, 64]));
-        // MLX reads whatever lies there.
-        let beyond = weight.take_rows(&Array::from_slice(&[9, -10, i32::MAX], 3)?, w.dtype())?;
-        let last = weight.take_rows(&Array::from_slice(&[8, 8, 8], 3)?, w.dtype())?;
-        assert_same(&beyond, &last, "rows beyond the matrix")?;
+        let beyond = [
+            Array::from_slice(&[9, -9, -10, i32::MAX, i32::MIN], 5)?,
+            Array::from_slice(&[9, 1 << 31, u32::MAX], 3)?,
+            Array::from_slice(&[1i64 << 32, -1 << 33, (1 << 32) + 1], 3)?,
+            Array::from_slice(&[1u64 << 32, (1 << 32) + 1, u64::MAX], 3)?,
+        ];
+        for ids in beyond {
+            let [rows, peer] = both_rows(&weight, &ids)?;
+            assert_same(&rows, &peer, &format!("{} ids beyond the matrix", ids.dtype()))?;
+            let composed = builtin::composition(&weight.take_rows(&ids, w.dtype())?)?;
+            assert_same(&composed[0], &peer, "their composition")?;
+        }
         let refused = weight.take_rows(&Array::scalar(1.0f32)?, w.dtype()).unwrap_err();
         assert!(refused.to_string().contains("integer"), "{refused}");
         Ok(())

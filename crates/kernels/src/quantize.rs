@@ -87,9 +87,8 @@ pub unsafe fn dequantize(
 /// The rows of a matrix that [`dequantize_rows`] writes one after the other.
 #[derive(Clone, Copy)]
 pub struct TakenRows {
-    /// A number for each row of the result. Numbers below zero count from the end of the matrix, and
-    /// those beyond it stand for its last row.
-    pub ids: *const i32,
+    /// A number for each row of the result; those beyond the matrix stand for its last row.
+    pub ids: *const u32,
     /// Rows of the matrix, at least one.
     pub rows: usize,
     /// Groups of a row, at least one.
@@ -107,9 +106,8 @@ impl TakenRows {
     #[inline(always)]
     unsafe fn group(&self, at: usize) -> usize {
         // SAFETY: the caller's contract.
-        let id = unsafe { *self.ids.add(at / self.columns) };
-        let row = if id < 0 { self.rows.wrapping_add_signed(id as isize) } else { id as usize };
-        row.min(self.rows - 1) * self.columns + at % self.columns
+        let id = unsafe { *self.ids.add(at / self.columns) } as usize;
+        id.min(self.rows - 1) * self.columns + at % self.columns
     }
 }
 

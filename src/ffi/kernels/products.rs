@@ -81,7 +81,7 @@ pub(super) unsafe fn dequantize_rows_cpu(
     packed: *const u32,
     scales: *const u8,
     biases: *const u8,
-    ids: *const i32,
+    ids: *const u32,
     rows: usize,
     columns: usize,
     out: *mut u8,

@@ -94,8 +94,8 @@ fn quantize() -> Cases {
                 let dtype = scales.dtype();
                 let w = QuantizedWeight::new(packed, scales, Some(biases), group, bits, mode)?;
                 let rows = shape[0];
-                let ids = [rows - 1, 0, -1, -rows, rows / 2, rows, -rows - 1];
-                Ok(vec![w.take_rows(&Array::from_slice(&ids, 7)?, dtype)?])
+                let ids = [rows - 1, 0, rows / 2, rows, i32::MAX].map(i32::unsigned_abs);
+                Ok(vec![w.take_rows(&Array::from_slice(&ids, 5)?, dtype)?])
             });
         }
     }

@@ -161,8 +161,14 @@ impl<T: Float, F: Format> Digits<T, F> {
                 let (scales, biases) = (row.scales.cast(), row.biases.cast());
                 let (scales, biases) = (T::load::<V>(scales), T::load::<V>(biases));
                 let ahead = [LANES * common.row_bytes, LANES * common.scale_bytes];
-                let dots = Self::dots::<V, TOGETHER, 1>(common, row, 1, ahead, Some(scales * unit));
-                let [[a], [b], [c], [d]] = dots;
+                let scales = scales * unit;
+                let each = [
+                    scales,
+                    scales.permute(numbers::<V>(|lane| (lane + 4) % LANES)),
+                    scales.permute(numbers::<V>(|lane| (lane + 8) % LANES)),
+                    scales.permute(numbers::<V>(|lane| (lane + 12) % LANES)),
+                ];
+                let [[a], [b], [c], [d]] = Self::dots(common, row, 1, ahead, Some(each));
                 *sums = biases.mul_add(of_x, V::quarters([a, b, c, d]));
                 row = row.below::<Self>(TOGETHER);
             }
@@ -174,7 +180,7 @@ impl<T: Float, F: Format> Digits<T, F> {
     /// Multiplies `R` rows of weights, `first` and those `apart` rows below each other, with `M` rows
     /// of x. It prefetches the weights that are `ahead[0]` bytes below each row, and the scales and
     /// biases of `R` rows that lie side by side, the first one `ahead[1]` bytes below `first`. If it is
-    /// `given` the scales of the rows' few groups, times the units, it leaves the biases out.
+    /// `given` each row's scales times units, of at most sixteen groups, it leaves the biases out.
     ///
     /// # Safety
     /// The contract of [`Dots::dot`].
@@ -184,7 +190,7 @@ impl<T: Float, F: Format> Digits<T, F> {
         first: Operands,
         apart: usize,
         ahead: [usize; 2],
-        given: Option<V>,
+        given: Option<[V; R]>,
     ) -> [[V; M]; R] {
         let &Common { groups, shift, row_bytes, scale_bytes, padded, mut x, sums: of_x } = common;
         // Offsets from one row's pointer need fewer registers than a pointer for each row.
@@ -207,11 +213,7 @@ impl<T: Float, F: Format> Digits<T, F> {
             unsafe {
                 for (r, scales) in scales.iter_mut().enumerate() {
                     if let Some(given) = given {
-                        let from = V::add_int(
-                            numbers::<V>(|lane| lane),
-                            V::splat_int((r * groups) as i32),
-                        );
-                        scales[0] = given.permute(V::and_int(from, V::splat_int(LANES as i32 - 1)));
+                        *scales = [given[r]; M];
                         continue;
                     }
                     let scale = scale.wrapping_add(r * scales_apart);

@@ -217,11 +217,11 @@ impl<const BF16: bool> F32x16 for Avx512<BF16> {
     }
     #[inline(always)]
     fn quarters([a, b, c, d]: [Self; 4]) -> Self {
-        Self(lanes!(whole::quarters([a.0, b.0, c.0, d.0])))
+        Self(lanes!(whole::quarters::<false>([a.0, b.0, c.0, d.0])))
     }
     #[inline(always)]
     fn within_quarters([a, b, c, d]: [Self; 4]) -> Self {
-        Self(lanes!(whole::within_quarters([a.0, b.0, c.0, d.0])))
+        Self(lanes!(whole::within_quarters::<false>([a.0, b.0, c.0, d.0])))
     }
     #[inline(always)]
     unsafe fn from_bytes(from: *const u8) -> Self {

@@ -80,7 +80,7 @@ fn check<T: Sample>(x: &[T], shape: &QuantizeShape) {
 fn taken<T: Sample>(
     on: Machine,
     q: &Quantized<T>,
-    ids: &[i32],
+    ids: &[u32],
     columns: usize,
     shape: &QuantizeShape,
 ) -> Vec<T> {
@@ -102,8 +102,8 @@ fn rows_in_any_order_and_beyond_the_matrix() {
         for machine in machines() {
             let q = run(machine, &x, &shape);
             let all = back(machine, &q, &shape);
-            let ids = [3, 0, 6, 6, -1, -7, 7, i32::MAX, -8, i32::MIN];
-            let found = [3, 0, 6, 6, 6, 0, 6, 6, 6, 6];
+            let ids = [3, 0, 6, 6, 7, 1 << 31, u32::MAX];
+            let found = [3, 0, 6, 6, 6, 6, 6];
             let row = |id: &usize| all[id * columns * 64..(id + 1) * columns * 64].to_vec();
             let want: Vec<f32> = found.iter().flat_map(row).collect();
             assert_same(&taken(machine, &q, &ids, columns, &shape), &want, "rows");

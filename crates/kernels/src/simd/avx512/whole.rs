@@ -20,19 +20,19 @@ pub unsafe fn sum(a: __m512) -> f32 {
 
 /// [`F32x16::quarters`](super::super::F32x16::quarters).
 #[inline(always)]
-pub unsafe fn quarters([a, b, c, d]: [__m512; 4]) -> __m512 {
+pub unsafe fn quarters<const MAX: bool>([a, b, c, d]: [__m512; 4]) -> __m512 {
     // SAFETY: the caller's promise of AVX-512.
     unsafe {
-        let low = node::<false, 0x44, 0xee>(a, b);
-        node::<false, 0x88, 0xdd>(low, node::<false, 0x44, 0xee>(c, d))
+        let low = node::<MAX, 0x44, 0xee>(a, b);
+        node::<MAX, 0x88, 0xdd>(low, node::<MAX, 0x44, 0xee>(c, d))
     }
 }
 
 /// [`F32x16::within_quarters`](super::super::F32x16::within_quarters).
 #[inline(always)]
-pub unsafe fn within_quarters([a, b, c, d]: [__m512; 4]) -> __m512 {
+pub unsafe fn within_quarters<const MAX: bool>([a, b, c, d]: [__m512; 4]) -> __m512 {
     // SAFETY: the caller's promise of AVX-512.
-    unsafe { ends::<false>(pairs::<false>(a, b), pairs::<false>(c, d)) }
+    unsafe { ends::<MAX>(pairs::<MAX>(a, b), pairs::<MAX>(c, d)) }
 }
 
 /// Lane i is the sum of block i, or its largest lane with `MAX`. Uses the tree of `reduce_add`,
@@ -41,17 +41,12 @@ pub unsafe fn within_quarters([a, b, c, d]: [__m512; 4]) -> __m512 {
 pub unsafe fn tree<const MAX: bool>(b: [__m512; LANES]) -> __m512 {
     // SAFETY: the caller's promise of AVX-512.
     unsafe {
-        let low = pairs::<MAX>(four::<MAX>(&b, 0), four::<MAX>(&b, 1));
-        ends::<MAX>(low, pairs::<MAX>(four::<MAX>(&b, 2), four::<MAX>(&b, 3)))
-    }
-}
-
-#[inline(always)]
-unsafe fn four<const MAX: bool>(b: &[__m512; LANES], i: usize) -> __m512 {
-    // SAFETY: the caller's promise of AVX-512.
-    unsafe {
-        let low = node::<MAX, 0x44, 0xee>(b[i], b[i + 4]);
-        node::<MAX, 0x88, 0xdd>(low, node::<MAX, 0x44, 0xee>(b[i + 8], b[i + 12]))
+        within_quarters::<MAX>([
+            quarters::<MAX>([b[0], b[4], b[8], b[12]]),
+            quarters::<MAX>([b[1], b[5], b[9], b[13]]),
+            quarters::<MAX>([b[2], b[6], b[10], b[14]]),
+            quarters::<MAX>([b[3], b[7], b[11], b[15]]),
+        ])
     }
 }
 
