@@ -107,14 +107,17 @@ pub fn set_wired_limit(bytes: usize) -> Result<usize> {
     Ok(ffi::set_wired_limit(bytes)?)
 }
 
-/// Advises Linux to use pages of 2 MB for the whole ones of a piece of memory that has not been
+/// The size of Linux's large pages.
+#[doc(hidden)]
+pub const LARGE_PAGE: usize = 2 << 20;
+
+/// Advises Linux to use large pages for the whole ones of a piece of memory that has not been
 /// touched yet, so that reading it waits less for the page tables.
 #[doc(hidden)]
 #[cfg(target_os = "linux")]
-pub fn advise_huge_pages(start: usize, bytes: usize) {
-    const PAGE: usize = 2 << 20;
-    let first = start.next_multiple_of(PAGE);
-    let length = (start + bytes).saturating_sub(first) / PAGE * PAGE;
+pub fn advise_large_pages(start: usize, bytes: usize) {
+    let first = start.next_multiple_of(LARGE_PAGE);
+    let length = (start + bytes).saturating_sub(first) / LARGE_PAGE * LARGE_PAGE;
     if length > 0 {
         // SAFETY: this advice changes no byte of the memory, whoever owns it.
         unsafe {
@@ -126,4 +129,4 @@ pub fn advise_huge_pages(start: usize, bytes: usize) {
 
 #[doc(hidden)]
 #[cfg(not(target_os = "linux"))]
-pub fn advise_huge_pages(_start: usize, _bytes: usize) {}
+pub fn advise_large_pages(_start: usize, _bytes: usize) {}

@@ -11,7 +11,7 @@ use super::timing::Competitor;
 /// A written buffer of this many bytes, in 2 MB pages as far as the system grants them.
 fn buffer(bytes: usize) -> Vec<u8> {
     let mut buffer: Vec<u8> = Vec::with_capacity(bytes);
-    memory::advise_huge_pages(buffer.as_ptr().expose_provenance(), bytes);
+    memory::advise_large_pages(buffer.as_ptr().expose_provenance(), bytes);
     buffer.resize(bytes, 1);
     buffer
 }

@@ -10,8 +10,9 @@ pub const LINE: usize = 64;
 /// The unit of a block and of the places in it, in bytes.
 const WORD: usize = size_of::<u64>();
 
-/// Arrays one after the other in one piece of memory, which lies on pages of 2 MB where the system
-/// has them.
+/// Arrays one after the other in one piece of memory. One of at least 2 MB begins and ends with
+/// whole large pages where the system has them: with 4-bit weights on small pages at the edges,
+/// 6 % of all, two threads decoded 7 % slower and one thread 14 %.
 pub struct Block {
     words: Array,
     start: usize,
@@ -20,22 +21,33 @@ pub struct Block {
 }
 
 impl Block {
-    /// An empty block with room for copies of these arrays, or `None` if it would have more than
+    /// The bytes that copies of these arrays take in a block.
+    pub fn bytes_of<'a>(arrays: impl IntoIterator<Item = &'a Array>) -> usize {
+        arrays.into_iter().map(|array| array.nbytes().next_multiple_of(LINE)).sum()
+    }
+
+    /// An empty block with room for this number of bytes, or `None` if it would have more than
     /// `i32::MAX` words.
     ///
     /// # Errors
     ///
     /// Returns an error if the system refuses the memory.
-    pub fn with_room_for<'a>(arrays: impl IntoIterator<Item = &'a Array>) -> Result<Option<Self>> {
-        let each = arrays.into_iter().map(|array| array.nbytes().next_multiple_of(LINE));
-        let bytes = LINE + each.sum::<usize>();
+    pub fn with_room_for(bytes: usize) -> Result<Option<Self>> {
+        let large = cfg!(target_os = "linux") && bytes >= memory::LARGE_PAGE;
+        let page = if large { memory::LARGE_PAGE } else { LINE };
+        let bytes = page + bytes.next_multiple_of(page);
         if bytes / WORD > i32::MAX as usize {
             return Ok(None);
         }
         let words = Array::from_bridge(ffi::block(bytes))?;
         let start = words.address()?;
-        memory::advise_huge_pages(start, bytes);
-        Ok(Some(Self { words, start, bytes, used: start.next_multiple_of(LINE) - start }))
+        memory::advise_large_pages(start, bytes);
+        Ok(Some(Self { words, start, bytes, used: start.next_multiple_of(page) - start }))
+    }
+
+    /// Whether the block has room for this number of bytes.
+    pub fn has_room_for(&self, bytes: usize) -> bool {
+        bytes <= self.bytes - self.used
     }
 
     /// Copies the array to the next place and returns a view of it there. The elements of an array

@@ -14,6 +14,9 @@ use super::qkv_projection::QkvProjection;
 use super::rope_frequencies::RopeFrequencies;
 use super::weights::Weights;
 
+/// Layers share a block of up to this number of bytes, so that few large pages are partly used.
+const BLOCK: usize = 128 << 20;
+
 /// One layer of the decoder.
 #[derive(Clone)]
 pub(super) struct DecoderLayer {
@@ -93,15 +96,21 @@ impl DecoderLayer {
         self.with(self.self_attn.qkv_proj.updated(f)?, f)
     }
 
-    /// The layer with its matrices in one block of memory, or as it was where no block is large
-    /// enough.
-    pub fn placed(self) -> Result<Self> {
+    /// The layer with its matrices in this block, or in another one that replaces it and has room
+    /// for several `layers` to come if they are small; or the layer as it was where no block is
+    /// large enough.
+    pub fn placed(self, block: &mut Option<Block>, layers: usize) -> Result<Self> {
         let qkv_proj = &self.self_attn.qkv_proj;
         let all = qkv_proj.linears().iter().chain(self.after_qkv());
-        let Some(mut block) = Block::with_room_for(all.flat_map(Linear::arrays))? else {
+        let bytes = Block::bytes_of(all.flat_map(Linear::arrays));
+        if !block.as_ref().is_some_and(|block| block.has_room_for(bytes)) {
+            let alike = (BLOCK / bytes.max(1)).clamp(1, layers.max(1));
+            *block = Block::with_room_for(bytes * alike)?;
+        }
+        let Some(block) = block else {
             return Ok(self);
         };
-        let qkv_proj = qkv_proj.placed(&mut block)?;
+        let qkv_proj = qkv_proj.placed(block)?;
         let block = RefCell::new(block);
         self.with(qkv_proj, &|linear| linear.placed(&mut block.borrow_mut()))
     }

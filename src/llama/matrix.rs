@@ -145,7 +145,7 @@ impl Matrix {
 
     /// The matrix copied into a separate block, or the matrix itself if no block is large enough.
     pub(super) fn placed_alone(self) -> Result<Self> {
-        match Block::with_room_for(self.arrays())? {
+        match Block::with_room_for(Block::bytes_of(self.arrays()))? {
             Some(mut block) => self.placed(&mut block),
             None => Ok(self),
         }

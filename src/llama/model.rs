@@ -68,7 +68,7 @@ impl Llama {
         };
         read(&embed_tokens.arrays(), weights.nbytes())?;
         let rope = config.rope_frequencies()?;
-        let mut layers = Vec::new();
+        let (mut layers, mut block) = (Vec::new(), None);
         let own = parts.layers(config.num_hidden_layers);
         for i in 0..config.num_hidden_layers {
             let drawn = weights.source().is_some();
@@ -80,7 +80,10 @@ impl Llama {
             if !own.contains(&i) {
                 continue; // drawn, since the random numbers of the next layers come after its own
             }
-            let layer = if place { layer.placed()? } else { layer };
+            let layer = match place {
+                true => layer.placed(&mut block, own.len() - layers.len())?,
+                false => layer,
+            };
             read(&layer.arrays(), weights.nbytes())?;
             layers.push(layer);
         }

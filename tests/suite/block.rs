@@ -1,6 +1,7 @@
 //! Weights that are moved into one piece of memory.
 
 use mlx_primitives::internals::{Block, LINE};
+use mlx_primitives::memory::LARGE_PAGE;
 use mlx_primitives::{Array, Dtype, Result};
 
 use crate::support::Checked;
@@ -20,7 +21,7 @@ fn placed_arrays_are_equal_in_separate_lines() -> Checked {
         square.clone(),
     ];
     arrays.iter().try_for_each(Array::eval)?;
-    let mut block = Block::with_room_for(&arrays)?.expect("room");
+    let mut block = Block::with_room_for(Block::bytes_of(&arrays))?.expect("room");
     let mut taken: Vec<(usize, usize)> = Vec::new();
     let placed: Vec<Array> =
         arrays.iter().map(|array| block.place(array)).collect::<Result<_>>()?;
@@ -48,10 +49,28 @@ fn arrays_without_room_stay_in_place() -> Checked {
     let (small, large) = (numbers(16)?, numbers(4096)?);
     small.eval()?;
     large.eval()?;
-    let mut block = Block::with_room_for([&small])?.expect("room");
+    let mut block = Block::with_room_for(Block::bytes_of([&small]))?.expect("room");
     assert_eq!(block.place(&large)?.address()?, large.address()?);
     assert_ne!(block.place(&small)?.address()?, small.address()?);
     let empty = Array::zeros::<f32>(&[0, 3])?;
     assert_eq!(block.place(&empty)?.shape(), [0, 3]);
+    Ok(())
+}
+
+#[test]
+fn large_blocks_begin_with_a_large_page() -> Checked {
+    let array = numbers(600_000)?;
+    array.eval()?;
+    let bytes = Block::bytes_of([&array]);
+    assert_eq!(bytes, 2_400_000);
+    let mut block = Block::with_room_for(2 * bytes)?.expect("room");
+    let [first, second] = [block.place(&array)?, block.place(&array)?];
+    let page = if cfg!(target_os = "linux") { LARGE_PAGE } else { LINE };
+    assert!(first.address()?.is_multiple_of(page));
+    assert_eq!(second.address()?, first.address()? + bytes);
+    assert_eq!(second.to_vec::<f32>()?, array.to_vec::<f32>()?);
+    // The last large page of the block is whole, so there is room for some more.
+    let left = (2 * bytes).next_multiple_of(page) - 2 * bytes;
+    assert!(block.has_room_for(left) && !block.has_room_for(left + LINE + page));
     Ok(())
 }
