@@ -3,7 +3,8 @@ use crate::dtype::Dtype;
 use crate::error::{Error, Result};
 use crate::ops;
 
-use super::model::{Llama, row};
+use super::model::Llama;
+use super::prompt::row;
 
 /// How the hidden states of a text become one vector.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]

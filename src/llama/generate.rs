@@ -10,6 +10,7 @@ use super::cache::Cache;
 use super::draw::{Draw, Drawn};
 use super::model::Llama;
 use super::options::{FinishReason, Options, Statistics, Token};
+use super::prompt::row;
 use super::prompt_cache::PromptCache;
 use super::speculative::Draft;
 
@@ -79,37 +80,6 @@ impl Llama {
             finish: None,
             failed: false,
         })
-    }
-
-    /// Checks the prompt and returns the length of the longest sequence.
-    pub(super) fn check_prompt(&self, prompt: &[u32], options: &Options) -> Result<usize> {
-        let limit = self.check_tokens("generate", "a prompt", prompt)?;
-        if options.prefill_step == 0 {
-            let expected = "a prefill step of at least 1 token, got 0";
-            return Err(Error::argument("generate", expected));
-        }
-        Ok(limit)
-    }
-
-    /// The length of the longest sequence, or an error for a text that is empty, longer than that, or
-    /// has tokens outside the vocabulary.
-    pub(super) fn check_tokens(&self, op: &str, text: &str, tokens: &[u32]) -> Result<usize> {
-        let limit = self
-            .config()
-            .max_position_embeddings
-            .map_or(i32::MAX as usize - 1, |limit| limit as usize);
-        let refuse = |expected: std::fmt::Arguments| Err(Error::argument(op, expected));
-        if tokens.is_empty() || tokens.len() > limit {
-            return refuse(format_args!("{text} of 1 to {limit} tokens, got {}", tokens.len()));
-        }
-        if let Some(token) = tokens.iter().find(|&&t| t as usize >= self.vocab()) {
-            return refuse(format_args!("tokens below {}, got {token}", self.vocab()));
-        }
-        Ok(limit)
-    }
-
-    pub(super) fn vocab(&self) -> usize {
-        self.config().vocab_size.unsigned_abs() as usize
     }
 }
 
@@ -252,7 +222,8 @@ impl<'a> Generation<'a> {
     }
 
     /// Fills the cache with all tokens of the prompt except the last one, in steps of
-    /// [`Options::prefill_step`]. Otherwise the request for the first token does so.
+    /// [`Options::prefill_step`]. Otherwise the request for the first token runs the prompt, and its
+    /// last token within the last of these steps, which is faster than a step for it alone.
     ///
     /// `progress` is called after each step with the number of tokens that are done and their
     /// total. If it breaks, the rest is left for later.
@@ -265,8 +236,7 @@ impl<'a> Generation<'a> {
         mut progress: impl FnMut(usize, usize) -> ControlFlow<()>,
     ) -> Result<ControlFlow<()>> {
         let total = self.tokens.len() - 1;
-        let unstarted = self.statistics.generated_tokens == 0 && self.next.is_none();
-        while unstarted && (self.cache.len() as usize) < total {
+        while self.unstarted() && (self.cache.len() as usize) < total {
             let done = self.cache.len() as usize;
             let end = (done.saturating_add(self.prefill_step)).min(total);
             self.model.prefill(&self.tokens, end, self.prefill_step, &mut self.cache)?;
@@ -278,6 +248,24 @@ impl<'a> Generation<'a> {
             }
         }
         Ok(ControlFlow::Continue(()))
+    }
+
+    fn unstarted(&self) -> bool {
+        self.statistics.generated_tokens == 0 && self.next.is_none()
+    }
+
+    /// [`prefill`](Self::prefill) without the last step, or without the last token where a draft
+    /// model proposes tokens after it.
+    fn prefill_before_last_step(&mut self) -> Result<()> {
+        if self.draft.is_some() {
+            return self.prefill(|_, _| ControlFlow::Continue(())).map(|_| ());
+        }
+        let rest = self.tokens.len().saturating_sub(self.cache.len() as usize);
+        if self.unstarted() && rest > self.prefill_step {
+            let end = self.tokens.len() - 1 - (rest - 1) % self.prefill_step;
+            self.model.prefill(&self.tokens, end, self.prefill_step, &mut self.cache)?;
+        }
+        Ok(())
     }
 
     /// The next token with the log probabilities of [`Options::logprobs`], or `None` at the end.
@@ -305,7 +293,7 @@ impl<'a> Generation<'a> {
                 self.finish = Some(FinishReason::Length);
                 return Ok(None);
             }
-            let _ = self.prefill(|_, _| ControlFlow::Continue(()))?;
+            self.prefill_before_last_step()?;
             match &mut self.draft {
                 Some(draft) => {
                     let left = self.max_tokens - self.statistics.generated_tokens;
@@ -349,7 +337,7 @@ impl<'a> Generation<'a> {
         }
         let Some(drawn) = self.next.take() else { return Ok(()) };
         if self.runs_ahead() {
-            self.next = Some(self.start_after(&drawn.token)?);
+            self.next = Some(self.start_after(&drawn.token.reshape([1, 1])?)?);
         }
         let token = drawn.read()?;
         self.tokens.push(token.id);
@@ -365,16 +353,16 @@ impl<'a> Generation<'a> {
             && !self.cache.forgets()
     }
 
-    /// Starts computing the token that follows the last.
+    /// Starts computing the token that follows those that the cache does not have.
     fn start(&mut self) -> Result<()> {
-        let last = self.tokens.last().copied().unwrap_or_default();
-        self.next = Some(self.start_after(&Array::from_slice(&[last], [1])?)?);
+        let known = (self.cache.len() as usize).min(self.tokens.len() - 1);
+        self.next = Some(self.start_after(&row(&self.tokens[known..])?)?);
         Ok(())
     }
 
-    /// Starts computing the token that follows `last`, uint32 `[1]`.
-    fn start_after(&mut self, last: &Array) -> Result<Drawn> {
-        let logits = self.model.forward(&last.reshape([1, 1])?, &mut self.cache)?;
+    /// Starts computing the token that follows `rest`, uint32 `[1, time]`.
+    fn start_after(&mut self, rest: &Array) -> Result<Drawn> {
+        let logits = self.model.forward_last(rest, &mut self.cache)?;
         let drawn = self.draw.draw(&self.tokens, &logits.squeeze([1])?)?;
         async_eval(drawn.arrays())?;
         Ok(drawn)

@@ -44,6 +44,7 @@ mod model_type;
 mod options;
 mod parts;
 mod penalties;
+mod prompt;
 mod prompt_cache;
 mod qkv_projection;
 mod random_weights;

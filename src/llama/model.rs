@@ -304,7 +304,7 @@ impl Llama {
     }
 
     /// The output of the last layer, `[batch, time, hidden]`.
-    fn decoded(&self, tokens: &Array, cache: &mut Cache) -> Result<Array> {
+    pub(super) fn decoded(&self, tokens: &Array, cache: &mut Cache) -> Result<Array> {
         if tokens.ndim() != 2 || cache.layers.len() != self.layers.len() {
             return Err(Error::argument(
                 "llama",
@@ -361,32 +361,11 @@ impl Llama {
         }
     }
 
-    /// Runs the tokens of `tokens[..end]` that the cache does not have, `step` at a time.
-    pub(super) fn prefill(
-        &self,
-        tokens: &[u32],
-        end: usize,
-        step: usize,
-        cache: &mut Cache,
-    ) -> Result<()> {
-        let rest = tokens.get(cache.len() as usize..end).unwrap_or_default();
-        for chunk in rest.chunks(step.max(1)) {
-            let _ = self.forward(&row(chunk)?, cache)?;
-            eval(cache.arrays())?;
-        }
-        Ok(())
-    }
-
-    fn logits(&self, h: &Array, fusion: Fusion) -> Result<Array> {
+    pub(super) fn logits(&self, h: &Array, fusion: Fusion) -> Result<Array> {
         let logits = match &self.lm_head {
             Some(head) => head.forward(h, fusion),
             None => self.embed_tokens.forward(h, None, fusion),
         }?;
         self.parts.gather(logits, Axis::Vocab)
     }
-}
-
-/// The tokens of one text as an array `[1, time]`.
-pub(super) fn row(tokens: &[u32]) -> Result<Array> {
-    Array::from_slice(tokens, [1, i32::try_from(tokens.len()).unwrap_or(i32::MAX)])
 }

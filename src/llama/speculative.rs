@@ -3,8 +3,9 @@ use crate::error::{Error, Result};
 
 use super::cache::Cache;
 use super::draw::Draw;
-use super::model::{Llama, row};
+use super::model::Llama;
 use super::options::Token;
+use super::prompt::row;
 
 /// A smaller model that proposes tokens.
 pub(super) struct Draft<'a> {

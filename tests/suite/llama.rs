@@ -138,6 +138,12 @@ fn chunked_prefill_and_cache_growth_change_no_logit_beyond_rounding() {
         last = Some(llama.forward(&chunk, &mut cache).unwrap().i((.., -1..)).unwrap());
     }
     assert_eq!(cache.len(), 300);
+    let alone = llama.forward_last(&whole, &mut llama.new_cache()).unwrap();
+    assert_eq!(alone.shape(), [1, 1, 512]);
+    assert!(
+        alone.subtract(&expected).unwrap().abs().unwrap().max(..).unwrap().item::<f32>().unwrap()
+            < 1e-3
+    );
     let difference = expected.subtract(last.unwrap()).unwrap().abs().unwrap();
     let worst = difference.max(..).unwrap().item::<f32>().unwrap();
     assert!(worst < 1e-3, "{worst}");

@@ -158,10 +158,11 @@ impl<'a> Bench<'a> {
         let prompt_tokens = tokens(self.llama, prompt, 2);
         let mut next = Array::from_slice(&[0u32], [1])?;
         let mut prompt_tps = None;
-        if let Some((last, rest)) = prompt_tokens.split_last() {
+        if prompt > 0 {
             let start = Instant::now();
+            let (rest, last) = prompt_tokens.split_at((prompt - 1) / PREFILL_STEP * PREFILL_STEP);
             fill(self.llama, rest, &mut cache)?;
-            next = step(self.llama, &Array::from_slice(&[*last], [1])?, &mut cache)?;
+            next = step(self.llama, &Array::from_slice(last, [last.len() as i32])?, &mut cache)?;
             next.eval()?;
             prompt_tps = Some(prompt as f64 / start.elapsed().as_secs_f64());
         }
@@ -204,9 +205,9 @@ fn fill(llama: &Llama, tokens: &[u32], cache: &mut Cache) -> Result<()> {
     Ok(())
 }
 
-/// Starts computing the likeliest token after `token`, `[1]`.
-fn step(llama: &Llama, token: &Array, cache: &mut Cache) -> Result<Array> {
-    let logits = llama.forward(&token.reshape([1, 1])?, cache)?;
+/// Starts computing the likeliest token after `tokens`, `[time]`.
+fn step(llama: &Llama, tokens: &Array, cache: &mut Cache) -> Result<Array> {
+    let logits = llama.forward_last(&tokens.expand_dims([0])?, cache)?;
     let next = logits.squeeze([1])?.argmax(-1)?;
     async_eval([&next])?;
     Ok(next)

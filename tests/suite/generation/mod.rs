@@ -60,6 +60,8 @@ fn prompts_in_steps_change_no_token() -> Checked {
             continue;
         }
         let options = Options { prefill_step, ..options() };
+        // The last token of the prompt is run with others, or alone.
+        assert_eq!(ids(&mut checkpoint.generate(&prompt, &options)?), expected, "{prefill_step}");
         let mut generation = checkpoint.generate(&prompt, &options)?;
         let mut steps = Vec::new();
         let flow = generation.prefill(|done, total| {
