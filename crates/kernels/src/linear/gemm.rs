@@ -16,7 +16,7 @@ use super::super::simd::tiles::{TILE_PANELS, TILE_ROWS};
 use super::super::simd::{F32x16, Kernel, LANES};
 use super::arithmetic::Arithmetic;
 use super::interleaved::{Interleaved, WORDS, interleaved};
-use super::sums::{TileSums, tile_products};
+use super::sums::{Finish, TileSums, tile_products};
 
 /// Rows of weights in a tile of registers; those of a product of tiles are [`TILE_ROWS`].
 const TILE: usize = 12;
@@ -52,6 +52,10 @@ pub trait Weights<A: Arithmetic>: Sync {
         out: *mut A::Factor,
         stride: usize,
     );
+
+    /// Prefetches the elements `k..k + len` of a row, if it is better to ask for them early. They
+    /// need not exist.
+    fn prefetch(&self, _row: usize, _k: usize, _len: usize) {}
 
     /// Adds the products of an unpacked tile with panels of x to sums that lie `BLOCK_ROWS` apart.
     ///
@@ -148,15 +152,19 @@ pub unsafe fn multiply<A: Arithmetic, W: Weights<A>>(
     epilogue: &impl Epilogue,
 ) {
     let extents = Extents { m: x.m, n, k: x.k };
-    // Use smaller blocks if there are too few for the threads.
+    // Use smaller blocks if there are too few for the threads. Four threads and more share smaller
+    // ones of products in tiles too, if x stays in the second-level cache from one to the next.
     let in_tiles = machine.level.multiplies_tiles() && (A::PAIRS || W::BYTES);
     let tile = if in_tiles { TILE_ROWS } else { TILE };
     let (mut rows, mut tiles) = (BLOCK_ROWS, BLOCK_COLUMNS / tile);
+    let threads = machine.pool.threads();
+    let near = x.m.min(rows) * x.k * size_of::<A::Factor>() <= 1 << 20;
+    let blocks = if in_tiles && near && threads >= 4 { 16 } else { 4 } * threads;
     let count = |rows: usize, tiles: usize| x.m.div_ceil(rows) * n.div_ceil(tiles * tile);
-    while count(rows, tiles) < 4 * machine.pool.threads() && tiles > 1 {
+    while count(rows, tiles) < blocks && tiles > 1 {
         tiles /= 2;
     }
-    while count(rows, tiles) < 2 * machine.pool.threads() && rows > 2 * LANES {
+    while count(rows, tiles) < 2 * threads && rows > 2 * LANES {
         rows /= 2;
     }
     let columns = tiles * tile;
@@ -256,10 +264,10 @@ impl<A: Arithmetic, W: Weights<A>> Kernel for Sum<'_, A, W> {
     unsafe fn run<V: F32x16>(self) {
         let Self { blocks, row, column, tile, sums } = self;
         let Extents { m, n, k } = blocks.extents;
-        let words = k.div_ceil(A::PER_WORD);
+        let depth = k.div_ceil(A::PER_WORD).div_ceil(WORDS).max(1);
         let columns = blocks.columns.min(n - column);
         let panels = blocks.rows.min(m - row).div_ceil(LANES);
-        for block in 0..words.div_ceil(WORDS).max(1) {
+        for block in 0..depth {
             let at = block * WORDS * A::PER_WORD;
             let len = (WORDS * A::PER_WORD).min(k - at);
             for first in (0..columns).step_by(blocks.tile()) {
@@ -279,7 +287,13 @@ impl<A: Arithmetic, W: Weights<A>> Kernel for Sum<'_, A, W> {
                     let x = |panel: usize| blocks.x.panel(block, panel);
                     let sums = sums.add(first * BLOCK_ROWS);
                     if blocks.in_tiles {
-                        blocks.add_panels_in_tiles::<V>(row, (block, at, words), tile, sums);
+                        let (ahead, next_block) = match first + TILE_ROWS {
+                            ahead if ahead < columns => (ahead, block),
+                            _ if block + 1 < depth => (0, block + 1),
+                            ahead => (ahead, 0),
+                        };
+                        let (place, next) = ((block, at, words), (column + ahead, next_block));
+                        blocks.add_panels_in_tiles::<V>(row, place, next, tile, sums);
                         continue;
                     }
                     let mut done = 0;
@@ -317,6 +331,7 @@ impl<A: Arithmetic, W: Weights<A>> Kernel for Sum<'_, A, W> {
 
 impl<A: Arithmetic, W: Weights<A>> Blocks<'_, A, W> {
     /// Adds the products of a tile with all panels of a block of rows, for words of one block of k.
+    /// Meanwhile prefetches the `next` tile, from a row and a block of k on.
     ///
     /// # Safety
     /// As for [`Weights::add_in_tiles`], with the words of the tile.
@@ -325,13 +340,19 @@ impl<A: Arithmetic, W: Weights<A>> Blocks<'_, A, W> {
         &self,
         row: usize,
         (block, at, words): (usize, usize, usize),
+        (next_row, next_block): (usize, usize),
         tile: *const f32,
         sums: *mut f32,
     ) {
         let panels = self.rows.min(self.extents.m - row).div_ceil(LANES);
+        let passes = words.max(1).div_ceil(TILE_WORDS) * panels.div_ceil(TILE_PANELS);
+        let (mut ahead, len) = (next_row..next_row + TILE_ROWS, WORDS * A::PER_WORD);
         for start in (0..words.max(1)).step_by(TILE_WORDS) {
             let words = TILE_WORDS.min(words - start);
             for done in (0..panels).step_by(TILE_PANELS) {
+                for next_row in ahead.by_ref().take(TILE_ROWS.div_ceil(passes)) {
+                    self.weights.prefetch(next_row, next_block * len, len);
+                }
                 let panel = row / LANES + done;
                 let next = (panel + 1).min(row / LANES + panels - 1);
                 let x = [panel, next].map(|p| self.x.panel(block, p).wrapping_add(start * LANES));
@@ -341,41 +362,6 @@ impl<A: Arithmetic, W: Weights<A>> Blocks<'_, A, W> {
                 unsafe {
                     let sums = sums.add(done * LANES);
                     self.weights.add_in_tiles::<V>(pass, tile, sums);
-                }
-            }
-        }
-    }
-}
-
-/// Transposes the sums of a block into rows of the output.
-struct Finish<'a, E> {
-    row: usize,
-    rows: usize,
-    column: usize,
-    columns: usize,
-    sums: *const f32,
-    epilogue: &'a E,
-}
-
-impl<E: Epilogue> Kernel for Finish<'_, E> {
-    const BF16: bool = false;
-
-    #[inline(always)]
-    unsafe fn run<V: F32x16>(self) {
-        let Self { row, rows, column, columns, sums, epilogue } = self;
-        for i in (0..rows).step_by(LANES) {
-            for j in (0..columns).step_by(LANES) {
-                let count = LANES.min(columns - j);
-                // SAFETY: within the block; rows and columns beyond it are not touched.
-                unsafe {
-                    let mut square = [V::splat(0.0); LANES];
-                    for (c, lanes) in square.iter_mut().enumerate() {
-                        *lanes = V::load(sums.add((j + c.min(count - 1)) * BLOCK_ROWS + i));
-                    }
-                    let square = V::transpose(square);
-                    for (r, lanes) in square.into_iter().enumerate().take(rows - i) {
-                        epilogue.finish(lanes, row + i + r, column + j, count);
-                    }
                 }
             }
         }

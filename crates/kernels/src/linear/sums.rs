@@ -5,7 +5,7 @@ use std::marker::PhantomData;
 use super::super::simd::tiles::{TILE_PANELS, TILE_ROWS, TileProduct};
 use super::super::simd::{F32x16, Kernel, LANES};
 use super::arithmetic::Arithmetic;
-use super::gemm::{BLOCK_ROWS, Pass, STRIDE};
+use super::gemm::{BLOCK_ROWS, Epilogue, Pass, STRIDE};
 use super::interleaved::WORDS;
 
 /// [`tile_sums`] as a part: alone in a function, its sums stay in registers. Inlined into the loops
@@ -105,6 +105,41 @@ pub(super) unsafe fn tile_products<V: F32x16, A: Arithmetic>(
             for r in (0..TILE_ROWS).step_by(TILE_ROWS / 4) {
                 let (w, sums) = (w.add(r * STRIDE + whole), sums.add(r * BLOCK_ROWS));
                 tile_sums::<V, A, { TILE_ROWS / 4 }, TILE_PANELS>(rest, w, sums);
+            }
+        }
+    }
+}
+
+/// Transposes the sums of a block into rows of the output.
+pub(super) struct Finish<'a, E> {
+    pub row: usize,
+    pub rows: usize,
+    pub column: usize,
+    pub columns: usize,
+    pub sums: *const f32,
+    pub epilogue: &'a E,
+}
+
+impl<E: Epilogue> Kernel for Finish<'_, E> {
+    const BF16: bool = false;
+
+    #[inline(always)]
+    unsafe fn run<V: F32x16>(self) {
+        let Self { row, rows, column, columns, sums, epilogue } = self;
+        for i in (0..rows).step_by(LANES) {
+            for j in (0..columns).step_by(LANES) {
+                let count = LANES.min(columns - j);
+                // SAFETY: within the block; rows and columns beyond it are not touched.
+                unsafe {
+                    let mut square = [V::splat(0.0); LANES];
+                    for (c, lanes) in square.iter_mut().enumerate() {
+                        *lanes = V::load(sums.add((j + c.min(count - 1)) * BLOCK_ROWS + i));
+                    }
+                    let square = V::transpose(square);
+                    for (r, lanes) in square.into_iter().enumerate().take(rows - i) {
+                        epilogue.finish(lanes, row + i + r, column + j, count);
+                    }
+                }
             }
         }
     }

@@ -16,7 +16,7 @@ use crate::linear::gemv::gemv;
 use crate::linear::interleaved::interleaved;
 use crate::linear::workspace;
 use crate::rms_norm::rms_norm_on;
-use crate::simd::{F32x16, LANES};
+use crate::simd::{F32x16, LANES, prefetch_far};
 
 /// # Safety
 /// The contract of [`super::quantized_matmul`].
@@ -228,6 +228,17 @@ impl<T: Float> Weights<InF32> for Packed<'_, T> {
 }
 
 impl Weights<InBf16> for Packed<'_, Bf16> {
+    #[inline(always)]
+    fn prefetch(&self, row: usize, k: usize, len: usize) {
+        with_format!(self.call, F => {
+            let (packed, scales, biases) = self.at::<F>(row, k);
+            let len = len.min(self.call.axis.saturating_sub(k));
+            prefetch_far(packed, len * F::BITS as usize / 8);
+            prefetch_far(scales, 1);
+            prefetch_far(biases.cast(), 1);
+        })
+    }
+
     #[inline(always)]
     unsafe fn unpack<V: F32x16>(
         &self,
