@@ -99,7 +99,7 @@ impl<const BITS: u32> Format for Affine<BITS> {
                 4 => V::load_stream::<4>(from),
                 5 => V::load_stream::<5>(from),
                 6 => V::load_stream::<6>(from),
-                _ => V::load_stream::<8>(from),
+                _ => V::load_bytes(from),
             }
         };
         V::low_bits::<BITS>(stream)
