@@ -7,13 +7,12 @@
 //! a level that multiplies tiles, the sums of whole tiles follow each other in the order of k.
 
 use std::marker::PhantomData;
-use std::mem::MaybeUninit;
 use std::ops::Range;
 
 use super::super::Machine;
 use super::super::element::Float;
 use super::super::simd::tiles::{TILE_PANELS, TILE_ROWS};
-use super::super::simd::{F32x16, Kernel, LANES};
+use super::super::simd::{F32x16, Kernel, LANES, Lines};
 use super::arithmetic::Arithmetic;
 use super::interleaved::{Interleaved, WORDS, interleaved};
 use super::sums::{Finish, TileSums, tile_products};
@@ -25,10 +24,17 @@ pub const EXTRA: usize = 128;
 /// Words from one row of a tile to the next: an odd number of cache lines, which spreads the rows
 /// over the cache sets.
 pub const STRIDE: usize = WORDS + EXTRA + LANES;
-/// Rows of x in a block, which stays in the level-two cache, and tiles that pass over it.
-pub const BLOCK_ROWS: usize = 256;
+/// Rows of x in a block, and of weights.
+const BLOCK_ROWS: usize = 256;
 const BLOCK_COLUMNS: usize = 8 * TILE;
 const _: () = assert!(BLOCK_COLUMNS.is_multiple_of(TILE_ROWS));
+/// Rows of weights in a block of tiles, if x exceeds the second-level cache: it is read from the
+/// third-level cache again for each block.
+const FAR_COLUMNS: usize = 8 * TILE_ROWS;
+/// The most columns of a block. Only x86-64 has tiles, and a thread of macOS has a stack of 512 KB.
+const MOST_COLUMNS: usize = if cfg!(target_arch = "x86_64") { FAR_COLUMNS } else { BLOCK_COLUMNS };
+/// Words from the sums of one column of a block to the next: an odd number of cache lines too.
+pub const SUMS: usize = BLOCK_ROWS + LANES;
 /// Words that a product of tiles takes at a time, so that its weights stay in the level-one cache.
 const TILE_WORDS: usize = 128;
 
@@ -57,7 +63,7 @@ pub trait Weights<A: Arithmetic>: Sync {
     /// need not exist.
     fn prefetch(&self, _row: usize, _k: usize, _len: usize) {}
 
-    /// Adds the products of an unpacked tile with panels of x to sums that lie `BLOCK_ROWS` apart.
+    /// Adds the products of an unpacked tile with panels of x to sums that lie [`SUMS`] apart.
     ///
     /// # Safety
     /// The panels and the tile hold `pass.words` words of each row, `sums` sixteen for each panel.
@@ -155,10 +161,11 @@ pub unsafe fn multiply<A: Arithmetic, W: Weights<A>>(
     // Use smaller blocks if there are too few for the threads. Four threads and more share smaller
     // ones of products in tiles too, if x stays in the second-level cache from one to the next.
     let in_tiles = machine.level.multiplies_tiles() && (A::PAIRS || W::BYTES);
+    let near = x.m.min(BLOCK_ROWS) * x.k * size_of::<A::Factor>() <= 1 << 20;
     let tile = if in_tiles { TILE_ROWS } else { TILE };
-    let (mut rows, mut tiles) = (BLOCK_ROWS, BLOCK_COLUMNS / tile);
+    let columns = if in_tiles && !near { MOST_COLUMNS } else { BLOCK_COLUMNS };
+    let (mut rows, mut tiles) = (BLOCK_ROWS, columns / tile);
     let threads = machine.pool.threads();
-    let near = x.m.min(rows) * x.k * size_of::<A::Factor>() <= 1 << 20;
     let blocks = if in_tiles && near && threads >= 4 { 16 } else { 4 } * threads;
     let count = |rows: usize, tiles: usize| x.m.div_ceil(rows) * n.div_ceil(tiles * tile);
     while count(rows, tiles) < blocks && tiles > 1 {
@@ -209,9 +216,9 @@ impl<A: Arithmetic, W: Weights<A>, E: Epilogue> Kernel for Multiply<'_, A, W, E>
 
     #[inline(always)]
     unsafe fn run<V: F32x16>(self) {
-        let mut tile = [const { MaybeUninit::<f32>::uninit() }; TILE_ROWS * STRIDE];
-        let mut sums = [const { MaybeUninit::<f32>::uninit() }; BLOCK_COLUMNS * BLOCK_ROWS];
-        let (tile, sums) = (tile.as_mut_ptr().cast::<f32>(), sums.as_mut_ptr().cast::<f32>());
+        let mut tile = Lines::<{ TILE_ROWS * STRIDE }>::uninit();
+        let mut sums = Lines::<{ MOST_COLUMNS * SUMS }>::uninit();
+        let (tile, sums) = (tile.as_mut_ptr(), sums.as_mut_ptr());
         let Self { blocks, items, epilogue } = self;
         let across = blocks.extents.n.div_ceil(blocks.columns);
         // SAFETY: the tile has room for its rows, all of which are multiplied; `in_tiles` says that
@@ -285,7 +292,7 @@ impl<A: Arithmetic, W: Weights<A>> Kernel for Sum<'_, A, W> {
                     }
                     let (at, words) = (block * WORDS, len.div_ceil(A::PER_WORD));
                     let x = |panel: usize| blocks.x.panel(block, panel);
-                    let sums = sums.add(first * BLOCK_ROWS);
+                    let sums = sums.add(first * SUMS);
                     if blocks.in_tiles {
                         let (ahead, next_block) = match first + TILE_ROWS {
                             ahead if ahead < columns => (ahead, block),
@@ -303,14 +310,14 @@ impl<A: Arithmetic, W: Weights<A>> Kernel for Sum<'_, A, W> {
                         let w = blocks.weights;
                         if V::SMALL {
                             for r in 0..TILE {
-                                w.add::<V, 1, 1>(one, tile.add(r * STRIDE), to.add(r * BLOCK_ROWS));
+                                w.add::<V, 1, 1>(one, tile.add(r * STRIDE), to.add(r * SUMS));
                             }
                             done += 1;
                         } else if !V::ONE_REGISTER {
                             // The sums, and a factor for each row, fit into the registers.
                             const ROWS: usize = if cfg!(target_arch = "x86_64") { 4 } else { 6 };
                             for r in (0..TILE).step_by(ROWS) {
-                                let (tile, to) = (tile.add(r * STRIDE), to.add(r * BLOCK_ROWS));
+                                let (tile, to) = (tile.add(r * STRIDE), to.add(r * SUMS));
                                 w.add::<V, ROWS, 1>(one, tile, to);
                             }
                             done += 1;

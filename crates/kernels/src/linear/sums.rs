@@ -5,7 +5,7 @@ use std::marker::PhantomData;
 use super::super::simd::tiles::{TILE_PANELS, TILE_ROWS, TileProduct};
 use super::super::simd::{F32x16, Kernel, LANES};
 use super::arithmetic::Arithmetic;
-use super::gemm::{BLOCK_ROWS, Epilogue, Pass, STRIDE};
+use super::gemm::{Epilogue, Pass, STRIDE, SUMS};
 use super::interleaved::WORDS;
 
 /// [`tile_sums`] as a part: alone in a function, its sums stay in registers. Inlined into the loops
@@ -44,7 +44,7 @@ pub(super) unsafe fn tile_sums<V: F32x16, A: Arithmetic, const ROWS: usize, cons
         if start > 0 {
             for (r, total) in total.iter_mut().enumerate() {
                 for (p, total) in total.iter_mut().enumerate() {
-                    *total = V::load(sums.add(r * BLOCK_ROWS + p * LANES));
+                    *total = V::load(sums.add(r * SUMS + p * LANES));
                 }
             }
         }
@@ -62,7 +62,7 @@ pub(super) unsafe fn tile_sums<V: F32x16, A: Arithmetic, const ROWS: usize, cons
         }
         for (r, total) in total.into_iter().enumerate() {
             for (p, total) in total.into_iter().enumerate() {
-                total.store(sums.add(r * BLOCK_ROWS + p * LANES));
+                total.store(sums.add(r * SUMS + p * LANES));
             }
         }
     }
@@ -85,7 +85,7 @@ pub(super) unsafe fn tile_products<V: F32x16, A: Arithmetic>(
     unsafe {
         if at == 0 {
             for r in 0..TILE_ROWS {
-                sums.add(r * BLOCK_ROWS).write_bytes(0, TILE_PANELS * LANES);
+                sums.add(r * SUMS).write_bytes(0, TILE_PANELS * LANES);
             }
         }
         if whole > 0 {
@@ -96,14 +96,14 @@ pub(super) unsafe fn tile_products<V: F32x16, A: Arithmetic>(
                 words: whole,
                 step: LANES,
                 sums,
-                sums_stride: BLOCK_ROWS,
+                sums_stride: SUMS,
             });
         }
         if whole < words {
             let x = [x[0].add(whole * LANES), x[1].add(whole * LANES)];
             let rest = Pass { x, panel, at: at + whole, words: words - whole };
             for r in (0..TILE_ROWS).step_by(TILE_ROWS / 4) {
-                let (w, sums) = (w.add(r * STRIDE + whole), sums.add(r * BLOCK_ROWS));
+                let (w, sums) = (w.add(r * STRIDE + whole), sums.add(r * SUMS));
                 tile_sums::<V, A, { TILE_ROWS / 4 }, TILE_PANELS>(rest, w, sums);
             }
         }
@@ -133,7 +133,7 @@ impl<E: Epilogue> Kernel for Finish<'_, E> {
                 unsafe {
                     let mut square = [V::splat(0.0); LANES];
                     for (c, lanes) in square.iter_mut().enumerate() {
-                        *lanes = V::load(sums.add((j + c.min(count - 1)) * BLOCK_ROWS + i));
+                        *lanes = V::load(sums.add((j + c.min(count - 1)) * SUMS + i));
                     }
                     let square = V::transpose(square);
                     for (r, lanes) in square.into_iter().enumerate().take(rows - i) {

@@ -15,11 +15,11 @@ use super::prefill;
 use super::{Call, Mode, with_format};
 use crate::element::Float;
 use crate::linear::arithmetic::InF32;
-use crate::linear::gemm::{BLOCK_ROWS, EXTRA, Pass, STRIDE, Weights, multiply};
+use crate::linear::gemm::{EXTRA, Pass, STRIDE, SUMS, Weights, multiply};
 use crate::linear::interleaved::{WORDS, interleaved};
 use crate::linear::workspace;
 use crate::simd::tiles::{TILE_PANELS, TILE_ROWS, TileProduct};
-use crate::simd::{F32x16, Kernel, LANES};
+use crate::simd::{F32x16, Kernel, LANES, Lines};
 use crate::{Machine, Shared};
 
 /// Bytes in a word.
@@ -30,10 +30,10 @@ const _: () = assert!(2 * GROUPS <= EXTRA);
 
 /// Whether a call can use products of bytes, and gains time by them. 8-bit floats are not integers,
 /// and groups of 16 have more scales than a tile has room for. Tiles of bytes are summed up to the
-/// end of a group, then stored and scaled: with 4 bits in groups of 64 that took longer than exact
-/// products in tiles of bf16 in ten of twelve pairs of runs, and shorter groups end more often.
+/// end of a group, then stored and scaled: in groups of 128 that took as long as exact products in
+/// tiles of bf16 with 128 rows and longer with 512, and shorter groups end more often.
 pub(super) fn takes<T: Float>(machine: Machine, call: &Call) -> bool {
-    let in_tiles = T::IS_BF16 && machine.level.multiplies_tiles() && call.group <= 64;
+    let in_tiles = T::IS_BF16 && machine.level.multiplies_tiles();
     machine.level.dots_bytes()
         && !in_tiles
         && matches!(call.mode, Mode::Affine | Mode::Mxfp4)
@@ -297,7 +297,7 @@ impl<T: Float> Weights<InF32> for Bytes<'_, T> {
                 for (p, panel) in (panel..panel + PANELS).enumerate() {
                     let x = self.x.group::<V>(panel, first + group);
                     for (r, total) in total.iter().enumerate() {
-                        let to = sums.add(r * BLOCK_ROWS + p * LANES);
+                        let to = sums.add(r * SUMS + p * LANES);
                         let scale = tile.add(r * STRIDE + WORDS + group);
                         let before = if first + group > 0 { V::load(to) } else { V::splat(0.0) };
                         scaled(total[p], scale, x, before).store(to);
@@ -319,7 +319,7 @@ impl<T: Float> Weights<InF32> for Bytes<'_, T> {
         sums: *mut f32,
     ) {
         const WIDTH: usize = TILE_PANELS * LANES;
-        let mut totals = [0.0f32; TILE_ROWS * WIDTH];
+        let mut totals = Lines::<{ TILE_ROWS * WIDTH }>::uninit();
         let totals = totals.as_mut_ptr();
         let per_group = self.call.group / BYTES;
         // SAFETY: as in `add`; the totals have room for all sums.
@@ -340,7 +340,7 @@ impl<T: Float> Weights<InF32> for Bytes<'_, T> {
                 for p in 0..TILE_PANELS {
                     let x = self.x.group::<V>((panel + p).min(self.x.panels - 1), index);
                     for r in 0..TILE_ROWS {
-                        let to = sums.add(r * BLOCK_ROWS + p * LANES);
+                        let to = sums.add(r * SUMS + p * LANES);
                         let total = V::load(totals.add(r * WIDTH + p * LANES)).to_bits();
                         let scale = tile.add(r * STRIDE + WORDS + group);
                         let before = if index > 0 { V::load(to) } else { V::splat(0.0) };

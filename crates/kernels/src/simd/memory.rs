@@ -1,6 +1,25 @@
-//! Prefetches and fences.
+//! Aligned memory, prefetches and fences.
+
+use std::mem::MaybeUninit;
 
 use super::LANES;
+
+/// Room for `N` floats from the beginning of a cache line on. Loads of tiles and vectors that
+/// straddle two lines take longer: those of a product in tiles took a third of its time.
+#[repr(align(64))]
+pub struct Lines<const N: usize>([MaybeUninit<f32>; N]);
+
+impl<const N: usize> Lines<N> {
+    #[inline(always)]
+    pub const fn uninit() -> Self {
+        Self([MaybeUninit::uninit(); N])
+    }
+
+    #[inline(always)]
+    pub fn as_mut_ptr(&mut self) -> *mut f32 {
+        self.0.as_mut_ptr().cast()
+    }
+}
 
 /// Prefetches the cache lines of `bytes` bytes from `from` on; any address is allowed.
 #[inline(always)]

@@ -25,7 +25,7 @@ pub use avx512::Avx512;
 use dots::{byte_fields_by_shifts, dot_bf16_by_halves, dot_bytes_in_turn, zip_words_in_memory};
 pub use kernel::{Kernel, Parts};
 pub use level::Level;
-pub use memory::{fence, prefetch, prefetch_block, prefetch_far};
+pub use memory::{Lines, fence, prefetch, prefetch_block, prefetch_far};
 
 /// Lanes in a block, whatever the level.
 pub const LANES: usize = 16;

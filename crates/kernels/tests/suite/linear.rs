@@ -158,6 +158,23 @@ fn a_row_does_not_depend_on_its_batch() {
 }
 
 #[test]
+fn blocks_of_an_x_beyond_the_second_cache() {
+    // x has more than 1 MB, and the outputs more columns than the largest block.
+    let (m, n, k) = (260, 300, 2060);
+    let (x, w) = (values::<Bf16>(m * k, 2.0), values::<Bf16>(n * k, 2.0));
+    let case = |m| Case { m, n, k, columns: false, activation: None, added: false };
+    for machine in machines_and_tiles() {
+        if machine.level.multiplies_tiles() {
+            let all = run(machine, &case(m), &x, &w, &[]);
+            for (rows, expected) in x.chunks(65 * k).zip(all.chunks(65 * n)) {
+                let some = run(machine, &case(65), rows, &w, &[]);
+                assert_same(&some, expected, "a quarter of the rows");
+            }
+        }
+    }
+}
+
+#[test]
 fn each_step_is_rounded() {
     let (m, n, k) = (2, 20, 64);
     let (x, w) = (values::<Bf16>(m * k, 2.0), values::<Bf16>(n * k, 2.0));
