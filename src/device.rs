@@ -298,8 +298,8 @@ pub enum CpuActivations {
     /// rows, as a prompt does, and the processor multiplies bytes in one instruction (AVX-512
     /// VNNI). Normally distributed numbers are then off by 0.6 % (root mean square; bfloat16 rounds
     /// by 0.17 %), and products by 0.6 % of their usual size. [`Exact`](Self::Exact) elsewhere, and
-    /// for bfloat16 times groups of at most 64 weights on a processor with AMX, where rounding gained
-    /// nothing (measured with 4 bits in groups of 64).
+    /// for bfloat16 on a processor with AMX, where rounding gained nothing (measured with 4 and 8 bits
+    /// in groups of 64 and 128).
     Int8,
 }
 
