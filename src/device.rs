@@ -191,6 +191,31 @@ pub fn check_version() -> Result<()> {
     Ok(ffi::check_version()?)
 }
 
+/// The path of the libmlx that this process has loaded, which `LD_LIBRARY_PATH` and its like decide;
+/// `None` where MLX is a part of the program, or the system cannot tell.
+pub fn mlx_library() -> Option<std::path::PathBuf> {
+    #[cfg(unix)]
+    {
+        use std::os::unix::ffi::OsStrExt;
+        // SAFETY: the name is a string that ends with a zero, and the call only looks it up among
+        // the symbols of the process: mlx::core::version().
+        let version =
+            unsafe { libc::dlsym(libc::RTLD_DEFAULT, c"_ZN3mlx4core7versionEv".as_ptr()) };
+        // SAFETY: all fields are pointers, for which zeros are valid.
+        let mut found: libc::Dl_info = unsafe { std::mem::zeroed() };
+        // SAFETY: the second argument is that of a local value, which the call fills; it takes any
+        // address as the first.
+        let known = unsafe { libc::dladdr(version, &mut found) } != 0;
+        if !version.is_null() && known && !found.dli_fname.is_null() {
+            // SAFETY: the field is the loader's string of a library that stays loaded.
+            let name = unsafe { std::ffi::CStr::from_ptr(found.dli_fname) };
+            let path = std::path::Path::new(std::ffi::OsStr::from_bytes(name.to_bytes()));
+            return path.file_name()?.to_str()?.contains("mlx.").then(|| path.to_owned());
+        }
+    }
+    None
+}
+
 /// The installation directory of the MLX that this crate was built with.
 pub fn mlx_prefix() -> &'static str {
     option_env!("MLX_PRIMITIVES_MLX_PREFIX").unwrap_or("")
@@ -230,24 +255,23 @@ pub fn system() -> String {
     format!("{} {}", std::env::consts::OS, std::env::consts::ARCH)
 }
 
-/// Checks the environment variables of the CPU kernels.
+/// Checks the environment variables of this crate, and those of MLX that are numbers.
 ///
-/// The kernels themselves never fail for an unusable value: they run as if the variable were not
-/// set. A program that wants to tell its user calls this first, as the `mlx-primitives` command
-/// does.
+/// The CPU kernels never fail for an unusable value: they run as if the variable were not set. MLX
+/// takes any text for a number. A program that wants to tell its user calls this first, as the
+/// `mlx-primitives` command does.
 ///
 /// # Errors
 ///
-/// Returns an error if `MLX_PRIMITIVES_THREADS` is not a number within 1 to 1024, or if
-/// `MLX_PRIMITIVES_SIMD` does not name an instruction set that this machine has. An empty variable
-/// counts as not set.
+/// Returns an error that names the variable, its value and what it may be:
+///
+/// - `MLX_PRIMITIVES_THREADS` that is not a number within 1 to 1024, `MLX_PRIMITIVES_SIMD` that does
+///   not name an instruction set that this machine has, or `MLX_PRIMITIVES_TUNE` that is neither
+///   `off` nor `file`. An empty one counts as not set.
+/// - A number of MLX, such as `MLX_MAX_OPS_PER_BUFFER`, that is none or does not lie in its range.
+/// - Any other name that begins with `MLX_PRIMITIVES_`, such as a misspelled one.
 pub fn check_environment() -> Result<()> {
-    match crate::cpu::unusable_variable() {
-        Some((name, expected, got)) => {
-            Err(Error::argument(name, format_args!("{expected}, got {got:?}")))
-        }
-        None => Ok(()),
-    }
+    crate::environment::check()
 }
 
 /// The name of the instruction set that the CPU kernels use: the best of this machine, or the one

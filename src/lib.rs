@@ -96,6 +96,7 @@ pub mod custom;
 pub mod device;
 pub mod distributed;
 mod dtype;
+mod environment;
 mod error;
 mod ffi;
 #[doc(hidden)]

@@ -69,6 +69,7 @@ pub fn measure<'a>(case: &Case<'a>, device: Device, effort: &Effort) -> Result<R
         competitors.push(multiplier);
         done = operations;
     }
+    let chosen = Choices::of_process(device)?;
     let limits = competitors.len();
     competitors.extend(inputs.builtin.iter().map(|op| competitor(calls, &inputs, op)));
     let timings = interleave(&mut competitors, effort)?;
@@ -81,7 +82,7 @@ pub fn measure<'a>(case: &Case<'a>, device: Device, effort: &Effort) -> Result<R
         kind: case.kind,
         device,
         ours: timings[0],
-        choice: classes.first().map(|class| Choices::of_machine(device).choice(class)),
+        choice: classes.first().map(|class| chosen.choice(class)),
         builtin: timings.get(limits).copied(),
         bytes,
         flops,

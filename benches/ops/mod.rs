@@ -35,7 +35,7 @@ const CACHE_LIMIT: usize = 2 << 30;
 const COLUMNS: &str = "\
 Each call is timed in turn with the built-in's, in this process. `single` builds one op, evaluates \
 it and waits; `chain` is one of up to 64 ops in a graph, each fed by the last. Times are medians ± half \
-the interquartile range. The choice is the implementation that this machine uses: see `mlx-primitives tune`. GB/s counts the bytes that must be read and written, once. The limit is the time that the CPU kernels' \
+the interquartile range. The choice is the implementation that programs run: see `mlx-primitives tune`. GB/s counts the bytes that must be read and written, once. The limit is the time that the CPU kernels' \
 threads take to copy, read or fill as many bytes, or to do as many multiplications in registers, \
 whichever is longer; on a GPU that of MLX's `negative` for as many bytes.";
 

@@ -1,5 +1,6 @@
 #include "bridge/core.h"
 
+#include <cstdlib>
 #include <sstream>
 #include <stdexcept>
 
@@ -103,8 +104,20 @@ rust::String library_version() {
   return mx::version();
 }
 
+/** With a width below 1, which MLX also takes any text for, no evaluation of MLX's would end. */
+static void check_width() {
+  static const char* width = std::getenv("MLX_BFS_MAX_WIDTH");
+  static const bool usable = width == nullptr || std::atoi(width) > 0;
+  if (!usable) {
+    throw std::invalid_argument(
+        "[MLX_BFS_MAX_WIDTH] expected a whole number from 1, got '" +
+        std::string(width).substr(0, 100) + "'");
+  }
+}
+
 void check_version() {
   prepare();
+  check_width();
   auto release = std::string(mx::version());
   release = release.substr(0, release.find(".dev"));
   if (release != std::string(header_version())) {
@@ -255,19 +268,6 @@ rust::String to_text(const MlxArray& array) {
 
 ListHandle composition(const MlxArray& array) {
   return handle(mlx_primitives::composition(array));
-}
-
-ListHandle inputs(const MlxArray& array) {
-  return handle(array.inputs());
-}
-
-Handle rebuilt(const MlxArray& array, const ArrayList& inputs) {
-  if (!array.has_primitive() || !array.siblings().empty() ||
-      inputs.size() != array.inputs().size()) {
-    refuse("rebuilt", "expected a lazy array alone and as many inputs as it has");
-  }
-  return handle(mx::array(
-      array.shape(), array.dtype(), array.primitive_ptr(), {inputs.begin(), inputs.end()}));
 }
 
 bool is_set(const Signal& signal) {

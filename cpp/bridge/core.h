@@ -152,8 +152,6 @@ ListHandle replay(const Recording& recording, const ArrayList& parameters, int32
 ListHandle call_compiled(const Compiled& f, const ArrayList& inputs);
 
 ListHandle composition(const MlxArray& array);
-ListHandle inputs(const MlxArray& array);
-Handle rebuilt(const MlxArray& array, const ArrayList& inputs);
 rust::Vec<GraphNode> graph_nodes(const ArrayList& arrays);
 rust::Vec<LaunchPlan> dispatches(const MlxArray& array, uint32_t max_threads);
 

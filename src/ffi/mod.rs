@@ -361,8 +361,6 @@ pub(crate) mod bridge {
         fn dispatches(array: &MlxArray, max_threads: u32) -> Result<Vec<LaunchPlan>>;
         /// A graph of MLX's own ops for the values of one of our nodes, which does not change.
         fn composition(array: &MlxArray) -> Result<UniquePtr<CxxVector<MlxArray>>>;
-        /// The inputs of the node of a lazy array.
-        fn inputs(array: &MlxArray) -> Result<UniquePtr<CxxVector<MlxArray>>>;
         /// Records a graph of our ops, to be run as one node; null for other graphs. `pending` is
         /// whether it can be recorded once the weights are computed.
         fn record(
@@ -376,8 +374,6 @@ pub(crate) mod bridge {
             parameters: &CxxVector<MlxArray>,
             positions: i32,
         ) -> Result<UniquePtr<CxxVector<MlxArray>>>;
-        /// A copy of the node of an array for other inputs of the same shapes and types.
-        fn rebuilt(array: &MlxArray, inputs: &CxxVector<MlxArray>) -> Result<UniquePtr<MlxArray>>;
     }
 
     extern "Rust" {

@@ -55,6 +55,9 @@ impl Key {
     /// Whether MLX's matrix products run on the neural accelerators of the GPU's cores: on the M5
     /// and later, with macOS 26.2 (Darwin 25.2) or later. Our kernels do not use them.
     pub(super) fn has_neural_accelerators(&self) -> bool {
+        if self.chip.contains(" threads") {
+            return false; // a CPU's key
+        }
         let number = |text: &str| -> Option<u32> {
             let digits = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
             text[..digits].parse().ok()

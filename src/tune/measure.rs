@@ -1,20 +1,11 @@
-//! Times one of our ops and its composition of MLX's own ops.
+//! Times two implementations in turn, and compares their results.
 
 use std::time::Duration;
 
 use super::Measured;
-use crate::array::{Array, eval, from_list, to_list};
+use crate::array::Array;
 use crate::dtype::Dtype;
-use crate::error::{Error, Result};
-use crate::ffi::bridge as ffi;
-use crate::random;
-
-/// The most bytes of inputs and of results; more would take long to make and to compare.
-const MOST_BYTES: usize = 256 << 20;
-/// The most copies of the op that one evaluation computes, so that its start counts for less.
-const MOST_CALLS: usize = 16;
-/// The most bytes of the results of all copies, unless the result of one is larger.
-const BATCH_BYTES: usize = 16 << 20;
+use crate::error::Result;
 
 impl Measured {
     /// Times two functions in turn until the budget is spent, by a clock that returns the time
@@ -53,72 +44,6 @@ impl Measured {
             times[times.len() / 2]
         });
         Ok(Self { ours, mlx, agrees: true })
-    }
-}
-
-/// Times the op whose lazy result is given and its composition of MLX's own ops, by a clock that
-/// returns the time since a fixed moment, and compares their results. The times are those of one
-/// call.
-///
-/// Inputs that are not computed yet, also those of a function that MLX is tracing, are replaced by
-/// normally distributed random numbers or by integers of zero: the graph of the array is not
-/// evaluated.
-///
-/// # Errors
-///
-/// Returns an error if the array is no lazy result of one of our ops with a single output, MLX's
-/// own ops refuse its inputs, or inputs and results take more than 256 MiB.
-///
-/// ```
-/// use std::time::{Duration, Instant};
-/// use mlx_primitives::{Array, ops, tune};
-///
-/// let y = ops::rms_norm(&Array::ones::<f32>(&[4, 64])?, None, 1e-5)?;
-/// let start = Instant::now();
-/// let measured = tune::measure(&y, &|| start.elapsed(), Duration::from_millis(1))?;
-/// assert!(measured.agrees && measured.ours > 0.0 && measured.mlx > 0.0);
-/// # Ok::<(), mlx_primitives::Error>(())
-/// ```
-pub fn measure(y: &Array, clock: &dyn Fn() -> Duration, budget: Duration) -> Result<Measured> {
-    let inputs = from_list(&*ffi::inputs(y.raw())?);
-    let mut bytes = y.nbytes();
-    for input in &inputs {
-        bytes += if ffi::finished(input.raw())? { 0 } else { input.nbytes() };
-    }
-    if bytes > MOST_BYTES {
-        let expected =
-            format_args!("at most {MOST_BYTES} bytes of inputs and results, got {bytes}");
-        return Err(Error::argument("measure", expected));
-    }
-    let inputs = inputs.iter().map(stand_in).collect::<Result<Vec<_>>>()?;
-    eval(&inputs)?;
-    let inputs = to_list(&inputs);
-    let ours = || Array::from_bridge(ffi::rebuilt(y.raw(), &inputs));
-    let mlx = || -> Result<Array> {
-        let all = from_list(&*ffi::composition(ours()?.raw())?);
-        all.into_iter().next().ok_or_else(|| Error::argument("measure", "a result, got none"))
-    };
-    let agrees = agree(&ours()?, &mlx()?)?;
-    let calls = (BATCH_BYTES / y.nbytes().max(1)).clamp(1, MOST_CALLS);
-    let run = |build: &dyn Fn() -> Result<Array>| -> Result<()> {
-        eval(&(0..calls).map(|_| build()).collect::<Result<Vec<_>>>()?)
-    };
-    let measured = Measured::race(|| run(&ours), || run(&mlx), clock, budget)?;
-    let each = |seconds: f64| seconds / calls as f64;
-    Ok(Measured { ours: each(measured.ours), mlx: each(measured.mlx), agrees })
-}
-
-/// The input if it is computed, otherwise an array of its shape and type.
-fn stand_in(input: &Array) -> Result<Array> {
-    if ffi::finished(input.raw())? {
-        return Ok(input.clone());
-    }
-    match input.dtype() {
-        dtype @ (Dtype::Float32 | Dtype::Float16 | Dtype::Bfloat16) => {
-            // The key keeps the thread's own sequence of random numbers as it is.
-            random::normal_of(input.shape(), dtype, Some(&random::key(0)?))
-        }
-        dtype => Array::scalar(0i32)?.astype(dtype)?.broadcast_to(input.shape()),
     }
 }
 

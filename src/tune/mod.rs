@@ -1,37 +1,54 @@
 //! The choice between our kernel and a composition of MLX's own ops, whichever is faster on this
 //! machine, for each op.
 //!
-//! `mlx-primitives tune` measures both and keeps the faster one, for each op, type and number of
-//! rows, in a file in the user's cache folder. Ops look there when they are built:
-//! [`Choices::of_machine`]. A GPU op that the file does not have is measured when it is first
-//! built, in about 50 milliseconds, and added to the file; see [`Machine`]. Without measurements
-//! for this chip, system, MLX and these kernels, a built-in rule decides.
+//! A built-in rule decides: our kernels everywhere, except on GPUs where MLX's ops are known to be
+//! faster for some calls ([`Choices::built_in`]). Nothing is measured unless someone asks for it:
+//! `mlx-primitives tune` measures both, and keeps the faster one for each op, type and number of
+//! rows in a file in the user's cache folder. The file is used where a program asks for it, for a
+//! thread by [`with_choices`], or where the environment variable `MLX_PRIMITIVES_TUNE` does:
 //!
-//! The environment variable `MLX_PRIMITIVES_TUNE` changes that: with `off` all ops run our kernels,
-//! with `file` nothing is measured, and with `lazy` CPU ops are measured too.
+//! | `MLX_PRIMITIVES_TUNE` | the choices of the process |
+//! |---|---|
+//! | not set, or empty | the built-in rule |
+//! | `off` | our kernels everywhere |
+//! | `file` | the measurements of the file, and the built-in rule for other calls |
+//!
+//! Any other value is an error of every op that has a choice, and so is `file` where there is no
+//! file for this machine, MLX and these kernels.
+//!
+//! ```
+//! use std::rc::Rc;
+//! use mlx_primitives::{Array, device, ops, tune::{self, Choices, Key, with_choices}};
+//!
+//! let device = device::default_device()?;
+//! let key = Key::here(device)?;
+//! let file = tune::path(device).map(|path| Choices::read(&path, &key)).transpose();
+//! let choices = file.ok().flatten().flatten().unwrap_or_else(|| Choices::built_in(&key));
+//! let y = with_choices(Rc::new(choices), || ops::softmax(&Array::ones::<f32>(&[2, 8])?))?;
+//! assert_eq!(y.shape(), [2, 8]);
+//! # Ok::<(), mlx_primitives::Error>(())
+//! ```
 
 mod file;
-mod machine;
 mod measure;
+mod process;
+mod scope;
 
-use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::fmt;
-use std::rc::Rc;
-use std::sync::Arc;
 
-use cxx::{Exception, UniquePtr};
 use serde::{Deserialize, Serialize};
 
-use crate::array::{Array, from_list};
-use crate::device::{self, Device};
+use crate::array::Array;
+use crate::device::Device;
 use crate::dtype::Dtype;
 use crate::error::Result;
-use crate::ffi::bridge::{self as ffi, MlxArray};
 
 pub use file::{Key, path};
-pub use machine::Machine;
-pub use measure::{agree, measure};
+pub use measure::agree;
+use process::Process;
+pub use scope::{asked, with_choices};
+pub(crate) use scope::{chosen, only_ours};
 
 /// The implementation that an op runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -204,11 +221,15 @@ impl Choices {
         Self { rule, ..Self::default() }
     }
 
-    /// The current choices of this machine: those of its file, or the built-in ones if there is no
-    /// usable file, and what this process measured. The first call prints on stderr why a file is
-    /// not used.
-    pub fn of_machine(device: Device) -> Self {
-        Machine::of(device).choices()
+    /// The choices of this process for a device: what `MLX_PRIMITIVES_TUNE` says, or the built-in
+    /// ones.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if the variable has an unknown value, or says `file` and there is no file
+    /// that [`read`](Self::read) takes.
+    pub fn of_process(device: Device) -> Result<Self> {
+        Ok(Process::of(device)?.choices().clone())
     }
 
     /// Adds a measurement to the others of its class. Times add up, so longer calls count for more.
@@ -264,69 +285,30 @@ impl Choices {
         }
     }
 
-    fn has(&self, class: &Class) -> bool {
-        self.measured.contains_key(&class.to_string())
-    }
-
     fn is_all_ours(&self) -> bool {
         self.rule == Rule::AllOurs && self.measured.is_empty()
     }
 }
 
-/// The source of choices for ops of this thread, in place of [`Choices::of_machine`].
-enum Scope {
-    Chosen(Rc<Choices>),
-    Machine(Arc<Machine>),
-    /// All ops run our kernels, and the classes of the calls are kept.
-    Asked(Vec<Class>),
-}
-
-thread_local! {
-    static SCOPE: RefCell<Option<Scope>> = const { RefCell::new(None) };
-}
-
-fn with_scope<R>(scope: Scope, f: impl FnOnce() -> R) -> (R, Option<Scope>) {
-    struct Restore(Option<Scope>);
-    impl Drop for Restore {
-        fn drop(&mut self) {
-            SCOPE.replace(self.0.take());
+impl fmt::Display for Choices {
+    /// Writes what decides, in words.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let all = self.measured.len();
+        if all > 0 {
+            let mlx = self.measured.values().filter(|it| it.choice() == Choice::Mlx).count();
+            write!(f, "{all} measured, {mlx} of them MLX's; otherwise ")?;
         }
-    }
-    let restore = Restore(SCOPE.replace(Some(scope)));
-    let result = f();
-    let scope = SCOPE.take();
-    drop(restore);
-    (result, scope)
-}
-
-/// Runs `f` with these choices for the ops that it builds.
-///
-/// ```
-/// use std::rc::Rc;
-/// use mlx_primitives::{Array, ops, tune::{Choices, with_choices}};
-///
-/// let x = Array::ones::<f32>(&[2, 8])?;
-/// let [ours, mlx] = [Choices::ours(), Choices::mlx()]
-///     .map(|choices| with_choices(Rc::new(choices), || ops::rms_norm(&x, None, 1e-5)));
-/// let (ours, mlx) = (ours?, mlx?);
-/// assert!(ours.primitive() != mlx.primitive() && ours.shape() == mlx.shape());
-/// # Ok::<(), mlx_primitives::Error>(())
-/// ```
-pub fn with_choices<R>(choices: Rc<Choices>, f: impl FnOnce() -> R) -> R {
-    with_scope(Scope::Chosen(choices), f).0
-}
-
-/// Runs `f` with the choices of this machine for the ops that it builds, some of which the machine
-/// may measure.
-pub fn with_machine<R>(machine: Arc<Machine>, f: impl FnOnce() -> R) -> R {
-    with_scope(Scope::Machine(machine), f).0
-}
-
-/// Runs `f` with our kernels for all ops, and returns the classes of the ops that have a choice.
-pub fn asked<R>(f: impl FnOnce() -> R) -> (R, Vec<Class>) {
-    match with_scope(Scope::Asked(Vec::new()), f) {
-        (result, Some(Scope::Asked(classes))) => (result, classes),
-        (result, _) => (result, Vec::new()),
+        f.write_str(match self.rule {
+            Rule::AllOurs => "our kernels",
+            Rule::AllMlx => "MLX's ops",
+            Rule::MatricesMlx => {
+                "our kernels, but MLX's for 16-bit products and attention of more than eight rows"
+            }
+            Rule::Nvidia => {
+                "our kernels, but MLX's for attention, rms_norm of many wide rows, and products \
+                 except those of one row with large packed weights"
+            }
+        })
     }
 }
 
@@ -334,49 +316,4 @@ pub fn asked<R>(f: impl FnOnce() -> R) -> (R, Vec<Class>) {
 pub(crate) fn rows(x: &Array) -> usize {
     let last = x.shape().last().map_or(1, |&dim| dim.unsigned_abs() as usize);
     x.size() / last.max(1)
-}
-
-/// Whether every op that is built now runs our kernel, so that nothing is left to choose.
-pub(crate) fn only_ours() -> Result<bool> {
-    let scope = SCOPE.with_borrow(|scope| match scope {
-        Some(Scope::Chosen(choices)) => Err(choices.is_all_ours()),
-        Some(Scope::Asked(_)) => Err(false),
-        Some(Scope::Machine(machine)) => Ok(Some(machine.clone())),
-        None => Ok(None),
-    });
-    match scope {
-        Err(only) => Ok(only),
-        Ok(Some(machine)) => Ok(machine.is_all_ours()),
-        Ok(None) => Ok(Machine::of(device::current()?).is_all_ours()),
-    }
-}
-
-/// Returns the lazy result of an op or, if that was chosen, the result of MLX's own ops for the
-/// same inputs.
-pub(crate) fn chosen<C: Into<Call>>(
-    op: impl fmt::Display,
-    call: impl Fn() -> C,
-    built: std::result::Result<UniquePtr<MlxArray>, Exception>,
-) -> Result<Array> {
-    let ours = Array::from_bridge(built)?;
-    let call = || -> Call { call().into() };
-    let class = || Class::new(&op, ours.dtype(), call());
-    let machine = SCOPE.with_borrow_mut(|scope| match scope {
-        Some(Scope::Chosen(choices)) if choices.is_all_ours() => Err(Choice::Ours),
-        Some(Scope::Chosen(choices)) => Err(choices.choice(&class())),
-        Some(Scope::Asked(classes)) => {
-            classes.push(class());
-            Err(Choice::Ours)
-        }
-        Some(Scope::Machine(machine)) => Ok(Some(machine.clone())),
-        None => Ok(None),
-    });
-    let choice = match machine {
-        Err(choice) => choice,
-        Ok(Some(machine)) => machine.choice(&op, call, &ours),
-        Ok(None) => Machine::of(device::current()?).choice(&op, call, &ours),
-    };
-    // MLX's own ops refuse some inputs that our kernels take.
-    let theirs = (choice == Choice::Mlx).then(|| ffi::composition(ours.raw()).ok()).flatten();
-    Ok(theirs.and_then(|all| from_list(&all).into_iter().next()).unwrap_or(ours))
 }

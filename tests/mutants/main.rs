@@ -24,9 +24,6 @@ mod workers;
 
 #[cfg(target_os = "linux")]
 fn main() -> std::process::ExitCode {
-    // Tuning results of this machine are for its programs, not for tests of the kernels.
-    // SAFETY: no other thread runs yet.
-    unsafe { std::env::set_var("MLX_PRIMITIVES_TUNE", "off") };
     tests::main()
 }
 

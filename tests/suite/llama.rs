@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 
 use crate::support::{fewer_if_simulated, simulated};
 
-const ASSETS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/assets/demo");
+pub const ASSETS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/assets/demo");
 
 fn fixture() -> Value {
     let path = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/greedy.json");

@@ -28,6 +28,7 @@ mod dispatches;
 #[cfg(unix)]
 mod distributed;
 mod endings;
+mod environment;
 mod errors;
 mod every;
 mod failures;
@@ -85,13 +86,9 @@ mod tools;
 #[cfg(target_os = "linux")]
 mod traffic;
 mod tune;
-mod tune_first_use;
 mod verify;
 
 fn main() -> std::process::ExitCode {
-    // The tests of our kernels must not use the choices that were tuned on this machine.
-    // SAFETY: no other thread runs yet.
-    unsafe { std::env::set_var("MLX_PRIMITIVES_TUNE", "off") };
     #[cfg(unix)]
     if let Some(code) = distributed::role() {
         return code;

@@ -8,7 +8,7 @@ use anyhow::Result;
 use clap::ArgGroup;
 use mlx_primitives::device::{self, Device};
 use mlx_primitives::llama::{Llama, Scheme};
-use mlx_primitives::tune::{Choice, Choices};
+use mlx_primitives::tune::Choices;
 use serde_json::Value;
 
 use crate::model::{KvArgs, Packing, Source};
@@ -91,7 +91,7 @@ fn facts(args: &Args) -> Result<()> {
         return Ok(output::println(build_json(&facts))?);
     }
     for (name, value) in facts {
-        output::println(format_args!("{name:<16}{value}"))?;
+        output::println(format_args!("{name:<18}{value}"))?;
     }
     Ok(())
 }
@@ -106,14 +106,15 @@ pub fn build() -> Result<Vec<(&'static str, String)>> {
     let mut facts = vec![
         ("mlx-primitives", env!("CARGO_PKG_VERSION").to_owned()),
         ("MLX", version),
-        ("MLX prefix", device::mlx_prefix().to_owned()),
+        ("MLX library", mlx_library()),
+        ("built with MLX of", device::mlx_prefix().to_owned()),
         ("system", device::system()),
         ("default device", default.to_owned()),
         ("CPU", Device::Cpu.name()?),
         ("CPU kernels", format!("{}, {} threads", device::cpu_kernels(), device::cpu_threads())),
         ("Metal kernels", device::kernels_origin()?),
         ("kernels hash", device::kernels_hash().to_owned()),
-        ("choices", choices(device::default_device()?)),
+        ("choices", choices(device::default_device()?)?),
     ];
     if Device::Gpu.is_available()? {
         facts.insert(6, ("GPU", Device::Gpu.name()?));
@@ -121,15 +122,20 @@ pub fn build() -> Result<Vec<(&'static str, String)>> {
     Ok(facts)
 }
 
-/// The number of measured choices, and how many of them are MLX's own ops.
-fn choices(device: Device) -> String {
-    let choices = Choices::of_machine(device);
-    let all = choices.measured().count();
-    let mlx = choices.measured().filter(|(_, it)| it.choice() == Choice::Mlx).count();
-    match all {
-        0 => "built in".to_owned(),
-        _ => format!("{all} measured, {mlx} of them MLX's"),
-    }
+/// The file that MLX runs from.
+fn mlx_library() -> String {
+    let path = device::mlx_library();
+    path.map_or("a part of this program".to_owned(), |path| path.display().to_string())
+}
+
+/// The rule or the measurements by which an op runs our kernel or MLX's ops.
+fn choices(device: Device) -> Result<String> {
+    let choices = Choices::of_process(device)?;
+    let asked = std::env::var("MLX_PRIMITIVES_TUNE").unwrap_or_default();
+    Ok(match &*asked {
+        "" => format!("built-in rule: {choices}"),
+        _ => format!("MLX_PRIMITIVES_TUNE={asked}: {choices}"),
+    })
 }
 
 pub fn build_json(facts: &[(&str, String)]) -> Value {

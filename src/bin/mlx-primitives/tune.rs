@@ -12,7 +12,7 @@ use crate::output;
 const EXAMPLES: &str = "\
 Compares the results of each of our ops with those of a composition of MLX's own ops, times both, and \
 keeps the faster one for each type and number of rows in a file in the user's cache folder. Programs that \
-use the crate on this machine run it, unless MLX_PRIMITIVES_TUNE=off is set. The file is for this chip, \
+use the crate run it where MLX_PRIMITIVES_TUNE=file is set, and nowhere else. The file is for this chip, \
 system, MLX and these kernels: measure again when one of them changes.
 
 Examples:
@@ -76,6 +76,9 @@ pub fn run(args: &Args) -> Result<()> {
         let (ours, mlx) = (micros(it.ours), micros(it.mlx));
         output::println(format_args!("{class:<48}{ours:>12.2}{mlx:>12.2}  {}", it.choice()))?;
     }
-    output::println(format_args!("\nchoices: {}", path.display()))?;
+    output::println(format_args!(
+        "\nchoices: {} (MLX_PRIMITIVES_TUNE=file uses them)",
+        path.display()
+    ))?;
     Ok(())
 }

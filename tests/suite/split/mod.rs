@@ -1,5 +1,6 @@
 //! A model on several ranks, which are processes on this machine: the same bits as in one process.
 
+mod choices;
 mod command;
 mod scenarios;
 mod schemes;

@@ -1,21 +1,22 @@
 //! Choices between our kernels and MLX's ops: how they are made, where they are stored, and how ops
 //! follow them.
 
+mod command;
+
 use std::cell::{Cell, RefCell};
 use std::fs;
-use std::path::Path;
 use std::rc::Rc;
 use std::time::Duration;
 
 use mlx_primitives::device::{Device, default_device};
-use mlx_primitives::llama::Checkpoint;
+use mlx_primitives::llama::{Checkpoint, Quantization};
 use mlx_primitives::ops::{self, Attention, Linear, MaskedSoftmax};
 use mlx_primitives::transforms::grad;
-use mlx_primitives::tune::{Choice, Choices, Class, Key, Measured, asked, with_choices};
+use mlx_primitives::tune::{Choice, Choices, Class, Key, Measured, agree, asked, with_choices};
 use mlx_primitives::{Array, Dtype, Result};
 use serde_json::Value;
 
-use crate::cli::{command, stderr, stdout};
+use crate::cli::{command, stderr};
 use crate::llama::greedy;
 use crate::support::compare::{assert_close, numbers};
 use crate::support::input::random;
@@ -315,82 +316,49 @@ fn ops_build_the_chosen_implementation() -> Checked {
     Ok(())
 }
 
-/// Both implementations of each op round alike, so that no token changes.
+/// Both implementations of each op round alike, so that no token changes, whatever chooses: this
+/// process's defaults, and the rules of GPUs, for plain and packed weights.
 #[test]
 fn a_model_of_chosen_ops_writes_the_same_text() -> Checked {
-    let checkpoint = Checkpoint::demo()?;
-    let prompt = checkpoint.tokenizer.encode("Once upon a time")?;
-    let tokens = || greedy(&checkpoint, &prompt, if simulated() { 4 } else { 24 });
-    let ours = with_choices(Rc::new(Choices::ours()), tokens);
-    assert_eq!(with_choices(Rc::new(Choices::mlx()), tokens), ours);
+    let plain = Checkpoint::demo()?;
+    let packed = plain.llama.quantized(Quantization::affine(32, 4))?;
+    let packed = Checkpoint { llama: packed, ..Checkpoint::demo()? };
+    let of_gpu = |chip: &str| Choices::built_in(&Key { chip: chip.to_owned(), ..key() });
+    let all = [
+        ("MLX's ops", Choices::mlx()),
+        ("an M3", of_gpu("Apple M3 Max")),
+        ("an M5", of_gpu("Apple M5")),
+        ("an H100", of_gpu("NVIDIA H100 80GB HBM3")),
+    ];
+    for checkpoint in [&plain, &packed] {
+        let prompt = checkpoint.tokenizer.encode("Once upon a time, a dog saw a big ball.")?;
+        assert!(prompt.len() > 8, "rows that the rules of GPUs give to MLX");
+        let tokens = || greedy(checkpoint, &prompt, if simulated() { 4 } else { 24 });
+        let ours = with_choices(Rc::new(Choices::ours()), tokens);
+        assert_eq!(tokens(), ours, "defaults");
+        for (name, choices) in &all {
+            assert_eq!(with_choices(Rc::new(choices.clone()), tokens), ours, "{name}");
+        }
+        #[cfg(target_os = "linux")]
+        {
+            use mlx_primitives::simulator::{Schedule, with_metal};
+            let first = || greedy(checkpoint, &prompt, 1);
+            assert_eq!(with_metal(Schedule::Forward, first)?, ours[..1], "simulated");
+        }
+    }
     Ok(())
 }
 
-fn tuned(cache: &Path, arguments: &[&str], variable: &str) -> anyhow::Result<[String; 2]> {
-    let mut command = command(arguments);
-    command.env("XDG_CACHE_HOME", cache).env("MLX_PRIMITIVES_TUNE", variable);
-    let output = command.output()?;
-    anyhow::ensure!(output.status.success(), "{}", stderr(&output));
-    Ok([stdout(&output), stderr(&output)])
-}
-
 #[test]
-fn the_command_measures_and_others_use_it() -> Checked {
-    let folder = tempfile::tempdir()?;
-    let cache = folder.path();
-    let run = |arguments: &[&str]| tuned(cache, arguments, "file");
-    let choices = || -> anyhow::Result<Value> {
-        let [said, _] = run(&["info", "--json"])?;
-        Ok(serde_json::from_str::<Value>(&said)?["choices"].clone())
-    };
-    assert_eq!(choices()?, "built in");
-    let [said, _] = run(&["tune", "--quick", "--op", "relu", "--json"])?;
-    let object: Value = serde_json::from_str(&said)?;
-    let rows = object["choices"].as_array().expect("choices");
-    assert_eq!(rows.len(), 3, "{object}"); // one for each type
-    for row in rows {
-        assert!(row["ours_us"].as_f64() > Some(0.0) && row["agrees"] == true, "{row}");
+fn results_agree_up_to_rounding() -> Checked {
+    let array = |values: &[f32]| Array::from_slice(values, [values.len() as i32]);
+    let theirs = array(&[1.0, f32::NAN, f32::INFINITY])?;
+    assert!(agree(&array(&[1.004, f32::NAN, f32::INFINITY])?, &theirs)?);
+    for wrong in [[1.006, f32::NAN, f32::INFINITY], [1.0, 1.0, f32::INFINITY], [1.0, f32::NAN, 1.0]]
+    {
+        assert!(!agree(&array(&wrong)?, &theirs)?, "{wrong:?}");
     }
-    let name = choices_file()?;
-    let file = cache.join("mlx-primitives").join(name);
-    assert_eq!(object["file"].as_str(), file.to_str());
-    let key = Key::here(default_device()?)?;
-    let mut read = Choices::read(&file, &key)?.expect("a file");
-    // ops shows the choice, but measures our kernel.
-    let x = random(&[1, 1, 64], Dtype::Float32, 1)?;
-    read.add(&class(|| ops::relu(&x))?, measured(2.0, 1.0));
-    read.add(&linear(1, Dtype::Float32)?, measured(2.0, 1.0));
-    read.write(&file, &key)?;
-    if !simulated() {
-        // The simulator would take a minute.
-        let quick = ["ops", "--quick", "--op", "relu", "--dtype", "float32"];
-        let json = run(&[&quick[..], &["--json"]].concat())?;
-        let shown: Vec<Value> = serde_json::from_str(&json[0])?;
-        let one = shown.iter().find(|row| row["shape"] == serde_json::json!([1, 1, 8192]));
-        assert_eq!(one.expect("a row")["choice"], "mlx", "{shown:?}");
-        let table = &run(&quick)?[0];
-        assert!(table.contains("choice") && table.contains("MLX's"), "{table}");
-    }
-    // A new measurement replaces the old one, and others stay.
-    assert!(run(&["tune", "--quick", "--op", "relu"])?[0].contains("relu, float32, 1 row"));
-    assert!(choices()?.as_str().is_some_and(|it| it.starts_with("4 measured, ")));
-
-    // An unusable file is ignored, which is reported once, unless choices are off; tune rewrites
-    // it.
-    let stale = Key { mlx: "0.1".into(), ..key.clone() };
-    for (write, part) in [
-        (&(|| Ok(Choices::ours().write(&file, &stale)?)) as &dyn Fn() -> Checked, "MLX is "),
-        (&|| Ok(fs::write(&file, "{")?), "EOF"),
-    ] {
-        write()?;
-        let [text, said] = run(&["info"])?;
-        assert!(text.contains("choices         built in"), "{text}");
-        assert!(said.starts_with("mlx-primitives: ") && said.contains(part), "{said}");
-        assert_eq!(said.lines().count(), 1, "{said}");
-        assert_eq!(tuned(cache, &["info"], "off")?[1], "");
-    }
-    run(&["tune", "--quick", "--op", "relu"])?;
-    assert_eq!(run(&["info"])?[1], "");
-    assert_eq!(fs::read_dir(cache.join("mlx-primitives"))?.count(), 1);
+    assert!(!agree(&theirs.astype(Dtype::Float16)?, &theirs)?);
+    assert!(!agree(&array(&[1.0])?, &theirs)?);
     Ok(())
 }

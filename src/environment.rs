@@ -1,0 +1,120 @@
+//! The environment variables of this crate, and those of MLX by which a program would hang or do
+//! something else than they say.
+
+use std::env;
+
+use crate::error::{Error, Result};
+
+/// The variables that this crate reads when a program runs.
+const READ: [&str; 8] = [
+    "MLX_PRIMITIVES_CUDA_CACHE",
+    "MLX_PRIMITIVES_METALLIB",
+    "MLX_PRIMITIVES_SIMD",
+    "MLX_PRIMITIVES_SIMULATE_LOG",
+    "MLX_PRIMITIVES_SIMULATE_METAL",
+    "MLX_PRIMITIVES_SIMULATE_THREADS",
+    "MLX_PRIMITIVES_THREADS",
+    TUNE,
+];
+pub(crate) const TUNE: &str = "MLX_PRIMITIVES_TUNE";
+
+/// The variables that builds, scripts and tests read, and that programs may inherit from them. `cargo
+/// run` sets the two that `build.rs` writes.
+const INHERITED: [&str; 18] = [
+    "MLX_PRIMITIVES_COMMAND",
+    "MLX_PRIMITIVES_COMMIT",
+    "MLX_PRIMITIVES_CORRUPT_CHILD",
+    "MLX_PRIMITIVES_CUDA_ARCHITECTURES",
+    "MLX_PRIMITIVES_CUDA_KERNELS",
+    "MLX_PRIMITIVES_CUDA_LOGS",
+    "MLX_PRIMITIVES_CUDA_RESULT",
+    "MLX_PRIMITIVES_KERNELS_BENCH",
+    "MLX_PRIMITIVES_KERNELS_HASH",
+    "MLX_PRIMITIVES_LOAD_CHILD",
+    "MLX_PRIMITIVES_MLX_PREFIX",
+    "MLX_PRIMITIVES_NEED_NVRTC",
+    "MLX_PRIMITIVES_NVIDIA_BENCH",
+    "MLX_PRIMITIVES_OWN_TESTS",
+    "MLX_PRIMITIVES_SOURCES",
+    "MLX_PRIMITIVES_SUITE",
+    "MLX_PRIMITIVES_TRAFFIC",
+    "MLX_PRIMITIVES_WERROR",
+];
+const OF_TESTS: [&str; 2] = ["MLX_PRIMITIVES_TEST_", "MLX_PRIMITIVES_SUITE_"];
+
+const MOST: i64 = i32::MAX as i64;
+
+/// The whole numbers that MLX 0.32 reads, and the least and the largest that do what they say. MLX
+/// takes any other text for a number, such as 0; with a width of 0 it never ends an evaluation.
+const NUMBERS: [(&str, i64, i64); 16] = [
+    ("MLX_BFS_MAX_WIDTH", 1, MOST),
+    ("MLX_CUDA_CONV_CACHE_SIZE", 1, MOST),
+    ("MLX_CUDA_FFT_CACHE_SIZE", 1, MOST),
+    ("MLX_CUDA_GRAPH_CACHE_SIZE", 1, MOST),
+    ("MLX_CUDA_SDPA_BACKWARD_CACHE_SIZE", 1, MOST),
+    ("MLX_CUDA_SDPA_CACHE_SIZE", 1, MOST),
+    ("MLX_CUDA_USE_CUDNN_SDPA", 0, 1),
+    ("MLX_ENABLE_CACHE_THRASHING_CHECK", 0, 1),
+    ("MLX_ENABLE_TF32", 0, 1),
+    ("MLX_MAX_MB_PER_BUFFER", 1, MOST),
+    ("MLX_MAX_OPS_PER_BUFFER", 1, MOST),
+    ("MLX_METAL_FAST_SYNCH", 0, 1),
+    ("MLX_NCCL_TIMEOUT", 1, MOST),
+    ("MLX_RESIDENCY_DEBUG", 0, 1),
+    ("MLX_RESIDENCY_SET_MAX_PCT", 0, 100),
+    ("MLX_USE_CUDA_GRAPHS", 0, 1),
+];
+
+/// The meanings of `MLX_PRIMITIVES_TUNE`.
+pub(crate) enum Tune {
+    /// The built-in rule decides.
+    Rule,
+    /// Our kernels run everywhere.
+    Off,
+    /// The file of `mlx-primitives tune` decides.
+    File,
+}
+
+/// The meaning of `MLX_PRIMITIVES_TUNE`, or an error that names its choices.
+pub(crate) fn tune() -> Result<Tune> {
+    let value = env::var_os(TUNE).unwrap_or_default();
+    match value.to_str() {
+        Some("") => Ok(Tune::Rule),
+        Some("off") => Ok(Tune::Off),
+        Some("file") => Ok(Tune::File),
+        _ => refused(TUNE, "off (our kernels) or file (as tuned)", &value.to_string_lossy()),
+    }
+}
+
+fn refused<T>(name: &str, expected: &str, got: &str) -> Result<T> {
+    let got: String = got.chars().take(100).collect();
+    Err(Error::argument(name, format_args!("{expected}, got {got:?}")))
+}
+
+/// Returns an error for the first variable that is not understood.
+pub(crate) fn check() -> Result<()> {
+    if let Some((name, expected, got)) = crate::cpu::unusable_variable() {
+        return refused(name, &expected, &got);
+    }
+    tune()?;
+    for (name, least, most) in NUMBERS {
+        let Some(value) = env::var_os(name) else { continue };
+        let text = value.to_string_lossy();
+        let number = text.trim().parse::<i64>();
+        if !number.is_ok_and(|number| (least..=most).contains(&number)) {
+            return refused(name, &format!("a whole number from {least} to {most}"), &text);
+        }
+    }
+    for (name, _) in env::vars_os() {
+        let name = name.to_string_lossy();
+        let ours = name.starts_with("MLX_PRIMITIVES_");
+        let known = READ.iter().chain(&INHERITED).any(|it| *it == name)
+            || OF_TESTS.iter().any(|start| name.starts_with(start));
+        if ours && !known {
+            let names = READ.join(", ");
+            let name: String = name.chars().take(100).collect();
+            return Err(Error::argument(name, format_args!("one of the variables {names}")));
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,95 @@
+//! The choices of this process, as ops look them up.
+
+use std::collections::HashMap;
+use std::fmt::{self, Write};
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::sync::{OnceLock, PoisonError, RwLock};
+
+use super::{Call, Choice, Choices, Class, Key, Rows, path};
+use crate::device::Device;
+use crate::dtype::Dtype;
+use crate::environment::{self, TUNE, Tune};
+use crate::error::{Error, Result};
+use crate::simulator;
+
+/// The choices for one device, and those that were looked up already.
+pub(super) struct Process {
+    choices: Choices,
+    /// By a hash of op, type, number of rows and size, which is faster than the name of a class.
+    known: RwLock<HashMap<u64, Choice>>,
+}
+
+/// Hashes the text that is written to it.
+struct Hashed(DefaultHasher);
+
+impl fmt::Write for Hashed {
+    fn write_str(&mut self, text: &str) -> fmt::Result {
+        self.0.write(text.as_bytes());
+        Ok(())
+    }
+}
+
+impl Process {
+    /// The choices for a device, which are made once.
+    pub(super) fn of(device: Device) -> Result<&'static Self> {
+        static ALL: [OnceLock<std::result::Result<Process, String>>; 3] =
+            [const { OnceLock::new() }; 3];
+        let place = match device {
+            Device::Gpu => 0,
+            Device::Cpu => 1 + usize::from(simulator::is_on()),
+        };
+        let opened = ALL[place].get_or_init(|| {
+            let choices = Self::open(device).map_err(|error| error.to_string())?;
+            Ok(Self { choices, known: RwLock::default() })
+        });
+        opened.as_ref().map_err(|text| Error::from(text.as_str()))
+    }
+
+    fn open(device: Device) -> Result<Choices> {
+        match environment::tune()? {
+            Tune::Off => Ok(Choices::ours()),
+            Tune::File => {
+                let path = path(device).ok_or_else(|| {
+                    Error::argument(TUNE, "a folder in XDG_CACHE_HOME or HOME with the file")
+                })?;
+                let read = Choices::read(&path, &Key::here(device)?);
+                let unusable = |why| {
+                    let run = "run `mlx-primitives tune`, or unset the variable";
+                    Error::from(format!("[{TUNE}=file] {why}: {run}"))
+                };
+                let none = || unusable(format!("{}: there is no such file", path.display()));
+                read.map_err(|error| unusable(error.to_string()))?.ok_or_else(none)
+            }
+            // The rule does not need the hash of the kernels, which takes a while.
+            Tune::Rule => Ok(Choices::built_in(&Key::with(device, String::new())?)),
+        }
+    }
+
+    pub(super) fn choices(&self) -> &Choices {
+        &self.choices
+    }
+
+    /// The choice for an op whose result has this type.
+    pub(super) fn choice(
+        &self,
+        op: &impl fmt::Display,
+        dtype: Dtype,
+        call: impl Fn() -> Call,
+    ) -> Choice {
+        if self.choices.is_all_ours() {
+            return Choice::Ours;
+        }
+        let of = call();
+        let mut call = Hashed(DefaultHasher::new());
+        // Writing to a hash does not fail.
+        let _ = write!(call, "{op}");
+        (dtype, Rows::of(of.rows), of.size).hash(&mut call.0);
+        let call = call.0.finish();
+        let known = self.known.read().unwrap_or_else(PoisonError::into_inner).get(&call).copied();
+        known.unwrap_or_else(|| {
+            let choice = self.choices.choice(&Class::new(op, dtype, of));
+            self.known.write().unwrap_or_else(PoisonError::into_inner).insert(call, choice);
+            choice
+        })
+    }
+}

@@ -1,0 +1,105 @@
+//! The choices for the ops that a thread builds.
+
+use std::cell::RefCell;
+use std::fmt;
+use std::rc::Rc;
+
+use cxx::{Exception, UniquePtr};
+
+use super::process::Process;
+use super::{Call, Choice, Choices, Class};
+use crate::array::{Array, from_list};
+use crate::device;
+use crate::error::Result;
+use crate::ffi::bridge::{self as ffi, MlxArray};
+
+/// The source of choices for ops of this thread, in place of [`Choices::of_process`].
+enum Scope {
+    Chosen(Rc<Choices>),
+    /// All ops run our kernels, and the classes of the calls are kept.
+    Asked(Vec<Class>),
+}
+
+thread_local! {
+    static SCOPE: RefCell<Option<Scope>> = const { RefCell::new(None) };
+}
+
+fn with_scope<R>(scope: Scope, f: impl FnOnce() -> R) -> (R, Option<Scope>) {
+    struct Restore(Option<Scope>);
+    impl Drop for Restore {
+        fn drop(&mut self) {
+            SCOPE.replace(self.0.take());
+        }
+    }
+    let restore = Restore(SCOPE.replace(Some(scope)));
+    let result = f();
+    let scope = SCOPE.take();
+    drop(restore);
+    (result, scope)
+}
+
+/// Runs `f` with these choices for the ops that it builds.
+///
+/// ```
+/// use std::rc::Rc;
+/// use mlx_primitives::{Array, ops, tune::{Choices, with_choices}};
+///
+/// let x = Array::ones::<f32>(&[2, 8])?;
+/// let [ours, mlx] = [Choices::ours(), Choices::mlx()]
+///     .map(|choices| with_choices(Rc::new(choices), || ops::rms_norm(&x, None, 1e-5)));
+/// let (ours, mlx) = (ours?, mlx?);
+/// assert!(ours.primitive() != mlx.primitive() && ours.shape() == mlx.shape());
+/// # Ok::<(), mlx_primitives::Error>(())
+/// ```
+pub fn with_choices<R>(choices: Rc<Choices>, f: impl FnOnce() -> R) -> R {
+    with_scope(Scope::Chosen(choices), f).0
+}
+
+/// Runs `f` with our kernels for all ops, and returns the classes of the ops that have a choice.
+pub fn asked<R>(f: impl FnOnce() -> R) -> (R, Vec<Class>) {
+    match with_scope(Scope::Asked(Vec::new()), f) {
+        (result, Some(Scope::Asked(classes))) => (result, classes),
+        (result, _) => (result, Vec::new()),
+    }
+}
+
+/// Whether every op that is built now runs our kernel, so that nothing is left to choose.
+pub(crate) fn only_ours() -> Result<bool> {
+    let scope = SCOPE.with_borrow(|scope| match scope {
+        Some(Scope::Chosen(choices)) => Some(choices.is_all_ours()),
+        Some(Scope::Asked(_)) => Some(false),
+        None => None,
+    });
+    match scope {
+        Some(only) => Ok(only),
+        None => Ok(Process::of(device::current()?)?.choices().is_all_ours()),
+    }
+}
+
+/// Returns the lazy result of an op or, if that was chosen, the result of MLX's own ops for the
+/// same inputs.
+pub(crate) fn chosen<C: Into<Call>>(
+    op: impl fmt::Display,
+    call: impl Fn() -> C,
+    built: std::result::Result<UniquePtr<MlxArray>, Exception>,
+) -> Result<Array> {
+    let ours = Array::from_bridge(built)?;
+    let call = || -> Call { call().into() };
+    let class = || Class::new(&op, ours.dtype(), call());
+    let scope = SCOPE.with_borrow_mut(|scope| match scope {
+        Some(Scope::Chosen(choices)) if choices.is_all_ours() => Some(Choice::Ours),
+        Some(Scope::Chosen(choices)) => Some(choices.choice(&class())),
+        Some(Scope::Asked(classes)) => {
+            classes.push(class());
+            Some(Choice::Ours)
+        }
+        None => None,
+    });
+    let choice = match scope {
+        Some(choice) => choice,
+        None => Process::of(device::current()?)?.choice(&op, ours.dtype(), call),
+    };
+    // MLX's own ops refuse some inputs that our kernels take.
+    let theirs = (choice == Choice::Mlx).then(|| ffi::composition(ours.raw()).ok()).flatten();
+    Ok(theirs.and_then(|all| from_list(&all).into_iter().next()).unwrap_or(ours))
+}
