@@ -9,6 +9,7 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 /// Why an operation was refused or failed.
 ///
 /// The text of an error begins with the op that failed, in brackets, or with the path of a file.
+/// `Debug` writes the same text as `Display`, since that is how Rust prints the error of `main`.
 ///
 /// ```
 /// use mlx_primitives::{Array, Dtype, Error};
@@ -22,7 +23,7 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 /// assert!(text.starts_with("[reshape]"), "{text}");
 /// # Ok::<(), mlx_primitives::Error>(())
 /// ```
-#[derive(Debug, thiserror::Error)]
+#[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
     /// An array does not have the shape that an operation needs.
@@ -107,6 +108,12 @@ pub enum Error {
         /// The reason, in words.
         reason: String,
     },
+}
+
+impl std::fmt::Debug for Error {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        std::fmt::Display::fmt(self, f)
+    }
 }
 
 impl Error {

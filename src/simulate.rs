@@ -1,6 +1,7 @@
 //! The functions that the stand-in for MLX's Metal device calls: they run kernels in the simulator
 //! of `tests/metal_sim`. Compiled for tests only, by the feature `simulate-metal`.
 
+use std::collections::BTreeMap;
 use std::fmt::Display;
 use std::fs::{File, OpenOptions};
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -144,14 +145,26 @@ pub(crate) fn simulated_library(source: &str) -> Result<Box<SimulatedLibrary>> {
     // several processes may start at the same time.
     let mut hasher = DefaultHasher::new();
     source.hash(&mut hasher);
-    let path = Path::new(CACHE).join(format!("embedded-{:016x}.metal", hasher.finish()));
+    let hash = hasher.finish();
+    // A source that did not compile is not tried again for each op that needs it.
+    static REFUSED: Mutex<BTreeMap<u64, String>> = Mutex::new(BTreeMap::new());
+    let refused = || REFUSED.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some(messages) = refused().get(&hash) {
+        return Err(failed(messages));
+    }
+    let path = Path::new(CACHE).join(format!("embedded-{hash:016x}.metal"));
     let draft = path.with_extension(std::process::id().to_string());
     std::fs::create_dir_all(CACHE).map_err(failed)?;
     std::fs::write(&draft, source).map_err(failed)?;
     std::fs::rename(&draft, &path).map_err(failed)?;
     let library =
         Library::compile(&Source::new(&path), &Compiler::find().map_err(failed)?, Path::new(CACHE));
-    let library = library.map_err(failed)?;
+    let library = library.map_err(|error| {
+        if matches!(error, metal_sim::Error::Compile { .. }) {
+            refused().insert(hash, error.to_string());
+        }
+        failed(error)
+    })?;
     if let Some(log) = std::env::var_os(LOG) {
         let names = library.kernels().map_err(failed)?.into_iter().map(|kernel| kernel.name + "\n");
         let path = Path::new(&log).with_extension("kernels");

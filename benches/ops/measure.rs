@@ -1,5 +1,6 @@
 //! Runs the cases: our op, MLX's built-in and the roofline.
 
+use std::collections::HashMap;
 use std::rc::Rc;
 
 use anyhow::Result;
@@ -8,8 +9,27 @@ use mlx_primitives::tune::{Choice, Choices, asked};
 use mlx_primitives::{Dtype, memory};
 
 use super::cases::{Case, Function, Inputs, Kind, Workload};
+use super::plan::Limits;
 use super::roofline;
-use super::timing::{Competitor, Effort, Timing, interleave};
+use super::timing::{Competitor, Timing, interleave};
+
+/// The built-in of a case.
+pub enum Builtin {
+    Timed(Timing),
+    /// Not run, since it would take about this many seconds.
+    LeftOut(f64),
+    /// The comparison has none for a case of this size.
+    None,
+}
+
+impl Builtin {
+    pub fn timing(&self) -> Option<&Timing> {
+        match self {
+            Self::Timed(timing) => Some(timing),
+            _ => None,
+        }
+    }
+}
 
 /// A case's result.
 pub struct Row<'a> {
@@ -20,8 +40,7 @@ pub struct Row<'a> {
     pub ours: Timing,
     /// The op's implementation that this machine chose, or `None` if the op has no choice.
     pub choice: Option<Choice>,
-    /// `None` if it would take too long.
-    pub builtin: Option<Timing>,
+    pub builtin: Builtin,
     bytes: usize,
     /// The floating-point operations of matrix products.
     flops: f64,
@@ -31,7 +50,13 @@ pub struct Row<'a> {
 
 impl Row<'_> {
     pub fn speedup(&self) -> Option<f64> {
-        self.builtin.map(|builtin| builtin.median / self.ours.median)
+        self.builtin.timing().map(|builtin| builtin.median / self.ours.median)
+    }
+
+    /// The work of a call, by which times of calls of one op are proportional: operations of
+    /// products, bytes of other ops.
+    fn work(&self) -> f64 {
+        if self.flops > 0.0 { self.flops } else { self.bytes as f64 }
     }
 
     /// Bandwidth: the bytes that the op must read and write, divided by our time.
@@ -50,44 +75,74 @@ impl Row<'_> {
     }
 }
 
-pub fn measure<'a>(case: &Case<'a>, device: Device, effort: &Effort) -> Result<Row<'a>> {
-    memory::clear_cache()?; // frees the buffers of earlier cases
-    let inputs = case.inputs()?;
-    let calls = calls(case.kind, &inputs)?;
-    let (_, classes) = asked(|| (inputs.ours)(&inputs.x, &inputs.others));
-    let bytes = inputs.read + inputs.written;
-    let negative: Function = Rc::new(|x, _| x.negative());
-    let (mover, moved) = match device {
-        Device::Cpu => (roofline::bandwidth(inputs.read, inputs.written), bytes),
-        // Every GPU backend has `negative`, which reads and writes as many bytes as x has.
-        Device::Gpu => (competitor(calls, &inputs, &negative), 2 * inputs.x.nbytes()),
-    };
-    let mut competitors = vec![competitor(calls, &inputs, &inputs.ours), mover];
-    let mut done = 0.0;
-    if let (Device::Cpu, Some((_, dtype))) = (device, inputs.products) {
-        let (multiplier, operations) = roofline::arithmetic(dtype);
-        competitors.push(multiplier);
-        done = operations;
+/// Measures cases of a device, in the order of their sizes.
+pub struct Measuring<'a> {
+    pub device: Device,
+    pub stopped: &'a dyn Fn() -> bool,
+    /// The slowest built-in of each op and variant: seconds for a unit of work.
+    slowest: HashMap<(&'static str, &'static str), f64>,
+}
+
+impl<'a> Measuring<'a> {
+    pub fn new(device: Device, stopped: &'a dyn Fn() -> bool) -> Self {
+        Self { device, stopped, slowest: HashMap::new() }
     }
-    let chosen = Choices::of_process(device)?;
-    let limits = competitors.len();
-    competitors.extend(inputs.builtin.iter().map(|op| competitor(calls, &inputs, op)));
-    let timings = interleave(&mut competitors, effort)?;
-    let flops = inputs.products.map_or(0.0, |(flops, _)| flops);
-    let memory = timings[1].median * bytes as f64 / moved as f64;
-    let compute = if done > 0.0 { timings[2].median * flops / done } else { 0.0 };
-    Ok(Row {
-        workload: case.workload,
-        dtype: case.dtype,
-        kind: case.kind,
-        device,
-        ours: timings[0],
-        choice: classes.first().map(|class| chosen.choice(class)),
-        builtin: timings.get(limits).copied(),
-        bytes,
-        flops,
-        limit: later(memory, compute),
-    })
+
+    /// Measures a case, or returns `None` if it was stopped meanwhile.
+    pub fn measure<'c>(&mut self, case: &Case<'c>, limits: &Limits) -> Result<Option<Row<'c>>> {
+        memory::clear_cache()?; // frees the buffers of earlier cases
+        let device = self.device;
+        let mut inputs = case.inputs()?;
+        let (flops, dtype) = inputs.products.map_or((0.0, None), |(flops, it)| (flops, Some(it)));
+        let bytes = inputs.read + inputs.written;
+        let work = if flops > 0.0 { flops } else { bytes as f64 };
+        let key = (case.workload.op, case.workload.variant);
+        let expected = self.slowest.get(&key).map_or(0.0, |each| each * work);
+        let left_out = expected > limits.builtin && inputs.builtin.take().is_some();
+        let calls = calls(case.kind, &inputs)?;
+        let (_, classes) = asked(|| (inputs.ours)(&inputs.x, &inputs.others));
+        let negative: Function = Rc::new(|x, _| x.negative());
+        let (mover, moved) = match device {
+            Device::Cpu => (roofline::bandwidth(inputs.read, inputs.written), bytes),
+            // Every GPU backend has `negative`, which reads and writes as many bytes as x has.
+            Device::Gpu => (competitor(calls, &inputs, &negative), 2 * inputs.x.nbytes()),
+        };
+        let mut competitors = vec![competitor(calls, &inputs, &inputs.ours), mover];
+        let mut done = 0.0;
+        if let (Device::Cpu, Some(dtype)) = (device, dtype) {
+            let (multiplier, operations) = roofline::arithmetic(dtype);
+            competitors.push(multiplier);
+            done = operations;
+        }
+        let chosen = Choices::of_process(device)?;
+        let first = competitors.len();
+        competitors.extend(inputs.builtin.iter().map(|op| competitor(calls, &inputs, op)));
+        let timings = interleave(&mut competitors, &limits.effort, self.stopped)?;
+        let Some(timings) = timings else { return Ok(None) };
+        let memory = timings[1].median * bytes as f64 / moved as f64;
+        let compute = if done > 0.0 { timings[2].median * flops / done } else { 0.0 };
+        let row = Row {
+            workload: case.workload,
+            dtype: case.dtype,
+            kind: case.kind,
+            device,
+            ours: timings[0],
+            choice: classes.first().map(|class| chosen.choice(class)),
+            builtin: match timings.get(first) {
+                Some(timing) => Builtin::Timed(*timing),
+                None if left_out => Builtin::LeftOut(expected),
+                None => Builtin::None,
+            },
+            bytes,
+            flops,
+            limit: later(memory, compute),
+        };
+        if let Some(timing) = row.builtin.timing() {
+            let each = self.slowest.entry(key).or_default();
+            *each = each.max(timing.median / row.work());
+        }
+        Ok(Some(row))
+    }
 }
 
 /// The limit that binds.
@@ -103,8 +158,11 @@ pub fn calls(kind: Kind, inputs: &Inputs) -> Result<usize> {
     }
     let slowest = inputs.builtin.as_ref().unwrap_or(&inputs.ours);
     let mut once = competitor(1, inputs, slowest);
-    once.time()?;
-    Ok(((CHAIN_SECONDS / once.time()?) as usize).clamp(4, kind as usize))
+    let mut seconds = once.time()?;
+    if seconds < CHAIN_SECONDS {
+        seconds = once.time()?; // the first run did extra work
+    }
+    Ok(((CHAIN_SECONDS / seconds) as usize).clamp(4, kind as usize))
 }
 
 /// A chain of `calls` ops, each of which takes the previous result. Nothing else holds the

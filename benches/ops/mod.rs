@@ -3,6 +3,7 @@
 mod cases;
 mod inputs;
 mod measure;
+mod plan;
 mod plot;
 mod report;
 mod roofline;
@@ -14,17 +15,21 @@ mod workloads;
 use std::fs::OpenOptions;
 use std::path::PathBuf;
 use std::rc::Rc;
+use std::sync::atomic::Ordering;
 
 use anyhow::{Context, Result, ensure};
 use clap::builder::PossibleValuesParser;
-use comfy_table::presets;
 use mlx_primitives::device::{self, Device};
 use mlx_primitives::tune::{Choices, with_choices};
 use mlx_primitives::{files, memory};
 use serde_json::Value;
 
+use measure::Measuring;
+use plan::{Limits, Plan};
+use report::{Form, Writer};
 use timing::Effort;
 
+use crate::interrupt;
 use crate::model::{Float, progress};
 use crate::output;
 
@@ -37,7 +42,10 @@ Each call is timed in turn with the built-in's, in this process. `single` builds
 it and waits; `chain` is one of up to 64 ops in a graph, each fed by the last. Times are medians ± half \
 the interquartile range. The choice is the implementation that programs run: see `mlx-primitives tune`. GB/s counts the bytes that must be read and written, once. The limit is the time that the CPU kernels' \
 threads take to copy, read or fill as many bytes, or to do as many multiplications in registers, \
-whichever is longer; on a GPU that of MLX's `negative` for as many bytes.";
+whichever is longer; on a GPU that of MLX's `negative` for as many bytes.
+
+Rows are printed as they are measured. Ctrl-C keeps them, ends the array of --json, writes --plot and \
+--table from them, and the exit status is then 130.";
 
 #[derive(clap::Args)]
 #[command(after_help = COLUMNS)]
@@ -51,13 +59,14 @@ pub struct Args {
     /// The device to compare on; the GPU if there is one.
     #[arg(long, value_parser = ["cpu", "gpu"])]
     device: Option<String>,
-    /// A few minutes: fewer samples, wide and large shapes in one type, chains in decode shapes only.
+    /// At most 100 seconds: fewer samples, wide and large shapes in one type, chains in decode shapes
+    /// only. A slow built-in runs once; a slow machine leaves out large shapes and types.
     #[arg(long)]
     quick: bool,
     /// Only shapes larger than the caches, and MLX's built-ins only where they take less than seconds.
     #[arg(long)]
     large: bool,
-    /// Print an array of JSON objects instead of tables.
+    /// Print an array of JSON objects instead of tables, one on each line as it is measured.
     #[arg(long)]
     json: bool,
     /// Print README's table of the ops, given a file of their kernels' traffic
@@ -91,26 +100,51 @@ pub fn run(args: &Args) -> Result<()> {
         (false, true) => Effort::LARGE,
         (false, false) => Effort::FULL,
     };
-    let progress = progress(cases.len() as u64)?;
-    let measured = cases.iter().map(|case| {
-        progress.set_message(case.to_string());
-        progress.inc(1);
-        measure::measure(case, device, &effort).with_context(|| case.to_string())
-    });
-    let measured = || device::with_device(device, || measured.collect::<Result<Vec<_>>>());
-    let rows = with_choices(Rc::new(Choices::ours()), measured);
-    progress.finish_and_clear();
-    let rows = rows?;
-
+    let interrupted = interrupt::handle()?;
+    let stopped = || interrupted.load(Ordering::Relaxed);
+    let form = if args.json { Form::Json } else { Form::Tables };
+    let mut writer = Writer::new(form, &cases);
+    let mut measuring = Measuring::new(device, &stopped);
+    let bar = progress(cases.len() as u64)?;
+    let mut rows = Vec::new();
+    let mut plan = Plan::new(args.quick, effort, &cases);
+    let all = || -> Result<()> {
+        for case in cases.iter().take_while(|_| !stopped()) {
+            bar.set_message(case.to_string());
+            bar.inc(1);
+            let Some(limits) = plan.next(case) else { continue };
+            let measured = measuring.measure(case, &limits).with_context(|| case.to_string())?;
+            let Some(row) = measured else { break };
+            if traffic.is_none() {
+                bar.suspend(|| output::print(writer.row(&row)))?;
+            }
+            rows.push(row);
+        }
+        Ok(())
+    };
+    with_choices(Rc::new(Choices::ours()), || device::with_device(device, all))?;
+    bar.finish_and_clear();
     output::print(match &traffic {
         Some(traffic) => table::markdown(&workloads, &rows, traffic)?,
-        None if args.json => report::json(&rows),
-        None => report::tables(&rows, report::preset())?,
+        None => writer.end(),
     })?;
     if let Some(path) = &args.plot {
         let title = format!("Speedup over MLX's built-ins ({})", device.name()?);
         let svg = plot::svg(&rows, &title)?;
         std::fs::write(path, svg).with_context(|| format!("cannot write {}", path.display()))?;
+    }
+    if stopped() {
+        let (done, all) = (rows.len(), cases.len());
+        output::eprintln(format_args!("interrupted after {done} of {all} comparisons"));
+        interrupt::end(interrupt::INTERRUPTED);
+    }
+    if plan.left_out > 0 {
+        output::eprintln(format_args!(
+            "{} of {} comparisons were left out, for which --quick has no time on this machine: run \
+             without it, or name some by --op",
+            plan.left_out,
+            cases.len()
+        ));
     }
     Ok(())
 }
@@ -153,14 +187,21 @@ pub fn latency(op: &str, device: Device, first: bool) -> Result<Latency> {
         !large && (!first || Some(case.workload.shape_label()) == shape)
     });
     let (mut rows, mut failures) = (Vec::new(), Vec::new());
+    let mut measuring = Measuring::new(device, &|| false);
+    let limits = Limits { effort: Effort::QUICK, builtin: f64::INFINITY };
+    let mut writer = Writer::new(Form::Tables, &cases);
+    let mut text = String::new();
     for case in &cases {
-        match device::with_device(device, || measure::measure(case, device, &Effort::QUICK)) {
-            Ok(row) => rows.push(row),
+        match device::with_device(device, || measuring.measure(case, &limits)) {
+            Ok(row) => {
+                text.extend(row.iter().map(|row| writer.row(row)));
+                rows.extend(row);
+            }
             Err(error) => failures.push(format!("{case}: {error:#}")),
         }
     }
+    text += &writer.end();
     let least = rows.iter().filter_map(measure::Row::speedup).reduce(f64::min);
-    let text = report::tables(&rows, presets::NOTHING)?;
     Ok(Latency { rows: rows.iter().map(report::object).collect(), text, least, failures })
 }
 

@@ -1,25 +1,137 @@
-//! The rows as tables or as JSON.
+//! The rows as lines of tables or as JSON, one at a time.
 
+use std::collections::HashMap;
 use std::fmt::Write as _;
-use std::io::IsTerminal;
 
-use anyhow::Result;
-use comfy_table::{CellAlignment, Table, presets};
 use mlx_primitives::device::Device;
 use serde_json::{Value, json};
 
-use super::cases::{Size, Workload};
-use super::measure::Row;
+use super::cases::{Case, Size, Workload};
+use super::measure::{Builtin, Row};
 use super::timing::Timing;
 
-pub fn json(rows: &[Row]) -> String {
-    let objects: Vec<_> = rows.iter().map(|row| format!("  {}", object(row))).collect();
-    format!("[\n{}\n]\n", objects.join(",\n"))
+/// The form in which rows are written.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Form {
+    /// A table for each op.
+    Tables,
+    /// An array with an object on each line. It is whole once the end is written.
+    Json,
+}
+
+/// Forms the text of each row as it comes. The rows of an op come one after another.
+pub struct Writer {
+    form: Form,
+    /// The length of each op's longest shape.
+    widths: HashMap<&'static str, usize>,
+    rows: usize,
+    op: Option<&'static str>,
+    reasons: Vec<&'static str>,
+}
+
+impl Writer {
+    /// A writer of rows of these cases.
+    pub fn new(form: Form, cases: &[Case]) -> Self {
+        let mut widths = HashMap::new();
+        for Case { workload, .. } in cases {
+            let width: &mut usize = widths.entry(workload.op).or_default();
+            *width = workload.shape_label().chars().count().max(*width);
+        }
+        Self { form, widths, rows: 0, op: None, reasons: Vec::new() }
+    }
+
+    /// The text of the next row.
+    pub fn row(&mut self, row: &Row) -> String {
+        self.rows += 1;
+        let Workload { op, .. } = *row.workload;
+        if self.form == Form::Json {
+            let before = if self.rows == 1 { "[\n" } else { ",\n" };
+            return format!("{before}  {}", object(row));
+        }
+        let mut text = String::new();
+        let width = self.widths.get(op).copied().unwrap_or(0);
+        if self.op != Some(op) {
+            text += &self.reasons();
+            let space = if self.op.is_some() { "\n" } else { "" };
+            let _ = writeln!(text, "{space}{op}\n{}", line(&HEADER.map(str::to_owned), width));
+            self.op = Some(op);
+        }
+        let why = why(row).filter(|why| !self.reasons.contains(why));
+        self.reasons.extend(why);
+        text + &line(&cells(row), width) + "\n"
+    }
+
+    /// The text after the last row.
+    pub fn end(&mut self) -> String {
+        match (self.form, self.rows) {
+            (Form::Json, 0) => "[]\n".to_owned(),
+            (Form::Json, _) => "\n]\n".to_owned(),
+            (Form::Tables, _) => self.reasons(),
+        }
+    }
+
+    fn reasons(&mut self) -> String {
+        self.reasons.drain(..).map(|why| format!("below the limit: {why}\n")).collect()
+    }
+}
+
+const HEADER: [&str; 11] = [
+    "shape",
+    "dtype",
+    "call",
+    "ours µs",
+    "built-in µs",
+    "speedup",
+    "choice",
+    "GB/s",
+    "% of limit",
+    "limit",
+    "GFLOP/s",
+];
+/// The widths of the columns after the first, which writers know.
+const WIDTHS: [usize; 10] = [8, 6, 16, 16, 8, 6, 6, 10, 7, 7];
+
+fn line(cells: &[String; 11], width: usize) -> String {
+    let mut text = format!("{:<width$}", cells[0]);
+    for (index, (cell, width)) in cells[1..].iter().zip(WIDTHS).enumerate() {
+        let numbers = index >= 2;
+        let _ = match numbers {
+            true => write!(text, "  {cell:>width$}"),
+            false => write!(text, "  {cell:<width$}"),
+        };
+    }
+    text.truncate(text.trim_end().len());
+    text
+}
+
+fn cells(row: &Row) -> [String; 11] {
+    let none = || "—".to_owned();
+    [
+        row.workload.shape_label(),
+        row.dtype.to_string(),
+        row.kind.name(),
+        with_spread(&row.ours),
+        match &row.builtin {
+            Builtin::Timed(timing) => with_spread(timing),
+            Builtin::LeftOut(seconds) => format!("about {} s", digits(*seconds)),
+            Builtin::None => none(),
+        },
+        row.speedup().map_or_else(none, |speedup| format!("{}×", digits(speedup))),
+        row.choice.map_or_else(none, |choice| choice.to_string()),
+        digits(row.gbps()),
+        match 100.0 * row.limit_fraction() {
+            percent if percent < 0.5 => "<1".to_owned(),
+            percent => format!("{percent:.0}"),
+        },
+        row.limit.0.to_owned(),
+        row.gflops().map(digits).unwrap_or_default(),
+    ]
 }
 
 pub fn object(row: &Row) -> Value {
     let Workload { op, shape, variant, .. } = row.workload;
     let quartiles = |t: &Timing| [micros(t.lower_quartile), micros(t.upper_quartile)];
+    let builtin = row.builtin.timing();
     let mut object = json!({
         "op": op,
         "shape": shape,
@@ -33,9 +145,13 @@ pub fn object(row: &Row) -> Value {
         "limit": row.limit.0,
         "limit_us": micros(row.limit.1),
         "limit_fraction": row.limit_fraction(),
-        "builtin_us": row.builtin.map(|builtin| micros(builtin.median)),
-        "builtin_quartiles_us": row.builtin.as_ref().map(quartiles),
-        "builtin_samples": row.builtin.map(|builtin| builtin.samples),
+        "builtin_us": builtin.map(|builtin| micros(builtin.median)),
+        "builtin_quartiles_us": builtin.map(quartiles),
+        "builtin_samples": builtin.map(|builtin| builtin.samples),
+        "builtin_left_out_us": match row.builtin {
+            Builtin::LeftOut(seconds) => Some(micros(seconds)),
+            _ => None,
+        },
         "speedup": row.speedup(),
         "choice": row.choice,
         "why": why(row),
@@ -53,60 +169,13 @@ fn why(row: &Row) -> Option<&'static str> {
     (*size == Size::Large && row.limit_fraction() < FAR && !why.is_empty()).then_some(*why)
 }
 
-/// The line style of tables on stdout.
-pub fn preset() -> &'static str {
-    match std::io::stdout().is_terminal() {
-        true => presets::UTF8_FULL_CONDENSED,
-        false => presets::NOTHING,
-    }
-}
-
-/// A table for each op; `±` is half the interquartile range.
-pub fn tables(rows: &[Row], preset: &str) -> Result<String> {
-    let mut text = String::new();
-    let none = || "—".to_owned();
-    for rows in rows.chunk_by(|a, b| a.workload.op == b.workload.op) {
-        let mut table = Table::new();
-        let header =
-            "shape,dtype,call,ours µs,built-in µs,speedup,choice,GB/s,% of limit,limit,GFLOP/s";
-        let flops = rows.iter().any(|row| row.gflops().is_some());
-        table.load_preset(preset).set_header(header.split(',').take(10 + usize::from(flops)));
-        for row in rows {
-            let mut cells = vec![
-                row.workload.shape_label(),
-                row.dtype.to_string(),
-                row.kind.name(),
-                with_spread(&row.ours),
-                row.builtin.as_ref().map_or_else(none, with_spread),
-                row.speedup().map_or_else(none, |speedup| format!("{}×", digits(speedup))),
-                row.choice.map_or_else(none, |choice| choice.to_string()),
-                digits(row.gbps()),
-                match 100.0 * row.limit_fraction() {
-                    percent if percent < 0.5 => "<1".to_owned(),
-                    percent => format!("{percent:.0}"),
-                },
-                row.limit.0.to_owned(),
-            ];
-            cells.extend(row.gflops().map(digits));
-            table.add_row(cells);
-        }
-        table.column_iter_mut().skip(3).for_each(|c| c.set_cell_alignment(CellAlignment::Right));
-        writeln!(text, "{}", rows[0].workload.op)?;
-        for line in table.lines() {
-            writeln!(text, "{}", line.trim_end())?;
-        }
-        let mut reasons: Vec<_> = rows.iter().filter_map(why).collect();
-        reasons.dedup();
-        for why in reasons {
-            writeln!(text, "below the limit: {why}")?;
-        }
-        text.push('\n');
-    }
-    Ok(format!("{}\n", text.trim_end_matches('\n')))
-}
-
+/// The median and half the interquartile range, or `once` in place of that for a single run.
 fn with_spread(timing: &Timing) -> String {
-    format!("{} ±{}", digits(micros(timing.median)), digits(micros(timing.spread())))
+    let median = digits(micros(timing.median));
+    match timing.samples {
+        1 => format!("{median} once"),
+        _ => format!("{median} ±{}", digits(micros(timing.spread()))),
+    }
 }
 
 fn micros(seconds: f64) -> f64 {

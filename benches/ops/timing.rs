@@ -49,50 +49,65 @@ impl<'a> Competitor<'a> {
 }
 
 /// How long to measure.
+#[derive(Clone, Copy)]
 pub struct Effort {
     pub budget: Duration,
     pub least_rounds: usize,
+    /// The seconds of a competitor's run beyond which its first run is its only one.
+    pub patience: f64,
 }
 
 impl Effort {
-    pub const FULL: Self = Self { budget: Duration::from_millis(400), least_rounds: 3 };
-    pub const LARGE: Self = Self { budget: Duration::from_millis(250), least_rounds: 3 };
-    pub const QUICK: Self = Self { budget: Duration::from_millis(60), least_rounds: 2 };
+    pub const FULL: Self = Self::new(400, 3, 2.0);
+    pub const LARGE: Self = Self::new(250, 3, 2.0);
+    pub const QUICK: Self = Self::new(60, 1, 0.1);
+
+    const fn new(budget_millis: u64, least_rounds: usize, patience: f64) -> Self {
+        Self { budget: Duration::from_millis(budget_millis), least_rounds, patience }
+    }
 }
 
 const MOST_ROUNDS: usize = 200;
-/// The seconds of a competitor's run beyond which one round is enough.
-const PATIENCE: f64 = 2.0;
 /// A turn takes samples until this time, in seconds, or this fraction of the slowest competitor's
 /// run, and at most [`TURN_SAMPLES`].
 const TURN: f64 = 1e-3;
 const TURN_PART: f64 = 0.25;
 const TURN_SAMPLES: f64 = 16.0;
 
-/// Returns a timing for each competitor.
-pub fn interleave(competitors: &mut [Competitor], effort: &Effort) -> Result<Vec<Timing>> {
-    let mut estimates = Vec::new();
-    for competitor in &mut *competitors {
-        // The first run warms up; if it is cheap, a second one estimates the time better.
-        let mut estimate = competitor.time()?;
-        if estimate < 0.05 {
-            estimate = competitor.time()?;
-        }
-        estimates.push(estimate.max(1e-8));
-    }
-    let slowest = estimates.iter().copied().fold(0.0, f64::max);
+/// Returns a timing for each competitor, or `None` if `stopped` returned true meanwhile.
+pub fn interleave(
+    competitors: &mut [Competitor],
+    effort: &Effort,
+    stopped: &dyn Fn() -> bool,
+) -> Result<Option<Vec<Timing>>> {
     // A short run's turn starts with an uncounted run, because the caches hold the other
     // competitor's data and the threads are asleep.
     let warms_up = |estimate: f64| estimate < 2.0 * TURN;
+    let mut times = vec![Vec::new(); competitors.len()];
+    let mut estimates = Vec::new();
+    for (competitor, times) in competitors.iter_mut().zip(&mut times) {
+        // The first run warms up; if it is cheap, a second one estimates the time better, and counts
+        // unless it is so short that the end of the first one shows in it.
+        let first = competitor.time()?;
+        let again = first < 0.05;
+        let estimate = if again { competitor.time()? } else { first };
+        if again && !warms_up(estimate) || estimate > effort.patience {
+            times.push(estimate / competitor.calls as f64);
+        }
+        if stopped() {
+            return Ok(None);
+        }
+        estimates.push(estimate.max(1e-8));
+    }
+    let mut order: Vec<_> =
+        (0..competitors.len()).filter(|&it| estimates[it] <= effort.patience).collect();
+    let slowest = order.iter().map(|&it| estimates[it]).fold(0.0, f64::max);
     let samples =
         |estimate: f64| (TURN.max(TURN_PART * slowest) / estimate).clamp(1.0, TURN_SAMPLES).floor();
-    let cost = |&it: &f64| it * (samples(it) + f64::from(u8::from(warms_up(it))));
-    let round: f64 = estimates.iter().map(cost).sum();
+    let cost = |it: f64| it * (samples(it) + f64::from(u8::from(warms_up(it))));
+    let round: f64 = order.iter().map(|&it| cost(estimates[it])).sum();
     let rounds = (effort.budget.as_secs_f64() / round) as usize;
-    let least_rounds = if slowest > PATIENCE { 1 } else { effort.least_rounds };
-    let mut times = vec![Vec::new(); competitors.len()];
-    let mut order: Vec<_> = (0..competitors.len()).collect();
-    for _ in 0..rounds.clamp(least_rounds, MOST_ROUNDS) {
+    for _ in 0..rounds.clamp(effort.least_rounds, MOST_ROUNDS) {
         for &index in &order {
             let (competitor, estimate) = (&mut competitors[index], estimates[index]);
             if warms_up(estimate) {
@@ -102,9 +117,12 @@ pub fn interleave(competitors: &mut [Competitor], effort: &Effort) -> Result<Vec
                 times[index].push(competitor.time()? / competitor.calls as f64);
             }
         }
+        if stopped() {
+            return Ok(None);
+        }
         order.reverse(); // no competitor always follows the same one
     }
-    Ok(times.into_iter().map(Timing::of).collect())
+    Ok(Some(times.into_iter().map(Timing::of).collect()))
 }
 
 #[cfg(test)]
@@ -130,9 +148,21 @@ mod tests {
                 Ok(())
             })
         };
-        let effort = Effort { budget: Duration::ZERO, least_rounds: 2 };
-        let timings = interleave(&mut [competitor('a'), competitor('b')], &effort).unwrap();
+        let effort = |patience| Effort { budget: Duration::ZERO, least_rounds: 2, patience };
+        let run = |patience, stopped: &dyn Fn() -> bool| {
+            let mut both = [competitor('a'), competitor('b')];
+            let timings = interleave(&mut both, &effort(patience), stopped).unwrap();
+            (timings, order.take())
+        };
+        let (timings, order) = run(100.0, &|| false);
+        let timings = timings.unwrap();
         assert!(timings.iter().all(|timing| timing.samples == 2 && timing.median >= 0.06));
-        assert_eq!(order.into_inner(), ['a', 'b', 'a', 'b', 'b', 'a']);
+        assert_eq!(order, ['a', 'b', 'a', 'b', 'b', 'a']);
+        // Beyond its patience, the first run is the only one.
+        let (timings, order) = run(0.01, &|| false);
+        assert!(timings.unwrap().iter().all(|it| it.samples == 1 && it.median >= 0.06));
+        assert_eq!(order, ['a', 'b']);
+        let (timings, order) = run(100.0, &|| true);
+        assert!(timings.is_none() && order == ['a']);
     }
 }

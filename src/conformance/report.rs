@@ -1,6 +1,6 @@
 //! The results of a conformance run.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::fmt;
 
 use super::{Backend, Check};
@@ -68,6 +68,36 @@ impl Report {
         self.outcomes.iter().filter(|outcome| outcome.failure.is_some())
     }
 
+    /// The first failure of each reason, and the number of later ones that have the same: a kernel that
+    /// does not compile fails every comparison for one reason.
+    fn distinct(&self) -> Vec<(&Outcome, usize)> {
+        let mut distinct: Vec<(&Outcome, usize)> = Vec::new();
+        let mut places = HashMap::new();
+        for failure in self.failures() {
+            let reason = failure.failure.as_deref().unwrap_or_default();
+            match places.get(reason) {
+                Some(&place) => {
+                    let (_, more): &mut (_, usize) = &mut distinct[place];
+                    *more += 1;
+                }
+                None => {
+                    places.insert(reason, distinct.len());
+                    distinct.push((failure, 0));
+                }
+            }
+        }
+        distinct
+    }
+
+    /// A line for each distinct failure.
+    fn said(&self) -> Vec<String> {
+        let line = |(failure, more): (&Outcome, usize)| match more {
+            0 => failure.to_string(),
+            more => format!("{failure} (and the same in {more} more comparisons)"),
+        };
+        self.distinct().into_iter().map(line).collect()
+    }
+
     /// The comparisons that passed by the reference although the peer's values differ.
     pub fn peer_faults(&self) -> impl Iterator<Item = &Outcome> {
         let passed = self.outcomes.iter().filter(|outcome| outcome.failure.is_none());
@@ -91,7 +121,7 @@ impl Report {
     /// Returns an error if something failed, or nothing was compared. The error lists the failures.
     pub fn check(&self) -> Result<()> {
         let failures: Vec<String> =
-            self.failures().map(|failure| format!("\n  {failure}")).collect();
+            self.said().iter().map(|failure| format!("\n  {failure}")).collect();
         if self.outcomes.is_empty() {
             let said = format!("a comparison, got none: {}", self.not_run.join("; "));
             return Err(Error::argument(&self.name, said));
@@ -101,7 +131,7 @@ impl Report {
         }
         let said = format_args!(
             "the reference's values, got {} failures in {} comparisons:{}",
-            failures.len(),
+            self.failures().count(),
             self.outcomes.len(),
             failures.concat()
         );
@@ -126,7 +156,7 @@ impl fmt::Display for Report {
             }
             writeln!(f)?;
         }
-        for failure in self.failures() {
+        for failure in self.said() {
             writeln!(f, "  failed: {failure}")?;
         }
         let mut faults = self.peer_faults();

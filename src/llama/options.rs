@@ -31,10 +31,10 @@ pub struct Options {
 }
 
 impl Default for Options {
-    /// No tokens, greedy sampling, and a prompt in steps of 512 tokens.
+    /// At most 256 tokens, as the command does, greedy sampling, and a prompt in steps of 512 tokens.
     fn default() -> Self {
         Self {
-            max_tokens: 0,
+            max_tokens: 256,
             sampling: Sampling::default(),
             penalties: Penalties::default(),
             xtc_spared: Vec::new(),

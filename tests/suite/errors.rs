@@ -301,3 +301,25 @@ fn other_numbers_of_cotangents_and_tangents() -> Checked {
     assert!(vmap(|x| x.sin(), &x, 0, [None]).is_err());
     Ok(())
 }
+
+/// Rust prints the error of `main` by `Debug`, which is the sentence of `Display`.
+#[test]
+fn errors_read_the_same_in_both_ways() -> Checked {
+    let x = Array::zeros::<f32>([2, 3])?;
+    let missing = mlx_primitives::files::read_to_string(std::path::Path::new("no/such/file"));
+    for text_of in [
+        |error: &Error| error.to_string(),
+        |error: &Error| format!("{error:#}"),
+        |error: &Error| format!("{error:?}"),
+        |error: &Error| format!("{error:#?}"),
+    ] {
+        let of = |error: Option<Error>| text_of(&error.expect("an error"));
+        assert_eq!(of(x.to_vec::<i32>().err()), "[to_vec] expected an array of int32, got float32");
+        let text = of(x.reshape([4, 4]).err());
+        assert_eq!(text, "[reshape] Cannot reshape array of size 6 into shape (4,4).");
+        assert_eq!(of(Some(Error::from("two\nlines"))), "two\nlines");
+        let text = of(missing.as_ref().err().map(|error| Error::from(error.to_string())));
+        assert!(text.starts_with("no/such/file: "), "{text}");
+    }
+    Ok(())
+}

@@ -42,6 +42,7 @@ mod harness;
 mod hostile;
 mod indexing;
 mod io;
+mod latencies;
 mod layer_norm;
 mod levels;
 mod linear;

@@ -1,9 +1,11 @@
 //! Compiles rewritten source to a shared library, through the cache.
 
+use std::collections::HashMap;
 use std::path::{Path, PathBuf};
+use std::sync::{LazyLock, Mutex, PoisonError};
 
 use crate::compiler::Compiler;
-use crate::error::{Result, at_path};
+use crate::error::{Error, Result, at_path};
 use crate::{cache, shim};
 
 const COMMON_FLAGS: [&str; 10] = [
@@ -65,6 +67,9 @@ const CODE_FLAGS: [&str; 5] = ["-O0", "-fPIC", "-w", "-ffp-contract=off", "-c"];
 
 const RUNTIME_FLAGS: [&str; 2] = ["-O2", "-c"];
 
+/// The messages about texts that a compiler refused, so that this process does not compile them again.
+static REFUSED: LazyLock<Mutex<HashMap<String, String>>> = LazyLock::new(Mutex::default);
+
 /// Compiles `text`, unless the cache has it.
 pub(crate) fn build(
     source: &Path,
@@ -92,6 +97,10 @@ pub(crate) fn build_with(
     let library = folder.join(format!("{key}.so"));
     if library.is_file() {
         return Ok(library);
+    }
+    let refused = || REFUSED.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some(messages) = refused().get(&key).cloned() {
+        return Err(Error::Compile { path: source.to_owned(), messages });
     }
     let draft = cache::draft(folder);
     at_path(&draft, std::fs::create_dir_all(&draft))?;
@@ -135,5 +144,8 @@ pub(crate) fn build_with(
         cache::publish(&library_draft, &library)
     })();
     let _ = std::fs::remove_dir_all(&draft);
+    if let Err(Error::Compile { messages, .. }) = &result {
+        refused().insert(key, messages.clone());
+    }
     result.map(|()| library)
 }

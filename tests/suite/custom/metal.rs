@@ -301,6 +301,40 @@ mod simulated {
         Ok(())
     }
 
+    /// The harness compiles it once, and says once what is wrong, whatever fails by it.
+    #[test]
+    fn a_broken_kernel_is_one_failure_of_the_harness() -> Checked {
+        use mlx_primitives::conformance::{Backend, Check, Conformance};
+
+        let broken = library("[[kernel]] void broken() { this_is_no_function(); }")?;
+        let plan = move |_: &Call| vec![Launch::new(&broken, "broken").output(0, 0)];
+        let plan: Arc<Plan> = Arc::new(plan);
+        let op = move |x: &[Array]| {
+            Ok(vec![apply_one(Launches { plan: plan.clone(), outputs: 1 }, &[&x[0]])?])
+        };
+        let mut run = Conformance::new("broken", op, |x| x.to_vec())
+            .shapes(&[&[3, 5]])
+            .shapes(&[&[7]])
+            .backends(&Schedule::ALL.map(Backend::SimulatedMetal));
+        for check in [Check::Vjp, Check::Jvp, Check::Vmap] {
+            run = run.without(check, "the primitive has none");
+        }
+        let start = std::time::Instant::now();
+        let report = run.run();
+        let took = start.elapsed();
+        let failed = report.failures().count();
+        assert!(failed > 100 && failed == report.outcomes().len(), "{failed}");
+        for said in [message(report.check()), report.to_string()] {
+            assert_eq!(said.matches("does not compile").count(), 1, "{said}");
+            assert!(said.contains("this_is_no_function"), "{said}");
+            let more = format!("(and the same in {} more comparisons)", failed - 1);
+            assert!(said.contains(&more), "{more}: {said}");
+        }
+        // A compilation takes a good part of a second.
+        assert!(took.as_secs_f64() < 0.05 * failed as f64, "{took:?} for {failed} comparisons");
+        Ok(())
+    }
+
     #[test]
     fn sources_that_do_not_compile() -> Checked {
         let broken = library("[[kernel]] void broken() { this is no C++ }")?;
