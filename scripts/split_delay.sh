@@ -66,6 +66,9 @@ cp "$config" "$folder/model/config.json"
 python3 "$root/tests/delay/checkpoint.py" "$folder/model"
 
 bench=("$binary" bench --config "$config" --bits 4 -p 8 -g "${TOKENS:-32}" -n 3 --json --threads 1)
+# The ranks have addresses of a network.
+MLX_PRIMITIVES_RANK_SECRET=$(od -An -N32 -tx1 /dev/urandom | tr -d ' \n')
+export MLX_PRIMITIVES_RANK_SECRET
 field() { python3 -c 'import json, sys; print(json.load(open(sys.argv[1]))[sys.argv[2]])' "$1" "$2"; }
 
 # Runs both ranks of a scheme, at two addresses, each after the words that enter its namespace.

@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 
 use super::frame::{self, Kind};
 use super::greeting::Links;
+use super::keys::Seal;
 use super::{end, watch};
 use crate::error::{Error, Result};
 
@@ -19,6 +20,8 @@ const SLICES: u32 = 4;
 const INBOX: usize = 64 << 20;
 /// How long a failing rank waits for the reason of another, which is the cause more often.
 const VERDICT: Duration = Duration::from_secs(1);
+/// How many characters of another rank's reason are shown.
+const REASON: usize = 1000;
 /// Stands for no limit.
 pub(super) const YEAR: Duration = Duration::from_secs(365 * 24 * 3600);
 /// How long the end of this process waits, so that the last messages arrive.
@@ -30,11 +33,23 @@ pub(super) struct Control {
     timeout: Duration,
     /// The end of every other wait.
     stall: Duration,
-    writers: BTreeMap<usize, Mutex<TcpStream>>,
+    writers: BTreeMap<usize, Mutex<Writer>>,
     state: Mutex<State>,
     changed: Condvar,
     /// Whether this process is ending; the thread that sets it is the one to say why.
     ending: Mutex<bool>,
+}
+
+/// The end of a connection to which frames are written.
+struct Writer {
+    stream: TcpStream,
+    seal: Seal,
+}
+
+impl Writer {
+    fn write(&mut self, kind: Kind, payload: &[u8]) -> io::Result<()> {
+        frame::write(&mut self.stream, &mut self.seal, kind, payload)
+    }
 }
 
 #[derive(Default)]
@@ -60,12 +75,13 @@ impl Control {
     ) -> io::Result<Arc<Self>> {
         let mut writers = BTreeMap::new();
         let mut readers = Vec::new();
-        for (peer, stream) in links {
+        for (peer, link) in links {
+            let stream = link.stream;
             stream.set_nodelay(true)?;
             stream.set_read_timeout(Some(timeout / SLICES))?;
             stream.set_write_timeout(Some(timeout))?;
-            readers.push((peer, stream.try_clone()?));
-            writers.insert(peer, Mutex::new(stream));
+            readers.push((peer, stream.try_clone()?, link.from));
+            writers.insert(peer, Mutex::new(Writer { stream, seal: link.to }));
         }
         let state = Mutex::default();
         let (changed, ending) = (Condvar::new(), Mutex::new(false));
@@ -73,9 +89,9 @@ impl Control {
         let spawn = |name: String, run: Box<dyn FnOnce() + Send>| {
             thread::Builder::new().name(name).spawn(run).map(drop)
         };
-        for (peer, stream) in readers {
+        for (peer, stream, seal) in readers {
             let control = control.clone();
-            spawn(format!("from rank {peer}"), Box::new(move || control.read(peer, stream)))?;
+            spawn(format!("from rank {peer}"), Box::new(move || control.read(peer, stream, seal)))?;
         }
         let beating = control.clone();
         spawn("signs of life".into(), Box::new(move || beating.beat()))?;
@@ -93,10 +109,10 @@ impl Control {
 
     /// Reads a rank's frames until the connection ends. The end is an error, except after a
     /// farewell.
-    fn read(&self, peer: usize, stream: TcpStream) {
+    fn read(&self, peer: usize, stream: TcpStream, mut seal: Seal) {
         let mut stream = Listener { stream, slice: self.timeout / SLICES, quiet: 0 };
         let reason = loop {
-            match frame::read(&mut stream) {
+            match frame::read(&mut stream, &mut seal) {
                 Ok(Some((Kind::Beat, _))) => {}
                 Ok(Some((Kind::Data, payload))) => {
                     let mut state = self.state();
@@ -107,7 +123,9 @@ impl Control {
                     state.inbox.entry(peer).or_default().push_back(payload);
                     self.changed.notify_all();
                 }
-                Ok(Some((Kind::Fail, text))) => break frame::printable(&text),
+                Ok(Some((Kind::Fail, text))) => {
+                    break frame::printable(&String::from_utf8_lossy(&text), REASON);
+                }
                 Ok(Some((Kind::Leave, _))) => {
                     self.state().left.push(peer);
                     self.changed.notify_all();
@@ -138,8 +156,8 @@ impl Control {
             for writer in self.writers.values() {
                 // A connection that another thread is writing to needs no beat, and errors are
                 // noticed by the thread that reads.
-                if let Ok(mut stream) = writer.try_lock() {
-                    let _ = frame::write(&mut *stream, Kind::Beat, &[]);
+                if let Ok(mut writer) = writer.try_lock() {
+                    let _ = writer.write(Kind::Beat, &[]);
                 }
             }
             if let Some(wait) = watch::overdue() {
@@ -164,10 +182,10 @@ impl Control {
         let deadline = Instant::now() + VERDICT;
         for writer in self.writers.values() {
             while Instant::now() < deadline {
-                if let Ok(mut stream) = writer.try_lock() {
-                    let _ = stream.set_write_timeout(Some(VERDICT));
-                    let _ = frame::write(&mut *stream, Kind::Fail, reason.as_bytes());
-                    let _ = stream.shutdown(Shutdown::Write);
+                if let Ok(mut writer) = writer.try_lock() {
+                    let _ = writer.stream.set_write_timeout(Some(VERDICT));
+                    let _ = writer.write(Kind::Fail, reason.as_bytes());
+                    let _ = writer.stream.shutdown(Shutdown::Write);
                     break;
                 }
                 thread::sleep(Duration::from_millis(5));
@@ -193,7 +211,7 @@ impl Control {
         let writer = self.writers.get(&peer);
         let writer =
             writer.ok_or_else(|| Error::distributed(op, format_args!("no rank {peer}")))?;
-        let sent = frame::write(&mut *lock(writer), Kind::Data, payload);
+        let sent = lock(writer).write(Kind::Data, payload);
         sent.map_err(|error| match silent(&error) {
             true => Error::distributed(op, self.silence(peer)),
             false => Error::distributed(op, format_args!("rank {peer}: {error}")),
@@ -238,9 +256,9 @@ impl Control {
 
     /// Waits until every rank has left.
     pub(super) fn leave(&self) -> Result<()> {
-        let farewell = |peers: &BTreeMap<usize, Mutex<TcpStream>>| {
+        let farewell = |peers: &BTreeMap<usize, Mutex<Writer>>| {
             for writer in peers.values() {
-                let _ = frame::write(&mut *lock(writer), Kind::Leave, &[]);
+                let _ = lock(writer).write(Kind::Leave, &[]);
             }
         };
         if self.rank != 0 {

@@ -1,9 +1,14 @@
-//! The frames on a control connection: a kind, a length and as many bytes.
+//! The frames on a control connection: a kind, a length, as many bytes, and a tag that only the other
+//! end of the connection can make.
 
 use std::io::{self, Read, Write};
 
+use super::keys::{self, Seal, TAG};
+
 /// The largest payload.
 pub(super) const LIMIT: usize = 16 << 20;
+/// The bytes of a kind and a length.
+const HEAD: usize = 5;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
@@ -25,19 +30,27 @@ impl Kind {
 }
 
 /// Writes a frame at once, so that it is one packet if it is small.
-pub(super) fn write(to: &mut impl Write, kind: Kind, payload: &[u8]) -> io::Result<()> {
+pub(super) fn write(
+    to: &mut impl Write,
+    seal: &mut Seal,
+    kind: Kind,
+    payload: &[u8],
+) -> io::Result<()> {
     let length = u32::try_from(payload.len()).ok().filter(|_| payload.len() <= LIMIT);
     let length = length.ok_or_else(|| io::Error::other("the frame is too long"))?;
-    let mut frame = Vec::with_capacity(payload.len() + 5);
+    let mut frame = Vec::with_capacity(HEAD + payload.len() + TAG);
     frame.push(kind as u8);
     frame.extend(length.to_le_bytes());
+    let tag = seal.next(&frame, &blake3::hash(payload));
     frame.extend(payload);
+    frame.extend(tag.as_bytes());
     to.write_all(&frame)
 }
 
-/// Reads a frame; `None` if the connection was closed.
-pub(super) fn read(from: &mut impl Read) -> io::Result<Option<(Kind, Vec<u8>)>> {
-    let mut head = [0; 5];
+/// Reads a frame; `None` if the connection was closed. A frame that is not the next one of the other
+/// end is an error of the kind `InvalidData`.
+pub(super) fn read(from: &mut impl Read, seal: &mut Seal) -> io::Result<Option<(Kind, Vec<u8>)>> {
+    let mut head = [0; HEAD];
     loop {
         match from.read(&mut head[..1]) {
             Ok(0) => return Ok(None),
@@ -56,15 +69,40 @@ pub(super) fn read(from: &mut impl Read) -> io::Result<Option<(Kind, Vec<u8>)>> 
     }
     // Grows as the bytes come.
     let mut payload = Vec::new();
-    from.take(length as u64).read_to_end(&mut payload)?;
-    if payload.len() < length {
+    from.take((length + TAG) as u64).read_to_end(&mut payload)?;
+    if payload.len() < length + TAG {
         return Ok(None);
+    }
+    let tag = payload.split_off(length);
+    if !keys::is_same(&seal.next(&head, &blake3::hash(&payload)), &tag) {
+        return Err(invalid());
     }
     Ok(Some((kind, payload)))
 }
 
-/// A text of a peer without characters that could control a terminal.
-pub(super) fn printable(bytes: &[u8]) -> String {
-    let text = String::from_utf8_lossy(bytes);
-    text.chars().take(2000).map(|c| if c.is_control() { ' ' } else { c }).collect()
+/// A text of a peer without characters that could control a terminal, of at most `longest`
+/// characters.
+pub(super) fn printable(text: &str, longest: usize) -> String {
+    let mut characters = text.chars().map(|c| if c.is_control() { ' ' } else { c });
+    let mut kept: String = characters.by_ref().take(longest).collect();
+    if characters.next().is_some() {
+        kept.push('…');
+    }
+    kept
+}
+
+/// Two texts of ranks that differ, printable, and where they are long only what surrounds the first
+/// difference.
+pub(super) fn excerpts(one: &str, other: &str) -> (String, String) {
+    const LONGEST: usize = 160;
+    const BEFORE: usize = 40;
+    let same = one.chars().zip(other.chars()).take_while(|(one, other)| one == other).count();
+    let excerpt = |text: &str| {
+        let long = text.chars().nth(LONGEST).is_some();
+        let skipped = if long { same.saturating_sub(BEFORE) } else { 0 };
+        let from = text.char_indices().nth(skipped).map_or(text.len(), |(from, _)| from);
+        let mark = if skipped > 0 { "…" } else { "" };
+        format!("{mark}{}", printable(&text[from..], LONGEST))
+    };
+    (excerpt(one), excerpt(other))
 }

@@ -1,5 +1,10 @@
-//! The start of a group: every rank connects to rank 0 and is compared with it, before MLX connects
-//! the ranks. MLX itself would wait for a missing rank without an end, and compares nothing.
+//! The start of a group: every rank connects to rank 0, the two prove to each other that they know
+//! the secret, and the rank is compared with rank 0, before MLX connects the ranks. MLX itself would
+//! wait for a missing rank without an end, and compares nothing.
+//!
+//! Rank 0 sends [`MAGIC`] and a fresh nonce to each connection. A rank answers with its [`Greeting`],
+//! its own nonce, and a proof over both; rank 0 with its proof. The keys of all later frames come
+//! from both nonces and the greeting, so that nothing of one connection is valid on another.
 
 use std::collections::BTreeMap;
 use std::io::{self, ErrorKind, Read, Write};
@@ -11,26 +16,38 @@ use serde::{Deserialize, Serialize};
 
 use super::frame::{self, Kind};
 use super::hosts::Place;
+use super::keys::{self, Key, Seal, Secret, TAG};
+use super::lobby::{Heard, LONGEST, Lobby, PATIENCE};
 use crate::error::{Error, Result};
 use crate::ffi::bridge as ffi;
 
-/// The first bytes of a greeting. Connections that begin with others are closed.
-const MAGIC: &[u8; 16] = b"mlx-primitives 1";
-/// The largest greeting; it is far smaller.
-const LONGEST: usize = 2048;
-/// How many connections may be open that have not greeted, and for how long.
-const STRANGERS: usize = 64;
-const PATIENCE: Duration = Duration::from_secs(5);
+/// The first bytes of both ends of a connection. Connections that begin with others are closed.
+const MAGIC: &[u8; 16] = b"mlx-primitives 2";
+/// The bytes of a greeting before its text: the magic ones, a length and a nonce.
+const HEAD: usize = MAGIC.len() + 4 + NONCE;
+const NONCE: usize = blake3::KEY_LEN;
 /// How long rank 0 waits for further ranks after it has found that the group cannot work: they get
 /// the reason too.
 const LAST_CALL: Duration = Duration::from_secs(2);
-const PAUSE: Duration = Duration::from_millis(5);
+/// The pause before another rank tries to connect again.
+const PAUSE: Duration = Duration::from_millis(50);
+/// The names of the proofs and the keys.
+const OF_RANK: &str = "a rank greets rank 0";
+const OF_FIRST: &str = "rank 0 greets a rank";
+const CONTROL: &str = "a control connection";
 /// Replace the versions of this crate and of MLX, for tests.
 const TEST_VERSION: &str = "MLX_PRIMITIVES_TEST_VERSION";
 const TEST_MLX: &str = "MLX_PRIMITIVES_TEST_MLX_VERSION";
 
+/// An authenticated connection to another rank.
+pub(super) struct Link {
+    pub stream: TcpStream,
+    pub to: Seal,
+    pub from: Seal,
+}
+
 /// The connections to other ranks.
-pub(super) type Links = BTreeMap<usize, TcpStream>;
+pub(super) type Links = BTreeMap<usize, Link>;
 
 #[derive(Serialize, Deserialize)]
 struct Greeting {
@@ -65,11 +82,11 @@ impl Greeting {
     fn refusal(&self, first: &Self) -> Option<String> {
         let rank = self.rank;
         if self.version != first.version {
-            let (other, own) = (&self.version, &first.version);
+            let (other, own) = (frame::printable(&self.version, 40), &first.version);
             return Some(format!("rank {rank} runs mlx-primitives {other}, but rank 0 runs {own}"));
         }
         if self.mlx != first.mlx {
-            let (other, own) = (&self.mlx, &first.mlx);
+            let (other, own) = (frame::printable(&self.mlx, 40), &first.mlx);
             return Some(format!("rank {rank} runs MLX {other}, but rank 0 runs MLX {own}"));
         }
         if self.size != first.size {
@@ -95,49 +112,53 @@ fn failed(reason: impl std::fmt::Display) -> Error {
     Error::distributed("join", reason)
 }
 
-/// A connection that has not greeted yet.
-struct Pending {
-    stream: TcpStream,
-    since: Instant,
-    bytes: Vec<u8>,
+/// A greeting whose proof is right, as rank 0 has read it.
+pub(super) struct Known {
+    greeting: Greeting,
+    /// The nonce of rank 0.
+    first: Key,
+    nonce: Key,
+    text: Vec<u8>,
 }
 
-enum Heard {
-    /// Not enough yet.
-    Part,
-    /// No rank of ours, or a closed connection.
-    Stranger,
-    Whole(Greeting),
-}
-
-impl Pending {
-    fn hear(&mut self) -> Heard {
-        let mut buffer = [0; 512];
-        loop {
-            match self.stream.read(&mut buffer) {
-                Ok(0) => return Heard::Stranger,
-                Ok(count) => self.bytes.extend(&buffer[..count]),
-                Err(error) if error.kind() == ErrorKind::Interrupted => {}
-                Err(error) if error.kind() == ErrorKind::WouldBlock => break,
-                Err(_) => return Heard::Stranger,
-            }
-            if self.bytes.len() > LONGEST {
-                return Heard::Stranger;
-            }
-        }
-        let magic = self.bytes.len().min(MAGIC.len());
-        if self.bytes[..magic] != MAGIC[..magic] || self.since.elapsed() > PATIENCE {
-            return Heard::Stranger;
-        }
-        match frame::read(&mut &self.bytes[magic..]) {
-            Ok(Some((Kind::Data, payload))) => {
-                serde_json::from_slice(&payload).map_or(Heard::Stranger, Heard::Whole)
-            }
-            Ok(Some(_)) => Heard::Stranger,
-            Err(error) if error.kind() != ErrorKind::UnexpectedEof => Heard::Stranger,
-            Ok(None) | Err(_) => Heard::Part,
-        }
+/// Reads the bytes that answer the nonce of rank 0.
+pub(super) fn judge(secret: &Secret, first: &Key, bytes: &[u8]) -> Heard<Known> {
+    let magic = bytes.len().min(MAGIC.len());
+    if bytes[..magic] != MAGIC[..magic] {
+        return Heard::Stranger;
     }
+    let Some((head, rest)) = bytes.split_at_checked(HEAD) else { return Heard::Part };
+    let (length, nonce) = head[MAGIC.len()..].split_at(4);
+    let length = length.iter().rev().fold(0, |length, byte| length << 8 | usize::from(*byte));
+    if length > LONGEST - HEAD - TAG || rest.len() > length + TAG {
+        return Heard::Stranger;
+    }
+    let Some((text, proof)) = rest.split_at_checked(length).filter(|(_, tag)| tag.len() == TAG)
+    else {
+        return Heard::Part;
+    };
+    let nonce = Key::try_from(nonce).unwrap_or_default();
+    if !keys::is_same(&secret.prove(OF_RANK, &[first, &nonce, text]), proof) {
+        return Heard::Stranger;
+    }
+    match serde_json::from_slice(text) {
+        Ok(greeting) => Heard::Rank(Known { greeting, first: *first, nonce, text: text.to_vec() }),
+        Err(_) => Heard::Stranger,
+    }
+}
+
+/// The bytes with which the rank at a place answers the nonce of rank 0, the rank's nonce, and the
+/// text of the greeting.
+pub(super) fn greet(
+    secret: &Secret,
+    first: &Key,
+    place: &Place,
+) -> Result<(Vec<u8>, Key, Vec<u8>)> {
+    let text = serde_json::to_vec(&Greeting::of(place)).map_err(failed)?;
+    let nonce = keys::random()?;
+    let proof = secret.prove(OF_RANK, &[first, &nonce, &text]);
+    let length = (text.len() as u32).to_le_bytes();
+    Ok(([&MAGIC[..], &length, &nonce, &text, proof.as_bytes()].concat(), nonce, text))
 }
 
 /// Whether the other side of a connection that does not block has closed it.
@@ -158,9 +179,8 @@ pub(super) fn ranks(list: &[usize]) -> String {
     }
 }
 
-/// Rank 0: awaits the other ranks at its address until the deadline, then closes the address for
-/// MLX, which uses it next.
-pub(super) fn host(place: &Place, timeout: Duration) -> Result<Links> {
+/// Rank 0: awaits the other ranks at its address until the deadline.
+pub(super) fn host(place: &Place, secret: &Secret, timeout: Duration) -> Result<Links> {
     let deadline = Instant::now() + timeout;
     let first = &place.first;
     let unusable = |error| failed(format_args!("rank 0 cannot listen at {first}: {error}"));
@@ -169,57 +189,56 @@ pub(super) fn host(place: &Place, timeout: Duration) -> Result<Links> {
 
     let own = Greeting::of(place);
     let mut until = deadline;
-    let (mut pending, mut refused) = (Vec::<Pending>::new(), Vec::new());
-    let (mut links, mut reason) = (Links::new(), None);
+    let mut lobby = Lobby::new(listener);
+    let (mut links, mut refused) = (Links::new(), Vec::new());
+    let mut reason = None;
     while links.len() + 1 < place.size && Instant::now() < until {
-        while let Ok((stream, _)) = listener.accept() {
-            if stream.set_nonblocking(true).is_ok() {
-                pending.push(Pending { stream, since: Instant::now(), bytes: Vec::new() });
+        let challenge = |mut stream: &TcpStream| {
+            let nonce = keys::random().ok()?;
+            stream.write_all(&[&MAGIC[..], &nonce].concat()).ok().map(|()| nonce)
+        };
+        let known = lobby.round(challenge, |nonce, bytes| judge(secret, nonce, bytes));
+        links.retain(|_, link| !closed(&link.stream));
+        for (mut stream, known) in known {
+            let parts: [&[u8]; 3] = [&known.first, &known.nonce, &known.text];
+            if stream.write_all(secret.prove(OF_FIRST, &parts).as_bytes()).is_err() {
+                continue; // it has gone
+            }
+            let (to, from) = secret.seals(CONTROL, &parts);
+            let link = Link { stream, to, from };
+            let rank = known.greeting.rank;
+            let twice = || format!("two processes have rank {rank}");
+            let taken = links.contains_key(&rank).then(twice);
+            if let Some(refusal) = known.greeting.refusal(&own).or(taken) {
+                reason.get_or_insert(refusal);
+                until = until.min(Instant::now() + LAST_CALL);
+                refused.push(link);
+            } else {
+                links.insert(rank, link);
             }
         }
-        let excess = pending.len().saturating_sub(STRANGERS);
-        pending.drain(..excess);
-        links.retain(|_, stream| !closed(stream));
-        for mut connection in std::mem::take(&mut pending) {
-            match connection.hear() {
-                Heard::Part => pending.push(connection),
-                Heard::Stranger => {}
-                Heard::Whole(greeting) => {
-                    let rank = greeting.rank;
-                    let twice = || format!("two processes have rank {rank}");
-                    let taken = links.contains_key(&rank).then(twice);
-                    let refusal = greeting.refusal(&own).or(taken);
-                    if let Some(refusal) = refusal {
-                        reason.get_or_insert(refusal);
-                        until = until.min(Instant::now() + LAST_CALL);
-                        refused.push(connection.stream);
-                    } else {
-                        links.insert(rank, connection.stream);
-                    }
-                }
-            }
-        }
-        thread::sleep(PAUSE);
     }
-    drop(listener);
+    drop(lobby);
 
     let missing: Vec<_> = (1..place.size).filter(|rank| !links.contains_key(rank)).collect();
     if reason.is_none() && !missing.is_empty() {
         let seconds = timeout.as_secs_f64();
-        reason = Some(format!("{} did not start within {seconds} s", ranks(&missing)));
+        let missing = ranks(&missing);
+        reason = Some(format!(
+            "{missing} did not start within {seconds} s, or did not know the secret of rank 0"
+        ));
     }
     let answer = Answer { refused: reason };
-    // The last rank connects to this one at once, so it is told last.
-    for stream in refused.iter().chain(links.values()) {
+    for link in refused.iter_mut().chain(links.values_mut()) {
         // A rank that cannot be reached is noticed by the control connection.
-        let _ = stream.set_nonblocking(false).and_then(|()| tell(stream, &answer));
+        let _ = link.stream.set_nonblocking(false).and_then(|()| tell(link, &answer));
     }
     answer.refused.map_or(Ok(links), |reason| Err(failed(reason)))
 }
 
-fn tell(mut stream: &TcpStream, message: &impl Serialize) -> io::Result<()> {
-    stream.set_write_timeout(Some(PATIENCE))?;
-    frame::write(&mut stream, Kind::Data, &serde_json::to_vec(message)?)
+fn tell(link: &mut Link, answer: &Answer) -> io::Result<()> {
+    link.stream.set_write_timeout(Some(PATIENCE))?;
+    frame::write(&mut link.stream, &mut link.to, Kind::Data, &serde_json::to_vec(answer)?)
 }
 
 /// Reads until a deadline.
@@ -238,21 +257,14 @@ impl Read for Until<'_> {
 
 /// Another rank than 0: connects to rank 0, again and again until the deadline, and awaits its
 /// answer.
-pub(super) fn call(place: &Place, timeout: Duration) -> Result<Links> {
+pub(super) fn call(place: &Place, secret: &Secret, timeout: Duration) -> Result<Links> {
     let deadline = Instant::now() + timeout;
     loop {
-        let error = match attempt(place, deadline) {
+        let error = match attempt(place, secret, deadline) {
             Ok((_, Answer { refused: Some(reason) })) => {
-                return Err(failed(frame::printable(reason.as_bytes())));
+                return Err(failed(frame::printable(&reason, 400)));
             }
-            Ok((stream, _)) => {
-                if place.rank + 1 == place.size {
-                    // MLX on this rank connects to rank 0 first, which needs a moment to listen. If
-                    // it fails, MLX sleeps for a second.
-                    thread::sleep(Duration::from_millis(30));
-                }
-                return Ok(Links::from([(0, stream)]));
-            }
+            Ok((link, _)) => return Ok(Links::from([(0, link)])),
             Err(error) => error,
         };
         if Instant::now() >= deadline {
@@ -261,24 +273,44 @@ pub(super) fn call(place: &Place, timeout: Duration) -> Result<Links> {
                 "rank 0 did not start within {seconds} s, or cannot be reached at {first}: {error}"
             )));
         }
-        thread::sleep(10 * PAUSE);
+        thread::sleep(PAUSE);
     }
 }
 
-fn attempt(place: &Place, deadline: Instant) -> io::Result<(TcpStream, Answer)> {
+fn attempt(place: &Place, secret: &Secret, deadline: Instant) -> io::Result<(Link, Answer)> {
     let address = resolve(&place.first)?.into_iter().next();
     let address = address.ok_or_else(|| io::Error::other("it has no IPv4 address"))?;
-    let left = deadline.saturating_duration_since(Instant::now());
-    let limit = left.clamp(Duration::from_millis(10), PATIENCE);
-    let mut stream = TcpStream::connect_timeout(&address, limit)?;
+    // Rank 0 answers at once, unless strangers drove this connection out.
+    let soon = deadline.min(Instant::now() + PATIENCE);
+    let left = soon.saturating_duration_since(Instant::now()).max(Duration::from_millis(10));
+    let mut stream = TcpStream::connect_timeout(&address, left)?;
     if stream.local_addr()? == stream.peer_addr()? {
         // The system gave this end the port that nobody listens on yet.
         return Err(ErrorKind::ConnectionRefused.into());
     }
-    stream.write_all(MAGIC)?;
-    tell(&stream, &Greeting::of(place))?;
-    match frame::read(&mut Until(&stream, deadline))? {
-        Some((Kind::Data, payload)) => Ok((stream, serde_json::from_slice(&payload)?)),
+    stream.set_nodelay(true)?;
+    stream.set_write_timeout(Some(left))?;
+    let mut challenge = [0; MAGIC.len() + NONCE];
+    Until(&stream, soon).read_exact(&mut challenge)?;
+    let (magic, first) = challenge.split_at(MAGIC.len());
+    if magic != MAGIC {
+        return Err(io::Error::other("the process there is no rank 0 of this version"));
+    }
+    let first = Key::try_from(first).unwrap_or_default();
+    let greeting = greet(secret, &first, place).map_err(io::Error::other)?;
+    let (bytes, nonce, text) = greeting;
+    stream.write_all(&bytes)?;
+    let parts: [&[u8]; 3] = [&first, &nonce, &text];
+    let mut proof = [0; TAG];
+    let unproved = "the process there does not know this rank's secret";
+    Until(&stream, soon).read_exact(&mut proof).map_err(|_| io::Error::other(unproved))?;
+    if !keys::is_same(&secret.prove(OF_FIRST, &parts), &proof) {
+        return Err(io::Error::other(unproved));
+    }
+    let (from, to) = secret.seals(CONTROL, &parts);
+    let mut link = Link { stream, to, from };
+    match frame::read(&mut Until(&link.stream, deadline), &mut link.from)? {
+        Some((Kind::Data, payload)) => Ok((link, serde_json::from_slice(&payload)?)),
         _ => Err(io::Error::other("it closed the connection")),
     }
 }

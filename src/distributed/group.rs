@@ -3,7 +3,7 @@
 use std::sync::{Arc, Mutex, PoisonError};
 
 use super::joined::Joined;
-use super::{Options, greeting, hosts, watch};
+use super::{Options, frame, greeting, hosts, watch};
 use crate::array::{Array, IntoShape, require_addressable};
 use crate::dtype::Dtype;
 use crate::error::{Error, Result};
@@ -67,7 +67,9 @@ impl Group {
     /// Returns an error that names the variable or the file if they do not describe a group, or if
     /// [`Options::strict`] is set and there is one rank; an error that names the rank if a rank does
     /// not start within [`Options::timeout`], has another version of MLX or of this crate, or the
-    /// number of another rank; and an error with the address if a port cannot be used.
+    /// number of another rank; an error with the address if a port cannot be used, or if it is
+    /// reached over a network and there is no secret, and one that names the variable if the secret
+    /// is too short or its file cannot be read.
     ///
     /// MLX before 0.32.1 is refused if there is more than one rank: a rank that lost another one
     /// would hang (ml-explore/mlx#4060).
@@ -244,10 +246,18 @@ impl Group {
             if ranks.is_empty() {
                 continue;
             }
-            let others = ranks.iter().map(|rank| format!("rank {rank} has {}", part(*rank, index)));
-            let others = others.collect::<Vec<_>>().join(", ");
-            let (first, ranks) = (part(0, index), greeting::ranks(&ranks));
-            let subject = if index == 0 { "the subject of the comparison" } else { part(0, 0) };
+            let own = part(0, index);
+            let other = |rank: &usize| {
+                let (first, other) = frame::excerpts(own, part(*rank, index));
+                (first, format!("rank {rank} has {other}"))
+            };
+            let (mut firsts, others): (Vec<_>, Vec<_>) = ranks.iter().take(8).map(other).unzip();
+            let (first, others) = (firsts.swap_remove(0), others.join(", "));
+            let ranks = greeting::ranks(&ranks);
+            let subject = match index {
+                0 => "the subject of the comparison".to_owned(),
+                _ => frame::printable(part(0, 0), 200),
+            };
             return Err(Error::distributed(
                 "agree",
                 format_args!("{subject} differs on {ranks}: rank 0 has {first}, {others}"),
@@ -278,7 +288,7 @@ impl Group {
 
     fn gather(&self, op: &str, texts: &[&str]) -> Result<Vec<Vec<String>>> {
         match self.usable(op)? {
-            Some(joined) => joined.gather(op, texts),
+            Some(joined) => joined.messages.gather(op, texts),
             None => Ok(vec![texts.iter().map(|text| (*text).to_owned()).collect()]),
         }
     }
@@ -302,7 +312,7 @@ impl Group {
     /// ```
     pub fn broadcast(&self, bytes: &[u8]) -> Result<Vec<u8>> {
         match self.usable("broadcast")? {
-            Some(joined) => joined.broadcast(bytes),
+            Some(joined) => joined.messages.broadcast(bytes),
             None => Ok(bytes.to_owned()),
         }
     }
@@ -324,7 +334,7 @@ impl Group {
         if watch::is_broken() {
             return Err(watch::broken("leave"));
         }
-        joined.control.leave()?;
+        joined.messages.control.leave()?;
         watch::stop();
         *left = true;
         Ok(())
@@ -348,7 +358,7 @@ impl Group {
     /// ```
     pub fn fail(&self, reason: &str) {
         if let Some(joined) = &self.joined {
-            joined.control.fail(reason);
+            joined.messages.control.fail(reason);
         }
     }
 

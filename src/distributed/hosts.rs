@@ -15,8 +15,20 @@ pub(super) struct Place {
     pub backend: &'static str,
     /// The address at which rank 0 awaits the others, `host:port`.
     pub first: String,
-    /// The addresses of this rank, for errors.
-    pub own: String,
+    /// The addresses of each rank in a ring; of JACCL's ranks, that at which rank 0 awaits the others.
+    pub hosts: Vec<Vec<String>>,
+}
+
+impl Place {
+    /// The addresses of this rank in a ring.
+    pub(super) fn own(&self) -> &[String] {
+        self.hosts.get(self.rank).map_or(&[], Vec::as_slice)
+    }
+}
+
+/// The host of `host:port`, as MLX reads it.
+pub(super) fn host_of(address: &str) -> &str {
+    address.split(':').next().unwrap_or_default()
 }
 
 /// Reads the variables that MLX reads. `None` if they describe one rank.
@@ -53,18 +65,18 @@ pub(super) fn place(backend: Backend) -> Result<Option<Place>> {
             format_args!("a rank from 0 to {last}, the ranks of {path}, got {rank:?}"),
         )
     })?;
-    let (first, own) = if ring {
-        let hosts = addresses(&path, &entries)?;
-        (hosts[0][0].clone(), hosts[number].join(", "))
+    let hosts = if ring {
+        addresses(&path, &entries)?
     } else {
         let first = variable("MLX_JACCL_COORDINATOR")?.unwrap_or_default();
         check_address(&first).map_err(|reason| Error::argument("MLX_JACCL_COORDINATOR", reason))?;
-        (first, format!("rank {number}"))
+        vec![vec![first]]
     };
     if size == 1 {
         return Ok(None);
     }
-    Ok(Some(Place { rank: number, size, backend: if ring { "ring" } else { "jaccl" }, first, own }))
+    let (backend, first) = (if ring { "ring" } else { "jaccl" }, hosts[0][0].clone());
+    Ok(Some(Place { rank: number, size, backend, first, hosts }))
 }
 
 fn has_jaccl() -> bool {
@@ -102,7 +114,7 @@ fn addresses(path: &Path, entries: &[serde_json::Value]) -> Result<Vec<Vec<Strin
 }
 
 /// MLX takes the text before the first colon for the host.
-fn check_address(text: &str) -> std::result::Result<(), String> {
+pub(super) fn check_address(text: &str) -> std::result::Result<(), String> {
     let parts = text
         .split_once(':')
         .filter(|(host, port)| !host.is_empty() && port.parse::<u16>().is_ok_and(|port| port != 0));

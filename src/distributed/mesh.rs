@@ -2,34 +2,30 @@
 //! ring passes a part on from rank to rank, and its threads poll while they wait; here a part takes
 //! one step, and a rank that waits sleeps, which leaves its core to the others.
 
-use std::io::{ErrorKind, IoSlice, Read, Write};
-use std::net::{TcpListener, TcpStream, ToSocketAddrs};
+use std::io::{ErrorKind, IoSlice, IoSliceMut, Read, Write};
+use std::net::TcpStream;
 use std::sync::{Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use super::keys::{self, Seal, TAG};
+use super::meet::Direct;
 use super::watch;
 use crate::error::{Error, Result};
 
-/// The first bytes of a connection, before the key of the group and the number of the rank.
-const MAGIC: &[u8; 8] = b"mlxpmesh";
-const HELLO: usize = 24;
-/// The number of an exchange and the bytes of the part that follows.
+/// The number of an exchange and the bytes of the part that follows. After it comes a tag.
 const HEADER: usize = 16;
 /// How long a rank looks at its connections before it sleeps, from which it wakes late: longer than a
 /// message takes in a local network. Meanwhile other threads may have its core.
 const WATCH: Duration = Duration::from_millis(3);
 /// The longest sleep before it looks whether the group still works.
 const NAP: Duration = Duration::from_millis(100);
-/// How long a stranger may take to say hello.
-const PATIENCE: Duration = Duration::from_secs(1);
 
 pub(super) struct Mesh(Mutex<Vec<Peer>>);
 
 /// The connection to another rank.
 struct Peer {
-    rank: usize,
-    stream: TcpStream,
+    direct: Direct,
     /// The numbers of messages to and from that rank so far.
     sent: u64,
     received: u64,
@@ -39,72 +35,10 @@ fn failed(reason: impl std::fmt::Display) -> Error {
     Error::distributed("exchange", reason)
 }
 
-/// A socket at this rank's address that awaits the ranks before it, and the text that tells them
-/// where.
-pub(super) fn listen(host: &str) -> Result<(TcpListener, String)> {
-    let refuse = |error| failed(format_args!("cannot listen at {host}: {error}"));
-    let listener = TcpListener::bind((host, 0)).map_err(refuse)?;
-    listener.set_nonblocking(true).map_err(refuse)?;
-    let port = listener.local_addr().map_err(refuse)?.port();
-    Ok((listener, format!("{host}:{port}")))
-}
-
 impl Mesh {
-    /// Connects this rank to the ranks at these addresses. `key` is the group's, and tells ranks from
-    /// strangers.
-    pub(super) fn connect(
-        rank: usize,
-        listener: &TcpListener,
-        addresses: &[String],
-        key: u64,
-        timeout: Duration,
-    ) -> Result<Self> {
-        let deadline = Instant::now() + timeout;
-        let mut peers = Vec::new();
-        for (peer, address) in addresses.iter().enumerate().skip(rank + 1) {
-            let reach = || -> std::io::Result<TcpStream> {
-                let address = address.to_socket_addrs()?.next();
-                let address = address.ok_or_else(|| std::io::Error::other("it has no address"))?;
-                let left = deadline.saturating_duration_since(Instant::now());
-                let mut stream = TcpStream::connect_timeout(&address, left.max(PATIENCE))?;
-                stream.set_write_timeout(Some(timeout))?;
-                let number = (rank as u64).to_le_bytes();
-                stream.write_all(&[&MAGIC[..], &key.to_le_bytes(), &number].concat())?;
-                Ok(stream)
-            };
-            let stream = reach().map_err(|error| failed(format_args!("rank {peer}: {error}")))?;
-            peers.push((peer, stream));
-        }
-        while peers.len() + 1 < addresses.len() {
-            if Instant::now() >= deadline {
-                return Err(failed("another rank did not connect to this one in time"));
-            }
-            let Ok((mut stream, _)) = listener.accept() else {
-                thread::sleep(Duration::from_millis(1));
-                continue;
-            };
-            let mut hello = [0; HELLO];
-            let heard = stream
-                .set_nonblocking(false)
-                .and_then(|()| stream.set_read_timeout(Some(PATIENCE)))
-                .and_then(|()| stream.read_exact(&mut hello));
-            let word = |at: usize| {
-                let mut word = [0; 8];
-                word.copy_from_slice(&hello[at..at + 8]);
-                u64::from_le_bytes(word)
-            };
-            let peer = usize::try_from(word(16)).unwrap_or(usize::MAX);
-            let known = heard.is_ok() && hello.starts_with(MAGIC) && word(8) == key && peer < rank;
-            if known && peers.iter().all(|(other, _)| *other != peer) {
-                peers.push((peer, stream));
-            }
-        }
-        for (peer, stream) in &peers {
-            let ready = stream.set_nodelay(true).and_then(|()| stream.set_nonblocking(true));
-            ready.map_err(|error| failed(format_args!("rank {peer}: {error}")))?;
-        }
-        let peer = |(rank, stream)| Peer { rank, stream, sent: 0, received: 0 };
-        Ok(Self(Mutex::new(peers.into_iter().map(peer).collect())))
+    pub(super) fn new(ranks: Vec<Direct>) -> Self {
+        let peer = |direct| Peer { direct, sent: 0, received: 0 };
+        Self(Mutex::new(ranks.into_iter().map(peer).collect()))
     }
 
     /// Sends `own` to every other rank, and fills `parts[r]` with the bytes of rank `r`; the part of
@@ -142,18 +76,30 @@ impl Mesh {
             header
         };
         let mut transfers = Vec::new();
-        for peer in peers.iter_mut() {
-            let (message, part) = with(peer.rank)?;
-            peer.sent += u64::from(message.is_some());
-            peer.received += u64::from(part.is_some());
+        let mut hashed: Option<(&[u8], blake3::Hash)> = None;
+        for Peer { direct, sent, received } in peers.iter_mut() {
+            let (message, part) = with(direct.rank)?;
+            *sent += u64::from(message.is_some());
+            *received += u64::from(part.is_some());
+            let title = header(*sent, message.map_or(0, <[u8]>::len));
+            let tag = message.map_or([0; TAG], |message| {
+                // All ranks get the same bytes, which are hashed once.
+                let known = hashed.filter(|(bytes, _)| std::ptr::eq(*bytes, message));
+                let (_, content) =
+                    *hashed.insert(known.unwrap_or_else(|| (message, blake3::hash(message))));
+                *direct.to.next(&title, &content).as_bytes()
+            });
             transfers.push(Transfer {
-                peer: peer.rank,
-                stream: &peer.stream,
-                title: header(peer.sent, message.map_or(0, <[u8]>::len)),
+                peer: direct.rank,
+                stream: &direct.stream,
+                seal: &mut direct.from,
+                title,
                 message,
+                tag,
                 sent: 0,
                 head: [0; HEADER],
-                expected: header(peer.received, part.as_ref().map_or(0, |part| part.len())),
+                expected: header(*received, part.as_ref().map_or(0, |part| part.len())),
+                proof: [0; TAG],
                 read: 0,
                 part,
             });
@@ -186,14 +132,19 @@ impl Mesh {
 struct Transfer<'a, 'b> {
     peer: usize,
     stream: &'b TcpStream,
-    /// The header of the message.
+    /// Makes the tag that the part must have.
+    seal: &'b mut Seal,
+    /// The header of the message, and its tag.
     title: [u8; HEADER],
     message: Option<&'a [u8]>,
+    tag: [u8; TAG],
     /// The bytes sent so far, those of the header included.
     sent: usize,
     head: [u8; HEADER],
     /// The header of the part that this rank waits for.
     expected: [u8; HEADER],
+    /// The tag of the part.
+    proof: [u8; TAG],
     /// The bytes read so far, those of the header included.
     read: usize,
     part: Option<&'a mut [u8]>,
@@ -202,53 +153,72 @@ struct Transfer<'a, 'b> {
 impl Transfer<'_, '_> {
     /// The numbers of bytes to send and to read.
     fn left(&self) -> (usize, usize) {
-        let sends = self.message.map_or(0, |message| HEADER + message.len());
-        let reads = self.part.as_ref().map_or(0, |part| HEADER + part.len());
+        let sends = self.message.map_or(0, |message| HEADER + message.len() + TAG);
+        let reads = self.part.as_ref().map_or(0, |part| HEADER + part.len() + TAG);
         (sends - self.sent, reads - self.read)
     }
 
     /// Writes and reads the bytes that the connection takes and has. Returns whether there were any.
     fn advance(&mut self) -> Result<bool> {
-        let mut stream = self.stream;
-        let lost =
-            |error| failed(format_args!("the connection to rank {} was lost: {error}", self.peer));
         let (sends, reads) = self.left();
         let mut moved = false;
-        if let Some(message) = self.message.filter(|_| sends > 0) {
-            let title = self.title.get(self.sent..).unwrap_or_default();
-            let rest = message.get(self.sent.saturating_sub(HEADER)..).unwrap_or_default();
-            match stream.write_vectored(&[IoSlice::new(title), IoSlice::new(rest)]) {
-                Ok(count) => {
-                    self.sent += count;
-                    moved |= count > 0;
-                }
-                Err(error) if waits(&error) => {}
-                Err(error) => return Err(lost(error)),
-            }
+        if sends > 0 {
+            moved |= self.write()?;
         }
-        if let Some(part) = self.part.as_mut().filter(|_| reads > 0) {
-            let to = match self.read.checked_sub(HEADER) {
-                None => &mut self.head[self.read..],
-                Some(read) => &mut part[read..],
-            };
-            match stream.read(to) {
-                Ok(0) => return Err(lost(ErrorKind::UnexpectedEof.into())),
-                Ok(count) => {
-                    self.read += count;
-                    moved = true;
-                }
-                Err(error) if waits(&error) => {}
-                Err(error) => return Err(lost(error)),
-            }
-            if self.read == HEADER && self.head != self.expected {
-                return Err(failed(format_args!(
-                    "rank {} sent another part than this rank expects: the ranks differ in shapes or \
-                     in the order of their operations",
-                    self.peer
-                )));
-            }
+        if reads > 0 {
+            moved |= self.read()?;
         }
         Ok(moved)
+    }
+
+    fn write(&mut self) -> Result<bool> {
+        let Some(message) = self.message else { return Ok(false) };
+        let mut stream = self.stream;
+        let mut slices = [&self.title[..], message, &self.tag].map(IoSlice::new);
+        let mut slices = &mut slices[..];
+        IoSlice::advance_slices(&mut slices, self.sent);
+        let count = self.moved(stream.write_vectored(slices))?;
+        self.sent += count;
+        Ok(count > 0)
+    }
+
+    fn read(&mut self) -> Result<bool> {
+        let Some(part) = &mut self.part else { return Ok(false) };
+        let mut stream = self.stream;
+        let mut slices = [&mut self.head[..], &mut **part, &mut self.proof].map(IoSliceMut::new);
+        let mut slices = &mut slices[..];
+        IoSliceMut::advance_slices(&mut slices, self.read);
+        let count = match stream.read_vectored(slices) {
+            Ok(0) => return Err(self.lost(&ErrorKind::UnexpectedEof.into())),
+            result => self.moved(result)?,
+        };
+        let headed = self.read >= HEADER;
+        self.read += count;
+        if !headed && self.read >= HEADER && self.head != self.expected {
+            return Err(failed(format_args!(
+                "rank {} sent another part than this rank expects: the ranks differ in shapes or \
+                 in the order of their operations",
+                self.peer
+            )));
+        }
+        if let (Some(part), (_, 0)) = (&self.part, self.left())
+            && !keys::is_same(&self.seal.next(&self.head, &blake3::hash(part)), &self.proof)
+        {
+            return Err(failed(format_args!("rank {} sent what no rank sends", self.peer)));
+        }
+        Ok(count > 0)
+    }
+
+    /// The bytes that a read or a write has moved.
+    fn moved(&self, result: std::io::Result<usize>) -> Result<usize> {
+        match result {
+            Err(error) if waits(&error) => Ok(0),
+            result => result.map_err(|error| self.lost(&error)),
+        }
+    }
+
+    fn lost(&self, error: &std::io::Error) -> Error {
+        failed(format_args!("the connection to rank {} was lost: {error}", self.peer))
     }
 }
 
@@ -279,9 +249,4 @@ fn sleep(transfers: &[Transfer<'_, '_>]) {
 #[cfg(not(unix))]
 fn sleep(_: &[Transfer<'_, '_>]) {
     thread::sleep(Duration::from_micros(50).min(NAP));
-}
-
-/// The host of the first of a rank's addresses, `host:port, host:port`.
-pub(super) fn host_of(addresses: &str) -> &str {
-    addresses.split(':').next().unwrap_or_default()
 }

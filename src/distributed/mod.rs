@@ -25,6 +25,13 @@
 //! same collectives in the same order, with a data dependence from each to the next, and evaluate
 //! them. [`Group::agree`] compares whatever decides about that: options, files, shapes.
 //!
+//! # Trust
+//!
+//! Ranks prove to each other that they know the secret in `MLX_PRIMITIVES_RANK_SECRET`, or in the file
+//! that `MLX_PRIMITIVES_RANK_SECRET_FILE` names, of 16 bytes or more. Without one, all addresses have
+//! to be loopback ones. Messages are authenticated and not encrypted, and the connections of MLX's
+//! ring are neither: the book's page on several machines says what that means.
+//!
 //! # Failures
 //!
 //! [`Group::join`] opens a control connection from each rank to rank 0 before MLX connects the
@@ -34,13 +41,21 @@
 mod control;
 mod end;
 mod frame;
+#[cfg(feature = "simulate-metal")]
+#[doc(hidden)]
+pub mod fuzzing;
 mod gather;
 mod greeting;
 mod group;
 mod hosts;
 mod joined;
+mod keys;
+mod lobby;
+mod meet;
 mod mesh;
+mod messages;
 mod pass;
+mod ring;
 mod sum;
 pub(crate) mod watch;
 

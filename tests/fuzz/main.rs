@@ -1,4 +1,4 @@
-//! Seeded fuzzers of all inputs of the library: files, templates, arguments and graphs.
+//! Seeded fuzzers of all inputs of the library: files, templates, arguments, graphs and what ranks send.
 //!
 //! `cargo test` runs a few thousand cases of each, always the same ones. To run new ones overnight:
 //!
@@ -23,6 +23,8 @@ mod mutation;
 mod ops;
 mod parent;
 mod prompt_cache;
+#[cfg(target_os = "linux")] // elsewhere the library has no hooks for tests
+mod ranks;
 mod safetensors;
 mod tokenizer;
 
@@ -44,7 +46,7 @@ const CASES: u64 = 2_000;
 /// The seed of those cases.
 const SEED: u64 = 1;
 
-static FUZZERS: [Fuzzer; 9] = [
+static FUZZERS: &[Fuzzer] = &[
     safetensors::FUZZER,
     gguf::FUZZER,
     config::FUZZER,
@@ -54,6 +56,12 @@ static FUZZERS: [Fuzzer; 9] = [
     adapters::FUZZER,
     ops::FUZZER,
     graphs::FUZZER,
+    #[cfg(target_os = "linux")]
+    ranks::GREETINGS,
+    #[cfg(target_os = "linux")]
+    ranks::FRAMES,
+    #[cfg(target_os = "linux")]
+    ranks::PARTS,
 ];
 
 /// Fuzzes the library with seeded cases.

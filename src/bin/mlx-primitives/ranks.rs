@@ -1,6 +1,7 @@
 //! A command that several processes run together, each with a part of the model. Rank 0 alone reads
 //! what a person gives, and prints the result.
 
+use std::ffi::OsString;
 use std::fmt::Display;
 use std::sync::OnceLock;
 use std::time::Duration;
@@ -66,17 +67,19 @@ impl Ranks {
         if group.size() > 1 {
             let split = Split::new(&group, &self.shares)?.with_scheme(self.split);
             let _ = JOINED.set((group.clone(), split));
-            group.agree("the command's options", &common(std::env::args().skip(1)))?;
+            group.agree("the command's options", &common(std::env::args_os().skip(1)))?;
         }
         Ok(())
     }
 }
 
 /// The arguments that have to be the same on all ranks.
-fn common(arguments: impl Iterator<Item = String>) -> String {
+fn common(arguments: impl Iterator<Item = OsString>) -> String {
     let mut kept = Vec::new();
     let mut skip = false;
     for argument in arguments {
+        // Of a path that is no text, the escaped bytes.
+        let argument = argument.into_string().unwrap_or_else(|bytes| format!("{bytes:?}"));
         let name = argument.split_once('=').map_or(&*argument, |(name, _)| name);
         let local = LOCAL.contains(&name);
         if !skip && !local {

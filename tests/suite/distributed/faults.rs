@@ -3,8 +3,9 @@
 use std::time::{Duration, Instant};
 
 use super::LONG;
-use super::proxy::Proxy;
+use super::proxy::{Harm, Proxy};
 use super::ranks::{LIMIT, Place, Process, all_end, hosts};
+use super::roles::CUT_ALL_BUT;
 use crate::support::Checked;
 
 /// Ranks that run the role `loop`, or another one.
@@ -111,9 +112,34 @@ fn the_control_connection_breaks() -> Checked {
     for rank in &mut ranks {
         rank.wait_for("running")?;
     }
-    proxy.cut(Some(0))?;
+    proxy.cut()?;
     ranks.remove(0).finish()?.check(1, &error(0, "rank 1 ended before the others"))?;
     ranks.remove(0).finish()?.check(1, &error(1, "rank 0 ended before the others"))
+}
+
+/// A relay in the network cannot change a message, or send an old one again, unnoticed.
+#[test]
+fn the_control_connection_is_tampered_with() -> Checked {
+    for harm in [Harm::Flip, Harm::Repeat] {
+        let place = Place::new(2)?;
+        let proxy = Proxy::to(place.ports[0])?;
+        let first = place.rank("loop", 0)?.start()?;
+        let second = hosts(&[proxy.port, place.ports[1]]);
+        let mut ranks = vec![first, place.rank_with("loop", 1, &second)?.start()?];
+        for rank in &mut ranks {
+            rank.wait_for("running")?;
+        }
+        proxy.harm(harm);
+        let ended = ranks.into_iter().map(Process::finish).collect::<Result<Vec<_>, _>>()?;
+        // The rank that has noticed tells the other one.
+        let noticed = |rank: usize| {
+            let reason = error(rank, &format!("rank {} sent what no rank sends", 1 - rank));
+            ended[rank].said.contains(&reason)
+        };
+        anyhow::ensure!(noticed(0) || noticed(1), "{ended:?}");
+        ended.iter().try_for_each(|end| end.check(1, " sent what no rank sends"))?;
+    }
+    Ok(())
 }
 
 /// Both ranks are alive, so nobody but MLX notices.
@@ -121,14 +147,16 @@ fn the_control_connection_breaks() -> Checked {
 fn the_ring_breaks() -> Checked {
     for role in ["loop", "go on"] {
         let place = Place::new(2)?;
-        let proxy = Proxy::to(place.ports[0])?;
-        let first = place.rank(role, 0)?.start()?;
-        let second = hosts(&[proxy.port, place.ports[1]]);
-        let mut ranks = vec![first, place.rank_with(role, 1, &second)?.start()?];
+        let start = |rank| -> anyhow::Result<Process> {
+            let starting = place.rank(role, rank)?.env("MLX_PRIMITIVES_TEST_RING", "1");
+            let port = place.ports[0].to_string();
+            // Rank 1 cuts its connections but that to this port.
+            if rank == 1 { starting.env(CUT_ALL_BUT, &port) } else { starting }.start()
+        };
+        let mut ranks = vec![start(0)?, start(1)?];
         for rank in &mut ranks {
             rank.wait_for("running")?;
         }
-        proxy.cut(None)?;
         if role == "loop" {
             // The first rank that has waited for the other's reason tells its own.
             let ended: Vec<_> = ranks.into_iter().map(Process::finish).collect::<Result<_, _>>()?;

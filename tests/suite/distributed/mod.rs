@@ -2,10 +2,13 @@
 
 mod faults;
 mod gathers;
+mod hostile;
 mod proxy;
 pub mod ranks;
 mod roles;
+mod secrets;
 mod starts;
+mod strangers;
 
 use std::time::Duration;
 

@@ -13,11 +13,27 @@ pub struct Proxy {
     pub port: u16,
     /// Both ends of each connection, in the order in which they came.
     connections: Arc<Mutex<Vec<[TcpStream; 2]>>>,
+    harm: Arc<Mutex<Option<Harm>>>,
 }
 
-fn pass(mut from: TcpStream, mut to: TcpStream) {
+/// A change of the bytes that a relay passes on.
+#[derive(Clone, Copy)]
+pub enum Harm {
+    /// Changes a bit.
+    Flip,
+    /// Sends it twice.
+    Repeat,
+}
+
+fn pass(mut from: TcpStream, mut to: TcpStream, harm: &Mutex<Option<Harm>>) {
     let mut buffer = [0; 65536];
     while let Ok(count @ 1..) = from.read(&mut buffer) {
+        let harm = harm.lock().unwrap_or_else(PoisonError::into_inner).take();
+        match harm {
+            None => {}
+            Some(Harm::Flip) => buffer[count - 1] ^= 1,
+            Some(Harm::Repeat) => drop(to.write_all(&buffer[..count])),
+        }
         if to.write_all(&buffer[..count]).is_err() {
             break;
         }
@@ -44,7 +60,8 @@ impl Proxy {
         let port = free_port();
         let listener = TcpListener::bind(("127.0.0.1", port))?;
         let connections = Arc::new(Mutex::new(Vec::new()));
-        let known = connections.clone();
+        let harm = Arc::new(Mutex::new(None));
+        let (known, shared) = (connections.clone(), harm.clone());
         thread::spawn(move || -> std::io::Result<()> {
             for near in listener.incoming() {
                 let near = near?;
@@ -54,20 +71,24 @@ impl Proxy {
                 let ends = [near.try_clone()?, far.try_clone()?];
                 known.lock().unwrap_or_else(PoisonError::into_inner).push(ends);
                 let (near_too, far_too) = (near.try_clone()?, far.try_clone()?);
-                thread::spawn(move || pass(near, far));
-                thread::spawn(move || pass(far_too, near_too));
+                let (there, back) = (shared.clone(), shared.clone());
+                thread::spawn(move || pass(near, far, &there));
+                thread::spawn(move || pass(far_too, near_too, &back));
             }
             Ok(())
         });
-        Ok(Self { port, connections })
+        Ok(Self { port, connections, harm })
     }
 
-    /// Breaks a connection, or the last one.
-    pub fn cut(&self, index: Option<usize>) -> anyhow::Result<()> {
+    /// Harms what comes next.
+    pub fn harm(&self, harm: Harm) {
+        *self.harm.lock().unwrap_or_else(PoisonError::into_inner) = Some(harm);
+    }
+
+    /// Breaks the last connection.
+    pub fn cut(&self) -> anyhow::Result<()> {
         let connections = self.connections.lock().unwrap_or_else(PoisonError::into_inner);
-        let last = connections.len().checked_sub(1);
-        let ends = index.or(last).and_then(|index| connections.get(index));
-        for end in ends.ok_or_else(|| anyhow::anyhow!("no such connection"))? {
+        for end in connections.last().ok_or_else(|| anyhow::anyhow!("no such connection"))? {
             // A rank that has noticed the first end may have closed the second.
             let _ = end.shutdown(Shutdown::Both);
         }

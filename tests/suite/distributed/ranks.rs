@@ -16,6 +16,9 @@ use crate::support::Checked;
 
 /// The role of a rank.
 pub const ROLE: &str = "MLX_PRIMITIVES_TEST_RANK";
+/// The secret of a group, and a file that has it.
+pub const SECRET: &str = "MLX_PRIMITIVES_RANK_SECRET";
+pub const FILE: &str = "MLX_PRIMITIVES_RANK_SECRET_FILE";
 /// The timeout of the group in milliseconds.
 pub const TIMEOUT: &str = "MLX_PRIMITIVES_TEST_TIMEOUT";
 /// How long a rank may take to end, on a machine with much other work.
@@ -83,7 +86,7 @@ impl Place {
         let mut command = Command::new(std::env::current_exe()?);
         command.env(ROLE, role).env("MLX_RANK", rank.to_string()).env("MLX_HOSTFILE", path);
         command.env("RUST_BACKTRACE", "0").env("MLX_PRIMITIVES_THREADS", "1").stdin(Stdio::null());
-        for name in ["MLX_IBV_DEVICES", "MLX_JACCL_COORDINATOR", "MLX_RING_VERBOSE"] {
+        for name in ["MLX_IBV_DEVICES", "MLX_JACCL_COORDINATOR", "MLX_RING_VERBOSE", SECRET, FILE] {
             command.env_remove(name);
         }
         Ok(Starting { command, folder: self.folder.clone() })

@@ -1,5 +1,8 @@
 //! The roles of ranks.
 
+use std::mem::ManuallyDrop;
+use std::net::{Shutdown, TcpStream};
+use std::os::fd::FromRawFd;
 use std::process::ExitCode;
 use std::time::Duration;
 use std::{env, thread};
@@ -11,6 +14,24 @@ use mlx_primitives::{Array, Dtype, Error, transforms};
 use super::gathers;
 use super::ranks::{ROLE, TIMEOUT, limit_this_rank};
 use crate::support::{Checked, on_cpu};
+
+/// The port of the connection that a rank keeps while it cuts all others.
+pub const CUT_ALL_BUT: &str = "MLX_PRIMITIVES_TEST_CUT_ALL_BUT";
+
+/// Breaks the connections of this process after a moment, but those to or from a port.
+fn cut_all_but(port: u16) {
+    thread::sleep(Duration::from_millis(300));
+    for number in 3..1024 {
+        // SAFETY: the descriptor is only used, as a socket that the process keeps, and not closed. If
+        // it is none, the calls are errors.
+        let stream = ManuallyDrop::new(unsafe { TcpStream::from_raw_fd(number) });
+        let ends = [stream.local_addr(), stream.peer_addr()];
+        if ends.iter().flatten().count() == 2 && ends.iter().flatten().all(|end| end.port() != port)
+        {
+            let _ = stream.shutdown(Shutdown::Both);
+        }
+    }
+}
 
 /// Plays the role of a rank that the environment names, if any.
 pub fn role() -> Option<ExitCode> {
@@ -31,6 +52,9 @@ pub fn role() -> Option<ExitCode> {
             return Some(ExitCode::from(2));
         }
     };
+    if let Some(port) = env::var(CUT_ALL_BUT).ok().and_then(|text| text.parse().ok()) {
+        thread::spawn(move || cut_all_but(port));
+    }
     Some(match play(&role, &group).and_then(|()| Ok(group.leave()?)) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {

@@ -1,6 +1,8 @@
 //! The command on two ranks: what it prints and reads, and how it ends when a rank fails.
 
+use std::ffi::OsStr;
 use std::io::Write;
+use std::os::unix::ffi::OsStrExt;
 use std::process::Command;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
@@ -135,6 +137,38 @@ fn ranks_that_differ_refuse_each_other() -> Checked {
             assert!(err.starts_with(&format!("[rank {rank}] error: ")), "{err}");
             assert_eq!(out, "");
         }
+    }
+    Ok(())
+}
+
+/// The paths of two ranks, which are no text, are compared with nothing, and other arguments are.
+#[test]
+fn arguments_that_are_no_text() -> Checked {
+    let missing = OsStr::from_bytes(b"/missing/\xff\xfe");
+    for (first, second, expected) in [
+        ("a", missing, "No such file"),
+        ("a", OsStr::new("/missing/a"), "No such file"),
+        ("b", missing, "the command's options"),
+    ] {
+        let started = |rank: usize| {
+            let mut command = command(&["generate", if rank == 0 { first } else { "a" }]);
+            command.arg("--model").arg(if rank == 0 { missing } else { second });
+            command
+        };
+        for (rank, (status, out, err)) in Ranks::start(2, started)?.ends(END)?.iter().enumerate() {
+            assert_eq!(status.code(), Some(1), "rank {rank}: {err}");
+            assert!(err.contains(expected) && !err.contains("panicked"), "rank {rank}: {err}");
+            assert_eq!(out, "");
+        }
+    }
+    // Where text is expected, other bytes are bad usage.
+    let prompt = |_| {
+        let mut command = command(&["generate"]);
+        command.arg(OsStr::from_bytes(b"\xff"));
+        command
+    };
+    for (status, _, err) in Ranks::start(2, prompt)?.ends(END)? {
+        assert_eq!(status.code(), Some(2), "{err}");
     }
     Ok(())
 }

@@ -1,0 +1,116 @@
+//! The connections at a port that have not proved yet that they come from a rank. Whoever reaches the
+//! port can open as many as the network carries, so there are few seats, each for a short time.
+
+use std::collections::HashMap;
+use std::io::{ErrorKind, Read};
+use std::net::{IpAddr, TcpListener, TcpStream};
+use std::thread;
+use std::time::{Duration, Instant};
+
+/// The number of connections that may be open, and for how long.
+const SEATS: usize = 128;
+pub(super) const PATIENCE: Duration = Duration::from_secs(5);
+/// The most bytes that one of them may send.
+pub(super) const LONGEST: usize = 2048;
+/// The sleep when nothing comes.
+const PAUSE: Duration = Duration::from_millis(2);
+
+/// The sender of the bytes of a connection.
+pub(super) enum Heard<T> {
+    /// Not enough yet.
+    Part,
+    /// No rank's, so the connection is closed.
+    Stranger,
+    Rank(T),
+}
+
+/// `S` is what is remembered for each connection.
+pub(super) struct Lobby<S> {
+    listener: TcpListener,
+    guests: Vec<Guest<S>>,
+}
+
+struct Guest<S> {
+    stream: TcpStream,
+    address: IpAddr,
+    since: Instant,
+    bytes: Vec<u8>,
+    state: S,
+}
+
+impl<S> Lobby<S> {
+    /// The listener does not block.
+    pub(super) fn new(listener: TcpListener) -> Self {
+        Self { listener, guests: Vec::new() }
+    }
+
+    /// Lets in those that wait at the door, as far as `greet` greets them, and hears all guests.
+    /// Returns those that `judge` takes for ranks. Sleeps a little if nobody came.
+    pub(super) fn round<T>(
+        &mut self,
+        greet: impl Fn(&TcpStream) -> Option<S>,
+        judge: impl Fn(&S, &[u8]) -> Heard<T>,
+    ) -> Vec<(TcpStream, T)> {
+        let mut came = false;
+        // A bound, so that a flood does not keep this loop.
+        for _ in 0..SEATS {
+            let Ok((stream, address)) = self.listener.accept() else { break };
+            came = true;
+            let ready = stream.set_nonblocking(true).and_then(|()| stream.set_nodelay(true));
+            let Some(state) = ready.ok().and_then(|()| greet(&stream)) else { continue };
+            if self.guests.len() >= SEATS {
+                self.dismiss();
+            }
+            let (address, since) = (address.ip(), Instant::now());
+            self.guests.push(Guest { stream, address, since, bytes: Vec::new(), state });
+        }
+        let mut ranks = Vec::new();
+        for mut guest in std::mem::take(&mut self.guests) {
+            match guest.hear(&judge) {
+                Heard::Part => self.guests.push(guest),
+                Heard::Stranger => {}
+                Heard::Rank(rank) => ranks.push((guest.stream, rank)),
+            }
+        }
+        if !came && ranks.is_empty() {
+            thread::sleep(PAUSE);
+        }
+        ranks
+    }
+
+    /// Closes the oldest connection of the address that has most, so that a flood from one machine
+    /// drives out itself alone.
+    fn dismiss(&mut self) {
+        let mut counts = HashMap::new();
+        for guest in &self.guests {
+            *counts.entry(guest.address).or_insert(0) += 1;
+        }
+        let busiest = counts.into_iter().max_by_key(|(_, count)| *count);
+        let of_busiest = |guest: &Guest<S>| busiest.is_some_and(|(busy, _)| guest.address == busy);
+        if let Some(oldest) = self.guests.iter().position(of_busiest) {
+            self.guests.remove(oldest);
+        }
+    }
+}
+
+impl<S> Guest<S> {
+    fn hear<T>(&mut self, judge: impl Fn(&S, &[u8]) -> Heard<T>) -> Heard<T> {
+        let mut buffer = [0; 512];
+        loop {
+            match self.stream.read(&mut buffer) {
+                Ok(0) => return Heard::Stranger,
+                Ok(count) => self.bytes.extend(&buffer[..count]),
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                Err(error) if error.kind() == ErrorKind::WouldBlock => break,
+                Err(_) => return Heard::Stranger,
+            }
+            if self.bytes.len() > LONGEST {
+                return Heard::Stranger;
+            }
+        }
+        match judge(&self.state, &self.bytes) {
+            Heard::Part if self.since.elapsed() > PATIENCE => Heard::Stranger,
+            heard => heard,
+        }
+    }
+}
