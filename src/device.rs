@@ -5,6 +5,14 @@
 //! thread when the thread ends. Up to sixteen threads at a time share streams in this way. The
 //! stream of each further thread has an operating-system thread that stays until the process ends.
 //! Programs with many threads should therefore evaluate on a fixed set of them.
+//!
+//! # Threads and processes that end, and forks
+//!
+//! While a thread ends, in a destructor of one of its thread-local values, and while the process ends, in a handler
+//! that it registered with `atexit`, ops, evaluations and transforms are errors as soon as MLX's streams are gone.
+//! The same is true in the child of a `fork` after the first op of its parent, because a child has none of the
+//! threads that compute. It can `exec` another program, exit, and read arrays that its parent computed. A fork
+//! before the first op leaves both processes free.
 
 use std::marker::PhantomData;
 

@@ -109,6 +109,7 @@ pub mod io;
 pub mod llama;
 pub mod memory;
 pub mod ops;
+mod panics;
 pub mod random;
 #[cfg_attr(not(all(feature = "simulate-metal", target_os = "linux")), path = "no_simulator.rs")]
 mod simulate;

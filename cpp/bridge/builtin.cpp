@@ -3,6 +3,7 @@
 
 #include "bridge/core.h"
 #include "mlx-primitives/src/ffi/mod.rs.h"
+#include "runtime/process.h"
 
 namespace mlx_primitives::bridge {
 
@@ -202,10 +203,12 @@ Handle stop_gradient(const MlxArray& a) {
 }
 
 void random_seed(uint64_t seed) {
+  prepare();
   mx::random::seed(seed);
 }
 
 Handle random_key(uint64_t seed) {
+  prepare();
   return handle(mx::random::key(seed));
 }
 

@@ -267,6 +267,7 @@ rust::String to_text(const MlxArray& array) {
 }
 
 ListHandle composition(const MlxArray& array) {
+  prepare();
   return handle(mlx_primitives::composition(array));
 }
 

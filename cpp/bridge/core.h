@@ -9,11 +9,26 @@
 #include <vector>
 
 #include "mlx/mlx.h"
+#include "runtime/process.h"
 #include "rust/cxx.h"
 
 namespace mlx_primitives {
 class Recording;
 }
+
+namespace rust::behavior {
+
+/** Hands the text of an exception to Rust. */
+template <typename Try, typename Fail>
+static void trycatch(Try&& run, Fail&& fail) noexcept try {
+  run();
+} catch (const std::exception& error) {
+  fail(mlx_primitives::reason(error));
+} catch (...) {
+  fail(std::string("an exception that says nothing"));
+}
+
+} // namespace rust::behavior
 
 namespace mlx_primitives::bridge {
 
@@ -144,6 +159,7 @@ ListHandle checkpoint(rust::Box<Closure> f, const ArrayList& inputs);
 ListHandle with_vjp(rust::Box<Closure> f, rust::Box<Closure> vjp, const ArrayList& inputs);
 Handle after(const MlxArray& array, const ArrayList& others);
 bool is_tracer(const MlxArray& array);
+size_t nesting(const ArrayList& inputs, const ArrayList& outputs);
 /** Null if the graph cannot be recorded, or not yet, for which `pending` is set. */
 std::shared_ptr<Recording> record(
     const ArrayList& parameters, const ArrayList& results, bool& pending);

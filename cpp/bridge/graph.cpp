@@ -4,6 +4,7 @@
 #include "bridge/core.h"
 #include "mlx-primitives/src/ffi/mod.rs.h"
 #include "runtime/primitive.h"
+#include "runtime/process.h"
 #include "runtime/recording.h"
 
 namespace mlx_primitives::bridge {
@@ -40,6 +41,7 @@ GraphNode describe(mx::array& array) {
 } // namespace
 
 rust::Vec<GraphNode> graph_nodes(const ArrayList& arrays) {
+  prepare();
   rust::Vec<GraphNode> nodes;
   std::unordered_set<std::uintptr_t> seen;
   std::vector<mx::array> left(arrays.begin(), arrays.end());
@@ -62,6 +64,7 @@ rust::Vec<GraphNode> graph_nodes(const ArrayList& arrays) {
 }
 
 rust::Vec<LaunchPlan> dispatches(const MlxArray& of, uint32_t max_threads) {
+  prepare();
   auto array = of;
   auto* ours = array.has_primitive() ? dynamic_cast<FusedPrimitive*>(&array.primitive()) : nullptr;
   if (!ours) {
@@ -81,6 +84,7 @@ rust::Vec<LaunchPlan> dispatches(const MlxArray& of, uint32_t max_threads) {
 
 std::shared_ptr<Recording> record(
     const ArrayList& parameters, const ArrayList& results, bool& pending) {
+  prepare();
   return Recording::of(parameters, results, pending);
 }
 

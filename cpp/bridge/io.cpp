@@ -19,6 +19,7 @@ bool read_stored(const mx::array& waiting, rust::Slice<uint8_t> bytes) {
 }
 
 Handle stored_part(const mx::array& whole, size_t axis, int32_t start, int32_t end) {
+  here();
   return handle(part_of(whole, axis, start, end));
 }
 

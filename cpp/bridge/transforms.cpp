@@ -7,6 +7,7 @@
 #include "mlx-primitives/src/ffi/mod.rs.h"
 #include "mlx/compile.h"
 #include "mlx/primitives.h"
+#include "ops/stored.h"
 #include "runtime/barrier.h"
 #include "runtime/evaluate.h"
 #include "runtime/process.h"
@@ -54,26 +55,52 @@ void fuse_where_possible() {
   }();
 }
 
-/** Returns whether a graph has a reduction over axes that are all of length 0 or 1. */
-bool reduces_short_axes(ArrayList arrays) {
+/** Calls `visit` with each lazy array of a graph. */
+template <typename Visit>
+void each_lazy(ArrayList arrays, Visit visit) {
   std::unordered_set<std::uintptr_t> seen;
   while (!arrays.empty()) {
     auto array = std::move(arrays.back());
     arrays.pop_back();
-    if (!array.has_primitive() || !seen.insert(array.id()).second) {
-      continue;
+    if (array.has_primitive() && seen.insert(array.id()).second) {
+      visit(array);
+      arrays.insert(arrays.end(), array.inputs().begin(), array.inputs().end());
     }
-    auto& inputs = array.inputs();
+  }
+}
+
+/** Returns whether a graph has a reduction over axes that are all of length 0 or 1. */
+bool reduces_short_axes(const ArrayList& arrays) {
+  bool found = false;
+  each_lazy(arrays, [&](mx::array& array) {
     if (auto* reduce = dynamic_cast<mx::Reduce*>(&array.primitive())) {
       auto axes = reduce->state().second;
-      auto is_short = [&](int axis) { return inputs[0].shape(axis) <= 1; };
-      if (std::all_of(axes.begin(), axes.end(), is_short)) {
-        return true;
-      }
+      auto is_short = [&](int axis) { return array.inputs()[0].shape(axis) <= 1; };
+      found = found || std::all_of(axes.begin(), axes.end(), is_short);
     }
-    arrays.insert(arrays.end(), inputs.begin(), inputs.end());
-  }
-  return false;
+  });
+  return found;
+}
+
+/**
+ * A function for MLX to trace. Arrays of a file that it captures are read while it is traced: each
+ * call would read them again, because MLX makes constants of its own `Load` alone.
+ */
+Function traceable(rust::Box<Closure> f) {
+  return [function = owned(std::move(f))](const ArrayList& inputs) {
+    auto outputs = function(inputs);
+    ArrayList stored;
+    each_lazy(outputs, [&](mx::array& array) {
+      if (array.status() == mx::array::Status::unscheduled &&
+          dynamic_cast<const Read*>(&array.primitive())) {
+        stored.push_back(array);
+      }
+    });
+    if (!stored.empty()) {
+      evaluate(stored);
+    }
+    return outputs;
+  };
 }
 
 /**
@@ -115,30 +142,35 @@ Function compile_for_any_shape(Function function) {
 } // namespace
 
 ListPair vjp(const Closure& f, const ArrayList& primals, const ArrayList& cotangents) {
+  prepare();
   return pair(mx::vjp(borrowed(f), primals, cotangents));
 }
 
 ListPair jvp(const Closure& f, const ArrayList& primals, const ArrayList& tangents) {
+  prepare();
   return pair(mx::jvp(borrowed(f), primals, tangents));
 }
 
 ListPair value_and_grad(const Closure& f, Ints argnums, const ArrayList& inputs) {
+  prepare();
   return pair(mx::value_and_grad(borrowed(f), to_ints(argnums))(inputs));
 }
 
 ListHandle vmap(const Closure& f, const ArrayList& inputs, Ints in_axes, Ints out_axes) {
+  prepare();
   return handle(mx::vmap(borrowed(f), to_ints(in_axes), to_ints(out_axes))(inputs));
 }
 
 std::unique_ptr<Compiled> compile(rust::Box<Closure> f, bool shapeless) {
   prepare();
   fuse_where_possible();
-  auto function = owned(std::move(f));
+  auto function = traceable(std::move(f));
   return std::make_unique<Compiled>(Compiled{
       shapeless ? compile_for_any_shape(std::move(function)) : mx::compile(std::move(function))});
 }
 
 ListHandle checkpoint(rust::Box<Closure> f, const ArrayList& inputs) {
+  prepare();
   auto function = owned(std::move(f));
   // mx::checkpoint lets the second run begin once the first is over. Here it begins when the
   // cotangents are computed, so that only one function of a chain has intermediate results.
@@ -154,6 +186,7 @@ ListHandle checkpoint(rust::Box<Closure> f, const ArrayList& inputs) {
 }
 
 ListHandle with_vjp(rust::Box<Closure> f, rust::Box<Closure> vjp, const ArrayList& inputs) {
+  prepare();
   auto derivative = [function = owned(std::move(vjp))](
                         const ArrayList& primals, const ArrayList& cotangents, const ArrayList&) {
     auto all = primals;
@@ -168,10 +201,46 @@ Handle after(const MlxArray& array, const ArrayList& others) {
 }
 
 bool is_tracer(const MlxArray& array) {
-  return array.is_tracer();
+  return !refusal() && array.is_tracer();
+}
+
+size_t nesting(const ArrayList& inputs, const ArrayList& outputs) {
+  // The order of MLX's recursion: inputs first to last, and no array a second time.
+  std::unordered_set<std::uintptr_t> seen;
+  for (const auto& input : inputs) {
+    seen.insert(input.id());
+  }
+  struct At {
+    const mx::array* array;
+    size_t next; // index of the next input
+  };
+  std::vector<At> path;
+  size_t most = 0;
+  auto enter = [&](const mx::array& array) {
+    if (seen.insert(array.id()).second) {
+      for (const auto& sibling : array.siblings()) {
+        seen.insert(sibling.id());
+      }
+      path.push_back({&array, 0});
+      most = std::max(most, path.size());
+    }
+  };
+  for (const auto& output : outputs) {
+    enter(output);
+    while (!path.empty()) {
+      auto& at = path.back();
+      if (at.next < at.array->inputs().size()) {
+        enter(at.array->inputs()[at.next++]);
+      } else {
+        path.pop_back();
+      }
+    }
+  }
+  return most;
 }
 
 ListHandle call_compiled(const Compiled& f, const ArrayList& inputs) {
+  prepare();
   return handle(f.function(inputs));
 }
 

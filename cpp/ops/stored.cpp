@@ -9,7 +9,8 @@ namespace mlx_primitives {
 
 mx::array stored(StoredHandle from, mx::Shape shape, mx::Dtype dtype) {
   auto stream = mx::default_stream(mx::Device::cpu);
-  return mx::array(std::move(shape), dtype, std::make_shared<Read>(stream, std::move(from)), {});
+  auto read = std::make_shared<Read>(stream, std::move(from), shape);
+  return mx::array(std::move(shape), dtype, std::move(read), {});
 }
 
 namespace {

@@ -31,7 +31,8 @@ bool read_into(const mx::array& waiting, rust::Slice<uint8_t> bytes);
  */
 class Read : public mx::UnaryPrimitive, public Fallible {
  public:
-  Read(mx::Stream stream, StoredHandle from) : UnaryPrimitive(stream), from_(std::move(from)) {}
+  Read(mx::Stream stream, StoredHandle from, mx::Shape shape)
+      : UnaryPrimitive(stream), from_(std::move(from)), shape_(std::move(shape)) {}
 
   void eval_cpu(const Arrays& inputs, mx::array& out) override;
   void eval_gpu(const Arrays& inputs, mx::array& out) override;
@@ -41,9 +42,17 @@ class Read : public mx::UnaryPrimitive, public Fallible {
   const StoredHandle& from() const {
     return from_;
   }
+  bool is_equivalent(const mx::Primitive& other) const override {
+    const auto& o = static_cast<const Read&>(other);
+    return from_ == o.from_ && shape_ == o.shape_;
+  }
+  std::vector<mx::Shape> output_shapes(const Arrays&) override {
+    return {shape_};
+  }
 
  private:
   StoredHandle from_;
+  mx::Shape shape_;
 };
 
 } // namespace mlx_primitives

@@ -35,6 +35,10 @@ Batch::~Batch() {
   innermost = outer_;
 }
 
+void Batch::prepare() {
+  all_given();
+}
+
 Batch* Batch::current() {
   return innermost;
 }
@@ -92,9 +96,13 @@ void Batch::flush() {
   });
 }
 
+std::unordered_map<int, Batch::Given>& Batch::all_given() {
+  thread_local std::unordered_map<int, Given> all;
+  return all;
+}
+
 Batch::Given& Batch::given_to(mx::Stream stream) {
-  thread_local std::unordered_map<int, Given> all; // by the index of the stream
-  return all[stream.index];
+  return all_given()[stream.index];
 }
 
 void Batch::wait_for_tasks(mx::Stream stream) {

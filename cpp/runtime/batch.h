@@ -27,6 +27,9 @@ class Batch {
   Batch(const Batch&) = delete;
   Batch& operator=(const Batch&) = delete;
 
+  /** Constructs what this class keeps for each thread. */
+  static void prepare();
+
   /** The innermost batch of this thread, or null. */
   static Batch* current();
 
@@ -76,6 +79,7 @@ class Batch {
     Uses uses;
     std::shared_ptr<std::atomic<int>> tasks = std::make_shared<std::atomic<int>>(0); // unfinished
   };
+  static std::unordered_map<int, Given>& all_given(); // by the index of the stream
   static Given& given_to(mx::Stream stream);
 
   mx::Stream stream_;

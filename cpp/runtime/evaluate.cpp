@@ -95,6 +95,12 @@ void queue_tracked(const std::vector<mx::array>& arrays) {
 } // namespace
 
 void evaluate(const std::vector<mx::array>& arrays) {
+  if (refusal() && std::all_of(arrays.begin(), arrays.end(), [](const mx::array& array) {
+        return array.status() == mx::array::Status::available;
+      })) {
+    Tracked failed(arrays); // throws for those that are no results
+    return;
+  }
   prepare();
   Inside inside;
   reported([&] { evaluate_tracked(arrays); });

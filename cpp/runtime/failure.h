@@ -133,6 +133,10 @@ class Tracked {
   friend std::shared_ptr<Report> report(uintptr_t output);
 };
 
+/** For a fork: no thread changes the records between these calls. */
+void hold_failures();
+void release_failures();
+
 /** Records that none of these arrays is a result, if MLX does not say which of them failed. */
 void remember_failure(const std::vector<mx::array>& arrays, const std::string& why);
 

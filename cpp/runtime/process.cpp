@@ -1,5 +1,6 @@
 #include "runtime/process.h"
 
+#include <pthread.h>
 #include <unistd.h>
 
 #include <atomic>
@@ -15,8 +16,12 @@
 #include <thread>
 #include <vector>
 
+#include "mlx/backend/cpu/encoder.h"
+#include "mlx/compile_impl.h"
 #include "mlx/mlx.h"
 #include "mlx/scheduler.h"
+#include "runtime/batch.h"
+#include "runtime/failure.h"
 
 namespace mlx_primitives {
 
@@ -34,10 +39,12 @@ constexpr int leases = 16;
 
 std::atomic<int> inside{0};
 std::atomic<bool> ending{false};
+std::atomic<bool> forked{false}; // this process is a fork of one that had begun
 std::atomic<bool> dropping{false};
 thread_local int depth = 0;
 thread_local int user_tasks = 0;
 thread_local bool streams_ended = false;
+thread_local bool over = false; // what MLX keeps for this thread is being destroyed
 
 /**
  * Makes a parked thread MLX's main thread. MLX takes the first thread that uses it for its main
@@ -92,7 +99,16 @@ void make_leases() {
 class Lease {
  public:
   Lease() {
-    take();
+    // Thread-local values are destroyed in the reverse order of their construction. MLX's are all
+    // constructed here, before the lease is, so that it ends before any of them does.
+    auto stream = take() ? *stream_ : mx::default_stream(mx::Device::cpu);
+    mx::cpu::get_command_encoder(stream);
+    mx::detail::compile_cache();
+    mx::random::KeySequence::default_();
+    mx::array traced(true);
+    traced.set_tracer(true);
+    traced.is_tracer();
+    Batch::prepare();
   }
   /** Gives the thread a default stream again, after its own streams were ended. */
   void renew() {
@@ -101,7 +117,8 @@ class Lease {
     }
   }
   ~Lease() {
-    if (!stream_) {
+    over = true;
+    if (!stream_ || forked) {
       return;
     }
     try {
@@ -164,6 +181,9 @@ bool streams_rest(Clock::time_point deadline) {
 bool settle() {
   auto deadline = Clock::now() + patience;
   ending = true;
+  if (forked) {
+    return false; // the streams have no threads
+  }
   if (user_tasks > 0 || depth > 0) {
     return false; // code that an evaluation waits for called exit
   }
@@ -218,6 +238,11 @@ void prepare_process() {
     // The system refuses threads, and will refuse those of MLX's streams: each op returns an error.
   }
   make_leases();
+  // Another thread may hold a lock at the moment of a fork, and is not there to release it.
+  pthread_atfork(hold_failures, release_failures, [] {
+    release_failures();
+    forked = true;
+  });
   // MLX never destroys its allocator for a GPU.
   if (!mx::is_available(mx::Device::gpu)) {
     mx::get_active_memory(); // creates the allocator: exit handlers run in reverse order
@@ -227,7 +252,34 @@ void prepare_process() {
 
 } // namespace
 
+std::string reason(const std::exception& error) {
+  auto* refused = dynamic_cast<const std::system_error*>(&error);
+  if (refused && refused->code() == std::errc::resource_unavailable_try_again) {
+    return "the system refuses this process another thread (" + std::string(error.what()) +
+           "): raise the limit of processes (ulimit -u, or the container's), or end other programs";
+  }
+  return error.what();
+}
+
+const char* refusal() {
+  if (over) {
+    return "[thread] this thread is ending, and its streams are gone: compute before its "
+           "thread-local values are dropped";
+  }
+  if (ending) {
+    return "[process] the process is ending: compute before it calls exit or returns from main";
+  }
+  if (forked) {
+    return "[fork] this process is the child of a fork, without the threads that compute: fork "
+           "before the first op, or start a program by exec";
+  }
+  return nullptr;
+}
+
 void prepare() {
+  if (auto* why = refusal()) {
+    throw std::runtime_error(why);
+  }
   static const bool prepared = (prepare_process(), true);
   (void)prepared;
   thread_local Lease lease;
@@ -249,9 +301,9 @@ void end_streams() {
 Inside::Inside() {
   if (depth == 0) {
     ++inside;
-    if (ending) {
+    if (auto* why = refusal()) {
       --inside;
-      throw std::runtime_error("[eval] the process is ending");
+      throw std::runtime_error(why);
     }
   }
   ++depth;

@@ -2,13 +2,25 @@
 // each thread that does, and an orderly end.
 #pragma once
 
+#include <exception>
+#include <string>
+
 namespace mlx_primitives {
+
+/** The text of an error, with its cause and cure where the system refuses a thread. */
+std::string reason(const std::exception& error);
 
 /**
  * Prepares MLX once per process and gives this thread a CPU stream. Every bridge function that can
- * make MLX create a stream calls this first.
+ * make MLX use a stream, or what it keeps for each thread, calls this first. Throws `refusal`.
  */
 void prepare();
+
+/**
+ * Why this thread can neither build nor evaluate graphs any more, or null: what MLX keeps for the
+ * thread is destroyed, the process is ending, or it is the child of a fork, without MLX's threads.
+ */
+const char* refusal();
 
 /**
  * Ends the streams that this thread made. MLX's default GPU stream of the thread is one of them,
@@ -16,7 +28,7 @@ void prepare();
  */
 void end_streams();
 
-/** Counts this thread among those inside MLX; throws once the process is ending. */
+/** Counts this thread among those inside MLX; throws `refusal`. */
 class Inside {
  public:
   Inside();

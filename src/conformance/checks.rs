@@ -1,6 +1,5 @@
 //! The comparisons of each check.
 
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::rc::Rc;
 
 use super::bounds::{Compared, Place as Value};
@@ -12,7 +11,8 @@ use super::{Backend, Check, Conformance, Outcome, Report};
 use crate::array::Array;
 use crate::dtype::Dtype;
 use crate::error::Result;
-use crate::transforms::{compile, jvp, panic_message, vjp};
+use crate::panics::caught;
+use crate::transforms::{compile, jvp, vjp};
 
 /// The step of finite differences in f64. Its square, and 1e-16 divided by it, are below every
 /// tolerance.
@@ -69,11 +69,11 @@ impl Conformance {
             if met > 1 && !(met + number as usize).is_multiple_of(self.sample) {
                 return;
             }
-            let ran = catch_unwind(AssertUnwindSafe(|| backend.run(&mut *run)));
+            let ran = caught(|| backend.run(&mut *run));
             let (failure, peer_fault) = match ran {
                 Ok(Ok(peer)) => (None, peer),
                 Ok(Err(error)) => (Some(error.to_string()), None),
-                Err(payload) => (Some(format!("panicked: {}", panic_message(&*payload))), None),
+                Err(message) => (Some(format!("panicked: {message}")), None),
             };
             let case =
                 if what.is_empty() { format!("{shapes:?}") } else { format!("{shapes:?}, {what}") };

@@ -2,8 +2,6 @@
 //! values: a panic that unwound into C++ would end the process.
 
 use std::any::Any;
-use std::mem::ManuallyDrop;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use cxx::{CxxVector, UniquePtr};
 
@@ -13,7 +11,7 @@ use crate::array::{Array, from_list, require_addressable, to_list};
 use crate::error::{Error, Result};
 use crate::ffi::bridge::MlxArray;
 use crate::ffi::custom::bridge as ffi;
-use crate::transforms::panic_message;
+use crate::panics::{Guarded, caught};
 
 /// A [`CustomPrimitive`] of unknown type.
 trait Erased: CustomPrimitive {
@@ -36,28 +34,17 @@ impl<P: CustomPrimitive> Erased for P {
 pub(crate) struct CustomOp {
     name: String,
     in_place: Option<usize>,
-    primitive: ManuallyDrop<Box<dyn Erased>>,
-}
-
-impl Drop for CustomOp {
-    fn drop(&mut self) {
-        // SAFETY: taken once, since nothing uses the op after it is dropped.
-        let primitive = unsafe { ManuallyDrop::take(&mut self.primitive) };
-        if let Err(payload) = catch_unwind(AssertUnwindSafe(|| drop(primitive))) {
-            std::mem::forget(payload); // its drop may panic too
-        }
-    }
+    primitive: Guarded<Box<dyn Erased>>,
 }
 
 /// Calls user code and names the primitive in its error or panic.
 fn guard<T>(name: &str, method: &str, call: impl FnOnce() -> Result<T>) -> Result<T> {
-    let said = match catch_unwind(AssertUnwindSafe(call)) {
+    let said = match caught(call) {
         Ok(Ok(value)) => return Ok(value),
         Ok(Err(error)) => error.to_string(),
-        Err(payload) => {
-            let said = format!("{method} panicked: {}", panic_message(&*payload));
-            std::mem::forget(payload);
-            return Err(Error::Panic { op: name.to_owned(), message: said });
+        Err(said) => {
+            let message = format!("{method} panicked: {said}");
+            return Err(Error::Panic { op: name.to_owned(), message });
         }
     };
     let own = said.starts_with(&format!("[{name}]"));
@@ -71,7 +58,7 @@ impl CustomOp {
             return Err(Error::argument("custom", format_args!("a name, got {name:?}")));
         }
         let in_place = guard(&name, "in_place", || Ok(primitive.in_place()))?;
-        let primitive = ManuallyDrop::new(Box::new(primitive) as Box<dyn Erased>);
+        let primitive = Guarded::new(Box::new(primitive) as Box<dyn Erased>);
         Ok(Self { name, in_place, primitive })
     }
 
@@ -80,7 +67,7 @@ impl CustomOp {
     }
 
     fn call<T>(&self, method: &str, call: impl FnOnce(&dyn Erased) -> Result<T>) -> Result<T> {
-        guard(&self.name, method, || call(&**self.primitive))
+        guard(&self.name, method, || call(&**self.primitive.get()))
     }
 
     /// The outputs for these inputs, or an error if memory cannot hold them.
@@ -279,7 +266,8 @@ pub(crate) fn custom_vmap(
 }
 
 pub(crate) fn custom_is_equivalent(a: &CustomOp, b: &CustomOp) -> bool {
-    let same =
-        a.call("is_equivalent", |primitive| Ok(primitive.is_equivalent_to(b.primitive.as_any())));
+    let same = a.call("is_equivalent", |primitive| {
+        Ok(primitive.is_equivalent_to(b.primitive.get().as_any()))
+    });
     same.unwrap_or(false)
 }

@@ -350,6 +350,8 @@ pub(crate) mod bridge {
         /// The array, computed when the stream has done all that it was given before.
         fn after(array: &MlxArray, others: &CxxVector<MlxArray>) -> Result<UniquePtr<MlxArray>>;
         fn is_tracer(array: &MlxArray) -> bool;
+        /// The greatest number of arrays on a way from the outputs to the inputs, as MLX walks it.
+        fn nesting(inputs: &CxxVector<MlxArray>, outputs: &CxxVector<MlxArray>) -> Result<usize>;
         fn call_compiled(
             f: &Compiled,
             inputs: &CxxVector<MlxArray>,

@@ -13,16 +13,25 @@
 //! # Ok::<(), mlx_primitives::Error>(())
 //! ```
 //!
-//! An `Err` of a closure comes back as the same `Err` of the transform, and a panic as [`Error::Panic`].
+//! An `Err` of a closure comes back as the same `Err` of the transform, and a panic as [`Error::Panic`], also one
+//! of the destructor of a closure that was passed by value; a panic of the destructor of a closure that a lazy
+//! array or a [`Compiled`] owns is ignored.
+//!
+//! # Long chains of ops
+//!
+//! MLX walks the graph of a closure by recursion, so the thread's stack bounds the ops that may follow one another
+//! in it: each takes [`BYTES_PER_OP`] bytes, and in [`compile`] [`BYTES_PER_COMPILED_OP`]. A thread of Rust's default
+//! of 2 MiB has room for about 6,000 and 4,000, and a main thread of 8 MiB for four times as many. A closure with a
+//! longer chain is an error; threads with a larger stack ([`std::thread::Builder::stack_size`]) take longer chains.
+//! Evaluation has no such bound.
 
 mod arguments;
 mod checkpoint;
 mod derivatives;
+mod stack;
 
-use std::any::Any;
 use std::cell::{Cell, RefCell};
 use std::marker::PhantomData;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use cxx::{CxxVector, UniquePtr};
 
@@ -31,16 +40,21 @@ pub use checkpoint::checkpoint;
 pub(crate) use checkpoint::{after, is_traced, with_vjp};
 use derivatives::Differentiation;
 pub(crate) use derivatives::differentiates;
+pub use stack::{BYTES_PER_COMPILED_OP, BYTES_PER_OP};
 
 use crate::array::{Array, List, from_list, to_list};
 use crate::error::{Error, Result};
 use crate::ffi::bridge as ffi;
+#[cfg(feature = "llama")]
+pub(crate) use crate::panics::panic_message;
+use crate::panics::{Guarded, caught};
 
 type Function<'a> = dyn FnMut(Vec<Array>) -> Result<Vec<Array>> + 'a;
 
 /// A Rust closure as C++ sees it.
 pub(crate) struct Closure {
-    function: RefCell<Box<Function<'static>>>,
+    function: RefCell<Guarded<Box<Function<'static>>>>,
+    bytes_per_op: usize, // of stack, for the transform that calls it
 }
 
 thread_local! {
@@ -62,7 +76,8 @@ fn behind(exception: cxx::Exception) -> Error {
 
 impl Closure {
     fn new(function: impl FnMut(Vec<Array>) -> Result<Vec<Array>> + 'static) -> Box<Self> {
-        Box::new(Self { function: RefCell::new(Box::new(function)) })
+        let function = RefCell::new(Guarded::new(Box::new(function) as Box<Function<'_>>));
+        Box::new(Self { function, bytes_per_op: BYTES_PER_OP })
     }
 
     pub(crate) fn call(
@@ -77,27 +92,21 @@ impl Closure {
     }
 
     fn run(&self, inputs: &CxxVector<ffi::MlxArray>) -> Result<List> {
-        let inputs = from_list(inputs);
+        let arguments = from_list(inputs);
         let mut function = self.function.try_borrow_mut().map_err(|_| {
             Error::argument("transform", "a closure that does not call its own transform")
         })?;
         // Unwinding into C++ would end the process.
-        match catch_unwind(AssertUnwindSafe(|| function(inputs))) {
-            Ok(outputs) => Ok(to_list(&outputs?)),
-            Err(payload) => Err(Error::Panic {
-                op: "transform".to_owned(),
-                message: format!("the closure panicked: {}", panic_message(&*payload)),
-            }),
-        }
+        let outputs = caught(|| function.get_mut()(arguments)).map_err(panicked)??;
+        let outputs = to_list(&outputs);
+        stack::check(self.bytes_per_op, inputs, &outputs)?;
+        Ok(outputs)
     }
 }
 
-pub(crate) fn panic_message(payload: &(dyn Any + Send)) -> &str {
-    payload
-        .downcast_ref::<&str>()
-        .copied()
-        .or_else(|| payload.downcast_ref::<String>().map(String::as_str))
-        .unwrap_or("(no message)")
+fn panicked(message: String) -> Error {
+    let message = format!("the closure panicked: {message}");
+    Error::Panic { op: "transform".to_owned(), message }
 }
 
 /// Lends a closure over the arguments `A` to C++ for the length of one call.
@@ -110,9 +119,12 @@ fn with_closure<A: Arguments, O: Outputs, R>(
     // SAFETY: only the lifetime changes. The closure is dropped at the end of this function, and
     // the C++ side keeps no copy of the function object beyond the call (cpp/bridge/transforms.cpp).
     let boxed = unsafe { std::mem::transmute::<Box<Function<'_>>, Box<Function<'static>>>(boxed) };
-    let closure = Closure { function: RefCell::new(boxed) };
+    let function = RefCell::new(Guarded::new(boxed));
+    let closure = Closure { function, bytes_per_op: BYTES_PER_OP };
     set_failure(None);
-    run(&closure).map_err(behind)
+    let result = run(&closure).map_err(behind);
+    let ended = closure.function.into_inner().end();
+    result.and_then(|value| ended.map(|()| value).map_err(panicked))
 }
 
 fn pair(lists: ffi::ListPair) -> (Vec<Array>, Vec<Array>) {
@@ -367,7 +379,8 @@ pub fn compile<O: Outputs>(
     mut f: impl FnMut(&[Array]) -> Result<O> + 'static,
     shapeless: bool,
 ) -> Result<Compiled<O>> {
-    let closure = Closure::new(move |arrays| Ok(f(&arrays)?.into_vec()));
+    let mut closure = Closure::new(move |arrays| Ok(f(&arrays)?.into_vec()));
+    closure.bytes_per_op = BYTES_PER_COMPILED_OP;
     let function = ffi::compile(closure, shapeless)?;
     Ok(Compiled { function, running: Cell::new(false), outputs: PhantomData })
 }

@@ -24,16 +24,25 @@ thread_local! {
     static SCOPE: RefCell<Option<Scope>> = const { RefCell::new(None) };
 }
 
+/// Reads the scope. While the thread ends there may be none any more.
+fn scoped<R>(read: impl FnOnce(&mut Option<Scope>) -> Option<R>) -> Option<R> {
+    SCOPE.try_with(|scope| read(&mut scope.borrow_mut())).ok().flatten()
+}
+
+fn replace(scope: Option<Scope>) -> Option<Scope> {
+    scoped(|place| std::mem::replace(place, scope))
+}
+
 fn with_scope<R>(scope: Scope, f: impl FnOnce() -> R) -> (R, Option<Scope>) {
     struct Restore(Option<Scope>);
     impl Drop for Restore {
         fn drop(&mut self) {
-            SCOPE.replace(self.0.take());
+            replace(self.0.take());
         }
     }
-    let restore = Restore(SCOPE.replace(Some(scope)));
+    let restore = Restore(replace(Some(scope)));
     let result = f();
-    let scope = SCOPE.take();
+    let scope = replace(None);
     drop(restore);
     (result, scope)
 }
@@ -65,7 +74,7 @@ pub fn asked<R>(f: impl FnOnce() -> R) -> (R, Vec<Class>) {
 
 /// Whether every op that is built now runs our kernel, so that nothing is left to choose.
 pub(crate) fn only_ours() -> Result<bool> {
-    let scope = SCOPE.with_borrow(|scope| match scope {
+    let scope = scoped(|scope| match scope {
         Some(Scope::Chosen(choices)) => Some(choices.is_all_ours()),
         Some(Scope::Asked(_)) => Some(false),
         None => None,
@@ -86,7 +95,7 @@ pub(crate) fn chosen<C: Into<Call>>(
     let ours = Array::from_bridge(built)?;
     let call = || -> Call { call().into() };
     let class = || Class::new(&op, ours.dtype(), call());
-    let scope = SCOPE.with_borrow_mut(|scope| match scope {
+    let scope = scoped(|scope| match scope {
         Some(Scope::Chosen(choices)) if choices.is_all_ours() => Some(Choice::Ours),
         Some(Scope::Chosen(choices)) => Some(choices.choice(&class())),
         Some(Scope::Asked(classes)) => {

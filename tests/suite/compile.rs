@@ -6,7 +6,7 @@ use std::process::Command;
 use std::rc::Rc;
 
 use mlx_primitives::transforms::{Compiled, compile};
-use mlx_primitives::{Array, Dtype, Result, ops, step};
+use mlx_primitives::{Array, Dtype, Result, graph, io, ops, step};
 
 use crate::support::compare::assert_same;
 use crate::support::input::{FLOATS, LAYOUTS, random, random32};
@@ -188,4 +188,40 @@ fn primitives_with_other_parameters_stay_apart() -> Checked {
         }
     }
     Ok(())
+}
+
+/// Arrays of a file that a function captures are read once, whatever the shapes of its calls.
+#[test]
+fn captured_arrays_of_a_file() -> Checked {
+    let folder = tempfile::tempdir()?;
+    let weight = random32(&[8], 5)?;
+    let safetensors = folder.path().join("w.safetensors");
+    io::save_safetensors(&safetensors, [("x", &weight)], [])?;
+    let gguf = folder.path().join("w.gguf");
+    std::fs::write(&gguf, crate::gguf::of_floats(&weight.to_vec::<f32>()?))?;
+    each_device(|_| {
+        for (path, gguf) in [(&safetensors, false), (&gguf, true)] {
+            for shapeless in [false, true] {
+                let loaded = if gguf { io::load_gguf(path)? } else { io::load_safetensors(path)? };
+                let stored = loaded.arrays["x"].clone();
+                assert!(format!("{stored:?}").contains("lazy Read"), "{stored:?}");
+                let function = move |p: &[Array]| {
+                    let scaled = ops::rms_norm(&p[0], Some(&stored), 1e-5)?;
+                    Ok(vec![scaled.add(&stored)?, stored.exp()?])
+                };
+                let compiled: Compiled = compile(function, shapeless)?;
+                for rows in [2, 4, 1, 2] {
+                    let x = random32(&[rows, 8], 6)?;
+                    let want = ops::rms_norm(&x, Some(&weight), 1e-5)?.add(&weight)?;
+                    let got = compiled.call(&[&x])?;
+                    assert_same(&got[0], &want, &format!("{path:?} {shapeless} {rows}"))?;
+                    assert_same(&got[1], &weight.exp()?, "the constant output")?;
+                }
+                // The arrays are constants by now.
+                let nodes = graph::nodes(&compiled.call(&[&random32(&[2, 8], 7)?])?)?;
+                assert!(nodes.iter().all(|node| node.name != "Read"), "{nodes:?}");
+            }
+        }
+        Ok(())
+    })
 }

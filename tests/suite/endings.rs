@@ -114,9 +114,11 @@ fn play(role: &str) -> Checked<u8> {
         #[cfg(target_os = "linux")]
         "short threads" => crate::threads::short_threads()?,
         "failures" => crate::failures::on_the_main_thread()?,
-        other => match other.strip_prefix("split ") {
-            Some(scenario) => crate::split::play(scenario)?,
-            None => anyhow::bail!("there is no role {other}"),
+        other => match other.split_once(' ') {
+            Some(("split", scenario)) => crate::split::play(scenario)?,
+            #[cfg(unix)]
+            Some(("late", role)) => crate::late::play(role)?,
+            _ => anyhow::bail!("there is no role {other}"),
         },
     }
     Ok(0)
@@ -203,6 +205,11 @@ impl Player {
 
 pub fn rounds(default: u32) -> u32 {
     env::var(ROUNDS).ok().and_then(|text| text.parse().ok()).unwrap_or(default)
+}
+
+/// How a child that plays the role ends, and what it says.
+pub fn ended(role: &str) -> anyhow::Result<(ExitStatus, String)> {
+    Player::start(role)?.finish(LIMIT)
 }
 
 /// Checks that the child's role ends with this status, in each round.

@@ -42,6 +42,22 @@ fn valid() -> Vec<u8> {
     bytes
 }
 
+/// A file with one tensor "x" of `f32`.
+pub fn of_floats(values: &[f32]) -> Vec<u8> {
+    let mut bytes = b"GGUF".to_vec();
+    bytes.extend(3u32.to_le_bytes()); // version
+    bytes.extend(1u64.to_le_bytes()); // tensors
+    bytes.extend(0u64.to_le_bytes()); // entries
+    text(&mut bytes, "x");
+    bytes.extend(1u32.to_le_bytes()); // dimensions
+    bytes.extend((values.len() as u64).to_le_bytes());
+    bytes.extend(0u32.to_le_bytes()); // the type
+    bytes.extend(0u64.to_le_bytes()); // the offset
+    bytes.resize(bytes.len().next_multiple_of(ALIGNMENT), 0);
+    values.iter().for_each(|v| bytes.extend(v.to_le_bytes()));
+    bytes
+}
+
 #[track_caller]
 fn refused(path: &Path, bytes: &[u8]) -> Checked {
     fs::write(path, bytes)?;

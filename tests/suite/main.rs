@@ -24,6 +24,8 @@ mod conformance;
 mod conversions;
 mod cross_entropy;
 mod custom;
+mod deep;
+mod destructors;
 mod dispatches;
 #[cfg(unix)]
 mod distributed;
@@ -42,6 +44,8 @@ mod harness;
 mod hostile;
 mod indexing;
 mod io;
+#[cfg(unix)]
+mod late;
 mod latencies;
 mod layer_norm;
 mod levels;

@@ -20,9 +20,9 @@ type Run = fn(&[Array]) -> Result<Vec<Array>>;
 /// Stands for the number of rows, as the first dimension of a shape.
 const ROWS: i32 = -1;
 
-struct Op {
-    name: &'static str,
-    run: Run,
+pub struct Op {
+    pub name: &'static str,
+    pub run: Run,
     shapes: &'static [&'static [i32]],
     /// Whether x may hold integers.
     integers: bool,
@@ -79,7 +79,7 @@ fn attention(x: &[Array]) -> Result<Vec<Array>> {
     one(ops::attention(&x[0], &x[1], &x[2], Attention { causal: true, ..Default::default() }))
 }
 
-const OPS: [Op; 28] = [
+pub const OPS: [Op; 28] = [
     op("rms_norm", &[X, V], |x| one(ops::rms_norm(&x[0], x.get(1), EPS))),
     op("layer_norm", &[X, V, V], |x| one(ops::layer_norm(&x[0], x.get(1), x.get(2), EPS))),
     op("layer_norm", &[X], |x| one(ops::layer_norm(&x[0], None, None, EPS))),
@@ -119,7 +119,7 @@ const OPS: [Op; 28] = [
 ];
 
 impl Op {
-    fn inputs(&self, rows: i32, seed: u64) -> Result<Vec<Array>> {
+    pub fn inputs(&self, rows: i32, seed: u64) -> Result<Vec<Array>> {
         let shape = |shape: &[i32]| -> Vec<i32> {
             shape.iter().map(|&dim| if dim == ROWS { rows } else { dim }).collect()
         };

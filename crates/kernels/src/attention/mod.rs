@@ -189,11 +189,12 @@ fn with_scratch(floats: usize, body: impl FnOnce(*mut f32)) {
     thread_local! {
         static KEPT: std::cell::Cell<Vec<f32>> = const { std::cell::Cell::new(Vec::new()) };
     }
-    let mut kept = KEPT.take();
+    // A thread that is ending may have none to keep.
+    let mut kept = KEPT.try_with(std::cell::Cell::take).unwrap_or_default();
     if kept.len() < floats + LINE {
         kept = vec![0.0; floats + LINE];
     }
     let start = kept.as_mut_ptr();
     body(start.wrapping_add(start.align_offset(LINE)));
-    KEPT.set(kept);
+    let _ = KEPT.try_with(|place| place.set(kept));
 }

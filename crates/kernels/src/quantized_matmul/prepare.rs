@@ -2,6 +2,7 @@
 //! a chunk yield their weights, with the sum of each group.
 
 use std::cell::Cell;
+use std::thread::LocalKey;
 
 use super::{Call, Order};
 use crate::element::Float;
@@ -22,6 +23,15 @@ thread_local! {
     static SCRATCH: Cell<Vec<Line>> = const { Cell::new(Vec::new()) };
     /// A row before it is laid out.
     static PLAIN: Cell<Vec<f32>> = const { Cell::new(Vec::new()) };
+}
+
+/// Takes what this thread kept. A thread that is ending may have none to keep.
+fn kept<T>(place: &'static LocalKey<Cell<Vec<T>>>) -> Vec<T> {
+    place.try_with(Cell::take).unwrap_or_default()
+}
+
+fn keep<T>(place: &'static LocalKey<Cell<Vec<T>>>, value: Vec<T>) {
+    let _ = place.try_with(|place| place.set(value));
 }
 
 /// The prepared rows of x.
@@ -51,7 +61,7 @@ impl Prepared {
 
 impl Drop for Prepared {
     fn drop(&mut self) {
-        SCRATCH.set(std::mem::take(&mut self.lines));
+        keep(&SCRATCH, std::mem::take(&mut self.lines));
     }
 }
 
@@ -60,7 +70,7 @@ impl Prepared {
     pub fn new(rows: usize, row_bytes: usize, sums: usize) -> Self {
         let sums_at = (rows * row_bytes).next_multiple_of(LINE);
         let bytes = sums_at + rows * sums * size_of::<f32>();
-        let mut lines = SCRATCH.take();
+        let mut lines = kept(&SCRATCH);
         lines.resize(bytes.div_ceil(LINE), Line([0; LINE]));
         Self { lines, row_bytes, sums_at, sums }
     }
@@ -81,7 +91,7 @@ pub(super) unsafe fn prepare<T: Float>(machine: Machine, call: &Call, order: Ord
     let at = Shared(prepared.lines.as_ptr().cast_mut().cast::<u8>());
     // An element takes a nanosecond; several rows are worth sharing.
     machine.pool.for_each(call.rows, 10 * call.axis, &|rows| {
-        let mut plain = PLAIN.take();
+        let mut plain = kept(&PLAIN);
         plain.resize(plain.len().max(padded), 0.0);
         plain[call.axis..padded].fill(0.0);
         for m in rows {
@@ -99,7 +109,7 @@ pub(super) unsafe fn prepare<T: Float>(machine: Machine, call: &Call, order: Ord
             // SAFETY: the caller's contract; every row has its own part of the scratch.
             unsafe { machine.level.run(fill) };
         }
-        PLAIN.set(plain);
+        keep(&PLAIN, plain);
     });
     prepared
 }

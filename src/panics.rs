@@ -1,0 +1,60 @@
+//! Panics in a caller's code, and in the destructors of its values.
+
+use std::any::Any;
+use std::mem::ManuallyDrop;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+/// Runs a caller's code; a panic becomes its message.
+pub(crate) fn caught<T>(run: impl FnOnce() -> T) -> Result<T, String> {
+    catch_unwind(AssertUnwindSafe(run)).map_err(message)
+}
+
+pub(crate) fn panic_message(payload: &(dyn Any + Send)) -> &str {
+    payload
+        .downcast_ref::<&str>()
+        .copied()
+        .or_else(|| payload.downcast_ref::<String>().map(String::as_str))
+        .unwrap_or("(no message)")
+}
+
+/// The message of a panic. The destructor of the payload may panic too.
+fn message(payload: Box<dyn Any + Send>) -> String {
+    let text = panic_message(&*payload).to_owned();
+    if let Err(another) = catch_unwind(AssertUnwindSafe(|| drop(payload))) {
+        std::mem::forget(another); // and so on, without an end
+    }
+    text
+}
+
+/// A caller's value, whose destructor may panic where that would end the process: in a call from C++.
+pub(crate) struct Guarded<T>(ManuallyDrop<T>);
+
+impl<T> Guarded<T> {
+    pub(crate) fn new(value: T) -> Self {
+        Self(ManuallyDrop::new(value))
+    }
+
+    pub(crate) fn get(&self) -> &T {
+        &self.0
+    }
+
+    pub(crate) fn get_mut(&mut self) -> &mut T {
+        &mut self.0
+    }
+
+    /// Drops the value; a panic becomes its message.
+    pub(crate) fn end(self) -> Result<(), String> {
+        let mut this = ManuallyDrop::new(self);
+        // SAFETY: `this` is never dropped, so the value is taken only here.
+        let value = unsafe { ManuallyDrop::take(&mut this.0) };
+        caught(|| drop(value))
+    }
+}
+
+impl<T> Drop for Guarded<T> {
+    fn drop(&mut self) {
+        // SAFETY: taken once, since `end` does not drop `self`.
+        let value = unsafe { ManuallyDrop::take(&mut self.0) };
+        let _ = caught(|| drop(value)); // the panic has been reported, and nobody waits for it
+    }
+}

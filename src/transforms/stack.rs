@@ -1,0 +1,95 @@
+//! Whether MLX, which walks graphs by recursion, has stack enough for a closure's graph.
+
+use std::cell::Cell;
+
+use cxx::CxxVector;
+
+use crate::error::{Error, Result};
+use crate::ffi::bridge as ffi;
+
+/// The bytes of stack that a derivative or [`vmap`](super::vmap) needs for each op of a chain, at most: about twice
+/// what it takes in MLX's library for Linux.
+pub const BYTES_PER_OP: usize = 320;
+
+/// The bytes of stack that [`compile`](super::compile) needs for each op of a chain, at most.
+pub const BYTES_PER_COMPILED_OP: usize = 480;
+
+/// The bytes left for the transform itself and the methods of primitives that it calls.
+const RESERVE: usize = 96 << 10;
+
+/// Returns an error if MLX would overflow this thread's stack in its walk from `outputs` to `inputs`, which begins
+/// about as deep as this call and takes `bytes` for each op.
+pub(super) fn check(
+    bytes: usize,
+    inputs: &CxxVector<ffi::MlxArray>,
+    outputs: &CxxVector<ffi::MlxArray>,
+) -> Result<()> {
+    let Some(left) = left() else {
+        return Ok(()); // no platform that this crate supports
+    };
+    let ops = ffi::nesting(inputs, outputs)?;
+    let most = left.saturating_sub(RESERVE) / bytes;
+    if ops > most {
+        return Err(Error::argument(
+            "transform",
+            format_args!(
+                "a closure with at most {most} ops in a row, for which this thread has stack, got {ops}: run it on a \
+                 thread with a larger stack, or in parts"
+            ),
+        ));
+    }
+    Ok(())
+}
+
+/// The bytes that are assumed where a thread runs on a stack that the system does not know, such as a coroutine's.
+const ELSEWHERE: usize = 512 << 10;
+
+thread_local! {
+    /// This thread's stack, once asked for.
+    static STACK: Cell<Option<(usize, usize)>> = const { Cell::new(None) };
+}
+
+/// The bytes of this thread's stack below the caller.
+fn left() -> Option<usize> {
+    let here = 0u8;
+    let at = std::ptr::from_ref(std::hint::black_box(&here)).addr();
+    let (lowest, end) = STACK.get().or_else(stack)?;
+    STACK.set(Some((lowest, end)));
+    Some(if (lowest..end).contains(&at) { at - lowest } else { ELSEWHERE })
+}
+
+/// The lowest address of this thread's stack, and the first one above it.
+#[cfg(target_os = "linux")]
+fn stack() -> Option<(usize, usize)> {
+    use std::mem::MaybeUninit;
+
+    let mut attributes = MaybeUninit::<libc::pthread_attr_t>::uninit();
+    let (mut lowest, mut bytes, mut guard) = (std::ptr::null_mut(), 0, 0);
+    // SAFETY: the first call fills the attributes, which the others then read and free; each writes only to the
+    // places that it is given.
+    unsafe {
+        if libc::pthread_getattr_np(libc::pthread_self(), attributes.as_mut_ptr()) != 0 {
+            return None;
+        }
+        let found = libc::pthread_attr_getstack(attributes.as_ptr(), &mut lowest, &mut bytes);
+        libc::pthread_attr_getguardsize(attributes.as_ptr(), &mut guard);
+        libc::pthread_attr_destroy(attributes.as_mut_ptr());
+        // Some libraries count the guard as a part of the stack.
+        (found == 0).then(|| (lowest.addr() + guard, lowest.addr() + bytes))
+    }
+}
+
+#[cfg(target_os = "macos")]
+fn stack() -> Option<(usize, usize)> {
+    // SAFETY: both only read what the system knows of the calling thread.
+    let (highest, bytes) = unsafe {
+        let this = libc::pthread_self();
+        (libc::pthread_get_stackaddr_np(this), libc::pthread_get_stacksize_np(this))
+    };
+    Some((highest.addr() - bytes, highest.addr()))
+}
+
+#[cfg(not(any(target_os = "linux", target_os = "macos")))]
+fn stack() -> Option<(usize, usize)> {
+    None
+}

@@ -1,0 +1,109 @@
+//! Long chains of ops inside transforms are computed, or refused by an error, on any stack.
+
+use std::thread;
+
+use mlx_primitives::transforms::{
+    BYTES_PER_COMPILED_OP, BYTES_PER_OP, checkpoint, compile, grad, jvp, vjp, vmap,
+};
+use mlx_primitives::{Array, Result, ops};
+
+use crate::support::{Checked, each_device};
+
+/// `depth` ops in a row, ours and MLX's by turns.
+fn chain(x: &Array, depth: usize) -> Result<Array> {
+    let mut y = x.clone();
+    for i in 0..depth {
+        y = if i % 8 == 0 { ops::relu(&y)? } else { y.add(1.0)? };
+    }
+    Ok(y)
+}
+
+type Transform = fn(&Array, usize) -> Result<Array>;
+type Row = (&'static str, Transform, fn(usize) -> f32);
+
+/// Each transform of the chain, at ones, and the number that it has to give for a depth.
+const TRANSFORMS: [Row; 9] = [
+    ("vjp", |x, depth| Ok(vjp(|x| chain(&x, depth), x, x)?.1), |_| 1.0),
+    ("jvp", |x, depth| Ok(jvp(|x| chain(&x, depth), x, x)?.1), |_| 1.0),
+    ("grad", |x, depth| grad(|x| chain(&x, depth)?.sum(..), x), |_| 1.0),
+    ("vmap", |x, depth| vmap(|x| chain(&x, depth), x, 0, 0), value),
+    ("compile", |x, depth| compile(move |x| chain(&x[0], depth), false)?.call(x), value),
+    ("shapeless", |x, depth| compile(move |x| chain(&x[0], depth), true)?.call(x), value),
+    ("checkpoint", |x, depth| checkpoint(move |x| chain(&x, depth), x), value),
+    (
+        "its gradient",
+        |x, depth| grad(|x| checkpoint(move |x| chain(&x, depth), &x)?.sum(..), x),
+        |_| 1.0,
+    ),
+    (
+        "second derivative",
+        |x, depth| grad(|x| grad(|x| chain(&x, depth)?.square()?.sum(..), &x)?.sum(..), x),
+        |_| 2.0,
+    ),
+];
+
+fn value(depth: usize) -> f32 {
+    1.0 + (depth - depth.div_ceil(8)) as f32
+}
+
+/// Runs on a thread with a stack of this size; whether the chain was not refused.
+fn runs(name: &'static str, stack: usize, depth: usize) -> Checked<bool> {
+    let run = move || -> Checked<bool> {
+        let (_, transform, want) = TRANSFORMS.iter().find(|row| row.0 == name).expect("a row");
+        match transform(&Array::ones::<f32>(2)?, depth) {
+            Ok(y) => {
+                anyhow::ensure!(y.to_vec::<f32>()? == [want(depth); 2], "{name} {depth}: {y}");
+                Ok(true)
+            }
+            Err(error) => {
+                let said = error.to_string();
+                anyhow::ensure!(said.contains("larger stack"), "{name} {depth}: {said}");
+                Ok(false)
+            }
+        }
+    };
+    thread::Builder::new().stack_size(stack).spawn(run)?.join().expect("no panic")
+}
+
+/// The ops that the documentation promises room for, besides 256 KiB.
+fn documented(name: &str, stack: usize) -> usize {
+    let bytes = match name {
+        // MLX broadcasts the 1 of each addition by another op, and converts the type of each eighth.
+        "shapeless" => BYTES_PER_COMPILED_OP * 5 / 2,
+        "compile" => BYTES_PER_COMPILED_OP * 5 / 4,
+        // The graph of a first derivative is about three times as long as the chain.
+        "second derivative" => 3 * BYTES_PER_OP,
+        _ => BYTES_PER_OP * 5 / 4,
+    };
+    (stack - (256 << 10)) / bytes
+}
+
+#[test]
+fn chains_of_any_length() -> Checked {
+    each_device(|_| {
+        for (name, ..) in TRANSFORMS {
+            for stack in [512 << 10, 2 << 20] {
+                let within = documented(name, stack);
+                anyhow::ensure!(runs(name, stack, within)?, "{name}: {within} are refused");
+                anyhow::ensure!(!runs(name, stack, 4 * within)?, "{name}: {within} fit four times");
+            }
+            anyhow::ensure!(!runs(name, 2 << 20, 60_000)?, "{name}: 60,000 ops");
+        }
+        Ok(())
+    })
+}
+
+/// A captured array is a part of the graph, unless it has been computed.
+#[test]
+fn captured_chains() -> Checked {
+    let run = || -> Checked {
+        let x = Array::ones::<f32>(2)?;
+        let long = chain(&x, 60_000)?;
+        let said = grad(|x| (x * &long)?.sum(..), &x).expect_err("no error").to_string();
+        anyhow::ensure!(said.contains("larger stack"), "{said}");
+        long.eval()?;
+        anyhow::ensure!(grad(|x| (x * &long)?.sum(..), &x)?.to_vec::<f32>()? == [value(60_000); 2]);
+        Ok(())
+    };
+    thread::spawn(run).join().expect("no panic")
+}
