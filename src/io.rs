@@ -1,7 +1,7 @@
 //! Files of named arrays: safetensors and GGUF. Loading is lazy: elements are read when they are
 //! used.
 
-mod gguf;
+pub(crate) mod gguf;
 mod safetensors;
 pub(crate) mod stored;
 
@@ -132,13 +132,24 @@ pub fn save_safetensors<'a>(
 /// # Errors
 ///
 /// Returns an error if the file is missing, truncated or of another format or version, for a type
-/// that is not listed here, dimensions that are not whole blocks, offsets outside the file, and two
-/// tensors of one name. The error names the file, and the tensor where there is one. If the file
+/// that is not listed here, dimensions that are not whole blocks, offsets outside the file, tensors
+/// that overlap, two tensors or two entries of one name, and more than 65,536 of either. The error names the file, and the tensor where there is one. If the file
 /// becomes shorter later, evaluating an array that is read from it fails.
 pub fn load_gguf(path: impl AsRef<Path>) -> Result<Tensors> {
-    let path = path.as_ref();
+    let (arrays, entries) = gguf_tensors(path.as_ref())?;
+    Ok(Tensors { arrays, metadata: entries.to_texts() })
+}
+
+/// Loads a GGUF file like [`load_gguf`], with the types of its entries.
+pub(crate) fn gguf_tensors(path: &Path) -> Result<(HashMap<String, Array>, gguf::Entries)> {
     let (file, header) = gguf_header(path)?;
     header.load(stored::Source::File { file, path: path.to_owned() })
+}
+
+/// The entries of a GGUF file.
+#[cfg(feature = "llama")]
+pub(crate) fn gguf_entries(path: &Path) -> Result<gguf::Entries> {
+    Ok(gguf_header(path)?.1.entries)
 }
 
 /// A type of a GGUF file's tensors, and the result that [`load_gguf`] converts it to.

@@ -10,7 +10,7 @@ use crate::io;
 
 use super::config::{Config, TokenIds};
 use super::generate::Generation;
-use super::gguf::is_gguf;
+use super::gguf;
 use super::load::in_file;
 use super::model::Llama;
 use super::options::Options;
@@ -36,7 +36,9 @@ struct GenerationConfig {
 
 impl Checkpoint {
     /// Loads a directory of `config.json`, `tokenizer.json`, `model*.safetensors` and, if present,
-    /// `generation_config.json`, or a `.gguf` file with a `tokenizer.json` beside it.
+    /// `generation_config.json`, or a `.gguf` file. The tokenizer of a GGUF file is the
+    /// `tokenizer.json` beside it, else that of its entries. The end tokens are those of its
+    /// entries, and those of the `generation_config.json` beside it if there is one.
     ///
     /// # Errors
     ///
@@ -62,22 +64,30 @@ impl Checkpoint {
         split: Option<&Split>,
         progress: impl FnMut(Progress),
     ) -> Result<Self> {
-        let directory = match is_gguf(path) {
-            true => path.parent().unwrap_or(Path::new("")),
-            false => path,
-        };
+        let directory = gguf::folder(path);
         let read = |name: &str| files::read_to_string(&directory.join(name));
         let file = directory.join("tokenizer.json");
-        if !is_gguf(path) {
-            read("config.json")?; // so that the error of an empty directory names this file
-        }
-        let tokenizer =
-            Tokenizer::parse(read("tokenizer.json")?.as_bytes()).map_err(|e| in_file(&file, e))?;
+        let tokenizer = match gguf::is_gguf(path) {
+            true if !file.exists() => {
+                Tokenizer::made_by(|| gguf::tokenizer(path)).map_err(|e| in_file(path, e))?
+            }
+            gguf => {
+                if !gguf {
+                    read("config.json")?; // so that the error of an empty directory names this file
+                }
+                let json = read("tokenizer.json")?;
+                Tokenizer::parse(json.as_bytes()).map_err(|e| in_file(&file, e))?
+            }
+        };
         let llama = Llama::load_part(path, split, progress)?;
         let file = directory.join("generation_config.json");
         let generation = files::read_if_present(&file)?;
-        let eos =
+        let mut eos =
             eos_tokens(&llama.config, generation.as_deref()).map_err(|e| in_file(&file, e))?;
+        if gguf::is_gguf(path) {
+            let own = llama.config.eos_token_id.to_vec();
+            eos.extend(own.into_iter().filter(|id| !eos.contains(id)).collect::<Vec<_>>());
+        }
         Ok(Self { llama, tokenizer, eos })
     }
 

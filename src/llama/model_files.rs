@@ -12,6 +12,7 @@ use crate::ops::{LinearWeight, Lora, QuantizedWeight};
 
 use super::adapters::Adapters;
 use super::config::{Config, Quantization};
+use super::gguf;
 use super::load::safetensors_files;
 use super::model::Llama;
 use super::weights::Weights;
@@ -32,11 +33,13 @@ pub struct ModelFiles {
     pub(super) directory: PathBuf,
     pub(super) config: Map<String, Value>,
     pub(super) tensors: BTreeMap<String, Array>,
+    /// The tokenizer's files by name, if they are not copied from the directory.
+    pub(super) companions: Option<BTreeMap<String, String>>,
 }
 
 impl ModelFiles {
-    /// Opens `config.json` and `model*.safetensors`, and checks that they make a model. Only the
-    /// headers of the files are read.
+    /// Opens `config.json` and `model*.safetensors`, or a `.gguf` file, and checks that they make a
+    /// model. Only the headers of the files are read.
     ///
     /// # Errors
     ///
@@ -44,6 +47,9 @@ impl ModelFiles {
     /// crate runs. The error names the file.
     pub fn open(directory: impl AsRef<Path>) -> Result<Self> {
         let directory = directory.as_ref().to_owned();
+        if gguf::is_gguf(&directory) {
+            return Self::open_gguf(directory);
+        }
         let path = directory.join("config.json");
         let text = files::read_to_string(&path)?;
         let config = serde_json::from_str(&text).map_err(|e| {
@@ -53,7 +59,7 @@ impl ModelFiles {
         for file in safetensors_files(&directory)? {
             tensors.extend(io::load_safetensors(file)?.arrays);
         }
-        let mut files = Self { directory, config, tensors };
+        let mut files = Self { directory, config, tensors, companions: None };
         files.llama()?;
         // Removes tensors that a model does not take: computed tables, and the copy of the
         // embedding.
@@ -62,6 +68,16 @@ impl ModelFiles {
             let stored_twice = tied && name == "lm_head.weight";
             !stored_twice && !name.ends_with("rotary_emb.inv_freq")
         });
+        Ok(files)
+    }
+
+    /// Opens a GGUF file, with the files that a checkpoint of it would have.
+    fn open_gguf(path: PathBuf) -> Result<Self> {
+        let gguf::Model { config, files } = gguf::read(&path)?;
+        let companions = Some(gguf::companions(&path)?);
+        let tensors = files.into_iter().flat_map(|(_, arrays)| arrays).collect();
+        let files = Self { directory: path, config, tensors, companions };
+        files.llama()?;
         Ok(files)
     }
 
@@ -77,7 +93,7 @@ impl ModelFiles {
             .map_err(|e| Error::file(&self.directory, e))
     }
 
-    /// The directory of the checkpoint.
+    /// The directory of the checkpoint, or its GGUF file.
     pub fn directory(&self) -> &Path {
         &self.directory
     }
@@ -215,8 +231,12 @@ impl ModelFiles {
     }
 
     pub(super) fn parsed(&self) -> Result<Config> {
-        Config::parse(&Value::Object(self.config.clone()).to_string())
-            .map_err(|e| Error::file(self.directory.join("config.json"), e))
+        Config::parse(&Value::Object(self.config.clone()).to_string()).map_err(|e| {
+            match self.companions {
+                Some(_) => Error::file(&self.directory, e),
+                None => Error::file(self.directory.join("config.json"), e),
+            }
+        })
     }
 
     fn of_tensor(&self, name: &str, error: &Error) -> Error {

@@ -134,6 +134,12 @@ impl ModelFiles {
     }
 
     fn copy_companions(&self, to: &Path) -> Result<()> {
+        if let Some(companions) = &self.companions {
+            return companions.iter().try_for_each(|(name, text)| {
+                let path = to.join(name);
+                fs::write(&path, text).map_err(|e| Error::io(path, e))
+            });
+        }
         let unreadable = |e| Error::io(&self.directory, e);
         for entry in fs::read_dir(&self.directory).map_err(unreadable)? {
             let from = entry.map_err(unreadable)?.path();

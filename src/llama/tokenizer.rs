@@ -49,6 +49,11 @@ impl Tokenizer {
         })
     }
 
+    /// A tokenizer that is made by other means than a `tokenizer.json`.
+    pub(super) fn made_by(make: impl FnOnce() -> Result<tokenizers::Tokenizer>) -> Result<Self> {
+        guarded(|| Ok(make().map(Self)))?
+    }
+
     /// The tokens of a text, with the special tokens that the tokenizer adds.
     ///
     /// # Errors

@@ -138,18 +138,18 @@ fn flipped_bytes() -> Checked {
     Ok(())
 }
 
-/// A file with two tensors of 32 elements, whose data is zeros.
+/// A file with two tensors of 32 elements, whose data is zeros, 512 bytes apart.
 fn two_tensors(names: [&str; 2], kinds: [u32; 2]) -> Vec<u8> {
     let mut bytes = b"GGUF".to_vec();
     bytes.extend(3u32.to_le_bytes());
     bytes.extend(2u64.to_le_bytes());
     bytes.extend(0u64.to_le_bytes());
-    for (name, kind) in names.into_iter().zip(kinds) {
+    for ((name, kind), offset) in names.into_iter().zip(kinds).zip([0u64, 512]) {
         text(&mut bytes, name);
         bytes.extend(1u32.to_le_bytes());
         bytes.extend(32u64.to_le_bytes());
         bytes.extend(kind.to_le_bytes());
-        bytes.extend(0u64.to_le_bytes());
+        bytes.extend(offset.to_le_bytes());
     }
     bytes.resize(bytes.len().next_multiple_of(ALIGNMENT) + 1024, 0);
     bytes

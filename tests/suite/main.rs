@@ -39,6 +39,7 @@ mod file_faults;
 mod fused_llama;
 mod generation;
 mod gguf;
+mod gguf_models;
 mod graph;
 mod harness;
 mod hostile;

@@ -13,6 +13,8 @@ use serde_json::{Map, Value, json};
 use crate::error::{Error, Result};
 use crate::files;
 
+use super::gguf;
+
 /// The most bytes that a template may render.
 const MOST_BYTES: usize = 64 << 20;
 
@@ -66,14 +68,29 @@ pub fn message(role: &str, content: &str) -> Value {
 
 impl ChatTemplate {
     /// Loads the templates of a checkpoint's directory: `chat_template.jinja` and the files in
-    /// `additional_chat_templates` or, if there are none, those of `tokenizer_config.json`. Returns
-    /// `None` if there is no template.
+    /// `additional_chat_templates` or, if there are none, those of `tokenizer_config.json`. For a
+    /// `.gguf` file these are the files beside it; if they have no template, the templates are those
+    /// in the file. Returns `None` if there is no template.
     ///
     /// # Errors
     ///
     /// Returns an error if a file cannot be read or holds no template. The error names the file.
-    pub fn load(directory: impl AsRef<Path>) -> Result<Option<Self>> {
-        let directory = directory.as_ref();
+    pub fn load(path: impl AsRef<Path>) -> Result<Option<Self>> {
+        let path = path.as_ref();
+        let beside = Self::beside(gguf::folder(path))?;
+        if !gguf::is_gguf(path) {
+            return Ok((!beside.templates.is_empty()).then_some(beside));
+        }
+        let config = gguf::tokenizer_config(path)?.to_string();
+        let (mut own, templates) =
+            Self::parts(&config).map_err(|error| Error::file(path, error))?;
+        own.special_tokens.extend(beside.special_tokens);
+        own.templates = if beside.templates.is_empty() { templates } else { beside.templates };
+        Ok((!own.templates.is_empty()).then_some(own))
+    }
+
+    /// The templates and special tokens in the files of a directory.
+    fn beside(directory: &Path) -> Result<Self> {
         let path = directory.join("tokenizer_config.json");
         let config = files::read_if_present(&path)?.unwrap_or_else(|| "{}".to_owned());
         let (mut template, from_config) =
@@ -92,7 +109,7 @@ impl ChatTemplate {
             }
         }
         template.templates = if templates.is_empty() { from_config } else { templates };
-        Ok((!template.templates.is_empty()).then_some(template))
+        Ok(template)
     }
 
     /// Reads the templates of a `tokenizer_config.json`: a string, or a list of named templates.

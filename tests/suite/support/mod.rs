@@ -1,6 +1,7 @@
 //! Shared parts of the suite's tests: inputs in every layout, slow references, comparisons.
 
 pub mod compare;
+pub mod gguf;
 pub mod input;
 pub mod reference_llama;
 
