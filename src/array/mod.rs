@@ -250,6 +250,20 @@ impl Array {
         Ok(T::copy_from(bytes))
     }
 
+    /// Evaluates the array and calls `read` with the bytes of its elements, in row-major order.
+    #[cfg(feature = "llama")]
+    pub(crate) fn with_bytes<R>(&self, read: impl FnOnce(&[u8]) -> R) -> Result<R> {
+        let contents = ffi::contents(self.raw())?;
+        let data = ffi::data(&contents);
+        if data.is_null() {
+            return Ok(read(&[]));
+        }
+        // SAFETY: `contents` is evaluated and row-contiguous, so its size * itemsize bytes lie at
+        // `data`, which are initialized, and it stays alive until `read` has returned. Arrays do not
+        // change: nothing writes to its memory while `contents` refers to it.
+        Ok(read(unsafe { std::slice::from_raw_parts(data, self.nbytes()) }))
+    }
+
     /// Evaluates an array of one element, of any rank, and returns the element.
     ///
     /// # Errors

@@ -3,7 +3,7 @@ use std::fs;
 use std::path::Path;
 
 use serde::Deserialize;
-use serde_json::json;
+use serde_json::{Map, Value, json};
 
 use crate::array::Array;
 use crate::error::{Error, Result};
@@ -12,7 +12,9 @@ use crate::io;
 use crate::ops::Lora;
 
 use super::adapters::Adapters;
+use super::config_json::{cut, parse_object, short};
 use super::model::Llama;
+use super::peft_adapters;
 
 const CONFIG: &str = "adapter_config.json";
 const TENSORS: &str = "adapters.safetensors";
@@ -35,21 +37,25 @@ struct LoraParameters {
 }
 
 impl AdapterConfig {
-    fn parse(json: &str) -> std::result::Result<Self, String> {
+    fn parse(value: Map<String, Value>) -> std::result::Result<Self, String> {
         let refuse = |expected: &str, got: &dyn std::fmt::Display| {
             Err(format!("[adapters] expected {expected}, got {got}"))
         };
         // The kind is checked first, since other kinds have other fields.
-        let value: serde_json::Value =
-            serde_json::from_str(json).map_err(|e| format!("[adapters] expected JSON, got {e}"))?;
-        if let Some(kind) = value.get("peft_type") {
-            return refuse("adapters of mlx-lm", &format_args!("peft_type {kind}"));
+        let unlike = |kind: &&Value| !kind.is_null() && **kind != "lora";
+        if let Some(kind) = value.get("fine_tune_type").filter(unlike) {
+            let hint = match kind.as_str() {
+                Some("full") => ": mlx_lm.fuse writes a whole model of these weights",
+                Some("dora") => ": mlx_lm.fuse adds DoRA updates to a model's weights",
+                _ => "",
+            };
+            return refuse("fine_tune_type lora", &format_args!("{}{hint}", short(kind)));
         }
-        if let Some(kind) = value.get("fine_tune_type").filter(|kind| **kind != json!("lora")) {
-            return refuse("fine_tune_type lora", kind);
-        }
-        let config: Self = serde_json::from_value(value).map_err(|e| {
-            format!("[adapters] expected num_layers and lora_parameters of mlx-lm, got {e}")
+        let config: Self = serde_json::from_value(Value::Object(value)).map_err(|e| {
+            format!(
+                "[adapters] expected num_layers and lora_parameters of mlx-lm, got {}",
+                cut(&e.to_string())
+            )
         })?;
         let LoraParameters { rank, scale, .. } = &config.lora_parameters;
         if *rank < 1 {
@@ -83,12 +89,14 @@ fn split_layer(name: &str) -> Option<(i32, &str)> {
 }
 
 impl Adapters {
-    /// Loads `adapter_config.json` and `adapters.safetensors` of mlx-lm, made for this model.
-    /// `dropout` is ignored, since it is for training only.
+    /// Loads adapters that were made for this model: `adapter_config.json` with `adapters.safetensors`
+    /// of mlx-lm, or with `adapter_model.safetensors` of Hugging Face's PEFT, where it has a
+    /// `peft_type`. `dropout` is ignored, since it is for training only.
     ///
     /// # Errors
     ///
-    /// Returns an error for a `fine_tune_type` other than lora, for a tensor of a projection that
+    /// Returns an error for a `fine_tune_type` other than lora, for a `peft_type` other than LORA, for
+    /// what PEFT trains beside low-rank updates (DoRA, biases, whole modules), for a tensor of a projection that
     /// the configuration does not name, for a wrong shape or type, and for a tensor without its
     /// other half. The error names the file, and the tensor where there is one.
     ///
@@ -109,7 +117,11 @@ impl Adapters {
     pub fn load(directory: impl AsRef<Path>, llama: &Llama) -> Result<Self> {
         let path = directory.as_ref().join(CONFIG);
         let text = files::read_to_string(&path)?;
-        let config = AdapterConfig::parse(&text).map_err(|reason| Error::file(&path, reason))?;
+        let config = parse_object(&text).map_err(|e| Error::file(&path, e))?;
+        if config.contains_key("peft_type") {
+            return peft_adapters::load(directory.as_ref(), &path, &config, llama);
+        }
+        let config = AdapterConfig::parse(config).map_err(|reason| Error::file(&path, reason))?;
         let path = directory.as_ref().join(TENSORS);
         let tensors = io::load_safetensors(&path)?.arrays;
         config
@@ -197,9 +209,13 @@ impl AdapterConfig {
             };
             let shape = llama.projection_shape(path).ok();
             let Some([outputs, inputs]) = shape.filter(|_| self.updates(path, layers)) else {
+                let keys = self.lora_parameters.keys.as_ref().map_or_else(
+                    || "all projections".to_owned(),
+                    |keys| format!("keys {:.120}", keys.join(", ")),
+                );
                 return Err(format!(
-                    "tensors of projections that {CONFIG} names (num_layers {}, keys {:?}), got {name}",
-                    self.num_layers, self.lora_parameters.keys
+                    "tensors of projections that {CONFIG} names (num_layers {}, {keys}), got {name:.120}",
+                    self.num_layers
                 ));
             };
             let shape = [[inputs, rank], [rank, outputs]][half];

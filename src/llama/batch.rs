@@ -102,16 +102,18 @@ impl Llama {
             return Err(Error::argument("generate_batch", "at least one prompt, got none"));
         }
         let mut texts = Vec::with_capacity(prompts.len());
+        let mut positions = 0;
         for prompt in prompts {
-            let limit = self.check_prompt(prompt, options)?;
+            let max_tokens = self.check_prompt(prompt, options)?;
+            positions = positions.max(prompt.len()).saturating_add(max_tokens);
             texts.push(Text {
                 tokens: prompt.clone(),
                 draw: Draw::new(options, self.vocab())?,
-                left: options.max_tokens.min(limit + 1 - prompt.len()),
+                left: max_tokens,
                 finish: None,
             });
         }
-        let cache = self.new_cache_of(options.cache)?;
+        let cache = self.new_cache_for(options.cache, positions)?;
         let apart = cache.forgets()
             || matches!(options.cache, CacheKind::Rotating { .. })
             || self.config().rope_frequencies()?.depends_on_length();

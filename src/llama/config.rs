@@ -3,7 +3,10 @@ use serde::Deserialize;
 use crate::error::{Error, Result};
 use crate::ops::QuantizedMode;
 
-use super::model_type::{ModelType, normalized};
+use super::activation::Activation;
+use super::config_json::{cut, parse_object, short};
+use super::config_keys;
+use super::model_type::{ModelType, Normalized, normalized};
 use super::rope_frequencies::RopeFrequencies;
 use super::rope_scaling::RopeScaling;
 
@@ -38,14 +41,14 @@ pub struct Config {
     pub rope_traditional: bool,
     /// How the rotary embedding is stretched, as [`RopeScaling::parse`] reads it.
     pub rope_scaling: Option<serde_json::Value>,
-    /// Whether the embedding is also the output projection.
-    #[serde(default = "default_tie")]
-    pub tie_word_embeddings: bool,
+    /// Whether the embedding is also the output projection; `None` decides by whether there is a
+    /// tensor `lm_head.weight`. In the configuration of a [`Llama`](super::Llama) it is decided.
+    pub tie_word_embeddings: Option<bool>,
     /// How projections and embedding are packed: `group_size`, `bits` and `mode`. Under the path of
     /// a module it has the same fields for that module alone, or false if the module is not packed.
     pub quantization: Option<serde_json::Value>,
-    /// Whether the attention projections of a Llama have biases. [`has_bias`](Self::has_bias)
-    /// answers for every architecture.
+    /// Whether the attention projections have biases, except in qwen2, where those of queries, keys
+    /// and values always have. [`has_bias`](Self::has_bias) answers for every architecture.
     #[serde(default)]
     pub attention_bias: bool,
     /// Whether the feed-forward projections of a Llama have biases.
@@ -56,32 +59,52 @@ pub struct Config {
     pub layer_types: Option<Vec<String>>,
     /// The number of positions that a layer of sliding attention sees, its own included.
     pub sliding_window: Option<i32>,
+    /// The first layer of sliding attention, after which all are, where `layer_types` is `None`.
+    #[serde(skip)]
+    pub(super) slides_from: Option<i32>,
+    /// The activation of the feed-forward layer's gate, by its name in transformers; `None` is
+    /// `gelu_pytorch_tanh` for gemma and `silu` for others.
+    pub hidden_act: Option<String>,
     /// The tokens that end a text, unless `generation_config.json` has others.
     #[serde(default)]
     pub eos_token_id: TokenIds,
 }
 
-/// One token or a list of them.
+/// No token, one or a list of them. Numbers below 0, by which some files mean none, are left out.
 #[derive(Clone, Debug, Default, Deserialize)]
-#[serde(untagged)]
-pub enum TokenIds {
-    /// No token.
-    #[default]
-    None,
-    /// One token.
-    One(u32),
-    /// Several tokens.
-    Many(Vec<u32>),
-}
+#[serde(try_from = "serde_json::Value")]
+pub struct TokenIds(Vec<u32>);
 
 impl TokenIds {
     /// The tokens as a list.
     pub fn to_vec(&self) -> Vec<u32> {
-        match self {
-            Self::None => Vec::new(),
-            Self::One(id) => vec![*id],
-            Self::Many(ids) => ids.clone(),
+        self.0.clone()
+    }
+}
+
+impl TryFrom<serde_json::Value> for TokenIds {
+    type Error = String;
+
+    fn try_from(value: serde_json::Value) -> std::result::Result<Self, String> {
+        let all = match &value {
+            serde_json::Value::Null => &[],
+            serde_json::Value::Array(all) => all.as_slice(),
+            one => std::slice::from_ref(one),
+        };
+        let mut ids = Vec::new();
+        for one in all {
+            match one.as_i64() {
+                Some(..0) => {}
+                Some(id) if u32::try_from(id).is_ok() => ids.push(id as u32),
+                _ => {
+                    return Err(format!(
+                        "a token's number or a list of them as eos_token_id, got {}",
+                        short(one)
+                    ));
+                }
+            }
         }
+        Ok(Self(ids))
     }
 }
 
@@ -158,10 +181,6 @@ fn default_rope_theta() -> f32 {
     10_000.0
 }
 
-fn default_tie() -> bool {
-    true
-}
-
 /// The greatest extent: far above that of any model, and small enough that products do not
 /// overflow.
 const MAX_EXTENT: i32 = 1 << 24;
@@ -183,9 +202,14 @@ impl Config {
     /// assert!(error.to_string().contains("hidden_size"));
     /// ```
     pub fn parse(json: &str) -> Result<Self> {
-        let wrong = |e| Error::argument("config", format_args!("a Llama's config, got {e}"));
-        let (_, config) = normalized(serde_json::from_str(json).map_err(wrong)?)?;
-        let config: Self = serde_json::from_value(config).map_err(wrong)?;
+        let Normalized { kind, config, slides_from } = normalized(parse_object(json)?)?;
+        config_keys::check(&config, kind)?;
+        let config = serde_json::Value::Object(config);
+        let config: Self = serde_path_to_error::deserialize(config).map_err(|e| {
+            let (path, reason) = (cut(&e.path().to_string()), cut(&e.inner().to_string()));
+            Error::argument("config", format_args!("a Llama's config, got {path}: {reason}"))
+        })?;
+        let config = Self { slides_from, ..config };
         config.check()?;
         Ok(config)
     }
@@ -199,11 +223,15 @@ impl Config {
         ModelType::parse(&self.model_type)
     }
 
+    pub(super) fn activation(&self) -> Result<Activation> {
+        self.kind()?.activation(self.hidden_act.as_deref())
+    }
+
     fn check(&self) -> Result<()> {
         let refuse = |expected: &str, got: &dyn std::fmt::Display| {
             Err(Error::argument("config", format_args!("{expected}, got {got}")))
         };
-        self.kind()?;
+        self.activation()?;
         self.quantization_of("")?;
         if let Some(all) = &self.quantization
             && ["group_size", "bits"].iter().any(|key| all.get(key).is_none())
@@ -246,25 +274,22 @@ impl Config {
     }
 
     fn check_layer_types(&self) -> Result<()> {
-        let Some(types) = &self.layer_types else { return Ok(()) };
         let refuse = |expected: &str, got: &dyn std::fmt::Display| {
             Err(Error::argument("config", format_args!("{expected}, got {got}")))
         };
+        let types = self.layer_types.as_deref().unwrap_or_default();
         let known = ["full_attention", "sliding_attention"];
         if let Some(kind) = types.iter().find(|kind| !known.contains(&kind.as_str())) {
-            return refuse("layer_types of full_attention and sliding_attention", kind);
+            let kind = format!("{kind:.40}");
+            return refuse("layer_types of full_attention and sliding_attention", &kind);
         }
-        if i32::try_from(types.len()) != Ok(self.num_hidden_layers) {
+        if self.layer_types.is_some() && i32::try_from(types.len()) != Ok(self.num_hidden_layers) {
             return refuse("as many layer_types as num_hidden_layers", &types.len());
         }
-        if !types.iter().any(|kind| kind == "full_attention") {
-            return refuse("at least one full_attention in layer_types", &"none");
-        }
+        let slides = self.slides_from.is_some() || types.iter().any(|kind| kind == known[1]);
         match self.sliding_window {
-            Some(window) if window < 1 => refuse("a sliding_window above 0", &window),
-            None if types.iter().any(|kind| kind == "sliding_attention") => {
-                refuse("a sliding_window for sliding_attention", &"none")
-            }
+            Some(window) if slides && window < 1 => refuse("a sliding_window above 0", &window),
+            None if slides => refuse("a sliding_window for sliding_attention", &"none"),
             _ => Ok(()),
         }
     }
@@ -272,8 +297,11 @@ impl Config {
     /// The number of positions that a layer of sliding attention sees, its own included; `None` for
     /// a layer that sees all of them.
     pub fn window_of(&self, layer: usize) -> Option<i32> {
-        let kind = self.layer_types.as_ref()?.get(layer)?;
-        self.sliding_window.filter(|_| kind == "sliding_attention")
+        let slides = match &self.layer_types {
+            Some(types) => types.get(layer).is_some_and(|kind| kind == "sliding_attention"),
+            None => self.slides_from.is_some_and(|from| layer >= from.unsigned_abs() as usize),
+        };
+        self.sliding_window.filter(|_| slides)
     }
 
     /// Whether a projection has a bias; `name` is the last part of its path, such as `q_proj`.
@@ -285,7 +313,10 @@ impl Config {
                 _ => false,
             },
             Ok(ModelType::Qwen2) => matches!(name, "q_proj" | "k_proj" | "v_proj"),
-            _ => false,
+            Ok(ModelType::Qwen3 | ModelType::Gemma) => {
+                self.attention_bias && matches!(name, "q_proj" | "k_proj" | "v_proj" | "o_proj")
+            }
+            Err(_) => false,
         }
     }
 

@@ -110,15 +110,34 @@ impl Cuts {
 
     /// The rows of the matrix `[outputs, ...]` of that path which this rank holds.
     pub fn rows(&self, path: &str, outputs: i32) -> Range<i32> {
-        let (ranges, features) = match path.rsplit('.').next().unwrap_or_default() {
+        let rows = self.rows_of_ranks(path);
+        rows.map_or(0..outputs, |(ranges, features)| times(&self.own(ranges), features))
+    }
+
+    /// The rows among them which no lower rank holds, or of which it has other columns.
+    pub fn fresh_rows(&self, path: &str, outputs: i32) -> Range<i32> {
+        let own = self.rows(path, outputs);
+        let divided = self.columns(path).is_some();
+        let of_own_layer = self.scheme == Scheme::Pipeline && layer_of(path).is_some();
+        let Some((ranges, features)) = self.rows_of_ranks(path) else { return own };
+        if divided || of_own_layer {
+            return own;
+        }
+        let held = ranges.iter().take(self.rank).map(|range| range.end * features).max();
+        own.start.max(held.unwrap_or(0)).min(own.end)..own.end
+    }
+
+    /// The ranges of rows of each rank, and how many rows each element of them has; `None` for a matrix
+    /// that every rank holds.
+    fn rows_of_ranks(&self, path: &str) -> Option<(&Vec<Range<i32>>, i32)> {
+        Some(match path.rsplit('.').next().unwrap_or_default() {
             "q_proj" => (&self.heads, self.head_dim),
             "k_proj" | "v_proj" => (&self.kv_heads, self.head_dim),
             "o_proj" | "down_proj" => (&self.hidden, 1),
             "gate_proj" | "up_proj" => (&self.inner, 1),
             "embed_tokens" | "lm_head" => (&self.vocab, 1),
-            _ => return 0..outputs,
-        };
-        times(&self.own(ranges), features)
+            _ => return None,
+        })
     }
 
     /// The columns of the matrix at `path` that each rank holds; `None` if each holds all of them.
@@ -236,4 +255,9 @@ fn cut_heads(heads: i32, kv_heads: i32, shares: &[u32]) -> (Vec<Range<i32>>, Vec
         }
     }
     (queries, keys)
+}
+
+/// The number of the layer that the tensor or the projection of that name belongs to.
+pub(super) fn layer_of(name: &str) -> Option<i32> {
+    name.strip_prefix("model.layers.")?.split_once('.')?.0.parse().ok()
 }

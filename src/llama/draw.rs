@@ -21,6 +21,11 @@ pub(super) struct Draw<'a> {
 pub(super) struct Drawn {
     /// The token, uint32 `[1]`.
     pub token: Array,
+    /// The logits `[1, vocab]` of a token that is the greatest, or the logarithm of the sum of their
+    /// exponentials.
+    watched: Array,
+    /// Whether a caller's function may have made the greatest logit infinite.
+    forced: bool,
     /// The log probabilities `[1, vocab]`, and the number of likeliest tokens to return.
     logprobs: Option<(Array, usize)>,
 }
@@ -72,19 +77,22 @@ impl<'a> Draw<'a> {
                 Some((logits.subtract(logits.logsumexp_keepdims(-1)?)?, count))
             }
         };
-        Ok(Drawn { token: self.sampler.sample(&logits)?, logprobs })
+        let (token, watched) = self.sampler.sample_watched(&logits)?;
+        Ok(Drawn { token, watched, forced: !self.ignores_tokens(), logprobs })
     }
 }
 
 impl Drawn {
     /// The arrays to evaluate.
     pub fn arrays(&self) -> impl Iterator<Item = &Array> {
-        [&self.token].into_iter().chain(self.logprobs.as_ref().map(|(row, _)| row))
+        [&self.token, &self.watched].into_iter().chain(self.logprobs.as_ref().map(|(row, _)| row))
     }
 
-    /// Waits for the token and returns it.
+    /// Waits for the token and returns it, or returns an error if the logits are no numbers.
     pub fn read(&self) -> Result<Token> {
         let id = self.token.item::<u32>()?;
+        let at = if self.watched.size() == 1 { 0 } else { id as usize };
+        check(&self.watched, at, self.forced)?;
         let Some((row, count)) = &self.logprobs else {
             return Ok(Token { id, ..Token::default() });
         };
@@ -92,6 +100,37 @@ impl Drawn {
         let logprob = row.get(id as usize).copied();
         Ok(Token { id, logprob, top_logprobs: likeliest(&row, *count), from_draft: false })
     }
+}
+
+/// Returns an error if the element at `index`, by which a token was chosen, is NaN or infinite. Where it
+/// was `forced`, it may be positive infinity. It is read where it lies, which takes no pass over the
+/// logits: NaNs and infinities of broken weights spread to all of them.
+pub(super) fn check(logits: &Array, index: usize, forced: bool) -> Result<()> {
+    fn at<const N: usize>(bytes: &[u8], index: usize) -> Option<[u8; N]> {
+        bytes.as_chunks::<N>().0.get(index).copied()
+    }
+    let dtype = logits.dtype();
+    let value = logits.with_bytes(|bytes| match dtype {
+        Dtype::Float32 => at(bytes, index).map(f32::from_le_bytes),
+        Dtype::Float16 => at(bytes, index).map(|it| half::f16::from_le_bytes(it).to_f32()),
+        Dtype::Bfloat16 => at(bytes, index).map(|it| half::bf16::from_le_bytes(it).to_f32()),
+        _ => None,
+    })?;
+    match value {
+        Some(value) if !(value.is_finite() || forced && value == f32::INFINITY) => {
+            Err(no_number("generate"))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// The error for logits that are no numbers.
+pub(super) fn no_number(op: &str) -> Error {
+    Error::argument(
+        op,
+        "finite logits, got NaN or infinity: weights of the model are no numbers, or their products \
+         are too large for its type",
+    )
 }
 
 /// The `count` greatest elements of a row with their indices, greatest first, equal ones in the

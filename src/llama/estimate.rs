@@ -70,14 +70,18 @@ pub fn estimate(
     let size = dtype.size() as u64;
     let context = u64::from(context);
     let per_layer = cache_of_layer(config, size, cache, context)?;
-    let windows: Vec<i32> = (0..config.layer_types.as_ref().map_or(0, Vec::len))
-        .filter_map(|i| config.window_of(i))
-        .collect();
-    let full = extent(config.num_hidden_layers).saturating_sub(windows.len() as u64);
+    // All layers of sliding attention have one window.
+    let layers = 0..config.num_hidden_layers.unsigned_abs() as usize;
+    let windows = layers.filter_map(|i| config.window_of(i));
+    let (sliding, window) = windows.fold((0, 0), |(count, _), window| (count + 1, window));
+    let full = extent(config.num_hidden_layers).saturating_sub(sliding);
     let mut caches = per_layer.saturating_mul(full);
-    for max_size in windows {
-        let kind = CacheKind::Rotating { max_size, keep: 0 };
-        caches = caches.saturating_add(cache_of_layer(config, size, kind, context)?);
+    if sliding > 0 && context > extent(window) {
+        let kind = CacheKind::Rotating { max_size: window, keep: 0 };
+        let of_layer = cache_of_layer(config, size, kind, context)?;
+        caches = caches.saturating_add(of_layer.saturating_mul(sliding));
+    } else {
+        caches = caches.saturating_add(per_layer.saturating_mul(sliding));
     }
     Ok(Estimate {
         weights: weights(config, size, quantization),
@@ -126,7 +130,7 @@ fn weights(config: &Config, size: u64, quantization: Option<Quantization>) -> u6
     ];
     let layer = layer.into_iter().fold(0, u64::saturating_add);
     let embedding = matrix(hidden, extent(config.vocab_size), false);
-    let heads = if config.tie_word_embeddings { 1 } else { 2 };
+    let heads = if config.tie_word_embeddings.unwrap_or(true) { 1 } else { 2 };
     layer
         .saturating_mul(extent(config.num_hidden_layers))
         .saturating_add(embedding.saturating_mul(heads))

@@ -58,18 +58,21 @@ impl Llama {
     ///
     /// # Errors
     ///
-    /// Returns an error for an empty prompt, one longer than `max_position_embeddings`, tokens
-    /// outside the vocabulary or options out of their range.
+    /// Returns an error for an empty prompt, one longer than `max_position_embeddings` unless the
+    /// cache is a rotating one, tokens outside the vocabulary or options out of their range.
     pub fn generate(&self, prompt: &[u32], options: &Options) -> Result<Generation<'_>> {
-        let limit = self.check_prompt(prompt, options)?;
+        let max_tokens = self.check_prompt(prompt, options)?;
         memory::reset_peak_memory();
+        let mut cache =
+            self.new_cache_for(options.cache, prompt.len().saturating_add(max_tokens))?;
+        cache.set_text_len(prompt.len());
         Ok(Generation {
             model: self,
-            cache: self.new_cache_of(options.cache)?,
+            cache,
             tokens: prompt.to_vec(),
             draw: Draw::new(options, self.vocab())?,
             eos: options.eos.clone(),
-            max_tokens: options.max_tokens.min(limit + 1 - prompt.len()),
+            max_tokens,
             prefill_step: options.prefill_step,
             next: None,
             draft: None,
@@ -92,8 +95,10 @@ impl<'a> Generation<'a> {
     /// Returns an error for a cache of another model, or if the generation has started.
     pub fn with_cache(mut self, prompt_cache: PromptCache) -> Result<Self> {
         self.check_unstarted()?;
-        let (cache, common) = prompt_cache.for_prompt(self.model, &self.tokens)?;
-        self.cache = cache;
+        let positions = self.tokens.len().saturating_add(self.max_tokens);
+        let (cache, common) = prompt_cache.for_prompt(self.model, &self.tokens, positions)?;
+        self.cache = cache.unwrap_or_else(|| self.cache.clone());
+        self.cache.set_text_len(self.tokens.len());
         self.statistics.cached_tokens = common;
         if let Some(draft) = &self.draft {
             draft.check(&self.cache)?;
@@ -294,9 +299,13 @@ impl<'a> Generation<'a> {
                 return Ok(None);
             }
             self.prefill_before_last_step()?;
+            if self.draft.is_some() {
+                self.renew_cache()?;
+            }
             match &mut self.draft {
                 Some(draft) => {
                     let left = self.max_tokens - self.statistics.generated_tokens;
+                    let left = left.min(self.model.rotated_alike(self.tokens.len()));
                     let (cache, draw) = (&mut self.cache, &mut self.draw);
                     let round = draft.round(self.model, cache, draw, &self.tokens, left)?;
                     self.statistics.draft_tokens += round.proposed;
@@ -351,10 +360,24 @@ impl<'a> Generation<'a> {
         self.statistics.generated_tokens + 1 < self.max_tokens
             && self.draw.ignores_tokens()
             && !self.cache.forgets()
+            && self.model.rotated_alike(self.tokens.len()) > 1
+    }
+
+    /// Runs the text again where it has grown to a length for which the model rotates all positions
+    /// otherwise.
+    fn renew_cache(&mut self) -> Result<()> {
+        let (before, now) = (self.cache.text_len(), self.tokens.len());
+        if self.next.is_some() || !self.model.rotates_anew(before, now) {
+            return Ok(());
+        }
+        self.cache = self.cache.emptied()?;
+        self.cache.set_text_len(now);
+        self.model.prefill(&self.tokens, now - 1, self.prefill_step, &mut self.cache)
     }
 
     /// Starts computing the token that follows those that the cache does not have.
     fn start(&mut self) -> Result<()> {
+        self.renew_cache()?;
         let known = (self.cache.len() as usize).min(self.tokens.len() - 1);
         self.next = Some(self.start_after(&row(&self.tokens[known..])?)?);
         Ok(())

@@ -2,6 +2,7 @@ use crate::array::Array;
 use crate::error::Result;
 use crate::ops::{self, QuantizedWeight};
 
+use super::activation::Activation;
 use super::config::Config;
 use super::linear::{Change, Fusion, Linear, Norm};
 use super::matrix::{Matrix, same_format};
@@ -15,13 +16,6 @@ pub(super) struct Mlp {
     pub down_proj: Linear,
     pub activation: Activation,
     fused: Fused,
-}
-
-/// The activation of the gate.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum Activation {
-    Silu,
-    Gelu,
 }
 
 /// How gate, up and the activation run. It is decided when the weights are loaded or changed, and
@@ -40,12 +34,8 @@ impl Mlp {
         let mut projection = |name: &str, outputs: i32, inputs: i32| {
             Linear::load(&format!("{path}.{name}"), [outputs, inputs], config, weights)
         };
-        let activation = match config.kind()?.gates_by_gelu() {
-            true => Activation::Gelu,
-            false => Activation::Silu,
-        };
         Ok(Self::new(
-            activation,
+            config.activation()?,
             projection("gate_proj", inner, hidden)?,
             projection("up_proj", inner, hidden)?,
             projection("down_proj", hidden, inner)?,
@@ -76,10 +66,7 @@ impl Mlp {
         let x = norm.forward(x)?;
         let gate = self.gate_proj.forward(&x, Fusion::default())?;
         let up = self.up_proj.forward(&x, Fusion::default())?;
-        match self.activation {
-            Activation::Silu => ops::swiglu(&gate, &up),
-            Activation::Gelu => ops::geglu(&gate, &up),
-        }
+        self.activation.gated(&gate, &up)
     }
 
     /// The layer with each projection changed by `f`.

@@ -19,6 +19,8 @@
 //! # Ok::<(), mlx_primitives::Error>(())
 //! ```
 
+mod activation;
+mod adapted;
 mod adapter_files;
 mod adapters;
 mod attention;
@@ -27,10 +29,13 @@ mod cache;
 mod chat_template;
 mod checkpoint;
 mod config;
+mod config_json;
+mod config_keys;
 mod cuts;
 mod draw;
 mod embedding;
 mod estimate;
+mod fingerprint;
 mod generate;
 mod gguf;
 mod layer;
@@ -43,6 +48,7 @@ mod model_files;
 mod model_type;
 mod options;
 mod parts;
+mod peft_adapters;
 mod penalties;
 mod prompt;
 mod prompt_cache;

@@ -1,8 +1,11 @@
+use std::cell::OnceCell;
+
 use crate::array::{Array, eval};
 use crate::device::{Device, default_device};
 use crate::dtype::Dtype;
 use crate::error::{Error, Result};
 
+use super::adapters::Adapters;
 use super::cache::{AttentionMask, Cache, CacheKind, LayerCache};
 use super::config::{Config, Quantization};
 use super::cuts::Axis;
@@ -24,6 +27,10 @@ pub struct Llama {
     pub(super) lm_head: Option<Linear>,
     pub(super) parts: Parts,
     pub(super) recorded: Recorded,
+    /// The updates beside the weights.
+    pub(super) adapters: Adapters,
+    /// The sum over all weights, once it was asked for.
+    pub(super) weights_sum: OnceCell<u64>,
 }
 
 impl Llama {
@@ -39,13 +46,15 @@ impl Llama {
     /// Makes a model, or this rank's part of it, of a configuration and weights. With `progress`,
     /// each layer is evaluated before the next one is read.
     pub(super) fn assemble(
-        config: Config,
+        mut config: Config,
         weights: Weights,
         split: Option<&Split>,
         mut progress: Option<&mut dyn FnMut(Progress)>,
     ) -> Result<Self> {
         let parts = Parts::new(split, &config)?;
         parts.agree("the model", || weights.identity(&config))?;
+        let tied = config.tie_word_embeddings.unwrap_or(!weights.contains("lm_head.weight"));
+        config.tie_word_embeddings = Some(tied);
         let mut weights = weights.of_parts(parts.clone());
         weights.keep_own_layers(config.num_hidden_layers);
         let total = weights.nbytes();
@@ -61,7 +70,6 @@ impl Llama {
         let (vocab, hidden) = (config.vocab_size, config.hidden_size);
         let embed_tokens =
             Matrix::load("model.embed_tokens", [vocab, hidden], &config, &mut weights)?;
-        let tied = config.tie_word_embeddings;
         let embed_tokens = match tied && place {
             true => embed_tokens.placed_alone()?,
             false => embed_tokens,
@@ -100,8 +108,17 @@ impl Llama {
         rest.extend(lm_head.iter().flat_map(Linear::arrays));
         read(&rest, 0)?;
         weights.finish(tied)?;
-        let recorded = Recorded::default();
-        let llama = Self { config, embed_tokens, layers, norm, lm_head, parts, recorded };
+        let llama = Self {
+            config,
+            embed_tokens,
+            layers,
+            norm,
+            lm_head,
+            parts,
+            recorded: Recorded::default(),
+            adapters: Adapters::default(),
+            weights_sum: OnceCell::new(),
+        };
         llama.parts.learn(llama.dtype(), |entered| llama.stream_after(entered))?;
         Ok(llama)
     }
@@ -160,7 +177,8 @@ impl Llama {
 
     /// The model with each projection changed by `f`, which leaves the matrices as they are.
     pub(super) fn with_updates(&self, f: &Change) -> Result<Self> {
-        self.with(&|layer| layer.updated(f), f)
+        let same = self.with(&|layer| layer.updated(f), f)?;
+        Ok(Self { weights_sum: self.weights_sum.clone(), ..same })
     }
 
     fn with(
@@ -176,18 +194,27 @@ impl Llama {
             lm_head: self.lm_head.as_ref().map(of_head).transpose()?,
             parts: self.parts.clone(),
             recorded: Recorded::default(),
+            adapters: self.adapters.clone(),
+            weights_sum: OnceCell::new(),
         })
     }
 
     /// An empty cache for this model, of the plain kind. Layers of sliding attention keep only the
     /// positions in their window.
     pub fn new_cache(&self) -> Cache {
-        Cache { layers: self.layer_caches(&LayerCache::default()) }
+        Cache { layers: self.layer_caches(&LayerCache::default(), usize::MAX) }
     }
 
-    fn layer_caches(&self, full: &LayerCache) -> Vec<LayerCache> {
+    /// The caches for a text of `positions`, of which a window as long as that hides none.
+    fn layer_caches(&self, full: &LayerCache, positions: usize) -> Vec<LayerCache> {
+        let smaller = |window: i32| match full.kind() {
+            CacheKind::Rotating { max_size, .. } => window < max_size,
+            _ => true,
+        };
         let of_layer = |layer: usize| {
-            let sliding = self.config.window_of(layer).and_then(|max_size| {
+            let window = self.config.window_of(layer).filter(|&window| smaller(window));
+            let sliding = window.filter(|window| positions > window.unsigned_abs() as usize);
+            let sliding = sliding.and_then(|max_size| {
                 LayerCache::new(CacheKind::Rotating { max_size, keep: 0 }).ok()
             });
             sliding.unwrap_or_else(|| full.clone())
@@ -196,13 +223,19 @@ impl Llama {
     }
 
     /// An empty cache of a kind for this model. Layers of sliding attention keep only the positions
-    /// in their window, as in [`new_cache`](Self::new_cache).
+    /// in their window, as in [`new_cache`](Self::new_cache), unless a rotating cache keeps fewer.
     ///
     /// # Errors
     ///
     /// Returns an error for bits or groups that MLX does not pack, for groups that do not divide a
     /// head's features, and for a rotating cache whose `keep` is not within 0 to `max_size - 1`.
     pub fn new_cache_of(&self, kind: CacheKind) -> Result<Cache> {
+        self.new_cache_for(kind, usize::MAX)
+    }
+
+    /// An empty cache of a kind for a text of up to `positions`. Layers of sliding attention whose
+    /// window is not shorter keep all of them, so that positions can be taken back.
+    pub(super) fn new_cache_for(&self, kind: CacheKind, positions: usize) -> Result<Cache> {
         let layer = LayerCache::new(kind)?;
         if let CacheKind::Quantized { group_size, .. } = kind
             && self.config.head_dim() % group_size != 0
@@ -215,7 +248,7 @@ impl Llama {
                 ),
             ));
         }
-        Ok(Cache { layers: self.layer_caches(&layer) })
+        Ok(Cache { layers: self.layer_caches(&layer, positions) })
     }
 
     /// The bytes of the weights.
@@ -347,7 +380,7 @@ impl Llama {
     }
 
     /// The layers that this rank holds, with their numbers.
-    fn numbered_layers(&self) -> impl Iterator<Item = (usize, &DecoderLayer)> {
+    pub(super) fn numbered_layers(&self) -> impl Iterator<Item = (usize, &DecoderLayer)> {
         let first = self.parts.layers(self.config.num_hidden_layers).start;
         (first.unsigned_abs() as usize..).zip(&self.layers)
     }

@@ -12,6 +12,7 @@ use crate::ops::{LinearWeight, Lora, QuantizedWeight};
 
 use super::adapters::Adapters;
 use super::config::{Config, Quantization};
+use super::config_json::parse_object;
 use super::gguf;
 use super::load::safetensors_files;
 use super::model::Llama;
@@ -52,18 +53,17 @@ impl ModelFiles {
         }
         let path = directory.join("config.json");
         let text = files::read_to_string(&path)?;
-        let config = serde_json::from_str(&text).map_err(|e| {
-            Error::file(&path, format_args!("[config] expected an object, got {e}"))
-        })?;
+        let config = parse_object(&text).map_err(|e| Error::file(&path, e))?;
         let mut tensors = BTreeMap::new();
         for file in safetensors_files(&directory)? {
             tensors.extend(io::load_safetensors(file)?.arrays);
         }
         let mut files = Self { directory, config, tensors, companions: None };
-        files.llama()?;
         // Removes tensors that a model does not take: computed tables, and the copy of the
         // embedding.
-        let tied = files.parsed()?.tie_word_embeddings;
+        let tied = files.llama()?.config().tie_word_embeddings == Some(true);
+        // Other programs would tie, or not tie, what this file does not state.
+        files.config.entry("tie_word_embeddings").or_insert(Value::Bool(tied));
         files.tensors.retain(|name, _| {
             let stored_twice = tied && name == "lm_head.weight";
             !stored_twice && !name.ends_with("rotary_emb.inv_freq")

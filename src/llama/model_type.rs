@@ -2,17 +2,22 @@ use serde_json::{Map, Value, json};
 
 use crate::error::{Error, Result};
 
+use super::activation::Activation;
+use super::config_json::short;
+
 /// The architectures that share the code of [`Llama`](super::Llama). Each reads a `config.json` as
-/// mlx-lm's module of that name does.
+/// transformers does, and where that has no such field as mlx-lm's module of that name does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ModelType {
     /// Has the biases and the layers of sliding attention that the configuration asks for.
     Llama,
-    /// A Llama by another name. `sliding_window` alone changes nothing.
+    /// A Llama whose layers all see the last `sliding_window` positions.
     Mistral,
-    /// Has biases for queries, keys and values.
+    /// Has biases for queries, keys and values. With `use_sliding_window`, layers from
+    /// `max_window_layers` on see the last `sliding_window` positions.
     Qwen2,
-    /// Normalizes the vectors of queries and keys before their rotation.
+    /// Normalizes the vectors of queries and keys before their rotation. Has windows like
+    /// [`Qwen2`](Self::Qwen2).
     Qwen3,
     /// Has norms of `1 + weight`, GELU as the gate, and an embedding multiplied by
     /// `sqrt(hidden_size)`.
@@ -59,11 +64,6 @@ impl ModelType {
         })
     }
 
-    /// Whether a `config.json` may list the kind of attention of each layer.
-    pub(super) fn has_layer_types(self) -> bool {
-        matches!(self, Self::Llama | Self::Mistral)
-    }
-
     /// Whether queries and keys are normalized head by head.
     pub(super) fn normalizes_heads(self) -> bool {
         self == Self::Qwen3
@@ -74,10 +74,14 @@ impl ModelType {
         self == Self::Gemma
     }
 
-    /// Whether the gate is GELU rather than SiLU. mlx-lm's Gemma computes it by erf, that of
-    /// transformers by the approximation with tanh.
-    pub(super) fn gates_by_gelu(self) -> bool {
-        self == Self::Gemma
+    /// The activation of the gate that `hidden_act` names. Gemma was trained with the approximation
+    /// of GELU by tanh, which transformers takes for `gelu` too; mlx-lm computes GELU by erf.
+    pub(super) fn activation(self, hidden_act: Option<&str>) -> Result<Activation> {
+        match (self, hidden_act) {
+            (Self::Gemma, None | Some("gelu")) => Ok(Activation::GeluTanh),
+            (_, Some(name)) => Activation::parse(name),
+            (_, None) => Ok(Activation::Silu),
+        }
     }
 
     /// Whether the embedding is multiplied by the square root of its width.
@@ -86,60 +90,140 @@ impl ModelType {
     }
 }
 
-/// Converts a `config.json` to the form that [`Config`](super::Config) reads: without nulls, with
-/// the defaults of its type, and with the fields that newer files nest where older ones have them.
-pub(super) fn normalized(mut config: Map<String, Value>) -> Result<(ModelType, Value)> {
+/// A `config.json` in the form that [`Config`](super::Config) reads.
+pub(super) struct Normalized {
+    pub kind: ModelType,
+    /// Without nulls, with the defaults of its type, and with the fields that newer files nest where
+    /// older ones have them.
+    pub config: Map<String, Value>,
+    /// The first layer of sliding attention, after which all are, where no field lists the kinds.
+    pub slides_from: Option<i32>,
+}
+
+/// The window of transformers' configurations that do not state one.
+const WINDOW: i32 = 4096;
+
+pub(super) fn normalized(mut config: Map<String, Value>) -> Result<Normalized> {
     let refuse = |expected: &str, got: &dyn std::fmt::Display| {
         Err(Error::argument("config", format_args!("{expected}, got {got}")))
     };
+    let no_window = config.get("sliding_window").is_some_and(Value::is_null);
     config.retain(|_, value| !value.is_null());
     let kind = match config.get("model_type") {
         Some(Value::String(name)) => ModelType::parse(name)?,
-        Some(other) => return refuse("a text as model_type", other),
+        Some(other) => return refuse("a text as model_type", &short(other)),
         None => return refuse("model_type", &"none"),
     };
-    // transformers 5 writes both of these fields here. mlx-lm reads them for its newer types alone,
-    // but files of other types give the wrong text without them.
-    if let Some(Value::Object(nested)) = config.remove("rope_parameters") {
-        if let (None, Some(theta)) = (config.get("rope_theta"), nested.get("rope_theta")) {
-            config.insert("rope_theta".into(), theta.clone());
-        }
-        config.entry("rope_scaling").or_insert(Value::Object(nested));
-    }
+    gather_rope(&mut config)?;
     match kind {
-        ModelType::Llama | ModelType::Mistral => {}
-        ModelType::Qwen2 => {
-            config.remove("head_dim");
-            config.entry("rope_theta").or_insert(json!(1e6));
-        }
+        ModelType::Llama | ModelType::Mistral | ModelType::Qwen2 => {}
         ModelType::Qwen3 => {
             config.remove("rope_traditional");
-            require(&config, kind, &["head_dim", "rope_theta", "tie_word_embeddings"])?;
+            config.entry("head_dim").or_insert(json!(128));
         }
         ModelType::Gemma => {
-            config.remove("rope_scaling");
-            config.insert("tie_word_embeddings".into(), json!(true));
-            require(&config, kind, &["head_dim"])?;
+            config.entry("head_dim").or_insert(json!(256));
         }
     }
-    if !kind.has_layer_types() {
-        config.remove("layer_types");
+    if let Some(other) = config.get("hidden_activation") {
+        let own = kind.activation(config.get("hidden_act").and_then(Value::as_str))?;
+        if kind.activation(other.as_str())? != own {
+            return refuse("the same activation as hidden_act in hidden_activation", &short(other));
+        }
     }
+    let slides_from = slides_from(&mut config, kind, no_window)?;
     if let (None, Some(method)) = (config.get("quantization"), config.get("quantization_config")) {
         let quantization = legacy_quantization(method)?;
         config.insert("quantization".into(), quantization);
     }
-    Ok((kind, Value::Object(config)))
+    Ok(Normalized { kind, config, slides_from })
 }
 
-fn require(config: &Map<String, Value>, kind: ModelType, keys: &[&str]) -> Result<()> {
-    match keys.iter().find(|key| !config.contains_key(**key)) {
-        None => Ok(()),
-        Some(key) => Err(Error::argument(
+/// Puts the settings of the rotary embedding where [`Config`](super::Config) reads them. As in
+/// transformers, `rope_scaling` goes before `rope_parameters`, and a `rope_theta` in them before that
+/// beside them.
+fn gather_rope(config: &mut Map<String, Value>) -> Result<()> {
+    let mut inner = None;
+    for key in ["rope_parameters", "rope_scaling"] {
+        let Some(Value::Object(map)) = config.get(key) else { continue };
+        let mut map = map.clone();
+        map.retain(|_, value| !value.is_null());
+        if map.values().any(Value::is_object) {
+            map = of_all_layers(map)?;
+        }
+        if let Some(theta) = map.get("rope_theta") {
+            config.insert("rope_theta".into(), theta.clone());
+        }
+        if !map.is_empty() {
+            inner = Some(map);
+        }
+        config.remove(key);
+    }
+    let Some(mut inner) = inner else { return Ok(()) };
+    // transformers reads it beside them first.
+    let original = "original_max_position_embeddings";
+    if let Some(stated) = config.get(original) {
+        inner.insert(original.into(), stated.clone());
+    }
+    config.insert("rope_scaling".into(), Value::Object(inner));
+    Ok(())
+}
+
+/// The settings of the rotary embedding of every kind of layer, where they are listed by kind.
+fn of_all_layers(by_kind: Map<String, Value>) -> Result<Map<String, Value>> {
+    let mut all = by_kind.into_iter();
+    match all.next() {
+        Some((_, Value::Object(first)))
+            if all.all(|(_, other)| other == Value::Object(first.clone())) =>
+        {
+            Ok(first)
+        }
+        _ => Err(Error::argument(
             "config",
-            format_args!("{key} for model_type {}, got none", kind.name()),
+            "rope_parameters that are equal for all kinds of layers, got different ones",
         )),
     }
+}
+
+/// The first layer of sliding attention of types that state a window for all layers, or for those
+/// after the first `max_window_layers`.
+fn slides_from(
+    config: &mut Map<String, Value>,
+    kind: ModelType,
+    no_window: bool,
+) -> Result<Option<i32>> {
+    let first = match kind {
+        // transformers' Llama and Gemma see all positions; mlx-lm's Llama reads layer_types.
+        ModelType::Llama => return Ok(None),
+        ModelType::Gemma => None,
+        ModelType::Mistral => Some(0),
+        ModelType::Qwen2 | ModelType::Qwen3 => match config.get("use_sliding_window") {
+            Some(Value::Bool(true)) => match config.get("max_window_layers") {
+                None => Some(28),
+                Some(layers) => match layers.as_i64().map(i32::try_from) {
+                    Some(Ok(layers)) if layers >= 0 => Some(layers),
+                    _ => {
+                        let got = format_args!("a number max_window_layers, got {}", short(layers));
+                        return Err(Error::argument("config", got));
+                    }
+                },
+            },
+            None | Some(Value::Bool(false)) => None,
+            Some(other) => {
+                let got = format_args!("true or false as use_sliding_window, got {}", short(other));
+                return Err(Error::argument("config", got));
+            }
+        },
+    };
+    let Some(first) = first.filter(|_| !no_window) else {
+        if kind != ModelType::Mistral {
+            config.remove("layer_types");
+        }
+        config.remove("sliding_window");
+        return Ok(None);
+    };
+    config.entry("sliding_window").or_insert(json!(WINDOW));
+    Ok((!config.contains_key("layer_types")).then_some(first))
 }
 
 /// Converts a `quantization_config` without a `quantization` beside it to MLX's fields.
@@ -150,7 +234,10 @@ fn legacy_quantization(config: &Value) -> Result<Value> {
         }
         Some(method) => Err(Error::argument(
             "config",
-            format_args!("quantization_config of quant_method mxfp4 or of MLX's own, got {method}"),
+            format_args!(
+                "quantization_config of quant_method mxfp4 or of MLX's own, got {}",
+                short(method)
+            ),
         )),
         None => Ok(config.clone()),
     }

@@ -71,6 +71,22 @@ impl Parts {
         self.cuts().map_or(0..outputs, |cuts| cuts.rows(path, outputs))
     }
 
+    /// The rows among them which no lower rank holds, or of which it has other columns.
+    pub fn fresh_rows(&self, path: &str, outputs: i32) -> Range<i32> {
+        self.cuts().map_or(0..outputs, |cuts| cuts.fresh_rows(path, outputs))
+    }
+
+    /// The sum of a number of each rank, modulo 2^64.
+    pub fn sum(&self, own: u64) -> Result<u64> {
+        let Some(group) = self.group()? else { return Ok(own) };
+        let all = group.gather_text(&format!("{own:016x}"))?;
+        let number = |text: &String| u64::from_str_radix(text, 16).ok();
+        all.iter()
+            .map(number)
+            .try_fold(0, |sum: u64, own| Some(sum.wrapping_add(own?)))
+            .ok_or_else(|| Error::argument("split", "a number of each rank"))
+    }
+
     /// The columns of the matrix `[..., inputs]` of that path which this rank holds.
     pub fn columns(&self, path: &str, inputs: i32) -> Range<i32> {
         self.cuts().and_then(|cuts| cuts.own_columns(path)).unwrap_or(0..inputs)
@@ -275,31 +291,12 @@ impl Parts {
         }
     }
 
-    /// Rows of the matrix at `path` with the columns of all ranks, of which `own` has this rank's, packed
-    /// or not.
-    pub fn whole_rows(&self, path: &str, own: &Array) -> Result<Array> {
-        let Some(shared) = &self.0 else { return Ok(own.clone()) };
-        let Some(columns) = shared.cuts.columns(path) else { return Ok(own.clone()) };
-        let counts: Vec<i64> = columns.map(|columns| i64::from(length(&columns))).collect();
-        let (width, held) = (i64::from(own.dim(-1)?), counts.get(self.rank()).copied());
-        let lengths: Vec<i32> =
-            counts.iter().map(|count| (count * width / held.unwrap_or(1)) as i32).collect();
-        shared.group()?.gather_last(own, &lengths)
-    }
-
     /// Returns an error unless all ranks have the same value.
     pub fn agree(&self, what: &str, value: impl FnOnce() -> Result<String>) -> Result<()> {
         match self.0.as_deref() {
             Some(Shared { group: Some(group), .. }) => group.agree(what, &value()?),
             _ => Ok(()),
         }
-    }
-
-    /// The text of rank 0.
-    pub fn of_first(&self, text: String) -> Result<String> {
-        let Some(shared) = &self.0 else { return Ok(text) };
-        let bytes = shared.group()?.broadcast(text.as_bytes())?;
-        Ok(String::from_utf8_lossy(&bytes).into_owned())
     }
 
     /// The group of the ranks; `None` if there is one rank.

@@ -3,29 +3,43 @@
 use crate::array::{Array, eval};
 use crate::error::{Error, Result};
 
-use super::cache::Cache;
+use super::cache::{Cache, CacheKind};
 use super::linear::Fusion;
 use super::model::Llama;
 use super::options::Options;
+use super::rope_frequencies::RopeFrequencies;
+
+/// The most positions that a cache counts.
+const LONGEST: usize = i32::MAX as usize - 1;
 
 impl Llama {
-    /// Checks the prompt and returns the length of the longest sequence.
+    /// Checks the prompt and returns the number of tokens to generate at most: there are
+    /// `max_position_embeddings` positions, or any number where a rotating cache forgets positions.
     pub(super) fn check_prompt(&self, prompt: &[u32], options: &Options) -> Result<usize> {
-        let limit = self.check_tokens("generate", "a prompt", prompt)?;
+        let limit = match options.cache {
+            CacheKind::Rotating { .. } => LONGEST,
+            _ => self.longest(),
+        };
+        self.check_up_to(limit, "generate", "a prompt", prompt)?;
         if options.prefill_step == 0 {
             let expected = "a prefill step of at least 1 token, got 0";
             return Err(Error::argument("generate", expected));
         }
-        Ok(limit)
+        Ok(options.max_tokens.min(limit + 1 - prompt.len()))
     }
 
-    /// The length of the longest sequence, or an error for a text that is empty, longer than that, or
-    /// has tokens outside the vocabulary.
-    pub(super) fn check_tokens(&self, op: &str, text: &str, tokens: &[u32]) -> Result<usize> {
-        let limit = self
-            .config()
-            .max_position_embeddings
-            .map_or(i32::MAX as usize - 1, |limit| limit as usize);
+    /// The length of the longest sequence that the model was made for.
+    fn longest(&self) -> usize {
+        self.config().max_position_embeddings.map_or(LONGEST, |limit| limit.unsigned_abs() as usize)
+    }
+
+    /// Returns an error for a text that is empty, longer than the model was made for, or has tokens
+    /// outside the vocabulary.
+    pub(super) fn check_tokens(&self, op: &str, text: &str, tokens: &[u32]) -> Result<()> {
+        self.check_up_to(self.longest(), op, text, tokens)
+    }
+
+    fn check_up_to(&self, limit: usize, op: &str, text: &str, tokens: &[u32]) -> Result<()> {
         let refuse = |expected: std::fmt::Arguments| Err(Error::argument(op, expected));
         if tokens.is_empty() || tokens.len() > limit {
             return refuse(format_args!("{text} of 1 to {limit} tokens, got {}", tokens.len()));
@@ -33,11 +47,39 @@ impl Llama {
         if let Some(token) = tokens.iter().find(|&&t| t as usize >= self.vocab()) {
             return refuse(format_args!("tokens below {}, got {token}", self.vocab()));
         }
-        Ok(limit)
+        Ok(())
     }
 
     pub(super) fn vocab(&self) -> usize {
         self.config().vocab_size.unsigned_abs() as usize
+    }
+
+    /// The number of tokens that a pass may run after the first `seen` of a text, all of them and that
+    /// pass being rotated alike.
+    pub(super) fn rotated_alike(&self, seen: usize) -> usize {
+        let longest = self.rope().and_then(RopeFrequencies::longest_short);
+        match longest.map(|longest| longest.unsigned_abs() as usize) {
+            Some(longest) if seen <= longest => longest + 1 - seen,
+            _ => usize::MAX,
+        }
+    }
+
+    /// Whether the positions of a text that has grown from `before` to `now` are to be rotated anew.
+    pub(super) fn rotates_anew(&self, before: i32, now: usize) -> bool {
+        let longest = self.rope().and_then(RopeFrequencies::longest_short);
+        let longer = |longest: i32| before <= longest && now > longest.unsigned_abs() as usize;
+        before > 0 && longest.is_some_and(longer)
+    }
+
+    /// Whether keys that were rotated in a text of `before` positions are those of a text of `now`.
+    pub(super) fn keeps_keys(&self, before: i32, now: usize) -> bool {
+        let now = i32::try_from(now).unwrap_or(i32::MAX);
+        self.rope().is_none_or(|rope| rope.keeps_keys(before, now))
+    }
+
+    /// The rotation of positions; `None` on a rank without layers.
+    fn rope(&self) -> Option<&RopeFrequencies> {
+        self.layers.first().map(|layer| &layer.self_attn.rope)
     }
 
     /// Runs the tokens of `tokens[..end]` that the cache does not have, `step` at a time.

@@ -3,16 +3,14 @@ use std::path::Path;
 use crate::array::{Array, eval};
 use crate::error::{Error, Result};
 use crate::files::Replacement;
-use crate::hash::Fnv;
 use crate::io;
 
 use super::cache::{Cache, CacheKind, Expected, Heads};
-use super::matrix::Matrix;
 use super::model::Llama;
 use super::parts::Parts;
 
 /// The format in the metadata of a prompt cache's file.
-const FORMAT: &str = "mlx-primitives prompt cache 1";
+const FORMAT: &str = "mlx-primitives prompt cache 2";
 
 /// A cache and the tokens in it: a prompt that need not be computed again, in memory or in a
 /// safetensors file.
@@ -47,7 +45,7 @@ pub struct PromptCache {
 
 impl PromptCache {
     pub(super) fn new(model: &Llama, cache: Cache, tokens: Vec<u32>) -> Result<Self> {
-        Ok(Self { cache, tokens, model: fingerprint(model)?, parts: model.parts.clone() })
+        Ok(Self { cache, tokens, model: model.fingerprint()?, parts: model.parts.clone() })
     }
 
     /// The number of the first layer that the cache holds.
@@ -67,10 +65,14 @@ impl PromptCache {
     ///
     /// Returns an error for a kind that [`Llama::new_cache_of`] refuses.
     pub fn is_of(&self, kind: CacheKind, model: &Llama) -> Result<bool> {
-        let new = model.new_cache_of(kind)?;
-        let kinds =
-            |cache: &Cache| cache.layers.iter().map(|layer| layer.kind()).collect::<Vec<_>>();
-        Ok(kinds(&new) == kinds(&self.cache))
+        // A layer of sliding attention keeps all positions while its window hides none.
+        let (sliding, full) = (model.new_cache_of(kind)?, model.new_cache_for(kind, 0)?);
+        let all = sliding.layers.iter().zip(&full.layers).zip(&self.cache.layers);
+        let known = sliding.layers.len() == self.cache.layers.len();
+        Ok(known
+            && all
+                .into_iter()
+                .all(|((sliding, full), own)| [sliding.kind(), full.kind()].contains(&own.kind())))
     }
 
     /// The bytes of the cache's buffers.
@@ -103,7 +105,9 @@ impl PromptCache {
             arrays.push(("tokens".to_owned(), Array::from_slice(&self.tokens, [count])?));
         }
         let layers = layers.to_string();
-        let metadata = [("format", FORMAT), ("model", &self.model), ("layers", &layers)];
+        let text = self.cache.text_len().to_string();
+        let metadata =
+            [("format", FORMAT), ("model", &self.model), ("layers", &layers), ("text", &text)];
         let arrays = arrays.iter().map(|(name, array)| (name.as_str(), array));
         file.write(|partial| io::save_safetensors(partial, arrays, metadata))?;
         file.commit()
@@ -147,7 +151,7 @@ impl PromptCache {
         if text("format") != FORMAT {
             return refuse(format_args!("a file of format {FORMAT:?}, got {:?}", text("format")));
         }
-        let own = fingerprint(model)?;
+        let own = model.fingerprint()?;
         if text("model") != own {
             return refuse(format_args!("a cache of model {own}, got one of {}", text("model")));
         }
@@ -171,7 +175,10 @@ impl PromptCache {
             heads: model.parts.heads(Heads::from(model.config())),
             dtype: model.dtype(),
         };
-        let cache = Cache::restored(&mut file.arrays, &layers, &expected)?;
+        let mut cache = Cache::restored(&mut file.arrays, &layers, &expected)?;
+        // A file without it has positions that were rotated for another text than any.
+        let text = file.metadata.get("text").and_then(|text| text.parse().ok());
+        cache.set_text_len(text.unwrap_or(usize::MAX));
         if cache.len() as usize != tokens.len() {
             return refuse(format_args!("{} tokens, got {}", cache.len(), tokens.len()));
         }
@@ -180,25 +187,44 @@ impl PromptCache {
 
     /// Reduces the cache to the beginning that it has in common with a prompt, without the prompt's
     /// last token, and returns it with that number of tokens. If positions cannot be removed from a
-    /// full rotating cache, it is emptied.
-    pub(super) fn for_prompt(mut self, model: &Llama, prompt: &[u32]) -> Result<(Cache, usize)> {
-        let own = fingerprint(model)?;
+    /// full rotating cache, it is emptied. `None` stands for a new cache: the keys are rotated for
+    /// another length of the text, or a layer of sliding attention keeps more positions than it may see
+    /// in a text of up to `positions`.
+    pub(super) fn for_prompt(
+        mut self,
+        model: &Llama,
+        prompt: &[u32],
+        positions: usize,
+    ) -> Result<(Option<Cache>, usize)> {
+        let own = model.fingerprint()?;
         if own != self.model {
             return Err(Error::argument(
                 "prompt_cache",
                 format_args!("a cache of model {own}, got one of {}", self.model),
             ));
         }
+        if !model.keeps_keys(self.cache.text_len(), prompt.len()) || !self.hides(model, positions) {
+            return Ok((None, 0));
+        }
         let same = self.tokens.iter().zip(prompt).take_while(|(a, b)| a == b).count();
         let common = same.min(prompt.len().saturating_sub(1));
         let extra = i32::try_from(self.tokens.len() - common).unwrap_or(i32::MAX);
         if self.cache.can_trim(extra) {
             self.cache.trim(extra)?;
-            return Ok((self.cache, common));
+            return Ok((Some(self.cache), common));
         }
-        let emptied: Result<Vec<_>> =
-            self.cache.layers.iter().map(|layer| layer.emptied()).collect();
-        Ok((Cache { layers: emptied? }, 0))
+        Ok((Some(self.cache.emptied()?), 0))
+    }
+
+    /// Whether each layer of sliding attention forgets the positions that it may not see in a text of
+    /// up to `positions`.
+    fn hides(&self, model: &Llama, positions: usize) -> bool {
+        let windows = model.numbered_layers().map(|(layer, _)| model.config().window_of(layer));
+        windows.zip(&self.cache.layers).all(|(window, layer)| match (window, layer.kind()) {
+            (None, _) => true,
+            (Some(window), CacheKind::Rotating { max_size, .. }) => max_size <= window,
+            (Some(window), _) => positions <= window.unsigned_abs() as usize,
+        })
     }
 }
 
@@ -208,35 +234,4 @@ fn replacement(path: &Path) -> Result<Replacement> {
         return Err(Error::file(path, "expected a name that ends in .safetensors"));
     }
     Replacement::of(path)
-}
-
-/// A hash of the configuration and of a row of each projection, which tells models apart.
-/// Fine-tuned and repacked models are other models.
-fn fingerprint(model: &Llama) -> Result<String> {
-    let config = model.config();
-    let mut hash = Fnv::default();
-    hash.add(format!("{config:?} {}", model.dtype()).as_bytes());
-    let hash = model.parts.in_turn(format!("{:016x}", hash.0), |before| {
-        let mut hash = Fnv(u64::from_str_radix(before, 16).unwrap_or_default());
-        let mut rows = Vec::new();
-        for projection in model.layers.iter().flat_map(|layer| layer.projections()) {
-            let row = match &projection.matrix {
-                Matrix::Plain(rows) => rows.i(..1)?.astype(crate::Dtype::Float32)?,
-                Matrix::Quantized(rows) => rows.packed().i(..1)?,
-            };
-            rows.push(model.parts.whole_rows(&projection.path, &row.contiguous()?)?);
-        }
-        eval(&rows)?;
-        for row in &rows {
-            match row.to_vec::<f32>() {
-                Ok(values) => values.iter().for_each(|it| hash.add(&it.to_bits().to_le_bytes())),
-                Err(_) => {
-                    row.to_vec::<u32>()?.iter().for_each(|code| hash.add(&code.to_le_bytes()))
-                }
-            }
-        }
-        Ok(format!("{:016x}", hash.0))
-    })?;
-    // The first rows of a model on several ranks are those of rank 0.
-    model.parts.of_first(format!("{}-{hash}", config.model_type))
 }

@@ -1,3 +1,5 @@
+use std::borrow::Cow;
+
 use crate::array::{Array, concatenate};
 use crate::error::Result;
 use crate::ops::{self, Rope, RopeAppend};
@@ -26,6 +28,17 @@ pub struct RopeFrequencies {
     explicit: Option<Array>,
     values: Vec<f32>,
     dynamic: Option<Dynamic>,
+    short: Option<Box<Short>>,
+    /// The length of the text, of which the positions so far may be a part.
+    text: i32,
+}
+
+/// The periods of texts up to a length, where longer ones have others.
+#[derive(Clone, Debug)]
+struct Short {
+    longest: i32,
+    explicit: Array,
+    values: Vec<f32>,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -41,8 +54,8 @@ impl RopeFrequencies {
     /// # Errors
     ///
     /// Returns an error for odd `dims`, a base or a number of the scaling that is not positive and
-    /// finite, lists of another length than `dims / 2`, `dynamic` and `longrope` without a limit,
-    /// and whatever else makes a frequency that is not positive and finite.
+    /// finite, lists of another length than `dims / 2`, a scaling that lacks a number and a limit to
+    /// take its place, and whatever else makes a frequency that is not positive and finite.
     pub fn new(
         dims: i32,
         traditional: bool,
@@ -62,6 +75,8 @@ impl RopeFrequencies {
             explicit: None,
             values: powers(base, dims),
             dynamic: None,
+            short: None,
+            text: 0,
         };
         match scaling {
             RopeScaling::Default => {}
@@ -78,11 +93,8 @@ impl RopeFrequencies {
             }
             _ => {
                 rope.stretch(scaling, limit)?;
-                for value in &rope.values {
-                    positive("finite frequencies above 0", f64::from(*value))?;
-                }
                 positive("multiplier", f64::from(rope.multiplier))?;
-                rope.explicit = Some(Array::from_slice(&rope.values, [dims / 2])?);
+                rope.explicit = Some(checked(&rope.values)?);
             }
         }
         Ok(rope)
@@ -90,16 +102,41 @@ impl RopeFrequencies {
 
     /// Whether the rotation of a position depends on the sequence length.
     pub(super) fn depends_on_length(&self) -> bool {
-        self.dynamic.is_some()
+        self.dynamic.is_some() || self.short.is_some()
+    }
+
+    /// The rotation of positions of a text of at least `len` positions.
+    pub(super) fn of_text(&self, len: i32) -> Cow<'_, Self> {
+        match self.depends_on_length() && len > self.text {
+            true => Cow::Owned(Self { text: len, ..self.clone() }),
+            false => Cow::Borrowed(self),
+        }
+    }
+
+    /// Whether keys that were rotated in a text of `before` positions, which may have grown to that
+    /// length, are those of a text of `now` positions.
+    pub(super) fn keeps_keys(&self, before: i32, now: i32) -> bool {
+        let is_short = |short: &Short, len: i32| len <= short.longest;
+        self.short.as_ref().is_none_or(|short| is_short(short, before) == is_short(short, now))
+            && self.dynamic.is_none_or(|Dynamic { limit, .. }| f64::from(before.max(now)) <= limit)
+    }
+
+    /// The longest text that has other periods than longer ones.
+    pub(super) fn longest_short(&self) -> Option<i32> {
+        self.short.as_ref().map(|short| short.longest)
     }
 
     /// Computes the periods of the kinds that need an explicit list. Operations and their types are
-    /// mlx-lm's: numbers of the configuration are in double precision, arrays in single.
+    /// transformers': numbers of the configuration are in double precision, arrays in single.
     fn stretch(&mut self, scaling: &RopeScaling, limit: Option<i32>) -> Result<()> {
+        let original = |stated: &Option<f64>| match stated {
+            Some(stated) => positive("original_max_position_embeddings", *stated),
+            None => known(limit),
+        };
         match scaling {
-            RopeScaling::Llama3 { factor, low_freq_factor, high_freq_factor, original } => {
+            RopeScaling::Llama3 { factor, low_freq_factor, high_freq_factor, original: stated } => {
                 let factor = positive("factor", *factor)? as f32;
-                let original = positive("original_max_position_embeddings", *original)?;
+                let original = original(stated)?;
                 let low = positive("low_freq_factor", *low_freq_factor)?;
                 let high = positive("high_freq_factor", *high_freq_factor)?;
                 if high <= low {
@@ -119,14 +156,18 @@ impl RopeFrequencies {
             }
             RopeScaling::Yarn {
                 factor,
-                original,
+                original: stated,
                 beta_fast,
                 beta_slow,
+                attention_factor,
                 mscale,
-                mscale_all_dim,
+                truncate,
             } => {
-                let factor = positive("factor", *factor)?;
-                let original = positive("original_max_position_embeddings", *original)?;
+                let original = original(stated)?;
+                let factor = match factor {
+                    Some(factor) => positive("factor", *factor)?,
+                    None => known(limit)? / original,
+                };
                 let (fast, slow) =
                     (positive("beta_fast", *beta_fast)?, positive("beta_slow", *beta_slow)?);
                 let dims = f64::from(self.dims);
@@ -134,8 +175,11 @@ impl RopeFrequencies {
                     dims * (original / (turns * std::f64::consts::TAU)).ln()
                         / (2.0 * f64::from(self.base).ln())
                 };
-                let low = column(fast).floor().max(0.0);
-                let mut high = column(slow).ceil().min(dims - 1.0);
+                let (low, high) = match truncate {
+                    true => (column(fast).floor(), column(slow).ceil()),
+                    false => (column(fast), column(slow)),
+                };
+                let (low, mut high) = (low.max(0.0), high.min(dims - 1.0));
                 if low == high {
                     high += 0.001;
                 }
@@ -150,25 +194,46 @@ impl RopeFrequencies {
                     true => 1.0,
                     false => 0.1 * mscale * factor.ln() + 1.0,
                 };
-                self.multiplier = (weight(*mscale) / weight(*mscale_all_dim)) as f32;
+                self.multiplier = match (attention_factor, mscale) {
+                    (Some(stated), _) => *stated,
+                    (None, Some([of_one, of_all])) => weight(*of_one) / weight(*of_all),
+                    (None, None) => weight(1.0),
+                } as f32;
             }
-            RopeScaling::LongRope { long_factor, original } => {
-                let original = positive("original_max_position_embeddings", *original)?;
-                let half = self.values.len();
-                if long_factor.len() != half && long_factor.len() != 1 {
-                    return refuse(format_args!("{half} factors, got {}", long_factor.len()));
+            RopeScaling::LongRope {
+                short_factor,
+                long_factor,
+                original: stated,
+                factor,
+                attention_factor,
+            } => {
+                let original = original(stated)?;
+                let powers = std::mem::take(&mut self.values);
+                self.values = scaled(&powers, long_factor)?;
+                if short_factor != long_factor {
+                    let values = scaled(&powers, short_factor)?;
+                    let longest = original.min(f64::from(i32::MAX)) as i32;
+                    self.short =
+                        Some(Box::new(Short { longest, explicit: checked(&values)?, values }));
                 }
-                for (freq, factor) in self.values.iter_mut().zip(long_factor.iter().cycle()) {
-                    *freq *= *factor as f32;
-                }
-                let longer = known(limit)? / original;
-                if longer > 1.0 {
-                    self.multiplier = (1.0 + longer.ln() / original.ln()).sqrt() as f32;
-                }
+                let longer = match factor {
+                    Some(factor) => positive("factor", *factor)?,
+                    None => known(limit)? / original,
+                };
+                self.multiplier = match attention_factor {
+                    Some(stated) => *stated,
+                    None if longer > 1.0 => (1.0 + longer.ln() / original.ln()).sqrt(),
+                    None => 1.0,
+                } as f32;
             }
             _ => {}
         }
         Ok(())
+    }
+
+    /// The other periods, if a text of `len` positions has them.
+    fn short(&self, len: i32) -> Option<&Short> {
+        self.short.as_deref().filter(|short| len.max(self.text) <= short.longest)
     }
 
     /// The number of features that are rotated.
@@ -190,16 +255,17 @@ impl RopeFrequencies {
     pub fn base(&self, len: i32) -> f32 {
         let Some(Dynamic { factor, limit }) = self.dynamic else { return self.base };
         let dims = f64::from(self.dims);
-        let stretch = factor * f64::from(len).max(limit) / limit - (factor - 1.0);
+        let stretch = factor * f64::from(len.max(self.text)).max(limit) / limit - (factor - 1.0);
         (f64::from(self.base) * stretch.powf(dims / (dims - 2.0))) as f32
     }
 
     /// The `dims / 2` periods divided by 2 pi for a text of `len` positions, as `freqs` of
     /// [`ops::rope`].
     pub fn values(&self, len: i32) -> Vec<f32> {
-        match self.dynamic {
-            Some(_) => powers(self.base(len), self.dims),
-            None => self.values.clone(),
+        match (self.dynamic, self.short(len)) {
+            (Some(_), _) => powers(self.base(len), self.dims),
+            (None, Some(short)) => short.values.clone(),
+            (None, None) => self.values.clone(),
         }
     }
 
@@ -212,7 +278,7 @@ impl RopeFrequencies {
             base: self.explicit.is_none().then(|| self.base(len)),
             scale: self.scale,
             offset: offset.into(),
-            freqs: self.explicit.as_ref(),
+            freqs: self.short(len).map(|short| &short.explicit).or(self.explicit.as_ref()),
         };
         RopeAppend { multiplier: self.multiplier, ..rope.into() }
     }
@@ -243,6 +309,23 @@ impl RopeFrequencies {
 /// `base^(2i / dims)`.
 fn powers(base: f32, dims: i32) -> Vec<f32> {
     (0..dims / 2).map(|i| base.powf((2 * i) as f32 / dims as f32)).collect()
+}
+
+/// The periods, multiplied by a factor each or by one for all.
+fn scaled(powers: &[f32], factors: &[f64]) -> Result<Vec<f32>> {
+    if factors.len() != powers.len() && factors.len() != 1 {
+        return refuse(format_args!("{} factors, got {}", powers.len(), factors.len()));
+    }
+    let each = factors.iter().cycle();
+    Ok(powers.iter().zip(each).map(|(power, factor)| power * *factor as f32).collect())
+}
+
+/// The periods as an array, if all are positive and finite.
+fn checked(values: &[f32]) -> Result<Array> {
+    for value in values {
+        positive("finite frequencies above 0", f64::from(*value))?;
+    }
+    Array::from_slice(values, [i32::try_from(values.len()).unwrap_or(i32::MAX)])
 }
 
 fn positive(name: &str, value: f64) -> Result<f64> {

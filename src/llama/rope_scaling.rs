@@ -2,8 +2,10 @@ use serde_json::Value;
 
 use crate::error::{Error, Result};
 
+use super::config_json::short;
+
 /// How a model stretches its rotary embedding to longer texts than it was trained on: the
-/// `rope_scaling` of a `config.json`, with the meaning that mlx-lm gives it.
+/// `rope_scaling` or `rope_parameters` of a `config.json`, with the meaning that transformers gives it.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub enum RopeScaling {
     /// No scaling.
@@ -27,33 +29,47 @@ pub enum RopeScaling {
         low_freq_factor: f64,
         /// Wavelengths below `original / high_freq_factor` are short.
         high_freq_factor: f64,
-        /// The number of positions that the model was first trained on.
-        original: f64,
+        /// The number of positions that the model was first trained on; `None` is
+        /// `max_position_embeddings`.
+        original: Option<f64>,
     },
     /// Divides low frequencies by a factor, and multiplies the rotated features
     /// ([Peng et al. 2023](https://arxiv.org/abs/2309.00071)).
     Yarn {
-        /// The divisor of low frequencies.
-        factor: f64,
-        /// The number of positions that the model was first trained on.
-        original: f64,
+        /// The divisor of low frequencies; `None` is `max_position_embeddings` divided by
+        /// `original`.
+        factor: Option<f64>,
+        /// The number of positions that the model was first trained on; `None` is
+        /// `max_position_embeddings`.
+        original: Option<f64>,
         /// A frequency with at least this number of turns over those positions is kept.
         beta_fast: f64,
         /// A frequency with at most this number of turns over those positions is divided by the
         /// whole factor.
         beta_slow: f64,
-        /// The weight of the factor's logarithm in the numerator of the multiplier.
-        mscale: f64,
-        /// The weight of the factor's logarithm in the denominator of the multiplier.
-        mscale_all_dim: f64,
+        /// The multiplier of the rotated features; `None` computes it of the factor and `mscale`.
+        attention_factor: Option<f64>,
+        /// The weights of the factor's logarithm in the numerator and the denominator of the
+        /// multiplier; `None` is 1 in the numerator and no denominator.
+        mscale: Option<[f64; 2]>,
+        /// Whether the range of columns between both numbers of turns is widened to whole columns.
+        truncate: bool,
     },
-    /// Multiplies each period by its own factor
-    /// ([Ding et al. 2024](https://arxiv.org/abs/2402.13753)).
+    /// Multiplies each period by its own factor, one for texts up to `original` positions and another
+    /// one for longer texts ([Ding et al. 2024](https://arxiv.org/abs/2402.13753)).
     LongRope {
-        /// `dims / 2` factors, or one for all periods.
+        /// `dims / 2` factors for texts of up to `original` positions, or one for all periods.
+        short_factor: Vec<f64>,
+        /// The factors for longer texts, of the same number.
         long_factor: Vec<f64>,
-        /// The number of positions that the model was first trained on.
-        original: f64,
+        /// The number of positions that the model was first trained on; `None` is
+        /// `max_position_embeddings`.
+        original: Option<f64>,
+        /// How much longer texts may be, for the multiplier; `None` is `max_position_embeddings`
+        /// divided by `original`.
+        factor: Option<f64>,
+        /// The multiplier of the rotated features; `None` computes it of `factor` and `original`.
+        attention_factor: Option<f64>,
     },
 }
 
@@ -65,14 +81,35 @@ pub(super) fn refuse<T>(expected: impl std::fmt::Display) -> Result<T> {
 struct Fields<'a>(&'a Value);
 
 impl Fields<'_> {
+    fn get(&self, name: &str) -> Option<&Value> {
+        self.0.get(name).filter(|value| !value.is_null())
+    }
+
+    fn optional(&self, name: &str) -> Result<Option<f64>> {
+        match self.get(name) {
+            None => Ok(None),
+            Some(value) if value.is_number() => Ok(Some(value.as_f64().unwrap_or(f64::NAN))),
+            Some(value) => refuse(format_args!("a number {name}, got {}", short(value))),
+        }
+    }
+
     fn number(&self, name: &str, default: Option<f64>) -> Result<f64> {
-        match (self.0.get(name), default) {
-            (None | Some(Value::Null), Some(default)) => Ok(default),
-            (Some(value), _) if value.is_number() => Ok(value.as_f64().unwrap_or(f64::NAN)),
-            (value, _) => refuse(format_args!(
-                "a number {name}, got {}",
-                value.map_or("none".into(), Value::to_string)
-            )),
+        match self.optional(name)?.or(default) {
+            Some(number) => Ok(number),
+            None => refuse(format_args!("a number {name}, got none")),
+        }
+    }
+
+    /// The number, or the default if there is none or it is 0, as in Python's `value or default`.
+    fn or(&self, name: &str, default: f64) -> Result<f64> {
+        Ok(self.optional(name)?.filter(|number| *number != 0.0).unwrap_or(default))
+    }
+
+    fn flag(&self, name: &str, default: bool) -> Result<bool> {
+        match self.get(name) {
+            None => Ok(default),
+            Some(Value::Bool(flag)) => Ok(*flag),
+            Some(value) => refuse(format_args!("true or false as {name}, got {}", short(value))),
         }
     }
 
@@ -84,48 +121,77 @@ impl Fields<'_> {
         };
         numbers.map_or_else(|| refuse(format_args!("a list of numbers {name}")), Ok)
     }
+
+    /// The name of the kind, of which files write `rope_type` or, before that, `type`.
+    fn kind(&self) -> Result<&str> {
+        let named = |key: &str| match self.get(key) {
+            None => Ok(None),
+            // Files of Qwen2-VL have `mrope`, whose three positions are equal in a text. mlx-lm wrote
+            // `su` first.
+            Some(Value::String(name)) => Ok(Some(match name.as_str() {
+                "mrope" => "default",
+                "su" => "longrope",
+                name => name,
+            })),
+            Some(other) => refuse(format_args!("a text as {key}, got {}", short(other))),
+        };
+        match (named("rope_type")?, named("type")?) {
+            (Some(one), Some(other)) if one != other => refuse(format_args!(
+                "one kind as rope_type and type, got {one:.40} and {other:.40}"
+            )),
+            (one, other) => Ok(one.or(other).unwrap_or("default")),
+        }
+    }
 }
 
 impl RopeScaling {
-    /// Reads a `rope_scaling` object; its kind is `type`, else `rope_type`, else `default`.
+    /// Reads a `rope_scaling` object; its kind is `rope_type`, else `type`, else `default`. `mrope`, of
+    /// which texts use no more than equal positions, is `default`.
     ///
     /// [`RopeFrequencies::new`](super::RopeFrequencies::new) checks the ranges of the numbers.
     ///
     /// # Errors
     ///
-    /// Returns an error for an unknown kind, and for missing fields.
+    /// Returns an error for an unknown kind, for two kinds that differ, for missing fields, and for a
+    /// `partial_rotary_factor` other than 1.
     pub fn parse(value: &Value) -> Result<Self> {
         if value.is_null() {
             return Ok(Self::Default);
         }
         if !value.is_object() {
-            return refuse(format_args!("an object, got {value}"));
+            return refuse(format_args!("an object, got {}", short(value)));
         }
-        let named = |key: &str| value.get(key).filter(|kind| !kind.is_null());
-        let kind = named("type").or(named("rope_type")).map_or(Some("default"), Value::as_str);
         let fields = Fields(value);
         let number = |name, default| fields.number(name, default);
         let original = "original_max_position_embeddings";
-        Ok(match kind {
-            Some("default") => Self::Default,
-            Some("linear") => Self::Linear { factor: number("factor", None)? },
-            Some("dynamic") => Self::Dynamic { factor: number("factor", None)? },
-            Some("llama3") => Self::Llama3 {
+        let partial = fields.optional("partial_rotary_factor")?;
+        if let Some(other) = partial.filter(|factor| *factor != 1.0) {
+            return refuse(format_args!("partial_rotary_factor 1, got {other}"));
+        }
+        Ok(match fields.kind()? {
+            "default" => Self::Default,
+            "linear" => Self::Linear { factor: number("factor", None)? },
+            "dynamic" => Self::Dynamic { factor: number("factor", None)? },
+            "llama3" => Self::Llama3 {
                 factor: number("factor", None)?,
                 low_freq_factor: number("low_freq_factor", Some(1.0))?,
                 high_freq_factor: number("high_freq_factor", Some(4.0))?,
-                original: number(original, Some(8192.0))?,
+                original: fields.optional(original)?,
             },
-            Some("yarn") => Self::Yarn {
-                factor: number("factor", None)?,
-                original: number(original, Some(4096.0))?,
-                beta_fast: number("beta_fast", Some(32.0))?,
-                beta_slow: number("beta_slow", Some(1.0))?,
-                mscale: number("mscale", Some(1.0))?,
-                mscale_all_dim: number("mscale_all_dim", Some(0.0))?,
+            "yarn" => Self::Yarn {
+                factor: fields.optional("factor")?,
+                original: fields.optional(original)?,
+                beta_fast: fields.or("beta_fast", 32.0)?,
+                beta_slow: fields.or("beta_slow", 1.0)?,
+                attention_factor: fields.optional("attention_factor")?,
+                // transformers uses them only where a file has both.
+                mscale: match [fields.or("mscale", 0.0)?, fields.or("mscale_all_dim", 0.0)?] {
+                    [of_one, of_all] if of_one != 0.0 && of_all != 0.0 => Some([of_one, of_all]),
+                    _ => None,
+                },
+                truncate: fields.flag("truncate", true)?,
             },
-            Some("longrope" | "su") => {
-                let original = number(original, None)?;
+            "longrope" => {
                 let (short, long) =
                     (fields.factors("short_factor")?, fields.factors("long_factor")?);
                 if short.len() != long.len() {
@@ -135,11 +201,18 @@ impl RopeScaling {
                         long.len()
                     ));
                 }
-                Self::LongRope { long_factor: long, original }
+                Self::LongRope {
+                    short_factor: short,
+                    long_factor: long,
+                    original: fields.optional(original)?,
+                    factor: fields.optional("factor")?,
+                    attention_factor: fields.optional("attention_factor")?,
+                }
             }
-            _ => {
+            other => {
                 return refuse(format_args!(
-                    "type default, linear, dynamic, llama3, yarn or longrope, got {value}"
+                    "rope_type default, linear, dynamic, llama3, yarn, longrope or mrope, got \
+                     {other:.40}"
                 ));
             }
         })

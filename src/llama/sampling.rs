@@ -113,11 +113,19 @@ impl Sampler {
     ///
     /// Returns an error if `logits` is no matrix of a floating type, or has no columns.
     pub fn sample(&mut self, logits: &Array) -> Result<Array> {
+        self.sample_watched(logits).map(|(tokens, _)| tokens)
+    }
+
+    /// Draws tokens like [`sample`](Self::sample), and returns an array beside them that shows whether
+    /// the logits are numbers: the logits themselves where the token is the greatest, else the logarithms
+    /// of the sums of their exponentials.
+    pub(super) fn sample_watched(&mut self, logits: &Array) -> Result<(Array, Array)> {
         if self.is_greedy() {
-            return logits.argmax(-1);
+            return Ok((logits.argmax(-1)?, logits.clone()));
         }
         let logits = logits.astype(Dtype::Float32)?;
-        self.draw(&logits.subtract(logits.logsumexp_keepdims(-1)?)?)
+        let total = logits.logsumexp_keepdims(-1)?;
+        Ok((self.draw(&logits.subtract(&total)?)?, total))
     }
 
     /// Draws a token for each row of logarithms of probabilities.

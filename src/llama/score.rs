@@ -3,6 +3,8 @@ use crate::dtype::Dtype;
 use crate::error::{Error, Result};
 use crate::ops::{self, CrossEntropy};
 
+use super::cache::CacheKind;
+use super::draw::no_number;
 use super::model::Llama;
 
 /// The most tokens that run through the model at a time.
@@ -35,7 +37,8 @@ impl Llama {
     ///
     /// # Errors
     ///
-    /// Returns an error for fewer than two tokens, and for tokens outside the vocabulary.
+    /// Returns an error for fewer than two tokens, for tokens outside the vocabulary, and for logits
+    /// that are NaN or infinite.
     ///
     /// ```
     /// use mlx_primitives::llama::Checkpoint;
@@ -62,7 +65,8 @@ impl Llama {
         }
         let step = (LOGITS / (vocabulary as usize).max(1)).clamp(1, STEP);
         let (context, targets) = (&tokens[..tokens.len() - 1], &tokens[1..]);
-        let mut cache = self.new_cache();
+        let mut cache = self.new_cache_for(CacheKind::Plain, tokens.len())?;
+        cache.set_text_len(tokens.len());
         let (mut sum, mut scored) = (0.0, 0);
         for (inputs, targets) in context.chunks(step).zip(targets.chunks(step)) {
             let shape = [1, inputs.len() as i32];
@@ -74,6 +78,9 @@ impl Llama {
             )?;
             eval([&losses].into_iter().chain(cache.arrays()))?;
             sum += losses.to_vec::<f32>()?.into_iter().map(f64::from).sum::<f64>();
+            if !sum.is_finite() {
+                return Err(no_number("score"));
+            }
             scored += inputs.len();
             progress(scored);
         }

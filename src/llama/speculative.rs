@@ -1,8 +1,8 @@
 use crate::array::{Array, concatenate};
 use crate::error::{Error, Result};
 
-use super::cache::Cache;
-use super::draw::Draw;
+use super::cache::{Cache, CacheKind};
+use super::draw::{Draw, check};
 use super::model::Llama;
 use super::options::Token;
 use super::prompt::row;
@@ -42,7 +42,13 @@ impl<'a> Draft<'a> {
                 "a draft model for {positions} positions, got one for {limit}"
             ));
         }
-        Ok(Self { model, cache: model.new_cache(), count })
+        let cache = model.new_cache_for(CacheKind::Plain, positions.saturating_add(MOST))?;
+        if cache.forgets() {
+            return refuse(format_args!(
+                "a draft model whose windows hide none of {positions} positions"
+            ));
+        }
+        Ok(Self { model, cache, count })
     }
 
     /// Returns an error for a cache whose last positions cannot be removed.
@@ -79,6 +85,7 @@ impl<'a> Draft<'a> {
         let inputs = concatenate(&inputs.iter().collect::<Vec<_>>(), 0)?;
         let logits = model.forward(&inputs.expand_dims([0])?, cache)?;
 
+        let vocab = logits.dim(-1)?.unsigned_abs() as usize;
         let best = match draw.is_argmax() {
             true => Some(logits.argmax(-1)?.to_vec::<u32>()?),
             false => None,
@@ -88,7 +95,10 @@ impl<'a> Draft<'a> {
         let (mut text, mut drawn) = (tokens.to_vec(), Vec::new());
         for (i, at) in (0..inputs.len()).zip(0..) {
             let mut token = match best.as_ref().and_then(|best| best.get(i)) {
-                Some(&id) => Token { id, ..Token::default() },
+                Some(&id) => {
+                    check(&logits, i * vocab + id as usize, false)?;
+                    Token { id, ..Token::default() }
+                }
                 None => {
                     let logits = logits.slice_axis(1, at..at + 1)?.squeeze([1])?;
                     draw.draw(&text, &logits)?.read()?

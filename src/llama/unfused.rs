@@ -11,7 +11,7 @@ use super::cache::{Cache, CacheKind, Heads};
 use super::layer::DecoderLayer;
 use super::linear::{Linear, Norm};
 use super::matrix::Matrix;
-use super::mlp::{Activation, Mlp};
+use super::mlp::Mlp;
 use super::model::Llama;
 
 /// The implementation of the fused ops that MLX has too: RMS norm, rotary embedding, attention, and
@@ -41,8 +41,7 @@ impl Llama {
     }
 
     /// The logits `[1, time, vocab]` of [`forward`](Self::forward), computed by MLX's built-ins
-    /// alone, for one text of one position or more. Layers of sliding attention see as far back as
-    /// others.
+    /// alone, for one text of one position or more.
     ///
     /// # Errors
     ///
@@ -88,8 +87,10 @@ impl Llama {
     fn unfused(&self, tokens: &Array, cache: &mut UnfusedCache, fused: Fused) -> Result<Array> {
         let mut h = self.embed(tokens)?;
         let len = cache.len;
-        for (layer, buffers) in self.layers.iter().zip(&mut cache.layers) {
-            h = layer.unfused(&h, buffers, len, fused)?;
+        for ((i, layer), buffers) in self.numbered_layers().zip(&mut cache.layers) {
+            // For counting, sliding layers see the whole context.
+            let window = self.config.window_of(i).filter(|_| fused == Fused::BuiltIn);
+            h = layer.unfused(&h, buffers, Seen { len, window }, fused)?;
         }
         cache.len += tokens.dim(1)?;
         let h = self.norm.unfused(&h, fused)?;
@@ -163,11 +164,11 @@ impl DecoderLayer {
         &self,
         x: &Array,
         buffers: &mut Option<[Array; 2]>,
-        len: i32,
+        seen: Seen,
         fused: Fused,
     ) -> Result<Array> {
         let normed = self.input_layernorm.unfused(x, fused)?;
-        let h = x.add(self.self_attn.unfused(&normed, buffers, len, fused)?)?;
+        let h = x.add(self.self_attn.unfused(&normed, buffers, seen, fused)?)?;
         let normed = self.post_attention_layernorm.unfused(&h, fused)?;
         h.add(self.mlp.unfused(&normed, fused)?)
     }
@@ -178,7 +179,7 @@ impl Attention {
         &self,
         x: &Array,
         buffers: &mut Option<[Array; 2]>,
-        len: i32,
+        Seen { len, window }: Seen,
         fused: Fused,
     ) -> Result<Array> {
         let (batch, time) = (x.dim(0)?, x.dim(1)?);
@@ -203,7 +204,10 @@ impl Attention {
         let [keys, values] = grown.each_ref().map(|b| b.i((.., .., ..end)));
         *buffers = Some(grown);
 
-        let options = ops::Attention { causal: time > 1, ..Default::default() };
+        let mask = window.filter(|window| end > *window);
+        let mask = mask.map(|window| within(window, len, end)).transpose()?;
+        let causal = time > 1 && mask.is_none();
+        let options = ops::Attention { causal, mask: mask.as_ref(), ..Default::default() };
         let output = ops::attention(&queries, &keys?, &values?, options)?;
         let output = match fused {
             Fused::BuiltIn => builtin::composition(&output)?.remove(0),
@@ -225,16 +229,27 @@ impl Attention {
 impl Mlp {
     fn unfused(&self, x: &Array, fused: Fused) -> Result<Array> {
         let (gate, up) = (self.gate_proj.unfused(x)?, self.up_proj.unfused(x)?);
-        let inner = match (self.activation, fused) {
-            (Activation::Silu, Fused::BuiltIn) => gate.multiply(gate.sigmoid()?)?.multiply(up)?,
-            (Activation::Silu, Fused::StandIn) => ops::swiglu(&gate, &up)?,
-            (Activation::Gelu, Fused::BuiltIn) => {
-                builtin::composition(&ops::geglu(&gate, &up)?)?.remove(0)
-            }
-            (Activation::Gelu, Fused::StandIn) => ops::geglu(&gate, &up)?,
+        let inner = match fused {
+            Fused::BuiltIn => self.activation.built_of_mlx(&gate)?.multiply(up)?,
+            Fused::StandIn => self.activation.gated(&gate, &up)?,
         };
         self.down_proj.unfused(&inner)
     }
+}
+
+/// The positions before a step, and how many of them its layer sees.
+#[derive(Clone, Copy)]
+struct Seen {
+    len: i32,
+    window: Option<i32>,
+}
+
+/// The keys, of all before `end`, that the queries from `len` on see in a window.
+fn within(window: i32, len: i32, end: i32) -> Result<Array> {
+    let queries = Array::arange::<i32>(f64::from(len), f64::from(end), 1.0)?.expand_dims([1])?;
+    let keys = Array::arange::<i32>(0.0, f64::from(end), 1.0)?.expand_dims([0])?;
+    let back = queries.subtract(keys)?;
+    back.greater_equal(0)?.logical_and(back.less(window)?)
 }
 
 impl UnfusedCache {

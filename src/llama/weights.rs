@@ -11,6 +11,7 @@ use crate::io::stored::Stored;
 use crate::ops::LinearWeight;
 
 use super::config::{Config, Quantization};
+use super::cuts::layer_of;
 use super::parts::Parts;
 
 /// The progress of loading a model.
@@ -223,9 +224,4 @@ impl Weights {
             }
         }
     }
-}
-
-/// The number of the layer that the tensor or the projection of that name belongs to.
-pub(super) fn layer_of(name: &str) -> Option<i32> {
-    name.strip_prefix("model.layers.")?.split_once('.')?.0.parse().ok()
 }

@@ -203,7 +203,7 @@ fn adapters_that_do_not_fit_are_refused_by_file_and_tensor() -> Checked {
         ("fine_tune_type", json!("dora"), "fine_tune_type lora, got \"dora\""),
         ("fine_tune_type", json!("full"), "got \"full\""),
         ("fine_tune_type", json!(3), "got 3"),
-        ("peft_type", json!("LORA"), "adapters of mlx-lm, got peft_type"),
+        ("peft_type", json!("IA3"), "peft_type LORA"),
         ("num_layers", json!("two"), "num_layers"),
         ("num_layers", json!(1), "model.layers.2."),
         ("lora_parameters", json!(null), "lora_parameters"),

@@ -20,6 +20,7 @@ mod cli;
 #[cfg(unix)]
 mod cli_faults;
 mod compile;
+mod config_keys;
 mod conformance;
 mod conversions;
 mod cross_entropy;

@@ -25,7 +25,9 @@ fn frequencies_are_those_of_mlx_lm() -> Checked {
     for case in fixture["cases"].as_array().unwrap() {
         let rope = made(case)?;
         let what = format!("{} of {}", case["rope_scaling"], case["dims"]);
-        let values = rope.values(1);
+        // mlx-lm has the factors of long texts alone.
+        let values =
+            rope.values(if case["rope_scaling"]["type"] == "longrope" { i32::MAX } else { 1 });
         let expected = case["freqs"].as_array().unwrap();
         assert_eq!(values.len(), expected.len(), "{what}");
         for (got, want) in values.iter().zip(expected) {
@@ -87,15 +89,19 @@ fn invalid_scalings_are_refused() {
         Value::Null,
         json!({}),
         json!({"type": null, "rope_type": "linear", "factor": 2}),
-        json!({"type": "default", "rope_type": "yarn"}),
+        json!({"type": "mrope", "rope_type": "default", "mrope_section": [8, 12, 12]}),
         json!({"type": "su", "short_factor": list(32), "long_factor": list(32), original: 4096}),
         json!({"type": "longrope", "short_factor": 1.0, "long_factor": 2.0, original: 4096}),
+        // The original length is then that of the model.
+        json!({"type": "longrope", "short_factor": list(32), "long_factor": list(32)}),
     ] {
         assert!(with(good.clone()).is_ok(), "{good}");
     }
     for bad in [
         json!("linear"),
         json!({"type": "mystery", "factor": 2.0}),
+        json!({"type": "default", "rope_type": "yarn"}),
+        json!({"type": "linear", "factor": 2.0, "partial_rotary_factor": 0.5}),
         json!({"type": 3}),
         json!({"type": "linear"}),
         json!({"type": "linear", "factor": "2"}),
@@ -111,9 +117,10 @@ fn invalid_scalings_are_refused() {
         json!({"type": "yarn", "factor": 0}),
         json!({"type": "yarn", "factor": 4.0, original: 0}),
         json!({"type": "yarn", "factor": 4.0, "beta_fast": -32}),
-        json!({"type": "yarn", "factor": 4.0, "mscale": -1e9}),
+        json!({"type": "yarn", "factor": 4.0, "mscale": -1e9, "mscale_all_dim": 1.0}),
+        json!({"type": "yarn", "factor": 4.0, "attention_factor": -1.0}),
+        json!({"type": "yarn", "factor": 4.0, "truncate": "no"}),
         json!({"type": "yarn", "factor": 1e300}),
-        json!({"type": "longrope", "short_factor": list(32), "long_factor": list(32)}),
         json!({"type": "longrope", "short_factor": list(31), "long_factor": list(32), original: 4096}),
         json!({"type": "longrope", "short_factor": list(31), "long_factor": list(31), original: 4096}),
         json!({"type": "longrope", "short_factor": [], "long_factor": [], original: 4096}),

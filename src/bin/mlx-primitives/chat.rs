@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use anyhow::{Context, Result, ensure};
-use mlx_primitives::llama::{FinishReason, PromptCache, message};
+use mlx_primitives::llama::{CacheKind, FinishReason, PromptCache, message};
 use rustyline::DefaultEditor;
 use rustyline::error::ReadlineError;
 use serde_json::Value;
@@ -141,7 +141,11 @@ impl Chat {
     fn prompt(session: &Session, messages: &[Value]) -> Result<Vec<u32>> {
         let prompt = session.encode(messages)?;
         match session.checkpoint.llama.config().max_position_embeddings {
-            Some(limit) if prompt.len() > limit.unsigned_abs() as usize => {
+            // A rotating cache forgets positions, so that a text may go on.
+            Some(limit)
+                if !matches!(session.options.cache, CacheKind::Rotating { .. })
+                    && prompt.len() > limit.unsigned_abs() as usize =>
+            {
                 let limit = limit.unsigned_abs() as usize;
                 Err(TooLong { tokens: prompt.len(), limit }.into())
             }

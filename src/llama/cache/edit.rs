@@ -71,7 +71,7 @@ impl Cache {
     pub(in super::super) fn buffers(&self) -> Option<Vec<&Array>> {
         let len = self.len();
         let mut all = Vec::with_capacity(self.layers.len());
-        for LayerCache(kind, padding) in &self.layers {
+        for LayerCache(kind, padding, _) in &self.layers {
             match kind {
                 Kind::Plain(plain)
                     if plain.len() == len && padding.iter().all(|&count| count == 0) =>
@@ -99,6 +99,12 @@ impl Cache {
     /// [`trim`](Self::trim).
     pub fn forgets(&self) -> bool {
         self.layers.iter().any(|layer| matches!(layer.0, Kind::Rotating(_)))
+    }
+
+    /// An empty cache of the same kinds.
+    pub(in super::super) fn emptied(&self) -> Result<Self> {
+        let layers = self.layers.iter().map(LayerCache::emptied);
+        Ok(Self { layers: layers.collect::<Result<_>>()? })
     }
 
     /// Whether [`trim`](Self::trim) can remove the last `count` positions: the cache has that
@@ -139,6 +145,18 @@ impl Cache {
             self.layers.iter_mut().for_each(|layer| layer.trim(count));
         }
         Ok(())
+    }
+
+    /// Declares that the positions belong to a text of `len` positions, on which the rotation of some
+    /// models depends.
+    pub(in super::super) fn set_text_len(&mut self, len: usize) {
+        let len = i32::try_from(len).unwrap_or(i32::MAX);
+        self.layers.iter_mut().for_each(|layer| layer.2 = len);
+    }
+
+    /// The length of the text that the positions were rotated for.
+    pub(in super::super) fn text_len(&self) -> i32 {
+        self.layers.first().map_or(0, |layer| layer.2.max(layer.len()))
     }
 
     /// Declares the first `padding[i]` positions of text `i` as padding, which no later position

@@ -154,7 +154,10 @@ pub struct AttentionInputs {
 
 /// The cache of one layer.
 #[derive(Clone)]
-pub struct LayerCache(Kind, Padding);
+pub struct LayerCache(Kind, Padding, TextLen);
+
+/// The length of the text that the positions belong to, if it is known and has more; else 0.
+type TextLen = i32;
 
 /// The number of padding positions before each text of a batch; empty for a batch without padding.
 type Padding = Vec<i32>;
@@ -227,6 +230,7 @@ impl LayerCache {
         rope: &RopeFrequencies,
     ) -> Result<AttentionInputs> {
         self.check(qkv, heads)?;
+        let rope = &*rope.of_text(self.2);
         match &mut self.0 {
             Kind::Plain(cache) => cache.append(qkv, heads, rope),
             Kind::Quantized(cache) => cache.append(qkv, heads, rope),
@@ -250,6 +254,7 @@ impl LayerCache {
         if time > KvLayout::QUERY_POSITIONS || !only_ours()? {
             return Ok(None);
         }
+        let rope = &*rope.of_text(self.2);
         match &mut self.0 {
             Kind::Plain(cache) => cache.attend(qkv, heads, rope, mask.rules()).map(Some),
             Kind::Rotating(cache) => cache.attend(qkv, heads, rope, mask.rules()).map(Some),
@@ -321,7 +326,7 @@ impl Default for LayerCache {
 
 impl From<Kind> for LayerCache {
     fn from(kind: Kind) -> Self {
-        Self(kind, Padding::new())
+        Self(kind, Padding::new(), 0)
     }
 }
 

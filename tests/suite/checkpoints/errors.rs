@@ -171,7 +171,6 @@ fn configs_that_cannot_run() -> Checked {
         ("sliding_window", json!(0), "sliding_window above 0"),
         ("sliding_window", json!(null), "sliding_window"),
         ("layer_types", json!(["full_attention"]), "as many layer_types"),
-        ("layer_types", json!(["sliding_attention", "sliding_attention"]), "at least one full"),
         ("head_dim", json!(1 << 20), "head_dim of at most"),
         ("num_attention_heads", json!(1 << 24), "an even head_dim"),
         ("num_attention_heads", json!(1 << 25), "num_attention_heads"),

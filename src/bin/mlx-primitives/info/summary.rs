@@ -72,7 +72,7 @@ pub fn run(args: &Args) -> Result<()> {
         config.head_dim(),
         config.kv_heads()
     );
-    let embedding = if config.tie_word_embeddings { "tied" } else { "untied" };
+    let embedding = if config.tie_word_embeddings == Some(true) { "tied" } else { "untied" };
     let format = packed.map_or_else(|| llama.dtype().name().to_owned(), packing_name);
     for (name, value) in [
         ("architecture", format!("{}, {} layers", config.model_type, config.num_hidden_layers)),
