@@ -85,47 +85,73 @@ fn name(kind: FileType) -> &'static str {
 }
 
 #[cfg(feature = "llama")]
+pub(crate) mod partial;
+#[cfg(feature = "llama")]
+pub use partial::abandon;
+#[cfg(feature = "llama")]
 pub(crate) use replacement::{NewFolders, Replacement, parent, reason, sync_folder};
 
 #[cfg(feature = "llama")]
 mod replacement {
     use std::fs::{self, File};
     use std::io;
+    use std::os::unix::fs::PermissionsExt;
     use std::path::{Path, PathBuf};
 
     use tempfile::{Builder, TempPath};
+
+    use super::partial;
 
     use crate::error::{Error, Result};
 
     /// A new file that replaces another one in the same folder once it is whole.
     ///
     /// If it is dropped before that, it is removed and the other file stays as it was. If the
-    /// process is killed, the new file stays, under a name that begins with `.partial-`.
+    /// process is killed, the new file stays, under a name that begins with `.partial-`, until the next
+    /// one is created in that folder. A link in the place of the other file is replaced itself, so that
+    /// a link in a folder that others write to leads to no damage.
     pub(crate) struct Replacement {
         path: PathBuf,
         partial: TempPath,
+        _alive: partial::Alive,
     }
 
     impl Replacement {
-        /// Creates the new file, empty, or returns an error if no file of that name can be written.
+        /// Creates the new file, empty, or returns an error if no file of that name can be written. It
+        /// has the permissions of the other file, else those of any new file.
         pub fn of(path: &Path) -> Result<Self> {
+            Self::with_mode(path, 0o666)
+        }
+
+        /// Creates a file like [`of`](Self::of) that only its owner may read and write, unless the
+        /// permissions of the other file are others.
+        pub fn private(path: &Path) -> Result<Self> {
+            Self::with_mode(path, 0o600)
+        }
+
+        fn with_mode(path: &Path, mode: u32) -> Result<Self> {
             super::check_replaceable(path)?;
+            partial::remove_stale(parent(path));
             let extension = path.extension().unwrap_or_default().to_string_lossy();
             let suffix = format!(".{extension}");
             let mut builder = Builder::new();
-            builder.prefix(".partial-").suffix(&suffix);
-            #[cfg(unix)]
-            {
-                use std::os::unix::fs::PermissionsExt;
-                // The process's umask limits these permissions, as those of any new file.
-                builder.permissions(std::fs::Permissions::from_mode(0o666));
-            }
+            builder.prefix(partial::PREFIX).suffix(&suffix);
+            // The process's umask limits these permissions, as those of any new file.
+            builder.permissions(fs::Permissions::from_mode(mode));
             // Only the kind, since the text of the error names the temporary file.
             let failed = |error: io::Error| {
                 Error::file(path, format_args!("cannot be written: {}", error.kind()))
             };
-            let file = builder.tempfile_in(parent(path)).map_err(failed)?;
-            Ok(Self { path: path.to_owned(), partial: file.into_temp_path() })
+            let (file, alive) =
+                partial::create(|| builder.tempfile_in(parent(path)), |it| it.path())
+                    .map_err(failed)?;
+            if let Ok(other) = fs::symlink_metadata(path)
+                && other.is_file()
+            {
+                let mode = fs::Permissions::from_mode(other.permissions().mode() & 0o777);
+                file.as_file().set_permissions(mode).map_err(failed)?;
+            }
+            Ok(Self { path: path.to_owned(), partial: file.into_temp_path(), _alive: alive })
         }
 
         /// Calls `write` with the path of the new file, and waits until its contents are on the
@@ -139,7 +165,7 @@ mod replacement {
 
         /// Replaces the other file with the new one.
         pub fn commit(self) -> Result<()> {
-            let Self { path, partial } = self;
+            let Self { path, partial, .. } = self;
             partial
                 .persist(&path)
                 .map_err(|e| Error::file(&path, format_args!("cannot be replaced: {}", e.error)))?;

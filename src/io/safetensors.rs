@@ -1,7 +1,7 @@
 //! Checks the header of a safetensors file, one tensor at a time, before any array is made. The
 //! error names the tensor.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 use serde::de::{DeserializeSeed, Deserializer, Error, IgnoredAny, MapAccess, SeqAccess, Visitor};
@@ -17,7 +17,7 @@ use crate::dtype::Dtype;
 const MAX_HEADER: usize = 100_000_000;
 /// Limits that are far above those of any checkpoint.
 const MAX_RANK: usize = 32;
-const MAX_TENSORS: usize = 1 << 18;
+const MAX_TENSORS: usize = 1 << 16;
 
 /// A checked header: every shape, type and offset lies within the file.
 pub(super) struct Header {
@@ -117,10 +117,13 @@ impl<'de> Visitor<'de> for Walk<'_> {
     }
 
     fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<(), A::Error> {
-        let mut count = 0;
+        let mut names = HashSet::new();
         while let Some(name) = map.next_key::<String>()? {
-            count += 1;
-            if count > MAX_TENSORS {
+            if !names.insert(name.clone()) {
+                *self.name = Some(name);
+                return Err(A::Error::custom("expected each name once, got it twice"));
+            }
+            if names.len() > MAX_TENSORS {
                 return Err(A::Error::custom(format_args!("more than {MAX_TENSORS} tensors")));
             }
             let metadata = name == "__metadata__";

@@ -299,11 +299,9 @@ impl<'a> Generation<'a> {
                 return Ok(None);
             }
             self.prefill_before_last_step()?;
-            if self.draft.is_some() {
-                self.renew_cache()?;
-            }
             match &mut self.draft {
                 Some(draft) => {
+                    self.model.renew(&mut self.cache, &self.tokens, self.prefill_step)?;
                     let left = self.max_tokens - self.statistics.generated_tokens;
                     let left = left.min(self.model.rotated_alike(self.tokens.len()));
                     let (cache, draw) = (&mut self.cache, &mut self.draw);
@@ -363,21 +361,9 @@ impl<'a> Generation<'a> {
             && self.model.rotated_alike(self.tokens.len()) > 1
     }
 
-    /// Runs the text again where it has grown to a length for which the model rotates all positions
-    /// otherwise.
-    fn renew_cache(&mut self) -> Result<()> {
-        let (before, now) = (self.cache.text_len(), self.tokens.len());
-        if self.next.is_some() || !self.model.rotates_anew(before, now) {
-            return Ok(());
-        }
-        self.cache = self.cache.emptied()?;
-        self.cache.set_text_len(now);
-        self.model.prefill(&self.tokens, now - 1, self.prefill_step, &mut self.cache)
-    }
-
     /// Starts computing the token that follows those that the cache does not have.
     fn start(&mut self) -> Result<()> {
-        self.renew_cache()?;
+        self.model.renew(&mut self.cache, &self.tokens, self.prefill_step)?;
         let known = (self.cache.len() as usize).min(self.tokens.len() - 1);
         self.next = Some(self.start_after(&row(&self.tokens[known..])?)?);
         Ok(())

@@ -46,6 +46,7 @@ mod mlp;
 mod model;
 mod model_files;
 mod model_type;
+mod new_cache;
 mod options;
 mod parts;
 mod peft_adapters;

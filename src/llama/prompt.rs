@@ -64,11 +64,18 @@ impl Llama {
         }
     }
 
-    /// Whether the positions of a text that has grown from `before` to `now` are to be rotated anew.
-    pub(super) fn rotates_anew(&self, before: i32, now: usize) -> bool {
+    /// Runs a text again, but for its last token, where it has grown to a length for which all
+    /// positions are rotated otherwise than those in the cache.
+    pub(super) fn renew(&self, cache: &mut Cache, tokens: &[u32], step: usize) -> Result<()> {
+        let (before, now) = (cache.text_len(), tokens.len());
         let longest = self.rope().and_then(RopeFrequencies::longest_short);
-        let longer = |longest: i32| before <= longest && now > longest.unsigned_abs() as usize;
-        before > 0 && longest.is_some_and(longer)
+        let outgrown = |longest: i32| before <= longest && now > longest.unsigned_abs() as usize;
+        if before == 0 || !longest.is_some_and(outgrown) {
+            return Ok(());
+        }
+        *cache = cache.emptied()?;
+        cache.set_text_len(now);
+        self.prefill(tokens, now - 1, step, cache)
     }
 
     /// Whether keys that were rotated in a text of `before` positions are those of a text of `now`.

@@ -86,6 +86,9 @@ impl PromptCache {
     /// Of a model on several ranks, every rank calls this, and rank 0 writes the keys and values of
     /// all: the file loads at any number of ranks.
     ///
+    /// A new file is for its owner alone, since it holds a conversation; another file keeps its
+    /// permissions, and a link is replaced itself.
+    ///
     /// The previous file stays whole until the new one is. A program that reads the file meanwhile,
     /// or after a full disk or a loss of power, gets one of the two.
     ///
@@ -233,5 +236,5 @@ fn replacement(path: &Path) -> Result<Replacement> {
     if path.extension().is_none_or(|extension| extension != "safetensors") {
         return Err(Error::file(path, "expected a name that ends in .safetensors"));
     }
-    Replacement::of(path)
+    Replacement::private(path)
 }

@@ -1,5 +1,6 @@
 use std::collections::BTreeMap;
 use std::fs;
+use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
 use serde_json::{Value, json};
@@ -7,7 +8,7 @@ use tempfile::TempDir;
 
 use crate::array::Array;
 use crate::error::{Error, Result};
-use crate::files::{self, NewFolders};
+use crate::files::{self, NewFolders, partial};
 use crate::io;
 
 use super::model_files::ModelFiles;
@@ -31,7 +32,7 @@ impl ModelFiles {
     /// Writes the model as mlx-lm does: `config.json`, `model.safetensors` or shards of 5 GiB,
     /// their index, and copies of the tokenizer's files. The directory appears when it is whole. If
     /// saving fails, nothing of it remains; if the process is killed, a directory beside it remains
-    /// whose name begins with `.partial-`.
+    /// whose name begins with `.partial-`, until the next one is written in that folder.
     ///
     /// # Errors
     ///
@@ -170,6 +171,7 @@ fn refuse_existing(directory: &Path) -> Result<()> {
 struct Partial {
     directory: TempDir,
     folders: NewFolders,
+    _alive: partial::Alive,
 }
 
 impl Partial {
@@ -180,16 +182,14 @@ impl Partial {
         let folder = files::parent(directory);
         let folders = NewFolders::create(folder).map_err(|e| unwritten(directory, e))?;
         let mut builder = tempfile::Builder::new();
-        builder.prefix(".partial-");
-        #[cfg(unix)]
-        {
-            use std::os::unix::fs::PermissionsExt;
-            // The process's umask limits these permissions, as those of any new directory.
-            builder.permissions(fs::Permissions::from_mode(0o777));
-        }
+        builder.prefix(partial::PREFIX);
+        // The process's umask limits these permissions, as those of any new directory.
+        builder.permissions(fs::Permissions::from_mode(0o777));
+        partial::remove_stale(folder);
         // Only the kind, since the text of the error names the temporary directory.
-        let made = builder.tempdir_in(folder).map_err(|e| unwritten(directory, e.kind()))?;
-        Ok(Self { directory: made, folders })
+        let (made, alive) = partial::create(|| builder.tempdir_in(folder), |made| made.path())
+            .map_err(|e| unwritten(directory, e.kind()))?;
+        Ok(Self { directory: made, folders, _alive: alive })
     }
 
     /// Keeps the directory and the folders, after the directory was renamed.

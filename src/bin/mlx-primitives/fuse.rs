@@ -7,7 +7,7 @@ use mlx_primitives::llama::{Adapters, ModelFiles};
 use serde_json::json;
 
 use crate::model::{bytes, progress};
-use crate::output;
+use crate::{interrupt, output};
 
 const EXAMPLES: &str = "\
 Writes the same files as `mlx_lm.fuse`. Packed weights are packed again, which rounds the sum of \
@@ -39,6 +39,7 @@ pub struct Args {
 
 pub fn run(args: &Args) -> Result<()> {
     ensure!(!args.save_path.exists(), "{} exists already", args.save_path.display());
+    interrupt::end_at_once()?;
     ModelFiles::check_path(&args.save_path)?; // fails now rather than after the work
     let files = ModelFiles::open(&args.model)?;
     let adapters = Adapters::load(&args.adapter_path, &files.llama()?)?;

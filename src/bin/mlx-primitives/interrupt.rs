@@ -5,6 +5,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use anyhow::{Context, Result};
 
+use mlx_primitives::files;
+
 use crate::ranks;
 
 /// The exit status that a shell reports for an interrupted command.
@@ -24,9 +26,15 @@ pub fn handle() -> Result<Arc<AtomicBool>> {
     Ok(interrupted)
 }
 
+/// Ends the process at the first interruption from now on, without what it was writing.
+pub fn end_at_once() -> Result<()> {
+    ctrlc::set_handler(|| end(INTERRUPTED)).context("handling Ctrl-C")
+}
+
 /// Ends the process at once. Threads of MLX may run, and destructors of what they use would fail under
 /// them, as those of CUDA's driver do. All that was printed has been flushed.
 pub fn end(status: i32) -> ! {
+    files::abandon();
     #[cfg(unix)]
     // SAFETY: the call ends the process and has no conditions.
     unsafe {

@@ -7,7 +7,7 @@ use mlx_primitives::llama::{ModelFiles, Quantization};
 use serde_json::json;
 
 use crate::model::{Float, Packing, bytes, packing_name, progress};
-use crate::output;
+use crate::{interrupt, output};
 
 const EXAMPLES: &str = "\
 Writes the same files as `mlx_lm.convert -q`, which mlx-lm and --model of every command here load. \
@@ -40,6 +40,7 @@ pub struct Args {
 
 pub fn run(args: &Args) -> Result<()> {
     anyhow::ensure!(!args.output.exists(), "{} exists already", args.output.display());
+    interrupt::end_at_once()?;
     ModelFiles::check_path(&args.output)?; // fails now rather than after the work
     let files = ModelFiles::open(&args.model)?;
     let to = args.packing.quantization().unwrap_or(Quantization::affine(64, 4));

@@ -152,12 +152,9 @@ pub struct AttentionInputs {
     pub values: KvTensor,
 }
 
-/// The cache of one layer.
+/// The cache of one layer, with the length of its text, if that is known and longer, else 0.
 #[derive(Clone)]
-pub struct LayerCache(Kind, Padding, TextLen);
-
-/// The length of the text that the positions belong to, if it is known and has more; else 0.
-type TextLen = i32;
+pub struct LayerCache(Kind, Padding, i32);
 
 /// The number of padding positions before each text of a batch; empty for a batch without padding.
 type Padding = Vec<i32>;

@@ -1,0 +1,105 @@
+//! Files and folders that are not whole yet: they are locked while their process lives, so that another
+//! one can tell and remove what killed processes left.
+
+use std::fs::{self, File};
+use std::io;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+/// The beginning of the names of files and folders that are not whole. Random letters follow.
+pub(crate) const PREFIX: &str = ".partial-mlx-primitives-";
+
+/// How often a new file may be taken for a stale one and removed, until its creation is an error.
+const ATTEMPTS: usize = 16;
+
+/// The files and folders of this process that are not whole.
+static LIVE: Mutex<Vec<PathBuf>> = Mutex::new(Vec::new());
+
+fn live() -> MutexGuard<'static, Vec<PathBuf>> {
+    LIVE.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Tells other processes, while it exists, that a file or folder is not stale.
+pub(crate) struct Alive {
+    path: PathBuf,
+    /// Holds the lock, which the system releases when the process ends.
+    _lock: File,
+}
+
+impl Drop for Alive {
+    fn drop(&mut self) {
+        live().retain(|path| *path != self.path);
+    }
+}
+
+/// Creates a file or folder and locks it.
+pub(crate) fn create<T>(
+    create: impl Fn() -> io::Result<T>,
+    path: impl Fn(&T) -> &Path,
+) -> io::Result<(T, Alive)> {
+    for _ in 0..ATTEMPTS {
+        let mut live = live(); // nothing is created behind the back of `abandon`
+        let made = create()?;
+        let file = File::open(path(&made))?;
+        // Another process may take it for stale before the lock, and then it is locked or gone.
+        let lock = file.try_lock();
+        let locked = match lock {
+            Ok(()) => true,
+            Err(fs::TryLockError::WouldBlock) => false,
+            // On file systems without locks, nobody takes anything for stale.
+            Err(fs::TryLockError::Error(_)) => true,
+        };
+        let same = |found: fs::Metadata| file.metadata().is_ok_and(|own| own.ino() == found.ino());
+        if locked && fs::symlink_metadata(path(&made)).is_ok_and(same) {
+            let path = path(&made).to_owned();
+            live.push(path.clone());
+            return Ok((made, Alive { path, _lock: file }));
+        }
+    }
+    Err(io::Error::other("other processes remove what is being written"))
+}
+
+/// Removes files and folders in `folder` that killed processes left.
+pub(crate) fn remove_stale(folder: &Path) {
+    let Ok(entries) = fs::read_dir(folder) else { return };
+    for entry in entries.flatten() {
+        if !entry.file_name().to_string_lossy().starts_with(PREFIX) {
+            continue;
+        }
+        let Ok(kind) = entry.file_type() else { continue };
+        if !kind.is_file() && !kind.is_dir() {
+            continue;
+        }
+        let path = entry.path();
+        let Ok(file) = File::open(&path) else { continue };
+        if file.try_lock().is_ok() {
+            remove(&path); // before the lock is released
+        }
+    }
+}
+
+fn remove(path: &Path) {
+    // What cannot be removed stays for the next time.
+    let _ = match path.is_dir() {
+        true => fs::remove_dir_all(path),
+        false => fs::remove_file(path),
+    };
+}
+
+/// Removes the files and folders that this process is writing, before it ends without running
+/// destructors. Nothing can be written afterwards.
+#[doc(hidden)]
+pub fn abandon() {
+    let live = live();
+    for path in &*live {
+        // Another thread may be writing files into a folder.
+        for _ in 0..ATTEMPTS {
+            remove(path);
+            if !path.exists() {
+                break;
+            }
+        }
+    }
+    std::mem::forget(live); // stays locked
+}
