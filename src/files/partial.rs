@@ -80,7 +80,7 @@ pub(crate) fn remove_stale(folder: &Path) {
 }
 
 fn remove(path: &Path) {
-    // What cannot be removed stays for the next time.
+    // A file that cannot be removed stays for the next time.
     let _ = match path.is_dir() {
         true => fs::remove_dir_all(path),
         false => fs::remove_file(path),

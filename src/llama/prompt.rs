@@ -64,7 +64,7 @@ impl Llama {
         }
     }
 
-    /// Runs a text again, but for its last token, where it has grown to a length for which all
+    /// Runs a text again, except its last token, where it has grown to a length for which all
     /// positions are rotated otherwise than those in the cache.
     pub(super) fn renew(&self, cache: &mut Cache, tokens: &[u32], step: usize) -> Result<()> {
         let (before, now) = (cache.text_len(), tokens.len());
