@@ -6,9 +6,11 @@ use std::env;
 use crate::error::{Error, Result};
 
 /// The variables that this crate reads when a program runs.
-const READ: [&str; 8] = [
+const READ: [&str; 10] = [
     "MLX_PRIMITIVES_CUDA_CACHE",
     "MLX_PRIMITIVES_METALLIB",
+    "MLX_PRIMITIVES_RANK_SECRET",
+    "MLX_PRIMITIVES_RANK_SECRET_FILE",
     "MLX_PRIMITIVES_SIMD",
     "MLX_PRIMITIVES_SIMULATE_LOG",
     "MLX_PRIMITIVES_SIMULATE_METAL",

@@ -30,6 +30,7 @@ use report::{Form, Writer};
 use timing::Effort;
 
 use crate::interrupt;
+use crate::kernels::Threads;
 use crate::model::{Float, progress};
 use crate::output;
 
@@ -76,10 +77,13 @@ pub struct Args {
     /// Draw the speedups into this SVG file.
     #[arg(long, value_name = "FILE")]
     plot: Option<PathBuf>,
+    #[command(flatten)]
+    threads: Threads,
 }
 
 pub fn run(args: &Args) -> Result<()> {
     device::check_version()?;
+    args.threads.set()?;
     let device = device(args.device.as_deref())?;
     if let Some(path) = &args.plot {
         // Found out now rather than after a minute of measurements.

@@ -17,7 +17,8 @@ use super::recorded::Recorded;
 use super::split::Split;
 use super::weights::{Progress, Weights};
 
-/// A Llama's weights and forward pass.
+/// A Llama's weights and forward pass. It stays on the thread that loaded it, as a
+/// [`Checkpoint`](super::Checkpoint) does.
 pub struct Llama {
     pub(super) config: Config,
     pub(super) embed_tokens: Matrix,

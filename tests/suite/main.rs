@@ -62,6 +62,7 @@ mod memory;
 mod nvidia;
 mod one_stream;
 mod operators;
+mod options;
 mod parts_of_ops;
 mod printing;
 mod prose;

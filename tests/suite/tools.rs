@@ -233,16 +233,11 @@ fn failures_name_the_file_and_bad_usage_exits_with_2() {
         (&["bench", "-p", "4", "-g", "4", "--kv-bits", "8"], "--kv-group-size that divides the 32"),
         (&["quantize", "--model", "no/such", "--output", path(&nowhere)], "no/such/config.json"),
         (
-            &["quantize", "--model", DEMO, "--output", path(&nowhere), "--bits", "9"],
-            "[config] expected",
-        ),
-        (
             &["fuse", "--model", DEMO, "--adapter-path", DEMO, "--save-path", path(&nowhere)],
             "adapter_config.json",
         ),
         (&["info", "--model", "no/such"], "no/such/config.json"),
         (&["info", "--graph", "--context", "1,2"], "one --context"),
-        (&["info", "--graph", "--group-size", "0"], "group_size 32, 64 or 128"),
     ] {
         let output = run(arguments);
         assert_eq!(output.status.code(), Some(1), "{arguments:?}: {}", stderr(&output));

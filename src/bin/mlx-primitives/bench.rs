@@ -11,6 +11,7 @@ use mlx_primitives::llama::{Cache, CacheKind, Config, Llama};
 use mlx_primitives::{Array, async_eval, eval, files, memory};
 use serde_json::{Value, json};
 
+use crate::kernels::Kernels;
 use crate::model::{Float, KvArgs, Packing, Source, bytes, check_kv, progress};
 use crate::output::{self, StdoutError};
 use crate::ranks::{self, Ranks};
@@ -64,6 +65,8 @@ pub struct Args {
     progress: bool,
     #[command(flatten)]
     ranks: Ranks,
+    #[command(flatten)]
+    kernels: Kernels,
 }
 
 pub fn run(args: &Args) -> Result<()> {
@@ -71,6 +74,7 @@ pub fn run(args: &Args) -> Result<()> {
         args.prompt_tokens > 0 || args.generation_tokens > 0,
         "expected tokens to run: -p or -g above 0"
     );
+    args.kernels.set()?;
     args.ranks.join()?;
     let llama = model(args)?;
     if let Some(limit) = llama.config().max_position_embeddings {
@@ -103,7 +107,7 @@ pub fn run(args: &Args) -> Result<()> {
 }
 
 fn model(args: &Args) -> Result<Llama> {
-    let to = args.packing.quantization();
+    let to = args.packing.quantization()?;
     let Some(path) = &args.config else {
         let llama = args.source.load()?.llama;
         return Ok(match to {

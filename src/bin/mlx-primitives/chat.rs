@@ -24,7 +24,9 @@ one that is too long for the model is left out, and the exit status is then 1.
 
   /reset  forgets the conversation
   /exit   ends, as does the end of the input; Ctrl-C ends an answer
-  /help   shows these lines";
+  /help   shows these lines
+
+Any other word of letters after a slash is an error; a space before the slash makes it a message.";
 
 #[derive(clap::Args)]
 #[command(after_help = COMMANDS)]
@@ -62,10 +64,17 @@ pub fn run(args: &Args) -> Result<()> {
         match line.trim() {
             "" => {}
             "/exit" | "/quit" => break,
-            "/help" => output::eprintln(COMMANDS),
+            "/help" => output::answer(format_args!("{COMMANDS}\n")),
             "/reset" => {
                 chat.messages = system.iter().cloned().collect();
                 chat.cache = None;
+            }
+            _ if unknown_command(&line) => {
+                output::answer(format_args!(
+                    "error: there is no command {line:?}: expected /reset, /exit, /quit or /help; a \
+                     space before it makes it a message\n"
+                ));
+                left_out += 1;
             }
             _ => {
                 answering.store(true, Ordering::Relaxed);
@@ -78,7 +87,7 @@ pub fn run(args: &Args) -> Result<()> {
                     Err(error)
                         if error.is::<TooLong>() || interactive && ranks::group().is_none() =>
                     {
-                        output::eprintln(format_args!("error: {error:#}"));
+                        output::answer(format_args!("error: {error:#}\n"));
                         left_out += 1;
                     }
                     answered => answered?,
@@ -89,6 +98,13 @@ pub fn run(args: &Args) -> Result<()> {
     // A program that writes the lines gets an error.
     ensure!(left_out == 0 || interactive, "{left_out} of the lines had no answer");
     Ok(())
+}
+
+/// Whether a line begins with a word that looks like a command: a slash and letters alone.
+fn unknown_command(line: &str) -> bool {
+    let word = line.split_whitespace().next().filter(|_| line.starts_with('/'));
+    let name = word.map_or("", |word| &word[1..]);
+    !name.is_empty() && name.chars().all(|c| c.is_ascii_alphabetic() || c == '-')
 }
 
 /// The error that the conversation, with its last line, is too long for the model.

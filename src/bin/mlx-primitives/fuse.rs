@@ -10,7 +10,7 @@ use crate::model::{bytes, progress};
 use crate::{interrupt, output};
 
 const EXAMPLES: &str = "\
-Writes the same files as `mlx_lm.fuse`. Packed weights are packed again, which rounds the sum of \
+Writes the same tensors as `mlx_lm.fuse`, bit for bit. Packed weights are packed again, which rounds the sum of \
 weights and adapters.
 
 Examples:

@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use crate::interrupt;
 use crate::output;
 use crate::ranks;
-use crate::text::{Session, TextArgs, report};
+use crate::text::{Session, TextArgs, report, speeds};
 
 /// The text below the options in `--help`.
 const EXAMPLES: &str = "\
@@ -39,7 +39,7 @@ pub struct Args {
     /// Read keys and values from this .safetensors file, if it exists, and write them there.
     #[arg(long, value_name = "FILE", help_heading = "Speed and memory")]
     prompt_cache_file: Option<PathBuf>,
-    /// Print one JSON object instead of streaming the text.
+    /// Print one JSON object instead of streaming the text; speeds over fewer than 8 tokens are null.
     #[arg(long, help_heading = "Output")]
     json: bool,
     /// With --json: add each token's log probability, and those of the N likeliest tokens.
@@ -152,6 +152,7 @@ impl Output {
             return Ok(());
         }
         let ids: Vec<u32> = self.tokens.iter().map(|token| token.id).collect();
+        let [prompt_tps, generation_tps] = speeds(s);
         let mut object = json!({
             "text": self.text,
             "token_ids": ids,
@@ -160,8 +161,8 @@ impl Output {
             "generated_tokens": s.generated_tokens,
             "draft_tokens": s.draft_tokens,
             "accepted_tokens": s.accepted_tokens,
-            "prompt_tps": s.prompt_tps(),
-            "generation_tps": s.generation_tps(),
+            "prompt_tps": prompt_tps,
+            "generation_tps": generation_tps,
             "peak_memory_bytes": s.peak_memory,
             "finish_reason": reason,
         });

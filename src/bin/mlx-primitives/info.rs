@@ -79,7 +79,7 @@ pub fn run(args: &Args) -> Result<()> {
 /// The model, with only the headers of its files read.
 fn model(args: &Args) -> Result<Llama> {
     let llama = args.source.load_lazily()?;
-    Ok(match args.packing.quantization() {
+    Ok(match args.packing.quantization()? {
         Some(to) => llama.quantized(to)?,
         None => llama,
     })

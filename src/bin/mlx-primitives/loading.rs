@@ -7,6 +7,7 @@ use anyhow::Result;
 use indicatif::{ProgressBar, ProgressStyle};
 use mlx_primitives::llama::{Checkpoint, Progress, Split};
 
+use crate::output;
 use crate::ranks;
 
 /// The time before the bar appears.
@@ -15,11 +16,12 @@ const PATIENCE: Duration = Duration::from_millis(500);
 /// Loads a directory or a `.gguf` file, or this rank's part of it. The bar appears on stderr, if
 /// that is a terminal.
 pub fn load(path: &Path, split: Option<&Split>) -> Result<Checkpoint> {
-    let style =
-        ProgressStyle::with_template("loading {bar:30} {bytes}/{total_bytes} {bytes_per_sec}")?;
+    let style = ProgressStyle::with_template(
+        "loading {bar:30} {decimal_bytes}/{decimal_total_bytes} {decimal_bytes_per_sec}",
+    )?;
     let (start, mut bar) = (Instant::now(), None);
     let mut show = |progress: Progress| {
-        if start.elapsed() < PATIENCE || !ranks::is_first() {
+        if start.elapsed() < PATIENCE || !ranks::is_first() || output::is_quiet() {
             return;
         }
         let bar = bar.get_or_insert_with(|| {

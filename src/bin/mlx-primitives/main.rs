@@ -8,6 +8,7 @@ mod fuse;
 mod generate;
 mod info;
 mod interrupt;
+mod kernels;
 mod loading;
 mod model;
 #[path = "../../../benches/ops/mod.rs"]
@@ -15,6 +16,7 @@ mod ops;
 #[cfg(unix)]
 mod out_of_memory;
 mod output;
+mod pages;
 mod perplexity;
 mod quantize;
 mod ranks;
@@ -30,7 +32,7 @@ mod verify;
 
 use std::process::ExitCode;
 
-use clap::{Parser, Subcommand, ValueEnum};
+use clap::{Parser, Subcommand};
 use mlx_primitives::device;
 
 use output::StdoutError;
@@ -39,27 +41,11 @@ use output::StdoutError;
 #[derive(Parser)]
 #[command(version, arg_required_else_help = true)]
 struct Cli {
-    /// Threads of the CPU kernels [default: the number of cores].
-    #[arg(long, global = true, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
-    threads: Option<u16>,
-    /// Products of prompts with packed weights: exact, or int8 (faster).
-    #[arg(
-        long,
-        global = true,
-        value_enum,
-        value_name = "KIND",
-        default_value_t = Activations::Exact,
-        hide_possible_values = true
-    )]
-    activations: Activations,
+    /// Write only errors to stderr: no progress, notes or statistics.
+    #[arg(long, short, global = true)]
+    quiet: bool,
     #[command(subcommand)]
     command: Command,
-}
-
-#[derive(Clone, Copy, ValueEnum)]
-enum Activations {
-    Exact,
-    Int8,
 }
 
 #[derive(Subcommand)]
@@ -84,6 +70,10 @@ enum Command {
     Verify(verify::Args),
     /// Show MLX's version, the devices, and where the kernels come from.
     Info(info::Args),
+    /// Print what a shell needs to complete commands and options.
+    Completions(pages::Completions),
+    /// Print a page for `man`.
+    Man(pages::Manual),
 }
 
 const FAILED: u8 = 1;
@@ -113,7 +103,7 @@ fn main() -> ExitCode {
         }
         Err(error) if error.is::<clap::Error>() => {
             ranks::fail(&error);
-            output::eprint(format_args!("{error}"));
+            output::answer(format_args!("{error}"));
             ExitCode::from(BAD_USAGE)
         }
         Err(error) => {
@@ -126,13 +116,7 @@ fn main() -> ExitCode {
 
 fn run(cli: Cli) -> anyhow::Result<()> {
     output::check_stdout()?;
-    if let Some(threads) = cli.threads {
-        device::set_cpu_threads(threads.into())?;
-    }
-    device::set_cpu_activations(match cli.activations {
-        Activations::Exact => device::CpuActivations::Exact,
-        Activations::Int8 => device::CpuActivations::Int8,
-    });
+    output::quiet(cli.quiet);
     match cli.command {
         Command::Generate(args) => generate::run(&args),
         Command::Chat(args) => chat::run(&args),
@@ -144,6 +128,8 @@ fn run(cli: Cli) -> anyhow::Result<()> {
         Command::Tune(args) => tune::run(&args),
         Command::Verify(args) => verify::run(&args),
         Command::Info(args) => info::run(&args),
+        Command::Completions(args) => pages::completions(&args),
+        Command::Man(args) => pages::manual(&args),
     }?;
     ranks::leave()
 }

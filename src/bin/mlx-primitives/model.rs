@@ -5,11 +5,13 @@ use std::path::PathBuf;
 use anyhow::{Result, ensure};
 use clap::ValueEnum;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
+use clap::error::ErrorKind;
 use indicatif::{ProgressBar, ProgressStyle};
 use mlx_primitives::Dtype;
 use mlx_primitives::llama::{Adapters, CacheKind, Checkpoint, Llama, Quantization};
 use mlx_primitives::ops::QuantizedMode;
 
+use crate::output;
 use crate::ranks;
 
 /// A checkpoint and its adapters, if any.
@@ -53,7 +55,7 @@ impl Source {
 #[derive(clap::Args)]
 pub struct Packing {
     /// Bits of a weight: 2, 3, 4, 5, 6 or 8.
-    #[arg(long, value_name = "BITS")]
+    #[arg(long, value_name = "BITS", value_parser = kv_bits(), hide_possible_values = true, allow_negative_numbers = true)]
     pub bits: Option<i32>,
     /// Weights that share a scale: 32, 64 or 128 [default: 64; 32 for mxfp4 and mxfp8, 16 for
     /// nvfp4].
@@ -78,9 +80,13 @@ pub enum Mode {
 
 impl Packing {
     /// The format that the flags name, or `None` if no flag was given.
-    pub fn quantization(&self) -> Option<Quantization> {
+    ///
+    /// # Errors
+    ///
+    /// Returns a usage error if they name a format that MLX does not have.
+    pub fn quantization(&self) -> Result<Option<Quantization>> {
         if self.bits.is_none() && self.group_size.is_none() && self.mode.is_none() {
-            return None;
+            return Ok(None);
         }
         let mode = match self.mode {
             Some(Mode::Mxfp4) => QuantizedMode::Mxfp4,
@@ -89,11 +95,24 @@ impl Packing {
             _ => QuantizedMode::Affine,
         };
         let (group_size, bits) = mode.only_layout().unwrap_or((64, 4));
-        Some(Quantization {
+        let to = Quantization {
             group_size: self.group_size.unwrap_or(group_size),
             bits: self.bits.unwrap_or(bits),
             mode,
-        })
+        };
+        let (name, bits, group_size) = (mode.name(), to.bits, to.group_size);
+        let expected = match mode.only_layout() {
+            Some(only) if only != (group_size, bits) => {
+                format!("--bits {} and --group-size {} with --mode {name}", only.1, only.0)
+            }
+            None if ![32, 64, 128].contains(&group_size) => {
+                format!("--group-size 32, 64 or 128 with --mode {name}")
+            }
+            _ => return Ok(Some(to)),
+        };
+        let got = format!("got --bits {bits} and --group-size {group_size}");
+        let said = format!("expected {expected}, {got}\n");
+        Err(clap::Error::raw(ErrorKind::InvalidValue, said).into())
     }
 }
 
@@ -108,7 +127,7 @@ pub struct KvArgs {
     pub kv_group_size: i32,
 }
 
-/// A parser of the bits of keys and values.
+/// A parser of the bits of packed weights, and of keys and values.
 pub fn kv_bits() -> impl TypedValueParser<Value = i32> {
     PossibleValuesParser::new(["2", "3", "4", "5", "6", "8"]).try_map(|text| text.parse())
 }
@@ -159,7 +178,7 @@ impl From<Float> for Dtype {
 
 /// A progress bar for the steps of a long command, on stderr if that is a terminal.
 pub fn progress(steps: u64) -> Result<ProgressBar> {
-    if !ranks::is_first() {
+    if !ranks::is_first() || output::is_quiet() {
         return Ok(ProgressBar::hidden());
     }
     let style = ProgressStyle::with_template("{bar:30} {pos}/{len} {msg}")?;

@@ -3,6 +3,7 @@
 
 use std::fmt::{self, Display};
 use std::io::{self, Write};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::ranks;
 
@@ -50,8 +51,27 @@ pub fn println(line: impl Display) -> Result<(), StdoutError> {
     print(format_args!("{line}\n"))
 }
 
-/// Writes to stderr on rank 0, and ignores a failure, which nobody could be told of.
+static QUIET: AtomicBool = AtomicBool::new(false);
+
+/// Sets whether stderr gets errors only.
+pub fn quiet(quiet: bool) {
+    QUIET.store(quiet, Ordering::Relaxed);
+}
+
+pub fn is_quiet() -> bool {
+    QUIET.load(Ordering::Relaxed)
+}
+
+/// Writes a note to stderr on rank 0 unless the command is quiet, and ignores a failure, which nobody
+/// could be told of.
 pub fn eprint(part: impl Display) {
+    if !is_quiet() {
+        answer(part);
+    }
+}
+
+/// Writes to stderr on rank 0 what a person or an error asks for, also if the command is quiet.
+pub fn answer(part: impl Display) {
     if ranks::is_first() {
         let _ = write!(io::stderr().lock(), "{part}");
     }
@@ -65,7 +85,7 @@ pub fn error(reason: impl Display) {
     let _ = io::stderr().lock().write_all(line.as_bytes());
 }
 
-/// Writes a line to stderr on rank 0, and ignores a failure, which nobody could be told of.
+/// Writes a note and a line's end, like [`eprint`].
 pub fn eprintln(line: impl Display) {
     eprint(format_args!("{line}\n"));
 }

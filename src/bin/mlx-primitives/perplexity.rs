@@ -7,6 +7,7 @@ use anyhow::{Context, Result};
 use mlx_primitives::files;
 use serde_json::json;
 
+use crate::kernels::Kernels;
 use crate::model::{Source, progress};
 use crate::output;
 use crate::ranks::{self, Ranks};
@@ -17,7 +18,7 @@ after the first is scored in the context of all tokens before it.
 
 Examples:
   mlx-primitives perplexity --model ~/models/Llama-3.2-1B-4bit --file wiki.test.txt
-  cat story.txt | mlx-primitives perplexity --file - --json
+  cat LICENSE-MIT | mlx-primitives perplexity --file - --json
   mlx-primitives perplexity --model DIR --adapter-path adapters --file held_out.txt";
 
 #[derive(clap::Args)]
@@ -33,9 +34,12 @@ pub struct Args {
     json: bool,
     #[command(flatten)]
     ranks: Ranks,
+    #[command(flatten)]
+    kernels: Kernels,
 }
 
 pub fn run(args: &Args) -> Result<()> {
+    args.kernels.set()?;
     args.ranks.join()?;
     let text = ranks::from_first(|| read(&args.file))?;
     let checkpoint = args.source.load()?;

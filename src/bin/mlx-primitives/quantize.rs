@@ -10,7 +10,8 @@ use crate::model::{Float, Packing, bytes, packing_name, progress};
 use crate::{interrupt, output};
 
 const EXAMPLES: &str = "\
-Writes the same files as `mlx_lm.convert -q`, which mlx-lm and --model of every command here load. \
+Writes the same tensors as `mlx_lm.convert -q`, bit for bit, in files that mlx-lm and --model of every \
+command here load. \
 Matrices whose rows are not whole groups stay as they are, and config.json says so.
 
 Examples:
@@ -39,11 +40,11 @@ pub struct Args {
 }
 
 pub fn run(args: &Args) -> Result<()> {
+    let to = args.packing.quantization()?.unwrap_or(Quantization::affine(64, 4));
     anyhow::ensure!(!args.output.exists(), "{} exists already", args.output.display());
     interrupt::end_at_once()?;
     ModelFiles::check_path(&args.output)?; // fails now rather than after the work
     let files = ModelFiles::open(&args.model)?;
-    let to = args.packing.quantization().unwrap_or(Quantization::affine(64, 4));
     let dtype = args.dtype.map(Into::into).or_else(|| files.dtype());
     let bar = progress(0)?.with_message("tensors");
     let packed = files.quantized(to, dtype, |done, total| {

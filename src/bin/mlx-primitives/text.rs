@@ -15,6 +15,7 @@ use mlx_primitives::llama::{
 };
 use serde_json::Value;
 
+use crate::kernels::Kernels;
 use crate::model::{Source, check_kv, kv_bits, kv_group_size};
 use crate::output;
 use crate::ranks::{self, Ranks};
@@ -53,6 +54,8 @@ pub struct TextArgs {
     num_draft_tokens: usize,
     #[command(flatten)]
     pub ranks: Ranks,
+    #[command(flatten)]
+    kernels: Kernels,
 }
 
 #[derive(clap::Args)]
@@ -147,6 +150,7 @@ pub struct Session {
 
 impl Session {
     pub fn load(args: &TextArgs) -> Result<Self> {
+        args.kernels.set()?;
         let checkpoint = args.source.load()?;
         let template = match &args.source.model {
             Some(directory) if !args.ignore_chat_template => ChatTemplate::load(directory)?,
@@ -211,7 +215,8 @@ impl Session {
             return Ok(generation);
         }
         // A prompt of one step is done before anyone could read the bar.
-        let long = prompt.len() > self.options.prefill_step && ranks::is_first();
+        let long =
+            prompt.len() > self.options.prefill_step && ranks::is_first() && !output::is_quiet();
         let bar = if long { ProgressBar::new(prompt.len() as u64) } else { ProgressBar::hidden() };
         bar.set_style(ProgressStyle::with_template("{bar:30} {pos}/{len} prompt tokens")?);
         let _ = generation.prefill(|done, _| {
@@ -276,22 +281,30 @@ fn options(args: &TextArgs, checkpoint: &Checkpoint) -> Result<Options> {
     })
 }
 
-/// Prints the statistics of a text in the format of mlx-lm.
+/// The fewest tokens over which a speed means something: the first ones come in pairs.
+const FEWEST: usize = 8;
+
+/// Tokens a second, or `None` over too few tokens.
+fn speed(tokens: usize, tps: f64) -> Option<f64> {
+    (tokens >= FEWEST).then_some(tps)
+}
+
+/// The speeds of the prompt and of the text.
+pub fn speeds(s: &Statistics) -> [Option<f64>; 2] {
+    let prompt = s.prompt_tokens.saturating_sub(s.cached_tokens);
+    [speed(prompt, s.prompt_tps()), speed(s.generated_tokens, s.generation_tps())]
+}
+
+/// Prints the statistics of a text in the format of mlx-lm, with speeds where they mean something.
 pub fn report(s: &Statistics, reason: &str) {
     let cached = match s.cached_tokens {
         0 => String::new(),
         cached => format!(", {cached} of them cached"),
     };
-    output::eprintln(format_args!(
-        "Prompt: {} tokens{cached}, {:.1} tokens-per-sec",
-        s.prompt_tokens,
-        s.prompt_tps()
-    ));
-    output::eprintln(format_args!(
-        "Generation: {} tokens, {:.1} tokens-per-sec ({reason})",
-        s.generated_tokens,
-        s.generation_tps()
-    ));
+    let [prompt, text] = speeds(s)
+        .map(|tps| tps.map_or_else(String::new, |tps| format!(", {tps:.1} tokens-per-sec")));
+    output::eprintln(format_args!("Prompt: {} tokens{cached}{prompt}", s.prompt_tokens));
+    output::eprintln(format_args!("Generation: {} tokens{text} ({reason})", s.generated_tokens));
     if s.draft_tokens > 0 {
         let (accepted, drafted) = (s.accepted_tokens, s.draft_tokens);
         output::eprintln(format_args!("Draft: {accepted} of {drafted} tokens accepted"));

@@ -6,6 +6,7 @@ use mlx_primitives::device;
 use mlx_primitives::tune::{self, Choices, Key};
 use serde_json::json;
 
+use crate::kernels::Threads;
 use crate::ops;
 use crate::output;
 
@@ -35,10 +36,13 @@ pub struct Args {
     /// Print one JSON object.
     #[arg(long)]
     json: bool,
+    #[command(flatten)]
+    threads: Threads,
 }
 
 pub fn run(args: &Args) -> Result<()> {
     device::check_version()?;
+    args.threads.set()?;
     let device = ops::device(args.device.as_deref())?;
     let path = tune::path(device)
         .context("neither XDG_CACHE_HOME nor HOME names a folder to keep the choices in")?;

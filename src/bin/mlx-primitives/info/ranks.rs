@@ -74,7 +74,7 @@ pub fn plans(args: &Args, whole: &Llama) -> Result<Vec<Plan>> {
         let (mut weights, mut count, mut sent) = (0, 0, 0);
         for rank in 0..shares.len() {
             let llama = Split::planned(&shares, rank)?.with_scheme(args.split).load_lazily(path)?;
-            let llama = match args.packing.quantization() {
+            let llama = match args.packing.quantization()? {
                 Some(to) => llama.quantized(to)?,
                 None => llama,
             };

@@ -22,7 +22,7 @@ pub fn run(args: &Args) -> Result<()> {
     let limit = config.max_position_embeddings.map(i32::unsigned_abs);
     let weights = llama.nbytes() as u64;
     let types = tensor_types(args)?;
-    let packed = match args.packing.quantization() {
+    let packed = match args.packing.quantization()? {
         Some(to) => Some(to),
         None => config.quantization_of("")?,
     };

@@ -16,6 +16,7 @@ use mlx_primitives::files;
 use mlx_primitives::tune::{Choices, with_choices};
 use serde_json::Value;
 
+use crate::kernels::Threads;
 use crate::model::{Packing, progress};
 use crate::{ops, output};
 use random::Random;
@@ -74,6 +75,8 @@ pub struct Args {
     /// Print one JSON object instead of the summary.
     #[arg(long)]
     json: bool,
+    #[command(flatten)]
+    threads: Threads,
 }
 
 /// Parses a share, such as 2/8.
@@ -111,9 +114,10 @@ struct Done {
 }
 
 pub fn run(args: &Args) -> Result<()> {
+    args.threads.set()?;
     let device = ops::device(args.device.as_deref())?;
     files::check_replaceable(&args.output)?;
-    let quantization = args.packing.quantization();
+    let quantization = args.packing.quantization()?;
     ensure!(
         quantization.is_none() || args.config.is_some(),
         "expected --config with --bits, --group-size or --mode"
