@@ -45,6 +45,20 @@ fn unusable_values_are_refused() -> Checked {
     Ok(())
 }
 
+/// A program that does not ask for the check gets an error of its ops, not a hang or other kernels.
+#[test]
+fn programs_get_errors_of_their_ops() -> Checked {
+    for (name, value) in [("MLX_BFS_MAX_WIDTH", "0"), ("MLX_PRIMITIVES_TUNE", "x")] {
+        let of_this_program = ["--exact", "tune::ops_of_this_process", "--ignored"];
+        let mut program = std::process::Command::new(std::env::current_exe()?);
+        let output = program.args(of_this_program).env(name, value).output()?;
+        let said = crate::cli::stdout(&output) + &stderr(&output);
+        assert!(!output.status.success(), "{name}={value}: {said}");
+        assert!(said.contains(&format!("[{name}] expected ")), "{said}");
+    }
+    Ok(())
+}
+
 #[test]
 fn unknown_names_are_refused() -> Checked {
     for name in ["MLX_PRIMITIVES_TUNES", "MLX_PRIMITIVES_", "MLX_PRIMITIVES_FOO"] {

@@ -362,3 +362,12 @@ fn results_agree_up_to_rounding() -> Checked {
     assert!(!agree(&array(&[1.0])?, &theirs)?);
     Ok(())
 }
+
+/// Run alone by `environment::programs_get_errors_of_their_ops`, in a process that has to fail.
+#[test]
+#[ignore]
+fn ops_of_this_process() -> Checked {
+    let x = random(&[2, 8], Dtype::Float32, 1)?;
+    assert_eq!(numbers(&ops::softmax(&x)?)?.len(), 16);
+    Ok(())
+}
