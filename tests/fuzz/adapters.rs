@@ -6,8 +6,8 @@ use std::path::Path;
 use fastrand::Rng;
 use mlx_primitives::llama::{Adapters, Llama};
 use mlx_primitives::ops::Lora;
-use mlx_primitives::{Array, Dtype};
-use serde_json::Value;
+use mlx_primitives::{Array, Dtype, io};
+use serde_json::{Value, json};
 
 use super::case::{Case, Fuzzer, Run};
 use super::mutation::{self, once_in};
@@ -35,18 +35,39 @@ fn prepare(folder: &Path) -> anyhow::Result<Run> {
     let valid_config: Value = serde_json::from_slice(&fs::read(&config)?)?;
     let valid_tensors = fs::read(&tensors)?;
     let folder = folder.to_owned();
+    // PEFT writes such updates in other files.
+    let of_peft = folder.join("adapter_model.safetensors");
+    let peft_config = json!({
+        "peft_type": "LORA", "r": 2, "lora_alpha": 6.0, "use_rslora": false, "bias": "none",
+        "target_modules": ["q_proj", "v_proj", "down_proj", "up_proj"], "modules_to_save": null,
+        "rank_pattern": {"up_proj": 2}, "alpha_pattern": {r"layers\.\d+\.mlp\..*": 3.0, "q_proj": 6},
+        "use_dora": false, "init_lora_weights": true,
+    });
+    let stored = io::load_safetensors(&tensors)?.arrays;
+    let renamed = stored.iter().map(|(name, array)| {
+        let name = name.replace(".lora_a", ".lora_A.weight").replace(".lora_b", ".lora_B.weight");
+        Ok((format!("base_model.model.{name}"), array.t()?.contiguous()?))
+    });
+    let renamed: Vec<(String, Array)> = renamed.collect::<mlx_primitives::Result<_>>()?;
+    io::save_safetensors(&of_peft, renamed.iter().map(|(name, a)| (name.as_str(), a)), [])?;
+    let peft_tensors = fs::read(&of_peft)?;
     Ok(Box::new(move |rng| {
+        let is_peft = once_in(rng, 2);
+        let (valid_config, valid_tensors, tensors) = match is_peft {
+            true => (&peft_config, &peft_tensors, &of_peft),
+            false => (&valid_config, &valid_tensors, &tensors),
+        };
         let (mut text, mut file) = (valid_config.to_string(), valid_tensors.clone());
         match rng.u8(..5) {
-            0 | 1 => text = mutation::config(rng, &valid_config),
-            2 | 3 => file = mutation::safetensors(rng, &valid_tensors),
+            0 | 1 => text = mutation::config(rng, valid_config),
+            2 | 3 => file = mutation::safetensors(rng, valid_tensors),
             _ => {
-                text = mutation::config(rng, &valid_config);
-                file = mutation::safetensors(rng, &valid_tensors);
+                text = mutation::config(rng, valid_config);
+                file = mutation::safetensors(rng, valid_tensors);
             }
         }
         fs::write(&config, &text).expect("a file is written");
-        fs::write(&tensors, &file).expect("a file is written");
+        fs::write(tensors, &file).expect("a file is written");
         let adapters = Adapters::load(&folder, &llama);
         if let Ok(adapters) = &adapters {
             run(rng, &llama, adapters);

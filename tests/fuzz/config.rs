@@ -62,9 +62,33 @@ fn small(rng: &mut Rng) -> Value {
                "high_freq_factor": 4.0, "original_max_position_embeddings": 32}),
         json!({"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16}),
         json!({"type": "longrope", "short_factor": [1.0], "long_factor": [2.0],
-               "original_max_position_embeddings": 32}),
+               "original_max_position_embeddings": 32, "attention_factor": 1.5}),
+        json!({"rope_type": "yarn", "factor": null, "truncate": false, "attention_factor": 0.9,
+               "mscale": 0.7, "mscale_all_dim": 1.2, "original_max_position_embeddings": 16}),
+        json!({"type": "mrope", "mrope_section": [2, 3, 3]}),
+        json!({"full_attention": {"rope_theta": 1e4}, "sliding_attention": {"rope_theta": 1e4}}),
     ];
-    config["rope_scaling"] = one(rng, &scalings).clone();
+    let key = *one(rng, &["rope_scaling", "rope_parameters"]);
+    config[key] = one(rng, &scalings).clone();
+    if rng.bool() {
+        config["hidden_act"] =
+            json!(one(rng, &["gelu", "gelu_new", "relu", "relu2", "quick_gelu"]));
+    }
+    if once_in(rng, 3) {
+        config["use_sliding_window"] = json!(rng.bool());
+        config["max_window_layers"] = json!(rng.u32(..3));
+        config["sliding_window"] = json!(1 + rng.u32(..8));
+    }
+    if once_in(rng, 8) {
+        let keys = ["partial_rotary_factor", "residual_multiplier", "logits_scaling"];
+        config[*one(rng, &keys)] = json!(1.0);
+        let off = ["clip_qkv", "final_logit_softcapping", "num_experts", "no_rope_layers"];
+        config[*one(rng, &off)] = one(rng, &[json!(null), json!(0), json!([])]).clone();
+    }
+    if once_in(rng, 4) {
+        config["eos_token_id"] =
+            one(rng, &[json!(-1), json!(3), json!([1, -1]), json!("1")]).clone();
+    }
     if once_in(rng, 4) {
         config["quantization"] = json!({"group_size": 32, "bits": one(rng, &[2, 3, 4, 5, 6, 8])});
     }
@@ -73,7 +97,7 @@ fn small(rng: &mut Rng) -> Value {
         config["layer_types"] = json!(["full_attention", "sliding_attention"]);
         config["sliding_window"] = json!(1 + rng.u32(..8));
     }
-    config["tie_word_embeddings"] = json!(rng.bool());
+    config["tie_word_embeddings"] = one(rng, &[json!(true), json!(false), json!(null)]).clone();
     config["attention_bias"] = json!(rng.bool());
     config
 }

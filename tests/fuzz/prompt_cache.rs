@@ -26,9 +26,19 @@ pub fn model(dtype: Dtype) -> mlx_primitives::Result<Llama> {
     Llama::random(Config::parse(config)?, dtype, None, 3)
 }
 
+/// A model whose layers see a few positions, and rotate them by the length of the text.
+fn windowed() -> mlx_primitives::Result<Llama> {
+    let config = r#"{"model_type": "mistral", "hidden_size": 32, "num_hidden_layers": 2,
+        "intermediate_size": 32, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 32,
+        "rms_norm_eps": 1e-5, "vocab_size": 16, "max_position_embeddings": 64, "sliding_window": 5,
+        "rope_scaling": {"type": "longrope", "short_factor": 1.0, "long_factor": 3.0,
+        "original_max_position_embeddings": 7}}"#;
+    Llama::random(Config::parse(config)?, Dtype::Float32, None, 4)
+}
+
 fn prepare(folder: &Path) -> anyhow::Result<Run> {
     let path = folder.join("cache.safetensors");
-    let models = [model(Dtype::Float32)?, model(Dtype::Float16)?];
+    let models = [model(Dtype::Float32)?, model(Dtype::Float16)?, windowed()?];
     let mut files = Vec::new();
     for (index, model) in models.iter().enumerate() {
         for kind in KINDS {
@@ -43,7 +53,7 @@ fn prepare(folder: &Path) -> anyhow::Result<Run> {
     }
     Ok(Box::new(move |rng| {
         let (of, file) = one(rng, &files);
-        let model = &models[if once_in(rng, 20) { 1 - of } else { *of }];
+        let model = &models[if once_in(rng, 20) { (of + 1) % models.len() } else { *of }];
         let file = mutation::safetensors(rng, file);
         fs::write(&path, &file).expect("a file is written");
         let cache = PromptCache::load(&path, model);

@@ -41,7 +41,10 @@ fn prepare(folder: &Path) -> anyhow::Result<Run> {
             true => adapters.clone(),
             false => valid(rng),
         };
-        let file = mutation::safetensors(rng, &file);
+        let file = match once_in(rng, 16) {
+            true => with_a_name_twice(rng),
+            false => mutation::safetensors(rng, &file),
+        };
         let loaded = load_safetensors_bytes(&file);
         if once_in(rng, 2) {
             fs::write(&path, &file).expect("a file is written");
@@ -74,6 +77,20 @@ fn valid(rng: &mut Rng) -> Vec<u8> {
     }
     let data: Vec<u8> = (0..end).map(|_| rng.u8(..)).collect();
     mutation::safetensors_file(&Value::Object(header).to_string(), &data)
+}
+
+/// A file in which two tensors may have one name, or share bytes.
+fn with_a_name_twice(rng: &mut Rng) -> Vec<u8> {
+    let names = ["a", "b", "\\u0061", "__metadata__"];
+    let mut start = 0;
+    let entries: Vec<String> = (0..2 + rng.usize(..3))
+        .map(|_| {
+            let entry = json!({"dtype": "U8", "shape": [4], "data_offsets": [start, start + 4]});
+            start += if once_in(rng, 4) { rng.usize(..5) } else { 4 };
+            format!("\"{}\":{entry}", one(rng, &names))
+        })
+        .collect();
+    mutation::safetensors_file(&format!("{{{}}}", entries.join(",")), &vec![7; start])
 }
 
 /// Checks that the loaded tensors are those that the format's own reader finds.

@@ -44,6 +44,7 @@ mod gguf_models;
 mod graph;
 mod harness;
 mod hostile;
+mod identity;
 mod indexing;
 mod io;
 #[cfg(unix)]
@@ -59,11 +60,13 @@ mod logsumexp;
 mod lora;
 mod masked_softmax;
 mod memory;
+mod no_numbers;
 mod nvidia;
 mod one_stream;
 mod operators;
 mod options;
 mod parts_of_ops;
+mod peft;
 mod printing;
 mod prose;
 mod quantize;
@@ -95,6 +98,7 @@ mod tools;
 mod traffic;
 mod tune;
 mod verify;
+mod written_files;
 
 fn main() -> std::process::ExitCode {
     #[cfg(unix)]

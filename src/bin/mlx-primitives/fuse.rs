@@ -23,7 +23,7 @@ pub struct Args {
     /// The checkpoint's directory.
     #[arg(long, value_name = "DIR")]
     model: PathBuf,
-    /// The directory of the adapters, as mlx_lm.lora writes it.
+    /// The directory of the adapters, as mlx_lm.lora or PEFT writes it.
     #[arg(long, value_name = "DIR", default_value = "adapters")]
     adapter_path: PathBuf,
     /// The directory to write, which must not exist.

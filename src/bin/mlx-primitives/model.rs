@@ -20,7 +20,7 @@ pub struct Source {
     /// The directory of a checkpoint [default: the small model that comes with the crate].
     #[arg(long, value_name = "DIR")]
     pub model: Option<PathBuf>,
-    /// A directory of low-rank adapters, as mlx_lm.lora writes it, to run beside the weights.
+    /// A directory of low-rank adapters of mlx_lm.lora or PEFT, to run beside the weights.
     #[arg(long, value_name = "DIR")]
     pub adapter_path: Option<PathBuf>,
 }
