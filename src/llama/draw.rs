@@ -128,8 +128,8 @@ pub(super) fn check(logits: &Array, index: usize, forced: bool) -> Result<()> {
 pub(super) fn no_number(op: &str) -> Error {
     Error::argument(
         op,
-        "finite logits, got NaN or infinity: weights of the model are no numbers, or their products \
-         are too large for its type",
+        "finite logits, got NaN or infinity: the weights, or keys and values of a cache, are no numbers, \
+         or their products are too large for the model's type",
     )
 }
 

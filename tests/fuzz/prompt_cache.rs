@@ -66,7 +66,10 @@ fn prepare(folder: &Path) -> anyhow::Result<Run> {
             let generation = model.generate(&prompt, &options).expect("a prompt");
             let generation = generation.with_cache(cache.clone()).expect("a cache");
             let tokens: Result<Vec<u32>, _> = generation.collect();
-            assert_eq!(tokens.expect("tokens").len(), 2);
+            match tokens {
+                Ok(tokens) => assert_eq!(tokens.len(), 2),
+                Err(error) => assert!(error.to_string().contains("finite logits"), "{error}"),
+            }
         }
         Case::new(file.len(), &cache)
     }))
