@@ -13,6 +13,8 @@ use crate::conversions::DEMO;
 use crate::support::compare::numbers;
 use crate::support::{Checked, message};
 
+type Change<'a> = dyn Fn(&mut Value, &mut Vec<(String, Array)>) + 'a;
+
 const ADAPTERS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/adapters");
 
 /// PEFT's files of the fixture's updates, of which mlx-lm's configuration states rank and scale.
@@ -62,8 +64,7 @@ fn peft_adapters_are_the_same_updates() -> Checked {
     assert!(apart(&plain, &want) > 0.1);
     let rank = |config: &Value| config["r"].as_f64().unwrap();
     let alpha = |config: &Value| config["lora_alpha"].as_f64().unwrap();
-    type Change = Box<dyn FnOnce(&mut Value, &mut Vec<(String, Array)>)>;
-    let same: [(&str, Change); 7] = [
+    let same: [(&str, Box<Change<'_>>); 7] = [
         ("as written", Box::new(|_, _| {})),
         (
             "rslora",
@@ -137,7 +138,7 @@ fn peft_adapters_are_the_same_updates() -> Checked {
 
 #[test]
 fn other_peft_adapters_are_refused_by_name() -> Checked {
-    let refused = |part: &str, change: &dyn Fn(&mut Value, &mut Vec<(String, Array)>)| -> Checked {
+    let refused = |part: &str, change: &Change| -> Checked {
         let folder = written(|config, tensors| change(config, tensors))?;
         let said = message(with(folder.path()));
         assert!(said.contains("[adapters] expected") && said.contains(part), "{part}: {said}");
