@@ -1,4 +1,4 @@
-//! GGUF files: with random tensors and entries, and of small models.
+//! GGUF files: with random tensors and entries, and of small models with their tokenizers.
 
 use std::fs;
 use std::path::Path;
@@ -6,9 +6,10 @@ use std::path::Path;
 use fastrand::Rng;
 use mlx_primitives::Array;
 use mlx_primitives::io::load_gguf;
-use mlx_primitives::llama::Llama;
+use mlx_primitives::llama::{ChatTemplate, Checkpoint, Llama};
 
 use super::case::{Case, Fuzzer, Run};
+use super::gguf_vocabulary::vocabulary;
 use super::mutation::{self, once_in, one};
 
 pub const FUZZER: Fuzzer = Fuzzer { name: "gguf", allowance: 16 << 20, prepare };
@@ -56,14 +57,25 @@ fn prepare(folder: &Path) -> anyhow::Result<Run> {
             assert_eq!(logits.shape()[..2], [1, 2]);
             logits.eval().expect("logits are computed");
         }
+        let checkpoint = Checkpoint::load(&path);
+        if let Ok(Checkpoint { tokenizer, eos, .. }) = &checkpoint {
+            assert!(llama.is_ok(), "a checkpoint of a file that is no model");
+            for text in ["", "ab aab <s>b</s>\n1 é", "  x  "] {
+                let tokens = tokenizer.encode(text).and_then(|_| tokenizer.encode_verbatim(text));
+                let _ = tokens.and_then(|tokens| tokenizer.decode(&tokens));
+            }
+            assert!(eos.iter().all(|id| *id < 20), "{eos:?}");
+        }
+        let _ = ChatTemplate::load(&path);
         match model {
+            true if llama.is_ok() => Case::new(bytes.len(), &checkpoint),
             true => Case::new(bytes.len(), &llama),
             false => Case::new(bytes.len(), &loaded),
         }
     }))
 }
 
-enum Entry {
+pub enum Entry {
     Text(String),
     U32(u32),
     F32(f32),
@@ -126,7 +138,7 @@ impl Gguf {
             false => (&[0, 1, 5, 6, 8, 10, 11, 16][..], 32u64),
         };
         let (kind, elements, bytes) = TYPES[*one(rng, kinds)];
-        let (wide, heads, kv_heads, vocab) = (hidden, 2u64, 1u64, 4u64);
+        let (wide, heads, kv_heads, vocab) = (hidden, 2u64, 1u64, rng.u64(4..20));
         let head = hidden / heads;
         let number =
             |key: &str, value: u64| (format!("{architecture}.{key}"), Entry::U32(value as u32));
@@ -146,6 +158,32 @@ impl Gguf {
             entries.push((format!("{architecture}.rope.scaling.type"), Entry::Text(kind)));
             entries.push((format!("{architecture}.rope.scaling.factor"), Entry::F32(2.0)));
             entries.push(number("rope.scaling.original_context_length", 32));
+        }
+        if once_in(rng, 3) {
+            let key = *one(
+                rng,
+                &[
+                    "rope.scaling.attn_factor",
+                    "rope.scale_linear",
+                    "rope.dimension_count",
+                    "attention.value_length",
+                    "attention.sliding_window",
+                    "expert_count",
+                    "attention.scale",
+                    "rope.scaling.yarn_beta_fast",
+                ],
+            );
+            entries.push(match rng.bool() {
+                true => number(key, *one(rng, &[0, 1, 16, 64])),
+                false => (format!("{architecture}.{key}"), Entry::F32(rng.f32() * 2.0)),
+            });
+        }
+        if once_in(rng, 8) {
+            entries.push(("split.count".to_owned(), Entry::U32(rng.u32(..4))));
+            entries.push(("split.no".to_owned(), Entry::U32(rng.u32(..4))));
+        }
+        if !once_in(rng, 4) {
+            entries.extend(vocabulary(rng, vocab as usize));
         }
         let mut tensors = Vec::new();
         let mut matrix = |name: &str, rows: u64, columns: u64| {
@@ -272,13 +310,13 @@ impl Gguf {
     }
 }
 
-fn text(bytes: &mut Vec<u8>, text: &str) {
+pub fn text(bytes: &mut Vec<u8>, text: &str) {
     bytes.extend((text.len() as u64).to_le_bytes());
     bytes.extend(text.as_bytes());
 }
 
 /// A list of numbers or of texts, whose type and length are mostly right.
-fn list(rng: &mut Rng) -> Entry {
+pub fn list(rng: &mut Rng) -> Entry {
     let count = rng.u64(..5);
     let (kind, items): (u32, Vec<u8>) = match rng.bool() {
         true => (5, (0..4 * count).map(|_| rng.u8(..)).collect()),

@@ -17,6 +17,7 @@ mod chat_template;
 mod child;
 mod config;
 mod gguf;
+mod gguf_vocabulary;
 mod graphs;
 mod memory;
 mod mutation;

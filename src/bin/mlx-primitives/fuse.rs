@@ -20,7 +20,7 @@ Examples:
 #[derive(clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub struct Args {
-    /// The checkpoint's directory.
+    /// The checkpoint's directory, or a .gguf file.
     #[arg(long, value_name = "DIR")]
     model: PathBuf,
     /// The directory of the adapters, as mlx_lm.lora or PEFT writes it.

@@ -17,7 +17,7 @@ use crate::ranks;
 /// A checkpoint and its adapters, if any.
 #[derive(clap::Args)]
 pub struct Source {
-    /// The directory of a checkpoint [default: the small model that comes with the crate].
+    /// The directory of a checkpoint, or a .gguf file [default: the small model that comes with the crate].
     #[arg(long, value_name = "DIR")]
     pub model: Option<PathBuf>,
     /// A directory of low-rank adapters of mlx_lm.lora or PEFT, to run beside the weights.

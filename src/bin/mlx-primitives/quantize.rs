@@ -22,7 +22,7 @@ Examples:
 #[derive(clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub struct Args {
-    /// The directory of a float checkpoint.
+    /// The directory of a float checkpoint, or a .gguf file with float weights.
     #[arg(long, value_name = "DIR")]
     model: PathBuf,
     /// The directory to write, which must not exist.

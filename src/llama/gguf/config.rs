@@ -55,6 +55,13 @@ pub(super) fn of(
     // llama.cpp's default.
     config.entry("rope_theta").or_insert(json!(10_000.0));
     check_heads(entries, architecture, &config)?;
+    let tensors: usize = files.iter().map(|(_, arrays)| arrays.len()).sum();
+    if let Some(blocks) = config.get("num_hidden_layers").and_then(Value::as_u64)
+        && blocks > tensors as u64
+    {
+        let key = key("block_count");
+        return Err(refused(format_args!("{key} of at most {tensors} tensors, got {blocks}")));
+    }
     let vocab = find(files, "model.embed_tokens.weight").and_then(|rows| rows.shape().first());
     config.insert("vocab_size".into(), json!(vocab));
     if let (Some(tokens), Some(&rows)) = (vocabulary::count(entries)?, vocab)

@@ -99,8 +99,15 @@ fn pairs_by_score(
 /// Merges the bytes of each piece of a text in the order of a list.
 fn byte_pairs(entries: &Entries, vocabulary: &Vocabulary) -> Result<Tokenizer> {
     let key = "tokenizer.ggml.merges";
-    let lines = vocabulary::owned_texts(entries, key)?
-        .ok_or_else(|| refused(format_args!("{key}, got none")))?;
+    let single = |(text, token): (&String, &Token)| {
+        !matches!(token, Token::Normal) || text.chars().nth(1).is_none()
+    };
+    let lines = match vocabulary::owned_texts(entries, key)? {
+        Some(lines) => lines,
+        // Some writers leave out empty lists.
+        None if vocabulary.texts.iter().zip(&vocabulary.tokens).all(single) => Vec::new(),
+        None => return Err(refused(format_args!("{key}, got none"))),
+    };
     let merges: Option<Vec<(String, String)>> = lines
         .iter()
         .map(|line| {

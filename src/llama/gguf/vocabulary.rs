@@ -13,6 +13,10 @@ use super::keys::{flag, refused, text, whole};
 /// little time and memory.
 const MOST_TOKENS: usize = 1 << 19;
 
+/// The bytes of the longest token: several times those of any model, and few enough for tries, which
+/// are dropped by recursion.
+const MOST_BYTES: usize = 1024;
+
 /// The texts of tokens that end a text in llama.cpp, whatever the entries say. Among them are those
 /// that pad a text, and those that begin the next file of a repository.
 const ENDS: [&str; 33] = [
@@ -166,6 +170,11 @@ impl Vocabulary {
             if text.is_empty() {
                 *text = format!("[EMPTY_{id}]"); // llama.cpp's name for it
             }
+        }
+        if let Some(length) = texts.iter().map(String::len).find(|length| *length > MOST_BYTES) {
+            return Err(refused(format_args!(
+                "tokens of at most {MOST_BYTES} bytes, got one of {length}"
+            )));
         }
         let mut seen = HashSet::with_capacity(count);
         if let Some(twice) = texts.iter().find(|text| !seen.insert(text.as_str())) {

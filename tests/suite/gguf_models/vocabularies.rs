@@ -165,13 +165,12 @@ fn refusal(change: impl FnOnce(&mut crate::support::gguf::Gguf)) -> anyhow::Resu
 #[test]
 fn vocabularies_that_are_not_understood_are_refused_by_name() -> Checked {
     let key = |name: &str| format!("tokenizer.ggml.{name}");
-    let cases: [(&str, Option<Entry>, &str); 15] = [
+    let cases: [(&str, Option<Entry>, &str); 14] = [
         ("model", Some("rwkv".into()), "tokenizer.ggml.model"),
         ("model", Some("bert".into()), "tokenizer.json beside the file"),
         ("model", None, "a vocabulary in the file or a tokenizer.json beside it"),
         ("pre", Some("superbpe".into()), "tokenizer.ggml.pre"),
         ("pre", Some("x\n\u{1b}[31m".repeat(100).as_str().into()), "tokenizer.ggml.pre"),
-        ("merges", None, "tokenizer.ggml.merges"),
         ("merges", Some(Entry::Texts(vec!["ab".into()])), "pairs in tokenizer.ggml.merges"),
         ("merges", Some(Entry::Texts(vec!["a b".into()])), "a usable tokenizer"),
         ("merges", Some(Entry::I32s(vec![1])), "a list of texts tokenizer.ggml.merges"),
@@ -195,6 +194,16 @@ fn vocabularies_that_are_not_understood_are_refused_by_name() -> Checked {
         file.remove("tokenizer.ggml.bos_token_id").set("tokenizer.ggml.add_bos_token", true);
     })?;
     ensure!(text.contains("tokenizer.ggml.bos_token_id"), "{text}");
+    // Without merges there can only be tokens of one character.
+    let text = refusal(|file| {
+        file.remove("tokenizer.ggml.merges");
+        if let Some((_, Entry::Texts(tokens))) =
+            file.entries.iter_mut().find(|(key, _)| key.ends_with(".tokens"))
+        {
+            tokens[65] = "AB".to_owned();
+        }
+    })?;
+    ensure!(text.contains("tokenizer.ggml.merges, got none"), "{text}");
     for (model, name, value) in [
         ("llama", "scores", None),
         ("llama", "scores", Some(Entry::F32s(vec![f32::NAN; 262]))),
