@@ -2,13 +2,15 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use crate::dtype::Dtype;
+use crate::printable::{line, lines};
 
 /// The result of the fallible functions of this crate, with [`Error`] as the default error.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 /// Why an operation was refused or failed.
 ///
-/// The text of an error begins with the op that failed, in brackets, or with the path of a file.
+/// The text of an error begins with the op that failed, in brackets, or with the path of a file. It
+/// quotes at most about a line of a file or an argument, without control characters.
 /// `Debug` writes the same text as `Display`, since that is how Rust prints the error of `main`.
 ///
 /// ```
@@ -93,7 +95,7 @@ pub enum Error {
     ///
     /// The text of this error contains that of `error`. For this reason `error` is not the
     /// [`source`](std::error::Error::source): programs that print both would print it twice.
-    #[error("{}: {error}", path.display())]
+    #[error("{}: {error}", shown(path))]
     Io {
         /// The file or directory.
         path: PathBuf,
@@ -101,7 +103,7 @@ pub enum Error {
         error: io::Error,
     },
     /// A file does not have the expected name or contents.
-    #[error("{}: {reason}", path.display())]
+    #[error("{}: {reason}", shown(path))]
     File {
         /// The file or directory.
         path: PathBuf,
@@ -127,7 +129,13 @@ impl Error {
     /// assert_eq!(error.to_string(), "[soft_cap] expected a positive cap, got -1");
     /// ```
     pub fn argument(op: impl Into<String>, expected: impl std::fmt::Display) -> Self {
-        Self::Argument { op: Some(op.into()), message: format!("expected {expected}") }
+        Self::Argument { op: Some(op.into()), message: line(&format!("expected {expected}")) }
+    }
+
+    /// As [`argument`](Self::argument), for a text of this crate that has several lines.
+    pub(crate) fn report(op: &str, expected: impl std::fmt::Display) -> Self {
+        let message = lines(&format!("expected {expected}"));
+        Self::Argument { op: Some(op.to_owned()), message }
     }
 
     pub(crate) fn shape(op: &str, expected: impl std::fmt::Display, got: &[i32]) -> Self {
@@ -139,7 +147,7 @@ impl Error {
     }
 
     pub(crate) fn distributed(op: &str, message: impl std::fmt::Display) -> Self {
-        Self::Distributed { op: op.to_owned(), message: message.to_string() }
+        Self::Distributed { op: op.to_owned(), message: line(&message.to_string()) }
     }
 
     pub(crate) fn out_of_range(
@@ -152,12 +160,12 @@ impl Error {
 
     /// An error of MLX from its text, which may begin with the op in brackets.
     pub(crate) fn mlx(text: &str) -> Self {
-        let (op, message) = split(text);
+        let (op, message) = split(&lines(text));
         Self::Mlx { op, message }
     }
 
     pub(crate) fn file(path: impl AsRef<Path>, reason: impl std::fmt::Display) -> Self {
-        Self::File { path: path.as_ref().to_owned(), reason: reason.to_string() }
+        Self::File { path: path.as_ref().to_owned(), reason: line(&reason.to_string()) }
     }
 
     pub(crate) fn io(path: impl AsRef<Path>, error: io::Error) -> Self {
@@ -184,7 +192,7 @@ impl Error {
 /// ```
 impl From<&str> for Error {
     fn from(text: &str) -> Self {
-        let (op, message) = split(text);
+        let (op, message) = split(&lines(text));
         Self::Argument { op, message }
     }
 }
@@ -200,6 +208,11 @@ impl From<cxx::Exception> for Error {
     fn from(exception: cxx::Exception) -> Self {
         Self::mlx(exception.what())
     }
+}
+
+/// A path as a message shows it.
+fn shown(path: &Path) -> String {
+    line(&path.display().to_string())
 }
 
 /// Splits `[op] rest` into the op and the rest; the op is `None` if the text does not begin with

@@ -110,6 +110,8 @@ pub mod llama;
 pub mod memory;
 pub mod ops;
 mod panics;
+#[doc(hidden)]
+pub mod printable;
 pub mod random;
 #[cfg_attr(not(all(feature = "simulate-metal", target_os = "linux")), path = "no_simulator.rs")]
 mod simulate;

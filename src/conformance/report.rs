@@ -124,7 +124,7 @@ impl Report {
             self.said().iter().map(|failure| format!("\n  {failure}")).collect();
         if self.outcomes.is_empty() {
             let said = format!("a comparison, got none: {}", self.not_run.join("; "));
-            return Err(Error::argument(&self.name, said));
+            return Err(Error::report(&self.name, said));
         }
         if failures.is_empty() {
             return Ok(());
@@ -135,7 +135,7 @@ impl Report {
             self.outcomes.len(),
             failures.concat()
         );
-        Err(Error::argument(&self.name, said))
+        Err(Error::report(&self.name, said))
     }
 }
 

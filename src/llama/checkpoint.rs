@@ -55,7 +55,8 @@ pub struct Checkpoint {
     pub llama: Llama,
     /// Its tokenizer.
     pub tokenizer: Tokenizer,
-    /// Tokens that end a text.
+    /// Tokens that end a text: those of `generation_config.json`, or else of `config.json`, and the
+    /// `eos_token` of the tokenizer.
     pub eos: Vec<u32>,
 }
 
@@ -67,9 +68,9 @@ struct GenerationConfig {
 
 impl Checkpoint {
     /// Loads a directory of `config.json`, `tokenizer.json`, `model*.safetensors` and, if present,
-    /// `generation_config.json`, or a `.gguf` file. The tokenizer of a GGUF file is the
-    /// `tokenizer.json` beside it, else that of its entries. The end tokens are those of its
-    /// entries, and those of the `generation_config.json` beside it if there is one.
+    /// `generation_config.json` and what [`Tokenizer::load`] reads, or a `.gguf` file. The tokenizer of
+    /// a GGUF file is the `tokenizer.json` beside it, else that of its entries. The end tokens are those
+    /// of its entries, and those of the `generation_config.json` beside it if there is one.
     ///
     /// # Errors
     ///
@@ -96,18 +97,16 @@ impl Checkpoint {
         progress: impl FnMut(Progress),
     ) -> Result<Self> {
         let directory = gguf::folder(path);
-        let read = |name: &str| files::read_to_string(&directory.join(name));
-        let file = directory.join("tokenizer.json");
         let tokenizer = match gguf::is_gguf(path) {
-            true if !file.exists() => {
+            true if !directory.join("tokenizer.json").exists() => {
                 Tokenizer::made_by(|| gguf::tokenizer(path)).map_err(|e| in_file(path, e))?
             }
             gguf => {
                 if !gguf {
-                    read("config.json")?; // so that the error of an empty directory names this file
+                    // So that the error of an empty directory names this file.
+                    files::read_to_string(&directory.join("config.json"))?;
                 }
-                let json = read("tokenizer.json")?;
-                Tokenizer::parse(json.as_bytes()).map_err(|e| in_file(&file, e))?
+                Tokenizer::load(directory)?
             }
         };
         let llama = Llama::load_part(path, split, progress)?;
@@ -119,6 +118,7 @@ impl Checkpoint {
             let own = llama.config.eos_token_id.to_vec();
             eos.extend(own.into_iter().filter(|id| !eos.contains(id)).collect::<Vec<_>>());
         }
+        eos.extend(tokenizer.eos().filter(|own| !eos.contains(own)));
         Ok(Self { llama, tokenizer, eos })
     }
 

@@ -17,7 +17,8 @@ pub struct Options {
     pub xtc_spared: Vec<u32>,
     /// Tokens that end the text.
     pub eos: Vec<u32>,
-    /// Strings that end the text and are not part of it. Only
+    /// Strings that end the text and are not part of it. They may contain special tokens, such as
+    /// `<|im_end|>`, although the text does not. Only
     /// [`Checkpoint::generate_text`](super::Checkpoint::generate_text) uses them, since tokens
     /// alone are no text.
     pub stop: Vec<String>,

@@ -1,3 +1,5 @@
+use std::ops::Range;
+
 use crate::error::{Error, Result};
 
 /// Finds stop strings in a text that comes in pieces.
@@ -5,6 +7,8 @@ pub(super) struct StopStrings {
     strings: Vec<String>,
     /// The end of the text so far, which may be the beginning of a stop string.
     held: String,
+    /// The parts of it that are special tokens, which are found but not shown.
+    hidden: Vec<Range<usize>>,
 }
 
 impl StopStrings {
@@ -16,7 +20,19 @@ impl StopStrings {
                 "stop strings of one character or more, got \"\"",
             ));
         }
-        Ok(Self { strings: strings.to_vec(), held: String::new() })
+        Ok(Self { strings: strings.to_vec(), held: String::new(), hidden: Vec::new() })
+    }
+
+    /// Whether there are no stop strings.
+    pub fn is_empty(&self) -> bool {
+        self.strings.is_empty()
+    }
+
+    /// Adds the text of a special token, which is not part of the result. Returns as
+    /// [`push`](Self::push) does.
+    pub fn push_special(&mut self, token: &str) -> (String, bool) {
+        self.hidden.push(self.held.len()..self.held.len() + token.len());
+        self.push(token)
     }
 
     /// Adds a piece. Returns the text that can be shown, and whether a stop string was found, in
@@ -25,8 +41,9 @@ impl StopStrings {
         self.held.push_str(piece);
         let found = self.strings.iter().filter_map(|string| self.held.find(string)).min();
         if let Some(at) = found {
-            self.held.truncate(at);
-            return (std::mem::take(&mut self.held), true);
+            let shown = self.shown(at);
+            self.finish();
+            return (shown, true);
         }
         let begun = |&(at, _): &(usize, char)| {
             let end = self.held.get(at..).unwrap_or_default();
@@ -35,12 +52,31 @@ impl StopStrings {
         let longest = self.strings.iter().map(String::len).max().unwrap_or(0);
         let from = self.held.len().saturating_sub(longest);
         let end = self.held.char_indices().filter(|(at, _)| *at >= from).find(begun);
-        let kept = self.held.split_off(end.map_or(self.held.len(), |(at, _)| at));
-        (std::mem::replace(&mut self.held, kept), false)
+        let at = end.map_or(self.held.len(), |(at, _)| at);
+        let shown = self.shown(at);
+        self.held.drain(..at);
+        self.hidden.retain(|range| range.end > at);
+        for range in &mut self.hidden {
+            *range = range.start.saturating_sub(at)..range.end - at;
+        }
+        (shown, false)
+    }
+
+    /// The text before `at`, without special tokens.
+    fn shown(&self, at: usize) -> String {
+        let (mut text, mut from) = (String::new(), 0);
+        for range in &self.hidden {
+            text += self.held.get(from..range.start.min(at)).unwrap_or_default();
+            from = range.end;
+        }
+        text + self.held.get(from..at).unwrap_or_default()
     }
 
     /// The end of the text, which was held back.
     pub fn finish(&mut self) -> String {
-        std::mem::take(&mut self.held)
+        let text = self.shown(self.held.len());
+        self.held.clear();
+        self.hidden.clear();
+        text
     }
 }

@@ -46,6 +46,7 @@ pub struct Piece {
 /// ```
 pub struct TextGeneration<'a> {
     generation: Generation<'a>,
+    tokenizer: &'a Tokenizer,
     stream: TextStream<'a>,
     stop: StopStrings,
     finish: Option<FinishReason>,
@@ -77,7 +78,8 @@ impl<'a> TextGeneration<'a> {
         stop: &[String],
     ) -> Result<Self> {
         let stop = StopStrings::new(stop)?;
-        Ok(Self { generation, stream: tokenizer.stream(), stop, finish: None, ended: false })
+        let stream = tokenizer.stream();
+        Ok(Self { generation, tokenizer, stream, stop, finish: None, ended: false })
     }
 
     /// Starts from a cached beginning of the prompt; see [`Generation::with_cache`].
@@ -149,10 +151,25 @@ impl<'a> TextGeneration<'a> {
         self.generation.into_prompt_cache()
     }
 
+    /// Adds a token. Returns the text that can be shown, and whether a stop string was found.
+    fn pushed(&mut self, token: u32) -> Result<(String, bool)> {
+        let (mut text, mut found) = self.stop.push(&self.stream.push(token)?);
+        if !found
+            && !self.stop.is_empty()
+            && self.tokenizer.is_special(token)
+            && let Some(special) = self.tokenizer.token(token)
+        {
+            let (more, ends) = self.stop.push_special(&special);
+            text += &more;
+            found = ends;
+        }
+        Ok((text, found))
+    }
+
     fn advance(&mut self) -> Result<Piece> {
         if self.finish.is_none() {
             if let Some(token) = self.generation.next_token()? {
-                let (text, found) = self.stop.push(&self.stream.push(token.id)?);
+                let (text, found) = self.pushed(token.id)?;
                 self.finish = found.then_some(FinishReason::StopString);
                 return Ok(Piece { token: Some(token), text, finish_reason: None });
             }

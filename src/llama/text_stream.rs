@@ -11,7 +11,10 @@ const MOST_HELD: usize = 8;
 /// Turns tokens into text as they come, whole characters at a time.
 ///
 /// The pieces, followed by the result of [`finish`](Self::finish), are the text that
-/// [`Tokenizer::decode`] makes of all tokens. Bytes that are not UTF-8 become U+FFFD.
+/// [`Tokenizer::decode`] makes of all tokens. Bytes that are not UTF-8 become U+FFFD. Only where
+/// tokens such as `<0xE2>` are bytes, as in Llama 2, and such tokens in a row are not UTF-8 as a whole,
+/// does `decode` replace all of these bytes, while the pieces keep the characters among them that are
+/// whole: a stream cannot know what follows a character that it has shown.
 ///
 /// ```
 /// use mlx_primitives::llama::Checkpoint;

@@ -1,10 +1,13 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::Path;
 
 use tokenizers::DecoderWrapper;
 
 use crate::error::{Error, Result};
+use crate::files;
 use crate::transforms::panic_message;
 
+use super::special_tokens::SpecialTokens;
 use super::tokenizer_parts;
 
 /// Converts text to tokens and back, as a `tokenizer.json` defines it.
@@ -18,7 +21,10 @@ use super::tokenizer_parts;
 /// assert_eq!(tokenizer.token_id("<|endoftext|>"), Some(0));
 /// # Ok::<(), mlx_primitives::Error>(())
 /// ```
-pub struct Tokenizer(tokenizers::Tokenizer);
+pub struct Tokenizer {
+    inner: tokenizers::Tokenizer,
+    eos: Option<u32>,
+}
 
 /// How a tokenizer's tokens become text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -45,13 +51,56 @@ impl Tokenizer {
             let mut tokenizer = tokenizers::Tokenizer::from_bytes(json)?;
             tokenizer.with_padding(None);
             tokenizer.with_truncation(None)?;
-            Ok(Self(tokenizer))
+            Ok(Self { inner: tokenizer, eos: None })
         })
     }
 
     /// A tokenizer that is made by other means than a `tokenizer.json`.
     pub(super) fn made_by(make: impl FnOnce() -> Result<tokenizers::Tokenizer>) -> Result<Self> {
-        guarded(|| Ok(make().map(Self)))?
+        guarded(|| Ok(make().map(|inner| Self { inner, eos: None })))?
+    }
+
+    /// Loads the `tokenizer.json` of a directory, with the tokens that only
+    /// `tokenizer_config.json`, `special_tokens_map.json` or `added_tokens.json` name, as
+    /// transformers does.
+    ///
+    /// ```
+    /// use mlx_primitives::llama::Tokenizer;
+    ///
+    /// # let demo = concat!(env!("CARGO_MANIFEST_DIR"), "/assets/demo");
+    /// let tokenizer = Tokenizer::load(demo)?;
+    /// assert_eq!(tokenizer.token_id("<|endoftext|>"), Some(0));
+    /// # Ok::<(), mlx_primitives::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// Returns an error that names the file if one cannot be read, if [`parse`](Self::parse) refuses
+    /// the tokenizer, or if a file gives a token another number than the tokenizer.
+    pub fn load(directory: impl AsRef<Path>) -> Result<Self> {
+        let directory = directory.as_ref();
+        let path = directory.join("tokenizer.json");
+        let mut tokenizer = Self::parse(&files::read(&path)?).map_err(|e| match e.path() {
+            Some(_) => e,
+            None => Error::file(&path, e),
+        })?;
+        let tokens = SpecialTokens::load(directory)?;
+        let mut conflict = Ok(());
+        guarded(|| {
+            conflict = tokens.add_to(&mut tokenizer.inner);
+            Ok(())
+        })?;
+        conflict.map_err(|got| {
+            let expected = "expected the numbers that tokenizer.json gives to tokens, got";
+            Error::file(directory.join("tokenizer_config.json"), format_args!("{expected} {got}"))
+        })?;
+        tokenizer.eos = tokens.named("eos_token").and_then(|token| tokenizer.token_id(token));
+        Ok(tokenizer)
+    }
+
+    /// The token that ends a text, by the files that [`load`](Self::load) reads.
+    pub fn eos(&self) -> Option<u32> {
+        self.eos
     }
 
     /// The tokens of a text, with the special tokens that the tokenizer adds.
@@ -74,7 +123,7 @@ impl Tokenizer {
     }
 
     fn encoded(&self, text: &str, special: bool) -> Result<Vec<u32>> {
-        guarded(|| Ok(self.0.encode_fast(text, special)?.get_ids().to_vec()))
+        guarded(|| Ok(self.inner.encode_fast(text, special)?.get_ids().to_vec()))
     }
 
     /// The text of tokens, without special tokens.
@@ -83,26 +132,27 @@ impl Tokenizer {
     ///
     /// Returns an error if the tokenizer fails on the tokens.
     pub fn decode(&self, tokens: &[u32]) -> Result<String> {
-        guarded(|| self.0.decode(tokens, true))
+        guarded(|| self.inner.decode(tokens, true))
     }
 
     /// The number of a token by its spelling in the vocabulary, added tokens included.
     pub fn token_id(&self, token: &str) -> Option<u32> {
-        self.0.token_to_id(token)
+        self.inner.token_to_id(token)
     }
 
     /// The spelling of a token in the vocabulary, which is not always its text.
     pub fn token(&self, id: u32) -> Option<String> {
-        self.0.id_to_token(id)
+        self.inner.id_to_token(id)
     }
 
     /// Whether a token is special, that is, not part of the text.
     pub fn is_special(&self, id: u32) -> bool {
-        self.token(id).is_some_and(|token| self.0.get_added_vocabulary().is_special_token(&token))
+        self.token(id)
+            .is_some_and(|token| self.inner.get_added_vocabulary().is_special_token(&token))
     }
 
     pub(super) fn decoding(&self) -> Decoding {
-        match self.0.get_decoder() {
+        match self.inner.get_decoder() {
             Some(DecoderWrapper::ByteLevel(_)) => Decoding::ByteLevel,
             Some(DecoderWrapper::ByteFallback(_)) => Decoding::ByteFallback,
             Some(DecoderWrapper::Sequence(sequence)) => {

@@ -12,6 +12,13 @@ use crate::error::{Error, Result};
 /// The greatest factor by which a text may become longer. That of real tokenizers is below 100.
 const MOST_GROWTH: f64 = 4096.0;
 
+/// The most characters and classes of a regular expression, where `a{50}` counts as 50. Those of real
+/// tokenizers have less than a tenth of it.
+const MOST_ATOMS: u64 = 2_000;
+
+/// The most tokens and texts of a `TemplateProcessing`. Those of real tokenizers have under ten.
+const MOST_PIECES: usize = 1_000;
+
 /// Base64 as the `tokenizers` crate decodes it, with or without padding.
 const BASE64: GeneralPurpose = GeneralPurpose::new(
     &STANDARD,
@@ -38,6 +45,15 @@ pub(super) fn check(json: &[u8]) -> Result<()> {
         .map_err(|e| refused(format_args!("a usable tokenizer in JSON, got {e}")))?;
     for part in [&normalizer, &pre_tokenizer, &post_processor, &decoder] {
         check_tables(part)?;
+        check_patterns(part)?;
+    }
+    let pieces =
+        |name: &str| post_processor.get(name).and_then(Value::as_array).map_or(0, Vec::len);
+    let pieces = pieces("single").max(pieces("pair"));
+    if pieces > MOST_PIECES {
+        return Err(refused(format_args!(
+            "a template of at most {MOST_PIECES} pieces, got {pieces}"
+        )));
     }
     // Each part may lengthen the result of the one before it.
     let encoding = growth(&normalizer) * growth(&pre_tokenizer) * growth(&post_processor);
@@ -79,6 +95,84 @@ fn check_tables(part: &Value) -> Result<()> {
         }
     }
     inner(part).into_iter().try_for_each(check_tables)
+}
+
+/// Checks the regular expressions of a part: the time of a text grows with their length, after their
+/// repetitions have been written out.
+fn check_patterns(part: &Value) -> Result<()> {
+    if let Some(Value::String(pattern)) = part.get("Regex") {
+        let atoms = atoms(pattern);
+        if atoms > MOST_ATOMS {
+            return Err(refused(format_args!(
+                "a regular expression of at most {MOST_ATOMS} parts, got {atoms}"
+            )));
+        }
+    }
+    inner(part).into_iter().try_for_each(check_patterns)
+}
+
+/// The number of characters and classes of a regular expression, with counted repetitions written
+/// out. It may be too large for an odd expression, but not too small.
+fn atoms(pattern: &str) -> u64 {
+    // The sum of each open group, and the size of the last part of the innermost one.
+    let (mut sums, mut last) = (vec![0u64], 0u64);
+    let mut chars = pattern.chars().peekable();
+    let mut class = false;
+    while let Some(c) = chars.next() {
+        let add = match c {
+            '\\' => {
+                let property = chars.next().is_some_and(|c| "pPxu".contains(c));
+                if property && chars.peek() == Some(&'{') {
+                    chars.by_ref().find(|c| *c == '}');
+                }
+                1
+            }
+            ']' => {
+                class = false;
+                1
+            }
+            _ if class => continue,
+            '?' | '*' | '+' => continue,
+            '(' => {
+                sums.push(0);
+                continue;
+            }
+            ')' => {
+                last = if sums.len() > 1 { sums.pop().unwrap_or(0) } else { 0 };
+                if let Some(sum) = sums.last_mut() {
+                    *sum = sum.saturating_add(last);
+                }
+                continue;
+            }
+            '{' => {
+                let inside: String = chars.clone().take_while(|c| *c != '}').collect();
+                let most = match inside.chars().all(|c| c.is_ascii_digit() || c == ',' || c == ' ')
+                {
+                    true => {
+                        chars.nth(inside.len());
+                        inside.split(',').filter_map(|n| n.trim().parse().ok()).max()
+                    }
+                    false => None,
+                };
+                let before = last;
+                last = last.saturating_mul(most.unwrap_or(1).max(1));
+                if let Some(sum) = sums.last_mut() {
+                    *sum = sum.saturating_add(last - before);
+                }
+                continue;
+            }
+            '[' => {
+                class = true;
+                1
+            }
+            _ => 1,
+        };
+        last = add;
+        if let Some(sum) = sums.last_mut() {
+            *sum = sum.saturating_add(add);
+        }
+    }
+    sums.into_iter().fold(0, u64::saturating_add)
 }
 
 /// The greatest factor by which a part may lengthen a text.

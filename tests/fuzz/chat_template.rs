@@ -1,4 +1,4 @@
-//! Chat templates: modified templates of checkpoints, and random statements.
+//! Chat templates: modified templates of checkpoints, random statements, and hostile templates.
 
 use std::fs;
 use std::path::Path;
@@ -8,9 +8,10 @@ use mlx_primitives::llama::{ChatOptions, ChatTemplate};
 use serde_json::{Map, Value, json};
 
 use super::case::{Case, Fuzzer, Run};
+use super::hostile_templates;
 use super::mutation::{self, once_in, one, word};
 
-/// A template may render 64 MiB, and a growing text is copied.
+/// A template may hold 48 MiB of text, which is copied as it grows.
 pub const FUZZER: Fuzzer = Fuzzer { name: "chat_template", allowance: 200 << 20, prepare };
 
 const WORDS: [&str; 40] = [
@@ -71,13 +72,14 @@ fn prepare(folder: &Path) -> anyhow::Result<Run> {
     let cases: Vec<Value> =
         serde_json::from_str(&fs::read_to_string(format!("{fixtures}/cases.json"))?)?;
     Ok(Box::new(move |rng| {
-        let source = match rng.u8(..4) {
-            0 => one(rng, &templates).clone(),
-            1 => {
+        let source = match rng.u8(..9) {
+            8 => hostile_templates::template(rng),
+            0 | 4 => one(rng, &templates).clone(),
+            1 | 5 => {
                 let template: &String = one(rng, &templates);
                 mutation::text(rng, template, &WORDS)
             }
-            2 => {
+            2 | 6 => {
                 let template = statements(rng, 3);
                 mutation::text(rng, &template, &WORDS)
             }

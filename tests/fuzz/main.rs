@@ -19,6 +19,7 @@ mod config;
 mod gguf;
 mod gguf_vocabulary;
 mod graphs;
+mod hostile_templates;
 mod memory;
 mod mutation;
 mod ops;

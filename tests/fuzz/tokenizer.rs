@@ -1,5 +1,6 @@
 //! `tokenizer.json` with every part that the format knows, and round trips of texts.
 
+use std::fs;
 use std::path::Path;
 
 use fastrand::Rng;
@@ -23,11 +24,15 @@ const TEXTS: [&str; 8] = [
     "",
 ];
 
-fn prepare(_: &Path) -> anyhow::Result<Run> {
-    Ok(Box::new(|rng| {
+fn prepare(folder: &Path) -> anyhow::Result<Run> {
+    let folder = folder.to_owned();
+    Ok(Box::new(move |rng| {
         let tokenizer = valid(rng);
-        let text = mutation::config(rng, &tokenizer);
-        let tokenizer = Tokenizer::parse(text.as_bytes());
+        let mut text = mutation::config(rng, &tokenizer);
+        let tokenizer = match once_in(rng, 3) {
+            true => beside(rng, &folder, &mut text),
+            false => Tokenizer::parse(text.as_bytes()),
+        };
         if let Ok(tokenizer) = &tokenizer {
             let text = match rng.bool() {
                 true => word(rng, &TEXTS).to_owned(),
@@ -42,6 +47,51 @@ fn prepare(_: &Path) -> anyhow::Result<Run> {
         }
         Case::new(text.len(), &tokenizer)
     }))
+}
+
+/// Loads the tokenizer with files beside it that name tokens.
+fn beside(rng: &mut Rng, folder: &Path, text: &mut String) -> Result<Tokenizer> {
+    let words = ["<s>", "fox", "new", "", "<|new|>", "é", "<unk>", "the fox"];
+    let token = |rng: &mut Rng| match rng.bool() {
+        true => json!(word(rng, &words)),
+        false => json!({"content": word(rng, &words), "lstrip": rng.bool(), "rstrip": rng.bool(),
+                        "single_word": rng.bool(), "normalized": rng.bool(), "special": rng.bool()}),
+    };
+    let list = |rng: &mut Rng| json!([token(rng), token(rng)]);
+    let mut config = json!({"eos_token": token(rng), "image_token": token(rng)});
+    let names = ["additional_special_tokens", "extra_special_tokens", "bos_token", "pad_token"];
+    let name = word(rng, &names);
+    config[name] = if name.ends_with('s') { list(rng) } else { token(rng) };
+    let number = 38 + rng.u32(..6);
+    if rng.bool() {
+        config["added_tokens_decoder"] = json!({(number.to_string()): token(rng)});
+    }
+    let named = json!({"eos_token": token(rng), "extra_special_tokens": {"a": token(rng)}});
+    let added = json!({(word(rng, &words)): number, "new": number + 1});
+    let files = [
+        ("tokenizer_config.json", config),
+        ("special_tokens_map.json", named),
+        ("added_tokens.json", added),
+    ];
+    let tokenizer = text.clone();
+    let written = |name: &str, content: &str| {
+        // A file that cannot be written is one that is not there.
+        let _ = fs::write(folder.join(name), content);
+    };
+    written("tokenizer.json", &tokenizer);
+    for (name, content) in files {
+        let content = match once_in(rng, 4) {
+            true => mutation::config(rng, &content),
+            false => content.to_string(),
+        };
+        text.push_str(&content);
+        written(name, &content);
+    }
+    let loaded = Tokenizer::load(folder);
+    if let Ok(tokenizer) = &loaded {
+        let _ = tokenizer.eos();
+    }
+    loaded
 }
 
 fn there_and_back(rng: &mut Rng, tokenizer: &Tokenizer, text: &str) -> Result<()> {

@@ -47,6 +47,7 @@ mod hostile;
 mod identity;
 mod indexing;
 mod io;
+mod jinja;
 #[cfg(unix)]
 mod late;
 mod latencies;
@@ -71,6 +72,7 @@ mod printing;
 mod prose;
 mod quantize;
 mod quantized_matmul;
+mod quoting;
 mod random;
 mod random_weights;
 mod recorded;
@@ -86,10 +88,12 @@ mod shapes;
 #[cfg(target_os = "linux")]
 mod simulated;
 mod softmax;
+mod special_tokens;
 mod split;
 mod support;
 mod table;
 mod text_cli;
+mod text_options;
 mod threads;
 mod tidy;
 mod tokenizer;

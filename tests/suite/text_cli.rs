@@ -16,44 +16,44 @@ const PROMPT: &str = "Once upon a time";
 const TEMPLATE: &str = "{{ bos_token }}{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}\
     {% if add_generation_prompt %}{{ opening or 'One day' }}{% endif %}";
 
-fn command(arguments: &[&str]) -> Command {
+pub fn command(arguments: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_mlx-primitives"));
     command.args(arguments).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
     command
 }
 
-fn run(arguments: &[&str]) -> Output {
+pub fn run(arguments: &[&str]) -> Output {
     command(arguments).output().unwrap()
 }
 
-fn stdout(output: &Output) -> String {
+pub fn stdout(output: &Output) -> String {
     String::from_utf8(output.stdout.clone()).unwrap()
 }
 
-fn stderr(output: &Output) -> String {
+pub fn stderr(output: &Output) -> String {
     String::from_utf8(output.stderr.clone()).unwrap()
 }
 
-fn json_of(arguments: &[&str]) -> Value {
+pub fn json_of(arguments: &[&str]) -> Value {
     let output = run(&[&["generate", "--json", "-m", "10"], arguments].concat());
     serde_json::from_str(&stdout(&output)).unwrap_or_else(|_| panic!("{}", stderr(&output)))
 }
 
-fn piped(arguments: &[&str], input: &str) -> Output {
+pub fn piped(arguments: &[&str], input: &str) -> Output {
     let mut child = command(arguments).stdin(Stdio::piped()).spawn().unwrap();
     child.stdin.take().unwrap().write_all(input.as_bytes()).unwrap();
     child.wait_with_output().unwrap()
 }
 
 /// The demo model with a chat template.
-fn with_template() -> tempfile::TempDir {
+pub fn with_template() -> tempfile::TempDir {
     let directory = variant(Dtype::Float32, |_, _| {});
     let config = json!({"bos_token": "<|endoftext|>", "eos_token": "<|endoftext|>", "chat_template": TEMPLATE});
     fs::write(directory.path().join("tokenizer_config.json"), config.to_string()).unwrap();
     directory
 }
 
-fn text_of(path: &Path) -> &str {
+pub fn text_of(path: &Path) -> &str {
     path.to_str().unwrap()
 }
 

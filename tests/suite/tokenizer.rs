@@ -285,3 +285,43 @@ fn parts_that_multiply_a_text_are_refused() -> Checked {
     }
     Ok(())
 }
+
+/// Regular expressions and templates whose time or memory grows beyond that of their text.
+#[test]
+fn parts_that_take_long_are_refused() -> Checked {
+    let split = |pattern: &str| {
+        let pattern = json!({"Regex": pattern});
+        let split =
+            json!({"type": "Split", "pattern": pattern, "behavior": "Isolated", "invert": false});
+        with_part("pre_tokenizer", split)
+    };
+    let written_out = "a".repeat(2_001);
+    for pattern in [
+        "(?:(?:a{0,50}){0,50}){0,50}",
+        "(?:(?:a{0,50})?{0,50}){0,50}",
+        "(?:[a-z]{50}){50}",
+        r"\p{L}{50}{50}",
+        "{(?:a{50}){50}",
+        "]{50}{50}",
+        "(((((((a{9}){9}){9}){9}){9}){9}){9})",
+        &written_out,
+    ] {
+        let text = message(split(pattern));
+        assert!(text.contains("a regular expression of at most 2000 parts"), "{pattern}: {text}");
+    }
+    // The expression of Llama 3 is accepted, and braces that count nothing.
+    for pattern in [
+        r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+        r"[a-z]{1,100}|\{|\}",
+    ] {
+        assert!(split(pattern)?.encode("the the")?.len() >= 2, "{pattern}");
+    }
+    let token = json!({"SpecialToken": {"id": "[UNK]", "type_id": 0}});
+    let mut single = vec![token; 1_001];
+    single.push(json!({"Sequence": {"id": "A", "type_id": 0}}));
+    let template = json!({"type": "TemplateProcessing", "single": single, "pair": [],
+                          "special_tokens": {"[UNK]": {"id": "[UNK]", "ids": [0], "tokens": ["[UNK]"]}}});
+    let text = message(with_part("post_processor", template));
+    assert!(text.contains("a template of at most 1000 pieces, got 1002"), "{text}");
+    Ok(())
+}

@@ -11,7 +11,7 @@ use rustyline::DefaultEditor;
 use rustyline::error::ReadlineError;
 use serde_json::Value;
 
-use crate::interrupt::INTERRUPTED;
+use crate::interrupt::{self, INTERRUPTED};
 use crate::output::{self, StdoutError};
 use crate::ranks;
 use crate::text::{Session, TextArgs, report};
@@ -48,7 +48,7 @@ pub fn run(args: &Args) -> Result<()> {
         if !busy.load(Ordering::Relaxed) {
             std::process::exit(0); // the command was waiting for a line
         }
-        flag.store(true, Ordering::Relaxed);
+        interrupt::interrupt(&flag);
     })
     .context("handling Ctrl-C")?;
 

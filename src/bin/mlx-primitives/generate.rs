@@ -22,7 +22,7 @@ the prompt as a user's message; --ignore-chat-template continues it instead. Ctr
 #[derive(clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub struct Args {
-    /// The prompt; `-` reads it from standard input.
+    /// The prompt, where \n is a line break and \t a tabulator; `-` reads it from standard input.
     #[arg(required_unless_present = "prompt_option")]
     prompt: Option<String>,
     /// The prompt, as an option like that of mlx_lm.generate.
@@ -104,7 +104,8 @@ fn prompt_text(args: &Args) -> Result<String> {
             std::io::stdin().read_to_string(&mut text).context("reading the prompt from stdin")?;
             Ok(text)
         }
-        text => Ok(text.unwrap_or_default().to_owned()),
+        // As in mlx-lm, a line break and a tabulator can be typed.
+        text => Ok(text.unwrap_or_default().replace("\\n", "\n").replace("\\t", "\t")),
     }
 }
 

@@ -1,7 +1,11 @@
 //! Ctrl-C and SIGTERM. The first one lets the command end in order, the second one ends it at once.
+//! A command that does not see the first one within two seconds, as while it loads a model or splits a
+//! long prompt into tokens, is ended then.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::Duration;
 
 use anyhow::{Context, Result};
 
@@ -18,9 +22,10 @@ pub fn handle() -> Result<Arc<AtomicBool>> {
     let flag = Arc::clone(&interrupted);
     ctrlc::set_handler(move || {
         ranks::interrupted(INTERRUPTED);
-        if flag.swap(true, Ordering::Relaxed) {
+        if flag.load(Ordering::Relaxed) {
             end(INTERRUPTED);
         }
+        interrupt(&flag);
     })
     .context("handling Ctrl-C")?;
     Ok(interrupted)
@@ -29,6 +34,32 @@ pub fn handle() -> Result<Arc<AtomicBool>> {
 /// Ends the process at the first interruption from now on, without what it was writing.
 pub fn end_at_once() -> Result<()> {
     ctrlc::set_handler(|| end(INTERRUPTED)).context("handling Ctrl-C")
+}
+
+/// How long the command may take to see an interruption.
+const PATIENCE: Duration = Duration::from_millis(1_800);
+
+/// Whether the command has seen the last interruption, and ends in order.
+static SEEN: AtomicBool = AtomicBool::new(false);
+
+/// Says that the command has seen an interruption.
+pub fn seen() {
+    SEEN.store(true, Ordering::SeqCst);
+}
+
+/// Sets the flag that the command looks at, and ends the process soon unless the command sees it.
+pub fn interrupt(flag: &AtomicBool) {
+    SEEN.store(false, Ordering::SeqCst);
+    flag.store(true, Ordering::SeqCst);
+    let waiting = thread::Builder::new().name("interrupted".to_owned()).spawn(|| {
+        thread::sleep(PATIENCE);
+        if !SEEN.load(Ordering::SeqCst) {
+            end(INTERRUPTED);
+        }
+    });
+    if waiting.is_err() {
+        end(INTERRUPTED);
+    }
 }
 
 /// Ends the process at once. Threads of MLX may run, and destructors of what they use would fail under

@@ -5,6 +5,8 @@ use std::fmt::{self, Display};
 use std::io::{self, Write};
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use mlx_primitives::printable;
+
 use crate::ranks;
 
 /// The error that stdout could not be written to.
@@ -81,6 +83,7 @@ pub fn answer(part: impl Display) {
 pub fn error(reason: impl Display) {
     let rank = ranks::group().map(|group| format!("[rank {}] ", group.rank())).unwrap_or_default();
     // In one piece, between those that MLX's threads write.
+    let reason = printable::lines(&reason.to_string());
     let line = format!("{rank}error: {reason}\n");
     let _ = io::stderr().lock().write_all(line.as_bytes());
 }

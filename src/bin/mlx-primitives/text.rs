@@ -2,6 +2,7 @@
 //! load.
 
 use std::collections::BTreeSet;
+use std::hash::{BuildHasher, RandomState};
 use std::ops::ControlFlow;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -15,6 +16,7 @@ use mlx_primitives::llama::{
 };
 use serde_json::Value;
 
+use crate::interrupt;
 use crate::kernels::Kernels;
 use crate::model::{Source, check_kv, kv_bits, kv_group_size};
 use crate::output;
@@ -27,13 +29,13 @@ pub struct TextArgs {
     /// The system message for the chat template.
     #[arg(long, value_name = "TEXT")]
     pub system_prompt: Option<String>,
-    /// Stop after this many tokens.
-    #[arg(long, short, default_value_t = 256, value_name = "N")]
+    /// Stop after this many tokens; -1 for no limit.
+    #[arg(long, short, default_value = "256", value_name = "N", value_parser = most_tokens, allow_negative_numbers = true)]
     max_tokens: usize,
     /// End the text before this string; may be given several times.
     #[arg(long, value_name = "TEXT", help_heading = "When to stop")]
     stop: Vec<String>,
-    /// More tokens that end the text, as spelled in the vocabulary.
+    /// More tokens that end the text, by number or as spelled in the vocabulary.
     #[arg(long, value_name = "TOKEN", num_args = 1.., help_heading = "When to stop")]
     extra_eos_token: Vec<String>,
     /// Do not use the model's chat template: the prompt is the text to continue.
@@ -103,9 +105,9 @@ struct SamplingArgs {
     /// Add to a token's logit, `1234:-5`; may be given several times.
     #[arg(long, value_name = "ID:BIAS", value_parser = parse_bias, allow_hyphen_values = true)]
     logit_bias: Vec<(u32, f32)>,
-    /// Seed of the random numbers.
-    #[arg(long, default_value_t = 0, value_name = "S")]
-    seed: u64,
+    /// Seed of the random numbers; without one, each run draws other tokens.
+    #[arg(long, value_name = "S")]
+    seed: Option<u64>,
 }
 
 #[derive(clap::Args)]
@@ -179,6 +181,10 @@ impl Session {
                 other => bail!("expected an object for --chat-template-config, got {other}"),
             }
         }
+        // Templates may ask whether the model thinks. As in mlx-lm, it does if it has the tokens.
+        let has = |token: &str| checkpoint.tokenizer.token_id(token).is_some();
+        let thinks = THOUGHTS.iter().any(|[start, end]| has(start) && has(end));
+        chat.variables.entry("enable_thinking").or_insert(Value::Bool(thinks));
         let options = options(args, &checkpoint)?;
         check_kv(options.cache, &checkpoint.llama)?;
         let stop = Arc::new(AtomicBool::new(false));
@@ -228,16 +234,55 @@ impl Session {
     }
 
     pub fn interrupted(&self) -> bool {
-        self.stop.load(Ordering::Relaxed)
+        let interrupted = self.stop.load(Ordering::Relaxed);
+        if interrupted {
+            interrupt::seen();
+        }
+        interrupted
     }
 }
+
+/// The number of tokens, or no limit.
+fn most_tokens(text: &str) -> Result<usize, String> {
+    match text {
+        "-1" => Ok(usize::MAX),
+        text => {
+            text.parse().map_err(|_| "expected a number of tokens, or -1 for no limit".to_owned())
+        }
+    }
+}
+
+/// The seed that was given, or one of this moment that all ranks share.
+fn seed(args: &SamplingArgs) -> Result<u64> {
+    match args.seed {
+        Some(seed) => Ok(seed),
+        None if args.temp == 0.0 => Ok(0),
+        None => {
+            let drawn = ranks::from_first(|| Ok(RandomState::new().hash_one(0).to_string()))?;
+            drawn.parse().context("reading the seed of rank 0")
+        }
+    }
+}
+
+/// Pairs of tokens around a model's thoughts, as mlx-lm knows them.
+const THOUGHTS: [[&str; 2]; 4] = [
+    ["<think>", "</think>"],
+    ["<longcat_think>", "</longcat_think>"],
+    ["<|think:start|>", "<|think:end|>"],
+    ["<|channel>", "<channel|>"],
+];
 
 fn options(args: &TextArgs, checkpoint: &Checkpoint) -> Result<Options> {
     let TextArgs { sampling: s, cache: c, .. } = args;
     let tokenizer = &checkpoint.tokenizer;
     let mut eos = BTreeSet::new();
     for token in &args.extra_eos_token {
-        let id = tokenizer.token_id(token);
+        // As in mlx-lm, digits are a number even where the vocabulary has such a token.
+        let known = |id: &u32| tokenizer.token(*id).is_some();
+        let id = match token.parse() {
+            Ok(id) => Some(id).filter(known),
+            Err(_) => tokenizer.token_id(token),
+        };
         eos.insert(
             id.with_context(|| format!("expected a token of the vocabulary, got {token:?}"))?,
         );
@@ -261,7 +306,7 @@ fn options(args: &TextArgs, checkpoint: &Checkpoint) -> Result<Options> {
             xtc_probability: s.xtc_probability,
             xtc_threshold: s.xtc_threshold,
             top_k: s.top_k,
-            seed: s.seed,
+            seed: seed(s)?,
         },
         penalties: Penalties {
             logit_bias: s.logit_bias.clone(),

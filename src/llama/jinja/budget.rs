@@ -1,0 +1,179 @@
+//! Limits of a template. All text and all lists of the engine grow through [`Buffer`] and
+//! [`Items`], which take their size from one budget before they allocate, and give it back when the
+//! value is dropped. So no filter or operator needs a separate limit.
+
+use std::cell::Cell;
+use std::fmt::Display;
+use std::rc::Rc;
+use std::time::{Duration, Instant};
+
+/// Why a template cannot be rendered.
+#[derive(Debug)]
+pub struct Fault(pub String);
+
+pub type Outcome<T> = Result<T, Fault>;
+
+/// Makes a fault of a text.
+pub fn fault<T>(text: impl Display) -> Outcome<T> {
+    Err(Fault(text.to_string()))
+}
+
+/// The time of a rendering. Honest templates take milliseconds.
+const TIME: Duration = Duration::from_millis(500);
+
+/// The steps between two looks at the clock.
+const STEPS: i64 = 5_000;
+
+/// The deepest nesting of lists and dictionaries, which comparing, printing and dropping them follow.
+pub const MOST_NESTED: u32 = 200;
+
+/// The memory and time that are left to a template.
+#[derive(Clone)]
+pub struct Budget(Rc<Left>);
+
+struct Left {
+    bytes: Cell<usize>,
+    most: usize,
+    steps: Cell<i64>,
+    until: Instant,
+}
+
+impl Budget {
+    /// A budget of this many bytes of text and values at a time.
+    pub fn new(bytes: usize) -> Self {
+        let until = Instant::now() + TIME;
+        let bytes = Cell::new(bytes);
+        Self(Rc::new(Left { most: bytes.get(), bytes, steps: Cell::new(STEPS), until }))
+    }
+
+    /// Counts `count` steps, each of which takes some nanoseconds.
+    pub fn steps(&self, count: usize) -> Outcome<()> {
+        let left = self.0.steps.get().saturating_sub(i64::try_from(count).unwrap_or(i64::MAX));
+        self.0.steps.set(left);
+        if left > 0 {
+            return Ok(());
+        }
+        self.0.steps.set(STEPS);
+        match Instant::now() < self.0.until {
+            true => Ok(()),
+            false => fault("one that does not end within half a second"),
+        }
+    }
+
+    fn take(&self, bytes: usize) -> Outcome<()> {
+        self.steps(1 + bytes / 64)?;
+        match self.0.bytes.get().checked_sub(bytes) {
+            Some(left) => {
+                self.0.bytes.set(left);
+                Ok(())
+            }
+            None => fault(format_args!("more than {} bytes of text and values", self.0.most)),
+        }
+    }
+
+    fn give(&self, bytes: usize) {
+        self.0.bytes.set(self.0.bytes.get() + bytes);
+    }
+}
+
+/// A part of the budget, given back when it is dropped.
+pub struct Charge {
+    budget: Budget,
+    bytes: usize,
+}
+
+impl Charge {
+    pub fn new(budget: &Budget, bytes: usize) -> Outcome<Self> {
+        budget.take(bytes)?;
+        Ok(Self { budget: budget.clone(), bytes })
+    }
+
+    fn add(&mut self, bytes: usize) -> Outcome<()> {
+        self.budget.take(bytes)?;
+        self.bytes += bytes;
+        Ok(())
+    }
+}
+
+impl Drop for Charge {
+    fn drop(&mut self) {
+        self.budget.give(self.bytes);
+    }
+}
+
+/// The bytes that a value takes beside its text or items.
+const OVERHEAD: usize = 64;
+
+/// A text that grows within the budget.
+pub struct Buffer {
+    text: String,
+    charge: Charge,
+}
+
+impl Buffer {
+    pub fn new(budget: &Budget) -> Outcome<Self> {
+        Ok(Self { text: String::new(), charge: Charge::new(budget, OVERHEAD)? })
+    }
+
+    pub fn push(&mut self, text: &str) -> Outcome<()> {
+        self.charge.add(text.len())?;
+        self.text.push_str(text);
+        Ok(())
+    }
+
+    pub fn character(&mut self, c: char) -> Outcome<()> {
+        self.push(c.encode_utf8(&mut [0; 4]))
+    }
+
+    /// Adds `text` this many times.
+    pub fn repeat(&mut self, text: &str, count: usize) -> Outcome<()> {
+        let bytes = text.len().checked_mul(count);
+        self.charge.add(bytes.unwrap_or(usize::MAX / 2))?;
+        let portion = (4096 / text.len().max(1)).clamp(1, count.max(1));
+        let portions = text.repeat(portion);
+        for _ in 0..if text.is_empty() { 0 } else { count / portion } {
+            self.text.push_str(&portions);
+        }
+        self.text.push_str(&text.repeat(count % portion));
+        Ok(())
+    }
+
+    pub fn text(&self) -> &str {
+        &self.text
+    }
+
+    pub fn into_parts(self) -> (String, Charge) {
+        (self.text, self.charge)
+    }
+}
+
+/// A list of values that grows within the budget.
+pub struct Items<T> {
+    items: Vec<T>,
+    charge: Charge,
+}
+
+impl<T> Items<T> {
+    pub fn new(budget: &Budget) -> Outcome<Self> {
+        Ok(Self { items: Vec::new(), charge: Charge::new(budget, OVERHEAD)? })
+    }
+
+    pub fn push(&mut self, item: T) -> Outcome<()> {
+        // Filters hold copies of a list while they work on it.
+        self.charge.add(4 * size_of::<T>())?;
+        self.items.push(item);
+        Ok(())
+    }
+
+    pub fn items(&self) -> &[T] {
+        &self.items
+    }
+
+    pub fn items_mut(&mut self) -> &mut Vec<T> {
+        &mut self.items
+    }
+
+    pub fn into_parts(self) -> (Vec<T>, Charge) {
+        (self.items, self.charge)
+    }
+}

@@ -1,0 +1,322 @@
+//! Python's operations on values: text, equality, order, iteration and membership.
+
+use std::cmp::Ordering;
+use std::rc::Rc;
+
+use super::budget::{Budget, Buffer, Items, Outcome, fault};
+use super::characters::printable;
+use super::value::{Kind, Value};
+
+/// The text of a value, as by `str`.
+pub fn text_of(budget: &Budget, value: &Value) -> Outcome<Value> {
+    match value {
+        Value::Text(_) => Ok(value.clone()),
+        other => {
+            let mut buffer = Buffer::new(budget)?;
+            write_text(&mut buffer, budget, other)?;
+            Ok(Value::of(buffer))
+        }
+    }
+}
+
+/// Adds the text of a value, as by `str`.
+pub fn write_text(to: &mut Buffer, budget: &Budget, value: &Value) -> Outcome<()> {
+    match value {
+        Value::Text(text) => to.push(&text.text),
+        other => write_repr(to, budget, other),
+    }
+}
+
+/// Adds the text of a value, as by `repr`.
+pub fn write_repr(to: &mut Buffer, budget: &Budget, value: &Value) -> Outcome<()> {
+    budget.steps(1)?;
+    match value {
+        Value::Undefined(_) => Ok(()),
+        Value::None => to.push("None"),
+        Value::Bool(true) => to.push("True"),
+        Value::Bool(false) => to.push("False"),
+        Value::Int(value) => to.push(&value.to_string()),
+        Value::Float(value) => to.push(&float(*value)),
+        Value::Text(text) => quoted(to, &text.text, false),
+        Value::Bytes(text) => {
+            to.push("b")?;
+            quoted(to, &text.text, true)
+        }
+        Value::Sequence(sequence) => {
+            let (open, close) = match sequence.kind {
+                Kind::List => ("[", "]"),
+                Kind::Tuple | Kind::Group => ("(", ")"),
+                Kind::Keys => ("dict_keys([", "])"),
+                Kind::Values => ("dict_values([", "])"),
+                Kind::Items => ("dict_items([", "])"),
+                Kind::Generator => {
+                    return fault("the text of a generator, which names no values: use `| list`");
+                }
+            };
+            to.push(open)?;
+            for (i, item) in sequence.items.iter().enumerate() {
+                to.push(if i > 0 { ", " } else { "" })?;
+                write_inner(to, budget, item)?;
+            }
+            if close == ")" && sequence.items.len() == 1 {
+                to.push(",")?;
+            }
+            to.push(close)
+        }
+        Value::Dict(dict) => {
+            to.push("{")?;
+            for (i, (key, value)) in dict.fields.iter().enumerate() {
+                to.push(if i > 0 { ", " } else { "" })?;
+                write_inner(to, budget, key)?;
+                to.push(": ")?;
+                write_inner(to, budget, value)?;
+            }
+            to.push("}")
+        }
+        Value::Range(range) => {
+            let [start, end, step] = **range;
+            let step = if step == 1 { String::new() } else { format!(", {step}") };
+            to.push(&format!("range({start}, {end}{step})"))
+        }
+        Value::Namespace(namespace) => {
+            to.push("<Namespace {")?;
+            for (i, (name, value)) in namespace.fields.borrow().iter().enumerate() {
+                to.push(if i > 0 { ", " } else { "" })?;
+                quoted(to, name, false)?;
+                to.push(": ")?;
+                write_inner(to, budget, value)?;
+            }
+            to.push("}>")
+        }
+        Value::Loop(state) => {
+            let (at, of) = (state.index.get() + 1, state.items.items.len());
+            to.push(&format!("<LoopContext {at}/{of}>"))
+        }
+        other => fault(format_args!("the text of a {}, which is not supported", other.kind())),
+    }
+}
+
+fn write_inner(to: &mut Buffer, budget: &Budget, value: &Value) -> Outcome<()> {
+    match value {
+        Value::Undefined(_) => to.push("Undefined"),
+        other => write_repr(to, budget, other),
+    }
+}
+
+/// The text of a number, as by Python's `repr`: the fewest digits that read back the same, with an
+/// exponent below 1e-4 and from 1e16 on.
+pub fn float(value: f64) -> String {
+    if value.is_nan() {
+        return "nan".to_owned();
+    }
+    if value.is_infinite() {
+        return if value > 0.0 { "inf" } else { "-inf" }.to_owned();
+    }
+    let size = value.abs();
+    if size != 0.0 && !(1e-4..1e16).contains(&size) {
+        let text = format!("{value:e}");
+        return match text.split_once('e') {
+            Some((digits, exponent)) => match exponent.strip_prefix('-') {
+                Some(exponent) => format!("{digits}e-{exponent:0>2}"),
+                None => format!("{digits}e+{exponent:0>2}"),
+            },
+            None => text,
+        };
+    }
+    format!("{value:?}")
+}
+
+fn quoted(to: &mut Buffer, text: &str, ascii: bool) -> Outcome<()> {
+    let quote = if text.contains('\'') && !text.contains('"') { '"' } else { '\'' };
+    to.character(quote)?;
+    for c in text.chars() {
+        match c {
+            '\n' => to.push("\\n")?,
+            '\r' => to.push("\\r")?,
+            '\t' => to.push("\\t")?,
+            '\\' => to.push("\\\\")?,
+            c if c == quote => {
+                to.push("\\")?;
+                to.character(c)?;
+            }
+            ' '..='~' => to.character(c)?,
+            c if ascii => {
+                for byte in c.encode_utf8(&mut [0; 4]).bytes() {
+                    to.push(&format!("\\x{byte:02x}"))?;
+                }
+            }
+            c if printable(c) => to.character(c)?,
+            c => to.push(&match u32::from(c) {
+                code @ ..0x100 => format!("\\x{code:02x}"),
+                code @ ..0x10000 => format!("\\u{code:04x}"),
+                code => format!("\\U{code:08x}"),
+            })?,
+        }
+    }
+    to.character(quote)
+}
+
+/// Whether two values are equal in Python.
+pub fn equal(budget: &Budget, a: &Value, b: &Value) -> Outcome<bool> {
+    budget.steps(1)?;
+    Ok(match (a, b) {
+        (Value::Undefined(_), Value::Undefined(_)) | (Value::None, Value::None) => true,
+        (Value::Text(a), Value::Text(b)) | (Value::Bytes(a), Value::Bytes(b)) => {
+            budget.steps(a.text.len() / 64)?;
+            a.text == b.text
+        }
+        (Value::Sequence(a), Value::Sequence(b)) => {
+            let kind = |kind| if kind == Kind::Group { Kind::Tuple } else { kind };
+            if kind(a.kind) != kind(b.kind) || a.kind == Kind::Generator || a.kind == Kind::Values {
+                return Ok(Rc::ptr_eq(a, b));
+            }
+            if a.items.len() != b.items.len() {
+                return Ok(false);
+            }
+            for (a, b) in a.items.iter().zip(&b.items) {
+                if !equal(budget, a, b)? {
+                    return Ok(false);
+                }
+            }
+            true
+        }
+        (Value::Dict(a), Value::Dict(b)) => {
+            if a.fields.len() != b.fields.len() {
+                return Ok(false);
+            }
+            for (key, value) in &a.fields {
+                match field(budget, &b.fields, key)? {
+                    Some(other) if equal(budget, value, other)? => {}
+                    _ => return Ok(false),
+                }
+            }
+            true
+        }
+        (Value::Range(a), Value::Range(b)) => a == b,
+        (Value::Namespace(a), Value::Namespace(b)) => Rc::ptr_eq(a, b),
+        (Value::Macro(a), Value::Macro(b)) => Rc::ptr_eq(a, b),
+        (Value::Loop(a), Value::Loop(b)) => Rc::ptr_eq(a, b),
+        (Value::Function(a), Value::Function(b)) => a == b,
+        _ => match (a.as_int(), b.as_int()) {
+            (Some(a), Some(b)) => a == b,
+            _ => match (a.as_float(), b.as_float()) {
+                (Some(a), Some(b)) => a == b,
+                _ => false,
+            },
+        },
+    })
+}
+
+/// The order of two values, or a fault for those that Python does not order.
+pub fn order(budget: &Budget, a: &Value, b: &Value) -> Outcome<Option<Ordering>> {
+    budget.steps(1)?;
+    match (a, b) {
+        (Value::Text(a), Value::Text(b)) => {
+            budget.steps(a.text.len() / 64)?;
+            Ok(Some(a.text.cmp(&b.text)))
+        }
+        (Value::Sequence(x), Value::Sequence(y))
+            if x.kind == y.kind && matches!(x.kind, Kind::List | Kind::Tuple) =>
+        {
+            for (a, b) in x.items.iter().zip(&y.items) {
+                if !equal(budget, a, b)? {
+                    return order(budget, a, b);
+                }
+            }
+            Ok(Some(x.items.len().cmp(&y.items.len())))
+        }
+        _ => match (a.as_int(), b.as_int()) {
+            (Some(a), Some(b)) => Ok(Some(a.cmp(&b))),
+            _ => match (a.as_float(), b.as_float()) {
+                (Some(a), Some(b)) => Ok(a.partial_cmp(&b)),
+                _ => fault(format_args!(
+                    "an order of {} and {}, which have none",
+                    described(a),
+                    described(b)
+                )),
+            },
+        },
+    }
+}
+
+/// A value in a message.
+pub fn described(value: &Value) -> String {
+    match value {
+        Value::Undefined(name) => format!("the undefined {:?}", name),
+        other => format!("a value of type {}", other.kind()),
+    }
+}
+
+/// Sorts values by their keys, stably, as Python does.
+pub fn sorted<T: Clone>(
+    budget: &Budget,
+    items: &[T],
+    less: &dyn Fn(&T, &T) -> Outcome<bool>,
+) -> Outcome<Vec<T>> {
+    budget.steps(items.len())?;
+    if items.len() < 2 {
+        return Ok(items.to_vec());
+    }
+    let (left, right) = items.split_at(items.len() / 2);
+    let (left, right) = (sorted(budget, left, less)?, sorted(budget, right, less)?);
+    let mut merged = Vec::with_capacity(items.len());
+    let (mut left, mut right) = (left.into_iter().peekable(), right.into_iter().peekable());
+    while let (Some(a), Some(b)) = (left.peek(), right.peek()) {
+        let from = if less(b, a)? { &mut right } else { &mut left };
+        merged.extend(from.next());
+    }
+    merged.extend(left);
+    merged.extend(right);
+    Ok(merged)
+}
+
+/// The value of a key.
+pub fn field<'a>(
+    budget: &Budget,
+    fields: &'a [(Value, Value)],
+    key: &Value,
+) -> Outcome<Option<&'a Value>> {
+    if let Some(key) = key.as_str() {
+        budget.steps(1 + fields.len() / 16)?;
+        let found = fields.iter().find(|(name, _)| name.as_str() == Some(key));
+        return Ok(found.map(|(_, value)| value));
+    }
+    for (name, value) in fields {
+        if equal(budget, name, key)? {
+            return Ok(Some(value));
+        }
+    }
+    Ok(None)
+}
+
+/// Adds a field to those of a new dictionary, or replaces its value.
+pub fn insert(
+    budget: &Budget,
+    fields: &mut Items<(Value, Value)>,
+    key: Value,
+    value: Value,
+) -> Outcome<()> {
+    if !hashable(&key) {
+        return fault(format_args!("{} as a key, which cannot be one", described(&key)));
+    }
+    if field(budget, fields.items(), &key)?.is_none() {
+        return fields.push((key, value));
+    }
+    for (name, old) in fields.items_mut() {
+        if equal(budget, name, &key)? {
+            *old = value;
+            break;
+        }
+    }
+    Ok(())
+}
+
+pub fn hashable(value: &Value) -> bool {
+    match value {
+        Value::Sequence(s) => {
+            matches!(s.kind, Kind::Tuple | Kind::Group) && s.items.iter().all(hashable)
+        }
+        Value::Dict(_) | Value::Namespace(_) => false,
+        _ => true,
+    }
+}

@@ -1,0 +1,122 @@
+//! The parts of a template. Chains of operators and of steps such as filters are lists, so that only
+//! real nesting is nested, which the parser limits.
+
+use std::rc::Rc;
+
+pub type Name = Rc<str>;
+
+pub enum Statement {
+    Text(String),
+    Print(Expression),
+    /// Conditions with their bodies, and the body of `else`.
+    If(Vec<(Expression, Body)>, Body),
+    For(Rc<Loop>),
+    Set(Target, Expression),
+    /// The text of a body, changed by filters.
+    SetBlock(Target, Vec<Call>, Body),
+    Macro(Rc<Definition>),
+    /// The call of a macro, and the macro that it knows as `caller`.
+    CallBlock(Expression, Rc<Definition>),
+    Filter(Vec<Call>, Body),
+    /// Names with values for the body.
+    With(Vec<(Target, Expression)>, Body),
+    Break,
+    Continue,
+}
+
+pub type Body = Vec<Statement>;
+
+pub struct Loop {
+    pub target: Target,
+    pub items: Expression,
+    pub test: Option<Expression>,
+    pub recursive: bool,
+    pub body: Body,
+    pub otherwise: Body,
+}
+
+pub struct Definition {
+    pub name: Name,
+    pub parameters: Vec<(Name, Option<Expression>)>,
+    pub body: Body,
+    /// Whether the body uses `varargs`, `kwargs` and `caller`.
+    pub takes: [bool; 3],
+}
+
+pub enum Target {
+    Name(Name),
+    Attribute(Name, Name),
+    Tuple(Vec<Target>),
+}
+
+/// A filter or test by its name.
+pub struct Call {
+    pub name: Name,
+    pub arguments: Vec<Argument>,
+}
+
+pub enum Argument {
+    Positional(Expression),
+    Named(Name, Expression),
+    /// `*items`
+    Spread(Expression),
+    /// `**fields`
+    SpreadNamed(Expression),
+}
+
+pub enum Expression {
+    None,
+    Bool(bool),
+    Int(i128),
+    Float(f64),
+    Text(String),
+    Name(Name),
+    List(Vec<Expression>),
+    Tuple(Vec<Expression>),
+    Dict(Vec<(Expression, Expression)>),
+    /// `then if condition else otherwise`
+    Choice(Box<[Expression; 2]>, Option<Box<Expression>>),
+    And(Vec<Expression>),
+    Or(Vec<Expression>),
+    Not(Box<Expression>),
+    Negative(Box<Expression>),
+    Positive(Box<Expression>),
+    Concat(Vec<Expression>),
+    Chain(Box<Expression>, Vec<(Operator, Expression)>),
+    Compare(Box<Expression>, Vec<(Comparison, Expression)>),
+    Postfix(Box<Expression>, Vec<Step>),
+}
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Operator {
+    Add,
+    Subtract,
+    Multiply,
+    Divide,
+    FloorDivide,
+    Remainder,
+    Power,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Comparison {
+    Equal,
+    NotEqual,
+    Less,
+    LessEqual,
+    Greater,
+    GreaterEqual,
+    In,
+    NotIn,
+}
+
+pub enum Step {
+    Attribute(Name),
+    Item(Expression),
+    /// Start, end and step.
+    Slice(Box<[Option<Expression>; 3]>),
+    Call(Vec<Argument>),
+    Filter(Call),
+    /// A test, and whether it is negated.
+    Test(Call, bool),
+}
