@@ -9,9 +9,12 @@ use crate::io::gguf::{Entries, List, Value, brief};
 
 use super::keys::{flag, refused, text, whole};
 
-/// The most tokens: several times those of any model, and few enough that a tokenizer of them takes
+/// The most tokens: more than those of any model, and few enough that a tokenizer of them takes
 /// little time and memory.
-const MOST_TOKENS: usize = 1 << 19;
+const MOST_TOKENS: usize = 300_000;
+
+/// The most tokens that are found in a text before it is cut: several times those of any model.
+const MOST_SPECIAL: usize = 1 << 14;
 
 /// The bytes of the longest token: several times those of any model, and few enough for tries, which
 /// are dropped by recursion.
@@ -204,6 +207,14 @@ impl Vocabulary {
                 text if ENDS.contains(&text) => *token = Token::Control,
                 _ => {}
             }
+        }
+        let apart =
+            |token: &&Token| matches!(token, Token::Control | Token::Unknown | Token::UserDefined);
+        let special = tokens.iter().filter(apart).count();
+        if special > MOST_SPECIAL {
+            return Err(refused(format_args!(
+                "at most {MOST_SPECIAL} special tokens in tokenizer.ggml.token_type, got {special}"
+            )));
         }
         Ok(Self { kind, texts, tokens })
     }

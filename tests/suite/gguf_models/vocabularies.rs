@@ -130,13 +130,18 @@ fn a_large_vocabulary_loads_quickly() -> Checked {
     for (key, value) in &file.entries {
         rows.set(key, value.clone());
     }
-    let types = vec![1; merged.len()];
+    let (types, special) = (vec![1; merged.len()], vec![3; merged.len()]);
     rows.set("tokenizer.ggml.tokens", Entry::Texts(merged))
-        .set("tokenizer.ggml.token_type", Entry::I32s(types))
+        .set("tokenizer.ggml.token_type", Entry::I32s(special));
+    let folder = TempDir::new()?;
+    let path = folder.path().join("special.gguf");
+    rows.write(&path)?;
+    let text = message(Checkpoint::load(&path));
+    ensure!(text.contains("at most 16384 special tokens"), "{text}");
+    rows.set("tokenizer.ggml.token_type", Entry::I32s(types))
         .set("tokenizer.ggml.merges", Entry::Texts(merges))
         .set("tokenizer.ggml.pre", "llama-bpe");
     file = rows;
-    let folder = TempDir::new()?;
     let path = folder.path().join("large.gguf");
     file.write(&path)?;
     let start = Instant::now();
