@@ -21,7 +21,7 @@ build() {
   echo "sanitize: building $name" >&2
   "$cxx" -std=c++20 -g -O1 -fno-omit-frame-pointer "$@" -DMLX_PRIMITIVES_HAS_ON_EXIT \
     -Itests/sanitize/include -Icpp -isystem "$mlx/include" \
-    tests/sanitize/runtime.cpp cpp/runtime/{batch,dispatch,encode,evaluate,failure,no_cuda,no_metal,no_simulator,node,one_stream,primitive,process}.cpp \
+    tests/sanitize/runtime.cpp cpp/runtime/{batch,contiguous,dispatch,encode,evaluate,failure,no_cuda,no_metal,no_simulator,node,one_stream,primitive,process}.cpp \
     -L"$mlx/lib" -lmlx -Wl,-rpath,"$mlx/lib" -o "$out/$name"
 }
 build tsan -fsanitize=thread

@@ -2,12 +2,14 @@
 //!
 //! # When memory runs out
 //!
-//! Where the system refuses the memory of an array of one of our primitives, evaluating the array
-//! is an error, and later evaluations are not affected. Four cases are outside what this crate can
+//! Where the system refuses the memory of an array of one of our primitives, or of the copy that makes
+//! an input of one row-contiguous, evaluating the array is an error, and later evaluations are not
+//! affected. Four cases are outside what this crate can
 //! turn into an error:
 //!
 //! - MLX 0.32's own ops write to a null pointer on a CPU where the system refuses them memory,
-//!   which ends the process. On a GPU that is an error.
+//!   which ends the process. On a GPU that is an error. They include the conversion of an input to
+//!   another type.
 //! - Rust's own collections end the process when the system refuses them memory, as in every Rust
 //!   program. They are small compared with the arrays: names, tokens, texts, a checkpoint's JSON
 //!   files. The `mlx-primitives` command then prints "out of memory" and exits with status 1.

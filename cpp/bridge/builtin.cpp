@@ -3,6 +3,7 @@
 
 #include "bridge/core.h"
 #include "mlx-primitives/src/ffi/mod.rs.h"
+#include "runtime/contiguous.h"
 #include "runtime/process.h"
 
 namespace mlx_primitives::bridge {
@@ -154,7 +155,7 @@ Handle astype(const MlxArray& a, Dtype dtype) {
 }
 
 Handle contiguous(const MlxArray& a) {
-  return handle(mx::contiguous(a, false, here()));
+  return handle(mlx_primitives::contiguous(a, mx::to_stream(here())));
 }
 
 Handle concatenate(const ArrayList& arrays, int32_t axis) {

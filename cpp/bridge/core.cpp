@@ -8,6 +8,7 @@
 #include "mlx/scheduler.h"
 #include "mlx/utils.h"
 #include "mlx/version.h"
+#include "runtime/contiguous.h"
 #include "runtime/evaluate.h"
 #include "runtime/metallib.h"
 #include "runtime/primitive.h"
@@ -291,7 +292,7 @@ Handle contents(const MlxArray& array) {
   auto result = array;
   evaluate({result});
   if (!result.flags().row_contiguous) {
-    result = mx::contiguous(result, false, here());
+    result = mlx_primitives::contiguous(result, mx::to_stream(here()));
     evaluate({result});
   }
   return handle(std::move(result));

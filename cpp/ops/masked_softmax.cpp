@@ -24,7 +24,7 @@ mx::array readable(const mx::array& mask, const mx::array& x, mx::Stream s) {
   if (mask.ndim() <= MASK_DIMS + 1) {
     return mask;
   }
-  return mx::contiguous(mx::broadcast_to(mask, x.shape(), s), false, s);
+  return row_contiguous(mx::broadcast_to(mask, x.shape(), s), s);
 }
 
 /** A node of type `Type` with the shape and type of its first input. */

@@ -104,7 +104,7 @@ std::pair<Arrays, std::vector<int>> Rope::vmap(const Arrays& inputs, const std::
   auto shape = x.shape();
   int batch = shape[1];
   auto folded = inputs;
-  folded[0] = row_contiguous(mx::flatten(x, 0, 1, s), s);
+  folded[0] = row_contiguous(mx::flatten(row_contiguous(x, s), 0, 1, s), s);
   if (axes[1] >= 0 || inputs[1].size() > 1) {
     auto offset = batch_first(inputs[1], axes[1], size, s);
     offset = mx::broadcast_to(mx::reshape(offset, {size, -1}, s), {size, batch}, s);

@@ -230,7 +230,7 @@ std::pair<Arrays, std::vector<int>> RopeAppend::vmap(
   auto folded = inputs;
   for (int i : {0, 1}) {
     auto x = batch_first(inputs[i], axes[i], size, s);
-    folded[i] = row_contiguous(mx::flatten(x, 0, 1, s), s);
+    folded[i] = row_contiguous(mx::flatten(row_contiguous(x, s), 0, 1, s), s);
   }
   auto shape = inputs[0].shape();
   if (axes[0] >= 0) {

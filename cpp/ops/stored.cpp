@@ -55,7 +55,7 @@ mx::array part_of(const mx::array& whole, size_t axis, int start, int end) {
   from[axis] = start;
   to[axis] = end;
   auto part = mx::slice(whole, std::move(from), std::move(to));
-  return axis == 0 ? part : mx::contiguous(part);
+  return axis == 0 ? part : row_contiguous(part, mx::to_stream({}));
 }
 
 void Read::eval_cpu(const Arrays&, mx::array& out) {

@@ -8,6 +8,7 @@
 
 #include "mlx/backend/cpu/encoder.h"
 #include "runtime/batch.h"
+#include "runtime/contiguous.h"
 #include "runtime/encode.h"
 #include "runtime/encoder.h"
 #include "runtime/node.h"
@@ -224,7 +225,7 @@ bool known_row_contiguous(const mx::array& x) {
 }
 
 mx::array row_contiguous(const mx::array& x, mx::Stream s) {
-  return known_row_contiguous(x) ? x : mx::contiguous(x, false, s);
+  return known_row_contiguous(x) ? x : contiguous(x, s);
 }
 
 mx::allocator::Data allocate(size_t bytes) {

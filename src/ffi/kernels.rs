@@ -391,5 +391,8 @@ pub(crate) mod bridge {
         /// `rows * axis` elements are readable at `x` and writable at `out`, which may be the
         /// same address.
         unsafe fn softmax_cpu(dtype: Dtype, x: *const u8, out: *mut u8, rows: usize, axis: usize);
+        /// `x` can be read wherever the shape and the strides, in elements, lead; `out` holds the
+        /// shape's elements, which have 1, 2, 4 or 8 bytes.
+        unsafe fn copy_cpu(x: *const u8, out: *mut u8, shape: &[i32], strides: &[i64], size: usize);
     }
 }

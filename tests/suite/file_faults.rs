@@ -9,7 +9,7 @@ use mlx_primitives::llama::{
     Adapters, Cache, Checkpoint, Llama, ModelFiles, Options, PromptCache, Quantization,
 };
 use mlx_primitives::ops::Lora;
-use mlx_primitives::{Array, Dtype, memory, ops};
+use mlx_primitives::{Array, Dtype, memory, ops, step};
 use tempfile::TempDir;
 
 use crate::cli_faults::{assert_refused, ended, run_after, text_of};
@@ -199,6 +199,36 @@ fn memory_that_the_system_refuses_is_an_error() -> Checked {
             }
         };
         assert!(said.contains("no memory for "), "{said}");
+        // The copy of an input with strides is refused too, by each op that makes one.
+        let row = Array::ones::<f32>(&[1 << 10])?;
+        let wide = row.broadcast_to([1 << 14, 1 << 10])?;
+        let strided = [x.t()?, wide, x.i((.., step(.., 2)))?, x.i(1..)?.t()?];
+        type Op = fn(&Array) -> mlx_primitives::Result<Array>;
+        let calls: [Op; 9] = [
+            Array::contiguous,
+            ops::softmax,
+            ops::relu,
+            |x| ops::rms_norm(x, None, 1e-5),
+            |x| ops::layer_norm(x, None, None, 1e-5),
+            |x| ops::sum(x, -1),
+            |x| ops::max(x, ..),
+            ops::logsumexp,
+            |x| ops::masked_softmax(x, ops::MaskedSoftmax::default()),
+        ];
+        for (number, op) in calls.iter().enumerate() {
+            for (layout, input) in strided.iter().enumerate() {
+                while let Ok(y) = ops::softmax(&x).and_then(|y| y.eval().map(|()| y)) {
+                    kept.push(y);
+                }
+                // The memory of the strided input's own elements: a half of x's is left at most.
+                let half = x.i(0..1 << 12)?;
+                while let Ok(y) = ops::softmax(&half).and_then(|y| y.eval().map(|()| y)) {
+                    kept.push(y);
+                }
+                let said = op(input)?.eval().expect_err("memory").to_string();
+                assert!(said.contains("no memory for "), "{number} {layout}: {said}");
+            }
+        }
         drop(kept);
         // There is memory again, and a model loads and runs.
         let checkpoint = Checkpoint::load(DEMO)?;

@@ -66,6 +66,7 @@ mod nvidia;
 mod one_stream;
 mod operators;
 mod options;
+mod parameters;
 mod parts_of_ops;
 mod peft;
 mod printing;

@@ -12,6 +12,8 @@ pub mod activation;
 #[doc(hidden)]
 pub mod attention;
 #[doc(hidden)]
+pub mod copy;
+#[doc(hidden)]
 pub mod cross_entropy;
 #[doc(hidden)]
 pub mod element;
@@ -56,6 +58,7 @@ pub mod softmax;
 
 pub use activation::{Activation, AffineShape, Combination, activation, affine, combination};
 pub use attention::{Attention, Mask as AttentionMask, Source, View, attention};
+pub use copy::{CopyCall, copy};
 pub use cross_entropy::{Targets, cross_entropy, cross_entropy_grad};
 pub use element::Element;
 pub use layer_norm::layer_norm;

@@ -197,3 +197,16 @@ pub(super) unsafe fn attention_cpu(
     // SAFETY: the caller promises what the kernel requires.
     unsafe { cpu::attention(element, &attention, out) }
 }
+
+/// # Safety
+/// The declaration says what the addresses must hold.
+pub(super) unsafe fn copy_cpu(
+    x: *const u8,
+    out: *mut u8,
+    shape: &[i32],
+    strides: &[i64],
+    bytes: usize,
+) {
+    // SAFETY: the caller promises what the kernel requires.
+    unsafe { cpu::copy(x, out, &cpu::CopyCall { shape, strides, bytes }) }
+}

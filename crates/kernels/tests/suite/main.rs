@@ -3,6 +3,7 @@
 mod activation;
 mod attention;
 mod bytes;
+mod copy;
 mod cross_entropy;
 mod element;
 mod ggml_blocks;

@@ -1,0 +1,89 @@
+#include "runtime/contiguous.h"
+
+#include <memory>
+
+#include "mlx/backend/cpu/encoder.h"
+#include "mlx/mlx.h"
+#include "mlx/primitives.h"
+#include "runtime/batch.h"
+#include "runtime/cpu_call.h"
+#include "runtime/process.h"
+
+namespace mlx_primitives {
+
+namespace {
+
+/** On a CPU only, where MLX's primitive of this name cannot report that there is no memory. */
+class Contiguous : public mx::UnaryPrimitive {
+ public:
+  using mx::UnaryPrimitive::UnaryPrimitive;
+
+  void eval_cpu(const Arrays& inputs, mx::array& out) override {
+    const auto& x = inputs[0];
+    constexpr size_t spare = 16384; // a view must not keep much more memory than it needs
+    if (x.flags().row_contiguous && x.buffer_size() <= out.nbytes() + spare) {
+      return out.copy_shared_buffer(x);
+    }
+    allocate(out);
+    if (out.size() == 0) {
+      return;
+    }
+    auto call = [from = bytes(x),
+                 to = bytes(out),
+                 shape = x.shape(),
+                 strides = x.strides(),
+                 size = x.itemsize()] {
+      bridge::copy_cpu(
+          from, to, {shape.data(), shape.size()}, {strides.data(), strides.size()}, size);
+    };
+    if (auto* batch = Batch::current()) {
+      return batch->add(std::move(call));
+    }
+    mx::cpu::get_command_encoder(stream()).dispatch([call = std::move(call)] {
+      if (!abandoned()) {
+        call();
+      }
+    });
+  }
+
+  void eval_gpu(const Arrays&, mx::array&) override {
+    refuse(name(), "expected a stream of the CPU, got one of a GPU");
+  }
+
+  Arrays jvp(const Arrays&, const Arrays& tangents, const std::vector<int>&) override {
+    return {contiguous(tangents[0], stream())};
+  }
+
+  Arrays vjp(
+      const Arrays&, const Arrays& cotangents, const std::vector<int>&, const Arrays&) override {
+    return {contiguous(cotangents[0], stream())};
+  }
+
+  std::pair<Arrays, std::vector<int>> vmap(
+      const Arrays& inputs, const std::vector<int>& axes) override {
+    return {{contiguous(inputs[0], stream())}, axes};
+  }
+
+  bool is_equivalent(const mx::Primitive&) const override {
+    return true;
+  }
+
+  std::vector<mx::Shape> output_shapes(const Arrays& inputs) override {
+    return {inputs[0].shape()};
+  }
+
+  const char* name() const override {
+    return "Contiguous";
+  }
+};
+
+} // namespace
+
+mx::array contiguous(const mx::array& x, mx::Stream s) {
+  if (s.device != mx::Device::cpu) {
+    return mx::contiguous(x, false, s);
+  }
+  return mx::array(x.shape(), x.dtype(), std::make_shared<Contiguous>(s), {x});
+}
+
+} // namespace mlx_primitives

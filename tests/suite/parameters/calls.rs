@@ -1,0 +1,128 @@
+//! The calls of ops that the rows are made of.
+
+use mlx_primitives::ops::{
+    self, Attention, CrossEntropy, KvLayout, MaskedSoftmax, QuantizedLinear, QuantizedMode,
+    QuantizedWeight, Rope, RopeAppend,
+};
+use mlx_primitives::transforms::vjp;
+use mlx_primitives::{Array, Result};
+
+use crate::support::input::random32;
+
+/// Nodes that differ in one parameter, of one type and for the same inputs.
+pub type Variants = fn(&[Array]) -> Result<Vec<Array>>;
+
+pub enum Row {
+    /// The shapes of the inputs, and the nodes.
+    Apart(&'static [&'static [i32]], Variants),
+    /// The reason why two nodes with the same inputs cannot differ in this alone.
+    Fixed(&'static str),
+}
+
+pub const X: &[&[i32]] = &[&[4, 8]];
+pub const WITH_VECTOR: &[&[i32]] = &[&[4, 8], &[8]];
+pub const SCORES: &[&[i32]] = &[&[2, 4, 6, 6]];
+pub const QKV: &[&[i32]] = &[&[1, 4, 4, 8], &[1, 4, 4, 8], &[1, 4, 4, 8], &[4]];
+pub const LAYOUT: KvLayout = KvLayout { heads: 6, kv_heads: 2, head_dim: 8, capacity: 26 };
+/// Its states have the same number of rows, and its steps the same number of features.
+pub const OTHER_LAYOUT: KvLayout = KvLayout { heads: 4, kv_heads: 3, head_dim: 8, capacity: 20 };
+pub const STEP: &[&[i32]] = &[&[1, 152, 8], &[1, 2, 80], &[4]];
+
+pub fn attention(p: &[Array], options: Attention<'_>) -> Result<Array> {
+    ops::attention(&p[0], &p[1], &p[2], options)
+}
+
+pub fn masked(x: &Array, options: MaskedSoftmax<'_>) -> Result<Array> {
+    ops::masked_softmax(x, options)
+}
+
+pub fn cross_entropy(
+    p: &[Array],
+    label_smoothing: f32,
+    ignore_index: Option<i32>,
+) -> Result<Array> {
+    let options = CrossEntropy { label_smoothing, ignore_index };
+    ops::cross_entropy(&p[0], &classes()?, options)
+}
+
+pub fn cross_entropy_grad(p: &[Array], smoothing: f32, ignored: Option<i32>) -> Result<Array> {
+    Ok(vjp(|x| cross_entropy(&[x], smoothing, ignored), &p[0], &p[1])?.1)
+}
+
+thread_local! {
+    /// Inputs that are the same arrays in all variants and are no parameters of the function.
+    pub static CAPTURED: Captured = Captured::new().expect("the captured arrays");
+}
+
+pub struct Captured {
+    classes: Array,
+    pub weights: Vec<QuantizedWeight>,
+    offset: Array,
+}
+
+impl Captured {
+    fn new() -> Result<Self> {
+        let weight = |seed| {
+            QuantizedWeight::quantize(&random32(&[32, 32], seed)?, 32, 4, QuantizedMode::Affine)
+        };
+        let weights = vec![weight(31)?, weight(32)?];
+        let offset = Array::from_slice(&[3i32], 1)?;
+        let classes = Array::from_slice(&[1i32, 0, 7, 3], 4)?;
+        for weight in &weights {
+            mlx_primitives::eval([weight.packed(), weight.scales()])?;
+            weight.biases().map_or(Ok(()), Array::eval)?;
+        }
+        Ok(Self { classes, weights, offset })
+    }
+}
+
+pub fn classes() -> Result<Array> {
+    Ok(CAPTURED.with(|captured| captured.classes.clone()))
+}
+
+pub fn quantized(x: &Array, options: QuantizedLinear<'_>) -> Result<Array> {
+    CAPTURED.with(|captured| ops::quantized_linear(x, &captured.weights[0], options))
+}
+
+pub fn append(p: &[Array], layout: KvLayout, options: RopeAppend<'_>) -> Result<Array> {
+    ops::rope_append(&p[0], &p[1], layout, options)
+}
+
+pub fn turning(offset: &Array, dims: i32, traditional: bool, base: f32, scale: f32) -> Rope<'_> {
+    Rope { dims, traditional, base: Some(base), scale, offset: offset.into(), freqs: None }
+}
+
+/// The offset that all share: two numbers would be two inputs.
+pub fn offset() -> Array {
+    CAPTURED.with(|captured| captured.offset.clone())
+}
+
+pub fn usual(offset: &Array) -> Rope<'_> {
+    turning(offset, 8, false, 1e4, 1.0)
+}
+
+pub fn attended(
+    p: &[Array],
+    layout: KvLayout,
+    rope: Rope<'_>,
+    len: i32,
+    rules: Attention<'_>,
+) -> Result<Array> {
+    Ok(ops::rope_append_attention(&p[0], &p[1], layout, rope.into(), len, rules)?.1)
+}
+
+pub fn masks() -> impl Iterator<Item = MaskedSoftmax<'static>> {
+    let of = |scale, causal, window| MaskedSoftmax { scale, causal, window, ..Default::default() };
+    [of(1.0, false, None), of(0.5, false, None), of(1.0, true, None), of(1.0, true, Some(2))]
+        .into_iter()
+}
+
+pub fn rotations(offset: &Array) -> [Rope<'_>; 5] {
+    [
+        turning(offset, 8, false, 1e4, 1.0),
+        turning(offset, 8, true, 1e4, 1.0),
+        turning(offset, 4, false, 1e4, 1.0),
+        turning(offset, 8, false, 1e3, 1.0),
+        turning(offset, 8, false, 1e4, 2.0),
+    ]
+}

@@ -1,0 +1,125 @@
+//! Each parameter of each primitive of ours keeps nodes apart that are equal otherwise: `compile` merges nodes of
+//! one type and one set of inputs whose `is_equivalent` says that they are the same.
+
+mod calls;
+mod rows;
+
+use std::collections::BTreeSet;
+
+use mlx_primitives::transforms::compile;
+use mlx_primitives::{Array, Result};
+use regex::Regex;
+
+use calls::Row::{Apart, Fixed};
+use calls::Variants;
+use rows::rows;
+
+use crate::support::compare::differing;
+use crate::support::input::random32;
+use crate::support::{Checked, each_device, refs};
+
+/// Whether the variants differ, and stay apart in a compiled function.
+fn stay_apart(shapes: &[&[i32]], variants: Variants) -> Checked {
+    let inputs = shapes.iter().zip(40..).map(|(shape, seed)| random32(shape, seed));
+    let inputs = inputs.collect::<Result<Vec<_>>>()?;
+    mlx_primitives::eval(&inputs)?;
+    let plain = variants(&inputs)?;
+    // A gradient may lie behind that of a copy.
+    let kinds = plain.iter().filter_map(Array::primitive).filter(|kind| kind != "Contiguous");
+    let kinds: BTreeSet<_> = kinds.collect();
+    anyhow::ensure!(kinds.len() <= 1, "several ops: {kinds:?}");
+    for (i, a) in plain.iter().enumerate() {
+        for (j, b) in plain[..i].iter().enumerate() {
+            let differ = a.shape() != b.shape() || differing(a, b)? > 0;
+            anyhow::ensure!(differ, "variants {j} and {i} give the same numbers");
+        }
+    }
+    for shapeless in [false, true] {
+        // Outputs of a function are never merged.
+        let negative = move |p: &[Array]| variants(p)?.iter().map(Array::negative).collect();
+        let compiled = compile::<Vec<Array>>(negative, shapeless)?;
+        for (i, (got, want)) in compiled.call(&refs(&inputs))?.iter().zip(&plain).enumerate() {
+            let want = want.negative()?;
+            let same = got.shape() == want.shape() && differing(got, &want)? == 0;
+            anyhow::ensure!(same, "compiled, shapeless {shapeless}: variant {i} is another one");
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn no_parameter_is_lost() -> Checked {
+    each_device(|_| {
+        let mut lost = Vec::new();
+        for (names, row) in rows() {
+            if let Apart(shapes, variants) = row
+                && let Err(error) = stay_apart(shapes, variants)
+            {
+                lost.push(format!("{names:?}: {error}"));
+            }
+        }
+        anyhow::ensure!(lost.is_empty(), "{}", lost.join("\n"));
+        Ok(())
+    })
+}
+
+/// The fields of a C++ struct or class, with those of structs in it.
+fn fields(sources: &str, of: &str, prefix: &str) -> Vec<String> {
+    let start =
+        Regex::new(&format!(r"(?m)^ *(?:class|struct) {of} (?:: [^{{]*)?\{{")).expect("a pattern");
+    let Some(start) = start.find(sources) else { return Vec::new() };
+    let indent = start.as_str().len() - start.as_str().trim_start().len();
+    let body = &sources[start.end()..];
+    let end = body.find(&format!("\n{}}};", " ".repeat(indent))).expect("the end of a class");
+    let ends = if prefix.contains('.') { "" } else { "_" };
+    let field = format!(r"(?m)^ {{{}}}([\w:<>, ]+?) (\w+{ends})(?: = [^;]*)?;", indent + 2);
+    let field = Regex::new(&field).expect("a pattern");
+    let mut all = Vec::new();
+    for found in field.captures_iter(&body[..end]) {
+        let (of, name) = (&found[1], format!("{prefix}{}", &found[2]));
+        let inner = match of {
+            "QuantizedFormat" | "return" => Vec::new(),
+            _ => fields(sources, of, &format!("{name}.")),
+        };
+        match inner.is_empty() {
+            true if of != "return" => all.push(name),
+            _ => all.extend(inner),
+        }
+    }
+    all
+}
+
+/// A new primitive, or a new field of one, needs a row.
+#[test]
+fn every_field_has_a_row() -> Checked {
+    let mut sources = String::new();
+    for file in std::fs::read_dir("cpp/ops")? {
+        let path = file?.path();
+        if path.extension().is_some_and(|extension| extension == "h") {
+            sources += &std::fs::read_to_string(path)?;
+        }
+    }
+    let class = Regex::new(r"(?m)^class (\w+) : public (?:Fused|Composed)Primitive")?;
+    let mut found = BTreeSet::new();
+    let mut classes = 0;
+    for name in class.captures_iter(&sources) {
+        classes += 1;
+        found.extend(fields(&sources, &name[1], &format!("{}::", &name[1])));
+    }
+    let known: BTreeSet<String> =
+        rows().iter().flat_map(|row| row.0.iter()).map(|name| name.to_string()).collect();
+    let known: BTreeSet<String> = known.into_iter().filter(|name| !name.contains(' ')).collect();
+    anyhow::ensure!(classes > 15, "{classes} primitives");
+    let missing: Vec<_> = found.difference(&known).collect();
+    let unknown: Vec<_> = known.difference(&found).collect();
+    anyhow::ensure!(
+        missing.is_empty() && unknown.is_empty(),
+        "without a row: {missing:?}; no field: {unknown:?}"
+    );
+    for (names, row) in rows() {
+        if let Fixed(reason) = row {
+            anyhow::ensure!(reason.contains(' '), "{names:?}: no reason");
+        }
+    }
+    Ok(())
+}
