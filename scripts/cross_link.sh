@@ -33,6 +33,7 @@ compiler() { printf '%s' "$cross/bin/macos${1%.0}-clang++"; }
 bring_zig
 zig_wrapper ar ar
 zig_wrapper ranlib ranlib
+zig_wrapper macos14-clang cc -target aarch64-macos.14.0 "-isystem '$sdk/include'"
 for release in "${releases[@]}"; do
   zig_wrapper "macos${release%.0}-clang++" c++ -target "aarch64-macos.$release" "-isystem '$sdk/include'"
   bring_python "$cross/mlx-$mlx_version-macos$release" --only-binary=:all: \
@@ -167,7 +168,7 @@ rust_for_apple() {
   logged rust env -u RUSTFLAGS -C "$root" DOCS_RS=1 SDKROOT="$sdk" MACOSX_DEPLOYMENT_TARGET=14.0 \
     CARGO_TARGET_DIR="$cross/target" CARGO_TERM_COLOR=never \
     CARGO_PROFILE_DEV_OPT_LEVEL=0 CARGO_PROFILE_DEV_DEBUG=0 CARGO_PROFILE_DEV_STRIP=none \
-    CXX_aarch64_apple_darwin="$(compiler 14.0)" AR_aarch64_apple_darwin="$cross/bin/ar" \
+    CC_aarch64_apple_darwin="$cross/bin/macos14-clang" CXX_aarch64_apple_darwin="$(compiler 14.0)" AR_aarch64_apple_darwin="$cross/bin/ar" \
     "${rust_cargo[@]}" rustc --locked "${rust_std[@]}" --target "$target" --bin mlx-primitives \
     -- "${arguments[@]}" || die "the crate does not build for $target"
   ! grep -E 'mlx-primitives.* generated [0-9]+ warning' "$log" >&2 ||

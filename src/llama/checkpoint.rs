@@ -13,6 +13,7 @@ use super::generate::Generation;
 use super::gguf;
 use super::load::in_file;
 use super::model::Llama;
+use super::model_path;
 use super::options::Options;
 use super::split::Split;
 use super::tokenizer::Tokenizer;
@@ -96,6 +97,7 @@ impl Checkpoint {
         split: Option<&Split>,
         progress: impl FnMut(Progress),
     ) -> Result<Self> {
+        model_path::check(path)?;
         let directory = gguf::folder(path);
         let tokenizer = match gguf::is_gguf(path) {
             true if !directory.join("tokenizer.json").exists() => {
@@ -105,6 +107,7 @@ impl Checkpoint {
                 if !gguf {
                     // So that the error of an empty directory names this file.
                     files::read_to_string(&directory.join("config.json"))?;
+                    model_path::check_tokenizer(path)?;
                 }
                 Tokenizer::load(directory)?
             }

@@ -11,6 +11,7 @@ use crate::io;
 use super::config::Config;
 use super::gguf;
 use super::model::Llama;
+use super::model_path;
 use super::split::Split;
 use super::weights::{Progress, Weights};
 
@@ -138,6 +139,7 @@ pub(super) fn in_file(path: &Path, error: Error) -> Error {
 
 /// The configuration and the lazy tensors of a directory or a GGUF file.
 fn files(path: &Path) -> Result<(Config, Weights)> {
+    model_path::check(path)?;
     if gguf::is_gguf(path) {
         return gguf::load(path);
     }

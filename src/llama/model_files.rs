@@ -16,6 +16,7 @@ use super::config_json::parse_object;
 use super::gguf;
 use super::load::safetensors_files;
 use super::model::Llama;
+use super::model_path;
 use super::weights::Weights;
 
 /// An open checkpoint that can be written in another form: quantized, or with adapters fused.
@@ -48,6 +49,7 @@ impl ModelFiles {
     /// crate runs. The error names the file.
     pub fn open(directory: impl AsRef<Path>) -> Result<Self> {
         let directory = directory.as_ref().to_owned();
+        model_path::check(&directory)?;
         if gguf::is_gguf(&directory) {
             return Self::open_gguf(directory);
         }

@@ -69,7 +69,10 @@ fn generate_reads_the_prompt_from_stdin() {
 fn failures_exit_with_1_and_bad_usage_with_2() {
     let long = "word ".repeat(400);
     for (arguments, part) in [
-        (&["generate", "x", "--model", "no/such/directory"][..], "no/such/directory/config.json"),
+        (
+            &["generate", "x", "--model", "no/such/directory"][..],
+            "no/such/directory: there is no such folder",
+        ),
         (&["generate", ""], "a prompt of at least one token"),
         (&["generate", &long], "a prompt of 1 to 256 tokens"),
         (&["generate", "x", "--temp=-1"], "temp"),

@@ -299,7 +299,7 @@ fn help_names_every_flag() {
         assert!(help.status.success() && help.stderr.is_empty());
         let help = stdout(&help);
         let shared = [
-            "--model <DIR>",
+            "--model <MODEL>",
             "--system-prompt",
             "-m, --max-tokens",
             "--temp",

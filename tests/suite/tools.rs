@@ -225,18 +225,24 @@ fn failures_name_the_file_and_bad_usage_exits_with_2() {
     for (arguments, part) in [
         (&["perplexity", "--file", "no/such/file"][..], "no/such/file"),
         (&["perplexity", "--file", path(&empty)], "empty.txt: [score] expected a text of two"),
-        (&["perplexity", "-f", path(&empty), "--model", "no/such"], "no/such/config.json"),
+        (
+            &["perplexity", "-f", path(&empty), "--model", "no/such"],
+            "no/such: there is no such file or folder here",
+        ),
         (&["perplexity", "-f", path(&broken), "--adapter-path", "no"], "no/adapter_config.json"),
         (&["bench", "--config", path(&broken)], "c.json: [config] expected"),
         (&["bench", "--config", "no/such.json"], "no/such.json"),
         (&["bench", "-p", "0", "-g", "0"], "-p or -g"),
         (&["bench", "-p", "4", "-g", "4", "--kv-bits", "8"], "--kv-group-size that divides the 32"),
-        (&["quantize", "--model", "no/such", "--output", path(&nowhere)], "no/such/config.json"),
+        (
+            &["quantize", "--model", "no/such", "--output", path(&nowhere)],
+            "no/such: there is no such file or folder here",
+        ),
         (
             &["fuse", "--model", DEMO, "--adapter-path", DEMO, "--save-path", path(&nowhere)],
             "adapter_config.json",
         ),
-        (&["info", "--model", "no/such"], "no/such/config.json"),
+        (&["info", "--model", "no/such"], "no/such: there is no such file or folder here"),
         (&["info", "--graph", "--context", "1,2"], "one --context"),
     ] {
         let output = run(arguments);

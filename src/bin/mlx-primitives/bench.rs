@@ -34,7 +34,7 @@ const PREFILL_STEP: usize = 512;
 #[command(after_help = EXAMPLES)]
 pub struct Args {
     #[command(flatten)]
-    source: Source,
+    pub source: Source,
     /// A config.json whose model gets random weights, instead of a checkpoint.
     #[arg(long, value_name = "FILE", conflicts_with = "model")]
     config: Option<PathBuf>,

@@ -32,7 +32,7 @@ Any other word of letters after a slash is an error; a space before the slash ma
 #[command(after_help = COMMANDS)]
 pub struct Args {
     #[command(flatten)]
-    text: TextArgs,
+    pub text: TextArgs,
     /// Write statistics to stderr after each answer.
     #[arg(long)]
     verbose: bool,

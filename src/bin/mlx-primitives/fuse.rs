@@ -20,12 +20,12 @@ Examples:
 #[derive(clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub struct Args {
-    /// The checkpoint's directory, or a .gguf file.
-    #[arg(long, value_name = "DIR")]
-    model: PathBuf,
-    /// The directory of the adapters, as mlx_lm.lora or PEFT writes it.
-    #[arg(long, value_name = "DIR", default_value = "adapters")]
-    adapter_path: PathBuf,
+    /// The checkpoint's directory, a .gguf file, or a name on the Hugging Face hub.
+    #[arg(long, value_name = "MODEL")]
+    pub model: PathBuf,
+    /// The directory of the adapters, as mlx_lm.lora or PEFT writes it, or their name on the hub.
+    #[arg(long, value_name = "MODEL", default_value = "adapters")]
+    pub adapter_path: PathBuf,
     /// The directory to write, which must not exist.
     #[arg(long, value_name = "DIR", default_value = "fused_model")]
     save_path: PathBuf,

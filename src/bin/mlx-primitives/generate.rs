@@ -35,7 +35,7 @@ pub struct Args {
     )]
     prompt_option: Option<String>,
     #[command(flatten)]
-    text: TextArgs,
+    pub text: TextArgs,
     /// Read keys and values from this .safetensors file, if it exists, and write them there.
     #[arg(long, value_name = "FILE", help_heading = "Speed and memory")]
     prompt_cache_file: Option<PathBuf>,

@@ -43,7 +43,7 @@ pub struct Args {
     #[arg(long)]
     graph: bool,
     #[command(flatten)]
-    source: Source,
+    pub source: Source,
     /// Positions in the cache, one number or several [default: several up to the model's limit].
     #[arg(long, value_name = "N", value_delimiter = ',')]
     context: Vec<u32>,

@@ -1,17 +1,44 @@
 //! Loads a checkpoint, with a progress bar if it takes long.
 
-use std::path::Path;
+use std::ops::ControlFlow;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use anyhow::Result;
 use indicatif::{ProgressBar, ProgressStyle};
-use mlx_primitives::llama::{Checkpoint, Progress, Split};
+use mlx_primitives::llama::{Checkpoint, Progress, Split, hub};
 
 use crate::output;
 use crate::ranks;
 
 /// The time before the bar appears.
 const PATIENCE: Duration = Duration::from_millis(500);
+
+/// Makes a name on the Hugging Face hub the path of the model's files, which are downloaded if they are
+/// not here. The bar appears on stderr, if that is a terminal.
+pub fn find(model: &mut PathBuf) -> Result<()> {
+    let style = ProgressStyle::with_template(
+        "{msg} {bar:30} {decimal_bytes}/{decimal_total_bytes} {decimal_bytes_per_sec} {eta}",
+    )?;
+    let bar = match output::is_quiet() {
+        true => ProgressBar::hidden(),
+        false => ProgressBar::no_length().with_style(style),
+    };
+    let mut file = String::new();
+    let found = hub::find(&*model, |download| {
+        if download.file != file {
+            download.file.clone_into(&mut file);
+            bar.reset();
+            bar.set_message(file.clone());
+            bar.set_length(download.total);
+        }
+        bar.set_position(download.done);
+        ControlFlow::Continue(())
+    });
+    bar.finish_and_clear();
+    *model = found?;
+    Ok(())
+}
 
 /// Loads a directory or a `.gguf` file, or this rank's part of it. The bar appears on stderr, if
 /// that is a terminal.

@@ -30,6 +30,7 @@ mod text;
 mod tune;
 mod verify;
 
+use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
@@ -76,6 +77,23 @@ enum Command {
     Man(pages::Manual),
 }
 
+impl Command {
+    /// The paths or names of models and adapters that the command reads.
+    fn models(&mut self) -> Vec<&mut PathBuf> {
+        match self {
+            Self::Generate(args) => args.text.models(),
+            Self::Chat(args) => args.text.models(),
+            Self::Perplexity(args) => args.source.models(),
+            Self::Bench(args) => args.source.models(),
+            Self::Info(args) => args.source.models(),
+            Self::Quantize(args) => vec![&mut args.model],
+            Self::Fuse(args) => vec![&mut args.model, &mut args.adapter_path],
+            Self::Ops(_) | Self::Tune(_) | Self::Verify(_) => Vec::new(),
+            Self::Completions(_) | Self::Man(_) => Vec::new(),
+        }
+    }
+}
+
 const FAILED: u8 = 1;
 const BAD_USAGE: u8 = 2;
 
@@ -114,9 +132,12 @@ fn main() -> ExitCode {
     }
 }
 
-fn run(cli: Cli) -> anyhow::Result<()> {
+fn run(mut cli: Cli) -> anyhow::Result<()> {
     output::check_stdout()?;
     output::quiet(cli.quiet);
+    for model in cli.command.models() {
+        loading::find(model)?;
+    }
     match cli.command {
         Command::Generate(args) => generate::run(&args),
         Command::Chat(args) => chat::run(&args),

@@ -17,15 +17,19 @@ use crate::ranks;
 /// A checkpoint and its adapters, if any.
 #[derive(clap::Args)]
 pub struct Source {
-    /// The directory of a checkpoint, or a .gguf file [default: the small model that comes with the crate].
-    #[arg(long, value_name = "DIR")]
+    /// A directory, .gguf file or name on the Hugging Face hub [default: the demo model].
+    #[arg(long, value_name = "MODEL")]
     pub model: Option<PathBuf>,
-    /// A directory of low-rank adapters of mlx_lm.lora or PEFT, to run beside the weights.
-    #[arg(long, value_name = "DIR")]
+    /// Low-rank adapters of mlx_lm.lora or PEFT beside the weights: a directory or name.
+    #[arg(long, value_name = "MODEL")]
     pub adapter_path: Option<PathBuf>,
 }
 
 impl Source {
+    pub fn models(&mut self) -> Vec<&mut PathBuf> {
+        self.model.iter_mut().chain(&mut self.adapter_path).collect()
+    }
+
     pub fn load(&self) -> Result<Checkpoint> {
         let checkpoint = match (&self.model, ranks::split()) {
             (Some(path), split) => crate::loading::load(path, split)?,

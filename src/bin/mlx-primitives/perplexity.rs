@@ -25,7 +25,7 @@ Examples:
 #[command(after_help = EXAMPLES)]
 pub struct Args {
     #[command(flatten)]
-    source: Source,
+    pub source: Source,
     /// The text file to score, in UTF-8; `-` reads standard input.
     #[arg(long, short, value_name = "FILE")]
     file: PathBuf,

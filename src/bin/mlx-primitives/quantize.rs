@@ -22,9 +22,9 @@ Examples:
 #[derive(clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub struct Args {
-    /// The directory of a float checkpoint, or a .gguf file with float weights.
-    #[arg(long, value_name = "DIR")]
-    model: PathBuf,
+    /// The directory of a float checkpoint, a .gguf file with float weights, or a name on the hub.
+    #[arg(long, value_name = "MODEL")]
+    pub model: PathBuf,
     /// The directory to write, which must not exist.
     #[arg(long, short, value_name = "DIR")]
     output: PathBuf,

@@ -49,7 +49,7 @@ pub struct TextArgs {
     #[command(flatten)]
     cache: CacheArgs,
     /// A smaller model of the same vocabulary that proposes tokens: the same text, sooner.
-    #[arg(long, value_name = "DIR", help_heading = "Speed and memory")]
+    #[arg(long, value_name = "MODEL", help_heading = "Speed and memory")]
     draft_model: Option<PathBuf>,
     /// Tokens that the draft model proposes at a time.
     #[arg(long, default_value_t = 3, value_name = "N", help_heading = "Speed and memory")]
@@ -135,6 +135,14 @@ fn parse_bias(text: &str) -> Result<(u32, f32), String> {
     let parsed =
         parts.and_then(|(id, bias)| Some((id.trim().parse().ok()?, bias.trim().parse().ok()?)));
     parsed.ok_or_else(|| format!("expected a token's number and a bias, 1234:-5, got {text}"))
+}
+
+impl TextArgs {
+    pub fn models(&mut self) -> Vec<&mut PathBuf> {
+        let mut models = self.source.models();
+        models.extend(&mut self.draft_model);
+        models
+    }
 }
 
 /// The loaded models, and the options of their texts.

@@ -146,8 +146,8 @@ fn ranks_that_differ_refuse_each_other() -> Checked {
 fn arguments_that_are_no_text() -> Checked {
     let missing = OsStr::from_bytes(b"/missing/\xff\xfe");
     for (first, second, expected) in [
-        ("a", missing, "No such file"),
-        ("a", OsStr::new("/missing/a"), "No such file"),
+        ("a", missing, "there is no such folder"),
+        ("a", OsStr::new("/missing/a"), "there is no such folder"),
         ("b", missing, "the command's options"),
     ] {
         let started = |rank: usize| {

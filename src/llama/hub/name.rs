@@ -1,0 +1,132 @@
+//! The names of models on the hub, and the files of a repository that make a model.
+
+use std::collections::BTreeSet;
+use std::path::{Component, Path};
+
+/// `org/name`, with a revision and the path of a GGUF file in the repository.
+#[derive(Debug)]
+pub(super) struct Name {
+    pub repository: String,
+    pub revision: String,
+    pub file: Option<String>,
+}
+
+/// Files that a model can need beside its weights.
+const SMALL: [&str; 10] = [
+    "adapter_config.json",
+    "added_tokens.json",
+    "chat_template.jinja",
+    "chat_template.json",
+    "config.json",
+    "generation_config.json",
+    "model.safetensors.index.json",
+    "special_tokens_map.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+];
+/// The weights of adapters.
+const ADAPTERS: [&str; 2] = ["adapters.safetensors", "adapter_model.safetensors"];
+
+/// Whether a text can be a part of a name: it leads nowhere else in a file system or an address.
+pub(super) fn is_plain(text: &str) -> bool {
+    let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"._-".contains(&byte);
+    !text.is_empty()
+        && text.len() <= 200
+        && !text.starts_with(['.', '-'])
+        && text.bytes().all(plain)
+}
+
+impl Name {
+    /// The name that a path has the form of.
+    pub(super) fn of(path: &Path) -> Option<Self> {
+        if !path.components().all(|part| matches!(part, Component::Normal(_))) {
+            return None;
+        }
+        let text = path.to_str()?;
+        let (text, revision) = text.split_once('@').unwrap_or((text, "main"));
+        let parts: Vec<&str> = text.split('/').collect();
+        let [org, name, file @ ..] = &parts[..] else { return None };
+        if !parts.iter().copied().chain(revision.split('/')).all(is_plain) {
+            return None;
+        }
+        let file = (!file.is_empty()).then(|| file.join("/"));
+        if file.as_ref().is_some_and(|file| !is_gguf(file)) {
+            return None;
+        }
+        Some(Self { repository: format!("{org}/{name}"), revision: revision.to_owned(), file })
+    }
+
+    /// The folder of the repository in the cache.
+    pub(super) fn folder(&self) -> String {
+        format!("models--{}", self.repository.replace('/', "--"))
+    }
+
+    /// The files of the repository to download, the small ones first.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if none of them has weights that this crate reads, or if it is not clear
+    /// which one.
+    pub(super) fn wanted(&self, files: &BTreeSet<String>) -> Result<Vec<String>, String> {
+        let repository = &self.repository;
+        let templates =
+            |file: &str| file.starts_with("additional_chat_templates/") && file.ends_with(".jinja");
+        let small = |file: &&String| SMALL.contains(&file.as_str()) || templates(file);
+        let mut wanted: Vec<String> = files.iter().filter(small).cloned().collect();
+        let weights: Vec<String> = match &self.file {
+            Some(file) => parts_of(file, files),
+            None => files.iter().filter(|file| is_weights(file)).cloned().collect(),
+        };
+        if !weights.is_empty() {
+            wanted.extend(weights);
+            return Ok(wanted);
+        }
+        let ggufs: Vec<&String> = files.iter().filter(|file| is_gguf(file)).collect();
+        let list = ggufs.iter().take(8).map(|file| file.as_str()).collect::<Vec<_>>().join(", ");
+        if let Some(file) = &self.file {
+            let has = if list.is_empty() { "no GGUF file" } else { &list };
+            return Err(format!("{repository} has no {file}, it has {has}"));
+        }
+        if let Some(first) = ggufs.first() {
+            let parts = parts_of(first, files);
+            if parts.len() < ggufs.len() {
+                return Err(format!(
+                    "{repository} has several GGUF files: give one, as {repository}/{first}, of {list}"
+                ));
+            }
+            wanted.extend(parts);
+            return Ok(wanted);
+        }
+        let other = files.iter().find(|file| file.ends_with(".bin") || file.ends_with(".pth"));
+        Err(match other {
+            Some(other) => format!(
+                "{repository} has its weights in {other} and not in safetensors, the format that \
+                 runs no code: use a converted repository"
+            ),
+            None => format!("{repository} has no weights in safetensors or GGUF"),
+        })
+    }
+}
+
+pub(super) fn is_gguf(file: &str) -> bool {
+    file.to_ascii_lowercase().ends_with(".gguf")
+}
+
+/// Whether a file has weights of a model or an adapter, as the loader takes them.
+fn is_weights(file: &str) -> bool {
+    let model = file.starts_with("model") && file.ends_with(".safetensors") && !file.contains('/');
+    model || ADAPTERS.contains(&file)
+}
+
+/// The files of the list that make a GGUF file, which may be split: `-00001-of-00003.gguf`.
+fn parts_of(file: &str, files: &BTreeSet<String>) -> Vec<String> {
+    let stem = |file: &str| {
+        let (rest, count) = file.rsplit_once("-of-")?;
+        let (stem, number) = rest.rsplit_once('-')?;
+        let digits = number.len() == 5 && number.bytes().all(|byte| byte.is_ascii_digit());
+        digits.then(|| (stem.to_owned(), count.to_owned()))
+    };
+    let own = stem(file);
+    let same = |other: &&String| *other == file || own.is_some() && stem(other) == own;
+    files.iter().filter(same).cloned().collect()
+}
