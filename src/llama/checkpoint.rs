@@ -67,6 +67,12 @@ struct GenerationConfig {
     eos_token_id: TokenIds,
 }
 
+/// The number of tokens that a model can read, in its `config.json`.
+#[derive(Deserialize)]
+struct Rows {
+    vocab_size: u32,
+}
+
 impl Checkpoint {
     /// Loads a directory of `config.json`, `tokenizer.json`, `model*.safetensors` and, if present,
     /// `generation_config.json` and what [`Tokenizer::load`] reads, or a `.gguf` file. The tokenizer of
@@ -104,12 +110,14 @@ impl Checkpoint {
                 Tokenizer::made_by(|| gguf::tokenizer(path)).map_err(|e| in_file(path, e))?
             }
             gguf => {
+                let mut rows = None;
                 if !gguf {
                     // So that the error of an empty directory names this file.
-                    files::read_to_string(&directory.join("config.json"))?;
+                    let config = files::read_to_string(&directory.join("config.json"))?;
+                    rows = serde_json::from_str(&config).ok().map(|Rows { vocab_size }| vocab_size);
                     model_path::check_tokenizer(path)?;
                 }
-                Tokenizer::load(directory)?
+                Tokenizer::load_for(directory, rows)?
             }
         };
         let llama = Llama::load_part(path, split, progress)?;

@@ -129,7 +129,14 @@ impl SpecialTokens {
 
     /// Adds the tokens that a tokenizer does not have. Returns an error if a token has another
     /// number than the files say.
-    pub fn add_to(&self, tokenizer: &mut tokenizers::Tokenizer) -> Result<(), String> {
+    ///
+    /// A token that only a name such as `bos_token` mentions gets the next free number. It is left
+    /// out where that number is `rows` or above, since a model of `rows` tokens cannot read it.
+    pub fn add_to(
+        &self,
+        tokenizer: &mut tokenizers::Tokenizer,
+        rows: Option<u32>,
+    ) -> Result<(), String> {
         let mut seen: HashSet<&str> = HashSet::new();
         let known: HashSet<String> =
             tokenizer.get_added_vocabulary().get_vocab().keys().cloned().collect();
@@ -142,6 +149,17 @@ impl SpecialTokens {
                 let named = self.named.iter().any(|(_, other)| other.content == token.content);
                 added.push(AddedToken { special: token.special || named, ..token.clone() });
             }
+        }
+        if let Some(rows) = rows.filter(|_| !added.is_empty()) {
+            let numbered: HashSet<&str> =
+                self.numbered.values().map(|token| &*token.content).collect();
+            let mut next = tokenizer.get_vocab(true).into_values().max().map_or(0, |last| last + 1);
+            added.retain(|token| {
+                let known = tokenizer.token_to_id(&token.content).is_some();
+                let kept = known || numbered.contains(&*token.content) || next < rows;
+                next += u32::from(kept && !known);
+                kept
+            });
         }
         if !added.is_empty() {
             tokenizer.add_tokens(&added);

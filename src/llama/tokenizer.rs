@@ -78,7 +78,12 @@ impl Tokenizer {
     /// Returns an error that names the file if one cannot be read, if [`parse`](Self::parse) refuses
     /// the tokenizer, or if a file gives a token another number than the tokenizer.
     pub fn load(directory: impl AsRef<Path>) -> Result<Self> {
-        let directory = directory.as_ref();
+        Self::load_for(directory.as_ref(), None)
+    }
+
+    /// Loads a tokenizer like [`load`](Self::load), without new tokens that a model of `rows` tokens
+    /// could not read.
+    pub(super) fn load_for(directory: &Path, rows: Option<u32>) -> Result<Self> {
         let path = directory.join("tokenizer.json");
         let mut tokenizer = Self::parse(&files::read(&path)?).map_err(|e| match e.path() {
             Some(_) => e,
@@ -87,7 +92,7 @@ impl Tokenizer {
         let tokens = SpecialTokens::load(directory)?;
         let mut conflict = Ok(());
         guarded(|| {
-            conflict = tokens.add_to(&mut tokenizer.inner);
+            conflict = tokens.add_to(&mut tokenizer.inner, rows);
             Ok(())
         })?;
         conflict.map_err(|got| {

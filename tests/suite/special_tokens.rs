@@ -42,6 +42,19 @@ fn tokens_named_elsewhere_are_those_of_transformers() -> Checked {
     Ok(())
 }
 
+/// The demo model has a row for each token of its tokenizer, and no more.
+#[test]
+fn tokens_that_the_model_cannot_read_are_not_added() -> Checked {
+    let folder = demo_with(&json!({"tokenizer_config.json": {"eos_token": "<|new|>"}}))?;
+    assert_eq!(Tokenizer::load(folder.path())?.encode_verbatim("<|new|>")?.len(), 1);
+    let checkpoint = Checkpoint::load(folder.path())?;
+    let tokens = checkpoint.tokenizer.encode_verbatim("<|new|>")?;
+    assert_eq!(tokens, Tokenizer::load(DEMO)?.encode_verbatim("<|new|>")?);
+    assert!(tokens.len() > 1);
+    assert_eq!(checkpoint.tokenizer.eos(), None);
+    Ok(())
+}
+
 #[test]
 fn conflicting_and_broken_files_are_refused() -> Checked {
     let new = json!({"content": "<|new|>", "special": true});
