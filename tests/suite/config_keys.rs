@@ -167,7 +167,9 @@ fn texts_grow_past_windows_and_original_lengths() -> Checked {
         let draft = Llama::load(root().join("llama-f32"))?;
         match llama.generate(&prompts[0], &options)?.with_draft(&draft, 3) {
             Ok(drafted) => {
-                assert!(forms, "{what}: positions behind a window came back");
+                let window = one["changes"]["sliding_window"].as_u64().unwrap_or(0) as usize;
+                let whole = prompts[0].len() + count <= window;
+                assert!(forms || whole, "{what}: positions behind a window came back");
                 assert_eq!(drafted.collect::<Result<Vec<_>>>()?, want[0], "{what} with a draft");
             }
             Err(error) => assert!(!forms && error.to_string().contains("rotating"), "{error}"),

@@ -95,6 +95,7 @@ fn bounds_hold_for_every_construct() {
         (doubled("n.x | indent(n.x)", "{{ n.x }}"), ""),
         (doubled("[n.x, n.x]", "{{ n.x | string | length }}"), ""),
         (doubled("[n.x, n.x]", "{{ n.x == n.x and [n.x] < [n.x, 1] }}"), "within half a second"),
+        (doubled("(n.x, n.x)", "{{ {n.x: 1} }}"), "within half a second"),
         (doubled("{'a': n.x, 'b': n.x}", "{{ n.x | tojson }}"), ""),
         (doubled("(n.x, n.x) | list + [n.x]", "{{ n.x in [n.x] }}"), ""),
         (deep.replace("STEP", "[n.x]"), "nested more than 200 times"),

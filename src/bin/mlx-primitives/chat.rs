@@ -51,6 +51,7 @@ pub fn run(args: &Args) -> Result<()> {
         interrupt::interrupt(&flag);
     })
     .context("handling Ctrl-C")?;
+    interrupt::end_when_terminated();
 
     let system = args.text.system_prompt.as_deref().map(|text| message("system", text));
     let mut chat = Chat { session, messages: system.iter().cloned().collect(), cache: None };

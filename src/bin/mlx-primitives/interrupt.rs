@@ -36,6 +36,23 @@ pub fn end_at_once() -> Result<()> {
     ctrlc::set_handler(|| end(INTERRUPTED)).context("handling Ctrl-C")
 }
 
+/// Ends the process at once where SIGTERM comes, which asks for more than the end of an answer, as Ctrl-C
+/// does in a conversation.
+pub fn end_when_terminated() {
+    #[cfg(unix)]
+    {
+        extern "C" fn terminated(signal: libc::c_int) {
+            // SAFETY: the call ends the process, and may be made in a signal handler.
+            unsafe { libc::_exit(128 + signal) }
+        }
+        let handler: extern "C" fn(libc::c_int) = terminated;
+        // SAFETY: the handler makes no call that is not safe in a signal handler.
+        unsafe {
+            libc::signal(libc::SIGTERM, handler as libc::sighandler_t);
+        }
+    }
+}
+
 /// How long the command may take to see an interruption.
 const PATIENCE: Duration = Duration::from_millis(1_800);
 

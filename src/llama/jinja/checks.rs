@@ -111,11 +111,16 @@ pub fn check(
             Value::Range(_) => true,
             _ => false,
         },
-        "iterable" => match value {
-            Value::Sequence(_) | Value::Range(_) | Value::Loop(_) => true,
-            Value::Undefined(_) | Value::Text(_) | Value::Bytes(_) | Value::Dict(_) => true,
-            _ => false,
-        },
+        "iterable" => matches!(
+            value,
+            Value::Sequence(_)
+                | Value::Range(_)
+                | Value::Loop(_)
+                | Value::Undefined(_)
+                | Value::Text(_)
+                | Value::Bytes(_)
+                | Value::Dict(_)
+        ),
         "callable" => matches!(
             value,
             Value::Undefined(_)

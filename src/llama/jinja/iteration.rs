@@ -72,7 +72,7 @@ pub fn contains(budget: &Budget, container: &Value, value: &Value) -> Outcome<bo
             budget.steps(text.text.len() / 64)?;
             Ok(text.text.contains(&part.text))
         }
-        (Value::Dict(_), value) if !hashable(value) => {
+        (Value::Dict(_), value) if !hashable(budget, value)? => {
             fault(format_args!("{} as a key, which cannot be one", described(value)))
         }
         (Value::Dict(dict), key) => Ok(field(budget, &dict.fields, key)?.is_some()),

@@ -216,13 +216,13 @@ impl<'a> Lexer<'a> {
             }
             let Some((_, escaped)) = chars.next() else { break };
             match escaped {
-                'n' => text.push_str("\n"),
-                't' => text.push_str("\t"),
-                'r' => text.push_str("\r"),
-                'a' => text.push_str("\u{7}"),
-                'b' => text.push_str("\u{8}"),
-                'f' => text.push_str("\u{c}"),
-                'v' => text.push_str("\u{b}"),
+                'n' => text.push('\n'),
+                't' => text.push('\t'),
+                'r' => text.push('\r'),
+                'a' => text.push('\u{7}'),
+                'b' => text.push('\u{8}'),
+                'f' => text.push('\u{c}'),
+                'v' => text.push('\u{b}'),
                 '\\' | '\'' | '"' => text.push(escaped),
                 '\n' => {}
                 '0'..='7' => {

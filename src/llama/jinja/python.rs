@@ -296,7 +296,7 @@ pub fn insert(
     key: Value,
     value: Value,
 ) -> Outcome<()> {
-    if !hashable(&key) {
+    if !hashable(budget, &key)? {
         return fault(format_args!("{} as a key, which cannot be one", described(&key)));
     }
     if field(budget, fields.items(), &key)?.is_none() {
@@ -311,12 +311,19 @@ pub fn insert(
     Ok(())
 }
 
-pub fn hashable(value: &Value) -> bool {
-    match value {
-        Value::Sequence(s) => {
-            matches!(s.kind, Kind::Tuple | Kind::Group) && s.items.iter().all(hashable)
+/// Whether a value can be a key. A tuple may hold another one many times, so each visit is a step.
+pub fn hashable(budget: &Budget, value: &Value) -> Outcome<bool> {
+    budget.steps(1)?;
+    Ok(match value {
+        Value::Sequence(s) if matches!(s.kind, Kind::Tuple | Kind::Group) => {
+            for item in s.items.iter() {
+                if !hashable(budget, item)? {
+                    return Ok(false);
+                }
+            }
+            true
         }
-        Value::Dict(_) | Value::Namespace(_) => false,
+        Value::Sequence(_) | Value::Dict(_) | Value::Namespace(_) => false,
         _ => true,
-    }
+    })
 }

@@ -206,11 +206,22 @@ fn a_download_goes_on_where_it_ended() -> Checked {
 #[cfg(unix)]
 #[test]
 fn a_download_that_was_interrupted_goes_on() -> Checked {
+    use std::os::unix::process::CommandExt;
+
     for name in ["-INT", "-TERM", "-KILL"] {
         let place = Place::new(demo()?)?;
         place.server.fail(Fault::Slow);
-        let mut child =
-            place.generate("org/model").stdout(Stdio::null()).stderr(Stdio::null()).spawn()?;
+        let mut command = place.generate("org/model");
+        command.stdout(Stdio::null()).stderr(Stdio::null());
+        // SAFETY: between fork and exec, this calls only a function that is safe in a signal handler.
+        unsafe {
+            // A shell starts the suite in the background with Ctrl-C ignored.
+            command.pre_exec(|| match libc::signal(libc::SIGINT, libc::SIG_DFL) {
+                libc::SIG_ERR => Err(std::io::Error::last_os_error()),
+                _ => Ok(()),
+            });
+        }
+        let mut child = command.spawn()?;
         let start = Instant::now();
         while place.bytes() < 60_000 {
             ensure!(start.elapsed() < Duration::from_secs(100), "no bytes come");
