@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
 # Runs the checks that take too long for `cargo test`: the suite through eval_gpu in every order of threads,
-# every planted fault, the kernels with overflow checks and debug assertions, sanitizers, the build for macOS,
+# every planted fault, in kernels and in cpp/, the kernels with overflow checks and debug assertions, sanitizers, the build for macOS,
 # the comparison with Apple's compiler, the rules for kernels on MLX's own, the kernels' costs on an M1, NEON,
 # and every kernel compiled for four generations of NVIDIA GPUs.
 #
 #   scripts/verify.sh              all steps except `suite_sanitizer`
-#   scripts/verify.sh STEP...      these steps: simulator mutants checks sanitizers macos calibration mlx agx
-#                                  neon cuda suite_sanitizer
+#   scripts/verify.sh STEP...      these steps: simulator mutants cpp_mutants checks sanitizers macos calibration
+#                                  mlx agx neon cuda suite_sanitizer
 #
 # `suite_sanitizer` builds everything again with AddressSanitizer, which takes much longer than the other
 # steps. Run it before a release, and after a change to memory ownership.
@@ -16,7 +16,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 logs=target/verify
 mkdir -p "$logs"
 steps=("$@")
-[ ${#steps[@]} -gt 0 ] || steps=(simulator mutants checks sanitizers macos calibration mlx agx neon cuda)
+[ ${#steps[@]} -gt 0 ] || steps=(simulator mutants cpp_mutants checks sanitizers macos calibration mlx agx neon cuda)
 
 # Debian's packages provide the compilers' targets for other processors if rustup does not.
 read_lists() {
@@ -32,6 +32,7 @@ for name in "${steps[@]}"; do
         simulated::the_suite_in_other_orders_of_threads simulated::pipelines_of_fewer_threads
       ;;
     mutants) METAL_SIM_EVERY_MUTANT=1 cargo test -p mlx-primitives --test mutants ;;
+    cpp_mutants) scripts/cpp_mutants.py ;;
     checks)
       # Separate from the other builds, which have these off.
       kernels=profile.dev.package.mlx-primitives-kernels
@@ -60,6 +61,6 @@ for name in "${steps[@]}"; do
 done
 
 echo "verify: results"
-grep -hE "^((metal-sim|simulated eval_gpu|sanitize): |agx: [0-9])" "$logs"/*.log || true
+grep -hE "^((metal-sim|simulated eval_gpu|sanitize|cpp_mutants): |agx: [0-9])" "$logs"/*.log || true
 echo "verify: checks that were not run"
 grep -h "not run:" "$logs"/*.log || echo "nothing"

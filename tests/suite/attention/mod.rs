@@ -7,7 +7,7 @@ use mlx_primitives::memory::{active_memory, peak_memory, reset_peak_memory};
 use mlx_primitives::ops::{self, Attention};
 use mlx_primitives::{Array, Dtype, Result, builtin};
 
-use crate::support::compare::{numbers, ulp};
+use crate::support::compare::{assert_same, numbers, ulp};
 use crate::support::input::{FLOATS, data, random, values};
 use crate::support::{Checked, each_device, message, simulated};
 use crate::table::attention_reference::Reference;
@@ -215,4 +215,16 @@ fn bad_input_is_refused() -> Checked {
     let said = said(&half, &k, &v, Attention { mask: Some(&wide), ..plain });
     assert!(said.contains("promotes to float16, got float32"), "{said}");
     Ok(())
+}
+
+/// The heads of a result do not follow each other in memory.
+#[test]
+fn a_result_is_an_input_of_our_ops() -> Checked {
+    each_device(|_| {
+        let Inputs { q, k, v } = Inputs::new([2, 4, 2], [5, 7, 64], Dtype::Float32)?;
+        let result = || ops::attention(&q, &k, &v, Attention::default());
+        let want = ops::softmax(&result()?.multiply(1.0)?)?;
+        assert_same(&ops::softmax(&result()?)?, &want, "a softmax of attention")?;
+        Ok(())
+    })
 }

@@ -48,6 +48,42 @@ fn nothing_computed_from_a_fault_is_a_result() -> Checked {
     })
 }
 
+#[test]
+fn no_primitive_runs_on_what_a_fault_left() -> Checked {
+    static RAN: AtomicBool = AtomicBool::new(false);
+    struct Noted;
+    impl CustomPrimitive for Noted {
+        fn name(&self) -> &str {
+            "noted"
+        }
+        fn outputs(&self, inputs: &[Spec]) -> Result<Vec<Spec>> {
+            Ok(inputs.to_vec())
+        }
+        fn eval_cpu(&self, _: &[View<'_>], _: &mut [ViewMut<'_>]) -> Result<()> {
+            RAN.store(true, Ordering::Relaxed);
+            Ok(())
+        }
+    }
+    on_cpu(|| {
+        let y = faulty(&random32(&[4], 6)?, Fault::PanicIn("eval_cpu"))?;
+        assert!(message(apply_one(Noted, &[&y])?.eval()).contains("a panic in eval_cpu"));
+        assert!(!RAN.load(Ordering::Relaxed));
+        Ok(())
+    })
+}
+
+#[test]
+fn what_depends_on_two_faults_is_no_result() -> Checked {
+    on_cpu(|| {
+        let x = random32(&[1000], 5)?;
+        let fault = || faulty(&x, Fault::PanicIn("eval_cpu"));
+        let both = fault()?.add(&fault()?)?;
+        assert!(message(both.eval()).contains("a panic in eval_cpu"));
+        assert!(message(both.add(1.0)?.eval()).contains("a panic in eval_cpu"));
+        Ok(())
+    })
+}
+
 /// Integers have no NaN, so they become zeros, which are especially easy to mistake for a result.
 #[test]
 fn integers_of_a_fault_are_no_result() -> Checked {

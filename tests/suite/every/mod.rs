@@ -127,6 +127,15 @@ impl Op {
     }
 }
 
+/// The type that MLX gives a sum of these arrays, or float32 for integers.
+fn promoted(inputs: &[Array]) -> Result<Dtype> {
+    let mut sum = inputs[0].sum(..)?;
+    for input in &inputs[1..] {
+        sum = sum.add(&input.sum(..)?)?;
+    }
+    Ok(if sum.dtype() == Dtype::Int32 { Dtype::Float32 } else { sum.dtype() })
+}
+
 /// Results have MLX's types and are near its values: each op rounds a few times.
 #[test]
 fn types_are_promoted() -> Checked {
@@ -142,6 +151,9 @@ fn types_are_promoted() -> Checked {
                 let inputs: Vec<Array> =
                     inputs.map(|(i, x)| x.astype(of(i))).collect::<Result<_>>()?;
                 let ours = (op.run)(&inputs)?;
+                // The inputs of the node, and of its composition, have the type that was chosen.
+                let widest = ours.last().expect("an output").dtype();
+                assert_eq!(widest, promoted(&inputs)?, "{} of {first} {step}", op.name);
                 let theirs = builtin::composition(&ours[0])
                     .map_err(|e| anyhow::anyhow!("{} {e}", op.name))?;
                 for (ours, theirs) in ours.iter().zip(&theirs) {

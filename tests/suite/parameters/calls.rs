@@ -84,6 +84,19 @@ pub fn quantized(x: &Array, options: QuantizedLinear<'_>) -> Result<Array> {
     CAPTURED.with(|captured| ops::quantized_linear(x, &captured.weights[0], options))
 }
 
+/// A product after a norm by `p[1]`, and another product of `p[0]`.
+pub fn normed_or(p: &[Array], other: QuantizedLinear<'_>) -> Result<Vec<Array>> {
+    let normed = QuantizedLinear { norm: Some((&p[1], 1e-5)), ..Default::default() };
+    Ok(vec![quantized(&p[0], normed)?, quantized(&p[0], other)?])
+}
+
+/// Codes of which each scale has four words, by scales and biases.
+pub fn dequantized(p: &[Array], (group_size, bits): (i32, i32)) -> Result<Array> {
+    CAPTURED.with(|captured| {
+        ops::dequantize(captured.weights[0].packed(), &p[0], &p[1], group_size, bits)
+    })
+}
+
 pub fn append(p: &[Array], layout: KvLayout, options: RopeAppend<'_>) -> Result<Array> {
     ops::rope_append(&p[0], &p[1], layout, options)
 }

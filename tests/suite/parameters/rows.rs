@@ -10,7 +10,8 @@ use mlx_primitives::{Array, Dtype, Result};
 use super::calls::Row::{self, Apart, Fixed};
 use super::calls::{
     CAPTURED, LAYOUT, OTHER_LAYOUT, QKV, SCORES, STEP, WITH_VECTOR, X, append, attended, attention,
-    cross_entropy, cross_entropy_grad, masked, masks, offset, quantized, rotations, usual,
+    cross_entropy, cross_entropy_grad, dequantized, masked, masks, normed_or, offset, quantized,
+    rotations, usual,
 };
 
 type One = fn(&Array) -> Result<Array>;
@@ -175,7 +176,9 @@ pub fn rows() -> Vec<(&'static [&'static str], Row)> {
         ),
         (
             &["Dequantize::group_size_", "Dequantize::bits_"],
-            Fixed("the shapes of the inputs determine their product"),
+            Apart(&[&[32, 1], &[32, 1]], |p| {
+                [(32, 4), (64, 2)].map(|format| dequantized(p, format)).into_iter().collect()
+            }),
         ),
         (&["QuantizedMatmul::kind_.format"], SHAPES_SAY),
         (&["QuantizedMatmul::kind_.parts"], Fixed("the number of inputs determines it")),
@@ -192,19 +195,16 @@ pub fn rows() -> Vec<(&'static [&'static str], Row)> {
             }),
         ),
         (
-            &[
-                "QuantizedMatmul::kind_.normed",
-                "QuantizedMatmul::kind_.biased",
-                "QuantizedMatmul::kind_.added",
-            ],
+            &["QuantizedMatmul::kind_.normed", "QuantizedMatmul::kind_.biased"],
             Apart(&[&[32], &[32]], |p| {
-                Ok(vec![
-                    quantized(
-                        &p[0],
-                        QuantizedLinear { norm: Some((&p[1], 1e-5)), ..Default::default() },
-                    )?,
-                    quantized(&p[0], QuantizedLinear { bias: Some(&p[1]), ..Default::default() })?,
-                ])
+                normed_or(p, QuantizedLinear { bias: Some(&p[1]), ..Default::default() })
+            }),
+        ),
+        // For a vector, a residual is added as a bias is.
+        (
+            &["QuantizedMatmul::kind_.added"],
+            Apart(&[&[32], &[32]], |p| {
+                normed_or(p, QuantizedLinear { residual: Some(&p[1]), ..Default::default() })
             }),
         ),
         (

@@ -1,0 +1,189 @@
+#!/usr/bin/env python3
+"""Plants faults in cpp/, one at a time, and expects the suite to notice each of them.
+
+  scripts/cpp_mutants.py                   build the suite with all faults, then run all of them
+  scripts/cpp_mutants.py NAME...           only faults whose names contain one of these
+  scripts/cpp_mutants.py --tree DIR        only write the faults into the sources DIR/cpp
+  scripts/cpp_mutants.py --suite PROGRAM   run a suite that was built from such sources
+
+tests/mutants/cpp.toml lists the faults. All are compiled at once, each behind a condition that the variable
+MLX_PRIMITIVES_FAULT makes true, so that the C++ is built once. CPP_MUTANTS_JOBS runs that many suites at a time,
+half as many as there are cores unless it is set.
+"""
+
+import argparse
+import concurrent.futures
+import json
+import os
+import pathlib
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import tomllib
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+LIST = ROOT / "tests/mutants/cpp.toml"
+VARIABLE = "MLX_PRIMITIVES_FAULT"
+SIMULATOR = "MLX_PRIMITIVES_SIMULATE_METAL"
+PATIENCE = 600  # seconds: a fault that takes longer made a test hang, which counts as noticed
+
+HEADER = f"""#pragma once
+
+#include <cstdlib>
+
+inline bool planted_fault(int number) {{
+  static const char* text = std::getenv("{VARIABLE}");
+  static const int planted = text ? std::atoi(text) : 0;
+  return planted == number;
+}}
+"""
+
+
+def read_list():
+    faults = [{"name": name, **fault} for name, fault in tomllib.loads(LIST.read_text()).items()]
+    for number, fault in enumerate(faults, 1):
+        unknown = set(fault) - {"name", "file", "from", "to", "tests", "simulated", "survives"}
+        if unknown or not fault["tests"]:
+            sys.exit(f"cpp_mutants: {fault['name']}: unknown keys {unknown}, or no tests")
+        fault["number"] = number
+    return faults
+
+
+def locate(fault, text):
+    """The start and the end of the code that a fault replaces: all of `from`, or what is in its [[ ]]."""
+    context = re.fullmatch(r"(.*)\[\[(.*)\]\](.*)", fault["from"], re.DOTALL)
+    parts = context.groups() if context else ("", fault["from"], "")
+    patterns = [r"\s+".join(re.escape(word) for word in part.split()) for part in parts]
+    found = list(re.finditer(r"{}\s*({})\s*{}".format(*patterns), text))
+    if len(found) != 1:
+        sys.exit(f"cpp_mutants: {fault['name']}: its code is in {fault['file']} {len(found)} times, not once")
+    return found[0].span(1)
+
+
+def weave(tree, faults):
+    """Writes all faults into the sources of a copy of the repository."""
+    by_file = {}
+    for fault in faults:
+        by_file.setdefault(fault["file"], []).append(fault)
+    for file, its_faults in by_file.items():
+        text = (ROOT / "cpp" / file).read_text()
+        spans = sorted(((locate(fault, text), fault) for fault in its_faults), key=lambda at: at[0])
+        woven, end = '#include "planted_fault.h"\n', 0
+        for (start, stop), fault in spans:
+            if start < end:
+                sys.exit(f"cpp_mutants: {fault['name']}: its code is part of another fault's")
+            old, new, condition = text[start:stop], fault["to"], f"planted_fault({fault['number']})"
+            statement = old.endswith((";", "}"))
+            woven += text[end:start]
+            woven += f"if ({condition}) {{ {new} }} else {{ {old} }}" if statement else f"({condition} ? ({new}) : ({old}))"
+            end = stop
+        write(tree / "cpp" / file, (woven + text[end:]).encode())
+    write(tree / "cpp/planted_fault.h", HEADER.encode())
+
+
+def write(path, content):
+    """Leaves a file alone that has this content, so that it is not compiled again."""
+    if not (path.is_file() and path.read_bytes() == content):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
+
+
+def build(faults):
+    """Copies the repository, writes the faults into the copy, and builds its suite."""
+    home = ROOT / "target/cpp_mutants"
+    tree = home / "tree"
+    command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    names = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout.split("\0")
+    names = {name for name in names if name and (ROOT / name).is_file()}
+    changed = {"cpp/" + fault["file"] for fault in faults}
+    for name in names - changed:
+        write(tree / name, (ROOT / name).read_bytes())
+        shutil.copymode(ROOT / name, tree / name)
+    for path in [path for path in tree.rglob("*") if path.is_file()]:
+        name = str(path.relative_to(tree))
+        if name not in names and name != "cpp/planted_fault.h" and not name.startswith(".mlx"):
+            path.unlink()
+    if (ROOT / ".mlx").is_dir() and not (tree / ".mlx").exists():
+        (tree / ".mlx").symlink_to(ROOT / ".mlx")
+    weave(tree, faults)
+    command = ["cargo", "test", "--test", "suite", "--no-run", "--message-format=json"]
+    environment = {**os.environ, "CARGO_TARGET_DIR": str(home / "target")}
+    environment.pop("MLX_PRIMITIVES_WERROR", None)
+    built = subprocess.run(command, cwd=tree, env=environment, stdout=subprocess.PIPE, text=True)
+    messages = [json.loads(line) for line in built.stdout.splitlines() if line.startswith("{")]
+    suites = [m["executable"] for m in messages if m.get("executable") and m["target"]["name"] == "suite"]
+    if built.returncode or not suites:
+        sys.exit("cpp_mutants: the suite with the faults does not build")
+    return suites[-1]
+
+
+def run(suite, number, tests, simulated):
+    """Runs tests with a fault, or with none, perhaps by `eval_gpu` in the simulator; returns how they failed."""
+    command = [suite, *tests, "--test-threads", "2"]
+    environment = {**os.environ, VARIABLE: str(number)}
+    environment.update({SIMULATOR: "forward"} if simulated else {})
+    process = subprocess.Popen(
+        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True
+    )
+    try:
+        output = process.communicate(timeout=PATIENCE)[0].decode(errors="replace")
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
+        return f"no end within {PATIENCE} s"
+    if process.returncode == 0:
+        return None
+    failed = re.findall(r"^test (\S+) +\.\.\. FAILED$", output, re.MULTILINE)
+    return ", ".join(failed) or f"the suite ended with {process.returncode}: {output.strip()[-200:]}"
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*")
+    parser.add_argument("--tree", type=pathlib.Path)
+    parser.add_argument("--suite")
+    arguments = parser.parse_args()
+    faults = read_list()
+    if arguments.tree:
+        return weave(arguments.tree, faults)
+    suite = arguments.suite or build(faults)
+    chosen = [f for f in faults if not arguments.names or any(name in f["name"] for name in arguments.names)]
+    tests = sorted({test for fault in chosen for test in fault["tests"].split()})
+    listed = subprocess.run([suite, "--list"], check=True, capture_output=True, text=True).stdout
+    missing = [test for test in tests if test not in listed]
+    if missing or not chosen:
+        sys.exit(f"cpp_mutants: no such faults, or the suite has no tests {missing}")
+    start = time.monotonic()
+    for simulated in (False, True):
+        tests = {test for f in chosen if f.get("simulated", False) == simulated for test in f["tests"].split()}
+        if tests and (failed := run(suite, 0, sorted(tests), simulated)):
+            sys.exit(f"cpp_mutants: without a fault, too, these tests fail: {failed}")
+    print(f"cpp_mutants: without a fault all tests pass, in {time.monotonic() - start:.0f} s", flush=True)
+
+    wrong = []
+
+    def one(fault):
+        began = time.monotonic()
+        noticed = run(suite, fault["number"], fault["tests"].split(), fault.get("simulated", False))
+        if bool(noticed) == ("survives" in fault):
+            wrong.append(fault["name"])
+        took = time.monotonic() - began
+        print(f"cpp_mutants: {fault['name']}: {noticed or 'SURVIVED'} ({took:.0f} s)", flush=True)
+
+    jobs = int(os.environ.get("CPP_MUTANTS_JOBS") or max(1, (os.cpu_count() or 2) // 2))
+    with concurrent.futures.ThreadPoolExecutor(jobs) as pool:
+        list(pool.map(one, chosen))
+    survivors = sum("survives" in fault for fault in chosen)
+    print(
+        f"cpp_mutants: {len(chosen)} faults in {len({f['file'] for f in chosen})} files, {survivors} of them change "
+        f"nothing that a test could notice; {len(wrong)} not as listed, in {time.monotonic() - start:.0f} s"
+    )
+    if wrong:
+        sys.exit(f"cpp_mutants: survived, or were noticed against expectation: {', '.join(sorted(wrong))}")
+
+
+if __name__ == "__main__":
+    main()
