@@ -1,13 +1,13 @@
 //! Models by their names on the hub, which is a server on this machine here.
 
+#[cfg(unix)]
+mod interrupted;
 mod server;
 
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
-use std::thread::sleep;
-use std::time::{Duration, Instant};
 
 use anyhow::{Context, ensure};
 use tempfile::TempDir;
@@ -199,50 +199,6 @@ fn a_download_goes_on_where_it_ended() -> Checked {
     let starts: Vec<usize> =
         ranges.iter().filter_map(|(_, range)| range.trim_end_matches('-').parse().ok()).collect();
     assert_eq!(starts, [1, 2, 3].map(|quarter| size / 4 * quarter), "{requests:?}");
-    Ok(())
-}
-
-/// Ctrl-C, or a kill, in mid-download.
-#[cfg(unix)]
-#[test]
-fn a_download_that_was_interrupted_goes_on() -> Checked {
-    use std::os::unix::process::CommandExt;
-
-    for name in ["-INT", "-TERM", "-KILL"] {
-        let place = Place::new(demo()?)?;
-        place.server.fail(Fault::Slow);
-        let mut command = place.generate("org/model");
-        command.stdout(Stdio::null()).stderr(Stdio::null());
-        // SAFETY: between fork and exec, this calls only a function that is safe in a signal handler.
-        unsafe {
-            // A shell starts the suite in the background with Ctrl-C ignored.
-            command.pre_exec(|| match libc::signal(libc::SIGINT, libc::SIG_DFL) {
-                libc::SIG_ERR => Err(std::io::Error::last_os_error()),
-                _ => Ok(()),
-            });
-        }
-        let mut child = command.spawn()?;
-        let start = Instant::now();
-        while place.bytes() < 60_000 {
-            ensure!(start.elapsed() < Duration::from_secs(100), "no bytes come");
-            ensure!(child.try_wait()?.is_none(), "it ended by itself");
-            sleep(Duration::from_millis(5));
-        }
-        let killed = Command::new("kill").args([name, &child.id().to_string()]).status()?;
-        ensure!(killed.success(), "kill failed");
-        let start = Instant::now();
-        assert!(!child.wait()?.success());
-        assert!(start.elapsed() < Duration::from_secs(20));
-        let before = place.bytes();
-        assert!(!place.path("models--org--model/refs/main").exists());
-        place.server.requests();
-        place.server.fail(Fault::None);
-        assert_eq!(succeeds(&mut place.generate("org/model"))?, expected()?, "after {name}");
-        let requests = place.server.requests();
-        let rest = format!("/blob/model.safetensors bytes={before}-");
-        assert!(requests.contains(&rest), "{rest}: {requests:?}");
-        assert!(!requests.iter().any(|request| request.contains("tokenizer.json bytes=0-0")));
-    }
     Ok(())
 }
 
