@@ -41,9 +41,9 @@ pub fn end_at_once() -> Result<()> {
 pub fn end_when_terminated() {
     #[cfg(unix)]
     {
-        extern "C" fn terminated(signal: libc::c_int) {
+        extern "C" fn terminated(_: libc::c_int) {
             // SAFETY: the call ends the process, and may be made in a signal handler.
-            unsafe { libc::_exit(128 + signal) }
+            unsafe { libc::_exit(INTERRUPTED) }
         }
         let handler: extern "C" fn(libc::c_int) = terminated;
         // SAFETY: the handler makes no call that is not safe in a signal handler.
