@@ -169,7 +169,7 @@ impl ChatTemplate {
     /// # Errors
     ///
     /// Returns an error for messages that are not objects, and for a template that is missing or
-    /// faulty, raises an exception, takes half a second, or holds 48 MiB beyond four times its input.
+    /// faulty, raises an exception, takes half a second of a processor, or holds 48 MiB beyond four times its input.
     pub fn render(&self, messages: &[Value], options: &ChatOptions) -> Result<String> {
         if let Some(other) = messages.iter().find(|message| !message.is_object()) {
             return Err(refused(format_args!("messages that are objects, got {other}")));
