@@ -148,7 +148,7 @@ fn texts_grow_past_windows_and_original_lengths() -> Checked {
         let what = format!("{} {}", one["checkpoint"], one["changes"]);
         let forms = llama.config().rope_scaling.is_some();
         let prompts = if forms { [text(34), text(55)] } else { [text(4), text(23)] };
-        let count = if simulated() { 3 } else { 14 };
+        let count = if simulated() { 5 } else { 14 };
         let options = Options { max_tokens: count, prefill_step: 8, ..Options::default() };
         let want = prompts
             .iter()

@@ -158,9 +158,9 @@ fn honest_work_fits_into_the_bounds() -> Checked {
     let template = "{% set n = namespace(t='') %}{% for m in messages %}{% set n.t = n.t ~ '<|' ~ m.role ~ '|>' \
                     ~ m.content | trim ~ eos_token %}{% endfor %}{{ n.t }}";
     let content = "All work and no play. ".repeat(100);
-    let messages: Vec<Value> = (0..1000).map(|_| message("user", &content)).collect();
+    let messages: Vec<Value> = (0..500).map(|_| message("user", &content)).collect();
     let text = rendered(template, &json!({"messages": messages}))?;
-    assert_eq!(text.len(), 1000 * (content.trim().len() + "<|user|></s>".len()));
+    assert_eq!(text.len(), 500 * (content.trim().len() + "<|user|></s>".len()));
     // A prompt of ten megabytes.
     let messages = [message("user", &"a".repeat(10 << 20))];
     let text = rendered("{{ messages[0].content | trim }}!", &json!({"messages": messages}))?;

@@ -48,11 +48,12 @@ const LEFT_OUT: [&str; 20] = [
 
 /// Tests that take long and run only kernels that other tests run too. scripts/verify.sh runs them,
 /// in one order of threads.
-const ONCE: [&str; 16] = [
+const ONCE: [&str; 17] = [
     "adapters::",
     "cache::",
     "checkpoints::",
     "cli::",
+    "config_keys::texts_grow",
     "conversions::",
     "generation::",
     "graph::dropped",
