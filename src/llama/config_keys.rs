@@ -119,7 +119,7 @@ impl Neutral {
 /// Refuses a configuration, without nulls, that asks for what this crate does not compute.
 pub(super) fn check(config: &Map<String, Value>, kind: ModelType) -> Result<()> {
     let refuse = |key: &str, expected: &str, value: &Value| {
-        let expected = format_args!("{key} {expected}, got {}", short(value));
+        let expected = format!("{key} {expected}, got {}", short(value));
         Err(Error::argument("config", expected))
     };
     let normalizes = |key: &str| {

@@ -203,14 +203,14 @@ fn slides_from(
                 Some(layers) => match layers.as_i64().map(i32::try_from) {
                     Some(Ok(layers)) if layers >= 0 => Some(layers),
                     _ => {
-                        let got = format_args!("a number max_window_layers, got {}", short(layers));
+                        let got = format!("a number max_window_layers, got {}", short(layers));
                         return Err(Error::argument("config", got));
                     }
                 },
             },
             None | Some(Value::Bool(false)) => None,
             Some(other) => {
-                let got = format_args!("true or false as use_sliding_window, got {}", short(other));
+                let got = format!("true or false as use_sliding_window, got {}", short(other));
                 return Err(Error::argument("config", got));
             }
         },
