@@ -35,7 +35,7 @@ impl Llama {
     /// bytes than [`memory_limit`](memory::memory_limit).
     ///
     /// ```
-    /// use mlx_primitives::llama::{Config, Llama, Quantization};
+    /// use mlx_primitives::llama::{Config, Llama, Options, Quantization};
     /// use mlx_primitives::Dtype;
     ///
     /// let config = Config::parse(
@@ -45,8 +45,8 @@ impl Llama {
     /// )?;
     /// let four_bits = Some(Quantization::affine(32, 4));
     /// let llama = Llama::random(config, Dtype::Float16, four_bits, 0)?;
-    /// let tokens = llama.generate(&[1, 2, 3], &Default::default())?;
-    /// assert_eq!(tokens.count(), 0); // the options ask for none
+    /// let options = Options { max_tokens: 5, ..Options::default() };
+    /// assert_eq!(llama.generate(&[1, 2, 3], &options)?.count(), 5);
     /// # Ok::<(), mlx_primitives::Error>(())
     /// ```
     pub fn random(
