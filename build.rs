@@ -104,17 +104,35 @@ struct Mlx {
 impl Mlx {
     /// Looks in MLX_DIR, the script's folder, Homebrew and the Python package, in this order.
     fn find(root: &Path) -> Result<Self> {
-        let pinned = fs::read_to_string(root.join("cmake/mlx_version.txt"))?;
-        let line = pinned.trim().rsplit_once('.').context("cmake/mlx_version.txt")?.0.to_owned();
+        let mlx = Self::find_supported(root)?;
+        let newest = newest(root)?;
+        if patch_of(&mlx.version) > patch_of(&newest) {
+            println!(
+                "cargo::warning=MLX {} is later than {newest}, the latest that this version was tested with",
+                mlx.version
+            );
+        }
+        Ok(mlx)
+    }
+
+    fn find_supported(root: &Path) -> Result<Self> {
+        let pinned = newest(root)?;
+        let line = pinned.rsplit_once('.').context("cmake/mlx_version.txt")?.0.to_owned();
+        let oldest = fs::read_to_string(root.join("cmake/mlx_oldest.txt"))?;
+        let supported = format!("{line}.z from {} on", oldest.trim());
 
         if let Some(dir) = env::var_os("MLX_DIR") {
             let mlx = Self::at(Path::new(&dir)).with_context(|| {
                 format!("MLX_DIR={} holds no MLX (include/mlx/version.h)", dir.display())
             })?;
-            ensure!(mlx.is_on(&line), "MLX_DIR holds MLX {}, but {line}.x is needed", mlx.version);
+            ensure!(
+                mlx.is_supported(&line, &oldest),
+                "MLX_DIR holds MLX {}, but MLX {supported} is needed: point it elsewhere or unset it",
+                mlx.version
+            );
             ensure!(
                 mlx.has_backend(),
-                "MLX_DIR holds MLX {} without CUDA, but the feature cuda needs mlx-cuda-13 or mlx-cuda-12 {line}.x",
+                "MLX_DIR holds MLX {} without CUDA, but the feature cuda needs mlx-cuda-13 or mlx-cuda-12 {supported}",
                 mlx.version
             );
             return Ok(mlx);
@@ -129,7 +147,9 @@ impl Mlx {
         candidates.extend(python_prefix());
         for prefix in candidates {
             match Self::at(&prefix) {
-                Some(mlx) if mlx.is_on(&line) && mlx.has_backend() => return Ok(mlx),
+                Some(mlx) if mlx.is_supported(&line, &oldest) && mlx.has_backend() => {
+                    return Ok(mlx);
+                }
                 Some(mlx) => refused.push(format!("MLX {} in {}", mlx.version, prefix.display())),
                 None => {}
             }
@@ -141,16 +161,16 @@ impl Mlx {
         let advice = if cuda::is_on() && root.join(SCRIPT).is_file() {
             format!("run {SCRIPT} --cuda")
         } else if cuda::is_on() {
-            format!("run `python3 -m pip install \"mlx[cuda13]=={}\"`", pinned.trim())
+            format!("run `python3 -m pip install \"mlx[cuda13]=={}\"`", pinned)
         } else if root.join(SCRIPT).is_file() {
             format!("run {SCRIPT}")
         } else if env::var("CARGO_CFG_TARGET_OS")? == "macos" {
-            format!("run `brew install mlx` or `python3 -m pip install mlx=={}`", pinned.trim())
+            format!("run `brew install mlx` or `python3 -m pip install mlx=={}`", pinned)
         } else {
-            format!("run `python3 -m pip install \"mlx[cpu]=={}\"`", pinned.trim())
+            format!("run `python3 -m pip install \"mlx[cpu]=={}\"`", pinned)
         };
         bail!(
-            "MLX {line}.x {}was not found{seen}: {advice}, or set MLX_DIR to the folder of an installed MLX that \
+            "MLX {supported} {}was not found{seen}: {advice}, or set MLX_DIR to the folder of an installed MLX that \
              holds include/mlx/version.h",
             if cuda::is_on() { "with CUDA " } else { "" }
         )
@@ -166,8 +186,9 @@ impl Mlx {
         Some(Self { prefix: prefix.to_owned(), version })
     }
 
-    fn is_on(&self, line: &str) -> bool {
-        self.version.strip_prefix(line).is_some_and(|patch| patch.starts_with('.'))
+    fn is_supported(&self, line: &str, oldest: &str) -> bool {
+        self.version.rsplit_once('.').is_some_and(|(found, _)| found == line)
+            && patch_of(&self.version) >= patch_of(oldest)
     }
 
     /// Whether this MLX was built for CUDA, if the feature asks for it.
@@ -182,6 +203,16 @@ impl Mlx {
     fn lib(&self) -> PathBuf {
         self.prefix.join("lib")
     }
+}
+
+/// The latest version of MLX that the crate was tested with, which the script installs.
+fn newest(root: &Path) -> Result<String> {
+    Ok(fs::read_to_string(root.join("cmake/mlx_version.txt"))?.trim().to_owned())
+}
+
+/// The last number of a version.
+fn patch_of(version: &str) -> Option<u32> {
+    version.trim().rsplit_once('.')?.1.parse().ok()
 }
 
 /// The prefix of MLX's Python package, if `python3` has it.
@@ -295,7 +326,7 @@ fn build_cpp(root: &Path, mlx: &Mlx, cmake: &Path) -> Result<()> {
 
     // SAFETY: this build script has one thread, so nobody reads the environment meanwhile.
     unsafe { env::set_var("CMAKE", cmake) };
-    let brought_ninja = tools.join("ninja/data/bin/ninja");
+    let brought_ninja = tools.join("bin/ninja");
     if brought_ninja.exists() {
         config.generator("Ninja").define("CMAKE_MAKE_PROGRAM", &brought_ninja);
     }

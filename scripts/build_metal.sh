@@ -1,17 +1,18 @@
 #!/usr/bin/env bash
-# Installs what the build needs and this machine lacks (MLX, CMake, Ninja; on Linux a clang for the
-# tests that simulate Metal) in .mlx/, and on macOS compiles metal/*.metal into
-# mlx_primitives.metallib. A second run keeps everything that is installed.
+# Installs what the build needs and this machine lacks (MLX, CMake, Ninja) in .mlx/, and on macOS compiles
+# metal/*.metal into mlx_primitives.metallib. A second run keeps everything that is installed.
 #
-#   scripts/build_metal.sh [--cuda]
+#   scripts/build_metal.sh [--cuda] [--simulator]
 #
 # --cuda also installs MLX for NVIDIA GPUs, NVRTC and CUDA's headers, for the feature `cuda`.
+# --simulator also installs a clang on Linux, for the tests that simulate Metal. They run this themselves.
 set -euo pipefail
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 tools=$root/.mlx
 site=$tools/python
 pinned=$(tr -d '[:space:]' <"$root/cmake/mlx_version.txt")
+oldest=$(tr -d '[:space:]' <"$root/cmake/mlx_oldest.txt")
 line=${pinned%.*}
 system=$(uname -s)
 
@@ -21,39 +22,68 @@ die() {
   exit 1
 }
 
-with_cuda=
+with_cuda= with_simulator=
 for argument in "$@"; do
-  [ "$argument" = --cuda ] || die "unknown argument $argument; usage: scripts/build_metal.sh [--cuda]"
-  with_cuda=yes
+  case $argument in
+    --cuda) with_cuda=yes ;;
+    --simulator) with_simulator=yes ;;
+    *) die "unknown argument $argument; usage: scripts/build_metal.sh [--cuda] [--simulator]" ;;
+  esac
 done
 [ -z "$with_cuda" ] || [ "$system" = Linux ] || die "--cuda is for Linux: MLX has no CUDA on $system"
 
-# pip_install PACKAGE...: installs into .mlx/python, separate from the user's packages.
-pip_install() {
-  pip_install_into "$site" "$@"
-}
-pip_install_into() {
-  local folder=$1
-  shift
-  say "installing $* into ${folder#"$root/"}"
-  "${pip[@]}" install --quiet --disable-pip-version-check --no-warn-script-location \
-    --no-deps --upgrade --target "$folder" "$@" ||
-    die "pip could not install $*; check the network, or set MLX_DIR to an installed MLX $line and put cmake on PATH"
+# at_least WANTED FOUND: compares versions by their first two numbers.
+at_least() {
+  local wanted_major wanted_minor major minor
+  IFS=. read -r wanted_major wanted_minor _ <<<"$1"
+  IFS=. read -r major minor _ <<<"$2"
+  [ "${major:-0}" -gt "$wanted_major" ] || { [ "${major:-0}" -eq "$wanted_major" ] && [ "${minor:-0}" -ge "$wanted_minor" ]; }
 }
 
-# find_pip: sets the array `pip` to a working pip, from a private venv if python3 has none.
-find_pip() {
-  [ ${#pip[@]} -gt 0 ] && return
-  command -v python3 >/dev/null || die "python3 is not on PATH; install Python 3.9 or later"
-  if python3 -m pip --version >/dev/null 2>&1; then
-    pip=(python3 -m pip)
-    return
-  fi
-  [ -x "$tools/venv/bin/pip" ] || python3 -m venv "$tools/venv" >/dev/null 2>&1 ||
-    die "python3 has neither pip nor venv; install them (Debian, Ubuntu: apt-get install python3-pip)"
-  pip=("$tools/venv/bin/python" -m pip)
+# Asks for tools that only the user can install, before anything is fetched.
+rust=$(sed -n 's/^rust-version = "\(.*\)"/\1/p' "$root/Cargo.toml")
+rust_cure="install it by https://rustup.rs"
+command -v cargo >/dev/null || die "cargo is not on PATH, and Rust $rust or later is needed; $rust_cure"
+found=$(rustc --version 2>/dev/null | sed -n -E 's/^rustc ([0-9.]+).*/\1/p') || found=
+[ -n "$found" ] || die "rustc does not start; install Rust $rust or later by https://rustup.rs"
+at_least "$rust" "$found" || die "Rust $found is too old, and $rust or later is needed; $rust_cure"
+if [ "$system" = Darwin ]; then
+  [ "$(sysctl -n sysctl.proc_translated 2>/dev/null)" != 1 ] ||
+    die "this shell is for Intel, and MLX is for Apple silicon; open a terminal that does not use Rosetta"
+  [[ "$(rustc -vV)" != *"host: x86_64-apple-darwin"* ]] ||
+    die "this Rust is for Intel, and MLX is for Apple silicon; install Rust for aarch64-apple-darwin by https://rustup.rs"
+fi
+
+compiler_cure="Debian, Ubuntu: apt-get install g++; macOS: xcode-select --install"
+cxx=${CXX:-c++}
+command -v "${cxx%% *}" >/dev/null || die "no C++ compiler was found as ${cxx%% *}; install one ($compiler_cure), or name one in CXX"
+# shellcheck disable=SC2086 # CXX may hold options
+$cxx -std=c++20 -fsyntax-only -x c++ - >/dev/null 2>&1 <<'PROGRAM' ||
+#include <concepts>
+#if defined(__clang__) ? __clang_major__ < 15 : __GNUC__ < 11
+#error too old
+#endif
+PROGRAM
+  die "$cxx does not compile C++20 as g++ 11 and clang 15 do; install a later one ($compiler_cure), or name one in CXX"
+
+writable() {
+  mkdir -p "$tools" 2>/dev/null && [ -w "$tools" ] ||
+    die "$tools cannot be written, and $1 is needed there; use a copy of the folder that you can write"
 }
-pip=()
+
+# install PACKAGE...: unpacks wheels into .mlx/python, separate from the user's packages.
+install() {
+  install_into "$site" "$@"
+}
+install_into() {
+  local folder=$1 failure
+  shift
+  writable "$1"
+  command -v python3 >/dev/null ||
+    die "python3 is not on PATH, which fetches $1; install Python 3.8 or later (Debian, Ubuntu: apt-get install python3)"
+  say "installing $* into ${folder#"$root/"}"
+  failure=$(python3 "$root/scripts/wheels.py" install "$folder" "$@" 2>&1) || die "$failure"
+}
 
 # version_at PREFIX: prints the version in an MLX prefix's headers, or nothing.
 version_at() {
@@ -62,25 +92,30 @@ version_at() {
   sed -n -E 's/^#define MLX_VERSION_(MAJOR|MINOR|PATCH) ([0-9]+).*/\2/p' "$header" | paste -sd. -
 }
 
-mkdir -p "$tools"
-export PIP_ROOT_USER_ACTION=ignore
+# supported VERSION: whether the crate is for that MLX.
+supported() {
+  [ "${1%.*}" = "$line" ] && [ "${1##*.}" -ge "${oldest##*.}" ]
+}
 
 # MLX: MLX_DIR, an earlier run's, Homebrew's, or else the wheel.
 mlx=
 for prefix in "${MLX_DIR:-}" "$site/mlx" /opt/homebrew/opt/mlx /usr/local/opt/mlx; do
   [ -n "$prefix" ] || continue
   found=$(version_at "$prefix")
-  case $found in
-    "$line".*) mlx=$prefix && break ;;
-    "") [ "$prefix" != "${MLX_DIR:-}" ] || die "MLX_DIR=$prefix holds no include/mlx/version.h; point it at an MLX install prefix or unset it" ;;
-    *) [ "$prefix" != "${MLX_DIR:-}" ] || die "MLX_DIR=$prefix holds MLX $found, and $line.x is needed; point it elsewhere or unset it" ;;
-  esac
+  if [ -n "$found" ] && supported "$found"; then
+    mlx=$prefix
+    break
+  elif [ "$prefix" = "${MLX_DIR:-}" ]; then
+    [ -n "$found" ] || die "MLX_DIR=$prefix holds no include/mlx/version.h; point it at an MLX install prefix or unset it"
+    die "MLX_DIR=$prefix holds MLX $found, and MLX $line.z from $oldest on is needed; point it elsewhere or unset it"
+  elif [ -n "$found" ]; then
+    say "passing over MLX $found in $prefix: MLX $line.z from $oldest on is needed"
+  fi
 done
 if [ -z "$mlx" ]; then
-  find_pip
   case $system in
-    Darwin) pip_install "mlx-metal==$pinned" ;;
-    Linux) pip_install "mlx-cpu==$pinned" ;;
+    Darwin) install "mlx-metal==$pinned" ;;
+    Linux) install "mlx-cpu==$pinned" ;;
     *) die "no MLX wheel exists for $system; macOS on Apple silicon and Linux are supported" ;;
   esac
   mlx=$site/mlx
@@ -93,8 +128,7 @@ if [ -n "$with_cuda" ]; then
   cuda=$tools/cuda
   if [ "$(version_at "$cuda/mlx")" != "$pinned" ] || [ ! -e "$cuda/nvidia/cu13/lib/libnvrtc.so.13" ] ||
     [ ! -e "$cuda/nvidia/cu13/include/crt/host_defines.h" ]; then
-    find_pip
-    pip_install_into "$cuda" "mlx-cuda-13==$pinned" "nvidia-cuda-nvrtc==13.0.*" \
+    install_into "$cuda" "mlx-cuda-13==$pinned" "nvidia-cuda-nvrtc==13.0.*" \
       "nvidia-cuda-runtime==13.0.*" "nvidia-cuda-crt==13.0.*"
   fi
   say "MLX $(version_at "$cuda/mlx") for CUDA in $cuda/mlx"
@@ -102,45 +136,38 @@ fi
 
 # CMake 3.25 or later, and Ninja if there is no make.
 cmake_is_new_enough() {
-  command -v cmake >/dev/null || return 1
-  local v major minor
-  v=$(cmake --version 2>/dev/null | sed -n '1s/[^0-9]*//p')
-  IFS=. read -r major minor _ <<<"$v"
-  [ "${major:-0}" -gt 3 ] || { [ "${major:-0}" -eq 3 ] && [ "${minor:-0}" -ge 25 ]; }
+  command -v cmake >/dev/null && at_least 3.25 "$(cmake --version 2>/dev/null | sed -n '1s/[^0-9]*//p')"
 }
 if ! cmake_is_new_enough && [ ! -x "$site/cmake/data/bin/cmake" ]; then
-  find_pip
-  pip_install "cmake==3.31.6"
+  install "cmake==3.31.6"
 fi
-if ! command -v make >/dev/null && ! command -v ninja >/dev/null && [ ! -x "$site/ninja/data/bin/ninja" ]; then
-  find_pip
-  pip_install "ninja==1.11.1.4"
+if ! command -v make >/dev/null && ! command -v ninja >/dev/null && [ ! -x "$site/bin/ninja" ]; then
+  install "ninja==1.11.1.4"
 fi
-command -v c++ >/dev/null || command -v g++ >/dev/null || command -v clang++ >/dev/null ||
-  die "no C++ compiler found; install one (Debian, Ubuntu: apt-get install g++; macOS: xcode-select --install)"
 
 # The kernels. The library embeds their source too, so a Mac without Xcode still works.
 if [ "$system" = Darwin ]; then
   cmake=${CMAKE:-$site/cmake/data/bin/cmake}
   [ -x "$cmake" ] || cmake=$(command -v cmake)
+  mkdir -p "$tools"
   "$cmake" -DMETAL_DIR="$root/metal" -DOUTPUT="$tools/mlx_primitives.metallib" \
     -P "$root/cmake/compile_metal.cmake" || die "the kernels were not compiled"
 else
-  say "$system has no Metal: the kernels of crates/kernels are used here, and tests simulate Metal"
-  # The simulator's compiler: clang 17 or later, or the one inside zig.
-  compiler=
+  say "$system has no Metal: the kernels of crates/kernels are used here"
+fi
+
+# The simulator's compiler: clang 17 or later, or the one inside zig.
+if [ -n "$with_simulator" ] && [ "$system" = Linux ]; then
+  compiler=${METAL_SIM_CLANG:-}
   for name in clang++-22 clang++-21 clang++-20 clang++-19 clang++-18 clang++-17 clang++; do
-    major=$("$name" -dumpversion 2>/dev/null | cut -d. -f1) || major=
-    if [ "${major:-0}" -ge 17 ]; then compiler=$(command -v "$name") && break; fi
+    [ -z "$compiler" ] || break
+    if at_least 17 "$("$name" -dumpversion 2>/dev/null)"; then compiler=$(command -v "$name"); fi
   done
   [ -n "$compiler" ] || compiler=$(command -v zig || command -v python-zig || true)
-  if [ -z "$compiler" ] && [ -z "${METAL_SIM_CLANG:-}" ]; then
-    if [ ! -x "$site/ziglang/zig" ]; then
-      find_pip
-      pip_install "ziglang==$(tr -d '[:space:]' <"$root/cmake/zig_version.txt")"
-    fi
+  if [ -z "$compiler" ]; then
+    [ -x "$site/ziglang/zig" ] || install "ziglang==$(tr -d '[:space:]' <"$root/cmake/zig_version.txt")"
     compiler=$site/ziglang/zig
   fi
-  say "the simulator's compiler is ${METAL_SIM_CLANG:-$compiler}"
+  say "the simulator's compiler is $compiler"
 fi
 say "ready: cargo build${with_cuda:+ --features cuda}"

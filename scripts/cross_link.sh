@@ -47,7 +47,7 @@ if [ ! -x "$cxxbridge" ]; then
 fi
 cmake=${CMAKE:-$root/.mlx/python/cmake/data/bin/cmake}
 [ -x "$cmake" ] || cmake=$(command -v cmake) || die "CMake was not found; run scripts/build_metal.sh"
-ninja=$root/.mlx/python/ninja/data/bin/ninja
+ninja=$root/.mlx/python/bin/ninja
 generator=()
 [ ! -x "$ninja" ] || generator=(-G Ninja -DCMAKE_MAKE_PROGRAM="$ninja")
 

@@ -37,7 +37,7 @@
 //! mlx-primitives = { version = "0.1", default-features = false }
 //! ```
 //!
-//! The build needs MLX 0.32, a C++ compiler and CMake.
+//! The build needs MLX 0.32.3 or 0.32.4, a C++ compiler and CMake.
 //! [Using the crate](https://github.com/mlx-primitives/mlx-primitives#using-the-crate) says where the
 //! build looks for MLX and what to put in `build.rs`.
 //!

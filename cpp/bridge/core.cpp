@@ -302,9 +302,9 @@ Handle detached(Handle array) {
   evaluate({*array});
   if (!array->is_donatable() || !array->flags().row_contiguous) {
     auto from = contents(*array);
-    auto buffer = allocate(from->nbytes());
-    std::copy_n(data(*from), from->nbytes(), static_cast<uint8_t*>(buffer.buffer().raw_ptr()));
-    return view(mx::array(std::move(buffer), from->shape(), from->dtype()));
+    mx::array copy(allocate(from->nbytes()), from->shape(), from->dtype());
+    std::copy_n(data(*from), from->nbytes(), copy.data<uint8_t>());
+    return view(std::move(copy));
   }
   mx::array alone(array->shape(), array->dtype(), nullptr, {});
   alone.copy_shared_buffer(*array);
@@ -328,9 +328,10 @@ Handle from_bytes(rust::Slice<const uint8_t> bytes, Ints shape, Dtype dtype) {
   if (elements > bytes.size() || elements * mx::size_of(type) != bytes.size()) {
     throw std::invalid_argument("[array] expected as many elements as the shape holds");
   }
-  auto buffer = allocate(bytes.size());
-  std::copy(bytes.begin(), bytes.end(), static_cast<uint8_t*>(buffer.buffer().raw_ptr()));
-  return handle(mx::array(std::move(buffer), to_shape(shape), type));
+  auto dims = to_shape(shape);
+  mx::array array(allocate(bytes.size()), std::move(dims), type);
+  std::copy(bytes.begin(), bytes.end(), array.data<uint8_t>());
+  return handle(std::move(array));
 }
 
 Handle block(size_t bytes) {

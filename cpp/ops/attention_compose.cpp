@@ -3,6 +3,7 @@
 
 #include "ops/attention.h"
 #include "runtime/encoder.h"
+#include "runtime/mlx_patches.h"
 
 namespace mlx_primitives {
 
@@ -50,8 +51,8 @@ Arrays Attention::composition(const Arrays& inputs, bool dequantizes) {
   bool simple = rules_.soft_cap == 0 && rules_.window == 0 && !(rules_.causal && masked_);
   if (bits_ == 0 && simple) {
     std::string mode = rules_.causal ? "causal" : masked_ ? "array" : "";
-    return {mx::fast::scaled_dot_product_attention(
-        q, inputs[1], inputs[2], rules_.scale, mode, mask_input, sinks_input, false, s)};
+    return {built_in_attention(
+        q, inputs[1], inputs[2], rules_.scale, mode, mask_input, sinks_input, s)};
   }
 
   // Queries that share a key-value head side by side: [B, Hkv, n, T, D].

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "mlx/backend/cpu/encoder.h"
+#include "runtime/mlx_patches.h"
 #include "runtime/node.h"
 #include "runtime/process.h"
 
@@ -71,7 +72,7 @@ void Batch::updated(const mx::array& state) {
 bool Batch::only_calls_use(const mx::array& state) const {
   const auto& memory = state.data_shared_ptr();
   // This order is safe, because the stream's thread may end a use at any time, and none begins.
-  bool once = memory.use_count() == 2 && memory->is_owned();
+  bool once = memory.use_count() == 2 && is_owned(*memory);
   auto found = given_.uses.find(memory.get());
   bool in_calls = once && found != given_.uses.end() && !found->second.expired();
   return in_calls && node_of(state).use_count() == 2; // one is the temporary

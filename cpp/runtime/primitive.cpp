@@ -228,9 +228,9 @@ mx::array row_contiguous(const mx::array& x, mx::Stream s) {
   return known_row_contiguous(x) ? x : contiguous(x, s);
 }
 
-mx::allocator::Data allocate(size_t bytes) {
-  auto data = mx::allocator::malloc(bytes);
-  mx::allocator::Buffer buffer = data.buffer();
+Memory allocate(size_t bytes) {
+  auto memory = mx::allocator::malloc(bytes);
+  auto buffer = buffer_of(memory);
   if (!buffer.ptr() && bytes > 0) {
     throw std::runtime_error("[allocate] no memory for " + std::to_string(bytes) + " bytes");
   }
@@ -238,7 +238,7 @@ mx::allocator::Data allocate(size_t bytes) {
   if (bytes >= large_array && !has_device_memory()) {
     prefer_large_pages(buffer.raw_ptr(), bytes);
   }
-  return data;
+  return memory;
 }
 
 void allocate(mx::array& out) {

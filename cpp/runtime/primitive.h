@@ -9,6 +9,7 @@
 #include "mlx/mlx.h"
 #include "mlx/primitives.h"
 #include "runtime/dispatch.h"
+#include "runtime/mlx_patches.h"
 
 namespace mlx_primitives {
 
@@ -188,7 +189,7 @@ bool known_row_contiguous(const mx::array& x);
 mx::array row_contiguous(const mx::array& x, mx::Stream s);
 
 /** Calls MLX's allocator and throws if it returns null because memory ran out. */
-mx::allocator::Data allocate(size_t bytes);
+Memory allocate(size_t bytes);
 
 /** Allocates a new buffer for `out`; a large one begins at a page boundary. */
 void allocate(mx::array& out);

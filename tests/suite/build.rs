@@ -12,6 +12,8 @@ use tempfile::TempDir;
 use crate::support::Checked;
 use crate::support::compare::is_nvidia;
 
+mod script;
+
 const ROOT: &str = env!("CARGO_MANIFEST_DIR");
 
 /// The CMake that build.rs would use.
@@ -181,23 +183,17 @@ fn mac(xcrun: &str) -> anyhow::Result<TempDir> {
     for folder in ["scripts", "cmake", "metal", "bin", "mlx/include/mlx"] {
         fs::create_dir_all(path.join(folder))?;
     }
-    let files = ["mlx_version.txt", "compile_metal.cmake", "metal_hash.cmake"];
+    let files = ["mlx_oldest.txt", "mlx_version.txt", "compile_metal.cmake", "metal_hash.cmake"];
     let files = files.map(|file| format!("cmake/{file}"));
-    for file in files.iter().map(String::as_str).chain(["scripts/build_metal.sh"]) {
+    for file in files.iter().map(String::as_str).chain(["scripts/build_metal.sh", "Cargo.toml"]) {
         fs::copy(Path::new(ROOT).join(file), path.join(file))?;
     }
     for kernel in ["metal/one.metal", "metal/two.metal"] {
         fs::write(path.join(kernel), "kernel void k() {}\n")?;
     }
-    let pinned = fs::read_to_string(path.join("cmake/mlx_version.txt"))?;
-    let parts = ["MAJOR", "MINOR", "PATCH"].into_iter().zip(pinned.trim().split('.'));
-    let header: String =
-        parts.map(|(name, n)| format!("#define MLX_VERSION_{name} {n}\n")).collect();
-    fs::write(path.join("mlx/include/mlx/version.h"), header)?;
+    write_mlx(&path.join("mlx"), fs::read_to_string(path.join("cmake/mlx_version.txt"))?.trim())?;
     for (tool, body) in [("uname", "echo Darwin"), ("make", ""), ("c++", ""), ("xcrun", xcrun)] {
-        let tool = path.join("bin").join(tool);
-        fs::write(&tool, format!("#!/bin/sh\n{body}\n"))?;
-        fs::set_permissions(&tool, fs::Permissions::from_mode(0o755))?;
+        stub(path, tool, body)?;
     }
     // The CMake that build.rs would use is on the PATH.
     let cmake = cmake();
@@ -205,6 +201,21 @@ fn mac(xcrun: &str) -> anyhow::Result<TempDir> {
         std::os::unix::fs::symlink(cmake.get_program(), path.join("bin/cmake"))?;
     }
     Ok(directory)
+}
+
+/// Writes the header from which the version of an MLX is read.
+fn write_mlx(prefix: &Path, version: &str) -> std::io::Result<()> {
+    let parts = ["MAJOR", "MINOR", "PATCH"].into_iter().zip(version.split('.'));
+    let header: String =
+        parts.map(|(name, n)| format!("#define MLX_VERSION_{name} {n}\n")).collect();
+    fs::write(prefix.join("include/mlx/version.h"), header)
+}
+
+/// Writes a program of the machine.
+fn stub(mac: &Path, name: &str, body: &str) -> std::io::Result<()> {
+    let tool = mac.join("bin").join(name);
+    fs::write(&tool, format!("#!/bin/sh\n{body}\n"))?;
+    fs::set_permissions(&tool, fs::Permissions::from_mode(0o755))
 }
 
 /// Runs the script there; returns its output and the metallib, if it wrote one.

@@ -179,6 +179,7 @@ fn info_says_which_mlx_is_loaded_and_what_decides() -> Checked {
     let library = text("mlx_library");
     assert!(library.contains("libmlx.") && std::path::Path::new(&library).exists(), "{object}");
     assert!(text("choices").starts_with("built-in rule: "), "{object}");
+    assert_eq!(text("built_with_mlx"), mlx_primitives::device::mlx_versions().0, "{object}");
     assert!(!text("built_with_mlx_of").is_empty(), "{object}");
     // Another path of the library, which the loader prefers, is named.
     #[cfg(target_os = "linux")]

@@ -98,7 +98,7 @@ fn facts(args: &Args) -> Result<()> {
 
 /// The facts that results depend on: versions, devices, kernels.
 pub fn build() -> Result<Vec<(&'static str, String)>> {
-    let (_, version) = device::mlx_versions();
+    let (built_with, version) = device::mlx_versions();
     let default = match device::default_device()? {
         Device::Gpu => "gpu",
         Device::Cpu => "cpu",
@@ -107,6 +107,7 @@ pub fn build() -> Result<Vec<(&'static str, String)>> {
         ("mlx-primitives", env!("CARGO_PKG_VERSION").to_owned()),
         ("MLX", version),
         ("MLX library", mlx_library()),
+        ("built with MLX", built_with),
         ("built with MLX of", device::mlx_prefix().to_owned()),
         ("system", device::system()),
         ("default device", default.to_owned()),
@@ -117,7 +118,7 @@ pub fn build() -> Result<Vec<(&'static str, String)>> {
         ("choices", choices(device::default_device()?)?),
     ];
     if Device::Gpu.is_available()? {
-        facts.insert(6, ("GPU", Device::Gpu.name()?));
+        facts.insert(7, ("GPU", Device::Gpu.name()?));
     }
     Ok(facts)
 }

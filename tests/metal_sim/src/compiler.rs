@@ -1,10 +1,11 @@
 //! The clang that compiles kernels: Debian's, or the one inside zig.
 
 use std::ffi::OsStr;
+use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, at_path};
 
 /// The oldest clang that kernels can use (`__bf16` arithmetic, excess precision off).
 const OLDEST: u32 = 17;
@@ -17,14 +18,18 @@ pub struct Compiler {
     version: String,
 }
 
-/// In a checkout of the workspace; elsewhere there is nothing.
-const BROUGHT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../.mlx/python");
+/// The checkout of the workspace, with its tools and the script that installs them; elsewhere there is nothing.
+const CHECKOUT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../..");
+
+/// Installs a compiler in a checkout.
+const SCRIPT: &str = "scripts/build_metal.sh";
 
 impl Compiler {
     /// Looks for a compiler: `METAL_SIM_CLANG` (a clang++ or a zig, or a folder into which
     /// `pip install --target` put `ziglang`), then `clang++-22` ... `clang++-17`, `clang++`,
-    /// `zig` and `python-zig` on the `PATH`, then what `scripts/build_metal.sh` brought into the
-    /// checkout that this crate was built in.
+    /// `zig` and `python-zig` on the `PATH`, then the zig in `.mlx/` of the checkout that this crate
+    /// was built in. There, `scripts/build_metal.sh --simulator` installs it the first time, which
+    /// fetches 90 MB.
     ///
     /// # Errors
     ///
@@ -53,14 +58,41 @@ impl Compiler {
                 }
             }
         }
-        Self::at(BROUGHT).map_err(|_| {
-            Error::NoCompiler(
-                "set METAL_SIM_CLANG to a clang++ (17 or later) or a zig, put one on the PATH, or \
-                 `pip install ziglang`; in a checkout of mlx-primitives, run \
-                 scripts/build_metal.sh"
-                    .to_string(),
-            )
-        })
+        let checkout = Path::new(CHECKOUT);
+        if checkout.join(SCRIPT).is_file() {
+            return Self::brought(checkout);
+        }
+        Err(Error::NoCompiler(
+            "set METAL_SIM_CLANG to a clang++ (17 or later) or a zig, put one on the PATH, or \
+             `pip install ziglang`"
+                .to_string(),
+        ))
+    }
+
+    /// The zig of a checkout, which the script installs unless it is there.
+    fn brought(checkout: &Path) -> Result<Self> {
+        let tools = checkout.join(".mlx");
+        let zig = tools.join("python");
+        if let Ok(found) = Self::at(&zig) {
+            return Ok(found);
+        }
+        let lock = tools.join("simulator.lock");
+        at_path(&tools, std::fs::create_dir_all(&tools))?;
+        let held = at_path(&lock, File::create(&lock))?;
+        at_path(&lock, held.lock())?; // until this function returns
+        if let Ok(found) = Self::at(&zig) {
+            return Ok(found); // another process brought it meanwhile
+        }
+        let script = checkout.join(SCRIPT);
+        let output = at_path(&script, Command::new(&script).arg("--simulator").output())?;
+        if !output.status.success() {
+            let said = String::from_utf8_lossy(&output.stderr);
+            return Err(Error::NoCompiler(format!(
+                "`{SCRIPT} --simulator` failed: {}",
+                said.lines().last().unwrap_or_default()
+            )));
+        }
+        Self::at(&zig)
     }
 
     /// The compiler at `path`: a clang++, a zig, or a folder that holds the PyPI package

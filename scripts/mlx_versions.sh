@@ -1,0 +1,125 @@
+#!/usr/bin/env bash
+# Checks the crate against every MLX that it supports, not only the one that scripts/build_metal.sh installs.
+#
+#   scripts/mlx_versions.sh headers         compiles cpp/, without code, against the headers of every other
+#                                           supported version on the package index, and what
+#                                           cpp/runtime/mlx_patches.h foresees of later ones
+#   scripts/mlx_versions.sh core [VERSION]  builds the crate with that MLX, the oldest if none is named, and
+#                                           runs the core of the suite
+#
+# For `headers`, cargo must have built the crate before, for the code of the bridge. CXX is the compiler.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+root=$PWD
+say() { printf '%s\n' "mlx_versions: $*"; }
+die() {
+  printf '%s\n' "mlx_versions: error: $*" >&2
+  exit 1
+}
+newest=$(tr -d '[:space:]' <cmake/mlx_version.txt)
+oldest=$(tr -d '[:space:]' <cmake/mlx_oldest.txt)
+case $(uname -s) in Darwin) package=mlx-metal ;; *) package=mlx-cpu ;; esac
+versions=.mlx/versions
+mkdir -p "$versions"
+
+# bring VERSION: installs its wheel; sets `prefix`.
+bring() {
+  prefix=$root/$versions/$1/mlx
+  [ -f "$prefix/include/mlx/version.h" ] || python3 scripts/wheels.py install "$versions/$1" "$package==$1"
+}
+
+# compile INCLUDE ARGUMENT...: the compiler with MLX's headers and, for those of its Metal backend, with the
+# tests' stand-in for the device.
+compile() {
+  local include=$1
+  shift
+  "${compiler[@]}" -Itests/metal_device/include -isystem "$include" "$@"
+}
+
+headers() {
+  local bridge version prefix list
+  bridge=$(ls -td target/debug/build/mlx-primitives-*/out/cxxbridge/include 2>/dev/null | head -n 1)
+  [ -n "$bridge" ] || die "there is no code of the bridge; run cargo check first"
+  compiler=(${CXX:-c++} -std=c++20 -Wall -Wextra -Werror -Icpp "-I$bridge")
+  case $("${compiler[@]}" -dM -E -x c++ /dev/null) in
+    *__clang__*) ;;
+    # As in cpp/CMakeLists.txt.
+    *) compiler+=(-Wno-restrict -Wno-array-bounds -Wno-stringop-overflow -Wno-maybe-uninitialized) ;;
+  esac
+  list=$(python3 scripts/wheels.py versions "$package" "${newest%.*}.")
+  [ -n "$list" ] || die "the index has no $package ${newest%.*}"
+  for version in $list; do
+    if [ "${version##*.}" -ge "${oldest##*.}" ] && [ "$version" != "$newest" ]; then
+      bring "$version"
+      against "$version" "$prefix/include"
+    fi
+  done
+  bring "$newest"
+  foreseen "$prefix/include"
+}
+
+# against VERSION INCLUDE: compiles cpp/, without CUDA's sources, which need its wheel.
+against() {
+  local common=$versions/common.h file sources=()
+  printf '#include <%s>\n' sstream mlx/mlx.h mlx/primitives.h >"$common"
+  compile "$2" -x c++-header "$common" -o "$common.gch"
+  for file in cpp/bridge/*.cpp cpp/ops/*.cpp cpp/runtime/*.cpp tests/metal_device/*.cpp; do
+    case $file in */cuda_*) ;; *) sources+=("$file") ;; esac
+  done
+  printf '%s\n' "${sources[@]}" |
+    xargs -n 6 -P "$(getconf _NPROCESSORS_ONLN)" "${compiler[@]}" -Itests/metal_device/include -isystem "$2" \
+      -DMLX_PRIMITIVES_BUILT_METALLIB='""' -DMLX_PRIMITIVES_SCRIPT_METALLIB='""' \
+      -fsyntax-only -include "$common" || die "cpp/ does not compile against MLX $1"
+  say "${#sources[@]} sources compile against MLX $1"
+}
+
+# foreseen INCLUDE: compiles the call of scaled_dot_product_attention with each place and type that a later
+# version may give its sliding window, and checks that another parameter is refused.
+foreseen() {
+  local made=$versions/foreseen form count=0
+  mkdir -p "$made/mlx"
+  cat >"$made/call.cpp" <<'SOURCE'
+#include "runtime/mlx_patches.h"
+mlx::core::array attend(const mlx::core::array& x, mlx::core::Stream s) {
+  return mlx_primitives::built_in_attention(x, x, x, 1.0f, "causal", std::nullopt, std::nullopt, s);
+}
+SOURCE
+  form() {
+    sed "s/^    bool force_fused = false,\$/$1/" "$2/mlx/fast.h" >"$made/mlx/fast.h"
+    ! cmp -s "$2/mlx/fast.h" "$made/mlx/fast.h" || die "MLX $newest declares its attention otherwise"
+    compile "$2" "-I$made" -fsyntax-only "$made/call.cpp" >"$made/log" 2>&1
+  }
+  for window in 'int window_size = -1' 'std::optional<int> window = std::nullopt'; do
+    for form in "bool force_fused = false, $window," "$window, bool force_fused = false,"; do
+      form "$form" "$1" || die "attention with ($form s) does not compile: $(grep -m 1 error "$made/log")"
+      count=$((count + 1))
+    done
+  done
+  ! form "const array\& unknown, bool force_fused = false," "$1" || die "an attention of any form compiles"
+  say "$count forms of a later version's attention compile"
+}
+
+# The modules that notice first where a version of MLX is not as expected: arrays, every op of the conformance
+# table with its derivatives, failures, streams and threads, files, and models with their recorded graphs.
+core=(array:: table:: failures:: threads:: io:: recorded:: one_stream:: random:: checkpoints:: generation::)
+
+core() {
+  local version=${1:-$oldest} prefix module
+  bring "$version"
+  export MLX_DIR=$prefix CARGO_TARGET_DIR=${CARGO_TARGET_DIR:-$root/target/mlx-$version}
+  cargo test --test suite --no-run
+  cargo run --quiet -- info | grep -F "MLX $version" || die "the command was not built with MLX $version"
+  for module in "${core[@]}"; do
+    cargo test --quiet --test suite -- "$module"
+  done
+  say "the core of the suite passes on MLX $version"
+}
+
+case ${1:-} in
+  headers) headers ;;
+  core) core "${2:-}" ;;
+  *)
+    echo "usage: scripts/mlx_versions.sh headers | core [VERSION]" >&2
+    exit 2
+    ;;
+esac
