@@ -133,7 +133,7 @@ template <typename T, uint BITS, uint FEATURES, bool PLAIN>
       } else {
         load_tile<T, BITS, FEATURES>(
             tile,
-            {k, k_scales, k_biases},
+            Stored<T, BITS>{k, k_scales, k_biases},
             begins,
             params.k,
             params,
@@ -213,7 +213,7 @@ template <typename T, uint BITS, uint FEATURES, bool PLAIN>
       } else {
         load_tile<T, BITS, FEATURES>(
             tile,
-            {v, v_scales, v_biases},
+            Stored<T, BITS>{v, v_scales, v_biases},
             begins + 3,
             params.v,
             params,

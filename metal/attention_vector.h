@@ -152,9 +152,17 @@ template <typename T, uint BITS, uint ROWS, uint PART>
   const uint first = params.first + at.x * params.chunk;
   const uint end = min(params.end, first + params.chunk);
   Stored<T, BITS> keys = part_of_row<T, BITS, PART>(
-      {k, k_scales, k_biases}, params.k, params, uint3(batch, kv_head, first + simd), part);
+      Stored<T, BITS>{k, k_scales, k_biases},
+      params.k,
+      params,
+      uint3(batch, kv_head, first + simd),
+      part);
   Stored<T, BITS> values = part_of_row<T, BITS, PART>(
-      {v, v_scales, v_biases}, params.v, params, uint3(batch, kv_head, first + simd), part);
+      Stored<T, BITS>{v, v_scales, v_biases},
+      params.v,
+      params,
+      uint3(batch, kv_head, first + simd),
+      part);
 
   // Load the queries once for all workers; the scratch is reused only after a barrier.
   for (uint i = thread_index; i < ROWS * SIMD_WIDTH; i += threads) {

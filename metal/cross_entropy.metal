@@ -33,10 +33,11 @@ METAL_FUNC void store_loss(
   float result = is_ignored(params, target) ? 0.0f : NAN;
   if (!is_ignored(params, target) && has_class(params, target)) {
     const float score = float(row[target]) - stats.maximum;
-    result = log(stats.sum) - score;
+    result = precise::log(stats.sum) - score;
     if (params.smoothing > 0.0f) {
       const float mean = total / float(params.classes) - stats.maximum;
-      result = log(stats.sum) - (1.0f - params.smoothing) * score - params.smoothing * mean;
+      result =
+          precise::log(stats.sum) - (1.0f - params.smoothing) * score - params.smoothing * mean;
     }
   }
   *loss = T(result);

@@ -5,7 +5,7 @@
 // SUBTRACT gives log-softmax: the logarithm, rounded as in MLX, is subtracted from the row.
 
 METAL_FUNC float log_of(RowStats stats) {
-  return isinf(stats.maximum) ? stats.maximum : log(stats.sum) + stats.maximum;
+  return isinf(stats.maximum) ? stats.maximum : precise::log(stats.sum) + stats.maximum;
 }
 
 template <typename T>

@@ -39,7 +39,7 @@ METAL_FUNC RowStats group_stats(RowStats stats, threadgroup float* scratch, Plac
   threadgroup_barrier(mem_flags::mem_threadgroup);
   RowStats part = no_stats();
   if (at.lane < at.simds) {
-    part = {scratch[at.lane], scratch[at.simds + at.lane]};
+    part = RowStats{scratch[at.lane], scratch[at.simds + at.lane]};
   }
   return simd_stats(part);
 }

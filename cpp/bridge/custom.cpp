@@ -20,7 +20,7 @@ ListHandle custom(
   return handle(mlx_primitives::custom(
       std::make_shared<rust::Box<CustomOp>>(std::move(op)),
       inputs,
-      {any_layout.begin(), any_layout.end()},
+      std::vector<bool>(any_layout.data(), any_layout.data() + any_layout.size()),
       std::move(shapes),
       dtypes,
       here()));

@@ -26,7 +26,7 @@ bool ranks_available(rust::Str backend) {
 
 std::unique_ptr<Ranks> join_ranks(rust::Str backend) {
   prepare();
-  return std::make_unique<Ranks>(mx::distributed::init(true, std::string(backend)));
+  return std::make_unique<Ranks>(Ranks{mx::distributed::init(true, std::string(backend))});
 }
 
 int32_t rank_of(const Ranks& ranks) {

@@ -21,8 +21,8 @@ mx::array mlx_product(
     const QuantizedWeight& weight,
     const QuantizedFormat& format,
     mx::Stream s) {
-  auto& [packed, scales, biases] = weight;
   auto of = [&](const mx::array& rows) {
+    auto& [packed, scales, biases] = weight;
     auto& [group, bits, mode] = format;
     return mx::quantized_matmul(rows, packed, scales, biases, true, group, bits, format.name(), s);
   };

@@ -145,7 +145,7 @@ Arrays RopeAppend::compose(const Arrays& inputs) {
   }
   auto vectors = mx::reshape(qkv, {batch, time, heads + 2 * kv_heads, head_dim}, s);
   vectors = mx::transpose(vectors, {0, 2, 1, 3}, s);
-  auto of_heads = [&](const mx::array& x, int from, int to) {
+  auto of_heads = [&, head_dim = head_dim](const mx::array& x, int from, int to) {
     return mx::slice(x, {0, from, 0, 0}, {batch, to, time, head_dim}, s);
   };
   auto turned = of_heads(vectors, 0, heads + kv_heads);
@@ -206,7 +206,7 @@ mx::array RopeAppend::keys_and_values(
           {1, 2 * kv_heads, 1},
           s),
       s);
-  auto each = [&](const mx::array& x) {
+  auto each = [&, kv_heads = kv_heads, head_dim = head_dim](const mx::array& x) {
     auto all = mx::broadcast_to(x, {batch, 2 * kv_heads, time}, s);
     return mx::broadcast_to(mx::reshape(all, {batch, count, 1}, s), {batch, count, head_dim}, s);
   };

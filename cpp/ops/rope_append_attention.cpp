@@ -97,7 +97,7 @@ Arrays RopeAppendAttention::compose(const Arrays& inputs) {
   int batch = state.shape(0);
   int time = inputs[1].shape(1);
   int area = heads * static_cast<int>(QUERY_POSITIONS);
-  auto rows = [&](int from, int to, mx::Shape shape) {
+  auto rows = [&, head_dim = head_dim](int from, int to, mx::Shape shape) {
     return mx::reshape(
         mx::slice(state, {0, from, 0}, {batch, to, head_dim}, s), std::move(shape), s);
   };

@@ -58,7 +58,7 @@ void Batch::keep(const mx::array& array) {
   if (auto found = given_.uses.find(memory.get()); found != given_.uses.end()) {
     auto use = found->second.lock();
     if (!use) {
-      found->second = use = std::make_shared<Use>(memory);
+      found->second = use = std::make_shared<Use>(Use{memory});
     }
     kept = std::move(use);
   }

@@ -134,11 +134,12 @@ MTL::ComputePipelineState* Device::get_kernel(
   auto& pipeline = mtl_lib->pipelines[hash_name.empty() ? base_name : hash_name];
   if (!pipeline) {
     pipeline = std::make_unique<MTL::ComputePipelineState>(
-        std::make_shared<MTL::ComputePipelineState::Kernel>(bridge::simulated_kernel(
-            **mtl_lib->simulated,
-            base_name,
-            {indices.data(), indices.size()},
-            {bits.data(), bits.size()})));
+        std::make_shared<MTL::ComputePipelineState::Kernel>(
+            MTL::ComputePipelineState::Kernel{bridge::simulated_kernel(
+                **mtl_lib->simulated,
+                base_name,
+                {indices.data(), indices.size()},
+                {bits.data(), bits.size()})}));
   }
   return pipeline.get();
 }

@@ -169,6 +169,36 @@ fn platforms_are_chosen_by_files_not_by_the_preprocessor() -> Checked {
     Ok(())
 }
 
+/// A function of Metal without `precise::` or `fast::` is one or the other by how its source is compiled:
+/// Xcode's compiler takes another one than MLX when a program runs.
+#[test]
+fn kernels_say_how_precise_their_functions_are() -> Checked {
+    let call = regex::Regex::new(
+        r"(?:^|[^\w:.]|(?:^|[^\w])metal::)((?:a?(?:cos|sin|tan)h?|(?:cos|sin|tan)pi|atan2|sincos|exp(?:10|2)?|log(?:10|2)?|powr?|r?sqrt|divide)\()",
+    )?;
+    let found = |text: &str| -> Option<String> {
+        let mut code = text.lines().map(|line| line.split("//").next().unwrap_or_default());
+        let found = code.find_map(|line| call.captures(line))?;
+        Some(found[1].to_owned())
+    };
+    for planted in ["x = log(y)", "exp2(x)", "metal::sqrt(x)", "a*tanh(b)"] {
+        assert!(found(planted).is_some(), "{planted}");
+    }
+    for right in ["precise::log(y)", "fast::exp2(x)", "softmax_exp(x)", "// exp(x)", "x.exp(y)"] {
+        assert_eq!(found(right), None, "{right}");
+    }
+    let mut kernels = files("metal", &["metal", "h"])?;
+    kernels.extend(files("examples", &["metal"])?);
+    for path in kernels {
+        let text = fs::read_to_string(&path)?;
+        let text =
+            text.split("/**").map(|part| part.split_once("*/").map_or(part, |(_, code)| code));
+        let call = found(&text.collect::<String>());
+        assert_eq!(call, None, "{} needs precise:: or fast::", show(&path));
+    }
+    Ok(())
+}
+
 #[test]
 fn only_one_file_uses_metal() -> Checked {
     let mut knowing = Vec::new();
