@@ -4,6 +4,7 @@
 #include "bridge/core.h"
 #include "mlx-primitives/src/ffi/mod.rs.h"
 #include "runtime/contiguous.h"
+#include "runtime/convert.h"
 #include "runtime/process.h"
 
 namespace mlx_primitives::bridge {
@@ -151,7 +152,9 @@ Handle squeeze(const MlxArray& a, Ints axes) {
 }
 
 Handle astype(const MlxArray& a, Dtype dtype) {
-  return handle(mx::astype(a, to_mlx(dtype), here()));
+  // MLX fuses only its own conversion with the ops around it.
+  auto to = to_mlx(dtype);
+  return handle(tracing() ? mx::astype(a, to, here()) : convert(a, to, mx::to_stream(here())));
 }
 
 Handle contiguous(const MlxArray& a) {

@@ -155,6 +155,8 @@ ListPair jvp(const Closure& f, const ArrayList& primals, const ArrayList& tangen
 ListPair value_and_grad(const Closure& f, Ints argnums, const ArrayList& inputs);
 ListHandle vmap(const Closure& f, const ArrayList& inputs, Ints in_axes, Ints out_axes);
 std::unique_ptr<Compiled> compile(rust::Box<Closure> f, bool shapeless);
+/** Whether this thread is in a function that `compile` traces. */
+bool tracing();
 ListHandle checkpoint(rust::Box<Closure> f, const ArrayList& inputs);
 ListHandle with_vjp(rust::Box<Closure> f, rust::Box<Closure> vjp, const ArrayList& inputs);
 Handle after(const MlxArray& array, const ArrayList& others);

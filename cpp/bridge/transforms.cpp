@@ -18,6 +18,20 @@ namespace {
 
 using Function = std::function<ArrayList(const ArrayList&)>;
 
+thread_local int traced = 0; // functions that this thread is in
+
+/** While it lives, this thread builds a graph that MLX may fuse. */
+struct Tracing {
+  Tracing() {
+    ++traced;
+  }
+  ~Tracing() {
+    --traced;
+  }
+  Tracing(const Tracing&) = delete;
+  Tracing& operator=(const Tracing&) = delete;
+};
+
 // The closure outlives the function, because MLX keeps no copy after the call returns.
 Function borrowed(const Closure& f) {
   return [&f](const ArrayList& inputs) { return *f.call(inputs); };
@@ -88,6 +102,7 @@ bool reduces_short_axes(const ArrayList& arrays) {
  */
 Function traceable(rust::Box<Closure> f) {
   return [function = owned(std::move(f))](const ArrayList& inputs) {
+    Tracing tracing;
     auto outputs = function(inputs);
     ArrayList stored;
     each_lazy(outputs, [&](mx::array& array) {
@@ -140,6 +155,10 @@ Function compile_for_any_shape(Function function) {
 }
 
 } // namespace
+
+bool tracing() {
+  return traced > 0;
+}
 
 ListPair vjp(const Closure& f, const ArrayList& primals, const ArrayList& cotangents) {
   prepare();

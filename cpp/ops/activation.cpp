@@ -64,7 +64,7 @@ ActivationKind gate(ActivationKind kind) {
 mx::array activation(ActivationKind kind, const mx::array& x, mx::StreamOrDevice s_) {
   auto s = mx::to_stream(s_);
   auto dtype = floating(op_name(kind).c_str(), x.dtype());
-  Arrays inputs = {row_contiguous(mx::astype(x, dtype, s), s)};
+  Arrays inputs = {row_contiguous(convert(x, dtype, s), s)};
   return mx::array(x.shape(), dtype, std::make_shared<Activation>(s, kind), std::move(inputs));
 }
 
@@ -77,7 +77,7 @@ mx::array activation(
     inputs = mx::broadcast_arrays(inputs, s);
   }
   for (auto& input : inputs) {
-    input = row_contiguous(mx::astype(input, dtype, s), s);
+    input = row_contiguous(convert(input, dtype, s), s);
   }
   auto shape = inputs[0].shape();
   return mx::array(shape, dtype, std::make_shared<Activation>(s, kind), std::move(inputs));
@@ -143,7 +143,7 @@ mx::array affine(
   constexpr auto op = "affine";
   auto s = mx::to_stream(s_);
   auto dtype = floating(op, mx::result_type({x, scale, shift}));
-  Arrays inputs = {row_contiguous(mx::astype(x, dtype, s), s)};
+  Arrays inputs = {row_contiguous(convert(x, dtype, s), s)};
   for (const auto* factor : {&scale, &shift}) {
     bool vector = factor->ndim() == 1 && x.ndim() > 0 && factor->shape(0) == x.shape(-1);
     if (factor->ndim() != 0 && !vector) {
@@ -154,7 +154,7 @@ mx::array affine(
           " for x of shape ",
           x.shape());
     }
-    inputs.push_back(row_contiguous(mx::astype(*factor, dtype, s), s));
+    inputs.push_back(row_contiguous(convert(*factor, dtype, s), s));
   }
   return mx::array(x.shape(), dtype, std::make_shared<Affine>(s), std::move(inputs));
 }

@@ -63,7 +63,7 @@ void push_mask_and_sinks(
     if (!fits) {
       refuse(op, "expected a mask that broadcasts to ", scores, ", got shape ", mask->shape());
     }
-    auto typed = mask->dtype() == mx::bool_ ? *mask : mx::astype(*mask, dtype, s);
+    auto typed = mask->dtype() == mx::bool_ ? *mask : convert(*mask, dtype, s);
     inputs.push_back(mx::broadcast_to(typed, scores, s));
   }
   if (sinks) {
@@ -73,7 +73,7 @@ void push_mask_and_sinks(
     if (mx::promote_types(sinks->dtype(), dtype) != dtype) {
       refuse(op, "expected sinks whose type promotes to ", dtype, ", got ", sinks->dtype());
     }
-    inputs.push_back(row_contiguous(mx::astype(*sinks, dtype, s), s));
+    inputs.push_back(row_contiguous(convert(*sinks, dtype, s), s));
   }
 }
 
@@ -155,7 +155,7 @@ mx::array attention(
   auto s = mx::to_stream(s_);
   Arrays inputs;
   for (auto* x : {&q, &k, &v}) {
-    inputs.push_back(mx::astype(*x, dtype, s));
+    inputs.push_back(convert(*x, dtype, s));
   }
   return node(std::move(inputs), k.shape(), v.shape(3), rules, mask, sinks, 0, 0, s);
 }
@@ -184,11 +184,11 @@ mx::array attention_quantized(
       mx::result_type(q, k.scales, k.biases), mx::result_type(v.scales, v.biases));
   require_kernel_dtype(op, dtype);
   auto s = mx::to_stream(s_);
-  Arrays inputs = {mx::astype(q, dtype, s)};
+  Arrays inputs = {convert(q, dtype, s)};
   for (auto* rows : {&k, &v}) {
     inputs.push_back(rows->packed);
-    inputs.push_back(mx::astype(rows->scales, dtype, s));
-    inputs.push_back(mx::astype(rows->biases, dtype, s));
+    inputs.push_back(convert(rows->scales, dtype, s));
+    inputs.push_back(convert(rows->biases, dtype, s));
   }
   return node(std::move(inputs), keys, values[3], rules, mask, sinks, bits, group_size, s);
 }

@@ -10,24 +10,6 @@ namespace mlx_primitives {
 namespace {
 constexpr auto op = "cross_entropy";
 
-/** The targets as int32. Numbers beyond its range are clamped, lest they wrap around to a class. */
-mx::array narrowed(const mx::array& targets, mx::Stream s) {
-  auto dtype = targets.dtype();
-  if (dtype == mx::int32) {
-    return targets;
-  }
-  auto result = targets;
-  if (dtype == mx::uint32 || dtype == mx::uint64 || dtype == mx::int64) {
-    auto most = mx::array(std::numeric_limits<int32_t>::max(), dtype);
-    result = mx::minimum(result, most, s);
-  }
-  if (dtype == mx::int64) {
-    auto least = mx::array(std::numeric_limits<int32_t>::min(), dtype);
-    result = mx::maximum(result, least, s);
-  }
-  return mx::astype(result, mx::int32, s);
-}
-
 /** A node with two outputs: the losses and the statistics that the gradient needs. */
 Arrays node(const mx::array& x, const mx::array& targets, CrossEntropyTargets how, mx::Stream s) {
   auto kept = targets.shape();
@@ -96,7 +78,7 @@ mx::array cross_entropy(
     refuse(op, "expected label smoothing in [0, 1), got ", smoothing);
   }
   auto s = mx::to_stream(s_);
-  return node(x, narrowed(targets, s), {smoothing, ignored}, s)[0];
+  return node(x, clamp_to_int32(targets, s), {smoothing, ignored}, s)[0];
 }
 
 Arrays CrossEntropy::compose(const Arrays& inputs) {

@@ -34,7 +34,7 @@ void NormAffine::require(const char* name, const mx::array& x) const {
 void NormAffine::push(Arrays& inputs, mx::Dtype dtype, mx::Stream s) const {
   for (auto& vector : {weight, bias}) {
     if (vector) {
-      inputs.push_back(row_contiguous(mx::astype(*vector, dtype, s), s));
+      inputs.push_back(row_contiguous(convert(*vector, dtype, s), s));
     }
   }
 }
@@ -76,7 +76,7 @@ mx::array layer_norm(
   require_kernel_dtype(op, dtype);
 
   auto s = mx::to_stream(s_);
-  Arrays inputs = {row_contiguous(mx::astype(x, dtype, s), s)};
+  Arrays inputs = {row_contiguous(convert(x, dtype, s), s)};
   affine.push(inputs, dtype, s);
   auto primitive = std::make_shared<LayerNorm>(s, weight.has_value(), bias.has_value(), eps);
   return mx::array(x.shape(), dtype, std::move(primitive), std::move(inputs));

@@ -43,7 +43,7 @@ mx::array linear(
     inputs.push_back(*residual);
   }
   for (auto& input : inputs) {
-    input = row_contiguous(mx::astype(input, dtype, s), s);
+    input = row_contiguous(convert(input, dtype, s), s);
   }
   Linear::State state{false, bias.has_value(), residual.has_value(), activation};
   return mx::array(shape, dtype, std::make_shared<Linear>(s, state), std::move(inputs));
@@ -70,7 +70,7 @@ mx::array matmul(const mx::array& a, const mx::array& b, bool transposed, mx::St
     }
   }
   for (auto& input : inputs) {
-    input = row_contiguous(mx::astype(input, dtype, s), s);
+    input = row_contiguous(convert(input, dtype, s), s);
   }
   auto shape = inputs[0].shape();
   shape.back() = b.shape(transposed ? -2 : -1);

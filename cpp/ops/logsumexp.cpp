@@ -13,7 +13,7 @@ mx::array checked(const char* op, const mx::array& x, mx::Stream s) {
   require_last_axis(op, x);
   auto dtype = mx::issubdtype(x.dtype(), mx::inexact) ? x.dtype() : mx::float32;
   require_kernel_dtype(op, dtype);
-  return row_contiguous(mx::astype(x, dtype, s), s);
+  return row_contiguous(convert(x, dtype, s), s);
 }
 
 /** Keeps the last axis, with one element. */

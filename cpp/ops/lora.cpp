@@ -64,8 +64,8 @@ mx::array lora_linear(
 
   auto s = mx::to_stream(s_);
   Arrays inputs;
-  auto add = [&](const mx::array& array, bool convert) {
-    inputs.push_back(row_contiguous(convert ? mx::astype(array, dtype, s) : array, s));
+  auto add = [&](const mx::array& array, bool converts) {
+    inputs.push_back(row_contiguous(converts ? convert(array, dtype, s) : array, s));
   };
   add(x, true);
   add(a, true);

@@ -125,7 +125,7 @@ mx::array masked_softmax(
   }
   Arrays inputs = {row_contiguous(x, s)};
   if (mask) {
-    auto typed = mask->dtype() == mx::bool_ ? *mask : mx::astype(*mask, x.dtype(), s);
+    auto typed = mask->dtype() == mx::bool_ ? *mask : convert(*mask, x.dtype(), s);
     inputs.push_back(readable(typed, x, s));
   }
   Masking masking = {rounded(scale, x.dtype()), causal || window, window.value_or(0)};

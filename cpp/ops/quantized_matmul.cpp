@@ -85,9 +85,7 @@ mx::array quantized_matmul(
 
   auto s = mx::to_stream(s_);
   Arrays inputs;
-  auto add = [&](const mx::array& a) {
-    inputs.push_back(row_contiguous(mx::astype(a, dtype, s), s));
-  };
+  auto add = [&](const mx::array& a) { inputs.push_back(row_contiguous(convert(a, dtype, s), s)); };
   add(x);
   for (auto& weight : weights) {
     inputs.push_back(row_contiguous(weight.packed, s));

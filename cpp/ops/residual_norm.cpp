@@ -42,8 +42,7 @@ Arrays residual_norm(
     return {sum, norm};
   }
   Arrays inputs = {
-      row_contiguous(mx::astype(x, dtype, s), s),
-      row_contiguous(mx::astype(residual, dtype, s), s)};
+      row_contiguous(convert(x, dtype, s), s), row_contiguous(convert(residual, dtype, s), s)};
   affine.push(inputs, dtype, s);
   auto primitive = std::make_shared<ResidualNorm>(
       s, centered, affine.weight.has_value(), affine.bias.has_value(), eps);

@@ -40,9 +40,9 @@ mx::array rms_norm(
   require_kernel_dtype(op, dtype);
 
   auto s = mx::to_stream(s_);
-  Arrays inputs = {row_contiguous(mx::astype(x, dtype, s), s)};
+  Arrays inputs = {row_contiguous(convert(x, dtype, s), s)};
   if (weight) {
-    inputs.push_back(row_contiguous(mx::astype(*weight, dtype, s), s));
+    inputs.push_back(row_contiguous(convert(*weight, dtype, s), s));
   }
   return mx::array(x.shape(), dtype, std::make_shared<RmsNorm>(s, eps), std::move(inputs));
 }

@@ -41,9 +41,9 @@ mx::array rope(
   }
 
   auto s = mx::to_stream(s_);
-  Arrays inputs = {row_contiguous(x, s), row_contiguous(mx::astype(offset, mx::int32, s), s)};
+  Arrays inputs = {row_contiguous(x, s), row_contiguous(convert(offset, mx::int32, s), s)};
   if (freqs) {
-    inputs.push_back(row_contiguous(mx::astype(*freqs, mx::float32, s), s));
+    inputs.push_back(row_contiguous(convert(*freqs, mx::float32, s), s));
   }
   auto primitive =
       std::make_shared<Rope>(s, dims, traditional, base.value_or(1.0f), scale, /* forward */ true);

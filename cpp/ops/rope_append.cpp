@@ -105,9 +105,7 @@ Arrays append_inputs(
   check_positions("slots", slots, state.shape(0));
   check_room(slots, qkv.shape(1), layout.capacity);
 
-  auto integers = [&](const mx::array& a) {
-    return row_contiguous(mx::astype(a, mx::int32, s), s);
-  };
+  auto integers = [&](const mx::array& a) { return row_contiguous(convert(a, mx::int32, s), s); };
   auto positions = integers(offset);
   Arrays inputs = {
       row_contiguous(state, s),
@@ -115,7 +113,7 @@ Arrays append_inputs(
       positions,
       slots_ ? integers(slots) : positions};
   if (rotation.freqs) {
-    inputs.push_back(row_contiguous(mx::astype(*rotation.freqs, mx::float32, s), s));
+    inputs.push_back(row_contiguous(convert(*rotation.freqs, mx::float32, s), s));
   }
   return inputs;
 }

@@ -22,7 +22,7 @@ mx::array softmax(const mx::array& x, mx::StreamOrDevice s_) {
   auto dtype = mx::issubdtype(x.dtype(), mx::inexact) ? x.dtype() : mx::float32;
   require_kernel_dtype(op, dtype);
   auto s = mx::to_stream(s_);
-  Arrays inputs = {row_contiguous(mx::astype(x, dtype, s), s)};
+  Arrays inputs = {row_contiguous(convert(x, dtype, s), s)};
   return mx::array(x.shape(), dtype, std::make_shared<Softmax>(s), std::move(inputs));
 }
 

@@ -159,6 +159,14 @@ std::unique_ptr<Encoder> cuda_encoder(const mx::Stream& stream) {
   return is_cuda(stream) ? std::make_unique<CudaEncoder>(stream) : nullptr;
 }
 
+void construct_cuda_encoders() {
+  try {
+    mx::cu::get_command_encoder(mx::Stream(-1, mx::Device::gpu)); // looks into the list
+  } catch (const std::exception&) {
+    // There is no such stream.
+  }
+}
+
 bool is_cuda(const mx::Stream& stream) {
   return stream.device == mx::Device::gpu;
 }

@@ -53,6 +53,13 @@ std::unique_ptr<Encoder> metal_encoder(const mx::Stream& stream, const char* op)
 /** CUDA's encoder of the stream; null if the stream is not one of CUDA. */
 std::unique_ptr<Encoder> cuda_encoder(const mx::Stream& stream);
 
+/**
+ * Has MLX construct the list of this thread's encoders of Metal or CUDA, which it destroys when the
+ * thread ends: after all that is constructed later.
+ */
+void construct_metal_encoders();
+void construct_cuda_encoders();
+
 /** Whether the stream is one of an NVIDIA GPU. */
 bool is_cuda(const mx::Stream& stream);
 

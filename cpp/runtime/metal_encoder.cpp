@@ -1,4 +1,6 @@
 // The only file that calls Metal; no_metal.cpp replaces it in builds without Metal.
+#include <exception>
+
 #include "mlx/backend/metal/device.h"
 #include "runtime/encoder.h"
 #include "runtime/metallib.h"
@@ -101,6 +103,14 @@ class MetalEncoder : public Encoder {
 
 std::unique_ptr<Encoder> metal_encoder(const mx::Stream& stream, const char*) {
   return std::make_unique<MetalEncoder>(stream);
+}
+
+void construct_metal_encoders() {
+  try {
+    mx::metal::get_command_encoder(mx::Stream(-1, mx::Device::gpu)); // looks into the list
+  } catch (const std::exception&) {
+    // There is no such stream.
+  }
 }
 
 } // namespace mlx_primitives

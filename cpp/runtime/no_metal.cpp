@@ -10,6 +10,8 @@ std::unique_ptr<Encoder> metal_encoder(const mx::Stream&, const char* op) {
   throw std::runtime_error("[" + std::string(op) + "] mlx-primitives was built without Metal.");
 }
 
+void construct_metal_encoders() {}
+
 std::string metallib_description() {
   std::string cuda = cuda_description();
   return cuda.empty() ? "none: built without Metal" : cuda;

@@ -8,6 +8,7 @@
 
 #include "mlx/mlx.h"
 #include "mlx/primitives.h"
+#include "runtime/convert.h"
 #include "runtime/dispatch.h"
 #include "runtime/mlx_patches.h"
 

@@ -21,6 +21,7 @@
 #include "mlx/mlx.h"
 #include "mlx/scheduler.h"
 #include "runtime/batch.h"
+#include "runtime/encoder.h"
 #include "runtime/failure.h"
 
 namespace mlx_primitives {
@@ -103,6 +104,8 @@ class Lease {
     // constructed here, before the lease is, so that it ends before any of them does.
     auto stream = take() ? *stream_ : mx::default_stream(mx::Device::cpu);
     mx::cpu::get_command_encoder(stream);
+    construct_metal_encoders();
+    construct_cuda_encoders();
     mx::detail::compile_cache();
     mx::random::KeySequence::default_();
     mx::array traced(true);

@@ -76,7 +76,7 @@ pub fn with_planted<R>(planted: Planted, f: impl FnOnce() -> R) -> R {
 
 /// The fault of the dispatch that this thread encodes next.
 pub(super) fn next() -> Option<Planted> {
-    let plant = PLANT.with_borrow(Clone::clone)?;
+    let plant = PLANT.try_with(|plant| plant.borrow().clone()).ok()??;
     let number = plant.dispatches.fetch_add(1, Ordering::Relaxed);
     match plant.planted {
         Planted::Dispatch(chosen, _) if chosen != number => None,

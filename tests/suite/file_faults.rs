@@ -183,6 +183,45 @@ fn a_file_truncated_while_it_is_read_is_an_error() -> Checked {
     Ok(())
 }
 
+/// Ops that convert an input: of 16 million float32, int64 and float16.
+type Converting = fn(&Array, &Array, &Array) -> mlx_primitives::Result<Array>;
+
+fn conversions() -> [(&'static str, Converting); 15] {
+    use ops::{Linear, MaskedSoftmax};
+    [
+        ("astype of integers", |_, i, _| i.astype(Dtype::Float32)),
+        ("astype of halves", |_, _, n| n.astype(Dtype::Float32)),
+        ("astype of columns", |_, _, n| n.t()?.astype(Dtype::Float32)),
+        ("astype of every second", |_, i, _| i.i((.., step(.., 2)))?.astype(Dtype::Float32)),
+        ("softmax", |_, i, _| ops::softmax(i)),
+        ("log_softmax", |_, i, _| ops::log_softmax(i)),
+        ("logsumexp", |_, i, _| ops::logsumexp(i)),
+        ("silu", |_, i, _| ops::silu(i)),
+        ("swiglu", |x, _, n| ops::swiglu(x, n)),
+        ("masked_softmax", |x, _, n| {
+            ops::masked_softmax(x, MaskedSoftmax { mask: Some(n), ..MaskedSoftmax::default() })
+        }),
+        ("linear", |x, _, n| ops::linear(n, &x.i(0..2)?, Linear::default())),
+        ("linear of a bias", |x, _, n| {
+            let bias = x.i((0, 0..2))?;
+            ops::linear(n, &n.i(0..2)?, Linear { bias: Some(&bias), ..Linear::default() })
+        }),
+        ("lora_linear", |x, _, n| {
+            let base = ops::LinearWeight::Plain(n.i(0..2)?);
+            ops::lora_linear(n, &base, &x.i(0..2)?, &x.i((0..2, 0..2))?, 1.0)
+        }),
+        ("attention", |x, _, n| {
+            let q = n.reshape((1, 256, 1 << 10, 64))?;
+            let k = x.i(0)?.reshape((1, 1, 16, 64))?;
+            ops::attention(&q, &k, &k, ops::Attention::default())
+        }),
+        ("cross_entropy", |x, i, _| {
+            let classes = x.reshape((1 << 24, 1))?;
+            ops::cross_entropy(&classes, &i.reshape(1 << 24)?, ops::CrossEntropy::default())
+        }),
+    ]
+}
+
 /// The evaluation of one op fails, the next ones succeed.
 #[cfg(target_os = "linux")] // other systems do not enforce the limit
 #[test]
@@ -190,6 +229,8 @@ fn memory_that_the_system_refuses_is_an_error() -> Checked {
     if std::env::var_os(CHILD).is_some() {
         let x = Array::ones::<f32>(&[1 << 14, 1 << 10])?; // 64 MB
         x.eval()?;
+        let (integers, narrow) = (x.astype(Dtype::Int64)?, x.astype(Dtype::Float16)?);
+        mlx_primitives::eval([&integers, &narrow])?;
         let mut kept = Vec::new();
         let said = loop {
             let y = ops::softmax(&x)?;
@@ -215,19 +256,28 @@ fn memory_that_the_system_refuses_is_an_error() -> Checked {
             ops::logsumexp,
             |x| ops::masked_softmax(x, ops::MaskedSoftmax::default()),
         ];
+        // Takes the memory that is left, except less than a quarter of x's.
+        let quarter = x.i(0..1 << 12)?;
+        let mut fill = || {
+            for part in [&x, &quarter] {
+                while let Ok(y) = ops::softmax(part).and_then(|y| y.eval().map(|()| y)) {
+                    kept.push(y);
+                }
+            }
+        };
+        let refused = |what: &str, y: mlx_primitives::Result<Array>| {
+            let said = y.and_then(|y| y.eval()).expect_err("memory").to_string();
+            assert!(said.contains("no memory for "), "{what}: {said}");
+        };
         for (number, op) in calls.iter().enumerate() {
             for (layout, input) in strided.iter().enumerate() {
-                while let Ok(y) = ops::softmax(&x).and_then(|y| y.eval().map(|()| y)) {
-                    kept.push(y);
-                }
-                // The memory of the strided input's own elements: a half of x's is left at most.
-                let half = x.i(0..1 << 12)?;
-                while let Ok(y) = ops::softmax(&half).and_then(|y| y.eval().map(|()| y)) {
-                    kept.push(y);
-                }
-                let said = op(input)?.eval().expect_err("memory").to_string();
-                assert!(said.contains("no memory for "), "{number} {layout}: {said}");
+                fill();
+                refused(&format!("{number} {layout}"), op(input));
             }
+        }
+        for (name, op) in conversions() {
+            fill();
+            refused(name, op(&x, &integers, &narrow));
         }
         drop(kept);
         // There is memory again, and a model loads and runs.

@@ -9,6 +9,7 @@ extern crate reference_loops;
 mod activation;
 mod adapters;
 mod array;
+mod astype;
 mod attention;
 mod block;
 mod build;

@@ -8,7 +8,7 @@ use mlx_primitives::custom::{CustomPrimitive, Spec, View, ViewMut, apply_one};
 use mlx_primitives::device::{Device, Stream, with_device, with_stream};
 use mlx_primitives::llama::{CacheKind, Checkpoint, Quantization};
 use mlx_primitives::ops::{self, KvLayout, QuantizedMode, Rope};
-use mlx_primitives::{Array, Error, Result, async_eval, eval};
+use mlx_primitives::{Array, Error, Result, async_eval, eval, step as every};
 
 use crate::support::Checked;
 use crate::support::compare::assert_same;
@@ -232,6 +232,79 @@ fn a_state_is_updated_in_place_while_queued_calls_read_it() -> Checked {
         }
         assert_ne!(ours.address()?, place);
         assert_eq!(held.to_vec::<f32>()?, before);
+
+        // So does a state that somebody holds.
+        let want = late_step(&ours.multiply(1.0)?, 16)?[0].clone();
+        want.eval()?;
+        let [state, attended] = late_step(&ours, 16)?;
+        drop(ours);
+        async_eval([&attended])?;
+        let held = state.clone();
+        let [next, attended] = late_step(&state, 17)?;
+        drop(state);
+        async_eval([&attended, &next])?;
+        assert_same(&held, &want, "a state that is held")?;
+        Ok(())
+    })
+}
+
+#[test]
+fn streams_wait_for_one_another() -> Checked {
+    with_device(Device::Cpu, || {
+        let (first, second) = (Stream::new(Device::Cpu)?, Stream::new(Device::Cpu)?);
+        for round in 0..12 {
+            let x = random32(&[8, 16], 100 + round)?;
+            let y = with_stream(&first, || apply_one(Late, &[&x]))?;
+            if round % 2 == 1 {
+                async_eval([&y])?; // queued before the op that reads it is built
+            }
+            let z = with_stream(&second, || ops::softmax(&y))?;
+            assert_same(&z, &ops::softmax(&x)?, &format!("round {round}"))?;
+        }
+        Ok(())
+    })
+}
+
+/// MLX's product copies factors whose rows have gaps, and nothing but its tasks holds the copies.
+#[test]
+fn temporaries_of_mlx_are_kept_until_its_tasks_have_run() -> Checked {
+    with_device(Device::Cpu, || {
+        let x = random32(&[64, 128], 9)?;
+        let product = |x: &Array| {
+            let gaps = x.i((.., every(.., 2)))?;
+            gaps.matmul(&gaps)
+        };
+        let want = product(&x)?;
+        want.eval()?;
+        let late = product(&apply_one(Late, &[&x])?)?;
+        async_eval([&late])?;
+        // Arrays of the copies' size, written while their tasks wait.
+        let others = (0..32).map(|i| Array::from_slice(&[i as f32; 64 * 64], 64 * 64));
+        let others = others.collect::<Result<Vec<_>>>()?;
+        assert_same(&late, &want, "the product")?;
+        for (i, other) in others.iter().enumerate() {
+            assert!(other.to_vec::<f32>()?.iter().all(|x| *x == i as f32), "array {i} was changed");
+        }
+        Ok(())
+    })
+}
+
+/// A row does not keep the memory of the matrix that it is a part of.
+#[test]
+fn contiguous_parts_leave_large_arrays() -> Checked {
+    with_device(Device::Cpu, || {
+        let whole = random32(&[64, 4096], 11)?;
+        whole.eval()?;
+        assert_eq!(whole.contiguous()?.address()?, whole.address()?);
+        let row = whole.i(0..1)?;
+        let elsewhere = Stream::new(Device::Cpu)?;
+        let (ours, theirs) = (row.contiguous()?, row.contiguous()?);
+        ours.eval()?;
+        eval_by_mlx(&[&theirs], &elsewhere)?;
+        for copy in [ours, theirs] {
+            assert_ne!(copy.address()?, row.address()?);
+            assert_same(&copy, &row, "the row")?;
+        }
         Ok(())
     })
 }

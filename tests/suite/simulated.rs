@@ -23,14 +23,13 @@ const VARIABLES: [&str; 3] = [SCHEDULE, THREADS, LOG];
 
 /// Tests that run no primitive, choose their device, are run by `kernel_traffic`, break the
 /// environment of the kernels, or take minutes.
-const LEFT_OUT: [&str; 21] = [
+const LEFT_OUT: [&str; 20] = [
     "build::",
     "cli_faults::",
     "conformance::",
     "endings::",
     "failures::",
     "file_faults::",
-    "late::",
     "custom::after::",
     "custom::faults::",
     "distributed::",

@@ -43,14 +43,13 @@ pub fn run(args: &Args) -> Result<()> {
     let session = Session::load(&args.text)?;
     let answering = Arc::new(AtomicBool::new(false));
     let (flag, busy) = (Arc::clone(&session.stop), Arc::clone(&answering));
-    ctrlc::set_handler(move || {
+    interrupt::on_ctrl_c(move || {
         ranks::interrupted(INTERRUPTED);
         if !busy.load(Ordering::Relaxed) {
             std::process::exit(0); // the command was waiting for a line
         }
         interrupt::interrupt(&flag);
-    })
-    .context("handling Ctrl-C")?;
+    })?;
     interrupt::end_when_terminated();
 
     let system = args.text.system_prompt.as_deref().map(|text| message("system", text));

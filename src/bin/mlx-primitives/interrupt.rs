@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Duration;
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 
 use mlx_primitives::files;
 
@@ -20,20 +20,33 @@ pub const INTERRUPTED: i32 = 130;
 pub fn handle() -> Result<Arc<AtomicBool>> {
     let interrupted = Arc::new(AtomicBool::new(false));
     let flag = Arc::clone(&interrupted);
-    ctrlc::set_handler(move || {
+    on_ctrl_c(move || {
         ranks::interrupted(INTERRUPTED);
         if flag.load(Ordering::Relaxed) {
             end(INTERRUPTED);
         }
         interrupt(&flag);
-    })
-    .context("handling Ctrl-C")?;
+    })?;
     Ok(interrupted)
 }
 
 /// Ends the process at the first interruption from now on, without what it was writing.
 pub fn end_at_once() -> Result<()> {
-    ctrlc::set_handler(|| end(INTERRUPTED)).context("handling Ctrl-C")
+    on_ctrl_c(|| end(INTERRUPTED))
+}
+
+/// Runs `handler` at each Ctrl-C, on a separate thread.
+pub fn on_ctrl_c(handler: impl FnMut() + 'static + Send) -> Result<()> {
+    ctrlc::set_handler(handler).map_err(|error| match error {
+        ctrlc::Error::System(cause) if cause.kind() == std::io::ErrorKind::WouldBlock => {
+            anyhow::anyhow!(
+                "handling Ctrl-C: the system refuses this process another thread ({cause}): raise the limit \
+                 of processes (ulimit -u, or the container's), or end other programs"
+            )
+        }
+        ctrlc::Error::System(cause) => anyhow::anyhow!("handling Ctrl-C: {cause}"),
+        other => anyhow::anyhow!("handling Ctrl-C: {other}"),
+    })
 }
 
 /// Ends the process at once where SIGTERM comes, which asks for more than the end of an answer, as Ctrl-C

@@ -102,8 +102,8 @@ fn a_rank_that_never_joins_an_operation() -> Checked {
     all_end(ranks, 1, "error: rank 0: an evaluation has waited for 1.5 s for the other ranks\n")
 }
 
-#[test]
-fn the_control_connection_breaks() -> Checked {
+/// Two ranks that run, of which rank 1 reaches rank 0 through a relay.
+fn behind_a_relay() -> anyhow::Result<(Proxy, Vec<Process>)> {
     let place = Place::new(2)?;
     let proxy = Proxy::to(place.ports[0])?;
     let first = place.rank("loop", 0)?.start()?;
@@ -112,6 +112,12 @@ fn the_control_connection_breaks() -> Checked {
     for rank in &mut ranks {
         rank.wait_for("running")?;
     }
+    Ok((proxy, ranks))
+}
+
+#[test]
+fn the_control_connection_breaks() -> Checked {
+    let (proxy, mut ranks) = behind_a_relay()?;
     proxy.cut()?;
     ranks.remove(0).finish()?.check(1, &error(0, "rank 1 ended before the others"))?;
     ranks.remove(0).finish()?.check(1, &error(1, "rank 0 ended before the others"))
@@ -121,14 +127,7 @@ fn the_control_connection_breaks() -> Checked {
 #[test]
 fn the_control_connection_is_tampered_with() -> Checked {
     for harm in [Harm::Flip, Harm::Repeat] {
-        let place = Place::new(2)?;
-        let proxy = Proxy::to(place.ports[0])?;
-        let first = place.rank("loop", 0)?.start()?;
-        let second = hosts(&[proxy.port, place.ports[1]]);
-        let mut ranks = vec![first, place.rank_with("loop", 1, &second)?.start()?];
-        for rank in &mut ranks {
-            rank.wait_for("running")?;
-        }
+        let (proxy, ranks) = behind_a_relay()?;
         proxy.harm(harm);
         let ended = ranks.into_iter().map(Process::finish).collect::<Result<Vec<_>, _>>()?;
         // The rank that has noticed tells the other one.

@@ -47,21 +47,26 @@ fn ranks_whose_secrets_differ() -> Checked {
 
 #[test]
 fn addresses_of_a_network_need_a_secret() -> Checked {
-    let network = r#"[["127.0.0.1:12001"], ["192.0.2.1:12002"]]"#;
+    let place = Place::new(2)?;
+    let first = format!("127.0.0.1:{}", place.ports[0]);
+    let with = |second: &str| format!(r#"[["{first}"], ["{second}"]]"#);
+    let network = &with("192.0.2.1:12002");
     let start = |hosts: &str| -> anyhow::Result<super::ranks::Starting> {
-        Ok(Place::new(1)?.rank_with("join", 0, hosts)?.timeout(Duration::from_millis(300)))
+        Ok(place.rank_with("join", 0, hosts)?.timeout(Duration::from_millis(300)))
     };
     let refusal = "[join] 192.0.2.1:12002 is reached over a network, where others could take part, so \
                    give every rank the same secret: in a file that MLX_PRIMITIVES_RANK_SECRET_FILE \
                    names, such as `openssl rand -hex 32` writes, or in MLX_PRIMITIVES_RANK_SECRET";
     start(network)?.start()?.finish()?.check(2, refusal)?;
-    let unknown = r#"[["127.0.0.1:12001"], ["no-such-host.invalid:12002"]]"#;
-    start(unknown)?.start()?.finish()?.check(2, "no-such-host.invalid:12002 is reached over")?;
+    start(&with("no-such-host.invalid:12002"))?
+        .start()?
+        .finish()?
+        .check(2, "no-such-host.invalid:12002 is reached over")?;
     // With one, rank 0 waits for rank 1.
     let known = start(network)?.env(SECRET, WORD).start()?.finish()?;
     known.check(2, "rank 1 did not start within 0.3 s")?;
 
-    let here = r#"[["127.0.0.1:12001"], ["127.0.0.1:12002"]]"#;
+    let here = &with(&format!("127.0.0.1:{}", place.ports[1]));
     for (name, value, expected) in [
         (SECRET, "", "a secret of 16 to 4096 bytes, such as `openssl rand -hex 32` writes, got 0"),
         (SECRET, "   only 10 ch   ", "got 10"),
