@@ -64,14 +64,18 @@ pub(super) fn check(path: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Returns an error that says what to do if the folder has a tokenizer in another format alone.
+/// Returns an error that says what to do if the folder has no `tokenizer.json`.
 pub(super) fn check_tokenizer(folder: &Path) -> Result<()> {
     if folder.join("tokenizer.json").exists() {
         return Ok(());
     }
     let other = ["tokenizer.model", "tekken.json", "spiece.model", "vocab.json"];
     match other.iter().find(|name| folder.join(name).exists()) {
-        None => Ok(()),
+        None => Err(Error::file(
+            folder,
+            "there is no tokenizer.json: download it from where the weights are from, or make it by \
+             transformers' AutoTokenizer.from_pretrained(MODEL).save_pretrained(DIR)",
+        )),
         Some(other) => Err(Error::file(
             folder,
             format_args!(

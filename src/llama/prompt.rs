@@ -29,7 +29,7 @@ impl Llama {
     }
 
     /// The length of the longest sequence that the model was made for.
-    fn longest(&self) -> usize {
+    pub(super) fn longest(&self) -> usize {
         self.config().max_position_embeddings.map_or(LONGEST, |limit| limit.unsigned_abs() as usize)
     }
 

@@ -31,8 +31,12 @@ impl Score {
 impl Llama {
     /// Scores every token after the first, each in the context of all before it.
     ///
+    /// A text that is longer than the model was made for is scored in windows of
+    /// `max_position_embeddings` tokens: the first token of a window is the last one that was scored,
+    /// and the context of the others begins with it.
+    ///
     /// The likelihoods are computed from the logits in float32 and summed in float64. In memory are
-    /// the logits of at most 512 tokens at a time, and the keys and values of all tokens.
+    /// the logits of at most 512 tokens at a time, and the keys and values of a window.
     /// `progress` is called with the number of tokens that have been scored.
     ///
     /// # Errors
@@ -65,24 +69,28 @@ impl Llama {
         }
         let step = (LOGITS / (vocabulary as usize).max(1)).clamp(1, STEP);
         let (context, targets) = (&tokens[..tokens.len() - 1], &tokens[1..]);
-        let mut cache = self.new_cache_for(CacheKind::Plain, tokens.len())?;
-        cache.set_text_len(tokens.len());
+        let window = self.longest().max(1);
+        let windows = context.chunks(window).zip(targets.chunks(window));
         let (mut sum, mut scored) = (0.0, 0);
-        for (inputs, targets) in context.chunks(step).zip(targets.chunks(step)) {
-            let shape = [1, inputs.len() as i32];
-            let logits = self.forward(&Array::from_slice(inputs, shape)?, &mut cache)?;
-            let losses = ops::cross_entropy(
-                &logits.astype(Dtype::Float32)?,
-                &Array::from_slice(targets, shape)?,
-                CrossEntropy::default(),
-            )?;
-            eval([&losses].into_iter().chain(cache.arrays()))?;
-            sum += losses.to_vec::<f32>()?.into_iter().map(f64::from).sum::<f64>();
-            if !sum.is_finite() {
-                return Err(no_number("score"));
+        for (context, targets) in windows {
+            let mut cache = self.new_cache_for(CacheKind::Plain, context.len() + 1)?;
+            cache.set_text_len(context.len() + 1);
+            for (inputs, targets) in context.chunks(step).zip(targets.chunks(step)) {
+                let shape = [1, inputs.len() as i32];
+                let logits = self.forward(&Array::from_slice(inputs, shape)?, &mut cache)?;
+                let losses = ops::cross_entropy(
+                    &logits.astype(Dtype::Float32)?,
+                    &Array::from_slice(targets, shape)?,
+                    CrossEntropy::default(),
+                )?;
+                eval([&losses].into_iter().chain(cache.arrays()))?;
+                sum += losses.to_vec::<f32>()?.into_iter().map(f64::from).sum::<f64>();
+                if !sum.is_finite() {
+                    return Err(no_number("score"));
+                }
+                scored += inputs.len();
+                progress(scored);
             }
-            scored += inputs.len();
-            progress(scored);
         }
         Ok(Score { tokens: scored, mean_nll: sum / scored as f64 })
     }

@@ -1,8 +1,6 @@
-use std::collections::HashMap;
-use std::sync::LazyLock;
-
 use crate::error::Result;
 
+use super::byte_level::bytes_of;
 use super::tokenizer::{Decoding, Tokenizer};
 
 /// The most tokens to hold back while their text ends in a replacement character.
@@ -11,10 +9,11 @@ const MOST_HELD: usize = 8;
 /// Turns tokens into text as they come, whole characters at a time.
 ///
 /// The pieces, followed by the result of [`finish`](Self::finish), are the text that
-/// [`Tokenizer::decode`] makes of all tokens. Bytes that are not UTF-8 become U+FFFD. Only where
-/// tokens such as `<0xE2>` are bytes, as in Llama 2, and such tokens in a row are not UTF-8 as a whole,
-/// does `decode` replace all of these bytes, while the pieces keep the characters among them that are
-/// whole: a stream cannot know what follows a character that it has shown.
+/// [`Tokenizer::decode`] makes of all tokens. Bytes that are not UTF-8 become U+FFFD.
+///
+/// Where tokens such as `<0xE2>` are bytes, as in Llama 2, `decode` replaces all bytes of such tokens in
+/// a row if any of them is not UTF-8. Their text is therefore held back until another token or the end
+/// comes.
 ///
 /// ```
 /// use mlx_primitives::llama::Checkpoint;
@@ -33,11 +32,11 @@ const MOST_HELD: usize = 8;
 pub struct TextStream<'a> {
     tokenizer: &'a Tokenizer,
     decoding: Decoding,
-    /// The bytes of an incomplete character.
+    /// The bytes of an incomplete character, of byte-level tokens.
     bytes: Vec<u8>,
-    /// The last token that was shown, if any, and the tokens held back after it.
+    /// The last tokens that were shown, if any, and the tokens held back after them.
     window: Vec<u32>,
-    /// The number of tokens of the window that were shown: 0 or 1.
+    /// The number of tokens of the window that were shown.
     shown: usize,
 }
 
@@ -63,19 +62,20 @@ impl TextStream<'_> {
         match self.decoding {
             Decoding::ByteLevel => {
                 self.bytes.extend(bytes_of(&written));
-                Ok(self.complete(false))
+                Ok(self.complete())
             }
-            Decoding::ByteFallback => match fallback_byte(&written) {
-                Some(byte) => {
-                    let mut text = self.release()?;
-                    self.bytes.push(byte);
-                    text += &self.complete(true);
-                    (self.window, self.shown) = (vec![token], 1);
-                    Ok(text)
-                }
-                None => Ok(self.incomplete(true) + &self.decoded(token)?),
-            },
-            Decoding::Other => self.decoded(token),
+            Decoding::ByteFallback if is_byte(&written) => {
+                self.window.push(token);
+                Ok(String::new())
+            }
+            Decoding::ByteFallback => {
+                self.window.push(token);
+                self.release()
+            }
+            Decoding::Other => {
+                self.window.push(token);
+                self.release_whole()
+            }
         }
     }
 
@@ -85,12 +85,13 @@ impl TextStream<'_> {
     ///
     /// Returns an error if the tokenizer cannot decode the tokens that were held back.
     pub fn finish(&mut self) -> Result<String> {
-        let bytes = self.incomplete(self.decoding == Decoding::ByteFallback);
-        Ok(bytes + &self.release()?)
+        let incomplete = !std::mem::take(&mut self.bytes).is_empty();
+        let bytes = if incomplete { "\u{fffd}" } else { "" };
+        Ok(bytes.to_owned() + &self.release()?)
     }
 
     /// The text of the bytes up to an incomplete character.
-    fn complete(&mut self, each: bool) -> String {
+    fn complete(&mut self) -> String {
         let mut text = String::new();
         loop {
             match std::str::from_utf8(&self.bytes) {
@@ -106,28 +107,21 @@ impl TextStream<'_> {
                         self.bytes = rest.to_vec();
                         return text;
                     };
-                    text += &replacements(invalid, each);
+                    text.push(char::REPLACEMENT_CHARACTER);
                     self.bytes = rest.iter().skip(invalid).copied().collect();
                 }
             }
         }
     }
 
-    /// The replacement of the bytes of a character that will never be complete.
-    fn incomplete(&mut self, each: bool) -> String {
-        let bytes = std::mem::take(&mut self.bytes);
-        if bytes.is_empty() { String::new() } else { replacements(bytes.len(), each) }
-    }
-
-    /// Decodes a token by the tokenizer's own decoder, which may look at the token before it.
-    fn decoded(&mut self, token: u32) -> Result<String> {
-        self.window.push(token);
+    /// The text that was held back, unless it ends in what may be a part of a character.
+    fn release_whole(&mut self) -> Result<String> {
         let text = self.unseen()?;
         let held = self.window.len() - self.shown;
         if text.ends_with(char::REPLACEMENT_CHARACTER) && held < MOST_HELD {
             return Ok(String::new());
         }
-        (self.window, self.shown) = (vec![token], 1);
+        self.keep_last()?;
         Ok(text)
     }
 
@@ -144,44 +138,36 @@ impl TextStream<'_> {
         Ok(all.get(same..).unwrap_or_default().to_owned())
     }
 
+    /// The text of the tokens held back, which is shown from now on.
     fn release(&mut self) -> Result<String> {
         if self.window.len() == self.shown {
             return Ok(String::new());
         }
         let text = self.unseen()?;
-        self.window = self.window.last().copied().into_iter().collect();
-        self.shown = self.window.len();
+        self.keep_last()?;
         Ok(text)
+    }
+
+    /// Keeps the last tokens that have a text, by which the decoder knows that the next token is not the
+    /// first one.
+    fn keep_last(&mut self) -> Result<()> {
+        let most = self.window.len().min(MOST_HELD);
+        for count in 1..=most {
+            let last = self.window.split_off(self.window.len() - count);
+            let empty = self.tokenizer.decode(&last)?.is_empty();
+            if !empty || count == most {
+                self.window = last;
+                break;
+            }
+            self.window.extend(last);
+        }
+        self.shown = self.window.len();
+        Ok(())
     }
 }
 
-/// The replacement characters for `count` bytes that are not UTF-8: one for all, as by
-/// [`String::from_utf8_lossy`], or one for each, as by the `tokenizers` crate where bytes are
-/// tokens.
-fn replacements(count: usize, each: bool) -> String {
-    let count = if each { count } else { 1 };
-    std::iter::repeat_n(char::REPLACEMENT_CHARACTER, count).collect()
+/// Whether a token is a byte, such as `<0x0A>`.
+fn is_byte(token: &str) -> bool {
+    let digits = token.strip_prefix("<0x").and_then(|rest| rest.strip_suffix('>'));
+    digits.is_some_and(|digits| digits.len() == 2 && u8::from_str_radix(digits, 16).is_ok())
 }
-
-/// The byte of a token such as `<0x0A>`, or `None` for other tokens.
-fn fallback_byte(token: &str) -> Option<u8> {
-    let digits = token.strip_prefix("<0x")?.strip_suffix('>')?;
-    if digits.len() != 2 { None } else { u8::from_str_radix(digits, 16).ok() }
-}
-
-/// The bytes that a token of a byte-level vocabulary stands for, or those of its text for another
-/// token.
-fn bytes_of(token: &str) -> Vec<u8> {
-    let bytes: Option<Vec<u8>> = token.chars().map(|c| BYTES.get(&c).copied()).collect();
-    bytes.unwrap_or_else(|| token.as_bytes().to_vec())
-}
-
-/// The bytes of the characters by which GPT-2's vocabulary writes them: printable bytes as
-/// themselves, the others as characters from U+0100 on.
-static BYTES: LazyLock<HashMap<char, u8>> = LazyLock::new(|| {
-    let printable = |byte: &u8| matches!(byte, b'!'..=b'~' | 0xa1..=0xac | 0xae..=0xff);
-    let others = (0..=255u8).filter(|byte| !printable(byte));
-    let others = ('\u{100}'..).zip(others);
-    let own = (0..=255u8).filter(printable).map(|byte| (char::from(byte), byte));
-    own.chain(others).collect()
-});

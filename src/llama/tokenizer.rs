@@ -1,13 +1,15 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
+use std::sync::OnceLock;
 
-use tokenizers::DecoderWrapper;
+use tokenizers::{DecoderWrapper, Encoding, Token};
 
 use crate::error::{Error, Result};
 use crate::files;
 use crate::transforms::panic_message;
 
 use super::special_tokens::SpecialTokens;
+use super::tokenizer_cuts::{Cuts, PART};
 use super::tokenizer_parts;
 
 /// Converts text to tokens and back, as a `tokenizer.json` defines it.
@@ -24,6 +26,8 @@ use super::tokenizer_parts;
 pub struct Tokenizer {
     inner: tokenizers::Tokenizer,
     eos: Option<u32>,
+    /// Made for the first long text.
+    cuts: OnceLock<Option<Cuts>>,
 }
 
 /// How a tokenizer's tokens become text.
@@ -51,13 +55,17 @@ impl Tokenizer {
             let mut tokenizer = tokenizers::Tokenizer::from_bytes(json)?;
             tokenizer.with_padding(None);
             tokenizer.with_truncation(None)?;
-            Ok(Self { inner: tokenizer, eos: None })
+            Ok(Self::of(tokenizer))
         })
     }
 
     /// A tokenizer that is made by other means than a `tokenizer.json`.
     pub(super) fn made_by(make: impl FnOnce() -> Result<tokenizers::Tokenizer>) -> Result<Self> {
-        guarded(|| Ok(make().map(|inner| Self { inner, eos: None })))?
+        guarded(|| Ok(make().map(Self::of)))?
+    }
+
+    fn of(inner: tokenizers::Tokenizer) -> Self {
+        Self { inner, eos: None, cuts: OnceLock::new() }
     }
 
     /// Loads the `tokenizer.json` of a directory, with the tokens that only
@@ -127,8 +135,61 @@ impl Tokenizer {
         self.encoded(text, false)
     }
 
+    /// Many tokenizers need time and memory of many times a long text, so that it is encoded in parts
+    /// where these are sure to have the tokens of the whole.
     fn encoded(&self, text: &str, special: bool) -> Result<Vec<u32>> {
-        guarded(|| Ok(self.inner.encode_fast(text, special)?.get_ids().to_vec()))
+        let whole = |text: &str, special| {
+            guarded(|| Ok(self.inner.encode_fast(text, special)?.get_ids().to_vec()))
+        };
+        let cuts = if text.len() > PART { self.cuts()? } else { None };
+        let parts = cuts.map_or_else(|| vec![text], |cuts| cuts.parts(text));
+        let around = if parts.len() > 1 { self.around(special)? } else { None };
+        let Some([mut tokens, after]) = around else { return whole(text, special) };
+        for part in parts {
+            tokens.extend(whole(part, false)?);
+        }
+        tokens.extend(after);
+        Ok(tokens)
+    }
+
+    /// The tokens that are added before and after those of a text; `None` if others are changed.
+    fn around(&self, special: bool) -> Result<Option<[Vec<u32>; 2]>> {
+        let token = Token::new(0, String::new(), (0, 0));
+        let one = Encoding::from_tokens(vec![token], 0);
+        let all = guarded(|| self.inner.post_process(one, None, special))?;
+        let is_added = all.get_special_tokens_mask().iter().map(|mask| *mask != 0);
+        let at = is_added.clone().position(|added| !added);
+        let (Some(at), 1) = (at, is_added.filter(|added| !added).count()) else { return Ok(None) };
+        let [before, after] = [all.get_ids().get(..at), all.get_ids().get(at + 1..)];
+        Ok(Some([before, after].map(|ids| ids.unwrap_or_default().to_vec())))
+    }
+
+    fn cuts(&self) -> Result<Option<&Cuts>> {
+        if self.cuts.get().is_none() {
+            let cuts = guarded(|| Ok(Cuts::of(&self.inner)))?;
+            return Ok(self.cuts.get_or_init(|| cuts).as_ref());
+        }
+        Ok(self.cuts.get().and_then(Option::as_ref))
+    }
+
+    /// A number of tokens that a text has at least, in a fraction of the time that the tokens take; 0
+    /// if nothing is known of texts of this tokenizer.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if the tokenizer fails.
+    ///
+    /// ```
+    /// use mlx_primitives::llama::Checkpoint;
+    ///
+    /// let tokenizer = Checkpoint::demo()?.tokenizer;
+    /// let text = "Once upon a time, ".repeat(100_000);
+    /// let fewest = tokenizer.fewest_tokens(&text)?;
+    /// assert!(fewest > 50_000 && fewest <= tokenizer.encode(&text)?.len());
+    /// # Ok::<(), mlx_primitives::Error>(())
+    /// ```
+    pub fn fewest_tokens(&self, text: &str) -> Result<usize> {
+        Ok(self.cuts()?.map_or(0, |cuts| cuts.fewest(text)))
     }
 
     /// The text of tokens, without special tokens.

@@ -101,7 +101,14 @@ fn streams_give_the_text_in_whole_characters() -> Checked {
             let tokens = tokenizer.encode(text)?;
             let pieces = pieces(&tokenizer, &tokens);
             assert_eq!(pieces.concat(), text, "{name}");
-            assert_eq!(pieces.last().map(String::as_str), Some(""), "{name}: {text:?}");
+            // Tokens that are bytes are held back until another token comes.
+            let last = tokens.last().and_then(|last| tokenizer.token(*last));
+            let held = last.is_some_and(|last| last.starts_with("<0x"));
+            assert_eq!(
+                pieces.last().is_some_and(|last| !last.is_empty()),
+                held,
+                "{name}: {text:?}"
+            );
             for piece in &pieces {
                 // No piece has a part of a character; a replacement character must be from the
                 // text.
@@ -116,16 +123,25 @@ fn streams_give_the_text_in_whole_characters() -> Checked {
 #[test]
 fn invalid_bytes_are_replaced_and_never_held_for_long() -> Checked {
     let tokenizer = parse(&sentencepiece());
-    let texts = |tokens: &[&str]| pieces(&tokenizer, &ids(&tokenizer, tokens));
+    let texts = |tokens: &[&str]| {
+        let ids = ids(&tokenizer, tokens);
+        let pieces = pieces(&tokenizer, &ids);
+        assert_eq!(pieces.concat(), tokenizer.decode(&ids).unwrap());
+        pieces
+    };
     let fox = ["<0xF0>", "<0x9F>", "<0xA6>", "<0x8A>"];
-    assert_eq!(texts(&fox), ["", "", "", "🦊", ""]);
-    // Held until the end: three bytes that were never completed.
+    assert_eq!(texts(&fox), ["", "", "", "", "🦊"]);
+    assert_eq!(texts(&[&fox[..], &["x", "y"]].concat()), ["", "", "", "", "🦊x", "y", ""]);
+    // Three bytes that were never completed.
     assert_eq!(texts(&fox[..3]), ["", "", "", "\u{fffd}\u{fffd}\u{fffd}"]);
     assert_eq!(texts(&["<0xE4>", "x"]), ["", "\u{fffd}x", ""]);
-    assert_eq!(texts(&["<0xFF>", "<0xFF>", "x"]), ["\u{fffd}", "\u{fffd}", "x", ""]);
-    // A byte that cannot continue the character shows it at once.
-    assert_eq!(texts(&["<0xE4>", "<0x41>"]), ["", "\u{fffd}A", ""]);
-    assert_eq!(texts(&["<0xE4>", "<0xE4>", "<0xBD>", "<0xA0>"]), ["", "\u{fffd}", "", "你", ""]);
+    assert_eq!(texts(&["<0xFF>", "<0xFF>", "x"]), ["", "", "\u{fffd}\u{fffd}x", ""]);
+    // One byte that is no character replaces all in a row, also the whole characters.
+    assert_eq!(texts(&["<0xE4>", "<0x41>"]), ["", "", "\u{fffd}\u{fffd}"]);
+    let four = "\u{fffd}".repeat(4);
+    assert_eq!(texts(&["<0xE4>", "<0xE4>", "<0xBD>", "<0xA0>"]), ["", "", "", "", &four]);
+    // A special token does not end the row.
+    assert_eq!(texts(&["<0xE4>", "</s>", "<0xBD>", "<0xA0>", "x"]), ["", "", "", "", "你x", ""]);
     assert_eq!(texts(&["<s>", "▁s", "</s>", "y"]), ["", "s", "", "y", ""]);
 
     let tokenizer = Checkpoint::demo()?.tokenizer;
@@ -168,27 +184,60 @@ proptest! {
         });
     }
 
-    /// Text tokens, and runs of bytes that are one character or none.
+    /// Text tokens, bytes that are one character or none, and special tokens, by each decoder of vocabularies
+    /// with byte tokens.
     #[test]
     fn any_sentencepiece_tokens_stream_as_they_decode(
         parts in prop::collection::vec(prop_oneof![
-            (259u32..355).prop_map(|id| vec![id]),
+            (0u32..360).prop_map(|id| vec![id]),
+            (3u32..259).prop_map(|id| vec![id]),
             any::<char>().prop_map(|c| {
                 let mut bytes = [0; 4];
-                c.encode_utf8(&mut bytes).bytes().map(|byte| 3 + u32::from(byte)).chain([300]).collect()
+                c.encode_utf8(&mut bytes).bytes().map(|byte| 3 + u32::from(byte)).collect()
             }),
-            Just(vec![3 + 0xff, 3 + 0xfe, 301]),
+            Just(vec![3 + u32::from(b' ')]),
+            Just(vec![353]), // a word's beginning alone
         ], 0..16),
     ) {
         thread_local! {
-            static OURS: Tokenizer = parse(&sentencepiece());
+            static OURS: Vec<Tokenizer> = decoders().iter().map(parse).collect();
         }
-        OURS.with(|tokenizer| {
-            // A word first, because the decoder strips a leading space, even from a byte.
-            let tokens: Vec<u32> = [300].into_iter().chain(parts.concat()).collect();
-            assert_eq!(pieces(tokenizer, &tokens).concat(), tokenizer.decode(&tokens).unwrap());
+        let tokens = parts.concat();
+        OURS.with(|tokenizers| {
+            for (at, tokenizer) in tokenizers.iter().enumerate() {
+                let decoded = tokenizer.decode(&tokens).unwrap();
+                assert_eq!(pieces(tokenizer, &tokens).concat(), decoded, "{at}: {tokens:?}");
+            }
         });
     }
+}
+
+/// The vocabulary of [`sentencepiece`] with the decoders of Llama 2, Gemma and others.
+fn decoders() -> Vec<Value> {
+    let metaspace = |scheme: &str| json!({"type": "Metaspace", "replacement": "▁", "prepend_scheme": scheme, "split": false});
+    let sequence = |first: Value, last: &[Value]| {
+        let bytes = [json!({"type": "ByteFallback"}), json!({"type": "Fuse"})];
+        let parts: Vec<Value> =
+            [first].into_iter().chain(bytes).chain(last.iter().cloned()).collect();
+        json!({"type": "Sequence", "decoders": parts})
+    };
+    let replace = json!({"type": "Replace", "pattern": {"String": "▁"}, "content": " "});
+    let strip = json!({"type": "Strip", "content": " ", "start": 1, "stop": 0});
+    let decoders = [
+        sequence(replace.clone(), &[strip]),
+        sequence(replace, &[]),
+        sequence(metaspace("first"), &[]),
+        sequence(metaspace("never"), &[]),
+        json!({"type": "ByteFallback"}),
+        metaspace("always"),
+        json!(null),
+    ];
+    let with = |decoder| {
+        let mut json = sentencepiece();
+        json["decoder"] = decoder;
+        json
+    };
+    decoders.into_iter().map(with).collect()
 }
 
 #[test]

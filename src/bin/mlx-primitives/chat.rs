@@ -1,12 +1,11 @@
 //! `mlx-primitives chat`: a conversation, line by line.
 
-use std::fmt::{self, Display};
 use std::io::{BufRead, IsTerminal};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use anyhow::{Context, Result, ensure};
-use mlx_primitives::llama::{CacheKind, FinishReason, PromptCache, message};
+use mlx_primitives::llama::{FinishReason, PromptCache, message};
 use rustyline::DefaultEditor;
 use rustyline::error::ReadlineError;
 use serde_json::Value;
@@ -14,7 +13,7 @@ use serde_json::Value;
 use crate::interrupt::{self, INTERRUPTED};
 use crate::output::{self, StdoutError};
 use crate::ranks;
-use crate::text::{Session, TextArgs, report};
+use crate::text::{Session, TextArgs, TooLong, report};
 
 /// The text below the options in `--help`.
 const COMMANDS: &str = "\
@@ -82,11 +81,16 @@ pub fn run(args: &Args) -> Result<()> {
                 answering.store(false, Ordering::Relaxed);
                 match answered {
                     Err(error) if error.is::<StdoutError>() => return Err(error),
-                    // A person can write another line, and the next line of a pipe may be shorter.
-                    // Of several ranks, one may have failed alone.
-                    Err(error)
-                        if error.is::<TooLong>() || interactive && ranks::group().is_none() =>
-                    {
+                    // The next line of a pipe may be shorter.
+                    Err(error) if error.is::<TooLong>() => {
+                        output::answer(format_args!(
+                            "error: {error} with this line: write a shorter one, or forget the \
+                             conversation with /reset\n"
+                        ));
+                        left_out += 1;
+                    }
+                    // A person can write another line. Of several ranks, one may have failed alone.
+                    Err(error) if interactive && ranks::group().is_none() => {
                         output::answer(format_args!("error: {error:#}\n"));
                         left_out += 1;
                     }
@@ -106,26 +110,6 @@ fn unknown_command(line: &str) -> bool {
     let name = word.map_or("", |word| &word[1..]);
     !name.is_empty() && name.chars().all(|c| c.is_ascii_alphabetic() || c == '-')
 }
-
-/// The error that the conversation, with its last line, is too long for the model.
-#[derive(Debug)]
-struct TooLong {
-    tokens: usize,
-    limit: usize,
-}
-
-impl Display for TooLong {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { tokens, limit } = self;
-        write!(
-            f,
-            "expected a prompt of 1 to {limit} tokens, got {tokens} with this line: write a shorter \
-             one, or forget the conversation with /reset"
-        )
-    }
-}
-
-impl std::error::Error for TooLong {}
 
 struct Chat {
     session: Session,
@@ -156,17 +140,9 @@ impl Chat {
 
     fn prompt(session: &Session, messages: &[Value]) -> Result<Vec<u32>> {
         let prompt = session.encode(messages)?;
-        match session.checkpoint.llama.config().max_position_embeddings {
-            // A rotating cache forgets positions, so that a text may go on.
-            Some(limit)
-                if !matches!(session.options.cache, CacheKind::Rotating { .. })
-                    && prompt.len() > limit.unsigned_abs() as usize =>
-            {
-                let limit = limit.unsigned_abs() as usize;
-                Err(TooLong { tokens: prompt.len(), limit }.into())
-            }
-            _ => Ok(prompt),
-        }
+        let limit = session.longest();
+        ensure!(prompt.len() <= limit, TooLong { tokens: prompt.len(), least: false, limit });
+        Ok(prompt)
     }
 
     fn run(

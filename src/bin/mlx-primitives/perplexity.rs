@@ -14,7 +14,8 @@ use crate::ranks::{self, Ranks};
 
 const EXAMPLES: &str = "\
 The text is tokenized as a whole, with the special tokens that the tokenizer adds, and every token \
-after the first is scored in the context of all tokens before it.
+after the first is scored in the context of all tokens before it. A text of more tokens than the model \
+was made for is scored in windows of that length.
 
 Examples:
   mlx-primitives perplexity --model ~/models/Llama-3.2-1B-4bit --file wiki.test.txt
@@ -44,12 +45,13 @@ pub fn run(args: &Args) -> Result<()> {
     let text = ranks::from_first(|| read(&args.file))?;
     let checkpoint = args.source.load()?;
     let tokens = checkpoint.tokenizer.encode(&text)?;
+    drop(text);
     if let Some(limit) = checkpoint.llama.config().max_position_embeddings
         && tokens.len() > limit.unsigned_abs() as usize
     {
         let tokens = tokens.len();
         output::eprintln(format_args!(
-            "note: {tokens} tokens, the model was made for {limit} positions"
+            "note: {tokens} tokens are scored in windows of {limit}, for which the model was made"
         ));
     }
     let bar = progress(tokens.len().saturating_sub(1) as u64)?.with_message("tokens");

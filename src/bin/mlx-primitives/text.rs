@@ -203,15 +203,31 @@ impl Session {
     /// The tokens of a conversation or, without a template, of the text to continue.
     pub fn encode(&self, messages: &[Value]) -> Result<Vec<u32>> {
         let tokenizer = &self.checkpoint.tokenizer;
-        match &self.template {
-            Some(template) => {
-                let text = template.render(messages, &self.chat)?;
-                Ok(tokenizer.encode_verbatim(&text)?)
+        let texts = messages.iter().filter_map(|message| message["content"].as_str());
+        let text = match &self.template {
+            Some(template) => template.render(messages, &self.chat)?,
+            None => texts.collect(),
+        };
+        // Tokens take long to find, and there are at most as many as bytes.
+        let limit = self.longest();
+        if text.len() > limit {
+            let tokens = tokenizer.fewest_tokens(&text)?;
+            ensure!(tokens <= limit, TooLong { tokens, least: true, limit });
+        }
+        Ok(match &self.template {
+            Some(_) => tokenizer.encode_verbatim(&text)?,
+            None => tokenizer.encode(&text)?,
+        })
+    }
+
+    /// The most tokens of a prompt.
+    pub fn longest(&self) -> usize {
+        match self.checkpoint.llama.config().max_position_embeddings {
+            // A rotating cache forgets positions, so that a text may go on.
+            Some(limit) if !matches!(self.options.cache, CacheKind::Rotating { .. }) => {
+                limit.unsigned_abs() as usize
             }
-            None => {
-                let texts = messages.iter().filter_map(|message| message["content"].as_str());
-                Ok(tokenizer.encode(&texts.collect::<String>())?)
-            }
+            _ => usize::MAX,
         }
     }
 
@@ -248,6 +264,16 @@ impl Session {
         }
         interrupted
     }
+}
+
+/// The error that a prompt is too long for the model.
+#[derive(Debug, thiserror::Error)]
+#[error("expected a prompt of 1 to {limit} tokens, got {}{tokens}", if *least { "at least " } else { "" })]
+pub struct TooLong {
+    pub tokens: usize,
+    /// Whether there may be more tokens.
+    pub least: bool,
+    pub limit: usize,
 }
 
 /// The number of tokens, or no limit.

@@ -1,11 +1,14 @@
 //! Downloads of the files of a model into the hub's cache, in the layout of `huggingface_hub`.
 
+use std::fmt::Write as _;
 use std::fs::{self, File, OpenOptions, TryLockError};
-use std::io::Write;
+use std::io::{Read, Write};
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::Duration;
+
+use ring::digest::{Context, SHA256};
 
 use super::Download;
 use super::fetch::{Failure, Hub, Known};
@@ -135,8 +138,45 @@ impl Blob<'_> {
         parent(&path).map_err(|error| io(&path, &error))?;
         let part = repository.join("blobs").join(format!("{etag}.incomplete"));
         self.fetch(&part, &mut state)?;
+        self.check(&part, &mut state)?;
         fs::rename(&part, &path).map_err(|error| io(&path, &error))?;
         Ok(path)
+    }
+
+    /// Checks the bytes of a large file, whose ETag is their SHA-256, and removes them if they are
+    /// others.
+    fn check(
+        &self,
+        part: &Path,
+        state: &mut dyn FnMut(u64) -> Result<(), String>,
+    ) -> Result<(), String> {
+        let Known { etag, size } = &self.known;
+        let is_digit = |byte: u8| matches!(byte, b'0'..=b'9' | b'a'..=b'f');
+        if etag.len() != 64 || !etag.bytes().all(is_digit) {
+            return Ok(());
+        }
+        let unreadable = |error: std::io::Error| format!("{}: {error}", part.display());
+        let mut input = File::open(part).map_err(unreadable)?;
+        let (mut sum, mut block) = (Context::new(&SHA256), vec![0; 1 << 20]);
+        loop {
+            match input.read(&mut block).map_err(unreadable)? {
+                0 => break,
+                count => sum.update(block.get(..count).unwrap_or_default()),
+            }
+            state(*size)?;
+        }
+        let mut found = String::new();
+        for byte in sum.finish().as_ref() {
+            let _ = write!(found, "{byte:02x}");
+        }
+        if found == *etag {
+            return Ok(());
+        }
+        fs::remove_file(part).map_err(|error| io(part, &error))?;
+        let file = self.file;
+        Err(format!(
+            "{file} came with another SHA-256 than {etag} and was removed: ask for the model again"
+        ))
     }
 
     /// Downloads what is missing of the part.

@@ -228,6 +228,7 @@ fn faults_of_the_hub() -> Checked {
     for (fault, texts) in [
         (Fault::Longer, &["the hub sent more than the"][..]),
         (Fault::Shorter, &["model.safetensors broke off after", "ask for the model again"]),
+        (Fault::Altered, &["model.safetensors came with another SHA-256", "was removed: ask for"]),
         (Fault::NoWeights, &["the model is gated"]),
         (Fault::NoEtag, &["does not say how large"]),
         (Fault::EtagOutside, &["does not say how large", "ETag"]),

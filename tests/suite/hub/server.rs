@@ -21,6 +21,8 @@ pub enum Fault {
     /// The weights have more or less bytes than the server says.
     Longer,
     Shorter,
+    /// One byte of the weights is another.
+    Altered,
     /// Parts of files are not supported: all of them comes.
     NoRanges,
     /// The first answers have the status 503.
@@ -163,13 +165,14 @@ fn answer(stream: &TcpStream, state: &Mutex<State>, elsewhere: &str, is_storage:
         return send(stream, "404 Not Found", &[("X-Error-Code", "EntryNotFound".into())], b"");
     };
     let commit = if fault == Fault::OtherCommit { "fedcba98" } else { COMMIT };
-    let hash = blake3::hash(content).to_hex().to_string();
+    let large = file.ends_with("safetensors") || file.ends_with("gguf");
     let etag = match fault {
         Fault::EtagOutside => "../../../outside".to_owned(),
-        _ => hash,
+        // As on the hub: SHA-256 of large files, shorter hashes of the others.
+        _ if large => hex(ring::digest::digest(&ring::digest::SHA256, content).as_ref()),
+        _ => hex(&blake3::hash(content).as_bytes()[..20]),
     };
     let mut headers = vec![("X-Repo-Commit", commit.to_owned())];
-    let large = file.ends_with("safetensors") || file.ends_with("gguf");
     if fault == Fault::NoEtag {
     } else if large {
         headers.push(("X-Linked-Etag", format!("\"{etag}\"")));
@@ -189,6 +192,10 @@ fn answer(stream: &TcpStream, state: &Mutex<State>, elsewhere: &str, is_storage:
         }
         None => send(stream, "200 OK", &headers, content),
     }
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 fn list(stream: &TcpStream, name: &str, files: &BTreeMap<String, Vec<u8>>, fault: Fault) {
@@ -223,6 +230,11 @@ fn bytes(stream: &TcpStream, content: &[u8], range: &str, fault: Fault) {
     let content = match fault {
         Fault::Longer => [content, b"more"].concat(),
         Fault::Shorter => content[..content.len() - 4].to_vec(),
+        Fault::Altered => {
+            let mut content = content.to_vec();
+            *content.last_mut().unwrap() ^= 1;
+            content
+        }
         _ => content.to_vec(),
     };
     let part = part(content.len(), range).filter(|_| fault != Fault::NoRanges);
