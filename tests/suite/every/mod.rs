@@ -4,6 +4,7 @@
 mod compiled;
 mod derivatives;
 mod maps;
+mod promotion;
 
 use mlx_primitives::device::{Device, with_device};
 use mlx_primitives::ops::{
