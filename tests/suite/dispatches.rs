@@ -355,6 +355,8 @@ fn attention_within_limits() -> Checked {
                         assert!(groups >= heads, "{what}");
                         let may_split = keys > 1024 && groups <= 1024 * heads;
                         assert!(plans.len() == 1 || may_split, "{what}");
+                        // Where keys are split, groups are many, so that small ones suffice.
+                        assert!(plans.len() == 1 || threads(&plans[0]) <= 256, "{what}");
                         assert!(keys < 4096 || groups >= 16, "{what}");
                     }
                 }

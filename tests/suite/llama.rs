@@ -13,12 +13,12 @@ use crate::support::{fewer_if_simulated, simulated};
 
 pub const ASSETS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/assets/demo");
 
-fn fixture() -> Value {
+pub fn fixture() -> Value {
     let path = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/greedy.json");
     serde_json::from_str(&fs::read_to_string(path).unwrap()).unwrap()
 }
 
-fn ids(value: &Value) -> Vec<u32> {
+pub fn ids(value: &Value) -> Vec<u32> {
     value.as_array().unwrap().iter().map(|id| id.as_u64().unwrap() as u32).collect()
 }
 

@@ -92,6 +92,7 @@ mod sampling;
 mod shapes;
 #[cfg(target_os = "linux")]
 mod simulated;
+mod small_llama;
 mod softmax;
 mod special_tokens;
 mod split;
