@@ -255,16 +255,26 @@ fn metallib() -> Result<PathBuf> {
     Ok(PathBuf::from(env::var("OUT_DIR")?).join("mlx_primitives.metallib"))
 }
 
+/// The metallib that a package, or a clone, may hold beside this file: one that another Mac compiled.
+fn metallib_of_package(root: &Path) -> PathBuf {
+    root.join("mlx_primitives.metallib")
+}
+
 /// Starts Xcode's compilation of the kernels, for macOS, unless the script compiled them.
 fn compile_metal(root: &Path, cmake: &Path) -> Result<Option<Child>> {
     if env::var("CARGO_CFG_TARGET_OS")? != "macos" {
         return Ok(None);
     }
     let define = |name: &str, path: &Path| format!("-D{name}={}", path.display());
+    let brought = metallib_of_package(root);
+    if brought.exists() {
+        println!("cargo::rerun-if-changed={}", brought.display());
+    }
     let child = Command::new(cmake)
         .arg(define("METAL_DIR", &root.join("metal")))
         .arg(define("OUTPUT", &metallib()?))
         .arg(define("INSTEAD", &metallib_of_script(root)))
+        .arg(define("BROUGHT", &brought))
         .arg("-P")
         .arg(root.join("cmake/compile_metal.cmake"))
         .stdout(Stdio::null())
@@ -284,8 +294,9 @@ fn say_of_metal(compiling: Child) -> Result<()> {
             "cargo::warning=The Metal kernels do not compile; they will be compiled when first used:"
         );
         said.lines().for_each(|line| println!("cargo::warning={line}"));
-    } else if let Some(line) = said.lines().find(|line| line.contains("does not run")) {
-        println!("cargo::warning={line}");
+    } else {
+        let warns = |line: &&str| line.contains("does not run") || line.contains("is not used");
+        said.lines().filter(warns).for_each(|line| println!("cargo::warning={line}"));
     }
     Ok(())
 }

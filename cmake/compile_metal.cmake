@@ -1,9 +1,9 @@
 # Compiles METAL_DIR/*.metal into the metallib OUTPUT with Xcode's compiler, and reports the outcome.
 #
-#   cmake -DMETAL_DIR=<dir> -DOUTPUT=<file.metallib> [-DINSTEAD=<file.metallib>] -P compile_metal.cmake
+#   cmake -DMETAL_DIR=<dir> -DOUTPUT=<file.metallib> [-DINSTEAD=<file.metallib>] [-DBROUGHT=<file.metallib>] -P compile_metal.cmake
 #
-# Compiles nothing if OUTPUT or INSTEAD was compiled from the same sources. Leaves no OUTPUT if the compiler does
-# not run or INSTEAD is used. Fails if a source does not compile.
+# Compiles nothing if OUTPUT or INSTEAD was compiled from the same sources, nor if BROUGHT was, which becomes OUTPUT.
+# Leaves no OUTPUT if the compiler does not run or INSTEAD is used. Fails if a source does not compile.
 cmake_minimum_required(VERSION 3.25)
 include(${CMAKE_CURRENT_LIST_DIR}/metal_hash.cmake)
 
@@ -28,6 +28,15 @@ foreach(library IN ITEMS "${INSTEAD}" "${OUTPUT}")
   endif()
 endforeach()
 file(REMOVE "${OUTPUT}")
+if(BROUGHT AND EXISTS "${BROUGHT}")
+  file(STRINGS "${BROUGHT}" marker REGEX "mlxp_sources_${hash}" LIMIT_COUNT 1)
+  if(marker)
+    file(COPY_FILE "${BROUGHT}" "${OUTPUT}")
+    message(NOTICE "kernels are those of ${BROUGHT}")
+    return()
+  endif()
+  message(NOTICE "${BROUGHT} is not used: it was compiled from other sources")
+endif()
 
 set(xcrun xcrun --sdk macosx)
 # Recent versions of Xcode include a `metal` that only explains how to download the real one.
@@ -39,7 +48,8 @@ if(failure)
   return()
 endif()
 
-# The objects have the names of the sources; `sources` is the empty kernel named after their hash.
+# The language's version and the oldest macOS are two things: without the second, the library is for the macOS of
+# this machine and later. The objects have the names of the sources; `sources` is the empty kernel named after their hash.
 set(objects "${OUTPUT}.objects")
 file(REMOVE_RECURSE "${objects}")
 file(WRITE "${objects}/sources.metal" "[[kernel]] void mlxp_sources_${hash}() {}\n")
@@ -51,7 +61,7 @@ foreach(source IN LISTS sources)
   cmake_path(GET source STEM stem)
   message(NOTICE "compiling ${stem}.metal")
   execute_process(
-    COMMAND ${xcrun} metal -std=metal3.1 -O2 -Wall -Wextra -fno-fast-math -I "${METAL_DIR}"
+    COMMAND ${xcrun} metal -std=metal3.1 -mmacosx-version-min=14.0 -O2 -Wall -Wextra -fno-fast-math -I "${METAL_DIR}"
       -c "${source}" -o "${objects}/${stem}.air"
     RESULT_VARIABLE failure)
   if(failure)

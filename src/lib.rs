@@ -111,6 +111,8 @@ pub mod memory;
 pub mod ops;
 mod panics;
 #[doc(hidden)]
+pub mod pipelines;
+#[doc(hidden)]
 pub mod printable;
 pub mod random;
 #[cfg_attr(not(all(feature = "simulate-metal", target_os = "linux")), path = "no_simulator.rs")]
@@ -160,10 +162,11 @@ pub mod prelude {
 pub mod internals {
     #[cfg(feature = "llama")]
     pub use crate::array::{Block, LINE};
-    pub use crate::custom::supported_metal;
+    pub use crate::custom::{check_metallib, release_of, supported_metal};
     #[cfg(feature = "llama")]
     pub use crate::llama::internals::{
         AttentionInputs, AttentionMask, Heads, KvTensor, LayerCache,
     };
     pub use crate::ops::attention::dequantizing_composition;
+    pub use crate::tune::has_neural_kernels;
 }

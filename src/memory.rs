@@ -29,8 +29,14 @@
 //! # Ok::<(), mlx_primitives::Error>(())
 //! ```
 
+mod wired;
+
 use crate::error::Result;
 use crate::ffi::bridge as ffi;
+
+#[doc(hidden)]
+pub use wired::{Ledger, Limits, Mlx};
+pub use wired::{Wired, recommended_working_set, wire};
 
 /// The bytes of live arrays.
 pub fn active_memory() -> usize {
@@ -91,7 +97,7 @@ pub fn set_memory_limit(bytes: usize) -> Result<usize> {
 /// Sets how many bytes stay resident for the GPU, and returns the previous limit. The default is 0.
 ///
 /// This is of use only on macOS 15 and later, where the system does not page out a model with wired
-/// weights between tokens. Without a GPU the call changes nothing and returns 0.
+/// weights between tokens; [`wire`] sets the limit for as long as a value lives. Without a GPU the call changes nothing and returns 0.
 ///
 /// # Errors
 ///

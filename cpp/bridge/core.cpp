@@ -9,6 +9,7 @@
 #include "mlx/utils.h"
 #include "mlx/version.h"
 #include "runtime/contiguous.h"
+#include "runtime/encoder.h"
 #include "runtime/evaluate.h"
 #include "runtime/metallib.h"
 #include "runtime/primitive.h"
@@ -145,8 +146,33 @@ rust::String device_name(bool gpu) {
   return std::get<std::string>(found->second);
 }
 
+size_t recommended_working_set() {
+  if (!gpu_available()) {
+    return 0;
+  }
+  const auto& info = mx::device_info(mx::Device::gpu);
+  auto found = info.find("max_recommended_working_set_size");
+  if (found == info.end() || !std::holds_alternative<size_t>(found->second)) {
+    return 0;
+  }
+  return std::get<size_t>(found->second);
+}
+
 rust::String kernels_origin() {
   return metallib_description();
+}
+
+rust::Vec<MetalKernel> metal_kernels() {
+  rust::Vec<MetalKernel> all;
+  for (const auto& [stem, name] : mlx_primitives::metal_kernels()) {
+    all.push_back(MetalKernel{stem, name});
+  }
+  return all;
+}
+
+uint32_t metal_kernel_threads(const MetalKernel& kernel) {
+  prepare();
+  return mlx_primitives::metal_kernel_threads({std::string(kernel.stem), std::string(kernel.name)});
 }
 
 Place current_place() {
@@ -330,7 +356,7 @@ Handle from_bytes(rust::Slice<const uint8_t> bytes, Ints shape, Dtype dtype) {
   }
   auto dims = to_shape(shape);
   mx::array array(allocate(bytes.size()), std::move(dims), type);
-  std::copy(bytes.begin(), bytes.end(), array.data<uint8_t>());
+  std::copy_n(bytes.data(), bytes.size(), array.data<uint8_t>());
   return handle(std::move(array));
 }
 

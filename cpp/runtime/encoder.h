@@ -6,6 +6,7 @@
 
 #include "mlx/stream.h"
 #include "runtime/dispatch.h"
+#include "runtime/metallib.h"
 
 namespace mlx_primitives {
 
@@ -49,6 +50,15 @@ class Encoder {
 
 /** Metal's encoder of the stream; throws in the name of the op if there is no Metal. */
 std::unique_ptr<Encoder> metal_encoder(const mx::Stream& stream, const char* op);
+
+/** The kernels of metal/; none if there is no Metal. */
+std::vector<MetalKernel> metal_kernels();
+
+/**
+ * The threads that a threadgroup of the kernel may have, as Metal says once the kernel's pipeline
+ * is made. Throws if it cannot be made.
+ */
+uint32_t metal_kernel_threads(const MetalKernel& kernel);
 
 /** CUDA's encoder of the stream; null if the stream is not one of CUDA. */
 std::unique_ptr<Encoder> cuda_encoder(const mx::Stream& stream);

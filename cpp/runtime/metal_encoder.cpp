@@ -113,4 +113,16 @@ void construct_metal_encoders() {
   }
 }
 
+std::vector<MetalKernel> metal_kernels() {
+  return embedded_metal_kernels();
+}
+
+uint32_t metal_kernel_threads(const MetalKernel& kernel) {
+  Dispatch dispatch;
+  dispatch.stem = kernel.stem;
+  dispatch.launch.kernel = kernel.name;
+  auto* state = pipeline(mx::metal::device(mx::Device::gpu), dispatch);
+  return static_cast<uint32_t>(state->maxTotalThreadsPerThreadgroup());
+}
+
 } // namespace mlx_primitives

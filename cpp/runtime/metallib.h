@@ -1,6 +1,7 @@
 #pragma once
 
 #include <string>
+#include <vector>
 
 namespace mlx_primitives {
 
@@ -21,7 +22,16 @@ Metallib find_metallib();
 /** The description of `find_metallib`'s result for a person. */
 std::string metallib_description();
 
+/** A kernel of metal/<stem>.metal. */
+struct MetalKernel {
+  std::string stem;
+  std::string name;
+};
+
 // cmake/embed_metal.cmake generates these.
+
+/** All kernels of metal/. */
+std::vector<MetalKernel> embedded_metal_kernels();
 
 /**
  * metal/<stem>.metal and its includes as one file. It instantiates only this kernel, or all kernels

@@ -26,6 +26,11 @@ const RELEASES: [(u32, MetalVersion); 5] = [
     (27, MetalVersion { major: 4, minor: 1 }),
 ];
 
+/// The first number of the version of macOS that calls itself so to programs that were linked with the SDK
+/// of an earlier one.
+const CALLS_ITSELF: u32 = 16;
+const IS_REALLY: u32 = 26;
+
 const HEADER_BYTES: usize = 88;
 const MACOS: u8 = 0x81;
 
@@ -43,9 +48,39 @@ fn part(bytes: &[u8], at: u64, size: u64) -> Option<&[u8]> {
     bytes.get(usize::try_from(at).ok()?..)?.get(..usize::try_from(size).ok()?)
 }
 
+/// The oldest macOS that a library was compiled for, as major and minor version.
+fn deployment_target(header: &[u8]) -> (u32, u32) {
+    let of = |at: usize| header.get(at..at + 2).map_or(0, number) as u32;
+    (of(12), of(14))
+}
+
+/// An error if a library was compiled for a newer macOS than this one.
+fn check_release(header: &[u8], release: Option<u32>) -> Result<()> {
+    let (major, minor) = deployment_target(header);
+    match release {
+        Some(release) if major > release => Err(Error::argument(
+            "metal_library",
+            format_args!(
+                "a .metallib that macOS {release} runs, got one for macOS {major}.{minor} and later: compile \
+                 it with -mmacosx-version-min={release}.0"
+            ),
+        )),
+        _ => Ok(()),
+    }
+}
+
 /// The newest version of the language that a function was compiled for, or an error if this system
 /// does not run it.
 pub(super) fn check(bytes: &[u8]) -> Result<MetalVersion> {
+    check_for(bytes, macos_release())
+}
+
+/// `check` for a release of macOS; `None` for another system, which runs none.
+///
+/// # Errors
+///
+/// Returns an error if the library is damaged, or made for a later release.
+pub fn check_for(bytes: &[u8], release: Option<u32>) -> Result<MetalVersion> {
     if bytes.len() < HEADER_BYTES || !bytes.starts_with(b"MTLB") {
         return Err(damaged("header is not that of one"));
     }
@@ -67,7 +102,8 @@ pub(super) fn check(bytes: &[u8]) -> Result<MetalVersion> {
     let version = list
         .and_then(|list| newest(list, word(8)))
         .ok_or_else(|| damaged("list of functions is damaged"))?;
-    if let Some(supported) = supported(macos_release())
+    check_release(bytes, release)?;
+    if let Some(supported) = supported(release)
         && version > supported
     {
         let needs = RELEASES.iter().find(|(_, brought)| *brought >= version);
@@ -131,12 +167,32 @@ pub fn supported(release: Option<u32>) -> Option<MetalVersion> {
 }
 
 /// The first number of the version of macOS, or `None` on other systems.
+#[cfg(target_os = "macos")]
 fn macos_release() -> Option<u32> {
-    if !cfg!(target_os = "macos") {
-        return None;
-    }
-    let text = std::fs::read_to_string("/System/Library/CoreServices/SystemVersion.plist").ok()?;
-    let (_, rest) = text.split_once("<key>ProductVersion</key>")?;
-    let (_, rest) = rest.split_once("<string>")?;
-    rest.split(['.', '<']).next()?.trim().parse().ok()
+    let mut text = [0u8; 64];
+    let mut length = text.len();
+    let name = c"kern.osproductversion";
+    // SAFETY: the name ends with a zero; the call writes at most `length` bytes to `text`, and their number
+    // to `length`; it reads no new value, of which there is none.
+    let failed = unsafe {
+        libc::sysctlbyname(
+            name.as_ptr(),
+            text.as_mut_ptr().cast(),
+            &mut length,
+            std::ptr::null_mut(),
+            0,
+        )
+    };
+    (failed == 0).then(|| release_of(&String::from_utf8_lossy(text.get(..length)?)))?
+}
+
+#[cfg(not(target_os = "macos"))]
+fn macos_release() -> Option<u32> {
+    None
+}
+
+/// The first number of a version of macOS, such as 14.5.
+pub fn release_of(version: &str) -> Option<u32> {
+    let first = version.split(['.', '\0']).next()?.trim().parse().ok()?;
+    Some(if first == CALLS_ITSELF { IS_REALLY } else { first })
 }

@@ -52,7 +52,7 @@ pub use launch::{Call, Constant, Launch};
 pub use library::MetalLibrary;
 pub use metallib::MetalVersion;
 #[doc(hidden)]
-pub use metallib::supported as supported_metal;
+pub use metallib::{check_for as check_metallib, release_of, supported as supported_metal};
 pub use view::{Elements, View, ViewMut};
 
 /// The shape and type of an array.

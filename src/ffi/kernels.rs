@@ -1,10 +1,12 @@
 //! The entry points of the CPU kernels for C++.
 
 mod elements;
+mod lent;
 mod products;
 mod rows;
 
 use elements::*;
+pub(super) use lent::{lend_thread, lend_thread_until};
 use products::*;
 use rows::*;
 

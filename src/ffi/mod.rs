@@ -12,11 +12,9 @@ mod kernels;
 pub(crate) mod ops;
 mod simulator;
 
-use std::cell::Cell;
+use kernels::{lend_thread, lend_thread_until};
 
-use cxx::CxxVector;
-
-use crate::cpu::{self, Element};
+use crate::cpu::Element;
 use crate::transforms::Closure;
 
 /// The element type of the kernels, or `None` for types that the functions of the ops refuse.
@@ -27,25 +25,6 @@ fn element(dtype: bridge::Dtype) -> Option<Element> {
         bridge::Dtype::Bfloat16 => Some(Element::BF16),
         _ => None,
     }
-}
-
-/// Lends this thread to the kernels until the arrays are computed. Asking whether they are may
-/// return an error of the evaluation.
-fn lend_thread(arrays: &CxxVector<bridge::MlxArray>) -> Result<(), cxx::Exception> {
-    let error = Cell::new(None);
-    cpu::lend_thread(&|| {
-        arrays.iter().all(|array| {
-            bridge::finished(array).unwrap_or_else(|e| {
-                error.set(Some(e));
-                true
-            })
-        })
-    });
-    error.take().map_or(Ok(()), Err)
-}
-
-fn lend_thread_until(signal: &bridge::Signal) {
-    cpu::lend_thread(&|| bridge::is_set(signal));
 }
 
 #[cxx::bridge(namespace = "mlx_primitives::bridge")]
@@ -130,6 +109,12 @@ pub(crate) mod bridge {
         stream: i32,
     }
 
+    /// A kernel of `metal/<stem>.metal`.
+    struct MetalKernel {
+        stem: String,
+        name: String,
+    }
+
     struct ListPair {
         first: UniquePtr<CxxVector<MlxArray>>,
         second: UniquePtr<CxxVector<MlxArray>>,
@@ -178,7 +163,11 @@ pub(crate) mod bridge {
         fn gpu_available() -> Result<bool>;
         fn default_is_gpu() -> Result<bool>;
         fn device_name(gpu: bool) -> Result<String>;
+        /// The bytes that a GPU of Apple's should have resident at most; 0 for another or none.
+        fn recommended_working_set() -> Result<usize>;
         fn kernels_origin() -> Result<String>;
+        fn metal_kernels() -> Vec<MetalKernel>;
+        fn metal_kernel_threads(kernel: &MetalKernel) -> Result<u32>;
         fn current_place() -> Place;
         fn set_place(place: Place);
         fn new_stream(gpu: bool) -> Result<i32>;

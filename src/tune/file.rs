@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use serde::{Deserialize, Serialize};
 
-use super::{Choices, Measured};
+use super::{Choices, Measured, neural};
 use crate::device::{self, Device};
 use crate::error::{Error, Result};
 use crate::{files, simulator};
@@ -53,7 +53,8 @@ impl Key {
     }
 
     /// Whether MLX's matrix products run on the neural accelerators of the GPU's cores: on the M5
-    /// and later, with macOS 26.2 (Darwin 25.2) or later. Our kernels do not use them.
+    /// and later, with macOS 26.2 (Darwin 25.2) or later, if the MLX that runs has kernels for them. Our
+    /// kernels do not use them.
     pub(super) fn has_neural_accelerators(&self) -> bool {
         if self.chip.contains(" threads") {
             return false; // a CPU's key
@@ -65,7 +66,7 @@ impl Key {
         let generation = self.chip.strip_prefix("Apple M").and_then(number);
         let mut release = self.system.strip_prefix("Darwin ").unwrap_or("").split('.').map(number);
         let release = (release.next().flatten(), release.next().flatten());
-        generation >= Some(5) && release >= (Some(25), Some(2))
+        generation >= Some(5) && release >= (Some(25), Some(2)) && neural::in_mlx().unwrap_or(true)
     }
 }
 

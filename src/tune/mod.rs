@@ -31,6 +31,7 @@
 
 mod file;
 mod measure;
+mod neural;
 mod process;
 mod scope;
 
@@ -46,6 +47,8 @@ use crate::error::Result;
 
 pub use file::{Key, path};
 pub use measure::agree;
+#[doc(hidden)]
+pub use neural::has_kernels as has_neural_kernels;
 use process::Process;
 pub use scope::{asked, with_choices};
 pub(crate) use scope::{chosen, only_ours};

@@ -116,7 +116,8 @@ fn kernels_are_embedded_one_at_a_time() -> Checked {
     assert!(embed(&metal, &embedded)?.status.success());
     fs::write(&print, PRINT)?;
     let mut compiler = Command::new("c++");
-    compiler.args(["-std=c++20", "-o"]).args([&program, &embedded, &print]);
+    compiler.arg("-std=c++20").arg("-I").arg(Path::new(ROOT).join("cpp"));
+    compiler.arg("-o").args([&program, &embedded, &print]);
     assert!(compiler.status()?.success());
     let source = |stem: &str, kernel: &str| {
         let output = Command::new(&program).args([stem, kernel]).output()?;
@@ -269,7 +270,8 @@ fn changed_kernels_are_compiled_with_a_metal_compiler() -> Checked {
     assert_eq!(lines.len(), 4, "{log}");
     for (line, stem) in lines.iter().zip(["one", "two", "sources"]) {
         assert!(
-            line.starts_with("metal -std=metal3.1 ") && line.contains(" -fno-fast-math "),
+            line.starts_with("metal -std=metal3.1 -mmacosx-version-min=14.0 ")
+                && line.contains(" -fno-fast-math "),
             "{log}"
         );
         assert!(line.ends_with(&format!(" -c {stem}.metal -o {stem}.air")), "{log}");
@@ -294,6 +296,25 @@ fn changed_kernels_are_compiled_with_a_metal_compiler() -> Checked {
         .output()?;
     assert!(output.status.success() && !built.exists(), "{output:?}");
     assert_eq!(fs::read_to_string(mac.path().join("bin/xcrun.log"))?, log);
+
+    // A library that was brought from another Mac becomes the build's, if its sources are these.
+    let brought = mac.path().join("brought.metallib");
+    for (content, said) in [(&*named, "kernels are those of"), ("other sources", "is not used")] {
+        fs::write(&brought, content)?;
+        let output = cmake()
+            .arg(format!("-DMETAL_DIR={}", path("metal")))
+            .arg(format!("-DOUTPUT={}", built.display()))
+            .arg(format!("-DBROUGHT={}", brought.display()))
+            .args(["-P", &path("cmake/compile_metal.cmake")])
+            .env("PATH", format!("{}:{}", path("bin"), std::env::var("PATH")?))
+            .output()?;
+        assert!(String::from_utf8_lossy(&output.stderr).contains(said), "{output:?}");
+        assert!(output.status.success(), "{output:?}");
+        let now = fs::read_to_string(&built)?;
+        assert_eq!(now, if content == named { &named } else { &*library }, "{content}");
+        fs::remove_file(&built)?;
+        fs::write(mac.path().join("bin/xcrun.log"), &log)?;
+    }
 
     // A changed header makes every kernel out of date, whatever the time of the file.
     fs::write(mac.path().join("metal/one.h"), "// changed\n")?;

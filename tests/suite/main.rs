@@ -72,6 +72,7 @@ mod options;
 mod parameters;
 mod parts_of_ops;
 mod peft;
+mod pipelines;
 mod printing;
 mod prose;
 mod quantize;

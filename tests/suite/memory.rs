@@ -4,6 +4,7 @@
 //! with one test and an environment variable.
 
 mod peaks;
+mod wired;
 
 use std::cell::{Cell, RefCell};
 use std::env;

@@ -61,6 +61,7 @@ pub struct Metal {
     include_dirs: Vec<PathBuf>,
     flags: Vec<String>,
     standard: String,
+    deployment_target: String,
     require_xcode: bool,
     xcrun: PathBuf,
     target: Option<String>,
@@ -76,6 +77,7 @@ impl Metal {
             include_dirs: Vec::new(),
             flags: Vec::new(),
             standard: "metal3.1".to_owned(),
+            deployment_target: "14.0".to_owned(),
             require_xcode: false,
             xcrun: PathBuf::from("xcrun"),
             target: None,
@@ -94,9 +96,16 @@ impl Metal {
         self
     }
 
-    /// Sets the language, `metal3.1` (macOS 14) by default; older systems refuse the library.
+    /// Sets the language, `metal3.1` by default, which macOS 14 and later have. A later one may need a
+    /// later [`deployment_target`](Self::deployment_target).
     pub fn standard(self, standard: impl Into<String>) -> Self {
         Self { standard: standard.into(), ..self }
+    }
+
+    /// Sets the oldest macOS that loads the library, `14.0` by default. Older ones refuse it, whatever
+    /// the language.
+    pub fn deployment_target(self, macos: impl Into<String>) -> Self {
+        Self { deployment_target: macos.into(), ..self }
     }
 
     /// Adds a flag for the Metal compiler.
@@ -175,7 +184,8 @@ impl Metal {
             return Err(no_xcode(&String::from_utf8_lossy(&version.stderr)));
         }
         let air = library.with_extension("air");
-        let mut arguments = vec![format!("-std={}", self.standard)];
+        let oldest = format!("-mmacosx-version-min={}", self.deployment_target);
+        let mut arguments = vec![format!("-std={}", self.standard), oldest];
         arguments.extend(["-O2", "-Wall", "-Wextra", "-fno-fast-math"].map(String::from));
         arguments.extend(self.include_dirs.iter().map(|dir| format!("-I{}", dir.display())));
         arguments.extend(self.flags.iter().cloned());

@@ -62,14 +62,28 @@ fn with_xcode_it_is_compiled() -> Checked {
     let folder = package()?;
     let folder = folder.path();
     let xcrun = xcrun(folder, WORKS)?;
-    metal(folder, "macos").xcrun(&xcrun).flag("-Werror").standard("metal3.2").build()?;
+    metal(folder, "macos")
+        .xcrun(&xcrun)
+        .flag("-Werror")
+        .standard("metal3.2")
+        .deployment_target("15.0")
+        .build()?;
     assert_eq!(read(folder, "own.metallib")?, "compiled\n");
     let log = fs::read_to_string(folder.join("xcrun.log"))?;
     let lines: Vec<&str> = log.lines().collect();
     assert_eq!(lines.len(), 2, "{log}");
-    for part in
-        ["--sdk macosx metal ", "-std=metal3.2", "-fno-fast-math", "-Werror", "own.metal -o "]
-    {
+    let plain = metal(folder, "macos").xcrun(&xcrun);
+    plain.build()?;
+    let again = fs::read_to_string(folder.join("xcrun.log"))?;
+    assert!(again[log.len()..].contains("-std=metal3.1 -mmacosx-version-min=14.0 "), "{again}");
+    for part in [
+        "--sdk macosx metal ",
+        "-std=metal3.2",
+        "-mmacosx-version-min=15.0",
+        "-fno-fast-math",
+        "-Werror",
+        "own.metal -o ",
+    ] {
         assert!(lines[0].contains(part), "{log}");
     }
     assert!(

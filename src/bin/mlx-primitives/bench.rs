@@ -15,6 +15,7 @@ use crate::kernels::Kernels;
 use crate::model::{Float, KvArgs, Packing, Source, bytes, check_kv, progress};
 use crate::output::{self, StdoutError};
 use crate::ranks::{self, Ranks};
+use crate::wired::{self, Resident};
 use traffic::Traffic;
 
 const EXAMPLES: &str = "\
@@ -86,6 +87,11 @@ pub fn run(args: &Args) -> Result<()> {
         }
     }
     check_kv(args.kv.kind(), &llama)?;
+    // Each trial starts from a copy of the context.
+    let positions = [args.context, args.context, args.prompt_tokens, args.generation_tokens];
+    let positions = positions.into_iter().map(|tokens| tokens as usize).sum();
+    let cache = wired::cache(&llama, args.kv.kind(), positions);
+    let _resident = Resident::with_slack(llama.nbytes().saturating_add(cache));
     let bench = Bench::new(&llama, args.kv.kind(), args.context)?;
     let (prompt, generation) = (args.prompt_tokens as usize, args.generation_tokens as usize);
     let bar = progress(u64::from(args.num_trials) + 1)?.with_message("trials");

@@ -29,6 +29,7 @@ mod table;
 mod text;
 mod tune;
 mod verify;
+mod wired;
 
 use std::path::PathBuf;
 use std::process::ExitCode;

@@ -5,12 +5,14 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
 use mlx_primitives::files;
+use mlx_primitives::llama::CacheKind;
 use serde_json::json;
 
 use crate::kernels::Kernels;
 use crate::model::{Source, progress};
 use crate::output;
 use crate::ranks::{self, Ranks};
+use crate::wired::{self, Resident};
 
 const EXAMPLES: &str = "\
 The text is tokenized as a whole, with the special tokens that the tokenizer adds, and every token \
@@ -54,6 +56,8 @@ pub fn run(args: &Args) -> Result<()> {
             "note: {tokens} tokens are scored in windows of {limit}, for which the model was made"
         ));
     }
+    let cache = wired::cache(&checkpoint.llama, CacheKind::Plain, tokens.len());
+    let _resident = Resident::with_slack(checkpoint.llama.nbytes().saturating_add(cache));
     let bar = progress(tokens.len().saturating_sub(1) as u64)?.with_message("tokens");
     let score = checkpoint
         .llama

@@ -1,6 +1,7 @@
 //! The common parts of `generate` and `chat`: their options, and the models and templates that they
 //! load.
 
+use std::cell::RefCell;
 use std::collections::BTreeSet;
 use std::hash::{BuildHasher, RandomState};
 use std::ops::ControlFlow;
@@ -21,6 +22,7 @@ use crate::kernels::Kernels;
 use crate::model::{Source, check_kv, kv_bits, kv_group_size};
 use crate::output;
 use crate::ranks::{self, Ranks};
+use crate::wired::{self, Resident};
 
 #[derive(clap::Args)]
 pub struct TextArgs {
@@ -156,6 +158,9 @@ pub struct Session {
     draft_tokens: usize,
     /// Set by Ctrl-C; the text then ends.
     pub stop: Arc<AtomicBool>,
+    _weights: Resident,
+    /// The keys and values of the last text.
+    caches: RefCell<Resident>,
 }
 
 impl Session {
@@ -197,7 +202,21 @@ impl Session {
         check_kv(options.cache, &checkpoint.llama)?;
         let stop = Arc::new(AtomicBool::new(false));
         let draft_tokens = args.num_draft_tokens;
-        Ok(Self { checkpoint, draft, template, chat, options, draft_tokens, stop })
+        let models = [Some(&checkpoint), draft.as_ref()].into_iter().flatten();
+        let weights = models.map(|model| model.llama.nbytes()).sum();
+        let _weights = Resident::with_slack(weights);
+        let caches = RefCell::default();
+        Ok(Self {
+            checkpoint,
+            draft,
+            template,
+            chat,
+            options,
+            draft_tokens,
+            stop,
+            _weights,
+            caches,
+        })
     }
 
     /// The tokens of a conversation or, without a template, of the text to continue.
@@ -234,6 +253,12 @@ impl Session {
     /// Starts a text, from the cache if there is one, and runs the prompt, with a progress bar on a
     /// terminal if the prompt is long.
     pub fn start(&self, prompt: &[u32], cache: Option<PromptCache>) -> Result<TextGeneration<'_>> {
+        let positions = prompt.len().saturating_add(self.options.max_tokens);
+        let models = [Some(&self.checkpoint), self.draft.as_ref()].into_iter().flatten();
+        let bytes = models.map(|model| wired::cache(&model.llama, self.options.cache, positions));
+        // Asked for before the last ones are given back.
+        let caches = Resident::new(bytes.fold(0, usize::saturating_add));
+        self.caches.replace(caches);
         let mut generation = self.checkpoint.generate_text(prompt, &self.options)?;
         if let Some(cache) = cache {
             generation = generation.with_cache(cache)?;

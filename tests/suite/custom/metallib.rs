@@ -3,7 +3,7 @@
 use std::io::Write;
 
 use mlx_primitives::custom::{MetalLibrary, MetalVersion};
-use mlx_primitives::internals::supported_metal;
+use mlx_primitives::internals::{check_metallib, has_neural_kernels, release_of, supported_metal};
 
 use crate::support::{Checked, message};
 
@@ -75,6 +75,61 @@ fn metallibs_are_checked() -> Checked {
     Ok(())
 }
 
+/// The system that a metallib was compiled for says more than its language does.
+#[test]
+fn libraries_for_a_later_system_are_refused() -> Checked {
+    let mut library = metallib((3, 1));
+    assert!(check_metallib(&library, Some(14)).is_ok());
+    let said = message(check_metallib(&library, Some(13)));
+    for part in ["that macOS 13 runs", "for macOS 14.0 and later", "-mmacosx-version-min=13.0"] {
+        assert!(said.contains(part), "{said}");
+    }
+    library[12..16].copy_from_slice(&[26, 0, 2, 0]);
+    for release in [14, 15, 25] {
+        let said = message(check_metallib(&library, Some(release)));
+        assert!(said.contains("for macOS 26.2 and later"), "{release}: {said}");
+    }
+    for release in [Some(26), Some(27), Some(99), None] {
+        assert!(check_metallib(&library, release).is_ok(), "{release:?}");
+    }
+    // A macOS 26 calls itself 16 to programs that do not know it.
+    for (said, release) in [
+        ("14.5", Some(14)),
+        ("15.6.1\0", Some(15)),
+        ("16.0", Some(26)),
+        ("26.2", Some(26)),
+        ("27", Some(27)),
+        ("", None),
+        ("a Mac", None),
+    ] {
+        assert_eq!(release_of(said), release, "{said:?}");
+    }
+    Ok(())
+}
+
+#[test]
+fn kernels_for_neural_accelerators_are_looked_for_by_name() -> Checked {
+    let file = tempfile::NamedTempFile::new()?;
+    let without = metallib((4, 0));
+    std::fs::write(&file, &without)?;
+    assert!(!has_neural_kernels(file.path())?);
+    let at = without.windows(12).position(|part| part == b"kernel_of_it").expect("the name");
+    let mut with = without.clone();
+    with[at..at + 12].copy_from_slice(b"gemm_nax_f16");
+    std::fs::write(&file, &with)?;
+    assert!(has_neural_kernels(file.path())?);
+    // Only names count, and what is no metallib has none.
+    let last = without.len() - 3;
+    let elsewhere = [&without[..last], b"nax"].concat();
+    std::fs::write(&file, elsewhere)?;
+    assert!(!has_neural_kernels(file.path())?);
+    for broken in [&b"nax"[..], &b"nax".repeat(40)] {
+        std::fs::write(&file, broken)?;
+        assert!(has_neural_kernels(file.path()).is_err());
+    }
+    Ok(())
+}
+
 #[test]
 fn metallibs_are_files_too() -> Checked {
     let folder = tempfile::tempdir()?;
@@ -101,6 +156,9 @@ fn metallibs_that_apple_compiled_are_accepted() -> Checked {
             let version = MetalLibrary::from_path(&path)?.version();
             let known = (3..=4).contains(&version.map_or(0, |version| version.major));
             assert!(known, "{}: {version:?}", path.display());
+            // MLX has kernels for neural accelerators where it was built for macOS 26.
+            let later = check_metallib(&std::fs::read(&path)?, Some(15)).is_err();
+            assert_eq!(has_neural_kernels(&path)?, later, "{}", path.display());
             found += 1;
         }
     }

@@ -1,6 +1,7 @@
 //! The steps of the command, and their expected results.
 
 use std::cell::RefCell;
+use std::collections::BTreeMap;
 use std::rc::Rc;
 use std::time::Instant;
 
@@ -8,6 +9,7 @@ use anyhow::{Context, Result, ensure};
 use mlx_primitives::conformance::{Backend, Check, Conformance, Outcome, Share};
 use mlx_primitives::device::{Device, with_device};
 use mlx_primitives::llama::{Checkpoint, Options};
+use mlx_primitives::pipelines::{self, Pipeline};
 use mlx_primitives::simulator;
 use serde_json::{Value, json};
 
@@ -34,7 +36,15 @@ pub fn all(device: Device, selected: Selected) -> Vec<Step> {
         name: name.to_owned(),
         run,
     };
-    let mut steps = vec![step("build", "facts", Box::new(facts))];
+    let mut steps = Vec::new();
+    // First, since nothing runs where a kernel has no pipeline.
+    if device == Device::Gpu || simulates() {
+        let all = pipelines::all();
+        if !all.is_empty() {
+            steps.push(step("build", "pipelines", Box::new(move || pipelines(&all))));
+        }
+    }
+    steps.push(step("build", "facts", Box::new(facts)));
     for rows in table::ROWS {
         steps.push(step(
             "self-test",
@@ -53,9 +63,39 @@ pub fn all(device: Device, selected: Selected) -> Vec<Step> {
     steps
 }
 
+/// Whether the results of a device are judged. The GPU of a virtual Mac, such as those of hosted
+/// runners, is of an older family than any Mac's, and MLX's own ops are wrong on it too.
+pub fn judges(device: Device) -> Result<bool> {
+    Ok(device == Device::Cpu || !device.name()?.contains("Paravirtual"))
+}
+
 /// Whether primitives run in the simulator of Metal.
 pub fn simulates() -> bool {
     table::inputs::simulated() && simulator::is_available()
+}
+
+/// Makes the pipeline of every kernel, and lists how many threads each leaves room for.
+fn pipelines(all: &[Pipeline]) -> Result<Found> {
+    let (mut lines, mut limits, mut failures) = (String::new(), BTreeMap::new(), Vec::new());
+    for pipeline in all {
+        let name = pipeline.kernel();
+        match pipeline.most_threads() {
+            Ok(threads) => {
+                lines += &format!("{name:<56}{threads:>5}\n");
+                limits.insert(name.to_owned(), threads);
+            }
+            Err(error) => {
+                failures.push(format!("{name} of metal/{}.metal: {error}", pipeline.stem()))
+            }
+        }
+    }
+    let range = limits.values().min().zip(limits.values().max());
+    let range = range.map_or(String::new(), |(least, most)| {
+        format!(", with room for {least} to {most} threads")
+    });
+    let said = format!("{} of {} kernels{range}", limits.len(), all.len());
+    let json = json!({"kernels": all.len(), "threads": limits});
+    Ok(Found { said, text: lines, failures, json })
 }
 
 fn facts() -> Result<Found> {

@@ -1,0 +1,48 @@
+//! The memory of a command's models stays resident for the GPU while it uses them, where that can be asked
+//! for. Without it macOS pages weights out between tokens once they take most of the memory.
+
+use mlx_primitives::llama::{CacheKind, Llama, estimate};
+use mlx_primitives::memory::{self, Wired};
+
+use crate::output;
+
+/// Memory that is given back when this is dropped.
+#[derive(Default)]
+pub struct Resident(#[allow(dead_code)] Option<Wired<'static>>);
+
+impl Resident {
+    /// Up to this many bytes. Where the system refuses them, the command says so and goes on, slower.
+    pub fn new(bytes: usize) -> Self {
+        match memory::wire(bytes) {
+            Ok(wired) => Self(Some(wired)),
+            Err(error) => {
+                output::eprintln(format_args!(
+                    "note: the model may be paged out between tokens: {error}"
+                ));
+                Self(None)
+            }
+        }
+    }
+
+    /// These bytes, and those of what a step of the model computes.
+    pub fn with_slack(bytes: usize) -> Self {
+        Self::new(bytes.saturating_add(slack(bytes)))
+    }
+}
+
+/// A prompt's step of 512 tokens computes some hundred megabytes at a time, more for larger models.
+/// Chosen, not measured.
+fn slack(bytes: usize) -> usize {
+    (512 << 20) + bytes / 16
+}
+
+/// The bytes of keys and values of this many positions, or of as many as the model takes.
+pub fn cache(llama: &Llama, kind: CacheKind, positions: usize) -> usize {
+    let config = llama.config();
+    let most = config.max_position_embeddings.map_or(u32::MAX, i32::unsigned_abs);
+    let positions = u32::try_from(positions).unwrap_or(u32::MAX).min(most);
+    // Buffers have room for a multiple of 256 positions.
+    let positions = positions.checked_next_multiple_of(256).unwrap_or(positions);
+    let sizes = estimate(config, llama.dtype(), None, kind, 1, positions);
+    sizes.map_or(usize::MAX, |sizes| usize::try_from(sizes.cache).unwrap_or(usize::MAX))
+}

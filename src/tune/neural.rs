@@ -1,0 +1,43 @@
+//! Whether the MLX that runs has kernels for the neural accelerators of the GPU's cores. MLX compiles them
+//! only where it is built for macOS 26.2 or later: its wheels for macOS 14 and 15 have none, nor has
+//! every other package.
+
+use std::fs::File;
+use std::io::{self, Read, Seek, SeekFrom};
+use std::path::Path;
+use std::sync::OnceLock;
+
+use crate::device;
+
+/// A part of the names of those kernels.
+const NAMED: &[u8] = b"nax";
+/// The most bytes of a list of functions that are read; MLX's has three million.
+const MOST: u64 = 64 << 20;
+
+/// Whether the loaded MLX has such kernels; `None` if its metallib is not beside it, as on other systems
+/// than macOS.
+pub(super) fn in_mlx() -> Option<bool> {
+    static FOUND: OnceLock<Option<bool>> = OnceLock::new();
+    *FOUND.get_or_init(|| has_kernels(&device::mlx_library()?.with_file_name("mlx.metallib")).ok())
+}
+
+/// Whether a metallib has such kernels: reads its header and its list of functions.
+///
+/// # Errors
+///
+/// Returns an error if the file cannot be read, or is no metallib.
+pub fn has_kernels(metallib: &Path) -> io::Result<bool> {
+    let mut file = File::open(metallib)?;
+    let mut header = [0; 40];
+    file.read_exact(&mut header)?;
+    let word = |at: usize| {
+        header[at..at + 8].iter().rev().fold(0, |all, &byte| all << 8 | u64::from(byte))
+    };
+    if !header.starts_with(b"MTLB") {
+        return Err(io::Error::other("no metallib"));
+    }
+    file.seek(SeekFrom::Start(word(24)))?;
+    let mut list = Vec::new();
+    file.take(word(32).min(MOST)).read_to_end(&mut list)?;
+    Ok(list.windows(NAMED.len()).any(|part| part == NAMED))
+}
