@@ -48,6 +48,8 @@ found=$(rustc --version 2>/dev/null | sed -n -E 's/^rustc ([0-9.]+).*/\1/p') || 
 [ -n "$found" ] || die "rustc does not start; install Rust $rust or later by https://rustup.rs"
 at_least "$rust" "$found" || die "Rust $found is too old, and $rust or later is needed; $rust_cure"
 if [ "$system" = Darwin ]; then
+  [ "$(sysctl -n hw.optional.arm64 2>/dev/null)" = 1 ] ||
+    die "this Mac has an Intel processor, and MLX is for Apple silicon; use a Mac with an M1 or later"
   [ "$(sysctl -n sysctl.proc_translated 2>/dev/null)" != 1 ] ||
     die "this shell is for Intel, and MLX is for Apple silicon; open a terminal that does not use Rosetta"
   [[ "$(rustc -vV)" != *"host: x86_64-apple-darwin"* ]] ||

@@ -2,25 +2,27 @@
 # Builds and links on Linux the code for a Mac: cpp/ by its own CMakeLists.txt against MLX's macOS
 # wheels, then the crate and its command for aarch64-apple-darwin. Nothing is run.
 #
-#   scripts/cross_link.sh [--no-rust] [--all]
+#   scripts/cross_link.sh [--no-rust] [--all] [--mlx=VERSION]
 #
-# --no-rust skips the Rust half. --all fails if any part could not be run.
+# --no-rust skips the Rust half. --all fails if any part could not be run. --mlx takes the wheels of another version of
+# MLX than the one that scripts/build_metal.sh installs.
 set -euo pipefail
 # shellcheck source=tests/cross_link/tools.sh
 source "$(dirname "${BASH_SOURCE[0]}")/../tests/cross_link/tools.sh"
 
 rust=yes all=no
+mlx_version=$(tr -d '[:space:]' <"$root/cmake/mlx_version.txt")
 for option in "$@"; do
   case $option in
     --no-rust) rust=no ;;
     --all) all=yes ;;
-    *) die "unknown option $option; there are --no-rust and --all" ;;
+    --mlx=?*) mlx_version=${option#--mlx=} ;;
+    *) die "unknown option $option; there are --no-rust, --all and --mlx=VERSION" ;;
   esac
 done
 
 here=$root/tests/cross_link
 sdk=$here/sdk
-mlx_version=$(tr -d '[:space:]' <"$root/cmake/mlx_version.txt")
 cxx_version=$(sed -n '/^name = "cxx"$/{n;s/version = "\(.*\)"/\1/p}' "$root/Cargo.lock")
 releases=(14.0 26.0)
 not_run=()
@@ -77,7 +79,7 @@ cxx=$(dirname "$cxx")
 # compile RELEASE: compiles cpp/ as on a Mac. check_mlx.cmake would run a program of the target, so it
 # gets the result here.
 compile() {
-  local release=$1 build=$cross/build-$1
+  local release=$1 build=$cross/build-$mlx_version-$1
   logged "configure-$release" "$cmake" -S "$root/cpp" -B "$build" "${generator[@]}" \
     -DCMAKE_SYSTEM_NAME=Darwin -DCMAKE_SYSTEM_PROCESSOR=arm64 -DCMAKE_OSX_SYSROOT= \
     -DCMAKE_CXX_COMPILER="$(compiler "$release")" \
@@ -98,7 +100,7 @@ compile() {
 objects() {
   python3 -c 'import json, sys
 for entry in json.load(open(sys.argv[1] + "/compile_commands.json")):
-    print(sys.argv[1] + "/" + entry["output"])' "$cross/build-$1"
+    print(sys.argv[1] + "/" + entry["output"])' "$cross/build-$mlx_version-$1"
 }
 
 # link RELEASE OUTPUT OBJECT...: links with the libraries that cpp/ needs from the system and MLX.
@@ -117,7 +119,7 @@ declare -A taken
 for release in "${releases[@]}"; do
   say "compiling and linking for macOS $release"
   compile "$release"
-  build=$cross/build-$release
+  build=$cross/build-$mlx_version-$release
   mapfile -t files < <(objects "$release")
   count=$((count + ${#files[@]}))
   symbols undefined "${files[@]}" "$build/cxx.o" | { grep -E "$rust_symbols" || true; } >"$build/rust_symbols.txt"
@@ -141,7 +143,7 @@ mlx_symbols=$(wc -l <<<"$all_taken")
 say "$mlx_symbols MLX symbols used; the macOS ${releases[*]} wheels export each of them"
 
 # Checks that the link can fail: the linker must report each planted mistake, and nothing else.
-release=${releases[0]} build=$cross/build-${releases[0]}
+release=${releases[0]} build=$cross/build-$mlx_version-${releases[0]}
 mapfile -t files < <(objects "$release")
 files+=("$build/cxx.o" "$build/rust_symbols.o")
 for plant in unexported:contiguous_copy_gpu wrong_signature:softmax; do
@@ -158,7 +160,7 @@ done
 
 # The crate: std, dependencies, library and command, linked with the same objects and no labels.
 rust_for_apple() {
-  local target=aarch64-apple-darwin log=$logs/rust.log build=$cross/build-14.0 arguments file binary
+  local target=aarch64-apple-darwin log=$logs/rust.log build=$cross/build-$mlx_version-14.0 arguments file binary
   arguments=(-Clinker="$(compiler 14.0)")
   while read -r file; do arguments+=("-Clink-arg=$file"); done < <(objects 14.0)
   for file in "-L$(wheel 14.0)/lib" -lmlx "-L$sdk/lib" -lobjc "-F$sdk/frameworks"; do

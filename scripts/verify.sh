@@ -42,7 +42,10 @@ for name in "${steps[@]}"; do
     sanitizers) scripts/sanitize.sh ;;
     suite_sanitizer) scripts/sanitize_suite.sh ;;
     versions) cargo check && scripts/mlx_versions.sh headers ;;
-    macos) read_lists && scripts/cross_link.sh ;;
+    macos)
+      read_lists && scripts/cross_link.sh &&
+        scripts/cross_link.sh --no-rust --mlx="$(tr -d '[:space:]' <cmake/mlx_oldest.txt)"
+      ;;
     calibration) scripts/calibrate.sh --table ;;
     mlx) cargo test -p metal-sim --test mlx -- --include-ignored ;;
     agx) scripts/agx.sh --check ;;

@@ -193,7 +193,13 @@ fn mac(xcrun: &str) -> anyhow::Result<TempDir> {
         fs::write(path.join(kernel), "kernel void k() {}\n")?;
     }
     write_mlx(&path.join("mlx"), fs::read_to_string(path.join("cmake/mlx_version.txt"))?.trim())?;
-    for (tool, body) in [("uname", "echo Darwin"), ("make", ""), ("c++", ""), ("xcrun", xcrun)] {
+    for (tool, body) in [
+        ("uname", "echo Darwin"),
+        ("sysctl", "case $2 in hw.optional.arm64) echo 1;; *) echo 0;; esac"),
+        ("make", ""),
+        ("c++", ""),
+        ("xcrun", xcrun),
+    ] {
         stub(path, tool, body)?;
     }
     // The CMake that build.rs would use is on the PATH.

@@ -46,3 +46,28 @@ pub fn cache(llama: &Llama, kind: CacheKind, positions: usize) -> usize {
     let sizes = estimate(config, llama.dtype(), None, kind, 1, positions);
     sizes.map_or(usize::MAX, |sizes| usize::try_from(sizes.cache).unwrap_or(usize::MAX))
 }
+
+#[cfg(test)]
+mod tests {
+    use anyhow::Result;
+    use mlx_primitives::Array;
+    use mlx_primitives::llama::Checkpoint;
+
+    use super::*;
+
+    #[test]
+    fn bytes_of_a_cache_are_those_of_its_buffers() -> Result<()> {
+        let llama = Checkpoint::demo()?.llama;
+        for kind in [CacheKind::Plain, CacheKind::Quantized { group_size: 32, bits: 8 }] {
+            let mut real = llama.new_cache_of(kind)?;
+            let _ = llama.forward(&Array::from_slice(&[1u32, 2, 3], [1, 3])?, &mut real)?;
+            // The buffers of plain caches have room for the queries of a step too.
+            let (real, asked) = (real.nbytes(), cache(&llama, kind, 3));
+            assert!(asked <= real && real <= 2 * asked, "{kind:?}: {asked} of {real}");
+        }
+        let most = llama.config().max_position_embeddings.unwrap_or_default().unsigned_abs();
+        let whole = cache(&llama, CacheKind::Plain, most as usize);
+        assert_eq!(cache(&llama, CacheKind::Plain, usize::MAX), whole);
+        Ok(())
+    }
+}

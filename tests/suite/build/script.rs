@@ -52,6 +52,26 @@ fn a_version_of_mlx_that_does_not_fit_is_refused_with_those_that_do() -> Checked
     Ok(())
 }
 
+/// Intel's Macs have no such variable, and programs that Rosetta runs are told that it does.
+#[test]
+fn macs_and_shells_for_intel_are_refused_before_anything_is_fetched() -> Checked {
+    for (sysctl, expected) in [
+        ("exit 1", "error: this Mac has an Intel processor, and MLX is for Apple silicon"),
+        ("echo 1", "error: this shell is for Intel, and MLX is for Apple silicon"),
+    ] {
+        let mac = mac("exit 1")?;
+        stub(mac.path(), "sysctl", sysctl)?;
+        let said = refusal(mac.path(), ("NONE", ""))?;
+        assert!(said.contains(expected), "{said}");
+    }
+    let mac = mac("exit 1")?;
+    let rust = "case $1 in --version) echo 'rustc 1.100.0 (a 2027-03-15)';; *) echo 'host: x86_64-apple-darwin';; esac";
+    stub(mac.path(), "rustc", rust)?;
+    let said = refusal(mac.path(), ("NONE", ""))?;
+    assert!(said.contains("error: this Rust is for Intel"), "{said}");
+    Ok(())
+}
+
 #[test]
 fn old_tools_are_refused_before_anything_is_fetched() -> Checked {
     let mac = mac("exit 1")?;
