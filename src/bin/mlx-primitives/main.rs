@@ -23,6 +23,7 @@ mod ranks;
 #[path = "../../../tests/suite/table/loops.rs"]
 mod reference_loops;
 // Only the suite uses all of this module.
+mod statistics;
 #[allow(dead_code)]
 #[path = "../../../tests/suite/table/mod.rs"]
 mod table;
