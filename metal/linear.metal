@@ -24,6 +24,35 @@ METAL_FUNC T finished(
   return y;
 }
 
+/** Loads elements at, ..., at + READS - 1 of the rows of w of a SIMD group; zeros past `length`. */
+template <typename T>
+METAL_FUNC void load_weights(
+    thread packed4<T>* weights,
+    const device T* w,
+    uint first,
+    uint at,
+    uint length,
+    constant LinearParams& params) {
+  for (uint r = 0; r < LINEAR_SIMD_ROWS; r++) {
+    const uint row = min(first + r, params.n - 1);
+    weights[r] = load4(w + size_t(row) * params.k, at, length, T(0.0f));
+  }
+}
+
+/** Adds the products of these weights with values of each row of x. */
+template <typename T, uint ROWS>
+METAL_FUNC void add_products(
+    thread float* sums, const thread packed4<T>* weights, const threadgroup float* staged) {
+  for (uint m = 0; m < ROWS; m++) {
+    const float4 values = *(const threadgroup float4*)(staged + m * (LINEAR_STAGED / ROWS));
+    for (uint i = 0; i < READS; i++) {
+      for (uint r = 0; r < LINEAR_SIMD_ROWS; r++) {
+        sums[m * LINEAR_SIMD_ROWS + r] += float(weights[r][i]) * values[i];
+      }
+    }
+  }
+}
+
 /** Up to ROWS rows of x, staged as float for the threadgroup; each row of w is read once. */
 template <typename T, uint ROWS>
 [[kernel]] void linear_few(
@@ -41,19 +70,22 @@ template <typename T, uint ROWS>
     uint simd [[simdgroup_index_in_threadgroup]],
     uint simds [[simdgroups_per_threadgroup]]) {
   constexpr uint CHUNK = LINEAR_STAGED / ROWS;
+  constexpr bool EARLY = ROWS == 1 && sizeof(T) == 2; // others need the registers
   const size_t batch = group.z;
   x += batch * params.m * params.k;
   w += batch * params.w_batched * params.n * params.k;
   const uint first = (group.x * simds + simd) * LINEAR_SIMD_ROWS;
 
-  float sums[ROWS][LINEAR_SIMD_ROWS];
-  for (uint m = 0; m < ROWS; m++) {
-    for (uint r = 0; r < LINEAR_SIMD_ROWS; r++) {
-      sums[m][r] = 0.0f;
-    }
+  float sums[ROWS * LINEAR_SIMD_ROWS];
+  for (uint i = 0; i < ROWS * LINEAR_SIMD_ROWS; i++) {
+    sums[i] = 0.0f;
   }
   for (uint start = 0; start < params.k; start += CHUNK) {
     const uint length = min(CHUNK, params.k - start);
+    packed4<T> weights[LINEAR_SIMD_ROWS];
+    if (EARLY) { // on their way before the threads wait for one another
+      load_weights(weights, w + start, first, lane * READS, length, params);
+    }
     if (start > 0) { // wait until every SIMD group is done with the last chunk
       threadgroup_barrier(mem_flags::mem_threadgroup);
     }
@@ -68,30 +100,22 @@ template <typename T, uint ROWS>
     }
     threadgroup_barrier(mem_flags::mem_threadgroup);
 
-    for (uint at = lane * READS; at < length; at += SIMD_ROW) {
-      packed4<T> weights[LINEAR_SIMD_ROWS];
-      for (uint r = 0; r < LINEAR_SIMD_ROWS; r++) {
-        const uint row = min(first + r, params.n - 1);
-        weights[r] = load4(w + size_t(row) * params.k + start, at, length, T(0.0f));
-      }
-      for (uint m = 0; m < ROWS; m++) {
-        const float4 values = *(const threadgroup float4*)(staged + (m * CHUNK + at));
-        for (uint i = 0; i < READS; i++) {
-          for (uint r = 0; r < LINEAR_SIMD_ROWS; r++) {
-            sums[m][r] += float(weights[r][i]) * values[i];
-          }
-        }
-      }
+    uint at = lane * READS;
+    if (EARLY && at < length) {
+      add_products<T, ROWS>(sums, weights, staged + at);
+      at += SIMD_ROW;
+    }
+    for (; at < length; at += SIMD_ROW) {
+      load_weights(weights, w + start, first, at, length, params);
+      add_products<T, ROWS>(sums, weights, staged + at);
     }
   }
 
   // One lane for each output of the SIMD group.
   float mine = 0.0f;
-  for (uint m = 0; m < ROWS; m++) {
-    for (uint r = 0; r < LINEAR_SIMD_ROWS; r++) {
-      const float sum = simd_sum(sums[m][r]);
-      mine = lane == m * LINEAR_SIMD_ROWS + r ? sum : mine;
-    }
+  for (uint i = 0; i < ROWS * LINEAR_SIMD_ROWS; i++) {
+    const float sum = simd_sum(sums[i]);
+    mine = lane == i ? sum : mine;
   }
   const uint m = lane / LINEAR_SIMD_ROWS;
   const uint column = first + lane % LINEAR_SIMD_ROWS;

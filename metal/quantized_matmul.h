@@ -10,6 +10,8 @@ enum : unsigned {
   QUANTIZED_STAGED = 16384,  // bytes of x staged in threadgroup memory at a time, at most
   QUANTIZED_VALUES = 16,     // columns of x that a lane multiplies at a time
   QUANTIZED_STEP = 512,      // columns of x that a SIMD group multiplies at a time
+  QUANTIZED_NORM_SUMS = 256, // partial sums of a row's squares, each in the order of the row
+  QUANTIZED_NORM_AHEAD = 4,  // loads of a partial sum that are on their way together
   QUANTIZED_TILE = 32,       // columns of a tile, depth of its steps, and its rows or half of them
   QUANTIZED_TILE_PITCH = 40, // elements from one staged row of a tile to the next
   QUANTIZED_TILE_THREADS = 128,

@@ -1,105 +1,59 @@
 #include "quantized_matmul.h"
 
-#include "quantized_matmul_format.h"
+#include "quantized_matmul_stage.h"
 #include "quantized_matmul_tile.h"
 
-/** Reciprocal root mean squares of the band's rows, in threadgroup memory. */
-template <typename T, uint M>
-METAL_FUNC void find_inverses(
-    const device T* x,
-    uint top,
-    threadgroup float* inverses,
-    threadgroup float* slots,
-    Place place,
+/** The weights that a lane multiplies in a step, as they are loaded. */
+template <typename T, uint BITS, uint FLOATS, uint R>
+struct Weights {
+  piece_t<BITS> pieces[R * Pieces<BITS>::count];
+  scale_t<T, FLOATS> scales[R];
+  T biases[R];
+};
+
+/** Loads the weights at `k` of R rows, of which each half begins at its own row. */
+template <typename T, uint BITS, uint FLOATS, uint R>
+METAL_FUNC void load_weights(
+    thread Weights<T, BITS, FLOATS, R>& weights,
+    const thread Part<T>* parts,
+    const thread uint* next, // 0 where a half repeats its row
+    uint k,
     constant QuantizedMatmulParams& params) {
-  if (M == 1) {
-    float sum = 0.0f;
-    for (uint at = place.index * READS; at < params.axis; at += place.threads * READS) {
-      packed4<T> quad = *(const device packed4<T>*)(x + size_t(top) * params.axis + at);
-      for (uint i = 0; i < READS; i++) {
-        sum += float(quad[i]) * float(quad[i]);
-      }
-    }
-    sum = group_sum(sum, slots, place);
-    if (place.index == 0) {
-      inverses[0] = precise::rsqrt(sum / float(params.axis) + params.eps);
-    }
-    return;
-  }
-  for (uint m = place.simd; m < M && top + m < params.rows; m += place.simds) {
-    float sum = 0.0f;
-    for (uint at = place.lane * READS; at < params.axis; at += SIMD_WIDTH * READS) {
-      packed4<T> quad = *(const device packed4<T>*)(x + size_t(top + m) * params.axis + at);
-      for (uint i = 0; i < READS; i++) {
-        sum += float(quad[i]) * float(quad[i]);
-      }
-    }
-    sum = simd_sum(sum);
-    if (place.lane == 0) {
-      inverses[m] = precise::rsqrt(sum / float(params.axis) + params.eps);
+  const uint units = params.axis / QUANTIZED_VALUES;
+  const uint groups = params.axis >> params.group_shift;
+  for (uint r = 0; r < R; r++) {
+    const Part<T> part = parts[r / (R / 2)];
+    const uint row = r % (R / 2) * next[r / (R / 2)];
+    const uint own = (k >> params.group_shift) + row * groups;
+    load_pieces<BITS>(
+        part.packed, k / QUANTIZED_VALUES + row * units, weights.pieces + r * Pieces<BITS>::count);
+    weights.scales[r] = stored_scale<T, FLOATS>(part, own);
+    if (!FLOATS) {
+      weights.biases[r] = ((const device T*)part.biases)[own];
     }
   }
 }
 
 /**
- * Stages columns k0.. of the band's rows, `count` of each with zeros beyond the end, in the order
- * in which a SIMD group reads them: by step, then row, then position, for all lanes. The sum of the
- * elements that a lane multiplies in a step goes to `totals`.
+ * A lane's products. Its weights are in one group, whose scale and bias apply to the sums of them,
+ * as in MLX.
  */
-template <typename T, uint M>
-METAL_FUNC void stage(
-    const device T* x,
-    const device T* norm,
-    uint top,
-    uint k0,
-    uint count,
-    threadgroup T* staged,
-    threadgroup float* totals,
-    const threadgroup float* inverses,
-    Place place,
-    constant QuantizedMatmulParams& params) {
-  const uint lanes = count / QUANTIZED_VALUES;
-  for (uint i = place.index; i < M * lanes; i += place.threads) {
-    const uint m = i / lanes;
-    const uint at = i % lanes;
-    const uint k = k0 + at * QUANTIZED_VALUES;
-    const bool live = top + m < params.rows && k < params.axis;
-    const uint of_lanes = (at / SIMD_WIDTH * M + m) * SIMD_WIDTH;
-    threadgroup T* to = staged + of_lanes * QUANTIZED_VALUES + at % SIMD_WIDTH;
-    float total = 0.0f;
-    for (uint from = 0; from < QUANTIZED_VALUES; from += READS) {
-      packed4<T> quad;
-      for (uint j = 0; j < READS; j++) {
-        quad[j] = T(0.0f);
-      }
-      if (live) {
-        quad = *(const device packed4<T>*)(x + size_t(top + m) * params.axis + k + from);
-        if (params.normed != 0) {
-          packed4<T> weight = *(const device packed4<T>*)(norm + k + from);
-          for (uint j = 0; j < READS; j++) {
-            quad[j] = T(float(T(float(quad[j]) * inverses[m])) * float(weight[j]));
-          }
-        }
-      }
-      for (uint j = 0; j < READS; j++) {
-        to[(from + j) * SIMD_WIDTH] = quad[j];
-        total += float(quad[j]);
-      }
-    }
-    totals[of_lanes + at % SIMD_WIDTH] = total;
-  }
-}
-
-/** A lane's products: a group's scale and bias apply to the sums of them, as in MLX. */
 template <typename T, uint BITS, uint FLOATS, uint M, uint R>
 METAL_FUNC void add_products(
-    thread float* sums,       // for each row of x and each row of weights
-    const thread uint* words, // for each row of weights
-    const thread float* scale,
-    const thread float* offset,
+    thread float* sums, // for each row of x and each row of weights
+    const thread Weights<T, BITS, FLOATS, R>& loaded,
     const threadgroup T* values,
     const threadgroup float* totals) {
   typedef Format<BITS> F;
+  float scale[R];
+  float offset[R];
+  uint words[R * F::words];
+  for (uint r = 0; r < R; r++) {
+    unpack<BITS>(loaded.pieces + r * Pieces<BITS>::count, words + r * F::words);
+    scale[r] = scale_number<T, FLOATS>(loaded.scales[r]);
+    offset[r] = FLOATS ? 0.0f : float(loaded.biases[r]);
+    offset[r] = fma(-added_number<T, BITS, FLOATS>(), scale[r], offset[r]);
+  }
   float dots[M][R];
   for (uint m = 0; m < M; m++) {
     for (uint r = 0; r < R; r++) {
@@ -171,9 +125,6 @@ template <typename T, uint BITS, uint FLOATS, uint M, uint R>
       min(QUANTIZED_STAGED / (M * uint(sizeof(T))),
           (params.axis + QUANTIZED_STEP - 1) / QUANTIZED_STEP * QUANTIZED_STEP);
   threadgroup T* staged = (threadgroup T*)(totals + M * count / QUANTIZED_VALUES);
-  if (params.normed != 0) {
-    find_inverses<T, M>(x, top, inverses, slots, place, params);
-  }
 
   const Part<T> first = {packed0, scales0, biases0};
   const Part<T> second = {packed1, scales1, biases1};
@@ -188,7 +139,6 @@ template <typename T, uint BITS, uint FLOATS, uint M, uint R>
   Part<T> parts[2];
   uint next[2];
   const uint groups = params.axis >> params.group_shift;
-  const uint units = params.axis / QUANTIZED_VALUES;
   for (uint half_of_rows = 0; half_of_rows < 2; half_of_rows++) {
     const uint from = half_of_rows * (R / 2) % together;
     const uint row = min(column + from, last);
@@ -204,30 +154,65 @@ template <typename T, uint BITS, uint FLOATS, uint M, uint R>
   for (uint i = 0; i < M * R; i++) {
     sums[i] = 0.0f;
   }
+  // One row leaves registers for the weights of a lane's next step, and mostly for the first values
+  // that a thread stages: they are on their way before the threads wait for one another.
+  constexpr bool EARLY = M == 1 && BITS != 5; // whose many pieces would take more instructions
+  constexpr bool VALUES_EARLY = M == 1 && sizeof(T) == 2;
+  constexpr uint QUADS = QUANTIZED_VALUES / READS;
+  Weights<T, BITS, FLOATS, R> weights;
+  uint k = lane * QUANTIZED_VALUES;
+  if (EARLY) {
+    const uint within = min(k, params.axis - QUANTIZED_VALUES);
+    load_weights<T, BITS, FLOATS, R>(weights, parts, next, within, params);
+  }
+  float inverse = 0.0f;
   for (uint k0 = 0; k0 < params.axis; k0 += count) {
+    Values<T> early[QUADS];
+    if (VALUES_EARLY) {
+      for (uint i = 0; i < QUADS; i++) {
+        const uint at = k0 + thread_index * QUANTIZED_VALUES + i * READS;
+        early[i] = load_values(x, norm, at, at < params.axis, params);
+      }
+    }
+    if (M > 1) {
+      if (params.normed != 0 && k0 == 0) {
+        find_inverses<T, M>(x, top, inverses, place, params);
+      }
+      threadgroup_barrier(mem_flags::mem_threadgroup);
+    } else if (k0 > 0) { // wait until every SIMD group is done with the values before
+      threadgroup_barrier(mem_flags::mem_threadgroup);
+    } else if (params.normed != 0) {
+      inverse = find_inverse(x, slots, place, params);
+    }
+    const Stage<T> stage = {staged, totals, k0, count / QUANTIZED_VALUES};
+    uint index = thread_index;
+    if (VALUES_EARLY) {
+      if (index < stage.lanes) {
+        stage_values<T, M, true>(early, x, norm, top, stage, index, inverse, inverses, params);
+      }
+      index += place.threads;
+    }
+    for (; index < M * stage.lanes; index += place.threads) {
+      stage_values<T, M, false>(early, x, norm, top, stage, index, inverse, inverses, params);
+    }
     threadgroup_barrier(mem_flags::mem_threadgroup);
-    stage<T, M>(x, norm, top, k0, count, staged, totals, inverses, place, params);
-    threadgroup_barrier(mem_flags::mem_threadgroup);
-    // The weights of a lane are in one group, whose scale and bias apply to the sums of products.
     const uint end = min(k0 + count, params.axis);
     const threadgroup T* values = staged + lane;
     const threadgroup float* line = totals + lane;
-    for (uint k = k0 + lane * QUANTIZED_VALUES; k < end; k += QUANTIZED_STEP) {
-      const uint unit = k / QUANTIZED_VALUES;
-      const uint own = k >> params.group_shift;
-      float scale[R];
-      float offset[R];
-      uint words[R * F::words];
-      for (uint r = 0; r < R; r++) {
-        const uint row = r % (R / 2) * next[r / (R / 2)];
-        load_words<BITS>(parts[r / (R / 2)].packed, unit + row * units, words + r * F::words);
-        scale[r] = scale_at<T, FLOATS>(parts[r / (R / 2)], own + row * groups);
-        offset[r] = bias_at<T, FLOATS>(parts[r / (R / 2)], own + row * groups);
-        offset[r] = fma(-added_number<T, BITS, FLOATS>(), scale[r], offset[r]);
+    if (M > 1) {
+      k = k0 + lane * QUANTIZED_VALUES;
+    }
+    while (k < end) {
+      if (!EARLY) {
+        load_weights<T, BITS, FLOATS, R>(weights, parts, next, k, params);
       }
-      add_products<T, BITS, FLOATS, M, R>(sums, words, scale, offset, values, line);
+      add_products<T, BITS, FLOATS, M, R>(sums, weights, values, line);
       values += M * QUANTIZED_STEP;
       line += M * SIMD_WIDTH;
+      k += QUANTIZED_STEP;
+      if (EARLY && k < params.axis) {
+        load_weights<T, BITS, FLOATS, R>(weights, parts, next, k, params);
+      }
     }
   }
 

@@ -72,47 +72,60 @@ METAL_FUNC float2 two_numbers(uint word, uint index) {
   return float2(as_type<half2>((placed & mask * 0x10001u) | exponent * 0x10001u));
 }
 
-/** The words of the lane with this index, counted from the beginning of a row. */
+/** The parts of the packed numbers of a lane, as they are loaded. */
 template <uint BITS>
-METAL_FUNC void load_words(const device uchar* row, uint lane, thread uint* words) {
-  if (BITS == 2) {
-    words[0] = ((const device uint*)row)[lane];
-  } else if (BITS == 3) {
-    const device ushort* from = (const device ushort*)row + lane * 3;
-    const uint a = from[0];
-    const uint b = from[1];
-    const uint c = from[2];
-    words[0] = as_type<uint>(ushort2(ushort(a), ushort(a >> 12 | b << 4)));
-    words[1] = as_type<uint>(ushort2(ushort(b >> 8 | c << 8), ushort(c >> 4)));
-  } else if (BITS == 5) {
-    const device ushort* from = (const device ushort*)row + lane * 5;
-    const uint a = from[0];
-    const uint b = from[1];
-    const uint c = from[2];
-    const uint d = from[3];
-    const uint e = from[4];
-    words[0] = as_type<uint>(ushort2(ushort(a), ushort(a >> 10 | b << 6)));
-    words[1] = as_type<uint>(ushort2(ushort(b >> 4), ushort(b >> 14 | c << 2)));
-    words[2] = as_type<uint>(ushort2(ushort(c >> 8 | d << 8), ushort(d >> 2)));
-    words[3] = as_type<uint>(ushort2(ushort(d >> 12 | e << 4), ushort(e >> 6)));
-  } else if (BITS == 6) {
-    const device uint* from = (const device uint*)row + lane * 3;
-    const uint a = from[0];
-    const uint b = from[1];
-    const uint c = from[2];
-    words[0] = as_type<uint>(ushort2(ushort(a), ushort(a >> 12)));
-    words[1] = as_type<uint>(ushort2(ushort(a >> 24 | b << 8), ushort(b >> 4)));
-    words[2] = as_type<uint>(ushort2(ushort(b >> 16), ushort(b >> 28 | c << 4)));
-    words[3] = as_type<uint>(ushort2(ushort(c >> 8), ushort(c >> 20)));
+using piece_t = conditional_t<BITS == 3 || BITS == 5, ushort, uint>;
+
+template <uint BITS>
+struct Pieces {
+  enum : uint { count = BITS == 3 || BITS == 5 ? BITS : BITS / 2 };
+};
+
+/** Loads the pieces of the lane with this index, counted from the beginning of a row. */
+template <uint BITS>
+METAL_FUNC void load_pieces(const device uchar* row, uint lane, thread piece_t<BITS>* pieces) {
+  if (BITS == 4) {
+    const packed_uint2 both = ((const device packed_uint2*)row)[lane];
+    pieces[0] = both[0];
+    pieces[1] = both[1];
   } else if (BITS == 8) {
-    const packed_uint4 from = ((const device packed_uint4*)row)[lane];
-    for (uint w = 0; w < 4; w++) {
-      words[w] = from[w];
+    const packed_uint4 all = ((const device packed_uint4*)row)[lane];
+    for (uint i = 0; i < 4; i++) {
+      pieces[i] = all[i];
     }
   } else {
-    const packed_uint2 from = ((const device packed_uint2*)row)[lane];
-    words[0] = from[0];
-    words[1] = from[1];
+    constexpr uint COUNT = Pieces<BITS>::count;
+    const device piece_t<BITS>* from = (const device piece_t<BITS>*)row + lane * COUNT;
+    for (uint i = 0; i < COUNT; i++) {
+      pieces[i] = from[i];
+    }
+  }
+}
+
+/** The words of a lane. */
+template <uint BITS>
+METAL_FUNC void unpack(const thread piece_t<BITS>* pieces, thread uint* words) {
+  uint at[5]; // as integers of 32 bits
+  for (uint i = 0; i < 5; i++) {
+    at[i] = pieces[min(i, Pieces<BITS>::count - 1)];
+  }
+  if (BITS == 3) {
+    words[0] = as_type<uint>(ushort2(ushort(at[0]), ushort(at[0] >> 12 | at[1] << 4)));
+    words[1] = as_type<uint>(ushort2(ushort(at[1] >> 8 | at[2] << 8), ushort(at[2] >> 4)));
+  } else if (BITS == 5) {
+    words[0] = as_type<uint>(ushort2(ushort(at[0]), ushort(at[0] >> 10 | at[1] << 6)));
+    words[1] = as_type<uint>(ushort2(ushort(at[1] >> 4), ushort(at[1] >> 14 | at[2] << 2)));
+    words[2] = as_type<uint>(ushort2(ushort(at[2] >> 8 | at[3] << 8), ushort(at[3] >> 2)));
+    words[3] = as_type<uint>(ushort2(ushort(at[3] >> 12 | at[4] << 4), ushort(at[4] >> 6)));
+  } else if (BITS == 6) {
+    words[0] = as_type<uint>(ushort2(ushort(at[0]), ushort(at[0] >> 12)));
+    words[1] = as_type<uint>(ushort2(ushort(at[0] >> 24 | at[1] << 8), ushort(at[1] >> 4)));
+    words[2] = as_type<uint>(ushort2(ushort(at[1] >> 16), ushort(at[1] >> 28 | at[2] << 4)));
+    words[3] = as_type<uint>(ushort2(ushort(at[2] >> 8), ushort(at[2] >> 20)));
+  } else {
+    for (uint w = 0; w < Format<BITS>::words; w++) {
+      words[w] = at[w];
+    }
   }
 }
 
@@ -124,16 +137,30 @@ struct Part {
   const device uchar* biases;
 };
 
+/** A scale as it is stored. */
+template <typename T, uint FLOATS>
+using scale_t = conditional_t<FLOATS == INTEGERS, T, uchar>;
+
 template <typename T, uint FLOATS, typename I>
-METAL_FUNC float scale_at(Part<T> part, I index) {
+METAL_FUNC scale_t<T, FLOATS> stored_scale(Part<T> part, I index) {
+  return ((const device scale_t<T, FLOATS>*)part.scales)[index];
+}
+
+template <typename T, uint FLOATS>
+METAL_FUNC float scale_number(scale_t<T, FLOATS> stored) {
   if (!FLOATS) {
-    return float(((const device T*)part.scales)[index]);
+    return float(stored);
   }
-  const uint e = part.scales[index];
+  const uint e = uint(stored);
   if (FLOATS == NV_FLOATS) {
     return float(two_floats<8>(e, 0)[0]);
   }
   return float(T(as_type<float>(e == 0u ? 0x00400000u : e << 23)));
+}
+
+template <typename T, uint FLOATS, typename I>
+METAL_FUNC float scale_at(Part<T> part, I index) {
+  return scale_number<T, FLOATS>(stored_scale<T, FLOATS>(part, index));
 }
 
 template <typename T, uint FLOATS, typename I>

@@ -1,4 +1,5 @@
 // How an Attention runs: its Metal dispatches and the call of its CPU kernel.
+#include <algorithm>
 #include <bit>
 
 #include "ops/attention.h"
@@ -10,8 +11,9 @@ namespace {
 
 constexpr auto op = "attention";
 
-constexpr uint32_t ATTENTION_SPLIT_KEYS = 256;  // the fewest keys of a split
-constexpr uint32_t ATTENTION_SHORT_KEYS = 1024; // up to this length, one dispatch suffices
+constexpr uint64_t ATTENTION_SPLIT_KEYS = 256;  // of a split of many, and the fewest that are split
+constexpr uint64_t ATTENTION_SPLITS = 8;        // the fewest splits of a vector's keys
+constexpr uint32_t ATTENTION_SHORT_KEYS = 1024; // keys of a matrix that one dispatch takes
 constexpr uint64_t ATTENTION_GROUPS = 128;      // threadgroups wanted for a key head of a text
 constexpr uint32_t ATTENTION_SPLIT_THREADS = 256;
 constexpr uint32_t ATTENTION_WHOLE_THREADS = 512;
@@ -51,18 +53,21 @@ uint32_t block_rows(uint32_t features, uint32_t itemsize, uint32_t max_threads) 
  */
 void plan_splits(AttentionParams& params, uint32_t itemsize) {
   uint32_t keys = params.end - params.first;
-  uint64_t groups = 1;
-  if (!by_vector(params)) {
+  uint64_t splits = 1;
+  if (by_vector(params)) {
+    // A key head has one threadgroup for each split, so that a GPU's cores need several.
+    if (keys >= ATTENTION_SPLIT_KEYS) {
+      splits = std::clamp(
+          ceil_div(uint64_t{keys}, ATTENTION_SPLIT_KEYS), ATTENTION_SPLITS, ATTENTION_GROUPS);
+    }
+  } else if (keys > ATTENTION_SHORT_KEYS) {
     uint32_t block =
         block_rows(kernel_features(std::max(params.dim, params.value_dim)), itemsize, MAX_THREADS);
-    groups = ceil_div(uint64_t{params.group} * params.queries, block);
+    uint64_t groups = ceil_div(uint64_t{params.group} * params.queries, block);
+    splits = std::min(
+        ceil_div(ATTENTION_GROUPS, groups), ceil_div(uint64_t{keys}, ATTENTION_SPLIT_KEYS));
   }
-  params.splits = 1;
-  if (keys > ATTENTION_SHORT_KEYS && groups < ATTENTION_GROUPS) {
-    uint64_t wanted = ceil_div(ATTENTION_GROUPS, std::max<uint64_t>(groups, 1));
-    params.splits =
-        static_cast<uint32_t>(std::min(wanted, ceil_div(keys, uint64_t{ATTENTION_SPLIT_KEYS})));
-  }
+  params.splits = static_cast<uint32_t>(splits);
   params.chunk = static_cast<uint32_t>(ceil_div(std::max(keys, 1u), params.splits));
   // Use fewer splits, so that none is empty.
   params.splits = static_cast<uint32_t>(ceil_div(std::max(keys, 1u), params.chunk));

@@ -210,6 +210,10 @@ std::vector<mx::Shape> QuantizedMatmul::output_shapes(const Arrays& inputs) {
 
 namespace {
 
+/** With fewer rows of weights, threadgroups have half the size, unless x is long. */
+constexpr uint64_t FEW_WEIGHTS = 8192;
+constexpr uint32_t HALF_VALUES = 128 * QUANTIZED_VALUES; // that they stage at once
+
 /** Threadgroups along the columns, `per_block` columns each; sets the first block of each part. */
 uint32_t place_parts(QuantizedMatmulParams& params, uint32_t per_block) {
   uint64_t blocks = 0;
@@ -248,9 +252,12 @@ Launch plan(
   } else {
     rows = std::min(std::bit_ceil(params.rows), uint32_t{QUANTIZED_BAND});
     form = rows == 1 ? "row" : "band" + std::to_string(rows);
-    // Each threadgroup reads x once. With few columns, smaller threadgroups still fill the GPU, but
-    // threads add up the squares for a norm, whose bits must not depend on the number of columns.
-    bool small = params.columns < 2048 && params.normed == 0;
+    // Each threadgroup stages x. Half as many threads spread few rows of weights more evenly over
+    // the cores, and fewer wait for one another, but each stages twice as many values.
+    uint64_t weights = uint64_t{params.columns} * (params.swiglu ? 2 : 1);
+    bool small = rows == 1
+                     ? weights < FEW_WEIGHTS && params.axis <= HALF_VALUES * (params.normed ? 1 : 2)
+                     : weights < FEW_WEIGHTS / 4;
     uint32_t simds = std::min<uint32_t>(small ? 4 : 8, max_threads / SIMD_WIDTH);
     columns = simds * quantized_rows(rows) / (params.swiglu ? 2 : 1);
     threads = simds * SIMD_WIDTH;

@@ -30,7 +30,7 @@ const FILES: [(&str, &[&str]); 13] = [
 ];
 
 /// Files whose kernels take longer to compile or to run, and the classes of mutants that run.
-const LONGER: [(&str, &[&str]); 11] = [
+const LONGER: [(&str, &[&str]); 12] = [
     ("attention_matrix.h", &["attention"]),
     ("attention_tile.h", &["attention"]),
     ("attention_vector.h", &["attention"]),
@@ -41,6 +41,7 @@ const LONGER: [(&str, &[&str]); 11] = [
     ("masked_softmax.metal", &["masked_softmax"]),
     ("masked_softmax_grad.metal", &["masked_softmax_grad"]),
     ("quantized_matmul.metal", &["quantized_matmul"]),
+    ("quantized_matmul_stage.h", &["quantized_matmul"]),
     ("quantized_matmul_tile.h", &["quantized_matmul"]),
 ];
 const OF_LONGER: [&str; 2] = ["barrier", "slots"];

@@ -335,7 +335,7 @@ fn attention_kernels() -> anyhow::Result<BTreeSet<String>> {
 fn attention_within_limits() -> Checked {
     for (batch, kv_heads) in [(1, 1), (1, 8), (4, 32)] {
         for (group, queries) in [(1, 1), (4, 1), (7, 1), (1, 5), (71, 1), (4, 100)] {
-            for keys in [1, 33, 512, 1025, 4096, 131_072] {
+            for keys in [1, 33, 255, 256, 512, 1025, 4096, 131_072] {
                 for dim in [1, 64, 80, 128, 256] {
                     let extents = [batch, kv_heads, group, queries, keys, dim];
                     let y = attention(extents, 0, FLOATS[0])?;
@@ -349,14 +349,19 @@ fn attention_within_limits() -> Checked {
                             assert!(plan.threadgroup_bytes.is_multiple_of(16), "{what}");
                         }
                         let groups: u64 = plans[0].grid.iter().map(|&n| u64::from(n)).product();
-                        // The rows of a key-value head, and long keys, are split, each head like
-                        // every other.
+                        // Rows of a key head and long keys are split, each head like every other.
                         let heads = (batch * kv_heads) as u64;
                         assert!(groups >= heads, "{what}");
-                        let may_split = keys > 1024 && groups <= 1024 * heads;
-                        assert!(plans.len() == 1 || may_split, "{what}");
                         // Where keys are split, groups are many, so that small ones suffice.
                         assert!(plans.len() == 1 || threads(&plans[0]) <= 256, "{what}");
+                        if group * queries > 8 {
+                            let may_split = keys > 1024 && groups <= 1024 * heads;
+                            assert!(plans.len() == 1 || may_split, "{what}");
+                        } else {
+                            let splits = if keys < 256 { 1 } else { (keys / 256).clamp(8, 128) };
+                            assert_eq!(groups, heads * splits as u64, "{what}");
+                            assert_eq!(plans.len() > 1, splits > 1, "{what}");
+                        }
                         assert!(keys < 4096 || groups >= 16, "{what}");
                     }
                 }

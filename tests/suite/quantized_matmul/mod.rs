@@ -79,6 +79,39 @@ fn a_row_is_equal_alone_and_in_a_batch() -> Checked {
     })
 }
 
+/// A machine with a part of the rows of weights has threadgroups of another size than one with all of
+/// them, but normalizes x to the same bits.
+#[test]
+fn normalizes_to_the_same_bits_for_any_rows_of_weights() -> Checked {
+    let (all, part, axis) = (8200, 40, 1024);
+    let codes: Vec<u32> =
+        (0..(all * axis / 8) as u32).map(|i| i.wrapping_mul(2_654_435_761) ^ (i >> 3)).collect();
+    let codes = Array::from_slice(&codes, [all, axis / 8])?;
+    each_device(|_| {
+        for dtype in [Dtype::Float32, Dtype::Bfloat16] {
+            let scales = random(&[all, axis / 64], dtype, 1)?;
+            let rows = |rows: i32| {
+                let scales = scales.slice_axis(0, 0..rows)?;
+                let codes = codes.slice_axis(0, 0..rows)?;
+                QuantizedWeight::new(
+                    codes,
+                    scales.clone(),
+                    Some(scales),
+                    64,
+                    4,
+                    QuantizedMode::Affine,
+                )
+            };
+            let (x, gain) = (random(&[1, axis], dtype, 2)?, random(&[axis], dtype, 3)?);
+            let options = QuantizedLinear { norm: Some((&gain, EPS)), ..Default::default() };
+            let few = ops::quantized_linear(&x, &rows(part)?, options)?;
+            let many = ops::quantized_linear(&x, &rows(all)?, options)?;
+            assert_same(&few, &many.slice_axis(1, 0..part)?, &dtype.to_string())?;
+        }
+        Ok(())
+    })
+}
+
 /// The normalization equals `rms_norm`, except that the last bit of its sum may differ in a kernel
 /// that divides it among other threads, which changes a few roundings.
 #[test]
