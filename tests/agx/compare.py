@@ -19,23 +19,27 @@ def worse(before, after):
         elif new * MORE < old:
             better.append(f"{name}: {figure} {old:g} -> {new:g}")
 
-    # A kernel that has a case is judged by the code which that spends its time in.
+    def fewer(name, old, new, registers=""):
+        if old != new:
+            (faults if new < old else better).append(f"{name}: threads {old} -> {new}{registers}")
+
+    # A kernel that has a case is judged by the code which that spends its time in, and by the threads
+    # that a core holds in whole threadgroups.
     judged = {entry["kernel"] for entry in after["cases"].values()}
     for name in sorted(set(before["kernels"]) & set(after["kernels"])):
         old, new = before["kernels"][name], after["kernels"][name]
-        if old["threads"] != new["threads"]:
-            said = f"{name}: threads {old['threads']} -> {new['threads']}"
-            said += f" (registers {old['registers']} -> {new['registers']})"
-            (faults if new["threads"] < old["threads"] else better).append(said)
         compare(name, "bytes spilled", old["spilled"], new["spilled"])
         compare(name, "bytes of arrays on the stack", old["arrays"], new["arrays"])
         if name not in judged:
+            registers = f" (registers {old['registers']} -> {new['registers']})"
+            fewer(name, old["threads"], new["threads"], registers)
             compare(name, "cycles", old["alu"], new["alu"])
             compare(name, "cycles of the integer pipe", old["ic"], new["ic"])
     for name in before["cases"]:
         if name in after["cases"]:
             old, new = before["cases"][name], after["cases"][name]
             said = f"{name} ({new['kernel']})"
+            fewer(said, old["threads"], new["threads"])
             compare(said, f"cycles for each {new['unit']}", old["alu"], new["alu"])
             compare(said, f"cycles of the integer pipe for each {new['unit']}", old["ic"], new["ic"])
     return faults, better

@@ -7,6 +7,7 @@ and the values follow from how a kernel shares its work: they change when the ke
 from dataclasses import dataclass, field
 
 DTYPES = ("float32", "float16", "bfloat16")
+AXIS = 4096  # columns of the products of few rows
 
 
 @dataclass
@@ -16,10 +17,16 @@ class Side:
     kernel: str
     per: float = 1  # units of work in what is counted
     # "loop": a turn of the loop that computes most, in which each loop inside goes around `trips`
-    # times. "once": all that is in no loop, and `trips` turns of that loop. "all": everything, both
-    # arms of branches too, where no rule of thumb finds the path that is used.
+    # times. "once": all that is in no loop, and `trips` turns of that loop. "whole": all that is in no
+    # loop, `trips` turns of the innermost loop that computes most, `rounds` of the loops around it,
+    # and `staging` of each other loop. "all": everything, both arms of branches too, where no rule of
+    # thumb finds the path that is used.
     count: str = "loop"
     trips: float = 0
+    rounds: float = 1
+    staging: float = 0
+    group: int = 0  # threads of a threadgroup as it is launched, if that matters
+    source: str = ""  # MLX's: the file in this folder that has a kernel which no library has
     # Ours: parameters that choose a way through the kernel, of a struct in metal/.
     struct: str = ""
     values: dict = field(default_factory=dict)
@@ -39,7 +46,7 @@ def rows(t):
     """Norms and softmax over rows of 4096."""
     affine = {"weighted": 1, "biased": 1}
     element = lambda kernel, struct, values={}: Side(kernel, 4, "once", struct=struct, values=values)
-    theirs = lambda kernel, per: Side(f"{kernel}{t}", per, "once", constants={20: 1})
+    theirs = lambda kernel, per: Side(f"{kernel}{t}", per, "once", constants={20: 1}, group=4096 // per)
     add = Side(f"vvn_Add{t}", 2 if t == "float32" else 4, "once")
     return [
         Case(
@@ -84,25 +91,42 @@ def quantized(t):
         fast = 8 if bits in (6, 8) else 16
         for count in (1, 2, 4, 8) if suffix == "b4" else (1, 8):
             form = "row" if count == 1 else f"band{count}"
+            # Of AXIS columns in threadgroups of 256: a SIMD group takes 512 at a time, a stage holds
+            # 16 KB of x, and a thread stages 16 values at a time, the first of one row in any case.
+            size = 4 if t == "float32" else 2
+            first = count == 1 and size == 2
             ours = Side(
                 f"mlxp_quantized_matmul_{form}_{suffix}_{t}",
-                16 * (4 if count < 8 else 2) * count,  # as quantized_rows says
+                AXIS // 32 * (4 if count < 8 else 2) * count,  # as quantized_rows says
+                "whole",
+                AXIS / 512,
+                max(1, AXIS * count * size / 16384),
+                AXIS * count / 16 / 256 - first,
                 struct="QuantizedMatmulParams",
                 values=dict(plain),
+                group=256,
             )
             if count == 1:
-                theirs = Side(f"{mode}_qmv_fast_{of}_batch_0_pr_0_hgs_0_r_4", 4 * fast)
+                # The code for the rest of a row, which none of these has, counts as a turn.
+                turns = AXIS / (32 * fast) - (mode == "affine")
+                kernel = f"{mode}_qmv_fast_{of}_batch_0_pr_0_hgs_0_r_4"
+                theirs = Side(kernel, AXIS // 32 * 4, "whole", turns, group=64)
             elif mode == "affine":
                 together = min(count, 4)
-                theirs = Side(f"affine_qmv_wide_{of}_nv_{together}_kl_8_batch_0", 64 * together)
+                kernel = f"affine_qmv_wide_{of}_nv_{together}_kl_8_batch_0"
+                theirs = Side(kernel, AXIS // 8 * together, "whole", AXIS / (8 * group), group=64)
             else:
                 theirs = None  # it works on vectors, which intrinsics.py does not know
             unit = "weight" if count == 1 else "weight, row"
             cases.append(Case(f"{name}, {count} row{'s' * (count > 1)}", unit, ours, (theirs,) if theirs else (), least=1))
-        theirs = Side(f"{mode}_qmm_t_{of}_alN_true_batch_0")
+        theirs = Side(f"{mode}_qmm_t_{of}_alN_true_batch_0", group=128)
         for form, count in (("tile", 1), ("tall", 2)):
             ours = Side(
-                f"mlxp_quantized_matmul_{form}_{suffix}_{t}", count, struct="QuantizedMatmulParams", values=dict(plain)
+                f"mlxp_quantized_matmul_{form}_{suffix}_{t}",
+                count,
+                struct="QuantizedMatmulParams",
+                values=dict(plain),
+                group=128,
             )
             cases.append(Case(f"{name}, {form}", "32 x 32 x 32", ours, (theirs,), least=256))
     return cases
@@ -111,17 +135,23 @@ def quantized(t):
 def linear(t):
     """Plain weights: vectors, then 32 x 32 outputs of a SIMD group by a depth of 16."""
     plain = dict(w_batched=0, biased=0, residual=0, activation=0)
-    side = lambda kernel, per, trips=0: Side(
-        f"mlxp_linear_{kernel}_{t}", per, trips=trips, struct="LinearParams", values=plain
+    side = lambda kernel, *of, group: Side(
+        f"mlxp_linear_{kernel}_{t}", *of, struct="LinearParams", values=plain, group=group
     )
-    gemv = Side(f"gemv_{t}_bm8_bn1_sm1_sn32_tm4_tn4_nc0_axpby0", 16)
+    # Of AXIS columns in threadgroups of 256: a SIMD group takes 128 at a time, of one row the first
+    # where it stages them, a stage holds 4096 floats, and a thread stages four at a time.
+    few = lambda m: side(
+        f"few{m}", AXIS // 32 * 4 * m, "whole", AXIS / 128 - (m == 1 and t != "float32"), AXIS * m / 4096, AXIS * m / 1024, group=256
+    )
+    # The code for the rest of a row, which none of these has, counts as a turn.
+    gemv = Side(f"gemv_{t}_bm8_bn1_sm1_sn32_tm4_tn4_nc0_axpby0", AXIS // 32 * 4, "whole", AXIS / 128 - 1, group=256)
     aligned = {10: 0, 100: 0, 110: 0, 200: 1, 201: 1, 202: 1}
-    gemm = Side(f"steel_gemm_fused_nt_{t}_{t}_bm64_bn64_bk16_wm2_wn2", constants=aligned)
-    cases = [Case("linear, 1 row", "weight", side("few1", 16), (gemv,), least=1)]
-    cases += [Case(f"linear, {m} rows", "weight, row", side(f"few{m}", 16 * m), least=1) for m in (2, 4, 8)]
+    gemm = Side(f"steel_gemm_fused_nt_{t}_{t}_bm64_bn64_bk16_wm2_wn2", constants=aligned, group=128)
+    cases = [Case("linear, 1 row", "weight", few(1), (gemv,), least=1)]
+    cases += [Case(f"linear, {m} rows", "weight, row", few(m), least=1) for m in (2, 4, 8)]
     depth = 1 if t == "float32" else 2
     quads = 64 * 16 * depth // 4  # of a tile, for 128 threads
-    return cases + [Case("linear, tile", "depth of 16", side("tiled_2x2", depth, quads / 128), (gemm,), 512)]
+    return cases + [Case("linear, tile", "depth of 16", side("tiled_2x2", depth, "loop", quads / 128, group=128), (gemm,), 512)]
 
 
 def attention(t):
@@ -136,10 +166,10 @@ def attention(t):
     for heads in (1, 4, 8):
         # 32 lanes share a key, and a SIMD group takes 8 keys in a turn.
         ours = Side(
-            f"mlxp_attention_vector_128_{heads}_{t}", 8 * heads, struct="AttentionParams", values=plain
+            f"mlxp_attention_vector_128_{heads}_{t}", 8 * heads, struct="AttentionParams", values=plain, group=256
         )
         gqa = "_gqa_8" if heads == 8 else ""
-        theirs = Side(f"sdpa_vector_2pass_1{gqa}_{mlx}_128_128", 4, constants=none)
+        theirs = Side(f"sdpa_vector_2pass_1{gqa}_{mlx}_128_128", 4, constants=none, group=32 * heads)
         cases.append(
             Case(
                 f"attention, {heads} head{'s' * (heads > 1)} a key head", "key, row", ours, (theirs,), least=8
@@ -149,7 +179,7 @@ def attention(t):
         row = dim * (4 if t == "float32" else 2)
         keys = 8 if row > 512 else 16 if row > 384 else 32
         values = {**plain, "dim": dim, "splits": 1}
-        ours = Side(f"mlxp_attention_matrix_{dim}_{t}", keys, trips=1, struct="AttentionParams", values=values)
+        ours = Side(f"mlxp_attention_matrix_{dim}_{t}", keys, trips=1, struct="AttentionParams", values=values, group=128)
         # From 256 on two SIMD groups share a row's features.
         mlx_keys, groups = (16, 2) if dim == 256 else (16, 1) if dim == 128 else (32, 1)
         steel = f"steel_attention_{t}_bq32_bk{mlx_keys}_bd{dim}_bv{dim}_wm4_wn{groups}_maskbool_"
@@ -158,7 +188,7 @@ def attention(t):
                 f"attention, prefill, {dim} features",
                 "key, 8 rows",
                 ours,
-                (Side(steel, mlx_keys / groups, constants=whole),),
+                (Side(steel, mlx_keys / groups, constants=whole, group=128 * groups),),
                 least=dim / 2,
             )
         )
@@ -168,8 +198,7 @@ def attention(t):
 def the_rest(t):
     along = {1: 1, 2: 0, 3: 0, 4: 0}
     each = 2 if t == "float32" else 4
-    sigmoid = Side(f"vn_Sigmoid{t}{t}", each, "once")
-    multiply = Side(f"vvn_Multiply{t}", each, "once")
+    compiled = Side(f"compiled_swiglu_{t}", each, "once", each, source="compiled_swiglu.metal")
     return [
         Case(
             "rope, one position",
@@ -191,7 +220,7 @@ def the_rest(t):
         ),
         Case("rope_append", "thread", Side(f"mlxp_rope_append_half_base_{t}", count="all")),
         Case(
-            "swiglu", "element", Side(f"mlxp_activation_swiglu_{t}", 4, "once"), (sigmoid, multiply, multiply)
+            "swiglu", "element", Side(f"mlxp_activation_swiglu_{t}", 4, "once"), (compiled,)
         ),
         Case("gelu", "element", Side(f"mlxp_activation_gelu_{t}", 4, "once")),
         Case("lora, 8 rows", "rank, row", Side(f"mlxp_lora_correct_{t}", 8), least=1),

@@ -4,8 +4,9 @@ HEAD = """# Cost of the Metal kernels on Apple's G13 GPU
 
 `scripts/agx.sh --update` writes this page. [Metal without a Mac](metal-without-a-mac.md) says how, and names its
 limits. Cycles are the time for which 32 threads keep a core's pipes busy for a unit of work: the busiest pipe, and
-the integer pipe. Registers have 16 bits; threads are the number that a core holds with these registers.
-Figures are ours / MLX's.
+the integer pipe. Products of few rows are counted whole: a thread's work on 4096 columns with what it does before and
+after. Registers have 16 bits; threads are the number that a core holds with these registers, in a case in whole
+threadgroups as they are launched. Figures are ours / MLX's.
 """
 
 
@@ -24,7 +25,9 @@ def case_row(name, entry, kernel):
     return [
         name,
         entry["unit"],
-        *(pair(kernel, key, "{}") for key in ("registers", "threads", "spilled")),
+        pair(kernel, "registers", "{}"),
+        pair(entry, "threads", "{}"),
+        pair(kernel, "spilled", "{}"),
         *(pair(entry, key, "{:.1f}") for key in ("alu", "ic")),
         *(ratio(entry[key], mlx[key]) if mlx else "" for key in ("alu", "ic")),
     ]

@@ -20,24 +20,38 @@ PRINTED = ROOT / "docs" / "metal-table.md"
 SUMMARIZED = [ROOT / "README.md", ROOT / "docs" / "ops.md"]
 
 
+def around(loops, index):
+    """The loops that a loop is in."""
+    while (index := loops[index]["parent"]) >= 0:
+        yield index
+
+
+def parts_of(side, row, case):
+    """Counts, each with how often a thread runs it."""
+    loops = row["loops"]
+    key = lambda i: (loops[i]["hot"]["floats"], loops[i]["hot"]["fscib"])
+    if not loops and (side.count == "loop" or side.trips):
+        raise SystemExit(f"{case}: {side.kernel} has no loop: see tests/agx/kernels.py")
+    if side.count == "whole":
+        parents = {loop["parent"] for loop in loops}
+        main = max((i for i in range(len(loops)) if i not in parents), key=key)
+        outer = set(around(loops, main))
+        often = lambda i: side.trips if i == main else side.rounds if i in outer else side.staging
+        return [(row["hot"], 1), *((loop["hot"], often(i)) for i, loop in enumerate(loops))]
+    main = max(range(len(loops)), key=key) if loops else None
+    if side.count == "loop":
+        inside = [loop["hot"] for loop in loops if loop["parent"] == main]
+        return [(loops[main]["hot"], 1), *((hot, side.trips) for hot in inside)]
+    outside = row["hot" if side.count == "once" else "total"]
+    return [(outside, 1)] + ([(loops[main]["hot"], side.trips)] if loops else [])
+
+
 def cost(side, row, case, least=0):
     """Cycles of the busiest pipe and of the integer pipe, for a unit of work, which takes at least so
     many instructions of floats."""
-    loops = row["loops"]
-    outside = {"once": row["hot"], "all": row["total"]}.get(side.count)
-    if not loops and (outside is None or side.trips):
-        raise SystemExit(f"{case}: {side.kernel} has no loop: see tests/agx/kernels.py")
-    inside = []
-    if loops:
-        main = max(range(len(loops)), key=lambda i: (loops[i]["hot"]["floats"], loops[i]["hot"]["fscib"]))
-        if outside is None:
-            outside = loops[main]["hot"]
-            inside = [loop["hot"] for loop in loops if loop["parent"] == main]
-        else:
-            inside = [loops[main]["hot"]]
+    counted = parts_of(side, row, case)
     fscib, ic, floats = (
-        (outside[key] + side.trips * sum(loop[key] for loop in inside)) / side.per
-        for key in ("fscib", "ic", "floats")
+        sum(counts[key] * often for counts, often in counted) / side.per for key in ("fscib", "ic", "floats")
     )
     # Far from that, `per` is not what the kernel does.
     if least and not least <= floats <= 6 * least:
@@ -99,22 +113,33 @@ def measure_theirs(tools, pool, cases):
     sides = {side.kernel: side for case in cases.values() for side in case.theirs}
 
     def rows(side):
+        if side.source:
+            head, entries = tools.rewrite(Path(__file__).with_name(side.source))
+            return tools.statistics(side.kernel, f"{head}\n{entries[side.kernel]}\n", [], tools.from_source)
         text = tools.kernel_air(side.kernel, side.constants).ir()
         return tools.statistics(side.kernel, text, [], tools.from_air)
 
     return Measured(pool.map(rows, sides.values()))
 
 
+def launched(side, row):
+    """The threads that a core holds, in whole threadgroups."""
+    threads, group = row["threads"], side.group
+    return threads // group * group if 0 < group <= threads else threads
+
+
 def case_entry(name, case, ours, theirs):
     alu, ic = ours.case(case.ours, word(name), name, case.least)
-    entry = {"kernel": case.ours.kernel, "unit": case.unit, "alu": round(alu, 3), "ic": round(ic, 3)}
+    threads = launched(case.ours, ours.kernel(case.ours.kernel))
+    entry = {"kernel": case.ours.kernel, "unit": case.unit, "threads": threads}
+    entry |= {"alu": round(alu, 3), "ic": round(ic, 3)}
     if theirs and case.theirs:
         costs = [theirs.case(side, "", name, case.least) for side in case.theirs]
         rows = [theirs.kernel(side.kernel) for side in case.theirs]
         entry["mlx"] = {
             "kernel": " + ".join(dict.fromkeys(side.kernel for side in case.theirs)),
             "registers": max(row["registers"] for row in rows),
-            "threads": min(row["threads"] for row in rows),
+            "threads": min(map(launched, case.theirs, rows)),
             "spilled": sum(row["spilled"] for row in rows),
             "alu": round(sum(alu for alu, _ in costs), 3),
             "ic": round(sum(ic for _, ic in costs), 3),

@@ -1,5 +1,6 @@
 """Tests of what makes the table: by themselves, and where scripts/agx.sh runs them, with its compilers."""
 
+import importlib.util
 import json
 import os
 import tempfile
@@ -34,6 +35,31 @@ class Printed(unittest.TestCase):
             self.assertEqual(text, with_summary(text, found))
 
 
+class Token(unittest.TestCase):
+    def setUp(self):
+        path = table.ROOT / "scripts" / "token_model.py"
+        spec = importlib.util.spec_from_file_location("token_model", path)
+        self.model = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(self.model)
+
+    def test_the_document_is_of_the_model(self):
+        text = self.model.PAGE.read_text()
+        self.assertEqual(text, self.model.with_tables(text))
+
+    def test_a_prologue_is_hidden_by_the_first_weights(self):
+        chip = self.model.Chip("one", 1, 1.0, 1 / self.model.STREAMED)  # a byte for each nanosecond
+        of = lambda prologue: self.model.product(chip, 4096, 4096, 256, 32, 512, 1.0, prologue)
+        first = 2 * 8 * 32 * 4 * 9 / 1e3  # of two threadgroups of eight SIMD groups, four rows of nine bytes
+        stream, rest, exposed = of(first + 1)
+        self.assertAlmostEqual(exposed, 1)
+        self.assertAlmostEqual(stream, 4096 * 4096 * 4.5 / 8 / 1e3)
+        self.assertEqual((rest, of(first - 1)[2]), (0, 0))
+
+    def test_weights_of_eight_billion(self):
+        size = sum(axis * sum(rows) for axis, _, rows in self.model.MODELS[0].products()) * 4.5 / 8
+        self.assertAlmostEqual(size / 1e9, 4.22, places=2)
+
+
 class Compare(unittest.TestCase):
     def faults(self, **changed):
         return worse(one({"k": row()}), one({"k": row(**changed)}))[0]
@@ -57,11 +83,13 @@ class Compare(unittest.TestCase):
         self.assertEqual(len(better), 2)
 
     def test_a_case_judges_its_kernel(self):
-        case = {"kernel": "k", "unit": "weight", "alu": 4.0, "ic": 2.0}
+        case = {"kernel": "k", "unit": "weight", "threads": 512, "alu": 4.0, "ic": 2.0}
         before = one({"k": row()}, {"c": case})
         self.assertEqual(worse(before, one({"k": row(alu=200)}, {"c": case}))[0], [])
         slower = one({"k": row()}, {"c": {**case, "alu": 4.2}})
         self.assertEqual(worse(before, slower)[0], ["c (k): cycles for each weight 4 -> 4.2"])
+        fewer = one({"k": row(threads=640)}, {"c": {**case, "threads": 256}})
+        self.assertEqual(worse(before, fewer)[0], ["c (k): threads 512 -> 256"])
 
     def test_the_table_must_fit(self):
         self.assertEqual(len(worse(one({"k": row()}), one({"l": row()}))[0]), 2)
@@ -86,9 +114,16 @@ class Cost(unittest.TestCase):
         self.assertEqual(cost(1, "once"), (40, 40))
         self.assertEqual(cost(1, "once", 2), (230, 160))
         self.assertEqual(cost(1, "all"), (900, 700))
+        # Once, twice the loop around, three turns of the loop that computes, five of another one.
+        loops[2]["parent"] = 0
+        self.assertEqual(cost(2, "whole", 3, 2, 5), ((30 + 1000 + 300 + 50) / 2, (40 + 16 + 180 + 100) / 2))
         for least in (10, 70):  # for 64 instructions of floats
             with self.assertRaisesRegex(SystemExit, "see `per`"):
                 table.cost(kernels.Side("k"), measured, "case", least)
+
+    def test_threads_are_of_whole_threadgroups(self):
+        for group, threads in ((0, 576), (256, 512), (64, 576), (1024, 576)):
+            self.assertEqual(table.launched(kernels.Side("k", group=group), {"threads": 576}), threads)
 
     def test_every_case_has_a_name_of_its_own(self):
         names = [case.name for case in kernels.cases("float16")]
