@@ -47,7 +47,7 @@ fn main() -> Result<()> {
     drop(bridge); // discards the library: CMake compiles the generated code with cpp/
     build_cpp(&root, &mlx, &cmake)?;
     kernels.map_or(Ok(()), say_of_metal)?;
-    link(&mlx)?;
+    link(&root, &mlx)?;
     if cuda::is_on() { link_for_cuda(&root, &mlx) } else { Ok(()) }
 }
 
@@ -347,7 +347,20 @@ fn build_cpp(root: &Path, mlx: &Mlx, cmake: &Path) -> Result<()> {
     Ok(())
 }
 
-fn link(mlx: &Mlx) -> Result<()> {
+/// Where the script keeps the libraries of the MLX that it installs in a clone, for each user and version: an
+/// installed command finds them when the clone is gone.
+fn kept(root: &Path, mlx: &Mlx) -> Option<PathBuf> {
+    if mlx.prefix != root.join(".mlx/python/mlx") {
+        return None; // MLX stays where it was installed
+    }
+    let named = env::var_os("XDG_DATA_HOME").filter(|folder| !folder.is_empty());
+    let data = named
+        .map(PathBuf::from)
+        .or_else(|| Some(Path::new(&env::var_os("HOME")?).join(".local/share")))?;
+    data.is_absolute().then(|| data.join(format!("mlx-primitives/mlx-{}/mlx/lib", mlx.version)))
+}
+
+fn link(root: &Path, mlx: &Mlx) -> Result<()> {
     let lib = mlx.lib();
     println!("cargo::rustc-link-search=native={}", lib.display());
     println!("cargo::rustc-link-lib=dylib=mlx");
@@ -355,7 +368,14 @@ fn link(mlx: &Mlx) -> Result<()> {
         println!("cargo::rustc-link-lib=dylib=objc");
     }
     // Reaches this package's binaries and tests; dependents add it from the metadata below.
-    println!("cargo::rustc-link-arg=-Wl,-rpath,{}", lib.display());
+    for folder in [lib.clone()].into_iter().chain(kept(root, mlx)) {
+        println!("cargo::rustc-link-arg=-Wl,-rpath,{}", folder.display());
+    }
+    if env::var("CARGO_CFG_TARGET_OS")? == "linux" {
+        // Functions are looked up when they are called, so that a program that loads another version of MLX
+        // starts and says so.
+        println!("cargo::rustc-link-arg=-Wl,-z,lazy");
+    }
     println!("cargo::rustc-env=MLX_PRIMITIVES_MLX_PREFIX={}", mlx.prefix.display());
     println!("cargo::metadata=libdir={}", lib.display());
     println!("cargo::metadata=include={}", mlx.prefix.join("include").display());

@@ -5,6 +5,7 @@ file(WRITE ${probe} [[
 namespace mlx::core { const char* version(); }
 int main() { std::puts(mlx::core::version()); }
 ]])
+unset(MLX_LIBRARY_FILE CACHE) # an earlier build may have found another
 find_library(MLX_LIBRARY_FILE mlx PATHS ${MLX_LIBRARY_DIRS} NO_DEFAULT_PATH REQUIRED)
 if(CUDA)
   # MLX's CUDA libraries are linked with those of a driver, which the building machine may lack.

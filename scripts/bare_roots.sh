@@ -63,6 +63,8 @@ bring() {
     *) debootstrap --variant=minbase "$1" "$roots/$1.part" http://deb.debian.org/debian ;;
   esac >"$roots/$1.log" 2>&1 || die "debootstrap could not install $1: $(tail -n 1 "$roots/$1.log")"
   umount "$roots/$1.part/proc" 2>/dev/null || true
+  # Ubuntu's clang is in its second component, which its images name.
+  case $1 in jammy | noble) sed -i 's/ main$/ main universe/' "$roots/$1.part/etc/apt/sources.list" ;; esac
   mv "$roots/$1.part" "$roots/$1"
 }
 
@@ -142,7 +144,7 @@ from_nothing() {
     says "g++ 10" $install "c++ does not compile C++20 as g++ 11 and clang 15 do; install a later one"
     packages python3
     with_certificates=yes
-    says "glibc 2.31" "CXX=true $install" "which has glibc 2.31 on x86_64: there are only those for glibc 2.35 or later"
+    says "glibc 2.31" "CXX=true $install" "which has glibc 2.31 on x86_64: there are only those for glibc 2.35 or later on x86_64; use such a system"
     return
   fi
   says "no Python" $install "install Python 3.8 or later (Debian, Ubuntu: apt-get install python3)"

@@ -78,13 +78,15 @@ install() {
   install_into "$site" "$@"
 }
 install_into() {
-  local folder=$1 failure
+  local folder=$1 failure status=0
   shift
   writable "$1"
   command -v python3 >/dev/null ||
     die "python3 is not on PATH, which fetches $1; install Python 3.8 or later (Debian, Ubuntu: apt-get install python3)"
   say "installing $* into ${folder#"$root/"}"
-  failure=$(python3 "$root/scripts/wheels.py" install "$folder" "$@" 2>&1) || die "$failure"
+  failure=$(python3 "$root/scripts/wheels.py" install "$folder" "$@" 2>&1) || status=$?
+  [ "$status" != 3 ] || die "$failure; use such a system, or build MLX yourself and name its folder in MLX_DIR"
+  [ "$status" = 0 ] || die "$failure"
 }
 
 # version_at PREFIX: prints the version in an MLX prefix's headers, or nothing.
@@ -123,7 +125,26 @@ if [ -z "$mlx" ]; then
   mlx=$site/mlx
   [ -n "$(version_at "$mlx")" ] || die "the MLX wheel has no headers under $mlx; remove .mlx and run this again"
 fi
-say "MLX $(version_at "$mlx") in $mlx"
+version=$(version_at "$mlx")
+say "MLX $version in $mlx"
+
+# An installed command outlives the clone: MLX's libraries stay in a folder of the user, where build.rs has the
+# command look for them. They are hard links, if the folder is on the same disk.
+data=${XDG_DATA_HOME:-${HOME:+$HOME/.local/share}}
+kept=$data/mlx-primitives/mlx-$version
+if [ "$mlx" = "$site/mlx" ] && [ -n "$data" ] && [ ! -d "$kept" ]; then
+  rm -rf "$kept.part" 2>/dev/null || true
+  if mkdir -p "$kept.part" 2>/dev/null; then
+    (cd "$site" && for file in mlx/lib/* mlx_*.libs/*; do
+      [ -f "$file" ] || continue
+      mkdir -p "$kept.part/$(dirname "$file")" || exit 1
+      ln "$file" "$kept.part/$file" 2>/dev/null || cp "$file" "$kept.part/$file" || exit 1
+    done) && mv "$kept.part" "$kept" || die "$kept.part cannot be written; make room on its disk"
+    say "MLX's libraries stay in $kept, for an installed command"
+  else
+    say "$data cannot be written: an installed command will need $site/mlx"
+  fi
+fi
 
 # MLX for NVIDIA GPUs, without the libraries that only a machine with such a GPU needs.
 if [ -n "$with_cuda" ]; then

@@ -104,13 +104,21 @@ SOURCE
 core=(array:: table:: failures:: threads:: io:: recorded:: one_stream:: random:: checkpoints:: generation::)
 
 core() {
-  local version=${1:-$oldest} prefix module
+  local version=${1:-$oldest} prefix module command said
+  bring "$newest"
+  local of_newest=$prefix
   bring "$version"
   export MLX_DIR=$prefix CARGO_TARGET_DIR=${CARGO_TARGET_DIR:-$root/target/mlx-$version}
   cargo test --test suite --no-run
-  cargo run --quiet -- info | grep -F "MLX $version" || die "the command was not built with MLX $version"
+  command=$CARGO_TARGET_DIR/debug/mlx-primitives
+  "$command" info | grep -E "MLX +$version\$" || die "the command was not built with MLX $version"
+  if [ "$version" != "$newest" ] && [ "$(uname -s)" = Linux ]; then
+    said=$(LD_LIBRARY_PATH=$of_newest/lib "$command" info 2>&1) && die "another MLX than the command's is not refused"
+    [[ "$said" == *"built with the headers of MLX $version but loaded libmlx $newest"* ]] ||
+      die "the refusal of another MLX does not name the versions: $said"
+  fi
   for module in "${core[@]}"; do
-    cargo test --quiet --test suite -- "$module"
+    MLX_PRIMITIVES_TEST_SAMPLE=20 cargo test --quiet --test suite -- "$module"
   done
   say "the core of the suite passes on MLX $version"
 }

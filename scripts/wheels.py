@@ -37,6 +37,14 @@ TRIES = 3
 class Failed(Exception):
     """What went wrong and what to do, in one sentence."""
 
+    status = 1
+
+
+class NotHere(Failed):
+    """A package has wheels, but none for this machine."""
+
+    status = 3
+
 
 def pip_option(name):
     """An option of pip's, from the environment or else pip's files; None if it has none."""
@@ -67,6 +75,12 @@ class Index:
         if (pip_option("no-index") or "0").lower() not in ("0", "false", "no", "off"):
             raise Failed("pip's option no-index forbids to fetch what is missing; unset it, or install by hand")
         self.url = (pip_option("index-url") or "https://pypi.org/simple").rstrip("/") + "/"
+        # urllib takes no name and password from an address; they are for this server alone.
+        parts = urllib.parse.urlsplit(self.url)
+        self.url, self.server, self.authorization = clean(self.url), (parts.scheme, parts.hostname, parts.port), None
+        if parts.username:
+            words = [urllib.parse.unquote(word or "") for word in (parts.username, parts.password)]
+            self.authorization = "Basic " + base64.b64encode(":".join(words).encode()).decode()
         certificates = pip_option("cert")
         try:
             context = ssl.create_default_context(cafile=certificates)
@@ -77,11 +91,8 @@ class Index:
     def open(self, url, accept="*/*"):
         parts = urllib.parse.urlsplit(url)
         request = urllib.request.Request(url, headers={"Accept": accept, "User-Agent": "mlx-primitives"})
-        if parts.username:
-            # urllib takes no name and password from an address.
-            words = [urllib.parse.unquote(word or "") for word in (parts.username, parts.password)]
-            request.add_header("Authorization", "Basic " + base64.b64encode(":".join(words).encode()).decode())
-            request.full_url = parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()
+        if self.authorization and (parts.scheme, parts.hostname, parts.port) == self.server:
+            request.add_unredirected_header("Authorization", self.authorization)
         return self.opener.open(request, timeout=60)
 
     def read(self, url, accept, into=None):
@@ -97,7 +108,7 @@ class Index:
                     shutil.copyfileobj(answer, into, 1 << 20)
                     return None
             except urllib.error.HTTPError as error:
-                if error.code == 404 or attempt + 1 == TRIES:
+                if error.code < 500 or attempt + 1 == TRIES:
                     raise Failed("%s answers %s %s for %s" % (host, error.code, error.reason, clean(url)))
             except (OSError, ValueError) as error:
                 reason = getattr(error, "reason", error)
@@ -146,7 +157,7 @@ class Links(html.parser.HTMLParser):
 def clean(url):
     """An address without a name and password."""
     parts = urllib.parse.urlsplit(url)
-    return parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()[:200]
+    return parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()
 
 
 def number(version):
@@ -231,7 +242,7 @@ def choose(index, machine, wanted):
     if ours:
         return max(ours)[2]
     if others:
-        raise Failed(
+        raise NotHere(
             "%s has no wheel for this machine, which has %s: there are only those for %s"
             % (wanted, machine, describe(machine, others)))
     newest = ".".join(map(str, max(versions))) if versions else "none"
@@ -342,7 +353,7 @@ def main(arguments):
             return 2
     except Failed as failure:
         sys.stderr.write("%s\n" % failure)
-        return 1
+        return failure.status
     except KeyboardInterrupt:
         return 130
     return 0

@@ -120,13 +120,6 @@ static void check_width() {
 void check_version() {
   prepare();
   check_width();
-  auto release = std::string(mx::version());
-  release = release.substr(0, release.find(".dev"));
-  if (release != std::string(header_version())) {
-    throw std::runtime_error(
-        "built with the headers of MLX " + std::string(header_version()) + " but loaded libmlx " +
-        mx::version() + ": build again, or set the rpath to the MLX it was built with");
-  }
 }
 
 bool gpu_available() {

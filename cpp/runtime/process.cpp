@@ -12,6 +12,7 @@
 #include <mutex>
 #include <optional>
 #include <stdexcept>
+#include <string>
 #include <system_error>
 #include <thread>
 #include <vector>
@@ -20,6 +21,7 @@
 #include "mlx/compile_impl.h"
 #include "mlx/mlx.h"
 #include "mlx/scheduler.h"
+#include "mlx/version.h"
 #include "runtime/batch.h"
 #include "runtime/encoder.h"
 #include "runtime/failure.h"
@@ -279,11 +281,24 @@ const char* refusal() {
   return nullptr;
 }
 
+/** Functions that another version of MLX lacks are looked up when they are called, so this comes
+ * first. */
+static void require_version() {
+  auto built = std::to_string(MLX_VERSION_MAJOR) + "." + std::to_string(MLX_VERSION_MINOR) + "." +
+               std::to_string(MLX_VERSION_PATCH);
+  std::string loaded = mx::version();
+  if (loaded.substr(0, loaded.find(".dev")) != built) {
+    throw std::runtime_error(
+        "built with the headers of MLX " + built + " but loaded libmlx " + loaded +
+        ": build again, or set the rpath to the MLX it was built with");
+  }
+}
+
 void prepare() {
   if (auto* why = refusal()) {
     throw std::runtime_error(why);
   }
-  static const bool prepared = (prepare_process(), true);
+  static const bool prepared = (require_version(), prepare_process(), true);
   (void)prepared;
   thread_local Lease lease;
   if (streams_ended) {

@@ -216,3 +216,50 @@ impl Compiler {
         Err(Error::Compile { path: source.to_path_buf(), messages })
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs;
+    use std::os::unix::fs::PermissionsExt;
+
+    /// A checkout whose script has this body.
+    fn checkout(body: &str) -> tempfile::TempDir {
+        let checkout = tempfile::tempdir().expect("a folder");
+        let script = checkout.path().join(SCRIPT);
+        fs::create_dir_all(checkout.path().join("scripts")).expect("a folder");
+        fs::write(&script, format!("#!/bin/sh\n{body}\n")).expect("a file");
+        fs::set_permissions(&script, fs::Permissions::from_mode(0o755)).expect("permissions");
+        checkout
+    }
+
+    #[test]
+    fn a_checkout_brings_its_compiler_once() {
+        let checkout = checkout(
+            "cd \"$(dirname \"$0\")/..\" && echo \"$*\" >>log && mkdir -p .mlx/python/ziglang\n\
+             sleep 0.2; zig=.mlx/python/ziglang/zig\n\
+             printf '#!/bin/sh\\necho \"clang version 19.1.0\"\\n' >$zig.part\n\
+             chmod +x $zig.part && mv $zig.part $zig",
+        );
+        std::thread::scope(|scope| {
+            for _ in 0..8 {
+                scope.spawn(|| {
+                    let found = Compiler::brought(checkout.path()).expect("a compiler");
+                    assert_eq!(found.version(), "clang version 19.1.0");
+                });
+            }
+        });
+        let log = fs::read_to_string(checkout.path().join("log")).expect("a log");
+        assert_eq!(log, "--simulator\n");
+    }
+
+    #[test]
+    fn a_compiler_that_cannot_be_brought_is_an_error_with_the_cause() {
+        let checkout = checkout("echo quiet; echo 'error: pypi.org cannot be reached' >&2; exit 1");
+        let error = Compiler::brought(checkout.path()).expect_err("no compiler").to_string();
+        assert_eq!(
+            error,
+            "no clang found: `scripts/build_metal.sh --simulator` failed: error: pypi.org cannot be reached"
+        );
+    }
+}
