@@ -9,6 +9,9 @@ use super::model::Llama;
 
 /// The most tokens that run through the model at a time.
 const STEP: usize = 512;
+/// The shortest window in which long texts are scored, so that texts of this length have all of their
+/// context, whatever the model was made for.
+const WINDOW: usize = 8192;
 /// The most logits that exist at a time: 64 MB of float32.
 const LOGITS: usize = 1 << 24;
 
@@ -31,9 +34,9 @@ impl Score {
 impl Llama {
     /// Scores every token after the first, each in the context of all before it.
     ///
-    /// A text that is longer than the model was made for is scored in windows of
-    /// `max_position_embeddings` tokens: the first token of a window is the last one that was scored,
-    /// and the context of the others begins with it.
+    /// A text of more than [`score_window`](Self::score_window) tokens is scored in windows of that
+    /// length: the first token of a window is the last one that was scored, and the context of the
+    /// others begins with it.
     ///
     /// The likelihoods are computed from the logits in float32 and summed in float64. In memory are
     /// the logits of at most 512 tokens at a time, and the keys and values of a window.
@@ -69,7 +72,7 @@ impl Llama {
         }
         let step = (LOGITS / (vocabulary as usize).max(1)).clamp(1, STEP);
         let (context, targets) = (&tokens[..tokens.len() - 1], &tokens[1..]);
-        let window = self.longest().max(1);
+        let window = self.score_window();
         let windows = context.chunks(window).zip(targets.chunks(window));
         let (mut sum, mut scored) = (0.0, 0);
         for (context, targets) in windows {
@@ -93,5 +96,11 @@ impl Llama {
             }
         }
         Ok(Score { tokens: scored, mean_nll: sum / scored as f64 })
+    }
+
+    /// The most tokens that [`score`](Self::score) keeps in one context: those that the model was made
+    /// for, and at least 8192.
+    pub fn score_window(&self) -> usize {
+        self.longest().max(WINDOW)
     }
 }

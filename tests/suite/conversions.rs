@@ -6,7 +6,7 @@ use std::fs;
 use std::path::Path;
 
 use mlx_primitives::device::{Device, with_device};
-use mlx_primitives::llama::{Checkpoint, Llama, ModelFiles, Quantization};
+use mlx_primitives::llama::{Checkpoint, Llama, ModelFiles, Quantization, Score};
 use mlx_primitives::ops::QuantizedMode;
 use mlx_primitives::{Array, Dtype, io};
 use safetensors::SafeTensors;
@@ -106,31 +106,20 @@ fn perplexity_equals_mlx_lms() {
         return eprintln!("thinned for the simulator: perplexity, float32 alone");
     }
     // Beyond one chunk of logits, and beyond the model's maximum position.
-    let longer = variant(Dtype::Float32, |name, json| {
-        if name == "config.json" {
-            json["max_position_embeddings"] = json!(4096);
-        }
-    });
-    assert_score(
-        &Checkpoint::load(longer.path()).unwrap(),
-        &story.repeat(7),
-        &theirs["long"],
-        0.001,
-    );
-    // A text that is too long for the model is scored in windows, each like a separate text.
-    let tokens = demo.tokenizer.encode(&story.repeat(7)).unwrap();
-    let (mut sum, mut told) = (0.0, Vec::new());
-    for start in (0..tokens.len() - 1).step_by(256) {
-        let window = &tokens[start..tokens.len().min(start + 257)];
-        let score = demo.llama.score(window, |_| {}).unwrap();
-        assert_eq!(score.tokens, window.len() - 1);
-        sum += score.mean_nll * score.tokens as f64;
-    }
-    let score = demo.llama.score(&tokens, |scored| told.push(scored)).unwrap();
-    assert_eq!((score.tokens, told.last()), (tokens.len() - 1, Some(&(tokens.len() - 1))));
+    assert_score(&demo, &story.repeat(7), &theirs["long"], 0.001);
+    // Windows of a longer text are like separate texts.
+    let (window, llama) = (demo.llama.score_window(), &demo.llama);
+    assert_eq!(window, 8192);
+    let tokens: Vec<u32> = (0..window as u32 + 300).map(|i| (i * i + 7 * i) % 512).collect();
+    let first = llama.score(&tokens[..=window], |_| {}).unwrap();
+    let rest = llama.score(&tokens[window..], |_| {}).unwrap();
+    let mut told = Vec::new();
+    let whole = llama.score(&tokens, |scored| told.push(scored)).unwrap();
+    assert_eq!((whole.tokens, told.last()), (tokens.len() - 1, Some(&(tokens.len() - 1))));
     assert!(told.is_sorted() && told.len() > 3, "{told:?}");
-    let mean = sum / score.tokens as f64;
-    assert!((score.mean_nll / mean - 1.0).abs() < 1e-9, "{score:?} {mean}");
+    let sum = |score: Score| score.mean_nll * score.tokens as f64;
+    let mean = (sum(first) + sum(rest)) / whole.tokens as f64;
+    assert!((whole.mean_nll / mean - 1.0).abs() < 1e-9, "{whole:?} {mean}");
     for (dtype, percent) in [(Dtype::Float16, 0.2), (Dtype::Bfloat16, 1.0)] {
         let directory = variant(dtype, |_, _| {});
         let checkpoint = Checkpoint::load(directory.path()).unwrap();

@@ -17,7 +17,7 @@ use crate::wired::{self, Resident};
 const EXAMPLES: &str = "\
 The text is tokenized as a whole, with the special tokens that the tokenizer adds, and every token \
 after the first is scored in the context of all tokens before it. A text of more tokens than the model \
-was made for is scored in windows of that length.
+was made for, and of more than 8192, is scored in windows.
 
 Examples:
   mlx-primitives perplexity --model ~/models/Llama-3.2-1B-4bit --file wiki.test.txt
@@ -48,15 +48,18 @@ pub fn run(args: &Args) -> Result<()> {
     let checkpoint = args.source.load()?;
     let tokens = checkpoint.tokenizer.encode(&text)?;
     drop(text);
-    if let Some(limit) = checkpoint.llama.config().max_position_embeddings
-        && tokens.len() > limit.unsigned_abs() as usize
-    {
+    let limit = checkpoint.llama.config().max_position_embeddings.map(i32::unsigned_abs);
+    let window = checkpoint.llama.score_window();
+    if tokens.len() > window {
+        let tokens = tokens.len();
+        output::eprintln(format_args!("note: {tokens} tokens are scored in windows of {window}"));
+    } else if let Some(limit) = limit.filter(|&limit| tokens.len() > limit as usize) {
         let tokens = tokens.len();
         output::eprintln(format_args!(
-            "note: {tokens} tokens are scored in windows of {limit}, for which the model was made"
+            "note: {tokens} tokens, the model was made for {limit} positions"
         ));
     }
-    let cache = wired::cache(&checkpoint.llama, CacheKind::Plain, tokens.len());
+    let cache = wired::cache(&checkpoint.llama, CacheKind::Plain, tokens.len().min(window));
     let _resident = Resident::with_slack(checkpoint.llama.nbytes().saturating_add(cache));
     let bar = progress(tokens.len().saturating_sub(1) as u64)?.with_message("tokens");
     let score = checkpoint
