@@ -41,8 +41,11 @@ pub(crate) fn create<T>(
     for _ in 0..ATTEMPTS {
         let mut live = live(); // nothing is created behind the back of `abandon`
         let made = create()?;
-        let file = File::open(path(&made))?;
-        // Another process may take it for stale before the lock, and then it is locked or gone.
+        // Another process may take it for stale before the lock, and then it is gone or locked.
+        let file = match File::open(path(&made)) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
+            opened => opened?,
+        };
         let lock = file.try_lock();
         let locked = match lock {
             Ok(()) => true,

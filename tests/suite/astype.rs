@@ -210,3 +210,20 @@ fn derivatives_and_maps() -> Checked {
         Ok(())
     })
 }
+
+/// Equal nodes of a compiled function become one. Conversions to other types are not equal.
+#[test]
+fn conversions_to_two_types_stay_apart_in_a_compiled_function() -> Checked {
+    with_device(Device::Cpu, || {
+        let x = Array::from_slice(&[3i32, -2, 70_001, 5], 4)?;
+        let half = Array::full(4, 1.5f32)?.astype(Dtype::Float16)?;
+        let brain = half.astype(Dtype::Bfloat16)?;
+        let run = |x: &[Array]| Ok(vec![ops::swiglu(&x[0], &x[1])?, ops::swiglu(&x[0], &x[2])?]);
+        let inputs = [&x, &half, &brain];
+        let compiled = compile(run, false)?.call(&inputs)?;
+        for (got, want) in compiled.iter().zip(run(&inputs.map(Clone::clone))?) {
+            assert_same(got, &want, "a conversion beside another one")?;
+        }
+        Ok(())
+    })
+}

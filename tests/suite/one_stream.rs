@@ -8,7 +8,7 @@ use mlx_primitives::custom::{CustomPrimitive, Spec, View, ViewMut, apply_one};
 use mlx_primitives::device::{Device, Stream, with_device, with_stream};
 use mlx_primitives::llama::{CacheKind, Checkpoint, Quantization};
 use mlx_primitives::ops::{self, KvLayout, QuantizedMode, Rope};
-use mlx_primitives::{Array, Error, Result, async_eval, eval, step as every};
+use mlx_primitives::{Array, Dtype, Error, Result, async_eval, eval, step as every};
 
 use crate::support::Checked;
 use crate::support::compare::assert_same;
@@ -244,6 +244,25 @@ fn a_state_is_updated_in_place_while_queued_calls_read_it() -> Checked {
         drop(state);
         async_eval([&attended, &next])?;
         assert_same(&held, &want, "a state that is held")?;
+
+        // So does a view whose numbers nobody has waited for.
+        for view_first in [true, false] {
+            let start = LAYOUT.zeros(1, Dtype::Float32)?;
+            let [state, _] = late_step(&start.multiply(1.0)?, 3)?;
+            let want = LAYOUT.keys(&state, 20)?.multiply(1.0)?;
+            want.eval()?;
+            let [state, attended] = late_step(&start, 3)?;
+            drop(start);
+            async_eval([&attended])?;
+            let view = LAYOUT.keys(&state, 20)?;
+            let [next, attended] = late_step(&state, 4)?;
+            drop(state);
+            if view_first {
+                async_eval([&view])?;
+            }
+            async_eval([&attended, &next])?;
+            assert_same(&view, &want, "a view of a state that calls use")?;
+        }
         Ok(())
     })
 }

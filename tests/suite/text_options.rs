@@ -10,23 +10,23 @@ use serde_json::{Value, json};
 use crate::support::Checked;
 use crate::text_cli::{command, json_of, piped, run, stderr, stdout, text_of, with_template};
 
-/// A signal ends the command in the phases that do not look at it: here a prompt of 24 MB is split into
+/// A signal ends the command in the phases that do not look at it: here a text of 24 MB is split into
 /// tokens.
 #[cfg(unix)]
 #[test]
 fn a_signal_ends_any_phase() -> Checked {
     let folder = tempfile::tempdir()?;
-    let prompt = folder.path().join("prompt");
-    fs::write(&prompt, "a".repeat(24 << 20))?;
-    for (signal, name) in [("-TERM", "generate"), ("-INT", "generate"), ("-TERM", "chat")] {
-        let mut child = command(if name == "chat" { &["chat"] } else { &["generate", "-p", "-"] })
-            .stdin(fs::File::open(&prompt)?)
+    let text = folder.path().join("text");
+    fs::write(&text, "a".repeat(24 << 20))?;
+    for signal in ["-TERM", "-INT"] {
+        let mut child = command(&["perplexity", "--file", "-"])
+            .stdin(fs::File::open(&text)?)
             .stdout(Stdio::null())
             .stderr(Stdio::null())
             .spawn()?;
         std::thread::sleep(Duration::from_secs(2));
         let early = child.try_wait()?;
-        assert!(early.is_none(), "{name} ended by itself: {early:?}");
+        assert!(early.is_none(), "it ended by itself: {early:?}");
         let killed = Command::new("kill").args([signal, &child.id().to_string()]).status()?;
         assert!(killed.success());
         let sent = Instant::now();
@@ -37,12 +37,12 @@ fn a_signal_ends_any_phase() -> Checked {
             if sent.elapsed() > Duration::from_secs(10) {
                 child.kill()?;
                 child.wait()?;
-                panic!("{name} goes on after {signal}");
+                panic!("it goes on after {signal}");
             }
             std::thread::sleep(Duration::from_millis(20));
         };
         // Before the command handles signals, the system ends it.
-        assert!(matches!(status.code(), None | Some(0 | 130)), "{name} {signal}: {status}");
+        assert!(matches!(status.code(), None | Some(0 | 130)), "{signal}: {status}");
     }
     Ok(())
 }
