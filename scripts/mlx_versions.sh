@@ -103,8 +103,19 @@ SOURCE
 # table with its derivatives, failures, streams and threads, files, and models with their recorded graphs.
 core=(array:: table:: failures:: threads:: io:: recorded:: one_stream:: random:: checkpoints:: generation::)
 
+# refuses FOLDER COMMAND...: the command fails with the versions in its error, and calls no function that the
+# library in FOLDER lacks.
+refuses() {
+  local folder=$1 said
+  shift
+  said=$(LD_LIBRARY_PATH=$folder "$@" 2>&1) && die "$*: another MLX than the program's is not refused"
+  [[ "$said" == *"built with the headers of MLX $version but loaded libmlx $newest"* ]] ||
+    die "$*: the refusal of another MLX does not name the versions: $said"
+  [[ "$said" != *"symbol lookup error"* ]] || die "$*: a function is called that MLX $newest lacks: $said"
+}
+
 core() {
-  local version=${1:-$oldest} prefix module command said
+  local version=${1:-$oldest} prefix module command words
   bring "$newest"
   local of_newest=$prefix
   bring "$version"
@@ -113,9 +124,14 @@ core() {
   command=$CARGO_TARGET_DIR/debug/mlx-primitives
   "$command" info | grep -E "MLX +$version\$" || die "the command was not built with MLX $version"
   if [ "$version" != "$newest" ] && [ "$(uname -s)" = Linux ]; then
-    said=$(LD_LIBRARY_PATH=$of_newest/lib "$command" info 2>&1) && die "another MLX than the command's is not refused"
-    [[ "$said" == *"built with the headers of MLX $version but loaded libmlx $newest"* ]] ||
-      die "the refusal of another MLX does not name the versions: $said"
+    for words in info 'generate x' bench 'ops --quick' verify tune; do
+      # shellcheck disable=SC2086 # several words
+      refuses "$of_newest/lib" "$command" $words
+    done
+    # A program whose first array is random, and one whose first is not.
+    for module in random::moments_of_each_distribution array::; do
+      refuses "$of_newest/lib" cargo test --quiet --test suite -- --test-threads 1 "$module"
+    done
   fi
   for module in "${core[@]}"; do
     MLX_PRIMITIVES_TEST_SAMPLE=20 cargo test --quiet --test suite -- "$module"

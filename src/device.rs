@@ -190,7 +190,7 @@ pub fn mlx_versions() -> (String, String) {
 }
 
 /// Compares the version of the loaded libmlx with that of the headers that this crate was built
-/// with. Creating the first array does so too.
+/// with, and does nothing else. Creating the first array does so too.
 ///
 /// # Errors
 ///

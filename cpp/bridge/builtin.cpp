@@ -221,20 +221,23 @@ Handle random_split(const MlxArray& key, int32_t count) {
 }
 
 Handle random_uniform(float low, float high, Ints shape, Dtype dtype, const MlxArray* key) {
+  auto to = here();
   require_memory("uniform", shape, to_mlx(dtype));
   return handle(mx::random::uniform(
-      mx::array(low), mx::array(high), to_shape(shape), to_mlx(dtype), optional(key), here()));
+      mx::array(low), mx::array(high), to_shape(shape), to_mlx(dtype), optional(key), to));
 }
 
 Handle random_normal(Ints shape, Dtype dtype, const MlxArray* key) {
+  auto to = here();
   require_memory("normal", shape, to_mlx(dtype));
-  return handle(mx::random::normal(to_shape(shape), to_mlx(dtype), optional(key), here()));
+  return handle(mx::random::normal(to_shape(shape), to_mlx(dtype), optional(key), to));
 }
 
 Handle random_randint(int32_t low, int32_t high, Ints shape, const MlxArray* key) {
+  auto to = here();
   require_memory("randint", shape, mx::int32);
   return handle(mx::random::randint(
-      mx::array(low), mx::array(high), to_shape(shape), mx::int32, optional(key), here()));
+      mx::array(low), mx::array(high), to_shape(shape), mx::int32, optional(key), to));
 }
 
 Handle random_categorical(const MlxArray& logits, int32_t axis, const MlxArray* key) {

@@ -118,6 +118,11 @@ static void check_width() {
 }
 
 void check_version() {
+  require_version();
+}
+
+/** Before an array that needs no other. */
+static void begin() {
   prepare();
   check_width();
 }
@@ -336,7 +341,7 @@ const uint8_t* data(const MlxArray& array) {
 }
 
 Handle from_bytes(rust::Slice<const uint8_t> bytes, Ints shape, Dtype dtype) {
-  check_version();
+  begin();
   auto type = to_mlx(dtype);
   size_t elements = 1;
   for (auto dim : shape) {
@@ -354,7 +359,7 @@ Handle from_bytes(rust::Slice<const uint8_t> bytes, Ints shape, Dtype dtype) {
 }
 
 Handle block(size_t bytes) {
-  check_version();
+  begin();
   auto words = bytes / sizeof(uint64_t);
   if (words > std::numeric_limits<mx::ShapeElem>::max()) {
     throw std::invalid_argument("[block] expected at most 16 GiB, got more");
@@ -381,7 +386,7 @@ Handle full(Ints shape, const MlxArray& value) {
 }
 
 Handle arange(double start, double stop, double step, Dtype dtype) {
-  check_version();
+  begin();
   return handle(mx::arange(start, stop, step, to_mlx(dtype), here()));
 }
 

@@ -281,9 +281,7 @@ const char* refusal() {
   return nullptr;
 }
 
-/** Functions that another version of MLX lacks are looked up when they are called, so this comes
- * first. */
-static void require_version() {
+void require_version() {
   auto built = std::to_string(MLX_VERSION_MAJOR) + "." + std::to_string(MLX_VERSION_MINOR) + "." +
                std::to_string(MLX_VERSION_PATCH);
   std::string loaded = mx::version();

@@ -11,8 +11,15 @@ namespace mlx_primitives {
 std::string reason(const std::exception& error);
 
 /**
+ * Throws if the loaded MLX is not the one that the headers are of. Functions that it lacks are
+ * looked up when they are called, so this comes before every call of such a function.
+ */
+void require_version();
+
+/**
  * Prepares MLX once per process and gives this thread a CPU stream. Every bridge function that can
- * make MLX use a stream, or what it keeps for each thread, calls this first. Throws `refusal`.
+ * make MLX use a stream, or what it keeps for each thread, calls this first. Throws `refusal`, and
+ * what `require_version` throws.
  */
 void prepare();
 

@@ -66,7 +66,6 @@ pub struct Args {
 }
 
 pub fn run(args: &Args) -> Result<()> {
-    device::check_version()?;
     if args.graph {
         return token::run(args);
     }

@@ -94,6 +94,10 @@ impl Command {
             Self::Completions(_) | Self::Man(_) => Vec::new(),
         }
     }
+
+    fn computes(&self) -> bool {
+        !matches!(self, Self::Completions(_) | Self::Man(_))
+    }
 }
 
 const FAILED: u8 = 1;
@@ -137,6 +141,9 @@ fn main() -> ExitCode {
 fn run(mut cli: Cli) -> anyhow::Result<()> {
     output::check_stdout()?;
     output::quiet(cli.quiet);
+    if cli.command.computes() {
+        device::check_version()?;
+    }
     for model in cli.command.models() {
         loading::find(model)?;
     }

@@ -2,7 +2,6 @@
 
 use anyhow::{Context, Result, ensure};
 use clap::builder::PossibleValuesParser;
-use mlx_primitives::device;
 use mlx_primitives::tune::{self, Choices, Key};
 use serde_json::json;
 
@@ -41,7 +40,6 @@ pub struct Args {
 }
 
 pub fn run(args: &Args) -> Result<()> {
-    device::check_version()?;
     args.threads.set()?;
     let device = ops::device(args.device.as_deref())?;
     let path = tune::path(device)
