@@ -264,15 +264,13 @@ fn parts_have_the_tokens_of_the_whole() -> Checked {
         let json = json.to_string();
         let ours = Tokenizer::parse(json.as_bytes())?;
         let whole = tokenizers::Tokenizer::from_bytes(&json).unwrap();
-        for _ in 0..2 {
-            let text = text(&mut random, 80_000);
-            for special in [true, false] {
-                let expected = whole.encode_fast(&*text, special).unwrap();
-                let tokens =
-                    if special { ours.encode(&text)? } else { ours.encode_verbatim(&text)? };
-                let at = tokens.iter().zip(expected.get_ids()).position(|(a, b)| a != b);
-                assert_eq!((at, tokens.len()), (None, expected.len()), "{name}, {special}");
-            }
+        // Longer than a part.
+        let long = text(&mut random, 70_000);
+        for special in [true, false] {
+            let expected = whole.encode_fast(&*long, special).unwrap();
+            let tokens = if special { ours.encode(&long)? } else { ours.encode_verbatim(&long)? };
+            let at = tokens.iter().zip(expected.get_ids()).position(|(a, b)| a != b);
+            assert_eq!((at, tokens.len()), (None, expected.len()), "{name}, {special}");
         }
         for text in
             [text(&mut random, 3000), "the ".repeat(900), "=".repeat(999), "\n \n".repeat(9)]
