@@ -2,11 +2,11 @@
 # Runs the checks that take too long for `cargo test`: the suite through eval_gpu in every order of threads,
 # every planted fault, in kernels and in cpp/, the kernels with overflow checks and debug assertions, other
 # versions of MLX, sanitizers, the build for macOS, the comparison with Apple's compiler, the rules for kernels
-# on MLX's own, the kernels' costs on an M1, NEON, and every kernel compiled for four generations of NVIDIA GPUs.
+# on MLX's own, the kernels' costs on an M1, ARM Linux, and every kernel compiled for four generations of NVIDIA GPUs.
 #
 #   scripts/verify.sh              all steps except `suite_sanitizer`
 #   scripts/verify.sh STEP...      these steps: simulator mutants cpp_mutants checks versions sanitizers macos
-#                                  calibration mlx agx neon cuda suite_sanitizer
+#                                  calibration mlx agx arm cuda suite_sanitizer
 #
 # `suite_sanitizer` builds everything again with AddressSanitizer, which takes much longer than the other
 # steps. Run it before a release, and after a change to memory ownership.
@@ -16,7 +16,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 logs=target/verify
 mkdir -p "$logs"
 steps=("$@")
-[ ${#steps[@]} -gt 0 ] || steps=(simulator mutants cpp_mutants checks versions sanitizers macos calibration mlx agx neon cuda)
+[ ${#steps[@]} -gt 0 ] || steps=(simulator mutants cpp_mutants checks versions sanitizers macos calibration mlx agx arm cuda)
 
 # Debian's packages provide the compilers' targets for other processors if rustup does not.
 read_lists() {
@@ -49,7 +49,7 @@ for name in "${steps[@]}"; do
     calibration) scripts/calibrate.sh --table ;;
     mlx) cargo test -p metal-sim --test mlx -- --include-ignored ;;
     agx) scripts/agx.sh --check ;;
-    neon) read_lists && scripts/test_neon.sh ;;
+    arm) read_lists && scripts/arm_linux.sh ;;
     cuda)
       # Compiled kernels are kept in target/tmp.
       scripts/build_metal.sh --cuda

@@ -1,4 +1,4 @@
-# Sourced by scripts/cross_link.sh, scripts/test_neon.sh and others: installs their tools in
+# Sourced by scripts/cross_link.sh, scripts/arm_linux.sh and others: installs their tools in
 # .mlx/cross.
 # shellcheck shell=bash
 

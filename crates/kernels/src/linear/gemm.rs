@@ -213,6 +213,7 @@ impl<A, W> Copy for Blocks<'_, A, W> {}
 impl<A: Arithmetic, W: Weights<A>, E: Epilogue> Kernel for Multiply<'_, A, W, E> {
     const BF16: bool = A::PAIRS || W::BYTES;
     const ONLY_BF16: bool = Self::BF16;
+    const BYTES: bool = W::BYTES;
 
     #[inline(always)]
     unsafe fn run<V: F32x16>(self) {
@@ -266,6 +267,7 @@ struct Sum<'a, A, W> {
 impl<A: Arithmetic, W: Weights<A>> Kernel for Sum<'_, A, W> {
     const BF16: bool = A::PAIRS || W::BYTES;
     const ONLY_BF16: bool = Self::BF16;
+    const BYTES: bool = W::BYTES;
 
     #[inline(always)]
     unsafe fn run<V: F32x16>(self) {

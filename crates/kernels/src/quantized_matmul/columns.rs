@@ -62,6 +62,8 @@ pub(super) fn prefetch_weights(chunk: *const u8, bytes: usize) {
 pub(super) trait Dots: Sized {
     const BITS: usize;
     const SCALE_BYTES: usize;
+    /// Whether it multiplies bytes.
+    const BYTES: bool = false;
 
     /// Multiplies one row of weights with `M` rows of x; each product is the sum of sixteen lanes.
     ///
@@ -221,6 +223,7 @@ struct Products<'a, D, const B: usize> {
 
 impl<D: Dots, const B: usize> Kernel for Products<'_, D, B> {
     const BF16: bool = false;
+    const BYTES: bool = D::BYTES;
 
     #[inline(always)]
     unsafe fn run<V: F32x16>(self) {

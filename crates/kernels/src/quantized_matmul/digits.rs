@@ -56,6 +56,7 @@ pub(super) struct Digits<T, F>(PhantomData<(T, F)>);
 impl<T: Float, F: Format> Dots for Digits<T, F> {
     const BITS: usize = F::BITS as usize;
     const SCALE_BYTES: usize = size_of::<T>();
+    const BYTES: bool = true;
 
     #[inline(always)]
     unsafe fn dot<V: F32x16, const M: usize>(row: Operands, rows: [usize; M]) -> [V; M] {
@@ -331,7 +332,11 @@ impl<T: Float, F: Format> Digits<T, F> {
                     let x = unsafe { V::load(x[m].add(digit * padded + part * BYTES).cast()) };
                     for r in 0..R {
                         let weights = weights[r][part / positions][part % positions];
-                        sums[r][m] = V::dot_bytes(sums[r][m], weights, x.to_bits());
+                        sums[r][m] = if Self::BITS == 8 {
+                            V::dot_bytes(sums[r][m], weights, x.to_bits())
+                        } else {
+                            V::dot_low_bytes(sums[r][m], weights, x.to_bits())
+                        };
                     }
                 }
             }

@@ -122,6 +122,7 @@ struct Round<'a, T> {
 impl<T: Float> Kernel for Round<'_, T> {
     const BF16: bool = true;
     const ONLY_BF16: bool = Self::BF16;
+    const BYTES: bool = true;
 
     #[inline(always)]
     unsafe fn run<V: F32x16>(self) {

@@ -308,6 +308,7 @@ struct InDigits<'a, T, F> {
 impl<T: Float, F: Format> Kernel for InDigits<'_, T, F> {
     const BF16: bool = true;
     const ONLY_BF16: bool = true;
+    const BYTES: bool = true;
 
     #[inline(always)]
     unsafe fn run<V: F32x16>(self) {

@@ -1,7 +1,7 @@
 //! Kernels, and the functions that compile their bodies for the instruction sets.
 
 #[cfg(target_arch = "aarch64")]
-use super::neon::Neon;
+use super::neon::{DOTPROD, I8MM, NO_DOTS, Neon};
 use super::{F32x16, scalar::Scalar};
 #[cfg(target_arch = "x86_64")]
 use super::{avx2::Avx2, avx512::Avx512};
@@ -15,6 +15,8 @@ pub trait Kernel: Sized {
     const BF16: bool;
     /// Whether only `avx512bf16` and `amx` run it, and in tests the portable level.
     const ONLY_BF16: bool = false;
+    /// Whether it multiplies bytes, so that `dotprod` and `i8mm` run it although `ONLY_BF16` is set.
+    const BYTES: bool = false;
 
     /// # Safety
     /// The pointers the kernel holds must be valid for the work it describes. Implementations
@@ -53,13 +55,33 @@ pub trait Kernel: Sized {
     }
 
     /// # Safety
+    /// As for [`on_neon`](Self::on_neon).
+    #[cfg(target_arch = "aarch64")]
+    #[target_feature(enable = "neon,dotprod,i8mm")]
+    #[inline(never)]
+    unsafe fn on_i8mm(self) {
+        // SAFETY: the kernel's contract is the caller's.
+        unsafe { self.run::<Neon<I8MM>>() }
+    }
+
+    /// # Safety
+    /// As for [`on_neon`](Self::on_neon).
+    #[cfg(target_arch = "aarch64")]
+    #[target_feature(enable = "neon,dotprod")]
+    #[inline(never)]
+    unsafe fn on_dotprod(self) {
+        // SAFETY: the kernel's contract is the caller's.
+        unsafe { self.run::<Neon<DOTPROD>>() }
+    }
+
+    /// # Safety
     /// The machine has the features, and the kernel's own contract holds.
     #[cfg(target_arch = "aarch64")]
     #[target_feature(enable = "neon")]
     #[inline(never)]
     unsafe fn on_neon(self) {
         // SAFETY: the kernel's contract is the caller's.
-        unsafe { self.run::<Neon>() }
+        unsafe { self.run::<Neon<NO_DOTS>>() }
     }
 
     /// # Safety
@@ -97,11 +119,17 @@ impl Parts for Avx2 {
 }
 
 #[cfg(target_arch = "aarch64")]
-impl Parts for Neon {
+impl<const DOTS: u8> Parts for Neon<DOTS> {
     #[inline(always)]
     unsafe fn part<K: Kernel>(part: K) {
         // SAFETY: the caller's contract.
-        unsafe { part.on_neon() }
+        unsafe {
+            match DOTS {
+                I8MM if K::BYTES => part.on_i8mm(),
+                DOTPROD if K::BYTES => part.on_dotprod(),
+                _ => part.on_neon(),
+            }
+        }
     }
 }
 

@@ -18,6 +18,12 @@ pub enum Level {
     Avx512,
     #[cfg(target_arch = "x86_64")]
     Avx2,
+    /// `Neon` with products of unsigned and signed bytes.
+    #[cfg(target_arch = "aarch64")]
+    I8mm,
+    /// `Neon` with products of signed bytes.
+    #[cfg(target_arch = "aarch64")]
+    Dotprod,
     #[cfg(target_arch = "aarch64")]
     Neon,
     Scalar,
@@ -38,6 +44,10 @@ impl Level {
         #[cfg(target_arch = "x86_64")]
         Level::Avx2,
         #[cfg(target_arch = "aarch64")]
+        Level::I8mm,
+        #[cfg(target_arch = "aarch64")]
+        Level::Dotprod,
+        #[cfg(target_arch = "aarch64")]
         Level::Neon,
         Level::Scalar,
     ];
@@ -52,6 +62,10 @@ impl Level {
             Level::Avx512 => "avx512",
             #[cfg(target_arch = "x86_64")]
             Level::Avx2 => "avx2",
+            #[cfg(target_arch = "aarch64")]
+            Level::I8mm => "i8mm",
+            #[cfg(target_arch = "aarch64")]
+            Level::Dotprod => "dotprod",
             #[cfg(target_arch = "aarch64")]
             Level::Neon => "neon",
             Level::Scalar => "scalar",
@@ -84,6 +98,14 @@ impl Level {
                     && is_x86_feature_detected!("f16c")
             }
             #[cfg(target_arch = "aarch64")]
+            Level::I8mm => {
+                Level::Dotprod.supported() && std::arch::is_aarch64_feature_detected!("i8mm")
+            }
+            #[cfg(target_arch = "aarch64")]
+            Level::Dotprod => {
+                Level::Neon.supported() && std::arch::is_aarch64_feature_detected!("dotprod")
+            }
+            #[cfg(target_arch = "aarch64")]
             Level::Neon => std::arch::is_aarch64_feature_detected!("neon"),
             Level::Scalar | Level::ScalarTiles => true,
         }
@@ -102,8 +124,8 @@ impl Level {
             .unwrap_or(Level::Scalar)
     }
 
-    /// The process's level: `MLX_PRIMITIVES_SIMD` (amx, avx512bf16, avx512, avx2, neon,
-    /// scalar) or the best.
+    /// The process's level: `MLX_PRIMITIVES_SIMD` (amx, avx512bf16, avx512, avx2, i8mm,
+    /// dotprod, neon, scalar) or the best.
     pub fn current() -> Level {
         static CURRENT: OnceLock<Level> = OnceLock::new();
         *CURRENT.get_or_init(|| Self::choose(Some(&Self::wanted())))
@@ -128,6 +150,10 @@ impl Level {
             match self {
                 #[cfg(target_arch = "x86_64")]
                 Level::Amx | Level::Avx512Bf16 if K::BF16 => kernel.on_avx512_bf16(),
+                #[cfg(target_arch = "aarch64")]
+                Level::I8mm if K::BYTES => kernel.on_i8mm(),
+                #[cfg(target_arch = "aarch64")]
+                Level::Dotprod if K::BYTES => kernel.on_dotprod(),
                 _ if K::ONLY_BF16 && !cfg!(feature = "reference-tiles") => self.cannot_run(),
                 Level::Scalar | Level::ScalarTiles => kernel.on_scalar(),
                 _ if K::ONLY_BF16 => self.cannot_run(),
@@ -136,11 +162,11 @@ impl Level {
                 #[cfg(target_arch = "x86_64")]
                 Level::Avx2 => kernel.on_avx2(),
                 #[cfg(target_arch = "aarch64")]
-                Level::Neon => kernel.on_neon(),
+                Level::I8mm | Level::Dotprod | Level::Neon => kernel.on_neon(),
             }
         }
     }
     fn cannot_run(self) -> ! {
-        unreachable!("a kernel of avx512bf16 on {}", self.name())
+        unreachable!("a kernel of other instructions on {}", self.name())
     }
 }

@@ -301,6 +301,11 @@ pub trait F32x16:
     fn dot_bytes(sum: Self::Int, a: Self::Int, b: Self::Int) -> Self::Int {
         dot_bytes_in_turn::<Self>(sum, a, b)
     }
+    /// [`dot_bytes`](Self::dot_bytes) of bytes below 128 in `a`.
+    #[inline(always)]
+    fn dot_low_bytes(sum: Self::Int, a: Self::Int, b: Self::Int) -> Self::Int {
+        Self::dot_bytes(sum, a, b)
+    }
     /// Stores lanes below `2^BITS` as the stream that [`load_stream`](Self::load_stream) reads.
     /// # Safety
     /// `to` is writable for `2 * BITS <= 16` bytes.

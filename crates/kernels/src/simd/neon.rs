@@ -4,10 +4,18 @@ use std::arch::aarch64::*;
 use std::arch::asm;
 use std::ops::{Add, Div, Mul, Sub};
 
-use super::{F32x16, tiles::Tiles};
+use super::{F32x16, LANES, dot_bytes_in_turn, stream::Places, tiles::Tiles};
 
+/// `DOTS` is what the processor has for products of bytes.
 #[derive(Clone, Copy)]
-pub struct Neon([float32x4_t; 4]);
+pub struct Neon<const DOTS: u8>([float32x4_t; 4]);
+
+/// No instruction.
+pub const NO_DOTS: u8 = 0;
+/// FEAT_DotProd: signed with signed bytes.
+pub const DOTPROD: u8 = 1;
+/// FEAT_I8MM: unsigned with signed bytes too.
+pub const I8MM: u8 = 2;
 
 const INDEX: [u32; 16] = [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15];
 
@@ -66,7 +74,36 @@ fn narrow_f16(wide: float32x4_t) -> uint16x4_t {
     half
 }
 
-impl Add for Neon {
+/// Adds to each lane the products of its four bytes, signed in both.
+///
+/// # Safety
+/// The processor has FEAT_DotProd, and the caller is compiled for it. In assembly, because the
+/// intrinsic is not stable.
+#[inline(always)]
+unsafe fn dot_signed(mut sum: uint32x4_t, a: uint32x4_t, b: uint32x4_t) -> uint32x4_t {
+    // SAFETY: from registers to a register; the caller's contract.
+    unsafe {
+        asm!("sdot {0:v}.4s, {1:v}.16b, {2:v}.16b", inout(vreg) sum, in(vreg) a, in(vreg) b,
+            options(pure, nomem, nostack, preserves_flags));
+    }
+    sum
+}
+
+/// As [`dot_signed`], with the bytes of `a` unsigned.
+///
+/// # Safety
+/// As for [`dot_signed`], with FEAT_I8MM.
+#[inline(always)]
+unsafe fn dot_mixed(mut sum: uint32x4_t, a: uint32x4_t, b: uint32x4_t) -> uint32x4_t {
+    // SAFETY: as in `dot_signed`.
+    unsafe {
+        asm!("usdot {0:v}.4s, {1:v}.16b, {2:v}.16b", inout(vreg) sum, in(vreg) a, in(vreg) b,
+            options(pure, nomem, nostack, preserves_flags));
+    }
+    sum
+}
+
+impl<const DOTS: u8> Add for Neon<DOTS> {
     type Output = Self;
     #[inline(always)]
     fn add(self, other: Self) -> Self {
@@ -74,7 +111,7 @@ impl Add for Neon {
     }
 }
 
-impl Sub for Neon {
+impl<const DOTS: u8> Sub for Neon<DOTS> {
     type Output = Self;
     #[inline(always)]
     fn sub(self, other: Self) -> Self {
@@ -82,7 +119,7 @@ impl Sub for Neon {
     }
 }
 
-impl Mul for Neon {
+impl<const DOTS: u8> Mul for Neon<DOTS> {
     type Output = Self;
     #[inline(always)]
     fn mul(self, other: Self) -> Self {
@@ -90,7 +127,7 @@ impl Mul for Neon {
     }
 }
 
-impl Div for Neon {
+impl<const DOTS: u8> Div for Neon<DOTS> {
     type Output = Self;
     #[inline(always)]
     fn div(self, other: Self) -> Self {
@@ -98,9 +135,9 @@ impl Div for Neon {
     }
 }
 
-impl Tiles for Neon {}
+impl<const DOTS: u8> Tiles for Neon<DOTS> {}
 
-impl F32x16 for Neon {
+impl<const DOTS: u8> F32x16 for Neon<DOTS> {
     type Int = [uint32x4_t; 4];
     type Half = [uint16x4_t; 4];
 
@@ -235,5 +272,91 @@ impl F32x16 for Neon {
     #[inline(always)]
     fn narrow(a: Self::Int) -> Self::Half {
         each!(I => vmovn_u32(a[I]))
+    }
+    #[inline(always)]
+    unsafe fn load_bytes(from: *const u8) -> Self::Int {
+        // Sixteen bytes are readable, the caller says.
+        lanes!({
+            let bytes = vld1q_u8(from);
+            let (low, high) = (vmovl_u8(vget_low_u8(bytes)), vmovl_high_u8(bytes));
+            [
+                vmovl_u16(vget_low_u16(low)),
+                vmovl_high_u16(low),
+                vmovl_u16(vget_low_u16(high)),
+                vmovl_high_u16(high),
+            ]
+        })
+    }
+    #[inline(always)]
+    unsafe fn store_bytes(a: Self::Int, to: *mut u8) {
+        // Sixteen bytes are writable, the caller says.
+        lanes!({
+            let low = vmovn_high_u32(vmovn_u32(a[0]), a[1]);
+            let high = vmovn_high_u32(vmovn_u32(a[2]), a[3]);
+            vst1q_u8(to, vmovn_high_u16(vmovn_u16(low), high));
+        });
+    }
+    #[inline(always)]
+    unsafe fn load_stream<const BITS: usize>(from: *const u8) -> Self::Int {
+        // Each lane takes the two bytes around its number.
+        let (bytes, shifts) = const { (&Places::<BITS>::PAIRS, &Places::<BITS>::SHIFTS) };
+        let mut stream = [0u8; 16];
+        // SAFETY: the caller vouches for the numbers' bytes, of which there are at most sixteen.
+        unsafe { std::ptr::copy_nonoverlapping(from, stream.as_mut_ptr(), 2 * BITS) };
+        each!(I => {
+            let order = vld1q_u8(bytes.as_ptr().add(16 * I));
+            let words = vreinterpretq_u32_u8(vqtbl1q_u8(vld1q_u8(stream.as_ptr()), order));
+            vshlq_u32(words, vnegq_s32(vld1q_s32(shifts.as_ptr().add(4 * I).cast())))
+        })
+    }
+    #[inline(always)]
+    unsafe fn spread_nibbles(from: *const u8, to: *mut u8) {
+        // Sixteen bytes are readable and thirty-two writable, the caller says.
+        lanes!({
+            let bytes = vld1q_u8(from);
+            let (low, high) = (vandq_u8(bytes, vdupq_n_u8(15)), vshrq_n_u8::<4>(bytes));
+            vst1q_u8(to, vzip1q_u8(low, high));
+            vst1q_u8(to.add(LANES), vzip2q_u8(low, high));
+        });
+    }
+    #[inline(always)]
+    fn zip_words(a: Self::Int, b: Self::Int) -> [Self::Int; 2] {
+        let pair = |a, b| lanes!((vreinterpretq_u64_u32(a), vreinterpretq_u64_u32(b)));
+        [
+            each!(I => { let (a, b) = pair(a[I], b[I]); vreinterpretq_u32_u64(vtrn1q_u64(a, b)) }),
+            each!(I => { let (a, b) = pair(a[I], b[I]); vreinterpretq_u32_u64(vtrn2q_u64(a, b)) }),
+        ]
+    }
+    #[inline(always)]
+    fn permute(self, index: Self::Int) -> Self {
+        // The four bytes of each lane, by their places among all sixty-four.
+        let [a, b, c, d] = each!(I => vreinterpretq_u8_f32(self.0[I]));
+        Self(each!(I => {
+            let first = vmulq_n_u32(index[I], 0x0404_0404);
+            let places = vreinterpretq_u8_u32(vaddq_u32(first, vdupq_n_u32(0x0302_0100)));
+            vreinterpretq_f32_u8(vqtbl4q_u8(uint8x16x4_t(a, b, c, d), places))
+        }))
+    }
+    #[inline(always)]
+    fn dot_bytes(sum: Self::Int, a: Self::Int, b: Self::Int) -> Self::Int {
+        match DOTS {
+            // SAFETY: this type is for processors with the instructions.
+            I8MM => each!(I => dot_mixed(sum[I], a[I], b[I])),
+            DOTPROD => each!(I => {
+                // a is 128 more than a signed byte, and the products with 128 are added apart.
+                let (top, ones) = (vdupq_n_u32(0x8080_8080), vdupq_n_u32(0x0101_0101));
+                let of_b = vshlq_n_u32::<7>(dot_signed(vdupq_n_u32(0), ones, b[I]));
+                dot_signed(vaddq_u32(sum[I], of_b), veorq_u32(a[I], top), b[I])
+            }),
+            _ => dot_bytes_in_turn::<Self>(sum, a, b),
+        }
+    }
+    #[inline(always)]
+    fn dot_low_bytes(sum: Self::Int, a: Self::Int, b: Self::Int) -> Self::Int {
+        match DOTS {
+            // SAFETY: this type is for processors with the instructions.
+            DOTPROD | I8MM => each!(I => dot_signed(sum[I], a[I], b[I])),
+            _ => Self::dot_bytes(sum, a, b),
+        }
     }
 }

@@ -6,16 +6,19 @@ const BYTES: usize = 4 * LANES;
 /// The fields of a byte as the bit that each begins at and its bits.
 const FIELDS: [(u32, u32); 7] = [(0, 2), (2, 2), (4, 2), (6, 2), (0, 4), (4, 4), (2, 4)];
 
-/// The words of two vectors in turn, the fields of the first vector, and its products with the second.
+/// The words of two vectors in turn, the fields of the first vector, and its products with the second,
+/// also without their highest bits.
 struct Bytes<'a> {
     vectors: &'a [[u8; BYTES]; 2],
     zipped: &'a mut [[u8; BYTES]; 2],
     fields: &'a mut [[u8; BYTES]; FIELDS.len()],
     dots: &'a mut [i32; LANES],
+    low_dots: &'a mut [i32; LANES],
 }
 
 impl Kernel for Bytes<'_> {
     const BF16: bool = true;
+    const BYTES: bool = true;
 
     #[inline(always)]
     unsafe fn run<V: F32x16>(self) {
@@ -31,6 +34,9 @@ impl Kernel for Bytes<'_> {
             }
             let dots = V::dot_bytes(V::splat_int(7), a, b);
             V::from_bits(dots).store(self.dots.as_mut_ptr().cast());
+            let low = V::and_int(a, V::splat_int(0x7f7f_7f7f));
+            let dots = V::dot_low_bytes(V::splat_int(-7), low, b);
+            V::from_bits(dots).store(self.low_dots.as_mut_ptr().cast());
         }
     }
 }
@@ -51,12 +57,13 @@ fn fields_words_and_products_of_bytes() {
             });
             let mut zipped = [[0; BYTES]; 2];
             let mut fields = [[0; BYTES]; FIELDS.len()];
-            let mut dots = [0; LANES];
+            let [mut dots, mut low_dots] = [[0; LANES]; 2];
             let kernel = Bytes {
                 vectors: &vectors,
                 zipped: &mut zipped,
                 fields: &mut fields,
                 dots: &mut dots,
+                low_dots: &mut low_dots,
             };
             // SAFETY: the arrays are as long as the vectors.
             unsafe { level.run(kernel) };
@@ -72,10 +79,13 @@ fn fields_words_and_products_of_bytes() {
                 let want = a.map(|byte| (byte >> at) & ((1 << bits) - 1));
                 assert_eq!(fields, &want, "{level:?}: {bits} bits from {at}");
             }
-            for (lane, dot) in dots.iter().enumerate() {
-                let products =
-                    (4 * lane..4 * lane + 4).map(|i| i32::from(a[i]) * i32::from(b[i] as i8));
-                assert_eq!(*dot, 7 + products.sum::<i32>(), "{level:?}: lane {lane}");
+            for lane in 0..LANES {
+                let products = |mask: u8| -> i32 {
+                    let bytes = 4 * lane..4 * lane + 4;
+                    bytes.map(|i| i32::from(a[i] & mask) * i32::from(b[i] as i8)).sum()
+                };
+                assert_eq!(dots[lane], 7 + products(0xff), "{level:?}: lane {lane}");
+                assert_eq!(low_dots[lane], products(0x7f) - 7, "{level:?}: lane {lane}, low");
             }
         }
     }

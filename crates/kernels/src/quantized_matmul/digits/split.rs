@@ -70,6 +70,7 @@ struct Split<'a, T> {
 impl<T: Float> Kernel for Split<'_, T> {
     const BF16: bool = true;
     const ONLY_BF16: bool = true;
+    const BYTES: bool = true;
 
     #[inline(always)]
     unsafe fn run<V: F32x16>(self) {

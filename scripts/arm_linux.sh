@@ -1,0 +1,186 @@
+#!/usr/bin/env bash
+# Builds the kernels' tests and the command for ARM Linux and runs them on emulated processors, to check
+# results, not speed: the kernels' tests and `generate` on processors of several generations, and `verify`.
+#
+#   scripts/arm_linux.sh [PART...]   parts: kernels verify generate; all without one
+#
+# Needs Debian or Ubuntu on x86-64. On ARM itself, `cargo test` covers all of this.
+set -euo pipefail
+# shellcheck source=tests/cross_link/tools.sh
+source "$(dirname "${BASH_SOURCE[0]}")/../tests/cross_link/tools.sh"
+
+if [ "$(uname -m)" = aarch64 ]; then
+  say "this machine is aarch64: cargo test covers it" && exit 0
+fi
+parts=("$@")
+[ ${#parts[@]} -gt 0 ] || parts=(kernels verify generate)
+for part in "${parts[@]}"; do
+  case $part in kernels | verify | generate) ;; *) die "unknown part $part; there are kernels, verify and generate" ;; esac
+done
+target=aarch64-unknown-linux-gnu
+triple=aarch64-linux-gnu
+mlx_version=$(tr -d '[:space:]' <"$root/cmake/mlx_version.txt")
+
+# unpack FOLDER PACKAGE...: Debian's packages, unpacked without installation.
+unpack() {
+  local folder=$1 package
+  shift
+  rm -rf "$folder.part" && mkdir -p "$folder.part/deb"
+  (cd "$folder.part/deb" && logged "download-$(basename "$folder")" apt-get -o APT::Sandbox::User=root download "$@") ||
+    die "not run: apt-get could not download $1; run apt-get update, or install it"
+  for package in "$folder.part"/deb/*.deb; do
+    case $package in
+      # The package has forty emulators.
+      */qemu-user*) dpkg --fsys-tarfile "$package" | tar -x -C "$folder.part" --wildcards './usr/bin/qemu-aarch64*' ;;
+      *) dpkg -x "$package" "$folder.part" ;;
+    esac
+  done
+  rm -r "$folder.part/deb" && rm -rf "$folder" && mv "$folder.part" "$folder"
+}
+
+# The emulator.
+emulator=
+for name in qemu-aarch64-static qemu-aarch64 "$cross/qemu/usr/bin/qemu-aarch64-static"; do
+  emulator=$(command -v "$name") && break
+done
+if [ -z "$emulator" ]; then
+  say "bringing Debian's qemu-user-static"
+  unpack "$cross/qemu" qemu-user-static
+  emulator=$cross/qemu/usr/bin/qemu-aarch64-static
+fi
+
+# GCC for the target, with its libraries.
+if compiler=$(command -v $triple-g++); then
+  sysroot=/usr/$triple
+  tools=$(dirname "$compiler")
+else
+  sysroot=$cross/gcc/usr/$triple
+  tools=$cross/bin
+  if [ ! -d "$cross/gcc" ]; then
+    say "bringing Debian's g++-$triple"
+    mapfile -t packages < <(apt-get install --simulate --no-install-recommends g++-$triple 2>/dev/null |
+      sed -n 's/^Inst \([^ ]*\) .*/\1/p')
+    [ ${#packages[@]} -gt 0 ] || die "apt-get knows no g++-$triple; run apt-get update, or install it"
+    unpack "$cross/gcc" "${packages[@]}"
+    # The linker's scripts name the libraries where an installation would put them.
+    grep -lE '^(GROUP|INPUT)' "$sysroot"/lib/*.so 2>/dev/null | xargs -r sed -i "s,/usr/$triple/lib/,,g"
+  fi
+  for name in gcc g++ ar ranlib objdump; do
+    cat >"$tools/$triple-$name" <<WRAPPER
+#!/usr/bin/env bash
+LD_LIBRARY_PATH=\$(echo '$cross/gcc/usr/lib/'*-linux-gnu | tr ' ' :) exec '$cross/gcc/usr/bin/$triple-$name' "\$@"
+WRAPPER
+    chmod +x "$tools/$triple-$name"
+  done
+fi
+
+mlx=$cross/mlx-$mlx_version-aarch64
+[ -d "$mlx/mlx" ] || {
+  say "bringing mlx-cpu $mlx_version"
+  MLX_WHEELS_PLATFORM=manylinux_2_35_aarch64 python3 "$root/scripts/wheels.py" install "$mlx" "mlx-cpu==$mlx_version"
+}
+bring_rust "$target" std,panic_abort,test || die "not run: $rust_missing"
+
+export CARGO_TARGET_DIR=$cross/target MLX_DIR=$mlx/mlx QEMU_LD_PREFIX=$sysroot
+# Each build is for one run.
+export CARGO_INCREMENTAL=0 CARGO_PROFILE_DEV_DEBUG=0
+# CMake runs a program that asks libmlx for its version.
+export CMAKE_CROSSCOMPILING_EMULATOR=$emulator
+export CC_aarch64_unknown_linux_gnu=$tools/$triple-gcc CXX_aarch64_unknown_linux_gnu=$tools/$triple-g++
+export AR_aarch64_unknown_linux_gnu=$tools/$triple-ar
+export CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_LINKER=$tools/$triple-gcc
+export CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_RUNNER=$emulator
+cargo_for_arm() {
+  local command=$1
+  shift
+  (cd "$root" && env -u RUSTFLAGS "${rust_cargo[@]}" "$command" "${rust_std[@]}" --target "$target" "$@")
+}
+
+# binary ARGUMENT...: builds tests for ARM, and prints the path of the program.
+binary() {
+  cargo_for_arm test --no-run --message-format json "$@" 2>"$logs/arm-build.log" |
+    python3 -c 'import json, sys
+for line in sys.stdin:
+    message = json.loads(line) if line.startswith("{") else {}
+    if message.get("profile", {}).get("test") and message.get("executable"):
+        print(message["executable"])' || { tail -n 40 "$logs/arm-build.log" >&2 && die "cargo test --no-run $* failed"; }
+}
+
+# passed LOG: prints how many tests a run passed; fails if there was none.
+passed() {
+  sed -n -E 's/^test result: ok\. ([1-9][0-9]*) passed.*/\1/p' "$1" | grep . || die "no test passed: $1"
+}
+
+# The processors, and the instruction sets that the kernels choose on them: that of a Raspberry Pi 4, of
+# Graviton2 (the Raspberry Pi 5 has the same instructions), and with what Graviton3 and DGX Spark have.
+processors=(cortex-a72:neon neoverse-n1:dotprod max:i8mm)
+
+kernels() {
+  local program processor filter log count
+  program=$(binary -p mlx-primitives-kernels --test kernels)
+  # A part that is compiled for another level would be right, and slow.
+  "$tools/$triple-objdump" --disassemble --demangle --no-show-raw-insn "$program" |
+    awk '/>:$/ { at = /Digits.*::on_i8mm>/ } at && /\tusdot\t/ { count++ } END { exit count == 0 }' ||
+    die "the products of digits for i8mm have no usdot"
+  for processor in "${processors[@]}"; do
+    # Products with packed weights alone differ between the levels beyond neon, and max has all of them.
+    case $processor in
+      *:neon) filter=(--skip quantized_matmul::) ;;
+      *:dotprod) filter=(level:: bytes:: quantized_matmul::extremes::bytes quantized_matmul::extremes::digits) ;;
+      *) filter=(level:: bytes:: quantized_matmul::) ;;
+    esac
+    log=$logs/arm-kernels-${processor%:*}.log
+    QEMU_CPU=${processor%:*} "$emulator" "$program" --quiet "${filter[@]}" >"$log" 2>&1 ||
+      { tail -n 40 "$log" >&2 && die "the kernels' tests fail on ${processor%:*}"; }
+    count=$(passed "$log")
+    say "${processor%:*}: $count tests of the kernels pass"
+  done
+}
+
+# The command, without downloads of models, whose crates take long to build. `run` runs it.
+command_built=
+build_command() {
+  [ -z "$command_built" ] || return 0
+  logged arm-command cargo_for_arm build -p mlx-primitives --bin mlx-primitives --no-default-features --features cli ||
+    die "the command does not build"
+  command_built=yes
+}
+run() { "$emulator" "$CARGO_TARGET_DIR/$target/debug/mlx-primitives" "$@"; }
+
+# The core of the suite, which is part of the command: a share of the conformance table of every op, against
+# references in double precision and MLX's ops, and the tokens of the demo model.
+verify() {
+  build_command
+  QEMU_CPU=max run verify --quiet --quick --device cpu --share 1/16 --only self-test decode \
+    --output "$logs/arm-verify.md" || { cat "$logs/arm-verify.md" >&2; die "verify fails"; }
+  say "verify: $(sed -n 3p "$logs/arm-verify.md")"
+}
+
+# The text must be that of mlx-lm on x86-64, to which the suite there holds the same model.
+generate() {
+  local processor level text want packed=$cross/demo-4bit
+  build_command
+  want=$(python3 -c 'import json, sys
+found = [one for one in json.load(open(sys.argv[1]))["prompts"] if one["prompt"] == "Once upon a time"]
+print(found[0]["float32"]["text"])' "$root/tests/fixtures/greedy.json")
+  for processor in "${processors[@]}"; do
+    level=${processor#*:}
+    export QEMU_CPU=${processor%:*}
+    run info | grep -qE "^CPU kernels +$level," || die "$QEMU_CPU does not run the kernels for $level"
+    text=$(run generate --quiet "Once upon a time")
+    [[ "$text" == "$want"* ]] || die "$QEMU_CPU writes: $text"
+    # The weights are packed by the processor itself, and products of bytes multiply them.
+    rm -rf "$packed"
+    run quantize --quiet --model "$root/assets/demo" --dtype bfloat16 --bits 4 --output "$packed"
+    text=$(run generate --quiet --model "$packed" "Once upon a time")
+    [[ "$text" == "$want"* ]] || die "$QEMU_CPU writes at 4 bits: $text"
+    say "$QEMU_CPU ($level): the texts of the demo model are right"
+  done
+  unset QEMU_CPU
+}
+
+for part in "${parts[@]}"; do
+  start=$SECONDS
+  $part
+  say "$part passed in $((SECONDS - start)) s"
+done
