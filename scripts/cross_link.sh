@@ -158,21 +158,25 @@ for plant in unexported:contiguous_copy_gpu wrong_signature:softmax; do
   say "planted ${plant%%:*}: refused, $(grep -o 'undefined symbol: [^ ]*' "$log")"
 done
 
-# The crate: std, dependencies, library and command, linked with the same objects and no labels.
+# The crate: std, dependencies, library and command, linked with the same objects and no labels; then the types of all
+# that `cargo test` compiles on a Mac.
 rust_for_apple() {
-  local target=aarch64-apple-darwin log=$logs/rust.log build=$cross/build-$mlx_version-14.0 arguments file binary
+  local target=aarch64-apple-darwin log=$logs/rust.log build=$cross/build-$mlx_version-14.0 arguments file binary cargo
   arguments=(-Clinker="$(compiler 14.0)")
   while read -r file; do arguments+=("-Clink-arg=$file"); done < <(objects 14.0)
   for file in "-L$(wheel 14.0)/lib" -lmlx "-L$sdk/lib" -lobjc "-F$sdk/frameworks"; do
     arguments+=("-Clink-arg=$file")
   done
   # With DOCS_RS, build.rs looks for no MLX; the objects above replace its output.
-  logged rust env -u RUSTFLAGS -C "$root" DOCS_RS=1 SDKROOT="$sdk" MACOSX_DEPLOYMENT_TARGET=14.0 \
-    CARGO_TARGET_DIR="$cross/target" CARGO_TERM_COLOR=never \
-    CARGO_PROFILE_DEV_OPT_LEVEL=0 CARGO_PROFILE_DEV_DEBUG=0 CARGO_PROFILE_DEV_STRIP=none \
-    CC_aarch64_apple_darwin="$cross/bin/macos14-clang" CXX_aarch64_apple_darwin="$(compiler 14.0)" AR_aarch64_apple_darwin="$cross/bin/ar" \
-    "${rust_cargo[@]}" rustc --locked "${rust_std[@]}" --target "$target" --bin mlx-primitives \
+  cargo=(env -u RUSTFLAGS -C "$root" DOCS_RS=1 SDKROOT="$sdk" MACOSX_DEPLOYMENT_TARGET=14.0
+    CARGO_TARGET_DIR="$cross/target" CARGO_TERM_COLOR=never
+    CARGO_PROFILE_DEV_OPT_LEVEL=0 CARGO_PROFILE_DEV_DEBUG=0 CARGO_PROFILE_DEV_STRIP=none
+    CC_aarch64_apple_darwin="$cross/bin/macos14-clang" CXX_aarch64_apple_darwin="$(compiler 14.0)" AR_aarch64_apple_darwin="$cross/bin/ar"
+    "${rust_cargo[@]}")
+  logged rust "${cargo[@]}" rustc --locked "${rust_std[@]}" --target "$target" --bin mlx-primitives \
     -- "${arguments[@]}" || die "the crate does not build for $target"
+  logged rust-tests "${cargo[@]}" check --locked "${rust_std[@]}" --target "$target" --all-targets ||
+    die "what cargo test compiles has errors for $target"
   ! grep -E 'mlx-primitives.* generated [0-9]+ warning' "$log" >&2 ||
     die "the crate has warnings for $target: .mlx/cross/logs/rust.log"
   binary=$cross/target/$target/debug/mlx-primitives

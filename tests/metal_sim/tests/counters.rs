@@ -1,4 +1,5 @@
 //! Counters, schedules, arguments and the cache, on kernels small enough to count by hand.
+#![cfg(target_os = "linux")]
 
 mod common;
 

@@ -1,4 +1,5 @@
 //! Every kind of fault, provoked by a small kernel and named with its line.
+#![cfg(target_os = "linux")]
 
 mod common;
 

@@ -1,4 +1,5 @@
 //! The shim's functions against plain references.
+#![cfg(target_os = "linux")]
 
 mod common;
 

@@ -1,4 +1,5 @@
 //! SIMD-group functions, matrices and atomics against plain references.
+#![cfg(target_os = "linux")]
 
 mod common;
 

@@ -1,5 +1,6 @@
 //! Apple's own compilations of MLX's kernels, out of MLX's macOS wheel, against the shim and
 //! against this crate's kernels. scripts/calibrate.sh brings the wheel and sets the variables.
+#![cfg(target_os = "linux")]
 
 #[path = "../common/mod.rs"]
 mod common;

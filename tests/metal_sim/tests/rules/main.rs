@@ -1,4 +1,5 @@
 //! Every planted mistake is flagged, on its line, and real kernels are clean.
+#![cfg(target_os = "linux")]
 
 #[path = "../common/mod.rs"]
 mod common;
