@@ -4,29 +4,38 @@ use std::fs;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
+use mlx_primitives::Dtype;
 use mlx_primitives::llama::Checkpoint;
 use serde_json::{Value, json};
 
+use crate::llama::variant;
 use crate::support::Checked;
 use crate::text_cli::{command, json_of, piped, run, stderr, stdout, text_of, with_template};
 
-/// A signal ends the command in the phases that do not look at it: here a text of 24 MB is split into
-/// tokens.
+/// A signal ends the command in the phases that do not look at it: here a prompt of 24 MB, for which the
+/// model has positions, is split into tokens.
 #[cfg(unix)]
 #[test]
 fn a_signal_ends_any_phase() -> Checked {
     let folder = tempfile::tempdir()?;
-    let text = folder.path().join("text");
-    fs::write(&text, "a".repeat(24 << 20))?;
-    for signal in ["-TERM", "-INT"] {
-        let mut child = command(&["perplexity", "--file", "-"])
-            .stdin(fs::File::open(&text)?)
+    let prompt = folder.path().join("prompt");
+    fs::write(&prompt, "a".repeat(24 << 20))?;
+    let long = variant(Dtype::Float32, |name, json| {
+        if name == "config.json" {
+            json["max_position_embeddings"] = json!(1 << 24);
+        }
+    });
+    let model = long.path().to_str().expect("a path of UTF-8");
+    for (signal, name) in [("-TERM", "generate"), ("-INT", "generate"), ("-TERM", "chat")] {
+        let arguments = [name, "--model", model, "-p", "-"];
+        let mut child = command(&arguments[..if name == "chat" { 3 } else { 5 }])
+            .stdin(fs::File::open(&prompt)?)
             .stdout(Stdio::null())
             .stderr(Stdio::null())
             .spawn()?;
         std::thread::sleep(Duration::from_secs(2));
         let early = child.try_wait()?;
-        assert!(early.is_none(), "it ended by itself: {early:?}");
+        assert!(early.is_none(), "{name} ended by itself: {early:?}");
         let killed = Command::new("kill").args([signal, &child.id().to_string()]).status()?;
         assert!(killed.success());
         let sent = Instant::now();
@@ -37,12 +46,12 @@ fn a_signal_ends_any_phase() -> Checked {
             if sent.elapsed() > Duration::from_secs(10) {
                 child.kill()?;
                 child.wait()?;
-                panic!("it goes on after {signal}");
+                panic!("{name} goes on after {signal}");
             }
             std::thread::sleep(Duration::from_millis(20));
         };
         // Before the command handles signals, the system ends it.
-        assert!(matches!(status.code(), None | Some(0 | 130)), "{signal}: {status}");
+        assert!(matches!(status.code(), None | Some(0 | 130)), "{name} {signal}: {status}");
     }
     Ok(())
 }
