@@ -12,6 +12,9 @@ macro_rules! dtypes {
         }
 
         impl Dtype {
+            /// Every type, in MLX's order.
+            pub const ALL: &'static [Self] = &[$(Self::$variant),*];
+
             /// MLX's name of the type, such as `float32`.
             ///
             /// ```

@@ -126,4 +126,15 @@ void Batch::flush_if_full() {
   }
 }
 
+void queue(mx::Stream stream, std::function<void()> call) {
+  if (auto* batch = Batch::current()) {
+    return batch->add(std::move(call));
+  }
+  mx::cpu::get_command_encoder(stream).dispatch([call = std::move(call)] {
+    if (!abandoned()) {
+      call();
+    }
+  });
+}
+
 } // namespace mlx_primitives

@@ -90,4 +90,10 @@ class Batch {
   Batch* outer_;
 };
 
+/**
+ * Queues the call of an op's kernel on a stream of a CPU. MLX, or the batch that this thread
+ * collects, keeps the memory of the op's inputs and outputs until the call has run.
+ */
+void queue(mx::Stream stream, std::function<void()> call);
+
 } // namespace mlx_primitives

@@ -2,12 +2,10 @@
 
 #include <memory>
 
-#include "mlx/backend/cpu/encoder.h"
 #include "mlx/mlx.h"
 #include "mlx/primitives.h"
 #include "runtime/batch.h"
 #include "runtime/cpu_call.h"
-#include "runtime/process.h"
 
 namespace mlx_primitives {
 
@@ -28,22 +26,16 @@ class Contiguous : public mx::UnaryPrimitive {
     if (out.size() == 0) {
       return;
     }
-    auto call = [from = bytes(x),
-                 to = bytes(out),
-                 shape = x.shape(),
-                 strides = x.strides(),
-                 size = x.itemsize()] {
-      bridge::copy_cpu(
-          from, to, {shape.data(), shape.size()}, {strides.data(), strides.size()}, size);
-    };
-    if (auto* batch = Batch::current()) {
-      return batch->add(std::move(call));
-    }
-    mx::cpu::get_command_encoder(stream()).dispatch([call = std::move(call)] {
-      if (!abandoned()) {
-        call();
-      }
-    });
+    queue(
+        stream(),
+        [from = bytes(x),
+         to = bytes(out),
+         shape = x.shape(),
+         strides = x.strides(),
+         size = x.itemsize()] {
+          bridge::copy_cpu(
+              from, to, {shape.data(), shape.size()}, {strides.data(), strides.size()}, size);
+        });
   }
 
   void eval_gpu(const Arrays&, mx::array&) override {

@@ -9,13 +9,11 @@
 #include <vector>
 
 #include "mlx/backend/common/utils.h"
-#include "mlx/backend/cpu/encoder.h"
 #include "mlx/dtype_utils.h"
 #include "mlx/mlx.h"
 #include "mlx/primitives.h"
 #include "runtime/batch.h"
 #include "runtime/cpu_call.h"
-#include "runtime/process.h"
 
 namespace mlx_primitives {
 
@@ -154,21 +152,15 @@ class Convert : public mx::UnaryPrimitive {
     if (out.size() == 0) {
       return;
     }
-    auto call = [source = dense ? Source(bytes(x), x.data_size()) : Source(x),
-                 from = x.dtype(),
-                 to = bytes(out),
-                 dtype = dtype_,
-                 clamps = clamps_] {
-      clamps ? clamp_cpu(source, from, to) : convert_cpu(source, from, to, dtype);
-    };
-    if (auto* batch = Batch::current()) {
-      return batch->add(std::move(call));
-    }
-    mx::cpu::get_command_encoder(stream()).dispatch([call = std::move(call)] {
-      if (!abandoned()) {
-        call();
-      }
-    });
+    queue(
+        stream(),
+        [source = dense ? Source(bytes(x), x.data_size()) : Source(x),
+         from = x.dtype(),
+         to = bytes(out),
+         dtype = dtype_,
+         clamps = clamps_] {
+          clamps ? clamp_cpu(source, from, to) : convert_cpu(source, from, to, dtype);
+        });
   }
 
   void eval_gpu(const Arrays&, mx::array&) override {

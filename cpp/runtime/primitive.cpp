@@ -6,7 +6,6 @@
 #include <set>
 #include <string_view>
 
-#include "mlx/backend/cpu/encoder.h"
 #include "runtime/batch.h"
 #include "runtime/contiguous.h"
 #include "runtime/encode.h"
@@ -101,15 +100,7 @@ void FusedPrimitive::eval_gpu(const Arrays& inputs, Arrays& outputs) {
 }
 
 void FusedPrimitive::queue_on_cpu(const Arrays& inputs, Arrays& outputs) {
-  // MLX, or the batch, keeps the memory of inputs and outputs until the call has run.
-  if (auto* batch = Batch::current()) {
-    return batch->add(cpu_call(inputs, outputs));
-  }
-  mx::cpu::get_command_encoder(stream()).dispatch([call = cpu_call(inputs, outputs)] {
-    if (!abandoned()) {
-      call();
-    }
-  });
+  queue(stream(), cpu_call(inputs, outputs));
 }
 
 bool FusedPrimitive::in_place(const mx::array& x, const mx::array& out) const {

@@ -9,23 +9,6 @@ use super::mutation::{once_in, one};
 
 pub const FLOATS: [Dtype; 3] = [Dtype::Float32, Dtype::Float16, Dtype::Bfloat16];
 
-const TYPES: [Dtype; 14] = [
-    Dtype::Bool,
-    Dtype::Uint8,
-    Dtype::Uint16,
-    Dtype::Uint32,
-    Dtype::Uint64,
-    Dtype::Int8,
-    Dtype::Int16,
-    Dtype::Int32,
-    Dtype::Int64,
-    Dtype::Float16,
-    Dtype::Float32,
-    Dtype::Float64,
-    Dtype::Bfloat16,
-    Dtype::Complex64,
-];
-
 /// The most elements of an array.
 const MOST: i32 = 4096;
 
@@ -78,7 +61,7 @@ impl Draw {
     }
 
     pub fn dtype(&mut self) -> Dtype {
-        if self.rng.bool() { self.floating() } else { *self.one(&TYPES) }
+        if self.rng.bool() { self.floating() } else { *self.one(Dtype::ALL) }
     }
 
     pub fn floating(&mut self) -> Dtype {
@@ -87,7 +70,7 @@ impl Draw {
 
     /// The right type, or a wrong one.
     pub fn typed(&mut self, right: Dtype) -> Dtype {
-        if self.is_wrong() { *self.one(&TYPES) } else { right }
+        if self.is_wrong() { *self.one(Dtype::ALL) } else { right }
     }
 
     pub fn dim(&mut self) -> i32 {

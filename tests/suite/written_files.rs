@@ -76,7 +76,8 @@ fn conversations_are_private_and_modes_stay() -> Checked {
     Ok(())
 }
 
-#[test]
+/// A child that another test starts would hold this process's lock until its program runs.
+#[test(alone)]
 fn leftovers_are_removed_and_living_files_are_not() -> Checked {
     let demo = Checkpoint::demo()?;
     let folder = tempfile::tempdir()?;

@@ -22,8 +22,8 @@ mod quantize;
 mod ranks;
 #[path = "../../../tests/suite/table/loops.rs"]
 mod reference_loops;
-// Only the suite uses all of this module.
 mod statistics;
+// Only the suite uses all of this module.
 #[allow(dead_code)]
 #[path = "../../../tests/suite/table/mod.rs"]
 mod table;
