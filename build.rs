@@ -6,7 +6,7 @@
 
 #[path = "cmake/cuda.rs"]
 mod cuda;
-#[path = "src/hash.rs"]
+#[path = "cmake/hash.rs"]
 mod hash;
 
 use std::env;
@@ -367,15 +367,22 @@ fn link(root: &Path, mlx: &Mlx) -> Result<()> {
     if env::var("CARGO_CFG_TARGET_OS")? == "macos" {
         println!("cargo::rustc-link-lib=dylib=objc");
     }
-    // Reaches this package's binaries and tests; dependents add it from the metadata below.
-    for folder in [lib.clone()].into_iter().chain(kept(root, mlx)) {
-        println!("cargo::rustc-link-arg=-Wl,-rpath,{}", folder.display());
-    }
+    let folders = [lib.clone()].into_iter().chain(kept(root, mlx));
+    let mut arguments: Vec<_> =
+        folders.map(|folder| format!("-Wl,-rpath,{}", folder.display())).collect();
     if env::var("CARGO_CFG_TARGET_OS")? == "linux" {
         // Functions are looked up when they are called, so that a program that loads another version of MLX
-        // starts and says so.
-        println!("cargo::rustc-link-arg=-Wl,-z,lazy");
+        // starts and says so, and one that was linked with MLX's CUDA library starts without a GPU.
+        arguments.push("-Wl,-z,lazy".to_owned());
+        if cuda::is_on() {
+            arguments.push("-Wl,--allow-shlib-undefined".to_owned());
+        }
     }
+    // For this package's tests; the other packages' build scripts take them from the metadata.
+    for argument in &arguments {
+        println!("cargo::rustc-link-arg={argument}");
+    }
+    println!("cargo::metadata=link_args={}", arguments.join("\t"));
     println!("cargo::rustc-env=MLX_PRIMITIVES_MLX_PREFIX={}", mlx.prefix.display());
     println!("cargo::metadata=libdir={}", lib.display());
     println!("cargo::metadata=include={}", mlx.prefix.join("include").display());
@@ -386,7 +393,6 @@ fn link(root: &Path, mlx: &Mlx) -> Result<()> {
 /// Programs start with or without a GPU: functions that only MLX's CUDA library has are looked up
 /// when they are called.
 fn link_for_cuda(root: &Path, mlx: &Mlx) -> Result<()> {
-    println!("cargo::rustc-link-arg=-Wl,--allow-shlib-undefined,-z,lazy");
     let cpu = root.join(".mlx/python/mlx");
     let same_version = Mlx::at(&cpu).is_some_and(|cpu| cpu.version == mlx.version);
     if same_version && !cuda::missing(&mlx.lib().join("libmlx.so"))?.is_empty() {

@@ -9,10 +9,10 @@ use std::rc::Rc;
 use std::time::Instant;
 
 use mlx_primitives::device::{Device, with_device};
-use mlx_primitives::llama::{Config, Llama, Quantization};
 use mlx_primitives::ops::{self, QuantizedLinear, QuantizedMode, QuantizedWeight};
 use mlx_primitives::tune::{Choices, Key, with_choices};
 use mlx_primitives::{Array, Dtype, Result, async_eval, memory, random};
+use mlx_primitives_llama::{Config, Llama, Quantization};
 
 const EPS: f32 = 1e-5;
 /// The times of each contestant, of which the median counts.

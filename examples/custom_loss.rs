@@ -7,10 +7,10 @@
 
 use std::process::ExitCode;
 
-use mlx_primitives::llama::{Adapters, Checkpoint};
 use mlx_primitives::ops::{CrossEntropy, Lora};
 use mlx_primitives::prelude::*;
 use mlx_primitives::random;
+use mlx_primitives_llama::{Adapters, Checkpoint};
 
 const TEXT: &str =
     "Log of the ship: wind from the north, sea calm. Log of the ship: wind from the west.";

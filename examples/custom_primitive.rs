@@ -7,11 +7,11 @@
 
 use std::collections::BTreeSet;
 
-use mlx_primitives::conformance::{Backend, Check, Conformance, Report, Tensor};
 use mlx_primitives::custom::{
     Call, CustomPrimitive, Launch, MetalLibrary, Spec, View, ViewMut, apply_one,
 };
 use mlx_primitives::prelude::*;
+use mlx_primitives_check::{Backend, Check, Conformance, Report, Tensor};
 
 const SOURCE: &str = "
 #include <metal_stdlib>

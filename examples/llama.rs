@@ -6,7 +6,7 @@
 //! cargo run --release --example llama -- "Once upon a time" folder/of/a/model
 //! ```
 //!
-//! It reads Llamas with plain weights and the original rotation. `mlx_primitives::llama` reads many
+//! It reads Llamas with plain weights and the original rotation. `mlx_primitives_llama` reads many
 //! more, samples, and is faster.
 
 use std::io::Write;
@@ -179,7 +179,7 @@ fn added(x: &Array, y: &Array, w: &Array) -> Result<Array> {
 fn main() -> Result<()> {
     let mut arguments = std::env::args().skip(1);
     let prompt = arguments.next().unwrap_or_else(|| "Once upon a time".to_owned());
-    let folder = arguments.next().unwrap_or_else(|| "assets/demo".to_owned());
+    let folder = arguments.next().unwrap_or_else(|| "crates/llama/assets/demo".to_owned());
     let llama = Llama::load(Path::new(&folder))?;
     let file = Path::new(&folder).join("tokenizer.json");
     let tokenizer = Tokenizer::from_file(&file)

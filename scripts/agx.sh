@@ -34,11 +34,11 @@ if [ "$mode" != --check ]; then
   bring_python "$wheel" --only-binary=:all: --platform macosx_14_0_arm64 "mlx-metal==$mlx_version"
   export AGX_METALLIB=$wheel/mlx/lib/mlx.metallib
 fi
-say "building the rewriter of tests/metal_sim"
+say "building the rewriter of crates/metal-sim"
 (cd "$root" && CARGO_TARGET_DIR=$cross/target logged agx-cargo \
   cargo build --quiet --locked -p metal-sim --features gpu --bin metal-sim-gpu \
   --config profile.dev.package.metal-sim.opt-level=0) ||
-  die "tests/metal_sim does not build: .mlx/cross/logs/agx-cargo.log"
+  die "crates/metal-sim does not build: .mlx/cross/logs/agx-cargo.log"
 say "compiling kernels"
 export AGX_REWRITER=$cross/target/debug/metal-sim-gpu AGX_STAT=$agxstat AGX_CLANG=$clang_root AGX_CACHE=$cross/agx-cache
 export PYTHONDONTWRITEBYTECODE=1

@@ -192,7 +192,7 @@ builds() {
   fresh "$1" /home/me/mlx-primitives
   packages "$named"
   with_rust=yes with_certificates=yes
-  if [ -n "$target" ]; then inside "cargo clean --release -p mlx-primitives" >/dev/null 2>&1 || true; fi
+  if [ -n "$target" ]; then inside "cargo clean --release -p mlx-primitives -p mlx-primitives-cli" >/dev/null 2>&1 || true; fi
   works "README's first command" "$first" "Once upon a time"
   say "$1: $(inside 'c++ --version | head -n 1'), the story: $(grep -m 1 'Once upon a time' "$work/log" | cut -c 1-60)..."
 }

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Compares the simulator of tests/metal_sim with Apple's compiler: MLX's macOS wheels contain every MLX
+# Compares the simulator of crates/metal-sim with Apple's compiler: MLX's macOS wheels contain every MLX
 # kernel as Apple compiled it. Compares argument tables, results and memory traffic, and counts the
 # crate's kernels side by side with MLX's.
 #

@@ -102,7 +102,7 @@ def compare(binary, directory, text_file, adapters=None):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--model", type=Path, default=ROOT / "assets/demo")
+    parser.add_argument("--model", type=Path, default=ROOT / "crates/llama/assets/demo")
     parser.add_argument("--adapter-path", type=Path, default=ROOT / "tests/fixtures/adapters")
     parser.add_argument("--text", type=Path)
     parser.add_argument("--binary", default=ROOT / "target/release/mlx-primitives")

@@ -173,7 +173,7 @@ rust_for_apple() {
     CARGO_PROFILE_DEV_OPT_LEVEL=0 CARGO_PROFILE_DEV_DEBUG=0 CARGO_PROFILE_DEV_STRIP=none
     CC_aarch64_apple_darwin="$cross/bin/macos14-clang" CXX_aarch64_apple_darwin="$(compiler 14.0)" AR_aarch64_apple_darwin="$cross/bin/ar"
     "${rust_cargo[@]}")
-  logged rust "${cargo[@]}" rustc --locked "${rust_std[@]}" --target "$target" --bin mlx-primitives \
+  logged rust "${cargo[@]}" rustc --locked -p mlx-primitives-cli "${rust_std[@]}" --target "$target" --bin mlx-primitives \
     -- "${arguments[@]}" || die "the crate does not build for $target"
   logged rust-tests "${cargo[@]}" check --locked "${rust_std[@]}" --target "$target" --all-targets ||
     die "what cargo test compiles has errors for $target"

@@ -14,7 +14,7 @@ root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 rounds=${1:-3}
 delay=${2:-1000}
 schemes=("${@:3}")
-[ ${#schemes[@]} -gt 0 ] || schemes=(gather reduce pipeline)
+[ ${#schemes[@]} -gt 0 ] || schemes=(gather pipeline)
 binary=${BINARY:-$root/target/release/mlx-primitives}
 config=$root/benches/peers/llama-1b.json
 

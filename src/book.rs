@@ -11,14 +11,11 @@ mod getting_started {}
 #[doc = include_str!("../docs/arrays.md")]
 mod arrays {}
 
-#[cfg(feature = "llama")]
 #[doc = include_str!("../docs/llama.md")]
 mod llama {}
 
-#[cfg(feature = "llama")]
 #[doc = include_str!("../docs/fine-tuning.md")]
 mod fine_tuning {}
 
-#[cfg(feature = "llama")]
 #[doc = include_str!("../docs/several-machines.md")]
 mod several_machines {}

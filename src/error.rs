@@ -74,7 +74,7 @@ pub enum Error {
         /// The expectation and the actual value, in words.
         message: String,
     },
-    /// The ranks of a [`distributed`](crate::distributed) group do not agree, one of them failed or
+    /// The ranks of a group (`mlx-primitives-ranks`) do not agree, one of them failed or
     /// could not be reached, or the group cannot be used any more.
     #[error("[{op}] {message}")]
     Distributed {
@@ -133,48 +133,52 @@ impl Error {
     }
 
     /// As [`argument`](Self::argument), for a text of this crate that has several lines.
-    pub(crate) fn report(op: &str, expected: impl std::fmt::Display) -> Self {
+    #[doc(hidden)]
+    pub fn report(op: &str, expected: impl std::fmt::Display) -> Self {
         let message = lines(&format!("expected {expected}"));
         Self::Argument { op: Some(op.to_owned()), message }
     }
 
-    pub(crate) fn shape(op: &str, expected: impl std::fmt::Display, got: &[i32]) -> Self {
+    #[doc(hidden)]
+    pub fn shape(op: &str, expected: impl std::fmt::Display, got: &[i32]) -> Self {
         Self::Shape { op: op.to_owned(), expected: expected.to_string(), got: got.to_vec() }
     }
 
-    pub(crate) fn dtype(op: &str, expected: impl std::fmt::Display, got: Dtype) -> Self {
+    #[doc(hidden)]
+    pub fn dtype(op: &str, expected: impl std::fmt::Display, got: Dtype) -> Self {
         Self::Dtype { op: op.to_owned(), expected: expected.to_string(), got }
     }
 
-    pub(crate) fn distributed(op: &str, message: impl std::fmt::Display) -> Self {
+    #[doc(hidden)]
+    pub fn distributed(op: &str, message: impl std::fmt::Display) -> Self {
         Self::Distributed { op: op.to_owned(), message: line(&message.to_string()) }
     }
 
-    pub(crate) fn out_of_range(
-        op: &str,
-        expected: impl std::fmt::Display,
-        got: impl Into<i64>,
-    ) -> Self {
+    #[doc(hidden)]
+    pub fn out_of_range(op: &str, expected: impl std::fmt::Display, got: impl Into<i64>) -> Self {
         Self::OutOfRange { op: op.to_owned(), expected: expected.to_string(), got: got.into() }
     }
 
     /// An error of MLX from its text, which may begin with the op in brackets.
-    pub(crate) fn mlx(text: &str) -> Self {
+    #[doc(hidden)]
+    pub fn mlx(text: &str) -> Self {
         let (op, message) = split(&lines(text));
         Self::Mlx { op, message }
     }
 
-    pub(crate) fn file(path: impl AsRef<Path>, reason: impl std::fmt::Display) -> Self {
+    #[doc(hidden)]
+    pub fn file(path: impl AsRef<Path>, reason: impl std::fmt::Display) -> Self {
         Self::File { path: path.as_ref().to_owned(), reason: line(&reason.to_string()) }
     }
 
-    pub(crate) fn io(path: impl AsRef<Path>, error: io::Error) -> Self {
+    #[doc(hidden)]
+    pub fn io(path: impl AsRef<Path>, error: io::Error) -> Self {
         Self::Io { path: path.as_ref().to_owned(), error }
     }
 
     /// The file that the error is about, or `None` if it is about no file.
-    #[cfg(feature = "llama")]
-    pub(crate) fn path(&self) -> Option<&Path> {
+    #[doc(hidden)]
+    pub fn path(&self) -> Option<&Path> {
         match self {
             Self::Io { path, .. } | Self::File { path, .. } => Some(path),
             _ => None,

@@ -20,7 +20,7 @@ pub fn open(path: &Path) -> io::Result<File> {
 }
 
 /// Reads the bytes of a regular file.
-pub(crate) fn read(path: &Path) -> Result<Vec<u8>> {
+pub fn read(path: &Path) -> Result<Vec<u8>> {
     check(path).and_then(|()| fs::read(path)).map_err(|e| Error::io(path, e))
 }
 
@@ -35,8 +35,7 @@ pub fn read_to_string(path: &Path) -> Result<String> {
 }
 
 /// Reads the text of a regular file, or returns `None` if there is no file of that name.
-#[cfg(feature = "llama")]
-pub(crate) fn read_if_present(path: &Path) -> Result<Option<String>> {
+pub fn read_if_present(path: &Path) -> Result<Option<String>> {
     match fs::metadata(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
         _ => read_to_string(path).map(Some),
@@ -84,14 +83,10 @@ fn name(kind: FileType) -> &'static str {
     if kind.is_dir() { "a directory" } else { "another kind of file" }
 }
 
-#[cfg(feature = "llama")]
-pub(crate) mod partial;
-#[cfg(feature = "llama")]
+pub mod partial;
 pub use partial::abandon;
-#[cfg(feature = "llama")]
-pub(crate) use replacement::{NewFolders, Replacement, parent, reason, sync_folder};
+pub use replacement::{NewFolders, Replacement, parent, reason, sync_folder};
 
-#[cfg(feature = "llama")]
 mod replacement {
     use std::fs::{self, File};
     use std::io;
@@ -110,7 +105,7 @@ mod replacement {
     /// process is killed, the new file stays, under a name that begins with `.partial-`, until the next
     /// one is created in that folder. A link in the place of the other file is replaced itself, so that
     /// a link in a folder that others write to leads to no damage.
-    pub(crate) struct Replacement {
+    pub struct Replacement {
         path: PathBuf,
         partial: TempPath,
         _alive: partial::Alive,
@@ -179,7 +174,7 @@ mod replacement {
     }
 
     /// Why a file was not written, without the name of the temporary file.
-    pub(crate) fn reason(error: &Error) -> String {
+    pub fn reason(error: &Error) -> String {
         let reason = match error {
             Error::File { reason, .. } => reason.clone(),
             Error::Io { error, .. } => error.to_string(),
@@ -192,7 +187,7 @@ mod replacement {
 
     /// Folders that were created to write files in them. When dropped, it removes those that are
     /// empty, unless [`keep`](Self::keep) was called.
-    pub(crate) struct NewFolders(Vec<PathBuf>);
+    pub struct NewFolders(Vec<PathBuf>);
 
     impl NewFolders {
         /// Creates a folder and the folders above it that are missing.
@@ -218,7 +213,7 @@ mod replacement {
     }
 
     /// The folder that a path lies in.
-    pub(crate) fn parent(path: &Path) -> &Path {
+    pub fn parent(path: &Path) -> &Path {
         match path.parent() {
             Some(folder) if !folder.as_os_str().is_empty() => folder,
             _ => Path::new("."),
@@ -226,7 +221,7 @@ mod replacement {
     }
 
     /// Has the disk keep the names in a folder, on file systems that can.
-    pub(crate) fn sync_folder(folder: &Path) {
+    pub fn sync_folder(folder: &Path) {
         // A name that is lost when the machine fails is no damage: the file before is whole.
         let _ = File::open(folder).and_then(|folder| folder.sync_all());
     }

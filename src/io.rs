@@ -1,9 +1,11 @@
 //! Files of named arrays: safetensors and GGUF. Loading is lazy: elements are read when they are
 //! used.
 
-pub(crate) mod gguf;
+#[doc(hidden)]
+pub mod gguf;
 mod safetensors;
-pub(crate) mod stored;
+#[doc(hidden)]
+pub mod stored;
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -141,14 +143,15 @@ pub fn load_gguf(path: impl AsRef<Path>) -> Result<Tensors> {
 }
 
 /// Loads a GGUF file like [`load_gguf`], with the types of its entries.
-pub(crate) fn gguf_tensors(path: &Path) -> Result<(HashMap<String, Array>, gguf::Entries)> {
+#[doc(hidden)]
+pub fn gguf_tensors(path: &Path) -> Result<(HashMap<String, Array>, gguf::Entries)> {
     let (file, header) = gguf_header(path)?;
     header.load(stored::Source::File { file, path: path.to_owned() })
 }
 
 /// The entries of a GGUF file.
-#[cfg(feature = "llama")]
-pub(crate) fn gguf_entries(path: &Path) -> Result<gguf::Entries> {
+#[doc(hidden)]
+pub fn gguf_entries(path: &Path) -> Result<gguf::Entries> {
     Ok(gguf_header(path)?.1.entries)
 }
 

@@ -1,6 +1,5 @@
 //! Custom [MLX](https://github.com/ml-explore/mlx) primitives from Rust: our own Metal and CPU
-//! kernels behind lazy arrays, with derivatives, `vmap` and `compile`, and a small Llama that runs
-//! on them.
+//! kernels behind lazy arrays, with derivatives, `vmap` and `compile`.
 //!
 //! ```
 //! use mlx_primitives::{Array, Result, ops, transforms};
@@ -21,21 +20,16 @@
 //! }
 //! ```
 //!
-//! # Two ways to start
+//! # Crates
 //!
-//! In a clone of the repository, the command `mlx-primitives` generates text, measures ops and
-//! models, and checks the build. The script brings MLX and CMake to the clone if the machine has
-//! none:
-//!
-//! ```sh
-//! scripts/build_metal.sh && cargo run --release -- generate "Once upon a time"
-//! ```
-//!
-//! In a crate, the dependency without the command is:
-//!
-//! ```toml
-//! mlx-primitives = { version = "0.1", default-features = false }
-//! ```
+//! | crate | contents |
+//! |---|---|
+//! | `mlx-primitives` | this one: arrays, ops, transforms, primitives that you write |
+//! | `mlx-primitives-llama` | a Llama on these ops: checkpoints, tokenizers, generation |
+//! | `mlx-primitives-ranks` | one program, or one Llama, on several processes or machines |
+//! | `mlx-primitives-check` | tests of an op against a reference, in every transform and on every device |
+//! | `mlx-primitives-build` | compiles your Metal kernels in `build.rs` |
+//! | `mlx-primitives-cli` | the command `mlx-primitives`: text, measurements, checks |
 //!
 //! The build needs MLX 0.32.3 or 0.32.4, a C++ compiler and CMake.
 //! [Using the crate](https://github.com/mlx-primitives/mlx-primitives#using-the-crate) says where the
@@ -51,22 +45,13 @@
 //! | [`builtin`] | MLX's own versions of some of them, to compare with |
 //! | [`transforms`] | `grad`, `vjp`, `jvp`, `vmap`, `checkpoint` and `compile` of Rust closures |
 //! | [`custom`] | your own primitives, written in Rust and Metal |
-//! | [`conformance`] | tests of an op against a reference, in every transform and on every device |
 //! | [`simulator`] | Metal kernels on Linux, every access checked (feature `simulate-metal`) |
 //! | [`io`] | safetensors and GGUF files |
 //! | [`random`] | random arrays |
-//! | [`distributed`] | one program on several processes or machines |
 //! | [`device`], [`memory`] | devices, streams, threads and versions; what MLX's allocator holds |
 //! | [`graph`] | what a lazy graph costs on a GPU, before it is evaluated |
 //! | [`tune`] | the choice between our kernels and MLX's own, measured on this machine |
 //! | [`Error`], [`Result`] | the error of every fallible function |
-#![cfg_attr(
-    feature = "llama",
-    doc = "| [`llama`] | language models, tokenizers, chat templates, sampling (feature `llama`) |"
-)]
-//!
-//! The feature `cli`, which is on by default, adds the command `mlx-primitives` and the feature
-//! `llama`.
 //!
 //! # Further reading
 //!
@@ -80,21 +65,17 @@
 //!   one op through the layers.
 #![warn(missing_docs, clippy::missing_errors_doc, clippy::missing_panics_doc)]
 #![deny(unsafe_op_in_unsafe_fn)]
-#![cfg_attr(
-    not(feature = "llama"),
-    expect(dead_code, unused_imports, reason = "some private functions serve the Llama alone")
-)]
 
 mod array;
 #[cfg(doctest)]
 mod book;
 pub mod builtin;
-pub mod conformance;
+#[doc(hidden)]
+pub mod collectives;
 #[cfg_attr(not(feature = "cuda"), path = "no_cuda.rs")]
 mod cuda;
 pub mod custom;
 pub mod device;
-pub mod distributed;
 mod dtype;
 mod environment;
 mod error;
@@ -102,14 +83,13 @@ mod ffi;
 #[doc(hidden)]
 pub mod files;
 pub mod graph;
-#[cfg(feature = "llama")]
+#[path = "../cmake/hash.rs"]
 mod hash;
 pub mod io;
-#[cfg(feature = "llama")]
-pub mod llama;
 pub mod memory;
 pub mod ops;
-mod panics;
+#[doc(hidden)]
+pub mod panics;
 #[doc(hidden)]
 pub mod pipelines;
 #[doc(hidden)]
@@ -157,16 +137,29 @@ pub mod prelude {
     };
 }
 
-/// Parts of the library that only the tests of this package use. They may change at any time.
+/// Parts of the library that the other crates of this project use. They may change at any time.
+#[doc(hidden)]
+pub mod support {
+    /// Whether this build runs the kernels on NVIDIA GPUs.
+    pub const CUDA: bool = cfg!(all(feature = "cuda", target_os = "linux"));
+
+    pub use crate::array::{Block, from_list, require_addressable, to_list};
+    pub use crate::ffi::bridge::{Recording, is_tracer, record, replay};
+    pub use crate::hash::Fnv;
+    pub use crate::panics::panic_message;
+    pub use crate::transforms::differentiates;
+    pub use crate::tune::only_ours;
+    pub use crate::{files, panics, printable};
+}
+
+/// Parts of the library that only tests use. They may change at any time.
 #[doc(hidden)]
 pub mod internals {
-    #[cfg(feature = "llama")]
+    /// Whether this build runs the kernels on NVIDIA GPUs.
+    pub const CUDA: bool = cfg!(all(feature = "cuda", target_os = "linux"));
+
     pub use crate::array::{Block, LINE};
     pub use crate::custom::{check_metallib, release_of, supported_metal};
-    #[cfg(feature = "llama")]
-    pub use crate::llama::internals::{
-        AttentionInputs, AttentionMask, Heads, KvTensor, LayerCache,
-    };
     pub use crate::ops::attention::dequantizing_composition;
     pub use crate::tune::has_neural_kernels;
 }

@@ -5,11 +5,11 @@ use std::mem::ManuallyDrop;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 /// Runs a caller's code; a panic becomes its message.
-pub(crate) fn caught<T>(run: impl FnOnce() -> T) -> Result<T, String> {
+pub fn caught<T>(run: impl FnOnce() -> T) -> Result<T, String> {
     catch_unwind(AssertUnwindSafe(run)).map_err(message)
 }
 
-pub(crate) fn panic_message(payload: &(dyn Any + Send)) -> &str {
+pub fn panic_message(payload: &(dyn Any + Send)) -> &str {
     payload
         .downcast_ref::<&str>()
         .copied()
@@ -27,23 +27,23 @@ fn message(payload: Box<dyn Any + Send>) -> String {
 }
 
 /// A caller's value, whose destructor may panic where that would end the process: in a call from C++.
-pub(crate) struct Guarded<T>(ManuallyDrop<T>);
+pub struct Guarded<T>(ManuallyDrop<T>);
 
 impl<T> Guarded<T> {
-    pub(crate) fn new(value: T) -> Self {
+    pub fn new(value: T) -> Self {
         Self(ManuallyDrop::new(value))
     }
 
-    pub(crate) fn get(&self) -> &T {
+    pub fn get(&self) -> &T {
         &self.0
     }
 
-    pub(crate) fn get_mut(&mut self) -> &mut T {
+    pub fn get_mut(&mut self) -> &mut T {
         &mut self.0
     }
 
     /// Drops the value; a panic becomes its message.
-    pub(crate) fn end(self) -> Result<(), String> {
+    pub fn end(self) -> Result<(), String> {
         let mut this = ManuallyDrop::new(self);
         // SAFETY: `this` is never dropped, so the value is taken only here.
         let value = unsafe { ManuallyDrop::take(&mut this.0) };

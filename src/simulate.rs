@@ -1,5 +1,5 @@
 //! The functions that the stand-in for MLX's Metal device calls: they run kernels in the simulator
-//! of `tests/metal_sim`. Compiled for tests only, by the feature `simulate-metal`.
+//! of `crates/metal-sim`. Compiled for tests only, by the feature `simulate-metal`.
 
 use std::collections::BTreeMap;
 use std::fmt::Display;

@@ -98,7 +98,8 @@ fn with<R>(choice: Choice, f: impl FnOnce() -> R) -> R {
 }
 
 /// Whether primitives that this thread evaluates on the CPU run in the simulator.
-pub(crate) fn is_on() -> bool {
+#[doc(hidden)]
+pub fn is_on() -> bool {
     let asked = || std::env::var_os("MLX_PRIMITIVES_SIMULATE_METAL").is_some();
     is_available()
         && match CHOICE.get() {

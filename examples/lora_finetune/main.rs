@@ -12,8 +12,8 @@ mod text;
 mod train;
 
 use anyhow::{Result, ensure};
-use mlx_primitives::llama::{Checkpoint, Options};
 use mlx_primitives::random;
+use mlx_primitives_llama::{Checkpoint, Options};
 
 use train::Trainer;
 

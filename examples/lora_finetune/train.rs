@@ -1,7 +1,7 @@
 use anyhow::Result;
-use mlx_primitives::llama::{Adapters, Checkpoint, Llama};
 use mlx_primitives::ops::{self, CrossEntropy, Lora};
 use mlx_primitives::{Array, eval, transforms};
+use mlx_primitives_llama::{Adapters, Checkpoint, Llama};
 
 const BATCH: usize = 8;
 /// The number of tokens that a text predicts: all except its first one.

@@ -1,6 +1,5 @@
 //! The array handle: its description, its evaluation and reading its elements.
 
-#[cfg(feature = "llama")]
 mod block;
 mod create;
 mod index;
@@ -17,7 +16,6 @@ use crate::dtype::{Dtype, Element};
 use crate::error::{Error, Result};
 use crate::ffi::bridge as ffi;
 
-#[cfg(feature = "llama")]
 pub use block::{Block, LINE};
 pub use index::{Ellipsis, Index, IntoIndex, NewAxis, step};
 pub use operand::Operand;
@@ -78,7 +76,8 @@ impl Array {
     }
 
     /// Wraps the result of a bridge function.
-    pub(crate) fn from_bridge(
+    #[doc(hidden)]
+    pub fn from_bridge(
         result: std::result::Result<UniquePtr<ffi::MlxArray>, cxx::Exception>,
     ) -> Result<Self> {
         Ok(Self::new(result?))
@@ -88,7 +87,8 @@ impl Array {
         Self::new(ffi::share(array))
     }
 
-    pub(crate) fn raw(&self) -> &ffi::MlxArray {
+    #[doc(hidden)]
+    pub fn raw(&self) -> &ffi::MlxArray {
         &self.handle
     }
 
@@ -251,8 +251,8 @@ impl Array {
     }
 
     /// Evaluates the array and calls `read` with the bytes of its elements, in row-major order.
-    #[cfg(feature = "llama")]
-    pub(crate) fn with_bytes<R>(&self, read: impl FnOnce(&[u8]) -> R) -> Result<R> {
+    #[doc(hidden)]
+    pub fn with_bytes<R>(&self, read: impl FnOnce(&[u8]) -> R) -> Result<R> {
         let contents = ffi::contents(self.raw())?;
         let data = ffi::data(&contents);
         if data.is_null() {
@@ -331,16 +331,21 @@ pub fn async_eval<'a>(arrays: impl IntoIterator<Item = &'a Array>) -> Result<()>
 
 /// Refuses negative lengths, and sizes beyond the address space of a 64-bit machine (2^47 bytes),
 /// for which MLX would compute with a null pointer.
-pub(crate) fn require_addressable(op: &str, shape: &[i32], dtype: Dtype) -> Result<()> {
+///
+/// # Errors
+///
+/// Returns an error for such shapes.
+pub fn require_addressable(op: &str, shape: &[i32], dtype: Dtype) -> Result<()> {
     let bytes = shape.iter().try_fold(dtype.size() as u64, |bytes, &dim| {
         bytes.checked_mul(u64::try_from(dim).ok()?).filter(|&bytes| bytes < 1 << 47)
     });
     bytes.map(|_| ()).ok_or_else(|| Error::shape(op, "a shape that memory can hold", shape))
 }
 
-pub(crate) type List = UniquePtr<CxxVector<ffi::MlxArray>>;
+pub type List = UniquePtr<CxxVector<ffi::MlxArray>>;
 
-pub(crate) fn to_list<'a>(arrays: impl IntoIterator<Item = &'a Array>) -> List {
+/// Arrays as the bridge takes them.
+pub fn to_list<'a>(arrays: impl IntoIterator<Item = &'a Array>) -> List {
     let mut list = ffi::new_list();
     for array in arrays {
         ffi::push(list.pin_mut(), array.raw());
@@ -348,7 +353,8 @@ pub(crate) fn to_list<'a>(arrays: impl IntoIterator<Item = &'a Array>) -> List {
     list
 }
 
-pub(crate) fn from_list(list: &CxxVector<ffi::MlxArray>) -> Vec<Array> {
+/// The arrays of a list from the bridge.
+pub fn from_list(list: &CxxVector<ffi::MlxArray>) -> Vec<Array> {
     list.iter().map(Array::from_ref).collect()
 }
 

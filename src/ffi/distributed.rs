@@ -1,13 +1,17 @@
 //! MLX's collective operations between the ranks of a group, and what evaluations report to it.
 
-use crate::distributed::watch::{begin_wait, end_wait};
+use crate::collectives::{begin_wait, end_wait};
 
 #[cxx::bridge(namespace = "mlx_primitives::bridge")]
 pub(crate) mod bridge {
     #[repr(u8)]
+    /// How the arrays of all ranks become one.
     enum Reduction {
+        /// Their sum.
         Sum,
+        /// The largest elements.
         Max,
+        /// The smallest elements.
         Min,
     }
 

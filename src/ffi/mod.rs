@@ -27,6 +27,7 @@ fn element(dtype: bridge::Dtype) -> Option<Element> {
     }
 }
 
+#[allow(clippy::missing_errors_doc)]
 #[cxx::bridge(namespace = "mlx_primitives::bridge")]
 pub(crate) mod bridge {
     /// MLX's element types, in `mlx::core::Dtype::Val` order (asserted in cpp/bridge/core.cpp).
@@ -338,6 +339,7 @@ pub(crate) mod bridge {
         ) -> Result<UniquePtr<CxxVector<MlxArray>>>;
         /// The array, computed when the stream has done all that it was given before.
         fn after(array: &MlxArray, others: &CxxVector<MlxArray>) -> Result<UniquePtr<MlxArray>>;
+        /// Whether the array stands for values in a function that MLX traces.
         fn is_tracer(array: &MlxArray) -> bool;
         /// The greatest number of arrays on a way from the outputs to the inputs, as MLX walks it.
         fn nesting(inputs: &CxxVector<MlxArray>, outputs: &CxxVector<MlxArray>) -> Result<usize>;

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// The beginning of the names of files and folders that are not whole. Random letters follow.
-pub(crate) const PREFIX: &str = ".partial-mlx-primitives-";
+pub const PREFIX: &str = ".partial-mlx-primitives-";
 
 /// How often a new file may be taken for a stale one and removed, until its creation is an error.
 const ATTEMPTS: usize = 16;
@@ -21,7 +21,7 @@ fn live() -> MutexGuard<'static, Vec<PathBuf>> {
 }
 
 /// Tells other processes, while it exists, that a file or folder is not stale.
-pub(crate) struct Alive {
+pub struct Alive {
     path: PathBuf,
     /// Holds the lock, which the system releases when the process ends.
     _lock: File,
@@ -34,7 +34,7 @@ impl Drop for Alive {
 }
 
 /// Creates a file or folder and locks it.
-pub(crate) fn create<T>(
+pub fn create<T>(
     create: impl Fn() -> io::Result<T>,
     path: impl Fn(&T) -> &Path,
 ) -> io::Result<(T, Alive)> {
@@ -64,7 +64,7 @@ pub(crate) fn create<T>(
 }
 
 /// Removes files and folders in `folder` that killed processes left.
-pub(crate) fn remove_stale(folder: &Path) {
+pub fn remove_stale(folder: &Path) {
     let Ok(entries) = fs::read_dir(folder) else { return };
     for entry in entries.flatten() {
         if !entry.file_name().to_string_lossy().starts_with(PREFIX) {

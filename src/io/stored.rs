@@ -33,7 +33,7 @@ enum Form {
 }
 
 /// The place of one tensor in a file.
-pub(crate) struct Stored {
+pub struct Stored {
     source: Arc<Source>,
     tensor: String,
     offset: u64,
@@ -95,13 +95,13 @@ impl Stored {
 
     /// Whether the array's elements are one run of which `bytes` bytes are whole elements or, where
     /// there are blocks, whole blocks.
-    pub(crate) fn divides(&self, bytes: usize) -> bool {
+    pub fn divides(&self, bytes: usize) -> bool {
         self.runs.is_none() && bytes.is_multiple_of(self.unit())
     }
 
     /// Bytes `start` to `end` of every `pitch` bytes, or these bytes alone if `pitch` is 0.
     /// [`divides`](Self::divides) has to allow both.
-    pub(crate) fn runs(&self, start: usize, end: usize, pitch: usize) -> Box<Self> {
+    pub fn runs(&self, start: usize, end: usize, pitch: usize) -> Box<Self> {
         Box::new(Self {
             source: Arc::clone(&self.source),
             tensor: self.tensor.clone(),
@@ -113,7 +113,7 @@ impl Stored {
 
     /// Elements `range` of an axis of an array. Of an array that waits to be read from a file, only
     /// they are read if they begin and end at the bounds of blocks.
-    pub(crate) fn part(whole: &Array, axis: usize, range: &Range<i32>) -> Result<Array> {
+    pub fn part(whole: &Array, axis: usize, range: &Range<i32>) -> Result<Array> {
         Array::from_bridge(ffi::stored_part(whole.raw(), axis, range.start, range.end))
     }
 
@@ -126,7 +126,7 @@ impl Stored {
     }
 
     /// Fills `bytes` with the elements. An error names the file and the tensor.
-    pub(crate) fn read(&self, bytes: &mut [u8]) -> Result<()> {
+    pub fn read(&self, bytes: &mut [u8]) -> Result<()> {
         let failure = Mutex::new(None);
         cpu::for_each_part(bytes, self.unit(), |start, part| {
             if let Err(reason) = self.read_part(start, part) {

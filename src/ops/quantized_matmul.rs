@@ -234,14 +234,15 @@ impl QuantizedWeight {
     }
 
     /// The matrix with each array replaced by `f` of it, which has to hold the same numbers.
-    #[cfg(feature = "llama")]
-    pub(crate) fn map_arrays(&self, mut f: impl FnMut(&Array) -> Result<Array>) -> Result<Self> {
+    #[doc(hidden)]
+    pub fn map_arrays(&self, mut f: impl FnMut(&Array) -> Result<Array>) -> Result<Self> {
         let (packed, scales) = (f(&self.packed)?, f(&self.scales)?);
         let biases = self.biases.as_ref().map(f).transpose()?;
         Ok(Self { packed, scales, biases, ..self.clone() })
     }
 
-    pub(crate) fn arrays(&self) -> impl Iterator<Item = &Array> {
+    #[doc(hidden)]
+    pub fn arrays(&self) -> impl Iterator<Item = &Array> {
         [&self.packed, &self.scales].into_iter().chain(&self.biases)
     }
 

@@ -83,7 +83,8 @@ impl KvLayout {
     }
 
     /// The [`keys`](Self::keys) and the [`values`](Self::values), by fewer nodes.
-    pub(crate) fn keys_and_values(&self, state: &Array, len: i32) -> Result<[Array; 2]> {
+    #[doc(hidden)]
+    pub fn keys_and_values(&self, state: &Array, len: i32) -> Result<[Array; 2]> {
         if !(0..=self.capacity).contains(&len) {
             return Ok([self.keys(state, len)?, self.values(state, len)?]);
         }

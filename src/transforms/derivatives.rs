@@ -23,6 +23,6 @@ impl Drop for Differentiation {
 }
 
 /// Whether this thread runs a closure to differentiate it.
-pub(crate) fn differentiates() -> bool {
+pub fn differentiates() -> bool {
     DEPTH.with(Cell::get) > 0
 }

@@ -39,14 +39,12 @@ pub use arguments::{Arguments, MapAxes, Outputs};
 pub use checkpoint::checkpoint;
 pub(crate) use checkpoint::{after, is_traced, with_vjp};
 use derivatives::Differentiation;
-pub(crate) use derivatives::differentiates;
+pub use derivatives::differentiates;
 pub use stack::{BYTES_PER_COMPILED_OP, BYTES_PER_OP};
 
 use crate::array::{Array, List, from_list, to_list};
 use crate::error::{Error, Result};
 use crate::ffi::bridge as ffi;
-#[cfg(feature = "llama")]
-pub(crate) use crate::panics::panic_message;
 use crate::panics::{Guarded, caught};
 
 type Function<'a> = dyn FnMut(Vec<Array>) -> Result<Vec<Array>> + 'a;

@@ -50,8 +50,10 @@ pub use measure::agree;
 #[doc(hidden)]
 pub use neural::has_kernels as has_neural_kernels;
 use process::Process;
+pub(crate) use scope::chosen;
+#[doc(hidden)]
+pub use scope::only_ours;
 pub use scope::{asked, with_choices};
-pub(crate) use scope::{chosen, only_ours};
 
 /// The implementation that an op runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]

@@ -73,7 +73,11 @@ pub fn asked<R>(f: impl FnOnce() -> R) -> (R, Vec<Class>) {
 }
 
 /// Whether every op that is built now runs our kernel, so that nothing is left to choose.
-pub(crate) fn only_ours() -> Result<bool> {
+///
+/// # Errors
+///
+/// Returns an error if the environment asks for choices that cannot be read.
+pub fn only_ours() -> Result<bool> {
     let scope = scoped(|scope| match scope {
         Some(Scope::Chosen(choices)) => Some(choices.is_all_ours()),
         Some(Scope::Asked(_)) => Some(false),

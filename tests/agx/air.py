@@ -8,7 +8,7 @@ import intrinsics
 
 
 class Metallib:
-    """The container of compiled kernels; the format is told by tests/metal_sim/src/air/metallib.rs."""
+    """The container of compiled kernels; the format is told by crates/metal-sim/src/air/metallib.rs."""
 
     def __init__(self, path):
         self.file = open(path, "rb")
@@ -106,7 +106,7 @@ class Module:
         return f"{name} = internal addrspace(2) {kind} {of} {value}"
 
     def ir(self):
-        """The module with an entry point, named as the rewriter of tests/metal_sim names its own."""
+        """The module with an entry point, named as the rewriter of crates/metal-sim names its own."""
         lines, types = self.body()
         arguments = self.arguments()
         if len(types) != len(arguments):

@@ -60,7 +60,7 @@ def widened(body, kind, kinds):
 
 
 def product(kinds):
-    """16 steps of two polynomials: see simdgroup_multiply_accumulate in tests/metal_sim/include."""
+    """16 steps of two polynomials: see simdgroup_multiply_accumulate in crates/metal-sim/include."""
     lines = []
     for operand, (name, kind) in enumerate(zip("abs", kinds)):
         element = kind.split()[-1].rstrip(">")

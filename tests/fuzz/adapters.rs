@@ -4,9 +4,9 @@ use std::fs;
 use std::path::Path;
 
 use fastrand::Rng;
-use mlx_primitives::llama::{Adapters, Llama};
 use mlx_primitives::ops::Lora;
 use mlx_primitives::{Array, Dtype, io};
+use mlx_primitives_llama::{Adapters, Llama};
 use serde_json::{Value, json};
 
 use super::case::{Case, Fuzzer, Run};

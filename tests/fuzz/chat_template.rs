@@ -4,7 +4,7 @@ use std::fs;
 use std::path::Path;
 
 use fastrand::Rng;
-use mlx_primitives::llama::{ChatOptions, ChatTemplate};
+use mlx_primitives_llama::{ChatOptions, ChatTemplate};
 use serde_json::{Map, Value, json};
 
 use super::case::{Case, Fuzzer, Run};
@@ -59,7 +59,7 @@ const WORDS: [&str; 40] = [
 
 fn prepare(folder: &Path) -> anyhow::Result<Run> {
     let _ = folder;
-    let fixtures = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/chat_templates");
+    let fixtures = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/fixtures/chat_templates");
     let mut templates = Vec::new();
     for entry in fs::read_dir(fixtures)? {
         let path = entry?.path();

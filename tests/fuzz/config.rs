@@ -4,8 +4,8 @@ use std::fs;
 use std::path::Path;
 
 use fastrand::Rng;
-use mlx_primitives::llama::{CacheKind, Config, Llama, estimate};
 use mlx_primitives::{Array, Dtype};
+use mlx_primitives_llama::{CacheKind, Config, Llama, estimate};
 use serde_json::{Value, json};
 
 use super::case::{Case, Fuzzer, Run};
@@ -17,7 +17,7 @@ pub const FUZZER: Fuzzer = Fuzzer { name: "config", allowance: 16 << 20, prepare
 const SMALL: u64 = 1 << 17;
 
 fn prepare(_: &Path) -> anyhow::Result<Run> {
-    let fixtures = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/checkpoints");
+    let fixtures = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/fixtures/checkpoints");
     let mut samples = Vec::new();
     for folder in fs::read_dir(fixtures)? {
         if let Ok(text) = fs::read_to_string(folder?.path().join("config.json")) {

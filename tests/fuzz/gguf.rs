@@ -6,7 +6,7 @@ use std::path::Path;
 use fastrand::Rng;
 use mlx_primitives::Array;
 use mlx_primitives::io::load_gguf;
-use mlx_primitives::llama::{ChatTemplate, Checkpoint, Llama};
+use mlx_primitives_llama::{ChatTemplate, Checkpoint, Llama};
 
 use super::case::{Case, Fuzzer, Run};
 use super::gguf_vocabulary::vocabulary;

@@ -4,7 +4,7 @@ use std::fs;
 use std::path::Path;
 
 use mlx_primitives::Dtype;
-use mlx_primitives::llama::{CacheKind, Config, Llama, Options, PromptCache};
+use mlx_primitives_llama::{CacheKind, Config, Llama, Options, PromptCache};
 
 use super::case::{Case, Fuzzer, Run};
 use super::mutation::{self, once_in, one};

@@ -6,7 +6,7 @@ use std::net::{Shutdown, TcpListener, TcpStream};
 use std::path::Path;
 
 use fastrand::Rng;
-use mlx_primitives::distributed::fuzzing;
+use mlx_primitives_ranks::fuzzing;
 
 use super::case::{Case, Fuzzer, Run};
 use super::mutation;

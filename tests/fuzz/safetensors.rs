@@ -33,7 +33,7 @@ const TYPES: [(&str, u64); 14] = [
 
 fn prepare(folder: &Path) -> anyhow::Result<Run> {
     let adapters =
-        concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/adapters/adapters.safetensors");
+        concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/fixtures/adapters/adapters.safetensors");
     let adapters = fs::read(adapters)?;
     check(&load_safetensors_bytes(&adapters)?, &adapters); // starts MLX, which takes memory once
     let path = folder.join("x.safetensors");

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use fastrand::Rng;
 use mlx_primitives::Result;
-use mlx_primitives::llama::Tokenizer;
+use mlx_primitives_llama::Tokenizer;
 use serde_json::{Map, Value, json};
 
 use super::case::{Case, Fuzzer, Run};

@@ -6,15 +6,15 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use mlx_primitives::device::{Device, with_device};
-use mlx_primitives::llama::{Adapters, Checkpoint, ModelFiles, Options};
 use mlx_primitives::ops::Lora;
 use mlx_primitives::{Array, Dtype, io, random};
+use mlx_primitives_llama::{Adapters, Checkpoint, ModelFiles, Options};
 use serde_json::{Value, json};
 
 use crate::conversions::{DEMO, assert_logits, digests, fixture, last_logits};
 use crate::support::{Checked, message, simulated};
 
-const ADAPTERS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/adapters");
+const ADAPTERS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/fixtures/adapters");
 
 #[test]
 fn adapted_logits_equal_mlx_lms() -> Checked {
@@ -45,7 +45,7 @@ fn adapters_beside_packed_and_short_weights_equal_mlx_lms() -> Checked {
         let format = &entry["quantization"];
         let number = |name: &str| format[name].as_i64().unwrap() as i32;
         let mut to =
-            mlx_primitives::llama::Quantization::affine(number("group_size"), number("bits"));
+            mlx_primitives_llama::Quantization::affine(number("group_size"), number("bits"));
         if format["mode"] == "mxfp4" {
             to.mode = mlx_primitives::ops::QuantizedMode::Mxfp4;
         }
@@ -87,7 +87,7 @@ fn an_adapted_model_scores_and_generates_adapted() -> Checked {
     let theirs = fixture["adapted"]["perplexity"]["mean_nll"].as_f64().unwrap();
     assert!((score.mean_nll - theirs).abs() < 1e-5, "{score:?} {theirs}");
     // Packing such a model keeps its adapters.
-    let packed = demo.llama.quantized(mlx_primitives::llama::Quantization::affine(32, 8))?;
+    let packed = demo.llama.quantized(mlx_primitives_llama::Quantization::affine(32, 8))?;
     let score = packed.score(&tokens, |_| {})?;
     assert!((score.mean_nll - theirs).abs() < 0.05, "{score:?} {theirs}");
     Ok(())
@@ -104,7 +104,7 @@ fn fused_checkpoints() -> Checked {
     let fixture = fixture();
     let parent = tempfile::tempdir()?;
     let packed = parent.path().join("packed");
-    let four_bits = mlx_primitives::llama::Quantization::affine(32, 4);
+    let four_bits = mlx_primitives_llama::Quantization::affine(32, 4);
     ModelFiles::open(DEMO)?.quantized(four_bits, None, |_, _| {})?.save(&packed)?;
     for (base, changed) in [(Path::new(DEMO), "fused"), (&packed, "fused_packed")] {
         let out = parent.path().join(changed);

@@ -14,7 +14,7 @@ use crate::support::compare::is_nvidia;
 
 mod script;
 
-const ROOT: &str = env!("CARGO_MANIFEST_DIR");
+const ROOT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../..");
 
 /// The CMake that build.rs would use.
 fn cmake() -> Command {

@@ -1,11 +1,13 @@
 //! Caches of every kind: their visible positions, their memory, and the estimates of both.
 
-use mlx_primitives::internals::{AttentionInputs, AttentionMask, Heads, KvTensor, LayerCache};
-use mlx_primitives::llama::{
+use mlx_primitives::{Array, Dtype, eval, memory, ops};
+use mlx_primitives_llama::internals::{
+    AttentionInputs, AttentionMask, Heads, KvTensor, LayerCache,
+};
+use mlx_primitives_llama::{
     Cache, CacheKind, Checkpoint, Config, Options, Quantization, RopeFrequencies, RopeScaling,
     estimate,
 };
-use mlx_primitives::{Array, Dtype, eval, memory, ops};
 use serde_json::{Value, json};
 
 use crate::support::compare::assert_same;

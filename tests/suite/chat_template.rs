@@ -3,12 +3,12 @@
 use std::collections::BTreeMap;
 use std::fs;
 
-use mlx_primitives::llama::{ChatOptions, ChatTemplate, message};
+use mlx_primitives_llama::{ChatOptions, ChatTemplate, message};
 use serde_json::{Value, json};
 
 use crate::support::{Checked, message as error_of};
 
-const FIXTURES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/chat_templates");
+const FIXTURES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/fixtures/chat_templates");
 
 fn template(source: &str, tokens: &Value) -> ChatTemplate {
     let mut config = tokens.clone();

@@ -9,8 +9,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use mlx_primitives::Dtype;
-use mlx_primitives::llama::{Adapters, Checkpoint};
 use mlx_primitives::ops::Lora;
+use mlx_primitives_llama::{Adapters, Checkpoint};
 use tempfile::TempDir;
 
 use crate::conversions::DEMO;

@@ -4,10 +4,10 @@
 use std::collections::HashMap;
 use std::fs;
 
-use mlx_primitives::llama::{
+use mlx_primitives::{Array, Dtype, Result, io};
+use mlx_primitives_llama::{
     CacheKind, Config, Llama, ModelFiles, Options, PromptCache, Quantization,
 };
-use mlx_primitives::{Array, Dtype, Result, io};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 

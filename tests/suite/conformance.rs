@@ -1,8 +1,8 @@
 //! The public conformance harness: the ops that pass, and the mistakes that it finds.
 
-use mlx_primitives::conformance::{Backend, Bound, Check, Conformance, Input, Tensor};
 use mlx_primitives::custom::{CustomPrimitive, Spec, View, ViewMut, apply};
 use mlx_primitives::{Array, Dtype, Result, ops};
+use mlx_primitives_check::{Backend, Bound, Check, Conformance, Input, Tensor};
 
 use crate::support::Checked;
 
@@ -58,7 +58,7 @@ fn a_wrong_peer_is_named() -> Checked {
             .without(Check::Extremes, "the largest numbers overflow")
             .peer(|x| Ok(vec![x[0].multiply(2.5)?]), |_| Bound::ulps(1.0))
     };
-    let count = |report: &mlx_primitives::conformance::Report| {
+    let count = |report: &mlx_primitives_check::Report| {
         (report.failures().count(), report.peer_faults().count())
     };
     let trusted = row(2.0).run();

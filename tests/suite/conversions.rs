@@ -6,19 +6,19 @@ use std::fs;
 use std::path::Path;
 
 use mlx_primitives::device::{Device, with_device};
-use mlx_primitives::llama::{Checkpoint, Llama, ModelFiles, Quantization, Score};
 use mlx_primitives::ops::QuantizedMode;
 use mlx_primitives::{Array, Dtype, io};
+use mlx_primitives_llama::{Checkpoint, Llama, ModelFiles, Quantization, Score};
 use safetensors::SafeTensors;
 use serde_json::{Value, json};
 
 use crate::llama::variant;
 use crate::support::{Checked, message, simulated};
 
-pub const DEMO: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/assets/demo");
+pub const DEMO: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../llama/assets/demo");
 
 pub fn fixture() -> Value {
-    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/conversions.json");
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/fixtures/conversions.json");
     serde_json::from_str(&fs::read_to_string(path).unwrap()).unwrap()
 }
 

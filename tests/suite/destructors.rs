@@ -2,9 +2,9 @@
 
 use std::panic::panic_any;
 
-use mlx_primitives::conformance::Conformance;
 use mlx_primitives::transforms::{checkpoint, compile, grad, jvp, value_and_grad, vjp, vmap};
 use mlx_primitives::{Array, Error, Result, ops};
+use mlx_primitives_check::Conformance;
 
 use crate::support::Checked;
 

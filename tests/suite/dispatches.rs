@@ -3,7 +3,6 @@
 
 use std::collections::BTreeSet;
 use std::fs;
-use std::path::Path;
 
 use mlx_primitives::graph::{Dispatch, MAX_THREADS, dispatches};
 use mlx_primitives::ops::{Attention, CrossEntropy, MaskedSoftmax, QuantizedRows};
@@ -97,7 +96,7 @@ fn threads(plan: &Dispatch) -> u64 {
 /// Every name that the instantiation macros of metal/*.metal define.
 fn instantiated() -> anyhow::Result<BTreeSet<String>> {
     let mut names = BTreeSet::new();
-    for entry in fs::read_dir(Path::new(env!("CARGO_MANIFEST_DIR")).join("metal"))? {
+    for entry in fs::read_dir(crate::tidy::root().join("metal"))? {
         let path = entry?.path();
         let stem = path.file_stem().unwrap_or_default().to_string_lossy();
         if path.extension().is_none_or(|e| e != "metal") || !REACHED.contains(&&*stem) {

@@ -7,8 +7,8 @@ use std::{env, io, thread};
 
 use mlx_primitives::custom::{CustomPrimitive, Spec, View, ViewMut, apply_one};
 use mlx_primitives::device::{Device, Stream, with_stream};
-use mlx_primitives::llama::{Checkpoint, Options};
 use mlx_primitives::{Array, Result, async_eval, eval};
+use mlx_primitives_llama::{Checkpoint, Options};
 use tempfile::NamedTempFile;
 
 use crate::support::{Checked, on_cpu};

@@ -1,7 +1,6 @@
 //! Environment variables that are not understood are errors that name them and what they may be.
 
 use std::fs;
-use std::path::Path;
 
 use crate::cli::{command, stderr};
 use crate::support::Checked;
@@ -89,7 +88,7 @@ fn usable_values_run() -> Checked {
 /// A variable that the sources read by name is one that the command knows.
 #[test]
 fn variables_of_the_sources_are_known() -> Checked {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let root = crate::tidy::root();
     let known = fs::read_to_string(root.join("src/environment.rs"))?;
     let read = regex::Regex::new(r#"(?:var|var_os|getenv|= )\(?"(MLX_PRIMITIVES_[A-Z_]+)""#)?;
     let mut found = 0;

@@ -6,9 +6,9 @@ use std::thread;
 
 use mlx_primitives::custom::{CustomPrimitive, Spec, View, ViewMut, apply_one};
 use mlx_primitives::device::{Device, Stream, active_tasks, with_stream};
-use mlx_primitives::llama::{Checkpoint, Options};
 use mlx_primitives::transforms::{compile, vjp, vmap};
 use mlx_primitives::{Array, Dtype, Error, Result, async_eval, eval, io};
+use mlx_primitives_llama::{Checkpoint, Options};
 
 use crate::endings::{ends, rounds};
 use crate::support::input::random32;

@@ -5,11 +5,11 @@ use std::fs;
 use std::path::Path;
 use std::process::Command;
 
-use mlx_primitives::llama::{
-    Adapters, Cache, Checkpoint, Llama, ModelFiles, Options, PromptCache, Quantization,
-};
 use mlx_primitives::ops::Lora;
 use mlx_primitives::{Array, Dtype, memory, ops, step};
+use mlx_primitives_llama::{
+    Adapters, Cache, Checkpoint, Llama, ModelFiles, Options, PromptCache, Quantization,
+};
 use tempfile::TempDir;
 
 use crate::cli_faults::{assert_refused, ended, run_after, text_of};

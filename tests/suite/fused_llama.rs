@@ -1,9 +1,9 @@
 //! The Llama on fused ops: the dispatches of a token, packed weights, caches of every kind,
 //! adapters.
 
-use mlx_primitives::llama::{Adapters, CacheKind, Checkpoint, Options, Quantization};
 use mlx_primitives::ops::{Lora, QuantizedMode, QuantizedWeight};
 use mlx_primitives::{Array, Dtype, Error, graph, io, random};
+use mlx_primitives_llama::{Adapters, CacheKind, Checkpoint, Options, Quantization};
 use serde_json::json;
 
 use crate::llama::{greedy, variant};

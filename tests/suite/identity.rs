@@ -2,9 +2,9 @@
 
 use std::path::Path;
 
-use mlx_primitives::llama::{Adapters, Llama, Options, PromptCache};
 use mlx_primitives::ops::Lora;
 use mlx_primitives::{Array, Dtype, Result, io};
+use mlx_primitives_llama::{Adapters, Llama, Options, PromptCache};
 
 use crate::checkpoints::errors::copy;
 use crate::checkpoints::root;

@@ -4,7 +4,7 @@
 use std::fs;
 use std::time::{Duration, Instant};
 
-use mlx_primitives::llama::{ChatOptions, ChatTemplate, message};
+use mlx_primitives_llama::{ChatOptions, ChatTemplate, message};
 use serde_json::{Value, json};
 
 use crate::support::{Checked, message as error_of};
@@ -27,7 +27,8 @@ fn rendered(source: &str, variables: &Value) -> mlx_primitives::Result<String> {
 /// The texts are those of transformers' environment (`snippets.py` beside them).
 #[test]
 fn snippets_are_rendered_as_by_jinja_or_refused() -> Checked {
-    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/chat_templates/snippets.json");
+    let path =
+        concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/fixtures/chat_templates/snippets.json");
     let fixture: Value = serde_json::from_str(&fs::read_to_string(path)?)?;
     let snippets = fixture["snippets"].as_array().unwrap();
     let (mut same, mut refused, mut differing) = (0, 0, Vec::new());

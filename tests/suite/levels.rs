@@ -5,9 +5,9 @@
 use std::collections::HashMap;
 use std::process::Command;
 
-use mlx_primitives::llama::{Cache, Config, Llama, Weights};
 use mlx_primitives::ops::{QuantizedMode, QuantizedWeight};
 use mlx_primitives::{Array, Dtype, device};
+use mlx_primitives_llama::{Cache, Config, Llama, Weights};
 use serde_json::json;
 
 use crate::support::Checked;

@@ -5,16 +5,16 @@ mod embedding;
 use std::fs;
 use std::path::Path;
 
-use mlx_primitives::llama::{Checkpoint, Config, FinishReason, Options, Sampling};
 use mlx_primitives::{Array, Dtype, Error, io};
+use mlx_primitives_llama::{Checkpoint, Config, FinishReason, Options, Sampling};
 use serde_json::{Value, json};
 
 use crate::support::{fewer_if_simulated, simulated};
 
-pub const ASSETS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/assets/demo");
+pub const ASSETS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../llama/assets/demo");
 
 pub fn fixture() -> Value {
-    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/greedy.json");
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../crates/cli/assets/greedy.json");
     serde_json::from_str(&fs::read_to_string(path).unwrap()).unwrap()
 }
 

@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use anyhow::{Context, ensure};
 use mlx_primitives::Array;
 use mlx_primitives::io::{Tensors, gguf_types, load_gguf};
-use mlx_primitives::llama::Llama;
+use mlx_primitives_llama::Llama;
 use serde_json::Value;
 
 use crate::checkpoints::{apart, floats, follow, ids, largest, mean_nll, perplexity_error, tokens};
@@ -28,7 +28,7 @@ const FILES: [(&str, f64); 9] = [
 ];
 
 fn path(name: &str) -> PathBuf {
-    let folder = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/gguf");
+    let folder = crate::tidy::root().join("tests/fixtures/gguf");
     folder.join(format!("{name}.gguf"))
 }
 

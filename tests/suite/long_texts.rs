@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use mlx_primitives::llama::Tokenizer;
+use mlx_primitives_llama::Tokenizer;
 use serde_json::{Value, json};
 
 use crate::support::Checked;

@@ -3,8 +3,6 @@
 // `#[test]` registers a test with `harness`.
 #[macro_use]
 extern crate test_attribute;
-// `table`, which the command shares, finds it by this name in the root.
-extern crate reference_loops;
 
 mod activation;
 mod adapters;
@@ -98,7 +96,6 @@ mod softmax;
 mod special_tokens;
 mod split;
 mod support;
-mod table;
 mod text_cli;
 mod text_options;
 mod threads;
@@ -111,10 +108,16 @@ mod tune;
 mod verify;
 mod written_files;
 
+use mlx_primitives_catalog as table;
+
 fn main() -> std::process::ExitCode {
     // Tests never leave this machine: those of the hub name their own server.
     // SAFETY: no other thread runs yet.
     unsafe { std::env::set_var("HF_HUB_OFFLINE", "1") };
+    if let Err(error) = std::env::set_current_dir(tidy::root()) {
+        eprintln!("{}: {error}", tidy::root().display());
+        return std::process::ExitCode::FAILURE;
+    }
     #[cfg(unix)]
     if let Some(code) = distributed::role() {
         return code;

@@ -66,7 +66,7 @@ fn gradients_in_every_type_and_size() -> Checked {
                     let keys = shape[2] as usize;
                     let mut want = Vec::new();
                     for (y, g) in ys.chunks_exact(keys).zip(gs.chunks_exact(keys)) {
-                        let (along, _) = reference_loops::dot(y, g);
+                        let (along, _) = crate::table::reference_loops::dot(y, g);
                         want.extend(y.iter().zip(g).map(|(y, g)| 0.5 * y * (g - along)));
                     }
                     for (got, want) in numbers(ours)?.into_iter().zip(want) {

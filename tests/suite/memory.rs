@@ -15,10 +15,10 @@ use std::thread;
 use std::time::Duration;
 
 use mlx_primitives::device::{default_device, synchronize};
-use mlx_primitives::llama::{CacheKind, Checkpoint};
 use mlx_primitives::ops::{KvLayout, Rope};
 use mlx_primitives::transforms::{compile, grad, jvp, vjp, vmap};
 use mlx_primitives::{Array, Dtype, Error, async_eval, eval, memory, ops};
+use mlx_primitives_llama::{CacheKind, Checkpoint};
 
 use crate::support::compare::is_nvidia;
 use crate::support::input::random32;

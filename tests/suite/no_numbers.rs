@@ -1,8 +1,8 @@
 //! Logits that are no numbers end every way to draw or score tokens with an error, and a rotating cache
 //! lets a text go on beyond the positions that a model was made for.
 
-use mlx_primitives::llama::{CacheKind, Llama, Options, Penalties, Sampling, Token};
 use mlx_primitives::{Array, Result, io};
+use mlx_primitives_llama::{CacheKind, Llama, Options, Penalties, Sampling, Token};
 use serde_json::json;
 
 use crate::checkpoints::errors::copy;

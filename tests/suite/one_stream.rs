@@ -6,9 +6,9 @@ use std::time::Duration;
 
 use mlx_primitives::custom::{CustomPrimitive, Spec, View, ViewMut, apply_one};
 use mlx_primitives::device::{Device, Stream, with_device, with_stream};
-use mlx_primitives::llama::{CacheKind, Checkpoint, Quantization};
 use mlx_primitives::ops::{self, KvLayout, QuantizedMode, Rope};
 use mlx_primitives::{Array, Dtype, Error, Result, async_eval, eval, step as every};
+use mlx_primitives_llama::{CacheKind, Checkpoint, Quantization};
 
 use crate::support::Checked;
 use crate::support::compare::assert_same;

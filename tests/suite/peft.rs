@@ -3,8 +3,8 @@
 use std::fs;
 use std::path::Path;
 
-use mlx_primitives::llama::{Adapters, Checkpoint, Llama, ModelFiles};
 use mlx_primitives::{Array, Dtype, Result, io};
+use mlx_primitives_llama::{Adapters, Checkpoint, Llama, ModelFiles};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
@@ -15,7 +15,7 @@ use crate::support::{Checked, message};
 
 type Change<'a> = dyn Fn(&mut Value, &mut Vec<(String, Array)>) + 'a;
 
-const ADAPTERS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/adapters");
+const ADAPTERS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/fixtures/adapters");
 
 /// PEFT's files of the fixture's updates, of which mlx-lm's configuration states rank and scale.
 fn written(change: impl FnOnce(&mut Value, &mut Vec<(String, Array)>)) -> anyhow::Result<TempDir> {

@@ -5,12 +5,12 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use mlx_primitives::Error;
-use mlx_primitives::llama::{Adapters, ChatTemplate, Checkpoint, PromptCache, message};
+use mlx_primitives_llama::{Adapters, ChatTemplate, Checkpoint, PromptCache, message};
 use serde_json::{Value, json};
 
 use crate::support::Checked;
 
-const DEMO: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/assets/demo");
+const DEMO: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../llama/assets/demo");
 const COMMAND: &str = env!("CARGO_BIN_EXE_mlx-primitives");
 
 /// A title of the window, colors, a bidirectional override, lines, and a megabyte.

@@ -1,8 +1,8 @@
 //! Models with random weights: of the real size, finite, and equal for equal seeds.
 
-use mlx_primitives::llama::{CacheKind, Config, Llama, Options, Quantization, estimate};
 use mlx_primitives::ops::QuantizedMode;
 use mlx_primitives::{Array, Dtype};
+use mlx_primitives_llama::{CacheKind, Config, Llama, Options, Quantization, estimate};
 use serde_json::{Value, json};
 
 use crate::support::{Checked, message, simulated};

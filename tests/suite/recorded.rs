@@ -1,8 +1,8 @@
 //! The decoder layers of a token as one recorded node: the same bits as when their graph is built.
 
-use mlx_primitives::llama::{Cache, CacheKind, Checkpoint, Llama, Options, Quantization};
 use mlx_primitives::transforms::vmap;
 use mlx_primitives::{Array, Result, graph, tune};
+use mlx_primitives_llama::{Cache, CacheKind, Checkpoint, Llama, Options, Quantization};
 
 use crate::checkpoints::{names, root};
 use crate::support::compare::assert_same;

@@ -13,7 +13,7 @@ use crate::llama::variant;
 use crate::support::Checked;
 use crate::text_cli::{piped, stderr, stdout};
 
-const DEMO: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/assets/demo");
+const DEMO: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../llama/assets/demo");
 
 fn text(path: &Path) -> &str {
     path.to_str().unwrap()

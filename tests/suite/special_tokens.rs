@@ -3,12 +3,12 @@
 use std::fs;
 use std::path::Path;
 
-use mlx_primitives::llama::{ChatTemplate, Checkpoint, FinishReason, Options, Tokenizer};
+use mlx_primitives_llama::{ChatTemplate, Checkpoint, FinishReason, Options, Tokenizer};
 use serde_json::{Value, json};
 
 use crate::support::{Checked, message as error_of};
 
-const DEMO: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/assets/demo");
+const DEMO: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../llama/assets/demo");
 
 /// A copy of the demo model with these files.
 fn demo_with(files: &Value) -> anyhow::Result<tempfile::TempDir> {
@@ -26,7 +26,8 @@ fn demo_with(files: &Value) -> anyhow::Result<tempfile::TempDir> {
 /// The tokens are those of transformers (`generate.py` beside them).
 #[test]
 fn tokens_named_elsewhere_are_those_of_transformers() -> Checked {
-    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/special_tokens/cases.json");
+    let path =
+        concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/fixtures/special_tokens/cases.json");
     let cases: Vec<Value> = serde_json::from_str(&fs::read_to_string(path)?)?;
     assert!(cases.len() >= 20);
     for case in &cases {

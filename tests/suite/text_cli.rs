@@ -6,7 +6,7 @@ use std::path::Path;
 use std::process::{Command, Output, Stdio};
 
 use mlx_primitives::Dtype;
-use mlx_primitives::llama::{ChatOptions, ChatTemplate, Checkpoint, Options, message};
+use mlx_primitives_llama::{ChatOptions, ChatTemplate, Checkpoint, Options, message};
 use serde_json::{Value, json};
 
 use crate::llama::variant;

@@ -5,7 +5,7 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use mlx_primitives::Dtype;
-use mlx_primitives::llama::Checkpoint;
+use mlx_primitives_llama::Checkpoint;
 use serde_json::{Value, json};
 
 use crate::llama::variant;

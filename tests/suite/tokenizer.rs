@@ -1,7 +1,7 @@
 //! Round trips of text through byte-level, SentencePiece-style and WordPiece vocabularies, and the
 //! text of streamed tokens.
 
-use mlx_primitives::llama::{Checkpoint, Tokenizer};
+use mlx_primitives_llama::{Checkpoint, Tokenizer};
 use proptest::prelude::*;
 use serde_json::{Value, json};
 

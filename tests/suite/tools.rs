@@ -12,7 +12,7 @@ use crate::cli::{command, run, stderr, stdout};
 use crate::conversions::{DEMO, fixture};
 use crate::support::simulated;
 
-const ADAPTERS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/adapters");
+const ADAPTERS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/fixtures/adapters");
 
 fn object(arguments: &[&str]) -> Value {
     let output = run(arguments);
@@ -178,7 +178,7 @@ fn quantized_and_fused_checkpoints_run() {
 
 #[test]
 fn info_shows_the_conversions_of_gguf_types() {
-    let file = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/gguf/q4_k_m.gguf");
+    let file = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/fixtures/gguf/q4_k_m.gguf");
     let text = stdout(&run(&["info", "--model", file]));
     assert!(text.contains("4 bits in groups of 32, the same numbers\n"), "{text}");
     assert!(text.contains("8 bits in groups of 32, rounded by at most 1/6 of a step\n"), "{text}");

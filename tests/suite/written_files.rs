@@ -6,8 +6,8 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use mlx_primitives::llama::{Adapters, Checkpoint, ModelFiles, Options, PromptCache};
 use mlx_primitives::{Result, io};
+use mlx_primitives_llama::{Adapters, Checkpoint, ModelFiles, Options, PromptCache};
 
 use crate::conversions::DEMO;
 use crate::support::{Checked, message};
@@ -58,7 +58,7 @@ fn conversations_are_private_and_modes_stay() -> Checked {
     let plain = folder.path().join("plain");
     fs::write(&plain, "")?;
     let adapters = Adapters::load(
-        concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/adapters"),
+        concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/fixtures/adapters"),
         &demo.llama,
     )?;
     let saved = folder.path().join("adapters");

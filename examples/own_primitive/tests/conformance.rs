@@ -1,9 +1,9 @@
 //! Compares both ops with references in f64, on the CPU and in Metal: simulated on Linux, real on a
 //! Mac.
 
-use mlx_primitives::conformance::{Bound, Conformance, Report};
 use mlx_primitives::transforms::{compile, grad};
 use mlx_primitives::{Array, Dtype, Result};
+use mlx_primitives_check::{Bound, Conformance, Report};
 use own_primitive::{mean_square, soft_cap};
 
 /// Passes if all comparisons passed and included Metal kernels.

@@ -21,7 +21,7 @@ const LIST: u32 = 9;
 
 /// The value of an entry.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) enum Value {
+pub enum Value {
     Bool(bool),
     Unsigned(u64),
     Signed(i64),
@@ -35,13 +35,14 @@ pub(crate) enum Value {
 
 /// A list of numbers or texts, as the bytes of the file.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) struct List {
+pub struct List {
     kind: u32,
     count: usize,
     bytes: Box<[u8]>,
 }
 
 impl List {
+    #[allow(clippy::len_without_is_empty)]
     pub fn len(&self) -> usize {
         self.count
     }
@@ -58,13 +59,11 @@ impl List {
     }
 
     /// The numbers, or `None` for a list of texts.
-    #[cfg(feature = "llama")]
     pub fn numbers(&self) -> Option<impl Iterator<Item = f64>> {
         (self.kind != TEXT).then(|| self.scalars().map(|value| value.number().unwrap_or(f64::NAN)))
     }
 
     /// The bytes of a list of numbers of 8 bits; `None` for another list.
-    #[cfg(feature = "llama")]
     pub fn bytes(&self) -> Option<&[u8]> {
         matches!(self.kind, 0 | 1).then_some(&*self.bytes)
     }
@@ -77,7 +76,6 @@ impl List {
 }
 
 impl Value {
-    #[cfg(feature = "llama")]
     pub fn number(&self) -> Option<f64> {
         match *self {
             Self::Unsigned(number) => Some(number as f64),
@@ -119,7 +117,7 @@ impl Value {
 }
 
 /// The beginning of a text for an error, in quotes and without control characters.
-pub(crate) fn brief(text: &str) -> String {
+pub fn brief(text: &str) -> String {
     let mut short: String = text.chars().take(80).collect();
     if short.len() < text.len() {
         short.push('…');
@@ -129,7 +127,7 @@ pub(crate) fn brief(text: &str) -> String {
 
 /// The entries of a header by their keys.
 #[derive(Debug, Default)]
-pub(crate) struct Entries(HashMap<String, Value>);
+pub struct Entries(HashMap<String, Value>);
 
 impl Entries {
     pub fn insert(&mut self, key: String, value: Value) -> Checked {
@@ -143,7 +141,6 @@ impl Entries {
         self.0.get(key)
     }
 
-    #[cfg(feature = "llama")]
     pub fn keys(&self) -> impl Iterator<Item = &str> {
         self.0.keys().map(String::as_str)
     }

@@ -12,12 +12,11 @@ use super::stored::{Source, Stored};
 use crate::array::Array;
 use crate::cpu::ggml_blocks::Part;
 use entries::Cursor;
-pub(crate) use entries::{Entries, Value};
-#[cfg(feature = "llama")]
-pub(crate) use entries::{List, brief};
+pub use entries::{Entries, Value};
+pub use entries::{List, brief};
 use kinds::{Kind, rounding};
 
-pub(crate) type Checked<T = ()> = std::result::Result<T, String>;
+pub type Checked<T = ()> = std::result::Result<T, String>;
 
 const DEFAULT_ALIGNMENT: u64 = 32;
 

@@ -5,7 +5,7 @@ use std::fs;
 use std::process::Command;
 
 use mlx_primitives::device::{Device, with_device};
-use mlx_primitives::llama::Llama;
+use mlx_primitives_llama::Llama;
 
 use super::damage::{Draw, KINDS, spoil};
 use super::errors::copy;

@@ -3,8 +3,8 @@
 use std::fs;
 use std::path::Path;
 
-use mlx_primitives::llama::{Config, Llama};
 use mlx_primitives::{Array, Dtype, io};
+use mlx_primitives_llama::{Config, Llama};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 

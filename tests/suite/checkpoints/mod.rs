@@ -6,12 +6,12 @@ pub mod errors;
 mod progress;
 
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use anyhow::ensure;
 use mlx_primitives::device::default_device;
-use mlx_primitives::llama::{Llama, Options};
 use mlx_primitives::{Array, Dtype};
+use mlx_primitives_llama::{Llama, Options};
 use serde_json::Value;
 
 use crate::support::compare::{is_nvidia, numbers, ulp};
@@ -33,7 +33,7 @@ const FEW: [&str; 11] = [
 ];
 
 pub fn root() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/checkpoints")
+    crate::tidy::root().join("tests/fixtures/checkpoints")
 }
 
 /// The folders that contain a checkpoint.

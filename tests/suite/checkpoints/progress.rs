@@ -4,8 +4,8 @@ use std::fs;
 use std::path::Path;
 use std::process::Command;
 
-use mlx_primitives::llama::{Config, Llama, Progress};
 use mlx_primitives::{Array, Dtype, io, random};
+use mlx_primitives_llama::{Config, Llama, Progress};
 use serde_json::json;
 use tempfile::TempDir;
 
@@ -157,13 +157,13 @@ fn sliding_layers_keep_their_window() -> Checked {
     assert_eq!(cache.len(), 41);
     let rows: Vec<i32> = cache.arrays().map(|state| state.shape()[1]).collect();
     assert!(rows.len() == 2 && rows[1] < rows[0] && rows[0] > 2 * 256, "{rows:?}");
-    let quantized = mlx_primitives::llama::CacheKind::Quantized { group_size: 32, bits: 8 };
+    let quantized = mlx_primitives_llama::CacheKind::Quantized { group_size: 32, bits: 8 };
     assert!(llama.new_cache_of(quantized).is_err(), "heads of 16 features");
     let text = fs::read_to_string(root().join("llama-f32-sliding/config.json"))?;
     let estimate = |text: &str| -> anyhow::Result<u64> {
-        let plain = mlx_primitives::llama::CacheKind::Plain;
+        let plain = mlx_primitives_llama::CacheKind::Plain;
         let config = Config::parse(text)?;
-        Ok(mlx_primitives::llama::estimate(&config, Dtype::Float32, None, plain, 1, 256)?.cache)
+        Ok(mlx_primitives_llama::estimate(&config, Dtype::Float32, None, plain, 1, 256)?.cache)
     };
     let full = text.replace("sliding_attention", "full_attention");
     assert!(estimate(&text)? < estimate(&full)?);

@@ -304,7 +304,7 @@ mod simulated {
     /// The harness compiles it once, and says once what is wrong, whatever fails by it.
     #[test]
     fn a_broken_kernel_is_one_failure_of_the_harness() -> Checked {
-        use mlx_primitives::conformance::{Backend, Check, Conformance};
+        use mlx_primitives_check::{Backend, Check, Conformance};
 
         let broken = library("[[kernel]] void broken() { this_is_no_function(); }")?;
         let plan = move |_: &Call| vec![Launch::new(&broken, "broken").output(0, 0)];

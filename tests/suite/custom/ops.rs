@@ -1,13 +1,13 @@
 //! Two ops written through the trait, under MLX's transforms.
 
 use half::{bf16, f16};
-use mlx_primitives::conformance::{Check, Conformance};
 use mlx_primitives::custom::{
     Call, CustomPrimitive, Launch, Layout, MetalLibrary, Spec, View, ViewMut, apply, apply_one,
 };
 use mlx_primitives::device::Device;
 use mlx_primitives::transforms::{compile, grad};
 use mlx_primitives::{Array, Dtype, Error, Result, async_eval, graph};
+use mlx_primitives_check::{Check, Conformance};
 
 use crate::support::compare::{assert_close, assert_same_order, numbers};
 use crate::support::input::{FLOATS, random32};

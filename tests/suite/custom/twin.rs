@@ -32,7 +32,7 @@ fn rms_norm(x: &Array, weight: &Array) -> Result<Array> {
 }
 
 fn custom(x: &Array, weight: &Array, in_place: bool) -> Result<Array> {
-    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/metal/rms_norm.metal");
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../metal/rms_norm.metal");
     let source =
         mlx_primitives_build::flatten(path, &[]).map_err(|error| Error::from(error.to_string()))?;
     apply_one(

@@ -1,7 +1,7 @@
 //! The parts of an array on several ranks, joined along the last axis.
 
-use mlx_primitives::distributed::Group;
 use mlx_primitives::{Array, Dtype, transforms};
+use mlx_primitives_ranks::Group;
 
 use crate::support::Checked;
 

@@ -8,8 +8,8 @@ use std::time::Duration;
 use std::{env, thread};
 
 use mlx_primitives::device::Device;
-use mlx_primitives::distributed::{Backend, Group, Options, is_available};
 use mlx_primitives::{Array, Dtype, Error, transforms};
+use mlx_primitives_ranks::{Backend, Group, Options, is_available};
 
 use super::gathers;
 use super::ranks::{ROLE, TIMEOUT, limit_this_rank};

@@ -1,9 +1,9 @@
 //! Every op inside `compile`, for any shape and layout, plain and under the other transforms.
 
-use mlx_primitives::conformance::Backend;
 use mlx_primitives::device::Device;
 use mlx_primitives::transforms::{Compiled, compile, grad, jvp, vmap};
 use mlx_primitives::{Array, Result};
+use mlx_primitives_check::Backend;
 
 use super::{OPS, Op, loss};
 use crate::support::compare::{assert_close, assert_same, numbers};

@@ -1,9 +1,9 @@
 //! `vmap` of every op.
 
-use mlx_primitives::conformance::Backend;
 use mlx_primitives::device::Device;
 use mlx_primitives::transforms::{grad, vmap};
 use mlx_primitives::{Array, Result, graph, stack};
+use mlx_primitives_check::Backend;
 
 use super::{OPS, loss};
 use crate::support::compare::{assert_close, numbers, ulp};

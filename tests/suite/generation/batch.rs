@@ -1,7 +1,7 @@
 //! Batches: each text equals the one generated alone.
 
 use mlx_primitives::Dtype;
-use mlx_primitives::llama::{
+use mlx_primitives_llama::{
     CacheKind, Checkpoint, FinishReason, Options, Penalties, Sampling, Token,
 };
 use serde_json::json;

@@ -8,10 +8,10 @@ mod text;
 
 use std::ops::ControlFlow;
 
-use mlx_primitives::llama::{
+use mlx_primitives::{Array, Dtype, Result};
+use mlx_primitives_llama::{
     CacheKind, Checkpoint, FinishReason, Generation, Options, Penalties, Sampling, Token,
 };
-use mlx_primitives::{Array, Dtype, Result};
 use serde_json::json;
 
 use crate::llama::variant;

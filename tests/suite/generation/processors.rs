@@ -2,8 +2,8 @@
 
 use std::cell::RefCell;
 
-use mlx_primitives::llama::{Checkpoint, Options, Quantization, Sampling};
 use mlx_primitives::{Array, Error, Result};
+use mlx_primitives_llama::{Checkpoint, Options, Quantization, Sampling};
 
 use super::{PROMPTS, encoded, ids, length, logits_after, options, plain};
 use crate::support::{Checked, message};

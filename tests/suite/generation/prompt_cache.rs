@@ -5,8 +5,8 @@ use std::collections::HashMap;
 use std::fs;
 use std::path::Path;
 
-use mlx_primitives::llama::{Cache, CacheKind, Checkpoint, Options, PromptCache, Quantization};
 use mlx_primitives::{Array, Dtype, io};
+use mlx_primitives_llama::{Cache, CacheKind, Checkpoint, Options, PromptCache, Quantization};
 use serde_json::json;
 
 use super::{PROMPTS, encoded, ids, long_prompt, options, plain};
@@ -149,7 +149,7 @@ fn other_models_caches_are_refused() -> Checked {
     let cache = filled(&checkpoint, &prompt, &options());
     cache.save(&path)?;
     let half = variant(Dtype::Float16, |_, _| {});
-    let other = |llama: &mlx_primitives::llama::Llama| {
+    let other = |llama: &mlx_primitives_llama::Llama| {
         let text = message(PromptCache::load(&path, llama));
         assert!(text.contains("prompt.safetensors"), "{text}");
         assert!(text.contains("[prompt_cache] expected a cache of model llama-"), "{text}");

@@ -1,6 +1,6 @@
 //! Speculative decoding: the tokens of plain decoding, whatever the draft proposes.
 
-use mlx_primitives::llama::{
+use mlx_primitives_llama::{
     CacheKind, Checkpoint, Llama, Options, Penalties, Quantization, Sampling,
 };
 

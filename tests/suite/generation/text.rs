@@ -1,6 +1,6 @@
 //! The text of a generation: pieces, stop strings, ends.
 
-use mlx_primitives::llama::{Checkpoint, FinishReason, Options, Piece};
+use mlx_primitives_llama::{Checkpoint, FinishReason, Options, Piece};
 
 use super::{PROMPTS, encoded, options, plain};
 use crate::support::{Checked, message};

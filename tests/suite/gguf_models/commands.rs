@@ -6,7 +6,7 @@ use std::path::Path;
 use std::process::{Command, Output, Stdio};
 
 use anyhow::ensure;
-use mlx_primitives::llama::{ChatOptions, ChatTemplate, Checkpoint, message};
+use mlx_primitives_llama::{ChatOptions, ChatTemplate, Checkpoint, message};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
@@ -136,7 +136,7 @@ fn conversions_compute_what_the_file_does() -> Checked {
     stdout(&[&quantize[..], &["--group-size", "32"]].concat(), "")?;
     let ids = mlx_primitives::Array::from_slice(&[3i32, 14, 15, 9, 26], [1, 5])?;
     let logits = |path: &Path| -> anyhow::Result<Vec<f32>> {
-        let llama = mlx_primitives::llama::Llama::load(path)?;
+        let llama = mlx_primitives_llama::Llama::load(path)?;
         let logits = llama.forward(&ids, &mut llama.new_cache())?;
         Ok(logits.astype(mlx_primitives::Dtype::Float32)?.to_vec::<f32>()?)
     };

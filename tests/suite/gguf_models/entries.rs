@@ -2,7 +2,7 @@
 
 use anyhow::{Context, ensure};
 use mlx_primitives::Array;
-use mlx_primitives::llama::Llama;
+use mlx_primitives_llama::Llama;
 use tempfile::TempDir;
 
 use crate::support::gguf::{Entry, Gguf, HIDDEN, bytes_speaker};

@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use mlx_primitives::llama::{Checkpoint, Options};
+use mlx_primitives_llama::{Checkpoint, Options};
 use tempfile::TempDir;
 
 use crate::support::gguf::{Entry, Gguf, bytes_speaker};

@@ -5,7 +5,7 @@ use std::fs;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, ensure};
-use mlx_primitives::llama::Checkpoint;
+use mlx_primitives_llama::Checkpoint;
 use serde_json::Value;
 use tempfile::TempDir;
 

@@ -12,9 +12,9 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use libtest_mimic::{Arguments, Failed, Trial};
-use mlx_primitives::conformance::{Check, Conformance};
 use mlx_primitives::device::active_tasks;
 use mlx_primitives::tune::{Choices, with_choices};
+use mlx_primitives_check::{Check, Conformance};
 
 use crate::support::Checked;
 use crate::table::{ROWS, Rows, backends};

@@ -15,7 +15,7 @@ use tempfile::TempDir;
 use crate::support::Checked;
 use server::{COMMIT, Fault, Server, TOKEN};
 
-const DEMO: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/assets/demo");
+const DEMO: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../llama/assets/demo");
 const SNAPSHOT: &str = "models--org--model/snapshots/0123456789abcdef0123456789abcdef01234567";
 const BLOBS: &str = "models--org--model/blobs";
 

@@ -1,8 +1,8 @@
 //! Hidden states and what is pooled from them.
 
 use mlx_primitives::device::default_device;
-use mlx_primitives::llama::{Checkpoint, Embedding, Llama, Pooling, Quantization};
 use mlx_primitives::{Array, Dtype};
+use mlx_primitives_llama::{Checkpoint, Embedding, Llama, Pooling, Quantization};
 
 use super::variant;
 use crate::checkpoints;

@@ -27,8 +27,9 @@ fn groups_and_bits_that_no_kernel_has_are_refused() -> Checked {
 
 /// `x · Wᵀ`, and the sums of the terms' magnitudes.
 pub fn product(x: &[f64], w: &[f64], k: usize) -> (Vec<f64>, Vec<f64>) {
-    let pairs =
-        x.chunks_exact(k).flat_map(|x| w.chunks_exact(k).map(move |w| reference_loops::dot(x, w)));
+    let pairs = x
+        .chunks_exact(k)
+        .flat_map(|x| w.chunks_exact(k).map(move |w| crate::table::reference_loops::dot(x, w)));
     pairs.unzip()
 }
 

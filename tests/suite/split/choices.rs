@@ -5,9 +5,9 @@ use std::process::Command;
 
 use anyhow::Context;
 use mlx_primitives::device::{self, Device};
-use mlx_primitives::llama::{Checkpoint, ModelFiles, Quantization};
 use mlx_primitives::ops::QuantizedMode;
 use mlx_primitives::tune::{Choice, Choices, Key, Measured, asked};
+use mlx_primitives_llama::{Checkpoint, ModelFiles, Quantization};
 
 use super::{LIMIT, Ranks};
 use crate::llama::{ASSETS, greedy};

@@ -46,7 +46,7 @@ fn alone(arguments: &[&str]) -> Checked<String> {
 fn rank_0_prints_what_one_process_prints() -> Checked {
     let generate = ["generate", "Once upon a time", "-m", "24"];
     assert_eq!(printed(&generate)?, alone(&generate)?);
-    let file = concat!(env!("CARGO_MANIFEST_DIR"), "/LICENSE-MIT");
+    let file = concat!(env!("CARGO_MANIFEST_DIR"), "/../../LICENSE-MIT");
     let perplexity = ["perplexity", "--file", file];
     assert_eq!(printed(&perplexity)?, alone(&perplexity)?);
 
@@ -66,7 +66,7 @@ fn rank_0_prints_what_one_process_prints() -> Checked {
 fn the_command_takes_a_scheme() -> Checked {
     let generate = ["generate", "Once upon a time", "-m", "24"];
     let expected = alone(&generate)?;
-    for (scheme, exchanges) in [("reduce", 10.0), ("pipeline", 3.0)] {
+    for (scheme, exchanges) in [("gather", 18.0), ("pipeline", 3.0)] {
         assert_eq!(printed(&[&generate[..], &["--split", scheme]].concat())?, expected);
         let bench = ["bench", "-p", "4", "-g", "4", "-n", "1", "--json", "--split", scheme];
         let measured: Value = serde_json::from_str(&printed(&bench)?)?;
@@ -76,16 +76,14 @@ fn the_command_takes_a_scheme() -> Checked {
             assert!(rank["exchange_seconds_per_token"].as_f64() > Some(0.0), "{rank}");
         }
     }
-    let demo = concat!(env!("CARGO_MANIFEST_DIR"), "/assets/demo");
+    let demo = concat!(env!("CARGO_MANIFEST_DIR"), "/../llama/assets/demo");
     let plan = |scheme: &str| -> Checked<Value> {
         let plan = ["info", "--model", demo, "--ranks", "2", "--link", "0us,1000000Gbit"];
         let of = ["--tokens-per-second", "10", "--json", "--split", scheme];
         let json: Value = serde_json::from_str(&alone(&[&plan[..], &of[..]].concat())?)?;
         Ok(json["ranks"][0].clone())
     };
-    for (scheme, exchanges, tps) in
-        [("gather", 18, 19.0), ("reduce", 10, 19.0), ("pipeline", 3, 10.0)]
-    {
+    for (scheme, exchanges, tps) in [("gather", 18, 19.0), ("pipeline", 3, 10.0)] {
         let plan = plan(scheme)?;
         assert_eq!(plan["exchanges_per_token"], exchanges, "{plan}");
         let predicted = plan["predicted_tokens_per_second"].as_f64().context("a speed")?;
@@ -123,7 +121,7 @@ fn lines_of_rank_0_reach_all_ranks() -> Checked {
 fn ranks_that_differ_refuse_each_other() -> Checked {
     let config = |name: &str| root().join(name).join("config.json").display().to_string();
     let (a, b) = (config("llama-f32"), config("llama-q5-g32"));
-    let file = concat!(env!("CARGO_MANIFEST_DIR"), "/LICENSE-MIT");
+    let file = concat!(env!("CARGO_MANIFEST_DIR"), "/../../LICENSE-MIT");
     let cases: [(&str, [Vec<&str>; 2]); 3] = [
         ("the command's options", [vec!["generate", "a"], vec!["generate", "a", "--temp", "1"]]),
         ("the command's options", [vec!["generate", "a"], vec!["perplexity", "--file", file]]),
@@ -221,7 +219,7 @@ fn an_interrupted_rank_ends_all() -> Checked {
 
 #[test]
 fn a_killed_rank_ends_all() -> Checked {
-    for (rank, scheme) in [(0, "gather"), (1, "gather"), (0, "pipeline"), (1, "reduce")] {
+    for (rank, scheme) in [(0, "gather"), (1, "gather"), (0, "pipeline"), (1, "pipeline")] {
         let (ranks, _model) = endless(scheme)?;
         signal(&ranks, rank, "-KILL")?;
         let ends = ranks.ends(END)?;

@@ -13,8 +13,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail, ensure};
 use mlx_primitives::device::{Device, with_device};
-use mlx_primitives::distributed::{Group, Options};
-use mlx_primitives::llama::Scheme;
+use mlx_primitives_ranks::Scheme;
+use mlx_primitives_ranks::{Group, Options};
 
 use crate::distributed::ranks;
 use crate::endings::ROLE;
@@ -67,7 +67,6 @@ fn run(scenario: &str, folder: &Path, results: &mut Results) -> Checked {
         "random" => results.random(),
         "save" => results.save_caches(folder),
         "load" => results.load_caches(folder),
-        "close" => results.close_to_one(),
         "derivatives" => results.derivatives(),
         "greedy" => results.greedy(),
         #[cfg(target_os = "linux")]
@@ -238,14 +237,7 @@ fn a_rank_reads_and_holds_its_part_of_the_files() -> Checked {
     let folder = tempfile::tempdir()?;
     scenarios::write_model(folder.path())?;
     let role = |shares: &str| format!("split read {shares} {}", folder.path().display());
-    let cases = [
-        ("1,1", 0.505),
-        ("1,1,1,1", 0.26),
-        ("6,1,1", 0.76),
-        ("reduce:1,1", 0.505),
-        ("reduce:6,1,1", 0.76),
-        ("pipeline:1,1", 0.58),
-    ];
+    let cases = [("1,1", 0.505), ("1,1,1,1", 0.26), ("6,1,1", 0.76), ("pipeline:1,1", 0.58)];
     for (shares, most) in cases {
         let role = role(shares);
         let ranks = Ranks::start(shares.split(',').count(), |_| player(&role))?;

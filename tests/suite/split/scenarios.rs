@@ -5,17 +5,18 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use anyhow::Context;
-use mlx_primitives::distributed::Group;
-use mlx_primitives::llama::{
-    Adapters, CacheKind, Checkpoint, Config, Llama, Options, PromptCache, Quantization, Sampling,
-    Scheme, Split,
-};
 use mlx_primitives::{Array, Dtype};
+use mlx_primitives_llama::{
+    Adapters, CacheKind, Checkpoint, Config, Llama, Options, PromptCache, Quantization, Sampling,
+};
+use mlx_primitives_ranks::Group;
+use mlx_primitives_ranks::{Scheme, Split};
 
 use crate::checkpoints::root;
 use crate::support::Checked;
 
-pub(super) const ADAPTERS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/adapters");
+pub(super) const ADAPTERS: &str =
+    concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/fixtures/adapters");
 pub(super) const PROMPTS: [&str; 3] =
     ["Once upon a time", "The dog", "One day, Tom saw a big red bird"];
 

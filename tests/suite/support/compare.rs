@@ -1,8 +1,8 @@
 //! Comparisons in units in the last place.
 
-use mlx_primitives::conformance::Backend;
 use mlx_primitives::device::Device;
 use mlx_primitives::{Array, Dtype, Result};
+use mlx_primitives_check::Backend;
 
 pub use crate::table::inputs::{numbers, ulp};
 

@@ -3,7 +3,7 @@
 use mlx_primitives::{Array, Dtype, Result, step};
 
 pub use crate::table::inputs::{FLOATS, data, random};
-pub use reference_loops::values;
+pub use crate::table::reference_loops::values;
 
 /// Random float32 data.
 pub fn random32(shape: &[i32], seed: u64) -> Result<Array> {

@@ -30,7 +30,7 @@ impl Matrix {
 }
 
 fn dot(a: &[f64], b: &[f64]) -> f64 {
-    reference_loops::dot(a, b).0
+    crate::table::reference_loops::dot(a, b).0
 }
 
 struct Layer {

@@ -9,11 +9,11 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use mlx_primitives::device::{Device, default_device};
-use mlx_primitives::llama::{Checkpoint, Quantization};
 use mlx_primitives::ops::{self, Attention, Linear, MaskedSoftmax};
 use mlx_primitives::transforms::grad;
 use mlx_primitives::tune::{Choice, Choices, Class, Key, Measured, agree, asked, with_choices};
 use mlx_primitives::{Array, Dtype, Result};
+use mlx_primitives_llama::{Checkpoint, Quantization};
 use serde_json::Value;
 
 use crate::cli::{command, stderr};

@@ -1,6 +1,6 @@
 // Stands in for MLX 0.32.4's mlx/backend/metal/device.h on Linux: what eval_gpu may use of it, with
 // the same names and signatures. A dispatch becomes a task of the CPU stream, which runs the kernel
-// in the simulator of tests/metal_sim.
+// in the simulator of crates/metal-sim.
 #pragma once
 
 #include <cstdint>

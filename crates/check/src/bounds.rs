@@ -1,0 +1,153 @@
+//! Bounds of the difference between a value and the one that it is compared with.
+
+use super::inputs::{Tensor, epsilon, largest};
+use super::{Backend, Check};
+use mlx_primitives::Dtype;
+use mlx_primitives::Result;
+
+/// The largest error of a value: units in the last place of the expected value, in the output's
+/// type, plus an absolute error. The default allows none.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Bound {
+    /// The error in distances from the expected value to its neighbor; for a subnormal number, in
+    /// distances at the smallest normal number.
+    pub ulps: f64,
+    /// The error of any value, whatever its size.
+    pub absolute: f64,
+    /// The least share of an output's values that must have no error at all. Two more values may
+    /// have one. This is for ops that round where the peer rounds, so that only the last bits of a
+    /// sum make a difference.
+    pub same: f64,
+}
+
+impl Bound {
+    /// A bound of `ulps` units in the last place.
+    pub fn ulps(ulps: f64) -> Self {
+        Self { ulps, ..Self::default() }
+    }
+}
+
+/// A comparison, on which a bound may depend.
+#[derive(Clone, Copy, Debug)]
+#[non_exhaustive]
+pub struct Compared<'a> {
+    /// The backend that computed the value.
+    pub backend: Backend,
+    /// The check that compares the value.
+    pub check: Check,
+    /// The type of the inputs.
+    pub dtype: Dtype,
+    /// The inputs of the op.
+    pub inputs: &'a [Tensor],
+    /// Whether the value is compared with that of the peer rather than that of the reference.
+    pub peer: bool,
+}
+
+pub(super) type Errors = dyn Fn(&Compared<'_>) -> Vec<Tensor>;
+
+/// A bound for each comparison.
+pub(super) enum Tolerance {
+    /// The allowed error as a multiple of the type's epsilon times the larger of 1 and the expected
+    /// value.
+    Epsilons(f64),
+    Bounds(Box<dyn Fn(&Compared<'_>) -> Bound>),
+}
+
+enum Allowed {
+    Epsilons(f64),
+    Bound(Bound),
+}
+
+/// The bound of one comparison.
+pub(super) struct Limit {
+    allowed: Allowed,
+    /// Additional errors for each value of each output.
+    errors: Vec<Tensor>,
+}
+
+impl Tolerance {
+    pub(super) fn limit(&self, errors: Option<&Errors>, compared: &Compared<'_>) -> Limit {
+        let allowed = match self {
+            Self::Epsilons(count) => Allowed::Epsilons(*count),
+            Self::Bounds(bound) => Allowed::Bound(bound(compared)),
+        };
+        Limit { allowed, errors: errors.map(|errors| errors(compared)).unwrap_or_default() }
+    }
+}
+
+/// The place of a value: an output and an index in it.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Place {
+    pub(super) output: usize,
+    pub(super) at: usize,
+}
+
+impl Limit {
+    /// The largest error of a value that should be `want`.
+    fn of(&self, want: f64, dtype: Dtype, place: Place) -> f64 {
+        let errors = self.errors.get(place.output);
+        // Where `errors` lacks this value of a known output, no error is allowed: NaN.
+        let beside = errors.map_or(0.0, |e| e.values.get(place.at).copied().unwrap_or(f64::NAN));
+        beside
+            + match self.allowed {
+                Allowed::Epsilons(count) => count * epsilon(dtype) * want.abs().max(1.0),
+                Allowed::Bound(Bound { ulps, absolute, .. }) => ulps * ulp(want, dtype) + absolute,
+            }
+    }
+
+    /// Returns an error if more of an output's values differ than the bound allows.
+    pub(super) fn hold_share(&self, differing: usize, count: usize, what: &str) -> Result<()> {
+        match self.allowed {
+            Allowed::Bound(Bound { same, .. })
+                if differing as f64 > 2.0 + (1.0 - same) * count as f64 =>
+            {
+                let said = format!("{what}: {differing} of {count} values differ");
+                Err(said.into())
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Returns an error unless `got` is the same as `want`, within the allowed error of it, or
+    /// infinite where `want` may round to infinity. NaN equals NaN. If the allowed error is
+    /// infinite or NaN, only the same value passes; if it is 0, zeros must have the same sign.
+    pub(super) fn hold(
+        &self,
+        got: f64,
+        want: f64,
+        dtype: Dtype,
+        place: Place,
+        what: &str,
+    ) -> Result<()> {
+        let allowed = self.of(want, dtype, place);
+        let same = is_same(got, want)
+            && (allowed > 0.0 || got.is_sign_negative() == want.is_sign_negative() || got.is_nan());
+        let near = allowed > 0.0
+            && allowed.is_finite()
+            && want.is_finite()
+            && (got - want).abs() <= allowed;
+        let overflows =
+            got.is_infinite() && got * want > 0.0 && want.abs() + allowed > largest(dtype);
+        if same || near || overflows {
+            return Ok(());
+        }
+        let at = place.at;
+        let said = format!(
+            "{what} at {at} is {got}, and {want} by the reference: {allowed:e} off is allowed"
+        );
+        Err(said.into())
+    }
+}
+
+/// Whether two numbers are equal, where NaN equals NaN.
+pub(super) fn is_same(got: f64, want: f64) -> bool {
+    got == want || got.is_nan() && want.is_nan()
+}
+
+/// The distance between neighbors at `value`; for a subnormal number, at the smallest normal
+/// number.
+fn ulp(value: f64, dtype: Dtype) -> f64 {
+    let least: i32 = if dtype == Dtype::Float16 { -14 } else { -126 };
+    let exponent = if value == 0.0 { least } else { value.abs().log2().floor() as i32 };
+    epsilon(dtype) * 2f64.powi(exponent.max(least))
+}

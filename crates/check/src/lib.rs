@@ -1,0 +1,368 @@
+//! Tests an op against a reference in `f64`: values in every type and layout, extreme values,
+//! derivatives, `vmap` and `compile`, on the CPU, on the GPU where there is one, and on simulated
+//! Metal where the build has the simulator.
+//!
+//! The outputs of the op, custom or not, are floats. Its inputs are of one floating type unless
+//! [`inputs`](Conformance::inputs) says otherwise. Cases of one op may differ in the number of
+//! inputs: the closures get an input for each shape of the case.
+//!
+//! ```
+//! use mlx_primitives_check::{Conformance, Tensor};
+//!
+//! let report = Conformance::new(
+//!     "square",
+//!     |x| Ok(vec![x[0].square()?]),
+//!     |x| vec![x[0].map(|x| x * x)],
+//! )
+//! .shapes(&[&[2, 3]])
+//! .run();
+//! println!("{report}");
+//! report.check()?; // all failures as one error
+//! # Ok::<(), mlx_primitives::Error>(())
+//! ```
+#![warn(missing_docs, clippy::missing_errors_doc, clippy::missing_panics_doc)]
+#![deny(unsafe_op_in_unsafe_fn)]
+
+mod bounds;
+mod checks;
+mod compare;
+mod inputs;
+mod mapped;
+mod report;
+mod share;
+mod values;
+
+use std::collections::BTreeMap;
+use std::rc::Rc;
+
+use mlx_primitives::Array;
+use mlx_primitives::Dtype;
+use mlx_primitives::Result;
+use mlx_primitives::device::{Device, with_device};
+use mlx_primitives::simulator::{self, Schedule, with_metal, without_metal};
+
+pub use bounds::{Bound, Compared};
+use bounds::{Errors, Limit, Tolerance};
+pub use inputs::{Input, Tensor};
+pub use report::{Outcome, Report};
+pub use share::Share;
+
+/// A property of an op to check.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[non_exhaustive]
+pub enum Check {
+    /// Values of all types in all layouts, and that building the op computes nothing.
+    Values,
+    /// Values for zeros, subnormals, the largest numbers, infinities and NaN: one at a time, among
+    /// ordinary numbers in each input and everywhere in the first input, and all together, each
+    /// paired with each in the other inputs.
+    Extremes,
+    /// `vjp` against finite differences of the reference, in the inputs that are [`Input::Float`]:
+    /// in all of them together and in each alone.
+    Vjp,
+    /// `jvp` against finite differences of the reference, in the inputs that are [`Input::Float`]:
+    /// in all of them together and in each alone.
+    Jvp,
+    /// `vmap` against a loop: over an additional axis at each place of each input, over an
+    /// additional axis of every set of inputs, and over the short axes that a case has.
+    Vmap,
+    /// Values inside `compile` against those outside it, bit for bit.
+    Compile,
+}
+
+impl Check {
+    /// Every check.
+    pub const ALL: [Self; 6] =
+        [Self::Values, Self::Extremes, Self::Vjp, Self::Jvp, Self::Vmap, Self::Compile];
+}
+
+impl std::fmt::Display for Check {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.pad(match self {
+            Self::Values => "values",
+            Self::Extremes => "extremes",
+            Self::Vjp => "vjp",
+            Self::Jvp => "jvp",
+            Self::Vmap => "vmap",
+            Self::Compile => "compile",
+        })
+    }
+}
+
+/// A device, real or simulated, that runs the op.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Backend {
+    /// The CPU kernels, by `eval_cpu`.
+    Cpu,
+    /// The Metal kernels in the simulator, in an order of threads.
+    SimulatedMetal(Schedule),
+    /// The Metal kernels on a GPU.
+    Gpu,
+}
+
+impl Backend {
+    /// Every backend that this build and this machine have.
+    pub fn available() -> Vec<Self> {
+        let mut all = vec![Self::Cpu];
+        if simulator::is_available() {
+            all.extend(Schedule::ALL.map(Self::SimulatedMetal));
+        }
+        if Device::Gpu.is_available().unwrap_or(false) {
+            all.push(Self::Gpu);
+        }
+        all
+    }
+
+    /// Whether it runs Metal kernels.
+    pub fn is_metal(self) -> bool {
+        self != Self::Cpu
+    }
+
+    /// Returns whether this backend runs the op on an NVIDIA GPU.
+    pub fn is_cuda(self) -> bool {
+        self == Self::Gpu && mlx_primitives::support::CUDA
+    }
+
+    fn run<R>(self, f: impl FnOnce() -> Result<R>) -> Result<R> {
+        match self {
+            Self::Cpu => with_device(Device::Cpu, || without_metal(f)),
+            Self::SimulatedMetal(schedule) => with_device(Device::Cpu, || with_metal(schedule, f))?,
+            Self::Gpu => with_device(Device::Gpu, f),
+        }
+    }
+}
+
+impl std::fmt::Display for Backend {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Cpu => f.pad("cpu"),
+            Self::SimulatedMetal(schedule) => f.pad(&format!("simulated metal, {schedule}")),
+            Self::Gpu => f.pad("gpu"),
+        }
+    }
+}
+
+type Op = dyn Fn(&[Array]) -> Result<Vec<Array>>;
+type Reference = dyn Fn(&[Tensor]) -> Vec<Tensor>;
+
+/// An op, its reference, and the inputs and backends to compare them on. The [module](self) has an
+/// example.
+pub struct Conformance {
+    name: String,
+    op: Rc<Op>,
+    reference: Box<Reference>,
+    backends: Vec<Backend>,
+    cases: Vec<Vec<Vec<i32>>>,
+    sizes: Vec<Vec<Vec<i32>>>,
+    dtypes: Vec<Dtype>,
+    range: (f64, f64),
+    inputs: Vec<Input>,
+    extremes: Vec<f64>,
+    extremes_as_peer: bool,
+    tolerance: Tolerance,
+    errors: Option<Box<Errors>>,
+    peer: Option<(Rc<Op>, Tolerance)>,
+    judges_peer: bool,
+    vmap_tolerance: Option<Tolerance>,
+    derivative_tolerance: Tolerance,
+    left_out: BTreeMap<Check, String>,
+    share: Option<Rc<Share>>,
+    sample: usize,
+}
+
+impl Conformance {
+    /// A test of `op` against `reference`, which computes outputs of the same shapes in `f64`.
+    pub fn new(
+        name: impl Into<String>,
+        op: impl Fn(&[Array]) -> Result<Vec<Array>> + 'static,
+        reference: impl Fn(&[Tensor]) -> Vec<Tensor> + 'static,
+    ) -> Self {
+        Self {
+            name: name.into(),
+            op: Rc::new(op),
+            reference: Box::new(reference),
+            backends: Backend::available(),
+            cases: Vec::new(),
+            sizes: Vec::new(),
+            dtypes: vec![Dtype::Float32, Dtype::Float16, Dtype::Bfloat16],
+            range: (-3.0, 3.0),
+            inputs: Vec::new(),
+            extremes: Vec::new(),
+            extremes_as_peer: false,
+            tolerance: Tolerance::Epsilons(4.0),
+            errors: None,
+            peer: None,
+            judges_peer: false,
+            vmap_tolerance: None,
+            derivative_tolerance: Tolerance::Epsilons(16.0),
+            left_out: BTreeMap::new(),
+            share: None,
+            sample: 1,
+        }
+    }
+
+    /// Adds a case with a shape for each input.
+    pub fn shapes(mut self, inputs: &[&[i32]]) -> Self {
+        self.cases.push(inputs.iter().map(|shape| shape.to_vec()).collect());
+        self
+    }
+
+    /// Adds a case for [`Check::Values`] alone, with row-contiguous inputs: for large shapes, which
+    /// take long.
+    pub fn sizes(mut self, inputs: &[&[i32]]) -> Self {
+        self.sizes.push(inputs.iter().map(|shape| shape.to_vec()).collect());
+        self
+    }
+
+    /// Sets the backends that run the op; [`Backend::available`] by default.
+    pub fn backends(self, backends: &[Backend]) -> Self {
+        Self { backends: backends.to_vec(), ..self }
+    }
+
+    /// Sets the types of the inputs; float32, float16 and bfloat16 by default.
+    pub fn dtypes(self, dtypes: &[Dtype]) -> Self {
+        Self { dtypes: dtypes.to_vec(), ..self }
+    }
+
+    /// Sets the range of ordinary values; from -3 to 3 by default.
+    pub fn range(self, low: f64, high: f64) -> Self {
+        Self { range: (low, high), ..self }
+    }
+
+    /// Sets the kinds of the inputs, in their order. Inputs beyond the list are [`Input::Float`] in
+    /// the [`range`](Self::range), and by default all inputs are.
+    pub fn inputs(self, inputs: &[Input]) -> Self {
+        Self { inputs: inputs.to_vec(), ..self }
+    }
+
+    /// Adds numbers to [`Check::Extremes`] that are extreme for this op. They are rounded to the
+    /// type.
+    pub fn extremes(self, numbers: &[f64]) -> Self {
+        Self { extremes: numbers.to_vec(), ..self }
+    }
+
+    /// Compares results for extreme numbers with the [`peer`](Self::peer) only, not with the
+    /// reference: for ops whose intermediate results overflow where those in `f64` do not.
+    pub fn extremes_as_peer(self) -> Self {
+        Self { extremes_as_peer: true, ..self }
+    }
+
+    /// Sets how far a value may be from the reference: a multiple of the type's epsilon, times the
+    /// larger of 1 and the magnitude of the reference's value. 4 by default.
+    pub fn tolerance(self, epsilons: f64) -> Self {
+        Self { tolerance: Tolerance::Epsilons(epsilons), ..self }
+    }
+
+    /// Sets, in place of [`tolerance`](Self::tolerance), how far a value may be from the reference
+    /// in units in the last place of the reference's value.
+    pub fn ulps(self, ulps: impl Fn(Dtype) -> f64 + 'static) -> Self {
+        self.bounds(move |compared| Bound::ulps(ulps(compared.dtype)))
+    }
+
+    /// Sets, in place of [`tolerance`](Self::tolerance), a bound for each comparison, which may
+    /// depend on the backend, the type and the inputs.
+    pub fn bounds(self, bound: impl Fn(&Compared<'_>) -> Bound + 'static) -> Self {
+        Self { tolerance: Tolerance::Bounds(Box::new(bound)), ..self }
+    }
+
+    /// Allows an error for each value of each output, in addition to [`bounds`](Self::bounds) and
+    /// the like: for sums whose terms may be larger than the sums. Where the error is infinite or
+    /// NaN, the value has to be the same as the reference's.
+    pub fn errors(self, errors: impl Fn(&Compared<'_>) -> Vec<Tensor> + 'static) -> Self {
+        Self { errors: Some(Box::new(errors)), ..self }
+    }
+
+    /// Sets how far a value of `vmap` may be from that of the op on a slice; as far as from the
+    /// reference by default. [`Bound::default`] allows no difference.
+    pub fn vmap_bounds(self, bound: impl Fn(&Compared<'_>) -> Bound + 'static) -> Self {
+        Self { vmap_tolerance: Some(Tolerance::Bounds(Box::new(bound))), ..self }
+    }
+
+    /// Compares the values with another implementation too, such as MLX's own op, which may round
+    /// where the op does and the reference does not. For empty inputs, which the peer may refuse,
+    /// only the shapes and types of its outputs are compared.
+    pub fn peer(
+        self,
+        peer: impl Fn(&[Array]) -> Result<Vec<Array>> + 'static,
+        bound: impl Fn(&Compared<'_>) -> Bound + 'static,
+    ) -> Self {
+        Self { peer: Some((Rc::new(peer), Tolerance::Bounds(Box::new(bound)))), ..self }
+    }
+
+    /// Leaves the [`peer`](Self::peer) out, unless it is what extreme numbers are compared with.
+    pub fn without_peer(self) -> Self {
+        let peer = self.peer.filter(|_| self.extremes_as_peer);
+        Self { peer, ..self }
+    }
+
+    /// Holds the [`peer`](Self::peer) to the reference too. A value that agrees with the reference
+    /// passes where the peer's does not, and the report names the comparison. This is always so on
+    /// an NVIDIA GPU, where MLX's ops round elsewhere than on a Mac and some have faults.
+    pub fn judge_peer(self) -> Self {
+        Self { judges_peer: true, ..self }
+    }
+
+    /// Sets how far a derivative may be from the reference's: a multiple of the type's epsilon,
+    /// times the larger of 1 and the magnitude of the reference's derivative. 16 by default.
+    pub fn derivative_tolerance(self, epsilons: f64) -> Self {
+        Self { derivative_tolerance: Tolerance::Epsilons(epsilons), ..self }
+    }
+
+    /// Sets, in place of [`derivative_tolerance`](Self::derivative_tolerance), a bound for each
+    /// comparison.
+    pub fn derivative_bounds(self, bound: impl Fn(&Compared<'_>) -> Bound + 'static) -> Self {
+        Self { derivative_tolerance: Tolerance::Bounds(Box::new(bound)), ..self }
+    }
+
+    /// Leaves a check out. The report says so, with the reason `why`.
+    pub fn without(mut self, check: Check, why: impl Into<String>) -> Self {
+        self.left_out.insert(check, why.into());
+        self
+    }
+
+    /// Runs the first comparison of each case, and about one in `of` of the others. Which they are depends
+    /// on the number of the case, so that all layouts and numbers occur in some case.
+    pub fn sample(self, of: usize) -> Self {
+        Self { sample: of.max(1), ..self }
+    }
+
+    /// Runs only the cases of a share. A case is a check of one type and one set of shapes.
+    pub fn share(self, share: &Rc<Share>) -> Self {
+        Self { share: Some(Rc::clone(share)), ..self }
+    }
+
+    fn limit(&self, tolerance: &Tolerance, compared: &Compared<'_>) -> Limit {
+        tolerance.limit(self.errors.as_deref(), compared)
+    }
+
+    fn vmap_limit(&self, compared: &Compared<'_>) -> Limit {
+        match &self.vmap_tolerance {
+            Some(tolerance) => tolerance.limit(None, compared),
+            None => self.limit(&self.tolerance, compared),
+        }
+    }
+
+    /// Runs all comparisons. Errors and panics of the op become failures in the report.
+    pub fn run(&self) -> Report {
+        let mut report = Report::new(&self.name);
+        if !self.backends.iter().any(|backend| backend.is_metal()) {
+            report.leave_out(
+                "Metal: it was not asked for, or there is neither a GPU nor the simulator",
+            );
+        }
+        for (check, why) in &self.left_out {
+            report.leave_out(format_args!("{check}: {why}"));
+        }
+        if self.cases.is_empty() && self.sizes.is_empty() {
+            report.leave_out("everything: no shapes were given");
+        }
+        for &backend in &self.backends {
+            for check in Check::ALL {
+                if !self.left_out.contains_key(&check) {
+                    self.run_check(backend, check, &mut report);
+                }
+            }
+        }
+        report
+    }
+}

@@ -1,0 +1,158 @@
+//! A model on several machines: the memory of each, and a prediction of its speed.
+
+use std::str::FromStr;
+
+use anyhow::{Result, ensure};
+use mlx_primitives_llama::Llama;
+use mlx_primitives_ranks::{Scheme, Split};
+use serde_json::{Value, json};
+
+use super::Args;
+use crate::model::bytes;
+use crate::output::{self, StdoutError};
+
+/// A connection between two machines.
+#[derive(Clone, Copy, Debug)]
+pub struct Link {
+    /// The seconds of an exchange of few bytes, one way.
+    latency: f64,
+    /// Bytes a second.
+    bandwidth: f64,
+}
+
+/// The links that have a name: microseconds one way between two programs, and gigabits a second.
+/// They are round figures of what such links commonly reach, not measured here, except loopback.
+const LINKS: [(&str, f64, f64); 6] = [
+    ("loopback", 20.0, 40.0),
+    ("1GbE", 120.0, 1.0),
+    ("10GbE", 50.0, 10.0),
+    ("25GbE", 20.0, 25.0),
+    ("thunderbolt", 100.0, 20.0),
+    ("rdma", 30.0, 50.0),
+];
+
+impl FromStr for Link {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let of =
+            |us: f64, gigabits: f64| Self { latency: us / 1e6, bandwidth: gigabits * 1e9 / 8.0 };
+        if let Some((_, us, gigabits)) =
+            LINKS.into_iter().find(|(name, ..)| name.eq_ignore_ascii_case(text))
+        {
+            return Ok(of(us, gigabits));
+        }
+        let parsed = text.split_once("us,").and_then(|(us, gigabits)| {
+            let gigabits = gigabits.strip_suffix("Gbit")?;
+            Some(of(us.parse().ok()?, gigabits.parse().ok()?))
+        });
+        parsed.filter(|link| link.latency >= 0.0 && link.bandwidth > 0.0).ok_or_else(|| {
+            let names = LINKS.map(|(name, ..)| name).join(", ");
+            format!("expected {names}, or a latency and a speed such as 80us,10Gbit")
+        })
+    }
+}
+
+/// A model on a number of ranks.
+pub struct Plan {
+    ranks: u32,
+    /// The largest part of the weights.
+    weights: usize,
+    /// The largest part of the weights, as a part of all.
+    share: f64,
+    exchanges: u64,
+    sent: u64,
+    tps: Option<f64>,
+}
+
+/// The plans for each number of ranks in the arguments.
+pub fn plans(args: &Args, whole: &Llama) -> Result<Vec<Plan>> {
+    let Some(path) = &args.source.model else { return Ok(Vec::new()) };
+    let mut plans = Vec::new();
+    for &ranks in &args.ranks {
+        let shares = vec![1; ranks as usize];
+        let pipeline = args.split == Scheme::Pipeline;
+        let (mut weights, mut count, mut sent) = (0, 0, 0);
+        for rank in 0..shares.len() {
+            let split = Split::planned(&shares, rank)?.with_scheme(args.split);
+            let llama = split.load_lazily(path)?;
+            let llama = match args.packing.quantization()? {
+                Some(to) => llama.quantized(to)?,
+                None => llama,
+            };
+            weights = weights.max(llama.nbytes());
+            let (exchanges, bytes) = split.traffic(&llama)?;
+            // In a pipeline the ranks send one after the other.
+            (count, sent) = (exchanges, if pipeline { sent + bytes } else { sent.max(bytes) });
+        }
+        let share = weights as f64 / whole.nbytes().max(1) as f64;
+        let tps = args.tokens_per_second.map(|alone| {
+            let computes = if pipeline { 1.0 } else { share };
+            1.0 / (computes / alone + time_of(args.link, count, sent))
+        });
+        plans.push(Plan { ranks, weights, share, exchanges: count, sent, tps });
+    }
+    ensure!(
+        args.tokens_per_second.is_none_or(|tps| tps > 0.0 && tps.is_finite()),
+        "expected --tokens-per-second above 0"
+    );
+    Ok(plans)
+}
+
+/// The seconds of a token's exchanges, in each of which a rank sends its part to all others at once.
+fn time_of(link: Link, exchanges: u64, sent: u64) -> f64 {
+    exchanges as f64 * link.latency + sent as f64 / link.bandwidth
+}
+
+/// The plans as JSON.
+pub fn to_json(plans: &[Plan]) -> Value {
+    let of_plan = |plan: &Plan| {
+        json!({
+            "ranks": plan.ranks,
+            "weight_bytes": plan.weights,
+            "exchanges_per_token": plan.exchanges,
+            "sent_bytes_per_token": plan.sent,
+            "predicted_tokens_per_second": plan.tps,
+        })
+    };
+    plans.iter().map(of_plan).collect()
+}
+
+/// Prints a table of the plans.
+pub fn print(plans: &[Plan], args: &Args) -> Result<(), StdoutError> {
+    if plans.is_empty() {
+        return Ok(());
+    }
+    output::println(format_args!(
+        "\n{:>5}{:>20}{:>10}{:>18}{:>14}{:>18}{:>9}",
+        "ranks",
+        "weights of a rank",
+        "exchanges",
+        "sent a token",
+        "of them",
+        "tokens a second",
+        "ratio"
+    ))?;
+    for plan in plans {
+        let time = time_of(args.link, plan.exchanges, plan.sent);
+        let tps = plan.tps.map_or("-".to_owned(), |tps| format!("{tps:.1}"));
+        let ratio = plan.tps.zip(args.tokens_per_second);
+        let ratio = ratio.map_or("-".to_owned(), |(tps, alone)| format!("{:.2}", tps / alone));
+        output::println(format_args!(
+            "{:>5}{:>13} {:>4.1} %{:>10}{:>18}{:>14}{tps:>18}{ratio:>9}",
+            plan.ranks,
+            bytes(plan.weights as u64),
+            100.0 * plan.share,
+            plan.exchanges,
+            bytes(plan.sent),
+            format!("{:.2} ms", 1e3 * time),
+        ))?;
+    }
+    let computes = match args.split {
+        Scheme::Pipeline => "on one machine, since one rank computes at a time",
+        _ => "on one machine, divided",
+    };
+    output::println(format_args!(
+        "\nThe speeds are predictions: decoding {computes}, and the exchanges."
+    ))
+}

@@ -1,0 +1,141 @@
+//! A model: its architecture, and the memory it takes.
+
+use anyhow::Result;
+use mlx_primitives::graph;
+use mlx_primitives::io::{self, GgufType};
+use mlx_primitives_llama::estimate;
+use serde_json::{Value, json};
+
+use super::Args;
+use super::ranks;
+use super::token::CONTEXT;
+use crate::model::{bytes, check_kv, packing_name};
+use crate::output;
+
+/// The contexts to show, up to the model's limit, if the flags name none.
+const CONTEXTS: [u32; 4] = [2048, 8192, 32768, 131_072];
+
+pub fn run(args: &Args) -> Result<()> {
+    let llama = super::model(args)?;
+    check_kv(args.kv.kind(), &llama)?;
+    let config = llama.config();
+    let limit = config.max_position_embeddings.map(i32::unsigned_abs);
+    let weights = llama.nbytes() as u64;
+    let types = tensor_types(args)?;
+    let packed = match args.packing.quantization()? {
+        Some(to) => Some(to),
+        None => config.quantization_of("")?,
+    };
+    let memory = contexts(args, limit).into_iter().map(|context| {
+        let sizes = estimate(config, llama.dtype(), packed, args.kv.kind(), 1, context)?;
+        Ok((context, sizes.cache, weights.saturating_add(sizes.cache)))
+    });
+    let memory: Vec<(u32, u64, u64)> = memory.collect::<Result<_>>()?;
+    let at = CONTEXT.min(limit.unwrap_or(u32::MAX).saturating_sub(1));
+    let [ours, builtins] =
+        llama.cost_of_a_token(at.try_into()?)?.map(|nodes| graph::total(&nodes).dispatches);
+
+    let plans = ranks::plans(args, &llama)?;
+    if args.json {
+        let memory: Vec<_> = memory
+            .iter()
+            .map(|(context, cache, total)| {
+                json!({"context": context, "cache_bytes": cache, "total_bytes": total})
+            })
+            .collect();
+        let object = json!({
+            "model_type": config.model_type,
+            "num_hidden_layers": config.num_hidden_layers,
+            "hidden_size": config.hidden_size,
+            "intermediate_size": config.intermediate_size,
+            "num_attention_heads": config.num_attention_heads,
+            "num_key_value_heads": config.kv_heads(),
+            "head_dim": config.head_dim(),
+            "vocab_size": config.vocab_size,
+            "tie_word_embeddings": config.tie_word_embeddings,
+            "max_position_embeddings": config.max_position_embeddings,
+            "dtype": llama.dtype().name(),
+            "quantization": packed.map(|to| to.to_json()),
+            "parameters": llama.parameters(),
+            "weight_bytes": weights,
+            "dispatches_per_token": ours,
+            "builtin_dispatches_per_token": builtins,
+            "gguf_types": types.iter().map(type_json).collect::<Vec<_>>(),
+            "memory": memory,
+            "ranks": ranks::to_json(&plans),
+        });
+        return Ok(output::println(object)?);
+    }
+    let heads = format!(
+        "{} heads of {}, {} of keys and values",
+        config.num_attention_heads,
+        config.head_dim(),
+        config.kv_heads()
+    );
+    let embedding = if config.tie_word_embeddings == Some(true) { "tied" } else { "untied" };
+    let format = packed.map_or_else(|| llama.dtype().name().to_owned(), packing_name);
+    for (name, value) in [
+        ("architecture", format!("{}, {} layers", config.model_type, config.num_hidden_layers)),
+        (
+            "hidden size",
+            format!("{}, feed-forward {}", config.hidden_size, config.intermediate_size),
+        ),
+        ("attention", heads),
+        ("vocabulary", format!("{}, {embedding} output projection", config.vocab_size)),
+        ("positions", limit.map_or("not stated".to_owned(), |limit| limit.to_string())),
+        ("parameters", format!("{:.2} M", llama.parameters() as f64 / 1e6)),
+        ("weights", format!("{} ({format})", bytes(weights))),
+        ("dispatches", format!("{ours} a token on a GPU, {builtins} of MLX's built-ins")),
+    ] {
+        output::println(format_args!("{name:<16}{value}"))?;
+    }
+    for kind in &types {
+        output::println(format_args!("{:<16}{}", kind.name, type_text(kind)))?;
+    }
+    output::println(format_args!("\n{:>10}{:>14}{:>14}", "context", "cache", "with weights"))?;
+    for (context, cache, total) in memory {
+        let (cache, total) = (bytes(cache), bytes(total));
+        output::println(format_args!("{context:>10}{cache:>14}{total:>14}"))?;
+    }
+    Ok(ranks::print(&plans, args)?)
+}
+
+/// The types of the tensors of a GGUF file; empty for another model.
+fn tensor_types(args: &Args) -> Result<Vec<GgufType>> {
+    match &args.source.model {
+        Some(path) if path.extension().is_some_and(|it| it.eq_ignore_ascii_case("gguf")) => {
+            Ok(io::gguf_types(path)?)
+        }
+        _ => Ok(Vec::new()),
+    }
+}
+
+fn type_text(kind: &GgufType) -> String {
+    let plural = if kind.tensors == 1 { "" } else { "s" };
+    let becomes = match (kind.bits, kind.rounding) {
+        (None, _) => "as they are".to_owned(),
+        (Some(bits), None) => format!("{bits} bits in groups of 32, the same numbers"),
+        (Some(bits), Some(most)) => {
+            format!("{bits} bits in groups of 32, rounded by at most {most}")
+        }
+    };
+    format!("{} tensor{plural}, {} in the file: {becomes}", kind.tensors, bytes(kind.bytes))
+}
+
+fn type_json(kind: &GgufType) -> Value {
+    json!({
+        "name": kind.name,
+        "tensors": kind.tensors,
+        "bytes": kind.bytes,
+        "bits": kind.bits,
+        "rounding": kind.rounding,
+    })
+}
+
+fn contexts(args: &Args, limit: Option<u32>) -> Vec<u32> {
+    if !args.context.is_empty() {
+        return args.context.clone();
+    }
+    let Some(limit) = limit else { return CONTEXTS.to_vec() };
+    CONTEXTS.into_iter().filter(|&context| context < limit).chain([limit]).collect()
+}

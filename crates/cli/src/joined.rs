@@ -1,0 +1,35 @@
+//! The ranks that this process has joined.
+
+use std::fmt::Display;
+use std::sync::OnceLock;
+
+use mlx_primitives_ranks::{Group, Split};
+
+static JOINED: OnceLock<(Group, Split)> = OnceLock::new();
+
+/// Keeps the group, and how it splits the model.
+pub fn set(group: Group, split: Split) {
+    let _ = JOINED.set((group, split));
+}
+
+/// The split of the model, if there are several ranks.
+pub fn split() -> Option<&'static Split> {
+    JOINED.get().map(|(_, split)| split)
+}
+
+/// The group, if there are several ranks.
+pub fn group() -> Option<&'static Group> {
+    JOINED.get().map(|(group, _)| group)
+}
+
+/// Whether this process prints the result.
+pub fn is_first() -> bool {
+    group().is_none_or(|group| group.rank() == 0)
+}
+
+/// Tells the other ranks why this one ends before them.
+pub fn fail(reason: impl Display) {
+    if let Some(group) = group() {
+        group.fail(&reason.to_string());
+    }
+}

@@ -1,0 +1,57 @@
+//! Options of the commands that run the CPU kernels.
+
+use anyhow::Result;
+use clap::ValueEnum;
+use mlx_primitives::device::{self, CpuActivations};
+
+#[derive(clap::Args)]
+#[command(next_help_heading = "Speed and memory")]
+pub struct Threads {
+    /// Threads of the CPU kernels [default: the number of cores].
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
+    threads: Option<u16>,
+}
+
+impl Threads {
+    pub fn set(&self) -> Result<()> {
+        Ok(self.threads.map_or(Ok(()), |threads| device::set_cpu_threads(threads.into()))?)
+    }
+}
+
+/// The options of the commands that run a model.
+#[derive(clap::Args)]
+#[command(next_help_heading = "Speed and memory")]
+pub struct Kernels {
+    #[command(flatten)]
+    threads: Threads,
+    /// Products of prompts with packed weights: exact, or int8 (faster).
+    #[arg(
+        long,
+        value_enum,
+        value_name = "KIND",
+        default_value_t = Activations::Exact,
+        hide_possible_values = true
+    )]
+    activations: Activations,
+}
+
+#[derive(Clone, Copy, ValueEnum)]
+enum Activations {
+    Exact,
+    Int8,
+}
+
+impl Kernels {
+    pub fn set(&self) -> Result<()> {
+        device::set_cpu_activations(match self.activations {
+            Activations::Exact => CpuActivations::Exact,
+            Activations::Int8 => CpuActivations::Int8,
+        });
+        self.threads.set()
+    }
+}
+
+/// Whether primitives run in the simulator of Metal.
+pub fn simulates() -> bool {
+    mlx_primitives_catalog::inputs::simulated() && mlx_primitives::simulator::is_available()
+}

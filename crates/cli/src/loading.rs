@@ -1,0 +1,68 @@
+//! Loads a checkpoint, with a progress bar if it takes long.
+
+use std::ops::ControlFlow;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use anyhow::Result;
+use indicatif::{ProgressBar, ProgressStyle};
+use mlx_primitives_llama::{Checkpoint, Progress, hub};
+use mlx_primitives_ranks::Split;
+
+use crate::joined;
+use crate::output;
+
+/// The time before the bar appears.
+const PATIENCE: Duration = Duration::from_millis(500);
+
+/// Makes a name on the Hugging Face hub the path of the model's files, which are downloaded if they are
+/// not here. The bar appears on stderr, if that is a terminal.
+pub fn find(model: &mut PathBuf) -> Result<()> {
+    let style = ProgressStyle::with_template(
+        "{msg} {bar:30} {decimal_bytes}/{decimal_total_bytes} {decimal_bytes_per_sec} {eta}",
+    )?;
+    let bar = match output::is_quiet() {
+        true => ProgressBar::hidden(),
+        false => ProgressBar::no_length().with_style(style),
+    };
+    let mut file = String::new();
+    let found = hub::find(&*model, |download| {
+        if download.file != file {
+            download.file.clone_into(&mut file);
+            bar.reset();
+            bar.set_message(file.clone());
+            bar.set_length(download.total);
+        }
+        bar.set_position(download.done);
+        ControlFlow::Continue(())
+    });
+    bar.finish_and_clear();
+    *model = found?;
+    Ok(())
+}
+
+/// Loads a directory or a `.gguf` file, or this rank's part of it. The bar appears on stderr, if
+/// that is a terminal.
+pub fn load(path: &Path, split: Option<&Split>) -> Result<Checkpoint> {
+    let style = ProgressStyle::with_template(
+        "loading {bar:30} {decimal_bytes}/{decimal_total_bytes} {decimal_bytes_per_sec}",
+    )?;
+    let (start, mut bar) = (Instant::now(), None);
+    let mut show = |progress: Progress| {
+        if start.elapsed() < PATIENCE || !joined::is_first() || output::is_quiet() {
+            return;
+        }
+        let bar = bar.get_or_insert_with(|| {
+            ProgressBar::new(progress.total).with_style(style.clone()).with_elapsed(start.elapsed())
+        });
+        bar.set_position(progress.done);
+    };
+    let checkpoint = match split {
+        Some(split) => split.load(path, &mut show),
+        None => Checkpoint::load_with(path, &mut show),
+    };
+    if let Some(bar) = bar {
+        bar.finish_and_clear();
+    }
+    Ok(checkpoint?)
+}

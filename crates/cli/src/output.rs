@@ -1,0 +1,138 @@
+//! The output of the command: the result on stdout, everything else on stderr. A failed write is an
+//! error, not a panic, so nothing here uses the macros of the standard library.
+
+use std::fmt::{self, Display};
+use std::io::{self, Write};
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use mlx_primitives::printable;
+
+use crate::joined;
+
+/// The error that stdout could not be written to.
+#[derive(Debug)]
+pub struct StdoutError(io::Error);
+
+impl StdoutError {
+    /// Whether the reader of stdout has gone away, as `head` does. That is no failure of the
+    /// command.
+    pub fn is_broken_pipe(&self) -> bool {
+        self.0.kind() == io::ErrorKind::BrokenPipe
+    }
+}
+
+impl Display for StdoutError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let fix = match self.0.kind() {
+            io::ErrorKind::StorageFull => "free space, or write to another disk",
+            _ => "let it lead to a file, a pipe or a terminal",
+        };
+        write!(f, "cannot write the result to stdout: {}: {fix}", self.0)
+    }
+}
+
+impl std::error::Error for StdoutError {}
+
+/// Writes a part of the result and flushes stdout. Of several ranks, rank 0 alone writes.
+pub fn print(part: impl Display) -> Result<(), StdoutError> {
+    if !joined::is_first() {
+        return Ok(());
+    }
+    let mut stdout = io::stdout().lock();
+    write!(stdout, "{part}").and_then(|()| stdout.flush()).map_err(StdoutError)
+}
+
+/// Calls `write`, which writes the result to stdout, and flushes stdout.
+pub fn printed(write: impl FnOnce() -> io::Result<()>) -> Result<(), StdoutError> {
+    check_stdout()?;
+    write().and_then(|()| io::stdout().flush()).map_err(StdoutError)
+}
+
+/// Writes a line of the result and flushes stdout.
+pub fn println(line: impl Display) -> Result<(), StdoutError> {
+    print(format_args!("{line}\n"))
+}
+
+static QUIET: AtomicBool = AtomicBool::new(false);
+
+/// Sets whether stderr gets errors only.
+pub fn quiet(quiet: bool) {
+    QUIET.store(quiet, Ordering::Relaxed);
+}
+
+pub fn is_quiet() -> bool {
+    QUIET.load(Ordering::Relaxed)
+}
+
+/// Writes a note to stderr on rank 0 unless the command is quiet, and ignores a failure, which nobody
+/// could be told of.
+pub fn eprint(part: impl Display) {
+    if !is_quiet() {
+        answer(part);
+    }
+}
+
+/// Writes to stderr on rank 0 what a person or an error asks for, also if the command is quiet.
+pub fn answer(part: impl Display) {
+    if joined::is_first() {
+        let _ = write!(io::stderr().lock(), "{part}");
+    }
+}
+
+/// Writes an error to stderr, with the rank if there are several.
+pub fn error(reason: impl Display) {
+    let rank = joined::group().map(|group| format!("[rank {}] ", group.rank())).unwrap_or_default();
+    // In one piece, between those that MLX's threads write.
+    let reason = printable::lines(&reason.to_string());
+    let line = format!("{rank}error: {reason}\n");
+    let _ = io::stderr().lock().write_all(line.as_bytes());
+}
+
+/// Writes a note and a line's end, like [`eprint`].
+pub fn eprintln(line: impl Display) {
+    eprint(format_args!("{line}\n"));
+}
+
+/// Returns an error if the command was started with stdout closed, as by `>&-`.
+pub fn check_stdout() -> Result<(), StdoutError> {
+    match startup::stdout_is_closed() {
+        true => Err(StdoutError(io::Error::other("it is closed"))),
+        false => Ok(()),
+    }
+}
+
+#[cfg(unix)]
+mod startup {
+    use std::sync::atomic::{AtomicBool, Ordering};
+
+    static STDOUT_IS_CLOSED: AtomicBool = AtomicBool::new(false);
+
+    /// Runs before `main`, because the standard library opens /dev/null in place of a closed stdout
+    /// before it calls `main`. The result would be lost there without an error.
+    // SAFETY: the section holds pointers to functions of this type, which the system's loader calls
+    // once, before `main`, on the only thread.
+    #[used]
+    #[cfg_attr(target_vendor = "apple", unsafe(link_section = "__DATA,__mod_init_func"))]
+    #[cfg_attr(not(target_vendor = "apple"), unsafe(link_section = ".init_array"))]
+    static LOOK: extern "C" fn() = look;
+
+    extern "C" fn look() {
+        // SAFETY: the call returns the flags of a descriptor, or an error if it is not open.
+        let closed = unsafe { libc::fcntl(libc::STDOUT_FILENO, libc::F_GETFD) } == -1;
+        STDOUT_IS_CLOSED.store(closed, Ordering::Relaxed);
+        // SAFETY: the call installs no handler. When a file exceeds the limit of the process, the
+        // write then fails instead of ending the process.
+        unsafe { libc::signal(libc::SIGXFSZ, libc::SIG_IGN) };
+    }
+
+    pub fn stdout_is_closed() -> bool {
+        STDOUT_IS_CLOSED.load(Ordering::Relaxed)
+    }
+}
+
+#[cfg(not(unix))]
+mod startup {
+    pub fn stdout_is_closed() -> bool {
+        false
+    }
+}

@@ -1,0 +1,36 @@
+//! The speeds and counts of a text, in the words of mlx-lm.
+
+use mlx_primitives_llama::Statistics;
+
+use crate::output;
+
+/// The fewest tokens over which a speed means something: the first ones come in pairs.
+const FEWEST: usize = 8;
+
+/// Tokens a second, or `None` over too few tokens.
+fn speed(tokens: usize, tps: f64) -> Option<f64> {
+    (tokens >= FEWEST).then_some(tps)
+}
+
+/// The speeds of the prompt and of the text.
+pub fn speeds(s: &Statistics) -> [Option<f64>; 2] {
+    let prompt = s.prompt_tokens.saturating_sub(s.cached_tokens);
+    [speed(prompt, s.prompt_tps()), speed(s.generated_tokens, s.generation_tps())]
+}
+
+/// Prints the statistics of a text in the format of mlx-lm, with speeds where they mean something.
+pub fn report(s: &Statistics, reason: &str) {
+    let cached = match s.cached_tokens {
+        0 => String::new(),
+        cached => format!(", {cached} of them cached"),
+    };
+    let [prompt, text] = speeds(s)
+        .map(|tps| tps.map_or_else(String::new, |tps| format!(", {tps:.1} tokens-per-sec")));
+    output::eprintln(format_args!("Prompt: {} tokens{cached}{prompt}", s.prompt_tokens));
+    output::eprintln(format_args!("Generation: {} tokens{text} ({reason})", s.generated_tokens));
+    if s.draft_tokens > 0 {
+        let (accepted, drafted) = (s.accepted_tokens, s.draft_tokens);
+        output::eprintln(format_args!("Draft: {accepted} of {drafted} tokens accepted"));
+    }
+    output::eprintln(format_args!("Peak memory: {:.1} MB", s.peak_memory as f64 / 1e6));
+}

@@ -1,0 +1,388 @@
+//! The common parts of `generate` and `chat`: their options, and the models and templates that they
+//! load.
+
+use std::cell::RefCell;
+use std::collections::BTreeSet;
+use std::hash::{BuildHasher, RandomState};
+use std::ops::ControlFlow;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use anyhow::{Context, Result, bail, ensure};
+use indicatif::{ProgressBar, ProgressStyle};
+use mlx_primitives_llama::{
+    CacheKind, ChatOptions, ChatTemplate, Checkpoint, Options, Penalties, PromptCache, Sampling,
+    TextGeneration,
+};
+use serde_json::Value;
+
+use crate::interrupt;
+use crate::joined;
+use crate::kernels::Kernels;
+use crate::model::{Source, check_kv, kv_bits, kv_group_size};
+use crate::output;
+use crate::ranks::{self, Ranks};
+pub use crate::statistics::{report, speeds};
+use crate::wired::{self, Resident};
+
+#[derive(clap::Args)]
+pub struct TextArgs {
+    #[command(flatten)]
+    source: Source,
+    /// The system message for the chat template.
+    #[arg(long, value_name = "TEXT")]
+    pub system_prompt: Option<String>,
+    /// Stop after this many tokens; -1 for no limit.
+    #[arg(long, short, default_value = "256", value_name = "N", value_parser = most_tokens, allow_negative_numbers = true)]
+    max_tokens: usize,
+    /// End the text before this string; may be given several times.
+    #[arg(long, value_name = "TEXT", help_heading = "When to stop")]
+    stop: Vec<String>,
+    /// More tokens that end the text, by number or as spelled in the vocabulary.
+    #[arg(long, value_name = "TOKEN", num_args = 1.., help_heading = "When to stop")]
+    extra_eos_token: Vec<String>,
+    /// Do not use the model's chat template: the prompt is the text to continue.
+    #[arg(long)]
+    ignore_chat_template: bool,
+    /// Further variables of the chat template, as a JSON object.
+    #[arg(long, value_name = "JSON")]
+    chat_template_config: Option<String>,
+    #[command(flatten)]
+    sampling: SamplingArgs,
+    #[command(flatten)]
+    cache: CacheArgs,
+    /// A smaller model of the same vocabulary that proposes tokens: the same text, sooner.
+    #[arg(long, value_name = "MODEL", help_heading = "Speed and memory")]
+    draft_model: Option<PathBuf>,
+    /// Tokens that the draft model proposes at a time.
+    #[arg(long, default_value_t = 3, value_name = "N", help_heading = "Speed and memory")]
+    num_draft_tokens: usize,
+    #[command(flatten)]
+    pub ranks: Ranks,
+    #[command(flatten)]
+    kernels: Kernels,
+}
+
+#[derive(clap::Args)]
+#[command(next_help_heading = "Sampling")]
+struct SamplingArgs {
+    /// Temperature; 0 always takes the likeliest token.
+    #[arg(long, default_value_t = 0.0, value_name = "T")]
+    temp: f32,
+    /// Draw from the likeliest tokens that together have this probability.
+    #[arg(long, default_value_t = 1.0, value_name = "P")]
+    top_p: f32,
+    /// Draw from tokens at least this fraction as likely as the likeliest.
+    #[arg(long, default_value_t = 0.0, value_name = "P")]
+    min_p: f32,
+    /// Keep at least this many tokens, whatever --min-p says.
+    #[arg(long, default_value_t = 1, value_name = "N")]
+    min_tokens_to_keep: u32,
+    /// Draw from this many likeliest tokens; 0 for all.
+    #[arg(long, default_value_t = 0, value_name = "K")]
+    top_k: u32,
+    /// Probability of removing the likeliest tokens (XTC).
+    #[arg(long, default_value_t = 0.0, value_name = "P")]
+    xtc_probability: f32,
+    /// Probability above which XTC removes all tokens except the least likely.
+    #[arg(long, default_value_t = 0.1, value_name = "P")]
+    xtc_threshold: f32,
+    /// Divide positive logits of recent tokens by this, multiply negative ones; 1 is off.
+    #[arg(long, default_value_t = 0.0, value_name = "X", hide_default_value = true)]
+    repetition_penalty: f32,
+    /// Tokens that --repetition-penalty looks back.
+    #[arg(long, default_value_t = 20, value_name = "N")]
+    repetition_context_size: usize,
+    /// Subtract this from the logits of recent tokens.
+    #[arg(long, default_value_t = 0.0, value_name = "X", allow_negative_numbers = true)]
+    presence_penalty: f32,
+    /// Tokens that --presence-penalty looks back.
+    #[arg(long, default_value_t = 20, value_name = "N")]
+    presence_context_size: usize,
+    /// Subtract this from the logits of recent tokens, for each occurrence.
+    #[arg(long, default_value_t = 0.0, value_name = "X", allow_negative_numbers = true)]
+    frequency_penalty: f32,
+    /// Tokens that --frequency-penalty looks back.
+    #[arg(long, default_value_t = 20, value_name = "N")]
+    frequency_context_size: usize,
+    /// Add to a token's logit, `1234:-5`; may be given several times.
+    #[arg(long, value_name = "ID:BIAS", value_parser = parse_bias, allow_hyphen_values = true)]
+    logit_bias: Vec<(u32, f32)>,
+    /// Seed of the random numbers; without one, each run draws other tokens.
+    #[arg(long, value_name = "S")]
+    seed: Option<u64>,
+}
+
+#[derive(clap::Args)]
+#[command(next_help_heading = "Speed and memory")]
+struct CacheArgs {
+    /// Keep keys and values of only this number of positions: the first four and the latest.
+    #[arg(long, value_name = "N", conflicts_with_all = ["kv_bits", "draft_model"])]
+    max_kv_size: Option<i32>,
+    /// Keep keys and values in this many bits (2, 3, 4, 5, 6 or 8).
+    #[arg(long, value_name = "BITS", value_parser = kv_bits(), hide_possible_values = true, allow_negative_numbers = true)]
+    kv_bits: Option<i32>,
+    /// Numbers that share a scale with --kv-bits: 32, 64 or 128.
+    #[arg(long, value_name = "N", default_value = "64", value_parser = kv_group_size(), hide_possible_values = true, allow_negative_numbers = true)]
+    kv_group_size: i32,
+    /// Prompt tokens run at a time: fewer take less memory.
+    #[arg(long, value_name = "N", default_value_t = 512)]
+    prefill_step_size: usize,
+}
+
+/// The number of first positions that a rotating cache never replaces, as in mlx-lm.
+const KEPT: i32 = 4;
+
+fn parse_bias(text: &str) -> Result<(u32, f32), String> {
+    let parts = text.split_once(':');
+    let parsed =
+        parts.and_then(|(id, bias)| Some((id.trim().parse().ok()?, bias.trim().parse().ok()?)));
+    parsed.ok_or_else(|| format!("expected a token's number and a bias, 1234:-5, got {text}"))
+}
+
+impl TextArgs {
+    pub fn models(&mut self) -> Vec<&mut PathBuf> {
+        let mut models = self.source.models();
+        models.extend(&mut self.draft_model);
+        models
+    }
+}
+
+/// The loaded models, and the options of their texts.
+pub struct Session {
+    pub checkpoint: Checkpoint,
+    pub draft: Option<Checkpoint>,
+    /// `None` if the model has no template, or if the options ignore it.
+    pub template: Option<ChatTemplate>,
+    pub chat: ChatOptions,
+    pub options: Options,
+    draft_tokens: usize,
+    /// Set by Ctrl-C; the text then ends.
+    pub stop: Arc<AtomicBool>,
+    _weights: Resident,
+    /// The keys and values of the last text.
+    caches: RefCell<Resident>,
+}
+
+impl Session {
+    pub fn load(args: &TextArgs) -> Result<Self> {
+        args.kernels.set()?;
+        let checkpoint = args.source.load()?;
+        let template = match &args.source.model {
+            Some(directory) if !args.ignore_chat_template => ChatTemplate::load(directory)?,
+            _ => None,
+        };
+        ensure!(
+            template.is_some() || args.system_prompt.is_none(),
+            "expected a model with a chat template for --system-prompt"
+        );
+        let draft = args.draft_model.as_deref();
+        let draft = draft.map(|path| crate::loading::load(path, None)).transpose()?;
+        if let Some(draft) = &draft {
+            let sizes = [&checkpoint, draft].map(|c| c.llama.config().vocab_size);
+            let common = 0..sizes[0].min(sizes[1]).unsigned_abs();
+            let differs = |id: &u32| checkpoint.tokenizer.token(*id) != draft.tokenizer.token(*id);
+            if let Some(id) = common.into_iter().find(differs) {
+                bail!("expected a draft model of the same vocabulary, got another token {id}");
+            }
+        }
+        let mut chat = ChatOptions::default();
+        if let Some(text) = &args.chat_template_config {
+            let variables: Value =
+                serde_json::from_str(text).context("reading --chat-template-config")?;
+            match variables {
+                Value::Object(variables) => chat.variables = variables,
+                other => bail!("expected an object for --chat-template-config, got {other}"),
+            }
+        }
+        // Templates may ask whether the model thinks. As in mlx-lm, it does if it has the tokens.
+        let has = |token: &str| checkpoint.tokenizer.token_id(token).is_some();
+        let thinks = THOUGHTS.iter().any(|[start, end]| has(start) && has(end));
+        chat.variables.entry("enable_thinking").or_insert(Value::Bool(thinks));
+        let options = options(args, &checkpoint)?;
+        check_kv(options.cache, &checkpoint.llama)?;
+        let stop = Arc::new(AtomicBool::new(false));
+        let draft_tokens = args.num_draft_tokens;
+        let models = [Some(&checkpoint), draft.as_ref()].into_iter().flatten();
+        let weights = models.map(|model| model.llama.nbytes()).sum();
+        let _weights = Resident::with_slack(weights);
+        let caches = RefCell::default();
+        Ok(Self {
+            checkpoint,
+            draft,
+            template,
+            chat,
+            options,
+            draft_tokens,
+            stop,
+            _weights,
+            caches,
+        })
+    }
+
+    /// The tokens of a conversation or, without a template, of the text to continue.
+    pub fn encode(&self, messages: &[Value]) -> Result<Vec<u32>> {
+        let tokenizer = &self.checkpoint.tokenizer;
+        let texts = messages.iter().filter_map(|message| message["content"].as_str());
+        let text = match &self.template {
+            Some(template) => template.render(messages, &self.chat)?,
+            None => texts.collect(),
+        };
+        // Tokens take long to find, and there are at most as many as bytes.
+        let limit = self.longest();
+        if text.len() > limit {
+            let tokens = tokenizer.fewest_tokens(&text)?;
+            ensure!(tokens <= limit, TooLong { tokens, least: true, limit });
+        }
+        Ok(match &self.template {
+            Some(_) => tokenizer.encode_verbatim(&text)?,
+            None => tokenizer.encode(&text)?,
+        })
+    }
+
+    /// The most tokens of a prompt.
+    pub fn longest(&self) -> usize {
+        match self.checkpoint.llama.config().max_position_embeddings {
+            // A rotating cache forgets positions, so that a text may go on.
+            Some(limit) if !matches!(self.options.cache, CacheKind::Rotating { .. }) => {
+                limit.unsigned_abs() as usize
+            }
+            _ => usize::MAX,
+        }
+    }
+
+    /// Starts a text, from the cache if there is one, and runs the prompt, with a progress bar on a
+    /// terminal if the prompt is long.
+    pub fn start(&self, prompt: &[u32], cache: Option<PromptCache>) -> Result<TextGeneration<'_>> {
+        let positions = prompt.len().saturating_add(self.options.max_tokens);
+        let models = [Some(&self.checkpoint), self.draft.as_ref()].into_iter().flatten();
+        let bytes = models.map(|model| wired::cache(&model.llama, self.options.cache, positions));
+        // Asked for before the last ones are given back.
+        let caches = Resident::new(bytes.fold(0, usize::saturating_add));
+        self.caches.replace(caches);
+        let mut generation = self.checkpoint.generate_text(prompt, &self.options)?;
+        if let Some(cache) = cache {
+            generation = generation.with_cache(cache)?;
+        }
+        if let Some(draft) = &self.draft {
+            generation = generation.with_draft(&draft.llama, self.draft_tokens)?;
+        }
+        if self.options.max_tokens == 0 {
+            return Ok(generation);
+        }
+        // A prompt of one step is done before anyone could read the bar.
+        let long =
+            prompt.len() > self.options.prefill_step && joined::is_first() && !output::is_quiet();
+        let bar = if long { ProgressBar::new(prompt.len() as u64) } else { ProgressBar::hidden() };
+        bar.set_style(ProgressStyle::with_template("{bar:30} {pos}/{len} prompt tokens")?);
+        let _ = generation.prefill(|done, _| {
+            bar.set_position(done as u64);
+            if self.interrupted() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+        })?;
+        bar.finish_and_clear();
+        Ok(generation)
+    }
+
+    pub fn interrupted(&self) -> bool {
+        let interrupted = self.stop.load(Ordering::Relaxed);
+        if interrupted {
+            interrupt::seen();
+        }
+        interrupted
+    }
+}
+
+/// The error that a prompt is too long for the model.
+#[derive(Debug, thiserror::Error)]
+#[error("expected a prompt of 1 to {limit} tokens, got {}{tokens}", if *least { "at least " } else { "" })]
+pub struct TooLong {
+    pub tokens: usize,
+    /// Whether there may be more tokens.
+    pub least: bool,
+    pub limit: usize,
+}
+
+/// The number of tokens, or no limit.
+fn most_tokens(text: &str) -> Result<usize, String> {
+    match text {
+        "-1" => Ok(usize::MAX),
+        text => {
+            text.parse().map_err(|_| "expected a number of tokens, or -1 for no limit".to_owned())
+        }
+    }
+}
+
+/// The seed that was given, or one of this moment that all ranks share.
+fn seed(args: &SamplingArgs) -> Result<u64> {
+    match args.seed {
+        Some(seed) => Ok(seed),
+        None if args.temp == 0.0 => Ok(0),
+        None => {
+            let drawn = ranks::from_first(|| Ok(RandomState::new().hash_one(0).to_string()))?;
+            drawn.parse().context("reading the seed of rank 0")
+        }
+    }
+}
+
+/// Pairs of tokens around a model's thoughts, as mlx-lm knows them.
+const THOUGHTS: [[&str; 2]; 4] = [
+    ["<think>", "</think>"],
+    ["<longcat_think>", "</longcat_think>"],
+    ["<|think:start|>", "<|think:end|>"],
+    ["<|channel>", "<channel|>"],
+];
+
+fn options(args: &TextArgs, checkpoint: &Checkpoint) -> Result<Options> {
+    let TextArgs { sampling: s, cache: c, .. } = args;
+    let tokenizer = &checkpoint.tokenizer;
+    let mut eos = BTreeSet::new();
+    for token in &args.extra_eos_token {
+        // As in mlx-lm, digits are a number even where the vocabulary has such a token.
+        let known = |id: &u32| tokenizer.token(*id).is_some();
+        let id = match token.parse() {
+            Ok(id) => Some(id).filter(known),
+            Err(_) => tokenizer.token_id(token),
+        };
+        eos.insert(
+            id.with_context(|| format!("expected a token of the vocabulary, got {token:?}"))?,
+        );
+    }
+    let mut xtc_spared = tokenizer.encode_verbatim("\n")?;
+    xtc_spared.extend(checkpoint.eos.iter().chain(&eos));
+    let cache = match (c.max_kv_size, c.kv_bits) {
+        (Some(max_size), _) => {
+            CacheKind::Rotating { max_size, keep: KEPT.min(max_size - 1).max(0) }
+        }
+        (None, Some(bits)) => CacheKind::Quantized { group_size: c.kv_group_size, bits },
+        (None, None) => CacheKind::Plain,
+    };
+    Ok(Options {
+        max_tokens: args.max_tokens,
+        sampling: Sampling {
+            temp: s.temp,
+            top_p: s.top_p,
+            min_p: s.min_p,
+            min_tokens_to_keep: s.min_tokens_to_keep,
+            xtc_probability: s.xtc_probability,
+            xtc_threshold: s.xtc_threshold,
+            top_k: s.top_k,
+            seed: seed(s)?,
+        },
+        penalties: Penalties {
+            logit_bias: s.logit_bias.clone(),
+            repetition: s.repetition_penalty,
+            repetition_context_size: s.repetition_context_size,
+            presence: s.presence_penalty,
+            presence_context_size: s.presence_context_size,
+            frequency: s.frequency_penalty,
+            frequency_context_size: s.frequency_context_size,
+        },
+        xtc_spared,
+        eos: eos.into_iter().collect(),
+        stop: args.stop.clone(),
+        cache,
+        prefill_step: c.prefill_step_size,
+        logprobs: None,
+    })
+}

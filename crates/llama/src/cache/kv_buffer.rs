@@ -1,0 +1,103 @@
+use mlx_primitives::Result;
+use mlx_primitives::ops::{self, KvLayout, RopeAppend};
+use mlx_primitives::{Array, concatenate};
+
+use super::super::rope_frequencies::RopeFrequencies;
+use super::{AttentionInputs, Heads, KvTensor};
+
+/// The buffer of a layer: the queries of the last step, then the keys and the values of all
+/// positions. They share one array, so that the op that appends to it can take over its memory.
+#[derive(Clone)]
+pub(super) struct KvBuffer {
+    pub array: Array,
+    pub layout: KvLayout,
+}
+
+impl KvBuffer {
+    /// A buffer with room for `capacity` positions, the first of which have the keys and values
+    /// `stored`, `[batch, kv_heads, time, head_dim]`. The batch and the type are those of `like`.
+    pub fn holding(
+        stored: Option<[Array; 2]>,
+        like: &Array,
+        heads: Heads,
+        capacity: i32,
+    ) -> Result<Self> {
+        let layout = heads.layout(capacity);
+        let Heads { heads, kv_heads, head_dim } = heads;
+        let (batch, dtype) = (like.dim(0)?, like.dtype());
+        let Some(stored) = stored else {
+            return Ok(Self { array: layout.zeros(batch, dtype)?, layout });
+        };
+        let area = heads * KvLayout::QUERY_POSITIONS;
+        let mut parts = vec![Array::zeros_of([batch, area, head_dim], dtype)?];
+        for part in stored {
+            let room = [batch, kv_heads, capacity - part.dim(2)?, head_dim];
+            let padded = concatenate(&[&part, &Array::zeros_of(room, dtype)?], 2)?;
+            parts.push(padded.reshape([batch, kv_heads * capacity, head_dim])?);
+        }
+        let parts: Vec<&Array> = parts.iter().collect();
+        Ok(Self { array: concatenate(&parts, 1)?, layout })
+    }
+
+    /// Rotates a step whose first position is `offset`, writes its keys and values from position
+    /// `slot` of the capacity on, and returns the attention over all positions,
+    /// `[batch, time, heads * head_dim]`.
+    pub fn attend(
+        &mut self,
+        qkv: &Array,
+        rope: &RopeFrequencies,
+        offset: i32,
+        slot: i32,
+        rules: ops::Attention,
+    ) -> Result<Array> {
+        let (end, layout) = (offset + qkv.dim(1)?, self.layout);
+        let len = end.min(layout.capacity);
+        let rotation = rotation(rope, offset, end, slot);
+        let attended;
+        (self.array, attended) =
+            ops::rope_append_attention(&self.array, qkv, layout, rotation, len, rules)?;
+        Ok(attended)
+    }
+
+    /// Rotates a step whose first position is `offset`, and writes its keys and values from
+    /// position `slot` of the capacity on. Returns its queries, and the keys and values of all
+    /// positions.
+    pub fn append(
+        &mut self,
+        qkv: &Array,
+        rope: &RopeFrequencies,
+        offset: i32,
+        slot: i32,
+    ) -> Result<AttentionInputs> {
+        let (time, layout) = (qkv.dim(1)?, self.layout);
+        let end = offset + time;
+        let rotation = rotation(rope, offset, end, slot);
+        self.array = ops::rope_append(&self.array, qkv, layout, rotation)?;
+        let queries = match time <= KvLayout::QUERY_POSITIONS {
+            true => layout.queries(&self.array, time)?,
+            false => {
+                let KvLayout { heads, kv_heads, head_dim, .. } = layout;
+                rope.rotate(&Heads { heads, kv_heads, head_dim }.split(qkv, 0, heads)?, offset)?
+            }
+        };
+        let [keys, values] = self.stored(end.min(layout.capacity))?.map(KvTensor::Plain);
+        Ok(AttentionInputs { queries, keys, values })
+    }
+
+    /// The keys and values of the first `len` positions of the capacity.
+    pub fn stored(&self, len: i32) -> Result<[Array; 2]> {
+        self.layout.keys_and_values(&self.array, len)
+    }
+
+    /// Keeps the texts of the batch at the indices `rows`.
+    pub fn select_rows(&mut self, rows: &Array) -> Result<()> {
+        self.array = self.array.take(rows, 0)?;
+        Ok(())
+    }
+}
+
+/// The rotation of a step at the positions `offset..end`, which is written from `slot` on.
+fn rotation(rope: &RopeFrequencies, offset: i32, end: i32, slot: i32) -> RopeAppend<'_> {
+    let slots = (slot != offset).then(|| slot.into());
+    RopeAppend { slots, ..rope.rotation(offset, end) }
+}

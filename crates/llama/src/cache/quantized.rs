@@ -1,0 +1,124 @@
+use mlx_primitives::Dtype;
+use mlx_primitives::ops;
+use mlx_primitives::{Array, concatenate};
+use mlx_primitives::{Error, Result};
+
+use super::super::rope_frequencies::RopeFrequencies;
+use super::plain::rounded_up;
+use super::{AttentionInputs, CacheKind, Heads, KvTensor};
+
+/// A cache of all positions in packed codes.
+#[derive(Clone)]
+pub(super) struct Quantized {
+    group_size: i32,
+    bits: i32,
+    /// The codes, scales and biases, `[batch, 2 * kv_heads, capacity, ...]`: keys, then values.
+    buffers: Option<[Array; 3]>,
+    len: i32,
+}
+
+impl Quantized {
+    pub fn new(group_size: i32, bits: i32) -> Self {
+        Self { group_size, bits, buffers: None, len: 0 }
+    }
+
+    pub fn len(&self) -> i32 {
+        self.len
+    }
+
+    pub fn buffers(&self) -> Option<&[Array; 3]> {
+        self.buffers.as_ref()
+    }
+
+    pub fn kind(&self) -> CacheKind {
+        CacheKind::Quantized { group_size: self.group_size, bits: self.bits }
+    }
+
+    pub fn trim(&mut self, count: i32) {
+        self.len -= count;
+    }
+
+    pub fn select_rows(&mut self, rows: &Array) -> Result<()> {
+        for buffer in self.buffers.iter_mut().flatten() {
+            *buffer = buffer.take(rows, 0)?;
+        }
+        Ok(())
+    }
+
+    /// The codes, scales and biases of all positions.
+    pub fn stored(&self) -> Result<Option<[Array; 3]>> {
+        let Some([packed, scales, biases]) = &self.buffers else { return Ok(None) };
+        let seen = |buffer: &Array| buffer.i((.., .., ..self.len));
+        Ok(Some([seen(packed)?, seen(scales)?, seen(biases)?]))
+    }
+
+    /// A cache with these codes, scales and biases.
+    pub fn holding(group_size: i32, bits: i32, stored: [Array; 3]) -> Result<Self> {
+        let len = stored[0].dim(2)?;
+        Ok(Self { group_size, bits, buffers: Some(stored), len })
+    }
+
+    pub fn append(
+        &mut self,
+        qkv: &Array,
+        heads: Heads,
+        rope: &RopeFrequencies,
+    ) -> Result<AttentionInputs> {
+        let Heads { heads: queries, kv_heads, head_dim } = heads;
+        if head_dim % self.group_size != 0 {
+            return Err(Error::argument(
+                "cache",
+                format_args!("groups that divide {head_dim} features, got {}", self.group_size),
+            ));
+        }
+        let (start, end) = (self.len, self.len + qkv.dim(1)?);
+        let turned = rope.rotate(&heads.split(qkv, 0, queries + kv_heads)?, start)?;
+        let keys = turned.slice_axis(1, queries..)?;
+        let values = heads.split(qkv, queries + kv_heads, queries + 2 * kv_heads)?;
+        let new = concatenate(&[&keys, &values], 1)?;
+        let (packed, scales, biases) = ops::quantize(&new, self.group_size, self.bits)?;
+        let mut buffers = self.with_room([&packed, &scales, &biases], end)?;
+        for (buffer, new) in buffers.iter_mut().zip([packed, scales, biases]) {
+            *buffer = buffer.slice_update((.., .., start..end), &new)?;
+        }
+        let part = |from: i32, to: i32| -> Result<KvTensor> {
+            let view = |i: usize| {
+                let buffer: &Array = &buffers[i];
+                buffer.i((.., from..to, ..end))
+            };
+            let (group_size, bits) = (self.group_size, self.bits);
+            let (packed, scales, biases) = (view(0)?, view(1)?, view(2)?);
+            Ok(KvTensor::Quantized { packed, scales, biases, group_size, bits })
+        };
+        let (keys, values) = (part(0, kv_heads)?, part(kv_heads, 2 * kv_heads)?);
+        self.buffers = Some(buffers);
+        self.len = end;
+        Ok(AttentionInputs { queries: turned.slice_axis(1, ..queries)?, keys, values })
+    }
+
+    /// The buffers, enlarged if necessary to have room for `end` positions.
+    fn with_room(&self, new: [&Array; 3], end: i32) -> Result<[Array; 3]> {
+        let old = self.buffers.clone();
+        let capacity = old.as_ref().map_or(Ok(0), |buffers| buffers[0].dim(2))?;
+        let old = match old {
+            Some(buffers) if end <= capacity => return Ok(buffers),
+            old => old,
+        };
+        let empty = |i: usize| {
+            let mut shape = new[i].shape().to_vec();
+            shape[2] = rounded_up(end) - if old.is_some() { self.len } else { 0 };
+            match new[i].dtype() {
+                Dtype::Uint32 => Array::zeros::<u32>(&shape),
+                dtype => Array::zeros_of(&shape, dtype),
+            }
+        };
+        let grown = |i: usize| match &old {
+            Some(old) => {
+                let seen = old[i].i((.., .., ..self.len))?;
+                concatenate(&[&seen, &empty(i)?], 2)
+            }
+            None => empty(i),
+        };
+        Ok([grown(0)?, grown(1)?, grown(2)?])
+    }
+}

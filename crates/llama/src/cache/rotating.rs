@@ -1,0 +1,176 @@
+use mlx_primitives::Result;
+use mlx_primitives::ops::Attention;
+use mlx_primitives::{Array, concatenate};
+
+use super::super::rope_frequencies::RopeFrequencies;
+use super::kv_buffer::KvBuffer;
+use super::{AttentionInputs, CacheKind, Heads, STEP};
+
+/// A cache of the first positions and the latest. The positions that it shows, and the order in
+/// which it replaces them, are those of mlx-lm's `RotatingKVCache`.
+#[derive(Clone)]
+pub(super) struct Rotating {
+    max_size: i32,
+    keep: i32,
+    buffer: Option<KvBuffer>,
+    /// The number of positions that were appended.
+    len: i32,
+    /// The slot that the next position is written to, unless it is the end.
+    next: i32,
+}
+
+impl Rotating {
+    pub fn new(max_size: i32, keep: i32) -> Self {
+        Self { max_size, keep, buffer: None, len: 0, next: 0 }
+    }
+
+    pub fn len(&self) -> i32 {
+        self.len
+    }
+
+    pub fn array(&self) -> Option<&Array> {
+        self.buffer.as_ref().map(|buffer| &buffer.array)
+    }
+
+    pub fn kind(&self) -> CacheKind {
+        CacheKind::Rotating { max_size: self.max_size, keep: self.keep }
+    }
+
+    /// Whether positions may have been replaced.
+    pub fn is_full(&self) -> bool {
+        self.len >= self.max_size
+    }
+
+    /// Removes the last `count` positions of a cache that is not full.
+    pub fn trim(&mut self, count: i32) {
+        self.len -= count;
+        self.next = self.len;
+    }
+
+    pub fn select_rows(&mut self, rows: &Array) -> Result<()> {
+        self.buffer.as_mut().map_or(Ok(()), |buffer| buffer.select_rows(rows))
+    }
+
+    /// The keys and values in their slots, `[batch, kv_heads, slots, head_dim]`, and the next slot.
+    pub fn stored(&self) -> Result<Option<([Array; 2], i32)>> {
+        let Some(buffer) = &self.buffer else { return Ok(None) };
+        Ok(Some((buffer.stored(self.len.min(buffer.layout.capacity))?, self.next)))
+    }
+
+    /// A cache with these keys and values, after `len` positions.
+    pub fn holding(
+        mut self,
+        stored: [Array; 2],
+        heads: Heads,
+        len: i32,
+        next: i32,
+    ) -> Result<Self> {
+        let (slots, like) = (stored[0].dim(2)?, stored[0].clone());
+        self.buffer = Some(KvBuffer::holding(Some(stored), &like, heads, slots)?);
+        (self.len, self.next) = (len, next);
+        Ok(self)
+    }
+
+    /// The number of positions that a step of several sees before its own, and the size of its
+    /// window.
+    pub fn before(&self) -> (i32, i32) {
+        (self.len.min(self.max_size - 1), self.max_size)
+    }
+
+    pub fn append(
+        &mut self,
+        qkv: &Array,
+        heads: Heads,
+        rope: &RopeFrequencies,
+    ) -> Result<AttentionInputs> {
+        let start = self.len;
+        self.step(qkv, heads, |buffer, slot| buffer.append(qkv, rope, start, slot))
+    }
+
+    pub fn attend(
+        &mut self,
+        qkv: &Array,
+        heads: Heads,
+        rope: &RopeFrequencies,
+        rules: Attention,
+    ) -> Result<Array> {
+        let start = self.len;
+        self.step(qkv, heads, |buffer, slot| buffer.attend(qkv, rope, start, slot, rules))
+    }
+
+    /// Runs an op on the buffer and the first slot of the positions of `qkv`.
+    fn step<R>(
+        &mut self,
+        qkv: &Array,
+        heads: Heads,
+        run: impl FnOnce(&mut KvBuffer, i32) -> Result<R>,
+    ) -> Result<R> {
+        let time = qkv.dim(1)?;
+        let (mut buffer, slot) =
+            if time == 1 { self.with_slot(qkv, heads)? } else { self.in_order(qkv, heads, time)? };
+        let result = run(&mut buffer, slot)?;
+        (self.buffer, self.len, self.next) = (Some(buffer), self.len + time, slot + time);
+        Ok(result)
+    }
+
+    /// The buffer and the slot for one position.
+    fn with_slot(&self, qkv: &Array, heads: Heads) -> Result<(KvBuffer, i32)> {
+        let old = self.buffer.clone();
+        let mut next = self.next;
+        let capacity = old.as_ref().map_or(0, |buffer| buffer.layout.capacity);
+        let buffer = match old {
+            Some(buffer) if capacity > self.max_size => {
+                let stored = buffer.stored(capacity)?;
+                let trimmed = self.without(capacity - self.max_size, stored)?;
+                next = self.max_size;
+                KvBuffer::holding(Some(trimmed), qkv, heads, self.max_size)?
+            }
+            Some(buffer) if self.len < capacity || capacity == self.max_size => buffer,
+            old => {
+                let stored = old.map(|buffer| buffer.stored(capacity)).transpose()?;
+                next = self.len;
+                let room = STEP.min(self.max_size - self.len);
+                KvBuffer::holding(stored, qkv, heads, capacity + room)?
+            }
+        };
+        Ok((buffer, if next == self.max_size { self.keep } else { next }))
+    }
+
+    /// The buffer and the slot for several positions: the latest positions in their order, with
+    /// room for `time` after them.
+    fn in_order(&self, qkv: &Array, heads: Heads, time: i32) -> Result<(KvBuffer, i32)> {
+        let Some(buffer) = self.buffer.clone() else {
+            return Ok((KvBuffer::holding(None, qkv, heads, time)?, 0));
+        };
+        let capacity = buffer.layout.capacity;
+        let mut stored = buffer.stored(capacity)?;
+        let mut count = capacity;
+        if self.next < self.len && self.next < capacity {
+            for part in &mut stored {
+                let older = part.i((.., .., self.next..))?;
+                let newer = part.i((.., .., self.keep..self.next))?;
+                let first = part.i((.., .., ..self.keep))?;
+                *part = concatenate(&[&first, &older, &newer], 2)?;
+            }
+        } else if self.next < capacity {
+            count = self.next;
+            stored = buffer.stored(count)?;
+        }
+        let spare = count - self.max_size + 1;
+        if spare > 0 {
+            stored = self.without(spare, stored)?;
+            count -= spare;
+        }
+        Ok((KvBuffer::holding(Some(stored), qkv, heads, count + time)?, count))
+    }
+
+    /// The keys and values without the `count` oldest positions after those that are never
+    /// replaced.
+    fn without(&self, count: i32, stored: [Array; 2]) -> Result<[Array; 2]> {
+        let trimmed = |part: &Array| {
+            let first = part.i((.., .., ..self.keep))?;
+            concatenate(&[&first, &part.i((.., .., self.keep + count..))?], 2)
+        };
+        Ok([trimmed(&stored[0])?, trimmed(&stored[1])?])
+    }
+}

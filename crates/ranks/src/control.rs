@@ -1,0 +1,319 @@
+//! The control connections of a group: each rank has one to rank 0. They carry signs of life, the
+//! reason why a rank fails, and small messages. MLX's own connections have no time limits.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::io::{self, Read};
+use std::net::{Shutdown, TcpStream};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use super::frame::{self, Kind};
+use super::greeting::Links;
+use super::keys::Seal;
+use super::{end, watch};
+use mlx_primitives::{Error, Result};
+
+/// The parts of the timeout in which nothing comes from a lost rank.
+const SLICES: u32 = 4;
+/// How many bytes of messages may wait to be read.
+const INBOX: usize = 64 << 20;
+/// How long a failing rank waits for the reason of another, which is the cause more often.
+const VERDICT: Duration = Duration::from_secs(1);
+/// How many characters of another rank's reason are shown.
+const REASON: usize = 1000;
+/// Stands for no limit.
+pub(super) const YEAR: Duration = Duration::from_secs(365 * 24 * 3600);
+/// How long the end of this process waits, so that the last messages arrive.
+const LINGER: Duration = Duration::from_millis(100);
+
+pub(super) struct Control {
+    rank: usize,
+    /// The silence after which a rank counts as lost.
+    timeout: Duration,
+    /// The end of every other wait.
+    stall: Duration,
+    writers: BTreeMap<usize, Mutex<Writer>>,
+    state: Mutex<State>,
+    changed: Condvar,
+    /// Whether this process is ending; the thread that sets it is the one to say why.
+    ending: Mutex<bool>,
+}
+
+/// The end of a connection to which frames are written.
+struct Writer {
+    stream: TcpStream,
+    seal: Seal,
+}
+
+impl Writer {
+    fn write(&mut self, kind: Kind, payload: &[u8]) -> io::Result<()> {
+        frame::write(&mut self.stream, &mut self.seal, kind, payload)
+    }
+}
+
+#[derive(Default)]
+struct State {
+    inbox: BTreeMap<usize, VecDeque<Vec<u8>>>,
+    bytes: usize,
+    left: Vec<usize>,
+    /// Whether this rank has left.
+    done: bool,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Control {
+    /// Starts the threads that read from the connections and send signs of life.
+    pub(super) fn start(
+        rank: usize,
+        links: Links,
+        timeout: Duration,
+        stall: Duration,
+    ) -> io::Result<Arc<Self>> {
+        let mut writers = BTreeMap::new();
+        let mut readers = Vec::new();
+        for (peer, link) in links {
+            let stream = link.stream;
+            stream.set_nodelay(true)?;
+            stream.set_read_timeout(Some(timeout / SLICES))?;
+            stream.set_write_timeout(Some(timeout))?;
+            readers.push((peer, stream.try_clone()?, link.from));
+            writers.insert(peer, Mutex::new(Writer { stream, seal: link.to }));
+        }
+        let state = Mutex::default();
+        let (changed, ending) = (Condvar::new(), Mutex::new(false));
+        let control = Arc::new(Self { rank, timeout, stall, writers, state, changed, ending });
+        let spawn = |name: String, run: Box<dyn FnOnce() + Send>| {
+            thread::Builder::new().name(name).spawn(run).map(drop)
+        };
+        for (peer, stream, seal) in readers {
+            let control = control.clone();
+            spawn(format!("from rank {peer}"), Box::new(move || control.read(peer, stream, seal)))?;
+        }
+        let beating = control.clone();
+        spawn("signs of life".into(), Box::new(move || beating.beat()))?;
+        Ok(control)
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        lock(&self.state)
+    }
+
+    fn silence(&self, peer: usize) -> String {
+        let seconds = self.timeout.as_secs_f64();
+        format!("rank {peer} has not answered for {seconds} s; it may be stopped or unreachable")
+    }
+
+    /// Reads a rank's frames until the connection ends. The end is an error, except after a
+    /// farewell.
+    fn read(&self, peer: usize, stream: TcpStream, mut seal: Seal) {
+        let mut stream = Listener { stream, slice: self.timeout / SLICES, quiet: 0 };
+        let reason = loop {
+            match frame::read(&mut stream, &mut seal) {
+                Ok(Some((Kind::Beat, _))) => {}
+                Ok(Some((Kind::Data, payload))) => {
+                    let mut state = self.state();
+                    state.bytes += payload.len();
+                    if state.bytes > INBOX {
+                        break format!("rank {peer} sent more messages than this rank reads");
+                    }
+                    state.inbox.entry(peer).or_default().push_back(payload);
+                    self.changed.notify_all();
+                }
+                Ok(Some((Kind::Fail, text))) => {
+                    break frame::printable(&String::from_utf8_lossy(&text), REASON);
+                }
+                Ok(Some((Kind::Leave, _))) => {
+                    self.state().left.push(peer);
+                    self.changed.notify_all();
+                }
+                Err(error) if silent(&error) => break self.silence(peer),
+                Err(error) if error.kind() == io::ErrorKind::InvalidData => {
+                    break format!("rank {peer} sent what no rank sends");
+                }
+                Ok(None) | Err(_) => break format!("rank {peer} ended before the others"),
+            }
+        };
+        let state = self.state();
+        if !state.done && !state.left.contains(&peer) {
+            drop(state);
+            self.end(&reason);
+        }
+    }
+
+    /// Sends signs of life and looks at this process's waits.
+    fn beat(&self) {
+        let pause = (self.timeout / SLICES).min(Duration::from_secs(1));
+        let mut last = Instant::now();
+        while !self.state().done {
+            // A longer pause than this is one of the whole process.
+            let stopped = last.elapsed().saturating_sub(2 * pause + Duration::from_secs(1));
+            watch::forgive(stopped);
+            last = Instant::now();
+            for writer in self.writers.values() {
+                // A connection that another thread is writing to needs no beat, and errors are
+                // noticed by the thread that reads.
+                if let Ok(mut writer) = writer.try_lock() {
+                    let _ = writer.write(Kind::Beat, &[]);
+                }
+            }
+            if let Some(wait) = watch::overdue() {
+                return self.end(&format!("rank {}: {wait}", self.rank));
+            }
+            thread::sleep(pause);
+        }
+    }
+
+    /// Ends this process because of a rank, after telling the others, unless it is ending already.
+    fn end(&self, reason: &str) {
+        let mut ending = lock(&self.ending);
+        if !std::mem::replace(&mut *ending, true) {
+            self.tell(reason);
+            // The lock is held until the end: no other thread says another reason.
+            end::now(&format!("[rank {}] error: {reason}", self.rank));
+        }
+    }
+
+    /// Tells all ranks that this one can reach a reason to end.
+    fn tell(&self, reason: &str) {
+        let deadline = Instant::now() + VERDICT;
+        for writer in self.writers.values() {
+            while Instant::now() < deadline {
+                if let Ok(mut writer) = writer.try_lock() {
+                    let _ = writer.stream.set_write_timeout(Some(VERDICT));
+                    let _ = writer.write(Kind::Fail, reason.as_bytes());
+                    let _ = writer.stream.shutdown(Shutdown::Write);
+                    break;
+                }
+                thread::sleep(Duration::from_millis(5));
+            }
+        }
+        thread::sleep(LINGER);
+    }
+
+    /// Tells the other ranks why this one ends. If an evaluation failed, another rank is probably
+    /// the cause: its reason, if it comes in time, ends this process.
+    pub(super) fn fail(&self, reason: &str) {
+        if watch::is_broken() {
+            thread::sleep(VERDICT);
+        }
+        let mut ending = lock(&self.ending);
+        if !self.state().done && !std::mem::replace(&mut *ending, true) {
+            self.tell(&format!("rank {}: {reason}", self.rank));
+        }
+    }
+
+    /// Sends a message to a rank.
+    pub(super) fn send(&self, op: &str, peer: usize, payload: &[u8]) -> Result<()> {
+        let writer = self.writers.get(&peer);
+        let writer =
+            writer.ok_or_else(|| Error::distributed(op, format_args!("no rank {peer}")))?;
+        let sent = lock(writer).write(Kind::Data, payload);
+        sent.map_err(|error| match silent(&error) {
+            true => Error::distributed(op, self.silence(peer)),
+            false => Error::distributed(op, format_args!("rank {peer}: {error}")),
+        })
+    }
+
+    /// Awaits a message of a rank, for ever if it may take its time: the end of the rank ends this
+    /// process too.
+    pub(super) fn receive(&self, op: &str, peer: usize, patient: bool) -> Result<Vec<u8>> {
+        let limit = if patient { YEAR } else { self.stall };
+        let found = self.wait(limit, |state| {
+            let payload = state.inbox.get_mut(&peer)?.pop_front()?;
+            state.bytes -= payload.len();
+            Some(payload)
+        });
+        found.ok_or_else(|| {
+            let seconds = self.stall.as_secs_f64();
+            let reason = format!("rank {peer} has not taken part in `{op}` for {seconds} s");
+            Error::distributed(op, reason)
+        })
+    }
+
+    fn wait<R>(
+        &self,
+        limit: Duration,
+        mut ready: impl FnMut(&mut State) -> Option<R>,
+    ) -> Option<R> {
+        let deadline = Instant::now() + limit;
+        let mut state = self.state();
+        loop {
+            if let Some(found) = ready(&mut state) {
+                return Some(found);
+            }
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return None;
+            }
+            let waited = self.changed.wait_timeout(state, left);
+            state = waited.unwrap_or_else(PoisonError::into_inner).0;
+        }
+    }
+
+    /// Waits until every rank has left.
+    pub(super) fn leave(&self) -> Result<()> {
+        let farewell = |peers: &BTreeMap<usize, Mutex<Writer>>| {
+            for writer in peers.values() {
+                let _ = lock(writer).write(Kind::Leave, &[]);
+            }
+        };
+        if self.rank != 0 {
+            farewell(&self.writers);
+        }
+        let all = |state: &mut State| {
+            let left = self.writers.keys().all(|peer| state.left.contains(peer));
+            state.done |= left;
+            left.then_some(())
+        };
+        let done = self.wait(self.stall, all);
+        if self.rank == 0 && done.is_some() {
+            farewell(&self.writers);
+        }
+        done.ok_or_else(|| {
+            let state = self.state();
+            let peers = self.writers.keys().filter(|peer| !state.left.contains(peer));
+            let late = super::greeting::ranks(&peers.copied().collect::<Vec<_>>());
+            let seconds = self.stall.as_secs_f64();
+            Error::distributed("leave", format_args!("{late} did not leave within {seconds} s"))
+        })
+    }
+}
+
+/// Reads from a rank, until nothing has come for the timeout. Time in which this process was stopped
+/// does not count: the rank may have been stopped too.
+struct Listener {
+    stream: TcpStream,
+    slice: Duration,
+    quiet: u32,
+}
+
+impl Read for Listener {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        loop {
+            let start = Instant::now();
+            let result = self.stream.read(buffer);
+            match &result {
+                Err(error) if silent(error) => {}
+                // Linux interrupts reads with a time limit when a stopped process goes on.
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
+                _ => {
+                    self.quiet = 0;
+                    return result;
+                }
+            }
+            self.quiet = if start.elapsed() > 2 * self.slice { 0 } else { self.quiet + 1 };
+            if self.quiet >= SLICES {
+                return result;
+            }
+        }
+    }
+}
+
+/// Whether a read or a write ended because nothing moved for the time limit.
+fn silent(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut)
+}

@@ -1,0 +1,399 @@
+//! The handle of a group of ranks.
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use super::joined::Joined;
+use super::{Options, frame, greeting, hosts, watch};
+use mlx_primitives::Dtype;
+use mlx_primitives::collectives::Reduction;
+use mlx_primitives::support::require_addressable;
+use mlx_primitives::{Array, IntoShape};
+use mlx_primitives::{Error, Result};
+
+/// The group that this process has joined. It is never dropped: MLX's threads use its connections
+/// until the process ends.
+static JOINED: Mutex<Option<Group>> = Mutex::new(None);
+
+/// The oldest MLX whose ring notices a lost rank, as `(0, 32, 1)`.
+const OLDEST_MLX: [u64; 3] = [0, 32, 1];
+
+/// The ranks of a program, of which this process is one. Clones are the same group.
+///
+/// A group can be used on several threads, but the order of the calls has to be the same on all
+/// ranks.
+#[derive(Clone)]
+pub struct Group {
+    /// `None` in a group of one rank.
+    pub(super) joined: Option<Arc<Joined>>,
+}
+
+impl std::fmt::Debug for Group {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Group(rank {} of {})", self.rank(), self.size())
+    }
+}
+
+fn refused(reason: impl std::fmt::Display) -> Error {
+    Error::distributed("join", reason)
+}
+
+/// The numbers at the beginning of a version.
+fn numbers(version: &str) -> [u64; 3] {
+    let mut parts = version.split('.').map(|part| part.parse().unwrap_or(0));
+    std::array::from_fn(|_| parts.next().unwrap_or(0))
+}
+
+impl Group {
+    /// Joins the group that MLX's environment variables describe, and waits until all of its ranks
+    /// have started. A process joins once; further calls return the same group.
+    ///
+    /// The group has one rank, and nothing is connected, if `MLX_RANK` is not set, or if the host
+    /// file is empty (`mlx.launch -n 1` writes such a file) or has one entry.
+    ///
+    /// # The end of the process
+    ///
+    /// From then on the library **ends the process** with status 1 and a line on stderr, such as
+    /// `[rank 2] error: rank 1 ended before the others`, if another rank ends without
+    /// [`Group::leave`], gives no sign of life for [`Options::timeout`], or calls [`Group::fail`],
+    /// or if an evaluation takes longer than [`Options::stall`]. It cannot be an error value: the
+    /// thread that evaluates waits inside MLX, which cannot be stopped.
+    ///
+    /// If a rank is lost while this one evaluates, the evaluation may return an error before the
+    /// line is written. From then on all evaluations, and operations of the group, are errors, since
+    /// MLX would wait without an end. The program should call [`Group::fail`] and end; until then the
+    /// other ranks may wait for it.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error that names the variable or the file if they do not describe a group, or if
+    /// [`Options::strict`] is set and there is one rank; an error that names the rank if a rank does
+    /// not start within [`Options::timeout`], has another version of MLX or of this crate, or the
+    /// number of another rank; an error with the address if a port cannot be used, or if it is
+    /// reached over a network and there is no secret, and one that names the variable if the secret
+    /// is too short or its file cannot be read.
+    ///
+    /// MLX before 0.32.1 is refused if there is more than one rank: a rank that lost another one
+    /// would hang (ml-explore/mlx#4060).
+    ///
+    /// ```
+    /// use mlx_primitives_ranks::{Backend, Group, Options};
+    ///
+    /// let group = Group::join(Options { backend: Backend::Ring, ..Options::default() })?;
+    /// assert!(group.rank() < group.size());
+    /// # Ok::<(), mlx_primitives::Error>(())
+    /// ```
+    pub fn join(options: Options) -> Result<Self> {
+        let mut joined = JOINED.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(group) = &*joined {
+            return Ok(group.clone());
+        }
+        let Some(place) = hosts::place(options.backend)? else {
+            if options.strict {
+                return Err(refused("expected several ranks, but MLX's variables describe one"));
+            }
+            return Ok(Self { joined: None });
+        };
+        let version = greeting::mlx_version();
+        if numbers(&version) < OLDEST_MLX {
+            return Err(refused(format_args!(
+                "more than one rank needs MLX 0.32.1 or later, in which a rank notices that \
+                 another one is lost (ml-explore/mlx#4060), but this is MLX {version}"
+            )));
+        }
+        let group = Self { joined: Some(Arc::new(Joined::start(&place, options)?)) };
+        *joined = Some(group.clone());
+        Ok(group)
+    }
+
+    /// The number of this process, from 0.
+    pub fn rank(&self) -> usize {
+        self.joined.as_ref().map_or(0, |joined| joined.rank)
+    }
+
+    /// The number of ranks, at least 1.
+    pub fn size(&self) -> usize {
+        self.joined.as_ref().map_or(1, |joined| joined.size)
+    }
+
+    /// The sum of the ranks' arrays, on every rank, in the type of `x`. All ranks give the same
+    /// shape and type. Derivatives and vmap are MLX's: the cotangent of each rank is the cotangent
+    /// of its input.
+    ///
+    /// The additions of more than two ranks come in the ring's order, which differs from element to
+    /// element. All ranks get the same bits.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if the group was left or is broken, or MLX cannot build the operation.
+    ///
+    /// ```
+    /// # use mlx_primitives_ranks::{Group, Options};
+    /// # use mlx_primitives::Array;
+    /// let group = Group::join(Options::default())?;
+    /// let x = Array::full(3, 2.0f32)?;
+    /// assert_eq!(group.all_sum(&x)?.to_vec::<f32>()?, [2.0 * group.size() as f32; 3]);
+    /// # Ok::<(), mlx_primitives::Error>(())
+    /// ```
+    pub fn all_sum(&self, x: &Array) -> Result<Array> {
+        self.reduce("all_sum", Reduction::Sum, x)
+    }
+
+    /// The largest of the ranks' elements at each place, on every rank. [`Group::all_sum`] has an
+    /// example.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error where [`Group::all_sum`] does.
+    pub fn all_max(&self, x: &Array) -> Result<Array> {
+        self.reduce("all_max", Reduction::Max, x)
+    }
+
+    /// The smallest of the ranks' elements at each place, on every rank. [`Group::all_sum`] has an
+    /// example.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error where [`Group::all_sum`] does.
+    pub fn all_min(&self, x: &Array) -> Result<Array> {
+        self.reduce("all_min", Reduction::Min, x)
+    }
+
+    fn reduce(&self, op: &str, reduction: Reduction, x: &Array) -> Result<Array> {
+        let Some(joined) = self.usable(op)? else { return Ok(x.clone()) };
+        joined.ranks.all_reduce(reduction, x)
+    }
+
+    /// The ranks' arrays, joined along the first axis in the order of the ranks, on every rank. All
+    /// ranks give the same shape and type. From more than one rank, scalars become an array of one
+    /// axis. Derivatives are MLX's: the cotangent of a rank's input is its part of that rank's
+    /// cotangent. So is `vmap`, which is right only if the mapped axis is not the first one: MLX
+    /// 0.32 joins the mapped axis otherwise.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error where [`Group::all_sum`] does.
+    ///
+    /// ```
+    /// # use mlx_primitives_ranks::{Group, Options};
+    /// # use mlx_primitives::Array;
+    /// let group = Group::join(Options::default())?;
+    /// let x = Array::ones::<f32>((2, 3))?;
+    /// assert_eq!(group.all_gather(&x)?.shape(), [2 * group.size() as i32, 3]);
+    /// # Ok::<(), mlx_primitives::Error>(())
+    /// ```
+    pub fn all_gather(&self, x: &Array) -> Result<Array> {
+        let Some(joined) = self.usable("all_gather")? else { return Ok(x.clone()) };
+        joined.ranks.all_gather(x)
+    }
+
+    /// Sends an array to rank `to` when the result, which equals `x`, is evaluated. The other rank
+    /// receives it by [`Group::recv`].
+    ///
+    /// # Errors
+    ///
+    /// Returns an error where [`Group::all_sum`] does, and if `to` is no other rank, or no neighbor
+    /// in a ring.
+    ///
+    /// ```
+    /// # use mlx_primitives_ranks::{Group, Options};
+    /// # use mlx_primitives::{Array, Dtype};
+    /// # let group = Group::join(Options::default())?;
+    /// # let x = Array::ones::<f32>(4)?;
+    /// if group.size() == 2 {
+    ///     match group.rank() {
+    ///         0 => group.send(&x, 1)?.eval()?,
+    ///         _ => assert_eq!(group.recv(4, Dtype::Float32, 0)?.to_vec::<f32>()?, [1.0; 4]),
+    ///     }
+    /// }
+    /// # Ok::<(), mlx_primitives::Error>(())
+    /// ```
+    pub fn send(&self, x: &Array, to: usize) -> Result<Array> {
+        let (joined, to) = self.neighbor("send", to)?;
+        joined.ranks.send(x, to)
+    }
+
+    /// The array of this shape and type that rank `from` sends. [`Group::send`] has an example.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error where [`Group::send`] does, and for a shape with a negative length or more
+    /// elements than memory can address.
+    pub fn recv(&self, shape: impl IntoShape, dtype: Dtype, from: usize) -> Result<Array> {
+        let (joined, from) = self.neighbor("recv", from)?;
+        let shape = shape.dims();
+        let shape = shape.as_ref();
+        require_addressable("recv", shape, dtype)?;
+        joined.ranks.receive(shape, dtype, from)
+    }
+
+    /// Compares a text between all ranks, such as a hash of the options or of a file. All ranks
+    /// have to call it, in the same order.
+    ///
+    /// # Errors
+    ///
+    /// If the texts are not all equal, returns the same error on every rank, which names `what`, the
+    /// ranks that differ from rank 0, and their texts. Also returns an error where
+    /// [`Group::gather_text`] does.
+    ///
+    /// ```
+    /// # use mlx_primitives_ranks::{Group, Options};
+    /// let group = Group::join(Options::default())?;
+    /// group.agree("the temperature", "0.7")?;
+    /// # Ok::<(), mlx_primitives::Error>(())
+    /// ```
+    pub fn agree(&self, what: &str, value: &str) -> Result<()> {
+        let texts = self.gather("agree", &[what, value])?;
+        let part = |rank: usize, part: usize| texts[rank].get(part).map_or("", String::as_str);
+        for index in 0..2 {
+            let ranks = (1..texts.len()).filter(|rank| part(*rank, index) != part(0, index));
+            let ranks: Vec<_> = ranks.collect();
+            if ranks.is_empty() {
+                continue;
+            }
+            let own = part(0, index);
+            let other = |rank: &usize| {
+                let (first, other) = frame::excerpts(own, part(*rank, index));
+                (first, format!("rank {rank} has {other}"))
+            };
+            let (mut firsts, others): (Vec<_>, Vec<_>) = ranks.iter().take(8).map(other).unzip();
+            let (first, others) = (firsts.swap_remove(0), others.join(", "));
+            let ranks = greeting::ranks(&ranks);
+            let subject = match index {
+                0 => "the subject of the comparison".to_owned(),
+                _ => frame::printable(part(0, 0), 200),
+            };
+            return Err(Error::distributed(
+                "agree",
+                format_args!("{subject} differs on {ranks}: rank 0 has {first}, {others}"),
+            ));
+        }
+        Ok(())
+    }
+
+    /// The texts of all ranks, in their order, on every rank. All ranks have to call it, in the same
+    /// order; the texts may be of different lengths.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if the group was left or is broken, if a rank calls something else, or if
+    /// the texts together take 16 MiB or more.
+    ///
+    /// ```
+    /// # use mlx_primitives_ranks::{Group, Options};
+    /// let group = Group::join(Options::default())?;
+    /// let texts = group.gather_text(&format!("rank {}", group.rank()))?;
+    /// assert_eq!((&*texts[0], texts.len()), ("rank 0", group.size()));
+    /// # Ok::<(), mlx_primitives::Error>(())
+    /// ```
+    pub fn gather_text(&self, text: &str) -> Result<Vec<String>> {
+        let texts = self.gather("gather_text", &[text])?;
+        Ok(texts.into_iter().map(|list| list.concat()).collect())
+    }
+
+    fn gather(&self, op: &str, texts: &[&str]) -> Result<Vec<Vec<String>>> {
+        match self.usable(op)? {
+            Some(joined) => joined.messages.gather(op, texts),
+            None => Ok(vec![texts.iter().map(|text| (*text).to_owned()).collect()]),
+        }
+    }
+
+    /// The bytes that rank 0 gives, on every rank; those of other ranks are ignored. They go over
+    /// the control connections, for small messages such as a prompt: less than 16 MiB.
+    ///
+    /// The other ranks wait for as long as rank 0 is alive: it may be waiting for its user. Rank 0
+    /// does not wait for the others, which keep up to 64 MiB until they call.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error where [`Group::gather_text`] does.
+    ///
+    /// ```
+    /// # use mlx_primitives_ranks::{Group, Options};
+    /// let group = Group::join(Options::default())?;
+    /// let prompt = if group.rank() == 0 { "Once upon a time" } else { "" };
+    /// assert_eq!(group.broadcast(prompt.as_bytes())?, b"Once upon a time");
+    /// # Ok::<(), mlx_primitives::Error>(())
+    /// ```
+    pub fn broadcast(&self, bytes: &[u8]) -> Result<Vec<u8>> {
+        match self.usable("broadcast")? {
+            Some(joined) => joined.messages.broadcast(bytes),
+            None => Ok(bytes.to_owned()),
+        }
+    }
+
+    /// Leaves the group: waits until every rank has left, so that none ends while another one still
+    /// reads from it. All ranks call it at their end, after evaluating all that they have sent.
+    /// Calling it again does nothing.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if the group is broken, or another rank does not leave within
+    /// [`Options::stall`]. [`Group::join`] has an example.
+    pub fn leave(&self) -> Result<()> {
+        let Some(joined) = &self.joined else { return Ok(()) };
+        let mut left = joined.left.lock().unwrap_or_else(PoisonError::into_inner);
+        if *left {
+            return Ok(());
+        }
+        if watch::is_broken() {
+            return Err(watch::broken("leave"));
+        }
+        joined.messages.control.leave()?;
+        watch::stop();
+        *left = true;
+        Ok(())
+    }
+
+    /// Tells the other ranks why this one ends. Each of them writes the reason to stderr, as
+    /// `[rank 0] error: rank 1: interrupted`, and ends with status 1. The caller then ends this
+    /// process too.
+    ///
+    /// If an evaluation has failed on this rank, another rank is probably the cause. Then the call
+    /// takes up to a second, in which the reason of the other rank may arrive and end this process.
+    ///
+    /// It does nothing in a group of one rank or after [`Group::leave`], and may be called on any
+    /// thread, for example when the user interrupts the program.
+    ///
+    /// ```
+    /// # use mlx_primitives_ranks::{Group, Options};
+    /// let group = Group::join(Options::default())?;
+    /// group.fail("interrupted");
+    /// # Ok::<(), mlx_primitives::Error>(())
+    /// ```
+    pub fn fail(&self, reason: &str) {
+        if let Some(joined) = &self.joined {
+            joined.messages.control.fail(reason);
+        }
+    }
+
+    /// The ranks to build an operation for; `None` if this is the only one.
+    pub(super) fn usable(&self, op: &str) -> Result<Option<&Joined>> {
+        let Some(joined) = &self.joined else { return Ok(None) };
+        if watch::is_broken() {
+            return Err(watch::broken(op));
+        }
+        if *joined.left.lock().unwrap_or_else(PoisonError::into_inner) {
+            return Err(Error::distributed(op, "this rank has left the group"));
+        }
+        Ok(Some(joined))
+    }
+
+    fn neighbor(&self, op: &str, other: usize) -> Result<(&Joined, i32)> {
+        let (rank, size) = (self.rank(), self.size());
+        let joined = self.usable(op)?.filter(|_| other < size && other != rank);
+        let joined = joined.ok_or_else(|| {
+            let expected = format_args!("another rank of {size}, got {other} on rank {rank}");
+            Error::argument(op, expected)
+        })?;
+        let (next, last) = ((rank + 1) % size, (rank + size - 1) % size);
+        if joined.ring && other != next && other != last {
+            return Err(Error::argument(
+                op,
+                format_args!(
+                    "rank {last} or {next}, the neighbors of rank {rank} in the ring, got {other}"
+                ),
+            ));
+        }
+        Ok((joined, other as i32))
+    }
+}

@@ -1,0 +1,125 @@
+//! The ranks as MLX's environment variables describe them.
+
+use std::env;
+use std::path::{Path, PathBuf};
+
+use super::Backend;
+use mlx_primitives::support::files;
+use mlx_primitives::{Error, Result};
+
+/// This process's place among several ranks.
+pub(super) struct Place {
+    pub rank: usize,
+    pub size: usize,
+    /// MLX's name of the backend.
+    pub backend: &'static str,
+    /// The address at which rank 0 awaits the others, `host:port`.
+    pub first: String,
+    /// The addresses of each rank in a ring; of JACCL's ranks, that at which rank 0 awaits the others.
+    pub hosts: Vec<Vec<String>>,
+}
+
+impl Place {
+    /// The addresses of this rank in a ring.
+    pub(super) fn own(&self) -> &[String] {
+        self.hosts.get(self.rank).map_or(&[], Vec::as_slice)
+    }
+}
+
+/// The host of `host:port`, as MLX reads it.
+pub(super) fn host_of(address: &str) -> &str {
+    address.split(':').next().unwrap_or_default()
+}
+
+/// Reads the variables that MLX reads. `None` if they describe one rank.
+pub(super) fn place(backend: Backend) -> Result<Option<Place>> {
+    let Some(rank) = variable("MLX_RANK")? else { return Ok(None) };
+    let ring = match backend {
+        Backend::Any => env::var_os("MLX_HOSTFILE").is_some() || !has_jaccl(),
+        Backend::Ring => true,
+        Backend::Jaccl => false,
+    };
+    let name = if ring { "MLX_HOSTFILE" } else { "MLX_IBV_DEVICES" };
+    let path = variable(name)?.filter(|path| !path.is_empty());
+    let path = PathBuf::from(path.ok_or_else(|| {
+        Error::argument(
+            name,
+            "the path of a file with an entry for each rank, since MLX_RANK is set",
+        )
+    })?);
+    let text = files::read_to_string(&path)?;
+    if text.trim().is_empty() {
+        return Ok(None); // mlx.launch makes an empty file for one rank
+    }
+    let entries: Vec<serde_json::Value> = serde_json::from_str(&text)
+        .map_err(|error| Error::file(&path, format_args!("not a JSON list: {error}")))?;
+    let size = entries.len();
+    if size == 0 {
+        return Err(Error::file(&path, "the list has no ranks"));
+    }
+    let number = rank.parse::<usize>().ok().filter(|rank| *rank < size).ok_or_else(|| {
+        let last = size - 1;
+        let path = path.display();
+        Error::argument(
+            "MLX_RANK",
+            format_args!("a rank from 0 to {last}, the ranks of {path}, got {rank:?}"),
+        )
+    })?;
+    let hosts = if ring {
+        addresses(&path, &entries)?
+    } else {
+        let first = variable("MLX_JACCL_COORDINATOR")?.unwrap_or_default();
+        check_address(&first).map_err(|reason| Error::argument("MLX_JACCL_COORDINATOR", reason))?;
+        vec![vec![first]]
+    };
+    if size == 1 {
+        return Ok(None);
+    }
+    let (backend, first) = (if ring { "ring" } else { "jaccl" }, hosts[0][0].clone());
+    Ok(Some(Place { rank: number, size, backend, first, hosts }))
+}
+
+fn has_jaccl() -> bool {
+    env::var_os("MLX_IBV_DEVICES").is_some() && env::var_os("MLX_JACCL_COORDINATOR").is_some()
+}
+
+fn variable(name: &str) -> Result<Option<String>> {
+    match env::var(name) {
+        Ok(text) => Ok(Some(text)),
+        Err(env::VarError::NotPresent) => Ok(None),
+        Err(env::VarError::NotUnicode(_)) => Err(Error::argument(name, "UTF-8 text")),
+    }
+}
+
+/// The addresses of each rank, at least one, and as many for each.
+fn addresses(path: &Path, entries: &[serde_json::Value]) -> Result<Vec<Vec<String>>> {
+    let of_rank = |(rank, entry): (usize, &serde_json::Value)| {
+        let refuse = |reason: &str| Error::file(path, format_args!("rank {rank}: {reason}"));
+        let list = entry.as_array().ok_or_else(|| refuse("expected a list of addresses"))?;
+        let texts = list.iter().map(|address| {
+            let text = address.as_str().ok_or_else(|| refuse("expected an address as text"))?;
+            check_address(text).map_err(|reason| refuse(&reason))?;
+            Ok(text.to_owned())
+        });
+        let texts = texts.collect::<Result<Vec<_>>>()?;
+        if texts.is_empty() { Err(refuse("expected at least one address")) } else { Ok(texts) }
+    };
+    let hosts = entries.iter().enumerate().map(of_rank).collect::<Result<Vec<_>>>()?;
+    if let Some(rank) = hosts.iter().position(|host| host.len() != hosts[0].len()) {
+        let (first, other) = (hosts[0].len(), hosts[rank].len());
+        let reason = format!("rank 0 has {first} addresses, but rank {rank} has {other}");
+        return Err(Error::file(path, reason));
+    }
+    Ok(hosts)
+}
+
+/// MLX takes the text before the first colon for the host.
+pub(super) fn check_address(text: &str) -> std::result::Result<(), String> {
+    let parts = text
+        .split_once(':')
+        .filter(|(host, port)| !host.is_empty() && port.parse::<u16>().is_ok_and(|port| port != 0));
+    match parts {
+        Some(_) => Ok(()),
+        None => Err(format!("expected an address such as 10.0.0.1:5000, got {text:?}")),
+    }
+}

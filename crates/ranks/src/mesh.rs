@@ -1,0 +1,252 @@
+//! Connections from each rank to each other one, over which ranks exchange parts of an array. MLX's
+//! ring passes a part on from rank to rank, and its threads poll while they wait; here a part takes
+//! one step, and a rank that waits sleeps, which leaves its core to the others.
+
+use std::io::{ErrorKind, IoSlice, IoSliceMut, Read, Write};
+use std::net::TcpStream;
+use std::sync::{Mutex, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use super::keys::{self, Seal, TAG};
+use super::meet::Direct;
+use super::watch;
+use mlx_primitives::{Error, Result};
+
+/// The number of an exchange and the bytes of the part that follows. After it comes a tag.
+const HEADER: usize = 16;
+/// How long a rank looks at its connections before it sleeps, from which it wakes late: longer than a
+/// message takes in a local network. Meanwhile other threads may have its core.
+const WATCH: Duration = Duration::from_millis(3);
+/// The longest sleep before it looks whether the group still works.
+const NAP: Duration = Duration::from_millis(100);
+
+pub(super) struct Mesh(Mutex<Vec<Peer>>);
+
+/// The connection to another rank.
+struct Peer {
+    direct: Direct,
+    /// The numbers of messages to and from that rank so far.
+    sent: u64,
+    received: u64,
+}
+
+fn failed(reason: impl std::fmt::Display) -> Error {
+    Error::distributed("exchange", reason)
+}
+
+impl Mesh {
+    pub(super) fn new(ranks: Vec<Direct>) -> Self {
+        let peer = |direct| Peer { direct, sent: 0, received: 0 };
+        Self(Mutex::new(ranks.into_iter().map(peer).collect()))
+    }
+
+    /// Sends `own` to every other rank, and fills `parts[r]` with the bytes of rank `r`; the part of
+    /// this rank is left as it is.
+    pub(super) fn exchange(&self, own: &[u8], parts: &mut [&mut [u8]]) -> Result<()> {
+        let mut parts: Vec<_> = parts.iter_mut().map(Some).collect();
+        self.transfer(|peer| {
+            let part = parts.get_mut(peer).and_then(Option::take);
+            let part = part.ok_or_else(|| failed(format_args!("no part for rank {peer}")))?;
+            Ok((Some(own), Some(&mut **part)))
+        })
+    }
+
+    /// Sends `bytes` to rank `to` alone.
+    pub(super) fn send(&self, to: usize, bytes: &[u8]) -> Result<()> {
+        self.transfer(|peer| Ok(((peer == to).then_some(bytes), None)))
+    }
+
+    /// Fills `part` with the bytes that rank `from` sends to this one alone.
+    pub(super) fn receive(&self, from: usize, part: &mut [u8]) -> Result<()> {
+        let mut part = Some(part);
+        self.transfer(|peer| Ok((None, if peer == from { part.take() } else { None })))
+    }
+
+    /// Sends and receives what `with` says for each other rank, until all of it is done.
+    fn transfer<'a>(
+        &self,
+        mut with: impl FnMut(usize) -> Result<(Option<&'a [u8]>, Option<&'a mut [u8]>)>,
+    ) -> Result<()> {
+        let mut peers = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let header = |number: u64, bytes: usize| {
+            let mut header = [0; HEADER];
+            header[..8].copy_from_slice(&number.to_le_bytes());
+            header[8..].copy_from_slice(&(bytes as u64).to_le_bytes());
+            header
+        };
+        let mut transfers = Vec::new();
+        let mut hashed: Option<(&[u8], blake3::Hash)> = None;
+        for Peer { direct, sent, received } in peers.iter_mut() {
+            let (message, part) = with(direct.rank)?;
+            *sent += u64::from(message.is_some());
+            *received += u64::from(part.is_some());
+            let title = header(*sent, message.map_or(0, <[u8]>::len));
+            let tag = message.map_or([0; TAG], |message| {
+                // All ranks get the same bytes, which are hashed once.
+                let known = hashed.filter(|(bytes, _)| std::ptr::eq(*bytes, message));
+                let (_, content) =
+                    *hashed.insert(known.unwrap_or_else(|| (message, blake3::hash(message))));
+                *direct.to.next(&title, &content).as_bytes()
+            });
+            transfers.push(Transfer {
+                peer: direct.rank,
+                stream: &direct.stream,
+                seal: &mut direct.from,
+                title,
+                message,
+                tag,
+                sent: 0,
+                head: [0; HEADER],
+                expected: header(*received, part.as_ref().map_or(0, |part| part.len())),
+                proof: [0; TAG],
+                read: 0,
+                part,
+            });
+        }
+        let mut since = Instant::now();
+        loop {
+            let (mut moved, mut done) = (false, true);
+            for transfer in &mut transfers {
+                moved |= transfer.advance()?;
+                done &= transfer.left() == (0, 0);
+            }
+            if done {
+                return Ok(());
+            }
+            if moved {
+                since = Instant::now();
+            } else if since.elapsed() < WATCH {
+                thread::yield_now();
+            } else {
+                sleep(&transfers);
+                if watch::is_broken() {
+                    return Err(watch::broken("exchange"));
+                }
+            }
+        }
+    }
+}
+
+/// The messages to and from one rank.
+struct Transfer<'a, 'b> {
+    peer: usize,
+    stream: &'b TcpStream,
+    /// Makes the tag that the part must have.
+    seal: &'b mut Seal,
+    /// The header of the message, and its tag.
+    title: [u8; HEADER],
+    message: Option<&'a [u8]>,
+    tag: [u8; TAG],
+    /// The bytes sent so far, those of the header included.
+    sent: usize,
+    head: [u8; HEADER],
+    /// The header of the part that this rank waits for.
+    expected: [u8; HEADER],
+    /// The tag of the part.
+    proof: [u8; TAG],
+    /// The bytes read so far, those of the header included.
+    read: usize,
+    part: Option<&'a mut [u8]>,
+}
+
+impl Transfer<'_, '_> {
+    /// The numbers of bytes to send and to read.
+    fn left(&self) -> (usize, usize) {
+        let sends = self.message.map_or(0, |message| HEADER + message.len() + TAG);
+        let reads = self.part.as_ref().map_or(0, |part| HEADER + part.len() + TAG);
+        (sends - self.sent, reads - self.read)
+    }
+
+    /// Writes and reads the bytes that the connection takes and has. Returns whether there were any.
+    fn advance(&mut self) -> Result<bool> {
+        let (sends, reads) = self.left();
+        let mut moved = false;
+        if sends > 0 {
+            moved |= self.write()?;
+        }
+        if reads > 0 {
+            moved |= self.read()?;
+        }
+        Ok(moved)
+    }
+
+    fn write(&mut self) -> Result<bool> {
+        let Some(message) = self.message else { return Ok(false) };
+        let mut stream = self.stream;
+        let mut slices = [&self.title[..], message, &self.tag].map(IoSlice::new);
+        let mut slices = &mut slices[..];
+        IoSlice::advance_slices(&mut slices, self.sent);
+        let count = self.moved(stream.write_vectored(slices))?;
+        self.sent += count;
+        Ok(count > 0)
+    }
+
+    fn read(&mut self) -> Result<bool> {
+        let Some(part) = &mut self.part else { return Ok(false) };
+        let mut stream = self.stream;
+        let mut slices = [&mut self.head[..], &mut **part, &mut self.proof].map(IoSliceMut::new);
+        let mut slices = &mut slices[..];
+        IoSliceMut::advance_slices(&mut slices, self.read);
+        let count = match stream.read_vectored(slices) {
+            Ok(0) => return Err(self.lost(&ErrorKind::UnexpectedEof.into())),
+            result => self.moved(result)?,
+        };
+        let headed = self.read >= HEADER;
+        self.read += count;
+        if !headed && self.read >= HEADER && self.head != self.expected {
+            return Err(failed(format_args!(
+                "rank {} sent another part than this rank expects: the ranks differ in shapes or \
+                 in the order of their operations",
+                self.peer
+            )));
+        }
+        if let (Some(part), (_, 0)) = (&self.part, self.left())
+            && !keys::is_same(&self.seal.next(&self.head, &blake3::hash(part)), &self.proof)
+        {
+            return Err(failed(format_args!("rank {} sent what no rank sends", self.peer)));
+        }
+        Ok(count > 0)
+    }
+
+    /// The bytes that a read or a write has moved.
+    fn moved(&self, result: std::io::Result<usize>) -> Result<usize> {
+        match result {
+            Err(error) if waits(&error) => Ok(0),
+            result => result.map_err(|error| self.lost(&error)),
+        }
+    }
+
+    fn lost(&self, error: &std::io::Error) -> Error {
+        failed(format_args!("the connection to rank {} was lost: {error}", self.peer))
+    }
+}
+
+/// Whether a read or a write found nothing to do.
+fn waits(error: &std::io::Error) -> bool {
+    matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted)
+}
+
+/// Sleeps until a connection can go on, but not for long.
+#[cfg(unix)]
+fn sleep(transfers: &[Transfer<'_, '_>]) {
+    use std::os::fd::AsRawFd;
+    let wanted = |transfer: &Transfer<'_, '_>| {
+        let (sends, reads) = transfer.left();
+        let write = if sends > 0 { libc::POLLOUT } else { 0 };
+        let read = if reads > 0 { libc::POLLIN } else { 0 };
+        let fd = transfer.stream.as_raw_fd();
+        (write | read != 0).then_some(libc::pollfd { fd, events: write | read, revents: 0 })
+    };
+    let mut waiting: Vec<_> = transfers.iter().filter_map(wanted).collect();
+    // SAFETY: the pointer is that of a list of as many entries, whose sockets are open.
+    unsafe {
+        let count = waiting.len() as libc::nfds_t;
+        libc::poll(waiting.as_mut_ptr(), count, NAP.as_millis() as libc::c_int);
+    }
+}
+
+#[cfg(not(unix))]
+fn sleep(_: &[Transfer<'_, '_>]) {
+    thread::sleep(Duration::from_micros(50).min(NAP));
+}

@@ -1,0 +1,86 @@
+//! MLX's connections between ranks. MLX takes whoever connects first for a rank, so its ring does not
+//! use the ports of the host file, which others know, but ports that the ranks tell each other.
+
+use std::io;
+use std::net::{SocketAddr, ToSocketAddrs};
+use std::thread;
+use std::time::Duration;
+
+use socket2::{Domain, Socket, Type};
+use tempfile::NamedTempFile;
+
+use super::hosts::{self, Place};
+use mlx_primitives::collectives::Ranks;
+use mlx_primitives::{Error, Result};
+
+/// The variable from which MLX reads the path of the ring's addresses.
+const HOSTS: &str = "MLX_HOSTFILE";
+
+/// Ports at which MLX will await the rank before this one.
+pub(super) struct Ports {
+    /// Bound, so that nothing else gets the ports, but not listening.
+    _held: Vec<Socket>,
+    pub addresses: Vec<String>,
+}
+
+impl Ports {
+    /// A free port at the host of each of these addresses.
+    pub(super) fn reserve(own: &[String]) -> io::Result<Self> {
+        let (mut held, mut addresses) = (Vec::new(), Vec::new());
+        for address in own {
+            let host = hosts::host_of(address);
+            let found = (host, 0).to_socket_addrs()?.find(SocketAddr::is_ipv4);
+            let found = found.ok_or_else(|| io::Error::other("it has no IPv4 address"))?;
+            let socket = Socket::new(Domain::IPV4, Type::STREAM, None)?;
+            socket.bind(&found.into())?;
+            // MLX may bind to the port too: it sets the same options. They are set after this end is
+            // bound, or the system could give two processes one port.
+            socket.set_reuse_address(true)?;
+            #[cfg(unix)]
+            socket.set_reuse_port(true)?;
+            let port = socket.local_addr()?.as_socket().map_or(0, |local| local.port());
+            addresses.push(format!("{host}:{port}"));
+            held.push(socket);
+        }
+        Ok(Self { _held: held, addresses })
+    }
+
+    /// Lets MLX connect the ranks, whose addresses in the ring are `all`.
+    pub(super) fn join(self, place: &Place, all: &[Vec<String>]) -> Result<Ranks> {
+        let init = || Ranks::join(place.backend);
+        if place.backend != "ring" {
+            return init();
+        }
+        for address in all.iter().flatten() {
+            hosts::check_address(address).map_err(|reason| Error::distributed("join", reason))?;
+        }
+        let file = write(all).map_err(|error| Error::distributed("join", error))?;
+        if place.rank + 1 == place.size {
+            // MLX on this rank connects to rank 0 first, which needs a moment to listen. If it
+            // fails, MLX sleeps for a second.
+            thread::sleep(Duration::from_millis(30));
+        }
+        let given = std::env::var_os(HOSTS);
+        set(file.path().as_os_str());
+        let ranks = init();
+        if let Some(given) = given {
+            set(&given);
+        }
+        ranks
+    }
+}
+
+/// A host file, which is removed when it is dropped.
+fn write(all: &[Vec<String>]) -> io::Result<NamedTempFile> {
+    let file = NamedTempFile::new()?;
+    serde_json::to_writer(&file, all)?;
+    Ok(file)
+}
+
+/// Sets the path that MLX reads. The variable is set already, since this rank read its place from it,
+/// so its entry alone changes: by one store of a pointer on Linux, under the system's lock on macOS.
+fn set(path: &std::ffi::OsStr) {
+    // SAFETY: threads that look for other variables meanwhile read the old or the new text of this
+    // entry, none of which is freed, and only MLX on this thread keeps a pointer to such a text.
+    unsafe { std::env::set_var(HOSTS, path) }
+}

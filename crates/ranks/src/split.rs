@@ -1,0 +1,183 @@
+use std::path::Path;
+
+use mlx_primitives::{Dtype, Error, Result};
+use mlx_primitives_llama::{Checkpoint, Config, Llama, Progress, Quantization, Share};
+
+use super::cuts::Cuts;
+use super::group::Group;
+use super::part::RankPart;
+use super::scheme::Scheme;
+
+/// One model on the ranks of a group, by a [`Scheme`]: by default one whose results are those of one
+/// process, bit by bit.
+///
+/// Every rank calls the same functions of the model in the same order, with the same arguments. A
+/// rank reads only its part of the files. A model on several ranks has no derivatives: a closure that
+/// is differentiated gets an error from it, before the ranks exchange anything.
+///
+/// ```
+/// use mlx_primitives_ranks::{Group, Options, Split};
+///
+/// // Of one rank here; several join under `mlx.launch`.
+/// let group = Group::join(Options::default())?;
+/// let checkpoint = Split::new(&group, &[])?.demo()?;
+/// let prompt = checkpoint.tokenizer.encode("Once upon a time")?;
+/// let options = mlx_primitives_llama::Options { max_tokens: 4, ..Default::default() };
+/// assert_eq!(checkpoint.generate(&prompt, &options)?.count(), 4);
+/// group.leave()?;
+/// # Ok::<(), mlx_primitives::Error>(())
+/// ```
+#[derive(Clone)]
+pub struct Split {
+    /// `None` for a rank that is only planned.
+    pub(crate) group: Option<Group>,
+    pub(crate) rank: usize,
+    /// The share of each rank in the rows of a matrix, or in the layers.
+    pub(crate) shares: Vec<u32>,
+    pub(crate) scheme: Scheme,
+}
+
+impl Split {
+    /// A split across the ranks of `group`. `shares` has a number for each rank, in the ratio of
+    /// which the ranks hold rows and heads, or layers, such as `[3, 1]` if rank 0 has three times the memory;
+    /// without any, all shares are equal.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error unless there are no shares, or one above 0 for each rank.
+    pub fn new(group: &Group, shares: &[u32]) -> Result<Self> {
+        let shares = if shares.is_empty() { vec![1; group.size()] } else { shares.to_vec() };
+        if shares.len() != group.size() || shares.contains(&0) {
+            return Err(Error::argument(
+                "split",
+                format_args!("a share above 0 for each of {} ranks, got {shares:?}", group.size()),
+            ));
+        }
+        Ok(Self { group: Some(group.clone()), rank: group.rank(), shares, scheme: Scheme::Gather })
+    }
+
+    /// A rank of a group that does not exist yet. Its models load by
+    /// [`load_lazily`](Self::load_lazily), and tell the bytes that the rank would hold and send; they
+    /// compute nothing.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error unless `rank` has a share, and all shares are above 0.
+    ///
+    /// ```
+    /// use mlx_primitives_llama::Llama;
+    /// use mlx_primitives_ranks::Split;
+    ///
+    /// let demo = concat!(env!("CARGO_MANIFEST_DIR"), "/../llama/assets/demo");
+    /// let whole = Llama::load_lazily(demo)?.nbytes();
+    /// let half = Split::planned(&[1, 1], 0)?.load_lazily(demo)?.nbytes();
+    /// assert!(half > whole / 2 && half < whole / 20 * 11); // each rank has all norms
+    /// # Ok::<(), mlx_primitives::Error>(())
+    /// ```
+    pub fn planned(shares: &[u32], rank: usize) -> Result<Self> {
+        if rank >= shares.len() || shares.contains(&0) {
+            return Err(Error::argument(
+                "split",
+                format_args!("shares above 0 and a rank among them, got {shares:?} and {rank}"),
+            ));
+        }
+        Ok(Self { group: None, rank, shares: shares.to_vec(), scheme: Scheme::Gather })
+    }
+
+    /// The split by another scheme. All ranks choose the same one.
+    ///
+    /// ```
+    /// use mlx_primitives_ranks::{Scheme, Split};
+    ///
+    /// let demo = concat!(env!("CARGO_MANIFEST_DIR"), "/../llama/assets/demo");
+    /// let split = Split::planned(&[3, 1], 1)?.with_scheme(Scheme::Pipeline);
+    /// assert!(split.load_lazily(demo)?.nbytes() > 0); // the last of four layers
+    /// // Four layers cannot be divided by five.
+    /// let split = Split::planned(&[1; 5], 0)?.with_scheme(Scheme::Pipeline);
+    /// assert!(split.load_lazily(demo).is_err());
+    /// # Ok::<(), mlx_primitives::Error>(())
+    /// ```
+    #[must_use]
+    pub fn with_scheme(self, scheme: Scheme) -> Self {
+        Self { scheme, ..self }
+    }
+
+    /// The ranges of the ranks on each axis of a model.
+    pub(crate) fn cuts(&self, config: &Config) -> Result<Cuts> {
+        Cuts::new(self.scheme, self.rank, &self.shares, config)
+    }
+
+    /// The share that this rank has of a model.
+    fn share(&self, config: &Config) -> Result<Share> {
+        Ok(match self.shares.len() {
+            0 | 1 => Share::default(),
+            _ => {
+                let said = format!("{:?} {:?}", self.scheme, self.shares);
+                Share::new(RankPart::new(self.group.clone(), self.cuts(config)?, said)?)
+            }
+        })
+    }
+
+    /// Loads this rank's part of a model without its tokenizer, like [`Llama::load_with`].
+    ///
+    /// # Errors
+    ///
+    /// Returns an error for what [`Llama::load`] refuses, and for a model with fewer query heads than
+    /// there are ranks.
+    pub fn load_llama(
+        &self,
+        path: impl AsRef<Path>,
+        progress: impl FnMut(Progress),
+    ) -> Result<Llama> {
+        Llama::load_part(path, &|config| self.share(config), progress)
+    }
+
+    /// Loads this rank's part of a model, but reads only the headers, as [`Llama::load_lazily`] does.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error for what [`Llama::load`] refuses, and for a model with fewer query heads than
+    /// there are ranks.
+    pub fn load_lazily(&self, path: impl AsRef<Path>) -> Result<Llama> {
+        Llama::load_part_lazily(path, &|config| self.share(config))
+    }
+
+    /// Loads this rank's part of a checkpoint, and calls `progress` as [`Llama::load_with`] does.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error for what [`Checkpoint::load`] refuses, and for a model with fewer query
+    /// heads than there are ranks.
+    pub fn load(
+        &self,
+        path: impl AsRef<Path>,
+        progress: impl FnMut(Progress),
+    ) -> Result<Checkpoint> {
+        Checkpoint::load_part(path, &|config| self.share(config), progress)
+    }
+
+    /// This rank's part of the small model that comes with the crate.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error for what [`Checkpoint::demo`] refuses, and for more than four ranks.
+    pub fn demo(&self) -> Result<Checkpoint> {
+        Checkpoint::demo_part(&|config| self.share(config))
+    }
+
+    /// This rank's part of the model that [`Llama::random`] draws.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error for what [`Llama::random`] refuses, and for a model with fewer query heads
+    /// than there are ranks.
+    pub fn random(
+        &self,
+        config: Config,
+        dtype: Dtype,
+        quantization: Option<Quantization>,
+        seed: u64,
+    ) -> Result<Llama> {
+        Llama::random_part(config, dtype, quantization, seed, &|config| self.share(config))
+    }
+}

@@ -1,0 +1,86 @@
+//! MLX's collective operations for the crate `mlx-primitives-ranks`, and the functions by which it
+//! watches evaluations.
+
+use std::sync::OnceLock;
+
+use cxx::UniquePtr;
+
+use crate::array::Array;
+use crate::dtype::Dtype;
+use crate::error::Result;
+use crate::ffi::distributed::bridge as ffi;
+
+pub use ffi::Reduction;
+
+/// MLX's group of ranks.
+pub struct Ranks(UniquePtr<ffi::Ranks>);
+
+// SAFETY: MLX's group is a shared pointer that is never changed. Building a collective copies it,
+// and its count is atomic. Only MLX's streams touch the connections.
+unsafe impl Send for Ranks {}
+// SAFETY: as above.
+unsafe impl Sync for Ranks {}
+
+impl Ranks {
+    /// Joins the ranks that the environment describes, by the backend of that name. Waits until they
+    /// are connected.
+    pub fn join(backend: &str) -> Result<Self> {
+        Ok(Self(ffi::join_ranks(backend)?))
+    }
+
+    pub fn rank(&self) -> Result<i32> {
+        Ok(ffi::rank_of(&self.0)?)
+    }
+
+    pub fn size(&self) -> Result<i32> {
+        Ok(ffi::size_of(&self.0)?)
+    }
+
+    pub fn all_reduce(&self, reduction: Reduction, x: &Array) -> Result<Array> {
+        Array::from_bridge(ffi::all_reduce(&self.0, reduction, x.raw()))
+    }
+
+    pub fn all_gather(&self, x: &Array) -> Result<Array> {
+        Array::from_bridge(ffi::all_gather(&self.0, x.raw()))
+    }
+
+    pub fn send(&self, x: &Array, to: i32) -> Result<Array> {
+        Array::from_bridge(ffi::send_to(&self.0, x.raw(), to))
+    }
+
+    pub fn receive(&self, shape: &[i32], dtype: Dtype, from: i32) -> Result<Array> {
+        Array::from_bridge(ffi::receive_from(&self.0, shape, dtype.into(), from))
+    }
+}
+
+/// Whether the loaded MLX has the backend of that name.
+pub fn is_available(backend: &str) -> Result<bool> {
+    Ok(ffi::ranks_available(backend)?)
+}
+
+/// Functions that are called around every evaluation that waits for MLX.
+#[derive(Clone, Copy)]
+pub struct WaitObserver {
+    /// Called before MLX is entered, and returns a number for the wait. An error keeps MLX from being
+    /// entered.
+    pub begin: fn() -> Result<u64>,
+    /// Called when the wait of that number ends, with whether it failed.
+    pub end: fn(u64, bool),
+}
+
+static OBSERVER: OnceLock<WaitObserver> = OnceLock::new();
+
+/// Registers the observer of this process; a second one is ignored.
+pub fn observe_waits(observer: WaitObserver) {
+    let _ = OBSERVER.set(observer);
+}
+
+pub(crate) fn begin_wait() -> Result<u64> {
+    OBSERVER.get().map_or(Ok(0), |observer| (observer.begin)())
+}
+
+pub(crate) fn end_wait(id: u64, failed: bool) {
+    if let Some(observer) = OBSERVER.get() {
+        (observer.end)(id, failed);
+    }
+}

@@ -1,0 +1,164 @@
+//! The catalog of ops: a row for each, with its reference in f64, its shapes, and its bounds with
+//! their derivation. The suite makes a test of each function in [`ROWS`] and runs them again through
+//! `eval_gpu`; `mlx-primitives verify` runs them for its user.
+
+pub mod attention_reference;
+pub mod inputs;
+pub mod reference;
+pub mod reference_loops;
+
+use mlx_primitives::simulator::Schedule;
+use mlx_primitives::{Array, Dtype, Result, builtin};
+use mlx_primitives_check::{Backend, Bound, Check, Compared, Conformance, Tensor};
+
+use inputs::{Checked, SIMULATE, simulated, ulp};
+
+/// Runs a row.
+pub type Hold<'a> = dyn Fn(Conformance) -> Checked + 'a;
+
+/// The rows of one or more ops, under a name.
+pub struct Rows {
+    pub name: &'static str,
+    pub each: fn(&Hold<'_>) -> Checked,
+}
+
+macro_rules! rows {
+    ($($module:ident: $($function:ident)*;)*) => {
+        $(mod $module;)*
+        pub const ROWS: &[Rows] = &[$($(Rows {
+            name: concat!(stringify!($module), "::", stringify!($function)),
+            each: $module::$function,
+        }),*),*];
+    };
+}
+
+rows! {
+    appending: rope_append rope_append_of_all_parameters rope_append_to_every_slot;
+    attention: attention_of_every_size attention_of_other_values attention_by_every_rule attention;
+    elements: activations affine;
+    norms: rms_norm layer_norm residual_norm;
+    products: products_of_matrices products_of_batches linear;
+    quantized:
+        quantized_linear_of_every_format_and_size quantized_linear quantized_linear_with_everything
+        lora_linear_of_every_base_rank_and_size lora_linear dequantize;
+    reductions: reductions many_rows_and_many_pieces;
+    rotations: rope rope_of_all_parameters;
+    softmaxes: cross_entropy masked_softmax masked_softmax_of_every_size;
+    sums: softmax logsumexp log_softmax;
+}
+
+/// The CPU and the GPU, or the simulated backend if the environment asks for it.
+pub fn backends() -> anyhow::Result<Vec<Backend>> {
+    if !simulated() {
+        let simulated = |backend: &Backend| matches!(backend, Backend::SimulatedMetal(_));
+        return Ok(Backend::available().into_iter().filter(|b| !simulated(b)).collect());
+    }
+    let order = std::env::var(SIMULATE)?;
+    let schedule = match order.split_once(':') {
+        Some((_, seed)) => Schedule::Shuffled(seed.parse()?),
+        None if order == "reversed" => Schedule::Reversed,
+        None => Schedule::Forward,
+    };
+    Ok(vec![Backend::SimulatedMetal(schedule)])
+}
+
+/// Adds rows for every form of a row-wise kernel, up to this many elements, and a few small shapes
+/// with every check: `like` inputs of one shape, and `vectors` inputs as long as the rows.
+fn row_sizes(mut row: Conformance, elements: i32, like: usize, vectors: usize) -> Conformance {
+    let inputs = |shape: &[i32]| -> Vec<Vec<i32>> {
+        let axis = shape.last().copied().unwrap_or(1);
+        [vec![shape.to_vec(); like], vec![vec![axis]; vectors]].concat()
+    };
+    for axis in [1, 3, 31, 33, 100, 129, 1000, 4096, 4097, 16384, 20001] {
+        for rows in [0, 1, 3, 7, 67] {
+            if rows * axis <= elements {
+                row = row.sizes(&slices(&inputs(&[rows, axis])));
+            }
+        }
+    }
+    let shapes = [&[3, 33][..], &[2, 5, 31], &[7, 1], &[1, 7], &[2, 3, 1, 100], &[257]];
+    for shape in &shapes[..if elements > 10_000 { 6 } else { 2 }] {
+        row = row.shapes(&slices(&inputs(shape)));
+    }
+    row
+}
+
+fn slices(shapes: &[Vec<i32>]) -> Vec<&[i32]> {
+    shapes.iter().map(Vec::as_slice).collect()
+}
+
+/// Runs one check alone, for an op that another row tests with every check.
+fn only(check: Check, row: Conformance) -> Conformance {
+    let others = Check::ALL.into_iter().filter(|other| *other != check);
+    others.fold(row, |row, other| row.without(other, "there is another row for it"))
+}
+
+/// The composition of our ops from MLX's: the peer of an op without a built-in.
+fn composed(
+    op: impl Fn(&[Array]) -> Result<Vec<Array>>,
+) -> impl Fn(&[Array]) -> Result<Vec<Array>> {
+    move |x| {
+        let ours = op(x)?;
+        let all = builtin::composition(&ours[0])?;
+        if all.len() == ours.len() {
+            return Ok(all);
+        }
+        ours.iter().map(|y| Ok(builtin::composition(y)?.swap_remove(0))).collect()
+    }
+}
+
+/// Bounds for derivatives with this absolute and relative error in f32, before they are rounded.
+fn derivatives(error: f64) -> impl Fn(&Compared<'_>) -> Bound {
+    move |compared| {
+        let rounding = if compared.dtype == Dtype::Float32 { 0.0 } else { 0.51 };
+        Bound { absolute: error, ..Bound::ulps(error / ulp(1.0, compared.dtype) + rounding) }
+    }
+}
+
+/// Bounds for derivatives that several ops compute, each of which rounds to the type: eight
+/// roundings of numbers up to `reach`, or of the derivative.
+fn derivatives_of_ops(error: f64, reach: f64) -> impl Fn(&Compared<'_>) -> Bound {
+    move |compared| {
+        let all = derivatives(error)(compared);
+        if compared.dtype == Dtype::Float32 {
+            return all;
+        }
+        let absolute = all.absolute + 8.0 * reach * ulp(1.0, compared.dtype);
+        Bound { absolute, ..Bound::ulps(all.ulps + 8.0) }
+    }
+}
+
+/// The share of 16-bit values that equal MLX's. Both round alike, so only sums that differ by a few
+/// f32 ulps may change a rounding, and a 16-bit ulp has 2^13 of those. A row of equal numbers
+/// changes as a whole.
+fn share(compared: &Compared<'_>, same: f64) -> f64 {
+    let x = &compared.inputs[0].values;
+    let one = x.chunks(axis(compared.inputs).max(1)).any(|row| row.iter().all(|v| *v == row[0]));
+    if compared.dtype == Dtype::Float32 || one { 0.0 } else { same }
+}
+
+/// Every bit is equal.
+fn exact(_: &Compared<'_>) -> Bound {
+    Bound::default()
+}
+
+/// The index of element `index` of shape `all` in an array of shape `own`, of the same rank, that
+/// is broadcast to it.
+pub fn broadcast(all: &[usize], own: &[usize], mut index: usize) -> usize {
+    let (mut at, mut step) = (0, 1);
+    for (&all, &dim) in all.iter().zip(own).rev() {
+        at += if dim == 1 { 0 } else { index % all * step };
+        (index, step) = (index / all, step * dim);
+    }
+    at
+}
+
+/// The length of the rows of the first input.
+fn axis(inputs: &[Tensor]) -> usize {
+    inputs[0].shape.last().copied().unwrap_or(1)
+}
+
+/// The error of an exponential in ulps; Metal's fast one has a larger error.
+fn exponential(compared: &Compared<'_>) -> f64 {
+    if compared.backend.is_metal() { 15.0 } else { 2.0 }
+}
