@@ -368,20 +368,17 @@ fn link(root: &Path, mlx: &Mlx) -> Result<()> {
         println!("cargo::rustc-link-lib=dylib=objc");
     }
     let folders = [lib.clone()].into_iter().chain(kept(root, mlx));
-    let mut arguments: Vec<_> =
-        folders.map(|folder| format!("-Wl,-rpath,{}", folder.display())).collect();
+    let rpath = |folder: PathBuf| format!("-Wl,-rpath,{}", folder.display());
+    let mut arguments: Vec<_> = folders.map(rpath).collect();
     if env::var("CARGO_CFG_TARGET_OS")? == "linux" {
-        // Functions are looked up when they are called, so that a program that loads another version of MLX
-        // starts and says so, and one that was linked with MLX's CUDA library starts without a GPU.
+        // Functions are looked up when they are called: a program that loads another MLX, or none for CUDA, starts.
         arguments.push("-Wl,-z,lazy".to_owned());
         if cuda::is_on() {
             arguments.push("-Wl,--allow-shlib-undefined".to_owned());
         }
     }
     // For this package's tests; the other packages' build scripts take them from the metadata.
-    for argument in &arguments {
-        println!("cargo::rustc-link-arg={argument}");
-    }
+    arguments.iter().for_each(|argument| println!("cargo::rustc-link-arg={argument}"));
     println!("cargo::metadata=link_args={}", arguments.join("\t"));
     println!("cargo::rustc-env=MLX_PRIMITIVES_MLX_PREFIX={}", mlx.prefix.display());
     println!("cargo::metadata=libdir={}", lib.display());
@@ -390,8 +387,7 @@ fn link(root: &Path, mlx: &Mlx) -> Result<()> {
     Ok(())
 }
 
-/// Programs start with or without a GPU: functions that only MLX's CUDA library has are looked up
-/// when they are called.
+/// Lets `cargo test` and `cargo run` start programs where MLX's CUDA library cannot be loaded.
 fn link_for_cuda(root: &Path, mlx: &Mlx) -> Result<()> {
     let cpu = root.join(".mlx/python/mlx");
     let same_version = Mlx::at(&cpu).is_some_and(|cpu| cpu.version == mlx.version);

@@ -76,8 +76,7 @@ impl Array {
     }
 
     /// Wraps the result of a bridge function.
-    #[doc(hidden)]
-    pub fn from_bridge(
+    pub(crate) fn from_bridge(
         result: std::result::Result<UniquePtr<ffi::MlxArray>, cxx::Exception>,
     ) -> Result<Self> {
         Ok(Self::new(result?))

@@ -27,7 +27,7 @@ impl Llama {
     /// # Ok::<(), mlx_primitives::Error>(())
     /// ```
     pub fn projection_shape(&self, name: &str) -> Result<[i32; 2]> {
-        // A layer that another rank holds has the shapes of this rank's layers.
+        // A layer that another process holds has the shapes of the layers here.
         let all = self.config().num_hidden_layers;
         let own = self.share.layers(all);
         let elsewhere = |layer: &i32| (0..all).contains(layer) && !own.contains(layer);

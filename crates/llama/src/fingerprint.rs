@@ -39,7 +39,7 @@ impl Llama {
         }
     }
 
-    /// The sum over the elements that this rank holds and no lower one.
+    /// The sum over the elements that this process holds and no process before it.
     fn own_sum(&self) -> Result<u64> {
         let share = &self.share;
         let path = "model.embed_tokens";

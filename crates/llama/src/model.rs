@@ -122,7 +122,7 @@ impl Llama {
         Ok(llama)
     }
 
-    /// The type of the residual stream after this rank's layers, which it enters in another one.
+    /// The type of the hidden states behind the layers of this process, for the type in front of them.
     fn stream_after(&self, entered: Dtype) -> Result<Dtype> {
         let h = Array::zeros_of([1, 1, self.config.hidden_size], entered)?;
         Ok(self.build_layers(&h, &mut self.new_cache())?.dtype())

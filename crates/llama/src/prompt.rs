@@ -84,7 +84,7 @@ impl Llama {
         self.rope().is_none_or(|rope| rope.keeps_keys(before, now))
     }
 
-    /// The rotation of positions; `None` on a rank without layers.
+    /// The rotation of positions; `None` in a process without layers.
     fn rope(&self) -> Option<&RopeFrequencies> {
         self.layers.first().map(|layer| &layer.self_attn.rope)
     }

@@ -39,7 +39,7 @@ pub struct PromptCache {
     tokens: Vec<u32>,
     /// The fingerprint of the model that filled the cache.
     model: String,
-    /// The heads that this rank has of the model.
+    /// The heads that this process has of the model.
     share: Share,
 }
 

@@ -86,7 +86,7 @@ impl Weights {
         &self.share
     }
 
-    /// Drops the tensors of layers that other ranks hold, of `all` layers.
+    /// Drops the tensors of layers that other processes hold, of `all` layers.
     pub(super) fn keep_own_layers(&mut self, all: i32) {
         let own = self.share.layers(all);
         self.arrays.retain(|name, _| match layer_of(name) {

@@ -8,6 +8,7 @@ use std::time::Instant;
 use anyhow::{Context, Result, ensure};
 use mlx_primitives::device::{Device, with_device};
 use mlx_primitives::pipelines::{self, Pipeline};
+use mlx_primitives_catalog as table;
 use mlx_primitives_check::{Backend, Check, Conformance, Outcome, Share};
 use mlx_primitives_llama::{Checkpoint, Options};
 use serde_json::{Value, json};
@@ -15,7 +16,6 @@ use serde_json::{Value, json};
 use super::{Found, Step};
 use crate::kernels::simulates;
 use crate::{info, ops};
-use mlx_primitives_catalog as table;
 
 /// The greedy tokens of mlx-lm with the demo model.
 const GREEDY: &str = include_str!("../../assets/greedy.json");

@@ -1,6 +1,5 @@
 //! The report: in Markdown, as a JSON object, and as a summary.
 
-use crate::kernels::simulates;
 use std::fmt::Write as _;
 use std::path::Path;
 
@@ -8,6 +7,7 @@ use mlx_primitives::device::Device;
 use serde_json::{Value, json};
 
 use super::Done;
+use crate::kernels::simulates;
 
 pub struct Report {
     device: Device,
