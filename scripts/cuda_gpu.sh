@@ -12,7 +12,7 @@
 # Where programs cannot be built, these variables hold the commands that were built elsewhere: MLX_PRIMITIVES_COMMAND,
 # MLX_PRIMITIVES_NVIDIA_BENCH, MLX_PRIMITIVES_KERNELS_BENCH, MLX_PRIMITIVES_OWN_TESTS and, to run tests of the suite
 # too, MLX_PRIMITIVES_SUITE. MLX_PRIMITIVES_COMMIT names their source. The result is MLX_PRIMITIVES_CUDA_RESULT, or
-# benches/cuda/DATE-GPU.md.
+# benches/results/DATE-GPU.md.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -169,7 +169,7 @@ times_jobs() {
   fi
 }
 
-folder=benches/cuda
+folder=benches/results
 day=$(date -u +%Y-%m-%d)
 result=${MLX_PRIMITIVES_CUDA_RESULT:-$folder/$day-$(tr -cs '[:alnum:]\n' - <<<"$gpu" | tr '[:upper:]' '[:lower:]').md}
 mkdir -p "$(dirname "$result")"

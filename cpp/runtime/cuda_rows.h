@@ -7,7 +7,7 @@ namespace mlx_primitives {
 /**
  * Plans a launch of rows for an NVIDIA GPU, whose cores run several threadgroups at a time: many
  * rows take small threadgroups, and 16-bit elements are read eight at a time. The numbers were
- * measured on an H200: benches/cuda.
+ * measured on an H200: benches/results.
  */
 void plan_cuda_rows(Launch& launch, uint32_t most_threads);
 
