@@ -255,7 +255,7 @@ fn metallib() -> Result<PathBuf> {
     Ok(PathBuf::from(env::var("OUT_DIR")?).join("mlx_primitives.metallib"))
 }
 
-/// The metallib that a package, or a clone, may hold beside this file: one that another Mac compiled.
+/// A metallib that another Mac compiled, which a package or a clone may hold beside this file.
 fn metallib_of_package(root: &Path) -> PathBuf {
     root.join("mlx_primitives.metallib")
 }
@@ -305,8 +305,7 @@ fn build_cpp(root: &Path, mlx: &Mlx, cmake: &Path) -> Result<()> {
     let out = PathBuf::from(env::var("OUT_DIR")?);
     let tools = root.join(".mlx/python");
     let mut config = cmake::Config::new("cpp");
-    // Always optimized, since unoptimized MLX templates are slow. No loop over elements is in C++, so more
-    // would only take time.
+    // Unoptimized MLX templates are slow. More gains nothing: C++ has no loop over elements.
     let level = if env::var("PROFILE")? == "release" { "-O2" } else { "-O1" };
     config
         .profile("Release")
@@ -347,8 +346,8 @@ fn build_cpp(root: &Path, mlx: &Mlx, cmake: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Where the script keeps the libraries of the MLX that it installs in a clone, for each user and version: an
-/// installed command finds them when the clone is gone.
+/// Where the script keeps the libraries of the MLX that it installs in a clone, for each user and
+/// version: an installed command finds them when the clone is gone.
 fn kept(root: &Path, mlx: &Mlx) -> Option<PathBuf> {
     if mlx.prefix != root.join(".mlx/python/mlx") {
         return None; // MLX stays where it was installed
@@ -371,7 +370,8 @@ fn link(root: &Path, mlx: &Mlx) -> Result<()> {
     let rpath = |folder: PathBuf| format!("-Wl,-rpath,{}", folder.display());
     let mut arguments: Vec<_> = folders.map(rpath).collect();
     if env::var("CARGO_CFG_TARGET_OS")? == "linux" {
-        // Functions are looked up when they are called: a program that loads another MLX, or none for CUDA, starts.
+        // Functions are looked up when they are called, so a program starts with any MLX, even
+        // without CUDA.
         arguments.push("-Wl,-z,lazy".to_owned());
         if cuda::is_on() {
             arguments.push("-Wl,--allow-shlib-undefined".to_owned());
@@ -393,7 +393,8 @@ fn link_for_cuda(root: &Path, mlx: &Mlx) -> Result<()> {
     let same_version = Mlx::at(&cpu).is_some_and(|cpu| cpu.version == mlx.version);
     if same_version && !cuda::missing(&mlx.lib().join("libmlx.so"))?.is_empty() {
         let folder = cuda::without_gpu(&cpu)?;
-        // Not for the linker, but cargo adds every kind of folder to the path of the programs it runs.
+        // The linker does not need it, but cargo adds each such folder to the path of programs it
+        // runs.
         println!("cargo::rustc-link-search=dependency={}", folder.display());
     }
     Ok(())

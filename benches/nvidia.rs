@@ -1,8 +1,8 @@
 //! `cargo bench --features cuda --bench nvidia`: our kernels beside MLX's CUDA ops on shapes that
 //! fill an NVIDIA GPU, and the decoding of a Llama 8B shape with 4-bit weights. Prints Markdown.
 //!
-//! All contestants take turns in this process. An op's time is that of a graph of several calls, each
-//! on the result of the one before, divided by their number. A copy is MLX's `negative`, which
+//! All contestants take turns in this process. An op's time is that of a graph of several calls,
+//! each on the result of the one before, divided by their number. A copy is MLX's `negative`, which
 //! reads and writes as many bytes. Arguments select rows by parts of their names.
 
 use std::rc::Rc;

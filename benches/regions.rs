@@ -1,8 +1,7 @@
 //! `cargo bench --bench regions [-- THREADS...]`: the cost of sharing a job among threads.
 //!
-//! Teams with more threads than this machine has cores are timed too, marked "oversubscribed". Those
-//! beyond the cores take no part, so these times are to be those of a team with a thread for each
-//! core.
+//! Teams with more threads than this machine has cores are timed too, marked "oversubscribed".
+//! Those beyond the cores take no part, so these times should equal those of one thread a core.
 
 use std::hint::spin_loop;
 use std::time::{Duration, Instant};

@@ -40,8 +40,8 @@ pub fn include(prefix: &Path) -> Result<PathBuf> {
     )
 }
 
-/// The libraries that libmlx was linked with and this machine lacks, because it has no NVIDIA GPU or
-/// because pip installed MLX without its dependencies.
+/// The libraries that libmlx was linked with and this machine lacks, because it has no NVIDIA GPU
+/// or because pip installed MLX without its dependencies.
 pub fn missing(libmlx: &Path) -> Result<Vec<String>> {
     let listed = Command::new("ldd").arg(libmlx).output().context("ldd")?;
     let listed = String::from_utf8_lossy(&listed.stdout).into_owned();

@@ -1,5 +1,6 @@
-//! Fine-tunes the demo model with a focal loss ([Lin et al. 2017](https://arxiv.org/abs/1708.02002)), which is
-//! written with operators: `-(1 - p)^gamma * log(p)`, with the probability p of the target.
+//! Fine-tunes the demo model with a focal loss ([Lin et al.
+//! 2017](https://arxiv.org/abs/1708.02002)), which is written with operators:
+//! `-(1 - p)^gamma * log(p)`, with the probability p of the target.
 //!
 //! ```sh
 //! cargo run --example custom_loss

@@ -1,5 +1,6 @@
-//! A custom primitive in one file: the Huber loss of each element, with a Metal kernel, a CPU version,
-//! derivatives and vmap, compared with a reference in f64. On Linux the kernel runs in the simulator.
+//! A custom primitive in one file: the Huber loss of each element, with a Metal kernel, a CPU
+//! version, derivatives and vmap, compared with a reference in f64. On Linux a simulator runs the
+//! kernel.
 //!
 //! ```sh
 //! cargo run --example custom_primitive
@@ -37,8 +38,8 @@ struct HuberParams {
 }
 ";
 
-/// `d² / 2` where `d = |x - y|` is at most delta, and `delta * (d - delta / 2)` beyond, of two float32 arrays of
-/// one shape.
+/// `d² / 2` where `d = |x - y|` is at most delta, and `delta * (d - delta / 2)` beyond, of two
+/// float32 arrays of one shape.
 fn huber(x: &Array, y: &Array, delta: f32) -> Result<Array> {
     apply_one(Huber { delta, library: MetalLibrary::from_source(SOURCE)? }, &[x, y])
 }

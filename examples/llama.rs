@@ -1,5 +1,5 @@
-//! A Llama from `config.json` and `model.safetensors` to text, on the ops of this crate: the layers,
-//! a cache of keys and values, and a loop that draws the most probable token.
+//! A Llama from `config.json` and `model.safetensors` to text, on the ops of this crate: the
+//! layers, a cache of keys and values, and a loop that draws the most probable token.
 //!
 //! ```sh
 //! cargo run --release --example llama -- "Once upon a time"

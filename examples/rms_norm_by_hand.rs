@@ -11,8 +11,8 @@ const ROWS: i32 = 4;
 const FEATURES: i32 = 64;
 const EPS: f32 = 1e-5;
 
-/// A type, its epsilon, and the largest differences that are allowed, in epsilons times the largest number of
-/// the array.
+/// A type, its epsilon, and the largest differences that are allowed, in epsilons times the largest
+/// number of the array.
 struct Case {
     dtype: Dtype,
     epsilon: f32,
@@ -21,21 +21,24 @@ struct Case {
 }
 
 const CASES: [Case; 3] = [
-    // Each side adds FEATURES squares in a different order, with an error of up to FEATURES / 2 epsilons,
-    // of which the square root leaves half. So the sides differ by up to FEATURES / 2, and a few single
-    // roundings. In the gradient of x this factor occurs four times, and there is a second sum.
+    // Each side adds FEATURES squares in a different order, with an error of up to FEATURES / 2
+    // epsilons; the square root halves it. So the sides differ by up to FEATURES / 2, and a few
+    // single roundings. In the gradient of x this factor occurs four times, and there is a second
+    // sum.
     Case {
         dtype: Dtype::Float32,
         epsilon: f32::EPSILON,
         value: FEATURES as f32 / 2.0 + 8.0,
         gradient: 4.0 * FEATURES as f32,
     },
-    // Both sides add in float32, whose errors vanish beside an epsilon of 16 bits, and round twice: the
-    // normalized number and its product with the weight. A rounding is half an epsilon, so 2 in all.
+    // Both sides add in float32, whose errors vanish beside an epsilon of 16 bits, and round twice:
+    // the normalized number and its product with the weight. A rounding is half an epsilon: 2 in
+    // all.
     //
-    // The gradient of the weight rounds the normalized number, which it uses twice, two products and three
-    // additions of rows; all terms have one sign. That is 3.5 epsilons a side, 7 in all. The gradient of x has
-    // four roundings a side, of terms that may be twice as large as their difference: 8 in all.
+    // The gradient of the weight rounds the normalized number, which it uses twice, two products
+    // and three additions of rows; all terms have one sign. That is 3.5 epsilons a side, 7 in all.
+    // The gradient of x has four roundings a side, of terms that may be twice as large as their
+    // difference: 8 in all.
     Case { dtype: Dtype::Float16, epsilon: 1.0 / 1024.0, value: 2.0, gradient: 8.0 },
     Case { dtype: Dtype::Bfloat16, epsilon: 1.0 / 128.0, value: 2.0, gradient: 8.0 },
 ];

@@ -108,7 +108,10 @@ METAL_FUNC float sum_of_slot(thread float* eight, uint lane) {
   return sum + simd_shuffle_xor(sum, ushort(1));
 }
 
-/** The distance of two lanes that keep scores of one row for keys whose indices differ in `bit`. */
+/**
+ * How far apart two lanes are that keep scores of one row, for keys whose indices differ by the
+ * power of two `bit`.
+ */
 template <uint ROWS>
 METAL_FUNC ushort lanes_apart(uint bit) {
   constexpr uint together = ATTENTION_TILE / ROWS;

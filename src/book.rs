@@ -1,6 +1,6 @@
-//! The Rust blocks of README.md and of the book's pages, which `cargo test --doc` compiles and runs.
+//! The Rust code of README.md and of the book's pages: `cargo test --doc` compiles and runs it.
 //!
-//! `docs/write-your-own-primitive.md` is not here: `scripts/follow_guide.sh` compiles its files as a crate.
+//! `docs/write-your-own-primitive.md` is missing: `scripts/follow_guide.sh` compiles it as a crate.
 
 #[doc = include_str!("../README.md")]
 mod readme {}

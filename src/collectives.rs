@@ -22,8 +22,8 @@ unsafe impl Send for Ranks {}
 unsafe impl Sync for Ranks {}
 
 impl Ranks {
-    /// Joins the ranks that the environment describes, by the backend of that name. Waits until they
-    /// are connected.
+    /// Joins the ranks that the environment describes, by the backend of that name. Waits until
+    /// they are connected.
     pub fn join(backend: &str) -> Result<Self> {
         Ok(Self(ffi::join_ranks(backend)?))
     }
@@ -61,8 +61,7 @@ pub fn is_available(backend: &str) -> Result<bool> {
 /// Functions that are called around every evaluation that waits for MLX.
 #[derive(Clone, Copy)]
 pub struct WaitObserver {
-    /// Called before MLX is entered, and returns a number for the wait. An error keeps MLX from being
-    /// entered.
+    /// Runs before MLX is entered, and returns a number for the wait. An error prevents the entry.
     pub begin: fn() -> Result<u64>,
     /// Called when the wait of that number ends, with whether it failed.
     pub end: fn(u64, bool),

@@ -8,11 +8,11 @@
 //!
 //! # Threads and processes that end, and forks
 //!
-//! While a thread ends, in a destructor of one of its thread-local values, and while the process ends, in a handler
-//! that it registered with `atexit`, ops, evaluations and transforms are errors as soon as MLX's streams are gone.
-//! The same is true in the child of a `fork` after the first op of its parent, because a child has none of the
-//! threads that compute. It can `exec` another program, exit, and read arrays that its parent computed. A fork
-//! before the first op leaves both processes free.
+//! Ops, evaluations and transforms are errors as soon as MLX's streams are gone. A thread that ends
+//! can notice that in a destructor of a thread-local value, and a process in a handler that it
+//! registered with `atexit`. They are errors in the child of a `fork` too, if its parent had run an
+//! op, because a child has none of the threads that compute. It can `exec` another program, exit,
+//! and read arrays that its parent computed. A fork before the first op leaves both processes free.
 
 use std::marker::PhantomData;
 
@@ -199,8 +199,8 @@ pub fn check_version() -> Result<()> {
     Ok(ffi::check_version()?)
 }
 
-/// The path of the libmlx that this process has loaded, which `LD_LIBRARY_PATH` and its like decide;
-/// `None` where MLX is a part of the program, or the system cannot tell.
+/// The path of the libmlx that this process has loaded, which `LD_LIBRARY_PATH` and its like
+/// decide; `None` where MLX is a part of the program, or the system cannot tell.
 pub fn mlx_library() -> Option<std::path::PathBuf> {
     #[cfg(unix)]
     {
@@ -273,9 +273,9 @@ pub fn system() -> String {
 ///
 /// Returns an error that names the variable, its value and what it may be:
 ///
-/// - `MLX_PRIMITIVES_THREADS` that is not a number within 1 to 1024, `MLX_PRIMITIVES_SIMD` that does
-///   not name an instruction set that this machine has, or `MLX_PRIMITIVES_TUNE` that is neither
-///   `off` nor `file`. An empty one counts as not set.
+/// - `MLX_PRIMITIVES_THREADS` that is not a number within 1 to 1024, `MLX_PRIMITIVES_SIMD` that
+///   does not name an instruction set that this machine has, or `MLX_PRIMITIVES_TUNE` that is
+///   neither `off` nor `file`. An empty one counts as not set.
 /// - A number of MLX, such as `MLX_MAX_OPS_PER_BUFFER`, that is none or does not lie in its range.
 /// - Any other name that begins with `MLX_PRIMITIVES_`, such as a misspelled one.
 pub fn check_environment() -> Result<()> {
@@ -320,23 +320,22 @@ pub fn set_cpu_threads(threads: usize) -> Result<()> {
     }
 }
 
-/// How the CPU kernels round the other factor of products with packed weights.
+/// How the CPU kernels round `x` in products of `x` with packed weights.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum CpuActivations {
-    /// Not at all: sums are float32 and rounded once to the dtype.
+    /// `x` is not rounded. Sums are float32, and rounded once to the dtype.
     #[default]
     Exact,
-    /// To eight bits with a scale for each group of weights, where the factor has more than eight
-    /// rows, as a prompt does, and the processor multiplies bytes in one instruction (AVX-512
-    /// VNNI). Normally distributed numbers are then off by 0.6 % (root mean square; bfloat16 rounds
-    /// by 0.17 %), and products by 0.6 % of their usual size. [`Exact`](Self::Exact) elsewhere, and
-    /// for bfloat16 on a processor with AMX, where rounding gained nothing (measured with 4 and 8 bits
-    /// in groups of 64 and 128).
+    /// `x` is rounded to eight bits, with a scale for each group of weights, if it has more than
+    /// eight rows, as a prompt does, and if the processor multiplies bytes in one instruction
+    /// (AVX-512 VNNI). Normally distributed numbers are then off by 0.6 % (root mean square;
+    /// bfloat16 rounds by 0.17 %), and products by 0.6 % of their usual size. Everything else is
+    /// [`Exact`](Self::Exact), and so is bfloat16 on a processor with AMX, where rounding gained
+    /// nothing (measured with 4 and 8 bits in groups of 64 and 128).
     Int8,
 }
 
-/// How the CPU kernels round the other factor of products with packed weights; by default not at
-/// all.
+/// How the CPU kernels round `x` in products with packed weights: not at all by default.
 pub fn cpu_activations() -> CpuActivations {
     match crate::cpu::int8_activations() {
         true => CpuActivations::Int8,

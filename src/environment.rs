@@ -20,8 +20,8 @@ const READ: [&str; 10] = [
 ];
 pub(crate) const TUNE: &str = "MLX_PRIMITIVES_TUNE";
 
-/// The variables that builds, scripts and tests read, and that programs may inherit from them. `cargo
-/// run` sets the two that `build.rs` writes.
+/// The variables that builds, scripts and tests read, and that programs may inherit from them.
+/// `cargo run` sets the two that `build.rs` writes.
 const INHERITED: [&str; 18] = [
     "MLX_PRIMITIVES_COMMAND",
     "MLX_PRIMITIVES_COMMIT",

@@ -102,9 +102,9 @@ mod replacement {
     /// A new file that replaces another one in the same folder once it is whole.
     ///
     /// If it is dropped before that, it is removed and the other file stays as it was. If the
-    /// process is killed, the new file stays, under a name that begins with `.partial-`, until the next
-    /// one is created in that folder. A link in the place of the other file is replaced itself, so that
-    /// a link in a folder that others write to leads to no damage.
+    /// process is killed, the new file stays, under a name that begins with `.partial-`, until the
+    /// next one is created in that folder. A link in the place of the other file is replaced
+    /// itself, so that a link in a folder that others write to leads to no damage.
     pub struct Replacement {
         path: PathBuf,
         partial: TempPath,
@@ -112,8 +112,8 @@ mod replacement {
     }
 
     impl Replacement {
-        /// Creates the new file, empty, or returns an error if no file of that name can be written. It
-        /// has the permissions of the other file, else those of any new file.
+        /// Creates the new file, empty, or returns an error if no file of that name can be written.
+        /// It has the permissions of the other file, else those of any new file.
         pub fn of(path: &Path) -> Result<Self> {
             Self::with_mode(path, 0o666)
         }

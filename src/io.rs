@@ -135,8 +135,9 @@ pub fn save_safetensors<'a>(
 ///
 /// Returns an error if the file is missing, truncated or of another format or version, for a type
 /// that is not listed here, dimensions that are not whole blocks, offsets outside the file, tensors
-/// that overlap, two tensors or two entries of one name, and more than 65,536 of either. The error names the file, and the tensor where there is one. If the file
-/// becomes shorter later, evaluating an array that is read from it fails.
+/// that overlap, two tensors or two entries of one name, and more than 65,536 of either. The error
+/// names the file, and the tensor where there is one. If the file becomes shorter later, evaluating
+/// an array that is read from it fails.
 pub fn load_gguf(path: impl AsRef<Path>) -> Result<Tensors> {
     let (arrays, entries) = gguf_tensors(path.as_ref())?;
     Ok(Tensors { arrays, metadata: entries.to_texts() })

@@ -27,13 +27,13 @@
 //! | `mlx-primitives` | this one: arrays, ops, transforms, primitives that you write |
 //! | `mlx-primitives-llama` | a Llama on these ops: checkpoints, tokenizers, generation |
 //! | `mlx-primitives-ranks` | one program, or one Llama, on several processes or machines |
-//! | `mlx-primitives-check` | tests of an op against a reference, in every transform and on every device |
+//! | `mlx-primitives-check` | tests of an op against a reference, by every transform and device |
 //! | `mlx-primitives-build` | compiles your Metal kernels in `build.rs` |
 //! | `mlx-primitives-cli` | the command `mlx-primitives`: text, measurements, checks |
 //!
-//! The build needs MLX 0.32.3 or 0.32.4, a C++ compiler and CMake.
-//! [Using the crate](https://github.com/mlx-primitives/mlx-primitives#using-the-crate) says where the
-//! build looks for MLX and what to put in `build.rs`.
+//! The build needs MLX 0.32.3 or 0.32.4, a C++ compiler and CMake. [Using the
+//! crate](https://github.com/mlx-primitives/mlx-primitives#using-the-crate) says where the build
+//! looks for MLX and what to put in `build.rs`.
 //!
 //! # Map of the crate
 //!
@@ -59,7 +59,8 @@
 //!   was tested and how.
 //! - [All ops](https://github.com/mlx-primitives/mlx-primitives/blob/main/docs/ops.md), with their
 //!   speed beside MLX's.
-//! - [Write your own primitive](https://github.com/mlx-primitives/mlx-primitives/blob/main/docs/write-your-own-primitive.md),
+//! - [Write your own
+//!   primitive](https://github.com/mlx-primitives/mlx-primitives/blob/main/docs/write-your-own-primitive.md),
 //!   from an empty folder to a tested crate.
 //! - [Architecture](https://github.com/mlx-primitives/mlx-primitives/blob/main/ARCHITECTURE.md):
 //!   one op through the layers.

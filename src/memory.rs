@@ -2,14 +2,15 @@
 //!
 //! # When memory runs out
 //!
-//! Where the system refuses the memory of an array of one of our primitives, of the copy that makes an input
-//! of one row-contiguous, or of the conversion of an input or by [`Array::astype`](crate::Array::astype) to
-//! another type, evaluating the array is an error, and later evaluations are not affected. Four cases are
-//! outside what this crate can turn into an error:
+//! Where the system refuses the memory of an array of one of our primitives, of the copy that makes
+//! an input of one row-contiguous, or of the conversion of an input or by
+//! [`Array::astype`](crate::Array::astype) to another type, evaluating the array is an error, and
+//! later evaluations are not affected. Four cases are outside what this crate can turn into an
+//! error:
 //!
 //! - MLX 0.32's own ops write to a null pointer on a CPU where the system refuses them memory,
-//!   which ends the process. On a GPU that is an error. They include the conversions of functions that
-//!   [`compile`](crate::transforms::compile) traces, which MLX fuses with the ops around them.
+//!   which ends the process. On a GPU that is an error. They include the conversions of functions
+//!   that [`compile`](crate::transforms::compile) traces, which MLX fuses with the ops around them.
 //! - Rust's own collections end the process when the system refuses them memory, as in every Rust
 //!   program. They are small compared with the arrays: names, tokens, texts, a checkpoint's JSON
 //!   files. The `mlx-primitives` command then prints "out of memory" and exits with status 1.
@@ -97,8 +98,8 @@ pub fn set_memory_limit(bytes: usize) -> Result<usize> {
 /// Sets how many bytes stay resident for the GPU, and returns the previous limit. The default is 0.
 ///
 /// This is of use only on macOS 15 and later, where the system does not page out a model with wired
-/// weights between tokens; [`wire`] sets the limit for as long as a value lives. Without a GPU the call
-/// changes nothing and returns 0.
+/// weights between tokens; [`wire`] sets the limit for as long as a value lives. Without a GPU the
+/// call changes nothing and returns 0.
 ///
 /// # Errors
 ///

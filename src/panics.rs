@@ -26,7 +26,8 @@ fn message(payload: Box<dyn Any + Send>) -> String {
     text
 }
 
-/// A caller's value, whose destructor may panic where that would end the process: in a call from C++.
+/// A caller's value, dropped in a call from C++, where a panic of its destructor would end the
+/// process.
 pub struct Guarded<T>(ManuallyDrop<T>);
 
 impl<T> Guarded<T> {

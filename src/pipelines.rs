@@ -1,5 +1,5 @@
-//! The kernels of `metal/` as Metal's pipelines, each made by itself: whether this system's compiler
-//! and GPU take them, and how many threads they leave room for.
+//! The kernels of `metal/` as Metal's pipelines, each made by itself: whether this system's
+//! compiler and GPU take them, and how many threads they leave room for.
 
 use crate::error::Result;
 use crate::ffi::bridge::{self as ffi, MetalKernel};
@@ -23,8 +23,8 @@ impl Pipeline {
         &self.0.name
     }
 
-    /// The most threads of a threadgroup. Loads or compiles the kernel's library and makes its pipeline,
-    /// once in a process.
+    /// The most threads of a threadgroup. Loads or compiles the kernel's library and makes its
+    /// pipeline, once in a process.
     ///
     /// # Errors
     ///

@@ -1,5 +1,5 @@
-//! Texts of files and of other processes, as messages may show them: without control characters, and
-//! not longer than a person reads.
+//! Texts of files and of other processes, as messages may show them: without control characters,
+//! and not longer than a person reads.
 
 use std::fmt::Write as _;
 

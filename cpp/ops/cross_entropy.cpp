@@ -39,7 +39,9 @@ Arrays mapped(const Arrays& inputs, const std::vector<int>& axes, mx::Stream s) 
   return result;
 }
 
-/** Which targets are valid classes, which rows count, and the targets with 0 for invalid ones. */
+/**
+ * Masks of the valid targets and of the rows that count, and the targets with 0 for invalid ones.
+ */
 struct TargetMasks {
   mx::array valid;
   mx::array counts;

@@ -42,8 +42,9 @@ class Batch {
   void updated(const mx::array& state);
 
   /**
-   * Whether nothing but `state`, which is an input of one op, and queued calls of this stream use
-   * the memory of `state`. A call that is added now runs after those, so it may change the memory.
+   * Whether the memory of `state` has no users except `state` itself, which is an input of one op,
+   * and calls that this stream has queued. A call that is added now runs after them, so it may
+   * change the memory.
    */
   bool only_calls_use(const mx::array& state) const;
 

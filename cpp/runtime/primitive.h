@@ -45,16 +45,16 @@ class FusedPrimitive : public mx::Primitive {
       const Arrays& inputs, const Arrays& outputs, uint32_t max_threads) = 0;
 
   /**
-   * The number of first outputs that are usually the memory of the input of the same number, of
-   * which the op writes a small part.
+   * How many of the first outputs usually take over the memory of the input with the same index,
+   * because the op changes only a small part of it. Caches of keys and values are such inputs.
    */
   virtual size_t updates() const {
     return 0;
   }
 
   /**
-   * This op `positions` later in a text, for those whose parameters and inputs name a position;
-   * changes the inputs. Null for all other ops, which stay the same.
+   * Returns this op moved on by `positions` tokens, and updates the inputs that hold a position.
+   * Ops that do not depend on a position return null, and run again as they are.
    */
   virtual std::shared_ptr<FusedPrimitive> later(int /* positions */, Arrays& /* inputs */) {
     return nullptr;

@@ -50,9 +50,10 @@ impl Block {
         bytes <= self.bytes - self.used
     }
 
-    /// Copies the array to the next place and returns a view of it there. The elements of an array
-    /// that waits to be read from a file are read to that place, and the array waits on. Returns the array itself
-    /// if it is empty, its bytes are not whole words, or the block has no room for it.
+    /// Copies the array into the next free place, and returns a view of that place. If the array
+    /// has not been read from its file yet, its bytes are read into the place, and the array itself
+    /// stays unread. Returns the array itself, contiguous, if it is empty, its bytes are not whole
+    /// words, or the block has no room for it.
     ///
     /// # Errors
     ///
@@ -70,7 +71,7 @@ impl Block {
         if !io::read_stored(array.raw(), room)? {
             let array = array.contiguous()?;
             let from = std::ptr::with_exposed_provenance(array.address()?);
-            // SAFETY: the array's bytes lie at its address and live until the end of this block; the
+            // SAFETY: the array's bytes lie at its address and live until this scope ends; the
             // block's own memory is as above.
             unsafe { cpu::parallel_copy(from, to, bytes) };
         }

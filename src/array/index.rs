@@ -279,7 +279,7 @@ impl Array {
     ///
     /// | part | selects |
     /// |---|---|
-    /// | `2`, `-1` | one element of the axis, which the result does not have; negative from the end |
+    /// | `2`, `-1` | one element, without the axis; a negative number counts from the end |
     /// | `..`, `1..3`, `1..`, `..-1`, `1..=3` | a range, cut to the axis as in Python |
     /// | [`step`]`(1..9, 2)`, `step(.., -1)` | every second element of a range, a reversed axis |
     /// | [`Ellipsis`] | all axes that the other parts do not select from, whole |

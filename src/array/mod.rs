@@ -258,8 +258,8 @@ impl Array {
             return Ok(read(&[]));
         }
         // SAFETY: `contents` is evaluated and row-contiguous, so its size * itemsize bytes lie at
-        // `data`, which are initialized, and it stays alive until `read` has returned. Arrays do not
-        // change: nothing writes to its memory while `contents` refers to it.
+        // `data`, which are initialized, and it stays alive until `read` has returned. Arrays do
+        // not change: nothing writes to its memory while `contents` refers to it.
         Ok(read(unsafe { std::slice::from_raw_parts(data, self.nbytes()) }))
     }
 

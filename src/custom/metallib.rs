@@ -26,8 +26,8 @@ const RELEASES: [(u32, MetalVersion); 5] = [
     (27, MetalVersion { major: 4, minor: 1 }),
 ];
 
-/// The first number of the version of macOS that calls itself so to programs that were linked with the SDK
-/// of an earlier one.
+/// The first number of the version of macOS that calls itself so to programs that were linked with
+/// the SDK of an earlier one.
 const CALLS_ITSELF: u32 = 16;
 const IS_REALLY: u32 = 26;
 
@@ -172,8 +172,8 @@ fn macos_release() -> Option<u32> {
     let mut text = [0u8; 64];
     let mut length = text.len();
     let name = c"kern.osproductversion";
-    // SAFETY: the name ends with a zero; the call writes at most `length` bytes to `text`, and their number
-    // to `length`; it reads no new value, of which there is none.
+    // SAFETY: the name ends with a zero; the call writes at most `length` bytes to `text`, and
+    // their number to `length`; it reads no new value, of which there is none.
     let failed = unsafe {
         libc::sysctlbyname(
             name.as_ptr(),

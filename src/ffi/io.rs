@@ -22,8 +22,8 @@ pub(crate) mod bridge {
         /// Reads the elements of an array that waits to be read, into as many bytes. Returns false
         /// for another array.
         fn read_stored(waiting: &MlxArray, bytes: &mut [u8]) -> Result<bool>;
-        /// Elements `start` to `end` of an axis of an array; of one that waits to be read, only these
-        /// are read if they are whole blocks.
+        /// Elements `start` to `end` of an axis of an array; of one that waits to be read, only
+        /// these are read if they are whole blocks.
         fn stored_part(
             whole: &MlxArray,
             axis: usize,

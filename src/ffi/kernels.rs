@@ -316,8 +316,8 @@ pub(crate) mod bridge {
             group_size: usize,
             bits: usize,
         );
-        /// The buffers hold what `dequantize_cpu` requires: the inputs `rows` rows of `columns` groups,
-        /// and `ids` a number for each `columns` of the `groups` groups of `out`.
+        /// The buffers hold what `dequantize_cpu` requires: the inputs `rows` rows of `columns`
+        /// groups, and `ids` a number for each `columns` of the `groups` groups of `out`.
         #[allow(clippy::too_many_arguments)]
         unsafe fn dequantize_rows_cpu(
             dtype: Dtype,

@@ -1,5 +1,5 @@
-//! Files and folders that are not whole yet: they are locked while their process lives, so that another
-//! one can tell and remove what killed processes left.
+//! Files and folders that are not whole yet: they are locked while their process lives, so that
+//! another one can tell and remove what killed processes left.
 
 use std::fs::{self, File};
 use std::io;

@@ -117,7 +117,7 @@ pub struct Wired<'a, L: Limits = Mlx> {
 }
 
 impl<L: Limits> Wired<'_, L> {
-    /// The bytes that stay resident at most, for all users together; 0 where there is no such limit.
+    /// The most bytes that stay resident, for all users together; 0 where there is no limit.
     pub fn limit(&self) -> usize {
         self.ledger.map_or(0, |ledger| ledger.asked().limit())
     }
@@ -134,18 +134,18 @@ impl<L: Limits> Drop for Wired<'_, L> {
     }
 }
 
-/// Lets the memory of a model, or of anything else that is read again and again, stay resident for the
-/// GPU: at most `bytes` in addition to what others asked for by this function, and in all at most what
-/// the system recommends for the GPU ([`recommended_working_set`]).
+/// Lets the memory of a model, or of anything else that is read again and again, stay resident for
+/// the GPU: at most `bytes` in addition to what others asked for by this function, and in all at
+/// most what the system recommends for the GPU ([`recommended_working_set`]).
 ///
-/// This is of use on macOS 15 and later, which may otherwise page out weights between tokens; MLX wires
-/// nothing by itself. On a CPU or another GPU the call changes nothing. While a result lives,
+/// This is of use on macOS 15 and later, which may otherwise page out weights between tokens; MLX
+/// wires nothing by itself. On a CPU or another GPU the call changes nothing. While a result lives,
 /// [`set_wired_limit`](super::set_wired_limit) should not be called.
 ///
 /// # Errors
 ///
-/// Returns an error if the system cannot be asked for its GPU, or MLX cannot set its limit. Nothing has
-/// changed then.
+/// Returns an error if the system cannot be asked for its GPU, or MLX cannot set its limit. Nothing
+/// has changed then.
 ///
 /// ```
 /// use mlx_primitives::{Array, memory};
@@ -160,8 +160,8 @@ pub fn wire(bytes: usize) -> Result<Wired<'static>> {
     LEDGER.wire(bytes)
 }
 
-/// The bytes that the system recommends to keep resident for the GPU at most; `None` on a CPU, and on a
-/// GPU that is not Apple's.
+/// The bytes that the system recommends to keep resident for the GPU at most; `None` on a CPU, and
+/// on a GPU that is not Apple's.
 ///
 /// # Errors
 ///

@@ -15,14 +15,15 @@ pub struct CrossEntropy {
 
 /// Cross-entropy of logits against class numbers, a loss for each row:
 /// `logsumexp(logits) - logits[target]`, and with label smoothing `s`
-/// `logsumexp(logits) - (1 - s) * logits[target] - s * mean(logits)`, the formula of `mlx.nn.losses`.
+/// `logsumexp(logits) - (1 - s) * logits[target] - s * mean(logits)`, as `mlx.nn.losses` has it.
 ///
 /// `logits` is `[..., classes]` of float32, float16 or bfloat16, and `targets` is `[...]` of any
 /// integer type. The result has the shape of the targets and the type of the logits. It is computed
 /// in float32 relative to each row's maximum and rounded once. The logits are read once; their
-/// gradient is one more kernel. The loss and the gradient of a row are NaN if its target is negative
-/// or not below the number of classes. [`linear_cross_entropy`](super::linear_cross_entropy) computes
-/// the logits too, without holding all of them.
+/// gradient is one more kernel. The loss and the gradient of a row are NaN if its target is
+/// negative or not below the number of classes.
+/// [`linear_cross_entropy`](super::linear_cross_entropy) computes the logits too, without holding
+/// all of them.
 ///
 /// Differentiable in the logits.
 ///

@@ -30,16 +30,16 @@ pub struct LinearCrossEntropy<'a> {
 /// Cross-entropy of a linear layer's outputs against class numbers, a loss for each row, without
 /// holding all logits: `cross_entropy(x · wᵀ + bias, targets)`.
 ///
-/// `x` is `[..., k]`, `weight` is `[classes, k]`, an array or a [`QuantizedWeight`], and `targets` is
-/// `[...]` of any integer type. The loss has the shape of the targets and the type that `x`, the
+/// `x` is `[..., k]`, `weight` is `[classes, k]`, an array or a [`QuantizedWeight`], and `targets`
+/// is `[...]` of any integer type. The loss has the shape of the targets and the type that `x`, the
 /// weight and the bias promote to. Each logit is rounded to that type, as by [`linear`] or
 /// [`quantized_linear`]; the loss of a row is that of [`cross_entropy`].
 ///
 /// The rows of `x` run in chunks, one after the other, and the backward pass computes the logits of
 /// each chunk again. A training step then holds the logits and their gradient for `chunk_rows` rows
-/// instead of for all rows, and computes the product with the weight one more time. Gradients of the
-/// weight and the bias are summed over the chunks in float32, which takes one float32 array of the
-/// weight's shape beside the gradient of a chunk.
+/// instead of for all rows, and computes the product with the weight one more time. Gradients of
+/// the weight and the bias are summed over the chunks in float32, which takes one float32 array of
+/// the weight's shape beside the gradient of a chunk.
 ///
 /// Differentiable in `x`, `bias` and a plain `weight`; a packed weight is a constant. On a CPU of a
 /// machine without a GPU, evaluation waits for each chunk before it queues the next, also in
@@ -95,8 +95,8 @@ pub fn linear_cross_entropy(
     )
 }
 
-/// The layer without its arrays, which come as a list: `x`, the targets, the parts of the weight and
-/// the bias, if there is one.
+/// The layer without its arrays, which come as a list: `x`, the targets, the parts of the weight
+/// and the bias, if there is one.
 #[derive(Clone, Copy)]
 struct Head {
     /// Group size, bits and mode of a packed weight.
@@ -211,8 +211,8 @@ impl Head {
         concatenate(&losses.iter().collect::<Vec<_>>(), 0)?.reshape(shape)
     }
 
-    /// A cotangent for each input, from that of the losses. Each chunk waits for the `wanted` ones of
-    /// the chunk before it; the others are computed only if somebody evaluates them.
+    /// A cotangent for each input, from that of the losses. Each chunk waits for the `wanted` ones
+    /// of the chunk before it; the others are computed only if somebody evaluates them.
     fn gradients(
         &self,
         inputs: &[Array],
@@ -278,8 +278,8 @@ impl Head {
     }
 }
 
-/// One element of the array in separate memory, which is known when the array is computed and does not
-/// keep the array's memory in use.
+/// One element of the array in separate memory, which is known when the array is computed and does
+/// not keep the array's memory in use.
 fn one_of(array: &Array) -> Result<Array> {
     let mut one = array.clone();
     for axis in 0..i32::try_from(array.ndim()).unwrap_or(0) {

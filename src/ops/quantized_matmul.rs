@@ -187,12 +187,12 @@ impl QuantizedWeight {
         }
     }
 
-    /// The number of rows `n`: elements of a product.
+    /// The number of rows `n`, which is the length of a product with one row of `x`.
     pub fn outputs(&self) -> i32 {
         self.packed.shape().first().copied().unwrap_or(0)
     }
 
-    /// The number of columns `k`: elements of the factor.
+    /// The number of columns `k`, which is the length of a row of `x`.
     pub fn inputs(&self) -> i32 {
         let words = self.packed.shape().last().copied().unwrap_or(0);
         words * 32 / self.bits

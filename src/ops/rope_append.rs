@@ -207,8 +207,8 @@ pub fn rope_append(
 ///
 /// # Errors
 ///
-/// Returns an error for what [`rope_append`] and [`attention`](super::attention) refuse, for a longer
-/// step, and for a `len` that is not within 1 to the capacity.
+/// Returns an error for what [`rope_append`] and [`attention`](super::attention) refuse, for a
+/// longer step, and for a `len` that is not within 1 to the capacity.
 ///
 /// ```
 /// use mlx_primitives::ops::{self, Attention, KvLayout, Rope};

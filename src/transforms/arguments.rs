@@ -1,4 +1,4 @@
-//! The arguments of transforms and the results of their closures: one array, tuples of arrays, or lists.
+//! The arguments of transforms and the results of their closures: an array, a tuple or a list.
 
 use std::borrow::Borrow;
 
@@ -174,8 +174,8 @@ tuples! {
     a b c d e f;
 }
 
-/// An axis for each array of [`vmap`](super::vmap): one `i32` for all arrays, or a list with an `i32` or an
-/// `Option<i32>` for each, where `None` gives every call the whole array.
+/// An axis for each array of [`vmap`](super::vmap): one `i32` for all arrays, or a list with an
+/// `i32` or an `Option<i32>` for each, where `None` gives every call the whole array.
 ///
 /// The trait is sealed.
 pub trait MapAxes: sealed::MapAxes {

@@ -1,4 +1,4 @@
-//! Functions whose backward pass is not the one that their graph leads to: recomputed or written by hand.
+//! Functions with another backward pass than their graph has: recomputed or written by hand.
 
 use super::{Arguments, Closure, Outputs, behind, set_failure};
 use crate::array::{Array, from_list, to_list};
@@ -9,10 +9,11 @@ use crate::ffi::bridge as ffi;
 ///
 /// Where a gradient is taken through the outputs, the backward pass runs `f` again and computes the
 /// intermediate results a second time ([Chen et al. 2016](https://arxiv.org/abs/1604.06174)). For a
-/// chain of `n` layers that each keep `m` bytes, memory falls from `n · m` to the layers' inputs and
-/// the `m` bytes of one layer at a time, at the cost of one more forward pass. Values and gradients
-/// are those of `f` itself, bit for bit. The second run begins when the cotangents of the outputs are
-/// computed; on a CPU, evaluation waits for them, also in [`async_eval`](crate::async_eval).
+/// chain of `n` layers that each keep `m` bytes, memory falls from `n · m` to the layers' inputs
+/// and the `m` bytes of one layer at a time, at the cost of one more forward pass. Values and
+/// gradients are those of `f` itself, bit for bit. The second run begins when the cotangents of the
+/// outputs are computed; on a CPU, evaluation waits for them, also in
+/// [`async_eval`](crate::async_eval).
 ///
 /// The lazy outputs own the closure, so it captures by value (`move`); clones of an [`Array`] share
 /// the array. Gradients flow only to `inputs`: a captured array is a constant even if it depends on
@@ -37,8 +38,9 @@ use crate::ffi::bridge as ffi;
 ///
 /// # Errors
 ///
-/// Returns the closure's error, its panic as [`Error::Panic`], and an error if the closure returns no
-/// array. If the closure fails in the backward pass, the surrounding transform returns that error.
+/// Returns the closure's error, its panic as [`Error::Panic`], and an error if the closure returns
+/// no array. If the closure fails in the backward pass, the surrounding transform returns that
+/// error.
 pub fn checkpoint<A: Arguments, O: Outputs>(
     mut f: impl FnMut(A::Arrays) -> Result<O> + 'static,
     inputs: A,
@@ -57,8 +59,8 @@ pub fn checkpoint<A: Arguments, O: Outputs>(
     O::from_vec(from_list(&outputs))
 }
 
-/// The one output of `f` at `inputs`, with `vjp` as its derivative: from the inputs and the cotangent
-/// of the output to a cotangent of each input.
+/// The one output of `f` at `inputs`, with `vjp` as its derivative: from the inputs and the
+/// cotangent of the output to a cotangent of each input.
 pub(crate) fn with_vjp(
     mut f: impl FnMut(&[Array]) -> Result<Array> + 'static,
     mut vjp: impl FnMut(&[Array], &Array) -> Result<Vec<Array>> + 'static,
@@ -87,7 +89,7 @@ pub(crate) fn with_vjp(
     Outputs::from_vec(from_list(&*outputs.map_err(behind)?))
 }
 
-/// `array`, computed after `others`. On a CPU the intermediate results of `others` are freed by then.
+/// `array`, computed after `others`. By then a CPU has freed the intermediate results of `others`.
 pub(crate) fn after<'a>(
     array: &Array,
     others: impl IntoIterator<Item = &'a Array>,

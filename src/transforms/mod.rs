@@ -1,7 +1,8 @@
 //! Derivatives, vectorization, checkpointing and compilation of Rust closures over arrays.
 //!
-//! A function is given as a closure, and its arguments as one array, a tuple of arrays or a list of them; the
-//! closure receives them in the same form ([`Arguments`]). Arrays that it captures are constants.
+//! A function is a closure, and its arguments are an array, a tuple of arrays or a list of them;
+//! the closure receives them in the same form ([`Arguments`]). Arrays that it captures are
+//! constants.
 //!
 //! ```
 //! use mlx_primitives::{Array, ops, transforms};
@@ -13,16 +14,17 @@
 //! # Ok::<(), mlx_primitives::Error>(())
 //! ```
 //!
-//! An `Err` of a closure comes back as the same `Err` of the transform, and a panic as [`Error::Panic`], also one
-//! of the destructor of a closure that was passed by value; a panic of the destructor of a closure that a lazy
-//! array or a [`Compiled`] owns is ignored.
+//! An `Err` of a closure comes back as the same `Err` of the transform, and a panic as
+//! [`Error::Panic`], also one of the destructor of a closure that was passed by value; a panic of
+//! the destructor of a closure that a lazy array or a [`Compiled`] owns is ignored.
 //!
 //! # Long chains of ops
 //!
-//! MLX walks the graph of a closure by recursion, so the thread's stack bounds the ops that may follow one another
-//! in it: each takes [`BYTES_PER_OP`] bytes, and in [`compile`] [`BYTES_PER_COMPILED_OP`]. A thread of Rust's default
-//! of 2 MiB has room for about 6,000 and 4,000, and a main thread of 8 MiB for four times as many. A closure with a
-//! longer chain is an error; threads with a larger stack ([`std::thread::Builder::stack_size`]) take longer chains.
+//! MLX walks the graph of a closure by recursion, so the thread's stack bounds the ops that may
+//! follow one another in it: each takes [`BYTES_PER_OP`] bytes, and in [`compile`]
+//! [`BYTES_PER_COMPILED_OP`]. A thread of Rust's default of 2 MiB has room for about 6,000 and
+//! 4,000, and a main thread of 8 MiB for four times as many. A closure with a longer chain is an
+//! error; threads with a larger stack ([`std::thread::Builder::stack_size`]) take longer chains.
 //! Evaluation has no such bound.
 
 mod arguments;
@@ -115,7 +117,7 @@ fn with_closure<A: Arguments, O: Outputs, R>(
     let boxed: Box<Function<'_>> =
         Box::new(move |arrays| Ok(f(Outputs::from_vec(arrays)?)?.into_vec()));
     // SAFETY: only the lifetime changes. The closure is dropped at the end of this function, and
-    // the C++ side keeps no copy of the function object beyond the call (cpp/bridge/transforms.cpp).
+    // cpp/bridge/transforms.cpp keeps no copy of the function object beyond the call.
     let boxed = unsafe { std::mem::transmute::<Box<Function<'_>>, Box<Function<'static>>>(boxed) };
     let function = RefCell::new(Guarded::new(boxed));
     let closure = Closure { function, bytes_per_op: BYTES_PER_OP };
@@ -182,8 +184,8 @@ pub fn vjp<A: Arguments, O: Outputs>(
 ///
 /// # Errors
 ///
-/// Returns the closure's error, and an error for tangents of another number, shape or type, or if `f`
-/// has no derivative there.
+/// Returns the closure's error, and an error for tangents of another number, shape or type, or if
+/// `f` has no derivative there.
 pub fn jvp<A: Arguments, O: Outputs>(
     f: impl FnMut(A::Arrays) -> Result<O>,
     primals: A,
@@ -251,8 +253,8 @@ pub fn grad<A: Arguments>(
 
 /// Maps `f` over an axis of each input and stacks each output along its axis in `out_axes`.
 ///
-/// `in_axes` and `out_axes` are one axis for all arrays, or a list with an axis for each. An input whose axis
-/// is `None` is the same in all calls.
+/// `in_axes` and `out_axes` are one axis for all arrays, or a list with an axis for each. An input
+/// whose axis is `None` is the same in all calls.
 ///
 /// ```
 /// use mlx_primitives::{Array, transforms};
@@ -268,8 +270,8 @@ pub fn grad<A: Arguments>(
 ///
 /// # Errors
 ///
-/// Returns the closure's error, and an error for axes of another number or outside the rank, or if no
-/// input is mapped.
+/// Returns the closure's error, and an error for axes of another number or outside the rank, or if
+/// no input is mapped.
 pub fn vmap<A: Arguments, O: Outputs>(
     f: impl FnMut(A::Arrays) -> Result<O>,
     inputs: A,
@@ -351,19 +353,19 @@ impl<O: Outputs> Compiled<O> {
     }
 }
 
-/// Compiles `f`: MLX traces it once for each set of shapes and types, then reuses the optimized graph.
-/// With `shapeless`, MLX traces it once for each set of ranks, of types, and of axes that are 0 or 1 long, or
-/// once for each set of shapes if it reduces an array along such axes alone.
+/// Compiles `f`: MLX traces it once for each set of shapes and types, then reuses the optimized
+/// graph. With `shapeless`, MLX traces it once for each set of ranks, of types, and of axes that
+/// are 0 or 1 long, or once for each set of shapes if it reduces an array along such axes alone.
 ///
-/// The closure receives the arrays of a call as a list, because it is passed before its arguments are known.
+/// The closure receives the arrays of a call as a list, since its arguments are not known earlier.
 ///
-/// For a CPU, MLX fuses ops by running `g++` on a source that it writes. The first call of this function
-/// tries that once; if it fails, ops are not fused.
+/// For a CPU, MLX fuses ops by running `g++` on a source that it writes. The first call of this
+/// function tries that once; if it fails, ops are not fused.
 ///
 /// # Errors
 ///
-/// Returns an error if MLX cannot start, for example because the system refuses it a thread. Errors of
-/// the closure come out of [`Compiled::call`].
+/// Returns an error if MLX cannot start, for example because the system refuses it a thread. Errors
+/// of the closure come out of [`Compiled::call`].
 ///
 /// ```
 /// use mlx_primitives::{Array, transforms};

@@ -7,8 +7,8 @@ use cxx::CxxVector;
 use crate::error::{Error, Result};
 use crate::ffi::bridge as ffi;
 
-/// The bytes of stack that a derivative or [`vmap`](super::vmap) needs for each op of a chain, at most: about twice
-/// what it takes in MLX's library for Linux.
+/// The bytes of stack that a derivative or [`vmap`](super::vmap) needs for each op of a chain, at
+/// most: about twice what it takes in MLX's library for Linux.
 pub const BYTES_PER_OP: usize = 320;
 
 /// The bytes of stack that [`compile`](super::compile) needs for each op of a chain, at most.
@@ -17,8 +17,8 @@ pub const BYTES_PER_COMPILED_OP: usize = 480;
 /// The bytes left for the transform itself and the methods of primitives that it calls.
 const RESERVE: usize = 96 << 10;
 
-/// Returns an error if MLX would overflow this thread's stack in its walk from `outputs` to `inputs`, which begins
-/// about as deep as this call and takes `bytes` for each op.
+/// Returns an error if MLX would overflow this thread's stack in its walk from `outputs` to
+/// `inputs`, which begins about as deep as this call and takes `bytes` for each op.
 pub(super) fn check(
     bytes: usize,
     inputs: &CxxVector<ffi::MlxArray>,
@@ -41,7 +41,7 @@ pub(super) fn check(
     Ok(())
 }
 
-/// The bytes that are assumed where a thread runs on a stack that the system does not know, such as a coroutine's.
+/// The bytes to assume for a stack that the system does not know, such as a coroutine's.
 const ELSEWHERE: usize = 512 << 10;
 
 thread_local! {
@@ -65,8 +65,8 @@ fn stack() -> Option<(usize, usize)> {
 
     let mut attributes = MaybeUninit::<libc::pthread_attr_t>::uninit();
     let (mut lowest, mut bytes, mut guard) = (std::ptr::null_mut(), 0, 0);
-    // SAFETY: the first call fills the attributes, which the others then read and free; each writes only to the
-    // places that it is given.
+    // SAFETY: the first call fills the attributes, which the others then read and free; each writes
+    // only to the places that it is given.
     unsafe {
         if libc::pthread_getattr_np(libc::pthread_self(), attributes.as_mut_ptr()) != 0 {
             return None;

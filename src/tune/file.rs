@@ -53,8 +53,8 @@ impl Key {
     }
 
     /// Whether MLX's matrix products run on the neural accelerators of the GPU's cores: on the M5
-    /// and later, with macOS 26.2 (Darwin 25.2) or later, if the MLX that runs has kernels for them. Our
-    /// kernels do not use them.
+    /// and later, with macOS 26.2 (Darwin 25.2) or later, if the MLX that runs has kernels for
+    /// them. Our kernels do not use them.
     pub(super) fn has_neural_accelerators(&self) -> bool {
         if self.chip.contains(" threads") {
             return false; // a CPU's key

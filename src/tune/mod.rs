@@ -200,8 +200,8 @@ enum Rule {
     AllMlx,
     /// MLX's ops run products of many rows of 16-bit numbers, and our kernels all else.
     MatricesMlx,
-    /// MLX's ops run attention over plain keys and values, normalizations by `rms_norm` of many wide
-    /// rows, and all products except those of one row with packed weights that are not small.
+    /// MLX's ops run attention over plain keys and values, normalizations by `rms_norm` of many
+    /// wide rows, and all products except those of one row with packed weights that are not small.
     Nvidia,
 }
 

@@ -96,14 +96,14 @@ impl Metal {
         self
     }
 
-    /// Sets the language, `metal3.1` by default, which macOS 14 and later have. A later one may need a
-    /// later [`deployment_target`](Self::deployment_target).
+    /// Sets the language, `metal3.1` by default, which macOS 14 and later have. A later one may
+    /// need a later [`deployment_target`](Self::deployment_target).
     pub fn standard(self, standard: impl Into<String>) -> Self {
         Self { standard: standard.into(), ..self }
     }
 
-    /// Sets the oldest macOS that loads the library, `14.0` by default. Older ones refuse it, whatever
-    /// the language.
+    /// Sets the oldest macOS that loads the library, `14.0` by default. Older ones refuse it,
+    /// whatever the language.
     pub fn deployment_target(self, macos: impl Into<String>) -> Self {
         Self { deployment_target: macos.into(), ..self }
     }

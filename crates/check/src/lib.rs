@@ -320,8 +320,8 @@ impl Conformance {
         self
     }
 
-    /// Runs the first comparison of each case, and about one in `of` of the others. Which they are depends
-    /// on the number of the case, so that all layouts and numbers occur in some case.
+    /// Runs the first comparison of each case, and about one in `of` of the others. Which they are
+    /// depends on the number of the case, so that all layouts and numbers occur in some case.
     pub fn sample(self, of: usize) -> Self {
         Self { sample: of.max(1), ..self }
     }

@@ -68,8 +68,8 @@ impl Report {
         self.outcomes.iter().filter(|outcome| outcome.failure.is_some())
     }
 
-    /// The first failure of each reason, and the number of later ones that have the same: a kernel that
-    /// does not compile fails every comparison for one reason.
+    /// The first failure of each reason, and the number of later ones that have the same: a kernel
+    /// that does not compile fails every comparison for one reason.
     fn distinct(&self) -> Vec<(&Outcome, usize)> {
         let mut distinct: Vec<(&Outcome, usize)> = Vec::new();
         let mut places = HashMap::new();

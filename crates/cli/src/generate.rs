@@ -39,7 +39,8 @@ pub struct Args {
     /// Read keys and values from this .safetensors file, if it exists, and write them there.
     #[arg(long, value_name = "FILE", help_heading = "Speed and memory")]
     prompt_cache_file: Option<PathBuf>,
-    /// Print one JSON object instead of streaming the text; speeds over fewer than 8 tokens are null.
+    /// Print one JSON object instead of streaming the text; speeds over fewer than 8 tokens are
+    /// null.
     #[arg(long, help_heading = "Output")]
     json: bool,
     /// With --json: add each token's log probability, and those of the N likeliest tokens.

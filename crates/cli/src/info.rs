@@ -58,10 +58,11 @@ pub struct Args {
     /// How they share the model: gather or pipeline.
     #[arg(long, value_name = "SCHEME", default_value = "gather", requires = "ranks", value_parser = crate::ranks::scheme(), hide_possible_values = true)]
     split: Scheme,
-    /// The link between them: loopback, 1GbE, 10GbE, 25GbE, thunderbolt, rdma, or such as 80us,10Gbit.
+    /// The link between them: loopback, 1GbE, 10GbE, 25GbE, thunderbolt, rdma, or as in
+    /// 80us,10Gbit.
     #[arg(long, value_name = "LINK", default_value = "10GbE", requires = "ranks")]
     link: Link,
-    /// Tokens that one machine decodes in a second, as `bench` measures, to predict those of several.
+    /// Tokens a second of one machine, as `bench` measures them, to predict those of several.
     #[arg(long, value_name = "X", requires = "ranks")]
     tokens_per_second: Option<f64>,
 }

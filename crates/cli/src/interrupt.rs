@@ -1,6 +1,6 @@
 //! Ctrl-C and SIGTERM. The first one lets the command end in order, the second one ends it at once.
-//! A command that does not see the first one within two seconds, as while it loads a model or splits a
-//! long prompt into tokens, is ended then.
+//! A command that does not see the first one within two seconds, as while it loads a model or
+//! splits a long prompt into tokens, is ended then.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -30,7 +30,7 @@ pub fn handle() -> Result<Arc<AtomicBool>> {
     Ok(interrupted)
 }
 
-/// Ends the command after Ctrl-C if it runs on several ranks. The others cannot go on without this one.
+/// Ends the command after Ctrl-C if it runs on several ranks. The others need this one.
 pub fn end_with_ranks() {
     if joined::group().is_some() {
         joined::fail("interrupted");
@@ -58,8 +58,8 @@ pub fn on_ctrl_c(handler: impl FnMut() + 'static + Send) -> Result<()> {
     })
 }
 
-/// Ends the process at once where SIGTERM comes, which asks for more than the end of an answer, as Ctrl-C
-/// does in a conversation.
+/// Ends the process at once where SIGTERM comes, which asks for more than the end of an answer, as
+/// Ctrl-C does in a conversation.
 pub fn end_when_terminated() {
     #[cfg(unix)]
     {
@@ -101,8 +101,8 @@ pub fn interrupt(flag: &AtomicBool) {
     }
 }
 
-/// Ends the process at once. Threads of MLX may run, and destructors of what they use would fail under
-/// them, as those of CUDA's driver do. All that was printed has been flushed.
+/// Ends the process at once. Threads of MLX may run, and destructors of what they use would fail
+/// under them, as those of CUDA's driver do. All that was printed has been flushed.
 pub fn end(status: i32) -> ! {
     files::abandon();
     #[cfg(unix)]

@@ -64,8 +64,8 @@ pub fn is_quiet() -> bool {
     QUIET.load(Ordering::Relaxed)
 }
 
-/// Writes a note to stderr on rank 0 unless the command is quiet, and ignores a failure, which nobody
-/// could be told of.
+/// Writes a note to stderr on rank 0 unless the command is quiet, and ignores a failure, which
+/// nobody could be told of.
 pub fn eprint(part: impl Display) {
     if !is_quiet() {
         answer(part);

@@ -1,5 +1,5 @@
-//! The memory of a command's models stays resident for the GPU while it uses them, where that can be asked
-//! for. Without it macOS pages weights out between tokens once they take most of the memory.
+//! Keeps the memory of a command's models resident for the GPU, where the system offers that.
+//! Otherwise macOS pages weights out between tokens once they take most of the memory.
 
 use mlx_primitives::memory::{self, Wired};
 use mlx_primitives_llama::{CacheKind, Llama, estimate};
@@ -11,7 +11,8 @@ use crate::output;
 pub struct Resident(#[allow(dead_code)] Option<Wired<'static>>);
 
 impl Resident {
-    /// Up to this many bytes. Where the system refuses them, the command says so and goes on, slower.
+    /// Up to this many bytes. Where the system refuses them, the command says so and goes on,
+    /// slower.
     pub fn new(bytes: usize) -> Self {
         match memory::wire(bytes) {
             Ok(wired) => Self(Some(wired)),

@@ -1,6 +1,5 @@
-//! Compiled kernels on disk. A file holds the name of the kernel, its resources, a zero byte and the
-//! machine code.
-//! The cache is a convenience: where it cannot be read or written, kernels are compiled.
+//! Compiled kernels on disk. A file holds the name of the kernel, its resources, a zero byte and
+//! the machine code. Where the cache cannot be read or written, kernels are compiled.
 
 use std::env;
 use std::fs;

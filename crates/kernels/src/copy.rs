@@ -170,7 +170,7 @@ unsafe fn copy_row<T: Copy>(x: *const T, out: *mut T, axis: Axis) {
     }
 }
 
-/// Copies `count` rows of the output, `pitch` elements apart, from columns that lie beside one another.
+/// Copies `count` rows of the output, `pitch` elements apart, from columns that are neighbors.
 ///
 /// # Safety
 /// The columns can be read from `x` on, and the rows written from `out` on.

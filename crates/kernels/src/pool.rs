@@ -37,8 +37,8 @@ const WAKING_WORK: usize = 400_000;
 const WORK_OF_THREAD: usize = 12_000;
 const WORK_OF_WOKEN: usize = 100_000;
 const WORK_OF_UNIT: usize = 5_000;
-/// Threads from which shares have up to [`MAX_UNITS`] units instead of `FEW_UNITS`, since one of many
-/// is more often a slow one. With two threads finer units cost up to 6 % (Zen 5, a Xeon).
+/// Threads from which shares have up to [`MAX_UNITS`] units instead of `FEW_UNITS`, since one of
+/// many is more often a slow one. With two threads finer units cost up to 6 % (Zen 5, a Xeon).
 const MANY: usize = 4;
 const FEW_UNITS: usize = 8;
 /// How long a helper watches for the next job before it parks, at first and while jobs keep
@@ -91,8 +91,8 @@ pub struct Pool {
 }
 
 // SAFETY: the holder of `taken` writes `job`, after the last job is done; others read it between a
-// `take` and its `leave`, while no job is done. The write is before a store that the reader acquires,
-// and the reads before the release by `leave`, which the caller acquires before it writes again.
+// `take` and its `leave`, while no job is done. A reader acquires a store that follows the write,
+// and the caller acquires the release by `leave`, which follows the reads, before it writes again.
 unsafe impl Sync for Pool {}
 // SAFETY: the body's pointer is followed only while the caller keeps it alive.
 unsafe impl Send for Pool {}
@@ -253,7 +253,7 @@ impl Pool {
         // SAFETY: we hold `taken`, and the last job is done.
         unsafe { *board.job.get() = Some(job) };
         board.waking.store(waking, Ordering::Relaxed);
-        // SeqCst here and where a helper looks again before it parks: one of the two sees the other.
+        // SeqCst here and where a helper looks again before it parks, so that one sees the other.
         board.call.store(call.word(), Ordering::SeqCst);
         call
     }
@@ -344,8 +344,8 @@ impl Pool {
         }
     }
 
-    /// Helps until `done` returns true, or until no job has come for a while. A pool of one thread gets
-    /// no help, but that thread would take long to wake this one.
+    /// Helps until `done` returns true, or until no job has come for a while. A pool of one thread
+    /// gets no help, but that thread would take long to wake this one.
     pub fn lend(&self, done: &dyn Fn() -> bool) {
         if self.helpers.is_empty() {
             self.watch(&|_| false, self.longest, LOOKS, done, &mut Ahead::after(0));
@@ -364,8 +364,8 @@ impl Pool {
         self.guests.fetch_sub(1, Ordering::Relaxed);
     }
 
-    /// Waits for a job that is `fresh`, and prefetches what is `ahead`. Returns `None` if `done` returns
-    /// true first or `patience` runs out.
+    /// Waits for a job that is `fresh`, and prefetches what is `ahead`. Returns `None` if `done`
+    /// returns true first or `patience` runs out.
     fn watch(
         &self,
         fresh: &dyn Fn(Call) -> bool,

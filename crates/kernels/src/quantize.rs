@@ -114,8 +114,8 @@ impl TakenRows {
 /// Equals [`dequantize`] of the rows that `taken` names.
 ///
 /// # Safety
-/// `packed`, `scales` and `biases` hold the rows of the matrix, as [`dequantize`] requires, and `out` the
-/// groups of the shape, which are whole rows, one for each number.
+/// `packed`, `scales` and `biases` hold the rows of the matrix, as [`dequantize`] requires, and
+/// `out` the groups of the shape, which are whole rows, one for each number.
 pub unsafe fn dequantize_rows(
     element: Element,
     packed: *const u32,

@@ -61,13 +61,13 @@ const KERNEL_FLAGS: [&str; 35] = [
     "-disable-loop-idiom-all", // a loop of loads must not become a memcpy next to them
 ];
 
-/// Optimized IR becomes machine code without the passes that choose better instructions, which would
-/// take longer than all before them.
+/// Optimized IR becomes machine code without the passes that choose better instructions, which
+/// would take longer than all before them.
 const CODE_FLAGS: [&str; 5] = ["-O0", "-fPIC", "-w", "-ffp-contract=off", "-c"];
 
 const RUNTIME_FLAGS: [&str; 2] = ["-O2", "-c"];
 
-/// The messages about texts that a compiler refused, so that this process does not compile them again.
+/// Messages about texts that a compiler refused, so that this process compiles them only once.
 static REFUSED: LazyLock<Mutex<HashMap<String, String>>> = LazyLock::new(Mutex::default);
 
 /// Compiles `text`, unless the cache has it.

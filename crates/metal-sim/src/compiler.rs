@@ -18,7 +18,7 @@ pub struct Compiler {
     version: String,
 }
 
-/// The checkout of the workspace, with its tools and the script that installs them; elsewhere there is nothing.
+/// The checkout of the workspace, with its tools and their installer; elsewhere a missing folder.
 const CHECKOUT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../..");
 
 /// Installs a compiler in a checkout.
@@ -26,9 +26,9 @@ const SCRIPT: &str = "scripts/build_metal.sh";
 
 impl Compiler {
     /// Looks for a compiler: `METAL_SIM_CLANG` (a clang++ or a zig, or a folder into which
-    /// `pip install --target` put `ziglang`), then `clang++-22` ... `clang++-17`, `clang++`,
-    /// `zig` and `python-zig` on the `PATH`, then the zig in `.mlx/` of the checkout that this crate
-    /// was built in. There, `scripts/build_metal.sh --simulator` installs it the first time, which
+    /// `pip install --target` put `ziglang`), then `clang++-22` ... `clang++-17`, `clang++`, `zig`
+    /// and `python-zig` on the `PATH`, then the zig in `.mlx/` of the checkout that this crate was
+    /// built in. There, `scripts/build_metal.sh --simulator` installs it the first time, which
     /// fetches 90 MB.
     ///
     /// # Errors

@@ -1,5 +1,5 @@
-//! MLX's own kernels, as Apple's compiler takes them: the lints find nothing in them, and ours use no
-//! attribute and no function that they do not use.
+//! MLX's own kernels, as Apple's compiler takes them: the lints find nothing in them, and ours use
+//! no attribute and no function that they do not use.
 #![cfg(target_os = "linux")]
 
 mod common;

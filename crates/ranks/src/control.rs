@@ -283,8 +283,8 @@ impl Control {
     }
 }
 
-/// Reads from a rank, until nothing has come for the timeout. Time in which this process was stopped
-/// does not count: the rank may have been stopped too.
+/// Reads from a rank, until nothing has come for the timeout. Time in which this process was
+/// stopped does not count: the rank may have been stopped too.
 struct Listener {
     stream: TcpStream,
     slice: Duration,

@@ -103,8 +103,8 @@ impl Cuts {
         own.start.max(held.unwrap_or(0)).min(own.end)..own.end
     }
 
-    /// The ranges of rows of each rank, and how many rows each element of them has; `None` for a matrix
-    /// that every rank holds.
+    /// The ranges of rows of each rank, and how many rows each element of them has; `None` for a
+    /// matrix that every rank holds.
     fn rows_of_ranks(&self, path: &str) -> Option<(&Vec<Range<i32>>, i32)> {
         Some(match path.rsplit('.').next().unwrap_or_default() {
             "q_proj" => (&self.heads, self.head_dim),
@@ -116,8 +116,8 @@ impl Cuts {
         })
     }
 
-    /// The query heads of this rank's key head that lower and higher ranks hold; `None` if there are
-    /// none.
+    /// How many query heads of this rank's key head lower ranks hold, and how many higher ranks
+    /// hold; `None` if this rank holds all of them.
     pub fn absent_queries(&self) -> Option<(i32, i32)> {
         let (own, key) = (self.heads.get(self.rank)?, self.kv_heads.get(self.rank)?);
         let group = self.heads.last()?.end / self.kv_heads.last()?.end;

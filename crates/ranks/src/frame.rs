@@ -1,5 +1,5 @@
-//! The frames on a control connection: a kind, a length, as many bytes, and a tag that only the other
-//! end of the connection can make.
+//! The frames on a control connection: a kind, a length, as many bytes, and a tag that only the
+//! other end of the connection can make.
 
 use std::io::{self, Read, Write};
 
@@ -47,8 +47,8 @@ pub(super) fn write(
     to.write_all(&frame)
 }
 
-/// Reads a frame; `None` if the connection was closed. A frame that is not the next one of the other
-/// end is an error of the kind `InvalidData`.
+/// Reads a frame; `None` if the connection was closed. A frame that is not the next one of the
+/// other end is an error of the kind `InvalidData`.
 pub(super) fn read(from: &mut impl Read, seal: &mut Seal) -> io::Result<Option<(Kind, Vec<u8>)>> {
     let mut head = [0; HEAD];
     loop {

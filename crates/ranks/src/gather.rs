@@ -31,15 +31,15 @@ impl Group {
     /// The ranks' parts of an array, joined along the last axis, of which rank `r` has `lengths[r]`
     /// elements; all other lengths and the type are the same on all ranks.
     ///
-    /// On a CPU the parts go straight from each rank to each other one, and a rank that waits sleeps.
-    /// On a GPU they take the way of [`all_gather`](Self::all_gather), whose `vmap` is right only if
-    /// the mapped axis is not the first one. The derivative for a rank's part is its part of that
-    /// rank's cotangent.
+    /// On a CPU the parts go straight from each rank to each other one, and a rank that waits
+    /// sleeps. On a GPU they take the way of [`all_gather`](Self::all_gather), whose `vmap` is
+    /// right only if the mapped axis is not the first one. The derivative for a rank's part is its
+    /// part of that rank's cotangent.
     ///
     /// # Errors
     ///
-    /// Returns an error where [`Group::all_sum`] does, and unless there is a length for each rank, of
-    /// which that of this rank is the length of the last axis of `x`.
+    /// Returns an error where [`Group::all_sum`] does, and unless there is a length for each rank,
+    /// of which that of this rank is the length of the last axis of `x`.
     ///
     /// ```
     /// # use mlx_primitives_ranks::{Group, Options};

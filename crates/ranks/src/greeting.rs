@@ -1,10 +1,11 @@
 //! The start of a group: every rank connects to rank 0, the two prove to each other that they know
-//! the secret, and the rank is compared with rank 0, before MLX connects the ranks. MLX itself would
-//! wait for a missing rank without an end, and compares nothing.
+//! the secret, and the rank is compared with rank 0, before MLX connects the ranks. MLX itself
+//! would wait for a missing rank without an end, and compares nothing.
 //!
-//! Rank 0 sends [`MAGIC`] and a fresh nonce to each connection. A rank answers with its [`Greeting`],
-//! its own nonce, and a proof over both; rank 0 with its proof. The keys of all later frames come
-//! from both nonces and the greeting, so that nothing of one connection is valid on another.
+//! Rank 0 sends [`MAGIC`] and a fresh nonce to each connection. A rank answers with its
+//! [`Greeting`], its own nonce, and a proof over both; rank 0 with its proof. The keys of all later
+//! frames come from both nonces and the greeting, so that nothing of one connection is valid on
+//! another.
 
 use std::collections::BTreeMap;
 use std::io::{self, ErrorKind, Read, Write};

@@ -59,16 +59,16 @@ impl Group {
     /// thread that evaluates waits inside MLX, which cannot be stopped.
     ///
     /// If a rank is lost while this one evaluates, the evaluation may return an error before the
-    /// line is written. From then on all evaluations, and operations of the group, are errors, since
-    /// MLX would wait without an end. The program should call [`Group::fail`] and end; until then the
-    /// other ranks may wait for it.
+    /// line is written. From then on all evaluations, and operations of the group, are errors,
+    /// since MLX would wait without an end. The program should call [`Group::fail`] and end; until
+    /// then the other ranks may wait for it.
     ///
     /// # Errors
     ///
     /// Returns an error that names the variable or the file if they do not describe a group, or if
-    /// [`Options::strict`] is set and there is one rank; an error that names the rank if a rank does
-    /// not start within [`Options::timeout`], has another version of MLX or of this crate, or the
-    /// number of another rank; an error with the address if a port cannot be used, or if it is
+    /// [`Options::strict`] is set and there is one rank; an error that names the rank if a rank
+    /// does not start within [`Options::timeout`], has another version of MLX or of this crate, or
+    /// the number of another rank; an error with the address if a port cannot be used, or if it is
     /// reached over a network and there is no secret, and one that names the variable if the secret
     /// is too short or its file cannot be read.
     ///
@@ -231,8 +231,8 @@ impl Group {
     ///
     /// # Errors
     ///
-    /// If the texts are not all equal, returns the same error on every rank, which names `what`, the
-    /// ranks that differ from rank 0, and their texts. Also returns an error where
+    /// If the texts are not all equal, returns the same error on every rank, which names `what`,
+    /// the ranks that differ from rank 0, and their texts. Also returns an error where
     /// [`Group::gather_text`] does.
     ///
     /// ```
@@ -270,8 +270,8 @@ impl Group {
         Ok(())
     }
 
-    /// The texts of all ranks, in their order, on every rank. All ranks have to call it, in the same
-    /// order; the texts may be of different lengths.
+    /// The texts of all ranks, in their order, on every rank. All ranks have to call it, in the
+    /// same order; the texts may be of different lengths.
     ///
     /// # Errors
     ///

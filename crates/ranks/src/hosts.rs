@@ -15,7 +15,7 @@ pub(super) struct Place {
     pub backend: &'static str,
     /// The address at which rank 0 awaits the others, `host:port`.
     pub first: String,
-    /// The addresses of each rank in a ring; of JACCL's ranks, that at which rank 0 awaits the others.
+    /// The addresses of each rank in a ring; for JACCL, where rank 0 awaits the others.
     pub hosts: Vec<Vec<String>>,
 }
 

@@ -2,9 +2,9 @@
 //!
 //! Each process is a *rank* of a group and runs the same program. MLX's environment variables
 //! describe the group: `MLX_RANK` is the number of this process, from 0, and `MLX_HOSTFILE` names a
-//! JSON file with the addresses of all ranks, `[["10.0.0.1:5000"], ["10.0.0.2:5000"]]`. `mlx.launch`
-//! sets them. A process without them is the only rank of its group, and the operations return
-//! their arguments:
+//! JSON file with the addresses of all ranks, `[["10.0.0.1:5000"], ["10.0.0.2:5000"]]`.
+//! `mlx.launch` sets them. A process without them is the only rank of its group, and the operations
+//! return their arguments:
 //!
 //! ```
 //! use mlx_primitives_ranks::{Group, Options};
@@ -27,10 +27,10 @@
 //!
 //! # Trust
 //!
-//! Ranks prove to each other that they know the secret in `MLX_PRIMITIVES_RANK_SECRET`, or in the file
-//! that `MLX_PRIMITIVES_RANK_SECRET_FILE` names, of 16 bytes or more. Without one, all addresses have
-//! to be loopback ones. Messages are authenticated and not encrypted, and the connections of MLX's
-//! ring are neither: the book's page on several machines says what that means.
+//! Ranks prove to each other that they know the secret in `MLX_PRIMITIVES_RANK_SECRET`, or in the
+//! file that `MLX_PRIMITIVES_RANK_SECRET_FILE` names, of 16 bytes or more. Without one, all
+//! addresses have to be loopback ones. Messages are authenticated and not encrypted, and the
+//! connections of MLX's ring are neither: the book's page on several machines says what that means.
 //!
 //! # Failures
 //!

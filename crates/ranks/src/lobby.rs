@@ -1,5 +1,5 @@
-//! The connections at a port that have not proved yet that they come from a rank. Whoever reaches the
-//! port can open as many as the network carries, so there are few seats, each for a short time.
+//! The connections at a port that have not proved yet that they come from a rank. Whoever reaches
+//! the port can open as many as the network carries, so there are few seats, each for a short time.
 
 use std::collections::HashMap;
 use std::io::{ErrorKind, Read};

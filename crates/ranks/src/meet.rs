@@ -1,6 +1,6 @@
-//! How each rank connects to each other one. The ranks have told each other a nonce and an address over
-//! the authenticated control connections, so a proof over all that they told belongs to this group
-//! alone, and both ends of a connection give one before anything else.
+//! How each rank connects to each other one. The ranks have told each other a nonce and an address
+//! over the authenticated control connections, so a proof over all that they told belongs to this
+//! group alone, and both ends of a connection give one before anything else.
 
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::{TcpListener, TcpStream, ToSocketAddrs};
@@ -45,8 +45,8 @@ pub(super) fn listen(host: &str) -> Result<(TcpListener, String)> {
     Ok((listener, format!("{host}:{port}")))
 }
 
-/// Connects this rank to all others. `told` is what each rank has told all: first a nonce, then where
-/// it listens.
+/// Connects this rank to all others. `told` is what each rank has told all: first a nonce, then
+/// where it listens.
 pub(super) fn all(
     rank: usize,
     listener: TcpListener,

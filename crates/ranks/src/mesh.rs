@@ -15,8 +15,8 @@ use mlx_primitives::{Error, Result};
 
 /// The number of an exchange and the bytes of the part that follows. After it comes a tag.
 const HEADER: usize = 16;
-/// How long a rank looks at its connections before it sleeps, from which it wakes late: longer than a
-/// message takes in a local network. Meanwhile other threads may have its core.
+/// How long a rank looks at its connections before it sleeps, from which it wakes late: longer than
+/// a message takes in a local network. Meanwhile other threads may have its core.
 const WATCH: Duration = Duration::from_millis(3);
 /// The longest sleep before it looks whether the group still works.
 const NAP: Duration = Duration::from_millis(100);
@@ -41,8 +41,8 @@ impl Mesh {
         Self(Mutex::new(ranks.into_iter().map(peer).collect()))
     }
 
-    /// Sends `own` to every other rank, and fills `parts[r]` with the bytes of rank `r`; the part of
-    /// this rank is left as it is.
+    /// Sends `own` to every other rank, and fills `parts[r]` with the bytes of rank `r`; the part
+    /// of this rank is left as it is.
     pub(super) fn exchange(&self, own: &[u8], parts: &mut [&mut [u8]]) -> Result<()> {
         let mut parts: Vec<_> = parts.iter_mut().map(Some).collect();
         self.transfer(|peer| {
@@ -158,7 +158,7 @@ impl Transfer<'_, '_> {
         (sends - self.sent, reads - self.read)
     }
 
-    /// Writes and reads the bytes that the connection takes and has. Returns whether there were any.
+    /// Writes and reads as many bytes as the connection allows. Returns whether there were any.
     fn advance(&mut self) -> Result<bool> {
         let (sends, reads) = self.left();
         let mut moved = false;

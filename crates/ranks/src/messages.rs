@@ -1,4 +1,4 @@
-//! Messages between all ranks over the control connections, which every rank sends in the same order.
+//! Messages over the control connections, which every rank sends in the same order.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 

@@ -18,7 +18,7 @@ pub(super) struct RankPart {
     /// `None` for a rank that is only planned.
     group: Option<Group>,
     cuts: Cuts,
-    /// The types of the hidden states where they enter this rank's layers, and behind the last layer.
+    /// The types of the hidden states before this rank's first layer and after the last of all.
     types: OnceLock<[Dtype; 2]>,
 }
 
@@ -176,8 +176,8 @@ impl Exchange for RankPart {
         self.cuts.absent_queries()
     }
 
-    /// In a pipeline, the ranks compute one after the other, each from the type that the one before it
-    /// has found. Other schemes do not need the types.
+    /// In a pipeline, the ranks compute one after the other, each from the type that the one before
+    /// it has found. Other schemes do not need the types.
     fn learn_types(
         &self,
         first: Dtype,

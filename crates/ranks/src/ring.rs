@@ -1,5 +1,5 @@
-//! MLX's connections between ranks. MLX takes whoever connects first for a rank, so its ring does not
-//! use the ports of the host file, which others know, but ports that the ranks tell each other.
+//! MLX's connections between ranks. MLX takes whoever connects first for a rank, so its ring does
+//! not use the ports of the host file, which others know, but ports that the ranks tell each other.
 
 use std::io;
 use std::net::{SocketAddr, ToSocketAddrs};
@@ -33,8 +33,8 @@ impl Ports {
             let found = found.ok_or_else(|| io::Error::other("it has no IPv4 address"))?;
             let socket = Socket::new(Domain::IPV4, Type::STREAM, None)?;
             socket.bind(&found.into())?;
-            // MLX may bind to the port too: it sets the same options. They are set after this end is
-            // bound, or the system could give two processes one port.
+            // MLX may bind to the port too: it sets the same options. They are set after this end
+            // is bound, or the system could give two processes one port.
             socket.set_reuse_address(true)?;
             #[cfg(unix)]
             socket.set_reuse_port(true)?;
@@ -77,8 +77,9 @@ fn write(all: &[Vec<String>]) -> io::Result<NamedTempFile> {
     Ok(file)
 }
 
-/// Sets the path that MLX reads. The variable is set already, since this rank read its place from it,
-/// so its entry alone changes: by one store of a pointer on Linux, under the system's lock on macOS.
+/// Sets the path that MLX reads. The variable is set already, since this rank read its place from
+/// it, so its entry alone changes: by one store of a pointer on Linux, under the system's lock on
+/// macOS.
 fn set(path: &std::ffi::OsStr) {
     // SAFETY: threads that look for other variables meanwhile read the old or the new text of this
     // entry, none of which is freed, and only MLX on this thread keeps a pointer to such a text.

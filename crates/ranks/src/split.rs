@@ -8,12 +8,12 @@ use super::group::Group;
 use super::part::RankPart;
 use super::scheme::Scheme;
 
-/// One model on the ranks of a group, by a [`Scheme`]: by default one whose results are those of one
-/// process, bit by bit.
+/// One model on the ranks of a group, by a [`Scheme`]: by default one whose results are those of
+/// one process, bit by bit.
 ///
 /// Every rank calls the same functions of the model in the same order, with the same arguments. A
-/// rank reads only its part of the files. A model on several ranks has no derivatives: a closure that
-/// is differentiated gets an error from it, before the ranks exchange anything.
+/// rank reads only its part of the files. A model on several ranks has no derivatives: a closure
+/// that is differentiated gets an error from it, before the ranks exchange anything.
 ///
 /// ```
 /// use mlx_primitives_ranks::{Group, Options, Split};
@@ -39,8 +39,8 @@ pub struct Split {
 
 impl Split {
     /// A split across the ranks of `group`. `shares` has a number for each rank, in the ratio of
-    /// which the ranks hold rows and heads, or layers, such as `[3, 1]` if rank 0 has three times the memory;
-    /// without any, all shares are equal.
+    /// which the ranks hold rows and heads, or layers, such as `[3, 1]` if rank 0 has three times
+    /// the memory; without any, all shares are equal.
     ///
     /// # Errors
     ///
@@ -57,8 +57,8 @@ impl Split {
     }
 
     /// A rank of a group that does not exist yet. Its models load by
-    /// [`load_lazily`](Self::load_lazily), and tell the bytes that the rank would hold and send; they
-    /// compute nothing.
+    /// [`load_lazily`](Self::load_lazily), and tell the bytes that the rank would hold and send;
+    /// they compute nothing.
     ///
     /// # Errors
     ///
@@ -122,8 +122,8 @@ impl Split {
     ///
     /// # Errors
     ///
-    /// Returns an error for what [`Llama::load`] refuses, and for a model with fewer query heads than
-    /// there are ranks.
+    /// Returns an error for what [`Llama::load`] refuses, and for a model with fewer query heads
+    /// than there are ranks.
     pub fn load_llama(
         &self,
         path: impl AsRef<Path>,
@@ -132,12 +132,13 @@ impl Split {
         Llama::load_part(path, &|config| self.share(config), progress)
     }
 
-    /// Loads this rank's part of a model, but reads only the headers, as [`Llama::load_lazily`] does.
+    /// Loads this rank's part of a model, but reads only the headers, as [`Llama::load_lazily`]
+    /// does.
     ///
     /// # Errors
     ///
-    /// Returns an error for what [`Llama::load`] refuses, and for a model with fewer query heads than
-    /// there are ranks.
+    /// Returns an error for what [`Llama::load`] refuses, and for a model with fewer query heads
+    /// than there are ranks.
     pub fn load_lazily(&self, path: impl AsRef<Path>) -> Result<Llama> {
         Llama::load_part_lazily(path, &|config| self.share(config))
     }

@@ -6,8 +6,8 @@ use super::scheme::Scheme;
 use super::split::Split;
 
 impl Split {
-    /// The exchanges of one decoded token without the rest of the model that this rank has loaded, for
-    /// measuring them. Every rank evaluates them together.
+    /// The exchanges of one decoded token without the rest of the model that this rank has loaded,
+    /// for measuring them. Every rank evaluates them together.
     ///
     /// # Errors
     ///

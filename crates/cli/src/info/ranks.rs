@@ -99,7 +99,7 @@ pub fn plans(args: &Args, whole: &Llama) -> Result<Vec<Plan>> {
     Ok(plans)
 }
 
-/// The seconds of a token's exchanges, in each of which a rank sends its part to all others at once.
+/// The seconds of a token's exchanges. In each, a rank sends its part to all others at once.
 fn time_of(link: Link, exchanges: u64, sent: u64) -> f64 {
     exchanges as f64 * link.latency + sent as f64 / link.bandwidth
 }

@@ -48,7 +48,7 @@ pub struct Workload {
     /// The function's name in `ops`.
     pub op: &'static str,
     pub shape: &'static [i32],
-    /// A label that distinguishes workloads of one op and shape, and selects their inputs; may be empty.
+    /// Distinguishes workloads of one op and shape, and selects their inputs; may be empty.
     pub variant: &'static str,
     pub size: Size,
     /// The reason why the op stays below the machine's limit; empty if it comes close.

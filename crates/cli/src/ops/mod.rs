@@ -60,11 +60,12 @@ pub struct Args {
     /// The device to compare on; the GPU if there is one.
     #[arg(long, value_parser = ["cpu", "gpu"])]
     device: Option<String>,
-    /// At most 100 seconds: fewer samples, wide and large shapes in one type, chains in decode shapes
-    /// only. A slow built-in runs once; a slow machine leaves out large shapes and types.
+    /// At most 100 seconds: fewer samples, wide and large shapes in one type, chains in decode
+    /// shapes only. A slow built-in runs once; a slow machine leaves out large shapes and types.
     #[arg(long)]
     quick: bool,
-    /// Only shapes larger than the caches, and MLX's built-ins only where they take less than seconds.
+    /// Only shapes larger than the caches, and MLX's built-ins only where they take less than
+    /// seconds.
     #[arg(long)]
     large: bool,
     /// Print an array of JSON objects instead of tables, one on each line as it is measured.

@@ -47,8 +47,8 @@ impl Plan {
         limits
     }
 
-    /// There is no time if all has passed. Where the cases before took longer than planned, there is
-    /// none for large cases and further types either, so that every op gets some, and less for
+    /// There is no time if all has passed. Where the cases before took longer than planned, there
+    /// is none for large cases and further types either, so that every op gets some, and less for
     /// others.
     fn limits(&self, case: &Case, spent: Duration) -> Option<Limits> {
         let effort = self.effort;

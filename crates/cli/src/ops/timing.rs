@@ -86,8 +86,8 @@ pub fn interleave(
     let mut times = vec![Vec::new(); competitors.len()];
     let mut estimates = Vec::new();
     for (competitor, times) in competitors.iter_mut().zip(&mut times) {
-        // The first run warms up; if it is cheap, a second one estimates the time better, and counts
-        // unless it is so short that the end of the first one shows in it.
+        // The first run warms up; if it is cheap, a second one estimates the time better, and
+        // counts unless it is so short that the end of the first one shows in it.
         let first = competitor.time()?;
         let again = first < 0.05;
         let estimate = if again { competitor.time()? } else { first };

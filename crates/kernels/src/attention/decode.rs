@@ -19,9 +19,9 @@ use crate::{Machine, Shared};
 /// Keys per chunk: enough to hide its overhead, few enough to share a long cache evenly.
 const CHUNK: usize = 256;
 
-/// Work, in tenths of a nanosecond, for the first key and value of a chunk, which most often come from
-/// memory and from pages that no core has looked up lately: between products that fill the caches, eight
-/// chunks of a few keys take 4 µs in all on one core of Zen 4 and 20 µs on one of a Xeon.
+/// The time of the first key and value of a chunk in tenths of a nanosecond. Most often they come
+/// from memory, and from pages that no core has looked up lately. Between products that fill the
+/// caches, eight chunks of a few keys take 4 µs on one core of Zen 4, and 20 µs on one of a Xeon.
 const FIRST: usize = 10_000;
 
 /// Batch and key-value head, and first key.

@@ -366,8 +366,8 @@ impl<A: Arithmetic, W: Weights<A>> Blocks<'_, A, W> {
                 let next = (panel + 1).min(row / LANES + panels - 1);
                 let x = [panel, next].map(|p| self.x.panel(block, p).wrapping_add(start * LANES));
                 let pass = Pass { x, panel, at: at + start, words };
-                // SAFETY: where the second panel does not exist, it is the first again, and its sums
-                // have room, as blocks have even numbers of panels.
+                // SAFETY: where the second panel does not exist, it is the first again, and its
+                // sums have room, as blocks have even numbers of panels.
                 unsafe {
                     let sums = sums.add(done * LANES);
                     self.weights.add_in_tiles::<V>(pass, tile, sums);

@@ -20,9 +20,8 @@ const SUMS: usize = 4;
 const AHEAD: usize = 4096;
 /// Rows of x that share a load of w in registers.
 const TOGETHER: usize = 4;
-/// Rows of w that are read at a time where that is faster. On a Xeon with AMX it raised the speed of
-/// decoding in bf16 by 6 % (median of 13 pairs of runs, nine of an earlier form); Zen 4 lost 8 to
-/// 14 %.
+/// Rows of w that are read at a time where that is faster. On a Xeon with AMX it raised the speed
+/// of decoding in bf16 by 6 % (median of 13 pairs of runs); Zen 4 lost 8 to 14 %.
 const STREAMS: usize = 4;
 
 /// # Safety
@@ -201,8 +200,8 @@ impl<E: Epilogue> Kernel for Finish<'_, E> {
     }
 }
 
-/// Dot products of `W_ROWS` rows of w with `ROWS` rows of x, to the elements from `i` on of each row
-/// of `to`.
+/// Dot products of `W_ROWS` rows of w with `ROWS` rows of x; they go to `to`, from `i` on in each
+/// row.
 #[inline(always)]
 unsafe fn dots<
     V: F32x16,

@@ -106,8 +106,8 @@ impl Level {
 
     /// Whether this level multiplies a few rows of 16-bit x with packed weights in integers. The
     /// x86 processors with tiles add up products of bytes six times as fast as those of bf16 pairs.
-    /// On ARM one instruction multiplies sixteen bytes or four numbers of f32; that this is faster was not
-    /// measured on a processor.
+    /// On ARM one instruction multiplies sixteen bytes or four numbers of f32; that this is faster
+    /// was not measured on a processor.
     pub fn adds_digits(self) -> bool {
         self.multiplies_tiles() || cfg!(target_arch = "aarch64") && self.dots_bytes()
     }

@@ -1,7 +1,7 @@
 //! The memory that the next job will read, so that helpers can prefetch some of it while they wait.
 //!
-//! All of this is only a hint. A helper may see parts of two descriptions while the caller writes the
-//! second one, or of memory that has been returned to the system: a prefetch of any address is
+//! All of this is only a hint. A helper may see parts of two descriptions while the caller writes
+//! the second one, or of memory that has been returned to the system: a prefetch of any address is
 //! allowed.
 
 use std::ops::Range;
@@ -45,7 +45,7 @@ impl Coming {
         Self { number, of_caller, items, threads, reads }
     }
 
-    /// Describes a job with `items` items for `threads` threads. Only the first [`MOST`] reads count.
+    /// Describes a job with `items` items for `threads` threads. Keeps the first [`MOST`] reads.
     pub fn set(&self, items: usize, threads: usize, reads: impl Iterator<Item = Read>) {
         let none = Read { address: 0, bytes_of_item: 0, items: 0..0 };
         store(&self.items, items);

@@ -100,8 +100,8 @@ pub struct Share(AtomicU64);
 const LAST: u32 = 16;
 const TAKEN: u32 = 8;
 const RUNNING: u64 = (1 << TAKEN) - 1;
-/// A thread takes half of the units that are left of a share with fewer units than this, and a quarter
-/// of those of a larger share.
+/// A thread takes half of the units that are left of a share with fewer units than this, and a
+/// quarter of those of a larger share.
 const MANY_UNITS: usize = 16;
 
 impl Share {
@@ -109,9 +109,9 @@ impl Share {
         Share(AtomicU64::new(Call::NONE))
     }
 
-    /// Takes a part of the units that are left: of the thread's `own` share half of few, or a quarter of
-    /// many, and of another share half as many. The thread is counted among those that run until it
-    /// calls [`leave`](Self::leave), and says by `inside` that it is counted already.
+    /// Takes a part of the units that are left: of the thread's `own` share half of few, or a
+    /// quarter of many, and of another share half as many. The thread is counted among those that
+    /// run until it calls [`leave`](Self::leave), and says by `inside` that it is counted already.
     pub fn take(&self, call: Call, own: bool, inside: bool) -> Option<Range<usize>> {
         let mut word = self.0.load(Ordering::Relaxed);
         loop {

@@ -1,9 +1,9 @@
 //! Whether a short job is worth sharing, by measurement.
 //!
-//! On one virtual machine (Zen 4) a cache line went to the other core and back in 50 ns in some runs
-//! and in 330 ns in others, so what sharing costs is not known beforehand. So a few jobs are timed,
-//! some alone and some shared, and the others run in the way that was faster for jobs of about their
-//! size.
+//! On one virtual machine (Zen 4) a cache line went to the other core and back in 50 ns in some
+//! runs and in 330 ns in others, so what sharing costs is not known beforehand. So a few jobs are
+//! timed, some alone and some shared, and the others run in the way that was faster for jobs of
+//! about their size.
 
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
@@ -13,8 +13,7 @@ const CLASSES: usize = 3;
 const TIMED: u32 = 13;
 /// The number of jobs that a mean time covers.
 const COVERED: u32 = 8;
-/// A job that took more than this many times the mean was interrupted, and counts as this many times
-/// the mean.
+/// A job that took more than this many times the mean was interrupted, and counts as this much.
 const LONGEST: u32 = 3;
 
 /// Nanoseconds of jobs by their estimated work, and the choices that follow.

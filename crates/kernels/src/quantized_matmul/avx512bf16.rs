@@ -95,7 +95,8 @@ unsafe fn load<F: Format, const WHOLE: bool>(from: *const u8, count: usize) -> _
         } else {
             _mm512_maskz_loadu_epi8((1 << (F::LANE_BITS * count / 8)) - 1, from.cast())
         };
-        // Each quarter gets four lanes, and each of their eight halves its two bytes.
+        // Copies the words of four lanes into each quarter of the register. There, each of the
+        // eight halves of lanes then takes the two bytes that contain its bits.
         let Spread { words: quarters, bytes, shifts } = const { &Spread::of(F::LANE_BITS) };
         let quarters = _mm512_loadu_si512(quarters.as_ptr().cast());
         let pairs = _mm512_broadcast_i32x4(_mm_loadu_si128(bytes.as_ptr().cast()));

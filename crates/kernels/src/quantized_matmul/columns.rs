@@ -212,7 +212,7 @@ impl<T: Float> Kernel for Write<'_, T> {
     }
 }
 
-/// Multiplies `count` rows of weights, at most `BLOCKS` blocks, with a band of at most `B` rows of x.
+/// Multiplies `count` rows of weights, at most `BLOCKS` blocks, with a band of up to `B` rows of x.
 struct Products<'a, D, const B: usize> {
     operands: Operands<'a>,
     count: usize,

@@ -24,7 +24,7 @@ const DIGITS: usize = 3;
 const BYTES: usize = 4 * LANES;
 /// Rows of weights that share the loads of x and are read as parallel streams.
 const TOGETHER: usize = 4;
-/// The bytes of a row below which the next block's weights are prefetched instead of the next row's.
+/// In rows of fewer bytes, the next block's weights are prefetched instead of the next row's.
 const SHORT: usize = 1024;
 
 /// Whether these products support a call on this machine.
@@ -44,7 +44,7 @@ const fn pair<F: Format>() -> usize {
     2 * F::CHUNK
 }
 
-/// The group of each lane of [`F32x16::zip_words`] of two chunks, where `2^shift` lanes are a group.
+/// The group of each lane of [`F32x16::zip_words`] of two chunks, with `2^shift` lanes a group.
 #[inline(always)]
 fn pair_groups<V: F32x16>(shift: u32) -> V::Int {
     numbers::<V>(|lane| (lane / 4 * 4 + lane / 2 % 2 * LANES) >> shift)
@@ -109,8 +109,8 @@ impl<T: Float, F: Format> Dots for Digits<T, F> {
     }
 }
 
-/// Sizes and addresses that are common to all rows of weights when they are multiplied with `M` rows
-/// of x. They are computed once, since the compiler does not move them across a prefetch.
+/// Sizes and addresses that are common to all rows of weights when they are multiplied with `M`
+/// rows of x. They are computed once, since the compiler does not move them across a prefetch.
 struct Common<const M: usize> {
     groups: usize,
     /// A group has `2^shift` lanes of a chunk.
@@ -178,10 +178,11 @@ impl<T: Float, F: Format> Digits<T, F> {
         }
     }
 
-    /// Multiplies `R` rows of weights, `first` and those `apart` rows below each other, with `M` rows
-    /// of x. It prefetches the weights that are `ahead[0]` bytes below each row, and the scales and
-    /// biases of `R` rows that lie side by side, the first one `ahead[1]` bytes below `first`. If it is
-    /// `given` each row's scales times units, of at most sixteen groups, it leaves the biases out.
+    /// Multiplies `R` rows of weights, `first` and those `apart` rows below each other, with `M`
+    /// rows of x. It prefetches the weights that are `ahead[0]` bytes below each row, and the
+    /// scales and biases of `R` rows that lie side by side, the first one `ahead[1]` bytes below
+    /// `first`. If it is `given` each row's scales times units, of at most sixteen groups, it
+    /// leaves the biases out.
     ///
     /// # Safety
     /// The contract of [`Dots::dot`].
@@ -255,9 +256,9 @@ impl<T: Float, F: Format> Digits<T, F> {
         sums
     }
 
-    /// Two chunks of `R` rows of weights in bytes, `bytes_apart`. With `WHOLE` false it loads only the
-    /// first `left` words, by masks, which take a port that the products need. Prefetches the weights
-    /// that are `ahead`.
+    /// Two chunks of `R` rows of weights in bytes, `bytes_apart`. With `WHOLE` false it loads only
+    /// the first `left` words, by masks, which take a port that the products need. Prefetches the
+    /// weights that are `ahead`.
     ///
     /// # Safety
     /// In each row the words of two chunks are readable, or with `WHOLE` false the first `left`.
@@ -301,8 +302,8 @@ impl<T: Float, F: Format> Digits<T, F> {
         }
     }
 
-    /// The sums of each lane's products of two chunks of `R` rows of weights and `M` rows of x, whose
-    /// digits are `padded` bytes apart.
+    /// The sums of each lane's products of two chunks of `R` rows of weights and `M` rows of x,
+    /// whose digits are `padded` bytes apart.
     ///
     /// # Safety
     /// Two chunks are readable at each of the digits.
@@ -312,8 +313,8 @@ impl<T: Float, F: Format> Digits<T, F> {
         x: [*const u8; M],
         padded: usize,
     ) -> [[V; M]; R] {
-        // A digit's products are added to 256 times the sum of those before. A number of 23 bits and a
-        // sign times sixteen weights of 4 bits is below 2^31.
+        // A digit's products are added to 256 times the sum of those before. A number of 23 bits
+        // and a sign times sixteen weights of 4 bits is below 2^31.
         let mut sums = [[V::splat_int(0); M]; R];
         let mut high = sums;
         let positions = 8 / Self::BITS;

@@ -1,5 +1,5 @@
-//! The order of products: a token's products come in the same order as those of the token
-//! before. So helpers that wait for the next product can prefetch its first weights, while one thread
+//! The order of products: a token's products come in the same order as those of the token before.
+//! So helpers that wait for the next product can prefetch its first weights, while one thread
 //! computes what lies between the products.
 
 use std::cell::Cell;
@@ -12,8 +12,7 @@ use crate::simd::LANES;
 
 /// Products that are remembered, more than a large model has.
 const SLOTS: usize = 1024;
-/// Work, in tenths of a nanosecond, below which a product is not remembered: small weights stay in the
-/// caches.
+/// A product of less work, in tenths of a nanosecond, is not kept: small weights stay in caches.
 const LEAST_WORK: usize = 200_000;
 
 /// A product, the address of its first weights, and of those of the product that followed it.

@@ -15,7 +15,7 @@ pub trait Kernel: Sized {
     const BF16: bool;
     /// Whether only `avx512bf16` and `amx` run it, and in tests the portable level.
     const ONLY_BF16: bool = false;
-    /// Whether it multiplies bytes, so that `dotprod` and `i8mm` run it although `ONLY_BF16` is set.
+    /// Whether it multiplies bytes, so that `dotprod` and `i8mm` run it in spite of `ONLY_BF16`.
     const BYTES: bool = false;
 
     /// # Safety

@@ -6,8 +6,8 @@ const BYTES: usize = 4 * LANES;
 /// The fields of a byte as the bit that each begins at and its bits.
 const FIELDS: [(u32, u32); 7] = [(0, 2), (2, 2), (4, 2), (6, 2), (0, 4), (4, 4), (2, 4)];
 
-/// The words of two vectors in turn, the fields of the first vector, and its products with the second,
-/// also without their highest bits.
+/// The words of two vectors in turn, the fields of the first vector, and its products with the
+/// second, also without their highest bits.
 struct Bytes<'a> {
     vectors: &'a [[u8; BYTES]; 2],
     zipped: &'a mut [[u8; BYTES]; 2],

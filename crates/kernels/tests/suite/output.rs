@@ -7,7 +7,7 @@ use mlx_primitives_kernels::{
     Activation, AffineShape, Combination, Frequencies, ResidualNorm, RopeShape,
 };
 
-/// Memory for `count` elements, one block further than a multiple of a page, or `beside` it by an element.
+/// Memory for `count` elements, one block behind the start of a page, or `beside` it by an element.
 fn place<T: Sample>(memory: &mut Vec<T>, count: usize, beside: bool) -> &mut [T] {
     const PAGE: usize = 4096;
     go_past_the_caches();
@@ -88,7 +88,7 @@ const ROWS: usize = 67;
 /// A call of a kernel that writes to an address.
 type Run<'a> = &'a dyn Fn(*mut u8);
 
-/// Every kernel that may store past the caches, with what it writes where it does and where it does not.
+/// Every kernel that may store past the caches, with its results where it does and does not.
 fn every_kernel<T: Sample>(element: Element, axis: usize) {
     let count = ROWS * axis;
     let (a, b) = (values::<T>(count, 3.0), values::<T>(count + 1, 2.0).split_off(1));

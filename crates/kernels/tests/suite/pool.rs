@@ -216,8 +216,8 @@ fn jobs_of_any_size_survive_sleepers() {
     }
 }
 
-/// Runs `jobs` jobs of `work` in a model where one takes `alone` or `shared` nanoseconds. Returns how
-/// many were shared, how many were timed, and how many of the timed ones were shared.
+/// Runs `jobs` jobs of `work` in a model where one takes `alone` or `shared` nanoseconds. Returns
+/// how many were shared, how many were timed, and how many of the timed ones were shared.
 fn simulate(worth: &Worth, work: usize, jobs: usize, alone: u128, shared: u128) -> [usize; 3] {
     let mut counts = [0; 3];
     for _ in 0..jobs {

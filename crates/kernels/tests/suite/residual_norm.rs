@@ -30,7 +30,7 @@ fn run<T: Sample>(
     outputs
 }
 
-/// The sum is rounded once, and the norm equals bit for bit what the separate norm kernel makes of that sum.
+/// The sum is rounded once, and the norm equals the separate norm of that sum, bit by bit.
 fn shapes<T: Sample>(element: Element) {
     for axis in AXES {
         for rows in [0, 1, 3, 67] {

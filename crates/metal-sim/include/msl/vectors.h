@@ -1,4 +1,4 @@
-// Vectors are the compiler's ext_vector_type, so swizzles, arithmetic and comparisons come for free.
+// Vectors are the compiler's ext_vector_type, which has swizzles, arithmetic and comparisons.
 #pragma once
 
 #define MSL_VECTOR(T)                                      \

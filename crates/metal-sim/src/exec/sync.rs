@@ -16,8 +16,8 @@ pub(super) struct Barrier {
     site: usize,
 }
 
-/// Rounds alternate, since a lane may publish its next value before others have read this one;
-/// a matrix product reads two rounds at a time.
+/// Successive exchanges use different rounds, since a lane may publish its next value before all
+/// others have read the last one. A matrix product uses two rounds at a time.
 const ROUNDS: usize = 4;
 
 /// The values that lanes exchange.

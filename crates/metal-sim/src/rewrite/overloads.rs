@@ -109,7 +109,8 @@ impl Rewriter {
         }
     }
 
-    /// Keeps the first of free functions and specializations for several address spaces.
+    /// Removes free functions and specializations that differ from an earlier one only in address
+    /// spaces.
     pub(super) fn space_overloads(&mut self) {
         debug_assert_ne!(self.purpose, Purpose::Check);
         let mut seen = HashSet::new();

@@ -14,8 +14,8 @@ pub(super) fn look(tokens: &Tokens, functions: &[Function]) -> Vec<Remark> {
 const BARE: &str = "pointer or reference without an address space";
 
 /// "pointer type must have explicit address space qualifier", "reference type must have explicit
-/// address space qualifier": of a variable, a member, an alias or a cast; [`super::functions`] looks at
-/// parameters.
+/// address space qualifier": of a variable, a member, an alias or a cast; [`super::functions`]
+/// looks at parameters.
 fn pointer(tokens: &Tokens, start: usize) -> Option<Remark> {
     let opening = tokens.before(start);
     let cast = matches!(opening, "(" | "<");
@@ -88,8 +88,8 @@ fn statics(tokens: &Tokens, function: &Function) -> Vec<Remark> {
     function.body.clone().filter(inside).map(|i| remark(tokens, i, text.into())).collect()
 }
 
-/// "program scope variable must reside in constant address space", "variable in constant address space
-/// must be initialized".
+/// "program scope variable must reside in constant address space", "variable in constant address
+/// space must be initialized".
 fn outside(tokens: &Tokens) -> Vec<Remark> {
     const OTHERS: [&str; 9] = [
         "using",

@@ -81,7 +81,8 @@ pub fn check(source: &Source, compiler: &Compiler, cache: &Path) -> Result<Vec<V
     Ok(found)
 }
 
-/// The remarks of [`check`] that need no host compiler, which has to know all names of a source.
+/// Finds the violations that [`check`] finds without compiling the source for the host. So the
+/// source may use names that nothing here declares.
 ///
 /// # Errors
 ///

@@ -60,8 +60,8 @@ fn types(tokens: &Tokens, function: &Function) -> Vec<Remark> {
     SAME.into_iter().filter_map(of).collect()
 }
 
-/// "expecting input declarations with either all scalar types or all vector types with the same number
-/// of elements": the first parameter of another width than the first position's.
+/// "expecting input declarations with either all scalar types or all vector types with the same
+/// number of elements": the first parameter of another width than the first position's.
 fn mix(tokens: &Tokens, function: &Function) -> Option<Remark> {
     let ranges = function.parameters.iter();
     let mut positions = ranges.filter_map(|range| position(tokens, range.clone()));

@@ -59,9 +59,9 @@ fn after(tokens: &Tokens, function: &Function) -> Option<Remark> {
     tokens.is_attribute(end).then(|| remark(tokens, end, format!("[[{name}]] {text}")))
 }
 
-/// "'buffer' attribute parameter is out of bounds: must be between 0 and 30", "'buffer' attribute takes
-/// one argument", "type 'uint' (aka 'unsigned int') is not valid for attribute 'buffer'", "invalid
-/// address space qualification for buffer pointee type 'threadgroup float'".
+/// "'buffer' attribute parameter is out of bounds: must be between 0 and 30", "'buffer' attribute
+/// takes one argument", "type 'uint' (aka 'unsigned int') is not valid for attribute 'buffer'",
+/// "invalid address space qualification for buffer pointee type 'threadgroup float'".
 fn resource(tokens: &Tokens, range: Range<usize>, attribute: &Attribute) -> Option<Remark> {
     let name = attribute.name;
     let spaces: &[&str] = match name {

@@ -1,8 +1,8 @@
 //! The table of lints, with the mistakes that show each of them.
 
-/// A rule of Apple's front end: what it says of a source that breaks the rule, as public logs of
-/// compilations have it, or the section of the Metal Shading Language Specification, version 4, where no
-/// log is known; and planted mistakes. Each line with a `// !` is one, followed by a part of what we say.
+/// A rule of Apple's front end: its message, from public logs of compilations, or, where no log is
+/// known, a section of the Metal Shading Language Specification, version 4; and planted mistakes.
+/// Each line with a `// !` is one, followed by a part of our message.
 pub type Lint = (&'static str, &'static str);
 
 const RESTRICTIONS: &str = "Specification 1.5.4, Restrictions";

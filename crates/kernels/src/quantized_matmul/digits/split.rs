@@ -120,8 +120,8 @@ impl<T: Float> Kernel for Split<'_, T> {
     }
 }
 
-/// Where the bytes of the sixteen elements from `at` on begin, in the order in which pairs of chunks
-/// yield their weights.
+/// Where the bytes of the sixteen elements from `at` on begin, in the order in which pairs of
+/// chunks yield their weights.
 fn place(at: usize, positions: usize) -> usize {
     let shift = positions.trailing_zeros();
     let of_weights = at >> shift;
@@ -150,8 +150,8 @@ unsafe fn sums_and_largest<V: F32x16>(x: *const f32, group: usize, count: usize)
     [V::reduce_add_each(sums), V::reduce_max_each(most)]
 }
 
-/// Rounds sixteen numbers, and returns their bytes in the low ones of each lane: the most significant
-/// ones first, each so that those below it may be negative.
+/// Rounds sixteen numbers, and returns their bytes in the low ones of each lane: the most
+/// significant ones first, each so that those below it may be negative.
 #[inline(always)]
 fn split<V: F32x16>(x: V) -> [V::Int; DIGITS] {
     let c = x.round().to_int();

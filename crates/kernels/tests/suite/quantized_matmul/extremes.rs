@@ -62,7 +62,8 @@ fn digits_of_extreme_rows<T: Sample>(values: &[(f32, bool)], least: f64) {
                             assert!(!got.is_finite(), "{what}: {got} at {i}");
                             continue;
                         }
-                        // Half a step of the smallest numbers, which instructions for bf16 take for zero.
+                        // Half a step of the smallest numbers, which bf16 instructions read as
+                        // zero.
                         let bound = want[i].abs() * f64::from(T::EPSILON) / 2.0 * 1.01
                             + reach[i] * 4e-6
                             + least;
