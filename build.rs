@@ -51,8 +51,7 @@ fn main() -> Result<()> {
     if cuda::is_on() { link_for_cuda(&root, &mlx) } else { Ok(()) }
 }
 
-/// A hash of the kernels and the code that dispatches them. A package has no sources of the CPU
-/// kernels.
+/// A hash of the kernels and of the code that dispatches them; packages lack the CPU kernels.
 fn kernels_hash(root: &Path) -> Result<String> {
     let folders = ["metal", "cpp/ops", "crates/kernels/src"].map(|folder| root.join(folder));
     let mut left: Vec<_> = folders.into_iter().filter(|folder| folder.is_dir()).collect();
@@ -370,8 +369,7 @@ fn link(root: &Path, mlx: &Mlx) -> Result<()> {
     let rpath = |folder: PathBuf| format!("-Wl,-rpath,{}", folder.display());
     let mut arguments: Vec<_> = folders.map(rpath).collect();
     if env::var("CARGO_CFG_TARGET_OS")? == "linux" {
-        // Functions are looked up when they are called, so a program starts with any MLX, even
-        // without CUDA.
+        // Looks functions up when they are called, so a program starts with any MLX.
         arguments.push("-Wl,-z,lazy".to_owned());
         if cuda::is_on() {
             arguments.push("-Wl,--allow-shlib-undefined".to_owned());
@@ -393,8 +391,7 @@ fn link_for_cuda(root: &Path, mlx: &Mlx) -> Result<()> {
     let same_version = Mlx::at(&cpu).is_some_and(|cpu| cpu.version == mlx.version);
     if same_version && !cuda::missing(&mlx.lib().join("libmlx.so"))?.is_empty() {
         let folder = cuda::without_gpu(&cpu)?;
-        // The linker does not need it, but cargo adds each such folder to the path of programs it
-        // runs.
+        // Not for the linker: cargo adds each folder to the library path of programs that it runs.
         println!("cargo::rustc-link-search=dependency={}", folder.display());
     }
     Ok(())
