@@ -21,91 +21,30 @@
 #![warn(missing_docs, clippy::missing_errors_doc, clippy::missing_panics_doc)]
 #![deny(unsafe_op_in_unsafe_fn)]
 
-mod activation;
-mod adapted;
-mod adapter_files;
-mod adapters;
-mod attention;
-mod batch;
-mod byte_level;
+mod base;
 mod cache;
-mod chat_template;
-mod checkpoint;
-mod config;
-mod config_json;
-mod config_keys;
-mod cut_patterns;
-mod draw;
-mod embedding;
-mod estimate;
-mod exchange;
-mod fingerprint;
-mod generate;
-mod gguf;
-pub mod hub;
-mod jinja;
-mod layer;
-mod linear;
-mod load;
-mod matrix;
-mod mlp;
+mod decode;
+mod files;
 mod model;
-mod model_files;
-mod model_path;
-mod model_type;
-mod new_cache;
-mod options;
-mod peft_adapters;
-mod penalties;
-mod prompt;
-mod prompt_cache;
-mod qkv_projection;
-mod random_weights;
-mod recorded;
-mod rope_frequencies;
-mod rope_scaling;
-mod sampling;
-mod save;
-mod score;
-mod special_tokens;
-mod speculative;
-mod stop;
-mod text_generation;
-mod text_stream;
-mod tokenizer;
-mod tokenizer_cuts;
-mod tokenizer_parts;
-mod unfused;
-mod weights;
+mod text;
 
-pub use adapters::Adapters;
-pub use batch::BatchGeneration;
-pub use cache::{Cache, CacheKind, Heads};
-pub use chat_template::{ChatOptions, ChatTemplate, message};
-pub use checkpoint::Checkpoint;
-pub use config::{Config, Quantization};
-pub use embedding::{Embedding, Pooling};
-pub use estimate::{Estimate, estimate};
-pub use exchange::{Axis, Exchange, SavedCache, Share, ShareOf};
-pub use generate::Generation;
-pub use model::Llama;
-pub use model_files::ModelFiles;
-pub use model_type::ModelType;
-pub use options::{FinishReason, Options, Statistics, Token};
-pub use penalties::Penalties;
-pub use prompt_cache::PromptCache;
-pub use rope_frequencies::RopeFrequencies;
-pub use rope_scaling::RopeScaling;
-pub use sampling::{Sampler, Sampling};
-pub use score::Score;
-pub use text_generation::{Piece, TextGeneration};
-pub use text_stream::TextStream;
-pub use tokenizer::Tokenizer;
-pub use unfused::UnfusedCache;
-pub use weights::{Progress, Weights};
+pub use base::{
+    Axis, Config, Exchange, Heads, ModelType, Progress, Quantization, RopeFrequencies, RopeScaling,
+    SavedCache, Share, ShareOf, Weights,
+};
+pub use cache::{Cache, CacheKind};
+pub use decode::{
+    BatchGeneration, Embedding, FinishReason, Generation, Options, Penalties, Piece, Pooling,
+    PromptCache, Sampler, Sampling, Score, Statistics, TextGeneration, Token,
+};
+pub use files::hub;
+pub use files::{Checkpoint, ModelFiles};
+pub use model::{Adapters, Estimate, Llama, UnfusedCache, estimate};
+pub use text::{ChatOptions, ChatTemplate, TextStream, Tokenizer, message};
 
 /// The parts of a cache, for the crate's tests.
 #[doc(hidden)]
 pub mod internals {
-    pub use super::cache::{AttentionInputs, AttentionMask, Heads, KvTensor, LayerCache};
+    pub use super::base::Heads;
+    pub use super::cache::{AttentionInputs, AttentionMask, KvTensor, LayerCache};
 }

@@ -64,6 +64,29 @@ fn imports_have_no_cycles() -> Checked {
     Ok(())
 }
 
+/// The `mod.rs` of a room of the Llama only names its files, so that an import of the room is one of a
+/// file, and the directions among files are checked too.
+#[test]
+fn rooms_of_the_llama_are_their_files() -> Checked {
+    let rooms = files("crates/llama/src", &["rs"])?.into_iter().filter(|path| {
+        let inside = path.strip_prefix(root().join("crates/llama/src"));
+        inside.is_ok_and(|path| path.ends_with("mod.rs") && path.components().count() == 2)
+    });
+    let mut count = 0;
+    for path in rooms {
+        let text = fs::read_to_string(&path)?;
+        let code: String = library_lines(&text).map(|(_, line)| format!("{line}\n")).collect();
+        for statement in code.split(';').map(str::trim).filter(|statement| !statement.is_empty()) {
+            let names = statement.trim_start_matches("pub(crate) ").trim_start_matches("pub ");
+            let only_names = names.starts_with("mod ") || names.starts_with("use ");
+            assert!(only_names, "{}: {statement}", path.display());
+        }
+        count += 1;
+    }
+    assert_eq!(count, 6);
+    Ok(())
+}
+
 fn imports_of(source: &str) -> Checked {
     let library = Library::read(source)?;
     let mut folders: BTreeMap<Module, Edges> = BTreeMap::new();

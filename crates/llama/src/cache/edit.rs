@@ -1,9 +1,11 @@
 //! Operations on a cache other than appending: removing positions, selecting texts, hiding padding.
 
-use mlx_primitives::Array;
-use mlx_primitives::{Error, Result};
+use mlx_primitives::{Array, Error, Result};
 
-use super::{AttentionMask, Cache, CacheKind, Kind, LayerCache};
+use super::attention_inputs::AttentionMask;
+use super::kind::CacheKind;
+use super::layer::{Kind, LayerCache};
+use super::layers::Cache;
 
 impl LayerCache {
     /// The kind of the cache.
@@ -16,7 +18,7 @@ impl LayerCache {
     }
 
     /// An empty cache of the same kind.
-    pub(in super::super) fn emptied(&self) -> Result<Self> {
+    pub(crate) fn emptied(&self) -> Result<Self> {
         Self::new(self.kind())
     }
 
@@ -68,7 +70,7 @@ impl LayerCache {
 impl Cache {
     /// The buffers of all layers, if each is of the plain kind, has as many positions as the others,
     /// room for one more, and no padding.
-    pub(in super::super) fn buffers(&self) -> Option<Vec<&Array>> {
+    pub(crate) fn buffers(&self) -> Option<Vec<&Array>> {
         let len = self.len();
         let mut all = Vec::with_capacity(self.layers.len());
         for LayerCache(kind, padding, _) in &self.layers {
@@ -85,7 +87,7 @@ impl Cache {
     }
 
     /// Replaces the buffers that [`buffers`](Self::buffers) returned by those after one more position.
-    pub(in super::super) fn step_to(&mut self, buffers: Vec<Array>) {
+    pub(crate) fn step_to(&mut self, buffers: Vec<Array>) {
         for (layer, array) in self.layers.iter_mut().zip(buffers) {
             if let Kind::Plain(plain) = &mut layer.0 {
                 plain.step_to(array);
@@ -102,7 +104,7 @@ impl Cache {
     }
 
     /// An empty cache of the same kinds.
-    pub(in super::super) fn emptied(&self) -> Result<Self> {
+    pub(crate) fn emptied(&self) -> Result<Self> {
         let layers = self.layers.iter().map(LayerCache::emptied);
         Ok(Self { layers: layers.collect::<Result<_>>()? })
     }
@@ -150,24 +152,24 @@ impl Cache {
 
     /// Declares that the positions belong to a text of `len` positions, on which the rotation of some
     /// models depends.
-    pub(in super::super) fn set_text_len(&mut self, len: usize) {
+    pub(crate) fn set_text_len(&mut self, len: usize) {
         let len = i32::try_from(len).unwrap_or(i32::MAX);
         self.layers.iter_mut().for_each(|layer| layer.2 = len);
     }
 
     /// The length of the text that the positions were rotated for.
-    pub(in super::super) fn text_len(&self) -> i32 {
+    pub(crate) fn text_len(&self) -> i32 {
         self.layers.first().map_or(0, |layer| layer.2.max(layer.len()))
     }
 
     /// Declares the first `padding[i]` positions of text `i` as padding, which no later position
     /// sees. Call this before the first step of a batch whose texts end together.
-    pub(in super::super) fn set_padding(&mut self, padding: &[i32]) {
+    pub(crate) fn set_padding(&mut self, padding: &[i32]) {
         self.layers.iter_mut().for_each(|layer| layer.1 = padding.to_vec());
     }
 
     /// Keeps the texts of a batch at the indices `rows`, in that order.
-    pub(in super::super) fn select_rows(&mut self, rows: &[i32]) -> Result<()> {
+    pub(crate) fn select_rows(&mut self, rows: &[i32]) -> Result<()> {
         self.layers.iter_mut().try_for_each(|layer| layer.select_rows(rows))
     }
 }

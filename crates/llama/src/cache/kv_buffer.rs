@@ -1,9 +1,8 @@
-use mlx_primitives::Result;
 use mlx_primitives::ops::{self, KvLayout, RopeAppend};
-use mlx_primitives::{Array, concatenate};
+use mlx_primitives::{Array, Result, concatenate};
 
-use super::super::rope_frequencies::RopeFrequencies;
-use super::{AttentionInputs, Heads, KvTensor};
+use super::attention_inputs::{AttentionInputs, KvTensor};
+use crate::base::{Heads, RopeFrequencies};
 
 /// The buffer of a layer: the queries of the last step, then the keys and the values of all
 /// positions. They share one array, so that the op that appends to it can take over its memory.

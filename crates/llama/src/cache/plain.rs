@@ -1,11 +1,10 @@
-use mlx_primitives::Array;
-use mlx_primitives::Dtype;
-use mlx_primitives::Result;
 use mlx_primitives::ops::Attention;
+use mlx_primitives::{Array, Dtype, Result};
 
-use super::super::rope_frequencies::RopeFrequencies;
+use super::attention_inputs::AttentionInputs;
+use super::kind::STEP;
 use super::kv_buffer::KvBuffer;
-use super::{AttentionInputs, Heads, STEP};
+use crate::base::{Heads, RopeFrequencies};
 
 /// A cache of all positions in the model's type.
 #[derive(Clone, Default)]
@@ -108,6 +107,6 @@ impl Plain {
 }
 
 /// The capacity for `len` positions: the next multiple of [`STEP`].
-pub(in super::super) fn rounded_up(len: i32) -> i32 {
+pub(crate) fn rounded_up(len: i32) -> i32 {
     (len / STEP + i32::from(len % STEP > 0)).saturating_mul(STEP)
 }

@@ -1,11 +1,9 @@
-use mlx_primitives::Dtype;
-use mlx_primitives::ops;
-use mlx_primitives::{Array, concatenate};
-use mlx_primitives::{Error, Result};
+use mlx_primitives::{Array, Dtype, Error, Result, concatenate, ops};
 
-use super::super::rope_frequencies::RopeFrequencies;
+use super::attention_inputs::{AttentionInputs, KvTensor};
+use super::kind::CacheKind;
 use super::plain::rounded_up;
-use super::{AttentionInputs, CacheKind, Heads, KvTensor};
+use crate::base::{Heads, RopeFrequencies};
 
 /// A cache of all positions in packed codes.
 #[derive(Clone)]

@@ -1,10 +1,10 @@
-use mlx_primitives::Result;
 use mlx_primitives::ops::Attention;
-use mlx_primitives::{Array, concatenate};
+use mlx_primitives::{Array, Result, concatenate};
 
-use super::super::rope_frequencies::RopeFrequencies;
+use super::attention_inputs::AttentionInputs;
+use super::kind::{CacheKind, STEP};
 use super::kv_buffer::KvBuffer;
-use super::{AttentionInputs, CacheKind, Heads, STEP};
+use crate::base::{Heads, RopeFrequencies};
 
 /// A cache of the first positions and the latest. The positions that it shows, and the order in
 /// which it replaces them, are those of mlx-lm's `RotatingKVCache`.

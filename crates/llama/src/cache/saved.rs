@@ -5,16 +5,17 @@ use std::ops::Range;
 
 use serde_json::{Value, json};
 
-use mlx_primitives::Array;
-use mlx_primitives::Dtype;
-use mlx_primitives::{Error, Result};
+use mlx_primitives::{Array, Dtype, Error, Result};
 
+use super::kind::CacheKind;
+use super::layer::{Kind, LayerCache};
+use super::layers::Cache;
 use super::plain::Plain;
 use super::quantized::Quantized;
-use super::{Cache, CacheKind, Heads, Kind, LayerCache};
+use crate::base::Heads;
 
 /// The layers, heads and type of the caches of a model.
-pub(in super::super) struct Expected {
+pub(crate) struct Expected {
     /// The number of all layers, and the numbers of those to restore.
     pub all: usize,
     pub own: Range<i32>,
@@ -28,7 +29,7 @@ fn refuse<T>(expected: std::fmt::Arguments) -> Result<T> {
 
 impl Cache {
     /// The arrays of the layers, which are numbered from `first`, and a JSON description of each layer.
-    pub(in super::super) fn saved(&self, first: i32) -> Result<(Vec<(String, Array)>, Value)> {
+    pub(crate) fn saved(&self, first: i32) -> Result<(Vec<(String, Array)>, Value)> {
         let mut arrays = Vec::new();
         let mut layers = Vec::new();
         for (i, layer) in (first..).zip(&self.layers) {
@@ -53,7 +54,7 @@ impl Cache {
 
     /// Makes a cache of the arrays and the description, or returns an error if they are not a cache
     /// of that model.
-    pub(in super::super) fn restored(
+    pub(crate) fn restored(
         arrays: &mut HashMap<String, Array>,
         about: &Value,
         expected: &Expected,

@@ -1,0 +1,210 @@
+//! The part of a model that this process holds, where several processes hold one model.
+
+use std::ops::{Deref, Range};
+use std::sync::Arc;
+
+use serde_json::Value;
+
+use mlx_primitives::{Array, Dtype, Result};
+
+use super::config::Config;
+use super::heads::Heads;
+
+/// An axis of an activation that may be cut into a part for each process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Axis {
+    /// The features of all query heads.
+    Heads,
+    /// The residual stream.
+    Hidden,
+    /// The features of the feed-forward layer.
+    Inner,
+    /// The tokens of the vocabulary.
+    Vocab,
+}
+
+/// The named arrays of a saved cache, and the description of its layers.
+pub type SavedCache = (Vec<(String, Array)>, Value);
+
+/// The part of a model that this process holds, and its exchanges with the processes that hold the
+/// rest. By default it holds the whole model and exchanges nothing.
+///
+/// `mlx-primitives-ranks` has the implementation for ranks that MLX connects. Every process calls the
+/// same functions of a model in the same order.
+#[allow(unused_variables)]
+pub trait Exchange: Send + Sync {
+    /// The rows of the matrix `[outputs, ...]` at `path` that this process holds.
+    fn rows(&self, path: &str, outputs: i32) -> Range<i32> {
+        0..outputs
+    }
+
+    /// The rows among them that no process before this one holds.
+    fn fresh_rows(&self, path: &str, outputs: i32) -> Range<i32> {
+        0..outputs
+    }
+
+    /// The layers that this process holds, of `all`.
+    fn layers(&self, all: i32) -> Range<i32> {
+        0..all
+    }
+
+    /// The heads that this process holds, of a model with the heads `whole`.
+    fn heads(&self, whole: Heads) -> Heads {
+        whole
+    }
+
+    /// Whether this is the process that writes files and counts what all processes hold.
+    fn is_first(&self) -> bool {
+        true
+    }
+
+    /// The hidden states of `tokens` in front of the first layer of this process, with `hidden`
+    /// features. `embed` computes those in front of the model's first layer.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error of `embed`, and if the process before this one cannot be heard.
+    fn input(
+        &self,
+        tokens: &Array,
+        hidden: i32,
+        embed: &mut dyn FnMut() -> Result<Array>,
+    ) -> Result<Array> {
+        embed()
+    }
+
+    /// The hidden states behind the last layer of the model, of which `h` are those behind the last
+    /// layer of this process. `caches` are the arrays that the layers updated.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if another process cannot be heard.
+    fn output(&self, h: Array, caches: &[&Array]) -> Result<Array> {
+        Ok(h)
+    }
+
+    /// The rows of `tokens` in the embedding, of which `own` looks up rows of this process.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error of `own`, and if another process cannot be heard.
+    fn embedding(
+        &self,
+        tokens: &Array,
+        own: &mut dyn FnMut(&Array) -> Result<Array>,
+    ) -> Result<Array> {
+        own(tokens)
+    }
+
+    /// The part of `x`, `[..., hidden]`, that this process computes.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if MLX cannot build the part.
+    fn own_features(&self, x: &Array) -> Result<Array> {
+        Ok(x.clone())
+    }
+
+    /// All features of the last axis, of which `x` has those of this process.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if another process cannot be heard.
+    fn gather(&self, x: Array, axis: Axis) -> Result<Array> {
+        Ok(x)
+    }
+
+    /// The number of query heads of this process's key heads that processes before and after it
+    /// have; `None` if it has all of them.
+    fn absent_queries(&self) -> Option<(i32, i32)> {
+        None
+    }
+
+    /// Learns the type of the hidden states in front of the first layer of the model, and by `after`
+    /// the type behind the last layer of this process for the one in front of its first layer.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error of `after`, and if another process cannot be heard.
+    fn learn_types(
+        &self,
+        first: Dtype,
+        after: &mut dyn FnMut(Dtype) -> Result<Dtype>,
+    ) -> Result<()> {
+        Ok(())
+    }
+
+    /// The sum of a number of each process, modulo 2^64.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if another process cannot be heard.
+    fn sum(&self, own: u64) -> Result<u64> {
+        Ok(own)
+    }
+
+    /// Returns an error unless all processes have the same text, which `what` names.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error of `text` too.
+    fn agree(&self, what: &str, text: &mut dyn FnMut() -> Result<String>) -> Result<()> {
+        Ok(())
+    }
+
+    /// The cache of all layers and heads, of which `own` has those of this process.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if another process cannot be heard.
+    fn whole_cache(&self, own: SavedCache) -> Result<SavedCache> {
+        Ok(own)
+    }
+
+    /// Keys or values of the heads of this process, of `all`, `[1, n * heads, ...]`.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if MLX cannot build them.
+    fn own_heads(&self, all: &Array) -> Result<Array> {
+        Ok(all.clone())
+    }
+}
+
+/// A process that holds the whole model.
+struct Alone;
+
+impl Exchange for Alone {}
+
+/// The share of a model that this process holds: by default all of it.
+#[derive(Clone)]
+pub struct Share(Arc<dyn Exchange>);
+
+impl Share {
+    /// The share that `exchange` describes.
+    pub fn new(exchange: impl Exchange + 'static) -> Self {
+        Self(Arc::new(exchange))
+    }
+}
+
+impl Default for Share {
+    fn default() -> Self {
+        Self::new(Alone)
+    }
+}
+
+impl Deref for Share {
+    type Target = dyn Exchange;
+
+    fn deref(&self) -> &Self::Target {
+        &*self.0
+    }
+}
+
+/// The share that this process has of a model with that configuration.
+pub type ShareOf<'a> = &'a dyn Fn(&Config) -> Result<Share>;
+
+/// The whole model.
+pub(crate) fn whole(_: &Config) -> Result<Share> {
+    Ok(Share::default())
+}

@@ -1,0 +1,39 @@
+use mlx_primitives::ops::KvLayout;
+use mlx_primitives::{Array, Result};
+
+use super::config::Config;
+
+/// The heads of an attention layer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Heads {
+    /// The number of query heads.
+    pub heads: i32,
+    /// The number of key heads, which is that of value heads.
+    pub kv_heads: i32,
+    /// The number of features of a head.
+    pub head_dim: i32,
+}
+
+impl From<&Config> for Heads {
+    fn from(config: &Config) -> Self {
+        let (heads, kv_heads) = (config.num_attention_heads, config.kv_heads());
+        Self { heads, kv_heads, head_dim: config.head_dim() }
+    }
+}
+
+impl Heads {
+    /// The layout of a layer's buffer with room for `capacity` positions.
+    pub(crate) fn layout(&self, capacity: i32) -> KvLayout {
+        let Self { heads, kv_heads, head_dim } = *self;
+        KvLayout { heads, kv_heads, head_dim, capacity }
+    }
+
+    /// The vectors of heads `from` to `to`, `[batch, to - from, time, head_dim]`, of a projection
+    /// that has the features of all heads one after the other.
+    pub(crate) fn split(&self, qkv: &Array, from: i32, to: i32) -> Result<Array> {
+        let (batch, time, features) = (qkv.dim(0)?, qkv.dim(1)?, self.head_dim);
+        qkv.slice_axis(2, from * features..to * features)?
+            .reshape([batch, time, to - from, features])?
+            .transpose([0, 2, 1, 3])
+    }
+}

@@ -1,0 +1,26 @@
+//! What every room knows: configurations, the heads and the rotation of an architecture, tensors by
+//! name, and the part of a model that a process holds.
+
+mod activation;
+mod config;
+mod config_json;
+mod config_keys;
+mod exchange;
+mod heads;
+mod model_type;
+mod rope_frequencies;
+mod rope_scaling;
+mod weights;
+
+pub(crate) use activation::Activation;
+pub(crate) use config::TokenIds;
+pub use config::{Config, Quantization};
+pub(crate) use config_json::{cut, parse_object, short};
+pub(crate) use exchange::whole;
+pub use exchange::{Axis, Exchange, SavedCache, Share, ShareOf};
+pub use heads::Heads;
+pub use model_type::ModelType;
+pub use rope_frequencies::RopeFrequencies;
+pub use rope_scaling::RopeScaling;
+pub use weights::{Progress, Weights};
+pub(crate) use weights::{WeightSource, layer_of};

@@ -1,0 +1,244 @@
+use serde_json::{Map, Value, json};
+
+use mlx_primitives::{Error, Result};
+
+use super::activation::Activation;
+use super::config_json::short;
+
+/// The architectures that share the code of [`Llama`](crate::Llama). Each reads a `config.json` as
+/// transformers does, and where that has no such field as mlx-lm's module of that name does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum ModelType {
+    /// Has the biases and the layers of sliding attention that the configuration asks for.
+    Llama,
+    /// A Llama whose layers all see the last `sliding_window` positions.
+    Mistral,
+    /// Has biases for queries, keys and values. With `use_sliding_window`, layers from
+    /// `max_window_layers` on see the last `sliding_window` positions.
+    Qwen2,
+    /// Normalizes the vectors of queries and keys before their rotation. Has windows like
+    /// [`Qwen2`](Self::Qwen2).
+    Qwen3,
+    /// Has norms of `1 + weight`, GELU as the gate, and an embedding multiplied by
+    /// `sqrt(hidden_size)`.
+    Gemma,
+}
+
+impl ModelType {
+    /// Every architecture.
+    pub const ALL: [Self; 5] = [Self::Llama, Self::Mistral, Self::Qwen2, Self::Qwen3, Self::Gemma];
+
+    /// The name in `model_type` of a `config.json`.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Llama => "llama",
+            Self::Mistral => "mistral",
+            Self::Qwen2 => "qwen2",
+            Self::Qwen3 => "qwen3",
+            Self::Gemma => "gemma",
+        }
+    }
+
+    /// The architecture of a name in `model_type`.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error that lists the known names if this is not one of them.
+    ///
+    /// ```
+    /// use mlx_primitives_llama::ModelType;
+    ///
+    /// assert_eq!(ModelType::parse("qwen3")?, ModelType::Qwen3);
+    /// let error = ModelType::parse("mamba").unwrap_err().to_string();
+    /// assert!(error.contains("llama, mistral, qwen2, qwen3, gemma") && error.contains("mamba"));
+    /// # Ok::<(), mlx_primitives::Error>(())
+    /// ```
+    pub fn parse(name: &str) -> Result<Self> {
+        // mlx-lm runs these two as Llamas.
+        if matches!(name, "iquestcoder" | "xverse") {
+            return Ok(Self::Llama);
+        }
+        Self::ALL.into_iter().find(|kind| kind.name() == name).ok_or_else(|| {
+            let known = Self::ALL.map(Self::name).join(", ");
+            Error::argument("config", format_args!("model_type among {known}, got {name}"))
+        })
+    }
+
+    /// Whether queries and keys are normalized head by head.
+    pub(crate) fn normalizes_heads(self) -> bool {
+        self == Self::Qwen3
+    }
+
+    /// Whether norms multiply by `1 + weight`.
+    pub(crate) fn norms_from_one(self) -> bool {
+        self == Self::Gemma
+    }
+
+    /// The activation of the gate that `hidden_act` names. Gemma was trained with the approximation
+    /// of GELU by tanh, which transformers takes for `gelu` too; mlx-lm computes GELU by erf.
+    pub(crate) fn activation(self, hidden_act: Option<&str>) -> Result<Activation> {
+        match (self, hidden_act) {
+            (Self::Gemma, None | Some("gelu")) => Ok(Activation::GeluTanh),
+            (_, Some(name)) => Activation::parse(name),
+            (_, None) => Ok(Activation::Silu),
+        }
+    }
+
+    /// Whether the embedding is multiplied by the square root of its width.
+    pub(crate) fn scales_embedding(self) -> bool {
+        self == Self::Gemma
+    }
+}
+
+/// A `config.json` in the form that [`Config`](crate::Config) reads.
+pub(crate) struct Normalized {
+    pub kind: ModelType,
+    /// Without nulls, with the defaults of its type, and with the fields that newer files nest where
+    /// older ones have them.
+    pub config: Map<String, Value>,
+    /// The first layer of sliding attention, after which all are, where no field lists the kinds.
+    pub slides_from: Option<i32>,
+}
+
+/// The window of transformers' configurations that do not state one.
+const WINDOW: i32 = 4096;
+
+pub(crate) fn normalized(mut config: Map<String, Value>) -> Result<Normalized> {
+    let refuse = |expected: &str, got: &dyn std::fmt::Display| {
+        Err(Error::argument("config", format_args!("{expected}, got {got}")))
+    };
+    let no_window = config.get("sliding_window").is_some_and(Value::is_null);
+    config.retain(|_, value| !value.is_null());
+    let kind = match config.get("model_type") {
+        Some(Value::String(name)) => ModelType::parse(name)?,
+        Some(other) => return refuse("a text as model_type", &short(other)),
+        None => return refuse("model_type", &"none"),
+    };
+    gather_rope(&mut config)?;
+    match kind {
+        ModelType::Llama | ModelType::Mistral | ModelType::Qwen2 => {}
+        ModelType::Qwen3 => {
+            config.remove("rope_traditional");
+            config.entry("head_dim").or_insert(json!(128));
+        }
+        ModelType::Gemma => {
+            config.entry("head_dim").or_insert(json!(256));
+        }
+    }
+    if let Some(other) = config.get("hidden_activation") {
+        let own = kind.activation(config.get("hidden_act").and_then(Value::as_str))?;
+        if kind.activation(other.as_str())? != own {
+            return refuse("the same activation as hidden_act in hidden_activation", &short(other));
+        }
+    }
+    let slides_from = slides_from(&mut config, kind, no_window)?;
+    if let (None, Some(method)) = (config.get("quantization"), config.get("quantization_config")) {
+        let quantization = legacy_quantization(method)?;
+        config.insert("quantization".into(), quantization);
+    }
+    Ok(Normalized { kind, config, slides_from })
+}
+
+/// Puts the settings of the rotary embedding where [`Config`](crate::Config) reads them. As in
+/// transformers, `rope_scaling` goes before `rope_parameters`, and a `rope_theta` in them before that
+/// beside them.
+fn gather_rope(config: &mut Map<String, Value>) -> Result<()> {
+    let mut inner = None;
+    for key in ["rope_parameters", "rope_scaling"] {
+        let Some(Value::Object(map)) = config.get(key) else { continue };
+        let mut map = map.clone();
+        map.retain(|_, value| !value.is_null());
+        if map.values().any(Value::is_object) {
+            map = of_all_layers(map)?;
+        }
+        if let Some(theta) = map.get("rope_theta") {
+            config.insert("rope_theta".into(), theta.clone());
+        }
+        if !map.is_empty() {
+            inner = Some(map);
+        }
+        config.remove(key);
+    }
+    let Some(mut inner) = inner else { return Ok(()) };
+    // transformers reads it beside them first.
+    let original = "original_max_position_embeddings";
+    if let Some(stated) = config.get(original) {
+        inner.insert(original.into(), stated.clone());
+    }
+    config.insert("rope_scaling".into(), Value::Object(inner));
+    Ok(())
+}
+
+/// The settings of the rotary embedding of every kind of layer, where they are listed by kind.
+fn of_all_layers(by_kind: Map<String, Value>) -> Result<Map<String, Value>> {
+    let mut all = by_kind.into_iter();
+    match all.next() {
+        Some((_, Value::Object(first)))
+            if all.all(|(_, other)| other == Value::Object(first.clone())) =>
+        {
+            Ok(first)
+        }
+        _ => Err(Error::argument(
+            "config",
+            "rope_parameters that are equal for all kinds of layers, got different ones",
+        )),
+    }
+}
+
+/// The first layer of sliding attention of types that state a window for all layers, or for those
+/// after the first `max_window_layers`.
+fn slides_from(
+    config: &mut Map<String, Value>,
+    kind: ModelType,
+    no_window: bool,
+) -> Result<Option<i32>> {
+    let first = match kind {
+        // transformers' Llama and Gemma see all positions; mlx-lm's Llama reads layer_types.
+        ModelType::Llama => return Ok(None),
+        ModelType::Gemma => None,
+        ModelType::Mistral => Some(0),
+        ModelType::Qwen2 | ModelType::Qwen3 => match config.get("use_sliding_window") {
+            Some(Value::Bool(true)) => match config.get("max_window_layers") {
+                None => Some(28),
+                Some(layers) => match layers.as_i64().map(i32::try_from) {
+                    Some(Ok(layers)) if layers >= 0 => Some(layers),
+                    _ => {
+                        let got = format!("a number max_window_layers, got {}", short(layers));
+                        return Err(Error::argument("config", got));
+                    }
+                },
+            },
+            None | Some(Value::Bool(false)) => None,
+            Some(other) => {
+                let got = format!("true or false as use_sliding_window, got {}", short(other));
+                return Err(Error::argument("config", got));
+            }
+        },
+    };
+    let Some(first) = first.filter(|_| !no_window) else {
+        if kind != ModelType::Mistral {
+            config.remove("layer_types");
+        }
+        config.remove("sliding_window");
+        return Ok(None);
+    };
+    config.entry("sliding_window").or_insert(json!(WINDOW));
+    Ok((!config.contains_key("layer_types")).then_some(first))
+}
+
+/// Converts a `quantization_config` without a `quantization` beside it to MLX's fields.
+fn legacy_quantization(config: &Value) -> Result<Value> {
+    match config.get("quant_method") {
+        Some(Value::String(method)) if method == "mxfp4" => {
+            Ok(json!({"group_size": 32, "bits": 4, "mode": "mxfp4"}))
+        }
+        Some(method) => Err(Error::argument(
+            "config",
+            format_args!(
+                "quantization_config of quant_method mxfp4 or of MLX's own, got {}",
+                short(method)
+            ),
+        )),
+        None => Ok(config.clone()),
+    }
+}

@@ -1,0 +1,220 @@
+use serde_json::Value;
+
+use mlx_primitives::{Error, Result};
+
+use super::config_json::short;
+
+/// How a model stretches its rotary embedding to longer texts than it was trained on: the
+/// `rope_scaling` or `rope_parameters` of a `config.json`, with the meaning that transformers gives it.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub enum RopeScaling {
+    /// No scaling.
+    #[default]
+    Default,
+    /// Divides positions by a factor.
+    Linear {
+        /// The divisor.
+        factor: f64,
+    },
+    /// Increases the base with the length of the text once it exceeds the model's limit.
+    Dynamic {
+        /// How fast the base grows.
+        factor: f64,
+    },
+    /// Stretches long wavelengths, keeps short ones, and interpolates those between.
+    Llama3 {
+        /// The factor of long wavelengths.
+        factor: f64,
+        /// Wavelengths above `original / low_freq_factor` are long.
+        low_freq_factor: f64,
+        /// Wavelengths below `original / high_freq_factor` are short.
+        high_freq_factor: f64,
+        /// The number of positions that the model was first trained on; `None` is
+        /// `max_position_embeddings`.
+        original: Option<f64>,
+    },
+    /// Divides low frequencies by a factor, and multiplies the rotated features
+    /// ([Peng et al. 2023](https://arxiv.org/abs/2309.00071)).
+    Yarn {
+        /// The divisor of low frequencies; `None` is `max_position_embeddings` divided by
+        /// `original`.
+        factor: Option<f64>,
+        /// The number of positions that the model was first trained on; `None` is
+        /// `max_position_embeddings`.
+        original: Option<f64>,
+        /// A frequency with at least this number of turns over those positions is kept.
+        beta_fast: f64,
+        /// A frequency with at most this number of turns over those positions is divided by the
+        /// whole factor.
+        beta_slow: f64,
+        /// The multiplier of the rotated features; `None` computes it of the factor and `mscale`.
+        attention_factor: Option<f64>,
+        /// The weights of the factor's logarithm in the numerator and the denominator of the
+        /// multiplier; `None` is 1 in the numerator and no denominator.
+        mscale: Option<[f64; 2]>,
+        /// Whether the range of columns between both numbers of turns is widened to whole columns.
+        truncate: bool,
+    },
+    /// Multiplies each period by its own factor, one for texts up to `original` positions and another
+    /// one for longer texts ([Ding et al. 2024](https://arxiv.org/abs/2402.13753)).
+    LongRope {
+        /// `dims / 2` factors for texts of up to `original` positions, or one for all periods.
+        short_factor: Vec<f64>,
+        /// The factors for longer texts, of the same number.
+        long_factor: Vec<f64>,
+        /// The number of positions that the model was first trained on; `None` is
+        /// `max_position_embeddings`.
+        original: Option<f64>,
+        /// How much longer texts may be, for the multiplier; `None` is `max_position_embeddings`
+        /// divided by `original`.
+        factor: Option<f64>,
+        /// The multiplier of the rotated features; `None` computes it of `factor` and `original`.
+        attention_factor: Option<f64>,
+    },
+}
+
+pub(crate) fn refuse<T>(expected: impl std::fmt::Display) -> Result<T> {
+    Err(Error::argument("rope_scaling", expected))
+}
+
+/// The fields of a `rope_scaling` object.
+struct Fields<'a>(&'a Value);
+
+impl Fields<'_> {
+    fn get(&self, name: &str) -> Option<&Value> {
+        self.0.get(name).filter(|value| !value.is_null())
+    }
+
+    fn optional(&self, name: &str) -> Result<Option<f64>> {
+        match self.get(name) {
+            None => Ok(None),
+            Some(value) if value.is_number() => Ok(Some(value.as_f64().unwrap_or(f64::NAN))),
+            Some(value) => refuse(format_args!("a number {name}, got {}", short(value))),
+        }
+    }
+
+    fn number(&self, name: &str, default: Option<f64>) -> Result<f64> {
+        match self.optional(name)?.or(default) {
+            Some(number) => Ok(number),
+            None => refuse(format_args!("a number {name}, got none")),
+        }
+    }
+
+    /// The number, or the default if there is none or it is 0, as in Python's `value or default`.
+    fn or(&self, name: &str, default: f64) -> Result<f64> {
+        Ok(self.optional(name)?.filter(|number| *number != 0.0).unwrap_or(default))
+    }
+
+    fn flag(&self, name: &str, default: bool) -> Result<bool> {
+        match self.get(name) {
+            None => Ok(default),
+            Some(Value::Bool(flag)) => Ok(*flag),
+            Some(value) => refuse(format_args!("true or false as {name}, got {}", short(value))),
+        }
+    }
+
+    fn factors(&self, name: &str) -> Result<Vec<f64>> {
+        let numbers = match self.0.get(name) {
+            Some(Value::Array(list)) => list.iter().map(Value::as_f64).collect(),
+            Some(value) => value.as_f64().map(|factor| vec![factor]),
+            None => None,
+        };
+        numbers.map_or_else(|| refuse(format_args!("a list of numbers {name}")), Ok)
+    }
+
+    /// The name of the kind, of which files write `rope_type` or, before that, `type`.
+    fn kind(&self) -> Result<&str> {
+        let named = |key: &str| match self.get(key) {
+            None => Ok(None),
+            // Files of Qwen2-VL have `mrope`, whose three positions are equal in a text. mlx-lm wrote
+            // `su` first.
+            Some(Value::String(name)) => Ok(Some(match name.as_str() {
+                "mrope" => "default",
+                "su" => "longrope",
+                name => name,
+            })),
+            Some(other) => refuse(format_args!("a text as {key}, got {}", short(other))),
+        };
+        match (named("rope_type")?, named("type")?) {
+            (Some(one), Some(other)) if one != other => refuse(format_args!(
+                "one kind as rope_type and type, got {one:.40} and {other:.40}"
+            )),
+            (one, other) => Ok(one.or(other).unwrap_or("default")),
+        }
+    }
+}
+
+impl RopeScaling {
+    /// Reads a `rope_scaling` object; its kind is `rope_type`, else `type`, else `default`. `mrope`, of
+    /// which texts use no more than equal positions, is `default`.
+    ///
+    /// [`RopeFrequencies::new`](crate::RopeFrequencies::new) checks the ranges of the numbers.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error for an unknown kind, for two kinds that differ, for missing fields, and for a
+    /// `partial_rotary_factor` other than 1.
+    pub fn parse(value: &Value) -> Result<Self> {
+        if value.is_null() {
+            return Ok(Self::Default);
+        }
+        if !value.is_object() {
+            return refuse(format_args!("an object, got {}", short(value)));
+        }
+        let fields = Fields(value);
+        let number = |name, default| fields.number(name, default);
+        let original = "original_max_position_embeddings";
+        let partial = fields.optional("partial_rotary_factor")?;
+        if let Some(other) = partial.filter(|factor| *factor != 1.0) {
+            return refuse(format_args!("partial_rotary_factor 1, got {other}"));
+        }
+        Ok(match fields.kind()? {
+            "default" => Self::Default,
+            "linear" => Self::Linear { factor: number("factor", None)? },
+            "dynamic" => Self::Dynamic { factor: number("factor", None)? },
+            "llama3" => Self::Llama3 {
+                factor: number("factor", None)?,
+                low_freq_factor: number("low_freq_factor", Some(1.0))?,
+                high_freq_factor: number("high_freq_factor", Some(4.0))?,
+                original: fields.optional(original)?,
+            },
+            "yarn" => Self::Yarn {
+                factor: fields.optional("factor")?,
+                original: fields.optional(original)?,
+                beta_fast: fields.or("beta_fast", 32.0)?,
+                beta_slow: fields.or("beta_slow", 1.0)?,
+                attention_factor: fields.optional("attention_factor")?,
+                // transformers uses them only where a file has both.
+                mscale: match [fields.or("mscale", 0.0)?, fields.or("mscale_all_dim", 0.0)?] {
+                    [of_one, of_all] if of_one != 0.0 && of_all != 0.0 => Some([of_one, of_all]),
+                    _ => None,
+                },
+                truncate: fields.flag("truncate", true)?,
+            },
+            "longrope" => {
+                let (short, long) =
+                    (fields.factors("short_factor")?, fields.factors("long_factor")?);
+                if short.len() != long.len() {
+                    return refuse(format_args!(
+                        "as many short_factor as long_factor, got {} and {}",
+                        short.len(),
+                        long.len()
+                    ));
+                }
+                Self::LongRope {
+                    short_factor: short,
+                    long_factor: long,
+                    original: fields.optional(original)?,
+                    factor: fields.optional("factor")?,
+                    attention_factor: fields.optional("attention_factor")?,
+                }
+            }
+            other => {
+                return refuse(format_args!(
+                    "rope_type default, linear, dynamic, llama3, yarn, longrope or mrope, got \
+                     {other:.40}"
+                ));
+            }
+        })
+    }
+}

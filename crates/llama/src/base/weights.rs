@@ -1,0 +1,229 @@
+use std::collections::{BTreeMap, HashMap};
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use mlx_primitives::io::stored::Stored;
+use mlx_primitives::ops::LinearWeight;
+use mlx_primitives::support::Fnv;
+use mlx_primitives::{Array, Dtype, Error, Result, eval};
+
+use super::config::{Config, Quantization};
+use super::exchange::Share;
+
+/// The progress of loading a model.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Progress {
+    /// The bytes of weights that have been read.
+    pub done: u64,
+    /// The bytes of all weights.
+    pub total: u64,
+}
+
+/// A source of tensors for a model without files.
+pub(crate) trait WeightSource {
+    /// Makes the tensor of that name and shape.
+    fn tensor(&mut self, name: &str, shape: &[i32]) -> Result<Array>;
+
+    /// Makes these rows of a matrix `[outputs, inputs]`, packed in that format if the rows are
+    /// whole groups.
+    fn matrix(
+        &mut self,
+        shape: [i32; 2],
+        rows: Range<i32>,
+        quantized: Option<Quantization>,
+    ) -> Result<LinearWeight>;
+}
+
+/// The tensors of a checkpoint, which are taken out one by one to make a model.
+#[derive(Default)]
+pub struct Weights {
+    arrays: HashMap<String, Array>,
+    /// The file of each tensor, for errors.
+    files: HashMap<String, Arc<Path>>,
+    /// The checkpoint, for errors about tensors that no file has.
+    place: Option<PathBuf>,
+    /// The source of all tensors, if there are no files.
+    source: Option<Box<dyn WeightSource>>,
+    /// The rows to take of each matrix.
+    share: Share,
+}
+
+impl Weights {
+    /// Weights from tensors by name.
+    pub fn new(arrays: HashMap<String, Array>) -> Self {
+        Self { arrays, ..Self::default() }
+    }
+
+    /// Weights of the checkpoint at `place`, without tensors yet.
+    pub(crate) fn of(place: &Path) -> Self {
+        Self { place: Some(place.to_owned()), ..Self::default() }
+    }
+
+    /// Adds the tensors of a file, or returns an error for one that another file has too.
+    pub(crate) fn add(&mut self, file: &Path, arrays: HashMap<String, Array>) -> Result<()> {
+        let file: Arc<Path> = file.into();
+        for (name, array) in arrays {
+            if let Some(other) = self.files.insert(name.clone(), file.clone()) {
+                let expected = format_args!("each tensor in one file, got {name}");
+                let other = other.display();
+                return Err(Error::file(&file, format_args!("{expected} in {other} too")));
+            }
+            self.arrays.insert(name, array);
+        }
+        Ok(())
+    }
+
+    /// The weights of which a model takes only what this process holds.
+    pub(crate) fn held_by(self, share: Share) -> Self {
+        Self { share, ..self }
+    }
+
+    /// The share of the model that this process holds.
+    pub(crate) fn share(&self) -> &Share {
+        &self.share
+    }
+
+    /// Drops the tensors of layers that other processes hold, of `all` layers.
+    pub(crate) fn keep_own_layers(&mut self, all: i32) {
+        let own = self.share.layers(all);
+        self.arrays.retain(|name, _| match layer_of(name) {
+            Some(layer) => own.contains(&layer) || !(0..all).contains(&layer),
+            None => true,
+        });
+    }
+
+    /// The bytes of the tensors that have not been taken yet.
+    pub(crate) fn nbytes(&self) -> u64 {
+        self.arrays.values().map(|array| array.nbytes() as u64).sum()
+    }
+
+    /// The type of the model, with a hash of its configuration and of the names, shapes, types and
+    /// first rows of the tensors.
+    pub(crate) fn identity(&self, config: &Config) -> Result<String> {
+        let mut hash = Fnv::default();
+        hash.add(format!("{config:?}").as_bytes());
+        let sorted: BTreeMap<_, _> = self.arrays.iter().collect();
+        let mut rows = Vec::new();
+        for (name, array) in sorted {
+            hash.add(format!("{name} {:?} {}", array.shape(), array.dtype()).as_bytes());
+            if array.size() > 0 && array.ndim() > 0 {
+                rows.push(Stored::part(array, 0, &(0..1))?.astype(Dtype::Float32)?);
+            }
+        }
+        eval(&rows)?;
+        for row in rows {
+            row.to_vec::<f32>()?
+                .iter()
+                .for_each(|number| hash.add(&number.to_bits().to_le_bytes()));
+        }
+        Ok(format!("{} {:016x}", config.model_type, hash.0))
+    }
+
+    pub(crate) fn contains(&self, name: &str) -> bool {
+        self.arrays.contains_key(name)
+    }
+
+    pub(crate) fn shape(&self, name: &str) -> Option<(&[i32], Dtype)> {
+        self.arrays.get(name).map(|array| (array.shape(), array.dtype()))
+    }
+
+    /// An error about the tensor `name` that names its file.
+    pub(crate) fn error(&self, name: &str, expected: impl std::fmt::Display) -> Error {
+        let error = Error::argument("weights", expected);
+        match self.files.get(name).map(|file| &**file).or(self.place.as_deref()) {
+            Some(file) => Error::file(file, error),
+            None => error,
+        }
+    }
+
+    /// Weights that `source` makes.
+    pub(crate) fn made_by(source: impl WeightSource + 'static) -> Self {
+        Self { source: Some(Box::new(source)), ..Self::default() }
+    }
+
+    /// The source of the tensors, if there are no files.
+    pub(crate) fn source(&mut self) -> Option<&mut (dyn WeightSource + 'static)> {
+        self.source.as_deref_mut()
+    }
+
+    /// Takes out the tensor of that name, which must have that shape and be of float32, float16 or
+    /// bfloat16.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if there is no such tensor, or if it has another shape or type.
+    pub fn take(&mut self, name: &str, shape: &[i32]) -> Result<Array> {
+        if let Some(source) = &mut self.source {
+            return source.tensor(name, shape);
+        }
+        self.take_optional(name, shape)?.ok_or_else(|| {
+            self.error(name, format_args!("a tensor {name} of shape {shape:?}, got none"))
+        })
+    }
+
+    /// Takes out a tensor like [`take`](Self::take), or returns `None` if there is no such tensor.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if the tensor has another shape or type.
+    pub fn take_optional(&mut self, name: &str, shape: &[i32]) -> Result<Option<Array>> {
+        if let Some(source) = &mut self.source {
+            return source.tensor(name, shape).map(Some);
+        }
+        let Some(array) = self.arrays.remove(name) else { return Ok(None) };
+        let floating = [Dtype::Float32, Dtype::Float16, Dtype::Bfloat16].contains(&array.dtype());
+        if array.shape() != shape || !floating {
+            let got = format_args!("got {:?} of {}", array.shape(), array.dtype());
+            return Err(self.error(
+                name,
+                format_args!(
+                    "{name} of shape {shape:?} and type float32, float16 or bfloat16, {got}"
+                ),
+            ));
+        }
+        Ok(Some(array))
+    }
+
+    /// Takes out the vector of that name, with an element for each of the outputs of the module at
+    /// `path`, and returns the elements of the model's part.
+    pub(crate) fn take_part(&mut self, name: &str, path: &str, outputs: i32) -> Result<Array> {
+        let whole = self.take(name, &[outputs])?;
+        let rows = self.share.rows(path, outputs);
+        if rows == (0..outputs) { Ok(whole) } else { Stored::part(&whole, 0, &rows) }
+    }
+
+    /// Takes out the tensor of that name, of any shape and type.
+    pub(crate) fn take_any(&mut self, name: &str) -> Option<Array> {
+        self.arrays.remove(name)
+    }
+
+    /// Checks that every tensor was taken, except tables that models compute and, if the embedding
+    /// is also the output projection (`tied`), its copy.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error that names a tensor which the model does not have.
+    pub fn finish(mut self, tied: bool) -> Result<()> {
+        // Old checkpoints store tables that models compute, and the embedding twice if it is tied.
+        self.arrays.retain(|name, _| {
+            let stored_twice = tied && name == "lm_head.weight";
+            !stored_twice && !name.ends_with("rotary_emb.inv_freq")
+        });
+        match self.arrays.keys().min() {
+            None => Ok(()),
+            Some(name) => {
+                let unused = self.arrays.len();
+                let expected = format_args!(
+                    "only tensors that the config asks for, got {name} ({unused} unused)"
+                );
+                Err(self.error(name, expected))
+            }
+        }
+    }
+}
+
+/// The number of the layer that the tensor or the projection of that name belongs to.
+pub(crate) fn layer_of(name: &str) -> Option<i32> {
+    name.strip_prefix("model.layers.")?.split_once('.')?.0.parse().ok()
+}

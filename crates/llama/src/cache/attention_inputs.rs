@@ -1,0 +1,83 @@
+use mlx_primitives::ops::{self, QuantizedRows};
+use mlx_primitives::{Array, Result};
+
+/// The keys or values of a layer, `[batch, kv_heads, seen, head_dim]`, plain or packed along the
+/// last axis.
+#[derive(Clone, Debug)]
+pub enum KvTensor {
+    /// Numbers in the model's type.
+    Plain(Array),
+    /// The codes, scales and biases that [`ops::quantize`] returns.
+    Quantized {
+        /// The packed codes, uint32.
+        packed: Array,
+        /// The scale of each group.
+        scales: Array,
+        /// The bias of each group.
+        biases: Array,
+        /// The number of elements of a group.
+        group_size: i32,
+        /// The bits of a code.
+        bits: i32,
+    },
+}
+
+impl KvTensor {
+    /// The packed rows, bits and group size, or `None` if attention cannot read the codes directly.
+    pub(crate) fn rows(&self) -> Option<(QuantizedRows<'_>, i32, i32)> {
+        match self {
+            Self::Quantized { packed, scales, biases, group_size, bits: bits @ (4 | 8) } => {
+                Some((QuantizedRows { packed, scales, biases }, *bits, *group_size))
+            }
+            _ => None,
+        }
+    }
+
+    /// The numbers, in the model's type.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if packed parts do not fit together. Those of a [`LayerCache`](super::layer::LayerCache) always do.
+    pub fn dequantized(&self) -> Result<Array> {
+        match self {
+            Self::Plain(array) => Ok(array.clone()),
+            Self::Quantized { packed, scales, biases, group_size, bits } => {
+                ops::dequantize(packed, scales, biases, *group_size, *bits)
+            }
+        }
+    }
+}
+
+/// The keys that the queries of a step see.
+#[derive(Clone, Debug)]
+pub enum AttentionMask {
+    /// All keys, as a single query does.
+    All,
+    /// The keys up to the position of the query. The last query is at the position of the last key.
+    Causal,
+    /// The keys for which these bools are true: `[time, seen]`, or `[batch, 1, time, seen]` for a
+    /// batch with padding.
+    Mask(Array),
+}
+
+impl AttentionMask {
+    /// The options of attention that give each query the keys that it sees.
+    pub(crate) fn rules(&self) -> ops::Attention<'_> {
+        match self {
+            Self::All => ops::Attention::default(),
+            Self::Causal => ops::Attention { causal: true, ..Default::default() },
+            Self::Mask(mask) => ops::Attention { mask: Some(mask), ..Default::default() },
+        }
+    }
+}
+
+/// The queries, keys and values of a step of attention: views of the cache if its kind allows them.
+#[derive(Clone, Debug)]
+pub struct AttentionInputs {
+    /// The rotated queries of the step, `[batch, heads, time, head_dim]`.
+    pub queries: Array,
+    /// The keys of all positions that are kept, those of the step included.
+    pub keys: KvTensor,
+    /// The values of the same positions.
+    pub values: KvTensor,
+}

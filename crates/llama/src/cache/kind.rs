@@ -1,0 +1,26 @@
+/// The number of positions by which a layer's buffers grow.
+pub(crate) const STEP: i32 = 256;
+
+/// How a cache keeps keys and values.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum CacheKind {
+    /// All positions, in the model's type.
+    #[default]
+    Plain,
+    /// All positions, in codes of 2 to 8 bits ([`ops::quantize`]).
+    Quantized {
+        /// The number of elements that share a scale: 32, 64 or 128, a divisor of a head's
+        /// features.
+        group_size: i32,
+        /// The bits of a code: 2, 3, 4, 5, 6 or 8.
+        bits: i32,
+    },
+    /// The first `keep` positions and the latest ones, as in mlx-lm's `RotatingKVCache`: a step of
+    /// one position replaces the oldest of the latest ones.
+    Rotating {
+        /// The total number of positions that are kept.
+        max_size: i32,
+        /// The number of first positions that are never replaced, less than `max_size`.
+        keep: i32,
+    },
+}

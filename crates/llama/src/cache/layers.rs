@@ -1,0 +1,76 @@
+use mlx_primitives::{Array, Dtype, Error, Result};
+
+use super::attention_inputs::AttentionMask;
+use super::kind::CacheKind;
+use super::layer::{Kind, LayerCache};
+use crate::base::Heads;
+
+/// The caches of all layers of a model.
+///
+/// Buffers grow in steps of 256 positions, and are written in place in between.
+#[derive(Clone)]
+pub struct Cache {
+    pub(crate) layers: Vec<LayerCache>,
+}
+
+impl Cache {
+    /// An empty cache for a model of `layers` layers, all of one kind.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error for bits or groups that MLX does not pack, and for a rotating cache whose
+    /// `keep` is not within 0 to `max_size - 1`.
+    ///
+    /// ```
+    /// use mlx_primitives_llama::{Cache, CacheKind};
+    ///
+    /// let cache = Cache::new(2, CacheKind::Quantized { group_size: 64, bits: 8 })?;
+    /// assert!(cache.is_empty() && cache.nbytes() == 0);
+    /// assert!(Cache::new(2, CacheKind::Rotating { max_size: 4, keep: 4 }).is_err());
+    /// # Ok::<(), mlx_primitives::Error>(())
+    /// ```
+    pub fn new(layers: usize, kind: CacheKind) -> Result<Self> {
+        Ok(Self { layers: vec![LayerCache::new(kind)?; layers] })
+    }
+
+    /// The number of positions that were appended.
+    pub fn len(&self) -> i32 {
+        self.layers.first().map_or(0, LayerCache::len)
+    }
+
+    /// Whether no position was appended.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// The bytes of the buffers.
+    pub fn nbytes(&self) -> usize {
+        self.layers.iter().map(LayerCache::nbytes).sum()
+    }
+
+    /// The keys that the next `time` queries see in the first layer.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if there is no memory for the mask.
+    pub fn mask(&self, time: i32) -> Result<AttentionMask> {
+        self.layers.first().map_or(Ok(AttentionMask::All), |layer| layer.mask(time))
+    }
+
+    /// Fills an empty cache of the plain kind with evaluated buffers, of which `len` positions of
+    /// one text are used.
+    pub(crate) fn reserve(&mut self, len: i32, heads: Heads, dtype: Dtype) -> Result<()> {
+        for layer in &mut self.layers {
+            let Kind::Plain(plain) = &mut layer.0 else {
+                return Err(Error::argument("cache", "one of the plain kind"));
+            };
+            plain.reserve(len, heads, dtype)?;
+        }
+        Ok(())
+    }
+
+    /// The arrays of the buffers, for evaluation.
+    pub fn arrays(&self) -> impl Iterator<Item = &Array> {
+        self.layers.iter().flat_map(LayerCache::arrays)
+    }
+}

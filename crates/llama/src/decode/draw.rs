@@ -1,0 +1,148 @@
+use mlx_primitives::{Array, Dtype, Error, Result};
+
+use super::options::{Options, Token};
+use super::penalties::Penalties;
+use super::sampling::Sampler;
+
+/// Changes the logits `[1, vocab]` that follow tokens.
+type Processor<'a> = dyn FnMut(&[u32], &Array) -> Result<Array> + 'a;
+
+/// Draws tokens from logits, by penalties and a sampler.
+pub(crate) struct Draw<'a> {
+    sampler: Sampler,
+    penalties: Penalties,
+    processors: Vec<Box<Processor<'a>>>,
+    logprobs: Option<usize>,
+}
+
+/// A token whose computation may not have ended.
+pub(crate) struct Drawn {
+    /// The token, uint32 `[1]`.
+    pub token: Array,
+    /// The logits `[1, vocab]` of a token that is the greatest, or the logarithm of the sum of their
+    /// exponentials.
+    watched: Array,
+    /// Whether a caller's function may have made the greatest logit infinite.
+    forced: bool,
+    /// The log probabilities `[1, vocab]`, and the number of likeliest tokens to return.
+    logprobs: Option<(Array, usize)>,
+}
+
+impl<'a> Draw<'a> {
+    pub fn new(options: &Options, vocab: usize) -> Result<Self> {
+        options.penalties.check(vocab)?;
+        Ok(Self {
+            sampler: Sampler::new(options.sampling)?.sparing(&options.xtc_spared),
+            penalties: options.penalties.clone(),
+            processors: Vec::new(),
+            logprobs: options.logprobs,
+        })
+    }
+
+    /// Adds a function that changes the logits after the penalties and the processors before it.
+    pub fn process(&mut self, processor: impl FnMut(&[u32], &Array) -> Result<Array> + 'a) {
+        self.processors.push(Box::new(processor));
+    }
+
+    /// Whether a token is the one with the greatest logit, and no log probabilities are requested.
+    pub fn is_argmax(&self) -> bool {
+        self.sampler.is_greedy()
+            && self.penalties.is_none()
+            && self.processors.is_empty()
+            && self.logprobs.is_none()
+    }
+
+    /// Whether tokens are drawn without regard to those before them, except for their logits.
+    pub fn ignores_tokens(&self) -> bool {
+        self.penalties.is_none() && self.processors.is_empty()
+    }
+
+    /// Draws the token after `tokens` from its logits `[1, vocab]`. The result is lazy.
+    pub fn draw(&mut self, tokens: &[u32], logits: &Array) -> Result<Drawn> {
+        let mut logits = self.penalties.apply(tokens, logits)?;
+        for processor in &mut self.processors {
+            let shape = logits.shape().to_vec();
+            logits = processor(tokens, &logits)?;
+            if logits.shape() != shape {
+                let expected = format_args!("logits {shape:?} from a processor");
+                return Err(Error::shape("generate", expected, logits.shape()));
+            }
+        }
+        let logprobs = match self.logprobs {
+            None => None,
+            Some(count) => {
+                let logits = logits.astype(Dtype::Float32)?;
+                Some((logits.subtract(logits.logsumexp_keepdims(-1)?)?, count))
+            }
+        };
+        let (token, watched) = self.sampler.sample_watched(&logits)?;
+        Ok(Drawn { token, watched, forced: !self.ignores_tokens(), logprobs })
+    }
+}
+
+impl Drawn {
+    /// The arrays to evaluate.
+    pub fn arrays(&self) -> impl Iterator<Item = &Array> {
+        [&self.token, &self.watched].into_iter().chain(self.logprobs.as_ref().map(|(row, _)| row))
+    }
+
+    /// Waits for the token and returns it, or returns an error if the logits are no numbers.
+    pub fn read(&self) -> Result<Token> {
+        let id = self.token.item::<u32>()?;
+        let at = if self.watched.size() == 1 { 0 } else { id as usize };
+        check(&self.watched, at, self.forced)?;
+        let Some((row, count)) = &self.logprobs else {
+            return Ok(Token { id, ..Token::default() });
+        };
+        let row = row.to_vec::<f32>()?;
+        let logprob = row.get(id as usize).copied();
+        Ok(Token { id, logprob, top_logprobs: likeliest(&row, *count), from_draft: false })
+    }
+}
+
+/// Returns an error if the element at `index`, by which a token was chosen, is NaN or infinite. Where it
+/// was `forced`, it may be positive infinity. It is read where it lies, which takes no pass over the
+/// logits: NaNs and infinities of broken weights spread to all of them.
+pub(crate) fn check(logits: &Array, index: usize, forced: bool) -> Result<()> {
+    fn at<const N: usize>(bytes: &[u8], index: usize) -> Option<[u8; N]> {
+        bytes.as_chunks::<N>().0.get(index).copied()
+    }
+    let dtype = logits.dtype();
+    let value = logits.with_bytes(|bytes| match dtype {
+        Dtype::Float32 => at(bytes, index).map(f32::from_le_bytes),
+        Dtype::Float16 => at(bytes, index).map(|it| half::f16::from_le_bytes(it).to_f32()),
+        Dtype::Bfloat16 => at(bytes, index).map(|it| half::bf16::from_le_bytes(it).to_f32()),
+        _ => None,
+    })?;
+    match value {
+        Some(value) if !(value.is_finite() || forced && value == f32::INFINITY) => {
+            Err(no_number("generate"))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// The error for logits that are no numbers.
+pub(crate) fn no_number(op: &str) -> Error {
+    Error::argument(
+        op,
+        "finite logits, got NaN or infinity: the weights, or keys and values of a cache, are no numbers, \
+         or their products are too large for the model's type",
+    )
+}
+
+/// The `count` greatest elements of a row with their indices, greatest first, equal ones in the
+/// order of their indices.
+fn likeliest(row: &[f32], count: usize) -> Vec<(u32, f32)> {
+    let mut all: Vec<(u32, f32)> = (0..).zip(row.iter().copied()).collect();
+    let order = |a: &(u32, f32), b: &(u32, f32)| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0));
+    if count == 0 {
+        return Vec::new();
+    }
+    if count < all.len() {
+        all.select_nth_unstable_by(count - 1, order);
+        all.truncate(count);
+    }
+    all.sort_unstable_by(order);
+    all
+}

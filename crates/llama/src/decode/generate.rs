@@ -1,0 +1,390 @@
+use std::collections::VecDeque;
+use std::ops::ControlFlow;
+use std::time::Instant;
+
+use mlx_primitives::{Array, Error, Result, async_eval, memory};
+
+use super::draw::{Draw, Drawn};
+use super::options::{FinishReason, Options, Statistics, Token};
+use super::prompt::row;
+use super::prompt_cache::PromptCache;
+use super::speculative::Draft;
+use crate::cache::Cache;
+use crate::model::Llama;
+
+/// An iterator over the tokens that follow a prompt; drop it to stop early.
+///
+/// Nothing is computed before the first token is requested, or before [`prefill`](Self::prefill)
+/// runs the prompt. The iterator ends before an end token, or after an error.
+///
+/// ```
+/// use mlx_primitives_llama::{Checkpoint, Options};
+///
+/// let checkpoint = Checkpoint::demo()?;
+/// let prompt = checkpoint.tokenizer.encode("Once upon a time")?;
+/// let options = Options { max_tokens: 4, logprobs: Some(2), ..Options::default() };
+/// let mut generation = checkpoint.generate(&prompt, &options)?;
+/// while let Some(token) = generation.next_token()? {
+///     assert_eq!(token.top_logprobs[0], (token.id, token.logprob.unwrap()));
+/// }
+/// assert_eq!(generation.finish_reason().map(|reason| reason.name()), Some("length"));
+/// # Ok::<(), mlx_primitives::Error>(())
+/// ```
+pub struct Generation<'a> {
+    model: &'a Llama,
+    cache: Cache,
+    /// The prompt and the tokens drawn after it, of which the first ones are in the cache.
+    tokens: Vec<u32>,
+    draw: Draw<'a>,
+    eos: Vec<u32>,
+    max_tokens: usize,
+    prefill_step: usize,
+    /// The token being computed.
+    next: Option<Drawn>,
+    draft: Option<Draft<'a>>,
+    /// Tokens at the end of `tokens` that were drawn in one pass and not yielded yet.
+    ready: VecDeque<Token>,
+    started: Instant,
+    first: Option<Instant>,
+    statistics: Statistics,
+    finish: Option<FinishReason>,
+    failed: bool,
+}
+
+impl Llama {
+    /// Runs the prompt and yields the tokens that follow it.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error for an empty prompt, one longer than `max_position_embeddings` unless the
+    /// cache is a rotating one, tokens outside the vocabulary or options out of their range.
+    pub fn generate(&self, prompt: &[u32], options: &Options) -> Result<Generation<'_>> {
+        let max_tokens = self.check_prompt(prompt, options)?;
+        memory::reset_peak_memory();
+        let mut cache =
+            self.new_cache_for(options.cache, prompt.len().saturating_add(max_tokens))?;
+        cache.set_text_len(prompt.len());
+        Ok(Generation {
+            model: self,
+            cache,
+            tokens: prompt.to_vec(),
+            draw: Draw::new(options, self.vocab())?,
+            eos: options.eos.clone(),
+            max_tokens,
+            prefill_step: options.prefill_step,
+            next: None,
+            draft: None,
+            ready: VecDeque::new(),
+            started: Instant::now(),
+            first: None,
+            statistics: Statistics { prompt_tokens: prompt.len(), ..Statistics::default() },
+            finish: None,
+            failed: false,
+        })
+    }
+}
+
+impl<'a> Generation<'a> {
+    /// Starts from a cache: the positions that it has in common with the beginning of the prompt
+    /// are not computed again. The cache keeps its kind, whatever the options say.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error for a cache of another model, or if the generation has started.
+    pub fn with_cache(mut self, prompt_cache: PromptCache) -> Result<Self> {
+        self.check_unstarted()?;
+        let positions = self.tokens.len().saturating_add(self.max_tokens);
+        let (cache, common) = prompt_cache.for_prompt(self.model, &self.tokens, positions)?;
+        self.cache = cache.unwrap_or_else(|| self.cache.clone());
+        self.cache.set_text_len(self.tokens.len());
+        self.statistics.cached_tokens = common;
+        if let Some(draft) = &self.draft {
+            draft.check(&self.cache)?;
+        }
+        Ok(self)
+    }
+
+    /// Lets a smaller model of the same vocabulary propose `count` tokens at a time, which this
+    /// model then evaluates in one pass (speculative decoding). This model draws every token as it
+    /// would without the draft, from the same random numbers. Good proposals only save time.
+    ///
+    /// A pass over several tokens rounds in other places than passes over single tokens. Tokens
+    /// whose logits differ only by rounding may therefore be drawn differently.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error for a count that is not within 1 to 64, for a rotating cache, whose last
+    /// positions cannot be removed, for a draft made for shorter sequences than prompt and
+    /// `max_tokens`, or if the generation has started.
+    ///
+    /// ```
+    /// use mlx_primitives_llama::{Checkpoint, Options, Quantization};
+    ///
+    /// let checkpoint = Checkpoint::demo()?;
+    /// let draft = checkpoint.llama.quantized(Quantization::affine(32, 4))?;
+    /// let prompt = checkpoint.tokenizer.encode("Once upon a time")?;
+    /// let options = Options { max_tokens: 12, ..Options::default() };
+    /// let plain: Vec<u32> = checkpoint.generate(&prompt, &options)?.collect::<Result<_, _>>()?;
+    /// let mut generation = checkpoint.generate(&prompt, &options)?.with_draft(&draft, 3)?;
+    /// assert_eq!(generation.by_ref().collect::<Result<Vec<_>, _>>()?, plain);
+    /// assert!(generation.statistics().accepted_tokens > 0);
+    /// # Ok::<(), mlx_primitives::Error>(())
+    /// ```
+    pub fn with_draft(mut self, draft: &'a Llama, count: usize) -> Result<Self> {
+        if self.cache.len() as usize > self.statistics.cached_tokens {
+            return Err(Error::argument("speculative", "this before the first token is asked for"));
+        }
+        let positions = self.tokens.len().saturating_add(self.max_tokens).saturating_sub(1);
+        let draft = Draft::new(draft, count, positions)?;
+        draft.check(&self.cache)?;
+        self.draft = Some(draft);
+        Ok(self)
+    }
+
+    /// Lets `processor` change the logits before each token is drawn, for example to ban tokens, to
+    /// prefer some, or to keep the text to a grammar.
+    ///
+    /// It receives the prompt with the tokens drawn so far, and the logits `[1, vocab]` of the next
+    /// token after the options' penalties, and returns logits of the same shape. These are what
+    /// [`Options::sampling`] draws from and what [`Options::logprobs`] describes; a logit of minus
+    /// infinity bans a token. The processor is called once for each token, in order, and one token
+    /// ahead of those that the iterator yields. Several processors run in the order in which they were
+    /// added.
+    ///
+    /// With a [draft](Self::with_draft), the processor changes the logits of every token that this model
+    /// draws, which may include some behind an end token. It does not change the logits of the draft,
+    /// whose proposals are then accepted less often.
+    ///
+    /// An error of the processor, or logits of another shape, end the generation as an error.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if the first token was asked for already.
+    ///
+    /// ```
+    /// use mlx_primitives::Array;
+    /// use mlx_primitives_llama::{Checkpoint, Options, Penalties};
+    ///
+    /// let checkpoint = Checkpoint::demo()?;
+    /// let prompt = checkpoint.tokenizer.encode("Once upon a time")?;
+    /// let options = Options { max_tokens: 8, ..Options::default() };
+    /// let greedy: Vec<u32> = checkpoint.generate(&prompt, &options)?.collect::<Result<_, _>>()?;
+    /// // Bans the token that was drawn first.
+    /// let banned = Penalties { logit_bias: vec![(greedy[0], f32::NEG_INFINITY)], ..Default::default() };
+    /// let generation = checkpoint
+    ///     .generate(&prompt, &options)?
+    ///     .with_logits_processor(move |tokens, logits| banned.apply(tokens, logits))?;
+    /// let tokens: Vec<u32> = generation.collect::<Result<_, _>>()?;
+    /// assert!(!tokens.contains(&greedy[0]));
+    /// # Ok::<(), mlx_primitives::Error>(())
+    /// ```
+    pub fn with_logits_processor(
+        mut self,
+        processor: impl FnMut(&[u32], &Array) -> Result<Array> + 'a,
+    ) -> Result<Self> {
+        if self.next.is_some() || !self.ready.is_empty() || self.statistics.generated_tokens > 0 {
+            return Err(started());
+        }
+        self.draw.process(processor);
+        Ok(self)
+    }
+
+    fn check_unstarted(&self) -> Result<()> {
+        if self.cache.is_empty() { Ok(()) } else { Err(started()) }
+    }
+
+    /// Why the text ended; `None` while it goes on.
+    pub fn finish_reason(&self) -> Option<FinishReason> {
+        self.finish
+    }
+
+    /// The statistics of the generation so far.
+    pub fn statistics(&self) -> Statistics {
+        Statistics { peak_memory: memory::peak_memory(), ..self.statistics }
+    }
+
+    /// The prompt and the tokens yielded so far.
+    pub fn tokens(&self) -> &[u32] {
+        let count = self.tokens.len() - self.ready.len();
+        self.tokens.get(..count).unwrap_or_default()
+    }
+
+    /// Ends the generation and returns its cache with the tokens in it, from which a later
+    /// generation can go on.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if positions that do not belong to the text cannot be removed from the
+    /// cache, as from a full rotating one.
+    pub fn into_prompt_cache(mut self) -> Result<PromptCache> {
+        // Tokens that were drawn and not yielded are not part of the text.
+        let seen = self.tokens().len();
+        let extra = (self.cache.len() as usize).saturating_sub(seen);
+        self.cache.trim(i32::try_from(extra).unwrap_or(i32::MAX))?;
+        self.tokens.truncate(self.cache.len() as usize);
+        PromptCache::new(self.model, self.cache, self.tokens)
+    }
+
+    /// Fills the cache with all tokens of the prompt except the last one, in steps of
+    /// [`Options::prefill_step`]. Otherwise the request for the first token runs the prompt, and its
+    /// last token within the last of these steps, which is faster than a step for it alone.
+    ///
+    /// `progress` is called after each step with the number of tokens that are done and their
+    /// total. If it breaks, the rest is left for later.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if a step of the model fails.
+    pub fn prefill(
+        &mut self,
+        mut progress: impl FnMut(usize, usize) -> ControlFlow<()>,
+    ) -> Result<ControlFlow<()>> {
+        let total = self.tokens.len() - 1;
+        while self.unstarted() && (self.cache.len() as usize) < total {
+            let done = self.cache.len() as usize;
+            let end = (done.saturating_add(self.prefill_step)).min(total);
+            self.model.prefill(&self.tokens, end, self.prefill_step, &mut self.cache)?;
+            if let Some(draft) = &mut self.draft {
+                draft.catch_up(&self.tokens, end, self.prefill_step)?;
+            }
+            if progress(end, total).is_break() {
+                return Ok(ControlFlow::Break(()));
+            }
+        }
+        Ok(ControlFlow::Continue(()))
+    }
+
+    fn unstarted(&self) -> bool {
+        self.statistics.generated_tokens == 0 && self.next.is_none()
+    }
+
+    /// [`prefill`](Self::prefill) without the last step, or without the last token where a draft
+    /// model proposes tokens after it.
+    fn prefill_before_last_step(&mut self) -> Result<()> {
+        if self.draft.is_some() {
+            return self.prefill(|_, _| ControlFlow::Continue(())).map(|_| ());
+        }
+        let rest = self.tokens.len().saturating_sub(self.cache.len() as usize);
+        if self.unstarted() && rest > self.prefill_step {
+            let end = self.tokens.len() - 1 - (rest - 1) % self.prefill_step;
+            self.model.prefill(&self.tokens, end, self.prefill_step, &mut self.cache)?;
+        }
+        Ok(())
+    }
+
+    /// The next token with the log probabilities of [`Options::logprobs`], or `None` at the end.
+    /// The iterator yields only the token's number.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if a step of the model or the choice of a token fails. After an error there
+    /// are no more tokens.
+    pub fn next_token(&mut self) -> Result<Option<Token>> {
+        if self.finish.is_some() || self.failed {
+            return Ok(None);
+        }
+        let token = self.advance();
+        if token.is_err() {
+            self.next = None;
+            self.failed = true;
+        }
+        token
+    }
+
+    fn advance(&mut self) -> Result<Option<Token>> {
+        if self.ready.is_empty() {
+            if self.statistics.generated_tokens >= self.max_tokens {
+                self.finish = Some(FinishReason::Length);
+                return Ok(None);
+            }
+            self.prefill_before_last_step()?;
+            match &mut self.draft {
+                Some(draft) => {
+                    self.model.renew(&mut self.cache, &self.tokens, self.prefill_step)?;
+                    let left = self.max_tokens - self.statistics.generated_tokens;
+                    let left = left.min(self.model.rotated_alike(self.tokens.len()));
+                    let (cache, draw) = (&mut self.cache, &mut self.draw);
+                    let round = draft.round(self.model, cache, draw, &self.tokens, left)?;
+                    self.statistics.draft_tokens += round.proposed;
+                    self.statistics.accepted_tokens += round.accepted;
+                    self.tokens.extend(round.tokens.iter().map(|token| token.id));
+                    self.ready.extend(round.tokens);
+                }
+                None => self.draw_one()?,
+            }
+            let now = Instant::now();
+            let first = *self.first.get_or_insert(now);
+            self.statistics.prompt_time = first - self.started;
+            self.statistics.generation_time = now - first;
+        }
+        let Some(token) = self.ready.pop_front() else { return Ok(None) };
+        if self.eos.contains(&token.id) {
+            self.finish = Some(FinishReason::Stop);
+            self.forget(1 + self.ready.len());
+            return Ok(None);
+        }
+        self.statistics.generated_tokens += 1;
+        let more = self.statistics.generated_tokens < self.max_tokens;
+        if more && self.draft.is_none() && self.next.is_none() {
+            self.start()?; // computes the next token while the caller uses this one
+        }
+        Ok(Some(token))
+    }
+
+    /// Drops the last `count` tokens, which are not part of the text.
+    fn forget(&mut self, count: usize) {
+        self.ready.clear();
+        self.tokens.truncate(self.tokens.len().saturating_sub(count));
+    }
+
+    fn draw_one(&mut self) -> Result<()> {
+        if self.next.is_none() {
+            self.start()?;
+        }
+        let Some(drawn) = self.next.take() else { return Ok(()) };
+        if self.runs_ahead() {
+            self.next = Some(self.start_after(&drawn.token.reshape([1, 1])?)?);
+        }
+        let token = drawn.read()?;
+        self.tokens.push(token.id);
+        self.ready.push_back(token);
+        Ok(())
+    }
+
+    /// Whether the token after the one being computed may be queued already. If that one turns out
+    /// to be an end token, the cache has to give a position back.
+    fn runs_ahead(&self) -> bool {
+        self.statistics.generated_tokens + 1 < self.max_tokens
+            && self.draw.ignores_tokens()
+            && !self.cache.forgets()
+            && self.model.rotated_alike(self.tokens.len()) > 1
+    }
+
+    /// Starts computing the token that follows those that the cache does not have.
+    fn start(&mut self) -> Result<()> {
+        self.model.renew(&mut self.cache, &self.tokens, self.prefill_step)?;
+        let known = (self.cache.len() as usize).min(self.tokens.len() - 1);
+        self.next = Some(self.start_after(&row(&self.tokens[known..])?)?);
+        Ok(())
+    }
+
+    /// Starts computing the token that follows `rest`, uint32 `[1, time]`.
+    fn start_after(&mut self, rest: &Array) -> Result<Drawn> {
+        let logits = self.model.forward_last(rest, &mut self.cache)?;
+        let drawn = self.draw.draw(&self.tokens, &logits.squeeze([1])?)?;
+        async_eval(drawn.arrays())?;
+        Ok(drawn)
+    }
+}
+
+fn started() -> Error {
+    Error::argument("generate", "this before the first token is asked for")
+}
+
+impl Iterator for Generation<'_> {
+    type Item = Result<u32>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        self.next_token().map(|token| token.map(|token| token.id)).transpose()
+    }
+}

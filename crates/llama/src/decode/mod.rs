@@ -1,0 +1,24 @@
+//! From tokens to tokens: prompts, drawing, generation, scores and vectors of texts.
+
+mod batch;
+mod draw;
+mod embedding;
+mod generate;
+mod options;
+mod penalties;
+mod prompt;
+mod prompt_cache;
+mod sampling;
+mod score;
+mod speculative;
+mod text_generation;
+
+pub use batch::BatchGeneration;
+pub use embedding::{Embedding, Pooling};
+pub use generate::Generation;
+pub use options::{FinishReason, Options, Statistics, Token};
+pub use penalties::Penalties;
+pub use prompt_cache::PromptCache;
+pub use sampling::{Sampler, Sampling};
+pub use score::Score;
+pub use text_generation::{Piece, TextGeneration};

@@ -1,0 +1,122 @@
+use std::time::Duration;
+
+use super::penalties::Penalties;
+use super::sampling::Sampling;
+use crate::cache::CacheKind;
+
+/// How to generate text and when to stop.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// The most tokens to generate.
+    pub max_tokens: usize,
+    /// How tokens are drawn.
+    pub sampling: Sampling,
+    /// Changes to the logits before a token is drawn.
+    pub penalties: Penalties,
+    /// Tokens that XTC never removes.
+    pub xtc_spared: Vec<u32>,
+    /// Tokens that end the text.
+    pub eos: Vec<u32>,
+    /// Strings that end the text and are not part of it. They may contain special tokens, such as
+    /// `<|im_end|>`, although the text does not. Only
+    /// [`Checkpoint::generate_text`](crate::Checkpoint::generate_text) uses them, since tokens
+    /// alone are no text.
+    pub stop: Vec<String>,
+    /// How keys and values are kept.
+    pub cache: CacheKind,
+    /// The number of prompt tokens that run through the model at a time, at least 1.
+    pub prefill_step: usize,
+    /// Log probabilities to return: the token's own and those of the `n` likeliest. `None` skips
+    /// them, which is cheaper.
+    pub logprobs: Option<usize>,
+}
+
+impl Default for Options {
+    /// At most 256 tokens, as the command does, greedy sampling, and a prompt in steps of 512 tokens.
+    fn default() -> Self {
+        Self {
+            max_tokens: 256,
+            sampling: Sampling::default(),
+            penalties: Penalties::default(),
+            xtc_spared: Vec::new(),
+            eos: Vec::new(),
+            stop: Vec::new(),
+            cache: CacheKind::default(),
+            prefill_step: 512,
+            logprobs: None,
+        }
+    }
+}
+
+/// Why a text ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FinishReason {
+    /// The model drew an end token.
+    Stop,
+    /// The text reached `max_tokens`, or the longest sequence that the model was made for.
+    Length,
+    /// The text contained one of the stop strings.
+    StopString,
+}
+
+impl FinishReason {
+    /// The name of the reason: `stop`, `length` or `stop_string`.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Stop => "stop",
+            Self::Length => "length",
+            Self::StopString => "stop_string",
+        }
+    }
+}
+
+/// A token that was drawn.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Token {
+    /// The number of the token in the vocabulary.
+    pub id: u32,
+    /// The natural logarithm of its probability, after penalties and before sampling removes
+    /// tokens; `None` unless [`Options::logprobs`] is set.
+    pub logprob: Option<f32>,
+    /// The likeliest tokens with their log probabilities, likeliest first.
+    pub top_logprobs: Vec<(u32, f32)>,
+    /// Whether a draft model proposed the token.
+    pub from_draft: bool,
+}
+
+/// The counts, times and memory of a generation.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Statistics {
+    /// The number of tokens of the prompt.
+    pub prompt_tokens: usize,
+    /// The number of prompt tokens that a cache held already.
+    pub cached_tokens: usize,
+    /// The number of generated tokens, without the end token.
+    pub generated_tokens: usize,
+    /// The number of tokens that a draft model proposed.
+    pub draft_tokens: usize,
+    /// The number of proposed tokens that the model drew too.
+    pub accepted_tokens: usize,
+    /// The time from the start to the first token.
+    pub prompt_time: Duration,
+    /// The time from the first token to the last.
+    pub generation_time: Duration,
+    /// The peak memory of arrays, in bytes.
+    pub peak_memory: usize,
+}
+
+impl Statistics {
+    /// Prompt tokens per second, without those that the cache held already.
+    pub fn prompt_tps(&self) -> f64 {
+        rate(self.prompt_tokens.saturating_sub(self.cached_tokens), self.prompt_time)
+    }
+
+    /// Generated tokens per second, without the first one, which counts as time of the prompt.
+    pub fn generation_tps(&self) -> f64 {
+        rate(self.generated_tokens.saturating_sub(1), self.generation_time)
+    }
+}
+
+fn rate(tokens: usize, time: Duration) -> f64 {
+    if time.is_zero() { 0.0 } else { tokens as f64 / time.as_secs_f64() }
+}

@@ -1,0 +1,136 @@
+//! Prompts: what is refused, and how they are run.
+
+use mlx_primitives::{Array, Error, Result, eval};
+
+use super::options::Options;
+use crate::base::RopeFrequencies;
+use crate::cache::{Cache, CacheKind};
+use crate::model::{Fusion, Llama};
+
+/// The most positions that a cache counts.
+const LONGEST: usize = i32::MAX as usize - 1;
+
+impl Llama {
+    /// Checks the prompt and returns the number of tokens to generate at most: there are
+    /// `max_position_embeddings` positions, or any number where a rotating cache forgets positions.
+    pub(crate) fn check_prompt(&self, prompt: &[u32], options: &Options) -> Result<usize> {
+        let limit = match options.cache {
+            CacheKind::Rotating { .. } => LONGEST,
+            _ => self.longest(),
+        };
+        self.check_up_to(limit, "generate", "a prompt", prompt)?;
+        if options.prefill_step == 0 {
+            let expected = "a prefill step of at least 1 token, got 0";
+            return Err(Error::argument("generate", expected));
+        }
+        Ok(options.max_tokens.min(limit + 1 - prompt.len()))
+    }
+
+    /// The length of the longest sequence that the model was made for.
+    pub(crate) fn longest(&self) -> usize {
+        self.config().max_position_embeddings.map_or(LONGEST, |limit| limit.unsigned_abs() as usize)
+    }
+
+    /// Returns an error for a text that is empty, longer than the model was made for, or has tokens
+    /// outside the vocabulary.
+    pub(crate) fn check_tokens(&self, op: &str, text: &str, tokens: &[u32]) -> Result<()> {
+        self.check_up_to(self.longest(), op, text, tokens)
+    }
+
+    fn check_up_to(&self, limit: usize, op: &str, text: &str, tokens: &[u32]) -> Result<()> {
+        let refuse = |expected: std::fmt::Arguments| Err(Error::argument(op, expected));
+        if tokens.is_empty() || tokens.len() > limit {
+            return refuse(format_args!("{text} of 1 to {limit} tokens, got {}", tokens.len()));
+        }
+        if let Some(token) = tokens.iter().find(|&&t| t as usize >= self.vocab()) {
+            return refuse(format_args!("tokens below {}, got {token}", self.vocab()));
+        }
+        Ok(())
+    }
+
+    pub(crate) fn vocab(&self) -> usize {
+        self.config().vocab_size.unsigned_abs() as usize
+    }
+
+    /// The number of tokens that a pass may run after the first `seen` of a text, all of them and that
+    /// pass being rotated alike.
+    pub(crate) fn rotated_alike(&self, seen: usize) -> usize {
+        let longest = self.rope().and_then(RopeFrequencies::longest_short);
+        match longest.map(|longest| longest.unsigned_abs() as usize) {
+            Some(longest) if seen <= longest => longest + 1 - seen,
+            _ => usize::MAX,
+        }
+    }
+
+    /// Runs a text again, except its last token, where it has grown to a length for which all
+    /// positions are rotated otherwise than those in the cache.
+    pub(crate) fn renew(&self, cache: &mut Cache, tokens: &[u32], step: usize) -> Result<()> {
+        let (before, now) = (cache.text_len(), tokens.len());
+        let longest = self.rope().and_then(RopeFrequencies::longest_short);
+        let outgrown = |longest: i32| before <= longest && now > longest.unsigned_abs() as usize;
+        if before == 0 || !longest.is_some_and(outgrown) {
+            return Ok(());
+        }
+        *cache = cache.emptied()?;
+        cache.set_text_len(now);
+        self.prefill(tokens, now - 1, step, cache)
+    }
+
+    /// Whether keys that were rotated in a text of `before` positions are those of a text of `now`.
+    pub(crate) fn keeps_keys(&self, before: i32, now: usize) -> bool {
+        let now = i32::try_from(now).unwrap_or(i32::MAX);
+        self.rope().is_none_or(|rope| rope.keeps_keys(before, now))
+    }
+
+    /// The rotation of positions; `None` in a process without layers.
+    fn rope(&self) -> Option<&RopeFrequencies> {
+        self.layers.first().map(|layer| &layer.self_attn.rope)
+    }
+
+    /// Runs the tokens of `tokens[..end]` that the cache does not have, `step` at a time.
+    pub(crate) fn prefill(
+        &self,
+        tokens: &[u32],
+        end: usize,
+        step: usize,
+        cache: &mut Cache,
+    ) -> Result<()> {
+        let rest = tokens.get(cache.len() as usize..end).unwrap_or_default();
+        for chunk in rest.chunks(step.max(1)) {
+            let _ = self.forward(&row(chunk)?, cache)?;
+            eval(cache.arrays())?;
+        }
+        Ok(())
+    }
+
+    /// The logits `[batch, 1, vocab]` of the token after the last of `tokens`, integers
+    /// `[batch, time]`: the last ones of [`forward`](Self::forward), without computing the others.
+    ///
+    /// # Errors
+    ///
+    /// Returns the errors of [`forward`](Self::forward).
+    ///
+    /// ```
+    /// use mlx_primitives::Array;
+    /// use mlx_primitives_llama::Checkpoint;
+    ///
+    /// let llama = Checkpoint::demo()?.llama;
+    /// let mut cache = llama.new_cache();
+    /// let tokens = Array::from_slice(&[423u32, 424, 7], &[1, 3])?;
+    /// assert_eq!(llama.forward_last(&tokens, &mut cache)?.shape(), [1, 1, 512]);
+    /// assert_eq!(cache.len(), 3);
+    /// # Ok::<(), mlx_primitives::Error>(())
+    /// ```
+    pub fn forward_last(&self, tokens: &Array, cache: &mut Cache) -> Result<Array> {
+        let mut h = self.decoded(tokens, cache)?;
+        if h.dim(1)? > 1 {
+            h = h.slice_axis(1, -1..)?;
+        }
+        self.logits(&h, Fusion::norm(&self.norm))
+    }
+}
+
+/// The tokens of one text as an array `[1, time]`.
+pub(crate) fn row(tokens: &[u32]) -> Result<Array> {
+    Array::from_slice(tokens, [1, i32::try_from(tokens.len()).unwrap_or(i32::MAX)])
+}

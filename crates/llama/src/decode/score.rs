@@ -1,0 +1,104 @@
+use mlx_primitives::ops::{self, CrossEntropy};
+use mlx_primitives::{Array, Dtype, Error, Result, eval};
+
+use super::draw::no_number;
+use crate::cache::CacheKind;
+use crate::model::Llama;
+
+/// The most tokens that run through the model at a time.
+const STEP: usize = 512;
+/// The shortest window in which long texts are scored, so that texts of this length have all of their
+/// context, whatever the model was made for.
+const WINDOW: usize = 8192;
+/// The most logits that exist at a time: 64 MB of float32.
+const LOGITS: usize = 1 << 24;
+
+/// How well a model predicts a text.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Score {
+    /// The number of tokens that were scored: all except the first.
+    pub tokens: usize,
+    /// The mean of their negative log-likelihoods, in nats.
+    pub mean_nll: f64,
+}
+
+impl Score {
+    /// The exponential of [`mean_nll`](Self::mean_nll).
+    pub fn perplexity(&self) -> f64 {
+        self.mean_nll.exp()
+    }
+}
+
+impl Llama {
+    /// Scores every token after the first, each in the context of all before it.
+    ///
+    /// A text of more than [`score_window`](Self::score_window) tokens is scored in windows of that
+    /// length: the first token of a window is the last one that was scored, and the context of the
+    /// others begins with it.
+    ///
+    /// The likelihoods are computed from the logits in float32 and summed in float64. In memory are
+    /// the logits of at most 512 tokens at a time, and the keys and values of a window.
+    /// `progress` is called with the number of tokens that have been scored.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error for fewer than two tokens, for tokens outside the vocabulary, and for logits
+    /// that are NaN or infinite.
+    ///
+    /// ```
+    /// use mlx_primitives_llama::Checkpoint;
+    ///
+    /// let demo = Checkpoint::demo()?;
+    /// let score = |text: &str| demo.llama.score(&demo.tokenizer.encode(text)?, |_| {});
+    /// let [likely, odd] = [score("Once upon a time, there was")?, score("Was time upon, a there")?];
+    /// assert!(likely.perplexity() * 10.0 < odd.perplexity());
+    /// # Ok::<(), mlx_primitives::Error>(())
+    /// ```
+    pub fn score(&self, tokens: &[u32], mut progress: impl FnMut(usize)) -> Result<Score> {
+        let vocabulary = self.config().vocab_size.unsigned_abs();
+        if tokens.len() < 2 || i32::try_from(tokens.len()).is_err() {
+            return Err(Error::argument(
+                "score",
+                format_args!("a text of two tokens or more, got {}", tokens.len()),
+            ));
+        }
+        if let Some(token) = tokens.iter().find(|&&token| token >= vocabulary) {
+            return Err(Error::argument(
+                "score",
+                format_args!("tokens below {vocabulary}, got {token}"),
+            ));
+        }
+        let step = (LOGITS / (vocabulary as usize).max(1)).clamp(1, STEP);
+        let (context, targets) = (&tokens[..tokens.len() - 1], &tokens[1..]);
+        let window = self.score_window();
+        let windows = context.chunks(window).zip(targets.chunks(window));
+        let (mut sum, mut scored) = (0.0, 0);
+        for (context, targets) in windows {
+            let mut cache = self.new_cache_for(CacheKind::Plain, context.len() + 1)?;
+            cache.set_text_len(context.len() + 1);
+            for (inputs, targets) in context.chunks(step).zip(targets.chunks(step)) {
+                let shape = [1, inputs.len() as i32];
+                let logits = self.forward(&Array::from_slice(inputs, shape)?, &mut cache)?;
+                let losses = ops::cross_entropy(
+                    &logits.astype(Dtype::Float32)?,
+                    &Array::from_slice(targets, shape)?,
+                    CrossEntropy::default(),
+                )?;
+                eval([&losses].into_iter().chain(cache.arrays()))?;
+                sum += losses.to_vec::<f32>()?.into_iter().map(f64::from).sum::<f64>();
+                if !sum.is_finite() {
+                    return Err(no_number("score"));
+                }
+                scored += inputs.len();
+                progress(scored);
+            }
+        }
+        Ok(Score { tokens: scored, mean_nll: sum / scored as f64 })
+    }
+
+    /// The most tokens that [`score`](Self::score) keeps in one context: those that the model was made
+    /// for, and at least 8192.
+    pub fn score_window(&self) -> usize {
+        self.longest().max(WINDOW)
+    }
+}

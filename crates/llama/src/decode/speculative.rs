@@ -1,0 +1,149 @@
+use mlx_primitives::{Array, Error, Result, concatenate};
+
+use super::draw::{Draw, check};
+use super::options::Token;
+use super::prompt::row;
+use crate::cache::{Cache, CacheKind};
+use crate::model::Llama;
+
+/// A smaller model that proposes tokens.
+pub(crate) struct Draft<'a> {
+    model: &'a Llama,
+    cache: Cache,
+    count: usize,
+}
+
+/// The tokens that a model drew in one pass over proposals.
+pub(crate) struct Round {
+    /// The accepted proposals, followed by a token that was not proposed, if any.
+    pub tokens: Vec<Token>,
+    pub proposed: usize,
+    pub accepted: usize,
+}
+
+/// The most tokens that may be proposed at a time. More never save time.
+const MOST: usize = 64;
+
+/// The number of tokens of a cached prompt that the draft runs at a time.
+const STEP: usize = 512;
+
+impl<'a> Draft<'a> {
+    /// A draft that proposes `count` tokens at a time, for texts of `positions` tokens.
+    pub fn new(model: &'a Llama, count: usize, positions: usize) -> Result<Self> {
+        let refuse = |expected: std::fmt::Arguments| Err(Error::argument("speculative", expected));
+        if !(1..=MOST).contains(&count) {
+            return refuse(format_args!("1 to {MOST} draft tokens, got {count}"));
+        }
+        if let Some(limit) = model.config().max_position_embeddings
+            && positions > limit as usize
+        {
+            return refuse(format_args!(
+                "a draft model for {positions} positions, got one for {limit}"
+            ));
+        }
+        let cache = model.new_cache_for(CacheKind::Plain, positions.saturating_add(MOST))?;
+        if cache.forgets() {
+            return refuse(format_args!(
+                "a draft model whose windows hide none of {positions} positions"
+            ));
+        }
+        Ok(Self { model, cache, count })
+    }
+
+    /// Returns an error for a cache whose last positions cannot be removed.
+    pub fn check(&self, cache: &Cache) -> Result<()> {
+        match cache.forgets() {
+            false => Ok(()),
+            true => Err(Error::argument(
+                "speculative",
+                "a cache whose last positions can be taken back, got a rotating one",
+            )),
+        }
+    }
+
+    /// Runs the tokens of `tokens[..end]` that the draft has not run yet.
+    pub fn catch_up(&mut self, tokens: &[u32], end: usize, step: usize) -> Result<()> {
+        self.model.prefill(tokens, end, step, &mut self.cache)
+    }
+
+    /// Proposes tokens after `tokens`, runs `model` on them in one pass, and draws from its logits
+    /// up to the first token that was not proposed, at most `most` tokens. Before and after,
+    /// `cache` holds all tokens of the text except the last one.
+    pub fn round(
+        &mut self,
+        model: &Llama,
+        cache: &mut Cache,
+        draw: &mut Draw<'_>,
+        tokens: &[u32],
+        most: usize,
+    ) -> Result<Round> {
+        let proposals = self.propose(tokens, self.count.min(most.saturating_sub(1)))?;
+        let last = tokens.last().copied().unwrap_or_default();
+        let mut inputs = vec![Array::from_slice(&[last], [1])?];
+        inputs.extend(proposals);
+        let inputs = concatenate(&inputs.iter().collect::<Vec<_>>(), 0)?;
+        let logits = model.forward(&inputs.expand_dims([0])?, cache)?;
+
+        let vocab = logits.dim(-1)?.unsigned_abs() as usize;
+        let best = match draw.is_argmax() {
+            true => Some(logits.argmax(-1)?.to_vec::<u32>()?),
+            false => None,
+        };
+        let inputs = inputs.to_vec::<u32>()?;
+        let proposed = inputs.get(1..).unwrap_or_default();
+        let (mut text, mut drawn) = (tokens.to_vec(), Vec::new());
+        for (i, at) in (0..inputs.len()).zip(0..) {
+            let mut token = match best.as_ref().and_then(|best| best.get(i)) {
+                Some(&id) => {
+                    check(&logits, i * vocab + id as usize, false)?;
+                    Token { id, ..Token::default() }
+                }
+                None => {
+                    let logits = logits.slice_axis(1, at..at + 1)?.squeeze([1])?;
+                    draw.draw(&text, &logits)?.read()?
+                }
+            };
+            token.from_draft = proposed.get(i) == Some(&token.id);
+            let stands = token.from_draft;
+            text.push(token.id);
+            drawn.push(token);
+            if !stands {
+                break;
+            }
+        }
+        let accepted = drawn.iter().filter(|token| token.from_draft).count();
+        // The model has not run the token that was drawn last.
+        let wrong = proposed.len() - accepted;
+        cache.trim(i32::try_from(wrong).unwrap_or(i32::MAX))?;
+        self.keep(text.len() - 1)?;
+        Ok(Round { tokens: drawn, proposed: proposed.len(), accepted })
+    }
+
+    /// The next `count` tokens, each the likeliest after those before it, as lazy arrays `[1]`.
+    fn propose(&mut self, tokens: &[u32], count: usize) -> Result<Vec<Array>> {
+        if count == 0 {
+            return Ok(Vec::new());
+        }
+        // A prompt whose beginning was cached is new to the draft.
+        let behind = tokens.len() - self.cache.len() as usize;
+        if behind > MOST {
+            self.catch_up(tokens, tokens.len() - 1, STEP)?;
+        }
+        let rest = tokens.get(self.cache.len() as usize..).unwrap_or_default();
+        let mut input = row(rest)?;
+        let mut proposals = Vec::with_capacity(count);
+        for _ in 0..count {
+            let logits = self.model.forward(&input, &mut self.cache)?;
+            let best = logits.slice_axis(1, -1..)?.argmax(-1)?; // [1, 1]
+            proposals.push(best.squeeze([0])?);
+            input = best;
+        }
+        Ok(proposals)
+    }
+
+    /// Removes the positions after the first `len`.
+    fn keep(&mut self, len: usize) -> Result<()> {
+        let extra = (self.cache.len() as usize).saturating_sub(len);
+        self.cache.trim(i32::try_from(extra).unwrap_or(i32::MAX))
+    }
+}

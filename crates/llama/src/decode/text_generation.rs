@@ -1,0 +1,210 @@
+use std::ops::ControlFlow;
+
+use mlx_primitives::{Array, Result};
+
+use super::generate::Generation;
+use super::options::{FinishReason, Options, Statistics, Token};
+use super::prompt_cache::PromptCache;
+use crate::files::Checkpoint;
+use crate::model::Llama;
+use crate::text::{StopStrings, TextStream, Tokenizer};
+
+/// A step of a text.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Piece {
+    /// The token that was drawn, or `None` in the closing piece.
+    pub token: Option<Token>,
+    /// Text that can be shown now: whole characters that do not begin a stop string. It may be empty,
+    /// and may contain text of earlier tokens that was held back.
+    pub text: String,
+    /// Why the text ended, in the closing piece.
+    pub finish_reason: Option<FinishReason>,
+}
+
+/// An iterator over a text as it is generated: a piece for each token, then a closing one with the
+/// text that was held back and the reason for the end. Drop the iterator to cancel.
+///
+/// ```
+/// use mlx_primitives_llama::{Checkpoint, FinishReason, Options};
+///
+/// let checkpoint = Checkpoint::demo()?;
+/// let prompt = checkpoint.tokenizer.encode("Once upon a time")?;
+/// let options = Options { max_tokens: 40, stop: vec!["girl".to_owned()], ..Options::default() };
+/// let mut text = String::new();
+/// for piece in checkpoint.generate_text(&prompt, &options)? {
+///     let piece = piece?;
+///     text += &piece.text;
+///     if let Some(reason) = piece.finish_reason {
+///         assert_eq!(reason, FinishReason::StopString);
+///     }
+/// }
+/// assert_eq!(text, ", there was a little ");
+/// # Ok::<(), mlx_primitives::Error>(())
+/// ```
+pub struct TextGeneration<'a> {
+    generation: Generation<'a>,
+    tokenizer: &'a Tokenizer,
+    stream: TextStream<'a>,
+    stop: StopStrings,
+    finish: Option<FinishReason>,
+    ended: bool,
+}
+
+impl Checkpoint {
+    /// Runs the tokens of a prompt and yields the tokens that follow it, up to an end token of the
+    /// checkpoint or of the options.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error for what [`Llama::generate`] refuses.
+    pub fn generate(&self, prompt: &[u32], options: &Options) -> Result<Generation<'_>> {
+        let mut options = options.clone();
+        options.eos.extend(&self.eos);
+        self.llama.generate(prompt, &options)
+    }
+
+    /// Runs the prompt's tokens and yields the text that follows, up to one of the checkpoint's end
+    /// tokens, one of the options' end tokens, or one of the options' stop strings.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error for prompts and options that [`generate`](Self::generate) refuses, and for a
+    /// stop string that is empty.
+    pub fn generate_text(&self, prompt: &[u32], options: &Options) -> Result<TextGeneration<'_>> {
+        TextGeneration::new(self.generate(prompt, options)?, &self.tokenizer, &options.stop)
+    }
+}
+
+impl<'a> TextGeneration<'a> {
+    /// The text of a generation, up to one of the stop strings.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error for a stop string that is empty.
+    pub fn new(
+        generation: Generation<'a>,
+        tokenizer: &'a Tokenizer,
+        stop: &[String],
+    ) -> Result<Self> {
+        let stop = StopStrings::new(stop)?;
+        let stream = tokenizer.stream();
+        Ok(Self { generation, tokenizer, stream, stop, finish: None, ended: false })
+    }
+
+    /// Starts from a cached beginning of the prompt; see [`Generation::with_cache`].
+    ///
+    /// # Errors
+    ///
+    /// Returns an error for a cache of another model, or if the first token was asked for already.
+    pub fn with_cache(self, cache: PromptCache) -> Result<Self> {
+        Ok(Self { generation: self.generation.with_cache(cache)?, ..self })
+    }
+
+    /// Lets a smaller model propose `count` tokens at a time; see [`Generation::with_draft`].
+    ///
+    /// # Errors
+    ///
+    /// Returns an error for counts, drafts and caches that [`Generation::with_draft`] refuses, or if the
+    /// first token was asked for already.
+    pub fn with_draft(self, draft: &'a Llama, count: usize) -> Result<Self> {
+        Ok(Self { generation: self.generation.with_draft(draft, count)?, ..self })
+    }
+
+    /// Lets `processor` change the logits before each token is drawn; see
+    /// [`Generation::with_logits_processor`].
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if the first token was asked for already.
+    pub fn with_logits_processor(
+        self,
+        processor: impl FnMut(&[u32], &Array) -> Result<Array> + 'a,
+    ) -> Result<Self> {
+        Ok(Self { generation: self.generation.with_logits_processor(processor)?, ..self })
+    }
+
+    /// Runs all but the last token of the prompt in steps; see [`Generation::prefill`].
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if a step of the model fails.
+    pub fn prefill(
+        &mut self,
+        progress: impl FnMut(usize, usize) -> ControlFlow<()>,
+    ) -> Result<ControlFlow<()>> {
+        self.generation.prefill(progress)
+    }
+
+    /// Why the text ended, or `None` while it goes on.
+    pub fn finish_reason(&self) -> Option<FinishReason> {
+        self.finish
+    }
+
+    /// Counts and times of the generation up to now.
+    pub fn statistics(&self) -> Statistics {
+        self.generation.statistics()
+    }
+
+    /// The prompt, and the tokens yielded so far.
+    pub fn tokens(&self) -> &[u32] {
+        self.generation.tokens()
+    }
+
+    /// The cache and the tokens that it holds, to continue from later.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if the last positions cannot be removed from the cache, which drafts and
+    /// rotating caches lead to.
+    pub fn into_prompt_cache(self) -> Result<PromptCache> {
+        self.generation.into_prompt_cache()
+    }
+
+    /// Adds a token. Returns the text that can be shown, and whether a stop string was found.
+    fn pushed(&mut self, token: u32) -> Result<(String, bool)> {
+        let (mut text, mut found) = self.stop.push(&self.stream.push(token)?);
+        if !found
+            && !self.stop.is_empty()
+            && self.tokenizer.is_special(token)
+            && let Some(special) = self.tokenizer.token(token)
+        {
+            let (more, ends) = self.stop.push_special(&special);
+            text += &more;
+            found = ends;
+        }
+        Ok((text, found))
+    }
+
+    fn advance(&mut self) -> Result<Piece> {
+        if self.finish.is_none() {
+            if let Some(token) = self.generation.next_token()? {
+                let (text, found) = self.pushed(token.id)?;
+                self.finish = found.then_some(FinishReason::StopString);
+                return Ok(Piece { token: Some(token), text, finish_reason: None });
+            }
+            self.finish = self.generation.finish_reason();
+            let (text, found) = self.stop.push(&self.stream.finish()?);
+            if found {
+                self.finish = Some(FinishReason::StopString);
+            }
+            self.ended = true;
+            let text = text + &self.stop.finish();
+            return Ok(Piece { token: None, text, finish_reason: self.finish });
+        }
+        self.ended = true;
+        Ok(Piece { token: None, text: String::new(), finish_reason: self.finish })
+    }
+}
+
+impl Iterator for TextGeneration<'_> {
+    type Item = Result<Piece>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        if self.ended {
+            return None;
+        }
+        let piece = self.advance();
+        self.ended |= piece.is_err();
+        Some(piece)
+    }
+}

@@ -1,0 +1,239 @@
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::fs;
+use std::path::Path;
+
+use serde::Deserialize;
+use serde_json::{Map, Value, json};
+
+use mlx_primitives::ops::Lora;
+use mlx_primitives::support::files::{self, NewFolders, Replacement};
+use mlx_primitives::{Array, Error, Result, io};
+
+use super::peft_adapters;
+use crate::base::{cut, parse_object, short};
+use crate::model::{Adapters, Llama};
+
+const CONFIG: &str = "adapter_config.json";
+const TENSORS: &str = "adapters.safetensors";
+
+/// The fields of mlx-lm's `adapter_config.json` that are not only for training.
+#[derive(Deserialize)]
+struct AdapterConfig {
+    /// The number of last layers with updates; all layers if it is 0 or less.
+    num_layers: i64,
+    lora_parameters: LoraParameters,
+}
+
+#[derive(Deserialize)]
+struct LoraParameters {
+    rank: i32,
+    scale: f32,
+    /// The paths of the updated projections within a layer or within the model; all projections if
+    /// absent.
+    keys: Option<Vec<String>>,
+}
+
+impl AdapterConfig {
+    fn parse(value: Map<String, Value>) -> std::result::Result<Self, String> {
+        let refuse = |expected: &str, got: &dyn std::fmt::Display| {
+            Err(format!("[adapters] expected {expected}, got {got}"))
+        };
+        // The kind is checked first, since other kinds have other fields.
+        let unlike = |kind: &&Value| !kind.is_null() && **kind != "lora";
+        if let Some(kind) = value.get("fine_tune_type").filter(unlike) {
+            let hint = match kind.as_str() {
+                Some("full") => ": mlx_lm.fuse writes a whole model of these weights",
+                Some("dora") => ": mlx_lm.fuse adds DoRA updates to a model's weights",
+                _ => "",
+            };
+            return refuse("fine_tune_type lora", &format_args!("{}{hint}", short(kind)));
+        }
+        let config: Self = serde_json::from_value(Value::Object(value)).map_err(|e| {
+            format!(
+                "[adapters] expected num_layers and lora_parameters of mlx-lm, got {}",
+                cut(&e.to_string())
+            )
+        })?;
+        let LoraParameters { rank, scale, .. } = &config.lora_parameters;
+        if *rank < 1 {
+            return refuse("a rank above 0", rank);
+        }
+        if !scale.is_finite() {
+            return refuse("a finite scale", scale);
+        }
+        Ok(config)
+    }
+
+    /// Whether mlx-lm would update the projection of that name.
+    fn updates(&self, name: &str, layers: i32) -> bool {
+        let keys = self.lora_parameters.keys.as_ref();
+        if keys.is_some_and(|keys| keys.iter().any(|key| key == name)) {
+            return true;
+        }
+        let Some((layer, path)) = split_layer(name) else { return false };
+        let updated = match self.num_layers {
+            ..=0 => true,
+            last => i64::from(layer) >= i64::from(layers).saturating_sub(last),
+        };
+        updated && keys.is_none_or(|keys| keys.iter().any(|key| key == path))
+    }
+}
+
+/// Splits `model.layers.3.mlp.up_proj` into 3 and `mlp.up_proj`.
+fn split_layer(name: &str) -> Option<(i32, &str)> {
+    let (layer, path) = name.strip_prefix("model.layers.")?.split_once('.')?;
+    Some((layer.parse().ok()?, path))
+}
+
+impl Adapters {
+    /// Loads adapters that were made for this model: `adapter_config.json` with `adapters.safetensors`
+    /// of mlx-lm, or with `adapter_model.safetensors` of Hugging Face's PEFT, where it has a
+    /// `peft_type`. `dropout` is ignored, since it is for training only.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error for a `fine_tune_type` other than lora, for a `peft_type` other than LORA, for
+    /// what PEFT trains beside low-rank updates (DoRA, biases, whole modules), for a tensor of a projection that
+    /// the configuration does not name, for a wrong shape or type, and for a tensor without its
+    /// other half. The error names the file, and the tensor where there is one.
+    ///
+    /// ```
+    /// use mlx_primitives_llama::{Adapters, Checkpoint};
+    /// use mlx_primitives::ops::Lora;
+    ///
+    /// let llama = Checkpoint::demo()?.llama;
+    /// let name = "model.layers.3.self_attn.v_proj".to_owned();
+    /// let update = Lora::initial(llama.projection_shape(&name)?, 4, 2.0)?;
+    /// let adapters: Adapters = [(name, update)].into_iter().collect();
+    /// # let directory = std::env::temp_dir().join(format!("adapters-{}", std::process::id()));
+    /// adapters.save(&directory, &llama)?;
+    /// let llama = { let loaded = Adapters::load(&directory, &llama)?; llama.adapted(&loaded)? };
+    /// # std::fs::remove_dir_all(&directory).ok();
+    /// # Ok::<(), mlx_primitives::Error>(())
+    /// ```
+    pub fn load(directory: impl AsRef<Path>, llama: &Llama) -> Result<Self> {
+        let path = directory.as_ref().join(CONFIG);
+        let text = files::read_to_string(&path)?;
+        let config = parse_object(&text).map_err(|e| Error::file(&path, e))?;
+        if config.contains_key("peft_type") {
+            return peft_adapters::load(directory.as_ref(), &path, &config, llama);
+        }
+        let config = AdapterConfig::parse(config).map_err(|reason| Error::file(&path, reason))?;
+        let path = directory.as_ref().join(TENSORS);
+        let tensors = io::load_safetensors(&path)?.arrays;
+        config
+            .assembled(tensors, llama)
+            .map_err(|reason| Error::file(&path, format_args!("[adapters] expected {reason}")))
+    }
+
+    /// Writes `adapter_config.json` and `adapters.safetensors`, from which mlx-lm and
+    /// [`load`](Self::load) read the same updates of this model. The new files replace those of an
+    /// earlier save when both are whole.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if there are no updates, if their ranks or scales differ, which the format
+    /// cannot express, if a name is no projection, or if the directory cannot be written.
+    pub fn save(&self, directory: impl AsRef<Path>, llama: &Llama) -> Result<()> {
+        let directory = directory.as_ref();
+        let mut tensors = BTreeMap::new();
+        let (mut keys, mut first_layer) = (BTreeSet::new(), llama.config().num_hidden_layers);
+        let mut common = None;
+        for (name, update) in self.iter() {
+            llama.projection_shape(name)?;
+            let own = (update.a().dim(0)?, update.scale());
+            if *common.get_or_insert(own) != own {
+                return Err(Error::argument(
+                    "adapters",
+                    format_args!("updates of one rank and scale, got {common:?} and {own:?}"),
+                ));
+            }
+            match split_layer(name) {
+                Some((layer, path)) => {
+                    keys.insert(path.to_owned());
+                    first_layer = first_layer.min(layer);
+                }
+                None => {
+                    keys.insert(name.to_owned());
+                }
+            }
+            let [a, b] = update.to_mlx_lm()?;
+            tensors.insert(format!("{name}.lora_a"), a);
+            tensors.insert(format!("{name}.lora_b"), b);
+        }
+        let Some((rank, scale)) = common else {
+            return Err(Error::argument("adapters", "updates to save, got none"));
+        };
+        let config = json!({
+            "fine_tune_type": "lora",
+            // 0 would stand for all layers.
+            "num_layers": (llama.config().num_hidden_layers - first_layer).max(1),
+            "lora_parameters": {"rank": rank, "scale": scale, "dropout": 0.0, "keys": keys},
+        });
+        let folders = NewFolders::create(directory).map_err(|e| Error::io(directory, e))?;
+        write_pair(directory, &format!("{config:#}\n"), &tensors)?;
+        folders.keep();
+        Ok(())
+    }
+}
+
+/// Writes both files. If that fails, the previous ones stay whole.
+fn write_pair(directory: &Path, config: &str, tensors: &BTreeMap<String, Array>) -> Result<()> {
+    let configured = Replacement::of(&directory.join(CONFIG))?;
+    configured.write(|path| fs::write(path, config).map_err(|e| Error::io(path, e)))?;
+    let stored = Replacement::of(&directory.join(TENSORS))?;
+    let named = tensors.iter().map(|(name, array)| (name.as_str(), array));
+    stored.write(|path| io::save_safetensors(path, named, []))?;
+    stored.commit()?;
+    configured.commit()
+}
+
+impl AdapterConfig {
+    /// Makes the updates of the file's tensors, or returns what was expected of the tensors.
+    fn assembled(
+        &self,
+        tensors: HashMap<String, Array>,
+        llama: &Llama,
+    ) -> std::result::Result<Adapters, String> {
+        let layers = llama.config().num_hidden_layers;
+        let rank = self.lora_parameters.rank;
+        let mut halves: BTreeMap<String, [Option<Array>; 2]> = BTreeMap::new();
+        for (name, tensor) in tensors {
+            let (path, half) = match name.rsplit_once('.') {
+                Some((path, "lora_a")) => (path, 0),
+                Some((path, "lora_b")) => (path, 1),
+                _ => return Err(format!("only tensors lora_a and lora_b, got {name}")),
+            };
+            let shape = llama.projection_shape(path).ok();
+            let Some([outputs, inputs]) = shape.filter(|_| self.updates(path, layers)) else {
+                let keys = self.lora_parameters.keys.as_ref().map_or_else(
+                    || "all projections".to_owned(),
+                    |keys| format!("keys {:.120}", keys.join(", ")),
+                );
+                return Err(format!(
+                    "tensors of projections that {CONFIG} names (num_layers {}, {keys}), got {name:.120}",
+                    self.num_layers
+                ));
+            };
+            let shape = [[inputs, rank], [rank, outputs]][half];
+            if tensor.shape() != shape || !tensor.dtype().is_floating() {
+                return Err(format!(
+                    "{name} of shape {shape:?} and a floating type, got {:?} of {}",
+                    tensor.shape(),
+                    tensor.dtype()
+                ));
+            }
+            halves.entry(path.to_owned()).or_default()[half] = Some(tensor);
+        }
+        let scale = self.lora_parameters.scale;
+        let update = |(path, [a, b]): (String, [Option<Array>; 2])| match (a, b) {
+            (Some(a), Some(b)) => match Lora::from_mlx_lm(&a, &b, scale) {
+                Ok(update) => Ok((path, update)),
+                Err(error) => Err(format!("{path} to be an update: {error}")),
+            },
+            (None, _) => Err(format!("a tensor {path}.lora_a, got none")),
+            (_, None) => Err(format!("a tensor {path}.lora_b, got none")),
+        };
+        halves.into_iter().map(update).collect()
+    }
+}

@@ -1,0 +1,171 @@
+use std::collections::HashMap;
+use std::path::Path;
+
+use serde::Deserialize;
+
+use mlx_primitives::support::files;
+use mlx_primitives::{Array, Error, Result, io};
+
+use super::gguf;
+use super::load::in_file;
+use super::model_path;
+use crate::base::{Config, Progress, ShareOf, TokenIds, Weights, whole};
+use crate::model::Llama;
+use crate::text::Tokenizer;
+
+/// A model and its tokenizer, as in a directory of Hugging Face or mlx-lm.
+///
+/// It stays on the thread that loaded it, as its arrays do: neither `Arc` nor `RwLock` lets another
+/// thread use it. A server loads it on one thread, which takes requests from a channel and sends
+/// tokens back:
+///
+/// ```
+/// use std::sync::mpsc;
+/// use mlx_primitives_llama::{Checkpoint, Options};
+///
+/// let (ask, asked) = mpsc::channel::<(String, mpsc::Sender<String>)>();
+/// let engine = std::thread::spawn(move || -> mlx_primitives::Result<()> {
+///     let checkpoint = Checkpoint::demo()?;
+///     for (prompt, answer) in asked {
+///         let prompt = checkpoint.tokenizer.encode(&prompt)?;
+///         let options = Options { max_tokens: 4, ..Options::default() };
+///         for piece in checkpoint.generate_text(&prompt, &options)? {
+///             if answer.send(piece?.text).is_err() {
+///                 break; // nobody waits for the rest
+///             }
+///         }
+///     }
+///     Ok(())
+/// });
+/// let (answer, pieces) = mpsc::channel();
+/// ask.send(("Once upon a time".to_owned(), answer)).expect("the engine runs");
+/// let text: String = pieces.into_iter().collect();
+/// drop(ask);
+/// engine.join().expect("no panic")?;
+/// assert!(!text.is_empty());
+/// # Ok::<(), mlx_primitives::Error>(())
+/// ```
+pub struct Checkpoint {
+    /// The model.
+    pub llama: Llama,
+    /// Its tokenizer.
+    pub tokenizer: Tokenizer,
+    /// Tokens that end a text: those of `generation_config.json`, or else of `config.json`, and the
+    /// `eos_token` of the tokenizer.
+    pub eos: Vec<u32>,
+}
+
+#[derive(Deserialize, Default)]
+struct GenerationConfig {
+    #[serde(default)]
+    eos_token_id: TokenIds,
+}
+
+/// The number of tokens that a model can read, in its `config.json`.
+#[derive(Deserialize)]
+struct Rows {
+    vocab_size: u32,
+}
+
+impl Checkpoint {
+    /// Loads a directory of `config.json`, `tokenizer.json`, `model*.safetensors` and, if present,
+    /// `generation_config.json` and what [`Tokenizer::load`] reads, or a `.gguf` file. The tokenizer of
+    /// a GGUF file is the `tokenizer.json` beside it, else that of its entries. The end tokens are those
+    /// of its entries, and those of the `generation_config.json` beside it if there is one.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error for what [`Llama::load`] and [`Tokenizer::parse`] refuse. The error names
+    /// the file.
+    pub fn load(path: impl AsRef<Path>) -> Result<Self> {
+        Self::load_with(path, |_| {})
+    }
+
+    /// Loads a checkpoint like [`load`](Self::load), and calls `progress` as [`Llama::load_with`]
+    /// does.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error for what [`load`](Self::load) refuses.
+    pub fn load_with(path: impl AsRef<Path>, progress: impl FnMut(Progress)) -> Result<Self> {
+        Self::load_part(path, &whole, progress)
+    }
+
+    /// Loads a checkpoint with the part of the model that this process holds, as
+    /// [`load_with`](Self::load_with) does.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error for what [`load`](Self::load) refuses, and an error of `share`.
+    pub fn load_part(
+        path: impl AsRef<Path>,
+        share: ShareOf,
+        progress: impl FnMut(Progress),
+    ) -> Result<Self> {
+        let path = path.as_ref();
+        model_path::check(path)?;
+        let directory = gguf::folder(path);
+        let tokenizer = match gguf::is_gguf(path) {
+            true if !directory.join("tokenizer.json").exists() => {
+                Tokenizer::made_by(|| gguf::tokenizer(path)).map_err(|e| in_file(path, e))?
+            }
+            gguf => {
+                let mut rows = None;
+                if !gguf {
+                    // So that the error of an empty directory names this file.
+                    let config = files::read_to_string(&directory.join("config.json"))?;
+                    rows = serde_json::from_str(&config).ok().map(|Rows { vocab_size }| vocab_size);
+                    model_path::check_tokenizer(path)?;
+                }
+                Tokenizer::load_for(directory, rows)?
+            }
+        };
+        let llama = Llama::load_part(path, share, progress)?;
+        let file = directory.join("generation_config.json");
+        let generation = files::read_if_present(&file)?;
+        let mut eos =
+            eos_tokens(&llama.config, generation.as_deref()).map_err(|e| in_file(&file, e))?;
+        if gguf::is_gguf(path) {
+            let own = llama.config.eos_token_id.to_vec();
+            eos.extend(own.into_iter().filter(|id| !eos.contains(id)).collect::<Vec<_>>());
+        }
+        eos.extend(tokenizer.eos().filter(|own| !eos.contains(own)));
+        Ok(Self { llama, tokenizer, eos })
+    }
+
+    /// The small model that comes with the crate, which writes stories in simple words.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if MLX cannot hold the weights, for example because memory is short.
+    pub fn demo() -> Result<Self> {
+        Self::demo_part(&whole)
+    }
+
+    /// The small model that comes with the crate, with the part of it that this process holds.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error where [`demo`](Self::demo) does, and an error of `share`.
+    pub fn demo_part(share: ShareOf) -> Result<Self> {
+        let config = Config::parse(include_str!("../../assets/demo/config.json"))?;
+        let tokenizer = Tokenizer::parse(include_bytes!("../../assets/demo/tokenizer.json"))?;
+        let generation = include_str!("../../assets/demo/generation_config.json");
+        let eos = eos_tokens(&config, Some(generation))?;
+        let weights = include_bytes!("../../assets/demo/model.safetensors");
+        let arrays: HashMap<String, Array> = io::load_safetensors_bytes(weights)?.arrays;
+        let llama = Llama::assemble(config, Weights::new(arrays), share, None)?;
+        Ok(Self { llama, tokenizer, eos })
+    }
+}
+
+fn eos_tokens(config: &Config, generation: Option<&str>) -> Result<Vec<u32>> {
+    let generation: GenerationConfig = match generation {
+        Some(json) => serde_json::from_str(json).map_err(|e| {
+            Error::argument("generation_config", format_args!("a JSON object, got {e}"))
+        })?,
+        None => GenerationConfig::default(),
+    };
+    let own = generation.eos_token_id.to_vec();
+    Ok(if own.is_empty() { config.eos_token_id.to_vec() } else { own })
+}

@@ -1,0 +1,125 @@
+//! Models in GGUF files: converts llama.cpp's names of tensors, its configuration and its tokenizer
+//! to those of checkpoints.
+
+mod config;
+mod keys;
+mod parts;
+mod pre_tokenizer;
+mod spm;
+mod tensors;
+mod tokenizer;
+mod vocabulary;
+
+use std::collections::{BTreeMap, HashMap};
+use std::fs::File;
+use std::io::Read;
+use std::path::{Path, PathBuf};
+
+use serde_json::{Map, Value};
+
+use mlx_primitives::io::gguf::Entries;
+use mlx_primitives::support::files;
+use mlx_primitives::{Array, Error, Result, io};
+
+use crate::base::{Config, Weights};
+
+/// Whether the path is that of a GGUF file: by its name, or, as in caches that name files by their
+/// hash, by its first bytes.
+pub(crate) fn is_gguf(path: &Path) -> bool {
+    let named = path.extension().is_some_and(|extension| extension.eq_ignore_ascii_case("gguf"));
+    let begins = |mut file: File| {
+        let mut magic = [0; 4];
+        file.read_exact(&mut magic).is_ok() && &magic == b"GGUF"
+    };
+    named || path.extension().is_none() && path.is_file() && files::open(path).is_ok_and(begins)
+}
+
+/// The folder of a checkpoint's other files: that of a GGUF file, or the directory itself.
+pub(crate) fn folder(path: &Path) -> &Path {
+    if is_gguf(path) { files::parent(path) } else { path }
+}
+
+/// A model as the files of a checkpoint would have it.
+pub(crate) struct Model {
+    /// The contents of `config.json`.
+    pub config: Map<String, Value>,
+    /// The tensors of each file, by their names in checkpoints.
+    pub files: Vec<(PathBuf, HashMap<String, Array>)>,
+}
+
+/// Reads the configuration and the lazy tensors of a file, or of all parts of a split one.
+pub(crate) fn read(path: &Path) -> Result<Model> {
+    let mut files = Vec::new();
+    let mut entries = None;
+    for part in parts::of(path)? {
+        let (arrays, own) = io::gguf_tensors(&part)?;
+        entries.get_or_insert(own);
+        files.push((part, arrays));
+    }
+    let entries = entries.unwrap_or_default();
+    parts::check(path, &entries, &files)?;
+    let in_file = |error| Error::file(path, error);
+    let factors = files.iter_mut().find_map(|(_, arrays)| arrays.remove("rope_freqs.weight"));
+    for (_, arrays) in &mut files {
+        *arrays = tensors::translated(std::mem::take(arrays));
+    }
+    let config = config::of(&entries, &files, factors.as_ref()).map_err(in_file)?;
+    tensors::complete_biases(&mut files, &config).map_err(in_file)?;
+    if config.get("model_type").is_some_and(|kind| kind == "llama") {
+        tensors::reorder_heads(&mut files, &config).map_err(in_file)?;
+    }
+    Ok(Model { config, files })
+}
+
+/// Reads the configuration and the tensors, by their names in checkpoints.
+pub(crate) fn load(path: &Path) -> Result<(Config, Weights)> {
+    let Model { config, files } = read(path)?;
+    let config = Config::parse(&Value::Object(config).to_string())
+        .map_err(|error| Error::file(path, error))?;
+    let mut weights = Weights::of(path);
+    for (file, arrays) in files {
+        weights.add(&file, arrays)?;
+    }
+    Ok((config, weights))
+}
+
+/// The tokenizer that the entries of a file describe.
+pub(crate) fn tokenizer(path: &Path) -> Result<tokenizers::Tokenizer> {
+    tokenizer::of(&entries(path)?).map_err(|error| Error::file(path, error))
+}
+
+/// The contents of a `tokenizer_config.json`: the chat templates and the special tokens of a file.
+pub(crate) fn tokenizer_config(path: &Path) -> Result<Value> {
+    let entries = entries(path)?;
+    vocabulary::tokenizer_config(&entries).map_err(|error| Error::file(path, error))
+}
+
+/// The files beside the weights that a checkpoint of this model has, by name: those beside the file,
+/// else what its entries say.
+pub(crate) fn companions(path: &Path) -> Result<BTreeMap<String, String>> {
+    let folder = folder(path);
+    let mut companions = BTreeMap::new();
+    for name in
+        ["tokenizer.json", "tokenizer_config.json", "generation_config.json", "chat_template.jinja"]
+    {
+        if let Some(text) = files::read_if_present(&folder.join(name))? {
+            companions.insert(name.to_owned(), text);
+        }
+    }
+    if !companions.contains_key("tokenizer.json") {
+        let json = tokenizer(path)?.to_string(false).map_err(|e| Error::file(path, e))?;
+        companions.insert("tokenizer.json".to_owned(), json);
+    }
+    if !companions.contains_key("tokenizer_config.json") {
+        let mut config = tokenizer_config(path)?;
+        config["tokenizer_class"] = Value::from("PreTrainedTokenizerFast");
+        companions.insert("tokenizer_config.json".to_owned(), format!("{config:#}\n"));
+    }
+    Ok(companions)
+}
+
+/// The entries of a file, or of the first part of a split one.
+fn entries(path: &Path) -> Result<Entries> {
+    let parts = parts::of(path)?;
+    io::gguf_entries(parts.first().map_or(path, |part| part))
+}

@@ -1,0 +1,15 @@
+//! Models, tokenizers, templates and adapters in files, and their download.
+
+mod adapter_files;
+mod chat_template_files;
+mod checkpoint;
+mod gguf;
+pub mod hub;
+mod load;
+mod model_files;
+mod model_path;
+mod peft_adapters;
+mod save;
+
+pub use checkpoint::Checkpoint;
+pub use model_files::ModelFiles;

@@ -1,0 +1,102 @@
+//! Paths that are given for a model and are none, and what to do about it.
+
+use std::fs::{self, File};
+use std::io::Read;
+use std::path::Path;
+
+use super::gguf::is_gguf;
+use mlx_primitives::{Error, Result};
+
+/// How a file begins that Git LFS left in the place of another one, and how long it can be.
+const POINTER: &[u8] = b"version https://git-lfs";
+const LONGEST: u64 = 1024;
+
+/// Returns an error that says what to do if the path leads to files that make no model here. A path
+/// that may be one passes: the loader reads the files.
+pub(crate) fn check(path: &Path) -> Result<()> {
+    let refuse = |reason: &dyn std::fmt::Display| Err(Error::file(path, reason));
+    let Ok(found) = fs::metadata(path) else {
+        // The error of the loader names a file in the folder, which says less.
+        return match path.try_exists() {
+            Ok(false) if !is_gguf(path) => refuse(
+                &"there is no such folder; a model is a folder with config.json, a .gguf file, or for \
+                  the command a name on the Hugging Face hub, such as org/name",
+            ),
+            _ => Ok(()),
+        };
+    };
+    if found.is_file() {
+        refuse_pointer(path)?;
+        if !is_gguf(path) {
+            let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
+            let folder = folder.unwrap_or(Path::new(".")).display();
+            return refuse(&format_args!(
+                "expected a folder or a .gguf file, got another file: give the folder {folder}"
+            ));
+        }
+        return Ok(());
+    }
+    let Ok(entries) = fs::read_dir(path) else { return Ok(()) };
+    let names = entries.filter_map(|entry| entry.ok()?.file_name().into_string().ok());
+    let mut names: Vec<String> = names.collect();
+    names.sort();
+    let ends = |end: &str| names.iter().find(|name| name.ends_with(end));
+    for name in &names {
+        if [".json", ".safetensors", ".model", ".gguf"].iter().any(|end| name.ends_with(end)) {
+            refuse_pointer(&path.join(name))?;
+        }
+    }
+    if let (Some(gguf), None) = (ends(".gguf"), ends(".safetensors")) {
+        return refuse(&format_args!(
+            "expected a folder with config.json and safetensors, got one with GGUF: give the file {}",
+            path.join(gguf).display()
+        ));
+    }
+    if let (Some(other), None) =
+        (ends(".bin").or(ends(".pth")).or(ends(".pt")), ends(".safetensors"))
+    {
+        return refuse(&format_args!(
+            "its weights are in {other} and not in safetensors, the format that runs no code: take a \
+             repository with safetensors, or convert it by transformers' \
+             AutoModelForCausalLM.from_pretrained(DIR).save_pretrained(DIR)"
+        ));
+    }
+    Ok(())
+}
+
+/// Returns an error that says what to do if the folder has no `tokenizer.json`.
+pub(crate) fn check_tokenizer(folder: &Path) -> Result<()> {
+    if folder.join("tokenizer.json").exists() {
+        return Ok(());
+    }
+    let other = ["tokenizer.model", "tekken.json", "spiece.model", "vocab.json"];
+    match other.iter().find(|name| folder.join(name).exists()) {
+        None => Err(Error::file(
+            folder,
+            "there is no tokenizer.json: download it from where the weights are from, or make it by \
+             transformers' AutoTokenizer.from_pretrained(MODEL).save_pretrained(DIR)",
+        )),
+        Some(other) => Err(Error::file(
+            folder,
+            format_args!(
+                "its tokenizer is in {other} alone: make tokenizer.json of it by transformers' \
+                 AutoTokenizer.from_pretrained(DIR).save_pretrained(DIR)"
+            ),
+        )),
+    }
+}
+
+/// Returns an error if Git LFS has not replaced a file by its content.
+fn refuse_pointer(path: &Path) -> Result<()> {
+    let small = fs::metadata(path).is_ok_and(|found| found.is_file() && found.len() < LONGEST);
+    let mut start = Vec::new();
+    let read = |file: File| file.take(POINTER.len() as u64).read_to_end(&mut start);
+    if small && File::open(path).and_then(read).is_ok() && start == POINTER {
+        return Err(Error::file(
+            path,
+            "this is a pointer of Git LFS and not the file: run `git lfs install` and `git lfs pull` \
+             in its folder",
+        ));
+    }
+    Ok(())
+}

@@ -1,0 +1,115 @@
+//! A model with low-rank updates beside its weights, or added to them.
+
+use std::collections::BTreeMap;
+
+use mlx_primitives::{Array, Error, Result};
+
+use super::adapters::Adapters;
+use super::linear::Linear;
+use super::llama::Llama;
+use crate::base::layer_of;
+use crate::cache::Cache;
+
+impl Llama {
+    /// The shape `[outputs, inputs]` of the projection of that name.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if the model has no projection of that name.
+    ///
+    /// ```
+    /// use mlx_primitives_llama::Checkpoint;
+    ///
+    /// let llama = Checkpoint::demo()?.llama;
+    /// assert_eq!(llama.projection_shape("model.layers.0.mlp.down_proj")?, [128, 352]);
+    /// assert!(llama.projection_shape("model.layers.9.mlp.down_proj").is_err());
+    /// # Ok::<(), mlx_primitives::Error>(())
+    /// ```
+    pub fn projection_shape(&self, name: &str) -> Result<[i32; 2]> {
+        // A layer that another process holds has the shapes of the layers here.
+        let all = self.config().num_hidden_layers;
+        let own = self.share.layers(all);
+        let elsewhere = |layer: &i32| (0..all).contains(layer) && !own.contains(layer);
+        let here = match layer_of(name).filter(elsewhere) {
+            Some(layer) => name.replacen(&format!(".{layer}."), &format!(".{}.", own.start), 1),
+            None => name.to_owned(),
+        };
+        match self.projections().find(|projection| projection.path == here) {
+            Some(projection) => Ok(projection.whole_shape()),
+            None => {
+                Err(Error::argument("llama", format_args!("one of its projections, got {name}")))
+            }
+        }
+    }
+
+    /// Attaches the updates to the model, which runs them beside its weights in every step, in the
+    /// type of its activations. They replace previous ones.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if an update names no projection, or is of another shape.
+    pub fn adapted(self, adapters: &Adapters) -> Result<Self> {
+        self.share.agree("the adapters", &mut || Ok(format!("{:016x}", adapters.sum()?)))?;
+        let mut updates = BTreeMap::new();
+        for (name, update) in adapters.iter() {
+            let [outputs, inputs] = self.projection_shape(name)?;
+            let (a, b) = (update.a().shape(), update.b().shape());
+            if a.last() != Some(&inputs) || b.first() != Some(&outputs) {
+                return Err(Error::argument(
+                    "llama",
+                    format_args!(
+                        "an update of {name} [{outputs}, {inputs}], got a of {a:?} and b of {b:?}"
+                    ),
+                ));
+            }
+            updates.insert(name.to_owned(), update.astype(self.dtype())?);
+        }
+        self.beside(Some(&Adapters { updates }))
+    }
+
+    /// Runs [`forward`](Self::forward) with these low-rank updates beside the projections that they
+    /// name, instead of those that [`adapted`](Self::adapted) attached.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if an update names no projection, or for what [`forward`](Self::forward)
+    /// refuses.
+    pub fn forward_adapted(
+        &self,
+        tokens: &Array,
+        cache: &mut Cache,
+        adapters: Option<&Adapters>,
+    ) -> Result<Array> {
+        self.beside(adapters)?.forward(tokens, cache)
+    }
+
+    /// The model with only these updates beside its weights.
+    fn beside(&self, adapters: Option<&Adapters>) -> Result<Self> {
+        let model = self.with_updates(&|projection: &Linear| {
+            let update = adapters.and_then(|adapters| adapters.get(&projection.path));
+            let update = update.map(|update| projection.own_part(update)).transpose()?;
+            Ok(Linear { update, ..projection.clone() })
+        })?;
+        Ok(Self { adapters: adapters.cloned().unwrap_or_default(), ..model })
+    }
+
+    /// The model with the updates added to its weights. Packed weights are packed again.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if an update names no projection or is of another shape, or if a packed
+    /// weight cannot be packed again.
+    pub fn merged(&self, adapters: &Adapters) -> Result<Self> {
+        for name in adapters.updates.keys() {
+            self.projection_shape(name)?;
+        }
+        self.with_projections(&|projection: &Linear| match adapters.get(&projection.path) {
+            Some(update) => {
+                let update = projection.own_part(update)?;
+                let matrix = update.merge(&projection.matrix.weight())?.into();
+                Ok(Linear { matrix, ..projection.clone() })
+            }
+            None => Ok(projection.clone()),
+        })
+    }
+}

@@ -1,0 +1,166 @@
+use mlx_primitives::ops::{KvLayout, QuantizedMode};
+use mlx_primitives::{Dtype, Error, Result};
+
+use crate::base::{Config, ModelType, Quantization};
+use crate::cache::{CacheKind, LayerCache, STEP};
+
+/// The bytes that a model will take.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Estimate {
+    /// The bytes of the weights.
+    pub weights: u64,
+    /// The bytes of the keys and values, once the cache has grown to the context.
+    pub cache: u64,
+}
+
+impl Estimate {
+    /// The bytes of weights and cache together.
+    pub fn total(&self) -> u64 {
+        self.weights.saturating_add(self.cache)
+    }
+}
+
+/// Estimates the bytes of a model before it is loaded: those of its weights in `dtype` or
+/// quantized, and those of a cache of a kind for `batch` texts of `context` positions. The
+/// activations of a step are not included.
+///
+/// As in mlx-lm, every projection and the embedding are quantized if their rows are whole groups;
+/// the norms are not.
+///
+/// # Errors
+///
+/// Returns an error for a type that is not floating, and for a quantization without groups or bits.
+///
+/// ```
+/// use mlx_primitives::Dtype;
+/// use mlx_primitives_llama::{CacheKind, Config, Quantization, estimate};
+///
+/// let config = Config::parse(
+///     r#"{"model_type": "llama", "hidden_size": 2048, "num_hidden_layers": 16,
+///         "intermediate_size": 8192, "num_attention_heads": 32, "num_key_value_heads": 8,
+///         "rms_norm_eps": 1e-5, "vocab_size": 128256}"#,
+/// )?;
+/// let four_bits = Some(Quantization::affine(64, 4));
+/// let bytes = estimate(&config, Dtype::Bfloat16, four_bits, CacheKind::Plain, 1, 4096)?;
+/// assert_eq!(bytes.weights >> 20, 663);
+/// assert_eq!(bytes.cache >> 20, 128);
+/// # Ok::<(), mlx_primitives::Error>(())
+/// ```
+pub fn estimate(
+    config: &Config,
+    dtype: Dtype,
+    quantization: Option<Quantization>,
+    cache: CacheKind,
+    batch: u32,
+    context: u32,
+) -> Result<Estimate> {
+    if !dtype.is_floating() {
+        return Err(Error::argument("estimate", format_args!("a floating type, got {dtype}")));
+    }
+    if let Some(Quantization { group_size, bits, .. }) = quantization
+        && (group_size < 1 || !(1..=8).contains(&bits))
+    {
+        return Err(Error::argument(
+            "estimate",
+            format_args!("groups and 1 to 8 bits, got {group_size} and {bits}"),
+        ));
+    }
+    let size = dtype.size() as u64;
+    let context = u64::from(context);
+    let per_layer = cache_of_layer(config, size, cache, context)?;
+    // All layers of sliding attention have one window.
+    let layers = 0..config.num_hidden_layers.unsigned_abs() as usize;
+    let windows = layers.filter_map(|i| config.window_of(i));
+    let (sliding, window) = windows.fold((0, 0), |(count, _), window| (count + 1, window));
+    let full = extent(config.num_hidden_layers).saturating_sub(sliding);
+    let mut caches = per_layer.saturating_mul(full);
+    if sliding > 0 && context > extent(window) {
+        let kind = CacheKind::Rotating { max_size: window, keep: 0 };
+        let of_layer = cache_of_layer(config, size, kind, context)?;
+        caches = caches.saturating_add(of_layer.saturating_mul(sliding));
+    } else {
+        caches = caches.saturating_add(per_layer.saturating_mul(sliding));
+    }
+    Ok(Estimate {
+        weights: weights(config, size, quantization),
+        cache: caches.saturating_mul(u64::from(batch)),
+    })
+}
+
+/// An extent of a [`Config`], which has been checked to be positive.
+fn extent(value: i32) -> u64 {
+    u64::from(value.unsigned_abs())
+}
+
+fn weights(config: &Config, size: u64, quantization: Option<Quantization>) -> u64 {
+    let matrix = |inputs: u64, outputs: u64, bias: bool| {
+        let numbers = inputs.saturating_mul(outputs);
+        let stored = match quantization {
+            Some(to @ Quantization { group_size, bits, mode })
+                if i32::try_from(inputs).is_ok_and(|inputs| to.divides(inputs)) =>
+            {
+                let of_group = match mode {
+                    QuantizedMode::Affine => 2 * size,
+                    _ => 1,
+                };
+                (numbers / 8).saturating_mul(extent(bits))
+                    + (numbers / extent(group_size)).saturating_mul(of_group)
+            }
+            _ => numbers.saturating_mul(size),
+        };
+        stored.saturating_add(if bias { outputs * size } else { 0 })
+    };
+    let (hidden, inner) = (extent(config.hidden_size), extent(config.intermediate_size));
+    let queries = extent(config.num_attention_heads) * extent(config.head_dim());
+    let stored = extent(config.kv_heads()) * extent(config.head_dim());
+    let bias = |name| config.has_bias(name);
+    let head_norms = config.kind().is_ok_and(ModelType::normalizes_heads);
+    let layer = [
+        matrix(hidden, queries, bias("q_proj")),
+        matrix(hidden, stored, bias("k_proj")),
+        matrix(hidden, stored, bias("v_proj")),
+        matrix(queries, hidden, bias("o_proj")),
+        matrix(hidden, inner, bias("gate_proj")),
+        matrix(hidden, inner, bias("up_proj")),
+        matrix(inner, hidden, bias("down_proj")),
+        2 * hidden * size,
+        if head_norms { 2 * extent(config.head_dim()) * size } else { 0 },
+    ];
+    let layer = layer.into_iter().fold(0, u64::saturating_add);
+    let embedding = matrix(hidden, extent(config.vocab_size), false);
+    let heads = if config.tie_word_embeddings.unwrap_or(true) { 1 } else { 2 };
+    layer
+        .saturating_mul(extent(config.num_hidden_layers))
+        .saturating_add(embedding.saturating_mul(heads))
+        .saturating_add(hidden * size)
+}
+
+/// The bytes of a layer's cache for one text.
+fn cache_of_layer(config: &Config, size: u64, kind: CacheKind, context: u64) -> Result<u64> {
+    LayerCache::new(kind)?; // returns an error for an invalid kind
+    let (heads, kv_heads) = (extent(config.num_attention_heads), extent(config.kv_heads()));
+    let features = extent(config.head_dim());
+    let step = extent(STEP);
+    let capacity = context.div_ceil(step) * step;
+    if context == 0 {
+        return Ok(0);
+    }
+    let state = |capacity: u64| {
+        let rows = heads * extent(KvLayout::QUERY_POSITIONS) + 2 * kv_heads * capacity;
+        rows.saturating_mul(features * size)
+    };
+    Ok(match kind {
+        CacheKind::Plain => state(capacity),
+        CacheKind::Rotating { max_size, .. } => state(capacity.min(extent(max_size))),
+        CacheKind::Quantized { group_size, bits } => {
+            if !features.is_multiple_of(extent(group_size)) {
+                return Err(Error::argument(
+                    "estimate",
+                    format_args!("groups that divide {features} features, got {group_size}"),
+                ));
+            }
+            let vector = features / 8 * extent(bits) + features / extent(group_size) * 2 * size;
+            (2 * kv_heads * capacity).saturating_mul(vector)
+        }
+    })
+}

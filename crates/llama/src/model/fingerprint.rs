@@ -1,0 +1,162 @@
+//! A text that tells models apart, made of a sum over every element of every tensor, the adapters and
+//! the configuration.
+//!
+//! Each element is multiplied by a number that belongs to its column, and each row's sum by one that
+//! belongs to its tensor and row, modulo 2^64. Both factors are odd, so that no change of one element is
+//! lost, and as good as random, so that changes of several cancel out as rarely as random numbers of 64
+//! bits are equal. Ranks sum the elements that they hold: the sum of all ranks is that of one. A hash
+//! that runs over bytes in order cannot be put together from parts of rows.
+
+use std::ops::Range;
+
+use mlx_primitives::support::Fnv;
+use mlx_primitives::{Array, Result};
+
+use super::adapters::Adapters;
+use super::linear::Linear;
+use super::llama::Llama;
+use super::matrix::Matrix;
+
+impl Llama {
+    /// A text that only models with the same configuration, type, weights and adapters have, at any
+    /// number of ranks. The weights are read once for a model.
+    pub(crate) fn fingerprint(&self) -> Result<String> {
+        let config = self.config();
+        let mut hash = Fnv::default();
+        hash.add(format!("{config:?} {}", self.dtype()).as_bytes());
+        let weights = match self.weights_sum.get() {
+            Some(sum) => *sum,
+            None => {
+                let sum = self.share.sum(self.own_sum()?)?;
+                *self.weights_sum.get_or_init(|| sum)
+            }
+        };
+        let model = format!("{}-{:016x}{weights:016x}", config.model_type, hash.0);
+        match self.adapters.is_empty() {
+            true => Ok(model),
+            false => Ok(format!("{model}+{:016x}", self.adapters.sum()?)),
+        }
+    }
+
+    /// The sum over the elements that this process holds and no process before it.
+    fn own_sum(&self) -> Result<u64> {
+        let share = &self.share;
+        let path = "model.embed_tokens";
+        let vocab = self.config().vocab_size;
+        let rows = share.rows(path, vocab);
+        let mut sum = Sum::default();
+        let fresh = share.fresh_rows(path, vocab);
+        sum.add_matrix(path, &self.embed_tokens, &rows, &fresh)?;
+        // Each process of a pipeline has the norms of its layers.
+        let all = self.config().num_hidden_layers;
+        let has_norms = share.is_first() || share.layers(all) != (0..all);
+        for (index, layer) in self.numbered_layers() {
+            if has_norms {
+                for (i, norm) in layer.norms().enumerate() {
+                    sum.add_vector(&format!("{index}.norm.{i}"), norm, 0)?;
+                }
+            }
+        }
+        if share.is_first() {
+            sum.add_vector("norm", &self.norm.weight, 0)?;
+        }
+        for linear in self.projections() {
+            let Linear { path, matrix, rows, outputs, bias, .. } = linear;
+            let fresh = share.fresh_rows(path, *outputs);
+            sum.add_matrix(path, matrix, rows, &fresh)?;
+            if let Some(bias) = bias.as_ref().filter(|_| !fresh.is_empty()) {
+                let own = bias.slice_axis(0, fresh.start - rows.start..fresh.end - rows.start)?;
+                sum.add_vector(&format!("{path}.bias"), &own, fresh.start)?;
+            }
+        }
+        Ok(sum.0)
+    }
+}
+
+impl Adapters {
+    /// A sum over the updates, their names, scales and shapes.
+    pub(crate) fn sum(&self) -> Result<u64> {
+        let mut sum = Sum::default();
+        for (name, update) in self.iter() {
+            let name = format!("{name} {}", update.scale());
+            sum.add(&format!("{name}.a"), update.a(), 0, 0)?;
+            sum.add(&format!("{name}.b"), update.b(), 0, 0)?;
+        }
+        Ok(sum.0)
+    }
+}
+
+/// A sum over elements.
+#[derive(Default)]
+struct Sum(u64);
+
+impl Sum {
+    /// Adds the rows `fresh` of a matrix of which `rows` are here.
+    fn add_matrix(
+        &mut self,
+        path: &str,
+        matrix: &Matrix,
+        rows: &Range<i32>,
+        fresh: &Range<i32>,
+    ) -> Result<()> {
+        if fresh.is_empty() {
+            return Ok(());
+        }
+        for (i, array) in matrix.arrays().into_iter().enumerate() {
+            let own = array.slice_axis(0, fresh.start - rows.start..fresh.end - rows.start)?;
+            self.add(&format!("{path}.{i}"), &own, fresh.start, 0)?;
+        }
+        Ok(())
+    }
+
+    /// Adds a vector whose elements follow `before` others.
+    fn add_vector(&mut self, name: &str, vector: &Array, before: i32) -> Result<()> {
+        self.add(name, vector, 0, i64::from(before))
+    }
+
+    /// Adds the elements of an array, of whose whole rows `first` come before and whose whole columns
+    /// `before`.
+    fn add(&mut self, name: &str, array: &Array, first: i32, before: i64) -> Result<()> {
+        let width = array.shape().last().map_or(1, |&width| width.unsigned_abs() as usize);
+        let before = before.unsigned_abs();
+        let of_columns: Vec<u64> = (0..width as u64).map(|i| odd(before + i)).collect();
+        let mut hash = Fnv::default();
+        hash.add(format!("{name} {}", array.dtype()).as_bytes());
+        let tensor = hash.0;
+        let size = array.dtype().size();
+        let sum = array.with_bytes(|bytes| {
+            let rows = bytes.chunks(width.saturating_mul(size).max(1));
+            let numbers = (u64::from(first.unsigned_abs())..).map(|row| odd(tensor ^ odd(row)));
+            rows.zip(numbers).fold(0, |sum: u64, (row, number)| {
+                sum.wrapping_add(number.wrapping_mul(row_sum(row, size, &of_columns)))
+            })
+        })?;
+        self.0 = self.0.wrapping_add(sum);
+        Ok(())
+    }
+}
+
+/// The sum of a row's elements, of `size` bytes each, times the numbers of their columns.
+fn row_sum(row: &[u8], size: usize, of_columns: &[u64]) -> u64 {
+    fn of<const N: usize>(row: &[u8], of_columns: &[u64], number: fn([u8; N]) -> u64) -> u64 {
+        let elements = row.as_chunks::<N>().0.iter().zip(of_columns);
+        // One is added so that a zero counts.
+        let terms = elements.map(|(bytes, column)| (number(*bytes) + 1).wrapping_mul(*column));
+        terms.fold(0, u64::wrapping_add)
+    }
+    match size {
+        1 => of(row, of_columns, |[byte]| u64::from(byte)),
+        2 => of(row, of_columns, |bytes| u64::from(u16::from_le_bytes(bytes))),
+        4 => of(row, of_columns, |bytes| u64::from(u32::from_le_bytes(bytes))),
+        _ => of::<8>(row, of_columns, |bytes| u64::from_le_bytes(bytes) >> 1),
+    }
+}
+
+/// An odd number that looks random, by the finalizer of SplitMix64
+/// ([Steele et al. 2014](https://doi.org/10.1145/2660193.2660195)).
+fn odd(index: u64) -> u64 {
+    let mut z = index.wrapping_add(1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    (z ^ (z >> 31)) | 1
+}

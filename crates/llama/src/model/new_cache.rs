@@ -1,0 +1,60 @@
+//! Empty caches for a model.
+
+use mlx_primitives::{Error, Result};
+
+use super::llama::Llama;
+use crate::cache::{Cache, CacheKind, LayerCache};
+
+impl Llama {
+    /// An empty cache for this model, of the plain kind. Layers of sliding attention keep only the
+    /// positions in their window.
+    pub fn new_cache(&self) -> Cache {
+        Cache { layers: self.layer_caches(&LayerCache::default(), usize::MAX) }
+    }
+
+    /// The caches for a text of `positions`, of which a window as long as that hides none.
+    fn layer_caches(&self, full: &LayerCache, positions: usize) -> Vec<LayerCache> {
+        let smaller = |window: i32| match full.kind() {
+            CacheKind::Rotating { max_size, .. } => window < max_size,
+            _ => true,
+        };
+        let of_layer = |layer: usize| {
+            let window = self.config.window_of(layer).filter(|&window| smaller(window));
+            let sliding = window.filter(|window| positions > window.unsigned_abs() as usize);
+            let sliding = sliding.and_then(|max_size| {
+                LayerCache::new(CacheKind::Rotating { max_size, keep: 0 }).ok()
+            });
+            sliding.unwrap_or_else(|| full.clone())
+        };
+        self.numbered_layers().map(|(layer, _)| of_layer(layer)).collect()
+    }
+
+    /// An empty cache of a kind for this model. Layers of sliding attention keep only the positions
+    /// in their window, as in [`new_cache`](Self::new_cache), unless a rotating cache keeps fewer.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error for bits or groups that MLX does not pack, for groups that do not divide a
+    /// head's features, and for a rotating cache whose `keep` is not within 0 to `max_size - 1`.
+    pub fn new_cache_of(&self, kind: CacheKind) -> Result<Cache> {
+        self.new_cache_for(kind, usize::MAX)
+    }
+
+    /// An empty cache of a kind for a text of up to `positions`. Layers of sliding attention whose
+    /// window is not shorter keep all of them, so that positions can be taken back.
+    pub(crate) fn new_cache_for(&self, kind: CacheKind, positions: usize) -> Result<Cache> {
+        let layer = LayerCache::new(kind)?;
+        if let CacheKind::Quantized { group_size, .. } = kind
+            && self.config.head_dim() % group_size != 0
+        {
+            return Err(Error::argument(
+                "cache",
+                format_args!(
+                    "groups that divide {} features, got {group_size}",
+                    self.config.head_dim()
+                ),
+            ));
+        }
+        Ok(Cache { layers: self.layer_caches(&layer, positions) })
+    }
+}

@@ -1,0 +1,243 @@
+//! Long texts: where one may be cut so that its parts have the tokens of the whole, and how many tokens
+//! one has at least.
+//!
+//! Both are known for the tokenizers of most Llamas, which merge pairs (BPE) and know every byte. A text
+//! is cut in front of a space or a line break between two letters or digits. There it falls apart if
+//!
+//! - no token of the vocabulary, and no added token, has a letter or a digit in front of a space: then no
+//!   merge joins the two sides, wherever the pre-tokenizer has cut,
+//! - no expression of the pre-tokenizer matches such a pair or looks at what is around its match, so that
+//!   the matches on both sides are the same,
+//! - nothing is put in front of a part that is not in front of the same place of the whole.
+
+use std::collections::HashMap;
+
+use regex::Regex;
+use serde_json::Value;
+use tokenizers::{AddedToken, ModelWrapper};
+
+use super::byte_level::bytes_of;
+use super::cut_patterns;
+
+/// The bytes of a part before a place to cut is looked for.
+pub(crate) const PART: usize = 1 << 16;
+
+/// Facts about a tokenizer's long texts.
+pub(crate) struct Cuts {
+    /// Finds a letter or digit, a space, and another letter or digit; `None` if there is no such place.
+    place: Option<Regex>,
+    /// Whether the tokenizer puts a space in front of a text, so that a part comes without its own.
+    prepends: bool,
+    /// The part of a token that an ASCII character is at least.
+    shares: [f64; 128],
+}
+
+/// How the parts of a tokenizer treat spaces and line breaks.
+struct Rules {
+    prepends: bool,
+    /// Whether a line break may begin a part.
+    breaks: bool,
+    /// Whether spaces have become other characters, which only some parts may see.
+    replaces: bool,
+    byte_level: bool,
+    /// Whether characters may be left out.
+    removes: bool,
+}
+
+impl Cuts {
+    /// The facts about a tokenizer; `None` for one of other parts than the above.
+    pub fn of(tokenizer: &tokenizers::Tokenizer) -> Option<Self> {
+        let ModelWrapper::BPE(model) = tokenizer.get_model() else { return None };
+        let plain = model.dropout.is_none_or(|dropout| dropout == 0.0)
+            && model.continuing_subword_prefix.is_none()
+            && model.end_of_word_suffix.is_none();
+        let mut rules = Rules {
+            prepends: false,
+            breaks: true,
+            replaces: false,
+            byte_level: false,
+            removes: false,
+        };
+        let normalizer = serde_json::to_value(tokenizer.get_normalizer()).ok()?;
+        let pre_tokenizer = serde_json::to_value(tokenizer.get_pre_tokenizer()).ok()?;
+        let known =
+            rules.allow_normalizer(&normalizer) && rules.allow_pre_tokenizer(&pre_tokenizer);
+        let vocabulary = model.get_vocab();
+        let complete = match rules.byte_level {
+            true => vocabulary.keys().filter(|token| token.chars().count() == 1).count() >= 256,
+            false => {
+                model.byte_fallback
+                    && (0..=255u8).all(|byte| vocabulary.contains_key(&format!("<{byte:#04X}>")))
+            }
+        };
+        if !plain || !known || !complete {
+            return None;
+        }
+        let added: Vec<AddedToken> = tokenizer.get_added_tokens_decoder().into_values().collect();
+        let place = place(&vocabulary, &added, &rules);
+        let shares = match rules.removes {
+            true => [0.0; 128],
+            false => shares(&vocabulary, &added, rules.byte_level),
+        };
+        Some(Self { place, prepends: rules.prepends, shares })
+    }
+
+    /// The parts of a text.
+    pub fn parts<'t>(&self, text: &'t str) -> Vec<&'t str> {
+        let mut parts = Vec::new();
+        let mut rest = text;
+        if let Some(place) = &self.place {
+            while let Some(from) = (PART..rest.len()).find(|at| rest.is_char_boundary(*at))
+                && let Some(found) = place.find_at(rest, from)
+            {
+                let width = found.as_str().chars().next().map_or(0, char::len_utf8);
+                let (part, after) = rest.split_at(found.start() + width);
+                parts.push(part);
+                rest = if self.prepends { after.strip_prefix(' ').unwrap_or(after) } else { after };
+            }
+        }
+        parts.push(rest);
+        parts
+    }
+
+    /// A number of tokens that a text has at least.
+    pub fn fewest(&self, text: &str) -> usize {
+        // A character in front of one that is not ASCII may be composed with it.
+        let bytes = text.as_bytes();
+        let next = bytes.iter().skip(1).chain(b" ");
+        let counted = bytes.iter().zip(next).filter(|(_, next)| next.is_ascii());
+        let shares = counted.filter_map(|(byte, _)| self.shares.get(usize::from(*byte)));
+        let sum: f64 = shares.sum();
+        // Rounding does not add up to a thousandth.
+        (sum * 0.999) as usize
+    }
+}
+
+impl Rules {
+    fn allow_normalizer(&mut self, part: &Value) -> bool {
+        let is = |name: &str, value: &str| part.get(name).and_then(Value::as_str) == Some(value);
+        match kind(part) {
+            "" => part.is_null(),
+            "NFC" | "NFD" | "NFKC" | "NFKD" => true,
+            "Prepend" => {
+                self.prepends = true;
+                self.breaks = false;
+                is("prepend", "▁")
+            }
+            "Replace" => {
+                self.replaces = true;
+                let pattern = part.get("pattern").and_then(|pattern| pattern.get("String"));
+                pattern.and_then(Value::as_str) == Some(" ") && is("content", "▁")
+            }
+            "Sequence" => members(part, "normalizers").all(|part| self.allow_normalizer(part)),
+            _ => false,
+        }
+    }
+
+    fn allow_pre_tokenizer(&mut self, part: &Value) -> bool {
+        let own = part.get("add_prefix_space").and_then(Value::as_bool);
+        self.removes |= part.get("behavior").and_then(Value::as_str) == Some("Removed");
+        match kind(part) {
+            "" => part.is_null(),
+            // Nothing may follow it, since spaces are letters then.
+            _ if self.byte_level => false,
+            "ByteLevel" => {
+                self.byte_level = true;
+                self.breaks &= own == Some(false);
+                !self.replaces
+            }
+            "Metaspace" => {
+                self.replaces = true;
+                self.breaks &= part.get("prepend_scheme").and_then(Value::as_str) == Some("never");
+                part.get("replacement").and_then(Value::as_str) == Some("▁")
+            }
+            "Split" => {
+                let pattern = part.get("pattern");
+                let text = |kind: &str| pattern.and_then(|p| p.get(kind)).and_then(Value::as_str);
+                match (text("Regex"), text("String")) {
+                    (Some(pattern), _) => !self.replaces && cut_patterns::allows(pattern),
+                    (_, Some(text)) => text.chars().count() == 1,
+                    _ => false,
+                }
+            }
+            "Digits" | "Punctuation" => true,
+            "Sequence" => members(part, "pretokenizers").all(|part| self.allow_pre_tokenizer(part)),
+            _ => false,
+        }
+    }
+
+    /// The text of a token, with spaces for the characters that stand for them.
+    fn text(&self, token: &str) -> String {
+        match self.byte_level {
+            true => String::from_utf8_lossy(&bytes_of(token)).into_owned(),
+            false => token.replace('▁', " "),
+        }
+    }
+}
+
+fn kind(part: &Value) -> &str {
+    part.get("type").and_then(Value::as_str).unwrap_or_default()
+}
+
+fn members<'v>(part: &'v Value, name: &str) -> impl Iterator<Item = &'v Value> {
+    part.get(name).and_then(Value::as_array).into_iter().flatten()
+}
+
+/// The expression of the places at which a text falls apart.
+fn place(vocabulary: &HashMap<String, u32>, added: &[AddedToken], rules: &Rules) -> Option<Regex> {
+    let word = |c: char| c.is_alphanumeric() || c == char::REPLACEMENT_CHARACTER;
+    let letters = |text: &str| text.chars().next().is_some_and(word);
+    let ends = |text: &str| text.chars().next_back().is_some_and(word);
+    let unclear = |token: &AddedToken| {
+        token.rstrip && ends(&token.content) || rules.prepends && letters(&token.content)
+    };
+    if added.iter().any(unclear) {
+        return None;
+    }
+    // Whether tokens join an ASCII or another character with a space or a line break after it.
+    let mut joined = [[false; 2]; 2];
+    let texts = vocabulary.keys().map(|token| rules.text(token));
+    for text in texts.chain(added.iter().map(|token| token.content.replace('▁', " "))) {
+        for (before, after) in text.chars().zip(text.chars().skip(1)) {
+            if word(before) && (after == ' ' || after == '\n') {
+                joined[usize::from(after == '\n')][usize::from(!before.is_ascii())] = true;
+            }
+        }
+    }
+    let places = [(" ", joined[0]), ("\n", [joined[1][0] || !rules.breaks, joined[1][1]])];
+    let places = places.into_iter().filter(|(_, joined)| !joined[0]).map(|(space, joined)| {
+        let before = if joined[1] { "[A-Za-z0-9]" } else { r"[\p{L}\p{N}]" };
+        format!(r"{before}{space}[\p{{L}}\p{{N}}]")
+    });
+    let places: Vec<String> = places.collect();
+    if places.is_empty() { None } else { Regex::new(&places.join("|")).ok() }
+}
+
+/// For each ASCII character the part of a token that it is at least: a token of `n` characters has no
+/// character whose share is above `1 / n`.
+fn shares(vocabulary: &HashMap<String, u32>, added: &[AddedToken], byte_level: bool) -> [f64; 128] {
+    let mut longest = [1usize; 128];
+    let text = |token: &String| match byte_level {
+        true => bytes_of(token),
+        false => token.replace('▁', " ").into_bytes(),
+    };
+    let takes_spaces = added.iter().any(|token| token.lstrip || token.rstrip);
+    let added = added.iter().map(|token| token.content.clone().into_bytes());
+    for text in vocabulary.keys().map(text).chain(added) {
+        for byte in &text {
+            if let Some(longest) = longest.get_mut(usize::from(*byte)) {
+                *longest = text.len().max(*longest);
+            }
+        }
+    }
+    let mut shares = longest.map(|longest| 1.0 / longest as f64);
+    if takes_spaces {
+        // Such a token takes any number of spaces beside it.
+        for (byte, share) in (0u8..).zip(&mut shares) {
+            if byte.is_ascii_whitespace() || byte == 0x0b {
+                *share = 0.0;
+            }
+        }
+    }
+    shares
+}
