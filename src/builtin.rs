@@ -19,7 +19,7 @@ pub fn layer_norm(
     bias: Option<&Array>,
     eps: f32,
 ) -> Result<Array> {
-    // SAFETY: the pointers are null or those of borrowed arrays, which outlive the call.
+    // SAFETY: the pointers are null or belong to borrowed arrays, which outlive the call.
     Array::from_bridge(unsafe {
         ffi::ops::bridge::builtin_layer_norm(x.raw(), or_null(weight), or_null(bias), eps)
     })
@@ -32,7 +32,7 @@ pub fn layer_norm(
 ///
 /// Returns an error if `x` is a scalar, or `weight` is not one row of the last axis of `x`.
 pub fn rms_norm(x: &Array, weight: Option<&Array>, eps: f32) -> Result<Array> {
-    // SAFETY: the pointer is null or that of a borrowed array, which outlives the call.
+    // SAFETY: the pointer is null or belongs to a borrowed array, which outlives the call.
     Array::from_bridge(unsafe { ffi::ops::bridge::builtin_rms_norm(x.raw(), or_null(weight), eps) })
 }
 
@@ -56,7 +56,7 @@ pub fn rope(x: &Array, rotation: Rope<'_>) -> Result<Array> {
     let Rope { dims, traditional, base, scale, offset, freqs } = rotation;
     let offset = offset.to_array()?;
     let base = base.as_ref().map_or(std::ptr::null(), |base| base as *const f32);
-    // SAFETY: both pointers are null or those of borrowed values, which outlive the call.
+    // SAFETY: both pointers are null or belong to borrowed values, which outlive the call.
     Array::from_bridge(unsafe {
         ffi::ops::bridge::builtin_rope(
             x.raw(),

@@ -189,8 +189,8 @@ pub fn mlx_versions() -> (String, String) {
     (ffi::header_version(), ffi::library_version())
 }
 
-/// Compares the version of the loaded libmlx with that of the headers that this crate was built
-/// with, and does nothing else. Creating the first array does so too.
+/// Compares the version of the loaded libmlx with the version of the headers that this crate was
+/// built with, and does nothing else. Creating the first array compares them too.
 ///
 /// # Errors
 ///
@@ -211,7 +211,7 @@ pub fn mlx_library() -> Option<std::path::PathBuf> {
             unsafe { libc::dlsym(libc::RTLD_DEFAULT, c"_ZN3mlx4core7versionEv".as_ptr()) };
         // SAFETY: all fields are pointers, for which zeros are valid.
         let mut found: libc::Dl_info = unsafe { std::mem::zeroed() };
-        // SAFETY: the second argument is that of a local value, which the call fills; it takes any
+        // SAFETY: the second argument belongs to a local value, which the call fills; it takes any
         // address as the first.
         let known = unsafe { libc::dladdr(version, &mut found) } != 0;
         if !version.is_null() && known && !found.dli_fname.is_null() {
@@ -252,7 +252,7 @@ pub fn system() -> String {
     {
         // SAFETY: all fields are arrays of characters, for which zeros are valid.
         let mut names: libc::utsname = unsafe { std::mem::zeroed() };
-        // SAFETY: the pointer is that of a local value, which the call fills.
+        // SAFETY: the pointer belongs to a local value, which the call fills.
         if unsafe { libc::uname(&mut names) } == 0 {
             let text = |field: &[libc::c_char]| -> String {
                 field.iter().take_while(|c| **c != 0).map(|c| char::from(*c as u8)).collect()
@@ -263,7 +263,7 @@ pub fn system() -> String {
     format!("{} {}", std::env::consts::OS, std::env::consts::ARCH)
 }
 
-/// Checks the environment variables of this crate, and those of MLX that are numbers.
+/// Checks the environment variables of this crate, and MLX's variables that are numbers.
 ///
 /// The CPU kernels never fail for an unusable value: they run as if the variable were not set. MLX
 /// takes any text for a number. A program that wants to tell its user calls this first, as the

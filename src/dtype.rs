@@ -177,7 +177,7 @@ impl Element for bool {
 
 /// The bytes of a slice of elements.
 pub(crate) fn as_bytes<T: Element>(elements: &[T]) -> &[u8] {
-    // SAFETY: the sealed element types have no padding, so all their bytes are initialized, and
-    // the length is that of the borrowed slice.
+    // SAFETY: the sealed element types have no padding, so all their bytes are initialized, and the
+    // borrowed slice has this length.
     unsafe { std::slice::from_raw_parts(elements.as_ptr().cast(), size_of_val(elements)) }
 }

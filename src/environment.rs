@@ -1,5 +1,5 @@
-//! The environment variables of this crate, and those of MLX by which a program would hang or do
-//! something else than they say.
+//! The environment variables of this crate, and variables of MLX with which a program would hang or
+//! do something else than they say.
 
 use std::env;
 

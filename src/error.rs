@@ -93,7 +93,7 @@ pub enum Error {
     },
     /// The operating system refused to open, read or write a file.
     ///
-    /// The text of this error contains that of `error`. For this reason `error` is not the
+    /// The text of this error contains the text of `error`. For this reason `error` is not the
     /// [`source`](std::error::Error::source): programs that print both would print it twice.
     #[error("{}: {error}", shown(path))]
     Io {

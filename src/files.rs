@@ -113,13 +113,13 @@ mod replacement {
 
     impl Replacement {
         /// Creates the new file, empty, or returns an error if no file of that name can be written.
-        /// It has the permissions of the other file, else those of any new file.
+        /// It has the permissions of the other file, or of any new file if there is none.
         pub fn of(path: &Path) -> Result<Self> {
             Self::with_mode(path, 0o666)
         }
 
         /// Creates a file like [`of`](Self::of) that only its owner may read and write, unless the
-        /// permissions of the other file are others.
+        /// other file has different permissions.
         pub fn private(path: &Path) -> Result<Self> {
             Self::with_mode(path, 0o600)
         }
@@ -131,7 +131,7 @@ mod replacement {
             let suffix = format!(".{extension}");
             let mut builder = Builder::new();
             builder.prefix(partial::PREFIX).suffix(&suffix);
-            // The process's umask limits these permissions, as those of any new file.
+            // The process's umask limits these permissions, as for any new file.
             builder.permissions(fs::Permissions::from_mode(mode));
             // Only the kind, since the text of the error names the temporary file.
             let failed = |error: io::Error| {

@@ -96,8 +96,8 @@ pub fn save_safetensors<'a>(
 /// Tensors of F32, F16, BF16 and of integers keep their types. A tensor `NAME.weight` of a type
 /// that packs weights becomes three arrays of MLX's affine layout with groups of 32, as
 /// [`QuantizedWeight::new`](crate::ops::QuantizedWeight::new) takes them: `NAME.weight` (uint32),
-/// `NAME.scales` and `NAME.biases`. The scales and biases of Q4_0, Q4_1 and Q8_0 are float16, those
-/// of the other types float32.
+/// `NAME.scales` and `NAME.biases`. The scales and biases of Q4_0, Q4_1 and Q8_0 are float16, and
+/// float32 for the other types.
 ///
 /// | type | bits a weight in the file | bits of a code | bits a weight in memory | the weights |
 /// |---|---|---|---|---|

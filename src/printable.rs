@@ -6,7 +6,7 @@ use std::fmt::Write as _;
 /// The most characters of a message of one line.
 const MOST: usize = 320;
 
-/// The most characters of a message that may have lines, such as that of a compiler.
+/// The most characters of a message that may have several lines, as a compiler's does.
 const MOST_OF_LINES: usize = 32_000;
 
 /// Whether a terminal would act on a character instead of showing it.

@@ -64,7 +64,7 @@ pub fn uniform<T: Element>(
     let shape = shape.dims();
     let shape = shape.as_ref();
     require_addressable("uniform", shape, T::DTYPE)?;
-    // SAFETY: the pointer is null or that of a borrowed array, which outlives the call.
+    // SAFETY: the pointer is null or belongs to a borrowed array, which outlives the call.
     Array::from_bridge(unsafe {
         ffi::random_uniform(low, high, shape, T::DTYPE.into(), or_null(key))
     })
@@ -90,7 +90,7 @@ pub fn normal_of(shape: impl IntoShape, dtype: Dtype, key: Option<&Array>) -> Re
     let shape = shape.dims();
     let shape = shape.as_ref();
     require_addressable("normal", shape, dtype)?;
-    // SAFETY: the pointer is null or that of a borrowed array, which outlives the call.
+    // SAFETY: the pointer is null or belongs to a borrowed array, which outlives the call.
     Array::from_bridge(unsafe { ffi::random_normal(shape, dtype.into(), or_null(key)) })
 }
 
@@ -104,7 +104,7 @@ pub fn randint(low: i32, high: i32, shape: impl IntoShape, key: Option<&Array>) 
     let shape = shape.dims();
     let shape = shape.as_ref();
     require_addressable("randint", shape, Dtype::Int32)?;
-    // SAFETY: the pointer is null or that of a borrowed array, which outlives the call.
+    // SAFETY: the pointer is null or belongs to a borrowed array, which outlives the call.
     Array::from_bridge(unsafe { ffi::random_randint(low, high, shape, or_null(key)) })
 }
 
@@ -115,6 +115,6 @@ pub fn randint(low: i32, high: i32, shape: impl IntoShape, key: Option<&Array>) 
 ///
 /// Returns an error if `logits` has no axis `axis`, or `key` is no `uint32` array of two elements.
 pub fn categorical(logits: &Array, axis: i32, key: Option<&Array>) -> Result<Array> {
-    // SAFETY: the pointer is null or that of a borrowed array, which outlives the call.
+    // SAFETY: the pointer is null or belongs to a borrowed array, which outlives the call.
     Array::from_bridge(unsafe { ffi::random_categorical(logits.raw(), axis, or_null(key)) })
 }

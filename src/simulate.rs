@@ -189,7 +189,7 @@ pub(crate) fn simulated_kernel(
 }
 
 /// # Safety
-/// The requirements are those of the declaration in `ffi/simulator.rs`.
+/// The declaration in `ffi/simulator.rs` states the requirements.
 pub(crate) unsafe fn simulate(
     kernel: &SimulatedKernel,
     dispatch: &SimulatedDispatch,

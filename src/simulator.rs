@@ -27,7 +27,7 @@ pub enum Schedule {
     Forward,
     /// From the last to the first.
     Reversed,
-    /// In a random order, of which the number is the seed.
+    /// In a random order, which the number seeds.
     Shuffled(u64),
 }
 

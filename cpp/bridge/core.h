@@ -169,7 +169,7 @@ size_t nesting(const ArrayList& inputs, const ArrayList& outputs);
 /** Null if the graph cannot be recorded, or not yet, for which `pending` is set. */
 std::shared_ptr<Recording> record(
     const ArrayList& parameters, const ArrayList& results, bool& pending);
-/** An empty list if this thread's stream is another than that of the recording. */
+/** An empty list if this thread's stream is not the one that was recorded. */
 ListHandle replay(const Recording& recording, const ArrayList& parameters, int32_t positions);
 ListHandle call_compiled(const Compiled& f, const ArrayList& inputs);
 

@@ -49,7 +49,7 @@ mx::array attention_quantized(
     const std::optional<mx::array>& sinks = std::nullopt,
     mx::StreamOrDevice s = {});
 
-/** The composition of a lazy attention from MLX's ops as an NVIDIA GPU runs it. */
+/** A lazy attention composed of MLX's ops, in the form that an NVIDIA GPU runs. */
 Arrays dequantizing_composition(const mx::array& ours);
 
 /** Throws for queries, keys and values of shapes that do not fit, and for invalid rules. */

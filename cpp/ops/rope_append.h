@@ -109,8 +109,8 @@ class RopeAppend : public ComposedPrimitive {
 };
 
 /**
- * A RopeAppend and an Attention over its result, as one node, so that the graph of a
- * decoded token has fewer nodes. Inputs: those of the RopeAppend, then the mask and the sinks.
+ * Joins a RopeAppend with an Attention over its result, so that the graph of a decoded token has
+ * fewer nodes. The inputs are the inputs of RopeAppend, then the mask and the sinks.
  */
 class RopeAppendAttention : public ComposedPrimitive {
  public:

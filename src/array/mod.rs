@@ -296,7 +296,7 @@ impl Clone for Array {
 ///
 /// Returns an error if one of the arrays, or an array that it is computed from, fails now or failed
 /// in an earlier evaluation. A failed array stays failed. Arrays that are not computed from it are
-/// usable, also those of the same evaluation.
+/// usable, even if they belong to the same evaluation.
 ///
 /// ```
 /// # use mlx_primitives::{Array, eval};

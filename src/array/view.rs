@@ -173,8 +173,8 @@ impl Array {
     }
 
     /// The elements of each row along `axis` at the `indices` of that row. Both arrays have the
-    /// same rank, and their shapes broadcast except along `axis`, which is that of the indices in
-    /// the result.
+    /// same rank, and their shapes broadcast except along `axis`, where the result has the length
+    /// of the indices.
     ///
     /// Indices are as for [`Array::take`].
     ///
@@ -197,9 +197,9 @@ impl Array {
         Array::from_bridge(ffi::take_along_axis(self.raw(), indices.raw(), axis))
     }
 
-    /// A copy of the array in which the elements of each row along `axis` at the `indices` of that
-    /// row are `values`, which broadcast to the shape of the indices and are converted to the
-    /// array's type.
+    /// A copy of the array with some elements replaced: in each row along `axis`, the elements at
+    /// `indices` become `values`. The values broadcast to the shape of the indices, and are
+    /// converted to the array's type.
     ///
     /// Indices are as for [`Array::take`]; [`Array::take_along_axis`] has an example.
     ///
@@ -294,9 +294,8 @@ pub fn stack(arrays: &[&Array], axis: i32) -> Result<Array> {
     Array::from_bridge(ffi::stack(&to_list(arrays.iter().copied()), axis))
 }
 
-/// The elements of `a` where `condition` is true, and those of
-/// `b` elsewhere. All three broadcast to one shape; the result has the type that `a` and `b`
-/// promote to.
+/// The elements of `a` where `condition` is true, and the elements of `b` elsewhere. All three
+/// broadcast to one shape; the result has the type that `a` and `b` promote to.
 ///
 /// # Errors
 ///

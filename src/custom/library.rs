@@ -49,7 +49,7 @@ impl MetalLibrary {
         Self::from_bytes(bytes).map_err(|error| Error::file(path, error))
     }
 
-    /// A library from the bytes of a `.metallib`, such as those of `include_bytes!`.
+    /// A library from the bytes of a `.metallib`, as `include_bytes!` gives them.
     ///
     /// # Errors
     ///

@@ -75,7 +75,7 @@ pub(super) fn check(bytes: &[u8]) -> Result<MetalVersion> {
     check_for(bytes, macos_release())
 }
 
-/// `check` for a release of macOS; `None` for another system, which runs none.
+/// `check` for a release of macOS, or `None` for a system that runs no metallib.
 ///
 /// # Errors
 ///
@@ -173,7 +173,7 @@ fn macos_release() -> Option<u32> {
     let mut length = text.len();
     let name = c"kern.osproductversion";
     // SAFETY: the name ends with a zero; the call writes at most `length` bytes to `text`, and
-    // their number to `length`; it reads no new value, of which there is none.
+    // their number to `length`. It is given no new value to read.
     let failed = unsafe {
         libc::sysctlbyname(
             name.as_ptr(),

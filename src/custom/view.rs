@@ -84,8 +84,8 @@ impl<'a> View<'a> {
         if self.size() == 0 {
             return Ok(&[]);
         }
-        // SAFETY: an evaluated row-contiguous array has its elements at `data`, which is aligned
-        // and of type T, any bits of which are a value; nothing writes them for 'a.
+        // SAFETY: an evaluated row-contiguous array has its elements at `data`, aligned and of type
+        // T. All bits are valid for T, and nothing writes the elements for 'a.
         Ok(unsafe { std::slice::from_raw_parts(data, self.size()) })
     }
 
@@ -205,7 +205,7 @@ impl<'a> ViewMut<'a> {
                 // Bytes other than 0 and 1 are not valid bools in Rust.
                 (true, true) => memory.iter_mut().for_each(|byte| *byte = u8::from(*byte != 0)),
                 (true, false) => memory.fill(1),
-                // Elements that `eval_cpu` leaves out stay NaN, which shows.
+                // Elements that `eval_cpu` leaves out stay NaN, so that the mistake is seen.
                 (false, _) => memory.fill(0xff),
             }
         }

@@ -59,8 +59,8 @@ pub(crate) mod bridge {
         grid_is_threads: bool,
     }
 
-    /// An evaluated array. Its dimensions and strides are in separate lists, after those of the
-    /// arrays before it.
+    /// An evaluated array. Its dimensions and strides are in separate lists, which hold them for
+    /// all arrays in order.
     struct CustomView {
         data: *mut u8,
         bytes: usize,

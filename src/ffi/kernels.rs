@@ -70,7 +70,7 @@ pub(crate) mod bridge {
         eps: f32,
     }
 
-    /// Extents of `[batch, m, k]` times `[n, k]`, or `[k, n]` if `columns`, and the activation.
+    /// A product of `x`, `[batch, m, k]`, with weights `[n, k]`, or `[k, n]` if `columns`.
     struct LinearCall {
         batch: usize,
         m: usize,

@@ -361,7 +361,7 @@ pub(crate) mod bridge {
             results: &CxxVector<MlxArray>,
             pending: &mut bool,
         ) -> Result<SharedPtr<Recording>>;
-        /// An empty list if the thread's stream is another than that of the recording.
+        /// An empty list if the thread's stream is not the one that was recorded.
         fn replay(
             recording: &Recording,
             parameters: &CxxVector<MlxArray>,

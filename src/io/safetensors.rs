@@ -15,7 +15,7 @@ use crate::dtype::Dtype;
 
 /// The most bytes of a header that the `safetensors` crate reads.
 const MAX_HEADER: usize = 100_000_000;
-/// Limits that are far above those of any checkpoint.
+/// Limits that no checkpoint comes near.
 const MAX_RANK: usize = 32;
 const MAX_TENSORS: usize = 1 << 16;
 

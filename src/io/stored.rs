@@ -68,8 +68,8 @@ impl Stored {
         Array::from_bridge(ffi::stored(Box::new(stored), shape, dtype.into()))
     }
 
-    /// A lazy array of the codes, scales or biases of the blocks at `offset`. `shape` is that of
-    /// the weights in the file; its last extent is a multiple of the weights of a block.
+    /// A lazy array of the codes, scales or biases of the blocks at `offset`. `shape` is the shape
+    /// of the weights in the file; its last extent is a multiple of the weights of a block.
     pub(super) fn unpacked(
         source: &Arc<Source>,
         tensor: &str,

@@ -117,8 +117,8 @@ pub fn gelu_tanh(x: &Array) -> Result<Array> {
 /// The gated unit of a Llama's feed-forward layer ([Shazeer
 /// 2020](https://arxiv.org/abs/2002.05202)): `silu(gate) * up`, rounded after [`silu`].
 ///
-/// The arrays are broadcast to one shape and promoted to one type, which are those of the result
-/// (integers become float32). Differentiable in both.
+/// The arrays are broadcast to one shape and promoted to one type, which the result has (integers
+/// become float32). Differentiable in both.
 ///
 /// # Errors
 ///
@@ -137,7 +137,7 @@ pub fn swiglu(gate: &Array, up: &Array) -> Result<Array> {
 }
 
 /// A gated unit ([Shazeer 2020](https://arxiv.org/abs/2002.05202)): `gelu(gate) * up`, rounded
-/// after [`gelu`]. Shapes, types and errors are those of [`swiglu`]. Differentiable in both.
+/// after [`gelu`]. Shapes, types and errors are as for [`swiglu`]. Differentiable in both.
 ///
 /// # Errors
 ///
@@ -155,7 +155,7 @@ pub fn geglu(gate: &Array, up: &Array) -> Result<Array> {
 }
 
 /// Gemma's gated unit: `gelu_tanh(gate) * up`, rounded after [`gelu_tanh`]. Shapes, types and
-/// errors are those of [`swiglu`]. Differentiable in both.
+/// errors are as for [`swiglu`]. Differentiable in both.
 ///
 /// # Errors
 ///
@@ -191,7 +191,7 @@ pub fn add_relu(a: &Array, b: &Array) -> Result<Array> {
 }
 
 /// The rectified product `max(a * b, 0)`, with the product rounded first. Shapes, types and errors
-/// are those of [`swiglu`]. Differentiable in both.
+/// are as for [`swiglu`]. Differentiable in both.
 ///
 /// # Errors
 ///

@@ -12,13 +12,14 @@ pub struct Attention<'a> {
     /// Whether each query sees only the keys up to its own position. The last query is at the
     /// position of the last key.
     pub causal: bool,
-    /// A sliding window: the number of keys that a query sees, of which the last is at its own
-    /// position. Implies `causal`. `None` is no window.
+    /// The size of a sliding window: a query sees this many keys, and the last one is at its own
+    /// position. Implies `causal`. With `None` there is no window.
     pub window: Option<i32>,
     /// Bools that are true where a query sees a key, or floats that are added to the scores. The
     /// mask broadcasts to `[batch, heads, queries, keys]` and is read in place, with any strides.
     pub mask: Option<&'a Array>,
-    /// Replaces each score by `cap * tanh(score / cap)`, as Gemma 2 does. `None` is no cap.
+    /// Replaces each score by `cap * tanh(score / cap)`, as Gemma 2 does. With `None` there is no
+    /// cap.
     pub soft_cap: Option<f32>,
     /// A logit for each head, `[heads]`, that takes part in the softmax and adds no value.
     pub sinks: Option<&'a Array>,
@@ -90,7 +91,7 @@ pub struct QuantizedRows<'a> {
 pub fn attention(q: &Array, k: &Array, v: &Array, options: Attention<'_>) -> Result<Array> {
     let rules = options.rules(head_dim(q))?;
     let (mask, sinks) = (or_null(options.mask), or_null(options.sinks));
-    // SAFETY: the pointers are null or those of borrowed arrays, which outlive the call.
+    // SAFETY: the pointers are null or belong to borrowed arrays, which outlive the call.
     let built = unsafe { ffi::attention(q.raw(), k.raw(), v.raw(), &rules, mask, sinks) };
     chosen(format_args!("attention of {}", head_dim(q)), || queries(q), built)
 }
@@ -129,7 +130,7 @@ pub fn attention_quantized(
     let rules = options.rules(head_dim(q))?;
     let (mask, sinks) = (or_null(options.mask), or_null(options.sinks));
     let list = |rows: QuantizedRows<'_>| to_list([rows.packed, rows.scales, rows.biases]);
-    // SAFETY: the pointers are null or those of borrowed arrays, which outlive the call.
+    // SAFETY: the pointers are null or belong to borrowed arrays, which outlive the call.
     let built = unsafe {
         ffi::attention_quantized(q.raw(), &list(k), &list(v), bits, group_size, &rules, mask, sinks)
     };

@@ -37,7 +37,7 @@ pub fn layer_norm(
     bias: Option<&Array>,
     eps: f32,
 ) -> Result<Array> {
-    // SAFETY: the pointers are null or those of borrowed arrays, which outlive the call.
+    // SAFETY: the pointers are null or belong to borrowed arrays, which outlive the call.
     let built = unsafe { ffi::layer_norm(x.raw(), or_null(weight), or_null(bias), eps) };
     chosen("layer_norm", || rows(x), built)
 }

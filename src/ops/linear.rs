@@ -46,7 +46,7 @@ pub struct Linear<'a> {
 pub fn linear(x: &Array, w: &Array, options: Linear<'_>) -> Result<Array> {
     let Linear { bias, activation, residual } = options;
     let activation = activation.map_or(ActivationKind::None, Activation::kind);
-    // SAFETY: the pointers are null or those of borrowed arrays, which outlive the call.
+    // SAFETY: the pointers are null or belong to borrowed arrays, which outlive the call.
     let built =
         unsafe { ffi::linear(x.raw(), w.raw(), or_null(bias), activation, or_null(residual)) };
     chosen("linear", || rows(x), built)

@@ -33,7 +33,7 @@ pub struct LinearCrossEntropy<'a> {
 /// `x` is `[..., k]`, `weight` is `[classes, k]`, an array or a [`QuantizedWeight`], and `targets`
 /// is `[...]` of any integer type. The loss has the shape of the targets and the type that `x`, the
 /// weight and the bias promote to. Each logit is rounded to that type, as by [`linear`] or
-/// [`quantized_linear`]; the loss of a row is that of [`cross_entropy`].
+/// [`quantized_linear`]; the loss of a row is as by [`cross_entropy`].
 ///
 /// The rows of `x` run in chunks, one after the other, and the backward pass computes the logits of
 /// each chunk again. A training step then holds the logits and their gradient for `chunk_rows` rows
@@ -211,8 +211,9 @@ impl Head {
         concatenate(&losses.iter().collect::<Vec<_>>(), 0)?.reshape(shape)
     }
 
-    /// A cotangent for each input, from that of the losses. Each chunk waits for the `wanted` ones
-    /// of the chunk before it; the others are computed only if somebody evaluates them.
+    /// Computes a cotangent for each input from the cotangent of the losses. Each chunk waits for
+    /// the `wanted` cotangents of the chunk before it. The others are computed only if somebody
+    /// evaluates them.
     fn gradients(
         &self,
         inputs: &[Array],

@@ -76,7 +76,7 @@ pub fn lora_linear(
         LinearWeight::Quantized(weight) => (to_list(weight.arrays()), Some(weight.layout())),
     };
     let layout = layout.as_ref().map_or(std::ptr::null(), |layout| layout as *const _);
-    // SAFETY: the pointer is null or that of a value which outlives the call.
+    // SAFETY: the pointer is null or belongs to a value that outlives the call.
     let built = unsafe { ffi::lora_linear(x.raw(), &arrays, layout, a.raw(), b.raw(), scale) };
     match base {
         LinearWeight::Plain(_) => chosen("lora_linear", || rows(x), built),

@@ -44,7 +44,8 @@ impl Default for MaskedSoftmax<'_> {
 /// # Errors
 ///
 /// Returns an error for a scalar, an axis of no keys, another type, a mask that does not broadcast
-/// to `x` or whose type is neither bool nor one that promotes to that of `x` or a window below 1.
+/// to `x`, a mask of a type that is neither bool nor promotes to the type of `x`, and a window
+/// below 1.
 ///
 /// ```
 /// use mlx_primitives::{Array, ops};
@@ -58,7 +59,7 @@ impl Default for MaskedSoftmax<'_> {
 pub fn masked_softmax(x: &Array, options: MaskedSoftmax) -> Result<Array> {
     let MaskedSoftmax { scale, mask, causal, window } = options;
     let (sliding, window) = (window.is_some(), window.unwrap_or(0));
-    // SAFETY: the pointer is null or that of a borrowed array, which outlives the call.
+    // SAFETY: the pointer is null or belongs to a borrowed array, which outlives the call.
     let built =
         unsafe { ffi::masked_softmax(x.raw(), scale, or_null(mask), causal, sliding, window) };
     chosen("masked_softmax", || rows(x), built)

@@ -2,8 +2,8 @@
 //! kernel of ours on the CPU, with `vjp`, `jvp` and `vmap`, usable inside `compile`.
 //!
 //! All are lazy and take float32, float16 or bfloat16 in any layout. An input that is not
-//! row-contiguous is copied first, except for those of `attention`, which reads views in place.
-//! Sums are accumulated in float32.
+//! row-contiguous is copied first. Only `attention` reads views in place. Sums are accumulated in
+//! float32.
 
 mod activation;
 pub(crate) mod attention;

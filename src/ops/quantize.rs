@@ -12,8 +12,7 @@ use crate::tune::{chosen, rows};
 /// `x`. An element is about `code * scale + bias`; a zero stays exactly zero.
 ///
 /// A NaN gets the code 0. MLX's Metal kernel takes 0 for the largest element of a group of negative
-/// ones; this op, like MLX's CPU kernel, takes the largest.
-/// Derivatives are those of `mlx.quantize`.
+/// ones; this op, like MLX's CPU kernel, takes the largest. Derivatives are as for `mlx.quantize`.
 ///
 /// # Errors
 ///

@@ -302,7 +302,7 @@ fn run(
     let (norm, eps) = options.norm.unzip();
     let name = if swiglu { "swiglu" } else { "linear" };
     let op = format_args!("quantized_{name}, {}", first.format_name());
-    // SAFETY: the pointers are null or those of borrowed arrays, which outlive the call.
+    // SAFETY: the pointers are null or belong to borrowed arrays, which outlive the call.
     let built = unsafe {
         ffi::quantized_matmul(
             x.raw(),

@@ -63,7 +63,7 @@ pub fn sum(x: &Array, axes: impl IntoAxes) -> Result<Array> {
 /// The arithmetic mean over the last axis or over all axes: the float32 [`sum`] times the rounded
 /// reciprocal of the number of elements, rounded once. The mean of no elements is NaN.
 ///
-/// Axes, shapes, types and errors are those of [`sum`]. Differentiable.
+/// Axes, shapes, types and errors are as for [`sum`]. Differentiable.
 ///
 /// # Errors
 ///
@@ -82,8 +82,8 @@ pub fn mean(x: &Array, axes: impl IntoAxes) -> Result<Array> {
 
 /// The largest element over the last axis or over all axes, NaN if any is NaN.
 ///
-/// Axes, shapes and types are those of [`sum`]. Differentiable; where several elements are largest,
-/// the derivative is that of MLX's built-in.
+/// Axes, shapes and types are as for [`sum`]. Differentiable; where several elements are largest,
+/// it has the derivative of MLX's built-in.
 ///
 /// # Errors
 ///
@@ -103,7 +103,7 @@ pub fn max(x: &Array, axes: impl IntoAxes) -> Result<Array> {
 /// The sum of the squares over the last axis or over all axes.
 ///
 /// Squares and sum are float32 and the sum is rounded once, so that only the result has to fit
-/// into the type. Axes, shapes, types and errors are those of [`sum`]. Differentiable.
+/// into the type. Axes, shapes, types and errors are as for [`sum`]. Differentiable.
 ///
 /// # Errors
 ///
@@ -123,7 +123,7 @@ pub fn sum_of_squares(x: &Array, axes: impl IntoAxes) -> Result<Array> {
 /// The Euclidean (L2) norm over the last axis or over all axes: the square root of the float32
 /// [`sum_of_squares`], rounded once.
 ///
-/// Axes, shapes, types and errors are those of [`sum`]. Differentiable except where the norm is 0.
+/// Axes, shapes, types and errors are as for [`sum`]. Differentiable except where the norm is 0.
 ///
 /// # Errors
 ///

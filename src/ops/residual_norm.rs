@@ -9,9 +9,9 @@ use crate::ffi::ops::bridge as ffi;
 /// `(h, rms_norm(h, weight, eps))` for `h = x + residual`.
 ///
 /// `x` and `residual` are `[..., n]` of one shape, n >= 1; `weight` is `[n]` or `None` (all ones).
-/// `h` equals the result of MLX's `add` bit for bit, and the norm that of
-/// [`rms_norm`](crate::ops::rms_norm), in shape and type too. A weight of a wider type than
-/// `x + residual` takes two nodes of the graph instead of one.
+/// `h` equals the result of MLX's `add`, and the norm the result of
+/// [`rms_norm`](crate::ops::rms_norm), in every bit, in shape and in type. A weight of a wider type
+/// than `x + residual` takes two nodes of the graph instead of one.
 ///
 /// Differentiable in `x`, `residual` and `weight`.
 ///
@@ -36,14 +36,14 @@ pub fn rms_norm_residual(
     weight: Option<&Array>,
     eps: f32,
 ) -> Result<(Array, Array)> {
-    // SAFETY: the pointer is null or that of a borrowed array, which outlives the call.
+    // SAFETY: the pointer is null or belongs to a borrowed array, which outlives the call.
     pair(unsafe { ffi::rms_norm_residual(x.raw(), residual.raw(), or_null(weight), eps) })
 }
 
 /// The residual connection and the layer normalization after it, in one kernel:
 /// `(h, layer_norm(h, weight, bias, eps))` for `h = x + residual`.
 ///
-/// Shapes, types and derivatives are those of [`rms_norm_residual`], with
+/// Shapes, types and derivatives are as for [`rms_norm_residual`], with
 /// [`layer_norm`](crate::ops::layer_norm) in place of the RMS normalization; `bias` is `[n]` or
 /// `None` (all zeros).
 ///
@@ -69,7 +69,7 @@ pub fn layer_norm_residual(
     eps: f32,
 ) -> Result<(Array, Array)> {
     let (weight, bias) = (or_null(weight), or_null(bias));
-    // SAFETY: the pointers are null or those of borrowed arrays, which outlive the call.
+    // SAFETY: the pointers are null or belong to borrowed arrays, which outlive the call.
     pair(unsafe { ffi::layer_norm_residual(x.raw(), residual.raw(), weight, bias, eps) })
 }
 

@@ -99,7 +99,7 @@ pub fn rope(x: &Array, rotation: Rope<'_>) -> Result<Array> {
     let Rope { dims, traditional, base, scale, offset, freqs } = rotation;
     let offset = offset.to_array()?;
     let base = base.as_ref().map_or(std::ptr::null(), |base| base as *const f32);
-    // SAFETY: both pointers are null or those of borrowed values, which outlive the call.
+    // SAFETY: both pointers are null or belong to borrowed values, which outlive the call.
     let built =
         unsafe { ffi::rope(x.raw(), dims, traditional, base, scale, offset.raw(), or_null(freqs)) };
     chosen("rope", || rows(x), built)

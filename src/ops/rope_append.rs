@@ -11,7 +11,7 @@ use crate::ffi::ops::bridge as ffi;
 pub struct KvLayout {
     /// The number of query heads.
     pub heads: i32,
-    /// The number of key heads, which is that of value heads.
+    /// The number of key heads, and of value heads.
     pub kv_heads: i32,
     /// The number of features of a head.
     pub head_dim: i32,
@@ -188,7 +188,7 @@ pub fn rope_append(
 ) -> Result<Array> {
     let Arguments { offset, slots, freqs, layout, rotation } = options.arguments(layout)?;
     let (state, qkv, slots) = (state.raw(), qkv.raw(), or_null(slots.as_ref()));
-    // SAFETY: both pointers are null or those of borrowed arrays, which outlive the call.
+    // SAFETY: both pointers are null or belong to borrowed arrays, which outlive the call.
     Array::from_bridge(unsafe {
         ffi::rope_append(state, qkv, &layout, &rotation, freqs, offset.raw(), slots)
     })
@@ -198,10 +198,10 @@ pub fn rope_append(
 /// `len` positions of the state, as one node: the new state, and the result
 /// `[batch, time, heads * head_dim]` with the heads of each position side by side.
 ///
-/// A step has at most [`KvLayout::QUERY_POSITIONS`] positions. The values are those of the two ops
-/// one after the other, bit by bit, with [`KvLayout::queries`], [`KvLayout::keys`] and
-/// [`KvLayout::values`] between them; the graph has fewer nodes, so building
-/// and queueing it takes less time. The mask broadcasts to `[batch, heads, time, len]`.
+/// A step has at most [`KvLayout::QUERY_POSITIONS`] positions. The values equal the two ops one
+/// after the other, bit by bit, with [`KvLayout::queries`], [`KvLayout::keys`] and
+/// [`KvLayout::values`] between them; the graph has fewer nodes, so building and queueing it takes
+/// less time. The mask broadcasts to `[batch, heads, time, len]`.
 ///
 /// Differentiable in the state, `qkv`, an additive mask and the sinks.
 ///
@@ -240,7 +240,7 @@ pub fn rope_append_attention(
     let Arguments { offset, slots, freqs, layout, rotation } = options.arguments(layout)?;
     let (state, qkv, offset) = (state.raw(), qkv.raw(), offset.raw());
     let slots = or_null(slots.as_ref());
-    // SAFETY: the pointers are null or those of borrowed arrays, which outlive the call.
+    // SAFETY: the pointers are null or belong to borrowed arrays, which outlive the call.
     let both = from_list(&*unsafe {
         ffi::rope_append_attention(
             state, qkv, &layout, &rotation, freqs, offset, slots, len, &rules, mask, sinks,

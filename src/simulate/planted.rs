@@ -12,7 +12,7 @@ use crate::error::Result;
 /// A fault in the kernels or in the data of a dispatch.
 #[derive(Clone)]
 pub enum Planted {
-    /// Kernels that this library has, by name, replace those of the embedded source.
+    /// The kernels of this library replace the kernels of the same names in the embedded source.
     Kernels(Library),
     /// The dispatch with this number, counted from 0, is encoded with one wrong number.
     Dispatch(usize, Change),

@@ -11,9 +11,8 @@ use crate::ffi::bridge as ffi;
 /// intermediate results a second time ([Chen et al. 2016](https://arxiv.org/abs/1604.06174)). For a
 /// chain of `n` layers that each keep `m` bytes, memory falls from `n · m` to the layers' inputs
 /// and the `m` bytes of one layer at a time, at the cost of one more forward pass. Values and
-/// gradients are those of `f` itself, bit for bit. The second run begins when the cotangents of the
-/// outputs are computed; on a CPU, evaluation waits for them, also in
-/// [`async_eval`](crate::async_eval).
+/// gradients equal `f`'s, bit for bit. The second run begins when the cotangents of the outputs are
+/// computed; on a CPU, evaluation waits for them, also in [`async_eval`](crate::async_eval).
 ///
 /// The lazy outputs own the closure, so it captures by value (`move`); clones of an [`Array`] share
 /// the array. Gradients flow only to `inputs`: a captured array is a constant even if it depends on

@@ -59,12 +59,12 @@ pub(crate) struct Closure {
 
 thread_local! {
     /// The last error of a closure on this thread. C++ carries only the text of an error, and the
-    /// closure that failed may be one that another closure made, as those of [`checkpoint`] are.
+    /// closure that failed may be one that another closure made, as in [`checkpoint`].
     static FAILURE: Cell<Option<Error>> = const { Cell::new(None) };
 }
 
 fn set_failure(error: Option<Error>) -> Option<Error> {
-    // At the end of a thread the place may be gone; the error is then one of MLX.
+    // While a thread ends, the thread-local value may be gone. The caller then reports MLX's error.
     FAILURE.try_with(|failure| failure.replace(error)).ok().flatten()
 }
 

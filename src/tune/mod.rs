@@ -135,7 +135,7 @@ impl Call {
     }
 }
 
-/// The calls that one choice is for: those of one op, type, range of rows and size.
+/// The calls that share a choice: they have one op, type, range of rows and size.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Class {
     op: String,
@@ -173,7 +173,7 @@ pub struct Measured {
     pub ours: f64,
     /// The seconds of MLX's ops.
     pub mlx: f64,
-    /// Whether our result agrees with that of MLX's ops.
+    /// Whether our result agrees with the result of MLX's ops.
     pub agrees: bool,
 }
 
@@ -201,7 +201,7 @@ enum Rule {
     /// MLX's ops run products of many rows of 16-bit numbers, and our kernels all else.
     MatricesMlx,
     /// MLX's ops run attention over plain keys and values, normalizations by `rms_norm` of many
-    /// wide rows, and all products except those of one row with packed weights that are not small.
+    /// wide rows, and all products except for one row with packed weights that are not small.
     Nvidia,
 }
 
@@ -249,7 +249,7 @@ impl Choices {
         };
     }
 
-    /// Adds the measurements of other choices, which replace those of the same classes.
+    /// Adds the measurements of other choices, which replace measurements of the same classes.
     pub fn replace(&mut self, other: Self) {
         self.measured.extend(other.measured);
     }

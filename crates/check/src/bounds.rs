@@ -39,7 +39,7 @@ pub struct Compared<'a> {
     pub dtype: Dtype,
     /// The inputs of the op.
     pub inputs: &'a [Tensor],
-    /// Whether the value is compared with that of the peer rather than that of the reference.
+    /// Whether the value is compared with the peer's rather than the reference's.
     pub peer: bool,
 }
 

@@ -272,8 +272,8 @@ impl Conformance {
         Self { errors: Some(Box::new(errors)), ..self }
     }
 
-    /// Sets how far a value of `vmap` may be from that of the op on a slice; as far as from the
-    /// reference by default. [`Bound::default`] allows no difference.
+    /// Sets how far a value of `vmap` may be from the op's value on a slice. By default it may be
+    /// as far as from the reference. [`Bound::default`] allows no difference.
     pub fn vmap_bounds(self, bound: impl Fn(&Compared<'_>) -> Bound + 'static) -> Self {
         Self { vmap_tolerance: Some(Tolerance::Bounds(Box::new(bound))), ..self }
     }

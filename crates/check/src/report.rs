@@ -16,7 +16,7 @@ pub struct Outcome {
     pub backend: Backend,
     /// The type of the inputs.
     pub dtype: Dtype,
-    /// The shapes of the inputs, their layout and the like, in words.
+    /// Describes the inputs: their shapes, their layout and the like.
     pub case: String,
     /// The reason for a failure, or `None` if the comparison passed.
     pub failure: Option<String>,

@@ -160,7 +160,7 @@ pub unsafe fn activation(
     size: usize,
 ) {
     let machine = Machine::current();
-    // SAFETY: the caller's contract, and the machine is this one.
+    // SAFETY: as the caller promises; `machine` is this machine.
     with_element!(element, T => unsafe {
         activation_on::<T>(machine, kind, x.cast(), out.cast(), size)
     })
@@ -178,7 +178,7 @@ pub unsafe fn combination(
     size: usize,
 ) {
     let machine = Machine::current();
-    // SAFETY: the caller's contract, and the machine is this one.
+    // SAFETY: as the caller promises; `machine` is this machine.
     with_element!(element, T => unsafe {
         combination_on::<T>(machine, kind, a.cast(), b.cast(), out.cast(), size)
     })

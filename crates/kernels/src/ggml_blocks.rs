@@ -5,7 +5,7 @@
 //! [`BlockType::Q2K`], [`BlockType::Q3K`] and [`BlockType::Q6K`]. If they cover 32, the group
 //! represents exactly the same numbers. It also does if the numbers of both halves are multiples of
 //! one step and the codes span their range, which always holds for [`BlockType::Q3K`]. Otherwise
-//! the half with the larger step keeps its numbers, and those of the other half are rounded.
+//! the half with the larger step keeps its numbers, and the other half is rounded.
 
 mod layouts;
 

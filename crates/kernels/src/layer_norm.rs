@@ -27,7 +27,7 @@ pub unsafe fn layer_norm(
     eps: f32,
 ) {
     let machine = Machine::current();
-    // SAFETY: the caller's contract, and the machine is this one.
+    // SAFETY: as the caller promises; `machine` is this machine.
     with_element!(element, T => unsafe {
         let affine = Affine::<T> { weight: weight.cast(), bias: bias.cast() };
         layer_norm_on(machine, x.cast(), affine, out.cast(), rows, axis, eps)

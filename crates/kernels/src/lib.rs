@@ -82,7 +82,7 @@ pub use pool::MAX_THREADS;
 use pool::Pool;
 use simd::Level;
 
-/// The instruction set and the threads that run a kernel: those of the process, or a test's choice.
+/// The instruction set and the threads that run a kernel, as the process or a test chose them.
 #[doc(hidden)]
 #[derive(Clone, Copy)]
 pub struct Machine {

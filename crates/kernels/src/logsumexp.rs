@@ -171,11 +171,11 @@ impl<T: Float, const TOTAL: bool> Kernel for StatsOfChunks<T, TOTAL> {
     }
 }
 
-/// Work of a chunk element, in tenths of a nanosecond.
+/// The time that an element of a chunk takes, in tenths of a nanosecond.
 const WORK: usize = 2;
 
 /// Computes the stats of a few long rows by chunk on all threads, if there are too few rows to keep
-/// the threads busy with a row each; otherwise returns `None`. The results equal those of
+/// the threads busy with a row each; otherwise returns `None`. The results equal the results of
 /// [`row_stats`] bit for bit.
 ///
 /// # Safety
@@ -208,7 +208,7 @@ pub(super) unsafe fn stats_of_few<T: Float, const TOTAL: bool>(
 /// `x` holds `rows * axis` elements and `out` holds `rows`, aligned to the element.
 pub unsafe fn logsumexp(element: Element, x: *const u8, out: *mut u8, rows: usize, axis: usize) {
     let machine = Machine::current();
-    // SAFETY: the caller's contract, and the machine is this one.
+    // SAFETY: as the caller promises; `machine` is this machine.
     with_element!(element, T => unsafe {
         on::<T, false>(machine, x.cast(), out.cast(), rows, axis)
     })
@@ -222,7 +222,7 @@ pub unsafe fn logsumexp(element: Element, x: *const u8, out: *mut u8, rows: usiz
 /// overlaps nothing.
 pub unsafe fn log_softmax(element: Element, x: *const u8, out: *mut u8, rows: usize, axis: usize) {
     let machine = Machine::current();
-    // SAFETY: the caller's contract, and the machine is this one.
+    // SAFETY: as the caller promises; `machine` is this machine.
     with_element!(element, T => unsafe {
         on::<T, true>(machine, x.cast(), out.cast(), rows, axis)
     })

@@ -76,7 +76,7 @@ struct Helper {
 pub struct Pool {
     board: Line<Board>,
     taken: Line<AtomicBool>,
-    /// Share 0 is the caller's, and share `i + 1` that of helper `i`.
+    /// The caller has share 0, and helper `i` has share `i + 1`.
     shares: Box<[Line<Share>]>,
     helpers: Box<[Line<Helper>]>,
     threads: usize,

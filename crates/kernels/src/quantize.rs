@@ -58,7 +58,7 @@ pub unsafe fn quantize(
     shape: &QuantizeShape,
 ) {
     let machine = Machine::current();
-    // SAFETY: the caller's contract, and the machine is this one.
+    // SAFETY: as the caller promises; `machine` is this machine.
     with_element!(element, T => unsafe {
         quantize_on::<T>(machine, x.cast(), packed, scales.cast(), biases.cast(), shape)
     })
@@ -78,7 +78,7 @@ pub unsafe fn dequantize(
     shape: &QuantizeShape,
 ) {
     let machine = Machine::current();
-    // SAFETY: the caller's contract, and the machine is this one.
+    // SAFETY: as the caller promises; `machine` is this machine.
     with_element!(element, T => unsafe {
         dequantize_on::<T>(machine, packed, scales.cast(), biases.cast(), None, out.cast(), shape)
     })
@@ -126,7 +126,7 @@ pub unsafe fn dequantize_rows(
     shape: &QuantizeShape,
 ) {
     let (machine, taken) = (Machine::current(), Some(&taken));
-    // SAFETY: the caller's contract, and the machine is this one.
+    // SAFETY: as the caller promises; `machine` is this machine.
     with_element!(element, T => unsafe {
         dequantize_on::<T>(machine, packed, scales.cast(), biases.cast(), taken, out.cast(), shape)
     })
@@ -343,7 +343,7 @@ struct Coder<V> {
 }
 
 impl<V: F32x16> Coder<V> {
-    /// The codes of sixteen elements; those of NaN are 0.
+    /// The codes of sixteen elements. NaN has the code 0.
     #[inline(always)]
     fn codes(&self, x: V) -> V::Int {
         let x = x - self.bias;

@@ -35,7 +35,7 @@ pub unsafe fn reduce(
     axis: usize,
 ) {
     let machine = Machine::current();
-    // SAFETY: the caller's contract, and the machine is this one.
+    // SAFETY: as the caller promises; `machine` is this machine.
     with_element!(element, T => unsafe {
         reduce_on::<T>(machine, reduction, x.cast(), out.cast(), rows, axis)
     })

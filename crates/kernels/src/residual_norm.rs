@@ -34,7 +34,7 @@ pub struct ResidualNorm {
 /// overlap nothing.
 pub unsafe fn residual_norm(element: Element, call: ResidualNorm) {
     let machine = Machine::current();
-    // SAFETY: the caller's contract, and the machine is this one.
+    // SAFETY: as the caller promises; `machine` is this machine.
     with_element!(element, T => unsafe { residual_norm_on::<T>(machine, call) })
 }
 

@@ -24,7 +24,7 @@ pub unsafe fn rms_norm(
     eps: f32,
 ) {
     let machine = Machine::current();
-    // SAFETY: the caller's contract, and the machine is this one.
+    // SAFETY: as the caller promises; `machine` is this machine.
     with_element!(element, T => unsafe {
         rms_norm_on::<T>(machine, x.cast(), weight.cast(), out.cast(), rows, axis, eps)
     })

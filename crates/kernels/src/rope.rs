@@ -48,7 +48,7 @@ pub unsafe fn rope(
     offsets: &[i32],
 ) {
     let machine = Machine::current();
-    // SAFETY: the caller's contract, and the machine is this one.
+    // SAFETY: as the caller promises; `machine` is this machine.
     with_element!(element, T => unsafe {
         rope_on::<T>(machine, x.cast(), out.cast(), shape, frequencies, offsets)
     })

@@ -77,7 +77,7 @@ pub unsafe fn rope_append(
     slots: &[i32],
 ) {
     let machine = Machine::current();
-    // SAFETY: the caller's contract, and the machine is this one.
+    // SAFETY: as the caller promises; `machine` is this machine.
     with_element!(element, T => unsafe {
         if !std::ptr::eq(state, out) {
             let bytes = shape.batch * shape.rows() * shape.head_dim * size_of::<T>();

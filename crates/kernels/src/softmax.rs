@@ -15,7 +15,7 @@ use super::{Machine, Shared};
 /// overlaps nothing.
 pub unsafe fn softmax(element: Element, x: *const u8, out: *mut u8, rows: usize, axis: usize) {
     let machine = Machine::current();
-    // SAFETY: the caller's contract, and the machine is this one.
+    // SAFETY: as the caller promises; `machine` is this machine.
     with_element!(element, T => unsafe {
         softmax_on::<T>(machine, x.cast(), out.cast(), rows, axis)
     })

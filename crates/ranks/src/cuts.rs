@@ -62,8 +62,8 @@ impl Cuts {
             Scheme::Pipeline => {
                 least("layers", layers)?;
                 cuts.layers = cut(layers, shares);
-                // Rank 0 has the embedding and the output projection. The others have a row, whose
-                // type is that of the logits.
+                // Rank 0 has the embedding and the output projection. The others have one row, of
+                // the type of the logits.
                 cuts.vocab.iter_mut().skip(1).for_each(|row| *row = 0..1);
             }
         }

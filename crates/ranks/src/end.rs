@@ -9,7 +9,7 @@ pub(super) fn now(line: &str) -> ! {
     text.push(b'\n');
     let mut stderr = libc::pollfd { fd: libc::STDERR_FILENO, events: libc::POLLOUT, revents: 0 };
     // No lock of the standard library is taken: a stopped thread may hold it.
-    // SAFETY: both pointers are those of local values of the given lengths.
+    // SAFETY: both pointers belong to local values of the given lengths.
     unsafe {
         if libc::poll(&mut stderr, 1, 200) > 0 {
             libc::write(libc::STDERR_FILENO, text.as_ptr().cast(), text.len());

@@ -38,8 +38,8 @@ impl Group {
     ///
     /// # Errors
     ///
-    /// Returns an error where [`Group::all_sum`] does, and unless there is a length for each rank,
-    /// of which that of this rank is the length of the last axis of `x`.
+    /// Returns an error where [`Group::all_sum`] does, if there is not one length for each rank,
+    /// and if the length for this rank is not the length of the last axis of `x`.
     ///
     /// ```
     /// # use mlx_primitives_ranks::{Group, Options};

@@ -297,8 +297,9 @@ impl Group {
         }
     }
 
-    /// The bytes that rank 0 gives, on every rank; those of other ranks are ignored. They go over
-    /// the control connections, for small messages such as a prompt: less than 16 MiB.
+    /// Returns the bytes that rank 0 gives, on every rank, and ignores what other ranks give. The
+    /// bytes go over the control connections, which are for small messages such as a prompt: less
+    /// than 16 MiB.
     ///
     /// The other ranks wait for as long as rank 0 is alive: it may be waiting for its user. Rank 0
     /// does not wait for the others, which keep up to 64 MiB until they call.

@@ -7,7 +7,7 @@ use std::net::{IpAddr, TcpListener, TcpStream};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// The number of connections that may be open, and for how long.
+/// At most this many connections are open at a time, each for at most this long.
 const SEATS: usize = 128;
 pub(super) const PATIENCE: Duration = Duration::from_secs(5);
 /// The most bytes that one of them may send.

@@ -138,14 +138,14 @@ struct Transfer<'a, 'b> {
     title: [u8; HEADER],
     message: Option<&'a [u8]>,
     tag: [u8; TAG],
-    /// The bytes sent so far, those of the header included.
+    /// The bytes sent so far, with the header.
     sent: usize,
     head: [u8; HEADER],
     /// The header of the part that this rank waits for.
     expected: [u8; HEADER],
     /// The tag of the part.
     proof: [u8; TAG],
-    /// The bytes read so far, those of the header included.
+    /// The bytes read so far, with the header.
     read: usize,
     part: Option<&'a mut [u8]>,
 }
@@ -239,7 +239,7 @@ fn sleep(transfers: &[Transfer<'_, '_>]) {
         (write | read != 0).then_some(libc::pollfd { fd, events: write | read, revents: 0 })
     };
     let mut waiting: Vec<_> = transfers.iter().filter_map(wanted).collect();
-    // SAFETY: the pointer is that of a list of as many entries, whose sockets are open.
+    // SAFETY: the pointer belongs to a list with this number of entries, whose sockets are open.
     unsafe {
         let count = waiting.len() as libc::nfds_t;
         libc::poll(waiting.as_mut_ptr(), count, NAP.as_millis() as libc::c_int);

@@ -11,13 +11,13 @@ use super::group::Group;
 /// The cache of the layers that a rank of a pipeline holds.
 #[derive(Serialize, Deserialize)]
 struct Kept {
-    /// The names of the arrays, their shapes, and those of their types.
+    /// The names, shapes and types of the arrays.
     arrays: Vec<(String, Vec<i32>, String)>,
     layers: Vec<Value>,
 }
 
-/// Keys or values of all heads, or both one after the other, of which `own`,
-/// `[1, n * own heads, ...]`, has those of this rank's heads.
+/// Gathers keys or values of all heads, or both one after the other. `own`,
+/// `[1, n * own heads, ...]`, has the part of this rank's heads.
 pub(super) fn joined_heads(group: &Group, cuts: &Cuts, own: &Array) -> Result<Array> {
     let lengths: Vec<i32> = cuts.kv_heads.iter().map(length).collect();
     let held = lengths.get(cuts.rank).copied().unwrap_or(1);

@@ -3,10 +3,10 @@
 #[non_exhaustive]
 pub enum Scheme {
     /// The results of one process, bit by bit. Each rank holds some rows of every matrix, and its
-    /// key heads with their keys and values. It computes its features of an activation, and the
-    /// ranks gather those of all. Nothing is summed across ranks, so each number is one dot product
-    /// on one rank, in the order that one process has. A decoded token takes four gathers in each
-    /// layer, one for the embedding and one for the logits.
+    /// key heads with their keys and values. It computes its features of an activation, and then
+    /// all ranks gather all features. Nothing is summed across ranks, so each number is one dot
+    /// product on one rank, in the order that one process has. A decoded token takes four gathers
+    /// in each layer, one for the embedding and one for the logits.
     #[default]
     Gather,
     /// The results of one process, bit by bit. Each rank holds whole layers, rank 0 also the

@@ -8,8 +8,8 @@ use super::group::Group;
 use super::part::RankPart;
 use super::scheme::Scheme;
 
-/// One model on the ranks of a group, by a [`Scheme`]: by default one whose results are those of
-/// one process, bit by bit.
+/// One model on the ranks of a group, by a [`Scheme`]. The default scheme has the results of one
+/// process, bit by bit.
 ///
 /// Every rank calls the same functions of the model in the same order, with the same arguments. A
 /// rank reads only its part of the files. A model on several ranks has no derivatives: a closure

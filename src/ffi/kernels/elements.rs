@@ -27,7 +27,7 @@ fn of_two(kind: bridge::ActivationKind) -> Option<cpu::Combination> {
 }
 
 /// # Safety
-/// The requirements are those of the declaration in `ffi/kernels.rs`.
+/// The declaration in `ffi/kernels.rs` states the requirements.
 pub(super) unsafe fn activation_cpu(
     dtype: bridge::Dtype,
     kind: bridge::ActivationKind,
@@ -48,7 +48,7 @@ pub(super) unsafe fn activation_cpu(
 }
 
 /// # Safety
-/// The requirements are those of the declaration in `ffi/kernels.rs`.
+/// The declaration in `ffi/kernels.rs` states the requirements.
 pub(super) unsafe fn affine_cpu(
     dtype: bridge::Dtype,
     x: *const u8,
@@ -69,7 +69,7 @@ pub(super) unsafe fn affine_cpu(
 }
 
 /// # Safety
-/// The requirements are those of the declaration in `ffi/kernels.rs`.
+/// The declaration in `ffi/kernels.rs` states the requirements.
 pub(super) unsafe fn rope_cpu(
     dtype: bridge::Dtype,
     x: *const u8,
@@ -105,7 +105,7 @@ pub(super) unsafe fn rope_cpu(
 }
 
 /// # Safety
-/// The requirements are those of the declaration in `ffi/kernels.rs`.
+/// The declaration in `ffi/kernels.rs` states the requirements.
 #[allow(clippy::too_many_arguments)]
 pub(super) unsafe fn rope_append_cpu(
     dtype: bridge::Dtype,
@@ -153,7 +153,7 @@ fn view(of: &bridge::AttentionView) -> cpu::View {
 }
 
 /// # Safety
-/// The requirements are those of the declaration in `ffi/kernels.rs`.
+/// The declaration in `ffi/kernels.rs` states the requirements.
 pub(super) unsafe fn attention_cpu(
     dtype: bridge::Dtype,
     call: &bridge::AttentionCall,

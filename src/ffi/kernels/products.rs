@@ -4,7 +4,7 @@ use crate::cpu::{self, QuantizeShape};
 use crate::ffi::element;
 
 /// # Safety
-/// The requirements are those of the declaration in `ffi/kernels.rs`.
+/// The declaration in `ffi/kernels.rs` states the requirements.
 pub(super) unsafe fn linear_cpu(
     dtype: bridge::Dtype,
     x: *const u8,
@@ -34,7 +34,7 @@ pub(super) unsafe fn linear_cpu(
 }
 
 /// # Safety
-/// The requirements are those of the declaration in `ffi/kernels.rs`.
+/// The declaration in `ffi/kernels.rs` states the requirements.
 #[allow(clippy::too_many_arguments)]
 pub(super) unsafe fn quantize_cpu(
     dtype: bridge::Dtype,
@@ -54,7 +54,7 @@ pub(super) unsafe fn quantize_cpu(
 }
 
 /// # Safety
-/// The requirements are those of the declaration in `ffi/kernels.rs`.
+/// The declaration in `ffi/kernels.rs` states the requirements.
 #[allow(clippy::too_many_arguments)]
 pub(super) unsafe fn dequantize_cpu(
     dtype: bridge::Dtype,
@@ -74,7 +74,7 @@ pub(super) unsafe fn dequantize_cpu(
 }
 
 /// # Safety
-/// The requirements are those of the declaration in `ffi/kernels.rs`.
+/// The declaration in `ffi/kernels.rs` states the requirements.
 #[allow(clippy::too_many_arguments)]
 pub(super) unsafe fn dequantize_rows_cpu(
     dtype: bridge::Dtype,
@@ -107,7 +107,7 @@ fn mode_of(mode: bridge::QuantizedMode) -> cpu::Mode {
 }
 
 /// # Safety
-/// The requirements are those of the declaration in `ffi/kernels.rs`.
+/// The declaration in `ffi/kernels.rs` states the requirements.
 pub(super) unsafe fn quantized_matmul_cpu(
     call: &bridge::QuantizedCall,
     parts: &[bridge::QuantizedPart],
@@ -144,7 +144,7 @@ pub(super) unsafe fn quantized_matmul_cpu(
 }
 
 /// # Safety
-/// The requirements are those of the declaration in `ffi/kernels.rs`.
+/// The declaration in `ffi/kernels.rs` states the requirements.
 pub(super) unsafe fn lora_cpu(call: &bridge::LoraCall) {
     let Some(element) = element(call.dtype) else { return };
     let mode = if call.quantized { mode_of(call.mode) } else { cpu::Mode::Plain };

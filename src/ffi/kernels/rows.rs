@@ -6,7 +6,7 @@ use crate::cpu::{self, Reduction};
 use crate::ffi::element;
 
 /// # Safety
-/// The requirements are those of the declaration in `ffi/kernels.rs`.
+/// The declaration in `ffi/kernels.rs` states the requirements.
 pub(super) unsafe fn softmax_cpu(
     dtype: bridge::Dtype,
     x: *const u8,
@@ -21,7 +21,7 @@ pub(super) unsafe fn softmax_cpu(
 }
 
 /// # Safety
-/// The requirements are those of the declaration in `ffi/kernels.rs`.
+/// The declaration in `ffi/kernels.rs` states the requirements.
 pub(super) unsafe fn logsumexp_cpu(
     dtype: bridge::Dtype,
     x: *const u8,
@@ -60,7 +60,7 @@ impl MaskedSoftmaxCall {
 }
 
 /// # Safety
-/// The requirements are those of the declaration in `ffi/kernels.rs`.
+/// The declaration in `ffi/kernels.rs` states the requirements.
 pub(super) unsafe fn masked_softmax_cpu(
     dtype: bridge::Dtype,
     x: *const u8,
@@ -74,7 +74,7 @@ pub(super) unsafe fn masked_softmax_cpu(
 }
 
 /// # Safety
-/// The requirements are those of the declaration in `ffi/kernels.rs`.
+/// The declaration in `ffi/kernels.rs` states the requirements.
 pub(super) unsafe fn masked_softmax_grad_cpu(
     dtype: bridge::Dtype,
     y: *const u8,
@@ -103,7 +103,7 @@ impl CrossEntropyCall {
 }
 
 /// # Safety
-/// The requirements are those of the declaration in `ffi/kernels.rs`.
+/// The declaration in `ffi/kernels.rs` states the requirements.
 pub(super) unsafe fn cross_entropy_cpu(
     dtype: bridge::Dtype,
     x: *const u8,
@@ -118,7 +118,7 @@ pub(super) unsafe fn cross_entropy_cpu(
 }
 
 /// # Safety
-/// The requirements are those of the declaration in `ffi/kernels.rs`.
+/// The declaration in `ffi/kernels.rs` states the requirements.
 pub(super) unsafe fn cross_entropy_grad_cpu(
     dtype: bridge::Dtype,
     x: *const u8,
@@ -137,7 +137,7 @@ pub(super) unsafe fn cross_entropy_grad_cpu(
 }
 
 /// # Safety
-/// The requirements are those of the declaration in `ffi/kernels.rs`.
+/// The declaration in `ffi/kernels.rs` states the requirements.
 pub(super) unsafe fn rms_norm_cpu(
     dtype: bridge::Dtype,
     x: *const u8,
@@ -154,7 +154,7 @@ pub(super) unsafe fn rms_norm_cpu(
 }
 
 /// # Safety
-/// The requirements are those of the declaration in `ffi/kernels.rs`.
+/// The declaration in `ffi/kernels.rs` states the requirements.
 pub(super) unsafe fn layer_norm_cpu(
     dtype: bridge::Dtype,
     call: &bridge::LayerNormCall,
@@ -171,7 +171,7 @@ pub(super) unsafe fn layer_norm_cpu(
 }
 
 /// # Safety
-/// The requirements are those of the declaration in `ffi/kernels.rs`.
+/// The declaration in `ffi/kernels.rs` states the requirements.
 pub(super) unsafe fn residual_norm_cpu(
     call: &bridge::ResidualNormCall,
     x: *const u8,
@@ -191,7 +191,7 @@ pub(super) unsafe fn residual_norm_cpu(
 }
 
 /// # Safety
-/// The requirements are those of the declaration in `ffi/kernels.rs`.
+/// The declaration in `ffi/kernels.rs` states the requirements.
 pub(super) unsafe fn reduce_cpu(
     dtype: bridge::Dtype,
     kind: bridge::ReductionKind,

@@ -8,10 +8,10 @@ use super::Checked;
 /// Longer lists are kept only under the keys of a tokenizer.
 const MOST_LISTED: u64 = 1000;
 
-/// The bytes of the longest text: far above those of any template.
+/// The bytes of the longest text: far more than any template has.
 const MOST_TEXT: u64 = 16 << 20;
 
-/// The bytes of the longest name: several times those of any model.
+/// The bytes of the longest name: several times as many as any model has.
 const MOST_NAME: usize = 200;
 
 /// The types of entries that are not numbers.
@@ -179,7 +179,7 @@ impl<'a> Cursor<'a> {
         self.array().map(u64::from_le_bytes)
     }
 
-    /// Reads the key of an entry or the name of a tensor, which errors quote.
+    /// Reads the key of an entry or the name of a tensor. Errors quote it, so it must be short.
     pub fn name(&mut self) -> Checked<String> {
         let name = self.text()?;
         if name.len() > MOST_NAME || name.chars().any(char::is_control) {

@@ -20,8 +20,8 @@ pub type Checked<T = ()> = std::result::Result<T, String>;
 
 const DEFAULT_ALIGNMENT: u64 = 32;
 
-/// The most entries and the most tensors of a header: far above those of any model, and few enough
-/// that what is kept of them takes little memory.
+/// A header has at most this many entries, and at most this many tensors: far more than any model
+/// has, and few enough to be kept in little memory.
 const MOST: u64 = 1 << 16;
 
 struct Tensor {

@@ -31,7 +31,7 @@ pub unsafe fn affine(
     shape: &AffineShape,
 ) {
     let machine = Machine::current();
-    // SAFETY: the caller's contract, and the machine is this one.
+    // SAFETY: as the caller promises; `machine` is this machine.
     with_element!(element, T => unsafe {
         affine_on::<T>(machine, x.cast(), scale.cast(), shift.cast(), out.cast(), shape)
     })

@@ -60,7 +60,7 @@ pub unsafe fn scores<V: F32x16, T: Float, const R: usize>(
         for at in (0..count).step_by(KEYS) {
             let mut sums = [[V::splat(0.0); R]; 2];
             for first in (0..dim).step_by(BLOCK) {
-                // By word: first the words of sixteen keys, then those of sixteen more.
+                // The words of sixteen keys come first, then the words of sixteen more.
                 let words = V::transpose(words::<V, T>(k, at, count, first));
                 for row in at..count.min(at + KEYS) {
                     let value = v.packed.at(row).cast::<u8>();
@@ -110,8 +110,8 @@ pub unsafe fn scores<V: F32x16, T: Float, const R: usize>(
     R
 }
 
-/// Loads a block's words of the keys from `at` on. Register `i` holds those of the i-th key and of
-/// the key sixteen further.
+/// Loads a block's words of the keys from `at` on. Register `i` holds the words of key `i` and of
+/// key `i + 16`.
 ///
 /// # Safety
 /// The contract of [`scores`].

@@ -27,7 +27,7 @@ pub(super) fn half_bytes(bytes: &[u8], group: usize) -> [u8; GROUP] {
     std::array::from_fn(|i| bytes[group / 2 * GROUP + i] >> shift & 15)
 }
 
-/// 5-bit codes: [`half_bytes`] of `bytes`, with bit `group` of each byte of `high` as fifth bits.
+/// 5-bit codes: [`half_bytes`] of `bytes`. Bit `group` of each byte of `high` is the fifth bit.
 pub(super) fn five_bits(high: &[u8], bytes: &[u8], group: usize) -> [u8; GROUP] {
     let low = half_bytes(bytes, group);
     std::array::from_fn(|i| low[i] | (high[i] >> group & 1) << 4)

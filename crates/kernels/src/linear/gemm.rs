@@ -17,7 +17,7 @@ use super::arithmetic::Arithmetic;
 use super::interleaved::{Interleaved, WORDS, interleaved};
 use super::sums::{Finish, TileSums, tile_products};
 
-/// Rows of weights in a tile of registers; those of a product of tiles are [`TILE_ROWS`].
+/// Rows of weights that registers hold at a time. Products of AMX tiles have [`TILE_ROWS`].
 const TILE: usize = 12;
 /// Words after a row of a tile, for the scales and biases of its weights.
 pub const EXTRA: usize = 128;

@@ -46,7 +46,7 @@ pub struct LinearCall {
 /// but `residual`, which it may be.
 pub unsafe fn linear(element: Element, call: &LinearCall) {
     let machine = Machine::current();
-    // SAFETY: the caller's contract, and the machine is this one.
+    // SAFETY: as the caller promises; `machine` is this machine.
     with_element!(element, T => unsafe { linear_on::<T>(machine, call) })
 }
 
@@ -105,9 +105,9 @@ impl Level {
     }
 
     /// Whether this level multiplies a few rows of 16-bit x with packed weights in integers. The
-    /// x86 processors with tiles add up products of bytes six times as fast as those of bf16 pairs.
-    /// On ARM one instruction multiplies sixteen bytes or four numbers of f32; that this is faster
-    /// was not measured on a processor.
+    /// x86 processors with tiles add up products of bytes six times as fast as products of bf16
+    /// pairs. On ARM one instruction multiplies sixteen bytes or four numbers of f32; that this is
+    /// faster was not measured on a processor.
     pub fn adds_digits(self) -> bool {
         self.multiplies_tiles() || cfg!(target_arch = "aarch64") && self.dots_bytes()
     }

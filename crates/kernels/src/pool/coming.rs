@@ -1,8 +1,8 @@
 //! The memory that the next job will read, so that helpers can prefetch some of it while they wait.
 //!
-//! All of this is only a hint. A helper may see parts of two descriptions while the caller writes
-//! the second one, or of memory that has been returned to the system: a prefetch of any address is
-//! allowed.
+//! All of this is only a hint. While the caller writes a description, a helper may see parts of it
+//! and of the last one. The memory may have been returned to the system since. Both are harmless,
+//! because a prefetch of any address is allowed.
 
 use std::ops::Range;
 use std::sync::atomic::AtomicUsize;
@@ -10,14 +10,14 @@ use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
 use super::super::simd::prefetch_far;
 
-/// The most pieces of memory that a job is said to read.
+/// A description names at most this many pieces of memory.
 const MOST: usize = 4;
 /// Bytes that a helper prefetches: a part of its second-level cache, which has 1 MB or more.
 pub const BYTES: usize = 256 << 10;
 /// Bytes that are prefetched at once.
 pub const STEP: usize = 256;
 
-/// Memory from which each of some items of a job reads as many bytes.
+/// Memory that some items of a job read, `bytes_of_item` bytes each.
 #[derive(Clone, Debug)]
 pub struct Read {
     pub address: usize,
@@ -25,11 +25,11 @@ pub struct Read {
     pub items: Range<usize>,
 }
 
-/// A job to come.
+/// The next job.
 pub struct Coming {
     /// Counts the descriptions.
     number: AtomicUsize,
-    /// The number of the last description of which a caller got its part.
+    /// The number of the last description that the caller has read for its own part.
     of_caller: AtomicUsize,
     items: AtomicUsize,
     threads: AtomicUsize,

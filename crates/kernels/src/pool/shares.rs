@@ -100,8 +100,8 @@ pub struct Share(AtomicU64);
 const LAST: u32 = 16;
 const TAKEN: u32 = 8;
 const RUNNING: u64 = (1 << TAKEN) - 1;
-/// A thread takes half of the units that are left of a share with fewer units than this, and a
-/// quarter of those of a larger share.
+/// If a share has fewer units than this, a thread takes half of the units that are left, else a
+/// quarter.
 const MANY_UNITS: usize = 16;
 
 impl Share {

@@ -1,22 +1,24 @@
 //! Whether a short job is worth sharing, by measurement.
 //!
 //! On one virtual machine (Zen 4) a cache line went to the other core and back in 50 ns in some
-//! runs and in 330 ns in others, so what sharing costs is not known beforehand. So a few jobs are
-//! timed, some alone and some shared, and the others run in the way that was faster for jobs of
+//! runs and in 330 ns in others, so nobody knows beforehand how much sharing costs. So a few jobs
+//! are timed, some alone and some shared, and the others run in the way that was faster for jobs of
 //! about their size.
 
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
-/// Classes of jobs in doubt. The works of a class differ by less than twice.
+/// The number of classes of jobs that may run either way. Jobs of a class differ in work by less
+/// than a factor of two.
 const CLASSES: usize = 3;
-/// One job of this many is timed: a prime number, so that ops that repeat are timed in turn.
+/// One job in this many is timed. It is a prime number, so that all ops of a repeated sequence are
+/// timed at some time.
 const TIMED: u32 = 13;
-/// The number of jobs that a mean time covers.
+/// A mean time is taken over this many jobs.
 const COVERED: u32 = 8;
 /// A job that took more than this many times the mean was interrupted, and counts as this much.
 const LONGEST: u32 = 3;
 
-/// Nanoseconds of jobs by their estimated work, and the choices that follow.
+/// Measured times of jobs by their estimated work, and the choices that follow from them.
 pub struct Worth {
     least: usize,
     classes: [Class; CLASSES],
@@ -25,7 +27,7 @@ pub struct Worth {
 #[derive(Default)]
 struct Class {
     jobs: AtomicU32,
-    /// Mean times in thousandths of what the estimate says, alone and shared; zero if unknown.
+    /// Mean times, alone and shared, in thousandths of the estimated time; zero if unknown.
     means: [AtomicU32; 2],
 }
 
@@ -38,12 +40,13 @@ pub struct Choice {
 }
 
 impl Worth {
-    /// For jobs of `least` work, in tenths of a nanosecond, and more.
+    /// Chooses for jobs of at least `least` work, in tenths of a nanosecond.
     pub fn new(least: usize) -> Self {
         Self { least, classes: Default::default() }
     }
 
-    /// The class of a job, if it is one of those in doubt. Larger ones are worth sharing.
+    /// The class of a job, or `None` if the choice is clear: smaller jobs run alone, larger ones
+    /// are shared.
     fn class(&self, work: usize) -> Option<&Class> {
         self.classes.get((work / self.least).checked_ilog2()? as usize)
     }
@@ -55,7 +58,7 @@ impl Worth {
         };
         let job = class.jobs.fetch_add(1, Relaxed);
         if job % TIMED == 0 {
-            // These bits have no short period, as the ops of a token may have.
+            // These bits do not repeat soon, unlike the ops of a token.
             let shared = (job / TIMED).wrapping_mul(0x9e37_79b9) >> 31 == 1;
             return Choice { shared, timed: true };
         }

@@ -186,7 +186,7 @@ impl<F: Format> Dots for Lookup<F> {
     #[inline(always)]
     unsafe fn dot<V: F32x16, const M: usize>(row: Operands, rows: [usize; M]) -> [V; M] {
         let groups = row.axis / row.group;
-        // SAFETY: this machine has the instructions; the groups from `at` on are those of this row.
+        // SAFETY: this machine has the instructions; the groups from `at` on belong to this row.
         unsafe {
             let mut sums = Sums::<M> {
                 shift: (row.group / F::PER_LANE).trailing_zeros(),

@@ -68,7 +68,7 @@ pub(super) trait Dots: Sized {
     /// Multiplies one row of weights with `M` rows of x; each product is the sum of sixteen lanes.
     ///
     /// # Safety
-    /// The operands are those of a row of the call, prepared in this trait's order.
+    /// The operands belong to a row of the call, and are prepared in this trait's order.
     unsafe fn dot<V: F32x16, const M: usize>(row: Operands, rows: [usize; M]) -> [V; M];
 
     /// Multiplies `count` rows of weights, at most sixteen, with row `m` of x: a lane for each.

@@ -210,7 +210,7 @@ impl<T: Float, F: Format> Digits<T, F> {
             prefetch_far(scale.wrapping_add(next), R * LANES * Self::SCALE_BYTES);
             prefetch_far(bias.wrapping_add(next), R * LANES * Self::SCALE_BYTES);
             let mut scales = [[V::splat(0.0); M]; R];
-            // SAFETY: the groups from `at` on are those of each row, and so are their weights; the
+            // SAFETY: the groups from `at` on belong to each row, and so do their weights; the
             // prepared rows cover whole chunks, their sums and units whole vectors.
             unsafe {
                 for (r, scales) in scales.iter_mut().enumerate() {

@@ -40,8 +40,8 @@ impl<T: Float, F: Format> Dots for Decode<T, F> {
         for at in (0..groups).step_by(LANES) {
             let count = LANES.min(groups - at);
             row.prefetch_scales::<Self>(at);
-            // SAFETY: the groups from `at` on are those of this row, and so are their weights;
-            // prepared rows cover whole chunks, their sums whole vectors.
+            // SAFETY: the groups from `at` on belong to this row, and so do their weights; prepared
+            // rows cover whole chunks, their sums whole vectors.
             unsafe {
                 let scales = F::scales::<V, T>(row.scales, at, count);
                 if F::AFFINE {

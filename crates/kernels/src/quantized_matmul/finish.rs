@@ -160,7 +160,7 @@ impl Correction {
     /// `(x · Aᵀ) · Bᵀ`, rounded, for row `m` and `count` of the `columns` columns from `at` on.
     ///
     /// # Safety
-    /// The columns are those of B, the row is one of x.
+    /// The columns belong to B, and the row to x.
     #[inline(always)]
     unsafe fn of<V: F32x16, T: Float>(
         &self,

@@ -202,7 +202,7 @@ impl<T: Float> Bytes<'_, T> {
             self.weights.packed.wrapping_add((row * axis + k * BYTES) / 8 * F::BITS as usize);
         let scales = self.weights.scales.wrapping_add(first * scale_bytes);
         let biases = self.weights.biases.cast::<T>().wrapping_add(first);
-        // SAFETY: the weights and groups are those of this row; a tile's row has room for the words
+        // SAFETY: the weights and groups belong to this row; a tile's row has room for the words
         // and behind them for twice `GROUPS` floats.
         unsafe {
             codes::<V, F>(packed, len * BYTES, out.cast());
@@ -225,7 +225,7 @@ impl<T: Float> Bytes<'_, T> {
     }
 }
 
-/// Writes the codes of `count` weights, in whole groups, as bytes; those of 4-bit floats become
+/// Writes the codes of `count` weights, in whole groups, as bytes. Codes of 4-bit floats become
 /// nonnegative integers.
 #[inline(always)]
 unsafe fn codes<V: F32x16, F: Format>(packed: *const u8, count: usize, out: *mut u8) {

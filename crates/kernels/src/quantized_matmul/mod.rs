@@ -104,8 +104,8 @@ pub struct Call<'a> {
     pub out: *mut u8,
 }
 
-// SAFETY: the buffers are those of one call: its threads read the same inputs and write columns
-// that they divide among themselves.
+// SAFETY: the buffers belong to one call: its threads read the same inputs and write columns that
+// they divide among themselves.
 unsafe impl Sync for Call<'_> {}
 
 impl Call<'_> {
@@ -138,7 +138,7 @@ pub fn int8_activations() -> bool {
 /// The buffers hold what the fields say, `out` overlaps nothing except `residual`, which it may be;
 /// MLX supports `bits` and `group`.
 pub unsafe fn quantized_matmul(call: &Call) {
-    // SAFETY: the caller's contract, and the machine is this one.
+    // SAFETY: as the caller promises; the kernel runs on this machine.
     unsafe { quantized_matmul_on(Machine::current(), call) }
 }
 

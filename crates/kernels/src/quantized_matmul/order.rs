@@ -1,6 +1,6 @@
-//! The order of products: a token's products come in the same order as those of the token before.
-//! So helpers that wait for the next product can prefetch its first weights, while one thread
-//! computes what lies between the products.
+//! Remembers the order of products, which is the same for every token. So helpers that wait for the
+//! next product can prefetch its first weights, while one thread computes what lies between the
+//! products.
 
 use std::cell::Cell;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
@@ -15,7 +15,7 @@ const SLOTS: usize = 1024;
 /// A product of less work, in tenths of a nanosecond, is not kept: small weights stay in caches.
 const LEAST_WORK: usize = 200_000;
 
-/// A product, the address of its first weights, and of those of the product that followed it.
+/// A product: the addresses of its first weights, and of the first weights of the product after it.
 struct Slot {
     weights: AtomicUsize,
     next: AtomicUsize,

@@ -184,8 +184,8 @@ impl<T: Float> Packed<'_, T> {
         let first = V::splat_int(0);
         for start in (0..len).step_by(group) {
             let index = start / group;
-            // SAFETY: the group and its weights are those of this row; k begins one, and len is
-            // whole ones.
+            // SAFETY: the group and its weights belong to this row. A group begins at `k`, and
+            // `len` covers whole groups.
             unsafe {
                 let scale = F::scales::<V, T>(scales, index, 1).permute(first);
                 let bias = if F::AFFINE {
@@ -254,8 +254,8 @@ impl Weights<InBf16> for Packed<'_, Bf16> {
             if V::DOTS_BF16 && unpack::unpacks::<F>() {
                 let (packed, scales, biases) = self.at::<F>(row + i, k);
                 let (group, groups) = (self.call.group, len / self.call.group);
-                // SAFETY: the rows and elements exist and `out` has room for them, the caller says;
-                // the lanes are those of AVX512_BF16.
+                // SAFETY: the caller ensures that the rows and elements exist and that `out` has
+                // room for them; this machine has AVX512_BF16.
                 unsafe {
                     let out = out.add(i * stride);
                     unpack::unpack::<V, F>(packed, scales, biases, group, groups, out);

@@ -266,7 +266,8 @@ impl F32x16 for Avx2 {
     }
     #[inline(always)]
     unsafe fn load_lanes<const BITS: usize>(from: *const u8) -> Self::Int {
-        // SAFETY: four loads of sixteen bytes within those of the numbers: the last begins early.
+        // SAFETY: the four loads of sixteen bytes lie within the numbers, since the last one begins
+        // early.
         unsafe {
             let early = 16 - BITS / 2;
             let order = |first: usize| -> [u8; 16] {
@@ -294,7 +295,7 @@ impl F32x16 for Avx2 {
         // Each lane takes the two bytes around its number.
         let (bytes, shifts) = const { (&Places::<BITS>::PAIRS, &Places::<BITS>::SHIFTS) };
         let mut stream = [0u8; 16];
-        // SAFETY: the caller vouches for the numbers' bytes, of which there are at most sixteen.
+        // SAFETY: the caller vouches for the numbers' bytes, and they are at most sixteen.
         unsafe {
             std::ptr::copy_nonoverlapping(from, stream.as_mut_ptr(), 2 * BITS);
             let stream = _mm256_broadcastsi128_si256(_mm_loadu_si128(stream.as_ptr().cast()));

@@ -128,7 +128,7 @@ pub trait F32x16:
     fn mul_add(self, factor: Self, addend: Self) -> Self;
     /// Whether [`dot_bf16`](Self::dot_bf16) is one instruction.
     const DOTS_BF16: bool = false;
-    /// Adds to each lane the product of two bf16 pairs, that of their upper halves first.
+    /// Adds to each lane the products of two bf16 pairs: first the product of their upper halves.
     #[inline(always)]
     fn dot_bf16(self, a: Self::Int, b: Self::Int) -> Self {
         dot_bf16_by_halves(self, a, b)

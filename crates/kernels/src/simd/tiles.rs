@@ -46,8 +46,8 @@ pub trait Tiles: Copy + 'static {
     }
 }
 
-/// The words of [`TILE_ROWS`] rows of weights times those of [`TILE_PANELS`] panels of sixteen rows
-/// of x, interleaved.
+/// The products of [`TILE_ROWS`] rows of weights with [`TILE_PANELS`] panels of sixteen rows of x,
+/// all as interleaved words.
 #[derive(Clone, Copy)]
 pub struct TileProduct {
     /// The first row of weights, and the words from it to the next.
@@ -59,7 +59,8 @@ pub struct TileProduct {
     pub words: usize,
     /// Words of a row that are one tile, at most sixteen.
     pub step: usize,
-    /// For each row of weights the sums of the first panel's lanes, then those of the second's.
+    /// For each row of weights, the sums of the first panel's lanes, then of the second panel's
+    /// lanes.
     pub sums: *mut f32,
     pub sums_stride: usize,
 }
@@ -85,8 +86,8 @@ impl TileProduct {
         }
     }
 
-    /// Adds products of bf16 to sums in f32, in the order of AMX: within a tile, the products of
-    /// the lower halves in a chain and those of the upper halves in another.
+    /// Adds products of bf16 to sums in f32, in the order of AMX: within a tile, one chain adds the
+    /// products of the lower halves, and another the products of the upper halves.
     ///
     /// # Safety
     /// The pointers are valid for what the fields say.

@@ -95,7 +95,7 @@ impl<T: Float> Kernel for Split<'_, T> {
                 let zero = V::splat(0.0);
                 let least = V::select(most.to_bits(), zero - most, V::splat(-1.0));
                 let within = !(least.any_above(-RANGE.start) || most.any_above(RANGE.end));
-                // A sum that is not finite, as that of a NaN, is NaN times zero.
+                // A sum that is not finite, such as a sum with NaN, becomes NaN times zero.
                 if !within || (sum * zero).reduce_add() != 0.0 {
                     return self.misfits.store(true, Relaxed);
                 }
@@ -127,7 +127,8 @@ fn place(at: usize, positions: usize) -> usize {
     let of_weights = at >> shift;
     let (word, within) = (of_weights / 8 % 8, of_weights % 8);
     let (pair, second) = (at & !(((2 * BYTES) << shift) - 1), of_weights / BYTES % 2);
-    // The even words of both chunks in turn are a vector, and the odd ones another.
+    // One vector alternates between the even words of the two chunks, another between the odd
+    // words.
     pair + ((word % 2 * BYTES) << shift) + ((word & 6) + second) * 8 + within
 }
 

@@ -10,7 +10,7 @@ use super::{Avx2, LANES};
 /// Lane i is the sum of block `from + i`.
 #[inline(always)]
 pub unsafe fn eight(blocks: &[Avx2; LANES], from: usize) -> __m256 {
-    // SAFETY: the caller's promise of AVX2.
+    // SAFETY: the caller promises AVX2.
     unsafe {
         let low = pairs(two(blocks, from), two(blocks, from + 1));
         let high = pairs(two(blocks, from + 2), two(blocks, from + 3));
@@ -21,7 +21,7 @@ pub unsafe fn eight(blocks: &[Avx2; LANES], from: usize) -> __m256 {
 
 #[inline(always)]
 unsafe fn two(blocks: &[Avx2; LANES], i: usize) -> __m256 {
-    // SAFETY: the caller's promise of AVX2.
+    // SAFETY: the caller promises AVX2.
     unsafe {
         let a = _mm256_add_ps(blocks[i].0, blocks[i].1);
         let b = _mm256_add_ps(blocks[i + 4].0, blocks[i + 4].1);
@@ -32,7 +32,7 @@ unsafe fn two(blocks: &[Avx2; LANES], i: usize) -> __m256 {
 
 #[inline(always)]
 unsafe fn pairs(a: __m256, b: __m256) -> __m256 {
-    // SAFETY: the caller's promise of AVX2.
+    // SAFETY: the caller promises AVX2.
     unsafe {
         let (a, b) = (_mm256_castps_pd(a), _mm256_castps_pd(b));
         let low = _mm256_castpd_ps(_mm256_unpacklo_pd(a, b));

@@ -34,7 +34,7 @@ pub unsafe fn of_nibbles(words: __m512i) -> [__m512i; 4] {
 /// [`F32x16::spread_nibbles`](super::F32x16::spread_nibbles).
 ///
 /// # Safety
-/// Sixteen bytes are readable, and twice as many writable; the machine as above.
+/// Sixteen bytes at `from` are readable, 32 at `to` are writable, and the machine is as above.
 #[inline(always)]
 pub unsafe fn spread_nibbles(from: *const u8, to: *mut u8) {
     // SAFETY: the caller's contract; no alignment is needed.

@@ -9,7 +9,7 @@ use super::LANES;
 /// The sum of all lanes, by halves.
 #[inline(always)]
 pub unsafe fn sum(a: __m512) -> f32 {
-    // SAFETY: the caller's promise of AVX-512.
+    // SAFETY: the caller promises AVX-512.
     unsafe {
         let sum = _mm256_add_ps(_mm512_castps512_ps256(a), _mm512_extractf32x8_ps::<1>(a));
         let sum = _mm_add_ps(_mm256_castps256_ps128(sum), _mm256_extractf128_ps::<1>(sum));
@@ -21,7 +21,7 @@ pub unsafe fn sum(a: __m512) -> f32 {
 /// [`F32x16::quarters`](super::super::F32x16::quarters).
 #[inline(always)]
 pub unsafe fn quarters<const MAX: bool>([a, b, c, d]: [__m512; 4]) -> __m512 {
-    // SAFETY: the caller's promise of AVX-512.
+    // SAFETY: the caller promises AVX-512.
     unsafe {
         let low = node::<MAX, 0x44, 0xee>(a, b);
         node::<MAX, 0x88, 0xdd>(low, node::<MAX, 0x44, 0xee>(c, d))
@@ -31,7 +31,7 @@ pub unsafe fn quarters<const MAX: bool>([a, b, c, d]: [__m512; 4]) -> __m512 {
 /// [`F32x16::within_quarters`](super::super::F32x16::within_quarters).
 #[inline(always)]
 pub unsafe fn within_quarters<const MAX: bool>([a, b, c, d]: [__m512; 4]) -> __m512 {
-    // SAFETY: the caller's promise of AVX-512.
+    // SAFETY: the caller promises AVX-512.
     unsafe { ends::<MAX>(pairs::<MAX>(a, b), pairs::<MAX>(c, d)) }
 }
 
@@ -39,7 +39,7 @@ pub unsafe fn within_quarters<const MAX: bool>([a, b, c, d]: [__m512; 4]) -> __m
 /// with two blocks at each node.
 #[inline(always)]
 pub unsafe fn tree<const MAX: bool>(b: [__m512; LANES]) -> __m512 {
-    // SAFETY: the caller's promise of AVX-512.
+    // SAFETY: the caller promises AVX-512.
     unsafe {
         within_quarters::<MAX>([
             quarters::<MAX>([b[0], b[4], b[8], b[12]]),
@@ -52,19 +52,19 @@ pub unsafe fn tree<const MAX: bool>(b: [__m512; LANES]) -> __m512 {
 
 #[inline(always)]
 unsafe fn join<const MAX: bool>(a: __m512, b: __m512) -> __m512 {
-    // SAFETY: the caller's promise of AVX-512.
+    // SAFETY: the caller promises AVX-512.
     unsafe { if MAX { _mm512_max_ps(a, b) } else { _mm512_add_ps(a, b) } }
 }
 
 #[inline(always)]
 unsafe fn node<const MAX: bool, const A: i32, const B: i32>(a: __m512, b: __m512) -> __m512 {
-    // SAFETY: the caller's promise of AVX-512.
+    // SAFETY: the caller promises AVX-512.
     unsafe { join::<MAX>(_mm512_shuffle_f32x4::<A>(a, b), _mm512_shuffle_f32x4::<B>(a, b)) }
 }
 
 #[inline(always)]
 unsafe fn pairs<const MAX: bool>(a: __m512, b: __m512) -> __m512 {
-    // SAFETY: the caller's promise of AVX-512.
+    // SAFETY: the caller promises AVX-512.
     unsafe {
         let (a, b) = (_mm512_castps_pd(a), _mm512_castps_pd(b));
         let low = _mm512_castpd_ps(_mm512_unpacklo_pd(a, b));
@@ -74,7 +74,7 @@ unsafe fn pairs<const MAX: bool>(a: __m512, b: __m512) -> __m512 {
 
 #[inline(always)]
 unsafe fn ends<const MAX: bool>(a: __m512, b: __m512) -> __m512 {
-    // SAFETY: the caller's promise of AVX-512.
+    // SAFETY: the caller promises AVX-512.
     unsafe { join::<MAX>(_mm512_shuffle_ps::<0x88>(a, b), _mm512_shuffle_ps::<0xdd>(a, b)) }
 }
 
