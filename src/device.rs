@@ -168,9 +168,9 @@ pub fn active_tasks() -> Result<i32> {
     Ok(ffi::active_tasks()?)
 }
 
-/// Ends the streams that this thread made with [`Stream::new`], and on a GPU its default stream,
-/// in place of which the thread's next op gets a new one. The default CPU stream needs no such call
-/// when its thread ends.
+/// Ends the streams that this thread made with [`Stream::new`], and on a GPU its default stream.
+/// The thread's next op gets a new one. The default CPU stream needs no such call when its thread
+/// ends.
 ///
 /// Arrays of these streams must have been evaluated or dropped: evaluating them later is an error.
 /// Evaluated arrays can still be read.
@@ -240,8 +240,8 @@ pub fn kernels_origin() -> Result<String> {
     Ok(ffi::kernels_origin()?)
 }
 
-/// A hash of the sources of all kernels, which tells two builds apart. A metallib that was compiled
-/// from other sources is refused.
+/// A hash of the sources of all kernels, by which two builds can be told apart. A metallib that was
+/// compiled from other sources is refused.
 pub fn kernels_hash() -> &'static str {
     option_env!("MLX_PRIMITIVES_KERNELS_HASH").unwrap_or("")
 }

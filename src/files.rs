@@ -185,8 +185,8 @@ mod replacement {
         reason + hint
     }
 
-    /// Folders that were created to write files in them. When dropped, it removes those that are
-    /// empty, unless [`keep`](Self::keep) was called.
+    /// Folders that were created to write files in them. When dropped, it removes the empty ones,
+    /// unless [`keep`](Self::keep) was called.
     pub struct NewFolders(Vec<PathBuf>);
 
     impl NewFolders {

@@ -2,11 +2,10 @@
 //!
 //! # When memory runs out
 //!
-//! Where the system refuses the memory of an array of one of our primitives, of the copy that makes
-//! an input of one row-contiguous, or of the conversion of an input or by
-//! [`Array::astype`](crate::Array::astype) to another type, evaluating the array is an error, and
-//! later evaluations are not affected. Four cases are outside what this crate can turn into an
-//! error:
+//! The system may refuse memory for the result of one of our primitives, for a row-contiguous copy
+//! of its input, for an input in another type, or for [`Array::astype`](crate::Array::astype).
+//! Evaluating the array is an error then, and later evaluations are not affected. Four cases are
+//! outside what this crate can turn into an error:
 //!
 //! - MLX 0.32's own ops write to a null pointer on a CPU where the system refuses them memory,
 //!   which ends the process. On a GPU that is an error. They include the conversions of functions

@@ -186,7 +186,8 @@ namespace {
 
 /**
  * One call of eval_cpu. It owns no array, because MLX keeps their memory until the task has run,
- * and it allocates few blocks, because another thread than the one that made them frees them.
+ * and it allocates few blocks, because they are freed on another thread than the one that made
+ * them.
  */
 struct Call {
   CustomHandle op;

@@ -20,8 +20,8 @@ mx::array dequantize(
     mx::StreamOrDevice s = {});
 
 /**
- * Rows of the matrix of `dequantize`: [..., k] for uint32 `ids` [...], the last row for those
- * beyond the matrix.
+ * Rows of the matrix that `dequantize` returns: [..., k] for uint32 `ids` [...]. An id beyond the
+ * matrix gets its last row.
  */
 mx::array dequantize_rows(
     const mx::array& packed,

@@ -12,10 +12,10 @@ struct Metallib {
 };
 
 /**
- * The first that exists of: $MLX_PRIMITIVES_METALLIB (an error if it is not a metallib),
+ * The first of these that exists: $MLX_PRIMITIVES_METALLIB (an error if it is not a metallib),
  * mlx_primitives.metallib beside this binary, the one that this build compiled, the one that
- * scripts/build_metal.sh compiled, the embedded source. Throws if it was compiled from other
- * sources than the embedded ones.
+ * scripts/build_metal.sh compiled, the embedded source. Throws if its sources differ from the
+ * embedded source.
  */
 Metallib find_metallib();
 

@@ -58,10 +58,10 @@ struct Exactly {
 };
 
 /**
- * scaled_dot_product_attention with the last arguments as the first of these forms that MLX has:
- * 0.32.3 has `force_fused` before the stream, and 0.32.5 a sliding window too, of which no release
- * says yet where it is and which type it has. A template, so that forms that MLX has not are
- * discarded.
+ * Calls scaled_dot_product_attention with the last arguments that this MLX takes: the first of
+ * these forms that compiles. 0.32.3 has `force_fused` before the stream. 0.32.5 has a sliding
+ * window too, but no release shows yet where it is and which type it has. This is a template, so
+ * that the compiler discards the forms that MLX lacks.
  */
 template <typename Stream>
 mx::array built_in_attention(

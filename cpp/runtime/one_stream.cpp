@@ -219,8 +219,8 @@ class Queue : public mx::Primitive {
       // The event must be signaled for the arrays before this one.
       error_ = std::current_exception();
     }
-    // A call keeps the memory that it reads, but not its results. Nothing keeps those of the roots
-    // and, after an error, those that calls were to read which were not reached.
+    // A call keeps the memory that it reads, but not its results. Nothing keeps the results of the
+    // roots. After an error, nothing keeps the results that the remaining calls would have read.
     for (; at < tape_.size(); ++at) {
       keep_all(tape_[at].inputs(), batch);
     }

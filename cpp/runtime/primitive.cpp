@@ -36,7 +36,7 @@ void prefer_large_pages([[maybe_unused]] void* data, [[maybe_unused]] size_t byt
 #endif
 }
 
-/** Whether nothing holds an evaluated input but these outputs, each of which lists all inputs. */
+/** Whether only these outputs hold an evaluated input. Each output lists all inputs. */
 bool only_held_by(const Arrays& outputs, const mx::array& input) {
   auto holders = node_of(input).use_count() - 1; // one is the temporary
   return static_cast<size_t>(holders) == outputs.size() && input.data_shared_ptr().use_count() == 1;

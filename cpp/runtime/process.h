@@ -11,7 +11,7 @@ namespace mlx_primitives {
 std::string reason(const std::exception& error);
 
 /**
- * Throws if the loaded MLX is not the one that the headers are of. Functions that it lacks are
+ * Throws if the loaded MLX does not have the version of the headers. Functions that it lacks are
  * looked up when they are called, so this comes before every call of such a function.
  */
 void require_version();

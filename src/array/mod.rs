@@ -193,8 +193,8 @@ impl Array {
         eval([self])
     }
 
-    /// Evaluates the array and returns the address of its first element, which tells whether arrays
-    /// share memory.
+    /// Evaluates the array and returns the address of its first element, by which one can see
+    /// whether arrays share memory.
     ///
     /// # Errors
     ///

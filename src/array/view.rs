@@ -5,8 +5,9 @@ use crate::ffi::bridge as ffi;
 
 /// Shapes, types and selections. All of them are lazy, and most of them do not copy.
 impl Array {
-    /// The elements, in row-major order, in another shape of as many elements. One length may be
-    /// -1: it is worked out from the others. Copies only if the strides do not allow a view.
+    /// The elements, in row-major order, in another shape with the same number of elements. One
+    /// length may be -1: it is worked out from the others. Copies only if the strides do not allow
+    /// a view.
     ///
     /// # Errors
     ///

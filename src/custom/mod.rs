@@ -114,7 +114,7 @@ pub trait CustomPrimitive: Send + Sync + 'static {
     /// The name of the primitive in errors and graphs.
     fn name(&self) -> &str;
 
-    /// The shapes and types of the outputs, of which there is at least one.
+    /// The shapes and types of the outputs. There is at least one output.
     ///
     /// They may depend on `self` and the inputs only: `compile` calls the method again for other
     /// shapes.
@@ -180,8 +180,8 @@ pub trait CustomPrimitive: Send + Sync + 'static {
         Err(self.lacks("vjp"))
     }
 
-    /// The Jacobian-vector product: the derivatives of the outputs along `tangents`, of which there
-    /// is one for each primal numbered in `argnums`. The other primals are constant.
+    /// The Jacobian-vector product: the derivatives of the outputs along `tangents`. There is one
+    /// tangent for each primal that `argnums` numbers. The other primals are constant.
     ///
     /// # Errors
     ///

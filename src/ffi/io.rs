@@ -44,7 +44,7 @@ pub(crate) mod bridge {
         /// Fills the memory of the array with the stored elements.
         fn read(self: &Stored, bytes: &mut [u8]) -> Result<()>;
 
-        /// Whether the elements are one run of which `bytes` bytes can be read alone.
+        /// Whether the elements are one run, and `bytes` bytes of it can be read alone.
         fn divides(self: &Stored, bytes: usize) -> bool;
 
         /// Bytes `start` to `end` of every `pitch` bytes, or these bytes alone if `pitch` is 0.

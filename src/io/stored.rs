@@ -28,7 +28,7 @@ enum Form {
     Plain,
     /// As bytes, 0 for false and, in valid files, 1 for true.
     Bool,
-    /// As blocks of packed weights, of which the array is one part.
+    /// As blocks of packed weights. The array is one part of them: codes, scales or biases.
     Blocks(BlockType, Part),
 }
 
@@ -93,8 +93,8 @@ impl Stored {
         Array::from_bridge(ffi::stored(Box::new(stored), &shape, dtype.into()))
     }
 
-    /// Whether the array's elements are one run of which `bytes` bytes are whole elements or, where
-    /// there are blocks, whole blocks.
+    /// Whether the array's elements are one run, and `bytes` bytes of it are whole elements or,
+    /// where there are blocks, whole blocks.
     pub fn divides(&self, bytes: usize) -> bool {
         self.runs.is_none() && bytes.is_multiple_of(self.unit())
     }

@@ -22,8 +22,8 @@ pub struct LinearCrossEntropy<'a> {
     pub bias: Option<&'a Array>,
     /// Label smoothing and the target to ignore.
     pub cross_entropy: CrossEntropy,
-    /// Rows whose logits exist at a time, at least 1. `None` chooses as many as have 2^24 logits,
-    /// which are 64 MB of float32.
+    /// The number of rows whose logits exist at a time, at least 1. With `None` it is the number of
+    /// rows that have 2^24 logits, which are 64 MB of float32.
     pub chunk_rows: Option<usize>,
 }
 

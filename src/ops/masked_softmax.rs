@@ -14,8 +14,8 @@ pub struct MaskedSoftmax<'a> {
     /// Whether each query sees only the keys up to its own position. The last query is at the
     /// position of the last key.
     pub causal: bool,
-    /// A sliding window: the number of keys that a query sees, of which the last is at its own
-    /// position. Implies `causal`. `None` is no window.
+    /// The size of a sliding window: a query sees this many keys, and the last one is at its own
+    /// position. Implies `causal`. With `None` there is no window.
     pub window: Option<i32>,
 }
 

@@ -66,7 +66,7 @@ pub trait Outputs: sealed::Outputs + Sized {
     fn from_vec(arrays: Vec<Array>) -> Result<Self>;
 }
 
-/// An error that does not occur, because MLX returns as many arrays as it is given.
+/// This error does not occur, because MLX returns the number of arrays that it is given.
 fn miscounted(expected: usize, got: usize) -> Error {
     Error::argument("transform", format_args!("{expected} arrays, got {got}"))
 }

@@ -158,7 +158,7 @@ pub fn vjp<A: Arguments, O: Outputs>(
     let _differentiation = Differentiation::begin();
     let lists = with_closure::<A, O, _>(f, |f| ffi::vjp(f, &primals, &cotangents))?;
     let (outputs, gradients) = pair(lists);
-    // MLX refuses too few cotangents and ignores those that are too many.
+    // MLX refuses too few cotangents and ignores surplus ones.
     if cotangents.len() > outputs.len() {
         return Err(Error::argument(
             "vjp",

@@ -206,12 +206,12 @@ enum Rule {
 }
 
 impl Choices {
-    /// Choices by which all ops run our kernels.
+    /// Choices with which all ops run our kernels.
     pub fn ours() -> Self {
         Self::default()
     }
 
-    /// Choices by which all ops run MLX's ops where they can.
+    /// Choices with which all ops run MLX's ops where they can.
     pub fn mlx() -> Self {
         Self { rule: Rule::AllMlx, ..Self::default() }
     }

@@ -12,7 +12,7 @@ use crate::environment::{self, TUNE, Tune};
 use crate::error::{Error, Result};
 use crate::simulator;
 
-/// The choices for one device, and those that were looked up already.
+/// The choices for one device, and the results of earlier look-ups.
 pub(super) struct Process {
     choices: Choices,
     /// By a hash of op, type, number of rows and size, which is faster than the name of a class.

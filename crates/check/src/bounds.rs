@@ -1,4 +1,4 @@
-//! Bounds of the difference between a value and the one that it is compared with.
+//! Bounds of the difference between a value and its reference or peer.
 
 use super::inputs::{Tensor, epsilon, largest};
 use super::{Backend, Check};

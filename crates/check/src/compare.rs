@@ -70,7 +70,7 @@ pub(super) fn close(
     limit.hold_share(differing, want.values.len(), what)
 }
 
-/// Compares each value with two others, of which it has to agree with one.
+/// Compares each value with two others. It has to agree with one of them.
 pub(super) fn hold_to_either(
     got: &[Array],
     wants: [(&[Tensor], &Limit); 2],

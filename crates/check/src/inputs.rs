@@ -118,7 +118,7 @@ pub enum Input {
     Float32(f64, f64),
     /// Integers of int32, from the first number up to and without the second.
     Integer(i32, i32),
-    /// Bools, of which three in four are true.
+    /// Bools; three in four are true.
     Bool,
 }
 

@@ -13,7 +13,7 @@ use mlx_primitives::transforms::vmap;
 const LENGTH: i32 = 2;
 /// The greatest length of the axes of a case that are mapped as they are.
 const SHORT: i32 = 3;
-/// The most inputs of which every set is mapped. Of more inputs, each is mapped alone and all
+/// Of up to this many inputs, every set is mapped. Of more, each input is mapped alone, and all
 /// together.
 const MOST: usize = 5;
 

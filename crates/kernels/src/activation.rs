@@ -85,7 +85,7 @@ trait Function: Sync {
     fn of<V: F32x16, T: Float>(x: V) -> V;
 }
 
-/// A function of two elements, the second of which it may ignore.
+/// A function of two elements. It may ignore the second one.
 trait Map: Sync {
     fn of<V: F32x16, T: Float>(a: V, b: V) -> V;
 }

@@ -148,7 +148,7 @@ fn work(elements: usize, bytes: usize, stride: isize) -> usize {
 }
 
 /// # Safety
-/// The elements of the axis from `x` on can be read, and `out` holds as many.
+/// The elements of the axis from `x` on can be read, and `out` has room for them.
 #[inline(always)]
 unsafe fn copy_row<T: Copy>(x: *const T, out: *mut T, axis: Axis) {
     // SAFETY: the caller's contract.

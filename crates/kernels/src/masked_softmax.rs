@@ -125,7 +125,7 @@ impl<T: Float> Kernel for MaskedSoftmax<'_, T> {
 impl<T: Float> MaskedSoftmax<'_, T> {
     #[inline(always)]
     unsafe fn scaled<V: F32x16, const SCALED: bool>(self) {
-        // SAFETY: the caller's contract; the elements are those that each kind of mask has.
+        // SAFETY: the caller's contract; each kind of mask has these elements.
         unsafe {
             match self.mask {
                 None => self.each_row::<V, SCALED, _>(|_, _| NoMask),

@@ -3,7 +3,7 @@
 //! The caller publishes a job by one store. Each thread has a share of the items, the same one
 //! whenever a job has the same size. It takes parts of its share first, at no cost to the others,
 //! and then parts of the shares that other threads have not finished. So a helper that the system
-//! has not scheduled never holds a job up: the caller waits only for those that run a part. The
+//! has not scheduled never holds a job up: the caller waits only for helpers that run a part. The
 //! module `shares` tells why a helper never runs a part of a job that is over.
 //!
 //! A second caller finds the pool taken and does its work alone: no queue, hence no deadlock.
@@ -258,7 +258,7 @@ impl Pool {
         call
     }
 
-    /// Wakes a few parked helpers, each of which wakes a few more.
+    /// Wakes a few parked helpers, and each of them wakes a few more.
     fn wake(&self) {
         let waking = self.board.0.waking.load(Ordering::Relaxed);
         let parked = |helper: &&Helper| {

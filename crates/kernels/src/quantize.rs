@@ -87,7 +87,8 @@ pub unsafe fn dequantize(
 /// The rows of a matrix that [`dequantize_rows`] writes one after the other.
 #[derive(Clone, Copy)]
 pub struct TakenRows {
-    /// A number for each row of the result; those beyond the matrix stand for its last row.
+    /// The number of a row of the matrix for each row of the result. Numbers beyond the matrix
+    /// stand for its last row.
     pub ids: *const u32,
     /// Rows of the matrix, at least one.
     pub rows: usize,

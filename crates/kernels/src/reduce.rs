@@ -113,7 +113,7 @@ unsafe fn fold_rows<T: Float, F: Fold + Sync, M: Fold + Sync>(
     unsafe { machine.level.run(kernel) }
 }
 
-/// Folds the pieces of each row, the last of which may be shorter, to one number each.
+/// Folds each piece of a row to one number. The last piece of a row may be shorter.
 struct Pieces<T, U, F> {
     fold: F,
     after: After,

@@ -7,8 +7,8 @@ use mlx_primitives_llama::{Axis, Config};
 
 use super::scheme::Scheme;
 
-/// Boundaries lie at multiples of this number of rows, at which kernels begin their blocks, where
-/// each rank has four times as many rows.
+/// Kernels begin their blocks at multiples of this number of rows. Boundaries lie at such multiples
+/// if each rank has four times this number of rows.
 const UNIT: i32 = 32;
 
 /// The parts that each rank holds. An axis that the scheme does not cut is whole on every rank.

@@ -1,5 +1,5 @@
-//! The frames on a control connection: a kind, a length, as many bytes, and a tag that only the
-//! other end of the connection can make.
+//! The frames on a control connection. A frame has a kind, a length, this number of bytes, and a
+//! tag that only the other end of the connection can make.
 
 use std::io::{self, Read, Write};
 

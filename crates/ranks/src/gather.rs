@@ -21,15 +21,15 @@ struct Gather {
     lengths: Vec<i32>,
 }
 
-/// The parts of all ranks, joined along the last axis, of which `x` has this rank's part.
+/// Joins the parts of all ranks along the last axis. `x` is this rank's part.
 fn gather(joined: &Arc<Joined>, x: &Array, lengths: &[i32]) -> Result<Array> {
     let gather = Gather { joined: Arc::clone(joined), lengths: lengths.to_vec() };
     custom::apply_one(gather, &[x])
 }
 
 impl Group {
-    /// The ranks' parts of an array, joined along the last axis, of which rank `r` has `lengths[r]`
-    /// elements; all other lengths and the type are the same on all ranks.
+    /// Joins the ranks' parts of an array along the last axis, where rank `r` has `lengths[r]`
+    /// elements. All other lengths, and the type, are the same on all ranks.
     ///
     /// On a CPU the parts go straight from each rank to each other one, and a rank that waits
     /// sleeps. On a GPU they take the way of [`all_gather`](Self::all_gather), whose `vmap` is
@@ -132,7 +132,7 @@ impl Gather {
 }
 
 pub(super) fn bytes<T: Element>(elements: &[T]) -> &[u8] {
-    // SAFETY: elements are plain numbers, all of whose bytes are initialized.
+    // SAFETY: elements are plain numbers, and all their bytes are initialized.
     unsafe { std::slice::from_raw_parts(elements.as_ptr().cast(), size_of_val(elements)) }
 }
 

@@ -17,7 +17,7 @@ static JOINED: Mutex<Option<Group>> = Mutex::new(None);
 /// The oldest MLX whose ring notices a lost rank, as `(0, 32, 1)`.
 const OLDEST_MLX: [u64; 3] = [0, 32, 1];
 
-/// The ranks of a program, of which this process is one. Clones are the same group.
+/// All ranks of a program; this process is one of them. Clones are the same group.
 ///
 /// A group can be used on several threads, but the order of the calls has to be the same on all
 /// ranks.

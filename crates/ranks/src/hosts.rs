@@ -91,7 +91,7 @@ fn variable(name: &str) -> Result<Option<String>> {
     }
 }
 
-/// The addresses of each rank, at least one, and as many for each.
+/// The addresses of each rank: at least one, and the same number for each.
 fn addresses(path: &Path, entries: &[serde_json::Value]) -> Result<Vec<Vec<String>>> {
     let of_rank = |(rank, entry): (usize, &serde_json::Value)| {
         let refuse = |reason: &str| Error::file(path, format_args!("rank {rank}: {reason}"));

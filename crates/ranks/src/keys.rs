@@ -22,7 +22,7 @@ const CONTEXT: &str = "mlx-primitives 2026-11-26 the secret of a group of ranks"
 /// Stands for the secret of ranks on one machine that were given none. It proves nothing.
 const NO_SECRET: &[u8] = b"";
 
-/// A key, or as many random bytes.
+/// A key, or random bytes of the same length.
 pub(super) type Key = [u8; blake3::KEY_LEN];
 /// The length of proofs and tags.
 pub(super) const TAG: usize = blake3::OUT_LEN;

@@ -19,12 +19,12 @@ const PAUSE: Duration = Duration::from_millis(2);
 pub(super) enum Heard<T> {
     /// Not enough yet.
     Part,
-    /// No rank's, so the connection is closed.
+    /// The sender is no rank, so the connection is closed.
     Stranger,
     Rank(T),
 }
 
-/// `S` is what is remembered for each connection.
+/// Connections that are not known to be ranks. `S` is remembered for each.
 pub(super) struct Lobby<S> {
     listener: TcpListener,
     guests: Vec<Guest<S>>,
@@ -44,15 +44,16 @@ impl<S> Lobby<S> {
         Self { listener, guests: Vec::new() }
     }
 
-    /// Lets in those that wait at the door, as far as `greet` greets them, and hears all guests.
-    /// Returns those that `judge` takes for ranks. Sleeps a little if nobody came.
+    /// Accepts the connections that wait, if `greet` succeeds for them, and reads from all open
+    /// ones. Returns the connections that `judge` takes for ranks. Sleeps a little if there was no
+    /// new one.
     pub(super) fn round<T>(
         &mut self,
         greet: impl Fn(&TcpStream) -> Option<S>,
         judge: impl Fn(&S, &[u8]) -> Heard<T>,
     ) -> Vec<(TcpStream, T)> {
         let mut came = false;
-        // A bound, so that a flood does not keep this loop.
+        // The bound ends this loop even if connections keep coming.
         for _ in 0..SEATS {
             let Ok((stream, address)) = self.listener.accept() else { break };
             came = true;
@@ -78,8 +79,8 @@ impl<S> Lobby<S> {
         ranks
     }
 
-    /// Closes the oldest connection of the address that has most, so that a flood from one machine
-    /// drives out itself alone.
+    /// Closes the oldest connection of the address that has the most, so that a machine that opens
+    /// too many closes only its own.
     fn dismiss(&mut self) {
         let mut counts = HashMap::new();
         for guest in &self.guests {

@@ -49,8 +49,8 @@ impl RankPart {
         known.ok_or_else(|| Error::argument("split", "a model that has been loaded"))
     }
 
-    /// Returns an error inside of a derivative, of which a rank would compute the terms of its part
-    /// alone.
+    /// Returns an error inside of a derivative, because a rank would compute only the terms of its
+    /// own part.
     fn refuse_derivatives(&self) -> Result<()> {
         if !differentiates() {
             return Ok(());

@@ -82,6 +82,6 @@ fn write(all: &[Vec<String>]) -> io::Result<NamedTempFile> {
 /// macOS.
 fn set(path: &std::ffi::OsStr) {
     // SAFETY: threads that look for other variables meanwhile read the old or the new text of this
-    // entry, none of which is freed, and only MLX on this thread keeps a pointer to such a text.
+    // entry; neither is freed, and only MLX on this thread keeps a pointer to such a text.
     unsafe { std::env::set_var(HOSTS, path) }
 }

@@ -53,7 +53,7 @@ pub(super) fn own_heads(cuts: &Cuts, all: &Array) -> Result<Array> {
     all.reshape(shape)?.slice_axis(1, own)?.reshape([1, shape[0] * count, shape[2], shape[3]])
 }
 
-/// The cache of all layers, of which this rank of a pipeline has `own`.
+/// Gathers the cache of all layers. This rank of a pipeline has the part `own`.
 pub(super) fn joined_layers(
     group: &Group,
     own: Vec<(String, Array)>,

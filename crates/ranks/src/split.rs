@@ -38,9 +38,9 @@ pub struct Split {
 }
 
 impl Split {
-    /// A split across the ranks of `group`. `shares` has a number for each rank, in the ratio of
-    /// which the ranks hold rows and heads, or layers, such as `[3, 1]` if rank 0 has three times
-    /// the memory; without any, all shares are equal.
+    /// A split across the ranks of `group`. `shares` has a number for each rank, and the ranks hold
+    /// rows and heads, or layers, in this ratio: `[3, 1]` if rank 0 has three times the memory. If
+    /// it is empty, all shares are equal.
     ///
     /// # Errors
     ///

@@ -140,8 +140,8 @@ pub unsafe fn scores<V: F32x16, T: Float, const BITS: usize, const R: usize, con
     R
 }
 
-/// Adds `count` weighted values to the outputs of `R` rows; returns `R`. Prefetches as many keys in
-/// `next`, which are read next.
+/// Adds `count` weighted values to the outputs of `R` rows; returns `R`. Prefetches the same number
+/// of keys in `next`, which are read next.
 ///
 /// # Safety
 /// The contract of [`scores`]; `p` has [`TILE`] weights per row, and `out` has rows of `pitch`

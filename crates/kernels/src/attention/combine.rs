@@ -28,7 +28,7 @@ impl<T: Float> Kernel for Combine<'_, T> {
             for row in 0..rows {
                 let (head, query) = call.place(item % call.kv_heads, row);
                 let at = call.result(item / call.kv_heads, head, query);
-                // SAFETY: the caller's contract; the places are those that the chunks wrote.
+                // SAFETY: the caller's contract; the chunks wrote these places.
                 unsafe {
                     let chunk = |i: usize| {
                         self.partials.add((item * split.chunks + i) * split.floats(rows))

@@ -65,8 +65,8 @@ pub unsafe fn scores<V: F32x16, E: Float, const R: usize, const K: usize>(
     R
 }
 
-/// Adds `count` weighted values to the outputs of `R` rows; returns `R`. Prefetches as many keys in
-/// `next`, which are read next.
+/// Adds `count` weighted values to the outputs of `R` rows; returns `R`. Prefetches the same number
+/// of keys in `next`, which are read next.
 #[inline(always)]
 pub unsafe fn add_values<V: F32x16, E: Float, const R: usize>(
     next: &Rows<E>,

@@ -222,8 +222,8 @@ impl<A: Arithmetic, W: Weights<A>, E: Epilogue> Kernel for Multiply<'_, A, W, E>
         let (tile, sums) = (tile.as_mut_ptr(), sums.as_mut_ptr());
         let Self { blocks, items, epilogue } = self;
         let across = blocks.extents.n.div_ceil(blocks.columns);
-        // SAFETY: the tile has room for its rows, all of which are multiplied; `in_tiles` says that
-        // the level multiplies tiles.
+        // SAFETY: the tile has room for its rows, and all of them are multiplied; `in_tiles` says
+        // that the level multiplies tiles.
         unsafe {
             tile.write_bytes(0, blocks.tile() * STRIDE);
             if blocks.in_tiles {

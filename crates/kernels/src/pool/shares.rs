@@ -109,9 +109,10 @@ impl Share {
         Share(AtomicU64::new(Call::NONE))
     }
 
-    /// Takes a part of the units that are left: of the thread's `own` share half of few, or a
-    /// quarter of many, and of another share half as many. The thread is counted among those that
-    /// run until it calls [`leave`](Self::leave), and says by `inside` that it is counted already.
+    /// Takes a part of the units that are left of a share. Of its `own` share, a thread takes half
+    /// if few are left, else a quarter; of another share it takes half as many. From then on it
+    /// counts as running, until it calls [`leave`](Self::leave). A thread that counts already says
+    /// so by `inside`.
     pub fn take(&self, call: Call, own: bool, inside: bool) -> Option<Range<usize>> {
         let mut word = self.0.load(Ordering::Relaxed);
         loop {

@@ -93,7 +93,7 @@ pub trait Kernel: Sized {
     }
 }
 
-/// Runs parts of a kernel as functions, of which all callers in the kernel share one copy.
+/// Runs parts of a kernel as functions, so that all callers in the kernel share one copy.
 pub trait Parts {
     /// # Safety
     /// The machine has the features of the vectors, and the part's own contract holds.

@@ -27,8 +27,8 @@ pub enum Level {
     #[cfg(target_arch = "aarch64")]
     Neon,
     Scalar,
-    /// `Scalar` with products of tiles as loops, by which tests with the feature `reference-tiles`
-    /// check the code around tiles.
+    /// `Scalar` with products of tiles as loops. Tests with the feature `reference-tiles` check the
+    /// code around tiles by it.
     ScalarTiles,
 }
 

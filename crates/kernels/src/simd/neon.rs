@@ -301,7 +301,7 @@ impl<const DOTS: u8> F32x16 for Neon<DOTS> {
         // Each lane takes the two bytes around its number.
         let (bytes, shifts) = const { (&Places::<BITS>::PAIRS, &Places::<BITS>::SHIFTS) };
         let mut stream = [0u8; 16];
-        // SAFETY: the caller vouches for the numbers' bytes, of which there are at most sixteen.
+        // SAFETY: the caller vouches for the numbers' bytes, and they are at most sixteen.
         unsafe { std::ptr::copy_nonoverlapping(from, stream.as_mut_ptr(), 2 * BITS) };
         each!(I => {
             let order = vld1q_u8(bytes.as_ptr().add(16 * I));

@@ -8,7 +8,8 @@ use super::{F32x16, LANES};
 pub struct Places<const BITS: usize>;
 
 impl<const BITS: usize> Places<BITS> {
-    /// For each number, the two bytes around it, of which one past the last is zero, and two zeros.
+    /// For each number, the two bytes around it, then two zeros. A byte after the last one counts
+    /// as zero.
     pub const PAIRS: [u8; 64] = {
         let mut places = [0x80; 64];
         let mut i = 0;
