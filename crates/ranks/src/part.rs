@@ -49,8 +49,7 @@ impl RankPart {
         known.ok_or_else(|| Error::argument("split", "a model that has been loaded"))
     }
 
-    /// Returns an error inside of a derivative, because a rank would compute only the terms of its
-    /// own part.
+    /// Returns an error inside of a derivative, because a rank would compute only its part's terms.
     fn refuse_derivatives(&self) -> Result<()> {
         if !differentiates() {
             return Ok(());
