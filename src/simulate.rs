@@ -104,7 +104,7 @@ pub(crate) fn simulated_dispatch(grid: [u32; 3], group: [u32; 3]) -> Box<Simulat
         grid_is_threads: false,
         buffers: Vec::new(),
         threadgroup: Vec::new(),
-        // A thread that ends may have dropped its own, which then nobody can ask for.
+        // A thread that ends may have dropped its value already. Nobody can ask for it then.
         journal: JOURNAL.try_with(Arc::clone).unwrap_or_default(),
         chosen: chosen_schedule(),
         planted: planted::next(),

@@ -17,7 +17,7 @@ const FILE: &str = "MLX_PRIMITIVES_RANK_SECRET_FILE";
 /// The lengths of a secret in bytes. A short one could be guessed by whoever has seen a greeting.
 const SHORTEST: usize = 16;
 const LONGEST: usize = 4096;
-/// Tells these keys from those of other programs.
+/// Distinguishes these keys from keys of other programs.
 const CONTEXT: &str = "mlx-primitives 2026-11-26 the secret of a group of ranks";
 /// Stands for the secret of ranks on one machine that were given none. It proves nothing.
 const NO_SECRET: &[u8] = b"";

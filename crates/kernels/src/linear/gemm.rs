@@ -158,8 +158,8 @@ pub unsafe fn multiply<A: Arithmetic, W: Weights<A>>(
     epilogue: &impl Epilogue,
 ) {
     let extents = Extents { m: x.m, n, k: x.k };
-    // Use smaller blocks if there are too few for the threads. Four threads and more share smaller
-    // ones of products in tiles too, if x stays in the second-level cache from one to the next.
+    // Use smaller blocks if there are too few blocks for the threads. With four threads or more,
+    // products in tiles use smaller blocks too, if x stays in the second-level cache.
     let in_tiles = machine.level.multiplies_tiles() && (A::PAIRS || W::BYTES);
     let near = x.m.min(BLOCK_ROWS) * x.k * size_of::<A::Factor>() <= 1 << 20;
     let tile = if in_tiles { TILE_ROWS } else { TILE };

@@ -1,5 +1,5 @@
-//! What every room knows: configurations, the heads and the rotation of an architecture, tensors by
-//! name, and the part of a model that a process holds.
+//! Configurations, the heads and the rotation of an architecture, tensors by name, and the part of
+//! a model that a process holds. All other modules use these.
 
 mod activation;
 mod config;
