@@ -7,7 +7,6 @@
 mod comments;
 mod instances;
 mod loops;
-mod parameters;
 mod signature;
 mod storage;
 mod wide;
@@ -17,7 +16,7 @@ use std::path::Path;
 
 pub use signature::Argument;
 
-use crate::tokens::Tokens;
+use crate::front::{self, Tokens};
 
 /// The name and text of each header that the rewritten source includes.
 pub const HEADERS: [(&str, &str); 24] = {
@@ -155,9 +154,9 @@ impl Source {
 pub fn kernels(source: &str) -> Result<Vec<String>, Fault> {
     let mut source = Source::parse(source);
     let instances = instances::take(&mut source)?;
-    let functions = signature::find(&source)?;
-    let plain = functions.into_iter().filter(|function| !function.is_template);
-    Ok(instances.into_iter().map(|one| one.name).chain(plain.map(|one| one.name)).collect())
+    let kernels = front::kernels(&source.tokens);
+    let plain = kernels.into_iter().filter(|kernel| !kernel.is_template).map(|one| one.name);
+    Ok(instances.into_iter().map(|one| one.host_name).chain(plain).collect())
 }
 
 /// Rewrites a source so that NVRTC compiles one of its kernels.
@@ -185,22 +184,24 @@ pub fn rewrite(request: &Request) -> Result<Kernel, Fault> {
     let mut source = Source::parse(request.source);
     let instances = instances::take(&mut source)?;
     let missing = storage::function_constants(&mut source, request.constants)?;
-    let functions = signature::find(&source)?;
-    let instance = instances.iter().find(|instance| instance.name == request.kernel);
+    let kernels = front::kernels(&source.tokens);
+    let instance = instances.into_iter().find(|instance| instance.host_name == request.kernel);
+    let is_instance = instance.is_some();
     let (name, expression) = match instance {
-        Some(instance) => (instance.function.clone(), instance.expression.clone()),
+        Some(instance) => (instance.function, instance.expression),
         None => (request.kernel.to_owned(), request.kernel.to_owned()),
     };
-    let known = functions
-        .iter()
-        .find(|function| function.name == name && (instance.is_some() || !function.is_template));
-    let Some(chosen) = known else {
+    let is_chosen = |one: &&front::Kernel| one.name == name && (is_instance || !one.is_template);
+    let Some(chosen) = kernels.iter().find(is_chosen) else {
         let text = format!("the source has no kernel named {}", request.kernel);
         return Err(Fault { file: String::new(), line: 0, text });
     };
-    storage::threadgroup_variables(&mut source);
+    storage::threadgroup_variables(&mut source.tokens);
     wide::pointers(&mut source.tokens);
-    let arguments = signature::rewrite(&mut source, &functions, &chosen.name, request)?;
+    for other in kernels.iter().filter(|kernel| kernel.name != name) {
+        source.tokens.blank(other.all.clone());
+    }
+    let arguments = signature::rewrite(&mut source, chosen, request)?;
     let tokens = &source.tokens;
     for at in 0..tokens.len() {
         if missing.iter().any(|name| name == tokens.at(at)) {

@@ -5,7 +5,7 @@
 pub mod cuda;
 mod flatten;
 #[doc(hidden)]
-pub mod tokens;
+pub mod front;
 
 use std::env;
 use std::fmt;

@@ -26,8 +26,7 @@ pub fn rewrite(
     let preprocessed = source.clone().define("MSL_GPU").preprocess(compiler, cache)?;
     let rewritten = rewrite::rewrite(&preprocessed.text, &preprocessed.shim, Purpose::Gpu);
     let faults = rewritten.remarks.iter().filter(|remark| !remark.advice);
-    let messages: Vec<String> =
-        faults.map(|remark| format!("{}:{}: {}", remark.file, remark.line, remark.text)).collect();
+    let messages: Vec<String> = faults.map(ToString::to_string).collect();
     if !messages.is_empty() {
         let path = source.path.clone();
         return Err(Error::Compile { path, messages: messages.join("\n") });

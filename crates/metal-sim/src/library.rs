@@ -69,11 +69,7 @@ impl Library {
     pub fn compile(source: &Source, compiler: &Compiler, cache: &Path) -> Result<Self> {
         let preprocessed = source.preprocess(compiler, cache)?;
         let rewritten = rewrite::rewrite(&preprocessed.text, &preprocessed.shim, Purpose::Run);
-        let remarks = rewritten
-            .remarks
-            .iter()
-            .map(|remark| format!("{}:{}: {}", remark.file, remark.line, remark.text))
-            .collect();
+        let remarks = rewritten.remarks.iter().map(ToString::to_string).collect();
         let library = Library(Arc::new(Inner {
             source: source.clone(),
             compiler: compiler.clone(),

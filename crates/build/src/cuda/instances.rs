@@ -4,16 +4,7 @@
 use std::path::Path;
 
 use super::{Fault, Source};
-use crate::tokens::{Kind, Tokens};
-
-/// A kernel that the host knows by name.
-pub(super) struct Instance {
-    pub(super) name: String,
-    /// The template.
-    pub(super) function: String,
-    /// The template with its arguments.
-    pub(super) expression: String,
-}
+use crate::front::{Instance, Kind, Tokens, instance};
 
 /// A function-like macro.
 struct Macro {
@@ -174,12 +165,12 @@ pub(super) fn take(source: &mut Source) -> Result<Vec<Instance>, Fault> {
     while i < source.tokens.len() {
         let tokens = &source.tokens;
         if tokens.at(i) == "template" && tokens.at(i + 1) == "[" {
-            let end = (i..tokens.len()).find(|&k| tokens.at(k) == ";").unwrap_or(tokens.len() - 1);
-            let one = read(tokens, i)
+            let one = instance(tokens, i)
                 .ok_or_else(|| source.fault(i, "an instantiation that cannot be read"))?;
+            let end = one.end + 1;
             found.push(one);
-            source.tokens.blank(i..end + 1);
-            i = end + 1;
+            source.tokens.blank(i..end);
+            i = end;
             continue;
         }
         let called = source.macros.get(tokens.at(i)).filter(|_| tokens.at(i + 1) == "(");
@@ -188,7 +179,7 @@ pub(super) fn take(source: &mut Source) -> Result<Vec<Instance>, Fault> {
             let text = source.macros.expand(called, arguments(tokens, i + 1), 0);
             let inside = Tokens::parse(&text, Path::new("\0"));
             for k in (0..inside.len()).filter(|&k| inside.at(k) == "template") {
-                let one = read(&inside, k).ok_or_else(|| {
+                let one = instance(&inside, k).ok_or_else(|| {
                     source
                         .fault(i, "a macro that instantiates kernels in a way that cannot be read")
                 })?;
@@ -201,38 +192,6 @@ pub(super) fn take(source: &mut Source) -> Result<Vec<Instance>, Fault> {
         i += 1;
     }
     Ok(found)
-}
-
-/// Reads the instantiation at `template`.
-fn read(tokens: &Tokens, start: usize) -> Option<Instance> {
-    let mut at = start + 1;
-    let mut name = None;
-    while tokens.is_attribute(at) || tokens.at(at) == "kernel" {
-        if tokens.at(at) == "kernel" {
-            at += 1;
-            continue;
-        }
-        let end = tokens.close(at);
-        if let Some(host) = (at..end).find(|&k| tokens.at(k) == "host_name") {
-            let quoted = tokens.join(host + 2..tokens.close(host + 1));
-            name = Some(quoted.split('"').skip(1).step_by(2).collect::<String>());
-        }
-        at = end + 1;
-    }
-    at = match tokens.at(at) {
-        "decltype" => tokens.close(at + 1) + 1,
-        _ => at + 1, // the type
-    };
-    let first = at;
-    let mut function = String::new();
-    while !matches!(tokens.at(at), "(" | ";" | "") {
-        if tokens.at(at) == "<" {
-            function = tokens.before(at).to_owned();
-            at = tokens.close(at);
-        }
-        at += 1;
-    }
-    Some(Instance { name: name?, function, expression: tokens.join(first..at) })
 }
 
 #[cfg(test)]

@@ -1,7 +1,7 @@
 //! Loops with a constant number of turns. Metal's compiler unrolls them; NVRTC has to be told, or
 //! it keeps the arrays that they index in slow local memory.
 
-use crate::tokens::Tokens;
+use crate::front::Tokens;
 
 /// Translates the unroll pragmas of clang.
 pub(super) fn pragmas(source: &str) -> String {

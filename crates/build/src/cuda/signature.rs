@@ -1,10 +1,7 @@
 //! Turns the signature of a kernel into that of a `__global__` function.
 
-use std::ops::Range;
-
-use super::parameters::{Parameter, Role, parameters};
 use super::{Fault, Request, Source};
-use crate::tokens::Tokens;
+use crate::front::{Kernel, Parameter, Role, VALUES};
 
 /// One argument of a rewritten kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -18,134 +15,69 @@ pub enum Argument {
     Grid,
 }
 
-/// A kernel function of a source.
-pub(super) struct Function {
-    pub(super) name: String,
-    pub(super) is_template: bool,
-    /// The tokens from `template` or the first attribute to the end of the body.
-    all: Range<usize>,
-    /// The first token of the attributes, and the one after them.
-    attributes: Range<usize>,
-    open: usize,
-    brace: usize,
-    max_threads: Option<String>,
-}
+/// Attributes of parameters that change nothing here.
+const KNOWN: [&str; 4] = ["buffer", "threadgroup", "function_constant", "maybe_unused"];
 
-/// Finds the kernel functions that have a body.
-pub(super) fn find(source: &Source) -> Result<Vec<Function>, Fault> {
-    let tokens = &source.tokens;
-    let mut found = Vec::new();
-    let mut template = None;
-    let mut i = 0;
-    while i < tokens.len() {
-        match tokens.at(i) {
-            "template" if tokens.at(i + 1) == "<" => {
-                template = Some(i);
-                i = tokens.close(i + 1);
-            }
-            ";" | "{" | "}" => template = None,
-            word if word == "kernel" || tokens.is_attribute(i) => {
-                let (end, is_kernel, max_threads) = attributes(tokens, i);
-                if is_kernel {
-                    let start = template.take().unwrap_or(i);
-                    let function = function(source, start, i..end, max_threads)?;
-                    i = function.as_ref().map_or(end, |one| one.all.end - 1);
-                    found.extend(function);
-                } else {
-                    i = end - 1;
-                }
-            }
-            _ => {}
-        }
-        i += 1;
-    }
-    Ok(found)
-}
-
-fn attributes(tokens: &Tokens, start: usize) -> (usize, bool, Option<String>) {
-    let (mut at, mut is_kernel, mut max_threads) = (start, false, None);
-    loop {
-        if tokens.at(at) == "kernel" {
-            is_kernel = true;
-            at += 1;
-        } else if tokens.is_attribute(at) {
-            for part in tokens.split(at + 1) {
-                match tokens.at(part.start) {
-                    "kernel" => is_kernel = true,
-                    "max_total_threads_per_threadgroup" => {
-                        max_threads = Some(tokens.join(part.start + 2..part.end - 1));
-                    }
-                    _ => {}
-                }
-            }
-            at = tokens.close(at) + 1;
-        } else {
-            return (at, is_kernel, max_threads);
-        }
-    }
-}
-
-fn function(
-    source: &Source,
-    start: usize,
-    attributes: Range<usize>,
-    max_threads: Option<String>,
-) -> Result<Option<Function>, Fault> {
-    let tokens = &source.tokens;
-    let end = attributes.end;
-    let open = (end..tokens.len()).find(|&k| matches!(tokens.at(k), "(" | ";" | "{"));
-    let Some(open) = open.filter(|&k| tokens.at(k) == "(") else {
-        return Err(source.fault(end, "a kernel without parentheses"));
-    };
-    let brace = tokens.close(open) + 1;
-    if tokens.at(brace) != "{" {
-        return Ok(None); // a declaration
-    }
-    Ok(Some(Function {
-        name: tokens.before(open).to_owned(),
-        is_template: start < attributes.start,
-        all: start..tokens.close(brace) + 1,
-        attributes,
-        open,
-        brace,
-        max_threads,
-    }))
-}
-
-/// Rewrites the kernel of that name and removes all others.
+/// Rewrites the kernel.
 pub(super) fn rewrite(
     source: &mut Source,
-    functions: &[Function],
-    name: &str,
+    kernel: &Kernel,
     request: &Request,
 ) -> Result<Vec<Argument>, Fault> {
-    let mut arguments = Vec::new();
-    for function in functions {
-        if function.name != name {
-            source.tokens.blank(function.all.clone());
-            continue;
+    let each = kernel.parameters.iter().map(|one| argument(source, one));
+    let parameters = each.collect::<Result<Vec<_>, _>>()?;
+    let mut written =
+        Signature { request, text: Vec::new(), prologue: String::new(), arguments: Vec::new() };
+    written.begin();
+    written.buffers(&parameters);
+    written.threadgroup_memory(&parameters);
+    written.values(&parameters);
+    let tokens = &mut source.tokens;
+    let close = tokens.close(kernel.open);
+    tokens.blank(kernel.attributes.clone());
+    tokens.blank(kernel.open + 1..close);
+    let bounds = kernel.max_threads.as_ref().map(|most| format!(" __launch_bounds__({most})"));
+    tokens.list[kernel.attributes.start].text = format!("__global__{}", bounds.unwrap_or_default());
+    tokens.list[kernel.open].text = format!("({}", written.text.join(", "));
+    tokens.list[kernel.body.start].text = format!("{{ {}", written.prologue);
+    Ok(written.arguments)
+}
+
+/// A parameter with its index, 0 for a value's.
+fn argument<'a>(source: &Source, one: &'a Parameter) -> Result<(u32, &'a Parameter), Fault> {
+    let start = one.range.start;
+    for attribute in &one.attributes {
+        let name = attribute.name.as_str();
+        if !KNOWN.contains(&name) && !VALUES.contains(&name) {
+            let text = format!("the attribute [[{name}]] is not supported on CUDA");
+            return Err(source.fault(attribute.at, text));
         }
-        let parameters = parameters(source, function.open)?;
-        let mut written =
-            Signature { request, text: Vec::new(), prologue: String::new(), arguments };
-        written.begin();
-        written.buffers(&parameters);
-        written.threadgroup_memory(&parameters);
-        written.values(&parameters);
-        let Signature { text, prologue, arguments: made, .. } = written;
-        arguments = made;
-        let tokens = &mut source.tokens;
-        let close = tokens.close(function.open);
-        tokens.blank(function.attributes.clone());
-        tokens.blank(function.open + 1..close);
-        let bounds =
-            function.max_threads.as_ref().map(|most| format!(" __launch_bounds__({most})"));
-        tokens.list[function.attributes.start].text =
-            format!("__global__{}", bounds.unwrap_or_default());
-        tokens.list[function.open].text = format!("({}", text.join(", "));
-        tokens.list[function.brace].text = format!("{{ {prologue}");
     }
-    Ok(arguments)
+    if one.base.is_empty() {
+        return Err(source.fault(start, "a parameter without a type or a name"));
+    }
+    let is_value = matches!(one.role, Role::Value(_));
+    if is_value == one.is_indirect() || one.mark == "[" {
+        return Err(source.fault(start, format!("the parameter {} cannot be read", one.name)));
+    }
+    let text = one.index.as_deref().unwrap_or("0");
+    let index = text.parse();
+    let index = index.map_err(|_| source.fault(start, format!("the index {text} is no number")))?;
+    Ok((index, one))
+}
+
+/// The type that a parameter points or refers to.
+fn target(one: &Parameter) -> String {
+    format!("{}{}", if one.is_const { "const " } else { "" }, one.base)
+}
+
+/// The declaration of a parameter from an expression for its address.
+fn declared(one: &Parameter, address: &str) -> String {
+    let (target, name) = (target(one), &one.name);
+    match one.mark == "&" {
+        true => format!("{target}& {name} = *({target}*)({address}); "),
+        false => format!("{target}* {name} = ({target}*)({address}); "),
+    }
 }
 
 struct Signature<'a> {
@@ -168,55 +100,53 @@ impl Signature<'_> {
         }
     }
 
-    fn buffers(&mut self, parameters: &[Parameter]) {
-        let buffers = parameters.iter().filter(|one| matches!(one.role, Role::Buffer));
-        for one in buffers {
-            let index = one.index.unwrap_or_default();
-            let (name, target) = (&one.name, one.target());
+    fn buffers(&mut self, parameters: &[(u32, &Parameter)]) {
+        for &(index, one) in parameters.iter().filter(|(_, one)| one.role == Role::Buffer) {
+            let (name, target) = (&one.name, target(one));
             let Some(bound) = self.request.bound.iter().find(|bound| bound.index == index) else {
-                self.prologue.push_str(&one.declared("nullptr"));
+                self.prologue.push_str(&declared(one, "nullptr"));
                 continue;
             };
             self.arguments.push(Argument::Buffer(index));
-            match (bound.bytes, one.is_reference) {
+            match (bound.bytes, one.mark == "&") {
                 (0 | u32::MAX, false) => self.text.push(format!("{target}* {name}")),
                 (0, true) => {
                     self.text.push(format!("{target}* msl_at_{name}"));
-                    self.prologue.push_str(&one.declared(&format!("msl_at_{name}")));
+                    self.prologue.push_str(&declared(one, &format!("msl_at_{name}")));
                 }
                 (_, true) => self.text.push(format!("const __grid_constant__ {} {name}", one.base)),
                 (bytes, false) => {
                     let kind = format!("::msl::Bytes<{bytes}>");
                     self.text.push(format!("const __grid_constant__ {kind} msl_of_{name}"));
-                    self.prologue.push_str(&one.declared(&format!("&msl_of_{name}")));
+                    self.prologue.push_str(&declared(one, &format!("&msl_of_{name}")));
                 }
             }
         }
     }
 
-    fn threadgroup_memory(&mut self, parameters: &[Parameter]) {
-        let mut own: Vec<&Parameter> =
-            parameters.iter().filter(|one| matches!(one.role, Role::Threadgroup)).collect();
-        own.sort_by_key(|one| one.index);
+    fn threadgroup_memory(&mut self, parameters: &[(u32, &Parameter)]) {
+        let own = parameters.iter().filter(|(_, one)| one.role == Role::Threadgroup);
+        let mut own: Vec<_> = own.collect();
+        own.sort_by_key(|(index, _)| index);
         if !own.is_empty() {
             let text = "extern __shared__ __align__(16) unsigned char msl_shared[]; ";
             self.prologue.push_str(text);
         }
-        for (i, one) in own.into_iter().enumerate() {
+        for (i, (index, one)) in own.into_iter().enumerate() {
             if i == 0 {
-                self.prologue.push_str(&one.declared("msl_shared"));
+                self.prologue.push_str(&declared(one, "msl_shared"));
                 continue;
             }
-            self.arguments.push(Argument::ThreadgroupMemory(one.index.unwrap_or_default()));
+            self.arguments.push(Argument::ThreadgroupMemory(*index));
             self.text.push(format!("const unsigned msl_from_{}", one.name));
-            self.prologue.push_str(&one.declared(&format!("msl_shared + msl_from_{}", one.name)));
+            self.prologue.push_str(&declared(one, &format!("msl_shared + msl_from_{}", one.name)));
         }
     }
 
-    fn values(&mut self, parameters: &[Parameter]) {
-        for one in parameters {
-            if let Role::Value(value) = one.role {
-                let (base, name) = (&one.base, &one.name);
+    fn values(&mut self, parameters: &[(u32, &Parameter)]) {
+        for (_, one) in parameters {
+            if let Role::Value(row) = one.role {
+                let (base, name, value) = (&one.base, &one.name, VALUES[row]);
                 let text = format!("{base} {name} = ::msl::as<{base}>(msl_places.{value}()); ");
                 self.prologue.push_str(&text);
             }

@@ -1,23 +1,12 @@
 //! Threadgroup variables and function constants.
 
 use super::{Constant, Fault, Source};
+use crate::front::{self, Tokens};
 
 /// `threadgroup float x[32];` in a function becomes `__shared__`.
-pub(super) fn threadgroup_variables(source: &mut Source) {
-    for i in 0..source.tokens.len() {
-        let tokens = &source.tokens;
-        let starts = tokens.at(i) == "threadgroup"
-            && matches!(tokens.before(i), ";" | "{" | "}" | "static" | ")");
-        if !starts || tokens.in_struct(i) {
-            continue;
-        }
-        let mut at = i + 1;
-        while !matches!(tokens.at(at), ";" | "=" | "[" | "," | "(" | "{" | "*" | "&" | "") {
-            at = if tokens.at(at) == "<" { tokens.close(at) + 1 } else { at + 1 };
-        }
-        if matches!(tokens.at(at), ";" | "[" | ",") {
-            source.tokens.list[i].text = "__shared__".to_owned();
-        }
+pub(super) fn threadgroup_variables(tokens: &mut Tokens) {
+    for found in front::threadgroup_variables(tokens) {
+        tokens.list[found.range.start].text = "__shared__".to_owned();
     }
 }
 
@@ -25,82 +14,56 @@ pub(super) fn threadgroup_variables(source: &mut Source) {
 /// Returns the names of function constants without a value, which a kernel may have but not use.
 pub(super) fn function_constants(
     source: &mut Source,
-    constants: &[Constant],
+    values: &[Constant],
 ) -> Result<Vec<String>, Fault> {
     let mut missing = Vec::new();
-    let mut depth = 0;
-    let mut i = 0;
-    while i < source.tokens.len() {
-        match source.tokens.at(i) {
-            "{" if !opens_namespace(source, i) => depth += 1,
-            "}" if depth > 0 => depth -= 1,
-            "constant" if depth == 0 && begins_statement(source, i) => {
-                i = constant(source, i, constants, &mut missing)?
-            }
-            _ => {}
-        }
-        i += 1;
+    for found in front::function_constants(&source.tokens) {
+        let (name, kind, start) = (found.name, found.kind, found.range.start);
+        source.tokens.blank(found.range);
+        let Some(value) = values.iter().find(|value| Some(value.index) == found.index) else {
+            missing.push(name);
+            continue;
+        };
+        let Some(literal) = literal(value) else {
+            let text = format!("the function constant {name} has a type that only Metal knows");
+            return Err(source.fault(start, text));
+        };
+        source.tokens.list[start].text = match value.data_type {
+            // Halves have no constant expressions.
+            16 => format!(
+                "constexpr struct msl_constant_{name} {{ __device__ operator half() const {{ \
+                 return {literal}; }} }} {name}{{}}"
+            ),
+            _ => format!("constexpr {kind} {name} = {literal}"),
+        };
     }
+    constants(&mut source.tokens);
     Ok(missing)
 }
 
-fn begins_statement(source: &Source, i: usize) -> bool {
-    let before = source.tokens.before(i);
-    matches!(before, "" | ";" | "{" | "}" | "static" | "constexpr") || before.is_empty()
+/// Constants of the program: `constant float pi = 3.0f;` outside functions.
+fn constants(tokens: &mut Tokens) {
+    let mut depth = 0;
+    for i in 0..tokens.len() {
+        let begins = || matches!(tokens.before(i), "" | ";" | "{" | "}" | "static" | "constexpr");
+        match tokens.at(i) {
+            "{" if !opens_namespace(tokens, i) => depth += 1,
+            "}" if depth > 0 => depth -= 1,
+            "constant" if depth == 0 && begins() => {
+                let mut declared = (i..tokens.len()).map(|k| tokens.at(k));
+                let is_array = declared.find(|mark| matches!(*mark, ";" | "{" | "(" | "["));
+                let text = if is_array == Some("[") { "__constant__ const" } else { "constexpr" };
+                tokens.list[i].text = text.to_owned();
+            }
+            _ => {}
+        }
+    }
 }
 
-fn opens_namespace(source: &Source, brace: usize) -> bool {
-    let tokens = &source.tokens;
+fn opens_namespace(tokens: &Tokens, brace: usize) -> bool {
     tokens.before(brace) == "namespace"
         || (brace > 1 && tokens.before(brace - 1) == "namespace")
         || (brace > 1 && tokens.before(brace) == "\"C\"")
-}
-
-/// Rewrites the declaration at `constant` and returns its last token.
-fn constant(
-    source: &mut Source,
-    start: usize,
-    values: &[Constant],
-    missing: &mut Vec<String>,
-) -> Result<usize, Fault> {
-    let tokens = &source.tokens;
-    let Some(end) = (start..tokens.len()).find(|&k| matches!(tokens.at(k), ";" | "{" | "(")) else {
-        return Ok(start);
-    };
-    let attribute = (start..end).find(|&k| tokens.at(k) == "function_constant");
-    // The search for the end stops at the attribute's parenthesis.
-    let attribute = attribute.filter(|&k| tokens.at(k + 1) == "(");
-    let Some(attribute) = attribute else {
-        let array = (start..end).any(|k| tokens.at(k) == "[");
-        source.tokens.list[start].text =
-            if array { "__constant__ const" } else { "constexpr" }.to_owned();
-        return Ok(start);
-    };
-    let open = (start..attribute).rev().find(|&k| tokens.at(k) == "[").unwrap_or(attribute) - 1;
-    let close = tokens.close(open);
-    let name = tokens.at(open - 1).to_owned();
-    let kind = tokens.join(start + 1..open - 1);
-    let index: Option<u32> = tokens.at(attribute + 2).parse().ok();
-    let value = values.iter().find(|value| Some(value.index) == index);
-    let Some(value) = value else {
-        missing.push(name);
-        source.tokens.blank(start..close + 1);
-        return Ok(close);
-    };
-    let Some(literal) = literal(value) else {
-        let text = format!("the function constant {name} has a type that only Metal knows");
-        return Err(source.fault(start, text));
-    };
-    source.tokens.blank(start..close + 1);
-    source.tokens.list[start].text = match value.data_type {
-        // Halves have no constant expressions.
-        16 => format!(
-            "constexpr struct msl_constant_{name} {{ __device__ operator half() const {{ return \
-             {literal}; }} }} {name}{{}}"
-        ),
-        _ => format!("constexpr {kind} {name} = {literal}"),
-    };
-    Ok(close)
 }
 
 /// The value, for a type with this number of `MTLDataType`.

@@ -2,7 +2,7 @@
 //! move one element at a time. `*(const device packed_half4*)x` becomes a choice at run time: one
 //! access to the whole vector where the address allows it.
 
-use crate::tokens::Tokens;
+use crate::front::Tokens;
 
 /// Gives casts to a pointer to packed vectors in device memory the type `::msl::Wide<...>`.
 pub(super) fn pointers(tokens: &mut Tokens) {

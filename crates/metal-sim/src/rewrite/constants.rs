@@ -4,6 +4,8 @@
 use std::collections::BTreeMap;
 use std::fmt::Write;
 
+use mlx_primitives_build::front;
+
 use super::{Purpose, Rewriter};
 
 /// A function constant that a library declares.
@@ -36,43 +38,23 @@ pub(crate) fn prologue(values: &BTreeMap<u32, u64>) -> String {
 
 impl Rewriter {
     pub(super) fn function_constants(&mut self) {
-        for i in 0..self.tokens.len() {
-            let declares = self.tokens.is_attribute(i)
-                && self.tokens.at(i + 2) == "function_constant"
-                && self.tokens.at(self.tokens.close(i) + 1) == ";";
-            if declares {
-                self.declaration(i);
-            }
+        for one in front::function_constants(&self.tokens) {
+            let Some(index) = one.index else {
+                self.remark(one.attribute, "function_constant needs a literal index");
+                continue;
+            };
+            self.tokens.blank(one.attribute..one.range.end);
+            self.tokens.list[one.attribute].text = match self.purpose {
+                Purpose::Check => " = {}".to_string(),
+                _ => format!(" = ::msl::function_constant<{}, {index}u>()", one.kind),
+            };
+            self.constants.push(Constant { index, name: one.name, optional: false });
         }
         for i in 0..self.tokens.len() {
             if self.tokens.at(i) == "is_function_constant_defined" && self.tokens.at(i + 1) == "(" {
                 self.question(i);
             }
         }
-    }
-
-    fn declaration(&mut self, attribute: usize) {
-        let end = self.tokens.close(attribute);
-        let Ok(index) = self.tokens.at(attribute + 4).parse::<u32>() else {
-            self.remark(attribute, "function_constant needs a literal index");
-            return;
-        };
-        let name = self.tokens.before(attribute).to_string();
-        let mut start = attribute - 1;
-        while start > 0 && !matches!(self.tokens.before(start), ";" | "{" | "}") {
-            start -= 1;
-        }
-        let words = (start..attribute - 1)
-            .filter(|&i| !matches!(self.tokens.at(i), "constant" | "const" | "static"));
-        let kind = words.map(|i| self.tokens.at(i).to_string()).collect::<Vec<_>>().join(" ");
-        self.tokens.blank(attribute..end + 1);
-        if self.purpose == Purpose::Check {
-            self.tokens.list[attribute].text = " = {}".to_string();
-        } else {
-            self.tokens.list[attribute].text =
-                format!(" = ::msl::function_constant<{kind}, {index}u>()");
-        }
-        self.constants.push(Constant { index, name, optional: false });
     }
 
     fn question(&mut self, i: usize) {

@@ -2,8 +2,9 @@
 
 use std::fmt::Write;
 
-use super::kernels::Role;
-use super::{KernelSource, Purpose, Rewriter};
+use mlx_primitives_build::front::{Kernel, Role};
+
+use super::{Purpose, Rewriter};
 
 pub(super) const ALWAYS_INLINE: &str = "inline __attribute__((always_inline)) ";
 pub(super) const SHARED: &str = "__attribute__((shared, aligned(16)))";
@@ -17,16 +18,15 @@ impl Rewriter {
     /// Writes an entry point on its own line. Its name ends with `__c` and a mask of the arguments
     /// in constant memory: pointers to it look like those to device memory, or no address space
     /// would be found.
-    pub(super) fn entry(&mut self, kernel: &KernelSource, host: &str, function: &str) {
+    pub(super) fn entry(&mut self, kernel: &Kernel, name: &str, function: &str) {
         let serial = self.serial();
-        let name: String = host.split('"').skip(1).step_by(2).collect();
         let (mut parameters, mut arguments, mut locals) = (Vec::new(), Vec::new(), String::new());
         let mut mask = 0u64;
         for (i, parameter) in kernel.parameters.iter().enumerate() {
             let kind = format!("::msl::Signature_{serial}::argument<{i}>");
             match parameter.role {
                 Role::Buffer => {
-                    mask |= u64::from(parameter.constant) << parameters.len();
+                    mask |= u64::from(parameter.space == Some("constant")) << parameters.len();
                     parameters.push(format!("::msl::Bound<{kind}> a{i}"));
                     arguments.push(format!("::msl::argument<{kind}>(a{i})"));
                 }

@@ -1,6 +1,7 @@
 //! Rewrites single tokens: address spaces, attributes, literals, vector constructors.
 
-use super::tokens::Kind;
+use mlx_primitives_build::front::Kind;
+
 use super::{Purpose, Rewriter};
 
 const DROPPED: [&str; 4] = ["threadgroup_imageblock", "ray_data", "object_data", "kernel"];

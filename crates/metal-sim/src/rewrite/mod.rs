@@ -11,9 +11,7 @@ use std::path::Path;
 
 pub use constants::Constant;
 pub(crate) use constants::prologue as constant_prologue;
-pub(crate) use kernels::Parameter;
-pub(crate) use mlx_primitives_build::tokens::{self, SPACES, VALUES as BUILTINS};
-use tokens::Tokens;
+pub(crate) use mlx_primitives_build::front::{self, SPACES, Tokens, VALUES as BUILTINS};
 
 /// The purpose of the rewritten source.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -26,25 +24,30 @@ pub(crate) enum Purpose {
     Gpu,
 }
 
-/// Something that MSL does not allow, seen while rewriting.
-#[derive(Clone, Debug)]
-pub(crate) struct Remark {
-    pub(crate) file: String,
-    pub(crate) line: u32,
-    pub(crate) text: String,
-    /// Allowed by MSL, but not wise.
-    pub(crate) advice: bool,
+/// Something in a source that Metal does not allow.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Violation {
+    /// The file, as it was given to the compiler.
+    pub file: String,
+    /// The line, from 1.
+    pub line: u32,
+    /// A description of the problem.
+    pub message: String,
+    /// MSL allows it, but a reader or a check has less to go by.
+    pub advice: bool,
 }
 
-/// A kernel function as the source has it.
-#[derive(Clone, Debug)]
-pub(crate) struct KernelSource {
-    pub(crate) name: String,
-    pub(crate) parameters: Vec<Parameter>,
-    pub(crate) file: String,
-    pub(crate) line: u32,
-    pub(crate) max_threads: String,
-    pub(crate) body: std::ops::Range<usize>,
+impl Violation {
+    pub(crate) fn at(tokens: &Tokens, at: usize, message: impl Into<String>) -> Self {
+        let (file, line) = tokens.place(at);
+        Self { file, line, message: message.into(), advice: false }
+    }
+}
+
+impl std::fmt::Display for Violation {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}:{}: {}", self.file, self.line, self.message)
+    }
 }
 
 /// The outcome of rewriting.
@@ -52,7 +55,7 @@ pub(crate) struct KernelSource {
 pub(crate) struct Rewritten {
     pub(crate) text: String,
     pub(crate) constants: Vec<Constant>,
-    pub(crate) remarks: Vec<Remark>,
+    pub(crate) remarks: Vec<Violation>,
 }
 
 /// Rewrites `preprocessed`, the output of `clang -E` with the shim at `shim`.
@@ -87,10 +90,10 @@ struct Rewriter {
     tokens: Tokens,
     purpose: Purpose,
     serial: u32,
-    kernels: Vec<KernelSource>,
+    kernels: Vec<front::Kernel>,
     host_names: Vec<String>,
     constants: Vec<Constant>,
-    remarks: Vec<Remark>,
+    remarks: Vec<Violation>,
     /// For a GPU, the kernels' entry points.
     entries: String,
 }
@@ -102,14 +105,11 @@ impl Rewriter {
     }
 
     fn advise(&mut self, at: usize, text: impl Into<String>) {
-        self.remark(at, text);
-        if let Some(last) = self.remarks.last_mut() {
-            last.advice = true;
-        }
+        let found = Violation::at(&self.tokens, at, text);
+        self.remarks.push(Violation { advice: true, ..found });
     }
 
     fn remark(&mut self, at: usize, text: impl Into<String>) {
-        let (file, line) = self.tokens.place(at);
-        self.remarks.push(Remark { file, line, text: text.into(), advice: false });
+        self.remarks.push(Violation::at(&self.tokens, at, text));
     }
 }

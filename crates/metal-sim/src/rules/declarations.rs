@@ -1,10 +1,9 @@
 //! Declarations: the address spaces of pointers and of what is outside functions, and `static`.
 
-use super::functions::Function;
-use crate::rewrite::tokens::Tokens;
-use crate::rewrite::{Remark, SPACES};
+use crate::rewrite::front::Function;
+use crate::rewrite::{SPACES, Tokens, Violation};
 
-pub(super) fn look(tokens: &Tokens, functions: &[Function]) -> Vec<Remark> {
+pub(super) fn look(tokens: &Tokens, functions: &[Function]) -> Vec<Violation> {
     let pointers = (0..tokens.len()).filter_map(|i| pointer(tokens, i));
     let results = functions.iter().filter_map(|function| result(tokens, function));
     let statics = functions.iter().flat_map(|function| statics(tokens, function));
@@ -16,7 +15,7 @@ const BARE: &str = "pointer or reference without an address space";
 /// "pointer type must have explicit address space qualifier", "reference type must have explicit
 /// address space qualifier": of a variable, a member, an alias or a cast; [`super::functions`]
 /// looks at parameters.
-fn pointer(tokens: &Tokens, start: usize) -> Option<Remark> {
+fn pointer(tokens: &Tokens, start: usize) -> Option<Violation> {
     let opening = tokens.before(start);
     let cast = matches!(opening, "(" | "<");
     if !cast && !matches!(opening, ";" | "{" | "}") {
@@ -40,7 +39,7 @@ fn pointer(tokens: &Tokens, start: usize) -> Option<Remark> {
     if at == mark || !ends {
         return None;
     }
-    Some(remark(tokens, start, format!("{BARE}: {}", tokens.join(start..at))))
+    Some(Violation::at(tokens, start, format!("{BARE}: {}", tokens.join(start..at))))
 }
 
 /// The token behind a type's name.
@@ -65,7 +64,7 @@ fn kind(tokens: &Tokens, start: usize) -> Option<usize> {
 }
 
 /// Checks the return type of a function.
-fn result(tokens: &Tokens, function: &Function) -> Option<Remark> {
+fn result(tokens: &Tokens, function: &Function) -> Option<Violation> {
     let mut at = function.start;
     let mut indirect = false;
     while at < function.at {
@@ -78,19 +77,19 @@ fn result(tokens: &Tokens, function: &Function) -> Option<Remark> {
         at += 1;
     }
     let text = || format!("{BARE}: what '{}' returns", tokens.at(function.at));
-    indirect.then(|| remark(tokens, function.at, text()))
+    indirect.then(|| Violation::at(tokens, function.at, text()))
 }
 
 /// "variables in function scope cannot be declared static".
-fn statics(tokens: &Tokens, function: &Function) -> Vec<Remark> {
+fn statics(tokens: &Tokens, function: &Function) -> Vec<Violation> {
     let inside = |i: &usize| tokens.at(*i) == "static" && !tokens.in_struct(*i);
     let text = "a variable in a function cannot be static";
-    function.body.clone().filter(inside).map(|i| remark(tokens, i, text.into())).collect()
+    function.body.clone().filter(inside).map(|i| Violation::at(tokens, i, text)).collect()
 }
 
 /// "program scope variable must reside in constant address space", "variable in constant address
 /// space must be initialized".
-fn outside(tokens: &Tokens) -> Vec<Remark> {
+fn outside(tokens: &Tokens) -> Vec<Violation> {
     const OTHERS: [&str; 9] = [
         "using",
         "typedef",
@@ -140,20 +139,15 @@ fn outside(tokens: &Tokens) -> Vec<Remark> {
         let other = called || OTHERS.contains(&head) || declared.len() < 2;
         if !other && declared.clone().all(|i| tokens.at(i) != "constant") {
             let text = "a variable outside functions has to be in the address space 'constant'";
-            found.push(remark(tokens, start, text.into()));
+            found.push(Violation::at(tokens, start, text));
         }
         let set = (declared.start..at)
             .any(|i| matches!(tokens.at(i), "=" | "{" | "extern" | "function_constant"));
         if !other && !set {
             let text = "a variable in the address space 'constant' has to be initialized";
-            found.push(remark(tokens, start, text.into()));
+            found.push(Violation::at(tokens, start, text));
         }
         start = at + 1;
     }
     found
-}
-
-fn remark(tokens: &Tokens, at: usize, text: String) -> Remark {
-    let (file, line) = tokens.place(at);
-    Remark { file, line, text, advice: false }
 }

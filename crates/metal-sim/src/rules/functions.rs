@@ -1,80 +1,19 @@
 //! Function definitions: address spaces of their parameters, and recursion.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::ops::Range;
 
-use crate::rewrite::tokens::Tokens;
-use crate::rewrite::{Remark, SPACES};
+use crate::rewrite::front::Function;
+use crate::rewrite::{SPACES, Tokens, Violation};
 
-pub(super) struct Function {
-    name: String,
-    /// The first token of the definition, attributes included.
-    pub(super) start: usize,
-    /// The token of the name.
-    pub(super) at: usize,
-    pub(super) kernel: bool,
-    pub(super) parameters: Vec<Range<usize>>,
-    pub(super) body: Range<usize>,
-}
-
-const NOT_FUNCTIONS: [&str; 10] = [
-    "if",
-    "constexpr",
-    "for",
-    "while",
-    "switch",
-    "return",
-    "sizeof",
-    "decltype",
-    "alignas",
-    "static_assert",
-];
-
-pub(super) fn look(tokens: &Tokens, functions: &[Function]) -> Vec<Remark> {
+pub(super) fn look(tokens: &Tokens, functions: &[Function]) -> Vec<Violation> {
     let mut found = bare_pointers(tokens, functions);
     found.extend(recursion(tokens, functions));
     found
 }
 
-pub(super) fn definitions(tokens: &Tokens) -> Vec<Function> {
-    let mut found = Vec::new();
-    for open in (1..tokens.len()).filter(|&i| tokens.at(i) == "(") {
-        if !tokens.is_word(open - 1) || NOT_FUNCTIONS.contains(&tokens.at(open - 1)) {
-            continue;
-        }
-        // `: a(x), b(y) {` of a constructor
-        let access = open > 2 && matches!(tokens.at(open - 3), "public" | "protected" | "private");
-        if tokens.before(open - 1) == "," || (tokens.before(open - 1) == ":" && !access) {
-            continue;
-        }
-        let mut brace = tokens.close(open) + 1;
-        while matches!(tokens.at(brace), "const" | "volatile" | "noexcept")
-            || SPACES.contains(&tokens.at(brace))
-            || tokens.is_attribute(brace)
-        {
-            brace = if tokens.is_attribute(brace) { tokens.close(brace) } else { brace } + 1;
-        }
-        if tokens.at(brace) == "{" {
-            let mut start = open - 1;
-            while !matches!(tokens.before(start), ";" | "{" | "}" | "") {
-                start -= 1;
-            }
-            found.push(Function {
-                name: tokens.at(open - 1).to_string(),
-                start,
-                at: open - 1,
-                kernel: (start..open - 1).any(|i| tokens.at(i) == "kernel"),
-                parameters: tokens.split(open),
-                body: brace..tokens.close(brace),
-            });
-        }
-    }
-    found
-}
-
 /// "pointer type must have explicit address space qualifier", "reference type must have explicit
 /// address space qualifier".
-fn bare_pointers(tokens: &Tokens, functions: &[Function]) -> Vec<Remark> {
+fn bare_pointers(tokens: &Tokens, functions: &[Function]) -> Vec<Violation> {
     let mut found = Vec::new();
     for parameter in functions.iter().flat_map(|function| &function.parameters) {
         let mut indirect = false;
@@ -90,12 +29,9 @@ fn bare_pointers(tokens: &Tokens, functions: &[Function]) -> Vec<Remark> {
         }
         let spaced = parameter.clone().any(|i| SPACES.contains(&tokens.at(i)));
         if indirect && !spaced {
-            let (file, line) = tokens.place(parameter.start);
-            let text = format!(
-                "pointer or reference parameter without an address space: {}",
-                tokens.join(parameter.clone())
-            );
-            found.push(Remark { file, line, text, advice: false });
+            let text = "pointer or reference parameter without an address space";
+            let text = format!("{text}: {}", tokens.join(parameter.clone()));
+            found.push(Violation::at(tokens, parameter.start, text));
         }
     }
     found
@@ -104,7 +40,7 @@ fn bare_pointers(tokens: &Tokens, functions: &[Function]) -> Vec<Remark> {
 /// Finds recursion, by a rule that goes beyond MSL's: no kernel needs a stack of unknown depth.
 /// Calls are matched by name; functions with overloads of the same arity are skipped, since a call
 /// may mean another of them.
-fn recursion(tokens: &Tokens, functions: &[Function]) -> Vec<Remark> {
+fn recursion(tokens: &Tokens, functions: &[Function]) -> Vec<Violation> {
     let mut unique: BTreeMap<(&str, usize), Option<usize>> = BTreeMap::new();
     for (i, function) in functions.iter().enumerate() {
         let key = (function.name.as_str(), function.parameters.len());
@@ -133,10 +69,9 @@ fn recursion(tokens: &Tokens, functions: &[Function]) -> Vec<Remark> {
             }
         }
         if reached.contains(&i) {
-            let (file, line) = tokens.place(function.at);
             let text =
                 format!("function '{}' is recursive, which MSL does not allow", function.name);
-            found.push(Remark { file, line, text, advice: false });
+            found.push(Violation::at(tokens, function.at, text));
         }
     }
     found

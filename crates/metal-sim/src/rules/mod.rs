@@ -14,30 +14,11 @@ use std::path::Path;
 
 use crate::compiler::Compiler;
 use crate::error::Result;
-use crate::rewrite::tokens::Tokens;
-use crate::rewrite::{self, Purpose, Remark, constant_prologue};
+use crate::rewrite::{self, Purpose, Tokens, constant_prologue, front};
 use crate::source::{Preprocessed, Source};
 
+pub use crate::rewrite::Violation;
 pub use vocabulary::{Vocabulary, vocabulary};
-
-/// Something in a source that Metal does not allow.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Violation {
-    /// The file, as it was given to the compiler.
-    pub file: String,
-    /// The line, from 1.
-    pub line: u32,
-    /// A description of the problem.
-    pub message: String,
-    /// MSL allows it, but a reader or a check has less to go by.
-    pub advice: bool,
-}
-
-impl std::fmt::Display for Violation {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{}:{}: {}", self.file, self.line, self.message)
-    }
-}
 
 /// Checks `source` against the rules of MSL; `cache` is the folder that
 /// [`crate::Library::compile`] takes.
@@ -96,17 +77,15 @@ pub fn lint(source: &Source, compiler: &Compiler, cache: &Path) -> Result<Vec<Vi
     Ok(found)
 }
 
-fn remarks(preprocessed: &Preprocessed, rewriting: Vec<Remark>) -> Vec<Violation> {
+fn remarks(preprocessed: &Preprocessed, rewriting: Vec<Violation>) -> Vec<Violation> {
     let tokens = Tokens::parse(&preprocessed.text, &preprocessed.shim);
-    let functions = functions::definitions(&tokens);
-    let remarks = (rewriting.into_iter())
+    let functions = front::functions(&tokens);
+    (rewriting.into_iter())
         .chain(words::look(&tokens))
         .chain(functions::look(&tokens, &functions))
         .chain(declarations::look(&tokens, &functions))
         .chain(signatures::look(&tokens, &functions))
-        .chain(positions::look(&tokens, &functions));
-    remarks
-        .map(|Remark { file, line, text, advice }| Violation { file, line, message: text, advice })
+        .chain(positions::look(&tokens, &functions))
         .collect()
 }
 

@@ -3,9 +3,8 @@
 
 use std::ops::Range;
 
-use super::functions::Function;
-use crate::rewrite::Remark;
-use crate::rewrite::tokens::Tokens;
+use crate::rewrite::front::{Function, attributes};
+use crate::rewrite::{Tokens, Violation};
 
 /// The attributes that the rule is about. An index, such as `thread_index_in_simdgroup`, is always
 /// a scalar, and may stand beside vectors.
@@ -30,19 +29,19 @@ const SAME: [&[&str]; 2] = [
 ];
 
 /// A parameter with one of the attributes.
-struct Position<'a> {
-    attribute: &'a str,
+struct Position {
+    attribute: String,
     width: u32,
     at: usize,
 }
 
-pub(super) fn look(tokens: &Tokens, functions: &[Function]) -> Vec<Remark> {
+pub(super) fn look(tokens: &Tokens, functions: &[Function]) -> Vec<Violation> {
     let types = functions.iter().flat_map(|function| types(tokens, function));
     functions.iter().filter_map(|function| mix(tokens, function)).chain(types).collect()
 }
 
 /// Parameters of another type than one that they have to match.
-fn types(tokens: &Tokens, function: &Function) -> Vec<Remark> {
+fn types(tokens: &Tokens, function: &Function) -> Vec<Violation> {
     let of = |attributes: &[&str]| {
         let mut seen: Option<bool> = None;
         let other = function.parameters.iter().find(|range| {
@@ -52,22 +51,20 @@ fn types(tokens: &Tokens, function: &Function) -> Vec<Remark> {
             let short = tokens.at(kind).contains("short") || tokens.at(kind) == "uint16_t";
             *seen.get_or_insert(short) != short
         })?;
-        let (file, line) = tokens.place(other.start);
         let text =
             format!("the parameters of [[{}]] must be of one type", attributes.join("]], [["));
-        Some(Remark { file, line, text, advice: false })
+        Some(Violation::at(tokens, other.start, text))
     };
     SAME.into_iter().filter_map(of).collect()
 }
 
 /// "expecting input declarations with either all scalar types or all vector types with the same
 /// number of elements": the first parameter of another width than the first position's.
-fn mix(tokens: &Tokens, function: &Function) -> Option<Remark> {
+fn mix(tokens: &Tokens, function: &Function) -> Option<Violation> {
     let ranges = function.parameters.iter();
     let mut positions = ranges.filter_map(|range| position(tokens, range.clone()));
     let first = positions.next()?;
     let other = positions.find(|position| position.width != first.width)?;
-    let (file, line) = tokens.place(other.at);
     let kind = |width| match width {
         1 => "a scalar".to_string(),
         width => format!("a vector of {width}"),
@@ -80,18 +77,14 @@ fn mix(tokens: &Tokens, function: &Function) -> Option<Remark> {
         first.attribute,
         kind(first.width),
     );
-    Some(Remark { file, line, text, advice: false })
+    Some(Violation::at(tokens, other.at, text))
 }
 
-fn position(tokens: &Tokens, range: Range<usize>) -> Option<Position<'_>> {
-    let start = range.clone().find(|&i| tokens.is_attribute(i))?;
-    let attribute = range
-        .clone()
-        .filter(|&i| tokens.is_attribute(i))
-        .flat_map(|i| tokens.split(i + 1))
-        .map(|part| tokens.at(part.start))
-        .find(|name| POSITIONS.contains(name))?;
-    let width = (range.start..start).find_map(|i| width(tokens.at(i)))?;
+fn position(tokens: &Tokens, range: Range<usize>) -> Option<Position> {
+    let mut names = attributes(tokens, range.clone()).into_iter().map(|one| one.name);
+    let attribute = names.find(|name| POSITIONS.contains(&name.as_str()))?;
+    let mut words = range.clone().take_while(|&i| !tokens.is_attribute(i));
+    let width = words.find_map(|i| width(tokens.at(i)))?;
     Some(Position { attribute, width, at: range.start })
 }
 

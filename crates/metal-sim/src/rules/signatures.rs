@@ -2,33 +2,25 @@
 
 use std::ops::Range;
 
-use super::functions::Function;
 use super::positions::POSITIONS;
-use crate::rewrite::tokens::Tokens;
-use crate::rewrite::{BUILTINS, Remark, SPACES};
+use crate::rewrite::front::{Attribute, Function, attributes};
+use crate::rewrite::{BUILTINS, SPACES, Tokens, Violation};
 
 /// The highest index of a buffer, or of threadgroup memory.
 const LAST_INDEX: u32 = 30;
 
-/// One `[[name(argument)]]` of a parameter.
-struct Attribute<'a> {
-    name: &'a str,
-    argument: Option<String>,
-    at: usize,
-}
-
-pub(super) fn look(tokens: &Tokens, functions: &[Function]) -> Vec<Remark> {
-    let mut found: Vec<Remark> = functions.iter().filter_map(|f| after(tokens, f)).collect();
-    for function in functions.iter().filter(|function| function.kernel) {
-        let mut seen: Vec<(&str, String)> = Vec::new();
+pub(super) fn look(tokens: &Tokens, functions: &[Function]) -> Vec<Violation> {
+    let mut found: Vec<Violation> = functions.iter().filter_map(|f| after(tokens, f)).collect();
+    for function in functions.iter().filter(|function| function.is_kernel) {
+        let mut seen: Vec<(String, String)> = Vec::new();
         for range in &function.parameters {
             let attributes = attributes(tokens, range.clone());
             let optional = attributes.iter().any(|a| a.name == "function_constant");
             for attribute in &attributes {
                 found.extend(resource(tokens, range.clone(), attribute));
                 found.extend(value(tokens, range.clone(), attribute));
-                let key = (attribute.name, attribute.argument.clone().unwrap_or_default());
-                if optional || matches!(key.0, "maybe_unused" | "id") {
+                let key = (attribute.name.clone(), attribute.argument.clone().unwrap_or_default());
+                if optional || matches!(key.0.as_str(), "maybe_unused" | "id") {
                     continue; // other parameters may take its place
                 }
                 found.extend(conflict(tokens, attribute, &seen));
@@ -39,37 +31,27 @@ pub(super) fn look(tokens: &Tokens, functions: &[Function]) -> Vec<Remark> {
     found
 }
 
-fn attributes(tokens: &Tokens, range: Range<usize>) -> Vec<Attribute<'_>> {
-    let brackets = range.filter(|&i| tokens.is_attribute(i));
-    let parts = brackets.flat_map(|i| tokens.split(i + 1));
-    let attribute = |part: Range<usize>| Attribute {
-        name: tokens.at(part.start),
-        argument: (part.len() > 3).then(|| tokens.join(part.start + 2..part.end - 1)),
-        at: part.start,
-    };
-    parts.map(attribute).collect()
-}
-
 /// "'max_total_threads_per_threadgroup' attribute cannot be applied to types": an attribute of the
 /// function that stands behind its parameters.
-fn after(tokens: &Tokens, function: &Function) -> Option<Remark> {
+fn after(tokens: &Tokens, function: &Function) -> Option<Violation> {
     let end = tokens.close(function.at + 1) + 1;
     let name = tokens.at(end + 2);
     let text = "stands behind the parameters: a function's attributes come before its type";
-    tokens.is_attribute(end).then(|| remark(tokens, end, format!("[[{name}]] {text}")))
+    tokens.is_attribute(end).then(|| Violation::at(tokens, end, format!("[[{name}]] {text}")))
 }
 
 /// "'buffer' attribute parameter is out of bounds: must be between 0 and 30", "'buffer' attribute
 /// takes one argument", "type 'uint' (aka 'unsigned int') is not valid for attribute 'buffer'",
 /// "invalid address space qualification for buffer pointee type 'threadgroup float'".
-fn resource(tokens: &Tokens, range: Range<usize>, attribute: &Attribute) -> Option<Remark> {
-    let name = attribute.name;
+fn resource(tokens: &Tokens, range: Range<usize>, attribute: &Attribute) -> Option<Violation> {
+    let name = attribute.name.as_str();
     let spaces: &[&str] = match name {
         "buffer" => &["device", "constant"],
         "threadgroup" => &["threadgroup"],
         _ => return None,
     };
-    let says = |text: String| Some(remark(tokens, attribute.at, format!("[[{name}]] {text}")));
+    let says =
+        |text: String| Some(Violation::at(tokens, attribute.at, format!("[[{name}]] {text}")));
     match &attribute.argument {
         None => return says("has no index".into()),
         Some(index) if index.parse::<u32>().is_ok_and(|index| index > LAST_INDEX) => {
@@ -90,11 +72,12 @@ fn resource(tokens: &Tokens, range: Range<usize>, attribute: &Attribute) -> Opti
 
 /// "type 'int' is not valid for attribute 'position'" and "parameter may not be
 /// qualified with an address space": what a thread is told is in unsigned integers, by value.
-fn value(tokens: &Tokens, range: Range<usize>, attribute: &Attribute) -> Option<Remark> {
-    if !BUILTINS.contains(&attribute.name) {
+fn value(tokens: &Tokens, range: Range<usize>, attribute: &Attribute) -> Option<Violation> {
+    if !BUILTINS.contains(&attribute.name.as_str()) {
         return None;
     }
-    let position = attribute.name.starts_with("grid_") || POSITIONS.contains(&attribute.name);
+    let position =
+        attribute.name.starts_with("grid_") || POSITIONS.contains(&attribute.name.as_str());
     let end = range.clone().find(|&i| tokens.is_attribute(i)).unwrap_or(range.end);
     let kind: Vec<&str> = (range.start..end.saturating_sub(1))
         .map(|i| tokens.at(i))
@@ -103,37 +86,37 @@ fn value(tokens: &Tokens, range: Range<usize>, attribute: &Attribute) -> Option<
     let [kind] = kind[..] else {
         let text =
             format!("[[{}]] is on '{}', not on a plain value", attribute.name, kind.join(" "));
-        return Some(remark(tokens, attribute.at, text));
+        return Some(Violation::at(tokens, attribute.at, text));
     };
     let element = kind.trim_end_matches(['2', '3']);
     let scalar = matches!(kind, "ushort" | "uint" | "uint16_t" | "uint32_t");
     let vector =
         position && kind.len() == element.len() + 1 && matches!(element, "ushort" | "uint");
     let text = format!("type '{kind}' is not valid for [[{}]]", attribute.name);
-    (!scalar && !vector).then(|| remark(tokens, attribute.at, text))
+    (!scalar && !vector).then(|| Violation::at(tokens, attribute.at, text))
 }
 
 /// "kernel function cannot have input declarations with 'thread_execution_width' and
 /// 'threads_per_simdgroup' attributes", "cannot reserve 'buffer' resource location at index 0",
 /// "declaration with attribute 'position' already specified".
-fn conflict(tokens: &Tokens, attribute: &Attribute, seen: &[(&str, String)]) -> Option<Remark> {
-    let (name, argument) = (attribute.name, attribute.argument.clone().unwrap_or_default());
+fn conflict(
+    tokens: &Tokens,
+    attribute: &Attribute,
+    seen: &[(String, String)],
+) -> Option<Violation> {
+    let (name, argument) =
+        (attribute.name.as_str(), attribute.argument.clone().unwrap_or_default());
     let other = match name {
         "thread_execution_width" => "threads_per_simdgroup",
         "threads_per_simdgroup" => "thread_execution_width",
         _ => name,
     };
-    let text = if seen.contains(&(name, argument.clone())) {
+    let text = if seen.iter().any(|one| one.0 == name && one.1 == argument) {
         format!("{name}({argument})").trim_end_matches("()").to_string() + " is on two parameters"
-    } else if other != name && seen.iter().any(|(seen, _)| *seen == other) {
+    } else if other != name && seen.iter().any(|(seen, _)| seen == other) {
         format!("{name} and {other} exclude each other")
     } else {
         return None;
     };
-    Some(remark(tokens, attribute.at, text))
-}
-
-fn remark(tokens: &Tokens, at: usize, text: String) -> Remark {
-    let (file, line) = tokens.place(at);
-    Remark { file, line, text, advice: false }
+    Some(Violation::at(tokens, attribute.at, text))
 }

@@ -3,11 +3,9 @@
 use std::collections::BTreeSet;
 use std::path::Path;
 
-use super::functions;
 use crate::compiler::Compiler;
 use crate::error::Result;
-use crate::rewrite::SPACES;
-use crate::rewrite::tokens::Tokens;
+use crate::rewrite::{SPACES, Tokens, front};
 use crate::source::Source;
 
 /// The parts of Metal that a source and its headers use.
@@ -33,9 +31,9 @@ pub struct Vocabulary {
 pub fn vocabulary(source: &Source, compiler: &Compiler, cache: &Path) -> Result<Vocabulary> {
     let preprocessed = source.preprocess(compiler, cache)?;
     let tokens = Tokens::parse(&preprocessed.text, &preprocessed.shim);
-    let defined = functions::definitions(&tokens);
+    let defined = front::functions(&tokens);
     let mut found = Vocabulary::default();
-    for range in defined.iter().filter(|function| function.kernel).flat_map(|f| &f.parameters) {
+    for range in defined.iter().filter(|function| function.is_kernel).flat_map(|f| &f.parameters) {
         let is_attribute = |&i: &usize| tokens.is_attribute(i);
         let end = range.clone().find(is_attribute).unwrap_or(range.end);
         let words: Vec<&str> = (range.start..end).map(|i| tokens.at(i)).collect();
@@ -50,11 +48,11 @@ pub fn vocabulary(source: &Source, compiler: &Compiler, cache: &Path) -> Result<
                 .trim_start_matches("const ")
                 .to_string(),
         };
-        for part in range.clone().filter(is_attribute).flat_map(|i| tokens.split(i + 1)) {
-            found.attributes.insert((tokens.at(part.start).to_string(), kind.clone()));
+        for one in front::attributes(&tokens, range.clone()) {
+            found.attributes.insert((one.name, kind.clone()));
         }
     }
-    found.defined.extend(defined.iter().map(|function| tokens.at(function.at).to_string()));
+    found.defined.extend(defined.iter().map(|function| function.name.clone()));
     for i in (0..tokens.len()).filter(|&i| tokens.is_word(i)) {
         let word = tokens.at(i);
         let after = if tokens.at(i + 1) == "<" { tokens.close(i + 1) + 1 } else { i + 1 };

@@ -3,8 +3,8 @@
 //! allowed", "Metal does not support the 'register' storage class specifier", and what the
 //! specification lists under Restrictions.
 
-use crate::rewrite::Remark;
-use crate::rewrite::tokens::{Kind, Tokens};
+use crate::rewrite::front::Kind;
+use crate::rewrite::{Tokens, Violation};
 
 const FORBIDDEN: [(&str, &str); 14] = [
     ("double", "double is not a type of MSL"),
@@ -23,17 +23,13 @@ const FORBIDDEN: [(&str, &str); 14] = [
     ("wchar_t", "wchar_t is not a type of MSL"),
 ];
 
-pub(super) fn look(tokens: &Tokens) -> Vec<Remark> {
+pub(super) fn look(tokens: &Tokens) -> Vec<Violation> {
     let mut found = Vec::new();
     for i in (0..tokens.len()).filter(|&i| tokens.at(i) == "[" && !tokens.is_attribute(i)) {
         let first = matches!(tokens.before(i), "=" | "(" | "," | "{" | "return");
         if first && tokens.at(tokens.close(i) + 1) == "(" {
-            remark(
-                tokens,
-                i,
-                "lambda expressions are not part of MSL before Metal 3.2",
-                &mut found,
-            );
+            let text = "lambda expressions are not part of MSL before Metal 3.2";
+            found.push(Violation::at(tokens, i, text));
         }
     }
     for i in (0..tokens.len()).filter(|&i| tokens.list[i].kind == Kind::Word) {
@@ -42,16 +38,12 @@ pub(super) fn look(tokens: &Tokens) -> Vec<Remark> {
             continue; // a deleted member
         }
         if word == "long" && tokens.before(i) == "long" {
-            remark(tokens, i, "long long is not a type of MSL", &mut found);
+            found.push(Violation::at(tokens, i, "long long is not a type of MSL"));
         }
         if let Some((_, text)) = FORBIDDEN.iter().find(|(name, _)| *name == word) {
             let long = word == "double" && tokens.before(i) == "long";
-            remark(
-                tokens,
-                i,
-                if long { "long double is not a type of MSL" } else { text },
-                &mut found,
-            );
+            let text = if long { "long double is not a type of MSL" } else { text };
+            found.push(Violation::at(tokens, i, text));
         }
         let function_pointer = tokens.before(i) == "*"
             && i > 1
@@ -61,13 +53,8 @@ pub(super) fn look(tokens: &Tokens) -> Vec<Remark> {
             && i > 2
             && tokens.is_word(i - 3);
         if function_pointer && !matches!(tokens.at(i - 3), "return" | "sizeof" | "decltype") {
-            remark(tokens, i, "pointers to functions are not part of MSL", &mut found);
+            found.push(Violation::at(tokens, i, "pointers to functions are not part of MSL"));
         }
     }
     found
-}
-
-fn remark(tokens: &Tokens, i: usize, text: &str, found: &mut Vec<Remark>) {
-    let (file, line) = tokens.place(i);
-    found.push(Remark { file, line, text: text.to_string(), advice: false });
 }

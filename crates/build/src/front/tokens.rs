@@ -1,7 +1,6 @@
-//! Tokens of Metal source, which the simulator's rewriter and the one for CUDA share. Everything
+//! Tokens of Metal source. Everything
 //! between two tokens, line markers and preprocessor directives included, is kept with the token
 //! that follows it, so that the rewritten source has the line numbers of the original.
-#![allow(missing_docs)]
 
 use std::path::Path;
 

@@ -1,0 +1,67 @@
+//! Function definitions.
+
+use std::ops::Range;
+
+use super::tokens::{SPACES, Tokens};
+
+pub struct Function {
+    pub name: String,
+    /// The first token of the definition, attributes included.
+    pub start: usize,
+    /// The token of the name.
+    pub at: usize,
+    pub is_kernel: bool,
+    pub parameters: Vec<Range<usize>>,
+    /// The braces and what they hold, without the last one.
+    pub body: Range<usize>,
+}
+
+const NOT_FUNCTIONS: [&str; 10] = [
+    "if",
+    "constexpr",
+    "for",
+    "while",
+    "switch",
+    "return",
+    "sizeof",
+    "decltype",
+    "alignas",
+    "static_assert",
+];
+
+/// The functions that have a body.
+pub fn functions(tokens: &Tokens) -> Vec<Function> {
+    let mut found = Vec::new();
+    for open in (1..tokens.len()).filter(|&i| tokens.at(i) == "(") {
+        if !tokens.is_word(open - 1) || NOT_FUNCTIONS.contains(&tokens.at(open - 1)) {
+            continue;
+        }
+        // `: a(x), b(y) {` of a constructor
+        let access = open > 2 && matches!(tokens.at(open - 3), "public" | "protected" | "private");
+        if tokens.before(open - 1) == "," || (tokens.before(open - 1) == ":" && !access) {
+            continue;
+        }
+        let mut brace = tokens.close(open) + 1;
+        while matches!(tokens.at(brace), "const" | "volatile" | "noexcept")
+            || SPACES.contains(&tokens.at(brace))
+            || tokens.is_attribute(brace)
+        {
+            brace = if tokens.is_attribute(brace) { tokens.close(brace) } else { brace } + 1;
+        }
+        if tokens.at(brace) == "{" {
+            let mut start = open - 1;
+            while !matches!(tokens.before(start), ";" | "{" | "}" | "") {
+                start -= 1;
+            }
+            found.push(Function {
+                name: tokens.at(open - 1).to_owned(),
+                start,
+                at: open - 1,
+                is_kernel: (start..open - 1).any(|i| tokens.at(i) == "kernel"),
+                parameters: tokens.split(open),
+                body: brace..tokens.close(brace),
+            });
+        }
+    }
+    found
+}

@@ -1,0 +1,15 @@
+//! Reads Metal source: its tokens, functions, kernels, their instances, threadgroup variables and
+//! function constants. The simulator's rewriter, its rules and the one for CUDA share it.
+#![allow(missing_docs)]
+
+mod functions;
+mod kernels;
+mod storage;
+mod tokens;
+
+pub use functions::{Function, functions};
+pub use kernels::{Attribute, Instance, Kernel, Parameter, Role, attributes, instance, kernels};
+pub use storage::{
+    FunctionConstant, ThreadgroupVariables, Variable, function_constants, threadgroup_variables,
+};
+pub use tokens::{Kind, SPACES, Tokens, VALUES};

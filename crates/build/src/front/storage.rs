@@ -1,0 +1,108 @@
+//! Threadgroup variables and function constants.
+
+use std::ops::Range;
+
+use super::tokens::Tokens;
+
+/// `threadgroup float x[32], y;` in a function.
+pub struct ThreadgroupVariables {
+    /// The tokens from `threadgroup` to before the semicolon.
+    pub range: Range<usize>,
+    /// The type.
+    pub kind: String,
+    pub variables: Vec<Variable>,
+}
+
+pub struct Variable {
+    /// The token of the name.
+    pub at: usize,
+    /// `[(32)]`, in parentheses, as it may compare with `>`.
+    pub extent: String,
+    pub is_initialized: bool,
+}
+
+pub fn threadgroup_variables(tokens: &Tokens) -> Vec<ThreadgroupVariables> {
+    let starts = |&i: &usize| {
+        tokens.at(i) == "threadgroup"
+            && matches!(tokens.before(i), ";" | "{" | "}" | "static" | ")")
+            && !tokens.in_struct(i)
+    };
+    (0..tokens.len()).filter(starts).filter_map(|i| declaration(tokens, i)).collect()
+}
+
+fn declaration(tokens: &Tokens, start: usize) -> Option<ThreadgroupVariables> {
+    let mut at = start + 1;
+    while !matches!(tokens.at(at), ";" | "=" | "[" | "," | "(" | "{" | "") {
+        match tokens.at(at) {
+            "*" | "&" => return None, // a pointer into threadgroup memory
+            "<" => at = tokens.close(at),
+            _ => {}
+        }
+        at += 1;
+    }
+    if !matches!(tokens.at(at), ";" | "=" | "[" | ",") {
+        return None;
+    }
+    let end = next(tokens, at, tokens.len(), &[";", ""]);
+    let (mut variables, mut name) = (Vec::new(), at - 1);
+    while name < end {
+        let (mut after, mut extent) = (name + 1, String::new());
+        while tokens.at(after) == "[" {
+            let end = tokens.close(after);
+            extent.push_str(&format!("[({})]", tokens.join(after + 1..end)));
+            after = end + 1;
+        }
+        let comma = next(tokens, after, end, &[","]);
+        variables.push(Variable { at: name, extent, is_initialized: comma > after });
+        name = comma + 1;
+    }
+    Some(ThreadgroupVariables {
+        range: start..end,
+        kind: tokens.join(start + 1..at - 1),
+        variables,
+    })
+}
+
+/// The next of these marks that no bracket encloses, or `end`.
+fn next(tokens: &Tokens, mut at: usize, end: usize, marks: &[&str]) -> usize {
+    while at < end && !marks.contains(&tokens.at(at)) {
+        at = if matches!(tokens.at(at), "(" | "[" | "{") { tokens.close(at) } else { at } + 1;
+    }
+    at
+}
+
+/// `constant T name [[function_constant(n)]];`
+pub struct FunctionConstant {
+    /// The tokens before the semicolon.
+    pub range: Range<usize>,
+    /// The first token of the attribute.
+    pub attribute: usize,
+    /// The `n`, if it is a literal.
+    pub index: Option<u32>,
+    pub name: String,
+    pub kind: String,
+}
+
+pub fn function_constants(tokens: &Tokens) -> Vec<FunctionConstant> {
+    let declares = |&i: &usize| {
+        tokens.is_attribute(i)
+            && tokens.at(i + 2) == "function_constant"
+            && tokens.at(tokens.close(i) + 1) == ";"
+    };
+    let constant = |attribute: usize| {
+        let name = attribute - 1;
+        let ends = |&i: &usize| matches!(tokens.before(i), ";" | "{" | "}" | "");
+        let start = (0..name).rev().find(ends).unwrap_or(name);
+        FunctionConstant {
+            range: start..tokens.close(attribute) + 1,
+            attribute,
+            index: tokens.at(attribute + 4).parse().ok(),
+            name: tokens.at(name).to_owned(),
+            kind: tokens
+                .join_without(start..name, &["constant", "const", "static"])
+                .trim()
+                .to_owned(),
+        }
+    };
+    (1..tokens.len()).filter(declares).map(constant).collect()
+}
