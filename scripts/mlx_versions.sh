@@ -100,8 +100,8 @@ SOURCE
 }
 
 # The modules that notice first where a version of MLX is not as expected: arrays, every op of the conformance
-# table with its derivatives, failures, streams and threads, files, and models with their recorded graphs.
-core=(array:: table:: failures:: threads:: io:: recorded:: one_stream:: random:: checkpoints:: generation::)
+# table with its derivatives, failures, streams and threads, files, and models.
+core=(array:: table:: failures:: threads:: io:: one_stream:: random:: checkpoints:: generation::)
 
 # refuses FOLDER COMMAND...: the command fails with the versions in its error, and calls no function that the
 # library in FOLDER lacks.

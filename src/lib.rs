@@ -145,7 +145,6 @@ pub mod support {
     pub const CUDA: bool = cfg!(all(feature = "cuda", target_os = "linux"));
 
     pub use crate::array::{Block, from_list, require_addressable, to_list};
-    pub use crate::ffi::bridge::{Recording, is_tracer, record, replay};
     pub use crate::hash::Fnv;
     pub use crate::panics::panic_message;
     pub use crate::transforms::differentiates;

@@ -12,9 +12,7 @@
 #include "runtime/process.h"
 #include "rust/cxx.h"
 
-namespace mlx_primitives {
-class Recording;
-}
+namespace mlx_primitives {}
 
 namespace rust::behavior {
 
@@ -166,11 +164,6 @@ ListHandle with_vjp(rust::Box<Closure> f, rust::Box<Closure> vjp, const ArrayLis
 Handle after(const MlxArray& array, const ArrayList& others);
 bool is_tracer(const MlxArray& array);
 size_t nesting(const ArrayList& inputs, const ArrayList& outputs);
-/** Null if the graph cannot be recorded, or not yet, for which `pending` is set. */
-std::shared_ptr<Recording> record(
-    const ArrayList& parameters, const ArrayList& results, bool& pending);
-/** An empty list if this thread's stream is not the one that was recorded. */
-ListHandle replay(const Recording& recording, const ArrayList& parameters, int32_t positions);
 ListHandle call_compiled(const Compiled& f, const ArrayList& inputs);
 
 ListHandle composition(const MlxArray& array);

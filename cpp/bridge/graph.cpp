@@ -5,7 +5,6 @@
 #include "mlx-primitives/src/ffi/mod.rs.h"
 #include "runtime/primitive.h"
 #include "runtime/process.h"
-#include "runtime/recording.h"
 
 namespace mlx_primitives::bridge {
 
@@ -80,17 +79,6 @@ rust::Vec<LaunchPlan> dispatches(const MlxArray& of, uint32_t max_threads) {
     plans.push_back({launch.kernel, launch.grid, launch.group, launch.threadgroup_bytes});
   }
   return plans;
-}
-
-std::shared_ptr<Recording> record(
-    const ArrayList& parameters, const ArrayList& results, bool& pending) {
-  prepare();
-  return Recording::of(parameters, results, pending);
-}
-
-ListHandle replay(const Recording& recording, const ArrayList& parameters, int32_t positions) {
-  bool here_too = mx::to_stream(here()) == recording.stream();
-  return handle(here_too ? recording.run(parameters, positions) : ArrayList());
 }
 
 } // namespace mlx_primitives::bridge

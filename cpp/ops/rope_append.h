@@ -130,23 +130,11 @@ class RopeAppendAttention : public ComposedPrimitive {
         masked_(masked),
         len_(len) {}
 
-  /** The same op over another number of positions. */
-  RopeAppendAttention(RopeAppendAttention& other, int len)
-      : ComposedPrimitive(other.stream()),
-        append_(other.append_),
-        attention_(other.attention_),
-        layout_(other.layout_),
-        appended_(other.appended_),
-        masked_(other.masked_),
-        len_(len) {}
-
   COMPOSED_METHODS(RopeAppendAttention)
   std::vector<mx::Shape> output_shapes(const Arrays& inputs) override;
   size_t updates() const override {
     return 1;
   }
-  /** Only where the positions are one number that the host can read. */
-  std::shared_ptr<FusedPrimitive> later(int positions, Arrays& inputs) override;
   bool takes_strides(size_t input) const override {
     return masked_ && input == appended_;
   }

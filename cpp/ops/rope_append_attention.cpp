@@ -120,19 +120,6 @@ bool RopeAppendAttention::is_equivalent(const mx::Primitive& other) const {
          len_ == o.len_;
 }
 
-std::shared_ptr<FusedPrimitive> RopeAppendAttention::later(int positions, Arrays& inputs) {
-  auto& offset = inputs[2];
-  bool known = offset.size() == 1 && inputs[3].id() == offset.id() && !masked_ &&
-               !offset.has_primitive() && offset.data_shared_ptr() && offset.is_available();
-  if (!known || int64_t{len_} + positions > layout_.capacity) {
-    return nullptr;
-  }
-  mx::array position(offset.item<int32_t>() + positions);
-  inputs[2] = position;
-  inputs[3] = position;
-  return std::make_shared<RopeAppendAttention>(*this, len_ + positions);
-}
-
 std::vector<Dispatch> RopeAppendAttention::dispatches(
     const Arrays& inputs, const Arrays& outputs, uint32_t max_threads) {
   auto all = append_->dispatches(appended(inputs), {outputs[0]}, max_threads);

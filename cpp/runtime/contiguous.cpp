@@ -1,6 +1,8 @@
 #include "runtime/contiguous.h"
 
 #include <memory>
+#include <string_view>
+#include <unordered_map>
 
 #include "mlx/mlx.h"
 #include "mlx/primitives.h"
@@ -69,7 +71,29 @@ class Contiguous : public mx::UnaryPrimitive {
   }
 };
 
+/** The kinds by the names of the primitives, which MLX is asked for. */
+std::unordered_map<std::string_view, View> view_kinds(mx::Stream s) {
+  mx::array x({1, 2, 3}, mx::float32, nullptr, {});
+  auto name = [](const mx::array& view) { return std::string_view(view.primitive().name()); };
+  return {
+      {name(mx::broadcast_to(x, {4, 2, 3}, s)), View::always},
+      {name(mx::expand_dims(x, 0, s)), View::always},
+      {name(mx::slice(x, {0, 0, 0}, {1, 1, 1}, s)), View::always},
+      {name(mx::squeeze(x, 0, s)), View::always},
+      {name(mx::transpose(x, {0, 2, 1}, s)), View::always},
+      {name(mx::flatten(x, 1, 2, s)), View::of_rows},
+      {name(mx::reshape(x, {3, 2}, s)), View::of_rows},
+      {name(mx::unflatten(x, 2, {3, 1}, s)), View::of_rows},
+      {name(mx::contiguous(x, false, s)), View::contiguous}};
+}
+
 } // namespace
+
+View view_kind(mx::Primitive& primitive) {
+  static const auto kinds = view_kinds(primitive.stream());
+  auto found = kinds.find(primitive.name());
+  return found == kinds.end() ? View::none : found->second;
+}
 
 mx::array contiguous(const mx::array& x, mx::Stream s) {
   if (s.device != mx::Device::cpu) {

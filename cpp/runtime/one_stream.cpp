@@ -2,9 +2,7 @@
 
 #include <algorithm>
 #include <exception>
-#include <initializer_list>
 #include <memory>
-#include <string_view>
 #include <unordered_set>
 #include <utility>
 
@@ -12,6 +10,7 @@
 #include "mlx/mlx.h"
 #include "mlx/primitives.h"
 #include "runtime/batch.h"
+#include "runtime/contiguous.h"
 #include "runtime/primitive.h"
 
 namespace mlx_primitives {
@@ -22,32 +21,18 @@ namespace {
  */
 constexpr size_t MOST_BYTES = 16 << 20;
 
-/** Whether an op of MLX only sets shape and strides: never, for rows without gaps, or always. */
-enum class View { no, of_rows, always };
-
-View kind_of(const mx::Primitive& primitive) {
-  using Names = std::initializer_list<std::string_view>;
-  auto among = [name = std::string_view(primitive.name())](Names names) {
-    return std::find(names.begin(), names.end(), name) != names.end();
-  };
-  if (among({"Broadcast", "ExpandDims", "Slice", "Squeeze", "Transpose"})) {
-    return View::always;
-  }
-  return among({"Contiguous", "Flatten", "Reshape", "Unflatten"}) ? View::of_rows : View::no;
-}
-
 /** Gives an array the memory of its input, where that needs no task. */
 bool becomes_view(mx::array& array, std::vector<mx::array>& outputs) {
   auto& inputs = array.inputs();
-  auto kind = kind_of(array.primitive());
-  if (kind == View::no || inputs.size() != 1 || array.size() == 0) {
+  auto kind = view_kind(array.primitive());
+  if (kind == View::none || inputs.size() != 1 || array.size() == 0) {
     return false;
   }
   auto& input = inputs[0];
-  if (kind == View::of_rows && !input.flags().row_contiguous) {
+  if (kind != View::always && !input.flags().row_contiguous) {
     return false;
   }
-  if (array.primitive().name() == std::string_view("Contiguous")) {
+  if (kind == View::contiguous) {
     constexpr size_t spare = 16384; // a view must not keep much more memory than it needs
     bool shares = input.buffer_size() <= array.nbytes() + spare;
     if (shares) {
@@ -64,7 +49,7 @@ size_t new_bytes(const mx::array& array) {
   auto& primitive = array.primitive();
   auto* ours = dynamic_cast<const FusedPrimitive*>(&primitive);
   if (array.siblings().empty()) {
-    bool shared = ours ? ours->updates() > 0 : kind_of(primitive) != View::no;
+    bool shared = ours ? ours->updates() > 0 : view_kind(primitive) != View::none;
     return shared ? 0 : array.nbytes();
   }
   auto outputs = array.outputs();

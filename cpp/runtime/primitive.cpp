@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <set>
-#include <string_view>
 
 #include "runtime/batch.h"
 #include "runtime/contiguous.h"
@@ -211,8 +210,8 @@ bool known_row_contiguous(const mx::array& x) {
   if (auto* ours = dynamic_cast<FusedPrimitive*>(&x.primitive())) {
     return !ours->lays_out(x);
   }
-  bool reshaped = x.primitive().name() == std::string_view("Reshape");
-  return reshaped && known_row_contiguous(x.inputs()[0]);
+  bool shaped = view_kind(x.primitive()) == View::of_rows;
+  return shaped && known_row_contiguous(x.inputs()[0]);
 }
 
 mx::array row_contiguous(const mx::array& x, mx::Stream s) {

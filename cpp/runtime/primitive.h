@@ -52,14 +52,6 @@ class FusedPrimitive : public mx::Primitive {
     return 0;
   }
 
-  /**
-   * Returns this op moved on by `positions` tokens, and updates the inputs that hold a position.
-   * Ops that do not depend on a position return null, and run again as they are.
-   */
-  virtual std::shared_ptr<FusedPrimitive> later(int /* positions */, Arrays& /* inputs */) {
-    return nullptr;
-  }
-
   /** Counts the dispatches, each whole input and output, and each temporary twice. */
   virtual Cost cost(const Arrays& inputs, const Arrays& outputs);
 
@@ -107,8 +99,6 @@ class FusedPrimitive : public mx::Primitive {
   bool prepare(const Arrays& inputs, Arrays& outputs) const;
 
   friend Arrays composition(const mx::array& ours);
-  friend class Recording;
-  friend class Replay;
   friend bool known_row_contiguous(const mx::array& x);
 };
 

@@ -151,9 +151,6 @@ pub(crate) mod bridge {
         type MlxArray;
         type Compiled;
         type Signal;
-        /// A graph that runs as one node, again and again.
-        #[namespace = "mlx_primitives"]
-        type Recording;
 
         fn is_set(signal: &Signal) -> bool;
 
@@ -354,19 +351,6 @@ pub(crate) mod bridge {
         fn dispatches(array: &MlxArray, max_threads: u32) -> Result<Vec<LaunchPlan>>;
         /// A graph of MLX's own ops for the values of one of our nodes, which does not change.
         fn composition(array: &MlxArray) -> Result<UniquePtr<CxxVector<MlxArray>>>;
-        /// Records a graph of our ops, to be run as one node; null for other graphs. `pending` is
-        /// whether it can be recorded once the weights are computed.
-        fn record(
-            parameters: &CxxVector<MlxArray>,
-            results: &CxxVector<MlxArray>,
-            pending: &mut bool,
-        ) -> Result<SharedPtr<Recording>>;
-        /// An empty list if the thread's stream is not the one that was recorded.
-        fn replay(
-            recording: &Recording,
-            parameters: &CxxVector<MlxArray>,
-            positions: i32,
-        ) -> Result<UniquePtr<CxxVector<MlxArray>>>;
     }
 
     extern "Rust" {

@@ -19,7 +19,7 @@ fn a_decoded_token_takes_few_dispatches() -> anyhow::Result<()> {
     for context in [1, 100, 4096] {
         let [ours, theirs] = packed.cost_of_a_token(context)?;
         let named = |name: &str| ours.iter().filter(|node| node.name == name).count() as u32;
-        for (name, each) in [("QuantizedMatmul", 4), ("RopeAppend", 1), ("Attention", 1)] {
+        for (name, each) in [("QuantizedMatmul", 4), ("RopeAppendAttention", 1)] {
             let head = u32::from(name == "QuantizedMatmul");
             assert_eq!(named(name), each * layers + head, "{name} of {ours:#?}");
         }

@@ -78,7 +78,6 @@ mod quantized_matmul;
 mod quoting;
 mod random;
 mod random_weights;
-mod recorded;
 mod reduce;
 mod refusals;
 mod refused_kinds;

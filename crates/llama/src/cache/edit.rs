@@ -68,35 +68,6 @@ impl LayerCache {
 }
 
 impl Cache {
-    /// The buffers of all layers, if each is of the plain kind, has as many positions as the others,
-    /// room for one more, and no padding.
-    pub(crate) fn buffers(&self) -> Option<Vec<&Array>> {
-        let len = self.len();
-        let mut all = Vec::with_capacity(self.layers.len());
-        for LayerCache(kind, padding, _) in &self.layers {
-            match kind {
-                Kind::Plain(plain)
-                    if plain.len() == len && padding.iter().all(|&count| count == 0) =>
-                {
-                    all.push(plain.array_with_room()?);
-                }
-                _ => return None,
-            }
-        }
-        Some(all)
-    }
-
-    /// Replaces the buffers that [`buffers`](Self::buffers) returned by those after one more position.
-    pub(crate) fn step_to(&mut self, buffers: Vec<Array>) {
-        for (layer, array) in self.layers.iter_mut().zip(buffers) {
-            if let Kind::Plain(plain) = &mut layer.0 {
-                plain.step_to(array);
-            }
-        }
-    }
-}
-
-impl Cache {
     /// Whether a layer drops positions, so that not all positions can be removed by
     /// [`trim`](Self::trim).
     pub fn forgets(&self) -> bool {

@@ -22,20 +22,6 @@ impl Plain {
         self.buffer.as_ref().map(|buffer| &buffer.array)
     }
 
-    /// The buffer, if it has room for one more position.
-    pub fn array_with_room(&self) -> Option<&Array> {
-        let buffer = self.buffer.as_ref().filter(|buffer| self.len < buffer.layout.capacity);
-        buffer.map(|buffer| &buffer.array)
-    }
-
-    /// Replaces the buffer by one with one more position.
-    pub fn step_to(&mut self, array: Array) {
-        if let Some(buffer) = &mut self.buffer {
-            buffer.array = array;
-            self.len += 1;
-        }
-    }
-
     pub fn reserve(&mut self, len: i32, heads: Heads, dtype: Dtype) -> Result<()> {
         let layout = heads.layout(rounded_up(len + 1));
         let array = layout.zeros(1, dtype)?;

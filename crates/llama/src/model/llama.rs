@@ -7,7 +7,6 @@ use super::adapters::Adapters;
 use super::layer::DecoderLayer;
 use super::linear::{Change, Fusion, Linear, Norm};
 use super::matrix::Matrix;
-use super::recorded::Recorded;
 use crate::base::{Axis, Config, Progress, Quantization, Share, ShareOf, Weights, whole};
 use crate::cache::{AttentionMask, Cache};
 
@@ -21,7 +20,6 @@ pub struct Llama {
     /// `None` if the embedding is also the output projection.
     pub(crate) lm_head: Option<Linear>,
     pub(crate) share: Share,
-    pub(crate) recorded: Recorded,
     /// The updates beside the weights.
     pub(crate) adapters: Adapters,
     /// The sum over all weights, once it was asked for.
@@ -110,7 +108,6 @@ impl Llama {
             norm,
             lm_head,
             share,
-            recorded: Recorded::default(),
             adapters: Adapters::default(),
             weights_sum: OnceCell::new(),
         };
@@ -121,7 +118,7 @@ impl Llama {
     /// The type of the hidden states behind the layers of this process, for the type in front of them.
     fn stream_after(&self, entered: Dtype) -> Result<Dtype> {
         let h = Array::zeros_of([1, 1, self.config.hidden_size], entered)?;
-        Ok(self.build_layers(&h, &mut self.new_cache())?.dtype())
+        Ok(self.through_layers(h, &mut self.new_cache())?.dtype())
     }
 
     /// The configuration that the model was made from.
@@ -185,7 +182,6 @@ impl Llama {
             norm: self.norm.clone(),
             lm_head: self.lm_head.as_ref().map(of_head).transpose()?,
             share: self.share.clone(),
-            recorded: Recorded::default(),
             adapters: self.adapters.clone(),
             weights_sum: OnceCell::new(),
         })
@@ -296,18 +292,8 @@ impl Llama {
     }
 
     /// The output of the last layer that this process holds.
-    fn through_layers(&self, h: Array, cache: &mut Cache) -> Result<Array> {
-        // Otherwise the graph of a token differs from that of another one in more than its position.
-        let same = !self.layers.iter().any(|layer| layer.self_attn.rope.depends_on_length());
-        match h.dim(1)? {
-            1 if same => self.recorded.step(h, cache, |h, cache| self.build_layers(h, cache)),
-            _ => self.build_layers(&h, cache),
-        }
-    }
-
-    /// Builds the graph of the layers.
-    fn build_layers(&self, h: &Array, cache: &mut Cache) -> Result<Array> {
-        let (mut h, time) = (h.clone(), h.dim(1)?);
+    fn through_layers(&self, mut h: Array, cache: &mut Cache) -> Result<Array> {
+        let time = h.dim(1)?;
         // Layers of full attention share a mask, and so do layers of sliding attention.
         let mut masks: [Option<AttentionMask>; 2] = [None, None];
         for ((i, layer), cache) in self.numbered_layers().zip(&mut cache.layers) {

@@ -13,7 +13,6 @@ mod mlp;
 mod new_cache;
 mod qkv_projection;
 mod random_weights;
-mod recorded;
 mod unfused;
 
 pub use adapters::Adapters;

@@ -1,7 +1,7 @@
 //! The model built of MLX's built-ins, op by op as mlx-lm calls them, for comparison with the fused
 //! one.
 
-use mlx_primitives::{Array, Result, builtin, concatenate, graph, ops, tune};
+use mlx_primitives::{Array, Result, builtin, concatenate, graph, ops};
 
 use super::attention::Attention;
 use super::layer::DecoderLayer;
@@ -62,9 +62,7 @@ impl Llama {
         cache.reserve(context, self.share.heads(Heads::from(self.config())), self.dtype())?;
         let mut unfused = self.new_unfused_cache();
         unfused.reserve(context, self)?;
-        // Each op as a node, not a recorded graph as one.
-        let (ours, _) = tune::asked(|| self.forward(&token, &mut cache));
-        let ours = ours?;
+        let ours = self.forward(&token, &mut cache)?;
         let theirs = self.unfused(&token, &mut unfused, Fused::StandIn)?;
         let once = self.pending()?;
         let ours = graph::nodes([&ours].into_iter().chain(cache.arrays()))?;
