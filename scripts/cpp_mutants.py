@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
-"""Plants faults in cpp/, one at a time, and expects the suite to notice each of them.
+"""Plants faults in cpp/, one at a time, and expects the tests to notice each of them.
 
-  scripts/cpp_mutants.py                   build the suite with all faults, then run all of them
+  scripts/cpp_mutants.py                   build the tests with all faults, then run all of them
   scripts/cpp_mutants.py NAME...           only faults whose names contain one of these
   scripts/cpp_mutants.py --tree DIR        only write the faults into the sources DIR/cpp
-  scripts/cpp_mutants.py --suite PROGRAM   run a suite that was built from such sources
+  scripts/cpp_mutants.py --tests PROGRAM... run tests that were built from such sources
 
 tests/mutants/cpp.toml lists the faults. All are compiled at once, each behind a condition that the variable
-MLX_PRIMITIVES_FAULT makes true, so that the C++ is built once. CPP_MUTANTS_JOBS runs that many suites at a time,
+MLX_PRIMITIVES_FAULT makes true, so that the C++ is built once. CPP_MUTANTS_JOBS runs that many tests at a time,
 half as many as there are cores unless it is set.
 """
 
@@ -92,7 +92,7 @@ def write(path, content):
 
 
 def build(faults):
-    """Copies the repository, writes the faults into the copy, and builds its suite."""
+    """Copies the repository, writes the faults into the copy, and builds its tests."""
     home = ROOT / "target/cpp_mutants"
     tree = home / "tree"
     command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
@@ -109,20 +109,28 @@ def build(faults):
     if (ROOT / ".mlx").is_dir() and not (tree / ".mlx").exists():
         (tree / ".mlx").symlink_to(ROOT / ".mlx")
     weave(tree, faults)
-    command = ["cargo", "test", "--test", "suite", "--no-run", "--message-format=json"]
+    command = ["cargo", "test", "--test", "core", "--test", "llama", "--test", "ranks", "--test", "cli"]
+    command += ["--no-run", "--message-format=json"]
     environment = {**os.environ, "CARGO_TARGET_DIR": str(home / "target")}
     environment.pop("MLX_PRIMITIVES_WERROR", None)
     built = subprocess.run(command, cwd=tree, env=environment, stdout=subprocess.PIPE, text=True)
     messages = [json.loads(line) for line in built.stdout.splitlines() if line.startswith("{")]
-    suites = [m["executable"] for m in messages if m.get("executable") and m["target"]["name"] == "suite"]
-    if built.returncode or not suites:
-        sys.exit("cpp_mutants: the suite with the faults does not build")
-    return suites[-1]
+    programs = [m["executable"] for m in messages if m.get("executable") and m["target"]["kind"] == ["test"]]
+    if built.returncode or not programs:
+        sys.exit("cpp_mutants: the tests with the faults do not build")
+    return programs
 
 
-def run(suite, number, tests, simulated):
+def run(programs, number, tests, simulated):
+    """Runs tests, each in its program, until one fails; returns how."""
+    by_program = {program: [test for test in tests if test in listed] for program, listed in programs.items()}
+    results = (run_in(program, number, own, simulated) for program, own in by_program.items() if own)
+    return next((failed for failed in results if failed), None)
+
+
+def run_in(program, number, tests, simulated):
     """Runs tests with a fault, or with none, perhaps by `eval_gpu` in the simulator; returns how they failed."""
-    command = [suite, *tests, "--test-threads", "2"]
+    command = [program, *tests, "--test-threads", "2"]
     environment = {**os.environ, VARIABLE: str(number)}
     environment.update({SIMULATOR: "forward"} if simulated else {})
     process = subprocess.Popen(
@@ -137,29 +145,31 @@ def run(suite, number, tests, simulated):
     if process.returncode == 0:
         return None
     failed = re.findall(r"^test (\S+) +\.\.\. FAILED$", output, re.MULTILINE)
-    return ", ".join(failed) or f"the suite ended with {process.returncode}: {output.strip()[-200:]}"
+    return ", ".join(failed) or f"the tests ended with {process.returncode}: {output.strip()[-200:]}"
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*")
     parser.add_argument("--tree", type=pathlib.Path)
-    parser.add_argument("--suite")
+    parser.add_argument("--tests", nargs="+")
     arguments = parser.parse_args()
     faults = read_list()
     if arguments.tree:
         return weave(arguments.tree, faults)
-    suite = arguments.suite or build(faults)
+    programs = {
+        program: subprocess.run([program, "--list"], check=True, capture_output=True, text=True).stdout
+        for program in arguments.tests or build(faults)
+    }
     chosen = [f for f in faults if not arguments.names or any(name in f["name"] for name in arguments.names)]
     tests = sorted({test for fault in chosen for test in fault["tests"].split()})
-    listed = subprocess.run([suite, "--list"], check=True, capture_output=True, text=True).stdout
-    missing = [test for test in tests if test not in listed]
+    missing = [test for test in tests if not any(test in listed for listed in programs.values())]
     if missing or not chosen:
-        sys.exit(f"cpp_mutants: no such faults, or the suite has no tests {missing}")
+        sys.exit(f"cpp_mutants: no such faults, or no program has the tests {missing}")
     start = time.monotonic()
     for simulated in (False, True):
         tests = {test for f in chosen if f.get("simulated", False) == simulated for test in f["tests"].split()}
-        if tests and (failed := run(suite, 0, sorted(tests), simulated)):
+        if tests and (failed := run(programs, 0, sorted(tests), simulated)):
             sys.exit(f"cpp_mutants: without a fault, too, these tests fail: {failed}")
     print(f"cpp_mutants: without a fault all tests pass, in {time.monotonic() - start:.0f} s", flush=True)
 
@@ -167,7 +177,7 @@ def main():
 
     def one(fault):
         began = time.monotonic()
-        noticed = run(suite, fault["number"], fault["tests"].split(), fault.get("simulated", False))
+        noticed = run(programs, fault["number"], fault["tests"].split(), fault.get("simulated", False))
         if bool(noticed) == ("survives" in fault):
             wrong.append(fault["name"])
         took = time.monotonic() - began

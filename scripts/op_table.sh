@@ -10,7 +10,7 @@ traffic=$(mktemp)
 trap 'rm -f "$traffic" "$traffic.md"' EXIT
 echo "op_table: counting bytes in the simulator" >&2
 MLX_PRIMITIVES_TRAFFIC=$traffic MLX_PRIMITIVES_SIMULATE_METAL=forward \
-  cargo test --quiet --test suite -- --ignored ::moves_ >&2
+  cargo test --quiet --test core -- --ignored ::moves_ >&2
 echo "op_table: measuring latencies" >&2
 cargo run --quiet --release -- ops "$@" --plot assets/ops.svg --table "$traffic" >"$traffic.md"
 python3 - "$traffic.md" <<'PYTHON'

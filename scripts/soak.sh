@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# Runs the suite again and again, on an idle machine, under load, pinned to one core, and with 1, 2 and 8
+# Runs the tests again and again, on an idle machine, under load, pinned to one core, and with 1, 2 and 8
 # test threads, and counts the failures of each test. One green run says little about threaded code.
 #
-#   scripts/soak.sh 30                  the suite without the simulator's long runs, 30 times
-#   scripts/soak.sh 30 --all            the whole suite
+#   scripts/soak.sh 30                  the tests without the simulator's long runs, 30 times
+#   scripts/soak.sh 30 --all            all tests
 #   scripts/soak.sh 200 endings::       the tests whose names contain a word
 #
-# Exits with 1 if a test failed or a run took longer than SOAK_LIMIT seconds (1800 unless set).
+# Exits with 1 if a test failed or a program of tests took longer than SOAK_LIMIT seconds (1800 unless set).
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -29,14 +29,14 @@ logs=target/soak
 mkdir -p "$logs"
 rm -f "$logs"/*.log
 
-echo "soak: building the suite" >&2
-suite=$(cargo test --test suite --no-run --message-format=json |
+echo "soak: building the tests" >&2
+programs=$(cargo test --test core --test llama --test ranks --test cli --no-run --message-format=json |
   python3 -c 'import json, sys
 for line in sys.stdin:
     message = json.loads(line)
-    if message.get("executable") and message["target"]["name"] == "suite":
-        print(message["executable"])' | tail -n 1)
-[ -x "$suite" ] || { echo "soak: cargo built no suite" >&2 && exit 1; }
+    if message.get("executable") and message["target"]["kind"] == ["test"]:
+        print(message["executable"])')
+[ -n "$programs" ] || { echo "soak: cargo built no tests" >&2 && exit 1; }
 
 load=()
 stop_load() {
@@ -65,8 +65,10 @@ for round in $(seq "$rounds"); do
   log=$logs/$round.log
   status=0
   start=$SECONDS
-  MLX_PRIMITIVES_TEST_PATIENCE=${MLX_PRIMITIVES_TEST_PATIENCE:-4} timeout -s KILL "$limit" \
-    "${prefix[@]}" "$suite" --test-threads "$threads" "${arguments[@]}" >"$log" 2>&1 || status=$?
+  for program in $programs; do
+    MLX_PRIMITIVES_TEST_PATIENCE=${MLX_PRIMITIVES_TEST_PATIENCE:-4} timeout -s KILL "$limit" \
+      "${prefix[@]}" "$program" --test-threads "$threads" "${arguments[@]}" >>"$log" 2>&1 || status=$?
+  done
   [ $place != loaded ] || stop_load
   result=passed
   [ $status = 0 ] || { result="failed with status $status" && failed=$((failed + 1)); }

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Runs the checks that take too long for `cargo test`: the suite through eval_gpu in every order of threads,
+# Runs the checks that take too long for `cargo test`: the tests through eval_gpu in every order of threads,
 # every planted fault, in kernels and in cpp/, the kernels with overflow checks and debug assertions, other
 # versions of MLX, sanitizers, the build for macOS, the comparison with Apple's compiler, the rules for kernels
 # on MLX's own, the kernels' costs on an M1, ARM Linux, and every kernel compiled for four generations of NVIDIA GPUs.
@@ -28,8 +28,8 @@ for name in "${steps[@]}"; do
   echo "verify: $name" >&2
   case $name in
     simulator)
-      cargo test --test suite -- --ignored --exact \
-        simulated::the_suite_in_other_orders_of_threads simulated::pipelines_of_fewer_threads
+      cargo test --test core --test llama --test cli -- --ignored --exact \
+        simulated::in_other_orders_of_threads simulated::pipelines_of_fewer_threads
       ;;
     mutants) METAL_SIM_EVERY_MUTANT=1 cargo test -p mlx-primitives --test mutants ;;
     cpp_mutants) scripts/cpp_mutants.py ;;

@@ -1,5 +1,5 @@
 //! Runs a case through `eval_gpu` in the simulator and compares it with its CPU kernels, which the
-//! suite compares with references in f64.
+//! tests compare with references in f64.
 
 use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};

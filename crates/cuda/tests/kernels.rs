@@ -163,7 +163,7 @@ fn kernels_of_users_compile() {
     if !is_installed() {
         return;
     }
-    let folder = root().join("tests/suite/custom");
+    let folder = root().join("tests/core/custom");
     let constants: Vec<Constant> =
         (0..8).map(|index| Constant { index, data_type: 33, bits: 3 }).collect();
     let bound = bound();

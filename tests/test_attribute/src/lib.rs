@@ -1,11 +1,13 @@
-//! The attribute `#[test]` of the suite. It replaces Rust's own where the crate is imported with
-//! `#[macro_use]`, and registers the function with the harness in `tests/suite/harness/`, which
-//! gives every test a time limit and chooses their order.
+//! The attribute `#[test]` of the tests. It replaces Rust's own where the crate is imported with
+//! `#[macro_use]`, and registers the function with the harness in `tests/harness/`, which gives
+//! every test a time limit and chooses their order.
 
 use proc_macro::{Delimiter, TokenStream, TokenTree};
 
 /// Registers a test. `#[test(seconds = 900)]` overrides the default time limit, `#[test(alone)]`
-/// runs it while no other test runs, and `#[ignore = "why"]` below it works as in Rust's harness.
+/// runs it while no other test runs, `#[test(simulated = once)]` and `#[test(simulated = never)]`
+/// run it in the simulator in one order of threads alone and not at all, and `#[ignore = "why"]`
+/// below it works as in Rust's harness.
 #[proc_macro_attribute]
 pub fn test(arguments: TokenStream, function: TokenStream) -> TokenStream {
     let tokens: Vec<TokenTree> = function.clone().into_iter().collect();
@@ -23,20 +25,26 @@ pub fn test(arguments: TokenStream, function: TokenStream) -> TokenStream {
             }
             _ => false,
         });
+    let (mut seconds, mut simulated) = ("::harness::DEFAULT_SECONDS".to_owned(), "Always");
+    let mut alone = false;
     let arguments = arguments.to_string();
-    let alone = arguments == "alone";
-    let seconds = match arguments.strip_prefix("seconds =").map(str::trim) {
-        Some(seconds) => seconds,
-        None if alone || arguments.is_empty() => "crate::harness::DEFAULT_SECONDS",
-        None => return error("#[test] expects nothing, (alone) or (seconds = N)"),
-    };
+    for argument in arguments.split(',').map(str::trim).filter(|argument| !argument.is_empty()) {
+        match argument.split_once('=').map_or((argument, ""), |(name, v)| (name.trim(), v.trim())) {
+            ("alone", "") => alone = true,
+            ("seconds", value) => seconds = value.to_owned(),
+            ("simulated", "once") => simulated = "Once",
+            ("simulated", "never") => simulated = "Never",
+            _ => return error("#[test] expects alone, seconds = N, simulated = once or never"),
+        }
+    }
     let registration = format!(
-        "::inventory::submit! {{ crate::harness::Test {{ \
+        "::harness::inventory::submit! {{ ::harness::Test {{ \
            path: concat!(module_path!(), \"::{name}\"), \
            seconds: {seconds}, \
            ignored: {ignored}, \
            alone: {alone}, \
-           run: |_| crate::harness::Outcome::into_result({name}()), \
+           simulated: ::harness::Simulated::{simulated}, \
+           run: |_| ::harness::Outcome::into_result({name}()), \
          }} }}"
     );
     match registration.parse::<TokenStream>() {

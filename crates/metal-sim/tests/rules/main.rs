@@ -54,7 +54,7 @@ fn own_kernels_are_clean() {
     if !workspace.join("metal").exists() {
         return; // the crate has been taken out of its workspace
     }
-    for folder in ["metal", "examples/own_primitive/metal", "tests/suite/custom"] {
+    for folder in ["metal", "examples/own_primitive/metal", "tests/core/custom"] {
         let entries = std::fs::read_dir(workspace.join(folder)).unwrap();
         let paths = entries.map(|entry| entry.unwrap().path());
         let kernels: Vec<_> =

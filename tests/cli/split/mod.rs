@@ -1,0 +1,4 @@
+//! The command on several ranks.
+
+mod choices;
+mod command;

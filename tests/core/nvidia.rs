@@ -1,0 +1,139 @@
+//! The choices between our kernels and MLX's ops on an NVIDIA GPU where nothing was measured.
+
+use std::rc::Rc;
+
+use mlx_primitives::ops::{
+    self, Attention, QuantizedLinear, QuantizedMode, QuantizedRows, QuantizedWeight,
+};
+use mlx_primitives::transforms::grad;
+use mlx_primitives::tune::{Choice, Choices, Key, with_choices};
+use mlx_primitives::{Array, Dtype, Result, builtin};
+
+use crate::support::Checked;
+use crate::support::compare::{assert_close, numbers};
+use crate::support::input::random;
+use crate::support::tune::{class, key, linear};
+
+fn built_in() -> Choices {
+    Choices::built_in(&Key { chip: "NVIDIA H200".to_owned(), ..key() })
+}
+
+#[test]
+fn products_are_mlxs_on_nvidia() -> Checked {
+    let x = random(&[1, 2, 1, 64], Dtype::Float16, 1)?;
+    let attention = class(|| ops::attention(&x, &x, &x, Attention::default()))?;
+    let choices = built_in();
+    for class in [&linear(1, Dtype::Float16)?, &linear(9, Dtype::Float32)?, &attention] {
+        assert_eq!(choices.choice(class), Choice::Mlx, "{class}");
+    }
+    assert_eq!(choices.choice(&class(|| ops::softmax(&x))?), Choice::Ours);
+    // MLX refuses views of packed keys and values there.
+    for bits in [4, 8] {
+        let part = || Array::zeros_of([1, 2, 3, 2], Dtype::Float16);
+        let codes = Array::zeros_of([1, 2, 3, 2 * bits], Dtype::Uint32)?;
+        let (scales, biases) = (part()?, part()?);
+        let rows = QuantizedRows { packed: &codes, scales: &scales, biases: &biases };
+        for queries in [1, 2, 9] {
+            let q = random(&[1, 2, queries, 64], Dtype::Float16, 2)?;
+            let of =
+                class(|| ops::attention_quantized(&q, rows, rows, bits, 32, Attention::default()))?;
+            assert_eq!(choices.choice(&of), Choice::Ours, "{of}");
+        }
+    }
+    Ok(())
+}
+
+/// A product of one row with 4096 times 4096 weights of 4 bits is MLX's, with 14336 times 4096 it is
+/// ours, and so is each product that a kernel of ours joins with other steps. Many rows of 2048
+/// elements are MLX's to normalize.
+#[test]
+fn sizes_decide_on_nvidia() -> Checked {
+    let here = built_in();
+    let elsewhere = Choices::built_in(&key());
+    let dtype = Dtype::Bfloat16;
+    let packed = |n: i32, k: i32, bits: i32| -> Result<QuantizedWeight> {
+        let part = || Array::zeros_of([n, k / 64], dtype);
+        let codes = Array::zeros_of([n, k / 32 * bits], Dtype::Uint32)?;
+        QuantizedWeight::new(codes, part()?, Some(part()?), 64, bits, QuantizedMode::Affine)
+    };
+    for (n, k, bits, rows, choice) in [
+        (4096, 4096, 4, 1, Choice::Mlx),
+        (1024, 4096, 4, 1, Choice::Mlx),
+        (2048, 2048, 8, 1, Choice::Mlx),
+        (14_336, 4096, 4, 1, Choice::Ours),
+        (4096, 14_336, 4, 1, Choice::Ours),
+        (4096, 4096, 8, 1, Choice::Ours),
+        (14_336, 4096, 4, 2, Choice::Mlx),
+    ] {
+        let (x, w) = (Array::zeros_of([rows, k], dtype)?, packed(n, k, bits)?);
+        let of = class(|| ops::quantized_linear(&x, &w, QuantizedLinear::default()))?;
+        assert_eq!((here.choice(&of), elsewhere.choice(&of)), (choice, Choice::Ours), "{of}, {n}");
+        let small = ["", ", small weights"][usize::from(rows == 1 && choice == Choice::Mlx)];
+        let rows = ["1 row", "2 to 8 rows"][rows as usize - 1];
+        assert_eq!(
+            of.to_string(),
+            format!("quantized_linear, {bits} bits, bfloat16, {rows}{small}")
+        );
+    }
+    let (x, w) = (Array::zeros_of([1, 128], dtype)?, packed(128, 128, 4)?);
+    let (row, of_axis) = (Array::zeros_of([1, 128], dtype)?, Array::zeros_of([128], dtype)?);
+    let plain = QuantizedLinear::default();
+    for options in [
+        QuantizedLinear { bias: Some(&of_axis), ..plain },
+        QuantizedLinear { residual: Some(&row), ..plain },
+        QuantizedLinear { norm: Some((&of_axis, 1e-5)), ..plain },
+    ] {
+        let of = class(|| ops::quantized_linear(&x, &w, options))?;
+        assert_eq!(here.choice(&of), Choice::Ours, "{options:?}");
+    }
+    for of in [
+        class(|| ops::quantized_linears(&x, &[&w, &w], None))?,
+        class(|| ops::quantized_swiglu(&x, &w, &w, None))?,
+    ] {
+        assert_eq!(here.choice(&of), Choice::Ours, "{of}");
+    }
+    for (shape, choice) in [
+        ([65_536, 4096], Choice::Mlx),
+        ([2048, 2048], Choice::Mlx),
+        ([512, 4096], Choice::Ours),
+        ([65_536, 768], Choice::Ours),
+        ([0, 4096], Choice::Ours),
+    ] {
+        let x = Array::zeros_of(shape, dtype)?; // no element is computed
+        let of = class(|| ops::rms_norm(&x, None, 1e-5))?;
+        assert_eq!((here.choice(&of), elsewhere.choice(&of)), (choice, Choice::Ours), "{of}");
+        let softmax = class(|| ops::softmax(&x))?;
+        assert_eq!(here.choice(&softmax), Choice::Ours, "{softmax}");
+    }
+    Ok(())
+}
+
+/// Products that the rule gives to MLX have the types, shapes and derivatives of our kernels'.
+#[test]
+fn results_on_nvidia_are_of_the_same_type() -> Checked {
+    let here = Rc::new(built_in());
+    let ours = Rc::new(Choices::ours());
+    for dtype in [Dtype::Float32, Dtype::Float16, Dtype::Bfloat16] {
+        let (x, w) = (random(&[1, 1, 128], dtype, 1)?, random(&[64, 128], dtype, 2)?);
+        let w = QuantizedWeight::quantize(&w, 64, 4, QuantizedMode::Affine)?;
+        let op = |x: &Array| ops::quantized_linear(x, &w, QuantizedLinear::default());
+        let of = |choices: &Rc<Choices>| -> Result<(Array, Array)> {
+            with_choices(choices.clone(), || {
+                let sum = |x: &[Array]| op(&x[0])?.astype(Dtype::Float32)?.square()?.sum(..);
+                Ok((op(&x)?, grad(|p| sum(&p), &[&x])?.remove(0)))
+            })
+        };
+        let ((one, by_one), (other, by_other)) = (of(&here)?, of(&ours)?);
+        // Only results of our ops have a composition of MLX's.
+        let is_ours = [&one, &other].map(|y| builtin::composition(y).is_ok());
+        assert_eq!(is_ours, [false, true]);
+        for (one, other, what) in [(&one, &other, "result"), (&by_one, &by_other, "gradient")] {
+            assert_eq!((one.shape(), one.dtype()), (other.shape(), other.dtype()), "{what}");
+            // MLX's product for the CPU adds in 16 bits.
+            if dtype == Dtype::Float32 {
+                assert_close(&numbers(one)?, &numbers(other)?, 2e-3, what);
+            }
+        }
+    }
+    Ok(())
+}

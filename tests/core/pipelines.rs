@@ -1,0 +1,52 @@
+//! Every kernel of `metal/` becomes a pipeline: on a Mac by Metal, whatever the GPU, on Linux in the
+//! simulator.
+
+use std::collections::BTreeMap;
+use std::io::Write;
+
+use mlx_primitives::pipelines;
+#[cfg(target_os = "linux")]
+use mlx_primitives::simulator::{Schedule, with_metal};
+
+use crate::support::Checked;
+
+/// The number of threads that each kernel leaves room for, and an error for each that has no pipeline.
+fn limits() -> Checked {
+    let (mut limits, mut failures) = (BTreeMap::<u32, Vec<String>>::new(), Vec::new());
+    let all = pipelines::all();
+    for pipeline in &all {
+        match pipeline.most_threads() {
+            Ok(threads) => limits.entry(threads).or_default().push(pipeline.kernel().to_owned()),
+            Err(error) => failures.push(format!("{}: {error}", pipeline.kernel())),
+        }
+    }
+    // Straight to stderr, because the harness captures what a passing test prints.
+    let mut stderr = std::io::stderr();
+    writeln!(stderr, "pipelines: {} of {} kernels", all.len() - failures.len(), all.len())?;
+    for (threads, kernels) in limits.iter().filter(|(threads, _)| **threads < 1024) {
+        writeln!(stderr, "pipelines: up to {threads} threads: {}", kernels.join(" "))?;
+    }
+    assert!(failures.is_empty(), "{}", failures.join("\n"));
+    // No kernel is launched with fewer than 32 threads, a SIMD group.
+    assert!(limits.keys().all(|&threads| (32..=1024).contains(&threads)), "{limits:?}");
+    Ok(())
+}
+
+#[test(simulated = never)]
+fn every_kernel_has_a_pipeline() -> Checked {
+    // Each stem of metal/ has some, and the names are different.
+    let all = pipelines::all();
+    let names: std::collections::BTreeSet<&str> = all.iter().map(|one| one.kernel()).collect();
+    assert_eq!(names.len(), all.len());
+    let stems: std::collections::BTreeSet<&str> = all.iter().map(|one| one.stem()).collect();
+    for path in crate::tidy::files("metal", &["metal"])? {
+        let stem = path.file_stem().and_then(|stem| stem.to_str()).unwrap_or_default();
+        let instances = std::fs::read_to_string(&path)?.contains("MLXP_KERNEL(");
+        assert_eq!(stems.contains(stem), instances, "{stem}: {stems:?}");
+    }
+    #[cfg(target_os = "linux")]
+    with_metal(Schedule::Forward, limits)??;
+    #[cfg(not(target_os = "linux"))]
+    limits()?;
+    Ok(())
+}

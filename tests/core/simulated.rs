@@ -1,0 +1,108 @@
+//! The tests of this binary again in the simulator of Metal, and the simulator's errors.
+
+use std::path::Path;
+
+use harness::simulated::{Run, SCHEDULE, THREADS, again, in_other_orders, once, summary, text};
+use mlx_primitives::async_eval;
+use mlx_primitives::device::synchronize;
+
+use crate::support::compare::assert_same;
+use crate::support::input::random32;
+use crate::support::{Checked, OPS, message};
+
+/// The short tests in one order of threads, which run every kernel.
+fn every_kernel(schedule: &str, sample: &str) {
+    let ran = once(schedule, sample);
+    // Every form, type and variant that metal/ instantiates.
+    let idle: Vec<_> = ran.all.iter().filter(|name| !ran.kernels.contains_key(*name)).collect();
+    assert!(idle.is_empty() && ran.all.len() > 300, "{} kernels, not run: {idle:?}", ran.all.len());
+    assert!(ran.kernels.values().sum::<usize>() > 20_000, "{:?}", ran.kernels);
+}
+
+/// With one in three comparisons of the table; scripts/verify.sh runs all, in two other orders.
+#[test(seconds = 1800, simulated = never)]
+fn every_kernel_runs() {
+    every_kernel("forward", "3");
+}
+
+#[test(seconds = 3600, simulated = never)]
+#[ignore = "run by scripts/verify.sh"]
+fn in_other_orders_of_threads() {
+    in_other_orders(|order| every_kernel(order, "1"));
+}
+
+/// If a pipeline allows fewer threads than planned, the plan is made again.
+#[test(seconds = 1800, simulated = never)]
+#[ignore = "run by scripts/verify.sh"]
+fn pipelines_of_fewer_threads() {
+    for threads in [32, 256] {
+        let arguments = &["sizes_in_every_type", "table::"];
+        let kernels = Run { threads, arguments, ..Run::default() }.pass().kernels;
+        assert!(kernels.values().sum::<usize>() > 300, "{kernels:?}");
+    }
+}
+
+/// Ignored tests of the primitives count the kernels' traffic; this runs them.
+#[test(seconds = 900, simulated = never)]
+fn kernel_traffic() {
+    let kernels = Run { arguments: &["--ignored", "::moves_"], ..Run::default() }.pass().kernels;
+    assert!(kernels.len() > 2, "{kernels:?}");
+}
+
+/// Runs one of the ignored tests below in a process with faulty variables.
+fn expect(test: &str, variables: &[(&str, &Path)]) {
+    let name = format!("simulated::{test}");
+    let output = again(&["--exact", &name, "--ignored"], variables);
+    let said = text(&output);
+    assert!(output.status.success() && summary(&said, "passed") == 1, "{said}");
+}
+
+#[test]
+fn failures_are_errors() {
+    let nowhere = tempfile::tempdir().expect("a folder");
+    expect("an_error_of_a_task", &[(SCHEDULE, "sideways".as_ref())]);
+    expect("an_error_of_eval_gpu", &[(SCHEDULE, "forward".as_ref()), (THREADS, "0".as_ref())]);
+    let compiler = ("METAL_SIM_CLANG", nowhere.path());
+    expect("an_error_of_the_compiler", &[(SCHEDULE, "forward".as_ref()), compiler]);
+}
+
+#[test]
+#[ignore = "run by failures_are_errors"]
+fn an_error_of_a_task() -> Checked {
+    for (name, op, _) in OPS {
+        let x = random32(&[2, 3, 8], 1)?;
+        let expected = "expected MLX_PRIMITIVES_SIMULATE_METAL to be forward";
+        let said = message(op(&x)?.eval());
+        assert!(said.contains(expected), "{name}: {said}");
+        let said = message(op(&x)?.add(1.0)?.to_vec::<f32>());
+        assert!(said.contains(expected), "{name}, used later: {said}");
+        let y = op(&x)?;
+        async_eval([&y])?;
+        synchronize()?;
+        let said = message(y.eval());
+        assert!(said.contains(expected), "{name}, asynchronous: {said}");
+        // The stream still works.
+        assert_same(&x.multiply(1.0)?, &random32(&[2, 3, 8], 1)?, name)?;
+    }
+    Ok(())
+}
+
+fn each_says(expected: &str) -> Checked {
+    for (name, op, _) in OPS {
+        let said = message(op(&random32(&[2, 3, 8], 1)?)?.eval());
+        assert!(said.contains(expected), "{name}: {said}");
+    }
+    Ok(())
+}
+
+#[test]
+#[ignore = "run by failures_are_errors"]
+fn an_error_of_eval_gpu() -> Checked {
+    each_says("thread")
+}
+
+#[test]
+#[ignore = "run by failures_are_errors"]
+fn an_error_of_the_compiler() -> Checked {
+    each_says("neither a compiler nor a folder with the PyPI package ziglang")
+}

@@ -1,0 +1,262 @@
+//! Checks the promises of ARCHITECTURE.md about the source tree.
+
+mod imports;
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use crate::support::{Checked, root};
+
+/// The latency comparison of each op with MLX's.
+const COMPARISON: &str = "crates/cli/src/ops";
+
+/// The files in a directory with one of these extensions; none at all is an error.
+pub fn files(dir: &str, extensions: &[&str]) -> anyhow::Result<Vec<PathBuf>> {
+    let mut found = Vec::new();
+    let mut left = vec![root().join(dir)];
+    while let Some(dir) = left.pop() {
+        for entry in fs::read_dir(&dir)? {
+            let path = entry?.path();
+            if path.is_dir() {
+                if !path.ends_with("target") && !path.ends_with("fixtures") {
+                    left.push(path);
+                }
+            } else if extensions.iter().any(|e| path.extension().is_some_and(|x| x == *e)) {
+                found.push(path);
+            }
+        }
+    }
+    found.sort();
+    assert!(!found.is_empty(), "no {extensions:?} in {dir}");
+    Ok(found)
+}
+
+pub fn show(path: &Path) -> String {
+    path.strip_prefix(root()).unwrap_or(path).display().to_string()
+}
+
+/// The lines of a file that are compiled into the library: no tests, comments or docs.
+fn library_lines(text: &str) -> impl Iterator<Item = (usize, &str)> {
+    text.lines()
+        .enumerate()
+        .take_while(|(_, line)| line.trim() != "#[cfg(test)]")
+        .filter(|(_, line)| !line.trim_start().starts_with("//"))
+}
+
+fn stems() -> anyhow::Result<Vec<String>> {
+    let stems: Vec<String> = files("cpp/ops", &["h"])?
+        .iter()
+        .filter_map(|path| Some(path.file_stem()?.to_str()?.to_owned()))
+        // A user's primitives have no stem here.
+        .filter(|stem| !["custom", "stored"].contains(&stem.as_str()))
+        .collect();
+    assert!(stems.len() >= 3, "{stems:?}");
+    Ok(stems)
+}
+
+#[test(simulated = never)]
+fn a_primitive_is_one_stem_in_every_part_and_has_rows_in_both_tables() -> Checked {
+    let text = |dir: &str| -> anyhow::Result<String> {
+        Ok(files(dir, &["rs"])?.iter().map(fs::read_to_string).collect::<Result<_, _>>()?)
+    };
+    let tables = ["tests/catalog/src", COMPARISON];
+    let tables = tables.map(|dir| Ok((dir, text(dir)?)));
+    let tables = tables.into_iter().collect::<anyhow::Result<Vec<_>>>()?;
+    for stem in stems()? {
+        let declared = fs::read_to_string(root().join(format!("src/ops/{stem}.rs")))?;
+        let functions = declared.lines().filter_map(|line| line.strip_prefix("pub fn "));
+        let names: Vec<_> = functions.filter_map(|line| line.split(['(', '<']).next()).collect();
+        for (dir, text) in &tables {
+            let calls = |name: &&str| {
+                ['(', ',', ')'].iter().any(|after| text.contains(&format!("ops::{name}{after}")))
+            };
+            assert!(names.iter().any(calls), "no row of {dir} calls {stem}");
+        }
+        for path in [
+            format!("src/ops/{stem}.rs"),
+            format!("cpp/ops/{stem}.h"),
+            format!("cpp/ops/{stem}.cpp"),
+            format!("metal/{stem}.h"),
+            format!("metal/{stem}.metal"),
+            format!("crates/kernels/src/{stem}.rs"),
+        ] {
+            let folder = path.replace(".rs", "/mod.rs"); // if one file would be too long
+            let found = root().join(&path).is_file() || root().join(folder).is_file();
+            assert!(found, "{stem} lacks {path}");
+        }
+    }
+    Ok(())
+}
+
+#[test(simulated = never)]
+fn every_part_belongs_to_a_known_primitive() -> Checked {
+    let stems = stems()?;
+    let shared = ["allocator", "common", "shared", "custom", "stored"];
+    for dir in ["cpp/ops", "metal"] {
+        for path in files(dir, &["cpp", "h", "metal"])? {
+            let stem = path.file_stem().unwrap_or_default().to_string_lossy();
+            // A stem's additional files begin with its name.
+            let part_of = |s: &String| *s == stem || stem.starts_with(&format!("{s}_"));
+            let known = stems.iter().any(part_of) || shared.contains(&&*stem);
+            assert!(known, "{} belongs to no primitive", show(&path));
+        }
+    }
+    Ok(())
+}
+
+#[test(simulated = never)]
+fn unsafe_says_why_it_is_safe() -> Checked {
+    let mut blocks = 0;
+    for path in
+        [files("src", &["rs"])?, files("crates", &["rs"])?, files("benches", &["rs"])?].concat()
+    {
+        let text = fs::read_to_string(&path)?;
+        let lines: Vec<&str> = text.lines().collect();
+        for (number, line) in lines.iter().enumerate() {
+            let code = line.split("//").next().unwrap_or_default();
+            if !code.contains("unsafe {") && !code.contains("unsafe impl") {
+                continue;
+            }
+            blocks += 1;
+            let above = &lines[number.saturating_sub(3)..number];
+            let said = above.iter().any(|line| line.contains("// SAFETY:"));
+            assert!(said, "{}:{} lacks // SAFETY:", show(&path), number + 1);
+        }
+    }
+    assert!(blocks > 10, "only {blocks} blocks found");
+    Ok(())
+}
+
+#[test(simulated = never)]
+fn the_library_does_not_panic_by_itself() -> Checked {
+    let words = [".unwrap()", "panic!(", "todo!(", "unimplemented!(", "dbg!("];
+    let mut libraries = files("src", &["rs"])?;
+    for name in ["kernels", "llama", "ranks", "check", "cli"] {
+        libraries.extend(files(&format!("crates/{name}/src"), &["rs"])?);
+    }
+    for path in libraries {
+        if show(&path).ends_with("testing.rs") {
+            continue; // compiled for tests only
+        }
+        let text = fs::read_to_string(&path)?;
+        for (number, line) in library_lines(&text) {
+            for word in words {
+                assert!(!line.contains(word), "{}:{} has {word}", show(&path), number + 1);
+            }
+        }
+    }
+    Ok(())
+}
+
+/// The macros panic if stdout is closed or full; `output.rs` returns an error.
+#[test(simulated = never)]
+fn the_command_prints_without_panicking() -> Checked {
+    for path in files("crates/cli/src", &["rs"])? {
+        let text = fs::read_to_string(&path)?;
+        for (number, line) in library_lines(&text) {
+            let found = line.contains("print!(") || line.contains("println!(");
+            assert!(!found, "{}:{} prints by a macro", show(&path), number + 1);
+        }
+    }
+    Ok(())
+}
+
+#[test(simulated = never)]
+fn platforms_are_chosen_by_files_not_by_the_preprocessor() -> Checked {
+    for path in files("cpp", &["cpp", "h"])? {
+        let text = fs::read_to_string(&path)?;
+        for word in ["__APPLE__", "_METAL_"] {
+            assert!(!text.contains(word), "{} mentions {word}", show(&path));
+        }
+    }
+    Ok(())
+}
+
+/// A function of Metal without `precise::` or `fast::` is one or the other by how its source is compiled:
+/// Xcode's compiler takes another one than MLX when a program runs.
+#[test(simulated = never)]
+fn kernels_say_how_precise_their_functions_are() -> Checked {
+    let call = regex::Regex::new(
+        r"(?:^|[^\w:.]|(?:^|[^\w])metal::)((?:a?(?:cos|sin|tan)h?|(?:cos|sin|tan)pi|atan2|sincos|exp(?:10|2)?|log(?:10|2)?|powr?|r?sqrt|divide)\()",
+    )?;
+    let found = |text: &str| -> Option<String> {
+        let mut code = text.lines().map(|line| line.split("//").next().unwrap_or_default());
+        let found = code.find_map(|line| call.captures(line))?;
+        Some(found[1].to_owned())
+    };
+    for planted in ["x = log(y)", "exp2(x)", "metal::sqrt(x)", "a*tanh(b)"] {
+        assert!(found(planted).is_some(), "{planted}");
+    }
+    for right in ["precise::log(y)", "fast::exp2(x)", "softmax_exp(x)", "// exp(x)", "x.exp(y)"] {
+        assert_eq!(found(right), None, "{right}");
+    }
+    let mut kernels = files("metal", &["metal", "h"])?;
+    kernels.extend(files("examples", &["metal"])?);
+    for path in kernels {
+        let text = fs::read_to_string(&path)?;
+        let text =
+            text.split("/**").map(|part| part.split_once("*/").map_or(part, |(_, code)| code));
+        let call = found(&text.collect::<String>());
+        assert_eq!(call, None, "{} needs precise:: or fast::", show(&path));
+    }
+    Ok(())
+}
+
+#[test(simulated = never)]
+fn only_one_file_uses_metal() -> Checked {
+    let mut knowing = Vec::new();
+    for path in files("cpp", &["cpp", "h"])? {
+        let text = fs::read_to_string(&path)?;
+        if text.contains("mlx/backend/metal") || text.contains("MTL::Compute") {
+            knowing.push(show(&path));
+        }
+    }
+    assert_eq!(knowing, ["cpp/runtime/metal_encoder.cpp"]);
+    Ok(())
+}
+
+#[test(simulated = never)]
+fn closures_hold_no_lanes() -> Checked {
+    // Closures of vectors without features, or with features that every machine has.
+    let free = ["scalar.rs", "neon.rs"];
+    let lanes = ["V::", "T::", "E::", "Self::load", "_mm", ".0)"];
+    for path in files("crates/kernels/src", &["rs"])? {
+        if free.iter().any(|file| path.ends_with(file)) {
+            continue;
+        }
+        let text = fs::read_to_string(&path)?;
+        let library: String = library_lines(&text).map(|(_, line)| format!("{line}\n")).collect();
+        for start in ["from_fn(", ".map(Self::", ".map(|block|", ".map(|row|", ".map(|lanes|"] {
+            for (at, _) in library.match_indices(start) {
+                let closure = library[at..].split(';').next().unwrap_or_default();
+                let found = lanes.iter().find(|word| closure.contains(**word));
+                let file = show(&path);
+                assert!(found.is_none(), "{file}: {closure}: not inlined, it has no features");
+            }
+        }
+    }
+    Ok(())
+}
+
+#[test(simulated = never)]
+fn files_are_short() -> Checked {
+    let mut all = vec![root().join("build.rs")];
+    for dir in ["src", "crates", "cpp", "metal", "benches", "examples", "tests"] {
+        all.extend(files(dir, &["rs", "cpp", "h", "metal"])?);
+    }
+    for path in all {
+        let lines = fs::read_to_string(&path)?.lines().count();
+        assert!(lines <= 400, "{} has {lines} lines", show(&path));
+    }
+    Ok(())
+}
+
+#[test(simulated = never)]
+fn bridges_are_in_one_folder() -> Checked {
+    for path in files("src", &["rs"])? {
+        let bridges = fs::read_to_string(&path)?.matches("#[cxx::bridge").count();
+        let expected = usize::from(path.parent().is_some_and(|dir| dir.ends_with("src/ffi")));
+        assert_eq!(bridges, expected, "{}", show(&path));
+    }
+    Ok(())
+}

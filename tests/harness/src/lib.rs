@@ -1,0 +1,198 @@
+//! Runs the tests of a binary in a random order, each on a thread and with a time limit. After a
+//! test, MLX must be idle.
+
+mod limit;
+mod panics;
+pub mod roles;
+#[cfg(target_os = "linux")]
+pub mod simulated;
+pub mod support;
+
+use std::env;
+use std::panic::catch_unwind;
+use std::process::ExitCode;
+use std::sync::{PoisonError, RwLock};
+use std::thread;
+use std::time::{Duration, Instant};
+
+pub use inventory;
+use libtest_mimic::{Arguments, Failed, Trial};
+use mlx_primitives::device::active_tasks;
+pub use mlx_primitives_catalog as table;
+pub use test_attribute::test;
+
+use crate::support::{Checked, root};
+pub use limit::PATIENCE;
+
+/// The default time limit of a test in seconds. It is about ten times the time of the slowest such
+/// test on two idle cores.
+pub const DEFAULT_SECONDS: u64 = 300;
+
+/// The seed for the order of the tests; each run chooses a new one if it is not set.
+const SEED: &str = "MLX_PRIMITIVES_TEST_SEED";
+
+/// One in this many comparisons of the conformance table runs, beside the first of each case. Without it,
+/// all run.
+pub const SAMPLE: &str = "MLX_PRIMITIVES_TEST_SAMPLE";
+
+/// The name of a [`Simulated`]: only these tests run then, and all without it.
+const SIMULATED: &str = "MLX_PRIMITIVES_TEST_SIMULATED";
+
+/// The number of tests whose times are printed after all have run.
+const SLOWEST: usize = 8;
+
+/// How long MLX may take to become idle after a test.
+const REST: Duration = Duration::from_secs(20);
+
+/// Whether a binary that runs its tests again in the simulator runs this one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Simulated {
+    /// In `cargo test`, and by scripts/verify.sh in other orders of threads.
+    Always,
+    /// By scripts/verify.sh in one order of threads: it takes long, and runs only kernels that other
+    /// tests run too.
+    Once,
+    /// It runs no primitive, chooses its device, breaks the environment of the kernels, or takes
+    /// minutes.
+    Never,
+}
+
+/// A test that the attribute `#[test]` registers, or one of the conformance table.
+pub struct Test {
+    pub path: &'static str,
+    pub seconds: u64,
+    pub ignored: bool,
+    /// Whether it observes the whole process, so that no other test may run.
+    pub alone: bool,
+    pub simulated: Simulated,
+    pub run: fn(&Test) -> Result<(), String>,
+}
+
+inventory::collect!(Test);
+
+/// The return types of tests.
+pub trait Outcome {
+    fn into_result(self) -> Result<(), String>;
+}
+
+impl Outcome for () {
+    fn into_result(self) -> Result<(), String> {
+        Ok(())
+    }
+}
+
+impl<E: std::fmt::Debug> Outcome for Result<(), E> {
+    fn into_result(self) -> Result<(), String> {
+        self.map_err(|error| format!("{error:?}"))
+    }
+}
+
+impl Test {
+    /// The path without the name of the crate.
+    fn name(&self) -> &'static str {
+        self.path.split_once("::").map_or(self.path, |(_, name)| name)
+    }
+
+    fn check(&'static self) -> Result<(), Failed> {
+        static ALONE: RwLock<()> = RwLock::new(());
+        let lock = || ALONE.read().unwrap_or_else(PoisonError::into_inner);
+        let lock_all = || ALONE.write().unwrap_or_else(PoisonError::into_inner);
+        let _others = (!self.alone).then(lock);
+        let _all = self.alone.then(lock_all);
+        let running = limit::Running::start(self.name(), self.seconds);
+        // MLX keeps streams and other state per thread, so a separate thread hides them from other
+        // tests.
+        let thread = thread::Builder::new().name(self.name().to_owned()).spawn(|| {
+            catch_unwind(|| (self.run)(self)).unwrap_or_else(|_| Err(panics::last_of_this_thread()))
+        })?;
+        let result = thread.join().unwrap_or_else(|_| Err("a panic while the thread ended".into()));
+        result.map_err(|text| format!("{text}\n{}", panics::of_other_threads()))?;
+        come_to_rest(&running)?;
+        Ok(())
+    }
+}
+
+/// No failure may leave a task that MLX counts forever. While other tests run, theirs count too;
+/// the last test finds the leftovers.
+fn come_to_rest(running: &limit::Running) -> Result<(), String> {
+    let start = Instant::now();
+    loop {
+        let tasks = active_tasks().map_err(|error| error.to_string())?;
+        if tasks == 0 || !running.is_alone() {
+            return Ok(());
+        }
+        if start.elapsed() > REST {
+            return Err(format!("MLX still counts {tasks} active tasks after {REST:?} at rest"));
+        }
+        thread::sleep(Duration::from_millis(1));
+    }
+}
+
+/// The command line, and the names that select tests, of which libtest_mimic takes only one.
+fn command_line() -> (Arguments, Vec<String>) {
+    const WITH_VALUE: [&str; 5] = ["--test-threads", "--skip", "--color", "--format", "--logfile"];
+    let (mut options, mut names) = (Vec::new(), Vec::new());
+    let mut words = env::args();
+    options.extend(words.next());
+    while let Some(word) = words.next() {
+        if !word.starts_with('-') {
+            names.push(word);
+            continue;
+        }
+        let value = WITH_VALUE.contains(&&*word).then(|| words.next()).flatten();
+        options.push(word);
+        options.extend(value);
+    }
+    (Arguments::from_iter(options), names)
+}
+
+/// Prepares the process. Tests never leave this machine: those of the hub name their own server.
+///
+/// # Errors
+///
+/// If there is no folder of the repository.
+pub fn start() -> std::io::Result<()> {
+    // SAFETY: no other thread runs yet.
+    unsafe { env::set_var("HF_HUB_OFFLINE", "1") };
+    env::set_current_dir(root())
+}
+
+/// Plays the role that the environment names, or else runs the tests that the command line selects,
+/// registered ones and `more`.
+pub fn main(play: fn(&str) -> Checked<u8>, more: Vec<Test>) -> ExitCode {
+    if let Err(error) = start() {
+        eprintln!("{}: {error}", root().display());
+        return ExitCode::FAILURE;
+    }
+    roles::role(play).unwrap_or_else(|| run(more.leak()))
+}
+
+fn run(more: &'static [Test]) -> ExitCode {
+    let (arguments, names) = command_line();
+    let seed = env::var(SEED).ok().and_then(|text| text.parse().ok());
+    let seed: u32 = seed.unwrap_or_else(|| fastrand::u32(..));
+    let mut tests: Vec<&'static Test> = inventory::iter::<Test>.into_iter().chain(more).collect();
+    if let Ok(name) = env::var(SIMULATED) {
+        tests.retain(|test| !test.ignored && format!("{:?}", test.simulated) == name);
+    }
+    let chosen = |test: &&Test| match arguments.exact {
+        true => names.iter().any(|name| test.name() == name),
+        false => names.is_empty() || names.iter().any(|name| test.name().contains(name.as_str())),
+    };
+    tests.retain(chosen);
+    tests.sort_by_key(|test| test.path);
+    fastrand::Rng::with_seed(seed.into()).shuffle(&mut tests);
+    let trials = tests
+        .into_iter()
+        .map(|test| Trial::test(test.name(), || test.check()).with_ignored_flag(test.ignored));
+    if !arguments.list {
+        eprintln!("tests: the order of seed {seed}; {SEED}={seed} repeats it");
+    }
+    panics::keep();
+    limit::watch();
+    let conclusion = libtest_mimic::run(&arguments, trials.collect());
+    if !arguments.list {
+        eprintln!("tests: the slowest tests: {}", limit::slowest(SLOWEST));
+    }
+    conclusion.exit_code()
+}

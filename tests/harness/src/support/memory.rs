@@ -1,0 +1,95 @@
+//! Memory that stays flat over many rounds of work.
+//!
+//! MLX's counters are per process, so each measurement runs in a child process: this binary again,
+//! with one test and an environment variable.
+
+use std::process::Command;
+use std::time::Duration;
+use std::{env, fs, thread};
+
+use mlx_primitives::device::{default_device, synchronize};
+use mlx_primitives::memory;
+
+use super::compare::is_nvidia;
+use super::{Checked, fewer_if_simulated};
+
+const CHILD: &str = "MLX_PRIMITIVES_TEST_MEMORY";
+/// Fragmentation and buffers of the allocator; one leaked array per round would be tens of times
+/// this.
+const SLACK: usize = 4 << 20;
+
+/// The resident bytes of this process, or 0 if the system does not report them.
+pub fn resident() -> usize {
+    let pages = fs::read_to_string("/proc/self/statm")
+        .ok()
+        .and_then(|statm| statm.split_whitespace().nth(1)?.parse::<usize>().ok());
+    pages.unwrap_or(0) * 4096
+}
+
+/// Runs the test `memory::<test>` in another process: this binary again. Returns whether this is that
+/// process, which then measures.
+pub fn measures_here(test: &str) -> anyhow::Result<bool> {
+    if env::var_os(CHILD).is_some() {
+        return Ok(true);
+    }
+    let child = Command::new(env::current_exe()?)
+        .args(["--exact", &format!("memory::{test}"), "--nocapture"])
+        .env(CHILD, "1")
+        .env("RUST_BACKTRACE", "0")
+        .output()?;
+    let text = String::from_utf8_lossy(&child.stdout);
+    let errors = String::from_utf8_lossy(&child.stderr);
+    assert!(child.status.success(), "{test}: {}\n{text}\n{errors}", child.status);
+    assert!(text.contains("1 passed"), "{test} is not a test:\n{text}");
+    println!("{}", text.lines().find(|line| line.contains(" bytes")).unwrap_or_default());
+    Ok(false)
+}
+
+/// The bytes of arrays that are held. A thread of MLX's gives the memory of an evaluation on an NVIDIA
+/// GPU back, soon after its result is there.
+fn held() -> mlx_primitives::Result<usize> {
+    synchronize()?;
+    memory::clear_cache()?;
+    let mut least = memory::active_memory();
+    if is_nvidia(default_device()?) {
+        for _ in 0..50 {
+            thread::sleep(Duration::from_millis(10));
+            least = least.min(memory::active_memory());
+        }
+    }
+    Ok(least)
+}
+
+/// Runs `round` many times in a child process, after a tenth as many rounds to warm up.
+pub fn stays_flat(test: &str, rounds: u64, round: impl Fn(u64) -> anyhow::Result<()>) -> Checked {
+    let rounds = fewer_if_simulated(test, rounds, 50);
+    if !measures_here(test)? {
+        return Ok(());
+    }
+    let round = |i: u64| {
+        // The simulator keeps its record of a thread's dispatches until it is queried.
+        #[cfg(target_os = "linux")]
+        drop(mlx_primitives::dispatched());
+        round(i)
+    };
+    for i in 0..(rounds / 10).max(2) {
+        round(i)?;
+    }
+    let active = held()?;
+    // Arenas and stacks of threads grow once on a busy machine; a leak grows each time.
+    let mut grown = usize::MAX;
+    for _ in 0..3 {
+        let before = resident();
+        for i in 0..rounds {
+            round(i)?;
+        }
+        let now = held()?;
+        grown = grown.min(resident().saturating_sub(before));
+        println!("\n{rounds} rounds: {active} bytes active, then {now}; resident {grown} more");
+        assert_eq!(now, active, "active memory");
+        if grown < SLACK {
+            return Ok(());
+        }
+    }
+    panic!("resident memory grew by {grown} bytes or more each time");
+}

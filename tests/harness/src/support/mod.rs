@@ -1,0 +1,116 @@
+//! Shared parts of the tests: inputs in every layout, comparisons, models and ranks.
+
+pub mod build;
+pub mod compare;
+pub mod gguf;
+pub mod input;
+pub mod memory;
+pub mod models;
+#[cfg(unix)]
+pub mod ranks;
+pub mod tune;
+
+use std::path::Path;
+
+use mlx_primitives::device::{Device, with_device};
+use mlx_primitives::simulator::without_metal;
+use mlx_primitives::{Array, Result, builtin, ops};
+
+pub use crate::table::inputs::{Checked, EPS, simulated};
+pub use crate::table::reference;
+
+/// The folder of the repository.
+pub fn root() -> &'static Path {
+    Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../.."))
+}
+
+/// The dispatches of an op and their traffic, in the simulator. The inputs must be evaluated
+/// before.
+#[cfg(target_os = "linux")]
+pub fn moved(
+    op: impl FnOnce() -> Result<Array>,
+) -> anyhow::Result<Vec<mlx_primitives::Dispatched>> {
+    anyhow::ensure!(simulated(), "only the simulator counts bytes");
+    mlx_primitives::dispatched();
+    op()?.eval()?;
+    let dispatched = mlx_primitives::dispatched();
+    anyhow::ensure!(!dispatched.is_empty(), "nothing was dispatched");
+    Ok(dispatched)
+}
+
+/// Reports the device bytes that an op's dispatches moved and the least possible, for README's
+/// table: a line of `op`, `bytes` and `ideal` in the file that MLX_PRIMITIVES_TRAFFIC names.
+#[cfg(target_os = "linux")]
+pub fn report_traffic(
+    op: &str,
+    dispatched: &[mlx_primitives::Dispatched],
+    ideal: usize,
+) -> Checked {
+    use std::io::Write;
+    let bytes: u64 = dispatched.iter().map(|d| d.read() + d.written()).sum();
+    let line = format!("{op} {bytes} {ideal}\n");
+    eprint!("traffic: {line}");
+    if let Some(path) = std::env::var_os("MLX_PRIMITIVES_TRAFFIC") {
+        let mut file = std::fs::OpenOptions::new().create(true).append(true).open(path)?;
+        file.write_all(line.as_bytes())?;
+    }
+    Ok(())
+}
+
+/// `rounds`, or `rounds / part` in the simulator, where each takes much longer.
+pub fn fewer_if_simulated(test: &str, rounds: u64, part: u64) -> u64 {
+    if !simulated() {
+        return rounds;
+    }
+    eprintln!("thinned for the simulator: {test}, {} of {rounds} rounds", rounds / part);
+    rounds / part
+}
+
+/// Runs a test on the CPU and, if there is one, on the GPU; passes the device whose kernels run.
+pub fn each_device(test: impl Fn(Device) -> Checked) -> Checked {
+    for device in [Device::Cpu, Device::Gpu] {
+        if device.is_available()? {
+            let kernels = if simulated() { Device::Gpu } else { device };
+            with_device(device, || test(kernels))?;
+        }
+    }
+    Ok(())
+}
+
+/// Runs a test of the CPU's kernels, on whatever device the other tests run.
+pub fn on_cpu(test: impl FnOnce() -> Checked) -> Checked {
+    with_device(Device::Cpu, || without_metal(test))
+}
+
+/// Borrows the arrays for functions that take a list of references.
+pub fn refs(arrays: &[Array]) -> Vec<&Array> {
+    arrays.iter().collect()
+}
+
+/// The message of an expected error.
+#[track_caller]
+pub fn message<T>(result: Result<T>) -> String {
+    match result {
+        Ok(_) => panic!("expected an error"),
+        Err(error) => error.to_string(),
+    }
+}
+
+/// One of our primitives as a function of x alone, of rank 3 or more with an even last axis.
+pub type Op = fn(&Array) -> Result<Array>;
+
+/// The name of each primitive, our version and MLX's.
+pub const OPS: [(&str, Op, Op); 3] = [
+    ("RmsNorm", |x| ops::rms_norm(x, None, EPS), |x| builtin::rms_norm(x, None, EPS)),
+    ("Softmax", ops::softmax, builtin::softmax),
+    (
+        "Rope",
+        |x| ops::rope(x, ops::Rope { dims: x.dim(-1)?, offset: 3.into(), ..ops::Rope::default() }),
+        |x| {
+            builtin::rope(
+                x,
+                ops::Rope { dims: x.dim(-1)?, offset: 3.into(), ..ops::Rope::default() },
+            )
+        },
+    ),
+];

@@ -1,0 +1,39 @@
+//! Keys and classes of choices between our kernels and MLX's.
+
+use mlx_primitives::device::{Device, default_device};
+use mlx_primitives::ops::{self, Linear};
+use mlx_primitives::tune::{Class, Key, asked};
+use mlx_primitives::{Array, Dtype, Result};
+
+use super::input::random;
+use super::simulated;
+
+/// The key of a machine that this one is not.
+pub fn key() -> Key {
+    let [chip, system, mlx, kernels] =
+        ["Apple M3 Max", "Darwin 25.2.0 arm64", "0.32.4", "0123456789abcdef"].map(str::to_owned);
+    Key { chip, system, mlx, kernels }
+}
+
+/// The name of the file that a program writes here.
+pub fn choices_file() -> anyhow::Result<&'static str> {
+    Ok(match default_device()? {
+        Device::Gpu => "tune-gpu.json",
+        Device::Cpu if simulated() => "tune-simulated.json",
+        Device::Cpu => "tune-cpu.json",
+    })
+}
+
+/// The class of an op's call.
+pub fn class(op: impl FnOnce() -> Result<Array>) -> anyhow::Result<Class> {
+    let (result, classes) = asked(op);
+    let _ = result?;
+    anyhow::ensure!(classes.len() == 1, "{classes:?}");
+    Ok(classes[0].clone())
+}
+
+/// The class of a product with this many rows.
+pub fn linear(rows: i32, dtype: Dtype) -> anyhow::Result<Class> {
+    let (x, w) = (random(&[1, rows, 64], dtype, 1)?, random(&[32, 64], dtype, 2)?);
+    class(|| ops::linear(&x, &w, Linear::default()))
+}

@@ -1,0 +1,71 @@
+//! A process whose generation was dropped ends at once, and a model decodes the same tokens after
+//! failures of others. Each case is a child process: this binary, told its role.
+
+use harness::roles::{ends, rounds};
+use mlx_primitives::custom::{CustomPrimitive, Spec, View, ViewMut, apply_one};
+use mlx_primitives::{Array, Error, Result};
+use mlx_primitives_llama::{Checkpoint, Options};
+
+use crate::support::{Checked, on_cpu};
+
+/// A kernel that fails.
+struct Fails;
+
+impl CustomPrimitive for Fails {
+    fn name(&self) -> &str {
+        "fails"
+    }
+
+    fn outputs(&self, inputs: &[Spec]) -> Result<Vec<Spec>> {
+        Ok(inputs.to_vec())
+    }
+
+    fn eval_cpu(&self, _: &[View<'_>], _: &mut [ViewMut<'_>]) -> Result<()> {
+        Err(Error::argument("fails", "no call"))
+    }
+}
+
+fn decode(tokens: usize) -> Result<Vec<u32>> {
+    let checkpoint = Checkpoint::demo()?;
+    let prompt = checkpoint.tokenizer.encode("Once upon a time")?;
+    let options = Options { max_tokens: tokens, ..Options::default() };
+    checkpoint.llama.generate(&prompt, &options)?.collect()
+}
+
+/// Plays a role; the child then returns from main with this status.
+pub fn play(role: &str) -> Checked<u8> {
+    match role {
+        "dropped generation" => {
+            let checkpoint = Checkpoint::demo()?;
+            let prompt = checkpoint.tokenizer.encode("Once upon a time")?;
+            let options = Options { max_tokens: 100_000, ..Options::default() };
+            let mut generation = checkpoint.llama.generate(&prompt, &options)?;
+            for _ in 0..5 {
+                generation.next().transpose()?;
+            }
+        }
+        "failures" => on_cpu(|| {
+            let want = decode(40)?;
+            let x = Array::ones::<f32>(&[16])?;
+            for _ in 0..rounds(40) {
+                let failed = apply_one(Fails, &[&x])?;
+                assert!(failed.add(1.0)?.eval().is_err());
+                assert_eq!(decode(2)?, want[..2]);
+            }
+            assert_eq!(decode(40)?, want);
+            Ok(())
+        })?,
+        _ => anyhow::bail!("there is no role {role}"),
+    }
+    Ok(0)
+}
+
+#[test(simulated = never)]
+fn dropped_generation() -> Checked {
+    ends("dropped generation", 0, rounds(5))
+}
+
+#[test(simulated = never)]
+fn decoding_goes_on_after_failures() -> Checked {
+    ends("failures", 0, 1)
+}

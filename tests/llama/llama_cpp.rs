@@ -1,0 +1,173 @@
+//! GGUF files that llama.cpp's quantizer wrote, compared with the results of llama.cpp and its
+//! dequantizers (`tests/fixtures/gguf/generate.py`).
+
+use std::fs;
+use std::path::PathBuf;
+
+use anyhow::{Context, ensure};
+use mlx_primitives::Array;
+use mlx_primitives::io::{Tensors, gguf_types, load_gguf};
+use mlx_primitives_llama::Llama;
+use serde_json::Value;
+
+use crate::checkpoints::{apart, floats, follow, ids, largest, mean_nll, perplexity_error, tokens};
+use crate::support::compare::numbers;
+use crate::support::{Checked, simulated};
+
+/// The files, and the most bits per weight that their matrices take in memory.
+const FILES: [(&str, f64); 9] = [
+    ("q2_k", 8.0),
+    ("q3_k", 10.0),
+    ("q4_k_m", 8.1),
+    ("q5_k", 7.0),
+    ("q6_k", 10.0),
+    ("iq4_xs", 10.0),
+    ("iq4_nl", 10.0),
+    ("q5_0", 7.0),
+    ("q5_1", 7.0),
+];
+
+fn path(name: &str) -> PathBuf {
+    let folder = crate::support::root().join("tests/fixtures/gguf");
+    folder.join(format!("{name}.gguf"))
+}
+
+fn expected(name: &str) -> anyhow::Result<Value> {
+    let all: Value =
+        serde_json::from_str(&fs::read_to_string(path(name).with_file_name("expected.json"))?)?;
+    all["files"].get(name).cloned().context("a file that is expected")
+}
+
+/// The bits of a code of a type, and whether its numbers are converted exactly.
+fn layout(kind: &str) -> (usize, bool) {
+    match kind {
+        "Q4_K" => (4, true),
+        "Q5_K" | "Q5_0" | "Q5_1" => (5, true),
+        "IQ4_NL" | "IQ4_XS" | "Q3_K" => (8, true),
+        "Q6_K" => (8, false),
+        _ => (6, false),
+    }
+}
+
+/// The numbers of a packed tensor, exactly.
+fn weights(tensors: &Tensors, name: &str, bits: usize) -> anyhow::Result<Vec<f64>> {
+    let stem = name.strip_suffix(".weight").context("a weight")?;
+    let part = |part: &str| -> &Array { &tensors.arrays[&format!("{stem}.{part}")] };
+    let words = part("weight").to_vec::<u32>()?;
+    let (scales, biases) = (part("scales").to_vec::<f32>()?, part("biases").to_vec::<f32>()?);
+    ensure!(words.len() == scales.len() * bits, "{name}: {} words", words.len());
+    let bit = |at: usize| words[at / 32] >> (at % 32) & 1;
+    let code = |i: usize| (0..bits).map(|b| bit(i * bits + b) << b).sum::<u32>();
+    Ok((0..32 * scales.len())
+        .map(|i| f64::from(scales[i / 32]) * f64::from(code(i)) + f64::from(biases[i / 32]))
+        .collect())
+}
+
+#[test]
+fn weights_are_those_of_the_dequantizers() -> Checked {
+    for (name, _) in FILES {
+        let (tensors, want) = (load_gguf(path(name))?, expected(name)?);
+        let mut checked = 0;
+        for (tensor, want) in want["tensors"].as_object().context("tensors")? {
+            let kind = want["type"].as_str().context("a type")?;
+            let (bits, exact) = layout(kind);
+            let got = weights(&tensors, tensor, bits)?;
+            let what = format!("{name}, {tensor} of {kind}");
+            let columns = 32 * tensors.arrays[&tensor.replace("weight", "scales")].shape()[1];
+            let row = floats(&want["second_row"]);
+            let off = apart(&got[columns as usize..][..row.len()], &row);
+            let size = largest(&got);
+            // The dequantizers round a product and a sum to float32. Inexact conversions round to a
+            // small part of the largest weight.
+            let allowed = size * if exact { 1e-7 } else { 0.02 };
+            assert!(off <= allowed, "{what}: {off:e} of {size}, {allowed:e} allowed");
+            let weighted: f64 = got.iter().enumerate().map(|(i, v)| v * (i as f64).cos()).sum();
+            let total: f64 = got.iter().map(|v| v.abs()).sum();
+            for (got, want) in [(got.iter().sum(), &want["sum"]), (weighted, &want["weighted"])] {
+                let off = (got - want.as_f64().context("a sum")?).abs();
+                let allowed = total * if exact { 1e-7 } else { 1e-3 };
+                assert!(off <= allowed, "{what}: sums {off:e} apart, {allowed:e} allowed");
+            }
+            checked += 1;
+        }
+        assert_eq!(checked, 8, "{name}");
+    }
+    Ok(())
+}
+
+/// Compares with llama.cpp on the file, whose CPU kernels round activations to eight bits, and on
+/// the same weights in float32, where they round nothing.
+fn runs_as_in_llama_cpp(name: &str) -> anyhow::Result<()> {
+    let (llama, want) = (Llama::load(path(name))?, expected(name)?);
+    let (text, wide) = (ids(&want["text"]), &want["float32"]);
+    let prompt = &text[..want["prompt"].as_u64().context("a length")? as usize];
+    // In float32 only the order of sums differs. Inexact conversions round by half a percent of the
+    // weights of Q6_K and by two percent of those of Q2_K, and five matrices multiply this.
+    let (exact, part) = match name {
+        "q6_k" | "q4_k_m" => (false, 0.03),
+        "q2_k" => (false, 0.1),
+        _ => (true, 2e-5),
+    };
+
+    let logits = numbers(&llama.forward(&tokens(prompt)?, &mut llama.new_cache())?)?;
+    let last = &logits[logits.len() - llama.config().vocab_size as usize..];
+    let reference = floats(&wide["last_logits"]);
+    let off = apart(last, &reference);
+    let allowed = largest(&reference) * part;
+    ensure!(off <= allowed, "logits {off:e} apart, {allowed:e} allowed");
+    let decided = follow(&llama, wide, prompt, allowed)?;
+    let mut said = format!("logits {off:.1e} of {allowed:.1e}, {decided} tokens decided");
+    if simulated() {
+        return Ok(());
+    }
+    ensure!(decided >= if name == "q2_k" { 4 } else { 12 }, "{said}");
+    let nll = mean_nll(&llama, &text)?;
+    for (whose, least) in [("llama.cpp", 5e-3), ("float32", if exact { 1e-5 } else { 5e-3 })] {
+        let off = perplexity_error(nll, want[whose]["mean_nll"].as_f64().context("a number")?);
+        said += &format!("; perplexity {off:.1e} off {whose}'s");
+        ensure!(off <= least, "{said}");
+    }
+    eprintln!("{name}: perplexity {:.4}, {said}", nll.exp());
+    Ok(())
+}
+
+#[test]
+fn files_run_as_in_llama_cpp() -> Checked {
+    let mut wrong = Vec::new();
+    let few = if simulated() { 1 } else { FILES.len() };
+    // The last files are the smallest.
+    for (name, _) in FILES.iter().rev().take(few) {
+        if let Err(error) = runs_as_in_llama_cpp(name) {
+            wrong.push(format!("{name}: {error}"));
+        }
+    }
+    assert!(wrong.is_empty(), "{wrong:#?}");
+    Ok(())
+}
+
+#[test]
+fn packed_weights_stay_packed_in_memory() -> Checked {
+    for (name, most) in FILES {
+        let llama = Llama::load(path(name))?;
+        let bits = 8.0 * llama.nbytes() as f64 / llama.parameters() as f64;
+        // The norms are float32, and a hundredth of these small models.
+        assert!((4.0..most * 1.04).contains(&bits), "{name}: {bits} bits a weight");
+    }
+    Ok(())
+}
+
+#[test]
+fn types_are_reported() -> Checked {
+    let told = gguf_types(path("q4_k_m"))?;
+    let told: Vec<_> =
+        told.iter().map(|it| (it.name, it.tensors, it.bytes, it.bits, it.rounding)).collect();
+    let [f32s, q4, q6] = told[..] else { panic!("{told:?}") };
+    assert_eq!(f32s, ("F32", 3, 3 * 256 * 4, None, None));
+    assert_eq!((q4.0, q4.3, q4.4), ("Q4_K", Some(4), None));
+    assert_eq!((q6.0, q6.3, q6.4), ("Q6_K", Some(8), Some("1/6 of a step")));
+    assert_eq!(q4.1 + q6.1, 8);
+    // 256 weights in 144 bytes and in 210.
+    let weights = q4.2 / 144 * 256 + q6.2 / 210 * 256;
+    assert_eq!(weights, 64 * 256 + 2 * 256 * 256 + 2 * 32 * 256 + 3 * 256 * 256);
+    Ok(())
+}

@@ -1,0 +1,41 @@
+//! The tests of the Llama.
+
+// `#[test]` registers a test with the harness.
+#[macro_use]
+extern crate harness;
+
+mod adapters;
+mod cache;
+mod chat_template;
+mod checkpoints;
+mod config_keys;
+mod conversions;
+mod endings;
+mod fused_llama;
+mod generation;
+mod gguf_models;
+mod identity;
+mod jinja;
+mod levels;
+mod llama;
+mod llama_cpp;
+mod memory;
+mod no_numbers;
+mod one_stream;
+mod peft;
+mod random_weights;
+mod reference;
+mod rope_scaling;
+mod sampling;
+#[cfg(target_os = "linux")]
+mod simulated;
+mod small_llama;
+mod special_tokens;
+mod tokenizer;
+mod tune;
+
+use harness::{support, table};
+
+fn main() -> std::process::ExitCode {
+    harness::main(endings::play, Vec::new())
+}

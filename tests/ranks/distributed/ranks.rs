@@ -1,0 +1,173 @@
+//! Ranks as child processes: this binary, told its role.
+
+use std::fs;
+use std::io::Write as _;
+use std::os::unix::process::ExitStatusExt;
+use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use tempfile::{NamedTempFile, TempDir};
+
+use crate::support::Checked;
+pub use crate::support::ranks::{free_port, hosts};
+
+/// The role of a rank.
+pub const ROLE: &str = "MLX_PRIMITIVES_TEST_RANK";
+/// The secret of a group, and a file that has it.
+pub const SECRET: &str = "MLX_PRIMITIVES_RANK_SECRET";
+pub const FILE: &str = "MLX_PRIMITIVES_RANK_SECRET_FILE";
+/// The timeout of the group in milliseconds.
+pub const TIMEOUT: &str = "MLX_PRIMITIVES_TEST_TIMEOUT";
+/// How long a rank may take to end, on a machine with much other work.
+pub const LIMIT: Duration = Duration::from_secs(100);
+
+/// The place of the ranks of one test.
+pub struct Place {
+    folder: Arc<TempDir>,
+    pub ports: Vec<u16>,
+}
+
+impl Place {
+    pub fn new(size: usize) -> anyhow::Result<Self> {
+        let ports = (0..size).map(|_| free_port()).collect();
+        Ok(Self { folder: Arc::new(tempfile::tempdir()?), ports })
+    }
+
+    /// A rank that is about to start.
+    pub fn rank(&self, role: &str, rank: usize) -> anyhow::Result<Starting> {
+        self.rank_with(role, rank, &hosts(&self.ports))
+    }
+
+    /// A rank with its own host file.
+    pub fn rank_with(&self, role: &str, rank: usize, hosts: &str) -> anyhow::Result<Starting> {
+        let path = self.folder.path().join(format!("{rank}-{}.json", fastrand::u64(..)));
+        fs::write(&path, hosts)?;
+        let mut command = Command::new(std::env::current_exe()?);
+        command.env(ROLE, role).env("MLX_RANK", rank.to_string()).env("MLX_HOSTFILE", path);
+        command.env("RUST_BACKTRACE", "0").env("MLX_PRIMITIVES_THREADS", "1").stdin(Stdio::null());
+        for name in ["MLX_IBV_DEVICES", "MLX_JACCL_COORDINATOR", "MLX_RING_VERBOSE", SECRET, FILE] {
+            command.env_remove(name);
+        }
+        Ok(Starting { command, folder: self.folder.clone() })
+    }
+
+    /// Starts all ranks.
+    pub fn start(&self, role: &str, timeout: Duration) -> anyhow::Result<Vec<Process>> {
+        (0..self.ports.len()).map(|rank| self.rank(role, rank)?.timeout(timeout).start()).collect()
+    }
+}
+
+pub struct Starting {
+    command: Command,
+    folder: Arc<TempDir>,
+}
+
+impl Starting {
+    pub fn timeout(self, timeout: Duration) -> Self {
+        self.env(TIMEOUT, &timeout.as_millis().to_string())
+    }
+
+    pub fn env(mut self, name: &str, value: &str) -> Self {
+        self.command.env(name, value);
+        self
+    }
+
+    pub fn start(mut self) -> anyhow::Result<Process> {
+        let said = NamedTempFile::new()?;
+        let output = said.reopen()?;
+        let errors = output.try_clone()?; // with the same position in the file
+        let child = self.command.stdout(output).stderr(errors).spawn()?;
+        Ok(Process { child, said, _folder: self.folder })
+    }
+}
+
+/// A rank, which is killed if it is dropped.
+pub struct Process {
+    child: Child,
+    said: NamedTempFile,
+    /// Has the host file.
+    _folder: Arc<TempDir>,
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// The end of a rank.
+#[derive(Debug)]
+pub struct Ended {
+    pub status: Option<i32>,
+    pub signal: Option<i32>,
+    pub said: String,
+}
+
+impl Ended {
+    /// Checks the status and that the output contains a text.
+    pub fn check(&self, status: i32, text: &str) -> Checked {
+        let right = self.status == Some(status) && self.said.contains(text);
+        anyhow::ensure!(right, "expected status {status} and {text:?}: {self:#?}");
+        Ok(())
+    }
+}
+
+impl Process {
+    pub fn said(&self) -> String {
+        fs::read_to_string(self.said.path()).unwrap_or_default()
+    }
+
+    pub fn signal(&self, signal: i32) -> Checked {
+        let id = i32::try_from(self.child.id())?;
+        // SAFETY: the signal goes to a child that has not been waited for.
+        anyhow::ensure!(unsafe { libc::kill(id, signal) } == 0, "no signal reached the rank");
+        Ok(())
+    }
+
+    /// Waits until the rank has written a text.
+    pub fn wait_for(&mut self, text: &str) -> Checked {
+        let start = Instant::now();
+        while !self.said().contains(text) {
+            let ended = self.child.try_wait()?;
+            anyhow::ensure!(ended.is_none(), "it ended without {text:?}: {}", self.said());
+            anyhow::ensure!(start.elapsed() < LIMIT, "{text:?} does not come: {}", self.said());
+            thread::sleep(Duration::from_millis(2));
+        }
+        Ok(())
+    }
+
+    /// Waits for the end of the rank.
+    pub fn finish(mut self) -> anyhow::Result<Ended> {
+        let start = Instant::now();
+        loop {
+            if let Some(status) = self.child.try_wait()? {
+                let (status, signal) = (status.code(), status.signal());
+                return Ok(Ended { status, signal, said: self.said() });
+            }
+            anyhow::ensure!(start.elapsed() < LIMIT, "still running: {}", self.said());
+            thread::sleep(Duration::from_millis(2));
+        }
+    }
+}
+
+/// Waits for all ranks and checks that each has ended with this status and text.
+pub fn all_end(ranks: Vec<Process>, status: i32, text: &str) -> Checked {
+    // All are waited for first, so that the message of the first shows what the others said.
+    let ended = ranks.into_iter().map(Process::finish).collect::<anyhow::Result<Vec<_>>>()?;
+    let right = |end: &Ended| end.check(status, text).is_ok();
+    anyhow::ensure!(ended.iter().all(right), "expected status {status}, {text:?}: {ended:#?}");
+    Ok(())
+}
+
+/// Ends a rank whose test has forgotten it.
+pub fn limit_this_rank() {
+    thread::spawn(|| {
+        thread::sleep(LIMIT + Duration::from_secs(20));
+        let _ = std::io::stderr().write_all(b"the rank's time is over\n");
+        // SAFETY: the call ends the process and has no conditions.
+        unsafe { libc::_exit(97) }
+    });
+}

@@ -1,0 +1,22 @@
+//! The tests of groups of ranks, and of models that they share.
+
+// `#[test]` registers a test with the harness.
+#[macro_use]
+extern crate harness;
+
+#[cfg(unix)]
+mod distributed;
+#[cfg(unix)]
+mod split;
+
+#[cfg(unix)]
+use harness::support;
+
+#[cfg(unix)]
+fn main() -> std::process::ExitCode {
+    let _ = harness::start(); // `main` reports an error
+    distributed::role().unwrap_or_else(|| harness::main(split::play, Vec::new()))
+}
+
+#[cfg(not(unix))]
+fn main() {}
