@@ -4,6 +4,7 @@ use mlx_primitives_check::{Bound, Conformance, Tensor};
 use mlx_primitives::{Array, Result, ops};
 
 use super::inputs::{Checked, simulated, ulp};
+use super::reference::{gelu, gelu_tanh, silu};
 use super::{broadcast, composed, derivatives_of_ops, exact, Hold};
 
 /// A function of `a` and, if it takes two inputs, of `b`.
@@ -44,32 +45,6 @@ const ACTIVATIONS: [Activation; 9] = [
     Activation { exact: true, ..two("add_relu", ops::add_relu, |a, b| (a + b).max(0.0)) },
     Activation { exact: true, ..two("mul_relu", ops::mul_relu, |a, b| (a * b).max(0.0)) },
 ];
-
-pub(super) fn silu(x: f64) -> f64 {
-    x / (1.0 + (-x).exp())
-}
-
-/// The series of positive terms: exp(-x²) times the sum of 2^n x^(2n+1) / (2n+1)!!.
-fn erf(x: f64) -> f64 {
-    if x.abs() > 6.0 {
-        return x.signum();
-    }
-    let (mut term, mut sum) = (x, x);
-    for n in 1..200 {
-        term *= 2.0 * x * x / f64::from(2 * n + 1);
-        sum += term;
-    }
-    std::f64::consts::FRAC_2_SQRT_PI * (-x * x).exp() * sum
-}
-
-pub(super) fn gelu(x: f64) -> f64 {
-    x * (1.0 + erf(x * std::f64::consts::FRAC_1_SQRT_2)) / 2.0
-}
-
-pub(super) fn gelu_tanh(x: f64) -> f64 {
-    let inner = (2.0 / std::f64::consts::PI).sqrt() * (x + 0.044715 * x.powi(3));
-    x / 2.0 * (1.0 + inner.tanh())
-}
 
 /// Applies `f` to two inputs that are broadcast to each other, or to one.
 fn each(x: &[Tensor], f: impl Fn(f64, f64) -> f64) -> Tensor {

@@ -6,8 +6,8 @@ use mlx_primitives::{Array, Dtype, Result};
 
 use crate::reference_loops;
 
-use super::elements::{gelu, gelu_tanh, silu};
 use super::inputs::{Checked, ulp};
+use super::reference::{gelu, gelu_tanh, silu};
 use super::{broadcast, composed, derivatives_of_ops, exact, only, Hold};
 
 /// The error of a sum of k products in f32: half an ulp of the sum of magnitudes for each addition,

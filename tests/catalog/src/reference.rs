@@ -3,7 +3,7 @@
 /// `x / sqrt(mean(x²) + eps) * weight` of each row.
 pub fn rms_norm(x: &[f64], weight: Option<&[f64]>, axis: usize, eps: f64) -> Vec<f64> {
     let mut out = Vec::with_capacity(x.len());
-    for row in x.chunks_exact(axis) {
+    for row in x.chunks_exact(axis.max(1)) {
         let mean = row.iter().map(|v| v * v).sum::<f64>() / axis as f64;
         let inverse = 1.0 / (mean + eps).sqrt();
         out.extend(row.iter().enumerate().map(|(i, v)| v * inverse * weight.map_or(1.0, |w| w[i])));
@@ -14,12 +14,38 @@ pub fn rms_norm(x: &[f64], weight: Option<&[f64]>, axis: usize, eps: f64) -> Vec
 /// `exp(x - max) / sum(exp(x - max))` of each row.
 pub fn softmax(x: &[f64], axis: usize) -> Vec<f64> {
     let mut out = Vec::with_capacity(x.len());
-    for row in x.chunks_exact(axis) {
+    for row in x.chunks_exact(axis.max(1)) {
         let max = row.iter().copied().fold(f64::NEG_INFINITY, f64::max);
         let sum: f64 = row.iter().map(|v| (v - max).exp()).sum();
         out.extend(row.iter().map(|v| (v - max).exp() / sum));
     }
     out
+}
+
+pub fn silu(x: f64) -> f64 {
+    x / (1.0 + (-x).exp())
+}
+
+/// The series of positive terms: exp(-x²) times the sum of 2^n x^(2n+1) / (2n+1)!!.
+fn erf(x: f64) -> f64 {
+    if x.abs() > 6.0 {
+        return x.signum();
+    }
+    let (mut term, mut sum) = (x, x);
+    for n in 1..200 {
+        term *= 2.0 * x * x / f64::from(2 * n + 1);
+        sum += term;
+    }
+    std::f64::consts::FRAC_2_SQRT_PI * (-x * x).exp() * sum
+}
+
+pub fn gelu(x: f64) -> f64 {
+    x * (1.0 + erf(x * std::f64::consts::FRAC_1_SQRT_2)) / 2.0
+}
+
+pub fn gelu_tanh(x: f64) -> f64 {
+    let inner = (2.0 / std::f64::consts::PI).sqrt() * (x + 0.044715 * x.powi(3));
+    x / 2.0 * (1.0 + inner.tanh())
 }
 
 /// A rotation of `x`, `[batch, heads, seq, features]`, and its angles.

@@ -73,7 +73,7 @@ mod simulated {
         Schedule::ALL.into_iter().try_for_each(|schedule| with_metal(schedule, &test)?)
     }
 
-    #[test]
+    #[test(simulated = never)]
     fn function_constants_choose_the_pipeline() -> Checked {
         each_schedule(|| {
             let x = Array::from_slice(&[1.0f32, 2.0, 3.0, 4.0], [4])?;
@@ -97,7 +97,7 @@ mod simulated {
         })
     }
 
-    #[test]
+    #[test(simulated = never)]
     fn launches_follow_each_other() -> Checked {
         let library = library(
             "[[kernel]] void twice(const device float* x [[buffer(0)]],\n\
@@ -122,7 +122,7 @@ mod simulated {
         })
     }
 
-    #[test]
+    #[test(simulated = never)]
     fn kernels_of_one_name_stay_apart() -> Checked {
         each_schedule(|| {
             let x = random32(&[8], 2)?;
@@ -150,7 +150,7 @@ mod simulated {
         })
     }
 
-    #[test]
+    #[test(simulated = never)]
     fn a_library_outlives_its_handle() -> Checked {
         each_schedule(|| {
             let x = random32(&[300], 3)?;
@@ -171,7 +171,7 @@ mod simulated {
     }
 
     /// MLX passes only ASCII to Metal.
-    #[test]
+    #[test(simulated = never)]
     fn sources_may_have_any_comment() -> Checked {
         each_schedule(|| {
             let x = random32(&[8], 4)?;
@@ -204,7 +204,7 @@ mod simulated {
         Launch::new(library, "shifted").constant(0, true).constant(1, 0.0f32)
     }
 
-    #[test]
+    #[test(simulated = never)]
     fn faults_of_a_launch() -> Checked {
         type Case = (&'static str, fn(&MetalLibrary) -> Vec<Launch>);
         let cases: [Case; 20] = [
@@ -248,7 +248,7 @@ mod simulated {
         Ok(())
     }
 
-    #[test]
+    #[test(simulated = never)]
     fn faults_that_the_simulator_finds() -> Checked {
         let bound =
             |l: &MetalLibrary| shifted(l).threadgroup_memory(0, 256).input(0, 0).output(1, 0);
@@ -302,7 +302,7 @@ mod simulated {
     }
 
     /// The harness compiles it once, and says once what is wrong, whatever fails by it.
-    #[test]
+    #[test(simulated = never)]
     fn a_broken_kernel_is_one_failure_of_the_harness() -> Checked {
         use mlx_primitives_check::{Backend, Check, Conformance};
 
@@ -335,7 +335,7 @@ mod simulated {
         Ok(())
     }
 
-    #[test]
+    #[test(simulated = never)]
     fn sources_that_do_not_compile() -> Checked {
         let broken = library("[[kernel]] void broken() { this is no C++ }")?;
         let said = said_of(move |_| vec![Launch::new(&broken, "broken").output(0, 0)])?;

@@ -1,7 +1,7 @@
+use crate::reference::{gelu, gelu_tanh, silu};
 use crate::testing::*;
 use mlx_primitives_kernels::activation::affine::affine_on;
 use mlx_primitives_kernels::activation::*;
-use mlx_primitives_kernels::element::{Bf16, F16};
 
 const SIZES: [usize; 8] = [0, 1, 15, 16, 17, 1000, 1024, 5003];
 
@@ -9,12 +9,9 @@ type Exact = fn(f64) -> f64;
 
 const KINDS: [(Activation, Exact); 4] = [
     (Activation::Relu, |x| x.max(0.0)),
-    (Activation::Gelu, |x| x * (1.0 + erf(x * std::f64::consts::FRAC_1_SQRT_2)) / 2.0),
-    (Activation::GeluTanh, |x| {
-        let inner = (2.0 / std::f64::consts::PI).sqrt() * (x + 0.044_715 * x.powi(3));
-        x / 2.0 * (1.0 + inner.tanh())
-    }),
-    (Activation::Silu, |x| x / (1.0 + (-x).exp())),
+    (Activation::Gelu, gelu),
+    (Activation::GeluTanh, gelu_tanh),
+    (Activation::Silu, silu),
 ];
 
 const COMBINATIONS: [Combination; 5] = [
@@ -25,53 +22,32 @@ const COMBINATIONS: [Combination; 5] = [
     Combination::MulRelu,
 ];
 
-/// The series of positive terms.
-fn erf(x: f64) -> f64 {
-    if x.abs() > 6.0 {
-        return x.signum();
-    }
-    let (mut term, mut sum) = (x, x);
-    for n in 1..200 {
-        term *= 2.0 * x * x / f64::from(2 * n + 1);
-        sum += term;
-    }
-    std::f64::consts::FRAC_2_SQRT_PI * (-x * x).exp() * sum
+fn one<T: Sample>(kind: Activation, x: &[T]) -> Vec<T> {
+    in_place(x, |on, from, to| {
+        // SAFETY: both buffers are equally long.
+        unsafe { activation_on(on, kind, from, to, x.len()) };
+    })
 }
 
-fn one<T: Sample>(on: Machine, kind: Activation, x: &[T]) -> Vec<T> {
-    let mut out = vec![T::default(); x.len()];
-    // SAFETY: both buffers are equally long.
-    unsafe { activation_on(on, kind, x.as_ptr(), out.as_mut_ptr(), x.len()) };
-    let mut place = x.to_vec();
-    // SAFETY: as above, in place.
-    unsafe { activation_on(on, kind, place.as_ptr(), place.as_mut_ptr(), x.len()) };
-    assert_same(&place, &out, "in place");
-    out
-}
-
-fn two<T: Sample>(on: Machine, kind: Combination, a: &[T], b: &[T]) -> Vec<T> {
-    let mut out = b.to_vec();
-    // SAFETY: all buffers are equally long; the second is the output.
-    unsafe {
-        combination_on(on, kind, a.as_ptr(), out.as_ptr(), out.as_mut_ptr(), a.len());
-    }
-    out
+fn two<T: Sample>(kind: Combination, a: &[T], b: &[T]) -> Vec<T> {
+    same(|on| {
+        let mut out = b.to_vec();
+        // SAFETY: all buffers are equally long; the second is the output.
+        unsafe { combination_on(on, kind, a.as_ptr(), out.as_ptr(), out.as_mut_ptr(), a.len()) };
+        out
+    })
 }
 
 fn sizes<T: Sample>() {
     for size in SIZES {
         let (a, b) = (values::<T>(size, 9.0), values::<T>(size + 1, 3.0)[1..].to_vec());
         for (kind, exact) in KINDS {
-            let first = one(machines()[0], kind, &a);
-            for (y, x) in first.iter().zip(&a) {
+            for (y, x) in one(kind, &a).iter().zip(&a) {
                 let x = f64::from(x.to_f32());
                 // Five roundings of what multiplies x, and erf's error in f32.
                 let allowed = 5.0 * f64::from(T::EPSILON) * x.abs();
                 let error = (f64::from(y.to_f32()) - exact(x)).abs();
                 assert!(error <= allowed, "{kind:?} of {x}: {}", y.to_f32());
-            }
-            for machine in machines() {
-                assert_same(&one(machine, kind, &a), &first, "levels");
             }
         }
         for kind in COMBINATIONS {
@@ -81,7 +57,7 @@ fn sizes<T: Sample>() {
                 Combination::GegluTanh => Some(Activation::GeluTanh),
                 _ => None,
             };
-            let gated = gate.map_or(a.clone(), |gate| one(machines()[0], gate, &a));
+            let gated = gate.map_or(a.clone(), |gate| one(gate, &a));
             let expected: Vec<T> = gated
                 .iter()
                 .zip(&b)
@@ -92,43 +68,26 @@ fn sizes<T: Sample>() {
                     T::from_f32(if gate.is_none() { y.max(0.0) } else { y })
                 })
                 .collect();
-            for machine in machines() {
-                assert_same(&two(machine, kind, &a, &b), &expected, &format!("{kind:?}"));
-            }
+            assert_same(&two(kind, &a, &b), &expected, &format!("{kind:?}"));
         }
     }
 }
 
-#[test]
-fn sizes_in_f32() {
-    sizes::<f32>();
-}
-
-#[test]
-fn sizes_in_f16() {
-    sizes::<F16>();
-}
-
-#[test]
-fn sizes_in_bf16() {
-    sizes::<Bf16>();
-}
+each_type!(sizes);
 
 /// Long arrays of sixteen-bit types go by tables: each pattern comes out as in a short array.
 fn tables<T: Sample>(of: fn(u16) -> T) {
     const SHORT: usize = 4096;
     let a: Vec<T> = (0..=u16::MAX).chain(0..17).map(of).collect();
     let b = values::<T>(a.len(), 3.0);
-    for machine in machines() {
-        for (kind, _) in KINDS {
-            let short: Vec<T> = a.chunks(SHORT).flat_map(|a| one(machine, kind, a)).collect();
-            assert_same(&one(machine, kind, &a), &short, &format!("{kind:?}"));
-        }
-        for kind in COMBINATIONS {
-            let pairs = a.chunks(SHORT).zip(b.chunks(SHORT));
-            let short: Vec<T> = pairs.flat_map(|(a, b)| two(machine, kind, a, b)).collect();
-            assert_same(&two(machine, kind, &a, &b), &short, &format!("{kind:?}"));
-        }
+    for (kind, _) in KINDS {
+        let short: Vec<T> = a.chunks(SHORT).flat_map(|a| one(kind, a)).collect();
+        assert_same(&one(kind, &a), &short, &format!("{kind:?}"));
+    }
+    for kind in COMBINATIONS {
+        let pairs = a.chunks(SHORT).zip(b.chunks(SHORT));
+        let short: Vec<T> = pairs.flat_map(|(a, b)| two(kind, a, b)).collect();
+        assert_same(&two(kind, &a, &b), &short, &format!("{kind:?}"));
     }
 }
 
@@ -153,16 +112,14 @@ fn affine_of_numbers_and_vectors() {
                         Bf16::from_f32(y + at(&shift, shift_columns))
                     })
                     .collect();
-                for machine in machines() {
+                let got = same(|on| {
                     let mut out = x.clone();
-                    let (scale, shift) = (scale.as_ptr(), shift.as_ptr());
+                    let (scale, shift, to) = (scale.as_ptr(), shift.as_ptr(), out.as_mut_ptr());
                     // SAFETY: the buffers are as long as the shape says; in place.
-                    unsafe {
-                        let to = out.as_mut_ptr();
-                        affine_on(machine, to.cast_const(), scale, shift, to, &shape);
-                    }
-                    assert_same(&out, &expected, "affine");
-                }
+                    unsafe { affine_on(on, to.cast_const(), scale, shift, to, &shape) };
+                    out
+                });
+                assert_same(&got, &expected, "affine");
             }
         }
     }

@@ -2,7 +2,6 @@ mod strides;
 
 use crate::testing::*;
 use mlx_primitives_kernels::attention::*;
-use mlx_primitives_kernels::element::{Bf16, F16};
 use mlx_primitives_kernels::simd::Level;
 
 /// Batch, heads, key-value heads; or queries, keys, features.
@@ -247,21 +246,6 @@ fn shapes<T: Sample>() {
 }
 
 #[test]
-fn shapes_in_f32() {
-    shapes::<f32>();
-}
-
-#[test]
-fn shapes_in_f16() {
-    shapes::<F16>();
-}
-
-#[test]
-fn shapes_in_bf16() {
-    shapes::<Bf16>();
-}
-
-#[test]
 fn values_of_other_sizes() {
     for (heads, extents) in SHAPES {
         for value_dim in [1, 17, 64, 80, 128, 256] {
@@ -325,20 +309,7 @@ fn quantized<T: Sample>() {
     }
 }
 
-#[test]
-fn quantized_keys_and_values_in_f32() {
-    quantized::<f32>();
-}
-
-#[test]
-fn quantized_keys_and_values_in_f16() {
-    quantized::<F16>();
-}
-
-#[test]
-fn quantized_keys_and_values_in_bf16() {
-    quantized::<Bf16>();
-}
+each_type!(shapes quantized);
 
 #[test]
 fn extremes_as_mlx() {

@@ -1,6 +1,5 @@
 use crate::testing::*;
 use half::{bf16, f16};
-use mlx_primitives_kernels::element::*;
 use mlx_primitives_kernels::simd::{Kernel, LANES, Level};
 
 /// Patterns to floats, floats to patterns, and floats rounded, a block at a time.

@@ -1,6 +1,6 @@
+use crate::reference_loops::dot;
 use crate::testing::*;
 use mlx_primitives_kernels::Activation;
-use mlx_primitives_kernels::element::F16;
 use mlx_primitives_kernels::linear::*;
 
 struct Case {
@@ -53,23 +53,21 @@ fn run<T: Sample>(on: Machine, case: &Case, x: &[T], w: &[T], extra: &[T]) -> Ve
 /// Products in f64, then what follows, each step rounded.
 fn reference<T: Sample>(case: &Case, x: &[T], w: &[T], extra: &[T]) -> (Vec<f64>, Vec<f64>) {
     let &Case { m, n, k, added, activation, .. } = case;
-    let of = |v: &T| f64::from(v.to_f32());
+    let (x, w, extra) = (wide(x), wide(w), wide(extra));
     let (mut out, mut bound) = (Vec::new(), Vec::new());
     for i in 0..m {
         for j in 0..n {
-            let products =
-                || x[i * k..][..k].iter().zip(&w[j * k..][..k]).map(|(a, b)| of(a) * of(b));
-            let mut y: f64 = products().sum();
+            let (mut y, reach) = dot(&x[i * k..][..k], &w[j * k..][..k]);
             // Each rounding of a chain of k is at most half an ulp of the sum of magnitudes.
-            let slack = products().map(f64::abs).sum::<f64>() * 6e-8 * (4.0 + (k as f64).sqrt());
+            let slack = reach * 6e-8 * (4.0 + (k as f64).sqrt());
             if added {
-                y += of(&extra[j]);
+                y += extra[j];
             }
             if activation == Some(Activation::Relu) {
                 y = y.max(0.0);
             }
             if added {
-                y += of(&extra[i * n + j]);
+                y += extra[i * n + j];
             }
             out.push(y);
             bound.push(
@@ -128,20 +126,7 @@ fn shapes<T: Sample>() {
     }
 }
 
-#[test]
-fn shapes_in_f32() {
-    shapes::<f32>();
-}
-
-#[test]
-fn shapes_in_f16() {
-    shapes::<F16>();
-}
-
-#[test]
-fn shapes_in_bf16() {
-    shapes::<Bf16>();
-}
+each_type!(shapes);
 
 #[test]
 fn a_row_does_not_depend_on_its_batch() {

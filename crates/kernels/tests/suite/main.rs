@@ -1,5 +1,17 @@
 //! The kernels against plain references, on every instruction set of this machine.
 
+// The plain references of the conformance table, which needs MLX and so cannot be a dependency.
+#[path = "../../../../tests/catalog/src/reference.rs"]
+#[allow(dead_code, reason = "the table uses all of it")]
+mod reference;
+
+#[path = "../../../../tests/catalog/src/reference_loops.rs"]
+#[allow(dead_code, reason = "the table uses all of it")]
+mod reference_loops;
+
+#[macro_use]
+mod testing;
+
 mod activation;
 mod attention;
 mod bytes;
@@ -23,4 +35,3 @@ mod rms_norm;
 mod rope;
 mod rope_append;
 mod softmax;
-mod testing;

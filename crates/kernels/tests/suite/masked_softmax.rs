@@ -1,7 +1,6 @@
 //! `masked_softmax` and its gradient on every level and on several threads, against f64.
 
 use crate::testing::*;
-use mlx_primitives_kernels::element::{Bf16, F16};
 use mlx_primitives_kernels::masked_softmax::*;
 
 /// One call: extents, what is hidden how, and where the mask's rows and keys lie.
@@ -61,7 +60,7 @@ fn mask_values<T: Sample>(count: usize) -> (Vec<u8>, Vec<T>) {
 }
 
 /// The softmax and the gradient for `g`.
-fn run<T: Sample>(on: Machine, case: &Case, x: &[T], g: &[T]) -> (Vec<T>, Vec<T>) {
+fn run<T: Sample>(case: &Case, x: &[T], g: &[T]) -> (Vec<T>, Vec<T>) {
     let (bools, added) = mask_values::<T>(case.mask_length());
     let extents = [case.batch as u32, case.queries as u32];
     let mask = (case.mask != Kind::None).then(|| Mask {
@@ -71,22 +70,15 @@ fn run<T: Sample>(on: Machine, case: &Case, x: &[T], g: &[T]) -> (Vec<T>, Vec<T>
         strides: &case.strides[..2],
         key_stride: case.strides[2] as isize,
     });
-    let shape = case.shape();
-    let (mut y, mut grad) = (vec![T::default(); x.len()], vec![T::default(); x.len()]);
-    let (mut place, bools_only) = (x.to_vec(), mask.filter(|mask| !mask.additive));
-    // SAFETY: the buffers hold rows * keys elements, and the mask reaches as far as its strides.
-    unsafe {
-        masked_softmax_on(on, x.as_ptr(), mask, y.as_mut_ptr(), &shape, case.scale);
-        let at = place.as_mut_ptr();
-        masked_softmax_on(on, at.cast_const(), mask, at, &shape, case.scale);
-        assert_same(&place, &y, "in place");
-        let inputs = [y.as_ptr(), g.as_ptr()];
-        grad_on(on, inputs, bools_only, grad.as_mut_ptr(), &shape, case.scale);
-        place.copy_from_slice(g);
-        let at = place.as_mut_ptr();
-        grad_on(on, [y.as_ptr(), at.cast_const()], bools_only, at, &shape, case.scale);
-        assert_same(&place, &grad, "gradient in place");
-    }
+    let (shape, bools_only) = (case.shape(), mask.filter(|mask| !mask.additive));
+    let y = in_place(x, |on, from, to| {
+        // SAFETY: the buffers hold rows * keys elements, and the mask reaches as far as its strides.
+        unsafe { masked_softmax_on(on, from, mask, to, &shape, case.scale) };
+    });
+    let grad = in_place(g, |on, from, to| {
+        // SAFETY: as above.
+        unsafe { grad_on(on, [y.as_ptr(), from], bools_only, to, &shape, case.scale) };
+    });
     (y, grad)
 }
 
@@ -138,18 +130,13 @@ fn check<T: Sample>(case: &Case) {
     let count = case.batch * case.queries * case.keys;
     let (x, g) = (values::<T>(count, 12.0), values::<T>(count + 1, 2.0)[1..].to_vec());
     let what = format!("{case:?}");
-    let first = run(machines()[0], case, &x, &g);
+    let (y, grad) = run(case, &x, &g);
     // As for softmax: the range of scores is up to 20 here, so x - max is rounded to 1e-6.
     let relative = f64::from(T::EPSILON) / 2.0 + 8e-6;
-    assert_close(&first.0, &reference(case, &x), relative, 3.1e-8, &what);
+    assert_close(&y, &reference(case, &x), relative, 3.1e-8, &what);
     // The sum over a row of y * g rounds to some 1e-7 of |g| in all.
-    let expected = gradient(case, &first.0, &g);
-    assert_close(&first.1, &expected, f64::from(T::EPSILON) / 2.0 + 1e-6, 3e-7, &what);
-    for machine in &machines()[1..] {
-        let other = run(*machine, case, &x, &g);
-        assert_same(&other.0, &first.0, &what);
-        assert_same(&other.1, &first.1, &what);
-    }
+    let expected = gradient(case, &y, &g);
+    assert_close(&grad, &expected, f64::from(T::EPSILON) / 2.0 + 1e-6, 3e-7, &what);
 }
 
 fn shapes<T: Sample>() {
@@ -182,20 +169,7 @@ fn shapes<T: Sample>() {
     }
 }
 
-#[test]
-fn shapes_in_f32() {
-    shapes::<f32>();
-}
-
-#[test]
-fn shapes_in_f16() {
-    shapes::<F16>();
-}
-
-#[test]
-fn shapes_in_bf16() {
-    shapes::<Bf16>();
-}
+each_type!(shapes);
 
 #[test]
 fn nan_spoils_the_hidden_keys_too() {
@@ -209,12 +183,10 @@ fn nan_spoils_the_hidden_keys_too() {
         mask: Kind::None,
         strides: [0; 3],
     };
-    for machine in machines() {
-        let mut x = vec![1.0f32; 120];
-        x[40 + 38] = f32::NAN;
-        x[80] = f32::NAN; // seen by nobody
-        let (y, _) = run(machine, &case, &x, &[1.0; 120]);
-        assert!(y[40..80].iter().all(|v| v.is_nan()));
-        assert!(y[..40].iter().chain(&y[80..]).all(|v| *v == 0.0 || *v == 0.2));
-    }
+    let mut x = vec![1.0f32; 120];
+    x[40 + 38] = f32::NAN;
+    x[80] = f32::NAN; // seen by nobody
+    let (y, _) = run(&case, &x, &[1.0; 120]);
+    assert!(y[40..80].iter().all(|v| v.is_nan()));
+    assert!(y[..40].iter().chain(&y[80..]).all(|v| *v == 0.0 || *v == 0.2));
 }

@@ -1,6 +1,5 @@
 use crate::testing::*;
 use mlx_primitives_kernels as kernels;
-use mlx_primitives_kernels::element::{Bf16, Element, F16};
 use mlx_primitives_kernels::output::*;
 use mlx_primitives_kernels::simd::{Kernel, Level};
 use mlx_primitives_kernels::{
@@ -58,12 +57,7 @@ fn stores_the_same<T: Sample>() {
     }
 }
 
-#[test]
-fn every_level_stores_past_the_caches() {
-    stores_the_same::<f32>();
-    stores_the_same::<F16>();
-    stores_the_same::<Bf16>();
-}
+each_type!(stores_the_same);
 
 #[test]
 fn what_cannot_go_past_the_caches_does_not() {

@@ -1,5 +1,4 @@
 use crate::testing::*;
-use mlx_primitives_kernels::element::{Bf16, F16};
 use mlx_primitives_kernels::quantize::*;
 
 const BITS: [usize; 6] = [2, 3, 4, 5, 6, 8];
@@ -122,20 +121,7 @@ fn check_sizes<T: Sample>() {
     }
 }
 
-#[test]
-fn f32_sizes() {
-    check_sizes::<f32>();
-}
-
-#[test]
-fn f16_sizes() {
-    check_sizes::<F16>();
-}
-
-#[test]
-fn bf16_sizes() {
-    check_sizes::<Bf16>();
-}
+each_type!(check_sizes check_extremes);
 
 /// Groups that are constant, one-sided, tiny, huge or hold what is no number.
 fn check_extremes<T: Sample>() {
@@ -164,13 +150,6 @@ fn check_extremes<T: Sample>() {
         check(&x, &QuantizeShape { groups: 16, group_size: 32, bits });
         check(&x, &QuantizeShape { groups: 4, group_size: 128, bits });
     }
-}
-
-#[test]
-fn extremes_in_every_type() {
-    check_extremes::<f32>();
-    check_extremes::<F16>();
-    check_extremes::<Bf16>();
 }
 
 #[test]

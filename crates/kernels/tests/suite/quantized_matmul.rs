@@ -1,6 +1,5 @@
+use crate::reference_loops::{dot, fp8};
 use crate::testing::*;
-use mlx_primitives_kernels::Machine;
-use mlx_primitives_kernels::element::{Bf16, F16};
 use mlx_primitives_kernels::pool::Pool;
 use mlx_primitives_kernels::quantized_matmul::*;
 use mlx_primitives_kernels::simd::Level;
@@ -44,16 +43,6 @@ fn random_bytes(count: usize, seed: u64) -> Vec<u8> {
 fn fp4(q: u32) -> f64 {
     let magnitude = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0][(q & 7) as usize];
     if q & 8 == 0 { magnitude } else { -magnitude }
-}
-
-fn fp8(q: u32) -> f64 {
-    let (exponent, mantissa) = ((q >> 3 & 15) as i32, f64::from(q & 7));
-    let magnitude = match exponent {
-        0 => mantissa / 512.0,
-        15 if q & 7 == 7 => f64::NAN,
-        _ => (1.0 + mantissa / 8.0) * 2f64.powi(exponent - 7),
-    };
-    if q & 128 == 0 { magnitude } else { -magnitude }
 }
 
 impl<T: Sample> Matrix<T> {
@@ -114,12 +103,9 @@ impl<T: Sample> Matrix<T> {
     }
 
     fn times(&self, x: &[f64], axis: usize) -> Sums {
-        let pairs = x.chunks_exact(axis).flat_map(|x| {
-            self.dense.chunks_exact(axis).map(move |w| {
-                let terms = || x.iter().zip(w).map(|(x, w)| x * w);
-                (terms().sum::<f64>(), terms().map(f64::abs).sum::<f64>())
-            })
-        });
+        let pairs = x
+            .chunks_exact(axis)
+            .flat_map(|x| self.dense.chunks_exact(axis).map(move |w| dot(x, w)));
         pairs.unzip()
     }
 }
@@ -130,10 +116,6 @@ fn element<T: Sample>() -> Element {
         (_, epsilon) if epsilon == F16::EPSILON => Element::F16,
         _ => Element::BF16,
     }
-}
-
-fn wide<T: Sample>(values: &[T]) -> Vec<f64> {
-    values.iter().map(|v| f64::from(v.to_f32())).collect()
 }
 
 /// A call without anything but a product.
@@ -211,20 +193,7 @@ fn products<T: Sample>() {
     }
 }
 
-#[test]
-fn products_in_f32() {
-    products::<f32>();
-}
-
-#[test]
-fn products_in_f16() {
-    products::<F16>();
-}
-
-#[test]
-fn products_in_bf16() {
-    products::<Bf16>();
-}
+each_type!(products);
 
 /// Rows of the identity times each of the 256 floats of eight bits.
 fn floats_of_eight_bits<T: Sample>() {
@@ -259,12 +228,7 @@ fn floats_of_eight_bits<T: Sample>() {
     }
 }
 
-#[test]
-fn floats_of_eight_bits_are_exact() {
-    floats_of_eight_bits::<f32>();
-    floats_of_eight_bits::<F16>();
-    floats_of_eight_bits::<Bf16>();
-}
+each_type!(floats_of_eight_bits);
 
 /// x rounded to eight bits in the weights' groups, step by step as the kernel says it does.
 fn in_bytes<T: Sample>(x: &[T], group: usize) -> Vec<f64> {
@@ -319,20 +283,7 @@ fn products_of_bytes<T: Sample>() {
     }
 }
 
-#[test]
-fn products_of_bytes_in_f32() {
-    products_of_bytes::<f32>();
-}
-
-#[test]
-fn products_of_bytes_in_f16() {
-    products_of_bytes::<F16>();
-}
-
-#[test]
-fn products_of_bytes_in_bf16() {
-    products_of_bytes::<Bf16>();
-}
+each_type!(products_of_bytes);
 
 #[test]
 fn a_product_foresees_the_one_that_followed_it() {

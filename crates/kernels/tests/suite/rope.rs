@@ -1,5 +1,4 @@
 use crate::testing::*;
-use mlx_primitives_kernels::element::{Bf16, F16};
 use mlx_primitives_kernels::math::{exp_like_mlx, sin_cos};
 use mlx_primitives_kernels::rope::*;
 use mlx_primitives_kernels::simd::{Kernel, Level};
@@ -15,22 +14,11 @@ const SHAPE: RopeShape = RopeShape {
     scale: 1.0,
 };
 
-fn run<T: Sample>(
-    on: Machine,
-    x: &[T],
-    shape: &RopeShape,
-    frequencies: Frequencies,
-    offsets: &[i32],
-) -> Vec<T> {
-    let mut out = vec![T::default(); x.len()];
-    // SAFETY: both buffers hold the shape's elements.
-    unsafe { rope_on(on, x.as_ptr(), out.as_mut_ptr(), shape, frequencies, offsets) };
-    let mut place = x.to_vec();
-    let place_ptr = place.as_mut_ptr();
-    // SAFETY: as above, in place.
-    unsafe { rope_on(on, place_ptr, place_ptr, shape, frequencies, offsets) };
-    assert_same(&place, &out, "in place");
-    out
+fn run<T: Sample>(x: &[T], shape: &RopeShape, frequencies: Frequencies, offsets: &[i32]) -> Vec<T> {
+    in_place(x, |on, from, to| {
+        // SAFETY: both buffers hold the shape's elements.
+        unsafe { rope_on(on, from, to, shape, frequencies, offsets) };
+    })
 }
 
 /// Sine and cosine of one angle by the portable lanes.
@@ -87,10 +75,7 @@ fn reference<T: Sample>(
 fn check<T: Sample>(shape: &RopeShape, frequencies: Frequencies, offsets: &[i32]) {
     let x = values::<T>(shape.batch * shape.heads * shape.seq * shape.head_dim, 4.0);
     let expected = reference(&x, shape, frequencies, offsets);
-    for machine in machines() {
-        let got = run(machine, &x, shape, frequencies, offsets);
-        assert_same(&got, &expected, &format!("{:?} {shape:?}", machine.level));
-    }
+    assert_same(&run(&x, shape, frequencies, offsets), &expected, &format!("{shape:?}"));
 }
 
 fn check_all(shape: &RopeShape, frequencies: Frequencies, offsets: &[i32]) {
@@ -158,9 +143,9 @@ fn nothing_to_do() {
 #[test]
 fn forward_then_back_returns() {
     let x = values::<f32>(2 * 3 * 5 * 64, 1.0);
-    let there = run(Machine::current(), &x, &SHAPE, Frequencies::Base(1e4), &[9]);
+    let there = run(&x, &SHAPE, Frequencies::Base(1e4), &[9]);
     let back = RopeShape { forward: false, ..SHAPE };
-    let back = run(Machine::current(), &there, &back, Frequencies::Base(1e4), &[9]);
+    let back = run(&there, &back, Frequencies::Base(1e4), &[9]);
     let expected: Vec<f64> = x.iter().map(|&v| f64::from(v)).collect();
     assert_close(&back, &expected, 1e-5, 1e-6, "there and back");
 }

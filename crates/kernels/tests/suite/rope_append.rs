@@ -1,5 +1,4 @@
 use crate::testing::*;
-use mlx_primitives_kernels::element::{Bf16, F16};
 use mlx_primitives_kernels::rope::rope_on;
 use mlx_primitives_kernels::rope_append::*;
 use mlx_primitives_kernels::{Frequencies, RopeShape};

@@ -18,6 +18,32 @@ pub const AXES: [usize; 17] =
     [0, 1, 2, 3, 7, 8, 15, 16, 17, 31, 33, 100, 768, 1000, 4096, 4097, 16384];
 pub const ROWS: [usize; 4] = [0, 1, 3, 67];
 
+/// The rows and axes of [`ROWS`] and [`AXES`], except those with more elements than `most`.
+pub fn rows_and_axes(most: usize) -> impl Iterator<Item = (usize, usize)> {
+    let all = AXES.into_iter().flat_map(|axis| ROWS.map(|rows| (rows, axis)));
+    all.filter(move |(rows, axis)| rows * axis <= most)
+}
+
+/// A test of each element type for functions that have one as a parameter.
+macro_rules! each_type {
+    ($($test:ident)+) => {$(
+        mod $test {
+            #[test]
+            fn f32() {
+                super::$test::<f32>();
+            }
+            #[test]
+            fn f16() {
+                super::$test::<crate::testing::F16>();
+            }
+            #[test]
+            fn bf16() {
+                super::$test::<crate::testing::Bf16>();
+            }
+        }
+    )+};
+}
+
 /// An element type with its values' way to and from f32, by the `half` crate.
 pub trait Sample: Float + Default {
     /// Largest relative error of one rounding.
@@ -93,6 +119,38 @@ pub fn machines_and_tiles() -> Vec<Machine> {
         scalar.map(|machine| Machine { level: Level::ScalarTiles, ..*machine }).collect();
     machines.extend(tiles);
     machines
+}
+
+pub fn wide<T: Sample>(values: &[T]) -> Vec<f64> {
+    values.iter().map(|v| f64::from(v.to_f32())).collect()
+}
+
+/// A result that is the same on every machine.
+pub fn same<T: Sample>(run: impl Fn(Machine) -> Vec<T>) -> Vec<T> {
+    let mut all = machines().into_iter().map(|machine| (machine, run(machine)));
+    let (_, first) = all.next().expect("a machine");
+    for (machine, got) in all {
+        assert_same(&got, &first, &format!("{:?}", machine.level));
+    }
+    first
+}
+
+/// The result of a kernel that writes an element for each of `x`: the same in place, and on every
+/// machine.
+pub fn in_place<T: Sample>(x: &[T], run: impl Fn(Machine, *const T, *mut T)) -> Vec<T> {
+    same(|machine| {
+        let (mut out, mut place) = (vec![T::default(); x.len()], x.to_vec());
+        run(machine, x.as_ptr(), out.as_mut_ptr());
+        let at = place.as_mut_ptr();
+        run(machine, at.cast_const(), at);
+        assert_same(&place, &out, &format!("in place on {:?}", machine.level));
+        out
+    })
+}
+
+/// The address of the elements, or null if there are none.
+pub fn pointer<T>(values: &[T]) -> *const T {
+    if values.is_empty() { std::ptr::null() } else { values.as_ptr() }
 }
 
 /// Bit for bit, except that any NaN equals any other.

@@ -185,9 +185,4 @@ fn rows_alone_and_together<T: Sample>() {
     }
 }
 
-#[test]
-fn rows_do_not_depend_on_their_batch() {
-    rows_alone_and_together::<f32>();
-    rows_alone_and_together::<F16>();
-    rows_alone_and_together::<Bf16>();
-}
+each_type!(rows_alone_and_together);
